@@ -5,7 +5,7 @@
 
 Each folder adapters/NAME is an adapter as PEFT saves it, with random values in all of its parameters; logits.json has the
 logits of the base, of the base with each adapter, and after merging it. train.json has the first adapters and the losses of
-30 steps of AdamW for LoRA, DoRA and PiSSA, in f32 on one thread. The version of PEFT is 0.18.1.
+30 steps of AdamW for LoRA, DoRA, PiSSA and OFT, in f32 on one thread. The version of PEFT is 0.18.1.
 """
 import json
 import os
@@ -13,7 +13,7 @@ import shutil
 import sys
 
 import torch
-from peft import LoraConfig, PeftModel, get_peft_model
+from peft import LoraConfig, OFTConfig, PeftModel, get_peft_model
 from transformers import AutoModelForCausalLM
 
 STEPS, LR = 30, 1e-2
@@ -24,7 +24,14 @@ ADAPTERS = {
                    rank_pattern={"layers.1.self_attn.q_proj": 2}, alpha_pattern={"v_proj": 3}),
     "dora": dict(r=4, lora_alpha=8, target_modules=ALL, use_dora=True),
     "pissa": dict(r=4, lora_alpha=8, target_modules=ALL, init_lora_weights="pissa"),
+    "oft": dict(r=0, oft_block_size=10, target_modules=ALL),
+    "oft_blocks": dict(r=4, oft_block_size=0, target_modules=["q_proj", "down_proj"]),
 }
+
+
+def settings(name):
+    kind = OFTConfig if name.startswith("oft") else LoraConfig
+    return kind(task_type="CAUSAL_LM", **ADAPTERS[name])
 
 
 def base(path):
@@ -66,29 +73,32 @@ def main(out):
     ids = rows(2, 1)[:, :9]
     places = [0, 4, 8]
     found = {"ids": ids.tolist(), "places": places, "base": numbers(logits(base(path), ids)[:, places])}
-    for name, settings in ADAPTERS.items():
+    for name in ADAPTERS:
         torch.manual_seed(7)
-        model = get_peft_model(base(path), LoraConfig(task_type="CAUSAL_LM", **settings)).eval()
+        model = get_peft_model(base(path), settings(name)).eval()
         with torch.no_grad():
             for key, param in model.named_parameters():
                 if "lora_A" in key or "lora_B" in key:
                     param.normal_(std=0.2)
+                elif "oft_R" in key:
+                    param.normal_(std=0.1)
                 elif "magnitude" in key:
                     param.mul_(1 + 0.3 * torch.rand_like(param))
         save(model, os.path.join(folder, name))
         found[name] = numbers(logits(model, ids)[:, places])
         found[name + "_merged"] = numbers(logits(model.merge_and_unload(), ids)[:, places])
     # Two adapters, merged one after the other.
-    model = base(path)
-    for name in ["lora", "dora"]:
-        model = PeftModel.from_pretrained(model, os.path.join(folder, name)).merge_and_unload()
-    found["lora_then_dora"] = numbers(logits(model, ids)[:, places])
+    for first, second in [("lora", "dora"), ("dora", "oft")]:
+        model = base(path)
+        for name in [first, second]:
+            model = PeftModel.from_pretrained(model, os.path.join(folder, name)).merge_and_unload()
+        found[f"{first}_then_{second}"] = numbers(logits(model, ids)[:, places])
     with open(os.path.join(folder, "logits.json"), "w") as file:
         json.dump(found, file)
     train = {"learning_rate": LR, "weight_decay": 0.01, "rows": rows(8, 3).tolist(), "losses": {}}
-    for name in ["lora", "dora", "pissa"]:
+    for name in ["lora", "dora", "pissa", "oft"]:
         torch.manual_seed(11)
-        model = get_peft_model(base(path), LoraConfig(task_type="CAUSAL_LM", **ADAPTERS[name])).train()
+        model = get_peft_model(base(path), settings(name)).train()
         save(model, os.path.join(folder, "first_" + name))
         params = [param for param in model.parameters() if param.requires_grad]
         adamw, losses = torch.optim.AdamW(params, lr=LR, weight_decay=0.01), []

@@ -173,6 +173,61 @@ fn pissa_begins_in_every_placement_alike_and_is_converted_at_the_end() {
 }
 
 #[test]
+fn rotations_are_trained_in_every_placement_continued_and_merged() {
+    let site = Site::new();
+    let oft = ["finetuning_type=oft", "oft_block_size=8", "learning_rate=1e-2"];
+    let words = [&oft[..], &["module_dropout=0.25", "max_steps=6"]].concat();
+    let said = site.train("out", &[&words[..], &["save_strategy=steps", "save_steps=3"]].concat());
+    // 28 elements above the diagonal of each of 4 blocks of 32 inputs, and 10 of 80 inputs.
+    let trained = 28 * (2 * 6 * 4 + 2 * 10);
+    for line in
+        ["Fine-tuning method: OFT", &format!("trainable params: {},{:03}", trained / 1000, trained % 1000)]
+    {
+        assert!(said.stdout.contains(line), "{line}: {said:?}");
+    }
+    let key = "base_model.model.model.layers.0.self_attn.q_proj.oft_R.weight";
+    assert!(names(&adapter(&site, "out")).contains(key));
+    for (index, placed) in [
+        "deepspeed={zero_optimization: {stage: 1}}",
+        "deepspeed={zero_optimization: {stage: 3}}",
+        "gradient_checkpointing=true",
+        "resume_from_checkpoint=out/checkpoint-3",
+    ]
+    .into_iter()
+    .enumerate()
+    {
+        let output = format!("other{index}");
+        site.train(&output, &[&words[..], &["save_strategy=no", placed]].concat());
+        assert!(adapter(&site, &output) == adapter(&site, "out"), "{placed}");
+    }
+    // A new one begins as the model alone, and bf16 and weights of 4 bits are what they are with LoRA.
+    let first = |output: &str| site.log(output)[0]["loss"].as_f64().unwrap();
+    let last = |output: &str| site.log(output).iter().rev().find_map(|line| line["loss"].as_f64()).unwrap();
+    let plain = [&oft[..], &["max_steps=6", "save_strategy=no"]].concat();
+    for (index, also) in
+        [&["bf16=false"][..], &["bf16=true"], &["quantization_bit=4"]].into_iter().enumerate()
+    {
+        let [rotated, added] = ["oft", "lora"].map(|name| format!("{name}{index}"));
+        site.train(&rotated, &[&plain[..], also].concat());
+        site.train(&added, &[&LORA[..2], &["max_steps=1", "save_strategy=no"], also].concat());
+        assert!((first(&rotated) - first(&added)).abs() < 1e-4, "{also:?}");
+        assert!(last(&rotated) < first(&rotated), "{also:?}");
+    }
+    // LLaMA-Factory cannot continue or export one.
+    site.train("more", &[&plain[..], &["adapter_name_or_path=out"]].concat());
+    assert!(first("more") < first("out"), "{} {}", first("more"), first("out"));
+    let exported = merged(&site, "out");
+    assert!(exported != merged(&site, "more") && exported.iter().all(|x| x.is_finite()));
+    let text = |words: &[&str]| {
+        let words = [&["generate", "--prompt", "Ida", "--temperature", "0"], words].concat();
+        run(site.oarlock(&words)).stdout
+    };
+    let beside = text(&["--model", "model", "--adapter", "more"]);
+    assert_eq!(beside, text(&["--model", "merged"]));
+    assert_ne!(beside, text(&["--model", "model"]));
+}
+
+#[test]
 fn other_methods_and_what_they_refuse() {
     let site = Site::new();
     let short = ["max_steps=2", "save_strategy=no"];
@@ -194,8 +249,8 @@ fn other_methods_and_what_they_refuse() {
         (&["finetuning_type=lora", "lora_target=query"][..], "no linear layer query"),
         (&["finetuning_type=lora", "additional_target=embed_tokens"], "would untie them"),
         (&["finetuning_type=freeze", "freeze_trainable_modules=attn"], "Module attn is not found"),
-        (&["finetuning_type=oft"], "OFT"),
-        (&["adapter_name_or_path=plus"], "finetuning_type lora only"),
+        (&["finetuning_type=oft", "oft_target=query"], "oft_target: the model has no linear layer query"),
+        (&["adapter_name_or_path=plus"], "finetuning_type lora or oft only"),
         (&["finetuning_type=lora", "adapter_name_or_path=freeze"], "holds no adapter_config.json"),
         (&["pissa_init=true"], "only valid for LoRA training"),
         (&["finetuning_type=lora", "pissa_init=true", "lora_rank=64"], "write a lora_rank of at most"),

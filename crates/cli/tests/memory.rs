@@ -28,7 +28,7 @@ const SMALL: &str = r#"{
 
 #[test]
 fn rows_without_padding_are_predicted_by_the_longest_batch_that_comes() {
-    let site = Site::new();
+    let site = Site::with_own_program();
     let config: Value = serde_json::from_slice(&site.read("model/config.json")).unwrap();
     site.write("model/config.json", &SMALL.replace("VOCAB", &config["vocab_size"].to_string()));
     let row = |i: usize| {
@@ -61,8 +61,7 @@ fn rows_without_padding_are_predicted_by_the_longest_batch_that_comes() {
         let compared = log.lines().find(|line| line.contains("a rank, measured peak")).unwrap();
         let megabytes = compared.split(" MB").filter_map(|part| part.rsplit(' ').next()?.parse::<f64>().ok());
         let [predicted, measured] = megabytes.collect::<Vec<_>>()[..] else { panic!("{compared}") };
-        // Pages of the program that other tests shared when this was predicted are 16 MB at most.
-        assert!(measured <= predicted + 16.0 && predicted <= 1.3 * measured, "{output}: {compared}");
+        assert!(measured <= 1.03 * predicted && predicted <= 1.1 * measured, "{output}: {compared}");
     }
     // Without the data the longest conversations are assumed.
     let said = run(site.training("dry", &[&common[..], &["--dry-run"]].concat()));

@@ -5,8 +5,8 @@ use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
 
 use oarlock::adapters::{
-    Adaptation, AdaptedSource, Adapter, ExportOptions, LoraConfig, LoraInit, Targets, adapt, adapter_files,
-    export, load_for_inference,
+    Adaptation, AdaptedModule, AdaptedSource, Adapter, AdapterConfig, ExportOptions, LoraConfig, LoraInit,
+    LowRank, OftBlocks, OftConfig, Targets, adapt, adapter_files, export, load_for_inference,
 };
 use oarlock::model::{Decoder, HfConfig, LoadedModel, SafetensorsSource};
 use oarlock::nn::{self, Mask};
@@ -83,11 +83,12 @@ fn logits_are_those_of_peft_beside_the_base_and_merged_into_it() {
         load_for_inference(&golden("train-llama"), &dirs, &device(), DType::F32, 64).unwrap()
     };
     check(&merged(&[]), "base");
-    for name in ["lora", "rslora", "dora", "pissa"] {
+    for name in ["lora", "rslora", "dora", "pissa", "oft", "oft_blocks"] {
         check(&beside(name), name);
         check(&merged(&[name]), &format!("{name}_merged"));
     }
     check(&merged(&["lora", "dora"]), "lora_then_dora");
+    check(&merged(&["dora", "oft"]), "dora_then_oft");
 }
 
 pub fn placement(name: &str) -> Options {
@@ -124,7 +125,7 @@ fn train(accelerator: &Accelerator, name: &str, out: Option<&Path>) -> Result<Ve
     let weights = SafetensorsSource::open(&base, &hf, &decoder)?;
     let source = AdaptedSource::new(Box::new(weights), &decoder, 0, accelerator.device());
     let adaptation = match &adapter {
-        None => Adaptation::new(&mut decoder, &hf, &pissa())?,
+        None => Adaptation::new(&mut decoder, &hf, &pissa().into())?,
         Some(adapter) => Adaptation::of(adapter),
     };
     adapt(&mut decoder, &adaptation)?;
@@ -180,7 +181,7 @@ fn losses(world: usize, options: Options, name: &'static str, out: Option<PathBu
 
 #[test]
 fn losses_are_those_of_peft_on_any_ranks_and_in_any_placement() {
-    for name in ["lora", "dora", "pissa"] {
+    for name in ["lora", "dora", "pissa", "oft"] {
         let expected = floats(&numbers("train.json")["losses"][name]);
         for (world, way) in [(1, "DDP"), (2, "DDP"), (2, "ZeRO-2"), (2, "ZeRO-3")] {
             let found = losses(world, placement(way), name, None);
@@ -204,7 +205,7 @@ fn tensors(dir: &Path) -> BTreeMap<String, (Vec<usize>, String)> {
 #[test]
 fn what_is_written_has_the_keys_the_shapes_and_the_settings_of_peft() {
     let folder = tempfile::tempdir().unwrap();
-    for name in ["lora", "dora", "pissa"] {
+    for name in ["lora", "dora", "pissa", "oft"] {
         let out = folder.path().join(name);
         losses(2, placement("ZeRO-3"), name, Some(out.clone()));
         let first = golden("adapters").join(format!("first_{name}"));
@@ -261,43 +262,46 @@ fn an_export_is_one_model_that_says_the_same() {
 fn targets_are_names_or_all() {
     let hf = HfConfig::read(&golden("train-llama")).unwrap();
     let mut decoder = Decoder::new(hf.decoder().clone(), 24).unwrap();
-    let mut new = |config: LoraConfig| Adaptation::new(&mut decoder, &hf, &config);
-    let all = new(LoraConfig::default()).unwrap();
+    let mut new = |config: AdapterConfig| Adaptation::new(&mut decoder, &hf, &config);
+    let low_rank = |rank, scale| AdaptedModule::LowRank(LowRank { rank, scale });
+    let all = new(AdapterConfig::default()).unwrap();
     assert_eq!(all.modules.len(), 14);
-    assert!(all.modules.values().all(|module| module.rank == 8 && module.scale == 2.0));
-    let named = |names: &[&str]| Targets::Named(names.iter().map(|name| (*name).to_owned()).collect());
-    let some = LoraConfig {
-        targets: named(&["q_proj", "layers.1.mlp.up_proj"]),
+    assert!(all.modules.values().all(|module| *module == low_rank(8, 2.0)));
+    let named = |names: &[&str]| names.iter().map(|name| (*name).to_owned()).collect::<Vec<_>>();
+    let targets =
+        |names: &[&str]| AdapterConfig { targets: Targets::Named(named(names)), ..AdapterConfig::default() };
+    let whole = |names: &[&str]| AdapterConfig { modules_to_save: named(names), ..AdapterConfig::default() };
+    let patterns = LoraConfig {
         rank_pattern: vec![("q_proj".to_owned(), 4)],
         alpha_pattern: vec![("layers.1.self_attn.q_proj".to_owned(), 6.0)],
         use_rslora: true,
         ..LoraConfig::default()
     };
-    let some = new(some).unwrap();
+    let some = targets(&["q_proj", "layers.1.mlp.up_proj"]);
+    let some = new(AdapterConfig { targets: some.targets, ..patterns.into() }).unwrap();
     let paths: Vec<&str> = some.modules.keys().map(String::as_str).collect();
     let expected =
         ["model.layers.0.self_attn.q_proj", "model.layers.1.mlp.up_proj", "model.layers.1.self_attn.q_proj"];
     assert_eq!(paths, expected);
-    assert_eq!(some.modules[expected[0]].scale, 8.0);
-    assert_eq!((some.modules[expected[2]].rank, some.modules[expected[2]].scale), (4, 3.0));
-    let whole = LoraConfig { modules_to_save: vec!["norm".to_owned()], ..LoraConfig::default() };
-    assert_eq!(new(whole).unwrap().whole.into_iter().collect::<Vec<_>>(), ["model.norm"]);
+    assert_eq!(some.modules[expected[0]], low_rank(4, 8.0));
+    assert_eq!(some.modules[expected[2]], low_rank(4, 3.0));
+    assert_eq!(new(whole(&["norm"])).unwrap().whole.into_iter().collect::<Vec<_>>(), ["model.norm"]);
+    // Blocks that do not divide the inputs (32, and 80 of down_proj) give way to the nearest ones that do.
+    for (blocks, hidden, inner) in [(OftBlocks::Size(10), 8, 10), (OftBlocks::Count(4), 8, 20)] {
+        let of = new(OftConfig { blocks, ..OftConfig::default() }.into()).unwrap();
+        assert_eq!(of.modules[expected[0]], AdaptedModule::Rotated(hidden));
+        assert_eq!(of.modules["model.layers.0.mlp.down_proj"], AdaptedModule::Rotated(inner));
+    }
     for (config, told) in [
         (
-            LoraConfig { targets: named(&["query"]), ..LoraConfig::default() },
-            "choose from down_proj, gate_proj",
+            targets(&["query"]),
+            "lora_target: the model has no linear layer query; choose from down_proj, gate_proj",
         ),
-        (LoraConfig { targets: named(&["embed_tokens"]), ..LoraConfig::default() }, "additional_target"),
+        (targets(&["embed_tokens"]), "additional_target"),
         // The embedding is the output weights, too.
-        (LoraConfig { targets: named(&["lm_head"]), ..LoraConfig::default() }, "would untie them"),
-        (
-            LoraConfig { modules_to_save: vec!["embed_tokens".to_owned()], ..LoraConfig::default() },
-            "would untie them",
-        ),
-        (
-            LoraConfig { modules_to_save: vec!["score".to_owned()], ..LoraConfig::default() },
-            "no module score",
-        ),
+        (targets(&["lm_head"]), "would untie them"),
+        (whole(&["embed_tokens"]), "would untie them"),
+        (whole(&["score"]), "no module score"),
     ] {
         assert!(new(config).unwrap_err().to_string().contains(told), "{told}");
     }

@@ -59,8 +59,10 @@ impl Choices<'_> {
 const RULES: &[Rule] = &[
     Rule {
         keys: &["adapter_name_or_path", "finetuning_type"],
-        broken: |choices| choices.said("adapter_name_or_path") && !choices.is("finetuning_type", &["lora"]),
-        message: "an adapter is of finetuning_type lora only",
+        broken: |choices| {
+            choices.said("adapter_name_or_path") && !choices.is("finetuning_type", &["lora", "oft"])
+        },
+        message: "an adapter is of finetuning_type lora or oft only",
         help: "write `finetuning_type: lora`, or remove adapter_name_or_path",
     },
     Rule {

@@ -48,13 +48,13 @@ pub fn export(layers: &[Layer]) -> Result<ExportArgs, Problems> {
     let mut refuse = |message: &str, names: &[&str], help: &str| {
         settings.report(&mut problems, message, names, help);
     };
-    // Whoever exports an adapter without a word on its kind means LoRA; the original would take it for full.
+    // The folder of an adapter says its kind. The original would take it for full where no word is said.
     if !adapters.is_empty()
         && settings.get("finetuning_type").is_written()
-        && settings.word("finetuning_type") != "lora"
+        && !["lora", "oft"].contains(&settings.word("finetuning_type"))
     {
         refuse(
-            "an adapter is of finetuning_type lora only",
+            "an adapter is of finetuning_type lora or oft only",
             &["adapter_name_or_path", "finetuning_type"],
             "write `finetuning_type: lora`, or remove adapter_name_or_path",
         );

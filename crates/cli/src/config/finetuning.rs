@@ -3,7 +3,8 @@
 use std::path::PathBuf;
 
 use oarlock::config::{
-    Finetuning, FreezeArgs, LoraArgs, LoraConfig, LoraInit, LoraPlus, Targets, TrainedLayers,
+    AdapterArgs, AdapterConfig, AdapterKind, Finetuning, FreezeArgs, LoraConfig, LoraInit, LoraPlus,
+    OftBlocks, OftConfig, Targets, TrainedLayers,
 };
 use oarlock::settings::problem::Problems;
 use oarlock::settings::resolve::Settings;
@@ -30,49 +31,71 @@ pub fn finetuning(settings: &Settings, problems: &mut Problems) -> Finetuning {
                     "remove one of them",
                 );
             }
-            Finetuning::Lora(lora(settings))
+            Finetuning::Adapter(AdapterArgs {
+                config: adapter(settings, "lora_target", AdapterKind::Lora(lora(settings))),
+                convert_pissa: settings.bool("pissa_convert"),
+                plus: settings
+                    .said("loraplus_lr_ratio")
+                    .map(|_| LoraPlus { lr_ratio: settings.f64("loraplus_lr_ratio") }),
+                ..begin_with(settings)
+            })
         }
         "freeze" => Finetuning::Freeze(freeze(settings)),
         "oft" => {
-            report(
-                "`finetuning_type: oft` is not supported: rotations of weights (OFT) are not there",
-                &["finetuning_type"],
-                "write `finetuning_type: lora`",
-            );
-            Finetuning::Full
+            let (count, size) = (settings.usize("oft_rank"), settings.usize("oft_block_size"));
+            if (count == 0) == (size == 0) {
+                report(
+                    "one of `oft_rank` (blocks of a layer) and `oft_block_size` (inputs of a block) is 0, and the other one is \
+                     not",
+                    &["oft_rank", "oft_block_size"],
+                    if count == 0 { "write `oft_block_size: 32`" } else { "write `oft_block_size: 0`" },
+                );
+            }
+            let blocks = if size == 0 { OftBlocks::Count(count) } else { OftBlocks::Size(size) };
+            let dropout = settings.f64("module_dropout") as f32;
+            let kind = AdapterKind::Oft(OftConfig { blocks, dropout, ..OftConfig::default() });
+            let config = adapter(settings, "oft_target", kind);
+            Finetuning::Adapter(AdapterArgs { config, ..begin_with(settings) })
         }
         _ => Finetuning::Full,
     }
 }
 
-fn lora(settings: &Settings) -> LoraArgs {
-    LoraArgs {
-        config: LoraConfig {
-            rank: settings.usize("lora_rank"),
-            // The original takes 0 for unset.
-            alpha: settings.count("lora_alpha").filter(|alpha| *alpha > 0).map(|alpha| alpha as f64),
-            dropout: settings.f64("lora_dropout") as f32,
-            targets: match settings.list("lora_target") {
-                [] => Targets::All,
-                [all] if all == "all" => Targets::All,
-                names => Targets::Named(names.to_vec()),
-            },
-            modules_to_save: settings.list("additional_target").to_vec(),
-            rank_pattern: Vec::new(),
-            alpha_pattern: Vec::new(),
-            use_rslora: settings.bool("use_rslora"),
-            use_dora: settings.bool("use_dora"),
-            init: match settings.bool("pissa_init") {
-                true => LoraInit::Pissa { iterations: usize::try_from(settings.int("pissa_iter")).ok() },
-                false => LoraInit::Kaiming,
-            },
-        },
+/// The adapters that a training begins with.
+fn begin_with(settings: &Settings) -> AdapterArgs {
+    AdapterArgs {
         adapters: adapters(settings),
         create_new: settings.bool("create_new_adapter"),
-        convert_pissa: settings.bool("pissa_convert"),
-        plus: settings
-            .said("loraplus_lr_ratio")
-            .map(|_| LoraPlus { lr_ratio: settings.f64("loraplus_lr_ratio") }),
+        ..AdapterArgs::default()
+    }
+}
+
+fn adapter(settings: &Settings, target: &str, kind: AdapterKind) -> AdapterConfig {
+    AdapterConfig {
+        kind,
+        targets: match settings.list(target) {
+            [] => Targets::All,
+            [all] if all == "all" => Targets::All,
+            names => Targets::Named(names.to_vec()),
+        },
+        modules_to_save: settings.list("additional_target").to_vec(),
+    }
+}
+
+fn lora(settings: &Settings) -> LoraConfig {
+    LoraConfig {
+        rank: settings.usize("lora_rank"),
+        // The original takes 0 for unset.
+        alpha: settings.count("lora_alpha").filter(|alpha| *alpha > 0).map(|alpha| alpha as f64),
+        dropout: settings.f64("lora_dropout") as f32,
+        rank_pattern: Vec::new(),
+        alpha_pattern: Vec::new(),
+        use_rslora: settings.bool("use_rslora"),
+        use_dora: settings.bool("use_dora"),
+        init: match settings.bool("pissa_init") {
+            true => LoraInit::Pissa { iterations: usize::try_from(settings.int("pissa_iter")).ok() },
+            false => LoraInit::Kaiming,
+        },
     }
 }
 

@@ -330,9 +330,9 @@ fn every_wrong_configuration_says_where_and_what_to_do() {
              reward models (rm) are there)",
         ),
         (
-            "finetuning_type: oft",
-            "t.yaml:4:18: `finetuning_type: oft` is not supported: rotations of weights (OFT) are not there (write \
-             `finetuning_type: lora`)",
+            "finetuning_type: oft\noft_rank: 8",
+            "t.yaml:5:11: one of `oft_rank` (blocks of a layer) and `oft_block_size` (inputs of a block) is 0, and the other \
+             one is not (write `oft_block_size: 0`)",
         ),
         (
             "deepspeed: ds.json",

@@ -31,7 +31,10 @@ num_threads_per_process: 1
 ";
 
 /// A folder of its own with `model/`, `text.jsonl` and `train.yaml`. The command runs in it.
-pub struct Site(TempDir);
+pub struct Site {
+    folder: TempDir,
+    program: PathBuf,
+}
 
 /// What a command said, and how it ended.
 #[derive(Debug)]
@@ -54,7 +57,8 @@ pub struct Running {
 
 impl Site {
     pub fn new() -> Site {
-        let site = Site(tempfile::tempdir().unwrap());
+        let program = PathBuf::from(env!("CARGO_BIN_EXE_oarlock"));
+        let site = Site { folder: tempfile::tempdir().unwrap(), program };
         fs::create_dir(site.path("model")).unwrap();
         for name in ["config.json", "model.safetensors", "tokenizer.json", "tokenizer_config.json"] {
             fs::copy(golden().join(name), site.path("model").join(name)).unwrap();
@@ -64,8 +68,18 @@ impl Site {
         site
     }
 
+    /// With a copy of the program, whose pages no other test shares: the memory that is measured depends on this alone.
+    pub fn with_own_program() -> Site {
+        let mut site = Site::new();
+        let copy = site.path("program");
+        // By a process of its own: a file that this one has open for writing cannot be started by other threads.
+        assert!(Command::new("cp").args([&site.program, &copy]).status().unwrap().success());
+        site.program = copy;
+        site
+    }
+
     pub fn path(&self, name: &str) -> PathBuf {
-        self.0.path().join(name)
+        self.folder.path().join(name)
     }
 
     pub fn write(&self, name: &str, text: &str) {
@@ -78,12 +92,14 @@ impl Site {
 
     /// The command, in this folder and with nothing of the tests' environment that it looks at.
     pub fn oarlock(&self, words: &[&str]) -> Command {
-        self.inside(Command::new(env!("CARGO_BIN_EXE_oarlock")), words)
+        self.inside(Command::new(&self.program), words)
     }
 
     /// A shell script in which `$0` is the program.
     pub fn shell(&self, script: &str) -> Command {
-        self.inside(Command::new("sh"), &["-c", script, env!("CARGO_BIN_EXE_oarlock")])
+        let mut command = self.inside(Command::new("sh"), &["-c", script]);
+        command.arg(&self.program);
+        command
     }
 
     fn inside(&self, mut command: Command, words: &[&str]) -> Command {
@@ -103,7 +119,7 @@ impl Site {
                 command.env_remove(name);
             }
         }
-        command.args(words).current_dir(self.0.path()).stdin(Stdio::null());
+        command.args(words).current_dir(self.folder.path()).stdin(Stdio::null());
         command
     }
 

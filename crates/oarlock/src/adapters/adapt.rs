@@ -7,7 +7,8 @@ use oarlock_tensor::DType;
 use super::base::Base;
 use super::folder::Adapter;
 use super::lora::{Lora, LoraLayer};
-use crate::config::{LoraConfig, Targets};
+use super::oft::{Oft, OftLayer};
+use crate::config::{AdapterConfig, AdapterKind, LoraConfig, OftBlocks, Targets};
 use crate::error::{Error, Result};
 use crate::model::{Decoder, HfConfig, QuantizedLayers, QuantizedWeights};
 use crate::nn::{self, Layer, Linear, names_of};
@@ -19,7 +20,7 @@ const LM_HEAD: &str = "lm_head";
 #[derive(Clone, Debug, PartialEq)]
 pub struct Adaptation {
     /// The settings as they are written into `adapter_config.json`.
-    pub config: LoraConfig,
+    pub config: AdapterConfig,
     /// The layers by their paths.
     pub modules: BTreeMap<String, AdaptedModule>,
     /// The paths of the modules that are trained as a whole.
@@ -31,10 +32,19 @@ pub struct Adaptation {
 
 /// The adapter of one layer.
 #[derive(Clone, Copy, Debug, PartialEq)]
-pub struct AdaptedModule {
-    /// The rank of its update.
+pub enum AdaptedModule {
+    /// An update of low rank.
+    LowRank(LowRank),
+    /// Rotations of so many inputs each.
+    Rotated(usize),
+}
+
+/// An update of low rank.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct LowRank {
+    /// Its rank.
     pub rank: usize,
-    /// What its update is multiplied with.
+    /// What it is multiplied with.
     pub scale: f32,
 }
 
@@ -43,7 +53,7 @@ impl Adaptation {
     ///
     /// # Errors
     /// Names that the model does not have, or nothing to train.
-    pub fn new(model: &mut Decoder, hf: &HfConfig, config: &LoraConfig) -> Result<Adaptation> {
+    pub fn new(model: &mut Decoder, hf: &HfConfig, config: &AdapterConfig) -> Result<Adaptation> {
         let linears = linears(model)?;
         let is_target = |path: &str| match &config.targets {
             Targets::All => path != LM_HEAD,
@@ -63,14 +73,33 @@ impl Adaptation {
                 }
                 false => format!("choose from {}", known.join(", ")),
             };
-            return Err(Error::Model(format!("lora_target: the model has no linear layer {name}; {told}")));
+            let key = match config.kind {
+                AdapterKind::Lora(_) => "lora_target",
+                AdapterKind::Oft(_) => "oft_target",
+            };
+            return Err(Error::Model(format!("{key}: the model has no linear layer {name}; {told}")));
         }
-        let module = |path: &str| {
-            let found = |pattern: &str| ends_with(path, pattern);
-            let rank =
-                config.rank_pattern.iter().find(|(key, _)| found(key)).map_or(config.rank, |(_, rank)| *rank);
-            let alpha = config.alpha_pattern.iter().find(|(key, _)| found(key)).map(|(_, alpha)| *alpha);
-            AdaptedModule { rank, scale: scale(config, rank, alpha) }
+        let n_inputs: BTreeMap<String, usize> = names_of(model)
+            .into_iter()
+            .filter_map(|named| {
+                Some((named.name.strip_suffix(".weight")?.to_owned(), named.param.shape().last()))
+            })
+            .collect();
+        let module = |path: &str| match &config.kind {
+            AdapterKind::Lora(lora) => {
+                let found = |pattern: &str| ends_with(path, pattern);
+                let ranks = &lora.rank_pattern;
+                let rank = ranks.iter().find(|(key, _)| found(key)).map_or(lora.rank, |(_, rank)| *rank);
+                let alpha = lora.alpha_pattern.iter().find(|(key, _)| found(key)).map(|(_, alpha)| *alpha);
+                AdaptedModule::LowRank(LowRank { rank, scale: scale(lora, rank, alpha) })
+            }
+            AdapterKind::Oft(oft) => {
+                let n_in = n_inputs.get(path).copied().unwrap_or(1);
+                AdaptedModule::Rotated(match oft.blocks {
+                    OftBlocks::Size(size) => nearest_divisor(n_in, size),
+                    OftBlocks::Count(count) => n_in / nearest_divisor(n_in, count),
+                })
+            }
         };
         let whole = whole_modules(model, &config.modules_to_save)?;
         let modules: BTreeMap<String, AdaptedModule> = linears
@@ -137,19 +166,29 @@ fn put(
     }
     let mut around = |path: &str, linear: &Linear| -> nn::Result<Option<Box<dyn Layer>>> {
         let base = base_of(path, linear)?;
-        let Some(AdaptedModule { rank, scale }) = adaptation.modules.get(path).copied() else {
-            return Ok(match base {
+        Ok(match (adaptation.modules.get(path), &adaptation.config.kind) {
+            (Some(AdaptedModule::LowRank(LowRank { rank, scale })), AdapterKind::Lora(lora)) => {
+                let LoraConfig { dropout, use_dora, init, .. } = *lora;
+                let settings = LoraLayer { rank: *rank, scale: *scale, dropout, dora: use_dora, init };
+                let lora = Lora::around(base, settings)?;
+                Some(match adaptation.with_reference {
+                    true => Box::new(lora.with_reference(settings)?),
+                    false => Box::new(lora),
+                })
+            }
+            (Some(AdaptedModule::Rotated(block)), AdapterKind::Oft(oft)) => {
+                let settings = OftLayer { block: *block, dropout: oft.dropout, terms: oft.terms };
+                let oft = Oft::around(base, settings)?;
+                Some(match adaptation.with_reference {
+                    true => Box::new(oft.with_reference()?),
+                    false => Box::new(oft),
+                })
+            }
+            _ => match base {
                 Base::Linear(_) => None,
                 Base::Quantized(layer) => Some(Box::new(layer)),
-            });
-        };
-        let LoraConfig { dropout, use_dora, init, .. } = adaptation.config;
-        let settings = LoraLayer { rank, scale, dropout, dora: use_dora, init };
-        let lora = Lora::around(base, settings)?;
-        Ok(Some(match adaptation.with_reference {
-            true => Box::new(lora.with_reference(settings)?),
-            false => Box::new(lora),
-        }))
+            },
+        })
     };
     model.map_linears(&mut around)?;
     if adaptation.modules.contains_key(LM_HEAD) {
@@ -166,6 +205,15 @@ pub(super) fn scale(config: &LoraConfig, rank: usize, alpha: Option<f64>) -> f32
     let alpha = alpha.or(config.alpha).unwrap_or(2.0 * config.rank as f64);
     let rank = rank as f64;
     (alpha / if config.use_rslora { rank.sqrt() } else { rank }) as f32
+}
+
+/// The divisor of `n` that is nearest to `wanted`, of two the smaller one, as PEFT chooses it.
+fn nearest_divisor(n: usize, wanted: usize) -> usize {
+    let divides = |by: &usize| n.is_multiple_of(*by);
+    let wanted = wanted.clamp(1, n);
+    let below = (1..=wanted).rev().find(divides).unwrap_or(1);
+    let above = (wanted..=n).find(divides).unwrap_or(n);
+    if wanted - below <= above - wanted { below } else { above }
 }
 
 /// Whether a path is `name`, or ends with it after a dot.
@@ -226,7 +274,7 @@ fn refuse_fused<'p>(hf: &HfConfig, mut paths: impl Iterator<Item = &'p String>) 
     match paths.find(|path| stored(path).rows.is_some()) {
         Some(path) => Err(Error::Model(format!(
             "an adapter of {path} could not be read by PEFT: the files of this family hold its weight as a part of {}; \
-             leave it out of lora_target",
+             leave it out of the targets",
             stored(path).tensor
         ))),
         None => Ok(()),

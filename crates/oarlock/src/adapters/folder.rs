@@ -7,9 +7,9 @@ use oarlock_comm::MappedFile;
 use oarlock_tensor::DType;
 use safetensors::SafeTensors;
 
-use super::adapt::{Adaptation, AdaptedModule, ends_with, linears, refuse_tied, scale};
+use super::adapt::{Adaptation, AdaptedModule, LowRank, ends_with, linears, refuse_tied, scale};
 use super::peft_config;
-use crate::config::LoraConfig;
+use crate::config::{AdapterConfig, AdapterKind};
 use crate::error::{Error, Result};
 use crate::model::hf::{ModelFiles, Weight, floats};
 use crate::model::{Decoder, HfConfig, Stored, is_of_value_head};
@@ -22,13 +22,14 @@ const WEIGHTS: &str = "adapter_model.safetensors";
 /// What PEFT writes before the names of a model.
 const PREFIX: &str = "base_model.model.";
 
-/// The parameters of an update.
-pub(super) const PARTS: [&str; 3] = ["lora_A.weight", "lora_B.weight", "lora_magnitude_vector"];
+/// The parameters of an update, and of rotations.
+pub(super) const PARTS: [&str; 4] =
+    ["lora_A.weight", "lora_B.weight", "lora_magnitude_vector", "oft_R.weight"];
 
 /// An adapter in memory.
 #[derive(Clone, Debug)]
 pub struct Adapter {
-    config: LoraConfig,
+    config: AdapterConfig,
     /// By the names that an adapted model shows: its shape and its values.
     tensors: BTreeMap<String, (Vec<usize>, Vec<f32>)>,
 }
@@ -76,23 +77,36 @@ impl Adapter {
     }
 
     /// Its settings.
-    pub fn config(&self) -> &LoraConfig {
+    pub fn config(&self) -> &AdapterConfig {
         &self.config
     }
 
     /// The layers that it is around.
     pub(super) fn modules(&self) -> BTreeMap<String, AdaptedModule> {
-        let module = |name: &String| name.strip_suffix(".lora_A.weight").map(str::to_owned);
-        let modules = self.tensors.keys().filter_map(module);
-        modules.map(|path| (path.clone(), self.module(&path))).collect()
+        let main = |name: &String| {
+            [PARTS[0], PARTS[3]]
+                .iter()
+                .find_map(|part| name.strip_suffix(part)?.strip_suffix('.'))
+                .map(str::to_owned)
+        };
+        let paths = self.tensors.keys().filter_map(main);
+        paths.filter_map(|path| Some((path.clone(), self.module(&path)?))).collect()
     }
 
-    /// The adapter of a layer that it is around.
-    pub(super) fn module(&self, path: &str) -> AdaptedModule {
-        let rank = self.values(path, PARTS[0]).map_or(1, |(shape, _)| shape[0]);
-        let alpha =
-            self.config.alpha_pattern.iter().find(|(key, _)| ends_with(path, key)).map(|(_, alpha)| *alpha);
-        AdaptedModule { rank, scale: scale(&self.config, rank, alpha) }
+    /// The adapter of a layer, if it is around it.
+    pub(super) fn module(&self, path: &str) -> Option<AdaptedModule> {
+        match &self.config.kind {
+            AdapterKind::Lora(lora) => {
+                let rank = self.values(path, PARTS[0])?.0[0];
+                let found = |key: &String| ends_with(path, key);
+                let alpha = lora.alpha_pattern.iter().find(|(key, _)| found(key)).map(|(_, alpha)| *alpha);
+                Some(AdaptedModule::LowRank(LowRank { rank, scale: scale(lora, rank, alpha) }))
+            }
+            AdapterKind::Oft(_) => {
+                let n_above = self.values(path, PARTS[3])?.0[1];
+                Some(AdaptedModule::Rotated(block_of(n_above)))
+            }
+        }
     }
 
     /// The modules of which it has a trained copy.
@@ -127,15 +141,26 @@ impl Adapter {
         }
         for path in paths {
             let [n_out, n_in] = known.sizes(path);
-            let rank =
-                self.values(path, PARTS[0]).map_or(0, |(shape, _)| shape.first().copied().unwrap_or(0));
-            let mut expected = vec![(PARTS[0], vec![rank, n_in]), (PARTS[1], vec![n_out, rank])];
-            if self.config.use_dora {
-                expected.push((PARTS[2], vec![n_out]));
-            }
+            let first = |part: &str, dim: usize| {
+                self.values(path, part).and_then(|(shape, _)| shape.get(dim).copied()).unwrap_or(0)
+            };
+            let expected = match &self.config.kind {
+                AdapterKind::Lora(lora) => {
+                    let rank = first(PARTS[0], 0);
+                    let mut expected = vec![(PARTS[0], vec![rank, n_in]), (PARTS[1], vec![n_out, rank])];
+                    if lora.use_dora {
+                        expected.push((PARTS[2], vec![n_out]));
+                    }
+                    expected
+                }
+                AdapterKind::Oft(_) => {
+                    let block = block_of(first(PARTS[3], 1));
+                    vec![(PARTS[3], vec![n_in / block, block * (block - 1) / 2])]
+                }
+            };
             for (part, shape) in expected {
                 match self.values(path, part) {
-                    Some((found, _)) if found == shape.as_slice() && rank > 0 => {}
+                    Some((found, _)) if found == shape.as_slice() && !shape.contains(&0) => {}
                     Some((found, _)) => {
                         return Err(format!(
                             "{path}.{part} has the shape {found:?}, the model needs {shape:?}; it is an adapter of \
@@ -155,6 +180,11 @@ impl Adapter {
         }
         Ok(())
     }
+}
+
+/// Inputs of a block whose skew-symmetric matrix has so many elements above its diagonal.
+fn block_of(n_above: usize) -> usize {
+    (2..=n_above + 1).find(|block| block * (block - 1) / 2 >= n_above).unwrap_or(2)
 }
 
 /// The names of a decoder in PEFT's files.
@@ -189,9 +219,11 @@ impl Names {
             )
         };
         let name = key.strip_prefix(PREFIX).ok_or_else(unknown)?;
-        if name.contains("lora_embedding_") || name.ends_with("lora_B.bias") {
+        if ["lora_embedding_", "oft_embedding_R"].iter().any(|of| name.contains(of))
+            || name.ends_with("lora_B.bias")
+        {
             return Err(format!(
-                "has \"{key}\"; updates of embeddings and biases of lora_B are not supported"
+                "has \"{key}\"; adapters of embeddings and biases of lora_B are not supported"
             ));
         }
         // Older versions of PEFT have `.weight` behind the magnitudes.

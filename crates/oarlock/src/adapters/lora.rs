@@ -1,11 +1,10 @@
 //! The layer: a frozen linear layer and a trained update of low rank (Hu et al. 2021), or one of its direction and its
 //! length (DoRA, Liu et al. 2024).
 
-use std::cell::Cell;
-
 use oarlock_tensor::{DType, Init, Param, Result, Shape, Tensor};
 
 use super::base::Base;
+use super::reference::is_reference;
 use crate::config::LoraInit;
 use crate::nn::{self, Dropout, Forward, Linear, Module, parameter};
 
@@ -51,13 +50,10 @@ pub struct Lora {
     base: Base,
     #[module(name = "")]
     update: Update,
-    /// What the layer is to [`as_reference`] where that is not its base alone: a frozen adapter.
+    /// What the layer is [`as_reference`](super::as_reference) where that is not its base alone: a frozen adapter.
     #[module(name = "reference")]
     reference: Option<Update>,
 }
-
-/// What stands in the names of the frozen copy of an adapter.
-pub(super) const REFERENCE: &str = ".reference.";
 
 /// An update of low rank.
 #[derive(Debug, Module)]
@@ -74,24 +70,6 @@ struct Update {
     scale: f32,
 }
 
-thread_local! {
-    static IS_REFERENCE: Cell<bool> = const { Cell::new(false) };
-}
-
-/// Runs passes of this thread in which every [`Lora`] layer is what it was compared with before the training: the layer
-/// that it is around, or a frozen copy of the adapter that the training continues.
-pub fn as_reference<R>(f: impl FnOnce() -> R) -> R {
-    /// Ends it also where `f` panics.
-    struct Before(bool);
-    impl Drop for Before {
-        fn drop(&mut self) {
-            IS_REFERENCE.set(self.0);
-        }
-    }
-    let _before = Before(IS_REFERENCE.replace(true));
-    f()
-}
-
 impl Lora {
     /// Puts an adapter around a layer, which is frozen. It begins as the layer alone.
     ///
@@ -103,7 +81,8 @@ impl Lora {
         Ok(Lora { update: Update::new(&base, settings)?, base, reference: None })
     }
 
-    /// With a frozen copy of the adapter, which the layer is [`as_reference`]; its names begin with `reference.`. Its values
+    /// With a frozen copy of the adapter, which the layer is
+    /// [`as_reference`](super::as_reference); its names begin with `reference.`. Its values
     /// come from where those of the adapter come from.
     ///
     /// # Errors
@@ -185,7 +164,7 @@ impl Forward<Tensor> for Lora {
     type Output = Tensor;
 
     fn forward(&self, x: &Tensor) -> Result<Tensor> {
-        match (IS_REFERENCE.get(), &self.reference) {
+        match (is_reference(), &self.reference) {
             (false, _) => self.update.forward(&self.base, x),
             (true, Some(reference)) => reference.forward(&self.base, x),
             (true, None) => self.base.forward(x),

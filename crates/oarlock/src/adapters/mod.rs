@@ -1,7 +1,7 @@
-//! Adapters: a model whose own weights stay, with small trained updates beside them (LoRA, DoRA), in PEFT's folders.
+//! Adapters: a model whose own weights stay, with small trained updates beside them (LoRA, DoRA, OFT), in PEFT's folders.
 //!
-//! [`adapt`] puts [`Lora`] layers into a decoder, [`AdaptedSource`] gives all of its parameters their first values, and
-//! [`Adapter`] is an adapter that was read from a folder. A model of one's own takes [`Lora`] as a layer.
+//! [`adapt`] puts [`Lora`] or [`Oft`] layers into a decoder, [`AdaptedSource`] gives all of its parameters their first values, and
+//! [`Adapter`] is an adapter that was read from a folder. A model of one's own takes them as layers.
 
 mod adapt;
 mod base;
@@ -12,13 +12,18 @@ mod freeze;
 mod inference;
 mod lora;
 mod modelfile;
+mod oft;
 mod peft_config;
 mod pissa;
+mod reference;
 mod source;
 mod update;
 
-pub use crate::config::{FreezeArgs, LoraArgs, LoraConfig, LoraInit, LoraPlus, Targets, TrainedLayers};
-pub use adapt::{Adaptation, AdaptedModule, adapt, adapt_quantized};
+pub use crate::config::{
+    AdapterArgs, AdapterConfig, AdapterKind, FreezeArgs, LoraConfig, LoraInit, LoraPlus, OftBlocks,
+    OftConfig, Targets, TrainedLayers,
+};
+pub use adapt::{Adaptation, AdaptedModule, LowRank, adapt, adapt_quantized};
 pub use base::Base;
 pub use compare::{Compared, PROMPTS};
 pub use export::{ExportOptions, Exported, Quantized, export, tokenizer_folder};
@@ -26,6 +31,8 @@ pub use folder::{Adapter, adapter_files};
 pub use freeze::freeze;
 pub(crate) use inference::assemble;
 pub use inference::{load_for_inference, load_quantized_for_inference};
-pub use lora::{Lora, LoraLayer, as_reference};
+pub use lora::{Lora, LoraLayer};
+pub use oft::{Oft, OftLayer};
 pub use pissa::convert_pissa;
+pub use reference::as_reference;
 pub use source::AdaptedSource;

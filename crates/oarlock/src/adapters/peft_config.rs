@@ -4,7 +4,7 @@ use std::path::Path;
 
 use serde_json::{Map, Value, json};
 
-use crate::config::{LoraConfig, LoraInit, Targets};
+use crate::config::{AdapterConfig, AdapterKind, LoraConfig, LoraInit, OftBlocks, OftConfig, Targets};
 use crate::error::{Error, Result};
 
 /// The version of PEFT whose files these are.
@@ -15,8 +15,8 @@ const PISSA: &str = "pissa";
 const NITER: &str = "_niter_";
 
 /// Settings that change what an adapter computes and that are not there, with the values at which they change nothing.
-const PLAIN: [(&str, &[&str]); 13] = [
-    ("peft_type", &["\"LORA\""]),
+const PLAIN: [(&str, &[&str]); 16] = [
+    ("peft_type", &["\"LORA\"", "\"OFT\""]),
     ("bias", &["\"none\""]),
     ("lora_bias", &["false"]),
     ("fan_in_fan_out", &["false"]),
@@ -29,13 +29,16 @@ const PLAIN: [(&str, &[&str]); 13] = [
     ("megatron_config", &["null"]),
     ("use_bdlora", &["null", "false"]),
     ("monteclora_config", &["null"]),
+    ("coft", &["false"]),
+    ("block_share", &["false"]),
+    ("use_cayley_neumann", &["true"]),
 ];
 
 /// Reads the file. PEFT's defaults stand for what is not written.
 ///
 /// # Errors
 /// A broken file, another kind of adapter, or a setting that is not supported.
-pub(super) fn read(path: &Path) -> Result<LoraConfig> {
+pub(super) fn read(path: &Path) -> Result<AdapterConfig> {
     let text = std::fs::read_to_string(path).map_err(Error::io("read", path))?;
     let bad = |problem: String| Error::bad_file(path, problem);
     let fields: Map<String, Value> = serde_json::from_str(&text)
@@ -44,11 +47,11 @@ pub(super) fn read(path: &Path) -> Result<LoraConfig> {
         if let Some(value) = fields.get(name)
             && !plain.contains(&value.to_string().as_str())
         {
-            return Err(bad(format!("\"{name}\" is {value}; only {} is supported", plain[0])));
+            return Err(bad(format!("\"{name}\" is {value}; only {} is supported", plain.join(" or "))));
         }
     }
     if !fields.contains_key("peft_type") {
-        return Err(bad("\"peft_type\" is missing; expected \"LORA\"".to_owned()));
+        return Err(bad("\"peft_type\" is missing; expected \"LORA\" or \"OFT\"".to_owned()));
     }
     let wrong = |name: &str, expected: &str| {
         bad(format!("\"{name}\" is {}; expected {expected}", fields.get(name).unwrap_or(&Value::Null)))
@@ -91,26 +94,54 @@ pub(super) fn read(path: &Path) -> Result<LoraConfig> {
             })
             .collect()
     };
-    let rank = number("r", 8.0)?;
-    if rank < 1.0 || rank.fract() != 0.0 {
-        return Err(wrong("r", "a whole number from 1 on"));
-    }
-    let dropout = number("lora_dropout", 0.0)?;
-    if dropout >= 1.0 {
-        return Err(wrong("lora_dropout", "a number below 1"));
-    }
-    Ok(LoraConfig {
-        rank: rank as usize,
-        alpha: Some(number("lora_alpha", 8.0)?),
-        dropout: dropout as f32,
+    let whole = |name: &str, default: f64, least: f64| {
+        let found = number(name, default)?;
+        let is_whole = found >= least && found.fract() == 0.0;
+        if is_whole {
+            Ok(found as usize)
+        } else {
+            Err(wrong(name, &format!("a whole number from {least} on")))
+        }
+    };
+    let dropout = |name: &str| {
+        let found = number(name, 0.0)?;
+        if found < 1.0 { Ok(found as f32) } else { Err(wrong(name, "a number below 1")) }
+    };
+    let kind = if fields.get("peft_type").is_some_and(|kind| kind == "OFT") {
+        if !fields.contains_key("oft_block_size") {
+            return Err(bad(
+                "has no \"oft_block_size\"; rotations that PEFT wrote before its version 0.14 are others"
+                    .to_owned(),
+            ));
+        }
+        AdapterKind::Oft(OftConfig {
+            blocks: match (whole("r", 0.0, 0.0)?, whole("oft_block_size", 32.0, 0.0)?) {
+                (0, size) if size > 0 => OftBlocks::Size(size),
+                (count, 0) if count > 0 => OftBlocks::Count(count),
+                // Files of an adapter in use have both.
+                (_, size) => OftBlocks::Size(size),
+            },
+            dropout: dropout("module_dropout")?,
+            terms: whole("num_cayley_neumann_terms", 5.0, 3.0)?,
+        })
+    } else {
+        let ranks = pattern("rank_pattern")?;
+        AdapterKind::Lora(LoraConfig {
+            rank: whole("r", 8.0, 1.0)?,
+            alpha: Some(number("lora_alpha", 8.0)?),
+            dropout: dropout("lora_dropout")?,
+            rank_pattern: ranks.into_iter().map(|(key, rank)| (key, rank as usize)).collect(),
+            alpha_pattern: pattern("alpha_pattern")?,
+            use_rslora: flag("use_rslora")?,
+            use_dora: flag("use_dora")?,
+            init: init(fields.get("init_lora_weights")).map_err(bad)?,
+        })
+    };
+    Ok(AdapterConfig {
+        kind,
         // Which layers these are the weights say.
         targets: Targets::Named(names("target_modules")?),
         modules_to_save: names("modules_to_save")?,
-        rank_pattern: pattern("rank_pattern")?.into_iter().map(|(key, rank)| (key, rank as usize)).collect(),
-        alpha_pattern: pattern("alpha_pattern")?,
-        use_rslora: flag("use_rslora")?,
-        use_dora: flag("use_dora")?,
-        init: init(fields.get("init_lora_weights")).map_err(bad)?,
     })
 }
 
@@ -139,11 +170,63 @@ fn init(value: Option<&Value>) -> std::result::Result<LoraInit, String> {
 /// The text of the file. `targets` are the names of the layers, `modules_to_save` those of the modules that are trained as
 /// a whole.
 pub(super) fn write(
-    config: &LoraConfig,
+    config: &AdapterConfig,
     base: &str,
     targets: &[String],
     modules_to_save: &[String],
 ) -> String {
+    let to_save = if modules_to_save.is_empty() { Value::Null } else { json!(modules_to_save) };
+    let mut fields = json!({
+        "auto_mapping": null,
+        "base_model_name_or_path": base,
+        "bias": "none",
+        "exclude_modules": null,
+        "fan_in_fan_out": false,
+        "inference_mode": true,
+        "layers_pattern": null,
+        "layers_to_transform": null,
+        "modules_to_save": to_save,
+        "peft_version": PEFT_VERSION,
+        "revision": null,
+        "target_modules": targets,
+        "task_type": "CAUSAL_LM",
+    });
+    let of_kind = match &config.kind {
+        AdapterKind::Lora(lora) => lora_fields(lora),
+        AdapterKind::Oft(oft) => oft_fields(oft),
+    };
+    if let (Value::Object(fields), Value::Object(of_kind)) = (&mut fields, of_kind) {
+        fields.extend(of_kind);
+        fields.sort_keys();
+    }
+    format!("{fields:#}\n")
+}
+
+/// A share without the digits that f32 adds, so that 0.1 stays 0.1.
+fn share(dropout: f32) -> f64 {
+    dropout.to_string().parse().unwrap_or(f64::from(dropout))
+}
+
+fn oft_fields(config: &OftConfig) -> Value {
+    let (count, size) = match config.blocks {
+        OftBlocks::Count(count) => (count, 0),
+        OftBlocks::Size(size) => (0, size),
+    };
+    json!({
+        "block_share": false,
+        "coft": false,
+        "eps": 6e-5,
+        "init_weights": true,
+        "module_dropout": share(config.dropout),
+        "num_cayley_neumann_terms": config.terms,
+        "oft_block_size": size,
+        "peft_type": "OFT",
+        "r": count,
+        "use_cayley_neumann": true,
+    })
+}
+
+fn lora_fields(config: &LoraConfig) -> Value {
     // PEFT writes whole numbers as such.
     let number = |x: f64| if x.fract() == 0.0 { json!(x as i64) } else { json!(x) };
     let alpha = config.alpha.unwrap_or(2.0 * config.rank as f64);
@@ -151,22 +234,13 @@ pub(super) fn write(
         config.rank_pattern.iter().map(|(key, rank)| (key.clone(), json!(rank))).collect();
     let alphas: Map<String, Value> =
         config.alpha_pattern.iter().map(|(key, alpha)| (key.clone(), number(*alpha))).collect();
-    let to_save = if modules_to_save.is_empty() { Value::Null } else { json!(modules_to_save) };
-    // Through text, so that 0.1 stays 0.1.
-    let dropout: f64 = config.dropout.to_string().parse().unwrap_or(f64::from(config.dropout));
-    let fields = json!({
+    json!({
         "alora_invocation_tokens": null,
         "alpha_pattern": alphas,
         "arrow_config": null,
-        "auto_mapping": null,
-        "base_model_name_or_path": base,
-        "bias": "none",
         "corda_config": null,
         "ensure_weight_tying": false,
         "eva_config": null,
-        "exclude_modules": null,
-        "fan_in_fan_out": false,
-        "inference_mode": true,
         "init_lora_weights": match config.init {
             LoraInit::Kaiming => json!(true),
             LoraInit::Gaussian => json!("gaussian"),
@@ -174,28 +248,20 @@ pub(super) fn write(
             LoraInit::Pissa { iterations: Some(n) } => json!(format!("{PISSA}{NITER}{n}")),
         },
         "layer_replication": null,
-        "layers_pattern": null,
-        "layers_to_transform": null,
         "loftq_config": {},
         "lora_alpha": number(alpha),
         "lora_bias": false,
-        "lora_dropout": dropout,
+        "lora_dropout": share(config.dropout),
         "megatron_config": null,
         "megatron_core": "megatron.core",
-        "modules_to_save": to_save,
         "peft_type": "LORA",
-        "peft_version": PEFT_VERSION,
         "qalora_group_size": 16,
         "r": config.rank,
         "rank_pattern": ranks,
-        "revision": null,
-        "target_modules": targets,
         "target_parameters": null,
-        "task_type": "CAUSAL_LM",
         "trainable_token_indices": null,
         "use_dora": config.use_dora,
         "use_qalora": false,
         "use_rslora": config.use_rslora,
-    });
-    format!("{fields:#}\n")
+    })
 }

@@ -6,10 +6,10 @@ use std::path::Path;
 use oarlock_tensor::ops::singular::{Search, largest_singular};
 use oarlock_tensor::{DType, Device, Init, Shape};
 
-use super::adapt::{Adaptation, AdaptedModule};
+use super::adapt::{Adaptation, LowRank};
 use super::folder::{Adapter, PARTS, adapter_text, as_adapter, stored_name};
 use super::update::add_update;
-use crate::config::LoraInit;
+use crate::config::{AdapterConfig, AdapterKind, LoraInit};
 use crate::error::{Error, Result};
 use crate::model::hf::{ModelFiles, Weight};
 use crate::model::{Decoder, HfConfig, Stored};
@@ -22,7 +22,7 @@ pub(super) struct Principal {
     pub a: Vec<f32>,
     /// `lora_B`, `[outputs, rank]`.
     pub b: Vec<f32>,
-    module: AdaptedModule,
+    module: LowRank,
 }
 
 impl Principal {
@@ -35,7 +35,7 @@ impl Principal {
         path: &str,
         weight: &[f32],
         [n_out, n_in]: [usize; 2],
-        module: AdaptedModule,
+        module: LowRank,
         iterations: Option<usize>,
     ) -> Result<Principal> {
         let rank = module.rank;
@@ -59,7 +59,7 @@ impl Principal {
 
     /// Takes it out of rows of the weight, from `first` on.
     pub(super) fn subtract(&self, first: usize, rows: &mut [f32]) {
-        let module = AdaptedModule { scale: -self.module.scale, ..self.module };
+        let module = LowRank { scale: -self.module.scale, ..self.module };
         add_update(&self.a, &self.b, module, first, rows);
     }
 }
@@ -77,13 +77,16 @@ pub fn convert_pissa(
     (base, tokenizer): (&str, Option<&Path>),
     out: &Path,
 ) -> Result<()> {
-    if adapter.config().use_dora {
+    let Some(lora) = adapter.config().lora() else {
+        return Err(Error::Model("only an adapter of PiSSA can be converted to an ordinary one".to_owned()));
+    };
+    if lora.use_dora {
         return Err(Error::Model(
             "an adapter of PiSSA with use_dora cannot be converted: its lengths are of another base"
                 .to_owned(),
         ));
     }
-    let mut config = adapter.config().clone();
+    let mut config = lora.clone();
     // So that an update still counts as much.
     let more = if config.use_rslora { 2f64.sqrt() } else { 2.0 };
     config.alpha = Some(more * config.alpha.unwrap_or(2.0 * config.rank as f64));
@@ -122,6 +125,7 @@ pub fn convert_pissa(
             name: name.clone(),
         })
         .collect();
+    let config = AdapterConfig { kind: AdapterKind::Lora(config), ..adapter.config().clone() };
     let converted = Adaptation { config, ..Adaptation::of(adapter) };
     let mut files = ModelFiles::new(&weights, u64::MAX)?;
     adapter_text(&mut files, hf, model, &converted, base);

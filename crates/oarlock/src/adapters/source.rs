@@ -6,12 +6,13 @@ use std::rc::Rc;
 
 use oarlock_tensor::{Device, Init, Shape};
 
-use super::adapt::{Adaptation, AdaptedModule};
+use super::adapt::{Adaptation, AdaptedModule, LowRank};
 use super::folder::{Adapter, PARTS};
-use super::lora::REFERENCE;
+use super::oft::Rotated;
 use super::pissa::Principal;
+use super::reference::REFERENCE;
 use super::update::add_update;
-use crate::config::LoraInit;
+use crate::config::{AdapterKind, LoraInit};
 use crate::error::{Error, Result};
 use crate::nn::{Module, names_of};
 use crate::shard::{ParamSlice, SeededInit, WeightSource};
@@ -29,6 +30,8 @@ pub struct AdaptedSource {
     principal: Option<Adaptation>,
     /// What was taken out of weights, by the number of adapters merged before and by paths.
     taken: HashMap<(usize, String), Rc<Principal>>,
+    /// The rotations of adapters that are merged, by their numbers and by paths.
+    rotated: HashMap<(usize, String), Rc<Rotated>>,
     /// The parameters of the model by all of their names.
     params: HashMap<String, (Shape, Init)>,
     /// All names of each parameter, by each of them.
@@ -48,6 +51,7 @@ impl AdaptedSource {
             device: device.clone(),
             principal: None,
             taken: HashMap::new(),
+            rotated: HashMap::new(),
             params: all.iter().map(|n| (n.name.clone(), (*n.param.shape(), n.param.init()))).collect(),
             names: (all.iter())
                 .map(|n| (n.name.clone(), aliases(n.param.id()).map(|other| other.name.clone()).collect()))
@@ -73,15 +77,14 @@ impl AdaptedSource {
     /// For a model with such an adapter beside it: one of PiSSA takes its first values out of the weights.
     #[must_use]
     pub fn beside(self, adaptation: &Adaptation) -> AdaptedSource {
-        let is_pissa = matches!(adaptation.config.init, LoraInit::Pissa { .. });
-        AdaptedSource { principal: is_pissa.then(|| adaptation.clone()), ..self }
+        AdaptedSource { principal: adaptation.config.is_pissa().then(|| adaptation.clone()), ..self }
     }
 
     /// Elements of a weight of the base with all adapters merged into it.
     fn merged(&mut self, slice: &ParamSlice<'_>, out: &mut [f32]) -> Result<()> {
         let (path, n_merged) = (path_of(slice.name), self.merged.len());
         let from = self.replaced_by(slice.name, n_merged).map_or(0, |index| index + 1);
-        if !self.merged[from..].iter().any(|adapter| updates(adapter, path)) {
+        if !self.merged[from..].iter().any(|adapter| adapter.module(path).is_some()) {
             return self.first(slice, n_merged, out);
         }
         // Whole rows, whose lengths DoRA needs.
@@ -143,20 +146,37 @@ impl AdaptedSource {
         self.first(rows, n_merged, out)?;
         let from = self.replaced_by(rows.name, n_merged).map_or(0, |index| index + 1);
         for index in from..n_merged {
-            if !updates(&self.merged[index], path) {
-                continue;
+            match self.merged[index].module(path) {
+                Some(AdaptedModule::LowRank(module)) => {
+                    if self.merged[index].config().is_pissa() {
+                        self.principal(path, index)?.subtract(first_row(rows), out);
+                    }
+                    merge(&self.merged[index], path, module, first_row(rows), out);
+                }
+                Some(AdaptedModule::Rotated(block)) => self.rotated(path, index, block).merge(out),
+                None => {}
             }
-            if matches!(self.merged[index].config().init, LoraInit::Pissa { .. }) {
-                self.principal(path, index)?.subtract(first_row(rows), out);
-            }
-            merge(&self.merged[index], path, first_row(rows), out);
         }
         Ok(())
     }
 
+    /// The rotations of a layer by one of the merged adapters.
+    fn rotated(&mut self, path: &str, index: usize, block: usize) -> Rc<Rotated> {
+        let adapter = &self.merged[index];
+        let rotated = || {
+            let terms = match &adapter.config().kind {
+                AdapterKind::Oft(oft) => oft.terms,
+                AdapterKind::Lora(_) => 0,
+            };
+            let skew = adapter.values(path, PARTS[3]).map_or(&[][..], |(_, skew)| skew);
+            Rc::new(Rotated::new(skew, block, terms))
+        };
+        self.rotated.entry((index, path.to_owned())).or_insert_with(rotated).clone()
+    }
+
     /// The adapter of PiSSA beside a layer.
-    fn principal_module(&self, path: &str) -> Option<AdaptedModule> {
-        self.principal.as_ref()?.modules.get(path).copied()
+    fn principal_module(&self, path: &str) -> Option<LowRank> {
+        low_rank(self.principal.as_ref()?.modules.get(path).copied())
     }
 
     /// What PiSSA takes out of the weight of a layer into which the first so many adapters are merged.
@@ -166,9 +186,10 @@ impl AdaptedSource {
             return Ok(found.clone());
         }
         let adapter = self.merged.get(n_merged);
-        let module = adapter.map(|adapter| adapter.module(path)).or(self.principal_module(path));
-        let init = adapter.map(|adapter| adapter.config().init);
-        let init = init.or(self.principal.as_ref().map(|adaptation| adaptation.config.init));
+        let of_adapter = adapter.and_then(|adapter| low_rank(adapter.module(path)));
+        let module = of_adapter.or(self.principal_module(path));
+        let config = adapter.map(Adapter::config).or(self.principal.as_ref().map(|beside| &beside.config));
+        let init = config.and_then(|config| config.lora()).map(|lora| lora.init);
         let name = format!("{path}.weight");
         let (Some(module), Some(LoraInit::Pissa { iterations }), Some((shape, first))) =
             (module, init, self.params.get(&name).copied())
@@ -216,7 +237,10 @@ impl WeightSource for AdaptedSource {
             out.copy_from_slice(&values);
             return Ok(());
         }
-        let [a, b, magnitudes] = PARTS.map(|part| name.strip_suffix(part)?.strip_suffix('.'));
+        let [a, b, magnitudes, rotations] = PARTS.map(|part| name.strip_suffix(part)?.strip_suffix('.'));
+        if rotations.is_some() {
+            return self.init.read(slice, out);
+        }
         if let Some(path) = a.or(b) {
             if self.principal_module(path).is_none() {
                 return self.init.read(slice, out);
@@ -253,16 +277,18 @@ fn first_row(rows: &ParamSlice<'_>) -> usize {
     rows.elements.start / rows.shape.last().max(1)
 }
 
-/// Whether an adapter changes the weight of a layer.
-fn updates(adapter: &Adapter, path: &str) -> bool {
-    adapter.values(path, PARTS[0]).is_some()
+/// The adapter of a layer, if it is one of low rank.
+fn low_rank(module: Option<AdaptedModule>) -> Option<LowRank> {
+    match module? {
+        AdaptedModule::LowRank(module) => Some(module),
+        AdaptedModule::Rotated(_) => None,
+    }
 }
 
-/// Merges an adapter of a layer into rows of its weight, from `first` on.
-fn merge(adapter: &Adapter, path: &str, first: usize, rows: &mut [f32]) {
+/// Merges an update of a layer into rows of its weight, from `first` on.
+fn merge(adapter: &Adapter, path: &str, module: LowRank, first: usize, rows: &mut [f32]) {
     let parts = PARTS.map(|part| adapter.values(path, part));
     let (Some((_, a)), Some((_, b))) = (parts[0], parts[1]) else { return };
-    let module = adapter.module(path);
     add_update(a, b, module, first, rows);
     if let Some((_, magnitudes)) = parts[2] {
         let n_in = a.len() / module.rank;

@@ -1,9 +1,9 @@
 //! An update of low rank in numbers: added to rows of a weight.
 
-use super::adapt::AdaptedModule;
+use super::adapt::LowRank;
 
 /// Adds `scale · B·A` to rows of a weight, from `first` on. `a` is `[rank, inputs]`, `b` `[outputs, rank]`.
-pub(super) fn add_update(a: &[f32], b: &[f32], module: AdaptedModule, first: usize, rows: &mut [f32]) {
+pub(super) fn add_update(a: &[f32], b: &[f32], module: LowRank, first: usize, rows: &mut [f32]) {
     let n_in = a.len() / module.rank;
     let mut update = vec![0.0; n_in];
     for (index, row) in rows.chunks_exact_mut(n_in).enumerate() {

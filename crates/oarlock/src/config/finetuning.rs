@@ -10,8 +10,8 @@ pub enum Finetuning {
     Full,
     /// The parameters of some layers.
     Freeze(FreezeArgs),
-    /// Adapters of low rank; the model itself stays as it is.
-    Lora(LoraArgs),
+    /// Adapters; the model itself stays as it is.
+    Adapter(AdapterArgs),
 }
 
 impl Finetuning {
@@ -20,8 +20,11 @@ impl Finetuning {
         match self {
             Finetuning::Full => "Full",
             Finetuning::Freeze(_) => "Freeze",
-            Finetuning::Lora(args) if args.config.use_dora => "DoRA",
-            Finetuning::Lora(_) => "LoRA",
+            Finetuning::Adapter(args) => match &args.config.kind {
+                AdapterKind::Lora(lora) if lora.use_dora => "DoRA",
+                AdapterKind::Lora(_) => "LoRA",
+                AdapterKind::Oft(_) => "OFT",
+            },
         }
     }
 }
@@ -48,11 +51,11 @@ pub enum TrainedLayers {
     Spread(usize),
 }
 
-/// The method `lora`.
+/// The methods `lora` and `oft`.
 #[derive(Clone, Debug, Default, PartialEq)]
-pub struct LoraArgs {
+pub struct AdapterArgs {
     /// A new adapter.
-    pub config: LoraConfig,
+    pub config: AdapterConfig,
     /// Adapters to begin with, as PEFT or Oarlock has written them.
     pub adapters: Vec<PathBuf>,
     /// Merge all of these and begin a new adapter, instead of continuing the last.
@@ -61,6 +64,97 @@ pub struct LoraArgs {
     pub convert_pissa: bool,
     /// The learning rates of LoRA+.
     pub plus: Option<LoraPlus>,
+}
+
+/// The settings of an adapter.
+#[derive(Clone, Debug, Default, PartialEq)]
+pub struct AdapterConfig {
+    /// What it does with a layer.
+    pub kind: AdapterKind,
+    /// The linear layers with an adapter.
+    pub targets: Targets,
+    /// Modules of which the adapter has a trained copy, such as `lm_head`: PEFT's `modules_to_save`.
+    pub modules_to_save: Vec<String>,
+}
+
+impl AdapterConfig {
+    /// Its settings as an adapter of low rank, if it is one.
+    pub fn lora(&self) -> Option<&LoraConfig> {
+        match &self.kind {
+            AdapterKind::Lora(lora) => Some(lora),
+            AdapterKind::Oft(_) => None,
+        }
+    }
+
+    /// Whether it begins as the largest singular values of the weights, which these then lack.
+    pub fn is_pissa(&self) -> bool {
+        self.lora().is_some_and(|lora| matches!(lora.init, LoraInit::Pissa { .. }))
+    }
+
+    /// The same that drops nothing in training.
+    #[must_use]
+    pub fn without_dropout(mut self) -> AdapterConfig {
+        match &mut self.kind {
+            AdapterKind::Lora(lora) => lora.dropout = 0.0,
+            AdapterKind::Oft(oft) => oft.dropout = 0.0,
+        }
+        self
+    }
+}
+
+/// For all linear layers but `lm_head`.
+impl From<LoraConfig> for AdapterConfig {
+    fn from(lora: LoraConfig) -> AdapterConfig {
+        AdapterConfig { kind: AdapterKind::Lora(lora), ..AdapterConfig::default() }
+    }
+}
+
+/// For all linear layers but `lm_head`.
+impl From<OftConfig> for AdapterConfig {
+    fn from(oft: OftConfig) -> AdapterConfig {
+        AdapterConfig { kind: AdapterKind::Oft(oft), ..AdapterConfig::default() }
+    }
+}
+
+/// What adapters do with a layer.
+#[derive(Clone, Debug, PartialEq)]
+pub enum AdapterKind {
+    /// An update of low rank is added to the weight (LoRA).
+    Lora(LoraConfig),
+    /// The weight is rotated (OFT).
+    Oft(OftConfig),
+}
+
+impl Default for AdapterKind {
+    fn default() -> AdapterKind {
+        AdapterKind::Lora(LoraConfig::default())
+    }
+}
+
+/// The settings of an OFT adapter, with the defaults of LLaMA-Factory.
+#[derive(Clone, Debug, PartialEq)]
+pub struct OftConfig {
+    /// Into how many or how large blocks the inputs of a layer are divided, each of which has a rotation.
+    pub blocks: OftBlocks,
+    /// The share of blocks that are not rotated in a pass of training.
+    pub dropout: f32,
+    /// Terms of the Cayley–Neumann series of a rotation, as PEFT counts them.
+    pub terms: usize,
+}
+
+impl Default for OftConfig {
+    fn default() -> OftConfig {
+        OftConfig { blocks: OftBlocks::Size(32), dropout: 0.0, terms: 5 }
+    }
+}
+
+/// The blocks of a rotation. Where the inputs cannot be divided so, the nearest number that divides them stands for this.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum OftBlocks {
+    /// Inputs of a block.
+    Size(usize),
+    /// Blocks of a layer: PEFT's `r`.
+    Count(usize),
 }
 
 /// LoRA+ (Hayou et al. 2024): `lora_B` and vectors learn faster.
@@ -79,10 +173,6 @@ pub struct LoraConfig {
     pub alpha: Option<f64>,
     /// The probability with which an element of what an adapter gets is dropped in training.
     pub dropout: f32,
-    /// The linear layers with an adapter.
-    pub targets: Targets,
-    /// Modules of which the adapter has a trained copy, such as `lm_head`: PEFT's `modules_to_save`.
-    pub modules_to_save: Vec<String>,
     /// Ranks of the layers whose path ends so.
     pub rank_pattern: Vec<(String, usize)>,
     /// The same for alpha.
@@ -101,8 +191,6 @@ impl Default for LoraConfig {
             rank: 8,
             alpha: None,
             dropout: 0.0,
-            targets: Targets::All,
-            modules_to_save: Vec::new(),
             rank_pattern: Vec::new(),
             alpha_pattern: Vec::new(),
             use_rslora: false,

@@ -34,10 +34,17 @@ pub fn choose(port: u16, machines: usize, this: usize) -> Result<(u16, Option<St
         (0, _) => Err(Error::Usage(format!(
             "port 0 stands for any free port, but {machines} machines must know which; give all of them the same one"
         ))),
-        (_, 1) if is_busy(port) => {
-            let other = free()?;
-            Ok((other, Some(format!("port {port} is taken by another program; the ranks meet at {other}"))))
-        }
+        // Asked once: the question binds the port for a moment, and another launcher may ask at the same time.
+        (_, 1) => match is_busy(port) {
+            true => {
+                let other = free()?;
+                Ok((
+                    other,
+                    Some(format!("port {port} is taken by another program; the ranks meet at {other}")),
+                ))
+            }
+            false => Ok((port, None)),
+        },
         _ if this == 0 && is_busy(port) => Err(Error::Usage(format!(
             "port {port} of this machine, at which the ranks are to meet, is taken by another program; give all \
              machines another one"
@@ -63,5 +70,11 @@ mod tests {
         assert_eq!(choose(port, 2, 1).unwrap(), (port, None));
         assert!(choose(0, 2, 0).is_err());
         assert_ne!(choose(0, 1, 0).unwrap().0, 0);
+    }
+    #[test]
+    fn launchers_that_ask_at_the_same_time_all_get_a_port() {
+        let port = free().unwrap();
+        let ask = || (0..500).for_each(|_| assert_ne!(choose(port, 1, 0).unwrap().0, 0));
+        std::thread::scope(|scope| (0..8).for_each(|_| drop(scope.spawn(ask))));
     }
 }

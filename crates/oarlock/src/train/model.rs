@@ -78,7 +78,7 @@ impl Start {
         if objective.reference().is_some() {
             start.reference = ReferenceModel::Second;
         }
-        let Finetuning::Lora(args) = &config.train.finetuning else { return Ok(start) };
+        let Finetuning::Adapter(args) = &config.train.finetuning else { return Ok(start) };
         let open = |dir: &PathBuf| Adapter::open(dir, hf, &mut plain);
         start.merged = args.adapters.iter().map(open).collect::<Result<_>>()?;
         let is_quantized = start.quantized.is_some();
@@ -98,7 +98,8 @@ impl Start {
             None if config.train.enabled => Some(Adaptation::new(&mut plain, hf, &args.config)?),
             None => None,
         };
-        if let Some(LoraInit::Pissa { iterations }) = adaptation.as_ref().map(|of| of.config.init) {
+        let lora = adaptation.as_ref().and_then(|of| of.config.lora());
+        if let Some(LoraInit::Pissa { iterations }) = lora.map(|lora| lora.init) {
             if is_quantized {
                 return Err(Error::Model(
                     "an adapter of PiSSA begins with singular vectors of the weights, which the weights then lack, and those \
@@ -116,10 +117,10 @@ impl Start {
             if objective.reference().is_some_and(|args| args.model.is_none()) && adaptation.whole.is_empty() {
                 start.reference = ReferenceModel::SameWeights;
                 // Without its adapter a base of PiSSA is not what the training begins with.
-                adaptation.with_reference = start.trained.is_some() || is_pissa(&adaptation);
+                adaptation.with_reference = start.trained.is_some() || adaptation.config.is_pissa();
             }
             if objective.is_without_dropout() {
-                adaptation.config.dropout = 0.0;
+                adaptation.config = adaptation.config.without_dropout();
             }
             adaptation
         });
@@ -154,7 +155,7 @@ impl Start {
                 told,
             });
         };
-        if config.train.enabled && !matches!(config.train.finetuning, Finetuning::Lora(_)) {
+        if config.train.enabled && !matches!(config.train.finetuning, Finetuning::Adapter(_)) {
             return Err(Error::Model(format!(
                 "the weights of this model are quantized ({}), and quantized weights can only be trained through adapters; \
                  write `finetuning_type: lora`, or take the original model",
@@ -317,11 +318,6 @@ impl Start {
     }
 }
 
-/// Whether an adapter takes its first values out of the weights.
-pub fn is_pissa(adaptation: &Adaptation) -> bool {
-    matches!(adaptation.config.init, LoraInit::Pissa { .. })
-}
-
 /// Writes the adapter of PiSSA in `dir` as one of the base as it was.
 ///
 /// # Errors
@@ -361,7 +357,7 @@ fn base(
 /// The folder whose value head is trained further: that of the last adapter, or of the model.
 fn value_head_dir(config: &TrainConfig) -> Option<&Path> {
     let adapter = match &config.train.finetuning {
-        Finetuning::Lora(args) => args.adapters.last(),
+        Finetuning::Adapter(args) => args.adapters.last(),
         _ => None,
     };
     match (adapter, &config.model.source) {

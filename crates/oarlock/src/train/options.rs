@@ -3,7 +3,7 @@
 use oarlock_tensor::DType;
 
 use crate::accelerator::{AcceleratorConfig, engine_options};
-use crate::config::{Finetuning, LoraArgs, LoraPlus, TrainConfig, Wrap};
+use crate::config::{AdapterArgs, Finetuning, LoraPlus, TrainConfig, Wrap};
 use crate::error::{Error, Result};
 use crate::model::Decoder;
 use crate::nn::NamedParam;
@@ -42,7 +42,7 @@ pub fn missing_class(config: &TrainConfig) -> Option<String> {
 pub fn optimizer(config: &TrainConfig, model: &Decoder) -> Optim {
     let (args, lr) = (&config.train.optimizer, config.train.schedule.learning_rate);
     let plus = match &config.train.finetuning {
-        Finetuning::Lora(LoraArgs { plus, .. }) => *plus,
+        Finetuning::Adapter(AdapterArgs { plus, .. }) => *plus,
         _ => None,
     };
     let is_vector = |named: &NamedParam| named.param.shape().sizes().len() < 2;

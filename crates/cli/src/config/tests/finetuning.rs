@@ -1,6 +1,9 @@
 //! Methods of fine-tuning and their keys.
 
-use oarlock::config::{Finetuning, FreezeArgs, LoraArgs, LoraConfig, LoraPlus, Targets, TrainedLayers};
+use oarlock::config::{
+    AdapterArgs, AdapterConfig, AdapterKind, Finetuning, FreezeArgs, LoraConfig, LoraPlus, OftBlocks,
+    OftConfig, Targets, TrainedLayers,
+};
 
 use super::good;
 
@@ -8,19 +11,22 @@ use super::good;
 fn methods_of_fine_tuning_are_those_of_llama_factory() {
     let read = |text: &str| good(text).train.finetuning.clone();
     assert_eq!(read(""), Finetuning::Full);
-    let plain = LoraArgs::default();
-    assert_eq!(read("finetuning_type: lora\nlora_alpha: 0"), Finetuning::Lora(plain));
+    let plain = AdapterArgs::default();
+    assert_eq!(read("finetuning_type: lora\nlora_alpha: 0"), Finetuning::Adapter(plain));
     let named = |names: &[&str]| names.iter().map(|name| (*name).to_owned()).collect::<Vec<_>>();
-    let lora = LoraArgs {
-        config: LoraConfig {
-            rank: 4,
-            alpha: Some(16.0),
-            dropout: 0.25,
+    let kind = AdapterKind::Lora(LoraConfig {
+        rank: 4,
+        alpha: Some(16.0),
+        dropout: 0.25,
+        use_rslora: true,
+        use_dora: true,
+        ..LoraConfig::default()
+    });
+    let lora = AdapterArgs {
+        config: AdapterConfig {
+            kind,
             targets: Targets::Named(named(&["q_proj", "v_proj"])),
             modules_to_save: named(&["lm_head"]),
-            use_rslora: true,
-            use_dora: true,
-            ..LoraConfig::default()
         },
         adapters: vec!["a/sub".into(), "b/sub".into()],
         create_new: true,
@@ -30,7 +36,19 @@ fn methods_of_fine_tuning_are_those_of_llama_factory() {
     let text = "finetuning_type: lora\nlora_rank: 4\nlora_alpha: 16\nlora_dropout: 0.25\nlora_target: q_proj,v_proj\n\
         additional_target: lm_head\nuse_rslora: true\nuse_dora: true\nadapter_name_or_path: a,b\nadapter_folder: sub\n\
         create_new_adapter: true\nloraplus_lr_ratio: 16";
-    assert_eq!(read(text), Finetuning::Lora(lora));
+    assert_eq!(read(text), Finetuning::Adapter(lora));
+    for (text, oft) in [
+        ("", OftConfig::default()),
+        (
+            "oft_rank: 4\noft_block_size: 0\nmodule_dropout: 0.5",
+            OftConfig { blocks: OftBlocks::Count(4), dropout: 0.5, ..OftConfig::default() },
+        ),
+    ] {
+        let mut config = AdapterConfig::from(oft);
+        config.targets = Targets::Named(named(&["q_proj"]));
+        let read = read(&format!("finetuning_type: oft\noft_target: q_proj\nlora_rank: 3\n{text}"));
+        assert_eq!(read, Finetuning::Adapter(AdapterArgs { config, ..AdapterArgs::default() }));
+    }
     for (text, layers, modules) in [
         ("", TrainedLayers::Last(2), &[][..]),
         (

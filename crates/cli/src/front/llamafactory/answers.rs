@@ -80,7 +80,7 @@ type Idle = (&'static str, &'static [&'static str]);
 const TRUST: Idle = ("trust_remote_code", &[]);
 const DTYPE: Idle = ("infer_dtype", &["auto", "float32"]);
 const BACKEND: Idle = ("infer_backend", &["huggingface"]);
-const METHOD: Idle = ("finetuning_type", &["full", "lora"]);
+const METHOD: Idle = ("finetuning_type", &["full", "lora", "oft"]);
 const QUANTIZATION: Idle = ("quantization_method", &["bnb"]);
 const DEVICES: Idle = ("quantization_device_map", &[]);
 
@@ -187,7 +187,8 @@ mod tests {
             "model_name_or_path={model} template=llama3 infer_backend=huggingface temperature=0 temperature=0.5"
         ));
         assert_eq!(said.unwrap(), ["chat", "--model", model, "--temperature", "0.5"]);
-        let refused = words("model_name_or_path=nowhere finetuning_type=oft infer_backend=vllm").unwrap_err();
+        let refused =
+            words("model_name_or_path=nowhere finetuning_type=freeze infer_backend=vllm").unwrap_err();
         assert_eq!(refused.len(), 3, "{refused}");
         let adapted =
             words(&format!("model_name_or_path={model} adapter_name_or_path=a,b finetuning_type=lora"));

@@ -7,7 +7,7 @@ use crate::config::Finetuning;
 use crate::error::Result;
 use crate::model::Decoder;
 use crate::train::lock::OutputLock;
-use crate::train::model::{convert, is_pissa};
+use crate::train::model::convert;
 use crate::train::objective::Objective;
 
 /// The folder of an adapter of PiSSA as one of the base as it was, below that of the run.
@@ -61,7 +61,7 @@ impl<O: Objective<Model = Decoder>> Run<'_, O> {
 
     /// Writes the adapter of PiSSA that was saved last as one of the base as it was, where that is asked for.
     fn convert_pissa(&mut self) -> Result<()> {
-        let (Finetuning::Lora(args), Some(journal)) = (&self.config.train.finetuning, &mut self.journal)
+        let (Finetuning::Adapter(args), Some(journal)) = (&self.config.train.finetuning, &mut self.journal)
         else {
             return Ok(());
         };
@@ -69,7 +69,7 @@ impl<O: Objective<Model = Decoder>> Run<'_, O> {
             return Ok(());
         }
         let dir = &self.config.save.output_dir;
-        if !self.adaptation.as_ref().is_some_and(is_pissa) {
+        if !self.adaptation.as_ref().is_some_and(|adaptation| adaptation.config.is_pissa()) {
             return journal.message("`pissa_convert` changes nothing: the adapter did not begin with PiSSA");
         }
         let out = dir.join(CONVERTED);
