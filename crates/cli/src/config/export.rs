@@ -191,7 +191,7 @@ mod tests {
             "model_name_or_path=m export_dir=o adapter_name_or_path=a export_quantization_bit=4 finetuning_type=full",
         );
         assert!(both.contains("Please merge adapters before quantizing the model."), "{both}");
-        assert!(both.contains("finetuning_type lora only"), "{both}");
+        assert!(both.contains("finetuning_type lora or oft only"), "{both}");
         const BASE: &str = "model_name_or_path=m export_dir=o";
         for (words, part) in [
             ("quantization_bit=4 adapter_name_or_path=a", "Cannot merge adapters to a quantized model."),
