@@ -4,7 +4,7 @@
 
 PYTHON is the interpreter of an environment in which LLaMA-Factory is installed, MODEL a folder of Hugging Face, DATA a folder
 with dataset_info.json, in which alpaca_en_demo and dpo_en_demo are named. The rows keep their order. LoRA and DoRA continue
-from the same adapter, which PEFT writes; PiSSA starts from each program's own exact decomposition. KTO trains on the chosen
+from the same adapter, which PEFT writes; OFT starts from the identity, and PiSSA from each program's own exact decomposition. KTO trains on the chosen
 and rejected answers of dpo_en_demo in turn.
 """
 import argparse
@@ -22,6 +22,7 @@ METHODS = {
     "lora": LORA,
     "dora": {**LORA, "use_dora": True},
     "pissa": {**LORA, "pissa_init": True, "pissa_iter": -1},
+    "oft": {"finetuning_type": "oft", "oft_target": "all", "learning_rate": 1e-4},
     "qlora": {**LORA, "quantization_bit": 4, "quantization_type": "nf4"},
     "dpo": {**PAIRS, "pref_loss": "sigmoid"},
     "orpo": {**PAIRS, "pref_loss": "orpo"},
@@ -39,7 +40,7 @@ def keys_of(args, method, dtype, folder):
         "lr_scheduler_type": "cosine", "warmup_steps": args.steps // 10, "disable_shuffling": True, "logging_steps": 1,
         "save_strategy": "no", "report_to": "none", "bf16": dtype == "bf16", "use_cpu": True, "output_dir": str(folder),
         "overwrite_output_dir": True, "overwrite_cache": True, **METHODS[method]}
-    if method not in ("full", "pissa"):
+    if method not in ("full", "pissa", "oft"):
         keys["adapter_name_or_path"] = str(args.folder / ("adapter-dora" if method == "dora" else "adapter"))
     return keys
 

@@ -200,6 +200,67 @@ fn judgements_and_rewards_leave_their_files() {
 }
 
 #[test]
+fn a_reward_model_scores_the_pairs_in_their_order_on_any_ranks() {
+    let site = site();
+    let reward = ["stage=rm", "eval_dataset=pairs", "do_predict=true", "do_eval=true"];
+    let run_of = words(&[&reward, &["dataset=pairs", "max_steps=3", "save_strategy=no"]]);
+    let said = site.train("rm", &run_of);
+    let scored = |output: &str| -> Vec<[f64; 2]> {
+        let text = String::from_utf8(site.read(&format!("{output}/generated_predictions.jsonl"))).unwrap();
+        let row = |line: &str| {
+            let row: Value = serde_json::from_str(line).unwrap();
+            ["chosen", "rejected"].map(|answer| row[answer].as_f64().unwrap())
+        };
+        text.lines().map(row).collect()
+    };
+    let results = |output: &str, of: &str| -> Value {
+        serde_json::from_slice(&site.read(&format!("{output}/{of}_results.json"))).unwrap()
+    };
+    let whole = scored("rm");
+    assert!(said.stdout.contains(&format!("{} pairs scored: accuracy", whole.len())), "{said:?}");
+    // What the evaluation of the same pairs came to.
+    let [found, expected] = ["predict", "eval"].map(|of| results("rm", of));
+    for name in ["loss", "accuracy"] {
+        let [found, expected] = [&found[format!("predict_{name}")], &expected[format!("eval_{name}")]]
+            .map(|x| x.as_f64().unwrap());
+        assert!((found - expected).abs() < 1e-5, "{name}: {found} {expected}");
+    }
+    // The model as it is says the same on other ranks and in other batches, and of half of the rows its half.
+    let rows = String::from_utf8(site.read("pairs.jsonl")).unwrap();
+    let half: String = rows.lines().step_by(2).map(|line| format!("{line}\n")).collect();
+    site.write("half.jsonl", &half);
+    let mut info: Value = serde_json::from_slice(&site.read("dataset_info.json")).unwrap();
+    info["half"] = info["pairs"].clone();
+    info["half"]["file_name"] = "half.jsonl".into();
+    site.write("dataset_info.json", &info.to_string());
+    let zero3 = "deepspeed={zero_optimization: {stage: 3}}";
+    let close = |found: &[[f64; 2]], expected: &[[f64; 2]]| {
+        assert_eq!(found.len(), expected.len());
+        let pairs = found.as_flattened().iter().zip(expected.as_flattened());
+        assert!(pairs.clone().all(|(a, b)| (a - b).abs() < 0.011), "{found:?} {expected:?}");
+    };
+    for (output, ranks, batch, data, also) in [
+        ("one", 1, 8, "pairs", "seed=1"),
+        ("three", 3, 1, "pairs", "seed=1"),
+        ("zero3", 2, 3, "pairs", zero3),
+        ("half", 2, 4, "half", "seed=1"),
+    ] {
+        let (ranks, batch) =
+            (format!("num_processes={ranks}"), format!("per_device_eval_batch_size={batch}"));
+        let data = format!("eval_dataset={data}");
+        let as_it_is =
+            ["stage=rm", "dataset=pairs", "do_predict=true", "do_train=false", "model_name_or_path=rm"];
+        site.train(output, &words(&[&as_it_is, &[&ranks, &batch, &data, also]]));
+        let expected: Vec<[f64; 2]> = match output {
+            "half" => whole.iter().step_by(2).copied().collect(),
+            _ => whole.clone(),
+        };
+        close(&scored(output), &expected);
+    }
+    assert!(whole.iter().any(|scores| (scores[0] - whole[0][0]).abs() > 0.05), "{whole:?}");
+}
+
+#[test]
 fn rows_of_other_stages_and_keys_that_contradict_are_refused() {
     let site = site();
     let short = ["max_steps=1"];

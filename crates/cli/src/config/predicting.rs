@@ -1,17 +1,21 @@
-//! Reads whether and how answers are generated after the training.
+//! Reads what is predicted after the training: answers of a chat model, or scores of a reward model.
 
-use oarlock::config::{Placement, PredictArgs, ShardArgs};
+use oarlock::config::{Placement, Predict, PredictArgs, ShardArgs};
 use oarlock::settings::problem::Problems;
 use oarlock::settings::resolve::Settings;
 
-/// How answers are generated; `None` where none are. What is wrong with it goes to `problems`.
-pub fn predict(settings: &Settings, shard: &ShardArgs, problems: &mut Problems) -> Option<PredictArgs> {
-    let asked = settings.word("stage") == "sft"
-        && settings.bool("do_predict")
-        && settings.bool("predict_with_generate");
-    if !asked {
-        return None;
+/// What is predicted; `None` for nothing. What is wrong with it goes to `problems`.
+pub fn predict(settings: &Settings, shard: &ShardArgs, problems: &mut Problems) -> Option<Predict> {
+    match settings.word("stage") {
+        "rm" if settings.bool("do_predict") => Some(Predict::Scores),
+        "sft" if settings.bool("do_predict") && settings.bool("predict_with_generate") => {
+            Some(Predict::Answers(answers(settings, shard, problems)))
+        }
+        _ => None,
     }
+}
+
+fn answers(settings: &Settings, shard: &ShardArgs, problems: &mut Problems) -> PredictArgs {
     let mut report = |message: &str, names: &[&str], help: &str| {
         settings.report(problems, message, names, help);
     };
@@ -33,7 +37,7 @@ pub fn predict(settings: &Settings, shard: &ShardArgs, problems: &mut Problems) 
     if penalty <= 0.0 {
         report("`repetition_penalty` is 0", &["repetition_penalty"], "write 1 for none");
     }
-    Some(PredictArgs {
+    PredictArgs {
         max_new_tokens: settings.usize("max_new_tokens"),
         temperature: match settings.bool("do_sample") {
             true => settings.f64("temperature") as f32,
@@ -43,7 +47,7 @@ pub fn predict(settings: &Settings, shard: &ShardArgs, problems: &mut Problems) 
         top_p,
         repetition_penalty: penalty,
         skip_special_tokens: settings.bool("skip_special_tokens"),
-    })
+    }
 }
 
 #[cfg(test)]
@@ -65,9 +69,11 @@ mod tests {
             repetition_penalty: 1.0,
             skip_special_tokens: true,
         };
-        assert_eq!(args, Some(expected));
+        assert_eq!(args, Some(Predict::Answers(expected)));
         let greedy = good(&format!("{ASKED}do_sample: false\nmax_new_tokens: 8\ntop_k: -1")).predict;
-        assert_eq!(greedy, Some(PredictArgs { temperature: 0.0, max_new_tokens: 8, top_k: 0, ..expected }));
+        let expected = PredictArgs { temperature: 0.0, max_new_tokens: 8, top_k: 0, ..expected };
+        assert_eq!(greedy, Some(Predict::Answers(expected)));
+        assert_eq!(good("stage: rm\neval_dataset: e\ndo_predict: true").predict, Some(Predict::Scores));
     }
 
     #[test]

@@ -198,7 +198,7 @@ pub const KEYS: &[Key] = &[
     key(Method, Choice(&["pt", "sft", "rm", "ppo", "dpo", "kto"]), "stage", "pt", Among(&["pt", "sft", "dpo", "kto", "rm"], "pretraining, supervised fine-tuning, preferences (dpo, kto) and reward models (rm) are there"), "What is learned: pt texts, sft the answers of conversations, dpo which of two answers is better, kto whether an answer is wanted, rm a reward for answers"),
     key(Method, Choice(&["full", "lora", "freeze", "oft"]), "finetuning_type", "full", Used, "Which parameters are trained: all, adapters of low rank, rotations of inputs (oft), or those of some layers"),
     key(Method, Bool, "do_train", "true", Used, "Train; false: only evaluate"),
-    key(Method, Bool, "do_predict", "false", Used, "In stage sft, with predict_with_generate: answer the evaluation data after the training and score the answers"),
+    key(Method, Bool, "do_predict", "false", Used, "After the training, on the evaluation data: in stage sft, with predict_with_generate, answer and score the answers; in stage rm, score both answers of each pair"),
     key(Method, Bool, "predict_with_generate", "false", Used, "Goes with do_predict; evaluation gives the loss in every case"),
     key(Method, List, "adapter_name_or_path", "", Used, "Adapters to begin with, as PEFT writes them: merged in order, but for the last, which is trained further"),
     key(Method, Path, "adapter_folder", "", Used, "Folder of the adapter below each of adapter_name_or_path"),

@@ -1,4 +1,13 @@
-//! Answers that are generated after the training, to be compared with those that were expected.
+//! What is predicted after the training: answers, to be compared with those that were expected, or the scores of answers.
+
+/// What is done with the evaluation data after the training, row by row.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub enum Predict {
+    /// They are answered.
+    Answers(PredictArgs),
+    /// Both answers of each pair are scored by a reward model.
+    Scores,
+}
 
 /// How answers are generated and kept.
 #[derive(Clone, Copy, Debug, PartialEq)]

@@ -11,7 +11,7 @@ use super::best::BestArgs;
 use super::data::{ChatArgs, Learned, Mix, Packing, ValSize};
 use super::finetuning::Finetuning;
 use super::monitor::MonitorArgs;
-use super::predict::PredictArgs;
+use super::predict::Predict;
 use super::preference::ObjectiveArgs;
 use super::schedule::{ScheduleArgs, Steps};
 use super::shard::{LossScale, Recompute, ShardArgs};
@@ -31,8 +31,8 @@ pub struct TrainConfig {
     pub train: TrainArgs,
     /// Evaluation.
     pub eval: EvalArgs,
-    /// Answers that are generated at the end; `None` for none.
-    pub predict: Option<PredictArgs>,
+    /// What is predicted at the end; `None` for nothing.
+    pub predict: Option<Predict>,
     /// Checkpoints and the final model.
     pub save: SaveArgs,
     /// Logs.

@@ -64,13 +64,13 @@ pub struct EvalRecord {
 /// What is logged about generated answers.
 #[derive(Clone, Debug, PartialEq)]
 pub struct PredictRecord {
-    /// Mean loss over the tokens of the expected answers.
+    /// Mean loss over the tokens of the expected answers, or over pairs.
     pub loss: f64,
-    /// How near the answers are to those that were expected, from 0 to 100.
+    /// How near the answers are to those that were expected, from 0 to 100; of pairs, how many are in the right order.
     pub scores: Metrics,
     /// How long it took.
     pub runtime: Duration,
-    /// Answers.
+    /// Answers or pairs.
     pub samples: u64,
     /// Batches of a rank.
     pub steps: u64,

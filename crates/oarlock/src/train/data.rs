@@ -7,7 +7,7 @@ use oarlock_comm::release_freed_memory;
 use rayon::ThreadPoolBuilder;
 
 use crate::accelerator::Accelerator;
-use crate::config::{ChatArgs, Packing, TrainConfig};
+use crate::config::{ChatArgs, Packing, Predict, TrainConfig};
 use crate::data::{
     Chat, Encoder, Made, RowSettings, Rows, Sampler, Source, Split, TokenCache, Tokenizer, bracketed,
     colored, longest_batch,
@@ -134,7 +134,7 @@ pub fn open(accelerator: &Accelerator, config: &TrainConfig, hf: &HfConfig) -> R
     };
     let Caches { told, mut tokenized, .. } = caches;
     let predict = match (&config.predict, &config.data.chat, &chat) {
-        (Some(_), Some(args), Some(chat)) => {
+        (Some(Predict::Answers(_)), Some(args), Some(chat)) => {
             // Of a conversation that goes on, the last answer alone is expected.
             let args = ChatArgs { mask_history: true, train_on_prompt: false, ..args.clone() };
             let last = Chat::new(&tokenizer, &config.model.tokenizer, &args, config.data.cutoff_len)?;

@@ -231,16 +231,10 @@ impl Journal {
         self.message(&line)
     }
 
-    /// After answers were generated.
-    pub fn prediction(&mut self, record: &PredictRecord) -> Result<()> {
+    /// After predictions were made; `told` says what came of them.
+    pub fn prediction(&mut self, record: &PredictRecord, told: &str) -> Result<()> {
         self.log.prediction(record)?;
-        let scores: Vec<String> =
-            record.scores.iter().map(|(name, score)| format!("{} {score:.2}", name.to_uppercase())).collect();
-        self.message(&format!(
-            "{} answers generated: {}; they are in generated_predictions.jsonl",
-            record.samples,
-            scores.join(", ")
-        ))
+        self.message(&format!("{told}; they are in generated_predictions.jsonl"))
     }
 
     /// Takes time off the interval that was not training.

@@ -8,7 +8,7 @@ use oarlock_tensor::{Device, Param};
 use crate::adapters::{
     Adaptation, AdaptedSource, Adapter, adapt, adapt_quantized, assemble, convert_pissa, freeze,
 };
-use crate::config::{Finetuning, LoraInit, ModelArgs, ModelSource, ObjectiveArgs, TrainConfig};
+use crate::config::{Finetuning, LoraInit, ModelArgs, ModelSource, ObjectiveArgs, Predict, TrainConfig};
 use crate::data::Tokenizer;
 use crate::error::{Error, Result};
 use crate::model::hf::{HfConfig, SafetensorsSource, SpecialTokens};
@@ -371,8 +371,10 @@ fn value_head_dir(config: &TrainConfig) -> Option<&Path> {
 pub fn positions(config: &TrainConfig, hf: &HfConfig) -> usize {
     let len = config.data.cutoff_len;
     match &config.predict {
-        Some(args) => len.max(len.saturating_add(args.max_new_tokens).min(hf.decoder().max_positions)),
-        None => len,
+        Some(Predict::Answers(args)) => {
+            len.max(len.saturating_add(args.max_new_tokens).min(hf.decoder().max_positions))
+        }
+        Some(Predict::Scores) | None => len,
     }
 }
 

@@ -104,6 +104,15 @@ pub trait Objective {
         self.metrics()
     }
 
+    /// The scores of the better and the worse answer of each pair of a micro-batch, where the objective trains a model that
+    /// gives scores.
+    ///
+    /// # Errors
+    /// What the model reports.
+    fn scores(&self, _model: &Prepared<Self::Model>, _inputs: &Inputs) -> Result<Vec<[f32; 2]>> {
+        Ok(Vec::new())
+    }
+
     /// Whether the loss is the sum of a head as it is, neither scaled nor added to others. The head then makes its first
     /// gradient in the forward pass, as [`Prepared::loss`] says.
     fn is_head_loss(&self) -> bool {

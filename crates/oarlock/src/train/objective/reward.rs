@@ -5,7 +5,9 @@ use oarlock_tensor::{DType, Tensor, ops};
 
 use super::answers::mean_of;
 use super::{Inputs, Objective, ObjectiveLoss, Sum};
+use crate::accelerator::Prepared;
 use crate::data::Batch;
+use crate::error::Result;
 use crate::model::Decoder;
 use crate::nn;
 
@@ -22,19 +24,10 @@ impl Objective for Reward {
     }
 
     fn loss(&self, model: &Decoder, inputs: &Inputs) -> nn::Result<ObjectiveLoss> {
-        let n = inputs.segments.len() / 2;
-        let last = |first: usize| {
-            inputs.segments.iter().skip(first).step_by(2).map(|segment| segment.end.saturating_sub(1))
-        };
-        let mut places: Vec<usize> = last(0).chain(last(1)).collect();
-        if n == 0 {
-            // A rank without a pair takes part with a loss of 0.
-            places = vec![0, 0];
-        }
-        let values = model.values(&inputs.ids, &inputs.mask, &places)?;
-        let half = places.len() / 2;
+        let (n, values) = (inputs.segments.len() / 2, values(model, &inputs.ids, inputs)?);
+        let half = values.shape().n_elems() / 2;
         let chosen: Tensor = ops::narrow(&values, 0, 0..half)?;
-        let rejected = ops::narrow(&values, 0, half..places.len())?;
+        let rejected = ops::narrow(&values, 0, half..2 * half)?;
         let loss = chosen.sub(&rejected)?.logsigmoid()?.neg()?.sum_all()?;
         let loss = if n == 0 { loss.scale(0.0)? } else { loss };
         let is_right = chosen.detach().gt(&rejected.detach())?.cast(DType::F32)?;
@@ -45,4 +38,23 @@ impl Objective for Reward {
     fn metrics(&self) -> &'static [&'static str] {
         &["accuracy"]
     }
+
+    fn scores(&self, model: &Prepared<Decoder>, inputs: &Inputs) -> Result<Vec<[f32; 2]>> {
+        let n = inputs.segments.len() / 2;
+        let values = model.call(&inputs.ids, |model, ids| values(model, ids, inputs))?.to_vec::<f32>()?;
+        Ok((0..n).map(|pair| [values[pair], values[n + pair]]).collect())
+    }
+}
+
+/// The values at the last tokens of the better answers, and then of the worse ones.
+fn values(model: &Decoder, ids: &Tensor, inputs: &Inputs) -> nn::Result<Tensor> {
+    let last = |first: usize| {
+        inputs.segments.iter().skip(first).step_by(2).map(|segment| segment.end.saturating_sub(1))
+    };
+    let mut places: Vec<usize> = last(0).chain(last(1)).collect();
+    if places.is_empty() {
+        // A rank without a pair takes part all the same, and what comes of it counts nothing.
+        places = vec![0, 0];
+    }
+    model.values(ids, &inputs.mask, &places)
 }

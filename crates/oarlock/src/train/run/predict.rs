@@ -1,13 +1,14 @@
-//! Answers to the evaluation data after the training, and how near they are to those that were expected.
+//! Predictions on the evaluation data after the training: answers, and how near they are to those that were expected, or
+//! the scores of the answers of pairs.
 
 use std::path::Path;
 use std::time::Instant;
 
 use serde::{Deserialize, Serialize};
-use serde_json::json;
+use serde_json::{Value, json};
 
 use super::Run;
-use crate::config::PredictArgs;
+use crate::config::{Predict, PredictArgs};
 use crate::data::{Rows, Tokenizer, eval_batches};
 use crate::error::{Error, Result};
 use crate::generate::{GenerateOptions, Model, Prompt, Sampling};
@@ -15,7 +16,7 @@ use crate::model::Decoder;
 use crate::report::log::PredictRecord;
 use crate::text_metrics::{TextMetrics, TextScores};
 use crate::train::evaluate;
-use crate::train::objective::Objective;
+use crate::train::objective::{Inputs, Objective};
 
 /// A row of generated_predictions.jsonl, with its place in the data.
 #[derive(Clone, Debug, Serialize, Deserialize)]
@@ -27,9 +28,66 @@ struct Prediction {
 }
 
 impl<O: Objective<Model = Decoder>> Run<'_, O> {
-    /// Generates answers, where that is asked for.
+    /// Predicts what is asked for.
     pub(super) fn predict(&mut self) -> Result<()> {
-        let (Some(args), Some(data)) = (self.config.predict, &self.data.predict) else { return Ok(()) };
+        match self.config.predict {
+            Some(Predict::Answers(args)) => self.answer(args),
+            Some(Predict::Scores) => self.score(),
+            None => Ok(()),
+        }
+    }
+
+    /// Scores the answers of all pairs.
+    fn score(&mut self) -> Result<()> {
+        let accelerator = self.accelerator;
+        accelerator.communicator().set_phase("scoring answers");
+        let (world, rank) = (accelerator.num_processes() as u64, accelerator.process_index() as u64);
+        let (begin, batch) = (Instant::now(), self.config.eval.batch_size as u64);
+        let is_training = self.model.is_training();
+        self.model.eval();
+        let (mut own, mut steps) = (Vec::new(), 0);
+        for (index, data) in self.data.eval.iter().enumerate() {
+            for batch in eval_batches(data.rows.clone(), world, rank, batch)? {
+                let scores =
+                    self.objective.scores(&self.model, &Inputs::new(&batch, accelerator.device())?)?;
+                let rows = batch.samples.iter().map(|sample| sample.position);
+                own.extend(rows.zip(scores).map(|(row, [chosen, rejected])| (index, row, chosen, rejected)));
+                steps += 1;
+            }
+        }
+        if is_training {
+            self.model.train();
+        }
+        let mut all: Vec<(usize, u64, f32, f32)> = accelerator.gather_object(&own)?;
+        all.sort_by_key(|(index, row, ..)| (*index, *row));
+        let Some(journal) = &mut self.journal else { return Ok(()) };
+        if all.is_empty() {
+            return Err(Error::Usage("the evaluation data hold no pair to score".to_owned()));
+        }
+        let line = |(_, _, chosen, rejected): &(usize, u64, f32, f32)| json!({"chosen": two_digits(*chosen), "rejected": two_digits(*rejected)});
+        write(&self.config.save.output_dir, all.iter().map(line))?;
+        let mean = |of: &dyn Fn(f64) -> f64| {
+            let margins =
+                all.iter().map(|(_, _, chosen, rejected)| f64::from(*chosen) - f64::from(*rejected));
+            margins.map(of).sum::<f64>() / all.len() as f64
+        };
+        let accuracy = mean(&|margin| f64::from(u8::from(margin > 0.0)));
+        let told = format!("{} pairs scored: accuracy {accuracy:.4}", all.len());
+        let record = PredictRecord {
+            loss: mean(&|margin| {
+                if margin > 0.0 { (-margin).exp().ln_1p() } else { margin.exp().ln_1p() - margin }
+            }),
+            scores: vec![("accuracy", accuracy)],
+            runtime: begin.elapsed(),
+            samples: all.len() as u64,
+            steps,
+        };
+        journal.prediction(&record, &told)
+    }
+
+    /// Generates answers.
+    fn answer(&mut self, args: PredictArgs) -> Result<()> {
+        let Some(data) = &self.data.predict else { return Ok(()) };
         let accelerator = self.accelerator;
         accelerator.communicator().set_phase("generating answers");
         let (world, rank) = (accelerator.num_processes() as u64, accelerator.process_index() as u64);
@@ -68,19 +126,18 @@ impl<O: Objective<Model = Decoder>> Run<'_, O> {
         all.sort_by_key(|prediction| prediction.row);
         let Some(journal) = &mut self.journal else { return Ok(()) };
         let runtime = begin.elapsed();
-        let path = self.config.save.output_dir.join("generated_predictions.jsonl");
-        write(&path, &all)?;
+        let line = |Prediction { prompt, predict, label, .. }: &Prediction| json!({"prompt": prompt, "predict": predict, "label": label});
+        write(&self.config.save.output_dir, all.iter().map(line))?;
         let metrics = TextMetrics::new();
         let scores: Vec<TextScores> =
             all.iter().map(|row| metrics.scores(&row.predict, &row.label)).collect();
         let n_rows = all.len() as u64;
-        journal.prediction(&PredictRecord {
-            loss,
-            scores: TextScores::mean(&scores).named(),
-            runtime,
-            samples: n_rows,
-            steps: n_rows.div_ceil(world * batch as u64),
-        })
+        let scores = TextScores::mean(&scores).named();
+        let named: Vec<String> =
+            scores.iter().map(|(name, score)| format!("{} {score:.2}", name.to_uppercase())).collect();
+        let told = format!("{n_rows} answers generated: {}", named.join(", "));
+        let steps = n_rows.div_ceil(world * batch as u64);
+        journal.prediction(&PredictRecord { loss, scores, runtime, samples: n_rows, steps }, &told)
     }
 }
 
@@ -106,10 +163,14 @@ fn options(args: &PredictArgs, stop_ids: Vec<u32>, seed: u64) -> GenerateOptions
     GenerateOptions { sampling, max_new_tokens, stop_ids }
 }
 
-fn write(path: &Path, predictions: &[Prediction]) -> Result<()> {
-    let line = |Prediction { prompt, predict, label, .. }: &Prediction| {
-        format!("{}\n", json!({"prompt": prompt, "predict": predict, "label": label}))
-    };
-    let text: String = predictions.iter().map(line).collect();
-    std::fs::write(path, text).map_err(Error::io("write", path))
+/// Writes the rows into the folder of the run.
+fn write(dir: &Path, rows: impl Iterator<Item = Value>) -> Result<()> {
+    let path = dir.join("generated_predictions.jsonl");
+    let text: String = rows.map(|row| format!("{row}\n")).collect();
+    std::fs::write(&path, text).map_err(Error::io("write", &path))
+}
+
+/// A score with two digits after the point, as the original keeps it.
+fn two_digits(score: f32) -> f64 {
+    (f64::from(score) * 100.0).round() / 100.0
 }
