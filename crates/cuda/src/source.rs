@@ -1,0 +1,36 @@
+//! The sources of the kernels, embedded in the program, and the units in which they are compiled.
+
+/// A file of kernels.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
+pub struct Source {
+    /// Its name.
+    pub file: &'static str,
+    /// What it contains.
+    pub text: &'static str,
+}
+
+macro_rules! sources {
+    ($($(#[$doc:meta])* $name:ident = $file:literal;)+) => {
+        $($(#[$doc])*
+        pub const $name: Source = Source { file: $file, text: include_str!(concat!("../kernels/", $file)) };)+
+    };
+}
+
+sources! {
+    /// RMSNorm and LayerNorm.
+    NORM = "norm.cu";
+    /// The words that all kernels are written in.
+    WORDS = "words.h";
+}
+
+/// The headers that sources include, by the name in the directive.
+pub const HEADERS: &[Source] = &[WORDS];
+
+/// What is compiled at a time: a source, with macros that select some of its kernels where it has many.
+#[derive(Clone, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
+pub struct Unit {
+    /// The file.
+    pub source: Source,
+    /// Macros and their values.
+    pub defines: Vec<(&'static str, String)>,
+}

@@ -1,0 +1,141 @@
+//! Compiles kernels and the emulator with g++ into a shared library.
+
+use std::ffi::OsString;
+use std::fs;
+use std::path::{Path, PathBuf};
+use std::process::Command;
+use std::sync::Mutex;
+
+use oarlock_cuda::source::{HEADERS, Unit};
+
+/// The files of the emulator.
+const EMULATOR: [(&str, &str); 5] = [
+    ("emulator.h", include_str!("../../emulator/emulator.h")),
+    ("fiber.h", include_str!("../../emulator/fiber.h")),
+    ("machine.h", include_str!("../../emulator/machine.h")),
+    ("machine.cpp", include_str!("../../emulator/machine.cpp")),
+    ("memory.cpp", include_str!("../../emulator/memory.cpp")),
+];
+const LAUNCH: (&str, &str) = ("launch.cpp", include_str!("../../emulator/launch.cpp"));
+
+/// A source or header with another text than its own.
+#[derive(Clone)]
+pub struct Changed {
+    pub file: String,
+    pub text: String,
+}
+
+/// What watches the accesses of kernels.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Sanitizer {
+    None,
+    Thread,
+    Address,
+}
+
+/// The compiler; none where there is none.
+pub fn compiler() -> Option<OsString> {
+    let name = std::env::var_os("CXX").unwrap_or_else(|| "g++".into());
+    let runs = Command::new(&name).arg("--version").output().is_ok_and(|output| output.status.success());
+    runs.then_some(name)
+}
+
+/// A folder for what is compiled; it goes when the process ends well, and with the system's temporary files otherwise.
+pub struct Workshop {
+    folder: tempfile::TempDir,
+    compiler: OsString,
+}
+
+impl Workshop {
+    pub fn new(compiler: OsString) -> Workshop {
+        let folder = tempfile::tempdir().expect("a temporary folder");
+        for (name, text) in EMULATOR.into_iter().chain([LAUNCH]) {
+            fs::write(folder.path().join(name), text).expect("a file of the emulator");
+        }
+        for header in HEADERS {
+            fs::write(folder.path().join(header.file), header.text).expect("a header");
+        }
+        Workshop { folder, compiler }
+    }
+
+    /// The emulator's object files.
+    pub fn emulator(&self) -> Result<Vec<PathBuf>, String> {
+        let jobs = ["machine.cpp", "memory.cpp", "launch.cpp"].map(|file| {
+            let object = self.folder.path().join(format!("{file}.o"));
+            (vec!["-O2".into(), self.folder.path().join(file).into()], object)
+        });
+        self.compile(jobs.into())
+    }
+
+    /// The object files of some units, with changed files where there are any. Each `label` has its own folder.
+    pub fn kernels(
+        &self,
+        label: &str,
+        units: &[Unit],
+        changed: &[Changed],
+        sanitizer: Sanitizer,
+    ) -> Result<Vec<PathBuf>, String> {
+        let folder = self.folder.path().join(label);
+        fs::create_dir_all(&folder).map_err(|error| error.to_string())?;
+        for change in changed {
+            fs::write(folder.join(&change.file), &change.text).map_err(|error| error.to_string())?;
+        }
+        let jobs = units.iter().enumerate().map(|(i, unit)| {
+            let source = folder.join(unit.source.file);
+            if !source.exists() {
+                fs::write(&source, unit.source.text).expect("a source");
+            }
+            let mut args: Vec<OsString> = match sanitizer {
+                Sanitizer::None => vec!["-O1".into()],
+                Sanitizer::Thread => vec!["-O1".into(), "-g".into(), "-fsanitize=thread".into()],
+                Sanitizer::Address => vec!["-O1".into(), "-g".into(), "-fsanitize=address".into()],
+            };
+            for (name, value) in &unit.defines {
+                args.push(format!("-D{name}={value}").into());
+            }
+            args.extend(["-I".into(), folder.clone().into(), "-x".into(), "c++".into(), source.into()]);
+            (args, folder.join(format!("{i}.o")))
+        });
+        self.compile(jobs.collect())
+    }
+
+    /// One library of object files.
+    pub fn link(&self, name: &str, objects: &[PathBuf]) -> Result<PathBuf, String> {
+        let library = self.folder.path().join(name);
+        let mut link = Command::new(&self.compiler);
+        link.args(["-shared", "-Wl,-z,now", "-pthread", "-o"]).arg(&library).args(objects);
+        finish(&mut link)?;
+        Ok(library)
+    }
+
+    /// Runs compilers, as many as there are cores at a time.
+    fn compile(&self, jobs: Vec<(Vec<OsString>, PathBuf)>) -> Result<Vec<PathBuf>, String> {
+        let objects = jobs.iter().map(|(_, object)| object.clone()).collect();
+        let queue = Mutex::new(jobs.into_iter());
+        let n_workers = std::thread::available_parallelism().map_or(1, |n| n.get());
+        let worker = || -> Result<(), String> {
+            loop {
+                let Some((args, object)) = queue.lock().expect("a queue").next() else { return Ok(()) };
+                self.compile_one(&args, &object)?;
+            }
+        };
+        std::thread::scope(|scope| {
+            let workers: Vec<_> = (0..n_workers).map(|_| scope.spawn(worker)).collect();
+            workers.into_iter().try_for_each(|worker| worker.join().expect("a compiler's thread"))
+        })?;
+        Ok(objects)
+    }
+
+    fn compile_one(&self, args: &[OsString], object: &Path) -> Result<(), String> {
+        let mut compile = Command::new(&self.compiler);
+        compile.args(["-std=c++20", "-fPIC", "-fno-gnu-unique", "-ffp-contract=off", "-Wall", "-Werror"]);
+        compile.arg("-Wno-unknown-pragmas").args(args).arg("-I").arg(self.folder.path());
+        finish(compile.arg("-c").arg("-o").arg(object))
+    }
+}
+
+fn finish(command: &mut Command) -> Result<(), String> {
+    let output = command.output().map_err(|error| error.to_string())?;
+    let said = String::from_utf8_lossy(&output.stderr).into_owned();
+    if output.status.success() { Ok(()) } else { Err(format!("{command:?}\n{said}")) }
+}

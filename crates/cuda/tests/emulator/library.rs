@@ -1,0 +1,180 @@
+//! A library of kernels in the emulator: the loaded file, and its functions.
+
+use std::ffi::{CStr, CString, c_char, c_int, c_uint, c_void};
+use std::sync::{Mutex, OnceLock};
+
+use oarlock_cuda::geometry::Geometry;
+use oarlock_cuda::source::Unit;
+use oarlock_cuda::table;
+
+use super::build::{Changed, Sanitizer, Workshop, compiler};
+
+type LaunchFn = unsafe extern "C" fn(
+    *const c_char,
+    *const c_uint,
+    c_uint,
+    usize,
+    *const *const c_void,
+    usize,
+    c_uint,
+    c_uint,
+    *mut c_char,
+    usize,
+) -> c_int;
+type Alloc = unsafe extern "C" fn(usize, usize) -> *mut c_void;
+type Data = unsafe extern "C" fn(*mut c_void) -> *mut c_void;
+type Free = unsafe extern "C" fn(*mut c_void) -> c_int;
+type Signature = unsafe extern "C" fn(*const c_char) -> *const c_char;
+type KernelName = unsafe extern "C" fn(usize) -> *const c_char;
+
+/// A loaded library. It stays loaded until the process ends.
+pub struct Library {
+    launch: LaunchFn,
+    alloc: Alloc,
+    data: Data,
+    free: Free,
+    signature: Signature,
+    kernel_name: KernelName,
+}
+
+/// Device memory.
+pub struct Memory {
+    handle: *mut c_void,
+    data: *mut c_void,
+    free: Free,
+}
+
+impl Memory {
+    pub fn data(&self) -> *mut c_void {
+        self.data
+    }
+}
+
+impl Drop for Memory {
+    fn drop(&mut self) {
+        // SAFETY: the handle is that of memory of this library, and is freed once.
+        let intact = unsafe { (self.free)(self.handle) } != 0;
+        assert!(intact || std::thread::panicking(), "a kernel wrote beside a buffer");
+    }
+}
+
+/// What is compiled once for all libraries.
+fn workshop() -> Option<&'static (Workshop, Vec<std::path::PathBuf>)> {
+    static WORKSHOP: OnceLock<Option<(Workshop, Vec<std::path::PathBuf>)>> = OnceLock::new();
+    let made = WORKSHOP.get_or_init(|| {
+        let Some(compiler) = compiler() else {
+            eprintln!("NOT TESTED: there is no g++ (set CXX to another C++20 compiler), so no kernel was run");
+            return None;
+        };
+        let workshop = Workshop::new(compiler);
+        let emulator = workshop.emulator().expect("the emulator");
+        Some((workshop, emulator))
+    });
+    made.as_ref()
+}
+
+impl Library {
+    /// The library of all kernels; none where there is no C++ compiler.
+    pub fn of_all_kernels() -> Option<&'static Library> {
+        static ALL: OnceLock<Option<Library>> = OnceLock::new();
+        let build = || Library::build("kernels", &table::units(), &[], Sanitizer::None);
+        ALL.get_or_init(|| build().map(|library| library.expect("all kernels"))).as_ref()
+    }
+
+    /// A library of some units, where some files may be changed; none where there is no C++ compiler.
+    pub fn build(
+        label: &str,
+        units: &[Unit],
+        changed: &[Changed],
+        sanitizer: Sanitizer,
+    ) -> Option<Result<Library, String>> {
+        let (workshop, emulator) = workshop()?;
+        Some(workshop.kernels(label, units, changed, sanitizer).and_then(|mut objects| {
+            objects.extend(emulator.iter().cloned());
+            let file = workshop.link(&format!("{label}.so"), &objects)?;
+            Library::load(&file)
+        }))
+    }
+
+    fn load(file: &std::path::Path) -> Result<Library, String> {
+        let text = |error: libloading::Error| error.to_string();
+        // SAFETY: the library is ours; its initialization fills a table.
+        let library = unsafe { libloading::Library::new(file) }.map_err(text)?;
+        // SAFETY: the types are those of the definitions in emulator/*.cpp.
+        let loaded = unsafe {
+            Library {
+                launch: *library.get(b"emulator_launch\0").map_err(text)?,
+                alloc: *library.get(b"emulator_alloc\0").map_err(text)?,
+                data: *library.get(b"emulator_data\0").map_err(text)?,
+                free: *library.get(b"emulator_free\0").map_err(text)?,
+                signature: *library.get(b"emulator_signature\0").map_err(text)?,
+                kernel_name: *library.get(b"emulator_kernel\0").map_err(text)?,
+            }
+        };
+        // Its functions and its signal handler are used until the end.
+        std::mem::forget(library);
+        Ok(loaded)
+    }
+
+    /// Device memory of a size, in which every float is NaN.
+    pub fn memory(&self, bytes: usize) -> Memory {
+        // SAFETY: any size is valid; the alignment is a power of two below that of a page.
+        let handle = unsafe { (self.alloc)(bytes, 16) };
+        // SAFETY: the handle was just made.
+        Memory { handle, data: unsafe { (self.data)(handle) }, free: self.free }
+    }
+
+    /// Runs a kernel, with the bits of its arguments.
+    pub fn launch(
+        &self,
+        name: &str,
+        geometry: Geometry,
+        args: &[u64],
+        n_workers: u32,
+        order: u32,
+    ) -> Result<(), String> {
+        let symbol = CString::new(name).expect("a name without zeros");
+        let pointers: Vec<*const c_void> = args.iter().map(|arg| std::ptr::from_ref(arg).cast()).collect();
+        let mut error = [0 as c_char; 2048];
+        // SAFETY: each argument has 8 bytes, as many as any parameter; the emulator checks their number.
+        let failed = unsafe {
+            (self.launch)(
+                symbol.as_ptr(),
+                geometry.grid.as_ptr(),
+                geometry.threads,
+                geometry.shared_bytes,
+                pointers.as_ptr(),
+                pointers.len(),
+                n_workers,
+                order,
+                error.as_mut_ptr(),
+                error.len(),
+            )
+        } != 0;
+        // SAFETY: the emulator wrote a string that ends inside of `error`.
+        let text = || unsafe { CStr::from_ptr(error.as_ptr()) }.to_string_lossy().into_owned();
+        if failed { Err(text()) } else { Ok(()) }
+    }
+
+    /// The parameters of a kernel as C declares them.
+    pub fn signature(&self, name: &str) -> Option<String> {
+        let name = CString::new(name).expect("a name without zeros");
+        // SAFETY: the name is a string.
+        string(unsafe { (self.signature)(name.as_ptr()) })
+    }
+
+    /// The names of all kernels.
+    pub fn kernels(&self) -> Vec<String> {
+        // SAFETY: any index is valid.
+        (0..).map_while(|i| string(unsafe { (self.kernel_name)(i) })).collect()
+    }
+}
+
+/// A string that the library keeps; none for null.
+fn string(text: *const c_char) -> Option<String> {
+    // SAFETY: strings of the library end with zero, and live as long as it does.
+    (!text.is_null()).then(|| unsafe { CStr::from_ptr(text) }.to_string_lossy().into_owned())
+}
+
+/// Compilations of changed sources, one at a time: each uses all cores.
+pub static ONE_AT_A_TIME: Mutex<()> = Mutex::new(());

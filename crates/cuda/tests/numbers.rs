@@ -1,0 +1,84 @@
+//! What the tests share: element types as the host sees them, reproducible data, comparisons with f64.
+
+use half::{bf16, f16};
+use oarlock_cuda::Element;
+
+/// A type that device memory can hold.
+pub trait Plain: Copy + PartialEq + std::fmt::Debug + 'static {
+    const ELEMENT: Element;
+}
+
+/// A float of kernels.
+pub trait Float: Plain {
+    fn of(x: f64) -> Self;
+    fn f64(self) -> f64;
+    /// A bound of the error of one rounding.
+    const ROUNDING: f64;
+}
+
+macro_rules! plain {
+    ($($t:ty = $element:ident),+) => { $(impl Plain for $t { const ELEMENT: Element = Element::$element; })+ };
+}
+plain!(f32 = F32, f64 = F64, bf16 = BF16, f16 = F16, i8 = I8, u8 = U8, i32 = I32, u32 = U32, u64 = U64);
+
+impl Float for f32 {
+    fn of(x: f64) -> f32 {
+        x as f32
+    }
+    fn f64(self) -> f64 {
+        f64::from(self)
+    }
+    const ROUNDING: f64 = 6e-8;
+}
+
+impl Float for bf16 {
+    fn of(x: f64) -> bf16 {
+        bf16::from_f32(x as f32)
+    }
+    fn f64(self) -> f64 {
+        f64::from(self.to_f32())
+    }
+    const ROUNDING: f64 = 4e-3;
+}
+
+impl Float for f16 {
+    fn of(x: f64) -> f16 {
+        f16::from_f32(x as f32)
+    }
+    fn f64(self) -> f64 {
+        f64::from(self.to_f32())
+    }
+    const ROUNDING: f64 = 5e-4;
+}
+
+/// `n` values in about -2..2, different for each seed, exact in `T`.
+pub fn values<T: Float>(seed: u64, n: usize) -> Vec<T> {
+    let mut state = seed.wrapping_mul(0x9e37_79b9_7f4a_7c15) | 1;
+    let mut next = || {
+        state ^= state << 13;
+        state ^= state >> 7;
+        state ^= state << 17;
+        T::of((state >> 40) as f64 / f64::from(1 << 22) - 2.0)
+    };
+    (0..n).map(|_| next()).collect()
+}
+
+/// The values as f64, for references.
+pub fn f64s<T: Float>(x: &[T]) -> Vec<f64> {
+    x.iter().map(|x| x.f64()).collect()
+}
+
+/// `n` integers in `0..bound`.
+pub fn indices(seed: u64, n: usize, bound: usize) -> Vec<i32> {
+    values::<f32>(seed, n).iter().map(|x| ((x + 2.0) / 4.0 * bound as f32) as i32 % bound as i32).collect()
+}
+
+/// Asserts `|got - want| <= tolerance * (1 + |want|)` for each element.
+#[track_caller]
+pub fn assert_close<T: Float>(what: &str, got: &[T], want: &[f64], tolerance: f64) {
+    assert_eq!(got.len(), want.len(), "{what}: lengths");
+    for (i, (got, want)) in f64s(got).iter().zip(want).enumerate() {
+        let close = (got - want).abs() <= tolerance * (1.0 + want.abs()) || got == want;
+        assert!(close, "{what}, element {i}: got {got}, want {want}");
+    }
+}

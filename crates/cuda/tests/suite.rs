@@ -1,0 +1,6 @@
+//! The tests of the CUDA kernels, as modules of one binary.
+
+mod emulator;
+mod norm;
+mod numbers;
+mod table;
