@@ -5,10 +5,13 @@
 //! needs neither CUDA nor a C++ compiler: libnvrtc is looked for when the first kernel is compiled.
 
 mod element;
+mod error;
 pub mod geometry;
 mod kernel;
+pub mod nvrtc;
 pub mod source;
 pub mod table;
 
 pub use element::Element;
+pub use error::{Error, Result};
 pub use kernel::{Access, Dtypes, Instance, Kernel, Of, Param};

@@ -34,3 +34,10 @@ pub struct Unit {
     /// Macros and their values.
     pub defines: Vec<(&'static str, String)>,
 }
+
+impl std::fmt::Display for Unit {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.write_str(self.source.file)?;
+        self.defines.iter().try_for_each(|(name, value)| write!(f, " {name}={value}"))
+    }
+}

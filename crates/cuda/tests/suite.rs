@@ -3,4 +3,5 @@
 mod emulator;
 mod norm;
 mod numbers;
+mod nvrtc;
 mod table;

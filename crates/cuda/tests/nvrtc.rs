@@ -1,0 +1,66 @@
+//! NVRTC compiles every source, and no kernel spills registers but those that a list names.
+
+use oarlock_cuda::nvrtc::Nvrtc;
+use oarlock_cuda::{Error, table};
+
+/// Kernels that spill, and at most how many bytes of a thread, on any of the architectures.
+const SPILLS: &[(&str, u32)] = &[];
+
+/// NVRTC; says so where there is none.
+fn found() -> Option<Nvrtc> {
+    match Nvrtc::find() {
+        Ok(nvrtc) => Some(nvrtc),
+        Err(error @ Error::NoNvrtc { .. }) => {
+            eprintln!("NOT TESTED: {error}");
+            None
+        }
+        Err(error) => panic!("{error}"),
+    }
+}
+
+fn compiles(arch: &str) {
+    let Some(nvrtc) = found() else { return };
+    let mut wrong = vec![];
+    for unit in table::units() {
+        let compiled = nvrtc.compile(&unit, arch).unwrap_or_else(|error| panic!("{error}"));
+        assert!(compiled.cubin.starts_with(b"\x7fELF"), "{unit}: no machine code");
+        assert!(!compiled.usage.is_empty(), "{unit}: the log tells nothing:\n{}", compiled.log);
+        for kernel in &compiled.usage {
+            let allowed = SPILLS.iter().find(|(name, _)| *name == kernel.kernel).map_or(0, |(_, bytes)| *bytes);
+            if kernel.spill_bytes > allowed {
+                wrong.push(format!("{} spills {} bytes, {allowed} are allowed", kernel.kernel, kernel.spill_bytes));
+            }
+        }
+    }
+    assert!(wrong.is_empty(), "{arch}, NVRTC {}:\n{}", nvrtc.version(), wrong.join("\n"));
+}
+
+#[test]
+fn every_source_compiles_for_sm_80() {
+    compiles("sm_80");
+}
+
+#[test]
+fn every_source_compiles_for_sm_90a() {
+    compiles("sm_90a");
+}
+
+#[test]
+fn a_wrong_source_is_an_error_with_the_log() {
+    let Some(nvrtc) = found() else { return };
+    let mut unit = table::units().remove(0);
+    unit.source.text = "this is no kernel";
+    match nvrtc.compile(&unit, "sm_80") {
+        Err(Error::Compile { log, .. }) => assert!(log.contains("error"), "{log}"),
+        other => panic!("{other:?}"),
+    }
+}
+
+#[test]
+fn a_file_that_is_no_library_is_an_error() {
+    let error = Nvrtc::load(std::path::Path::new("/no/such/libnvrtc.so")).err().expect("an error");
+    assert!(matches!(error, Error::Unusable { .. }), "{error}");
+    let missing = Error::NoNvrtc { looked_in: vec!["here".into(), "there".into()] };
+    let said = missing.to_string();
+    assert!(said.contains("here, there") && said.contains("pip install nvidia-cuda-nvrtc"), "{said}");
+}
