@@ -66,6 +66,7 @@ OARLOCK_TYPE(u8)
 OARLOCK_TYPE(i32)
 OARLOCK_TYPE(u32)
 OARLOCK_TYPE(u64)
+OARLOCK_TYPE(walk)
 #undef OARLOCK_TYPE
 template <class T> struct Name {
   static std::string get() { return type_name<T>(); }

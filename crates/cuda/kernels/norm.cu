@@ -21,17 +21,17 @@ DEVICE void rms_norm_rows(const X* x, const W* weight, f32 offset, f32 eps, Y* y
     else {
       f32 squares = 0;
       for (u32 c = lane * 8; c < dim; c += TEAM * 8) {
-        load8(v, xr, c, dim, packed);
+        load8(v, xr + c, dim - c, packed);
         UNROLL for (int i = 0; i < 8; i++) squares += v[i] * v[i];
       }
       r = 1.f / sqrtf(team_sum<TEAM>(squares) / (f32)dim + eps);
       if (lane == 0) rstd[row] = r;
     }
     for (u32 c = lane * 8; c < dim; c += TEAM * 8) {
-      load8(v, xr, c, dim, packed);
-      load8(w, weight, c, dim, packed);
+      load8(v, xr + c, dim - c, packed);
+      load8(w, weight + c, dim - c, packed);
       UNROLL for (int i = 0; i < 8; i++) v[i] = v[i] * r * plus_offset(w[i], offset);
-      store8(y + (u64)row * dim, v, c, dim, packed, 0);
+      store8(y + (u64)row * dim + c, v, dim - c, packed, 0);
     }
   }
 }
@@ -51,12 +51,12 @@ DEVICE void layer_norm_rows(const T* x, const T* weight, const T* bias, f32 eps,
     f32 v[8], w[8], b[8] = {};
     f32 sum = 0, squares = 0;
     for (u32 c = lane * 8; c < dim; c += TEAM * 8) {
-      load8(v, xr, c, dim, packed);
+      load8(v, xr + c, dim - c, packed);
       UNROLL for (int i = 0; i < 8; i++) sum += v[i];
     }
     f32 m = team_sum<TEAM>(sum) / (f32)dim;
     for (u32 c = lane * 8; c < dim; c += TEAM * 8) {
-      load8(v, xr, c, dim, packed);
+      load8(v, xr + c, dim - c, packed);
       UNROLL for (int i = 0; i < 8; i++) squares += c + i < dim ? (v[i] - m) * (v[i] - m) : 0.f;
     }
     f32 r = 1.f / sqrtf(team_sum<TEAM>(squares) / (f32)dim + eps);
@@ -65,11 +65,11 @@ DEVICE void layer_norm_rows(const T* x, const T* weight, const T* bias, f32 eps,
       rstd[row] = r;
     }
     for (u32 c = lane * 8; c < dim; c += TEAM * 8) {
-      load8(v, xr, c, dim, packed);
-      load8(w, weight, c, dim, packed);
-      if (bias) load8(b, bias, c, dim, packed);
+      load8(v, xr + c, dim - c, packed);
+      load8(w, weight + c, dim - c, packed);
+      if (bias) load8(b, bias + c, dim - c, packed);
       UNROLL for (int i = 0; i < 8; i++) v[i] = (v[i] - m) * r * w[i] + b[i];
-      store8(y + (u64)row * dim, v, c, dim, packed, 0);
+      store8(y + (u64)row * dim + c, v, dim - c, packed, 0);
     }
   }
 }
@@ -114,9 +114,9 @@ template <u32 TEAM, bool CENTRED, class X, class W, class Y> DEVICE void norm_gr
     f32 r = g.rstd[row], m = CENTRED ? g.mean[row] : 0.f;
     f32 x[8], dy[8], w[8], projection = 0, sum = 0;
     for (u32 c = lane * 8; c < dim; c += TEAM * 8) {
-      load8(x, xr, c, dim, packed);
-      load8(dy, dyr, c, dim, packed);
-      load8(w, g.weight, c, dim, packed);
+      load8(x, xr + c, dim - c, packed);
+      load8(dy, dyr + c, dim - c, packed);
+      load8(w, g.weight + c, dim - c, packed);
       UNROLL for (int i = 0; i < 8; i++) {
         f32 t = dy[i] * plus_offset(w[i], g.offset);
         projection += (x[i] - m) * r * t;
@@ -126,9 +126,9 @@ template <u32 TEAM, bool CENTRED, class X, class W, class Y> DEVICE void norm_gr
     f32 slope = team_sum<TEAM>(projection) / (f32)dim;
     f32 offset = CENTRED ? team_sum<TEAM>(sum) / (f32)dim : 0.f;
     for (u32 c = lane * 8; c < dim; c += TEAM * 8) {
-      load8(x, xr, c, dim, packed);
-      load8(dy, dyr, c, dim, packed);
-      load8(w, g.weight, c, dim, packed);
+      load8(x, xr + c, dim - c, packed);
+      load8(dy, dyr + c, dim - c, packed);
+      load8(w, g.weight + c, dim - c, packed);
       f32 dx[8];
       UNROLL for (int i = 0; i < 8; i++) {
         f32 x_hat = (x[i] - m) * r;
@@ -138,7 +138,7 @@ template <u32 TEAM, bool CENTRED, class X, class W, class Y> DEVICE void norm_gr
           if (CENTRED) bias_sums[c + i] += dy[i];
         }
       }
-      store8(g.dx + (u64)row * dim, dx, c, dim, packed, g.add);
+      store8(g.dx + (u64)row * dim + c, dx, dim - c, packed, g.add);
     }
   }
   sync_block();

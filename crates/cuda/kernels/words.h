@@ -18,6 +18,14 @@ struct alignas(2) f16 {
   u16 bits;
 };
 
+// The order in which up to two operands are read for a dense output: the sizes of its dims, slowest first, and how far
+// each operand moves along them.
+struct walk {
+  u32 n_dims;
+  u32 sizes[6];
+  u32 strides[2][6];
+};
+
 #ifdef __CUDACC_RTC__
 
 #define DEVICE __device__ __forceinline__
@@ -123,27 +131,28 @@ template <class T> struct alignas(16) Pack {
 };
 const u32 PACK = 8;
 
-// Whether rows of `dim` elements that begin here consist of whole packs.
-template <class T> DEVICE bool packs(const T* p, u64 dim) { return (u64)p % 16 == 0 && dim % PACK == 0; }
+// Whether packs may begin here, and whether whole rows of `dim` elements are packs.
+template <class T> DEVICE bool packs(const T* p) { return (u64)p % 16 == 0; }
+template <class T> DEVICE bool packs(const T* p, u32 dim) { return packs(p) && dim % PACK == 0; }
 
-// The elements from `c` on of a row; zeros behind its end.
-template <class T> DEVICE void load8(f32 (&v)[8], const T* row, u32 c, u32 dim, bool packed) {
-  if (packed) {
-    Pack<T> pack = *(const Pack<T>*)(row + c);
-    UNROLL for (int i = 0; i < 8; i++) v[i] = to_f32(pack.of[i]);
+// Up to eight elements; zeros where fewer are left. With `packed` the memory is that of whole packs.
+template <class T> DEVICE void load8(f32 (&v)[8], const T* from, u64 left, bool packed) {
+  if (packed && left >= PACK) {
+    Pack<T> pack = *(const Pack<T>*)from;
+    UNROLL for (u32 i = 0; i < 8; i++) v[i] = to_f32(pack.of[i]);
   } else {
-    UNROLL for (int i = 0; i < 8; i++) v[i] = c + i < dim ? to_f32(row[c + i]) : 0.f;
+    UNROLL for (u32 i = 0; i < 8; i++) v[i] = i < left ? to_f32(from[i]) : 0.f;
   }
 }
-template <class T> DEVICE void store8(T* row, const f32 (&v)[8], u32 c, u32 dim, bool packed, u32 add) {
-  if (packed) {
-    Pack<T>* to = (Pack<T>*)(row + c);
+template <class T> DEVICE void store8(T* to, const f32 (&v)[8], u64 left, bool packed, u32 add) {
+  if (packed && left >= PACK) {
     Pack<T> pack;
-    if (add) pack = *to;
-    UNROLL for (int i = 0; i < 8; i++) store(pack.of[i], v[i], add);
-    *to = pack;
+    if (add) pack = *(Pack<T>*)to;
+    UNROLL for (u32 i = 0; i < 8; i++) store(pack.of[i], v[i], add);
+    *(Pack<T>*)to = pack;
   } else {
-    UNROLL for (int i = 0; i < 8; i++) if (c + i < dim) store(row[c + i], v[i], add);
+    UNROLL for (u32 i = 0; i < 8; i++)
+      if (i < left) store(to[i], v[i], add);
   }
 }
 
@@ -189,6 +198,10 @@ template <u32 TEAM> DEVICE f32 team_max(f32 v) {
   return v;
 }
 
-// The threads of a grid, for loops over elements.
-DEVICE u64 grid_index() { return (u64)blockIdx.x * blockDim.x + threadIdx.x; }
-DEVICE u64 grid_size() { return (u64)gridDim.x * blockDim.x; }
+// All threads of the grid share out `n` elements, one or eight at a time.
+template <class F> DEVICE void each(u64 n, F f) {
+  for (u64 i = (u64)blockIdx.x * blockDim.x + threadIdx.x; i < n; i += (u64)gridDim.x * blockDim.x) f(i);
+}
+template <class F> DEVICE void each8(u64 n, F f) {
+  each((n + 7) / 8, [&](u64 i) { f(8 * i, n - 8 * i); });
+}

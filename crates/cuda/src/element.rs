@@ -23,6 +23,8 @@ pub enum Element {
     U32,
     /// Unsigned integers of 64 bits: numbers of elements.
     U64,
+    /// A [`Walk`](crate::Walk) over strided operands; only a scalar parameter.
+    Walk,
 }
 
 impl Element {
@@ -33,6 +35,7 @@ impl Element {
             Element::BF16 | Element::F16 => 2,
             Element::F32 | Element::I32 | Element::U32 => 4,
             Element::F64 | Element::U64 => 8,
+            Element::Walk => size_of::<crate::Walk>(),
         }
     }
 
@@ -48,6 +51,7 @@ impl Element {
             Element::I32 => "i32",
             Element::U32 => "u32",
             Element::U64 => "u64",
+            Element::Walk => "walk",
         }
     }
 }

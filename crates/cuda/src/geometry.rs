@@ -49,3 +49,26 @@ pub fn norm_backward(n_rows: usize, dim: usize, n_sums: usize) -> Geometry {
     let shared_bytes = (n_sums * n_teams * dim * 4).next_multiple_of(128);
     Geometry { shared_bytes, ..Geometry::blocks(norm_partials(n_rows)) }
 }
+
+/// Of the losses of rows of logits: a block for each row.
+pub fn losses(n_rows: usize) -> Geometry {
+    Geometry::blocks(n_rows.min(MOST_BLOCKS))
+}
+
+/// Of sums over a dim that is not the last: a block for 32 columns.
+pub fn sum_rows(outer: usize, inner: usize) -> Geometry {
+    Geometry::blocks((outer * inner.div_ceil(32)).min(MOST_BLOCKS))
+}
+
+/// Elements of a block of a squared norm.
+pub const NORM_BLOCK: usize = 4096;
+
+/// Of squared norms.
+pub fn squared_norm(n: usize) -> Geometry {
+    Geometry::blocks(n.div_ceil(NORM_BLOCK).min(MOST_BLOCKS))
+}
+
+/// Of what one block does.
+pub fn one_block() -> Geometry {
+    Geometry::blocks(1)
+}

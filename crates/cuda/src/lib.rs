@@ -6,12 +6,15 @@
 
 mod element;
 mod error;
+pub mod functions;
 pub mod geometry;
 mod kernel;
 pub mod nvrtc;
 pub mod source;
 pub mod table;
+mod walk;
 
 pub use element::Element;
 pub use error::{Error, Result};
 pub use kernel::{Access, Dtypes, Instance, Kernel, Of, Param};
+pub use walk::Walk;

@@ -17,14 +17,44 @@ macro_rules! sources {
 }
 
 sources! {
+    /// Functions of two elements.
+    BINARY = "binary.cu";
+    /// Moving elements.
+    COPY = "copy.cu";
+    /// Cross-entropy and its gradient.
+    CROSS_ENTROPY = "cross_entropy.cu";
+    /// Sums and conversions of elements.
+    ELEMENTWISE = "elementwise.cu";
+    /// Token embedding.
+    EMBED = "embed.cu";
+    /// Gated linear units.
+    GLU = "glu.cu";
     /// RMSNorm and LayerNorm.
     NORM = "norm.cu";
+    /// The steps of optimizers.
+    OPTIM = "optim.cu";
+    /// Quantized weights.
+    QUANTIZED = "quantized.cu";
+    /// Sums and extremes.
+    REDUCE = "reduce.cu";
+    /// Rotary position embedding.
+    ROPE = "rope.cu";
+    /// Softmax and its logarithm.
+    SOFTMAX = "softmax.cu";
+    /// Functions of one element.
+    UNARY = "unary.cu";
+    /// Activation functions.
+    MATH = "math.h";
+    /// The maximum and the sum of exponentials of a row.
+    ROWS = "rows.h";
+    /// Strides of operands.
+    WALK = "walk.h";
     /// The words that all kernels are written in.
     WORDS = "words.h";
 }
 
 /// The headers that sources include, by the name in the directive.
-pub const HEADERS: &[Source] = &[WORDS];
+pub const HEADERS: &[Source] = &[MATH, ROWS, WALK, WORDS];
 
 /// What is compiled at a time: a source, with macros that select some of its kernels where it has many.
 #[derive(Clone, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]

@@ -56,7 +56,8 @@ fn rms<X: Float, W: Float, Y: Float>(library: &Library, rows: usize, dim: usize,
     let (n, d) = (rows as u32, dim as u32);
     let (y, dx, added, dw) = in_every_order(library, |gpu| {
         let (x, weight, dy) = (gpu.buffer(&c.x), gpu.buffer(&c.weight), gpu.buffer(&c.dy));
-        let (y, again, rstd) = (gpu.fresh::<Y>(rows * dim), gpu.fresh::<Y>(rows * dim), gpu.fresh::<f32>(rows));
+        let (y, again, rstd) =
+            (gpu.fresh::<Y>(rows * dim), gpu.fresh::<Y>(rows * dim), gpu.fresh::<f32>(rows));
         let by_rows = geometry::rows(rows, dim);
         gpu.run("rms_norm_forward", &dtypes, by_rows, args![x, weight, offset, EPS as f32, y, rstd, n, d]);
         gpu.run("rms_norm_apply", &dtypes, by_rows, args![x, weight, offset, rstd, again, n, d]);
@@ -103,7 +104,8 @@ fn layer<T: Float>(library: &Library, rows: usize, dim: usize, with_bias: bool) 
     }
     let (n, d) = (rows as u32, dim as u32);
     let (y, dx, dw, db) = in_every_order(library, |gpu| {
-        let (x, weight, bias, dy) = (gpu.buffer(&c.x), gpu.buffer(&c.weight), gpu.buffer(&c.bias), gpu.buffer(&c.dy));
+        let (x, weight, bias, dy) =
+            (gpu.buffer(&c.x), gpu.buffer(&c.weight), gpu.buffer(&c.bias), gpu.buffer(&c.dy));
         let (y, mean, rstd) = (gpu.fresh::<T>(rows * dim), gpu.fresh::<f32>(rows), gpu.fresh::<f32>(rows));
         let bias = with_bias.then_some(&bias);
         let forward = args![x, weight, bias, EPS as f32, y, mean, rstd, n, d];

@@ -26,9 +26,13 @@ fn compiles(arch: &str) {
         assert!(compiled.cubin.starts_with(b"\x7fELF"), "{unit}: no machine code");
         assert!(!compiled.usage.is_empty(), "{unit}: the log tells nothing:\n{}", compiled.log);
         for kernel in &compiled.usage {
-            let allowed = SPILLS.iter().find(|(name, _)| *name == kernel.kernel).map_or(0, |(_, bytes)| *bytes);
+            let allowed =
+                SPILLS.iter().find(|(name, _)| *name == kernel.kernel).map_or(0, |(_, bytes)| *bytes);
             if kernel.spill_bytes > allowed {
-                wrong.push(format!("{} spills {} bytes, {allowed} are allowed", kernel.kernel, kernel.spill_bytes));
+                wrong.push(format!(
+                    "{} spills {} bytes, {allowed} are allowed",
+                    kernel.kernel, kernel.spill_bytes
+                ));
             }
         }
     }

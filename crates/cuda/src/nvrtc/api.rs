@@ -16,14 +16,7 @@ type Strings = *const *const c_char;
 pub(super) struct Api {
     pub(super) version: unsafe extern "C" fn(*mut c_int, *mut c_int) -> c_int,
     error_string: unsafe extern "C" fn(c_int) -> *const c_char,
-    create: unsafe extern "C" fn(
-        *mut Handle,
-        *const c_char,
-        *const c_char,
-        c_int,
-        Strings,
-        Strings,
-    ) -> c_int,
+    create: unsafe extern "C" fn(*mut Handle, *const c_char, *const c_char, c_int, Strings, Strings) -> c_int,
     compile: unsafe extern "C" fn(Handle, c_int, Strings) -> c_int,
     destroy: unsafe extern "C" fn(*mut Handle) -> c_int,
     log_size: unsafe extern "C" fn(Handle, *mut usize) -> c_int,

@@ -84,7 +84,8 @@ impl Nvrtc {
         let text = |text: &str| CString::new(text).unwrap_or_default();
         let headers: Vec<_> = HEADERS.iter().map(|header| (text(header.text), text(header.file))).collect();
         let source = (text(unit.source.text), text(unit.source.file));
-        let program = Program::new(&self.api, &source, &headers).map_err(|(call, code)| self.failed(call, code))?;
+        let program =
+            Program::new(&self.api, &source, &headers).map_err(|(call, code)| self.failed(call, code))?;
         let options: Vec<CString> = options.iter().map(|option| text(option)).collect();
         let code = program.compile(&options);
         let log = String::from_utf8_lossy(&program.log()).into_owned();

@@ -61,6 +61,7 @@ fn python_path() -> Vec<PathBuf> {
         return lines.lines().filter(|line| !line.is_empty()).map(PathBuf::from).collect();
     }
     let homes = ["VIRTUAL_ENV", "CONDA_PREFIX"].into_iter().filter_map(std::env::var_os);
-    let libs = homes.flat_map(|home| std::fs::read_dir(Path::new(&home).join("lib")).into_iter().flatten().flatten());
+    let libs = homes
+        .flat_map(|home| std::fs::read_dir(Path::new(&home).join("lib")).into_iter().flatten().flatten());
     libs.map(|entry| entry.path().join("site-packages")).filter(|folder| folder.exists()).collect()
 }

@@ -24,7 +24,8 @@ pub(super) fn parse(log: &str) -> Vec<Usage> {
             usage.push(Usage { kernel, ..Usage::default() });
         }
         let Some(last) = usage.last_mut() else { continue };
-        let number = |unit: &str| -> Option<u32> { line.split(unit).next()?.rsplit(' ').next()?.parse().ok() };
+        let number =
+            |unit: &str| -> Option<u32> { line.split(unit).next()?.rsplit(' ').next()?.parse().ok() };
         for (unit, slot) in [
             (" registers", &mut last.registers),
             (" bytes smem", &mut last.shared_bytes),
@@ -52,8 +53,13 @@ mod tests {
              ptxas info    : Used 40 registers, used 1 barriers, 64 bytes smem, 400 bytes cmem[0]\n\
              ptxas info    : Compiling entry function 'second' for 'sm_80'\n\
              ptxas info    : Used 7 registers, 360 bytes cmem[0]\n";
-        let first =
-            Usage { kernel: "first".into(), registers: 40, shared_bytes: 64, spill_bytes: 24, stack_bytes: 8 };
+        let first = Usage {
+            kernel: "first".into(),
+            registers: 40,
+            shared_bytes: 64,
+            spill_bytes: 24,
+            stack_bytes: 8,
+        };
         let second = Usage { kernel: "second".into(), registers: 7, ..Usage::default() };
         assert_eq!(parse(log), [first, second]);
     }

@@ -1,6 +1,9 @@
 //! The table of all kernels: what a launch must pass, and for which types they are compiled.
 
+mod elements;
 mod norm;
+mod optim;
+mod rows;
 
 use crate::element::Element;
 use crate::kernel::{Dtypes, Kernel};
@@ -8,6 +11,9 @@ use crate::source::Unit;
 
 /// Threads of a block of all kernels but attention.
 pub const THREADS: u32 = 256;
+
+/// No dtype in the name.
+pub const NONE: &[Dtypes] = &[&[]];
 
 /// One dtype that is a float.
 pub const FLOATS: &[Dtypes] = &[&[Element::F32], &[Element::BF16], &[Element::F16]];
@@ -17,8 +23,7 @@ pub const FLOATS: &[Dtypes] = &[&[Element::F32], &[Element::BF16], &[Element::F1
 macro_rules! kernels {
     ($list:ident, $source:expr, $threads:expr, $head_dims:expr;
      $($op:ident ($($param:ident: $access:ident($of:tt)),* $(,)?) for $dtypes:expr;)+) => {
-        /// The kernels of this family.
-        pub const $list: &[$crate::kernel::Kernel] = &[$($crate::kernel::Kernel {
+        pub(super) const $list: &[$crate::kernel::Kernel] = &[$($crate::kernel::Kernel {
             op: stringify!($op),
             source: $source,
             threads: $threads,
@@ -45,12 +50,28 @@ macro_rules! kernels {
     (@of i32) => { $crate::kernel::Of::Fixed($crate::element::Element::I32) };
     (@of u32) => { $crate::kernel::Of::Fixed($crate::element::Element::U32) };
     (@of u64) => { $crate::kernel::Of::Fixed($crate::element::Element::U64) };
+    (@of walk) => { $crate::kernel::Of::Fixed($crate::element::Element::Walk) };
     (@of $number:literal) => { $crate::kernel::Of::Dtype($number) };
 }
 use kernels;
 
 /// All kernels, family by family.
-pub const FAMILIES: &[&[Kernel]] = &[norm::KERNELS];
+pub const FAMILIES: &[&[Kernel]] = &[
+    elements::BINARY,
+    elements::COPY,
+    elements::COPY_FLOATS,
+    elements::ELEMENTWISE,
+    elements::GLU,
+    elements::QUANTIZED,
+    elements::UNARY,
+    norm::KERNELS,
+    optim::KERNELS,
+    rows::CROSS_ENTROPY,
+    rows::EMBED,
+    rows::REDUCE,
+    rows::ROPE,
+    rows::SOFTMAX,
+];
 
 /// All kernels.
 pub fn all() -> impl Iterator<Item = &'static Kernel> {

@@ -63,7 +63,9 @@ fn workshop() -> Option<&'static (Workshop, Vec<std::path::PathBuf>)> {
     static WORKSHOP: OnceLock<Option<(Workshop, Vec<std::path::PathBuf>)>> = OnceLock::new();
     let made = WORKSHOP.get_or_init(|| {
         let Some(compiler) = compiler() else {
-            eprintln!("NOT TESTED: there is no g++ (set CXX to another C++20 compiler), so no kernel was run");
+            eprintln!(
+                "NOT TESTED: there is no g++ (set CXX to another C++20 compiler), so no kernel was run"
+            );
             return None;
         };
         let workshop = Workshop::new(compiler);
