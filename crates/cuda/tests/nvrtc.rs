@@ -22,7 +22,9 @@ fn compiles(arch: &str) {
     let Some(nvrtc) = found() else { return };
     let mut wrong = vec![];
     for unit in table::units() {
+        let start = std::time::Instant::now();
         let compiled = nvrtc.compile(&unit, arch).unwrap_or_else(|error| panic!("{error}"));
+        eprintln!("{unit} for {arch}: {:.1} s", start.elapsed().as_secs_f64());
         assert!(compiled.cubin.starts_with(b"\x7fELF"), "{unit}: no machine code");
         assert!(!compiled.usage.is_empty(), "{unit}: the log tells nothing:\n{}", compiled.log);
         for kernel in &compiled.usage {

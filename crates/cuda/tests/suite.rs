@@ -1,7 +1,19 @@
 //! The tests of the CUDA kernels, as modules of one binary.
 
+mod binary;
+mod copy;
+mod cross_entropy;
+mod elementwise;
+mod embed;
 mod emulator;
+mod glu;
 mod norm;
 mod numbers;
 mod nvrtc;
+mod optim;
+mod quantized;
+mod reduce;
+mod rope;
+mod softmax;
 mod table;
+mod unary;

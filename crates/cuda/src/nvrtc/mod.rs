@@ -79,6 +79,8 @@ impl Nvrtc {
             format!("--gpu-architecture={arch}"),
             "--std=c++17".to_string(),
             "--ptxas-options=-v".to_string(),
+            // Kernels contain lambdas, which carry no annotation.
+            "--device-as-default-execution-space".to_string(),
         ];
         options.extend(unit.defines.iter().map(|(name, value)| format!("--define-macro={name}={value}")));
         let text = |text: &str| CString::new(text).unwrap_or_default();

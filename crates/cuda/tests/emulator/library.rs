@@ -126,19 +126,20 @@ impl Library {
         Memory { handle, data: unsafe { (self.data)(handle) }, free: self.free }
     }
 
-    /// Runs a kernel, with the bits of its arguments.
+    /// Runs a kernel, with the words of its arguments.
     pub fn launch(
         &self,
         name: &str,
         geometry: Geometry,
-        args: &[u64],
+        args: &[&[u64]],
         n_workers: u32,
         order: u32,
     ) -> Result<(), String> {
         let symbol = CString::new(name).expect("a name without zeros");
-        let pointers: Vec<*const c_void> = args.iter().map(|arg| std::ptr::from_ref(arg).cast()).collect();
+        let pointers: Vec<*const c_void> = args.iter().map(|arg| arg.as_ptr().cast()).collect();
         let mut error = [0 as c_char; 2048];
-        // SAFETY: each argument has 8 bytes, as many as any parameter; the emulator checks their number.
+        // SAFETY: each argument has the size of its parameter, which the table says and a test compares; the emulator checks
+        // their number.
         let failed = unsafe {
             (self.launch)(
                 symbol.as_ptr(),

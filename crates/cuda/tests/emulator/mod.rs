@@ -5,8 +5,9 @@ mod library;
 
 use std::fmt::Debug;
 
+use half::{bf16, f16};
 use oarlock_cuda::geometry::Geometry;
-use oarlock_cuda::{Access, Element, Instance, table};
+use oarlock_cuda::{Access, Element, Instance, Walk, table};
 
 pub use build::{Changed, Sanitizer};
 pub use library::Library;
@@ -38,16 +39,23 @@ impl<T: Plain> Buffer<T> {
 
     /// As an argument.
     pub fn arg(&self) -> Arg {
-        Arg { element: T::ELEMENT, bits: self.memory.data() as u64, pointer: true }
+        Arg { element: T::ELEMENT, words: vec![self.memory.data() as u64], pointer: true }
     }
 }
 
 /// An argument of a launch.
-#[derive(Clone, Copy)]
+#[derive(Clone)]
 pub struct Arg {
     element: Element,
-    bits: u64,
+    words: Vec<u64>,
     pointer: bool,
+}
+
+impl Arg {
+    /// The type of what it is or points to.
+    pub fn element(&self) -> Element {
+        self.element
+    }
 }
 
 /// Numbers and buffers as arguments.
@@ -67,36 +75,43 @@ impl<T: Plain> IntoArg for Buffer<T> {
     }
 }
 
+impl<T: IntoArg> IntoArg for &T {
+    fn arg(&self) -> Arg {
+        (**self).arg()
+    }
+}
+
 /// An optional pointer.
 impl<T: Plain> IntoArg for Option<&Buffer<T>> {
     fn arg(&self) -> Arg {
-        self.map_or(Arg { element: T::ELEMENT, bits: 0, pointer: true }, Buffer::arg)
+        self.map_or(Arg { element: T::ELEMENT, words: vec![0], pointer: true }, Buffer::arg)
     }
 }
 
-impl IntoArg for f32 {
+impl IntoArg for Walk {
     fn arg(&self) -> Arg {
-        Arg { element: Element::F32, bits: u64::from(self.to_bits()), pointer: false }
+        let bytes = self.bytes();
+        let word = |bytes: &[u8]| {
+            let mut word = [0; 8];
+            word[..bytes.len()].copy_from_slice(bytes);
+            u64::from_ne_bytes(word)
+        };
+        Arg { element: Element::Walk, words: bytes.chunks(8).map(word).collect(), pointer: false }
     }
 }
 
-impl IntoArg for u32 {
-    fn arg(&self) -> Arg {
-        Arg { element: Element::U32, bits: u64::from(*self), pointer: false }
-    }
+macro_rules! numbers {
+    ($($t:ty),+) => {
+        $(impl IntoArg for $t {
+            fn arg(&self) -> Arg {
+                let mut word = [0; 8];
+                word[..size_of::<$t>()].copy_from_slice(&self.to_ne_bytes());
+                Arg { element: <$t>::ELEMENT, words: vec![u64::from_ne_bytes(word)], pointer: false }
+            }
+        })+
+    };
 }
-
-impl IntoArg for u64 {
-    fn arg(&self) -> Arg {
-        Arg { element: Element::U64, bits: *self, pointer: false }
-    }
-}
-
-impl IntoArg for i32 {
-    fn arg(&self) -> Arg {
-        Arg { element: Element::I32, bits: u64::from(*self as u32), pointer: false }
-    }
-}
+numbers!(f32, bf16, f16, i32, u32, u64);
 
 impl Gpu<'_> {
     /// Memory with these elements.
@@ -131,9 +146,9 @@ impl Gpu<'_> {
             let fits = arg.element == instance.element(param) && arg.pointer == is_pointer;
             assert!(fits, "{name}: {} is {:?} in the table, not {:?}", param.name, param.of, arg.element);
         }
-        let bits: Vec<u64> = args.iter().map(|arg| arg.bits).collect();
+        let args: Vec<&[u64]> = args.iter().map(|arg| &arg.words[..]).collect();
         assert_eq!(geometry.threads, instance.kernel.threads, "{name}: threads of a block");
-        if let Err(error) = self.library.launch(&name, geometry, &bits, self.n_workers, self.order) {
+        if let Err(error) = self.library.launch(&name, geometry, &args, self.n_workers, self.order) {
             panic!("{error}");
         }
     }
