@@ -1,6 +1,8 @@
 // Functions of two elements, with broadcasting.
 #include "walk.h"
 
+namespace {
+
 enum Binary : u32 {
   ADD, SUB, MUL, DIV, FLOOR_DIVIDE, REMAINDER, MAXIMUM, MINIMUM, POWER, MAXIMUM_SLOPE, MINIMUM_SLOPE, POWER_SLOPE,
   POWER_EXPONENT_SLOPE,
@@ -40,6 +42,8 @@ DEVICE f32 binary(u32 f, f32 a, f32 b) {
     default: return a == 0.f && b >= 0.f ? 0.f : powf(a, b) * logf(a);
   }
 }
+
+}  // namespace
 
 #define BINARY(T) \
   KERNEL(binary_##T, THREADS, (u32 f, walk order, const T* x, const T* y, T* out, u64 n), each(n, [&](u64 i) { \

@@ -1,8 +1,12 @@
 // Moving elements: permutations and expansions by strides, windows of a dim, choices by a mask.
 #include "walk.h"
 
+namespace {
+
 // The element of a whole [blocks, full] that element i of a window [blocks, len] from `first` on is.
 DEVICE u64 in_window(u64 i, u32 full, u32 first, u32 len) { return i / len * full + first + i % len; }
+
+}  // namespace
 
 #define COPY(T) \
   /* y = x in the order of the walk. */ \

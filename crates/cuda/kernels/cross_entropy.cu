@@ -3,6 +3,8 @@
 // A block works on a row. Rows whose label is IGNORE have loss and gradient 0.
 #include "rows.h"
 
+namespace {
+
 const i32 IGNORE = -100;
 
 enum TokenLoss : u32 { CROSS_ENTROPY, SMOOTHED, BY_PROBABILITY };
@@ -77,6 +79,8 @@ DEVICE void loss_grads(const T* logits, const i32* labels, u32 kind, f32 smoothi
     if (threadIdx.x == 0) losses[row] = r.loss;
   }
 }
+
+}  // namespace
 
 #define LOSS(T) \
   KERNEL(token_loss_##T, THREADS, \

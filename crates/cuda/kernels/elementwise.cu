@@ -1,6 +1,8 @@
 // Sums and conversions of elements, and the bias of a linear layer.
 #include "words.h"
 
+namespace {
+
 // y = x in another type, rounded to nearest.
 template <class T, class U> DEVICE void cast(const T* x, U* y, u64 n) {
   bool packed = packs(x) && packs(y);
@@ -45,6 +47,8 @@ template <class T> DEVICE void bias_add(T* x, const T* bias, u32 rows, u32 dim) 
     store8(x + i / per_row * dim + c, v, dim - c, packed, 1);
   });
 }
+
+}  // namespace
 
 KERNEL(scale_clamp, THREADS, (f32* x, f32 alpha, f32 bound, u64 n), each(n, [&](u64 i) {
          f32 v = x[i] * alpha;

@@ -1,6 +1,8 @@
 // Token embedding: gathers rows of a table, and adds their gradients back into it.
 #include "words.h"
 
+namespace {
+
 // y[row] = table[ids[row]]
 template <class T, class U> DEVICE void embed_forward(const T* table, const i32* ids, U* y, u32 rows, u32 dim) {
   bool packed = packs(table, dim) && packs(y, dim);
@@ -33,6 +35,8 @@ DEVICE void embed_backward(const T* dy, const i32* order, const i32* starts, con
     store8(to, sum, dim - c, packed, 0);
   });
 }
+
+}  // namespace
 
 #define FORWARD(T, U) \
   KERNEL(embed_forward_##T##_##U, THREADS, (const T* table, const i32* ids, U* y, u32 rows, u32 dim), \

@@ -1,6 +1,8 @@
 // Gated linear units, forward and backward.
 #include "math.h"
 
+namespace {
+
 template <class T> DEVICE void gated_forward(u32 act, const T* gate, const T* up, T* y, u64 n) {
   bool packed = packs(gate) && packs(up) && packs(y);
   with_activation(act, [&](auto constant) {
@@ -33,6 +35,8 @@ DEVICE void gated_backward(u32 act, const T* gate, const T* up, const T* dy, T* 
     });
   });
 }
+
+}  // namespace
 
 #define GLU(T) \
   KERNEL(gated_forward_##T, THREADS, (u32 act, const T* gate, const T* up, T* y, u64 n), \

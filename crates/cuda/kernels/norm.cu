@@ -4,6 +4,8 @@
 // blocks of 32 rows, whose partial sums `sum_rows` joins in a pairwise tree.
 #include "words.h"
 
+namespace {
+
 const u32 ROW_BLOCK = 32;
 
 DEVICE f32 plus_offset(f32 w, f32 offset) { return offset == 0.f ? w : offset + w; }
@@ -158,6 +160,8 @@ template <bool CENTRED, class X, class W, class Y> DEVICE void norm_grad(NormGra
   if (g.dim <= WARP_ROW) norm_grad_rows<32, CENTRED>(g);
   else norm_grad_rows<THREADS, CENTRED>(g);
 }
+
+}  // namespace
 
 // ---- Instances
 

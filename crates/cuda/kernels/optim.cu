@@ -2,6 +2,8 @@
 // weights rounded on the way. Scalars that depend on the step are computed by the host, in f64, and rounded once.
 #include "words.h"
 
+namespace {
+
 // from + weight (to - from), in the one of two forms that torch's lerp takes for this weight.
 DEVICE f32 lerp(f32 from, f32 to, f32 weight) {
   return weight < 0.5f ? from + weight * (to - from) : to - (to - from) * (1.f - weight);
@@ -23,6 +25,8 @@ template <class T, class F> DEVICE void step(f32* weights, f32* first, f32* seco
     if (working) store8(working + i, w, left, packed, 0);
   });
 }
+
+}  // namespace
 
 #define OPTIM(T) \
   /* Adam; with `decoupled` weight decay AdamW. */ \

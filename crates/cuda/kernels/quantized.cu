@@ -1,6 +1,8 @@
 // Quantized weights to elements: 4 bits in blocks of 64 with a scale each, and 8 bits in rows with a scale each.
 #include "words.h"
 
+namespace {
+
 const u32 BLOCK = 64, NESTED_BLOCK = 256;
 
 // Elements first .. first + n of a weight. Two codes are in a byte, the first in its upper half: indices into `values`.
@@ -26,6 +28,8 @@ DEVICE void dequantize_int8(const i8* codes, const f32* absmax, T* out, u32 firs
     put(out[i], (f32)codes[(u64)first_row * cols + i] * scale);
   });
 }
+
+}  // namespace
 
 #define QUANTIZED(T) \
   KERNEL(dequantize_4bit_##T, THREADS, \

@@ -1,6 +1,8 @@
 // Sums in fixed trees, and extreme elements.
 #include "words.h"
 
+namespace {
+
 // out[row] = scale * sum of a row.
 template <u32 TEAM, class T, class U> DEVICE void sum_last_rows(f32 scale, const T* x, U* out, u32 add, u32 rows, u32 dim) {
   bool packed = packs(x, dim);
@@ -116,6 +118,8 @@ DEVICE void extreme(u32 least, const T* x, T* values, i32* places, u32 outer, u3
     places[at] = (i32)place;
   });
 }
+
+}  // namespace
 
 #define SUM(T, U) \
   KERNEL(sum_last_##T##_##U, THREADS, (f32 scale, const T* x, U* out, u32 add, u32 rows, u32 dim), \

@@ -1,6 +1,8 @@
 // Rotary position embedding: rotates pairs inside the heads of each row, in place.
 #include "words.h"
 
+namespace {
+
 // Elements j and j + half of a head make a pair, or with `interleaved` 2 j and 2 j + 1. Row r stands at positions[r], or
 // without positions at r % seq + offset. `sign` is -1 in the backward pass.
 template <class T>
@@ -19,6 +21,8 @@ DEVICE void rope(T* x, const f32* cos, const f32* sin, const i32* positions, u32
     put(*b, v * c + u * s);
   });
 }
+
+}  // namespace
 
 #define ROPE(T) \
   KERNEL(rope_##T, THREADS, \

@@ -1,6 +1,8 @@
 // Softmax and its logarithm over rows, forward and backward.
 #include "rows.h"
 
+namespace {
+
 template <u32 TEAM, bool LOG, class T> DEVICE void forward_rows(const T* x, T* y, u32 rows, u32 dim) {
   bool packed = packs(x, dim) && packs(y, dim);
   for (u32 row = team_index<TEAM>(); row < rows; row += n_teams<TEAM>()) {
@@ -43,6 +45,8 @@ template <bool LOG, class T> DEVICE void backward(const T* y, const T* dy, T* dx
   if (dim <= WARP_ROW) backward_rows<32, LOG>(y, dy, dx, add, rows, dim);
   else backward_rows<THREADS, LOG>(y, dy, dx, add, rows, dim);
 }
+
+}  // namespace
 
 #define SOFTMAX(T) \
   KERNEL(softmax_forward_##T, THREADS, (const T* x, T* y, u32 rows, u32 dim), forward<false>(x, y, rows, dim)) \

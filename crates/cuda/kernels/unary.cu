@@ -1,6 +1,8 @@
 // Functions of one element, with their slopes. Which one is a number: the same in all threads, so no warp diverges.
 #include "math.h"
 
+namespace {
+
 enum Unary : u32 {
   AFFINE, EXP, LOG, SQRT, SQUARE, POW, ABS, CLAMP, DIVIDED_BY, OVER, RSQRT, ROOT, EXP2, EXPM1, LOG2, LOG1P, SIN, COS,
   ERF, FLOOR, CEIL, ROUND, TRUNC, SIGN, LEAKY_RELU, ELU, SOFTPLUS, HARDTANH, SELU, MISH, HARDSIGMOID, HARDSWISH,
@@ -103,6 +105,8 @@ DEVICE f32 unary_slope(u32 f, f32 a, f32 b, f32 x) {
     default: return activation_slope<SIGMOID>(x);
   }
 }
+
+}  // namespace
 
 #define UNARY(T) \
   KERNEL(unary_forward_##T, THREADS, (u32 f, f32 a, f32 b, const T* x, T* y, u64 n), \

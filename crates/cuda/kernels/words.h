@@ -1,5 +1,6 @@
 // The words that kernels are written in. Each has two meanings: one on a GPU, under NVRTC, and one in the emulator,
-// under g++. Kernels use no header of a toolkit.
+// under g++. Kernels use no header of a toolkit. What a source defines is in a nameless namespace, so that the sources
+// can be one library; only its kernels are not.
 #pragma once
 
 typedef signed char i8;

@@ -4,6 +4,7 @@
 //! an emulator under a C++ compiler. The tests run every kernel in the emulator, so they need no GPU. The crate itself
 //! needs neither CUDA nor a C++ compiler: libnvrtc is looked for when the first kernel is compiled.
 
+pub mod attention;
 mod element;
 mod error;
 pub mod functions;

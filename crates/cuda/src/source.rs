@@ -17,6 +17,12 @@ macro_rules! sources {
 }
 
 sources! {
+    /// Attention, backward.
+    ATTENTION_BACKWARD = "attention_backward.cu";
+    /// Attention for few queries.
+    ATTENTION_DECODE = "attention_decode.cu";
+    /// Attention, forward.
+    ATTENTION_FORWARD = "attention_forward.cu";
     /// Functions of two elements.
     BINARY = "binary.cu";
     /// Moving elements.
@@ -43,10 +49,14 @@ sources! {
     SOFTMAX = "softmax.cu";
     /// Functions of one element.
     UNARY = "unary.cu";
+    /// What the passes of attention share.
+    ATTENTION = "attention.h";
     /// Activation functions.
     MATH = "math.h";
     /// The maximum and the sum of exponentials of a row.
     ROWS = "rows.h";
+    /// Tiles of matrices.
+    TILE = "tile.h";
     /// Strides of operands.
     WALK = "walk.h";
     /// The words that all kernels are written in.
@@ -54,7 +64,7 @@ sources! {
 }
 
 /// The headers that sources include, by the name in the directive.
-pub const HEADERS: &[Source] = &[MATH, ROWS, WALK, WORDS];
+pub const HEADERS: &[Source] = &[ATTENTION, MATH, ROWS, TILE, WALK, WORDS];
 
 /// What is compiled at a time: a source, with macros that select some of its kernels where it has many.
 #[derive(Clone, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]

@@ -1,5 +1,6 @@
 //! The tests of the CUDA kernels, as modules of one binary.
 
+mod attention;
 mod binary;
 mod copy;
 mod cross_entropy;

@@ -1,5 +1,6 @@
 //! The table of all kernels: what a launch must pass, and for which types they are compiled.
 
+mod attention;
 mod elements;
 mod norm;
 mod optim;
@@ -57,6 +58,9 @@ use kernels;
 
 /// All kernels, family by family.
 pub const FAMILIES: &[&[Kernel]] = &[
+    attention::BACKWARD,
+    attention::DECODE,
+    attention::FORWARD,
     elements::BINARY,
     elements::COPY,
     elements::COPY_FLOATS,

@@ -128,7 +128,15 @@ impl Workshop {
 
     fn compile_one(&self, args: &[OsString], object: &Path) -> Result<(), String> {
         let mut compile = Command::new(&self.compiler);
-        compile.args(["-std=c++20", "-fPIC", "-fno-gnu-unique", "-ffp-contract=off", "-Wall", "-Werror"]);
+        compile.args([
+            "-std=c++20",
+            "-fPIC",
+            "-fno-gnu-unique",
+            "-ffp-contract=off",
+            "-Wall",
+            "-Wfloat-conversion",
+            "-Werror",
+        ]);
         compile.arg("-Wno-unknown-pragmas").args(args).arg("-I").arg(self.folder.path());
         finish(compile.arg("-c").arg("-o").arg(object))
     }
