@@ -24,7 +24,7 @@ static std::string run(const Launch& launch, u32 n_workers) {
     Machine here(launch);
     for (u64 i; !stopped && (i = next++) < n_blocks;) {
       // Blocks have no order either.
-      u64 at = launch.order == 1 ? n_blocks - 1 - i : i;
+      u64 at = launch.order % 2 ? n_blocks - 1 - i : i;
       Dim grid = launch.grid;
       Dim block = {(u32)(at % grid.x), (u32)(at / grid.x % grid.y), (u32)(at / grid.x / grid.y)};
       if (here.run(block)) continue;

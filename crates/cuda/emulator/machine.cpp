@@ -19,8 +19,7 @@ const char* name(Op op) {
 
 Machine::Machine(const Launch& launch)
     : launch(launch), n(launch.kernel->threads), fibers(n), warps(n / 32) {
-  // 0 is the ring, 1 the ring backwards, others leap: a result that depends on the order is a race.
-  step = launch.order == 0 ? 1 : launch.order == 1 ? n - 1 : (2 * launch.order + 1) % n;
+  step = launch.order % 2 ? n - 1 : 1;
   stacks = (char*)mmap(nullptr, n * STACK, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
   if (launch.shared_bytes) dynamic = new Guarded(launch.shared_bytes, 128, "dynamic shared memory");
   for (u32 i = 0; i < n; i++) {
@@ -53,13 +52,14 @@ bool Machine::run(Dim block) {
     fiber.lane = i % 32;
     fiber.warp = &warps[i / 32];
     fiber.done = false;
+    fiber.barrier = ~0ull;
     fiber.waits = "its beginning";
     fiber.file = nullptr;
     fiber.open.clear();
     fiber.groups.clear();
     fiber.strand.context.prepare(stacks + i * STACK, STACK, entry);
   }
-  current = launch.order == 1 ? n - 1 : 0;
+  current = launch.order % 2 ? n - 1 : 0;
   ids = &fibers[current].ids;
   machine = this;
   if (__tsan_get_current_fiber) main.tsan = __tsan_get_current_fiber();
@@ -98,10 +98,7 @@ void Machine::entry() {
   m->idle = 0;
   release(m);
   if (--m->alive == 0) go(me.strand, m->main, true);
-  u32 to = m->current;
-  do to = (to + m->step) % m->n;
-  while (m->fibers[to].done);
-  m->resume(to, true);
+  m->resume(m->next(), true);
   std::abort();
 }
 
@@ -112,12 +109,32 @@ void Machine::resume(u32 to, bool for_good) {
   go(from.strand, fibers[to].strand, for_good);
 }
 
-// The next fiber of the ring goes on. If all of them look in vain for what they wait for, none ever finds it.
-void Machine::pass_on() {
-  if (++idle > 2 * (u64)n + 2) fail("a deadlock: not all threads come to the same meeting");
+bool Machine::is_blocked(const Fiber& fiber) const { return fiber.done || fiber.barrier == barriers; }
+
+// Who goes on. In the ring, whoever is next, so that all warps advance together. With greedy warps, the lanes of the same
+// warp as long as one of them is not at a barrier, so that a warp runs as far ahead of the others as barriers let it.
+u32 Machine::next() const {
   u32 to = current;
+  if (launch.order >= 2) {
+    u32 warp = current / 32 * 32;
+    for (u32 k = 1; k < 32; k++) {
+      u32 at = warp + (current + k * step) % 32;
+      if (!is_blocked(fibers[at])) return at;
+    }
+    for (u32 k = 1; k < n; k++) {
+      u32 at = (warp + k * step) % n;
+      if (!is_blocked(fibers[at])) return at;
+    }
+  }
   do to = (to + step) % n;
   while (fibers[to].done);
+  return to;
+}
+
+// Another fiber goes on. If all of them look in vain for what they wait for, none ever finds it.
+void Machine::pass_on() {
+  if (++idle > 2 * (u64)n + 2) fail("a deadlock: not all threads come to the same meeting");
+  u32 to = next();
   if (to != current) resume(to, false);
 }
 
@@ -149,10 +166,10 @@ void Machine::sync_block(const char* file, int line) {
   if (arrived == 0) barrier_file = file, barrier_line = line;
   if (barrier_line != line || strcmp(barrier_file, file) != 0) fail("threads meet at different barriers");
   if (alive != n) fail("a barrier that not all threads come to: some have returned");
-  u64 mine = barriers;
+  me.barrier = barriers;
   idle = 0;
   if (++arrived == n) arrived = 0, barriers++;
-  while (barriers == mine) pass_on();
+  while (barriers == me.barrier) pass_on();
   idle = 0;
   acquire(this);
 }

@@ -37,6 +37,7 @@ struct Fiber {
   Warp* warp;
   u32 index, lane;
   bool done;
+  u64 barrier;  // The number of the barrier that it waits at, or did last.
   const char* waits;
   const char* file;
   int line;
@@ -70,7 +71,8 @@ struct SharedArray {
   Guarded* memory;
 };
 
-// What a launch says.
+// What a launch says. Orders are 0, the ring; 1, the ring backwards; 2 and 3, the same with greedy warps. Each is an order
+// that a GPU may take, so a result that depends on it is a race.
 struct Launch {
   const char* name;
   const Kernel* kernel;
@@ -101,8 +103,9 @@ class Machine {
  private:
   static void entry();
   void resume(u32 to, bool for_good);
+  bool is_blocked(const Fiber& fiber) const;
+  u32 next() const;
   void pass_on();
-  const char* where_others_wait() const;
 
   const Launch& launch;
   u32 n, step, current = 0, alive = 0, arrived = 0;

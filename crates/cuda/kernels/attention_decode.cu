@@ -49,7 +49,7 @@ DEVICE void decode_split(const T* q, const T* k, const T* v, const i32* starts, 
       f32 product = 0, slope;
       for (int c = 0; c < D; c++) product += queries[row * D + c] * to_f32(tile_k[key * LD + c]);
       bool sees = seen[row].low <= t * N_KEYS + key && t * N_KEYS + key < seen[row].high;
-      scores[i] = sees ? score(s, product, slope) : -INFINITY;
+      scores[i] = sees ? score(s, product, slope) : minus_infinity();
     }
     sync_block();
     for (int row = threadIdx.x / 32; row < rows; row += WARPS) {
@@ -115,7 +115,7 @@ DEVICE void decode_join(const f32* parts, const f32* maxima, const f32* sums, T*
     put(to[c], value * factor);
   }
   if (threadIdx.x % 32 == 0)
-    lse[((u64)b * heads + head) * q_len + i] = total != 0.f ? top * LN_2 + logf(total) : -INFINITY;
+    lse[((u64)b * heads + head) * q_len + i] = total != 0.f ? top * LN_2 + logf(total) : minus_infinity();
 }
 
 }  // namespace

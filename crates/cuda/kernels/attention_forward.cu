@@ -95,7 +95,7 @@ DEVICE void attention_forward(const T* q, const T* k, const T* v, const i32* sta
     UNROLL for (int j = 0; j < WALKED / 8; j++) UNROLL for (int e = 0; e < 4; e++) {
       int key = t * WALKED + col_of(j, e);
       bool sees = !masked || (seen[e / 2].low <= key && key < seen[e / 2].high);
-      scores[j][e] = sees ? score(s, scores[j][e], slope) : -INFINITY;
+      scores[j][e] = sees ? score(s, scores[j][e], slope) : minus_infinity();
     }
     run.take(scores);
     Rounded<T, WALKED> probs(scores, scratch);
@@ -110,7 +110,7 @@ DEVICE void attention_forward(const T* q, const T* k, const T* v, const i32* sta
     // A query that sees no key gets zeros.
     f32 factor = sum != 0.f ? 1.f / sum : 0.f;
     if (threadIdx.x % 4 == 0)
-      lse[((u64)b * s.heads + head) * s.q_len + row] = sum != 0.f ? run.max[half] * LN_2 + logf(sum) : -INFINITY;
+      lse[((u64)b * s.heads + head) * s.q_len + row] = sum != 0.f ? run.max[half] * LN_2 + logf(sum) : minus_infinity();
     T* to = o + q_start + row * q_stride;
     UNROLL for (int j = 0; j < D / 8; j++)
       if (col_of(j, 0) < s.head_dim)

@@ -116,6 +116,8 @@ template <int N> DEVICE void cp_async_wait() { asm volatile("cp.async.wait_group
 #include "emulator.h"
 #endif
 
+DEVICE f32 minus_infinity() { return as_f32(0xff800000u); }
+
 DEVICE f32 to_f32(f32 v) { return v; }
 DEVICE void put(f32& to, f32 v) { to = v; }
 template <class T> DEVICE T rounded(f32 v) {

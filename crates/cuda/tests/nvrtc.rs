@@ -3,6 +3,8 @@
 use oarlock_cuda::nvrtc::Nvrtc;
 use oarlock_cuda::{Error, table};
 
+use crate::emulator::emulated_units;
+
 /// Kernels that spill, and at most how many bytes of a thread, on any of the architectures.
 const SPILLS: &[(&str, u32)] = &[];
 
@@ -21,10 +23,13 @@ fn found() -> Option<Nvrtc> {
 fn compiles(arch: &str) {
     let Some(nvrtc) = found() else { return };
     let mut wrong = vec![];
-    for unit in table::units() {
+    // Attention has many units: OARLOCK_NVRTC_ALL=1 compiles all of them, otherwise those are enough that are run.
+    let all = std::env::var_os("OARLOCK_NVRTC_ALL").is_some();
+    for unit in if all { table::units() } else { emulated_units() } {
         let start = std::time::Instant::now();
         let compiled = nvrtc.compile(&unit, arch).unwrap_or_else(|error| panic!("{error}"));
-        eprintln!("{unit} for {arch}: {:.1} s", start.elapsed().as_secs_f64());
+        let most = compiled.usage.iter().map(|kernel| kernel.registers).max().unwrap_or_default();
+        eprintln!("{unit} for {arch}: {:.1} s, up to {most} registers", start.elapsed().as_secs_f64());
         assert!(compiled.cubin.starts_with(b"\x7fELF"), "{unit}: no machine code");
         assert!(!compiled.usage.is_empty(), "{unit}: the log tells nothing:\n{}", compiled.log);
         for kernel in &compiled.usage {

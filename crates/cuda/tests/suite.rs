@@ -7,6 +7,7 @@ mod cross_entropy;
 mod elementwise;
 mod embed;
 mod emulator;
+mod faults;
 mod glu;
 mod norm;
 mod numbers;

@@ -86,7 +86,7 @@ impl Workshop {
                 fs::write(&source, unit.source.text).expect("a source");
             }
             let mut args: Vec<OsString> = match sanitizer {
-                Sanitizer::None => vec!["-O1".into()],
+                Sanitizer::None => vec![if changed.is_empty() { "-O1" } else { "-O0" }.into()],
                 Sanitizer::Thread => vec!["-O1".into(), "-g".into(), "-fsanitize=thread".into()],
                 Sanitizer::Address => vec!["-O1".into(), "-g".into(), "-fsanitize=address".into()],
             };

@@ -1,7 +1,7 @@
 //! A library of kernels in the emulator: the loaded file, and its functions.
 
 use std::ffi::{CStr, CString, c_char, c_int, c_uint, c_void};
-use std::sync::{Mutex, OnceLock};
+use std::sync::OnceLock;
 
 use oarlock_cuda::geometry::Geometry;
 use oarlock_cuda::source::Unit;
@@ -197,6 +197,3 @@ fn string(text: *const c_char) -> Option<String> {
     // SAFETY: strings of the library end with zero, and live as long as it does.
     (!text.is_null()).then(|| unsafe { CStr::from_ptr(text) }.to_string_lossy().into_owned())
 }
-
-/// Compilations of changed sources, one at a time: each uses all cores.
-pub static ONE_AT_A_TIME: Mutex<()> = Mutex::new(());

@@ -159,13 +159,14 @@ impl Gpu<'_> {
 #[track_caller]
 pub fn in_every_order<R: PartialEq + Debug>(library: &Library, work: impl Fn(Gpu) -> R) -> R {
     let first = work(Gpu { library, n_workers: 1, order: 0 });
-    for (n_workers, order) in [(1, 1), (2, 5)] {
-        let gpu = Gpu { library, n_workers, order };
-        let other = work(gpu);
-        // NaN differs from itself.
-        let says_nan = |result: &R| format!("{result:?}").contains("NaN");
-        assert!(!says_nan(&first) && !says_nan(&other), "there is NaN in the results");
-        assert!(other == first, "another order of threads gives other bits (order {order})");
+    for (n_workers, order) in [(1, 1), (2, 2), (1, 3)] {
+        let other = work(Gpu { library, n_workers, order });
+        if other != first {
+            // NaN differs from itself.
+            let says_nan = [&first, &other].iter().any(|result| format!("{result:?}").contains("NaN"));
+            assert!(!says_nan, "there is NaN in the results");
+            panic!("another order of threads gives other bits (order {order})");
+        }
     }
     first
 }
