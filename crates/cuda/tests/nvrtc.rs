@@ -5,8 +5,17 @@ use oarlock_cuda::{Error, table};
 
 use crate::emulator::emulated_units;
 
-/// Kernels that spill, and at most how many bytes of a thread, on any of the architectures.
-const SPILLS: &[(&str, u32)] = &[];
+/// Kernels that spill, and how many bytes of a thread at most, on any of the architectures: as NVRTC 13.0 compiles them.
+const SPILLS: &[(&str, u32)] = &[
+    ("attention_backward_kv_bf16_128", 28),
+    ("attention_backward_kv_bf16_256", 80),
+    ("attention_backward_kv_f16_128", 28),
+    ("attention_backward_kv_f16_256", 80),
+    ("attention_backward_kv_f32_96", 4),
+    ("attention_backward_q_f32_96", 4),
+    ("attention_backward_q_f32_192", 4),
+    ("attention_decode_f16_192", 4),
+];
 
 /// NVRTC; says so where there is none.
 fn found() -> Option<Nvrtc> {

@@ -77,6 +77,10 @@ impl Workshop {
     ) -> Result<Vec<PathBuf>, String> {
         let folder = self.folder.path().join(label);
         fs::create_dir_all(&folder).map_err(|error| error.to_string())?;
+        // Headers find each other in their own folder first, so all of them are in the one with the changes.
+        for header in HEADERS {
+            fs::write(folder.join(header.file), header.text).map_err(|error| error.to_string())?;
+        }
         for change in changed {
             fs::write(folder.join(&change.file), &change.text).map_err(|error| error.to_string())?;
         }
