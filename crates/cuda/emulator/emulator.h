@@ -4,12 +4,10 @@
 // warp is a meeting of its 32 fibers. The emulator itself is built without sanitizers, so that a sanitizer sees the
 // accesses of kernels alone: two CUDA threads that touch one byte without a barrier between them are a data race.
 #pragma once
-#include <algorithm>
-#include <cmath>
-#include <cstddef>
-#include <cstdint>
-#include <cstring>
-#include <string>
+#include <math.h>
+#include <stddef.h>
+#include <string.h>
+
 #include <utility>
 
 namespace emulator {
@@ -53,10 +51,16 @@ template <class T> class Shared {
   u64 n;
 };
 
-// The names of types in signatures.
-template <class T> std::string type_name();
+// The types of parameters, for signatures.
+struct Type {
+  const char* name;
+  bool pointer, constant;
+};
+template <class T> struct TypeOf;
 #define OARLOCK_TYPE(T) \
-  template <> inline std::string type_name<T>() { return #T; }
+  template <> struct TypeOf<T> { \
+    static constexpr Type type = {#T, false, false}; \
+  };
 OARLOCK_TYPE(f32)
 OARLOCK_TYPE(f64)
 OARLOCK_TYPE(bf16)
@@ -68,14 +72,11 @@ OARLOCK_TYPE(u32)
 OARLOCK_TYPE(u64)
 OARLOCK_TYPE(walk)
 #undef OARLOCK_TYPE
-template <class T> struct Name {
-  static std::string get() { return type_name<T>(); }
+template <class T> struct TypeOf<T*> {
+  static constexpr Type type = {TypeOf<T>::type.name, true, false};
 };
-template <class T> struct Name<T*> {
-  static std::string get() { return type_name<T>() + "*"; }
-};
-template <class T> struct Name<const T*> {
-  static std::string get() { return "const " + type_name<T>() + "*"; }
+template <class T> struct TypeOf<const T*> {
+  static constexpr Type type = {TypeOf<T>::type.name, true, true};
 };
 
 typedef void (*Function)();
@@ -84,16 +85,15 @@ struct Kernel {
   void (*call)(Function, void* const* args);
   u32 threads;
   size_t n_args;
-  std::string signature;
+  const Type* types;
 };
 void enter(const char* name, const Kernel& kernel);
 
 // Puts a kernel into the table of its library.
 struct Registered {
   template <class... A> Registered(const char* name, u32 threads, void (*function)(A...)) {
-    std::string signature;
-    ((signature += (signature.empty() ? "" : ", ") + Name<A>::get()), ...);
-    enter(name, {(Function)function, &call<A...>, threads, sizeof...(A), signature});
+    static constexpr Type types[] = {TypeOf<A>::type...};
+    enter(name, {(Function)function, &call<A...>, threads, sizeof...(A), types});
   }
   template <class... A> static void call(Function function, void* const* args) {
     apply<A...>(function, args, std::index_sequence_for<A...>{});
@@ -122,8 +122,8 @@ struct Registered {
 #define sync_block() emulator::sync_block(__FILE__, __LINE__)
 #define sync_warp() emulator::sync_warp(__FILE__, __LINE__)
 
-using std::max;
-using std::min;
+template <class V> inline V min(V a, V b) { return b < a ? b : a; }
+template <class V> inline V max(V a, V b) { return a < b ? b : a; }
 
 inline u32 shuffle_xor(u32 v, int mask) { return emulator::shuffle_xor(v, mask); }
 inline f32 as_f32(u32 bits) {
@@ -158,10 +158,10 @@ inline void put(bf16& to, f32 v) {
 }
 inline void put(f16& to, f32 v) {
   u32 sign = as_u32(v) >> 16 & 0x8000u;
-  f32 size = std::fabs(v);
+  f32 size = fabsf(v);
   if (v != v) to.bits = 0x7fff;
   else if (size >= 65520.f) to.bits = (u16)(sign | 0x7c00);
-  else if (size < 0x1p-14f) to.bits = (u16)(sign | (u32)std::nearbyint(size * 0x1p24f));
+  else if (size < 0x1p-14f) to.bits = (u16)(sign | (u32)nearbyintf(size * 0x1p24f));
   else {
     u32 bits = as_u32(size) - (112u << 23);
     to.bits = (u16)(sign | ((bits + 0xfff + (bits >> 13 & 1)) >> 13));
@@ -175,10 +175,10 @@ template <class T> inline u32 pair(f32 low, f32 high) {
 }
 
 inline f32 exp2_fast(f32 x) {
-  f32 r = std::exp2(x);
+  f32 r = exp2f(x);
   return r < 0x1p-126f ? 0.f : r;
 }
-inline f32 rsqrtf(f32 x) { return 1.f / std::sqrt(x); }
+inline f32 rsqrtf(f32 x) { return 1.f / sqrtf(x); }
 
 template <class T> inline f32 half_to_f32(u16 bits) { return to_f32(T{bits}); }
 template <class T> inline void mma(T, f32 (&c)[4], const u32 (&a)[4], u32 b0, u32 b1) {

@@ -8,11 +8,23 @@
 
 namespace emulator {
 
-static std::map<std::string, Kernel>& table() {
-  static std::map<std::string, Kernel> kernels;
+// A kernel, and its parameters as C declares them.
+struct Entry {
+  Kernel kernel;
+  std::string signature;
+};
+static std::map<std::string, Entry>& table() {
+  static std::map<std::string, Entry> kernels;
   return kernels;
 }
-void enter(const char* name, const Kernel& kernel) { table()[name] = kernel; }
+void enter(const char* name, const Kernel& kernel) {
+  std::string signature;
+  for (size_t i = 0; i < kernel.n_args; i++) {
+    const Type& type = kernel.types[i];
+    signature += std::string(i ? ", " : "") + (type.constant ? "const " : "") + type.name + (type.pointer ? "*" : "");
+  }
+  table()[name] = {kernel, signature};
+}
 
 static std::string run(const Launch& launch, u32 n_workers) {
   u64 n_blocks = (u64)launch.grid.x * launch.grid.y * launch.grid.z;
@@ -43,10 +55,10 @@ static std::string run(const Launch& launch, u32 n_workers) {
 static std::string check(const char* name, const unsigned* grid, unsigned threads, size_t n_args, Launch& launch) {
   auto found = table().find(name);
   if (found == table().end()) return std::string("there is no kernel ") + name;
-  const Kernel& kernel = found->second;
+  const Kernel& kernel = found->second.kernel;
   if (threads != kernel.threads)
     return std::string(name) + " has blocks of " + std::to_string(kernel.threads) + " threads, not " + std::to_string(threads);
-  if (n_args != kernel.n_args) return std::string(name) + " takes (" + kernel.signature + ")";
+  if (n_args != kernel.n_args) return std::string(name) + " takes (" + found->second.signature + ")";
   if (!grid[0] || !grid[1] || !grid[2] || grid[1] > 65535 || grid[2] > 65535)
     return std::string(name) + ": a grid that no GPU takes";
   launch.kernel = &kernel;

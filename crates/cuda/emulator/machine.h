@@ -1,5 +1,8 @@
 // The parts of the emulator: a block of fibers, its warps, its shared memory.
 #pragma once
+#include <cstdint>
+#include <cstdlib>
+#include <string>
 #include <vector>
 
 #include "fiber.h"

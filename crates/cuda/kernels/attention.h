@@ -1,6 +1,6 @@
 // What the passes of attention share: the shape, which keys a query sees, how products become scores.
 #pragma once
-#include "math.h"
+#include "functions.h"
 #include "tile.h"
 
 // The element type and the size of heads are macros: each unit is compiled for one of each. A head may have fewer

@@ -1,5 +1,5 @@
 // Gated linear units, forward and backward.
-#include "math.h"
+#include "functions.h"
 
 namespace {
 

@@ -5,7 +5,7 @@
 namespace {
 
 // from + weight (to - from), in the one of two forms that torch's lerp takes for this weight.
-DEVICE f32 lerp(f32 from, f32 to, f32 weight) {
+DEVICE f32 interpolate(f32 from, f32 to, f32 weight) {
   return weight < 0.5f ? from + weight * (to - from) : to - (to - from) * (1.f - weight);
 }
 
@@ -38,7 +38,7 @@ template <class T, class F> DEVICE void step(f32* weights, f32* first, f32* seco
            g *= grad_scale; \
            f32 kept = decoupled ? w * keep : w; \
            if (!decoupled) g += weight_decay * w; \
-           m = lerp(m, g, beta1_rest); \
+           m = interpolate(m, g, beta1_rest); \
            v = v * beta2 + beta2_rest * g * g; \
            w = kept - step_size * m / (sqrtf(v) / root_correction2 + eps); \
          })) \

@@ -1,6 +1,6 @@
 // What kernels over rows of numbers share: the maximum of a row and the sum of exponentials below it.
 #pragma once
-#include "math.h"
+#include "functions.h"
 
 // Below every number, and a number itself, so that differences are none of infinities.
 const f32 LEAST = -3.4028234e38f;

@@ -1,5 +1,5 @@
 // Functions of one element, with their slopes. Which one is a number: the same in all threads, so no warp diverges.
-#include "math.h"
+#include "functions.h"
 
 namespace {
 

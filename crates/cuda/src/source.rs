@@ -52,7 +52,7 @@ sources! {
     /// What the passes of attention share.
     ATTENTION = "attention.h";
     /// Activation functions.
-    MATH = "math.h";
+    FUNCTIONS = "functions.h";
     /// The maximum and the sum of exponentials of a row.
     ROWS = "rows.h";
     /// Tiles of matrices.
@@ -64,7 +64,7 @@ sources! {
 }
 
 /// The headers that sources include, by the name in the directive.
-pub const HEADERS: &[Source] = &[ATTENTION, MATH, ROWS, TILE, WALK, WORDS];
+pub const HEADERS: &[Source] = &[ATTENTION, FUNCTIONS, ROWS, TILE, WALK, WORDS];
 
 /// What is compiled at a time: a source, with macros that select some of its kernels where it has many.
 #[derive(Clone, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]

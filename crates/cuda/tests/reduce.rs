@@ -80,8 +80,11 @@ fn extremes<T: Float>(library: &Library, least: bool) {
     }
 }
 
-/// Every kernel of the family.
+/// Every kernel of the family, those for f32 first.
 pub fn check(library: &Library) {
+    [1, 2, 3, 5, 8, 9, 31, 64, 77, 257].iter().for_each(|&n| tree(library, n));
+    norms::<f32>(library, 10_001);
+    extremes::<f32>(library, true);
     sums::<f32, f32>(library, [2, 9, 33]);
     sums::<f32, f32>(library, [1, 77, 5]);
     sums::<f32, f32>(library, [1, 2, 1500]);
@@ -89,11 +92,8 @@ pub fn check(library: &Library) {
     sums::<f16, f32>(library, [3, 1, 8]);
     sums::<bf16, bf16>(library, [2, 9, 33]);
     sums::<f16, f16>(library, [2, 5, 9]);
-    [1, 2, 3, 5, 8, 9, 31, 64, 77, 257].iter().for_each(|&n| tree(library, n));
-    norms::<f32>(library, 10_001);
     norms::<bf16>(library, 4096);
     norms::<f16>(library, 1);
-    extremes::<f32>(library, true);
     extremes::<bf16>(library, false);
     extremes::<f16>(library, true);
 }

@@ -33,6 +33,16 @@ pub enum Sanitizer {
     Address,
 }
 
+impl Sanitizer {
+    fn flags(self) -> &'static [&'static str] {
+        match self {
+            Sanitizer::None => &[],
+            Sanitizer::Thread => &["-g", "-fsanitize=thread"],
+            Sanitizer::Address => &["-g", "-fsanitize=address"],
+        }
+    }
+}
+
 /// The compiler; none where there is none.
 pub fn compiler() -> Option<OsString> {
     let name = std::env::var_os("CXX").unwrap_or_else(|| "g++".into());
@@ -76,28 +86,21 @@ impl Workshop {
         sanitizer: Sanitizer,
     ) -> Result<Vec<PathBuf>, String> {
         let folder = self.folder.path().join(label);
+        let write =
+            |file: &str, text: &str| fs::write(folder.join(file), text).map_err(|error| error.to_string());
         fs::create_dir_all(&folder).map_err(|error| error.to_string())?;
         // Headers find each other in their own folder first, so all of them are in the one with the changes.
-        for header in HEADERS {
-            fs::write(folder.join(header.file), header.text).map_err(|error| error.to_string())?;
-        }
-        for change in changed {
-            fs::write(folder.join(&change.file), &change.text).map_err(|error| error.to_string())?;
-        }
+        let sources = units.iter().map(|unit| &unit.source);
+        HEADERS.iter().chain(sources).try_for_each(|source| write(source.file, source.text))?;
+        changed.iter().try_for_each(|change| write(&change.file, &change.text))?;
         let jobs = units.iter().enumerate().map(|(i, unit)| {
-            let source = folder.join(unit.source.file);
-            if !source.exists() {
-                fs::write(&source, unit.source.text).expect("a source");
-            }
-            let mut args: Vec<OsString> = match sanitizer {
-                Sanitizer::None => vec![if changed.is_empty() { "-O1" } else { "-O0" }.into()],
-                Sanitizer::Thread => vec!["-O1".into(), "-g".into(), "-fsanitize=thread".into()],
-                Sanitizer::Address => vec!["-O1".into(), "-g".into(), "-fsanitize=address".into()],
-            };
-            for (name, value) in &unit.defines {
-                args.push(format!("-D{name}={value}").into());
-            }
-            args.extend(["-I".into(), folder.clone().into(), "-x".into(), "c++".into(), source.into()]);
+            // Tiles of attention are the only loops that are long enough for optimization to pay.
+            let level = if unit.defines.is_empty() || !changed.is_empty() { "-O0" } else { "-O1" };
+            let mut args: Vec<OsString> = vec![level.into()];
+            args.extend(sanitizer.flags().iter().map(OsString::from));
+            args.extend(unit.defines.iter().map(|(name, value)| format!("-D{name}={value}").into()));
+            args.extend(["-I".into(), folder.clone().into(), "-x".into(), "c++".into()]);
+            args.push(folder.join(unit.source.file).into());
             (args, folder.join(format!("{i}.o")))
         });
         self.compile(jobs.collect())

@@ -1,10 +1,11 @@
 //! A library of kernels in the emulator: the loaded file, and its functions.
 
 use std::ffi::{CStr, CString, c_char, c_int, c_uint, c_void};
+use std::path::PathBuf;
 use std::sync::OnceLock;
 
 use oarlock_cuda::geometry::Geometry;
-use oarlock_cuda::source::Unit;
+use oarlock_cuda::source::{HEADERS, Unit};
 use oarlock_cuda::table;
 
 use super::build::{Changed, Sanitizer, Workshop, compiler};
@@ -60,15 +61,8 @@ impl Drop for Memory {
 
 /// The units that are run: all but those of attention, which are many, and of which these are enough for every branch.
 pub fn emulated_units() -> Vec<Unit> {
-    const OF_ATTENTION: [(&str, &str); 7] = [
-        ("bf16", "32"),
-        ("bf16", "64"),
-        ("bf16", "128"),
-        ("bf16", "256"),
-        ("f16", "96"),
-        ("f32", "32"),
-        ("f32", "128"),
-    ];
+    const OF_ATTENTION: [(&str, &str); 5] =
+        [("bf16", "64"), ("bf16", "128"), ("bf16", "256"), ("f16", "96"), ("f32", "128")];
     let is_run = |unit: &Unit| match &unit.defines[..] {
         [] => true,
         [(_, element), (_, head_dim), ..] => OF_ATTENTION.contains(&(element, head_dim)),
@@ -77,43 +71,59 @@ pub fn emulated_units() -> Vec<Unit> {
     table::units().into_iter().filter(is_run).collect()
 }
 
-/// What is compiled once for all libraries.
-fn workshop() -> Option<&'static (Workshop, Vec<std::path::PathBuf>)> {
-    static WORKSHOP: OnceLock<Option<(Workshop, Vec<std::path::PathBuf>)>> = OnceLock::new();
-    let made = WORKSHOP.get_or_init(|| {
+/// What is compiled once for all libraries: a folder to work in, and the emulator's object files.
+struct Base {
+    workshop: Workshop,
+    emulator: Vec<PathBuf>,
+    kernels: Vec<(Unit, PathBuf)>,
+    library: Library,
+}
+
+/// Compiles the emulator and all kernels that are run, once; none where there is no C++ compiler.
+fn base() -> Option<&'static Base> {
+    static BASE: OnceLock<Option<Result<Base, String>>> = OnceLock::new();
+    let made = BASE.get_or_init(|| {
         let Some(compiler) = compiler() else {
             eprintln!(
                 "NOT TESTED: there is no g++ (set CXX to another C++20 compiler), so no kernel was run"
             );
             return None;
         };
-        let workshop = Workshop::new(compiler);
-        let emulator = workshop.emulator().expect("the emulator");
-        Some((workshop, emulator))
+        Some(Base::new(Workshop::new(compiler)))
     });
-    made.as_ref()
+    made.as_ref().map(|base| base.as_ref().unwrap_or_else(|error| panic!("{error}")))
+}
+
+impl Base {
+    fn new(workshop: Workshop) -> Result<Base, String> {
+        let emulator = workshop.emulator()?;
+        let units = emulated_units();
+        let objects = workshop.kernels("kernels", &units, &[], Sanitizer::None)?;
+        let library = Library::load(&workshop.link("kernels.so", &[&objects[..], &emulator].concat())?)?;
+        Ok(Base { workshop, emulator, kernels: units.into_iter().zip(objects).collect(), library })
+    }
 }
 
 impl Library {
     /// The library of all kernels that are run; none where there is no C++ compiler.
     pub fn of_all_kernels() -> Option<&'static Library> {
-        static ALL: OnceLock<Option<Library>> = OnceLock::new();
-        let build = || Library::build("kernels", &emulated_units(), &[], Sanitizer::None);
-        ALL.get_or_init(|| build().map(|library| library.expect("all kernels"))).as_ref()
+        base().map(|base| &base.library)
     }
 
-    /// A library of some units, where some files may be changed; none where there is no C++ compiler.
-    pub fn build(
-        label: &str,
-        units: &[Unit],
-        changed: &[Changed],
-        sanitizer: Sanitizer,
-    ) -> Option<Result<Library, String>> {
-        let (workshop, emulator) = workshop()?;
-        Some(workshop.kernels(label, units, changed, sanitizer).and_then(|mut objects| {
-            objects.extend(emulator.iter().cloned());
-            let file = workshop.link(&format!("{label}.so"), &objects)?;
-            Library::load(&file)
+    /// A library of some units where some files are changed; none where there is no C++ compiler.
+    pub fn of_changed(label: &str, units: &[Unit], changed: &[Changed]) -> Option<Result<Library, String>> {
+        let base = base()?;
+        let is_header = |change: &Changed| HEADERS.iter().any(|header| header.file == change.file);
+        let concerns =
+            |unit: &&Unit| changed.iter().any(|change| change.file == unit.source.file || is_header(change));
+        let (concerned, others): (Vec<&Unit>, Vec<&Unit>) = units.iter().partition(concerns);
+        let concerned: Vec<Unit> = concerned.into_iter().cloned().collect();
+        let objects = base.workshop.kernels(label, &concerned, changed, Sanitizer::None);
+        Some(objects.and_then(|mut objects| {
+            let known = base.kernels.iter().filter(|(unit, _)| others.contains(&unit));
+            objects.extend(known.map(|(_, object)| object.clone()));
+            objects.extend(base.emulator.iter().cloned());
+            Library::load(&base.workshop.link(&format!("{label}.so"), &objects)?)
         }))
     }
 

@@ -8,7 +8,7 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 use oarlock_cuda::source::{HEADERS, Unit};
 use oarlock_cuda::table;
 
-use crate::emulator::{Changed, Library, Sanitizer, emulated_units};
+use crate::emulator::{Changed, Library, emulated_units};
 
 /// A change of a file.
 #[derive(Default)]
@@ -119,7 +119,7 @@ fn message(panic: Box<dyn Any + Send>) -> String {
 fn found(label: &str, fault: &Fault) -> Result<Option<String>, String> {
     let units = units_of(&fault.family);
     let changed = units.iter().fold(vec![fault.planted()], |changed, unit| fault.short(changed, unit));
-    let Some(built) = Library::build(label, &units, &changed, Sanitizer::None) else { return Ok(None) };
+    let Some(built) = Library::of_changed(label, &units, &changed) else { return Ok(None) };
     let library = built.map_err(|error| format!("{}: {error}", fault.what))?;
     let tests = tests_of(&fault.family);
     let Err(panic) = catch_unwind(AssertUnwindSafe(|| tests(&library))) else {
