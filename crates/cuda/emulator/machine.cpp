@@ -65,6 +65,7 @@ bool Machine::run(Dim block) {
   if (__tsan_get_current_fiber) main.tsan = __tsan_get_current_fiber();
   release(this);
   go(main, fibers[current].strand, false);
+  acquire(this);
   machine = nullptr;
   if (failed) return false;
   for (SharedArray& array : shared) {

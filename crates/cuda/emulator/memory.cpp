@@ -23,7 +23,7 @@ Guarded::Guarded(size_t bytes, size_t align, std::string name) : size(bytes), la
   pages = (char*)mmap(nullptr, mapped, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
   mprotect(pages, PAGE, PROT_NONE);
   mprotect(pages + PAGE + inside, PAGE, PROT_NONE);
-  memset(pages + PAGE, PATTERN, inside);
+  fill(pages + PAGE, inside);
   at = pages + PAGE + (inside - bytes) / align * align;
   std::lock_guard<std::mutex> held(lock);
   all().push_back(this);

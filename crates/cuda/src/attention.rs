@@ -77,8 +77,8 @@ impl AttentionShape {
         let head_dim = self.unit_head_dim().unwrap_or(HEAD_DIMS[HEAD_DIMS.len() - 1]) as usize;
         let bytes = head_dim * element.size();
         let walked = match bytes {
-            ..=256 => 64,
-            ..=512 => 32,
+            0..=256 => 64,
+            257..=512 => 32,
             _ => 16,
         };
         let scratch_bytes = if element == Element::F32 { WARPS * 16 * (walked * 4 + 16) } else { 0 };

@@ -1,6 +1,7 @@
 //! NVRTC compiles every source, and no kernel spills registers but those that a list names.
 
 use oarlock_cuda::nvrtc::Nvrtc;
+use oarlock_cuda::source::Unit;
 use oarlock_cuda::{Error, table};
 
 use crate::emulator::emulated_units;
@@ -29,12 +30,23 @@ fn found() -> Option<Nvrtc> {
     }
 }
 
+/// The units for an architecture. Attention has many: OARLOCK_NVRTC_ALL=1 compiles all of them for both, otherwise each of
+/// those that are run is compiled for one.
+fn units(arch: &str) -> Vec<Unit> {
+    if std::env::var_os("OARLOCK_NVRTC_ALL").is_some() {
+        return table::units();
+    }
+    let is_for_arch = |unit: &Unit| match unit.defines.as_slice() {
+        [_, (_, head_dim)] => (arch == "sm_90a") == ["128", "256"].contains(&head_dim.as_str()),
+        _ => true,
+    };
+    emulated_units().into_iter().filter(is_for_arch).collect()
+}
+
 fn compiles(arch: &str) {
     let Some(nvrtc) = found() else { return };
     let mut wrong = vec![];
-    // Attention has many units: OARLOCK_NVRTC_ALL=1 compiles all of them, otherwise those are enough that are run.
-    let all = std::env::var_os("OARLOCK_NVRTC_ALL").is_some();
-    for unit in if all { table::units() } else { emulated_units() } {
+    for unit in units(arch) {
         let start = std::time::Instant::now();
         let compiled = nvrtc.compile(&unit, arch).unwrap_or_else(|error| panic!("{error}"));
         let most = compiled.usage.iter().map(|kernel| kernel.registers).max().unwrap_or_default();

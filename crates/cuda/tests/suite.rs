@@ -16,6 +16,7 @@ mod optim;
 mod quantized;
 mod reduce;
 mod rope;
+mod sanitizers;
 mod softmax;
 mod table;
 mod unary;

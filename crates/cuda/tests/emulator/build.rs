@@ -1,12 +1,13 @@
 //! Compiles kernels and the emulator with g++ into a shared library.
 
-use std::ffi::OsString;
+use std::ffi::{OsString, c_int};
 use std::fs;
 use std::path::{Path, PathBuf};
 use std::process::Command;
 use std::sync::Mutex;
 
 use oarlock_cuda::source::{HEADERS, Unit};
+use tempfile::TempDir;
 
 /// The files of the emulator.
 const EMULATOR: [(&str, &str); 5] = [
@@ -34,6 +35,15 @@ pub enum Sanitizer {
 }
 
 impl Sanitizer {
+    /// The file name of its runtime.
+    pub fn runtime(self) -> &'static str {
+        match self {
+            Sanitizer::None => "",
+            Sanitizer::Thread => "libtsan.so",
+            Sanitizer::Address => "libasan.so",
+        }
+    }
+
     fn flags(self) -> &'static [&'static str] {
         match self {
             Sanitizer::None => &[],
@@ -50,15 +60,38 @@ pub fn compiler() -> Option<OsString> {
     runs.then_some(name)
 }
 
-/// A folder for what is compiled; it goes when the process ends well, and with the system's temporary files otherwise.
+/// A folder for what is compiled, which is removed when the process ends.
 pub struct Workshop {
-    folder: tempfile::TempDir,
+    folder: &'static TempDir,
     compiler: OsString,
+}
+
+/// Folders to remove.
+static FOLDERS: Mutex<Vec<PathBuf>> = Mutex::new(vec![]);
+
+extern "C" fn remove_folders() {
+    for folder in FOLDERS.lock().into_iter().flat_map(|mut folders| std::mem::take(&mut *folders)) {
+        // What is left over is in a folder for temporary files.
+        drop(fs::remove_dir_all(folder));
+    }
+}
+
+unsafe extern "C" {
+    fn atexit(function: extern "C" fn()) -> c_int;
+}
+
+/// A folder that stays until the end: libraries in it are loaded until then.
+fn temporary_folder() -> &'static TempDir {
+    let folder = tempfile::tempdir_in(env!("CARGO_TARGET_TMPDIR")).expect("a temporary folder");
+    FOLDERS.lock().expect("a list").push(folder.path().into());
+    // SAFETY: the function may run at any time, and more than once.
+    unsafe { atexit(remove_folders) };
+    Box::leak(Box::new(folder))
 }
 
 impl Workshop {
     pub fn new(compiler: OsString) -> Workshop {
-        let folder = tempfile::tempdir().expect("a temporary folder");
+        let folder = temporary_folder();
         for (name, text) in EMULATOR.into_iter().chain([LAUNCH]) {
             fs::write(folder.path().join(name), text).expect("a file of the emulator");
         }

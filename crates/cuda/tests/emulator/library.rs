@@ -127,6 +127,30 @@ impl Library {
         }))
     }
 
+    /// A library of one family, with the accesses of its kernels watched by a sanitizer. The process must have the
+    /// sanitizer's runtime loaded from its beginning.
+    pub fn of_watched(
+        units: &[Unit],
+        changed: &[Changed],
+        sanitizer: Sanitizer,
+    ) -> Option<Result<Library, String>> {
+        let workshop = Workshop::new(compiler()?);
+        let build = || {
+            let mut objects = workshop.kernels("watched", units, changed, sanitizer)?;
+            objects.extend(workshop.emulator()?);
+            Library::load(&workshop.link("watched.so", &objects)?)
+        };
+        Some(build())
+    }
+
+    /// The file of a sanitizer's runtime; none where the compiler has none.
+    pub fn runtime(sanitizer: Sanitizer) -> Option<PathBuf> {
+        let name = format!("-print-file-name={}", sanitizer.runtime());
+        let output = std::process::Command::new(compiler()?).arg(name).output().ok()?;
+        let file = PathBuf::from(String::from_utf8_lossy(&output.stdout).trim());
+        file.is_absolute().then_some(file)
+    }
+
     fn load(file: &std::path::Path) -> Result<Library, String> {
         let text = |error: libloading::Error| error.to_string();
         // SAFETY: the library is ours; its initialization fills a table.

@@ -9,7 +9,7 @@ use half::{bf16, f16};
 use oarlock_cuda::geometry::Geometry;
 use oarlock_cuda::{Access, Element, Instance, Walk, table};
 
-pub use build::Changed;
+pub use build::{Changed, Sanitizer};
 use library::Memory;
 pub use library::{Library, emulated_units};
 

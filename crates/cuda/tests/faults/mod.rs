@@ -12,16 +12,16 @@ use crate::emulator::{Changed, Library, emulated_units};
 
 /// A change of a file.
 #[derive(Default)]
-struct Fault {
-    what: String,
-    family: String,
+pub struct Fault {
+    pub what: String,
+    pub family: String,
     file: String,
     old: String,
     new: String,
     found: String,
 }
 
-fn list() -> Vec<Fault> {
+pub fn list() -> Vec<Fault> {
     let mut faults: Vec<Fault> = vec![];
     for line in include_str!("list.txt").lines().filter(|line| !line.starts_with('#') && !line.is_empty()) {
         let (key, value) = line.split_once(':').unwrap_or_else(|| panic!("no key in {line:?}"));
@@ -44,7 +44,7 @@ fn list() -> Vec<Fault> {
 }
 
 /// The tests of a family.
-fn tests_of(family: &str) -> fn(&Library) {
+pub fn tests_of(family: &str) -> fn(&Library) {
     match family {
         "attention" => crate::attention::check,
         "cross_entropy" => crate::cross_entropy::check,
@@ -61,7 +61,7 @@ fn tests_of(family: &str) -> fn(&Library) {
 }
 
 /// The units that the tests of a family run.
-fn units_of(family: &str) -> Vec<Unit> {
+pub fn units_of(family: &str) -> Vec<Unit> {
     let of_family = |unit: &Unit| match unit.defines.as_slice() {
         [] => unit.source.file == format!("{family}.cu"),
         [(_, element), (_, head_dim), ..] => family == "attention" && element == "bf16" && head_dim == "64",
@@ -71,7 +71,7 @@ fn units_of(family: &str) -> Vec<Unit> {
 }
 
 impl Fault {
-    fn planted(&self) -> Changed {
+    pub fn planted(&self) -> Changed {
         let sources = table::units().into_iter().map(|unit| unit.source);
         let source = sources.chain(HEADERS.iter().copied()).find(|source| source.file == self.file);
         let text = source.unwrap_or_else(|| panic!("no file {}", self.file)).text;
