@@ -11,6 +11,11 @@ use crate::faults;
 /// What the inner run is told: the sanitizer, the family, and the fault to plant.
 const TASK: &str = "OARLOCK_SANITIZED";
 
+/// Whether this is an inner run.
+pub fn is_inner() -> bool {
+    std::env::var_os(TASK).is_some()
+}
+
 /// What an inner run said, and whether it went well; none where there is no sanitizer.
 fn run(sanitizer: Sanitizer, family: &str, fault: &str) -> Option<(bool, String)> {
     let Some(runtime) = Library::runtime(sanitizer) else {

@@ -159,6 +159,10 @@ impl Gpu<'_> {
 #[track_caller]
 pub fn in_every_order<R: PartialEq + Debug>(library: &Library, work: impl Fn(Gpu) -> R) -> R {
     let first = work(Gpu { library, n_workers: 1, order: 0 });
+    // A sanitizer finds a race in any order, and takes its time for each.
+    if crate::sanitizers::is_inner() {
+        return first;
+    }
     for (n_workers, order) in [(1, 1), (2, 2), (1, 3)] {
         let other = work(Gpu { library, n_workers, order });
         if other != first {
