@@ -2,6 +2,13 @@
 #pragma once
 #include <cstddef>
 #include <cstdint>
+// The C library's contexts save the signal mask by a system call at every change, so they are only the second choice.
+#if !defined(__x86_64__) && !defined(EMULATOR_UCONTEXT)
+#define EMULATOR_UCONTEXT
+#endif
+#ifdef EMULATOR_UCONTEXT
+#include <ucontext.h>
+#endif
 
 // The sanitizers' interfaces for fibers. They are there only in a build with a sanitizer.
 extern "C" {
@@ -19,7 +26,7 @@ __attribute__((weak)) void __sanitizer_finish_switch_fiber(void*, const void**, 
 
 namespace emulator {
 
-#if defined(__x86_64__)
+#ifndef EMULATOR_UCONTEXT
 // Saves the registers that a callee keeps, changes stacks, restores them.
 extern "C" __attribute__((visibility("hidden"))) void oarlock_switch(void** save, void* load);
 #ifdef EMULATOR_DEFINES_SWITCH
@@ -62,9 +69,6 @@ class Context {
   void* sp = nullptr;
 };
 #else
-}  // namespace emulator
-#include <ucontext.h>
-namespace emulator {
 class Context {
  public:
   void prepare(char* stack, size_t bytes, void (*entry)()) {

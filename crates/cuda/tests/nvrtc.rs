@@ -5,6 +5,7 @@ use oarlock_cuda::source::Unit;
 use oarlock_cuda::{Error, table};
 
 use crate::emulator::emulated_units;
+use crate::numbers::not_tested;
 
 /// Kernels that spill, and how many bytes of a thread at most, on any of the architectures: as NVRTC 13.0 compiles them.
 const SPILLS: &[(&str, u32)] = &[
@@ -23,7 +24,7 @@ fn found() -> Option<Nvrtc> {
     match Nvrtc::find() {
         Ok(nvrtc) => Some(nvrtc),
         Err(error @ Error::NoNvrtc { .. }) => {
-            eprintln!("NOT TESTED: {error}");
+            not_tested(&error.to_string());
             None
         }
         Err(error) => panic!("{error}"),
@@ -52,7 +53,16 @@ fn compiles(arch: &str) {
         let most = compiled.usage.iter().map(|kernel| kernel.registers).max().unwrap_or_default();
         eprintln!("{unit} for {arch}: {:.1} s, up to {most} registers", start.elapsed().as_secs_f64());
         assert!(compiled.cubin.starts_with(b"\x7fELF"), "{unit}: no machine code");
-        assert!(!compiled.usage.is_empty(), "{unit}: the log tells nothing:\n{}", compiled.log);
+        let mut expected: Vec<String> = table::all()
+            .flat_map(|kernel| kernel.instances())
+            .filter(|i| i.unit() == unit)
+            .map(|i| i.name())
+            .collect();
+        let mut compiled_names: Vec<String> =
+            compiled.usage.iter().map(|usage| usage.kernel.clone()).collect();
+        expected.sort();
+        compiled_names.sort();
+        assert_eq!(compiled_names, expected, "{unit}: the kernels of the table");
         for kernel in &compiled.usage {
             let allowed =
                 SPILLS.iter().find(|(name, _)| *name == kernel.kernel).map_or(0, |(_, bytes)| *bytes);

@@ -7,6 +7,7 @@ use std::process::Command;
 
 use crate::emulator::{Changed, Library, Sanitizer};
 use crate::faults;
+use crate::numbers::not_tested;
 
 /// What the inner run is told: the sanitizer, the family, and the fault to plant.
 const TASK: &str = "OARLOCK_SANITIZED";
@@ -19,7 +20,7 @@ pub fn is_inner() -> bool {
 /// What an inner run said, and whether it went well; none where there is no sanitizer.
 fn run(sanitizer: Sanitizer, family: &str, fault: &str) -> Option<(bool, String)> {
     let Some(runtime) = Library::runtime(sanitizer) else {
-        eprintln!("NOT TESTED: there is no {}, so no kernel was watched", sanitizer.runtime());
+        not_tested(&format!("there is no {}, so no kernel was watched", sanitizer.runtime()));
         return None;
     };
     let mut program = Command::new(std::env::current_exe().expect("the path of this program"));

@@ -12,7 +12,9 @@ pub(super) fn candidates() -> (Vec<PathBuf>, Vec<String>) {
     // The loader knows its folders itself.
     found.extend(NAMES.iter().map(PathBuf::from).filter(|name| is_loadable(name)));
     for (said, folder) in toolkits().into_iter().chain(python_packages()) {
-        looked_in.push(said);
+        if !looked_in.contains(&said) {
+            looked_in.push(said);
+        }
         found.extend(NAMES.iter().map(|name| folder.join(name)).find(|file| file.exists()));
     }
     (found, looked_in)

@@ -8,6 +8,8 @@ use oarlock_cuda::geometry::Geometry;
 use oarlock_cuda::source::{HEADERS, Unit};
 use oarlock_cuda::table;
 
+use crate::numbers::not_tested;
+
 use super::build::{Changed, Sanitizer, Workshop, compiler};
 
 type LaunchFn = unsafe extern "C" fn(
@@ -84,9 +86,7 @@ fn base() -> Option<&'static Base> {
     static BASE: OnceLock<Option<Result<Base, String>>> = OnceLock::new();
     let made = BASE.get_or_init(|| {
         let Some(compiler) = compiler() else {
-            eprintln!(
-                "NOT TESTED: there is no g++ (set CXX to another C++20 compiler), so no kernel was run"
-            );
+            not_tested("there is no g++ (set CXX to another C++20 compiler), so no kernel was run");
             return None;
         };
         Some(Base::new(Workshop::new(compiler)))
