@@ -38,7 +38,8 @@ DEVICE void write_rows(T* to, u64 stride, const f32 (&c)[D / 8][4], f32 factor, 
 
 // The gradients of 64 keys and values: the sum over all heads of their group and all queries that see one of them, in
 // this order. Heads of more than 128 elements take two passes, as registers hold only one of both.
-template <bool KEYS, bool VALUES> DEVICE void key_gradients(Pointers p, T* dk, T* dv, f32 scale, const Shape& s, int tile) {
+template <bool KEYS, bool VALUES>
+DEVICE void key_gradients(Pointers p, T* dk, T* dv, f32 scale, const Shape& s, int tile) {
   DYNAMIC_SHARED(memory);
   T *tile_k = (T*)memory, *tile_v = tile_k + TILE_ROWS * LD, *tile_q = tile_v + TILE_ROWS * LD;
   T *tile_do = tile_q + WALKED * LD, *scratches = tile_do + WALKED * LD;

@@ -42,7 +42,8 @@ template <class T> DEVICE RowLoss row_loss(const T* row, u32 label, u32 vocab, u
 
 // Losses, or with `negative` log-probabilities of labels.
 template <class T>
-DEVICE void losses_of(const T* logits, const i32* labels, u32 kind, f32 smoothing, f32* losses, u32 rows, u32 vocab, bool negative) {
+DEVICE void losses_of(const T* logits, const i32* labels, u32 kind, f32 smoothing, f32* losses, u32 rows,
+                      u32 vocab, bool negative) {
   bool packed = packs(logits, vocab);
   for (u32 row = blockIdx.x; row < rows; row += gridDim.x) {
     i32 label = labels[row];

@@ -19,7 +19,8 @@ template <class T, class U> DEVICE void embed_forward(const T* table, const i32*
 // d_table[ids[k]] += dy[row], for the rows order[starts[k] .. starts[k + 1]], one after the other. All ids are
 // different, and the rows of an id are ascending, so every sum has the order of the batch.
 template <class T>
-DEVICE void embed_backward(const T* dy, const i32* order, const i32* starts, const i32* ids, f32* d_table, u32 n_ids, u32 dim) {
+DEVICE void embed_backward(const T* dy, const i32* order, const i32* starts, const i32* ids, f32* d_table,
+                           u32 n_ids, u32 dim) {
   bool packed = packs(dy, dim) && packs(d_table, dim);
   u32 per_row = (dim + 7) / 8;
   each((u64)n_ids * per_row, [&](u64 i) {

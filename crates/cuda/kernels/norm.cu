@@ -13,7 +13,8 @@ DEVICE f32 plus_offset(f32 w, f32 offset) { return offset == 0.f ? w : offset + 
 // ---- Forward
 
 template <u32 TEAM, class X, class W, class Y>
-DEVICE void rms_norm_rows(const X* x, const W* weight, f32 offset, f32 eps, Y* y, f32* rstd, u32 rows, u32 dim, bool known) {
+DEVICE void rms_norm_rows(const X* x, const W* weight, f32 offset, f32 eps, Y* y, f32* rstd, u32 rows, u32 dim,
+                          bool known) {
   bool packed = packs(x, dim) && packs(weight, dim) && packs(y, dim);
   u32 lane = team_lane<TEAM>();
   for (u32 row = team_index<TEAM>(); row < rows; row += n_teams<TEAM>()) {
@@ -39,13 +40,15 @@ DEVICE void rms_norm_rows(const X* x, const W* weight, f32 offset, f32 eps, Y* y
 }
 
 template <class X, class W, class Y>
-DEVICE void rms_norm(const X* x, const W* weight, f32 offset, f32 eps, Y* y, f32* rstd, u32 rows, u32 dim, bool known) {
+DEVICE void rms_norm(const X* x, const W* weight, f32 offset, f32 eps, Y* y, f32* rstd, u32 rows, u32 dim,
+                     bool known) {
   if (dim <= WARP_ROW) rms_norm_rows<32>(x, weight, offset, eps, y, rstd, rows, dim, known);
   else rms_norm_rows<THREADS>(x, weight, offset, eps, y, rstd, rows, dim, known);
 }
 
 template <u32 TEAM, class T>
-DEVICE void layer_norm_rows(const T* x, const T* weight, const T* bias, f32 eps, T* y, f32* mean, f32* rstd, u32 rows, u32 dim) {
+DEVICE void layer_norm_rows(const T* x, const T* weight, const T* bias, f32 eps, T* y, f32* mean, f32* rstd,
+                            u32 rows, u32 dim) {
   bool packed = packs(x, dim) && packs(weight, dim) && packs(y, dim) && (!bias || packs(bias, dim));
   u32 lane = team_lane<TEAM>();
   for (u32 row = team_index<TEAM>(); row < rows; row += n_teams<TEAM>()) {
@@ -77,7 +80,8 @@ DEVICE void layer_norm_rows(const T* x, const T* weight, const T* bias, f32 eps,
 }
 
 template <class T>
-DEVICE void layer_norm(const T* x, const T* weight, const T* bias, f32 eps, T* y, f32* mean, f32* rstd, u32 rows, u32 dim) {
+DEVICE void layer_norm(const T* x, const T* weight, const T* bias, f32 eps, T* y, f32* mean, f32* rstd,
+                       u32 rows, u32 dim) {
   if (dim <= WARP_ROW) layer_norm_rows<32>(x, weight, bias, eps, y, mean, rstd, rows, dim);
   else layer_norm_rows<THREADS>(x, weight, bias, eps, y, mean, rstd, rows, dim);
 }

@@ -10,7 +10,8 @@ DEVICE f32 interpolate(f32 from, f32 to, f32 weight) {
 }
 
 // Updates eight elements at a time; absent states are null.
-template <class T, class F> DEVICE void step(f32* weights, f32* first, f32* second, const f32* grad, T* working, u64 n, F rule) {
+template <class T, class F>
+DEVICE void step(f32* weights, f32* first, f32* second, const f32* grad, T* working, u64 n, F rule) {
   bool packed = packs(weights) && packs(first) && packs(second) && packs(grad) && packs(working);
   each8(n, [&](u64 i, u64 left) {
     f32 w[8], m[8] = {}, v[8] = {}, g[8];

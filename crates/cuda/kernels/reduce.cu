@@ -4,7 +4,8 @@
 namespace {
 
 // out[row] = scale * sum of a row.
-template <u32 TEAM, class T, class U> DEVICE void sum_last_rows(f32 scale, const T* x, U* out, u32 add, u32 rows, u32 dim) {
+template <u32 TEAM, class T, class U>
+DEVICE void sum_last_rows(f32 scale, const T* x, U* out, u32 add, u32 rows, u32 dim) {
   bool packed = packs(x, dim);
   for (u32 row = team_index<TEAM>(); row < rows; row += n_teams<TEAM>()) {
     f32 v[8], sum = 0;

@@ -17,7 +17,8 @@ template <u32 TEAM, bool LOG, class T> DEVICE void forward_rows(const T* x, T* y
   }
 }
 
-template <u32 TEAM, bool LOG, class T> DEVICE void backward_rows(const T* y, const T* dy, T* dx, u32 add, u32 rows, u32 dim) {
+template <u32 TEAM, bool LOG, class T>
+DEVICE void backward_rows(const T* y, const T* dy, T* dx, u32 add, u32 rows, u32 dim) {
   bool packed = packs(y, dim) && packs(dy, dim) && packs(dx, dim);
   for (u32 row = team_index<TEAM>(); row < rows; row += n_teams<TEAM>()) {
     u64 at = (u64)row * dim;

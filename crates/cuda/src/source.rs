@@ -39,6 +39,8 @@ sources! {
     NORM = "norm.cu";
     /// The steps of optimizers.
     OPTIM = "optim.cu";
+    /// Each word by itself.
+    PROBE = "probe.cu";
     /// Quantized weights.
     QUANTIZED = "quantized.cu";
     /// Sums and extremes.

@@ -1,7 +1,7 @@
 //! The order in which operands with strides are read for a dense output.
 
 /// The most dims of a [`Walk`], once dims over which all operands move evenly are merged.
-pub const MOST_DIMS: usize = 6;
+const MOST_DIMS: usize = 6;
 
 /// Sizes and strides, as kernels take them.
 #[repr(C)]
@@ -14,7 +14,7 @@ pub struct Walk {
 
 impl Walk {
     /// For an output of these sizes, slowest dim first; operand `k` moves by `strides[k][d]` elements along dim `d`. None
-    /// if it has more than [`MOST_DIMS`] dims that cannot be merged, or a number that 32 bits do not hold.
+    /// if it has more than six dims that cannot be merged, or a number that 32 bits do not hold.
     pub fn new(sizes: &[usize], strides: [&[usize]; 2]) -> Option<Walk> {
         let mut dims: Vec<(usize, [usize; 2])> = vec![];
         for (d, &size) in sizes.iter().enumerate() {

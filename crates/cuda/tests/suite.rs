@@ -13,6 +13,7 @@ mod norm;
 mod numbers;
 mod nvrtc;
 mod optim;
+mod probe;
 mod quantized;
 mod reduce;
 mod rope;

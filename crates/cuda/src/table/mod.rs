@@ -4,6 +4,7 @@ mod attention;
 mod elements;
 mod norm;
 mod optim;
+mod probe;
 mod rows;
 
 use crate::element::Element;
@@ -70,6 +71,8 @@ pub const FAMILIES: &[&[Kernel]] = &[
     elements::UNARY,
     norm::KERNELS,
     optim::KERNELS,
+    probe::SUMS,
+    probe::WORDS,
     rows::CROSS_ENTROPY,
     rows::EMBED,
     rows::REDUCE,
