@@ -7,7 +7,10 @@ use oarlock_cuda::{Error, table};
 use crate::emulator::emulated_units;
 use crate::numbers::not_tested;
 
-/// Kernels that spill, and how many bytes of a thread at most, on any of the architectures: as NVRTC 13.0 compiles them.
+/// The version of NVRTC that the list of spills is for.
+const LISTED: &str = "13.0";
+
+/// Kernels that spill, and how many bytes of a thread at most on any of the architectures.
 const SPILLS: &[(&str, u32)] = &[
     ("attention_backward_kv_bf16_128", 28),
     ("attention_backward_kv_bf16_256", 80),
@@ -74,7 +77,14 @@ fn compiles(arch: &str) {
             }
         }
     }
-    assert!(wrong.is_empty(), "{arch}, NVRTC {}:\n{}", nvrtc.version(), wrong.join("\n"));
+    let said = format!("{arch}, NVRTC {}:\n{}", nvrtc.version(), wrong.join("\n"));
+    match nvrtc.version() {
+        LISTED => assert!(wrong.is_empty(), "{said}"),
+        _ if !wrong.is_empty() => {
+            not_tested(&format!("the list of spills is that of NVRTC {LISTED}; {said}"))
+        }
+        _ => {}
+    }
 }
 
 #[test]
