@@ -1,0 +1,139 @@
+// The parts of the emulator: a block of fibers, its warps, its shared memory.
+#pragma once
+#include <cstdint>
+#include <cstdlib>
+#include <string>
+#include <vector>
+
+#include "fiber.h"
+#include "words.h"
+#undef sync_block
+#undef sync_warp
+
+namespace emulator {
+
+// A copy to shared memory that was not waited for yet.
+struct Copy {
+  void* to;
+  const void* from;
+  bool valid;
+};
+
+enum class Op { shuffle, mma, ldmatrix, ldmatrix_trans, sync_warp };
+const char* name(Op op);
+
+// The meeting of the lanes of a warp: the operands of each, and the results.
+struct Warp {
+  u32 arrived = 0;
+  u64 meetings = 0;
+  Op op = Op::shuffle;
+  int argument = 0;
+  f32 (*to_f32)(u16) = nullptr;
+  u32 a[32][4], b[32][2], words[32], results[32][4];
+  f32 c[32][4];
+  const void* rows[32];
+};
+
+struct Fiber {
+  Ids ids;
+  Strand strand;
+  Warp* warp;
+  u32 index, lane;
+  bool done;
+  u64 barrier;  // The number of the barrier that it waits at, or did last.
+  const char* waits;
+  const char* file;
+  int line;
+  std::vector<Copy> open;
+  std::vector<std::vector<Copy>> groups;
+};
+
+// Memory that ends at a page nobody may touch. What alignment leaves free before and behind it holds a pattern.
+class Guarded {
+ public:
+  Guarded(size_t bytes, size_t align, std::string name);
+  ~Guarded();
+  Guarded(const Guarded&) = delete;
+  char* data() const { return at; }
+  size_t bytes() const { return size; }
+  const std::string& name() const { return label; }
+  bool contains(const void* p, size_t n) const { return (char*)p >= at && (char*)p + n <= at + size; }
+  bool maps(const void* p) const { return (char*)p >= pages && (char*)p < pages + mapped; }
+  bool intact() const;
+
+  // Not by memset, which a sanitizer would take for an access of the kernel.
+  static void fill(char* to, size_t n) {
+    size_t i = 0;
+    for (; i + 8 <= n; i += 8) *(volatile u64*)(to + i) = ~0ull;
+    for (; i < n; i++) *(volatile char*)(to + i) = (char)0xff;
+  }
+  // Every byte becomes 0xff: a NaN in every float type.
+  void poison() { fill(at, size); }
+
+ private:
+  char *pages, *at;
+  size_t mapped, size;
+  std::string label;
+};
+
+struct SharedArray {
+  const void* site;
+  Guarded* memory;
+};
+
+// What a launch says. Orders are 0, the ring; 1, the ring backwards; 2 and 3, the same with greedy warps. Each is an order
+// that a GPU may take, so a result that depends on it is a race.
+struct Launch {
+  const char* name;
+  const Kernel* kernel;
+  Dim grid;
+  size_t shared_bytes;
+  void* const* args;
+  u32 order;
+};
+
+// One OS thread that runs blocks, one after the other.
+class Machine {
+ public:
+  explicit Machine(const Launch& launch);
+  ~Machine();
+  // Runs a block; false where it failed, with `error`.
+  bool run(Dim block);
+  std::string error;
+
+  void sync_block(const char* file, int line);
+  template <class Put, class Work> void meet(Op op, const char* file, int line, int argument, Put put, Work work);
+  void* shared_array(const void* site, const char* name, size_t bytes);
+  void* dynamic_shared();
+  bool is_shared(const void* p, size_t n) const;
+  [[noreturn]] void fail(const std::string& what);
+  [[noreturn]] void fault(const void* address);
+  Fiber& now() { return fibers[current]; }
+
+ private:
+  static void entry();
+  void resume(u32 to, bool for_good);
+  bool is_blocked(const Fiber& fiber) const;
+  u32 next() const;
+  void pass_on();
+
+  const Launch& launch;
+  u32 n, step, current = 0, alive = 0, arrived = 0;
+  u64 barriers = 0, idle = 0;
+  const char* barrier_file = nullptr;
+  int barrier_line = 0;
+  bool failed = false;
+  std::vector<Fiber> fibers;
+  std::vector<Warp> warps;
+  std::vector<SharedArray> shared;
+  Guarded* dynamic = nullptr;
+  char* stacks = nullptr;
+  Strand main;
+};
+
+// The machine of this OS thread, while it runs a block.
+extern thread_local Machine* machine;
+// Catches accesses to guard pages.
+void watch_faults();
+
+}  // namespace emulator

@@ -1,0 +1,91 @@
+// Guarded memory, and the accesses outside of it that the CPU reports.
+#include <csignal>
+#include <mutex>
+#include <sys/mman.h>
+
+#include "machine.h"
+
+namespace emulator {
+
+static const size_t PAGE = 4096;
+static const char PATTERN = (char)0xff;
+
+// All guarded memory, to name what an address was near to.
+static std::mutex lock;
+static std::vector<Guarded*>& all() {
+  static std::vector<Guarded*> list;
+  return list;
+}
+
+Guarded::Guarded(size_t bytes, size_t align, std::string name) : size(bytes), label(std::move(name)) {
+  size_t inside = (bytes + align + PAGE - 1) / PAGE * PAGE;
+  mapped = inside + 2 * PAGE;
+  pages = (char*)mmap(nullptr, mapped, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+  mprotect(pages, PAGE, PROT_NONE);
+  mprotect(pages + PAGE + inside, PAGE, PROT_NONE);
+  fill(pages + PAGE, inside);
+  at = pages + PAGE + (inside - bytes) / align * align;
+  std::lock_guard<std::mutex> held(lock);
+  all().push_back(this);
+}
+
+Guarded::~Guarded() {
+  {
+    std::lock_guard<std::mutex> held(lock);
+    std::erase(all(), this);
+  }
+  munmap(pages, mapped);
+}
+
+bool Guarded::intact() const {
+  for (char* p = pages + PAGE; p < at; p++)
+    if (*p != PATTERN) return false;
+  for (char* p = at + size; p < pages + mapped - PAGE; p++)
+    if (*p != PATTERN) return false;
+  return true;
+}
+
+void Machine::fault(const void* address) {
+  std::string what = "an access to an address that is no memory of the device";
+  for (Guarded* memory : all()) {
+    if (!memory->maps(address)) continue;
+    long offset = (const char*)address - memory->data();
+    what = "out of bounds: byte " + std::to_string(offset) + " of " + memory->name() + ", which has " +
+           std::to_string(memory->bytes()) + " bytes";
+  }
+  fail(what);
+}
+
+static struct sigaction before[2];
+
+static void on_fault(int signal, siginfo_t* info, void*) {
+  if (machine) machine->fault(info->si_addr);
+  // Not a kernel's: the access is repeated under the handler that was here before.
+  sigaction(signal, &before[signal == SIGBUS], nullptr);
+}
+
+void watch_faults() {
+  static std::once_flag once;
+  std::call_once(once, [] {
+    struct sigaction action = {};
+    action.sa_sigaction = on_fault;
+    action.sa_flags = SA_SIGINFO | SA_ONSTACK | SA_NODEFER;
+    sigaction(SIGSEGV, &action, &before[0]);
+    sigaction(SIGBUS, &action, &before[1]);
+  });
+}
+
+}  // namespace emulator
+
+// Memory of the device.
+extern "C" void* emulator_alloc(size_t bytes, size_t align) {
+  return new emulator::Guarded(bytes, align, "device memory");
+}
+extern "C" void* emulator_data(void* memory) { return ((emulator::Guarded*)memory)->data(); }
+// Frees it; 0 where somebody wrote beside it.
+extern "C" int emulator_free(void* memory) {
+  auto* guarded = (emulator::Guarded*)memory;
+  bool intact = guarded->intact();
+  delete guarded;
+  return intact;
+}

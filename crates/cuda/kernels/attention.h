@@ -1,0 +1,92 @@
+// What the passes of attention share: the shape, which keys a query sees, how products become scores.
+#pragma once
+#include "functions.h"
+#include "tile.h"
+
+// The element type and the size of heads are macros: each unit is compiled for one of each. A head may have fewer
+// elements, a multiple of 8: its tiles are filled up with zeros.
+#ifndef HEAD_DIM
+#error "attention is compiled with -DELEMENT=<type> -DHEAD_DIM=<size>"
+#endif
+
+namespace {
+const int D = HEAD_DIM;
+typedef ELEMENT T;
+const int LD = Row<T, D>::STRIDE;
+// Rows of the tiles that a pass walks over, so that the tiles of a block fit into shared memory.
+const int WALKED = D * (int)sizeof(T) <= 256 ? 64 : D * (int)sizeof(T) <= 512 ? 32 : 16;
+
+#define JOIN_(a, b, c) a##_##b##_##c
+#define JOIN(a, b, c) JOIN_(a, b, c)
+#define EXPANDED(name, threads, params, ...) KERNEL(name, threads, params, __VA_ARGS__)
+#define ATTENTION_KERNEL(op, params, ...) EXPANDED(JOIN(op, ELEMENT, HEAD_DIM), ATTENTION_THREADS, params, __VA_ARGS__)
+
+// Queries and output are [batch, q_len, heads, head_dim], keys and values [batch, kv_capacity, kv_heads, head_dim],
+// statistics [batch, heads, q_len]. Query i is at position kv_len - q_len + i. A window of 0 is none.
+struct Shape {
+  int q_len, kv_len, kv_capacity, heads, kv_heads, head_dim, causal, window;
+  // Scores in powers of two are factor q k, or with a cap: cap tanh(factor q k).
+  f32 factor, cap;
+};
+#define SHAPE_PARAMS \
+  i32 q_len, i32 kv_len, i32 kv_capacity, i32 heads, i32 kv_heads, i32 head_dim, i32 causal, i32 window, f32 factor, f32 cap
+#define SHAPE Shape{q_len, kv_len, kv_capacity, heads, kv_heads, head_dim, causal, window, factor, cap}
+
+const int MANY = 0x7fffffff;
+
+// Some keys, low .. high.
+struct Keys {
+  int low, high;
+};
+
+// Those that query i sees; `starts` says where its document begins, where there are such.
+DEVICE Keys visible(const Shape& s, const i32* starts, int i) {
+  if (i >= s.q_len) return {MANY, 0};
+  int own_end = max(s.kv_len - s.q_len + i + 1, 0);
+  int low = starts ? min(max(starts[i], 0), s.kv_len) : 0;
+  if (s.window) low = max(low, own_end - s.window);
+  return {low, min(s.causal ? own_end : s.kv_len, s.kv_len)};
+}
+
+DEVICE int lowest(int v) {
+  UNROLL for (int m = 16; m; m >>= 1) v = min(v, (int)shuffle_xor((u32)v, m));
+  return v;
+}
+DEVICE int highest(int v) { return -lowest(-v); }
+
+// The keys that any of the queries first .. first + n sees, and those that all of them see. Every warp finds the same.
+struct Span {
+  Keys any, all;
+  DEVICE Span(const Shape& s, const i32* starts, int first, int n) {
+    any = {MANY, 0};
+    all = {0, MANY};
+    for (int i = threadIdx.x % 32; i < n; i += 32) {
+      Keys keys = visible(s, starts, first + i);
+      if (keys.low < keys.high) {
+        any.low = min(any.low, keys.low);
+        any.high = max(any.high, keys.high);
+      }
+      all.low = max(all.low, keys.low);
+      all.high = min(all.high, keys.high);
+    }
+    any = {lowest(any.low), highest(any.high)};
+    all = {highest(all.low), lowest(all.high)};
+  }
+  DEVICE bool sees_some(int from, int to) const { return any.low < to && from < any.high; }
+  DEVICE bool sees_all(int from, int to) const { return all.low <= from && to <= all.high; }
+};
+
+// A score in powers of two; `slope` is that of the cap.
+DEVICE f32 score(const Shape& s, f32 product, f32& slope) {
+  slope = 1.f;
+  if (s.cap == 0.f) return product * s.factor;
+  f32 t = tanhf(product * s.factor);
+  slope = 1.f - t * t;
+  return t * s.cap;
+}
+
+// Row and column of element e of part j of a product.
+DEVICE int row_of(int e) { return threadIdx.x % 32 / 4 + 8 * (e / 2); }
+DEVICE int col_of(int j, int e) { return 8 * j + 2 * (threadIdx.x % 4) + e % 2; }
+
+}  // namespace

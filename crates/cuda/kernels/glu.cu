@@ -1,0 +1,50 @@
+// Gated linear units, forward and backward.
+#include "functions.h"
+
+namespace {
+
+template <class T> DEVICE void gated_forward(u32 act, const T* gate, const T* up, T* y, u64 n) {
+  bool packed = packs(gate) && packs(up) && packs(y);
+  with_activation(act, [&](auto constant) {
+    each8(n, [&](u64 i, u64 left) {
+      f32 g[8], u[8];
+      load8(g, gate + i, left, packed);
+      load8(u, up + i, left, packed);
+      UNROLL for (u32 k = 0; k < 8; k++) g[k] = activation<decltype(constant)::value>(g[k]) * u[k];
+      store8(y + i, g, left, packed, 0);
+    });
+  });
+}
+
+template <class T>
+DEVICE void gated_backward(u32 act, const T* gate, const T* up, const T* dy, T* d_gate, T* d_up, u64 n) {
+  bool packed = packs(gate) && packs(up) && packs(dy) && packs(d_gate) && packs(d_up);
+  with_activation(act, [&](auto constant) {
+    const u32 ACT = decltype(constant)::value;
+    each8(n, [&](u64 i, u64 left) {
+      f32 g[8], u[8], d[8];
+      load8(g, gate + i, left, packed);
+      load8(u, up + i, left, packed);
+      load8(d, dy + i, left, packed);
+      UNROLL for (u32 k = 0; k < 8; k++) {
+        u[k] = d[k] * u[k] * activation_slope<ACT>(g[k]);
+        d[k] = d[k] * activation<ACT>(g[k]);
+      }
+      store8(d_gate + i, u, left, packed, 0);
+      store8(d_up + i, d, left, packed, 0);
+    });
+  });
+}
+
+}  // namespace
+
+#define GLU(T) \
+  KERNEL(gated_forward_##T, THREADS, (u32 act, const T* gate, const T* up, T* y, u64 n), \
+         gated_forward<T>(act, gate, up, y, n)) \
+  KERNEL(gated_backward_##T, THREADS, \
+         (u32 act, const T* gate, const T* up, const T* dy, T* d_gate, T* d_up, u64 n), \
+         gated_backward<T>(act, gate, up, dy, d_gate, d_up, n))
+
+GLU(f32)
+GLU(bf16)
+GLU(f16)

@@ -1,0 +1,154 @@
+// Tiles of matrices: rows in shared memory, products of 16 rows of a warp with a tile.
+//
+// A product c [16, N] is spread over a warp as mma.m16n8k16 spreads it: with g = lane / 4 and t = lane % 4, c[j][e] is at
+// row g + 8 (e / 2) and column 8 j + 2 t + e % 2. Elements of 16 bits are multiplied by tensor cores, f32 by plain
+// arithmetic in the same layout, so that kernels are the same for all types.
+#pragma once
+#include "words.h"
+
+// Elements between the rows of a tile: 16 bytes more than a row has, against conflicts of banks.
+template <class T, int D> struct Row {
+  static const int STRIDE = D + 16 / (int)sizeof(T);
+  static const int PER_COPY = 16 / (int)sizeof(T);
+};
+
+const int ATTENTION_THREADS = 128, WARPS = 4, TILE_ROWS = 16 * WARPS;
+
+// Begins to copy rows first .. first + R of a matrix into a tile; zeros behind row `end` and column `dim`.
+template <int R, int D, class T> DEVICE void fetch(T* tile, const T* from, u64 stride, int first, int end, int dim) {
+  const int PER_ROW = D / Row<T, D>::PER_COPY;
+  for (int i = threadIdx.x; i < R * PER_ROW; i += ATTENTION_THREADS) {
+    int row = i / PER_ROW, col = i % PER_ROW * Row<T, D>::PER_COPY;
+    bool valid = first + row < end && col < dim;
+    cp_async(tile + row * Row<T, D>::STRIDE + col, valid ? from + (u64)(first + row) * stride + col : from, valid);
+  }
+}
+
+// 16 rows of a tile, as the left operand of a product: read from shared memory each time, or held in registers.
+template <class T, int D> struct SharedRows {
+  const T* rows;
+  DEVICE SharedRows(const T* rows) : rows(rows) {}
+  DEVICE void get(u32 (&a)[4], int k) const {
+    u32 lane = threadIdx.x % 32;
+    ldmatrix(a, rows + lane % 16 * Row<T, D>::STRIDE + k * 16 + lane / 16 * 8);
+  }
+};
+template <class T, int D> struct HeldRows {
+  u32 of[D / 16][4];
+  DEVICE HeldRows(const T* rows) {
+    SharedRows<T, D> shared(rows);
+    UNROLL for (int k = 0; k < D / 16; k++) shared.get(of[k], k);
+  }
+  DEVICE void get(u32 (&a)[4], int k) const {
+    UNROLL for (int i = 0; i < 4; i++) a[i] = of[k][i];
+  }
+};
+
+// A product that becomes the left operand of the next one. Tensor cores hold both in the same layout; f32 goes through
+// rows of shared memory that belong to the warp.
+template <class T, int N> struct Rounded {
+  u32 of[N / 16][4];
+  DEVICE Rounded(const f32 (&c)[N / 8][4], T*) {
+    UNROLL for (int k = 0; k < N / 16; k++) {
+      of[k][0] = pair<T>(c[2 * k][0], c[2 * k][1]);
+      of[k][1] = pair<T>(c[2 * k][2], c[2 * k][3]);
+      of[k][2] = pair<T>(c[2 * k + 1][0], c[2 * k + 1][1]);
+      of[k][3] = pair<T>(c[2 * k + 1][2], c[2 * k + 1][3]);
+    }
+  }
+  DEVICE void get(u32 (&a)[4], int k) const {
+    UNROLL for (int i = 0; i < 4; i++) a[i] = of[k][i];
+  }
+};
+template <int N> struct Rounded<f32, N> {
+  const f32* rows;
+  DEVICE Rounded(const f32 (&c)[N / 8][4], f32* scratch) : rows(scratch) {
+    u32 lane = threadIdx.x % 32;
+    sync_warp();  // Others may still read the product before.
+    UNROLL for (int j = 0; j < N / 8; j++) UNROLL for (int e = 0; e < 4; e++)
+      scratch[(lane / 4 + 8 * (e / 2)) * Row<f32, N>::STRIDE + 8 * j + 2 * (lane % 4) + e % 2] = c[j][e];
+    sync_warp();
+  }
+};
+// Elements of scratch that a warp needs for it.
+template <class T, int N> struct Scratch {
+  static const int ELEMS = sizeof(T) == 4 ? 16 * Row<T, N>::STRIDE : 0;
+};
+
+template <int N> DEVICE void zero(f32 (&c)[N][4]) {
+  UNROLL for (int j = 0; j < N; j++) UNROLL for (int e = 0; e < 4; e++) c[j][e] = 0.f;
+}
+
+struct alignas(16) Four {
+  f32 of[4];
+};
+// The products of f32, by each lane for its own elements.
+template <int N, int K, class Left> DEVICE void plain_transposed(f32 (&c)[N / 8][4], const Left& left, const f32* b) {
+  u32 lane = threadIdx.x % 32;
+  const f32* a = left.rows + lane / 4 * Row<f32, K>::STRIDE;
+  b += 2 * (lane % 4) * Row<f32, K>::STRIDE;
+  for (int k = 0; k < K; k += 4) {
+    Four low = *(const Four*)(a + k), high = *(const Four*)(a + 8 * Row<f32, K>::STRIDE + k);
+    UNROLL for (int j = 0; j < N / 8; j++) UNROLL for (int e = 0; e < 2; e++) {
+      Four right = *(const Four*)(b + (8 * j + e) * Row<f32, K>::STRIDE + k);
+      UNROLL for (int i = 0; i < 4; i++) {
+        c[j][e] += low.of[i] * right.of[i];
+        c[j][2 + e] += high.of[i] * right.of[i];
+      }
+    }
+  }
+}
+template <int N, int K, class Left> DEVICE void plain(f32 (&c)[N / 8][4], const Left& left, const f32* b) {
+  u32 lane = threadIdx.x % 32;
+  const f32* a = left.rows + lane / 4 * Row<f32, K>::STRIDE;
+  b += 2 * (lane % 4);
+  for (int k = 0; k < K; k++) {
+    f32 low = a[k], high = a[8 * Row<f32, K>::STRIDE + k];
+    UNROLL for (int j = 0; j < N / 8; j++) UNROLL for (int e = 0; e < 2; e++) {
+      f32 right = b[k * Row<f32, N>::STRIDE + 8 * j + e];
+      c[j][e] += low * right;
+      c[j][2 + e] += high * right;
+    }
+  }
+}
+
+// c [16, N] += a [16, K] b^T with b [N, K] a tile.
+template <int N, int K, class T, class Left>
+DEVICE void multiply_transposed(f32 (&c)[N / 8][4], const Left& left, const T* b) {
+  if constexpr (sizeof(T) == 4) plain_transposed<N, K>(c, left, b);
+  else {
+    u32 lane = threadIdx.x % 32, row = lane % 8 + lane / 16 * 8, col = lane / 8 % 2 * 8;
+    UNROLL for (int k = 0; k < K / 16; k++) {
+      u32 a[4], r[4];
+      left.get(a, k);
+      UNROLL for (int n = 0; n < N / 16; n++) {
+        ldmatrix(r, b + (n * 16 + row) * Row<T, K>::STRIDE + k * 16 + col);
+        mma(T(), c[2 * n], a, r[0], r[1]);
+        mma(T(), c[2 * n + 1], a, r[2], r[3]);
+      }
+    }
+  }
+}
+// c [16, N] += a [16, K] b with b [K, N] a tile.
+template <int N, int K, class T, class Left> DEVICE void multiply(f32 (&c)[N / 8][4], const Left& left, const T* b) {
+  if constexpr (sizeof(T) == 4) plain<N, K>(c, left, b);
+  else {
+    u32 lane = threadIdx.x % 32, row = lane % 16, col = lane / 16 * 8;
+    UNROLL for (int k = 0; k < K / 16; k++) {
+      u32 a[4], r[4];
+      left.get(a, k);
+      UNROLL for (int n = 0; n < N / 16; n++) {
+        ldmatrix_trans(r, b + (k * 16 + row) * Row<T, N>::STRIDE + n * 16 + col);
+        mma(T(), c[2 * n], a, r[0], r[1]);
+        mma(T(), c[2 * n + 1], a, r[2], r[3]);
+      }
+    }
+  }
+}
+
+// Two neighbours of a row.
+template <class T> DEVICE void put2(T* to, f32 low, f32 high) { *(u32*)to = pair<T>(low, high); }
+template <> DEVICE void put2<f32>(f32* to, f32 low, f32 high) {
+  to[0] = low;
+  to[1] = high;
+}

@@ -1,0 +1,179 @@
+//! The shape of an attention, as its kernels take it, and the grids of their launches.
+
+use std::f32::consts::LOG2_E;
+
+use crate::element::Element;
+use crate::geometry::Geometry;
+
+/// The sizes of heads that kernels are compiled for. Heads with fewer elements, a multiple of 8, take the next of them.
+pub const HEAD_DIMS: &[u32] = &[32, 64, 96, 128, 192, 256];
+/// Threads of a block.
+pub const THREADS: u32 = 128;
+
+/// Queries or keys of a block: a warp has 16.
+const TILE_ROWS: usize = 64;
+/// Warps of a block.
+const WARPS: usize = THREADS as usize / 32;
+/// Rows of a block of the pass for few queries.
+const DECODE_ROWS: usize = 16;
+
+/// Queries and output are [batch, q_len, heads, head_dim], keys and values [batch, kv_capacity, kv_heads, head_dim],
+/// log-sum-exps [batch, heads, q_len]. Query `i` is at position `kv_len - q_len + i`.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct AttentionShape {
+    /// Sequences.
+    pub batch: usize,
+    /// Queries of a sequence.
+    pub q_len: usize,
+    /// Keys of a sequence.
+    pub kv_len: usize,
+    /// Rows of storage of a sequence in keys and values.
+    pub kv_capacity: usize,
+    /// Query heads.
+    pub heads: usize,
+    /// Key and value heads.
+    pub kv_heads: usize,
+    /// Elements of a head.
+    pub head_dim: usize,
+    /// Factor of the scores.
+    pub scale: f32,
+    /// Whether a query sees only the keys up to its own position.
+    pub causal: bool,
+    /// With a window of `w`, a query sees no key more than `w - 1` positions before its own.
+    pub window: Option<usize>,
+    /// With a cap of `c`, a score `s` becomes `c tanh(s / c)`.
+    pub logit_cap: Option<f32>,
+}
+
+/// The sizes of the tiles of a unit.
+#[derive(Clone, Copy)]
+struct Tiles {
+    /// Bytes of a row of a tile, with its padding.
+    row_bytes: usize,
+    /// Rows of the tiles that a pass walks over.
+    walked: usize,
+    /// Bytes through which f32 products become operands.
+    scratch_bytes: usize,
+    head_dim: usize,
+}
+
+impl AttentionShape {
+    /// `factor` and `cap`: scores in powers of two are `factor` times the product of query and key, or with a cap, `cap`
+    /// times the hyperbolic tangent of that.
+    pub fn score_scale(&self) -> (f32, f32) {
+        match self.logit_cap {
+            None => (self.scale * LOG2_E, 0.0),
+            Some(cap) => (self.scale / cap, cap * LOG2_E),
+        }
+    }
+
+    /// The unit's size of heads; none where no unit takes such heads.
+    pub fn unit_head_dim(&self) -> Option<u32> {
+        let fits = self.head_dim.is_multiple_of(8) && self.head_dim > 0;
+        HEAD_DIMS.iter().copied().find(|&dim| fits && dim as usize >= self.head_dim)
+    }
+
+    fn tiles(&self, element: Element) -> Tiles {
+        let head_dim = self.unit_head_dim().unwrap_or(HEAD_DIMS[HEAD_DIMS.len() - 1]) as usize;
+        let bytes = head_dim * element.size();
+        let walked = match bytes {
+            0..=256 => 64,
+            257..=512 => 32,
+            _ => 16,
+        };
+        let scratch_bytes = if element == Element::F32 { WARPS * 16 * (walked * 4 + 16) } else { 0 };
+        Tiles { row_bytes: bytes + 16, walked, scratch_bytes, head_dim }
+    }
+
+    /// Of the forward pass.
+    pub fn forward(&self, element: Element) -> Geometry {
+        let tiles = self.tiles(element);
+        let shared_bytes = (TILE_ROWS + 4 * tiles.walked) * tiles.row_bytes + tiles.scratch_bytes;
+        self.geometry([self.q_len.div_ceil(TILE_ROWS), self.heads, self.batch], shared_bytes)
+    }
+
+    /// Of the inner products of outputs and their gradients.
+    pub fn delta(&self) -> Geometry {
+        self.geometry([(self.batch * self.heads * self.q_len).div_ceil(WARPS), 1, 1], 0)
+    }
+
+    /// Of the gradients of keys and values.
+    pub fn backward_kv(&self, element: Element) -> Geometry {
+        let tiles = self.tiles(element);
+        let statistics = tiles.walked * 16;
+        let shared_bytes =
+            (2 * TILE_ROWS + 2 * tiles.walked) * tiles.row_bytes + tiles.scratch_bytes + statistics;
+        let passes = if tiles.head_dim > 128 { 2 } else { 1 };
+        self.geometry(
+            [passes * self.kv_capacity.div_ceil(TILE_ROWS), self.kv_heads, self.batch],
+            shared_bytes,
+        )
+    }
+
+    /// Of the gradients of queries.
+    pub fn backward_q(&self, element: Element) -> Geometry {
+        let tiles = self.tiles(element);
+        let shared_bytes = (2 * TILE_ROWS + 2 * tiles.walked) * tiles.row_bytes + tiles.scratch_bytes;
+        self.geometry([self.q_len.div_ceil(TILE_ROWS), self.heads, self.batch], shared_bytes)
+    }
+
+    /// Of the pass for few queries, with this many splits of the keys.
+    pub fn decode(&self, element: Element, n_splits: usize) -> Geometry {
+        let tiles = self.tiles(element);
+        let floats = DECODE_ROWS * (tiles.head_dim + tiles.walked + 5);
+        let shared_bytes = 2 * tiles.walked * tiles.row_bytes + 4 * floats;
+        let chunks = (self.heads / self.kv_heads * self.q_len).div_ceil(DECODE_ROWS);
+        self.geometry([n_splits, self.kv_heads * chunks, self.batch], shared_bytes)
+    }
+
+    /// Of the joining of splits.
+    pub fn decode_join(&self) -> Geometry {
+        self.delta()
+    }
+
+    fn geometry(&self, grid: [usize; 3], shared_bytes: usize) -> Geometry {
+        let grid = grid.map(|n| n.max(1) as u32);
+        Geometry { grid, threads: THREADS, shared_bytes: shared_bytes.next_multiple_of(128) }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// The shared memory that a block may have on an A100 and on an H100.
+    const MOST: [usize; 2] = [163 << 10, 227 << 10];
+
+    #[test]
+    fn every_pass_fits_into_shared_memory() {
+        let base = AttentionShape {
+            batch: 1,
+            q_len: 64,
+            kv_len: 64,
+            kv_capacity: 64,
+            heads: 4,
+            kv_heads: 2,
+            head_dim: 64,
+            scale: 1.0,
+            causal: true,
+            window: None,
+            logit_cap: None,
+        };
+        for &dim in HEAD_DIMS {
+            for element in [Element::F32, Element::BF16, Element::F16] {
+                let shape = AttentionShape { head_dim: dim as usize, ..base };
+                let most = if element == Element::F32 && dim > 192 { MOST[1] } else { MOST[0] };
+                for pass in [
+                    shape.forward(element),
+                    shape.backward_kv(element),
+                    shape.backward_q(element),
+                    shape.decode(element, 3),
+                ] {
+                    assert!(pass.shared_bytes <= most, "{element} {dim}: {}", pass.shared_bytes);
+                }
+            }
+        }
+        assert_eq!(AttentionShape { head_dim: 80, ..base }.unit_head_dim(), Some(96));
+        assert_eq!(AttentionShape { head_dim: 12, ..base }.unit_head_dim(), None);
+    }
+}

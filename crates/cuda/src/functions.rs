@@ -1,0 +1,149 @@
+//! The functions that some kernels choose among at run time, by the numbers that the kernels know them by.
+
+/// An activation function, of gated linear units.
+#[repr(u32)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Activation {
+    /// `x sigmoid(x)`.
+    Silu,
+    /// `x Phi(x)` with the normal distribution function.
+    Gelu,
+    /// The tanh form of GELU.
+    GeluTanh,
+    /// `max(x, 0)`.
+    Relu,
+    /// Hyperbolic tangent.
+    Tanh,
+    /// `1 / (1 + e^-x)`.
+    Sigmoid,
+}
+
+/// A function of one element, `x`, and of two parameters, `a` and `b`.
+#[repr(u32)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Unary {
+    /// `a x + b`.
+    Affine,
+    /// `e^x`.
+    Exp,
+    /// The natural logarithm.
+    Log,
+    /// The square root.
+    Sqrt,
+    /// `x x`.
+    Square,
+    /// `x^a`.
+    Pow,
+    /// The absolute value.
+    Abs,
+    /// `x` kept inside `a..=b`, with slope 1 at the bounds.
+    Clamp,
+    /// `x / a`.
+    DividedBy,
+    /// `a / x`.
+    Over,
+    /// `1 / sqrt(x)`.
+    Rsqrt,
+    /// The square root, with the slope 0 at 0.
+    Root,
+    /// `2^x`.
+    Exp2,
+    /// `e^x - 1`.
+    Expm1,
+    /// The logarithm to base 2.
+    Log2,
+    /// `log(1 + x)`.
+    Log1p,
+    /// Sine.
+    Sin,
+    /// Cosine.
+    Cos,
+    /// The error function.
+    Erf,
+    /// Rounded down.
+    Floor,
+    /// Rounded up.
+    Ceil,
+    /// Rounded to the nearest integer, halves to the even one.
+    Round,
+    /// Rounded towards zero.
+    Trunc,
+    /// -1, 0 or 1.
+    Sign,
+    /// `x` above 0, else `a x`.
+    LeakyRelu,
+    /// `x` above 0, else `a (e^x - 1)`.
+    Elu,
+    /// `log(1 + e^(a x)) / a`; `x` where `a x` is above `b`.
+    Softplus,
+    /// `x` kept inside `a..=b`, with slope 0 at the bounds.
+    Hardtanh,
+    /// Scaled [`Unary::Elu`].
+    Selu,
+    /// `x tanh(log(1 + e^x))`.
+    Mish,
+    /// `x / 6 + 1 / 2`, kept inside `0..=1`.
+    Hardsigmoid,
+    /// `x` times its `Hardsigmoid`.
+    Hardswish,
+    /// The logarithm of `1 / (1 + e^-x)`.
+    LogSigmoid,
+    /// `x / (1 + |x|)`.
+    Softsign,
+    /// [`Activation::Silu`].
+    Silu,
+    /// [`Activation::Gelu`].
+    Gelu,
+    /// [`Activation::GeluTanh`].
+    GeluTanh,
+    /// [`Activation::Relu`].
+    Relu,
+    /// [`Activation::Tanh`].
+    Tanh,
+    /// [`Activation::Sigmoid`].
+    Sigmoid,
+}
+
+/// A function of two elements.
+#[repr(u32)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Binary {
+    /// `x + y`.
+    Add,
+    /// `x - y`.
+    Sub,
+    /// `x y`.
+    Mul,
+    /// `x / y`.
+    Div,
+    /// `x / y`, rounded down.
+    FloorDivide,
+    /// What the division leaves; it has the sign of `y`.
+    Remainder,
+    /// The larger one, or NaN.
+    Maximum,
+    /// The smaller one, or NaN.
+    Minimum,
+    /// `x^y`.
+    Pow,
+    /// The slope of `Maximum` along `x`.
+    MaximumSlope,
+    /// The slope of `Minimum` along `x`.
+    MinimumSlope,
+    /// The slope of `Pow` along `x`.
+    PowSlope,
+    /// The slope of `Pow` along `y`.
+    PowExponentSlope,
+}
+
+/// What a label counts in the loss of its row.
+#[repr(u32)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum TokenLoss {
+    /// The cross-entropy.
+    CrossEntropy,
+    /// With smoothed labels.
+    Smoothed,
+    /// The cross-entropy times the probability of the label.
+    ByProbability,
+}

@@ -1,0 +1,85 @@
+//! The sources of the kernels, embedded in the program, and the units in which they are compiled.
+
+/// A file of kernels.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
+pub struct Source {
+    /// Its name.
+    pub file: &'static str,
+    /// What it contains.
+    pub text: &'static str,
+}
+
+macro_rules! sources {
+    ($($(#[$doc:meta])* $name:ident = $file:literal;)+) => {
+        $($(#[$doc])*
+        pub const $name: Source = Source { file: $file, text: include_str!(concat!("../kernels/", $file)) };)+
+    };
+}
+
+sources! {
+    /// Attention, backward.
+    ATTENTION_BACKWARD = "attention_backward.cu";
+    /// Attention for few queries.
+    ATTENTION_DECODE = "attention_decode.cu";
+    /// Attention, forward.
+    ATTENTION_FORWARD = "attention_forward.cu";
+    /// Functions of two elements.
+    BINARY = "binary.cu";
+    /// Moving elements.
+    COPY = "copy.cu";
+    /// Cross-entropy and its gradient.
+    CROSS_ENTROPY = "cross_entropy.cu";
+    /// Sums and conversions of elements.
+    ELEMENTWISE = "elementwise.cu";
+    /// Token embedding.
+    EMBED = "embed.cu";
+    /// Gated linear units.
+    GLU = "glu.cu";
+    /// RMSNorm and LayerNorm.
+    NORM = "norm.cu";
+    /// The steps of optimizers.
+    OPTIM = "optim.cu";
+    /// Each word by itself.
+    PROBE = "probe.cu";
+    /// Quantized weights.
+    QUANTIZED = "quantized.cu";
+    /// Sums and extremes.
+    REDUCE = "reduce.cu";
+    /// Rotary position embedding.
+    ROPE = "rope.cu";
+    /// Softmax and its logarithm.
+    SOFTMAX = "softmax.cu";
+    /// Functions of one element.
+    UNARY = "unary.cu";
+    /// What the passes of attention share.
+    ATTENTION = "attention.h";
+    /// Activation functions.
+    FUNCTIONS = "functions.h";
+    /// The maximum and the sum of exponentials of a row.
+    ROWS = "rows.h";
+    /// Tiles of matrices.
+    TILE = "tile.h";
+    /// Strides of operands.
+    WALK = "walk.h";
+    /// The words that all kernels are written in.
+    WORDS = "words.h";
+}
+
+/// The headers that sources include, by the name in the directive.
+pub const HEADERS: &[Source] = &[ATTENTION, FUNCTIONS, ROWS, TILE, WALK, WORDS];
+
+/// What is compiled at a time: a source, with macros that select some of its kernels where it has many.
+#[derive(Clone, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
+pub struct Unit {
+    /// The file.
+    pub source: Source,
+    /// Macros and their values.
+    pub defines: Vec<(&'static str, String)>,
+}
+
+impl std::fmt::Display for Unit {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.write_str(self.source.file)?;
+        self.defines.iter().try_for_each(|(name, value)| write!(f, " {name}={value}"))
+    }
+}

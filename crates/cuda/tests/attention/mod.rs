@@ -1,0 +1,213 @@
+//! Attention forward, backward and for few queries, against f64.
+
+mod reference;
+
+use half::{bf16, f16};
+use oarlock_cuda::attention::AttentionShape;
+use oarlock_cuda::{Instance, table};
+use reference::{Operands, attention};
+
+use crate::emulator::{Buffer, Gpu, Library, args, in_every_order, on_emulator};
+use crate::numbers::{Float, f64s, values};
+
+/// Keys of a shape with equal lengths.
+fn shape(batch: usize, len: usize, heads: usize, kv_heads: usize, head_dim: usize) -> AttentionShape {
+    AttentionShape {
+        batch,
+        q_len: len,
+        kv_len: len,
+        kv_capacity: len,
+        heads,
+        kv_heads,
+        head_dim,
+        scale: 1.0 / (head_dim as f32).sqrt(),
+        causal: true,
+        window: None,
+        logit_cap: None,
+    }
+}
+
+/// Where the document of each query begins, with documents of about `len`.
+fn documents(s: &AttentionShape, len: usize) -> Vec<i32> {
+    (0..s.batch * s.q_len).map(|i| ((i % s.q_len + s.kv_len - s.q_len) / len * len) as i32).collect()
+}
+
+/// Inputs in the type of a kernel.
+struct Inputs<T> {
+    q: Vec<T>,
+    k: Vec<T>,
+    v: Vec<T>,
+    d_o: Vec<T>,
+    doc_start: Option<Vec<i32>>,
+}
+
+impl<T: Float> Inputs<T> {
+    fn new(s: &AttentionShape, doc_start: Option<Vec<i32>>) -> Inputs<T> {
+        let n_q = s.batch * s.q_len * s.heads * s.head_dim;
+        let n_kv = s.batch * s.kv_capacity * s.kv_heads * s.head_dim;
+        Inputs { q: values(1, n_q), k: values(2, n_kv), v: values(3, n_kv), d_o: values(4, n_q), doc_start }
+    }
+
+    fn reference(&self, s: &AttentionShape) -> reference::Attention {
+        let [q, k, v, d_o] = [&self.q, &self.k, &self.v, &self.d_o].map(|x| f64s(x));
+        let doc_start = self.doc_start.as_deref();
+        attention(s, &Operands { q: &q, k: &k, v: &v, d_o: &d_o, doc_start })
+    }
+}
+
+fn instance<T: Float>(op: &str, s: &AttentionShape) -> Instance {
+    table::find(op).and_then(|kernel| kernel.instance(&[T::ELEMENT], s.unit_head_dim())).expect("an instance")
+}
+
+/// The arguments that describe a shape, behind those of a pass.
+macro_rules! with_shape {
+    ($s:expr, $($x:expr),*) => {
+        args![$($x,)* $s.q_len as i32, $s.kv_len as i32, $s.kv_capacity as i32, $s.heads as i32, $s.kv_heads as i32,
+            $s.head_dim as i32, i32::from($s.causal), $s.window.unwrap_or(0) as i32, $s.score_scale().0,
+            $s.score_scale().1]
+    };
+}
+
+/// Asserts that the whole is near: the root of the sum of squared errors, relative to the reference.
+#[track_caller]
+fn near<T: Float>(what: &str, got: &[T], want: &[f64], tolerance: f64) {
+    let got = f64s(got);
+    assert_eq!(got.len(), want.len(), "{what}: lengths");
+    let (mut error, mut size) = (0.0, 0.0);
+    for (i, (got, want)) in got.iter().zip(want).enumerate() {
+        if want.is_infinite() {
+            assert_eq!(got, want, "{what}, element {i}");
+            continue;
+        }
+        let most = 12.0 * tolerance * (1.0 + want.abs());
+        assert!((got - want).abs() <= most, "{what}, element {i}: got {got}, want {want}");
+        error += (got - want).powi(2);
+        size += want * want;
+    }
+    let relative = (error / size.max(1e-30)).sqrt();
+    assert!(relative <= tolerance, "{what}: a relative error of {relative:.2e}");
+}
+
+/// What roundings inside of a pass may come to.
+fn tolerance<T: Float>() -> f64 {
+    3.0 * T::ROUNDING.max(1e-6)
+}
+
+struct Results<T> {
+    o: Vec<T>,
+    lse: Vec<f32>,
+    grads: [Vec<T>; 3],
+}
+
+fn passes<T: Float>(gpu: Gpu, s: &AttentionShape, x: &Inputs<T>) -> Results<T> {
+    let (q, k, v, d_o) = (gpu.buffer(&x.q), gpu.buffer(&x.k), gpu.buffer(&x.v), gpu.buffer(&x.d_o));
+    let starts = x.doc_start.as_ref().map(|starts| gpu.buffer(starts));
+    let starts: Option<&Buffer<i32>> = starts.as_ref();
+    let n_statistics = s.batch * s.heads * s.q_len;
+    let (o, lse, delta) =
+        (gpu.fresh::<T>(x.q.len()), gpu.fresh::<f32>(n_statistics), gpu.fresh::<f32>(n_statistics));
+    let (dq, dk, dv) = (gpu.fresh::<T>(x.q.len()), gpu.fresh::<T>(x.k.len()), gpu.fresh::<T>(x.k.len()));
+    let run = |op, geometry, args: &[_]| gpu.launch(&instance::<T>(op, s), geometry, args);
+    run("attention_forward", s.forward(T::ELEMENT), with_shape!(s, q, k, v, starts, o, lse));
+    let sizes = [s.q_len, s.heads, s.head_dim, s.batch].map(|n| n as i32);
+    let delta_args = args![o, d_o, delta, sizes[0], sizes[1], sizes[2], sizes[3]];
+    run("attention_delta", s.delta(), delta_args);
+    let kv_args = with_shape!(s, q, k, v, starts, d_o, lse, delta, dk, dv, s.scale);
+    run("attention_backward_kv", s.backward_kv(T::ELEMENT), kv_args);
+    run(
+        "attention_backward_q",
+        s.backward_q(T::ELEMENT),
+        with_shape!(s, q, k, v, starts, d_o, lse, delta, dq, s.scale),
+    );
+    Results { o: o.read(), lse: lse.read(), grads: [dq.read(), dk.read(), dv.read()] }
+}
+
+fn compare<T: Float>(library: &Library, s: AttentionShape, doc_start: Option<Vec<i32>>) {
+    let x = Inputs::<T>::new(&s, doc_start);
+    let (o, lse, grads) = in_every_order(library, |gpu| {
+        let results = passes(gpu, &s, &x);
+        (results.o, results.lse, results.grads)
+    });
+    let want = x.reference(&s);
+    let tolerance = tolerance::<T>();
+    let label = |what: &str| format!("{what} of {} {s:?}", T::ELEMENT);
+    near(&label("o"), &o, &want.o, tolerance);
+    near(&label("lse"), &lse, &want.lse, 2e-6);
+    for (what, (got, want)) in ["dq", "dk", "dv"].iter().zip(grads.iter().zip([&want.dq, &want.dk, &want.dv]))
+    {
+        near(&label(what), got, want, tolerance);
+    }
+}
+
+fn decode<T: Float>(library: &Library, s: AttentionShape, doc_start: Option<Vec<i32>>, n_splits: usize) {
+    let x = Inputs::<T>::new(&s, doc_start);
+    let (o, lse) = in_every_order(library, |gpu| {
+        let (q, k, v) = (gpu.buffer(&x.q), gpu.buffer(&x.k), gpu.buffer(&x.v));
+        let starts = x.doc_start.as_ref().map(|starts| gpu.buffer(starts));
+        let starts: Option<&Buffer<i32>> = starts.as_ref();
+        let n_rows = s.batch * s.heads * s.q_len;
+        let parts = gpu.fresh::<f32>(n_rows * n_splits * s.head_dim);
+        let (maxima, sums) = (gpu.fresh::<f32>(n_rows * n_splits), gpu.fresh::<f32>(n_rows * n_splits));
+        let (o, lse, n) = (gpu.fresh::<T>(x.q.len()), gpu.fresh::<f32>(n_rows), n_splits as i32);
+        let split = instance::<T>("attention_decode", &s);
+        gpu.launch(
+            &split,
+            s.decode(T::ELEMENT, n_splits),
+            with_shape!(s, q, k, v, starts, parts, maxima, sums, n),
+        );
+        let [b, l, h, g, d] = [s.batch, s.q_len, s.heads, s.kv_heads, s.head_dim].map(|n| n as i32);
+        let join = instance::<T>("attention_decode_join", &s);
+        gpu.launch(&join, s.decode_join(), args![parts, maxima, sums, o, lse, n, b, l, h, g, d]);
+        (o.read(), lse.read())
+    });
+    let want = x.reference(&s);
+    near(&format!("o of {s:?}"), &o, &want.o, tolerance::<T>());
+    near(&format!("lse of {s:?}"), &lse, &want.lse, 2e-6);
+}
+
+/// Every kernel of the family, with one of the shapes that each needs.
+pub fn check(library: &Library) {
+    let s = shape(2, 130, 4, 2, 64);
+    compare::<bf16>(library, s, Some(documents(&s, 50)));
+    decode::<bf16>(library, AttentionShape { q_len: 3, kv_capacity: 140, ..s }, None, 2);
+}
+
+#[test]
+fn passes_match_the_reference() {
+    on_emulator(|library| {
+        check(library);
+        compare::<bf16>(library, shape(1, 1, 2, 2, 64), None);
+        compare::<bf16>(library, shape(1, 65, 2, 1, 128), None);
+        compare::<f16>(library, AttentionShape { causal: false, ..shape(1, 70, 2, 1, 80) }, None);
+        let windowed = AttentionShape { window: Some(20), logit_cap: Some(1.5), ..shape(1, 150, 2, 2, 64) };
+        compare::<bf16>(library, windowed, None);
+        compare::<bf16>(library, shape(1, 70, 2, 1, 256), None);
+        let capped = AttentionShape { logit_cap: Some(2.0), ..shape(1, 67, 2, 1, 128) };
+        compare::<f32>(library, capped, Some(documents(&capped, 30)));
+    });
+}
+
+#[test]
+fn queries_may_stand_at_the_end_of_more_keys_or_see_none() {
+    on_emulator(|library| {
+        let cached = AttentionShape { q_len: 9, kv_len: 75, kv_capacity: 90, ..shape(2, 75, 2, 1, 64) };
+        compare::<bf16>(library, cached, None);
+        let blind = AttentionShape { q_len: 70, kv_len: 66, kv_capacity: 66, ..shape(1, 70, 2, 2, 64) };
+        compare::<bf16>(library, blind, None);
+        compare::<bf16>(library, AttentionShape { window: Some(5), ..blind }, Some(vec![60; 70]));
+    });
+}
+
+#[test]
+fn few_queries_match_the_reference() {
+    on_emulator(|library| {
+        let s = AttentionShape { q_len: 1, kv_capacity: 210, ..shape(2, 200, 4, 2, 128) };
+        decode::<bf16>(library, s, None, 3);
+        let many_rows =
+            AttentionShape { q_len: 5, window: Some(40), logit_cap: Some(3.0), ..shape(1, 90, 8, 2, 64) };
+        decode::<bf16>(library, many_rows, Some(vec![70; 5]), 5);
+        decode::<f32>(library, AttentionShape { q_len: 2, ..shape(1, 33, 2, 2, 104) }, None, 1);
+        decode::<f16>(library, AttentionShape { q_len: 1, causal: false, ..shape(1, 70, 3, 1, 96) }, None, 2);
+        decode::<bf16>(library, AttentionShape { q_len: 1, ..shape(1, 50, 2, 1, 256) }, None, 2);
+    });
+}

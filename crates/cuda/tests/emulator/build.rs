@@ -1,0 +1,189 @@
+//! Compiles kernels and the emulator with g++ into a shared library.
+
+use std::ffi::{OsString, c_int};
+use std::fs;
+use std::path::{Path, PathBuf};
+use std::process::Command;
+use std::sync::Mutex;
+
+use oarlock_cuda::source::{HEADERS, Unit};
+use tempfile::TempDir;
+
+/// The files of the emulator.
+const EMULATOR: [(&str, &str); 5] = [
+    ("emulator.h", include_str!("../../emulator/emulator.h")),
+    ("fiber.h", include_str!("../../emulator/fiber.h")),
+    ("machine.h", include_str!("../../emulator/machine.h")),
+    ("machine.cpp", include_str!("../../emulator/machine.cpp")),
+    ("memory.cpp", include_str!("../../emulator/memory.cpp")),
+];
+const LAUNCH: (&str, &str) = ("launch.cpp", include_str!("../../emulator/launch.cpp"));
+
+/// A source or header with another text than its own.
+#[derive(Clone)]
+pub struct Changed {
+    pub file: String,
+    pub text: String,
+}
+
+/// What watches the accesses of kernels.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Sanitizer {
+    None,
+    Thread,
+    Address,
+}
+
+impl Sanitizer {
+    /// The file name of its runtime.
+    pub fn runtime(self) -> &'static str {
+        match self {
+            Sanitizer::None => "",
+            Sanitizer::Thread => "libtsan.so",
+            Sanitizer::Address => "libasan.so",
+        }
+    }
+
+    fn flags(self) -> &'static [&'static str] {
+        match self {
+            Sanitizer::None => &[],
+            Sanitizer::Thread => &["-g", "-fsanitize=thread"],
+            Sanitizer::Address => &["-g", "-fsanitize=address"],
+        }
+    }
+}
+
+/// The compiler; none where there is none.
+pub fn compiler() -> Option<OsString> {
+    let name = std::env::var_os("CXX").unwrap_or_else(|| "g++".into());
+    let runs = Command::new(&name).arg("--version").output().is_ok_and(|output| output.status.success());
+    runs.then_some(name)
+}
+
+/// A folder for what is compiled, which is removed when the process ends.
+pub struct Workshop {
+    folder: &'static TempDir,
+    compiler: OsString,
+}
+
+/// Folders to remove.
+static FOLDERS: Mutex<Vec<PathBuf>> = Mutex::new(vec![]);
+
+extern "C" fn remove_folders() {
+    for folder in FOLDERS.lock().into_iter().flat_map(|mut folders| std::mem::take(&mut *folders)) {
+        // What is left over is in a folder for temporary files.
+        drop(fs::remove_dir_all(folder));
+    }
+}
+
+unsafe extern "C" {
+    fn atexit(function: extern "C" fn()) -> c_int;
+}
+
+/// A folder that stays until the end: libraries in it are loaded until then.
+fn temporary_folder() -> &'static TempDir {
+    let folder = tempfile::tempdir_in(env!("CARGO_TARGET_TMPDIR")).expect("a temporary folder");
+    FOLDERS.lock().expect("a list").push(folder.path().into());
+    // SAFETY: the function may run at any time, and more than once.
+    unsafe { atexit(remove_folders) };
+    Box::leak(Box::new(folder))
+}
+
+impl Workshop {
+    pub fn new(compiler: OsString) -> Workshop {
+        let folder = temporary_folder();
+        for (name, text) in EMULATOR.into_iter().chain([LAUNCH]) {
+            fs::write(folder.path().join(name), text).expect("a file of the emulator");
+        }
+        for header in HEADERS {
+            fs::write(folder.path().join(header.file), header.text).expect("a header");
+        }
+        Workshop { folder, compiler }
+    }
+
+    /// The emulator's object files.
+    pub fn emulator(&self) -> Result<Vec<PathBuf>, String> {
+        let jobs = ["machine.cpp", "memory.cpp", "launch.cpp"].map(|file| {
+            let object = self.folder.path().join(format!("{file}.o"));
+            (vec!["-O2".into(), self.folder.path().join(file).into()], object)
+        });
+        self.compile(jobs.into())
+    }
+
+    /// The object files of some units, with changed files where there are any. Each `label` has its own folder.
+    pub fn kernels(
+        &self,
+        label: &str,
+        units: &[Unit],
+        changed: &[Changed],
+        sanitizer: Sanitizer,
+    ) -> Result<Vec<PathBuf>, String> {
+        let folder = self.folder.path().join(label);
+        let write =
+            |file: &str, text: &str| fs::write(folder.join(file), text).map_err(|error| error.to_string());
+        fs::create_dir_all(&folder).map_err(|error| error.to_string())?;
+        // Headers find each other in their own folder first, so all of them are in the one with the changes.
+        let sources = units.iter().map(|unit| &unit.source);
+        HEADERS.iter().chain(sources).try_for_each(|source| write(source.file, source.text))?;
+        changed.iter().try_for_each(|change| write(&change.file, &change.text))?;
+        let jobs = units.iter().enumerate().map(|(i, unit)| {
+            // Tiles of attention are the only loops that are long enough for optimization to pay.
+            let level = if unit.defines.is_empty() || !changed.is_empty() { "-O0" } else { "-O1" };
+            let mut args: Vec<OsString> = vec![level.into()];
+            args.extend(sanitizer.flags().iter().map(OsString::from));
+            args.extend(unit.defines.iter().map(|(name, value)| format!("-D{name}={value}").into()));
+            args.extend(["-I".into(), folder.clone().into(), "-x".into(), "c++".into()]);
+            args.push(folder.join(unit.source.file).into());
+            (args, folder.join(format!("{i}.o")))
+        });
+        self.compile(jobs.collect())
+    }
+
+    /// One library of object files.
+    pub fn link(&self, name: &str, objects: &[PathBuf]) -> Result<PathBuf, String> {
+        let library = self.folder.path().join(name);
+        let mut link = Command::new(&self.compiler);
+        link.args(["-shared", "-Wl,-z,now", "-pthread", "-o"]).arg(&library).args(objects);
+        finish(&mut link)?;
+        Ok(library)
+    }
+
+    /// Runs compilers, as many as there are cores at a time.
+    fn compile(&self, jobs: Vec<(Vec<OsString>, PathBuf)>) -> Result<Vec<PathBuf>, String> {
+        let objects = jobs.iter().map(|(_, object)| object.clone()).collect();
+        let queue = Mutex::new(jobs.into_iter());
+        let n_workers = std::thread::available_parallelism().map_or(1, |n| n.get());
+        let worker = || -> Result<(), String> {
+            loop {
+                let Some((args, object)) = queue.lock().expect("a queue").next() else { return Ok(()) };
+                self.compile_one(&args, &object)?;
+            }
+        };
+        std::thread::scope(|scope| {
+            let workers: Vec<_> = (0..n_workers).map(|_| scope.spawn(worker)).collect();
+            workers.into_iter().try_for_each(|worker| worker.join().expect("a compiler's thread"))
+        })?;
+        Ok(objects)
+    }
+
+    fn compile_one(&self, args: &[OsString], object: &Path) -> Result<(), String> {
+        let mut compile = Command::new(&self.compiler);
+        compile.args([
+            "-std=c++20",
+            "-fPIC",
+            "-fno-gnu-unique",
+            "-ffp-contract=off",
+            "-Wall",
+            "-Wfloat-conversion",
+            "-Werror",
+        ]);
+        compile.arg("-Wno-unknown-pragmas").args(args).arg("-I").arg(self.folder.path());
+        finish(compile.arg("-c").arg("-o").arg(object))
+    }
+}
+
+fn finish(command: &mut Command) -> Result<(), String> {
+    let output = command.output().map_err(|error| error.to_string())?;
+    let said = String::from_utf8_lossy(&output.stderr).into_owned();
+    if output.status.success() { Ok(()) } else { Err(format!("{command:?}\n{said}")) }
+}

@@ -1,0 +1,72 @@
+//! Gated linear units against f64 references.
+
+use half::{bf16, f16};
+use oarlock_cuda::functions::Activation;
+use oarlock_cuda::geometry;
+
+use crate::emulator::{Library, args, in_every_order, on_emulator};
+use crate::numbers::{Float, assert_close, erf, f64s, values};
+
+const ALL: [Activation; 6] = [
+    Activation::Silu,
+    Activation::Gelu,
+    Activation::GeluTanh,
+    Activation::Relu,
+    Activation::Tanh,
+    Activation::Sigmoid,
+];
+
+/// The function at x in f64.
+pub fn value(act: Activation, x: f64) -> f64 {
+    let sigmoid = |x: f64| 1.0 / (1.0 + (-x).exp());
+    match act {
+        Activation::Silu => x * sigmoid(x),
+        Activation::Gelu => x * 0.5 * (1.0 + erf(x * std::f64::consts::FRAC_1_SQRT_2)),
+        Activation::GeluTanh => {
+            0.5 * x * (1.0 + ((2.0 / std::f64::consts::PI).sqrt() * (x + 0.044715 * x.powi(3))).tanh())
+        }
+        Activation::Relu => x.max(0.0),
+        Activation::Tanh => x.tanh(),
+        Activation::Sigmoid => sigmoid(x),
+    }
+}
+
+/// The slope at x, by differences.
+pub fn slope(act: Activation, x: f64) -> f64 {
+    let h = 1e-5;
+    (value(act, x + h) - value(act, x - h)) / (2.0 * h)
+}
+
+fn gated<T: Float>(library: &Library, act: Activation, n: usize) {
+    // No gate is 0, where the slope of ReLU is a matter of taste.
+    let gates: Vec<T> = values::<T>(1, n).iter().map(|x| T::of(3.0 * x.f64() + 0.01)).collect();
+    let (ups, dys) = (values::<T>(2, n), values::<T>(3, n));
+    let (y, d_gate, d_up) = in_every_order(library, |gpu| {
+        let (gate, up, dy) = (gpu.buffer(&gates), gpu.buffer(&ups), gpu.buffer(&dys));
+        let (y, d_gate, d_up) = (gpu.fresh::<T>(n), gpu.fresh::<T>(n), gpu.fresh::<T>(n));
+        let (grid, count, act) = (geometry::elements(n), n as u64, act as u32);
+        gpu.run("gated_forward", &[T::ELEMENT], grid, args![act, gate, up, y, count]);
+        gpu.run("gated_backward", &[T::ELEMENT], grid, args![act, gate, up, dy, d_gate, d_up, count]);
+        (y.read(), d_gate.read(), d_up.read())
+    });
+    let (g, u, d) = (f64s(&gates), f64s(&ups), f64s(&dys));
+    let each = |f: &dyn Fn(usize) -> f64| (0..n).map(f).collect::<Vec<_>>();
+    assert_close("y", &y, &each(&|i| value(act, g[i]) * u[i]), 1e-6 + T::ROUNDING);
+    assert_close("d_gate", &d_gate, &each(&|i| d[i] * u[i] * slope(act, g[i])), 1e-5 + T::ROUNDING);
+    assert_close("d_up", &d_up, &each(&|i| d[i] * value(act, g[i])), 1e-6 + T::ROUNDING);
+}
+
+/// Every kernel of the family.
+pub fn check(library: &Library) {
+    for act in ALL {
+        gated::<f32>(library, act, 1001);
+    }
+    gated::<bf16>(library, Activation::Silu, 4096);
+    gated::<f16>(library, Activation::GeluTanh, 77);
+    gated::<f32>(library, Activation::Gelu, 1);
+}
+
+#[test]
+fn gated_units_match_the_reference() {
+    on_emulator(check);
+}

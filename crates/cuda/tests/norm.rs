@@ -1,0 +1,132 @@
+//! RMSNorm and LayerNorm against f64 references.
+
+use half::{bf16, f16};
+use oarlock_cuda::geometry;
+
+use crate::emulator::{Library, args, in_every_order, on_emulator};
+use crate::numbers::{Float, assert_close, f64s, values};
+
+const EPS: f64 = 1e-5;
+const SHAPES: [(usize, usize); 6] = [(1, 1), (3, 7), (70, 64), (33, 513), (35, 96), (3, 1160)];
+
+struct Case<X, W, Y> {
+    x: Vec<X>,
+    weight: Vec<W>,
+    bias: Vec<W>,
+    dy: Vec<Y>,
+}
+
+fn case<X: Float, W: Float, Y: Float>(rows: usize, dim: usize) -> Case<X, W, Y> {
+    let n = rows * dim;
+    Case { x: values(1, n), weight: values(2, dim), bias: values(3, dim), dy: values(4, n) }
+}
+
+/// Output, dx, d_weight and d_bias of a norm in f64; RMSNorm where `centre` is 0.
+fn reference<X: Float, W: Float, Y: Float>(c: &Case<X, W, Y>, offset: f64, centre: f64) -> [Vec<f64>; 4] {
+    let (x, b, dy) = (f64s(&c.x), f64s(&c.bias), f64s(&c.dy));
+    let w: Vec<f64> = f64s(&c.weight).iter().map(|w| w + offset).collect();
+    let (dim, n) = (w.len(), w.len() as f64);
+    let (mut y, mut dx, mut dw, mut db) = (vec![], vec![], vec![0.0; dim], vec![0.0; dim]);
+    for (x, dy) in x.chunks(dim).zip(dy.chunks(dim)) {
+        let mean = centre * x.iter().sum::<f64>() / n;
+        let r = 1.0 / (x.iter().map(|x| (x - mean).powi(2)).sum::<f64>() / n + EPS).sqrt();
+        let x_hat: Vec<f64> = x.iter().map(|x| (x - mean) * r).collect();
+        let g: Vec<f64> = dy.iter().zip(&w).map(|(dy, w)| dy * w).collect();
+        let shift = centre * g.iter().sum::<f64>() / n;
+        let slope = g.iter().zip(&x_hat).map(|(g, x)| g * x).sum::<f64>() / n;
+        for j in 0..dim {
+            y.push(x_hat[j] * w[j] + centre * b[j]);
+            dx.push(r * (g[j] - shift - x_hat[j] * slope));
+            dw[j] += dy[j] * x_hat[j];
+            db[j] += dy[j];
+        }
+    }
+    [y, dx, dw, db]
+}
+
+/// The sum of rows of partial sums.
+fn total(partials: &[f32], dim: usize) -> Vec<f32> {
+    (0..dim).map(|j| partials.iter().skip(j).step_by(dim).sum()).collect()
+}
+
+fn rms<X: Float, W: Float, Y: Float>(library: &Library, rows: usize, dim: usize, offset: f32) {
+    let c = case::<X, W, Y>(rows, dim);
+    let start = values::<X>(5, rows * dim);
+    let dtypes = [X::ELEMENT, W::ELEMENT, Y::ELEMENT];
+    let (n, d) = (rows as u32, dim as u32);
+    let (y, dx, added, dw) = in_every_order(library, |gpu| {
+        let (x, weight, dy) = (gpu.buffer(&c.x), gpu.buffer(&c.weight), gpu.buffer(&c.dy));
+        let (y, again, rstd) =
+            (gpu.fresh::<Y>(rows * dim), gpu.fresh::<Y>(rows * dim), gpu.fresh::<f32>(rows));
+        let by_rows = geometry::rows(rows, dim);
+        gpu.run("rms_norm_forward", &dtypes, by_rows, args![x, weight, offset, EPS as f32, y, rstd, n, d]);
+        gpu.run("rms_norm_apply", &dtypes, by_rows, args![x, weight, offset, rstd, again, n, d]);
+        assert_eq!(y.read(), again.read());
+        let backward = |add: u32| {
+            let dx = if add == 1 { gpu.buffer(&start) } else { gpu.fresh(rows * dim) };
+            let partials = gpu.fresh::<f32>(geometry::norm_partials(rows) * dim);
+            let grid = geometry::norm_backward(rows, dim, 1);
+            let args = args![x, weight, offset, rstd, dy, dx, add, partials, n, d];
+            gpu.run("rms_norm_backward", &dtypes, grid, args);
+            (dx.read(), total(&partials.read(), dim))
+        };
+        let ((dx, dw), (added, _)) = (backward(0), backward(1));
+        (y.read(), dx, added, dw)
+    });
+    let [want_y, want_dx, want_dw, _] = reference(&c, f64::from(offset), 0.0);
+    assert_close("y", &y, &want_y, 2e-6 + Y::ROUNDING);
+    assert_close("dx", &dx, &want_dx, 2e-5 + X::ROUNDING);
+    let want_added: Vec<f64> = want_dx.iter().zip(f64s(&start)).map(|(dx, start)| dx + start).collect();
+    assert_close("dx added", &added, &want_added, 2e-5 + 2.0 * X::ROUNDING);
+    assert_close("d_weight", &dw, &want_dw, 1e-5);
+}
+
+/// Every kernel of the family, those for f32 first.
+pub fn check(library: &Library) {
+    for (rows, dim) in SHAPES {
+        rms::<f32, f32, f32>(library, rows, dim, 0.0);
+        layer::<f32>(library, rows, dim, true);
+    }
+    rms::<bf16, bf16, bf16>(library, 70, 64, 1.0);
+    rms::<bf16, bf16, bf16>(library, 3, 1160, 0.0);
+    rms::<f16, f16, f16>(library, 33, 70, 1.0);
+    rms::<f32, f32, bf16>(library, 33, 72, 0.0);
+    rms::<f32, f32, f16>(library, 33, 70, 0.0);
+    rms::<bf16, f32, bf16>(library, 9, 1025, 0.0);
+    rms::<f16, f32, f16>(library, 9, 48, 0.0);
+    layer::<bf16>(library, 33, 1160, true);
+    layer::<f16>(library, 9, 65, false);
+}
+
+fn layer<T: Float>(library: &Library, rows: usize, dim: usize, with_bias: bool) {
+    let mut c = case::<T, T, T>(rows, dim);
+    if !with_bias {
+        c.bias.fill(T::of(0.0));
+    }
+    let (n, d) = (rows as u32, dim as u32);
+    let (y, dx, dw, db) = in_every_order(library, |gpu| {
+        let (x, weight, bias, dy) =
+            (gpu.buffer(&c.x), gpu.buffer(&c.weight), gpu.buffer(&c.bias), gpu.buffer(&c.dy));
+        let (y, mean, rstd) = (gpu.fresh::<T>(rows * dim), gpu.fresh::<f32>(rows), gpu.fresh::<f32>(rows));
+        let bias = with_bias.then_some(&bias);
+        let forward = args![x, weight, bias, EPS as f32, y, mean, rstd, n, d];
+        gpu.run("layer_norm_forward", &[T::ELEMENT], geometry::rows(rows, dim), forward);
+        let dx = gpu.fresh::<T>(rows * dim);
+        let n_partials = geometry::norm_partials(rows) * dim;
+        let (dw, db) = (gpu.fresh::<f32>(n_partials), gpu.fresh::<f32>(n_partials));
+        let backward = args![x, weight, mean, rstd, dy, dx, 0u32, dw, db, n, d];
+        gpu.run("layer_norm_backward", &[T::ELEMENT], geometry::norm_backward(rows, dim, 2), backward);
+        (y.read(), dx.read(), total(&dw.read(), dim), total(&db.read(), dim))
+    });
+    let [want_y, want_dx, want_dw, want_db] = reference(&c, 0.0, 1.0);
+    let slack = if dim == 1 { 1e-2 } else { 1e-4 };
+    assert_close("y", &y, &want_y, slack + T::ROUNDING);
+    assert_close("dx", &dx, &want_dx, slack + T::ROUNDING);
+    assert_close("d_weight", &dw, &want_dw, slack);
+    assert_close("d_bias", &db, &want_db, 1e-5);
+}
+
+#[test]
+fn norms_match_the_reference() {
+    on_emulator(check);
+}

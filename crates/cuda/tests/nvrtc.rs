@@ -1,0 +1,118 @@
+//! NVRTC compiles every source, and no kernel spills registers but those that a list names.
+
+use oarlock_cuda::nvrtc::Nvrtc;
+use oarlock_cuda::source::Unit;
+use oarlock_cuda::{Error, table};
+
+use crate::emulator::emulated_units;
+use crate::numbers::not_tested;
+
+/// The version of NVRTC that the list of spills is for.
+const LISTED: &str = "13.0";
+
+/// Kernels that spill, and how many bytes of a thread at most on any of the architectures.
+const SPILLS: &[(&str, u32)] = &[
+    ("attention_backward_kv_bf16_128", 28),
+    ("attention_backward_kv_bf16_256", 80),
+    ("attention_backward_kv_f16_128", 28),
+    ("attention_backward_kv_f16_256", 80),
+    ("attention_backward_kv_f32_96", 4),
+    ("attention_backward_q_f32_96", 4),
+    ("attention_backward_q_f32_192", 4),
+    ("attention_decode_f16_192", 4),
+];
+
+/// NVRTC; says so where there is none.
+fn found() -> Option<Nvrtc> {
+    match Nvrtc::find() {
+        Ok(nvrtc) => Some(nvrtc),
+        Err(error @ Error::NoNvrtc { .. }) => {
+            not_tested(&error.to_string());
+            None
+        }
+        Err(error) => panic!("{error}"),
+    }
+}
+
+/// The units for an architecture. Attention has many: OARLOCK_NVRTC_ALL=1 compiles all of them for both, otherwise each of
+/// those that are run is compiled for one.
+fn units(arch: &str) -> Vec<Unit> {
+    if std::env::var_os("OARLOCK_NVRTC_ALL").is_some() {
+        return table::units();
+    }
+    let is_for_arch = |unit: &Unit| match unit.defines.as_slice() {
+        [_, (_, head_dim)] => (arch == "sm_90a") == ["128", "256"].contains(&head_dim.as_str()),
+        _ => true,
+    };
+    emulated_units().into_iter().filter(is_for_arch).collect()
+}
+
+fn compiles(arch: &str) {
+    let Some(nvrtc) = found() else { return };
+    let mut wrong = vec![];
+    for unit in units(arch) {
+        let start = std::time::Instant::now();
+        let compiled = nvrtc.compile(&unit, arch).unwrap_or_else(|error| panic!("{error}"));
+        let most = compiled.usage.iter().map(|kernel| kernel.registers).max().unwrap_or_default();
+        eprintln!("{unit} for {arch}: {:.1} s, up to {most} registers", start.elapsed().as_secs_f64());
+        assert!(compiled.cubin.starts_with(b"\x7fELF"), "{unit}: no machine code");
+        let mut expected: Vec<String> = table::all()
+            .flat_map(|kernel| kernel.instances())
+            .filter(|i| i.unit() == unit)
+            .map(|i| i.name())
+            .collect();
+        let mut compiled_names: Vec<String> =
+            compiled.usage.iter().map(|usage| usage.kernel.clone()).collect();
+        expected.sort();
+        compiled_names.sort();
+        assert_eq!(compiled_names, expected, "{unit}: the kernels of the table");
+        for kernel in &compiled.usage {
+            let allowed =
+                SPILLS.iter().find(|(name, _)| *name == kernel.kernel).map_or(0, |(_, bytes)| *bytes);
+            if kernel.spill_bytes > allowed {
+                wrong.push(format!(
+                    "{} spills {} bytes, {allowed} are allowed",
+                    kernel.kernel, kernel.spill_bytes
+                ));
+            }
+        }
+    }
+    let said = format!("{arch}, NVRTC {}:\n{}", nvrtc.version(), wrong.join("\n"));
+    match nvrtc.version() {
+        LISTED => assert!(wrong.is_empty(), "{said}"),
+        _ if !wrong.is_empty() => {
+            not_tested(&format!("the list of spills is that of NVRTC {LISTED}; {said}"))
+        }
+        _ => {}
+    }
+}
+
+#[test]
+fn every_source_compiles_for_sm_80() {
+    compiles("sm_80");
+}
+
+#[test]
+fn every_source_compiles_for_sm_90a() {
+    compiles("sm_90a");
+}
+
+#[test]
+fn a_wrong_source_is_an_error_with_the_log() {
+    let Some(nvrtc) = found() else { return };
+    let mut unit = table::units().remove(0);
+    unit.source.text = "this is no kernel";
+    match nvrtc.compile(&unit, "sm_80") {
+        Err(Error::Compile { log, .. }) => assert!(log.contains("error"), "{log}"),
+        other => panic!("{other:?}"),
+    }
+}
+
+#[test]
+fn a_file_that_is_no_library_is_an_error() {
+    let error = Nvrtc::load(std::path::Path::new("/no/such/libnvrtc.so")).err().expect("an error");
+    assert!(matches!(error, Error::Unusable { .. }), "{error}");
+    let missing = Error::NoNvrtc { looked_in: vec!["here".into(), "there".into()] };
+    let said = missing.to_string();
+    assert!(said.contains("here, there") && said.contains("pip install nvidia-cuda-nvrtc"), "{said}");
+}

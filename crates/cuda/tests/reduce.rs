@@ -1,0 +1,104 @@
+//! Sums and extremes against f64.
+
+use half::{bf16, f16};
+use oarlock_cuda::geometry;
+
+use crate::emulator::{Library, args, in_every_order, on_emulator};
+use crate::numbers::{Float, assert_close, f64s, values};
+
+fn sums<T: Float, U: Float>(library: &Library, [outer, n, inner]: [usize; 3]) {
+    let (x, start) = (values::<T>(1, outer * n * inner), values::<U>(2, outer * inner));
+    let dtypes = [T::ELEMENT, U::ELEMENT];
+    let (rows, last) = in_every_order(library, |gpu| {
+        let (x, out, last) = (gpu.buffer(&x), gpu.buffer(&start), gpu.fresh::<U>(outer * n));
+        let (o, k, i) = (outer as u32, n as u32, inner as u32);
+        gpu.run("sum_rows", &dtypes, geometry::sum_rows(outer, inner), args![0.5f32, x, out, 1u32, o, k, i]);
+        gpu.run("sum_last", &dtypes, geometry::rows(outer * n, inner), args![2f32, x, last, 0u32, o * k, i]);
+        (out.read(), last.read())
+    });
+    let x = f64s(&x);
+    let mut want = f64s(&start);
+    for (at, x) in x.iter().enumerate() {
+        want[at / (n * inner) * inner + at % inner] += 0.5 * x;
+    }
+    assert_close("sum of rows", &rows, &want, 1e-5 + U::ROUNDING);
+    let want: Vec<f64> = x.chunks(inner).map(|x| 2.0 * x.iter().sum::<f64>()).collect();
+    assert_close("sum of the last dim", &last, &want, 1e-5 + U::ROUNDING);
+}
+
+/// The sum of rows is the pairwise tree of the CPU's kernels, to the bit.
+fn tree(library: &Library, n: usize) {
+    let x: Vec<f32> =
+        values::<f32>(n as u64, n).iter().enumerate().map(|(i, x)| x * 10f32.powi(i as i32 % 7)).collect();
+    let got = in_every_order(library, |gpu| {
+        let (x, out) = (gpu.buffer(&x), gpu.fresh::<f32>(1));
+        let args = args![1f32, x, out, 0u32, 1u32, n as u32, 1u32];
+        gpu.run("sum_rows", &[out.arg().element(); 2], geometry::sum_rows(1, 1), args);
+        out.read()
+    });
+    let mut level = x;
+    while level.len() > 1 {
+        level = level.chunks(2).map(|pair| pair.iter().copied().reduce(|a, b| a + b).unwrap()).collect();
+    }
+    assert_eq!(got[0].to_bits(), level[0].to_bits(), "{n} rows");
+}
+
+fn norms<T: Float>(library: &Library, n: usize) {
+    let x = values::<T>(1, n);
+    let (blocks, total) = in_every_order(library, |gpu| {
+        let n_blocks = n.div_ceil(geometry::NORM_BLOCK);
+        let (x, blocks, total) = (gpu.buffer(&x), gpu.fresh::<f64>(n_blocks), gpu.fresh::<f64>(1));
+        gpu.run("squared_norm", &[T::ELEMENT], geometry::squared_norm(n), args![x, blocks, n as u64]);
+        gpu.run("sum_f64", &[], geometry::one_block(), args![blocks, total, n_blocks as u64]);
+        (blocks.read(), total.read())
+    });
+    let want: Vec<f64> =
+        f64s(&x).chunks(geometry::NORM_BLOCK).map(|x| x.iter().map(|x| x * x).sum::<f64>()).collect();
+    let near = |got: f64, want: f64| assert!((got - want).abs() <= 1e-12 * want, "got {got}, want {want}");
+    blocks.iter().zip(&want).for_each(|(got, want)| near(*got, *want));
+    near(total[0], want.iter().sum());
+}
+
+fn extremes<T: Float>(library: &Library, least: bool) {
+    let (outer, n, inner) = (3, 7, 5);
+    let mut x = values::<T>(1, outer * n * inner);
+    x[2 * inner] = x[inner];
+    x[3 * inner + 1] = T::of(f64::NAN);
+    let (values, places) = in_every_order(library, |gpu| {
+        let (x, v, p) = (gpu.buffer(&x), gpu.fresh::<T>(outer * inner), gpu.fresh::<i32>(outer * inner));
+        let args = args![u32::from(least), x, v, p, outer as u32, n as u32, inner as u32];
+        gpu.run("extreme", &[T::ELEMENT], geometry::elements(outer * inner), args);
+        (f64s(&v.read()).iter().map(|x| x.to_bits()).collect::<Vec<_>>(), p.read())
+    });
+    for (at, (value, place)) in values.iter().zip(places).enumerate() {
+        let column: Vec<f64> = (0..n).map(|k| x[(at / inner * n + k) * inner + at % inner].f64()).collect();
+        let best = (0..n).reduce(|best, k| {
+            let before = if least { column[k] < column[best] } else { column[k] > column[best] };
+            if before || (column[k].is_nan() && !column[best].is_nan()) { k } else { best }
+        });
+        assert_eq!((Some(place as usize), *value), (best, column[place as usize].to_bits()));
+    }
+}
+
+/// Every kernel of the family, those for f32 first.
+pub fn check(library: &Library) {
+    [1, 2, 3, 5, 8, 9, 31, 64, 77, 257].iter().for_each(|&n| tree(library, n));
+    norms::<f32>(library, 10_001);
+    extremes::<f32>(library, true);
+    sums::<f32, f32>(library, [2, 9, 33]);
+    sums::<f32, f32>(library, [1, 77, 5]);
+    sums::<f32, f32>(library, [1, 2, 1500]);
+    sums::<bf16, f32>(library, [1, 300, 40]);
+    sums::<f16, f32>(library, [3, 1, 8]);
+    sums::<bf16, bf16>(library, [2, 9, 33]);
+    sums::<f16, f16>(library, [2, 5, 9]);
+    norms::<bf16>(library, 4096);
+    norms::<f16>(library, 1);
+    extremes::<bf16>(library, false);
+    extremes::<f16>(library, true);
+}
+
+#[test]
+fn sums_match_the_reference() {
+    on_emulator(check);
+}
