@@ -129,6 +129,36 @@ fn each_stage_has_its_metrics_and_adapters_are_the_best_ones() {
 }
 
 #[test]
+fn chat_models_are_compared_by_accuracy_or_by_one_of_several_data_sets() {
+    let site = Site::new();
+    for (name, place, n) in [("a.json", "the weir", 16), ("b.json", "the lock", 6)] {
+        let row = |i| format!(r#"{{"instruction": "Who was at {place} {i}?", "output": "Wren {i}."}}"#);
+        site.write(name, &format!("[{}]", (0..n).map(row).collect::<Vec<_>>().join(",")));
+    }
+    let chat = ["stage=sft", "template=default", "dataset=a.json", "cutoff_len=64", "max_steps=12"];
+    let held_out = ["val_size=4", "compute_accuracy=true", "metric_for_best_model=accuracy"];
+    let each = [
+        "eval_dataset=a.json,b.json",
+        "eval_on_each_dataset=true",
+        "metric_for_best_model=eval_b.json_loss",
+        "finetuning_type=lora",
+    ];
+    for (output, metric, own) in
+        [("accuracy", "eval_accuracy", &held_out[..]), ("each", "eval_b.json_loss", &each[..])]
+    {
+        let is_own = |word: &&&str| !word.starts_with("max_steps") && !word.starts_with("val_size");
+        let words: Vec<&str> = TRAINING.iter().filter(is_own).chain(&chat).chain(own).copied().collect();
+        site.train(output, &words);
+        let state = state(&site, output);
+        let evaluated = evaluations(&state, metric);
+        let better = |a: f64, b: f64| if metric.ends_with("loss") { a < b } else { a > b };
+        let best = evaluated.iter().copied().reduce(|a, b| if better(b.1, a.1) { b } else { a }).unwrap();
+        assert_eq!(state["best_global_step"], best.0, "{evaluated:?}");
+        assert_eq!(state["best_metric"], best.1, "{evaluated:?}");
+    }
+}
+
+#[test]
 fn a_metric_that_is_not_there_is_refused_before_the_first_step() {
     let site = Site::new();
     let said = run(site.training("out", &[&TRAINING[..], &["metric_for_best_model=eval_accuracy"]].concat()));
