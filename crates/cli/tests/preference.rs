@@ -45,6 +45,7 @@ fn a_killed_run_goes_on_to_the_bit_beside_the_same_reference() {
     for (method, stage, words_of_method) in [
         ("full", 3, &["finetuning_type=full"][..]),
         ("lora", 2, &["finetuning_type=lora"]),
+        ("oft", 3, &["finetuning_type=oft", "oft_block_size=8"]),
         ("qlora", 3, &["finetuning_type=lora", "quantization_bit=4", "bf16=true"]),
     ] {
         let zero = format!("deepspeed={{zero_optimization: {{stage: {stage}}}}}");
@@ -98,11 +99,13 @@ fn a_run_tells_its_metrics_and_a_reference_that_is_another_model() {
 
     let short = ["max_steps=2"];
     // An adapter that is continued is compared with itself as it was.
-    site.train("adapter", &words(&[&DPO, &short, &["finetuning_type=lora"]]));
-    let continued =
-        words(&[&DPO, &short, &["finetuning_type=lora", "adapter_name_or_path=adapter", "lora_dropout=0.3"]]);
-    site.train("continued", &continued);
-    assert!((first(&site, "continued", "loss") - std::f64::consts::LN_2).abs() < 1e-6);
+    for (kind, dropout) in [("lora", "lora_dropout=0.3"), ("oft", "module_dropout=0.3")] {
+        let method = format!("finetuning_type={kind}");
+        site.train(kind, &words(&[&DPO, &short, &[&method]]));
+        let (output, from) = (format!("continued {kind}"), format!("adapter_name_or_path={kind}"));
+        site.train(&output, &words(&[&DPO, &short, &[&method, &from, dropout]]));
+        assert!((first(&site, &output, "loss") - std::f64::consts::LN_2).abs() < 1e-6, "{kind}");
+    }
     // Beside layers that stay and modules that are trained as a whole, the reference is a second model; a checkpoint has
     // nothing of what stays.
     for (output, method) in [
