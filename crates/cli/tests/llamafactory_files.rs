@@ -36,6 +36,7 @@ resume_from_checkpoint: null
 
 const SFT: &str = "stage: sft\ndataset: identity,alpaca_en_demo\n";
 const LORA: &str = "finetuning_type: lora\nlora_rank: 8\nlora_target: all\n";
+const OFT: &str = "finetuning_type: oft\noft_block_size: 32\noft_target: all\n";
 const FULL: &str = "finetuning_type: full\n";
 const BF16: &str = "bf16: true\n";
 
@@ -120,6 +121,11 @@ fn what_is_said_to_run_runs() {
             ],
         ),
         ("qlora/plain", &[SFT, LORA, "quantization_bit: 4\ndouble_quantization: false\n", BF16]),
+        ("extras/oft", &[SFT, OFT, BF16]),
+        (
+            "extras/qoft",
+            &[SFT, OFT, "quantization_bit: 4\nquantization_method: bnb\ndouble_quantization: false\n", BF16],
+        ),
         ("extras/dft", &[SFT, FULL, "use_dft_loss: true\n", BF16]),
         ("extras/eaft", &[SFT, FULL, "use_eaft_loss: true\n", BF16]),
         ("extras/muon", &[SFT, FULL, "use_muon: true\n", BF16]),
@@ -148,7 +154,8 @@ fn what_is_said_to_run_runs() {
     ] {
         let said = train(&site, output, parts);
         assert_eq!(said.code, Some(0), "{output}: {said:?}");
-        let weights = if parts.contains(&LORA) { "adapter_model.safetensors" } else { "model.safetensors" };
+        let is_adapter = parts.contains(&LORA) || parts.contains(&OFT);
+        let weights = if is_adapter { "adapter_model.safetensors" } else { "model.safetensors" };
         for file in [weights, "training_loss.png", "trainer_log.jsonl"] {
             assert!(site.path(output).join(file).is_file(), "{output} has no {file}: {said:?}");
         }
@@ -193,7 +200,6 @@ fn what_is_said_to_be_refused_is_refused_by_its_name() {
         (&[SFT, FULL, "use_badam: true\nbadam_mode: layer\n"], "`use_badam: true`"),
         (&[SFT, FULL, "fp8: true\nfp8_backend: torchao\n"], "`fp8: true`"),
         (&[SFT, FULL, "mixture_of_depths: convert\n"], "`mixture_of_depths: convert`"),
-        (&[SFT, "finetuning_type: oft\noft_block_size: 32\noft_target: all\n"], "`finetuning_type: oft`"),
         (&[SFT, FULL, "use_galore: true\ngalore_layerwise: true\n"], "galore_layerwise"),
         (&[SFT, FULL, "use_apollo: true\npure_bf16: true\n"], "pure_bf16"),
     ] {
