@@ -5,11 +5,16 @@
 //! needs neither CUDA nor a C++ compiler: libnvrtc is looked for when the first kernel is compiled.
 
 pub mod attention;
+pub mod blas;
+pub mod cache;
+pub mod driver;
 mod element;
 mod error;
 pub mod functions;
 pub mod geometry;
 mod kernel;
+pub mod libraries;
+pub mod modules;
 pub mod nvrtc;
 pub mod source;
 pub mod table;
