@@ -73,6 +73,23 @@ pub fn emulated_units() -> Vec<Unit> {
     table::units().into_iter().filter(is_run).collect()
 }
 
+/// The folder of the fake libraries of CUDA, made once; none where there is no C++ compiler.
+pub fn fakes() -> Option<&'static std::path::Path> {
+    static MADE: OnceLock<Option<PathBuf>> = OnceLock::new();
+    let made = MADE.get_or_init(|| {
+        let base = base()?;
+        let is_used = |unit: &Unit| {
+            let files = ["copy.cu", "elementwise.cu", "norm.cu", "optim.cu", "attention_forward.cu"];
+            files.contains(&unit.source.file)
+        };
+        let kernels: Vec<PathBuf> =
+            base.kernels.iter().filter(|(unit, _)| is_used(unit)).map(|(_, object)| object.clone()).collect();
+        let folder = base.workshop.fakes(&kernels, &base.emulator);
+        Some(folder.unwrap_or_else(|error| panic!("{error}")))
+    });
+    made.as_deref()
+}
+
 /// What is compiled once for all libraries: a folder to work in, and the emulator's object files.
 struct Base {
     workshop: Workshop,
