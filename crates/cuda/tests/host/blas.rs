@@ -179,18 +179,20 @@ fn small(memory: &DeviceMemory) -> Product<'_> {
 fn memory_that_is_less_aligned_has_an_algorithm_of_its_own() {
     let Some(machine) = Machine::new() else { return };
     let (stream, blas) = blas(&machine);
-    let memory = upload(&stream, &[1f32; 64]);
+    let mut held = [1f32; 64];
+    held[48..50].fill(5.0);
+    let memory = upload(&stream, &held);
     blas.multiply(&small(&memory)).expect("a product");
-    let odd = memory.slice(132..148).expect("a part");
+    let odd = memory.slice(148..164).expect("a part");
     blas.multiply(&Product { d: odd, ..small(&memory) }).expect("a product");
-    let bias =
-        |start| Product { bias: Some(memory.slice(start..start + 8).expect("a part")), ..small(&memory) };
-    blas.multiply(&bias(64)).expect("a product");
-    blas.multiply(&bias(128)).expect("a product");
-    blas.multiply(&bias(192)).expect("a product");
-    // 64 and 192 are alike.
+    assert_eq!(download::<f32>(&stream, &memory)[37..41], [2.0; 4]);
+    for (start, want) in [(64, 3.0), (192, 7.0), (128, 3.0)] {
+        let bias = memory.slice(start..start + 8).expect("a part");
+        blas.multiply(&Product { bias: Some(bias), ..small(&memory) }).expect("a product");
+        assert_eq!(download::<f32>(&stream, &memory)[8..12], [want; 4], "the bias at {start}");
+    }
+    // The biases at 64 and 192 are alike.
     assert_eq!(blas.n_plans(), 4);
-    assert_eq!(download::<f32>(&stream, &memory)[33..37], [2.0; 4]);
 }
 
 #[test]

@@ -3,7 +3,7 @@
 use oarlock_cuda::Error;
 use oarlock_cuda::driver::MemoryInfo;
 
-use super::{Machine, download, upload};
+use super::{Machine, again, download, upload};
 
 #[test]
 fn devices_describe_themselves() {
@@ -146,4 +146,45 @@ fn ranges_and_lengths_are_checked_before_the_driver_is_asked() {
     for error in lengths {
         assert!(matches!(error, Some(Error::Lengths { .. })), "{error:?}");
     }
+}
+
+/// The name of the test that follows, for the process that it starts.
+const TOUCHES: &str = "host::driver::the_host_cannot_touch_device_memory";
+
+#[test]
+fn the_host_cannot_touch_device_memory() {
+    let inner = std::env::var("OARLOCK_TEST_TOUCHES").ok();
+    let Some(machine) = Machine::new() else { return };
+    let context = machine.context(0);
+    if let Some(how) = inner {
+        let stream = context.stream().expect("a stream");
+        let memory = upload(&stream, &[1u8; 64]);
+        let byte = memory.address() as *mut u8;
+        if how == "reads" {
+            // SAFETY: none: the process ends here, which is what is tested.
+            unsafe { byte.read_volatile() };
+        }
+        // SAFETY: as above.
+        unsafe { byte.write_volatile(1) };
+        return;
+    }
+    for how in ["reads", "writes"] {
+        let output = again(TOUCHES, "OARLOCK_TEST_TOUCHES", how);
+        let signal = std::os::unix::process::ExitStatusExt::signal(&output.status);
+        assert_eq!(signal, Some(11), "{how}: {}", String::from_utf8_lossy(&output.stdout));
+    }
+}
+
+#[test]
+fn the_fake_driver_knows_what_was_freed() {
+    let Some(machine) = Machine::new() else { return };
+    let context = machine.context(0);
+    let stream = context.stream().expect("a stream");
+    let memory = upload(&stream, &[1u8; 64]);
+    let address = memory.address();
+    assert_eq!((machine.fill(address, 64), machine.fill(address, 65)), (0, 1));
+    drop(memory);
+    assert_eq!(machine.fill(address, 64), 1);
+    // Its addresses are not used again.
+    assert_ne!(upload(&stream, &[1u8; 64]).address(), address);
 }

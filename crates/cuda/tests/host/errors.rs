@@ -18,7 +18,11 @@ fn tour(machine: &Machine) -> Result<()> {
     let driver = oarlock_cuda::driver::Driver::find(&machine.libraries())?;
     driver.version()?;
     let device = driver.device(0)?;
-    (device.name()?, device.uuid()?, device.pci_id()?, device.memory_bytes()?, device.capability()?);
+    device.name()?;
+    device.uuid()?;
+    device.pci_id()?;
+    device.memory_bytes()?;
+    device.capability()?;
     let (context, peer) = (device.context()?, driver.device(1)?.context()?);
     context.memory_info()?;
     let (stream, other) = (Arc::new(context.stream()?), peer.stream()?);
@@ -42,7 +46,8 @@ fn tour(machine: &Machine) -> Result<()> {
     let soft_cap =
         table::find("soft_cap").and_then(|kernel| kernel.instance(&[], None)).expect("an instance");
     let function = modules.function(&soft_cap)?;
-    (function.registers()?, function.local_bytes()?);
+    function.registers()?;
+    function.local_bytes()?;
     let args = [Arg::memory(Element::F32, memory.all()), Arg::f32(1.0), Arg::u64(64)];
     let large = oarlock_cuda::geometry::Geometry { shared_bytes: 100 << 10, ..geometry::elements(64) };
     // SAFETY: there are 64 elements.

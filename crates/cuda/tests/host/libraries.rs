@@ -1,7 +1,6 @@
 //! How libraries are chosen.
 
 use std::fs;
-use std::process::Command;
 
 use oarlock_cuda::Error;
 use oarlock_cuda::blas::Blas;
@@ -9,7 +8,7 @@ use oarlock_cuda::driver::Driver;
 use oarlock_cuda::libraries::{Libraries, Library, VARIABLE};
 use oarlock_cuda::nvrtc::Nvrtc;
 
-use super::Machine;
+use super::{Machine, again};
 
 #[test]
 fn a_folder_without_libraries_is_an_error_that_says_what_to_do() {
@@ -58,8 +57,7 @@ fn the_environment_chooses_the_folder() {
     }
     assert_eq!(Libraries::from_environment(), Libraries::System);
     let Some(machine) = Machine::new() else { return };
-    let mut again = Command::new(std::env::current_exe().expect("this program"));
-    let output = again.args(["--exact", CHOSEN]).env(VARIABLE, machine.folder()).output().expect("a process");
+    let output = again(CHOSEN, VARIABLE, machine.folder());
     let said = String::from_utf8_lossy(&output.stdout).into_owned();
     assert!(output.status.success() && said.contains("1 passed"), "{said}");
 }

@@ -9,9 +9,10 @@ mod modules;
 mod order;
 mod training;
 
-use std::ffi::{CStr, CString, c_char, c_int};
+use std::ffi::{CStr, CString, OsStr, c_char, c_int, c_uint, c_void};
 use std::fs;
 use std::mem::ManuallyDrop;
+use std::process::{Command, Output};
 
 use libloading::Library as Loaded;
 use oarlock_cuda::cache::Cache;
@@ -20,7 +21,7 @@ use oarlock_cuda::libraries::Libraries;
 use oarlock_cuda::modules::Modules;
 use tempfile::TempDir;
 
-use crate::emulator::fakes;
+use crate::emulator::{FAKES, fakes};
 use crate::numbers::Plain;
 
 /// A machine: copies of the fake libraries, which the loader takes for others than those of other tests.
@@ -128,6 +129,24 @@ impl Machine {
         }
     }
 
+    /// Fills memory of the current context by an address that nobody checks before; what the driver says.
+    pub fn fill(&self, address: u64, bytes: usize) -> i32 {
+        type Create = unsafe extern "C" fn(*mut *mut c_void, c_uint) -> c_int;
+        type Fill = unsafe extern "C" fn(u64, u8, usize, *mut c_void) -> c_int;
+        let mut stream = std::ptr::null_mut();
+        // SAFETY: the types are those of cuda.h; the fake driver checks the address.
+        unsafe {
+            let create = self.libraries[0].get::<Create>(b"cuStreamCreate\0").expect("a function");
+            let fill = self.libraries[0].get::<Fill>(b"cuMemsetD8Async\0").expect("a function");
+            let destroy =
+                self.libraries[0].get::<unsafe extern "C" fn(*mut c_void) -> c_int>(b"cuStreamDestroy_v2\0");
+            assert_eq!(create(&mut stream, 1), 0);
+            let code = fill(address, 0, bytes, stream);
+            assert_eq!(destroy.expect("a function")(stream), 0);
+            code
+        }
+    }
+
     /// What is planned to go wrong leaves something behind.
     pub fn expect_leaks(&mut self) {
         self.expects_leaks = true;
@@ -182,4 +201,12 @@ pub fn elements<T: Plain>(bytes: &[u8]) -> Vec<T> {
 /// All of the memory as an argument.
 pub fn arg<T: Plain>(memory: &DeviceMemory) -> Arg<'_> {
     Arg::memory(T::ELEMENT, memory.all())
+}
+
+/// Runs one test of this program in a process of its own, with a variable.
+pub fn again(test: &str, variable: &str, value: impl AsRef<OsStr>) -> Output {
+    let mut again = Command::new(std::env::current_exe().expect("this program"));
+    again.args(["--exact", test]).env(variable, value);
+    again.env(FAKES, fakes().expect("fake libraries"));
+    again.output().expect("a process")
 }
