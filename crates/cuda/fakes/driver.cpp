@@ -85,16 +85,16 @@ Code cuDriverGetVersion(int* version) {
 }
 Code cuDeviceGetCount(int* n) {
   CALL("cuDeviceGetCount");
-  *n = 2;
+  *n = 3;
   return state.initialized ? 0 : NOT_INITIALIZED;
 }
 Code cuDeviceGet(int* device, int ordinal) {
   CALL("cuDeviceGet");
   // Not the ordinal itself, which a caller could mix up with the handle.
   *device = ordinal + 40;
-  return ordinal < 0 || ordinal > 1 ? INVALID_DEVICE : 0;
+  return ordinal < 0 || ordinal > 2 ? INVALID_DEVICE : 0;
 }
-static const Device* device_of(int handle) { return handle == 40 || handle == 41 ? &devices[handle - 40] : nullptr; }
+static const Device* device_of(int handle) { return handle >= 40 && handle <= 42 ? &devices[handle - 40] : nullptr; }
 Code cuDeviceGetName(char* text, int n, int device) {
   CALL("cuDeviceGetName");
   if (!device_of(device)) return INVALID_DEVICE;

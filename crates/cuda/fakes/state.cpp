@@ -5,8 +5,9 @@
 
 namespace fake {
 
-const Device devices[2] = {{"Emulated H100", "0000:1b:00.0", 9, 0, 132, 227 << 10, 256u << 20},
-                           {"Emulated A100", "0000:1c:00.0", 8, 0, 108, 163 << 10, 64u << 20}};
+const Device devices[3] = {{"Emulated H100", "0000:1b:00.0", 9, 0, 132, 227 << 10, 256u << 20},
+                           {"Emulated A100", "0000:1c:00.0", 8, 0, 108, 163 << 10, 64u << 20},
+                           {"Emulated V100", "0000:1d:00.0", 7, 0, 80, 96 << 10, 64u << 20}};
 State state;
 
 Code say(Code code, const std::string& message) {
@@ -103,7 +104,9 @@ extern "C" const char* fake_alive() {
   count(state.streams.size(), "streams");
   count(state.events.size(), "events");
   count(state.modules.size(), "modules");
-  count((state.primary[0] != nullptr) + (state.primary[1] != nullptr), "contexts");
+  size_t contexts = 0;
+  for (Context* primary : state.primary) contexts += primary != nullptr;
+  count(contexts, "contexts");
   count(state.leaked, "left behind in a context");
   return text.c_str();
 }

@@ -26,7 +26,7 @@ struct Device {
   int major, minor, multiprocessors, shared_bytes;
   size_t memory_bytes;
 };
-extern const Device devices[2];
+extern const Device devices[3];
 
 // Made anew for each life of a device's primary context, and never removed.
 struct Context {
@@ -79,7 +79,7 @@ struct Function {
 struct State {
   std::recursive_mutex lock;
   bool initialized = false;
-  Context* primary[2] = {};
+  Context* primary[3] = {};
   std::map<Stream*, std::shared_ptr<Stream>> streams;
   // In the order of their creation.
   std::vector<std::shared_ptr<Stream>> order;

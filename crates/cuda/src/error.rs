@@ -61,6 +61,17 @@ pub enum Error {
         /// How many there are.
         count: usize,
     },
+    /// The kernels use what the device does not have.
+    #[error(
+        "{name} has compute capability {}.{}, and the kernels need 8.0 (A100, RTX 30) or a newer one",
+        .capability.0, .capability.1
+    )]
+    OldDevice {
+        /// The model.
+        name: String,
+        /// What it has.
+        capability: (u32, u32),
+    },
     /// A launch does not fit its kernel; nothing was launched.
     #[error("{kernel}: {reason}")]
     Launch {

@@ -13,6 +13,9 @@ use crate::error::{Error, Result};
 /// The variable that names the folder of all libraries.
 pub const VARIABLE: &str = "OARLOCK_CUDA_LIBRARIES";
 
+/// Where containers and WSL put the driver's library without telling the system's loader.
+const DRIVER_FOLDERS: [&str; 3] = ["/usr/local/nvidia/lib64", "/usr/local/nvidia/lib", "/usr/lib/wsl/lib"];
+
 /// A library that is loaded at run time.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Library {
@@ -111,10 +114,11 @@ fn candidates(library: Library) -> (Vec<PathBuf>, Vec<String>) {
     // The loader knows its folders itself.
     found.extend(library.names().iter().map(PathBuf::from).filter(|name| is_loadable(name)));
     // The driver's library must be that of the kernel module; toolkits have only a stub of it.
-    if library == Library::Driver {
-        return (found, looked_in);
-    }
-    for (said, folder) in toolkits().into_iter().chain(python_packages()) {
+    let folders: Vec<(String, PathBuf)> = match library {
+        Library::Driver => DRIVER_FOLDERS.iter().map(|folder| (folder.to_string(), folder.into())).collect(),
+        _ => toolkits().into_iter().chain(python_packages()).collect(),
+    };
+    for (said, folder) in folders {
         if !looked_in.contains(&said) {
             looked_in.push(said);
         }

@@ -12,6 +12,9 @@ use crate::libraries::Libraries;
 use crate::nvrtc::{self, Nvrtc};
 use crate::source::{HEADERS, Unit};
 
+/// The first compute capability with `mma` of bfloat16 and `cp.async`.
+const LEAST_CAPABILITY: (u32, u32) = (8, 0);
+
 /// The modules of a context.
 pub struct Modules {
     context: Context,
@@ -44,8 +47,12 @@ impl Modules {
     /// None is loaded yet. The compiler is looked for where these libraries are.
     ///
     /// # Errors
-    /// The driver's own.
+    /// [`Error::OldDevice`], or the driver's own.
     pub fn new(context: &Context, libraries: &Libraries, cache: Cache) -> Result<Modules> {
+        let capability = context.device().capability()?;
+        if capability < LEAST_CAPABILITY {
+            return Err(Error::OldDevice { name: context.device().name()?, capability });
+        }
         Ok(Modules {
             context: context.clone(),
             arch: context.device().arch()?,

@@ -10,7 +10,7 @@ fn devices_describe_themselves() {
     let Some(machine) = Machine::new() else { return };
     let driver = machine.driver();
     assert_eq!(driver.version().expect("a version"), (13, 1));
-    assert_eq!(driver.device_count().expect("a count"), 2);
+    assert_eq!(driver.device_count().expect("a count"), 3);
     let device = driver.device(0).expect("a device");
     assert_eq!(device.name().expect("a name"), "Emulated H100");
     assert_eq!(device.pci_id().expect("a place"), "0000:1b:00.0");
@@ -21,8 +21,8 @@ fn devices_describe_themselves() {
     assert_eq!(device.multiprocessors().expect("a number"), 132);
     assert_eq!(device.shared_bytes().expect("a size"), 227 << 10);
     assert_eq!(driver.device(1).expect("a device").arch().expect("an architecture"), "sm_80");
-    let error = driver.device(2).err().expect("an error");
-    assert!(matches!(error, Error::NoDevice { wanted: 2, count: 2 }), "{error}");
+    let error = driver.device(3).err().expect("an error");
+    assert!(matches!(error, Error::NoDevice { wanted: 3, count: 3 }), "{error}");
     assert!(error.to_string().contains("CUDA_VISIBLE_DEVICES"), "{error}");
 }
 

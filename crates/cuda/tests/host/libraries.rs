@@ -52,7 +52,7 @@ const CHOSEN: &str = "host::libraries::the_environment_chooses_the_folder";
 fn the_environment_chooses_the_folder() {
     if std::env::var_os(VARIABLE).is_some() {
         let driver = Driver::find(&Libraries::from_environment()).expect("a driver");
-        assert_eq!(driver.device_count().expect("a count"), 2);
+        assert_eq!(driver.device_count().expect("a count"), 3);
         return;
     }
     assert_eq!(Libraries::from_environment(), Libraries::System);

@@ -1,4 +1,4 @@
-//! The host side over fake libraries: machines with two GPUs, of which each test has its own.
+//! The host side over fake libraries: machines with three GPUs, of which each test has its own.
 
 mod blas;
 mod driver;

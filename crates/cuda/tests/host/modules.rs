@@ -127,3 +127,12 @@ fn errors_of_the_compiler_come_out() {
     let without = Modules::new(&context, &nowhere, Cache::none()).expect("modules");
     assert!(matches!(without.function(&cast()), Err(Error::NoLibrary { .. })));
 }
+
+#[test]
+fn a_device_that_is_too_old_is_an_error() {
+    let Some(machine) = Machine::new() else { return };
+    let made = Modules::new(&machine.context(2), &machine.libraries(), Cache::none());
+    let error = made.err().expect("an error");
+    assert!(matches!(error, Error::OldDevice { capability: (7, 0), .. }), "{error}");
+    assert!(error.to_string().starts_with("Emulated V100 has compute capability 7.0"), "{error}");
+}
