@@ -1,7 +1,11 @@
 //! Devices, contexts, memory and copies.
 
 use oarlock_cuda::Error;
-use oarlock_cuda::driver::MemoryInfo;
+use oarlock_cuda::blas::Blas;
+use oarlock_cuda::driver::{
+    Context, Device, DeviceMemory, Driver, Event, Function, MemoryInfo, Module, Pinned, Stream,
+};
+use oarlock_cuda::modules::Modules;
 
 use super::{Machine, again, download, upload};
 
@@ -146,6 +150,13 @@ fn ranges_and_lengths_are_checked_before_the_driver_is_asked() {
     for error in lengths {
         assert!(matches!(error, Some(Error::Lengths { .. })), "{error:?}");
     }
+}
+
+#[test]
+fn everything_may_move_between_threads() {
+    fn may<T: Send + Sync>() {}
+    may::<(Driver, Device, Context, Stream, Event)>();
+    may::<(DeviceMemory, Pinned, Module, Function, Modules, Blas, Error)>();
 }
 
 /// The name of the test that follows, for the process that it starts.
