@@ -31,12 +31,16 @@ pub struct Machine {
     expects_leaks: bool,
 }
 
+/// Where a process that a test starts has its folders, which the test removes.
+const PLACE: &str = "OARLOCK_TEST_PLACE";
+
 const FILES: [&str; 3] = ["libcuda.so.1", "libnvrtc.so.13", "libcublasLt.so.13"];
 
 impl Machine {
     /// None where there is no C++ compiler.
     pub fn new() -> Option<Machine> {
-        let folder = tempfile::tempdir_in(env!("CARGO_TARGET_TMPDIR")).expect("a temporary folder");
+        let place = std::env::var_os(PLACE).unwrap_or_else(|| env!("CARGO_TARGET_TMPDIR").into());
+        let folder = tempfile::tempdir_in(place).expect("a temporary folder");
         let fakes = fakes()?;
         let libraries = FILES.map(|name| {
             let file = folder.path().join(name);
@@ -207,6 +211,7 @@ pub fn arg<T: Plain>(memory: &DeviceMemory) -> Arg<'_> {
 pub fn again(test: &str, variable: &str, value: impl AsRef<OsStr>) -> Output {
     let mut again = Command::new(std::env::current_exe().expect("this program"));
     again.args(["--exact", test]).env(variable, value);
-    again.env(FAKES, fakes().expect("fake libraries"));
+    let place = tempfile::tempdir_in(env!("CARGO_TARGET_TMPDIR")).expect("a temporary folder");
+    again.env(FAKES, fakes().expect("fake libraries")).env(PLACE, place.path());
     again.output().expect("a process")
 }
