@@ -1,8 +1,7 @@
 //! Machine code in a context, and its kernels.
 
 use std::ffi::{CString, c_int};
-use std::sync::Arc;
-use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::{Arc, Mutex, PoisonError};
 
 use super::api::{Handle, call};
 use super::context::Context;
@@ -50,7 +49,7 @@ impl Module {
         let api = self.0.context.enter()?;
         // SAFETY: the module is live, the name ends with zero, and the pointer is valid for the call.
         unsafe { call!(api, module_function(&mut handle, self.0.handle, symbol.as_ptr())) }?;
-        let shared_bytes = AtomicUsize::new(USUAL_SHARED);
+        let shared_bytes = Mutex::new(USUAL_SHARED);
         Ok(Function { module: self.clone(), instance: instance.clone(), name, handle, shared_bytes })
     }
 }
@@ -70,8 +69,8 @@ pub struct Function {
     instance: Instance,
     name: String,
     handle: Handle,
-    /// What it may have of dynamic shared memory now.
-    shared_bytes: AtomicUsize,
+    /// What it may have of dynamic shared memory now. Locked while that changes, so that it never gets less.
+    shared_bytes: Mutex<usize>,
 }
 
 // SAFETY: as for modules.
@@ -123,14 +122,15 @@ impl Function {
 
     /// Lets it have so much dynamic shared memory.
     pub(super) fn allow_shared(&self, bytes: usize) -> Result<()> {
-        if bytes <= self.shared_bytes.load(Ordering::Acquire) {
+        let mut allowed = self.shared_bytes.lock().unwrap_or_else(PoisonError::into_inner);
+        if bytes <= *allowed {
             return Ok(());
         }
         let value = c_int::try_from(bytes).unwrap_or(c_int::MAX);
         let api = self.context().enter()?;
         // SAFETY: the function is live; the driver checks the value.
         unsafe { call!(api, function_set(self.handle, MOST_DYNAMIC_SHARED, value)) }?;
-        self.shared_bytes.fetch_max(bytes, Ordering::AcqRel);
+        *allowed = bytes;
         Ok(())
     }
 }
