@@ -86,14 +86,17 @@ struct Kernel {
   u32 threads;
   size_t n_args;
   const Type* types;
+  const size_t* sizes;
+  const char* file;
 };
 void enter(const char* name, const Kernel& kernel);
 
 // Puts a kernel into the table of its library.
 struct Registered {
-  template <class... A> Registered(const char* name, u32 threads, void (*function)(A...)) {
+  template <class... A> Registered(const char* name, u32 threads, const char* file, void (*function)(A...)) {
     static constexpr Type types[] = {TypeOf<A>::type...};
-    enter(name, {(Function)function, &call<A...>, threads, sizeof...(A), types});
+    static constexpr size_t sizes[] = {sizeof(A)...};
+    enter(name, {(Function)function, &call<A...>, threads, sizeof...(A), types, sizes, file});
   }
   template <class... A> static void call(Function function, void* const* args) {
     apply<A...>(function, args, std::index_sequence_for<A...>{});
@@ -109,7 +112,7 @@ struct Registered {
 #define DEVICE inline
 #define KERNEL(name, threads, params, ...) \
   static void name params { __VA_ARGS__; } \
-  static const emulator::Registered registered_##name(#name, threads, name);
+  static const emulator::Registered registered_##name(#name, threads, __FILE__, name);
 #define SHARED(type, name, n)  \
   static const char site_##name = 0; \
   const emulator::Shared<type> name(&site_##name, #name, n)

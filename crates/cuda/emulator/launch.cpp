@@ -26,6 +26,11 @@ void enter(const char* name, const Kernel& kernel) {
   table()[name] = {kernel, signature};
 }
 
+const Kernel* find(const std::string& name) {
+  auto found = table().find(name);
+  return found == table().end() ? nullptr : &found->second.kernel;
+}
+
 static std::string run(const Launch& launch, u32 n_workers) {
   u64 n_blocks = (u64)launch.grid.x * launch.grid.y * launch.grid.z;
   std::atomic<u64> next{0};

@@ -60,6 +60,10 @@ class Guarded {
   bool contains(const void* p, size_t n) const { return (char*)p >= at && (char*)p + n <= at + size; }
   bool maps(const void* p) const { return (char*)p >= pages && (char*)p < pages + mapped; }
   bool intact() const;
+  // Opens or closes it to everybody.
+  void protect(bool reachable);
+  // The end of its content. Its addresses stay taken, so that a later use is an error.
+  void retire();
 
   // Not by memset, which a sanitizer would take for an access of the kernel.
   static void fill(char* to, size_t n) {
@@ -91,6 +95,9 @@ struct Launch {
   void* const* args;
   u32 order;
 };
+
+// A kernel of this library; null where there is none of this name.
+const Kernel* find(const std::string& name);
 
 // One OS thread that runs blocks, one after the other.
 class Machine {

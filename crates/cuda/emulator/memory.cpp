@@ -45,6 +45,16 @@ bool Guarded::intact() const {
   return true;
 }
 
+void Guarded::protect(bool reachable) {
+  mprotect(pages + PAGE, mapped - 2 * PAGE, reachable ? PROT_READ | PROT_WRITE : PROT_NONE);
+}
+
+void Guarded::retire() {
+  label = "freed " + label;
+  madvise(pages + PAGE, mapped - 2 * PAGE, MADV_DONTNEED);
+  protect(false);
+}
+
 void Machine::fault(const void* address) {
   std::string what = "an access to an address that is no memory of the device";
   for (Guarded* memory : all()) {
@@ -58,10 +68,12 @@ void Machine::fault(const void* address) {
 
 static struct sigaction before[2];
 
-static void on_fault(int signal, siginfo_t* info, void*) {
+static void on_fault(int signal, siginfo_t* info, void* context) {
   if (machine) machine->fault(info->si_addr);
-  // Not a kernel's: the access is repeated under the handler that was here before.
-  sigaction(signal, &before[signal == SIGBUS], nullptr);
+  // Not a kernel's, or that of another copy of this library: for whoever was here before.
+  struct sigaction& other = before[signal == SIGBUS];
+  if (other.sa_flags & SA_SIGINFO) other.sa_sigaction(signal, info, context);
+  else sigaction(signal, &other, nullptr);
 }
 
 void watch_faults() {

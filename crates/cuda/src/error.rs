@@ -1,23 +1,26 @@
-//! What can go wrong between a kernel's source and its machine code.
+//! What can go wrong between a kernel's source and its results.
 
 use std::path::PathBuf;
+
+use crate::driver::DriverError;
+use crate::libraries::Library;
 
 /// The error type of this crate.
 #[derive(Debug, thiserror::Error)]
 pub enum Error {
-    /// There is no NVRTC.
-    #[error(
-        "libnvrtc, the compiler of CUDA kernels, was not found; looked in: {}. Install it with `pip install \
-         nvidia-cuda-nvrtc` into the active Python, or install the CUDA toolkit and set CUDA_HOME to its folder",
-        .looked_in.join(", ")
-    )]
-    NoNvrtc {
+    /// A library is nowhere.
+    #[error("{library}, was not found; looked in: {}. {}", .looked_in.join(", "), .library.remedy())]
+    NoLibrary {
+        /// Which one.
+        library: Library,
         /// The places.
         looked_in: Vec<String>,
     },
     /// The file is there and cannot be used.
-    #[error("{} cannot be loaded as libnvrtc: {reason}. Install another version of it", .file.display())]
+    #[error("{} cannot be loaded as {library}: {reason}. Install another version of it", .file.display())]
     Unusable {
+        /// Which library it should be.
+        library: Library,
         /// The file.
         file: PathBuf,
         /// What the loader said.
@@ -44,6 +47,96 @@ pub enum Error {
         version: String,
         /// Its name of the error.
         reason: String,
+    },
+    /// A call of the driver failed.
+    #[error(transparent)]
+    Driver(#[from] DriverError),
+    /// There is no such device.
+    #[error(
+        "there is no GPU {wanted}: this process sees {count}. CUDA_VISIBLE_DEVICES selects which ones it sees"
+    )]
+    NoDevice {
+        /// The number that was asked for.
+        wanted: usize,
+        /// How many there are.
+        count: usize,
+    },
+    /// The kernels use what the device does not have.
+    #[error(
+        "{name} has compute capability {}.{}, and the kernels need 8.0 (A100, RTX 30) or a newer one",
+        .capability.0, .capability.1
+    )]
+    OldDevice {
+        /// The model.
+        name: String,
+        /// What it has.
+        capability: (u32, u32),
+    },
+    /// A launch does not fit its kernel; nothing was launched.
+    #[error("{kernel}: {reason}")]
+    Launch {
+        /// The name of the instance.
+        kernel: String,
+        /// What does not fit.
+        reason: String,
+    },
+    /// A stretch of memory that is not inside its memory, or begins where its elements cannot.
+    #[error("bytes {start}..{end} are no {what} in {bytes} bytes of memory")]
+    Range {
+        /// The first byte.
+        start: usize,
+        /// The byte behind the last one.
+        end: usize,
+        /// What it should be.
+        what: String,
+        /// Bytes of the memory.
+        bytes: usize,
+    },
+    /// The two sides of a copy differ in length.
+    #[error("a copy of {from} bytes to {to} bytes")]
+    Lengths {
+        /// Bytes to read.
+        from: usize,
+        /// Bytes to write.
+        to: usize,
+    },
+    /// Things of two contexts in one call.
+    #[error("{what} belongs to another GPU's context than the stream")]
+    OtherContext {
+        /// What was passed.
+        what: &'static str,
+    },
+    /// A matrix product that has no meaning.
+    #[error("a matrix product {product}: {reason}")]
+    Product {
+        /// What was asked for.
+        product: String,
+        /// What is wrong with it.
+        reason: String,
+    },
+    /// cuBLASLt has no algorithm for a product.
+    #[error(
+        "cuBLASLt {version} has no algorithm for the product {product} with {workspace_bytes} bytes of workspace"
+    )]
+    NoAlgorithm {
+        /// The version of the library.
+        version: String,
+        /// What was asked for.
+        product: String,
+        /// What it could use.
+        workspace_bytes: usize,
+    },
+    /// A call of cuBLASLt failed.
+    #[error("{call} of cuBLASLt {version} failed: {status}: {text}")]
+    Blas {
+        /// The function.
+        call: &'static str,
+        /// The version of the library.
+        version: String,
+        /// Its name of the error.
+        status: String,
+        /// What it says about it.
+        text: String,
     },
 }
 

@@ -1,15 +1,24 @@
-//! The CUDA kernels of Oarlock: their sources, a table of what they take, and their compilation at run time.
+//! The CUDA kernels of Oarlock, and the host side that compiles and runs them.
 //!
 //! The kernels are written in the words of `kernels/words.h`, which mean instructions of a GPU under NVRTC and calls of
-//! an emulator under a C++ compiler. The tests run every kernel in the emulator, so they need no GPU. The crate itself
-//! needs neither CUDA nor a C++ compiler: libnvrtc is looked for when the first kernel is compiled.
+//! an emulator under a C++ compiler. The tests run every kernel in the emulator, and the host side over fake libraries, so
+//! they need no GPU. The crate itself needs neither CUDA nor a C++ compiler to build: libcuda, libnvrtc and libcublasLt
+//! are loaded when they are first needed, from where [`libraries`] says.
+//!
+//! A program finds the [`driver`], makes a context and streams, gets kernels from [`modules`] and launches them, and
+//! computes products with [`blas`].
 
 pub mod attention;
+pub mod blas;
+pub mod cache;
+pub mod driver;
 mod element;
 mod error;
 pub mod functions;
 pub mod geometry;
 mod kernel;
+pub mod libraries;
+pub mod modules;
 pub mod nvrtc;
 pub mod source;
 pub mod table;
@@ -19,3 +28,8 @@ pub use element::Element;
 pub use error::{Error, Result};
 pub use kernel::{Access, Dtypes, Instance, Kernel, Of, Param};
 pub use walk::Walk;
+
+/// The examples of the page about the crate compile.
+#[cfg(doctest)]
+#[doc = include_str!("../README.md")]
+pub struct Readme;

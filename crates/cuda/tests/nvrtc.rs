@@ -1,5 +1,6 @@
 //! NVRTC compiles every source, and no kernel spills registers but those that a list names.
 
+use oarlock_cuda::libraries::{Libraries, Library};
 use oarlock_cuda::nvrtc::Nvrtc;
 use oarlock_cuda::source::Unit;
 use oarlock_cuda::{Error, table};
@@ -24,9 +25,9 @@ const SPILLS: &[(&str, u32)] = &[
 
 /// NVRTC; says so where there is none.
 fn found() -> Option<Nvrtc> {
-    match Nvrtc::find() {
+    match Nvrtc::find(&Libraries::System) {
         Ok(nvrtc) => Some(nvrtc),
-        Err(error @ Error::NoNvrtc { .. }) => {
+        Err(error @ Error::NoLibrary { .. }) => {
             not_tested(&error.to_string());
             None
         }
@@ -112,7 +113,8 @@ fn a_wrong_source_is_an_error_with_the_log() {
 fn a_file_that_is_no_library_is_an_error() {
     let error = Nvrtc::load(std::path::Path::new("/no/such/libnvrtc.so")).err().expect("an error");
     assert!(matches!(error, Error::Unusable { .. }), "{error}");
-    let missing = Error::NoNvrtc { looked_in: vec!["here".into(), "there".into()] };
+    let missing =
+        Error::NoLibrary { library: Library::Nvrtc, looked_in: vec!["here".into(), "there".into()] };
     let said = missing.to_string();
     assert!(said.contains("here, there") && said.contains("pip install nvidia-cuda-nvrtc"), "{said}");
 }

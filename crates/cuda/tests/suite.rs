@@ -9,6 +9,7 @@ mod embed;
 mod emulator;
 mod faults;
 mod glu;
+mod host;
 mod norm;
 mod numbers;
 mod nvrtc;

@@ -1,7 +1,6 @@
 //! Compilation at run time: NVRTC makes the machine code of a unit for one architecture.
 
 mod api;
-mod search;
 mod usage;
 
 use std::ffi::{CString, c_int};
@@ -10,6 +9,7 @@ use std::path::{Path, PathBuf};
 pub use usage::Usage;
 
 use crate::error::{Error, Result};
+use crate::libraries::{Libraries, Library};
 use crate::source::{HEADERS, Unit};
 use api::{Api, Program};
 
@@ -32,20 +32,12 @@ pub struct Compiled {
 }
 
 impl Nvrtc {
-    /// Looks for libnvrtc in the system, in CUDA_HOME, and in the packages of the active Python.
+    /// Looks for libnvrtc where these libraries are.
     ///
     /// # Errors
-    /// [`Error::NoNvrtc`] if it is nowhere, [`Error::Unusable`] if what is there cannot be loaded.
-    pub fn find() -> Result<Nvrtc> {
-        let (found, looked_in) = search::candidates();
-        let mut refused = None;
-        for file in found {
-            match Nvrtc::load(&file) {
-                Ok(nvrtc) => return Ok(nvrtc),
-                Err(error) => refused = refused.or(Some(error)),
-            }
-        }
-        Err(refused.unwrap_or(Error::NoNvrtc { looked_in }))
+    /// [`Error::NoLibrary`] if it is nowhere, [`Error::Unusable`] if what is there cannot be loaded.
+    pub fn find(libraries: &Libraries) -> Result<Nvrtc> {
+        libraries.load(Library::Nvrtc, Nvrtc::load)
     }
 
     /// Loads this file.
@@ -53,7 +45,8 @@ impl Nvrtc {
     /// # Errors
     /// [`Error::Unusable`].
     pub fn load(file: &Path) -> Result<Nvrtc> {
-        let api = Api::load(file).map_err(|reason| Error::Unusable { file: file.into(), reason })?;
+        let unusable = |reason| Error::Unusable { library: Library::Nvrtc, file: file.into(), reason };
+        let api = Api::load(file).map_err(unusable)?;
         let (mut major, mut minor): (c_int, c_int) = (0, 0);
         // SAFETY: both pointers are valid for the call.
         unsafe { (api.version)(&mut major, &mut minor) };
@@ -75,14 +68,7 @@ impl Nvrtc {
     /// # Errors
     /// [`Error::Compile`] with the compiler's log, [`Error::Call`] if it fails otherwise.
     pub fn compile(&self, unit: &Unit, arch: &str) -> Result<Compiled> {
-        let mut options = vec![
-            format!("--gpu-architecture={arch}"),
-            "--std=c++17".to_string(),
-            "--ptxas-options=-v".to_string(),
-            // Kernels contain lambdas, which carry no annotation.
-            "--device-as-default-execution-space".to_string(),
-        ];
-        options.extend(unit.defines.iter().map(|(name, value)| format!("--define-macro={name}={value}")));
+        let options = options(unit, arch);
         let text = |text: &str| CString::new(text).unwrap_or_default();
         let headers: Vec<_> = HEADERS.iter().map(|header| (text(header.text), text(header.file))).collect();
         let source = (text(unit.source.text), text(unit.source.file));
@@ -106,4 +92,17 @@ impl Nvrtc {
     fn failed(&self, call: &'static str, code: c_int) -> Error {
         Error::Call { call, version: self.version.clone(), reason: self.api.error_name(code) }
     }
+}
+
+/// What the compiler is told about a unit.
+pub(crate) fn options(unit: &Unit, arch: &str) -> Vec<String> {
+    let mut options = vec![
+        format!("--gpu-architecture={arch}"),
+        "--std=c++17".to_string(),
+        "--ptxas-options=-v".to_string(),
+        // Kernels contain lambdas, which carry no annotation.
+        "--device-as-default-execution-space".to_string(),
+    ];
+    options.extend(unit.defines.iter().map(|(name, value)| format!("--define-macro={name}={value}")));
+    options
 }

@@ -182,6 +182,8 @@ fn passes_match_the_reference() {
         let windowed = AttentionShape { window: Some(20), logit_cap: Some(1.5), ..shape(1, 150, 2, 2, 64) };
         compare::<bf16>(library, windowed, None);
         compare::<bf16>(library, shape(1, 70, 2, 1, 256), None);
+        compare::<bf16>(library, shape(1, 70, 2, 1, 24), None);
+        compare::<f16>(library, shape(1, 66, 1, 1, 192), None);
         let capped = AttentionShape { logit_cap: Some(2.0), ..shape(1, 67, 2, 1, 128) };
         compare::<f32>(library, capped, Some(documents(&capped, 30)));
     });
@@ -209,5 +211,7 @@ fn few_queries_match_the_reference() {
         decode::<f32>(library, AttentionShape { q_len: 2, ..shape(1, 33, 2, 2, 104) }, None, 1);
         decode::<f16>(library, AttentionShape { q_len: 1, causal: false, ..shape(1, 70, 3, 1, 96) }, None, 2);
         decode::<bf16>(library, AttentionShape { q_len: 1, ..shape(1, 50, 2, 1, 256) }, None, 2);
+        decode::<bf16>(library, AttentionShape { q_len: 1, ..shape(1, 50, 2, 1, 32) }, None, 2);
+        decode::<f16>(library, AttentionShape { q_len: 1, ..shape(1, 50, 2, 1, 192) }, None, 2);
     });
 }

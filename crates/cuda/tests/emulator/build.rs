@@ -19,6 +19,16 @@ const EMULATOR: [(&str, &str); 5] = [
 ];
 const LAUNCH: (&str, &str) = ("launch.cpp", include_str!("../../emulator/launch.cpp"));
 
+/// The files of the fake libraries.
+const FAKES: [(&str, &str); 6] = [
+    ("state.h", include_str!("../../fakes/state.h")),
+    ("state.cpp", include_str!("../../fakes/state.cpp")),
+    ("driver.cpp", include_str!("../../fakes/driver.cpp")),
+    ("modules.cpp", include_str!("../../fakes/modules.cpp")),
+    ("nvrtc.cpp", include_str!("../../fakes/nvrtc.cpp")),
+    ("cublaslt.cpp", include_str!("../../fakes/cublaslt.cpp")),
+];
+
 /// A source or header with another text than its own.
 #[derive(Clone)]
 pub struct Changed {
@@ -108,6 +118,25 @@ impl Workshop {
             (vec!["-O2".into(), self.folder.path().join(file).into()], object)
         });
         self.compile(jobs.into())
+    }
+
+    /// A folder with fake libraries of CUDA over the emulator, with these kernels.
+    pub fn fakes(&self, kernels: &[PathBuf], emulator: &[PathBuf]) -> Result<PathBuf, String> {
+        for (name, text) in FAKES {
+            fs::write(self.folder.path().join(name), text).map_err(|error| error.to_string())?;
+        }
+        let sources = FAKES.iter().map(|(name, _)| *name).filter(|name| name.ends_with(".cpp"));
+        let jobs = sources.map(|file| {
+            let object = self.folder.path().join(format!("{file}.o"));
+            (vec!["-O1".into(), self.folder.path().join(file).into()], object)
+        });
+        let objects = self.compile(jobs.collect())?;
+        let (driver, others) = objects.split_at(3);
+        fs::create_dir_all(self.folder.path().join("fakes")).map_err(|error| error.to_string())?;
+        self.link("fakes/libcuda.so.1", &[driver, kernels, emulator].concat())?;
+        self.link("fakes/libnvrtc.so.13", &others[..1])?;
+        self.link("fakes/libcublasLt.so.13", &others[1..])?;
+        Ok(self.folder.path().join("fakes"))
     }
 
     /// The object files of some units, with changed files where there are any. Each `label` has its own folder.

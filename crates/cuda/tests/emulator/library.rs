@@ -63,14 +63,44 @@ impl Drop for Memory {
 
 /// The units that are run: all but those of attention, which are many, and of which these are enough for every branch.
 pub fn emulated_units() -> Vec<Unit> {
-    const OF_ATTENTION: [(&str, &str); 5] =
-        [("bf16", "64"), ("bf16", "128"), ("bf16", "256"), ("f16", "96"), ("f32", "128")];
+    const OF_ATTENTION: [(&str, &str); 7] = [
+        ("bf16", "32"),
+        ("bf16", "64"),
+        ("bf16", "128"),
+        ("bf16", "256"),
+        ("f16", "96"),
+        ("f16", "192"),
+        ("f32", "128"),
+    ];
     let is_run = |unit: &Unit| match &unit.defines[..] {
         [] => true,
         [(_, element), (_, head_dim), ..] => OF_ATTENTION.contains(&(element, head_dim)),
         _ => false,
     };
     table::units().into_iter().filter(is_run).collect()
+}
+
+/// The folder of the fake libraries that a test gives to a process that it starts.
+pub const FAKES: &str = "OARLOCK_TEST_FAKES";
+
+/// The folder of the fake libraries of CUDA, made once; none where there is no C++ compiler.
+pub fn fakes() -> Option<&'static std::path::Path> {
+    static MADE: OnceLock<Option<PathBuf>> = OnceLock::new();
+    let made = MADE.get_or_init(|| {
+        if let Some(folder) = std::env::var_os(FAKES) {
+            return Some(folder.into());
+        }
+        let base = base()?;
+        let is_used = |unit: &Unit| {
+            let files = ["copy.cu", "elementwise.cu", "norm.cu", "optim.cu", "attention_forward.cu"];
+            files.contains(&unit.source.file)
+        };
+        let kernels: Vec<PathBuf> =
+            base.kernels.iter().filter(|(unit, _)| is_used(unit)).map(|(_, object)| object.clone()).collect();
+        let folder = base.workshop.fakes(&kernels, &base.emulator);
+        Some(folder.unwrap_or_else(|error| panic!("{error}")))
+    });
+    made.as_deref()
 }
 
 /// What is compiled once for all libraries: a folder to work in, and the emulator's object files.

@@ -11,7 +11,7 @@ use oarlock_cuda::{Access, Element, Instance, Walk, table};
 
 pub use build::{Changed, Sanitizer};
 use library::Memory;
-pub use library::{Library, emulated_units};
+pub use library::{FAKES, Library, emulated_units, fakes};
 
 use crate::numbers::Plain;
 

@@ -1,0 +1,259 @@
+// libcublasLt for tests: products by three loops, with sums in f32, on the streams of the fake driver beside it.
+#include <dlfcn.h>
+
+#include <atomic>
+#include <cstring>
+#include <memory>
+#include <set>
+#include <string>
+#include <vector>
+
+#include "words.h"
+
+typedef int Status;
+static const Status NOT_INITIALIZED = 1, INVALID_VALUE = 7, INTERNAL_ERROR = 14, NOT_SUPPORTED = 15;
+
+struct Desc {
+  int compute, scale;
+  int trans_a = 0, trans_b = 0;
+  u32 epilogue = 1;
+  u64 bias = 0;
+};
+struct Layout {
+  int type;
+  u64 rows, cols;
+  long long ld;
+  int batch = 1;
+  long long stride = 0;
+};
+struct Preference {
+  u64 workspace = 0;
+  u32 alignment[4] = {256, 256, 256, 256};
+};
+struct Algo {
+  u64 shape, workspace, alignment[4], bias_alignment, unused;
+};
+struct Result {
+  Algo algo;
+  size_t workspace;
+  Status state;
+  float waves;
+  int reserved[4];
+};
+
+static std::atomic<int> n_alive{0}, n_choices{0};
+
+// The fake driver in the folder of this file.
+static void* driver(const char* symbol) {
+  Dl_info info;
+  dladdr((void*)&driver, &info);
+  std::string file = info.dli_fname;
+  file = file.substr(0, file.rfind('/') + 1) + "libcuda.so.1";
+  void* library = dlopen(file.c_str(), RTLD_NOW);
+  return library ? dlsym(library, symbol) : nullptr;
+}
+typedef int Enqueue(void*, void* const*, const size_t*, size_t, void (*)(void*), void (*)(void*), void*);
+
+static Status planned(const char* call) { return ((int (*)(const char*))driver("fake_planned"))(call); }
+#define CALL(name) \
+  if (Status status = planned(name)) return status
+
+static int size_of(int type) { return type == 0 ? 4 : 2; }
+static f32 load(u64 at, int type, u64 i) {
+  if (type == 0) return ((const f32*)at)[i];
+  return type == 14 ? to_f32(((const bf16*)at)[i]) : to_f32(((const f16*)at)[i]);
+}
+static void save(u64 at, int type, u64 i, f32 v) {
+  if (type == 0) ((f32*)at)[i] = v;
+  else if (type == 14) put(((bf16*)at)[i], v);
+  else put(((f16*)at)[i], v);
+}
+// The bits that tensor cores multiply, rounded to the nearest.
+static f32 to_tf32(f32 v) { return as_f32((as_u32(v) + 0x1000) & ~0x1fffu); }
+
+struct Product {
+  Desc desc;
+  Layout a, b, c, d;
+  u64 at_a, at_b, at_c, at_d, workspace;
+  size_t workspace_bytes;
+  f32 alpha, beta;
+
+  f32 term(const Layout& m, u64 at, bool trans, int n, u64 row, u64 col) const {
+    u64 i = trans ? col + row * m.ld : row + col * m.ld;
+    f32 v = load(at, m.type, (u64)(n * m.stride) + i);
+    return desc.compute == 77 ? to_tf32(v) : v;
+  }
+  void run() const {
+    u64 inner = desc.trans_a ? a.rows : a.cols;
+    // An algorithm may write anything there.
+    memset((void*)workspace, 0xff, workspace_bytes);
+    for (int n = 0; n < d.batch; n++)
+      for (u64 col = 0; col < d.cols; col++)
+        for (u64 row = 0; row < d.rows; row++) {
+          f32 sum = 0;
+          for (u64 k = 0; k < inner; k++)
+            sum += term(a, at_a, desc.trans_a, n, row, k) * term(b, at_b, desc.trans_b, n, k, col);
+          f32 v = alpha * sum;
+          if (beta != 0) v += beta * load(at_c, c.type, (u64)(n * c.stride) + row + col * c.ld);
+          if (desc.epilogue & 4) v += load(desc.bias, d.type, row);
+          save(at_d, d.type, (u64)(n * d.stride) + row + col * d.ld, v);
+        }
+  }
+};
+
+static u64 hash_of(const Desc& desc, const Layout* const* layouts) {
+  u64 hash = desc.compute * 31 + desc.trans_a * 2 + desc.trans_b + desc.epilogue * 1001;
+  for (int i = 0; i < 4; i++)
+    for (u64 v : {(u64)layouts[i]->type, layouts[i]->rows, layouts[i]->cols, (u64)layouts[i]->ld, (u64)layouts[i]->batch,
+                  (u64)layouts[i]->stride})
+      hash = hash * 6364136223846793005ull + v + 1;
+  return hash;
+}
+static u64 alignment_of(u64 address) { return address ? address & -address : 0; }
+static bool fits(const Desc& desc, const Layout& a, const Layout& b, const Layout& c, const Layout& d) {
+  u64 m = desc.trans_a ? a.cols : a.rows, k = desc.trans_a ? a.rows : a.cols;
+  u64 n = desc.trans_b ? b.rows : b.cols, inner = desc.trans_b ? b.cols : b.rows;
+  bool sizes = m == d.rows && n == d.cols && k == inner && c.rows == d.rows && c.cols == d.cols;
+  bool batches = a.batch == d.batch && b.batch == d.batch && c.batch == d.batch;
+  return sizes && batches && a.type == b.type && c.type == d.type && (d.type == a.type || d.type == 0);
+}
+
+extern "C" {
+
+size_t cublasLtGetVersion() { return 130100; }
+const char* cublasLtGetStatusName(Status status) {
+  switch (status) {
+    case NOT_INITIALIZED: return "CUBLAS_STATUS_NOT_INITIALIZED";
+    case INVALID_VALUE: return "CUBLAS_STATUS_INVALID_VALUE";
+    case INTERNAL_ERROR: return "CUBLAS_STATUS_INTERNAL_ERROR";
+    case NOT_SUPPORTED: return "CUBLAS_STATUS_NOT_SUPPORTED";
+  }
+  return nullptr;
+}
+const char* cublasLtGetStatusString(Status) { return "what the fake library says of it"; }
+
+Status cublasLtCreate(void** handle) {
+  CALL("cublasLtCreate");
+  *handle = new int(0);
+  n_alive++;
+  return 0;
+}
+Status cublasLtDestroy(void* handle) {
+  delete (int*)handle;
+  n_alive--;
+  return 0;
+}
+Status cublasLtMatmulDescCreate(Desc** desc, int compute, int scale) {
+  CALL("cublasLtMatmulDescCreate");
+  if ((compute != 68 && compute != 77) || scale != 0) return NOT_SUPPORTED;
+  *desc = new Desc{compute, scale};
+  n_alive++;
+  return 0;
+}
+Status cublasLtMatmulDescDestroy(Desc* desc) {
+  delete desc;
+  n_alive--;
+  return 0;
+}
+Status cublasLtMatmulDescSetAttribute(Desc* desc, int attribute, const void* value, size_t n) {
+  CALL("cublasLtMatmulDescSetAttribute");
+  void* to = attribute == 3   ? (void*)&desc->trans_a
+             : attribute == 4 ? (void*)&desc->trans_b
+             : attribute == 7 ? (void*)&desc->epilogue
+             : attribute == 8 ? (void*)&desc->bias
+                              : nullptr;
+  if (!to || n != (attribute == 8 ? 8 : 4)) return INVALID_VALUE;
+  memcpy(to, value, n);
+  return 0;
+}
+Status cublasLtMatrixLayoutCreate(Layout** layout, int type, u64 rows, u64 cols, long long ld) {
+  CALL("cublasLtMatrixLayoutCreate");
+  if ((type != 0 && type != 2 && type != 14) || !rows || !cols || ld < (long long)rows) return INVALID_VALUE;
+  *layout = new Layout{type, rows, cols, ld};
+  n_alive++;
+  return 0;
+}
+Status cublasLtMatrixLayoutDestroy(Layout* layout) {
+  delete layout;
+  n_alive--;
+  return 0;
+}
+Status cublasLtMatrixLayoutSetAttribute(Layout* layout, int attribute, const void* value, size_t n) {
+  CALL("cublasLtMatrixLayoutSetAttribute");
+  if (attribute == 5 && n == 4) memcpy(&layout->batch, value, n);
+  else if (attribute == 6 && n == 8) memcpy(&layout->stride, value, n);
+  else return INVALID_VALUE;
+  return 0;
+}
+Status cublasLtMatmulPreferenceCreate(Preference** preference) {
+  CALL("cublasLtMatmulPreferenceCreate");
+  *preference = new Preference;
+  n_alive++;
+  return 0;
+}
+Status cublasLtMatmulPreferenceDestroy(Preference* preference) {
+  delete preference;
+  n_alive--;
+  return 0;
+}
+Status cublasLtMatmulPreferenceSetAttribute(Preference* preference, int attribute, const void* value, size_t n) {
+  CALL("cublasLtMatmulPreferenceSetAttribute");
+  if (attribute == 1 && n == 8) memcpy(&preference->workspace, value, n);
+  else if (attribute >= 5 && attribute <= 8 && n == 4) memcpy(&preference->alignment[attribute - 5], value, n);
+  else return INVALID_VALUE;
+  return 0;
+}
+
+// An algorithm is for one shape, and for no less alignment than it was asked for. It needs a workspace of 64 KiB.
+Status cublasLtMatmulAlgoGetHeuristic(void*, const Desc* desc, const Layout* a, const Layout* b, const Layout* c,
+                                      const Layout* d, const Preference* preference, int wanted, Result* results, int* n) {
+  CALL("cublasLtMatmulAlgoGetHeuristic");
+  *n = 0;
+  if (wanted < 1 || !fits(*desc, *a, *b, *c, *d)) return INVALID_VALUE;
+  if (preference->workspace < 65536) return NOT_SUPPORTED;
+  const Layout* layouts[] = {a, b, c, d};
+  Result result = {};
+  result.algo.shape = hash_of(*desc, layouts);
+  result.algo.workspace = result.workspace = 65536;
+  for (int i = 0; i < 4; i++) result.algo.alignment[i] = preference->alignment[i];
+  result.algo.bias_alignment = alignment_of(desc->bias);
+  if (result.algo.bias_alignment > 256) result.algo.bias_alignment = 256;
+  *results = result;
+  *n = 1;
+  n_choices++;
+  return 0;
+}
+
+Status cublasLtMatmul(void* handle, const Desc* desc, const f32* alpha, u64 at_a, const Layout* a, u64 at_b,
+                      const Layout* b, const f32* beta, u64 at_c, const Layout* c, u64 at_d, const Layout* d,
+                      const Algo* algo, u64 workspace, size_t workspace_bytes, void* stream) {
+  CALL("cublasLtMatmul");
+  const Layout* layouts[] = {a, b, c, d};
+  if (!handle) return NOT_INITIALIZED;
+  if (algo->shape != hash_of(*desc, layouts) || workspace_bytes < algo->workspace) return INVALID_VALUE;
+  u64 addresses[] = {at_a, at_b, at_c, at_d};
+  for (int i = 0; i < 4; i++)
+    if (addresses[i] % algo->alignment[i]) return INVALID_VALUE;
+  bool has_bias = desc->epilogue & 4;
+  if (has_bias && (!desc->bias || desc->bias % algo->bias_alignment)) return INVALID_VALUE;
+  auto* product = new Product{*desc, *a, *b, *c, *d, at_a, at_b, at_c, at_d, workspace, workspace_bytes, *alpha, *beta};
+  std::vector<void*> starts = {(void*)workspace};
+  std::vector<size_t> bytes = {workspace_bytes};
+  auto touches = [&](u64 at, size_t n) { starts.push_back((void*)at), bytes.push_back(n); };
+  for (int i = 0; i < 4; i++) {
+    const Layout& m = *layouts[i];
+    if (i == 2 && *beta == 0) continue;
+    touches(addresses[i], ((m.batch - 1) * m.stride + (m.cols - 1) * m.ld + m.rows) * size_of(m.type));
+  }
+  if (has_bias) touches(desc->bias, d->rows * size_of(d->type));
+  auto run = [](void* p) { ((Product*)p)->run(); };
+  auto end = [](void* p) { delete (Product*)p; };
+  auto* enqueue = (Enqueue*)driver("fake_enqueue");
+  return enqueue(stream, starts.data(), bytes.data(), starts.size(), run, end, product) ? INTERNAL_ERROR : 0;
+}
+
+// What tests ask.
+int fake_blas_alive() { return n_alive; }
+int fake_choices() { return n_choices; }
+
+}  // extern "C"

@@ -1,0 +1,82 @@
+// libnvrtc for tests: compiles nothing, and makes a text that names the unit, which the fake driver knows.
+#include <atomic>
+#include <cstring>
+#include <string>
+
+struct Program {
+  std::string source, name, log, code;
+};
+static std::atomic<int> n_alive{0}, n_compiled{0};
+static std::string fails;
+
+extern "C" {
+
+int nvrtcVersion(int* major, int* minor) {
+  *major = 13, *minor = 0;
+  return 0;
+}
+const char* nvrtcGetErrorString(int code) {
+  return code == 5 ? "NVRTC_ERROR_INVALID_OPTION" : code == 6 ? "NVRTC_ERROR_COMPILATION" : "NVRTC_ERROR_FAKE";
+}
+int nvrtcCreateProgram(Program** program, const char* source, const char* name, int n, const char* const* texts,
+                       const char* const* names) {
+  if (fails == "create") return 1;
+  // Every header that is included must be there.
+  for (const char* at = source; (at = strstr(at, "#include \"")); at++) {
+    std::string header(at + 10, strcspn(at + 10, "\""));
+    bool found = false;
+    for (int i = 0; i < n; i++) found = found || (header == names[i] && *texts[i]);
+    if (!found) return 3;
+  }
+  *program = new Program{source, name, "", ""};
+  n_alive++;
+  return 0;
+}
+int nvrtcCompileProgram(Program* program, int n, const char* const* options) {
+  std::string arch, element, head_dim;
+  auto value = [](const char* option, const char* key, std::string& to) {
+    if (!strncmp(option, key, strlen(key))) to = option + strlen(key);
+  };
+  for (int i = 0; i < n; i++) {
+    value(options[i], "--gpu-architecture=", arch);
+    value(options[i], "--define-macro=ELEMENT=", element);
+    value(options[i], "--define-macro=HEAD_DIM=", head_dim);
+  }
+  if (arch.substr(0, 3) != "sm_") return 5;
+  if (program->source.find("KERNEL") == std::string::npos) {
+    program->log = program->name + "(1): error: there is no kernel";
+    return 6;
+  }
+  n_compiled++;
+  program->code = "fake cubin\n" + arch + "\n" + program->name + "\n";
+  if (!head_dim.empty()) program->code += "_" + element + "_" + head_dim + "\n";
+  return fails == "compile" ? 7 : 0;
+}
+int nvrtcDestroyProgram(Program** program) {
+  delete *program;
+  n_alive--;
+  return 0;
+}
+int nvrtcGetProgramLogSize(Program* program, size_t* n) {
+  *n = program->log.size() + 1;
+  return 0;
+}
+int nvrtcGetProgramLog(Program* program, char* log) {
+  strcpy(log, program->log.c_str());
+  return 0;
+}
+int nvrtcGetCUBINSize(Program* program, size_t* n) {
+  *n = program->code.size() + 1;
+  return fails == "cubin" ? 1 : 0;
+}
+int nvrtcGetCUBIN(Program* program, char* code) {
+  strcpy(code, program->code.c_str());
+  return 0;
+}
+
+// What tests ask and plan.
+int fake_programs() { return n_alive; }
+int fake_compiled() { return n_compiled; }
+void fake_nvrtc_fails(const char* what) { fails = what; }
+
+}  // extern "C"

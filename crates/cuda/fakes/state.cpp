@@ -1,0 +1,151 @@
+// The order of work, memory and its protection.
+#include "state.h"
+
+#include <cstring>
+
+namespace fake {
+
+const Device devices[3] = {{"Emulated H100", "0000:1b:00.0", 9, 0, 132, 227 << 10, 256u << 20},
+                           {"Emulated A100", "0000:1c:00.0", 8, 0, 108, 163 << 10, 64u << 20},
+                           {"Emulated V100", "0000:1d:00.0", 7, 0, 80, 96 << 10, 64u << 20}};
+State state;
+
+Code say(Code code, const std::string& message) {
+  state.message = message;
+  return code;
+}
+
+Code planned(const char* call) {
+  auto found = state.planned.find(call);
+  if (found == state.planned.end() || found->second.first-- > 0) return 0;
+  Code code = found->second.second;
+  state.planned.erase(found);
+  return code;
+}
+
+void enqueue(Stream& stream, std::function<Code()> run) {
+  stream.queue.push_back({++stream.last, nullptr, 0, std::move(run)});
+}
+
+void run_until(Stream& stream, u64 number) {
+  while (!stream.queue.empty() && stream.queue.front().number <= number) {
+    Op op = std::move(stream.queue.front());
+    stream.queue.pop_front();
+    if (op.other) run_until(*op.other, op.other_number);
+    // After an error of the device nothing runs any more.
+    if (op.run && !stream.context->sticky) stream.context->sticky = op.run();
+  }
+}
+
+void drain(Context* context) {
+  for (size_t i = state.order.size(); i--;) {
+    std::shared_ptr<Stream> stream = state.order[i];
+    if (stream->context == context) run_until(*stream, ~0ull);
+  }
+  std::erase_if(state.order, [](auto& stream) { return stream->queue.empty() && !state.streams.count(stream.get()); });
+}
+
+static void release(const Memory& memory) {
+  if (!memory.pinned) memory.context->used_bytes -= memory.pages->bytes();
+  memory.pages->retire();
+}
+
+void destroy(Context* context) {
+  auto is_of = [&](auto& entry) { return entry.second->context == context; };
+  std::erase_if(state.streams, is_of);
+  std::erase_if(state.events, is_of);
+  std::erase_if(state.functions, is_of);
+  std::erase_if(state.modules, is_of);
+  std::erase_if(state.order, [&](auto& stream) { return stream->context == context; });
+  std::erase_if(state.memory, [&](auto& entry) {
+    if (entry.second.context == context) release(entry.second);
+    return entry.second.context == context;
+  });
+  context->alive = false;
+  state.primary[context->device] = nullptr;
+}
+
+const Memory* find(const void* p, size_t bytes) {
+  auto after = state.memory.upper_bound((char*)p);
+  if (after == state.memory.begin()) return nullptr;
+  const Memory& memory = std::prev(after)->second;
+  return memory.pages->contains(p, bytes) ? &memory : nullptr;
+}
+
+const Memory* find_device(const void* p, size_t bytes) {
+  const Memory* memory = find(p, bytes);
+  return memory && !memory->pinned ? memory : nullptr;
+}
+
+Code opened(const std::vector<const Memory*>& all, const std::function<void()>& work) {
+  for (const Memory* memory : all)
+    if (!memory->pinned) memory->pages->protect(true);
+  work();
+  bool intact = true;
+  for (const Memory* memory : all) intact = intact && memory->pages->intact();
+  for (const Memory* memory : all)
+    if (!memory->pinned) memory->pages->protect(false);
+  return intact ? 0 : say(ILLEGAL_ADDRESS, "somebody wrote beside device memory");
+}
+
+}  // namespace fake
+
+using namespace fake;
+
+// What tests ask. A text of all that is alive; empty where nothing is.
+extern "C" const char* fake_alive() {
+  static thread_local std::string text;
+  std::lock_guard<std::recursive_mutex> held(state.lock);
+  text.clear();
+  auto count = [&](size_t n, const char* what) {
+    if (n) text += std::to_string(n) + " " + what + "; ";
+  };
+  count(state.memory.size(), "memory");
+  count(state.streams.size(), "streams");
+  count(state.events.size(), "events");
+  count(state.modules.size(), "modules");
+  size_t contexts = 0;
+  for (Context* primary : state.primary) contexts += primary != nullptr;
+  count(contexts, "contexts");
+  count(state.leaked, "left behind in a context");
+  return text.c_str();
+}
+
+// The call of this name fails once, after `skip` calls that do not.
+extern "C" void fake_fail(const char* call, int skip, int code) {
+  std::lock_guard<std::recursive_mutex> held(state.lock);
+  state.planned[call] = {skip, code};
+}
+
+// What the last error of the device was.
+extern "C" const char* fake_message() {
+  static thread_local std::string text;
+  std::lock_guard<std::recursive_mutex> held(state.lock);
+  text = state.message;
+  return text.c_str();
+}
+
+// For the other fakes: work on a stream that touches these stretches of device memory.
+extern "C" int fake_enqueue(void* handle, void* const* starts, const size_t* bytes, size_t n, void (*work)(void*),
+                            void (*end)(void*), void* argument) {
+  std::lock_guard<std::recursive_mutex> held(state.lock);
+  std::shared_ptr<void> owned(argument, end);
+  auto stream = state.streams.find((Stream*)handle);
+  if (stream == state.streams.end()) return INVALID_HANDLE;
+  std::vector<std::pair<void*, size_t>> ranges;
+  for (size_t i = 0; i < n; i++) ranges.push_back({starts[i], bytes[i]});
+  enqueue(*stream->second, [=] {
+    std::vector<const Memory*> touched;
+    for (auto [start, size] : ranges) {
+      const Memory* memory = find_device(start, size);
+      if (!memory) return say(ILLEGAL_ADDRESS, "a product touches what is no device memory");
+      touched.push_back(memory);
+    }
+    return opened(touched, [=] { work(owned.get()); });
+  });
+  return 0;
+}
+extern "C" int fake_planned(const char* call) {
+  std::lock_guard<std::recursive_mutex> held(state.lock);
+  return planned(call);
+}

@@ -1,0 +1,236 @@
+//! The descriptors and the algorithm of a product, made once for each shape.
+
+use std::ffi::{c_int, c_void};
+
+use super::api::{Algo, Api, Choice, Handle, NOT_SUPPORTED, Owned};
+use super::product::{Dims, Form, Layout, Precision, Product};
+use crate::element::Element;
+use crate::error::{Error, Result};
+
+const TRANSPOSE_A: c_int = 3;
+const TRANSPOSE_B: c_int = 4;
+const EPILOGUE: c_int = 7;
+const BIAS_POINTER: c_int = 8;
+const BATCH_COUNT: c_int = 5;
+const BATCH_STRIDE: c_int = 6;
+const WORKSPACE_BYTES: c_int = 1;
+/// Of the first operand; those of the second, of C and of D follow.
+const ALIGNMENT: c_int = 5;
+const EPILOGUE_BIAS: u32 = 4;
+const TYPE_F32: c_int = 0;
+const COMPUTE_F32: c_int = 68;
+const COMPUTE_TF32: c_int = 77;
+/// No algorithm asks for more.
+const MOST_ALIGNMENT: u64 = 256;
+
+/// All that the choice of an algorithm depends on.
+#[derive(Clone, PartialEq, Eq, Hash)]
+pub(super) struct Key {
+    precision: Precision,
+    out: Element,
+    batch: usize,
+    dims: Dims,
+    forms: [Form; 2],
+    layouts: [Layout; 3],
+    /// Of A, B, C, D and the bias; 0 for none.
+    alignments: [u32; 5],
+}
+
+impl Key {
+    pub(super) fn new(product: &Product<'_>, dims: Dims) -> Key {
+        let c = product.c.unwrap_or(product.d);
+        let of = |address: u64| (1 << address.trailing_zeros().min(63)).min(MOST_ALIGNMENT) as u32;
+        let addresses = [product.a.memory, product.b.memory, c, product.d].map(|slice| of(slice.address()));
+        let [a, b, c, d] = addresses;
+        let bias = product.bias.map_or(0, |bias| of(bias.address()));
+        Key {
+            precision: product.precision,
+            out: product.out,
+            batch: product.batch,
+            dims,
+            forms: [product.a.form, product.b.form],
+            layouts: [product.a.layout, product.b.layout, product.d_layout],
+            alignments: [a, b, c, d, bias],
+        }
+    }
+}
+
+/// What cuBLASLt is given. It knows columns, so it computes the transposed product: the memory of a matrix, row after row,
+/// is that of its transpose, column after column, and `D' = op(B)' op(A)'` is the same with the operands swapped.
+pub(super) struct Plan {
+    desc: Owned,
+    /// Of B, A and D.
+    layouts: [Owned; 3],
+    algo: Algo,
+}
+
+impl Plan {
+    pub(super) fn new(
+        api: &Api,
+        handle: Handle,
+        product: &Product<'_>,
+        key: &Key,
+        workspace_bytes: usize,
+    ) -> Result<Plan> {
+        let compute = if key.precision == Precision::TF32 { COMPUTE_TF32 } else { COMPUTE_F32 };
+        let desc = make("cublasLtMatmulDescCreate", api, api.desc_destroy, |made| {
+            // SAFETY: the pointer is valid for the call.
+            unsafe { (api.desc_create)(made, compute, TYPE_F32) }
+        })?;
+        let transposed = key.forms.map(|form| c_int::from(form == Form::Transposed));
+        set(api, Set::Desc, &desc, TRANSPOSE_A, &transposed[1])?;
+        set(api, Set::Desc, &desc, TRANSPOSE_B, &transposed[0])?;
+        if let Some(bias) = product.bias {
+            set(api, Set::Desc, &desc, EPILOGUE, &EPILOGUE_BIAS)?;
+            // Its alignment counts for the choice.
+            set(api, Set::Desc, &desc, BIAS_POINTER, &bias.address())?;
+        }
+        let (input, out) = (type_of(key.precision.element()), type_of(key.out));
+        let [a, b, d] = &key.layouts;
+        let layouts = [
+            layout(api, input, b, key.batch)?,
+            layout(api, input, a, key.batch)?,
+            layout(api, out, d, key.batch)?,
+        ];
+        let algo = choose(api, handle, product, key, workspace_bytes, &desc, &layouts)?;
+        Ok(Plan { desc, layouts, algo })
+    }
+
+    /// Runs it on a stream.
+    pub(super) fn run(
+        &self,
+        api: &Api,
+        handle: Handle,
+        product: &Product<'_>,
+        workspace: (u64, usize),
+        stream: Handle,
+    ) -> Result<()> {
+        if let Some(bias) = product.bias {
+            set(api, Set::Desc, &self.desc, BIAS_POINTER, &bias.address())?;
+        }
+        let [b, a, d] = &self.layouts;
+        let c = product.c.unwrap_or(product.d);
+        // SAFETY: all descriptors are live. The layouts were compared with the memory, which lives until the product is
+        // done, since its end waits for the GPU; as does the workspace, which only this stream uses. Alpha and beta are read
+        // before the call returns.
+        let status = unsafe {
+            (api.matmul)(
+                handle,
+                self.desc.handle,
+                (&raw const product.alpha).cast(),
+                product.b.memory.address(),
+                b.handle,
+                product.a.memory.address(),
+                a.handle,
+                (&raw const product.beta).cast(),
+                c.address(),
+                d.handle,
+                product.d.address(),
+                d.handle,
+                &self.algo,
+                workspace.0,
+                workspace.1,
+                stream,
+            )
+        };
+        api.check("cublasLtMatmul", status)
+    }
+}
+
+fn choose(
+    api: &Api,
+    handle: Handle,
+    product: &Product<'_>,
+    key: &Key,
+    workspace_bytes: usize,
+    desc: &Owned,
+    layouts: &[Owned; 3],
+) -> Result<Algo> {
+    let preference = make("cublasLtMatmulPreferenceCreate", api, api.preference_destroy, |made| {
+        // SAFETY: the pointer is valid for the call.
+        unsafe { (api.preference_create)(made) }
+    })?;
+    set(api, Set::Preference, &preference, WORKSPACE_BYTES, &workspace_bytes)?;
+    let [a, b, c, d, _] = key.alignments;
+    for (attribute, alignment) in (ALIGNMENT..).zip([b, a, c, d]) {
+        set(api, Set::Preference, &preference, attribute, &alignment)?;
+    }
+    let (mut choice, mut count) = (Choice::none(), 0);
+    let [b, a, d] = layouts;
+    // SAFETY: all descriptors are live, there is room for one choice, and the pointers are valid for the call.
+    let status = unsafe {
+        (api.heuristic)(
+            handle,
+            desc.handle,
+            b.handle,
+            a.handle,
+            d.handle,
+            d.handle,
+            preference.handle,
+            1,
+            &mut choice,
+            &mut count,
+        )
+    };
+    if status == NOT_SUPPORTED || (status == 0 && (count == 0 || choice.state != 0)) {
+        let (version, product) = (api.version(), product.to_string());
+        return Err(Error::NoAlgorithm { version, product, workspace_bytes });
+    }
+    api.check("cublasLtMatmulAlgoGetHeuristic", status)?;
+    Ok(choice.algo)
+}
+
+fn layout(api: &Api, of: c_int, layout: &Layout, batch: usize) -> Result<Owned> {
+    let (rows, cols) = (layout.cols as u64, layout.rows as u64);
+    let stride = i64::try_from(layout.row_stride).unwrap_or(i64::MAX);
+    let made = make("cublasLtMatrixLayoutCreate", api, api.layout_destroy, |made| {
+        // SAFETY: the pointer is valid for the call.
+        unsafe { (api.layout_create)(made, of, rows, cols, stride) }
+    })?;
+    if batch > 1 {
+        let count = c_int::try_from(batch).unwrap_or(c_int::MAX);
+        set(api, Set::Layout, &made, BATCH_COUNT, &count)?;
+        let stride = i64::try_from(layout.batch_stride).unwrap_or(i64::MAX);
+        set(api, Set::Layout, &made, BATCH_STRIDE, &stride)?;
+    }
+    Ok(made)
+}
+
+fn make(
+    call: &'static str,
+    api: &Api,
+    destroy: unsafe extern "C" fn(Handle) -> c_int,
+    create: impl FnOnce(*mut Handle) -> c_int,
+) -> Result<Owned> {
+    let mut handle = std::ptr::null_mut();
+    api.check(call, create(&mut handle))?;
+    Ok(Owned::new(handle, destroy))
+}
+
+/// Of what an attribute is set.
+#[derive(Clone, Copy)]
+enum Set {
+    Desc,
+    Layout,
+    Preference,
+}
+
+fn set<T: Copy>(api: &Api, what: Set, of: &Owned, attribute: c_int, value: &T) -> Result<()> {
+    let (call, function) = match what {
+        Set::Desc => ("cublasLtMatmulDescSetAttribute", api.desc_set),
+        Set::Layout => ("cublasLtMatrixLayoutSetAttribute", api.layout_set),
+        Set::Preference => ("cublasLtMatmulPreferenceSetAttribute", api.preference_set),
+    };
+    let value: *const c_void = (&raw const *value).cast();
+    // SAFETY: the descriptor is live and of the kind of the function, which reads as many bytes as the value has.
+    api.check(call, unsafe { function(of.handle, attribute, value, size_of::<T>()) })
+}
+
+/// The number of a type in `cudaDataType_t`.
+fn type_of(element: Element) -> c_int {
+    match element {
+        Element::BF16 => 14,
+        Element::F16 => 2,
+        _ => TYPE_F32,
+    }
+}

@@ -1,0 +1,179 @@
+//! Launches: arguments are compared with the table of kernels before the driver sees them.
+
+use std::ffi::{c_uint, c_void};
+
+use super::api::call;
+use super::context::Context;
+pub use super::memory::Slice;
+use super::module::Function;
+use super::stream::Stream;
+use crate::element::Element;
+use crate::error::{Error, Result};
+use crate::geometry::Geometry;
+use crate::kernel::Access;
+use crate::walk::Walk;
+
+/// The most blocks along x, and along y and z.
+const MOST_BLOCKS: [u32; 3] = [i32::MAX as u32, 65535, 65535];
+/// Words of the largest parameter.
+const WORDS: usize = size_of::<Walk>().div_ceil(8);
+
+/// An argument of a launch.
+#[derive(Clone, Copy)]
+pub struct Arg<'a> {
+    element: Element,
+    /// What the driver copies: the value, or the address.
+    words: [u64; WORDS],
+    /// For pointers, what they point to; `None` inside for null.
+    memory: Option<Option<Slice<'a>>>,
+}
+
+impl<'a> Arg<'a> {
+    fn value(element: Element, bytes: &[u8]) -> Arg<'a> {
+        let mut words = [0; WORDS];
+        for (word, bytes) in words.iter_mut().zip(bytes.chunks(8)) {
+            let mut whole = [0; 8];
+            whole[..bytes.len()].copy_from_slice(bytes);
+            *word = u64::from_ne_bytes(whole);
+        }
+        Arg { element, words, memory: None }
+    }
+
+    /// A number.
+    pub fn f32(value: f32) -> Arg<'a> {
+        Arg::value(Element::F32, &value.to_ne_bytes())
+    }
+
+    /// A number.
+    pub fn i32(value: i32) -> Arg<'a> {
+        Arg::value(Element::I32, &value.to_ne_bytes())
+    }
+
+    /// A number.
+    pub fn u32(value: u32) -> Arg<'a> {
+        Arg::value(Element::U32, &value.to_ne_bytes())
+    }
+
+    /// A number.
+    pub fn u64(value: u64) -> Arg<'a> {
+        Arg::value(Element::U64, &value.to_ne_bytes())
+    }
+
+    /// A number of 16 bits, by its bits.
+    pub fn bf16(bits: u16) -> Arg<'a> {
+        Arg::value(Element::BF16, &bits.to_ne_bytes())
+    }
+
+    /// A number of 16 bits, by its bits.
+    pub fn f16(bits: u16) -> Arg<'a> {
+        Arg::value(Element::F16, &bits.to_ne_bytes())
+    }
+
+    /// An order of operands.
+    pub fn walk(walk: &Walk) -> Arg<'a> {
+        Arg::value(Element::Walk, &walk.bytes())
+    }
+
+    /// Memory that holds elements of this type.
+    pub fn memory(element: Element, slice: Slice<'a>) -> Arg<'a> {
+        let mut words = [0; WORDS];
+        words[0] = slice.address();
+        Arg { element, words, memory: Some(Some(slice)) }
+    }
+
+    /// The null pointer, for a parameter that may be absent.
+    pub fn null(element: Element) -> Arg<'a> {
+        Arg { element, words: [0; WORDS], memory: Some(None) }
+    }
+}
+
+impl Stream {
+    /// Runs a kernel later, in the order of the stream. The arguments are copied now.
+    ///
+    /// # Errors
+    /// [`Error::Launch`] if the arguments are not those of the table or the grid is none that a GPU takes, and
+    /// [`Error::OtherContext`]; then nothing was launched. Otherwise the driver's own.
+    ///
+    /// # Safety
+    /// The memory of each pointer holds as many elements as the kernel reads or writes there, given its other arguments, and
+    /// what it reads as an index is inside. Null is passed only where the kernel takes it.
+    pub unsafe fn launch(&self, function: &Function, geometry: Geometry, args: &[Arg<'_>]) -> Result<()> {
+        self.context().expect_same(function.context(), "the kernel")?;
+        check_args(function, args, self.context())?;
+        check_geometry(function, &geometry, self.context())?;
+        function.allow_shared(geometry.shared_bytes)?;
+        let mut params: Vec<*mut c_void> =
+            args.iter().map(|arg| arg.words.as_ptr().cast_mut().cast()).collect();
+        let ([x, y, z], threads) = (geometry.grid, geometry.threads);
+        let shared = c_uint::try_from(geometry.shared_bytes).unwrap_or(c_uint::MAX);
+        let (stream, api) = (self.handle(), self.context().enter()?);
+        // SAFETY: there is an argument of the right size for each parameter, checked above against the table, which a test
+        // compares with the code; the driver copies them before it returns and changes none. What they point to is the
+        // caller's promise.
+        unsafe {
+            call!(
+                api,
+                launch(
+                    function.handle(),
+                    x,
+                    y,
+                    z,
+                    threads,
+                    1,
+                    1,
+                    shared,
+                    stream,
+                    params.as_mut_ptr(),
+                    std::ptr::null_mut()
+                )
+            )
+        }
+    }
+}
+
+fn check_args(function: &Function, args: &[Arg<'_>], context: &Context) -> Result<()> {
+    let (instance, params) = (function.instance(), function.instance().kernel.params);
+    if args.len() != params.len() {
+        let reason = format!("it takes {} arguments, not {}", params.len(), args.len());
+        return Err(function.wrong(reason));
+    }
+    for (arg, param) in args.iter().zip(params) {
+        let element = instance.element(param);
+        let said = |what: &str, element: Element| format!("{what} {element}");
+        let wanted = said(if param.access == Access::Value { "a value" } else { "a pointer to" }, element);
+        let got = said(if arg.memory.is_none() { "a value" } else { "a pointer to" }, arg.element);
+        if wanted != got {
+            return Err(function.wrong(format!("{} is {wanted}, not {got}", param.name)));
+        }
+        let Some(Some(slice)) = arg.memory else { continue };
+        context.expect_same(slice.context(), "the memory")?;
+        let size = element.size();
+        if !slice.address().is_multiple_of(size as u64) || !slice.bytes().is_multiple_of(size) {
+            let (start, bytes) = (slice.address() % 256, slice.bytes());
+            let reason = format!(
+                "{} is {bytes} bytes from byte {start} of a block on, which are no {element} elements",
+                param.name
+            );
+            return Err(function.wrong(reason));
+        }
+    }
+    Ok(())
+}
+
+fn check_geometry(function: &Function, geometry: &Geometry, context: &Context) -> Result<()> {
+    let wanted = function.instance().kernel.threads;
+    if geometry.threads != wanted {
+        let reason = format!("its blocks have {wanted} threads, not {}", geometry.threads);
+        return Err(function.wrong(reason));
+    }
+    let is_taken = |(blocks, most): (&u32, u32)| *blocks > 0 && *blocks <= most;
+    if !geometry.grid.iter().zip(MOST_BLOCKS).all(is_taken) {
+        return Err(function.wrong(format!("no GPU takes a grid of {:?} blocks", geometry.grid)));
+    }
+    let (shared, most) = (geometry.shared_bytes, context.shared_bytes());
+    if shared > most {
+        let reason = format!("{shared} bytes of shared memory, of which this GPU has {most} for a block");
+        return Err::<(), Error>(function.wrong(reason));
+    }
+    Ok(())
+}

@@ -1,0 +1,183 @@
+//! Where the shared libraries of CUDA are: in a folder that was named, or in the system, a toolkit, a Python.
+//!
+//! `OARLOCK_CUDA_LIBRARIES=folder` names a folder that holds all of them, or links to them; then no other is searched.
+
+use std::fmt;
+use std::path::{Path, PathBuf};
+use std::process::Command;
+
+use libloading::os::unix::{Library as Loaded, RTLD_NOW};
+
+use crate::error::{Error, Result};
+
+/// The variable that names the folder of all libraries.
+pub const VARIABLE: &str = "OARLOCK_CUDA_LIBRARIES";
+
+/// Where containers and WSL put the driver's library without telling the system's loader.
+const DRIVER_FOLDERS: [&str; 3] = ["/usr/local/nvidia/lib64", "/usr/local/nvidia/lib", "/usr/lib/wsl/lib"];
+
+/// A library that is loaded at run time.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Library {
+    /// The driver's own.
+    Driver,
+    /// The compiler of kernels.
+    Nvrtc,
+    /// Matrix products.
+    CublasLt,
+}
+
+impl Library {
+    /// The names of its versions that this crate can use, newest first.
+    fn names(self) -> &'static [&'static str] {
+        match self {
+            Library::Driver => &["libcuda.so.1"],
+            Library::Nvrtc => &["libnvrtc.so.13", "libnvrtc.so.12", "libnvrtc.so"],
+            Library::CublasLt => &["libcublasLt.so.13", "libcublasLt.so.12", "libcublasLt.so"],
+        }
+    }
+
+    /// How to get it.
+    pub(crate) fn remedy(self) -> &'static str {
+        match self {
+            Library::Driver => {
+                "It comes with the driver of the GPU: install that (nvidia-smi shows whether it works), and give a \
+                 container access to the GPU (--gpus all)"
+            }
+            Library::Nvrtc => {
+                "Install it with `pip install nvidia-cuda-nvrtc` into the active Python, or install the CUDA toolkit and \
+                 set CUDA_HOME to its folder"
+            }
+            Library::CublasLt => {
+                "Install it with `pip install nvidia-cublas` into the active Python, or install the CUDA toolkit and set \
+                 CUDA_HOME to its folder"
+            }
+        }
+    }
+}
+
+impl fmt::Display for Library {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(match self {
+            Library::Driver => "libcuda, the library of the GPU's driver",
+            Library::Nvrtc => "libnvrtc, the compiler of CUDA kernels",
+            Library::CublasLt => "libcublasLt, the library of matrix products",
+        })
+    }
+}
+
+/// Where libraries are searched.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Libraries {
+    /// In this folder only.
+    Folder(PathBuf),
+    /// In the folders of the system's loader, in CUDA_HOME, and in the packages of the active Python.
+    System,
+}
+
+impl Libraries {
+    /// The folder that [`VARIABLE`] names, else the system.
+    pub fn from_environment() -> Libraries {
+        match std::env::var_os(VARIABLE) {
+            Some(folder) if !folder.is_empty() => Libraries::Folder(folder.into()),
+            _ => Libraries::System,
+        }
+    }
+
+    /// Loads the first file that `load` takes.
+    ///
+    /// # Errors
+    /// [`Error::NoLibrary`] if there is none, the error of the first one if none can be loaded.
+    pub(crate) fn load<T>(&self, library: Library, load: impl Fn(&Path) -> Result<T>) -> Result<T> {
+        let (found, looked_in) = match self {
+            Libraries::Folder(folder) => {
+                let files = library.names().iter().map(|name| folder.join(name));
+                let found: Vec<PathBuf> = files.filter(|file| file.exists()).collect();
+                (found, vec![format!("{} ({VARIABLE} or the caller chose it)", folder.display())])
+            }
+            Libraries::System => candidates(library),
+        };
+        let mut refused = None;
+        for file in found {
+            match load(&file) {
+                Ok(loaded) => return Ok(loaded),
+                Err(error) => refused = refused.or(Some(error)),
+            }
+        }
+        Err(refused.unwrap_or(Error::NoLibrary { library, looked_in }))
+    }
+}
+
+/// The files to try, in this order, and where they were looked for.
+fn candidates(library: Library) -> (Vec<PathBuf>, Vec<String>) {
+    let (mut found, mut looked_in) = (vec![], vec!["the system's libraries".to_string()]);
+    // The loader knows its folders itself.
+    found.extend(library.names().iter().map(PathBuf::from).filter(|name| is_loadable(name)));
+    // The driver's library must be that of the kernel module; toolkits have only a stub of it.
+    let folders: Vec<(String, PathBuf)> = match library {
+        Library::Driver => DRIVER_FOLDERS.iter().map(|folder| (folder.to_string(), folder.into())).collect(),
+        _ => toolkits().into_iter().chain(python_packages()).collect(),
+    };
+    for (said, folder) in folders {
+        if !looked_in.contains(&said) {
+            looked_in.push(said);
+        }
+        found.extend(library.names().iter().map(|name| folder.join(name)).find(|file| file.exists()));
+    }
+    (found, looked_in)
+}
+
+fn is_loadable(name: &Path) -> bool {
+    // SAFETY: the initialization of these libraries has no conditions.
+    match unsafe { Loaded::open(Some(name), RTLD_NOW) } {
+        Ok(library) => {
+            // It is used soon; and libcuda does not expect to be unloaded.
+            std::mem::forget(library);
+            true
+        }
+        Err(_) => false,
+    }
+}
+
+/// The library folders of toolkits, with what an error says about them.
+fn toolkits() -> Vec<(String, PathBuf)> {
+    let homes = ["CUDA_HOME", "CUDA_PATH"].into_iter().filter_map(|name| {
+        let home = PathBuf::from(std::env::var_os(name)?);
+        Some((format!("{name} ({})", home.display()), home))
+    });
+    let usual = PathBuf::from("/usr/local/cuda");
+    let homes = homes.chain([(usual.display().to_string(), usual)]);
+    homes.flat_map(|(said, home)| ["lib64", "lib"].map(|lib| (said.clone(), home.join(lib)))).collect()
+}
+
+/// The folders `nvidia/*/lib` in the packages of the active Python.
+fn python_packages() -> Vec<(String, PathBuf)> {
+    let mut folders = vec![];
+    for path in python_path() {
+        let Ok(packages) = std::fs::read_dir(path.join("nvidia")) else { continue };
+        let mut packages: Vec<PathBuf> = packages.flatten().map(|entry| entry.path().join("lib")).collect();
+        // Newer versions have the later names: cu13 before cuda_nvrtc is decided by what is there.
+        packages.sort();
+        folders.extend(packages.into_iter().map(|lib| (lib.display().to_string(), lib)));
+    }
+    if folders.is_empty() {
+        folders.push(("nvidia/*/lib in the packages of python3".to_string(), PathBuf::new()));
+    }
+    folders
+}
+
+/// Where the active Python imports from: what it says itself, or, if it does not run, its environment's folder.
+fn python_path() -> Vec<PathBuf> {
+    let program = "import sys; print('\\n'.join(sys.path))";
+    let said = Command::new("python3").args(["-c", program]).output();
+    if let Ok(output) = said
+        && output.status.success()
+    {
+        let lines = String::from_utf8_lossy(&output.stdout).into_owned();
+        return lines.lines().filter(|line| !line.is_empty()).map(PathBuf::from).collect();
+    }
+    let homes = ["VIRTUAL_ENV", "CONDA_PREFIX"].into_iter().filter_map(std::env::var_os);
+    let libs = homes
+        .flat_map(|home| std::fs::read_dir(Path::new(&home).join("lib")).into_iter().flatten().flatten());
+    libs.map(|entry| entry.path().join("site-packages")).filter(|folder| folder.exists()).collect()
+}

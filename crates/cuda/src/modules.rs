@@ -1,0 +1,172 @@
+//! The kernels of a context: compiled when they are first asked for, kept on disk, loaded once.
+
+use std::collections::{BTreeMap, HashMap};
+use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
+
+use crate::cache::{Cache, Key};
+use crate::driver::{Context, Function, Module};
+use crate::error::{Error, Result};
+use crate::kernel::Instance;
+use crate::libraries::Libraries;
+use crate::nvrtc::{self, Nvrtc};
+use crate::source::{HEADERS, Unit};
+
+/// The first compute capability with `mma` of bfloat16 and `cp.async`.
+const LEAST_CAPABILITY: (u32, u32) = (8, 0);
+
+/// The modules of a context.
+pub struct Modules {
+    context: Context,
+    arch: String,
+    libraries: Libraries,
+    /// Loaded when the first unit is asked for.
+    nvrtc: OnceLock<Nvrtc>,
+    cache: Cache,
+    /// Each unit has a lock of its own, so that different ones compile at the same time.
+    units: Mutex<BTreeMap<Unit, Arc<Mutex<Option<Module>>>>>,
+    functions: Mutex<HashMap<String, Arc<Function>>>,
+    n_compiled: AtomicUsize,
+    n_from_disk: AtomicUsize,
+}
+
+/// Where the modules came from.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Counts {
+    /// Units that were compiled.
+    pub compiled: usize,
+    /// Units that the cache had.
+    pub from_disk: usize,
+}
+
+fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
+    mutex.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+impl Modules {
+    /// None is loaded yet. The compiler is looked for where these libraries are.
+    ///
+    /// # Errors
+    /// [`Error::OldDevice`], or the driver's own.
+    pub fn new(context: &Context, libraries: &Libraries, cache: Cache) -> Result<Modules> {
+        let capability = context.device().capability()?;
+        if capability < LEAST_CAPABILITY {
+            return Err(Error::OldDevice { name: context.device().name()?, capability });
+        }
+        Ok(Modules {
+            context: context.clone(),
+            arch: context.device().arch()?,
+            libraries: libraries.clone(),
+            nvrtc: OnceLock::new(),
+            cache,
+            units: Mutex::default(),
+            functions: Mutex::default(),
+            n_compiled: AtomicUsize::new(0),
+            n_from_disk: AtomicUsize::new(0),
+        })
+    }
+
+    /// The kernel of an instance. The first of a unit compiles it, which takes seconds, unless the cache has it.
+    ///
+    /// # Errors
+    /// [`Error::NoLibrary`] if there is no compiler, [`Error::Compile`], or the driver's own.
+    pub fn function(&self, instance: &Instance) -> Result<Arc<Function>> {
+        let name = instance.name();
+        if let Some(function) = lock(&self.functions).get(&name) {
+            return Ok(function.clone());
+        }
+        let function = Arc::new(self.module(&instance.unit())?.function(instance)?);
+        // Another thread may have been faster; both are the same.
+        Ok(lock(&self.functions).entry(name).or_insert(function).clone())
+    }
+
+    /// Where the modules came from so far.
+    pub fn counts(&self) -> Counts {
+        Counts {
+            compiled: self.n_compiled.load(Ordering::Relaxed),
+            from_disk: self.n_from_disk.load(Ordering::Relaxed),
+        }
+    }
+
+    /// Why the cache was not written, if so; the kernels work without it.
+    pub fn cache_problem(&self) -> Option<String> {
+        self.cache.problem()
+    }
+
+    fn module(&self, unit: &Unit) -> Result<Module> {
+        let slot = lock(&self.units).entry(unit.clone()).or_default().clone();
+        let mut slot = lock(&slot);
+        if let Some(module) = &*slot {
+            return Ok(module.clone());
+        }
+        let module = self.load(unit)?;
+        *slot = Some(module.clone());
+        Ok(module)
+    }
+
+    fn load(&self, unit: &Unit) -> Result<Module> {
+        let nvrtc = self.nvrtc()?;
+        let key = key(unit, &self.arch, nvrtc.version());
+        if let Some(cubin) = self.cache.read(&key) {
+            match self.context.load(&cubin) {
+                Ok(module) => {
+                    self.n_from_disk.fetch_add(1, Ordering::Relaxed);
+                    return Ok(module);
+                }
+                // The file is whole, and its code is none for this driver.
+                Err(Error::Driver(error)) if error.is_of_image() => {}
+                Err(error) => return Err(error),
+            }
+        }
+        let compiled = nvrtc.compile(unit, &self.arch)?;
+        self.n_compiled.fetch_add(1, Ordering::Relaxed);
+        let module = self.context.load(&compiled.cubin)?;
+        self.cache.write(&key, &compiled.cubin);
+        Ok(module)
+    }
+
+    fn nvrtc(&self) -> Result<&Nvrtc> {
+        if let Some(nvrtc) = self.nvrtc.get() {
+            return Ok(nvrtc);
+        }
+        let found = Nvrtc::find(&self.libraries)?;
+        Ok(self.nvrtc.get_or_init(|| found))
+    }
+}
+
+/// What the machine code of a unit depends on.
+fn key(unit: &Unit, arch: &str, version: &str) -> Key {
+    let mut key = Key::new();
+    key.add(version);
+    nvrtc::options(unit, arch).iter().for_each(|option| key.add(option));
+    for source in [unit.source].iter().chain(HEADERS) {
+        key.add(source.file);
+        key.add(source.text);
+    }
+    key
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::{source, table};
+
+    #[test]
+    fn a_key_depends_on_all_that_the_code_depends_on() {
+        let unit = table::units().remove(0);
+        let base = key(&unit, "sm_90a", "13.0").name();
+        assert_eq!(base, key(&unit, "sm_90a", "13.0").name());
+        let mut others = vec![key(&unit, "sm_80", "13.0"), key(&unit, "sm_90a", "13.1")];
+        let mut changed = unit.clone();
+        changed.source.text = "";
+        others.push(key(&changed, "sm_90a", "13.0"));
+        let mut defined = unit.clone();
+        defined.defines.push(("X", "1".into()));
+        others.push(key(&defined, "sm_90a", "13.0"));
+        others.push(key(&Unit { source: source::COPY, ..unit }, "sm_90a", "13.0"));
+        let mut names: Vec<String> = others.iter().map(Key::name).chain([base]).collect();
+        names.sort();
+        names.dedup();
+        assert_eq!(names.len(), 6);
+    }
+}
