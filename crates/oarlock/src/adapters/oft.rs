@@ -59,6 +59,11 @@ struct Rotations {
     dropout: Dropout,
     #[module(skip)]
     settings: OftLayer,
+    /// Where the elements of Q lie in `skew`, and what they are multiplied with.
+    #[module(skip)]
+    places: Vec<i32>,
+    #[module(skip)]
+    signs: Vec<f32>,
 }
 
 impl Oft {
@@ -98,7 +103,8 @@ impl Rotations {
         }
         let shape = Shape::new(&[n_in / block, block * (block - 1) / 2])?;
         let skew = Param::in_f32(shape, Init::Zeros);
-        Ok(Rotations { skew, dropout: Dropout::new(dropout), settings })
+        let (places, signs) = skew_places(block);
+        Ok(Rotations { skew, dropout: Dropout::new(dropout), settings, places, signs })
     }
 
     /// `xR`.
@@ -116,9 +122,8 @@ impl Rotations {
     fn turn(&self, x: &Tensor) -> Result<Tensor> {
         let OftLayer { block, dropout, terms } = self.settings;
         let n_blocks = self.skew.shape().sizes()[0];
-        let (places, signs) = skew_places(block);
-        let places = Tensor::from_slice(&places, [block * block], x.device())?;
-        let signs = Tensor::from_slice(&signs, [block * block], x.device())?;
+        let places = Tensor::from_slice(&self.places, [block * block], x.device())?;
+        let signs = Tensor::from_slice(&self.signs, [block * block], x.device())?;
         let skew = parameter(&self.skew, x)?.index_select(1, &places)?.mul(&signs)?;
         let skew = skew.reshape([n_blocks, block, block])?;
         let twice = skew.scale(2.0)?;

@@ -64,7 +64,10 @@ impl<O: Objective<Model = Decoder>> Run<'_, O> {
         if all.is_empty() {
             return Err(Error::Usage("the evaluation data hold no pair to score".to_owned()));
         }
-        let line = |(_, _, chosen, rejected): &(usize, u64, f32, f32)| json!({"chosen": two_digits(*chosen), "rejected": two_digits(*rejected)});
+        let line = |(_, _, chosen, rejected): &(usize, u64, f32, f32)| {
+            let [chosen, rejected] = [*chosen, *rejected].map(two_digits);
+            json!({"chosen": chosen, "rejected": rejected})
+        };
         write(&self.config.save.output_dir, all.iter().map(line))?;
         let mean = |of: &dyn Fn(f64) -> f64| {
             let margins =
@@ -126,7 +129,10 @@ impl<O: Objective<Model = Decoder>> Run<'_, O> {
         all.sort_by_key(|prediction| prediction.row);
         let Some(journal) = &mut self.journal else { return Ok(()) };
         let runtime = begin.elapsed();
-        let line = |Prediction { prompt, predict, label, .. }: &Prediction| json!({"prompt": prompt, "predict": predict, "label": label});
+        let line = |one: &Prediction| {
+            let Prediction { prompt, predict, label, .. } = one;
+            json!({"prompt": prompt, "predict": predict, "label": label})
+        };
         write(&self.config.save.output_dir, all.iter().map(line))?;
         let metrics = TextMetrics::new();
         let scores: Vec<TextScores> =
