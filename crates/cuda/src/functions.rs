@@ -1,22 +1,9 @@
 //! The functions that some kernels choose among at run time, by the numbers that the kernels know them by.
 
-/// An activation function, of gated linear units.
-#[repr(u32)]
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Activation {
-    /// `x sigmoid(x)`.
-    Silu,
-    /// `x Phi(x)` with the normal distribution function.
-    Gelu,
-    /// The tanh form of GELU.
-    GeluTanh,
-    /// `max(x, 0)`.
-    Relu,
-    /// Hyperbolic tangent.
-    Tanh,
-    /// `1 / (1 + e^-x)`.
-    Sigmoid,
-}
+/// Those of the CPU kernels; a kernel knows them by their places in the declaration.
+pub use oarlock_kernels::binary::Binary;
+/// As above, of gated linear units.
+pub use oarlock_kernels::glu::Activation;
 
 /// A function of one element, `x`, and of two parameters, `a` and `b`.
 #[repr(u32)]
@@ -102,38 +89,6 @@ pub enum Unary {
     Tanh,
     /// [`Activation::Sigmoid`].
     Sigmoid,
-}
-
-/// A function of two elements.
-#[repr(u32)]
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Binary {
-    /// `x + y`.
-    Add,
-    /// `x - y`.
-    Sub,
-    /// `x y`.
-    Mul,
-    /// `x / y`.
-    Div,
-    /// `x / y`, rounded down.
-    FloorDivide,
-    /// What the division leaves; it has the sign of `y`.
-    Remainder,
-    /// The larger one, or NaN.
-    Maximum,
-    /// The smaller one, or NaN.
-    Minimum,
-    /// `x^y`.
-    Pow,
-    /// The slope of `Maximum` along `x`.
-    MaximumSlope,
-    /// The slope of `Minimum` along `x`.
-    MinimumSlope,
-    /// The slope of `Pow` along `x`.
-    PowSlope,
-    /// The slope of `Pow` along `y`.
-    PowExponentSlope,
 }
 
 /// What a label counts in the loss of its row.
