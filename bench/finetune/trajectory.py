@@ -4,7 +4,8 @@
 
 PYTHON is the interpreter of an environment in which LLaMA-Factory is installed, MODEL a folder of Hugging Face, DATA a folder
 with dataset_info.json, in which alpaca_en_demo and dpo_en_demo are named. The rows keep their order. LoRA and DoRA continue
-from the same adapter, which PEFT writes; OFT starts from the identity, and PiSSA from each program's own exact decomposition. KTO trains on the chosen
+from the same adapter, which PEFT writes; OFT starts from the identity, and PiSSA from each program's own exact decomposition.
+Reward models begin with the same value head, and without its dropout. KTO trains on the chosen
 and rejected answers of dpo_en_demo in turn.
 """
 import argparse
@@ -27,6 +28,7 @@ METHODS = {
     "dpo": {**PAIRS, "pref_loss": "sigmoid"},
     "orpo": {**PAIRS, "pref_loss": "orpo"},
     "simpo": {**PAIRS, "pref_loss": "simpo"},
+    "rm": {**PAIRS, "stage": "rm"},
     "kto": {**LORA, "stage": "kto", "dataset": "kto", "pref_beta": 0.1},
 }
 BOUNDS = {"f32": 1e-4, "bf16": 2e-2}
@@ -107,6 +109,7 @@ def adapters(model, folder):
     """In PYTHON: the first adapters of LoRA and DoRA on all projections, as PEFT initialises them."""
     import torch
     from peft import LoraConfig, get_peft_model
+    from safetensors.torch import save_file
     from transformers import AutoModelForCausalLM
     targets = ["q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj"]
     for name, dora in (("adapter", False), ("adapter-dora", True)):
@@ -114,6 +117,9 @@ def adapters(model, folder):
         base = AutoModelForCausalLM.from_pretrained(model, dtype=torch.float32)
         config = LoraConfig(r=8, lora_alpha=16, target_modules=targets, use_dora=dora, task_type="CAUSAL_LM")
         get_peft_model(base, config).save_pretrained(os.path.join(folder, name))
+    head = torch.nn.Linear(base.config.hidden_size, 1)
+    save_file({"v_head.summary.weight": head.weight.detach(), "v_head.summary.bias": head.bias.detach()},
+              os.path.join(folder, "adapter", "value_head.safetensors"))
 
 
 def arguments():

@@ -59,6 +59,9 @@ pub enum Error {
     /// What a unit's hook or a parameter's home met, for whoever installed it to take out again.
     #[error("{0}")]
     Hook(Box<dyn std::error::Error + Send + Sync>),
+    /// What a GPU or one of its libraries met.
+    #[error("{0}")]
+    Gpu(Box<dyn std::error::Error + Send + Sync>),
     /// Values that a dry device does not have.
     #[error(
         "a dry device holds no values: it only counts memory and work; ask Device::is_dry before looking at them"

@@ -11,6 +11,7 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use memmap2::{Advice, MmapMut, RemapOptions};
 use oarlock_kernels::{Error, Result};
 
+use crate::cuda::{self, Gpu};
 use crate::launch::{Owner, Span};
 use crate::strict::{ProtectedBlock, Queue};
 
@@ -75,6 +76,7 @@ enum Source {
     Dry,
     /// From the system, closed to everybody but launches and copies.
     Protected(Arc<Queue>),
+    Cuda(Arc<Gpu>),
 }
 
 /// What buffers of one name use.
@@ -102,6 +104,11 @@ impl Arena {
     /// An empty pool of memory that only the launches of a queue and copies can touch.
     pub(crate) fn protected(queue: &Arc<Queue>) -> Arena {
         Arena::of(Source::Protected(queue.clone()))
+    }
+
+    /// An empty pool of a GPU's memory.
+    pub(crate) fn cuda(gpu: &Arc<Gpu>) -> Arena {
+        Arena::of(Source::Cuda(gpu.clone()))
     }
 
     fn of(source: Source) -> Arena {
@@ -232,12 +239,13 @@ impl Buffer {
     /// Its memory, for launches and copies: aligned to [`ALIGN`], and initialised.
     pub(crate) fn span(&self) -> Span<'_> {
         let memory = self.block.as_ref().map(|block| &block.memory);
-        let (ptr, guard) = match memory {
-            Some(Memory::Allocated(ptr) | Memory::Mapped(ptr, _)) => (Some(*ptr), None),
-            Some(Memory::Protected(block)) => (Some(block.ptr()), Some(&block.guard)),
-            Some(Memory::Dry) | None => (None, None),
+        let (ptr, owner) = match memory {
+            Some(Memory::Allocated(ptr) | Memory::Mapped(ptr, _)) => (Some(*ptr), Owner::Pool),
+            Some(Memory::Protected(block)) => (Some(block.ptr()), Owner::Strict(&block.guard)),
+            Some(Memory::Cuda(block)) => (block.ptr(), Owner::Cuda(block)),
+            Some(Memory::Dry) | None => (None, Owner::Pool),
         };
-        Span { ptr, bytes: self.len_bytes(), owner: Owner::Pool(guard) }
+        Span { ptr, bytes: self.len_bytes(), owner }
     }
 }
 
@@ -256,7 +264,7 @@ impl Drop for Buffer {
     }
 }
 
-/// Memory from the system: zeroed when fresh, so always initialised.
+/// Memory from the system: zeroed when fresh, so always initialised. That of a GPU holds whatever was there.
 struct Block {
     bytes: usize,
     memory: Memory,
@@ -268,6 +276,7 @@ enum Memory {
     Mapped(NonNull<u8>, MmapMut),
     /// A mapping that is closed but to launches and copies.
     Protected(ProtectedBlock),
+    Cuda(Arc<cuda::Block>),
     /// None: the block is only counted.
     Dry,
 }
@@ -286,6 +295,7 @@ impl Block {
             Source::Protected(queue) => {
                 return Some(Block { bytes, memory: Memory::Protected(ProtectedBlock::new(bytes, queue)?) });
             }
+            Source::Cuda(gpu) => return Some(Block { bytes, memory: Memory::Cuda(gpu.alloc(bytes)?) }),
         }
         if bytes >= mapped {
             let mut map = MmapMut::map_anon(bytes).ok()?;

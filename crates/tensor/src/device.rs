@@ -20,6 +20,7 @@
 //! - The *CPU* runs a launch at once, in the calling thread and its helpers. Nothing is recorded and nothing allocated.
 //! - A *dry* device does everything but the work: ops check shapes, record and allocate as they would, so the arena's
 //!   accounts are exactly those of a real run, but there is no memory behind its tensors and no kernel runs.
+//! - A *GPU* runs a launch later, in the order of its stream. See [`cuda`](crate::cuda).
 //! - The *strict* device is for tests: it treats the CPU as a device far away. See [`strict`](crate::strict).
 //!
 //! An op that has no form for a device is *staged*: what it reads is copied to the host, its CPU kernel runs there, and
@@ -38,6 +39,9 @@ use std::sync::{Arc, LazyLock};
 use oarlock_kernels::{Cpu, Isa, Par, Result};
 
 use crate::arena::Arena;
+use oarlock_cuda::libraries::Libraries as CudaLibraries;
+
+use crate::cuda::Gpu;
 use crate::launch::Launch;
 use crate::profile::Profile;
 use crate::strict::Queue;
@@ -64,6 +68,8 @@ pub enum DeviceKind {
     Strict,
     /// [`Device::staging`], for tests.
     Staging,
+    /// [`Device::cuda`], of this number.
+    Cuda(usize),
 }
 
 /// What a device is.
@@ -71,6 +77,7 @@ enum Kind {
     Cpu,
     Dry,
     Strict(Arc<Queue>),
+    Cuda(Arc<Gpu>),
 }
 
 impl Device {
@@ -79,17 +86,41 @@ impl Device {
     }
 
     /// A device of this kind, on the given code path of the CPU, with the given threads.
-    pub fn open(kind: DeviceKind, isa: Isa, par: Par) -> Device {
+    ///
+    /// # Errors
+    /// As [`Device::cuda`].
+    pub fn open(kind: DeviceKind, isa: Isa, par: Par) -> Result<Device> {
         match kind {
-            DeviceKind::Cpu => Device::cpu(isa, par),
-            DeviceKind::Strict => Device::strict(isa, par),
-            DeviceKind::Staging => Device::staging(isa, par),
+            DeviceKind::Cpu => Ok(Device::cpu(isa, par)),
+            DeviceKind::Strict => Ok(Device::strict(isa, par)),
+            DeviceKind::Staging => Ok(Device::staging(isa, par)),
+            DeviceKind::Cuda(index) => Device::cuda(index, isa, par),
         }
     }
 
     /// The CPU, on the given code path, with the given threads. [`Device::default`] chooses both.
     pub fn cpu(isa: Isa, par: Par) -> Device {
         Device::new(Kind::Cpu, Cpu { isa, par }, Arena::new(), Arc::default())
+    }
+
+    /// The NVIDIA GPU of this number among those that the process sees (`CUDA_VISIBLE_DEVICES`). Ops that have no form
+    /// for it run on the CPU, on the given code path, with the given threads. The libraries of CUDA are loaded from where
+    /// [`oarlock_cuda::libraries`] says.
+    ///
+    /// # Errors
+    /// [`Error::Gpu`](crate::Error::Gpu): no driver, no such GPU, one that is too old, or a library that is missing.
+    pub fn cuda(index: usize, isa: Isa, par: Par) -> Result<Device> {
+        Device::cuda_of(&CudaLibraries::from_environment(), index, isa, par)
+    }
+
+    /// As [`Device::cuda`], with libraries from where it is said.
+    ///
+    /// # Errors
+    /// As [`Device::cuda`].
+    pub fn cuda_of(libraries: &CudaLibraries, index: usize, isa: Isa, par: Par) -> Result<Device> {
+        let (host, profile) = (Cpu { isa, par }, Arc::<Profile>::default());
+        let gpu = Arc::new(Gpu::open(libraries, index, host.clone(), profile.clone())?);
+        Ok(Device::new(Kind::Cuda(gpu.clone()), host, Arena::cuda(&gpu), profile))
     }
 
     /// A stand-in for the CPU that only counts: what a model would take of memory and do of work, in no time and
@@ -148,8 +179,21 @@ impl Device {
     pub(crate) fn queue(&self) -> Option<&Arc<Queue>> {
         match &self.0.kind {
             Kind::Strict(queue) => Some(queue),
-            Kind::Cpu | Kind::Dry => None,
+            Kind::Cpu | Kind::Dry | Kind::Cuda(_) => None,
         }
+    }
+
+    /// The GPU that it is.
+    pub(crate) fn gpu(&self) -> Option<&Arc<Gpu>> {
+        match &self.0.kind {
+            Kind::Cuda(gpu) => Some(gpu),
+            Kind::Cpu | Kind::Dry | Kind::Strict(_) => None,
+        }
+    }
+
+    /// Whether it is a GPU.
+    pub fn is_cuda(&self) -> bool {
+        self.gpu().is_some()
     }
 
     /// Returns when every launch has run.
@@ -157,7 +201,11 @@ impl Device {
     /// # Errors
     /// What a launch met that nobody has been told of.
     pub fn synchronize(&self) -> Result<()> {
-        self.queue().map_or(Ok(()), |queue| queue.drain())
+        match &self.0.kind {
+            Kind::Cpu | Kind::Dry => Ok(()),
+            Kind::Strict(queue) => queue.drain(),
+            Kind::Cuda(gpu) => gpu.synchronize(),
+        }
     }
 
     /// The CPU that works in host memory beside this device, or is the device.
@@ -177,16 +225,14 @@ impl Device {
 
     /// What the kernels run on, in words.
     pub fn describe(&self) -> String {
-        let (kind, cpu) = (self.kind_prefix(), self.host());
-        format!("{kind}cpu, {}, {} thread(s)", cpu.isa.path(), cpu.par.n_threads())
-    }
-
-    fn kind_prefix(&self) -> &'static str {
-        match self.0.kind {
+        let cpu = self.host();
+        let kind = match &self.0.kind {
             Kind::Cpu => "",
             Kind::Dry => "dry ",
             Kind::Strict(_) => "strict ",
-        }
+            Kind::Cuda(gpu) => return gpu.describe().to_string(),
+        };
+        format!("{kind}cpu, {}, {} thread(s)", cpu.isa.path(), cpu.par.n_threads())
     }
 
     /// Whether it is this device.

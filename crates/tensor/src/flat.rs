@@ -12,9 +12,8 @@ use oarlock_kernels::{Error, Result};
 
 use crate::arena::Buffer;
 use crate::device::Device;
-use crate::launch::{Owner, Span};
+use crate::launch::{HostOrder, HostOwner, Owner, Span};
 use crate::ops::transfer;
-use crate::strict::Guard;
 
 /// Memory that somebody else provides, such as the shared memory of a process group. The host sees it, and launches use
 /// it: who touches it from the host (a collective) waits for [`FlatBuffer::pending`] first.
@@ -56,20 +55,19 @@ struct Inner {
     /// Read leases, or -1 for a write lease.
     leases: AtomicIsize,
     /// What launches are still to do to memory that the device does not own, where it defers them.
-    guard: OnceLock<Arc<Guard>>,
+    order: OnceLock<HostOrder>,
 }
 
 impl Drop for Inner {
     fn drop(&mut self) {
-        if let Some(guard) = self.guard.get() {
-            // A failure is told to whoever copies next.
-            guard.finish();
+        if let Some(order) = self.order.get() {
+            order.finish();
         }
     }
 }
 
 /// Launches that are still to use a flat buffer.
-pub struct PendingLaunches(Arc<Guard>);
+pub struct PendingLaunches(HostOrder);
 
 impl PendingLaunches {
     /// Returns when they have run.
@@ -111,7 +109,7 @@ impl FlatBuffer {
     }
 
     fn new(memory: Memory) -> FlatBuffer {
-        FlatBuffer(Arc::new(Inner { memory, leases: AtomicIsize::new(0), guard: OnceLock::new() }))
+        FlatBuffer(Arc::new(Inner { memory, leases: AtomicIsize::new(0), order: OnceLock::new() }))
     }
 
     /// Its size.
@@ -122,18 +120,23 @@ impl FlatBuffer {
     pub(crate) fn span(&self) -> Span<'_> {
         match &self.0.memory {
             Memory::Pooled(buffer) => buffer.span(),
-            Memory::Backed(backing) => Span {
-                ptr: NonNull::new(backing.ptr()),
-                bytes: backing.len_bytes(),
-                owner: Owner::Host(&self.0.guard),
-            },
-            Memory::Dry(bytes) => Span { ptr: None, bytes: *bytes, owner: Owner::Pool(None) },
+            Memory::Backed(backing) => {
+                let (ptr, bytes) = (NonNull::new(backing.ptr()), backing.len_bytes());
+                let host = |first| Owner::Host(HostOwner { first, bytes, order: &self.0.order });
+                Span { ptr, bytes, owner: ptr.map_or(Owner::Pool, host) }
+            }
+            Memory::Dry(bytes) => Span { ptr: None, bytes: *bytes, owner: Owner::Pool },
         }
     }
 
-    /// What launches are still to do to it; `None` on a device that runs them at once.
+    /// What launches are still to do to it where the host sees it as well; `None` on a device that runs them at once.
     pub fn pending(&self) -> Option<PendingLaunches> {
-        self.span().owner.guard().cloned().map(PendingLaunches)
+        match self.span().owner {
+            Owner::Strict(guard) => Some(PendingLaunches(HostOrder::Strict(guard.clone()))),
+            Owner::Host(host) => host.order.get().cloned().map(PendingLaunches),
+            // Nobody reaches it but launches and copies, which keep their order.
+            Owner::Pool | Owner::Cuda(_) => None,
+        }
     }
 
     /// Lends the whole buffer for reading.

@@ -12,6 +12,7 @@ use bytemuck::Pod;
 use oarlock_kernels::{Cpu, Element, Error, Result, Store};
 
 use crate::arena::Buffer;
+use crate::cuda::{self, Block, Form, Gpu, Kernels, Mirror};
 use crate::device::Device;
 use crate::flat::{Lease, WriteLease};
 use crate::param::GradSlot;
@@ -41,18 +42,48 @@ pub(crate) struct Span<'a> {
 /// Whose memory a span is.
 #[derive(Clone, Copy)]
 pub(crate) enum Owner<'a> {
-    /// A block of the device's pool, with its guard where the device defers launches.
-    Pool(Option<&'a Arc<Guard>>),
-    /// Memory that the host sees as well. A device that defers launches leaves a guard here.
-    Host(&'a OnceLock<Arc<Guard>>),
+    /// A block of the pool of a device that runs launches at once, in memory of the host or in none.
+    Pool,
+    /// A block of a strict device's pool.
+    Strict(&'a Arc<Guard>),
+    /// A block of a GPU's pool.
+    Cuda(&'a Arc<Block>),
+    /// Memory that the host sees as well.
+    Host(HostOwner<'a>),
 }
 
-impl<'a> Owner<'a> {
-    /// What keeps the order of launches on this memory, where a device defers them.
-    pub fn guard(self) -> Option<&'a Arc<Guard>> {
+/// Memory of the host as a whole, and what a device leaves there that does not run launches at once.
+#[derive(Clone, Copy)]
+pub(crate) struct HostOwner<'a> {
+    pub first: NonNull<u8>,
+    pub bytes: usize,
+    pub order: &'a OnceLock<HostOrder>,
+}
+
+/// What keeps the order between launches on memory of the host and the host itself.
+#[derive(Clone)]
+pub(crate) enum HostOrder {
+    Strict(Arc<Guard>),
+    Cuda(Arc<Mirror>),
+}
+
+impl HostOrder {
+    /// Returns when no launch is to use the memory any more.
+    ///
+    /// # Errors
+    /// What a launch met.
+    pub fn settle(&self) -> Result<()> {
         match self {
-            Owner::Pool(guard) => guard,
-            Owner::Host(guard) => guard.get(),
+            HostOrder::Strict(guard) => guard.settle(),
+            HostOrder::Cuda(mirror) => mirror.settle(),
+        }
+    }
+
+    /// As [`HostOrder::settle`] at the end of the memory: what fails is told to whoever copies next.
+    pub fn finish(&self) {
+        match self {
+            HostOrder::Strict(guard) => guard.finish(),
+            HostOrder::Cuda(mirror) => drop(mirror.settle()),
         }
     }
 }
@@ -67,8 +98,7 @@ impl<'a> Span<'a> {
                 got: format!("{range:?}"),
             });
         }
-        // SAFETY: the range lies inside the span, checked above.
-        let ptr = self.ptr.map(|ptr| unsafe { ptr.add(range.start) });
+        let ptr = self.ptr.map(|ptr| offset(ptr, range.start));
         Ok(Span { ptr, bytes: range.len(), ..self })
     }
 
@@ -76,6 +106,11 @@ impl<'a> Span<'a> {
     pub fn elements<T>(self, range: &Range<usize>) -> Result<Span<'a>> {
         self.part(range.start * size_of::<T>()..range.end * size_of::<T>())
     }
+}
+
+/// The address so many bytes further inside the same memory, which may be that of a GPU.
+pub(crate) fn offset(ptr: NonNull<u8>, bytes: usize) -> NonNull<u8> {
+    ptr.map_addr(|addr| addr.saturating_add(bytes))
 }
 
 /// Memory that a launch reads. Only the running kernel sees elements.
@@ -105,6 +140,20 @@ pub(crate) struct ViewMut<T> {
 unsafe impl<T: Sync> Send for View<T> {}
 // SAFETY: as above.
 unsafe impl<T: Send> Send for ViewMut<T> {}
+
+impl<T> View<T> {
+    /// Its number among the launch's declarations.
+    pub fn number(&self) -> usize {
+        self.access
+    }
+}
+
+impl<T> ViewMut<T> {
+    /// Its number among the launch's declarations.
+    pub fn number(&self) -> usize {
+        self.access
+    }
+}
 
 impl<T: Pod> View<T> {
     /// The elements, for the kernel of the launch that declared the view.
@@ -174,18 +223,34 @@ pub(crate) struct Launch<'d> {
     pub(crate) name: &'static str,
     /// Floating-point operations and bytes; `None` for what no profile shows.
     pub(crate) cost: Option<(u64, u64)>,
-    /// Where launches are deferred.
-    queue: Option<&'d Arc<Queue>>,
     n_accesses: usize,
-    /// Kept only where launches are deferred.
-    accesses: Vec<Access>,
+    target: Target<'d>,
     scratch: Option<Buffer>,
+}
+
+/// Who runs a launch, with what was declared where that must be known.
+enum Target<'d> {
+    /// The calling thread.
+    Now,
+    Strict(&'d Arc<Queue>, Vec<Access>),
+    Cuda(CudaTarget<'d>),
+}
+
+struct CudaTarget<'d> {
+    gpu: &'d Arc<Gpu>,
+    accesses: Vec<cuda::Access>,
+    /// Whether the op's own form was launched.
+    launched: bool,
 }
 
 impl<'d> Launch<'d> {
     pub(crate) fn new(device: &'d Device, name: &'static str, cost: Option<(u64, u64)>) -> Launch<'d> {
-        let queue = device.queue();
-        Launch { device, name, cost, queue, n_accesses: 0, accesses: Vec::new(), scratch: None }
+        let target = match (device.queue(), device.gpu()) {
+            (Some(queue), _) => Target::Strict(queue, Vec::new()),
+            (_, Some(gpu)) => Target::Cuda(CudaTarget { gpu, accesses: Vec::new(), launched: false }),
+            (None, None) => Target::Now,
+        };
+        Launch { device, name, cost, n_accesses: 0, target, scratch: None }
     }
 
     fn declare<T>(&mut self, span: Span<'_>, mode: Mode) -> Result<(NonNull<T>, usize, usize)> {
@@ -201,15 +266,31 @@ impl<'d> Launch<'d> {
             };
         };
         debug_assert!(ptr.cast::<T>().is_aligned() && span.bytes.is_multiple_of(size_of::<T>()));
-        if let Some(queue) = self.queue {
-            let guard = match span.owner {
-                Owner::Pool(guard) => guard.cloned(),
-                Owner::Host(guard) => Some(guard.get_or_init(|| Arc::new(Guard::of_host(queue))).clone()),
-            };
-            if guard.as_ref().is_some_and(|guard| !guard.is_of(queue)) {
-                return Err(Error::Usage(format!("{}: its memory is in use on another device", self.name)));
+        let elsewhere = || Error::Usage(format!("{}: its memory is in use on another device", self.name));
+        match &mut self.target {
+            // What the host sees may have been given to another device before.
+            Target::Now => match span.owner {
+                Owner::Pool | Owner::Host(_) => {}
+                Owner::Strict(_) | Owner::Cuda(_) => return Err(elsewhere()),
+            },
+            Target::Strict(queue, accesses) => {
+                let guard = match span.owner {
+                    Owner::Pool => None,
+                    Owner::Strict(guard) => Some(guard),
+                    Owner::Cuda(_) => return Err(elsewhere()),
+                    Owner::Host(host) => {
+                        match host.order.get_or_init(|| HostOrder::Strict(Arc::new(Guard::of_host(queue)))) {
+                            HostOrder::Strict(guard) => Some(guard),
+                            HostOrder::Cuda(_) => return Err(elsewhere()),
+                        }
+                    }
+                };
+                if guard.is_some_and(|guard| !guard.is_of(queue)) {
+                    return Err(elsewhere());
+                }
+                accesses.push(Access { guard: guard.cloned(), ptr, bytes: span.bytes, mode });
             }
-            self.accesses.push(Access { guard, ptr, bytes: span.bytes, mode });
+            Target::Cuda(target) => target.accesses.push(target.gpu.access(self.name, &span, mode)?),
         }
         Ok((ptr.cast(), len, access))
     }
@@ -324,6 +405,13 @@ impl<'d> Launch<'d> {
     /// Memory of arbitrary content for the kernel, given back when it has run.
     pub fn scratch<T: Pod>(&mut self, len: usize) -> Result<ViewMut<T>> {
         let bytes = len * size_of::<T>();
+        if let Target::Cuda(target) = &mut self.target {
+            // The op's own form takes other memory; only a staged kernel needs this.
+            target.accesses.push(target.gpu.scratch(bytes));
+            let access = self.n_accesses;
+            self.n_accesses += 1;
+            return Ok(ViewMut { ptr: NonNull::dangling(), len, access, elements: PhantomData });
+        }
         let mut buffer = self.device.arena().allocate(bytes, "scratch")?;
         let view = self.buffer(&mut buffer, bytes);
         self.scratch = Some(buffer);
@@ -335,6 +423,18 @@ impl<'d> Launch<'d> {
         self.view_mut(buffer.span().part(0..bytes)?, Mode::Write)
     }
 
+    /// The op's own form on a GPU, before [`Launch::run`], which then has nothing left to do. Other devices do not look
+    /// at it.
+    ///
+    /// # Errors
+    /// What the GPU met until now.
+    pub fn cuda(&mut self, form: impl FnOnce(&Kernels<'_>) -> Form) -> Result<()> {
+        if let Target::Cuda(target) = &mut self.target {
+            target.launched = target.gpu.run_form((self.name, self.cost), &target.accesses, form)?;
+        }
+        Ok(())
+    }
+
     /// Hands the launch to its device: `kernel` is what to do on a CPU, or on a device that has no form of its own for
     /// the op, which then stages it.
     ///
@@ -342,8 +442,8 @@ impl<'d> Launch<'d> {
     /// What the kernel reports, where it runs at once.
     pub fn run<R: Outcome>(self, kernel: impl FnOnce(&Running<'_>) -> R + Send + 'static) -> Result<()> {
         let kernel = |running: &Running<'_>| kernel(running).result();
-        if let Some(queue) = self.queue {
-            return queue.defer(self.name, self.cost, self.accesses, Box::new(kernel));
+        if let Target::Strict(queue, accesses) = self.target {
+            return queue.defer(self.name, self.cost, accesses, Box::new(kernel));
         }
         let mut kernel = Some(kernel);
         self.run_now(&mut |running| kernel.take().map_or(Ok(()), |kernel| kernel(running)))
@@ -352,6 +452,12 @@ impl<'d> Launch<'d> {
     /// Runs a kernel in this thread. What is booked is not generic, so that it is compiled once and not for each kernel.
     fn run_now(self, kernel: &mut dyn FnMut(&Running<'_>) -> Result<()>) -> Result<()> {
         let device = self.device;
+        if let Target::Cuda(target) = &self.target {
+            return match target.launched {
+                true => Ok(()),
+                false => target.gpu.stage((self.name, self.cost), &target.accesses, kernel),
+            };
+        }
         device.book(self.name, self.cost, || match device.is_dry() {
             true => Ok(()),
             false => kernel(&Running::new(device.host(), None)),

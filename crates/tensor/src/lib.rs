@@ -8,6 +8,7 @@
 
 mod active;
 mod arena;
+mod cuda;
 mod device;
 mod dims;
 mod flat;
@@ -15,6 +16,7 @@ mod grad;
 mod init;
 mod ints;
 mod launch;
+mod lines;
 pub mod ops;
 mod param;
 mod print;
@@ -25,6 +27,8 @@ mod strict;
 mod tape;
 mod tensor;
 
+/// Where the libraries of CUDA are.
+pub use oarlock_cuda::libraries::Libraries as CudaLibraries;
 /// The kernels on the CPU, and what they stand on.
 pub use oarlock_kernels as cpu;
 pub use oarlock_kernels::{DType, Element, Error, Float, IS_OPTIMIZED, Par, Result, Scalar, bf16, f16};

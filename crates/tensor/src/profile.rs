@@ -136,6 +136,11 @@ impl Profile {
         result
     }
 
+    /// Whether ops are timed.
+    pub(crate) fn is_enabled(&self) -> bool {
+        self.enabled.load(Ordering::Relaxed) & (ACCOUNTS | EVENTS) != 0
+    }
+
     /// Runs `f` and books it under `op`.
     pub fn time<R>(&self, op: &'static str, flops: u64, bytes: u64, f: impl FnOnce() -> R) -> R {
         self.time_as((op, false), flops, bytes, f)
@@ -155,13 +160,19 @@ impl Profile {
         }
         let start = Instant::now();
         let result = f();
-        let time = start.elapsed();
+        self.book((op, staged), flops, bytes, start);
+        result
+    }
+
+    /// Books an op that began at `start` and has just ended.
+    pub(crate) fn book(&self, (op, staged): (&'static str, bool), flops: u64, bytes: u64, start: Instant) {
+        let (enabled, time) = (self.enabled.load(Ordering::Relaxed), start.elapsed());
         if enabled & EVENTS != 0 {
             let event = OpEvent { op, staged, start, time, flops, bytes, thread: thread::current().id() };
             self.events.lock().unwrap_or_else(PoisonError::into_inner).push(event);
         }
         if enabled & ACCOUNTS == 0 {
-            return result;
+            return;
         }
         let mut ops = self.ops.lock().unwrap_or_else(PoisonError::into_inner);
         let entry = ops.entry((op, staged)).or_default();
@@ -169,7 +180,6 @@ impl Profile {
         entry.time += time;
         entry.flops += flops;
         entry.bytes += bytes;
-        result
     }
 }
 

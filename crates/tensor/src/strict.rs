@@ -16,6 +16,7 @@ use rustix::mm::{MapFlags, MprotectFlags, ProtFlags};
 
 use crate::arena::ALIGN;
 use crate::launch::{Mode, Running};
+use crate::lines::Lines;
 use crate::profile::Profile;
 
 #[cfg(test)]
@@ -303,8 +304,8 @@ impl Queue {
             protect(accesses, false);
             return result;
         }
-        let mut copies: Vec<Vec<Line>> = accesses.iter().map(Access::staged).collect();
-        let places: Vec<_> = copies.iter_mut().map(|copy| first_byte(copy)).collect();
+        let mut copies: Vec<Lines> = accesses.iter().map(Access::staged).collect();
+        let places: Vec<_> = copies.iter_mut().map(Lines::first_byte).collect();
         let result = kernel(Some(&places));
         for (access, copy) in accesses.iter().zip(&copies) {
             access.copy_back(copy);
@@ -324,22 +325,13 @@ fn protect(accesses: &[Access], open: bool) {
     }
 }
 
-/// Host memory aligned as that of a device.
-#[repr(align(64))]
-#[derive(Clone, Copy)]
-struct Line(#[expect(dead_code, reason = "read through pointers")] [u8; ALIGN]);
-
-fn first_byte(copy: &mut [Line]) -> NonNull<u8> {
-    NonNull::from(copy).cast()
-}
-
 impl Access {
     /// The memory as a staged kernel finds it.
-    fn staged(&self) -> Vec<Line> {
+    fn staged(&self) -> Lines {
         // What is to be overwritten holds nothing that anybody would take for a result.
-        let mut copy = vec![Line([0xa5; ALIGN]); self.bytes.div_ceil(ALIGN)];
+        let mut copy = Lines::filled(self.bytes, 0xa5);
         if self.mode != Mode::Write {
-            let to = first_byte(&mut copy).as_ptr();
+            let to = copy.first_byte().as_ptr();
             // SAFETY: the access is `bytes` initialised bytes, open now; the copy has as many of its own.
             self.opened(|| unsafe { std::ptr::copy_nonoverlapping(self.ptr.as_ptr(), to, self.bytes) });
         }
@@ -347,12 +339,11 @@ impl Access {
     }
 
     /// Takes over what a staged kernel has written.
-    fn copy_back(&self, copy: &[Line]) {
+    fn copy_back(&self, copy: &Lines) {
         if self.mode != Mode::Read {
+            let from = copy.bytes(self.bytes).as_ptr();
             // SAFETY: as in `staged`, the other way.
-            self.opened(|| unsafe {
-                std::ptr::copy_nonoverlapping(copy.as_ptr().cast(), self.ptr.as_ptr(), self.bytes);
-            });
+            self.opened(|| unsafe { std::ptr::copy_nonoverlapping(from, self.ptr.as_ptr(), self.bytes) });
         }
     }
 

@@ -7,7 +7,7 @@ use oarlock_kernels::{DType, Element, Error, Result};
 use crate::arena::Buffer;
 use crate::device::Device;
 use crate::flat::Lease;
-use crate::launch::Span;
+use crate::launch::{Span, offset};
 use crate::param::Param;
 use crate::shape::{IntoShape, Shape};
 use crate::tape::{Tape, Var};
@@ -128,8 +128,8 @@ impl Tensor {
             Memory::Pooled(buffer) => buffer.span(),
             Memory::Leased { lease, .. } => lease.span(),
         };
-        // SAFETY: constructors keep offset + length inside the memory.
-        let ptr = whole.ptr.map(|ptr| unsafe { ptr.add(self.offset_bytes) });
+        // Constructors keep offset + length inside the memory.
+        let ptr = whole.ptr.map(|ptr| offset(ptr, self.offset_bytes));
         Span { ptr, bytes: self.len_bytes(), ..whole }
     }
 

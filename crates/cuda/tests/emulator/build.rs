@@ -2,6 +2,7 @@
 
 use std::ffi::{OsString, c_int};
 use std::fs;
+use std::hash::{DefaultHasher, Hash, Hasher};
 use std::path::{Path, PathBuf};
 use std::process::Command;
 use std::sync::Mutex;
@@ -92,7 +93,9 @@ unsafe extern "C" {
 
 /// A folder that stays until the end: libraries in it are loaded until then.
 fn temporary_folder() -> &'static TempDir {
-    let folder = tempfile::tempdir_in(env!("CARGO_TARGET_TMPDIR")).expect("a temporary folder");
+    // Cargo names a folder for tests alone.
+    let parent = option_env!("CARGO_TARGET_TMPDIR").map_or_else(std::env::temp_dir, PathBuf::from);
+    let folder = tempfile::tempdir_in(parent).expect("a temporary folder");
     FOLDERS.lock().expect("a list").push(folder.path().into());
     // SAFETY: the function may run at any time, and more than once.
     unsafe { atexit(remove_folders) };
@@ -209,6 +212,53 @@ impl Workshop {
         compile.arg("-Wno-unknown-pragmas").args(args).arg("-I").arg(self.folder.path());
         finish(compile.arg("-c").arg("-o").arg(object))
     }
+}
+
+/// The units of the fake libraries: all but those of attention for heads of other sizes than these.
+pub fn units_with_heads(dims: &[&str]) -> Vec<Unit> {
+    let is_used = |unit: &Unit| match &unit.defines[..] {
+        [_, (_, dim), ..] => dims.contains(&&dim[..]),
+        _ => true,
+    };
+    oarlock_cuda::table::units().into_iter().filter(is_used).collect()
+}
+
+/// Writes the fake libraries with these units into a folder.
+pub fn write_fakes(compiler: OsString, units: &[Unit], folder: &Path) -> Result<(), String> {
+    let workshop = Workshop::new(compiler);
+    let kernels = workshop.kernels("kernels", units, &[], Sanitizer::None)?;
+    let made = workshop.fakes(&kernels, &workshop.emulator()?)?;
+    fs::create_dir_all(folder).map_err(|error| error.to_string())?;
+    for file in fs::read_dir(made).map_err(|error| error.to_string())?.flatten() {
+        fs::copy(file.path(), folder.join(file.file_name())).map_err(|error| error.to_string())?;
+    }
+    Ok(())
+}
+
+/// The fake libraries in `parent`, where the tests of all crates share them; compiled by the first process that asks after
+/// a change of what they are made of. None where there is no C++ compiler.
+pub fn shared_fakes(parent: &Path, heads: &[&str]) -> Result<Option<PathBuf>, String> {
+    let Some(compiler) = compiler() else { return Ok(None) };
+    let units = units_with_heads(heads);
+    let mut hasher = DefaultHasher::new();
+    for (name, text) in EMULATOR.into_iter().chain([LAUNCH]).chain(FAKES) {
+        (name, text).hash(&mut hasher);
+    }
+    for source in HEADERS.iter().chain(units.iter().map(|unit| &unit.source)) {
+        (source.file, source.text).hash(&mut hasher);
+    }
+    (heads, compiler.as_encoded_bytes()).hash(&mut hasher);
+    let said = |error: std::io::Error| error.to_string();
+    let folder = parent.join(format!("cuda-fakes-{:016x}", hasher.finish()));
+    fs::create_dir_all(parent).map_err(said)?;
+    let lock = fs::File::create(parent.join("cuda-fakes.lock")).map_err(said)?;
+    lock.lock().map_err(said)?;
+    if !folder.exists() {
+        let partial = parent.join(format!("cuda-fakes-{}", std::process::id()));
+        write_fakes(compiler, &units, &partial)?;
+        fs::rename(&partial, &folder).map_err(said)?;
+    }
+    Ok(Some(folder))
 }
 
 fn finish(command: &mut Command) -> Result<(), String> {

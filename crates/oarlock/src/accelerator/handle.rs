@@ -179,7 +179,7 @@ impl Accelerator {
             Some(n) => n,
             None => rank::default_threads(&comm),
         };
-        let device = Device::open(config.device, isa, Par::threads(threads)?);
+        let device = Device::open(config.device, isa, Par::threads(threads)?)?;
         let plugins = Arc::new(Plugins::of(config.deepspeed_plugin.as_ref(), &config.deepspeed_plugins)?);
         Accelerator::build(comm, device, config, plugins)
     }

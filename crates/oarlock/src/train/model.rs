@@ -63,7 +63,7 @@ pub enum ReferenceModel {
     Second,
 }
 
-/// The dropout before the value head of a reward model, as in the original.
+/// The dropout before the value head of a reward model where config.json names none, as in TRL.
 const VALUE_HEAD_DROPOUT: f32 = 0.1;
 
 impl Start {
@@ -217,7 +217,7 @@ impl Start {
             (None, None) => QuantizedWeights::default(),
         };
         if config.train.objective == ObjectiveArgs::Rewards {
-            decoder.add_value_head(VALUE_HEAD_DROPOUT)?;
+            decoder.add_value_head(hf.value_head_dropout().unwrap_or(VALUE_HEAD_DROPOUT))?;
         }
         Ok((decoder, weights))
     }

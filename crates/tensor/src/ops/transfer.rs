@@ -2,6 +2,7 @@
 //! copies and conversions from device memory to device memory, outside any tape.
 
 use std::ops::Range;
+use std::ptr::NonNull;
 
 use bytemuck::Pod;
 use oarlock_kernels::{DType, Element, Error, Float, Result, Scalar, Store, elementwise};
@@ -9,7 +10,8 @@ use oarlock_kernels::{DType, Element, Error, Float, Result, Scalar, Store, eleme
 use crate::arena::Buffer;
 use crate::device::Device;
 use crate::flat::FlatBuffer;
-use crate::launch::{Launch, Mode, Span, ViewMut};
+use crate::launch::{HostOrder, Launch, Mode, Owner, Span, ViewMut};
+use crate::lines::Lines;
 use crate::ops::optimizer::Part;
 use crate::ops::{with_float, wrong_shape};
 use crate::shape::IntoShape;
@@ -48,7 +50,9 @@ impl Tensor {
         }
         let mut tensor = Tensor::uninit(shape, T::Stored::DTYPE, device, "tensor")?;
         if !device.is_dry() {
-            lend_mut(tensor.span_mut()?, |bytes| bytes.copy_from_slice(bytemuck::cast_slice(data)))?;
+            lend_mut(tensor.span_mut()?, Mode::Write, |bytes| {
+                bytes.copy_from_slice(bytemuck::cast_slice(data))
+            })?;
         }
         Ok(tensor)
     }
@@ -140,7 +144,7 @@ impl Tensor {
         if !device.is_dry() {
             // Through host memory: devices wait for none of each other's launches.
             let elements = self.to_bytes()?;
-            lend_mut(copy.span_mut()?, |bytes| bytes.copy_from_slice(&elements))?;
+            lend_mut(copy.span_mut()?, Mode::Write, |bytes| bytes.copy_from_slice(&elements))?;
         }
         Ok(copy)
     }
@@ -191,23 +195,45 @@ fn widen<T: Float>(from: &[u8], to: &mut [f32]) {
 /// Lends memory of a device to the host for reading, when what writes it has run.
 fn lend<R>(span: Span<'_>, read: impl FnOnce(&[u8]) -> R) -> Result<R> {
     let ptr = span.ptr.ok_or(Error::Dry)?;
+    if let Owner::Cuda(block) = span.owner {
+        let mut copy = Lines::filled(span.bytes, 0);
+        block.read(block.start_of(ptr), copy.bytes_mut(span.bytes))?;
+        return Ok(read(copy.bytes(span.bytes)));
+    }
     // SAFETY: a span is initialised memory that its owner keeps alive; launches that write it have run, later ones wait
     // for this call, and hosts that write it hold it alone.
     let read = || read(unsafe { std::slice::from_raw_parts(ptr.as_ptr(), span.bytes) });
-    match span.owner.guard() {
-        Some(guard) => guard.copy(ptr, span.bytes, Mode::Read, read),
-        None => Ok(read()),
-    }
+    in_order(&span, ptr, Mode::Read, read)
 }
 
-/// Lends memory of a device to the host for writing, when what uses it has run. The caller is its only owner.
-fn lend_mut<R>(span: Span<'_>, write: impl FnOnce(&mut [u8]) -> R) -> Result<R> {
+/// Lends memory of a device to the host for writing, when what uses it has run. The caller is its only owner, and writes
+/// all of it or, with [`Mode::Update`], a part.
+fn lend_mut<R>(span: Span<'_>, mode: Mode, write: impl FnOnce(&mut [u8]) -> R) -> Result<R> {
     let ptr = span.ptr.ok_or(Error::Dry)?;
+    if let Owner::Cuda(block) = span.owner {
+        let (mut copy, start) = (Lines::filled(span.bytes, 0), block.start_of(ptr));
+        if mode == Mode::Update {
+            block.read(start, copy.bytes_mut(span.bytes))?;
+        }
+        let result = write(copy.bytes_mut(span.bytes));
+        block.write(start, copy.bytes(span.bytes))?;
+        return Ok(result);
+    }
     // SAFETY: as in `lend`; the caller's right to write is exclusive.
     let write = || write(unsafe { std::slice::from_raw_parts_mut(ptr.as_ptr(), span.bytes) });
-    match span.owner.guard() {
-        Some(guard) => guard.copy(ptr, span.bytes, Mode::Update, write),
-        None => Ok(write()),
+    in_order(&span, ptr, Mode::Update, write)
+}
+
+/// Copies between host memory and memory that the host can see, after the launches that the copy depends on.
+fn in_order<R>(span: &Span<'_>, ptr: NonNull<u8>, mode: Mode, copy: impl FnOnce() -> R) -> Result<R> {
+    match span.owner {
+        Owner::Strict(guard) => guard.copy(ptr, span.bytes, mode, copy),
+        Owner::Host(host) => match host.order.get() {
+            Some(HostOrder::Strict(guard)) => guard.copy(ptr, span.bytes, mode, copy),
+            Some(HostOrder::Cuda(mirror)) => mirror.settle().map(|()| copy()),
+            None => Ok(copy()),
+        },
+        Owner::Pool | Owner::Cuda(_) => Ok(copy()),
     }
 }
 
@@ -232,7 +258,7 @@ pub fn write_with<T: Pod, R>(
     f: impl FnOnce(&mut [T]) -> R,
 ) -> Result<R> {
     let lease = flat.write()?;
-    lend_mut(lease.span().elements::<T>(&range)?, |bytes| f(bytemuck::cast_slice_mut(bytes)))
+    lend_mut(lease.span().elements::<T>(&range)?, Mode::Update, |bytes| f(bytemuck::cast_slice_mut(bytes)))
 }
 
 /// Copies elements of a flat buffer to the host, from element `first` on, as f32; those of i32 bit by bit.

@@ -1,13 +1,17 @@
 //! The checker: one case is an op as a model would write it, and the same in f64.
 
-use std::sync::Arc;
+use std::sync::{Arc, OnceLock};
 
 use oarlock_tensor::cpu::Isa;
 use oarlock_tensor::ops::{self, CustomOp, transfer};
 use oarlock_tensor::{
-    DType, Device, FlatBuffer, FlatParams, Float, Init, Par, Param, ParamLocation, Result, Shape, Tape,
-    Tensor, bf16, f16,
+    CudaLibraries, DType, Device, FlatBuffer, FlatParams, Float, Init, Par, Param, ParamLocation, Result,
+    Shape, Tape, Tensor, bf16, f16,
 };
+
+#[path = "../../../cuda/tests/emulator/build.rs"]
+#[allow(dead_code, reason = "the tests of the kernels use the rest")]
+mod fakes;
 
 /// An array in f64.
 #[derive(Clone, Debug)]
@@ -51,6 +55,20 @@ impl Env {
     pub fn ints(&self, data: &[i32], shape: &[usize]) -> Tensor {
         self.tape.input(&Tensor::from_slice(data, shape, &self.device).unwrap())
     }
+}
+
+/// A GPU over fake libraries; none where there is no C++ compiler.
+pub fn gpu() -> Option<&'static Device> {
+    static GPU: OnceLock<Option<Device>> = OnceLock::new();
+    let open = || {
+        let folder = fakes::shared_fakes(env!("CARGO_TARGET_TMPDIR").as_ref(), &["32", "64"]).unwrap();
+        if folder.is_none() {
+            eprintln!("NOT TESTED: there is no g++, so nothing ran on an emulated GPU");
+        }
+        let libraries = CudaLibraries::Folder(folder?);
+        Some(Device::cuda_of(&libraries, 0, Isa::detect(), Par::solo()).unwrap())
+    };
+    GPU.get_or_init(open).as_ref()
 }
 
 type Op = dyn Fn(&Env, &[Tensor], &[Param]) -> Result<Tensor>;
@@ -381,6 +399,25 @@ impl Case {
                         let twice = self.run(&device, dtype, used_twice);
                         assert_eq!(twice, again, "{}: {}, used twice", self.name, device.describe());
                         device.synchronize().unwrap();
+                    }
+                    if let Some(gpu) = gpu() {
+                        let how = gpu.describe();
+                        let got = self.run(gpu, dtype, TRAINED);
+                        self.assert_close(&got, (want, sizes), dtype, 1.0, &how);
+                        let again = self.run(gpu, dtype, used_twice);
+                        self.assert_close(
+                            &again,
+                            (&twice, &twice_sizes),
+                            dtype,
+                            2.0,
+                            &format!("{how}, used twice"),
+                        );
+                        assert_eq!(
+                            self.run(gpu, dtype, TRAINED),
+                            got,
+                            "{}: a second run on {how}",
+                            self.name
+                        );
                     }
                 }
                 if !self.params.is_empty() {

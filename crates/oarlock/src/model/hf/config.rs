@@ -18,6 +18,7 @@ pub struct HfConfig {
     decoder: DecoderConfig,
     special: SpecialTokens,
     quantization: Option<StoredQuantization>,
+    value_head_dropout: Option<f32>,
     /// The file as it was read: what is not understood here is written back as it came.
     fields: Map<String, Value>,
 }
@@ -70,7 +71,8 @@ impl HfConfig {
             pad: first("pad_token_id", family.pad)?,
         };
         let quantization = StoredQuantization::read(&fields)?;
-        Ok(HfConfig { decoder, special, quantization, fields: map })
+        let value_head_dropout = value_head_dropout(path, &fields)?;
+        Ok(HfConfig { decoder, special, quantization, value_head_dropout, fields: map })
     }
 
     /// A new model from fields of a config.json that stand in no folder; `of` is where, for messages. `model_type` is one
@@ -89,7 +91,7 @@ impl HfConfig {
 
     /// Settings that come from no file.
     pub fn new(decoder: DecoderConfig, special: SpecialTokens) -> HfConfig {
-        HfConfig { decoder, special, quantization: None, fields: Map::new() }
+        HfConfig { decoder, special, quantization: None, value_head_dropout: None, fields: Map::new() }
     }
 
     /// The decoder that it describes.
@@ -105,6 +107,11 @@ impl HfConfig {
     /// How the files of the folder hold quantized weights, where they do.
     pub fn quantization(&self) -> Option<StoredQuantization> {
         self.quantization
+    }
+
+    /// The dropout before the value head of a reward model, which TRL reads as `summary_dropout_prob`.
+    pub fn value_head_dropout(&self) -> Option<f32> {
+        self.value_head_dropout
     }
 
     /// The token ids with a meaning.
@@ -187,6 +194,16 @@ fn checked(path: &Path, fields: &Fields<'_>, decoder: DecoderConfig) -> Result<D
     family::refuse_unsupported(fields)?;
     decoder.check().map_err(|e| Error::bad_file(path, e.to_string()))?;
     Ok(decoder)
+}
+
+fn value_head_dropout(path: &Path, fields: &Fields<'_>) -> Result<Option<f32>> {
+    let name = "summary_dropout_prob";
+    match fields.number(name)? {
+        Some(p) if !(0.0..1.0).contains(&p) => {
+            Err(Error::bad_file(path, format!("\"{name}\" is {p}; expected a number from 0 on, below 1")))
+        }
+        p => Ok(p.map(|p| p as f32)),
+    }
 }
 
 /// A kind of model that none of `supported` is.

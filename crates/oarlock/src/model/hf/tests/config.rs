@@ -156,6 +156,10 @@ fn what_cannot_be_built_is_refused_with_line_and_field() {
         (json!({}), "\"model_type\" is missing; supported are llama, qwen2, qwen3"),
         (json!({ "model_type": "gpt2" }), "\"model_type\" is \"gpt2\""),
         (
+            json!({ "model_type": "llama", "summary_dropout_prob": 1 }),
+            "\"summary_dropout_prob\" is 1; expected a number from 0 on, below 1",
+        ),
+        (
             json!({ "model_type": "llama", "hidden_act": "tanh" }),
             "\"hidden_act\" is \"tanh\"; supported are silu, gelu",
         ),

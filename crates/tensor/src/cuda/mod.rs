@@ -1,0 +1,285 @@
+//! NVIDIA GPUs as a device: its memory, its stream, and launches on it, in the op's own form or staged.
+//!
+//! A GPU has one stream, so its launches run in the order in which they were called, and a block of its pool can have a
+//! new owner while the old one's launches still wait: those of the new one come behind them. The host waits for the
+//! stream where it copies from or to device memory ([`transfer`](crate::ops::transfer)).
+//!
+//! A launch is in its own form where the op has one for the GPU ([`form`]), which takes kernels and matrix products of
+//! `oarlock-cuda`. Every other launch is staged: what it reads is copied to the host, where its CPU kernel runs, and what
+//! it writes is copied back. Memory that the host sees as well has a copy on the GPU ([`mirror`]).
+
+mod form;
+mod mirror;
+
+use std::ptr::NonNull;
+use std::sync::Arc;
+use std::time::Instant;
+
+use oarlock_cuda::blas::{Blas, WORKSPACE_BYTES};
+use oarlock_cuda::cache::Cache;
+use oarlock_cuda::driver::{Context, DeviceMemory, Driver, Slice, Stream};
+use oarlock_cuda::libraries::Libraries;
+use oarlock_cuda::modules::Modules;
+use oarlock_kernels::{Cpu, Error, Result};
+
+use crate::launch::{HostOrder, HostOwner, Mode, Owner, Running, Span};
+use crate::lines::Lines;
+use crate::profile::Profile;
+
+pub(crate) use form::{Form, Kernels, Unable};
+pub(crate) use mirror::Mirror;
+
+/// A GPU that this process uses.
+pub(crate) struct Gpu {
+    /// Ends before the stream that its products run on.
+    blas: Blas,
+    modules: Modules,
+    stream: Arc<Stream>,
+    context: Context,
+    /// What runs the kernels of staged launches.
+    host: Cpu,
+    profile: Arc<Profile>,
+    description: String,
+}
+
+/// What a launch declared to use.
+pub(crate) struct Access {
+    place: Place,
+    bytes: usize,
+    mode: Mode,
+}
+
+/// Where it is.
+enum Place {
+    /// Memory of the GPU, from a byte on.
+    Device(Arc<Block>, usize),
+    /// Memory that the host sees, from a byte of its copy on.
+    Host(Arc<Mirror>, usize),
+    /// Nowhere yet: only a staged kernel needs it.
+    Scratch,
+}
+
+/// An error of the GPU as one of an op.
+pub(crate) fn failed(error: oarlock_cuda::Error) -> Error {
+    Error::Gpu(Box::new(error))
+}
+
+impl Gpu {
+    /// The GPU of this number among those that the process sees, by libraries from where it is said.
+    ///
+    /// # Errors
+    /// [`Error::Gpu`]: no driver, no such GPU, one that is too old, or a library that is missing.
+    pub fn open(libraries: &Libraries, index: usize, host: Cpu, profile: Arc<Profile>) -> Result<Gpu> {
+        let open = || -> oarlock_cuda::Result<Gpu> {
+            let driver = Driver::find(libraries)?;
+            let device = driver.device(index)?;
+            let context = device.context()?;
+            let stream = Arc::new(context.stream()?);
+            let modules = Modules::new(&context, libraries, Cache::from_environment())?;
+            let blas = Blas::new(&stream, libraries, WORKSPACE_BYTES)?;
+            let ((major, minor), gib) =
+                (driver.version()?, device.memory_bytes()? as f64 / (1u64 << 30) as f64);
+            let description =
+                format!("{} (cuda:{index}), {gib:.0} GiB, driver for CUDA {major}.{minor}", device.name()?);
+            Ok(Gpu { blas, modules, stream, context, host, profile, description })
+        };
+        open().map_err(failed)
+    }
+
+    /// Its model, number, memory and driver.
+    pub fn describe(&self) -> &str {
+        &self.description
+    }
+
+    /// Memory of it; `None` where there is no more.
+    pub fn alloc(self: &Arc<Self>, bytes: usize) -> Option<Arc<Block>> {
+        let memory = self.context.alloc(bytes).ok()?;
+        Some(Arc::new(Block { memory, gpu: self.clone() }))
+    }
+
+    /// Returns when every launch has run.
+    ///
+    /// # Errors
+    /// What a launch met.
+    pub fn synchronize(&self) -> Result<()> {
+        self.stream.synchronize().map_err(failed)
+    }
+
+    /// What `op` declares of a stretch of memory.
+    ///
+    /// # Errors
+    /// Memory that this GPU cannot reach.
+    pub fn access(self: &Arc<Self>, op: &'static str, span: &Span<'_>, mode: Mode) -> Result<Access> {
+        let elsewhere = || Error::Usage(format!("{op}: its memory is in use on another device"));
+        let ptr = span.ptr.ok_or(Error::Dry)?;
+        let place = match span.owner {
+            Owner::Cuda(block) if Arc::ptr_eq(&block.gpu, self) => {
+                Place::Device(block.clone(), block.start_of(ptr))
+            }
+            Owner::Host(owner) => {
+                let mirror = owner.mirror(self)?.ok_or_else(elsewhere)?;
+                Place::Host(mirror.clone(), owner.offset_of(ptr))
+            }
+            _ => return Err(elsewhere()),
+        };
+        Ok(Access { place, bytes: span.bytes, mode })
+    }
+
+    /// Memory that only a staged kernel has.
+    pub fn scratch(&self, bytes: usize) -> Access {
+        Access { place: Place::Scratch, bytes, mode: Mode::Write }
+    }
+
+    /// Runs the CPU kernel of a launch between copies from and to the GPU.
+    pub fn stage(
+        &self,
+        (name, cost): (&'static str, Option<(u64, u64)>),
+        accesses: &[Access],
+        kernel: &mut dyn FnMut(&Running<'_>) -> Result<()>,
+    ) -> Result<()> {
+        let mut run = || {
+            let mut copies =
+                accesses.iter().map(|access| self.to_host(access)).collect::<Result<Vec<_>>>()?;
+            let places: Vec<NonNull<u8>> = copies.iter_mut().map(HostCopy::first_byte).collect();
+            kernel(&Running::new(&self.host, Some(&places)))?;
+            accesses.iter().zip(&copies).try_for_each(|(access, copy)| self.to_device(access, copy))
+        };
+        match cost {
+            Some((flops, bytes)) => self.profile.time_as((name, true), flops, bytes, run),
+            None => run(),
+        }
+    }
+
+    /// An access as the kernel of a staged launch finds it.
+    fn to_host(&self, access: &Access) -> Result<HostCopy> {
+        match &access.place {
+            Place::Scratch => Ok(HostCopy::Own(Lines::filled(access.bytes, 0))),
+            Place::Device(block, start) => {
+                let mut copy = Lines::filled(access.bytes, 0);
+                if access.mode != Mode::Write {
+                    block.read(*start, copy.bytes_mut(access.bytes))?;
+                }
+                Ok(HostCopy::Own(copy))
+            }
+            Place::Host(mirror, start) => {
+                mirror.settle()?;
+                Ok(HostCopy::There(mirror.host_at(*start)))
+            }
+        }
+    }
+
+    /// Takes over what a staged kernel has written.
+    fn to_device(&self, access: &Access, copy: &HostCopy) -> Result<()> {
+        match (&access.place, copy) {
+            (Place::Device(block, start), HostCopy::Own(copy)) if access.mode != Mode::Read => {
+                block.write(*start, copy.bytes(access.bytes))
+            }
+            _ => Ok(()),
+        }
+    }
+
+    /// Runs an op in its own form; whether it has one for these elements.
+    pub fn run_form(
+        &self,
+        (name, cost): (&'static str, Option<(u64, u64)>),
+        accesses: &[Access],
+        form: impl FnOnce(&Kernels<'_>) -> Form,
+    ) -> Result<bool> {
+        let run = || {
+            for access in accesses {
+                if let Place::Host(mirror, start) = &access.place {
+                    mirror.before(*start..*start + access.bytes, access.mode)?;
+                }
+            }
+            match form(&Kernels::new(self, accesses)) {
+                Ok(()) => {}
+                Err(Unable::NoForm) => return Ok(false),
+                Err(Unable::Failed(error)) => return Err(error),
+            }
+            for access in accesses {
+                if let Place::Host(mirror, start) = &access.place {
+                    mirror.after(*start..*start + access.bytes, access.mode);
+                }
+            }
+            Ok(true)
+        };
+        let Some((flops, bytes)) = cost.filter(|_| self.profile.is_enabled()) else { return run() };
+        // A launch returns before the GPU has done it: its time is that until the stream is empty.
+        self.synchronize()?;
+        let start = Instant::now();
+        let ran = run()?;
+        if ran {
+            self.synchronize()?;
+            self.profile.book((name, false), flops, bytes, start);
+        }
+        Ok(ran)
+    }
+}
+
+impl HostOwner<'_> {
+    /// The copy of this memory on a GPU, made when it is first used there; `None` where another device uses it.
+    fn mirror(&self, gpu: &Arc<Gpu>) -> Result<Option<&Arc<Mirror>>> {
+        if self.order.get().is_none() {
+            let mirror = Mirror::new(gpu, self.first, self.bytes)?;
+            // Another thread may have been faster; that one counts.
+            drop(self.order.set(HostOrder::Cuda(Arc::new(mirror))));
+        }
+        Ok(match self.order.get() {
+            Some(HostOrder::Cuda(mirror)) if mirror.is_of(gpu) => Some(mirror),
+            _ => None,
+        })
+    }
+
+    fn offset_of(&self, ptr: NonNull<u8>) -> usize {
+        ptr.addr().get() - self.first.addr().get()
+    }
+}
+
+/// Memory of the host that a staged kernel works in.
+enum HostCopy {
+    Own(Lines),
+    /// What the host sees anyway.
+    There(NonNull<u8>),
+}
+
+impl HostCopy {
+    fn first_byte(&mut self) -> NonNull<u8> {
+        match self {
+            HostCopy::Own(lines) => lines.first_byte(),
+            HostCopy::There(ptr) => *ptr,
+        }
+    }
+}
+
+/// A block of a GPU's memory.
+pub(crate) struct Block {
+    memory: DeviceMemory,
+    gpu: Arc<Gpu>,
+}
+
+impl Block {
+    /// Its address on the GPU, which is none of the host.
+    pub fn ptr(&self) -> Option<NonNull<u8>> {
+        NonNull::new(std::ptr::without_provenance_mut(self.memory.address() as usize))
+    }
+
+    /// The byte that an address means.
+    pub fn start_of(&self, ptr: NonNull<u8>) -> usize {
+        // Spans are made from addresses inside of their memory.
+        ptr.addr().get().saturating_sub(self.memory.address() as usize)
+    }
+
+    fn slice(&self, start: usize, bytes: usize) -> Result<Slice<'_>> {
+        self.memory.slice(start..start + bytes).map_err(failed)
+    }
+
+    /// Copies bytes to the host, when the launches before have run.
+    pub fn read(&self, start: usize, out: &mut [u8]) -> Result<()> {
+        self.gpu.stream.read_now(self.slice(start, out.len())?, out).map_err(failed)
+    }
+
+    /// Copies bytes from the host, when the launches before have run.
+    pub fn write(&self, start: usize, bytes: &[u8]) -> Result<()> {
+        self.gpu.stream.write_now(bytes, self.slice(start, bytes.len())?).map_err(failed)
+    }
+}
