@@ -37,6 +37,19 @@ DEVICE void embed_backward(const T* dy, const i32* order, const i32* starts, con
   });
 }
 
+// y[ids[row]] = x[row], rounded, for different ids.
+template <class U> DEVICE void place_rows(const f32* x, const i32* ids, U* y, u32 rows, u32 dim) {
+  bool packed = packs(x, dim) && packs(y, dim);
+  u32 per_row = (dim + 7) / 8;
+  each((u64)rows * per_row, [&](u64 i) {
+    u64 row = i / per_row;
+    u32 c = (u32)(i % per_row) * 8;
+    f32 v[8];
+    load8(v, x + row * dim + c, dim - c, packed);
+    store8(y + (u64)ids[row] * dim + c, v, dim - c, packed, 0);
+  });
+}
+
 }  // namespace
 
 #define FORWARD(T, U) \
@@ -47,6 +60,13 @@ DEVICE void embed_backward(const T* dy, const i32* order, const i32* starts, con
          (const T* dy, const i32* order, const i32* starts, const i32* ids, f32* d_table, u32 n_ids, u32 dim), \
          embed_backward<T>(dy, order, starts, ids, d_table, n_ids, dim))
 
+#define PLACE(U) \
+  KERNEL(place_rows_##U, THREADS, (const f32* x, const i32* ids, U* y, u32 rows, u32 dim), \
+         place_rows<U>(x, ids, y, rows, dim))
+
+PLACE(f32)
+PLACE(bf16)
+PLACE(f16)
 FORWARD(f32, f32)
 FORWARD(bf16, bf16)
 FORWARD(bf16, f32)

@@ -51,8 +51,28 @@ fn backward<T: Float>(library: &Library, rows: usize, vocab: usize, dim: usize) 
     assert_close("d_table", &got, &want, 1e-5);
 }
 
+fn placed<T: Float>(library: &Library, vocab: usize, dim: usize) {
+    // Every other row, the last one first.
+    let ids: Vec<i32> = (0..vocab as i32).rev().step_by(2).collect();
+    let (x, start) = (values::<f32>(1, ids.len() * dim), values::<T>(2, vocab * dim));
+    let got = in_every_order(library, |gpu| {
+        let (x, at, y) = (gpu.buffer(&x), gpu.buffer(&ids), gpu.buffer(&start));
+        let args = args![x, at, y, ids.len() as u32, dim as u32];
+        gpu.run("place_rows", &[T::ELEMENT], geometry::elements(ids.len() * dim), args);
+        y.read()
+    });
+    let mut want = start;
+    for (x, &id) in x.chunks(dim).zip(&ids) {
+        x.iter().zip(&mut want[id as usize * dim..]).for_each(|(x, to)| *to = T::of(x.f64()));
+    }
+    assert_eq!(got, want);
+}
+
 /// Every kernel of the family.
 pub fn check(library: &Library) {
+    placed::<f32>(library, 9, 33);
+    placed::<bf16>(library, 70, 16);
+    placed::<f16>(library, 5, 1);
     backward::<f32>(library, 70, 90, 33);
     forward::<f32, f32>(library, 9, 5, 33);
     forward::<bf16, bf16>(library, 9, 50, 64);

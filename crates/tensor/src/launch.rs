@@ -430,7 +430,8 @@ impl<'d> Launch<'d> {
     /// What the GPU met until now.
     pub fn cuda(&mut self, form: impl FnOnce(&Kernels<'_>) -> Form) -> Result<()> {
         if let Target::Cuda(target) = &mut self.target {
-            target.launched = target.gpu.run_form((self.name, self.cost), &target.accesses, form)?;
+            target.launched =
+                target.gpu.run_form((self.name, self.cost), self.device.arena(), &target.accesses, form)?;
         }
         Ok(())
     }

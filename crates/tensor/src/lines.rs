@@ -8,7 +8,7 @@ use crate::arena::ALIGN;
 
 #[repr(align(64))]
 #[derive(Clone, Copy)]
-struct Line([u8; ALIGN]);
+struct Line(#[expect(dead_code, reason = "read through casts")] [u8; ALIGN]);
 
 // SAFETY: bytes, of which zeros are a value.
 unsafe impl Zeroable for Line {}

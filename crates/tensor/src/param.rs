@@ -401,6 +401,7 @@ impl FlatParams {
                 let range = place.first..place.first + place.shape.n_elems();
                 let mut launch = self.device.quiet_launch("zeros");
                 let zeros = launch.write_flat::<f32>(&mut grads.write()?, &range, Mode::Write)?;
+                launch.cuda(|gpu| gpu.fill(&zeros, 0))?;
                 launch.run(move |cpu| zeros.slice(cpu).fill(0.0))?;
             }
         }

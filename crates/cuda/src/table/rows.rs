@@ -26,6 +26,7 @@ kernels! { EMBED, source::EMBED;
     embed_forward (table: read(0), ids: read(i32), y: write(1), rows: value(u32), dim: value(u32)) for EMBEDDED;
     embed_backward (dy: read(0), order: read(i32), starts: read(i32), ids: read(i32), d_table: update(f32),
         n_ids: value(u32), dim: value(u32)) for FLOATS;
+    place_rows (x: read(f32), ids: read(i32), y: update(0), rows: value(u32), dim: value(u32)) for FLOATS;
 }
 
 kernels! { REDUCE, source::REDUCE;

@@ -35,6 +35,25 @@ impl<const DECOUPLED: bool> Adam<DECOUPLED> {
     }
 }
 
+impl<const DECOUPLED: bool> Adam<DECOUPLED> {
+    /// Its scalars: gradient scale, weight decay, what it keeps of a weight, 1 - beta1, beta2, 1 - beta2, the root of the
+    /// second correction, eps, step size.
+    pub fn scalars(&self) -> [f32; 9] {
+        let Adam {
+            grad_scale,
+            weight_decay,
+            keep,
+            beta1_rest,
+            beta2,
+            beta2_rest,
+            root_correction2,
+            eps,
+            step_size,
+        } = *self;
+        [grad_scale, weight_decay, keep, beta1_rest, beta2, beta2_rest, root_correction2, eps, step_size]
+    }
+}
+
 impl<const DECOUPLED: bool> Elementwise for Adam<DECOUPLED> {
     #[inline(always)]
     fn strip(self, weights: &mut [f32], first: &mut [f32], second: &mut [f32], grad: &[f32]) {

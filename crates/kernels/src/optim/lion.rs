@@ -29,6 +29,14 @@ impl Lion {
     }
 }
 
+impl Lion {
+    /// Its scalars: gradient scale, what it keeps of a weight, learning rate, beta1, 1 - beta1, beta2, 1 - beta2.
+    pub fn scalars(&self) -> [f32; 7] {
+        let Lion { grad_scale, keep, lr, beta1, beta1_rest, beta2, beta2_rest } = *self;
+        [grad_scale, keep, lr, beta1, beta1_rest, beta2, beta2_rest]
+    }
+}
+
 impl Elementwise for Lion {
     #[inline(always)]
     fn strip(self, weights: &mut [f32], first: &mut [f32], _: &mut [f32], grad: &[f32]) {

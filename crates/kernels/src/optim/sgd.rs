@@ -33,6 +33,15 @@ impl Sgd {
     }
 }
 
+impl Sgd {
+    /// Its scalars: gradient scale, weight decay, learning rate, momentum, what the buffer keeps and takes up; and whether
+    /// the momentum is Nesterov's.
+    pub fn scalars(&self) -> ([f32; 6], bool) {
+        let Sgd { grad_scale, weight_decay, lr, momentum, keep, take, nesterov } = *self;
+        ([grad_scale, weight_decay, lr, momentum, keep, take], nesterov)
+    }
+}
+
 impl Elementwise for Sgd {
     #[inline(always)]
     fn strip(self, weights: &mut [f32], first: &mut [f32], _: &mut [f32], grad: &[f32]) {

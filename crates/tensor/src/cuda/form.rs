@@ -7,17 +7,21 @@
 
 use std::sync::Arc;
 
-use oarlock_cuda::blas::Product;
+use oarlock_cuda::blas::{self, Layout, Operand, Precision, Product};
 use oarlock_cuda::driver::{Arg, Function, Slice};
-use oarlock_cuda::geometry::Geometry;
+use oarlock_cuda::geometry::{self, Geometry};
 use oarlock_cuda::{Element, Walk, table};
-use oarlock_kernels::{DType, Error};
+use oarlock_kernels::{DType, Error, Store};
 
 use super::{Access, Gpu, Place, failed};
-use crate::launch::{View, ViewMut};
+use crate::arena::{Arena, Buffer};
+use crate::launch::{Owner, View, ViewMut};
 
 /// What a form returns: whether the op runs on the GPU.
-pub(crate) type Form = Result<(), Unable>;
+pub(crate) type Form = Found<()>;
+
+/// What a form looks for: a kernel, memory.
+pub(crate) type Found<T> = Result<T, Unable>;
 
 /// Why an op did not run in its own form.
 #[derive(Debug)]
@@ -45,26 +49,28 @@ pub(crate) fn element(dtype: DType) -> Element {
 }
 
 /// The kernels and products of a GPU, for one launch.
+#[derive(Clone, Copy)]
 pub(crate) struct Kernels<'l> {
     gpu: &'l Gpu,
+    arena: &'l Arena,
     accesses: &'l [Access],
 }
 
 impl<'l> Kernels<'l> {
-    pub(super) fn new(gpu: &'l Gpu, accesses: &'l [Access]) -> Kernels<'l> {
-        Kernels { gpu, accesses }
+    pub(super) fn new(gpu: &'l Gpu, arena: &'l Arena, accesses: &'l [Access]) -> Kernels<'l> {
+        Kernels { gpu, arena, accesses }
     }
 
     /// A call of the kernel of this op for these dtypes, in the order of its name.
     ///
     /// # Errors
     /// [`Unable::NoForm`] if there is none.
-    pub fn kernel(&self, op: &str, dtypes: &[DType]) -> Result<Call<'l>, Unable> {
+    pub fn kernel(&self, op: &str, dtypes: &[DType]) -> Found<Call<'l>> {
         self.kernel_of(op, dtypes, None)
     }
 
     /// As [`Kernels::kernel`], for heads of this many elements.
-    pub fn kernel_of(&self, op: &str, dtypes: &[DType], head_dim: Option<u32>) -> Result<Call<'l>, Unable> {
+    pub fn kernel_of(&self, op: &str, dtypes: &[DType], head_dim: Option<u32>) -> Found<Call<'l>> {
         let elements: Vec<Element> = dtypes.iter().copied().map(element).collect();
         let instance = table::find(op).and_then(|kernel| kernel.instance(&elements, head_dim));
         let function = self.gpu.modules.function(&instance.ok_or(Unable::NoForm)?).map_err(failed)?;
@@ -72,23 +78,150 @@ impl<'l> Kernels<'l> {
     }
 
     /// The memory of a view.
-    pub fn slice<T>(&self, view: &impl Declared<T>) -> Result<Slice<'l>, Unable> {
+    pub fn slice<T>(&self, view: &impl Declared<T>) -> Found<Slice<'l>> {
         Ok(slice_of(self.accesses, view.access())?)
     }
 
-    /// Memory of the pool that this launch alone uses, from the byte on at which the op's scratch begins.
-    pub fn multiply(&self, product: &Product<'_>) -> Form {
-        Ok(self.gpu.blas.multiply(product).map_err(failed)?)
+    /// Memory of arbitrary content that only this form uses. What is launched before it is dropped may use it.
+    pub fn temporary(&self, bytes: usize) -> Found<Temporary> {
+        Ok(Temporary(self.arena.allocate(bytes, "scratch")?))
+    }
+
+    /// A view as a matrix of rows without gaps.
+    pub fn matrix<T>(&self, view: &impl Declared<T>, rows: usize, cols: usize) -> Found<Matrix<'l>> {
+        Ok(Matrix::new(self.slice(view)?, rows, cols))
+    }
+
+    /// Writes the products of matrices of `dtype` to `out`, whose dtype is that or f32, or adds them there; `bias` is a
+    /// number for each column. A batch of matrices lies one after the other.
+    pub fn multiply<T>(
+        &self,
+        (dtype, batch): (DType, usize),
+        [a, b]: [Matrix<'_>; 2],
+        (out, out_dtype, store): (&ViewMut<T>, DType, Store),
+        bias: Option<Slice<'_>>,
+    ) -> Form {
+        let precision = match dtype {
+            DType::F32 => Precision::F32,
+            DType::BF16 => Precision::BF16,
+            DType::F16 => Precision::F16,
+            DType::I32 => return Err(Unable::NoForm),
+        };
+        let rows = if a.transposed { a.cols } else { a.rows };
+        let cols = if b.transposed { b.rows } else { b.cols };
+        let inner = if a.transposed { a.rows } else { a.cols };
+        // A sum of nothing.
+        if inner == 0 {
+            return Err(Unable::NoForm);
+        }
+        let beta = if store == Store::Add { 1.0 } else { 0.0 };
+        let product = Product {
+            precision,
+            out: element(out_dtype),
+            batch,
+            alpha: 1.0,
+            beta,
+            a: a.operand(),
+            b: b.operand(),
+            c: None,
+            d: self.slice(out)?,
+            d_layout: Layout::dense(rows, cols),
+            bias,
+        };
+        Ok(self.gpu.blas.multiply(&product).map_err(failed)?)
+    }
+
+    /// out[o, i] = the sum over k of x[o, k, i], or that added to it.
+    pub fn sum_rows<T>(
+        &self,
+        (x, dtype): (Slice<'_>, DType),
+        [outer, n, inner]: [usize; 3],
+        (out, out_dtype, store): (&ViewMut<T>, DType, Store),
+    ) -> Form {
+        let call = self.kernel("sum_rows", &[dtype, out_dtype])?.f32(1.0).slice(x).view(out).added(store);
+        call.u32(outer).u32(n).u32(inner).run(geometry::sum_rows(outer, inner))
     }
 
     /// Writes the same byte everywhere.
     pub fn fill<T>(&self, view: &ViewMut<T>, value: u8) -> Form {
-        Ok(self.gpu.stream.fill(self.slice(view)?, value).map_err(failed)?)
+        self.fill_slice(self.slice(view)?, value)
+    }
+
+    /// As [`Kernels::fill`], of any memory.
+    pub fn fill_slice(&self, to: Slice<'_>, value: u8) -> Form {
+        Ok(self.gpu.stream.fill(to, value).map_err(failed)?)
+    }
+
+    /// Copies bytes of the host to memory, before this returns.
+    pub fn upload(&self, bytes: &[u8], to: Slice<'_>) -> Form {
+        Ok(self.gpu.stream.write_now(bytes, to).map_err(failed)?)
+    }
+
+    /// Copies a view to the host, when what writes it has run.
+    pub fn download<T: bytemuck::Pod>(&self, view: &View<T>) -> Found<Vec<T>> {
+        let slice = self.slice(view)?;
+        let mut values = vec![T::zeroed(); slice.bytes() / size_of::<T>()];
+        self.gpu.stream.read_now(slice, bytemuck::cast_slice_mut(&mut values)).map_err(failed)?;
+        Ok(values)
     }
 
     /// Copies one stretch of memory to another.
     pub fn copy<T>(&self, from: &View<T>, to: &ViewMut<T>) -> Form {
-        Ok(self.gpu.stream.copy(self.slice(from)?, self.slice(to)?).map_err(failed)?)
+        self.copy_slice(self.slice(from)?, self.slice(to)?)
+    }
+
+    /// As [`Kernels::copy`], of any memory.
+    pub fn copy_slice(&self, from: Slice<'_>, to: Slice<'_>) -> Form {
+        Ok(self.gpu.stream.copy(from, to).map_err(failed)?)
+    }
+}
+
+/// Memory of a form.
+pub(crate) struct Temporary(Buffer);
+
+impl Temporary {
+    /// All of it.
+    pub fn slice(&self) -> Found<Slice<'_>> {
+        self.part(0, self.0.len_bytes())
+    }
+
+    /// Some bytes of it.
+    pub fn part(&self, start: usize, bytes: usize) -> Found<Slice<'_>> {
+        match self.0.span().owner {
+            Owner::Cuda(block) => Ok(block.slice(start, bytes)?),
+            _ => Err(Unable::NoForm),
+        }
+    }
+}
+
+/// A matrix of a product, or as many as there are in the batch.
+#[derive(Clone, Copy)]
+pub(crate) struct Matrix<'l> {
+    memory: Slice<'l>,
+    rows: usize,
+    cols: usize,
+    transposed: bool,
+}
+
+impl<'l> Matrix<'l> {
+    /// Rows without gaps.
+    pub fn new(memory: Slice<'l>, rows: usize, cols: usize) -> Matrix<'l> {
+        Matrix { memory, rows, cols, transposed: false }
+    }
+
+    /// Its transpose, where that is wanted.
+    pub fn t_if(self, wanted: bool) -> Matrix<'l> {
+        Matrix { transposed: self.transposed ^ wanted, ..self }
+    }
+
+    /// Its transpose.
+    pub fn t(self) -> Matrix<'l> {
+        self.t_if(true)
+    }
+
+    fn operand(self) -> Operand<'l> {
+        let form = if self.transposed { blas::Form::Transposed } else { blas::Form::AsStored };
+        Operand { memory: self.memory, layout: Layout::dense(self.rows, self.cols), form }
     }
 }
 
@@ -169,15 +302,29 @@ impl<'l> Call<'l> {
         self
     }
 
+    /// Whether it adds to what is there.
+    pub fn added(self, store: Store) -> Call<'l> {
+        self.u32(usize::from(store == Store::Add))
+    }
+
     /// A number.
     pub fn f32(mut self, value: f32) -> Call<'l> {
         self.args.push(Arg::f32(value));
         self
     }
 
+    /// Numbers.
+    pub fn f32s(mut self, values: &[f32]) -> Call<'l> {
+        self.args.extend(values.iter().copied().map(Arg::f32));
+        self
+    }
+
     /// A number.
-    pub fn i32(mut self, value: i32) -> Call<'l> {
-        self.args.push(Arg::i32(value));
+    pub fn i32(mut self, value: usize) -> Call<'l> {
+        match i32::try_from(value) {
+            Ok(value) => self.args.push(Arg::i32(value)),
+            Err(_) => self = self.too_large(value),
+        }
         self
     }
 
@@ -185,12 +332,14 @@ impl<'l> Call<'l> {
     pub fn u32(mut self, value: usize) -> Call<'l> {
         match u32::try_from(value) {
             Ok(value) => self.args.push(Arg::u32(value)),
-            Err(_) => {
-                let op = self.function.instance().name();
-                self.wrong
-                    .get_or_insert(Error::Usage(format!("{op}: {value} elements of a dim are too many")));
-            }
+            Err(_) => self = self.too_large(value),
         }
+        self
+    }
+
+    fn too_large(mut self, value: usize) -> Call<'l> {
+        let op = self.function.instance().name();
+        self.wrong.get_or_insert(Error::Usage(format!("{op}: a dim of {value} elements is too large")));
         self
     }
 

@@ -9,6 +9,7 @@
 //! it writes is copied back. Memory that the host sees as well has a copy on the GPU ([`mirror`]).
 
 mod form;
+pub(crate) mod forms;
 mod mirror;
 
 use std::ptr::NonNull;
@@ -22,12 +23,14 @@ use oarlock_cuda::libraries::Libraries;
 use oarlock_cuda::modules::Modules;
 use oarlock_kernels::{Cpu, Error, Result};
 
+use crate::arena::Arena;
 use crate::launch::{HostOrder, HostOwner, Mode, Owner, Running, Span};
 use crate::lines::Lines;
 use crate::profile::Profile;
 
-pub(crate) use form::{Form, Kernels, Unable};
+pub(crate) use form::{Call, Form, Found, Kernels, Matrix, Unable, element};
 pub(crate) use mirror::Mirror;
+pub(crate) use oarlock_cuda::attention::AttentionShape;
 
 /// A GPU that this process uses.
 pub(crate) struct Gpu {
@@ -182,6 +185,7 @@ impl Gpu {
     pub fn run_form(
         &self,
         (name, cost): (&'static str, Option<(u64, u64)>),
+        arena: &Arena,
         accesses: &[Access],
         form: impl FnOnce(&Kernels<'_>) -> Form,
     ) -> Result<bool> {
@@ -191,7 +195,7 @@ impl Gpu {
                     mirror.before(*start..*start + access.bytes, access.mode)?;
                 }
             }
-            match form(&Kernels::new(self, accesses)) {
+            match form(&Kernels::new(self, arena, accesses)) {
                 Ok(()) => {}
                 Err(Unable::NoForm) => return Ok(false),
                 Err(Unable::Failed(error)) => return Err(error),

@@ -2,8 +2,9 @@
 //! (FlashAttention, Dao 2023): the forward pass keeps the log-sum-exp of each row, the backward pass recomputes the rest.
 
 use oarlock_kernels::attention::{self as kernel, AttentionShape};
-use oarlock_kernels::{DType, Error, Result};
+use oarlock_kernels::{DType, Element, Error, Result};
 
+use crate::cuda::{self, Call, Found, Kernels, Unable, element};
 use crate::launch::{Launch, View};
 use crate::ops::{check_device, check_dtype, with_float, wrong_shape};
 use crate::tape::{Backward, Function, Recorder, Saved};
@@ -198,7 +199,27 @@ fn forward(
     let (shape, starts) = (*shape, doc_start(&mut launch, mask)?);
     with_float!(q.dtype(), "attention", T => {
         let (q, k, v) = (launch.read::<T>(q)?, launch.read::<T>(k)?, launch.read::<T>(v)?);
-        let (o, lse) = (launch.write::<T>(&mut o)?, launch.write(&mut lse)?);
+        let (o, lse) = (launch.write::<T>(&mut o)?, launch.write::<f32>(&mut lse)?);
+        launch.cuda(|gpu| {
+            let s = on_gpu(&shape);
+            let n_rows = s.batch * s.heads * s.q_len;
+            if s.q_len > FEW_QUERIES || s.kv_len < 2 * SPLIT_KEYS {
+                let call = kernel_of(gpu, "attention_forward", T::DTYPE, &s)?.view(&q).view(&k).view(&v);
+                let call = call.optional(starts.as_ref()).view(&o).view(&lse);
+                return with_shape(call, &s).run(s.forward(element(T::DTYPE)));
+            }
+            let n_splits = (s.kv_len / SPLIT_KEYS).min(MOST_SPLITS);
+            let bytes = 4 * n_rows * n_splits;
+            let parts = gpu.temporary(bytes * (s.head_dim + 2))?;
+            let (maxima, sums) = (parts.part(0, bytes)?, parts.part(bytes, bytes)?);
+            let parts = parts.part(2 * bytes, bytes * s.head_dim)?;
+            let call = kernel_of(gpu, "attention_decode", T::DTYPE, &s)?.view(&q).view(&k).view(&v);
+            let call = call.optional(starts.as_ref()).slice(parts).slice(maxima).slice(sums).i32(n_splits);
+            with_shape(call, &s).run(s.decode(element(T::DTYPE), n_splits))?;
+            let call = kernel_of(gpu, "attention_decode_join", T::DTYPE, &s)?.slice(parts).slice(maxima).slice(sums);
+            let call = call.view(&o).view(&lse).i32(n_splits).i32(s.batch).i32(s.q_len).i32(s.heads);
+            call.i32(s.kv_heads).i32(s.head_dim).run(s.decode_join())
+        })?;
         launch.run(move |cpu| {
             let starts = starts.map(|starts| starts.slice(cpu));
             if let Some(starts) = starts {
@@ -211,6 +232,40 @@ fn forward(
         })
     })?;
     Ok((o, lse))
+}
+
+/// With so few queries a GPU divides the keys over blocks: at least so many keys, and into at most so many parts.
+const FEW_QUERIES: usize = 8;
+const SPLIT_KEYS: usize = 256;
+const MOST_SPLITS: usize = 32;
+
+/// The shape as the kernels of a GPU take it.
+fn on_gpu(s: &AttentionShape) -> cuda::AttentionShape {
+    cuda::AttentionShape {
+        batch: s.batch,
+        q_len: s.q_len,
+        kv_len: s.kv_len,
+        kv_capacity: s.kv_capacity,
+        heads: s.n_heads,
+        kv_heads: s.n_kv_heads,
+        head_dim: s.head_dim,
+        scale: s.scale,
+        causal: s.causal,
+        window: s.window,
+        logit_cap: s.logit_cap,
+    }
+}
+
+fn kernel_of<'l>(gpu: &Kernels<'l>, op: &str, dtype: DType, s: &cuda::AttentionShape) -> Found<Call<'l>> {
+    gpu.kernel_of(op, &[dtype], Some(s.unit_head_dim().ok_or(Unable::NoForm)?))
+}
+
+/// The arguments that describe the shape, behind those of a pass.
+fn with_shape<'l>(call: Call<'l>, s: &cuda::AttentionShape) -> Call<'l> {
+    let (factor, cap) = s.score_scale();
+    let call =
+        call.i32(s.q_len).i32(s.kv_len).i32(s.kv_capacity).i32(s.heads).i32(s.kv_heads).i32(s.head_dim);
+    call.i32(usize::from(s.causal)).i32(s.window.unwrap_or(0)).f32(factor).f32(cap)
 }
 
 struct AttentionBackward {
@@ -236,9 +291,23 @@ impl Function for AttentionBackward {
         let starts = doc_start(&mut launch, &self.mask)?;
         with_float!(q.dtype(), "attention", T => {
             let (q, k, v) = (launch.read::<T>(&q)?, launch.read::<T>(&k)?, launch.read::<T>(&v)?);
-            let (o, lse, d_o) = (launch.read::<T>(&self.o)?, launch.read(&self.lse)?, launch.read::<T>(&d_o)?);
+            let (o, lse, d_o) = (launch.read::<T>(&self.o)?, launch.read::<f32>(&self.lse)?, launch.read::<T>(&d_o)?);
             let (dq, dk, dv) =
                 (launch.write::<T>(&mut dq)?, launch.write::<T>(&mut dk)?, launch.write::<T>(&mut dv)?);
+            launch.cuda(|gpu| {
+                let (s, of) = (on_gpu(&shape), element(T::DTYPE));
+                let delta = gpu.temporary(4 * s.batch * s.heads * s.q_len)?;
+                let call = kernel_of(gpu, "attention_delta", T::DTYPE, &s)?.view(&o).view(&d_o).slice(delta.slice()?);
+                call.i32(s.q_len).i32(s.heads).i32(s.head_dim).i32(s.batch).run(s.delta())?;
+                let pass = |op| {
+                    let call = kernel_of(gpu, op, T::DTYPE, &s)?.view(&q).view(&k).view(&v).optional(starts.as_ref());
+                    Ok::<_, Unable>(call.view(&d_o).view::<f32>(&lse).slice(delta.slice()?))
+                };
+                let call = pass("attention_backward_kv")?.view(&dk).view(&dv).f32(s.scale);
+                with_shape(call, &s).run(s.backward_kv(of))?;
+                let call = pass("attention_backward_q")?.view(&dq).f32(s.scale);
+                with_shape(call, &s).run(s.backward_q(of))
+            })?;
             launch.run(move |cpu| {
                 kernel::attention_backward(
                     cpu, &shape, q.slice(cpu), k.slice(cpu), v.slice(cpu), starts.map(|starts| starts.slice(cpu)),

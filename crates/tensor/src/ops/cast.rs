@@ -1,7 +1,9 @@
 //! Conversion between dtypes.
 
-use oarlock_kernels::{DType, Error, Result, elementwise};
+use oarlock_cuda::geometry;
+use oarlock_kernels::{DType, Element, Error, Result, elementwise};
 
+use crate::cuda::forms;
 use crate::ops::{beside, with_float};
 use crate::tape::{Backward, Function, Recorder, Saved};
 use crate::tensor::Tensor;
@@ -30,7 +32,9 @@ pub(crate) fn converted(x: &Tensor, dtype: DType, what: &'static str) -> Result<
     let bytes = (x.len_bytes() + y.len_bytes()) as u64;
     let mut launch = x.device().launch("cast", 0, bytes);
     with_float!(x.dtype(), "cast", T => with_float!(dtype, "cast", U => {
+        let n = x.n_elems();
         let (x, y) = (launch.read::<T>(x)?, launch.write::<U>(&mut y)?);
+        launch.cuda(|gpu| forms::cast(gpu, (&x, T::DTYPE), (&y, U::DTYPE), n))?;
         launch.run(move |cpu| elementwise::cast(cpu, x.slice(cpu), y.slice(cpu)))
     }))?;
     Ok(y)
@@ -46,12 +50,20 @@ fn with_integers(x: &Tensor, dtype: DType) -> Result<Tensor> {
     let mut launch = x.device().launch("cast", 0, bytes);
     if dtype == DType::I32 {
         with_float!(x.dtype(), "cast", T => {
+            let n = x.n_elems();
             let (x, y) = (launch.read::<T>(x)?, launch.write(&mut y)?);
+            launch.cuda(|gpu| {
+                gpu.kernel("to_integers", &[T::DTYPE])?.view(&x).view(&y).u64(n).run(geometry::elements(n))
+            })?;
             launch.run(move |cpu| elementwise::to_integers(cpu, x.slice(cpu), y.slice(cpu)))
         })?;
     } else {
         with_float!(dtype, "cast", T => {
+            let n = x.n_elems();
             let (x, y) = (launch.read(x)?, launch.write::<T>(&mut y)?);
+            launch.cuda(|gpu| {
+                gpu.kernel("from_integers", &[T::DTYPE])?.view(&x).view(&y).u64(n).run(geometry::elements(n))
+            })?;
             launch.run(move |cpu| elementwise::from_integers(cpu, x.slice(cpu), y.slice(cpu)))
         })?;
     }

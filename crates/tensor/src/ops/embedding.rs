@@ -1,7 +1,9 @@
 //! Embedding: rows of a table, by token id.
 
-use oarlock_kernels::{DType, Error, Result, embed};
+use oarlock_cuda::geometry;
+use oarlock_kernels::{DType, Element, Error, Result, Store, embed};
 
+use crate::cuda::forms;
 use crate::ops::{with_float, wrong_shape};
 use crate::param::Param;
 use crate::tape::{Backward, Function, Recorder};
@@ -35,20 +37,47 @@ pub fn embedding_to(ids: &Tensor, table: &Param, dtype: DType) -> Result<Tensor>
     let bytes = 2 * y.len_bytes() as u64;
     let mut launch = ids.device().launch("embedding forward", 0, bytes);
     with_float!(weight.dtype(), "embedding", T => {
-        let (weight, ids) = (launch.read::<T>(&weight)?, launch.read::<i32>(ids)?);
+        let (rows, weight) = (ids.n_elems(), launch.read::<T>(&weight)?);
+        let ids = launch.read::<i32>(ids)?;
         match dtype {
             DType::F32 => {
                 let y = launch.write::<f32>(&mut y)?;
+                launch.cuda(|gpu| forms::gather_rows(gpu, (&weight, T::DTYPE), &ids, (&y, dtype), [rows, dim]))?;
                 launch.run(move |cpu| embed::embed_forward(cpu, weight.slice(cpu), dim, ids.slice(cpu), y.slice(cpu)))
             }
             _ => {
                 let y = launch.write::<T>(&mut y)?;
+                launch.cuda(|gpu| forms::gather_rows(gpu, (&weight, T::DTYPE), &ids, (&y, dtype), [rows, dim]))?;
                 launch.run(move |cpu| embed::embed_forward(cpu, weight.slice(cpu), dim, ids.slice(cpu), y.slice(cpu)))
             }
         }
     })?;
     drop(weight);
     Ok(Recorder::record(recorder, y, |_| EmbeddingBackward { ids: ids.detach(), table: table.clone() }))
+}
+
+/// The rows of each id that occurs: `order[starts[k]..starts[k + 1]]` are those of `ids[k]`, ascending.
+struct RowsById {
+    order: Vec<i32>,
+    starts: Vec<i32>,
+    ids: Vec<i32>,
+}
+
+impl RowsById {
+    fn new(of_rows: &[i32]) -> RowsById {
+        let mut order: Vec<i32> = (0..of_rows.len() as i32).collect();
+        order.sort_by_key(|&row| of_rows[row as usize]);
+        let (mut starts, mut ids) = (Vec::new(), Vec::new());
+        for (at, &row) in order.iter().enumerate() {
+            let id = of_rows[row as usize];
+            if ids.last() != Some(&id) {
+                starts.push(at as i32);
+                ids.push(id);
+            }
+        }
+        starts.push(order.len() as i32);
+        RowsById { order, starts, ids }
+    }
 }
 
 struct EmbeddingBackward {
@@ -65,6 +94,24 @@ impl Function for EmbeddingBackward {
         with_float!(dy.dtype(), "embedding", T => {
             let (dy, ids) = (launch.read::<T>(&dy)?, launch.read::<i32>(&self.ids)?);
             let table = launch.grad(&mut slot)?;
+            launch.cuda(|gpu| {
+                let RowsById { order, starts, ids } = RowsById::new(&gpu.download(&ids)?);
+                let n_ids = ids.len();
+                let lists = [order, starts, ids].concat();
+                let memory = gpu.temporary(4 * lists.len())?;
+                let part = |from: usize, to: usize| memory.part(4 * from, 4 * (to - from));
+                gpu.upload(bytemuck::cast_slice(&lists), part(0, lists.len())?)?;
+                if store == Store::Overwrite {
+                    gpu.fill(&table, 0)?;
+                }
+                if n_ids == 0 {
+                    return Ok(());
+                }
+                let (n_rows, end) = (lists.len() - 2 * n_ids - 1, lists.len());
+                let call = gpu.kernel("embed_backward", &[T::DTYPE])?.view(&dy).slice(part(0, n_rows)?);
+                let call = call.slice(part(n_rows, end - n_ids)?).slice(part(end - n_ids, end)?).view(&table);
+                call.u32(n_ids).u32(dim).run(geometry::elements(n_ids * dim.next_multiple_of(8)))
+            })?;
             launch.run(move |cpu| {
                 embed::embed_backward(cpu, dy.slice(cpu), dim, ids.slice(cpu), (table.slice(cpu), store))
             })

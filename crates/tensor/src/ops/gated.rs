@@ -1,7 +1,8 @@
 //! Gated linear units (Shazeer 2020): y = activation(gate) · up; with SiLU it is SwiGLU, with GELU it is GeGLU.
 
-use oarlock_kernels::Result;
+use oarlock_cuda::geometry;
 use oarlock_kernels::glu::{self, Activation};
+use oarlock_kernels::{Element, Result};
 
 use crate::ints::Int;
 use crate::ops::{check_device, check_dtype, dim_of, narrow, with_float, wrong_shape};
@@ -50,7 +51,12 @@ fn forward(
     let mut y = Tensor::uninit(*gate.shape(), gate.dtype(), gate.device(), what)?;
     let mut launch = gate.device().launch(name, 0, 3 * gate.len_bytes() as u64);
     with_float!(gate.dtype(), "gated", T => {
+        let n = gate.n_elems();
         let (gate, up, y) = (launch.read::<T>(gate)?, launch.read::<T>(up)?, launch.write::<T>(&mut y)?);
+        launch.cuda(|gpu| {
+            let call = gpu.kernel("gated_forward", &[T::DTYPE])?.u32(activation as usize);
+            call.view(&gate).view(&up).view(&y).u64(n).run(geometry::elements(n))
+        })?;
         launch.run(move |cpu| {
             glu::gated_forward(cpu, activation, gate.slice(cpu), up.slice(cpu), y.slice(cpu));
         })
@@ -70,11 +76,16 @@ impl Function for GatedBackward {
         let device = gate.device().clone();
         let mut d_gate = Tensor::uninit(*gate.shape(), gate.dtype(), &device, "gradient")?;
         let mut d_up = Tensor::uninit(*up.shape(), up.dtype(), &device, "gradient")?;
-        let activation = self.activation;
+        let (activation, n) = (self.activation, gate.n_elems());
         let mut launch = device.launch("gated backward", 0, 5 * gate.len_bytes() as u64);
         with_float!(gate.dtype(), "gated", T => {
             let (gate, up, dy) = (launch.read::<T>(&gate)?, launch.read::<T>(&up)?, launch.read::<T>(&dy)?);
             let (d_gate, d_up) = (launch.write::<T>(&mut d_gate)?, launch.write::<T>(&mut d_up)?);
+            launch.cuda(|gpu| {
+                let call = gpu.kernel("gated_backward", &[T::DTYPE])?.u32(activation as usize);
+                let call = call.view(&gate).view(&up).view(&dy).view(&d_gate).view(&d_up);
+                call.u64(n).run(geometry::elements(n))
+            })?;
             launch.run(move |cpu| {
                 let (gate, up, dy) = (gate.slice(cpu), up.slice(cpu), dy.slice(cpu));
                 glu::gated_backward(cpu, activation, gate, up, dy, d_gate.slice(cpu), d_up.slice(cpu));

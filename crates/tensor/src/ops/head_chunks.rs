@@ -12,7 +12,9 @@ use oarlock_kernels::gemm::{self, FEW_ROWS, MatMut, MatRef, SumOrder};
 use oarlock_kernels::token_loss::{self, TokenLoss};
 use oarlock_kernels::{DType, Float, Result, Store};
 
+use crate::cuda::{Unable, forms};
 use crate::launch::Launch;
+use crate::ops::head_form::{RowScales, RowsOfLoss};
 use crate::ops::head_loss::HeadOptions;
 use crate::ops::labels::{IGNORE_INDEX, Labels};
 use crate::ops::linear::product;
@@ -148,6 +150,7 @@ fn passes<T: Float>(
     {
         let mut launch = device.quiet_launch("head input grad");
         let dx = launch.write::<T>(dx)?;
+        launch.cuda(|gpu| gpu.fill(&dx, 0))?;
         launch.run(move |cpu| dx.slice(cpu).fill(T::from_f32(0.0)))?;
     }
     if n_kept == 0
@@ -156,6 +159,7 @@ fn passes<T: Float>(
     {
         let mut launch = device.quiet_launch("head weight grad");
         let grad = launch.grad(slot)?;
+        launch.cuda(|gpu| gpu.fill(&grad, 0))?;
         launch.run(move |cpu| grad.slice(cpu).fill(0.0))?;
     }
     // The rows of x that have labels, where they do not follow each other, and the gradients of these rows, in f32: a sum
@@ -178,6 +182,9 @@ fn passes<T: Float>(
             let mut launch = device.launch("head input", 0, (2 * rows * dim * size_of::<T>()) as u64);
             let (x, positions) = (launch.read::<T>(x)?, launch.read::<i32>(&positions)?);
             let to = launch.write_at::<T>(gathered, &(0..rows * dim))?;
+            launch.cuda(|gpu| {
+                forms::gather_rows(gpu, (&x, T::DTYPE), &positions, (&to, T::DTYPE), [rows, dim])
+            })?;
             launch
                 .run(move |cpu| embed_forward(cpu, x.slice(cpu), dim, positions.slice(cpu), to.slice(cpu)))?;
         }
@@ -191,6 +198,10 @@ fn passes<T: Float>(
         let (mut launch, scratch) = product(device, "head forward", x.dtype(), [rows, vocab, dim])?;
         let (from, w_all) = (x_rows(&mut launch, &(0..rows))?, launch.read::<T>(w)?);
         let out = launch.write_at::<f32>(&mut logits, &(0..rows * vocab))?;
+        launch.cuda(|gpu| {
+            let (x, w) = (gpu.matrix(&from, rows, dim)?, gpu.matrix(&w_all, vocab, dim)?.t());
+            gpu.multiply((T::DTYPE, 1), [x, w], (&out, DType::F32, Store::Overwrite), None)
+        })?;
         launch.run(move |cpu| {
             let w = MatRef::new(w_all.slice(cpu), vocab, dim).t();
             let (x, out) =
@@ -213,6 +224,18 @@ fn passes<T: Float>(
             Some(d_logits) => Some(launch.write_at::<T>(d_logits, &(0..rows * vocab))?),
             None => None,
         };
+        launch.cuda(|gpu| {
+            let rows_of = RowsOfLoss { logits: &x_logits, labels: &labels, to: &to, losses: &all_losses };
+            let d_logits = d_logits_rows.as_ref();
+            match (seed, &grad) {
+                _ if hits => Err(Unable::NoForm),
+                (None, None) => rows_of.losses(gpu, loss, cap, [rows, vocab]),
+                (seed, grad) => {
+                    let scale = RowScales { seed, grad: grad.as_ref(), per_row };
+                    rows_of.gradients(gpu, loss, cap, scale, d_logits, [rows, vocab])
+                }
+            }
+        })?;
         launch.run(move |cpu| {
             let (x, labels, to) = (x_logits.slice(cpu), labels.slice(cpu), to.slice(cpu));
             let (losses, scales) = scratch.slice(cpu).split_at_mut(rows);
@@ -251,6 +274,10 @@ fn passes<T: Float>(
             let (mut launch, scratch) = product(device, "head input grad", x.dtype(), [rows, dim, vocab])?;
             let (d, w) = (launch.read_at::<T>(d_logits, &(0..rows * vocab))?, launch.read::<T>(w)?);
             let out = launch.write_at::<f32>(d_rows, &(0..rows * dim))?;
+            launch.cuda(|gpu| {
+                let (d, w) = (gpu.matrix(&d, rows, vocab)?, gpu.matrix(&w, vocab, dim)?);
+                gpu.multiply((T::DTYPE, 1), [d, w], (&out, DType::F32, Store::Overwrite), None)
+            })?;
             launch.run(move |cpu| {
                 let (d, w) = (MatRef::new(d.slice(cpu), rows, vocab), MatRef::new(w.slice(cpu), vocab, dim));
                 let out = MatMut::new(out.slice(cpu), rows, dim);
@@ -259,6 +286,9 @@ fn passes<T: Float>(
             let mut launch = device.quiet_launch("head input grad");
             let from = launch.read_at::<f32>(d_rows, &(0..rows * dim))?;
             let (positions, dx) = (launch.read::<i32>(&positions)?, launch.update::<T>(dx)?);
+            launch.cuda(|gpu| {
+                forms::place_rows(gpu, gpu.slice(&from)?, &positions, (&dx, T::DTYPE), [rows, dim])
+            })?;
             launch.run(move |cpu| place_rows(from.slice(cpu), dim, positions.slice(cpu), dx.slice(cpu)))?;
         }
         if let Some(slot) = &mut slot {
@@ -269,6 +299,10 @@ fn passes<T: Float>(
                 let from = x_rows(&mut launch, block)?;
                 let store = if is_first { slot.store } else { Store::Add };
                 let out = launch.grad_as(slot, store)?;
+                launch.cuda(|gpu| {
+                    let (d, x) = (gpu.matrix(&d, k, vocab)?.t(), gpu.matrix(&from, k, dim)?);
+                    gpu.multiply((T::DTYPE, 1), [d, x], (&out, DType::F32, store), None)
+                })?;
                 launch.run(move |cpu| {
                     let d = MatRef::new(d.slice(cpu), k, vocab).t();
                     let (x, out) =

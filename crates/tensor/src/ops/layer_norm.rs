@@ -1,6 +1,7 @@
 //! LayerNorm (Ba et al. 2016): y = (x - mean) / sqrt(variance + eps) · weight + bias, statistics in f32.
 
-use oarlock_kernels::{DType, Error, Result, Store, norm};
+use oarlock_cuda::geometry;
+use oarlock_kernels::{DType, Element, Error, Result, Store, norm};
 
 use crate::ops::{check_dtype, with_float, wrong_shape};
 use crate::param::Param;
@@ -51,10 +52,16 @@ fn forward(
     let statistic = || Tensor::uninit([x.shape().n_rows()], DType::F32, x.device(), "statistics");
     let (mut mean, mut rstd) = (statistic()?, statistic()?);
     let mut launch = x.device().launch(name, 0, 2 * x.len_bytes() as u64);
+    let (rows, dim) = (x.shape().n_rows(), x.shape().last());
     with_float!(x.dtype(), "layer_norm", T => {
         let (x, w) = (launch.read::<T>(x)?, launch.read::<T>(&w)?);
         let b = b.as_ref().map(|b| launch.read::<T>(b)).transpose()?;
         let (y, mean, rstd) = (launch.write::<T>(&mut y)?, launch.write(&mut mean)?, launch.write(&mut rstd)?);
+        launch.cuda(|gpu| {
+            let call = gpu.kernel("layer_norm_forward", &[T::DTYPE])?.view(&x).view(&w).optional(b.as_ref()).f32(eps);
+            let call = call.view(&y).view::<f32>(&mean).view::<f32>(&rstd).u32(rows).u32(dim);
+            call.run(geometry::rows(rows, dim))
+        })?;
         launch.run(move |cpu| {
             let b = b.map(|b| b.slice(cpu));
             let (y, mean, rstd) = (y.slice(cpu), mean.slice(cpu), rstd.slice(cpu));
@@ -94,6 +101,22 @@ impl Function for LayerNormBackward {
             let (x, w, dy) = (launch.read::<T>(&x)?, launch.read::<T>(&w)?, launch.read::<T>(&dy)?);
             let (mean, rstd) = (launch.read::<f32>(&self.mean)?, launch.read::<f32>(&self.rstd)?);
             let dx = launch.store::<T>(&mut dx, store)?;
+            launch.cuda(|gpu| {
+                let n_partials = geometry::norm_partials(n_rows);
+                let partials = gpu.temporary(2 * 4 * n_partials * dim)?;
+                let bytes = 4 * n_partials * dim;
+                let [of_weight, of_bias] = [partials.part(0, bytes)?, partials.part(bytes, bytes)?];
+                let call = gpu.kernel("layer_norm_backward", &[T::DTYPE])?.view(&x).view(&w).view(&mean).view(&rstd);
+                let call = call.view(&dy).view(&dx).added(store).slice(of_weight).slice(of_bias);
+                call.u32(n_rows).u32(dim).run(geometry::norm_backward(n_rows, dim, 2))?;
+                for (grad, sums) in [(&weight_grad, of_weight), (&bias_grad, of_bias)] {
+                    if let Some((store, grad)) = grad {
+                        let sizes = [1, n_partials, dim];
+                        gpu.sum_rows((sums, DType::F32), sizes, (grad, DType::F32, *store))?;
+                    }
+                }
+                Ok(())
+            })?;
             launch.run(move |cpu| {
                 let (scratch, sums) = scratch.slice(cpu).split_at_mut(n_scratch);
                 let (d_weight, d_bias) = sums.split_at_mut(dim);

@@ -1,8 +1,10 @@
 //! Linear: y = x·Wᵀ + b over the rows of x. Its weight gradient goes straight into the flat gradient buffer.
 
+use oarlock_cuda::driver::Slice;
 use oarlock_kernels::gemm::{self, MatMut, MatRef};
-use oarlock_kernels::{DType, Float, Result, Store, elementwise};
+use oarlock_kernels::{DType, Element, Float, Result, Store, elementwise};
 
+use crate::cuda::Matrix;
 use crate::device::Device;
 use crate::launch::{Launch, ViewMut};
 use crate::ops::{check_dtype, with_float, wrong_shape};
@@ -70,6 +72,14 @@ struct Sizes {
 }
 
 impl Sizes {
+    /// As [`Sizes::as_right`], on a GPU.
+    fn right_matrix(self, memory: Slice<'_>) -> Matrix<'_> {
+        match self.layout {
+            WeightLayout::OutIn => Matrix::new(memory, self.n_out, self.n_in).t(),
+            WeightLayout::InOut => Matrix::new(memory, self.n_in, self.n_out),
+        }
+    }
+
     /// The weight as the matrix that x is multiplied with from the right: `[I, O]`.
     fn as_right<T: Float>(self, w: &[T]) -> MatRef<'_, T> {
         let (row_stride, transposed) = match self.layout {
@@ -116,6 +126,11 @@ impl Linear {
             let (op, x, w) = (self.sizes, launch.read::<T>(x)?, launch.read::<T>(&w)?);
             let bias = bias.as_ref().map(|bias| launch.read::<T>(bias)).transpose()?;
             let y = launch.store::<T>(y, store)?;
+            launch.cuda(|gpu| {
+                let (x, w) = (gpu.matrix(&x, n_rows, op.n_in)?, op.right_matrix(gpu.slice(&w)?));
+                let bias = bias.as_ref().map(|bias| gpu.slice(bias)).transpose()?;
+                gpu.multiply((T::DTYPE, 1), [x, w], (&y, T::DTYPE, store), bias)
+            })?;
             launch.run(move |cpu| {
                 let (x, y) = (MatRef::new(x.slice(cpu), n_rows, op.n_in), y.slice(cpu));
                 let out = MatMut::new(&mut *y, n_rows, op.n_out);
@@ -150,6 +165,10 @@ impl Function for LinearBackward {
             with_float!(dy.dtype(), "linear", T => {
                 let (left, right) = (launch.read::<T>(left)?, launch.read::<T>(right)?);
                 let (store, out) = (slot.store, launch.grad(&mut slot)?);
+                launch.cuda(|gpu| {
+                    let (left, right) = (gpu.matrix(&left, n_rows, o)?.t(), gpu.matrix(&right, n_rows, i)?);
+                    gpu.multiply((T::DTYPE, 1), [left, right], (&out, DType::F32, store), None)
+                })?;
                 launch.run(move |cpu| {
                     let left = MatRef { data: left.slice(cpu), rows: o, cols: n_rows, row_stride: o, transposed: true };
                     let right = MatRef::new(right.slice(cpu), n_rows, i);
@@ -165,6 +184,10 @@ impl Function for LinearBackward {
             let scratch = launch.scratch::<f32>(elementwise::bias_grad_scratch(n_rows, n_out))?;
             with_float!(dy.dtype(), "linear", T => {
                 let (dy, out) = (launch.read::<T>(&dy)?, launch.grad(&mut slot)?);
+                launch.cuda(|gpu| {
+                    let rows = [1, n_rows, n_out];
+                    gpu.sum_rows((gpu.slice(&dy)?, T::DTYPE), rows, (&out, DType::F32, store))
+                })?;
                 launch.run(move |cpu| {
                     elementwise::bias_grad(cpu, dy.slice(cpu), (out.slice(cpu), store), scratch.slice(cpu));
                 })
@@ -178,6 +201,10 @@ impl Function for LinearBackward {
             with_float!(dy.dtype(), "linear", T => {
                 let (op, dy, w) = (op.sizes, launch.read::<T>(&dy)?, launch.read::<T>(&w)?);
                 let dx = launch.store::<T>(&mut dx, store)?;
+                launch.cuda(|gpu| {
+                    let (dy, w) = (gpu.matrix(&dy, n_rows, n_out)?, op.right_matrix(gpu.slice(&w)?).t());
+                    gpu.multiply((T::DTYPE, 1), [dy, w], (&dx, T::DTYPE, store), None)
+                })?;
                 launch.run(move |cpu| {
                     // dx[T, I] = dy[T, O]·W[O, I]
                     let right = op.as_right(w.slice(cpu));

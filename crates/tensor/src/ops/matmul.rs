@@ -1,7 +1,7 @@
 //! Batched matrix products of two tensors: `[.., M, K]` times `[.., K, N]`, either stored transposed.
 
 use oarlock_kernels::gemm::{self, MatMut, MatRef};
-use oarlock_kernels::{Result, Store};
+use oarlock_kernels::{Element, Result, Store};
 
 use crate::ops::binary::broadcast_shape;
 use crate::ops::linear::products;
@@ -147,6 +147,11 @@ impl Batch {
         let (mut launch, scratch) = products(a.device(), name, a.dtype(), self.n, [rows, cols, inner])?;
         with_float!(a.dtype(), name, T => {
             let (xs, ws, ys) = (launch.read::<T>(a)?, launch.read::<T>(b)?, launch.write::<T>(&mut y)?);
+            launch.cuda(|gpu| {
+                let left = gpu.matrix(&xs, a_dims.0, a_dims.1)?.t_if(ta);
+                let right = gpu.matrix(&ws, b_dims.0, b_dims.1)?.t_if(tb);
+                gpu.multiply((T::DTYPE, self.n), [left, right], (&ys, T::DTYPE, Store::Overwrite), None)
+            })?;
             launch.run(move |cpu| {
                 let (xs, ws, ys, scratch) = (xs.slice(cpu), ws.slice(cpu), ys.slice(cpu), scratch.slice(cpu));
                 for i in 0..self.n {

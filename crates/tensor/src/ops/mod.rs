@@ -15,6 +15,7 @@ mod dropout;
 mod embedding;
 mod gated;
 mod head_chunks;
+mod head_form;
 mod head_loss;
 mod labels;
 mod layer_norm;

@@ -2,6 +2,7 @@
 //!
 //! Rows (a residual stream) and weight may be f32 where the output is 16-bit.
 
+use oarlock_cuda::geometry;
 use oarlock_kernels::norm::{self, RmsWeight};
 use oarlock_kernels::{DType, Result, Store};
 
@@ -34,12 +35,19 @@ pub fn rms_norm_to(x: &Tensor, weight: &Param, eps: f32, offset: f32, dtype: DTy
     let mut y = Tensor::uninit(*x.shape(), dtype, x.device(), "activation")?;
     let mut rstd = Tensor::uninit([x.shape().n_rows()], DType::F32, x.device(), "statistics")?;
     let mut launch = x.device().launch("rms_norm forward", 0, bytes(&[x, &y]));
+    let ([rows, dim], dtypes) = ([x.shape().n_rows(), x.shape().last()], [x.dtype(), w.dtype(), dtype]);
     with_float!(dtype, "rms_norm", T => {
         let (y, rstd) = (launch.write::<T>(&mut y)?, launch.write::<f32>(&mut rstd)?);
-        with_float_or_f32!(launch, x, T, x => with_float_or_f32!(launch, &w, T, w => launch.run(move |cpu| {
-            let weight = RmsWeight { weight: w.slice(cpu), offset };
-            norm::rms_norm_forward(cpu, x.slice(cpu), weight, eps, y.slice(cpu), rstd.slice(cpu));
-        })))
+        with_float_or_f32!(launch, x, T, x => with_float_or_f32!(launch, &w, T, w => {
+            launch.cuda(|gpu| {
+                let call = gpu.kernel("rms_norm_forward", &dtypes)?.view(&x).view(&w).f32(offset).f32(eps);
+                call.view(&y).view(&rstd).u32(rows).u32(dim).run(geometry::rows(rows, dim))
+            })?;
+            launch.run(move |cpu| {
+                let weight = RmsWeight { weight: w.slice(cpu), offset };
+                norm::rms_norm_forward(cpu, x.slice(cpu), weight, eps, y.slice(cpu), rstd.slice(cpu));
+            })
+        }))
     })?;
     drop(w);
     Ok(Recorder::record(recorder, y, |recorder| RmsNormBackward {
@@ -80,11 +88,23 @@ impl Function for RmsNormBackward {
             Some(slot) => Some((slot.store, launch.grad(slot)?)),
             None => None,
         };
-        let offset = self.offset;
+        let (offset, dtypes) = (self.offset, [x.dtype(), w.dtype(), self.dtype]);
         // For x and its gradient in one of two dtypes.
         macro_rules! run {
             ($launch:ident, $X:ty, $rstd:ident, $dy:ident, $w:ident) => {{
                 let (x, dx) = ($launch.read::<$X>(&x)?, $launch.store::<$X>(&mut dx, store)?);
+                $launch.cuda(|gpu| {
+                    let n_partials = geometry::norm_partials(n_rows);
+                    let partials = gpu.temporary(4 * n_partials * dim)?;
+                    let call =
+                        gpu.kernel("rms_norm_backward", &dtypes)?.view(&x).view(&$w).f32(offset).view(&$rstd);
+                    let call =
+                        call.view(&$dy).view(&dx).added(store).slice(partials.slice()?).u32(n_rows).u32(dim);
+                    call.run(geometry::norm_backward(n_rows, dim, 1))?;
+                    let Some((store, grad)) = &grad else { return Ok(()) };
+                    let sums = (partials.slice()?, DType::F32);
+                    gpu.sum_rows(sums, [1, n_partials, dim], (grad, DType::F32, *store))
+                })?;
                 $launch.run(move |cpu| {
                     let (scratch, unused) = scratch.slice(cpu).split_at_mut(n_scratch);
                     let d_weight = match grad {
@@ -117,12 +137,20 @@ impl Function for RmsNormBackward {
         let mut y = Tensor::uninit(*x.shape(), self.dtype, x.device(), "replayed")?;
         let offset = self.offset;
         let mut launch = x.device().launch("rms_norm replay", 0, bytes(&[&x, &y]));
+        let ([rows, dim], dtypes) =
+            ([x.shape().n_rows(), x.shape().last()], [x.dtype(), w.dtype(), self.dtype]);
         with_float!(self.dtype, "rms_norm", T => {
             let (rstd, y) = (launch.read::<f32>(&self.rstd)?, launch.write::<T>(&mut y)?);
-            with_float_or_f32!(launch, &x, T, x => with_float_or_f32!(launch, &w, T, w => launch.run(move |cpu| {
-                let weight = RmsWeight { weight: w.slice(cpu), offset };
-                norm::rms_norm_apply(cpu, x.slice(cpu), weight, rstd.slice(cpu), y.slice(cpu));
-            })))
+            with_float_or_f32!(launch, &x, T, x => with_float_or_f32!(launch, &w, T, w => {
+                launch.cuda(|gpu| {
+                    let call = gpu.kernel("rms_norm_apply", &dtypes)?.view(&x).view(&w).f32(offset).view(&rstd);
+                    call.view(&y).u32(rows).u32(dim).run(geometry::rows(rows, dim))
+                })?;
+                launch.run(move |cpu| {
+                    let weight = RmsWeight { weight: w.slice(cpu), offset };
+                    norm::rms_norm_apply(cpu, x.slice(cpu), weight, rstd.slice(cpu), y.slice(cpu));
+                })
+            }))
         })?;
         Ok(y)
     }

@@ -5,6 +5,7 @@ mod rule;
 
 use std::ops::Range;
 
+use oarlock_cuda::geometry;
 use oarlock_kernels::optim::adafactor::{self, AdafactorArgs, Extent};
 use oarlock_kernels::optim::adagrad::Adagrad;
 use oarlock_kernels::optim::adam::Adam;
@@ -17,6 +18,7 @@ use oarlock_kernels::optim::{self, Buffers, MAX_STATES, states};
 use oarlock_kernels::{Cpu, DType, Element, Error, Float, Result};
 
 use crate::arena::{ALIGN, Buffer};
+use crate::cuda::{Form, Kernels, Unable};
 use crate::device::Device;
 use crate::flat::{FlatBuffer, WriteLease};
 use crate::launch::{Launch, Mode, View, ViewMut};
@@ -145,7 +147,7 @@ pub fn update(
         }
     }
     let (mut working, range) = (parts.weights.flat.write()?, &parts.weights.range);
-    let step = Step { rule: rule.clone(), args: *args, shape: *shape, role, grad, state, scratch };
+    let step = Step { rule: rule.clone(), args: *args, shape: *shape, role, n, grad, state, scratch };
     match &parts.master {
         None => {
             let weights = launch.write_flat(&mut working, range, Mode::Update)?;
@@ -168,6 +170,8 @@ struct Step {
     args: StepArgs,
     shape: Shape,
     role: Role,
+    /// Elements of the weights.
+    n: usize,
     grad: View<f32>,
     state: [Option<ViewMut<f32>>; MAX_STATES],
     scratch: Option<ViewMut<u8>>,
@@ -176,10 +180,11 @@ struct Step {
 impl Step {
     fn launch<T: Float>(
         self,
-        launch: Launch<'_>,
+        mut launch: Launch<'_>,
         weights: ViewMut<f32>,
         working: Option<ViewMut<T>>,
     ) -> Result<()> {
+        launch.cuda(|gpu| self.form(gpu, &weights, working.as_ref()))?;
         launch.run(move |cpu| {
             let buffers = Buffers {
                 weights: weights.slice(cpu),
@@ -192,6 +197,39 @@ impl Step {
             let scratch = self.scratch.map_or(bytemuck::cast_slice_mut(none), |scratch| scratch.slice(cpu));
             dispatch(cpu, &self.rule, &self.args, (&self.shape, self.role), buffers, scratch);
         })
+    }
+}
+
+impl Step {
+    /// The step on a GPU.
+    fn form<T: Float>(
+        &self,
+        gpu: &Kernels<'_>,
+        weights: &ViewMut<f32>,
+        working: Option<&ViewMut<T>>,
+    ) -> Form {
+        let call = |op: &str, n_states: usize| {
+            let call = gpu.kernel(op, &[T::DTYPE])?.view(weights);
+            let states = self.state[..n_states].iter();
+            let call = states.fold(call, |call, state| call.optional(state.as_ref()));
+            Ok::<_, Unable>(call.view(&self.grad).optional(working))
+        };
+        let (n, args) = (self.n, &self.args);
+        let call = match self.rule {
+            Rule::AdamW { beta1, beta2, eps } => {
+                call("adam", 2)?.u32(1).f32s(&Adam::<true>::new(beta1, beta2, eps, args).scalars())
+            }
+            Rule::Adam { beta1, beta2, eps } => {
+                call("adam", 2)?.u32(0).f32s(&Adam::<false>::new(beta1, beta2, eps, args).scalars())
+            }
+            Rule::Sgd { momentum, dampening, nesterov } => {
+                let (scalars, nesterov) = Sgd::new(momentum, dampening, nesterov, args).scalars();
+                call("sgd", 1)?.f32s(&scalars).u32(usize::from(nesterov))
+            }
+            Rule::Lion { beta1, beta2 } => call("lion", 1)?.f32s(&Lion::new(beta1, beta2, args).scalars()),
+            _ => return Err(Unable::NoForm),
+        };
+        call.u64(n).run(geometry::elements(n))
     }
 }
 

@@ -1,7 +1,9 @@
 //! The residual stream: an f32 sum of what the parts of a model add to it, whatever they compute in.
 
-use oarlock_kernels::{DType, Error, Result, elementwise};
+use oarlock_cuda::geometry;
+use oarlock_kernels::{DType, Element, Error, Result, elementwise};
 
+use crate::cuda::forms;
 use crate::ops::{check_device, with_float, wrong_shape};
 use crate::tape::{Backward, Function, Recorder};
 use crate::tensor::Tensor;
@@ -21,10 +23,15 @@ pub fn add_residual(stream: &Tensor, part: &Tensor) -> Result<Tensor> {
     let recorder = Recorder::new(&[stream, part], &[])?;
     let mut sum = Tensor::uninit(*stream.shape(), DType::F32, stream.device(), "activation")?;
     let bytes = (2 * stream.len_bytes() + part.len_bytes()) as u64;
+    let n_elems = stream.n_elems();
     let mut launch = stream.device().launch("add_residual", 0, bytes);
     with_float!(part.dtype(), "add_residual", T => {
         let (stream, part) = (launch.read::<f32>(stream)?, launch.read::<T>(part)?);
-        let sum = launch.write::<f32>(&mut sum)?;
+        let (sum, n) = (launch.write::<f32>(&mut sum)?, n_elems);
+        launch.cuda(|gpu| {
+            let call = gpu.kernel("add_mixed", &[T::DTYPE])?.view(&stream).view(&part).view(&sum);
+            call.u64(n).run(geometry::elements(n))
+        })?;
         launch.run(move |cpu| elementwise::add_mixed(cpu, stream.slice(cpu), part.slice(cpu), sum.slice(cpu)))
     })?;
     Ok(Recorder::record(recorder, sum, |_| AddResidualBackward { part: part.dtype() }))
@@ -50,7 +57,9 @@ fn rounded(x: &Tensor, dtype: DType) -> Result<Tensor> {
     let mut y = Tensor::uninit(*x.shape(), dtype, x.device(), "gradient")?;
     let mut launch = x.device().launch("round gradient", 0, (x.len_bytes() + y.len_bytes()) as u64);
     with_float!(dtype, "add_residual", T => {
+        let n = x.n_elems();
         let (x, y) = (launch.read::<f32>(x)?, launch.write::<T>(&mut y)?);
+        launch.cuda(|gpu| forms::cast(gpu, (&x, DType::F32), (&y, T::DTYPE), n))?;
         launch.run(move |cpu| elementwise::cast(cpu, x.slice(cpu), y.slice(cpu)))
     })?;
     Ok(y)

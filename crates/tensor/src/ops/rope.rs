@@ -1,10 +1,14 @@
 //! Rotary position embedding (Su et al. 2021): pairs of channels turned by an angle that grows with the position.
 
-use std::sync::Arc;
+use std::sync::{Arc, OnceLock};
 
-use oarlock_kernels::Result;
+use oarlock_cuda::geometry;
 use oarlock_kernels::rope::{self as kernel, Positions, RopeShape, RopeStyle, Rotation};
+use oarlock_kernels::{Element, Result};
 
+use crate::cuda::Unable;
+use crate::device::Device;
+use crate::launch::View;
 use crate::ops::{with_float, wrong_shape};
 use crate::rope_table::{RopeScaling, RopeTable};
 use crate::tape::{Backward, Function, Recorder};
@@ -17,6 +21,8 @@ pub struct Rope {
     rot_dim: usize,
     style: RopeStyle,
     n_positions: usize,
+    /// Cosines and sines on the first GPU that used them.
+    on_gpu: OnceLock<[Tensor; 2]>,
 }
 
 impl Rope {
@@ -32,7 +38,20 @@ impl Rope {
         n_positions: usize,
     ) -> Result<Rope> {
         let table = RopeTable::new(theta, rot_dim, scaling, n_positions)?;
-        Ok(Rope { table, rot_dim, style, n_positions })
+        Ok(Rope { table, rot_dim, style, n_positions, on_gpu: OnceLock::new() })
+    }
+
+    /// Cosines and sines where the kernels of a GPU find them; none for another device.
+    fn tables(&self, device: &Device) -> Result<Option<&[Tensor; 2]>> {
+        if !device.is_cuda() {
+            return Ok(None);
+        }
+        if self.on_gpu.get().is_none() {
+            let copied = |values: &[f32]| Tensor::from_slice(values, [values.len()], device);
+            // Another thread may have been faster; both are the same.
+            drop(self.on_gpu.set([copied(&self.table.cos)?, copied(&self.table.sin)?]));
+        }
+        Ok(self.on_gpu.get().filter(|[cos, _]| cos.device().same(device)))
     }
 
     /// The number of positions.
@@ -65,8 +84,21 @@ fn turn(
     let &[_, seq, heads, dim] = x.sizes() else { return Err(wrong_shape("rope", "[B, S, H, D]", x)) };
     let shape = RopeShape { heads, head_dim: dim, rot_dim: table.rot_dim, style: table.style };
     let (table, mut launch) = (table.clone(), x.device().launch(name, 0, 2 * x.len_bytes() as u64));
+    let tables = match table.tables(x.device())? {
+        Some([cos, sin]) => Some((launch.read::<f32>(cos)?, launch.read::<f32>(sin)?)),
+        None => None,
+    };
     with_float!(x.dtype(), "rope", T => {
         let y = launch.update::<T>(&mut y)?;
+        launch.cuda(|gpu| {
+            let (cos, sin) = tables.filter(|_| first + seq <= table.n_positions).ok_or(Unable::NoForm)?;
+            let sign = if rotation == Rotation::Forward { 1.0 } else { -1.0 };
+            let (rows, half) = (x.sizes()[0] * seq, table.rot_dim / 2);
+            let call = gpu.kernel("rope", &[T::DTYPE])?.view(&y).view(&cos).view(&sin);
+            let call = call.optional(None::<&View<i32>>).u32(seq).u32(first).f32(sign).u32(rows).u32(heads).u32(dim);
+            let interleaved = usize::from(table.style == RopeStyle::Interleaved);
+            call.u32(half).u32(interleaved).run(geometry::elements(8 * rows * heads * half))
+        })?;
         launch.run(move |cpu| {
             let (positions, table) = (Positions::Counted { seq, offset: first }, &table.table);
             kernel::rope(cpu, shape, rotation, positions, (&table.cos, &table.sin), y.slice(cpu))

@@ -8,6 +8,7 @@ use bytemuck::Pod;
 use oarlock_kernels::{DType, Element, Error, Float, Result, Scalar, Store, elementwise};
 
 use crate::arena::Buffer;
+use crate::cuda::forms;
 use crate::device::Device;
 use crate::flat::FlatBuffer;
 use crate::launch::{HostOrder, Launch, Mode, Owner, Span, ViewMut};
@@ -26,6 +27,7 @@ impl Tensor {
         let mut zeros = Tensor::uninit(shape, dtype, device, "tensor")?;
         let mut launch = device.quiet_launch("zeros");
         let bytes = launch.write_words::<u8>(&mut zeros)?;
+        launch.cuda(|gpu| gpu.fill(&bytes, 0))?;
         launch.run(move |cpu| bytes.slice(cpu).fill(0))?;
         Ok(zeros)
     }
@@ -154,6 +156,7 @@ impl Tensor {
         let mut copy = Tensor::uninit(*self.shape(), self.dtype(), self.device(), what)?;
         let mut launch = self.device().quiet_launch("copy");
         let (from, to) = (launch.read_words::<u8>(self)?, launch.write_words::<u8>(&mut copy)?);
+        launch.cuda(|gpu| gpu.copy(&from, &to))?;
         launch.run(move |cpu| to.slice(cpu).copy_from_slice(from.slice(cpu)))?;
         Ok(copy)
     }
@@ -184,6 +187,7 @@ impl Tensor {
         let from = launch.read_words::<u8>(rows)?;
         let start = first * row_bytes;
         let to = launch.write_words_at::<u8>(self, &(start..start + rows.len_bytes()))?;
+        launch.cuda(|gpu| gpu.copy(&from, &to))?;
         launch.run(move |cpu| to.slice(cpu).copy_from_slice(from.slice(cpu)))
     }
 }
@@ -319,6 +323,7 @@ pub(crate) fn clear(device: &Device, buffer: &mut Buffer) -> Result<()> {
     let mut launch = device.quiet_launch("zeros");
     let len = buffer.len_bytes();
     let bytes = launch.buffer::<u8>(buffer, len)?;
+    launch.cuda(|gpu| gpu.fill(&bytes, 0))?;
     launch.run(move |cpu| bytes.slice(cpu).fill(0))
 }
 
@@ -347,11 +352,14 @@ pub fn convert(
         let bytes = |range: &Range<usize>| range.start * to_dtype.size()..range.end * to_dtype.size();
         let from = launch.read_flat::<u8>(&from_lease, &bytes(&from.range))?;
         let to = launch.write_flat::<u8>(&mut to_lease, &bytes(&to.range), Mode::Write)?;
+        launch.cuda(|gpu| gpu.copy(&from, &to))?;
         return launch.run(move |cpu| to.slice(cpu).copy_from_slice(from.slice(cpu)));
     }
     with_float!(from_dtype, "convert", F => with_float!(to_dtype, "convert", T => {
+        let n = from.range.len();
         let from = launch.read_flat::<F>(&from_lease, &from.range)?;
         let to = launch.write_flat::<T>(&mut to_lease, &to.range, Mode::Write)?;
+        launch.cuda(|gpu| forms::cast(gpu, (&from, from_dtype), (&to, to_dtype), n))?;
         launch.run(move |cpu| elementwise::cast(cpu, from.slice(cpu), to.slice(cpu)))
     }))
 }
@@ -367,8 +375,10 @@ pub fn accumulate(device: &Device, from: &Part<'_>, to: &Part<'_>, how: Store) -
     check("accumulate", from, to)?;
     let (from_lease, mut to_lease) = (from.flat.read()?, to.flat.write()?);
     let mut launch = device.launch("transfer", 0, 12 * from.range.len() as u64);
+    let n = from.range.len();
     let from = launch.read_flat::<f32>(&from_lease, &from.range)?;
     let to = launch.write_flat::<f32>(&mut to_lease, &to.range, Mode::Update)?;
+    launch.cuda(|gpu| forms::add_assign(gpu, (&to, DType::F32), (&from, DType::F32), n))?;
     launch.run(move |cpu| elementwise::add_assign(cpu, to.slice(cpu), from.slice(cpu)))
 }
 

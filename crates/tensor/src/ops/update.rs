@@ -2,6 +2,7 @@
 
 use std::ops::Range;
 
+use oarlock_cuda::geometry;
 use oarlock_kernels::{DType, Error, Result, elementwise, gemm, sums};
 
 use crate::device::Device;
@@ -22,9 +23,14 @@ pub fn squared_norms(device: &Device, x: &Part<'_>, out: &Part<'_>) -> Result<()
         let (expected, got) = (format!("{n_blocks} sums"), format!("{:?}", out.range));
         return Err(Error::Shape { op: "squared_norms", expected, got });
     }
-    let mut launch = device.launch("gradient norm", 0, 4 * x.range.len() as u64);
+    let n = x.range.len();
+    let mut launch = device.launch("gradient norm", 0, 4 * n as u64);
     let x = launch.read_flat::<f32>(&x.flat.read()?, &x.range)?;
     let out = launch.write_flat::<f64>(&mut out.flat.write()?, &out.range, Mode::Write)?;
+    launch.cuda(|gpu| {
+        let call = gpu.kernel("squared_norm", &[DType::F32])?.view(&x).view(&out).u64(n);
+        call.run(geometry::squared_norm(n))
+    })?;
     launch.run(move |cpu| sums::squared_norm(cpu, x.slice(cpu), out.slice(cpu)))
 }
 
@@ -49,6 +55,11 @@ pub fn scale_clamp(
     }
     let mut launch = device.launch("clip gradients", 0, 8 * range.len() as u64);
     let part = launch.write_flat::<f32>(&mut flat.write()?, &range, Mode::Update)?;
+    launch.cuda(|gpu| {
+        let n = range.len();
+        let call = gpu.kernel("scale_clamp", &[])?.view(&part).f32(scale).f32(bound).u64(n);
+        call.run(geometry::elements(n))
+    })?;
     launch.run(move |cpu| elementwise::scale_clamp(cpu, scale, bound, part.slice(cpu)))
 }
 
