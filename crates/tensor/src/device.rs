@@ -41,7 +41,7 @@ use oarlock_kernels::{Cpu, Isa, Par, Result};
 use crate::arena::Arena;
 use oarlock_cuda::libraries::Libraries as CudaLibraries;
 
-use crate::cuda::Gpu;
+use crate::cuda::{self, Gpu};
 use crate::launch::Launch;
 use crate::profile::Profile;
 use crate::strict::Queue;
@@ -111,6 +111,14 @@ impl Device {
     /// [`Error::Gpu`](crate::Error::Gpu): no driver, no such GPU, one that is too old, or a library that is missing.
     pub fn cuda(index: usize, isa: Isa, par: Par) -> Result<Device> {
         Device::cuda_of(&CudaLibraries::from_environment(), index, isa, par)
+    }
+
+    /// How many NVIDIA GPUs this process sees.
+    ///
+    /// # Errors
+    /// As [`Device::cuda`].
+    pub fn cuda_count() -> Result<usize> {
+        cuda::device_count(&CudaLibraries::from_environment())
     }
 
     /// As [`Device::cuda`], with libraries from where it is said.

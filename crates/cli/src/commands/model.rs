@@ -10,7 +10,7 @@ use oarlock::generate::Generator;
 use oarlock_comm::available_cores;
 use oarlock_tensor::cpu::Isa;
 use oarlock_tensor::cpu::quantized::{Code, Format};
-use oarlock_tensor::{DType, Device, Par};
+use oarlock_tensor::{DType, Device, DeviceKind, Par};
 
 use super::dtypes;
 
@@ -35,6 +35,9 @@ pub(super) struct LoadArgs {
     /// The dtype of the arithmetic
     #[arg(long, value_parser = dtypes(["f32", "bf16"]), default_value = "f32")]
     dtype: DType,
+    /// Where it computes; cuda: on the first NVIDIA GPU (experimental)
+    #[arg(long, value_parser = ["cpu", "cuda"], default_value = "cpu")]
+    device: String,
     /// Threads; by default all cores
     #[arg(long)]
     threads: Option<usize>,
@@ -49,7 +52,8 @@ impl LoadArgs {
     /// The model and its tokenizer.
     pub fn load(&self) -> Result<(Generator, Tokenizer)> {
         let par = Par::threads(self.threads.unwrap_or_else(|| available_cores().len()))?;
-        let device = Device::cpu(Isa::detect(), par);
+        let kind = if self.device == "cuda" { DeviceKind::Cuda(0) } else { DeviceKind::Cpu };
+        let device = Device::open(kind, Isa::detect(), par)?;
         let (dir, adapters) = (&self.model, &self.adapter);
         let tokenizer = Tokenizer::open(self.tokenizer_folder())?;
         let model = match self.format() {

@@ -13,7 +13,7 @@ use oarlock::settings::problem::{Problem, Problems};
 use oarlock::settings::resolve::{self, AUTO, Settings};
 use oarlock::settings::value::Value;
 use oarlock::settings::{optimizer, schedule};
-use oarlock_tensor::DType;
+use oarlock_tensor::{DType, DeviceKind};
 
 use super::best;
 use super::checks;
@@ -147,6 +147,7 @@ pub fn build(
     let ranks = RankArgs {
         num_processes: read.usize("num_processes"),
         threads: read.count("num_threads_per_process"),
+        device: if read.word("device") == "cuda" { DeviceKind::Cuda(0) } else { DeviceKind::Cpu },
         cpu_path: Some(read.word("cpu_path").to_owned()).filter(|name| name != AUTO),
         timeout: Duration::from_secs(read.int("ddp_timeout").unsigned_abs()),
     };

@@ -414,6 +414,7 @@ pub const KEYS: &[Key] = &[
     key(Log, List, "profile_modules", "", NoEffect("write profile: true"), "Modules that are timed"),
     row(TRAINING, "num_processes"),
     key(Ranks, Int(1), "num_threads_per_process", "", Used, "Our own: threads of a rank; unset: the cores divided by the ranks"),
+    key(Ranks, Choice(&["cpu", "cuda"]), "device", "cpu", Used, "Our own: where ranks compute; cuda: on NVIDIA GPUs, in turns where a machine has more ranks (experimental: verified in emulation, not yet on hardware)"),
     key(Ranks, Choice(&["auto", "portable", "avx2", "avx512", "avx512bf16"]), "cpu_path", "auto", Used, "Our own: instruction set of the kernels; auto: the fastest of this CPU"),
     key(Ranks, Choice(&["nccl", "gloo", "mpi", "ccl", "hccl", "cncl", "mccl"]), "ddp_backend", "", NoEffect("ranks meet in shared memory, or through MPI (OARLOCK_TRANSPORT)"), "Backend of collectives"),
     key(Ranks, Int(1), "ddp_timeout", "1800", Used, "Seconds that ranks wait in a collective for a rank that is alive, which after 5 seconds a note on stderr names; then the run ends with an error that names it"),

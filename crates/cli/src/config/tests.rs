@@ -6,7 +6,7 @@ use proptest::prelude::*;
 use std::time::Duration;
 
 use super::*;
-use oarlock_tensor::DType;
+use oarlock_tensor::{DType, DeviceKind};
 
 mod finetuning;
 mod model;
@@ -77,7 +77,13 @@ fn defaults_are_those_of_the_originals() {
     assert_eq!(config.save.resume, Resume::IfPresent);
     assert_eq!(
         config.ranks,
-        RankArgs { num_processes: 1, threads: None, cpu_path: None, timeout: Duration::from_secs(1800) }
+        RankArgs {
+            num_processes: 1,
+            threads: None,
+            device: DeviceKind::Cpu,
+            cpu_path: None,
+            timeout: Duration::from_secs(1800)
+        }
     );
 }
 

@@ -1,5 +1,6 @@
 //! Runs kernels in the emulator, as a GPU runs them: buffers, launches, and both rings with equal bits.
 
+#[allow(dead_code, reason = "the tests of other crates use the rest")]
 mod build;
 mod library;
 

@@ -36,7 +36,8 @@ pub struct AcceleratorConfig {
     pub seed: Option<u64>,
     /// Threads of this rank; by default its share of the machine's cores.
     pub threads: Option<usize>,
-    /// Where tensors lie and ops run. What is not the CPU is for tests.
+    /// Where tensors lie and ops run: on the CPU by default. With [`DeviceKind::Cuda`], the ranks of a machine take GPUs from
+    /// this one on, in turns. The others are for tests.
     pub device: DeviceKind,
     /// The CPU path; by default the fastest.
     pub cpu_path: Option<Path>,

@@ -9,7 +9,7 @@ use std::time::Duration;
 
 use oarlock_comm::{Communicator, Scalar};
 use oarlock_tensor::cpu::Isa;
-use oarlock_tensor::{DType, Device, Par};
+use oarlock_tensor::{DType, Device, DeviceKind, Par};
 
 use super::config::{AcceleratorConfig, DevicePlacement, GradientAccumulation};
 use super::deepspeed_plugin::Plugins;
@@ -179,7 +179,11 @@ impl Accelerator {
             Some(n) => n,
             None => rank::default_threads(&comm),
         };
-        let device = Device::open(config.device, isa, Par::threads(threads)?)?;
+        let kind = match config.device {
+            DeviceKind::Cuda(first) => DeviceKind::Cuda(gpu_of_rank(first, &comm)?),
+            other => other,
+        };
+        let device = Device::open(kind, isa, Par::threads(threads)?)?;
         let plugins = Arc::new(Plugins::of(config.deepspeed_plugin.as_ref(), &config.deepspeed_plugins)?);
         Accelerator::build(comm, device, config, plugins)
     }
@@ -274,4 +278,9 @@ impl Accelerator {
             let _ = writeln!(std::io::stdout(), "{line}");
         }
     }
+}
+/// The GPU of a rank: those of a machine take them in turns, from `first` on.
+fn gpu_of_rank(first: usize, comm: &Communicator) -> Result<usize> {
+    let (place, _) = comm.sharing_cores();
+    Ok((first + place) % Device::cuda_count()?.max(1))
 }

@@ -3,9 +3,9 @@
 use std::path::PathBuf;
 use std::time::Duration;
 
-use oarlock_tensor::DType;
 use oarlock_tensor::cpu::quantized::Format;
 use oarlock_tensor::ops::optimizer::Rule;
+use oarlock_tensor::{DType, DeviceKind};
 
 use super::best::BestArgs;
 use super::data::{ChatArgs, Learned, Mix, Packing, ValSize};
@@ -265,6 +265,8 @@ pub struct RankArgs {
     pub num_processes: usize,
     /// Threads of a rank; `None`: the cores divided by the ranks.
     pub threads: Option<usize>,
+    /// Where tensors lie and ops run.
+    pub device: DeviceKind,
     /// The name of the kernels' instruction set; `None`: the fastest of the CPU.
     pub cpu_path: Option<String>,
     /// How long ranks wait in a collective for one that is alive.

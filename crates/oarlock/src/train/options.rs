@@ -20,6 +20,7 @@ pub fn accelerator_config(config: &TrainConfig) -> Result<AcceleratorConfig> {
     Ok(AcceleratorConfig {
         shard: engine_options(&config.shard, config.train.dtype, hidden_size),
         threads: config.ranks.threads,
+        device: config.ranks.device,
         cpu_path,
         seed: Some(config.train.seed),
         ..AcceleratorConfig::default()

@@ -101,33 +101,7 @@ impl<'l> Kernels<'l> {
         (out, out_dtype, store): (&ViewMut<T>, DType, Store),
         bias: Option<Slice<'_>>,
     ) -> Form {
-        let precision = match dtype {
-            DType::F32 => Precision::F32,
-            DType::BF16 => Precision::BF16,
-            DType::F16 => Precision::F16,
-            DType::I32 => return Err(Unable::NoForm),
-        };
-        let rows = if a.transposed { a.cols } else { a.rows };
-        let cols = if b.transposed { b.rows } else { b.cols };
-        let inner = if a.transposed { a.rows } else { a.cols };
-        // A sum of nothing.
-        if inner == 0 {
-            return Err(Unable::NoForm);
-        }
-        let beta = if store == Store::Add { 1.0 } else { 0.0 };
-        let product = Product {
-            precision,
-            out: element(out_dtype),
-            batch,
-            alpha: 1.0,
-            beta,
-            a: a.operand(),
-            b: b.operand(),
-            c: None,
-            d: self.slice(out)?,
-            d_layout: Layout::dense(rows, cols),
-            bias,
-        };
+        let product = product((dtype, batch), [a, b], (self.slice(out)?, out_dtype, store), bias)?;
         Ok(self.gpu.blas.multiply(&product).map_err(failed)?)
     }
 
@@ -174,6 +148,42 @@ impl<'l> Kernels<'l> {
     pub fn copy_slice(&self, from: Slice<'_>, to: Slice<'_>) -> Form {
         Ok(self.gpu.stream.copy(from, to).map_err(failed)?)
     }
+}
+
+/// The product of two matrices of `dtype` as cuBLASLt takes it, see [`Kernels::multiply`].
+pub(super) fn product<'l>(
+    (dtype, batch): (DType, usize),
+    [a, b]: [Matrix<'l>; 2],
+    (d, out_dtype, store): (Slice<'l>, DType, Store),
+    bias: Option<Slice<'l>>,
+) -> Found<Product<'l>> {
+    let precision = match dtype {
+        DType::F32 => Precision::F32,
+        DType::BF16 => Precision::BF16,
+        DType::F16 => Precision::F16,
+        DType::I32 => return Err(Unable::NoForm),
+    };
+    let rows = if a.transposed { a.cols } else { a.rows };
+    let cols = if b.transposed { b.rows } else { b.cols };
+    let inner = if a.transposed { a.rows } else { a.cols };
+    // A sum of nothing.
+    if inner == 0 {
+        return Err(Unable::NoForm);
+    }
+    let beta = if store == Store::Add { 1.0 } else { 0.0 };
+    Ok(Product {
+        precision,
+        out: element(out_dtype),
+        batch,
+        alpha: 1.0,
+        beta,
+        a: a.operand(),
+        b: b.operand(),
+        c: None,
+        d,
+        d_layout: Layout::dense(rows, cols),
+        bias,
+    })
 }
 
 /// Memory of a form.

@@ -21,7 +21,7 @@ use oarlock_cuda::cache::Cache;
 use oarlock_cuda::driver::{Context, DeviceMemory, Driver, Slice, Stream};
 use oarlock_cuda::libraries::Libraries;
 use oarlock_cuda::modules::Modules;
-use oarlock_kernels::{Cpu, Error, Result};
+use oarlock_kernels::{Cpu, DType, Error, Result, Store};
 
 use crate::arena::Arena;
 use crate::launch::{HostOrder, HostOwner, Mode, Owner, Running, Span};
@@ -67,6 +67,11 @@ pub(crate) fn failed(error: oarlock_cuda::Error) -> Error {
     Error::Gpu(Box::new(error))
 }
 
+/// How many GPUs this process sees.
+pub(crate) fn device_count(libraries: &Libraries) -> Result<usize> {
+    Driver::find(libraries).and_then(|driver| driver.device_count()).map_err(failed)
+}
+
 impl Gpu {
     /// The GPU of this number among those that the process sees, by libraries from where it is said.
     ///
@@ -106,6 +111,35 @@ impl Gpu {
     /// What a launch met.
     pub fn synchronize(&self) -> Result<()> {
         self.stream.synchronize().map_err(failed)
+    }
+
+    /// Floating-point operations per second that products of `dtype` reach: of square matrices that grow until one of them
+    /// takes long enough to be timed.
+    pub fn peak_flops(self: &Arc<Self>, dtype: DType) -> Result<f64> {
+        let mut size = 512;
+        loop {
+            let elements = size * size * dtype.size();
+            let block = self
+                .alloc(3 * elements)
+                .ok_or(Error::OutOfMemory { bytes: 3 * elements, what: "matrices" })?;
+            self.stream.fill(block.slice(0, 3 * elements)?, 0).map_err(failed)?;
+            let matrix = |place: usize| block.slice(place * elements, elements);
+            let operands = [Matrix::new(matrix(0)?, size, size), Matrix::new(matrix(1)?, size, size)];
+            let product = |out| form::product((dtype, 1), operands, (out, dtype, Store::Overwrite), None);
+            let product =
+                product(matrix(2)?).map_err(|_| Error::Usage("a product without a peak".to_string()))?;
+            // The first one chooses an algorithm.
+            self.blas.multiply(&product).map_err(failed)?;
+            self.synchronize()?;
+            let start = Instant::now();
+            self.blas.multiply(&product).map_err(failed)?;
+            self.synchronize()?;
+            let seconds = start.elapsed().as_secs_f64();
+            if seconds > 2e-3 || size >= 8192 {
+                return Ok(2.0 * (size as f64).powi(3) / seconds);
+            }
+            size *= 2;
+        }
     }
 
     /// What `op` declares of a stretch of memory.
