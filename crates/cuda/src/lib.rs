@@ -15,6 +15,7 @@ pub mod driver;
 mod element;
 mod error;
 pub mod functions;
+pub mod gemm;
 pub mod geometry;
 mod kernel;
 pub mod libraries;

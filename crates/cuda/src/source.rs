@@ -33,6 +33,10 @@ sources! {
     ELEMENTWISE = "elementwise.cu";
     /// Token embedding.
     EMBED = "embed.cu";
+    /// Matrix products.
+    GEMM = "gemm.cu";
+    /// Matrix products with quantized weights.
+    GEMM_QUANTIZED = "gemm_quantized.cu";
     /// Gated linear units.
     GLU = "glu.cu";
     /// RMSNorm and LayerNorm.
@@ -55,6 +59,14 @@ sources! {
     ATTENTION = "attention.h";
     /// Activation functions.
     FUNCTIONS = "functions.h";
+    /// What matrix products share.
+    PRODUCT = "product.h";
+    /// The tile of a product by tensor cores.
+    PRODUCT_MMA = "product_mma.h";
+    /// The tile of a product of f32.
+    PRODUCT_PLAIN = "product_plain.h";
+    /// Where the elements of quantized weights are.
+    QUANTIZED_PARTS = "quantized.h";
     /// The maximum and the sum of exponentials of a row.
     ROWS = "rows.h";
     /// Tiles of matrices.
@@ -66,7 +78,8 @@ sources! {
 }
 
 /// The headers that sources include, by the name in the directive.
-pub const HEADERS: &[Source] = &[ATTENTION, FUNCTIONS, ROWS, TILE, WALK, WORDS];
+pub const HEADERS: &[Source] =
+    &[ATTENTION, FUNCTIONS, PRODUCT, PRODUCT_MMA, PRODUCT_PLAIN, QUANTIZED_PARTS, ROWS, TILE, WALK, WORDS];
 
 /// What is compiled at a time: a source, with macros that select some of its kernels where it has many.
 #[derive(Clone, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]

@@ -8,6 +8,8 @@ mod elementwise;
 mod embed;
 mod emulator;
 mod faults;
+mod gemm;
+mod gemm_quantized;
 mod glu;
 mod host;
 mod norm;

@@ -5,6 +5,7 @@ mod elements;
 mod norm;
 mod optim;
 mod probe;
+mod product;
 mod rows;
 
 use crate::element::Element;
@@ -73,6 +74,8 @@ pub const FAMILIES: &[&[Kernel]] = &[
     optim::KERNELS,
     probe::SUMS,
     probe::WORDS,
+    product::GEMM,
+    product::GEMM_QUANTIZED,
     rows::CROSS_ENTROPY,
     rows::EMBED,
     rows::REDUCE,
