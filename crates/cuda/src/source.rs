@@ -17,6 +17,8 @@ macro_rules! sources {
 }
 
 sources! {
+    /// The steps of Adafactor.
+    ADAFACTOR = "adafactor.cu";
     /// Attention, backward.
     ATTENTION_BACKWARD = "attention_backward.cu";
     /// Attention for few queries.
@@ -39,6 +41,8 @@ sources! {
     GEMM_QUANTIZED = "gemm_quantized.cu";
     /// Gated linear units.
     GLU = "glu.cu";
+    /// The steps of Lamb.
+    LAMB = "lamb.cu";
     /// RMSNorm and LayerNorm.
     NORM = "norm.cu";
     /// The steps of optimizers.
@@ -59,6 +63,8 @@ sources! {
     ATTENTION = "attention.h";
     /// Activation functions.
     FUNCTIONS = "functions.h";
+    /// What the steps of optimizers share.
+    OPTIM_RULES = "optim.h";
     /// What matrix products share.
     PRODUCT = "product.h";
     /// The tile of a product by tensor cores.
@@ -78,8 +84,19 @@ sources! {
 }
 
 /// The headers that sources include, by the name in the directive.
-pub const HEADERS: &[Source] =
-    &[ATTENTION, FUNCTIONS, PRODUCT, PRODUCT_MMA, PRODUCT_PLAIN, QUANTIZED_PARTS, ROWS, TILE, WALK, WORDS];
+pub const HEADERS: &[Source] = &[
+    ATTENTION,
+    FUNCTIONS,
+    OPTIM_RULES,
+    PRODUCT,
+    PRODUCT_MMA,
+    PRODUCT_PLAIN,
+    QUANTIZED_PARTS,
+    ROWS,
+    TILE,
+    WALK,
+    WORDS,
+];
 
 /// What is compiled at a time: a source, with macros that select some of its kernels where it has many.
 #[derive(Clone, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]

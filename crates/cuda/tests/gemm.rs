@@ -26,7 +26,7 @@ const fn case(batch: usize, [m, n, k]: [usize; 3], transposed: [bool; 2], gap: u
 
 /// Strides of rows and matrices.
 fn strides(rows: usize, cols: usize, gap: usize) -> [usize; 2] {
-    [cols + gap, rows * (cols + gap) + gap]
+    [cols + gap, rows * (cols + gap) + 8 * gap]
 }
 
 fn compare<T: Float, O: Float>(library: &Library, case: Case, tolerance: f64) {

@@ -4,6 +4,7 @@ use std::io::Write;
 
 use half::{bf16, f16};
 use oarlock_cuda::Element;
+use oarlock_cuda::geometry::NORM_BLOCK;
 
 /// Says what is not tested, where the test program does not keep it to itself.
 pub fn not_tested(why: &str) {
@@ -74,6 +75,12 @@ pub fn values<T: Float>(seed: u64, n: usize) -> Vec<T> {
 /// The values as f64, for references.
 pub fn f64s<T: Float>(x: &[T]) -> Vec<f64> {
     x.iter().map(|x| x.f64()).collect()
+}
+
+/// The squared norms of blocks, as `squared_norm` computes them.
+pub fn block_squares(x: &[f32]) -> Vec<f64> {
+    let square = |x: &f32| f64::from(*x) * f64::from(*x);
+    x.chunks(NORM_BLOCK).map(|block| block.iter().map(square).sum()).collect()
 }
 
 /// `n` integers in `0..bound`.

@@ -1,5 +1,6 @@
 //! The tests of the CUDA kernels, as modules of one binary.
 
+mod adafactor;
 mod attention;
 mod binary;
 mod copy;
@@ -12,6 +13,7 @@ mod gemm;
 mod gemm_quantized;
 mod glu;
 mod host;
+mod lamb;
 mod norm;
 mod numbers;
 mod nvrtc;

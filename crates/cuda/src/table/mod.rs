@@ -72,6 +72,8 @@ pub const FAMILIES: &[&[Kernel]] = &[
     elements::UNARY,
     norm::KERNELS,
     optim::KERNELS,
+    optim::OF_ADAFACTOR,
+    optim::OF_LAMB,
     probe::SUMS,
     probe::WORDS,
     product::GEMM,

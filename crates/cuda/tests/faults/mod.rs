@@ -46,6 +46,7 @@ pub fn list() -> Vec<Fault> {
 /// The tests of a family.
 pub fn tests_of(family: &str) -> fn(&Library) {
     match family {
+        "adafactor" => crate::adafactor::check,
         "attention" => crate::attention::check,
         "binary" => crate::binary::check,
         "copy" => crate::copy::check,
@@ -55,6 +56,7 @@ pub fn tests_of(family: &str) -> fn(&Library) {
         "gemm" => crate::gemm::check,
         "gemm_quantized" => crate::gemm_quantized::check,
         "glu" => crate::glu::check,
+        "lamb" => crate::lamb::check,
         "norm" => crate::norm::check,
         "optim" => crate::optim::check,
         "probe" => crate::probe::check,
