@@ -1,6 +1,6 @@
 // What the steps of optimizers share: a rule for eight elements at a time, torch's lerp.
 #pragma once
-#include "words.h"
+#include "sums.h"
 
 // from + weight (to - from), in the one of two forms that torch's lerp takes for this weight.
 DEVICE f32 interpolate(f32 from, f32 to, f32 weight) {
@@ -23,27 +23,4 @@ DEVICE void step(f32* weights, f32* first, f32* second, const f32* grad, T* work
     if (second) store8(second + i, v, left, packed, 0);
     if (working) store8(working + i, w, left, packed, 0);
   });
-}
-
-// Calls f(element, how many are left) for eight elements at a time, block of 4,096 by block, and writes the sum of what it
-// returned in each block, in f64.
-const u32 SUM_BLOCK = 4096;
-template <class F> DEVICE void sum_blocks(u64 n, f64* sums, F f) {
-  for (u64 first = (u64)blockIdx.x * SUM_BLOCK; first < n; first += (u64)gridDim.x * SUM_BLOCK) {
-    f64 sum = 0;
-    for (u64 i = first + threadIdx.x * 8; i < min(n, first + SUM_BLOCK); i += THREADS * 8) sum += f(i, n - i);
-    sum = team_sum<THREADS>(sum);
-    if (threadIdx.x == 0) sums[first / SUM_BLOCK] = sum;
-  }
-}
-DEVICE f64 squares(const f32 (&v)[8]) {
-  f64 sum = 0;
-  UNROLL for (u32 k = 0; k < 8; k++) sum += (f64)v[k] * (f64)v[k];
-  return sum;
-}
-// The sum of them, by one block.
-DEVICE f64 sum_of(const f64* sums, u64 n) {
-  f64 sum = 0;
-  for (u64 i = threadIdx.x; i < n; i += THREADS) sum += sums[i];
-  return team_sum<THREADS>(sum);
 }

@@ -21,6 +21,7 @@ mod kernel;
 pub mod libraries;
 pub mod modules;
 pub mod nvrtc;
+pub mod order;
 pub mod source;
 pub mod table;
 mod walk;

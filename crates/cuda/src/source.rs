@@ -27,10 +27,14 @@ sources! {
     ATTENTION_FORWARD = "attention_forward.cu";
     /// Functions of two elements.
     BINARY = "binary.cu";
+    /// Comparisons of two elements.
+    COMPARE = "compare.cu";
     /// Moving elements.
     COPY = "copy.cu";
     /// Cross-entropy and its gradient.
     CROSS_ENTROPY = "cross_entropy.cu";
+    /// Running sums.
+    CUMSUM = "cumsum.cu";
     /// Sums and conversions of elements.
     ELEMENTWISE = "elementwise.cu";
     /// Token embedding.
@@ -41,22 +45,34 @@ sources! {
     GEMM_QUANTIZED = "gemm_quantized.cu";
     /// Gated linear units.
     GLU = "glu.cu";
+    /// Elements and rows by their index.
+    INDEXED = "indexed.cu";
     /// The steps of Lamb.
     LAMB = "lamb.cu";
     /// RMSNorm and LayerNorm.
     NORM = "norm.cu";
     /// The steps of optimizers.
     OPTIM = "optim.cu";
+    /// Rows in the order of ids.
+    ORDER = "order.cu";
+    /// Losses of two tensors.
+    PAIR_LOSS = "pair_loss.cu";
     /// Each word by itself.
     PROBE = "probe.cu";
     /// Quantized weights.
     QUANTIZED = "quantized.cu";
+    /// Random numbers.
+    RANDOM = "random.cu";
     /// Sums and extremes.
     REDUCE = "reduce.cu";
     /// Rotary position embedding.
     ROPE = "rope.cu";
+    /// Cross-entropy of each row for itself.
+    ROW_LOSS = "row_loss.cu";
     /// Softmax and its logarithm.
     SOFTMAX = "softmax.cu";
+    /// The first elements of rows by their order.
+    TOP_K = "top_k.cu";
     /// Functions of one element.
     UNARY = "unary.cu";
     /// What the passes of attention share.
@@ -75,6 +91,10 @@ sources! {
     QUANTIZED_PARTS = "quantized.h";
     /// The maximum and the sum of exponentials of a row.
     ROWS = "rows.h";
+    /// Sums over what comes before.
+    SCAN = "scan.h";
+    /// Sums over flat slices.
+    SUMS = "sums.h";
     /// Tiles of matrices.
     TILE = "tile.h";
     /// Strides of operands.
@@ -93,6 +113,8 @@ pub const HEADERS: &[Source] = &[
     PRODUCT_PLAIN,
     QUANTIZED_PARTS,
     ROWS,
+    SCAN,
+    SUMS,
     TILE,
     WALK,
     WORDS,

@@ -88,6 +88,29 @@ pub fn indices(seed: u64, n: usize, bound: usize) -> Vec<i32> {
     values::<f32>(seed, n).iter().map(|x| ((x + 2.0) / 4.0 * bound as f32) as i32 % bound as i32).collect()
 }
 
+/// Rows by their ids: the rows, where those of each id begin, the ids.
+pub fn by_id(ids: &[i32]) -> [Vec<i32>; 3] {
+    let mut order: Vec<i32> = (0..ids.len() as i32).collect();
+    order.sort_by_key(|&row| ids[row as usize]);
+    let (mut starts, mut unique) = (vec![], vec![]);
+    for (at, &row) in order.iter().enumerate() {
+        if unique.last() != Some(&ids[row as usize]) {
+            unique.push(ids[row as usize]);
+            starts.push(at as i32);
+        }
+    }
+    starts.push(order.len() as i32);
+    [order, starts, unique]
+}
+
+/// As above, with an entry for each row: those behind the last id have none.
+pub fn padded_by_id(ids: &[i32]) -> [Vec<i32>; 3] {
+    let [order, mut starts, mut unique] = by_id(ids);
+    starts.resize(ids.len() + 1, ids.len() as i32);
+    unique.resize(ids.len(), -1);
+    [order, starts, unique]
+}
+
 /// Asserts `|got - want| <= tolerance * (1 + |want|)` for each element.
 #[track_caller]
 pub fn assert_close<T: Float>(what: &str, got: &[T], want: &[f64], tolerance: f64) {

@@ -34,7 +34,7 @@ pub struct Blas {
 
 /// What computes them.
 enum Engine {
-    CublasLt(CublasLt),
+    CublasLt(Box<CublasLt>),
     Own(Own),
 }
 
@@ -82,7 +82,7 @@ impl Blas {
         modules: impl FnOnce() -> Result<Arc<Modules>>,
     ) -> Result<Blas> {
         let engine = match libraries.load(Library::CublasLt, Api::load) {
-            Ok(api) => Engine::CublasLt(CublasLt::new(stream, api, workspace_bytes)?),
+            Ok(api) => Engine::CublasLt(Box::new(CublasLt::new(stream, api, workspace_bytes)?)),
             Err(Error::NoLibrary { .. }) => Engine::Own(Own::new(modules()?)),
             Err(error) => return Err(error),
         };

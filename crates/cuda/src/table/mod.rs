@@ -2,6 +2,7 @@
 
 mod attention;
 mod elements;
+mod indexed;
 mod norm;
 mod optim;
 mod probe;
@@ -64,12 +65,21 @@ pub const FAMILIES: &[&[Kernel]] = &[
     attention::DECODE,
     attention::FORWARD,
     elements::BINARY,
+    elements::COMPARE,
     elements::COPY,
     elements::COPY_FLOATS,
     elements::ELEMENTWISE,
     elements::GLU,
+    elements::PAIR_LOSS,
     elements::QUANTIZED,
+    elements::RANDOM,
+    elements::RANDOM_BITS,
     elements::UNARY,
+    indexed::CUMSUM,
+    indexed::INDEXED_FLOATS,
+    indexed::INDEXED_WORDS,
+    indexed::ORDER,
+    indexed::TOP_K,
     norm::KERNELS,
     optim::KERNELS,
     optim::OF_ADAFACTOR,
@@ -82,6 +92,7 @@ pub const FAMILIES: &[&[Kernel]] = &[
     rows::EMBED,
     rows::REDUCE,
     rows::ROPE,
+    rows::ROW_LOSS,
     rows::SOFTMAX,
 ];
 
