@@ -44,7 +44,7 @@ fn four_bits<T: Float>(library: &Library, m: usize, size: [usize; 2], forward: b
             true => map[usize::from(scale_codes[block])] * absmax[block / 256] + offset,
             false => absmax[block],
         };
-        let code = if at % 2 == 0 { codes[at / 2] >> 4 } else { codes[at / 2] & 15 };
+        let code = if at.is_multiple_of(2) { codes[at / 2] >> 4 } else { codes[at / 2] & 15 };
         T::of(f64::from(table[usize::from(code)] * scale))
     };
     let weight: Vec<T> = (0..n_elems).map(element).collect();
