@@ -35,7 +35,7 @@ template <class T> struct Plain {
       T* to = tile + P::row(i) * P::STRIDE + P::col(i);
       u32 left = r < rows && c < cols ? cols - c : 0;
       const T* at = from + (u64)r * stride + c;
-      if (left == 0 || (even && left >= PACK)) cp_async(to, left ? at : from, left > 0);
+      if (even && (left == 0 || left >= PACK)) cp_async(to, left ? at : from, left > 0);
       else *(Pack<T>*)to = read8(at, left, false);
     }
   }
