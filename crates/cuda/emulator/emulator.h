@@ -181,6 +181,7 @@ inline f32 exp2_fast(f32 x) {
   f32 r = exp2f(x);
   return r < 0x1p-126f ? 0.f : r;
 }
+inline f32 mul_rn(f32 a, f32 b) { return a * b; }
 inline f32 rsqrtf(f32 x) { return 1.f / sqrtf(x); }
 
 template <class T> inline f32 half_to_f32(u16 bits) { return to_f32(T{bits}); }

@@ -312,7 +312,7 @@ void ldmatrix(u32* r, const void* row, bool trans) {
 
 void cp_async(void* to, const void* from, bool valid) {
   Machine* m = machine;
-  if ((uintptr_t)to % 16 || (valid && (uintptr_t)from % 16))
+  if ((uintptr_t)to % 16 || (uintptr_t)from % 16)
     m->fail("cp.async with an address that is not a multiple of 16");
   if (!m->is_shared(to, 16)) m->fail("out of bounds: cp.async to an address outside of shared memory");
   if (__tsan_write16) __tsan_write16(to);

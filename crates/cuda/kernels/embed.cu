@@ -17,7 +17,8 @@ template <class T, class U> DEVICE void embed_forward(const T* table, const i32*
 }
 
 // d_table[ids[k]] += dy[row], for the rows order[starts[k] .. starts[k + 1]], one after the other. All ids are
-// different, and the rows of an id are ascending, so every sum has the order of the batch.
+// different, and the rows of an id are ascending, so every sum has the order of the batch. Entries without rows may follow, as
+// order.cu leaves them.
 template <class T>
 DEVICE void embed_backward(const T* dy, const i32* order, const i32* starts, const i32* ids, f32* d_table,
                            u32 n_ids, u32 dim) {
@@ -26,7 +27,8 @@ DEVICE void embed_backward(const T* dy, const i32* order, const i32* starts, con
   each((u64)n_ids * per_row, [&](u64 i) {
     u64 k = i / per_row;
     u32 c = (u32)(i % per_row) * 8;
-    f32* to = d_table + (u64)ids[k] * dim + c;
+    if (starts[k] == starts[k + 1]) return;
+    f32* to = d_table + (u64)(u32)ids[k] * dim + c;
     f32 sum[8], v[8];
     load8(sum, to, dim - c, packed);
     for (i32 at = starts[k]; at < starts[k + 1]; at++) {

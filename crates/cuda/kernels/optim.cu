@@ -1,33 +1,6 @@
 // The steps of optimizers over flat slices: master weights, state and gradient in f32, and the working copy of the
 // weights rounded on the way. Scalars that depend on the step are computed by the host, in f64, and rounded once.
-#include "words.h"
-
-namespace {
-
-// from + weight (to - from), in the one of two forms that torch's lerp takes for this weight.
-DEVICE f32 interpolate(f32 from, f32 to, f32 weight) {
-  return weight < 0.5f ? from + weight * (to - from) : to - (to - from) * (1.f - weight);
-}
-
-// Updates eight elements at a time; absent states are null.
-template <class T, class F>
-DEVICE void step(f32* weights, f32* first, f32* second, const f32* grad, T* working, u64 n, F rule) {
-  bool packed = packs(weights) && packs(first) && packs(second) && packs(grad) && packs(working);
-  each8(n, [&](u64 i, u64 left) {
-    f32 w[8], m[8] = {}, v[8] = {}, g[8];
-    load8(w, weights + i, left, packed);
-    load8(g, grad + i, left, packed);
-    if (first) load8(m, first + i, left, packed);
-    if (second) load8(v, second + i, left, packed);
-    UNROLL for (u32 k = 0; k < 8; k++) rule(w[k], m[k], v[k], g[k]);
-    store8(weights + i, w, left, packed, 0);
-    if (first) store8(first + i, m, left, packed, 0);
-    if (second) store8(second + i, v, left, packed, 0);
-    if (working) store8(working + i, w, left, packed, 0);
-  });
-}
-
-}  // namespace
+#include "optim.h"
 
 #define OPTIM(T) \
   /* Adam; with `decoupled` weight decay AdamW. */ \
@@ -65,8 +38,42 @@ DEVICE void step(f32* weights, f32* first, f32* second, const f32* grad, T* work
            /* A blend of zero moves nothing, as in the paper. */ \
            w = w * keep - (blend == 0.f ? 0.f : copysignf(lr, blend)); \
            m = beta2 * m + beta2_rest * g; \
-         }))
+         })) \
+  /* Adagrad; `start` is the first value of the sum in the first step, and 0 later. */ \
+  KERNEL(adagrad_##T, THREADS, \
+         (f32* weights, f32* sum, const f32* grad, T* working, f32 grad_scale, f32 weight_decay, f32 lr, f32 start, \
+          f32 eps, u64 n), \
+         step(weights, sum, (f32*)nullptr, grad, working, n, [&](f32& w, f32& m, f32&, f32 g) { \
+           g = g * grad_scale + weight_decay * w; \
+           m = (m + start) + g * g; \
+           w -= lr * (g / (sqrtf(m) + eps)); \
+         })) \
+  /* x keep + step y: the last step of Muon, and what its polynomial is put together by. */ \
+  KERNEL(muon_blend_##T, THREADS, (f32* x, const f32* y, T* working, f32 keep, f32 step_size, u64 n), \
+         step(x, (f32*)nullptr, (f32*)nullptr, y, working, n, \
+              [&](f32& w, f32&, f32&, f32 g) { w = w * keep + step_size * g; }))
 
 OPTIM(f32)
 OPTIM(bf16)
 OPTIM(f16)
+
+// The next momentum, and the direction that Muon makes orthogonal.
+KERNEL(muon_momentum, THREADS,
+       (f32* direction, f32* buffer, const f32* grad, f32 grad_scale, f32 momentum, f32 take, u32 nesterov, u64 n),
+       bool packed = packs(direction) && packs(buffer) && packs(grad);
+       each8(n, [&](u64 i, u64 left) {
+         f32 m[8], g[8], u[8];
+         load8(m, buffer + i, left, packed);
+         load8(g, grad + i, left, packed);
+         UNROLL for (u32 k = 0; k < 8; k++) {
+           g[k] *= grad_scale;
+           m[k] = interpolate(m[k], g[k], take);
+           u[k] = nesterov ? interpolate(g[k], m[k], momentum) : m[k];
+         }
+         store8(buffer + i, m, left, packed, 0);
+         store8(direction + i, u, left, packed, 0);
+       }))
+// x divided by its norm, the root of `squares`, or by eps where that is larger.
+KERNEL(muon_divide, THREADS, (f32* x, const f64* squares, f32 eps, u64 n),
+       f32 by = (f32)max(sqrt(*squares), (f64)eps);
+       each(n, [&](u64 i) { x[i] /= by; }))

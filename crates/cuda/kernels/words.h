@@ -74,6 +74,9 @@ DEVICE f32 exp2_fast(f32 x) {
   return r;
 }
 
+// a b, rounded before anything is added to it: for formulas whose bits are those of a CPU.
+DEVICE f32 mul_rn(f32 a, f32 b) { return __fmul_rn(a, b); }
+
 DEVICE u32 shared_address(const void* p) { return (u32)__cvta_generic_to_shared(p); }
 
 // c [16, 8] += a [16, 16] b [16, 8], held by the lanes of a warp as the PTX manual says for mma.m16n8k16.

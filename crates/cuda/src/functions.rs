@@ -2,6 +2,8 @@
 
 /// Those of the CPU kernels; a kernel knows them by their places in the declaration.
 pub use oarlock_kernels::binary::Binary;
+/// As above, of comparisons.
+pub use oarlock_kernels::compare::Compare;
 /// As above, of gated linear units.
 pub use oarlock_kernels::glu::Activation;
 
@@ -101,4 +103,22 @@ pub enum TokenLoss {
     Smoothed,
     /// The cross-entropy times the probability of the label.
     ByProbability,
+}
+
+/// What an element of the input and one of the target cost; those with `beta` and `factor` are parameters of the kernels.
+#[repr(u32)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum PairLoss {
+    /// `(x - t)^2`.
+    Squared,
+    /// `|x - t|`.
+    Absolute,
+    /// `factor (x - t)^2 / 2 beta` for differences below `beta`, and `factor (|x - t| - beta / 2)` for the others.
+    Smooth,
+    /// Binary cross-entropy of probabilities.
+    Binary,
+    /// `t (ln t - x)` for a log-probability x and a probability t.
+    KlProbs,
+    /// `e^t (t - x)` for two log-probabilities.
+    KlLogProbs,
 }

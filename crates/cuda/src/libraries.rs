@@ -37,6 +37,15 @@ impl Library {
         }
     }
 
+    /// The command that gets it, where there is one for every machine.
+    pub(crate) fn command(self) -> &'static str {
+        match self {
+            Library::Driver => "install the driver of the GPU",
+            Library::Nvrtc => "pip install nvidia-cuda-nvrtc",
+            Library::CublasLt => "pip install nvidia-cublas",
+        }
+    }
+
     /// How to get it.
     pub(crate) fn remedy(self) -> &'static str {
         match self {

@@ -66,6 +66,11 @@ impl Modules {
         })
     }
 
+    /// The context that they belong to.
+    pub fn context(&self) -> &Context {
+        &self.context
+    }
+
     /// The kernel of an instance. The first of a unit compiles it, which takes seconds, unless the cache has it.
     ///
     /// # Errors

@@ -4,7 +4,7 @@ use half::{bf16, f16};
 use oarlock_cuda::geometry;
 
 use crate::emulator::{Library, args, in_every_order, on_emulator};
-use crate::numbers::{Float, assert_close, f64s, indices, values};
+use crate::numbers::{Float, assert_close, by_id, f64s, indices, padded_by_id, values};
 
 fn forward<T: Float, U: Float>(library: &Library, rows: usize, vocab: usize, dim: usize) {
     let (table, ids) = (values::<T>(1, vocab * dim), indices(2, rows, vocab));
@@ -18,25 +18,10 @@ fn forward<T: Float, U: Float>(library: &Library, rows: usize, vocab: usize, dim
     assert_eq!(got, want.collect::<Vec<_>>());
 }
 
-/// The rows of a batch by their ids: the rows, where those of each id begin, the ids.
-fn by_id(ids: &[i32]) -> [Vec<i32>; 3] {
-    let mut order: Vec<i32> = (0..ids.len() as i32).collect();
-    order.sort_by_key(|&row| ids[row as usize]);
-    let (mut starts, mut unique) = (vec![], vec![]);
-    for (at, &row) in order.iter().enumerate() {
-        if unique.last() != Some(&ids[row as usize]) {
-            unique.push(ids[row as usize]);
-            starts.push(at as i32);
-        }
-    }
-    starts.push(order.len() as i32);
-    [order, starts, unique]
-}
-
-fn backward<T: Float>(library: &Library, rows: usize, vocab: usize, dim: usize) {
+fn backward<T: Float>(library: &Library, rows: usize, vocab: usize, dim: usize, padded: bool) {
     let (dy, ids, start) =
         (values::<T>(1, rows * dim), indices(2, rows, vocab), values::<f32>(3, vocab * dim));
-    let [order, starts, unique] = by_id(&ids);
+    let [order, starts, unique] = if padded { padded_by_id(&ids) } else { by_id(&ids) };
     let got = in_every_order(library, |gpu| {
         let (dy, table) = (gpu.buffer(&dy), gpu.buffer(&start));
         let (order, starts, ids) = (gpu.buffer(&order), gpu.buffer(&starts), gpu.buffer(&unique));
@@ -73,14 +58,15 @@ pub fn check(library: &Library) {
     placed::<f32>(library, 9, 33);
     placed::<bf16>(library, 70, 16);
     placed::<f16>(library, 5, 1);
-    backward::<f32>(library, 70, 90, 33);
+    backward::<f32>(library, 70, 90, 33, false);
+    backward::<f32>(library, 70, 9, 5, true);
     forward::<f32, f32>(library, 9, 5, 33);
     forward::<bf16, bf16>(library, 9, 50, 64);
     forward::<bf16, f32>(library, 9, 50, 7);
     forward::<f16, f16>(library, 1, 2, 12);
     forward::<f16, f32>(library, 3, 2, 16);
-    backward::<bf16>(library, 70, 90, 64);
-    backward::<f16>(library, 7, 3, 9);
+    backward::<bf16>(library, 70, 90, 64, true);
+    backward::<f16>(library, 7, 3, 9, false);
 }
 
 #[test]

@@ -4,6 +4,7 @@ use std::io::Write;
 
 use half::{bf16, f16};
 use oarlock_cuda::Element;
+use oarlock_cuda::geometry::NORM_BLOCK;
 
 /// Says what is not tested, where the test program does not keep it to itself.
 pub fn not_tested(why: &str) {
@@ -76,9 +77,38 @@ pub fn f64s<T: Float>(x: &[T]) -> Vec<f64> {
     x.iter().map(|x| x.f64()).collect()
 }
 
+/// The squared norms of blocks, as `squared_norm` computes them.
+pub fn block_squares(x: &[f32]) -> Vec<f64> {
+    let square = |x: &f32| f64::from(*x) * f64::from(*x);
+    x.chunks(NORM_BLOCK).map(|block| block.iter().map(square).sum()).collect()
+}
+
 /// `n` integers in `0..bound`.
 pub fn indices(seed: u64, n: usize, bound: usize) -> Vec<i32> {
     values::<f32>(seed, n).iter().map(|x| ((x + 2.0) / 4.0 * bound as f32) as i32 % bound as i32).collect()
+}
+
+/// Rows by their ids: the rows, where those of each id begin, the ids.
+pub fn by_id(ids: &[i32]) -> [Vec<i32>; 3] {
+    let mut order: Vec<i32> = (0..ids.len() as i32).collect();
+    order.sort_by_key(|&row| ids[row as usize]);
+    let (mut starts, mut unique) = (vec![], vec![]);
+    for (at, &row) in order.iter().enumerate() {
+        if unique.last() != Some(&ids[row as usize]) {
+            unique.push(ids[row as usize]);
+            starts.push(at as i32);
+        }
+    }
+    starts.push(order.len() as i32);
+    [order, starts, unique]
+}
+
+/// As above, with an entry for each row: those behind the last id have none.
+pub fn padded_by_id(ids: &[i32]) -> [Vec<i32>; 3] {
+    let [order, mut starts, mut unique] = by_id(ids);
+    starts.resize(ids.len() + 1, ids.len() as i32);
+    unique.resize(ids.len(), -1);
+    [order, starts, unique]
 }
 
 /// Asserts `|got - want| <= tolerance * (1 + |want|)` for each element.

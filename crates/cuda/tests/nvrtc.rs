@@ -35,15 +35,19 @@ fn found() -> Option<Nvrtc> {
     }
 }
 
-/// The units for an architecture. Attention has many: OARLOCK_NVRTC_ALL=1 compiles all of them for both, otherwise each of
-/// those that are run is compiled for one.
+/// The units for an architecture. Those of attention are many, and those of products take long: OARLOCK_NVRTC_ALL=1 compiles
+/// all of them for both, otherwise each of those that are run is compiled for one.
 fn units(arch: &str) -> Vec<Unit> {
     if std::env::var_os("OARLOCK_NVRTC_ALL").is_some() {
         return table::units();
     }
     let is_for_arch = |unit: &Unit| match unit.defines.as_slice() {
         [_, (_, head_dim)] => (arch == "sm_90a") == ["128", "256"].contains(&head_dim.as_str()),
-        _ => true,
+        _ => match unit.source.file {
+            "gemm.cu" => arch == "sm_90a",
+            "gemm_quantized.cu" => arch == "sm_80",
+            _ => true,
+        },
     };
     emulated_units().into_iter().filter(is_for_arch).collect()
 }

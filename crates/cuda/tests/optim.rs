@@ -112,17 +112,71 @@ fn lion<T: Float>(library: &Library, n: usize) {
     });
 }
 
+fn adagrad<T: Float>(library: &Library, start: f64, n: usize) {
+    let [w, _, v, g] = slices(n);
+    let (lr, decay, eps, scale) = (0.05, 0.1, 1e-3, 0.5);
+    let (got, working) = in_every_order(library, |gpu| {
+        let (w, sum, g, working) = (gpu.buffer(&w), gpu.buffer(&v), gpu.buffer(&g), gpu.fresh::<T>(n));
+        let [scale, decay, lr, start, eps] = [scale, decay, lr, start, eps].map(|x| x as f32);
+        let args = args![w, sum, g, working, scale, decay, lr, start, eps, n as u64];
+        gpu.run("adagrad", &[T::ELEMENT], geometry::elements(n), args);
+        ([w.read(), slices(n)[1].clone(), sum.read()], working.read())
+    });
+    compare(&got, &working, |[w, _, sum], g| {
+        let g = g * scale + decay * *w;
+        *sum = (*sum + start) + g * g;
+        *w -= lr * g / (sum.sqrt() + eps);
+    });
+}
+
+/// The elementwise parts of Muon.
+fn muon<T: Float>(library: &Library, nesterov: bool, n: usize) {
+    let [w, m, _, g] = slices(n);
+    let (scale, momentum, keep, step) = (0.5, 0.95, 0.99, -0.02);
+    let squares = [m.iter().map(|m| f64::from(*m).powi(2)).sum::<f64>(), 1e-30];
+    let (got, divided, working) = in_every_order(library, |gpu| {
+        let (direction, buffer, grad) = (gpu.fresh::<f32>(n), gpu.buffer(&m), gpu.buffer(&g));
+        let [s, mu, take] = [scale, momentum, 1.0 - momentum].map(|x| x as f32);
+        let args = args![direction, buffer, grad, s, mu, take, u32::from(nesterov), n as u64];
+        gpu.run("muon_momentum", &[], geometry::elements(n), args);
+        let divided = squares.map(|squares| {
+            let (x, squares) = (gpu.buffer(&m), gpu.buffer(&[squares]));
+            gpu.run("muon_divide", &[], geometry::elements(n), args![x, squares, 1e-7f32, n as u64]);
+            x.read()
+        });
+        let (x, working) = (gpu.buffer(&w), gpu.fresh::<T>(n));
+        let args = args![x, grad, working, keep as f32, step as f32, n as u64];
+        gpu.run("muon_blend", &[T::ELEMENT], geometry::elements(n), args);
+        ([x.read(), buffer.read(), direction.read()], divided, working.read())
+    });
+    for (divided, norm) in divided.iter().zip([squares[0].sqrt(), f64::from(1e-7f32)]) {
+        assert_close("divided", divided, &f64s(&m).iter().map(|m| m / norm).collect::<Vec<_>>(), 2e-7);
+    }
+    compare(&got, &working, |[w, m, direction], g| {
+        *w = *w * keep + step * g;
+        let g = g * scale;
+        *m = momentum * *m + (1.0 - momentum) * g;
+        *direction = if nesterov { (1.0 - momentum) * g + momentum * *m } else { *m };
+    });
+}
+
 /// Every kernel of the family.
 pub fn check(library: &Library) {
     adam::<f32>(library, true, 77);
+    sgd::<f32>(library, false, 77);
+    lion::<f32>(library, 77);
+    adagrad::<f32>(library, 0.1, 77);
+    muon::<f32>(library, true, 77);
     adam::<bf16>(library, true, 2056);
     adam::<f16>(library, false, 9);
-    sgd::<f32>(library, false, 77);
     sgd::<bf16>(library, true, 64);
     sgd::<f16>(library, false, 9);
-    lion::<f32>(library, 77);
     lion::<bf16>(library, 64);
     lion::<f16>(library, 1);
+    adagrad::<bf16>(library, 0.0, 64);
+    adagrad::<f16>(library, 0.0, 9);
+    muon::<bf16>(library, false, 64);
+    muon::<f16>(library, true, 9);
 }
 
 #[test]

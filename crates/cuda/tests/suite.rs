@@ -1,24 +1,36 @@
 //! The tests of the CUDA kernels, as modules of one binary.
 
+mod adafactor;
 mod attention;
 mod binary;
+mod compare;
 mod copy;
 mod cross_entropy;
+mod cumsum;
 mod elementwise;
 mod embed;
 mod emulator;
 mod faults;
+mod gemm;
+mod gemm_quantized;
 mod glu;
 mod host;
+mod indexed;
+mod lamb;
 mod norm;
 mod numbers;
 mod nvrtc;
 mod optim;
+mod order;
+mod pair_loss;
 mod probe;
 mod quantized;
+mod random;
 mod reduce;
 mod rope;
+mod row_loss;
 mod sanitizers;
 mod softmax;
 mod table;
+mod top_k;
 mod unary;

@@ -16,6 +16,10 @@ kernels! { BINARY, source::BINARY;
     binary (f: value(u32), order: value(walk), x: read(0), y: read(0), out: write(0), n: value(u64)) for FLOATS;
 }
 
+kernels! { COMPARE, source::COMPARE;
+    compare (f: value(u32), order: value(walk), x: read(0), y: read(0), out: write(i32), n: value(u64)) for WORDS;
+}
+
 kernels! { COPY, source::COPY;
     strided (order: value(walk), x: read(0), y: write(0), n: value(u64)) for WORDS;
     write_strided (order: value(walk), x: read(0), y: update(0), n: value(u64)) for WORDS;
@@ -50,11 +54,39 @@ kernels! { GLU, source::GLU;
         n: value(u64)) for FLOATS;
 }
 
+kernels! { PAIR_LOSS, source::PAIR_LOSS;
+    pair_loss_sum (kind: value(u32), beta: value(f32), factor: value(f32), x: read(0), target: read(0),
+        blocks: write(f64), n: value(u64)) for FLOATS;
+    pair_loss_each (kind: value(u32), beta: value(f32), factor: value(f32), x: read(0), target: read(0), y: write(0),
+        n: value(u64)) for FLOATS;
+    pair_loss_input_grad (kind: value(u32), beta: value(f32), factor: value(f32), scale: value(f32), x: read(0),
+        target: read(0), dx: write(0), n: value(u64)) for FLOATS;
+    pair_loss_target_grad (kind: value(u32), beta: value(f32), factor: value(f32), scale: value(f32), x: read(0),
+        target: read(0), dt: write(0), n: value(u64)) for FLOATS;
+}
+
 kernels! { QUANTIZED, source::QUANTIZED;
     dequantize_4bit (codes: read(u8), values: read(f32), absmax: read(f32), nested: read(u8), map: read(f32),
         offset: value(f32), out: write(0), first: value(u64), n: value(u64)) for FLOATS;
     dequantize_int8 (codes: read(i8), absmax: read(f32), out: write(0), first_row: value(u32), rows: value(u32),
         cols: value(u32)) for FLOATS;
+}
+
+kernels! { RANDOM_BITS, source::RANDOM;
+    random_bits (seed: value(u64), stream: value(u64), first: value(u64), out: write(u32), n: value(u64)) for NONE;
+}
+
+kernels! { RANDOM, source::RANDOM;
+    fill_uniform (seed: value(u64), stream: value(u64), first: value(u64), low: value(f32), high: value(f32),
+        out: write(0), n: value(u64)) for FLOATS;
+    fill_steps (seed: value(u64), stream: value(u64), first: value(u64), n_steps: value(f32), out: write(0),
+        n: value(u64)) for FLOATS;
+    fill_normal (seed: value(u64), stream: value(u64), first: value(u64), mean: value(f32), std: value(f32),
+        out: write(0), n: value(u64)) for FLOATS;
+    add_normal (seed: value(u64), stream: value(u64), first: value(u64), std: value(f32), x: update(0), n: value(u64))
+        for FLOATS;
+    dropout (seed: value(u64), stream: value(u64), first: value(u64), threshold: value(u64), scale: value(f32),
+        x: read(0), y: write(0), n: value(u64)) for FLOATS;
 }
 
 kernels! { UNARY, source::UNARY;

@@ -2,9 +2,11 @@
 
 mod attention;
 mod elements;
+mod indexed;
 mod norm;
 mod optim;
 mod probe;
+mod product;
 mod rows;
 
 use crate::element::Element;
@@ -63,20 +65,34 @@ pub const FAMILIES: &[&[Kernel]] = &[
     attention::DECODE,
     attention::FORWARD,
     elements::BINARY,
+    elements::COMPARE,
     elements::COPY,
     elements::COPY_FLOATS,
     elements::ELEMENTWISE,
     elements::GLU,
+    elements::PAIR_LOSS,
     elements::QUANTIZED,
+    elements::RANDOM,
+    elements::RANDOM_BITS,
     elements::UNARY,
+    indexed::CUMSUM,
+    indexed::INDEXED_FLOATS,
+    indexed::INDEXED_WORDS,
+    indexed::ORDER,
+    indexed::TOP_K,
     norm::KERNELS,
     optim::KERNELS,
+    optim::OF_ADAFACTOR,
+    optim::OF_LAMB,
     probe::SUMS,
     probe::WORDS,
+    product::GEMM,
+    product::GEMM_QUANTIZED,
     rows::CROSS_ENTROPY,
     rows::EMBED,
     rows::REDUCE,
     rows::ROPE,
+    rows::ROW_LOSS,
     rows::SOFTMAX,
 ];
 

@@ -46,6 +46,13 @@ kernels! { ROPE, source::ROPE;
         interleaved: value(u32)) for FLOATS;
 }
 
+kernels! { ROW_LOSS, source::ROW_LOSS;
+    row_loss (x: read(f32), labels: read(i32), weight: read(f32), smoothing: value(f32), log_probs: value(u32),
+        losses: write(f32), weights: write(f32), rows: value(u32), n_classes: value(u32)) for NONE;
+    row_loss_grad (x: read(f32), labels: read(i32), weight: read(f32), smoothing: value(f32), log_probs: value(u32),
+        dy: read(f32), dx: write(0), rows: value(u32), n_classes: value(u32)) for FLOATS;
+}
+
 kernels! { SOFTMAX, source::SOFTMAX;
     softmax_forward (x: read(0), y: write(0), rows: value(u32), dim: value(u32)) for FLOATS;
     log_softmax_forward (x: read(0), y: write(0), rows: value(u32), dim: value(u32)) for FLOATS;

@@ -92,7 +92,15 @@ pub fn fakes() -> Option<&'static std::path::Path> {
         }
         let base = base()?;
         let is_used = |unit: &Unit| {
-            let files = ["copy.cu", "elementwise.cu", "norm.cu", "optim.cu", "attention_forward.cu"];
+            let files = [
+                "copy.cu",
+                "elementwise.cu",
+                "gemm.cu",
+                "norm.cu",
+                "optim.cu",
+                "order.cu",
+                "attention_forward.cu",
+            ];
             files.contains(&unit.source.file)
         };
         let kernels: Vec<PathBuf> =

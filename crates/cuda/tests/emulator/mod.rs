@@ -112,7 +112,7 @@ macro_rules! numbers {
         })+
     };
 }
-numbers!(f32, bf16, f16, i32, u32, u64);
+numbers!(f32, f64, bf16, f16, i32, u32, u64);
 
 impl Gpu<'_> {
     /// Memory with these elements.

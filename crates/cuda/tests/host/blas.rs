@@ -115,20 +115,40 @@ fn blas(machine: &Machine) -> (Arc<Stream>, Blas) {
 fn products_match_the_reference() {
     let Some(machine) = Machine::new() else { return };
     let (_stream, blas) = blas(&machine);
-    assert_eq!(blas.version(), "13.1.0");
+    assert_eq!(blas.describe(), "cuBLASLt 13.1.0");
+    all_products(&blas);
+}
+
+#[test]
+fn without_the_library_own_kernels_compute() {
+    let Some(machine) = Machine::new() else { return };
+    std::fs::remove_file(machine.folder().join("libcublasLt.so.13")).expect("a file");
+    let context = machine.context(0);
+    let stream = Arc::new(context.stream().expect("a stream"));
+    let modules = Arc::new(machine.modules(&context));
+    let blas = Blas::with_modules(&stream, &machine.libraries(), WORKSPACE, &modules).expect("modules");
+    assert!(blas.describe().starts_with("own kernels"), "{}", blas.describe());
+    all_products(&blas);
+    assert_eq!((blas.n_plans(), modules.counts().compiled), (0, 1));
+    let memory = upload(&stream, &[1f32; 64]);
+    let wrong = Product { out: Element::F16, ..small(&memory) };
+    assert!(matches!(blas.multiply(&wrong), Err(Error::Product { .. })));
+}
+
+fn all_products(blas: &Blas) {
     let all_forms = [Form::AsStored, Form::Transposed];
     for forms in all_forms.into_iter().flat_map(|a| all_forms.map(|b| [a, b])) {
         let case = Case { forms, ..PLAIN };
-        compare::<f32, f32>(&blas, Precision::F32, &case, 1e-5);
+        compare::<f32, f32>(blas, Precision::F32, &case, 1e-5);
         let gapped = Case { gaps: 2, batch: 3, alpha: 0.5, beta: 2.0, ..case };
-        compare::<bf16, bf16>(&blas, Precision::BF16, &gapped, bf16::ROUNDING);
-        compare::<f16, f32>(&blas, Precision::F16, &Case { shares_b: true, ..gapped }, 1e-5);
+        compare::<bf16, bf16>(blas, Precision::BF16, &gapped, bf16::ROUNDING);
+        compare::<f16, f32>(blas, Precision::F16, &Case { shares_b: true, ..gapped }, 1e-5);
         let added = Case { with_c: true, with_bias: true, ..gapped };
-        compare::<bf16, f32>(&blas, Precision::BF16, &added, 1e-5);
-        compare::<f16, f16>(&blas, Precision::F16, &added, f16::ROUNDING);
+        compare::<bf16, f32>(blas, Precision::BF16, &added, 1e-5);
+        compare::<f16, f16>(blas, Precision::F16, &added, f16::ROUNDING);
     }
-    compare::<f32, f32>(&blas, Precision::TF32, &PLAIN, 1e-2);
-    compare::<bf16, bf16>(&blas, Precision::BF16, &Case { m: 1, n: 1, k: 1, with_bias: true, ..PLAIN }, 4e-3);
+    compare::<f32, f32>(blas, Precision::TF32, &PLAIN, 1e-2);
+    compare::<bf16, bf16>(blas, Precision::BF16, &Case { m: 1, n: 1, k: 1, with_bias: true, ..PLAIN }, 4e-3);
 }
 
 #[test]

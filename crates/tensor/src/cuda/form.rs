@@ -10,6 +10,7 @@ use std::sync::Arc;
 use oarlock_cuda::blas::{self, Layout, Operand, Precision, Product};
 use oarlock_cuda::driver::{Arg, Function, Slice};
 use oarlock_cuda::geometry::{self, Geometry};
+use oarlock_cuda::order::{self, ById};
 use oarlock_cuda::{Element, Walk, table};
 use oarlock_kernels::{DType, Error, Store};
 
@@ -105,6 +106,30 @@ impl<'l> Kernels<'l> {
         Ok(self.gpu.blas.multiply(&product).map_err(failed)?)
     }
 
+    /// The rows of a tensor in the order of their ids, which are below `bound`; at least one.
+    pub fn by_id(&self, ids: &View<i32>, n: usize, bound: usize) -> Found<RowsById> {
+        if i32::try_from(n).is_err() {
+            return Err(Unable::NoForm);
+        }
+        let n_counts = order::n_counts(n);
+        let memory = self.temporary(4 * (4 * n + 1 + n_counts))?;
+        let part = |first: usize, len: usize| memory.part(4 * first, 4 * len);
+        let orders = [part(0, n)?, part(n, n)?];
+        let by_id = ById {
+            ids: self.slice(ids)?,
+            n,
+            bound,
+            order: orders,
+            starts: part(2 * n, n + 1)?,
+            unique: part(3 * n + 1, n)?,
+            counts: part(4 * n + 1, n_counts)?,
+        };
+        // SAFETY: the parts have the sizes that are asked for, and the op has compared the ids with its bound.
+        let order = unsafe { by_id.run(&self.gpu.stream, &self.gpu.modules) }.map_err(failed)?;
+        let is_second = order.address() == orders[1].address();
+        Ok(RowsById { memory, n, is_second })
+    }
+
     /// out[o, i] = the sum over k of x[o, k, i], or that added to it.
     pub fn sum_rows<T>(
         &self,
@@ -124,19 +149,6 @@ impl<'l> Kernels<'l> {
     /// As [`Kernels::fill`], of any memory.
     pub fn fill_slice(&self, to: Slice<'_>, value: u8) -> Form {
         Ok(self.gpu.stream.fill(to, value).map_err(failed)?)
-    }
-
-    /// Copies bytes of the host to memory, before this returns.
-    pub fn upload(&self, bytes: &[u8], to: Slice<'_>) -> Form {
-        Ok(self.gpu.stream.write_now(bytes, to).map_err(failed)?)
-    }
-
-    /// Copies a view to the host, when what writes it has run.
-    pub fn download<T: bytemuck::Pod>(&self, view: &View<T>) -> Found<Vec<T>> {
-        let slice = self.slice(view)?;
-        let mut values = vec![T::zeroed(); slice.bytes() / size_of::<T>()];
-        self.gpu.stream.read_now(slice, bytemuck::cast_slice_mut(&mut values)).map_err(failed)?;
-        Ok(values)
     }
 
     /// Copies one stretch of memory to another.
@@ -201,6 +213,32 @@ impl Temporary {
             Owner::Cuda(block) => Ok(block.slice(start, bytes)?),
             _ => Err(Unable::NoForm),
         }
+    }
+}
+
+/// Rows in the order of their ids: those of `unique[k]` are `order[starts[k]..starts[k + 1]]`, ascending. There are as many
+/// entries as rows; the last ones may have no rows.
+pub(crate) struct RowsById {
+    memory: Temporary,
+    n: usize,
+    is_second: bool,
+}
+
+impl RowsById {
+    pub fn order(&self) -> Found<Slice<'_>> {
+        self.part(if self.is_second { self.n } else { 0 }, self.n)
+    }
+
+    pub fn starts(&self) -> Found<Slice<'_>> {
+        self.part(2 * self.n, self.n + 1)
+    }
+
+    pub fn unique(&self) -> Found<Slice<'_>> {
+        self.part(3 * self.n + 1, self.n)
+    }
+
+    fn part(&self, first: usize, len: usize) -> Found<Slice<'_>> {
+        self.memory.part(4 * first, 4 * len)
     }
 }
 

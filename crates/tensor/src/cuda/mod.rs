@@ -36,7 +36,7 @@ pub(crate) use oarlock_cuda::attention::AttentionShape;
 pub(crate) struct Gpu {
     /// Ends before the stream that its products run on.
     blas: Blas,
-    modules: Modules,
+    modules: Arc<Modules>,
     stream: Arc<Stream>,
     context: Context,
     /// What runs the kernels of staged launches.
@@ -83,8 +83,8 @@ impl Gpu {
             let device = driver.device(index)?;
             let context = device.context()?;
             let stream = Arc::new(context.stream()?);
-            let modules = Modules::new(&context, libraries, Cache::from_environment())?;
-            let blas = Blas::new(&stream, libraries, WORKSPACE_BYTES)?;
+            let modules = Arc::new(Modules::new(&context, libraries, Cache::from_environment())?);
+            let blas = Blas::with_modules(&stream, libraries, WORKSPACE_BYTES, &modules)?;
             let ((major, minor), gib) =
                 (driver.version()?, device.memory_bytes()? as f64 / (1u64 << 30) as f64);
             let description =

@@ -56,30 +56,6 @@ pub fn embedding_to(ids: &Tensor, table: &Param, dtype: DType) -> Result<Tensor>
     Ok(Recorder::record(recorder, y, |_| EmbeddingBackward { ids: ids.detach(), table: table.clone() }))
 }
 
-/// The rows of each id that occurs: `order[starts[k]..starts[k + 1]]` are those of `ids[k]`, ascending.
-struct RowsById {
-    order: Vec<i32>,
-    starts: Vec<i32>,
-    ids: Vec<i32>,
-}
-
-impl RowsById {
-    fn new(of_rows: &[i32]) -> RowsById {
-        let mut order: Vec<i32> = (0..of_rows.len() as i32).collect();
-        order.sort_by_key(|&row| of_rows[row as usize]);
-        let (mut starts, mut ids) = (Vec::new(), Vec::new());
-        for (at, &row) in order.iter().enumerate() {
-            let id = of_rows[row as usize];
-            if ids.last() != Some(&id) {
-                starts.push(at as i32);
-                ids.push(id);
-            }
-        }
-        starts.push(order.len() as i32);
-        RowsById { order, starts, ids }
-    }
-}
-
 struct EmbeddingBackward {
     ids: Tensor,
     table: Param,
@@ -90,27 +66,22 @@ impl Function for EmbeddingBackward {
         let Some(mut slot) = self.table.grad()? else { return Ok(()) };
         let device = dy.device().clone();
         let (store, dim) = (slot.store, dy.shape().last());
+        let (n_rows, vocab) = (self.ids.n_elems(), self.table.shape().sizes()[0]);
         let mut launch = device.launch("embedding backward", 0, 2 * dy.len_bytes() as u64);
         with_float!(dy.dtype(), "embedding", T => {
             let (dy, ids) = (launch.read::<T>(&dy)?, launch.read::<i32>(&self.ids)?);
             let table = launch.grad(&mut slot)?;
             launch.cuda(|gpu| {
-                let RowsById { order, starts, ids } = RowsById::new(&gpu.download(&ids)?);
-                let n_ids = ids.len();
-                let lists = [order, starts, ids].concat();
-                let memory = gpu.temporary(4 * lists.len())?;
-                let part = |from: usize, to: usize| memory.part(4 * from, 4 * (to - from));
-                gpu.upload(bytemuck::cast_slice(&lists), part(0, lists.len())?)?;
                 if store == Store::Overwrite {
                     gpu.fill(&table, 0)?;
                 }
-                if n_ids == 0 {
+                if n_rows == 0 {
                     return Ok(());
                 }
-                let (n_rows, end) = (lists.len() - 2 * n_ids - 1, lists.len());
-                let call = gpu.kernel("embed_backward", &[T::DTYPE])?.view(&dy).slice(part(0, n_rows)?);
-                let call = call.slice(part(n_rows, end - n_ids)?).slice(part(end - n_ids, end)?).view(&table);
-                call.u32(n_ids).u32(dim).run(geometry::elements(n_ids * dim.next_multiple_of(8)))
+                let rows = gpu.by_id(&ids, n_rows, vocab)?;
+                let call = gpu.kernel("embed_backward", &[T::DTYPE])?.view(&dy).slice(rows.order()?);
+                let call = call.slice(rows.starts()?).slice(rows.unique()?).view(&table);
+                call.u32(n_rows).u32(dim).run(geometry::elements(n_rows * dim.next_multiple_of(8)))
             })?;
             launch.run(move |cpu| {
                 embed::embed_backward(cpu, dy.slice(cpu), dim, ids.slice(cpu), (table.slice(cpu), store))

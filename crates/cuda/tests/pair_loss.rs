@@ -1,0 +1,115 @@
+//! Losses of two tensors against f64, and their gradients against differences.
+
+use half::{bf16, f16};
+use oarlock_cuda::functions::PairLoss;
+use oarlock_cuda::geometry;
+use oarlock_kernels::pair_loss::PairLoss as Reference;
+
+use crate::emulator::{Library, args, in_every_order, on_emulator};
+use crate::numbers::{Float, assert_close, f64s, values};
+
+const BETA: f32 = 0.7;
+const FACTOR: f32 = 1.5;
+const SCALE: f32 = 0.25;
+
+fn reference(kind: PairLoss) -> Reference {
+    match kind {
+        PairLoss::Squared => Reference::Squared,
+        PairLoss::Absolute => Reference::Absolute,
+        PairLoss::Smooth => Reference::Smooth { beta: BETA, factor: FACTOR },
+        PairLoss::Binary => Reference::Binary,
+        PairLoss::KlProbs => Reference::KlProbs,
+        PairLoss::KlLogProbs => Reference::KlLogProbs,
+    }
+}
+
+fn pairs<T: Float>(kind: PairLoss, n: usize) -> [Vec<T>; 2] {
+    let (x, t) = (values::<f32>(1, n), values::<f32>(2, n));
+    let prob = |v: &f32| T::of(f64::from(*v) / 5.0 + 0.5);
+    let log = |v: &f32| T::of(f64::from(*v) - 2.5);
+    match kind {
+        PairLoss::Binary => [x.iter().map(prob).collect(), t.iter().map(prob).collect()],
+        PairLoss::KlProbs => [x.iter().map(log).collect(), t.iter().map(prob).collect()],
+        PairLoss::KlLogProbs => [x.iter().map(log).collect(), t.iter().map(log).collect()],
+        _ => [values(1, n), values(2, n)],
+    }
+}
+
+fn loss<T: Float>(library: &Library, kind: PairLoss, n: usize) {
+    let [x, t] = pairs::<T>(kind, n);
+    let n_blocks = n.div_ceil(geometry::NORM_BLOCK);
+    let (blocks, each, grads) = in_every_order(library, |gpu| {
+        let (x, t, blocks, each) =
+            (gpu.buffer(&x), gpu.buffer(&t), gpu.fresh::<f64>(n_blocks), gpu.fresh::<T>(n));
+        let (number, dtype, launch) = (kind as u32, &[T::ELEMENT], geometry::elements(n));
+        let args = args![number, BETA, FACTOR, x, t, blocks, n as u64];
+        gpu.run("pair_loss_sum", dtype, geometry::squared_norm(n), args);
+        gpu.run("pair_loss_each", dtype, launch, args![number, BETA, FACTOR, x, t, each, n as u64]);
+        let grads = ["pair_loss_input_grad", "pair_loss_target_grad"].map(|op| {
+            let out = gpu.fresh::<T>(n);
+            gpu.run(op, dtype, launch, args![number, BETA, FACTOR, SCALE, x, t, out, n as u64]);
+            out.read()
+        });
+        (blocks.read(), each.read(), grads)
+    });
+    let (x, t) = (f64s(&x), f64s(&t));
+    let cost = |x: f64, t: f64| reference(kind).value(x, t);
+    let costs: Vec<f64> = x.iter().zip(&t).map(|(x, t)| cost(*x, *t)).collect();
+    let sum = costs.iter().sum::<f64>();
+    assert!(
+        (blocks.iter().sum::<f64>() - sum).abs() <= 1e-12 * sum.abs(),
+        "{kind:?}: {blocks:?}, want {sum}"
+    );
+    assert_close(&format!("{kind:?}"), &each, &costs, T::ROUNDING.max(1e-7));
+    // Of the formulas, by central differences; they are smooth but where the difference is 0 or beta.
+    let h = 1e-5;
+    let slopes = |of: &dyn Fn(usize, f64) -> f64| -> Vec<f64> {
+        (0..n).map(|i| f64::from(SCALE) * (of(i, h) - of(i, -h)) / (2.0 * h)).collect()
+    };
+    let tolerance = T::ROUNDING.max(2e-6);
+    assert_close(&format!("{kind:?}, input"), &grads[0], &slopes(&|i, h| cost(x[i] + h, t[i])), tolerance);
+    assert_close(&format!("{kind:?}, target"), &grads[1], &slopes(&|i, h| cost(x[i], t[i] + h)), tolerance);
+}
+
+/// What formulas say at their ends.
+fn ends(library: &Library) {
+    let (x, t) = ([0f32, 1.0, 0.0], [0f32, 1.0, 1.0]);
+    let (binary, slopes, kl, flat) = in_every_order(library, |gpu| {
+        let (x, t) = (gpu.buffer(&x), gpu.buffer(&t));
+        let dtype = &[oarlock_cuda::Element::F32];
+        let run = |op: &str, kind: PairLoss, scale: Option<f32>| {
+            let (out, launch, kind) = (gpu.fresh::<f32>(3), geometry::elements(3), kind as u32);
+            match scale {
+                None => gpu.run(op, dtype, launch, args![kind, BETA, FACTOR, x, t, out, 3u64]),
+                Some(scale) => gpu.run(op, dtype, launch, args![kind, BETA, FACTOR, scale, x, t, out, 3u64]),
+            }
+            out.read()
+        };
+        (
+            run("pair_loss_each", PairLoss::Binary, None),
+            run("pair_loss_input_grad", PairLoss::Binary, Some(1.0)),
+            run("pair_loss_each", PairLoss::KlProbs, None),
+            run("pair_loss_input_grad", PairLoss::Absolute, Some(1.0)),
+        )
+    });
+    assert_eq!(binary, [0.0, 0.0, 100.0]);
+    assert_eq!(slopes, [0.0, 0.0, -1e12]);
+    assert_eq!((kl[0], flat), (0.0, vec![0.0, 0.0, -1.0]));
+}
+
+/// Every kernel of the family.
+pub fn check(library: &Library) {
+    use PairLoss::*;
+    for kind in [Squared, Absolute, Smooth, Binary, KlProbs, KlLogProbs] {
+        loss::<f32>(library, kind, 77);
+    }
+    ends(library);
+    loss::<f32>(library, Squared, 4100);
+    loss::<bf16>(library, Squared, 64);
+    loss::<f16>(library, KlProbs, 9);
+}
+
+#[test]
+fn losses_match_the_reference() {
+    on_emulator(check);
+}
