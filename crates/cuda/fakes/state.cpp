@@ -1,7 +1,9 @@
 // The order of work, memory and its protection.
 #include "state.h"
 
+#include <chrono>
 #include <cstring>
+#include <thread>
 
 namespace fake {
 
@@ -27,20 +29,42 @@ void enqueue(Stream& stream, std::function<Code()> run) {
   stream.queue.push_back({++stream.last, nullptr, 0, std::move(run)});
 }
 
-void run_until(Stream& stream, u64 number) {
+bool advance(Stream& stream, u64 number) {
   while (!stream.queue.empty() && stream.queue.front().number <= number) {
-    Op op = std::move(stream.queue.front());
-    stream.queue.pop_front();
-    if (op.other) run_until(*op.other, op.other_number);
+    // Nothing takes it away meanwhile: what it needs was in its stream before, and needs nothing of this stream from here on.
+    Op& op = stream.queue.front();
+    if (op.other && !advance(*op.other, op.other_number)) return false;
     // After an error of the device nothing runs any more.
-    if (op.run && !stream.context->sticky) stream.context->sticky = op.run();
+    if (op.run && !stream.context->sticky) {
+      Code code = op.run();
+      if (code == PENDING) return false;
+      stream.context->sticky = code;
+    }
+    Op done = std::move(op);
+    stream.queue.pop_front();
   }
+  return true;
+}
+
+// Lets others go on. Every call of the driver holds the lock once.
+static void pause() {
+  state.lock.unlock();
+  std::this_thread::sleep_for(std::chrono::microseconds(100));
+  state.lock.lock();
+}
+
+void finish(std::shared_ptr<Stream> stream, u64 number) {
+  while (!advance(*stream, number) && stream->context->alive) pause();
 }
 
 void drain(Context* context) {
-  for (size_t i = state.order.size(); i--;) {
-    std::shared_ptr<Stream> stream = state.order[i];
-    if (stream->context == context) run_until(*stream, ~0ull);
+  for (bool done = false; !done && context->alive;) {
+    done = true;
+    for (size_t i = state.order.size(); i--;) {
+      std::shared_ptr<Stream> stream = state.order[i];
+      if (stream->context == context) done = advance(*stream, ~0ull) && done;
+    }
+    if (!done) pause();
   }
   std::erase_if(state.order, [](auto& stream) { return stream->queue.empty() && !state.streams.count(stream.get()); });
 }
@@ -149,3 +173,47 @@ extern "C" int fake_planned(const char* call) {
   std::lock_guard<std::recursive_mutex> held(state.lock);
   return planned(call);
 }
+
+// For the fake of NCCL, which keeps what it knows under the same lock.
+extern "C" void fake_lock() { state.lock.lock(); }
+extern "C" void fake_unlock() { state.lock.unlock(); }
+// Work that may be PENDING, behind that of another stream if there is one. Returns its number, 0 where there is no stream.
+extern "C" u64 fake_enqueue_waiting(void* handle, void* after, u64 after_number, int (*work)(void*), void (*end)(void*),
+                                    void* argument) {
+  std::lock_guard<std::recursive_mutex> held(state.lock);
+  std::shared_ptr<void> owned(argument, end);
+  auto stream = state.streams.find((Stream*)handle);
+  if (stream == state.streams.end()) return 0;
+  for (auto& other : state.order)
+    if (other.get() == after && after != handle)
+      stream->second->queue.push_back({++stream->second->last, other, after_number, nullptr});
+  enqueue(*stream->second, [=] { return work(owned.get()); });
+  return stream->second->last;
+}
+// Runs work up to this number as far as it goes now.
+extern "C" void fake_advance(void* handle, u64 number) {
+  std::lock_guard<std::recursive_mutex> held(state.lock);
+  for (auto& stream : std::vector(state.order))
+    if (stream.get() == handle) advance(*stream, number);
+}
+// Opens stretches of device memory of the context while `work` runs, in what fake_enqueue_waiting runs.
+extern "C" int fake_open(void* context, void* const* starts, const size_t* bytes, size_t n, void (*work)(void*),
+                         void* argument) {
+  std::vector<const Memory*> touched;
+  for (size_t i = 0; i < n; i++) {
+    const Memory* memory = find_device(starts[i], bytes[i]);
+    if (!memory || memory->context != context) return say(ILLEGAL_ADDRESS, "NCCL touches what is no memory of its device");
+    touched.push_back(memory);
+  }
+  return opened(touched, [=] { work(argument); });
+}
+// The context of a stream, or of memory with these bytes; null where there is none.
+extern "C" void* fake_context_of(void* handle, const void* at, size_t bytes) {
+  std::lock_guard<std::recursive_mutex> held(state.lock);
+  auto stream = state.streams.find((Stream*)handle);
+  if (handle) return stream == state.streams.end() ? nullptr : stream->second->context;
+  const Memory* memory = find_device(at, bytes);
+  return memory ? memory->context : nullptr;
+}
+// What identifies the GPU of a context in a machine.
+extern "C" const char* fake_bus_of(void* context) { return devices[((Context*)context)->device].bus; }

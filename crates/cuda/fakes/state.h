@@ -37,6 +37,9 @@ struct Context {
   size_t used_bytes = 0;
 };
 
+// What work says that waits for another GPU: it is asked again later.
+const Code PENDING = -1;
+
 struct Stream;
 struct Op {
   u64 number;
@@ -99,8 +102,10 @@ extern State state;
 Code planned(const char* call);
 // Puts work into a stream.
 void enqueue(Stream& stream, std::function<Code()> run);
-// Runs what the event's work needs, and that.
-void run_until(Stream& stream, u64 number);
+// Runs what the work of this number needs, and that; whether all of it is done. It never waits.
+bool advance(Stream& stream, u64 number);
+// The same until it is done. Others have the lock while it waits.
+void finish(std::shared_ptr<Stream> stream, u64 number);
 // All work of a context, that of the latest stream first.
 void drain(Context* context);
 // Ends everything of a context.

@@ -1,0 +1,628 @@
+// libnccl.so.2 for tests: ranks are threads or processes, and their work is in the streams of the fake driver beside it.
+//
+// A rank's part of an operation is in its stream as other work is: nobody runs it before somebody needs it. That may be
+// another rank: it says how far it needs a rank to go, and the rank's thread here then runs as much as that, no more.
+// Only nonblocking communicators are known. As NCCL, a call returns before its work is in the stream, which it is when
+// ncclCommGetAsyncError says success.
+#include <dlfcn.h>
+
+#include <algorithm>
+#include <chrono>
+#include <climits>
+#include <deque>
+#include <thread>
+#include <vector>
+
+#include "segment.h"
+#include "words.h"
+
+using fake::Id;
+using fake::Ring;
+using fake::Segment;
+
+typedef int Result;
+static const Result UNHANDLED_CUDA = 1, SYSTEM = 2, INVALID_ARGUMENT = 4, INVALID_USAGE = 5, REMOTE = 6, IN_PROGRESS = 7;
+static const int PENDING = -1;
+enum Kind { ALL_REDUCE, REDUCE_SCATTER, ALL_GATHER, BROADCAST, SEND, RECV };
+static const char* const NAMES[] = {"all-reduce", "reduce-scatter", "all-gather", "broadcast", "send or receive"};
+static const size_t SIZES[] = {1, 1, 4, 4, 8, 8, 2, 4, 8, 2};
+
+// The fake driver in the folder of this file.
+template <class F> static F* driver(const char* symbol) {
+  static void* const library = [] {
+    Dl_info info;
+    dladdr((void*)SIZES, &info);
+    std::string file = info.dli_fname;
+    return dlopen((file.substr(0, file.rfind('/') + 1) + "libcuda.so.1").c_str(), RTLD_NOW);
+  }();
+  return (F*)(library ? dlsym(library, symbol) : nullptr);
+}
+static int planned(const char* call) { return driver<int(const char*)>("fake_planned")(call); }
+static void* context_of(void* stream, const void* at, size_t bytes) {
+  return driver<void*(void*, const void*, size_t)>("fake_context_of")(stream, at, bytes);
+}
+
+// All that is here is under the driver's lock.
+struct Held {
+  Held() { driver<void()>("fake_lock")(); }
+  ~Held() { driver<void()>("fake_unlock")(); }
+};
+#define CALL(name) \
+  Held held; \
+  if (Result result = planned(name)) return result
+
+static std::string last_error;
+static Result say(Result result, const std::string& text) {
+  last_error = text;
+  return result;
+}
+
+// What both sides of a message must mean alike.
+struct Header {
+  int kind, type, reduction, root;
+  u64 count;
+};
+
+// Bytes to or from one rank.
+struct Flow {
+  std::vector<char> bytes;
+  u64 done = 0, end = 0;
+  bool finished() const { return done == bytes.size(); }
+};
+
+// A collective, or one side of a message.
+struct Part {
+  Kind kind;
+  char *from, *to;
+  size_t count;
+  int type, reduction, peer;
+  std::vector<char> own;
+  Flow out[fake::MOST_RANKS], in[fake::MOST_RANKS];
+
+  bool is_message() const { return kind == SEND || kind == RECV; }
+  Header header() const { return {std::min<int>(kind, SEND), type, reduction, is_message() ? -1 : peer, count}; }
+};
+
+struct Comm;
+struct Splitting {
+  u64 number;
+  int color;
+  Comm** slot;
+  std::shared_ptr<Comm> child;
+};
+struct Comm {
+  std::unique_ptr<Segment> segment;
+  Id id;
+  int rank, world;
+  void* context;
+  Result error = 0;
+  bool ready = false, aborted = false, finalizing = false;
+  // Given in, and not in the stream yet.
+  std::vector<Part> launching;
+  void* stream = nullptr;
+  int polls = 0;
+  // In streams and not done, in their order; and the latest one.
+  struct Mark {
+    void* stream;
+    u64 number;
+  };
+  std::deque<Mark> marks;
+  Mark latest = {};
+  u64 n_splits = 0;
+  std::unique_ptr<Splitting> splitting;
+  std::thread service;
+  bool stop = false;
+
+  Ring& ring(int from, int to) { return segment->shared->rings[from][to]; }
+  size_t bytes_in(const Part& part) const;
+  size_t bytes_out(const Part& part) const;
+};
+static std::map<Comm*, std::shared_ptr<Comm>> all;
+
+// What a part reads and writes of its own GPU.
+size_t Comm::bytes_in(const Part& part) const {
+  bool reads = part.kind != RECV && (part.kind != BROADCAST || part.peer == rank);
+  return reads ? part.count * SIZES[part.type] * (part.kind == REDUCE_SCATTER ? world : 1) : 0;
+}
+size_t Comm::bytes_out(const Part& part) const {
+  return part.kind == SEND ? 0 : part.count * SIZES[part.type] * (part.kind == ALL_GATHER ? world : 1);
+}
+
+template <class T> static T combined(T a, T b, int reduction) {
+  switch (reduction) {
+    case 1: return (T)(a * b);
+    case 2: return a > b ? a : b;
+    case 3: return a < b ? a : b;
+  }
+  return (T)(a + b);
+}
+// Ranks are combined in their order, and the result is rounded once.
+template <class T, class Sum, class Load, class Save>
+static void reduce(char* to, const std::vector<const char*>& from, size_t n, int reduction, Load load, Save save) {
+  for (size_t i = 0; i < n; i++) {
+    Sum sum = load(((const T*)from[0])[i]);
+    for (size_t r = 1; r < from.size(); r++) sum = combined<Sum>(sum, load(((const T*)from[r])[i]), reduction);
+    if (reduction == 4) sum = (Sum)(sum / (Sum)from.size());
+    save(((T*)to)[i], sum);
+  }
+}
+template <class T> static void reduce_plain(char* to, const std::vector<const char*>& from, size_t n, int reduction) {
+  reduce<T, T>(to, from, n, reduction, [](T v) { return v; }, [](T& at, T v) { at = v; });
+}
+static void reduce_any(int type, char* to, const std::vector<const char*>& from, size_t n, int reduction) {
+  switch (type) {
+    case 0: return reduce_plain<signed char>(to, from, n, reduction);
+    case 1: return reduce_plain<unsigned char>(to, from, n, reduction);
+    case 2: return reduce_plain<int>(to, from, n, reduction);
+    case 3: return reduce_plain<unsigned>(to, from, n, reduction);
+    case 4: return reduce_plain<long long>(to, from, n, reduction);
+    case 5: return reduce_plain<u64>(to, from, n, reduction);
+    case 7: return reduce_plain<f32>(to, from, n, reduction);
+    case 8: return reduce_plain<double>(to, from, n, reduction);
+    case 6: return reduce<f16, f32>(to, from, n, reduction, [](f16 v) { return to_f32(v); }, [](f16& at, f32 v) { put(at, v); });
+    case 9:
+      return reduce<bf16, f32>(to, from, n, reduction, [](bf16 v) { return to_f32(v); }, [](bf16& at, f32 v) { put(at, v); });
+  }
+}
+
+// One or more parts that go on together, as work of a stream.
+struct Work {
+  std::shared_ptr<Comm> comm;
+  std::vector<Part> parts;
+  bool begun = false;
+
+  void read();
+  void write();
+  bool exchange();
+  int open(bool inputs, void (*work)(void*));
+  int run();
+};
+
+void Work::read() {
+  for (Part& part : parts) {
+    part.own.assign(part.from, part.from + comm->bytes_in(part));
+    Header header = part.header();
+    size_t bytes = part.count * SIZES[part.type];
+    for (int peer = 0; peer < comm->world; peer++) {
+      bool is_peer = part.is_message() ? peer == part.peer : peer != comm->rank;
+      bool gives = part.kind != RECV && (part.kind != BROADCAST || comm->rank == part.peer);
+      bool takes = part.kind != SEND && (part.kind != BROADCAST || peer == part.peer);
+      if (is_peer && gives) {
+        const char* from = part.own.data() + (part.kind == REDUCE_SCATTER ? bytes * peer : 0);
+        part.out[peer].bytes.assign((char*)&header, (char*)(&header + 1));
+        part.out[peer].bytes.insert(part.out[peer].bytes.end(), from, from + bytes);
+      }
+      if (is_peer && takes) part.in[peer].bytes.resize(sizeof header + bytes);
+    }
+  }
+}
+
+void Work::write() {
+  for (Part& part : parts) {
+    size_t bytes = part.count * SIZES[part.type];
+    // The part of the result that is in this place comes from this rank.
+    std::vector<const char*> from;
+    for (int peer = 0; peer < comm->world; peer++) {
+      const char* own = part.own.data() + (part.kind == REDUCE_SCATTER ? bytes * peer : 0);
+      const Flow& in = part.in[peer];
+      from.push_back(in.bytes.empty() ? own : in.bytes.data() + sizeof(Header));
+    }
+    switch (part.kind) {
+      case ALL_REDUCE:
+      case REDUCE_SCATTER: reduce_any(part.type, part.to, from, part.count, part.reduction); break;
+      case ALL_GATHER:
+        for (int peer = 0; peer < comm->world; peer++) memcpy(part.to + bytes * peer, from[peer], bytes);
+        break;
+      case BROADCAST:
+      case RECV: memcpy(part.to, from[part.peer], bytes); break;
+      case SEND: break;
+    }
+  }
+}
+
+static void raise(fake::Counter& want, u64 to) {
+  if (want < to) want = to;
+}
+
+// Sends and takes what goes now; whether that was all. Says how far others have to go for the rest.
+bool Work::exchange() {
+  bool all_done = true;
+  for (int peer = 0; peer < comm->world; peer++) {
+    Ring &to = comm->ring(comm->rank, peer), &from = comm->ring(peer, comm->rank);
+    // What goes to one rank goes in the order of the parts, as what comes from it.
+    for (Part& part : parts) {
+      Flow& out = part.out[peer];
+      if (!out.finished() && (out.done += to.push(out.bytes.data() + out.done, out.bytes.size() - out.done))) out.end = to.written;
+      if (!out.finished()) {
+        raise(to.want_read, to.read + 1);
+        all_done = false;
+        break;
+      }
+    }
+    for (Part& part : parts) {
+      Flow& in = part.in[peer];
+      if (!in.finished()) in.done += from.pull(in.bytes.data() + in.done, in.bytes.size() - in.done);
+      Header want = part.header(), got;
+      if (in.done >= sizeof got) {
+        memcpy(&got, in.bytes.data(), sizeof got);
+        if (memcmp(&got, &want, sizeof got)) {
+          std::string text = "rank " + std::to_string(peer) + " is in a " + NAMES[got.kind] + " of " + std::to_string(got.count) +
+                             " elements, rank " + std::to_string(comm->rank) + " in a " + NAMES[want.kind] + " of " +
+                             std::to_string(want.count);
+          comm->error = say(INVALID_USAGE, text);
+          return false;
+        }
+      }
+      if (!in.finished()) {
+        raise(from.want_written, from.read + 1);
+        all_done = false;
+        break;
+      }
+    }
+    // A message ends when it was taken: nobody may count on memory in between.
+    for (Part& part : parts) {
+      if (part.kind != SEND || part.peer != peer || !part.out[peer].finished() || to.read >= part.out[peer].end) continue;
+      raise(to.want_read, part.out[peer].end);
+      all_done = false;
+    }
+  }
+  return all_done;
+}
+
+int Work::open(bool inputs, void (*work)(void*)) {
+  std::vector<void*> starts;
+  std::vector<size_t> bytes;
+  for (Part& part : parts) {
+    size_t n = inputs ? comm->bytes_in(part) : comm->bytes_out(part);
+    if (!n) continue;
+    starts.push_back(inputs ? part.from : part.to);
+    bytes.push_back(n);
+  }
+  typedef int Open(void*, void* const*, const size_t*, size_t, void (*)(void*), void*);
+  return driver<Open>("fake_open")(comm->context, starts.data(), bytes.data(), starts.size(), work, this);
+}
+
+int Work::run() {
+  int code = 0;
+  if (!comm->aborted) {
+    if (!begun) code = open(true, [](void* work) { ((Work*)work)->read(); });
+    begun = true;
+    if (code) return code;
+    // What cannot go on stays until it is aborted.
+    if (!exchange()) return PENDING;
+    code = open(false, [](void* work) { ((Work*)work)->write(); });
+  } else {
+    // Nobody knows what an aborted operation leaves.
+    code = open(false, [](void* self) {
+      Work& work = *(Work*)self;
+      for (Part& part : work.parts) memset(part.to, 0xff, work.comm->bytes_out(part));
+    });
+  }
+  comm->marks.pop_front();
+  return code;
+}
+
+static void launch(const std::shared_ptr<Comm>& comm) {
+  auto* work = new Work{comm, std::move(comm->launching)};
+  comm->launching.clear();
+  auto run = [](void* work) { return ((Work*)work)->run(); };
+  auto end = [](void* work) { delete (Work*)work; };
+  typedef u64 Enqueue(void*, void*, u64, int (*)(void*), void (*)(void*), void*);
+  auto* enqueue = driver<Enqueue>("fake_enqueue_waiting");
+  u64 number = enqueue(comm->stream, comm->latest.stream, comm->latest.number, run, end, work);
+  if (!number) comm->error = say(INVALID_ARGUMENT, "the stream has ended");
+  else comm->marks.push_back(comm->latest = {comm->stream, number});
+}
+
+static std::shared_ptr<Comm> join(const Id& id, int world, int rank, void* context, Result* result);
+
+// What a communicator does by itself.
+static void progress(Comm& comm) {
+  fake::Shared& shared = *comm.segment->shared;
+  int n_here = 0, n_ending = 0;
+  for (int r = 0; r < comm.world; r++) {
+    int presence = shared.ranks[r].presence;
+    n_here += presence != fake::ABSENT;
+    n_ending += presence >= fake::FINALIZING;
+    if (r != comm.rank && !comm.error && comm.segment->is_dead(r))
+      comm.error = say(REMOTE, "rank " + std::to_string(r) + " ended");
+  }
+  if (comm.error) return;
+  if (!comm.ready && n_here == comm.world) {
+    for (int r = 0; r < comm.world; r++)
+      if (r != comm.rank && !strcmp(shared.ranks[r].bus, shared.ranks[comm.rank].bus))
+        comm.error = say(INVALID_USAGE, "two ranks use the GPU " + std::string(shared.ranks[r].bus));
+    comm.ready = true;
+    Segment::forget(comm.id);
+  }
+  if (Splitting* split = comm.splitting.get()) {
+    fake::Choice* choices = shared.choices[split->number % 2];
+    std::vector<int> members;
+    bool complete = true;
+    for (int r = 0; r < comm.world; r++) {
+      complete = complete && choices[r].number >= split->number;
+      if (choices[r].color == split->color) members.push_back(r);
+    }
+    std::stable_sort(members.begin(), members.end(), [&](int a, int b) { return choices[a].key < choices[b].key; });
+    if (complete && split->color >= 0 && !split->child) {
+      fake::Choice& first = choices[members[0]];
+      if (members[0] == comm.rank && first.made < split->number) {
+        Segment::make(&first.id);
+        first.made = split->number;
+      }
+      int rank = (int)(std::find(members.begin(), members.end(), comm.rank) - members.begin());
+      if (first.made >= split->number)
+        split->child = join(first.id, (int)members.size(), rank, comm.context, &comm.error);
+    }
+    if (complete && (split->color < 0 || (split->child && split->child->ready))) {
+      *(Comm* volatile*)split->slot = split->child.get();
+      comm.splitting.reset();
+    }
+  }
+  bool needed = comm.finalizing;
+  for (int r = 0; r < comm.world; r++) {
+    Ring &out = comm.ring(comm.rank, r), &in = comm.ring(r, comm.rank);
+    needed = needed || out.want_written > out.written || in.want_read > in.read;
+  }
+  if (needed && !comm.marks.empty()) {
+    Comm::Mark oldest = comm.marks.front();
+    driver<void(void*, u64)>("fake_advance")(oldest.stream, oldest.number);
+  }
+  if (comm.finalizing && comm.marks.empty() && n_ending == comm.world) shared.ranks[comm.rank].presence = fake::LEFT;
+}
+
+static void serve(Comm* comm) {
+  for (;; std::this_thread::sleep_for(std::chrono::microseconds(100))) {
+    Held held;
+    if (comm->stop) return;
+    progress(*comm);
+  }
+}
+
+static std::shared_ptr<Comm> join(const Id& id, int world, int rank, void* context, Result* result) {
+  auto comm = std::make_shared<Comm>();
+  comm->segment = Segment::open(id);
+  if (!comm->segment) return *result = say(SYSTEM, "the process that made the id is gone"), nullptr;
+  fake::Shared& shared = *comm->segment->shared;
+  int expected = 0;
+  bool fits = shared.world.compare_exchange_strong(expected, world) || expected == world;
+  if (!fits) return *result = say(INVALID_ARGUMENT, "another rank says another number of ranks"), nullptr;
+  if (!comm->segment->become(rank)) return *result = say(INVALID_USAGE, "somebody else is this rank"), nullptr;
+  comm->id = id, comm->rank = rank, comm->world = world, comm->context = context;
+  strncpy(shared.ranks[rank].bus, driver<const char*(void*)>("fake_bus_of")(context), sizeof shared.ranks[rank].bus - 1);
+  shared.ranks[rank].presence = fake::HERE;
+  all[comm.get()] = comm;
+  comm->service = std::thread(serve, comm.get());
+  return comm;
+}
+
+static std::shared_ptr<Comm> find(void* handle) {
+  auto found = all.find((Comm*)handle);
+  return found == all.end() ? nullptr : found->second;
+}
+
+static Result state_of(const Comm& comm) {
+  if (comm.error) return comm.error;
+  bool is_ending = comm.finalizing && comm.segment->shared->ranks[comm.rank].presence != fake::LEFT;
+  return !comm.ready || comm.splitting || !comm.launching.empty() || is_ending ? IN_PROGRESS : 0;
+}
+
+// Ends what the library has of it. The lock must be free: its thread takes it.
+static void end(std::shared_ptr<Comm> comm) {
+  std::shared_ptr<Comm> child;
+  {
+    Held held;
+    comm->stop = comm->aborted = true;
+    comm->launching.clear();
+    if (comm->splitting) child = comm->splitting->child;
+    all.erase(comm.get());
+  }
+  if (child) end(child);
+  comm->service.join();
+  Held held;
+  Segment::forget(comm->id);
+  comm->segment.reset();
+}
+
+// The group of a thread.
+struct Member {
+  std::shared_ptr<Comm> comm;
+  Part part;
+  void* stream;
+};
+static thread_local int depth = 0;
+static thread_local Result group_error = 0;
+static thread_local std::vector<Member> members;
+
+static Result end_group() {
+  std::vector<Member> ended = std::move(members);
+  members.clear();
+  if (Result result = std::exchange(group_error, 0)) return result;
+  for (Member& member : ended) {
+    Comm& comm = *member.comm;
+    if (!comm.launching.empty() && comm.stream != member.stream) return say(INVALID_USAGE, "a group on two streams");
+    comm.launching.push_back(std::move(member.part));
+    comm.stream = member.stream;
+    comm.polls = 0;
+  }
+  return ended.empty() ? 0 : IN_PROGRESS;
+}
+
+static Result check(const Comm* comm, const Part& part, void* stream) {
+  if (!comm) return say(INVALID_ARGUMENT, "no communicator");
+  if (state_of(*comm)) return say(INVALID_ARGUMENT, "the communicator has something else to do, or failed");
+  auto is_in = [&](int i, int end) { return i >= 0 && i < end; };
+  if (!is_in(part.type, 10) || !is_in(part.reduction, 5) || !is_in(part.peer, comm->world))
+    return say(INVALID_ARGUMENT, "a type, a reduction or a rank that is not there");
+  auto is_of = [&](const void* at, size_t bytes) { return !bytes || context_of(nullptr, at, bytes) == comm->context; };
+  if (context_of(stream, nullptr, 0) != comm->context) return say(INVALID_ARGUMENT, "a stream of another device");
+  if (!is_of(part.from, comm->bytes_in(part)) || !is_of(part.to, comm->bytes_out(part)))
+    return say(INVALID_ARGUMENT, "memory of another device");
+  return 0;
+}
+static Result add(const char* call, Kind kind, const void* from, void* to, size_t count, int type, int reduction, int peer,
+                  void* handle, void* stream) {
+  Held held;
+  std::shared_ptr<Comm> comm = find(handle);
+  Part part = {kind, (char*)from, (char*)to, count, type, reduction, peer, {}, {}, {}};
+  Result failed = planned(call);
+  if (!failed) failed = check(comm.get(), part, stream);
+  // The end of the group says it, too.
+  if (failed) return depth ? group_error = failed : failed;
+  members.push_back({comm, std::move(part), stream});
+  return depth ? 0 : end_group();
+}
+
+struct UniqueId {
+  char bytes[128];
+};
+struct Config {
+  size_t size;
+  unsigned magic, version;
+  int blocking;
+};
+
+extern "C" {
+
+Result ncclGetVersion(int* version) {
+  CALL("ncclGetVersion");
+  *version = 22907;
+  return 0;
+}
+const char* ncclGetErrorString(Result) { return "what the fake library says of it"; }
+const char* ncclGetLastError(void*) {
+  static thread_local std::string text;
+  Held held;
+  text = last_error;
+  return text.c_str();
+}
+Result ncclGetUniqueId(UniqueId* id) {
+  CALL("ncclGetUniqueId");
+  Id made;
+  if (!Segment::make(&made)) return SYSTEM;
+  *id = {};
+  memcpy(id, &made, sizeof made);
+  return 0;
+}
+
+Result ncclCommInitRankConfig(void** handle, int world, UniqueId unique, int rank, Config* config) {
+  CALL("ncclCommInitRankConfig");
+  void* context = nullptr;
+  if (driver<int(void**)>("cuCtxGetCurrent")(&context) || !context) return UNHANDLED_CUDA;
+  if (config->magic != 0xcafebeef || config->size != sizeof(Config) || config->version != 21400) return INVALID_ARGUMENT;
+  if (config->blocking != 0) return say(INVALID_USAGE, "only nonblocking communicators are known here");
+  if (world < 1 || world > fake::MOST_RANKS || rank < 0 || rank >= world) return INVALID_ARGUMENT;
+  Id id;
+  memcpy(&id, &unique, sizeof id);
+  Result result = IN_PROGRESS;
+  *handle = join(id, world, rank, context, &result).get();
+  return result;
+}
+Result ncclCommSplit(void* handle, int color, int key, Comm** child, void* config) {
+  CALL("ncclCommSplit");
+  std::shared_ptr<Comm> comm = find(handle);
+  if (!comm || state_of(*comm) || color < -1 || config) return INVALID_ARGUMENT;
+  *child = nullptr;
+  comm->splitting.reset(new Splitting{++comm->n_splits, color, child, nullptr});
+  fake::Choice& choice = comm->segment->shared->choices[comm->n_splits % 2][comm->rank];
+  choice.color = color, choice.key = key;
+  choice.number = comm->n_splits;
+  return IN_PROGRESS;
+}
+Result ncclCommCount(void* handle, int* count) {
+  CALL("ncclCommCount");
+  std::shared_ptr<Comm> comm = find(handle);
+  if (!comm) return INVALID_ARGUMENT;
+  *count = comm->world;
+  return 0;
+}
+Result ncclCommUserRank(void* handle, int* rank) {
+  CALL("ncclCommUserRank");
+  std::shared_ptr<Comm> comm = find(handle);
+  if (!comm) return INVALID_ARGUMENT;
+  *rank = comm->rank;
+  return 0;
+}
+Result ncclCommGetAsyncError(void* handle, Result* error) {
+  CALL("ncclCommGetAsyncError");
+  std::shared_ptr<Comm> comm = find(handle);
+  if (!comm) return INVALID_ARGUMENT;
+  progress(*comm);
+  // For tests: an error that comes by itself, or work that never gets to its stream.
+  if (Result error = planned("the communicator")) comm->error = error;
+  if (!comm->error && !comm->launching.empty() && ++comm->polls > 1) launch(comm);
+  *error = state_of(*comm);
+  return 0;
+}
+Result ncclCommFinalize(void* handle) {
+  CALL("ncclCommFinalize");
+  std::shared_ptr<Comm> comm = find(handle);
+  if (!comm || state_of(*comm) || comm->finalizing) return INVALID_ARGUMENT;
+  comm->finalizing = true;
+  comm->segment->shared->ranks[comm->rank].presence = fake::FINALIZING;
+  return IN_PROGRESS;
+}
+Result ncclCommDestroy(void* handle) {
+  std::shared_ptr<Comm> comm;
+  {
+    CALL("ncclCommDestroy");
+    comm = find(handle);
+    if (!comm) return INVALID_ARGUMENT;
+    if (!comm->finalizing || state_of(*comm)) return say(INVALID_USAGE, "a communicator that has not finished");
+  }
+  end(comm);
+  return 0;
+}
+Result ncclCommAbort(void* handle) {
+  std::shared_ptr<Comm> comm;
+  {
+    CALL("ncclCommAbort");
+    comm = find(handle);
+    if (!comm) return INVALID_ARGUMENT;
+  }
+  end(comm);
+  return 0;
+}
+
+Result ncclAllReduce(const void* from, void* to, size_t count, int type, int reduction, void* comm, void* stream) {
+  return add("ncclAllReduce", ALL_REDUCE, from, to, count, type, reduction, 0, comm, stream);
+}
+Result ncclReduceScatter(const void* from, void* to, size_t count, int type, int reduction, void* comm, void* stream) {
+  return add("ncclReduceScatter", REDUCE_SCATTER, from, to, count, type, reduction, 0, comm, stream);
+}
+Result ncclAllGather(const void* from, void* to, size_t count, int type, void* comm, void* stream) {
+  return add("ncclAllGather", ALL_GATHER, from, to, count, type, 0, 0, comm, stream);
+}
+Result ncclBroadcast(const void* from, void* to, size_t count, int type, int root, void* comm, void* stream) {
+  return add("ncclBroadcast", BROADCAST, from, to, count, type, 0, root, comm, stream);
+}
+Result ncclSend(const void* from, size_t count, int type, int peer, void* comm, void* stream) {
+  return add("ncclSend", SEND, from, nullptr, count, type, 0, peer, comm, stream);
+}
+Result ncclRecv(void* to, size_t count, int type, int peer, void* comm, void* stream) {
+  return add("ncclRecv", RECV, nullptr, to, count, type, 0, peer, comm, stream);
+}
+Result ncclGroupStart() {
+  CALL("ncclGroupStart");
+  depth++;
+  return 0;
+}
+Result ncclGroupEnd() {
+  Held held;
+  Result failed = planned("ncclGroupEnd");
+  if (!depth) return INVALID_USAGE;
+  if (failed) group_error = failed;
+  return --depth ? 0 : end_group();
+}
+
+// What tests ask: communicators, and pieces of shared memory.
+int fake_nccl_alive() {
+  Held held;
+  return (int)all.size();
+}
+int fake_nccl_segments() {
+  Held held;
+  return Segment::alive();
+}
+
+}  // extern "C"
