@@ -276,7 +276,7 @@ Code cuStreamCreate(void** handle, unsigned flags) {
   CALL_IN_CONTEXT("cuStreamCreate");
   // A stream that waits for the default stream is none that these tests mean.
   if (flags != 1) return INVALID_VALUE;
-  auto stream = std::make_shared<Stream>(Stream{current, {}, 0});
+  auto stream = std::make_shared<Stream>(Stream{current, {}, 0, ++state.n_streams});
   state.streams[stream.get()] = stream;
   state.order.push_back(stream);
   *handle = stream.get();

@@ -1,6 +1,7 @@
 // The order of work, memory and its protection.
 #include "state.h"
 
+#include <algorithm>
 #include <chrono>
 #include <cstring>
 #include <thread>
@@ -177,24 +178,32 @@ extern "C" int fake_planned(const char* call) {
 // For the fake of NCCL, which keeps what it knows under the same lock.
 extern "C" void fake_lock() { state.lock.lock(); }
 extern "C" void fake_unlock() { state.lock.unlock(); }
-// Work that may be PENDING, behind that of another stream if there is one. Returns its number, 0 where there is no stream.
-extern "C" u64 fake_enqueue_waiting(void* handle, void* after, u64 after_number, int (*work)(void*), void (*end)(void*),
-                                    void* argument) {
+// A place in the work of a stream.
+struct Mark {
+  u64 stream, number;
+};
+// Work that may be PENDING, behind that of a mark, which becomes its own; false where there is no such stream.
+extern "C" bool fake_enqueue_waiting(void* handle, Mark* mark, int (*work)(void*), void (*end)(void*), void* argument) {
   std::lock_guard<std::recursive_mutex> held(state.lock);
   std::shared_ptr<void> owned(argument, end);
-  auto stream = state.streams.find((Stream*)handle);
-  if (stream == state.streams.end()) return 0;
+  auto found = state.streams.find((Stream*)handle);
+  if (found == state.streams.end()) return false;
+  Stream& stream = *found->second;
   for (auto& other : state.order)
-    if (other.get() == after && after != handle)
-      stream->second->queue.push_back({++stream->second->last, other, after_number, nullptr});
-  enqueue(*stream->second, [=] { return work(owned.get()); });
-  return stream->second->last;
+    if (other->serial == mark->stream && other->serial != stream.serial)
+      stream.queue.push_back({++stream.last, other, mark->number, nullptr});
+  enqueue(stream, [=] { return work(owned.get()); });
+  *mark = {stream.serial, stream.last};
+  return true;
 }
-// Runs work up to this number as far as it goes now.
-extern "C" void fake_advance(void* handle, u64 number) {
+// Runs work up to a mark as far as it goes now.
+extern "C" void fake_advance(Mark mark) {
   std::lock_guard<std::recursive_mutex> held(state.lock);
-  for (auto& stream : std::vector(state.order))
-    if (stream.get() == handle) advance(*stream, number);
+  auto is_it = [&](auto& stream) { return stream->serial == mark.stream; };
+  auto found = std::find_if(state.order.begin(), state.order.end(), is_it);
+  if (found == state.order.end()) return;
+  std::shared_ptr<Stream> stream = *found;
+  advance(*stream, mark.number);
 }
 // Opens stretches of device memory of the context while `work` runs, in what fake_enqueue_waiting runs.
 extern "C" int fake_open(void* context, void* const* starts, const size_t* bytes, size_t n, void (*work)(void*),

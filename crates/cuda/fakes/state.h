@@ -52,6 +52,8 @@ struct Stream {
   Context* context;
   std::deque<Op> queue;
   u64 last = 0;
+  // Never that of another one, as the address may be.
+  u64 serial = 0;
 };
 struct Event {
   Context* context;
@@ -94,7 +96,7 @@ struct State {
   size_t leaked = 0;
   std::map<std::string, std::pair<int, Code>> planned;
   std::string message;
-  u64 launches = 0;
+  u64 launches = 0, n_streams = 0;
 };
 extern State state;
 

@@ -6,6 +6,7 @@ use oarlock_cuda::Error;
 use oarlock_cuda::blas::Blas;
 use oarlock_cuda::driver::Driver;
 use oarlock_cuda::libraries::{Libraries, Library, VARIABLE};
+use oarlock_cuda::nccl::Nccl;
 use oarlock_cuda::nvrtc::Nvrtc;
 
 use super::{Machine, again};
@@ -14,10 +15,13 @@ use super::{Machine, again};
 fn a_folder_without_libraries_is_an_error_that_says_what_to_do() {
     let folder = tempfile::tempdir_in(env!("CARGO_TARGET_TMPDIR")).expect("a folder");
     let libraries = Libraries::Folder(folder.path().into());
-    let errors = [Driver::find(&libraries).err(), Nvrtc::find(&libraries).err()];
-    for (error, (library, says)) in
-        errors.into_iter().zip([(Library::Driver, "nvidia-smi"), (Library::Nvrtc, "nvidia-cuda-nvrtc")])
-    {
+    let errors =
+        [Driver::find(&libraries).err(), Nvrtc::find(&libraries).err(), Nccl::find(&libraries).err()];
+    for (error, (library, says)) in errors.into_iter().zip([
+        (Library::Driver, "nvidia-smi"),
+        (Library::Nvrtc, "nvidia-cuda-nvrtc"),
+        (Library::Nccl, "pip install nvidia-nccl-cu13"),
+    ]) {
         let error = error.expect("an error");
         let said = error.to_string();
         assert!(matches!(error, Error::NoLibrary { library: other, .. } if other == library), "{said}");
@@ -34,6 +38,8 @@ fn a_library_without_a_function_is_not_used() {
     let wrong = machine.folder().join("libnvrtc.so.13");
     let error = Driver::load(&wrong).err().expect("an error");
     assert!(error.to_string().contains("cuGetErrorName"), "{error}");
+    let error = Nccl::load(&wrong).err().expect("an error");
+    assert!(error.to_string().contains("ncclGetVersion"), "{error}");
     let context = machine.context(0);
     let stream = std::sync::Arc::new(context.stream().expect("a stream"));
     let folder = tempfile::tempdir_in(env!("CARGO_TARGET_TMPDIR")).expect("a folder");
