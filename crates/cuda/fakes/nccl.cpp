@@ -8,35 +8,32 @@
 
 #include <algorithm>
 #include <chrono>
-#include <climits>
-#include <deque>
-#include <thread>
-#include <vector>
+#include <map>
+#include <memory>
 
-#include "segment.h"
-#include "words.h"
+#include "nccl.h"
 
-using fake::Id;
-using fake::Ring;
-using fake::Segment;
+using namespace fake;
 
-typedef int Result;
-static const Result UNHANDLED_CUDA = 1, SYSTEM = 2, INVALID_ARGUMENT = 4, INVALID_USAGE = 5, REMOTE = 6, IN_PROGRESS = 7;
-static const int PENDING = -1;
-enum Kind { ALL_REDUCE, REDUCE_SCATTER, ALL_GATHER, BROADCAST, SEND, RECV };
-static const char* const NAMES[] = {"all-reduce", "reduce-scatter", "all-gather", "broadcast", "send or receive"};
-static const size_t SIZES[] = {1, 1, 4, 4, 8, 8, 2, 4, 8, 2};
+namespace fake {
 
-// The fake driver in the folder of this file.
-template <class F> static F* driver(const char* symbol) {
+static std::string last_error;
+Result say(Result result, const std::string& text) {
+  last_error = text;
+  return result;
+}
+void* driver_symbol(const char* name) {
   static void* const library = [] {
     Dl_info info;
-    dladdr((void*)SIZES, &info);
+    dladdr((void*)&driver_symbol, &info);
     std::string file = info.dli_fname;
     return dlopen((file.substr(0, file.rfind('/') + 1) + "libcuda.so.1").c_str(), RTLD_NOW);
   }();
-  return (F*)(library ? dlsym(library, symbol) : nullptr);
+  return library ? dlsym(library, name) : nullptr;
 }
+
+}  // namespace fake
+
 static int planned(const char* call) { return driver<int(const char*)>("fake_planned")(call); }
 static void* context_of(void* stream, const void* at, size_t bytes) {
   return driver<void*(void*, const void*, size_t)>("fake_context_of")(stream, at, bytes);
@@ -51,258 +48,10 @@ struct Held {
   Held held; \
   if (Result result = planned(name)) return result
 
-static std::string last_error;
-static Result say(Result result, const std::string& text) {
-  last_error = text;
-  return result;
-}
 
-// What both sides of a message must mean alike.
-struct Header {
-  int kind, type, reduction, root;
-  u64 count;
-};
-
-// Bytes to or from one rank.
-struct Flow {
-  std::vector<char> bytes;
-  u64 done = 0, end = 0;
-  bool finished() const { return done == bytes.size(); }
-};
-
-// A collective, or one side of a message.
-struct Part {
-  Kind kind;
-  char *from, *to;
-  size_t count;
-  int type, reduction, peer;
-  std::vector<char> own;
-  Flow out[fake::MOST_RANKS], in[fake::MOST_RANKS];
-
-  bool is_message() const { return kind == SEND || kind == RECV; }
-  Header header() const { return {std::min<int>(kind, SEND), type, reduction, is_message() ? -1 : peer, count}; }
-};
-
-// A place in the work of a stream.
-struct Mark {
-  u64 stream, number;
-};
-
-struct Comm;
-struct Splitting {
-  u64 number;
-  int color;
-  Comm** slot;
-  std::shared_ptr<Comm> child;
-};
-struct Comm {
-  std::unique_ptr<Segment> segment;
-  Id id;
-  int rank, world;
-  void* context;
-  Result error = 0;
-  bool ready = false, aborted = false, finalizing = false;
-  // Given in, and not in the stream yet.
-  std::vector<Part> launching;
-  void* stream = nullptr;
-  int polls = 0;
-  // In streams and not done, in their order; and the latest one.
-  std::deque<Mark> marks;
-  Mark latest = {};
-  u64 n_splits = 0;
-  std::unique_ptr<Splitting> splitting;
-  std::thread service;
-  bool stop = false;
-
-  Ring& ring(int from, int to) { return segment->shared->rings[from][to]; }
-  size_t bytes_in(const Part& part) const;
-  size_t bytes_out(const Part& part) const;
-};
 // Never removed: threads of what tests leave behind may be here when the process ends.
 static auto& all = *new std::map<Comm*, std::shared_ptr<Comm>>;
 
-// What a part reads and writes of its own GPU.
-size_t Comm::bytes_in(const Part& part) const {
-  bool reads = part.kind != RECV && (part.kind != BROADCAST || part.peer == rank);
-  return reads ? part.count * SIZES[part.type] * (part.kind == REDUCE_SCATTER ? world : 1) : 0;
-}
-size_t Comm::bytes_out(const Part& part) const {
-  return part.kind == SEND ? 0 : part.count * SIZES[part.type] * (part.kind == ALL_GATHER ? world : 1);
-}
-
-template <class T> static T combined(T a, T b, int reduction) {
-  switch (reduction) {
-    case 1: return (T)(a * b);
-    case 2: return a > b ? a : b;
-    case 3: return a < b ? a : b;
-  }
-  return (T)(a + b);
-}
-// Ranks are combined in their order, and the result is rounded once.
-template <class T, class Sum, class Load, class Save>
-static void reduce(char* to, const std::vector<const char*>& from, size_t n, int reduction, Load load, Save save) {
-  for (size_t i = 0; i < n; i++) {
-    Sum sum = load(((const T*)from[0])[i]);
-    for (size_t r = 1; r < from.size(); r++) sum = combined<Sum>(sum, load(((const T*)from[r])[i]), reduction);
-    if (reduction == 4) sum = (Sum)(sum / (Sum)from.size());
-    save(((T*)to)[i], sum);
-  }
-}
-template <class T> static void reduce_plain(char* to, const std::vector<const char*>& from, size_t n, int reduction) {
-  reduce<T, T>(to, from, n, reduction, [](T v) { return v; }, [](T& at, T v) { at = v; });
-}
-static void reduce_any(int type, char* to, const std::vector<const char*>& from, size_t n, int reduction) {
-  switch (type) {
-    case 0: return reduce_plain<signed char>(to, from, n, reduction);
-    case 1: return reduce_plain<unsigned char>(to, from, n, reduction);
-    case 2: return reduce_plain<int>(to, from, n, reduction);
-    case 3: return reduce_plain<unsigned>(to, from, n, reduction);
-    case 4: return reduce_plain<long long>(to, from, n, reduction);
-    case 5: return reduce_plain<u64>(to, from, n, reduction);
-    case 7: return reduce_plain<f32>(to, from, n, reduction);
-    case 8: return reduce_plain<double>(to, from, n, reduction);
-    case 6: return reduce<f16, f32>(to, from, n, reduction, [](f16 v) { return to_f32(v); }, [](f16& at, f32 v) { put(at, v); });
-    case 9:
-      return reduce<bf16, f32>(to, from, n, reduction, [](bf16 v) { return to_f32(v); }, [](bf16& at, f32 v) { put(at, v); });
-  }
-}
-
-// One or more parts that go on together, as work of a stream.
-struct Work {
-  std::shared_ptr<Comm> comm;
-  std::vector<Part> parts;
-  bool begun = false;
-
-  void read();
-  void write();
-  bool exchange();
-  int open(bool inputs, void (*work)(void*));
-  int run();
-};
-
-void Work::read() {
-  for (Part& part : parts) {
-    part.own.assign(part.from, part.from + comm->bytes_in(part));
-    Header header = part.header();
-    size_t bytes = part.count * SIZES[part.type];
-    for (int peer = 0; peer < comm->world; peer++) {
-      bool is_peer = part.is_message() ? peer == part.peer : peer != comm->rank;
-      bool gives = part.kind != RECV && (part.kind != BROADCAST || comm->rank == part.peer);
-      bool takes = part.kind != SEND && (part.kind != BROADCAST || peer == part.peer);
-      if (is_peer && gives) {
-        const char* from = part.own.data() + (part.kind == REDUCE_SCATTER ? bytes * peer : 0);
-        part.out[peer].bytes.assign((char*)&header, (char*)(&header + 1));
-        part.out[peer].bytes.insert(part.out[peer].bytes.end(), from, from + bytes);
-      }
-      if (is_peer && takes) part.in[peer].bytes.resize(sizeof header + bytes);
-    }
-  }
-}
-
-void Work::write() {
-  for (Part& part : parts) {
-    size_t bytes = part.count * SIZES[part.type];
-    // The part of the result that is in this place comes from this rank.
-    std::vector<const char*> from;
-    for (int peer = 0; peer < comm->world; peer++) {
-      const char* own = part.own.data() + (part.kind == REDUCE_SCATTER ? bytes * peer : 0);
-      const Flow& in = part.in[peer];
-      from.push_back(in.bytes.empty() ? own : in.bytes.data() + sizeof(Header));
-    }
-    switch (part.kind) {
-      case ALL_REDUCE:
-      case REDUCE_SCATTER: reduce_any(part.type, part.to, from, part.count, part.reduction); break;
-      case ALL_GATHER:
-        for (int peer = 0; peer < comm->world; peer++) memcpy(part.to + bytes * peer, from[peer], bytes);
-        break;
-      case BROADCAST:
-      case RECV: memcpy(part.to, from[part.peer], bytes); break;
-      case SEND: break;
-    }
-  }
-}
-
-static void raise(fake::Counter& want, u64 to) {
-  if (want < to) want = to;
-}
-
-// Sends and takes what goes now; whether that was all. Says how far others have to go for the rest.
-bool Work::exchange() {
-  bool all_done = true;
-  for (int peer = 0; peer < comm->world; peer++) {
-    Ring &to = comm->ring(comm->rank, peer), &from = comm->ring(peer, comm->rank);
-    // What goes to one rank goes in the order of the parts, as what comes from it.
-    for (Part& part : parts) {
-      Flow& out = part.out[peer];
-      if (!out.finished() && (out.done += to.push(out.bytes.data() + out.done, out.bytes.size() - out.done))) out.end = to.written;
-      if (!out.finished()) {
-        raise(to.want_read, to.read + 1);
-        all_done = false;
-        break;
-      }
-    }
-    for (Part& part : parts) {
-      Flow& in = part.in[peer];
-      if (!in.finished()) in.done += from.pull(in.bytes.data() + in.done, in.bytes.size() - in.done);
-      Header want = part.header(), got;
-      if (in.done >= sizeof got) {
-        memcpy(&got, in.bytes.data(), sizeof got);
-        if (memcmp(&got, &want, sizeof got)) {
-          std::string text = "rank " + std::to_string(peer) + " is in a " + NAMES[got.kind] + " of " + std::to_string(got.count) +
-                             " elements, rank " + std::to_string(comm->rank) + " in a " + NAMES[want.kind] + " of " +
-                             std::to_string(want.count);
-          comm->error = say(INVALID_USAGE, text);
-          return false;
-        }
-      }
-      if (!in.finished()) {
-        raise(from.want_written, from.read + 1);
-        all_done = false;
-        break;
-      }
-    }
-    // A message ends when it was taken: nobody may count on memory in between.
-    for (Part& part : parts) {
-      if (part.kind != SEND || part.peer != peer || !part.out[peer].finished() || to.read >= part.out[peer].end) continue;
-      raise(to.want_read, part.out[peer].end);
-      all_done = false;
-    }
-  }
-  return all_done;
-}
-
-int Work::open(bool inputs, void (*work)(void*)) {
-  std::vector<void*> starts;
-  std::vector<size_t> bytes;
-  for (Part& part : parts) {
-    size_t n = inputs ? comm->bytes_in(part) : comm->bytes_out(part);
-    if (!n) continue;
-    starts.push_back(inputs ? part.from : part.to);
-    bytes.push_back(n);
-  }
-  typedef int Open(void*, void* const*, const size_t*, size_t, void (*)(void*), void*);
-  return driver<Open>("fake_open")(comm->context, starts.data(), bytes.data(), starts.size(), work, this);
-}
-
-int Work::run() {
-  int code = 0;
-  if (!comm->aborted) {
-    if (!begun) code = open(true, [](void* work) { ((Work*)work)->read(); });
-    begun = true;
-    if (code) return code;
-    // What cannot go on stays until it is aborted.
-    if (!exchange()) return PENDING;
-    code = open(false, [](void* work) { ((Work*)work)->write(); });
-  } else {
-    // Nobody knows what an aborted operation leaves.
-    code = open(false, [](void* self) {
-      Work& work = *(Work*)self;
-      for (Part& part : work.parts) memset(part.to, 0xff, work.comm->bytes_out(part));
-    });
-  }
-  comm->marks.pop_front();
-  return code;
-}
 
 static void launch(const std::shared_ptr<Comm>& comm) {
   auto* work = new Work{comm, std::move(comm->launching)};
@@ -310,7 +59,8 @@ static void launch(const std::shared_ptr<Comm>& comm) {
   auto run = [](void* work) { return ((Work*)work)->run(); };
   auto end = [](void* work) { delete (Work*)work; };
   typedef bool Enqueue(void*, Mark*, int (*)(void*), void (*)(void*), void*);
-  if (driver<Enqueue>("fake_enqueue_waiting")(comm->stream, &comm->latest, run, end, work)) comm->marks.push_back(comm->latest);
+  bool is_in = driver<Enqueue>("fake_enqueue_waiting")(comm->stream, &comm->latest, run, end, work);
+  if (is_in) comm->marks.push_back(comm->latest);
   else comm->error = say(INVALID_ARGUMENT, "the stream has ended");
 }
 
@@ -434,7 +184,9 @@ static thread_local std::vector<Member> members;
 static Result end_group() {
   std::vector<Member> ended = std::move(members);
   members.clear();
-  if (Result result = std::exchange(group_error, 0)) return result;
+  Result failed = group_error;
+  group_error = 0;
+  if (failed) return failed;
   for (Member& member : ended) {
     Comm& comm = *member.comm;
     if (!comm.launching.empty() && comm.stream != member.stream) return say(INVALID_USAGE, "a group on two streams");

@@ -1,6 +1,6 @@
 // What the ranks of a communicator of the fake NCCL share: memory without a name, which ends with the last who has it open.
 //
-// Its file is one of memory alone. Others open it through the process that made it, so nothing is left behind, however a
+// Its file is in memory alone. Others open it through the process that made it, so nothing is left behind, however a
 // process ends. Each rank holds a lock on the file, which the system takes from it when it ends: that is how others know.
 #pragma once
 #include <fcntl.h>

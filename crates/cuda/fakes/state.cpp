@@ -32,7 +32,7 @@ void enqueue(Stream& stream, std::function<Code()> run) {
 
 bool advance(Stream& stream, u64 number) {
   while (!stream.queue.empty() && stream.queue.front().number <= number) {
-    // Nothing takes it away meanwhile: what it needs was in its stream before, and needs nothing of this stream from here on.
+    // It stays there meanwhile: what it needs was in its stream before it, and needs nothing from here on.
     Op& op = stream.queue.front();
     if (op.other && !advance(*op.other, op.other_number)) return false;
     // After an error of the device nothing runs any more.

@@ -25,19 +25,15 @@ pub struct Comm {
     /// Held from a call until it is in its stream.
     calls: Mutex<()>,
     /// Held for one call of the library.
-    state: Mutex<State>,
+    handle: Mutex<Live>,
 }
 
-struct State {
-    /// Null when it has ended.
-    handle: Handle,
-    /// Where the library may still write a communicator that one was split into.
-    splits: Vec<Box<AtomicPtr<std::ffi::c_void>>>,
-}
+/// The library's handle; null when it has ended.
+struct Live(Handle);
 
 // SAFETY: the handle is used by one thread at a time, under a lock; NCCL does not tell threads apart outside of a group,
 // which one thread begins and ends under that lock.
-unsafe impl Send for State {}
+unsafe impl Send for Live {}
 
 fn locked<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
     mutex.lock().unwrap_or_else(PoisonError::into_inner)
@@ -94,9 +90,9 @@ impl Comm {
         (rank, world): (usize, usize),
         patience: Patience,
     ) -> Comm {
-        let state = Mutex::new(State { handle, splits: vec![] });
-        let (nccl, context, calls) = (nccl.clone(), context.clone(), Mutex::new(()));
-        Comm { nccl, context, rank, world, patience, calls, state }
+        let (nccl, context) = (nccl.clone(), context.clone());
+        let (calls, handle) = (Mutex::new(()), Mutex::new(Live(handle)));
+        Comm { nccl, context, rank, world, patience, calls, handle }
     }
 
     /// Which rank it is.
@@ -117,11 +113,11 @@ impl Comm {
     /// Calls the library, unless the communicator has ended.
     fn with<R>(&self, f: impl FnOnce(&Api, Handle) -> R) -> Result<R> {
         self.context.enter()?;
-        let state = locked(&self.state);
-        if state.handle.is_null() {
+        let live = locked(&self.handle);
+        if live.0.is_null() {
             return Err(Error::Aborted { rank: self.rank, world: self.world });
         }
-        Ok(f(&self.nccl.api, state.handle))
+        Ok(f(&self.nccl.api, live.0))
     }
 
     /// What the communicator met while it worked; [`IN_PROGRESS`] is none of it.
@@ -159,7 +155,8 @@ impl Comm {
                 let (rank, world, seconds) = (self.rank, self.world, patience.timeout.as_secs_f64());
                 return Err(Error::Late { what, rank, world, seconds });
             }
-            thread::sleep(patience.poll);
+            // Most calls take microseconds.
+            if begin.elapsed() < patience.poll { thread::yield_now() } else { thread::sleep(patience.poll) }
         }
         Ok(())
     }
@@ -196,14 +193,14 @@ impl Comm {
         let _held = locked(&self.calls);
         let slot = Box::new(AtomicPtr::new(null_mut()));
         let at = slot.as_ptr();
-        // SAFETY: the handle is a communicator's. The slot lives until the split is done, or as long as the communicator.
+        // SAFETY: the handle is a communicator's. The slot lives until the split is done, or forever.
         let called = self.with(|_, handle| unsafe { (split.call)(handle, number, key, at, null_mut()) });
-        locked(&self.state).splits.push(slot);
-        let done = called.and_then(|code| self.settle(split.name, code, "all ranks to split"));
-        // Calls come one after another, so it is the latest one.
-        let slot = if done.is_ok() { locked(&self.state).splits.pop() } else { None };
-        done?;
-        let handle = slot.map_or(null_mut(), |slot| slot.load(Ordering::Acquire));
+        if let Err(error) = called.and_then(|code| self.settle(split.name, code, "all ranks to split")) {
+            // The library may write there still.
+            Box::leak(slot);
+            return Err(error);
+        }
+        let handle = slot.load(Ordering::Acquire);
         if handle.is_null() {
             return match color {
                 None => Ok(None),
@@ -295,7 +292,7 @@ impl Comm {
 
     /// Ends it, if it has not ended.
     fn end(&self, end: impl FnOnce(&Api, Handle) -> (&'static str, Code)) -> Result<()> {
-        let handle = std::mem::replace(&mut locked(&self.state).handle, null_mut());
+        let handle = std::mem::replace(&mut locked(&self.handle).0, null_mut());
         if handle.is_null() {
             return Ok(());
         }

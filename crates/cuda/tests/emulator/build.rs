@@ -20,7 +20,7 @@ const EMULATOR: [(&str, &str); 5] = [
 const LAUNCH: (&str, &str) = ("launch.cpp", include_str!("../../emulator/launch.cpp"));
 
 /// The files of the fake libraries.
-const FAKES: [(&str, &str); 8] = [
+const FAKES: [(&str, &str); 10] = [
     ("state.h", include_str!("../../fakes/state.h")),
     ("state.cpp", include_str!("../../fakes/state.cpp")),
     ("driver.cpp", include_str!("../../fakes/driver.cpp")),
@@ -28,6 +28,8 @@ const FAKES: [(&str, &str); 8] = [
     ("nvrtc.cpp", include_str!("../../fakes/nvrtc.cpp")),
     ("cublaslt.cpp", include_str!("../../fakes/cublaslt.cpp")),
     ("segment.h", include_str!("../../fakes/segment.h")),
+    ("nccl.h", include_str!("../../fakes/nccl.h")),
+    ("collectives.cpp", include_str!("../../fakes/collectives.cpp")),
     ("nccl.cpp", include_str!("../../fakes/nccl.cpp")),
 ];
 

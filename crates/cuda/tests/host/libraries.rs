@@ -10,6 +10,7 @@ use oarlock_cuda::nccl::Nccl;
 use oarlock_cuda::nvrtc::Nvrtc;
 
 use super::{Machine, again};
+use crate::numbers::not_tested;
 
 #[test]
 fn a_folder_without_libraries_is_an_error_that_says_what_to_do() {
@@ -49,6 +50,20 @@ fn a_library_without_a_function_is_not_used() {
     let nowhere = Libraries::Folder(folder.path().join("nowhere"));
     let error = Blas::new(&stream, &nowhere, 0).err().expect("an error");
     assert!(error.to_string().contains("pip install nvidia-cublas"), "{error}");
+}
+
+#[test]
+fn a_real_nccl_has_all_functions() {
+    match Nccl::find(&Libraries::System) {
+        Ok(nccl) => {
+            let version = nccl.version().expect("a version");
+            assert!(version.starts_with("2."), "{version}");
+        }
+        Err(Error::NoLibrary { library: Library::Nccl, .. }) => {
+            not_tested("there is no libnccl, so nobody knows whether it has the functions that are used");
+        }
+        Err(error) => panic!("{error}"),
+    }
 }
 
 /// The name of the test that follows, for the process that it starts.

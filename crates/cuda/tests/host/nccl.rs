@@ -234,7 +234,7 @@ fn a_group_does_all_or_nothing() {
             group.all_reduce(x.all(), y.all(), Element::F32, Reduction::Sum)?;
             group.broadcast(y.all(), Element::F32, 0)
         });
-        assert!(together.err().expect("an error").to_string().contains("another part of the group"));
+        assert!(together.expect_err("an error").to_string().contains("another part of the group"));
         assert_eq!(rank.download::<f32>(&y), [5.0; 10]);
         comm.broadcast(x.all(), Element::F32, 0, stream).expect("a broadcast");
         assert_eq!(rank.download::<f32>(&x), [1.0; 10]);
@@ -371,7 +371,7 @@ fn what_has_no_meaning_is_refused_before_nccl_sees_it() {
             (comm.broadcast(x.all(), Element::F32, 0, &other_stream), "another GPU's context"),
             (comm.synchronize(&other_stream, patient()), "another GPU's context"),
         ] {
-            let said = result.err().expect("an error").to_string();
+            let said = result.expect_err("an error").to_string();
             assert!(said.contains(says), "{said}");
         }
         let error = comm.split(Some(u32::MAX), 0).err().expect("an error");

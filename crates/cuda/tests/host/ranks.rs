@@ -218,7 +218,7 @@ fn ranks_that_do_different_things_are_told_so() {
         let memory = rank.upload(&vec![1f32; 10 + rank.comm.rank()]);
         let Rank { comm, stream, .. } = &rank;
         let sum = comm.all_reduce(memory.all(), memory.all(), Element::F32, Reduction::Sum, stream);
-        sum.and_then(|()| comm.synchronize(stream, patient())).err().expect("an error").to_string()
+        sum.and_then(|()| comm.synchronize(stream, patient())).expect_err("an error").to_string()
     };
     let run = &run;
     let said = thread::scope(|scope| {
