@@ -5,12 +5,36 @@ use std::ptr::null_mut;
 use std::sync::atomic::{AtomicPtr, Ordering};
 use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::thread;
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 use super::api::{Api, Code, Config, Handle, IN_PROGRESS, call};
-use super::{Nccl, Patience, UniqueId};
+use super::id::UniqueId;
+use super::library::Nccl;
 use crate::driver::{Context, Event, Stream};
 use crate::error::{Error, Result};
+
+/// How long to wait for other ranks, and how often to look.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Patience {
+    /// After this long it is an error.
+    pub timeout: Duration,
+    /// The time between two looks.
+    pub poll: Duration,
+}
+
+impl Patience {
+    /// Looks each millisecond for this long.
+    pub fn new(timeout: Duration) -> Patience {
+        Patience { timeout, poll: Duration::from_millis(1) }
+    }
+}
+
+impl Default for Patience {
+    /// Half an hour: another rank may be writing a checkpoint.
+    fn default() -> Patience {
+        Patience::new(Duration::from_secs(1800))
+    }
+}
 
 /// One rank of a communicator. Dropping it before [`Comm::finalize`] aborts it, so that no other rank waits forever.
 ///

@@ -12,7 +12,7 @@ use crate::numbers::{Float, Plain, assert_close, f64s, values};
 
 /// Long enough for everything that does not hang.
 pub fn patient() -> Patience {
-    Patience::new(Duration::from_secs(120))
+    Patience::new(Duration::from_secs(60))
 }
 
 /// A rank with its GPU.
