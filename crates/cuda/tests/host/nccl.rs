@@ -1,6 +1,7 @@
 //! Collectives and messages against f64, groups, splits, and the order of their streams.
 
-use std::time::Duration;
+use std::sync::atomic::{AtomicUsize, Ordering};
+use std::time::{Duration, Instant};
 
 use half::{bf16, f16};
 use oarlock_cuda::driver::{Context, DeviceMemory, Stream};
@@ -295,8 +296,8 @@ fn ids_are_bytes_and_text() {
 }
 
 /// Fills memory on one stream, sums it among the ranks on a second one and copies it on the third, with the events of these
-/// numbers.
-fn pipeline(rank: &Rank, events: [bool; 2]) -> Vec<f32> {
+/// numbers. Nobody looks at the sum before all have looked at the copy: another rank's need of it would run it, too.
+fn pipeline(rank: &Rank, copied: &AtomicUsize, events: [bool; 2]) -> Vec<f32> {
     let streams = [(); 3].map(|()| rank.context.stream().expect("a stream"));
     let (x, y) = (rank.upload(&[0f32; 50]), rank.upload(&[0f32; 50]));
     streams[0].fill_words(x.all(), 2f32.to_bits()).expect("a fill");
@@ -311,6 +312,12 @@ fn pipeline(rank: &Rank, events: [bool; 2]) -> Vec<f32> {
     rank.comm.synchronize(&streams[2], patient()).expect("the end");
     let mut bytes = vec![0; 200];
     streams[2].read_now(y.all(), &mut bytes).expect("a copy");
+    let (before, begin) = (copied.fetch_add(1, Ordering::SeqCst), Instant::now());
+    let all = (before / rank.comm.world() + 1) * rank.comm.world();
+    while copied.load(Ordering::SeqCst) < all {
+        assert!(begin.elapsed() < patient().timeout, "another rank does not come");
+        std::thread::yield_now();
+    }
     rank.comm.synchronize(&streams[1], patient()).expect("the end of the all-reduce");
     elements(&bytes)
 }
@@ -318,11 +325,12 @@ fn pipeline(rank: &Rank, events: [bool; 2]) -> Vec<f32> {
 #[test]
 fn events_order_collectives_and_a_missing_one_is_seen() {
     let Some(machine) = Machine::new() else { return };
+    let copied = AtomicUsize::new(0);
     as_ranks(&machine, 2, |rank| {
-        assert_eq!(pipeline(rank, [true, true]), [4.0; 50]);
+        assert_eq!(pipeline(rank, &copied, [true, true]), [4.0; 50]);
         // The planted mistakes: the sum before its operand, and the copy before the sum.
-        assert_eq!(pipeline(rank, [false, true]), [0.0; 50]);
-        assert_eq!(pipeline(rank, [true, false]), [0.0; 50]);
+        assert_eq!(pipeline(rank, &copied, [false, true]), [0.0; 50]);
+        assert_eq!(pipeline(rank, &copied, [true, false]), [0.0; 50]);
     });
 }
 
