@@ -195,6 +195,9 @@ static Code free_memory(char* at, bool pinned) {
   auto found = state.memory.find(at);
   if (found == state.memory.end() || found->second.pinned != pinned) return INVALID_VALUE;
   drain(found->second.context);
+  // Somebody else may have been here meanwhile.
+  found = state.memory.find(at);
+  if (found == state.memory.end()) return DESTROYED;
   if (!pinned) found->second.context->used_bytes -= found->second.pages->bytes();
   found->second.pages->retire();
   state.memory.erase(found);
@@ -243,7 +246,7 @@ Code cuMemcpyDtoHAsync_v2(char* to, const char* from, size_t n, void* stream) {
   if (find(to, n)) return copy_later(stream, to, from, n);
   std::shared_ptr<Stream> s = stream_of(stream);
   if (!s) return INVALID_HANDLE;
-  run_until(*s, ~0ull);
+  finish(s, s->last);
   if (current->sticky) return current->sticky;
   const Memory* memory = find_device(from, n);
   return memory ? opened({memory}, [=] { memcpy(to, from, n); }) : INVALID_VALUE;
@@ -273,7 +276,7 @@ Code cuStreamCreate(void** handle, unsigned flags) {
   CALL_IN_CONTEXT("cuStreamCreate");
   // A stream that waits for the default stream is none that these tests mean.
   if (flags != 1) return INVALID_VALUE;
-  auto stream = std::make_shared<Stream>(Stream{current, {}, 0});
+  auto stream = std::make_shared<Stream>(Stream{current, {}, 0, ++state.n_streams});
   state.streams[stream.get()] = stream;
   state.order.push_back(stream);
   *handle = stream.get();
@@ -287,7 +290,7 @@ Code cuStreamSynchronize(void* handle) {
   CALL_IN_CONTEXT("cuStreamSynchronize");
   std::shared_ptr<Stream> stream = stream_of(handle);
   if (!stream) return INVALID_HANDLE;
-  run_until(*stream, ~0ull);
+  finish(stream, stream->last);
   return stream->context->sticky;
 }
 Code cuStreamWaitEvent(void* handle, void* event, unsigned) {
@@ -330,7 +333,7 @@ Code cuEventQuery(void* event) {
   Event* e = live(state.events, event);
   if (!e) return INVALID_HANDLE;
   // Whoever asks often enough sees that the device works by itself.
-  if (!is_done(*e) && ++e->polls > 2) run_until(*e->stream, e->number);
+  if (!is_done(*e) && ++e->polls > 2) advance(*e->stream, e->number);
   if (e->context->sticky) return e->context->sticky;
   return is_done(*e) ? 0 : NOT_READY;
 }
@@ -338,8 +341,9 @@ Code cuEventSynchronize(void* event) {
   CALL_IN_CONTEXT("cuEventSynchronize");
   Event* e = live(state.events, event);
   if (!e) return INVALID_HANDLE;
-  if (e->stream) run_until(*e->stream, e->number);
-  return e->context->sticky;
+  Context* context = e->context;
+  if (e->stream) finish(e->stream, e->number);
+  return context->sticky;
 }
 Code cuEventElapsedTime(float* milliseconds, void* start, void* end) {
   CALL_IN_CONTEXT("cuEventElapsedTime");

@@ -1,7 +1,10 @@
 // The order of work, memory and its protection.
 #include "state.h"
 
+#include <algorithm>
+#include <chrono>
 #include <cstring>
+#include <thread>
 
 namespace fake {
 
@@ -27,20 +30,42 @@ void enqueue(Stream& stream, std::function<Code()> run) {
   stream.queue.push_back({++stream.last, nullptr, 0, std::move(run)});
 }
 
-void run_until(Stream& stream, u64 number) {
+bool advance(Stream& stream, u64 number) {
   while (!stream.queue.empty() && stream.queue.front().number <= number) {
-    Op op = std::move(stream.queue.front());
-    stream.queue.pop_front();
-    if (op.other) run_until(*op.other, op.other_number);
+    // It stays there meanwhile: what it needs was in its stream before it, and needs nothing from here on.
+    Op& op = stream.queue.front();
+    if (op.other && !advance(*op.other, op.other_number)) return false;
     // After an error of the device nothing runs any more.
-    if (op.run && !stream.context->sticky) stream.context->sticky = op.run();
+    if (op.run && !stream.context->sticky) {
+      Code code = op.run();
+      if (code == PENDING) return false;
+      stream.context->sticky = code;
+    }
+    Op done = std::move(op);
+    stream.queue.pop_front();
   }
+  return true;
+}
+
+// Lets others go on. Every call of the driver holds the lock once.
+static void pause() {
+  state.lock.unlock();
+  std::this_thread::sleep_for(std::chrono::microseconds(100));
+  state.lock.lock();
+}
+
+void finish(std::shared_ptr<Stream> stream, u64 number) {
+  while (!advance(*stream, number) && stream->context->alive) pause();
 }
 
 void drain(Context* context) {
-  for (size_t i = state.order.size(); i--;) {
-    std::shared_ptr<Stream> stream = state.order[i];
-    if (stream->context == context) run_until(*stream, ~0ull);
+  for (bool done = false; !done && context->alive;) {
+    done = true;
+    for (size_t i = state.order.size(); i--;) {
+      std::shared_ptr<Stream> stream = state.order[i];
+      if (stream->context == context) done = advance(*stream, ~0ull) && done;
+    }
+    if (!done) pause();
   }
   std::erase_if(state.order, [](auto& stream) { return stream->queue.empty() && !state.streams.count(stream.get()); });
 }
@@ -149,3 +174,55 @@ extern "C" int fake_planned(const char* call) {
   std::lock_guard<std::recursive_mutex> held(state.lock);
   return planned(call);
 }
+
+// For the fake of NCCL, which keeps what it knows under the same lock.
+extern "C" void fake_lock() { state.lock.lock(); }
+extern "C" void fake_unlock() { state.lock.unlock(); }
+// A place in the work of a stream.
+struct Mark {
+  u64 stream, number;
+};
+// Work that may be PENDING, behind that of a mark, which becomes its own; false where there is no such stream.
+extern "C" bool fake_enqueue_waiting(void* handle, Mark* mark, int (*work)(void*), void (*end)(void*), void* argument) {
+  std::lock_guard<std::recursive_mutex> held(state.lock);
+  std::shared_ptr<void> owned(argument, end);
+  auto found = state.streams.find((Stream*)handle);
+  if (found == state.streams.end()) return false;
+  Stream& stream = *found->second;
+  for (auto& other : state.order)
+    if (other->serial == mark->stream && other->serial != stream.serial)
+      stream.queue.push_back({++stream.last, other, mark->number, nullptr});
+  enqueue(stream, [=] { return work(owned.get()); });
+  *mark = {stream.serial, stream.last};
+  return true;
+}
+// Runs work up to a mark as far as it goes now.
+extern "C" void fake_advance(Mark mark) {
+  std::lock_guard<std::recursive_mutex> held(state.lock);
+  auto is_it = [&](auto& stream) { return stream->serial == mark.stream; };
+  auto found = std::find_if(state.order.begin(), state.order.end(), is_it);
+  if (found == state.order.end()) return;
+  std::shared_ptr<Stream> stream = *found;
+  advance(*stream, mark.number);
+}
+// Opens stretches of device memory of the context while `work` runs, in what fake_enqueue_waiting runs.
+extern "C" int fake_open(void* context, void* const* starts, const size_t* bytes, size_t n, void (*work)(void*),
+                         void* argument) {
+  std::vector<const Memory*> touched;
+  for (size_t i = 0; i < n; i++) {
+    const Memory* memory = find_device(starts[i], bytes[i]);
+    if (!memory || memory->context != context) return say(ILLEGAL_ADDRESS, "NCCL touches what is no memory of its device");
+    touched.push_back(memory);
+  }
+  return opened(touched, [=] { work(argument); });
+}
+// The context of a stream, or of memory with these bytes; null where there is none.
+extern "C" void* fake_context_of(void* handle, const void* at, size_t bytes) {
+  std::lock_guard<std::recursive_mutex> held(state.lock);
+  auto stream = state.streams.find((Stream*)handle);
+  if (handle) return stream == state.streams.end() ? nullptr : stream->second->context;
+  const Memory* memory = find_device(at, bytes);
+  return memory ? memory->context : nullptr;
+}
+// What identifies the GPU of a context in a machine.
+extern "C" const char* fake_bus_of(void* context) { return devices[((Context*)context)->device].bus; }

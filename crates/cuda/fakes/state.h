@@ -37,6 +37,9 @@ struct Context {
   size_t used_bytes = 0;
 };
 
+// What work says that waits for another GPU: it is asked again later.
+const Code PENDING = -1;
+
 struct Stream;
 struct Op {
   u64 number;
@@ -49,6 +52,8 @@ struct Stream {
   Context* context;
   std::deque<Op> queue;
   u64 last = 0;
+  // Never that of another one, as the address may be.
+  u64 serial = 0;
 };
 struct Event {
   Context* context;
@@ -91,7 +96,7 @@ struct State {
   size_t leaked = 0;
   std::map<std::string, std::pair<int, Code>> planned;
   std::string message;
-  u64 launches = 0;
+  u64 launches = 0, n_streams = 0;
 };
 extern State state;
 
@@ -99,8 +104,10 @@ extern State state;
 Code planned(const char* call);
 // Puts work into a stream.
 void enqueue(Stream& stream, std::function<Code()> run);
-// Runs what the event's work needs, and that.
-void run_until(Stream& stream, u64 number);
+// Runs what the work of this number needs, and that; whether all of it is done. It never waits.
+bool advance(Stream& stream, u64 number);
+// The same until it is done. Others have the lock while it waits.
+void finish(std::shared_ptr<Stream> stream, u64 number);
 // All work of a context, that of the latest stream first.
 void drain(Context* context);
 // Ends everything of a context.

@@ -4,6 +4,7 @@ use std::path::PathBuf;
 
 use crate::driver::DriverError;
 use crate::libraries::Library;
+use crate::nccl::NcclError;
 
 /// The error type of this crate.
 #[derive(Debug, thiserror::Error)]
@@ -137,6 +138,46 @@ pub enum Error {
         status: String,
         /// What it says about it.
         text: String,
+    },
+    /// Collectives or messages that have no meaning; NCCL did not see them.
+    #[error("{call}: {reason}")]
+    Collective {
+        /// What was asked for.
+        call: &'static str,
+        /// What is wrong with it.
+        reason: String,
+    },
+    /// What is no unique id of a communicator.
+    #[error("{reason}: a unique id is 128 bytes, as 256 hexadecimal digits")]
+    UniqueId {
+        /// What is wrong with it.
+        reason: String,
+    },
+    /// A call of NCCL failed, or a communicator did; that is aborted then.
+    #[error(transparent)]
+    Nccl(#[from] NcclError),
+    /// Other ranks did not come in time. The communicator is aborted.
+    #[error(
+        "rank {rank} of {world} waited {seconds} s for {what}: another rank ended, hangs, or does something else. The \
+         communicator is aborted"
+    )]
+    Late {
+        /// What did not come.
+        what: &'static str,
+        /// Who waited.
+        rank: usize,
+        /// Ranks of the communicator.
+        world: usize,
+        /// How long it waited.
+        seconds: f64,
+    },
+    /// The communicator was aborted before.
+    #[error("rank {rank} of {world}: the communicator was aborted before")]
+    Aborted {
+        /// Whose.
+        rank: usize,
+        /// Ranks of the communicator.
+        world: usize,
     },
 }
 

@@ -2,11 +2,11 @@
 //!
 //! The kernels are written in the words of `kernels/words.h`, which mean instructions of a GPU under NVRTC and calls of
 //! an emulator under a C++ compiler. The tests run every kernel in the emulator, and the host side over fake libraries, so
-//! they need no GPU. The crate itself needs neither CUDA nor a C++ compiler to build: libcuda, libnvrtc and libcublasLt
-//! are loaded when they are first needed, from where [`libraries`] says.
+//! they need no GPU. The crate itself needs neither CUDA nor a C++ compiler to build: libcuda, libnvrtc, libcublasLt
+//! and libnccl are loaded when they are first needed, from where [`libraries`] says.
 //!
 //! A program finds the [`driver`], makes a context and streams, gets kernels from [`modules`] and launches them, and
-//! computes products with [`blas`].
+//! computes products with [`blas`]. Several GPUs work together by [`nccl`].
 
 pub mod attention;
 pub mod blas;
@@ -20,6 +20,7 @@ pub mod geometry;
 mod kernel;
 pub mod libraries;
 pub mod modules;
+pub mod nccl;
 pub mod nvrtc;
 pub mod order;
 pub mod source;

@@ -25,6 +25,8 @@ pub enum Library {
     Nvrtc,
     /// Matrix products.
     CublasLt,
+    /// Communication between GPUs.
+    Nccl,
 }
 
 impl Library {
@@ -34,6 +36,7 @@ impl Library {
             Library::Driver => &["libcuda.so.1"],
             Library::Nvrtc => &["libnvrtc.so.13", "libnvrtc.so.12", "libnvrtc.so"],
             Library::CublasLt => &["libcublasLt.so.13", "libcublasLt.so.12", "libcublasLt.so"],
+            Library::Nccl => &["libnccl.so.2", "libnccl.so"],
         }
     }
 
@@ -43,6 +46,7 @@ impl Library {
             Library::Driver => "install the driver of the GPU",
             Library::Nvrtc => "pip install nvidia-cuda-nvrtc",
             Library::CublasLt => "pip install nvidia-cublas",
+            Library::Nccl => "pip install nvidia-nccl-cu13",
         }
     }
 
@@ -61,6 +65,10 @@ impl Library {
                 "Install it with `pip install nvidia-cublas` into the active Python, or install the CUDA toolkit and set \
                  CUDA_HOME to its folder"
             }
+            Library::Nccl => {
+                "Install it with `pip install nvidia-nccl-cu13` (nvidia-nccl-cu12 for a driver of CUDA 12) into the active \
+                 Python, or with the packages of the system (libnccl2)"
+            }
         }
     }
 }
@@ -71,6 +79,7 @@ impl fmt::Display for Library {
             Library::Driver => "libcuda, the library of the GPU's driver",
             Library::Nvrtc => "libnvrtc, the compiler of CUDA kernels",
             Library::CublasLt => "libcublasLt, the library of matrix products",
+            Library::Nccl => "libnccl, the library of communication between GPUs",
         })
     }
 }

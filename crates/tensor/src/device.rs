@@ -204,6 +204,11 @@ impl Device {
         self.gpu().is_some()
     }
 
+    /// The ops that a GPU had no form for so far, so that their memory was copied to the host and back.
+    pub fn staged_ops(&self) -> Vec<&'static str> {
+        self.gpu().map_or_else(Vec::new, |gpu| gpu.staged())
+    }
+
     /// Returns when every launch has run.
     ///
     /// # Errors

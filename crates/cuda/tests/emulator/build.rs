@@ -21,13 +21,17 @@ const EMULATOR: [(&str, &str); 5] = [
 const LAUNCH: (&str, &str) = ("launch.cpp", include_str!("../../emulator/launch.cpp"));
 
 /// The files of the fake libraries.
-const FAKES: [(&str, &str); 6] = [
+const FAKES: [(&str, &str); 10] = [
     ("state.h", include_str!("../../fakes/state.h")),
     ("state.cpp", include_str!("../../fakes/state.cpp")),
     ("driver.cpp", include_str!("../../fakes/driver.cpp")),
     ("modules.cpp", include_str!("../../fakes/modules.cpp")),
     ("nvrtc.cpp", include_str!("../../fakes/nvrtc.cpp")),
     ("cublaslt.cpp", include_str!("../../fakes/cublaslt.cpp")),
+    ("segment.h", include_str!("../../fakes/segment.h")),
+    ("nccl.h", include_str!("../../fakes/nccl.h")),
+    ("collectives.cpp", include_str!("../../fakes/collectives.cpp")),
+    ("nccl.cpp", include_str!("../../fakes/nccl.cpp")),
 ];
 
 /// A source or header with another text than its own.
@@ -138,7 +142,8 @@ impl Workshop {
         fs::create_dir_all(self.folder.path().join("fakes")).map_err(|error| error.to_string())?;
         self.link("fakes/libcuda.so.1", &[driver, kernels, emulator].concat())?;
         self.link("fakes/libnvrtc.so.13", &others[..1])?;
-        self.link("fakes/libcublasLt.so.13", &others[1..])?;
+        self.link("fakes/libcublasLt.so.13", &others[1..2])?;
+        self.link("fakes/libnccl.so.2", &others[2..])?;
         Ok(self.folder.path().join("fakes"))
     }
 

@@ -6,18 +6,23 @@ use oarlock_cuda::Error;
 use oarlock_cuda::blas::Blas;
 use oarlock_cuda::driver::Driver;
 use oarlock_cuda::libraries::{Libraries, Library, VARIABLE};
+use oarlock_cuda::nccl::Nccl;
 use oarlock_cuda::nvrtc::Nvrtc;
 
 use super::{Machine, again};
+use crate::numbers::not_tested;
 
 #[test]
 fn a_folder_without_libraries_is_an_error_that_says_what_to_do() {
     let folder = tempfile::tempdir_in(env!("CARGO_TARGET_TMPDIR")).expect("a folder");
     let libraries = Libraries::Folder(folder.path().into());
-    let errors = [Driver::find(&libraries).err(), Nvrtc::find(&libraries).err()];
-    for (error, (library, says)) in
-        errors.into_iter().zip([(Library::Driver, "nvidia-smi"), (Library::Nvrtc, "nvidia-cuda-nvrtc")])
-    {
+    let errors =
+        [Driver::find(&libraries).err(), Nvrtc::find(&libraries).err(), Nccl::find(&libraries).err()];
+    for (error, (library, says)) in errors.into_iter().zip([
+        (Library::Driver, "nvidia-smi"),
+        (Library::Nvrtc, "nvidia-cuda-nvrtc"),
+        (Library::Nccl, "pip install nvidia-nccl-cu13"),
+    ]) {
         let error = error.expect("an error");
         let said = error.to_string();
         assert!(matches!(error, Error::NoLibrary { library: other, .. } if other == library), "{said}");
@@ -34,6 +39,8 @@ fn a_library_without_a_function_is_not_used() {
     let wrong = machine.folder().join("libnvrtc.so.13");
     let error = Driver::load(&wrong).err().expect("an error");
     assert!(error.to_string().contains("cuGetErrorName"), "{error}");
+    let error = Nccl::load(&wrong).err().expect("an error");
+    assert!(error.to_string().contains("ncclGetVersion"), "{error}");
     let context = machine.context(0);
     let stream = std::sync::Arc::new(context.stream().expect("a stream"));
     let folder = tempfile::tempdir_in(env!("CARGO_TARGET_TMPDIR")).expect("a folder");
@@ -44,6 +51,20 @@ fn a_library_without_a_function_is_not_used() {
     let blas = Blas::new(&stream, &nowhere, 0).expect("own kernels");
     let says = "own kernels: libcublasLt was not found; pip install nvidia-cublas";
     assert_eq!((blas.describe().as_str(), blas.version()), (says, None));
+}
+
+#[test]
+fn a_real_nccl_has_all_functions() {
+    match Nccl::find(&Libraries::System) {
+        Ok(nccl) => {
+            let version = nccl.version().expect("a version");
+            assert!(version.starts_with("2."), "{version}");
+        }
+        Err(Error::NoLibrary { library: Library::Nccl, .. }) => {
+            not_tested("there is no libnccl, so nobody knows whether it has the functions that are used");
+        }
+        Err(error) => panic!("{error}"),
+    }
 }
 
 /// The name of the test that follows, for the process that it starts.

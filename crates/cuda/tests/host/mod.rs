@@ -6,7 +6,9 @@ mod errors;
 mod launches;
 mod libraries;
 mod modules;
+mod nccl;
 mod order;
+mod ranks;
 mod training;
 
 use std::ffi::{CStr, CString, OsStr, c_char, c_int, c_uint, c_void};
@@ -27,14 +29,14 @@ use crate::numbers::Plain;
 /// A machine: copies of the fake libraries, which the loader takes for others than those of other tests.
 pub struct Machine {
     folder: TempDir,
-    libraries: [ManuallyDrop<Loaded>; 3],
+    libraries: [ManuallyDrop<Loaded>; 4],
     expects_leaks: bool,
 }
 
 /// Where a process that a test starts has its folders, which the test removes.
 const PLACE: &str = "OARLOCK_TEST_PLACE";
 
-const FILES: [&str; 3] = ["libcuda.so.1", "libnvrtc.so.13", "libcublasLt.so.13"];
+const FILES: [&str; 4] = ["libcuda.so.1", "libnvrtc.so.13", "libcublasLt.so.13", "libnccl.so.2"];
 
 impl Machine {
     /// None where there is no C++ compiler.
@@ -165,6 +167,7 @@ impl Drop for Machine {
         assert_eq!(self.alive(), "", "something was not freed");
         assert_eq!(self.count(1, "fake_programs"), 0, "a program was not freed");
         assert_eq!(self.count(2, "fake_blas_alive"), 0, "a descriptor was not freed");
+        assert_eq!(self.count(3, "fake_nccl_alive"), 0, "a communicator has not ended");
     }
 }
 

@@ -188,10 +188,20 @@ impl GroupBuilder<'_> {
         };
         let name = format!("weights {index}");
         let region = self.mesh.shard.allocate(&name, layout.n_elems() * size, sharing)?;
-        let flat = FlatBuffer::over(Box::new(region.clone()));
+        let flat = self.flat(&region, "working weights")?;
         params.attach_weights(flat.clone())?;
         let column = Column::of_elements(MASTER, kind.dtype, Store::Memory(flat), 0);
         Ok((Weights::Resident(region), column))
+    }
+
+    /// The elements of a region, where launches use them. A rank that is alone on a GPU keeps them there, since no
+    /// collective looks into its regions.
+    fn flat(&self, region: &Region, what: &'static str) -> Result<FlatBuffer> {
+        let alone = self.mesh.shard.world_size() == 1 && self.mesh.replica.is_none();
+        match alone && self.device.is_cuda() {
+            true => Ok(FlatBuffer::pooled(self.device, region.bytes(), what)?),
+            false => Ok(FlatBuffer::over(Box::new(region.clone()))),
+        }
     }
 
     fn grads(
@@ -209,7 +219,7 @@ impl GroupBuilder<'_> {
         if self.options.placements.gradients == Placement::Whole || !in_unit && self.mesh.replica.is_none() {
             let name = format!("gradients {index}");
             let region = self.mesh.shard.allocate(&name, layout.n_elems() * 4, Sharing::PerRank)?;
-            params.attach_grads(FlatBuffer::over(Box::new(region.clone())))?;
+            params.attach_grads(self.flat(&region, "gradients")?)?;
             return Ok(Grads::Whole(region));
         }
         let bytes = owned.len() * 4;

@@ -12,8 +12,9 @@ mod form;
 pub(crate) mod forms;
 mod mirror;
 
+use std::collections::BTreeSet;
 use std::ptr::NonNull;
-use std::sync::Arc;
+use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Instant;
 
 use oarlock_cuda::blas::{Blas, WORKSPACE_BYTES};
@@ -43,6 +44,8 @@ pub(crate) struct Gpu {
     host: Cpu,
     profile: Arc<Profile>,
     description: String,
+    /// The ops that were staged.
+    staged: Mutex<BTreeSet<&'static str>>,
 }
 
 /// What a launch declared to use.
@@ -89,7 +92,7 @@ impl Gpu {
                 (driver.version()?, device.memory_bytes()? as f64 / (1u64 << 30) as f64);
             let description =
                 format!("{} (cuda:{index}), {gib:.0} GiB, driver for CUDA {major}.{minor}", device.name()?);
-            Ok(Gpu { blas, modules, stream, context, host, profile, description })
+            Ok(Gpu { blas, modules, stream, context, host, profile, description, staged: Mutex::default() })
         };
         open().map_err(failed)
     }
@@ -167,6 +170,11 @@ impl Gpu {
         Access { place: Place::Scratch, bytes, mode: Mode::Write }
     }
 
+    /// The ops that had no form of their own so far.
+    pub fn staged(&self) -> Vec<&'static str> {
+        self.staged.lock().unwrap_or_else(PoisonError::into_inner).iter().copied().collect()
+    }
+
     /// Runs the CPU kernel of a launch between copies from and to the GPU.
     pub fn stage(
         &self,
@@ -174,6 +182,7 @@ impl Gpu {
         accesses: &[Access],
         kernel: &mut dyn FnMut(&Running<'_>) -> Result<()>,
     ) -> Result<()> {
+        self.staged.lock().unwrap_or_else(PoisonError::into_inner).insert(name);
         let mut run = || {
             let mut copies =
                 accesses.iter().map(|access| self.to_host(access)).collect::<Result<Vec<_>>>()?;

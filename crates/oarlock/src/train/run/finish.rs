@@ -49,6 +49,13 @@ impl<O: Objective<Model = Decoder>> Run<'_, O> {
                 let millis = again.as_secs_f64() * 1e3 / (done - first) as f64;
                 text.push_str(&format!("\nactivation checkpointing: recomputing took {millis:.1} ms a step"));
             }
+            let staged = self.accelerator.device().staged_ops();
+            if !staged.is_empty() {
+                text.push_str(&format!(
+                    "\nrun on the CPU between copies, without a form for the GPU: {}",
+                    staged.join(", ")
+                ));
+            }
             if let Some(line) =
                 self.forecast.as_mut().and_then(|forecast| forecast.compared(memory[0] as u64))
             {
