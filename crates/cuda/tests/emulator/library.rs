@@ -10,7 +10,7 @@ use oarlock_cuda::table;
 
 use crate::numbers::not_tested;
 
-use super::build::{Changed, Sanitizer, Workshop, compiler};
+use oarlock_fakes::{Changed, Sanitizer, Workshop, compiler};
 
 type LaunchFn = unsafe extern "C" fn(
     *const c_char,
@@ -127,7 +127,7 @@ fn base() -> Option<&'static Base> {
             not_tested("there is no g++ (set CXX to another C++20 compiler), so no kernel was run");
             return None;
         };
-        Some(Base::new(Workshop::new(compiler)))
+        Some(Base::new(Workshop::new(env!("CARGO_TARGET_TMPDIR").as_ref(), compiler)))
     });
     made.as_ref().map(|base| base.as_ref().unwrap_or_else(|error| panic!("{error}")))
 }

@@ -1,7 +1,5 @@
 //! Runs kernels in the emulator, as a GPU runs them: buffers, launches, and both rings with equal bits.
 
-#[allow(dead_code, reason = "the tests of other crates use the rest")]
-mod build;
 mod library;
 
 use std::fmt::Debug;
@@ -10,9 +8,9 @@ use half::{bf16, f16};
 use oarlock_cuda::geometry::Geometry;
 use oarlock_cuda::{Access, Element, Instance, Walk, table};
 
-pub use build::{Changed, Sanitizer};
 use library::Memory;
 pub use library::{FAKES, Library, emulated_units, fakes};
+pub use oarlock_fakes::{Changed, Sanitizer};
 
 use crate::numbers::Plain;
 

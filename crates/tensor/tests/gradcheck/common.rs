@@ -9,10 +9,6 @@ use oarlock_tensor::{
     Shape, Tape, Tensor, bf16, f16,
 };
 
-#[path = "../../../cuda/tests/emulator/build.rs"]
-#[allow(dead_code, reason = "the tests of the kernels use the rest")]
-mod fakes;
-
 /// An array in f64.
 #[derive(Clone, Debug)]
 pub struct Array {
@@ -61,7 +57,8 @@ impl Env {
 pub fn gpu() -> Option<&'static Device> {
     static GPU: OnceLock<Option<Device>> = OnceLock::new();
     let open = || {
-        let folder = fakes::shared_fakes(env!("CARGO_TARGET_TMPDIR").as_ref(), &["32", "64"]).unwrap();
+        let folder =
+            oarlock_fakes::shared_fakes(env!("CARGO_TARGET_TMPDIR").as_ref(), &["32", "64"]).unwrap();
         if folder.is_none() {
             eprintln!("NOT TESTED: there is no g++, so nothing ran on an emulated GPU");
         }

@@ -1,4 +1,6 @@
-//! Compiles kernels and the emulator with g++ into a shared library.
+//! Compiles the CUDA kernels for the emulator, and fake libraries of CUDA over it, with g++. Only tests use it.
+//!
+//! The sources are in `crates/cuda`: the kernels, the emulator and the fakes.
 
 use std::ffi::{OsString, c_int};
 use std::fs;
@@ -12,40 +14,45 @@ use tempfile::TempDir;
 
 /// The files of the emulator.
 const EMULATOR: [(&str, &str); 5] = [
-    ("emulator.h", include_str!("../../emulator/emulator.h")),
-    ("fiber.h", include_str!("../../emulator/fiber.h")),
-    ("machine.h", include_str!("../../emulator/machine.h")),
-    ("machine.cpp", include_str!("../../emulator/machine.cpp")),
-    ("memory.cpp", include_str!("../../emulator/memory.cpp")),
+    ("emulator.h", include_str!("../../cuda/emulator/emulator.h")),
+    ("fiber.h", include_str!("../../cuda/emulator/fiber.h")),
+    ("machine.h", include_str!("../../cuda/emulator/machine.h")),
+    ("machine.cpp", include_str!("../../cuda/emulator/machine.cpp")),
+    ("memory.cpp", include_str!("../../cuda/emulator/memory.cpp")),
 ];
-const LAUNCH: (&str, &str) = ("launch.cpp", include_str!("../../emulator/launch.cpp"));
+const LAUNCH: (&str, &str) = ("launch.cpp", include_str!("../../cuda/emulator/launch.cpp"));
 
 /// The files of the fake libraries.
 const FAKES: [(&str, &str); 10] = [
-    ("state.h", include_str!("../../fakes/state.h")),
-    ("state.cpp", include_str!("../../fakes/state.cpp")),
-    ("driver.cpp", include_str!("../../fakes/driver.cpp")),
-    ("modules.cpp", include_str!("../../fakes/modules.cpp")),
-    ("nvrtc.cpp", include_str!("../../fakes/nvrtc.cpp")),
-    ("cublaslt.cpp", include_str!("../../fakes/cublaslt.cpp")),
-    ("segment.h", include_str!("../../fakes/segment.h")),
-    ("nccl.h", include_str!("../../fakes/nccl.h")),
-    ("collectives.cpp", include_str!("../../fakes/collectives.cpp")),
-    ("nccl.cpp", include_str!("../../fakes/nccl.cpp")),
+    ("state.h", include_str!("../../cuda/fakes/state.h")),
+    ("state.cpp", include_str!("../../cuda/fakes/state.cpp")),
+    ("driver.cpp", include_str!("../../cuda/fakes/driver.cpp")),
+    ("modules.cpp", include_str!("../../cuda/fakes/modules.cpp")),
+    ("nvrtc.cpp", include_str!("../../cuda/fakes/nvrtc.cpp")),
+    ("cublaslt.cpp", include_str!("../../cuda/fakes/cublaslt.cpp")),
+    ("segment.h", include_str!("../../cuda/fakes/segment.h")),
+    ("nccl.h", include_str!("../../cuda/fakes/nccl.h")),
+    ("collectives.cpp", include_str!("../../cuda/fakes/collectives.cpp")),
+    ("nccl.cpp", include_str!("../../cuda/fakes/nccl.cpp")),
 ];
 
 /// A source or header with another text than its own.
 #[derive(Clone)]
 pub struct Changed {
+    /// Its name.
     pub file: String,
+    /// What it holds instead.
     pub text: String,
 }
 
 /// What watches the accesses of kernels.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Sanitizer {
+    /// Nothing.
     None,
+    /// ThreadSanitizer.
     Thread,
+    /// AddressSanitizer.
     Address,
 }
 
@@ -96,9 +103,7 @@ unsafe extern "C" {
 }
 
 /// A folder that stays until the end: libraries in it are loaded until then.
-fn temporary_folder() -> &'static TempDir {
-    // Cargo names a folder for tests alone.
-    let parent = option_env!("CARGO_TARGET_TMPDIR").map_or_else(std::env::temp_dir, PathBuf::from);
+fn temporary_folder(parent: &Path) -> &'static TempDir {
     let folder = tempfile::tempdir_in(parent).expect("a temporary folder");
     FOLDERS.lock().expect("a list").push(folder.path().into());
     // SAFETY: the function may run at any time, and more than once.
@@ -107,8 +112,9 @@ fn temporary_folder() -> &'static TempDir {
 }
 
 impl Workshop {
-    pub fn new(compiler: OsString) -> Workshop {
-        let folder = temporary_folder();
+    /// A new folder inside of `parent`.
+    pub fn new(parent: &Path, compiler: OsString) -> Workshop {
+        let folder = temporary_folder(parent);
         for (name, text) in EMULATOR.into_iter().chain([LAUNCH]) {
             fs::write(folder.path().join(name), text).expect("a file of the emulator");
         }
@@ -230,7 +236,7 @@ pub fn units_with_heads(dims: &[&str]) -> Vec<Unit> {
 
 /// Writes the fake libraries with these units into a folder.
 pub fn write_fakes(compiler: OsString, units: &[Unit], folder: &Path) -> Result<(), String> {
-    let workshop = Workshop::new(compiler);
+    let workshop = Workshop::new(&std::env::temp_dir(), compiler);
     let kernels = workshop.kernels("kernels", units, &[], Sanitizer::None)?;
     let made = workshop.fakes(&kernels, &workshop.emulator()?)?;
     fs::create_dir_all(folder).map_err(|error| error.to_string())?;

@@ -1,0 +1,140 @@
+//! Trainings and text on a GPU over fake libraries of CUDA, beside the CPU.
+
+use std::path::PathBuf;
+use std::sync::OnceLock;
+
+use serde_json::Value;
+
+use crate::common::{Site, run};
+
+/// The folder of the fake libraries; none where there is no C++ compiler.
+fn fakes() -> Option<&'static PathBuf> {
+    static FAKES: OnceLock<Option<PathBuf>> = OnceLock::new();
+    let make = || oarlock_fakes::shared_fakes(env!("CARGO_TARGET_TMPDIR").as_ref(), &["32", "64"]).unwrap();
+    let made = FAKES.get_or_init(make).as_ref();
+    if made.is_none() {
+        eprintln!("NOT TESTED: there is no g++, so nothing ran on an emulated GPU");
+    }
+    made
+}
+
+/// Runs a command over the fake libraries, which must succeed; what it says on stdout.
+fn on_gpu(site: &Site, words: &[&str]) -> String {
+    let mut command = site.oarlock(words);
+    command.env("OARLOCK_CUDA_LIBRARIES", fakes().unwrap()).env("XDG_CACHE_HOME", site.path("cache"));
+    let said = run(command);
+    assert_eq!(said.code, Some(0), "{words:?}: {said:?}");
+    said.stdout
+}
+
+/// The losses of a training by its log.
+fn losses(site: &Site, output: &str) -> Vec<f64> {
+    let log = String::from_utf8(site.read(&format!("{output}/trainer_log.jsonl"))).unwrap();
+    let lines = log.lines().map(|line| serde_json::from_str::<Value>(line).unwrap());
+    lines.filter_map(|line| line["loss"].as_f64()).collect()
+}
+
+/// Trains on both devices with these settings and compares the losses.
+fn compare(site: &Site, name: &str, settings: &[&str], bound: f64) {
+    let [cpu, cuda] = ["cpu", "cuda"].map(|device| {
+        let (output, device_is) = (format!("{name} {device}"), format!("device={device}"));
+        let output_is = format!("output_dir={output}");
+        let words = [&["train", "train.yaml", "max_steps=4", &device_is, &output_is], settings].concat();
+        let said = on_gpu(site, &words);
+        assert_eq!(said.contains("Emulated H100"), device == "cuda", "{said}");
+        losses(site, &output)
+    });
+    assert_eq!(cpu.len(), 4, "{name}: {cpu:?}");
+    for (step, (a, b)) in cpu.iter().zip(&cuda).enumerate() {
+        assert!((a - b).abs() <= bound, "{name}, step {step}: {a} on the CPU, {b} on the GPU");
+    }
+}
+
+#[test]
+fn a_training_follows_the_cpus_losses_in_every_placement() {
+    if fakes().is_none() {
+        return;
+    }
+    let site = Site::new();
+    compare(&site, "one rank", &["num_processes=1"], 1e-5);
+    compare(&site, "bf16", &["num_processes=1", "bf16=true"], 1e-2);
+    for stage in ["0", "1", "2", "3"] {
+        let zero = format!(r#"deepspeed={{"zero_optimization":{{"stage":{stage}}}}}"#);
+        compare(&site, &format!("zero {stage}"), &[&zero], 1e-5);
+    }
+    compare(&site, "accumulation", &["gradient_accumulation_steps=2"], 1e-5);
+}
+
+#[test]
+fn adapters_train_and_a_run_goes_on_from_its_checkpoint() {
+    if fakes().is_none() {
+        return;
+    }
+    let site = Site::new();
+    let lora = ["finetuning_type=lora", "lora_rank=4", "lora_target=all", "num_processes=1"];
+    compare(&site, "lora", &lora, 1e-5);
+    let train = |output: &str, steps: &str| {
+        let output = format!("output_dir={output}");
+        on_gpu(
+            &site,
+            &[
+                "train",
+                "train.yaml",
+                "device=cuda",
+                "num_processes=1",
+                "save_steps=2",
+                "save_strategy=steps",
+                steps,
+                &output,
+            ],
+        );
+    };
+    train("whole", "max_steps=4");
+    // The first half, with the learning rates of the whole.
+    train("parts", "max_steps=4");
+    std::fs::remove_dir_all(site.path("parts/checkpoint-4")).unwrap();
+    let resumed = on_gpu(
+        &site,
+        &[
+            "train",
+            "train.yaml",
+            "device=cuda",
+            "num_processes=1",
+            "save_strategy=no",
+            "max_steps=4",
+            "output_dir=parts",
+            "resume_from_checkpoint=parts/checkpoint-2",
+        ],
+    );
+    assert!(resumed.contains("step 3/4") && !resumed.contains("step 2/4"), "{resumed}");
+    assert_eq!(site.read("whole/model.safetensors"), site.read("parts/model.safetensors"));
+}
+
+#[test]
+fn text_is_that_of_the_cpu() {
+    if fakes().is_none() {
+        return;
+    }
+    let site = Site::new();
+    let text = |device: &str| {
+        let words = ["generate", "--model", "model", "--prompt", "the ferry", "--temperature", "0"];
+        on_gpu(&site, &[&words[..], &["--max-new-tokens", "6", "--device", device]].concat())
+    };
+    assert_eq!(text("cuda"), text("cpu"));
+}
+
+#[test]
+fn where_no_gpu_is_the_error_says_what_is_missing() {
+    let site = Site::new();
+    std::fs::create_dir(site.path("nothing")).unwrap();
+    let mut command =
+        site.oarlock(&["train", "train.yaml", "device=cuda", "output_dir=out", "num_processes=1"]);
+    command.env("OARLOCK_CUDA_LIBRARIES", site.path("nothing"));
+    let said = run(command);
+    assert_ne!(said.code, Some(0), "{said:?}");
+    let error = said.stderr;
+    assert!(
+        error.contains("libcuda") && error.contains("was not found") && error.contains("nothing"),
+        "{error}"
+    );
+}

@@ -1,0 +1,171 @@
+//! Memory on a GPU over fake libraries: its order, and host memory that launches use as well.
+
+use std::cell::UnsafeCell;
+use std::sync::Arc;
+
+use oarlock_tensor::cpu::Isa;
+use oarlock_tensor::ops::optimizer::Part;
+use oarlock_tensor::ops::transfer;
+use oarlock_tensor::{Backing, DType, Device, FlatBuffer, Par, Store, Tensor};
+
+use crate::common::gpu;
+
+/// Elements of a buffer.
+const LEN: usize = 64;
+
+/// Memory of the host that other ranks write as well.
+#[derive(Clone)]
+struct Shared(Arc<Lines>);
+
+#[repr(align(64))]
+struct Lines(UnsafeCell<[f32; LEN]>);
+
+// SAFETY: the tests touch it from one thread, when no launch is pending.
+unsafe impl Send for Lines {}
+// SAFETY: as above.
+unsafe impl Sync for Lines {}
+
+// SAFETY: it is aligned, and neither its address nor its size changes.
+unsafe impl Backing for Shared {
+    fn ptr(&self) -> *mut u8 {
+        self.0.0.get().cast()
+    }
+    fn len_bytes(&self) -> usize {
+        4 * LEN
+    }
+}
+
+impl Shared {
+    fn new() -> Shared {
+        Shared(Arc::new(Lines(UnsafeCell::new([1.0; LEN]))))
+    }
+
+    fn flat(&self) -> FlatBuffer {
+        FlatBuffer::over(Box::new(self.clone()))
+    }
+
+    /// As another rank sees it, without waiting for anything.
+    fn seen(&self) -> [f32; LEN] {
+        // SAFETY: nobody writes it now.
+        unsafe { *self.0.0.get() }
+    }
+
+    /// As another rank writes it.
+    fn write(&self, index: usize, value: f32) {
+        // SAFETY: nobody else touches it now.
+        unsafe { (*self.0.0.get())[index] = value }
+    }
+}
+
+fn wait(flat: &FlatBuffer) {
+    flat.pending().unwrap().wait().unwrap();
+}
+
+/// Adds the elements of `from` to those of `to`.
+fn add(device: &Device, from: &FlatBuffer, to: &FlatBuffer, range: std::ops::Range<usize>) {
+    let [from, to] = [from, to].map(|flat| Part { flat, range: range.clone() });
+    transfer::accumulate(device, &from, &to, Store::Add).unwrap();
+}
+
+#[test]
+fn launches_and_the_host_take_turns_on_shared_memory() {
+    let Some(device) = gpu() else { return };
+    let (shared, other) = (Shared::new(), Shared::new());
+    let (flat, by) = (shared.flat(), other.flat());
+    assert!(flat.pending().is_none(), "nothing was launched");
+    add(device, &by, &flat, 0..LEN);
+    add(device, &by, &flat, 0..LEN);
+    assert_eq!(shared.seen()[0], 1.0, "what is launched shows when it is waited for");
+    wait(&flat);
+    assert_eq!(shared.seen(), [3.0; LEN]);
+    // What the host writes now, later launches see, in both buffers.
+    shared.write(5, 10.0);
+    wait(&by);
+    other.write(6, 20.0);
+    add(device, &by, &flat, 0..LEN);
+    wait(&flat);
+    assert_eq!(shared.seen()[4..8], [4.0, 11.0, 23.0, 4.0]);
+    device.synchronize().unwrap();
+}
+
+#[test]
+fn what_other_ranks_write_beside_a_launch_stays() {
+    let Some(device) = gpu() else { return };
+    let (shared, other) = (Shared::new(), Shared::new());
+    let (flat, by) = (shared.flat(), other.flat());
+    add(device, &by, &flat, 0..16);
+    add(device, &by, &flat, 48..LEN);
+    // Another rank owns what lies between, and writes it without asking this one.
+    shared.write(16, 7.0);
+    shared.write(47, 8.0);
+    wait(&flat);
+    let seen = shared.seen();
+    assert_eq!((seen[15], seen[16], seen[17]), (2.0, 7.0, 1.0));
+    assert_eq!((seen[46], seen[47], seen[48]), (1.0, 8.0, 2.0));
+}
+
+#[test]
+fn what_was_launched_on_shared_memory_is_there_when_its_buffer_ends() {
+    let Some(device) = gpu() else { return };
+    let (shared, by) = (Shared::new(), Shared::new().flat());
+    let flat = shared.flat();
+    add(device, &by, &flat, 0..LEN);
+    drop(flat);
+    assert_eq!(shared.seen(), [2.0; LEN]);
+}
+
+#[test]
+fn the_host_reads_and_writes_shared_memory_in_order() {
+    let Some(device) = gpu() else { return };
+    let (flat, by) = (Shared::new().flat(), Shared::new().flat());
+    add(device, &by, &flat, 0..LEN);
+    transfer::write_with::<f32, _>(&flat, 0..2, |values| values[0] += 40.0).unwrap();
+    add(device, &by, &flat, 0..LEN);
+    let values = transfer::read_with::<f32, _>(&flat, 0..3, <[f32]>::to_vec).unwrap();
+    assert_eq!(values, [43.0, 3.0, 3.0]);
+}
+
+#[test]
+fn buffers_of_the_pool_are_written_in_part() {
+    let Some(device) = gpu() else { return };
+    let flat = FlatBuffer::pooled(device, 4 * LEN, "test").unwrap();
+    transfer::write_with::<f32, _>(&flat, 0..LEN, |values| values.fill(2.0)).unwrap();
+    transfer::write_with::<f32, _>(&flat, 8..16, |values| values[3] = 5.0).unwrap();
+    let values = transfer::read_with::<f32, _>(&flat, 0..LEN, <[f32]>::to_vec).unwrap();
+    let expected: Vec<f32> = (0..LEN).map(|i| if i == 11 { 5.0 } else { 2.0 }).collect();
+    assert_eq!(values, expected);
+    assert!(flat.pending().is_none(), "the host does not see it");
+}
+
+#[test]
+fn a_block_with_a_new_owner_is_written_behind_the_launches_of_the_old_one() {
+    let Some(device) = gpu() else { return };
+    let ones = Tensor::from_slice(&[1.0f32; 4096], [4096], device).unwrap();
+    let mut sum = ones.add(&ones).unwrap();
+    for _ in 0..8 {
+        // Each block is free, and taken again, before anything has run.
+        sum = sum.add(&ones).unwrap();
+        drop(ones.mul(&ones).unwrap());
+    }
+    assert_eq!(sum.to_vec::<f32>().unwrap(), [10.0; 4096]);
+}
+
+#[test]
+fn tensors_of_other_devices_are_refused() {
+    let Some(device) = gpu() else { return };
+    let cpu = Device::cpu(Isa::detect(), Par::solo());
+    let [there, here] = [device, &cpu].map(|on| Tensor::from_slice(&[1.0f32, 2.0], [2], on).unwrap());
+    for (a, b) in [(&there, &here), (&here, &there)] {
+        let error = a.add(b).unwrap_err().to_string();
+        assert!(error.contains("different devices"), "{error}");
+    }
+    // Buffers say so as well, which no op has compared before.
+    let [ours, theirs] = [device, &cpu].map(|on| FlatBuffer::pooled(on, 8, "test").unwrap());
+    for on in [device, &cpu] {
+        let [from, to] = [&ours, &theirs].map(|flat| Part { flat, range: 0..2 });
+        let error = transfer::copy(on, DType::F32, &from, &to).unwrap_err().to_string();
+        assert!(error.contains("in use on another device"), "{error}");
+    }
+    assert_eq!(there.to_device(&cpu).unwrap().to_vec::<f32>().unwrap(), [1.0, 2.0]);
+    assert_eq!(here.to_device(device).unwrap().to_vec::<f32>().unwrap(), [1.0, 2.0]);
+}
