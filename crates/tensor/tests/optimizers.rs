@@ -6,7 +6,7 @@ use oarlock_tensor::ops::optimizer::{
     workspace_bytes,
 };
 use oarlock_tensor::ops::transfer;
-use oarlock_tensor::{DType, Device, Error, FlatBuffer, Par, Result, Shape, bf16};
+use oarlock_tensor::{CudaLibraries, DType, Device, Error, FlatBuffer, Par, Result, Shape, bf16};
 
 type Golden = (&'static str, &'static [usize], &'static [f32]);
 
@@ -299,6 +299,44 @@ fn the_strict_device_has_the_bits_of_the_cpu() {
         assert_eq!(run(Device::strict), want, "{name}");
         assert_eq!(run(Device::staging), want, "{name}");
     }
+}
+
+#[test]
+fn a_gpu_takes_the_steps_of_the_cpu() {
+    let folder = oarlock_fakes::shared_fakes(env!("CARGO_TARGET_TMPDIR").as_ref(), &["32", "64"]).unwrap();
+    let Some(folder) = folder else {
+        eprintln!("NOT TESTED: there is no g++, so nothing ran on an emulated GPU");
+        return;
+    };
+    let libraries = CudaLibraries::Folder(folder);
+    let gpu = Device::cuda_of(&libraries, 0, Isa::detect(), Par::solo()).unwrap();
+    let cpu = Device::cpu(Isa::detect(), Par::solo());
+    for (name, rule, lr, weight_decay) in rules() {
+        for dtype in [DType::F32, DType::BF16, DType::F16] {
+            let [want, got] = [&cpu, &gpu].map(|device| {
+                let held = Held::on(device.clone(), &rule, &[6, 50], Role::Matrix, dtype);
+                for step in 1..=3 {
+                    held.set_gradient(|i| 2.0 * gradient(i, step));
+                    held.step(&StepArgs { step, lr, weight_decay, grad_scale: 0.5 }, None).unwrap();
+                }
+                let mut working = vec![0.0; 300];
+                transfer::load(&held.weights, 0, dtype, &mut working).unwrap();
+                [held.all_values(), working].concat()
+            });
+            let n_f32 = got.len() - if dtype == DType::F32 { 0 } else { 300 };
+            for (i, (got, want)) in got.iter().zip(&want).enumerate() {
+                // A value on the edge between two of 16 bits may be rounded to either.
+                let bound = if i < n_f32 { 2e-6 } else { 1e-2 };
+                assert!(
+                    (got - want).abs() <= bound * want.abs().max(1.0),
+                    "{name} {dtype}, element {i}: {got}, not {want}"
+                );
+            }
+        }
+    }
+    let staged = gpu.staged_ops();
+    let own = ["adamw", "adam", "sgd", "lion", "adagrad"];
+    assert!(own.iter().all(|name| !staged.contains(name)), "{staged:?}");
 }
 
 #[test]

@@ -27,6 +27,14 @@ impl Adagrad {
     }
 }
 
+impl Adagrad {
+    /// Its scalars: gradient scale, weight decay, learning rate, what is added to the sum, eps.
+    pub fn scalars(&self) -> [f32; 5] {
+        let Adagrad { grad_scale, weight_decay, lr, start, eps } = *self;
+        [grad_scale, weight_decay, lr, start, eps]
+    }
+}
+
 impl Elementwise for Adagrad {
     #[inline(always)]
     fn strip(self, weights: &mut [f32], first: &mut [f32], _: &mut [f32], grad: &[f32]) {

@@ -226,6 +226,8 @@ impl Step {
                 let (scalars, nesterov) = Sgd::new(momentum, dampening, nesterov, args).scalars();
                 call("sgd", 1)?.f32s(&scalars).u32(usize::from(nesterov))
             }
+            Rule::Adagrad { lr_decay, initial_accumulator_value, eps } => call("adagrad", 1)?
+                .f32s(&Adagrad::new(lr_decay, initial_accumulator_value, eps, args).scalars()),
             Rule::Lion { beta1, beta2 } => call("lion", 1)?.f32s(&Lion::new(beta1, beta2, args).scalars()),
             _ => return Err(Unable::NoForm),
         };
