@@ -19,6 +19,7 @@ use oarlock::checkpoint;
 use oarlock::rank;
 use oarlock::train;
 use oarlock_comm::Exit;
+use oarlock_tensor::DeviceKind;
 
 /// What to start.
 #[derive(Clone, Debug)]
@@ -114,8 +115,10 @@ impl Job {
     /// What is missing to run it, unless it is only to be shown.
     pub(crate) fn examine(&self) -> Result<bool, Failure> {
         if !launch::is_rank() {
-            if let Program::Training(_) = &self.program {
-                let warning = (!self.on_cpu).then(|| idle_gpus(Devices::visible().gpus)).flatten();
+            if let Program::Training(config) = &self.program {
+                let on_cores = config.values.ranks.device == DeviceKind::Cpu;
+                let warning =
+                    (on_cores && !self.on_cpu).then(|| idle_gpus(Devices::visible().gpus)).flatten();
                 warning.iter().for_each(|warning| eprint(&format!("warning: {warning}\n")));
             }
             self.notes.iter().for_each(|note| eprint(&format!("note: {note}\n")));
@@ -288,8 +291,13 @@ pub fn too_few_gpus(needed: usize, there: usize, instead: &str) -> Problem {
 fn idle_gpus(gpus: usize) -> Option<String> {
     match gpus {
         0 => None,
-        1 => Some("this machine has a GPU, which is not used: Oarlock trains on CPU cores".to_owned()),
-        n => Some(format!("this machine has {n} GPUs, which are not used: Oarlock trains on CPU cores")),
+        1 => Some(
+            "this machine has a GPU, which is not used unless `device: cuda` is set (experimental)"
+                .to_owned(),
+        ),
+        n => Some(format!(
+            "this machine has {n} GPUs, which are not used unless `device: cuda` is set (experimental)"
+        )),
     }
 }
 
@@ -366,7 +374,7 @@ mod tests {
         assert_eq!(idle_gpus(0), None);
         assert_eq!(
             idle_gpus(1).unwrap(),
-            "this machine has a GPU, which is not used: Oarlock trains on CPU cores"
+            "this machine has a GPU, which is not used unless `device: cuda` is set (experimental)"
         );
         assert!(idle_gpus(8).unwrap().starts_with("this machine has 8 GPUs, which are not used"));
     }
