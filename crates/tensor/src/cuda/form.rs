@@ -2,7 +2,7 @@
 //! launch has declared.
 //!
 //! ```ignore
-//! launch.cuda(|gpu| gpu.kernel("cast", &[F32, BF16])?.read(x).write(&y).u64(n).run(geometry::elements(n)))?;
+//! launch.cuda(|gpu| gpu.kernel("cast", &[F32, BF16])?.view(&x).view(&y).u64(n).run(geometry::elements(n)))?;
 //! ```
 
 use std::sync::Arc;
