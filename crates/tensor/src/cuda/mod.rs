@@ -12,6 +12,7 @@ mod form;
 pub(crate) mod forms;
 mod mirror;
 
+use std::cell::Cell;
 use std::ptr::NonNull;
 use std::sync::Arc;
 use std::time::Instant;
@@ -195,8 +196,13 @@ impl Gpu {
                     mirror.before(*start..*start + access.bytes, access.mode)?;
                 }
             }
-            match form(&Kernels::new(self, arena, accesses)) {
+            let launched = Cell::new(false);
+            match form(&Kernels::new(self, arena, accesses, &launched)) {
                 Ok(()) => {}
+                // The CPU kernel would find what the first part of the form has written.
+                Err(Unable::NoForm) if launched.get() => {
+                    return Err(Error::Usage(format!("{name}: a part of it has no form for a GPU")));
+                }
                 Err(Unable::NoForm) => return Ok(false),
                 Err(Unable::Failed(error)) => return Err(error),
             }
