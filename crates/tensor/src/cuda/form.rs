@@ -14,7 +14,7 @@ use oarlock_cuda::geometry::{self, Geometry};
 use oarlock_cuda::{Element, Walk, table};
 use oarlock_kernels::{DType, Element as _, Error, Store, bf16, f16};
 
-use super::{Access, Gpu, Place, failed};
+use super::{Access, CodeTables, Gpu, Place, failed};
 use crate::arena::{Arena, Buffer};
 use crate::launch::{Owner, View, ViewMut};
 
@@ -170,9 +170,18 @@ impl<'l> Kernels<'l> {
         Ok(self.gpu.stream.write_now(bytes, to).map_err(failed)?)
     }
 
+    /// The tables that quantized weights are decoded with.
+    pub fn code_tables(&self) -> Found<&'l CodeTables> {
+        Ok(self.gpu.code_tables()?)
+    }
+
     /// Copies a view to the host, when what writes it has run.
     pub fn download<T: bytemuck::Pod>(&self, view: &View<T>) -> Found<Vec<T>> {
-        let slice = self.slice(view)?;
+        self.download_slice(self.slice(view)?)
+    }
+
+    /// As [`Kernels::download`], of any memory.
+    pub fn download_slice<T: bytemuck::Pod>(&self, slice: Slice<'_>) -> Found<Vec<T>> {
         let mut values = vec![T::zeroed(); slice.bytes() / size_of::<T>()];
         self.gpu.stream.read_now(slice, bytemuck::cast_slice_mut(&mut values)).map_err(failed)?;
         Ok(values)

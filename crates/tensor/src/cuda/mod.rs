@@ -8,13 +8,14 @@
 //! `oarlock-cuda`. Every other launch is staged: what it reads is copied to the host, where its CPU kernel runs, and what
 //! it writes is copied back. Memory that the host sees as well has a copy on the GPU ([`mirror`]).
 
+mod code_tables;
 mod form;
 pub(crate) mod forms;
 mod mirror;
 
 use std::cell::Cell;
 use std::ptr::NonNull;
-use std::sync::Arc;
+use std::sync::{Arc, OnceLock};
 use std::time::Instant;
 
 use oarlock_cuda::blas::{Blas, WORKSPACE_BYTES};
@@ -29,6 +30,7 @@ use crate::launch::{HostOrder, HostOwner, Mode, Owner, Running, Span};
 use crate::lines::Lines;
 use crate::profile::Profile;
 
+pub(crate) use code_tables::CodeTables;
 pub(crate) use form::{Call, Form, Found, Kernels, Matrix, Unable, element};
 pub(crate) use mirror::Mirror;
 pub(crate) use oarlock_cuda::attention::AttentionShape;
@@ -40,6 +42,8 @@ pub(crate) struct Gpu {
     modules: Modules,
     stream: Arc<Stream>,
     context: Context,
+    /// Made when a quantized weight is first used.
+    code_tables: OnceLock<CodeTables>,
     /// What runs the kernels of staged launches.
     host: Cpu,
     profile: Arc<Profile>,
@@ -85,7 +89,8 @@ impl Gpu {
                 (driver.version()?, device.memory_bytes()? as f64 / (1u64 << 30) as f64);
             let description =
                 format!("{} (cuda:{index}), {gib:.0} GiB, driver for CUDA {major}.{minor}", device.name()?);
-            Ok(Gpu { blas, modules, stream, context, host, profile, description })
+            let code_tables = OnceLock::new();
+            Ok(Gpu { blas, modules, stream, context, code_tables, host, profile, description })
         };
         open().map_err(failed)
     }
@@ -99,6 +104,16 @@ impl Gpu {
     pub fn alloc(self: &Arc<Self>, bytes: usize) -> Option<Arc<Block>> {
         let memory = self.context.alloc(bytes).ok()?;
         Some(Arc::new(Block { memory, gpu: self.clone() }))
+    }
+
+    /// The tables that quantized weights are decoded with.
+    fn code_tables(&self) -> Result<&CodeTables> {
+        if let Some(tables) = self.code_tables.get() {
+            return Ok(tables);
+        }
+        let tables = CodeTables::new(&self.context, &self.stream).map_err(failed)?;
+        // Another thread may have been faster.
+        Ok(self.code_tables.get_or_init(|| tables))
     }
 
     /// Returns when every launch has run.
