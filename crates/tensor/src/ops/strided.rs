@@ -128,8 +128,6 @@ impl Function for TakeBackward {
         with_float!(dy.dtype(), "slice", T => {
             let (part, whole) = (launch.read::<T>(&dy)?, launch.store::<T>(&mut dx, store)?);
             launch.cuda(|gpu| {
-                // Found out before anything is written.
-                forms::walk(self.part.shape.sizes(), [&self.part.strides, &self.part.strides])?;
                 if store == Store::Overwrite {
                     gpu.fill(&whole, 0)?;
                 }
