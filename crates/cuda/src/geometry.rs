@@ -60,6 +60,9 @@ pub fn sum_rows(outer: usize, inner: usize) -> Geometry {
     Geometry::blocks((outer * inner.div_ceil(32)).min(MOST_BLOCKS))
 }
 
+/// The most rows of a sum over a dim that is not the last: what the trees of the eight warps of a block can hold.
+pub const MOST_SUMMED_ROWS: usize = 8 << 23;
+
 /// Elements of a block of a squared norm.
 pub const NORM_BLOCK: usize = 4096;
 

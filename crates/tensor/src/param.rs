@@ -5,6 +5,7 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError, RwLock};
 
 use oarlock_kernels::{DType, Error, Result};
 
+use crate::cuda::forms;
 use crate::device::Device;
 use crate::flat::{FlatBuffer, WriteLease};
 use crate::init::Init;
@@ -101,9 +102,13 @@ impl GradSlot {
                 got: format!("{} elements", grad.n_elems()),
             });
         }
-        let store = self.store;
+        let (store, n) = (self.store, self.len);
         let mut launch = grad.device().quiet_launch("gradient of a parameter");
         let (from, to) = (launch.read::<f32>(grad)?, launch.grad(self)?);
+        launch.cuda(|gpu| match store {
+            Store::Overwrite => gpu.copy(&from, &to),
+            Store::Add => forms::add_assign(gpu, (&to, DType::F32), (&from, DType::F32), n),
+        })?;
         launch.run(move |cpu| store.put_all(to.slice(cpu), from.slice(cpu)))
     }
 }

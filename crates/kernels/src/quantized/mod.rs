@@ -179,7 +179,7 @@ impl Layout {
     }
 
     /// Words of the codes, of the scales or their codes, of the scales' scales, and of the offset.
-    fn parts(&self) -> [usize; 4] {
+    pub fn parts(&self) -> [usize; 4] {
         let (codes, blocks) = ((self.n_elems() * self.format.bits()).div_ceil(32), self.n_blocks());
         match self.format {
             Format::FourBit { nested: true, .. } => {

@@ -5,6 +5,7 @@
 //! launch.cuda(|gpu| gpu.kernel("cast", &[F32, BF16])?.view(&x).view(&y).u64(n).run(geometry::elements(n)))?;
 //! ```
 
+use std::cell::Cell;
 use std::sync::Arc;
 
 use oarlock_cuda::blas::{self, Layout, Operand, Precision, Product};
@@ -12,9 +13,9 @@ use oarlock_cuda::driver::{Arg, Function, Slice};
 use oarlock_cuda::geometry::{self, Geometry};
 use oarlock_cuda::order::{self, ById};
 use oarlock_cuda::{Element, Walk, table};
-use oarlock_kernels::{DType, Error, Store};
+use oarlock_kernels::{DType, Element as _, Error, Store, bf16, f16};
 
-use super::{Access, Gpu, Place, failed};
+use super::{Access, CodeTables, Gpu, Place, failed};
 use crate::arena::{Arena, Buffer};
 use crate::launch::{Owner, View, ViewMut};
 
@@ -55,11 +56,18 @@ pub(crate) struct Kernels<'l> {
     gpu: &'l Gpu,
     arena: &'l Arena,
     accesses: &'l [Access],
+    /// Whether a kernel or a product was launched.
+    launched: &'l Cell<bool>,
 }
 
 impl<'l> Kernels<'l> {
-    pub(super) fn new(gpu: &'l Gpu, arena: &'l Arena, accesses: &'l [Access]) -> Kernels<'l> {
-        Kernels { gpu, arena, accesses }
+    pub(super) fn new(
+        gpu: &'l Gpu,
+        arena: &'l Arena,
+        accesses: &'l [Access],
+        launched: &'l Cell<bool>,
+    ) -> Kernels<'l> {
+        Kernels { gpu, arena, accesses, launched }
     }
 
     /// A call of the kernel of this op for these dtypes, in the order of its name.
@@ -75,7 +83,8 @@ impl<'l> Kernels<'l> {
         let elements: Vec<Element> = dtypes.iter().copied().map(element).collect();
         let instance = table::find(op).and_then(|kernel| kernel.instance(&elements, head_dim));
         let function = self.gpu.modules.function(&instance.ok_or(Unable::NoForm)?).map_err(failed)?;
-        Ok(Call { gpu: self.gpu, accesses: self.accesses, function, args: Vec::new(), wrong: None })
+        let (gpu, accesses, launched) = (self.gpu, self.accesses, self.launched);
+        Ok(Call { gpu, accesses, launched, function, args: Vec::new(), wrong: None })
     }
 
     /// The memory of a view.
@@ -137,6 +146,9 @@ impl<'l> Kernels<'l> {
         [outer, n, inner]: [usize; 3],
         (out, out_dtype, store): (&ViewMut<T>, DType, Store),
     ) -> Form {
+        if n > geometry::MOST_SUMMED_ROWS {
+            return Err(Unable::NoForm);
+        }
         let call = self.kernel("sum_rows", &[dtype, out_dtype])?.f32(1.0).slice(x).view(out).added(store);
         call.u32(outer).u32(n).u32(inner).run(geometry::sum_rows(outer, inner))
     }
@@ -149,6 +161,28 @@ impl<'l> Kernels<'l> {
     /// As [`Kernels::fill`], of any memory.
     pub fn fill_slice(&self, to: Slice<'_>, value: u8) -> Form {
         Ok(self.gpu.stream.fill(to, value).map_err(failed)?)
+    }
+
+    /// Copies bytes of the host to memory, before this returns.
+    pub fn upload(&self, bytes: &[u8], to: Slice<'_>) -> Form {
+        Ok(self.gpu.stream.write_now(bytes, to).map_err(failed)?)
+    }
+
+    /// The tables that quantized weights are decoded with.
+    pub fn code_tables(&self) -> Found<&'l CodeTables> {
+        Ok(self.gpu.code_tables()?)
+    }
+
+    /// Copies a view to the host, when what writes it has run.
+    pub fn download<T: bytemuck::Pod>(&self, view: &View<T>) -> Found<Vec<T>> {
+        self.download_slice(self.slice(view)?)
+    }
+
+    /// As [`Kernels::download`], of any memory.
+    pub fn download_slice<T: bytemuck::Pod>(&self, slice: Slice<'_>) -> Found<Vec<T>> {
+        let mut values = vec![T::zeroed(); slice.bytes() / size_of::<T>()];
+        self.gpu.stream.read_now(slice, bytemuck::cast_slice_mut(&mut values)).map_err(failed)?;
+        Ok(values)
     }
 
     /// Copies one stretch of memory to another.
@@ -304,9 +338,10 @@ impl<T> Declared<T> for ViewMut<T> {
 pub(crate) struct Call<'l> {
     gpu: &'l Gpu,
     accesses: &'l [Access],
+    launched: &'l Cell<bool>,
     function: Arc<Function>,
     args: Vec<Arg<'l>>,
-    wrong: Option<Error>,
+    wrong: Option<Unable>,
 }
 
 impl<'l> Call<'l> {
@@ -322,26 +357,30 @@ impl<'l> Call<'l> {
         let element = self.element();
         if element.size() != size_of::<T>() {
             let (op, got) = (self.function.instance().name(), std::any::type_name::<T>());
-            self.wrong.get_or_insert(Error::Usage(format!("{op}: a view of {got} for {element} elements")));
+            let error = Error::Usage(format!("{op}: a view of {got} for {element} elements"));
+            self.wrong.get_or_insert(error.into());
         }
         match slice_of(self.accesses, view.access()) {
             Ok(slice) => self.args.push(Arg::memory(element, slice)),
             Err(error) => {
-                self.wrong.get_or_insert(error);
+                self.wrong.get_or_insert(error.into());
             }
         }
         self
     }
 
     /// Elements of a view, or null.
-    pub fn optional<T, V: Declared<T>>(mut self, view: Option<&V>) -> Call<'l> {
+    pub fn optional<T, V: Declared<T>>(self, view: Option<&V>) -> Call<'l> {
         match view {
             Some(view) => self.view(view),
-            None => {
-                self.args.push(Arg::null(self.element()));
-                self
-            }
+            None => self.null(),
         }
+    }
+
+    /// The null pointer.
+    pub fn null(mut self) -> Call<'l> {
+        self.args.push(Arg::null(self.element()));
+        self
     }
 
     /// A part of device memory.
@@ -371,7 +410,7 @@ impl<'l> Call<'l> {
     pub fn i32(mut self, value: usize) -> Call<'l> {
         match i32::try_from(value) {
             Ok(value) => self.args.push(Arg::i32(value)),
-            Err(_) => self = self.too_large(value),
+            Err(_) => self = self.too_large(),
         }
         self
     }
@@ -380,14 +419,14 @@ impl<'l> Call<'l> {
     pub fn u32(mut self, value: usize) -> Call<'l> {
         match u32::try_from(value) {
             Ok(value) => self.args.push(Arg::u32(value)),
-            Err(_) => self = self.too_large(value),
+            Err(_) => self = self.too_large(),
         }
         self
     }
 
-    fn too_large(mut self, value: usize) -> Call<'l> {
-        let op = self.function.instance().name();
-        self.wrong.get_or_insert(Error::Usage(format!("{op}: a dim of {value} elements is too large")));
+    /// The kernel is not for such sizes.
+    fn too_large(mut self) -> Call<'l> {
+        self.wrong.get_or_insert(Unable::NoForm);
         self
     }
 
@@ -397,13 +436,13 @@ impl<'l> Call<'l> {
         self
     }
 
-    /// A value of the kernel's dtype.
-    pub fn value(mut self, value: f32) -> Call<'l> {
+    /// A value of the kernel's dtype, rounded as the CPU's elements are.
+    pub fn value(mut self, value: f64) -> Call<'l> {
         let arg = match self.element() {
-            Element::BF16 => Arg::bf16(oarlock_kernels::bf16::from_f32(value).to_bits()),
-            Element::F16 => Arg::f16(oarlock_kernels::f16::from_f32(value).to_bits()),
-            Element::I32 => Arg::i32(value as i32),
-            _ => Arg::f32(value),
+            Element::BF16 => Arg::bf16(bf16::from_number(value).to_bits()),
+            Element::F16 => Arg::f16(f16::from_number(value).to_bits()),
+            Element::I32 => Arg::i32(i32::from_number(value)),
+            _ => Arg::f32(f32::from_number(value)),
         };
         self.args.push(arg);
         self
@@ -417,9 +456,10 @@ impl<'l> Call<'l> {
 
     /// Launches it.
     pub fn run(self, geometry: Geometry) -> Form {
-        if let Some(error) = self.wrong {
-            return Err(error.into());
+        if let Some(unable) = self.wrong {
+            return Err(unable);
         }
+        self.launched.set(true);
         // SAFETY: the views are those that the CPU kernel of the same launch works on, with the numbers of elements that
         // the op has checked.
         Ok(unsafe { self.gpu.stream.launch(&self.function, geometry, &self.args) }.map_err(failed)?)

@@ -8,13 +8,15 @@
 //! `oarlock-cuda`. Every other launch is staged: what it reads is copied to the host, where its CPU kernel runs, and what
 //! it writes is copied back. Memory that the host sees as well has a copy on the GPU ([`mirror`]).
 
+mod code_tables;
 mod form;
 pub(crate) mod forms;
 mod mirror;
 
+use std::cell::Cell;
 use std::collections::BTreeSet;
 use std::ptr::NonNull;
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::{Arc, Mutex, OnceLock, PoisonError};
 use std::time::Instant;
 
 use oarlock_cuda::blas::{Blas, WORKSPACE_BYTES};
@@ -29,6 +31,7 @@ use crate::launch::{HostOrder, HostOwner, Mode, Owner, Running, Span};
 use crate::lines::Lines;
 use crate::profile::Profile;
 
+pub(crate) use code_tables::CodeTables;
 pub(crate) use form::{Call, Form, Found, Kernels, Matrix, Unable, element};
 pub(crate) use mirror::Mirror;
 pub(crate) use oarlock_cuda::attention::AttentionShape;
@@ -40,6 +43,8 @@ pub(crate) struct Gpu {
     modules: Arc<Modules>,
     stream: Arc<Stream>,
     context: Context,
+    /// Made when a quantized weight is first used.
+    code_tables: OnceLock<CodeTables>,
     /// What runs the kernels of staged launches.
     host: Cpu,
     profile: Arc<Profile>,
@@ -92,7 +97,8 @@ impl Gpu {
                 (driver.version()?, device.memory_bytes()? as f64 / (1u64 << 30) as f64);
             let description =
                 format!("{} (cuda:{index}), {gib:.0} GiB, driver for CUDA {major}.{minor}", device.name()?);
-            Ok(Gpu { blas, modules, stream, context, host, profile, description, staged: Mutex::default() })
+            let (code_tables, staged) = (OnceLock::new(), Mutex::default());
+            Ok(Gpu { blas, modules, stream, context, code_tables, host, profile, description, staged })
         };
         open().map_err(failed)
     }
@@ -106,6 +112,16 @@ impl Gpu {
     pub fn alloc(self: &Arc<Self>, bytes: usize) -> Option<Arc<Block>> {
         let memory = self.context.alloc(bytes).ok()?;
         Some(Arc::new(Block { memory, gpu: self.clone() }))
+    }
+
+    /// The tables that quantized weights are decoded with.
+    fn code_tables(&self) -> Result<&CodeTables> {
+        if let Some(tables) = self.code_tables.get() {
+            return Ok(tables);
+        }
+        let tables = CodeTables::new(&self.context, &self.stream).map_err(failed)?;
+        // Another thread may have been faster.
+        Ok(self.code_tables.get_or_init(|| tables))
     }
 
     /// Returns when every launch has run.
@@ -238,8 +254,13 @@ impl Gpu {
                     mirror.before(*start..*start + access.bytes, access.mode)?;
                 }
             }
-            match form(&Kernels::new(self, arena, accesses)) {
+            let launched = Cell::new(false);
+            match form(&Kernels::new(self, arena, accesses, &launched)) {
                 Ok(()) => {}
+                // The CPU kernel would find what the first part of the form has written.
+                Err(Unable::NoForm) if launched.get() => {
+                    return Err(Error::Usage(format!("{name}: a part of it has no form for a GPU")));
+                }
                 Err(Unable::NoForm) => return Ok(false),
                 Err(Unable::Failed(error)) => return Err(error),
             }

@@ -36,7 +36,7 @@ pub(crate) fn full_like(t: &Tensor, value: f32) -> Result<Tensor> {
         let n = t.n_elems();
         let full = launch.write::<T>(&mut full)?;
         launch.cuda(|gpu| {
-            gpu.kernel("fill", &[T::DTYPE])?.view(&full).value(value).u64(n).run(geometry::elements(n))
+            gpu.kernel("fill", &[T::DTYPE])?.view(&full).value(f64::from(value)).u64(n).run(geometry::elements(n))
         })?;
         launch.run(move |cpu| full.slice(cpu).fill(<T as oarlock_kernels::Float>::from_f32(value)))
     })?;

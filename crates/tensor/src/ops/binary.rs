@@ -6,11 +6,13 @@
 //! Of two float dtypes, the result has the wider one, and f32 for bf16 with f16. A number takes the dtype of the tensor.
 //! Integers wrap around where they leave their range, and have no gradients.
 
+use oarlock_cuda::geometry;
 use oarlock_kernels::binary::{self as kernel, Binary};
 use oarlock_kernels::unary::Unary;
 use oarlock_kernels::walk::Walk;
-use oarlock_kernels::{DType, Error, Result};
+use oarlock_kernels::{DType, Element, Error, Result};
 
+use crate::cuda::forms;
 use crate::ops::reduce::sum_to;
 use crate::ops::{Operand, beside, check_device, check_dtype, unary, with_float};
 use crate::shape::Shape;
@@ -145,7 +147,14 @@ fn forward(a: &Tensor, b: &Tensor, f: Binary) -> Result<Tensor> {
             .run(move |cpu| kernel::binary_ints(cpu, f, &walk, a.slice(cpu), b.slice(cpu), y.slice(cpu)))?;
     } else {
         with_float!(a.dtype(), name(f), T => {
+            let (shapes, n) = ([*a.shape(), *b.shape()], y.n_elems());
             let (a, b, y) = (launch.read::<T>(a)?, launch.read::<T>(b)?, launch.write::<T>(&mut y)?);
+            launch.cuda(|gpu| {
+                let [of_a, of_b] = shapes.map(|operand| spread_strides(&operand, &shape));
+                let walk = forms::walk(shape.sizes(), [&of_a, &of_b])?;
+                let call = gpu.kernel("binary", &[T::DTYPE])?.u32(f as usize).walk(&walk);
+                call.view(&a).view(&b).view(&y).u64(n).run(geometry::elements(n))
+            })?;
             launch.run(move |cpu| kernel::binary(cpu, f, &walk, a.slice(cpu), b.slice(cpu), y.slice(cpu)))
         })?;
     }

@@ -3,10 +3,12 @@
 //!
 //! Random numbers are a function of the seed and the place of the element, on any device and with any number of threads.
 
+use oarlock_cuda::geometry;
 use oarlock_kernels::pieces::TASK_ELEMS;
 use oarlock_kernels::random::{self, Stream};
 use oarlock_kernels::{DType, Element, Error, Result};
 
+use crate::cuda::Unable;
 use crate::device::Device;
 use crate::ops::operand::check_number;
 use crate::ops::{Number, beside, with_element, with_float};
@@ -21,7 +23,7 @@ impl Tensor {
     pub fn full(shape: impl IntoShape, value: impl Number, dtype: DType, device: &Device) -> Result<Tensor> {
         let value = value.number();
         check_number("full", value, dtype)?;
-        computed(shape, dtype, device, "full", move |_| value)
+        computed(shape, dtype, device, ("full", Some(value)), move |_| value)
     }
 
     /// A tensor of ones.
@@ -54,7 +56,7 @@ impl Tensor {
                 got: format!("{start} to {end} in steps of {step}"),
             });
         }
-        computed([n as usize], dtype, device, "arange", move |i| start + i as f64 * step)
+        computed([n as usize], dtype, device, ("arange", None), move |i| start + i as f64 * step)
     }
 
     /// `n` numbers at equal distances from `start` to `end`, which is the last of them.
@@ -74,7 +76,7 @@ impl Tensor {
         let value = move |i| {
             if i < n.div_ceil(2) { start + i as f64 * step } else { end - (n - 1 - i) as f64 * step }
         };
-        computed([n], dtype, device, "linspace", value)
+        computed([n], dtype, device, ("linspace", None), value)
     }
 
     /// The identity matrix of n rows.
@@ -82,7 +84,7 @@ impl Tensor {
     /// # Errors
     /// No memory.
     pub fn eye(n: usize, dtype: DType, device: &Device) -> Result<Tensor> {
-        computed([n, n], dtype, device, "eye", move |i| f64::from(u8::from(i / n == i % n)))
+        computed([n, n], dtype, device, ("eye", None), move |i| f64::from(u8::from(i / n == i % n)))
     }
 
     /// Random numbers, uniform from 0 up to, but without, 1.
@@ -164,18 +166,23 @@ fn stream(seed: u64) -> Stream {
     Stream { seed, stream: 0 }
 }
 
-/// A tensor whose element `i` is `value(i)`.
+/// A tensor whose element `i` is `value(i)`; `constant` where that is the same for all of them.
 fn computed(
     shape: impl IntoShape,
     dtype: DType,
     device: &Device,
-    op: &'static str,
+    (op, constant): (&'static str, Option<f64>),
     value: impl Fn(usize) -> f64 + Send + Sync + 'static,
 ) -> Result<Tensor> {
     let mut y = Tensor::uninit(shape, dtype, device, "tensor")?;
     let mut launch = device.launch(op, 0, y.len_bytes() as u64);
     with_element!(dtype, T => {
+        let n = y.n_elems();
         let y = launch.write::<T>(&mut y)?;
+        launch.cuda(|gpu| {
+            let call = gpu.kernel("fill", &[T::DTYPE])?.view(&y).value(constant.ok_or(Unable::NoForm)?);
+            call.u64(n).run(geometry::elements(n))
+        })?;
         launch.run(move |cpu| {
             cpu.par.chunks_mut(y.slice(cpu), TASK_ELEMS, |i, y| {
                 let numbered = y.iter_mut().zip(i * TASK_ELEMS..);

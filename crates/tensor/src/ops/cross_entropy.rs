@@ -1,8 +1,14 @@
 //! Cross-entropy of logits that exist already; [`head_loss`](crate::ops::head_loss) spares them.
 
+use oarlock_cuda::driver::Slice;
+use oarlock_cuda::functions::{self, Binary};
+use oarlock_cuda::geometry;
 use oarlock_kernels::cross_entropy as kernel;
-use oarlock_kernels::{DType, Error, Result};
+use oarlock_kernels::sums::tree_sum_f32;
+use oarlock_kernels::{DType, Element, Error, Result};
 
+use crate::cuda::{Form, Kernels, forms};
+use crate::launch::{View, ViewMut};
 use crate::ops::cast::converted;
 use crate::ops::row_loss::{RowLossOptions, row_losses};
 use crate::ops::transfer::DeviceF64;
@@ -62,12 +68,29 @@ pub(super) fn reduced(
     let (x, labels) = (launch.read::<f32>(&logits32)?, launch.read::<i32>(&targets)?);
     let (out, out_scale) = (launch.write::<f32>(&mut loss)?, launch.write::<f32>(&mut scale)?);
     let exact = exact.map(|exact| exact.view_mut(&mut launch)).transpose()?;
+    let scale_of = move |count: usize| match reduction {
+        Reduction::None | Reduction::Sum => 1.0,
+        Reduction::Mean => 1.0 / count.max(1) as f64,
+    };
+    launch.cuda(|gpu| {
+        let memory = gpu.temporary(4 * rows)?;
+        let losses = memory.part(0, 4 * rows)?;
+        LossRows { logits: &x, labels: &labels, size: [rows, vocab], smoothing: 0.0 }.losses(gpu, losses)?;
+        // Added on the host, as on a CPU, for all digits of the sum.
+        let counted = gpu.download(&labels)?.into_iter().filter(|label| *label != kernel::IGNORE).count();
+        let (sum, scale) = (tree_sum_f32(&gpu.download_slice::<f32>(losses)?), scale_of(counted));
+        if let Some(exact) = &exact {
+            gpu.upload(bytemuck::bytes_of(&(sum * scale)), gpu.slice(exact)?)?;
+        }
+        for (to, value) in [(&out, sum * scale), (&out_scale, scale)] {
+            let call = gpu.kernel("fill", &[DType::F32])?.view(to).value(value).u64(1);
+            call.run(geometry::one_block())?;
+        }
+        Ok(())
+    })?;
     launch.run(move |cpu| {
         let found = kernel::cross_entropy(cpu, x.slice(cpu), labels.slice(cpu), vocab, losses.slice(cpu))?;
-        let scale = match reduction {
-            Reduction::None | Reduction::Sum => 1.0,
-            Reduction::Mean => 1.0 / found.count.max(1) as f64,
-        };
+        let scale = scale_of(found.count);
         out.slice(cpu)[0] = (found.sum * scale) as f32;
         if let Some(exact) = exact {
             exact.slice(cpu)[0] = found.sum * scale;
@@ -101,6 +124,41 @@ pub(super) fn targets(labels: &Tensor, ignored: i32, vocab: usize, op: &'static 
     Ok(targets)
 }
 
+/// Rows of logits on a GPU, with their labels.
+pub(super) struct LossRows<'a> {
+    pub logits: &'a View<f32>,
+    pub labels: &'a View<i32>,
+    /// The number of rows, and their length.
+    pub size: [usize; 2],
+    /// The share of the loss that all classes have in equal parts.
+    pub smoothing: f32,
+}
+
+impl LossRows<'_> {
+    fn kind(&self) -> usize {
+        let smoothed = self.smoothing != 0.0;
+        (if smoothed { functions::TokenLoss::Smoothed } else { functions::TokenLoss::CrossEntropy }) as usize
+    }
+
+    /// The loss of each row.
+    pub fn losses(&self, gpu: &Kernels<'_>, losses: Slice<'_>) -> Form {
+        let [rows, vocab] = self.size;
+        let call = gpu.kernel("token_loss", &[DType::F32])?.view(self.logits).view(self.labels);
+        let call = call.u32(self.kind()).f32(self.smoothing).slice(losses).u32(rows).u32(vocab);
+        call.run(geometry::losses(rows))
+    }
+
+    /// The gradients of the logits, from those of the losses.
+    pub fn gradients<T: Element>(&self, gpu: &Kernels<'_>, d_losses: Slice<'_>, dx: &ViewMut<T>) -> Form {
+        let [rows, vocab] = self.size;
+        let losses = gpu.temporary(4 * rows)?;
+        let call =
+            gpu.kernel("token_loss_grad", &[DType::F32, T::DTYPE])?.view(self.logits).view(self.labels);
+        let call = call.u32(self.kind()).f32(self.smoothing).f32(0.0).slice(d_losses).f32(0.0);
+        call.slice(losses.slice()?).view(dx).u32(rows).u32(vocab).run(geometry::losses(rows))
+    }
+}
+
 struct CrossEntropyBackward {
     logits: Saved,
     targets: Tensor,
@@ -120,6 +178,16 @@ impl Function for CrossEntropyBackward {
         let (scale, upstream) = (launch.read::<f32>(&self.scale)?, launch.read::<f32>(&upstream)?);
         with_float!(logits.dtype(), "cross_entropy", T => {
             let dx = launch.write::<T>(&mut dx)?;
+            launch.cuda(|gpu| {
+                let rows = self.targets.n_elems();
+                // The same number for each row.
+                let (d_losses, order) = (gpu.temporary(4 * rows)?, forms::walk(&[rows], [&[0], &[0]])?);
+                let call = gpu.kernel("binary", &[DType::F32])?.u32(Binary::Mul as usize).walk(&order);
+                let call = call.view(&scale).view(&upstream).slice(d_losses.slice()?).u64(rows);
+                call.run(geometry::elements(rows))?;
+                let of = LossRows { logits: &x, labels: &targets, size: [rows, vocab], smoothing: 0.0 };
+                of.gradients(gpu, d_losses.slice()?, &dx)
+            })?;
             launch.run(move |cpu| {
                 let scale = scale.slice(cpu)[0] * upstream.slice(cpu)[0];
                 let (x, targets, losses) = (x.slice(cpu), targets.slice(cpu), losses.slice(cpu));

@@ -26,7 +26,7 @@ pub fn embedding_to(ids: &Tensor, table: &Param, dtype: DType) -> Result<Tensor>
     if ids.dtype() != DType::I32 {
         return Err(Error::DType { op: "embedding", expected: "i32 ids", got: ids.dtype() });
     }
-    let &[_, dim @ (1..)] = table.shape().sizes() else {
+    let &[n_ids, dim @ (1..)] = table.shape().sizes() else {
         return Err(wrong_shape("embedding", "a table of shape [V, I] with I > 0", &table.weight()?));
     };
     let recorder = Recorder::new(&[ids], &[table])?;
@@ -42,18 +42,36 @@ pub fn embedding_to(ids: &Tensor, table: &Param, dtype: DType) -> Result<Tensor>
         match dtype {
             DType::F32 => {
                 let y = launch.write::<f32>(&mut y)?;
-                launch.cuda(|gpu| forms::gather_rows(gpu, (&weight, T::DTYPE), &ids, (&y, dtype), [rows, dim]))?;
+                launch.cuda(|gpu| {
+                    check_ids(&gpu.download(&ids)?, n_ids)?;
+                    forms::gather_rows(gpu, (&weight, T::DTYPE), &ids, (&y, dtype), [rows, dim])
+                })?;
                 launch.run(move |cpu| embed::embed_forward(cpu, weight.slice(cpu), dim, ids.slice(cpu), y.slice(cpu)))
             }
             _ => {
                 let y = launch.write::<T>(&mut y)?;
-                launch.cuda(|gpu| forms::gather_rows(gpu, (&weight, T::DTYPE), &ids, (&y, dtype), [rows, dim]))?;
+                launch.cuda(|gpu| {
+                    check_ids(&gpu.download(&ids)?, n_ids)?;
+                    forms::gather_rows(gpu, (&weight, T::DTYPE), &ids, (&y, dtype), [rows, dim])
+                })?;
                 launch.run(move |cpu| embed::embed_forward(cpu, weight.slice(cpu), dim, ids.slice(cpu), y.slice(cpu)))
             }
         }
     })?;
     drop(weight);
     Ok(Recorder::record(recorder, y, |_| EmbeddingBackward { ids: ids.detach(), table: table.clone() }))
+}
+
+/// The kernel of a GPU does not look whether it has a row for each id.
+fn check_ids(ids: &[i32], n_ids: usize) -> Result<()> {
+    let has = |id: i32| usize::try_from(id).is_ok_and(|id| id < n_ids);
+    match ids.iter().position(|&id| !has(id)) {
+        None => Ok(()),
+        Some(position) => {
+            let index = i64::from(ids[position]);
+            Err(Error::Index { op: "embed_forward", index, position, bound: n_ids })
+        }
+    }
 }
 
 struct EmbeddingBackward {

@@ -4,6 +4,7 @@
 //! are made chunk by chunk in the forward pass, while the logits are there; otherwise the backward pass recomputes the
 //! logits. The chunks are in `head_chunks`.
 
+use oarlock_cuda::{functions, geometry};
 use oarlock_kernels::token_loss::TokenLoss;
 use oarlock_kernels::{DType, Error, Result, cross_entropy};
 
@@ -137,7 +138,12 @@ pub fn head_log_probs(x: &Tensor, weight: &Param, labels: &Labels, options: Head
     let sizes = x.sizes();
     let mut y = Tensor::uninit(&sizes[..sizes.len() - 1], DType::F32, x.device(), "activation")?;
     let mut launch = x.device().quiet_launch("head_log_probs");
+    let n = losses.n_elems();
     let (losses, out) = (launch.read::<f32>(&losses)?, launch.write::<f32>(&mut y)?);
+    launch.cuda(|gpu| {
+        let call = gpu.kernel("unary_forward", &[DType::F32])?.u32(functions::Unary::Affine as usize);
+        call.f32(-1.0).f32(0.0).view(&losses).view(&out).u64(n).run(geometry::elements(n))
+    })?;
     launch.run(move |cpu| {
         // Subtracted from 0, so that no -0 appears.
         out.slice(cpu).iter_mut().zip(losses.slice(cpu)).for_each(|(y, loss)| *y = 0.0 - loss);

@@ -4,6 +4,7 @@ use oarlock_kernels::copy;
 use oarlock_kernels::walk::Walk;
 use oarlock_kernels::{Error, Result};
 
+use crate::cuda::forms;
 use crate::ints::{Int, Ints, place};
 use crate::ops::binary::{broadcast_shape, spread_strides};
 use crate::ops::reduce::sum_to;
@@ -162,7 +163,12 @@ fn copied(x: &Tensor, shape: Shape, strides: &[usize], what: &'static str) -> Re
     let bytes = 2 * y.len_bytes() as u64;
     let mut launch = x.device().launch("copy", 0, bytes);
     with_word!(x.dtype(), W => {
+        let dtype = x.dtype();
         let (x, y) = (launch.read_words::<W>(x)?, launch.write_words::<W>(&mut y)?);
+        launch.cuda(|gpu| {
+            let order = (shape.sizes(), strides);
+            forms::strided(gpu, dtype, order, [gpu.slice(&x)?, gpu.slice(&y)?])
+        })?;
         launch.run(move |cpu| copy::strided(cpu, &walk, x.slice(cpu), y.slice(cpu)))
     })?;
     Ok(y)

@@ -1,9 +1,12 @@
 //! Linear with a frozen quantized weight: y = x·Wᵀ. The products dequantize the weight part by part.
 
+use oarlock_cuda::driver::Slice;
+use oarlock_cuda::geometry;
 use oarlock_kernels::gemm::{MatMut, MatRef};
-use oarlock_kernels::quantized::{self, Layout, Side};
-use oarlock_kernels::{DType, Error, Result, Store};
+use oarlock_kernels::quantized::{self, Format, Layout, Side};
+use oarlock_kernels::{DType, Element, Error, Result, Store};
 
+use crate::cuda::{Form, Kernels, Matrix, Unable, failed, forms};
 use crate::device::Device;
 use crate::launch::{Launch, ViewMut};
 use crate::ops::{with_float, wrong_shape};
@@ -49,12 +52,44 @@ pub fn dequantize(weight: &Param, layout: Layout, dtype: DType) -> Result<Tensor
     let mut launch = device.launch(OP, 0, 0);
     with_float!(dtype, OP, T => {
         let (words, out) = (launch.read::<i32>(&words)?, launch.write::<T>(&mut whole)?);
+        launch.cuda(|gpu| expand(gpu, layout, gpu.slice(&words)?, (gpu.slice(&out)?, T::DTYPE)))?;
         launch.run(move |cpu| {
             let weight = layout.weight(words.slice(cpu));
             quantized::dequantize(cpu, weight, 0..layout.rows, 0..layout.cols, out.slice(cpu));
         })
     })?;
     Ok(whole)
+}
+
+/// Writes the weight that is in these words to the memory of a GPU.
+fn expand(gpu: &Kernels<'_>, layout: Layout, words: Slice<'_>, (out, dtype): (Slice<'_>, DType)) -> Form {
+    let n = layout.n_elems();
+    if n == 0 {
+        return Err(Unable::NoForm);
+    }
+    let mut end = 0;
+    let [codes, scales, absmax, offset] = layout.parts().map(|n_words| {
+        end += n_words;
+        4 * (end - n_words)..4 * end
+    });
+    let part = |bytes| forms::part(words, bytes);
+    let Format::FourBit { code, nested } = layout.format else {
+        let call =
+            gpu.kernel("dequantize_int8", &[dtype])?.slice(part(codes)?).slice(part(scales)?).slice(out);
+        return call.u32(0).u32(layout.rows).u32(layout.cols).run(geometry::elements(n));
+    };
+    let tables = gpu.code_tables()?;
+    let call = gpu.kernel("dequantize_4bit", &[dtype])?.slice(part(codes)?);
+    let call = call.slice(tables.values(code).map_err(failed)?);
+    let call = if nested {
+        // The kernel takes the offset by value.
+        let offset: Vec<f32> = gpu.download_slice(part(offset)?)?;
+        let call = call.slice(part(absmax)?).slice(part(scales)?).slice(tables.map().map_err(failed)?);
+        call.f32s(&offset)
+    } else {
+        call.slice(part(scales)?).null().null().f32(0.0)
+    };
+    call.slice(out).u64(0).u64(n).run(geometry::elements(n))
 }
 
 struct LinearBackward {
@@ -88,6 +123,13 @@ fn multiply(
     with_float!(a.dtype(), OP, T => {
         let (a, words) = (launch.read::<T>(a)?, launch.read::<i32>(&words)?);
         let c = launch.store::<T>(c, store)?;
+        launch.cuda(|gpu| {
+            let bytes = layout.n_elems() * T::DTYPE.size();
+            let whole = gpu.temporary(bytes)?;
+            expand(gpu, layout, gpu.slice(&words)?, (whole.part(0, bytes)?, T::DTYPE))?;
+            let weight = Matrix::new(whole.part(0, bytes)?, layout.rows, layout.cols).t_if(side == Side::Forward);
+            gpu.multiply((T::DTYPE, 1), [gpu.matrix(&a, m, k)?, weight], (&c, T::DTYPE, store), None)
+        })?;
         launch.run(move |cpu| {
             let (a, weight) = (MatRef::new(a.slice(cpu), m, k), layout.weight(words.slice(cpu)));
             let c = MatMut::new(c.slice(cpu), m, n);

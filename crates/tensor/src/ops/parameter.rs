@@ -1,8 +1,9 @@
 //! A parameter as a tensor among others, for models that compute with it in ops of their own.
 
-use oarlock_kernels::Result;
 use oarlock_kernels::elementwise;
+use oarlock_kernels::{DType, Element, Result};
 
+use crate::cuda::forms;
 use crate::ops::with_float;
 use crate::param::{Param, Store};
 use crate::tape::{Backward, Function, Recorder};
@@ -31,7 +32,12 @@ impl Function for ParameterBackward {
         let store = slot.store;
         let mut launch = dy.device().launch("parameter", 0, 2 * dy.len_bytes() as u64);
         with_float!(dy.dtype(), "parameter", T => {
+            let n = dy.n_elems();
             let (dy, grad) = (launch.read::<T>(&dy)?, launch.grad(&mut slot)?);
+            launch.cuda(|gpu| match store {
+                Store::Overwrite => forms::cast(gpu, (&dy, T::DTYPE), (&grad, DType::F32), n),
+                Store::Add => forms::add_assign(gpu, (&grad, DType::F32), (&dy, T::DTYPE), n),
+            })?;
             launch.run(move |cpu| match store {
                 Store::Overwrite => elementwise::cast(cpu, dy.slice(cpu), grad.slice(cpu)),
                 Store::Add => elementwise::axpy(cpu, 1.0, dy.slice(cpu), grad.slice(cpu)),

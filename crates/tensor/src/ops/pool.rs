@@ -232,7 +232,8 @@ impl Function for PoolBackward {
         let PoolBackward { name, windows, at, .. } = *self;
         let mut launch = device.launch(name, 0, 2 * dx.len_bytes() as u64);
         with_float!(dy.dtype(), name, T => {
-            let (dy, at) = (launch.read::<T>(&dy)?, at.map(|at| launch.read::<i32>(&at)).transpose()?);
+            // `at` lives until the launch is made: memory that is given back before may belong to another thread by then.
+            let (dy, at) = (launch.read::<T>(&dy)?, at.as_ref().map(|at| launch.read::<i32>(at)).transpose()?);
             let dx = launch.store::<T>(&mut dx, store)?;
             launch.run(move |cpu| {
                 let (dy, dx) = (dy.slice(cpu), (dx.slice(cpu), store));

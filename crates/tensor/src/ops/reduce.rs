@@ -1,8 +1,10 @@
 //! Sums, means, products, maxima and minima, over dims or over all elements.
 
+use oarlock_cuda::geometry;
 use oarlock_kernels::reduce::{self as kernel, Dims as Middle, Extreme};
-use oarlock_kernels::{DType, Error, Result, Store};
+use oarlock_kernels::{DType, Element, Error, Result, Store};
 
+use crate::cuda::forms;
 use crate::dims::{Dims, dim_of, dims_of};
 use crate::ints::Int;
 use crate::ops::{beside, layout, reshape, with_float};
@@ -168,6 +170,9 @@ fn sum_dims(x: &Tensor, dims: Middle, shape: Shape, dtype: DType, scale: f32) ->
     let scratch = launch.scratch(kernel::sum_scratch(dims))?;
     with_float!(x.dtype(), "sum", T => with_float!(dtype, "sum", U => {
         let (x, y) = (launch.read::<T>(x)?, launch.write::<U>(&mut y)?);
+        launch.cuda(|gpu| {
+            forms::sum(gpu, (gpu.slice(&x)?, T::DTYPE), dims, scale, (gpu.slice(&y)?, U::DTYPE))
+        })?;
         launch.run(move |cpu| {
             kernel::sum(cpu, dims, scale, x.slice(cpu), (y.slice(cpu), Store::Overwrite), scratch.slice(cpu));
         })
@@ -268,6 +273,11 @@ fn found(op: &'static str, x: &Tensor, dim: usize, which: Extreme) -> Result<(Te
     } else {
         with_float!(x.dtype(), op, T => {
             let (x, y, places) = (launch.read::<T>(x)?, launch.write::<T>(&mut y)?, launch.write(&mut places)?);
+            launch.cuda(|gpu| {
+                let call = gpu.kernel("extreme", &[T::DTYPE])?.u32(usize::from(matches!(which, Extreme::Min)));
+                let call = call.view(&x).view(&y).view(&places).u32(dims.outer).u32(dims.n).u32(dims.inner);
+                call.run(geometry::elements(dims.outer * dims.inner))
+            })?;
             launch.run(move |cpu| {
                 kernel::extreme(cpu, which, dims, x.slice(cpu), y.slice(cpu), places.slice(cpu));
             })

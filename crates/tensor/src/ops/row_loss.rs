@@ -1,10 +1,12 @@
 //! Cross-entropy of each row for itself: what weights of classes, smoothed labels and losses of rows need.
 
+use oarlock_kernels::cross_entropy::IGNORE;
 use oarlock_kernels::row_loss::{self as kernel, RowLoss};
 use oarlock_kernels::{DType, Error, Result};
 
+use crate::cuda::Unable;
 use crate::ops::cast::converted;
-use crate::ops::cross_entropy::targets;
+use crate::ops::cross_entropy::{LossRows, targets};
 use crate::ops::{check_device, with_float, wrong_shape};
 use crate::shape::Shape;
 use crate::tape::{Backward, Function, Recorder, Saved};
@@ -72,6 +74,17 @@ pub fn row_losses(x: &Tensor, labels: &Tensor, options: &RowLossOptions) -> Resu
     let weight = options.weight.as_ref().map(|weight| launch.read::<f32>(weight)).transpose()?;
     let (out, out_weights) = (launch.write::<f32>(&mut losses)?, launch.write::<f32>(&mut weights)?);
     let (smoothing, log_probs) = (options.label_smoothing, options.log_probs);
+    launch.cuda(|gpu| {
+        // Weights of classes and log-probabilities have no kernels.
+        if weight.is_some() || log_probs {
+            return Err(Unable::NoForm);
+        }
+        let counts: Vec<f32> =
+            gpu.download(&labels)?.into_iter().map(|l| f32::from(u8::from(l != IGNORE))).collect();
+        gpu.upload(bytemuck::cast_slice(&counts), gpu.slice(&out_weights)?)?;
+        let of = LossRows { logits: &values, labels: &labels, size: [n_rows, n_classes], smoothing };
+        of.losses(gpu, gpu.slice(&out)?)
+    })?;
     launch.run(move |cpu| {
         let (labels, weight) = (labels.slice(cpu), weight.map(|weight| weight.slice(cpu)));
         let loss = RowLoss { labels, n_classes, weight, smoothing, log_probs };
@@ -108,6 +121,14 @@ impl Function for RowLossBackward {
         let (smoothing, log_probs) = (self.options.label_smoothing, self.options.log_probs);
         with_float!(x.dtype(), self.name, T => {
             let (dy, dx) = (launch.read::<f32>(&dy)?, launch.write::<T>(&mut dx)?);
+            launch.cuda(|gpu| {
+                if weight.is_some() || log_probs {
+                    return Err(Unable::NoForm);
+                }
+                let size = [self.targets.n_elems(), n_classes];
+                let of = LossRows { logits: &values, labels: &labels, size, smoothing };
+                of.gradients(gpu, gpu.slice(&dy)?, &dx)
+            })?;
             launch.run(move |cpu| {
                 let (labels, weight) = (labels.slice(cpu), weight.map(|weight| weight.slice(cpu)));
                 let loss = RowLoss { labels, n_classes, weight, smoothing, log_probs };

@@ -1,5 +1,6 @@
 //! Choices by a mask of integers: 0 is false, everything else true.
 
+use oarlock_cuda::geometry;
 use oarlock_kernels::{DType, Element, Error, Result, copy};
 
 use crate::ops::binary::broadcast_shape;
@@ -106,7 +107,12 @@ fn chosen(mask: &Tensor, a: &Choice, b: &Choice, what: &'static str) -> Result<T
         let mask = launch.read::<i32>(mask)?;
         let mut read = |x: &Choice| x.tensor().map(|x| launch.read::<T>(x)).transpose();
         let (a, b) = (read(a)?, read(b)?);
+        let n = y.n_elems();
         let y = launch.write::<T>(&mut y)?;
+        launch.cuda(|gpu| {
+            let call = gpu.kernel("select", &[T::DTYPE])?.view(&mask).optional(a.as_ref()).optional(b.as_ref());
+            call.value(value).view(&y).u64(n).run(geometry::elements(n))
+        })?;
         launch.run(move |cpu| {
             let (a, b) = (a.map(|a| a.slice(cpu)), b.map(|b| b.slice(cpu)));
             copy::select(cpu, mask.slice(cpu), a, b, T::from_number(value), y.slice(cpu));

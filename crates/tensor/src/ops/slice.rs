@@ -4,8 +4,9 @@ use std::borrow::Borrow;
 use std::ops::Range;
 
 use oarlock_kernels::copy::{self, Window};
-use oarlock_kernels::{Error, Result, Store, elementwise};
+use oarlock_kernels::{Element, Error, Result, Store, elementwise};
 
+use crate::cuda::forms;
 use crate::ints::{Int, place};
 use crate::ops::{check_device, check_dtype, dim_of, squeeze, unsqueeze, with_float, with_word, wrong_shape};
 use crate::shape::Shape;
@@ -171,6 +172,10 @@ pub fn concat<T: Borrow<Tensor>>(tensors: &[T], dim: impl Int) -> Result<Tensor>
         let mut launch = head.device().launch("copy", 0, bytes);
         with_word!(head.dtype(), W => {
             let (part, whole) = (launch.read_words::<W>(tensor)?, launch.update_words::<W>(&mut y)?);
+            launch.cuda(|gpu| {
+                let memory = [gpu.slice(&part)?, gpu.slice(&whole)?];
+                forms::write_window(gpu, (head.dtype(), false), window, memory)
+            })?;
             launch.run(move |cpu| copy::write_window(cpu, window, part.slice(cpu), whole.slice(cpu)))
         })?;
     }
@@ -208,7 +213,9 @@ fn read(x: &Tensor, dim: usize, range: Range<usize>) -> Result<Tensor> {
     let window = window(x.shape(), dim, &range);
     let mut launch = x.device().launch("copy", 0, bytes);
     with_word!(x.dtype(), W => {
+        let dtype = x.dtype();
         let (whole, part) = (launch.read_words::<W>(x)?, launch.write_words::<W>(&mut y)?);
+        launch.cuda(|gpu| forms::read_window(gpu, dtype, window, [gpu.slice(&whole)?, gpu.slice(&part)?]))?;
         launch.run(move |cpu| copy::read_window(cpu, window, whole.slice(cpu), part.slice(cpu)))
     })?;
     Ok(y)
@@ -229,6 +236,14 @@ impl Function for NarrowBackward {
         let mut launch = device.launch("copy", 0, 2 * dy.len_bytes() as u64);
         with_float!(dy.dtype(), "narrow", T => {
             let (part, whole) = (launch.read::<T>(&dy)?, launch.store::<T>(&mut dx, store)?);
+            launch.cuda(|gpu| {
+                let adds = store == Store::Add;
+                if !adds {
+                    gpu.fill(&whole, 0)?;
+                }
+                let memory = [gpu.slice(&part)?, gpu.slice(&whole)?];
+                forms::write_window(gpu, (T::DTYPE, adds), window, memory)
+            })?;
             launch.run(move |cpu| {
                 let (part, whole) = (part.slice(cpu), whole.slice(cpu));
                 match store {

@@ -1,7 +1,8 @@
 //! Softmax and its logarithm along a dim. The kernels work on rows; along another dim, elements move there and back.
 
-use oarlock_kernels::Result;
+use oarlock_cuda::geometry;
 use oarlock_kernels::softmax as kernel;
+use oarlock_kernels::{Element, Result};
 
 use crate::ints::Int;
 use crate::ops::reduce::count;
@@ -46,7 +47,16 @@ fn of_rows(x: &Tensor, form: Form, name: &'static str) -> Result<Tensor> {
     let mut y = Tensor::uninit(*x.shape(), x.dtype(), x.device(), "activation")?;
     let (mut launch, dim) = (x.device().launch(name, 0, 2 * x.len_bytes() as u64), x.shape().last());
     with_float!(x.dtype(), name, T => {
+        let rows = x.shape().n_rows();
         let (x, y) = (launch.read::<T>(x)?, launch.write::<T>(&mut y)?);
+        launch.cuda(|gpu| {
+            let op = match form {
+                Form::Plain => "softmax_forward",
+                Form::Log => "log_softmax_forward",
+            };
+            let call = gpu.kernel(op, &[T::DTYPE])?.view(&x).view(&y);
+            call.u32(rows).u32(dim).run(geometry::rows(rows, dim))
+        })?;
         launch.run(move |cpu| {
             match form {
                 Form::Plain => kernel::softmax_forward(cpu, x.slice(cpu), dim, y.slice(cpu)),
@@ -70,9 +80,17 @@ impl Function for SoftmaxBackward {
         let (mut dx, store) = cx.slot(0, &dy)?;
         let mut launch = device.launch(self.name, 0, 3 * dy.len_bytes() as u64);
         with_float!(dy.dtype(), self.name, T => {
-            let (form, dim) = (self.form, dy.shape().last());
+            let (form, dim, rows) = (self.form, dy.shape().last(), dy.shape().n_rows());
             let (y, dy) = (launch.read::<T>(&self.y)?, launch.read::<T>(&dy)?);
             let dx = launch.store::<T>(&mut dx, store)?;
+            launch.cuda(|gpu| {
+                let op = match form {
+                    Form::Plain => "softmax_backward",
+                    Form::Log => "log_softmax_backward",
+                };
+                let call = gpu.kernel(op, &[T::DTYPE])?.view(&y).view(&dy).view(&dx).added(store);
+                call.u32(rows).u32(dim).run(geometry::rows(rows, dim))
+            })?;
             launch.run(move |cpu| {
                 let (y, dy, dx) = (y.slice(cpu), dy.slice(cpu), (dx.slice(cpu), store));
                 match form {

@@ -1,10 +1,13 @@
 //! Elements at even distances: read out of a tensor, or put into one that is filled with a value. Each is the gradient
 //! of the other.
 
+use oarlock_cuda::driver::Slice;
+use oarlock_cuda::geometry;
 use oarlock_kernels::copy::{self, Places};
 use oarlock_kernels::walk::Walk;
-use oarlock_kernels::{DType, Result, Store, elementwise};
+use oarlock_kernels::{DType, Element, Result, Store, elementwise};
 
+use crate::cuda::{Form, Kernels, forms};
 use crate::device::Device;
 use crate::ops::cast::converted;
 use crate::ops::layout::spread;
@@ -44,6 +47,21 @@ impl Part {
     }
 }
 
+impl Part {
+    /// The elements of a tensor on a GPU at the places of the part become those of x, or get them added.
+    fn write(&self, gpu: &Kernels<'_>, dtype: DType, store: Store, [x, y]: [Slice<'_>; 2]) -> Form {
+        let n = self.shape.n_elems();
+        // The first element of an empty part may lie beyond the end.
+        if n == 0 {
+            return Ok(());
+        }
+        let walk = forms::walk(self.shape.sizes(), [&self.strides, &self.strides])?;
+        let y = forms::part(y, self.first * dtype.size()..y.bytes())?;
+        let call = gpu.kernel(if store == Store::Add { "add_strided" } else { "write_strided" }, &[dtype])?;
+        call.walk(&walk).slice(x).slice(y).u64(n).run(geometry::elements(n))
+    }
+}
+
 /// The part of x.
 pub(crate) fn take(x: &Tensor, part: Part) -> Result<Tensor> {
     let recorder = Recorder::new(&[x], &[])?;
@@ -58,7 +76,9 @@ pub(crate) fn put(x: &Tensor, part: Part, value: f32) -> Result<Tensor> {
     let places = part.places();
     let mut launch = x.device().launch("copy", 0, 2 * x.len_bytes() as u64);
     with_word!(x.dtype(), W => {
+        let dtype = x.dtype();
         let (x, y) = (launch.read_words::<W>(x)?, launch.update_words::<W>(&mut y)?);
+        launch.cuda(|gpu| part.write(gpu, dtype, Store::Overwrite, [gpu.slice(&x)?, gpu.slice(&y)?]))?;
         launch.run(move |cpu| copy::write_places(cpu, &places, x.slice(cpu), y.slice(cpu)))
     })?;
     Ok(Recorder::record(recorder, y, |_| PutBackward { part }))
@@ -83,7 +103,13 @@ fn read(x: &Tensor, part: &Part) -> Result<Tensor> {
     let first = if y.n_elems() > 0 { part.first } else { 0 };
     let mut launch = x.device().launch("copy", 0, 2 * y.len_bytes() as u64);
     with_word!(x.dtype(), W => {
+        let dtype = x.dtype();
         let (x, y) = (launch.read_words::<W>(x)?, launch.write_words::<W>(&mut y)?);
+        launch.cuda(|gpu| {
+            let (x, order) = (gpu.slice(&x)?, (part.shape.sizes(), &part.strides[..]));
+            let x = forms::part(x, first * dtype.size()..x.bytes())?;
+            forms::strided(gpu, dtype, order, [x, gpu.slice(&y)?])
+        })?;
         launch.run(move |cpu| copy::strided(cpu, &walk, &x.slice(cpu)[first..], y.slice(cpu)))
     })?;
     Ok(y)
@@ -101,6 +127,12 @@ impl Function for TakeBackward {
         let mut launch = dy.device().launch("copy", 0, 2 * dy.len_bytes() as u64);
         with_float!(dy.dtype(), "slice", T => {
             let (part, whole) = (launch.read::<T>(&dy)?, launch.store::<T>(&mut dx, store)?);
+            launch.cuda(|gpu| {
+                if store == Store::Overwrite {
+                    gpu.fill(&whole, 0)?;
+                }
+                self.part.write(gpu, T::DTYPE, store, [gpu.slice(&part)?, gpu.slice(&whole)?])
+            })?;
             launch.run(move |cpu| {
                 let (part, whole) = (part.slice(cpu), whole.slice(cpu));
                 match store {

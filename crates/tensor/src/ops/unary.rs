@@ -1,9 +1,11 @@
 //! Functions of each element: sums and products with numbers, powers, logarithms, roundings, activations.
 
+use oarlock_cuda::{functions, geometry};
 use oarlock_kernels::glu::Activation;
 use oarlock_kernels::unary::{self as kernel, Unary};
-use oarlock_kernels::{DType, Error, Result};
+use oarlock_kernels::{DType, Element, Error, Result};
 
+use crate::cuda::{Call, Found, Kernels};
 use crate::ops::{self, with_float};
 use crate::tape::{Backward, Function, Recorder, Saved};
 use crate::tensor::Tensor;
@@ -145,10 +147,71 @@ pub(crate) fn forward(x: &Tensor, f: Unary, what: &'static str, name: &'static s
     let mut y = Tensor::uninit(*x.shape(), x.dtype(), x.device(), what)?;
     let mut launch = x.device().launch(name, 0, 2 * x.len_bytes() as u64);
     with_float!(x.dtype(), name, T => {
+        let n = x.n_elems();
         let (x, y) = (launch.read::<T>(x)?, launch.write::<T>(&mut y)?);
+        launch.cuda(|gpu| {
+            let call = of_function(gpu, "unary_forward", f, T::DTYPE)?.view(&x).view(&y);
+            call.u64(n).run(geometry::elements(n))
+        })?;
         launch.run(move |cpu| kernel::forward(cpu, f, x.slice(cpu), y.slice(cpu)))
     })?;
     Ok(y)
+}
+
+/// A call of a kernel that chooses among functions, with its function.
+fn of_function<'l>(gpu: &Kernels<'l>, op: &str, f: Unary, dtype: DType) -> Found<Call<'l>> {
+    let (f, a, b) = numbered(f);
+    Ok(gpu.kernel(op, &[dtype])?.u32(f as usize).f32(a).f32(b))
+}
+
+/// A function as the kernels of a GPU know it, with its two parameters.
+fn numbered(f: Unary) -> (functions::Unary, f32, f32) {
+    use functions::Unary as Numbered;
+    let plain = match f {
+        Unary::Affine { scale, offset } => return (Numbered::Affine, scale, offset),
+        Unary::Pow(exponent) => return (Numbered::Pow, exponent, 0.0),
+        Unary::Clamp { low, high } => return (Numbered::Clamp, low, high),
+        Unary::DividedBy(number) => return (Numbered::DividedBy, number, 0.0),
+        Unary::Over(number) => return (Numbered::Over, number, 0.0),
+        Unary::LeakyRelu(slope) => return (Numbered::LeakyRelu, slope, 0.0),
+        Unary::Elu(alpha) => return (Numbered::Elu, alpha, 0.0),
+        Unary::Softplus { beta, threshold } => return (Numbered::Softplus, beta, threshold),
+        Unary::Hardtanh { low, high } => return (Numbered::Hardtanh, low, high),
+        Unary::Exp => Numbered::Exp,
+        Unary::Log => Numbered::Log,
+        Unary::Sqrt => Numbered::Sqrt,
+        Unary::Square => Numbered::Square,
+        Unary::Abs => Numbered::Abs,
+        Unary::Activation(activation) => match activation {
+            Activation::Silu => Numbered::Silu,
+            Activation::Gelu => Numbered::Gelu,
+            Activation::GeluTanh => Numbered::GeluTanh,
+            Activation::Relu => Numbered::Relu,
+            Activation::Tanh => Numbered::Tanh,
+            Activation::Sigmoid => Numbered::Sigmoid,
+        },
+        Unary::Rsqrt => Numbered::Rsqrt,
+        Unary::Root => Numbered::Root,
+        Unary::Exp2 => Numbered::Exp2,
+        Unary::Expm1 => Numbered::Expm1,
+        Unary::Log2 => Numbered::Log2,
+        Unary::Log1p => Numbered::Log1p,
+        Unary::Sin => Numbered::Sin,
+        Unary::Cos => Numbered::Cos,
+        Unary::Erf => Numbered::Erf,
+        Unary::Floor => Numbered::Floor,
+        Unary::Ceil => Numbered::Ceil,
+        Unary::Round => Numbered::Round,
+        Unary::Trunc => Numbered::Trunc,
+        Unary::Sign => Numbered::Sign,
+        Unary::Selu => Numbered::Selu,
+        Unary::Mish => Numbered::Mish,
+        Unary::Hardsigmoid => Numbered::Hardsigmoid,
+        Unary::Hardswish => Numbered::Hardswish,
+        Unary::LogSigmoid => Numbered::LogSigmoid,
+        Unary::Softsign => Numbered::Softsign,
+    };
+    (plain, 0.0, 0.0)
 }
 
 struct UnaryBackward {
@@ -166,8 +229,13 @@ impl Function for UnaryBackward {
         let (mut dx, store) = cx.slot(0, &dy)?;
         let mut launch = dy.device().launch(self.name, 0, 3 * dy.len_bytes() as u64);
         with_float!(dy.dtype(), self.name, T => {
+            let n = dy.n_elems();
             let (f, x, dy) = (self.f, launch.read::<T>(&x)?, launch.read::<T>(&dy)?);
             let dx = launch.store::<T>(&mut dx, store)?;
+            launch.cuda(|gpu| {
+                let call = of_function(gpu, "unary_backward", f, T::DTYPE)?.view(&x).view(&dy).view(&dx);
+                call.added(store).u64(n).run(geometry::elements(n))
+            })?;
             launch.run(move |cpu| {
                 kernel::backward(cpu, f, store, x.slice(cpu), dy.slice(cpu), dx.slice(cpu));
             })

@@ -56,16 +56,17 @@ impl Env {
 /// A GPU over fake libraries; none where there is no C++ compiler.
 pub fn gpu() -> Option<&'static Device> {
     static GPU: OnceLock<Option<Device>> = OnceLock::new();
-    let open = || {
-        let folder =
-            oarlock_fakes::shared_fakes(env!("CARGO_TARGET_TMPDIR").as_ref(), &["32", "64"]).unwrap();
-        if folder.is_none() {
-            eprintln!("NOT TESTED: there is no g++, so nothing ran on an emulated GPU");
-        }
-        let libraries = CudaLibraries::Folder(folder?);
-        Some(Device::cuda_of(&libraries, 0, Isa::detect(), Par::solo()).unwrap())
-    };
-    GPU.get_or_init(open).as_ref()
+    GPU.get_or_init(own_gpu).as_ref()
+}
+
+/// As [`gpu`], a device of its own: with a pool and a profile that no other test uses.
+pub fn own_gpu() -> Option<Device> {
+    let folder = oarlock_fakes::shared_fakes(env!("CARGO_TARGET_TMPDIR").as_ref(), &["32", "64"]).unwrap();
+    if folder.is_none() {
+        eprintln!("NOT TESTED: there is no g++, so nothing ran on an emulated GPU");
+    }
+    let libraries = CudaLibraries::Folder(folder?);
+    Some(Device::cuda_of(&libraries, 0, Isa::detect(), Par::solo()).unwrap())
 }
 
 type Op = dyn Fn(&Env, &[Tensor], &[Param]) -> Result<Tensor>;

@@ -3,14 +3,17 @@
 use oarlock_tensor::cpu::Isa;
 use oarlock_tensor::{DType, Device, Par, Tensor};
 
-use crate::common::f64s;
+use crate::common::{f64s, gpu};
 
 const FLOATS: [DType; 3] = [DType::F32, DType::BF16, DType::F16];
 
 #[test]
 fn numbers_steps_and_identities_on_every_device() {
-    for device in [Device::cpu, Device::strict, Device::staging] {
-        let device = device(Isa::detect(), Par::threads(2).unwrap());
+    let cpus = [Device::cpu, Device::strict, Device::staging].map(|device| {
+        let par = Par::threads(2).unwrap();
+        device(Isa::detect(), par)
+    });
+    for device in cpus.into_iter().chain(gpu().cloned()) {
         for dtype in [DType::F32, DType::BF16, DType::F16, DType::I32] {
             assert_eq!(f64s(&Tensor::full([2, 1], -3, dtype, &device).unwrap()), [-3.0; 2]);
             assert_eq!(f64s(&Tensor::ones([3], dtype, &device).unwrap()), [1.0; 3]);
@@ -19,6 +22,9 @@ fn numbers_steps_and_identities_on_every_device() {
             assert_eq!(f64s(&Tensor::linspace(-1, 1, 3, dtype, &device).unwrap()), [-1.0, 0.0, 1.0]);
             assert_eq!(f64s(&Tensor::eye(2, dtype, &device).unwrap()), [1.0, 0.0, 0.0, 1.0]);
         }
+        // As exact as the dtype, not as an f32.
+        let large = Tensor::full([2], i32::MAX - 4, DType::I32, &device).unwrap();
+        assert_eq!(large.to_vec::<i32>().unwrap(), [i32::MAX - 4; 2]);
         assert!(Tensor::arange(5, 5, 1, DType::F32, &device).unwrap().n_elems() == 0);
         let tenths = Tensor::arange(0.0, 1.0, 0.1, DType::F32, &device).unwrap();
         assert_eq!((tenths.n_elems(), tenths.to_vec::<f32>().unwrap()[3]), (10, 0.3));

@@ -11,6 +11,7 @@ mod custom;
 mod einsum;
 mod elementwise;
 mod fused;
+mod gpu;
 mod gpu_memory;
 mod head;
 mod indices;

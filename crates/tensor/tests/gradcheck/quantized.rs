@@ -9,10 +9,10 @@ use oarlock_tensor::{
     DType, Device, Error, FlatBuffer, FlatParams, Init, Param, ParamLocation, Shape, Tape, Tensor,
 };
 
-use crate::common::{Array, array, f64s, settle, tensor, values};
+use crate::common::{Array, array, f64s, gpu, settle, tensor, values};
 
 /// The words of a weight as a frozen parameter.
-fn settle_words(words: &[i32], device: &Device) -> Param {
+pub fn settle_words(words: &[i32], device: &Device) -> Param {
     let place = ParamLocation { first: 64, shape: Shape::new(&[words.len()]).unwrap() };
     let flat = FlatBuffer::pooled(device, (64 + words.len()) * 4, "words").unwrap();
     transfer::write_with(&flat, 64..64 + words.len(), |to: &mut [i32]| to.copy_from_slice(words)).unwrap();
@@ -37,7 +37,8 @@ fn a_quantized_linear_layer_is_one_of_the_dequantized_weight() {
     let cpu = Cpu { isa: Isa::detect(), par: Par::solo() };
     for (rows, cols) in [(24, 40), (130, 67)] {
         let four_bit = [Code::Nf4, Code::Fp4].map(|code| Format::FourBit { code, nested: true });
-        for format in four_bit.into_iter().chain([Format::Int8]) {
+        let plain = Format::FourBit { code: Code::Nf4, nested: false };
+        for format in four_bit.into_iter().chain([plain, Format::Int8]) {
             let layout = Layout { rows, cols, format };
             let full: Vec<f32> = values(3, rows * cols).iter().map(|x| *x as f32).collect();
             let mut words = vec![0; layout.n_words()];
@@ -47,7 +48,8 @@ fn a_quantized_linear_layer_is_one_of_the_dequantized_weight() {
             let weight = Array { shape: vec![rows, cols], data: weight.into_iter().map(f64::from).collect() };
             let x = array(4, &[2, 9, cols]);
             for dtype in [DType::F32, DType::BF16, DType::F16] {
-                for device in [Device::default(), Device::strict(Isa::detect(), Par::solo())] {
+                let devices = [Device::default(), Device::strict(Isa::detect(), Par::solo())];
+                for device in devices.into_iter().chain(gpu().cloned()) {
                     let words = settle_words(&words, &device);
                     let ours = run(&x, dtype, &device, |x| ops::linear_quantized(x, &words, layout).unwrap());
                     let (params, _home) = settle(std::slice::from_ref(&weight), dtype, &device, false);
