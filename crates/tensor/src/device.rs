@@ -41,7 +41,7 @@ use oarlock_kernels::{Cpu, Isa, Par, Result};
 use crate::arena::Arena;
 use oarlock_cuda::libraries::Libraries as CudaLibraries;
 
-use crate::cuda::{self, Gpu};
+use crate::cuda::{self, Gpu, GpuInfo};
 use crate::launch::Launch;
 use crate::profile::Profile;
 use crate::strict::Queue;
@@ -202,6 +202,14 @@ impl Device {
     /// Whether it is a GPU.
     pub fn is_cuda(&self) -> bool {
         self.gpu().is_some()
+    }
+
+    /// What a report says about the GPU; none of another device.
+    ///
+    /// # Errors
+    /// The driver's own.
+    pub fn gpu_info(&self) -> Result<Option<GpuInfo>> {
+        self.gpu().map(|gpu| gpu.info()).transpose()
     }
 
     /// Returns when every launch has run.

@@ -10,6 +10,7 @@
 
 mod form;
 pub(crate) mod forms;
+mod info;
 mod mirror;
 
 use std::ptr::NonNull;
@@ -29,6 +30,7 @@ use crate::lines::Lines;
 use crate::profile::Profile;
 
 pub(crate) use form::{Call, Form, Found, Kernels, Matrix, Unable, element};
+pub use info::GpuInfo;
 pub(crate) use mirror::Mirror;
 pub(crate) use oarlock_cuda::attention::AttentionShape;
 
@@ -42,6 +44,8 @@ pub(crate) struct Gpu {
     /// What runs the kernels of staged launches.
     host: Cpu,
     profile: Arc<Profile>,
+    /// The newest version of CUDA that the driver supports.
+    driver: (u32, u32),
     description: String,
 }
 
@@ -89,7 +93,7 @@ impl Gpu {
                 (driver.version()?, device.memory_bytes()? as f64 / (1u64 << 30) as f64);
             let description =
                 format!("{} (cuda:{index}), {gib:.0} GiB, driver for CUDA {major}.{minor}", device.name()?);
-            Ok(Gpu { blas, modules, stream, context, host, profile, description })
+            Ok(Gpu { blas, modules, stream, context, host, profile, driver: (major, minor), description })
         };
         open().map_err(failed)
     }
