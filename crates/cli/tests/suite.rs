@@ -14,6 +14,7 @@ mod faults;
 mod front_ends;
 mod fuzz;
 mod generate;
+mod gpu_check;
 mod import;
 mod launched;
 mod launcher;

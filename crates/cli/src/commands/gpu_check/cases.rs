@@ -38,14 +38,15 @@ pub(super) fn all(quick: bool) -> Vec<Case> {
 /// q, k and v with a mask.
 fn attention(n: &Sizes) -> Vec<Case> {
     let &Sizes { b, s, h, g, heads: [d, other], .. } = n;
-    let case = |name: &str, [s, g, d]: [usize; 3], window: Option<usize>, mask: fn(&Call<'_>) -> Result<Mask>| {
-        let (q, kv) = ([b, s, h, d], [b, s, g, d]);
-        let options = AttentionOptions { window, ..AttentionOptions::new((1.0 / d as f32).sqrt()) };
-        Case::new(format!("attention {name}"), [&q, &kv, &kv], [], move |call| {
-            let [q, k, v] = [0, 1, 2].map(|i| &call.inputs[i]);
-            ops::attention(q, k, v, &mask(call)?, &options)
-        })
-    };
+    let case =
+        |name: &str, [s, g, d]: [usize; 3], window: Option<usize>, mask: fn(&Call<'_>) -> Result<Mask>| {
+            let (q, kv) = ([b, s, h, d], [b, s, g, d]);
+            let options = AttentionOptions { window, ..AttentionOptions::new((1.0 / d as f32).sqrt()) };
+            Case::new(format!("attention {name}"), [&q, &kv, &kv], [], move |call| {
+                let [q, k, v] = [0, 1, 2].map(|i| &call.inputs[i]);
+                ops::attention(q, k, v, &mask(call)?, &options)
+            })
+        };
     vec![
         case(&format!("causal, heads of {d}"), [s, h, d], None, |_| Ok(Mask::Causal)),
         case(&format!("causal, heads of {other}"), [s, h, other], None, |_| Ok(Mask::Causal)),

@@ -58,8 +58,9 @@ pub(super) fn tell_kernels(report: &mut Report<'_>, devices: &Devices) -> Outcom
     let problem = cache_problem.as_ref().map_or(String::new(), |why| format!("; they are not kept: {why}"));
     let kernels =
         json!({ "compiled": compiled, "from_disk": from_disk, "seconds": seconds, "problem": cache_problem });
-    let line =
-        format!("\n  kernels: {compiled} units were compiled in {seconds:.1} s, {from_disk} were on disk{problem}");
+    let line = format!(
+        "kernels of the ops: {compiled} units were compiled in {seconds:.1} s, {from_disk} were on disk{problem}"
+    );
     report.tell("kernels", kernels, line)
 }
 

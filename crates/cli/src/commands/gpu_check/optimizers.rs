@@ -39,7 +39,15 @@ pub(super) fn run((rule, n_states): &(Rule, usize), place: &Place<'_>, quick: bo
         };
         // The gradients are scaled, as after clipping.
         let args = StepArgs { step, lr: 1e-2, weight_decay: 0.1, grad_scale: 0.5 };
-        update(device, rule, &args, &Shape::new(&[n])?, Role::Other, &parts, &mut Workspace::new(device, 0)?)?;
+        update(
+            device,
+            rule,
+            &args,
+            &Shape::new(&[n])?,
+            Role::Other,
+            &parts,
+            &mut Workspace::new(device, 0)?,
+        )?;
     }
     let read = |flat: &FlatBuffer, dtype: DType| {
         let mut values = vec![0.0; n];

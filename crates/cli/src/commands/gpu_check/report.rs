@@ -201,7 +201,7 @@ impl<'a> Report<'a> {
         for section in Section::ALL {
             let [ok, failed, skipped] = Verdict::ALL.map(|verdict| self.count(section, verdict));
             let of_section = self.checks.iter().filter(|check| check.section == section);
-            let seconds: f64 = of_section.map(|check| check.seconds).sum();
+            let seconds = of_section.fold(0.0, |sum, check| sum + check.seconds);
             text += &format!("{:10}{ok:6}{failed:8}{skipped:9}{seconds:10.1}\n", section.name());
         }
         for check in self.checks.iter().filter(|check| check.finding.verdict == Verdict::Failed) {

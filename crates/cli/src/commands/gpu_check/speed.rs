@@ -156,9 +156,10 @@ fn training(rows: usize, peak: f64) -> oarlock::Result<Finding> {
         let ops = accelerator.device().profile().take();
         Ok((n_params, width, seconds, ops))
     })?;
-    let (n_params, width, seconds, mut ops) = steps.into_iter().next().ok_or_else(|| {
-        oarlock::Error::Usage("a group of one rank has no rank".to_owned())
-    })?;
+    let (n_params, width, seconds, mut ops) = steps
+        .into_iter()
+        .next()
+        .ok_or_else(|| oarlock::Error::Usage("a group of one rank has no rank".to_owned()))?;
     let rate = (rows * seq) as f64 / seconds;
     let share = utilisation(rate, flops_per_token(n_params as u64, width), peak).unwrap_or(0.0);
     ops.sort_by_key(|(_, op)| std::cmp::Reverse(op.time));
