@@ -93,3 +93,19 @@ fn without_a_driver_it_says_what_is_missing() {
     }
     assert!(found["error"].as_str().unwrap().contains("libcuda"), "{found}");
 }
+
+#[test]
+fn without_a_compiler_of_kernels_it_says_so_once_and_stops() {
+    let Some(libraries) = fakes() else { return };
+    let site = Site::new();
+    std::fs::create_dir(site.path("two")).unwrap();
+    for name in ["libcuda.so.1", "libcublasLt.so.13"] {
+        std::os::unix::fs::symlink(libraries.join(name), site.path("two").join(name)).unwrap();
+    }
+    let (said, found) = check(&site, &site.path("two"));
+    assert_eq!(said.code, Some(1), "{said:?}");
+    assert!(said.stdout.contains("FAILED: device: first kernel: libnvrtc, the compiler"), "{said:?}");
+    assert!(said.stdout.contains("pip install nvidia-cuda-nvrtc"), "{said:?}");
+    let summary = &found["summary"];
+    assert_eq!([&summary["ok"], &summary["failed"], &summary["skipped"]], [0, 1, 4], "{found}");
+}

@@ -23,7 +23,7 @@ use serde_json::json;
 use crate::console::{Failure, Outcome, print};
 use crate::error::Error;
 
-use report::{Report, Section};
+use report::{Finding, Report, Section};
 
 #[derive(Args)]
 pub(super) struct GpuCheckArgs {
@@ -55,6 +55,9 @@ impl Devices {
     }
 }
 
+/// What runs a section.
+type Check<'a> = dyn Fn(&mut Report<'_>) -> Outcome + 'a;
+
 pub(super) fn run(args: &GpuCheckArgs) -> Outcome {
     let devices = match Devices::open() {
         Ok(devices) => devices,
@@ -65,7 +68,7 @@ pub(super) fn run(args: &GpuCheckArgs) -> Outcome {
             return Err(error.into());
         }
     };
-    let sections: [(Section, &dyn Fn(&mut Report) -> Outcome); 5] = [
+    let sections: [(Section, &Check<'_>); 5] = [
         (Section::Device, &|report| device::check(report, &devices)),
         (Section::Ops, &|report| ops::check(report, &devices, args.quick)),
         (Section::Training, &|report| training::check(report, args.quick)),
@@ -74,14 +77,22 @@ pub(super) fn run(args: &GpuCheckArgs) -> Outcome {
     ];
     let answers = || devices.gpu_answers();
     let mut report = Report::new(args.quick, &answers);
+    let mut is_useless = false;
     for (section, check) in sections {
         report.begin(section)?;
+        // Where no kernel runs at all, the same reason a hundred times helps nobody.
+        if is_useless {
+            report.check("all", || Ok::<_, Error>(Finding::skipped("the first kernel does not run")))?;
+            continue;
+        }
         check(&mut report)?;
+        is_useless = section == Section::Device && report.has_failed();
         // After each section, so that a machine that stops in the next one leaves what was found.
         if let Some(path) = &args.json {
             write(path, &report.json())?;
         }
     }
+    print("\n")?;
     device::tell_kernels(&mut report, &devices)?;
     if let Some(path) = &args.json {
         write(path, &report.json())?;

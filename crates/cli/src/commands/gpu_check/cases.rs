@@ -190,7 +190,7 @@ fn reductions_and_moves(n: &Sizes) -> Vec<Case> {
         case("sum of the last dim", |x| ops::sum(x, -1)),
         case("mean of a middle dim", |x| ops::mean(x, 1)),
         case("max", |x| ops::max(x, -1)),
-        case("sum of all", |x| ops::sum_all(x)),
+        case("sum of all", ops::sum_all),
         case("transpose", |x| ops::transpose(x, 1, 2)),
         case("narrow and concat", |x| {
             let half = x.sizes()[2] / 2;

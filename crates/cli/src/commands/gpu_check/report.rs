@@ -3,7 +3,7 @@
 use std::any::Any;
 use std::fmt::Display;
 use std::panic::{AssertUnwindSafe, catch_unwind};
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 use serde_json::{Map, Value, json};
 
@@ -152,6 +152,11 @@ impl<'a> Report<'a> {
         let gap = if self.checks.is_empty() { "" } else { "\n" };
         self.section = section;
         print(&format!("{gap}{}\n", section.title()))
+    }
+
+    /// How long the whole check has taken so far.
+    pub fn elapsed(&self) -> Duration {
+        self.start.elapsed()
     }
 
     /// Something to know, which is neither good nor bad.
