@@ -37,7 +37,7 @@ impl Training {
             placements: Placements::WHOLE,
             n_ranks: 1,
             n_steps: if quick { 5 } else { 30 },
-            n_tokens: if quick { 16 } else { 128 },
+            n_tokens: if quick { 8 } else { 128 },
         }
     }
 
