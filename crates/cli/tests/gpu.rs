@@ -8,7 +8,7 @@ use serde_json::Value;
 use crate::common::{Site, run};
 
 /// The folder of the fake libraries; none where there is no C++ compiler.
-fn fakes() -> Option<&'static PathBuf> {
+pub fn fakes() -> Option<&'static PathBuf> {
     static FAKES: OnceLock<Option<PathBuf>> = OnceLock::new();
     let make = || oarlock_fakes::shared_fakes(env!("CARGO_TARGET_TMPDIR").as_ref(), &["32", "64"]).unwrap();
     let made = FAKES.get_or_init(make).as_ref();

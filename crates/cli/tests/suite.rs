@@ -15,6 +15,7 @@ mod front_ends;
 mod fuzz;
 mod generate;
 mod gpu;
+mod gpu_check;
 mod import;
 mod launched;
 mod launcher;

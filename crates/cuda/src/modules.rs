@@ -1,8 +1,9 @@
 //! The kernels of a context: compiled when they are first asked for, kept on disk, loaded once.
 
 use std::collections::{BTreeMap, HashMap};
-use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
+use std::time::{Duration, Instant};
 
 use crate::cache::{Cache, Key};
 use crate::driver::{Context, Function, Module};
@@ -28,6 +29,8 @@ pub struct Modules {
     functions: Mutex<HashMap<String, Arc<Function>>>,
     n_compiled: AtomicUsize,
     n_from_disk: AtomicUsize,
+    /// Nanoseconds.
+    compiling: AtomicU64,
 }
 
 /// Where the modules came from.
@@ -63,6 +66,7 @@ impl Modules {
             functions: Mutex::default(),
             n_compiled: AtomicUsize::new(0),
             n_from_disk: AtomicUsize::new(0),
+            compiling: AtomicU64::new(0),
         })
     }
 
@@ -91,6 +95,16 @@ impl Modules {
             compiled: self.n_compiled.load(Ordering::Relaxed),
             from_disk: self.n_from_disk.load(Ordering::Relaxed),
         }
+    }
+
+    /// The time that compilations took so far.
+    pub fn compile_time(&self) -> Duration {
+        Duration::from_nanos(self.compiling.load(Ordering::Relaxed))
+    }
+
+    /// The version of the compiler, such as `13.0`; none before it was needed.
+    pub fn compiler_version(&self) -> Option<&str> {
+        self.nvrtc.get().map(Nvrtc::version)
     }
 
     /// Why the cache was not written, if so; the kernels work without it.
@@ -123,7 +137,10 @@ impl Modules {
                 Err(error) => return Err(error),
             }
         }
+        let start = Instant::now();
         let compiled = nvrtc.compile(unit, &self.arch)?;
+        let nanos = u64::try_from(start.elapsed().as_nanos()).unwrap_or(u64::MAX);
+        self.compiling.fetch_add(nanos, Ordering::Relaxed);
         self.n_compiled.fetch_add(1, Ordering::Relaxed);
         let module = self.context.load(&compiled.cubin)?;
         self.cache.write(&key, &compiled.cubin);

@@ -41,7 +41,7 @@ use oarlock_kernels::{Cpu, Isa, Par, Result};
 use crate::arena::Arena;
 use oarlock_cuda::libraries::Libraries as CudaLibraries;
 
-use crate::cuda::{self, Gpu};
+use crate::cuda::{self, Gpu, GpuInfo};
 use crate::launch::Launch;
 use crate::profile::Profile;
 use crate::strict::Queue;
@@ -207,6 +207,14 @@ impl Device {
     /// The ops that a GPU had no form for so far, so that their memory was copied to the host and back.
     pub fn staged_ops(&self) -> Vec<&'static str> {
         self.gpu().map_or_else(Vec::new, |gpu| gpu.staged())
+    }
+
+    /// What a report says about the GPU; none of another device.
+    ///
+    /// # Errors
+    /// The driver's own.
+    pub fn gpu_info(&self) -> Result<Option<GpuInfo>> {
+        self.gpu().map(|gpu| gpu.info()).transpose()
     }
 
     /// Returns when every launch has run.

@@ -7,6 +7,7 @@ mod estimate_table;
 mod eval;
 mod export;
 mod generate;
+mod gpu_check;
 mod import_checkpoint;
 mod link_tools;
 mod merge_weights;
@@ -76,6 +77,8 @@ enum Command {
     /// Make links under which this program is torchrun, accelerate, deepspeed and others
     #[command(alias = "link_tools")]
     LinkTools(link_tools::LinkArgs),
+    /// Check that the GPU of this machine gives right results, and how fast it is (experimental)
+    GpuCheck(gpu_check::GpuCheckArgs),
     /// Print the version, the machine and what the kernels use of it
     Env,
 }
@@ -128,6 +131,7 @@ pub fn main() -> ExitCode {
         Command::Data { command } => data::run(&command),
         Command::EstimateMemory(args) => estimate::run(&args),
         Command::LinkTools(args) => link_tools::run(&args),
+        Command::GpuCheck(args) => gpu_check::run(&args),
         Command::Env => env::run(),
     };
     console::exit(outcome)

@@ -172,7 +172,7 @@ impl Library {
         changed: &[Changed],
         sanitizer: Sanitizer,
     ) -> Option<Result<Library, String>> {
-        let workshop = Workshop::new(compiler()?);
+        let workshop = Workshop::new(env!("CARGO_TARGET_TMPDIR").as_ref(), compiler()?);
         let build = || {
             let mut objects = workshop.kernels("watched", units, changed, sanitizer)?;
             objects.extend(workshop.emulator()?);

@@ -112,6 +112,7 @@ impl<'l> Kernels<'l> {
         bias: Option<Slice<'_>>,
     ) -> Form {
         let product = product((dtype, batch), [a, b], (self.slice(out)?, out_dtype, store), bias)?;
+        self.launched.set(true);
         Ok(self.gpu.blas.multiply(&product).map_err(failed)?)
     }
 
@@ -133,6 +134,7 @@ impl<'l> Kernels<'l> {
             unique: part(3 * n + 1, n)?,
             counts: part(4 * n + 1, n_counts)?,
         };
+        self.launched.set(true);
         // SAFETY: the parts have the sizes that are asked for, and the op has compared the ids with its bound.
         let order = unsafe { by_id.run(&self.gpu.stream, &self.gpu.modules) }.map_err(failed)?;
         let is_second = order.address() == orders[1].address();

@@ -11,6 +11,7 @@
 mod code_tables;
 mod form;
 pub(crate) mod forms;
+mod info;
 mod mirror;
 
 use std::cell::Cell;
@@ -33,6 +34,7 @@ use crate::profile::Profile;
 
 pub(crate) use code_tables::CodeTables;
 pub(crate) use form::{Call, Form, Found, Kernels, Matrix, Unable, element};
+pub use info::GpuInfo;
 pub(crate) use mirror::Mirror;
 pub(crate) use oarlock_cuda::attention::AttentionShape;
 
@@ -48,6 +50,8 @@ pub(crate) struct Gpu {
     /// What runs the kernels of staged launches.
     host: Cpu,
     profile: Arc<Profile>,
+    /// The newest version of CUDA that the driver supports.
+    driver: (u32, u32),
     description: String,
     /// The ops that were staged.
     staged: Mutex<BTreeSet<&'static str>>,
@@ -98,7 +102,18 @@ impl Gpu {
             let description =
                 format!("{} (cuda:{index}), {gib:.0} GiB, driver for CUDA {major}.{minor}", device.name()?);
             let (code_tables, staged) = (OnceLock::new(), Mutex::default());
-            Ok(Gpu { blas, modules, stream, context, code_tables, host, profile, description, staged })
+            Ok(Gpu {
+                blas,
+                modules,
+                stream,
+                context,
+                code_tables,
+                host,
+                profile,
+                driver: (major, minor),
+                description,
+                staged,
+            })
         };
         open().map_err(failed)
     }

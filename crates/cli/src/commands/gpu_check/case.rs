@@ -1,0 +1,71 @@
+//! A case: an op with its inputs and parameters, run forward and backward on a device.
+
+use oarlock_tensor::{Param, Result, Tape, Tensor};
+
+use super::place::{Place, Values, leaves};
+
+/// What a case runs.
+pub(super) struct Call<'a> {
+    pub place: &'a Place<'a>,
+    pub tape: &'a Tape,
+    pub inputs: &'a [Tensor],
+    pub params: &'a [Param],
+}
+
+type Op = dyn Fn(&Call<'_>) -> Result<Tensor>;
+
+/// An op with the shapes of its inputs and parameters, which all get gradients.
+pub(super) struct Case {
+    pub name: String,
+    inputs: Vec<Vec<usize>>,
+    params: Vec<Vec<usize>>,
+    /// Whether the tape is promised its seed, so that the head makes its gradients in the forward pass.
+    seeded: bool,
+    op: Box<Op>,
+}
+
+impl Case {
+    pub fn new<const N: usize, const M: usize>(
+        name: impl Into<String>,
+        inputs: [&[usize]; N],
+        params: [&[usize]; M],
+        op: impl Fn(&Call<'_>) -> Result<Tensor> + 'static,
+    ) -> Case {
+        Case {
+            name: name.into(),
+            inputs: inputs.iter().map(|sizes| sizes.to_vec()).collect(),
+            params: params.iter().map(|sizes| sizes.to_vec()).collect(),
+            seeded: false,
+            op: Box::new(op),
+        }
+    }
+
+    /// The same on a tape that was promised its seed.
+    pub fn seeded(self) -> Case {
+        Case { seeded: true, ..self }
+    }
+
+    /// The output and all gradients, where the gradient of the output is random.
+    pub fn run(&self, place: &Place<'_>) -> Result<Values> {
+        let tape = if self.seeded { Tape::with_seed(1.0) } else { Tape::new() };
+        let inputs = leaves(place, &self.inputs, &tape)?;
+        let params = place.params(&self.params)?;
+        let y = (self.op)(&Call { place, tape: &tape, inputs: &inputs, params: &params.params })?;
+        let sizes = y.sizes().to_vec();
+        let mut values = vec![("output".to_owned(), y.to_f32_vec()?)];
+        let gradients = if self.seeded {
+            tape.backward(&y, 1.0)?
+        } else {
+            let upstream = place.values(99, sizes.iter().product(), 1.0);
+            let upstream = place.tensor_of(y.dtype(), &upstream, &sizes)?;
+            tape.backward_from(y, upstream)?
+        };
+        for (i, input) in inputs.iter().enumerate() {
+            let missing = || vec![f32::NAN; input.n_elems()];
+            let gradient = gradients.of(input).map_or_else(|| Ok(missing()), Tensor::to_f32_vec)?;
+            values.push((format!("gradient of input {i}"), gradient));
+        }
+        values.extend(params.gradients()?);
+        Ok(values)
+    }
+}

@@ -1,0 +1,60 @@
+//! What a report says about a GPU: the device, the libraries that run it, and the kernels that were compiled for it.
+
+use std::time::Duration;
+
+use oarlock_kernels::Result;
+
+use super::{Gpu, failed};
+
+/// A GPU, what runs it, and what it has compiled so far.
+#[derive(Clone, Debug, PartialEq)]
+pub struct GpuInfo {
+    /// Its model.
+    pub name: String,
+    /// Its memory.
+    pub memory_bytes: usize,
+    /// Its compute capability, such as `(9, 0)`.
+    pub capability: (u32, u32),
+    /// Its multiprocessors.
+    pub multiprocessors: u32,
+    /// The newest version of CUDA that its driver supports.
+    pub driver: (u32, u32),
+    /// The version of cuBLASLt; `None` where it was not found and the own kernels compute matrix products.
+    pub cublas_lt: Option<String>,
+    /// What computes matrix products, in words.
+    pub products: String,
+    /// The version of NVRTC; `None` before a kernel was needed.
+    pub nvrtc: Option<String>,
+    /// Units of kernels that were compiled.
+    pub compiled: usize,
+    /// Units of kernels that the cache on disk had.
+    pub from_disk: usize,
+    /// The time of the compilations.
+    pub compile_time: Duration,
+    /// Why the cache was not written, if so.
+    pub cache_problem: Option<String>,
+}
+
+impl Gpu {
+    /// What is known about it now.
+    ///
+    /// # Errors
+    /// The driver's own.
+    pub fn info(&self) -> Result<GpuInfo> {
+        let (device, counts) = (self.context.device(), self.modules.counts());
+        Ok(GpuInfo {
+            name: device.name().map_err(failed)?,
+            memory_bytes: device.memory_bytes().map_err(failed)?,
+            capability: device.capability().map_err(failed)?,
+            multiprocessors: device.multiprocessors().map_err(failed)?,
+            driver: self.driver,
+            cublas_lt: self.blas.version(),
+            products: self.blas.describe(),
+            nvrtc: self.modules.compiler_version().map(str::to_owned),
+            compiled: counts.compiled,
+            from_disk: counts.from_disk,
+            compile_time: self.modules.compile_time(),
+            cache_problem: self.modules.cache_problem(),
+        })
+    }
+}
