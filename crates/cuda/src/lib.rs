@@ -9,6 +9,7 @@
 //! computes products with [`blas`]. Several GPUs work together by [`nccl`].
 
 pub mod attention;
+mod binding;
 pub mod blas;
 pub mod cache;
 pub mod driver;

@@ -123,7 +123,7 @@ impl Arena {
     /// A buffer of at least `bytes` bytes; its content is arbitrary (but initialised) memory.
     ///
     /// # Errors
-    /// [`Error::OutOfMemory`] when the system has none.
+    /// [`Error::OutOfMemory`] when the system or the GPU has none, [`Error::Gpu`] when the GPU has failed.
     pub fn allocate(&self, bytes: usize, what: &'static str) -> Result<Buffer> {
         // A block up to an eighth larger will do; a tighter rule would fragment, a looser one would waste.
         let bytes = bytes.max(1).next_multiple_of(ALIGN);
@@ -134,7 +134,7 @@ impl Arena {
     /// it works in the memory of tensors that are not there then.
     ///
     /// # Errors
-    /// [`Error::OutOfMemory`] when the system has none.
+    /// As [`Arena::allocate`].
     pub fn borrow(&self, bytes: usize, what: &'static str) -> Result<Buffer> {
         self.take(bytes.max(1).next_multiple_of(ALIGN), usize::MAX, what)
     }
@@ -163,9 +163,18 @@ impl Arena {
                     drop(evicted);
                     pool = self.pool();
                 }
-                let block = reused
-                    .or_else(|| Block::new(bytes, mapped, &pool.source))
-                    .ok_or(Error::OutOfMemory { bytes, what })?;
+                let mut block = match reused {
+                    Some(block) => Some(block),
+                    None => Block::new(bytes, mapped, &pool.source)?,
+                };
+                if block.is_none() {
+                    // Free blocks of other sizes may have what is missing.
+                    drop(pool);
+                    self.trim();
+                    pool = self.pool();
+                    block = Block::new(bytes, mapped, &pool.source)?;
+                }
+                let block = block.ok_or(Error::OutOfMemory { bytes, what })?;
                 pool.n_fresh += 1;
                 pool.bytes += bytes;
                 block
@@ -281,33 +290,35 @@ enum Memory {
     Dry,
 }
 
+impl Memory {
+    fn of_system(bytes: usize, mapped: usize) -> Option<Memory> {
+        if bytes >= mapped {
+            let mut map = MmapMut::map_anon(bytes).ok()?;
+            // Without huge pages the block is slower to touch, nothing else.
+            let _ = map.advise(Advice::HugePage);
+            return Some(Memory::Mapped(NonNull::new(map.as_mut_ptr())?, map));
+        }
+        let layout = Layout::from_size_align(bytes, ALIGN).ok()?;
+        // SAFETY: the layout has a size of at least ALIGN bytes.
+        Some(Memory::Allocated(NonNull::new(unsafe { alloc_zeroed(layout) })?))
+    }
+}
+
 // SAFETY: a block is plain memory; whoever owns the block (a buffer, or the pool's free list) rules its use.
 unsafe impl Send for Block {}
 // SAFETY: as above; shared references give no access to the memory by themselves.
 unsafe impl Sync for Block {}
 
 impl Block {
-    /// Blocks of `mapped` bytes and more are mappings of their own.
-    fn new(bytes: usize, mapped: usize, source: &Source) -> Option<Block> {
-        match source {
-            Source::System => {}
-            Source::Dry => return Some(Block { bytes, memory: Memory::Dry }),
-            Source::Protected(queue) => {
-                return Some(Block { bytes, memory: Memory::Protected(ProtectedBlock::new(bytes, queue)?) });
-            }
-            Source::Cuda(gpu) => return Some(Block { bytes, memory: Memory::Cuda(gpu.alloc(bytes)?) }),
-        }
-        if bytes >= mapped {
-            let mut map = MmapMut::map_anon(bytes).ok()?;
-            // Without huge pages the block is slower to touch, nothing else.
-            let _ = map.advise(Advice::HugePage);
-            let ptr = NonNull::new(map.as_mut_ptr())?;
-            return Some(Block { bytes, memory: Memory::Mapped(ptr, map) });
-        }
-        let layout = Layout::from_size_align(bytes, ALIGN).ok()?;
-        // SAFETY: the layout has a size of at least ALIGN bytes.
-        let ptr = NonNull::new(unsafe { alloc_zeroed(layout) })?;
-        Some(Block { bytes, memory: Memory::Allocated(ptr) })
+    /// Blocks of `mapped` bytes and more are mappings of their own. `None` where there is no memory.
+    fn new(bytes: usize, mapped: usize, source: &Source) -> Result<Option<Block>> {
+        let memory = match source {
+            Source::System => Memory::of_system(bytes, mapped),
+            Source::Dry => Some(Memory::Dry),
+            Source::Protected(queue) => ProtectedBlock::new(bytes, queue).map(Memory::Protected),
+            Source::Cuda(gpu) => gpu.alloc(bytes)?.map(Memory::Cuda),
+        };
+        Ok(memory.map(|memory| Block { bytes, memory }))
     }
 
     /// A mapping with another size: its pages stay, so that only what it grows by has to be touched for the first time.
@@ -328,7 +339,7 @@ impl Block {
 impl Drop for Block {
     fn drop(&mut self) {
         if let Memory::Allocated(ptr) = self.memory {
-            // SAFETY: allocated in `new` with this very layout (valid there, so valid here).
+            // SAFETY: allocated in `of_system` with this very layout (valid there, so valid here).
             unsafe { dealloc(ptr.as_ptr(), Layout::from_size_align_unchecked(self.bytes, ALIGN)) }
         }
     }

@@ -1,13 +1,10 @@
 //! The functions of libcublasLt, as `cublasLt.h` declares them, and what they make.
 
-use std::ffi::{CStr, c_char, c_int, c_void};
-use std::mem::ManuallyDrop;
-use std::path::Path;
+use std::ffi::{c_char, c_int, c_void};
 
-use libloading::os::unix::{Library as Loaded, RTLD_NOW};
-
+pub(super) use crate::binding::call;
+use crate::binding::{Function, binding, string};
 use crate::error::{Error, Result};
-use crate::libraries::Library;
 
 /// `cublasStatus_t`; 0 is success.
 pub(super) type Status = c_int;
@@ -40,121 +37,56 @@ impl Choice {
     }
 }
 
-type Attribute = unsafe extern "C" fn(Handle, c_int, *const c_void, usize) -> Status;
-type Destroy = unsafe extern "C" fn(Handle) -> Status;
-type Heuristic = unsafe extern "C" fn(
-    Handle,
-    Handle,
-    Handle,
-    Handle,
-    Handle,
-    Handle,
-    Handle,
-    c_int,
-    *mut Choice,
-    *mut c_int,
-) -> Status;
-type Matmul = unsafe extern "C" fn(
-    Handle,
-    Handle,
-    *const c_void,
-    u64,
-    Handle,
-    u64,
-    Handle,
-    *const c_void,
-    u64,
-    Handle,
-    u64,
-    Handle,
-    *const Algo,
-    u64,
-    usize,
-    Handle,
-) -> Status;
+/// What ends something that the library made.
+pub(super) type Destroy = unsafe extern "C" fn(Handle) -> Status;
+/// A function that names a status.
+type Strings = Function<unsafe extern "C" fn(Status) -> *const c_char>;
 
-/// The functions that are used. Device pointers are declared as the numbers that they are on the host.
-pub(super) struct Api {
-    get_version: unsafe extern "C" fn() -> usize,
-    status_name: unsafe extern "C" fn(Status) -> *const c_char,
-    status_string: unsafe extern "C" fn(Status) -> *const c_char,
-    pub(super) create: unsafe extern "C" fn(*mut Handle) -> Status,
-    pub(super) destroy: Destroy,
-    pub(super) desc_create: unsafe extern "C" fn(*mut Handle, c_int, c_int) -> Status,
-    pub(super) desc_destroy: Destroy,
-    pub(super) desc_set: Attribute,
-    pub(super) layout_create: unsafe extern "C" fn(*mut Handle, c_int, u64, u64, i64) -> Status,
-    pub(super) layout_destroy: Destroy,
-    pub(super) layout_set: Attribute,
-    pub(super) preference_create: unsafe extern "C" fn(*mut Handle) -> Status,
-    pub(super) preference_destroy: Destroy,
-    pub(super) preference_set: Attribute,
-    pub(super) heuristic: Heuristic,
-    pub(super) matmul: Matmul,
-    /// Never unloaded, as the driver that it uses.
-    _library: ManuallyDrop<Loaded>,
+binding! { CublasLt;
+    -> Status {
+        create: "cublasLtCreate" (*mut Handle);
+        destroy: "cublasLtDestroy" (Handle);
+        desc_create: "cublasLtMatmulDescCreate" (*mut Handle, c_int, c_int);
+        desc_destroy: "cublasLtMatmulDescDestroy" (Handle);
+        desc_set: "cublasLtMatmulDescSetAttribute" (Handle, c_int, *const c_void, usize);
+        layout_create: "cublasLtMatrixLayoutCreate" (*mut Handle, c_int, u64, u64, i64);
+        layout_destroy: "cublasLtMatrixLayoutDestroy" (Handle);
+        layout_set: "cublasLtMatrixLayoutSetAttribute" (Handle, c_int, *const c_void, usize);
+        preference_create: "cublasLtMatmulPreferenceCreate" (*mut Handle);
+        preference_destroy: "cublasLtMatmulPreferenceDestroy" (Handle);
+        preference_set: "cublasLtMatmulPreferenceSetAttribute" (Handle, c_int, *const c_void, usize);
+        heuristic: "cublasLtMatmulAlgoGetHeuristic" (Handle, Handle, Handle, Handle, Handle, Handle, Handle, c_int,
+            *mut Choice, *mut c_int);
+        matmul: "cublasLtMatmul" (Handle, Handle, *const c_void, u64, Handle, u64, Handle, *const c_void, u64, Handle,
+            u64, Handle, *const Algo, u64, usize, Handle);
+    }
+    -> usize {
+        get_version: "cublasLtGetVersion" ();
+    }
+    -> *const c_char {
+        status_name: "cublasLtGetStatusName" (Status);
+        status_string: "cublasLtGetStatusString" (Status);
+    }
 }
 
 impl Api {
-    /// Loads a file and finds its functions.
-    pub(super) fn load(file: &Path) -> Result<Api> {
-        // SAFETY: the library's initialization has no conditions.
-        let loaded = unsafe { Loaded::open(Some(file), RTLD_NOW) }.map_err(|error| error.to_string());
-        loaded.and_then(Api::resolve).map_err(|reason| Error::Unusable {
-            library: Library::CublasLt,
-            file: file.into(),
-            reason,
-        })
-    }
-
-    fn resolve(library: Loaded) -> std::result::Result<Api, String> {
-        let text = |error: libloading::Error| error.to_string();
-        // SAFETY: the types are those of cublasLt.h, which every version since 11.4 has.
-        unsafe {
-            Ok(Api {
-                get_version: *library.get(b"cublasLtGetVersion\0").map_err(text)?,
-                status_name: *library.get(b"cublasLtGetStatusName\0").map_err(text)?,
-                status_string: *library.get(b"cublasLtGetStatusString\0").map_err(text)?,
-                create: *library.get(b"cublasLtCreate\0").map_err(text)?,
-                destroy: *library.get(b"cublasLtDestroy\0").map_err(text)?,
-                desc_create: *library.get(b"cublasLtMatmulDescCreate\0").map_err(text)?,
-                desc_destroy: *library.get(b"cublasLtMatmulDescDestroy\0").map_err(text)?,
-                desc_set: *library.get(b"cublasLtMatmulDescSetAttribute\0").map_err(text)?,
-                layout_create: *library.get(b"cublasLtMatrixLayoutCreate\0").map_err(text)?,
-                layout_destroy: *library.get(b"cublasLtMatrixLayoutDestroy\0").map_err(text)?,
-                layout_set: *library.get(b"cublasLtMatrixLayoutSetAttribute\0").map_err(text)?,
-                preference_create: *library.get(b"cublasLtMatmulPreferenceCreate\0").map_err(text)?,
-                preference_destroy: *library.get(b"cublasLtMatmulPreferenceDestroy\0").map_err(text)?,
-                preference_set: *library.get(b"cublasLtMatmulPreferenceSetAttribute\0").map_err(text)?,
-                heuristic: *library.get(b"cublasLtMatmulAlgoGetHeuristic\0").map_err(text)?,
-                matmul: *library.get(b"cublasLtMatmul\0").map_err(text)?,
-                _library: ManuallyDrop::new(library),
-            })
-        }
-    }
-
     /// Its version, such as `13.1.0`.
     pub(super) fn version(&self) -> String {
         // SAFETY: no condition.
-        let version = unsafe { (self.get_version)() };
+        let version = unsafe { (self.get_version.call)() };
         format!("{}.{}.{}", version / 10_000, version % 10_000 / 100, version % 100)
     }
 
     /// An error where the status is none of success.
-    pub(super) fn check(&self, call: &'static str, status: Status) -> Result<()> {
+    pub(super) fn check(&self, (call, status): (&'static str, Status)) -> Result<()> {
         if status == 0 {
             return Ok(());
         }
-        let text = |function: unsafe extern "C" fn(Status) -> *const c_char| {
-            // SAFETY: the function takes any number.
-            let text = unsafe { function(status) };
-            if text.is_null() {
-                return format!("status {status}");
-            }
-            // SAFETY: strings of the library end with zero and live forever.
-            unsafe { CStr::from_ptr(text) }.to_string_lossy().into_owned()
+        let text = |function: &Strings| {
+            // SAFETY: the function takes any number, and its strings live forever.
+            unsafe { string((function.call)(status)) }.unwrap_or_else(|| format!("status {status}"))
         };
-        let (name, said) = (text(self.status_name), text(self.status_string));
+        let (name, said) = (text(&self.status_name), text(&self.status_string));
         Err(Error::Blas { call, version: self.version(), status: name, text: said })
     }
 }
@@ -169,8 +101,8 @@ pub(super) struct Owned {
 unsafe impl Send for Owned {}
 
 impl Owned {
-    pub(super) fn new(handle: Handle, destroy: Destroy) -> Owned {
-        Owned { handle, destroy }
+    pub(super) fn new(handle: Handle, destroy: &Function<Destroy>) -> Owned {
+        Owned { handle, destroy: destroy.call }
     }
 }
 

@@ -18,7 +18,7 @@ use crate::driver::{Context, DeviceMemory, Stream};
 use crate::error::{Error, Result};
 use crate::libraries::{Libraries, Library};
 use crate::modules::Modules;
-use api::{Api, Owned};
+use api::{Api, Owned, call};
 use own::Own;
 use plan::{Key, Plan};
 use product::Dims;
@@ -144,8 +144,8 @@ impl CublasLt {
         stream.context().enter()?;
         let mut handle = std::ptr::null_mut();
         // SAFETY: the pointer is valid for the call, and a context is current.
-        api.check("cublasLtCreate", unsafe { (api.create)(&mut handle) })?;
-        let handle = Owned::new(handle, api.destroy);
+        api.check(unsafe { call!(api, create(&mut handle)) })?;
+        let handle = Owned::new(handle, &api.destroy);
         Ok(CublasLt { workspace, state: Mutex::new(State { plans: HashMap::new(), handle }), api })
     }
 

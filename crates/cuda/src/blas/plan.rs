@@ -2,8 +2,9 @@
 
 use std::ffi::{c_int, c_void};
 
-use super::api::{Algo, Api, Choice, Handle, NOT_SUPPORTED, Owned};
+use super::api::{Algo, Api, Choice, Destroy, Handle, NOT_SUPPORTED, Owned, Status, call};
 use super::product::{Dims, Form, Layout, Precision, Product};
+use crate::binding::Function;
 use crate::element::Element;
 use crate::error::{Error, Result};
 
@@ -73,9 +74,9 @@ impl Plan {
         workspace_bytes: usize,
     ) -> Result<Plan> {
         let compute = if key.precision == Precision::TF32 { COMPUTE_TF32 } else { COMPUTE_F32 };
-        let desc = make("cublasLtMatmulDescCreate", api, api.desc_destroy, |made| {
+        let desc = make(api, &api.desc_destroy, |made| {
             // SAFETY: the pointer is valid for the call.
-            unsafe { (api.desc_create)(made, compute, TYPE_F32) }
+            unsafe { call!(api, desc_create(made, compute, TYPE_F32)) }
         })?;
         let transposed = key.forms.map(|form| c_int::from(form == Form::Transposed));
         set(api, Set::Desc, &desc, TRANSPOSE_A, &transposed[1])?;
@@ -113,27 +114,30 @@ impl Plan {
         // SAFETY: all descriptors are live. The layouts were compared with the memory, which lives until the product is
         // done, since its end waits for the GPU; as does the workspace, which only this stream uses. Alpha and beta are read
         // before the call returns.
-        let status = unsafe {
-            (api.matmul)(
-                handle,
-                self.desc.handle,
-                (&raw const product.alpha).cast(),
-                product.b.memory.address(),
-                b.handle,
-                product.a.memory.address(),
-                a.handle,
-                (&raw const product.beta).cast(),
-                c.address(),
-                d.handle,
-                product.d.address(),
-                d.handle,
-                &self.algo,
-                workspace.0,
-                workspace.1,
-                stream,
+        let called = unsafe {
+            call!(
+                api,
+                matmul(
+                    handle,
+                    self.desc.handle,
+                    (&raw const product.alpha).cast(),
+                    product.b.memory.address(),
+                    b.handle,
+                    product.a.memory.address(),
+                    a.handle,
+                    (&raw const product.beta).cast(),
+                    c.address(),
+                    d.handle,
+                    product.d.address(),
+                    d.handle,
+                    &self.algo,
+                    workspace.0,
+                    workspace.1,
+                    stream,
+                )
             )
         };
-        api.check("cublasLtMatmul", status)
+        api.check(called)
     }
 }
 
@@ -146,9 +150,9 @@ fn choose(
     desc: &Owned,
     layouts: &[Owned; 3],
 ) -> Result<Algo> {
-    let preference = make("cublasLtMatmulPreferenceCreate", api, api.preference_destroy, |made| {
+    let preference = make(api, &api.preference_destroy, |made| {
         // SAFETY: the pointer is valid for the call.
-        unsafe { (api.preference_create)(made) }
+        unsafe { call!(api, preference_create(made)) }
     })?;
     set(api, Set::Preference, &preference, WORKSPACE_BYTES, &workspace_bytes)?;
     let [a, b, c, d, _] = key.alignments;
@@ -158,34 +162,37 @@ fn choose(
     let (mut choice, mut count) = (Choice::none(), 0);
     let [b, a, d] = layouts;
     // SAFETY: all descriptors are live, there is room for one choice, and the pointers are valid for the call.
-    let status = unsafe {
-        (api.heuristic)(
-            handle,
-            desc.handle,
-            b.handle,
-            a.handle,
-            d.handle,
-            d.handle,
-            preference.handle,
-            1,
-            &mut choice,
-            &mut count,
+    let (name, status) = unsafe {
+        call!(
+            api,
+            heuristic(
+                handle,
+                desc.handle,
+                b.handle,
+                a.handle,
+                d.handle,
+                d.handle,
+                preference.handle,
+                1,
+                &mut choice,
+                &mut count,
+            )
         )
     };
     if status == NOT_SUPPORTED || (status == 0 && (count == 0 || choice.state != 0)) {
         let (version, product) = (api.version(), product.to_string());
         return Err(Error::NoAlgorithm { version, product, workspace_bytes });
     }
-    api.check("cublasLtMatmulAlgoGetHeuristic", status)?;
+    api.check((name, status))?;
     Ok(choice.algo)
 }
 
 fn layout(api: &Api, of: c_int, layout: &Layout, batch: usize) -> Result<Owned> {
     let (rows, cols) = (layout.cols as u64, layout.rows as u64);
     let stride = i64::try_from(layout.row_stride).unwrap_or(i64::MAX);
-    let made = make("cublasLtMatrixLayoutCreate", api, api.layout_destroy, |made| {
+    let made = make(api, &api.layout_destroy, |made| {
         // SAFETY: the pointer is valid for the call.
-        unsafe { (api.layout_create)(made, of, rows, cols, stride) }
+        unsafe { call!(api, layout_create(made, of, rows, cols, stride)) }
     })?;
     if batch > 1 {
         let count = c_int::try_from(batch).unwrap_or(c_int::MAX);
@@ -197,13 +204,12 @@ fn layout(api: &Api, of: c_int, layout: &Layout, batch: usize) -> Result<Owned> 
 }
 
 fn make(
-    call: &'static str,
     api: &Api,
-    destroy: unsafe extern "C" fn(Handle) -> c_int,
-    create: impl FnOnce(*mut Handle) -> c_int,
+    destroy: &Function<Destroy>,
+    create: impl FnOnce(*mut Handle) -> (&'static str, Status),
 ) -> Result<Owned> {
     let mut handle = std::ptr::null_mut();
-    api.check(call, create(&mut handle))?;
+    api.check(create(&mut handle))?;
     Ok(Owned::new(handle, destroy))
 }
 
@@ -216,14 +222,15 @@ enum Set {
 }
 
 fn set<T: Copy>(api: &Api, what: Set, of: &Owned, attribute: c_int, value: &T) -> Result<()> {
-    let (call, function) = match what {
-        Set::Desc => ("cublasLtMatmulDescSetAttribute", api.desc_set),
-        Set::Layout => ("cublasLtMatrixLayoutSetAttribute", api.layout_set),
-        Set::Preference => ("cublasLtMatmulPreferenceSetAttribute", api.preference_set),
+    let function = match what {
+        Set::Desc => &api.desc_set,
+        Set::Layout => &api.layout_set,
+        Set::Preference => &api.preference_set,
     };
     let value: *const c_void = (&raw const *value).cast();
     // SAFETY: the descriptor is live and of the kind of the function, which reads as many bytes as the value has.
-    api.check(call, unsafe { function(of.handle, attribute, value, size_of::<T>()) })
+    let status = unsafe { (function.call)(of.handle, attribute, value, size_of::<T>()) };
+    api.check((function.name, status))
 }
 
 /// The number of a type in `cudaDataType_t`.

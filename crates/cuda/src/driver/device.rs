@@ -3,8 +3,9 @@
 use std::ffi::{CStr, c_char, c_int};
 use std::sync::Arc;
 
-use super::api::{Api, Code, DeviceHandle, Function, call};
+use super::api::{Api, Code, DeviceHandle, call};
 use super::context::Context;
+use crate::binding::Function;
 use crate::error::Result;
 
 const MULTIPROCESSORS: c_int = 16;

@@ -1,15 +1,12 @@
 //! The functions of libnccl, as `nccl.h` of NCCL 2.30.7 declares them.
 
-use std::ffi::{CStr, c_char, c_int, c_uint, c_void};
-use std::mem::ManuallyDrop;
-use std::path::Path;
-
-use libloading::os::unix::{Library as Loaded, RTLD_NOW};
+use std::ffi::{c_char, c_int, c_uint, c_void};
 
 use super::error::NcclError;
+pub(super) use crate::binding::call;
+use crate::binding::{binding, string};
 use crate::driver::api::Handle as Stream;
-use crate::error::{Error, Result};
-use crate::libraries::Library;
+use crate::error::Result;
 
 /// `ncclResult_t`; 0 is success.
 pub(super) type Code = c_int;
@@ -40,94 +37,37 @@ impl Config {
     }
 }
 
-/// Declares the table: `field: "symbol" (types);`, all of which return an `ncclResult_t`.
-macro_rules! functions {
-    ($($field:ident: $symbol:literal ($($arg:ty),*);)+) => {
-        /// The functions that are used. Device pointers are declared as the numbers that they are on the host.
-        pub(super) struct Api {
-            $(pub(super) $field: Function<unsafe extern "C" fn($($arg),*) -> Code>,)+
-            error_string: unsafe extern "C" fn(Code) -> *const c_char,
-            last_error: unsafe extern "C" fn(Handle) -> *const c_char,
-            /// Not in libraries before 2.18.
-            pub(super) split: Option<Function<Split>>,
-            /// Never unloaded: it has threads of its own in the process.
-            _library: ManuallyDrop<Loaded>,
-        }
-
-        impl Api {
-            fn resolve(library: Loaded) -> std::result::Result<Api, String> {
-                let text = |error: libloading::Error| error.to_string();
-                // SAFETY: the types are those of nccl.h, which every version since 2.14 has.
-                unsafe {
-                    Ok(Api {
-                        $($field: Function {
-                            name: $symbol,
-                            call: *library.get(concat!($symbol, "\0").as_bytes()).map_err(text)?,
-                        },)+
-                        error_string: *library.get(b"ncclGetErrorString\0").map_err(text)?,
-                        last_error: *library.get(b"ncclGetLastError\0").map_err(text)?,
-                        split: library.get::<Split>(b"ncclCommSplit\0").ok().map(|split| Function {
-                            name: "ncclCommSplit",
-                            call: *split,
-                        }),
-                        _library: ManuallyDrop::new(library),
-                    })
-                }
-            }
-        }
-    };
+binding! { Nccl;
+    -> Code {
+        get_version: "ncclGetVersion" (*mut c_int);
+        unique_id: "ncclGetUniqueId" (*mut Id);
+        init: "ncclCommInitRankConfig" (*mut Handle, c_int, Id, c_int, *mut Config);
+        count: "ncclCommCount" (Handle, *mut c_int);
+        user_rank: "ncclCommUserRank" (Handle, *mut c_int);
+        async_error: "ncclCommGetAsyncError" (Handle, *mut Code);
+        finalize: "ncclCommFinalize" (Handle);
+        destroy: "ncclCommDestroy" (Handle);
+        abort: "ncclCommAbort" (Handle);
+        group_start: "ncclGroupStart" ();
+        group_end: "ncclGroupEnd" ();
+        all_reduce: "ncclAllReduce" (u64, u64, usize, c_int, c_int, Handle, Stream);
+        reduce_scatter: "ncclReduceScatter" (u64, u64, usize, c_int, c_int, Handle, Stream);
+        all_gather: "ncclAllGather" (u64, u64, usize, c_int, Handle, Stream);
+        broadcast: "ncclBroadcast" (u64, u64, usize, c_int, c_int, Handle, Stream);
+        send: "ncclSend" (u64, usize, c_int, c_int, Handle, Stream);
+        recv: "ncclRecv" (u64, usize, c_int, c_int, Handle, Stream);
+    }
+    -> *const c_char {
+        error_string: "ncclGetErrorString" (Code);
+        last_error: "ncclGetLastError" (Handle);
+    }
+    // Not in libraries before 2.18.
+    optional -> Code {
+        split: "ncclCommSplit" (Handle, c_int, c_int, *mut Handle, *mut Config);
+    }
 }
-
-/// A function and its name.
-pub(super) struct Function<F> {
-    pub(super) name: &'static str,
-    pub(super) call: F,
-}
-
-type Split = unsafe extern "C" fn(Handle, c_int, c_int, *mut Handle, *mut Config) -> Code;
-
-functions! {
-    get_version: "ncclGetVersion" (*mut c_int);
-    unique_id: "ncclGetUniqueId" (*mut Id);
-    init: "ncclCommInitRankConfig" (*mut Handle, c_int, Id, c_int, *mut Config);
-    count: "ncclCommCount" (Handle, *mut c_int);
-    user_rank: "ncclCommUserRank" (Handle, *mut c_int);
-    async_error: "ncclCommGetAsyncError" (Handle, *mut Code);
-    finalize: "ncclCommFinalize" (Handle);
-    destroy: "ncclCommDestroy" (Handle);
-    abort: "ncclCommAbort" (Handle);
-    group_start: "ncclGroupStart" ();
-    group_end: "ncclGroupEnd" ();
-    all_reduce: "ncclAllReduce" (u64, u64, usize, c_int, c_int, Handle, Stream);
-    reduce_scatter: "ncclReduceScatter" (u64, u64, usize, c_int, c_int, Handle, Stream);
-    all_gather: "ncclAllGather" (u64, u64, usize, c_int, Handle, Stream);
-    broadcast: "ncclBroadcast" (u64, u64, usize, c_int, c_int, Handle, Stream);
-    send: "ncclSend" (u64, usize, c_int, c_int, Handle, Stream);
-    recv: "ncclRecv" (u64, usize, c_int, c_int, Handle, Stream);
-}
-
-/// Calls a function of the table with the arguments of its type: its name and its result. Whoever uses it says why they are
-/// valid.
-macro_rules! call {
-    ($api:expr, $field:ident($($arg:expr),* $(,)?)) => {{
-        let function = &$api.$field;
-        (function.name, (function.call)($($arg),*))
-    }};
-}
-pub(super) use call;
 
 impl Api {
-    /// Loads a file and finds its functions.
-    pub(super) fn load(file: &Path) -> Result<Api> {
-        // SAFETY: the library's initialization has no conditions.
-        let loaded = unsafe { Loaded::open(Some(file), RTLD_NOW) }.map_err(|error| error.to_string());
-        loaded.and_then(Api::resolve).map_err(|reason| Error::Unusable {
-            library: Library::Nccl,
-            file: file.into(),
-            reason,
-        })
-    }
-
     /// Its version, such as `2.30.7`.
     pub(super) fn version(&self) -> Result<String> {
         let mut version = 0;
@@ -145,14 +85,10 @@ impl Api {
 
     /// The error of a call that did not succeed.
     pub(super) fn error(&self, call: &'static str, code: Code) -> NcclError {
-        let owned = |text: *const c_char| {
-            // SAFETY: strings of the library end with zero, and live until a later call of this thread at least.
-            (!text.is_null()).then(|| unsafe { CStr::from_ptr(text) }.to_string_lossy().into_owned())
-        };
-        // SAFETY: the function takes any number.
-        let text = owned(unsafe { (self.error_string)(code) }).unwrap_or_default();
-        // SAFETY: no communicator is needed.
-        let detail = owned(unsafe { (self.last_error)(std::ptr::null_mut()) }).unwrap_or_default();
+        // SAFETY: the function takes any number, and its strings live forever.
+        let text = unsafe { string((self.error_string.call)(code)) }.unwrap_or_default();
+        // SAFETY: no communicator is needed. The string lives until a later call of this thread.
+        let detail = unsafe { string((self.last_error.call)(std::ptr::null_mut())) }.unwrap_or_default();
         let detail = detail.trim().to_string();
         NcclError { call, code, text, detail }
     }

@@ -45,11 +45,11 @@ impl Nvrtc {
     /// # Errors
     /// [`Error::Unusable`].
     pub fn load(file: &Path) -> Result<Nvrtc> {
-        let unusable = |reason| Error::Unusable { library: Library::Nvrtc, file: file.into(), reason };
-        let api = Api::load(file).map_err(unusable)?;
+        api::load_builtins(file);
+        let api = Api::load(file)?;
         let (mut major, mut minor): (c_int, c_int) = (0, 0);
         // SAFETY: both pointers are valid for the call.
-        unsafe { (api.version)(&mut major, &mut minor) };
+        unsafe { (api.version.call)(&mut major, &mut minor) };
         Ok(Nvrtc { api, file: file.into(), version: format!("{major}.{minor}") })
     }
 

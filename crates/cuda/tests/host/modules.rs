@@ -109,7 +109,7 @@ fn errors_of_the_compiler_come_out() {
     let context = machine.context(0);
     let modules = machine.modules(&context);
     for (step, call) in
-        [("create", "nvrtcCreateProgram"), ("compile", "nvrtcCompileProgram"), ("cubin", "nvrtcGetCUBIN")]
+        [("create", "nvrtcCreateProgram"), ("compile", "nvrtcCompileProgram"), ("cubin", "nvrtcGetCUBINSize")]
     {
         machine.fail_nvrtc(step);
         let error = modules.function(&cast()).err().expect("an error");

@@ -40,7 +40,7 @@ impl Mirror {
     /// Of `bytes` bytes from `host` on, which live as long as somebody may call this.
     pub fn new(gpu: &Arc<Gpu>, host: NonNull<u8>, bytes: usize) -> Result<Mirror> {
         let what = "copies of shared memory";
-        let copy = gpu.alloc(bytes).ok_or(Error::OutOfMemory { bytes, what })?;
+        let copy = gpu.alloc(bytes)?.ok_or(Error::OutOfMemory { bytes, what })?;
         Ok(Mirror { gpu: gpu.clone(), host, bytes, copy, state: Mutex::default() })
     }
 

@@ -124,9 +124,15 @@ impl Gpu {
     }
 
     /// Memory of it; `None` where there is no more.
-    pub fn alloc(self: &Arc<Self>, bytes: usize) -> Option<Arc<Block>> {
-        let memory = self.context.alloc(bytes).ok()?;
-        Some(Arc::new(Block { memory, gpu: self.clone() }))
+    ///
+    /// # Errors
+    /// What launches before have met, and other errors of the driver.
+    pub fn alloc(self: &Arc<Self>, bytes: usize) -> Result<Option<Arc<Block>>> {
+        match self.context.alloc(bytes) {
+            Ok(memory) => Ok(Some(Arc::new(Block { memory, gpu: self.clone() }))),
+            Err(oarlock_cuda::Error::Driver(error)) if error.is_out_of_memory() => Ok(None),
+            Err(error) => Err(failed(error)),
+        }
     }
 
     /// The tables that quantized weights are decoded with.
@@ -154,7 +160,7 @@ impl Gpu {
         loop {
             let elements = size * size * dtype.size();
             let block = self
-                .alloc(3 * elements)
+                .alloc(3 * elements)?
                 .ok_or(Error::OutOfMemory { bytes: 3 * elements, what: "matrices" })?;
             self.stream.fill(block.slice(0, 3 * elements)?, 0).map_err(failed)?;
             let matrix = |place: usize| block.slice(place * elements, elements);

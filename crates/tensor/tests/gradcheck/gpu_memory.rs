@@ -6,9 +6,9 @@ use std::sync::Arc;
 use oarlock_tensor::cpu::Isa;
 use oarlock_tensor::ops::optimizer::Part;
 use oarlock_tensor::ops::transfer;
-use oarlock_tensor::{Backing, DType, Device, FlatBuffer, Par, Store, Tensor};
+use oarlock_tensor::{Backing, DType, Device, Error, FlatBuffer, Par, Store, Tensor};
 
-use crate::common::gpu;
+use crate::common::{gpu, own_gpu};
 
 /// Elements of a buffer.
 const LEN: usize = 64;
@@ -168,4 +168,21 @@ fn tensors_of_other_devices_are_refused() {
     }
     assert_eq!(there.to_device(&cpu).unwrap().to_vec::<f32>().unwrap(), [1.0, 2.0]);
     assert_eq!(here.to_device(device).unwrap().to_vec::<f32>().unwrap(), [1.0, 2.0]);
+}
+
+#[test]
+fn free_blocks_give_way_where_the_memory_of_a_gpu_is_used_up() {
+    let Some(device) = own_gpu() else { return };
+    let total = device.gpu_info().unwrap().unwrap().memory_bytes;
+    // Two blocks that do not fit at once.
+    for part in [60, 70, 55] {
+        let bytes = total / 100 * part;
+        let buffer = device.arena().allocate(bytes, "a large block").unwrap();
+        assert!(device.arena().bytes() < bytes + total / 10, "what did not fit went back");
+        drop(buffer);
+    }
+    let error = device.arena().allocate(2 * total, "too much").err().expect("no memory");
+    assert!(matches!(error, Error::OutOfMemory { .. }), "{error}");
+    // The pool goes on.
+    device.arena().allocate(total / 2, "a large block").unwrap();
 }
