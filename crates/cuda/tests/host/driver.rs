@@ -111,6 +111,24 @@ fn two_contexts_are_separate_and_copy_to_each_other() {
 }
 
 #[test]
+fn memory_outlives_the_copies_that_use_it() {
+    let Some(machine) = Machine::new() else { return };
+    let (one, two) = (machine.context(0), machine.context(1));
+    let (on_one, on_two) = (one.stream().expect("a stream"), two.stream().expect("a stream"));
+    let to = upload(&on_two, &[0u8; 64]);
+    let mut host = two.alloc_pinned(64).expect("memory");
+    host.write(|held| held.fill(3)).expect("a write");
+    on_two.copy_to_device(&host, 0, to.all()).expect("a copy");
+    drop(host);
+    assert_eq!(download::<u8>(&on_two, &to), [3; 64]);
+    // The GPU whose memory ends does not do the copy.
+    let from = upload(&on_one, &[5u8; 64]);
+    on_two.copy(from.all(), to.all()).expect("a copy");
+    drop(from);
+    assert_eq!(download::<u8>(&on_two, &to), [5; 64]);
+}
+
+#[test]
 fn a_thread_may_use_what_another_has_made() {
     let Some(machine) = Machine::new() else { return };
     let context = machine.context(0);
