@@ -48,7 +48,12 @@ fn loss<T: Float>(library: &Library, kind: PairLoss, n: usize) {
         let grads = ["pair_loss_input_grad", "pair_loss_target_grad"].map(|op| {
             let out = gpu.fresh::<T>(n);
             let upstream = gpu.buffer(&[2.0f32]);
-            gpu.run(op, dtype, launch, args![number, BETA, FACTOR, SCALE / 2.0, upstream, x, t, out, n as u64]);
+            gpu.run(
+                op,
+                dtype,
+                launch,
+                args![number, BETA, FACTOR, SCALE / 2.0, upstream, x, t, out, n as u64],
+            );
             out.read()
         });
         (blocks.read(), each.read(), grads)
