@@ -85,9 +85,9 @@ DEVICE void take_rows(T* dx, const i32* order, const i32* starts, const i32* ids
   /* y[p] = x[place of index p]: where the walk is, and so many steps further. */ \
   KERNEL(gather_##T, THREADS, (walk order, const i32* ids, const T* x, T* y, u32 step, u64 n), \
          each(n, [&](u64 i) { y[i] = x[offset(order, i, 0) + (u64)(u32)ids[i] * step]; })) \
-  /* y[place of index p] = x[where the other walk is], for places that are all different. */ \
-  KERNEL(write_places_##T, THREADS, (walk order, const i32* ids, const T* x, T* y, u32 step, u64 n), \
-         each(n, [&](u64 i) { y[offset(order, i, 0) + (u64)(u32)ids[i] * step] = x[offset(order, i, 1)]; })) \
+  /* y[place of index p] = x[p], or the only x with an x_step of 0, for places that are all different. */ \
+  KERNEL(write_places_##T, THREADS, (walk order, const i32* ids, const T* x, u32 x_step, T* y, u32 step, u64 n), \
+         each(n, [&](u64 i) { y[offset(order, i, 0) + (u64)(u32)ids[i] * step] = x[i * x_step]; })) \
   KERNEL(write_rows_##T, THREADS, \
          (const T* x, const i32* order, const i32* starts, const i32* ids, T* y, u32 n_ids, u32 inner), \
          write_rows(x, order, starts, ids, y, n_ids, inner)) \

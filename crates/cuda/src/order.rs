@@ -5,7 +5,7 @@ use crate::element::Element::{I32, U32};
 use crate::error::Result;
 use crate::geometry::Geometry;
 use crate::modules::Modules;
-use crate::table::{self, THREADS};
+use crate::table::THREADS;
 
 /// Rows of a block.
 const TILE_KEYS: usize = 8 * THREADS as usize;
@@ -58,12 +58,11 @@ struct Launches<'s> {
 impl Launches<'_> {
     /// # Safety
     /// As of [`Stream::launch`].
-    unsafe fn launch(&self, op: &str, geometry: Geometry, args: &[Arg<'_>]) -> Result<()> {
-        let instance = table::find(op).and_then(|kernel| kernel.instance(&[], None));
+    unsafe fn launch(&self, op: &'static str, geometry: Geometry, args: &[Arg<'_>]) -> Result<()> {
         // The table has the kernels of this file; a test launches all of them.
-        let Some(instance) = instance else { return Ok(()) };
+        let Some(function) = self.modules.find(op, &[], None)? else { return Ok(()) };
         // SAFETY: the caller's promise.
-        unsafe { self.stream.launch(&*self.modules.function(&instance)?, geometry, args) }
+        unsafe { self.stream.launch(&function, geometry, args) }
     }
 
     /// Orders rows by the bits of their ids from each of the shifts on; those that are equal there stay in the order that

@@ -22,7 +22,7 @@ fn moved<T: Plain>(
     let walk = Walk::of_one(&[outer, 3, inner], &[n * inner, 0, 1]).expect("a walk");
     // No two of these places are the same.
     let distinct: Vec<i32> = (0..outer * inner).map(|i| (i * 5 % n) as i32).collect();
-    let apart = Walk::new(&[outer, inner], [&[n * inner, 1], &[0, 1]]).expect("a walk");
+    let apart = Walk::of_one(&[outer, inner], &[n * inner, 1]).expect("a walk");
     let dy: Vec<T> = (0..n * inner).map(|i| of(i + 300)).collect();
     let x_before: Vec<T> = (0..outer * n * inner).map(|i| of(i + 77)).collect();
     let (selected, gathered, written, places, put, taken) = in_every_order(library, |gpu| {
@@ -41,12 +41,17 @@ fn moved<T: Plain>(
         let args = args![source, order, starts, unique, written, count, dim];
         gpu.run("write_rows", &[T::ELEMENT], geometry::elements(n_ids * inner), args);
         let (distinct, put) = (gpu.buffer(&distinct), gpu.buffer(&x_before));
-        let args = args![apart, distinct, source, put, dim, (outer * inner) as u64];
-        gpu.run("write_places", &[T::ELEMENT], geometry::elements(outer * inner), args);
+        let (launch, count_of_rows) = (geometry::elements(outer * inner), (outer * inner) as u64);
+        let args = args![apart, distinct, x, 1u32, put, dim, count_of_rows];
+        gpu.run("write_places", &[T::ELEMENT], launch, args);
+        let same = gpu.buffer(&x_before);
+        let args = args![apart, distinct, source, 0u32, same, dim, count_of_rows];
+        gpu.run("write_places", &[T::ELEMENT], launch, args);
+        let put = [put.read(), same.read()];
         let (dx, d_source) = (gpu.buffer(&dy), gpu.fresh::<T>(n_ids));
         let args = args![dx, order, starts, unique, d_source, count];
         gpu.run("take_rows", &[T::ELEMENT], geometry::elements(n_ids), args);
-        (y.read(), gathered.read(), written.read(), places.read(), put.read(), (dx.read(), d_source.read()))
+        (y.read(), gathered.read(), written.read(), places.read(), put, (dx.read(), d_source.read()))
     });
     let rows = (0..outer).flat_map(|o| ids.iter().map(move |&id| o * n + id as usize));
     let want: Vec<T> = rows.flat_map(|row| x[row * inner..][..inner].to_vec()).collect();
@@ -59,11 +64,13 @@ fn moved<T: Plain>(
         want[id as usize * inner..][..inner].copy_from_slice(row);
     }
     assert_eq!(written, want, "write");
-    let mut want = x_before;
-    for (i, &id) in distinct.iter().enumerate() {
-        want[(i / inner * n + id as usize) * inner + i % inner] = source[i % inner];
+    for (put, step) in put.iter().zip([1, 0]) {
+        let (mut want, from) = (x_before.clone(), if step == 1 { &x } else { &source });
+        for (i, &id) in distinct.iter().enumerate() {
+            want[(i / inner * n + id as usize) * inner + i % inner] = from[i * step];
+        }
+        assert_eq!(*put, want, "write_places, {step}");
     }
-    assert_eq!(put, want, "write_places");
     let (mut dx, mut d_source) = (dy, vec![zero; n_ids]);
     for (d_source, &id) in d_source.iter_mut().zip(&ids).rev() {
         *d_source = std::mem::replace(&mut dx[id as usize], zero);

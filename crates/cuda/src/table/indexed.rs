@@ -16,8 +16,8 @@ kernels! { INDEXED_WORDS, source::INDEXED;
     select_rows (x: read(0), ids: read(i32), y: write(0), outer: value(u32), n: value(u32), n_ids: value(u32),
         inner: value(u32)) for WORDS;
     gather (order: value(walk), ids: read(i32), x: read(0), y: write(0), step: value(u32), n: value(u64)) for WORDS;
-    write_places (order: value(walk), ids: read(i32), x: read(0), y: update(0), step: value(u32), n: value(u64))
-        for WORDS;
+    write_places (order: value(walk), ids: read(i32), x: read(0), x_step: value(u32), y: update(0), step: value(u32),
+        n: value(u64)) for WORDS;
     write_rows (x: read(0), order: read(i32), starts: read(i32), ids: read(i32), y: update(0), n_ids: value(u32),
         inner: value(u32)) for WORDS;
     take_rows (dx: update(0), order: read(i32), starts: read(i32), ids: read(i32), d_source: write(0),

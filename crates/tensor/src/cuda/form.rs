@@ -11,7 +11,8 @@ use std::sync::Arc;
 use oarlock_cuda::blas::{self, Layout, Operand, Precision, Product};
 use oarlock_cuda::driver::{Arg, Function, Slice};
 use oarlock_cuda::geometry::{self, Geometry};
-use oarlock_cuda::{Element, Walk, table};
+use oarlock_cuda::modules::MOST_DTYPES;
+use oarlock_cuda::{Element, Walk};
 use oarlock_kernels::random::Stream;
 use oarlock_kernels::{DType, Element as _, Error, Store, bf16, f16};
 
@@ -74,17 +75,20 @@ impl<'l> Kernels<'l> {
     ///
     /// # Errors
     /// [`Unable::NoForm`] if there is none.
-    pub fn kernel(&self, op: &str, dtypes: &[DType]) -> Found<Call<'l>> {
+    pub fn kernel(&self, op: &'static str, dtypes: &[DType]) -> Found<Call<'l>> {
         self.kernel_of(op, dtypes, None)
     }
 
     /// As [`Kernels::kernel`], for heads of this many elements.
-    pub fn kernel_of(&self, op: &str, dtypes: &[DType], head_dim: Option<u32>) -> Found<Call<'l>> {
-        let elements: Vec<Element> = dtypes.iter().copied().map(element).collect();
-        let instance = table::find(op).and_then(|kernel| kernel.instance(&elements, head_dim));
-        let function = self.gpu.modules.function(&instance.ok_or(Unable::NoForm)?).map_err(failed)?;
+    pub fn kernel_of(&self, op: &'static str, dtypes: &[DType], head_dim: Option<u32>) -> Found<Call<'l>> {
+        let mut elements = [Element::F32; MOST_DTYPES];
+        let elements = elements.get_mut(..dtypes.len()).ok_or(Unable::NoForm)?;
+        elements.iter_mut().zip(dtypes).for_each(|(element, dtype)| *element = self::element(*dtype));
+        let function =
+            self.gpu.modules.find(op, elements, head_dim).map_err(failed)?.ok_or(Unable::NoForm)?;
         let (gpu, accesses, launched) = (self.gpu, self.accesses, self.launched);
-        Ok(Call { gpu, accesses, launched, function, args: Vec::new(), wrong: None })
+        let args = Vec::with_capacity(function.instance().kernel.params.len());
+        Ok(Call { gpu, accesses, launched, function, args, wrong: None })
     }
 
     /// The memory of a view.

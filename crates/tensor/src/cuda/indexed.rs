@@ -206,8 +206,8 @@ pub(crate) fn put_in_middle(
     if outer * inner == 0 {
         return Ok(());
     }
-    let walk = forms::walk(&[outer, inner], [&[n * inner, 1], &[inner, 1]])?;
-    let call = gpu.kernel("write_places", &[dtype])?.walk(&walk).view(ids).slice(x).slice(y);
+    let walk = forms::walk(&[outer, inner], [&[n * inner, 1]; 2])?;
+    let call = gpu.kernel("write_places", &[dtype])?.walk(&walk).view(ids).slice(x).u32(1).slice(y);
     call.u32(inner).u64(outer * inner).run(geometry::elements(outer * inner))
 }
 
@@ -221,10 +221,10 @@ pub(crate) fn put_ones(
     if rows == 0 {
         return Ok(());
     }
-    let (one, walk) = (gpu.temporary(4)?, forms::walk(&[rows], [&[n_classes], &[0]])?);
+    let (one, walk) = (gpu.temporary(4)?, forms::walk(&[rows], [&[n_classes]; 2])?);
     let one = one.part(0, 4)?;
     gpu.kernel("fill", &[DType::I32])?.slice(one).value(1.0).u64(1).run(geometry::one_block())?;
-    let call = gpu.kernel("write_places", &[DType::I32])?.walk(&walk).view(ids).slice(one).slice(y);
+    let call = gpu.kernel("write_places", &[DType::I32])?.walk(&walk).view(ids).slice(one).u32(0).slice(y);
     call.u32(1).u64(rows).run(geometry::elements(rows))
 }
 

@@ -256,7 +256,12 @@ fn on_gpu(s: &AttentionShape) -> cuda::AttentionShape {
     }
 }
 
-fn kernel_of<'l>(gpu: &Kernels<'l>, op: &str, dtype: DType, s: &cuda::AttentionShape) -> Found<Call<'l>> {
+fn kernel_of<'l>(
+    gpu: &Kernels<'l>,
+    op: &'static str,
+    dtype: DType,
+    s: &cuda::AttentionShape,
+) -> Found<Call<'l>> {
     gpu.kernel_of(op, &[dtype], Some(s.unit_head_dim().ok_or(Unable::NoForm)?))
 }
 

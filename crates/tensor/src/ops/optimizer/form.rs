@@ -77,7 +77,7 @@ impl Step {
     fn elementwise<T: Float>(
         &self,
         gpu: &Kernels<'_>,
-        (op, switches): (&str, [Option<bool>; 2]),
+        (op, switches): (&'static str, [Option<bool>; 2]),
         weights: &Weights<'_, T>,
         states: &[usize],
         scalars: &[f32],
