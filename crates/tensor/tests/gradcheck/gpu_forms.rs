@@ -8,7 +8,7 @@ use oarlock_tensor::cpu::{Isa, Par};
 use oarlock_tensor::ops::{self, NoisePart, Rope};
 use oarlock_tensor::{DType, Device, Error, Result, RopeScaling, Tape, Tensor};
 
-use crate::common::{array, f64s, own_gpu, tensor};
+use crate::common::{array, assert_close, f64s, own_gpu, tensor};
 use crate::gpu::assert_forms;
 
 const DTYPES: [DType; 3] = [DType::F32, DType::BF16, DType::F16];
@@ -184,6 +184,28 @@ fn orders_are_those_of_the_cpu() {
         let n = x.scale(1e9)?.cast(DType::I32)?;
         Ok(vec![n.sort(1, true)?.0, n.argsort(0, false)?, n.topk(3, 1, true)?.1])
     });
+}
+
+/// Generation: few queries at the end of a cache with room for more, whose keys are divided over blocks.
+#[test]
+fn cached_attention_is_that_of_the_cpu() {
+    let Some(gpu) = own_gpu() else { return };
+    let cpu = Device::cpu(Isa::detect(), Par::solo());
+    let plain = ops::AttentionOptions::new(0.2);
+    let windowed = ops::AttentionOptions { window: Some(210), logit_cap: Some(2.0), ..plain };
+    for (dtype, (kv_len, n_queries)) in DTYPES.into_iter().zip([(333, 1), (260, 3), (40, 8)]) {
+        for options in [plain, windowed] {
+            let run = |device: &Device| {
+                let of = |seed, sizes: &[usize]| tensor(&array(seed, sizes), dtype, device);
+                let (q, capacity) = (of(1, &[2, n_queries, 4, 32]), kv_len + 9);
+                let (k, v) = (of(2, &[2, capacity, 2, 32]), of(3, &[2, capacity, 2, 32]));
+                f64s(&ops::attention_cached(&q, &k, &v, kv_len, &options).unwrap())
+            };
+            let mut here = vec![];
+            assert_forms(&gpu, "attention", &["attention forward"], || here = run(&gpu));
+            assert_close(&here, &run(&cpu), dtype, 1.0, &format!("{n_queries} queries, {kv_len} keys"));
+        }
+    }
 }
 
 #[test]

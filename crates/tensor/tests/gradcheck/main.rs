@@ -12,6 +12,7 @@ mod einsum;
 mod elementwise;
 mod fused;
 mod gpu;
+mod gpu_cost;
 mod gpu_forms;
 mod gpu_memory;
 mod gpu_steps;

@@ -54,6 +54,7 @@ fn attention(n: &Sizes) -> Vec<Case> {
     vec![
         case(&format!("causal, heads of {d}"), [s, h, d], None, |_| Ok(Mask::Causal)),
         case(&format!("causal, heads of {other}"), [s, h, other], None, |_| Ok(Mask::Causal)),
+        few_queries(n),
         // No multiple of a tile.
         case("causal, an odd length", [s - 5, h, d], None, |_| Ok(Mask::Causal)),
         case("full", [s, h, d], None, |_| Ok(Mask::Full)),
@@ -61,6 +62,20 @@ fn attention(n: &Sizes) -> Vec<Case> {
         case("of documents", [s, h, d], None, documents),
         case("with grouped heads", [s, g, d], None, |_| Ok(Mask::Causal)),
     ]
+}
+
+/// As in generation: two queries at the end of many keys.
+fn few_queries(n: &Sizes) -> Case {
+    let &Sizes { b, tiles: s, h, g, heads: [d, _], .. } = n;
+    Case::new(
+        "attention of few queries",
+        [&[b, 2, h, d], &[b, 4 * s, g, d], &[b, 4 * s, g, d]],
+        [],
+        move |call| {
+            let [q, k, v] = [0, 1, 2].map(|i| &call.inputs[i]);
+            ops::attention(q, k, v, &Mask::Causal, &AttentionOptions::new((1.0 / d as f32).sqrt()))
+        },
+    )
 }
 
 /// Documents of different lengths, cut differently in each row.
