@@ -35,9 +35,15 @@ DEVICE void decode_split(const T* q, const T* k, const T* v, const i32* starts, 
   }
   f32 out[ROWS][COLS];
   UNROLL for (int r = 0; r < ROWS; r++) UNROLL for (int c = 0; c < COLS; c++) out[r][c] = 0.f;
-  // Splits are whole tiles, shared out evenly.
-  int n_tiles = (s.kv_len + N_KEYS - 1) / N_KEYS, per_split = (n_tiles + n_splits - 1) / n_splits;
-  for (int t = split * per_split; t < min(n_tiles, (split + 1) * per_split); t++) {
+  sync_block();
+  // Splits are whole tiles of the keys that a row of the block sees, shared out evenly.
+  int low = s.kv_len, high = 0;
+  for (int r = 0; r < rows; r++) {
+    low = min(low, seen[r].low);
+    high = max(high, seen[r].high);
+  }
+  int first = low / N_KEYS, end = (high + N_KEYS - 1) / N_KEYS, per_split = (max(end - first, 0) + n_splits - 1) / n_splits;
+  for (int t = first + split * per_split; t < min(end, first + (split + 1) * per_split); t++) {
     sync_block();
     fetch<N_KEYS, D>(tile_k, k + kv_start, kv_stride, t * N_KEYS, s.kv_len, s.head_dim);
     fetch<N_KEYS, D>(tile_v, v + kv_start, kv_stride, t * N_KEYS, s.kv_len, s.head_dim);

@@ -43,6 +43,17 @@ DEVICE f32 binary(u32 f, f32 a, f32 b) {
   }
 }
 
+// Of integers, which wrap around: only these functions.
+DEVICE i32 binary(u32 f, i32 a, i32 b) {
+  switch (f) {
+    case ADD: return (i32)((u32)a + (u32)b);
+    case SUB: return (i32)((u32)a - (u32)b);
+    case MUL: return (i32)((u32)a * (u32)b);
+    case MAXIMUM: return max(a, b);
+    default: return min(a, b);
+  }
+}
+
 }  // namespace
 
 #define BINARY(T) \
@@ -53,3 +64,5 @@ DEVICE f32 binary(u32 f, f32 a, f32 b) {
 BINARY(f32)
 BINARY(bf16)
 BINARY(f16)
+KERNEL(binary_ints, THREADS, (u32 f, walk order, const i32* x, const i32* y, i32* out, u64 n),
+       each(n, [&](u64 i) { out[i] = binary(f, x[offset(order, i, 0)], y[offset(order, i, 1)]); }))

@@ -1,4 +1,5 @@
-// Moving elements: permutations and expansions by strides, windows of a dim, choices by a mask.
+// Moving elements: permutations and expansions by strides, windows of a dim, choices by
+// a mask, dims the other way round, triangles.
 #include "walk.h"
 
 namespace {
@@ -19,6 +20,18 @@ DEVICE u64 in_window(u64 i, u32 full, u32 first, u32 len) { return i / len * ful
          each(n, [&](u64 i) { part[i] = whole[in_window(i, full, first, len)]; })) \
   KERNEL(write_window_##T, THREADS, (u32 full, u32 first, u32 len, const T* part, T* whole, u64 n), \
          each(n, [&](u64 i) { whole[in_window(i, full, first, len)] = part[i]; })) \
+  /* y[.., k, i] = x[.., n - 1 - k, i] */ \
+  KERNEL(reversed_##T, THREADS, (const T* x, T* y, u32 n, u32 inner, u64 n_elems), \
+         each(n_elems, [&](u64 i) { \
+           u64 row = i / inner, k = row % n; \
+           y[i] = x[(row - k + (n - 1 - k)) * inner + i % inner]; \
+         })) \
+  /* The elements of matrices on a diagonal and on one side of it, and 0 elsewhere. */ \
+  KERNEL(triangle_##T, THREADS, (u32 upper, i32 diagonal, const T* x, T* y, u32 rows, u32 cols, u64 n), \
+         each(n, [&](u64 i) { \
+           i32 right = (i32)(i % cols) - (i32)(i / cols % rows); \
+           y[i] = (upper ? right >= diagonal : right <= diagonal) ? x[i] : T(); \
+         })) \
   /* out = mask != 0 ? x : y; an absent operand is `value`. */ \
   KERNEL(select_##T, THREADS, (const i32* mask, const T* x, const T* y, T value, T* out, u64 n), \
          each(n, [&](u64 i) { \

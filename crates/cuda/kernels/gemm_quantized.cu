@@ -123,7 +123,7 @@ DEVICE void product_4bit(const T* x, u64 stride, const FourBit& weight, const T*
 #define FOUR_BIT(name, FORWARD, T) \
   KERNEL(name##_##T, THREADS, \
          (const T* x, u64 x_stride, const u8* codes, const f32* values, const f32* absmax, const u8* nested, \
-          const f32* map, f32 offset, const T* bias, T* y, u64 y_stride, f32 beta, u32 m, u32 rows, u32 cols), \
+          const f32* map, const f32* offset, const T* bias, T* y, u64 y_stride, f32 beta, u32 m, u32 rows, u32 cols), \
          product_4bit<FORWARD>(x, x_stride, {codes, values, absmax, nested, map, offset}, bias, y, y_stride, beta, m, \
                                rows, cols))
 #define INT8(name, FORWARD, T) \

@@ -60,6 +60,22 @@ DEVICE void write_rows(const T* x, const i32* order, const i32* starts, const i3
   });
 }
 
+// The gradient of write_rows with rows of one element: what was written last at a place takes its dx, which becomes 0, and
+// what was written over gets 0.
+template <class T>
+DEVICE void take_rows(T* dx, const i32* order, const i32* starts, const i32* ids, T* d_source, u32 n_ids) {
+  each(n_ids, [&](u64 k) {
+    for (i32 at = starts[k]; at < starts[k + 1]; at++) {
+      T taken = {};
+      if (at + 1 == starts[k + 1]) {
+        taken = dx[(u32)ids[k]];
+        dx[(u32)ids[k]] = {};
+      }
+      d_source[order[at]] = taken;
+    }
+  });
+}
+
 }  // namespace
 
 #define MOVE(T) \
@@ -69,9 +85,15 @@ DEVICE void write_rows(const T* x, const i32* order, const i32* starts, const i3
   /* y[p] = x[place of index p]: where the walk is, and so many steps further. */ \
   KERNEL(gather_##T, THREADS, (walk order, const i32* ids, const T* x, T* y, u32 step, u64 n), \
          each(n, [&](u64 i) { y[i] = x[offset(order, i, 0) + (u64)(u32)ids[i] * step]; })) \
+  /* y[place of index p] = x[p], or the only x with an x_step of 0, for places that are all different. */ \
+  KERNEL(write_places_##T, THREADS, (walk order, const i32* ids, const T* x, u32 x_step, T* y, u32 step, u64 n), \
+         each(n, [&](u64 i) { y[offset(order, i, 0) + (u64)(u32)ids[i] * step] = x[i * x_step]; })) \
   KERNEL(write_rows_##T, THREADS, \
          (const T* x, const i32* order, const i32* starts, const i32* ids, T* y, u32 n_ids, u32 inner), \
-         write_rows(x, order, starts, ids, y, n_ids, inner))
+         write_rows(x, order, starts, ids, y, n_ids, inner)) \
+  KERNEL(take_rows_##T, THREADS, \
+         (T* dx, const i32* order, const i32* starts, const i32* ids, T* d_source, u32 n_ids), \
+         take_rows(dx, order, starts, ids, d_source, n_ids))
 #define ADD(T) \
   KERNEL(add_rows_##T, THREADS, \
          (const T* x, const i32* order, const i32* starts, const i32* ids, f32* y, u32 outer, u32 n, u32 n_rows, \
@@ -89,14 +111,34 @@ ADD(f16)
 // The places that gather reads, as indices of rows of one element: with their order, elements are scattered.
 KERNEL(places, THREADS, (walk order, const i32* ids, i32* out, u32 step, u64 n),
        each(n, [&](u64 i) { out[i] = (i32)(offset(order, i, 0) + (u64)(u32)ids[i] * step); }))
-// The first position whose index is not in 0 .. bound, or n. By one block.
-KERNEL(first_outside, THREADS, (const i32* ids, u32 bound, u32* position, u32 n),
-       SHARED(u32, found, THREADS);
-       u32 at = threadIdx.x;
-       while (at < n && (u32)ids[at] < bound) at += THREADS;
-       found[threadIdx.x] = min(at, n);
-       for (u32 half = THREADS / 2; half; half /= 2) {
-         sync_block();
-         if (threadIdx.x < half) found[threadIdx.x] = min(found[threadIdx.x], found[threadIdx.x + half]);
-       }
-       if (threadIdx.x == 0) *position = found[0])
+// y[o, ids[k]] += the rows x[o, order[..]], of integers that wrap around.
+KERNEL(add_rows_ints, THREADS,
+       (const i32* x, const i32* order, const i32* starts, const i32* ids, i32* y, u32 outer, u32 n, u32 n_rows, u32 n_ids,
+        u32 inner),
+       each((u64)outer * n_ids * inner, [&](u64 i) {
+         u32 k = (u32)(i / inner % n_ids);
+         u64 o = i / inner / n_ids;
+         if (starts[k] == starts[k + 1]) return;
+         i32& to = y[(o * n + (u32)ids[k]) * inner + i % inner];
+         u32 sum = (u32)to;
+         for (i32 at = starts[k]; at < starts[k + 1]; at++) sum += (u32)x[(o * n_rows + (u32)order[at]) * inner + i % inner];
+         to = (i32)sum;
+       }))
+// positions [blocks]: the first position that a block finds whose index is not in 0 .. bound, or n.
+KERNEL(first_outside, THREADS, (const i32* ids, u32 bound, u32* positions, u32 n),
+       u32 at = n;
+       each(n, [&](u64 i) {
+         if ((u32)ids[i] >= bound) at = min(at, (u32)i);
+       });
+       at = block_least(at);
+       if (threadIdx.x == 0) positions[blockIdx.x] = at)
+// The labels, with `mark` in the place of those that are `ignored`; positions as first_outside finds them among the others.
+KERNEL(targets, THREADS, (const i32* labels, i32 ignored, i32 mark, u32 bound, i32* out, u32* positions, u32 n),
+       u32 at = n;
+       each(n, [&](u64 i) {
+         i32 label = labels[i];
+         if (label != ignored && (u32)label >= bound) at = min(at, (u32)i);
+         out[i] = label == ignored ? mark : label;
+       });
+       at = block_least(at);
+       if (threadIdx.x == 0) positions[blockIdx.x] = at)

@@ -30,6 +30,9 @@ DEVICE f32 smooth_slope(const Loss& loss, f32 difference) {
   return loss.factor * (fabsf(difference) < loss.beta ? difference / loss.beta : sign(difference));
 }
 
+// The gradient of the sum counts for that of each element; without it that is 1.
+DEVICE f32 times(f32 scale, const f32* upstream) { return upstream ? scale * *upstream : scale; }
+
 // The gradient for the input, times `scale`.
 DEVICE f32 input_grad(const Loss& loss, f32 scale, f32 x, f32 t) {
   switch (loss.kind) {
@@ -72,10 +75,12 @@ DEVICE f32 target_grad(const Loss& loss, f32 scale, f32 x, f32 t) {
   KERNEL(pair_loss_each_##T, THREADS, (u32 kind, f32 beta, f32 factor, const T* x, const T* target, T* y, u64 n), \
          each(n, [&](u64 i) { put(y[i], (f32)cost({kind, beta, factor}, to_f32(x[i]), to_f32(target[i]))); })) \
   KERNEL(pair_loss_input_grad_##T, THREADS, \
-         (u32 kind, f32 beta, f32 factor, f32 scale, const T* x, const T* target, T* dx, u64 n), \
+         (u32 kind, f32 beta, f32 factor, f32 scale, const f32* upstream, const T* x, const T* target, T* dx, u64 n), \
+         scale = times(scale, upstream); \
          each(n, [&](u64 i) { put(dx[i], input_grad({kind, beta, factor}, scale, to_f32(x[i]), to_f32(target[i]))); })) \
   KERNEL(pair_loss_target_grad_##T, THREADS, \
-         (u32 kind, f32 beta, f32 factor, f32 scale, const T* x, const T* target, T* dt, u64 n), \
+         (u32 kind, f32 beta, f32 factor, f32 scale, const f32* upstream, const T* x, const T* target, T* dt, u64 n), \
+         scale = times(scale, upstream); \
          each(n, [&](u64 i) { put(dt[i], target_grad({kind, beta, factor}, scale, to_f32(x[i]), to_f32(target[i]))); }))
 
 PAIR_LOSS(f32)

@@ -19,7 +19,7 @@ template <class T> DEVICE void dequantize_int8(const Int8& weight, T* out, u32 f
 
 #define QUANTIZED(T) \
   KERNEL(dequantize_4bit_##T, THREADS, \
-         (const u8* codes, const f32* values, const f32* absmax, const u8* nested, const f32* map, f32 offset, T* out, \
+         (const u8* codes, const f32* values, const f32* absmax, const u8* nested, const f32* map, const f32* offset, T* out, \
           u64 first, u64 n), \
          dequantize_4bit<T>({codes, values, absmax, nested, map, offset}, out, first, n)) \
   KERNEL(dequantize_int8_##T, THREADS, \

@@ -100,15 +100,27 @@ DEVICE void sum_doubles(const f64* x, f64* out, u64 n) {
   if (threadIdx.x == 0) *out = sum;
 }
 
+// The same divided by a number, as f32.
+DEVICE void mean_doubles(const f64* x, f32* out, u64 divisor, u64 n) {
+  f64 sum = 0;
+  for (u64 i = threadIdx.x; i < n; i += THREADS) sum += x[i];
+  sum = team_sum<THREADS>(sum);
+  if (threadIdx.x == 0) *out = (f32)(sum / (f64)divisor);
+}
+
+// What elements are compared by.
+DEVICE i32 value(i32 v) { return v; }
+template <class T> DEVICE f32 value(T v) { return to_f32(v); }
+
 // The extreme element over k of x[o, k, i] and its place, the first of equals; NaN goes before every number.
 template <class T>
 DEVICE void extreme(u32 least, const T* x, T* values, i32* places, u32 outer, u32 n, u32 inner) {
   each((u64)outer * inner, [&](u64 at) {
     u64 first = at / inner * n * inner + at % inner;
-    f32 best = to_f32(x[first]);
+    auto best = value(x[first]);
     u32 place = 0;
     for (u32 k = 1; k < n; k++) {
-      f32 v = to_f32(x[first + (u64)k * inner]);
+      auto v = value(x[first + (u64)k * inner]);
       bool before = least ? v < best : v > best;
       if (before || (v != v && best == best)) {
         best = v;
@@ -120,6 +132,32 @@ DEVICE void extreme(u32 least, const T* x, T* values, i32* places, u32 outer, u3
   });
 }
 
+// out[o, i] = the sum over k of x[o, k, i], in f64, which holds those of up to 2^22 integers.
+// positions [blocks]: the first sum that a block finds beyond the range of integers, or as many as there are sums.
+DEVICE void sums_of_ints(const i32* x, i32* out, u32* positions, u32 outer, u32 n, u32 inner) {
+  u32 outside = outer * inner;
+  auto set = [&](u64 at, f64 sum) {
+    if (sum < -2147483648. || sum > 2147483647.) outside = min(outside, (u32)at);
+    else out[at] = (i32)sum;
+  };
+  if (inner == 1) {
+    for (u32 row = blockIdx.x; row < outer; row += gridDim.x) {
+      f64 sum = 0;
+      for (u32 k = threadIdx.x; k < n; k += THREADS) sum += x[(u64)row * n + k];
+      sum = team_sum<THREADS>(sum);
+      if (threadIdx.x == 0) set(row, sum);
+    }
+  } else {
+    each((u64)outer * inner, [&](u64 at) {
+      f64 sum = 0;
+      for (u32 k = 0; k < n; k++) sum += x[(at / inner * n + k) * inner + at % inner];
+      set(at, sum);
+    });
+  }
+  outside = block_least(outside);
+  if (threadIdx.x == 0) positions[blockIdx.x] = outside;
+}
+
 }  // namespace
 
 #define SUM(T, U) \
@@ -128,7 +166,8 @@ DEVICE void extreme(u32 least, const T* x, T* values, i32* places, u32 outer, u3
   KERNEL(sum_rows_##T##_##U, THREADS, (f32 scale, const T* x, U* out, u32 add, u32 outer, u32 n, u32 inner), \
          sum_rows<T, U>(scale, x, out, add, outer, n, inner))
 #define REDUCE(T) \
-  KERNEL(squared_norm_##T, THREADS, (const T* x, f64* blocks, u64 n), squared_norm<T>(x, blocks, n)) \
+  KERNEL(squared_norm_##T, THREADS, (const T* x, f64* blocks, u64 n), squared_norm<T>(x, blocks, n))
+#define EXTREME(T) \
   KERNEL(extreme_##T, THREADS, (u32 least, const T* x, T* values, i32* places, u32 outer, u32 n, u32 inner), \
          extreme<T>(least, x, values, places, outer, n, inner))
 
@@ -140,4 +179,11 @@ SUM(f16, f16)
 REDUCE(f32)
 REDUCE(bf16)
 REDUCE(f16)
+EXTREME(f32)
+EXTREME(bf16)
+EXTREME(f16)
+EXTREME(i32)
+KERNEL(mean_f64, THREADS, (const f64* x, f32* out, u64 divisor, u64 n), mean_doubles(x, out, divisor, n))
+KERNEL(sum_ints, THREADS, (const i32* x, i32* out, u32* positions, u32 outer, u32 n, u32 inner),
+       sums_of_ints(x, out, positions, outer, n, inner))
 KERNEL(sum_f64, THREADS, (const f64* x, f64* out, u64 n), sum_doubles(x, out, n))

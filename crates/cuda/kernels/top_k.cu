@@ -1,16 +1,7 @@
 // The first elements of rows by their order: the largest or the smallest, equal ones by their place, NaN as the largest.
-#include "words.h"
+#include "keys.h"
 
 namespace {
-
-// A number with the order of x.
-DEVICE u32 key_of(i32 x) { return (u32)x ^ 0x80000000u; }
-template <class T> DEVICE u32 key_of(T x) {
-  // Adding 0 makes -0 the 0 that it is equal to.
-  f32 v = to_f32(x) + 0.f;
-  u32 bits = as_u32(v);
-  return v != v ? 0xffffffffu : bits >> 31 ? ~bits : bits | 0x80000000u;
-}
 
 DEVICE u64 warp_least(u64 v) {
   UNROLL for (int m = 16; m; m >>= 1) {

@@ -204,6 +204,19 @@ template <u32 TEAM> DEVICE f32 team_max(f32 v) {
   return v;
 }
 
+// The least number of a block of THREADS. All threads get it.
+DEVICE u32 block_least(u32 v) {
+  SHARED(u32, least, THREADS);
+  sync_block();  // Somebody may still read the one before.
+  least[threadIdx.x] = v;
+  for (u32 half = THREADS / 2; half; half /= 2) {
+    sync_block();
+    if (threadIdx.x < half) least[threadIdx.x] = min(least[threadIdx.x], least[threadIdx.x + half]);
+  }
+  sync_block();
+  return least[0];
+}
+
 // All threads of the grid share out `n` elements, one or eight at a time.
 template <class F> DEVICE void each(u64 n, F f) {
   for (u64 i = (u64)blockIdx.x * blockDim.x + threadIdx.x; i < n; i += (u64)gridDim.x * blockDim.x) f(i);

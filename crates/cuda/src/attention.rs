@@ -16,6 +16,11 @@ const TILE_ROWS: usize = 64;
 const WARPS: usize = THREADS as usize / 32;
 /// Rows of a block of the pass for few queries.
 const DECODE_ROWS: usize = 16;
+/// The pass for few queries takes so many at most, and as many tiles of keys at least.
+const FEW_QUERIES: usize = 8;
+const LEAST_TILES: usize = 4;
+/// Its blocks: two for each multiprocessor of an H100.
+const DECODE_BLOCKS: usize = 2 * 132;
 
 /// Queries and output are [batch, q_len, heads, head_dim], keys and values [batch, kv_capacity, kv_heads, head_dim],
 /// log-sum-exps [batch, heads, q_len]. Query `i` is at position `kv_len - q_len + i`.
@@ -117,13 +122,37 @@ impl AttentionShape {
         self.geometry([self.q_len.div_ceil(TILE_ROWS), self.heads, self.batch], shared_bytes)
     }
 
+    /// Into how many splits the pass for few queries divides the keys that they see: as many as fill a GPU with the other
+    /// blocks of the launch, each of a tile at least; 1 where [`AttentionShape::forward`] serves as well. The number does not
+    /// depend on the GPU, so that the bits do not.
+    pub fn n_splits(&self, element: Element) -> usize {
+        let tiles = self.seen_keys().div_ceil(self.tiles(element).walked);
+        if self.q_len > FEW_QUERIES || tiles < LEAST_TILES {
+            return 1;
+        }
+        let blocks = (self.kv_heads * self.decode_chunks() * self.batch).max(1);
+        (DECODE_BLOCKS / blocks).clamp(1, tiles)
+    }
+
+    /// Keys that some query sees.
+    fn seen_keys(&self) -> usize {
+        match self.window {
+            Some(window) if self.causal => self.kv_len.min(window + self.q_len - 1),
+            _ => self.kv_len,
+        }
+    }
+
+    /// Blocks that the rows of a group of heads need.
+    fn decode_chunks(&self) -> usize {
+        (self.heads / self.kv_heads * self.q_len).div_ceil(DECODE_ROWS)
+    }
+
     /// Of the pass for few queries, with this many splits of the keys.
     pub fn decode(&self, element: Element, n_splits: usize) -> Geometry {
         let tiles = self.tiles(element);
         let floats = DECODE_ROWS * (tiles.head_dim + tiles.walked + 5);
         let shared_bytes = 2 * tiles.walked * tiles.row_bytes + 4 * floats;
-        let chunks = (self.heads / self.kv_heads * self.q_len).div_ceil(DECODE_ROWS);
-        self.geometry([n_splits, self.kv_heads * chunks, self.batch], shared_bytes)
+        self.geometry([n_splits, self.kv_heads * self.decode_chunks(), self.batch], shared_bytes)
     }
 
     /// Of the joining of splits.
@@ -143,6 +172,30 @@ mod tests {
 
     /// The shared memory that a block may have on an A100 and on an H100.
     const MOST: [usize; 2] = [163 << 10, 227 << 10];
+
+    #[test]
+    fn splits_fill_a_gpu_and_are_tiles() {
+        let one = AttentionShape {
+            batch: 1,
+            q_len: 1,
+            kv_len: 4096,
+            kv_capacity: 8192,
+            heads: 32,
+            kv_heads: 8,
+            head_dim: 128,
+            scale: 1.0,
+            causal: true,
+            window: None,
+            logit_cap: None,
+        };
+        let of = |shape: AttentionShape| shape.n_splits(Element::BF16);
+        assert_eq!(of(one), 33);
+        assert_eq!(of(AttentionShape { kv_len: 300, ..one }), 5);
+        assert_eq!(of(AttentionShape { window: Some(300), ..one }), 5);
+        assert_eq!(of(AttentionShape { batch: 64, ..one }), 1);
+        assert_eq!(of(AttentionShape { kv_len: 190, ..one }), 1);
+        assert_eq!(of(AttentionShape { q_len: 9, ..one }), 1);
+    }
 
     #[test]
     fn every_pass_fits_into_shared_memory() {

@@ -7,11 +7,13 @@ use std::time::{Duration, Instant};
 
 use crate::cache::{Cache, Key};
 use crate::driver::{Context, Function, Module};
+use crate::element::Element;
 use crate::error::{Error, Result};
 use crate::kernel::Instance;
 use crate::libraries::Libraries;
 use crate::nvrtc::{self, Nvrtc};
 use crate::source::{HEADERS, Unit};
+use crate::table;
 
 /// The first compute capability with `mma` of bfloat16 and `cp.async`.
 const LEAST_CAPABILITY: (u32, u32) = (8, 0);
@@ -27,11 +29,19 @@ pub struct Modules {
     /// Each unit has a lock of its own, so that different ones compile at the same time.
     units: Mutex<BTreeMap<Unit, Arc<Mutex<Option<Module>>>>>,
     functions: Mutex<HashMap<String, Arc<Function>>>,
+    /// The same by what launches ask for, found without a name.
+    asked: Mutex<HashMap<Asked, Option<Arc<Function>>>>,
     n_compiled: AtomicUsize,
     n_from_disk: AtomicUsize,
     /// Nanoseconds.
     compiling: AtomicU64,
 }
+
+/// An op, the dtypes of an instance, and its head dim.
+type Asked = (&'static str, [Option<Element>; MOST_DTYPES], Option<u32>);
+
+/// The most dtypes of an instance.
+pub const MOST_DTYPES: usize = 3;
 
 /// Where the modules came from.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -64,6 +74,7 @@ impl Modules {
             cache,
             units: Mutex::default(),
             functions: Mutex::default(),
+            asked: Mutex::default(),
             n_compiled: AtomicUsize::new(0),
             n_from_disk: AtomicUsize::new(0),
             compiling: AtomicU64::new(0),
@@ -87,6 +98,30 @@ impl Modules {
         let function = Arc::new(self.module(&instance.unit())?.function(instance)?);
         // Another thread may have been faster; both are the same.
         Ok(lock(&self.functions).entry(name).or_insert(function).clone())
+    }
+
+    /// As [`Modules::function`], for the instance of an op for some dtypes; none where there is no such instance. What was
+    /// asked for before is found by a look into a table, without an allocation.
+    ///
+    /// # Errors
+    /// As [`Modules::function`].
+    pub fn find(
+        &self,
+        op: &'static str,
+        dtypes: &[Element],
+        head_dim: Option<u32>,
+    ) -> Result<Option<Arc<Function>>> {
+        let mut all = [None; MOST_DTYPES];
+        let Some(asked) = all.get_mut(..dtypes.len()) else { return Ok(None) };
+        asked.iter_mut().zip(dtypes).for_each(|(asked, dtype)| *asked = Some(*dtype));
+        let asked = (op, all, head_dim);
+        if let Some(function) = lock(&self.asked).get(&asked) {
+            return Ok(function.clone());
+        }
+        let instance = table::find(op).and_then(|kernel| kernel.instance(dtypes, head_dim));
+        let function = instance.map(|instance| self.function(&instance)).transpose()?;
+        lock(&self.asked).insert(asked, function.clone());
+        Ok(function)
     }
 
     /// Where the modules came from so far.
@@ -171,7 +206,12 @@ fn key(unit: &Unit, arch: &str, version: &str) -> Key {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::{source, table};
+    use crate::source;
+
+    #[test]
+    fn what_is_asked_for_has_room() {
+        assert!(table::all().flat_map(|kernel| kernel.dtypes).all(|dtypes| dtypes.len() <= MOST_DTYPES));
+    }
 
     #[test]
     fn a_key_depends_on_all_that_the_code_depends_on() {

@@ -5,7 +5,7 @@ use crate::element::Element::{I32, U32};
 use crate::error::Result;
 use crate::geometry::Geometry;
 use crate::modules::Modules;
-use crate::table::{self, THREADS};
+use crate::table::THREADS;
 
 /// Rows of a block.
 const TILE_KEYS: usize = 8 * THREADS as usize;
@@ -47,6 +47,60 @@ pub struct ById<'a> {
     pub unique: Slice<'a>,
 }
 
+/// Launches on a stream.
+struct Launches<'s> {
+    stream: &'s Stream,
+    modules: &'s Modules,
+    counts: Arg<'s>,
+    n: usize,
+}
+
+impl Launches<'_> {
+    /// # Safety
+    /// As of [`Stream::launch`].
+    unsafe fn launch(&self, op: &'static str, geometry: Geometry, args: &[Arg<'_>]) -> Result<()> {
+        // The table has the kernels of this file; a test launches all of them.
+        let Some(function) = self.modules.find(op, &[], None)? else { return Ok(()) };
+        // SAFETY: the caller's promise.
+        unsafe { self.stream.launch(&function, geometry, args) }
+    }
+
+    /// Orders rows by the bits of their ids from each of the shifts on; those that are equal there stay in the order that
+    /// `from` is the number of, or in their own. Returns where the new order is.
+    ///
+    /// # Safety
+    /// There are as many ids as rows, and counts for them.
+    unsafe fn order(
+        &self,
+        ids: Slice<'_>,
+        shifts: impl Iterator<Item = u32>,
+        orders: [Slice<'_>; 2],
+        from: Option<usize>,
+    ) -> Result<Option<usize>> {
+        let (ids, n, tiles) = (Arg::memory(I32, ids), Arg::u32(self.n as u32), tiles(self.n));
+        let n_counts = Arg::u32(tiles.grid[0] << DIGIT_BITS);
+        let mut from = from;
+        for shift in shifts.map(Arg::u32) {
+            let to = from.map_or(0, |from| 1 - from);
+            let order = from.map_or(Arg::null(I32), |from| Arg::memory(I32, orders[from]));
+            let placed = Arg::memory(I32, orders[to]);
+            // SAFETY: the caller's promise.
+            unsafe {
+                self.launch("order_count", tiles, &[ids, order, self.counts, shift, n])?;
+                self.launch("order_scan", one(), &[self.counts, n_counts])?;
+                self.launch("order_place", tiles, &[ids, order, self.counts, placed, shift, n])?;
+            }
+            from = Some(to);
+        }
+        Ok(from)
+    }
+}
+
+/// Of what one block does.
+fn one() -> Geometry {
+    Geometry { grid: [1, 1, 1], threads: THREADS, shared_bytes: 0 }
+}
+
 impl<'a> ById<'a> {
     /// Makes the order later, in that of the stream, and returns which of the two has it. Nothing waits for the host: kernels
     /// that take the order are told that there are `n` ids.
@@ -57,32 +111,61 @@ impl<'a> ById<'a> {
     /// # Safety
     /// All memory has as many elements as said, and ids are below the bound.
     pub unsafe fn run(&self, stream: &Stream, modules: &Modules) -> Result<Slice<'a>> {
-        let (ids, n) = (Arg::memory(I32, self.ids), Arg::u32(self.n as u32));
-        let counts = Arg::memory(U32, self.counts);
+        let (ids, n, counts) =
+            (Arg::memory(I32, self.ids), Arg::u32(self.n as u32), Arg::memory(U32, self.counts));
         let tiles = tiles(self.n);
-        let one = Geometry { grid: [1, 1, 1], ..tiles };
-        let launch = |op: &str, geometry: Geometry, args: &[Arg<'_>]| -> Result<()> {
-            let instance = table::find(op).and_then(|kernel| kernel.instance(&[], None));
-            // The table has the kernels of this file; a test launches all of them.
-            let Some(instance) = instance else { return Ok(()) };
-            // SAFETY: the caller's promise.
-            unsafe { stream.launch(&*modules.function(&instance)?, geometry, args) }
-        };
-        // The first pass takes the rows in their own order.
-        let (mut order, mut done) = (Arg::null(I32), self.order[0]);
-        for (i, shift) in shifts(self.bound).enumerate() {
-            let shift = Arg::u32(shift);
-            done = self.order[i % 2];
-            launch("order_count", tiles, &[ids, order, counts, shift, n])?;
-            launch("order_scan", one, &[counts, Arg::u32(tiles.grid[0] << DIGIT_BITS)])?;
-            launch("order_place", tiles, &[ids, order, counts, Arg::memory(I32, done), shift, n])?;
-            order = Arg::memory(I32, done);
+        let launches = Launches { stream, modules, counts, n: self.n };
+        // SAFETY: the caller's promise.
+        unsafe {
+            let done = launches.order(self.ids, shifts(self.bound), self.order, None)?;
+            // There is at least one pass.
+            let done = self.order[done.unwrap_or(0)];
+            let order = Arg::memory(I32, done);
+            launches.launch("group_count", tiles, &[ids, order, counts, n])?;
+            launches.launch("order_scan", one(), &[counts, Arg::u32(tiles.grid[0] + 1)])?;
+            let (starts, unique) = (Arg::memory(I32, self.starts), Arg::memory(I32, self.unique));
+            launches.launch("group_place", tiles, &[ids, order, counts, starts, unique, n])?;
+            Ok(done)
         }
-        launch("group_count", tiles, &[ids, order, counts, n])?;
-        launch("order_scan", one, &[counts, Arg::u32(tiles.grid[0] + 1)])?;
-        let (starts, unique) = (Arg::memory(I32, self.starts), Arg::memory(I32, self.unique));
-        launch("group_place", tiles, &[ids, order, counts, starts, unique, n])?;
-        Ok(done)
+    }
+}
+
+/// Elements with keys, and where their order goes: row after row, each by its keys, of which equal ones stay in order.
+#[derive(Clone, Copy)]
+pub struct ByKey<'a> {
+    /// The key of each element: 32 bits, compared as u32.
+    pub keys: Slice<'a>,
+    /// The row of each element, i32: 0 or more, and below `n_rows`.
+    pub rows: Slice<'a>,
+    /// Elements: at least 1, and below 2^31.
+    pub n: usize,
+    /// What rows are below.
+    pub n_rows: usize,
+    /// Twice `n` elements of i32, one of which becomes the order.
+    pub order: [Slice<'a>; 2],
+    /// [`n_counts`] elements of u32.
+    pub counts: Slice<'a>,
+}
+
+impl<'a> ByKey<'a> {
+    /// As [`ById::run`].
+    ///
+    /// # Errors
+    /// Those of the modules and of launches.
+    ///
+    /// # Safety
+    /// All memory has as many elements as said, and rows are below the bound.
+    pub unsafe fn run(&self, stream: &Stream, modules: &Modules) -> Result<Slice<'a>> {
+        let launches = Launches { stream, modules, counts: Arg::memory(U32, self.counts), n: self.n };
+        let all_bits = (0..u32::BITS).step_by(DIGIT_BITS as usize);
+        // SAFETY: the caller's promise.
+        unsafe {
+            let mut done = launches.order(self.keys, all_bits, self.order, None)?;
+            if self.n_rows > 1 {
+                done = launches.order(self.rows, shifts(self.n_rows), self.order, done)?;
+            }
+            Ok(self.order[done.unwrap_or(0)])
+        }
     }
 }
 

@@ -71,6 +71,8 @@ sources! {
     ROW_LOSS = "row_loss.cu";
     /// Softmax and its logarithm.
     SOFTMAX = "softmax.cu";
+    /// Sorting along a dim.
+    SORT = "sort.cu";
     /// The first elements of rows by their order.
     TOP_K = "top_k.cu";
     /// Functions of one element.
@@ -79,6 +81,8 @@ sources! {
     ATTENTION = "attention.h";
     /// Activation functions.
     FUNCTIONS = "functions.h";
+    /// Numbers with the order of elements.
+    KEYS = "keys.h";
     /// What the steps of optimizers share.
     OPTIM_RULES = "optim.h";
     /// What matrix products share.
@@ -107,6 +111,7 @@ sources! {
 pub const HEADERS: &[Source] = &[
     ATTENTION,
     FUNCTIONS,
+    KEYS,
     OPTIM_RULES,
     PRODUCT,
     PRODUCT_MMA,

@@ -44,6 +44,19 @@ fn binary<T: Float>(library: &Library, f: Binary) {
     assert_close(&format!("{f:?}"), &got, &want, 1e-5 + T::ROUNDING);
 }
 
+/// Integers wrap around.
+fn binary_ints(library: &Library, f: Binary, reference: fn(i32, i32) -> i32) {
+    let number = |i: usize| (i as i32).wrapping_mul(0x2545_f491);
+    let (x, y): (Vec<i32>, Vec<i32>) = ((0..60).map(number).collect(), (7..27).map(number).collect());
+    let walk = Walk::new(&[4, 3, 5], [&[15, 5, 1], &[5, 0, 1]]).unwrap();
+    let got = in_every_order(library, |gpu| {
+        let (x, y, out) = (gpu.buffer(&x), gpu.buffer(&y), gpu.fresh::<i32>(60));
+        gpu.run("binary_ints", &[], geometry::elements(60), args![f as u32, walk, x, y, out, 60u64]);
+        out.read()
+    });
+    assert_eq!(got, (0..60).map(|i| reference(x[i], y[i / 15 * 5 + i % 5])).collect::<Vec<_>>(), "{f:?}");
+}
+
 /// Every kernel of the family.
 pub fn check(library: &Library) {
     use Binary::*;
@@ -65,6 +78,11 @@ pub fn check(library: &Library) {
     for f in all {
         binary::<f32>(library, f);
     }
+    binary_ints(library, Add, i32::wrapping_add);
+    binary_ints(library, Sub, i32::wrapping_sub);
+    binary_ints(library, Mul, i32::wrapping_mul);
+    binary_ints(library, Maximum, i32::max);
+    binary_ints(library, Minimum, i32::min);
     binary::<bf16>(library, Mul);
     binary::<f16>(library, Sub);
 }

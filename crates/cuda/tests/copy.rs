@@ -6,13 +6,16 @@ use oarlock_cuda::{Walk, geometry};
 use crate::emulator::{IntoArg, Library, args, in_every_order, on_emulator};
 use crate::numbers::{Float, Plain, assert_close, f64s, values};
 
+/// Whether it is the upper one, and the diagonal.
+const TRIANGLES: [(bool, i32); 4] = [(false, 0), (false, -2), (true, 1), (true, i32::MIN)];
+
 /// `[4, 3, 5]`, its permutation `[5, 4, 3]`, and the window 1..4 of its last dim.
-fn moved<T: Plain + IntoArg>(library: &Library, x: &[T], value: T) {
+fn moved<T: Plain + IntoArg>(library: &Library, x: &[T], value: T, zero: T) {
     let walk = Walk::of_one(&[5, 4, 3], &[1, 15, 5]).unwrap();
     let at = |i: usize| i / 12 + i / 3 % 4 * 15 + i % 3 * 5;
     let dtype = [T::ELEMENT];
     let mask: Vec<i32> = (0..60).map(|i| i % 3 - 1).collect();
-    let (there, back, window, whole, chosen, constant) = in_every_order(library, |gpu| {
+    let (there, back, window, whole, chosen, constant, turned, triangles) = in_every_order(library, |gpu| {
         let grid = geometry::elements(60);
         let (from, there, back) = (gpu.buffer(x), gpu.fresh::<T>(60), gpu.fresh::<T>(60));
         gpu.run("strided", &dtype, grid, args![walk, from, there, 60u64]);
@@ -28,7 +31,16 @@ fn moved<T: Plain + IntoArg>(library: &Library, x: &[T], value: T) {
             grid,
             args![mask, from, None::<&crate::emulator::Buffer<T>>, value, constant, 60u64],
         );
-        (there.read(), back.read(), window.read(), whole.read(), chosen.read(), constant.read())
+        let turned = gpu.fresh::<T>(60);
+        gpu.run("reversed", &dtype, grid, args![from, turned, 3u32, 5u32, 60u64]);
+        let triangles = TRIANGLES.map(|(upper, diagonal)| {
+            let out = gpu.fresh::<T>(60);
+            let args = args![u32::from(upper), diagonal, from, out, 3u32, 5u32, 60u64];
+            gpu.run("triangle", &dtype, grid, args);
+            out.read()
+        });
+        let moved = (there.read(), back.read(), window.read(), whole.read());
+        (moved.0, moved.1, moved.2, moved.3, chosen.read(), constant.read(), turned.read(), triangles)
     });
     let all = |f: &dyn Fn(usize) -> T| (0..60).map(f).collect::<Vec<_>>();
     assert_eq!(there, all(&|i| x[at(i)]));
@@ -37,6 +49,12 @@ fn moved<T: Plain + IntoArg>(library: &Library, x: &[T], value: T) {
     assert_eq!(whole, all(&|i| if (1..4).contains(&(i % 5)) { x[i] } else { value }));
     assert_eq!(chosen, all(&|i| if mask[i] != 0 { x[i] } else { there[i] }));
     assert_eq!(constant, all(&|i| if mask[i] != 0 { x[i] } else { value }));
+    assert_eq!(turned, all(&|i| x[i / 15 * 15 + (2 - i / 5 % 3) * 5 + i % 5]));
+    for ((upper, diagonal), got) in TRIANGLES.into_iter().zip(triangles) {
+        let right = |i: usize| (i % 5) as i32 - (i / 5 % 3) as i32;
+        let kept = |i: usize| if upper { right(i) >= diagonal } else { right(i) <= diagonal };
+        assert_eq!(got, all(&|i| if kept(i) { x[i] } else { zero }), "{upper}, {diagonal}");
+    }
 }
 
 fn added<T: Float>(library: &Library) {
@@ -58,10 +76,10 @@ fn added<T: Float>(library: &Library) {
 
 /// Every kernel of the family.
 pub fn check(library: &Library) {
-    moved(library, &values::<f32>(1, 60), 9.0);
-    moved(library, &values::<bf16>(1, 60), bf16::ONE);
-    moved(library, &values::<f16>(1, 60), f16::ONE);
-    moved(library, &(0..60).collect::<Vec<i32>>(), -1);
+    moved(library, &values::<f32>(1, 60), 9.0, 0.0);
+    moved(library, &values::<bf16>(1, 60), bf16::ONE, bf16::ZERO);
+    moved(library, &values::<f16>(1, 60), f16::ONE, f16::ZERO);
+    moved(library, &(0..60).collect::<Vec<i32>>(), -1, 0);
     added::<f32>(library);
     added::<bf16>(library);
     added::<f16>(library);

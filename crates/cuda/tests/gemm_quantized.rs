@@ -36,12 +36,12 @@ fn four_bits<T: Float>(library: &Library, m: usize, size: [usize; 2], forward: b
     let codes: Vec<u8> = (0..n_elems.div_ceil(8) * 4).map(|i| (i * 37 + i / 7) as u8).collect();
     let table = values::<f32>(4, 16);
     let scale_codes: Vec<u8> = (0..n_blocks).map(|i| (i * 91) as u8).collect();
-    let (map, offset) = (values::<f32>(5, 256), 0.3f32);
+    let (map, offset) = (values::<f32>(5, 256), [0.3f32]);
     let absmax = values::<f32>(6, if nested { n_blocks.div_ceil(256) } else { n_blocks });
     let element = |at: usize| {
         let block = at / 64;
         let scale = match nested {
-            true => map[usize::from(scale_codes[block])] * absmax[block / 256] + offset,
+            true => map[usize::from(scale_codes[block])] * absmax[block / 256] + offset[0],
             false => absmax[block],
         };
         let code = if at.is_multiple_of(2) { codes[at / 2] >> 4 } else { codes[at / 2] & 15 };
@@ -56,7 +56,8 @@ fn four_bits<T: Float>(library: &Library, m: usize, size: [usize; 2], forward: b
             let (codes, table, absmax) = (gpu.buffer(&codes), gpu.buffer(&table), gpu.buffer(&absmax));
             let (scales, map) = (gpu.buffer(&scale_codes), gpu.buffer(&map));
             let scales: Option<&Buffer<u8>> = nested.then_some(&scales);
-            let map: Option<&Buffer<f32>> = nested.then_some(&map);
+            let (map, offset): (Option<&Buffer<f32>>, _) = (nested.then_some(&map), gpu.buffer(&offset));
+            let offset = nested.then_some(&offset);
             let bias: Option<&Buffer<T>> = nested.then_some(&bias);
             let (k, n) = (shape.k as u64, shape.n as u64);
             let [m, rows, cols] = [m, rows, cols].map(|x| x as u32);

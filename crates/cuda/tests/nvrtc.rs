@@ -21,6 +21,8 @@ const SPILLS: &[(&str, u32)] = &[
     ("attention_backward_q_f32_96", 4),
     ("attention_backward_q_f32_192", 4),
     ("attention_decode_f16_192", 4),
+    ("attention_decode_f16_256", 4),
+    ("attention_decode_f32_256", 4),
 ];
 
 /// NVRTC; says so where there is none.

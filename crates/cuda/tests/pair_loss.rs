@@ -5,7 +5,7 @@ use oarlock_cuda::functions::PairLoss;
 use oarlock_cuda::geometry;
 use oarlock_kernels::pair_loss::PairLoss as Reference;
 
-use crate::emulator::{Library, args, in_every_order, on_emulator};
+use crate::emulator::{Buffer, Library, args, in_every_order, on_emulator};
 use crate::numbers::{Float, assert_close, f64s, values};
 
 const BETA: f32 = 0.7;
@@ -47,7 +47,13 @@ fn loss<T: Float>(library: &Library, kind: PairLoss, n: usize) {
         gpu.run("pair_loss_each", dtype, launch, args![number, BETA, FACTOR, x, t, each, n as u64]);
         let grads = ["pair_loss_input_grad", "pair_loss_target_grad"].map(|op| {
             let out = gpu.fresh::<T>(n);
-            gpu.run(op, dtype, launch, args![number, BETA, FACTOR, SCALE, x, t, out, n as u64]);
+            let upstream = gpu.buffer(&[2.0f32]);
+            gpu.run(
+                op,
+                dtype,
+                launch,
+                args![number, BETA, FACTOR, SCALE / 2.0, upstream, x, t, out, n as u64],
+            );
             out.read()
         });
         (blocks.read(), each.read(), grads)
@@ -81,7 +87,10 @@ fn ends(library: &Library) {
             let (out, launch, kind) = (gpu.fresh::<f32>(3), geometry::elements(3), kind as u32);
             match scale {
                 None => gpu.run(op, dtype, launch, args![kind, BETA, FACTOR, x, t, out, 3u64]),
-                Some(scale) => gpu.run(op, dtype, launch, args![kind, BETA, FACTOR, scale, x, t, out, 3u64]),
+                Some(scale) => {
+                    let none = None::<&Buffer<f32>>;
+                    gpu.run(op, dtype, launch, args![kind, BETA, FACTOR, scale, none, x, t, out, 3u64]);
+                }
             }
             out.read()
         };

@@ -11,13 +11,14 @@ fn four_bits<T: Float>(library: &Library, first: usize, n: usize, nested: bool) 
     let codes: Vec<u8> = (0..(first + n).div_ceil(2)).map(|i| (i * 37 + 11) as u8).collect();
     let table = values::<f32>(1, 16);
     let scale_codes: Vec<u8> = (0..n_blocks).map(|i| (i * 91) as u8).collect();
-    let (map, offset) = (values::<f32>(2, 256), 0.3f32);
+    let (map, offset) = (values::<f32>(2, 256), [0.3f32]);
     let absmax = values::<f32>(3, if nested { n_blocks.div_ceil(256) } else { n_blocks });
     let got = in_every_order(library, |gpu| {
         let (codes, table, absmax) = (gpu.buffer(&codes), gpu.buffer(&table), gpu.buffer(&absmax));
         let (scales, map, out) = (gpu.buffer(&scale_codes), gpu.buffer(&map), gpu.fresh::<T>(n));
         let scales: Option<&Buffer<u8>> = nested.then_some(&scales);
-        let map: Option<&Buffer<f32>> = nested.then_some(&map);
+        let (map, offset): (Option<&Buffer<f32>>, _) = (nested.then_some(&map), gpu.buffer(&offset));
+        let offset = nested.then_some(&offset);
         let args = args![codes, table, absmax, scales, map, offset, out, first as u64, n as u64];
         gpu.run("dequantize_4bit", &[T::ELEMENT], geometry::elements(n), args);
         out.read()
@@ -26,7 +27,7 @@ fn four_bits<T: Float>(library: &Library, first: usize, n: usize, nested: bool) 
         .map(|at| {
             let block = at / 64;
             let scale = match nested {
-                true => map[usize::from(scale_codes[block])] * absmax[block / 256] + offset,
+                true => map[usize::from(scale_codes[block])] * absmax[block / 256] + offset[0],
                 false => absmax[block],
             };
             let code = if at % 2 == 0 { codes[at / 2] >> 4 } else { codes[at / 2] & 15 };

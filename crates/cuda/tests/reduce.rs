@@ -45,18 +45,21 @@ fn tree(library: &Library, n: usize) {
 
 fn norms<T: Float>(library: &Library, n: usize) {
     let x = values::<T>(1, n);
-    let (blocks, total) = in_every_order(library, |gpu| {
+    let (blocks, total, mean) = in_every_order(library, |gpu| {
         let n_blocks = n.div_ceil(geometry::NORM_BLOCK);
         let (x, blocks, total) = (gpu.buffer(&x), gpu.fresh::<f64>(n_blocks), gpu.fresh::<f64>(1));
         gpu.run("squared_norm", &[T::ELEMENT], geometry::squared_norm(n), args![x, blocks, n as u64]);
         gpu.run("sum_f64", &[], geometry::one_block(), args![blocks, total, n_blocks as u64]);
-        (blocks.read(), total.read())
+        let mean = gpu.fresh::<f32>(1);
+        gpu.run("mean_f64", &[], geometry::one_block(), args![blocks, mean, 7u64, n_blocks as u64]);
+        (blocks.read(), total.read(), mean.read())
     });
     let want: Vec<f64> =
         f64s(&x).chunks(geometry::NORM_BLOCK).map(|x| x.iter().map(|x| x * x).sum::<f64>()).collect();
     let near = |got: f64, want: f64| assert!((got - want).abs() <= 1e-12 * want, "got {got}, want {want}");
     blocks.iter().zip(&want).for_each(|(got, want)| near(*got, *want));
     near(total[0], want.iter().sum());
+    assert_eq!(mean[0], (total[0] / 7.0) as f32);
 }
 
 fn extremes<T: Float>(library: &Library, least: bool) {
@@ -80,6 +83,41 @@ fn extremes<T: Float>(library: &Library, least: bool) {
     }
 }
 
+/// Integers that f32 does not tell apart.
+fn extremes_of_ints(library: &Library) {
+    let x = [1 << 24, (1 << 24) + 1, (1 << 24) + 1, i32::MIN, -7, i32::MAX];
+    let of = |least: bool| {
+        in_every_order(library, |gpu| {
+            let (x, v, p) = (gpu.buffer(&x), gpu.fresh::<i32>(2), gpu.fresh::<i32>(2));
+            let args = args![u32::from(least), x, v, p, 2u32, 3u32, 1u32];
+            gpu.run("extreme", &[oarlock_cuda::Element::I32], geometry::elements(2), args);
+            (v.read(), p.read())
+        })
+    };
+    assert_eq!(of(false), (vec![(1 << 24) + 1, i32::MAX], vec![1, 2]));
+    assert_eq!(of(true), (vec![1 << 24, i32::MIN], vec![0, 0]));
+}
+
+/// Sums of integers, and which of them is the first beyond their range.
+fn sums_of_ints(library: &Library, [outer, n, inner]: [usize; 3], size: i32, want: Option<usize>) {
+    let x: Vec<i32> = (0..outer * n * inner).map(|i| (i as i32 * 37 % 101 - 40) * size).collect();
+    let (got, positions) = in_every_order(library, |gpu| {
+        let grid = if inner == 1 { geometry::losses(outer) } else { geometry::elements(outer * inner) };
+        // Sums that are not written stay.
+        let (x, out) = (gpu.buffer(&x), gpu.buffer(&vec![0; outer * inner]));
+        let positions = gpu.fresh::<u32>(grid.grid[0] as usize);
+        let args = args![x, out, positions, outer as u32, n as u32, inner as u32];
+        gpu.run("sum_ints", &[], grid, args);
+        (out.read(), positions.read())
+    });
+    let sum =
+        |at: usize| (0..n).map(|k| i64::from(x[(at / inner * n + k) * inner + at % inner])).sum::<i64>();
+    let sums: Vec<i64> = (0..outer * inner).map(sum).collect();
+    assert_eq!(sums.iter().position(|&sum| i32::try_from(sum).is_err()), want, "the case");
+    assert_eq!(positions.into_iter().min(), Some(want.unwrap_or(outer * inner) as u32));
+    assert!(want.is_some() || got.iter().map(|&sum| i64::from(sum)).eq(sums), "{got:?}");
+}
+
 /// Every kernel of the family, those for f32 first.
 pub fn check(library: &Library) {
     [1, 2, 3, 5, 8, 9, 31, 64, 77, 257].iter().for_each(|&n| tree(library, n));
@@ -88,6 +126,11 @@ pub fn check(library: &Library) {
     sums::<f32, f32>(library, [2, 9, 33]);
     sums::<f32, f32>(library, [1, 77, 5]);
     sums::<f32, f32>(library, [1, 2, 1500]);
+    sums_of_ints(library, [3, 700, 1], 1, None);
+    sums_of_ints(library, [2, 9, 300], 1 << 20, None);
+    sums_of_ints(library, [2, 40, 3], 1 << 24, Some(0));
+    sums_of_ints(library, [5, 20, 1], 10_000_000, Some(1));
+    extremes_of_ints(library);
     sums::<bf16, f32>(library, [1, 300, 40]);
     sums::<f16, f32>(library, [3, 1, 8]);
     sums::<bf16, bf16>(library, [2, 9, 33]);

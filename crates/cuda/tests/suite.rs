@@ -31,6 +31,7 @@ mod rope;
 mod row_loss;
 mod sanitizers;
 mod softmax;
+mod sort;
 mod table;
 mod top_k;
 mod unary;

@@ -174,10 +174,14 @@ instances! {
 instances! {
     /// Multiplies each element of `x` by `scale` with probability `keep`, else by 0. The gradient is the same call.
     pub fn dropout[T: Float](cpu: &Cpu, stream: Stream, first: u64, keep: f64, scale: f32, x: &mut [T]) {
-        // Kept if bits < threshold; 2^32 keeps all.
-        let threshold = (keep.clamp(0.0, 1.0) * 4_294_967_296.0) as u64;
+        let threshold = dropout_threshold(keep);
         in_parts(cpu, first, x, |isa, first, x| dropout_task(isa, stream, first, threshold, scale, x));
     }
+}
+
+/// What random bits are below where an element is kept; 2^32 keeps all.
+pub fn dropout_threshold(keep: f64) -> u64 {
+    (keep.clamp(0.0, 1.0) * 4_294_967_296.0) as u64
 }
 
 fn in_parts<T: Send>(cpu: &Cpu, first: u64, out: &mut [T], f: impl Fn(Isa, u64, &mut [T]) + Sync + Send) {

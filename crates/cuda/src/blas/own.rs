@@ -8,7 +8,6 @@ use crate::element::Element;
 use crate::error::Result;
 use crate::gemm::{GemmShape, MOST_BATCH};
 use crate::modules::Modules;
-use crate::table;
 
 pub(super) struct Own {
     modules: Arc<Modules>,
@@ -30,10 +29,8 @@ impl Own {
             a_transposed: product.a.form == Form::Transposed,
             b_transposed: product.b.form == Form::Transposed,
         };
-        let instance = table::find(shape.op()).and_then(|op| op.instance(&[element, out], None));
-        let function = match instance {
-            Some(instance) => self.modules.function(&instance)?,
-            None => return Err(product.wrong(format!("no kernel multiplies {element} to {out}"))),
+        let Some(function) = self.modules.find(shape.op(), &[element, out], None)? else {
+            return Err(product.wrong(format!("no kernel multiplies {element} to {out}")));
         };
         let [a, b, d] = [&product.a.layout, &product.b.layout, &product.d_layout];
         for first in (0..product.batch).step_by(MOST_BATCH) {

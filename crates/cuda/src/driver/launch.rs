@@ -15,6 +15,8 @@ use crate::walk::Walk;
 
 /// The most blocks along x, and along y and z.
 const MOST_BLOCKS: [u32; 3] = [i32::MAX as u32, 65535, 65535];
+/// The most parameters of a kernel; those of the table have fewer.
+const MOST_PARAMS: usize = 32;
 /// Words of the largest parameter.
 const WORDS: usize = size_of::<Walk>().div_ceil(8);
 
@@ -102,8 +104,12 @@ impl Stream {
         check_args(function, args, self.context())?;
         check_geometry(function, &geometry, self.context())?;
         function.allow_shared(geometry.shared_bytes)?;
-        let mut params: Vec<*mut c_void> =
-            args.iter().map(|arg| arg.words.as_ptr().cast_mut().cast()).collect();
+        // On the stack: a launch allocates nothing.
+        let mut params = [std::ptr::null_mut::<c_void>(); MOST_PARAMS];
+        let Some(used) = params.get_mut(..args.len()) else {
+            return Err(function.wrong(format!("it takes more than {MOST_PARAMS} arguments")));
+        };
+        used.iter_mut().zip(args).for_each(|(param, arg)| *param = arg.words.as_ptr().cast_mut().cast());
         let ([x, y, z], threads) = (geometry.grid, geometry.threads);
         let shared = c_uint::try_from(geometry.shared_bytes).unwrap_or(c_uint::MAX);
         let (stream, api) = (self.handle(), self.context().enter()?);
@@ -138,11 +144,12 @@ fn check_args(function: &Function, args: &[Arg<'_>], context: &Context) -> Resul
         return Err(function.wrong(reason));
     }
     for (arg, param) in args.iter().zip(params) {
-        let element = instance.element(param);
-        let said = |what: &str, element: Element| format!("{what} {element}");
-        let wanted = said(if param.access == Access::Value { "a value" } else { "a pointer to" }, element);
-        let got = said(if arg.memory.is_none() { "a value" } else { "a pointer to" }, arg.element);
-        if wanted != got {
+        let (element, is_value) = (instance.element(param), param.access == Access::Value);
+        if (element, is_value) != (arg.element, arg.memory.is_none()) {
+            let said = |is_value, element: Element| {
+                format!("{} {element}", if is_value { "a value" } else { "a pointer to" })
+            };
+            let (wanted, got) = (said(is_value, element), said(arg.memory.is_none(), arg.element));
             return Err(function.wrong(format!("{} is {wanted}, not {got}", param.name)));
         }
         let Some(Some(slice)) = arg.memory else { continue };

@@ -16,6 +16,10 @@ kernels! { BINARY, source::BINARY;
     binary (f: value(u32), order: value(walk), x: read(0), y: read(0), out: write(0), n: value(u64)) for FLOATS;
 }
 
+kernels! { BINARY_INTS, source::BINARY;
+    binary_ints (f: value(u32), order: value(walk), x: read(i32), y: read(i32), out: write(i32), n: value(u64)) for NONE;
+}
+
 kernels! { COMPARE, source::COMPARE;
     compare (f: value(u32), order: value(walk), x: read(0), y: read(0), out: write(i32), n: value(u64)) for WORDS;
 }
@@ -26,6 +30,9 @@ kernels! { COPY, source::COPY;
     read_window (full: value(u32), first: value(u32), len: value(u32), whole: read(0), part: write(0), n: value(u64))
         for WORDS;
     write_window (full: value(u32), first: value(u32), len: value(u32), part: read(0), whole: update(0),
+        n: value(u64)) for WORDS;
+    reversed (x: read(0), y: write(0), n: value(u32), inner: value(u32), n_elems: value(u64)) for WORDS;
+    triangle (upper: value(u32), diagonal: value(i32), x: read(0), y: write(0), rows: value(u32), cols: value(u32),
         n: value(u64)) for WORDS;
     select (mask: read(i32), x: read(0), y: read(0), value: value(0), out: write(0), n: value(u64)) for WORDS;
 }
@@ -59,15 +66,15 @@ kernels! { PAIR_LOSS, source::PAIR_LOSS;
         blocks: write(f64), n: value(u64)) for FLOATS;
     pair_loss_each (kind: value(u32), beta: value(f32), factor: value(f32), x: read(0), target: read(0), y: write(0),
         n: value(u64)) for FLOATS;
-    pair_loss_input_grad (kind: value(u32), beta: value(f32), factor: value(f32), scale: value(f32), x: read(0),
-        target: read(0), dx: write(0), n: value(u64)) for FLOATS;
-    pair_loss_target_grad (kind: value(u32), beta: value(f32), factor: value(f32), scale: value(f32), x: read(0),
-        target: read(0), dt: write(0), n: value(u64)) for FLOATS;
+    pair_loss_input_grad (kind: value(u32), beta: value(f32), factor: value(f32), scale: value(f32),
+        upstream: read(f32), x: read(0), target: read(0), dx: write(0), n: value(u64)) for FLOATS;
+    pair_loss_target_grad (kind: value(u32), beta: value(f32), factor: value(f32), scale: value(f32),
+        upstream: read(f32), x: read(0), target: read(0), dt: write(0), n: value(u64)) for FLOATS;
 }
 
 kernels! { QUANTIZED, source::QUANTIZED;
     dequantize_4bit (codes: read(u8), values: read(f32), absmax: read(f32), nested: read(u8), map: read(f32),
-        offset: value(f32), out: write(0), first: value(u64), n: value(u64)) for FLOATS;
+        offset: read(f32), out: write(0), first: value(u64), n: value(u64)) for FLOATS;
     dequantize_int8 (codes: read(i8), absmax: read(f32), out: write(0), first_row: value(u32), rows: value(u32),
         cols: value(u32)) for FLOATS;
 }

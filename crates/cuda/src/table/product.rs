@@ -25,10 +25,10 @@ kernels! { GEMM, source::GEMM;
 
 kernels! { GEMM_QUANTIZED, source::GEMM_QUANTIZED;
     product_4bit_forward (x: read(0), x_stride: value(u64), codes: read(u8), values: read(f32), absmax: read(f32),
-        nested: read(u8), map: read(f32), offset: value(f32), bias: read(0), y: update(0), y_stride: value(u64),
+        nested: read(u8), map: read(f32), offset: read(f32), bias: read(0), y: update(0), y_stride: value(u64),
         beta: value(f32), m: value(u32), rows: value(u32), cols: value(u32)) for FLOATS;
     product_4bit_backward (x: read(0), x_stride: value(u64), codes: read(u8), values: read(f32), absmax: read(f32),
-        nested: read(u8), map: read(f32), offset: value(f32), bias: read(0), y: update(0), y_stride: value(u64),
+        nested: read(u8), map: read(f32), offset: read(f32), bias: read(0), y: update(0), y_stride: value(u64),
         beta: value(f32), m: value(u32), rows: value(u32), cols: value(u32)) for FLOATS;
     product_int8_forward (x: read(0), x_stride: value(u64), codes: read(i8), absmax: read(f32), bias: read(0),
         y: update(0), y_stride: value(u64), beta: value(f32), m: value(u32), rows: value(u32), cols: value(u32))

@@ -1,7 +1,7 @@
 //! The kernels that work on rows.
 
 use super::{FLOATS, NONE, kernels};
-use crate::element::Element::{BF16, F16, F32};
+use crate::element::Element::{BF16, F16, F32, I32};
 use crate::kernel::Dtypes;
 use crate::source;
 
@@ -9,6 +9,8 @@ use crate::source;
 const EMBEDDED: &[Dtypes] = &[&[F32, F32], &[BF16, BF16], &[BF16, F32], &[F16, F16], &[F16, F32]];
 /// Of logits and of their gradient.
 const LOGITS: &[Dtypes] = &[&[F32, F32], &[F32, BF16], &[F32, F16], &[BF16, BF16], &[F16, F16]];
+/// Whatever can be compared.
+const WORDS: &[Dtypes] = &[&[F32], &[BF16], &[F16], &[I32]];
 /// Of terms and of their sum.
 const SUMS: &[Dtypes] = &[&[F32, F32], &[BF16, F32], &[F16, F32], &[BF16, BF16], &[F16, F16]];
 
@@ -35,9 +37,15 @@ kernels! { REDUCE, source::REDUCE;
     sum_rows (scale: value(f32), x: read(0), out: update(1), add: value(u32), outer: value(u32), n: value(u32),
         inner: value(u32)) for SUMS;
     squared_norm (x: read(0), blocks: write(f64), n: value(u64)) for FLOATS;
-    extreme (least: value(u32), x: read(0), values: write(0), places: write(i32), outer: value(u32), n: value(u32),
-        inner: value(u32)) for FLOATS;
     sum_f64 (x: read(f64), out: write(f64), n: value(u64)) for NONE;
+    mean_f64 (x: read(f64), out: write(f32), divisor: value(u64), n: value(u64)) for NONE;
+    sum_ints (x: read(i32), out: write(i32), positions: write(u32), outer: value(u32), n: value(u32),
+        inner: value(u32)) for NONE;
+}
+
+kernels! { REDUCE_WORDS, source::REDUCE;
+    extreme (least: value(u32), x: read(0), values: write(0), places: write(i32), outer: value(u32), n: value(u32),
+        inner: value(u32)) for WORDS;
 }
 
 kernels! { ROPE, source::ROPE;

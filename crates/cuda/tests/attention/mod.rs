@@ -208,6 +208,10 @@ fn few_queries_match_the_reference() {
         let many_rows =
             AttentionShape { q_len: 5, window: Some(40), logit_cap: Some(3.0), ..shape(1, 90, 8, 2, 64) };
         decode::<bf16>(library, many_rows, Some(vec![70; 5]), 5);
+        // A window in the middle of a tile, which some splits have no part of.
+        let far = AttentionShape { q_len: 2, window: Some(100), ..shape(1, 410, 2, 1, 64) };
+        decode::<bf16>(library, far, None, 2);
+        decode::<bf16>(library, AttentionShape { q_len: 1, window: Some(3), ..far }, None, 4);
         decode::<f32>(library, AttentionShape { q_len: 2, ..shape(1, 33, 2, 2, 104) }, None, 1);
         decode::<f16>(library, AttentionShape { q_len: 1, causal: false, ..shape(1, 70, 3, 1, 96) }, None, 2);
         decode::<bf16>(library, AttentionShape { q_len: 1, ..shape(1, 50, 2, 1, 256) }, None, 2);

@@ -70,6 +70,7 @@ pub fn tests_of(family: &str) -> fn(&Library) {
         "reduce" => crate::reduce::check,
         "rope" => crate::rope::check,
         "row_loss" => crate::row_loss::check,
+        "sort" => crate::sort::check,
         "softmax" => crate::softmax::check,
         "top_k" => crate::top_k::check,
         "unary" => crate::unary::check,

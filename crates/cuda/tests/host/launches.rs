@@ -1,6 +1,7 @@
 //! Launches are compared with the table before the driver sees them, and errors of the GPU come out later.
 
 use std::sync::Arc;
+use std::time::Instant;
 
 use half::bf16;
 use oarlock_cuda::attention::AttentionShape;
@@ -204,5 +205,40 @@ fn an_unknown_name_is_an_error_of_the_driver() {
     for (error, name) in refused.into_iter().zip(["INVALID_IMAGE", "INVALID_IMAGE", "NO_BINARY_FOR_GPU"]) {
         let said = error.expect("an error").to_string();
         assert!(said.contains(name) && said.contains("for another GPU"), "{said}");
+    }
+}
+
+/// Prints what a launch costs the host, without the kernel: `cargo test --release -p oarlock-cuda --test suite -- --ignored
+/// --nocapture cost_of_a_launch`. The fake driver's own part is in it.
+#[test]
+#[ignore = "a measurement"]
+fn cost_of_a_launch() {
+    let Some(machine) = Machine::new() else { return };
+    let context = machine.context(0);
+    let (stream, modules) = (context.stream().expect("a stream"), machine.modules(&context));
+    let memory = fresh::<f32>(&stream, 1);
+    let n_launches = 5000;
+    let nanos = |start: Instant| start.elapsed().as_nanos() as usize / n_launches;
+    for (op, n_args) in [("fill", 3), ("adam", 16)] {
+        let find = || modules.find(op, &[Element::F32], None).expect("a function").expect("an instance");
+        let function = find();
+        let start = Instant::now();
+        (0..n_launches).for_each(|_| drop(std::hint::black_box(find())));
+        let looked_up = nanos(start);
+        let start = Instant::now();
+        for _ in 0..n_launches {
+            let x = arg::<f32>(&memory);
+            let args = match n_args {
+                3 => vec![x, Arg::f32(1.0), Arg::u64(1)],
+                _ => {
+                    let numbers = [Arg::f32(0.5); 9];
+                    [&[x, x, x, x, x, Arg::u32(1)][..], &numbers, &[Arg::u64(1)]].concat()
+                }
+            };
+            // SAFETY: each has one element.
+            unsafe { stream.launch(&function, geometry::elements(1), &args) }.expect("a launch");
+        }
+        eprintln!("{op}, {n_args} arguments: {looked_up} ns to look it up, {} ns to launch it", nanos(start));
+        stream.synchronize().expect("the end of all launches");
     }
 }

@@ -38,7 +38,7 @@ pub struct StepArgs {
 
 impl StepArgs {
     /// What decoupled weight decay leaves of a weight.
-    fn keep(&self) -> f32 {
+    pub fn keep(&self) -> f32 {
         (1.0 - self.lr * self.weight_decay) as f32
     }
 }

@@ -11,8 +11,9 @@ use std::sync::Arc;
 use oarlock_cuda::blas::{self, Layout, Operand, Precision, Product};
 use oarlock_cuda::driver::{Arg, Function, Slice};
 use oarlock_cuda::geometry::{self, Geometry};
-use oarlock_cuda::order::{self, ById};
-use oarlock_cuda::{Element, Walk, table};
+use oarlock_cuda::modules::MOST_DTYPES;
+use oarlock_cuda::{Element, Walk};
+use oarlock_kernels::random::Stream;
 use oarlock_kernels::{DType, Element as _, Error, Store, bf16, f16};
 
 use super::{Access, CodeTables, Gpu, Place, failed};
@@ -53,11 +54,11 @@ pub(crate) fn element(dtype: DType) -> Element {
 /// The kernels and products of a GPU, for one launch.
 #[derive(Clone, Copy)]
 pub(crate) struct Kernels<'l> {
-    gpu: &'l Gpu,
+    pub(super) gpu: &'l Gpu,
     arena: &'l Arena,
     accesses: &'l [Access],
     /// Whether a kernel or a product was launched.
-    launched: &'l Cell<bool>,
+    pub(super) launched: &'l Cell<bool>,
 }
 
 impl<'l> Kernels<'l> {
@@ -74,17 +75,20 @@ impl<'l> Kernels<'l> {
     ///
     /// # Errors
     /// [`Unable::NoForm`] if there is none.
-    pub fn kernel(&self, op: &str, dtypes: &[DType]) -> Found<Call<'l>> {
+    pub fn kernel(&self, op: &'static str, dtypes: &[DType]) -> Found<Call<'l>> {
         self.kernel_of(op, dtypes, None)
     }
 
     /// As [`Kernels::kernel`], for heads of this many elements.
-    pub fn kernel_of(&self, op: &str, dtypes: &[DType], head_dim: Option<u32>) -> Found<Call<'l>> {
-        let elements: Vec<Element> = dtypes.iter().copied().map(element).collect();
-        let instance = table::find(op).and_then(|kernel| kernel.instance(&elements, head_dim));
-        let function = self.gpu.modules.function(&instance.ok_or(Unable::NoForm)?).map_err(failed)?;
+    pub fn kernel_of(&self, op: &'static str, dtypes: &[DType], head_dim: Option<u32>) -> Found<Call<'l>> {
+        let mut elements = [Element::F32; MOST_DTYPES];
+        let elements = elements.get_mut(..dtypes.len()).ok_or(Unable::NoForm)?;
+        elements.iter_mut().zip(dtypes).for_each(|(element, dtype)| *element = self::element(*dtype));
+        let function =
+            self.gpu.modules.find(op, elements, head_dim).map_err(failed)?.ok_or(Unable::NoForm)?;
         let (gpu, accesses, launched) = (self.gpu, self.accesses, self.launched);
-        Ok(Call { gpu, accesses, launched, function, args: Vec::new(), wrong: None })
+        let args = Vec::with_capacity(function.instance().kernel.params.len());
+        Ok(Call { gpu, accesses, launched, function, args, wrong: None })
     }
 
     /// The memory of a view.
@@ -111,34 +115,20 @@ impl<'l> Kernels<'l> {
         (out, out_dtype, store): (&ViewMut<T>, DType, Store),
         bias: Option<Slice<'_>>,
     ) -> Form {
-        let product = product((dtype, batch), [a, b], (self.slice(out)?, out_dtype, store), bias)?;
-        self.launched.set(true);
-        Ok(self.gpu.blas.multiply(&product).map_err(failed)?)
+        self.multiply_slice((dtype, batch), [a, b], (self.slice(out)?, out_dtype, store), bias)
     }
 
-    /// The rows of a tensor in the order of their ids, which are below `bound`; at least one.
-    pub fn by_id(&self, ids: &View<i32>, n: usize, bound: usize) -> Found<RowsById> {
-        if i32::try_from(n).is_err() {
-            return Err(Unable::NoForm);
-        }
-        let n_counts = order::n_counts(n);
-        let memory = self.temporary(4 * (4 * n + 1 + n_counts))?;
-        let part = |first: usize, len: usize| memory.part(4 * first, 4 * len);
-        let orders = [part(0, n)?, part(n, n)?];
-        let by_id = ById {
-            ids: self.slice(ids)?,
-            n,
-            bound,
-            order: orders,
-            starts: part(2 * n, n + 1)?,
-            unique: part(3 * n + 1, n)?,
-            counts: part(4 * n + 1, n_counts)?,
-        };
+    /// As [`Kernels::multiply`], into any memory.
+    pub fn multiply_slice(
+        &self,
+        (dtype, batch): (DType, usize),
+        operands: [Matrix<'_>; 2],
+        (out, out_dtype, store): (Slice<'_>, DType, Store),
+        bias: Option<Slice<'_>>,
+    ) -> Form {
+        let product = product((dtype, batch), operands, (out, out_dtype, store), bias)?;
         self.launched.set(true);
-        // SAFETY: the parts have the sizes that are asked for, and the op has compared the ids with its bound.
-        let order = unsafe { by_id.run(&self.gpu.stream, &self.gpu.modules) }.map_err(failed)?;
-        let is_second = order.address() == orders[1].address();
-        Ok(RowsById { memory, n, is_second })
+        Ok(self.gpu.blas.multiply(&product).map_err(failed)?)
     }
 
     /// out[o, i] = the sum over k of x[o, k, i], or that added to it.
@@ -168,6 +158,11 @@ impl<'l> Kernels<'l> {
     /// Copies bytes of the host to memory, before this returns.
     pub fn upload(&self, bytes: &[u8], to: Slice<'_>) -> Form {
         Ok(self.gpu.stream.write_now(bytes, to).map_err(failed)?)
+    }
+
+    /// Whether products are computed by cuBLASLt.
+    pub fn has_cublas(&self) -> bool {
+        self.gpu.blas.version().is_some()
     }
 
     /// The tables that quantized weights are decoded with.
@@ -249,32 +244,6 @@ impl Temporary {
             Owner::Cuda(block) => Ok(block.slice(start, bytes)?),
             _ => Err(Unable::NoForm),
         }
-    }
-}
-
-/// Rows in the order of their ids: those of `unique[k]` are `order[starts[k]..starts[k + 1]]`, ascending. There are as many
-/// entries as rows; the last ones may have no rows.
-pub(crate) struct RowsById {
-    memory: Temporary,
-    n: usize,
-    is_second: bool,
-}
-
-impl RowsById {
-    pub fn order(&self) -> Found<Slice<'_>> {
-        self.part(if self.is_second { self.n } else { 0 }, self.n)
-    }
-
-    pub fn starts(&self) -> Found<Slice<'_>> {
-        self.part(2 * self.n, self.n + 1)
-    }
-
-    pub fn unique(&self) -> Found<Slice<'_>> {
-        self.part(3 * self.n + 1, self.n)
-    }
-
-    fn part(&self, first: usize, len: usize) -> Found<Slice<'_>> {
-        self.memory.part(4 * first, 4 * len)
     }
 }
 
@@ -417,6 +386,12 @@ impl<'l> Call<'l> {
         self
     }
 
+    /// A number that may be negative.
+    pub fn signed(mut self, value: i32) -> Call<'l> {
+        self.args.push(Arg::i32(value));
+        self
+    }
+
     /// A size.
     pub fn u32(mut self, value: usize) -> Call<'l> {
         match u32::try_from(value) {
@@ -447,6 +422,12 @@ impl<'l> Call<'l> {
             _ => Arg::f32(f32::from_number(value)),
         };
         self.args.push(arg);
+        self
+    }
+
+    /// Random numbers from the one of this place on.
+    pub fn random(mut self, Stream { seed, stream }: Stream, first: u64) -> Call<'l> {
+        self.args.extend([seed, stream, first].map(Arg::u64));
         self
     }
 

@@ -11,8 +11,10 @@
 mod code_tables;
 mod form;
 pub(crate) mod forms;
+pub(crate) mod indexed;
 mod info;
 mod mirror;
+mod order;
 
 use std::cell::Cell;
 use std::collections::BTreeSet;

@@ -203,12 +203,12 @@ fn forward(
         launch.cuda(|gpu| {
             let s = on_gpu(&shape);
             let n_rows = s.batch * s.heads * s.q_len;
-            if s.q_len > FEW_QUERIES || s.kv_len < 2 * SPLIT_KEYS {
+            let n_splits = s.n_splits(element(T::DTYPE));
+            if n_splits == 1 {
                 let call = kernel_of(gpu, "attention_forward", T::DTYPE, &s)?.view(&q).view(&k).view(&v);
                 let call = call.optional(starts.as_ref()).view(&o).view(&lse);
                 return with_shape(call, &s).run(s.forward(element(T::DTYPE)));
             }
-            let n_splits = (s.kv_len / SPLIT_KEYS).min(MOST_SPLITS);
             let bytes = 4 * n_rows * n_splits;
             let parts = gpu.temporary(bytes * (s.head_dim + 2))?;
             let (maxima, sums) = (parts.part(0, bytes)?, parts.part(bytes, bytes)?);
@@ -234,11 +234,6 @@ fn forward(
     Ok((o, lse))
 }
 
-/// With so few queries a GPU divides the keys over blocks: at least so many keys, and into at most so many parts.
-const FEW_QUERIES: usize = 8;
-const SPLIT_KEYS: usize = 256;
-const MOST_SPLITS: usize = 32;
-
 /// The shape as the kernels of a GPU take it.
 fn on_gpu(s: &AttentionShape) -> cuda::AttentionShape {
     cuda::AttentionShape {
@@ -256,7 +251,12 @@ fn on_gpu(s: &AttentionShape) -> cuda::AttentionShape {
     }
 }
 
-fn kernel_of<'l>(gpu: &Kernels<'l>, op: &str, dtype: DType, s: &cuda::AttentionShape) -> Found<Call<'l>> {
+fn kernel_of<'l>(
+    gpu: &Kernels<'l>,
+    op: &'static str,
+    dtype: DType,
+    s: &cuda::AttentionShape,
+) -> Found<Call<'l>> {
     gpu.kernel_of(op, &[dtype], Some(s.unit_head_dim().ok_or(Unable::NoForm)?))
 }
 

@@ -12,7 +12,7 @@ use oarlock_kernels::unary::Unary;
 use oarlock_kernels::walk::Walk;
 use oarlock_kernels::{DType, Element, Error, Result};
 
-use crate::cuda::forms;
+use crate::cuda::{Unable, forms};
 use crate::ops::reduce::sum_to;
 use crate::ops::{Operand, beside, check_device, check_dtype, unary, with_float};
 use crate::shape::Shape;
@@ -142,7 +142,18 @@ fn forward(a: &Tensor, b: &Tensor, f: Binary) -> Result<Tensor> {
     let bytes = (a.len_bytes() + b.len_bytes() + y.len_bytes()) as u64;
     let mut launch = a.device().launch(name(f), 0, bytes);
     if a.dtype() == DType::I32 {
-        let (a, b, y) = (launch.read(a)?, launch.read(b)?, launch.write(&mut y)?);
+        let (shapes, n) = ([*a.shape(), *b.shape()], y.n_elems());
+        let (a, b, y) = (launch.read::<i32>(a)?, launch.read::<i32>(b)?, launch.write::<i32>(&mut y)?);
+        launch.cuda(|gpu| {
+            // Divisors may be 0, and other functions are refused.
+            if !matches!(f, Binary::Add | Binary::Sub | Binary::Mul | Binary::Maximum | Binary::Minimum) {
+                return Err(Unable::NoForm);
+            }
+            let [of_a, of_b] = shapes.map(|operand| spread_strides(&operand, &shape));
+            let walk = forms::walk(shape.sizes(), [&of_a, &of_b])?;
+            let call = gpu.kernel("binary_ints", &[])?.u32(f as usize).walk(&walk);
+            call.view(&a).view(&b).view(&y).u64(n).run(geometry::elements(n))
+        })?;
         launch
             .run(move |cpu| kernel::binary_ints(cpu, f, &walk, a.slice(cpu), b.slice(cpu), y.slice(cpu)))?;
     } else {

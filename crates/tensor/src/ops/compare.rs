@@ -3,10 +3,13 @@
 //! The result is a mask: integers (i32), 1 where the comparison holds and 0 elsewhere. `where_cond` and `masked_fill` take
 //! masks, and `any`, `all` and `sum` count in them. No gradient flows through a comparison.
 
+use oarlock_cuda::driver::Slice;
+use oarlock_cuda::geometry;
 use oarlock_kernels::compare::{self as kernel, Compare};
 use oarlock_kernels::{DType, Result};
 
-use crate::ops::binary::together;
+use crate::cuda::{Kernels, forms};
+use crate::ops::binary::{spread_strides, together};
 use crate::ops::{Operand, beside, check_device, check_dtype, with_float};
 use crate::tensor::Tensor;
 
@@ -85,18 +88,27 @@ fn apply(a: &Tensor, b: Operand<'_>, f: Compare, name: &'static str) -> Result<T
     check_device(name, a, &[b])?;
     check_dtype(name, a, b)?;
     let (shape, walk) = together(name, a, b)?;
+    let strides = [a, b].map(|operand| spread_strides(operand.shape(), &shape));
     let mut mask = Tensor::uninit(shape, DType::I32, a.device(), "mask")?;
     let bytes = (a.len_bytes() + b.len_bytes() + mask.len_bytes()) as u64;
     let mut launch = a.device().launch(name, 0, bytes);
+    let (n, dtype) = (mask.n_elems(), a.dtype());
     let out = launch.write(&mut mask)?;
-    if a.dtype() == DType::I32 {
+    let form = |gpu: &Kernels<'_>, [a, b]: [Slice<'_>; 2]| {
+        let walk = forms::walk(shape.sizes(), [&strides[0], &strides[1]])?;
+        let call = gpu.kernel("compare", &[dtype])?.u32(f as usize).walk(&walk).slice(a).slice(b);
+        call.view(&out).u64(n).run(geometry::elements(n))
+    };
+    if dtype == DType::I32 {
         let (a, b) = (launch.read(a)?, launch.read(b)?);
+        launch.cuda(|gpu| form(gpu, [gpu.slice(&a)?, gpu.slice(&b)?]))?;
         launch.run(move |cpu| {
             kernel::compare_ints(cpu, f, &walk, a.slice(cpu), b.slice(cpu), out.slice(cpu))
         })?;
     } else {
-        with_float!(a.dtype(), name, T => {
+        with_float!(dtype, name, T => {
             let (a, b) = (launch.read::<T>(a)?, launch.read::<T>(b)?);
+            launch.cuda(|gpu| form(gpu, [gpu.slice(&a)?, gpu.slice(&b)?]))?;
             launch.run(move |cpu| kernel::compare(cpu, f, &walk, a.slice(cpu), b.slice(cpu), out.slice(cpu)))
         })?;
     }

@@ -101,7 +101,12 @@ impl Tensor {
             DType::F32 | DType::I32 => 16_777_216.0,
         };
         with_float!(dtype, "rand", T => {
+            let n = y.n_elems();
             let y = launch.write::<T>(&mut y)?;
+            launch.cuda(|gpu| {
+                let call = gpu.kernel("fill_steps", &[T::DTYPE])?.random(stream(seed), 0).f32(n_steps);
+                call.view(&y).u64(n).run(geometry::elements(n))
+            })?;
             launch.run(move |cpu| random::fill_steps(cpu, stream(seed), 0, n_steps, y.slice(cpu)))
         })?;
         Ok(y)
@@ -115,7 +120,12 @@ impl Tensor {
         let mut y = Tensor::uninit(shape, dtype, device, "tensor")?;
         let mut launch = device.launch("randn", 0, y.len_bytes() as u64);
         with_float!(dtype, "randn", T => {
+            let n = y.n_elems();
             let y = launch.write::<T>(&mut y)?;
+            launch.cuda(|gpu| {
+                let call = gpu.kernel("fill_normal", &[T::DTYPE])?.random(stream(seed), 0).f32(0.0).f32(1.0);
+                call.view(&y).u64(n).run(geometry::elements(n))
+            })?;
             launch.run(move |cpu| random::fill_normal(cpu, stream(seed), 0, 0.0, 1.0, y.slice(cpu)))
         })?;
         Ok(y)

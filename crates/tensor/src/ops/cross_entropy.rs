@@ -7,7 +7,7 @@ use oarlock_kernels::cross_entropy as kernel;
 use oarlock_kernels::sums::tree_sum_f32;
 use oarlock_kernels::{DType, Element, Error, Result};
 
-use crate::cuda::{Form, Kernels, forms};
+use crate::cuda::{Form, Kernels, forms, indexed};
 use crate::launch::{View, ViewMut};
 use crate::ops::cast::converted;
 use crate::ops::row_loss::{RowLossOptions, row_losses};
@@ -114,7 +114,12 @@ pub(super) fn targets(labels: &Tensor, ignored: i32, vocab: usize, op: &'static 
     };
     let mut targets = Tensor::uninit([labels.n_elems()], DType::I32, labels.device(), "tensor")?;
     let mut launch = labels.device().quiet_launch(op);
+    let n = labels.n_elems();
     let (labels, out) = (launch.read::<i32>(labels)?, launch.write::<i32>(&mut targets)?);
+    launch.cuda(|gpu| {
+        let marks = [ignored, kernel::IGNORE];
+        indexed::targets(gpu, op, (&labels, n, vocab), marks, gpu.slice(&out)?)
+    })?;
     launch.run(move |cpu| {
         for (out, label) in out.slice(cpu).iter_mut().zip(labels.slice(cpu).iter().enumerate()) {
             *out = target(label)?;

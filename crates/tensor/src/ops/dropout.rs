@@ -1,7 +1,8 @@
 //! Dropout (Srivastava et al. 2014) with addressed random numbers: the mask is computed again, never stored.
 
+use oarlock_cuda::geometry;
 use oarlock_kernels::random::{self, Stream};
-use oarlock_kernels::{Error, Result};
+use oarlock_kernels::{Element, Error, Result};
 
 use crate::ops::with_float;
 use crate::tape::{Backward, Function, Recorder, Saved};
@@ -31,12 +32,17 @@ struct Mask {
 impl Mask {
     fn apply(self, x: &Tensor, what: &'static str) -> Result<Tensor> {
         let keep = 1.0 - self.p;
-        let mut y = x.copied(what)?;
+        let (mut y, n, scale) = (x.copied(what)?, x.n_elems(), (1.0 / keep) as f32);
         let mut launch = x.device().launch("dropout", 0, 4 * x.len_bytes() as u64);
         with_float!(x.dtype(), "dropout", T => {
             let y = launch.update::<T>(&mut y)?;
+            launch.cuda(|gpu| {
+                let call = gpu.kernel("dropout", &[T::DTYPE])?.random(self.stream, 0);
+                let call = call.u64(random::dropout_threshold(keep) as usize).f32(scale);
+                call.view(&y).view(&y).u64(n).run(geometry::elements(n))
+            })?;
             launch.run(move |cpu| {
-                random::dropout(cpu, self.stream, 0, keep, (1.0 / keep) as f32, y.slice(cpu));
+                random::dropout(cpu, self.stream, 0, keep, scale, y.slice(cpu));
             })
         })?;
         Ok(y)

@@ -3,7 +3,7 @@
 use oarlock_cuda::geometry;
 use oarlock_kernels::{DType, Element, Error, Result, Store, embed};
 
-use crate::cuda::forms;
+use crate::cuda::{forms, indexed};
 use crate::ops::{with_float, wrong_shape};
 use crate::param::Param;
 use crate::tape::{Backward, Function, Recorder};
@@ -43,7 +43,7 @@ pub fn embedding_to(ids: &Tensor, table: &Param, dtype: DType) -> Result<Tensor>
             DType::F32 => {
                 let y = launch.write::<f32>(&mut y)?;
                 launch.cuda(|gpu| {
-                    check_ids(&gpu.download(&ids)?, n_ids)?;
+                    indexed::check(gpu, "embed_forward", &ids, rows, n_ids)?;
                     forms::gather_rows(gpu, (&weight, T::DTYPE), &ids, (&y, dtype), [rows, dim])
                 })?;
                 launch.run(move |cpu| embed::embed_forward(cpu, weight.slice(cpu), dim, ids.slice(cpu), y.slice(cpu)))
@@ -51,7 +51,7 @@ pub fn embedding_to(ids: &Tensor, table: &Param, dtype: DType) -> Result<Tensor>
             _ => {
                 let y = launch.write::<T>(&mut y)?;
                 launch.cuda(|gpu| {
-                    check_ids(&gpu.download(&ids)?, n_ids)?;
+                    indexed::check(gpu, "embed_forward", &ids, rows, n_ids)?;
                     forms::gather_rows(gpu, (&weight, T::DTYPE), &ids, (&y, dtype), [rows, dim])
                 })?;
                 launch.run(move |cpu| embed::embed_forward(cpu, weight.slice(cpu), dim, ids.slice(cpu), y.slice(cpu)))
@@ -60,18 +60,6 @@ pub fn embedding_to(ids: &Tensor, table: &Param, dtype: DType) -> Result<Tensor>
     })?;
     drop(weight);
     Ok(Recorder::record(recorder, y, |_| EmbeddingBackward { ids: ids.detach(), table: table.clone() }))
-}
-
-/// The kernel of a GPU does not look whether it has a row for each id.
-fn check_ids(ids: &[i32], n_ids: usize) -> Result<()> {
-    let has = |id: i32| usize::try_from(id).is_ok_and(|id| id < n_ids);
-    match ids.iter().position(|&id| !has(id)) {
-        None => Ok(()),
-        Some(position) => {
-            let index = i64::from(ids[position]);
-            Err(Error::Index { op: "embed_forward", index, position, bound: n_ids })
-        }
-    }
 }
 
 struct EmbeddingBackward {
@@ -96,7 +84,7 @@ impl Function for EmbeddingBackward {
                 if n_rows == 0 {
                     return Ok(());
                 }
-                let rows = gpu.by_id(&ids, n_rows, vocab)?;
+                let rows = gpu.by_id(gpu.slice(&ids)?, n_rows, vocab)?;
                 let call = gpu.kernel("embed_backward", &[T::DTYPE])?.view(&dy).slice(rows.order()?);
                 let call = call.slice(rows.starts()?).slice(rows.unique()?).view(&table);
                 call.u32(n_rows).u32(dim).run(geometry::elements(n_rows * dim.next_multiple_of(8)))

@@ -1,5 +1,6 @@
 //! Dims the other way round, and dims turned in a circle.
 
+use oarlock_cuda::geometry;
 use oarlock_kernels::copy;
 use oarlock_kernels::reduce::Dims;
 use oarlock_kernels::{Error, Result};
@@ -50,8 +51,13 @@ fn reversed(x: &Tensor, dim: usize) -> Result<Tensor> {
     let (before, after) = (&x.sizes()[..dim], &x.sizes()[dim + 1..]);
     let dims = Dims { outer: before.iter().product(), n: x.sizes()[dim], inner: after.iter().product() };
     let mut launch = x.device().launch("flip", 0, 2 * x.len_bytes() as u64);
-    with_word!(x.dtype(), W => {
+    let (dtype, n_elems) = (x.dtype(), x.n_elems());
+    with_word!(dtype, W => {
         let (x, y) = (launch.read_words::<W>(x)?, launch.write_words::<W>(&mut y)?);
+        launch.cuda(|gpu| {
+            let call = gpu.kernel("reversed", &[dtype])?.view(&x).view(&y).u32(dims.n).u32(dims.inner);
+            call.u64(n_elems).run(geometry::elements(n_elems))
+        })?;
         launch.run(move |cpu| copy::reversed(cpu, dims, x.slice(cpu), y.slice(cpu)))
     })?;
     Ok(y)

@@ -1,11 +1,15 @@
 //! Rows of a tensor by index, and sums of rows at an index; for a table of parameters there is
 //! [`embedding`](crate::ops::embedding).
 
+use oarlock_cuda::driver::Slice;
+use oarlock_cuda::geometry;
 use oarlock_kernels::indexed as kernel;
 use oarlock_kernels::reduce::Dims;
-use oarlock_kernels::{DType, Result};
+use oarlock_kernels::{DType, Element, Result};
 
+use crate::cuda::{Form, Kernels, indexed};
 use crate::ints::Int;
+use crate::launch::View;
 use crate::ops::gather::{rounded, sum_from};
 use crate::ops::{check_device, check_dtype, check_indices, dim_of, with_float, with_word, wrong_shape};
 use crate::shape::Shape;
@@ -75,16 +79,31 @@ impl Rows {
 
     fn read(&self, x: &Tensor) -> Result<Tensor> {
         let mut y = Tensor::uninit(self.shape()?, x.dtype(), x.device(), "activation")?;
-        let (op, dims) = (self.op, self.dims());
+        let (op, dims, dtype) = (self.op, self.dims(), x.dtype());
         let mut launch = x.device().launch(op, 0, 2 * y.len_bytes() as u64);
-        with_word!(x.dtype(), W => {
+        with_word!(dtype, W => {
             let (x, ids) = (launch.read_words::<W>(x)?, launch.read::<i32>(&self.index)?);
             let y = launch.write_words::<W>(&mut y)?;
+            launch.cuda(|gpu| {
+                let Dims { outer, n, inner } = dims;
+                let n_ids = self.index.n_elems();
+                indexed::check(gpu, op, &ids, n_ids, n)?;
+                let call = gpu.kernel("select_rows", &[dtype])?.view(&x).view(&ids).view(&y);
+                let call = call.u32(outer).u32(n).u32(n_ids).u32(inner);
+                call.run(geometry::elements(outer * n_ids * inner.next_multiple_of(8)))
+            })?;
             launch.run(move |cpu| {
                 kernel::select_rows(cpu, op, dims, x.slice(cpu), ids.slice(cpu), y.slice(cpu))
             })
         })?;
         Ok(y)
+    }
+
+    /// The same on a GPU, without the rounding.
+    fn add_form(&self, gpu: &Kernels<'_>, dtype: DType, ids: &View<i32>, operands: [Slice<'_>; 2]) -> Form {
+        let (Dims { outer, n, inner }, n_ids) = (self.dims(), self.index.n_elems());
+        indexed::check(gpu, self.op, ids, n_ids, n)?;
+        indexed::add_at(gpu, dtype, ids, operands, [outer, n, n_ids, inner])
     }
 
     /// `sum` with the rows of the source added, rounded to `dtype`.
@@ -94,12 +113,14 @@ impl Rows {
         let ids = launch.read::<i32>(&self.index)?;
         if dtype == DType::I32 {
             let (source, sum) = (launch.read::<i32>(source)?, launch.update::<i32>(&mut sum)?);
+            launch.cuda(|gpu| self.add_form(gpu, dtype, &ids, [gpu.slice(&source)?, gpu.slice(&sum)?]))?;
             launch.run(move |cpu| {
                 kernel::add_rows_ints(cpu, op, dims, source.slice(cpu), ids.slice(cpu), sum.slice(cpu))
             })?;
         } else {
             with_float!(source.dtype(), op, T => {
                 let (source, sum) = (launch.read::<T>(source)?, launch.update::<f32>(&mut sum)?);
+                launch.cuda(|gpu| self.add_form(gpu, T::DTYPE, &ids, [gpu.slice(&source)?, gpu.slice(&sum)?]))?;
                 launch.run(move |cpu| {
                     kernel::add_rows(cpu, op, dims, source.slice(cpu), ids.slice(cpu), sum.slice(cpu))
                 })

@@ -1,12 +1,13 @@
 //! Linear with a frozen quantized weight: y = x·Wᵀ. The products dequantize the weight part by part.
 
 use oarlock_cuda::driver::Slice;
+use oarlock_cuda::gemm::GemmShape;
 use oarlock_cuda::geometry;
 use oarlock_kernels::gemm::{MatMut, MatRef};
 use oarlock_kernels::quantized::{self, Format, Layout, Side};
 use oarlock_kernels::{DType, Element, Error, Result, Store};
 
-use crate::cuda::{Form, Kernels, Matrix, Unable, failed, forms};
+use crate::cuda::{Call, Form, Found, Kernels, Matrix, Unable, element, failed, forms};
 use crate::device::Device;
 use crate::launch::{Launch, ViewMut};
 use crate::ops::{with_float, wrong_shape};
@@ -52,7 +53,10 @@ pub fn dequantize(weight: &Param, layout: Layout, dtype: DType) -> Result<Tensor
     let mut launch = device.launch(OP, 0, 0);
     with_float!(dtype, OP, T => {
         let (words, out) = (launch.read::<i32>(&words)?, launch.write::<T>(&mut whole)?);
-        launch.cuda(|gpu| expand(gpu, layout, gpu.slice(&words)?, (gpu.slice(&out)?, T::DTYPE)))?;
+        launch.cuda(|gpu| {
+            let weight = Words { layout, words: gpu.slice(&words)? };
+            weight.expand(gpu, (gpu.slice(&out)?, T::DTYPE))
+        })?;
         launch.run(move |cpu| {
             let weight = layout.weight(words.slice(cpu));
             quantized::dequantize(cpu, weight, 0..layout.rows, 0..layout.cols, out.slice(cpu));
@@ -61,35 +65,84 @@ pub fn dequantize(weight: &Param, layout: Layout, dtype: DType) -> Result<Tensor
     Ok(whole)
 }
 
-/// Writes the weight that is in these words to the memory of a GPU.
-fn expand(gpu: &Kernels<'_>, layout: Layout, words: Slice<'_>, (out, dtype): (Slice<'_>, DType)) -> Form {
-    let n = layout.n_elems();
-    if n == 0 {
-        return Err(Unable::NoForm);
+/// Rows of x up to which a GPU multiplies by the codes themselves, without the dequantized weight in its memory.
+///
+/// Writing a weight of 16 bits and reading it again moves 4 bytes more for each element, about 1.3 ps at 3 TB/s, as long as
+/// cuBLASLt multiplies some hundred rows by it; the own kernel reads the codes once more for each tile of 128 rows and
+/// multiplies slower than cuBLASLt. Where that is not there, the own kernel multiplies all rows.
+const FUSED_ROWS: usize = 256;
+
+/// The parts of a weight on a GPU, as kernels take them.
+struct Words<'l> {
+    layout: Layout,
+    words: Slice<'l>,
+}
+
+impl<'l> Words<'l> {
+    /// Bytes of the codes, the scales, their scales, and the offset of these.
+    fn parts(&self) -> Found<[Slice<'l>; 4]> {
+        let mut end = 0;
+        let [codes, scales, absmax, offset] = self.layout.parts().map(|n_words| {
+            end += n_words;
+            forms::part(self.words, 4 * (end - n_words)..4 * end)
+        });
+        Ok([codes?, scales?, absmax?, offset?])
     }
-    let mut end = 0;
-    let [codes, scales, absmax, offset] = layout.parts().map(|n_words| {
-        end += n_words;
-        4 * (end - n_words)..4 * end
-    });
-    let part = |bytes| forms::part(words, bytes);
-    let Format::FourBit { code, nested } = layout.format else {
-        let call =
-            gpu.kernel("dequantize_int8", &[dtype])?.slice(part(codes)?).slice(part(scales)?).slice(out);
-        return call.u32(0).u32(layout.rows).u32(layout.cols).run(geometry::elements(n));
-    };
-    let tables = gpu.code_tables()?;
-    let call = gpu.kernel("dequantize_4bit", &[dtype])?.slice(part(codes)?);
-    let call = call.slice(tables.values(code).map_err(failed)?);
-    let call = if nested {
-        // The kernel takes the offset by value.
-        let offset: Vec<f32> = gpu.download_slice(part(offset)?)?;
-        let call = call.slice(part(absmax)?).slice(part(scales)?).slice(tables.map().map_err(failed)?);
-        call.f32s(&offset)
-    } else {
-        call.slice(part(scales)?).null().null().f32(0.0)
-    };
-    call.slice(out).u64(0).u64(n).run(geometry::elements(n))
+
+    /// The arguments that say where the weight is; the same for all kernels of its format.
+    fn pass(&self, gpu: &Kernels<'l>, call: Call<'l>) -> Found<Call<'l>> {
+        let [codes, scales, absmax, offset] = self.parts()?;
+        let Format::FourBit { code, nested } = self.layout.format else {
+            return Ok(call.slice(codes).slice(scales));
+        };
+        let tables = gpu.code_tables()?;
+        let call = call.slice(codes).slice(tables.values(code).map_err(failed)?);
+        Ok(match nested {
+            true => call.slice(absmax).slice(scales).slice(tables.map().map_err(failed)?).slice(offset),
+            false => call.slice(scales).null().null().null(),
+        })
+    }
+
+    /// Writes the weight to other memory.
+    fn expand(&self, gpu: &Kernels<'l>, (out, dtype): (Slice<'l>, DType)) -> Form {
+        let (n, Layout { rows, cols, format }) = (self.layout.n_elems(), self.layout);
+        if n == 0 {
+            return Err(Unable::NoForm);
+        }
+        let op = if format == Format::Int8 { "dequantize_int8" } else { "dequantize_4bit" };
+        let call = self.pass(gpu, gpu.kernel(op, &[dtype])?)?.slice(out);
+        let call = match format {
+            Format::Int8 => call.u32(0).u32(rows).u32(cols),
+            Format::FourBit { .. } => call.u64(0).u64(n),
+        };
+        call.run(geometry::elements(n))
+    }
+
+    /// `y = x Wᵀ` or `y = x W`, or that added to y.
+    fn multiply(
+        &self,
+        gpu: &Kernels<'l>,
+        (side, m, dtype): (Side, usize, DType),
+        x: Slice<'l>,
+        (y, store): (Slice<'l>, Store),
+    ) -> Form {
+        let Layout { rows, cols, format } = self.layout;
+        if m * rows * cols == 0 {
+            return Err(Unable::NoForm);
+        }
+        let forward = side == Side::Forward;
+        let op = match (format, forward) {
+            (Format::Int8, true) => "product_int8_forward",
+            (Format::Int8, false) => "product_int8_backward",
+            (Format::FourBit { .. }, true) => "product_4bit_forward",
+            (Format::FourBit { .. }, false) => "product_4bit_backward",
+        };
+        let shape = GemmShape::quantized(m, [rows, cols], forward);
+        let call = self.pass(gpu, gpu.kernel(op, &[dtype])?.slice(x).u64(shape.k))?.null();
+        let beta = if store == Store::Add { 1.0 } else { 0.0 };
+        let call = call.slice(y).u64(shape.n).f32(beta).u32(m).u32(rows).u32(cols);
+        call.run(shape.geometry(element(dtype)))
+    }
 }
 
 struct LinearBackward {
@@ -124,9 +177,13 @@ fn multiply(
         let (a, words) = (launch.read::<T>(a)?, launch.read::<i32>(&words)?);
         let c = launch.store::<T>(c, store)?;
         launch.cuda(|gpu| {
+            let words = Words { layout, words: gpu.slice(&words)? };
+            if m <= FUSED_ROWS || !gpu.has_cublas() {
+                return words.multiply(gpu, (side, m, T::DTYPE), gpu.slice(&a)?, (gpu.slice(&c)?, store));
+            }
             let bytes = layout.n_elems() * T::DTYPE.size();
             let whole = gpu.temporary(bytes)?;
-            expand(gpu, layout, gpu.slice(&words)?, (whole.part(0, bytes)?, T::DTYPE))?;
+            words.expand(gpu, (whole.part(0, bytes)?, T::DTYPE))?;
             let weight = Matrix::new(whole.part(0, bytes)?, layout.rows, layout.cols).t_if(side == Side::Forward);
             gpu.multiply((T::DTYPE, 1), [gpu.matrix(&a, m, k)?, weight], (&c, T::DTYPE, store), None)
         })?;

@@ -2,9 +2,11 @@
 
 use std::ops::Range;
 
+use oarlock_cuda::geometry;
 use oarlock_kernels::random::{Stream, fill_uniform};
 use oarlock_kernels::{DType, Error, Result};
 
+use crate::cuda::forms;
 use crate::device::Device;
 use crate::shape::IntoShape;
 use crate::tensor::Tensor;
@@ -43,6 +45,15 @@ pub fn uniform_noise(shape: impl IntoShape, parts: Vec<NoisePart>, device: &Devi
     }
     let mut launch = device.launch("noise", 0, 4 * n as u64);
     let out = launch.update::<f32>(&mut noise)?;
+    launch.cuda(|gpu| {
+        let out = gpu.slice(&out)?;
+        parts.iter().try_for_each(|NoisePart { stream, first, elems, magnitude }| {
+            let part = forms::part(out, 4 * elems.start..4 * elems.end)?;
+            let call = gpu.kernel("fill_uniform", &[DType::F32])?.random(*stream, *first);
+            let call = call.f32(-magnitude).f32(*magnitude).slice(part).u64(elems.len());
+            call.run(geometry::elements(elems.len()))
+        })
+    })?;
     launch.run(move |cpu| {
         let out = out.slice(cpu);
         for NoisePart { stream, first, elems, magnitude } in parts {

@@ -4,6 +4,7 @@ use oarlock_kernels::indexed::{self as kernel, Along};
 use oarlock_kernels::walk::Walk;
 use oarlock_kernels::{DType, Result};
 
+use crate::cuda::indexed;
 use crate::ops::check_indices;
 use crate::tensor::Tensor;
 
@@ -25,6 +26,11 @@ pub fn one_hot(classes: &Tensor, n_classes: usize) -> Result<Tensor> {
     };
     let mut launch = classes.device().launch("one_hot", 0, y.len_bytes() as u64);
     let (ids, marks) = (launch.read::<i32>(classes)?, launch.update::<i32>(&mut y)?);
+    let n = classes.n_elems();
+    launch.cuda(|gpu| {
+        indexed::check(gpu, "one_hot", &ids, n, n_classes)?;
+        indexed::put_ones(gpu, &ids, gpu.slice(&marks)?, [n, n_classes])
+    })?;
     launch.run(move |cpu| kernel::scatter_value(cpu, &along, 1, ids.slice(cpu), marks.slice(cpu)))?;
     Ok(y)
 }

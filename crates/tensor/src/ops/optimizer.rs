@@ -1,11 +1,11 @@
 //! The optimizers: one step of a rule on a part of flat buffers.
 
 mod custom;
+mod form;
 mod rule;
 
 use std::ops::Range;
 
-use oarlock_cuda::geometry;
 use oarlock_kernels::optim::adafactor::{self, AdafactorArgs, Extent};
 use oarlock_kernels::optim::adagrad::Adagrad;
 use oarlock_kernels::optim::adam::Adam;
@@ -18,7 +18,6 @@ use oarlock_kernels::optim::{self, Buffers, MAX_STATES, states};
 use oarlock_kernels::{Cpu, DType, Element, Error, Float, Result};
 
 use crate::arena::{ALIGN, Buffer};
-use crate::cuda::{Form, Kernels, Unable};
 use crate::device::Device;
 use crate::flat::{FlatBuffer, WriteLease};
 use crate::launch::{Launch, Mode, View, ViewMut};
@@ -200,41 +199,6 @@ impl Step {
     }
 }
 
-impl Step {
-    /// The step on a GPU.
-    fn form<T: Float>(
-        &self,
-        gpu: &Kernels<'_>,
-        weights: &ViewMut<f32>,
-        working: Option<&ViewMut<T>>,
-    ) -> Form {
-        let call = |op: &str, n_states: usize| {
-            let call = gpu.kernel(op, &[T::DTYPE])?.view(weights);
-            let states = self.state[..n_states].iter();
-            let call = states.fold(call, |call, state| call.optional(state.as_ref()));
-            Ok::<_, Unable>(call.view(&self.grad).optional(working))
-        };
-        let (n, args) = (self.n, &self.args);
-        let call = match self.rule {
-            Rule::AdamW { beta1, beta2, eps } => {
-                call("adam", 2)?.u32(1).f32s(&Adam::<true>::new(beta1, beta2, eps, args).scalars())
-            }
-            Rule::Adam { beta1, beta2, eps } => {
-                call("adam", 2)?.u32(0).f32s(&Adam::<false>::new(beta1, beta2, eps, args).scalars())
-            }
-            Rule::Sgd { momentum, dampening, nesterov } => {
-                let (scalars, nesterov) = Sgd::new(momentum, dampening, nesterov, args).scalars();
-                call("sgd", 1)?.f32s(&scalars).u32(usize::from(nesterov))
-            }
-            Rule::Adagrad { lr_decay, initial_accumulator_value, eps } => call("adagrad", 1)?
-                .f32s(&Adagrad::new(lr_decay, initial_accumulator_value, eps, args).scalars()),
-            Rule::Lion { beta1, beta2 } => call("lion", 1)?.f32s(&Lion::new(beta1, beta2, args).scalars()),
-            _ => return Err(Unable::NoForm),
-        };
-        call.u64(n).run(geometry::elements(n))
-    }
-}
-
 /// Runs the kernel of a rule, with the scratch memory that it needs.
 fn dispatch<T: Float>(
     cpu: &Cpu,
@@ -280,6 +244,25 @@ fn dispatch<T: Float>(
     }
 }
 
+/// The arguments of Muon for a matrix of these sizes.
+fn muon_args(rule: &Rule, args: &StepArgs, [rows, cols]: [usize; 2]) -> Option<MuonArgs> {
+    let Rule::Muon { momentum, nesterov, ns_coefficients, ns_steps, eps, adjust_lr, .. } = *rule else {
+        return None;
+    };
+    let ratio = match adjust_lr {
+        AdjustLr::Original => (rows as f64 / cols as f64).max(1.0).sqrt(),
+        AdjustLr::MatchRmsAdamW => 0.2 * (rows.max(cols) as f64).sqrt(),
+    };
+    Some(MuonArgs { momentum, nesterov, ns_coefficients, ns_steps, eps, adjusted_lr: args.lr * ratio })
+}
+
+/// AdamW's step of Muon on what is no hidden matrix.
+fn muon_adam(rule: &Rule, args: &StepArgs) -> Option<Adam<true>> {
+    let Rule::Muon { adam_lr_ratio, adam_beta1, adam_beta2, adam_eps, .. } = *rule else { return None };
+    let args = StepArgs { lr: args.lr * adam_lr_ratio, ..*args };
+    Some(Adam::new(adam_beta1, adam_beta2, adam_eps, &args))
+}
+
 fn muon_step<T: Float>(
     cpu: &Cpu,
     rule: &Rule,
@@ -288,36 +271,19 @@ fn muon_step<T: Float>(
     buffers: Buffers<'_, T>,
     scratch: &mut [u8],
 ) {
-    let Rule::Muon {
-        momentum,
-        nesterov,
-        ns_coefficients,
-        ns_steps,
-        eps,
-        adjust_lr,
-        adam_lr_ratio,
-        adam_beta1,
-        adam_beta2,
-        adam_eps,
-    } = *rule
-    else {
-        return;
-    };
     if !is_matrix(shape, role) {
-        let args = StepArgs { lr: args.lr * adam_lr_ratio, ..*args };
         let Buffers { weights, state: [_, first, second, ..], grad, working } = buffers;
         let buffers = Buffers { weights, state: states([first, second]), grad, working };
-        optim::step(cpu, Adam::<true>::new(adam_beta1, adam_beta2, adam_eps, &args), buffers);
+        if let Some(adam) = muon_adam(rule, args) {
+            optim::step(cpu, adam, buffers);
+        }
         return;
     }
     let (rows, cols) = (shape.sizes()[0], shape.sizes()[1]);
-    let ratio = match adjust_lr {
-        AdjustLr::Original => (rows as f64 / cols as f64).max(1.0).sqrt(),
-        AdjustLr::MatchRmsAdamW => 0.2 * (rows.max(cols) as f64).sqrt(),
-    };
-    let muon = MuonArgs { momentum, nesterov, ns_coefficients, ns_steps, eps, adjusted_lr: args.lr * ratio };
     let (iterate, products) = scratch.split_at_mut(muon_iterate_bytes(rows, cols));
-    muon::step(cpu, &muon, args, (rows, cols), buffers, bytemuck::cast_slice_mut(iterate), products);
+    if let Some(muon) = muon_args(rule, args, [rows, cols]) {
+        muon::step(cpu, &muon, args, (rows, cols), buffers, bytemuck::cast_slice_mut(iterate), products);
+    }
 }
 
 fn custom_step<T: Float>(

@@ -1,8 +1,11 @@
 //! Losses that compare two tensors element by element: errors, binary cross-entropy, Kullback-Leibler divergence.
 
+use oarlock_cuda::functions;
+use oarlock_cuda::geometry::{self, NORM_BLOCK};
 use oarlock_kernels::pair_loss::{self as kernel, PairLoss};
-use oarlock_kernels::{DType, Error, Result};
+use oarlock_kernels::{DType, Element, Error, Result};
 
+use crate::cuda::Call;
 use crate::ops::{Reduction, check_device, check_dtype, mul, with_float, wrong_shape};
 use crate::tape::{Backward, Function, Recorder, Saved};
 use crate::tensor::Tensor;
@@ -132,17 +135,34 @@ fn apply(
         None => Tensor::uninit(*x.shape(), x.dtype(), x.device(), "activation")?,
     };
     let mut launch = x.device().launch(name, 0, 2 * x.len_bytes() as u64);
+    let n = x.n_elems();
     with_float!(x.dtype(), name, T => {
         let (x, target) = (launch.read::<T>(x)?, launch.read::<T>(target)?);
         match scale {
             Some(scale) => {
                 let y = launch.write::<f32>(&mut y)?;
+                launch.cuda(|gpu| {
+                    let n_blocks = n.div_ceil(NORM_BLOCK).max(1);
+                    let memory = gpu.temporary(8 * n_blocks)?;
+                    let (blocks, grid) = (memory.part(0, 8 * n_blocks)?, geometry::squared_norm(n));
+                    if n == 0 {
+                        gpu.fill_slice(blocks, 0)?;
+                    }
+                    of_kind(gpu.kernel("pair_loss_sum", &[T::DTYPE])?, loss)
+                        .view(&x).view(&target).slice(blocks).u64(n).run(grid)?;
+                    let call = gpu.kernel("mean_f64", &[])?.slice(blocks).view(&y);
+                    call.u64(divisor.unwrap_or(1).max(1)).u64(n_blocks).run(geometry::one_block())
+                })?;
                 launch.run(move |cpu| {
                     y.slice(cpu)[0] = (kernel::sum(cpu, loss, x.slice(cpu), target.slice(cpu)) * scale) as f32;
                 })
             }
             None => {
                 let y = launch.write::<T>(&mut y)?;
+                launch.cuda(|gpu| {
+                    let call = of_kind(gpu.kernel("pair_loss_each", &[T::DTYPE])?, loss).view(&x).view(&target);
+                    call.view(&y).u64(n).run(geometry::elements(n))
+                })?;
                 launch.run(move |cpu| kernel::each(cpu, loss, x.slice(cpu), target.slice(cpu), y.slice(cpu)))
             }
         }
@@ -154,6 +174,20 @@ fn apply(
         target: recorder.save(target),
         scale: scale.map(|scale| scale as f32),
     }))
+}
+
+/// The first arguments of the kernels of a GPU.
+fn of_kind(call: Call<'_>, loss: PairLoss) -> Call<'_> {
+    let plain = |kind| (kind, 0.0, 0.0);
+    let (kind, beta, factor) = match loss {
+        PairLoss::Squared => plain(functions::PairLoss::Squared),
+        PairLoss::Absolute => plain(functions::PairLoss::Absolute),
+        PairLoss::Smooth { beta, factor } => (functions::PairLoss::Smooth, beta, factor),
+        PairLoss::Binary => plain(functions::PairLoss::Binary),
+        PairLoss::KlProbs => plain(functions::PairLoss::KlProbs),
+        PairLoss::KlLogProbs => plain(functions::PairLoss::KlLogProbs),
+    };
+    call.u32(kind as usize).f32(beta).f32(factor)
 }
 
 struct PairLossBackward {
@@ -168,7 +202,7 @@ struct PairLossBackward {
 impl Function for PairLossBackward {
     fn backward(self: Box<Self>, upstream: Tensor, cx: &mut Backward<'_>) -> Result<()> {
         let (x, target) = (cx.get(&self.x)?, cx.get(&self.target)?);
-        let device = x.device().clone();
+        let (device, n) = (x.device().clone(), x.n_elems());
         for index in [0, 1] {
             if !cx.needs(index) {
                 continue;
@@ -179,6 +213,13 @@ impl Function for PairLossBackward {
                 let (x, target) = (launch.read::<T>(&x)?, launch.read::<T>(&target)?);
                 let sum = self.scale.map(|scale| Ok((scale, launch.read::<f32>(&upstream)?))).transpose()?;
                 let (loss, grad) = (self.loss, launch.write::<T>(&mut grad)?);
+                launch.cuda(|gpu| {
+                    let op = if index == 0 { "pair_loss_input_grad" } else { "pair_loss_target_grad" };
+                    let scale = sum.as_ref().map_or(1.0, |(scale, _)| *scale);
+                    let call = of_kind(gpu.kernel(op, &[T::DTYPE])?, loss).f32(scale);
+                    let call = call.optional(sum.as_ref().map(|(_, upstream)| upstream)).view(&x).view(&target);
+                    call.view(&grad).u64(n).run(geometry::elements(n))
+                })?;
                 launch.run(move |cpu| {
                     let scale = sum.map_or(1.0, |(scale, upstream)| scale * upstream.slice(cpu)[0]);
                     let (x, target, grad) = (x.slice(cpu), target.slice(cpu), grad.slice(cpu));

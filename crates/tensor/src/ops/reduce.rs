@@ -1,10 +1,11 @@
 //! Sums, means, products, maxima and minima, over dims or over all elements.
 
+use oarlock_cuda::driver::Slice;
 use oarlock_cuda::geometry;
 use oarlock_kernels::reduce::{self as kernel, Dims as Middle, Extreme};
 use oarlock_kernels::{DType, Element, Error, Result, Store};
 
-use crate::cuda::forms;
+use crate::cuda::{Kernels, Unable, forms, indexed};
 use crate::dims::{Dims, dim_of, dims_of};
 use crate::ints::Int;
 use crate::ops::{beside, layout, reshape, with_float};
@@ -180,12 +181,33 @@ fn sum_dims(x: &Tensor, dims: Middle, shape: Shape, dtype: DType, scale: f32) ->
     Ok(y)
 }
 
+/// The most integers of 32 bits whose sum f64 holds exactly.
+const MOST_SUMMED_INTS: usize = 1 << 22;
+
 /// The same for integers.
 fn sum_ints(x: &Tensor, dims: Middle, shape: Shape) -> Result<Tensor> {
     let mut y = Tensor::uninit(shape, DType::I32, x.device(), "activation")?;
     let mut launch = x.device().launch("sum", 0, x.len_bytes() as u64);
     let scratch = launch.scratch(y.n_elems())?;
-    let (from, to) = (launch.read(x)?, launch.write(&mut y)?);
+    let n_sums = y.n_elems();
+    let (from, to) = (launch.read::<i32>(x)?, launch.write::<i32>(&mut y)?);
+    launch.cuda(|gpu| {
+        let Middle { outer, n, inner } = dims;
+        // What f64 holds exactly.
+        if n > MOST_SUMMED_INTS {
+            return Err(Unable::NoForm);
+        }
+        let grid = if inner == 1 { geometry::losses(outer) } else { geometry::elements(outer * inner) };
+        let outside = indexed::first_position(gpu, n_sums, grid, |positions, grid| {
+            let call = gpu.kernel("sum_ints", &[])?.view(&from).view(&to).slice(positions);
+            call.u32(outer).u32(n).u32(inner).run(grid)
+        })?;
+        let outside = outside.map(|place| {
+            let what = format!("sum {place} of integers is outside of the range of i32; cast to f32 first");
+            Error::Usage(what).into()
+        });
+        outside.map_or(Ok(()), Err)
+    })?;
     launch.run(move |cpu| kernel::sum_ints(cpu, dims, from.slice(cpu), to.slice(cpu), scratch.slice(cpu)))?;
     Ok(y)
 }
@@ -265,19 +287,22 @@ fn found(op: &'static str, x: &Tensor, dim: usize, which: Extreme) -> Result<(Te
     let mut places = Tensor::uninit(shape, DType::I32, x.device(), "indices")?;
     let dims = middle(x.shape(), dim);
     let mut launch = x.device().launch(op, 0, x.len_bytes() as u64);
-    if x.dtype() == DType::I32 {
+    let dtype = x.dtype();
+    let form = |gpu: &Kernels<'_>, x: Slice<'_>, [y, places]: [Slice<'_>; 2]| {
+        let call = gpu.kernel("extreme", &[dtype])?.u32(usize::from(matches!(which, Extreme::Min)));
+        let call = call.slice(x).slice(y).slice(places).u32(dims.outer).u32(dims.n).u32(dims.inner);
+        call.run(geometry::elements(dims.outer * dims.inner))
+    };
+    if dtype == DType::I32 {
         let (x, y, places) = (launch.read(x)?, launch.write(&mut y)?, launch.write(&mut places)?);
+        launch.cuda(|gpu| form(gpu, gpu.slice(&x)?, [gpu.slice(&y)?, gpu.slice(&places)?]))?;
         launch.run(move |cpu| {
             kernel::extreme_ints(cpu, which, dims, x.slice(cpu), y.slice(cpu), places.slice(cpu));
         })?;
     } else {
-        with_float!(x.dtype(), op, T => {
+        with_float!(dtype, op, T => {
             let (x, y, places) = (launch.read::<T>(x)?, launch.write::<T>(&mut y)?, launch.write(&mut places)?);
-            launch.cuda(|gpu| {
-                let call = gpu.kernel("extreme", &[T::DTYPE])?.u32(usize::from(matches!(which, Extreme::Min)));
-                let call = call.view(&x).view(&y).view(&places).u32(dims.outer).u32(dims.n).u32(dims.inner);
-                call.run(geometry::elements(dims.outer * dims.inner))
-            })?;
+            launch.cuda(|gpu| form(gpu, gpu.slice(&x)?, [gpu.slice(&y)?, gpu.slice(&places)?]))?;
             launch.run(move |cpu| {
                 kernel::extreme(cpu, which, dims, x.slice(cpu), y.slice(cpu), places.slice(cpu));
             })
@@ -300,6 +325,10 @@ impl Function for ExtremeBackward {
         with_float!(dy.dtype(), "max", T => {
             let (places, dy) = (launch.read::<i32>(&self.places)?, launch.read::<T>(&dy)?);
             let dx = launch.update::<T>(&mut dx)?;
+            launch.cuda(|gpu| {
+                let (operands, size) = ([gpu.slice(&dy)?, gpu.slice(&dx)?], [dims.outer, dims.n, dims.inner]);
+                indexed::put_in_middle(gpu, T::DTYPE, &places, operands, size)
+            })?;
             launch.run(move |cpu| {
                 kernel::extreme_backward(dims, places.slice(cpu), dy.slice(cpu), dx.slice(cpu));
             })

@@ -1,6 +1,6 @@
 //! Rotary position embedding (Su et al. 2021): pairs of channels turned by an angle that grows with the position.
 
-use std::sync::{Arc, OnceLock};
+use std::sync::{Arc, Mutex, PoisonError};
 
 use oarlock_cuda::geometry;
 use oarlock_kernels::rope::{self as kernel, Positions, RopeShape, RopeStyle, Rotation};
@@ -21,8 +21,8 @@ pub struct Rope {
     rot_dim: usize,
     style: RopeStyle,
     n_positions: usize,
-    /// Cosines and sines on the first GPU that used them.
-    on_gpu: OnceLock<[Tensor; 2]>,
+    /// Cosines and sines on each GPU that used them.
+    on_gpus: Mutex<Vec<[Tensor; 2]>>,
 }
 
 impl Rope {
@@ -38,20 +38,23 @@ impl Rope {
         n_positions: usize,
     ) -> Result<Rope> {
         let table = RopeTable::new(theta, rot_dim, scaling, n_positions)?;
-        Ok(Rope { table, rot_dim, style, n_positions, on_gpu: OnceLock::new() })
+        Ok(Rope { table, rot_dim, style, n_positions, on_gpus: Mutex::default() })
     }
 
     /// Cosines and sines where the kernels of a GPU find them; none for another device.
-    fn tables(&self, device: &Device) -> Result<Option<&[Tensor; 2]>> {
+    fn tables(&self, device: &Device) -> Result<Option<[Tensor; 2]>> {
         if !device.is_cuda() {
             return Ok(None);
         }
-        if self.on_gpu.get().is_none() {
-            let copied = |values: &[f32]| Tensor::from_slice(values, [values.len()], device);
-            // Another thread may have been faster; both are the same.
-            drop(self.on_gpu.set([copied(&self.table.cos)?, copied(&self.table.sin)?]));
+        // Whoever panicked here has changed nothing.
+        let mut tables = self.on_gpus.lock().unwrap_or_else(PoisonError::into_inner);
+        if let Some(there) = tables.iter().find(|[cos, _]| cos.device().same(device)) {
+            return Ok(Some(there.clone()));
         }
-        Ok(self.on_gpu.get().filter(|[cos, _]| cos.device().same(device)))
+        let copied = |values: &[f32]| Tensor::from_slice(values, [values.len()], device);
+        let made = [copied(&self.table.cos)?, copied(&self.table.sin)?];
+        tables.push(made.clone());
+        Ok(Some(made))
     }
 
     /// The number of positions.
@@ -85,7 +88,7 @@ fn turn(
     let shape = RopeShape { heads, head_dim: dim, rot_dim: table.rot_dim, style: table.style };
     let (table, mut launch) = (table.clone(), x.device().launch(name, 0, 2 * x.len_bytes() as u64));
     let tables = match table.tables(x.device())? {
-        Some([cos, sin]) => Some((launch.read::<f32>(cos)?, launch.read::<f32>(sin)?)),
+        Some([cos, sin]) => Some((launch.read::<f32>(&cos)?, launch.read::<f32>(&sin)?)),
         None => None,
     };
     with_float!(x.dtype(), "rope", T => {

@@ -1,12 +1,11 @@
 //! Cross-entropy of each row for itself: what weights of classes, smoothed labels and losses of rows need.
 
-use oarlock_kernels::cross_entropy::IGNORE;
+use oarlock_cuda::geometry;
 use oarlock_kernels::row_loss::{self as kernel, RowLoss};
-use oarlock_kernels::{DType, Error, Result};
+use oarlock_kernels::{DType, Element, Error, Result};
 
-use crate::cuda::Unable;
 use crate::ops::cast::converted;
-use crate::ops::cross_entropy::{LossRows, targets};
+use crate::ops::cross_entropy::targets;
 use crate::ops::{check_device, with_float, wrong_shape};
 use crate::shape::Shape;
 use crate::tape::{Backward, Function, Recorder, Saved};
@@ -75,15 +74,9 @@ pub fn row_losses(x: &Tensor, labels: &Tensor, options: &RowLossOptions) -> Resu
     let (out, out_weights) = (launch.write::<f32>(&mut losses)?, launch.write::<f32>(&mut weights)?);
     let (smoothing, log_probs) = (options.label_smoothing, options.log_probs);
     launch.cuda(|gpu| {
-        // Weights of classes and log-probabilities have no kernels.
-        if weight.is_some() || log_probs {
-            return Err(Unable::NoForm);
-        }
-        let counts: Vec<f32> =
-            gpu.download(&labels)?.into_iter().map(|l| f32::from(u8::from(l != IGNORE))).collect();
-        gpu.upload(bytemuck::cast_slice(&counts), gpu.slice(&out_weights)?)?;
-        let of = LossRows { logits: &values, labels: &labels, size: [n_rows, n_classes], smoothing };
-        of.losses(gpu, gpu.slice(&out)?)
+        let call = gpu.kernel("row_loss", &[])?.view(&values).view(&labels).optional(weight.as_ref());
+        let call = call.f32(smoothing).u32(usize::from(log_probs)).view(&out).view(&out_weights);
+        call.u32(n_rows).u32(n_classes).run(geometry::losses(n_rows))
     })?;
     launch.run(move |cpu| {
         let (labels, weight) = (labels.slice(cpu), weight.map(|weight| weight.slice(cpu)));
@@ -122,12 +115,10 @@ impl Function for RowLossBackward {
         with_float!(x.dtype(), self.name, T => {
             let (dy, dx) = (launch.read::<f32>(&dy)?, launch.write::<T>(&mut dx)?);
             launch.cuda(|gpu| {
-                if weight.is_some() || log_probs {
-                    return Err(Unable::NoForm);
-                }
-                let size = [self.targets.n_elems(), n_classes];
-                let of = LossRows { logits: &values, labels: &labels, size, smoothing };
-                of.gradients(gpu, gpu.slice(&dy)?, &dx)
+                let n_rows = self.targets.n_elems();
+                let call = gpu.kernel("row_loss_grad", &[T::DTYPE])?.view(&values).view(&labels);
+                let call = call.optional(weight.as_ref()).f32(smoothing).u32(usize::from(log_probs));
+                call.view(&dy).view(&dx).u32(n_rows).u32(n_classes).run(geometry::losses(n_rows))
             })?;
             launch.run(move |cpu| {
                 let (labels, weight) = (labels.slice(cpu), weight.map(|weight| weight.slice(cpu)));

@@ -1,5 +1,6 @@
 //! The lower and the upper triangle of matrices.
 
+use oarlock_cuda::geometry;
 use oarlock_kernels::Result;
 use oarlock_kernels::copy;
 
@@ -41,8 +42,14 @@ impl Side {
         let mut y = Tensor::uninit(*x.shape(), x.dtype(), x.device(), "activation")?;
         let (rows, cols) = (x.sizes()[x.sizes().len() - 2], x.shape().last());
         let mut launch = x.device().launch(self.name(), 0, 2 * x.len_bytes() as u64);
-        with_word!(x.dtype(), W => {
+        let (dtype, n) = (x.dtype(), x.n_elems());
+        with_word!(dtype, W => {
             let (x, y) = (launch.read_words::<W>(x)?, launch.write_words::<W>(&mut y)?);
+            launch.cuda(|gpu| {
+                let diagonal = self.diagonal.clamp(i32::MIN as isize, i32::MAX as isize) as i32;
+                let call = gpu.kernel("triangle", &[dtype])?.u32(usize::from(self.upper)).signed(diagonal);
+                call.view(&x).view(&y).u32(rows).u32(cols).u64(n).run(geometry::elements(n))
+            })?;
             launch.run(move |cpu| {
                 copy::keep_in_rows(cpu, cols, x.slice(cpu), y.slice(cpu), &|row| {
                     // The first column that is above the diagonal, or on it for the upper triangle.

@@ -159,7 +159,7 @@ pub(crate) fn forward(x: &Tensor, f: Unary, what: &'static str, name: &'static s
 }
 
 /// A call of a kernel that chooses among functions, with its function.
-fn of_function<'l>(gpu: &Kernels<'l>, op: &str, f: Unary, dtype: DType) -> Found<Call<'l>> {
+fn of_function<'l>(gpu: &Kernels<'l>, op: &'static str, f: Unary, dtype: DType) -> Found<Call<'l>> {
     let (f, a, b) = numbered(f);
     Ok(gpu.kernel(op, &[dtype])?.u32(f as usize).f32(a).f32(b))
 }

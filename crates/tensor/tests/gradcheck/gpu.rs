@@ -15,7 +15,7 @@ use oarlock_tensor::{
     DType, Device, Error, FlatBuffer, Param, Result, RopeScaling, Shape, Store, Tape, Tensor,
 };
 
-use crate::common::{array, f64s, own_gpu, positive, settle, tensor};
+use crate::common::{array, assert_close, f64s, own_gpu, positive, settle, tensor};
 use crate::quantized::settle_words;
 
 const DTYPES: [DType; 3] = [DType::F32, DType::BF16, DType::F16];
@@ -29,7 +29,7 @@ fn ops_of(gpu: &Device, f: impl FnOnce()) -> BTreeSet<String> {
 
 /// Asserts that `f` runs these ops, and everything in forms of the GPU.
 #[track_caller]
-fn assert_forms(gpu: &Device, what: &str, expected: &[&str], f: impl FnOnce()) {
+pub fn assert_forms(gpu: &Device, what: &str, expected: &[&str], f: impl FnOnce()) {
     let ran = ops_of(gpu, f);
     let staged: Vec<_> = ran.iter().filter(|name| name.ends_with("(staged)")).collect();
     assert!(staged.is_empty(), "{what}: {staged:?}");
@@ -267,9 +267,9 @@ fn small_ops_are_not_staged() {
     }
     // What shows that a staged op would be seen.
     let staged = ops_of(&gpu, || {
-        tensor(&array(1, &[4]), DType::F32, &gpu).dropout(0.5, 1, 2).unwrap();
+        tensor(&array(1, &[4]), DType::F32, &gpu).prod(0).unwrap();
     });
-    assert_eq!(staged.into_iter().collect::<Vec<_>>(), ["dropout (staged)"]);
+    assert_eq!(staged.into_iter().collect::<Vec<_>>(), ["prod (staged)"]);
 }
 
 #[test]
@@ -277,6 +277,7 @@ fn quantized_products_are_not_staged() {
     let Some(gpu) = own_gpu() else { return };
     let (cpu, (rows, cols)) = (Cpu { isa: Isa::detect(), par: Par::solo() }, (24, 40));
     let four_bit = |code, nested| Format::FourBit { code, nested };
+    let host = Device::cpu(Isa::detect(), Par::solo());
     let formats =
         [four_bit(Code::Nf4, true), four_bit(Code::Nf4, false), four_bit(Code::Fp4, true), Format::Int8];
     for format in formats {
@@ -284,16 +285,31 @@ fn quantized_products_are_not_staged() {
         let full: Vec<f32> = array(3, &[rows * cols]).data.iter().map(|x| *x as f32).collect();
         let mut words = vec![0; layout.n_words()];
         layout.quantize(&cpu, &full, &mut words);
-        let words = settle_words(&words, &gpu);
+        let (words, host_words) = (settle_words(&words, &gpu), settle_words(&words, &host));
         for dtype in DTYPES {
             let names = ["quantized linear forward", "quantized linear input grad", "dequantize"];
-            assert_forms(&gpu, &format!("{format} in {dtype}"), &names, || {
-                let tape = Tape::new();
-                let x = tape.leaf(&tensor(&array(4, &[5, cols]), dtype, &gpu));
-                let y = ops::linear_quantized(&x, &words, layout).unwrap();
-                tape.backward(&loss_of(&[y]).unwrap(), 1.0).unwrap();
-                ops::dequantize(&words, layout, dtype).unwrap();
-            });
+            // Few rows are multiplied by the codes, many by the dequantized weight.
+            for rows_of_x in [5, 300] {
+                let run = |device: &Device, words: &Param| {
+                    let tape = Tape::new();
+                    let x = tape.leaf(&tensor(&array(4, &[rows_of_x, cols]), dtype, device));
+                    let y = ops::linear_quantized(&x, words, layout).unwrap();
+                    // Twice, so that the second gradient is added.
+                    let again = ops::linear_quantized(&x, words, layout).unwrap();
+                    let gradients = tape.backward(&loss_of(&[y.clone(), again]).unwrap(), 1.0).unwrap();
+                    let whole = ops::dequantize(words, layout, dtype).unwrap();
+                    [f64s(&whole), f64s(&y), f64s(gradients.of(&x).unwrap())]
+                };
+                let mut here = None;
+                assert_forms(&gpu, &format!("{format} in {dtype}"), &names, || {
+                    here = Some(run(&gpu, &words));
+                });
+                let (here, there) = (here.unwrap(), run(&host, &host_words));
+                assert_eq!(here[0], there[0], "{format} in {dtype}");
+                for (what, (got, want)) in ["y", "dx"].iter().zip(here[1..].iter().zip(&there[1..])) {
+                    assert_close(got, want, dtype, 2.0, &format!("{format} in {dtype}, {rows_of_x}: {what}"));
+                }
+            }
         }
     }
 }
@@ -360,19 +376,21 @@ fn long_rows_are_summed_in_parts() {
 #[test]
 fn what_kernels_do_not_take_is_staged() {
     let Some(gpu) = own_gpu() else { return };
-    // A norm in f32 whose weight is not, which has no kernel; and integers.
+    // A norm in f32 whose weight is not, which has no kernel; and quotients of integers.
     let x = array(1, &[6, 64]);
     let run = |device: &Device| {
         let (params, _home) = settle(&[array(2, &[64])], DType::BF16, device, false);
         let x = tensor(&x, DType::F32, device);
         let y = ops::rms_norm_to(&x, &params[0], 1e-5, 0.0, DType::BF16).unwrap();
         let integers = x.cast(DType::I32).unwrap();
-        [y, integers.add(&integers).unwrap(), integers.sum(1).unwrap(), integers.max(0).unwrap()]
+        let threes = Tensor::full([6, 64], 3, DType::I32, device).unwrap();
+        [y, integers.floor_divide(&threes).unwrap(), integers.remainder(&threes).unwrap(), x.prod(1).unwrap()]
             .map(|y| f64s(&y))
     };
     let mut here = None;
     let names = ops_of(&gpu, || here = Some(run(&gpu)));
-    let staged = ["rms_norm forward (staged)", "add (staged)", "sum (staged)", "max (staged)"];
+    let staged =
+        ["rms_norm forward (staged)", "floor_divide (staged)", "remainder (staged)", "prod (staged)"];
     assert!(staged.iter().all(|name| names.contains(*name)), "{names:?}");
     assert_eq!(here, Some(run(&Device::default())));
 }
@@ -412,7 +430,7 @@ fn memory_that_is_given_back_is_used_behind_what_still_reads_it() {
         // In the block of x, before anybody has waited for the launch that reads it.
         let other = make(-7.0).add_scalar(1.0).unwrap();
         // The staged op reads what launches before it write, and launches behind it read what it writes.
-        let dropped = other.dropout(0.0, 1, round).unwrap().scale(3.0).unwrap();
+        let dropped = ops::reshape(&other, [n, 1]).unwrap().prod(1).unwrap().scale(3.0).unwrap();
         drop(other);
         let again = make(5.0);
         for (tensor, value) in [(&doubled, 2.0 * round as f64), (&dropped, -18.0), (&again, 5.0)] {

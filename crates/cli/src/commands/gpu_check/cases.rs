@@ -54,6 +54,7 @@ fn attention(n: &Sizes) -> Vec<Case> {
     vec![
         case(&format!("causal, heads of {d}"), [s, h, d], None, |_| Ok(Mask::Causal)),
         case(&format!("causal, heads of {other}"), [s, h, other], None, |_| Ok(Mask::Causal)),
+        few_queries(n),
         // No multiple of a tile.
         case("causal, an odd length", [s - 5, h, d], None, |_| Ok(Mask::Causal)),
         case("full", [s, h, d], None, |_| Ok(Mask::Full)),
@@ -61,6 +62,20 @@ fn attention(n: &Sizes) -> Vec<Case> {
         case("of documents", [s, h, d], None, documents),
         case("with grouped heads", [s, g, d], None, |_| Ok(Mask::Causal)),
     ]
+}
+
+/// As in generation: two queries at the end of many keys.
+fn few_queries(n: &Sizes) -> Case {
+    let &Sizes { b, tiles: s, h, g, heads: [d, _], .. } = n;
+    Case::new(
+        "attention of few queries",
+        [&[b, 2, h, d], &[b, 4 * s, g, d], &[b, 4 * s, g, d]],
+        [],
+        move |call| {
+            let [q, k, v] = [0, 1, 2].map(|i| &call.inputs[i]);
+            ops::attention(q, k, v, &Mask::Causal, &AttentionOptions::new((1.0 / d as f32).sqrt()))
+        },
+    )
 }
 
 /// Documents of different lengths, cut differently in each row.
@@ -190,11 +205,31 @@ fn reductions_and_moves(n: &Sizes) -> Vec<Case> {
     let case = |name: &str, op: fn(&Tensor) -> Result<Tensor>| {
         Case::new(name, [&x], [], move |call| op(&call.inputs[0]))
     };
+    // Indices of the middle dim, each several times.
+    let indexed = |name: &str, op: fn(&Tensor, &Tensor) -> Result<Tensor>| {
+        Case::new(name, [&x], [], move |call| {
+            let index = call.tape.input(&call.place.ints(&[b, s + 3, i], s)?);
+            op(&call.inputs[0], &index)
+        })
+    };
     vec![
+        indexed("gather", |x, index| ops::gather(x, 1, index)),
+        indexed("scatter_add", |x, index| {
+            ops::scatter_add(x, 1, &ops::narrow(index, 1, 0..x.sizes()[1])?, x)
+        }),
+        indexed("index_select", |x, index| {
+            ops::index_select(x, 1, &ops::select(&ops::select(index, 0, 0)?, 1, 0)?)
+        }),
         case("sum of the last dim", |x| ops::sum(x, -1)),
         case("mean of a middle dim", |x| ops::mean(x, 1)),
         case("max", |x| ops::max(x, -1)),
         case("sum of all", ops::sum_all),
+        case("cumsum", |x| ops::cumsum(x, 1)),
+        case("sort", |x| Ok(ops::sort(x, 1, true)?.0)),
+        case("topk", |x| Ok(ops::topk(x, 5, -1, true)?.0)),
+        case("flip", |x| ops::flip(x, [1])),
+        case("tril", |x| ops::tril(x, 1)),
+        case("masked_fill", |x| ops::masked_fill(x, &ops::gt(x, 0.5)?, -1.0)),
         case("transpose", |x| ops::transpose(x, 1, 2)),
         case("narrow and concat", |x| {
             let half = x.sizes()[2] / 2;

@@ -1,30 +1,65 @@
 //! Steps of optimizers on flat buffers.
 
-use oarlock_tensor::ops::optimizer::{Part, Role, Rule, StepArgs, UpdateParts, Workspace, update};
+use oarlock_tensor::ops::optimizer::{
+    AdjustLr, Needs, Part, Role, Rule, StepArgs, UpdateParts, Workspace, update, workspace_bytes,
+};
 use oarlock_tensor::ops::transfer;
 use oarlock_tensor::{DType, FlatBuffer, Result, Shape};
 
 use super::place::{Place, Values};
 
-/// The rules that have a form for a GPU, by name, with the number of their states.
-pub(super) fn rules() -> [(&'static str, (Rule, usize)); 4] {
+/// The rules that have a form for a GPU, by name.
+pub(super) fn rules() -> [(&'static str, Rule); 9] {
+    let lamb = Rule::Lamb {
+        beta1: 0.9,
+        beta2: 0.95,
+        eps: 1e-3,
+        eps_inside_sqrt: false,
+        bias_correction: true,
+        max_coeff: 10.0,
+        min_coeff: 0.01,
+    };
+    let muon = Rule::Muon {
+        momentum: 0.95,
+        nesterov: true,
+        ns_coefficients: [3.4445, -4.775, 2.0315],
+        ns_steps: 5,
+        eps: 1e-7,
+        adjust_lr: AdjustLr::MatchRmsAdamW,
+        adam_lr_ratio: 1.0,
+        adam_beta1: 0.9,
+        adam_beta2: 0.95,
+        adam_eps: 1e-8,
+    };
     [
-        ("adamw", (Rule::AdamW { beta1: 0.9, beta2: 0.95, eps: 1e-8 }, 2)),
-        ("sgd", (Rule::Sgd { momentum: 0.0, dampening: 0.0, nesterov: false }, 0)),
-        ("sgd with momentum", (Rule::Sgd { momentum: 0.9, dampening: 0.0, nesterov: true }, 1)),
-        ("lion", (Rule::Lion { beta1: 0.9, beta2: 0.99 }, 1)),
+        ("adamw", Rule::AdamW { beta1: 0.9, beta2: 0.95, eps: 1e-8 }),
+        ("adam", Rule::Adam { beta1: 0.9, beta2: 0.95, eps: 1e-8 }),
+        ("sgd", Rule::Sgd { momentum: 0.0, dampening: 0.0, nesterov: false }),
+        ("sgd with momentum", Rule::Sgd { momentum: 0.9, dampening: 0.0, nesterov: true }),
+        ("adagrad", Rule::Adagrad { lr_decay: 0.0, initial_accumulator_value: 0.1, eps: 1e-3 }),
+        ("lion", Rule::Lion { beta1: 0.9, beta2: 0.99 }),
+        ("lamb", lamb),
+        ("adafactor", Rule::Adafactor { beta2_decay: -0.8, eps1: None, eps2: 1e-3, d: 1.0 }),
+        ("muon", muon),
     ]
 }
 
 /// Three steps: weights in f32, states, and the working copy where the dtype is a short one. f32 weights stand for their
 /// own working copy.
-pub(super) fn run((rule, n_states): &(Rule, usize), place: &Place<'_>, quick: bool) -> Result<Values> {
-    let (device, n) = (place.device, if quick { 1000 } else { 100_000 });
+pub(super) fn run(rule: &Rule, place: &Place<'_>, quick: bool) -> Result<Values> {
+    let (device, role) = (place.device, Role::Matrix);
+    // No multiples of what kernels take at a time.
+    let shape = Shape::new(if quick { &[20, 50] } else { &[300, 334] })?;
+    let n = shape.n_elems();
     let initial = place.values(1, n, 1.0);
     let zeros = || place.flat(DType::F32, &vec![0.0; n]);
     let (weights, grads) = (place.flat(place.dtype, &initial)?, zeros()?);
     let master = (place.dtype != DType::F32).then(|| place.flat(DType::F32, &initial)).transpose()?;
-    let states = (0..*n_states).map(|_| zeros()).collect::<Result<Vec<_>>>()?;
+    let lens: Vec<usize> = (0..rule.state_names().len())
+        .map(|i| if rule.needs() == Needs::Elementwise { n } else { rule.state_len(i, &shape, role) })
+        .collect();
+    let states = lens.iter().map(|_| zeros()).collect::<Result<Vec<_>>>()?;
+    let mut workspace = Workspace::new(device, workspace_bytes(device, rule, &shape, role))?;
     fn whole(flat: &FlatBuffer, n: usize) -> Part<'_> {
         Part { flat, range: 0..n }
     }
@@ -35,29 +70,21 @@ pub(super) fn run((rule, n_states): &(Rule, usize), place: &Place<'_>, quick: bo
             dtype: place.dtype,
             master: master.as_ref().map(|master| whole(master, n)),
             grads: whole(&grads, n),
-            state: &states.iter().map(|state| whole(state, n)).collect::<Vec<_>>(),
+            state: &states.iter().zip(&lens).map(|(state, &len)| whole(state, len)).collect::<Vec<_>>(),
         };
         // The gradients are scaled, as after clipping.
         let args = StepArgs { step, lr: 1e-2, weight_decay: 0.1, grad_scale: 0.5 };
-        update(
-            device,
-            rule,
-            &args,
-            &Shape::new(&[n])?,
-            Role::Other,
-            &parts,
-            &mut Workspace::new(device, 0)?,
-        )?;
+        update(device, rule, &args, &shape, role, &parts, &mut workspace)?;
     }
-    let read = |flat: &FlatBuffer, dtype: DType| {
-        let mut values = vec![0.0; n];
+    let read = |flat: &FlatBuffer, dtype: DType, len: usize| {
+        let mut values = vec![0.0; len];
         transfer::load(flat, 0, dtype, &mut values).map(|()| values)
     };
-    let exact = read(master.as_ref().unwrap_or(&weights), DType::F32)?;
+    let exact = read(master.as_ref().unwrap_or(&weights), DType::F32, n)?;
     let mut values = vec![("weights".to_owned(), exact)];
-    for (i, state) in states.iter().enumerate() {
-        values.push((format!("state {i}"), read(state, DType::F32)?));
+    for (i, (state, &len)) in states.iter().zip(&lens).enumerate() {
+        values.push((format!("state {i}"), read(state, DType::F32, len)?));
     }
-    values.push(("working copy".to_owned(), read(&weights, place.dtype)?));
+    values.push(("working copy".to_owned(), read(&weights, place.dtype, n)?));
     Ok(values)
 }
