@@ -9,7 +9,12 @@ use crate::gpu::fakes;
 
 /// The command with libraries from a folder, and the JSON that it writes.
 fn check(site: &Site, libraries: &Path) -> (Said, Value) {
-    let mut command = site.oarlock(&["gpu-check", "--quick", "--json", "found.json"]);
+    check_with(site, libraries, &[])
+}
+
+/// With more words.
+fn check_with(site: &Site, libraries: &Path, words: &[&str]) -> (Said, Value) {
+    let mut command = site.oarlock(&[&["gpu-check", "--quick", "--json", "found.json"], words].concat());
     command.env("OARLOCK_CUDA_LIBRARIES", libraries).env("XDG_CACHE_HOME", site.path("cache"));
     let said = run(command);
     (said, serde_json::from_slice(&site.read("found.json")).unwrap())
@@ -36,7 +41,7 @@ fn all_is_well_on_an_emulated_gpu() {
     assert!(facts["staged"].is_array(), "{facts}");
 
     let checks = found["checks"].as_array().unwrap();
-    for section in ["device", "ops", "training", "ranks", "speed"] {
+    for section in ["device", "words", "ops", "training", "ranks", "speed"] {
         assert!(checks.iter().any(|check| check["section"] == section), "no check of {section}");
     }
     for check in checks {
@@ -52,6 +57,9 @@ fn all_is_well_on_an_emulated_gpu() {
             assert!(numbers["error"].as_f64().unwrap() <= numbers["allowed"].as_f64().unwrap(), "{numbers}");
             assert_eq!(numbers["same_bits"], true);
         }
+    }
+    for word in ["mma bf16", "ldmatrix_trans f16", "cp_async of zeros bf16", "team_sum"] {
+        assert_eq!(named(word)["detail"], "every bit is right, twice");
     }
     // Rounding leaves its mark: what has no error at all was not compared with anything.
     assert!(named("linear bf16")["numbers"]["error"].as_f64().unwrap() > 1e-4);
@@ -89,5 +97,19 @@ fn without_a_compiler_of_kernels_it_says_so_once_and_stops() {
     assert!(said.stdout.contains("FAILED: device: first kernel: libnvrtc, the compiler"), "{said:?}");
     assert!(said.stdout.contains("pip install nvidia-cuda-nvrtc"), "{said:?}");
     let summary = &found["summary"];
-    assert_eq!([&summary["ok"], &summary["failed"], &summary["skipped"]], [0, 1, 4], "{found}");
+    assert_eq!([&summary["ok"], &summary["failed"], &summary["skipped"]], [0, 1, 5], "{found}");
+}
+
+#[test]
+fn what_has_no_time_left_is_named() {
+    let Some(libraries) = fakes() else { return };
+    let site = Site::new();
+    let (said, found) = check_with(&site, libraries, &["--seconds", "0"]);
+    assert_eq!(said.code, Some(0), "{said:?}");
+    let checks = found["checks"].as_array().unwrap();
+    assert!(checks.len() > 150, "{}", checks.len());
+    for check in checks.iter().filter(|check| check["section"] != "speed") {
+        assert_eq!(check["detail"], "the time of this section was over", "{check}");
+    }
+    assert!(said.stdout.contains("skipped mma bf16"), "{said:?}");
 }

@@ -8,6 +8,7 @@ mod libraries;
 mod modules;
 mod nccl;
 mod order;
+mod probe;
 mod ranks;
 mod training;
 

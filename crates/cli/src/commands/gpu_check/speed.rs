@@ -10,44 +10,40 @@ use oarlock_tensor::ops::optimizer::Part;
 use oarlock_tensor::ops::{self, AttentionOptions, Labels, Mask, transfer};
 use oarlock_tensor::{DType, Device, DeviceKind, FlatBuffer, Result, Tape, Tensor, bf16};
 
+use super::finding::Finding;
+use super::part;
 use super::place::normal;
-use super::report::{Finding, Report};
 use crate::console::Outcome;
 
-/// After so long nothing more is measured, so that the whole check ends within ten minutes.
-const ALL_TIME: Duration = Duration::from_secs(540);
 /// What is repeated is repeated for so long.
 const LONG: Duration = Duration::from_millis(300);
 /// And no longer than this in all, where the GPU is slow.
 const TOO_LONG: Duration = Duration::from_secs(20);
 
-pub(super) fn check(report: &mut Report<'_>, device: &Device, quick: bool) -> Outcome {
+pub(super) fn check(part: &mut part::Part<'_>, device: &Device, quick: bool) -> Outcome {
     if quick {
-        return report.check("all", || Ok::<_, String>(Finding::skipped("not measured with --quick")));
+        return part.check("all", || Ok::<_, String>(Finding::skipped("not measured with --quick")));
     }
-    let measure = |report: &mut Report<'_>, name: &str, f: &mut dyn FnMut() -> oarlock::Result<Finding>| {
-        let is_late = report.elapsed() >= ALL_TIME;
-        report.check(name, || {
-            if is_late { Ok(Finding::skipped("the check has taken long enough")) } else { f() }
-        })
+    let measure = |part: &mut part::Part<'_>, name: &str, f: &mut dyn FnMut() -> oarlock::Result<Finding>| {
+        part.check(name, f)
     };
     let mut peak = 0.0;
     for size in [1024, 2048, 4096, 8192] {
-        measure(report, &format!("product {size}^3 bf16"), &mut || {
+        measure(part, &format!("product {size}^3 bf16"), &mut || {
             let seconds = product(device, size)?;
             let rate = 2.0 * (size as f64).powi(3) / seconds;
             peak = f64::max(peak, rate);
             Ok(tera_flops(rate, seconds))
         })?;
     }
-    measure(report, "copy on the device", &mut || Ok(copy(device)?))?;
+    measure(part, "copy on the device", &mut || Ok(copy(device)?))?;
     for seq in [1024, 4096] {
-        measure(report, &format!("attention 2x{seq}x16x128 bf16"), &mut || Ok(attention(device, seq)?))?;
+        measure(part, &format!("attention 2x{seq}x16x128 bf16"), &mut || Ok(attention(device, seq)?))?;
     }
     // Its memory is for the training, which opens the GPU anew.
     device.arena().trim();
     for rows in [1, 8] {
-        measure(report, &format!("training step, {rows}x1024 tokens bf16"), &mut || training(rows, peak))?;
+        measure(part, &format!("training step, {rows}x1024 tokens bf16"), &mut || training(rows, peak))?;
     }
     Ok(())
 }
