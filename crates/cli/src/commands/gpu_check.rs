@@ -137,6 +137,9 @@ fn run_all(args: &GpuCheckArgs) -> Outcome {
             write(path, &report.json())?;
         }
     }
+    if let Some(path) = &args.json {
+        write(path, &report.json())?;
+    }
     print(&report.summary())?;
     if report.has_failed() { Err(Failure::Reported(1)) } else { Ok(()) }
 }
