@@ -7,11 +7,16 @@ mod finding;
 mod ops;
 mod optimizers;
 mod part;
+mod peers;
 mod place;
 mod ranks;
 mod report;
+mod sanitizer;
+mod shapes;
 mod speed;
+mod throughput;
 mod training;
+mod tune;
 mod watch;
 mod words;
 
@@ -36,9 +41,12 @@ use report::{Report, Section};
 
 #[derive(Args)]
 pub(super) struct GpuCheckArgs {
-    /// Tiny shapes and few steps, and no measurements of speed
+    /// Tiny shapes and few steps, whose speed means nothing
     #[arg(long)]
     quick: bool,
+    /// Time the algorithms of matrix products, and write the fastest to a table in this folder
+    #[arg(long)]
+    tune: bool,
     /// Write everything that was found to this file as well
     #[arg(long, value_name = "FILE")]
     json: Option<PathBuf>,
@@ -62,6 +70,9 @@ fn seconds(text: &str) -> Result<f64, String> {
     let is_time = (0.0..=1e6).contains(&seconds);
     if is_time { Ok(seconds) } else { Err("between 0 and a million seconds".to_owned()) }
 }
+
+/// Names a table of algorithms to `oarlock-cuda`.
+const TABLE: &str = oarlock_cuda::blas::TABLE_VARIABLE;
 
 /// The two devices that are compared.
 struct Devices {
@@ -103,7 +114,11 @@ fn run_part(section: Section, args: &GpuCheckArgs) -> Outcome {
         Section::Ops => ops::check(&mut part, &devices, args.quick),
         Section::Training => training::check(&mut part, args.quick),
         Section::Ranks => ranks::check(&mut part, args.quick),
+        Section::Sanitizer => sanitizer::check(&mut part),
+        Section::Tune => tune::check(&mut part, args.quick),
         Section::Speed => speed::check(&mut part, &devices.gpu, args.quick),
+        Section::Throughput => throughput::check(&mut part, &devices.gpu, args.quick),
+        Section::Peers => peers::check(&mut part, args.quick),
     }
 }
 
@@ -116,8 +131,12 @@ fn run_all(args: &GpuCheckArgs) -> Outcome {
         return Err(error.into());
     }
     let mut report = Report::new(args.quick);
+    let mut table = None;
     let mut is_useless = false;
     for section in Section::ALL {
+        if section == Section::Tune && !args.tune {
+            continue;
+        }
         report.begin(section)?;
         // Where no kernel runs at all, the same reason a hundred times helps nobody.
         if is_useless {
@@ -127,8 +146,16 @@ fn run_all(args: &GpuCheckArgs) -> Outcome {
         let end = Duration::from_secs_f64(args.seconds * section.end());
         let time = end.saturating_sub(report.elapsed());
         let patience = Duration::from_secs_f64(args.patience);
-        watch::watch(&mut report, time, patience, &mut |skip, time| command(section, args, skip, time))?;
+        watch::watch(&mut report, time, patience, &mut |skip, time| {
+            let mut command = command(section, args, skip, time)?;
+            // Speed is that with what was just tuned.
+            command.envs(table.iter().map(|file| (TABLE, file)));
+            Ok(command)
+        })?;
         is_useless = section == Section::Device && report.has_failed();
+        if section == Section::Tune {
+            table = tune::write_table(&mut report)?;
+        }
         if section == Section::Ops {
             report.tell_staged()?;
         }

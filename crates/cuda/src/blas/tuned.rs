@@ -23,8 +23,8 @@ use crate::error::{Error, Result};
 
 /// The tables that the program has.
 const TABLES: &[(&str, &str)] = &[("tuned/sm_90.txt", include_str!("../../tuned/sm_90.txt"))];
-/// A file that is read besides.
-const VARIABLE: &str = "OARLOCK_CUDA_TUNED";
+/// The variable that names a file which is read besides.
+pub const TABLE_VARIABLE: &str = "OARLOCK_CUDA_TUNED";
 /// Algorithms may need their operands to begin at such addresses.
 const ALIGNMENT: u32 = 16;
 
@@ -111,12 +111,12 @@ impl Tuned {
         for (file, text) in TABLES {
             tuned.add(file, text, &name, &arch)?;
         }
-        if let Some(file) = std::env::var_os(VARIABLE).map(PathBuf::from) {
+        if let Some(file) = std::env::var_os(TABLE_VARIABLE).map(PathBuf::from) {
             let shown = file.display().to_string();
             let wrong = |error: std::io::Error| Error::Table {
                 file: shown.clone(),
                 line: 0,
-                reason: format!("{VARIABLE} names it, and it cannot be read: {error}"),
+                reason: format!("{TABLE_VARIABLE} names it, and it cannot be read: {error}"),
             };
             let text = std::fs::read_to_string(&file).map_err(wrong)?;
             tuned.add(&shown, &text, &name, &arch)?;
@@ -173,12 +173,12 @@ impl Tuned {
         self.0.get(shape).copied()
     }
 
-    /// As text, for a GPU of this name and architecture.
-    pub fn to_text(&self, device: &str, arch: &str) -> String {
+    /// As the lines of a table.
+    pub fn lines(&self) -> String {
         let mut lines: Vec<String> =
             self.0.iter().map(|(shape, algorithm)| format!("{shape} : {algorithm}\n")).collect();
         lines.sort();
-        format!("arch {}\ndevice {device}\n{}", arch.trim_end_matches('a'), lines.concat())
+        lines.concat()
     }
 }
 
@@ -256,13 +256,13 @@ mod tests {
     fn a_table_is_read_as_it_is_written_and_only_for_its_gpu() {
         let all = read(&format!("# a remark\narch sm_90\n{LINE}")).expect("a table");
         assert_eq!(all.len(), 1);
-        assert_eq!(read(&all.to_text("NVIDIA H200", "sm_90a")).expect("a table"), all);
+        assert_eq!(all.lines(), LINE);
         for other in ["arch sm_80\n", "arch sm_90\ndevice NVIDIA H100\n", ""] {
             assert!(read(&format!("{other}{LINE}")).expect("a table").is_empty(), "{other}");
         }
         let own = "bf16 f32 1 768 2048 8192 tn - : 67 20 1 0 0 0 9 0 3\n";
         let both = read(&format!("arch sm_90\n{LINE}device NVIDIA H200\n{own}")).expect("a table");
-        assert!(both.to_text("x", "y").contains(" : 67 "));
+        assert!(both.lines().contains(" : 67 "));
     }
 
     #[test]

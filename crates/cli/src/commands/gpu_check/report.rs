@@ -17,12 +17,26 @@ pub(super) enum Section {
     Ops,
     Training,
     Ranks,
+    Sanitizer,
+    Tune,
     Speed,
+    Throughput,
+    Peers,
 }
 
 impl Section {
-    pub const ALL: [Section; 6] =
-        [Section::Device, Section::Words, Section::Ops, Section::Training, Section::Ranks, Section::Speed];
+    pub const ALL: [Section; 10] = [
+        Section::Device,
+        Section::Words,
+        Section::Ops,
+        Section::Training,
+        Section::Ranks,
+        Section::Sanitizer,
+        Section::Tune,
+        Section::Speed,
+        Section::Throughput,
+        Section::Peers,
+    ];
 
     pub fn name(self) -> &'static str {
         match self {
@@ -31,7 +45,11 @@ impl Section {
             Section::Ops => "ops",
             Section::Training => "training",
             Section::Ranks => "ranks",
+            Section::Sanitizer => "sanitizer",
+            Section::Tune => "tune",
             Section::Speed => "speed",
+            Section::Throughput => "throughput",
+            Section::Peers => "peers",
         }
     }
 
@@ -42,7 +60,13 @@ impl Section {
             Section::Ops => "Ops: the GPU beside the CPU in f32, errors relative to the largest value",
             Section::Training => "Training: losses on the GPU beside those on the CPU",
             Section::Ranks => "Ranks: losses of two ranks on one GPU beside those of one rank",
-            Section::Speed => "Speed",
+            Section::Sanitizer => "Sanitizer: small checks under compute-sanitizer",
+            Section::Tune => "Tuning: the algorithms of matrix products",
+            Section::Speed => "Speed of products, copies and attention",
+            Section::Throughput => "Throughput: training in bf16, AdamW, random weights",
+            Section::Peers => {
+                "Peers: transformers and Accelerate with torch.compile and SDPA, the same steps"
+            }
         }
     }
 
@@ -53,8 +77,12 @@ impl Section {
             Section::Words => 0.12,
             Section::Ops => 0.42,
             Section::Training => 0.54,
-            Section::Ranks => 0.64,
-            Section::Speed => 1.0,
+            Section::Ranks => 0.58,
+            Section::Sanitizer => 0.68,
+            Section::Tune => 0.76,
+            Section::Speed => 0.78,
+            Section::Throughput => 0.9,
+            Section::Peers => 1.0,
         }
     }
 }
@@ -124,6 +152,34 @@ impl Report {
         self.tell("staged", staged, line)
     }
 
+    /// Name and compute capability of the GPU, where they were told.
+    pub fn gpu(&self) -> Option<(String, String)> {
+        let gpu = self.facts.get("gpu")?;
+        Some((gpu["name"].as_str()?.to_owned(), gpu["compute_capability"].as_str()?.to_owned()))
+    }
+
+    /// The lines of a table of algorithms that checks have found, in their order.
+    pub fn entries(&self) -> Vec<String> {
+        let entries = self.checks.iter().filter_map(|check| check.finding.numbers.get("entry")?.as_str());
+        entries.map(str::to_owned).collect()
+    }
+
+    /// The trainings beside their peers: model, tokens per second of both, bytes of both. Those that both have measured.
+    fn beside(&self) -> Vec<(&str, [f64; 2], [f64; 2])> {
+        let of = |section, name: &str, key: &str| {
+            let is_it = |check: &&Check| check.section == section && check.name == name;
+            self.checks.iter().find(is_it)?.finding.numbers.get(key)?.as_f64()
+        };
+        let both = |name: &str, key: &str| {
+            Some([of(Section::Throughput, name, key)?, of(Section::Peers, name, key)?])
+        };
+        let names =
+            self.checks.iter().filter(|check| check.section == Section::Peers).map(|check| &check.name);
+        names
+            .filter_map(|name| Some((name.as_str(), both(name, "tokens_per_second")?, both(name, "bytes")?)))
+            .collect()
+    }
+
     pub fn has_failed(&self) -> bool {
         self.checks.iter().any(|check| check.finding.verdict == Verdict::Failed)
     }
@@ -141,6 +197,19 @@ impl Report {
             let of_section = self.checks.iter().filter(|check| check.section == section);
             let seconds = of_section.fold(0.0, |sum, check| sum + check.seconds);
             text += &format!("{:10}{ok:6}{failed:8}{skipped:9}{seconds:10.1}\n", section.name());
+        }
+        let beside = self.beside();
+        if !beside.is_empty() {
+            text += &format!(
+                "\n{:28}{:>12}{:>12}{:>8}{:>9}{:>9}{:>8}\n",
+                "", "tokens/s", "peer", "ratio", "GB", "peer", "ratio"
+            );
+        }
+        for (name, [rate, peer], [bytes, of_peer]) in beside {
+            let (speed, memory) = (rate / peer, bytes / of_peer);
+            let (bytes, of_peer) = (bytes / 1e9, of_peer / 1e9);
+            text +=
+                &format!("{name:28}{rate:12.0}{peer:12.0}{speed:8.2}{bytes:9.2}{of_peer:9.2}{memory:8.2}\n");
         }
         for check in self.checks.iter().filter(|check| check.finding.verdict == Verdict::Failed) {
             text += &format!("FAILED: {}: {}: {}\n", check.section.name(), check.name, check.finding.detail);
@@ -162,7 +231,11 @@ impl Report {
         };
         let [ok, failed, skipped] = Verdict::ALL.map(count);
         let seconds = self.start.elapsed().as_secs_f64();
+        let beside = self.beside().into_iter().map(|(name, [rate, peer], [bytes, of_peer])| {
+            json!({ "name": name, "speed": rate / peer, "memory": bytes / of_peer })
+        });
         json!({
+            "ratios": beside.collect::<Vec<_>>(),
             "version": env!("CARGO_PKG_VERSION"),
             "quick": self.quick,
             "facts": self.facts,
