@@ -1,5 +1,7 @@
 //! `oarlock gpu-check` over fake libraries of CUDA, whose GPU runs kernels in an emulator, and without any.
 
+use std::fs;
+use std::os::unix::fs::PermissionsExt;
 use std::path::Path;
 
 use serde_json::Value;
@@ -7,10 +9,44 @@ use serde_json::Value;
 use crate::common::{Said, Site, run};
 use crate::gpu::fakes;
 
+const SECTIONS: [&str; 10] =
+    ["device", "words", "ops", "training", "ranks", "sanitizer", "tune", "speed", "throughput", "peers"];
+
+/// Stands for compute-sanitizer: runs the checks of words, and those of ops without time for any.
+const SANITIZER: &str = r#"#!/bin/sh
+while [ "$1" != gpu-check ]; do program=$1; shift; [ -x "$program" ] && break; done
+case "$*" in
+*"--part words"*) exec "$program" "$@" ;;
+*) echo '{"begin": "an op"}'; echo '{"end": {"result": "ok", "detail": "", "numbers": {}}, "seconds": 0}' ;;
+esac
+"#;
+
+/// One that finds something.
+const STRICT: &str = r#"#!/bin/sh
+echo "========= COMPUTE-SANITIZER"
+echo "========= Invalid __global__ read of size 4 bytes"
+exit 99
+"#;
+
+/// Makes a script that is found first; the PATH with it.
+fn tool(site: &Site, name: &str, script: &str) -> String {
+    let folder = site.path("bin");
+    fs::create_dir_all(&folder).unwrap();
+    fs::write(folder.join(name), script).unwrap();
+    fs::set_permissions(folder.join(name), fs::Permissions::from_mode(0o755)).unwrap();
+    format!("{}:{}", folder.display(), std::env::var("PATH").unwrap())
+}
+
 /// The command with libraries from a folder, and the JSON that it writes.
 fn check(site: &Site, libraries: &Path) -> (Said, Value) {
-    let mut command = site.oarlock(&["gpu-check", "--quick", "--json", "found.json"]);
+    check_with(site, libraries, &[], &[])
+}
+
+/// With more words, and variables.
+fn check_with(site: &Site, libraries: &Path, words: &[&str], variables: &[(&str, &str)]) -> (Said, Value) {
+    let mut command = site.oarlock(&[&["gpu-check", "--quick", "--json", "found.json"], words].concat());
     command.env("OARLOCK_CUDA_LIBRARIES", libraries).env("XDG_CACHE_HOME", site.path("cache"));
+    command.envs(variables.iter().copied());
     let said = run(command);
     (said, serde_json::from_slice(&site.read("found.json")).unwrap())
 }
@@ -19,7 +55,8 @@ fn check(site: &Site, libraries: &Path) -> (Said, Value) {
 fn all_is_well_on_an_emulated_gpu() {
     let Some(libraries) = fakes() else { return };
     let site = Site::new();
-    let (said, found) = check(&site, libraries);
+    let path = tool(&site, "compute-sanitizer", SANITIZER);
+    let (said, found) = check_with(&site, libraries, &["--tune"], &[("PATH", &path)]);
     assert_eq!(said.code, Some(0), "{said:?}");
     assert!(said.stdout.ends_with("Nothing failed.\n") && !said.stdout.contains("FAILED"), "{said:?}");
 
@@ -36,11 +73,12 @@ fn all_is_well_on_an_emulated_gpu() {
     assert_eq!(facts["staged"], Value::Array(vec![]), "{facts}");
 
     let checks = found["checks"].as_array().unwrap();
-    for section in ["device", "ops", "training", "ranks", "speed"] {
+    for section in SECTIONS {
         assert!(checks.iter().any(|check| check["section"] == section), "no check of {section}");
     }
     for check in checks {
-        let wanted = if check["section"] == "speed" { "skipped" } else { "ok" };
+        let is_left = check["section"] == "speed" || check["section"] == "peers";
+        let wanted = if is_left { "skipped" } else { "ok" };
         assert_eq!(check["result"], wanted, "{check}");
         assert!(check["detail"].is_string() && check["seconds"].as_f64().unwrap() >= 0.0, "{check}");
     }
@@ -53,19 +91,40 @@ fn all_is_well_on_an_emulated_gpu() {
             assert_eq!(numbers["same_bits"], true);
         }
     }
+    for word in ["mma bf16", "ldmatrix_trans f16", "cp_async of zeros bf16", "team_sum"] {
+        assert_eq!(named(word)["detail"], "every bit is right, twice");
+    }
     // Rounding leaves its mark: what has no error at all was not compared with anything.
     assert!(named("linear bf16")["numbers"]["error"].as_f64().unwrap() > 1e-4);
     for name in ["5 steps f32", "5 steps bf16"] {
         assert_eq!(named(name)["numbers"]["losses"].as_array().unwrap().len(), 6);
     }
     assert_eq!(found["summary"]["failed"], 0);
-    assert_eq!(found["summary"]["skipped"], 1);
+    assert_eq!(found["summary"]["skipped"], 2);
+
+    let training = &named("tiny, 2x8")["numbers"];
+    for key in ["tokens_per_second", "mfu", "bytes", "parameters"] {
+        assert!(training[key].as_f64().unwrap() > 0.0, "{key}: {training}");
+    }
+    // The table has a line for each product, and what it says is used afterwards.
+    assert_eq!(facts["table"], "emulated-h100-sm_90.txt");
+    let table = String::from_utf8(site.read("emulated-h100-sm_90.txt")).unwrap();
+    assert!(table.starts_with("arch sm_90\ndevice Emulated H100\n"), "{table}");
+    let n_tuned = checks.iter().filter(|check| check["numbers"]["entry"].is_string()).count();
+    assert!(n_tuned > 10 && table.lines().count() == n_tuned + 2, "{table}");
+    assert!(table.contains("bf16 f32 1 64 64 16 tn - : 1"), "{table}");
+    let products = named("tiny, 2x8")["numbers"]["products_by"].as_str().unwrap();
+    assert!(products.contains("shapes by measured algorithms"), "{products}");
+    // Under the sanitizer the small checks are those of this program.
+    for tool in ["memcheck", "racecheck", "synccheck"] {
+        assert_eq!(named(&format!("{tool} of words"))["detail"], "20 checks, 0 left out");
+    }
 }
 
 #[test]
 fn without_a_driver_it_says_what_is_missing() {
     let site = Site::new();
-    std::fs::create_dir(site.path("empty")).unwrap();
+    fs::create_dir(site.path("empty")).unwrap();
     let (said, found) = check(&site, &site.path("empty"));
     assert_eq!(said.code, Some(1), "{said:?}");
     assert_eq!(said.stdout, "");
@@ -80,7 +139,7 @@ fn without_a_driver_it_says_what_is_missing() {
 fn without_a_compiler_of_kernels_it_says_so_once_and_stops() {
     let Some(libraries) = fakes() else { return };
     let site = Site::new();
-    std::fs::create_dir(site.path("two")).unwrap();
+    fs::create_dir(site.path("two")).unwrap();
     for name in ["libcuda.so.1", "libcublasLt.so.13"] {
         std::os::unix::fs::symlink(libraries.join(name), site.path("two").join(name)).unwrap();
     }
@@ -89,5 +148,58 @@ fn without_a_compiler_of_kernels_it_says_so_once_and_stops() {
     assert!(said.stdout.contains("FAILED: device: first kernel: libnvrtc, the compiler"), "{said:?}");
     assert!(said.stdout.contains("pip install nvidia-cuda-nvrtc"), "{said:?}");
     let summary = &found["summary"];
-    assert_eq!([&summary["ok"], &summary["failed"], &summary["skipped"]], [0, 1, 4], "{found}");
+    assert_eq!([&summary["ok"], &summary["failed"], &summary["skipped"]], [0, 1, 5], "{found}");
+}
+
+#[test]
+fn what_has_no_time_left_is_named() {
+    let Some(libraries) = fakes() else { return };
+    let site = Site::new();
+    let (said, found) = check_with(&site, libraries, &["--seconds", "0"], &[]);
+    assert_eq!(said.code, Some(0), "{said:?}");
+    let checks = found["checks"].as_array().unwrap();
+    assert!(checks.len() > 150, "{}", checks.len());
+    for check in checks.iter().filter(|check| check["section"] != "speed") {
+        assert_eq!(check["detail"], "the time of this section was over", "{check}");
+    }
+    assert!(said.stdout.contains("skipped mma bf16"), "{said:?}");
+}
+
+#[test]
+fn what_a_sanitizer_finds_is_a_failure() {
+    let Some(libraries) = fakes() else { return };
+    let site = Site::new();
+    let path = tool(&site, "compute-sanitizer", STRICT);
+    let mut command = site.oarlock(&["gpu-check", "--quick", "--part", "sanitizer"]);
+    command.env("OARLOCK_CUDA_LIBRARIES", libraries).env("PATH", &path);
+    let said = run(command);
+    assert_eq!(said.code, Some(0), "{said:?}");
+    let wrong = r#""detail":"Invalid __global__ read of size 4 bytes; 0 checks, 0 left out""#;
+    assert_eq!(said.stdout.matches(wrong).count(), 6, "{said:?}");
+    assert_eq!(said.stdout.matches(r#""result":"failed""#).count(), 6, "{said:?}");
+}
+
+#[test]
+fn a_peer_is_a_python_with_everything_and_its_numbers_are_taken() {
+    let Some(libraries) = fakes() else { return };
+    let site = Site::new();
+    let peers = |script: &str, words: &[&str]| {
+        let path = tool(&site, "python3", script);
+        let mut command = site.oarlock(&[&["gpu-check", "--part", "peers"], words].concat());
+        command.env("OARLOCK_CUDA_LIBRARIES", libraries).env("PATH", &path);
+        run(command)
+    };
+    let said = peers("#!/bin/sh\necho \"ModuleNotFoundError: No module named 'torch'\" >&2; exit 1\n", &[]);
+    let why = "the active Python cannot: ModuleNotFoundError: No module named 'torch'";
+    assert_eq!(said.stdout.matches(why).count(), 8, "{said:?}");
+    let script = r#"#!/bin/sh
+case "$3" in
+"") echo '{"torch": "2.9", "gpu": "a GPU"}' ;;
+*'"head_dim":96'*'"seq":1024'*) echo '{"tokens_per_second": 1000.0, "bytes": 5e9, "milliseconds": 2, "parameters": 1e6}' ;;
+*) echo "torch.OutOfMemoryError: no memory" >&2; exit 1 ;;
+esac
+"#;
+    let said = peers(script, &[]);
+    assert!(said.stdout.contains("1000 tokens/s, 2.00 ms, 5.00 GB, 1.0M parameters"), "{said:?}");
+    assert_eq!(said.stdout.matches("torch.OutOfMemoryError: no memory").count(), 7, "{said:?}");
 }

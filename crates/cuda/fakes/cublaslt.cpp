@@ -28,11 +28,19 @@ struct Layout {
 };
 struct Preference {
   u64 workspace = 0;
+  u32 reductions = 7;
   u32 alignment[4] = {256, 256, 256, 256};
 };
 struct Algo {
-  u64 shape, workspace, alignment[4], bias_alignment, unused;
+  // 0 for one that fits every shape, as those have that were made from an id.
+  u64 shape;
+  u32 attributes[9];
+  u32 alignment[4], bias_alignment;
 };
+static_assert(sizeof(Algo) == 64);
+const u64 ALGO_WORKSPACE = 65536;
+// Ids of algorithms from 10 on, of which each has a tile of its own; split sums need two splits.
+const u32 FIRST_ID = 10, N_ALGOS = 3;
 struct Result {
   Algo algo;
   size_t workspace;
@@ -41,7 +49,7 @@ struct Result {
   int reserved[4];
 };
 
-static std::atomic<int> n_alive{0}, n_choices{0};
+static std::atomic<int> n_alive{0}, n_choices{0}, last_id{0}, is_new{0};
 
 // The fake driver in the folder of this file.
 static void* driver(const char* symbol) {
@@ -199,6 +207,7 @@ Status cublasLtMatmulPreferenceDestroy(Preference* preference) {
 Status cublasLtMatmulPreferenceSetAttribute(Preference* preference, int attribute, const void* value, size_t n) {
   CALL("cublasLtMatmulPreferenceSetAttribute");
   if (attribute == 1 && n == 8) memcpy(&preference->workspace, value, n);
+  else if (attribute == 3 && n == 4) memcpy(&preference->reductions, value, n);
   else if (attribute >= 5 && attribute <= 8 && n == 4) memcpy(&preference->alignment[attribute - 5], value, n);
   else return INVALID_VALUE;
   return 0;
@@ -210,17 +219,54 @@ Status cublasLtMatmulAlgoGetHeuristic(void*, const Desc* desc, const Layout* a, 
   CALL("cublasLtMatmulAlgoGetHeuristic");
   *n = 0;
   if (wanted < 1 || !fits(*desc, *a, *b, *c, *d)) return INVALID_VALUE;
-  if (preference->workspace < 65536) return NOT_SUPPORTED;
+  if (preference->workspace < ALGO_WORKSPACE) return NOT_SUPPORTED;
   const Layout* layouts[] = {a, b, c, d};
-  Result result = {};
-  result.algo.shape = hash_of(*desc, layouts);
-  result.algo.workspace = result.workspace = 65536;
-  for (int i = 0; i < 4; i++) result.algo.alignment[i] = preference->alignment[i];
-  result.algo.bias_alignment = alignment_of(desc->bias);
-  if (result.algo.bias_alignment > 256) result.algo.bias_alignment = 256;
-  *results = result;
-  *n = 1;
+  for (u32 i = 0; i < N_ALGOS && *n < wanted; i++) {
+    // The last one splits its sums, and adds the parts in the output.
+    u32 reduction = i == N_ALGOS - 1 ? 4 : 0;
+    if ((preference->reductions & reduction) != reduction) continue;
+    Result& result = results[(*n)++] = {};
+    result.algo = {hash_of(*desc, layouts), {FIRST_ID + i, 100 + i, 1 + reduction / 4, reduction, 0, 0, i, i, i}};
+    result.workspace = ALGO_WORKSPACE;
+    for (int j = 0; j < 4; j++) result.algo.alignment[j] = preference->alignment[j];
+    u64 bias = alignment_of(desc->bias);
+    result.algo.bias_alignment = bias > 256 ? 256 : bias;
+  }
   n_choices++;
+  return 0;
+}
+
+// An algorithm of this id, whose other attributes are still those that no algorithm has.
+Status cublasLtMatmulAlgoInit(void*, int compute, int scale, int, int, int, int, int id, Algo* algo) {
+  CALL("cublasLtMatmulAlgoInit");
+  if ((compute != 68 && compute != 77) || scale != 0) return INVALID_VALUE;
+  // A newer library may have lost one.
+  if (id < (int)FIRST_ID || id >= (int)(FIRST_ID + N_ALGOS) || (is_new && id == (int)FIRST_ID + 1)) return NOT_SUPPORTED;
+  *algo = {0, {(u32)id}, {16, 16, 16, 16}, 16};
+  return 0;
+}
+static size_t size_of_attribute(int attribute) { return attribute >= 7 ? 2 : 4; }
+Status cublasLtMatmulAlgoConfigSetAttribute(Algo* algo, int attribute, const void* value, size_t n) {
+  CALL("cublasLtMatmulAlgoConfigSetAttribute");
+  if (attribute < 1 || attribute > 8 || n != size_of_attribute(attribute)) return INVALID_VALUE;
+  memcpy(&algo->attributes[attribute], value, n);
+  return 0;
+}
+Status cublasLtMatmulAlgoConfigGetAttribute(const Algo* algo, int attribute, void* value, size_t n, size_t* written) {
+  CALL("cublasLtMatmulAlgoConfigGetAttribute");
+  if (attribute < 0 || attribute > 8 || n != size_of_attribute(attribute)) return INVALID_VALUE;
+  memcpy(value, &algo->attributes[attribute], n);
+  *written = n;
+  return 0;
+}
+Status cublasLtMatmulAlgoCheck(void*, const Desc* desc, const Layout* a, const Layout* b, const Layout* c,
+                               const Layout* d, const Algo* algo, Result* result) {
+  CALL("cublasLtMatmulAlgoCheck");
+  if (!fits(*desc, *a, *b, *c, *d)) return INVALID_VALUE;
+  u32 i = algo->attributes[0] - FIRST_ID;
+  for (int other : {1, 6, 7, 8})
+    if (algo->attributes[other] != i + (other == 1 ? 100 : 0)) return NOT_SUPPORTED;
+  *result = {*algo, ALGO_WORKSPACE, 0, 1.f, {}};
   return 0;
 }
 
@@ -230,12 +276,14 @@ Status cublasLtMatmul(void* handle, const Desc* desc, const f32* alpha, u64 at_a
   CALL("cublasLtMatmul");
   const Layout* layouts[] = {a, b, c, d};
   if (!handle) return NOT_INITIALIZED;
-  if (algo->shape != hash_of(*desc, layouts) || workspace_bytes < algo->workspace) return INVALID_VALUE;
+  if (algo->shape && algo->shape != hash_of(*desc, layouts)) return INVALID_VALUE;
+  if (workspace_bytes < ALGO_WORKSPACE) return INVALID_VALUE;
   u64 addresses[] = {at_a, at_b, at_c, at_d};
   for (int i = 0; i < 4; i++)
     if (addresses[i] % algo->alignment[i]) return INVALID_VALUE;
   bool has_bias = desc->epilogue & 4;
   if (has_bias && (!desc->bias || desc->bias % algo->bias_alignment)) return INVALID_VALUE;
+  last_id = algo->attributes[0];
   auto* product = new Product{*desc, *a, *b, *c, *d, at_a, at_b, at_c, at_d, workspace, workspace_bytes, *alpha, *beta};
   std::vector<void*> starts = {(void*)workspace};
   std::vector<size_t> bytes = {workspace_bytes};
@@ -255,5 +303,11 @@ Status cublasLtMatmul(void* handle, const Desc* desc, const f32* alpha, u64 at_a
 // What tests ask.
 int fake_blas_alive() { return n_alive; }
 int fake_choices() { return n_choices; }
+int fake_algorithm() { return last_id; }
+// From now on the library lacks its second algorithm, as another version might. The number of the ids.
+int fake_new_version() {
+  is_new = 1;
+  return N_ALGOS;
+}
 
 }  // extern "C"

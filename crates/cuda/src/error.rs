@@ -127,6 +127,16 @@ pub enum Error {
         /// What it could use.
         workspace_bytes: usize,
     },
+    /// A table of algorithms that cannot be read.
+    #[error("{file}, line {line}: {reason}")]
+    Table {
+        /// The file.
+        file: String,
+        /// The line; 0 for the file itself.
+        line: usize,
+        /// What is wrong with it.
+        reason: String,
+    },
     /// A call of cuBLASLt failed.
     #[error("{call} of cuBLASLt {version} failed: {status}: {text}")]
     Blas {

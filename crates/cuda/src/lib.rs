@@ -24,6 +24,7 @@ pub mod modules;
 pub mod nccl;
 pub mod nvrtc;
 pub mod order;
+pub mod probe;
 pub mod source;
 pub mod table;
 mod walk;

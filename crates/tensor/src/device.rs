@@ -217,6 +217,11 @@ impl Device {
         self.gpu().map(|gpu| gpu.info()).transpose()
     }
 
+    /// The matrix products that a GPU has computed so far, whose algorithms can be measured; none of another device.
+    pub fn gpu_products(&self) -> Vec<oarlock_cuda::blas::Shape> {
+        self.gpu().map_or_else(Vec::new, |gpu| gpu.products())
+    }
+
     /// Returns when every launch has run.
     ///
     /// # Errors

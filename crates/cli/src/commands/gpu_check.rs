@@ -3,37 +3,76 @@
 mod case;
 mod cases;
 mod device;
+mod finding;
 mod ops;
 mod optimizers;
+mod part;
+mod peers;
 mod place;
 mod ranks;
 mod report;
+mod sanitizer;
+mod shapes;
 mod speed;
+mod throughput;
 mod training;
+mod tune;
+mod watch;
+mod words;
 
 use std::path::{Path, PathBuf};
+use std::process::Command;
+use std::time::Duration;
 
 use clap::Args;
 use oarlock::report::replace;
 use oarlock_comm::available_cores;
 use oarlock_tensor::cpu::Isa;
 use oarlock_tensor::{Device, Par, Tensor};
+use rustix::process::{Signal, set_parent_process_death_signal};
 use serde_json::json;
 
 use crate::console::{Failure, Outcome, print};
 use crate::error::Error;
 
-use report::{Finding, Report, Section};
+use finding::Finding;
+use part::Part;
+use report::{Report, Section};
 
 #[derive(Args)]
 pub(super) struct GpuCheckArgs {
-    /// Tiny shapes and few steps, and no measurements of speed
+    /// Tiny shapes and few steps, whose speed means nothing
     #[arg(long)]
     quick: bool,
+    /// Time the algorithms of matrix products, and write the fastest to a table in this folder
+    #[arg(long)]
+    tune: bool,
     /// Write everything that was found to this file as well
     #[arg(long, value_name = "FILE")]
     json: Option<PathBuf>,
+    /// End a check that takes longer than this, and go on with the next one
+    #[arg(long, value_name = "SECONDS", default_value_t = 150.0, value_parser = seconds)]
+    patience: f64,
+    /// Begin nothing more after this time
+    #[arg(long, value_name = "SECONDS", default_value_t = 570.0, value_parser = seconds)]
+    seconds: f64,
+    /// Only this section, in this process, told in lines of JSON
+    #[arg(long, hide = true)]
+    part: Option<Section>,
+    /// Checks of the section that are left out
+    #[arg(long, hide = true, default_value_t = 0)]
+    skip: usize,
 }
+
+/// A number of seconds that a clock can have.
+fn seconds(text: &str) -> Result<f64, String> {
+    let seconds: f64 = text.parse().map_err(|_| "a number of seconds".to_owned())?;
+    let is_time = (0.0..=1e6).contains(&seconds);
+    if is_time { Ok(seconds) } else { Err("between 0 and a million seconds".to_owned()) }
+}
+
+/// Names a table of algorithms to `oarlock-cuda`.
+const TABLE: &str = oarlock_cuda::blas::TABLE_VARIABLE;
 
 /// The two devices that are compared.
 struct Devices {
@@ -55,50 +94,93 @@ impl Devices {
     }
 }
 
-/// What runs a section.
-type Check<'a> = dyn Fn(&mut Report<'_>) -> Outcome + 'a;
-
 pub(super) fn run(args: &GpuCheckArgs) -> Outcome {
-    let devices = match Devices::open() {
-        Ok(devices) => devices,
-        Err(error) => {
-            if let Some(path) = &args.json {
-                write(path, &json!({ "version": env!("CARGO_PKG_VERSION"), "error": error.to_string() }))?;
-            }
-            return Err(error.into());
-        }
-    };
-    let sections: [(Section, &Check<'_>); 5] = [
-        (Section::Device, &|report| device::check(report, &devices)),
-        (Section::Ops, &|report| ops::check(report, &devices, args.quick)),
-        (Section::Training, &|report| training::check(report, args.quick)),
-        (Section::Ranks, &|report| ranks::check(report, args.quick)),
-        (Section::Speed, &|report| speed::check(report, &devices.gpu, args.quick)),
-    ];
+    match args.part {
+        Some(section) => run_part(section, args),
+        None => run_all(args),
+    }
+}
+
+/// A section, in the process that was started for it.
+fn run_part(section: Section, args: &GpuCheckArgs) -> Outcome {
+    // Nobody would read what it finds.
+    let _ = set_parent_process_death_signal(Some(Signal::KILL));
+    let devices = Devices::open()?;
     let answers = || devices.gpu_answers();
-    let mut report = Report::new(args.quick, &answers);
+    let mut part = Part::new(args.skip, Duration::from_secs_f64(args.seconds), &answers);
+    match section {
+        Section::Device => device::check(&mut part, &devices),
+        Section::Words => words::check(&mut part),
+        Section::Ops => ops::check(&mut part, &devices, args.quick),
+        Section::Training => training::check(&mut part, args.quick),
+        Section::Ranks => ranks::check(&mut part, args.quick),
+        Section::Sanitizer => sanitizer::check(&mut part),
+        Section::Tune => tune::check(&mut part, args.quick),
+        Section::Speed => speed::check(&mut part, &devices.gpu, args.quick),
+        Section::Throughput => throughput::check(&mut part, &devices.gpu, args.quick),
+        Section::Peers => peers::check(&mut part, args.quick),
+    }
+}
+
+/// All sections, each in a process of its own.
+fn run_all(args: &GpuCheckArgs) -> Outcome {
+    if let Err(error) = Devices::open() {
+        if let Some(path) = &args.json {
+            write(path, &json!({ "version": env!("CARGO_PKG_VERSION"), "error": error.to_string() }))?;
+        }
+        return Err(error.into());
+    }
+    let mut report = Report::new(args.quick);
+    let mut table = None;
     let mut is_useless = false;
-    for (section, check) in sections {
+    for section in Section::ALL {
+        if section == Section::Tune && !args.tune {
+            continue;
+        }
         report.begin(section)?;
         // Where no kernel runs at all, the same reason a hundred times helps nobody.
         if is_useless {
-            report.check("all", || Ok::<_, Error>(Finding::skipped("the first kernel does not run")))?;
+            report.add("all", Finding::skipped("the first kernel does not run"), 0.0)?;
             continue;
         }
-        check(&mut report)?;
+        let end = Duration::from_secs_f64(args.seconds * section.end());
+        let time = end.saturating_sub(report.elapsed());
+        let patience = Duration::from_secs_f64(args.patience);
+        watch::watch(&mut report, time, patience, &mut |skip, time| {
+            let mut command = command(section, args, skip, time)?;
+            // Speed is that with what was just tuned.
+            command.envs(table.iter().map(|file| (TABLE, file)));
+            Ok(command)
+        })?;
         is_useless = section == Section::Device && report.has_failed();
+        if section == Section::Tune {
+            table = tune::write_table(&mut report)?;
+        }
+        if section == Section::Ops {
+            report.tell_staged()?;
+        }
         // After each section, so that a machine that stops in the next one leaves what was found.
         if let Some(path) = &args.json {
             write(path, &report.json())?;
         }
     }
-    print("\n")?;
-    device::tell_kernels(&mut report, &devices)?;
     if let Some(path) = &args.json {
         write(path, &report.json())?;
     }
     print(&report.summary())?;
     if report.has_failed() { Err(Failure::Reported(1)) } else { Ok(()) }
+}
+
+/// What checks a section from a check on, for so long.
+fn command(section: Section, args: &GpuCheckArgs, skip: usize, time: Duration) -> Result<Command, Error> {
+    let itself = std::env::current_exe().map_err(Error::io("find", "the program itself"))?;
+    let mut command = Command::new(itself);
+    command.args(["gpu-check", "--part", section.name(), "--skip", &skip.to_string()]);
+    command.args(["--seconds", &time.as_secs_f64().to_string()]);
+    if args.quick {
+        command.arg("--quick");
+    }
+    Ok(command)
 }
 
 fn write(path: &Path, content: &serde_json::Value) -> Result<(), Error> {

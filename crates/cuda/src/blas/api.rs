@@ -10,6 +10,8 @@ use crate::error::{Error, Result};
 pub(super) type Status = c_int;
 /// The library's handle, and its descriptors.
 pub(super) type Handle = *mut c_void;
+/// `CUBLAS_STATUS_INVALID_VALUE`.
+pub(super) const INVALID_VALUE: Status = 7;
 /// `CUBLAS_STATUS_NOT_SUPPORTED`.
 pub(super) const NOT_SUPPORTED: Status = 15;
 
@@ -22,9 +24,10 @@ pub(super) struct Algo {
 
 /// `cublasLtMatmulHeuristicResult_t`.
 #[repr(C)]
+#[derive(Clone, Copy)]
 pub(super) struct Choice {
     pub(super) algo: Algo,
-    workspace_bytes: usize,
+    pub(super) workspace_bytes: usize,
     pub(super) state: Status,
     waves: f32,
     reserved: [c_int; 4],
@@ -57,6 +60,10 @@ binding! { CublasLt;
         preference_set: "cublasLtMatmulPreferenceSetAttribute" (Handle, c_int, *const c_void, usize);
         heuristic: "cublasLtMatmulAlgoGetHeuristic" (Handle, Handle, Handle, Handle, Handle, Handle, Handle, c_int,
             *mut Choice, *mut c_int);
+        algo_init: "cublasLtMatmulAlgoInit" (Handle, c_int, c_int, c_int, c_int, c_int, c_int, c_int, *mut Algo);
+        algo_check: "cublasLtMatmulAlgoCheck" (Handle, Handle, Handle, Handle, Handle, Handle, *const Algo, *mut Choice);
+        config_get: "cublasLtMatmulAlgoConfigGetAttribute" (*const Algo, c_int, *mut c_void, usize, *mut usize);
+        config_set: "cublasLtMatmulAlgoConfigSetAttribute" (*mut Algo, c_int, *const c_void, usize);
         matmul: "cublasLtMatmul" (Handle, Handle, *const c_void, u64, Handle, u64, Handle, *const c_void, u64, Handle,
             u64, Handle, *const Algo, u64, usize, Handle);
     }

@@ -1,26 +1,31 @@
 //! Matrix products by cuBLASLt, or by the kernels of this crate where it is not there.
 //!
 //! Matrices lie row after row. cuBLASLt chooses an algorithm for each shape, once, among those that make do with the
-//! workspace. Its bits can differ between versions of the library and kinds of GPUs, but not between two runs.
+//! workspace, unless a table has one that was measured ([`Tuned`]). Its bits can differ between versions of the library and kinds of GPUs, but not between two runs.
 
+mod algorithm;
 mod api;
 mod own;
 mod plan;
 mod product;
+mod tune;
+mod tuned;
 
 use std::collections::HashMap;
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
+pub use algorithm::Algorithm;
 pub use product::{Form, Layout, Operand, Precision, Product};
+pub use tuned::{Shape, TABLE_VARIABLE, Tuned};
 
 use crate::cache::Cache;
 use crate::driver::{Context, DeviceMemory, Stream};
 use crate::error::{Error, Result};
 use crate::libraries::{Libraries, Library};
 use crate::modules::Modules;
-use api::{Api, Owned, call};
+use api::{Api, INVALID_VALUE, NOT_SUPPORTED, Owned, call};
 use own::Own;
-use plan::{Key, Plan};
+use plan::{Key, Origin, Plan};
 use product::Dims;
 
 /// A workspace that is enough for the algorithms of all GPUs that cuBLAS has a recommendation for.
@@ -46,6 +51,7 @@ struct CublasLt {
 }
 
 struct State {
+    tuned: Tuned,
     plans: HashMap<Key, Plan>,
     handle: Owned,
 }
@@ -82,7 +88,10 @@ impl Blas {
         modules: impl FnOnce() -> Result<Arc<Modules>>,
     ) -> Result<Blas> {
         let engine = match libraries.load(Library::CublasLt, Api::load) {
-            Ok(api) => Engine::CublasLt(Box::new(CublasLt::new(stream, api, workspace_bytes)?)),
+            Ok(api) => {
+                let tuned = Tuned::of(stream.context().device())?;
+                Engine::CublasLt(Box::new(CublasLt::new(stream, api, workspace_bytes, tuned)?))
+            }
             Err(Error::NoLibrary { .. }) => Engine::Own(Own::new(modules()?)),
             Err(error) => return Err(error),
         };
@@ -94,14 +103,43 @@ impl Blas {
         &self.stream
     }
 
-    /// What computes the products, and where that is not cuBLASLt, how to get it.
+    /// From now on, algorithms are those of this table.
+    pub fn tune(&self, tuned: Tuned) {
+        if let Engine::CublasLt(lt) = &self.engine {
+            let mut state = lt.state();
+            state.plans.clear();
+            state.tuned = tuned;
+        }
+    }
+
+    /// What computes the products, and where that is not cuBLASLt, how to get it. With a table, how many of its algorithms
+    /// are used, and how many this version of cuBLASLt does not have.
     pub fn describe(&self) -> String {
         match &self.engine {
-            Engine::CublasLt(lt) => format!("cuBLASLt {}", lt.api.version()),
+            Engine::CublasLt(lt) => {
+                let (state, version) = (lt.state(), lt.api.version());
+                let count = |origin| state.plans.values().filter(|plan| plan.origin == origin).count();
+                match (count(Origin::Table), count(Origin::Instead)) {
+                    (0, 0) => format!("cuBLASLt {version}"),
+                    (n, 0) => format!("cuBLASLt {version}, {n} shapes by measured algorithms"),
+                    (n, lost) => format!(
+                        "cuBLASLt {version}, {n} shapes by measured algorithms and {lost} by others, since it refuses those"
+                    ),
+                }
+            }
             Engine::Own(_) => {
                 format!("own kernels: libcublasLt was not found; {}", Library::CublasLt.command())
             }
         }
+    }
+
+    /// The products that were computed so far whose algorithm a table may have.
+    pub fn shapes(&self) -> Vec<Shape> {
+        let Engine::CublasLt(lt) = &self.engine else { return Vec::new() };
+        let mut shapes: Vec<Shape> = lt.state().plans.keys().filter_map(Shape::of).collect();
+        shapes.sort_by_key(Shape::to_string);
+        shapes.dedup();
+        shapes
     }
 
     /// The version of cuBLASLt, such as `13.1.0`; none where it is not there.
@@ -115,7 +153,7 @@ impl Blas {
     /// For how many shapes cuBLASLt chose an algorithm.
     pub fn n_plans(&self) -> usize {
         match &self.engine {
-            Engine::CublasLt(lt) => lt.state.lock().unwrap_or_else(PoisonError::into_inner).plans.len(),
+            Engine::CublasLt(lt) => lt.state().plans.len(),
             Engine::Own(_) => 0,
         }
     }
@@ -139,28 +177,42 @@ impl Blas {
 }
 
 impl CublasLt {
-    fn new(stream: &Stream, api: Api, workspace_bytes: usize) -> Result<CublasLt> {
+    fn new(stream: &Stream, api: Api, workspace_bytes: usize, tuned: Tuned) -> Result<CublasLt> {
         let workspace = stream.context().alloc(workspace_bytes)?;
         stream.context().enter()?;
         let mut handle = std::ptr::null_mut();
         // SAFETY: the pointer is valid for the call, and a context is current.
         api.check(unsafe { call!(api, create(&mut handle)) })?;
         let handle = Owned::new(handle, &api.destroy);
-        Ok(CublasLt { workspace, state: Mutex::new(State { plans: HashMap::new(), handle }), api })
+        Ok(CublasLt { workspace, state: Mutex::new(State { tuned, plans: HashMap::new(), handle }), api })
+    }
+
+    fn state(&self) -> MutexGuard<'_, State> {
+        self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     fn multiply(&self, stream: &Stream, product: &Product<'_>, dims: Dims) -> Result<()> {
         stream.context().enter()?;
-        let mut state = self.state.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut state = self.state();
         let (key, handle) = (Key::new(product, dims), state.handle.handle);
         let workspace = (self.workspace.address(), self.workspace.bytes());
+        let make = |tuned| Plan::new(&self.api, handle, product, &key, workspace.1, tuned);
         if !state.plans.contains_key(&key) {
-            let plan = Plan::new(&self.api, handle, product, &key, workspace.1)?;
+            let tuned = Shape::of(&key).and_then(|shape| state.tuned.get(&shape));
+            let plan = make(tuned)?;
             state.plans.insert(key.clone(), plan);
         }
         // Just looked up or put in.
-        let Some(plan) = state.plans.get(&key) else { return Ok(()) };
-        plan.run(&self.api, handle, product, workspace, stream.handle())
+        let Some(plan) = state.plans.get_mut(&key) else { return Ok(()) };
+        let mut called = plan.run(&self.api, handle, product, workspace, stream.handle())?;
+        if plan.origin == Origin::Table && [NOT_SUPPORTED, INVALID_VALUE].contains(&called.1) {
+            // What was accepted for the shape may still need memory of another kind.
+            let mut other = make(None)?;
+            other.origin = Origin::Instead;
+            *plan = other;
+            called = plan.run(&self.api, handle, product, workspace, stream.handle())?;
+        }
+        self.api.check(called)
     }
 }
 

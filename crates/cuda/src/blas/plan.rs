@@ -2,6 +2,7 @@
 
 use std::ffi::{c_int, c_void};
 
+use super::algorithm::Algorithm;
 use super::api::{Algo, Api, Choice, Destroy, Handle, NOT_SUPPORTED, Owned, Status, call};
 use super::product::{Dims, Form, Layout, Precision, Product};
 use crate::binding::Function;
@@ -15,10 +16,13 @@ const BIAS_POINTER: c_int = 8;
 const BATCH_COUNT: c_int = 5;
 const BATCH_STRIDE: c_int = 6;
 const WORKSPACE_BYTES: c_int = 1;
+const REDUCTION_MASK: c_int = 3;
+/// Parts of a sum that is split are added in f32, in the workspace.
+pub(super) const SUMS_IN_F32: u32 = 2;
 /// Of the first operand; those of the second, of C and of D follow.
 const ALIGNMENT: c_int = 5;
 const EPILOGUE_BIAS: u32 = 4;
-const TYPE_F32: c_int = 0;
+pub(super) const TYPE_F32: c_int = 0;
 const COMPUTE_F32: c_int = 68;
 const COMPUTE_TF32: c_int = 77;
 /// No algorithm asks for more.
@@ -27,14 +31,14 @@ const MOST_ALIGNMENT: u64 = 256;
 /// All that the choice of an algorithm depends on.
 #[derive(Clone, PartialEq, Eq, Hash)]
 pub(super) struct Key {
-    precision: Precision,
-    out: Element,
-    batch: usize,
-    dims: Dims,
-    forms: [Form; 2],
-    layouts: [Layout; 3],
+    pub(super) precision: Precision,
+    pub(super) out: Element,
+    pub(super) batch: usize,
+    pub(super) dims: Dims,
+    pub(super) forms: [Form; 2],
+    pub(super) layouts: [Layout; 3],
     /// Of A, B, C, D and the bias; 0 for none.
-    alignments: [u32; 5],
+    pub(super) alignments: [u32; 5],
 }
 
 impl Key {
@@ -58,21 +62,33 @@ impl Key {
 
 /// What cuBLASLt is given. It knows columns, so it computes the transposed product: the memory of a matrix, row after row,
 /// is that of its transpose, column after column, and `D' = op(B)' op(A)'` is the same with the operands swapped.
-pub(super) struct Plan {
-    desc: Owned,
+pub(super) struct Descriptors {
+    pub(super) desc: Owned,
     /// Of B, A and D.
-    layouts: [Owned; 3],
-    algo: Algo,
+    pub(super) layouts: [Owned; 3],
+    /// Of B, A, C and D.
+    pub(super) types: [c_int; 4],
+    pub(super) compute: c_int,
 }
 
-impl Plan {
-    pub(super) fn new(
-        api: &Api,
-        handle: Handle,
-        product: &Product<'_>,
-        key: &Key,
-        workspace_bytes: usize,
-    ) -> Result<Plan> {
+/// A product as cuBLASLt computes it.
+pub(super) struct Plan {
+    descriptors: Descriptors,
+    algo: Algo,
+    pub(super) origin: Origin,
+}
+
+/// Who chose an algorithm.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Origin {
+    Library,
+    Table,
+    /// The library, since it does not have what a table has.
+    Instead,
+}
+
+impl Descriptors {
+    pub(super) fn new(api: &Api, product: &Product<'_>, key: &Key) -> Result<Descriptors> {
         let compute = if key.precision == Precision::TF32 { COMPUTE_TF32 } else { COMPUTE_F32 };
         let desc = make(api, &api.desc_destroy, |made| {
             // SAFETY: the pointer is valid for the call.
@@ -93,11 +109,48 @@ impl Plan {
             layout(api, input, a, key.batch)?,
             layout(api, out, d, key.batch)?,
         ];
-        let algo = choose(api, handle, product, key, workspace_bytes, &desc, &layouts)?;
-        Ok(Plan { desc, layouts, algo })
+        Ok(Descriptors { desc, layouts, types: [input, input, out, out], compute })
+    }
+}
+
+impl Plan {
+    /// With this algorithm, or with one that the library chooses where there is none or it cannot be used.
+    pub(super) fn new(
+        api: &Api,
+        handle: Handle,
+        product: &Product<'_>,
+        key: &Key,
+        workspace_bytes: usize,
+        tuned: Option<Algorithm>,
+    ) -> Result<Plan> {
+        let descriptors = Descriptors::new(api, product, key)?;
+        let of_table = tuned.and_then(|tuned| tuned.build(api, handle, &descriptors, workspace_bytes));
+        let (algo, origin) = match (of_table, tuned) {
+            (Some(algo), _) => (algo, Origin::Table),
+            (None, tuned) => {
+                let choices = choose(api, handle, product, key, workspace_bytes, &descriptors, 1)?;
+                // There is at least one.
+                (choices[0], if tuned.is_some() { Origin::Instead } else { Origin::Library })
+            }
+        };
+        Ok(Plan { descriptors, algo, origin })
     }
 
-    /// Runs it on a stream.
+    /// With the algorithms that the library would choose, best first.
+    pub(super) fn candidates(
+        api: &Api,
+        handle: Handle,
+        product: &Product<'_>,
+        key: &Key,
+        workspace_bytes: usize,
+        wanted: usize,
+    ) -> Result<Vec<Algorithm>> {
+        let descriptors = Descriptors::new(api, product, key)?;
+        let algos = choose(api, handle, product, key, workspace_bytes, &descriptors, wanted)?;
+        algos.iter().map(|algo| Algorithm::of(api, algo)).collect()
+    }
+
+    /// Runs it on a stream: the call and what it returned.
     pub(super) fn run(
         &self,
         api: &Api,
@@ -105,11 +158,12 @@ impl Plan {
         product: &Product<'_>,
         workspace: (u64, usize),
         stream: Handle,
-    ) -> Result<()> {
+    ) -> Result<(&'static str, Status)> {
+        let Descriptors { desc, layouts, .. } = &self.descriptors;
         if let Some(bias) = product.bias {
-            set(api, Set::Desc, &self.desc, BIAS_POINTER, &bias.address())?;
+            set(api, Set::Desc, desc, BIAS_POINTER, &bias.address())?;
         }
-        let [b, a, d] = &self.layouts;
+        let [b, a, d] = layouts;
         let c = product.c.unwrap_or(product.d);
         // SAFETY: all descriptors are live. The layouts were compared with the memory, which lives until the product is
         // done, since its end waits for the GPU; as does the workspace, which only this stream uses. Alpha and beta are read
@@ -119,7 +173,7 @@ impl Plan {
                 api,
                 matmul(
                     handle,
-                    self.desc.handle,
+                    desc.handle,
                     (&raw const product.alpha).cast(),
                     product.b.memory.address(),
                     b.handle,
@@ -137,54 +191,60 @@ impl Plan {
                 )
             )
         };
-        api.check(called)
+        Ok(called)
     }
 }
 
+/// As many as there are of the best algorithms, but at least one.
 fn choose(
     api: &Api,
     handle: Handle,
     product: &Product<'_>,
     key: &Key,
     workspace_bytes: usize,
-    desc: &Owned,
-    layouts: &[Owned; 3],
-) -> Result<Algo> {
+    descriptors: &Descriptors,
+    wanted: usize,
+) -> Result<Vec<Algo>> {
     let preference = make(api, &api.preference_destroy, |made| {
         // SAFETY: the pointer is valid for the call.
         unsafe { call!(api, preference_create(made)) }
     })?;
     set(api, Set::Preference, &preference, WORKSPACE_BYTES, &workspace_bytes)?;
+    set(api, Set::Preference, &preference, REDUCTION_MASK, &SUMS_IN_F32)?;
     let [a, b, c, d, _] = key.alignments;
     for (attribute, alignment) in (ALIGNMENT..).zip([b, a, c, d]) {
         set(api, Set::Preference, &preference, attribute, &alignment)?;
     }
-    let (mut choice, mut count) = (Choice::none(), 0);
-    let [b, a, d] = layouts;
-    // SAFETY: all descriptors are live, there is room for one choice, and the pointers are valid for the call.
+    let (mut choices, mut count) = (vec![Choice::none(); wanted.max(1)], 0);
+    let room = c_int::try_from(choices.len()).unwrap_or(c_int::MAX);
+    let [b, a, d] = &descriptors.layouts;
+    // SAFETY: all descriptors are live, there is room for the choices, and the pointers are valid for the call.
     let (name, status) = unsafe {
         call!(
             api,
             heuristic(
                 handle,
-                desc.handle,
+                descriptors.desc.handle,
                 b.handle,
                 a.handle,
                 d.handle,
                 d.handle,
                 preference.handle,
-                1,
-                &mut choice,
+                room,
+                choices.as_mut_ptr(),
                 &mut count,
             )
         )
     };
-    if status == NOT_SUPPORTED || (status == 0 && (count == 0 || choice.state != 0)) {
+    let n_found = usize::try_from(count).unwrap_or(0);
+    let found: Vec<Algo> =
+        choices.iter().take(n_found).filter(|choice| choice.state == 0).map(|choice| choice.algo).collect();
+    if status == NOT_SUPPORTED || (status == 0 && found.is_empty()) {
         let (version, product) = (api.version(), product.to_string());
         return Err(Error::NoAlgorithm { version, product, workspace_bytes });
     }
     api.check((name, status))?;
-    Ok(choice.algo)
+    Ok(found)
 }
 
 fn layout(api: &Api, of: c_int, layout: &Layout, batch: usize) -> Result<Owned> {

@@ -87,6 +87,7 @@ pub const FAMILIES: &[&[Kernel]] = &[
     optim::KERNELS,
     optim::OF_ADAFACTOR,
     optim::OF_LAMB,
+    probe::PLAIN,
     probe::SUMS,
     probe::WORDS,
     product::GEMM,

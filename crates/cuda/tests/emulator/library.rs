@@ -98,6 +98,7 @@ pub fn fakes() -> Option<&'static std::path::Path> {
                 "gemm.cu",
                 "norm.cu",
                 "optim.cu",
+                "probe.cu",
                 "order.cu",
                 "attention_forward.cu",
             ];

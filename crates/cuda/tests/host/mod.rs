@@ -8,8 +8,10 @@ mod libraries;
 mod modules;
 mod nccl;
 mod order;
+mod probe;
 mod ranks;
 mod training;
+mod tuned;
 
 use std::ffi::{CStr, CString, OsStr, c_char, c_int, c_uint, c_void};
 use std::fs;

@@ -36,6 +36,11 @@ pub struct GpuInfo {
 }
 
 impl Gpu {
+    /// The shapes of the matrix products so far.
+    pub fn products(&self) -> Vec<oarlock_cuda::blas::Shape> {
+        self.blas.shapes()
+    }
+
     /// What is known about it now.
     ///
     /// # Errors

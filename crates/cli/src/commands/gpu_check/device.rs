@@ -6,15 +6,16 @@ use oarlock_tensor::{DType, Error, GpuInfo, Tensor, ops};
 use serde_json::json;
 
 use super::Devices;
-use super::report::{Finding, Report};
+use super::finding::Finding;
+use super::part::Part;
 use crate::console::Outcome;
 
 /// The libraries, by how the names of their files begin.
 const LIBRARIES: [&str; 3] = ["libcuda.so", "libnvrtc.so", "libcublasLt.so"];
 
-pub(super) fn check(report: &mut Report<'_>, devices: &Devices) -> Outcome {
+pub(super) fn check(part: &mut Part<'_>, devices: &Devices) -> Outcome {
     // The first kernel loads the compiler, so that the lines below know it.
-    report.check("first kernel", || {
+    part.check("first kernel", || {
         // The last one lies between two numbers of bf16, of which it is nearer to the larger.
         let x = Tensor::from_slice(&[1.0f32, -2.5, 1.0059], [3], &devices.gpu)?;
         let y = ops::cast(&x, DType::BF16)?.to_f32_vec()?;
@@ -33,25 +34,25 @@ pub(super) fn check(report: &mut Report<'_>, devices: &Devices) -> Outcome {
     let line = format!(
         "{name}, {gib:.1} GiB, compute capability {major}.{minor}, {multiprocessors} multiprocessors"
     );
-    report.tell("gpu", gpu, line)?;
+    part.tell("gpu", gpu, line)?;
     let version = driver_version();
     let line = match &version {
         Some(version) => format!("driver {version}, for CUDA up to {cuda_major}.{cuda_minor}"),
         None => format!("driver for CUDA up to {cuda_major}.{cuda_minor}"),
     };
     let driver = json!({ "version": version, "cuda": format!("{cuda_major}.{cuda_minor}") });
-    report.tell("driver", driver, line)?;
+    part.tell("driver", driver, line)?;
     let line = format!("NVRTC {}", nvrtc.as_deref().unwrap_or("was not needed so far"));
-    report.tell("nvrtc", json!(nvrtc), line)?;
-    report.tell("cublas_lt", json!(cublas_lt), format!("matrix products by {products}"))?;
+    part.tell("nvrtc", json!(nvrtc), line)?;
+    part.tell("cublas_lt", json!(cublas_lt), format!("matrix products by {products}"))?;
     let files = loaded_libraries();
-    report.tell("libraries", json!(files), format!("libraries: {}", files.join(", ")))?;
+    part.tell("libraries", json!(files), format!("libraries: {}", files.join(", ")))?;
     let cpu = devices.cpu.describe();
-    report.tell("cpu", cpu.as_str(), format!("compared with {cpu}"))
+    part.tell("cpu", cpu.as_str(), format!("compared with {cpu}"))
 }
 
 /// How many kernels were compiled until now.
-pub(super) fn tell_kernels(report: &mut Report<'_>, devices: &Devices) -> Outcome {
+pub(super) fn tell_kernels(part: &mut Part<'_>, devices: &Devices) -> Outcome {
     let Some(info) = info(devices) else { return Ok(()) };
     let GpuInfo { compiled, from_disk, compile_time, cache_problem, .. } = info;
     let seconds = compile_time.as_secs_f64();
@@ -61,7 +62,7 @@ pub(super) fn tell_kernels(report: &mut Report<'_>, devices: &Devices) -> Outcom
     let line = format!(
         "kernels of the ops: {compiled} units were compiled in {seconds:.1} s, {from_disk} were on disk{problem}"
     );
-    report.tell("kernels", kernels, line)
+    part.tell("kernels", kernels, line)
 }
 
 /// None of a GPU that does not answer any more, which other checks have said.

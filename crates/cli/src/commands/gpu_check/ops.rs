@@ -6,9 +6,11 @@ use oarlock_tensor::{DType, Result};
 
 use super::Devices;
 use super::cases;
+use super::device;
+use super::finding::{Finding, number};
 use super::optimizers;
+use super::part::Part;
 use super::place::{Place, Values};
-use super::report::{Finding, Report, number};
 use crate::console::Outcome;
 
 pub(super) const DTYPES: [DType; 3] = [DType::F32, DType::BF16, DType::F16];
@@ -25,46 +27,35 @@ fn tolerance(dtype: DType) -> f64 {
     roundings * 0.5f64.powi(bits)
 }
 
-pub(super) fn check(report: &mut Report<'_>, devices: &Devices, quick: bool) -> Outcome {
-    let mut staged = BTreeSet::new();
+pub(super) fn check(part: &mut Part<'_>, devices: &Devices, quick: bool) -> Outcome {
     for case in cases::all(quick) {
         for dtype in DTYPES {
             let run = |place: &Place<'_>| case.run(place);
-            report.check(&format!("{} {dtype}", case.name), || compare(devices, dtype, &mut staged, &run))?;
+            part.check(&format!("{} {dtype}", case.name), || compare(devices, dtype, &run))?;
         }
     }
     for (name, rule) in optimizers::rules() {
         for dtype in DTYPES {
             let run = |place: &Place<'_>| optimizers::run(&rule, place, quick);
-            report.check(&format!("{name} {dtype}"), || compare(devices, dtype, &mut staged, &run))?;
+            part.check(&format!("{name} {dtype}"), || compare(devices, dtype, &run))?;
         }
     }
-    let line = match staged.len() {
-        0 => "no op was staged".to_owned(),
-        n => format!(
-            "{n} ops have no form for the GPU and were staged: {}",
-            staged.iter().cloned().collect::<Vec<_>>().join(", ")
-        ),
-    };
-    report.tell("staged", staged.into_iter().collect::<Vec<_>>(), line)
+    device::tell_kernels(part, devices)
 }
 
 /// Runs a case twice on the GPU and once on the CPU. The second run is timed op by op, which waits for each launch, so
-/// that it also shows a wrong order of launches; it adds to `staged`.
-fn compare(
-    devices: &Devices,
-    dtype: DType,
-    staged: &mut BTreeSet<String>,
-    run: &dyn Fn(&Place<'_>) -> Result<Values>,
-) -> Result<Finding> {
+/// that it also shows a wrong order of launches, and says which of them were staged.
+fn compare(devices: &Devices, dtype: DType, run: &dyn Fn(&Place<'_>) -> Result<Values>) -> Result<Finding> {
     let on_gpu = Place { device: &devices.gpu, dtype, rounded: dtype };
     let got = run(&on_gpu)?;
     devices.gpu.profile().enable();
     let again = run(&on_gpu);
     let names = devices.gpu.profile().take();
-    staged.extend(names.iter().filter_map(|(name, _)| Some(name.strip_suffix(" (staged)")?.to_owned())));
+    let staged = names.iter().filter_map(|(name, _)| Some(name.strip_suffix(" (staged)")?.to_owned()));
+    let staged: BTreeSet<String> = staged.collect();
     let want = run(&Place { device: &devices.cpu, dtype: DType::F32, rounded: dtype })?;
-    Ok(judge(&got, &again?, &want, tolerance(dtype)))
+    let finding = judge(&got, &again?, &want, tolerance(dtype));
+    Ok(finding.with("staged", staged.into_iter().collect::<Vec<_>>()))
 }
 
 fn judge(got: &Values, again: &Values, want: &Values, allowed: f64) -> Finding {
@@ -97,12 +88,12 @@ fn bits(values: &[f32]) -> Vec<u32> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::commands::gpu_check::report::Verdict;
+    use crate::commands::gpu_check::finding::Verdict;
 
     #[test]
     fn errors_beyond_the_tolerance_other_bits_and_missing_numbers_fail() {
         let values = |x: f32| vec![("output".to_owned(), vec![4.0, x])];
-        let verdict = |got, again, want| judge(&values(got), &values(again), &values(want), 1e-2).verdict();
+        let verdict = |got, again, want| judge(&values(got), &values(again), &values(want), 1e-2).verdict;
         assert_eq!(verdict(1.0, 1.0, 1.03), Verdict::Ok);
         assert_eq!(verdict(1.0, 1.0, 1.05), Verdict::Failed);
         assert_eq!(verdict(1.0, 1.0001, 1.0), Verdict::Failed);

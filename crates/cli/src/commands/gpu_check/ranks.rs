@@ -3,7 +3,7 @@
 use oarlock::shard::Placements;
 use oarlock_tensor::DType;
 
-use super::report::Report;
+use super::part::Part;
 use super::training::{Training, compared};
 use crate::console::Outcome;
 
@@ -17,10 +17,10 @@ const STAGES: [(&str, Placements); 4] = [
     ("ZeRO-3", Placements::PARAMETERS),
 ];
 
-pub(super) fn check(report: &mut Report<'_>, quick: bool) -> Outcome {
+pub(super) fn check(part: &mut Part<'_>, quick: bool) -> Outcome {
     let mut alone = Vec::new();
     for (stage, placements) in STAGES {
-        report.check(&format!("2 ranks {stage}"), || {
+        part.check(&format!("2 ranks {stage}"), || {
             let one = Training::new(DType::F32, quick);
             let one = if quick { Training { n_steps: 2, ..one } } else { one };
             if alone.is_empty() {

@@ -1,116 +1,90 @@
 //! The report of a check: a line for each check when it ends, a table of the sections, and all of it as JSON.
 
-use std::any::Any;
+use std::collections::BTreeSet;
 use std::fmt::Display;
-use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::time::{Duration, Instant};
 
 use serde_json::{Map, Value, json};
 
+use super::finding::{Finding, Verdict};
 use crate::console::{Outcome, print};
 
 /// The parts of a check, in their order.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, clap::ValueEnum)]
 pub(super) enum Section {
     Device,
+    Words,
     Ops,
     Training,
     Ranks,
+    Sanitizer,
+    Tune,
     Speed,
+    Throughput,
+    Peers,
 }
 
 impl Section {
-    const ALL: [Section; 5] =
-        [Section::Device, Section::Ops, Section::Training, Section::Ranks, Section::Speed];
+    pub const ALL: [Section; 10] = [
+        Section::Device,
+        Section::Words,
+        Section::Ops,
+        Section::Training,
+        Section::Ranks,
+        Section::Sanitizer,
+        Section::Tune,
+        Section::Speed,
+        Section::Throughput,
+        Section::Peers,
+    ];
 
-    fn name(self) -> &'static str {
+    pub fn name(self) -> &'static str {
         match self {
             Section::Device => "device",
+            Section::Words => "words",
             Section::Ops => "ops",
             Section::Training => "training",
             Section::Ranks => "ranks",
+            Section::Sanitizer => "sanitizer",
+            Section::Tune => "tune",
             Section::Speed => "speed",
+            Section::Throughput => "throughput",
+            Section::Peers => "peers",
         }
     }
 
     fn title(self) -> &'static str {
         match self {
             Section::Device => "Device and libraries",
+            Section::Words => "Words: each instruction that the kernels are written in, by itself",
             Section::Ops => "Ops: the GPU beside the CPU in f32, errors relative to the largest value",
             Section::Training => "Training: losses on the GPU beside those on the CPU",
             Section::Ranks => "Ranks: losses of two ranks on one GPU beside those of one rank",
-            Section::Speed => "Speed",
+            Section::Sanitizer => "Sanitizer: small checks under compute-sanitizer",
+            Section::Tune => "Tuning: the algorithms of matrix products",
+            Section::Speed => "Speed of products, copies and attention",
+            Section::Throughput => "Throughput: training in bf16, AdamW, random weights",
+            Section::Peers => {
+                "Peers: transformers and Accelerate with torch.compile and SDPA, the same steps"
+            }
         }
     }
-}
 
-/// How a check ended.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Verdict {
-    Ok,
-    Failed,
-    Skipped,
-}
-
-impl Verdict {
-    const ALL: [Verdict; 3] = [Verdict::Ok, Verdict::Failed, Verdict::Skipped];
-
-    fn name(self) -> &'static str {
+    /// When it must be over, as a share of the whole time. What a section does not use is left for those behind it.
+    pub fn end(self) -> f64 {
         match self {
-            Verdict::Ok => "ok",
-            Verdict::Failed => "failed",
-            Verdict::Skipped => "skipped",
+            Section::Device => 0.08,
+            Section::Words => 0.12,
+            Section::Ops => 0.42,
+            Section::Training => 0.54,
+            Section::Ranks => 0.58,
+            Section::Sanitizer => 0.68,
+            Section::Tune => 0.76,
+            Section::Speed => 0.78,
+            Section::Throughput => 0.9,
+            Section::Peers => 1.0,
         }
     }
-
-    /// As a line begins, where what failed must be seen.
-    fn word(self) -> &'static str {
-        if self == Verdict::Failed { "FAILED" } else { self.name() }
-    }
-}
-
-/// What a check found.
-pub(super) struct Finding {
-    verdict: Verdict,
-    detail: String,
-    numbers: Map<String, Value>,
-}
-
-impl Finding {
-    pub fn new(verdict: Verdict, detail: impl Into<String>) -> Finding {
-        Finding { verdict, detail: detail.into(), numbers: Map::new() }
-    }
-
-    /// All is as it should be.
-    pub fn ok(detail: impl Into<String>) -> Finding {
-        Finding::new(Verdict::Ok, detail)
-    }
-
-    /// It was not looked at, for this reason.
-    pub fn skipped(reason: impl Into<String>) -> Finding {
-        Finding::new(Verdict::Skipped, reason)
-    }
-
-    /// Good if `holds`.
-    pub fn of(holds: bool, detail: impl Into<String>) -> Finding {
-        Finding::new(if holds { Verdict::Ok } else { Verdict::Failed }, detail)
-    }
-
-    #[cfg(test)]
-    pub fn verdict(&self) -> Verdict {
-        self.verdict
-    }
-
-    /// A number for the JSON.
-    pub fn with(mut self, key: &str, value: impl Into<Value>) -> Finding {
-        self.numbers.insert(key.to_owned(), value.into());
-        self
-    }
-}
-
-/// A number as JSON has it: infinities and NaN as a text.
-pub(super) fn number(x: f64) -> Value {
-    if x.is_finite() { json!(x) } else { json!(x.to_string()) }
 }
 
 struct Check {
@@ -121,30 +95,18 @@ struct Check {
 }
 
 /// All findings so far.
-pub(super) struct Report<'a> {
+pub(super) struct Report {
     quick: bool,
-    /// Whether the GPU can still be used.
-    answers: &'a dyn Fn() -> bool,
     section: Section,
     checks: Vec<Check>,
     facts: Map<String, Value>,
-    /// After which check the GPU did not answer any more.
-    lost: Option<String>,
     start: Instant,
 }
 
-impl<'a> Report<'a> {
-    /// An empty one. `answers` says whether the GPU can be used; it is asked after each error.
-    pub fn new(quick: bool, answers: &'a dyn Fn() -> bool) -> Report<'a> {
-        Report {
-            quick,
-            answers,
-            section: Section::Device,
-            checks: Vec::new(),
-            facts: Map::new(),
-            lost: None,
-            start: Instant::now(),
-        }
+impl Report {
+    pub fn new(quick: bool) -> Report {
+        let (checks, facts, section) = (Vec::new(), Map::new(), Section::Device);
+        Report { quick, section, checks, facts, start: Instant::now() }
     }
 
     /// What comes from here on belongs to this section.
@@ -165,30 +127,57 @@ impl<'a> Report<'a> {
         print(&format!("  {line}\n"))
     }
 
-    /// Runs a check. An error or a panic is a failure; after one the GPU may be of no use any more, and then all that
-    /// follows is skipped.
-    pub fn check<E: Display>(&mut self, name: &str, check: impl FnOnce() -> Result<Finding, E>) -> Outcome {
-        if let Some(lost) = &self.lost {
-            return self.add(name, Finding::skipped(format!("the GPU does not answer since {lost}")), 0.0);
-        }
-        let start = Instant::now();
-        let ended = catch_unwind(AssertUnwindSafe(check));
-        let seconds = start.elapsed().as_secs_f64();
-        let error = match ended {
-            Ok(Ok(finding)) => return self.add(name, finding, seconds),
-            Ok(Err(error)) => error.to_string(),
-            Err(panic) => format!("panicked: {}", message(&*panic)),
-        };
-        if !(self.answers)() {
-            self.lost = Some(format!("\"{name}\""));
-        }
-        self.add(name, Finding::of(false, error), seconds)
+    /// What a library said on its own.
+    pub fn pass_on(&self, line: &str) -> Outcome {
+        print(&format!("  {line}\n"))
     }
 
-    fn add(&mut self, name: &str, finding: Finding, seconds: f64) -> Outcome {
+    /// How a check of the section has ended.
+    pub fn add(&mut self, name: &str, finding: Finding, seconds: f64) -> Outcome {
         let line = format!("  {:8}{name:36} {} ({seconds:.2} s)\n", finding.verdict.word(), finding.detail);
         self.checks.push(Check { section: self.section, name: name.to_owned(), finding, seconds });
         print(&line)
+    }
+
+    /// The ops that any check has found without a form for the GPU.
+    pub fn tell_staged(&mut self) -> Outcome {
+        let lists = self.checks.iter().filter_map(|check| check.finding.numbers.get("staged")?.as_array());
+        let staged: BTreeSet<String> =
+            lists.flatten().filter_map(|op| Some(op.as_str()?.to_owned())).collect();
+        let staged: Vec<String> = staged.into_iter().collect();
+        let line = match staged.len() {
+            0 => "no op was staged".to_owned(),
+            n => format!("{n} ops have no form for the GPU and were staged: {}", staged.join(", ")),
+        };
+        self.tell("staged", staged, line)
+    }
+
+    /// Name and compute capability of the GPU, where they were told.
+    pub fn gpu(&self) -> Option<(String, String)> {
+        let gpu = self.facts.get("gpu")?;
+        Some((gpu["name"].as_str()?.to_owned(), gpu["compute_capability"].as_str()?.to_owned()))
+    }
+
+    /// The lines of a table of algorithms that checks have found, in their order.
+    pub fn entries(&self) -> Vec<String> {
+        let entries = self.checks.iter().filter_map(|check| check.finding.numbers.get("entry")?.as_str());
+        entries.map(str::to_owned).collect()
+    }
+
+    /// The trainings beside their peers: model, tokens per second of both, bytes of both. Those that both have measured.
+    fn beside(&self) -> Vec<(&str, [f64; 2], [f64; 2])> {
+        let of = |section, name: &str, key: &str| {
+            let is_it = |check: &&Check| check.section == section && check.name == name;
+            self.checks.iter().find(is_it)?.finding.numbers.get(key)?.as_f64()
+        };
+        let both = |name: &str, key: &str| {
+            Some([of(Section::Throughput, name, key)?, of(Section::Peers, name, key)?])
+        };
+        let names =
+            self.checks.iter().filter(|check| check.section == Section::Peers).map(|check| &check.name);
+        names
+            .filter_map(|name| Some((name.as_str(), both(name, "tokens_per_second")?, both(name, "bytes")?)))
+            .collect()
     }
 
     pub fn has_failed(&self) -> bool {
@@ -209,6 +198,19 @@ impl<'a> Report<'a> {
             let seconds = of_section.fold(0.0, |sum, check| sum + check.seconds);
             text += &format!("{:10}{ok:6}{failed:8}{skipped:9}{seconds:10.1}\n", section.name());
         }
+        let beside = self.beside();
+        if !beside.is_empty() {
+            text += &format!(
+                "\n{:28}{:>12}{:>12}{:>8}{:>9}{:>9}{:>8}\n",
+                "", "tokens/s", "peer", "ratio", "GB", "peer", "ratio"
+            );
+        }
+        for (name, [rate, peer], [bytes, of_peer]) in beside {
+            let (speed, memory) = (rate / peer, bytes / of_peer);
+            let (bytes, of_peer) = (bytes / 1e9, of_peer / 1e9);
+            text +=
+                &format!("{name:28}{rate:12.0}{peer:12.0}{speed:8.2}{bytes:9.2}{of_peer:9.2}{memory:8.2}\n");
+        }
         for check in self.checks.iter().filter(|check| check.finding.verdict == Verdict::Failed) {
             text += &format!("FAILED: {}: {}: {}\n", check.section.name(), check.name, check.finding.detail);
         }
@@ -218,61 +220,27 @@ impl<'a> Report<'a> {
     /// Everything.
     pub fn json(&self) -> Value {
         let checks = self.checks.iter().map(|check| {
-            json!({
-                "section": check.section.name(),
-                "name": check.name,
-                "result": check.finding.verdict.name(),
-                "detail": check.finding.detail,
-                "seconds": check.seconds,
-                "numbers": check.finding.numbers,
-            })
+            let mut value = check.finding.to_json();
+            value["section"] = check.section.name().into();
+            value["name"] = check.name.as_str().into();
+            value["seconds"] = check.seconds.into();
+            value
         });
         let count = |verdict: Verdict| -> usize {
             Section::ALL.iter().map(|section| self.count(*section, verdict)).sum()
         };
         let [ok, failed, skipped] = Verdict::ALL.map(count);
         let seconds = self.start.elapsed().as_secs_f64();
+        let beside = self.beside().into_iter().map(|(name, [rate, peer], [bytes, of_peer])| {
+            json!({ "name": name, "speed": rate / peer, "memory": bytes / of_peer })
+        });
         json!({
+            "ratios": beside.collect::<Vec<_>>(),
             "version": env!("CARGO_PKG_VERSION"),
             "quick": self.quick,
             "facts": self.facts,
             "checks": checks.collect::<Vec<_>>(),
             "summary": { "ok": ok, "failed": failed, "skipped": skipped, "seconds": seconds },
         })
-    }
-}
-
-/// What a panic said.
-fn message(panic: &(dyn Any + Send)) -> &str {
-    match (panic.downcast_ref::<&str>(), panic.downcast_ref::<String>()) {
-        (Some(text), _) => text,
-        (_, Some(text)) => text,
-        _ => "without a message",
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn errors_and_panics_are_failures_and_a_lost_gpu_skips_the_rest() {
-        let answers = std::cell::Cell::new(true);
-        let asked = || answers.get();
-        let mut report = Report::new(false, &asked);
-        let passed = |_: crate::console::Failure| panic!("standard output is there");
-        report.check::<String>("good", || Ok(Finding::ok("fine").with("x", 1.5))).unwrap_or_else(passed);
-        report.check("bad", || Err("broken")).unwrap_or_else(passed);
-        report.check::<String>("after", || Ok(Finding::ok("fine"))).unwrap_or_else(passed);
-        answers.set(false);
-        report.check::<String>("worse", || panic!("out of bounds")).unwrap_or_else(passed);
-        report.check::<String>("never", || panic!("it must not run")).unwrap_or_else(passed);
-        let json = report.json();
-        let results: Vec<_> = json["checks"].as_array().into_iter().flatten().map(|c| &c["result"]).collect();
-        assert_eq!(results, ["ok", "failed", "ok", "failed", "skipped"]);
-        assert_eq!(json["checks"][0]["numbers"]["x"], 1.5);
-        assert_eq!(json["checks"][3]["detail"], "panicked: out of bounds");
-        assert!(report.has_failed());
-        assert!(report.summary().contains("FAILED: device: worse: panicked"), "{}", report.summary());
     }
 }

@@ -1,53 +1,35 @@
-//! How fast matrix products, copies, attention and training steps are.
+//! How fast matrix products, copies and attention are.
 
 use std::time::{Duration, Instant};
 
-use oarlock::model::{Decoder, DecoderConfig};
-use oarlock::optim::Parameters;
-use oarlock::report::speed::{flops_per_token, utilisation};
-use oarlock::{Accelerator, AcceleratorConfig, Options, distributed, optim};
-use oarlock_tensor::ops::optimizer::Part;
-use oarlock_tensor::ops::{self, AttentionOptions, Labels, Mask, transfer};
-use oarlock_tensor::{DType, Device, DeviceKind, FlatBuffer, Result, Tape, Tensor, bf16};
+use oarlock_tensor::ops::optimizer::Part as Stretch;
+use oarlock_tensor::ops::{self, AttentionOptions, Mask, transfer};
+use oarlock_tensor::{DType, Device, Error, FlatBuffer, Result, Tape, Tensor, bf16};
 
+use super::finding::Finding;
+use super::part::Part;
 use super::place::normal;
-use super::report::{Finding, Report};
 use crate::console::Outcome;
 
-/// After so long nothing more is measured, so that the whole check ends within ten minutes.
-const ALL_TIME: Duration = Duration::from_secs(540);
 /// What is repeated is repeated for so long.
 const LONG: Duration = Duration::from_millis(300);
 /// And no longer than this in all, where the GPU is slow.
 const TOO_LONG: Duration = Duration::from_secs(20);
 
-pub(super) fn check(report: &mut Report<'_>, device: &Device, quick: bool) -> Outcome {
+pub(super) fn check(part: &mut Part<'_>, device: &Device, quick: bool) -> Outcome {
     if quick {
-        return report.check("all", || Ok::<_, String>(Finding::skipped("not measured with --quick")));
+        return part.check("all", || Ok::<_, String>(Finding::skipped("not measured with --quick")));
     }
-    let measure = |report: &mut Report<'_>, name: &str, f: &mut dyn FnMut() -> oarlock::Result<Finding>| {
-        let is_late = report.elapsed() >= ALL_TIME;
-        report.check(name, || {
-            if is_late { Ok(Finding::skipped("the check has taken long enough")) } else { f() }
-        })
-    };
-    let mut peak = 0.0;
     for size in [1024, 2048, 4096, 8192] {
-        measure(report, &format!("product {size}^3 bf16"), &mut || {
+        part.check(&format!("product {size}^3 bf16"), || {
             let seconds = product(device, size)?;
             let rate = 2.0 * (size as f64).powi(3) / seconds;
-            peak = f64::max(peak, rate);
-            Ok(tera_flops(rate, seconds))
+            Ok::<_, Error>(tera_flops(rate, seconds))
         })?;
     }
-    measure(report, "copy on the device", &mut || Ok(copy(device)?))?;
+    part.check("copy on the device", || copy(device))?;
     for seq in [1024, 4096] {
-        measure(report, &format!("attention 2x{seq}x16x128 bf16"), &mut || Ok(attention(device, seq)?))?;
-    }
-    // Its memory is for the training, which opens the GPU anew.
-    device.arena().trim();
-    for rows in [1, 8] {
-        measure(report, &format!("training step, {rows}x1024 tokens bf16"), &mut || training(rows, peak))?;
+        part.check(&format!("attention 2x{seq}x16x128 bf16"), || attention(device, seq))?;
     }
     Ok(())
 }
@@ -96,8 +78,8 @@ fn copy(device: &Device) -> Result<Finding> {
     let n = 1 << 28;
     let flat = || FlatBuffer::pooled(device, 2 * n, "copies");
     let (from, to) = (flat()?, flat()?);
-    let part = |flat| Part { flat, range: 0..n };
-    let seconds = time(device, || transfer::copy(device, DType::BF16, &part(&from), &part(&to)))?;
+    let stretch = |flat| Stretch { flat, range: 0..n };
+    let seconds = time(device, || transfer::copy(device, DType::BF16, &stretch(&from), &stretch(&to)))?;
     // It is read once and written once.
     let rate = 2.0 * (2 * n) as f64 / seconds / 1e9;
     Ok(Finding::ok(format!("{rate:.0} GB/s, read and written")).with("gb_per_second", rate))
@@ -118,68 +100,4 @@ fn attention(device: &Device, seq: usize) -> Result<Finding> {
     // Two products forward and five backward, of which the mask leaves half.
     let flops = 7.0 * 2.0 * (batch * heads * head_dim) as f64 * (seq as f64).powi(2) / 2.0;
     Ok(tera_flops(flops / seconds, seconds))
-}
-
-/// Steps of a decoder of 104M parameters; `peak` is the rate of the fastest product.
-fn training(rows: usize, peak: f64) -> oarlock::Result<Finding> {
-    let (seq, vocab) = (1024, 6400);
-    let steps = distributed::spawn(1, |_| {
-        let config = AcceleratorConfig {
-            shard: Options { dtype: DType::BF16, ..Options::default() },
-            device: DeviceKind::Cuda(0),
-            ..AcceleratorConfig::default()
-        };
-        let accelerator = Accelerator::new(&config)?;
-        let config = DecoderConfig { tie_embeddings: true, ..DecoderConfig::llama(vocab, 768, 16, seq) };
-        let config = config.with_layers(|layer| {
-            layer.attention.n_kv_heads = 3;
-            layer.mlp.intermediate_size = 2048;
-        });
-        let model = Decoder::new(config, seq)?;
-        let n_params: usize = Parameters::of(&model).iter().map(|named| named.param.n_weights()).sum();
-        let width = model.config().attention_width(seq);
-        let adamw = optim::adamw(&model).lr(1e-4);
-        let (model, optimizer) = accelerator.prepare((model, adamw))?;
-        let ids: Vec<i32> = (0..rows * seq).map(|i| (i * 7919 % vocab) as i32).collect();
-        let labels = Labels::new(ids.iter().map(|id| (id + 1) % vocab as i32).collect::<Vec<_>>());
-        let ids = Tensor::from_slice(&ids, [rows, seq], accelerator.device())?;
-        let step = || {
-            let loss = model.loss(&ids, |model, ids| model.loss(ids, &labels, &Mask::Causal))?;
-            accelerator.backward(&loss)?;
-            accelerator.clip_grad_norm(&optimizer, 1.0)?;
-            optimizer.step()?;
-            Ok::<_, oarlock::Error>(accelerator.device().synchronize()?)
-        };
-        let begin = Instant::now();
-        step()?;
-        step()?;
-        let (start, mut n_steps) = (Instant::now(), 0);
-        while n_steps < 3 || start.elapsed() < Duration::from_secs(3) && begin.elapsed() < TOO_LONG {
-            step()?;
-            n_steps += 1;
-        }
-        let seconds = start.elapsed().as_secs_f64() / f64::from(n_steps);
-        accelerator.device().profile().enable();
-        step()?;
-        let ops = accelerator.device().profile().take();
-        Ok((n_params, width, seconds, ops))
-    })?;
-    let (n_params, width, seconds, mut ops) = steps
-        .into_iter()
-        .next()
-        .ok_or_else(|| oarlock::Error::Usage("a group of one rank has no rank".to_owned()))?;
-    let rate = (rows * seq) as f64 / seconds;
-    let share = utilisation(rate, flops_per_token(n_params as u64, width), peak).unwrap_or(0.0);
-    ops.sort_by_key(|(_, op)| std::cmp::Reverse(op.time));
-    let times = ops.iter().map(|(name, op)| (name.to_string(), (1e3 * op.time.as_secs_f64()).into()));
-    let detail = format!(
-        "{rate:.0} tokens/s, {:.2} ms, MFU {:.1} % of the fastest product, {:.1}M parameters",
-        1e3 * seconds,
-        100.0 * share,
-        n_params as f64 / 1e6
-    );
-    let finding = Finding::ok(detail).with("tokens_per_second", rate).with("mfu", share);
-    let finding = finding.with("milliseconds", 1e3 * seconds).with("parameters", n_params);
-    // One step op by op, each of which the host waited for.
-    Ok(finding.with("milliseconds_of_ops", times.collect::<serde_json::Map<_, _>>()))
 }

@@ -7,7 +7,8 @@ use oarlock_tensor::ops::{Labels, Mask};
 use oarlock_tensor::{DType, DeviceKind, Tensor};
 use serde_json::json;
 
-use super::report::{Finding, Report, number};
+use super::finding::{Finding, number};
+use super::part::Part;
 use crate::console::Outcome;
 
 /// The largest difference of losses on two devices.
@@ -86,11 +87,11 @@ fn config_of_model() -> DecoderConfig {
     })
 }
 
-pub(super) fn check(report: &mut Report<'_>, quick: bool) -> Outcome {
+pub(super) fn check(part: &mut Part<'_>, quick: bool) -> Outcome {
     for (dtype, allowed) in TOLERANCES {
         let training = Training::new(dtype, quick);
         let name = format!("{} steps {dtype}", training.n_steps);
-        report.check(&name, || {
+        part.check(&name, || {
             let on_gpu = training.losses()?;
             let again = training.losses()?;
             let on_cpu = Training { device: DeviceKind::Cpu, ..training }.losses()?;
@@ -125,16 +126,16 @@ pub(super) fn compared(got: &[f64], want: &[f64], allowed: f64, same_bits: bool)
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::commands::gpu_check::report::Verdict;
+    use crate::commands::gpu_check::finding::Verdict;
 
     #[test]
     fn losses_that_differ_or_do_not_fall_fail() {
-        let verdict = |got: &[f64], same| compared(got, &[5.0, 4.0], 1e-3, same).verdict();
+        let verdict = |got: &[f64], same| compared(got, &[5.0, 4.0], 1e-3, same).verdict;
         assert_eq!(verdict(&[5.0, 4.0005], true), Verdict::Ok);
         assert_eq!(verdict(&[5.0, 4.002], true), Verdict::Failed);
         assert_eq!(verdict(&[5.0, f64::NAN], true), Verdict::Failed);
         assert_eq!(verdict(&[5.0], true), Verdict::Failed);
         assert_eq!(verdict(&[5.0, 4.0], false), Verdict::Failed);
-        assert_eq!(compared(&[4.0, 4.0], &[4.0, 4.0], 1e-3, true).verdict(), Verdict::Failed);
+        assert_eq!(compared(&[4.0, 4.0], &[4.0, 4.0], 1e-3, true).verdict, Verdict::Failed);
     }
 }

@@ -1,0 +1,64 @@
+"""The numbers of gpu-check as a page: the machine, what failed or was left out, and the trainings beside their peers."""
+
+
+def row(*cells):
+    return "| " + " | ".join(str(cell) for cell in cells) + " |"
+
+
+def machine(found):
+    facts = found.get("facts", {})
+    gpu, driver = facts.get("gpu", {}), facts.get("driver", {})
+    return [
+        f"- {gpu.get('name', 'no GPU')}, {gpu.get('memory_bytes', 0) / 2**30:.0f} GiB, "
+        f"compute capability {gpu.get('compute_capability', '?')}",
+        f"- driver {driver.get('version')}, CUDA {driver.get('cuda')}, NVRTC {facts.get('nvrtc')}, "
+        f"cuBLASLt {facts.get('cublas_lt')}",
+        f"- Oarlock {found.get('version')}{', quick' if found.get('quick') else ''}",
+    ]
+
+
+def sections(checks):
+    lines = [row("section", "ok", "failed", "skipped", "seconds"), row("---", *["---:"] * 4)]
+    for section in dict.fromkeys(check["section"] for check in checks):
+        own = [check for check in checks if check["section"] == section]
+        counts = [sum(check["result"] == result for check in own) for result in ("ok", "failed", "skipped")]
+        lines.append(row(section, *counts, f"{sum(check['seconds'] for check in own):.1f}"))
+    failed = [check for check in checks if check["result"] == "failed"]
+    return lines + [""] * bool(failed) + [f"- FAILED {c['section']}: {c['name']}: {c['detail']}" for c in failed]
+
+
+def trainings(checks):
+    def of(section):
+        measured = (check for check in checks if check["section"] == section and check["result"] == "ok")
+        return {check["name"]: check["numbers"] for check in measured}
+
+    ours, peers = of("throughput"), of("peers")
+    if not ours:
+        return []
+    lines = [row("training", "tokens/s", "MFU", "GB", "peer's tokens/s", "peer's GB", "speed", "memory"),
+             row("---", *["---:"] * 7)]
+    for name, numbers in ours.items():
+        own = [f"{numbers['tokens_per_second']:.0f}", f"{100 * numbers['mfu']:.1f} %", f"{numbers['bytes'] / 1e9:.2f}"]
+        peer = peers.get(name)
+        beside = ["", "", "", ""]
+        if peer:
+            beside = [
+                f"{peer['tokens_per_second']:.0f}", f"{peer['bytes'] / 1e9:.2f}",
+                f"{numbers['tokens_per_second'] / peer['tokens_per_second']:.2f}",
+                f"{numbers['bytes'] / peer['bytes']:.2f}" if peer["bytes"] else "",
+            ]
+        lines.append(row(name, *own, *beside))
+    return lines
+
+
+def speeds(checks):
+    rows = [row(c["name"], c["detail"]) for c in checks if c["section"] == "speed" and c["result"] == "ok"]
+    return [row("speed", "measured"), row("---", "---"), *rows] if rows else []
+
+
+def table(found):
+    if "error" in found:
+        return f"{found['error']}\n"
+    checks = found["checks"]
+    parts = [["# GPU check", ""] + machine(found), sections(checks), trainings(checks), speeds(checks)]
+    return "\n\n".join("\n".join(part) for part in parts if part) + "\n"
