@@ -199,7 +199,9 @@ static Result end_group() {
 
 static Result check(const Comm* comm, const Part& part, void* stream) {
   if (!comm) return say(INVALID_ARGUMENT, "no communicator");
-  if (state_of(*comm)) return say(INVALID_ARGUMENT, "the communicator has something else to do, or failed");
+  // One that failed says so again, as NCCL's does.
+  if (comm->error) return comm->error;
+  if (state_of(*comm)) return say(INVALID_ARGUMENT, "the communicator has something else to do");
   auto is_in = [&](int i, int end) { return i >= 0 && i < end; };
   if (!is_in(part.type, 10) || !is_in(part.reduction, 5) || !is_in(part.peer, comm->world))
     return say(INVALID_ARGUMENT, "a type, a reduction or a rank that is not there");
