@@ -42,6 +42,7 @@ fn compare(site: &Site, name: &str, settings: &[&str], bound: f64) {
         let words = [&["train", "train.yaml", "max_steps=4", &device_is, &output_is], settings].concat();
         let said = on_gpu(site, &words);
         assert_eq!(said.contains("Emulated H100"), device == "cuda", "{said}");
+        assert!(!said.contains("without a form for the GPU"), "{said}");
         losses(site, &output)
     });
     assert_eq!(cpu.len(), 4, "{name}: {cpu:?}");
@@ -73,6 +74,9 @@ fn adapters_train_and_a_run_goes_on_from_its_checkpoint() {
     let site = Site::new();
     let lora = ["finetuning_type=lora", "lora_rank=4", "lora_target=all", "num_processes=1"];
     compare(&site, "lora", &lora, 1e-5);
+    let quantized = ["quantization_bit=4", "double_quantization=true", "lora_dropout=0.2"];
+    compare(&site, "quantized, with dropout", &[&lora[..], &quantized].concat(), 1e-5);
+    compare(&site, "adafactor", &["optim=adafactor", "num_processes=1"], 1e-5);
     let train = |output: &str, steps: &str| {
         let output = format!("output_dir={output}");
         on_gpu(

@@ -103,3 +103,20 @@ GRAD(f32, bf16)
 GRAD(f32, f16)
 GRAD(bf16, bf16)
 GRAD(f16, f16)
+
+// The sum of the losses of rows in f64, or with labels the mean over those that are not IGNORE: exactly, rounded, and what the
+// sum was multiplied with. The first and the last may be absent. By one block.
+KERNEL(total_loss, THREADS, (const f32* losses, const i32* labels, f64* exact, f32* loss, f32* scale, u32 n),
+       f64 sum = 0, count = 0;
+       for (u32 i = threadIdx.x; i < n; i += THREADS) {
+         sum += losses[i];
+         if (labels && labels[i] != IGNORE) count += 1;
+       }
+       sum = team_sum<THREADS>(sum);
+       count = team_sum<THREADS>(count);
+       f64 factor = labels ? 1. / max(count, 1.) : 1.;
+       if (threadIdx.x == 0) {
+         if (exact) *exact = sum * factor;
+         *loss = (f32)(sum * factor);
+         if (scale) *scale = (f32)factor;
+       })

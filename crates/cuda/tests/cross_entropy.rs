@@ -4,7 +4,7 @@ use half::{bf16, f16};
 use oarlock_cuda::functions::TokenLoss;
 use oarlock_cuda::geometry;
 
-use crate::emulator::{Library, args, in_every_order, on_emulator};
+use crate::emulator::{Buffer, Library, args, in_every_order, on_emulator};
 use crate::numbers::{Float, assert_close, f64s, indices, values};
 
 const IGNORE: i32 = -100;
@@ -71,8 +71,35 @@ fn losses<T: Float, D: Float>(library: &Library, kind: TokenLoss, rows: usize, v
     assert_close("gradient by row", &by_row, &scaled(&|row| f64::from(scales[row])), 2e-6 + D::ROUNDING);
 }
 
+/// The sum of the losses, or their mean over the rows that have one.
+fn total(library: &Library, n: usize, n_ignored: usize) {
+    let losses = values::<f32>(5, n);
+    let labels: Vec<i32> = (0..n).map(|i| if i < n_ignored { -100 } else { 3 }).collect();
+    for is_mean in [false, true] {
+        let (exact, loss, scale) = in_every_order(library, |gpu| {
+            let (losses, labels) = (gpu.buffer(&losses), gpu.buffer(&labels));
+            let (exact, loss, scale) = (gpu.fresh::<f64>(1), gpu.fresh::<f32>(1), gpu.fresh::<f32>(1));
+            let labels: Option<&Buffer<i32>> = is_mean.then_some(&labels);
+            let args = args![losses, labels, Some(&exact), loss, Some(&scale), n as u32];
+            gpu.run("total_loss", &[], geometry::one_block(), args);
+            let again = gpu.fresh::<f32>(1);
+            let (no_sum, no_scale) = (None::<&Buffer<f64>>, None::<&Buffer<f32>>);
+            let args = args![losses, labels, no_sum, again, no_scale, n as u32];
+            gpu.run("total_loss", &[], geometry::one_block(), args);
+            assert_eq!(again.read(), loss.read());
+            (exact.read()[0], loss.read()[0], scale.read()[0])
+        });
+        let factor = if is_mean { 1.0 / (n - n_ignored).max(1) as f64 } else { 1.0 };
+        let want = f64s(&losses).iter().sum::<f64>() * factor;
+        assert!((exact - want).abs() <= 1e-12 * (1.0 + want.abs()), "{exact}, want {want}");
+        assert_eq!((loss, scale), (exact as f32, factor as f32));
+    }
+}
+
 /// Every kernel of the family.
 pub fn check(library: &Library) {
+    total(library, 700, 90);
+    total(library, 3, 3);
     use TokenLoss::*;
     for kind in [CrossEntropy, Smoothed, ByProbability] {
         losses::<f32, f32>(library, kind, 5, 33, 0.0);

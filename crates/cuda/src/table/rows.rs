@@ -24,6 +24,11 @@ kernels! { CROSS_ENTROPY, source::CROSS_ENTROPY;
         vocab: value(u32)) for LOGITS;
 }
 
+kernels! { TOTAL_LOSS, source::CROSS_ENTROPY;
+    total_loss (losses: read(f32), labels: read(i32), exact: write(f64), loss: write(f32), scale: write(f32),
+        n: value(u32)) for NONE;
+}
+
 kernels! { EMBED, source::EMBED;
     embed_forward (table: read(0), ids: read(i32), y: write(1), rows: value(u32), dim: value(u32)) for EMBEDDED;
     embed_backward (dy: read(0), order: read(i32), starts: read(i32), ids: read(i32), d_table: update(f32),

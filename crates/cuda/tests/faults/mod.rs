@@ -81,6 +81,8 @@ pub fn tests_of(family: &str) -> fn(&Library) {
 /// The units that the tests of a family run.
 pub fn units_of(family: &str) -> Vec<Unit> {
     let of_family = |unit: &Unit| match unit.defines.as_slice() {
+        // Elements are sorted by the kernels of orders.
+        [] if family == "sort" => ["sort.cu", "order.cu"].contains(&unit.source.file),
         [] => unit.source.file == format!("{family}.cu"),
         [(_, element), (_, head_dim), ..] => family == "attention" && element == "bf16" && head_dim == "64",
         _ => false,

@@ -155,11 +155,6 @@ impl<'l> Kernels<'l> {
         Ok(self.gpu.stream.fill(to, value).map_err(failed)?)
     }
 
-    /// Copies bytes of the host to memory, before this returns.
-    pub fn upload(&self, bytes: &[u8], to: Slice<'_>) -> Form {
-        Ok(self.gpu.stream.write_now(bytes, to).map_err(failed)?)
-    }
-
     /// Whether products are computed by cuBLASLt.
     pub fn has_cublas(&self) -> bool {
         self.gpu.blas.version().is_some()

@@ -4,7 +4,6 @@ use oarlock_cuda::driver::Slice;
 use oarlock_cuda::functions::{self, Binary};
 use oarlock_cuda::geometry;
 use oarlock_kernels::cross_entropy as kernel;
-use oarlock_kernels::sums::tree_sum_f32;
 use oarlock_kernels::{DType, Element, Error, Result};
 
 use crate::cuda::{Form, Kernels, forms, indexed};
@@ -76,17 +75,9 @@ pub(super) fn reduced(
         let memory = gpu.temporary(4 * rows)?;
         let losses = memory.part(0, 4 * rows)?;
         LossRows { logits: &x, labels: &labels, size: [rows, vocab], smoothing: 0.0 }.losses(gpu, losses)?;
-        // Added on the host, as on a CPU, for all digits of the sum.
-        let counted = gpu.download(&labels)?.into_iter().filter(|label| *label != kernel::IGNORE).count();
-        let (sum, scale) = (tree_sum_f32(&gpu.download_slice::<f32>(losses)?), scale_of(counted));
-        if let Some(exact) = &exact {
-            gpu.upload(bytemuck::bytes_of(&(sum * scale)), gpu.slice(exact)?)?;
-        }
-        for (to, value) in [(&out, sum * scale), (&out_scale, scale)] {
-            let call = gpu.kernel("fill", &[DType::F32])?.view(to).value(value).u64(1);
-            call.run(geometry::one_block())?;
-        }
-        Ok(())
+        let call = gpu.kernel("total_loss", &[])?.slice(losses);
+        let call = call.optional(Some(&labels).filter(|_| reduction == Reduction::Mean));
+        call.optional(exact.as_ref()).view(&out).view(&out_scale).u32(rows).run(geometry::one_block())
     })?;
     launch.run(move |cpu| {
         let found = kernel::cross_entropy(cpu, x.slice(cpu), labels.slice(cpu), vocab, losses.slice(cpu))?;

@@ -108,8 +108,13 @@ pub fn head_token_loss(
         (DeviceF64::zero(x.device(), "losses")?, Tensor::uninit([], DType::F32, x.device(), "tensor")?);
     let chunk = head_chunks::chunk_rows(x.shape().n_rows(), weight.shape().sizes()[0]);
     let mut launch = x.device().quiet_launch(op);
+    let n = losses.n_elems();
     let (losses, out) = (launch.read::<f32>(&losses)?, launch.write::<f32>(&mut loss)?);
     let sum = exact.view_mut(&mut launch)?;
+    launch.cuda(|gpu| {
+        let call = gpu.kernel("total_loss", &[])?.view(&losses).null().view(&sum).view(&out).null();
+        call.u32(n).run(geometry::one_block())
+    })?;
     launch.run(move |cpu| {
         let total = cross_entropy::total(losses.slice(cpu), chunk);
         (sum.slice(cpu)[0], out.slice(cpu)[0]) = (total, total as f32);
@@ -210,13 +215,15 @@ impl Function for HeadBackward {
         let (seed, device) = (self.seed, upstream.device().clone());
         let mut launch = device.quiet_launch("head_loss");
         let upstream = launch.read::<f32>(&upstream)?;
-        launch.run(move |cpu| match upstream.slice(cpu)[0] {
-            upstream if seed == Some(upstream) => Ok(()),
-            upstream => Err(Error::Usage(format!(
+        let check = move |upstream: f32| match seed {
+            Some(seed) if seed == upstream => Ok(()),
+            _ => Err(Error::Usage(format!(
                 "head_loss: its gradient was made for the promised seed {seed:?}, but the loss was scaled on its way to \
                  backward ({upstream}); use a tape without a promised seed"
             ))),
-        })?;
+        };
+        launch.cuda(|gpu| Ok(gpu.download(&upstream)?.into_iter().try_for_each(check)?))?;
+        launch.run(move |cpu| check(upstream.slice(cpu)[0]))?;
         match self.dx {
             Some(dx) => cx.give(0, dx),
             None => Ok(()),

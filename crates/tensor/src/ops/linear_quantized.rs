@@ -1,4 +1,5 @@
-//! Linear with a frozen quantized weight: y = x·Wᵀ. The products dequantize the weight part by part.
+//! Linear with a frozen quantized weight: y = x·Wᵀ. The products dequantize the weight part by part; on a GPU with many rows
+//! of x, all of it.
 
 use oarlock_cuda::driver::Slice;
 use oarlock_cuda::gemm::GemmShape;
@@ -18,7 +19,7 @@ use crate::tensor::Tensor;
 const OP: &str = "linear_quantized";
 
 /// x `[.., I]` and the words of a weight `[O, I]`, as [`Layout::quantize`] writes them → `[.., O]`, in x's dtype, summed in
-/// f32. The bits are those of [`linear`](super::linear) with the dequantized weight. The weight gets no gradient.
+/// f32. On a CPU the bits are those of [`linear`](super::linear) with the dequantized weight. The weight gets no gradient.
 ///
 /// # Errors
 /// Shapes or dtypes that do not fit, a weight that is trained.
