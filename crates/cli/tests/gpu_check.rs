@@ -9,9 +9,6 @@ use serde_json::Value;
 use crate::common::{Said, Site, run};
 use crate::gpu::fakes;
 
-const SECTIONS: [&str; 10] =
-    ["device", "words", "ops", "training", "ranks", "sanitizer", "tune", "speed", "throughput", "peers"];
-
 /// Stands for compute-sanitizer: runs the checks of words, and those of ops without time for any.
 const SANITIZER: &str = r#"#!/bin/sh
 while [ "$1" != gpu-check ]; do program=$1; shift; [ -x "$program" ] && break; done
@@ -51,15 +48,48 @@ fn check_with(site: &Site, libraries: &Path, words: &[&str], variables: &[(&str,
     (said, serde_json::from_slice(&site.read("found.json")).unwrap())
 }
 
-#[test]
-fn all_is_well_on_an_emulated_gpu() {
-    let Some(libraries) = fakes() else { return };
-    let site = Site::new();
-    let path = tool(&site, "compute-sanitizer", SANITIZER);
-    let (said, found) = check_with(&site, libraries, &["--tune"], &[("PATH", &path)]);
+/// What these sections find, none of which fails.
+fn well(site: &Site, libraries: &Path, sections: &str) -> Value {
+    let (said, found) = check_with(site, libraries, &["--only", sections], &[]);
     assert_eq!(said.code, Some(0), "{said:?}");
     assert!(said.stdout.ends_with("Nothing failed.\n") && !said.stdout.contains("FAILED"), "{said:?}");
+    let checks = found["checks"].as_array().unwrap();
+    let mut left: Vec<&str> = sections.split(',').collect();
+    left.retain(|section| !checks.iter().any(|check| check["section"] == *section));
+    assert!(left.is_empty(), "no checks of {left:?}");
+    for check in checks {
+        let is_left = check["section"] == "speed" || check["section"] == "peers";
+        assert_eq!(check["result"], if is_left { "skipped" } else { "ok" }, "{check}");
+        assert!(check["detail"].is_string() && check["seconds"].as_f64().unwrap() >= 0.0, "{check}");
+    }
+    found
+}
 
+/// A check by its name.
+fn named<'a>(found: &'a Value, name: &str) -> &'a Value {
+    let mut checks = found["checks"].as_array().unwrap().iter();
+    checks.find(|check| check["name"] == name).unwrap_or_else(|| panic!("{name}"))
+}
+
+#[test]
+fn ranks_and_trainings_are_well_on_an_emulated_gpu() {
+    let Some(libraries) = fakes() else { return };
+    let found = well(&Site::new(), libraries, "device,ranks,speed,throughput,peers");
+    for stage in 0..4 {
+        let check = named(&found, &format!("2 ranks ZeRO-{stage}"));
+        assert_eq!(check["numbers"]["losses"].as_array().unwrap().len(), 3);
+    }
+    let training = &named(&found, "tiny, 2x8")["numbers"];
+    for key in ["tokens_per_second", "mfu", "bytes", "parameters"] {
+        assert!(training[key].as_f64().unwrap() > 0.0, "{key}: {training}");
+    }
+}
+
+#[test]
+fn ops_are_well_on_an_emulated_gpu() {
+    let Some(libraries) = fakes() else { return };
+    let site = Site::new();
+    let found = well(&site, libraries, "device,words,ops,training");
     assert_eq!(found["quick"], true);
     let facts = &found["facts"];
     assert_eq!(facts["gpu"]["name"], "Emulated H100");
@@ -72,18 +102,7 @@ fn all_is_well_on_an_emulated_gpu() {
     assert!(facts["nvrtc"].is_string() && facts["cublas_lt"].is_string(), "{facts}");
     assert_eq!(facts["staged"], Value::Array(vec![]), "{facts}");
 
-    let checks = found["checks"].as_array().unwrap();
-    for section in SECTIONS {
-        assert!(checks.iter().any(|check| check["section"] == section), "no check of {section}");
-    }
-    for check in checks {
-        let is_left = check["section"] == "speed" || check["section"] == "peers";
-        let wanted = if is_left { "skipped" } else { "ok" };
-        assert_eq!(check["result"], wanted, "{check}");
-        assert!(check["detail"].is_string() && check["seconds"].as_f64().unwrap() >= 0.0, "{check}");
-    }
-    let named =
-        |name: &str| checks.iter().find(|check| check["name"] == name).unwrap_or_else(|| panic!("{name}"));
+    let named = |name: &str| named(&found, name);
     for dtype in ["f32", "bf16", "f16"] {
         for op in ["attention of documents", "linear with a bias", "head loss", "adamw"] {
             let numbers = &named(&format!("{op} {dtype}"))["numbers"];
@@ -91,21 +110,30 @@ fn all_is_well_on_an_emulated_gpu() {
             assert_eq!(numbers["same_bits"], true);
         }
     }
-    for word in ["mma bf16", "ldmatrix_trans f16", "cp_async of zeros bf16", "team_sum"] {
+    for word in
+        ["mma bf16", "ldmatrix_trans f16", "cp_async of zeros bf16", "team_sum f32", "own product a' b f16"]
+    {
         assert_eq!(named(word)["detail"], "every bit is right, twice");
     }
     // Rounding leaves its mark: what has no error at all was not compared with anything.
     assert!(named("linear bf16")["numbers"]["error"].as_f64().unwrap() > 1e-4);
-    for name in ["5 steps f32", "5 steps bf16"] {
-        assert_eq!(named(name)["numbers"]["losses"].as_array().unwrap().len(), 6);
+    for name in ["3 steps f32", "3 steps bf16"] {
+        assert_eq!(named(name)["numbers"]["losses"].as_array().unwrap().len(), 4);
     }
     assert_eq!(found["summary"]["failed"], 0);
-    assert_eq!(found["summary"]["skipped"], 2);
+}
 
-    let training = &named("tiny, 2x8")["numbers"];
-    for key in ["tokens_per_second", "mfu", "bytes", "parameters"] {
-        assert!(training[key].as_f64().unwrap() > 0.0, "{key}: {training}");
-    }
+#[test]
+fn tuned_products_are_written_and_used_and_a_sanitizer_runs_the_checks() {
+    let Some(libraries) = fakes() else { return };
+    let site = Site::new();
+    let path = tool(&site, "compute-sanitizer", SANITIZER);
+    let words = ["--tune", "--only", "device,sanitizer,tune,throughput"];
+    let (said, found) = check_with(&site, libraries, &words, &[("PATH", &path)]);
+    assert_eq!(said.code, Some(0), "{said:?}");
+    let (facts, checks) = (&found["facts"], found["checks"].as_array().unwrap());
+    let named = |name: &str| named(&found, name);
+    assert!(checks.iter().all(|check| check["section"] != "ops" && check["result"] == "ok"), "{found}");
     // The table has a line for each product, and what it says is used afterwards.
     assert_eq!(facts["table"], "emulated-h100-sm_90.txt");
     let table = String::from_utf8(site.read("emulated-h100-sm_90.txt")).unwrap();
@@ -117,7 +145,7 @@ fn all_is_well_on_an_emulated_gpu() {
     assert!(products.contains("shapes by measured algorithms"), "{products}");
     // Under the sanitizer the small checks are those of this program.
     for tool in ["memcheck", "racecheck", "synccheck"] {
-        assert_eq!(named(&format!("{tool} of words"))["detail"], "20 checks, 0 left out");
+        assert_eq!(named(&format!("{tool} of words"))["detail"], "32 checks, 0 left out");
     }
 }
 
@@ -148,7 +176,7 @@ fn without_a_compiler_of_kernels_it_says_so_once_and_stops() {
     assert!(said.stdout.contains("FAILED: device: first kernel: libnvrtc, the compiler"), "{said:?}");
     assert!(said.stdout.contains("pip install nvidia-cuda-nvrtc"), "{said:?}");
     let summary = &found["summary"];
-    assert_eq!([&summary["ok"], &summary["failed"], &summary["skipped"]], [0, 1, 5], "{found}");
+    assert_eq!([&summary["ok"], &summary["failed"], &summary["skipped"]], [0, 1, 8], "{found}");
 }
 
 #[test]

@@ -47,6 +47,9 @@ pub(super) struct GpuCheckArgs {
     /// Time the algorithms of matrix products, and write the fastest to a table in this folder
     #[arg(long)]
     tune: bool,
+    /// Only these sections, as the table at the end names them
+    #[arg(long, value_name = "SECTIONS", value_delimiter = ',')]
+    only: Vec<Section>,
     /// Write everything that was found to this file as well
     #[arg(long, value_name = "FILE")]
     json: Option<PathBuf>,
@@ -134,7 +137,8 @@ fn run_all(args: &GpuCheckArgs) -> Outcome {
     let mut table = None;
     let mut is_useless = false;
     for section in Section::ALL {
-        if section == Section::Tune && !args.tune {
+        let is_chosen = args.only.is_empty() || args.only.contains(&section);
+        if !is_chosen || section == Section::Tune && !args.tune {
             continue;
         }
         report.begin(section)?;

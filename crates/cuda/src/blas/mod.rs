@@ -81,6 +81,15 @@ impl Blas {
         Blas::or_else(stream, libraries, workspace_bytes, || Ok(modules.clone()))
     }
 
+    /// By the kernels of this crate, whether cuBLASLt is there or not.
+    ///
+    /// # Errors
+    /// [`Error::OtherContext`] if the modules are those of another one.
+    pub fn own(stream: &Arc<Stream>, modules: &Arc<Modules>) -> Result<Blas> {
+        stream.context().expect_same(modules.context(), "a module")?;
+        Ok(Blas { stream: stream.clone(), engine: Engine::Own(Own::new(modules.clone())) })
+    }
+
     fn or_else(
         stream: &Arc<Stream>,
         libraries: &Libraries,

@@ -16,11 +16,18 @@ use super::part::Part;
 use super::shapes::{self, DTYPE, Shape};
 use crate::console::Outcome;
 
-/// Steps before those that are timed: they compile kernels and choose algorithms.
-const WARM: usize = 3;
-/// Steps are timed for so long, but no fewer than `LEAST`, unless all of it is slow.
-const LONG: Duration = Duration::from_secs(3);
-const LEAST: u32 = 3;
+/// How many steps are made.
+struct Steps {
+    /// Before those that are timed: they compile kernels and choose algorithms.
+    warm: usize,
+    least: u32,
+    /// More follow until they took so long, unless all of it is slow.
+    time: Duration,
+}
+
+const LONG: Steps = Steps { warm: 3, least: 3, time: Duration::from_secs(3) };
+/// It has every product; gradients that are added to later have the same shapes.
+const ONCE: Steps = Steps { warm: 0, least: 1, time: Duration::ZERO };
 const TOO_LONG: Duration = Duration::from_secs(20);
 
 pub(super) fn check(part: &mut Part<'_>, device: &Device, quick: bool) -> Outcome {
@@ -30,7 +37,7 @@ pub(super) fn check(part: &mut Part<'_>, device: &Device, quick: bool) -> Outcom
             let peak = *peak.get_or_insert_with(|| peak_flops(device, DTYPE));
             // The training opens the GPU anew.
             device.arena().trim();
-            training(&shape, peak)
+            training(&shape, peak, if quick { &ONCE } else { &LONG })
         })?;
     }
     Ok(())
@@ -48,8 +55,8 @@ struct Measured {
     products_by: String,
 }
 
-fn training(shape: &Shape, peak: f64) -> oarlock::Result<Finding> {
-    let Measured { n_params, width, seconds, pool_bytes, ops, products_by, .. } = measure(shape, &Timed)?;
+fn training(shape: &Shape, peak: f64, steps: &Steps) -> oarlock::Result<Finding> {
+    let Measured { n_params, width, seconds, pool_bytes, ops, products_by, .. } = measure(shape, steps)?;
     let rate = (shape.rows() * shape.seq) as f64 / seconds;
     let share = utilisation(rate, flops_per_token(n_params as u64, width), peak).unwrap_or(0.0);
     let detail = format!(
@@ -69,26 +76,18 @@ fn training(shape: &Shape, peak: f64) -> oarlock::Result<Finding> {
 
 /// The matrix products of a step.
 pub(super) fn products(shape: &Shape) -> oarlock::Result<Vec<blas::Shape>> {
-    Ok(measure(shape, &Untimed)?.products)
+    Ok(measure(shape, &ONCE)?.products)
 }
 
-/// How many steps are made.
-trait Steps: Sync {
-    /// Seconds of a step.
-    fn run(&self, step: &mut dyn FnMut() -> oarlock::Result<()>) -> oarlock::Result<f64>;
-}
-
-struct Timed;
-struct Untimed;
-
-impl Steps for Timed {
+impl Steps {
+    /// Seconds of one.
     fn run(&self, step: &mut dyn FnMut() -> oarlock::Result<()>) -> oarlock::Result<f64> {
         let begin = Instant::now();
-        for _ in 0..WARM {
+        for _ in 0..self.warm {
             step()?;
         }
         let (start, mut n_steps) = (Instant::now(), 0);
-        while n_steps < LEAST || start.elapsed() < LONG && begin.elapsed() < TOO_LONG {
+        while n_steps < self.least || start.elapsed() < self.time && begin.elapsed() < TOO_LONG {
             step()?;
             n_steps += 1;
         }
@@ -96,14 +95,7 @@ impl Steps for Timed {
     }
 }
 
-impl Steps for Untimed {
-    /// One: it has every product, and gradients that are added to later have the same shapes.
-    fn run(&self, step: &mut dyn FnMut() -> oarlock::Result<()>) -> oarlock::Result<f64> {
-        step().map(|()| 0.0)
-    }
-}
-
-fn measure(shape: &Shape, steps: &impl Steps) -> oarlock::Result<Measured> {
+fn measure(shape: &Shape, steps: &Steps) -> oarlock::Result<Measured> {
     let ranks = distributed::spawn(1, |_| {
         let config = AcceleratorConfig {
             shard: Options { dtype: DTYPE, ..Options::default() },

@@ -37,7 +37,7 @@ impl Training {
             dtype,
             placements: Placements::WHOLE,
             n_ranks: 1,
-            n_steps: if quick { 5 } else { 30 },
+            n_steps: if quick { 3 } else { 30 },
             n_tokens: if quick { 8 } else { 128 },
         }
     }

@@ -21,7 +21,7 @@ use crate::console::{Failure, Outcome};
 const CANDIDATES: usize = 16;
 /// A product is repeated so often, less where it is large.
 const RUNS: usize = 50;
-const RUNS_FLOPS: f64 = 1e13;
+const RUNS_FLOPS: f64 = 2e13;
 /// What is faster by less is as fast: the choice shall not hang on noise.
 const LEAST_GAIN: f32 = 0.01;
 
@@ -49,7 +49,7 @@ pub(super) fn check(part: &mut Part<'_>, quick: bool) -> Outcome {
                 Some(bench) => bench,
                 None => bench.insert(Bench::open()?),
             };
-            bench.tune(&shape)
+            bench.tune(&shape, if quick { 1 } else { RUNS })
         })?;
     }
     Ok(())
@@ -95,13 +95,13 @@ impl Bench {
         Ok(memory)
     }
 
-    fn tune(&self, shape: &Shape) -> oarlock_cuda::Result<Finding> {
+    fn tune(&self, shape: &Shape, most_runs: usize) -> oarlock_cuda::Result<Finding> {
         let [a, b, d, bias] = shape.bytes().map(|bytes| self.memory(bytes));
         let (a, b, d, bias) = (a?, b?, d?, bias?);
         let product = shape.product([a.all(), b.all(), d.all(), bias.all()]);
         let [m, n, k] = shape.dims;
         let flops = 2.0 * (shape.batch * m * n) as f64 * k as f64;
-        let runs = ((RUNS_FLOPS / flops) as usize).clamp(3, RUNS);
+        let runs = ((RUNS_FLOPS / flops) as usize).clamp(1, most_runs);
         let mut times = Vec::new();
         for candidate in self.blas.candidates(&product, CANDIDATES)? {
             if let Some(time) = self.blas.time(*shape, &product, candidate, runs)? {

@@ -3,9 +3,12 @@
 //! The kernels of `probe.cu` use one word each. Their inputs are chosen so that a right answer has no rounding error but
 //! for `exp2_fast`, and the order is that in which one word needs another, so the first that fails is the wrong one.
 
+mod products;
+
 use std::sync::Arc;
 
-use crate::Element::{self, BF16, F16};
+use crate::Element::{self, BF16, F16, F32};
+use crate::blas::Form;
 use crate::cache::Cache;
 use crate::driver::{Arg, Context, DeviceMemory, Driver, Stream};
 use crate::error::{Error, Result};
@@ -18,7 +21,7 @@ const WARP: Geometry = Geometry { grid: [1, 1, 1], threads: 32, shared_bytes: 0 
 
 /// A GPU whose words are asked about.
 pub struct Probe {
-    modules: Modules,
+    modules: Arc<Modules>,
     stream: Arc<Stream>,
     context: Context,
 }
@@ -34,7 +37,7 @@ pub struct Answer {
 
 type Run = fn(&Probe, Element) -> Result<(Vec<u32>, Vec<u32>)>;
 
-/// A word, or a function of `words.h` that every kernel uses.
+/// A word, a function of `words.h` that every kernel uses, or a product by the own kernels.
 pub struct Word {
     name: &'static str,
     element: Element,
@@ -46,13 +49,9 @@ impl Word {
         Word { name, element, run }
     }
 
-    /// As `words.h` calls it, with the type of its elements where there are several.
+    /// As `words.h` calls it, with the type of its elements.
     pub fn name(&self) -> String {
-        if self.element == Element::F32 {
-            self.name.into()
-        } else {
-            format!("{} {}", self.name, self.element)
-        }
+        format!("{} {}", self.name, self.element)
     }
 }
 
@@ -62,13 +61,13 @@ pub const WORDS: &[Word] = &[
     Word::new("put and to_f32", F16, |gpu, of| gpu.rounding(of)),
     Word::new("pair", BF16, |gpu, of| gpu.pairs(of)),
     Word::new("pair", F16, |gpu, of| gpu.pairs(of)),
-    Word::new("mul_rn", Element::F32, |gpu, _| gpu.rounded_product()),
-    Word::new("exp2_fast", Element::F32, |gpu, _| gpu.powers()),
-    Word::new("shuffle_xor", Element::F32, |gpu, _| gpu.sums(0)),
-    Word::new("warp_sum", Element::F32, |gpu, _| gpu.sums(1)),
-    Word::new("warp_max", Element::F32, |gpu, _| gpu.sums(2)),
-    Word::new("team_sum", Element::F32, |gpu, _| gpu.sums(3)),
-    Word::new("team_max", Element::F32, |gpu, _| gpu.sums(4)),
+    Word::new("mul_rn", F32, |gpu, _| gpu.rounded_product()),
+    Word::new("exp2_fast", F32, |gpu, _| gpu.powers()),
+    Word::new("shuffle_xor", F32, |gpu, _| gpu.sums(0)),
+    Word::new("warp_sum", F32, |gpu, _| gpu.sums(1)),
+    Word::new("warp_max", F32, |gpu, _| gpu.sums(2)),
+    Word::new("team_sum", F32, |gpu, _| gpu.sums(3)),
+    Word::new("team_max", F32, |gpu, _| gpu.sums(4)),
     Word::new("cp_async", BF16, |gpu, of| gpu.copies(of, 0..256)),
     Word::new("cp_async", F16, |gpu, of| gpu.copies(of, 0..256)),
     Word::new("cp_async of zeros", BF16, |gpu, of| gpu.copies(of, 256..264)),
@@ -78,6 +77,18 @@ pub const WORDS: &[Word] = &[
     Word::new("ldmatrix_trans", F16, |gpu, of| gpu.loads(of, true)),
     Word::new("mma", BF16, |gpu, of| gpu.product(of)),
     Word::new("mma", F16, |gpu, of| gpu.product(of)),
+    Word::new("own product a b", BF16, |gpu, of| gpu.own_product(of, [Form::AsStored, Form::AsStored])),
+    Word::new("own product a b'", BF16, |gpu, of| gpu.own_product(of, [Form::AsStored, Form::Transposed])),
+    Word::new("own product a' b", BF16, |gpu, of| gpu.own_product(of, [Form::Transposed, Form::AsStored])),
+    Word::new("own product a' b'", BF16, |gpu, of| gpu.own_product(of, [Form::Transposed, Form::Transposed])),
+    Word::new("own product a b", F16, |gpu, of| gpu.own_product(of, [Form::AsStored, Form::AsStored])),
+    Word::new("own product a b'", F16, |gpu, of| gpu.own_product(of, [Form::AsStored, Form::Transposed])),
+    Word::new("own product a' b", F16, |gpu, of| gpu.own_product(of, [Form::Transposed, Form::AsStored])),
+    Word::new("own product a' b'", F16, |gpu, of| gpu.own_product(of, [Form::Transposed, Form::Transposed])),
+    Word::new("own product a b", F32, |gpu, of| gpu.own_product(of, [Form::AsStored, Form::AsStored])),
+    Word::new("own product a b'", F32, |gpu, of| gpu.own_product(of, [Form::AsStored, Form::Transposed])),
+    Word::new("own product a' b", F32, |gpu, of| gpu.own_product(of, [Form::Transposed, Form::AsStored])),
+    Word::new("own product a' b'", F32, |gpu, of| gpu.own_product(of, [Form::Transposed, Form::Transposed])),
 ];
 
 /// Small whole numbers, which all types have, as do their products and sums.
@@ -122,7 +133,7 @@ impl Probe {
     /// No driver, no such GPU, or one that is too old.
     pub fn open(libraries: &Libraries, index: usize, cache: Cache) -> Result<Probe> {
         let context = Driver::find(libraries)?.device(index)?.context()?;
-        let modules = Modules::new(&context, libraries, cache)?;
+        let modules = Arc::new(Modules::new(&context, libraries, cache)?);
         Ok(Probe { modules, stream: Arc::new(context.stream()?), context })
     }
 
