@@ -149,6 +149,34 @@ pub enum Error {
         /// What it says about it.
         text: String,
     },
+    /// An attention that cuDNN cannot be asked for.
+    #[error("attention by cuDNN: {reason}")]
+    Attention {
+        /// What does not fit.
+        reason: String,
+    },
+    /// cuDNN has no deterministic plan for an attention.
+    #[error("cuDNN {version} has no deterministic plan for {what} with {workspace_bytes} bytes of workspace")]
+    NoPlan {
+        /// The version of the library.
+        version: String,
+        /// What was asked for.
+        what: String,
+        /// What it could use.
+        workspace_bytes: usize,
+    },
+    /// A call of cuDNN failed.
+    #[error("{call} of cuDNN {version} failed: {status}: {text}")]
+    Cudnn {
+        /// The function.
+        call: &'static str,
+        /// The version of the library.
+        version: String,
+        /// Its name of the error.
+        status: String,
+        /// What it says about it.
+        text: String,
+    },
     /// Collectives or messages that have no meaning; NCCL did not see them.
     #[error("{call}: {reason}")]
     Collective {

@@ -12,6 +12,7 @@ pub mod attention;
 mod binding;
 pub mod blas;
 pub mod cache;
+pub mod cudnn;
 pub mod driver;
 mod element;
 mod error;

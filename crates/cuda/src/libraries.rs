@@ -27,6 +27,8 @@ pub enum Library {
     CublasLt,
     /// Communication between GPUs.
     Nccl,
+    /// Attention.
+    Cudnn,
 }
 
 impl Library {
@@ -37,6 +39,7 @@ impl Library {
             Library::Nvrtc => &["libnvrtc.so.13", "libnvrtc.so.12", "libnvrtc.so"],
             Library::CublasLt => &["libcublasLt.so.13", "libcublasLt.so.12", "libcublasLt.so"],
             Library::Nccl => &["libnccl.so.2", "libnccl.so"],
+            Library::Cudnn => &["libcudnn.so.9"],
         }
     }
 
@@ -47,6 +50,7 @@ impl Library {
             Library::Nvrtc => "pip install nvidia-cuda-nvrtc",
             Library::CublasLt => "pip install nvidia-cublas",
             Library::Nccl => "pip install nvidia-nccl-cu13",
+            Library::Cudnn => "pip install nvidia-cudnn-cu13",
         }
     }
 
@@ -69,6 +73,10 @@ impl Library {
                 "Install it with `pip install nvidia-nccl-cu13` (nvidia-nccl-cu12 for a driver of CUDA 12) into the active \
                  Python, or with the packages of the system (libnccl2)"
             }
+            Library::Cudnn => {
+                "Install it with `pip install nvidia-cudnn-cu13` (nvidia-cudnn-cu12 for a driver of CUDA 12) into the \
+                 active Python, or with the packages of the system (libcudnn9)"
+            }
         }
     }
 }
@@ -80,6 +88,7 @@ impl fmt::Display for Library {
             Library::Nvrtc => "libnvrtc, the compiler of CUDA kernels",
             Library::CublasLt => "libcublasLt, the library of matrix products",
             Library::Nccl => "libnccl, the library of communication between GPUs",
+            Library::Cudnn => "libcudnn, a library of attention",
         })
     }
 }

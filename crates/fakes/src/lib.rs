@@ -23,13 +23,14 @@ const EMULATOR: [(&str, &str); 5] = [
 const LAUNCH: (&str, &str) = ("launch.cpp", include_str!("../../cuda/emulator/launch.cpp"));
 
 /// The files of the fake libraries.
-const FAKES: [(&str, &str); 10] = [
+const FAKES: [(&str, &str); 11] = [
     ("state.h", include_str!("../../cuda/fakes/state.h")),
     ("state.cpp", include_str!("../../cuda/fakes/state.cpp")),
     ("driver.cpp", include_str!("../../cuda/fakes/driver.cpp")),
     ("modules.cpp", include_str!("../../cuda/fakes/modules.cpp")),
     ("nvrtc.cpp", include_str!("../../cuda/fakes/nvrtc.cpp")),
     ("cublaslt.cpp", include_str!("../../cuda/fakes/cublaslt.cpp")),
+    ("cudnn.cpp", include_str!("../../cuda/fakes/cudnn.cpp")),
     ("segment.h", include_str!("../../cuda/fakes/segment.h")),
     ("nccl.h", include_str!("../../cuda/fakes/nccl.h")),
     ("collectives.cpp", include_str!("../../cuda/fakes/collectives.cpp")),
@@ -149,7 +150,8 @@ impl Workshop {
         self.link("fakes/libcuda.so.1", &[driver, kernels, emulator].concat())?;
         self.link("fakes/libnvrtc.so.13", &others[..1])?;
         self.link("fakes/libcublasLt.so.13", &others[1..2])?;
-        self.link("fakes/libnccl.so.2", &others[2..])?;
+        self.link("fakes/libcudnn.so.9", &others[2..3])?;
+        self.link("fakes/libnccl.so.2", &others[3..])?;
         Ok(self.folder.path().join("fakes"))
     }
 

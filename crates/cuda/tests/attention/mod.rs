@@ -1,6 +1,6 @@
 //! Attention forward, backward and for few queries, against f64.
 
-mod reference;
+pub mod reference;
 
 use half::{bf16, f16};
 use oarlock_cuda::attention::AttentionShape;

@@ -1,6 +1,7 @@
 //! The host side over fake libraries: machines with three GPUs, of which each test has its own.
 
 mod blas;
+mod cudnn;
 mod driver;
 mod errors;
 mod launches;
@@ -31,14 +32,15 @@ use crate::numbers::Plain;
 /// A machine: copies of the fake libraries, which the loader takes for others than those of other tests.
 pub struct Machine {
     folder: TempDir,
-    libraries: [ManuallyDrop<Loaded>; 4],
+    libraries: [ManuallyDrop<Loaded>; 5],
     expects_leaks: bool,
 }
 
 /// Where a process that a test starts has its folders, which the test removes.
 const PLACE: &str = "OARLOCK_TEST_PLACE";
 
-const FILES: [&str; 4] = ["libcuda.so.1", "libnvrtc.so.13", "libcublasLt.so.13", "libnccl.so.2"];
+const FILES: [&str; 5] =
+    ["libcuda.so.1", "libnvrtc.so.13", "libcublasLt.so.13", "libnccl.so.2", "libcudnn.so.9"];
 
 impl Machine {
     /// None where there is no C++ compiler.
@@ -170,6 +172,7 @@ impl Drop for Machine {
         assert_eq!(self.count(1, "fake_programs"), 0, "a program was not freed");
         assert_eq!(self.count(2, "fake_blas_alive"), 0, "a descriptor was not freed");
         assert_eq!(self.count(3, "fake_nccl_alive"), 0, "a communicator has not ended");
+        assert_eq!(self.count(4, "fake_cudnn_alive"), 0, "a descriptor of cuDNN was not freed");
     }
 }
 

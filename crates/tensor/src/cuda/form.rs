@@ -71,6 +71,15 @@ impl<'l> Kernels<'l> {
         Kernels { gpu, arena, accesses, launched }
     }
 
+    pub(super) fn gpu(&self) -> &'l Gpu {
+        self.gpu
+    }
+
+    /// A part of the form is on the stream.
+    pub(super) fn note_launch(&self) {
+        self.launched.set(true);
+    }
+
     /// A call of the kernel of this op for these dtypes, in the order of its name.
     ///
     /// # Errors

@@ -9,6 +9,7 @@
 //! it writes is copied back. Memory that the host sees as well has a copy on the GPU ([`mirror`]).
 
 mod code_tables;
+mod cudnn;
 mod form;
 pub(crate) mod forms;
 pub(crate) mod indexed;
@@ -35,6 +36,8 @@ use crate::lines::Lines;
 use crate::profile::Profile;
 
 pub(crate) use code_tables::CodeTables;
+use cudnn::CudnnForms;
+pub(crate) use cudnn::Operands;
 pub(crate) use form::{Call, Form, Found, Kernels, Matrix, Unable, element};
 pub use info::GpuInfo;
 pub(crate) use mirror::Mirror;
@@ -44,6 +47,8 @@ pub(crate) use oarlock_cuda::attention::AttentionShape;
 pub(crate) struct Gpu {
     /// Ends before the stream that its products run on.
     blas: Blas,
+    /// Ends before it, too.
+    cudnn: CudnnForms,
     modules: Arc<Modules>,
     stream: Arc<Stream>,
     context: Context,
@@ -99,6 +104,7 @@ impl Gpu {
             let stream = Arc::new(context.stream()?);
             let modules = Arc::new(Modules::new(&context, libraries, Cache::from_environment())?);
             let blas = Blas::with_modules(&stream, libraries, WORKSPACE_BYTES, &modules)?;
+            let cudnn = CudnnForms::from_environment(libraries);
             let ((major, minor), gib) =
                 (driver.version()?, device.memory_bytes()? as f64 / (1u64 << 30) as f64);
             let description =
@@ -106,6 +112,7 @@ impl Gpu {
             let (code_tables, staged) = (OnceLock::new(), Mutex::default());
             Ok(Gpu {
                 blas,
+                cudnn,
                 modules,
                 stream,
                 context,

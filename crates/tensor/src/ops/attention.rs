@@ -4,7 +4,7 @@
 use oarlock_kernels::attention::{self as kernel, AttentionShape};
 use oarlock_kernels::{DType, Element, Error, Result};
 
-use crate::cuda::{self, Call, Found, Kernels, Unable, element};
+use crate::cuda::{self, Call, Found, Kernels, Operands, Unable, element};
 use crate::launch::{Launch, View};
 use crate::ops::{check_device, check_dtype, with_float, wrong_shape};
 use crate::tape::{Backward, Function, Recorder, Saved};
@@ -201,13 +201,19 @@ fn forward(
         let (q, k, v) = (launch.read::<T>(q)?, launch.read::<T>(k)?, launch.read::<T>(v)?);
         let (o, lse) = (launch.write::<T>(&mut o)?, launch.write::<f32>(&mut lse)?);
         launch.cuda(|gpu| {
-            let s = on_gpu(&shape);
+            let (s, of) = (on_gpu(&shape), element(T::DTYPE));
+            if starts.is_none() {
+                let operands = [gpu.slice(&q)?, gpu.slice(&k)?, gpu.slice(&v)?, gpu.slice(&o)?, gpu.slice(&lse)?];
+                if gpu.attention_by_cudnn((&s, of), &Operands::Forward(operands))? {
+                    return Ok(());
+                }
+            }
             let n_rows = s.batch * s.heads * s.q_len;
             let n_splits = s.n_splits(element(T::DTYPE));
             if n_splits == 1 {
                 let call = kernel_of(gpu, "attention_forward", T::DTYPE, &s)?.view(&q).view(&k).view(&v);
                 let call = call.optional(starts.as_ref()).view(&o).view(&lse);
-                return with_shape(call, &s).run(s.forward(element(T::DTYPE)));
+                return with_shape(call, &s).run(s.forward(of));
             }
             let bytes = 4 * n_rows * n_splits;
             let parts = gpu.temporary(bytes * (s.head_dim + 2))?;
@@ -215,7 +221,7 @@ fn forward(
             let parts = parts.part(2 * bytes, bytes * s.head_dim)?;
             let call = kernel_of(gpu, "attention_decode", T::DTYPE, &s)?.view(&q).view(&k).view(&v);
             let call = call.optional(starts.as_ref()).slice(parts).slice(maxima).slice(sums).i32(n_splits);
-            with_shape(call, &s).run(s.decode(element(T::DTYPE), n_splits))?;
+            with_shape(call, &s).run(s.decode(of, n_splits))?;
             let call = kernel_of(gpu, "attention_decode_join", T::DTYPE, &s)?.slice(parts).slice(maxima).slice(sums);
             let call = call.view(&o).view(&lse).i32(n_splits).i32(s.batch).i32(s.q_len).i32(s.heads);
             call.i32(s.kv_heads).i32(s.head_dim).run(s.decode_join())
@@ -296,6 +302,14 @@ impl Function for AttentionBackward {
                 (launch.write::<T>(&mut dq)?, launch.write::<T>(&mut dk)?, launch.write::<T>(&mut dv)?);
             launch.cuda(|gpu| {
                 let (s, of) = (on_gpu(&shape), element(T::DTYPE));
+                if starts.is_none() {
+                    let forward =
+                        [gpu.slice(&q)?, gpu.slice(&k)?, gpu.slice(&v)?, gpu.slice(&o)?, gpu.slice::<f32>(&lse)?];
+                    let gradients = [gpu.slice(&d_o)?, gpu.slice(&dq)?, gpu.slice(&dk)?, gpu.slice(&dv)?];
+                    if gpu.attention_by_cudnn((&s, of), &Operands::Backward(forward, gradients))? {
+                        return Ok(());
+                    }
+                }
                 let delta = gpu.temporary(4 * s.batch * s.heads * s.q_len)?;
                 let call = kernel_of(gpu, "attention_delta", T::DTYPE, &s)?.view(&o).view(&d_o).slice(delta.slice()?);
                 call.i32(s.q_len).i32(s.heads).i32(s.head_dim).i32(s.batch).run(s.delta())?;

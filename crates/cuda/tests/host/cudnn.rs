@@ -1,0 +1,130 @@
+//! Attention by cuDNN over the fake one, which computes what the graphs say.
+
+use std::sync::Arc;
+
+use half::{bf16, f16};
+use oarlock_cuda::attention::AttentionShape;
+use oarlock_cuda::cudnn::{Backward, Cudnn, CudnnAttention, Forward, Pass};
+use oarlock_cuda::driver::Stream;
+use oarlock_cuda::{Element, Error};
+
+use super::{Machine, download, fresh, upload};
+use crate::attention::reference::{Operands, attention};
+use crate::numbers::{Float, assert_close, f64s, values};
+
+/// A workspace that is enough.
+const ROOM: usize = 1 << 20;
+
+const SHAPE: AttentionShape = AttentionShape {
+    batch: 2,
+    q_len: 13,
+    kv_len: 13,
+    kv_capacity: 13,
+    heads: 4,
+    kv_heads: 2,
+    head_dim: 16,
+    scale: 0.25,
+    causal: true,
+    window: None,
+    logit_cap: None,
+};
+
+fn cudnn(machine: &Machine) -> (Arc<Stream>, CudnnAttention) {
+    let stream = Arc::new(machine.context(0).stream().expect("a stream"));
+    let cudnn = Cudnn::find(&machine.libraries()).expect("a library");
+    let attention = CudnnAttention::new(&cudnn, &stream).expect("a handle");
+    (stream, attention)
+}
+
+/// Both passes against f64.
+fn compare<T: Float>(stream: &Arc<Stream>, cudnn: &CudnnAttention, s: &AttentionShape, tolerance: f64) {
+    let (n_q, n_k) = (s.batch * s.q_len * s.heads * s.head_dim, s.batch * s.kv_len * s.kv_heads * s.head_dim);
+    let [q, k, v, d_o] = [(1, n_q), (2, n_k), (3, n_k), (4, n_q)].map(|(seed, n)| values::<T>(seed, n));
+    let (xq, xk, xv, x_o) = (f64s(&q), f64s(&k), f64s(&v), f64s(&d_o));
+    let want = attention(s, &Operands { q: &xq, k: &xk, v: &xv, d_o: &x_o, doc_start: None });
+    let [q, k, v, d_o] = [q, k, v, d_o].map(|x| upload(stream, &x));
+    let [o, d_q] = [n_q; 2].map(|n| fresh::<T>(stream, n));
+    let [d_k, d_v] = [n_k; 2].map(|n| fresh::<T>(stream, n));
+    let lse = fresh::<f32>(stream, s.batch * s.heads * s.q_len);
+    let workspace = stream.context().alloc(ROOM).expect("memory");
+    let forward = Forward { q: q.all(), k: k.all(), v: v.all(), o: o.all(), lse: lse.all() };
+    let of = (s, T::ELEMENT);
+    cudnn.forward(of, &forward, (workspace.all(), ROOM)).unwrap_or_else(|error| panic!("{error}"));
+    let backward = Backward { forward, d_o: d_o.all(), d_q: d_q.all(), d_k: d_k.all(), d_v: d_v.all() };
+    cudnn.backward(of, &backward, (workspace.all(), ROOM)).unwrap_or_else(|error| panic!("{error}"));
+    assert_close("log-sum-exps", &download::<f32>(stream, &lse), &want.lse, 1e-5);
+    for (what, got, want) in [
+        ("output", &o, &want.o),
+        ("gradient of queries", &d_q, &want.dq),
+        ("gradient of keys", &d_k, &want.dk),
+        ("gradient of values", &d_v, &want.dv),
+    ] {
+        assert_close(&format!("{what}, {s:?}"), &download::<T>(stream, got), want, tolerance);
+    }
+}
+
+#[test]
+fn attention_matches_the_reference() {
+    let Some(machine) = Machine::new() else { return };
+    let (stream, cudnn) = cudnn(&machine);
+    compare::<bf16>(&stream, &cudnn, &SHAPE, 3e-2);
+    compare::<f16>(&stream, &cudnn, &SHAPE, 4e-3);
+    compare::<f16>(&stream, &cudnn, &AttentionShape { window: Some(4), ..SHAPE }, 4e-3);
+    compare::<f16>(&stream, &cudnn, &AttentionShape { kv_heads: 4, causal: false, ..SHAPE }, 4e-3);
+    // Made once for each shape, type and pass.
+    compare::<f16>(&stream, &cudnn, &SHAPE, 4e-3);
+    assert_eq!(machine.count(4, "fake_cudnn_plans"), 8);
+    assert_eq!(machine.count(4, "fake_cudnn_runs"), 10);
+}
+
+#[test]
+fn only_what_has_a_graph_and_fits_is_planned() {
+    let Some(machine) = Machine::new() else { return };
+    let (_stream, cudnn) = cudnn(&machine);
+    let bytes = |shape: &AttentionShape, element, limit| {
+        cudnn.workspace_bytes((shape, element, Pass::Backward), limit).expect("an answer")
+    };
+    // That of the plan, and the sums between its parts.
+    assert_eq!(bytes(&SHAPE, Element::BF16, ROOM), Some(65536 + 512));
+    assert_eq!(bytes(&SHAPE, Element::BF16, 65536 + 512), Some(65536 + 512));
+    // The engine that needs nothing is not deterministic.
+    assert_eq!(bytes(&SHAPE, Element::BF16, 65536 + 511), None);
+    assert_eq!(bytes(&SHAPE, Element::F32, ROOM), None);
+    for shape in [
+        AttentionShape { logit_cap: Some(30.0), ..SHAPE },
+        AttentionShape { q_len: 12, ..SHAPE },
+        AttentionShape { kv_capacity: 16, ..SHAPE },
+        AttentionShape { head_dim: 12, ..SHAPE },
+        AttentionShape { head_dim: 136, ..SHAPE },
+    ] {
+        assert_eq!(bytes(&shape, Element::BF16, ROOM), None, "{shape:?}");
+    }
+}
+
+#[test]
+fn operands_that_do_not_fit_and_failures_are_errors() {
+    let Some(machine) = Machine::new() else { return };
+    let (stream, cudnn) = cudnn(&machine);
+    let (n_q, n_k) = (2 * 2 * 13 * 4 * 16, 2 * 2 * 13 * 2 * 16);
+    let [q, o] = [n_q; 2].map(|n| fresh::<u8>(&stream, n));
+    let [k, v] = [n_k; 2].map(|n| fresh::<u8>(&stream, n));
+    let (lse, workspace) = (fresh::<f32>(&stream, 2 * 4 * 13), fresh::<u8>(&stream, ROOM));
+    let pass = Forward { q: q.all(), k: k.all(), v: v.all(), o: o.all(), lse: lse.all() };
+    let run = |pass: &Forward, workspace| cudnn.forward((&SHAPE, Element::BF16), pass, (workspace, ROOM));
+    let short = k.slice(0..n_k - 2).expect("a part");
+    let refused = |result| assert!(matches!(result, Err(Error::Attention { .. })), "{result:?}");
+    refused(run(&Forward { k: short, ..pass }, workspace.all()));
+    refused(run(&pass, workspace.slice(0..65535).expect("a part")));
+    let long = fresh::<u8>(&stream, n_k + 8);
+    refused(run(&Forward { k: long.slice(8..n_k + 8).expect("a part"), ..pass }, workspace.all()));
+    let other = machine.context(1).alloc(n_k).expect("memory");
+    let result = run(&Forward { k: other.all(), ..pass }, workspace.all());
+    assert!(matches!(result, Err(Error::OtherContext { .. })), "{result:?}");
+    for call in ["cudnnBackendCreateDescriptor", "cudnnBackendSetAttribute", "cudnnBackendExecute"] {
+        machine.fail(call, 0, 5000);
+        let error = run(&pass, workspace.all()).expect_err("the planned failure").to_string();
+        assert!(error.starts_with(call) && error.contains("9.28.1"), "{error}");
+    }
+    run(&pass, workspace.all()).unwrap_or_else(|error| panic!("{error}"));
+    stream.synchronize().expect("all work");
+}

@@ -1,0 +1,84 @@
+//! Attention by cuDNN in forms of the op: which passes it takes, with a workspace from the GPU's pool.
+
+use std::sync::OnceLock;
+
+use oarlock_cuda::cudnn::{
+    Backward, Choice, Cudnn, CudnnAttention, Forward, Pass, VARIABLE, attention_choice,
+};
+use oarlock_cuda::driver::Slice;
+use oarlock_cuda::libraries::Libraries;
+use oarlock_cuda::{Element, Error};
+
+use super::{AttentionShape, Found, Gpu, Kernels, failed};
+
+/// The most that a pass may use besides its operands: the deterministic backward pass has all scores in 16 bits.
+const MOST_WORKSPACE: usize = 1 << 30;
+
+/// cuDNN on a GPU, loaded when an attention is first to be computed by it.
+pub(super) struct CudnnForms {
+    libraries: Libraries,
+    /// What the environment says of attention.
+    wanted: Option<String>,
+    /// None where it is not installed.
+    loaded: OnceLock<Option<CudnnAttention>>,
+}
+
+impl CudnnForms {
+    pub(super) fn from_environment(libraries: &Libraries) -> CudnnForms {
+        let wanted = std::env::var(VARIABLE).ok();
+        CudnnForms { libraries: libraries.clone(), wanted, loaded: OnceLock::new() }
+    }
+
+    fn load(&self, gpu: &Gpu) -> oarlock_cuda::Result<Option<&CudnnAttention>> {
+        if self.loaded.get().is_none() {
+            let loaded = match Cudnn::find(&self.libraries) {
+                Ok(cudnn) => Some(CudnnAttention::new(&cudnn, &gpu.stream)?),
+                Err(Error::NoLibrary { .. }) => None,
+                Err(error) => return Err(error),
+            };
+            // Another thread may have been faster; that one counts.
+            drop(self.loaded.set(loaded));
+        }
+        Ok(self.loaded.get().and_then(Option::as_ref))
+    }
+}
+
+/// The operands of a pass, in their order in [`Forward`] and [`Backward`].
+pub(crate) enum Operands<'l> {
+    Forward([Slice<'l>; 5]),
+    Backward([Slice<'l>; 5], [Slice<'l>; 4]),
+}
+
+impl<'l> Kernels<'l> {
+    /// Computes a pass of attention by cuDNN, if that is the choice for it and has a plan; whether it did.
+    pub fn attention_by_cudnn(
+        &self,
+        (shape, of): (&AttentionShape, Element),
+        operands: &Operands<'l>,
+    ) -> Found<bool> {
+        let (gpu, pass) = match operands {
+            Operands::Forward(_) => (self.gpu(), Pass::Forward),
+            Operands::Backward(..) => (self.gpu(), Pass::Backward),
+        };
+        let capability = gpu.context.device().capability().map_err(failed)?;
+        let choice = attention_choice(gpu.cudnn.wanted.as_deref(), (shape, of, pass), capability);
+        if choice == Choice::Own {
+            return Ok(false);
+        }
+        let Some(cudnn) = gpu.cudnn.load(gpu).map_err(failed)? else { return Ok(false) };
+        let bytes = cudnn.workspace_bytes((shape, of, pass), MOST_WORKSPACE).map_err(failed)?;
+        let Some(bytes) = bytes else { return Ok(false) };
+        let workspace = self.temporary(bytes.max(1))?;
+        let room = (workspace.slice()?, MOST_WORKSPACE);
+        let forward = |&[q, k, v, o, lse]: &[Slice<'l>; 5]| Forward { q, k, v, o, lse };
+        match operands {
+            Operands::Forward(all) => cudnn.forward((shape, of), &forward(all), room),
+            Operands::Backward(all, &[d_o, d_q, d_k, d_v]) => {
+                cudnn.backward((shape, of), &Backward { forward: forward(all), d_o, d_q, d_k, d_v }, room)
+            }
+        }
+        .map_err(failed)?;
+        self.note_launch();
+        Ok(true)
+    }
+}
