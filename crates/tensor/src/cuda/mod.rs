@@ -13,6 +13,7 @@ mod form;
 pub(crate) mod forms;
 mod info;
 mod mirror;
+mod pinned_buffer;
 
 use std::cell::Cell;
 use std::collections::BTreeSet;
@@ -31,12 +32,14 @@ use crate::arena::Arena;
 use crate::launch::{HostOrder, HostOwner, Mode, Owner, Running, Span};
 use crate::lines::Lines;
 use crate::profile::Profile;
+use pinned_buffer::CopyStreams;
 
 pub(crate) use code_tables::CodeTables;
 pub(crate) use form::{Call, Form, Found, Kernels, Matrix, Unable, element};
 pub use info::GpuInfo;
 pub(crate) use mirror::Mirror;
 pub(crate) use oarlock_cuda::attention::AttentionShape;
+pub use pinned_buffer::PinnedBuffer;
 
 /// A GPU that this process uses.
 pub(crate) struct Gpu {
@@ -44,6 +47,8 @@ pub(crate) struct Gpu {
     blas: Blas,
     modules: Arc<Modules>,
     stream: Arc<Stream>,
+    /// Made when state is first copied from or to pinned memory.
+    copies: OnceLock<CopyStreams>,
     context: Context,
     /// Made when a quantized weight is first used.
     code_tables: OnceLock<CodeTables>,
@@ -74,6 +79,16 @@ enum Place {
     Scratch,
 }
 
+/// What a cell holds, made when it is first asked for.
+fn made_once<T>(cell: &OnceLock<T>, make: impl FnOnce() -> oarlock_cuda::Result<T>) -> Result<&T> {
+    if let Some(made) = cell.get() {
+        return Ok(made);
+    }
+    let made = make().map_err(failed)?;
+    // Another thread may have been faster.
+    Ok(cell.get_or_init(|| made))
+}
+
 /// An error of the GPU as one of an op.
 pub(crate) fn failed(error: oarlock_cuda::Error) -> Error {
     Error::Gpu(Box::new(error))
@@ -101,11 +116,12 @@ impl Gpu {
                 (driver.version()?, device.memory_bytes()? as f64 / (1u64 << 30) as f64);
             let description =
                 format!("{} (cuda:{index}), {gib:.0} GiB, driver for CUDA {major}.{minor}", device.name()?);
-            let (code_tables, staged) = (OnceLock::new(), Mutex::default());
+            let (copies, code_tables, staged) = (OnceLock::new(), OnceLock::new(), Mutex::default());
             Ok(Gpu {
                 blas,
                 modules,
                 stream,
+                copies,
                 context,
                 code_tables,
                 host,
@@ -135,14 +151,14 @@ impl Gpu {
         }
     }
 
+    /// The streams of copies that overlap launches.
+    fn copies(&self) -> Result<&CopyStreams> {
+        made_once(&self.copies, || CopyStreams::new(&self.context))
+    }
+
     /// The tables that quantized weights are decoded with.
     fn code_tables(&self) -> Result<&CodeTables> {
-        if let Some(tables) = self.code_tables.get() {
-            return Ok(tables);
-        }
-        let tables = CodeTables::new(&self.context, &self.stream).map_err(failed)?;
-        // Another thread may have been faster.
-        Ok(self.code_tables.get_or_init(|| tables))
+        made_once(&self.code_tables, || CodeTables::new(&self.context, &self.stream))
     }
 
     /// Returns when every launch has run.
