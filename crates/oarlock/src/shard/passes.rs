@@ -22,6 +22,8 @@ use crate::shard::pool::{BufferPool, PoolBuffer};
 pub(super) struct Core {
     pub mesh: Mesh,
     pub device: Device,
+    /// What runs the optimizer: the device, or the CPU beside a GPU that does not hold the optimizer's state.
+    pub updater: Device,
     pub options: Options,
     pub groups: Vec<Group>,
     pub units: Vec<UnitUse>,
@@ -113,7 +115,8 @@ impl Core {
             slots: BufferPool::new(&mesh.shard, Sharing::PerRank, "gradients on their way"),
         };
         let active = Arc::default();
-        Ok(Core { mesh, device, options, groups, units, active, staging, pass: Mutex::new(pass) })
+        let updater = if options.updates_beside(&device) { device.beside() } else { device.clone() };
+        Ok(Core { mesh, device, updater, options, groups, units, active, staging, pass: Mutex::new(pass) })
     }
 
     pub(super) fn pass(&self) -> MutexGuard<'_, PassState> {

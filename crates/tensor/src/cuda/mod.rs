@@ -13,7 +13,7 @@ mod form;
 pub(crate) mod forms;
 mod info;
 mod mirror;
-mod pinned_buffer;
+mod pinned;
 
 use std::cell::Cell;
 use std::collections::BTreeSet;
@@ -23,7 +23,7 @@ use std::time::Instant;
 
 use oarlock_cuda::blas::{Blas, WORKSPACE_BYTES};
 use oarlock_cuda::cache::Cache;
-use oarlock_cuda::driver::{Context, DeviceMemory, Driver, Slice, Stream};
+use oarlock_cuda::driver::{Context, DeviceMemory, Driver, Slice, Stream, Use, Uses};
 use oarlock_cuda::libraries::Libraries;
 use oarlock_cuda::modules::Modules;
 use oarlock_kernels::{Cpu, DType, Error, Result, Store};
@@ -32,14 +32,14 @@ use crate::arena::Arena;
 use crate::launch::{HostOrder, HostOwner, Mode, Owner, Running, Span};
 use crate::lines::Lines;
 use crate::profile::Profile;
-use pinned_buffer::CopyStreams;
+use pinned::CopyStreams;
 
 pub(crate) use code_tables::CodeTables;
 pub(crate) use form::{Call, Form, Found, Kernels, Matrix, Unable, element};
 pub use info::GpuInfo;
 pub(crate) use mirror::Mirror;
 pub(crate) use oarlock_cuda::attention::AttentionShape;
-pub use pinned_buffer::PinnedBuffer;
+pub(crate) use pinned::PinnedBlock;
 
 /// A GPU that this process uses.
 pub(crate) struct Gpu {
@@ -145,7 +145,7 @@ impl Gpu {
     /// What launches before have met, and other errors of the driver.
     pub fn alloc(self: &Arc<Self>, bytes: usize) -> Result<Option<Arc<Block>>> {
         match self.context.alloc(bytes) {
-            Ok(memory) => Ok(Some(Arc::new(Block { memory, gpu: self.clone() }))),
+            Ok(memory) => Ok(Some(Arc::new(Block { memory, copies: Uses::default(), gpu: self.clone() }))),
             Err(oarlock_cuda::Error::Driver(error)) if error.is_out_of_memory() => Ok(None),
             Err(error) => Err(failed(error)),
         }
@@ -207,6 +207,7 @@ impl Gpu {
         let ptr = span.ptr.ok_or(Error::Dry)?;
         let place = match span.owner {
             Owner::Cuda(block) if Arc::ptr_eq(&block.gpu, self) => {
+                block.before(use_of(mode))?;
                 Place::Device(block.clone(), block.start_of(ptr))
             }
             Owner::Host(owner) => {
@@ -356,9 +357,19 @@ impl HostCopy {
     }
 }
 
+/// What a launch does with memory, as copies know it.
+fn use_of(mode: Mode) -> Use {
+    match mode {
+        Mode::Read => Use::Read,
+        Mode::Write | Mode::Update => Use::Write,
+    }
+}
+
 /// A block of a GPU's memory.
 pub(crate) struct Block {
     memory: DeviceMemory,
+    /// Those that run beside the launches.
+    copies: Uses,
     gpu: Arc<Gpu>,
 }
 
@@ -374,17 +385,25 @@ impl Block {
         ptr.addr().get().saturating_sub(self.memory.address() as usize)
     }
 
+    /// What is launched from now on comes behind the copies that such a use must not meet.
+    pub fn before(&self, how: Use) -> Result<()> {
+        // Later copies wait for all launches, so for these copies too.
+        self.copies.order_once(&self.gpu.stream, how).map_err(failed)
+    }
+
     fn slice(&self, start: usize, bytes: usize) -> Result<Slice<'_>> {
         self.memory.slice(start..start + bytes).map_err(failed)
     }
 
     /// Copies bytes to the host, when the launches before have run.
     pub fn read(&self, start: usize, out: &mut [u8]) -> Result<()> {
+        self.before(Use::Read)?;
         self.gpu.stream.read_now(self.slice(start, out.len())?, out).map_err(failed)
     }
 
     /// Copies bytes from the host, when the launches before have run.
     pub fn write(&self, start: usize, bytes: &[u8]) -> Result<()> {
+        self.before(Use::Write)?;
         self.gpu.stream.write_now(bytes, self.slice(start, bytes.len())?).map_err(failed)
     }
 }

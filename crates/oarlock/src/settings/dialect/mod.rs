@@ -41,8 +41,24 @@ pub fn read(settings: &mut Settings, file: &ReadFile<'_>, problems: &mut Problem
     dialects
 }
 
+/// The ranks of a run.
+#[derive(Clone, Copy, Debug)]
+pub struct Ranks {
+    /// How many there are.
+    pub n: i64,
+    /// Whether they compute on GPUs.
+    pub on_gpus: bool,
+}
+
+impl Ranks {
+    /// So many ranks, on GPUs or not.
+    pub fn new(n: usize, on_gpus: bool) -> Ranks {
+        Ranks { n: i64::try_from(n).unwrap_or(i64::MAX), on_gpus }
+    }
+}
+
 /// What is sharded across the ranks, and how the loss is scaled.
-pub fn shard(dialects: &mut Dialects, ranks: i64, problems: &mut Problems) -> (ShardArgs, LossScale) {
+pub fn shard(dialects: &mut Dialects, ranks: Ranks, problems: &mut Problems) -> (ShardArgs, LossScale) {
     let notes = &mut dialects.notes;
     match (&dialects.deepspeed, &dialects.fsdp) {
         (Some(block), _) => {
