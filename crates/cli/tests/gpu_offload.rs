@@ -74,8 +74,8 @@ fn state_in_main_memory_is_not_in_the_gpus() {
     assert_near("f32", &there, &offloaded, 1e-5);
     let half = ["bf16=true"];
     let (there, offloaded) = (run("there", "", &half), run("offloaded", OPTIMIZER_TO_CPU, &half));
-    // And the weights in f32.
-    let saved = there.peak_bytes - offloaded.peak_bytes;
+    // And the weights in f32, but for five norms, which the GPU has in f32.
+    let saved = there.peak_bytes - offloaded.peak_bytes + 5 * 32 * 4;
     assert!((12 * n_params..13 * n_params).contains(&saved), "{saved} bytes of {n_params} parameters");
     assert_near("bf16", &there, &offloaded, 1e-2);
 }

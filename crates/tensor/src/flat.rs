@@ -114,7 +114,8 @@ impl FlatBuffer {
     /// # Errors
     /// As [`FlatBuffer::pinned`].
     pub fn borrowed_pinned(device: &Device, bytes: usize, what: &'static str) -> Result<FlatBuffer> {
-        let pool = device.pinned().ok_or_else(|| Error::Usage("pinned memory lies beside a GPU".to_owned()))?;
+        let pool =
+            device.pinned().ok_or_else(|| Error::Usage("pinned memory lies beside a GPU".to_owned()))?;
         Ok(FlatBuffer::new(Memory::Pooled(pool.allocate(bytes, what)?)))
     }
 

@@ -233,8 +233,7 @@ impl DeepSpeedConfig {
         });
         let optimizer = has_optimizer.then(|| optimizer::optimizer(&settings, &mut problems));
         // What the notes would say of the devices goes to nobody.
-        let (shard, loss_scale) =
-            dialect::shard(&mut dialects, Ranks::new(ranks, false), &mut problems);
+        let (shard, loss_scale) = dialect::shard(&mut dialects, Ranks::new(ranks, false), &mut problems);
         let dtype = match (settings.bool("bf16"), settings.bool("fp16")) {
             (true, _) => DType::BF16,
             (false, true) => DType::F16,

@@ -212,12 +212,8 @@ impl Updates<'_> {
         let parts = UpdateParts { weights, dtype: group.params.dtype(), master, grads, state: &state };
         let param = &group.layout.params()[piece.param];
         let ParamGroup { rule, lr, weight_decay } = &self.numbers[param.param_group];
-        let args = StepArgs {
-            step: piece.step,
-            lr: *lr,
-            weight_decay: *weight_decay,
-            grad_scale: self.grad_scale,
-        };
+        let args =
+            StepArgs { step: piece.step, lr: *lr, weight_decay: *weight_decay, grad_scale: self.grad_scale };
         let (shape, role) = (&param.place.shape, group.roles[piece.param]);
         Ok(optimizer::update(&core.updater, rule, &args, shape, role, &parts, &mut self.workspace)?)
     }
@@ -225,4 +221,3 @@ impl Updates<'_> {
 
 /// Elements that are moved at once when state is filled in.
 pub(super) const CHUNK: usize = 1 << 20;
-

@@ -7,8 +7,8 @@ use super::super::problem::{Problem, Problems};
 use super::super::resolve::{Setting, Settings, at};
 use super::super::table::MINIMIND_SCHEDULES;
 use super::super::value::{Value, float};
-use super::block::{self, Dialect, ReadFile, divides};
-use super::{Ranks, methods};
+use super::block::{self, Dialect, Ranks, ReadFile, divides};
+use super::methods;
 use crate::config::{Elems, Lifetime, LossScale, Offload, Placement, ShardArgs, ShardGroup, StateDict};
 use oarlock_tensor::DType;
 

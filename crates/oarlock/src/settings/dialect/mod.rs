@@ -14,7 +14,7 @@ use super::problem::Problems;
 use super::resolve::Settings;
 use crate::config::{LossScale, ShardArgs};
 
-pub use block::{Dialect, Dialects, ReadFile, join, settle};
+pub use block::{Dialect, Dialects, Ranks, ReadFile, join, settle};
 pub use left_out::defaults as optimizer_defaults;
 
 /// Reads the blocks that the settings hold, or name the file of, and joins what they say to the settings.
@@ -39,22 +39,6 @@ pub fn read(settings: &mut Settings, file: &ReadFile<'_>, problems: &mut Problem
     left_out::warmup(dialects.deepspeed.as_ref(), settings);
     dialects.notes.extend(dialects.deepspeed.iter().filter_map(|block| left_out::note(block, settings)));
     dialects
-}
-
-/// The ranks of a run.
-#[derive(Clone, Copy, Debug)]
-pub struct Ranks {
-    /// How many there are.
-    pub n: i64,
-    /// Whether they compute on GPUs.
-    pub on_gpus: bool,
-}
-
-impl Ranks {
-    /// So many ranks, on GPUs or not.
-    pub fn new(n: usize, on_gpus: bool) -> Ranks {
-        Ranks { n: i64::try_from(n).unwrap_or(i64::MAX), on_gpus }
-    }
 }
 
 /// What is sharded across the ranks, and how the loss is scaled.
