@@ -100,6 +100,7 @@ pub fn build(
         },
         loss_scale,
         recompute,
+        offload_activations: recompute::offloads(&dialects),
         seed: read.int("seed").unsigned_abs(),
         data_seed: read.int("data_seed").unsigned_abs(),
         optimizer,

@@ -94,8 +94,8 @@ pub fn fsdp(read: &Lookup<'_>, ranks: usize) -> Result<Option<ShardArgs>, Proble
     dialect::join(vec![fsdp_block(&flags, &chosen.location)], &mut settings, &mut problems);
     let mut dialects = dialect::read(&mut settings, &json::file, &mut problems);
     problems.append(dialects.missing());
-    // What the notes would say of the devices goes to nobody.
-    let (shard, _) = dialect::shard(&mut dialects, Ranks::new(ranks, false), &mut problems);
+    // An engine on the CPU has in main memory what is offloaded there, and the notes go to nobody.
+    let (shard, _) = dialect::shard(&mut dialects, Ranks::new(ranks, true), &mut problems);
     problems.into_result(|| Some(shard))
 }
 

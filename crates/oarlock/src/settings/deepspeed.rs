@@ -232,8 +232,8 @@ impl DeepSpeedConfig {
             ScheduleArgs { learning_rate, shape, warmup: Steps::Count(settings.f64("warmup_steps") as u64) }
         });
         let optimizer = has_optimizer.then(|| optimizer::optimizer(&settings, &mut problems));
-        // What the notes would say of the devices goes to nobody.
-        let (shard, loss_scale) = dialect::shard(&mut dialects, Ranks::new(ranks, false), &mut problems);
+        // An engine on the CPU has in main memory what is offloaded there, and the notes go to nobody.
+        let (shard, loss_scale) = dialect::shard(&mut dialects, Ranks::new(ranks, true), &mut problems);
         let dtype = match (settings.bool("bf16"), settings.bool("fp16")) {
             (true, _) => DType::BF16,
             (false, true) => DType::F16,

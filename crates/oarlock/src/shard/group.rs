@@ -16,6 +16,7 @@ use crate::shard::column::{Column, Store};
 use crate::shard::layout::{BLOCK, Grain, Layout, runs};
 use crate::shard::mesh::Mesh;
 use crate::shard::placement::{Gather, Offload, Options, Placement};
+use crate::shard::pool::flat_of;
 use crate::shard::state::{GroupState, MASTER};
 
 /// The parameters of one group.
@@ -193,14 +194,10 @@ impl GroupBuilder<'_> {
         Ok((Weights::Resident(region), column))
     }
 
-    /// The elements of a region, where launches use them. A rank that is alone on a GPU keeps them there, since no
-    /// collective looks into its regions.
+    /// The elements of a region, where launches use them.
     fn flat(&self, region: &Region, what: &'static str) -> Result<FlatBuffer> {
-        let alone = self.mesh.shard.world_size() == 1 && self.mesh.replica.is_none();
-        match alone && self.device.is_cuda() {
-            true => Ok(FlatBuffer::pooled(self.device, region.bytes(), what)?),
-            false => Ok(FlatBuffer::over(Box::new(region.clone()))),
-        }
+        let is_alone = self.mesh.shard.world_size() == 1 && self.mesh.replica.is_none();
+        flat_of(region, is_alone, self.device, what)
     }
 
     fn grads(

@@ -97,7 +97,7 @@ impl Core {
             DType::F32 => None,
             dtype => {
                 let most = groups.iter().filter(|g| g.trainable).map(|g| g.layout.n_elems()).max();
-                let mut pool = BufferPool::new(&mesh.shard, Sharing::PerRank, "16-bit gradients");
+                let mut pool = BufferPool::new(&mesh.shard, &device, Sharing::PerRank, "16-bit gradients");
                 Some(pool.take(most.unwrap_or(0) * dtype.size())?)
             }
         };
@@ -107,12 +107,12 @@ impl Core {
             backward: None,
             holds: vec![false; units.len()],
             groups: groups.iter().map(|_| GroupPass::default()).collect(),
-            pool: BufferPool::new(&mesh.shard, Sharing::Replicated, "gathered weights"),
+            pool: BufferPool::new(&mesh.shard, &device, Sharing::Replicated, "gathered weights"),
             secondary_pool: mesh
                 .secondary
                 .as_ref()
-                .map(|comm| BufferPool::new(comm, Sharing::Replicated, "gathered weights")),
-            slots: BufferPool::new(&mesh.shard, Sharing::PerRank, "gradients on their way"),
+                .map(|comm| BufferPool::new(comm, &device, Sharing::Replicated, "gathered weights")),
+            slots: BufferPool::new(&mesh.shard, &device, Sharing::PerRank, "gradients on their way"),
         };
         let active = Arc::default();
         let updater = if options.updates_beside(&device) { device.beside() } else { device.clone() };

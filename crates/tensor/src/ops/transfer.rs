@@ -370,6 +370,18 @@ pub fn convert(
     }))
 }
 
+/// Copies all elements of a tensor of a GPU to pinned memory, beside the launches.
+pub(crate) fn to_pinned(from: &Tensor, to: &FlatBuffer) -> Result<()> {
+    let lease = to.write()?;
+    copy_pinned(from.span(), lease.span().part(0..from.len_bytes())?)
+}
+
+/// Copies all elements of a tensor of a GPU from pinned memory, beside the launches.
+pub(crate) fn from_pinned(from: &FlatBuffer, to: &mut Tensor) -> Result<()> {
+    let (lease, bytes) = (from.read()?, to.len_bytes());
+    copy_pinned(lease.span().part(0..bytes)?, to.span_mut()?)
+}
+
 /// A copy of which one side is pinned memory beside a GPU.
 fn copy_pinned(from: Span<'_>, to: Span<'_>) -> Result<()> {
     let (Some(first), Some(to_first)) = (from.ptr, to.ptr) else { return Err(Error::Dry) };

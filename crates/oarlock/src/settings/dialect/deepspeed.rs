@@ -203,8 +203,8 @@ pub fn shard(block: &Dialect, ranks: Ranks, notes: &mut Vec<String>, problems: &
             Some(_) => Some(DType::F32),
             None => None,
         },
-        offload_optimizer,
-        offload_parameters,
+        offload_optimizer: offload_optimizer.flatten(),
+        offload_parameters: offload_parameters.flatten(),
         whole_weights_on_save: settings.bool(&zero("stage3_gather_16bit_weights_on_model_save"))
             || settings.bool(&zero("stage3_gather_fp16_weights_on_model_save")),
         state_dict: StateDict::Sharded,
@@ -233,7 +233,7 @@ fn stage(block: &Dialect, notes: &mut Vec<String>, problems: &mut Problems) -> i
     stage
 }
 
-/// Where one kind of state is offloaded to, if it is; `older` are keys that say `cpu`.
+/// Where one kind of state is offloaded to, if it is; `None` where it lies anyway. `older` are keys that say `cpu`.
 fn offload(
     block: &Dialect,
     name: &str,
@@ -241,7 +241,7 @@ fn offload(
     on_gpus: bool,
     notes: &mut Vec<String>,
     problems: &mut Problems,
-) -> Option<Offload> {
+) -> Option<Option<Offload>> {
     let device_key = format!("{name}.device");
     let mut device = block.settings.text(&device_key).unwrap_or_default();
     for older in older {
@@ -260,7 +260,7 @@ fn offload(
             }
             let elems = block.settings.usize("zero_optimization.sub_group_size").max(1);
             let sub_group_elems = elems.min(Offload::TO_MEMORY.sub_group_elems);
-            Some(Offload { sub_group_elems, ..Offload::TO_MEMORY })
+            Some(on_gpus.then_some(Offload { sub_group_elems, ..Offload::TO_MEMORY }))
         }
         "nvme" => {
             let path_key = format!("{name}.nvme_path");
@@ -270,11 +270,11 @@ fn offload(
                 let help = "write \"nvme_path\": \"…\", a folder on a fast disk";
                 block.settings.report(problems, message, &[&device_key], help);
             }
-            Some(Offload {
+            Some(Some(Offload {
                 dir: Some(PathBuf::from(path.unwrap_or_default())),
                 sub_group_elems: block.settings.usize("zero_optimization.sub_group_size").max(1),
                 buffers: block.settings.usize(&format!("{name}.buffer_count")),
-            })
+            }))
         }
         _ => None,
     }

@@ -122,8 +122,8 @@ pub fn shard(block: &Dialect, ranks: Ranks, notes: &mut Vec<String>, problems: &
             Some(_) => Some(DType::F32),
             None => None,
         },
-        offload_optimizer: offloaded.then_some(Offload::TO_MEMORY),
-        offload_parameters: offloaded.then_some(Offload::TO_MEMORY),
+        offload_optimizer: (offloaded && ranks.on_gpus).then_some(Offload::TO_MEMORY),
+        offload_parameters: (offloaded && ranks.on_gpus).then_some(Offload::TO_MEMORY),
         state_dict: match state_dict {
             Some("FULL_STATE_DICT") => StateDict::Full,
             Some("LOCAL_STATE_DICT") => StateDict::Local,
