@@ -47,7 +47,7 @@ fn the_cpu_updates_what_a_gpu_trains() {
         return;
     }
     let site = Site::new();
-    for (ranks, stage) in [("1", 1), ("1", 2), ("1", 3), ("2", 1), ("2", 2), ("2", 3)] {
+    for (ranks, stage) in [("1", 3), ("2", 1), ("2", 2), ("2", 3)] {
         let (name, offload) = (format!("{ranks} ranks, ZeRO-{stage}"), zero(stage, OPTIMIZER_TO_CPU));
         let ranks = format!("num_processes={ranks}");
         let settings = [offload.as_str(), &ranks];
@@ -103,9 +103,11 @@ fn offloaded_state_has_the_same_bits_in_all_places_and_after_a_checkpoint() {
         let files = train(&site, "cuda", "files", &[&zero(2, &nvme), ranks]);
         assert_eq!(memory.losses, files.losses);
         assert!(memory.weights == files.weights, "{ranks}: the bits depend on where the state lies");
-        let large = zero(2, OPTIMIZER_TO_CPU).replace("3000", "1e9");
-        let large = train(&site, "cuda", "large", &[&large, ranks]);
-        assert!(memory.weights == large.weights, "{ranks}: the bits depend on the size of the pieces");
+        if ranks == "num_processes=1" {
+            let large = zero(2, OPTIMIZER_TO_CPU).replace("3000", "1e9");
+            let large = train(&site, "cuda", "large", &[&large, ranks]);
+            assert!(memory.weights == large.weights, "the bits depend on the size of the pieces");
+        }
         let saves = ["save_strategy=steps", "save_steps=2"];
         let block = zero(2, OPTIMIZER_TO_CPU);
         let output = format!("parts {ranks}");
@@ -156,11 +158,9 @@ fn fsdp_offloads_both_kinds_of_state() {
         return;
     }
     let site = Site::new();
-    for ranks in ["num_processes=1", "num_processes=2"] {
-        let settings = ["fsdp=full_shard offload", ranks, "bf16=true"];
-        let [cpu, gpu] = ["cpu", "cuda"].map(|device| train(&site, device, device, &settings));
-        assert_near(ranks, &cpu, &gpu, 1e-2);
-    }
+    let settings = ["fsdp=full_shard offload", "num_processes=2", "bf16=true"];
+    let [cpu, gpu] = ["cpu", "cuda"].map(|device| train(&site, device, device, &settings));
+    assert_near("bf16", &cpu, &gpu, 1e-2);
 }
 
 #[test]
@@ -176,7 +176,10 @@ fn kept_inputs_wait_in_main_memory() {
     };
     let run = |is_on: bool| {
         let (block, output) = (block(is_on), format!("output_dir={is_on}"));
-        let said = on_gpu(&site, &["train", "train.yaml", "max_steps=4", "device=cuda", &output, &block]);
+        let said = on_gpu(
+            &site,
+            &["train", "train.yaml", "max_steps=4", "num_processes=1", "device=cuda", &output, &block],
+        );
         assert!(!said.contains("cpu_checkpointing"), "{said}");
         (losses(&site, &is_on.to_string()), site.read(&format!("{is_on}/model.safetensors")))
     };
