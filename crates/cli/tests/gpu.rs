@@ -19,16 +19,17 @@ pub fn fakes() -> Option<&'static PathBuf> {
 }
 
 /// Runs a command over the fake libraries, which must succeed; what it says on stdout.
-fn on_gpu(site: &Site, words: &[&str]) -> String {
+pub fn on_gpu(site: &Site, words: &[&str]) -> String {
     let mut command = site.oarlock(words);
     command.env("OARLOCK_CUDA_LIBRARIES", fakes().unwrap()).env("XDG_CACHE_HOME", site.path("cache"));
+    command.env("OARLOCK_FAKE_PEAKS", site.path("peaks"));
     let said = run(command);
     assert_eq!(said.code, Some(0), "{words:?}: {said:?}");
     said.stdout
 }
 
 /// The losses of a training by its log.
-fn losses(site: &Site, output: &str) -> Vec<f64> {
+pub fn losses(site: &Site, output: &str) -> Vec<f64> {
     let log = String::from_utf8(site.read(&format!("{output}/trainer_log.jsonl"))).unwrap();
     let lines = log.lines().map(|line| serde_json::from_str::<Value>(line).unwrap());
     lines.filter_map(|line| line["loss"].as_f64()).collect()

@@ -1,4 +1,5 @@
 // libcuda.so.1 for tests: devices, contexts, streams, events, modules and launches over the emulator.
+#include <algorithm>
 #include <chrono>
 #include <cstdio>
 #include <cstring>
@@ -186,6 +187,8 @@ static Code allocate(char** to, size_t bytes, bool pinned) {
   if (!pinned) {
     pages->protect(false);
     current->used_bytes += bytes;
+    size_t& peak = state.peak_bytes[current->device];
+    peak = std::max(peak, current->used_bytes);
   }
   state.memory[pages->data()] = {current, pages, pinned};
   *to = pages->data();

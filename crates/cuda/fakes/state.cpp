@@ -3,6 +3,8 @@
 
 #include <algorithm>
 #include <chrono>
+#include <cstdio>
+#include <cstdlib>
 #include <cstring>
 #include <thread>
 
@@ -112,6 +114,18 @@ Code opened(const std::vector<const Memory*>& all, const std::function<void()>& 
     if (!memory->pinned) memory->pages->protect(false);
   return intact ? 0 : say(ILLEGAL_ADDRESS, "somebody wrote beside device memory");
 }
+
+// Tells a test how much memory of each device the process has used.
+static struct Peaks {
+  ~Peaks() {
+    const char* path = getenv("OARLOCK_FAKE_PEAKS");
+    if (FILE* file = path ? fopen(path, "a") : nullptr) {
+      for (int i = 0; i < 3; i++)
+        if (state.peak_bytes[i]) fprintf(file, "%d %zu\n", i, state.peak_bytes[i]);
+      fclose(file);
+    }
+  }
+} peaks;
 
 }  // namespace fake
 

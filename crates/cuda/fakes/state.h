@@ -94,6 +94,8 @@ struct State {
   // By the first address.
   std::map<char*, Memory> memory;
   size_t leaked = 0;
+  // The most bytes of each device's memory that were in use at one time.
+  size_t peak_bytes[3] = {};
   std::map<std::string, std::pair<int, Code>> planned;
   std::string message;
   u64 launches = 0, n_streams = 0;

@@ -118,7 +118,7 @@ fn train(world: usize, shard: &Options, by_hand: bool) -> Vec<(String, Vec<u32>)
 #[test]
 fn it_has_the_bits_of_the_built_in_rule_in_every_placement() {
     let expected = train(1, &Options::default(), false);
-    let file = Offload { dir: std::env::temp_dir(), sub_group_elems: 1000, buffers: 2 };
+    let file = Offload { dir: Some(std::env::temp_dir()), sub_group_elems: 1000, buffers: 2 };
     let mut ways = ALL.map(|placements| Options { placements, ..Options::default() }).to_vec();
     let copied = Options { gather: Gather::Copy, persistence_elems: 0, ..ways[3].clone() };
     ways.push(Options { offload_optimizer: Some(file), ..copied });

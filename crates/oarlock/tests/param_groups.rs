@@ -332,7 +332,7 @@ fn ways() -> Vec<Options> {
     let mut ways = all.map(|placements| Options { placements, ..Options::default() }).to_vec();
     let copied =
         Options { gather: Gather::Copy, persistence_elems: 0, placements: all[3], ..Options::default() };
-    let file = Offload { dir: std::env::temp_dir(), sub_group_elems: 24, buffers: 3 };
+    let file = Offload { dir: Some(std::env::temp_dir()), sub_group_elems: 24, buffers: 3 };
     ways.push(copied.clone());
     ways.push(Options { offload_optimizer: Some(file.clone()), ..copied.clone() });
     ways.push(Options { offload_optimizer: Some(file.clone()), offload_params: Some(file), ..copied });

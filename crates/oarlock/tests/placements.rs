@@ -164,7 +164,7 @@ pub fn ways(ranks: usize, dtype: DType, disk: &Path, layer: &str) -> Vec<(&'stat
     let zero = |placements| placed(placements, dtype);
     let copied = |placements| Options { gather: Gather::Copy, persistence_elems: 0, ..zero(placements) };
     let full = || copied(Placements::PARAMETERS);
-    let nvme = || Some(Offload { dir: disk.to_path_buf(), sub_group_elems: 5000, buffers: 3 });
+    let nvme = || Some(Offload { dir: Some(disk.to_path_buf()), sub_group_elems: 5000, buffers: 3 });
     let wrapped = |wrap, options| Options { wrap, ..options };
     let layers = || Wrap::Transformer(vec![layer.to_owned()]);
     let mut ways = vec![

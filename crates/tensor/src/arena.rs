@@ -11,7 +11,7 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use memmap2::{Advice, MmapMut, RemapOptions};
 use oarlock_kernels::{Error, Result};
 
-use crate::cuda::{self, Gpu};
+use crate::cuda::{self, Gpu, PinnedBlock};
 use crate::launch::{Owner, Span};
 use crate::strict::{ProtectedBlock, Queue};
 
@@ -77,6 +77,8 @@ enum Source {
     /// From the system, closed to everybody but launches and copies.
     Protected(Arc<Queue>),
     Cuda(Arc<Gpu>),
+    /// From the system, pinned for copies from and to a GPU.
+    Pinned(Arc<Gpu>),
 }
 
 /// What buffers of one name use.
@@ -109,6 +111,11 @@ impl Arena {
     /// An empty pool of a GPU's memory.
     pub(crate) fn cuda(gpu: &Arc<Gpu>) -> Arena {
         Arena::of(Source::Cuda(gpu.clone()))
+    }
+
+    /// An empty pool of memory of the host that is pinned for copies from and to a GPU.
+    pub(crate) fn pinned(gpu: &Arc<Gpu>) -> Arena {
+        Arena::of(Source::Pinned(gpu.clone()))
     }
 
     fn of(source: Source) -> Arena {
@@ -252,6 +259,7 @@ impl Buffer {
             Some(Memory::Allocated(ptr) | Memory::Mapped(ptr, _)) => (Some(*ptr), Owner::Pool),
             Some(Memory::Protected(block)) => (Some(block.ptr()), Owner::Strict(&block.guard)),
             Some(Memory::Cuda(block)) => (block.ptr(), Owner::Cuda(block)),
+            Some(Memory::Pinned(block)) => (Some(block.ptr()), Owner::Pinned(block)),
             Some(Memory::Dry) | None => (None, Owner::Pool),
         };
         Span { ptr, bytes: self.len_bytes(), owner }
@@ -286,6 +294,7 @@ enum Memory {
     /// A mapping that is closed but to launches and copies.
     Protected(ProtectedBlock),
     Cuda(Arc<cuda::Block>),
+    Pinned(Arc<PinnedBlock>),
     /// None: the block is only counted.
     Dry,
 }
@@ -317,6 +326,7 @@ impl Block {
             Source::Dry => Some(Memory::Dry),
             Source::Protected(queue) => ProtectedBlock::new(bytes, queue).map(Memory::Protected),
             Source::Cuda(gpu) => gpu.alloc(bytes)?.map(Memory::Cuda),
+            Source::Pinned(gpu) => gpu.alloc_pinned(bytes)?.map(Memory::Pinned),
         };
         Ok(memory.map(|memory| Block { bytes, memory }))
     }

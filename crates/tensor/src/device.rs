@@ -55,6 +55,8 @@ struct Inner {
     /// What runs kernels in host memory.
     host: Cpu,
     arena: Arena,
+    /// Pinned memory of the host beside a GPU.
+    pinned: Option<Arena>,
     profile: Arc<Profile>,
 }
 
@@ -82,7 +84,11 @@ enum Kind {
 
 impl Device {
     fn new(kind: Kind, host: Cpu, arena: Arena, profile: Arc<Profile>) -> Device {
-        Device(Arc::new(Inner { kind, host, arena, profile }))
+        let pinned = match &kind {
+            Kind::Cuda(gpu) => Some(Arena::pinned(gpu)),
+            Kind::Cpu | Kind::Dry | Kind::Strict(_) => None,
+        };
+        Device(Arc::new(Inner { kind, host, arena, pinned, profile }))
     }
 
     /// A device of this kind, on the given code path of the CPU, with the given threads.
@@ -157,6 +163,12 @@ impl Device {
     /// A dry device with the kernels and threads of this one, and an empty pool.
     pub fn as_dry(&self) -> Device {
         Device::dry(self.0.host.isa, self.0.host.par.clone())
+    }
+
+    /// The CPU that works in memory of the host beside this device, with the same threads and profile, as a device of its
+    /// own.
+    pub fn beside(&self) -> Device {
+        Device::new(Kind::Cpu, self.0.host.clone(), Arena::new(), self.0.profile.clone())
     }
 
     /// Whether this is a device that only counts.
@@ -242,6 +254,11 @@ impl Device {
     /// The pool of this device's memory.
     pub fn arena(&self) -> &Arena {
         &self.0.arena
+    }
+
+    /// The pool of pinned memory beside a GPU.
+    pub fn pinned(&self) -> Option<&Arena> {
+        self.0.pinned.as_ref()
     }
 
     /// The times of the ops run on this device, when switched on.

@@ -98,6 +98,32 @@ impl FlatBuffer {
         Ok(FlatBuffer::new(Memory::Pooled(device.arena().borrow(bytes, what)?)))
     }
 
+    /// On pinned memory of the host beside a GPU, zeroed: [`transfer::copy`] from and to there overlaps launches, and
+    /// launches of [`Device::beside`] work in it.
+    ///
+    /// # Errors
+    /// No memory that can be pinned; another device.
+    pub fn pinned(device: &Device, bytes: usize, what: &'static str) -> Result<FlatBuffer> {
+        let flat = FlatBuffer::borrowed_pinned(device, bytes, what)?;
+        transfer::write_with::<u8, _>(&flat, 0..flat.len_bytes(), |bytes| bytes.fill(0))?;
+        Ok(flat)
+    }
+
+    /// As [`FlatBuffer::pinned`], with arbitrary content, from a pool that wants it back soon.
+    ///
+    /// # Errors
+    /// As [`FlatBuffer::pinned`].
+    pub fn borrowed_pinned(device: &Device, bytes: usize, what: &'static str) -> Result<FlatBuffer> {
+        let pool =
+            device.pinned().ok_or_else(|| Error::Usage("pinned memory lies beside a GPU".to_owned()))?;
+        Ok(FlatBuffer::new(Memory::Pooled(pool.allocate(bytes, what)?)))
+    }
+
+    /// Whether it is on pinned memory.
+    pub fn is_pinned(&self) -> bool {
+        matches!(self.span().owner, Owner::Pinned(_))
+    }
+
     /// On memory that somebody else provides.
     pub fn over(memory: Box<dyn Backing>) -> FlatBuffer {
         FlatBuffer::new(Memory::Backed(memory))
@@ -135,7 +161,7 @@ impl FlatBuffer {
             Owner::Strict(guard) => Some(PendingLaunches(HostOrder::Strict(guard.clone()))),
             Owner::Host(host) => host.order.get().cloned().map(PendingLaunches),
             // Nobody reaches it but launches and copies, which keep their order.
-            Owner::Pool | Owner::Cuda(_) => None,
+            Owner::Pool | Owner::Cuda(_) | Owner::Pinned(_) => None,
         }
     }
 

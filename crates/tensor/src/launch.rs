@@ -12,7 +12,7 @@ use bytemuck::Pod;
 use oarlock_kernels::{Cpu, Element, Error, Result, Store};
 
 use crate::arena::Buffer;
-use crate::cuda::{self, Block, Form, Gpu, Kernels, Mirror};
+use crate::cuda::{self, Block, Form, Gpu, Kernels, Mirror, PinnedBlock};
 use crate::device::Device;
 use crate::flat::{Lease, WriteLease};
 use crate::param::GradSlot;
@@ -48,6 +48,8 @@ pub(crate) enum Owner<'a> {
     Strict(&'a Arc<Guard>),
     /// A block of a GPU's pool.
     Cuda(&'a Arc<Block>),
+    /// Pinned memory of the host, which copies from and to a GPU use.
+    Pinned(&'a Arc<PinnedBlock>),
     /// Memory that the host sees as well.
     Host(HostOwner<'a>),
 }
@@ -271,13 +273,14 @@ impl<'d> Launch<'d> {
             // What the host sees may have been given to another device before.
             Target::Now => match span.owner {
                 Owner::Pool | Owner::Host(_) => {}
+                Owner::Pinned(block) => block.settle(mode)?,
                 Owner::Strict(_) | Owner::Cuda(_) => return Err(elsewhere()),
             },
             Target::Strict(queue, accesses) => {
                 let guard = match span.owner {
                     Owner::Pool => None,
                     Owner::Strict(guard) => Some(guard),
-                    Owner::Cuda(_) => return Err(elsewhere()),
+                    Owner::Cuda(_) | Owner::Pinned(_) => return Err(elsewhere()),
                     Owner::Host(host) => {
                         match host.order.get_or_init(|| HostOrder::Strict(Arc::new(Guard::of_host(queue)))) {
                             HostOrder::Strict(guard) => Some(guard),

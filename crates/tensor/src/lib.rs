@@ -8,6 +8,7 @@
 
 mod active;
 mod arena;
+mod away;
 mod cuda;
 mod device;
 mod dims;

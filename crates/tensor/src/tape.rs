@@ -13,6 +13,7 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use oarlock_kernels::{Error, Result};
 
 use crate::active::ActiveTapes;
+use crate::away::Away;
 use crate::ops::accumulate;
 use crate::tensor::{Loan, Tensor};
 
@@ -125,6 +126,11 @@ pub(crate) trait Function: Send {
         false
     }
 
+    /// Begins to bring back what it has kept in pinned memory; whether it keeps anything there.
+    fn fetch_ahead(&self) -> Result<bool> {
+        Ok(false)
+    }
+
     /// Computes the output again.
     fn replay(&self, _cx: &mut Backward<'_>) -> Result<Tensor> {
         Err(Error::Usage("the output of this op cannot be replayed".to_string()))
@@ -163,12 +169,13 @@ pub trait UnitHook: Send + Sync {
     fn after_backward(&self) -> Result<()>;
 }
 
-/// A tensor kept for the backward pass: itself, the op that makes it again, or the parameter that lends it again. A lease
-/// on weights is never kept: they may leave between the passes.
+/// A tensor kept for the backward pass: itself, the op that makes it again, the parameter that lends it again, or a copy in
+/// pinned memory. A lease on weights is never kept: they may leave between the passes.
 pub(crate) enum Saved {
     Kept(Tensor),
     Replay(VarId),
     Lent(Loan),
+    Away(Away),
 }
 
 impl Tape {

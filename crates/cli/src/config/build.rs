@@ -8,7 +8,7 @@ use oarlock::config::{
     ChatArgs, DataArgs, EvalArgs, Length, LogArgs, MOST_RANKS, Packing, RankArgs, Resume, RunDescription,
     SaveArgs, ScheduleArgs, Steps, TrainArgs, TrainConfig, ValSize, When,
 };
-use oarlock::settings::dialect::{self, Dialects};
+use oarlock::settings::dialect::{self, Dialects, Ranks};
 use oarlock::settings::problem::{Problem, Problems};
 use oarlock::settings::resolve::{self, AUTO, Settings};
 use oarlock::settings::value::Value;
@@ -44,7 +44,8 @@ pub fn build(
     checks::between(&mut settings, &dialects, found);
     let read = &settings;
     let learning_rate = read.f64("learning_rate");
-    let (shard, loss_scale) = dialect::shard(&mut dialects, read.int("num_processes"), found);
+    let ranks = Ranks { n: read.int("num_processes"), on_gpus: read.word("device") == "cuda" };
+    let (shard, loss_scale) = dialect::shard(&mut dialects, ranks, found);
     let recompute = recompute::recompute(&settings, &dialects, found);
     let shape = schedule::shape(&settings, learning_rate, found);
     let optimizer = low_rank::low_rank(&settings, optimizer::optimizer(&settings, found));
@@ -99,6 +100,7 @@ pub fn build(
         },
         loss_scale,
         recompute,
+        offload_activations: recompute::offloads(&dialects),
         seed: read.int("seed").unsigned_abs(),
         data_seed: read.int("data_seed").unsigned_abs(),
         optimizer,

@@ -50,6 +50,14 @@ pub fn recompute(settings: &Settings, dialects: &Dialects, problems: &mut Proble
     recompute
 }
 
+/// Whether what recomputed units keep is to wait in main memory.
+pub fn offloads(dialects: &Dialects) -> bool {
+    let is_on =
+        |block: &Option<Dialect>, name: &str| block.as_ref().is_some_and(|block| block.settings.bool(name));
+    is_on(&dialects.deepspeed, "activation_checkpointing.cpu_checkpointing")
+        || is_on(&dialects.fsdp, "activation_checkpointing_offload")
+}
+
 /// The setting of a block, if it switches recomputation on.
 fn of_block<'d>(block: &'d Option<Dialect>, name: &str) -> Option<&'d Setting> {
     let setting = block.as_ref()?.settings.get(name);

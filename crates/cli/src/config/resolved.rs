@@ -11,8 +11,12 @@ use oarlock::settings::node::to_yaml;
 use oarlock::settings::problem::{Problem, Problems};
 use oarlock::settings::resolve::{self, Setting, Settings};
 use oarlock::settings::value::{Value, quoted};
+use oarlock_tensor::DeviceKind;
 
 use super::table;
+
+/// Keys that change something on GPUs alone.
+const OF_GPUS: [&str; 2] = ["activation_checkpointing.cpu_checkpointing", "activation_checkpointing_offload"];
 
 /// A training configuration whose values know their origins.
 #[derive(Clone, Debug)]
@@ -59,7 +63,9 @@ impl ResolvedConfig {
 
     /// What somebody wrote although it changes nothing here, each with the reason.
     pub fn without_effect(&self) -> impl Iterator<Item = (&Setting, &'static str)> {
-        self.all().filter_map(|setting| match setting.key.status {
+        let on_gpus = matches!(self.values.ranks.device, DeviceKind::Cuda(_));
+        self.all().filter_map(move |setting| match setting.key.status {
+            _ if on_gpus && OF_GPUS.contains(&setting.key.name) => None,
             Status::NoEffect(reason) if setting.is_written() => Some((setting, reason)),
             _ if self.values.data.chat.is_none()
                 && setting.is_written()

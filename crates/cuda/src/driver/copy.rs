@@ -4,6 +4,7 @@ use super::api::call;
 use super::memory::Slice;
 use super::pinned::Pinned;
 use super::stream::Stream;
+use super::uses::Use;
 use crate::error::{Error, Result};
 
 fn same_length(from: usize, to: usize) -> Result<()> {
@@ -23,7 +24,7 @@ impl Stream {
         if to.bytes() == 0 {
             return Ok(());
         }
-        self.tracked(from, |stream| {
+        self.tracked(from, Use::Read, |stream| {
             let api = stream.context().enter()?;
             // SAFETY: both sides have these bytes, and live until the copy is done: the host's side waits for the event, the
             // end of the device's side waits for the GPU.
@@ -48,7 +49,7 @@ impl Stream {
         if from.bytes() == 0 {
             return Ok(());
         }
-        self.tracked(to, |stream| {
+        self.tracked(to, Use::Write, |stream| {
             let api = stream.context().enter()?;
             // SAFETY: as above.
             unsafe {
@@ -65,13 +66,14 @@ impl Stream {
         })
     }
 
-    /// Does a copy with an event behind it, which the pinned memory waits for.
-    fn tracked(&self, pinned: &Pinned, copy: impl FnOnce(&Stream) -> Result<()>) -> Result<()> {
+    /// Does a copy behind those that it is in conflict with, and with an event behind it, which the pinned memory waits for.
+    fn tracked(&self, pinned: &Pinned, how: Use, copy: impl FnOnce(&Stream) -> Result<()>) -> Result<()> {
         let event = self.context().event()?;
+        pinned.uses().order(self, how)?;
         copy(self)?;
         match event.record(self) {
             Ok(()) => {
-                pinned.used(event);
+                pinned.uses().add(event, how);
                 Ok(())
             }
             Err(error) => {

@@ -14,6 +14,7 @@ mod memory;
 mod module;
 mod pinned;
 mod stream;
+mod uses;
 
 use std::ffi::c_int;
 use std::path::Path;
@@ -27,6 +28,7 @@ pub use memory::DeviceMemory;
 pub use module::{Function, Module};
 pub use pinned::Pinned;
 pub use stream::{Event, Stream};
+pub use uses::{Use, Uses};
 
 use crate::error::{Error, Result};
 use crate::libraries::{Libraries, Library};

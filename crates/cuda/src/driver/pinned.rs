@@ -2,22 +2,18 @@
 
 use std::ffi::c_void;
 use std::ptr::NonNull;
-use std::sync::{Mutex, MutexGuard, PoisonError};
 
 use super::api::call;
 use super::context::Context;
-use super::stream::Event;
+use super::uses::{Use, Uses};
 use crate::error::Result;
 
-/// So many copies are remembered before those that are done are forgotten.
-const MANY: usize = 16;
-
-/// Pinned memory. Whoever looks into it waits for the copies that use it.
+/// Pinned memory. Whoever looks into it waits for the copies that use it, and copies for each other.
 pub struct Pinned {
     context: Context,
     ptr: NonNull<u8>,
     bytes: usize,
-    uses: Mutex<Vec<Event>>,
+    uses: Uses,
 }
 
 // SAFETY: it owns its bytes. Those are reached through `read` and `write`, which follow the rules of references, and by
@@ -36,7 +32,7 @@ impl Pinned {
             unsafe { ptr.cast::<u8>().write_bytes(0, bytes) };
         }
         let ptr = NonNull::new(ptr.cast()).unwrap_or(NonNull::dangling());
-        Ok(Pinned { context: context.clone(), ptr, bytes, uses: Mutex::default() })
+        Ok(Pinned { context: context.clone(), ptr, bytes, uses: Uses::default() })
     }
 
     /// Its length.
@@ -44,37 +40,30 @@ impl Pinned {
         self.bytes
     }
 
-    pub(super) fn address(&self) -> *mut u8 {
+    /// Its first byte. Whoever goes this way has called [`Pinned::settle`], follows the rules of references, and calls for
+    /// no copy meanwhile.
+    pub fn address(&self) -> *mut u8 {
         self.ptr.as_ptr()
     }
 
-    fn uses(&self) -> MutexGuard<'_, Vec<Event>> {
-        self.uses.lock().unwrap_or_else(PoisonError::into_inner)
+    pub(super) fn uses(&self) -> &Uses {
+        &self.uses
     }
 
-    /// Remembers a copy, by an event behind it.
-    pub(super) fn used(&self, event: Event) {
-        let mut uses = self.uses();
-        if uses.len() >= MANY {
-            uses.retain(|event| !matches!(event.is_done(), Ok(true)));
-        }
-        uses.push(event);
-    }
-
-    /// Waits for all copies from and to it.
-    fn settle(&self) -> Result<()> {
-        let mut uses = self.uses();
-        uses.iter().try_for_each(Event::synchronize)?;
-        uses.clear();
-        Ok(())
-    }
-
-    /// Gives its bytes to `f`, after the copies that use it.
+    /// Returns when the host may use it in this way: when the copies that are in conflict with that are done.
     ///
     /// # Errors
     /// What a launch before the copies met, or the driver's own.
+    pub fn settle(&self, how: Use) -> Result<()> {
+        self.uses.settle(how)
+    }
+
+    /// Gives its bytes to `f`, after the copies that write it.
+    ///
+    /// # Errors
+    /// As for [`Pinned::settle`].
     pub fn read<R>(&self, f: impl FnOnce(&[u8]) -> R) -> Result<R> {
-        self.settle()?;
+        self.settle(Use::Read)?;
         // SAFETY: the bytes are initialized. Copies that write them need `&mut self`, and those before are done.
         Ok(f(unsafe { std::slice::from_raw_parts(self.ptr.as_ptr(), self.bytes) }))
     }
@@ -82,9 +71,9 @@ impl Pinned {
     /// Gives its bytes to `f` to change, after the copies that use it.
     ///
     /// # Errors
-    /// As for [`Pinned::read`].
+    /// As for [`Pinned::settle`].
     pub fn write<R>(&mut self, f: impl FnOnce(&mut [u8]) -> R) -> Result<R> {
-        self.settle()?;
+        self.settle(Use::Write)?;
         // SAFETY: as in `read`; copies that read them need `&self`.
         Ok(f(unsafe { std::slice::from_raw_parts_mut(self.ptr.as_ptr(), self.bytes) }))
     }
@@ -93,7 +82,7 @@ impl Pinned {
 impl Drop for Pinned {
     fn drop(&mut self) {
         // A copy that cannot be waited for belongs to a context that is lost or gone, where nothing runs any more.
-        drop(self.settle());
+        drop(self.settle(Use::Write));
         if self.bytes > 0 {
             // SAFETY: allocated once, freed once; no copy uses it.
             self.context.end(|api| unsafe {

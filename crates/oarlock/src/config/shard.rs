@@ -32,9 +32,9 @@ pub struct ShardArgs {
     pub reduce_bucket: Elems,
     /// What gradients are reduced in; `None`: what the engine always uses.
     pub reduce_dtype: Option<DType>,
-    /// Files in which the states of the optimizer lie; `None`: in memory.
+    /// Where the states of the optimizer lie instead of the memory of their rank's device.
     pub offload_optimizer: Option<Offload>,
-    /// Files in which parameters lie; `None`: in memory.
+    /// The same of parameters.
     pub offload_parameters: Option<Offload>,
     /// Write whole weights beside the sharded ones into every checkpoint.
     pub whole_weights_on_save: bool,
@@ -136,15 +136,26 @@ impl Elems {
     }
 }
 
-/// State that lies in a file instead of memory.
+/// State that lies elsewhere than in the memory of the rank's device.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Offload {
-    /// A folder on a fast disk. The files in it have no name, so nothing is left of them after the run.
-    pub dir: PathBuf,
+    /// A folder on a fast disk. The files in it have no name, so nothing is left of them after the run. `None`: main
+    /// memory, where CPU ranks have it anyway.
+    pub dir: Option<PathBuf>,
     /// Elements that are read, updated and written at once.
     pub sub_group_elems: usize,
     /// Such groups in memory at the same time; at least three, so that reading, updating and writing overlap.
     pub buffers: usize,
+}
+
+impl Offload {
+    /// Main memory; pieces that are large enough for the bus of a GPU.
+    pub const TO_MEMORY: Offload = Offload { dir: None, sub_group_elems: 1 << 23, buffers: 4 };
+
+    /// Whether the state lies in files.
+    pub fn is_in_files(&self) -> bool {
+        self.dir.is_some()
+    }
 }
 
 /// The form of checkpoints.

@@ -143,6 +143,8 @@ pub struct TrainArgs {
     pub loss_scale: LossScale,
     /// Which activations are recomputed in the backward pass.
     pub recompute: Recompute,
+    /// Whether what recomputed units keep waits in main memory, where ranks compute on GPUs.
+    pub offload_activations: bool,
     /// Seed of initial weights and dropout.
     pub seed: u64,
     /// Seed of the order of the data.

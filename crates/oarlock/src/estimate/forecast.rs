@@ -9,7 +9,7 @@ use super::limits::Limits;
 use super::prediction::{Estimate, estimate};
 use super::settings::{Optim, Settings, Stage};
 use super::size::ModelSize;
-use crate::config::{Placement, Recompute, ShardGroup, TrainConfig, When, Wrap};
+use crate::config::{Offload, Placement, Recompute, ShardGroup, TrainConfig, When, Wrap};
 use crate::error::{NotEnoughMemory, Result, readable};
 use crate::model::Decoder;
 
@@ -254,8 +254,8 @@ fn settings_of(config: &TrainConfig, hidden_size: usize, apart: Option<usize>) -
         max_live_elems: shard.max_live.of(hidden_size),
         persistence_elems: shard.persistence.of(hidden_size),
         reduce_dtype: shard.reduce_dtype.unwrap_or(DType::F32),
-        offload_optimizer: shard.offload_optimizer.clone(),
-        offload_parameters: shard.offload_parameters.clone(),
+        offload_optimizer: shard.offload_optimizer.clone().filter(Offload::is_in_files),
+        offload_parameters: shard.offload_parameters.clone().filter(Offload::is_in_files),
         ..Settings::new(config.train.dtype, stage, ranks)
     }
 }

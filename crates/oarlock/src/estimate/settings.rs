@@ -145,5 +145,5 @@ impl Settings {
 
 /// Files of a usual size for an estimate, which touches no folder.
 pub fn offload_to_files() -> Offload {
-    Offload { dir: PathBuf::new(), sub_group_elems: 1 << 22, buffers: 4 }
+    Offload { dir: Some(PathBuf::new()), sub_group_elems: 1 << 22, buffers: 4 }
 }

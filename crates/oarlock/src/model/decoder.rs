@@ -91,6 +91,12 @@ impl Decoder {
         self.body.set_recompute(recompute);
     }
 
+    /// Says whether what recomputed blocks keep waits in main memory between its passes, where the model is on a GPU.
+    /// Nothing else changes.
+    pub fn set_activation_offload(&mut self, offload: bool) {
+        self.body.layers.iter().for_each(|layer| layer.unit_run().set_offload(offload));
+    }
+
     /// Adds a value head behind this much dropout, which [`Decoder::values`] then computes. To be called before the model is
     /// prepared. Output weights that are not the embedding's are frozen: nothing of them is trained through values.
     ///

@@ -26,6 +26,8 @@ pub struct UnitRun(Arc<State>);
 struct State {
     hook: OnceLock<Arc<dyn UnitHook>>,
     recompute: AtomicBool,
+    /// Whether what recomputation keeps waits in main memory.
+    offload: AtomicBool,
 }
 
 impl UnitRun {
@@ -40,6 +42,11 @@ impl UnitRun {
     /// Says whether forward passes from now on keep only the unit's input, where they go through [`Unit::call`].
     pub fn set_recompute(&self, recompute: bool) {
         self.0.recompute.store(recompute, Ordering::Relaxed);
+    }
+
+    /// Says whether the input that is kept then waits in main memory while a GPU does not need it.
+    pub fn set_offload(&self, offload: bool) {
+        self.0.offload.store(offload, Ordering::Relaxed);
     }
 }
 
@@ -142,7 +149,11 @@ impl<M> Unit<M> {
             Some(tape) => &tape.input(x),
             None => x,
         };
-        self.run(x, |module| ops::checkpoint(x, is_trained(module)?, Arc::new(forward)))
+        let checkpoint = match self.run.0.offload.load(Ordering::Relaxed) {
+            true => ops::checkpoint_away,
+            false => ops::checkpoint,
+        };
+        self.run(x, |module| checkpoint(x, is_trained(module)?, Arc::new(forward)))
     }
 }
 

@@ -1,7 +1,7 @@
 //! FSDP in the words of Accelerate: the flags of its launcher, the variables by which it hands them on to the processes
 //! that it starts, and what they say is sharded.
 
-use super::dialect::{self, settle};
+use super::dialect::{self, Ranks, settle};
 use super::json;
 use super::keys::Key;
 use super::keys::Status::Used;
@@ -94,8 +94,8 @@ pub fn fsdp(read: &Lookup<'_>, ranks: usize) -> Result<Option<ShardArgs>, Proble
     dialect::join(vec![fsdp_block(&flags, &chosen.location)], &mut settings, &mut problems);
     let mut dialects = dialect::read(&mut settings, &json::file, &mut problems);
     problems.append(dialects.missing());
-    let ranks = i64::try_from(ranks).unwrap_or(i64::MAX);
-    let (shard, _) = dialect::shard(&mut dialects, ranks, &mut problems);
+    // An engine on the CPU has in main memory what is offloaded there, and the notes go to nobody.
+    let (shard, _) = dialect::shard(&mut dialects, Ranks::new(ranks, true), &mut problems);
     problems.into_result(|| Some(shard))
 }
 

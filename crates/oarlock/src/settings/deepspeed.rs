@@ -6,7 +6,7 @@ use std::sync::Arc;
 
 use oarlock_tensor::DType;
 
-use super::dialect::{self, Dialect, Dialects};
+use super::dialect::{self, Dialect, Dialects, Ranks};
 use super::json;
 use super::keys::Status;
 use super::location::{Location, SourceText, ValueSource};
@@ -232,8 +232,8 @@ impl DeepSpeedConfig {
             ScheduleArgs { learning_rate, shape, warmup: Steps::Count(settings.f64("warmup_steps") as u64) }
         });
         let optimizer = has_optimizer.then(|| optimizer::optimizer(&settings, &mut problems));
-        let (shard, loss_scale) =
-            dialect::shard(&mut dialects, i64::try_from(ranks).unwrap_or(i64::MAX), &mut problems);
+        // An engine on the CPU has in main memory what is offloaded there, and the notes go to nobody.
+        let (shard, loss_scale) = dialect::shard(&mut dialects, Ranks::new(ranks, true), &mut problems);
         let dtype = match (settings.bool("bf16"), settings.bool("fp16")) {
             (true, _) => DType::BF16,
             (false, true) => DType::F16,

@@ -98,11 +98,6 @@ impl Column {
         }
     }
 
-    /// Whether it lies in memory.
-    pub fn in_memory(&self) -> bool {
-        matches!(self.store, Store::Memory(_))
-    }
-
     /// The bytes that it takes in memory; the buffer may hold more than this column.
     pub fn memory_bytes(&self) -> usize {
         match &self.store {

@@ -79,6 +79,7 @@ impl Engine {
         role: &dyn Fn(&NamedParam) -> Role,
     ) -> Result<Engine> {
         options.check(comm.world_size())?;
+        let options = options.on(device);
         if let Some(missing) = options.wrap.missing(model) {
             return Err(Error::Model(missing));
         }

@@ -16,6 +16,7 @@ use crate::shard::column::{Column, Store};
 use crate::shard::layout::{BLOCK, Grain, Layout, runs};
 use crate::shard::mesh::Mesh;
 use crate::shard::placement::{Gather, Offload, Options, Placement};
+use crate::shard::pool::flat_of;
 use crate::shard::state::{GroupState, MASTER};
 
 /// The parameters of one group.
@@ -174,11 +175,10 @@ impl GroupBuilder<'_> {
         if kind.gathered {
             let store = match &mut self.params_file {
                 Some(file) => span(file, updated.len() * size)?,
-                None => Store::Memory(FlatBuffer::pooled(
-                    self.device,
-                    updated.len() * size,
-                    "sharded parameters",
-                )?),
+                None => {
+                    let pinned = self.options.offload_params.is_some();
+                    memory(self.device, pinned, updated.len() * size, "sharded parameters")?
+                }
             };
             return Ok((Weights::Gathered, Column::of_elements(MASTER, kind.dtype, store, updated.start)));
         }
@@ -194,14 +194,10 @@ impl GroupBuilder<'_> {
         Ok((Weights::Resident(region), column))
     }
 
-    /// The elements of a region, where launches use them. A rank that is alone on a GPU keeps them there, since no
-    /// collective looks into its regions.
+    /// The elements of a region, where launches use them.
     fn flat(&self, region: &Region, what: &'static str) -> Result<FlatBuffer> {
-        let alone = self.mesh.shard.world_size() == 1 && self.mesh.replica.is_none();
-        match alone && self.device.is_cuda() {
-            true => Ok(FlatBuffer::pooled(self.device, region.bytes(), what)?),
-            false => Ok(FlatBuffer::over(Box::new(region.clone()))),
-        }
+        let is_alone = self.mesh.shard.world_size() == 1 && self.mesh.replica.is_none();
+        flat_of(region, is_alone, self.device, what)
     }
 
     fn grads(
@@ -245,15 +241,17 @@ impl GroupBuilder<'_> {
         saved: Range<usize>,
         weights: Column,
     ) -> Result<GroupState> {
-        let device = self.device;
+        let (device, beside) = (self.device, self.options.updates_beside(self.device));
         let mut memory_or_file = |n_elems: usize, what: &'static str| match &mut self.optimizer_file {
             Some(file) => span(file, n_elems * 4),
-            None => Ok(Store::Memory(FlatBuffer::pooled(device, n_elems * 4, what)?)),
+            None => memory(device, beside, n_elems * 4, what),
         };
+        // Where a CPU updates weights of a GPU, they are no master that it could work on.
+        let is_far = beside && matches!(&weights.store, Store::Memory(flat) if !flat.is_pinned());
         let mut master = None;
         let mut moments = Vec::new();
         if kind.trainable {
-            if kind.dtype != DType::F32 {
+            if kind.dtype != DType::F32 || is_far {
                 let store = memory_or_file(updated.len(), "master weights")?;
                 master = Some(Column::of_elements(MASTER, DType::F32, store, updated.start));
             }
@@ -302,9 +300,18 @@ pub(super) fn offload_file(offload: Option<&Offload>) -> Result<Option<(Arc<File
     if *sub_group_elems == 0 || *buffers == 0 {
         return Err(Error::Usage("offloading needs at least one buffer of at least one element".to_string()));
     }
+    let Some(dir) = dir else { return Ok(None) };
     std::fs::create_dir_all(dir).map_err(Error::io("create", dir))?;
     let file = crate::disk::unnamed_file(dir).map_err(Error::io("create a file in", dir))?;
     Ok(Some((Arc::new(file), 0)))
+}
+
+/// Memory of a device, or pinned beside it.
+fn memory(device: &Device, pinned: bool, bytes: usize, what: &'static str) -> Result<Store> {
+    Ok(Store::Memory(match pinned {
+        true => FlatBuffer::pinned(device, bytes, what)?,
+        false => FlatBuffer::pooled(device, bytes, what)?,
+    }))
 }
 
 /// Adds zeros at the end of a file.

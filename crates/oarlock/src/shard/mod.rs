@@ -2,7 +2,7 @@
 //!
 //! `placement` says what is sharded, `mesh` among whom, `layout` who owns what. A `group` holds the parameters of a unit
 //! with their homes. During a step `passes` says what happens around the passes of a unit: `gather` brings its weights,
-//! `reduce` sums its gradients; `step` updates. `engine` is what the rest of the crate sees.
+//! `reduce` sums its gradients; `step` updates, through `staging` what is offloaded. `engine` is what the rest of the crate sees.
 
 mod average;
 mod column;
@@ -17,6 +17,7 @@ mod placement;
 mod pool;
 mod reduce;
 mod source;
+mod staging;
 mod state;
 mod step;
 #[cfg(test)]

@@ -22,6 +22,8 @@ use crate::shard::pool::{BufferPool, PoolBuffer};
 pub(super) struct Core {
     pub mesh: Mesh,
     pub device: Device,
+    /// What runs the optimizer: the device, or the CPU beside a GPU that does not hold the optimizer's state.
+    pub updater: Device,
     pub options: Options,
     pub groups: Vec<Group>,
     pub units: Vec<UnitUse>,
@@ -95,7 +97,7 @@ impl Core {
             DType::F32 => None,
             dtype => {
                 let most = groups.iter().filter(|g| g.trainable).map(|g| g.layout.n_elems()).max();
-                let mut pool = BufferPool::new(&mesh.shard, Sharing::PerRank, "16-bit gradients");
+                let mut pool = BufferPool::new(&mesh.shard, &device, Sharing::PerRank, "16-bit gradients");
                 Some(pool.take(most.unwrap_or(0) * dtype.size())?)
             }
         };
@@ -105,15 +107,16 @@ impl Core {
             backward: None,
             holds: vec![false; units.len()],
             groups: groups.iter().map(|_| GroupPass::default()).collect(),
-            pool: BufferPool::new(&mesh.shard, Sharing::Replicated, "gathered weights"),
+            pool: BufferPool::new(&mesh.shard, &device, Sharing::Replicated, "gathered weights"),
             secondary_pool: mesh
                 .secondary
                 .as_ref()
-                .map(|comm| BufferPool::new(comm, Sharing::Replicated, "gathered weights")),
-            slots: BufferPool::new(&mesh.shard, Sharing::PerRank, "gradients on their way"),
+                .map(|comm| BufferPool::new(comm, &device, Sharing::Replicated, "gathered weights")),
+            slots: BufferPool::new(&mesh.shard, &device, Sharing::PerRank, "gradients on their way"),
         };
         let active = Arc::default();
-        Ok(Core { mesh, device, options, groups, units, active, staging, pass: Mutex::new(pass) })
+        let updater = if options.updates_beside(&device) { device.beside() } else { device.clone() };
+        Ok(Core { mesh, device, updater, options, groups, units, active, staging, pass: Mutex::new(pass) })
     }
 
     pub(super) fn pass(&self) -> MutexGuard<'_, PassState> {

@@ -13,7 +13,7 @@
 //! HYBRID_SHARD and MiCS are the last two inside groups of ranks ([`Options::group`]); hpZ is the last with a second
 //! copy, sharded inside groups ([`Options::secondary`]).
 
-use oarlock_tensor::DType;
+use oarlock_tensor::{DType, Device};
 
 pub use crate::config::{Lifetime, Offload, Placement};
 use crate::error::{Error, Result};
@@ -98,9 +98,9 @@ pub struct Options {
     pub reduce_bucket_elems: usize,
     /// What gradients are reduced in; sums are f32 before and after.
     pub reduce_dtype: DType,
-    /// Master weights and optimizer state in a file.
+    /// Master weights and optimizer state in a file or, beside a GPU, in main memory; there the CPU updates them.
     pub offload_optimizer: Option<Offload>,
-    /// Working copies in a file, gathered from there.
+    /// Working copies there, and gathered from there.
     pub offload_params: Option<Offload>,
 }
 
@@ -129,6 +129,20 @@ impl Default for Options {
 }
 
 impl Options {
+    /// What of this there is on a device: state of the CPU is in main memory anyway.
+    pub(super) fn on(mut self, device: &Device) -> Options {
+        if !device.is_cuda() {
+            self.offload_optimizer = self.offload_optimizer.filter(Offload::is_in_files);
+            self.offload_params = self.offload_params.filter(Offload::is_in_files);
+        }
+        self
+    }
+
+    /// Whether the CPU beside a device runs the optimizer.
+    pub(super) fn updates_beside(&self, device: &Device) -> bool {
+        device.is_cuda() && self.offload_optimizer.is_some()
+    }
+
     /// Looks for what contradicts itself.
     ///
     /// # Errors
@@ -156,10 +170,11 @@ impl Options {
         if self.group.is_some() && self.secondary.is_some() {
             return wrong("give a sharding group or a secondary group, not both".to_string());
         }
-        if self.offload_params.is_some() && parameters == Placement::Whole {
+        let in_files = |offload: &Option<Offload>| offload.as_ref().is_some_and(Offload::is_in_files);
+        if in_files(&self.offload_params) && parameters == Placement::Whole {
             return wrong("parameters can be offloaded only where they are sharded (ZeRO-3)".to_string());
         }
-        if self.offload_optimizer.is_some() && optimizer == Placement::Whole {
+        if in_files(&self.offload_optimizer) && optimizer == Placement::Whole {
             return wrong(
                 "the optimizer can be offloaded only where it is sharded (ZeRO-1 to 3)".to_string(),
             );

@@ -1,10 +1,19 @@
 //! Pooled buffers that a unit's weights are gathered into, or its gradients leave from.
 
 use oarlock_comm::{Communicator, Region, Sharing};
-use oarlock_tensor::FlatBuffer;
+use oarlock_tensor::{Device, FlatBuffer};
 
 use crate::error::{Error, Result};
 use crate::shard::order::settle;
+
+/// The elements of a region, where launches use them. A rank that is alone on a GPU keeps them there, since no collective
+/// looks into its regions.
+pub fn flat_of(region: &Region, is_alone: bool, device: &Device, what: &'static str) -> Result<FlatBuffer> {
+    match is_alone && device.is_cuda() {
+        true => Ok(FlatBuffer::pooled(device, region.bytes(), what)?),
+        false => Ok(FlatBuffer::over(Box::new(region.clone()))),
+    }
+}
 
 /// A buffer that is lent out.
 #[derive(Clone, Debug)]
@@ -19,6 +28,7 @@ pub struct PoolBuffer {
 #[derive(Debug)]
 pub struct BufferPool {
     comm: Communicator,
+    device: Device,
     sharing: Sharing,
     what: &'static str,
     free: Vec<(PoolBuffer, u64)>,
@@ -30,9 +40,10 @@ pub struct BufferPool {
 
 impl BufferPool {
     /// An empty pool.
-    pub fn new(comm: &Communicator, sharing: Sharing, what: &'static str) -> BufferPool {
+    pub fn new(comm: &Communicator, device: &Device, sharing: Sharing, what: &'static str) -> BufferPool {
         BufferPool {
             comm: comm.clone(),
+            device: device.clone(),
             sharing,
             what,
             free: Vec::new(),
@@ -68,7 +79,8 @@ impl BufferPool {
             let name = format!("{} {}", self.what, self.n_allocated);
             let region = self.comm.allocate(&name, bytes, self.sharing)?;
             (self.n_allocated, self.bytes) = (self.n_allocated + 1, self.bytes + bytes);
-            return Ok(PoolBuffer { flat: FlatBuffer::over(Box::new(region.clone())), region });
+            let flat = flat_of(&region, self.comm.world_size() == 1, &self.device, self.what)?;
+            return Ok(PoolBuffer { flat, region });
         };
         let (buffer, given_back) = self.free.remove(index);
         if self.sharing == Sharing::Replicated && given_back == self.meetings {

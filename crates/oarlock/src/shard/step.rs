@@ -1,18 +1,17 @@
-//! The optimizer's step: one pass over what this rank updates, piece by piece. State that lies in a file is read ahead
-//! and written behind on threads of their own, so that both overlap the arithmetic.
+//! The optimizer's step: one pass over what this rank updates, piece by piece. It runs on the model's device, or on the CPU
+//! beside a GPU whose optimizer state is offloaded. What lies elsewhere comes and goes meanwhile (`staging`).
 
 use std::ops::Range;
-use std::sync::mpsc::{Receiver, Sender, channel};
 
 use oarlock_tensor::ops::optimizer::{self, Part, Rule, StepArgs, UpdateParts, Workspace};
-use oarlock_tensor::ops::transfer;
-use oarlock_tensor::{Device, FlatBuffer};
+use oarlock_tensor::{DType, Device};
 
 use crate::error::{Error, Result};
 use crate::shard::column::{Column, Store};
 use crate::shard::group::{Grads, Group};
 use crate::shard::layout::runs;
 use crate::shard::passes::Core;
+use crate::shard::staging::{Operand, Staged};
 use crate::shard::state::MASTER;
 
 /// The numbers of a group of parameters in a step: an entry of torch's `param_groups`.
@@ -60,8 +59,8 @@ impl ParamGroup {
 }
 
 /// Elements that are updated at once.
-struct Piece {
-    group: usize,
+pub(super) struct Piece {
+    pub group: usize,
     param: usize,
     /// Elements of the group; one whole parameter where the rule needs that.
     flat: Range<usize>,
@@ -69,9 +68,13 @@ struct Piece {
     step: u64,
 }
 
-/// A buffer for each column of a piece that lies in a file and holds something for it, in the columns' order. Which
-/// columns these are differs from piece to piece, so the buffers belong to none.
-type Staged = Vec<FlatBuffer>;
+/// What a step does to each piece.
+pub(super) struct Updates<'a> {
+    core: &'a Core,
+    numbers: &'a [ParamGroup],
+    grad_scale: f32,
+    workspace: Workspace,
+}
 
 impl Core {
     /// One step on what this rank updates, with the numbers of each parameter group; `step` is its number for parameter
@@ -84,28 +87,73 @@ impl Core {
     ) -> Result<()> {
         let offload = self.options.offload_optimizer.as_ref().or(self.options.offload_params.as_ref());
         let most = offload.map_or(usize::MAX, |offload| offload.sub_group_elems);
-        let (in_memory, in_files): (Vec<_>, Vec<_>) = self
+        let (at_hand, elsewhere): (Vec<_>, Vec<_>) = self
             .pieces(most, step)
-            .partition(|piece| columns(&self.groups[piece.group]).all(Column::in_memory));
+            .partition(|piece| self.operands(piece).iter().all(|operand| self.at_hand(&operand.store)));
         let workspace_bytes = |piece: &Piece| {
             let group = &self.groups[piece.group];
             let param = &group.layout.params()[piece.param];
             let rule = &numbers[param.param_group].rule;
-            optimizer::workspace_bytes(&self.device, rule, &param.place.shape, group.roles[piece.param])
+            optimizer::workspace_bytes(&self.updater, rule, &param.place.shape, group.roles[piece.param])
         };
         // One for all: pieces of many sizes would fit into none of each other's.
-        let bytes = in_memory.iter().chain(&in_files).map(workspace_bytes).max().unwrap_or(0);
-        let mut workspace = Workspace::new(&self.device, bytes)?;
-        for piece in &in_memory {
+        let bytes = at_hand.iter().chain(&elsewhere).map(workspace_bytes).max().unwrap_or(0);
+        let workspace = Workspace::new(&self.updater, bytes)?;
+        let mut updates = Updates { core: self, numbers, grad_scale, workspace };
+        for piece in &at_hand {
             self.groups[piece.group].state.gate.wait();
-            self.update_piece(numbers, grad_scale, piece, &Vec::new(), &mut workspace)?;
+            updates.update(piece, &Vec::new())?;
         }
         match offload {
-            Some(offload) if !in_files.is_empty() => {
-                self.update_in_files(numbers, grad_scale, &in_files, offload.buffers, &mut workspace)
+            Some(offload) if !elsewhere.is_empty() => {
+                self.update_staged(&mut updates, &elsewhere, offload.buffers)
             }
             _ => Ok(()),
         }
+    }
+
+    /// Whether a step finds it where it runs.
+    pub(super) fn at_hand(&self, store: &Store) -> bool {
+        match store {
+            Store::Memory(flat) => flat.is_pinned() == self.updates_beside(),
+            Store::File { .. } => false,
+        }
+    }
+
+    /// Whether the CPU beside a GPU updates.
+    pub(super) fn updates_beside(&self) -> bool {
+        !self.updater.same(&self.device)
+    }
+
+    /// What the step of a piece works on, in the order of [`UpdateParts`] and of the rule's states, after the gradients;
+    /// nothing where there are none.
+    pub(super) fn operands(&self, piece: &Piece) -> Vec<Operand> {
+        let group = &self.groups[piece.group];
+        let (grads, first) = match &group.grads {
+            Grads::Sharded { sums, .. } => (Some(sums.clone()), group.state.updated.start),
+            _ => (group.params.grads(), 0),
+        };
+        let Some(grads) = grads else { return Vec::new() };
+        let state = &group.state;
+        let column = |column: &Column, is_read: bool| Operand {
+            store: column.store.clone(),
+            dtype: column.dtype,
+            range: column.at(piece.param, &piece.flat),
+            is_read,
+            is_written: true,
+        };
+        let mut operands = vec![Operand {
+            store: Store::Memory(grads),
+            dtype: DType::F32,
+            range: piece.flat.start - first..piece.flat.end - first,
+            is_read: true,
+            is_written: false,
+        }];
+        // Where there are master weights, the working copy is only made from them.
+        operands.push(column(&state.weights, state.master.is_none()));
+        operands.extend(state.master.iter().map(|master| column(master, true)));
+        operands.extend(state.moments.iter().map(|(moment, _)| column(moment, true)));
+        operands
     }
 
     /// What this rank updates, in pieces of at most `most` elements where the rule allows.
@@ -124,143 +172,6 @@ impl Core {
         })
     }
 
-    fn update_piece(
-        &self,
-        numbers: &[ParamGroup],
-        grad_scale: f32,
-        piece: &Piece,
-        staged: &Staged,
-        workspace: &mut Workspace,
-    ) -> Result<()> {
-        let group = &self.groups[piece.group];
-        let (grads, first) = match &group.grads {
-            Grads::Sharded { sums, .. } => (Some(sums.clone()), group.state.updated.start),
-            _ => (group.params.grads(), 0),
-        };
-        let Some(grads) = grads else { return Ok(()) };
-        let grads = Part { flat: &grads, range: piece.flat.start - first..piece.flat.end - first };
-        let mut staged = staged.iter();
-        let mut parts = columns(group).map(|column| {
-            let range = column.at(piece.param, &piece.flat);
-            match &column.store {
-                Store::Memory(flat) => Ok(Part { flat, range }),
-                // Nothing of any buffer.
-                Store::File { .. } if range.is_empty() => Ok(Part { flat: grads.flat, range: 0..0 }),
-                Store::File { .. } => {
-                    let unread = || Error::Usage("a piece of offloaded state was not read".to_string());
-                    Ok(Part { flat: staged.next().ok_or_else(unread)?, range: 0..range.len() })
-                }
-            }
-        });
-        let weights = parts.next().transpose()?;
-        let master = if group.state.master.is_some() { parts.next().transpose()? } else { None };
-        let state = parts.collect::<Result<Vec<_>>>()?;
-        let Some(weights) = weights else { return Ok(()) };
-        let parts = UpdateParts { weights, dtype: group.params.dtype(), master, grads, state: &state };
-        let param = &group.layout.params()[piece.param];
-        let ParamGroup { rule, lr, weight_decay } = &numbers[param.param_group];
-        let args = StepArgs { step: piece.step, lr: *lr, weight_decay: *weight_decay, grad_scale };
-        let (shape, role) = (&param.place.shape, group.roles[piece.param]);
-        Ok(optimizer::update(&self.device, rule, &args, shape, role, &parts, workspace)?)
-    }
-
-    /// The same for state in files: while one piece is updated, the next is read and the one before is written.
-    fn update_in_files(
-        &self,
-        numbers: &[ParamGroup],
-        grad_scale: f32,
-        pieces: &[Piece],
-        buffers: usize,
-        workspace: &mut Workspace,
-    ) -> Result<()> {
-        let (free, to_fill) = channel::<Staged>();
-        let (filled, to_update) = channel::<Result<Staged>>();
-        let (updated, to_write) = channel::<Staged>();
-        for first in 0..buffers.min(pieces.len()) {
-            // They go around in order, so each is for every so many pieces. The receiver is there.
-            let _ = free.send(self.staging(pieces[first..].iter().step_by(buffers))?);
-        }
-        std::thread::scope(|scope| {
-            scope.spawn(move || self.read_ahead(pieces, &to_fill, &filled));
-            let writer = scope.spawn(move || self.write_behind(pieces, &to_write, &free));
-            let mut step = || -> Result<()> {
-                for piece in pieces {
-                    let staged = to_update.recv().map_err(|_| stopped())??;
-                    self.update_piece(numbers, grad_scale, piece, &staged, workspace)?;
-                    updated.send(staged).map_err(|_| stopped())?;
-                }
-                Ok(())
-            };
-            let result = step();
-            // Both threads end when their channels do.
-            drop((updated, to_update));
-            let written = writer.join().unwrap_or_else(|_| Err(stopped()));
-            // The writer knows best why the updates stopped.
-            written.and(result)
-        })
-    }
-
-    /// Buffers for any of these pieces.
-    fn staging<'a>(&self, pieces: impl Iterator<Item = &'a Piece>) -> Result<Staged> {
-        let mut sizes: Vec<usize> = Vec::new();
-        for piece in pieces {
-            for (index, (column, range)) in self.in_files(piece).enumerate() {
-                let bytes = range.len() * column.dtype.size();
-                match sizes.get_mut(index) {
-                    Some(size) => *size = bytes.max(*size),
-                    None => sizes.push(bytes),
-                }
-            }
-        }
-        let buffer =
-            |bytes| FlatBuffer::borrowed(&self.device, bytes, "offload buffers").map_err(Error::from);
-        sizes.into_iter().map(buffer).collect()
-    }
-
-    fn read_ahead(&self, pieces: &[Piece], to_fill: &Receiver<Staged>, filled: &Sender<Result<Staged>>) {
-        for piece in pieces {
-            let Ok(staged) = to_fill.recv() else { return };
-            let read = || -> Result<()> {
-                self.groups[piece.group].state.gate.wait();
-                for ((column, range), flat) in self.in_files(piece).zip(&staged) {
-                    let size = column.dtype.size();
-                    let read = |bytes: &mut [u8]| column.store.read_bytes(bytes, (range.start * size) as u64);
-                    transfer::write_with(flat, 0..range.len() * size, read)??;
-                }
-                Ok(())
-            };
-            if filled.send(read().map(|()| staged)).is_err() {
-                return;
-            }
-        }
-    }
-
-    fn write_behind(
-        &self,
-        pieces: &[Piece],
-        to_write: &Receiver<Staged>,
-        free: &Sender<Staged>,
-    ) -> Result<()> {
-        for piece in pieces {
-            let Ok(staged) = to_write.recv() else { return Ok(()) };
-            for ((column, range), flat) in self.in_files(piece).zip(&staged) {
-                let size = column.dtype.size();
-                let write = |bytes: &[u8]| column.store.write_bytes(bytes, (range.start * size) as u64);
-                transfer::read_with(flat, 0..range.len() * size, write)??;
-            }
-            // Near the end nobody wants it any more.
-            let _ = free.send(staged);
-        }
-        Ok(())
-    }
-
-    /// The columns that lie in files and hold something for a piece, and where they hold it.
-    fn in_files(&self, piece: &Piece) -> impl Iterator<Item = (&Column, Range<usize>)> {
-        let in_files = columns(&self.groups[piece.group]).filter(|column| !column.in_memory());
-        let held = in_files.map(|column| (column, column.at(piece.param, &piece.flat)));
-        held.filter(|(_, range)| !range.is_empty())
-    }
-
     /// Rounds the master weights of a group into its working copies.
     pub fn refresh_working_copy(&self, device: &Device, group: &Group) -> Result<()> {
         let Some(master) = &group.state.master else { return Ok(()) };
@@ -274,15 +185,39 @@ impl Core {
     }
 }
 
+impl Updates<'_> {
+    /// Updates a piece; `staged` are its operands that are not at hand, in their order.
+    pub(super) fn update(&mut self, piece: &Piece, staged: &Staged) -> Result<()> {
+        let core = self.core;
+        let group = &core.groups[piece.group];
+        let operands = core.operands(piece);
+        let Some(Operand { store: Store::Memory(grads), .. }) = operands.first() else { return Ok(()) };
+        let mut staged = staged.iter();
+        let mut parts = operands.iter().map(|operand| match &operand.store {
+            Store::Memory(flat) if core.at_hand(&operand.store) => {
+                Ok(Part { flat, range: operand.range.clone() })
+            }
+            // Nothing of any buffer.
+            _ if operand.range.is_empty() => Ok(Part { flat: grads, range: 0..0 }),
+            _ => {
+                let missing = || Error::Usage("a piece of offloaded state was not read".to_string());
+                Ok(Part { flat: staged.next().ok_or_else(missing)?, range: 0..operand.range.len() })
+            }
+        });
+        let (Some(grads), Some(weights)) = (parts.next().transpose()?, parts.next().transpose()?) else {
+            return Ok(());
+        };
+        let master = if group.state.master.is_some() { parts.next().transpose()? } else { None };
+        let state = parts.collect::<Result<Vec<_>>>()?;
+        let parts = UpdateParts { weights, dtype: group.params.dtype(), master, grads, state: &state };
+        let param = &group.layout.params()[piece.param];
+        let ParamGroup { rule, lr, weight_decay } = &self.numbers[param.param_group];
+        let args =
+            StepArgs { step: piece.step, lr: *lr, weight_decay: *weight_decay, grad_scale: self.grad_scale };
+        let (shape, role) = (&param.place.shape, group.roles[piece.param]);
+        Ok(optimizer::update(&core.updater, rule, &args, shape, role, &parts, &mut self.workspace)?)
+    }
+}
+
 /// Elements that are moved at once when state is filled in.
 pub(super) const CHUNK: usize = 1 << 20;
-
-/// The columns of a group in the order of [`UpdateParts`]: working copy, master weights, the rule's states.
-fn columns(group: &Group) -> impl Iterator<Item = &Column> {
-    let state = &group.state;
-    std::iter::once(&state.weights).chain(&state.master).chain(state.moments.iter().map(|(column, _)| column))
-}
-
-fn stopped() -> Error {
-    Error::Usage("the thread that moves offloaded state has stopped".to_string())
-}

@@ -130,6 +130,7 @@ impl<'a, O: Objective<Model = Decoder>> Run<'a, O> {
         let start = Start::new(config, &hf)?;
         let mut model = start.decoder(config, &hf)?;
         model.set_recompute(config.train.recompute);
+        model.set_activation_offload(config.train.offload_activations);
         let second = start.second(config, &hf, accelerator.device())?;
         let predict = |longest: Option<&LongestOf<'_>>| -> Result<Option<Forecast>> {
             if !accelerator.is_main_process() {

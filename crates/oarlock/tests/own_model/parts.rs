@@ -186,7 +186,7 @@ fn stages() -> Vec<Options> {
 /// Groups of ranks, and the optimizer's state in a file, in small pieces.
 fn special(world: usize) -> Vec<Options> {
     let parameters = placed(Placements::PARAMETERS, Gather::Copy);
-    let file = Offload { dir: std::env::temp_dir(), sub_group_elems: 32, buffers: 3 };
+    let file = Offload { dir: Some(std::env::temp_dir()), sub_group_elems: 32, buffers: 3 };
     let mut special = vec![Options { offload_optimizer: Some(file), ..parameters.clone() }];
     if world == 4 {
         special.push(Options { group: Some(2), ..parameters });

@@ -9,7 +9,7 @@ use std::cell::Cell;
 use std::sync::Arc;
 
 use oarlock_cuda::blas::{self, Layout, Operand, Precision, Product};
-use oarlock_cuda::driver::{Arg, Function, Slice};
+use oarlock_cuda::driver::{Arg, Function, Slice, Use};
 use oarlock_cuda::geometry::{self, Geometry};
 use oarlock_cuda::modules::MOST_DTYPES;
 use oarlock_cuda::{Element, Walk};
@@ -107,7 +107,12 @@ impl<'l> Kernels<'l> {
 
     /// Memory of arbitrary content that only this form uses. What is launched before it is dropped may use it.
     pub fn temporary(&self, bytes: usize) -> Found<Temporary> {
-        Ok(Temporary(self.arena.allocate(bytes, "scratch")?))
+        let buffer = self.arena.allocate(bytes, "scratch")?;
+        // The last owner of its memory may have called for a copy.
+        if let Owner::Cuda(block) = buffer.span().owner {
+            block.before(Use::Write)?;
+        }
+        Ok(Temporary(buffer))
     }
 
     /// A view as a matrix of rows without gaps.

@@ -16,6 +16,7 @@ pub(crate) mod indexed;
 mod info;
 mod mirror;
 mod order;
+mod pinned;
 
 use std::cell::Cell;
 use std::collections::BTreeSet;
@@ -25,7 +26,7 @@ use std::time::Instant;
 
 use oarlock_cuda::blas::{Blas, WORKSPACE_BYTES};
 use oarlock_cuda::cache::Cache;
-use oarlock_cuda::driver::{Context, DeviceMemory, Driver, Slice, Stream};
+use oarlock_cuda::driver::{Context, DeviceMemory, Driver, Slice, Stream, Use, Uses};
 use oarlock_cuda::libraries::Libraries;
 use oarlock_cuda::modules::Modules;
 use oarlock_kernels::{Cpu, DType, Error, Result, Store};
@@ -34,6 +35,7 @@ use crate::arena::Arena;
 use crate::launch::{HostOrder, HostOwner, Mode, Owner, Running, Span};
 use crate::lines::Lines;
 use crate::profile::Profile;
+use pinned::CopyStreams;
 
 pub(crate) use code_tables::CodeTables;
 use cudnn::CudnnForms;
@@ -42,6 +44,7 @@ pub(crate) use form::{Call, Form, Found, Kernels, Matrix, Unable, element};
 pub use info::GpuInfo;
 pub(crate) use mirror::Mirror;
 pub(crate) use oarlock_cuda::attention::AttentionShape;
+pub(crate) use pinned::PinnedBlock;
 
 /// A GPU that this process uses.
 pub(crate) struct Gpu {
@@ -51,6 +54,8 @@ pub(crate) struct Gpu {
     cudnn: CudnnForms,
     modules: Arc<Modules>,
     stream: Arc<Stream>,
+    /// Made when state is first copied from or to pinned memory.
+    copies: OnceLock<CopyStreams>,
     context: Context,
     /// Made when a quantized weight is first used.
     code_tables: OnceLock<CodeTables>,
@@ -81,6 +86,16 @@ enum Place {
     Scratch,
 }
 
+/// What a cell holds, made when it is first asked for.
+fn made_once<T>(cell: &OnceLock<T>, make: impl FnOnce() -> oarlock_cuda::Result<T>) -> Result<&T> {
+    if let Some(made) = cell.get() {
+        return Ok(made);
+    }
+    let made = make().map_err(failed)?;
+    // Another thread may have been faster.
+    Ok(cell.get_or_init(|| made))
+}
+
 /// An error of the GPU as one of an op.
 pub(crate) fn failed(error: oarlock_cuda::Error) -> Error {
     Error::Gpu(Box::new(error))
@@ -109,12 +124,13 @@ impl Gpu {
                 (driver.version()?, device.memory_bytes()? as f64 / (1u64 << 30) as f64);
             let description =
                 format!("{} (cuda:{index}), {gib:.0} GiB, driver for CUDA {major}.{minor}", device.name()?);
-            let (code_tables, staged) = (OnceLock::new(), Mutex::default());
+            let (copies, code_tables, staged) = (OnceLock::new(), OnceLock::new(), Mutex::default());
             Ok(Gpu {
                 blas,
                 cudnn,
                 modules,
                 stream,
+                copies,
                 context,
                 code_tables,
                 host,
@@ -138,20 +154,20 @@ impl Gpu {
     /// What launches before have met, and other errors of the driver.
     pub fn alloc(self: &Arc<Self>, bytes: usize) -> Result<Option<Arc<Block>>> {
         match self.context.alloc(bytes) {
-            Ok(memory) => Ok(Some(Arc::new(Block { memory, gpu: self.clone() }))),
+            Ok(memory) => Ok(Some(Arc::new(Block { memory, copies: Uses::default(), gpu: self.clone() }))),
             Err(oarlock_cuda::Error::Driver(error)) if error.is_out_of_memory() => Ok(None),
             Err(error) => Err(failed(error)),
         }
     }
 
+    /// The streams of copies that overlap launches.
+    fn copies(&self) -> Result<&CopyStreams> {
+        made_once(&self.copies, || CopyStreams::new(&self.context))
+    }
+
     /// The tables that quantized weights are decoded with.
     fn code_tables(&self) -> Result<&CodeTables> {
-        if let Some(tables) = self.code_tables.get() {
-            return Ok(tables);
-        }
-        let tables = CodeTables::new(&self.context, &self.stream).map_err(failed)?;
-        // Another thread may have been faster.
-        Ok(self.code_tables.get_or_init(|| tables))
+        made_once(&self.code_tables, || CodeTables::new(&self.context, &self.stream))
     }
 
     /// Returns when every launch has run.
@@ -200,6 +216,7 @@ impl Gpu {
         let ptr = span.ptr.ok_or(Error::Dry)?;
         let place = match span.owner {
             Owner::Cuda(block) if Arc::ptr_eq(&block.gpu, self) => {
+                block.before(use_of(mode))?;
                 Place::Device(block.clone(), block.start_of(ptr))
             }
             Owner::Host(owner) => {
@@ -349,9 +366,19 @@ impl HostCopy {
     }
 }
 
+/// What a launch does with memory, as copies know it.
+fn use_of(mode: Mode) -> Use {
+    match mode {
+        Mode::Read => Use::Read,
+        Mode::Write | Mode::Update => Use::Write,
+    }
+}
+
 /// A block of a GPU's memory.
 pub(crate) struct Block {
     memory: DeviceMemory,
+    /// Those that run beside the launches.
+    copies: Uses,
     gpu: Arc<Gpu>,
 }
 
@@ -367,17 +394,25 @@ impl Block {
         ptr.addr().get().saturating_sub(self.memory.address() as usize)
     }
 
+    /// What is launched from now on comes behind the copies that such a use must not meet.
+    pub fn before(&self, how: Use) -> Result<()> {
+        // Later copies wait for all launches, so for these copies too.
+        self.copies.order_once(&self.gpu.stream, how).map_err(failed)
+    }
+
     fn slice(&self, start: usize, bytes: usize) -> Result<Slice<'_>> {
         self.memory.slice(start..start + bytes).map_err(failed)
     }
 
     /// Copies bytes to the host, when the launches before have run.
     pub fn read(&self, start: usize, out: &mut [u8]) -> Result<()> {
+        self.before(Use::Read)?;
         self.gpu.stream.read_now(self.slice(start, out.len())?, out).map_err(failed)
     }
 
     /// Copies bytes from the host, when the launches before have run.
     pub fn write(&self, start: usize, bytes: &[u8]) -> Result<()> {
+        self.before(Use::Write)?;
         self.gpu.stream.write_now(bytes, self.slice(start, bytes.len())?).map_err(failed)
     }
 }

@@ -19,7 +19,16 @@ type Forward = dyn Fn(&Tensor) -> Result<Tensor> + Send + Sync;
 /// # Errors
 /// When `forward` takes another tensor of the tape, and whatever it reports.
 pub fn checkpoint(input: &Tensor, trains: bool, forward: Arc<Forward>) -> Result<Tensor> {
-    record(input, trains, forward, false)
+    record(input, trains, forward, Keeps::InputAndOutput)
+}
+
+/// As [`checkpoint`], where the input waits in pinned memory of the host if the device is a GPU. It comes back while the
+/// backward pass is at the ops behind it.
+///
+/// # Errors
+/// As [`checkpoint`]; no memory that can be pinned.
+pub fn checkpoint_away(input: &Tensor, trains: bool, forward: Arc<Forward>) -> Result<Tensor> {
+    record(input, trains, forward, Keeps::InputAway)
 }
 
 /// As [`checkpoint`], where the tape does not keep the output either: an op that needs it in its backward pass has
@@ -29,14 +38,27 @@ pub fn checkpoint(input: &Tensor, trains: bool, forward: Arc<Forward>) -> Result
 /// # Errors
 /// As [`checkpoint`].
 pub fn checkpoint_without_output(input: &Tensor, trains: bool, forward: Arc<Forward>) -> Result<Tensor> {
-    record(input, trains, forward, true)
+    record(input, trains, forward, Keeps::Input)
 }
 
-fn record(input: &Tensor, trains: bool, forward: Arc<Forward>, gives_output: bool) -> Result<Tensor> {
+/// What the tape keeps.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Keeps {
+    InputAndOutput,
+    Input,
+    InputAway,
+}
+
+fn record(input: &Tensor, trains: bool, forward: Arc<Forward>, keeps: Keeps) -> Result<Tensor> {
     let Some(recorder) = Recorder::new(&[input], &[])?.map(|recorder| recorder.or_trains(trains)) else {
         return forward(input);
     };
     let active = recorder.tape().active();
+    // Before the forward pass, which the copy then overlaps.
+    let saved = match keeps {
+        Keeps::InputAway => recorder.save_away(input)?,
+        Keeps::InputAndOutput | Keeps::Input => recorder.save(input),
+    };
     let output = {
         let _unrecorded = enter(&active, None);
         forward(&input.detach())?
@@ -49,11 +71,11 @@ fn record(input: &Tensor, trains: bool, forward: Arc<Forward>, gives_output: boo
         ));
     }
     Ok(Recorder::record(Some(recorder), output, |recorder| Checkpoint {
-        input: recorder.save(input),
+        input: saved,
         needs_input: recorder.needs_input(0),
         forward,
         active,
-        gives_output,
+        gives_output: keeps == Keeps::Input,
         again: RefCell::default(),
     }))
 }
@@ -84,6 +106,9 @@ impl Checkpoint {
     fn run(&self, cx: &mut Backward<'_>) -> Result<Again> {
         let tape = Tape::new();
         let input = cx.get(&self.input)?;
+        if let Saved::Away(_) = self.input {
+            cx.fetch_ahead()?;
+        }
         let input = if self.needs_input { tape.leaf(&input) } else { tape.input(&input) };
         let _recorded = enter(&self.active, Some(&tape));
         let output = input.device().profile().time_recomputing(|| (self.forward)(&input))?;
@@ -114,6 +139,13 @@ impl Function for Checkpoint {
 
     fn can_replay(&self) -> bool {
         self.gives_output
+    }
+
+    fn fetch_ahead(&self) -> Result<bool> {
+        match &self.input {
+            Saved::Away(away) => away.begin().map(|()| true),
+            _ => Ok(false),
+        }
     }
 
     fn replay(&self, cx: &mut Backward<'_>) -> Result<Tensor> {

@@ -237,6 +237,7 @@ fn in_order<R>(span: &Span<'_>, ptr: NonNull<u8>, mode: Mode, copy: impl FnOnce(
             Some(HostOrder::Cuda(mirror)) => mirror.settle().map(|()| copy()),
             None => Ok(copy()),
         },
+        Owner::Pinned(block) => block.settle(mode).map(|()| copy()),
         Owner::Pool | Owner::Cuda(_) => Ok(copy()),
     }
 }
@@ -327,7 +328,8 @@ pub(crate) fn clear(device: &Device, buffer: &mut Buffer) -> Result<()> {
     launch.run(move |cpu| bytes.slice(cpu).fill(0))
 }
 
-/// Copies elements of `dtype`.
+/// Copies elements of `dtype`; between a GPU and pinned memory beside its launches, each of which waits only for what it
+/// uses.
 ///
 /// # Errors
 /// Parts of different lengths, or while one is in use elsewhere.
@@ -346,6 +348,10 @@ pub fn convert(
 ) -> Result<()> {
     check("convert", from, to)?;
     let (from_lease, mut to_lease) = (from.flat.read()?, to.flat.write()?);
+    if device.is_cuda() && from_dtype == to_dtype && (from.flat.is_pinned() || to.flat.is_pinned()) {
+        let bytes = |part: &Part<'_>| part.range.start * to_dtype.size()..part.range.end * to_dtype.size();
+        return copy_pinned(from_lease.span().part(bytes(from))?, to_lease.span().part(bytes(to))?);
+    }
     let bytes = (from.range.len() * (from_dtype.size() + to_dtype.size())) as u64;
     let mut launch = device.launch("transfer", 0, bytes);
     if from_dtype == to_dtype {
@@ -362,6 +368,33 @@ pub fn convert(
         launch.cuda(|gpu| forms::cast(gpu, (&from, from_dtype), (&to, to_dtype), n))?;
         launch.run(move |cpu| elementwise::cast(cpu, from.slice(cpu), to.slice(cpu)))
     }))
+}
+
+/// Copies all elements of a tensor of a GPU to pinned memory, beside the launches.
+pub(crate) fn to_pinned(from: &Tensor, to: &FlatBuffer) -> Result<()> {
+    let lease = to.write()?;
+    copy_pinned(from.span(), lease.span().part(0..from.len_bytes())?)
+}
+
+/// Copies all elements of a tensor of a GPU from pinned memory, beside the launches.
+pub(crate) fn from_pinned(from: &FlatBuffer, to: &mut Tensor) -> Result<()> {
+    let (lease, bytes) = (from.read()?, to.len_bytes());
+    copy_pinned(lease.span().part(0..bytes)?, to.span_mut()?)
+}
+
+/// A copy of which one side is pinned memory beside a GPU.
+fn copy_pinned(from: Span<'_>, to: Span<'_>) -> Result<()> {
+    let (Some(first), Some(to_first)) = (from.ptr, to.ptr) else { return Err(Error::Dry) };
+    match (from.owner, to.owner) {
+        (Owner::Pinned(pinned), Owner::Cuda(block)) => {
+            pinned.upload(first, block, block.start_of(to_first), from.bytes)
+        }
+        (Owner::Cuda(block), Owner::Pinned(pinned)) => {
+            pinned.download(block, block.start_of(first), to_first, from.bytes)
+        }
+        // The host sees both.
+        _ => lend(from, |bytes| lend_mut(to, Mode::Write, |to| to.copy_from_slice(bytes)))?,
+    }
 }
 
 /// Adds f32 elements to others, or overwrites them.

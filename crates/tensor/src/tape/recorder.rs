@@ -4,6 +4,7 @@
 use oarlock_kernels::{Error, Result};
 
 use super::{Function, Node, Recording, Saved, Step, Tape, Var, VarId};
+use crate::away::Away;
 use crate::ops::accumulate;
 use crate::param::{Param, Store};
 use crate::shape::Shape;
@@ -93,6 +94,14 @@ impl Recorder {
         id.filter(is_recipe).map_or_else(|| Saved::Kept(tensor.detach()), Saved::Replay)
     }
 
+    /// As [`Recorder::save`], in pinned memory where it would take memory of a GPU.
+    pub fn save_away(&self, tensor: &Tensor) -> Result<Saved> {
+        match self.save(tensor) {
+            Saved::Kept(tensor) if tensor.device().is_cuda() => Away::new(&tensor).map(Saved::Away),
+            saved => Ok(saved),
+        }
+    }
+
     /// Keeps a tensor only where that takes no memory.
     pub fn save_recipe(&self, tensor: &Tensor) -> Option<Saved> {
         Some(self.save(tensor)).filter(|saved| !matches!(saved, Saved::Kept(_)))
@@ -122,6 +131,18 @@ pub(crate) struct Backward<'a> {
 }
 
 impl Backward<'_> {
+    /// Begins to bring back what the next op that keeps anything in pinned memory has there.
+    pub fn fetch_ahead(&self) -> Result<()> {
+        for node in self.nodes.iter().rev() {
+            if let Some(Step::Op(op)) = &node.op
+                && op.fetch_ahead()?
+            {
+                break;
+            }
+        }
+        Ok(())
+    }
+
     /// Where the gradient of an input is summed.
     fn grad_of(&mut self, index: usize) -> Option<&mut Option<Tensor>> {
         let id = self.inputs[index]?;
@@ -138,6 +159,7 @@ impl Backward<'_> {
         let index = match saved {
             Saved::Kept(tensor) => return Ok(tensor.clone()),
             Saved::Lent(loan) => return loan.borrow(),
+            Saved::Away(away) => return away.get(),
             Saved::Replay(id) => id.node + self.base,
         };
         if let Some(tensor) = &self.nodes[index].replayed {

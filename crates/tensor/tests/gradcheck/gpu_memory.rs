@@ -15,7 +15,7 @@ const LEN: usize = 64;
 
 /// Memory of the host that other ranks write as well.
 #[derive(Clone)]
-struct Shared(Arc<Lines>);
+pub struct Shared(Arc<Lines>);
 
 #[repr(align(64))]
 struct Lines(UnsafeCell<[f32; LEN]>);
@@ -36,11 +36,11 @@ unsafe impl Backing for Shared {
 }
 
 impl Shared {
-    fn new() -> Shared {
+    pub fn new() -> Shared {
         Shared(Arc::new(Lines(UnsafeCell::new([1.0; LEN]))))
     }
 
-    fn flat(&self) -> FlatBuffer {
+    pub fn flat(&self) -> FlatBuffer {
         FlatBuffer::over(Box::new(self.clone()))
     }
 

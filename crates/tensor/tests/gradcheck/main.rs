@@ -21,6 +21,7 @@ mod indices;
 mod layout;
 mod losses;
 mod operators;
+mod pinned;
 mod pool;
 mod products;
 mod quantized;

@@ -7,7 +7,7 @@ use oarlock_tensor::cpu::Isa;
 use oarlock_tensor::ops::{self, WeightLayout};
 use oarlock_tensor::{DType, Device, Par, Param, Result, Tape, Tensor};
 
-use crate::common::{Array, array, f64s, grad_of, settle, tensor};
+use crate::common::{Array, array, f64s, grad_of, own_gpu, settle, tensor};
 
 #[derive(Clone, Copy, Debug, PartialEq)]
 enum Keep {
@@ -172,4 +172,35 @@ fn misuse_is_named() {
     let leaf = tape.leaf(&x);
     let gradients = tape.backward_from(leaf.square().unwrap(), tape.input(&x)).unwrap();
     assert_eq!(f64s(gradients.of(&leaf).unwrap()), [2.0, 8.0]);
+}
+
+/// A chain of blocks on a device, of which each keeps its input; the gradients of its input and weights.
+fn chain(device: &Device, is_away: bool) -> (Vec<f32>, usize) {
+    let tape = Tape::new();
+    let x = tape.leaf(&tensor(&array(5, &[64, DIM]), DType::F32, device));
+    let mut h = x.clone();
+    for at in 0..8 {
+        let weight = tensor(&array(6 + at, &[64, DIM]), DType::F32, device);
+        let forward = move |x: &Tensor| x.mul(&weight.detach())?.gelu()?.add(x);
+        let checkpoint = if is_away { ops::checkpoint_away } else { ops::checkpoint };
+        h = checkpoint(&h, true, Arc::new(forward)).unwrap();
+    }
+    let in_use = device.arena().bytes() - device.arena().free().iter().sum::<usize>();
+    let loss = h.square().unwrap().sum_all().unwrap();
+    drop(h);
+    let gradients = tape.backward(&loss, 1.0).unwrap();
+    (gradients.of(&x).unwrap().to_vec().unwrap(), in_use)
+}
+
+#[test]
+fn inputs_that_wait_beside_a_gpu_come_back_as_they_were() {
+    let Some(device) = own_gpu() else { return };
+    let ((there, in_use), (away, less)) = (chain(&device, false), chain(&device, true));
+    assert_eq!(there, away);
+    // Those of all blocks but the first, whose input the caller holds.
+    assert_eq!(in_use - less, 7 * 64 * DIM * 4);
+    let beside = device.pinned().unwrap();
+    assert_eq!(beside.bytes(), beside.free().iter().sum::<usize>(), "they are given back");
+    let cpu = Device::cpu(Isa::detect(), Par::solo());
+    assert_eq!(chain(&cpu, true), chain(&cpu, false), "a CPU has them in its memory anyway");
 }

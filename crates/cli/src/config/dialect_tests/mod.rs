@@ -383,7 +383,8 @@ fn offloading_and_groups_reach_the_configuration() {
         "offload_optimizer": { "device": "nvme", "nvme_path": "disk/a", "buffer_count": 3 },
         "offload_param": { "device": "nvme", "nvme_path": "disk/b" } } } // all of it"#;
     let config = file(json, "num_processes: 4\n");
-    let nvme = |path: &str, buffers| Some(Offload { dir: path.into(), sub_group_elems: 1_000_000, buffers });
+    let nvme =
+        |path: &str, buffers| Some(Offload { dir: Some(path.into()), sub_group_elems: 1_000_000, buffers });
     let expected = ShardArgs {
         optimizer: S,
         gradients: S,

@@ -36,7 +36,7 @@ fn groups_and_second_copies_take_what_the_estimate_says() {
     let disk = tempfile::tempdir().unwrap();
     let in_place = Options { placements: Placements::PARAMETERS, ..Options::default() };
     let copied = Options { gather: Gather::Copy, persistence_elems: 0, ..in_place.clone() };
-    let offload = Offload { dir: disk.path().to_path_buf(), sub_group_elems: 1 << 14, buffers: 3 };
+    let offload = Offload { dir: Some(disk.path().to_path_buf()), sub_group_elems: 1 << 14, buffers: 3 };
     let in_files = Options { offload_params: Some(offload), persistence_elems: 0, ..in_place.clone() };
     let layers = Wrap::Transformer(vec!["LlamaDecoderLayer".to_owned()]);
     let grouped = |options: &Options| Options { group: Some(2), ..options.clone() };

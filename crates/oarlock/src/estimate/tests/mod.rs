@@ -157,7 +157,8 @@ fn an_update_borrows_what_the_estimate_says() {
             (DType::BF16, false, (6, 64)),
             (DType::BF16, true, (6, 64)),
         ] {
-            let offload = Offload { dir: disk.path().to_path_buf(), sub_group_elems: 1 << 14, buffers: 3 };
+            let offload =
+                Offload { dir: Some(disk.path().to_path_buf()), sub_group_elems: 1 << 14, buffers: 3 };
             let offload_optimizer = in_files.then_some(offload);
             let shard = Options { dtype, offload_optimizer: offload_optimizer.clone(), ..Options::default() };
             let config = AcceleratorConfig { shard, threads: Some(1), ..AcceleratorConfig::default() };

@@ -9,6 +9,22 @@ use super::super::resolve::{self, Setting, Settings, wrong_type};
 use super::super::value::{self, Value};
 use super::deepspeed_keys;
 
+/// The ranks of a run.
+#[derive(Clone, Copy, Debug)]
+pub struct Ranks {
+    /// How many there are.
+    pub n: i64,
+    /// Whether they compute on GPUs.
+    pub on_gpus: bool,
+}
+
+impl Ranks {
+    /// So many ranks, on GPUs or not.
+    pub fn new(n: usize, on_gpus: bool) -> Ranks {
+        Ranks { n: i64::try_from(n).unwrap_or(i64::MAX), on_gpus }
+    }
+}
+
 /// A block of another program's configuration.
 #[derive(Clone, Debug)]
 pub struct Dialect {

@@ -7,7 +7,7 @@ use super::super::problem::{Problem, Problems};
 use super::super::resolve::{Setting, Settings, at};
 use super::super::table::MINIMIND_SCHEDULES;
 use super::super::value::{Value, float};
-use super::block::{self, Dialect, ReadFile, divides};
+use super::block::{self, Dialect, Ranks, ReadFile, divides};
 use super::methods;
 use crate::config::{Elems, Lifetime, LossScale, Offload, Placement, ShardArgs, ShardGroup, StateDict};
 use oarlock_tensor::DType;
@@ -136,7 +136,7 @@ pub fn batch(block: &Dialect, settings: &mut Settings, problems: &mut Problems) 
 }
 
 /// Placements, sizes and offloading.
-pub fn shard(block: &Dialect, ranks: i64, notes: &mut Vec<String>, problems: &mut Problems) -> ShardArgs {
+pub fn shard(block: &Dialect, ranks: Ranks, notes: &mut Vec<String>, problems: &mut Problems) -> ShardArgs {
     const OPTIMIZER: &str = "zero_optimization.offload_optimizer";
     const PARAMS: &str = "zero_optimization.offload_param";
     let settings = &block.settings;
@@ -148,9 +148,10 @@ pub fn shard(block: &Dialect, ranks: i64, notes: &mut Vec<String>, problems: &mu
         false => Elems::Count(settings.usize(&zero(name))),
     };
 
-    let offload_optimizer = offload(block, OPTIMIZER, &["cpu_offload"], notes, problems);
-    let offload_parameters =
-        offload(block, PARAMS, &["cpu_offload_param", "cpu_offload_params"], notes, problems);
+    let on_gpus = ranks.on_gpus;
+    let offload_optimizer = offload(block, OPTIMIZER, &["cpu_offload"], on_gpus, notes, problems);
+    let older = ["cpu_offload_param", "cpu_offload_params"];
+    let offload_parameters = offload(block, PARAMS, &older, on_gpus, notes, problems);
     for (offloaded, name, least) in [(&offload_optimizer, OPTIMIZER, 1), (&offload_parameters, PARAMS, 3)] {
         if offloaded.is_some() && stage < least {
             let device = format!("{name}.device");
@@ -172,7 +173,7 @@ pub fn shard(block: &Dialect, ranks: i64, notes: &mut Vec<String>, problems: &mu
             problems.push(settings.problem(message, &[&name, "zero_optimization.stage"]));
         }
         if is_on {
-            divides(block, &name, size, ranks, problems);
+            divides(block, &name, size, ranks.n, problems);
         }
     }
     if group > 0 && secondary > 1 {
@@ -232,12 +233,12 @@ fn stage(block: &Dialect, notes: &mut Vec<String>, problems: &mut Problems) -> i
     stage
 }
 
-/// Where one kind of state is offloaded to, if it is: to files or, as `None`, to main memory; `older` are keys that say
-/// `cpu`.
+/// Where one kind of state is offloaded to, if it is; `None` where it lies anyway. `older` are keys that say `cpu`.
 fn offload(
     block: &Dialect,
     name: &str,
     older: &[&str],
+    on_gpus: bool,
     notes: &mut Vec<String>,
     problems: &mut Problems,
 ) -> Option<Option<Offload>> {
@@ -252,9 +253,14 @@ fn offload(
     }
     match device.as_str() {
         "cpu" => {
-            notes
-                .push(format!("{name} to cpu: ranks are CPU processes, which have it in main memory anyway"));
-            Some(None)
+            if !on_gpus {
+                notes.push(format!(
+                    "{name} to cpu: ranks are CPU processes, which have it in main memory anyway"
+                ));
+            }
+            let elems = block.settings.usize("zero_optimization.sub_group_size").max(1);
+            let sub_group_elems = elems.min(Offload::TO_MEMORY.sub_group_elems);
+            Some(on_gpus.then_some(Offload { sub_group_elems, ..Offload::TO_MEMORY }))
         }
         "nvme" => {
             let path_key = format!("{name}.nvme_path");
@@ -265,7 +271,7 @@ fn offload(
                 block.settings.report(problems, message, &[&device_key], help);
             }
             Some(Some(Offload {
-                dir: PathBuf::from(path.unwrap_or_default()),
+                dir: Some(PathBuf::from(path.unwrap_or_default())),
                 sub_group_elems: block.settings.usize("zero_optimization.sub_group_size").max(1),
                 buffers: block.settings.usize(&format!("{name}.buffer_count")),
             }))

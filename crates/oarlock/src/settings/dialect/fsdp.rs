@@ -4,9 +4,9 @@ use super::super::node::Entry;
 use super::super::problem::{Problem, Problems};
 use super::super::resolve::{Setting, Settings};
 use super::super::value::{Value, boolean};
-use super::block::{self, Dialect, ReadFile, divides};
+use super::block::{self, Dialect, Ranks, ReadFile, divides};
 use super::fsdp_keys;
-use crate::config::{Elems, Lifetime, Placement, ShardArgs, ShardGroup, StateDict, Wrap};
+use crate::config::{Elems, Lifetime, Offload, Placement, ShardArgs, ShardGroup, StateDict, Wrap};
 use crate::nearest::nearest_of;
 use oarlock_tensor::DType;
 
@@ -73,14 +73,14 @@ fn normal(name: &str) -> String {
 }
 
 /// Placements, sizes and offloading.
-pub fn shard(block: &Dialect, ranks: i64, notes: &mut Vec<String>, problems: &mut Problems) -> ShardArgs {
+pub fn shard(block: &Dialect, ranks: Ranks, notes: &mut Vec<String>, problems: &mut Problems) -> ShardArgs {
     let (strategy, secondary) = strategy(block, problems);
     let placement = if strategy == "NO_SHARD" { Placement::Whole } else { Placement::Sharded };
     if let Some(size) = secondary {
-        divides(block, "reshard_after_forward", size, ranks, problems);
+        divides(block, "reshard_after_forward", size, ranks.n, problems);
     }
     let offloaded = block.settings.bool("offload_params") || block.settings.bool("cpu_offload");
-    if offloaded {
+    if offloaded && !ranks.on_gpus {
         notes.push(
             "FSDP offloads to cpu: ranks are CPU processes, which have it in main memory anyway".to_owned(),
         );
@@ -122,6 +122,8 @@ pub fn shard(block: &Dialect, ranks: i64, notes: &mut Vec<String>, problems: &mu
             Some(_) => Some(DType::F32),
             None => None,
         },
+        offload_optimizer: (offloaded && ranks.on_gpus).then_some(Offload::TO_MEMORY),
+        offload_parameters: (offloaded && ranks.on_gpus).then_some(Offload::TO_MEMORY),
         state_dict: match state_dict {
             Some("FULL_STATE_DICT") => StateDict::Full,
             Some("LOCAL_STATE_DICT") => StateDict::Local,

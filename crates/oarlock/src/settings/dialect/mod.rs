@@ -14,7 +14,7 @@ use super::problem::Problems;
 use super::resolve::Settings;
 use crate::config::{LossScale, ShardArgs};
 
-pub use block::{Dialect, Dialects, ReadFile, join, settle};
+pub use block::{Dialect, Dialects, Ranks, ReadFile, join, settle};
 pub use left_out::defaults as optimizer_defaults;
 
 /// Reads the blocks that the settings hold, or name the file of, and joins what they say to the settings.
@@ -42,7 +42,7 @@ pub fn read(settings: &mut Settings, file: &ReadFile<'_>, problems: &mut Problem
 }
 
 /// What is sharded across the ranks, and how the loss is scaled.
-pub fn shard(dialects: &mut Dialects, ranks: i64, problems: &mut Problems) -> (ShardArgs, LossScale) {
+pub fn shard(dialects: &mut Dialects, ranks: Ranks, problems: &mut Problems) -> (ShardArgs, LossScale) {
     let notes = &mut dialects.notes;
     match (&dialects.deepspeed, &dialects.fsdp) {
         (Some(block), _) => {

@@ -305,7 +305,7 @@ fn options_that_contradict_themselves_are_refused() {
     refused(Options { group: Some(2), ..Options::default() });
     refused(Options { reduce_bucket_elems: 0, ..full() });
     refused(Options { dtype: DType::I32, ..full() });
-    let offload = || Some(crate::shard::Offload { dir: "x".into(), sub_group_elems: 1, buffers: 3 });
+    let offload = || Some(crate::shard::Offload { dir: Some("x".into()), sub_group_elems: 1, buffers: 3 });
     refused(Options { offload_params: offload(), placements: Placements::GRADIENTS, ..full() });
     refused(Options { offload_optimizer: offload(), placements: Placements::WHOLE, ..full() });
     assert!(full().check(4).is_ok());

@@ -74,7 +74,8 @@ fn train(rule: &Rule, ranks: usize, options: &Options) -> Vec<(String, usize, Ve
 #[test]
 fn every_rule_has_the_same_bits_in_every_stage_on_any_number_of_ranks() {
     let disk = tempfile::tempdir().unwrap();
-    let offload = || Some(Offload { dir: disk.path().to_path_buf(), sub_group_elems: 3000, buffers: 3 });
+    let offload =
+        || Some(Offload { dir: Some(disk.path().to_path_buf()), sub_group_elems: 3000, buffers: 3 });
     for rule in &rules() {
         let alone = train(rule, 1, &Options { placements: Placements::WHOLE, ..Options::default() });
         assert!(alone.iter().flat_map(|(_, _, bits)| bits).all(|bits| f32::from_bits(*bits).is_finite()));
