@@ -73,9 +73,11 @@ impl<'l> Kernels<'l> {
         let forward = |&[q, k, v, o, lse]: &[Slice<'l>; 5]| Forward { q, k, v, o, lse };
         match operands {
             Operands::Forward(all) => cudnn.forward((shape, of), &forward(all), room),
-            Operands::Backward(all, &[d_o, d_q, d_k, d_v]) => {
-                cudnn.backward((shape, of), &Backward { forward: forward(all), d_o, d_q, d_k, d_v }, room)
-            }
+            Operands::Backward(all, [d_o, d_q, d_k, d_v]) => cudnn.backward(
+                (shape, of),
+                &Backward { forward: forward(all), d_o: *d_o, d_q: *d_q, d_k: *d_k, d_v: *d_v },
+                room,
+            ),
         }
         .map_err(failed)?;
         self.note_launch();
