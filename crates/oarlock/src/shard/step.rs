@@ -11,7 +11,7 @@ use crate::shard::column::{Column, Store};
 use crate::shard::group::{Grads, Group};
 use crate::shard::layout::runs;
 use crate::shard::passes::Core;
-use crate::shard::staging::{Operand, Staged};
+use crate::shard::staging::{Operand, Piece, Staged};
 use crate::shard::state::MASTER;
 
 /// The numbers of a group of parameters in a step: an entry of torch's `param_groups`.
@@ -58,18 +58,8 @@ impl ParamGroup {
     }
 }
 
-/// Elements that are updated at once.
-pub(super) struct Piece {
-    pub group: usize,
-    param: usize,
-    /// Elements of the group; one whole parameter where the rule needs that.
-    flat: Range<usize>,
-    /// The number of the step for its parameters.
-    step: u64,
-}
-
 /// What a step does to each piece.
-pub(super) struct Updates<'a> {
+struct Updates<'a> {
     core: &'a Core,
     numbers: &'a [ParamGroup],
     grad_scale: f32,
@@ -106,7 +96,8 @@ impl Core {
         }
         match offload {
             Some(offload) if !elsewhere.is_empty() => {
-                self.update_staged(&mut updates, &elsewhere, offload.buffers)
+                let mut update = |piece: &Piece, staged: &Staged| updates.update(piece, staged);
+                self.update_staged(&mut update, &elsewhere, offload.buffers)
             }
             _ => Ok(()),
         }
@@ -187,7 +178,7 @@ impl Core {
 
 impl Updates<'_> {
     /// Updates a piece; `staged` are its operands that are not at hand, in their order.
-    pub(super) fn update(&mut self, piece: &Piece, staged: &Staged) -> Result<()> {
+    fn update(&mut self, piece: &Piece, staged: &Staged) -> Result<()> {
         let core = self.core;
         let group = &core.groups[piece.group];
         let operands = core.operands(piece);
