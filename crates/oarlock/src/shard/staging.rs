@@ -20,7 +20,16 @@ use oarlock_tensor::{DType, FlatBuffer};
 use crate::error::{Error, Result};
 use crate::shard::column::Store;
 use crate::shard::passes::Core;
-use crate::shard::step::{Piece, Updates};
+
+/// Elements that are updated at once.
+pub(super) struct Piece {
+    pub group: usize,
+    pub param: usize,
+    /// Elements of the group; one whole parameter where the rule needs that.
+    pub flat: Range<usize>,
+    /// The number of the step for its parameters.
+    pub step: u64,
+}
 
 /// Elements that the step of a piece works on.
 pub(super) struct Operand {
@@ -51,7 +60,7 @@ impl Core {
     /// Updates pieces of which something is not at hand, through so many sets of buffers.
     pub(super) fn update_staged(
         &self,
-        updates: &mut Updates<'_>,
+        update: &mut dyn FnMut(&Piece, &Staged) -> Result<()>,
         pieces: &[Piece],
         buffers: usize,
     ) -> Result<()> {
@@ -69,7 +78,7 @@ impl Core {
             let mut step = || -> Result<()> {
                 for piece in pieces {
                     let staged = to_update.recv().map_err(|_| stopped())??;
-                    updates.update(piece, &staged)?;
+                    update(piece, &staged)?;
                     updated.send(staged).map_err(|_| stopped())?;
                 }
                 Ok(())

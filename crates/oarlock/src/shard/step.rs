@@ -1,7 +1,6 @@
 //! The optimizer's step: one pass over what this rank updates, piece by piece. It runs on the model's device, or on the CPU
 //! beside a GPU whose optimizer state is offloaded. What lies elsewhere comes and goes meanwhile (`staging`).
 
-use std::ops::Range;
 
 use oarlock_tensor::ops::optimizer::{self, Part, Rule, StepArgs, UpdateParts, Workspace};
 use oarlock_tensor::{DType, Device};
@@ -11,7 +10,7 @@ use crate::shard::column::{Column, Store};
 use crate::shard::group::{Grads, Group};
 use crate::shard::layout::runs;
 use crate::shard::passes::Core;
-use crate::shard::staging::{Operand, Staged};
+use crate::shard::staging::{Operand, Piece, Staged};
 use crate::shard::state::MASTER;
 
 /// The numbers of a group of parameters in a step: an entry of torch's `param_groups`.
@@ -58,18 +57,8 @@ impl ParamGroup {
     }
 }
 
-/// Elements that are updated at once.
-pub(super) struct Piece {
-    pub group: usize,
-    param: usize,
-    /// Elements of the group; one whole parameter where the rule needs that.
-    flat: Range<usize>,
-    /// The number of the step for its parameters.
-    step: u64,
-}
-
 /// What a step does to each piece.
-pub(super) struct Updates<'a> {
+struct Updates<'a> {
     core: &'a Core,
     numbers: &'a [ParamGroup],
     grad_scale: f32,
@@ -106,7 +95,8 @@ impl Core {
         }
         match offload {
             Some(offload) if !elsewhere.is_empty() => {
-                self.update_staged(&mut updates, &elsewhere, offload.buffers)
+                let mut update = |piece: &Piece, staged: &Staged| updates.update(piece, staged);
+                self.update_staged(&mut update, &elsewhere, offload.buffers)
             }
             _ => Ok(()),
         }
@@ -187,7 +177,7 @@ impl Core {
 
 impl Updates<'_> {
     /// Updates a piece; `staged` are its operands that are not at hand, in their order.
-    pub(super) fn update(&mut self, piece: &Piece, staged: &Staged) -> Result<()> {
+    fn update(&mut self, piece: &Piece, staged: &Staged) -> Result<()> {
         let core = self.core;
         let group = &core.groups[piece.group];
         let operands = core.operands(piece);

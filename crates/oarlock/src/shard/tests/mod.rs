@@ -312,6 +312,17 @@ fn options_that_contradict_themselves_are_refused() {
 }
 
 #[test]
+fn a_cpu_has_in_main_memory_what_is_offloaded_there() {
+    let device = Device::cpu(Isa::detect(), Par::solo());
+    let memory = || Some(crate::shard::Offload::TO_MEMORY);
+    let file = Some(crate::shard::Offload { dir: Some("x".into()), ..crate::shard::Offload::TO_MEMORY });
+    let options = Options { offload_optimizer: memory(), offload_params: file.clone(), ..Options::default() };
+    let on_cpu = options.on(&device);
+    assert!(on_cpu.offload_optimizer.is_none() && !on_cpu.updates_beside(&device));
+    assert_eq!(on_cpu.offload_params, file);
+}
+
+#[test]
 fn gradients_reduced_in_16_bits_stay_near() {
     let norms = |placements, reduce_dtype| {
         let options = Options { placements, reduce_dtype, ..Options::default() };
