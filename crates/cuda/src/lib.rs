@@ -25,6 +25,7 @@ pub mod nccl;
 pub mod nvrtc;
 pub mod order;
 pub mod source;
+pub mod survey;
 pub mod table;
 mod walk;
 

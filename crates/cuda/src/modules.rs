@@ -14,7 +14,7 @@ use crate::nvrtc::{self, Nvrtc};
 use crate::source::{HEADERS, Unit};
 
 /// The first compute capability with `mma` of bfloat16 and `cp.async`.
-const LEAST_CAPABILITY: (u32, u32) = (8, 0);
+pub(crate) const LEAST_CAPABILITY: (u32, u32) = (8, 0);
 
 /// The modules of a context.
 pub struct Modules {

@@ -9,6 +9,7 @@ mod plan;
 mod product;
 
 use std::collections::HashMap;
+use std::path::Path;
 use std::sync::{Arc, Mutex, PoisonError};
 
 pub use product::{Form, Layout, Operand, Precision, Product};
@@ -25,6 +26,14 @@ use product::Dims;
 
 /// A workspace that is enough for the algorithms of all GPUs that cuBLAS has a recommendation for.
 pub const WORKSPACE_BYTES: usize = 32 << 20;
+
+/// The version of cuBLASLt in a file, such as `13.1.0`.
+///
+/// # Errors
+/// [`Error::Unusable`].
+pub fn version_of(file: &Path) -> Result<String> {
+    Ok(Api::load(file)?.version())
+}
 
 /// Matrix products on one stream, whose order is also that of their workspace.
 pub struct Blas {
