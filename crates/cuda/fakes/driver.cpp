@@ -2,7 +2,9 @@
 #include <algorithm>
 #include <chrono>
 #include <cstdio>
+#include <cstdlib>
 #include <cstring>
+#include <sstream>
 
 #include "state.h"
 
@@ -56,10 +58,49 @@ template <class T> static Code set_later(T* to, T value, size_t n, void* stream)
   return 0;
 }
 
+static const int DEVICES = 3;
+static void uuid_of(int device, unsigned char* bytes) {
+  for (int i = 0; i < 16; i++) bytes[i] = (unsigned char)((device + 40) * i);
+}
+static std::string uuid_text(int device) {
+  unsigned char bytes[16];
+  char hex[40], *p = hex;
+  uuid_of(device, bytes);
+  for (int i = 0; i < 16; i++) p += sprintf(p, "%s%02x", i == 4 || i == 6 || i == 8 || i == 10 ? "-" : "", bytes[i]);
+  return std::string("GPU-") + hex;
+}
+// The devices of CUDA_VISIBLE_DEVICES, numbers or beginnings of UUIDs; the first word that names none ends the list, and a
+// device named twice leaves none.
+static std::vector<int> chosen() {
+  std::vector<int> found;
+  const char* list = getenv("CUDA_VISIBLE_DEVICES");
+  std::stringstream words(list ? list : "0,1,2");
+  for (std::string word; std::getline(words, word, ',');) {
+    word.erase(0, word.find_first_not_of(' '));
+    word.erase(word.find_last_not_of(' ') + 1);
+    int device = -1;
+    if (word.compare(0, 4, "GPU-") == 0) {
+      for (int i = 0; i < DEVICES; i++)
+        if (uuid_text(i).compare(0, word.size(), word) == 0) device = device < 0 ? i : DEVICES;
+    } else if (!word.empty() && word.find_first_not_of("0123456789") == std::string::npos) {
+      device = atoi(word.c_str());
+    }
+    if (device < 0 || device >= DEVICES) break;
+    for (int other : found)
+      if (other == device) return {};
+    found.push_back(device);
+  }
+  return found;
+}
+// As they were when the driver was initialized.
+static std::vector<int> visible;
+
 extern "C" {
 
 Code cuInit(unsigned) {
   CALL("cuInit");
+  if (!state.initialized) visible = chosen();
+  if (visible.empty()) return NO_DEVICE;
   state.initialized = true;
   return 0;
 }
@@ -86,14 +127,15 @@ Code cuDriverGetVersion(int* version) {
 }
 Code cuDeviceGetCount(int* n) {
   CALL("cuDeviceGetCount");
-  *n = 3;
+  *n = (int)visible.size();
   return state.initialized ? 0 : NOT_INITIALIZED;
 }
 Code cuDeviceGet(int* device, int ordinal) {
   CALL("cuDeviceGet");
   // Not the ordinal itself, which a caller could mix up with the handle.
-  *device = ordinal + 40;
-  return ordinal < 0 || ordinal > 2 ? INVALID_DEVICE : 0;
+  if (ordinal < 0 || ordinal >= (int)visible.size()) return INVALID_DEVICE;
+  *device = visible[ordinal] + 40;
+  return 0;
 }
 static const Device* device_of(int handle) { return handle >= 40 && handle <= 42 ? &devices[handle - 40] : nullptr; }
 Code cuDeviceGetName(char* text, int n, int device) {
@@ -110,8 +152,9 @@ Code cuDeviceGetPCIBusId(char* text, int n, int device) {
 }
 Code cuDeviceGetUuid_v2(unsigned char* bytes, int device) {
   CALL("cuDeviceGetUuid_v2");
-  for (int i = 0; i < 16; i++) bytes[i] = (unsigned char)(device * i);
-  return device_of(device) ? 0 : INVALID_DEVICE;
+  if (!device_of(device)) return INVALID_DEVICE;
+  uuid_of(device - 40, bytes);
+  return 0;
 }
 Code cuDeviceTotalMem_v2(size_t* bytes, int device) {
   CALL("cuDeviceTotalMem_v2");

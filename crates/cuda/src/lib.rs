@@ -27,6 +27,7 @@ pub mod nvrtc;
 pub mod order;
 pub mod probe;
 pub mod source;
+pub mod survey;
 pub mod table;
 mod walk;
 

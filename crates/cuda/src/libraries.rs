@@ -43,8 +43,18 @@ impl Library {
         }
     }
 
+    /// How its files are called.
+    pub fn name(self) -> &'static str {
+        match self {
+            Library::Driver => "libcuda",
+            Library::Nvrtc => "libnvrtc",
+            Library::CublasLt => "libcublasLt",
+            Library::Nccl => "libnccl",
+        }
+    }
+
     /// The command that gets it, where there is one for every machine.
-    pub(crate) fn command(self) -> &'static str {
+    pub fn command(self) -> &'static str {
         match self {
             Library::Driver => "install the driver of the GPU",
             Library::Nvrtc => "pip install nvidia-cuda-nvrtc",

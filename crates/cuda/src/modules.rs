@@ -16,7 +16,7 @@ use crate::source::{HEADERS, Unit};
 use crate::table;
 
 /// The first compute capability with `mma` of bfloat16 and `cp.async`.
-const LEAST_CAPABILITY: (u32, u32) = (8, 0);
+pub(crate) const LEAST_CAPABILITY: (u32, u32) = (8, 0);
 
 /// The modules of a context.
 pub struct Modules {

@@ -40,6 +40,7 @@ use oarlock_kernels::{Cpu, Isa, Par, Result};
 
 use crate::arena::Arena;
 use oarlock_cuda::libraries::Libraries as CudaLibraries;
+use oarlock_cuda::survey::{self, Automatic};
 
 use crate::cuda::{self, Gpu, GpuInfo};
 use crate::launch::Launch;
@@ -72,6 +73,19 @@ pub enum DeviceKind {
     Staging,
     /// [`Device::cuda`], of this number.
     Cuda(usize),
+    /// The first GPU that can be used where there is one, else the CPU: see [`Device::automatic`].
+    Auto,
+}
+
+impl DeviceKind {
+    /// Whether it is a GPU, on this machine.
+    pub fn is_gpu(self) -> bool {
+        match self {
+            DeviceKind::Cuda(_) => true,
+            DeviceKind::Auto => matches!(Device::automatic(), Automatic::Gpus(_)),
+            DeviceKind::Cpu | DeviceKind::Strict | DeviceKind::Staging => false,
+        }
+    }
 }
 
 /// What a device is.
@@ -101,7 +115,30 @@ impl Device {
             DeviceKind::Strict => Ok(Device::strict(isa, par)),
             DeviceKind::Staging => Ok(Device::staging(isa, par)),
             DeviceKind::Cuda(index) => Device::cuda(index, isa, par),
+            DeviceKind::Auto => match Device::automatic() {
+                Automatic::Gpus(usable) => Device::cuda(usable.first().copied().unwrap_or(0), isa, par),
+                Automatic::Cpu | Automatic::Lacks(_) => Ok(Device::cpu(isa, par)),
+            },
         }
+    }
+
+    /// Where this process computes if nobody says where: on the GPUs that it sees and can use, else on the CPU. It is
+    /// found out once; on a machine without a driver that takes no time.
+    pub fn automatic() -> &'static Automatic {
+        static FOUND: LazyLock<Automatic> =
+            LazyLock::new(|| survey::automatic(&CudaLibraries::from_environment()));
+        &FOUND
+    }
+
+    /// The numbers of the GPUs that ranks take: those that this process sees and can use, or all that it sees where it
+    /// can use none, so that opening one says why.
+    ///
+    /// # Errors
+    /// As [`Device::cuda`].
+    pub fn cuda_indices() -> Result<Vec<usize>> {
+        let found = cuda::gpus(&CudaLibraries::from_environment())?;
+        let usable: Vec<usize> = (0..found.len()).filter(|index| found[*index].is_usable()).collect();
+        Ok(if usable.is_empty() { (0..found.len()).collect() } else { usable })
     }
 
     /// The CPU, on the given code path, with the given threads. [`Device::default`] chooses both.
@@ -117,14 +154,6 @@ impl Device {
     /// [`Error::Gpu`](crate::Error::Gpu): no driver, no such GPU, one that is too old, or a library that is missing.
     pub fn cuda(index: usize, isa: Isa, par: Par) -> Result<Device> {
         Device::cuda_of(&CudaLibraries::from_environment(), index, isa, par)
-    }
-
-    /// How many NVIDIA GPUs this process sees.
-    ///
-    /// # Errors
-    /// As [`Device::cuda`].
-    pub fn cuda_count() -> Result<usize> {
-        cuda::device_count(&CudaLibraries::from_environment())
     }
 
     /// As [`Device::cuda`], with libraries from where it is said.

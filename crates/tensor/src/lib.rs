@@ -30,6 +30,8 @@ mod tensor;
 
 /// Where the libraries of CUDA are.
 pub use oarlock_cuda::libraries::Libraries as CudaLibraries;
+/// What the GPUs of this machine are, and what runs them.
+pub use oarlock_cuda::survey::{Automatic, FoundGpu, FoundLibrary, Survey as GpuSurvey, visible_gpus};
 /// The kernels on the CPU, and what they stand on.
 pub use oarlock_kernels as cpu;
 pub use oarlock_kernels::{DType, Element, Error, Float, IS_OPTIMIZED, Par, Result, Scalar, bf16, f16};

@@ -6,6 +6,7 @@ use oarlock_tensor::ops::update;
 use oarlock_tensor::{DType, Device, Par};
 
 use crate::console::{Outcome, print};
+use crate::front::gpus;
 
 pub(super) fn run() -> Outcome {
     let paths: Vec<String> = Isa::available().iter().map(|isa| isa.path().to_string()).collect();
@@ -25,20 +26,6 @@ pub(super) fn run() -> Outcome {
     if let Some(limit) = memory.limit {
         lines.push(format!("Memory limit of this process: {:.2} GB", limit as f64 / 1e9));
     }
-    lines.extend(gpus());
+    lines.extend(gpus::described().into_iter().map(|(name, value)| format!("{name}: {value}")));
     print(&lines.iter().map(|line| format!("- {line}\n")).collect::<String>())
-}
-
-/// A line for each GPU, or why none can be used.
-fn gpus() -> Vec<String> {
-    match Device::cuda_count() {
-        Ok(0) => vec!["GPU: none".to_owned()],
-        Ok(count) => (0..count)
-            .map(|index| match Device::cuda(index, Isa::detect(), Par::solo()) {
-                Ok(gpu) => format!("GPU {index}: {}, used with device: cuda (experimental)", gpu.describe()),
-                Err(error) => format!("GPU {index}: cannot be used: {error}"),
-            })
-            .collect(),
-        Err(error) => vec![format!("GPU: none ({error})")],
-    }
 }

@@ -149,7 +149,7 @@ pub fn build(
     let ranks = RankArgs {
         num_processes: read.usize("num_processes"),
         threads: read.count("num_threads_per_process"),
-        device: if read.word("device") == "cuda" { DeviceKind::Cuda(0) } else { DeviceKind::Cpu },
+        device: device(&settings, &mut problems),
         cpu_path: Some(read.word("cpu_path").to_owned()).filter(|name| name != AUTO),
         timeout: Duration::from_secs(read.int("ddp_timeout").unsigned_abs()),
     };
@@ -161,6 +161,22 @@ pub fn build(
     let values =
         TrainConfig { model, data, train, eval, predict, save, log, monitor, shard, ranks, description };
     problems.into_result(|| ResolvedConfig { values, settings, dialects })
+}
+
+/// Where ranks compute. `use_cpu` and its older name choose the CPU as well.
+fn device(settings: &Settings, problems: &mut Problems) -> DeviceKind {
+    let cpu = ["use_cpu", "no_cuda"].into_iter().find(|name| settings.bool(name));
+    match (settings.word("device"), cpu) {
+        ("cuda", Some(name)) => {
+            let problem = settings
+                .problem(format!("`{name}` and `device: cuda` exclude each other"), &[name, "device"]);
+            problems.push(problem.help("keep one of them"));
+            DeviceKind::Cpu
+        }
+        (_, Some(_)) | ("cpu", None) => DeviceKind::Cpu,
+        ("cuda", None) => DeviceKind::Cuda(0),
+        _ => DeviceKind::Auto,
+    }
 }
 
 /// How conversations become tokens.

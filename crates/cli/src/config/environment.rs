@@ -1,8 +1,10 @@
 //! What the environment says about a training: the ranks, from any launcher, and what Accelerate's launcher hands on.
 
 use oarlock::settings::accelerate::{Lookup, USE_FSDP, asks, take};
+use oarlock::settings::location::Location;
 use oarlock::settings::problem::{Problem, Problems};
 use oarlock::settings::resolve::Settings;
+use oarlock::settings::value::boolean;
 use oarlock_comm::Launched;
 
 use super::accelerate::keys::{FLAGS, OF_DEEPSPEED, OF_FSDP, PRECISION, Variable};
@@ -21,6 +23,7 @@ pub use oarlock::settings::accelerate::{said_by, said_in};
 /// If the ranks are on several machines, or a variable is not of its type.
 pub fn layer(read: &Lookup<'_>) -> Result<Layer, Problems> {
     let mut entries: Vec<Entry> = ranks(read)?.into_iter().collect();
+    entries.extend(on_cpu(read).map(|said| device_cpu(&said.location)));
     entries.extend(accelerate(read)?);
     Ok(Layer { authority: Authority::MustAgree, entries })
 }
@@ -28,6 +31,28 @@ pub fn layer(read: &Lookup<'_>) -> Result<Layer, Problems> {
 /// A value as the number of ranks.
 pub fn number_of_ranks(value: Node) -> Entry {
     Entry::of("num_processes", value)
+}
+
+/// The setting that ranks compute on the CPU, as something else said.
+pub fn device_cpu(location: &Location) -> Entry {
+    Entry::new("device", "cpu".to_owned(), location)
+}
+
+/// The variable of Accelerate or DeepSpeed that asks for the CPU.
+fn on_cpu(read: &Lookup<'_>) -> Option<Entry> {
+    let deepspeed = said_in("DS_ACCELERATOR", read).filter(|said| said.value.word() == Some("cpu"));
+    asks("ACCELERATE_USE_CPU", read).or(deepspeed)
+}
+
+/// Whether layers of settings, or the environment, ask for the CPU: where that decides by default how many ranks there
+/// are, before everything is resolved.
+pub fn asks_for_cpu(layers: &[Layer], read: &Lookup<'_>) -> bool {
+    let last = |key: &str| {
+        let all = layers.iter().flat_map(|layer| &layer.entries);
+        all.filter(|entry| entry.key == key).last().and_then(|entry| entry.value.word())
+    };
+    let is_on = |key: &str| last(key).and_then(boolean) == Some(true);
+    last("device") == Some("cpu") || is_on("use_cpu") || is_on("no_cuda") || on_cpu(read).is_some()
 }
 
 /// How many ranks there are: what a launcher says that started this one (see [`Launched`]), else WORLD_SIZE.

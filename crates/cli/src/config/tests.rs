@@ -80,7 +80,7 @@ fn defaults_are_those_of_the_originals() {
         RankArgs {
             num_processes: 1,
             threads: None,
-            device: DeviceKind::Cpu,
+            device: DeviceKind::Auto,
             cpu_path: None,
             timeout: Duration::from_secs(1800)
         }

@@ -10,7 +10,6 @@ use crate::console::{Failure, Outcome, eprint, print};
 use crate::error::Error;
 use crate::front::env_var;
 use crate::front::script::{Script, Training};
-use crate::launch::devices::Devices;
 use crate::launch::spec::Output;
 use crate::launch::{self, Launch, STARTED, environment, exit_code};
 use crate::plots;
@@ -19,7 +18,6 @@ use oarlock::checkpoint;
 use oarlock::rank;
 use oarlock::train;
 use oarlock_comm::Exit;
-use oarlock_tensor::DeviceKind;
 
 /// What to start.
 #[derive(Clone, Debug)]
@@ -38,8 +36,6 @@ pub struct Job {
     pub print_config: bool,
     /// A launcher of MPI starts the ranks, who so can be on several machines.
     pub through_mpi: bool,
-    /// Ranks on the CPU are what was asked for.
-    pub on_cpu: bool,
 }
 
 /// What a rank runs.
@@ -73,7 +69,6 @@ impl Job {
                 dry_run: false,
                 print_config: false,
                 through_mpi: false,
-                on_cpu: false,
             },
             Script::Training(mut training) => {
                 training.layers.extend(layers);
@@ -105,7 +100,6 @@ impl Job {
             dry_run,
             print_config,
             through_mpi: false,
-            on_cpu: false,
         })
     }
 
@@ -115,12 +109,6 @@ impl Job {
     /// What is missing to run it, unless it is only to be shown.
     pub(crate) fn examine(&self) -> Result<bool, Failure> {
         if !launch::is_rank() {
-            if let Program::Training(config) = &self.program {
-                let on_cores = config.values.ranks.device == DeviceKind::Cpu;
-                let warning =
-                    (on_cores && !self.on_cpu).then(|| idle_gpus(Devices::visible().gpus)).flatten();
-                warning.iter().for_each(|warning| eprint(&format!("warning: {warning}\n")));
-            }
             self.notes.iter().for_each(|note| eprint(&format!("note: {note}\n")));
         }
         let shown = self.dry_run || self.print_config;
@@ -173,6 +161,16 @@ impl Job {
         launch.worker(0, 0).world_size() == 1
             && launch.restarts.max == 0
             && launch.output == Output::default()
+            && !self.selects_a_gpu()
+    }
+
+    /// Whether the launch gives its ranks other GPUs than this process sees.
+    fn selects_a_gpu(&self) -> bool {
+        const VISIBLE: &str = "CUDA_VISIBLE_DEVICES";
+        let Program::Training(config) = &self.program else { return false };
+        let visible = self.launch.env.iter().find(|(name, _)| name == VISIBLE);
+        visible.is_some_and(|(_, list)| env_var(VISIBLE).as_ref() != Some(list))
+            && config.values.ranks.device.is_gpu()
     }
 }
 
@@ -287,20 +285,6 @@ pub fn too_few_gpus(needed: usize, there: usize, instead: &str) -> Problem {
         .help(format!("to run the same on {}: {instead}", many(needed, "CPU rank")))
 }
 
-/// What to say where a machine has GPUs that a training does not use.
-fn idle_gpus(gpus: usize) -> Option<String> {
-    match gpus {
-        0 => None,
-        1 => Some(
-            "this machine has a GPU, which is not used unless `device: cuda` is set (experimental)"
-                .to_owned(),
-        ),
-        n => Some(format!(
-            "this machine has {n} GPUs, which are not used unless `device: cuda` is set (experimental)"
-        )),
-    }
-}
-
 /// Reports how a launch ended.
 pub(crate) fn ended(outcome: launch::Outcome) -> Outcome {
     match outcome {
@@ -363,19 +347,4 @@ fn fingerprint(config: &ResolvedConfig) -> u64 {
         .table()
         .bytes()
         .fold(0xcbf2_9ce4_8422_2325, |hash, byte| (hash ^ u64::from(byte)).wrapping_mul(0x0100_0000_01b3))
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn gpus_that_are_not_used_are_counted() {
-        assert_eq!(idle_gpus(0), None);
-        assert_eq!(
-            idle_gpus(1).unwrap(),
-            "this machine has a GPU, which is not used unless `device: cuda` is set (experimental)"
-        );
-        assert!(idle_gpus(8).unwrap().starts_with("this machine has 8 GPUs, which are not used"));
-    }
 }

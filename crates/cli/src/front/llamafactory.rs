@@ -70,7 +70,7 @@ pub(crate) fn train(words: &[String], called: &[&str], started: SystemTime) -> O
     }
     can_be_read_again(&arguments).map_err(Problems::from)?;
     let again = called.iter().map(|word| (*word).to_owned()).chain(words.iter().cloned()).collect();
-    let devices = Devices::visible();
+    let devices = Devices::of_training();
     job(&arguments, again, &devices, &env_var)?.run(started)
 }
 
@@ -94,8 +94,9 @@ fn job(
     read: &dyn Fn(&str) -> Option<String>,
 ) -> Result<Job, Problems> {
     let mut training = script::training(arguments)?;
+    let gpus = if environment::asks_for_cpu(&training.layers, read) { 0 } else { devices.gpus };
     let LauncherEnv { default_ranks, required_ranks, ranks, is_distributed, stand_in } =
-        LauncherEnv::read(read, devices)?;
+        LauncherEnv::read(read, &Devices { gpus, ..*devices })?;
     training.layers.splice(0..0, default_ranks);
     training.layers.extend(required_ranks);
     let mut job = Job::of_training(words, training, read, |config| ranks.launch(config))?;
@@ -197,7 +198,7 @@ impl LauncherEnv {
             None => (None, None),
         };
         let stand_in = stands_in.then(|| {
-            format!("CUDA_VISIBLE_DEVICES names {named} GPU(s), and this machine has none: by default as many CPU ranks start")
+            format!("CUDA_VISIBLE_DEVICES names {named} GPU(s), and none is used here: by default as many CPU ranks start")
         });
         let is_distributed = default_ranks.is_some() || required_ranks.is_some();
         let master = Master { addr, port: port.map_or(29500, |port| port as u16) };

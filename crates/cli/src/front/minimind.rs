@@ -230,9 +230,12 @@ impl Reader<'_> {
                 "convert them with MiniMind's scripts/convert_model.py, then `oarlock train model_name_or_path=FOLDER …`",
             ));
         }
-        if settings.said("device").is_some() && text("device") != "cpu" {
-            let problem = settings.problem("ranks are CPU processes; no GPU is used", &["device"]);
-            problems.push(problem.help("write --device cpu"));
+        let device = text("device");
+        if settings.said("device").is_some() && !["cpu", "cuda", "cuda:0"].contains(&&*device) {
+            let problem = settings.problem(format!("ranks do not run on `{device}`"), &["device"]);
+            problems.push(problem.help(
+                "write --device cuda or --device cpu; CUDA_VISIBLE_DEVICES=N selects another GPU than the first",
+            ));
         }
         if self.is_written("out_dir") && self.is_written("save_dir") {
             let message = "`--out_dir` and `--save_dir` are one setting of two scripts";
@@ -245,6 +248,10 @@ impl Reader<'_> {
             if let Some((value, location)) = self.value(name).filter(|_| self.is_of_era(name)) {
                 self.put(key, &value, location);
             }
+        }
+        if let Some((value, location)) = self.value("device") {
+            let device = value.split(':').next().unwrap_or_default().to_owned();
+            self.put("device", &device, location);
         }
         if let Some((_, location)) = self.value("use_wandb").filter(|(value, _)| value == "true") {
             self.put("report_to", "wandb", location);
@@ -346,9 +353,6 @@ impl Reader<'_> {
             if let (Status::NoEffect(reason), false) = (setting.key.status, off) {
                 idle.push(format!("--{} ({reason})", setting.key.name));
             }
-        }
-        if self.parsed.settings.text("device").as_deref() == Some("cpu") {
-            idle.push("--device cpu (ranks are CPU processes)".to_owned());
         }
         if !idle.is_empty() {
             self.notes.push(format!("accepted without effect: {}", idle.join(", ")));

@@ -10,6 +10,7 @@ use oarlock_comm::{Ending, Grace, RankGroup, StopSignals, bind};
 use super::STARTED;
 use super::agents::{Agent, Decision, Event, Round};
 use super::cores;
+use super::devices::{Devices, MACHINE_GPUS};
 use super::environment::variables;
 use super::failure::{self, Failure, exit_code};
 use super::logs::{ErrorFile, Logs, Message};
@@ -223,6 +224,9 @@ impl Run<'_> {
         if self.own {
             let micros = self.started.duration_since(UNIX_EPOCH).unwrap_or_default().as_micros();
             command.env(STARTED, micros.to_string()).stdin(Stdio::null());
+            if launch.env.iter().any(|(name, _)| name == "CUDA_VISIBLE_DEVICES") {
+                command.env(MACHINE_GPUS, Devices::here(None).gpus.to_string());
+            }
         } else {
             command.env("TORCHELASTIC_ERROR_FILE", error_file.path());
             if std::io::IsTerminal::is_terminal(&std::io::stdin()) {

@@ -119,6 +119,8 @@ impl Site {
                 command.env_remove(name);
             }
         }
+        // A GPU of this machine is not to be met by chance; a test that wants one names the folder of its libraries.
+        command.env("OARLOCK_CUDA_LIBRARIES", self.path("no libraries"));
         command.args(words).current_dir(self.folder.path()).stdin(Stdio::null());
         command
     }

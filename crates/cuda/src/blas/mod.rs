@@ -12,6 +12,7 @@ mod tune;
 mod tuned;
 
 use std::collections::HashMap;
+use std::path::Path;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 pub use algorithm::Algorithm;
@@ -30,6 +31,14 @@ use product::Dims;
 
 /// A workspace that is enough for the algorithms of all GPUs that cuBLAS has a recommendation for.
 pub const WORKSPACE_BYTES: usize = 32 << 20;
+
+/// The version of cuBLASLt in a file, such as `13.1.0`.
+///
+/// # Errors
+/// [`Error::Unusable`].
+pub fn version_of(file: &Path) -> Result<String> {
+    Ok(Api::load(file)?.version())
+}
 
 /// Matrix products on one stream, whose order is also that of their workspace.
 pub struct Blas {

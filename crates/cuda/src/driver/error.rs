@@ -29,6 +29,11 @@ impl DriverError {
         self.code == 2
     }
 
+    /// Whether the process sees no GPU, or only the library that a toolkit has in place of a driver's.
+    pub(crate) fn shows_no_gpu(&self) -> bool {
+        matches!(self.code, 34 | 100)
+    }
+
     /// Whether the driver cannot use machine code that it was given.
     pub(crate) fn is_of_image(&self) -> bool {
         matches!(self.code, 200 | 209 | 218 | 222)

@@ -9,7 +9,7 @@ use std::time::Duration;
 
 use oarlock_comm::{Communicator, Scalar};
 use oarlock_tensor::cpu::Isa;
-use oarlock_tensor::{DType, Device, DeviceKind, Par};
+use oarlock_tensor::{Automatic, DType, Device, DeviceKind, Par};
 
 use super::config::{AcceleratorConfig, DevicePlacement, GradientAccumulation};
 use super::deepspeed_plugin::Plugins;
@@ -181,6 +181,14 @@ impl Accelerator {
         };
         let kind = match config.device {
             DeviceKind::Cuda(first) => DeviceKind::Cuda(gpu_of_rank(first, &comm)?),
+            DeviceKind::Auto => match Device::automatic() {
+                Automatic::Gpus(_) => DeviceKind::Cuda(gpu_of_rank(0, &comm)?),
+                Automatic::Lacks(why) if comm.rank() == 0 => {
+                    rank::tell_note_once(&format!("{why}; the CPU is used until then"));
+                    DeviceKind::Cpu
+                }
+                Automatic::Cpu | Automatic::Lacks(_) => DeviceKind::Cpu,
+            },
             other => other,
         };
         let device = Device::open(kind, isa, Par::threads(threads)?)?;
@@ -281,6 +289,9 @@ impl Accelerator {
 }
 /// The GPU of a rank: those of a machine take them in turns, from `first` on.
 fn gpu_of_rank(first: usize, comm: &Communicator) -> Result<usize> {
-    let (place, _) = comm.sharing_cores();
-    Ok((first + place) % Device::cuda_count()?.max(1))
+    // By the machine alone: ranks that are bound to cores of their own share its GPUs as well.
+    let (machines, rank) = (comm.machines(), comm.rank());
+    let place = machines.iter().take(rank).filter(|machine| machines.get(rank) == Some(*machine)).count();
+    let gpus = Device::cuda_indices()?;
+    Ok(gpus.get((first + place) % gpus.len().max(1)).copied().unwrap_or(first))
 }

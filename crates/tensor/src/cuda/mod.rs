@@ -29,6 +29,7 @@ use oarlock_cuda::cache::Cache;
 use oarlock_cuda::driver::{Context, DeviceMemory, Driver, Slice, Stream, Use, Uses};
 use oarlock_cuda::libraries::Libraries;
 use oarlock_cuda::modules::Modules;
+use oarlock_cuda::survey::{self, FoundGpu};
 use oarlock_kernels::{Cpu, DType, Error, Result, Store};
 
 use crate::arena::Arena;
@@ -101,9 +102,9 @@ pub(crate) fn failed(error: oarlock_cuda::Error) -> Error {
     Error::Gpu(Box::new(error))
 }
 
-/// How many GPUs this process sees.
-pub(crate) fn device_count(libraries: &Libraries) -> Result<usize> {
-    Driver::find(libraries).and_then(|driver| driver.device_count()).map_err(failed)
+/// The GPUs that this process sees.
+pub(crate) fn gpus(libraries: &Libraries) -> Result<Vec<FoundGpu>> {
+    Driver::find(libraries).and_then(|driver| survey::gpus(&driver)).map_err(failed)
 }
 
 impl Gpu {

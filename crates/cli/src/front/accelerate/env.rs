@@ -1,15 +1,14 @@
 //! `accelerate env`: what a report of a problem should contain, in the lines of the original.
 
-use std::fs;
-use std::path::{Path, PathBuf};
-
 use oarlock_comm::MachineMemory;
+use oarlock_tensor::{CudaLibraries, visible_gpus};
 
 use super::cluster::Cluster;
 use super::{ACCELERATE, COMMAND, CONFIG_FILE, parse};
 use crate::config::Words;
 use crate::config::flags::Flags;
 use crate::console::{Outcome, print};
+use crate::front::gpus;
 use crate::front::script::program_in_path;
 
 pub(super) const ENV: Flags = Flags {
@@ -32,38 +31,32 @@ pub fn run(words: &Words) -> Outcome {
     };
     let memory = MachineMemory::current()?.total as f64;
     let mut out = String::from("\nCopy-and-paste the text below in your GitHub issue\n\n");
-    for (name, value) in lines(memory) {
+    let seen = visible_gpus(&CudaLibraries::from_environment()).unwrap_or_default();
+    for (name, value) in lines(memory, !seen.is_empty()) {
         out.push_str(&format!("- {name}: {value}\n"));
+    }
+    if let Some(first) = seen.first() {
+        out.push_str(&format!("- GPU type: {}\n", first.name));
+        gpus::described().iter().for_each(|(name, value)| out.push_str(&format!("- {name}: {value}\n")));
     }
     print(&format!("{out}- {heading}\n{config}"))
 }
 
 /// The lines with a value.
-fn lines(memory: f64) -> Vec<(&'static str, String)> {
+fn lines(memory: f64, has_gpus: bool) -> Vec<(&'static str, String)> {
     let system = rustix::system::uname();
     let word = |text: &std::ffi::CStr| text.to_string_lossy().into_owned();
     let location = program_in_path("accelerate").map(|path| path.display().to_string());
-    let mut lines = vec![
+    vec![
         ("`Accelerate` version", format!("Oarlock {}, for {ACCELERATE}", env!("CARGO_PKG_VERSION"))),
         ("Platform", [word(system.sysname()), word(system.release()), word(system.machine())].join("-")),
         ("`accelerate` bash location", location.unwrap_or_else(|| "Not found".to_owned())),
         ("Python version", "none needed".to_owned()),
         ("Numpy version", "none needed".to_owned()),
         ("PyTorch version", "none needed".to_owned()),
-        ("PyTorch accelerator", "N/A".to_owned()),
+        ("PyTorch accelerator", if has_gpus { "CUDA" } else { "N/A" }.to_owned()),
         ("System RAM", format!("{:.2} GB", memory / f64::from(1 << 30))),
-    ];
-    lines.extend(gpu(Path::new("/proc/driver/nvidia/gpus")).map(|name| ("GPU type", name)));
-    lines
-}
-
-/// The name of the first GPU, as its driver reports it.
-fn gpu(folder: &Path) -> Option<String> {
-    let mut gpus: Vec<PathBuf> =
-        fs::read_dir(folder).ok()?.filter_map(|entry| Some(entry.ok()?.path())).collect();
-    gpus.sort();
-    let text = fs::read_to_string(gpus.first()?.join("information")).ok()?;
-    text.lines().find_map(|line| line.strip_prefix("Model:")).map(|name| name.trim().to_owned())
+    ]
 }
 
 #[cfg(test)]
@@ -72,7 +65,8 @@ mod tests {
 
     #[test]
     fn the_lines_are_those_of_the_original() {
-        let names: Vec<&str> = lines(16.0 * f64::from(1 << 30)).into_iter().map(|(name, _)| name).collect();
+        let names: Vec<&str> =
+            lines(16.0 * f64::from(1 << 30), false).into_iter().map(|(name, _)| name).collect();
         let expected = [
             "`Accelerate` version",
             "Platform",
@@ -84,16 +78,6 @@ mod tests {
             "System RAM",
         ];
         assert_eq!(names[..8], expected);
-        assert_eq!(lines(16.0 * f64::from(1 << 30))[7].1, "16.00 GB");
-    }
-
-    #[test]
-    fn the_driver_names_the_gpu() {
-        let folder = tempfile::tempdir().unwrap();
-        assert_eq!(gpu(folder.path()), None);
-        fs::create_dir(folder.path().join("0000:01:00.0")).unwrap();
-        let information = "Model: \t\t NVIDIA H200\nIRQ:   100\n";
-        fs::write(folder.path().join("0000:01:00.0/information"), information).unwrap();
-        assert_eq!(gpu(folder.path()).as_deref(), Some("NVIDIA H200"));
+        assert_eq!(lines(16.0 * f64::from(1 << 30), false)[7].1, "16.00 GB");
     }
 }

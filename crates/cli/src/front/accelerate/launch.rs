@@ -5,6 +5,7 @@ use std::time::{Duration, SystemTime};
 
 use crate::config::accelerate::keys::FLAGS;
 use crate::config::accelerate::{File, meaning};
+use crate::config::environment;
 use crate::config::flags::{Abbreviations, Flags, Parsed};
 use crate::config::keys::Status;
 use crate::config::location::ValueSource;
@@ -53,8 +54,6 @@ pub(super) struct Resolved {
     pub notes: Vec<String>,
     /// Whether the number of ranks is a default.
     pub ranks_are_default: bool,
-    /// Whether the ranks are asked to run on the CPU.
-    pub on_cpu: bool,
 }
 
 /// Runs the command.
@@ -71,9 +70,8 @@ pub(super) fn run(words: &Words, started: SystemTime) -> Outcome {
 
 /// The job of what was resolved.
 fn job(words: Vec<String>, resolved: Resolved, parsed: &Parsed) -> Result<Job, Problems> {
-    let Resolved { launch, script, layers, notes, ranks_are_default, on_cpu } = resolved;
+    let Resolved { launch, script, layers, notes, ranks_are_default } = resolved;
     let mut job = Job::new(words, launch, script, layers, parsed)?;
-    job.on_cpu = on_cpu;
     if let (Program::Training(config), true) = (&job.program, ranks_are_default) {
         // The training's configuration decides.
         job.launch.nodes = Nodes::Static { ranks: vec![config.ranks.num_processes], this: 0 };
@@ -143,6 +141,9 @@ pub(super) fn resolve(words: &Words, machine: &Machine) -> Result<Resolved, Prob
                 // Its ranks meet in shared memory, and only see the port.
                 launch.master.port = PORT;
             }
+            if let Some(ids) = all.text("gpu_ids").filter(|ids| ids != "all") {
+                launch.env = vec![("CUDA_VISIBLE_DEVICES".to_owned(), ids)];
+            }
             layers = training_layers(&settings, &strategy, &ranks, training, &mut notes, &mut problems);
             launch.threads =
                 all.said("num_cpu_threads_per_process").map(|_| all.usize("num_cpu_threads_per_process"));
@@ -177,8 +178,7 @@ pub(super) fn resolve(words: &Words, machine: &Machine) -> Result<Resolved, Prob
         });
     }
     let ranks_are_default = ranks.location.is_none() && file.is_none();
-    let on_cpu = strategy.cpu;
-    problems.into_result(|| Resolved { launch, script, layers, notes, ranks_are_default, on_cpu })
+    problems.into_result(|| Resolved { launch, script, layers, notes, ranks_are_default })
 }
 
 /// Several ranks without another strategy are data parallel.
@@ -320,6 +320,11 @@ fn training_layers(
     if let Some(location) = &ranks.location {
         entries.push(Entry::new("num_processes", ranks.count.to_string(), location));
     }
+    if strategy.cpu
+        && let Some(location) = strategy.cpu_location(settings.flags, file)
+    {
+        entries.push(environment::device_cpu(&location));
+    }
     if let Some(setting) = all.said("num_cpu_threads_per_process")
         && let Some(location) = setting.location()
     {
@@ -338,7 +343,16 @@ fn training_layers(
             precision.clear();
         }
     }
+    // As many ranks as GPUs, where neither the launcher nor the training says another number.
+    let all_gpus = Some(settings.devices.gpus)
+        .filter(|gpus| *gpus > 1 && ranks.location.is_none() && file.is_none() && !strategy.cpu)
+        .filter(|_| !environment::asks_for_cpu(&training.layers, &|_| None))
+        .filter(|_| {
+            !training.layers.iter().flat_map(|layer| &layer.entries).any(|one| one.key == "num_processes")
+        })
+        .map(|gpus| environment::number_of_ranks(environment::said_by("the GPUs", &gpus.to_string())));
     vec![
+        Layer { authority: Authority::Replaces, entries: all_gpus.into_iter().collect() },
         Layer { authority: Authority::Replaces, entries: precision },
         Layer { authority: Authority::MustAgree, entries },
     ]

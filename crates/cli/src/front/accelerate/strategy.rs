@@ -43,6 +43,13 @@ impl Strategy {
         }
     }
 
+    /// Where the CPU is asked for.
+    pub fn cpu_location(&self, flags: &Settings, file: Option<&File>) -> Option<Location> {
+        let flag = flags.get("cpu").location().filter(|_| flags.bool("cpu"));
+        let own = |name| file.and_then(|file| file.own.get(name).location());
+        flag.or_else(|| own("use_cpu")).or(self.location.as_ref()).cloned()
+    }
+
     /// What to say of `--cpu` beside this strategy. What shards states is said of a training alone, since in a program
     /// that is not of ours it is up to the program.
     pub fn cpu_note(&self, flags: &Settings, trains: bool) -> Option<String> {

@@ -288,11 +288,12 @@ impl Found {
         let argv = argv(&script, &parsed.rest, &machine.program);
         let total: usize = self.slots.iter().map(|(_, slots)| slots.len()).sum();
         let ranks = Entry::new("num_processes", total.to_string(), &self.location);
-        let layer = Layer { authority: Authority::MustAgree, entries: vec![ranks] };
+        let cpu = settings.get("cpu").location().filter(|_| settings.bool("cpu"));
+        let entries = std::iter::once(ranks).chain(cpu.map(environment::device_cpu)).collect();
+        let layer = Layer { authority: Authority::MustAgree, entries };
         let again = std::iter::once(FLAGS.command.to_owned()).chain(words.iter().cloned()).collect();
         let mut job = Job::new(again, launch_of(node)?, script, vec![layer], parsed)?;
         job.notes.append(&mut self.notes);
-        job.on_cpu = self.cpu;
         if !elsewhere {
             return Ok(Action::Local(Box::new(job)));
         }

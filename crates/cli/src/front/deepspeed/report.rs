@@ -10,6 +10,7 @@ use crate::config::keys::Status::Used;
 use crate::config::keys::ValueType::Bool;
 use crate::config::{Problem, Problems, Words};
 use crate::console::{Outcome, print};
+use crate::front::gpus;
 use crate::launch::devices::Devices;
 
 pub(super) const FLAGS: Flags = Flags {
@@ -64,7 +65,12 @@ pub(crate) fn report(words: &[String], _: std::time::SystemTime) -> Outcome {
         out.push_str(&operators(Isa::detect()));
     }
     let shared = rustix::fs::statvfs("/dev/shm").ok().map(|stats| stats.f_frsize * stats.f_blocks);
-    out.push_str(&surroundings(&Devices::here(None), shared, !hides("hide_errors_and_warnings")));
+    out.push_str(&surroundings(
+        Devices::of_training().cores,
+        &gpus::described(),
+        shared,
+        !hides("hide_errors_and_warnings"),
+    ));
     print(&out)
 }
 
@@ -99,7 +105,7 @@ fn row(name: &str, installed: &str, compatible: &str) -> String {
 }
 
 /// What surrounds the ops.
-fn surroundings(devices: &Devices, shared: Option<u64>, warns: bool) -> String {
+fn surroundings(cores: usize, gpus: &[(String, String)], shared: Option<u64>, warns: bool) -> String {
     let mut out = String::from("DeepSpeed general environment info:\n");
     let mut line = |name: &str, value: &str| {
         let _ = writeln!(out, "{name} {} {value}", ".".repeat(33_usize.saturating_sub(name.len()).max(1)));
@@ -112,8 +118,10 @@ fn surroundings(devices: &Devices, shared: Option<u64>, warns: bool) -> String {
     line("deepspeed info", &format!("oarlock {}, which answers for deepspeed", env!("CARGO_PKG_VERSION")));
     line("torch cuda version", "none needed");
     line("nvcc version", "none needed");
-    line("GPUs (not used)", &devices.gpus.to_string());
-    line("CPU cores", &devices.cores.to_string());
+    for (name, value) in gpus {
+        line(name, value);
+    }
+    line("CPU cores", &cores.to_string());
     line("shared memory (/dev/shm) size", &shared.map_or_else(|| "UNKNOWN".to_owned(), human));
     if warns && shared.is_some_and(|bytes| bytes < ENOUGH_SHARED) {
         let _ = writeln!(
@@ -161,13 +169,14 @@ mod tests {
 
     #[test]
     fn a_small_shared_memory_is_warned_of_unless_hidden() {
-        let devices = Devices { gpus: 0, cores: 2 };
-        let small = surroundings(&devices, Some(64 << 20), true);
+        let gpus = [("GPU 0".to_owned(), "A100".to_owned())];
+        let small = surroundings(2, &gpus, Some(64 << 20), true);
         assert!(small.contains("shared memory (/dev/shm) size .... 64.00 MB\n"), "{small}");
+        assert!(small.contains("\nGPU 0 ............................ A100\n"), "{small}");
         assert!(small.contains("[WARNING] /dev/shm is small"));
-        assert!(!surroundings(&devices, Some(64 << 20), false).contains("WARNING"));
-        assert!(!surroundings(&devices, Some(512 << 20), true).contains("WARNING"));
-        assert!(surroundings(&devices, None, true).contains("size .... UNKNOWN"));
+        assert!(!surroundings(2, &gpus, Some(64 << 20), false).contains("WARNING"));
+        assert!(!surroundings(2, &gpus, Some(512 << 20), true).contains("WARNING"));
+        assert!(surroundings(2, &gpus, None, true).contains("size .... UNKNOWN"));
         assert_eq!(human(1023), "1023.00 B");
         assert_eq!(human(23 << 30), "23.00 GB");
     }

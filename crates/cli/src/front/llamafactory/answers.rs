@@ -11,6 +11,7 @@ use crate::config::yaml::Data;
 use crate::config::{Problem, Problems, Words};
 use crate::console::{Outcome, eprint};
 use crate::error::{self, Error};
+use crate::front::gpus;
 use crate::launch::devices::Devices;
 
 /// A command of LLaMA-Factory that one of ours stands for.
@@ -147,10 +148,6 @@ pub(super) fn refusal(command: &str) -> String {
 /// The lines of `llamafactory-cli env`.
 pub(super) fn environment(devices: &Devices) -> error::Result<String> {
     let kernels = Isa::detect().path();
-    let gpus = match devices.gpus {
-        0 => "0".to_owned(),
-        gpus => format!("{gpus} (not used: this version trains on CPU ranks)"),
-    };
     let memory = MachineMemory::current()?;
     let none = |what: &str| format!("none needed ({what})");
     let lines = [
@@ -165,9 +162,11 @@ pub(super) fn environment(devices: &Devices) -> error::Result<String> {
         ("DeepSpeed version", none("`oarlock deepspeed` answers for it")),
         ("CPU cores", available_cores().len().to_string()),
         ("System RAM", format!("{:.2} GB", memory.total as f64 / 1e9)),
-        ("GPU number", gpus),
+        ("GPU number", devices.gpus.to_string()),
     ];
-    Ok(lines.iter().map(|(key, value)| format!("- {key}: {value}\n")).collect())
+    let lines = lines.map(|(key, value)| (key.to_owned(), value));
+    let gpus = if devices.gpus > 0 { gpus::described() } else { Vec::new() };
+    Ok(lines.into_iter().chain(gpus).map(|(key, value)| format!("- {key}: {value}\n")).collect())
 }
 
 #[cfg(test)]

@@ -43,7 +43,7 @@ pub const FLAGS: Flags = Flags {
         Key::flag(Int(1), "profile_interval", "10", Used, "Micro-steps between these tables"),
         Key::flag(Bool, "use_wandb", "false", Used, "Write a run of wandb"),
         Key::flag(Int(1), "num_processes", "", Used, "Our own: ranks; a launcher's number must agree"),
-        Key::flag(Text, "device", "", Used, "Only cpu: ranks are CPU processes"),
+        Key::flag(Text, "device", "", Used, "cuda or cpu [a GPU where there is one]"),
         Key::flag(Bool, "cpu", "false", NoEffect("ranks are CPU processes"), "Our own: train on CPU"),
         Key::flag(Text, "wandb_project", "MiniMind-Pretrain", Used, "Project of wandb"),
         Key::flag(Int(0), "num_workers", "1", NoEffect("tokens are read from a mapped file"), "Processes that load data"),

@@ -123,7 +123,7 @@ fn what_is_not_there_is_refused_with_a_reason() {
         ),
         ("--use_moe 1", "mixtures of experts"),
         ("--from_weight pretrain", "scripts/convert_model.py"),
-        ("--device cuda:0", "ranks are CPU processes; no GPU is used (write --device cpu)"),
+        ("--device cuda:1", "ranks do not run on `cuda:1` (write --device cuda or --device cpu;"),
         ("--dim 512 --hidden_size 768", "they make different models"),
         ("--out_dir a --save_dir b", "`--out_dir` and `--save_dir` are one setting of two scripts"),
         ("--dtype fp8", "`dtype` takes one of bfloat16, float16, float32, not `fp8`"),

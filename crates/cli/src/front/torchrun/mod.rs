@@ -7,12 +7,13 @@ mod tests;
 
 use std::time::SystemTime;
 
+use crate::config::environment;
 use crate::config::written::{Authority, Entry, Layer};
 use crate::config::{Problems, Words, resolve};
 use crate::console::{Outcome, print};
 use crate::front::env_var;
 use crate::front::job::Job;
-use crate::front::script::{self, Call};
+use crate::front::script::{self, Call, Script};
 use crate::launch;
 use flags::FLAGS;
 
@@ -37,7 +38,15 @@ fn job(again: Vec<String>, words: &Words, read: &dyn Fn(&str) -> Option<String>)
     // It takes precedence, as in the original.
     let call = if parsed.settings.bool("run_path") { Call::default() } else { call };
     let script = script::resolve(&parsed.rest, call, "torchrun").map_err(|wrong| problems.append(wrong)).ok();
-    let (Some(script), true) = (script, problems.is_empty()) else { return Err(problems) };
+    let (Some(mut script), true) = (script, problems.is_empty()) else { return Err(problems) };
+    if let (Script::Training(training), Some("cpu")) =
+        (&mut script, parsed.settings.text("nproc_per_node").as_deref())
+        && let Some(location) = parsed.settings.get("nproc_per_node").location()
+    {
+        // Whoever counts cores does not mean ranks that share a GPU; the training's own words come later.
+        let entries = vec![environment::device_cpu(location)];
+        training.layers.insert(0, Layer { authority: Authority::Replaces, entries });
+    }
     // The launcher sets the number for its ranks, which may be bound to fewer cores than --nproc-per-node counted.
     let layer = (!launch::is_our_rank()).then(|| {
         let location = parsed.settings.get("nproc_per_node").location().cloned();

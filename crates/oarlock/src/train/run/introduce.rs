@@ -3,6 +3,7 @@
 use std::path::Path;
 use std::time::Duration;
 
+use oarlock_tensor::Device;
 use oarlock_tensor::ops::update;
 
 use super::Run;
@@ -68,7 +69,26 @@ pub(super) fn introduce(
         accelerator.dtype(),
         accelerator.num_processes(),
         accelerator.device().describe(),
-    ))
+    ))?;
+    gpu_lines(accelerator)?.iter().try_for_each(|line| journal.message(line))
+}
+
+/// What runs a training on GPUs, and how far that is to be trusted; nothing of one on the CPU.
+fn gpu_lines(accelerator: &Accelerator) -> Result<Vec<String>> {
+    let Some(info) = accelerator.device().gpu_info()? else { return Ok(Vec::new()) };
+    let kernels = match &info.nvrtc {
+        Some(version) => format!("kernels by NVRTC {version}"),
+        None => "kernels from the cache on disk".to_owned(),
+    };
+    let machines = accelerator.communicator().machines();
+    let here = machines.iter().filter(|machine| machines.first() == Some(*machine)).count();
+    let gpus = Device::cuda_indices()?.len();
+    let shared = (here > gpus).then(|| format!("{here} ranks of this machine share {gpus} GPU(s)"));
+    let products = &info.products;
+    let trust = "experimental: verified in emulation, not yet on hardware";
+    let line =
+        format!("GPU: {kernels}, matrix products by {products}; {trust} (device=cpu trains on the CPU)");
+    Ok(std::iter::once(line).chain(shared).collect())
 }
 
 /// A number with a comma after every third digit from the right.
