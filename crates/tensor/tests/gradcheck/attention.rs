@@ -133,6 +133,9 @@ fn attention_by_cudnn() {
     ] {
         attention_case(n, sight, options).check_dtypes(&[DType::BF16, DType::F16]);
     }
+    // Documents have no graph, so the own kernels take them, which have heads of 64.
+    let documents = Dims { d: 64, ..n };
+    attention_case(documents, Sight::Documents, plain).check_dtypes(&[DType::BF16, DType::F16]);
 }
 
 /// Decoding: the last rows of a cache that has room for more.
