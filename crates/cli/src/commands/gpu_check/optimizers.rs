@@ -49,7 +49,7 @@ pub(super) fn rules() -> [(&'static str, Rule); 9] {
 pub(super) fn run(rule: &Rule, place: &Place<'_>, quick: bool) -> Result<Values> {
     let (device, role) = (place.device, Role::Matrix);
     // No multiples of what kernels take at a time.
-    let shape = Shape::new(if quick { &[20, 50] } else { &[300, 334] })?;
+    let shape = Shape::new(if quick { &[10, 33] } else { &[300, 334] })?;
     let n = shape.n_elems();
     let initial = place.values(1, n, 1.0);
     let zeros = || place.flat(DType::F32, &vec![0.0; n]);
