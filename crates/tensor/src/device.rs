@@ -246,6 +246,14 @@ impl Device {
         self.gpu().map(|gpu| gpu.info()).transpose()
     }
 
+    /// The free bytes and all bytes of the GPU's memory, whoever uses them; none of another device.
+    ///
+    /// # Errors
+    /// The driver's own.
+    pub fn gpu_memory(&self) -> Result<Option<(usize, usize)>> {
+        self.gpu().map(|gpu| gpu.memory()).transpose()
+    }
+
     /// Returns when every launch has run.
     ///
     /// # Errors
