@@ -16,6 +16,7 @@ mod fuzz;
 mod generate;
 mod gpu;
 mod gpu_check;
+mod gpu_devices;
 mod gpu_offload;
 mod import;
 mod launched;

@@ -263,6 +263,14 @@ impl Device {
         self.gpu().map_or_else(Vec::new, |gpu| gpu.products())
     }
 
+    /// The free bytes and all bytes of the GPU's memory, whoever uses them; none of another device.
+    ///
+    /// # Errors
+    /// The driver's own.
+    pub fn gpu_memory(&self) -> Result<Option<(usize, usize)>> {
+        self.gpu().map(|gpu| gpu.memory()).transpose()
+    }
+
     /// Returns when every launch has run.
     ///
     /// # Errors

@@ -28,6 +28,8 @@ mod strict;
 mod tape;
 mod tensor;
 
+/// What cuBLASLt works in on a GPU.
+pub use oarlock_cuda::blas::WORKSPACE_BYTES as GPU_WORKSPACE_BYTES;
 /// Where the libraries of CUDA are.
 pub use oarlock_cuda::libraries::Libraries as CudaLibraries;
 /// What the GPUs of this machine are, and what runs them.

@@ -12,7 +12,8 @@ use super::dtypes;
 use crate::console::{Outcome, print};
 use crate::error::{Error, Result};
 use oarlock::estimate::{
-    self, DryRun, Estimate, ModelSize, Optim, Settings, Stage, StepShape, decoder_step, offload_to_files,
+    self, DryRun, Estimate, GpuMemory, ModelSize, OnGpu, Optim, Settings, Stage, StepShape, decoder_step,
+    offload_to_files,
 };
 use oarlock::model::hf::HfConfig;
 use oarlock::model::{Decoder, DecoderConfig, Recompute};
@@ -104,6 +105,9 @@ pub(super) struct EstimateArgs {
     /// The optimizer
     #[arg(long, value_enum, default_value_t = OptimName::Adamw)]
     optim: OptimName,
+    /// Where ranks compute; cuda: a rank on each GPU, whose memory is told apart from that of the host
+    #[arg(long, value_parser = ["cpu", "cuda"], default_value = "cpu")]
+    device: String,
     /// Print JSON, in bytes
     #[arg(long)]
     json: bool,
@@ -194,13 +198,23 @@ pub(super) fn run(args: &EstimateArgs) -> Outcome {
         (None, n) => ModelSize::of_count(n.unwrap_or(0), args.largest_unit, dtype)?,
     };
     let stages = Stage::ALL.into_iter().filter(|s| args.stage.is_none_or(|n| usize::from(n) == s.number()));
-    let estimates: Vec<Estimate> = stages
+    let mut estimates: Vec<Estimate> = stages
         .map(|stage| Ok(estimate::estimate(&size, &settings(args, dtype, stage)?, step.as_ref(), program)))
         .collect::<Result<_>>()?;
+    let taken = |estimate: &mut Estimate| OnGpu::taken_from(estimate, &size, GpuMemory::unknown(1));
+    let on_gpu: Vec<OnGpu> = match args.device.as_str() {
+        "cuda" => estimates.iter_mut().map(taken).collect(),
+        _ => Vec::new(),
+    };
     let mut text = match args.json {
-        true => format!("{:#}\n", super::estimate_table::json(&size, &estimates, step.as_ref())),
+        true => format!("{:#}\n", super::estimate_table::json(&size, &estimates, &on_gpu, step.as_ref())),
         false => super::estimate_table::table(&size, &estimates, step.as_ref()),
     };
+    if !args.json {
+        for (estimate, gpu) in estimates.iter().zip(&on_gpu) {
+            text.push_str(&format!("{:7} {}\n", estimate.settings.stage.name(), gpu.line()));
+        }
+    }
     if let (Some(Other::Deepspeed), false) = (args.compare, args.json) {
         let (n, ranks) = (size.n_params() as u64, u64::from(args.num_processes));
         text.push_str("\nDeepSpeed's estimators, for GPUs and without activations:\n");

@@ -4,7 +4,7 @@ use std::fmt::Write;
 
 use serde_json::{Value, json};
 
-use oarlock::estimate::{DryRun, Estimate, ModelSize, Optim, Part, Stage};
+use oarlock::estimate::{DryRun, Estimate, ModelSize, OnGpu, Optim, Part, Stage};
 use oarlock_tensor::DType;
 
 /// Columns of numbers.
@@ -94,12 +94,17 @@ fn megabytes(bytes: u64) -> String {
 }
 
 /// The same as JSON, in bytes.
-pub fn json(size: &ModelSize, estimates: &[Estimate], step: Option<&DryRun>) -> Value {
+pub fn json(size: &ModelSize, estimates: &[Estimate], on_gpu: &[OnGpu], step: Option<&DryRun>) -> Value {
     let part = |part: &Part| json!({"name": part.name, "rank": part.rank, "machine": part.machine});
     let stages: Vec<Value> = estimates
         .iter()
-        .map(|e| {
+        .enumerate()
+        .map(|(index, e)| {
+            let gpu = on_gpu.get(index);
             json!({
+                "gpu_parts": gpu.map(|gpu| gpu.parts.iter().map(part).collect::<Vec<_>>()),
+                "gpu_rank": gpu.map(OnGpu::rank),
+                "gpu_in_use": gpu.map(OnGpu::all),
                 "stage": e.settings.stage.number(),
                 "name": e.settings.stage.name(),
                 "parts": e.parts.iter().map(part).collect::<Vec<_>>(),

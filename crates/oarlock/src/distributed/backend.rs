@@ -2,6 +2,8 @@
 
 use std::str::FromStr;
 
+use oarlock_tensor::DeviceKind;
+
 use crate::error::{Error, Result};
 
 /// What carries the bytes between ranks. torch's words, such as `"gloo"`, can be parsed into one.
@@ -17,12 +19,13 @@ impl Backend {
     /// Whether this machine can run it.
     ///
     /// # Errors
-    /// [`Backend::Nccl`], which needs GPUs that this build does not train on.
+    /// [`Backend::Nccl`] where this process sees no GPU that it can use.
     pub(super) fn check(self) -> Result<()> {
         match self {
             Backend::Gloo => Ok(()),
+            Backend::Nccl if DeviceKind::Auto.is_gpu() => Ok(()),
             Backend::Nccl => Err(Error::Usage(
-                "the backend nccl connects GPUs, and the ranks of this build train on CPUs; ask for gloo, which is shared \
+                "the backend nccl connects GPUs, and this process has none that it can use; ask for gloo, which is shared \
                  memory here (`Backend::Gloo`)"
                     .to_owned(),
             )),

@@ -2,9 +2,10 @@
 
 use oarlock_comm::{MachineMemory, ProcessMemory};
 use oarlock_tensor::ops::optimizer::Rule;
-use oarlock_tensor::{Arena, DType, Device};
+use oarlock_tensor::{DType, Device};
 
 use super::activations::{DryRun, Longest, LongestOf, MicroBatch, StepShape, decoder_step};
+use super::gpu::{GpuMemory, OnGpu};
 use super::limits::Limits;
 use super::prediction::{Estimate, estimate};
 use super::settings::{Optim, Settings, Stage};
@@ -36,6 +37,10 @@ pub struct Forecast {
     peak: u64,
     /// Steps between lines on memory; 0 for none.
     every: u64,
+    /// What a rank has on its GPU, where it computes there.
+    gpu: Option<OnGpu>,
+    /// The most that was in use on the GPU at the ends of steps.
+    gpu_peak: u64,
 }
 
 /// A training whose memory is predicted.
@@ -81,6 +86,8 @@ pub struct Known<'a> {
     pub measured: u64,
     /// The largest micro-batches, where sequences have lengths of their own and these are known.
     pub longest: Option<&'a LongestOf<'a>>,
+    /// The memory of the GPU, where ranks compute on GPUs.
+    pub gpu: Option<GpuMemory>,
 }
 
 impl Forecast {
@@ -96,7 +103,7 @@ impl Forecast {
         known: Known<'_>,
         micro_batch: &MicroBatch<'_>,
     ) -> Result<Forecast> {
-        let Known { device, apart, measured, longest } = known;
+        let Known { device, apart, measured, longest, gpu } = known;
         let settings = settings_of(config, model.config().hidden_size, apart);
         let evaluates = config.eval.at_start || config.eval.at_end || config.eval.when != When::Never;
         let shape = StepShape {
@@ -134,25 +141,39 @@ impl Forecast {
             micro_batch,
         };
         let step = training.step()?;
-        let estimate = estimate(&training.size(), settings, Some(&step), program);
-        if config.log.memory_check
-            && let Some(limit) = Limits::current()?.broken_by(&estimate)
-        {
-            let limits = Limits::current()?;
-            let fits = |estimate: &Estimate| limits.broken_by(estimate).is_none();
+        let size = training.size();
+        let mut estimate = estimate(&size, settings, Some(&step), program);
+        let whole = estimate.rank();
+        let on_gpu = |estimate: &mut Estimate| gpu.map(|memory| OnGpu::taken_from(estimate, &size, memory));
+        let gpu = on_gpu(&mut estimate);
+        let limits = config.log.memory_check.then(Limits::current).transpose()?;
+        let broken = |host: &Estimate, gpu: &Option<OnGpu>| {
+            let limits = limits.as_ref()?;
+            limits.broken_by(host).or_else(|| gpu.as_ref().and_then(OnGpu::broken))
+        };
+        if let Some(limit) = broken(&estimate, &gpu) {
+            let fits = |estimate: &Estimate| {
+                let mut host = estimate.clone();
+                let gpu = on_gpu(&mut host);
+                broken(&host, &gpu).is_none()
+            };
             let fitting = training.proposals(&fits)?;
             let fitting = fitting.into_iter().map(|(change, estimate)| (change, estimate.rank())).collect();
-            let (predicted, n_ranks) = (needs(&estimate), settings.ranks);
+            let predicted = match gpu.as_ref().filter(|gpu| gpu.broken().is_some()) {
+                Some(gpu) => gpu.line(),
+                None => needs(&estimate),
+            };
+            let n_ranks = settings.ranks;
             return Err(NotEnoughMemory { limit, predicted, n_ranks, fitting }.into());
         }
         let mut saved = 0;
         if config.train.recompute != Recompute::None {
             let keeps_all = rebuild()?;
             let kept = Training { model: &keeps_all, ..training }.predict()?;
-            saved = kept.rank().saturating_sub(estimate.rank());
+            saved = kept.rank().saturating_sub(whole);
         }
         let every = config.log.memory_steps as u64;
-        Ok(Forecast { estimate, shape, pool_bytes: step.pool_bytes, saved, peak: 0, every })
+        Ok(Forecast { estimate, shape, pool_bytes: step.pool_bytes, saved, peak: 0, every, gpu, gpu_peak: 0 })
     }
 
     /// What activations, logits and scratch memory of a rank take at most, in bytes.
@@ -177,23 +198,28 @@ impl Forecast {
             }
             None => String::new(),
         };
-        format!("memory: predicted {}{saved}{tokens}", needs(&self.estimate))
+        let gpu = self.gpu.as_ref().map_or(String::new(), |gpu| format!("\n{}", gpu.line()));
+        format!("memory: predicted {}{saved}{tokens}{gpu}", needs(&self.estimate))
     }
 
     /// After step `done` of a run that began after `first` and ends after `last`: measures where that says most, and
     /// gives a line where one is due.
-    pub fn after_step(&mut self, (first, done, last): (u64, u64, u64), arena: &Arena) -> Option<String> {
+    pub fn after_step(&mut self, (first, done, last): (u64, u64, u64), device: &Device) -> Option<String> {
         let due = self.every > 0 && done.is_multiple_of(self.every);
         if !due && done != first + 1 && done != last {
             return None;
         }
         let own = ProcessMemory::current().ok()?;
         self.peak = self.peak.max(own.pss);
+        let gpu = GpuMemory::now(device, 1).map_or(0, |memory| memory.in_use);
+        self.gpu_peak = self.gpu_peak.max(gpu);
+        let arena = device.arena();
         let machine = MachineMemory::current().ok().filter(|_| due)?;
+        let gpu = if gpu > 0 { format!("; {} of the GPU used", readable(gpu)) } else { String::new() };
         let in_use: usize = arena.usage().iter().map(|(_, usage)| usage.bytes).sum();
         Some(format!(
             "memory after step {done}: buffers {} in use, {} taken from the system; PSS {} (peak RSS {}); {} of the \
-             machine's {} used",
+             machine's {} used{gpu}",
             readable(in_use as u64),
             readable(arena.bytes() as u64),
             readable(own.pss),
@@ -208,14 +234,17 @@ impl Forecast {
     pub fn compared(&mut self, end: u64) -> Option<String> {
         self.peak = self.peak.max(end);
         let predicted = self.estimate.rank();
-        (self.peak > 0).then(|| {
-            format!(
-                "memory: predicted {} a rank, measured peak {} ({:.1} %)",
-                readable(predicted),
-                readable(self.peak),
-                100.0 * self.peak as f64 / predicted as f64
-            )
-        })
+        let compare = |predicted: u64, peak: u64| {
+            let percent = 100.0 * peak as f64 / predicted as f64;
+            let (predicted, peak) = (readable(predicted), readable(peak));
+            (predicted, format!("measured peak {peak} ({percent:.1} %)"))
+        };
+        let gpu = self.gpu.as_ref().filter(|_| self.gpu_peak > 0).map_or(String::new(), |gpu| {
+            let (predicted, measured) = compare(gpu.all(), self.gpu_peak);
+            format!("\nGPU memory: predicted {predicted} in use, {measured}")
+        });
+        let (predicted, measured) = compare(predicted, self.peak);
+        (self.peak > 0).then(|| format!("memory: predicted {predicted} a rank, {measured}{gpu}"))
     }
 }
 

@@ -3,6 +3,8 @@
 //! Model states follow from the layout of the units by formula. Activations follow from the model's own code, run on a
 //! dry device. The sum is compared with what the machine has before anything is loaded, and with what was used at the end.
 //!
+//! Of a training on GPUs, states and activations are in their memory, and the host has the rest.
+//!
 //! All figures are proportional set sizes (PSS): a page that n processes share counts 1/n for each, so the figures of
 //! the ranks add up to what the machine needs.
 
@@ -10,6 +12,7 @@ mod activations;
 mod deepspeed;
 mod forecast;
 mod gathering;
+mod gpu;
 mod limits;
 mod part;
 mod prediction;
@@ -24,6 +27,7 @@ pub use crate::error::{Limit, NotEnoughMemory, readable};
 pub use activations::{DryRun, Longest, LongestOf, MicroBatch, Pass, StepShape, decoder_step, dry_run};
 pub use deepspeed::{zero2, zero3};
 pub use forecast::{Forecast, Known, Models, Training, program_bytes};
+pub use gpu::{GpuMemory, OnGpu};
 pub use limits::Limits;
 pub use part::Part;
 pub use prediction::{Estimate, estimate};

@@ -8,7 +8,7 @@ use super::model::{Start, settings};
 use super::objective::{Judgement, NextToken, Objective, Preference, Reference, Reward, dry_pass};
 use crate::config::{LogArgs, ObjectiveArgs, TrainConfig};
 use crate::error::Result;
-use crate::estimate::{Forecast, Known};
+use crate::estimate::{Forecast, GpuMemory, Known};
 use crate::model::Decoder;
 
 /// The memory that a configuration would take, as a line of the log says it. Nothing is loaded but settings and adapters.
@@ -39,7 +39,11 @@ fn of(config: &TrainConfig, objective: &impl Objective<Model = Decoder>) -> Resu
     let rebuild = || start.decoder(&config, &hf);
     let models = (&model, &rebuild as &dyn Fn() -> Result<Decoder>, second);
     let measured = ProcessMemory::current().map_or(0, |own| own.pss);
-    let known = Known { device: &device, apart: None, measured, longest: None };
+    let gpu = config.ranks.device.is_gpu().then(|| {
+        let seen = Device::cuda_indices().map_or(1, |gpus| gpus.len().max(1));
+        GpuMemory::unknown(config.ranks.num_processes.div_ceil(seen))
+    });
+    let known = Known { device: &device, apart: None, measured, longest: None, gpu };
     let mut line = Forecast::new(&config, models, known, &dry_pass(objective))?.line();
     if config.data.packing.is_unpadded() {
         let len = config.data.cutoff_len;

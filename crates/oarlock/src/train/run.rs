@@ -10,6 +10,7 @@ mod save;
 use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 
 use oarlock_comm::ProcessMemory;
+use oarlock_tensor::Device;
 
 use crate::accelerator::{
     Accelerator, Prepared, PreparedOptimizer, PreparedScheduler, PreparedTokenLoader, TokenLoader,
@@ -19,7 +20,7 @@ use crate::checkpoint::Saver;
 use crate::config::{Length, ObjectiveArgs, TrainConfig, When};
 use crate::data::{Batch, Sampler};
 use crate::error::Result;
-use crate::estimate::{Forecast, Known, LongestOf};
+use crate::estimate::{Forecast, GpuMemory, Known, LongestOf};
 use crate::lr_scheduler::Scheduler;
 use crate::model::Decoder;
 use crate::model::hf::HfConfig;
@@ -142,7 +143,8 @@ impl<'a, O: Objective<Model = Decoder>> Run<'a, O> {
             let second = second.as_ref().map(|(second, _)| second);
             let models = (&model, &rebuild as &dyn Fn() -> Result<Decoder>, second);
             let measured = ProcessMemory::current().map_or(0, |own| own.pss);
-            let known = Known { device, apart, measured, longest };
+            let gpu = GpuMemory::now(device, ranks_of_gpu(accelerator)?);
+            let known = Known { device, apart, measured, longest, gpu };
             Ok(Some(Forecast::new(config, models, known, &dry_pass(&dry))?))
         };
         let is_unpadded = config.data.packing.is_unpadded();
@@ -331,7 +333,7 @@ impl<'a, O: Objective<Model = Decoder>> Run<'a, O> {
             self.after_step(done)?;
             if let (Some(forecast), Some(journal)) = (&mut self.forecast, &mut self.journal)
                 && let Some(line) =
-                    forecast.after_step((first, done, self.total_steps), self.accelerator.device().arena())
+                    forecast.after_step((first, done, self.total_steps), self.accelerator.device())
             {
                 journal.message(&line)?;
             }
@@ -456,6 +458,17 @@ pub fn started(stamp: Option<&str>) -> SystemTime {
         Some(micros) => UNIX_EPOCH + Duration::from_micros(micros),
         None => SystemTime::now(),
     }
+}
+
+/// How many ranks of this machine share a GPU at most.
+fn ranks_of_gpu(accelerator: &Accelerator) -> Result<usize> {
+    if !accelerator.device().is_cuda() {
+        return Ok(1);
+    }
+    let (comm, gpus) = (accelerator.communicator(), Device::cuda_indices()?.len());
+    let machines = comm.machines();
+    let here = |machine: &&usize| machines.get(comm.rank()) == Some(*machine);
+    Ok(machines.iter().filter(here).count().div_ceil(gpus.max(1)))
 }
 
 /// How many ranks are on this machine, where they share no memory.

@@ -179,6 +179,15 @@ impl Gpu {
         self.stream.synchronize().map_err(failed)
     }
 
+    /// Its free bytes, and all of them.
+    ///
+    /// # Errors
+    /// The driver's own.
+    pub fn memory(&self) -> Result<(usize, usize)> {
+        let info = self.context.memory_info().map_err(failed)?;
+        Ok((info.free_bytes, info.total_bytes))
+    }
+
     /// Floating-point operations per second that products of `dtype` reach: of square matrices that grow until one of them
     /// takes long enough to be timed.
     pub fn peak_flops(self: &Arc<Self>, dtype: DType) -> Result<f64> {

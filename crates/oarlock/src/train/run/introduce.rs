@@ -29,8 +29,15 @@ impl<O: Objective<Model = Decoder>> Run<'_, O> {
         self.accelerator.wait_for_everyone()?;
         let mut peak = [update::peak_flops(self.accelerator.device(), self.accelerator.dtype())];
         self.accelerator.reduce_sum(&mut peak)?;
+        let (device, dtype) = (self.accelerator.device().is_cuda(), self.accelerator.dtype());
         if let Some(journal) = &mut self.journal {
             journal.set_peak_flops(peak[0]);
+            if device {
+                let (n, peak) = (self.accelerator.num_processes(), peak[0] / 1e12);
+                journal.note(&format!(
+                    "MFU is the share of {peak:.3} TFLOP/s, what products in {dtype} reached on {n} rank(s)"
+                ))?;
+            }
         }
         Ok(())
     }

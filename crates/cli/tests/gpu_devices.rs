@@ -1,0 +1,251 @@
+//! Which device a training takes by itself, and by the commands of other programs: over fake libraries of CUDA, whose
+//! driver shows an H100, an A100 and a V100, and without any.
+
+use std::os::unix::fs::symlink;
+
+use crate::common::{Said, Site, run};
+use crate::gpu::fakes;
+
+const TRAIN: [&str; 6] = ["--max_steps", "1", "--num_train_epochs", "1", "--output_dir", "out"];
+
+/// A configuration that says nothing about ranks and devices.
+const CONFIG: &str = "\
+model_name_or_path: model
+dataset: text.jsonl
+cutoff_len: 16
+per_device_train_batch_size: 2
+save_strategy: no
+overwrite_output_dir: true
+num_threads_per_process: 1
+";
+
+fn site() -> Site {
+    let site = Site::new();
+    site.write("train.yaml", CONFIG);
+    site
+}
+
+/// A command over the fake libraries, with these variables and without those that say something of devices.
+fn said(site: &Site, line: &str, variables: &[(&str, &str)]) -> Said {
+    let words: Vec<&str> = line.split(' ').collect();
+    let mut command = site.oarlock(&words);
+    for name in ["FORCE_TORCHRUN", "DS_ACCELERATOR", "CUDA_VISIBLE_DEVICES", "ACCELERATE_USE_CPU"] {
+        command.env_remove(name);
+    }
+    if let Some(folder) = fakes() {
+        command.env("OARLOCK_CUDA_LIBRARIES", folder);
+    }
+    command.env("XDG_CACHE_HOME", site.path("cache")).env("HF_HOME", site.path("hf"));
+    command.envs(variables.iter().copied());
+    run(command)
+}
+
+/// The line that says on how many ranks of which device a training runs.
+fn ranks(said: &Said) -> &str {
+    assert_eq!(said.code, Some(0), "{said:?}");
+    let line = said.stdout.lines().find(|line| line.contains(" rank(s) of "));
+    let line = line.unwrap_or_else(|| panic!("{said:?}"));
+    line.split("; ").find(|part| part.contains("rank(s)")).unwrap()
+}
+
+/// Trains a step with these words; how many ranks, on a GPU or not.
+fn trained(site: &Site, line: &str, variables: &[(&str, &str)]) -> (usize, bool) {
+    let said = said(site, line, variables);
+    let ranks = ranks(&said);
+    let on_gpu = ranks.contains("Emulated");
+    let experimental = said.stdout.contains("experimental: verified in emulation, not yet on hardware");
+    assert_eq!(on_gpu, experimental, "{said:?}");
+    assert_eq!(on_gpu, said.stdout.contains("device=cpu trains on the CPU"), "{said:?}");
+    (ranks.split(' ').next().unwrap().parse().unwrap(), on_gpu)
+}
+
+#[test]
+fn a_training_takes_the_gpus_that_it_sees_unless_it_is_told_otherwise() {
+    if fakes().is_none() {
+        return;
+    }
+    let site = site();
+    let train = "train train.yaml max_steps=1 output_dir=out";
+    // The V100 is too old, so the other two have a rank each.
+    for (words, variables, expected) in [
+        ("", &[][..], (2, true)),
+        ("", &[("CUDA_VISIBLE_DEVICES", "1")], (1, true)),
+        ("", &[("CUDA_VISIBLE_DEVICES", "0,7,1")], (1, true)),
+        ("", &[("CUDA_VISIBLE_DEVICES", "")], (1, false)),
+        ("", &[("CUDA_VISIBLE_DEVICES", "-1")], (1, false)),
+        (" device=cpu", &[], (1, false)),
+        (" use_cpu=true", &[], (1, false)),
+        ("", &[("DS_ACCELERATOR", "cpu")], (1, false)),
+        ("", &[("ACCELERATE_USE_CPU", "true")], (1, false)),
+    ] {
+        assert_eq!(trained(&site, &format!("{train}{words}"), variables), expected, "{words} {variables:?}");
+    }
+    let shared = said(&site, &format!("{train} num_processes=3"), &[]);
+    assert!(ranks(&shared).starts_with("3 rank(s) of Emulated H100"), "{shared:?}");
+    assert!(shared.stdout.contains("3 ranks of this machine share 2 GPU(s)"), "{shared:?}");
+    let both = said(&site, &format!("{train} use_cpu=true device=cuda"), &[]);
+    assert!(both.code != Some(0) && both.stderr.contains("exclude each other"), "{both:?}");
+}
+
+#[test]
+fn what_is_missing_to_use_a_gpu_is_said_in_a_line_and_the_cpu_trains() {
+    let Some(libraries) = fakes() else { return };
+    let site = site();
+    let train = "train train.yaml max_steps=1 output_dir=out";
+    for (kept, why) in [
+        (&[][..], None),
+        (
+            &["libcuda.so.1"],
+            Some(
+                "this machine has 3 GPUs, but libnvrtc, the compiler of CUDA kernels, was not found; `pip install \
+                  nvidia-cuda-nvrtc` gets it; the CPU is used until then",
+            ),
+        ),
+    ] {
+        let folder = site.path(&format!("libraries {}", kept.len()));
+        std::fs::create_dir(&folder).unwrap();
+        kept.iter().for_each(|name| symlink(libraries.join(name), folder.join(name)).unwrap());
+        let said = said(&site, train, &[("OARLOCK_CUDA_LIBRARIES", folder.to_str().unwrap())]);
+        assert!(ranks(&said).starts_with("1 rank(s) of cpu"), "{said:?}");
+        let notes: Vec<&str> = said.stderr.lines().filter(|line| line.contains("GPU")).collect();
+        assert_eq!(notes, why.map(|why| format!("note: {why}")).iter().collect::<Vec<_>>(), "{said:?}");
+        assert!(!said.stdout.contains("GPU"), "{said:?}");
+    }
+    // Without cuBLASLt the own kernels compute.
+    let folder = site.path("no cublas");
+    std::fs::create_dir(&folder).unwrap();
+    for name in ["libcuda.so.1", "libnvrtc.so.13"] {
+        symlink(libraries.join(name), folder.join(name)).unwrap();
+    }
+    let said = said(
+        &site,
+        &format!("{train} num_processes=1"),
+        &[("OARLOCK_CUDA_LIBRARIES", folder.to_str().unwrap())],
+    );
+    assert!(ranks(&said).contains("Emulated H100"), "{said:?}");
+    assert!(
+        said.stdout.contains("own kernels: libcublasLt was not found; pip install nvidia-cublas"),
+        "{said:?}"
+    );
+}
+
+#[test]
+fn the_launchers_of_other_programs_do_what_they_say() {
+    if fakes().is_none() {
+        return;
+    }
+    let site = site();
+    site.write("ds.json", "{\"train_micro_batch_size_per_gpu\": \"auto\"}");
+    let gpus = "distributed_type: MULTI_GPU\nnum_processes: 2\ngpu_ids: '0,1'\n";
+    site.write("gpus.yaml", gpus);
+    site.write("cpu.yaml", "distributed_type: NO\nuse_cpu: true\nnum_processes: 1\n");
+    let (visible, force) = (("CUDA_VISIBLE_DEVICES", "0,1"), ("FORCE_TORCHRUN", "1"));
+    let train = format!("src/train.py train.yaml {}", TRAIN.join(" "));
+    let deepspeed = format!("{train} --deepspeed ds.json");
+    for (line, variables, expected) in [
+        (format!("accelerate launch --multi_gpu --num_processes 2 {train}"), &[][..], (2, true)),
+        (format!("accelerate launch --num_processes 1 --gpu_ids 1 {train}"), &[], (1, true)),
+        (format!("accelerate launch --config_file gpus.yaml {train}"), &[], (2, true)),
+        (format!("accelerate launch --config_file cpu.yaml {train}"), &[], (1, false)),
+        (format!("accelerate launch --multi_gpu --cpu --num_processes 2 {train}"), &[], (2, false)),
+        (format!("deepspeed --num_gpus 2 {deepspeed}"), &[], (2, true)),
+        (format!("deepspeed --include localhost:1 {deepspeed}"), &[], (1, true)),
+        (format!("deepspeed --exclude localhost:2 {deepspeed}"), &[], (2, true)),
+        (format!("deepspeed {deepspeed}"), &[visible], (2, true)),
+        (format!("deepspeed --num_gpus 2 --cpu {deepspeed}"), &[], (2, false)),
+        (format!("torchrun --nproc_per_node gpu {train}"), &[visible], (2, true)),
+        (format!("torchrun --nproc_per_node auto {train}"), &[visible], (2, true)),
+        (format!("torchrun --nproc_per_node 1 {train}"), &[], (1, true)),
+        (format!("llamafactory-cli train train.yaml {}", TRAIN.join(" ")), &[visible], (2, true)),
+        (format!("llamafactory-cli train train.yaml {}", TRAIN.join(" ")), &[visible, force], (2, true)),
+    ] {
+        assert_eq!(trained(&site, &line, variables), expected, "{line} {variables:?}");
+    }
+    // The GPU that was selected, and no other.
+    let one = said(&site, &format!("deepspeed --include localhost:1 {deepspeed}"), &[]);
+    assert!(ranks(&one).contains("Emulated A100"), "{one:?}");
+    let one = said(&site, &format!("accelerate launch --num_processes 1 --gpu_ids 1 {train}"), &[]);
+    assert!(ranks(&one).contains("Emulated A100"), "{one:?}");
+    let many = said(&site, &format!("deepspeed --num_gpus 4 {deepspeed}"), &[]);
+    assert!(many.code == Some(2) && many.stderr.contains("this machine has 3"), "{many:?}");
+}
+
+#[test]
+fn the_reports_name_gpus_driver_and_libraries() {
+    if fakes().is_none() {
+        return;
+    }
+    let site = site();
+    for report in ["env", "ds_report", "accelerate env", "llamafactory-cli env"] {
+        let said = said(&site, report, &[("CUDA_VISIBLE_DEVICES", "1,0")]);
+        assert_eq!(said.code, Some(0), "{said:?}");
+        let all = said.stdout;
+        let line = |name: &str| {
+            let found = all.lines().find(|line| line.trim_start_matches("- ").starts_with(name));
+            found.unwrap_or_else(|| panic!("{report}: no {name}: {all}"))
+        };
+        let first = line("GPU 0");
+        for words in ["Emulated A100, 0.06 GiB", "compute capability 8.0", "GPU-00295"] {
+            assert!(first.contains(words), "{report}: {first}");
+        }
+        assert!(line("GPU 1").contains("Emulated H100"), "{report}: {all}");
+        assert!(line("GPU driver").contains("for CUDA up to 13.1"), "{report}: {all}");
+        for (library, file) in [
+            ("libnvrtc", "libnvrtc.so.13"),
+            ("libcublasLt", "libcublasLt.so.13"),
+            ("libnccl", "libnccl.so.2"),
+        ] {
+            assert!(line(library).contains(file), "{report}: {all}");
+        }
+        let place = line("Trainings run on");
+        assert!(place.contains("2 GPUs, a rank on each (experimental: verified in emulation"), "{place}");
+    }
+    let libraries = fakes().unwrap();
+    let folder = site.path("driver");
+    std::fs::create_dir(&folder).unwrap();
+    symlink(libraries.join("libcuda.so.1"), folder.join("libcuda.so.1")).unwrap();
+    let bare = said(&site, "env", &[("OARLOCK_CUDA_LIBRARIES", folder.to_str().unwrap())]).stdout;
+    for words in [
+        "`pip install nvidia-cuda-nvrtc` gets it",
+        "`pip install nvidia-cublas` gets it",
+        "Trainings run on: the CPU: ",
+    ] {
+        assert!(bare.contains(words), "{words}: {bare}");
+    }
+}
+
+#[test]
+fn the_memory_of_the_gpu_is_predicted_and_compared() {
+    if fakes().is_none() {
+        return;
+    }
+    let site = site();
+    for (ranks, zero) in [(1, 0), (2, 0), (2, 1), (2, 2), (2, 3)] {
+        // States and activations that are more than the constants.
+        let config = std::fs::read_to_string(site.path("model/config.json")).unwrap();
+        let mut config: serde_json::Value = serde_json::from_str(&config).unwrap();
+        config["intermediate_size"] = 4096.into();
+        site.write("model/config.json", &config.to_string());
+        let line = format!(
+            "train train.yaml train_from_scratch=true max_steps=2 memory_steps=1 output_dir=out num_processes={ranks} \
+             deepspeed={{\"zero_optimization\":{{\"stage\":{zero}}}}}"
+        );
+        let said = said(&site, &line, &[]);
+        assert_eq!(said.code, Some(0), "{said:?}");
+        let lines: Vec<&str> =
+            said.stdout.lines().filter(|line| line.contains("GPU memory: predicted")).collect();
+        let [before, after] = lines[..] else { panic!("{said:?}") };
+        assert!(before.contains("working weights") && before.contains("of 268.4 MB in use"), "{before}");
+        let percent = after.rsplit_once('(').and_then(|(_, end)| end.split(' ').next()?.parse::<f64>().ok());
+        println!("{ranks} {zero}: {before}\n{after}");
+        assert!((85.0..103.0).contains(&percent.unwrap()), "{ranks} ranks, ZeRO-{zero}: {before}\n{after}");
+    }
+    // More than the GPU has is refused before anything is loaded.
+    let much =
+        "train train.yaml max_steps=1 output_dir=much num_processes=1 per_device_train_batch_size=4096";
+    let refused = said(&site, much, &[]);
+    assert_eq!(refused.code, Some(1), "{refused:?}");
+    for words in ["not enough memory to train", "the memory of the GPU", "per_device_train_batch_size: "] {
+        assert!(refused.stderr.contains(words), "{words}: {refused:?}");
+    }
+}

@@ -1,0 +1,122 @@
+//! What of a training is in the memory of a GPU, and what is left for the host.
+//!
+//! A rank alone keeps its states on the GPU. Ranks that meet in shared memory of the host have a copy of each region
+//! there that they use, all of it, and the region itself is the host's. Activations are in the GPU's pool. What the GPU has
+//! in use before anything is loaded is measured where there is one: the context of CUDA, the workspace of matrix
+//! products, other programs.
+
+use oarlock_tensor::Device;
+
+use super::part::Part;
+use super::prediction::Estimate;
+use super::settings::{Settings, Stage};
+use super::size::ModelSize;
+use crate::error::{Limit, readable};
+
+/// The context of CUDA and the kernels, where no GPU can be asked.
+const CONTEXT_BYTES: u64 = 480 << 20;
+
+/// Kernels that are loaded after the prediction was made.
+const LATER_BYTES: u64 = 8 << 20;
+
+/// The part of an estimate that is neither a state of the model nor an activation.
+const PROGRAM: &str = "program, data";
+
+/// The memory of a GPU, as far as it is known.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct GpuMemory {
+    /// In use before anything is loaded, by whomever.
+    pub in_use: u64,
+    /// All of it; `None` where no GPU was asked.
+    pub total: Option<u64>,
+    /// The ranks that share it.
+    pub ranks: usize,
+}
+
+impl GpuMemory {
+    /// As it is now; `None` of another device.
+    pub fn now(device: &Device, ranks: usize) -> Option<GpuMemory> {
+        let (free, total) = device.gpu_memory().ok().flatten()?;
+        let in_use = total.saturating_sub(free) as u64;
+        Some(GpuMemory { in_use, total: Some(total as u64), ranks })
+    }
+
+    /// One that nobody uses yet.
+    pub fn unknown(ranks: usize) -> GpuMemory {
+        let workspace = oarlock_tensor::GPU_WORKSPACE_BYTES as u64;
+        GpuMemory { in_use: CONTEXT_BYTES + workspace, total: None, ranks }
+    }
+}
+
+/// What a rank has on its GPU.
+#[derive(Clone, Debug, PartialEq)]
+pub struct OnGpu {
+    /// The memory that all of it is in.
+    pub memory: GpuMemory,
+    /// What takes memory; of each the bytes of the rank with the largest share.
+    pub parts: Vec<Part>,
+}
+
+impl OnGpu {
+    /// Divides an estimate: what is on the GPU is taken out of it.
+    pub fn taken_from(estimate: &mut Estimate, size: &ModelSize, memory: GpuMemory) -> OnGpu {
+        let settings = estimate.settings.clone();
+        let meets_on_host = settings.ranks > 1;
+        let mut parts = Vec::new();
+        estimate.parts.retain(|part| {
+            if part.name == PROGRAM {
+                return true;
+            }
+            let copied = copied(part.name, size, &settings).filter(|_| meets_on_host);
+            parts.push(Part { rank: copied.unwrap_or(part.rank), shared: false, ..*part });
+            copied.is_some()
+        });
+        OnGpu { memory, parts }
+    }
+
+    /// Bytes of the rank with the largest share.
+    pub fn rank(&self) -> u64 {
+        self.parts.iter().map(|part| part.rank).sum()
+    }
+
+    /// Bytes in use on the GPU with all of its ranks.
+    pub fn all(&self) -> u64 {
+        let ranks = self.rank().saturating_mul(self.memory.ranks.max(1) as u64);
+        ranks.saturating_add(self.memory.in_use).saturating_add(LATER_BYTES)
+    }
+
+    /// The limit that it does not keep.
+    pub fn broken(&self) -> Option<Limit> {
+        let (needs, allows) = (self.all(), self.memory.total?);
+        (needs > allows).then_some(Limit { name: "the memory of the GPU", allows, needs })
+    }
+
+    /// In words.
+    pub fn line(&self) -> String {
+        let parts = self.parts.iter().map(|part| format!("{} {}", part.name, readable(part.rank)));
+        let parts: Vec<String> = parts.collect();
+        let of = self.memory.total.map_or(String::new(), |total| format!(" of {}", readable(total)));
+        let ranks = match self.memory.ranks {
+            0 | 1 => String::new(),
+            n => format!(", shared by {n} ranks"),
+        };
+        format!(
+            "GPU memory: predicted {} a rank ({}); {}{of} in use with context, workspace and other programs{ranks}",
+            readable(self.rank()),
+            parts.join(", "),
+            readable(self.all()),
+        )
+    }
+}
+
+/// The bytes of a rank's copies of the regions in which ranks meet, if a part is such.
+fn copied(name: &str, size: &ModelSize, settings: &Settings) -> Option<u64> {
+    let elems = |trained: &ModelSize, bytes: &dyn Fn(usize) -> usize| -> u64 {
+        trained.layouts().map(|(dtype, layout)| (bytes(dtype.size()) * layout.n_elems()) as u64).sum()
+    };
+    match name {
+        "working weights" => Some(elems(size, &|size| size)),
+        "gradients" if settings.stage < Stage::Gradients => Some(elems(&size.trained(), &|_| 4)),
+        _ => None,
+    }
+}
