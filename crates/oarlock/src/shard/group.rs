@@ -200,7 +200,7 @@ impl GroupBuilder<'_> {
         let alone = self.mesh.shard.world_size() == 1 && self.mesh.replica.is_none();
         match alone && self.device.is_cuda() {
             true => Ok(FlatBuffer::pooled(self.device, region.bytes(), what)?),
-            false => Ok(FlatBuffer::over(Box::new(region.clone()))),
+            false => Ok(region.flat()),
         }
     }
 
@@ -227,7 +227,7 @@ impl GroupBuilder<'_> {
             Some(replica) => {
                 let name = format!("gradient sums {index}");
                 let region = replica.allocate(&name, bytes, Sharing::PerRank)?;
-                Ok(Grads::Sharded { sums: FlatBuffer::over(Box::new(region.clone())), across: Some(region) })
+                Ok(Grads::Sharded { sums: region.flat(), across: Some(region) })
             }
             None => Ok(Grads::Sharded {
                 sums: FlatBuffer::pooled(self.device, bytes, "gradient sums")?,

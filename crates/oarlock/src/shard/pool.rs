@@ -68,7 +68,7 @@ impl BufferPool {
             let name = format!("{} {}", self.what, self.n_allocated);
             let region = self.comm.allocate(&name, bytes, self.sharing)?;
             (self.n_allocated, self.bytes) = (self.n_allocated + 1, self.bytes + bytes);
-            return Ok(PoolBuffer { flat: FlatBuffer::over(Box::new(region.clone())), region });
+            return Ok(PoolBuffer { flat: region.flat(), region });
         };
         let (buffer, given_back) = self.free.remove(index);
         if self.sharing == Sharing::Replicated && given_back == self.meetings {

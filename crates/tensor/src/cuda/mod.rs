@@ -13,6 +13,7 @@ mod form;
 pub(crate) mod forms;
 mod info;
 mod mirror;
+mod side_stream;
 
 use std::cell::Cell;
 use std::collections::BTreeSet;
@@ -37,6 +38,8 @@ pub(crate) use form::{Call, Form, Found, Kernels, Matrix, Unable, element};
 pub use info::GpuInfo;
 pub(crate) use mirror::Mirror;
 pub(crate) use oarlock_cuda::attention::AttentionShape;
+pub(crate) use side_stream::Mark;
+pub use side_stream::SideStream;
 
 /// A GPU that this process uses.
 pub(crate) struct Gpu {
@@ -356,6 +359,11 @@ impl Block {
     pub fn start_of(&self, ptr: NonNull<u8>) -> usize {
         // Spans are made from addresses inside of their memory.
         ptr.addr().get().saturating_sub(self.memory.address() as usize)
+    }
+
+    /// The place behind all launches so far.
+    pub fn mark(&self) -> Result<Mark> {
+        self.gpu.mark()
     }
 
     fn slice(&self, start: usize, bytes: usize) -> Result<Slice<'_>> {
