@@ -4,6 +4,7 @@ use std::ffi::{CString, c_char, c_int};
 use std::ops::Range;
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Output, Stdio};
+use std::sync::atomic::{AtomicU16, Ordering};
 use std::time::{Duration, Instant};
 
 use oarlock_comm::{Communicator, Error, Ownership, Ready, Region, Sharing, nccl};
@@ -250,14 +251,16 @@ fn fail_next(call: &str, code: c_int) {
 
 /// Starts two ranks in a role; what they say, in their order.
 fn run(role: &str, folder: &Path) -> Vec<Output> {
-    let address = format!("{}", 1024 + (std::process::id() as usize * 31 + role.len() * 977) % 60_000);
+    static NEXT: AtomicU16 = AtomicU16::new(0);
+    // Nobody opens it. Other processes that run these tests have others.
+    let port = 1024 + (std::process::id() as u16 % 600) * 100 + NEXT.fetch_add(1, Ordering::Relaxed);
     let start = |rank: usize| -> Child {
         let mut command = Command::new(std::env::current_exe().unwrap());
         command.args(["--exact", "child", "--nocapture"]).env(ROLE, role).env(LIBRARIES, folder);
         command.env_remove("OARLOCK_TRANSPORT").env("OARLOCK_JOIN_TIMEOUT", "60");
         let variables = [("RANK", rank), ("WORLD_SIZE", 2), ("LOCAL_RANK", rank), ("LOCAL_WORLD_SIZE", 2)];
         command.envs(variables.map(|(name, value)| (name, value.to_string())));
-        command.env("MASTER_ADDR", "127.0.0.1").env("MASTER_PORT", &address);
+        command.env("MASTER_ADDR", "127.0.0.1").env("MASTER_PORT", port.to_string());
         command.stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().unwrap()
     };
     let ranks: Vec<Child> = (0..2).map(start).collect();
