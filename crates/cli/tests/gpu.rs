@@ -44,6 +44,8 @@ fn compare(site: &Site, name: &str, settings: &[&str], bound: f64) {
         let said = on_gpu(site, &words);
         assert_eq!(said.contains("Emulated H100"), device == "cuda", "{said}");
         assert!(!said.contains("without a form for the GPU"), "{said}");
+        let has_two_gpus = device == "cuda" && !settings.contains(&"num_processes=1");
+        assert_eq!(said.contains("collectives by NCCL 2."), has_two_gpus, "{said}");
         losses(site, &output)
     });
     assert_eq!(cpu.len(), 4, "{name}: {cpu:?}");
@@ -65,6 +67,37 @@ fn a_training_follows_the_cpus_losses_in_every_placement() {
         compare(&site, &format!("zero {stage}"), &[&zero], 1e-5);
     }
     compare(&site, "accumulation", &["gradient_accumulation_steps=2"], 1e-5);
+    compare(&site, "zero 3 in bf16", &[r#"deepspeed={"zero_optimization":{"stage":3}}"#, "bf16=true"], 1e-2);
+    compare(&site, "fsdp", &["fsdp=full_shard auto_wrap", "gradient_accumulation_steps=2"], 1e-5);
+    compare(&site, "hybrid", &[r#"deepspeed={"zero_optimization":{"stage":3,"mics_shard_size":1}}"#], 1e-5);
+}
+
+#[test]
+fn ranks_with_a_gpu_each_go_on_from_their_checkpoint() {
+    if fakes().is_none() {
+        return;
+    }
+    let site = Site::new();
+    let zero = r#"deepspeed={"zero_optimization":{"stage":3}}"#;
+    let train = |output: &str, more: &[&str]| {
+        let output = format!("output_dir={output}");
+        let words = [
+            "train",
+            "train.yaml",
+            "device=cuda",
+            "max_steps=4",
+            "save_steps=2",
+            "save_strategy=steps",
+            zero,
+        ];
+        on_gpu(&site, &[&words[..], &[&output], more].concat())
+    };
+    train("whole", &[]);
+    train("parts", &[]);
+    std::fs::remove_dir_all(site.path("parts/checkpoint-4")).unwrap();
+    let resumed = train("parts", &["resume_from_checkpoint=parts/checkpoint-2"]);
+    assert!(resumed.contains("step 3/4") && !resumed.contains("step 2/4"), "{resumed}");
+    assert_eq!(site.read("whole/model.safetensors"), site.read("parts/model.safetensors"));
 }
 
 #[test]

@@ -105,6 +105,15 @@ impl Communicator {
         Communicator::new(Arc::new(Solo::new()))
     }
 
+    /// What carries the bytes between the ranks, in words: `shared memory`, `MPI`, or `NCCL` with its version.
+    pub fn describe(&self) -> String {
+        self.0.transport.describe()
+    }
+
+    pub(crate) fn transport(&self) -> &Arc<dyn Transport> {
+        &self.0.transport
+    }
+
     /// A weak handle on it.
     pub fn downgrade(&self) -> WeakCommunicator {
         WeakCommunicator(Arc::downgrade(&self.0))
@@ -157,7 +166,8 @@ impl Communicator {
     }
 
     /// Sums the elements of `range` over all ranks, in a fixed pairwise tree over ranks; each rank then holds the sums.
-    /// 16-bit elements are added in f32 and rounded once.
+    /// 16-bit elements are added in f32 and rounded once. Over NCCL the order is that of NCCL, the same on every run with the
+    /// same GPUs and settings, and 16-bit elements are rounded at every rank.
     ///
     /// # Errors
     /// As every collective, and when the arguments do not fit the region.
@@ -169,6 +179,7 @@ impl Communicator {
         range: Range<usize>,
         after: Ready,
     ) -> Result<Ready> {
+        self.check_reach(Operation::AllReduce, region)?;
         check_summable(Operation::AllReduce, region, dtype)?;
         let draft = Draft::range(Operation::AllReduce, region, dtype, &range, 0)?;
         self.run(draft, |t, r| t.all_reduce(r, region, range.clone(), after))
@@ -187,6 +198,7 @@ impl Communicator {
         owners: &Ownership,
         after: Ready,
     ) -> Result<Ready> {
+        self.check_reach(Operation::ReduceScatter, region)?;
         check_summable(Operation::ReduceScatter, region, dtype)?;
         let draft = self.draft_owners(Operation::ReduceScatter, region, dtype, owners)?;
         self.run(draft, |t, r| t.reduce_scatter(r, region, owners, after))
@@ -205,6 +217,7 @@ impl Communicator {
         owners: &Ownership,
         after: Ready,
     ) -> Result<Ready> {
+        self.check_reach(Operation::AllGather, region)?;
         let draft = self.draft_owners(Operation::AllGather, region, dtype, owners)?;
         self.run(draft, |t, r| t.all_gather(r, region, owners, after))
     }
@@ -222,6 +235,7 @@ impl Communicator {
         root: usize,
         after: Ready,
     ) -> Result<Ready> {
+        self.check_reach(Operation::Broadcast, region)?;
         self.check_rank(Operation::Broadcast, root)?;
         let draft = Draft::range(Operation::Broadcast, region, dtype, &range, root as u64 + 1)?;
         self.run(draft, |t, r| t.broadcast(r, region, range.clone(), root, after))
@@ -411,6 +425,18 @@ impl Communicator {
             }
         }
         result
+    }
+
+    /// A region on a GPU is for the communicator that has allocated it.
+    fn check_reach(&self, operation: Operation, region: &Region) -> Result<()> {
+        if region.gpu().is_none() || self.0.transport.reaches_gpus() {
+            return Ok(());
+        }
+        Err(Error::Argument {
+            operation: operation.name(),
+            expected: format!("a region that {} reaches", self.describe()),
+            got: format!("{:?}, in memory of a GPU", region.name()),
+        })
     }
 
     fn check_rank(&self, operation: Operation, rank: usize) -> Result<()> {

@@ -14,6 +14,7 @@ mod mapped;
 mod memory;
 #[cfg(feature = "mpi")]
 mod mpi;
+pub mod nccl;
 mod operation;
 mod ownership;
 mod patience;

@@ -1,20 +1,42 @@
 //! Order as a value: the promise that data may be touched.
 //!
-//! Today every promise is already kept: transports work on the calling thread and return when a collective is over, so
-//! [`Ready::now`] is all that they return, and communication does not overlap computation. The type is the seam for
-//! transports with a thread or stream of their own, which return [`Ready::after`].
+//! Transports of host memory work on the calling thread and return [`Ready::now`] when a collective is over. NCCL's works
+//! on a stream of its own and returns [`Ready::after`]: launches of the GPU come after it without the host.
 
 use std::any::Any;
 
-use crate::error::Result;
+use oarlock_tensor::PendingLaunches;
 
-/// Work that has been started on a device stream or another thread. No transport of today starts any.
+use crate::error::{Error, Result};
+
+/// Work that has been started on a device stream or another thread.
 pub trait Pending: Any + Send {
     /// Returns when the work is over.
     ///
     /// # Errors
     /// When the work failed.
     fn wait(self: Box<Self>) -> Result<()>;
+
+    /// Has the launches that are called from now on come after the work: without this thread where work and launches are
+    /// those of one GPU, else by waiting here.
+    ///
+    /// # Errors
+    /// As [`Pending::wait`].
+    fn precede_launches(self: Box<Self>) -> Result<()> {
+        self.wait()
+    }
+}
+
+/// Launches that a collective comes after.
+impl Pending for PendingLaunches {
+    fn wait(self: Box<Self>) -> Result<()> {
+        let failed = |error| Error::system("run a launch that a collective waits for", error);
+        PendingLaunches::wait(&self).map_err(failed)
+    }
+
+    fn precede_launches(self: Box<Self>) -> Result<()> {
+        if self.are_in_order() { Ok(()) } else { Pending::wait(self) }
+    }
 }
 
 /// A promise that data may be touched: returned by the producer of the data, taken by their next user.
@@ -40,6 +62,14 @@ impl Ready {
     /// When the work failed.
     pub fn wait(self) -> Result<()> {
         self.pending.map_or(Ok(()), Pending::wait)
+    }
+
+    /// Has the launches that are called from now on come after it, as [`Pending::precede_launches`].
+    ///
+    /// # Errors
+    /// When the work failed.
+    pub fn precede_launches(self) -> Result<()> {
+        self.pending.map_or(Ok(()), Pending::precede_launches)
     }
 
     /// The pending work if it is of type `P`, so that a transport can order it without blocking this thread.

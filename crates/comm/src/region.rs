@@ -4,6 +4,8 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU8, Ordering::Relaxed};
 
 use bytemuck::Pod;
+use oarlock_tensor::FlatBuffer;
+use oarlock_tensor::ops::transfer;
 
 use crate::error::{Error, Result};
 
@@ -35,8 +37,15 @@ struct Inner {
     name: String,
     bytes: usize,
     sharing: Sharing,
-    local: usize,
-    buffers: Vec<Box<dyn Memory>>,
+    place: Place,
+}
+
+/// Where its elements are.
+enum Place {
+    /// In memory of the host: the buffer of each rank that is within reach, and which of them is this rank's.
+    Host { local: usize, buffers: Vec<Box<dyn Memory>> },
+    /// In memory of this rank's GPU.
+    Gpu(FlatBuffer),
 }
 
 impl Region {
@@ -51,7 +60,37 @@ impl Region {
         local: usize,
         buffers: Vec<Box<dyn Memory>>,
     ) -> Region {
-        Region(Arc::new(Inner { name: name.to_owned(), bytes, sharing, local, buffers }))
+        Region(Arc::new(Inner {
+            name: name.to_owned(),
+            bytes,
+            sharing,
+            place: Place::Host { local, buffers },
+        }))
+    }
+
+    /// A region in memory of a GPU, of which each rank has its own. For transports.
+    ///
+    /// # Errors
+    /// When there are fewer bytes.
+    pub fn on_gpu(name: &str, bytes: usize, sharing: Sharing, flat: FlatBuffer) -> Result<Region> {
+        if flat.len_bytes() < bytes {
+            let got = format!("{}", flat.len_bytes());
+            return Err(Error::Argument { operation: "allocate", expected: format!("{bytes} bytes"), got });
+        }
+        Ok(Region(Arc::new(Inner { name: name.to_owned(), bytes, sharing, place: Place::Gpu(flat) })))
+    }
+
+    /// Its elements, as launches use them.
+    pub fn flat(&self) -> FlatBuffer {
+        self.gpu().cloned().unwrap_or_else(|| FlatBuffer::over(Box::new(self.clone())))
+    }
+
+    /// Its elements, where they are in memory of a GPU.
+    pub fn gpu(&self) -> Option<&FlatBuffer> {
+        match &self.0.place {
+            Place::Host { .. } => None,
+            Place::Gpu(flat) => Some(flat),
+        }
     }
 
     /// Its name.
@@ -69,43 +108,65 @@ impl Region {
         self.0.sharing
     }
 
-    /// This rank's buffer; 64-byte aligned, zero when allocated.
+    /// This rank's buffer; 64-byte aligned, zero when allocated. Null for a region on a GPU, where the host has no address.
     ///
     /// Between collectives only this rank may write its own buffer (of a replicated region: its own ranges), and no rank may
     /// read what another may write. The caller must keep this rule.
     pub fn as_ptr(&self) -> *mut u8 {
-        self.0.buffers[self.0.local].as_ptr()
+        match &self.0.place {
+            Place::Host { local, buffers } => buffers[*local].as_ptr(),
+            Place::Gpu(_) => std::ptr::null_mut(),
+        }
     }
 
     pub(crate) fn buffers(&self) -> impl Iterator<Item = *mut u8> {
-        self.0.buffers.iter().map(|b| b.as_ptr())
+        let buffers = match &self.0.place {
+            Place::Host { buffers, .. } => &buffers[..],
+            Place::Gpu(_) => &[],
+        };
+        buffers.iter().map(|b| b.as_ptr())
     }
 
-    /// This rank's elements, as a slice.
+    /// The elements that a slice of the host has: none of a region on a GPU.
+    fn host_elements<T>(&self) -> (*mut T, usize) {
+        match self.gpu() {
+            None => (self.as_ptr().cast(), self.bytes() / size_of::<T>()),
+            Some(_) => (std::ptr::dangling_mut(), 0),
+        }
+    }
+
+    /// This rank's elements, as a slice; an empty one for a region on a GPU.
     ///
     /// # Safety
     /// Until the borrow ends nobody writes them: not this rank elsewhere, not another rank, not a collective.
     pub unsafe fn as_slice<T: Pod>(&self) -> &[T] {
+        let (first, n) = self.host_elements::<T>();
         // SAFETY: the buffer is aligned and holds `bytes` bytes of any bit pattern; exclusivity is the caller's.
-        unsafe { std::slice::from_raw_parts(self.as_ptr().cast(), self.bytes() / size_of::<T>()) }
+        unsafe { std::slice::from_raw_parts(first, n) }
     }
 
-    /// This rank's elements, as a slice to write.
+    /// This rank's elements, as a slice to write; an empty one for a region on a GPU.
     ///
     /// # Safety
     /// Until the borrow ends nobody else reads or writes them: not this rank elsewhere, not another rank, no collective.
     #[allow(clippy::mut_from_ref)]
     pub unsafe fn as_mut_slice<T: Pod>(&self) -> &mut [T] {
+        let (first, n) = self.host_elements::<T>();
         // SAFETY: the buffer is aligned and holds `bytes` bytes of any bit pattern; exclusivity is the caller's.
-        unsafe { std::slice::from_raw_parts_mut(self.as_ptr().cast(), self.bytes() / size_of::<T>()) }
+        unsafe { std::slice::from_raw_parts_mut(first, n) }
     }
 
     /// Copies elements out of this rank's buffer, beginning with element `first`. Safe and slow: for small values.
     ///
     /// # Errors
-    /// When they do not lie inside the region.
+    /// When they do not lie inside the region, or a GPU has failed.
     pub fn read<T: Pod>(&self, first: usize, out: &mut [T]) -> Result<()> {
         let start = self.byte_offset::<T>("read", first, out.len())?;
+        if let Some(flat) = self.gpu() {
+            let read =
+                transfer::read_with::<T, _>(flat, first..first + out.len(), |from| out.copy_from_slice(from));
+            return read.map_err(|error| Error::system("read a region on a GPU", error));
+        }
         for (i, byte) in bytemuck::cast_slice_mut::<T, u8>(out).iter_mut().enumerate() {
             *byte = self.byte(start + i).load(Relaxed);
         }
@@ -115,9 +176,14 @@ impl Region {
     /// Copies elements into this rank's buffer, beginning with element `first`. Safe and slow: for small values.
     ///
     /// # Errors
-    /// When they do not lie inside the region.
+    /// When they do not lie inside the region, or a GPU has failed.
     pub fn write<T: Pod>(&self, first: usize, values: &[T]) -> Result<()> {
         let start = self.byte_offset::<T>("write", first, values.len())?;
+        if let Some(flat) = self.gpu() {
+            let range = first..first + values.len();
+            let written = transfer::write_with::<T, _>(flat, range, |to| to.copy_from_slice(values));
+            return written.map_err(|error| Error::system("write a region on a GPU", error));
+        }
         for (i, &byte) in bytemuck::cast_slice::<T, u8>(values).iter().enumerate() {
             self.byte(start + i).store(byte, Relaxed);
         }

@@ -4,7 +4,7 @@ use std::ops::Range;
 use std::sync::Arc;
 
 use crate::call::Request;
-use crate::error::Result;
+use crate::error::{Error, Result};
 use crate::ledger::RankStatus;
 use crate::ownership::Ownership;
 use crate::patience::Patience;
@@ -16,8 +16,8 @@ use crate::region::{Region, Sharing};
 /// The communicator in front of it has checked the arguments (ranges inside regions, one list of ranges a rank, dtypes
 /// that can be added) and makes one call at a time. A transport compares the requests of all ranks and fails on every
 /// rank when they differ. It begins after `after` is over. The caller may touch the regions again once it has waited for the
-/// `Ready` that is returned. All transports of today work on the calling thread and return [`Ready::now`]; one that works on
-/// a thread or stream of its own returns a pending one.
+/// `Ready` that is returned. Transports of host memory work on the calling thread and return [`Ready::now`]; NCCL's works on
+/// a stream of its own and returns a pending one.
 pub trait Transport: Send + Sync {
     /// The number of this rank in the group.
     fn rank(&self) -> usize;
@@ -25,6 +25,16 @@ pub trait Transport: Send + Sync {
     fn world_size(&self) -> usize;
     /// Whether all ranks of the group see one copy of a replicated region.
     fn shares_memory(&self) -> bool;
+
+    /// Whether its collectives take regions in memory of a GPU.
+    fn reaches_gpus(&self) -> bool {
+        false
+    }
+
+    /// What carries the bytes, in words.
+    fn describe(&self) -> String {
+        if self.shares_memory() { "shared memory".to_string() } else { "MPI".to_string() }
+    }
 
     /// This rank's index among those of the group that share its cores, and their number.
     fn sharing_cores(&self) -> (usize, usize) {
@@ -108,6 +118,10 @@ pub trait Transport: Send + Sync {
     fn set_phase(&self, note: &str);
     /// What each rank was last doing.
     fn statuses(&self) -> Vec<RankStatus>;
+    /// What ended the run, if anything has: a rank failed, or its process is gone. Waits for nobody.
+    fn failure(&self) -> Option<Error> {
+        None
+    }
     /// Tells all ranks that this one failed; every rank reports the first failure of the run.
     fn abort(&self, cause: &str);
     /// Leaves the group; a rank that is dropped without this call counts as failed for those that still wait for it.

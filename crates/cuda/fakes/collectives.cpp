@@ -12,7 +12,8 @@ size_t Comm::bytes_in(const Part& part) const {
   return reads ? part.count * SIZES[part.type] * (part.kind == REDUCE_SCATTER ? world : 1) : 0;
 }
 size_t Comm::bytes_out(const Part& part) const {
-  return part.kind == SEND ? 0 : part.count * SIZES[part.type] * (part.kind == ALL_GATHER ? world : 1);
+  bool writes = part.kind != SEND && (part.kind != REDUCE || part.peer == rank);
+  return !writes ? 0 : part.count * SIZES[part.type] * (part.kind == ALL_GATHER ? world : 1);
 }
 
 template <class T> static T combined(T a, T b, int reduction) {
@@ -61,8 +62,10 @@ void Work::read() {
     size_t bytes = part.count * SIZES[part.type];
     for (int peer = 0; peer < comm->world; peer++) {
       bool is_peer = part.is_message() ? peer == part.peer : peer != comm->rank;
-      bool gives = part.kind != RECV && (part.kind != BROADCAST || comm->rank == part.peer);
-      bool takes = part.kind != SEND && (part.kind != BROADCAST || peer == part.peer);
+      bool gives = part.kind != RECV && (part.kind != BROADCAST || comm->rank == part.peer) &&
+                   (part.kind != REDUCE || peer == part.peer);
+      bool takes = part.kind != SEND && (part.kind != BROADCAST || peer == part.peer) &&
+                   (part.kind != REDUCE || comm->rank == part.peer);
       if (is_peer && gives) {
         const char* from = part.own.data() + (part.kind == REDUCE_SCATTER ? bytes * peer : 0);
         part.out[peer].bytes.assign((char*)&header, (char*)(&header + 1));
@@ -86,6 +89,9 @@ void Work::write() {
     switch (part.kind) {
       case ALL_REDUCE:
       case REDUCE_SCATTER: reduce_any(part.type, part.to, from, part.count, part.reduction); break;
+      case REDUCE:
+        if (comm->rank == part.peer) reduce_any(part.type, part.to, from, part.count, part.reduction);
+        break;
       case ALL_GATHER:
         for (int peer = 0; peer < comm->world; peer++) memcpy(part.to + bytes * peer, from[peer], bytes);
         break;
@@ -101,7 +107,7 @@ static void raise(fake::Counter& want, u64 to) {
 }
 
 static std::string text_of(const Header& header) {
-  const char* const names[] = {"all-reduce", "reduce-scatter", "all-gather", "broadcast", "message"};
+  const char* const names[] = {"all-reduce", "reduce-scatter", "all-gather", "broadcast", "reduce", "message"};
   return std::string(names[header.kind]) + " of " + std::to_string(header.count) + " elements";
 }
 

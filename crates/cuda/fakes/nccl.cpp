@@ -349,6 +349,9 @@ Result ncclAllGather(const void* from, void* to, size_t count, int type, void* c
 Result ncclBroadcast(const void* from, void* to, size_t count, int type, int root, void* comm, void* stream) {
   return add("ncclBroadcast", BROADCAST, from, to, count, type, 0, root, comm, stream);
 }
+Result ncclReduce(const void* from, void* to, size_t count, int type, int reduction, int root, void* comm, void* stream) {
+  return add("ncclReduce", REDUCE, from, to, count, type, reduction, root, comm, stream);
+}
 Result ncclSend(const void* from, size_t count, int type, int peer, void* comm, void* stream) {
   return add("ncclSend", SEND, from, nullptr, count, type, 0, peer, comm, stream);
 }

@@ -13,7 +13,7 @@ namespace fake {
 typedef int Result;
 const Result UNHANDLED_CUDA = 1, SYSTEM = 2, INVALID_ARGUMENT = 4, INVALID_USAGE = 5, REMOTE = 6, IN_PROGRESS = 7;
 const int PENDING = -1;
-enum Kind { ALL_REDUCE, REDUCE_SCATTER, ALL_GATHER, BROADCAST, SEND, RECV };
+enum Kind { ALL_REDUCE, REDUCE_SCATTER, ALL_GATHER, BROADCAST, REDUCE, SEND, RECV };
 // Bytes of the elements of each type.
 const size_t SIZES[] = {1, 1, 4, 4, 8, 8, 2, 4, 8, 2};
 

@@ -11,6 +11,7 @@ use std::sync::{Arc, OnceLock};
 use oarlock_kernels::{Error, Result};
 
 use crate::arena::Buffer;
+use crate::cuda::Mark;
 use crate::device::Device;
 use crate::launch::{HostOrder, HostOwner, Owner, Span};
 use crate::ops::transfer;
@@ -67,15 +68,38 @@ impl Drop for Inner {
 }
 
 /// Launches that are still to use a flat buffer.
-pub struct PendingLaunches(HostOrder);
+pub struct PendingLaunches(Launched);
+
+enum Launched {
+    /// On memory that the host sees as well.
+    Host(HostOrder),
+    /// In the stream of a GPU, on its own memory.
+    Gpu(Mark),
+}
 
 impl PendingLaunches {
+    /// Their place in the stream of a GPU. Later launches come behind it by themselves.
+    pub(crate) fn mark(&self) -> Option<&Mark> {
+        match &self.0 {
+            Launched::Host(_) => None,
+            Launched::Gpu(mark) => Some(mark),
+        }
+    }
+
+    /// Whether later launches come behind them by themselves, so that nobody needs to wait but the host.
+    pub fn are_in_order(&self) -> bool {
+        self.mark().is_some()
+    }
+
     /// Returns when they have run.
     ///
     /// # Errors
     /// What a launch met.
     pub fn wait(&self) -> Result<()> {
-        self.0.settle()
+        match &self.0 {
+            Launched::Host(order) => order.settle(),
+            Launched::Gpu(mark) => mark.wait(),
+        }
     }
 }
 
@@ -158,10 +182,24 @@ impl FlatBuffer {
     /// What launches are still to do to it where the host sees it as well; `None` on a device that runs them at once.
     pub fn pending(&self) -> Option<PendingLaunches> {
         match self.span().owner {
-            Owner::Strict(guard) => Some(PendingLaunches(HostOrder::Strict(guard.clone()))),
-            Owner::Host(host) => host.order.get().cloned().map(PendingLaunches),
+            Owner::Strict(guard) => Some(PendingLaunches(Launched::Host(HostOrder::Strict(guard.clone())))),
+            Owner::Host(host) => {
+                host.order.get().cloned().map(|order| PendingLaunches(Launched::Host(order)))
+            }
             // Nobody reaches it but launches and copies, which keep their order.
             Owner::Pool | Owner::Cuda(_) | Owner::Pinned(_) => None,
+        }
+    }
+
+    /// The launches so far that may use it: those of [`FlatBuffer::pending`], and for memory of a GPU all that it was
+    /// given, for whoever uses it beside launches.
+    ///
+    /// # Errors
+    /// [`Error::Gpu`].
+    pub fn launched(&self) -> Result<Option<PendingLaunches>> {
+        match self.span().owner {
+            Owner::Cuda(block) => Ok(Some(PendingLaunches(Launched::Gpu(block.mark()?)))),
+            _ => Ok(self.pending()),
         }
     }
 

@@ -268,6 +268,10 @@ impl Transport for Mpi {
         self.group.ranks.iter().map(|&rank| self.group.member.world.status(rank)).collect()
     }
 
+    fn failure(&self) -> Option<Error> {
+        self.group.member.world.check().err()
+    }
+
     fn abort(&self, cause: &str) {
         let world = self.group.member.world;
         // All ranks get the first failure, whichever it was.

@@ -228,6 +228,16 @@ impl Group {
         Ok(())
     }
 
+    /// What ended the run, if anything has; a rank of the group that is gone does.
+    pub(super) fn failure(&self) -> Option<Error> {
+        let of_rank = |&rank: &usize| {
+            let pid = self.segment().cell(rank).pid.load(Ordering::Relaxed);
+            let cause = state(self.segment(), rank).failure(pid, false)?;
+            Some(self.member.fail(&Failure::Peer { rank, cause }))
+        };
+        self.member.check_failure().err().or_else(|| self.ranks.iter().find_map(of_rank))
+    }
+
     /// Compares the calls of the ranks that have entered.
     fn compare(&self, round: u64) -> Result<()> {
         let mut here = (0..self.ranks.len()).filter_map(|i| self.entered_key(i, round).map(|key| (i, key)));

@@ -239,6 +239,10 @@ impl Transport for SharedMemory {
         self.group.ranks.iter().map(|&rank| status(self.group.segment(), rank)).collect()
     }
 
+    fn failure(&self) -> Option<Error> {
+        self.group.failure()
+    }
+
     fn abort(&self, cause: &str) {
         let rank = self.group.member.rank;
         self.group.member.fail(&Failure::Peer { rank, cause: cause.into() });

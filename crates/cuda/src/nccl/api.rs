@@ -54,6 +54,7 @@ binding! { Nccl;
         reduce_scatter: "ncclReduceScatter" (u64, u64, usize, c_int, c_int, Handle, Stream);
         all_gather: "ncclAllGather" (u64, u64, usize, c_int, Handle, Stream);
         broadcast: "ncclBroadcast" (u64, u64, usize, c_int, c_int, Handle, Stream);
+        reduce: "ncclReduce" (u64, u64, usize, c_int, c_int, c_int, Handle, Stream);
         send: "ncclSend" (u64, usize, c_int, c_int, Handle, Stream);
         recv: "ncclRecv" (u64, usize, c_int, c_int, Handle, Stream);
     }

@@ -59,6 +59,7 @@ pub(super) enum Kind {
     ReduceScatter(Reduction),
     AllGather,
     Broadcast { root: usize },
+    Reduce { by: Reduction, root: usize },
     Send { to: usize },
     Recv { from: usize },
 }
@@ -70,6 +71,7 @@ impl Kind {
             Kind::ReduceScatter(_) => "ncclReduceScatter",
             Kind::AllGather => "ncclAllGather",
             Kind::Broadcast { .. } => "ncclBroadcast",
+            Kind::Reduce { .. } => "ncclReduce",
             Kind::Send { .. } => "ncclSend",
             Kind::Recv { .. } => "ncclRecv",
         }
@@ -107,7 +109,8 @@ impl<'a> Op<'a> {
         let no_type = || wrong(kind, format!("NCCL has no elements of type {element}"));
         let type_code = type_code(element).ok_or_else(no_type)?;
         let peer = match kind {
-            Kind::Broadcast { root: peer } | Kind::Send { to: peer } | Kind::Recv { from: peer } => peer,
+            Kind::Broadcast { root: peer } | Kind::Reduce { root: peer, .. } => peer,
+            Kind::Send { to: peer } | Kind::Recv { from: peer } => peer,
             _ => 0,
         };
         if peer >= world {
@@ -123,7 +126,7 @@ impl<'a> Op<'a> {
         let n = |memory: Option<Slice>| memory.map_or(0, |memory| memory.bytes() / size);
         let (n_from, n_to) = (n(from), n(to));
         let (fits, count) = match kind {
-            Kind::AllReduce(_) | Kind::Broadcast { .. } => (n_from == n_to, n_from),
+            Kind::AllReduce(_) | Kind::Broadcast { .. } | Kind::Reduce { .. } => (n_from == n_to, n_from),
             Kind::ReduceScatter(_) => (Some(n_from) == n_to.checked_mul(world), n_to),
             Kind::AllGather => (Some(n_to) == n_from.checked_mul(world), n_from),
             Kind::Send { .. } => (true, n_from),
@@ -199,6 +202,9 @@ impl<'a> Op<'a> {
                 Kind::ReduceScatter(by) => call!(api, reduce_scatter(from, to, n, of, by.code(), comm, on)),
                 Kind::AllGather => call!(api, all_gather(from, to, n, of, comm, on)),
                 Kind::Broadcast { .. } => call!(api, broadcast(from, to, n, of, self.peer, comm, on)),
+                Kind::Reduce { by, .. } => {
+                    call!(api, reduce(from, to, n, of, by.code(), self.peer, comm, on))
+                }
                 Kind::Send { .. } => call!(api, send(from, n, of, self.peer, comm, on)),
                 Kind::Recv { .. } => call!(api, recv(to, n, of, self.peer, comm, on)),
             }

@@ -62,6 +62,18 @@ impl<'a> Group<'a> {
         self.add(Kind::Broadcast { root }, Some(memory), Some(memory), element)
     }
 
+    /// [`Comm::reduce`].
+    pub fn reduce(
+        &mut self,
+        from: Slice<'a>,
+        to: Slice<'a>,
+        element: Element,
+        by: Reduction,
+        root: usize,
+    ) -> Result<()> {
+        self.add(Kind::Reduce { by, root }, Some(from), Some(to), element)
+    }
+
     /// [`Comm::send`].
     pub fn send(&mut self, from: Slice<'a>, element: Element, to: usize) -> Result<()> {
         self.add(Kind::Send { to }, Some(from), None, element)
@@ -154,6 +166,18 @@ impl Comm {
     /// Leaves on every rank what the root has.
     pub fn broadcast(&self, memory: Slice<'_>, element: Element, root: usize, stream: &Stream) -> Result<()> {
         self.group(stream, |group| group.broadcast(memory, element, root))
+    }
+
+    /// Leaves on the root what the elements of all ranks become. `from` may be `to`, which only the root writes.
+    pub fn reduce(
+        &self,
+        from: Slice<'_>,
+        to: Slice<'_>,
+        element: Element,
+        (by, root): (Reduction, usize),
+        stream: &Stream,
+    ) -> Result<()> {
+        self.group(stream, |group| group.reduce(from, to, element, by, root))
     }
 
     /// Gives elements to another rank, which must take them by [`Comm::recv`].

@@ -7,7 +7,7 @@ use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering::Relaxed};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
-use oarlock_comm::{Communicator, Scalar};
+use oarlock_comm::{Communicator, Scalar, nccl};
 use oarlock_tensor::cpu::Isa;
 use oarlock_tensor::{Automatic, DType, Device, DeviceKind, Par};
 
@@ -192,6 +192,7 @@ impl Accelerator {
             other => other,
         };
         let device = Device::open(kind, isa, Par::threads(threads)?)?;
+        let comm = between_gpus(comm, &device)?;
         let plugins = Arc::new(Plugins::of(config.deepspeed_plugin.as_ref(), &config.deepspeed_plugins)?);
         Accelerator::build(comm, device, config, plugins)
     }
@@ -287,6 +288,25 @@ impl Accelerator {
         }
     }
 }
+/// The ranks by NCCL where each has a GPU of its own. Where that is not so, what they have on GPUs goes through memory of the
+/// host, and rank 0 says why.
+fn between_gpus(comm: Communicator, device: &Device) -> Result<Communicator> {
+    // All ranks have the same kind of device.
+    if !device.is_cuda() || comm.world_size() == 1 {
+        return Ok(comm);
+    }
+    match nccl::over(&comm, device)? {
+        nccl::Choice::Nccl(over) => Ok(over),
+        nccl::Choice::Host(why) => {
+            if let Some(why) = why.filter(|_| comm.rank() == 0) {
+                let host = comm.describe();
+                rank::tell_note_once(&format!("gradients and weights go between GPUs over {host}: {why}"));
+            }
+            Ok(comm)
+        }
+    }
+}
+
 /// The GPU of a rank: those of a machine take them in turns, from `first` on.
 fn gpu_of_rank(first: usize, comm: &Communicator) -> Result<usize> {
     // By the machine alone: ranks that are bound to cores of their own share its GPUs as well.

@@ -437,8 +437,8 @@ impl Engine {
         for group in &self.core.groups {
             if let Weights::Resident(region) = &group.weights {
                 let (dtype, owners) = (group.params.dtype(), &group.owners);
-                let written = group.params.weights().map_or_else(Ready::now, |flat| ready(&flat));
-                self.core.mesh.shard.all_gather(region, dtype, owners, written)?.wait()?;
+                let written = group.params.weights().map_or(Ok(Ready::now()), |flat| ready(&flat))?;
+                self.core.mesh.shard.all_gather(region, dtype, owners, written)?.precede_launches()?;
             }
         }
         Ok(())

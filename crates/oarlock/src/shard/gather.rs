@@ -105,7 +105,7 @@ impl Core {
                 transfer::write_with::<u8, _>(&buffer.flat, range, |bytes| store.read_bytes(bytes, 0))??;
             }
         }
-        let ready = comm.all_gather(&buffer.region, dtype, &owners, ready(&buffer.flat))?;
+        let ready = comm.all_gather(&buffer.region, dtype, &owners, ready(&buffer.flat)?)?;
         match &mut pass.secondary_pool {
             Some(pool) if secondary => pool.met(),
             _ => pass.pool.met(),
@@ -119,7 +119,7 @@ impl Core {
         if let Some((buffer, ready, _)) = &mut pass.groups[index].buffer
             && let Some(ready) = ready.take()
         {
-            ready.wait()?;
+            ready.precede_launches()?;
             self.groups[index].params.attach_weights(buffer.flat.clone())?;
         }
         Ok(())
@@ -128,7 +128,7 @@ impl Core {
     fn release_group(&self, pass: &mut PassState, index: usize) -> Result<()> {
         let Some((buffer, ready, secondary)) = pass.groups[index].buffer.take() else { return Ok(()) };
         if let Some(ready) = ready {
-            ready.wait()?;
+            ready.precede_launches()?;
         }
         self.groups[index].params.detach_weights();
         match &mut pass.secondary_pool {

@@ -223,7 +223,7 @@ impl GroupBuilder<'_> {
             Some(replica) => {
                 let name = format!("gradient sums {index}");
                 let region = replica.allocate(&name, bytes, Sharing::PerRank)?;
-                Ok(Grads::Sharded { sums: FlatBuffer::over(Box::new(region.clone())), across: Some(region) })
+                Ok(Grads::Sharded { sums: region.flat(), across: Some(region) })
             }
             None => Ok(Grads::Sharded {
                 sums: FlatBuffer::pooled(self.device, bytes, "gradient sums")?,

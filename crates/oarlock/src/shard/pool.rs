@@ -11,7 +11,7 @@ use crate::shard::order::settle;
 pub fn flat_of(region: &Region, is_alone: bool, device: &Device, what: &'static str) -> Result<FlatBuffer> {
     match is_alone && device.is_cuda() {
         true => Ok(FlatBuffer::pooled(device, region.bytes(), what)?),
-        false => Ok(FlatBuffer::over(Box::new(region.clone()))),
+        false => Ok(region.flat()),
     }
 }
 

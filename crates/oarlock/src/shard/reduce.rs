@@ -56,7 +56,7 @@ impl Core {
         let owned = group.owners.of(shard.rank()).first().cloned().unwrap_or(0..0);
         self.in_reduce_dtype(group, region, flat, owned, &|region, dtype, flat| {
             group.buckets.iter().try_for_each(|bucket| {
-                Ok(shard.reduce_scatter(region, dtype, bucket, ready(flat))?.wait()?)
+                Ok(shard.reduce_scatter(region, dtype, bucket, ready(flat)?)?.precede_launches()?)
             })
         })
     }
@@ -66,7 +66,7 @@ impl Core {
         let (end, bucket) = (group.layout.n_elems(), self.options.reduce_bucket_elems);
         self.in_reduce_dtype(group, region, flat, 0..end, &|region, dtype, flat| {
             runs(0..end, bucket).try_for_each(|chunk| {
-                Ok(self.mesh.shard.all_reduce(region, dtype, chunk, ready(flat))?.wait()?)
+                Ok(self.mesh.shard.all_reduce(region, dtype, chunk, ready(flat)?)?.precede_launches()?)
             })
         })
     }
@@ -116,7 +116,8 @@ impl Core {
                     }
                     if let (Some(region), Some(replica)) = (across, &self.mesh.replica) {
                         let n_elems = region.bytes() / 4;
-                        replica.all_reduce(region, DType::F32, 0..n_elems, ready(sums))?.wait()?;
+                        let all = 0..n_elems;
+                        replica.all_reduce(region, DType::F32, all, ready(sums)?)?.precede_launches()?;
                     }
                 }
             }

@@ -17,6 +17,7 @@ mod info;
 mod mirror;
 mod order;
 mod pinned;
+mod side_stream;
 
 use std::cell::Cell;
 use std::collections::BTreeSet;
@@ -46,6 +47,8 @@ pub use info::GpuInfo;
 pub(crate) use mirror::Mirror;
 pub(crate) use oarlock_cuda::attention::AttentionShape;
 pub(crate) use pinned::PinnedBlock;
+pub(crate) use side_stream::Mark;
+pub use side_stream::SideStream;
 
 /// A GPU that this process uses.
 pub(crate) struct Gpu {
@@ -408,6 +411,12 @@ impl Block {
     pub fn before(&self, how: Use) -> Result<()> {
         // Later copies wait for all launches, so for these copies too.
         self.copies.order_once(&self.gpu.stream, how).map_err(failed)
+    }
+
+    /// The place behind all launches and copies so far that use it.
+    pub fn mark(&self) -> Result<Mark> {
+        self.before(Use::Write)?;
+        self.gpu.mark()
     }
 
     fn slice(&self, start: usize, bytes: usize) -> Result<Slice<'_>> {

@@ -70,8 +70,12 @@ pub(super) fn introduce(
         .saturating_mul(config.train.batch_size)
         .saturating_mul(config.train.accumulation);
     let up_to = if config.data.packing.is_unpadded() { "up to " } else { "" };
+    let by = match accelerator.device().is_cuda() && accelerator.num_processes() > 1 {
+        true => format!(", collectives by {}", accelerator.communicator().describe()),
+        false => String::new(),
+    };
     journal.message(&format!(
-        "{:.2} M parameters in {}; {} rank(s) of {}; {n_rows} rows of {up_to}{row_len} tokens; {total_steps} steps of {per_step} rows",
+        "{:.2} M parameters in {}; {} rank(s) of {}{by}; {n_rows} rows of {up_to}{row_len} tokens; {total_steps} steps of {per_step} rows",
         n_params as f64 / 1e6,
         accelerator.dtype(),
         accelerator.num_processes(),

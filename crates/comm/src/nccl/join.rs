@@ -1,0 +1,172 @@
+//! Whether ranks can meet by NCCL, and how they do: each needs a GPU of its own and the same libnccl.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use oarlock_cuda::libraries::Libraries;
+use oarlock_cuda::nccl::{Comm, Nccl, Patience, UniqueId};
+use oarlock_tensor::{Device, SideStream};
+
+use super::transport::NcclTransport;
+use super::watch::Watch;
+use crate::communicator::Communicator;
+use crate::error::{Error, Result};
+use crate::transport_kind::TRANSPORT;
+
+/// How long ranks that have just met wait for NCCL to connect them, if they are not told to give up earlier.
+const CONNECT: Duration = Duration::from_secs(120);
+
+/// What ranks on GPUs meet by.
+pub enum Choice {
+    /// NCCL.
+    Nccl(Communicator),
+    /// Memory of the host, and why; nothing to say where the user has chosen it or there is no GPU.
+    Host(Option<String>),
+}
+
+/// What one rank has.
+struct Offer {
+    /// Its GPU, by its UUID; empty without one.
+    gpu: String,
+    /// The version of its NCCL, or why it has none.
+    nccl: std::result::Result<String, String>,
+    /// Whether the environment asks for another transport.
+    asks_for_host: bool,
+}
+
+impl Offer {
+    fn to_bytes(&self) -> Vec<u8> {
+        let (kind, text) = match &self.nccl {
+            Ok(version) => ("has", version),
+            Err(reason) => ("lacks", reason),
+        };
+        [self.gpu.as_str(), if self.asks_for_host { "host" } else { "any" }, kind, text]
+            .join("\n")
+            .into_bytes()
+    }
+
+    fn from_bytes(bytes: &[u8]) -> Offer {
+        let text = String::from_utf8_lossy(bytes);
+        let mut lines = text.splitn(4, '\n').map(str::to_string);
+        let mut next = || lines.next().unwrap_or_default();
+        let (gpu, asks_for_host) = (next(), next() == "host");
+        let nccl = if next() == "has" { Ok(next()) } else { Err(next()) };
+        Offer { gpu, nccl, asks_for_host }
+    }
+}
+
+/// Why these ranks cannot meet by NCCL; the same on all of them.
+fn obstacle(offers: &[Offer]) -> Option<Option<String>> {
+    if offers.iter().any(|offer| offer.gpu.is_empty() || offer.asks_for_host) {
+        return Some(None);
+    }
+    for (rank, offer) in offers.iter().enumerate() {
+        if let Some(other) = offers[..rank].iter().position(|other| other.gpu == offer.gpu) {
+            return Some(Some(format!("ranks {other} and {rank} share a GPU, and NCCL needs one for each")));
+        }
+    }
+    for (rank, offer) in offers.iter().enumerate() {
+        match (&offer.nccl, &offers[0].nccl) {
+            (Err(reason), _) => {
+                // It says how to get what is missing.
+                return Some(Some(format!("rank {rank} cannot use NCCL: {reason}")));
+            }
+            (Ok(version), Ok(first)) if version != first => {
+                return Some(Some(format!("rank 0 has NCCL {first} and rank {rank} has {version}")));
+            }
+            _ => {}
+        }
+    }
+    None
+}
+
+/// Brings the ranks of `comm` together by NCCL, each with its GPU, or says why they stay with the memory of the host. All
+/// ranks must call it.
+///
+/// # Errors
+/// As every collective, and when NCCL is there on all ranks and fails.
+pub fn over(comm: &Communicator, device: &Device) -> Result<Choice> {
+    let failed = |error: String| Error::system("connect the GPUs by NCCL", error);
+    let side = SideStream::of(device).map_err(|error| failed(error.to_string()))?;
+    let loaded = Nccl::find(&Libraries::from_environment());
+    let version = match &loaded {
+        Ok(nccl) => nccl.version().map_err(|error| error.to_string()),
+        Err(error) => Err(error.to_string()),
+    };
+    let gpu = match &side {
+        Some(side) => side.context().device().uuid().map_err(|error| failed(error.to_string()))?,
+        None => String::new(),
+    };
+    let asks_for_host = std::env::var_os(TRANSPORT).is_some();
+    let all = comm.all_gather_bytes(&Offer { gpu, nccl: version, asks_for_host }.to_bytes())?;
+    let offers: Vec<Offer> = all.iter().map(|bytes| Offer::from_bytes(bytes)).collect();
+    if let Some(why) = obstacle(&offers) {
+        return Ok(Choice::Host(why));
+    }
+    let (Some(side), Ok(nccl)) = (side, loaded) else { return Ok(Choice::Host(None)) };
+    let joined = join(comm, &nccl, &side)?;
+    let version = offers[0].nccl.clone().unwrap_or_default();
+    let watch = Watch::new(comm.transport().clone()).map_err(|error| failed(error.to_string()))?;
+    let transport = NcclTransport::new(comm.clone(), joined, nccl, Arc::new(side), device, watch, &version);
+    Ok(Choice::Nccl(Communicator::new(Arc::new(transport))))
+}
+
+/// Joins the ranks of a communicator in one of NCCL. If one fails, all do.
+pub(super) fn join(comm: &Communicator, nccl: &Nccl, side: &SideStream) -> Result<Comm> {
+    let id = if comm.rank() == 0 { nccl.unique_id().map(Some) } else { Ok(None) };
+    let made = match &id {
+        Ok(id) => id.map(|id| id.to_bytes().to_vec()).unwrap_or_default(),
+        Err(_) => Vec::new(),
+    };
+    let told = comm.broadcast_bytes(0, &made)?;
+    let patience = Patience::new(comm.transport().patience().limit().min(CONNECT));
+    let joined = match (<[u8; UniqueId::BYTES]>::try_from(&told[..]), id) {
+        (_, Err(error)) => Err(error.to_string()),
+        (Err(_), _) => Err("rank 0 could not make an id".to_string()),
+        (Ok(id), _) => {
+            let (rank, n) = (comm.rank(), comm.world_size());
+            let joined = nccl.join(side.context(), UniqueId::from_bytes(id), rank, n, patience);
+            joined.map_err(|error| error.to_string())
+        }
+    };
+    let said = joined.as_ref().err().cloned().unwrap_or_default();
+    let all = comm.all_gather_bytes(said.as_bytes())?;
+    match (joined, all.iter().position(|said| !said.is_empty())) {
+        (Ok(joined), None) => Ok(joined),
+        (joined, rank) => {
+            let cause = joined.err().unwrap_or_else(|| {
+                rank.map_or_else(String::new, |r| format!("rank {r}: {}", String::from_utf8_lossy(&all[r])))
+            });
+            Err(Error::system("connect the GPUs by NCCL", cause))
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn offer(gpu: &str, nccl: std::result::Result<&str, &str>) -> Offer {
+        let nccl = nccl.map(str::to_string).map_err(str::to_string);
+        Offer { gpu: gpu.to_string(), nccl, asks_for_host: false }
+    }
+
+    #[test]
+    fn each_rank_needs_a_gpu_of_its_own_and_the_same_nccl() {
+        let why = |offers: &[Offer]| {
+            let offers: Vec<Offer> = offers.iter().map(|o| Offer::from_bytes(&o.to_bytes())).collect();
+            obstacle(&offers)
+        };
+        let has = |gpu| offer(gpu, Ok("2.29.7"));
+        assert_eq!(why(&[has("a"), has("b")]), None);
+        let shared = why(&[has("a"), has("b"), has("a")]).flatten().unwrap();
+        assert!(shared.contains("ranks 0 and 2 share a GPU"), "{shared}");
+        let lacks =
+            why(&[has("a"), offer("b", Err("libnccl was not found\nin two\nfolders"))]).flatten().unwrap();
+        assert!(lacks.contains("rank 1 cannot") && lacks.contains("folders"), "{lacks}");
+        let older = why(&[has("a"), offer("b", Ok("2.18.1"))]).flatten().unwrap();
+        assert!(older.contains("rank 1 has 2.18.1"), "{older}");
+        assert_eq!(why(&[has("a"), has("")]), Some(None));
+        assert_eq!(why(&[has("a"), Offer { asks_for_host: true, ..has("b") }]), Some(None));
+    }
+}

@@ -1,0 +1,319 @@
+//! Collectives between GPUs over the fake libraries of CUDA: ranks are processes with a GPU each, and some of them fail.
+
+use std::ffi::{CString, c_char, c_int};
+use std::ops::Range;
+use std::path::{Path, PathBuf};
+use std::process::{Child, Command, Output, Stdio};
+use std::sync::atomic::{AtomicU16, Ordering};
+use std::time::{Duration, Instant};
+
+use oarlock_comm::{Communicator, Error, Ownership, Ready, Region, Sharing, nccl};
+use oarlock_tensor::cpu::Isa;
+use oarlock_tensor::ops::optimizer::Part;
+use oarlock_tensor::ops::transfer;
+use oarlock_tensor::{CudaLibraries, DType, Device, FlatBuffer, Par};
+
+/// Tells a child what to do instead of testing.
+const ROLE: &str = "OARLOCK_TEST_ROLE";
+const LIBRARIES: &str = "OARLOCK_CUDA_LIBRARIES";
+/// Elements of a region: no multiple of the ranks.
+const N: usize = 1003;
+
+/// The folder of the fake libraries; none where there is no C++ compiler.
+fn fakes() -> Option<PathBuf> {
+    // The heads of other tests, which may have made them already.
+    let made = oarlock_fakes::shared_fakes(env!("CARGO_TARGET_TMPDIR").as_ref(), &["32", "64"]).unwrap();
+    if made.is_none() {
+        eprintln!("NOT TESTED: there is no g++, so nothing ran on an emulated GPU");
+    }
+    made
+}
+
+/// The children's way in; as a test of its own it has nothing to do.
+#[test]
+fn child() {
+    let Ok(role) = std::env::var(ROLE) else { return };
+    let comm = oarlock_comm::from_env(&|_| ()).unwrap().expect("started as a rank");
+    let gpu = if role == "shared" { 0 } else { comm.rank() };
+    let device =
+        Device::cuda_of(&CudaLibraries::from_environment(), gpu, Isa::detect(), Par::solo()).unwrap();
+    let chosen = nccl::over(&comm, &device).unwrap();
+    let over = match chosen {
+        nccl::Choice::Nccl(over) => over,
+        nccl::Choice::Host(why) => {
+            println!("host {why:?}");
+            return comm.finish();
+        }
+    };
+    let rank = Rank { comm: over, device };
+    match role.as_str() {
+        "collectives" => rank.collectives(),
+        "killed" | "killed early" => rank.killed(role == "killed"),
+        "absent" => rank.absent(),
+        "error" => rank.error(),
+        _ => panic!("no such role: {role}"),
+    }
+    rank.comm.finish();
+    println!("finished");
+}
+
+/// A rank with its GPU.
+struct Rank {
+    comm: Communicator,
+    device: Device,
+}
+
+impl Rank {
+    /// What a rank has: small whole numbers, so that all sums are exact.
+    fn value(rank: usize, i: usize) -> f32 {
+        ((i * 7 + rank * 13) % 64) as f32 - 20.0
+    }
+
+    fn flat(&self, values: &[f32]) -> FlatBuffer {
+        let flat = FlatBuffer::pooled(&self.device, 4 * values.len(), "test").unwrap();
+        transfer::store(&self.device, values, &flat, 0, DType::F32).unwrap();
+        flat
+    }
+
+    fn copy(&self, from: &FlatBuffer, to: &FlatBuffer) {
+        let (from, to) = (Part { flat: from, range: 0..N }, Part { flat: to, range: 0..N });
+        transfer::copy(&self.device, DType::F32, &from, &to).unwrap();
+    }
+
+    /// What a region has after a collective between two launches: one that fills it and one that reads it. Nobody waits for
+    /// any of them before the end.
+    fn between_launches(&self, region: &Region, run: impl Fn(Ready) -> Ready) -> Vec<f32> {
+        let values: Vec<f32> = (0..N).map(|i| Rank::value(self.comm.rank(), i)).collect();
+        let (from, to, flat) = (self.flat(&values), self.flat(&[0.0; N]), region.flat());
+        self.copy(&from, &flat);
+        let ready = run(flat.launched().unwrap().map_or_else(Ready::now, Ready::after));
+        ready.precede_launches().unwrap();
+        self.copy(&flat, &to);
+        let mut out = vec![0.0; N];
+        transfer::load(&to, 0, DType::F32, &mut out).unwrap();
+        out
+    }
+
+    fn collectives(&self) {
+        let (comm, n) = (&self.comm, self.comm.world_size());
+        assert!(comm.describe().starts_with("NCCL 2.") && !comm.shares_memory());
+        let region = comm.allocate("odd", 4 * N, Sharing::PerRank).unwrap();
+        let sum = |i: usize| (0..n).map(|rank| Rank::value(rank, i)).sum::<f32>();
+        let own = |i: usize| Rank::value(comm.rank(), i);
+        let check = |what: &str, got: Vec<f32>, want: &dyn Fn(usize) -> f32| {
+            let wrong = (0..N).find(|&i| got[i] != want(i));
+            assert_eq!(
+                wrong,
+                None,
+                "{what} at {wrong:?} of rank {}: {:?}",
+                comm.rank(),
+                wrong.map(|i| got[i])
+            );
+        };
+        let is_in = |ranges: &[Range<usize>], i: usize| ranges.iter().any(|range| range.contains(&i));
+        for range in [0..N, 3..1000, 5..5, 1002..1003] {
+            let got = self.between_launches(&region, |after| {
+                comm.all_reduce(&region, DType::F32, range.clone(), after).unwrap()
+            });
+            check("all_reduce", got, &|i| if range.contains(&i) { sum(i) } else { own(i) });
+            for root in 0..n {
+                let got = self.between_launches(&region, |after| {
+                    comm.broadcast(&region, DType::F32, range.clone(), root, after).unwrap()
+                });
+                let want = |i| if range.contains(&i) { Rank::value(root, i) } else { own(i) };
+                check("broadcast", got, &want);
+            }
+        }
+        let equal = (0..n).map(|rank| vec![7 + 100 * rank..107 + 100 * rank]).collect();
+        let uneven = vec![vec![1..2, 700..1003], vec![2..699]];
+        for owned in [equal, uneven, vec![vec![], vec![0..N]], vec![vec![500..501], vec![]]] {
+            let owners = Ownership::new(owned.clone()).unwrap();
+            let got = self.between_launches(&region, |after| {
+                comm.reduce_scatter(&region, DType::F32, &owners, after).unwrap()
+            });
+            let own_ranges = &owned[comm.rank()];
+            check("reduce_scatter", got, &|i| if is_in(own_ranges, i) { sum(i) } else { own(i) });
+            let got = self.between_launches(&region, |after| {
+                comm.all_gather(&region, DType::F32, &owners, after).unwrap()
+            });
+            let owner = |i| (0..n).find(|&rank| is_in(&owned[rank], i)).unwrap_or(comm.rank());
+            check("all_gather", got, &|i| Rank::value(owner(i), i));
+        }
+        // A result that nobody waits for still comes before later launches.
+        let got = self.between_launches(&region, |after| {
+            drop(comm.all_reduce(&region, DType::F32, 0..N, after).unwrap());
+            Ready::now()
+        });
+        check("a dropped promise", got, &sum);
+        // Groups of one, in which everything is in place already.
+        let alone = comm.split(&(0..n).map(|rank| vec![rank]).collect::<Vec<_>>()).unwrap();
+        let region = alone.allocate("alone", 4 * N, Sharing::Replicated).unwrap();
+        let got = self.between_launches(&region, |after| {
+            alone.all_gather(&region, DType::F32, &Ownership::even(0..N, 1), after).unwrap()
+        });
+        check("a group of one", got, &own);
+        // And of all, the other way round.
+        let turned = comm.split(&[(0..n).rev().collect()]).unwrap();
+        let region = turned.allocate("turned", 4 * N, Sharing::PerRank).unwrap();
+        let got = self.between_launches(&region, |after| {
+            turned.broadcast(&region, DType::F32, 0..N, 0, after).unwrap()
+        });
+        check("a group of all", got, &|i| Rank::value(n - 1, i));
+        let mut written = [0f32; 2];
+        region.write(3, &[5f32, 6.0]).unwrap();
+        region.read(3, &mut written).unwrap();
+        assert_eq!(written, [5.0, 6.0]);
+        assert!(region.as_ptr().is_null() && region.write(N - 1, &[0f32; 2]).is_err());
+    }
+
+    /// Rank 1 is killed while its collective is in its stream.
+    fn killed(&self, in_collective: bool) {
+        let region = self.comm.allocate("gradients", 4 * N, Sharing::PerRank).unwrap();
+        if self.comm.rank() == 1 && !in_collective {
+            end_by_kill();
+        }
+        let begun = self.comm.all_reduce(&region, DType::F32, 0..N, Ready::now());
+        if self.comm.rank() == 1 {
+            end_by_kill();
+        }
+        // The host waits for the launches behind the collective, without knowing of any other rank.
+        if let Ok(ready) = begun {
+            drop(ready);
+            let mut out = [0f32; 1];
+            drop(transfer::load(&region.flat(), 0, DType::F32, &mut out));
+        }
+        self.expect(|error| matches!(error, Error::PeerFailed { rank: 1, .. }));
+    }
+
+    /// Rank 1 does not come.
+    fn absent(&self) {
+        let region = self.comm.allocate("gradients", 4 * N, Sharing::PerRank).unwrap();
+        if self.comm.rank() == 1 {
+            std::thread::sleep(Duration::from_secs(4));
+            return;
+        }
+        self.comm.set_timeout(Duration::from_secs(1));
+        let error = self.comm.all_reduce(&region, DType::F32, 0..N, Ready::now()).err().unwrap();
+        println!("error {error}");
+        self.expect(|error| matches!(error, Error::Timeout { missing, .. } if missing[0].rank == 1));
+    }
+
+    /// NCCL fails by itself on rank 1.
+    fn error(&self) {
+        let region = self.comm.allocate("gradients", 4 * N, Sharing::PerRank).unwrap();
+        let begun = self.comm.all_reduce(&region, DType::F32, 0..N, Ready::now()).unwrap();
+        if self.comm.rank() == 1 {
+            fail_next("the communicator", 3);
+        }
+        let error = match begun.wait() {
+            Err(error) => error,
+            // It was faster than the failure.
+            Ok(()) => self.next_error(),
+        };
+        println!("error {error}");
+    }
+
+    fn next_error(&self) -> Error {
+        let begin = Instant::now();
+        loop {
+            assert!(begin.elapsed() < Duration::from_secs(50), "nothing fails");
+            let region = self.comm.allocate("more", 4, Sharing::PerRank);
+            let ran = region.and_then(|region| self.comm.all_reduce(&region, DType::F32, 0..1, Ready::now()));
+            if let Err(error) = ran.and_then(Ready::wait) {
+                return error;
+            }
+        }
+    }
+
+    fn expect(&self, is_right: impl Fn(&Error) -> bool) {
+        let error = self.next_error();
+        println!("error {error}");
+        assert!(is_right(&error), "{error}");
+    }
+}
+
+fn end_by_kill() {
+    let me = rustix::process::getpid();
+    rustix::process::kill_process(me, rustix::process::Signal::KILL).unwrap();
+    std::thread::sleep(Duration::from_secs(60));
+}
+
+/// Has the next call of this name fail in the fake libraries of this process.
+fn fail_next(call: &str, code: c_int) {
+    let file = Path::new(&std::env::var_os(LIBRARIES).unwrap()).join("libcuda.so.1");
+    // SAFETY: the library is loaded already; the function has this type.
+    unsafe {
+        let library = libloading::Library::new(file).unwrap();
+        let fail = library.get::<unsafe extern "C" fn(*const c_char, c_int, c_int)>(b"fake_fail\0").unwrap();
+        fail(CString::new(call).unwrap().as_ptr(), 0, code);
+    }
+}
+
+/// Starts two ranks in a role; what they say, in their order.
+fn run(role: &str, folder: &Path) -> Vec<Output> {
+    static NEXT: AtomicU16 = AtomicU16::new(0);
+    // Nobody opens it. Other processes that run these tests have others.
+    let port = 1024 + (std::process::id() as u16 % 600) * 100 + NEXT.fetch_add(1, Ordering::Relaxed);
+    let start = |rank: usize| -> Child {
+        let mut command = Command::new(std::env::current_exe().unwrap());
+        command.args(["--exact", "child", "--nocapture"]).env(ROLE, role).env(LIBRARIES, folder);
+        command.env_remove("OARLOCK_TRANSPORT").env("OARLOCK_JOIN_TIMEOUT", "60");
+        let variables = [("RANK", rank), ("WORLD_SIZE", 2), ("LOCAL_RANK", rank), ("LOCAL_WORLD_SIZE", 2)];
+        command.envs(variables.map(|(name, value)| (name, value.to_string())));
+        command.env("MASTER_ADDR", "127.0.0.1").env("MASTER_PORT", port.to_string());
+        command.stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().unwrap()
+    };
+    let ranks: Vec<Child> = (0..2).map(start).collect();
+    ranks.into_iter().map(|rank| rank.wait_with_output().unwrap()).collect()
+}
+
+fn text(output: &Output) -> String {
+    String::from_utf8_lossy(&output.stdout).into_owned() + &String::from_utf8_lossy(&output.stderr)
+}
+
+#[test]
+fn collectives_are_those_of_a_reference_whoever_comes_late() {
+    let Some(folder) = fakes() else { return };
+    for output in run("collectives", &folder) {
+        assert!(output.status.success() && text(&output).contains("finished"), "{}", text(&output));
+    }
+}
+
+#[test]
+fn a_failure_has_the_name_of_the_rank_and_nobody_hangs() {
+    let Some(folder) = fakes() else { return };
+    for role in ["killed", "killed early"] {
+        let said = run(role, &folder);
+        let first = text(&said[0]);
+        assert!(!said[1].status.success(), "{}", text(&said[1]));
+        assert!(said[0].status.success() && first.contains("error rank 1 failed: its process"), "{first}");
+    }
+    let said = text(&run("absent", &folder)[0]);
+    assert!(said.contains("rank 0 called all_reduce") && said.contains("for rank 1"), "{said}");
+    for output in run("error", &folder) {
+        let said = text(&output);
+        assert!(said.contains("error rank 1 failed") && said.contains("NCCL"), "{said}");
+    }
+}
+
+#[test]
+fn ranks_that_share_a_gpu_or_lack_nccl_stay_with_the_host() {
+    let Some(folder) = fakes() else { return };
+    for output in run("shared", &folder) {
+        assert!(text(&output).contains("ranks 0 and 1 share a GPU"), "{}", text(&output));
+    }
+    let without = tempfile::tempdir().unwrap();
+    for entry in std::fs::read_dir(&folder).unwrap() {
+        let file = entry.unwrap();
+        if !file.file_name().to_string_lossy().contains("nccl") {
+            std::os::unix::fs::symlink(file.path(), without.path().join(file.file_name())).unwrap();
+        }
+    }
+    for output in run("no nccl", without.path()) {
+        let said = text(&output);
+        assert!(
+            said.contains("rank 0 cannot use NCCL") && said.contains("pip install nvidia-nccl-cu13"),
+            "{said}"
+        );
+    }
+}
