@@ -50,6 +50,7 @@ impl Library {
             Library::Nvrtc => "libnvrtc",
             Library::CublasLt => "libcublasLt",
             Library::Nccl => "libnccl",
+            Library::Cudnn => "libcudnn",
         }
     }
 
