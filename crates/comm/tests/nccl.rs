@@ -16,6 +16,8 @@ use oarlock_tensor::{CudaLibraries, DType, Device, FlatBuffer, Par};
 /// Tells a child what to do instead of testing.
 const ROLE: &str = "OARLOCK_TEST_ROLE";
 const LIBRARIES: &str = "OARLOCK_CUDA_LIBRARIES";
+/// The time of ranks, also where many share the machine.
+const LIMIT: Duration = Duration::from_secs(60);
 /// Elements of a region: no multiple of the ranks.
 const N: usize = 1003;
 
@@ -124,7 +126,7 @@ impl Rank {
                 check("broadcast", got, &want);
             }
         }
-        let equal = (0..n).map(|rank| vec![7 + 100 * rank..107 + 100 * rank]).collect();
+        let equal = (0..n).map(|rank| Vec::from([7 + 100 * rank..107 + 100 * rank])).collect();
         let uneven = vec![vec![1..2, 700..1003], vec![2..699]];
         for owned in [equal, uneven, vec![vec![], vec![0..N]], vec![vec![500..501], vec![]]] {
             let owners = Ownership::new(owned.clone()).unwrap();
@@ -263,7 +265,14 @@ fn run(role: &str, folder: &Path) -> Vec<Output> {
         command.env("MASTER_ADDR", "127.0.0.1").env("MASTER_PORT", port.to_string());
         command.stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().unwrap()
     };
-    let ranks: Vec<Child> = (0..2).map(start).collect();
+    let mut ranks: Vec<Child> = (0..2).map(start).collect();
+    // What they say fits into a pipe. Whoever hangs is ended, and has not said what the test wants.
+    let begin = Instant::now();
+    while ranks.iter_mut().any(|rank| rank.try_wait().unwrap().is_none()) && begin.elapsed() < LIMIT {
+        std::thread::sleep(Duration::from_millis(5));
+    }
+    // It fails for those that have ended.
+    ranks.iter_mut().for_each(|rank| drop(rank.kill()));
     ranks.into_iter().map(|rank| rank.wait_with_output().unwrap()).collect()
 }
 

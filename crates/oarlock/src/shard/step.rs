@@ -1,7 +1,6 @@
 //! The optimizer's step: one pass over what this rank updates, piece by piece. It runs on the model's device, or on the CPU
 //! beside a GPU whose optimizer state is offloaded. What lies elsewhere comes and goes meanwhile (`staging`).
 
-
 use oarlock_tensor::ops::optimizer::{self, Part, Rule, StepArgs, UpdateParts, Workspace};
 use oarlock_tensor::{DType, Device};
 
