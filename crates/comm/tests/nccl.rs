@@ -53,6 +53,10 @@ fn child() {
         "killed" | "killed early" => rank.killed(role == "killed"),
         "absent" => rank.absent(),
         "error" => rank.error(),
+        "panics" => match rank.comm.rank() {
+            0 => rank.expect(|error| matches!(error, Error::PeerFailed { rank: 1, .. })),
+            _ => panic!("a rank that panics"),
+        },
         _ => panic!("no such role: {role}"),
     }
     rank.comm.finish();
@@ -297,6 +301,8 @@ fn a_failure_has_the_name_of_the_rank_and_nobody_hangs() {
         assert!(!said[1].status.success(), "{}", text(&said[1]));
         assert!(said[0].status.success() && first.contains("error rank 1 failed: its process"), "{first}");
     }
+    let said = text(&run("panics", &folder)[0]);
+    assert!(said.contains("error rank 1 failed: it left without finishing"), "{said}");
     let said = text(&run("absent", &folder)[0]);
     assert!(said.contains("rank 0 called all_reduce") && said.contains("for rank 1"), "{said}");
     for output in run("error", &folder) {

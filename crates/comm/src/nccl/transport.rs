@@ -21,8 +21,8 @@ use crate::ready::Ready;
 use crate::region::{Region, Sharing};
 use crate::transport::Transport;
 
-/// How long a rank that ends waits for its own collectives.
-const END: Duration = Duration::from_secs(30);
+/// How long a rank that ends waits for its own collectives, and for the others to end.
+const END: Duration = Duration::from_secs(10);
 
 /// What the arena calls regions in its accounts.
 const REGIONS: &str = "buffers of collectives";
@@ -310,14 +310,17 @@ impl Transport for NcclTransport {
 impl Drop for NcclTransport {
     fn drop(&mut self) {
         let Some(comm) = self.comm.take() else { return };
-        // Dropping it aborts it, which is right when the run has failed.
-        if self.failure().is_some() || comm.synchronize(self.side.stream(), NcclPatience::new(END)).is_err() {
+        // Dropping it aborts it, which is right when the run has failed: nobody should wait for this rank.
+        if std::thread::panicking()
+            || self.failure().is_some()
+            || comm.synchronize(self.side.stream(), NcclPatience::new(END)).is_err()
+        {
             return;
         }
         self.watch.remove_comm(&comm);
         if let Some(comm) = Arc::into_inner(comm) {
             // Nobody is there to hear of a failure.
-            drop(comm.finalize());
+            drop(comm.finalize_within(NcclPatience::new(END)));
         }
     }
 }

@@ -157,11 +157,21 @@ impl Comm {
 
     /// The end of a call that had this result: waits until it is done. Whatever goes wrong aborts the communicator.
     fn settle(&self, name: &'static str, code: Code, what: &'static str) -> Result<()> {
+        self.settle_within(self.patience, name, code, what)
+    }
+
+    fn settle_within(
+        &self,
+        patience: Patience,
+        name: &'static str,
+        code: Code,
+        what: &'static str,
+    ) -> Result<()> {
         let wait = || {
             if code != IN_PROGRESS {
                 self.nccl.api.check(name, code)?;
             }
-            self.poll(self.patience, what, || Ok(self.progress()? != IN_PROGRESS))
+            self.poll(patience, what, || Ok(self.progress()? != IN_PROGRESS))
         };
         self.or_abort(wait())
     }
@@ -304,10 +314,19 @@ impl Comm {
     /// # Errors
     /// [`Error::Late`], [`Error::Aborted`], or NCCL's own. The communicator is aborted then.
     pub fn finalize(self) -> Result<()> {
+        let patience = self.patience;
+        self.finalize_within(patience)
+    }
+
+    /// As [`Comm::finalize`], with another patience for the others.
+    ///
+    /// # Errors
+    /// As for [`Comm::finalize`].
+    pub fn finalize_within(self, patience: Patience) -> Result<()> {
         let _held = locked(&self.calls);
         // SAFETY: the handle is a communicator's.
         let (name, code) = self.with(|api, handle| unsafe { call!(api, finalize(handle)) })?;
-        self.settle(name, code, "all ranks to finish")?;
+        self.settle_within(patience, name, code, "all ranks to finish")?;
         self.end(|api, handle| {
             // SAFETY: the handle is a communicator's, and nobody uses it afterwards.
             unsafe { call!(api, destroy(handle)) }
