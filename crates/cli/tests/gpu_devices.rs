@@ -48,15 +48,16 @@ fn ranks(said: &Said) -> &str {
     line.split("; ").find(|part| part.contains("rank(s)")).unwrap()
 }
 
-/// Trains a step with these words; how many ranks, on a GPU or not.
-fn trained(site: &Site, line: &str, variables: &[(&str, &str)]) -> (usize, bool) {
+/// Trains a step with these words; on how many ranks, and the device of the first one.
+fn trained(site: &Site, line: &str, variables: &[(&str, &str)]) -> (usize, &'static str) {
     let said = said(site, line, variables);
     let ranks = ranks(&said);
-    let on_gpu = ranks.contains("Emulated");
+    let device = ["H100", "A100", "cpu"].into_iter().find(|name| ranks.contains(name)).unwrap();
+    let on_gpu = device != "cpu";
     let experimental = said.stdout.contains("experimental: verified in emulation, not yet on hardware");
     assert_eq!(on_gpu, experimental, "{said:?}");
     assert_eq!(on_gpu, said.stdout.contains("device=cpu trains on the CPU"), "{said:?}");
-    (ranks.split(' ').next().unwrap().parse().unwrap(), on_gpu)
+    (ranks.split(' ').next().unwrap().parse().unwrap(), device)
 }
 
 #[test]
@@ -68,15 +69,15 @@ fn a_training_takes_the_gpus_that_it_sees_unless_it_is_told_otherwise() {
     let train = "train train.yaml max_steps=1 output_dir=out";
     // The V100 is too old, so the other two have a rank each.
     for (words, variables, expected) in [
-        ("", &[][..], (2, true)),
-        ("", &[("CUDA_VISIBLE_DEVICES", "1")], (1, true)),
-        ("", &[("CUDA_VISIBLE_DEVICES", "0,7,1")], (1, true)),
-        ("", &[("CUDA_VISIBLE_DEVICES", "")], (1, false)),
-        ("", &[("CUDA_VISIBLE_DEVICES", "-1")], (1, false)),
-        (" device=cpu", &[], (1, false)),
-        (" use_cpu=true", &[], (1, false)),
-        ("", &[("DS_ACCELERATOR", "cpu")], (1, false)),
-        ("", &[("ACCELERATE_USE_CPU", "true")], (1, false)),
+        ("", &[][..], (2, "H100")),
+        ("", &[("CUDA_VISIBLE_DEVICES", "1")], (1, "A100")),
+        ("", &[("CUDA_VISIBLE_DEVICES", "0,7,1")], (1, "H100")),
+        ("", &[("CUDA_VISIBLE_DEVICES", "")], (1, "cpu")),
+        ("", &[("CUDA_VISIBLE_DEVICES", "-1")], (1, "cpu")),
+        (" device=cpu", &[], (1, "cpu")),
+        (" use_cpu=true", &[], (1, "cpu")),
+        ("", &[("DS_ACCELERATOR", "cpu")], (1, "cpu")),
+        ("", &[("ACCELERATE_USE_CPU", "true")], (1, "cpu")),
     ] {
         assert_eq!(trained(&site, &format!("{train}{words}"), variables), expected, "{words} {variables:?}");
     }
@@ -143,29 +144,24 @@ fn the_launchers_of_other_programs_do_what_they_say() {
     let train = format!("src/train.py train.yaml {}", TRAIN.join(" "));
     let deepspeed = format!("{train} --deepspeed ds.json");
     for (line, variables, expected) in [
-        (format!("accelerate launch --multi_gpu --num_processes 2 {train}"), &[][..], (2, true)),
-        (format!("accelerate launch --num_processes 1 --gpu_ids 1 {train}"), &[], (1, true)),
-        (format!("accelerate launch --config_file gpus.yaml {train}"), &[], (2, true)),
-        (format!("accelerate launch --config_file cpu.yaml {train}"), &[], (1, false)),
-        (format!("accelerate launch --multi_gpu --cpu --num_processes 2 {train}"), &[], (2, false)),
-        (format!("deepspeed --num_gpus 2 {deepspeed}"), &[], (2, true)),
-        (format!("deepspeed --include localhost:1 {deepspeed}"), &[], (1, true)),
-        (format!("deepspeed --exclude localhost:2 {deepspeed}"), &[], (2, true)),
-        (format!("deepspeed {deepspeed}"), &[visible], (2, true)),
-        (format!("deepspeed --num_gpus 2 --cpu {deepspeed}"), &[], (2, false)),
-        (format!("torchrun --nproc_per_node gpu {train}"), &[visible], (2, true)),
-        (format!("torchrun --nproc_per_node auto {train}"), &[visible], (2, true)),
-        (format!("torchrun --nproc_per_node 1 {train}"), &[], (1, true)),
-        (format!("llamafactory-cli train train.yaml {}", TRAIN.join(" ")), &[visible], (2, true)),
-        (format!("llamafactory-cli train train.yaml {}", TRAIN.join(" ")), &[visible, force], (2, true)),
+        (format!("accelerate launch --multi_gpu --num_processes 2 {train}"), &[][..], (2, "H100")),
+        (format!("accelerate launch --num_processes 1 --gpu_ids 1 {train}"), &[], (1, "A100")),
+        (format!("accelerate launch --config_file gpus.yaml {train}"), &[], (2, "H100")),
+        (format!("accelerate launch --config_file cpu.yaml {train}"), &[], (1, "cpu")),
+        (format!("accelerate launch --multi_gpu --cpu --num_processes 2 {train}"), &[], (2, "cpu")),
+        (format!("deepspeed --num_gpus 2 {deepspeed}"), &[], (2, "H100")),
+        (format!("deepspeed --include localhost:1 {deepspeed}"), &[], (1, "A100")),
+        (format!("deepspeed --exclude localhost:2 {deepspeed}"), &[], (2, "H100")),
+        (format!("deepspeed {deepspeed}"), &[visible], (2, "H100")),
+        (format!("deepspeed --num_gpus 2 --cpu {deepspeed}"), &[], (2, "cpu")),
+        (format!("torchrun --nproc_per_node gpu {train}"), &[visible], (2, "H100")),
+        (format!("torchrun --nproc_per_node auto {train}"), &[visible], (2, "H100")),
+        (format!("torchrun --nproc_per_node 1 {train}"), &[], (1, "H100")),
+        (format!("llamafactory-cli train train.yaml {}", TRAIN.join(" ")), &[visible], (2, "H100")),
+        (format!("llamafactory-cli train train.yaml {}", TRAIN.join(" ")), &[visible, force], (2, "H100")),
     ] {
         assert_eq!(trained(&site, &line, variables), expected, "{line} {variables:?}");
     }
-    // The GPU that was selected, and no other.
-    let one = said(&site, &format!("deepspeed --include localhost:1 {deepspeed}"), &[]);
-    assert!(ranks(&one).contains("Emulated A100"), "{one:?}");
-    let one = said(&site, &format!("accelerate launch --num_processes 1 --gpu_ids 1 {train}"), &[]);
-    assert!(ranks(&one).contains("Emulated A100"), "{one:?}");
     let many = said(&site, &format!("deepspeed --num_gpus 4 {deepspeed}"), &[]);
     assert!(many.code == Some(2) && many.stderr.contains("this machine has 3"), "{many:?}");
 }
@@ -220,11 +216,13 @@ fn the_memory_of_the_gpu_is_predicted_and_compared() {
         return;
     }
     let site = site();
-    for (ranks, zero) in [(1, 0), (2, 0), (2, 1), (2, 2), (2, 3)] {
+    // 32 MiB for cuBLASLt, and those for kernels that a GPU loads later and the emulator does not count.
+    let (workspace, later) = (33.6, 8.4);
+    for (ranks, zero, width) in [(1, 0, 16384), (2, 0, 4096), (2, 1, 4096), (2, 2, 4096), (2, 3, 4096)] {
         // States and activations that are more than the constants.
         let config = std::fs::read_to_string(site.path("model/config.json")).unwrap();
         let mut config: serde_json::Value = serde_json::from_str(&config).unwrap();
-        config["intermediate_size"] = 4096.into();
+        config["intermediate_size"] = width.into();
         site.write("model/config.json", &config.to_string());
         let line = format!(
             "train train.yaml train_from_scratch=true max_steps=2 memory_steps=1 output_dir=out num_processes={ranks} \
@@ -235,10 +233,16 @@ fn the_memory_of_the_gpu_is_predicted_and_compared() {
         let lines: Vec<&str> =
             said.stdout.lines().filter(|line| line.contains("GPU memory: predicted")).collect();
         let [before, after] = lines[..] else { panic!("{said:?}") };
-        assert!(before.contains("working weights") && before.contains("of 268.4 MB in use"), "{before}");
-        let percent = after.rsplit_once('(').and_then(|(_, end)| end.split(' ').next()?.parse::<f64>().ok());
-        println!("{ranks} {zero}: {before}\n{after}");
-        assert!((85.0..103.0).contains(&percent.unwrap()), "{ranks} ranks, ZeRO-{zero}: {before}\n{after}");
+        assert!(before.contains("working weights") && before.contains("of 268 MB in use"), "{before}");
+        let megabytes = |line: &str, words: &str| -> f64 {
+            let (_, rest) = line.split_once(words).unwrap_or_else(|| panic!("{words}: {line}"));
+            rest.trim_start().split(' ').next().unwrap().parse().unwrap()
+        };
+        let (rank, all) = (megabytes(before, "predicted"), megabytes(after, "predicted"));
+        assert!((all - rank - workspace - later).abs() < 2.0, "{before}\n{after}");
+        let measured = megabytes(after, "measured peak") - workspace;
+        let share = measured / rank;
+        assert!((0.85..1.05).contains(&share), "{ranks} ranks, ZeRO-{zero}: {share}: {before}\n{after}");
     }
     // More than the GPU has is refused before anything is loaded.
     let much =

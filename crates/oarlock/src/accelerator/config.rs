@@ -37,7 +37,8 @@ pub struct AcceleratorConfig {
     /// Threads of this rank; by default its share of the machine's cores.
     pub threads: Option<usize>,
     /// Where tensors lie and ops run: on the CPU by default. With [`DeviceKind::Cuda`], the ranks of a machine take GPUs from
-    /// this one on, in turns. The others are for tests.
+    /// this one on, in turns; with [`DeviceKind::Auto`] from the first one on where there are any, unless
+    /// `ACCELERATE_USE_CPU` or `DS_ACCELERATOR=cpu` says otherwise. The others are for tests.
     pub device: DeviceKind,
     /// The CPU path; by default the fastest.
     pub cpu_path: Option<Path>,

@@ -1,6 +1,6 @@
 //! What `accelerate launch` and the launchers from code tell a program through variables.
 
-use oarlock_tensor::DType;
+use oarlock_tensor::{DType, DeviceKind};
 
 use super::config::AcceleratorConfig;
 use super::options::engine_options;
@@ -60,6 +60,11 @@ fn with(
     // A variable that is empty is one that is not set.
     let said = |name| lookup(name).map(|v| v.trim().to_owned()).filter(|v| !v.is_empty());
     let mut config = config.clone();
+    let on_cpu =
+        asks("ACCELERATE_USE_CPU", lookup).is_some() || said("DS_ACCELERATOR").as_deref() == Some("cpu");
+    if config.device == DeviceKind::Auto && on_cpu {
+        config.device = DeviceKind::Cpu;
+    }
     if config.mixed_precision.is_none()
         && let Some(value) = said(MIXED_PRECISION)
     {

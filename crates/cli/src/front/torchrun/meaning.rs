@@ -82,9 +82,10 @@ fn free() -> Master {
 /// The ranks of this machine.
 fn ranks(settings: &Settings, visible: Option<&str>) -> Result<usize, Problem> {
     const NAME: &str = "nproc_per_node";
-    let text = settings.text(NAME).unwrap_or_default();
+    // `auto` is a word of its own here, not the default.
+    let text = settings.word(NAME);
     let devices = Devices::here(visible);
-    match text.as_str() {
+    match text {
         "auto" => Ok(devices.count()),
         "cpu" => Ok(devices.cores),
         "gpu" | "cuda" if devices.gpus > 0 => Ok(devices.gpus),
