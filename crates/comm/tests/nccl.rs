@@ -133,8 +133,8 @@ impl Rank {
                 check("broadcast", got, &want);
             }
         }
-        let equal = (0..n).map(|rank| Vec::from([7 + 100 * rank..107 + 100 * rank])).collect();
         let one_each = |first, second| vec![Vec::from([first]), Vec::from([second])];
+        let equal = one_each(7..107, 107..207);
         let uneven = vec![vec![1..2, 700..1003], vec![2..699]];
         for owned in [
             equal,
