@@ -180,7 +180,7 @@ impl Communicator {
         after: Ready,
     ) -> Result<Ready> {
         self.check_reach(Operation::AllReduce, region)?;
-        check_summable(Operation::AllReduce, region, dtype)?;
+        region.check_summable(Operation::AllReduce, dtype)?;
         let draft = Draft::range(Operation::AllReduce, region, dtype, &range, 0)?;
         self.run(draft, |t, r| t.all_reduce(r, region, range.clone(), after))
     }
@@ -199,7 +199,7 @@ impl Communicator {
         after: Ready,
     ) -> Result<Ready> {
         self.check_reach(Operation::ReduceScatter, region)?;
-        check_summable(Operation::ReduceScatter, region, dtype)?;
+        region.check_summable(Operation::ReduceScatter, dtype)?;
         let draft = self.draft_owners(Operation::ReduceScatter, region, dtype, owners)?;
         self.run(draft, |t, r| t.reduce_scatter(r, region, owners, after))
     }
@@ -496,16 +496,4 @@ impl<'a> Draft<'a> {
         let detail = mix(mix(digest(region.name().as_bytes()), detail), range.start as u64);
         Ok(Draft { operation, elements: range.len(), dtype: Some(dtype), subject: region.name(), detail })
     }
-}
-
-fn check_summable(operation: Operation, region: &Region, dtype: DType) -> Result<()> {
-    let got = if !dtype.is_float() {
-        dtype.to_string()
-    } else if region.sharing() == Sharing::Replicated {
-        format!("the replicated region {:?}", region.name())
-    } else {
-        return Ok(());
-    };
-    let expected = "floats in a region with a buffer for each rank".into();
-    Err(Error::Argument { operation: operation.name(), expected, got })
 }

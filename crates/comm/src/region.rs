@@ -4,10 +4,11 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU8, Ordering::Relaxed};
 
 use bytemuck::Pod;
-use oarlock_tensor::FlatBuffer;
 use oarlock_tensor::ops::transfer;
+use oarlock_tensor::{DType, FlatBuffer};
 
 use crate::error::{Error, Result};
+use crate::operation::Operation;
 
 /// Whether each rank has its own buffer.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
@@ -154,6 +155,19 @@ impl Region {
         let (first, n) = self.host_elements::<T>();
         // SAFETY: the buffer is aligned and holds `bytes` bytes of any bit pattern; exclusivity is the caller's.
         unsafe { std::slice::from_raw_parts_mut(first, n) }
+    }
+
+    /// A sum needs floats, and a buffer for each rank.
+    pub(crate) fn check_summable(&self, operation: Operation, dtype: DType) -> Result<()> {
+        let got = if !dtype.is_float() {
+            dtype.to_string()
+        } else if self.sharing() == Sharing::Replicated {
+            format!("the replicated region {:?}", self.name())
+        } else {
+            return Ok(());
+        };
+        let expected = "floats in a region with a buffer for each rank".into();
+        Err(Error::Argument { operation: operation.name(), expected, got })
     }
 
     /// Copies elements out of this rank's buffer, beginning with element `first`. Safe and slow: for small values.

@@ -12,6 +12,7 @@ use oarlock_tensor::cpu::Isa;
 use oarlock_tensor::ops::optimizer::Part;
 use oarlock_tensor::ops::transfer;
 use oarlock_tensor::{CudaLibraries, DType, Device, FlatBuffer, Par};
+use rustix::process::{Pid, Signal, kill_process};
 
 /// Tells a child what to do instead of testing.
 const ROLE: &str = "OARLOCK_TEST_ROLE";
@@ -53,6 +54,8 @@ fn child() {
         "killed" | "killed early" => rank.killed(role == "killed"),
         "absent" => rank.absent(),
         "error" => rank.error(),
+        "stopped" => rank.stopped(false),
+        "given up" => rank.stopped(true),
         "panics" => match rank.comm.rank() {
             0 => rank.expect(|error| matches!(error, Error::PeerFailed { rank: 1, .. })),
             _ => panic!("a rank that panics"),
@@ -130,9 +133,17 @@ impl Rank {
                 check("broadcast", got, &want);
             }
         }
-        let equal = (0..n).map(|rank| Vec::from([7 + 100 * rank..107 + 100 * rank])).collect();
+        let one_each = |first, second| vec![Vec::from([first]), Vec::from([second])];
+        let equal = one_each(7..107, 107..207);
         let uneven = vec![vec![1..2, 700..1003], vec![2..699]];
-        for owned in [equal, uneven, vec![vec![], vec![0..N]], vec![vec![500..501], vec![]]] {
+        for owned in [
+            equal,
+            uneven,
+            one_each(0..401, 401..N),
+            one_each(500..600, 400..500),
+            vec![vec![], vec![0..N]],
+            vec![vec![500..501], vec![]],
+        ] {
             let owners = Ownership::new(owned.clone()).unwrap();
             let got = self.between_launches(&region, |after| {
                 comm.reduce_scatter(&region, DType::F32, &owners, after).unwrap()
@@ -191,6 +202,36 @@ impl Rank {
         self.expect(|error| matches!(error, Error::PeerFailed { rank: 1, .. }));
     }
 
+    /// Rank 1 is stopped while its collective is in its stream. Rank 0 waits for its GPU until the time is over, or until
+    /// another thread gives the run up.
+    fn stopped(&self, gives_up: bool) {
+        let region = self.comm.allocate("gradients", 4 * N, Sharing::PerRank).unwrap();
+        let other = self.comm.statuses()[1].pid.unwrap();
+        if !gives_up {
+            self.comm.set_timeout(Duration::from_secs(2));
+        }
+        let begun = self.comm.all_reduce(&region, DType::F32, 0..N, Ready::now()).unwrap();
+        if self.comm.rank() == 1 {
+            send(std::process::id(), Signal::STOP);
+            // The signal may take another thread first.
+            std::thread::sleep(LIMIT);
+            return;
+        }
+        let comm = self.comm.clone();
+        let giver = std::thread::spawn(move || {
+            std::thread::sleep(Duration::from_millis(900));
+            gives_up.then(|| comm.abort("it gives up"));
+        });
+        drop(begun);
+        // Nobody needs the part of rank 1 before that is stopped.
+        std::thread::sleep(Duration::from_millis(300));
+        drop(transfer::load(&region.flat(), 0, DType::F32, &mut [0f32; 1]));
+        let want = if gives_up { "it gives up" } else { "its GPU has not done all_reduce on \"gradients\"" };
+        self.expect(|error| matches!(error, Error::PeerFailed { rank: 0, cause } if cause.contains(want)));
+        giver.join().unwrap();
+        send(other, Signal::KILL);
+    }
+
     /// Rank 1 does not come.
     fn absent(&self) {
         let region = self.comm.allocate("gradients", 4 * N, Sharing::PerRank).unwrap();
@@ -238,9 +279,12 @@ impl Rank {
     }
 }
 
+fn send(process: u32, signal: Signal) {
+    kill_process(Pid::from_raw(process as i32).unwrap(), signal).unwrap();
+}
+
 fn end_by_kill() {
-    let me = rustix::process::getpid();
-    rustix::process::kill_process(me, rustix::process::Signal::KILL).unwrap();
+    send(std::process::id(), Signal::KILL);
     std::thread::sleep(Duration::from_secs(60));
 }
 
@@ -300,6 +344,10 @@ fn a_failure_has_the_name_of_the_rank_and_nobody_hangs() {
         let first = text(&said[0]);
         assert!(!said[1].status.success(), "{}", text(&said[1]));
         assert!(said[0].status.success() && first.contains("error rank 1 failed: its process"), "{first}");
+    }
+    for role in ["stopped", "given up"] {
+        let said = text(&run(role, &folder)[0]);
+        assert!(said.contains("error rank 0 failed: it") && said.contains("finished\n"), "{said}");
     }
     let said = text(&run("panics", &folder)[0]);
     assert!(said.contains("error rank 1 failed: it left without finishing"), "{said}");

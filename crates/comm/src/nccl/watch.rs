@@ -66,7 +66,11 @@ impl Shared {
             state.flights.clear();
             std::mem::take(&mut state.comms)
         };
-        self.host.abort(&error.to_string());
+        match &error {
+            // The others say themselves whose failure it is.
+            Error::PeerFailed { cause, .. } => self.host.abort(cause),
+            other => self.host.abort(&other.to_string()),
+        }
         let error = self.host.failure().unwrap_or(error);
         self.state().failure = Some(error.clone());
         for comm in comms.iter().filter_map(Weak::upgrade) {
