@@ -48,8 +48,8 @@ fn on_cpu(read: &Lookup<'_>) -> Option<Entry> {
 /// are, before everything is resolved.
 pub fn asks_for_cpu(layers: &[Layer], read: &Lookup<'_>) -> bool {
     let last = |key: &str| {
-        let all = layers.iter().flat_map(|layer| &layer.entries);
-        all.filter(|entry| entry.key == key).last().and_then(|entry| entry.value.word())
+        let mut all = layers.iter().flat_map(|layer| &layer.entries);
+        all.rfind(|entry| entry.key == key).and_then(|entry| entry.value.word())
     };
     let is_on = |key: &str| last(key).and_then(boolean) == Some(true);
     last("device") == Some("cpu") || is_on("use_cpu") || is_on("no_cuda") || on_cpu(read).is_some()
