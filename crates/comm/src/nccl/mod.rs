@@ -4,6 +4,7 @@
 //! has the named failures and the patience; then it is work of a stream of its own, behind the launches that it was told to
 //! come after, and the host goes on. Everything else is the host transport's.
 
+mod connect;
 mod join;
 mod pending;
 mod transport;

@@ -8,7 +8,7 @@ use oarlock_cuda::Element;
 use oarlock_cuda::nccl::{Comm, Group, Nccl, Patience as NcclPatience, Reduction};
 use oarlock_tensor::{DType, Device, FlatBuffer, PendingLaunches, SideStream};
 
-use super::join::join;
+use super::connect::connect;
 use super::pending::Collective;
 use super::watch::Watch;
 use crate::call::Request;
@@ -277,7 +277,7 @@ impl Transport for NcclTransport {
     fn split(&self, request: &Request, group: &[usize]) -> Result<Arc<dyn Transport>> {
         self.watch.check()?;
         let host = Communicator::new(self.host().split(request, group)?);
-        let comm = join(&host, &self.nccl, &self.side).map_err(|error| self.failed(error))?;
+        let comm = connect(&host, &self.nccl, &self.side).map_err(|error| self.failed(error))?;
         let (nccl, side, watch) = (self.nccl.clone(), self.side.clone(), self.watch.clone());
         Ok(Arc::new(NcclTransport::new(host, comm, nccl, side, &self.device, watch, &self.version)))
     }
