@@ -11,6 +11,7 @@ use oarlock_tensor::{DType, Device, Par};
 use super::dtypes;
 use crate::console::{Outcome, print};
 use crate::error::{Error, Result};
+use oarlock::config::Offload;
 use oarlock::estimate::{
     self, DryRun, Estimate, GpuMemory, ModelSize, OnGpu, Optim, Settings, Stage, StepShape, decoder_step,
     offload_to_files,
@@ -156,11 +157,18 @@ fn settings(args: &EstimateArgs, dtype: DType, stage: Stage) -> Result<Settings>
         OptimName::Adafactor => Optim::Factored,
         OptimName::Muon => Optim::Muon,
     };
+    let ranks = usize::from(args.num_processes);
     Ok(Settings {
+        // With a GPU for each rank they use NCCL.
+        apart: (args.device == "cuda" && ranks > 1).then_some(ranks),
         optim,
         offload_optimizer: offload(args.offload_optimizer),
-        offload_parameters: offload(args.offload_param),
-        ..Settings::new(dtype, stage, usize::from(args.num_processes))
+        offload_parameters: match args.offload_param {
+            // Beside a GPU, main memory is a place of its own.
+            OffloadDevice::Cpu if args.device == "cuda" => Some(Offload::TO_MEMORY),
+            device => offload(device),
+        },
+        ..Settings::new(dtype, stage, ranks)
     })
 }
 
@@ -201,7 +209,9 @@ pub(super) fn run(args: &EstimateArgs) -> Outcome {
     let mut estimates: Vec<Estimate> = stages
         .map(|stage| Ok(estimate::estimate(&size, &settings(args, dtype, stage)?, step.as_ref(), program)))
         .collect::<Result<_>>()?;
-    let taken = |estimate: &mut Estimate| OnGpu::taken_from(estimate, &size, GpuMemory::unknown(1));
+    let updates_on_cpu = args.offload_optimizer != OffloadDevice::None;
+    let taken =
+        |estimate: &mut Estimate| OnGpu::taken_from(estimate, &size, GpuMemory::unknown(1), updates_on_cpu);
     let on_gpu: Vec<OnGpu> = match args.device.as_str() {
         "cuda" => estimates.iter_mut().map(taken).collect(),
         _ => Vec::new(),

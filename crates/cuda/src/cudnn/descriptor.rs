@@ -32,7 +32,7 @@ pub(super) enum Kind {
 #[repr(i32)]
 pub(super) enum Type {
     Handle = 0,
-    DataType = 1,
+    Dtype = 1,
     Boolean = 2,
     Int64 = 3,
     Pointer = 6,

@@ -164,7 +164,7 @@ impl Graph {
             }
         };
         let tensor = Descriptor::new(&self.api, Kind::Tensor)?;
-        tensor.set_number(TENSOR_TYPE, Type::DataType, of as c_int)?;
+        tensor.set_number(TENSOR_TYPE, Type::Dtype, of as c_int)?;
         tensor.set(TENSOR_DIMS, Type::Int64, &layout.dims)?;
         tensor.set(TENSOR_STRIDES, Type::Int64, &layout.strides)?;
         tensor.set(TENSOR_ID, Type::Int64, &[id])?;
@@ -185,7 +185,7 @@ impl Graph {
     ) -> Result<()> {
         let operator = Descriptor::new(&self.api, Kind::Pointwise)?;
         operator.set_number(POINTWISE_MODE, Type::PointwiseMode, function as c_int)?;
-        operator.set_number(POINTWISE_PRECISION, Type::DataType, precision as c_int)?;
+        operator.set_number(POINTWISE_PRECISION, Type::Dtype, precision as c_int)?;
         if let Some(axis) = axis {
             operator.set(POINTWISE_AXIS, Type::Int64, &[axis])?;
         }
@@ -224,7 +224,7 @@ impl Graph {
     /// in `a`, each is for several in a row.
     pub(super) fn matmul(&mut self, a: Tensor, b: Tensor, c: Tensor) -> Result<()> {
         let operator = Descriptor::new(&self.api, Kind::Matmul)?;
-        operator.set_number(MATMUL_PRECISION, Type::DataType, DataType::F32 as c_int)?;
+        operator.set_number(MATMUL_PRECISION, Type::Dtype, DataType::F32 as c_int)?;
         let op = Descriptor::new(&self.api, Kind::MatmulOp)?;
         self.push((operator, MATMUL_OP), op, [(MATMUL_OP_A, &a), (MATMUL_OP_B, &b), (MATMUL_OP_C, &c)])
     }
@@ -233,7 +233,7 @@ impl Graph {
     pub(super) fn reduce(&mut self, reduction: Reduction, x: Tensor, y: Tensor) -> Result<()> {
         let operator = Descriptor::new(&self.api, Kind::Reduction)?;
         operator.set_number(REDUCTION_OPERATOR, Type::ReductionOperator, reduction as c_int)?;
-        operator.set_number(REDUCTION_PRECISION, Type::DataType, DataType::F32 as c_int)?;
+        operator.set_number(REDUCTION_PRECISION, Type::Dtype, DataType::F32 as c_int)?;
         let op = Descriptor::new(&self.api, Kind::ReductionOp)?;
         self.push((operator, REDUCTION_OP), op, [(REDUCTION_OP_X, &x), (REDUCTION_OP_Y, &y)])
     }

@@ -1,6 +1,7 @@
 //! Attention on a stream, with the plans that were made for shapes before.
 
 use std::collections::HashMap;
+use std::collections::hash_map::Entry;
 use std::sync::{Arc, Mutex, PoisonError};
 
 use super::api::{Api, Handle, call};
@@ -205,13 +206,15 @@ impl CudnnAttention {
         self.stream.context().enter()?;
         let mut state = self.state.lock().unwrap_or_else(PoisonError::into_inner);
         let State { plans, handle } = &mut *state;
-        let key = key(of, limit);
-        if !plans.contains_key(&key) {
-            let limit = limit.saturating_sub(delta_bytes(of.0, of.2));
-            let plan = Plan::choose(&self.api, &Target::Handle(handle.handle), graph(&self.api, of)?, limit)?;
-            plans.insert(key, plan);
-        }
-        then(plans.get(&key).and_then(Option::as_ref), handle.handle)
+        let plan = match plans.entry(key(of, limit)) {
+            Entry::Occupied(known) => known.into_mut(),
+            Entry::Vacant(unknown) => {
+                let limit = limit.saturating_sub(delta_bytes(of.0, of.2));
+                let target = Target::Handle(handle.handle);
+                unknown.insert(Plan::choose(&self.api, &target, graph(&self.api, of)?, limit)?)
+            }
+        };
+        then(plan.as_ref(), handle.handle)
     }
 }
 

@@ -104,7 +104,11 @@ impl Forecast {
         micro_batch: &MicroBatch<'_>,
     ) -> Result<Forecast> {
         let Known { device, apart, measured, longest, gpu } = known;
-        let settings = settings_of(config, model.config().hidden_size, apart);
+        let mut settings = settings_of(config, model.config().hidden_size, apart);
+        if gpu.is_some() {
+            // Beside a GPU, main memory is a place of its own.
+            settings.offload_parameters = config.shard.offload_parameters.clone();
+        }
         let evaluates = config.eval.at_start || config.eval.at_end || config.eval.when != When::Never;
         let shape = StepShape {
             batch: config.train.batch_size,
@@ -144,7 +148,10 @@ impl Forecast {
         let size = training.size();
         let mut estimate = estimate(&size, settings, Some(&step), program);
         let whole = estimate.rank();
-        let on_gpu = |estimate: &mut Estimate| gpu.map(|memory| OnGpu::taken_from(estimate, &size, memory));
+        let on_gpu = |estimate: &mut Estimate| {
+            let updates_on_cpu = config.shard.offload_optimizer.is_some();
+            gpu.map(|memory| OnGpu::taken_from(estimate, &size, memory, updates_on_cpu))
+        };
         let gpu = on_gpu(&mut estimate);
         let limits = config.log.memory_check.then(Limits::current).transpose()?;
         let broken = |host: &Estimate, gpu: &Option<OnGpu>| {

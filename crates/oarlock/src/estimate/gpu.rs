@@ -1,11 +1,11 @@
 //! What of a training is in the memory of a GPU, and what is left for the host.
 //!
-//! A rank alone keeps its states on the GPU. Ranks that meet in shared memory of the host have a copy of each region
-//! there that they use, all of it, and the region itself is the host's. Activations are in the GPU's pool. What the GPU has
-//! in use before anything is loaded is measured where there is one: the context of CUDA, the workspace of matrix
-//! products, other programs.
+//! A rank alone keeps its states on the GPU, as ranks do that exchange them by NCCL. Ranks that meet in shared memory of the
+//! host have a copy of each region there that they use, all of it, and the region itself is the host's. What is offloaded
+//! is the host's, pinned. Activations are in the GPU's pool. What the GPU has in use before anything is loaded is measured
+//! where there is one: the context of CUDA, the workspace of matrix products, other programs.
 
-use oarlock_tensor::Device;
+use oarlock_tensor::{DType, Device};
 
 use super::part::Part;
 use super::prediction::Estimate;
@@ -21,6 +21,10 @@ const LATER_BYTES: u64 = 8 << 20;
 
 /// The part of an estimate that is neither a state of the model nor an activation.
 const PROGRAM: &str = "program, data";
+
+/// What the CPU has beside a GPU if it updates the weights.
+const OF_OPTIMIZER: [&str; 4] =
+    ["master weights", "optimizer state", "state between file and use", "optimizer's workspace"];
 
 /// The memory of a GPU, as far as it is known.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -58,19 +62,33 @@ pub struct OnGpu {
 }
 
 impl OnGpu {
-    /// Divides an estimate: what is on the GPU is taken out of it.
-    pub fn taken_from(estimate: &mut Estimate, size: &ModelSize, memory: GpuMemory) -> OnGpu {
+    /// Divides an estimate: what is on the GPU is taken out of it. `updates_on_cpu` says that the optimizer is offloaded, to
+    /// main memory or to files.
+    pub fn taken_from(
+        estimate: &mut Estimate,
+        size: &ModelSize,
+        memory: GpuMemory,
+        updates_on_cpu: bool,
+    ) -> OnGpu {
         let settings = estimate.settings.clone();
-        let meets_on_host = settings.ranks > 1;
+        let meets_on_host = settings.ranks > 1 && settings.apart.is_none();
         let mut parts = Vec::new();
         estimate.parts.retain(|part| {
-            if part.name == PROGRAM {
+            if part.name == PROGRAM || updates_on_cpu && OF_OPTIMIZER.contains(&part.name) {
                 return true;
             }
             let copied = copied(part.name, size, &settings).filter(|_| meets_on_host);
             parts.push(Part { rank: copied.unwrap_or(part.rank), shared: false, ..*part });
             copied.is_some()
         });
+        let in_memory = settings.offload_parameters.as_ref().is_some_and(|offload| !offload.is_in_files());
+        if in_memory && settings.stage == Stage::Parameters {
+            let bytes = |(dtype, elems): (DType, usize)| (dtype.size() * elems) as u64;
+            let groups = size.gathered_groups(settings.persistence_elems);
+            let gathered: u64 = groups.into_iter().flatten().map(bytes).sum();
+            let own = gathered.div_ceil(settings.shard_ranks() as u64);
+            estimate.parts.push(Part::each("weights in main memory", own, settings.ranks));
+        }
         OnGpu { memory, parts }
     }
 

@@ -39,11 +39,14 @@ fn of(config: &TrainConfig, objective: &impl Objective<Model = Decoder>) -> Resu
     let rebuild = || start.decoder(&config, &hf);
     let models = (&model, &rebuild as &dyn Fn() -> Result<Decoder>, second);
     let measured = ProcessMemory::current().map_or(0, |own| own.pss);
+    let ranks = config.ranks.num_processes;
     let gpu = config.ranks.device.is_gpu().then(|| {
         let seen = Device::cuda_indices().map_or(1, |gpus| gpus.len().max(1));
-        GpuMemory::unknown(config.ranks.num_processes.div_ceil(seen))
+        GpuMemory::unknown(ranks.div_ceil(seen))
     });
-    let known = Known { device: &device, apart: None, measured, longest: None, gpu };
+    // With a GPU for each rank they use NCCL.
+    let apart = gpu.filter(|gpu| gpu.ranks == 1 && ranks > 1).map(|_| ranks);
+    let known = Known { device: &device, apart, measured, longest: None, gpu };
     let mut line = Forecast::new(&config, models, known, &dry_pass(objective))?.line();
     if config.data.packing.is_unpadded() {
         let len = config.data.cutoff_len;
