@@ -71,7 +71,7 @@ fn attention_matches_the_reference() {
     compare::<f16>(&stream, &cudnn, &SHAPE, 4e-3);
     compare::<f16>(&stream, &cudnn, &AttentionShape { window: Some(4), ..SHAPE }, 4e-3);
     compare::<f16>(&stream, &cudnn, &AttentionShape { kv_heads: 4, causal: false, ..SHAPE }, 4e-3);
-    compare::<f16>(&stream, &cudnn, &AttentionShape { scale: 0.5, ..SHAPE }, 4e-3);
+    compare::<f16>(&stream, &cudnn, &AttentionShape { scale: 0.125, ..SHAPE }, 4e-3);
     // Made once for each shape, type and pass.
     compare::<f16>(&stream, &cudnn, &SHAPE, 4e-3);
     assert_eq!(machine.count(4, "fake_cudnn_plans"), 10);
