@@ -301,6 +301,7 @@ static bool is_ordered(const Data& graph) {
 extern "C" {
 
 size_t cudnnGetVersion() { return 92801; }
+size_t cudnnGetCudartVersion() { return 13000; }
 const char* cudnnGetErrorString(Status status) {
   switch (status) {
     case BAD_PARAM: return "CUDNN_STATUS_BAD_PARAM";

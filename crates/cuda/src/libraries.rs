@@ -127,13 +127,41 @@ impl Libraries {
     /// # Errors
     /// [`Error::NoLibrary`] if there is none, the error of the first one if none can be loaded.
     pub(crate) fn load<T>(&self, library: Library, load: impl Fn(&Path) -> Result<T>) -> Result<T> {
+        self.load_one_of(library, library.names(), load)
+    }
+
+    /// Loads the version `major` of a library that another one opens by its name alone, until the process ends.
+    ///
+    /// # Errors
+    /// Those of [`load`](Libraries::load).
+    pub(crate) fn keep_for_others(&self, library: Library, major: usize) -> Result<()> {
+        let version = format!(".so.{major}");
+        let names: Vec<&str> =
+            library.names().iter().copied().filter(|name| name.ends_with(&version)).collect();
+        self.load_one_of(library, &names, |file| {
+            // SAFETY: the initialization of these libraries has no conditions.
+            let loaded = unsafe { Loaded::open(Some(file), RTLD_NOW) };
+            loaded.map(std::mem::forget).map_err(|error| Error::Unusable {
+                library,
+                file: file.into(),
+                reason: error.to_string(),
+            })
+        })
+    }
+
+    fn load_one_of<T>(
+        &self,
+        library: Library,
+        names: &[&str],
+        load: impl Fn(&Path) -> Result<T>,
+    ) -> Result<T> {
         let (found, looked_in) = match self {
             Libraries::Folder(folder) => {
-                let files = library.names().iter().map(|name| folder.join(name));
+                let files = names.iter().map(|name| folder.join(name));
                 let found: Vec<PathBuf> = files.filter(|file| file.exists()).collect();
                 (found, vec![format!("{} ({VARIABLE} or the caller chose it)", folder.display())])
             }
-            Libraries::System => candidates(library),
+            Libraries::System => candidates(library, names),
         };
         let mut refused = None;
         for file in found {
@@ -147,10 +175,10 @@ impl Libraries {
 }
 
 /// The files to try, in this order, and where they were looked for.
-fn candidates(library: Library) -> (Vec<PathBuf>, Vec<String>) {
+fn candidates(library: Library, names: &[&str]) -> (Vec<PathBuf>, Vec<String>) {
     let (mut found, mut looked_in) = (vec![], vec!["the system's libraries".to_string()]);
     // The loader knows its folders itself.
-    found.extend(library.names().iter().map(PathBuf::from).filter(|name| is_loadable(name)));
+    found.extend(names.iter().map(PathBuf::from).filter(|name| is_loadable(name)));
     // The driver's library must be that of the kernel module; toolkits have only a stub of it.
     let folders: Vec<(String, PathBuf)> = match library {
         Library::Driver => DRIVER_FOLDERS.iter().map(|folder| (folder.to_string(), folder.into())).collect(),
@@ -160,7 +188,7 @@ fn candidates(library: Library) -> (Vec<PathBuf>, Vec<String>) {
         if !looked_in.contains(&said) {
             looked_in.push(said);
         }
-        found.extend(library.names().iter().map(|name| folder.join(name)).find(|file| file.exists()));
+        found.extend(names.iter().map(|name| folder.join(name)).find(|file| file.exists()));
     }
     (found, looked_in)
 }

@@ -27,6 +27,7 @@ binding! { Cudnn;
     }
     -> usize {
         get_version: "cudnnGetVersion" ();
+        get_cudart_version: "cudnnGetCudartVersion" ();
     }
     -> *const c_char {
         error_string: "cudnnGetErrorString" (Status);
@@ -42,6 +43,12 @@ impl Api {
         // SAFETY: no condition.
         let version = unsafe { (self.get_version.call)() };
         format!("{}.{}.{}", version / 10_000, version % 10_000 / 100, version % 100)
+    }
+
+    /// The version of CUDA that it was built with, such as 13.
+    pub(super) fn cuda_major(&self) -> usize {
+        // SAFETY: no condition.
+        unsafe { (self.get_cudart_version.call)() / 1000 }
     }
 
     /// An error where the status is none of success.

@@ -41,12 +41,17 @@ pub struct PlanInfo {
 }
 
 impl Cudnn {
-    /// Loads libcudnn where these libraries are. It finds its own parts beside it.
+    /// Loads libcudnn where these libraries are, with the two that it needs. It finds its own parts beside it.
     ///
     /// # Errors
-    /// [`Error::NoLibrary`](crate::Error::NoLibrary), [`Error::Unusable`](crate::Error::Unusable).
+    /// [`Error::NoLibrary`](crate::Error::NoLibrary), [`Error::Unusable`](crate::Error::Unusable), of any of the three.
     pub fn find(libraries: &Libraries) -> Result<Cudnn> {
-        Ok(Cudnn { api: Arc::new(libraries.load(Library::Cudnn, Api::load)?) })
+        let api = libraries.load(Library::Cudnn, Api::load)?;
+        // It opens them by name when it plans, and aborts the process where the loader knows no such file.
+        for library in [Library::CublasLt, Library::Nvrtc] {
+            libraries.keep_for_others(library, api.cuda_major())?;
+        }
+        Ok(Cudnn { api: Arc::new(api) })
     }
 
     /// Its version, such as `9.28.1`.
