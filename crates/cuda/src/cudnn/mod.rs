@@ -14,7 +14,7 @@ mod runner;
 use std::sync::Arc;
 
 pub use attention::{Pass, is_supported};
-pub use choice::{Choice, VARIABLE, attention_choice};
+pub use choice::{Choice, VARIABLE, attention_choice, wanted};
 pub use runner::{Backward, CudnnAttention, Forward};
 
 use crate::attention::AttentionShape;

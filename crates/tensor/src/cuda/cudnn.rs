@@ -1,45 +1,38 @@
 //! Attention by cuDNN in forms of the op: which passes it takes, with a workspace from the GPU's pool.
 
-use std::sync::OnceLock;
+use std::sync::Arc;
 
+use oarlock_cuda::Element;
 use oarlock_cuda::cudnn::{
-    Backward, Choice, Cudnn, CudnnAttention, Forward, Pass, VARIABLE, attention_choice,
+    Backward, Choice, Cudnn, CudnnAttention, Forward, Pass, VARIABLE, attention_choice, wanted,
 };
-use oarlock_cuda::driver::Slice;
+use oarlock_cuda::driver::{Slice, Stream};
 use oarlock_cuda::libraries::Libraries;
-use oarlock_cuda::{Element, Error};
 
-use super::{AttentionShape, Found, Gpu, Kernels, failed};
+use super::{AttentionShape, Found, Kernels, failed};
 
 /// The most that a pass may use besides its operands: the deterministic backward pass has all scores in 16 bits.
 const MOST_WORKSPACE: usize = 1 << 30;
 
-/// cuDNN on a GPU, loaded when an attention is first to be computed by it.
+/// cuDNN on a GPU, where the environment asks for it.
 pub(super) struct CudnnForms {
-    libraries: Libraries,
-    /// What the environment says of attention.
-    wanted: Option<String>,
-    /// None where it is not installed.
-    loaded: OnceLock<Option<CudnnAttention>>,
+    wanted: Option<Choice>,
+    cudnn: Option<CudnnAttention>,
 }
 
 impl CudnnForms {
-    pub(super) fn from_environment(libraries: &Libraries) -> CudnnForms {
-        let wanted = std::env::var(VARIABLE).ok();
-        CudnnForms { libraries: libraries.clone(), wanted, loaded: OnceLock::new() }
-    }
-
-    fn load(&self, gpu: &Gpu) -> oarlock_cuda::Result<Option<&CudnnAttention>> {
-        if self.loaded.get().is_none() {
-            let loaded = match Cudnn::find(&self.libraries) {
-                Ok(cudnn) => Some(CudnnAttention::new(&cudnn, &gpu.stream)?),
-                Err(Error::NoLibrary { .. }) => None,
-                Err(error) => return Err(error),
-            };
-            // Another thread may have been faster; that one counts.
-            drop(self.loaded.set(loaded));
-        }
-        Ok(self.loaded.get().and_then(Option::as_ref))
+    /// What is asked for is there from the start, or the GPU is not opened: a run would not notice later that other kernels
+    /// compute than those that were asked for.
+    pub(super) fn from_environment(
+        libraries: &Libraries,
+        stream: &Arc<Stream>,
+    ) -> oarlock_cuda::Result<CudnnForms> {
+        let wanted = wanted(std::env::var_os(VARIABLE).as_deref())?;
+        let cudnn = match wanted {
+            Some(Choice::Cudnn) => Some(CudnnAttention::new(&Cudnn::find(libraries)?, stream)?),
+            _ => None,
+        };
+        Ok(CudnnForms { wanted, cudnn })
     }
 }
 
@@ -61,11 +54,11 @@ impl<'l> Kernels<'l> {
             Operands::Backward(..) => (self.gpu(), Pass::Backward),
         };
         let capability = gpu.context.device().capability().map_err(failed)?;
-        let choice = attention_choice(gpu.cudnn.wanted.as_deref(), (shape, of, pass), capability);
+        let choice = attention_choice(gpu.cudnn.wanted, (shape, of, pass), capability);
         if choice == Choice::Own {
             return Ok(false);
         }
-        let Some(cudnn) = gpu.cudnn.load(gpu).map_err(failed)? else { return Ok(false) };
+        let Some(cudnn) = &gpu.cudnn.cudnn else { return Ok(false) };
         let bytes = cudnn.workspace_bytes((shape, of, pass), MOST_WORKSPACE).map_err(failed)?;
         let Some(bytes) = bytes else { return Ok(false) };
         let workspace = self.temporary(bytes.max(1))?;

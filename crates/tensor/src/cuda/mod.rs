@@ -123,7 +123,7 @@ impl Gpu {
             let stream = Arc::new(context.stream()?);
             let modules = Arc::new(Modules::new(&context, libraries, Cache::from_environment())?);
             let blas = Blas::with_modules(&stream, libraries, WORKSPACE_BYTES, &modules)?;
-            let cudnn = CudnnForms::from_environment(libraries);
+            let cudnn = CudnnForms::from_environment(libraries, &stream)?;
             let ((major, minor), gib) =
                 (driver.version()?, device.memory_bytes()? as f64 / (1u64 << 30) as f64);
             let description =

@@ -1,14 +1,17 @@
 //! Attention and rotary positions.
 
+use std::fs;
+use std::os::unix::fs::symlink;
+use std::path::Path;
 use std::process::Command;
 use std::sync::Arc;
 
 use oarlock_tensor::cpu::Isa;
 use oarlock_tensor::cpu::rope::RopeStyle;
 use oarlock_tensor::ops::{self, AttentionOptions, Mask, Rope};
-use oarlock_tensor::{DType, Device, Par, RopeScaling, Tensor};
+use oarlock_tensor::{CudaLibraries, DType, Device, Par, RopeScaling, Tensor};
 
-use crate::common::{Array, Case, array, assert_close, case, f64s, tensor};
+use crate::common::{Array, Case, array, assert_close, case, f64s, fakes, tensor};
 
 /// Batch, queries, keys, heads, kv heads, head size.
 #[derive(Clone, Copy)]
@@ -136,6 +139,43 @@ fn attention_by_cudnn() {
     // Documents have no graph, so the own kernels take them, which have heads of 64.
     let documents = Dims { d: 64, ..n };
     attention_case(documents, Sight::Documents, plain).check_dtypes(&[DType::BF16, DType::F16]);
+}
+
+/// What was asked for and is not there is an error before anything is computed by something else.
+#[test]
+fn cudnn_that_was_asked_for_and_is_missing_is_an_error() {
+    const VARIABLE: &str = "OARLOCK_ATTENTION";
+    const NAME: &str = "attention::cudnn_that_was_asked_for_and_is_missing_is_an_error";
+    let Some(fakes) = fakes() else { return };
+    let folder = Path::new(env!("CARGO_TARGET_TMPDIR")).join(format!("without-cudnn-{}", std::process::id()));
+    fs::create_dir(&folder).unwrap();
+    for name in ["libcuda.so.1", "libnvrtc.so.13", "libcublasLt.so.13"] {
+        symlink(fakes.join(name), folder.join(name)).unwrap();
+    }
+    let opened = Device::cuda_of(&CudaLibraries::Folder(folder.clone()), 0, Isa::detect(), Par::solo());
+    fs::remove_dir_all(folder).unwrap();
+    match std::env::var(VARIABLE).as_deref() {
+        Ok("cudnn") => {
+            let said = opened.unwrap_err().to_string();
+            assert!(said.contains("libcudnn") && said.contains("pip install nvidia-cudnn-cu13"), "{said}");
+        }
+        Ok(other) => {
+            let said = opened.unwrap_err().to_string();
+            assert!(
+                said.contains(&format!("OARLOCK_ATTENTION is `{other}`, not `own` or `cudnn`")),
+                "{said}"
+            );
+        }
+        Err(_) => {
+            opened.unwrap();
+            for value in ["cudnn", "torch"] {
+                let mut again = Command::new(std::env::current_exe().expect("this program"));
+                let output = again.args(["--exact", NAME]).env(VARIABLE, value).output().expect("a process");
+                let said = String::from_utf8_lossy(&output.stdout);
+                assert!(output.status.success() && said.contains("1 passed"), "{said}");
+            }
+        }
+    }
 }
 
 /// Decoding: the last rows of a cache that has room for more.
