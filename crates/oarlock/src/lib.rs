@@ -172,6 +172,7 @@ mod nested;
 pub mod nn;
 pub mod optim;
 mod panics;
+pub mod pipeline;
 pub mod rank;
 pub mod report;
 pub mod settings;
