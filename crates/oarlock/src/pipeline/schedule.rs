@@ -313,7 +313,7 @@ fn of_stage(stage: usize, passes: Passes, events: &[Event], n_fixed: Option<usiz
                 (to.0 == stage).then_some((to.1, micro_batch)),
             ],
         };
-        places.into_iter().flatten().for_each(|place| drop(last_use.insert(place, index)));
+        last_use.extend(places.into_iter().flatten().map(|place| (place, index)));
     }
     debug_assert!(passes == Passes::Training || n_fixed.is_none(), "buffers in turns are those of 1F1B");
     let mut instructions = Vec::new();
