@@ -32,6 +32,7 @@ mod own_loop;
 mod own_model;
 mod param_groups;
 mod parity;
+mod pipeline;
 mod placements;
 mod preference;
 mod quantized;

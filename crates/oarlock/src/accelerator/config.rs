@@ -6,6 +6,7 @@ use oarlock_tensor::{DType, DeviceKind};
 use super::deepspeed_plugin::DeepSpeedPlugin;
 use super::project::ProjectConfiguration;
 use super::trackers::LogWith;
+use crate::config::PipelineArgs;
 use crate::shard::Options;
 
 /// How an [`Accelerator`](crate::Accelerator) runs.
@@ -24,6 +25,8 @@ pub struct AcceleratorConfig {
     pub deepspeed_plugin: Option<DeepSpeedPlugin>,
     /// Several of them, by name; the first is the active one until another is selected.
     pub deepspeed_plugins: Vec<(String, DeepSpeedPlugin)>,
+    /// How the models that are trained are divided into stages; by default they are not.
+    pub pipeline: PipelineArgs,
     /// How the schedule follows the optimizer.
     pub scheduler_steps: SchedulerSteps,
     /// How loaders are distributed to the ranks.

@@ -23,7 +23,7 @@ use super::trackers::Trackers;
 use crate::error::{Error, Result};
 use crate::nested::Nested;
 use crate::rank;
-use crate::shard::Options;
+use crate::shard::{DATA, Options, PIPE, Topology};
 
 /// The seed where none is given.
 const SEED: u64 = 42;
@@ -51,6 +51,10 @@ pub(super) type Hook = dyn Fn(&Accelerator, &Path) -> Result<()> + Send + Sync;
 /// What everything that an accelerator prepared has in common.
 pub(crate) struct Inner {
     pub comm: Communicator,
+    /// The ranks that see different data: all, or those of one stage of a pipeline.
+    pub data: Communicator,
+    /// The ranks that hold the stages of a pipeline, this one among them.
+    pub pipe: Option<Communicator>,
     pub device: Device,
     pub config: AcceleratorConfig,
     pub plugins: Arc<Plugins>,
@@ -205,13 +209,16 @@ impl Accelerator {
     ) -> Result<Accelerator> {
         let mut options = config.shard.clone();
         options.dtype = config.mixed_precision.unwrap_or(options.dtype);
-        options.check(comm.world_size())?;
+        let (data, pipe) = axes(&comm, config, &options)?;
+        options.check(data.world_size())?;
         comm.on_long_wait_by_default(LONG_WAIT, |wait| rank::tell_note(&wait.to_string()));
         if comm.rank() == 0 && !oarlock_tensor::IS_OPTIMIZED {
             rank::tell_note_once(UNOPTIMIZED);
         }
         let inner = Inner {
             comm: comm.clone(),
+            data,
+            pipe,
             device: device.clone(),
             config: config.clone(),
             plugins,
@@ -253,6 +260,11 @@ impl Accelerator {
         &self.device
     }
 
+    /// The process group of the ranks that see different data: all ranks, or those of one stage of a pipeline.
+    pub fn data_ranks(&self) -> &Communicator {
+        &self.inner.data
+    }
+
     /// The process group.
     pub fn communicator(&self) -> &Communicator {
         &self.comm
@@ -288,6 +300,27 @@ impl Accelerator {
         }
     }
 }
+/// The groups of this rank on the axes of a pipeline with data parallelism.
+fn axes(
+    comm: &Communicator,
+    config: &AcceleratorConfig,
+    options: &Options,
+) -> Result<(Communicator, Option<Communicator>)> {
+    let (args, world) = (&config.pipeline, comm.world_size());
+    if !args.is_on() {
+        return Ok((comm.clone(), None));
+    }
+    if !world.is_multiple_of(args.stages) {
+        return Err(Error::Usage(format!(
+            "pipeline: {} stages must divide the {world} ranks; start a multiple of {} ranks",
+            args.stages, args.stages
+        )));
+    }
+    options.check_stage()?;
+    let grid = Topology::pipe_data(args.stages, world / args.stages);
+    Ok((comm.split(&grid.groups(DATA))?, Some(comm.split(&grid.groups(PIPE))?)))
+}
+
 /// The ranks by NCCL where each has a GPU of its own. Where that is not so, what they have on GPUs goes through memory of the
 /// host, and rank 0 says why.
 fn between_gpus(comm: Communicator, device: &Device) -> Result<Communicator> {

@@ -169,7 +169,7 @@ impl PreparedOptimizer {
     fn close(&self) -> Result<bool> {
         let steps = self.inner.gradients().sync_gradients;
         if steps {
-            self.state.close(&self.inner.comm, &self.inner.accumulation())?;
+            self.state.close(&self.inner.data, &self.inner.accumulation())?;
         }
         Ok(steps)
     }

@@ -2,6 +2,8 @@
 //!
 //! Shape legend: B batch, S sequence, E hidden, V vocabulary.
 
+use std::ops::Range;
+
 use half::{bf16, f16};
 use oarlock_tensor::ops::{self, HeadLoss, HeadOptions, Labels, Mask, TokenLoss};
 use oarlock_tensor::{DType, Device, Error, Result, Tensor};
@@ -168,6 +170,49 @@ impl Decoder {
         in_scope(self, ids.device(), || {
             let x = self.body.hidden_with(ids, mask, options.noise, |_| ())?;
             self.head.run(&x, |head| Ok((head.loss(&x, labels, options.kind)?, head.hits(&x, labels)?)))
+        })
+    }
+
+    /// The units of the model as a pipeline divides them: the embedding, each layer, the head.
+    pub fn n_units(&self) -> usize {
+        self.body.layers.len() + 2
+    }
+
+    /// The embedding and the layers among `units`, for a model that is divided into parts: from ids `[B, S]` where the
+    /// embedding is among them, else from the residual stream `[B, S, E]`, to the residual stream in f32.
+    ///
+    /// # Errors
+    /// As [`Decoder::loss`].
+    pub fn stream_through(
+        &self,
+        units: Range<usize>,
+        x: &Tensor,
+        mask: &Mask,
+        noise: Option<&Tensor>,
+    ) -> Result<Tensor> {
+        in_scope(self, x.device(), || self.body.stream_through(units, x, mask, noise))
+    }
+
+    /// As [`Decoder::loss_with`], from the residual stream `[B, S, E]` behind the last layer.
+    ///
+    /// # Errors
+    /// As [`Decoder::loss_with`].
+    pub fn loss_of_stream(&self, x: &Tensor, labels: &Labels, kind: TokenLoss) -> Result<HeadLoss> {
+        in_scope(self, x.device(), || self.head.run(x, |head| head.loss(x, labels, kind)))
+    }
+
+    /// As [`Decoder::loss_and_hits`], from the residual stream `[B, S, E]` behind the last layer.
+    ///
+    /// # Errors
+    /// As [`Decoder::loss_with`].
+    pub fn loss_and_hits_of_stream(
+        &self,
+        x: &Tensor,
+        labels: &Labels,
+        kind: TokenLoss,
+    ) -> Result<(HeadLoss, Tensor)> {
+        in_scope(self, x.device(), || {
+            self.head.run(x, |head| Ok((head.loss(x, labels, kind)?, head.hits(x, labels)?)))
         })
     }
 
@@ -384,13 +429,36 @@ impl Body {
         noise: Option<&Tensor>,
         mut see: impl FnMut(&Tensor),
     ) -> Result<Tensor> {
-        let mut x = self.embed_tokens.run(ids, |embed| self.embed(embed, ids, noise))?;
+        let mut x = self.stream_through(0..1, ids, mask, noise)?;
         see(&x);
-        for (layer, ropes) in self.layers.iter().zip(&self.ropes) {
-            let (mask, parts) = (mask.clone(), self.parts);
-            let rope = ropes.for_length(ids.shape().last()).clone();
-            x = layer.call(&x, move |block, x| block.forward(x, &rope, &mask, parts))?;
+        for unit in 1..=self.layers.len() {
+            x = self.stream_through(unit..unit + 1, &x, mask, None)?;
             see(&x);
+        }
+        Ok(x)
+    }
+
+    /// As [`Decoder::stream_through`].
+    fn stream_through(
+        &self,
+        units: Range<usize>,
+        x: &Tensor,
+        mask: &Mask,
+        noise: Option<&Tensor>,
+    ) -> Result<Tensor> {
+        let mut x = x.clone();
+        for unit in units {
+            let Some(index) = unit.checked_sub(1) else {
+                x = self.embed_tokens.run(&x, |embed| self.embed(embed, &x, noise))?;
+                continue;
+            };
+            // The head is no part of the stream.
+            let (Some(layer), Some(ropes)) = (self.layers.get(index), self.ropes.get(index)) else { break };
+            let (mask, parts) = (mask.clone(), self.parts);
+            // [B, S, E]
+            let n_positions = x.sizes().iter().rev().nth(1).copied().unwrap_or(0);
+            let rope = ropes.for_length(n_positions).clone();
+            x = layer.call(&x, move |block, x| block.forward(x, &rope, &mask, parts))?;
         }
         Ok(x)
     }

@@ -143,6 +143,28 @@ impl Options {
         device.is_cuda() && self.offload_optimizer.is_some()
     }
 
+    /// Looks for what a stage of a pipeline cannot have: micro-batches are in flight there in any order, and nothing may
+    /// move during their passes.
+    ///
+    /// # Errors
+    /// What, and what to do.
+    pub(crate) fn check_stage(&self) -> Result<()> {
+        if self.placements.gradients == Placement::Sharded {
+            return Err(Error::Usage(
+                "ZeRO-2 and ZeRO-3 are incompatible with pipeline parallelism, as in DeepSpeed: use stage 0 or 1 (NO_SHARD in \
+                 FSDP's terms)"
+                    .to_owned(),
+            ));
+        }
+        if self.wrap != Wrap::Declared {
+            return Err(Error::Usage(
+                "a wrap policy other than that of the model's layers does not go with pipeline parallelism"
+                    .to_owned(),
+            ));
+        }
+        Ok(())
+    }
+
     /// Looks for what contradicts itself.
     ///
     /// # Errors

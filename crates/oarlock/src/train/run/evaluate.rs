@@ -28,7 +28,7 @@ impl<O: Objective<Model = Decoder>> Run<'_, O> {
         self.accelerator.communicator().set_phase(&format!("step {done}: evaluation{of}"));
         let begin = Instant::now();
         let (world, rank) =
-            (self.accelerator.num_processes() as u64, self.accelerator.process_index() as u64);
+            (self.accelerator.data_ranks().world_size() as u64, self.accelerator.data_ranks().rank() as u64);
         let micro_batch = self.config.eval.batch_size as u64;
         let batches = eval_batches(rows.clone(), world, rank, micro_batch)?;
         let totals = evaluate(self.accelerator, &self.objective, &self.model, batches)?;
