@@ -12,6 +12,8 @@ mod launched;
 mod ledger;
 mod mapped;
 mod memory;
+#[cfg(any(feature = "gloo", feature = "mpi"))]
+mod messages;
 #[cfg(feature = "mpi")]
 mod mpi;
 pub mod nccl;

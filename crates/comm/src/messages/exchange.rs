@@ -141,7 +141,7 @@ impl<'a> Exchange<'a> {
                 queue.in_flight.push_back(message);
             }
             while let Some(message) = queue.in_flight.front_mut()
-                && let Some(bytes) = library.poll(message)?
+                && let Some(bytes) = message.poll()?
             {
                 queue.in_flight.pop_front();
                 (queue.done, queue.last, moved) = (queue.done + 1, bytes, true);
@@ -179,7 +179,7 @@ impl<'a> Exchange<'a> {
                 None => {}
             }
         }
-        let me = member.world.library.rank;
+        let me = member.world.library.rank();
         if member.world.was_asked_to_end() {
             let cause = "it was asked to end (SIGTERM) by its launcher or a user";
             return Err(member.world.fail(Notice::peer(me, cause)));
