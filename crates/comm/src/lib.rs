@@ -1,4 +1,4 @@
-//! Ranks and collectives: process groups in shared memory or over MPI, their liveness, and the rank processes themselves.
+//! Ranks and collectives: process groups in shared memory, over MPI or over Gloo, their liveness, and the rank processes themselves.
 //!
 //! This crate knows bytes, ranks and time; it knows no parameter and no configuration.
 
@@ -7,11 +7,15 @@ mod communicator;
 mod cores;
 mod digest;
 mod error;
+#[cfg(feature = "gloo")]
+mod gloo;
 mod join;
 mod launched;
 mod ledger;
 mod mapped;
 mod memory;
+#[cfg(any(feature = "gloo", feature = "mpi"))]
+mod messages;
 #[cfg(feature = "mpi")]
 mod mpi;
 pub mod nccl;
@@ -29,6 +33,7 @@ mod stats;
 mod trace;
 mod transport;
 mod transport_kind;
+pub mod wire;
 
 pub use call::{Call, Request};
 pub use communicator::{Communicator, Traffic, WeakCommunicator};
@@ -51,4 +56,4 @@ pub use region::{Memory, Region, Sharing};
 pub use stats::{OpStats, Recorded};
 pub use trace::CollectiveEvent;
 pub use transport::Transport;
-pub use transport_kind::{HAS_MPI, TransportKind};
+pub use transport_kind::{HAS_GLOO, HAS_MPI, TransportKind};

@@ -282,7 +282,7 @@ impl PrivateBuffer {
     }
 
     /// Its size.
-    #[cfg(feature = "mpi")]
+    #[cfg(any(feature = "gloo", feature = "mpi"))]
     pub(crate) fn bytes(&self) -> usize {
         self.bytes
     }

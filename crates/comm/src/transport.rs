@@ -11,7 +11,7 @@ use crate::patience::Patience;
 use crate::ready::Ready;
 use crate::region::{Region, Sharing};
 
-/// An engine that carries bytes between ranks: shared memory, MPI, or a world of one.
+/// An engine that carries bytes between ranks: shared memory, MPI, Gloo, or a world of one.
 ///
 /// The communicator in front of it has checked the arguments (ranges inside regions, one list of ranges a rank, dtypes
 /// that can be added) and makes one call at a time. A transport compares the requests of all ranks and fails on every
@@ -33,7 +33,7 @@ pub trait Transport: Send + Sync {
 
     /// What carries the bytes, in words.
     fn describe(&self) -> String {
-        if self.shares_memory() { "shared memory".to_string() } else { "MPI".to_string() }
+        "shared memory".to_string()
     }
 
     /// This rank's index among those of the group that share its cores, and their number.

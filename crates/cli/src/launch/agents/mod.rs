@@ -8,7 +8,6 @@ mod message;
 mod store;
 #[cfg(test)]
 mod tests;
-mod wire;
 mod world;
 
 pub use agent::Agent;

@@ -110,7 +110,11 @@ impl<'a> Exchange<'a> {
                 std::thread::yield_now();
                 continue;
             }
-            std::thread::sleep(sleep);
+            let mut queues = self.receives.iter_mut().chain(&mut self.sends);
+            match queues.find_map(|queue| queue.in_flight.front_mut()) {
+                Some(message) => message.wait(sleep),
+                None => std::thread::sleep(sleep),
+            }
             sleep = SLEEP.1.min(sleep * 2);
             let now = Instant::now();
             if now >= check_at {
@@ -141,7 +145,7 @@ impl<'a> Exchange<'a> {
                 queue.in_flight.push_back(message);
             }
             while let Some(message) = queue.in_flight.front_mut()
-                && let Some(bytes) = library.poll(message)?
+                && let Some(bytes) = message.poll()?
             {
                 queue.in_flight.pop_front();
                 (queue.done, queue.last, moved) = (queue.done + 1, bytes, true);
@@ -179,7 +183,7 @@ impl<'a> Exchange<'a> {
                 None => {}
             }
         }
-        let me = member.world.library.rank;
+        let me = member.world.library.rank();
         if member.world.was_asked_to_end() {
             let cause = "it was asked to end (SIGTERM) by its launcher or a user";
             return Err(member.world.fail(Notice::peer(me, cause)));

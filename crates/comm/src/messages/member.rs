@@ -29,8 +29,8 @@ impl Member {
 
     /// Reports a failure that only this rank has seen; returns the first failure of the run.
     pub(super) fn fail_locally(&self, error: Error) -> Error {
-        match self.world.fail(Notice::peer(self.world.library.rank, &error.to_string())) {
-            Error::PeerFailed { rank, .. } if rank == self.world.library.rank => error,
+        match self.world.fail(Notice::peer(self.world.library.rank(), &error.to_string())) {
+            Error::PeerFailed { rank, .. } if rank == self.world.library.rank() => error,
             first => first,
         }
     }

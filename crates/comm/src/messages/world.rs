@@ -1,15 +1,15 @@
-//! The ranks that MPI started together, as one of them sees them: the library, where each rank runs, what it was doing last,
-//! and the first failure.
+//! The ranks that exchange messages, as one of them sees them: the library, where each rank runs, what it was doing last, and
+//! the first failure.
 
 use std::collections::VecDeque;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
-use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError, mpsc};
+use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
 use std::time::{Duration, Instant};
 
 use bytemuck::Zeroable;
 use signal_hook::consts::SIGTERM;
 
-use super::library::{ByteSpan, InFlight, Library};
+use super::library::{ByteSpan, InFlight, Library, Lost, NOTICES};
 use super::notice::{FINISHED, LEFT, MAX_RANKS, Notice};
 use super::rank_info::RankInfo;
 use crate::error::{Error, Result};
@@ -17,8 +17,6 @@ use crate::ledger::{RankState, RankStatus};
 use crate::procfs;
 use crate::stamp::{Stamp, StampWords};
 
-/// The tag of notices; that of a channel is its number plus 1.
-const NOTICES: usize = 0;
 /// Failures within this time count as one: that of the lowest rank.
 const SETTLE: Duration = Duration::from_millis(200);
 /// How long a rank that was asked to end (SIGTERM) looks for the reason.
@@ -29,7 +27,7 @@ const END: Duration = Duration::from_secs(1800);
 const KEPT_CALLS: usize = 16;
 
 pub(super) struct World {
-    pub(super) library: Library,
+    pub(super) library: Box<dyn Library>,
     state: Mutex<State>,
     /// Set by SIGTERM, with which launchers end the ranks of a run that failed.
     asked_to_end: Arc<AtomicBool>,
@@ -40,11 +38,11 @@ pub(super) struct World {
 struct State {
     infos: Vec<RankInfo>,
     peers: Vec<PeerState>,
-    /// The number of the current session: MPI starts once in a process, which may train several times.
+    /// The number of the current session: the library starts once in a process, which may train several times.
     session: u64,
     failure: Option<(Notice, Instant)>,
     /// Notices in flight, with the memory that they are sent from.
-    notices: Vec<(Box<Notice>, Vec<InFlight>)>,
+    notices: Vec<(Box<Notice>, Vec<(usize, InFlight)>)>,
     asked_at: Option<Instant>,
 }
 
@@ -64,43 +62,21 @@ struct PeerState {
 static WORLD: OnceLock<World> = OnceLock::new();
 
 impl World {
-    /// The world of this process; starts MPI the first time. The start of MPI has no time limit, so a thread waits for it.
-    pub(super) fn get(limit: Duration, notice: Duration, notify: &dyn Fn(&str)) -> Result<&'static World> {
+    /// The world of this process; the first time `start` starts its library.
+    pub(super) fn get(start: impl FnOnce() -> Result<Box<dyn Library>>) -> Result<&'static World> {
         static STARTING: Mutex<()> = Mutex::new(());
         let _one = STARTING.lock().unwrap_or_else(PoisonError::into_inner);
         if let Some(world) = WORLD.get() {
             return Ok(world);
         }
-        let (started, start) = mpsc::channel();
-        std::thread::Builder::new()
-            .name("mpi start".into())
-            // If nobody receives it the process is about to end.
-            .spawn(move || drop(started.send(Library::start())))
-            .map_err(|e| Error::system("start a thread that starts MPI", e))?;
-        let library = match start.recv_timeout(notice) {
-            Err(mpsc::RecvTimeoutError::Timeout) => {
-                notify(&format!(
-                    "MPI waits for other ranks to start, at most {} s; check that all machines have this program and can \
-                     reach each other",
-                    limit.as_secs()
-                ));
-                start.recv_timeout(limit.saturating_sub(notice))
-            }
-            other => other,
-        };
-        let library = library.map_err(|_| {
-            let seconds = limit.as_secs();
-            Error::Join(format!(
-                "MPI did not start within {seconds} s: other ranks are missing, or machines cannot reach each other"
-            ))
-        })??;
+        let library = start()?;
         let (asked_to_end, is_idle) = (Arc::new(AtomicBool::new(false)), Arc::new(AtomicBool::new(true)));
         signal_hook::flag::register_conditional_default(SIGTERM, is_idle.clone())
             .and_then(|_| signal_hook::flag::register(SIGTERM, asked_to_end.clone()))
             .map_err(|e| Error::system("catch SIGTERM", e))?;
         let state = State {
-            infos: vec![RankInfo::zeroed(); library.size],
-            peers: vec![PeerState::default(); library.size],
+            infos: vec![RankInfo::zeroed(); library.size()],
+            peers: vec![PeerState::default(); library.size()],
             session: 0,
             failure: None,
             notices: Vec::new(),
@@ -127,13 +103,13 @@ impl World {
 
     /// Begins the next session of this process.
     pub(super) fn begin(&self) -> Result<u64> {
-        if self.library.size > MAX_RANKS {
-            return Err(Error::Join(format!("{} ranks; at most {MAX_RANKS} can be", self.library.size)));
+        if self.library.size() > MAX_RANKS {
+            return Err(Error::Join(format!("{} ranks; at most {MAX_RANKS} can be", self.library.size())));
         }
         let mut state = self.state();
-        let me = &state.peers[self.library.rank];
+        let me = &state.peers[self.library.rank()];
         if state.session > me.finished.max(me.left) {
-            let rank = self.library.rank;
+            let rank = self.library.rank();
             return Err(Error::Join(format!("rank {rank} has already joined; each rank is one process")));
         }
         state.session += 1;
@@ -148,10 +124,29 @@ impl World {
     /// Receives notices, and fails with the first failure of the run if there is one.
     pub(super) fn check(&self) -> Result<()> {
         self.receive_notices()?;
-        if self.state().failure.is_none() {
-            return Ok(());
+        if self.state().failure.is_some() {
+            return Err(self.settle_failure());
         }
-        Err(self.settle_failure())
+        match self.first_lost() {
+            Some((rank, lost)) if lost.since.elapsed() >= SETTLE => {
+                let doing = self.status(rank).doing();
+                Err(self.fail(Notice::peer(rank, &(lost.cause + &doing))))
+            }
+            _ => Ok(()),
+        }
+    }
+
+    /// The rank of the session whose connection broke first. It may have told others why, or its process is on this machine:
+    /// that is known [`SETTLE`] later.
+    fn first_lost(&self) -> Option<(usize, Lost)> {
+        let lost = (0..self.library.size()).filter_map(|rank| Some((rank, self.library.lost(rank)?)));
+        let mut lost: Vec<(usize, Lost)> = lost.collect();
+        if !lost.is_empty() {
+            let state = self.state();
+            // Those that have ended as they should have no connection any more.
+            lost.retain(|(rank, _)| state.peers[*rank].finished.max(state.peers[*rank].left) < state.session);
+        }
+        lost.into_iter().min_by_key(|(_, lost)| lost.since)
     }
 
     /// Reports a failure to all ranks, unless there is one already; returns the first.
@@ -160,7 +155,7 @@ impl World {
         let _ = self.receive_notices();
         let is_first = {
             let mut state = self.state();
-            let mine = notice.of(self.library.rank, state.session);
+            let mine = notice.of(self.library.rank(), state.session);
             let is_first = state.failure.is_none();
             if is_first {
                 state.failure = Some((mine, Instant::now()));
@@ -192,14 +187,14 @@ impl World {
     /// Tells all ranks that this one has finished its session, or left it.
     pub(super) fn leave(&self, kind: u64) {
         let session = self.state().session;
-        self.publish(Notice::plain(kind).of(self.library.rank, session));
+        self.publish(Notice::plain(kind).of(self.library.rank(), session));
     }
 
     /// Applies a notice of this rank and sends it.
     fn publish(&self, notice: Notice) {
         let is_new = {
             self.is_idle.store(true, Ordering::Relaxed);
-            let me = &mut self.state().peers[self.library.rank];
+            let me = &mut self.state().peers[self.library.rank()];
             // A rank that has finished or left stays so.
             let is_new = notice.session > me.finished.max(me.left);
             match notice.kind {
@@ -217,17 +212,17 @@ impl World {
     fn send(&self, notice: Notice) {
         let kept = Box::new(notice);
         let span = ByteSpan { at: std::ptr::from_ref(&*kept).cast_mut().cast(), bytes: size_of::<Notice>() };
-        let others = (0..self.library.size).filter(|&rank| rank != self.library.rank);
-        // SAFETY: the box is only read, and kept in `notices` until all messages are sent; the world lives as long as the
+        let others = (0..self.library.size()).filter(|&rank| rank != self.library.rank());
+        // SAFETY: the box is only read, and kept in `notices` until all messages are sent or have no connection; the world lives as long as the
         // process. A rank that it cannot be sent to has ended, or finds out by itself.
-        let messages =
-            others.filter_map(|rank| unsafe { self.library.send(rank, NOTICES, span) }.ok()).collect();
+        let send = |rank| Some((rank, unsafe { self.library.send(rank, NOTICES, span) }.ok()?));
+        let messages = others.filter_map(send).collect();
         self.state().notices.push((kept, messages));
     }
 
     /// Receives the notices of others, and completes those that were sent.
     pub(super) fn receive_notices(&self) -> Result<()> {
-        while let Some(bytes) = self.library.take(NOTICES, size_of::<Notice>())? {
+        while let Some(bytes) = self.library.take_notice(size_of::<Notice>())? {
             let Some(notice) = Notice::from_bytes(&bytes) else { continue };
             let mut state = self.state();
             let Some(peer) = state.peers.get_mut(notice.from as usize) else { continue };
@@ -247,7 +242,9 @@ impl World {
         }
         let mut state = self.state();
         // A message that cannot be sent has no receiver any more.
-        let is_in_flight = |message: &mut InFlight| matches!(self.library.poll(message), Ok(None));
+        let is_in_flight = |(rank, message): &mut (usize, InFlight)| {
+            matches!(message.poll(), Ok(None)) && self.library.lost(*rank).is_none()
+        };
         state.notices.iter_mut().for_each(|(_, messages)| messages.retain_mut(is_in_flight));
         state.notices.retain(|(_, messages)| !messages.is_empty());
         Ok(())
@@ -264,22 +261,22 @@ impl World {
     }
 
     pub(super) fn set_phase(&self, phase: &str) {
-        phase.clone_into(&mut self.state().peers[self.library.rank].phase);
+        phase.clone_into(&mut self.state().peers[self.library.rank()].phase);
     }
 
     pub(super) fn phase(&self) -> String {
-        self.state().peers[self.library.rank].phase.clone()
+        self.state().peers[self.library.rank()].phase.clone()
     }
 
     /// The status of each rank.
     pub(super) fn statuses(&self) -> Vec<RankStatus> {
-        (0..self.library.size).map(|rank| self.status(rank)).collect()
+        (0..self.library.size()).map(|rank| self.status(rank)).collect()
     }
 
     pub(super) fn status(&self, rank: usize) -> RankStatus {
         let state = self.state();
         let (peer, info) = (&state.peers[rank], &state.infos[rank]);
-        let (pid, is_here) = (info.pid as u32, info.machine == state.infos[self.library.rank].machine);
+        let (pid, is_here) = (info.pid as u32, info.machine == state.infos[self.library.rank()].machine);
         let at = match () {
             () if pid == 0 => RankState::Absent,
             () if peer.finished >= state.session => RankState::Finished,
@@ -306,9 +303,9 @@ impl World {
     pub(super) fn sharing_cores(&self, ranks: &[usize]) -> (usize, usize) {
         let state = self.state();
         let location = |rank: usize| (state.infos[rank].machine, state.infos[rank].cores);
-        let here = |rank: &usize| location(*rank) == location(self.library.rank);
+        let here = |rank: &usize| location(*rank) == location(self.library.rank());
         let mut before = ranks.iter().copied().filter(here);
-        let place = before.clone().position(|rank| rank == self.library.rank);
+        let place = before.clone().position(|rank| rank == self.library.rank());
         (place.unwrap_or(0), before.by_ref().count().max(1))
     }
 
@@ -327,18 +324,18 @@ impl World {
         ranks.iter().map(&mut number).collect()
     }
 
-    /// The end of the process: MPI is finalized if all ranks have finished, and not if one failed, as that would wait for all.
+    /// The end of the process: the library ends if all ranks have finished, and not if one failed, as that would wait for all.
     fn end(&self) {
         {
             let state = self.state();
-            let is_finished = state.peers[self.library.rank].finished >= state.session;
+            let is_finished = state.peers[self.library.rank()].finished >= state.session;
             if state.failure.is_some() || !is_finished || state.session == 0 {
                 return;
             }
         }
         let began = Instant::now();
         while began.elapsed() < END {
-            let all = (0..self.library.size).map(|rank| self.status(rank));
+            let all = (0..self.library.size()).map(|rank| self.status(rank));
             let waited_for = all.filter(|status| status.state != RankState::Finished).collect::<Vec<_>>();
             if waited_for.is_empty() && self.state().notices.is_empty() {
                 return self.library.end();
@@ -352,7 +349,7 @@ impl World {
     }
 }
 
-/// Finalizes MPI at the end of the process, however `main` ends.
+/// Ends the library at the end of the process, however `main` ends.
 fn at_the_end() {
     unsafe extern "C" {
         fn atexit(function: extern "C" fn()) -> std::ffi::c_int;
@@ -363,6 +360,6 @@ fn at_the_end() {
         }
     }
     // SAFETY: `atexit` of the C library has this type; `end` touches statics that are never dropped. If registering fails
-    // MPI is not finalized, which the launcher reports.
+    // the library does not end, which the launcher of MPI reports.
     let _ = unsafe { atexit(end) };
 }

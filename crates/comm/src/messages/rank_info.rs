@@ -24,14 +24,14 @@ pub(super) struct RankInfo {
 }
 
 impl RankInfo {
-    pub(super) fn of_this_process(next_channel: usize) -> RankInfo {
+    pub(super) fn of_this_process(library: &str, next_channel: usize) -> RankInfo {
         let read = |path: &str| std::fs::read_to_string(path).unwrap_or_default();
         let namespace = std::fs::read_link("/proc/self/ns/pid").unwrap_or_default();
         let host = [read("/proc/sys/kernel/random/boot_id"), read("/proc/sys/kernel/hostname")].concat();
         let pid = std::process::id();
         let cores = available_cores();
         RankInfo {
-            version: digest(format!("{} mpi 1", env!("CARGO_PKG_VERSION")).as_bytes()),
+            version: digest(format!("{} {library} 1", env!("CARGO_PKG_VERSION")).as_bytes()),
             machine: digest(format!("{} {namespace:?}", host.trim()).as_bytes()),
             cores: cores.iter().fold(cores.len() as u64, |sum, &core| mix(sum, core as u64)),
             pid: u64::from(pid),

@@ -1,4 +1,4 @@
-//! The collectives over MPI: a header exchange, then messages straight between the buffers of the ranks that own and need
+//! The collectives over messages: a header exchange, then messages straight between the buffers of the ranks that own and need
 //! the elements.
 
 use std::ops::Range;
@@ -31,13 +31,13 @@ const SCRATCH: usize = 32 << 20;
 const SUM_PIECE: (usize, usize) = (64 << 10, 1 << 20);
 
 /// One rank in one group.
-pub(super) struct Mpi {
+pub(super) struct Messages {
     group: Group,
 }
 
-impl Mpi {
-    pub(super) fn world(group: Group) -> Mpi {
-        Mpi { group }
+impl Messages {
+    pub(super) fn new(group: Group) -> Messages {
+        Messages { group }
     }
 
     /// The elements that a rank owns, in pieces of at most `piece` elements.
@@ -65,12 +65,12 @@ impl Mpi {
         // SAFETY: one place for each of two rows and each rank, inside the buffer.
         let place = |row: usize, rank: usize| unsafe { scratch.add((row % 2 * n + rank) * piece * size) };
         for peer in exchange.peers() {
-            for part in Mpi::parts(owners, peer, piece) {
+            for part in Messages::parts(owners, peer, piece) {
                 // SAFETY: the communicator checked the ranges; this rank writes only its own below, which are others.
                 unsafe { exchange.send(peer, span(region, &part, size)) };
             }
         }
-        let rows: Vec<Range<usize>> = Mpi::parts(owners, me, piece).collect();
+        let rows: Vec<Range<usize>> = Messages::parts(owners, me, piece).collect();
         let receive_row = |exchange: &mut Exchange, row: usize| {
             let Some(part) = rows.get(row) else { return };
             for peer in exchange.peers() {
@@ -108,11 +108,11 @@ impl Mpi {
         let mut exchange = Exchange::new(&self.group, stamp);
         exchange.keep(region);
         for peer in exchange.peers() {
-            for part in Mpi::parts(owners, me, piece).filter(|_| without != Some(peer)) {
+            for part in Messages::parts(owners, me, piece).filter(|_| without != Some(peer)) {
                 // SAFETY: the communicator checked the ranges; nobody writes what this rank owns.
                 unsafe { exchange.send(peer, span(region, &part, size)) };
             }
-            for part in Mpi::parts(owners, peer, piece).filter(|_| without != Some(me)) {
+            for part in Messages::parts(owners, peer, piece).filter(|_| without != Some(me)) {
                 // SAFETY: as above; owners do not overlap, so no other message touches these elements.
                 unsafe { exchange.receive(peer, span(region, &part, size)) };
             }
@@ -131,7 +131,7 @@ fn element(request: &Request) -> usize {
     request.dtype.map_or(1, DType::size)
 }
 
-impl Transport for Mpi {
+impl Transport for Messages {
     fn rank(&self) -> usize {
         self.group.me
     }
@@ -142,6 +142,10 @@ impl Transport for Mpi {
 
     fn shares_memory(&self) -> bool {
         false
+    }
+
+    fn describe(&self) -> String {
+        self.group.member.world.library.name().to_string()
     }
 
     fn sharing_cores(&self) -> (usize, usize) {
@@ -219,13 +223,13 @@ impl Transport for Mpi {
         exchange.keep(region);
         if me == root {
             for peer in exchange.peers() {
-                for part in Mpi::parts(&owners, peer, PIECE / size) {
+                for part in Messages::parts(&owners, peer, PIECE / size) {
                     // SAFETY: the communicator checked the range, which nobody writes on the root.
                     unsafe { exchange.send(peer, span(region, &part, size)) };
                 }
             }
         } else {
-            for part in Mpi::parts(&owners, me, PIECE / size) {
+            for part in Messages::parts(&owners, me, PIECE / size) {
                 // SAFETY: as above; nothing else touches it before it is received.
                 unsafe { exchange.receive(root, span(region, &part, size)) };
             }
@@ -283,7 +287,7 @@ impl Transport for Mpi {
         let me = group.iter().position(|&r| r == self.rank());
         let me = me.ok_or_else(|| Error::Join("a rank is not in its own group".into()))?;
         let ranks = group.iter().map(|&r| self.group.ranks[r]).collect();
-        Ok(Arc::new(Mpi { group: Group { member: self.group.member.clone(), channel, ranks, me } }))
+        Ok(Arc::new(Messages { group: Group { member: self.group.member.clone(), channel, ranks, me } }))
     }
 
     fn patience(&self) -> &Patience {
@@ -305,7 +309,7 @@ impl Transport for Mpi {
     fn abort(&self, cause: &str) {
         let world = self.group.member.world;
         // All ranks get the first failure, whichever it was.
-        let _ = world.fail(Notice::peer(world.library.rank, cause));
+        let _ = world.fail(Notice::peer(world.library.rank(), cause));
     }
 
     fn finish(&self) {

@@ -1,31 +1,39 @@
-//! Joining: MPI starts, each rank tells the others where it runs, and all must have the same build.
+//! Joining: each rank tells the others where it runs, and all must have the same build.
 
 use std::sync::Arc;
+use std::time::Duration;
 
+use super::library::Library;
 use super::member::{Group, Member};
 use super::rank_info::RankInfo;
+use super::transport::Messages;
 use super::world::World;
 use crate::call::Request;
+use crate::communicator::Communicator;
 use crate::error::{Error, Result};
-use crate::launched::{Launched, NOTICE, join_limit};
+use crate::launched::Launched;
 use crate::operation::Operation;
 use crate::patience::Patience;
 
-/// Joins the ranks that MPI started, as `place` says; the group of all of them.
-pub(super) fn join(place: &Launched, notify: &dyn Fn(&str)) -> Result<Group> {
-    let limit = join_limit()?;
-    let world = World::get(limit, NOTICE.min(limit / 2), notify)?;
-    let (rank, size) = (world.library.rank, world.library.size);
+/// Joins the ranks of a world in which `place` is this one's. `start` starts the library the first time in a process; the
+/// ranks then wait for each other for `limit`. The group of all of them.
+pub(crate) fn join(
+    place: &Launched,
+    limit: Duration,
+    start: impl FnOnce() -> Result<Box<dyn Library>>,
+) -> Result<Communicator> {
+    let world = World::get(start)?;
+    let (name, rank, size) = (world.library.name(), world.library.rank(), world.library.size());
     if (rank, size) != (place.rank, place.world_size) {
         return Err(Error::Join(format!(
-            "{} says rank {} of {}, but the MPI library of this program says rank {rank} of {size}; start it with \
-             the mpirun of the MPI it was built with, and with srun say --mpi=pmix or what else that library speaks",
+            "{} says rank {} of {}, but the {name} library of this program says rank {rank} of {size}; start it with the \
+             mpirun of the MPI it was built with, and with srun say --mpi=pmix or what else that library speaks",
             place.launcher, place.rank, place.world_size
         )));
     }
     let session = world.begin()?;
     let member = Arc::new(Member::new(world, limit));
-    let mine = RankInfo::of_this_process(World::next_channel());
+    let mine = RankInfo::of_this_process(name, World::next_channel());
     let request = Request {
         sequence: session,
         operation: Operation::Agree,
@@ -48,5 +56,5 @@ pub(super) fn join(place: &Launched, notify: &dyn Fn(&str)) -> Result<Group> {
     World::take_channel(channel);
     world.set_infos(infos);
     first.member.patience.set_limit(Patience::LIMIT);
-    Ok(Group { channel, ..first })
+    Ok(Communicator::new(Arc::new(Messages::new(Group { channel, ..first }))))
 }
