@@ -37,7 +37,7 @@ pub fn join_launched(place: &Launched, notify: &dyn Fn(&str)) -> Result<Communic
     match place.transport()? {
         TransportKind::SharedMemory => shm::join_launched(place, notify),
         #[cfg(feature = "mpi")]
-        TransportKind::Mpi => crate::mpi::join(place, notify),
+        TransportKind::Mpi => crate::mpi::join(place, notify).map(Communicator::in_background),
         #[cfg(not(feature = "mpi"))]
         TransportKind::Mpi => Err(Error::Join(why_no_mpi())),
         #[cfg(feature = "gloo")]

@@ -47,6 +47,11 @@ impl Operation {
         Operation::Agree,
     ];
 
+    /// Whether it sends something; the others only prepare.
+    pub(crate) fn sends(self) -> bool {
+        !matches!(self, Operation::Allocate | Operation::Split)
+    }
+
     /// Its name in reports.
     pub fn name(self) -> &'static str {
         match self {

@@ -63,9 +63,7 @@ impl Recorder {
     }
 
     pub(crate) fn wants(&self, operation: Operation) -> bool {
-        // The others only prepare; nothing is sent.
-        let sends = !matches!(operation, Operation::Allocate | Operation::Split);
-        sends && self.recorded.only.as_ref().is_none_or(|only| only.contains(&operation))
+        operation.sends() && self.recorded.only.as_ref().is_none_or(|only| only.contains(&operation))
     }
 
     pub(crate) fn add(

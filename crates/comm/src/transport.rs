@@ -16,8 +16,8 @@ use crate::region::{Region, Sharing};
 /// The communicator in front of it has checked the arguments (ranges inside regions, one list of ranges a rank, dtypes
 /// that can be added) and makes one call at a time. A transport compares the requests of all ranks and fails on every
 /// rank when they differ. It begins after `after` is over. The caller may touch the regions again once it has waited for the
-/// `Ready` that is returned. Transports of host memory work on the calling thread and return [`Ready::now`]; NCCL's works on
-/// a stream of its own and returns a pending one.
+/// `Ready` that is returned. Transports of host memory work on the calling thread and return [`Ready::now`]; a progress
+/// thread in front of them, and NCCL with a stream of its own, return a pending one.
 pub trait Transport: Send + Sync {
     /// The number of this rank in the group.
     fn rank(&self) -> usize;
@@ -28,6 +28,16 @@ pub trait Transport: Send + Sync {
 
     /// Whether its collectives take regions in memory of a GPU.
     fn reaches_gpus(&self) -> bool {
+        false
+    }
+
+    /// Whether collectives on regions proceed while their caller does something else, until it waits for their [`Ready`].
+    fn works_in_background(&self) -> bool {
+        false
+    }
+
+    /// Whether it notes the times of its collectives itself, as they are not over when their calls return.
+    fn observes(&self) -> bool {
         false
     }
 

@@ -8,13 +8,14 @@ use super::notice::Notice;
 use crate::error::Result;
 use crate::ledger::RankState;
 use crate::patience::Wait;
+use crate::progress::runs_here;
 use crate::region::{Memory, PrivateBuffer, Region};
 use crate::stamp::Stamp;
 
 /// Messages in flight in one direction between two ranks.
 const IN_FLIGHT: usize = 4;
-/// How often a waiting rank polls without sleeping.
-const SPINS: u32 = 300;
+/// How often a waiting rank polls without sleeping: where it has nothing else to do, and where another thread of it computes.
+const SPINS: (u32, u32) = (300, 10);
 /// The shortest and the longest sleep between two polls.
 const SLEEP: (Duration, Duration) = (Duration::from_micros(20), Duration::from_micros(500));
 /// How often a waiting rank checks the others.
@@ -93,6 +94,7 @@ impl<'a> Exchange<'a> {
     /// Moves messages until `is_done` returns true. Fails if nothing moves within the time limit, or if any rank fails.
     pub(super) fn wait_until(&mut self, is_done: impl Fn(&Exchange) -> bool) -> Result<()> {
         let mut wait = Wait::begin();
+        let most_spins = if runs_here() { SPINS.1 } else { SPINS.0 };
         let (mut spins, mut sleep, mut check_at) = (0, SLEEP.0, Instant::now() + CHECK);
         loop {
             let moved = self.progress()?;
@@ -105,7 +107,7 @@ impl<'a> Exchange<'a> {
                 continue;
             }
             self.group.member.world.check()?;
-            if spins < SPINS {
+            if spins < most_spins {
                 spins += 1;
                 std::thread::yield_now();
                 continue;

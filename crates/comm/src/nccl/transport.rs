@@ -167,6 +167,10 @@ impl Transport for NcclTransport {
         true
     }
 
+    fn works_in_background(&self) -> bool {
+        true
+    }
+
     fn describe(&self) -> String {
         format!("NCCL {}", self.version)
     }
