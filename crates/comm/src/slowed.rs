@@ -17,7 +17,7 @@ use crate::region::{Region, Sharing};
 use crate::transport::Transport;
 
 /// A link between ranks. A collective takes `latency + bytes / bandwidth` on it, where `bytes` are what a rank sends in a
-/// ring of `n` ranks: `(n - 1) / n` of the region to gather, broadcast or reduce-scatter it, twice that to
+/// ring of `n` ranks: `(n - 1) / n` of the region to gather, broadcast, exchange or reduce-scatter it, twice that to
 /// all-reduce it, and nothing for small values.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Link {
@@ -33,7 +33,9 @@ impl Link {
         let sent = bytes as f64 * (n as f64 - 1.0) / n as f64;
         let sent = match operation {
             Operation::AllReduce => 2.0 * sent,
-            Operation::ReduceScatter | Operation::AllGather | Operation::Broadcast => sent,
+            Operation::ReduceScatter | Operation::AllGather | Operation::Broadcast | Operation::AllToAll => {
+                sent
+            }
             _ => 0.0,
         };
         self.latency + Duration::from_secs_f64(sent / self.bandwidth)
@@ -135,6 +137,18 @@ impl Transport for Slowed {
     ) -> Result<Ready> {
         self.sleep(request);
         self.inner.broadcast(request, region, range, root, after)
+    }
+
+    fn all_to_all(
+        &self,
+        request: &Request,
+        from: &Region,
+        to: &Region,
+        range: Range<usize>,
+        after: Ready,
+    ) -> Result<Ready> {
+        self.sleep(request);
+        self.inner.all_to_all(request, from, to, range, after)
     }
 
     fn all_gather_bytes(&self, request: &Request, bytes: &[u8]) -> Result<Vec<Vec<u8>>> {

@@ -187,6 +187,20 @@ impl Transport for Progress {
         })
     }
 
+    fn all_to_all(
+        &self,
+        request: &Request,
+        from: &Region,
+        to: &Region,
+        range: Range<usize>,
+        after: Ready,
+    ) -> Result<Ready> {
+        let (from, to) = (from.clone(), to.clone());
+        self.start(request, after, move |inner, request, after| {
+            inner.all_to_all(request, &from, &to, range, after)
+        })
+    }
+
     fn all_gather_bytes(&self, request: &Request, bytes: &[u8]) -> Result<Vec<Vec<u8>>> {
         self.run(request, |inner| inner.all_gather_bytes(request, bytes))
     }
