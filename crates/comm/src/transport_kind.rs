@@ -15,6 +15,9 @@ pub enum TransportKind {
 /// Whether this program was built with the feature `mpi`.
 pub const HAS_MPI: bool = cfg!(feature = "mpi");
 
+/// Whether this program was built with the feature `gloo`.
+pub const HAS_GLOO: bool = cfg!(feature = "gloo");
+
 /// Why MPI was asked for and cannot be had.
 pub(crate) fn why_no_mpi() -> String {
     match HAS_MPI {

@@ -10,7 +10,7 @@ use super::error::AgentsError;
 type Lookup<'a> = &'a dyn Fn(&str) -> Option<String>;
 
 /// The variable with the secret of a run. Unlike an argument, other users of the machine do not see it.
-const TOKEN: &str = "OARLOCK_RDZV_TOKEN";
+pub const TOKEN: &str = "OARLOCK_RDZV_TOKEN";
 /// The port where the endpoint names none.
 const PORT: u16 = 29400;
 /// The most nodes of a run, and ranks of a node.
@@ -30,6 +30,8 @@ pub struct Meeting {
     pub nodes: RangeInclusive<usize>,
     /// The ranks of this node.
     pub local_ranks: usize,
+    /// The number of this node, where nodes are numbered from the start: node 0 keeps the list, and all are awaited.
+    pub place: Option<usize>,
     /// How often failures may restart the run, on all nodes together.
     pub max_restarts: u32,
     /// How long to wait for the least number of nodes.
@@ -52,6 +54,7 @@ impl Meeting {
             token: None,
             nodes,
             local_ranks: 1,
+            place: None,
             max_restarts: 0,
             join_timeout: Duration::from_secs(600),
             last_call: Duration::from_secs(30),
@@ -166,6 +169,10 @@ impl Meeting {
                 let expected = "a word that is the same on all nodes".into();
                 return Err(AgentsError::Setting { what, value: String::new(), expected });
             }
+        }
+        if let Some(place) = self.place.filter(|place| *place >= max) {
+            let (value, expected) = (place.to_string(), format!("a number below {max}"));
+            return Err(AgentsError::Setting { what: "the number of this machine", value, expected });
         }
         // Who is alone may leave the choice to the system; others could not know it.
         if self.endpoint.1 == 0 && max > 1 {

@@ -73,6 +73,11 @@ impl Secret {
     pub(super) fn new(token: &str, run_id: &str) -> Secret {
         Secret(digest(token.as_bytes(), &[b"run ", run_id.as_bytes()]))
     }
+
+    /// The token of a round, in hex: whoever does not know the secret cannot tell it from the nonce, which is no secret.
+    pub(super) fn of_round(&self, round: u64, nonce: &str) -> String {
+        hex(&digest(&self.0, &[b"round ", &round.to_le_bytes(), nonce.as_bytes()]))
+    }
 }
 
 /// A connection whose both ends have proved to know the secret.
@@ -191,7 +196,11 @@ impl Channel {
     }
 }
 
-fn nonce() -> Result<[u8; 32], Broken> {
+pub(super) fn hex(bytes: &[u8]) -> String {
+    bytes.iter().map(|byte| format!("{byte:02x}")).collect()
+}
+
+pub(super) fn nonce() -> Result<[u8; 32], Broken> {
     let mut nonce = [0u8; 32];
     match rustix::rand::getrandom(&mut nonce[..], rustix::rand::GetRandomFlags::empty()) {
         Ok(32) => Ok(nonce),
