@@ -4,7 +4,7 @@
 use std::time::Duration;
 
 use crate::error::{Error, Result};
-use crate::transport_kind::{HAS_MPI, TRANSPORT, TransportKind, why_no_mpi};
+use crate::transport_kind::{HAS_GLOO, HAS_MPI, TRANSPORT, TransportKind, why_no_gloo, why_no_mpi};
 
 /// How long the ranks wait for each other at the start, in seconds.
 const LIMIT: &str = "OARLOCK_JOIN_TIMEOUT";
@@ -36,6 +36,8 @@ pub struct Launched {
     pub(crate) rank_variables: Vec<(&'static str, String)>,
     /// Whether the ranks were started as those of MPI: by one of its launchers or Slurm, also with a script between.
     pub(crate) is_mpi: bool,
+    /// Whether the launcher says where rank 0 is (`MASTER_ADDR`, `MASTER_PORT`).
+    pub(crate) has_address: bool,
     /// The transport that `OARLOCK_TRANSPORT` asks for.
     pub(crate) requested: Option<TransportKind>,
 }
@@ -159,18 +161,22 @@ impl Launched {
     }
 
     /// The transport of this world: what `OARLOCK_TRANSPORT` asks for, else shared memory where one machine has all ranks,
-    /// else MPI.
+    /// else MPI where its launcher has started them, else Gloo.
     ///
     /// # Errors
-    /// [`Error::SeveralMachines`] where neither can be; [`Error::Join`] where MPI is asked for and cannot be.
+    /// [`Error::SeveralMachines`] where none can be; [`Error::Join`] where MPI or Gloo is asked for and cannot be.
     pub fn transport(&self) -> Result<TransportKind> {
         let has_mpi = self.is_mpi && HAS_MPI;
+        let has_gloo = self.has_address && HAS_GLOO;
         let one_machine = self.world_size == self.local_world_size;
         match self.requested {
             Some(TransportKind::Mpi) if has_mpi => Ok(TransportKind::Mpi),
             Some(TransportKind::Mpi) => Err(Error::Join(why_no_mpi())),
+            Some(TransportKind::Gloo) if has_gloo => Ok(TransportKind::Gloo),
+            Some(TransportKind::Gloo) => Err(Error::Join(why_no_gloo())),
             Some(TransportKind::SharedMemory) | None if one_machine => Ok(TransportKind::SharedMemory),
             None if has_mpi => Ok(TransportKind::Mpi),
+            None if has_gloo => Ok(TransportKind::Gloo),
             _ => Err(Error::SeveralMachines {
                 world_size: self.world_size,
                 local_world_size: self.local_world_size,
@@ -232,6 +238,7 @@ impl Family {
             run_id: if run_id.is_empty() { self.launcher.into() } else { run_id },
             rank_variables: own.filter_map(|&name| Some((name, lookup(name)?))).collect(),
             is_mpi: false,
+            has_address: ["MASTER_ADDR", "MASTER_PORT"].iter().all(|name| lookup(name).is_some()),
             requested: None,
         })
     }
@@ -261,7 +268,8 @@ fn requested(lookup: Lookup) -> Result<Option<TransportKind>> {
         None => Ok(None),
         Some("shm") => Ok(Some(TransportKind::SharedMemory)),
         Some("mpi") => Ok(Some(TransportKind::Mpi)),
-        Some(_) => Err(malformed(lookup, TRANSPORT, "shm or mpi".into())),
+        Some("gloo") => Ok(Some(TransportKind::Gloo)),
+        Some(_) => Err(malformed(lookup, TRANSPORT, "shm, mpi or gloo".into())),
     }
 }
 

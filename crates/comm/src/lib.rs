@@ -1,4 +1,4 @@
-//! Ranks and collectives: process groups in shared memory or over MPI, their liveness, and the rank processes themselves.
+//! Ranks and collectives: process groups in shared memory, over MPI or over Gloo, their liveness, and the rank processes themselves.
 //!
 //! This crate knows bytes, ranks and time; it knows no parameter and no configuration.
 
@@ -7,6 +7,8 @@ mod communicator;
 mod cores;
 mod digest;
 mod error;
+#[cfg(feature = "gloo")]
+mod gloo;
 mod join;
 mod launched;
 mod ledger;
@@ -31,6 +33,7 @@ mod stats;
 mod trace;
 mod transport;
 mod transport_kind;
+pub mod wire;
 
 pub use call::{Call, Request};
 pub use communicator::{Communicator, Traffic, WeakCommunicator};

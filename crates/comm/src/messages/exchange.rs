@@ -110,7 +110,11 @@ impl<'a> Exchange<'a> {
                 std::thread::yield_now();
                 continue;
             }
-            std::thread::sleep(sleep);
+            let mut queues = self.receives.iter_mut().chain(&mut self.sends);
+            match queues.find_map(|queue| queue.in_flight.front_mut()) {
+                Some(message) => message.wait(sleep),
+                None => std::thread::sleep(sleep),
+            }
             sleep = SLEEP.1.min(sleep * 2);
             let now = Instant::now();
             if now >= check_at {

@@ -57,6 +57,7 @@ impl Group {
                 exchange.receive(peer, ByteSpan { at: message(peer), bytes: MESSAGE });
             }
         }
+        let malformed = || self.member.fail_locally(Error::Join("a rank sent a malformed header".into()));
         let mut headers: Vec<Option<Header>> = vec![None; n];
         headers[self.me] = Some(header);
         let mut all: Vec<Vec<u8>> = vec![Vec::new(); n];
@@ -69,10 +70,12 @@ impl Group {
                     let length = exchange.receives[index].last.min(MESSAGE);
                     // SAFETY: received, in memory of this buffer, and no longer written.
                     let received = unsafe { std::slice::from_raw_parts(message(index), length) };
-                    let (header, rest) = received.split_at_checked(size_of::<Header>()).ok_or_else(|| {
-                        self.member.fail_locally(Error::Join("a rank sent a malformed header".into()))
-                    })?;
+                    let (header, rest) =
+                        received.split_at_checked(size_of::<Header>()).ok_or_else(malformed)?;
                     let header: Header = bytemuck::pod_read_unaligned(header);
+                    // A library may not tell how long a message is; what is behind its end has no meaning.
+                    let inline = usize::try_from(header.bytes).unwrap_or(usize::MAX).min(INLINE);
+                    let rest = rest.get(..inline).ok_or_else(malformed)?;
                     world.record_call(
                         self.ranks[index],
                         &Stamp::from_words(header.stamp),

@@ -9,7 +9,7 @@ use std::time::{Duration, Instant};
 use bytemuck::Zeroable;
 use signal_hook::consts::SIGTERM;
 
-use super::library::{ByteSpan, InFlight, Library, NOTICES};
+use super::library::{ByteSpan, InFlight, Library, Lost, NOTICES};
 use super::notice::{FINISHED, LEFT, MAX_RANKS, Notice};
 use super::rank_info::RankInfo;
 use crate::error::{Error, Result};
@@ -42,7 +42,7 @@ struct State {
     session: u64,
     failure: Option<(Notice, Instant)>,
     /// Notices in flight, with the memory that they are sent from.
-    notices: Vec<(Box<Notice>, Vec<InFlight>)>,
+    notices: Vec<(Box<Notice>, Vec<(usize, InFlight)>)>,
     asked_at: Option<Instant>,
 }
 
@@ -124,10 +124,29 @@ impl World {
     /// Receives notices, and fails with the first failure of the run if there is one.
     pub(super) fn check(&self) -> Result<()> {
         self.receive_notices()?;
-        if self.state().failure.is_none() {
-            return Ok(());
+        if self.state().failure.is_some() {
+            return Err(self.settle_failure());
         }
-        Err(self.settle_failure())
+        match self.first_lost() {
+            Some((rank, lost)) if lost.since.elapsed() >= SETTLE => {
+                let doing = self.status(rank).doing();
+                Err(self.fail(Notice::peer(rank, &(lost.cause + &doing))))
+            }
+            _ => Ok(()),
+        }
+    }
+
+    /// The rank of the session whose connection broke first. It may have told others why, or its process is on this machine:
+    /// that is known [`SETTLE`] later.
+    fn first_lost(&self) -> Option<(usize, Lost)> {
+        let lost = (0..self.library.size()).filter_map(|rank| Some((rank, self.library.lost(rank)?)));
+        let mut lost: Vec<(usize, Lost)> = lost.collect();
+        if !lost.is_empty() {
+            let state = self.state();
+            // Those that have ended as they should have no connection any more.
+            lost.retain(|(rank, _)| state.peers[*rank].finished.max(state.peers[*rank].left) < state.session);
+        }
+        lost.into_iter().min_by_key(|(_, lost)| lost.since)
     }
 
     /// Reports a failure to all ranks, unless there is one already; returns the first.
@@ -194,10 +213,10 @@ impl World {
         let kept = Box::new(notice);
         let span = ByteSpan { at: std::ptr::from_ref(&*kept).cast_mut().cast(), bytes: size_of::<Notice>() };
         let others = (0..self.library.size()).filter(|&rank| rank != self.library.rank());
-        // SAFETY: the box is only read, and kept in `notices` until all messages are sent; the world lives as long as the
+        // SAFETY: the box is only read, and kept in `notices` until all messages are sent or have no connection; the world lives as long as the
         // process. A rank that it cannot be sent to has ended, or finds out by itself.
-        let messages =
-            others.filter_map(|rank| unsafe { self.library.send(rank, NOTICES, span) }.ok()).collect();
+        let send = |rank| Some((rank, unsafe { self.library.send(rank, NOTICES, span) }.ok()?));
+        let messages = others.filter_map(send).collect();
         self.state().notices.push((kept, messages));
     }
 
@@ -223,7 +242,9 @@ impl World {
         }
         let mut state = self.state();
         // A message that cannot be sent has no receiver any more.
-        let is_in_flight = |message: &mut InFlight| matches!(message.poll(), Ok(None));
+        let is_in_flight = |(rank, message): &mut (usize, InFlight)| {
+            matches!(message.poll(), Ok(None)) && self.library.lost(*rank).is_none()
+        };
         state.notices.iter_mut().for_each(|(_, messages)| messages.retain_mut(is_in_flight));
         state.notices.retain(|(_, messages)| !messages.is_empty());
         Ok(())

@@ -9,10 +9,10 @@ use super::error::AgentsError;
 use super::meeting::Meeting;
 use super::message::{self, Node, Reply, Request, View};
 use super::store::Store;
-use super::wire::{Broken, Channel, Secret};
 use super::world::same;
 use super::{Decision, Event, Round};
 use crate::launch::hostname;
+use oarlock_comm::wire::{Broken, Channel, Secret};
 
 /// How long one address may take to answer.
 const CONNECT: Duration = Duration::from_secs(3);

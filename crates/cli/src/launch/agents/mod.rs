@@ -8,7 +8,6 @@ mod message;
 mod store;
 #[cfg(test)]
 mod tests;
-mod wire;
 mod world;
 
 pub use agent::Agent;
@@ -17,7 +16,7 @@ pub use meeting::{Meeting, TOKEN, endpoint, nodes};
 
 /// A name that nobody guesses, for a run whose machines this process starts; empty where the system has no random bytes.
 pub fn random_name() -> String {
-    wire::nonce().map_or_else(|_| String::new(), |bytes| wire::hex(&bytes[..16]))
+    oarlock_comm::wire::nonce().map_or_else(|_| String::new(), |bytes| oarlock_comm::wire::hex(&bytes[..16]))
 }
 
 /// The nodes and ranks of one round, as one node sees them. Ranks are renumbered in every round.

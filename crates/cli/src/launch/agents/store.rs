@@ -13,10 +13,10 @@ use rustix::io::Errno;
 use super::error::AgentsError;
 use super::meeting::{MOST, Meeting};
 use super::message::{self, Reply, Request, View};
-use super::wire::{Broken, Channel, Secret, hex, nonce};
 use super::world::{Id, Refusal, Terms, World, silent};
 use crate::launch::hostname;
 use oarlock::launch::port;
+use oarlock_comm::wire::{Broken, Channel, Secret, hex, nonce};
 
 /// How often the store looks at the clock.
 const TICK: Duration = Duration::from_millis(10);

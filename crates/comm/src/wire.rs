@@ -1,5 +1,8 @@
-//! Bytes between an agent and the store: a handshake of fixed size in which both prove to know the secret, then frames
-//! of limited length, each with its proof. Nothing is parsed before its proof is right, and every read has a limit.
+//! Bytes between processes that know the same secret: a handshake of fixed size in which both prove that, then frames of
+//! limited length, each with its proof. Nothing is parsed before its proof is right, and every read has a limit.
+//!
+//! One side is the *store*, which listens, and the other the *agent*, which connects. Agents of a launch and ranks that meet
+//! over Gloo speak so.
 
 use std::io::{ErrorKind, Read, Write};
 use std::net::TcpStream;
@@ -9,9 +12,9 @@ use hmac::{Hmac, KeyInit, Mac};
 use sha2::Sha256;
 
 /// The longest body of a frame.
-pub(super) const MAX_FRAME: usize = 64 << 10;
+pub const MAX_FRAME: usize = 64 << 10;
 /// How long a handshake, and the rest of a frame that has begun, may take.
-pub(super) const PROMPT: Duration = Duration::from_secs(5);
+pub const PROMPT: Duration = Duration::from_secs(5);
 /// A read looks this often whether it is still wanted.
 const SLICE: Duration = Duration::from_millis(100);
 
@@ -25,7 +28,7 @@ const BUSY: u8 = 2;
 
 /// Why nothing more comes from the other side.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub(super) enum Broken {
+pub enum Broken {
     /// It closed the connection, or the system did.
     Closed(String),
     /// It said nothing in time.
@@ -55,7 +58,7 @@ impl std::fmt::Display for Broken {
 
 /// Proves the knowledge of a secret.
 #[derive(Clone)]
-pub(super) struct Secret([u8; 32]);
+pub struct Secret([u8; 32]);
 
 fn mac(key: &[u8], parts: &[&[u8]]) -> Hmac<Sha256> {
     // A key of any length is accepted.
@@ -70,30 +73,33 @@ fn digest(key: &[u8], parts: &[&[u8]]) -> [u8; 32] {
 
 impl Secret {
     /// The secret of a run: its token, bound to its name.
-    pub(super) fn new(token: &str, run_id: &str) -> Secret {
+    pub fn new(token: &str, run_id: &str) -> Secret {
         Secret(digest(token.as_bytes(), &[b"run ", run_id.as_bytes()]))
     }
 
     /// The token of a round, in hex: whoever does not know the secret cannot tell it from the nonce, which is no secret.
-    pub(super) fn of_round(&self, round: u64, nonce: &str) -> String {
+    pub fn of_round(&self, round: u64, nonce: &str) -> String {
         hex(&digest(&self.0, &[b"round ", &round.to_le_bytes(), nonce.as_bytes()]))
     }
 }
 
 /// A connection whose both ends have proved to know the secret.
-pub(super) struct Channel {
+pub struct Channel {
     stream: TcpStream,
     keys: [[u8; 32]; 2],
     counts: [u64; 2],
 }
 
-/// Places in [`Channel::keys`].
+/// Places in `Channel::keys`.
 const SENT: usize = 0;
 const RECEIVED: usize = 1;
 
 impl Channel {
     /// The agent's side of the handshake.
-    pub(super) fn open(mut stream: TcpStream, secret: &Secret) -> Result<Channel, Broken> {
+    ///
+    /// # Errors
+    /// When the other side does not know the secret, does not answer in time, or is something else.
+    pub fn open(mut stream: TcpStream, secret: &Secret) -> Result<Channel, Broken> {
         let (deadline, go_on) = (Instant::now() + PROMPT, || true);
         prepare(&stream)?;
         let mut greeting = [0; 40];
@@ -124,8 +130,11 @@ impl Channel {
         Ok(Channel::new(stream, secret, theirs, &ours, [b"to store", b"to agent"]))
     }
 
-    /// The store's side of the handshake. `busy`: all places are taken.
-    pub(super) fn accept(
+    /// The store's side of the handshake, as long as `go_on` says so. `busy`: all places are taken.
+    ///
+    /// # Errors
+    /// As [`open`](Channel::open), and when it is busy.
+    pub fn accept(
         mut stream: TcpStream,
         secret: &Secret,
         busy: bool,
@@ -161,6 +170,16 @@ impl Channel {
         Channel { stream, keys, counts: [0; 2] }
     }
 
+    /// The connection, with nothing read or written beyond the frames so far.
+    pub fn into_stream(self) -> TcpStream {
+        self.stream
+    }
+
+    /// The connection under it.
+    pub fn stream(&self) -> &TcpStream {
+        &self.stream
+    }
+
     /// The proof of the next body that goes this way.
     fn tag(&mut self, way: usize, body: &[u8]) -> Hmac<Sha256> {
         self.counts[way] += 1;
@@ -168,7 +187,10 @@ impl Channel {
     }
 
     /// Sends one frame: length, proof, body.
-    pub(super) fn send(&mut self, body: &[u8]) -> Result<(), Broken> {
+    ///
+    /// # Errors
+    /// When the connection is broken, the other side does not read, or the body is longer than [`MAX_FRAME`].
+    pub fn send(&mut self, body: &[u8]) -> Result<(), Broken> {
         if body.len() > MAX_FRAME {
             return Err(Broken::Garbage("a frame of our own is too long"));
         }
@@ -178,7 +200,10 @@ impl Channel {
     }
 
     /// Receives one frame that begins before `deadline`, as long as `go_on` says so.
-    pub(super) fn receive(&mut self, deadline: Instant, go_on: &dyn Fn() -> bool) -> Result<Vec<u8>, Broken> {
+    ///
+    /// # Errors
+    /// When the connection is broken, nothing comes in time, or what comes has no right proof.
+    pub fn receive(&mut self, deadline: Instant, go_on: &dyn Fn() -> bool) -> Result<Vec<u8>, Broken> {
         let mut head = [0; 4 + TAG];
         read(&mut self.stream, &mut head[..1], deadline, go_on)?;
         let prompt = Instant::now() + PROMPT;
@@ -196,11 +221,16 @@ impl Channel {
     }
 }
 
-pub(super) fn hex(bytes: &[u8]) -> String {
+/// Bytes as text.
+pub fn hex(bytes: &[u8]) -> String {
     bytes.iter().map(|byte| format!("{byte:02x}")).collect()
 }
 
-pub(super) fn nonce() -> Result<[u8; 32], Broken> {
+/// Random bytes.
+///
+/// # Errors
+/// When the system has none.
+pub fn nonce() -> Result<[u8; 32], Broken> {
     let mut nonce = [0u8; 32];
     match rustix::rand::getrandom(&mut nonce[..], rustix::rand::GetRandomFlags::empty()) {
         Ok(32) => Ok(nonce),
