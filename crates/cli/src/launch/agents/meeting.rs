@@ -130,15 +130,12 @@ impl Meeting {
     /// Whom this node will wait for, and how long, if it may have to.
     pub fn waits(&self) -> Option<String> {
         let (least, most) = (*self.nodes.start(), *self.nodes.end());
-        let some = format!("{least} to {most} nodes");
-        let nodes = if least == most { format!("{most} nodes") } else { some };
-        (most > 1).then(|| {
-            format!(
-                "{nodes} meet at {}; the least number is awaited {} s, more of them {} s",
-                self.name(),
-                self.join_timeout.as_secs(),
-                self.last_call.as_secs()
-            )
+        let (name, all, more) = (self.name(), self.join_timeout.as_secs(), self.last_call.as_secs());
+        (most > 1).then(|| match least == most {
+            true => format!("{most} nodes meet at {name}; all are awaited {all} s"),
+            false => format!(
+                "{least} to {most} nodes meet at {name}; the least number is awaited {all} s, more of them {more} s"
+            ),
         })
     }
 
