@@ -87,10 +87,9 @@ fn a_launcher_that_counts_otherwise_is_a_conflict() {
 #[test]
 fn wrong_variables_and_several_machines_are_refused_at_once() {
     let site = Site::new();
-    // With Gloo they meet, but not at an address of one machine.
     let several = match cfg!(feature = "gloo") {
-        true => "MASTER_ADDR=127.0.0.1 is the loopback address",
-        false => "ranks of several machines meet",
+        true => "`num_processes` is 2, but WORLD_SIZE says 8",
+        false => "ranks of several machines meet over Gloo or MPI",
     };
     for (name, value, told) in
         [("LOCAL_RANK", "one", "LOCAL_RANK=one: expected a whole number"), ("WORLD_SIZE", "8", several)]

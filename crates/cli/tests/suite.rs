@@ -25,6 +25,7 @@ mod launched;
 mod launcher;
 mod limits;
 mod llamafactory_files;
+mod machines;
 mod memory;
 mod minimind;
 mod monitors;

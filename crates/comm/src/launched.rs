@@ -244,8 +244,12 @@ impl Family {
     }
 }
 
-/// How long the ranks wait for each other at the start, in seconds.
-pub(crate) fn join_limit() -> Result<Duration> {
+/// How long ranks, and the launchers of numbered machines, wait for each other at the start: `OARLOCK_JOIN_TIMEOUT` in
+/// seconds, or 300 s.
+///
+/// # Errors
+/// When the variable is no whole number from 1 on.
+pub fn join_limit() -> Result<Duration> {
     let Some(value) = std::env::var_os(LIMIT).map(|value| value.to_string_lossy().into_owned()) else {
         return Ok(DEFAULT_LIMIT);
     };

@@ -43,7 +43,7 @@ pub use communicator::{Communicator, Traffic, WeakCommunicator};
 pub use cores::{available_cores, bind, cores_for_rank, pin_current_thread, share};
 pub use error::{Error, Result};
 pub use join::{from_env, join_launched};
-pub use launched::Launched;
+pub use launched::{Launched, join_limit};
 pub use ledger::{RankState, RankStatus};
 pub use mapped::MappedFile;
 pub use memory::{MachineMemory, ProcessMemory, killed_for_memory, release_freed_memory};

@@ -14,11 +14,11 @@ pub enum TransportKind {
     Gloo,
 }
 
-/// Whether this program was built with the feature `gloo`.
-pub const HAS_GLOO: bool = cfg!(feature = "gloo");
-
 /// Whether this program was built with the feature `mpi`.
 pub const HAS_MPI: bool = cfg!(feature = "mpi");
+
+/// Whether this program was built with the feature `gloo`.
+pub const HAS_GLOO: bool = cfg!(feature = "gloo");
 
 /// Why MPI was asked for and cannot be had.
 pub(crate) fn why_no_mpi() -> String {

@@ -76,6 +76,11 @@ impl Secret {
     pub fn new(token: &str, run_id: &str) -> Secret {
         Secret(digest(token.as_bytes(), &[b"run ", run_id.as_bytes()]))
     }
+
+    /// The token of a round, in hex: whoever does not know the secret cannot tell it from the nonce, which is no secret.
+    pub fn of_round(&self, round: u64, nonce: &str) -> String {
+        hex(&digest(&self.0, &[b"round ", &round.to_le_bytes(), nonce.as_bytes()]))
+    }
 }
 
 /// A connection whose both ends have proved to know the secret.
@@ -216,7 +221,16 @@ impl Channel {
     }
 }
 
-fn nonce() -> Result<[u8; 32], Broken> {
+/// Bytes as text.
+pub fn hex(bytes: &[u8]) -> String {
+    bytes.iter().map(|byte| format!("{byte:02x}")).collect()
+}
+
+/// Random bytes.
+///
+/// # Errors
+/// When the system has none.
+pub fn nonce() -> Result<[u8; 32], Broken> {
     let mut nonce = [0u8; 32];
     match rustix::rand::getrandom(&mut nonce[..], rustix::rand::GetRandomFlags::empty()) {
         Ok(32) => Ok(nonce),
