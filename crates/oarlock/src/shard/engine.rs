@@ -318,6 +318,15 @@ impl Engine {
         Ok(())
     }
 
+    /// Says that a step follows the backward passes that are recorded by now, and that no other adds to its gradients: they
+    /// leave unit by unit while those passes run, where [`Options::overlap`] and the transport allow it. Without it,
+    /// whole gradients (DDP, ZeRO-1) leave after the last pass, with the same bits.
+    pub fn expect_step(&self) {
+        if !self.local && !self.reduced {
+            self.core.expect_step();
+        }
+    }
+
     /// Whether from now on this rank steps by itself: gradients are not summed over ranks, and each has weights of its
     /// own, until [`Engine::average`] makes them equal again.
     ///

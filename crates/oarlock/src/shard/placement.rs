@@ -88,7 +88,7 @@ pub struct Options {
     pub wrap: Wrap,
     /// What a step does to parameters that no rank touched.
     pub untouched: Untouched,
-    /// Elements that may be gathered ahead of their use.
+    /// Units are gathered ahead of their use until so many elements are; 0 for none.
     pub prefetch_elems: usize,
     /// Elements beyond which nothing is gathered ahead.
     pub max_live_elems: usize,
@@ -96,6 +96,8 @@ pub struct Options {
     pub persistence_elems: usize,
     /// Elements of a reduction.
     pub reduce_bucket_elems: usize,
+    /// Whether gathers and reductions proceed while units compute, over transports that can: `overlap_comm`.
+    pub overlap: bool,
     /// What gradients are reduced in; sums are f32 before and after.
     pub reduce_dtype: DType,
     /// Master weights and optimizer state in a file or, beside a GPU, in main memory; there the CPU updates them.
@@ -121,6 +123,7 @@ impl Default for Options {
             max_live_elems: 1_000_000_000,
             persistence_elems: 100_000,
             reduce_bucket_elems: 500_000_000,
+            overlap: true,
             reduce_dtype: DType::F32,
             offload_optimizer: None,
             offload_params: None,
