@@ -41,5 +41,6 @@ mod recompute;
 mod recurrent;
 mod reshard;
 mod sft;
+mod sparse_attention;
 mod strict_device;
 mod twins;
