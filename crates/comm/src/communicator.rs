@@ -76,6 +76,13 @@ pub struct Traffic {
     pub bytes: u64,
 }
 
+impl Traffic {
+    /// The bytes that this rank sent among `ranks` ranks, by [`Operation::sent_share`].
+    pub fn sent_bytes(&self, ranks: usize) -> f64 {
+        self.bytes as f64 * self.operation.sent_share(ranks)
+    }
+}
+
 /// A request before it has its sequence number.
 struct Draft<'a> {
     operation: Operation,
@@ -239,6 +246,44 @@ impl Communicator {
         self.check_rank(Operation::Broadcast, root)?;
         let draft = Draft::range(Operation::Broadcast, region, dtype, &range, root as u64 + 1)?;
         self.run(draft, |t, r| t.broadcast(r, region, range.clone(), root, after))
+    }
+
+    /// Divides the elements of `range` into one block for each rank, all of the same size. Block `j` of `from` goes to rank
+    /// `j`, where it becomes the block of `to` that has the sender's number: the blocks of a matrix of ranks, transposed.
+    ///
+    /// # Errors
+    /// As every collective, and when the elements do not fit the regions or are no multiple of the ranks, or when the regions
+    /// are one, replicated, or not both in memory of the same kind.
+    #[track_caller]
+    pub fn all_to_all(
+        &self,
+        from: &Region,
+        to: &Region,
+        dtype: DType,
+        range: Range<usize>,
+        after: Ready,
+    ) -> Result<Ready> {
+        self.check_reach(Operation::AllToAll, from)?;
+        self.check_reach(Operation::AllToAll, to)?;
+        let draft = Draft::range(Operation::AllToAll, from, dtype, &range, 0)?;
+        let other = Draft::range(Operation::AllToAll, to, dtype, &range, draft.detail)?;
+        let wrong = |expected: String, got: String| {
+            Err(Error::Argument { operation: Operation::AllToAll.name(), expected, got })
+        };
+        if from.is(to) || [from, to].iter().any(|region| region.sharing() == Sharing::Replicated) {
+            let expected = "two regions, each with a buffer for each rank".into();
+            return wrong(expected, format!("{from:?} and {to:?}"));
+        }
+        if from.gpu().is_some() != to.gpu().is_some() {
+            let expected = "two regions in memory of the host, or two of the GPU".into();
+            return wrong(expected, format!("{from:?} and {to:?}"));
+        }
+        if !range.len().is_multiple_of(self.world_size()) {
+            let expected = format!("an equal block for each of {} ranks", self.world_size());
+            return wrong(expected, format!("{} elements", range.len()));
+        }
+        let draft = Draft { detail: other.detail, ..draft };
+        self.run(draft, |t, r| t.all_to_all(r, from, to, range.clone(), after))
     }
 
     /// The bytes of each rank, in the order of ranks; lengths may differ. For small values: they are copied.

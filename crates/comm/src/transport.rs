@@ -101,6 +101,19 @@ pub trait Transport: Send + Sync {
         root: usize,
         after: Ready,
     ) -> Result<Ready>;
+    /// Divides `range` into one block for each rank. Block `j` of `from` becomes, on rank `j`, the block of this rank's number
+    /// of `to`. The regions are two different ones, each with a buffer for each rank, and the blocks are equal.
+    ///
+    /// # Errors
+    /// See [`allocate`](Transport::allocate).
+    fn all_to_all(
+        &self,
+        request: &Request,
+        from: &Region,
+        to: &Region,
+        range: Range<usize>,
+        after: Ready,
+    ) -> Result<Ready>;
     /// The bytes of each rank, in the order of ranks. Lengths may differ.
     ///
     /// # Errors

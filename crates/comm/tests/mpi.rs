@@ -148,6 +148,9 @@ fn results(comm: &Communicator) -> String {
     tell("all_gather", &region);
     run(comm.broadcast(&region, DType::F32, 3..N - 1, n - 1, Ready::now()));
     tell("broadcast", &region);
+    let received = comm.allocate("received", 4 * N, Sharing::PerRank).unwrap();
+    run(comm.all_to_all(&region, &received, DType::F32, 7..7 + (N - 7) / n * n, Ready::now()));
+    tell("all_to_all", &received);
     // Nothing to move, and less than one element for each rank.
     run(comm.all_reduce(&region, DType::F32, 9..9, Ready::now()));
     run(comm.all_reduce(&region, DType::F32, 9..10, Ready::now()));

@@ -19,7 +19,7 @@ use crate::ledger::RankStatus;
 use crate::ownership::Ownership;
 use crate::patience::Patience;
 use crate::ready::Ready;
-use crate::region::{PrivateBuffer, Region, Sharing};
+use crate::region::{PrivateBuffer, Region, Sharing, copy};
 use crate::stamp::Stamp;
 use crate::transport::Transport;
 
@@ -233,6 +233,36 @@ impl Transport for Mpi {
         exchange.finish()?;
         drop(exchange);
         self.send_owned(&stamp, region, size, &owners, Some(root))?;
+        Ok(Ready::now())
+    }
+
+    fn all_to_all(
+        &self,
+        request: &Request,
+        from: &Region,
+        to: &Region,
+        range: Range<usize>,
+        after: Ready,
+    ) -> Result<Ready> {
+        let stamp = self.enter(request, after)?;
+        let (size, me) = (element(request), self.rank());
+        let blocks = Ownership::blocks(range, self.world_size());
+        // SAFETY: the communicator checked that both regions hold the range and are two.
+        unsafe { copy(from.as_ptr(), to.as_ptr(), [blocks[me].start; 2], blocks[me].len(), size) };
+        let mut exchange = Exchange::new(&self.group, &stamp);
+        [from, to].into_iter().for_each(|region| exchange.keep(region));
+        for peer in exchange.peers() {
+            let block = &blocks[peer];
+            for (at, n) in pieces(block.len(), PIECE / size) {
+                let part = block.start + at..block.start + at + n;
+                // SAFETY: as above; nobody writes `from`, and this block of `to` is that peer's alone.
+                unsafe {
+                    exchange.send(peer, span(from, &part, size));
+                    exchange.receive(peer, span(to, &part, size));
+                }
+            }
+        }
+        exchange.finish()?;
         Ok(Ready::now())
     }
 
