@@ -42,5 +42,6 @@ mod recompute;
 mod recurrent;
 mod reshard;
 mod sft;
+mod sparse_attention;
 mod strict_device;
 mod twins;

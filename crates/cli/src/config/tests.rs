@@ -53,7 +53,13 @@ fn defaults_are_those_of_the_originals() {
     let source = ModelSource::Folder("m".into());
     assert_eq!(
         config.model,
-        ModelArgs { source, tokenizer: "m".into(), from_scratch: false, quantization: None }
+        ModelArgs {
+            source,
+            tokenizer: "m".into(),
+            from_scratch: false,
+            quantization: None,
+            sparse_attention: None
+        }
     );
     assert_eq!(config.data.datasets, ["d.jsonl"]);
     assert_eq!(config.data.cutoff_len, 2048);

@@ -16,6 +16,7 @@ use super::preference::ObjectiveArgs;
 use super::schedule::{ScheduleArgs, Steps};
 use super::shard::{LossScale, Recompute, ShardArgs};
 use super::token_loss::TokenLossArgs;
+use crate::nn::SparsityConfig;
 
 /// The most ranks of a run, and of a machine, that a number is believed to mean.
 pub const MOST_RANKS: usize = 1 << 16;
@@ -70,6 +71,8 @@ pub struct ModelArgs {
     pub from_scratch: bool,
     /// Keep the weights of all linear layers but the output weights in this format; they are not trained then.
     pub quantization: Option<Format>,
+    /// Which blocks of its scores attention computes; `None`: what the model's config.json says.
+    pub sparse_attention: Option<SparsityConfig>,
 }
 
 /// Where the settings of a model come from.

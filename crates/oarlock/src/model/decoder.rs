@@ -2,6 +2,7 @@
 //!
 //! Shape legend: B batch, S sequence, E hidden, V vocabulary.
 
+use std::collections::BTreeMap;
 use std::ops::Range;
 
 use half::{bf16, f16};
@@ -10,7 +11,7 @@ use oarlock_tensor::{DType, Device, Error, Result, Tensor};
 
 use super::block::{Block, norm};
 use super::cache::LayerCache;
-use super::config::DecoderConfig;
+use super::config::{DecoderConfig, LayerConfig};
 use super::projection::{MapLinear, Projection};
 use super::recompute::{Parts, Recompute};
 use super::rope::RopeTables;
@@ -379,7 +380,18 @@ impl Decoder {
 impl Body {
     pub(super) fn new(config: DecoderConfig, n_positions: usize, row_len: usize) -> crate::Result<Body> {
         config.check()?;
-        let block = |layer| Ok(Unit::new(Block::new(&config, layer)?));
+        let n = row_len.max(n_positions);
+        let layout =
+            |heads| config.sparse_attention.as_ref().map(|sparsity| sparsity.layout(heads, n)).transpose();
+        // Layers with as many heads share their layout.
+        let mut layouts = BTreeMap::new();
+        for heads in config.layers.iter().map(|layer| layer.attention.n_heads) {
+            if !layouts.contains_key(&heads) {
+                layouts.insert(heads, layout(heads)?);
+            }
+        }
+        let blocks = |layer: &LayerConfig| layouts.get(&layer.attention.n_heads).cloned().flatten();
+        let block = |layer| Ok(Unit::new(Block::new(&config, layer, blocks(layer))?));
         Ok(Body {
             layers: config.layers.iter().map(block).collect::<Result<_>>()?,
             embed_tokens: Unit::new(Embedding::normal(

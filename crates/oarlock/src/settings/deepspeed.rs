@@ -34,6 +34,7 @@ const OF_TRAINER: &[&str] = &[
     "comms_logger.enabled",
     "csv_monitor.enabled",
     "flops_profiler.enabled",
+    "sparse_attention.mode",
     "steps_per_print",
     "tensorboard.enabled",
     "wall_clock_breakdown",

@@ -10,7 +10,7 @@ use crate::accelerator::{Accelerator, Prepared};
 use crate::config::FlopsArgs;
 use crate::data::Batch;
 use crate::error::Result;
-use crate::model::{Decoder, LayerConfig};
+use crate::model::Decoder;
 use crate::nn::{Module, UnitRun, Visitor, time_of};
 use crate::report::flops::{ModuleCost, ProfiledStep, Shown, report};
 use crate::report::speed::{Phase, PhaseTimes};
@@ -49,7 +49,12 @@ pub fn profile<O: Objective<Model = Decoder>>(
 
 /// The modules of a model, with their times.
 fn costs(model: &Decoder, (rows, len): (usize, usize), scopes: &BTreeMap<Scope, Duration>) -> ModuleCost {
-    let mut walk = Walk::new("", model, model.config().layers.iter(), (rows as u64, len as u64), scopes);
+    let spans = model.config().layers.iter().map(|layer| {
+        // Scores and their product with the values, over all pairs of positions.
+        model.config().span(&layer.attention, len) * layer.attention.q_dim() as u64
+    });
+    let spans: Vec<u64> = spans.collect();
+    let mut walk = Walk::new("", model, spans.iter(), (rows as u64, len as u64), scopes);
     model.visit(&mut walk);
     walk.finish(model).0
 }
@@ -59,8 +64,8 @@ struct Walk<'m> {
     cost: ModuleCost,
     /// Its parameters and their elements, each once.
     params: BTreeMap<usize, u64>,
-    /// The layers that are not gone through yet.
-    layers: std::slice::Iter<'m, LayerConfig>,
+    /// Channels times positions of the attentions that are not gone through yet.
+    spans: std::slice::Iter<'m, u64>,
     rows: u64,
     len: u64,
     scopes: &'m BTreeMap<Scope, Duration>,
@@ -70,19 +75,18 @@ impl<'m> Walk<'m> {
     fn new(
         name: &str,
         module: &dyn Module,
-        mut layers: std::slice::Iter<'m, LayerConfig>,
+        mut spans: std::slice::Iter<'m, u64>,
         (rows, len): (u64, u64),
         scopes: &'m BTreeMap<Scope, Duration>,
     ) -> Walk<'m> {
         let mut cost =
             ModuleCost { name: name.to_owned(), kind: module.kind().to_owned(), ..ModuleCost::default() };
         if cost.kind == "Attention"
-            && let Some(LayerConfig { attention, .. }) = layers.next()
+            && let Some(span) = spans.next()
         {
-            // Scores and their product with the values, over all pairs of positions.
-            cost.macs = 2 * rows * len * attention.span(len as usize) * attention.q_dim() as u64;
+            cost.macs = 2 * rows * len * span;
         }
-        Walk { cost, params: BTreeMap::new(), layers, rows, len, scopes }
+        Walk { cost, params: BTreeMap::new(), spans, rows, len, scopes }
     }
 
     fn finish(mut self, module: &dyn Module) -> (ModuleCost, BTreeMap<usize, u64>) {
@@ -103,9 +107,9 @@ impl Visitor for Walk<'_> {
     }
 
     fn child(&mut self, name: &str, child: &dyn Module) {
-        let mut walk = Walk::new(name, child, self.layers.clone(), (self.rows, self.len), self.scopes);
+        let mut walk = Walk::new(name, child, self.spans.clone(), (self.rows, self.len), self.scopes);
         child.visit(&mut walk);
-        self.layers = walk.layers.clone();
+        self.spans = walk.spans.clone();
         let (cost, params) = walk.finish(child);
         self.params.extend(params);
         self.cost.macs += cost.macs;

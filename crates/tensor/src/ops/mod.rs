@@ -74,7 +74,7 @@ pub use pool::{
 };
 pub use row_loss::{RowLossOptions, RowLosses, row_losses};
 
-pub use attention::{AttentionOptions, Mask, attention, attention_cached};
+pub use attention::{AttentionOptions, BlockMask, Mask, attention, attention_cached};
 pub use binary::{add, div, floor_divide, maximum, minimum, mul, pow, remainder, sub};
 pub use cast::cast;
 pub use compare::{

@@ -333,8 +333,9 @@ fn every_wrong_deepspeed_file_says_where_and_what_to_do() {
              they are)",
         ),
         (
-            "{\"sparse_attention\": {\"mode\": \"fixed\"}}",
-            "ds.json:1:22: `sparse_attention: {mode: fixed}` is not supported yet (attention is whole)",
+            "{\"sparse_attention\": {\"mode\": \"bigbird\", \"num_random_blocks\": 500}}",
+            "ds.json:1:31: `sparse_attention`: num_random_blocks is 500, but a sequence has 128 blocks (the layout is for \
+             cutoff_len, 2048 tokens)",
         ),
         (
             "{\"optimizer\": {\"type\": \"OneBitAdam\"}}",
