@@ -31,6 +31,7 @@ mod minimind;
 mod monitors;
 #[cfg(feature = "mpi")]
 mod mpi;
+mod pipeline;
 mod preference;
 mod pretrain_loop;
 mod quantization;

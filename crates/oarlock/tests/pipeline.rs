@@ -10,7 +10,9 @@ use oarlock::config::{PartitionMethod, PipelineArgs};
 use oarlock::data::{
     Loader, Packing, RowSettings, Rows, Sampler, Source, TokenCache, Tokenizer, eval_batches,
 };
+use oarlock::deepspeed::{self, Config, InitializeArgs, LayerSpec, PipelineModule, TiedLayerSpec};
 use oarlock::model::{Decoder, HfConfig, Recompute};
+use oarlock::nn::{self, Linear, Tanh};
 use oarlock::optim::{self, Stepped};
 use oarlock::report::speed::PhaseTimer;
 use oarlock::shard::{Engine, Options, Placements};
@@ -289,4 +291,95 @@ fn what_a_pipeline_cannot_do_is_told() {
     assert!(told.contains("a model of 4 units cannot be divided into 6 parts"), "{told}");
     let told = refused(2, PipelineArgs::stages(2), Placements::OPTIMIZER);
     assert!(told.contains("Decoder is divided into 2 stages"), "{told}");
+}
+
+/// Layers with tied ends: an encoding, and the same weights the other way round.
+fn layers() -> Vec<LayerSpec> {
+    let shared = || Linear::new(6, 8).map(Linear::no_bias);
+    let mut layers = vec![TiedLayerSpec::new("ends", shared)];
+    for _ in 0..3 {
+        layers.push(LayerSpec::new(|| Linear::new(8, 8)));
+        layers.push(LayerSpec::new(|| Ok(Tanh)));
+    }
+    layers.push(TiedLayerSpec::with_forward("ends", shared, |layer: &Linear, x| {
+        x.matmul(&nn::parameter(x, &layer.weight)?)
+    }));
+    layers
+}
+
+/// Losses of the steps of an engine, and of an evaluation at the end.
+fn engine_losses(
+    comm: &Communicator,
+    stages: usize,
+    virtual_stages: usize,
+    zero: u8,
+) -> oarlock::Result<Vec<f64>> {
+    let config = AcceleratorConfig { threads: Some(1), ..AcceleratorConfig::default() };
+    let accelerator = Accelerator::over(comm.clone(), &config)?;
+    let net = PipelineModule::new(layers(), nn::mse_loss)?
+        .num_stages(stages)
+        .num_virtual_stages(virtual_stages)
+        .activation_checkpoint_interval(stages - 1);
+    let text = format!(
+        "{{\"train_micro_batch_size_per_gpu\": 2, \"gradient_accumulation_steps\": 4, \"gradient_clipping\": 0.05,
+          \"zero_optimization\": {{\"stage\": {zero}}}, \"optimizer\": {{\"type\": \"AdamW\", \"params\": {{\"lr\": 0.02}}}}}}"
+    );
+    let args = InitializeArgs::new(net, Config::from_text("ds.json", &text)?);
+    let (engine, ()) =
+        deepspeed::initialize_pipeline(InitializeArgs { accelerator: Some(accelerator), ..args })?;
+    let data_ranks = engine.engine().accelerator().data_ranks().clone();
+    let mut next = data_ranks.rank();
+    let mut data = std::iter::from_fn(|| {
+        let x: Vec<f32> = (0..12).map(|i| ((next * 12 + i) % 17) as f32 / 17.0 - 0.4).collect();
+        next += data_ranks.world_size();
+        let x = oarlock::Tensor::from_slice(&x, [2, 6], engine.device()).unwrap();
+        Some(Ok((x.clone(), x)))
+    });
+    let mut losses = Vec::new();
+    for _ in 0..6 {
+        losses.push(engine.train_batch(&mut data)?);
+    }
+    assert_eq!((engine.global_steps(), engine.engine().micro_steps()), (6, 24));
+    losses.push(engine.eval_batch(&mut data)?);
+    Ok(losses)
+}
+
+fn losses_of_engines(
+    ranks: usize,
+    stages: usize,
+    virtual_stages: usize,
+    zero: u8,
+) -> Vec<Result<Vec<f64>, String>> {
+    std::thread::scope(|scope| {
+        let start = |comm: Communicator| {
+            scope.spawn(move || {
+                let losses =
+                    engine_losses(&comm, stages, virtual_stages, zero).map_err(|error| error.to_string());
+                comm.finish();
+                losses
+            })
+        };
+        let ranks: Vec<_> = shm::threads(ranks).unwrap().into_iter().map(start).collect();
+        ranks.into_iter().map(|rank| rank.join().unwrap()).collect()
+    })
+}
+
+#[test]
+fn an_engine_of_layers_trains_as_on_one_stage() {
+    for data_ranks in [1, 2] {
+        let whole = losses_of_engines(data_ranks, 1, 1, 1)[0].clone().unwrap();
+        assert!(whole[5] < whole[0], "{whole:?}");
+        for (stages, virtual_stages) in [(2, 1), (2, 2), (4, 1)] {
+            if stages * data_ranks > 4 {
+                continue;
+            }
+            let ranks = losses_of_engines(stages * data_ranks, stages, virtual_stages, 1);
+            assert!(ranks.iter().all(|rank| *rank == ranks[0]), "{ranks:?}");
+            let losses = ranks[0].clone().unwrap();
+            let near = losses.iter().zip(&whole).all(|(a, b)| (a / b - 1.0).abs() < 1e-4);
+            assert!(near, "{stages} stages, {virtual_stages} parts: {losses:?} {whole:?}");
+        }
+    }
+    let refused = losses_of_engines(2, 2, 1, 2)[0].clone().unwrap_err();
+    assert!(refused.contains("ZeRO-2 and ZeRO-3 are incompatible with pipeline parallelism"), "{refused}");
 }

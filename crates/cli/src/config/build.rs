@@ -24,6 +24,7 @@ use super::low_rank;
 use super::model;
 use super::monitor;
 use super::objective;
+use super::pipeline;
 use super::predicting;
 use super::recompute;
 use super::resolved::ResolvedConfig;
@@ -154,6 +155,7 @@ pub fn build(
         device: device(&settings, &mut problems),
         cpu_path: Some(read.word("cpu_path").to_owned()).filter(|name| name != AUTO),
         timeout: Duration::from_secs(read.int("ddp_timeout").unsigned_abs()),
+        pipeline: pipeline::pipeline(&settings, &shard, &mut problems),
     };
     if !problems.is_empty() {
         problems.append(resolve::missing(&settings));

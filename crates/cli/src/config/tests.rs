@@ -88,7 +88,8 @@ fn defaults_are_those_of_the_originals() {
             threads: None,
             device: DeviceKind::Auto,
             cpu_path: None,
-            timeout: Duration::from_secs(1800)
+            timeout: Duration::from_secs(1800),
+            pipeline: PipelineArgs::default(),
         }
     );
 }

@@ -11,6 +11,7 @@ use super::best::BestArgs;
 use super::data::{ChatArgs, Learned, Mix, Packing, ValSize};
 use super::finetuning::Finetuning;
 use super::monitor::MonitorArgs;
+use super::pipeline::PipelineArgs;
 use super::predict::Predict;
 use super::preference::ObjectiveArgs;
 use super::schedule::{ScheduleArgs, Steps};
@@ -276,4 +277,6 @@ pub struct RankArgs {
     pub cpu_path: Option<String>,
     /// How long ranks wait in a collective for one that is alive.
     pub timeout: Duration,
+    /// How the model is divided into stages.
+    pub pipeline: PipelineArgs,
 }

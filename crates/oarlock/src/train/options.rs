@@ -23,6 +23,7 @@ pub fn accelerator_config(config: &TrainConfig) -> Result<AcceleratorConfig> {
         device: config.ranks.device,
         cpu_path,
         seed: Some(config.train.seed),
+        pipeline: config.ranks.pipeline.clone(),
         ..AcceleratorConfig::default()
     })
 }

@@ -39,7 +39,7 @@ use crate::train::options::optimizer;
 use crate::train::pool_limit::PoolLimit;
 use crate::train::resume::{checkpoint_to_resume, load_undamaged, other_seeds};
 use crate::train::train_step;
-use introduce::introduce;
+use introduce::{introduce, stages_line};
 
 /// Runs a configuration on this rank. `started` is when the command began, for the start-up figures. Rank 0 gets the
 /// state at the end with all that was logged.
@@ -134,7 +134,8 @@ impl<'a, O: Objective<Model = Decoder>> Run<'a, O> {
         model.set_activation_offload(config.train.offload_activations);
         let second = start.second(config, &hf, accelerator.device())?;
         let predict = |longest: Option<&LongestOf<'_>>| -> Result<Option<Forecast>> {
-            if !accelerator.is_main_process() {
+            // What the stages of a pipeline take is not predicted.
+            if !accelerator.is_main_process() || config.ranks.pipeline.is_on() {
                 return Ok(None);
             }
             let (device, apart) = (accelerator.device(), ranks_apart(accelerator));
@@ -172,7 +173,9 @@ impl<'a, O: Objective<Model = Decoder>> Run<'a, O> {
                 data.longest(loader.sampler(), total_steps, batch, eval_batch)
             };
             forecast = predict(Some(&longest))?;
-            pool_limit = Some(PoolLimit::agreed(accelerator, forecast.as_ref())?);
+            if !config.ranks.pipeline.is_on() {
+                pool_limit = Some(PoolLimit::agreed(accelerator, forecast.as_ref())?);
+            }
         }
         let schedule = Schedule::new(&config.train.schedule, total_steps, config.train.accumulation as u64);
         let unfinished = schedule.unfinished();
@@ -218,6 +221,9 @@ impl<'a, O: Objective<Model = Decoder>> Run<'a, O> {
         };
         if let Some(journal) = &mut journal {
             let sizes = (counts, data.train.n_rows(), data.train.row_len());
+            if let Some(pipeline) = model.pipeline() {
+                journal.message(&stages_line(pipeline))?;
+            }
             introduce(journal, config, accelerator, sizes, total_steps, checkpoint.as_deref())?;
             told.iter().chain(&data.told).try_for_each(|line| journal.message(line))?;
             if let Some([plain, colored]) = &data.first {
@@ -374,6 +380,10 @@ impl<'a, O: Objective<Model = Decoder>> Run<'a, O> {
         else {
             return Ok(());
         };
+        if self.model.pipeline().is_some() {
+            let Some(journal) = &mut self.journal else { return Ok(()) };
+            return journal.message("flops_profiler: a model in the stages of a pipeline is not profiled");
+        }
         let accumulation = self.config.train.accumulation;
         let begin = Instant::now();
         let report =

@@ -211,7 +211,7 @@ pub const KEYS: &[Key] = &[
     Key::flag(Map, "nebula", "", FILES, "Nebula checkpoints"),
     Key::flag(Map, "hybrid_engine", "", NoEffect("training does not generate"), "Training and generation in one"),
     Key::flag(Map, "eigenvalue", "", NoEffect("nothing is quantized"), "Eigenvalues of layers"),
-    Key::flag(Map, "pipeline", "", NoEffect("ranks are data parallel"), "Pipeline engine"),
+    Key::flag(Map, "pipeline", "", NoEffect("the stages are those of the PipelineModule, or of pipeline_model_parallel_size"), "Pipeline engine"),
     Key::flag(Map, "autotuning", "", Later("sizes are chosen in the configuration"), "Autotuning"),
     Key::flag(Map, "elasticity", "", Later("the number of ranks is num_processes"), "Elastic numbers of ranks"),
     Key::flag(Choice(&["dense", "fixed", "variable", "bigbird", "bslongformer"]), "sparse_attention.mode", "fixed", Used, "Which blocks of its scores attention computes"),
