@@ -2,7 +2,6 @@
 //! word for word as guides have it. Where the system does not allow namespaces the tests say so and test nothing.
 
 use std::os::unix::fs::symlink;
-use std::path::Path;
 use std::process::Command;
 
 use crate::common::{Said, Site, run};

@@ -92,6 +92,9 @@ fn cause(said: &str) -> String {
     }
 }
 
+/// Notices that are received ahead, with their memory.
+type Ahead = VecDeque<(Box<[u8]>, InFlight)>;
+
 /// The connections of this rank to all others.
 pub(super) struct Gloo {
     world: NonNull<c_void>,
@@ -99,7 +102,7 @@ pub(super) struct Gloo {
     size: usize,
     losses: Arc<Losses>,
     /// The notices of each rank that are received ahead, with their memory.
-    ahead: Mutex<Vec<VecDeque<(Box<[u8]>, InFlight)>>>,
+    ahead: Mutex<Vec<Ahead>>,
 }
 
 // SAFETY: the world of the shim is never freed, and its functions may be called from any thread at any time.

@@ -180,7 +180,7 @@ impl<'a> Meeting<'a> {
             Some(failure) => Err(failure),
             None => mesh::connect(0, &table, &own, &self.secret),
         };
-        let mut failure = streams.as_ref().err().map(|error| plain(error));
+        let mut failure = streams.as_ref().err().map(plain);
         let until = Instant::now() + mesh::LIMIT + PROMPT;
         for (channel, rank) in guests.iter_mut().zip(1..) {
             match channel.receive(until, &|| true) {
@@ -238,7 +238,7 @@ impl<'a> Meeting<'a> {
         };
         let table = table.ok_or_else(|| Error::Join("rank 0 sent a table that makes no sense".into()))?;
         let streams = mesh::connect(rank, &table, &own, &self.secret);
-        let report = streams.as_ref().map_or_else(|error| plain(error), |_| "connected".into());
+        let report = streams.as_ref().map_or_else(plain, |_| "connected".into());
         channel.send(report.as_bytes()).map_err(|broken| lost(0, &broken))?;
         // Rank 0 waits for all as long as each may take.
         let until = Instant::now() + 2 * (mesh::LIMIT + PROMPT);

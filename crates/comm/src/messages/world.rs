@@ -35,14 +35,16 @@ pub(super) struct World {
     is_idle: Arc<AtomicBool>,
 }
 
+/// A notice in flight to some ranks, with the memory that it is sent from.
+type SentNotice = (Box<Notice>, Vec<(usize, InFlight)>);
+
 struct State {
     infos: Vec<RankInfo>,
     peers: Vec<PeerState>,
     /// The number of the current session: the library starts once in a process, which may train several times.
     session: u64,
     failure: Option<(Notice, Instant)>,
-    /// Notices in flight, with the memory that they are sent from.
-    notices: Vec<(Box<Notice>, Vec<(usize, InFlight)>)>,
+    notices: Vec<SentNotice>,
     asked_at: Option<Instant>,
 }
 

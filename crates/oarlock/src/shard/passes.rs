@@ -153,9 +153,10 @@ impl Core {
 
     /// Whether nothing moves during a pass.
     pub(super) fn is_still(&self) -> bool {
-        !self.reduces_early() && self.groups.iter().all(|group| {
-            matches!(group.weights, Weights::Resident(_)) && !matches!(group.grads, Grads::Sharded { .. })
-        })
+        !self.reduces_early()
+            && self.groups.iter().all(|group| {
+                matches!(group.weights, Weights::Resident(_)) && !matches!(group.grads, Grads::Sharded { .. })
+            })
     }
 
     /// Bytes of the pool: for weights, for gradients.

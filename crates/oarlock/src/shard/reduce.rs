@@ -64,9 +64,8 @@ impl Early {
             units.iter().rev().flat_map(|unit| unit.completes.iter().copied()).collect();
         let rest = (0..n_groups).filter(|group| !in_units.contains(group));
         let order = in_units.iter().copied().chain(rest).collect();
-        let users = |group: usize| {
-            (0..units.len()).filter(|&unit| units[unit].groups.contains(&group)).collect()
-        };
+        let users =
+            |group: usize| (0..units.len()).filter(|&unit| units[unit].groups.contains(&group)).collect();
         Early {
             order,
             users: (0..n_groups).map(users).collect(),

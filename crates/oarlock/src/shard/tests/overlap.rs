@@ -159,9 +159,7 @@ fn seen(options: &Options) -> Seen {
         let gathers = starts(&[Operation::AllGather]);
         Seen {
             // Units in reverse; behind the last of them nothing is left to compute.
-            reductions: (1..n)
-                .map(|at| reductions[at - 1] < times.backward[n - 1 - at].unwrap())
-                .collect(),
+            reductions: (1..n).map(|at| reductions[at - 1] < times.backward[n - 1 - at].unwrap()).collect(),
             gathers: gathers.iter().take(n).skip(1).zip(&times.forward).map(|(at, end)| at < end).collect(),
             waited_for: time.waited_for,
         }
@@ -245,7 +243,8 @@ fn gradients_that_come_after_their_sum_was_begun_are_refused() {
 fn a_model_that_is_recorded_twice_leaves_when_both_passes_are_over() {
     let train = |comm: &Communicator| {
         let model = Chain::new(3, false);
-        let mut engine = engine(&model, comm, Options { placements: Placements::WHOLE, ..Options::default() });
+        let mut engine =
+            engine(&model, comm, Options { placements: Placements::WHOLE, ..Options::default() });
         let norms: Vec<u64> = (0..3)
             .map(|at| {
                 let record = |salt: usize| {
