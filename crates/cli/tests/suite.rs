@@ -14,6 +14,8 @@ mod faults;
 mod front_ends;
 mod fuzz;
 mod generate;
+#[cfg(feature = "gloo")]
+mod gloo;
 mod gpu;
 mod gpu_check;
 mod gpu_devices;

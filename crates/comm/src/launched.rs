@@ -363,7 +363,7 @@ mod tests {
     }
 
     #[test]
-    fn several_machines_meet_through_mpi_or_are_refused_by_name() {
+    fn several_machines_meet_over_mpi_or_gloo_or_are_refused_by_name() {
         let transport = |words: &str| read(words).unwrap().unwrap().transport();
         let of_torch = [
             "RANK=5 WORLD_SIZE=8 LOCAL_RANK=1 LOCAL_WORLD_SIZE=4",
@@ -372,13 +372,20 @@ mod tests {
         let srun = "SLURM_PROCID=5 SLURM_NTASKS=8 SLURM_LOCALID=1 SLURM_NNODES=2 SLURM_STEP_ID=0";
         // A script between srun and the rank may say the same in torchrun's words.
         let of_mpi = [srun.to_owned(), format!("{srun} {}", of_torch[0])];
+        let says = match (HAS_GLOO, HAS_MPI) {
+            (true, _) => "MASTER_ADDR and MASTER_PORT: set both",
+            (false, true) => "mpirun",
+            (false, false) => "--features mpi",
+        };
         for words in of_torch.map(str::to_owned).iter().chain(of_mpi.iter().filter(|_| !HAS_MPI)) {
             let error = transport(words).unwrap_err();
             assert!(
                 matches!(error, Error::SeveralMachines { world_size: 8, local_world_size: 4, .. }),
                 "{error}"
             );
-            assert!(error.to_string().contains(if HAS_MPI { "mpirun" } else { "--features mpi" }), "{error}");
+            assert!(error.to_string().contains(says), "{error}");
+            let found = transport(&format!("{words} MASTER_ADDR=a MASTER_PORT=1"));
+            assert_eq!(found.is_ok_and(|kind| kind == TransportKind::Gloo), HAS_GLOO);
         }
         for words in of_mpi.iter().filter(|_| HAS_MPI) {
             assert_eq!(transport(words).unwrap(), TransportKind::Mpi);
@@ -395,11 +402,13 @@ mod tests {
         );
         for (words, says) in [
             (format!("{TORCHRUN} OARLOCK_TRANSPORT=mpi"), "OARLOCK_TRANSPORT=mpi asks for MPI"),
-            (format!("{TORCHRUN} OARLOCK_TRANSPORT=tcp"), "OARLOCK_TRANSPORT=tcp: expected shm or mpi"),
+            (format!("{TORCHRUN} OARLOCK_TRANSPORT=tcp"), "OARLOCK_TRANSPORT=tcp: expected shm, mpi or gloo"),
         ] {
             let error = transport(&words).unwrap_err().to_string();
             assert!(error.contains(says), "{error}");
         }
+        let gloo = transport(&format!("{TORCHRUN} OARLOCK_TRANSPORT=gloo"));
+        assert_eq!(gloo.is_ok_and(|kind| kind == TransportKind::Gloo), HAS_GLOO);
         let mpirun = "OMPI_COMM_WORLD_RANK=1 OMPI_COMM_WORLD_SIZE=2 OMPI_COMM_WORLD_LOCAL_SIZE=2";
         assert_eq!(
             transport(&format!("{mpirun} OARLOCK_TRANSPORT=mpi"))

@@ -111,7 +111,7 @@ fn run(n: usize, role: &str, with: &[(&str, &str)]) -> (Vec<ExitStatus>, Vec<Str
     ranks.end(role)
 }
 
-/// Invariants 1 to 5 of the protocol of messages.
+/// Invariants 1 to 5 of the protocol of messages, and invariant 7 of Gloo.
 #[test]
 fn results_are_those_of_shared_memory() {
     for (n, role) in [(2, "results"), (3, "twice"), (5, "results")] {
@@ -122,7 +122,7 @@ fn results_are_those_of_shared_memory() {
     }
 }
 
-/// Invariants 7 and 8 of the protocol of messages.
+/// Invariants 7 and 8 of the protocol of messages, and invariant 5 of Gloo.
 #[test]
 fn every_fault_is_named_by_all_and_nothing_hangs() {
     for (role, begins, holds) in ranks::FAULTS {
@@ -138,7 +138,7 @@ fn every_fault_is_named_by_all_and_nothing_hangs() {
     }
 }
 
-/// Nobody of this start, or with another token: who waits names who is missing.
+/// Invariants 1 and 4: nobody of this start, or with another token: who waits names who is missing.
 #[test]
 fn those_who_do_not_come_are_named() {
     let of_four = [("OARLOCK_JOIN_TIMEOUT", "1"), ("WORLD_SIZE", "4"), ("LOCAL_WORLD_SIZE", "4")];
@@ -178,7 +178,7 @@ fn a_port_that_is_taken_is_left_to_others() {
     assert!(ends.iter().all(ExitStatus::success), "{said:?}");
 }
 
-/// Strangers while the ranks meet: garbage, and more connections than are served at once. When the ranks have met, nothing of
+/// Invariants 1 and 2. Strangers while the ranks meet: garbage, and more connections than are served at once. When the ranks have met, nothing of
 /// them listens.
 #[test]
 fn strangers_disturb_nothing() {
@@ -244,6 +244,7 @@ fn faults_of_other_machines_are_named() {
     }
 }
 
+/// Invariant 6.
 #[test]
 fn a_machine_that_is_cut_off_is_named() {
     let Some(machines) = Machines::new(3) else { return };

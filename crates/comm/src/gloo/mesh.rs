@@ -183,9 +183,9 @@ mod tests {
         let streams: Vec<Vec<Option<TcpStream>>> = std::thread::scope(|scope| {
             let (table, secret) = (&table, &secret);
             let all: Vec<_> = doors
-                .iter()
+                .into_iter()
                 .enumerate()
-                .map(|(rank, door)| scope.spawn(move || connect(rank, table, door, secret).unwrap()))
+                .map(|(rank, door)| scope.spawn(move || connect(rank, table, &door, secret).unwrap()))
                 .collect();
             all.into_iter().map(|one| one.join().unwrap()).collect()
         });
