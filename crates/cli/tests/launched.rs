@@ -89,7 +89,7 @@ fn wrong_variables_and_several_machines_are_refused_at_once() {
     let site = Site::new();
     let several = match cfg!(feature = "gloo") {
         true => "`num_processes` is 2, but WORLD_SIZE says 8",
-        false => "ranks of several machines meet over Gloo or MPI",
+        false => "ranks of several machines meet",
     };
     for (name, value, told) in
         [("LOCAL_RANK", "one", "LOCAL_RANK=one: expected a whole number"), ("WORLD_SIZE", "8", several)]

@@ -345,4 +345,21 @@ mod gloo {
         assert!(said.stderr.contains("error: worker-1 (process "), "{said:?}");
         assert!(said.stderr.contains("was lost: "), "{said:?}");
     }
+
+    /// Every machine has a folder of its own under the same name: nothing is computed that could not be saved.
+    #[test]
+    fn an_output_folder_that_is_not_common_is_refused_at_the_start() {
+        if !has_machines() {
+            return;
+        }
+        let site = site();
+        let words = "model_name_or_path=../model dataset=../text.jsonl output_dir=out";
+        let command = torchrun(2, "", words).replace("train.yaml", "../train.yaml");
+        let said = run(on_machines(&site, 2, &["--folders", "--keep-going"], &command));
+        assert!(said.code != Some(0), "{said:?}");
+        let told = "output_dir out is not one folder on all machines: rank 2 on worker-1, rank 3 on worker-1 cannot see what \
+            rank 0 on worker-0 writes there";
+        assert!(said.stderr.contains(told), "{said:?}");
+        assert!(!site.path("machine-0/out/trainer_log.jsonl").exists());
+    }
 }

@@ -22,6 +22,10 @@ pub enum PartOutput<L> {
     Loss(L),
 }
 
+/// Runs units of a model on a micro-batch, given by its number, from an input.
+pub type PartForward<'a, M, L> =
+    dyn FnMut(&M, Range<usize>, usize, &Tensor) -> nn::Result<PartOutput<L>> + 'a;
+
 /// What a window of micro-batches does in each part of a model.
 pub struct PartPasses<'a, M, L> {
     /// What the losses of each micro-batch weigh.
@@ -29,7 +33,7 @@ pub struct PartPasses<'a, M, L> {
     /// The input of the first part for a micro-batch.
     pub input: &'a dyn Fn(usize) -> Result<Tensor>,
     /// Runs units of the model on a micro-batch, from the output of the part before or from the input.
-    pub forward: &'a mut dyn FnMut(&M, Range<usize>, usize, &Tensor) -> nn::Result<PartOutput<L>>,
+    pub forward: &'a mut PartForward<'a, M, L>,
     /// Whether the loss is a sum that makes its first gradient in the forward pass, as
     /// [`Prepared::loss`](super::Prepared::loss) says.
     pub is_head_loss: bool,

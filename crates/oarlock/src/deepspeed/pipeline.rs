@@ -20,8 +20,14 @@ type LossFn = Box<dyn Fn(&Tensor, &Tensor) -> nn::Result<Tensor> + Send + Sync>;
 /// The layers that are tied, by their keys.
 type TiedLayers = HashMap<String, Arc<dyn Any + Send + Sync>>;
 
+/// What makes a layer.
+type Build = Box<dyn FnOnce(&mut TiedLayers) -> Result<Box<dyn Layer>>>;
+
+/// How a tied layer is used.
+type TiedForward<L> = Box<dyn Fn(&L, &Tensor) -> nn::Result<Tensor> + Send + Sync>;
+
 /// How a layer is made. A layer takes no memory before its engine exists, and then on the ranks of its stage alone.
-pub struct LayerSpec(Box<dyn FnOnce(&mut TiedLayers) -> Result<Box<dyn Layer>>>);
+pub struct LayerSpec(Build);
 
 impl LayerSpec {
     /// A layer.
@@ -67,7 +73,7 @@ impl TiedLayerSpec {
 /// A use of a tied layer.
 struct Tied<L> {
     layer: Arc<L>,
-    forward: Box<dyn Fn(&L, &Tensor) -> nn::Result<Tensor> + Send + Sync>,
+    forward: TiedForward<L>,
 }
 
 impl<L: Module> Module for Tied<L> {

@@ -3,6 +3,7 @@
 //! Shape legend: B batch, S sequence, E hidden, V vocabulary.
 
 use std::collections::BTreeMap;
+use std::collections::btree_map::Entry;
 use std::ops::Range;
 
 use half::{bf16, f16};
@@ -386,8 +387,8 @@ impl Body {
         // Layers with as many heads share their layout.
         let mut layouts = BTreeMap::new();
         for heads in config.layers.iter().map(|layer| layer.attention.n_heads) {
-            if !layouts.contains_key(&heads) {
-                layouts.insert(heads, layout(heads)?);
+            if let Entry::Vacant(vacant) = layouts.entry(heads) {
+                vacant.insert(layout(heads)?);
             }
         }
         let blocks = |layer: &LayerConfig| layouts.get(&layer.attention.n_heads).cloned().flatten();

@@ -36,6 +36,7 @@ use crate::train::model::{self, ReferenceModel, Start};
 use crate::train::monitors::momentum;
 use crate::train::objective::{Judgement, NextToken, Objective, Preference, Reference, Reward, dry_pass};
 use crate::train::options::optimizer;
+use crate::train::output_folder::check_is_common;
 use crate::train::pool_limit::PoolLimit;
 use crate::train::resume::{checkpoint_to_resume, load_undamaged, other_seeds};
 use crate::train::train_step;
@@ -154,6 +155,7 @@ impl<'a, O: Objective<Model = Decoder>> Run<'a, O> {
             true => Some(OutputLock::take(&config.save.output_dir)?),
             false => None,
         };
+        check_is_common(accelerator.communicator(), &config.save.output_dir)?;
         let data = data::open(accelerator, config, &hf)?;
         let loader = TokenLoader {
             rows: data.train.clone(),
