@@ -302,7 +302,7 @@ fn layers() -> Vec<LayerSpec> {
         layers.push(LayerSpec::new(|| Ok(Tanh)));
     }
     layers.push(TiedLayerSpec::with_forward("ends", shared, |layer: &Linear, x| {
-        x.matmul(&nn::parameter(x, &layer.weight)?)
+        x.matmul(&nn::parameter(&layer.weight, x)?)
     }));
     layers
 }
