@@ -180,7 +180,8 @@ fn a_failure_before_a_collective_reaches_all_ranks() {
         let region = comm.allocate("values", 64, Sharing::PerRank).unwrap();
         let (open, after) = gate();
         let ready = comm.all_reduce(&region, DType::F32, 0..16, after).unwrap();
-        let cause = Error::Argument { operation: "copy", expected: "a sound disk".into(), got: "none".into() };
+        let cause =
+            Error::Argument { operation: "copy", expected: "a sound disk".into(), got: "none".into() };
         open.send(if comm.rank() == 0 { Err(cause) } else { Ok(()) }).unwrap();
         ready.wait().unwrap_err().to_string()
     });

@@ -153,9 +153,10 @@ impl Core {
 
     /// Whether nothing moves during a pass.
     pub(super) fn is_still(&self) -> bool {
-        !self.reduces_early() && self.groups.iter().all(|group| {
-            matches!(group.weights, Weights::Resident(_)) && !matches!(group.grads, Grads::Sharded { .. })
-        })
+        !self.reduces_early()
+            && self.groups.iter().all(|group| {
+                matches!(group.weights, Weights::Resident(_)) && !matches!(group.grads, Grads::Sharded { .. })
+            })
     }
 
     /// Bytes of the pool: for weights, for gradients.
@@ -193,6 +194,10 @@ impl Core {
         self.finish_forward_in(&mut pass)?;
         if pass.backward.is_some_and(|left| unit >= left) {
             self.finish_backward_in(&mut pass)?;
+        }
+        if pass.backward.is_none() {
+            // What left in the pass before had all the time since.
+            self.finish_earlier(&mut pass, 0)?;
         }
         for skipped in (unit + 1..pass.backward.unwrap_or(self.units.len())).rev() {
             self.enter(&mut pass, skipped, false)?;
