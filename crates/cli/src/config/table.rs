@@ -424,7 +424,7 @@ pub const KEYS: &[Key] = &[
     key(Ranks, Choice(&["auto", "portable", "avx2", "avx512", "avx512bf16"]), "cpu_path", "auto", Used, "Our own: instruction set of the kernels; auto: the fastest of this CPU"),
     key(Ranks, Choice(&["nccl", "gloo", "mpi", "ccl", "hccl", "cncl", "mccl"]), "ddp_backend", "", NoEffect("ranks meet in shared memory, over Gloo or through MPI (OARLOCK_TRANSPORT)"), "Backend of collectives"),
     key(Ranks, Int(1), "ddp_timeout", "1800", Used, "Seconds that ranks wait in a collective for a rank that is alive, which after 5 seconds a note on stderr names; then the run ends with an error that names it"),
-    key(Ranks, Int(1), "ddp_bucket_cap_mb", "", NoEffect("the engine lays out and reduces its own buffers"), "Size of gradient buckets"),
+    key(Ranks, Int(1), "ddp_bucket_cap_mb", "", NoEffect("a unit is reduced as one buffer, while others compute"), "Size of gradient buckets"),
     key(Ranks, Bool, "ddp_find_unused_parameters", "", NoEffect("untouched parameters have a zero gradient on all ranks"), "Look for unused parameters"),
     key(Ranks, Bool, "ddp_broadcast_buffers", "", NoEffect("the engine lays out and reduces its own buffers"), "Broadcast buffers"),
     key(Ranks, Bool, "ddp_static_graph", "", NoEffect("the engine lays out and reduces its own buffers"), "Whether every step is alike"),

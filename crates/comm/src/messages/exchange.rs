@@ -8,7 +8,7 @@ use super::notice::Notice;
 use crate::error::Result;
 use crate::ledger::RankState;
 use crate::patience::Wait;
-use crate::progress::runs_here;
+use crate::progress::runs_beside_computation;
 use crate::region::{Memory, PrivateBuffer, Region};
 use crate::stamp::Stamp;
 
@@ -94,7 +94,6 @@ impl<'a> Exchange<'a> {
     /// Moves messages until `is_done` returns true. Fails if nothing moves within the time limit, or if any rank fails.
     pub(super) fn wait_until(&mut self, is_done: impl Fn(&Exchange) -> bool) -> Result<()> {
         let mut wait = Wait::begin();
-        let most_spins = if runs_here() { SPINS.1 } else { SPINS.0 };
         let (mut spins, mut sleep, mut check_at) = (0, SLEEP.0, Instant::now() + CHECK);
         loop {
             let moved = self.progress()?;
@@ -107,6 +106,7 @@ impl<'a> Exchange<'a> {
                 continue;
             }
             self.group.member.world.check()?;
+            let most_spins = if runs_beside_computation() { SPINS.1 } else { SPINS.0 };
             if spins < most_spins {
                 spins += 1;
                 std::thread::yield_now();

@@ -7,4 +7,4 @@ mod worker;
 
 pub(crate) use transport::Progress;
 #[cfg(feature = "mpi")]
-pub(crate) use worker::runs_here;
+pub(crate) use worker::runs_beside_computation;

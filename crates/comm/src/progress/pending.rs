@@ -3,6 +3,7 @@
 use std::sync::{Arc, Condvar, Mutex, PoisonError};
 use std::time::Instant;
 
+use super::worker::Waiters;
 use crate::error::Result;
 use crate::observer::Observer;
 use crate::ready::Pending;
@@ -25,6 +26,7 @@ impl Outcome {
 pub(super) struct Background {
     pub outcome: Arc<Outcome>,
     pub observer: Arc<Observer>,
+    pub waiters: Arc<Waiters>,
 }
 
 impl Pending for Background {
@@ -32,8 +34,11 @@ impl Pending for Background {
         let begin = Instant::now();
         let mut result = self.outcome.result.lock().unwrap_or_else(PoisonError::into_inner);
         let waits = result.is_none();
-        while result.is_none() {
-            result = self.outcome.changed.wait(result).unwrap_or_else(PoisonError::into_inner);
+        if waits {
+            result = self.waiters.during(|| {
+                let over = self.outcome.changed.wait_while(result, |result| result.is_none());
+                over.unwrap_or_else(PoisonError::into_inner)
+            });
         }
         self.observer.taken_up(waits);
         if waits {

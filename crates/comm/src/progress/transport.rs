@@ -64,7 +64,8 @@ impl Progress {
             drop(inner);
             set.set(result);
         }))?;
-        Ok(Ready::after(Background { outcome, observer: self.observer.clone() }))
+        let (observer, waiters) = (self.observer.clone(), self.worker.waiters().clone());
+        Ok(Ready::after(Background { outcome, observer, waiters }))
     }
 
     /// Runs a collective here, once all before it are over (invariant 1).

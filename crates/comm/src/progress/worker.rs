@@ -1,7 +1,8 @@
 //! The thread of a group, and the queue of the collectives that it runs.
 
-use std::cell::Cell;
+use std::cell::RefCell;
 use std::collections::VecDeque;
+use std::sync::atomic::{AtomicU32, Ordering::Relaxed};
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use std::thread::JoinHandle;
 
@@ -11,14 +12,28 @@ use crate::error::{Error, Result};
 pub(super) type Job = Box<dyn FnOnce() + Send>;
 
 thread_local! {
-    /// Whether this thread runs collectives for another one.
-    static HERE: Cell<bool> = const { Cell::new(false) };
+    /// Who waits for the collectives that this thread runs, if it is such a thread.
+    static WAITERS: RefCell<Option<Arc<Waiters>>> = const { RefCell::new(None) };
 }
 
 /// Whether the calling thread runs collectives beside one that computes, and should leave it the cores (invariant 6).
-#[cfg(feature = "mpi")]
-pub(crate) fn runs_here() -> bool {
-    HERE.get()
+#[cfg_attr(not(any(test, feature = "mpi")), expect(dead_code))]
+pub(crate) fn runs_beside_computation() -> bool {
+    WAITERS.with_borrow(|waiters| waiters.as_ref().is_some_and(|waiters| waiters.0.load(Relaxed) == 0))
+}
+
+/// How many threads have nothing to do but wait for the collectives of a group.
+#[derive(Default)]
+pub(super) struct Waiters(AtomicU32);
+
+impl Waiters {
+    /// Runs a wait.
+    pub fn during<T>(&self, wait: impl FnOnce() -> T) -> T {
+        self.0.fetch_add(1, Relaxed);
+        let result = wait();
+        self.0.fetch_sub(1, Relaxed);
+        result
+    }
 }
 
 #[derive(Default)]
@@ -33,6 +48,7 @@ struct Queue {
     state: Mutex<State>,
     /// Signalled when a job comes, when one is done, and at the end.
     changed: Condvar,
+    waiters: Arc<Waiters>,
 }
 
 impl Queue {
@@ -45,7 +61,7 @@ impl Queue {
     }
 
     fn run(&self) {
-        HERE.set(true);
+        WAITERS.set(Some(self.waiters.clone()));
         let mut state = self.state();
         loop {
             if let Some(job) = state.jobs.pop_front() {
@@ -96,10 +112,17 @@ impl Worker {
 
     /// Waits until nothing is queued or runs.
     pub fn wait_until_idle(&self) {
-        let mut state = self.queue.state();
-        while !state.jobs.is_empty() || state.is_busy {
-            state = self.queue.wait(state);
-        }
+        self.waiters().during(|| {
+            let mut state = self.queue.state();
+            while !state.jobs.is_empty() || state.is_busy {
+                state = self.queue.wait(state);
+            }
+        });
+    }
+
+    /// Who waits for what it runs.
+    pub fn waiters(&self) -> &Arc<Waiters> {
+        &self.queue.waiters
     }
 }
 
@@ -121,26 +144,38 @@ mod tests {
 
     use super::*;
 
-    /// Invariants 1 and 5.
+    /// Invariants 1, 5 and 6.
     #[test]
     fn jobs_run_in_order_and_the_end_waits_for_them() {
         let worker = Worker::default();
         let (told, heard) = mpsc::channel();
         let (open, gate) = mpsc::channel::<()>();
-        worker.push(Box::new(move || gate.recv().unwrap())).unwrap();
-        for job in 0..20 {
+        let told_first = told.clone();
+        let first = move || {
+            gate.recv().unwrap();
+            told_first.send((0, runs_beside_computation())).unwrap();
+        };
+        worker.push(Box::new(first)).unwrap();
+        for job in 1..20 {
             let told = told.clone();
-            worker.push(Box::new(move || told.send((job, HERE.get())).unwrap())).unwrap();
+            worker.push(Box::new(move || told.send((job, true)).unwrap())).unwrap();
         }
         assert!(!worker.is_idle());
         assert!(heard.try_recv().is_err(), "the first job is not over");
         open.send(()).unwrap();
+        let order: Vec<_> = heard.iter().take(20).collect();
+        assert_eq!(order, (0..20).map(|job| (job, true)).collect::<Vec<_>>());
         worker.wait_until_idle();
         assert!(worker.is_idle());
-        let told_later = told.clone();
-        worker.push(Box::new(move || told_later.send((20, HERE.get())).unwrap())).unwrap();
+        worker.waiters().during(|| {
+            let told = told.clone();
+            worker.push(Box::new(move || told.send((20, runs_beside_computation())).unwrap())).unwrap();
+            assert_eq!(heard.recv().unwrap(), (20, false), "somebody waits");
+        });
+        let told_last = told.clone();
+        worker.push(Box::new(move || told_last.send((21, true)).unwrap())).unwrap();
         drop((worker, told));
-        assert_eq!(heard.iter().collect::<Vec<_>>(), (0..21).map(|job| (job, true)).collect::<Vec<_>>());
-        assert!(!HERE.get());
+        assert_eq!(heard.iter().collect::<Vec<_>>(), [(21, true)]);
+        assert!(!runs_beside_computation(), "this thread computes itself");
     }
 }

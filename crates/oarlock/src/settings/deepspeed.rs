@@ -438,7 +438,7 @@ mod tests {
         let [idle, of_trainer] = <[String; 2]>::try_from(resolve(text, 2).unwrap().notes).unwrap();
         assert_eq!(
             idle,
-            "accepted without effect: zero_optimization.overlap_comm, memory_breakdown, pipeline (docs/deepspeed.md says \
+            "accepted without effect: memory_breakdown, pipeline (docs/deepspeed.md says \
              why)"
         );
         assert!(

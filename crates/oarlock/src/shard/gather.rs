@@ -16,7 +16,7 @@ impl Core {
     /// Gathers the weights of a unit and waits for them, and begins to gather those of the units that come next.
     pub(super) fn enter(&self, pass: &mut PassState, unit: usize, forward: bool) -> Result<()> {
         if !forward {
-            self.finish_earlier(pass)?;
+            self.finish_earlier(pass, 1)?;
         }
         self.hold(pass, unit, forward)?;
         for &group in &self.units[unit].groups {

@@ -195,6 +195,10 @@ impl Core {
         if pass.backward.is_some_and(|left| unit >= left) {
             self.finish_backward_in(&mut pass)?;
         }
+        if pass.backward.is_none() {
+            // What left in the pass before had all the time since.
+            self.finish_earlier(&mut pass, 0)?;
+        }
         for skipped in (unit + 1..pass.backward.unwrap_or(self.units.len())).rev() {
             self.enter(&mut pass, skipped, false)?;
             self.leave_backward(&mut pass, skipped)?;

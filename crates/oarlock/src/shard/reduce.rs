@@ -206,10 +206,10 @@ impl Core {
         if self.overlaps { Ok(()) } else { self.finish_leaving(pass) }
     }
 
-    /// Takes up reductions in whose buffers the next unit's gradients leave: all but those of the unit left last. So at
-    /// most two units have buffers at a time.
-    pub(super) fn finish_earlier(&self, pass: &mut PassState) -> Result<()> {
-        let is_earlier = |leaving: &Leaving| leaving.left < pass.n_left && leaving.has_buffers();
+    /// Takes up reductions in whose buffers the next unit's gradients leave: all but those of the `kept` units left last.
+    /// With one that is kept, at most two units have buffers at a time.
+    pub(super) fn finish_earlier(&self, pass: &mut PassState, kept: u64) -> Result<()> {
+        let is_earlier = |leaving: &Leaving| leaving.left + kept <= pass.n_left && leaving.has_buffers();
         match pass.leaving.iter().rposition(is_earlier) {
             Some(last) => (0..=last).try_for_each(|_| self.finish_first(pass)),
             None => Ok(()),

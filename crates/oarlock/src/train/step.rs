@@ -14,6 +14,9 @@
 //!           after it     -          gather     gather     -
 //! ```
 //!
+//! Where ranks do not share memory, what moves does so while units compute: a gather begins a unit ahead, and a reduction is
+//! waited for a unit later, or in `reduce`, where DDP and ZeRO-1 have begun theirs in the last backward pass.
+//!
 //! The gathers and releases of ZeRO-3 and the early reductions of ZeRO-2 happen inside of `forward` and `backward`: each
 //! unit of the model calls its engine there (`nn/unit.rs`, then `shard/passes.rs`).
 
@@ -75,12 +78,16 @@ pub fn train_step<O: Objective>(
         let losses = through_stages(accelerator, objective, model, batches)?;
         losses.into_iter().for_each(|loss| tally.add(loss));
     }
-    for batch in batches.iter().filter(|_| model.pipeline().is_none()) {
+    for (index, batch) in batches.iter().enumerate().filter(|_| model.pipeline().is_none()) {
         timer.enter(Phase::Forward);
         let inputs = Inputs::new(batch, accelerator.device())?;
         // ZeRO-3: each unit gathers its weights before its forward pass and releases them after it.
         let loss = objective.forward(model, &inputs)?;
         timer.enter(Phase::Backward);
+        if index + 1 == batches.len() {
+            // Between machines, DDP and ZeRO-1: the sums of a unit are under way while the units before it run backward.
+            optimizer.expect_step()?;
+        }
         // ZeRO-3: again, in reverse. ZeRO-2 and -3: the gradients of a unit leave for their owners when it is done.
         accelerator.backward(&loss)?;
         tally.add(loss);

@@ -108,8 +108,9 @@ fn the_five_files_of_llama_factory_are_read_as_they_stand() {
         } else {
             assert_eq!(shard.reduce_bucket, Elems::Count(500_000_000));
         }
+        assert!(shard.overlap);
         let idle = config.without_effect_line().unwrap();
-        assert!(idle.contains("zero_optimization.overlap_comm"), "{idle}");
+        assert!(!idle.contains("overlap_comm"), "{idle}");
     }
 }
 

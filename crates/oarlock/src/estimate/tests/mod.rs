@@ -339,7 +339,7 @@ fn what_no_unit_holds_is_there_for_the_whole_step() {
     // The elements of the buffers for weights, and of those for gradients.
     let most = |wrap: &Wrap| {
         let size = ModelSize::wrapped(&model, DType::F32, wrap);
-        let leaving: usize = size.leaving().iter().map(|window| window[0].n_elems()).sum();
+        let leaving: usize = size.leaving(false).iter().map(|window| window[0].n_elems()).sum();
         (size.gathered(&settings).first / 4, leaving as u64)
     };
     let declared = ModelSize::of(&model, DType::F32);

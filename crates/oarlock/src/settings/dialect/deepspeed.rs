@@ -196,6 +196,7 @@ pub fn shard(block: &Dialect, ranks: Ranks, notes: &mut Vec<String>, problems: &
         max_live: elems("stage3_max_live_parameters", Elems::Count(1_000_000_000)),
         persistence: elems("stage3_param_persistence_threshold", Elems::TenHidden),
         reduce_bucket: elems("reduce_bucket_size", Elems::HiddenSquared),
+        overlap: settings.said(&zero("overlap_comm")).is_none() || settings.bool(&zero("overlap_comm")),
         reduce_dtype: match settings.text("communication_data_type").as_deref() {
             Some("fp16" | "float16") => Some(DType::F16),
             Some("bf16" | "bfloat16") => Some(DType::BF16),

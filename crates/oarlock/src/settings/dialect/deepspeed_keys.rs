@@ -9,7 +9,6 @@ use super::super::keys::{Key, Status, ValueType};
 const DTYPES: ValueType = Choice(&["fp32", "fp16", "bf16", "float32", "float16", "bfloat16", "fp64"]);
 const DEVICES: ValueType = Choice(&["none", "cpu", "nvme"]);
 
-const OVERLAP: Status = NoEffect("communication does not overlap computation yet");
 const PIPELINED: Status = NoEffect("states in files are always read ahead and written behind");
 const LAYOUT: Status = NoEffect("buffers are laid out and reduced by units");
 const MEMORY: Status = NoEffect("states of CPU ranks are in main memory");
@@ -81,6 +80,7 @@ pub const KEYS: &[Key] = &[
     Key::flag(Bool, "zero_optimization", "", Used, "The older form: true is stage 1"),
     Key::flag(Int(0), "zero_optimization.stage", "0", Used, "0: everything is replicated; 1: optimizer state is sharded; 2: also gradients; 3: also parameters"),
     Key::flag(Int(1), "zero_optimization.reduce_bucket_size", "5e8", Used, "Gradients reduced together; auto: h x h"),
+    Key::flag(Bool, "zero_optimization.overlap_comm", "true", Used, "Gather and reduce while units compute, where ranks do not share memory"),
     Key::flag(Int(0), "zero_optimization.sub_group_size", "1e9", Used, "Elements updated together when states are in files"),
     Key::flag(DEVICES, "zero_optimization.offload_optimizer.device", "none", Used, "Where states lie; cpu is where CPU ranks have them anyway"),
     Key::flag(Path, "zero_optimization.offload_optimizer.nvme_path", "", Used, "Folder of the files of states"),
@@ -99,7 +99,7 @@ pub const KEYS: &[Key] = &[
     Key::flag(Int(0), "zero_optimization.offload_param.buffer_size", "1e8", FILES, "Size of a buffer"),
     Key::flag(Int(0), "zero_optimization.offload_param.max_in_cpu", "1e9", FILES, "Parameters kept in memory"),
     Key::flag(Bool, "zero_optimization.offload_param.pin_memory", "true", MEMORY, "Pinned memory"),
-    Key::flag(Int(0), "zero_optimization.stage3_prefetch_bucket_size", "5e7", Used, "Parameters gathered ahead; auto: 0.9 h x h"),
+    Key::flag(Int(0), "zero_optimization.stage3_prefetch_bucket_size", "5e7", Used, "Units are gathered ahead until so many parameters are; auto: 0.9 h x h"),
     Key::flag(Int(0), "zero_optimization.stage3_param_persistence_threshold", "1e5", Used, "Smaller parameters stay whole; auto: 10 h"),
     Key::flag(Int(0), "zero_optimization.stage3_max_live_parameters", "1e9", Used, "The most gathered parameters"),
     Key::flag(Int(0), "zero_optimization.stage3_max_reuse_distance", "1e9", NoEffect("a unit is gathered where it is used"), "Keep what is used again so soon"),
@@ -123,7 +123,6 @@ pub const KEYS: &[Key] = &[
     Key::flag(Bool, "zero_optimization.use_multi_rank_bucket_allreduce", "true", LAYOUT, "Reduce several ranks' parts together"),
     Key::flag(Bool, "zero_optimization.allgather_partitions", "true", LAYOUT, "All-gather instead of broadcasts"),
     Key::flag(Int(0), "zero_optimization.allgather_bucket_size", "5e8", LAYOUT, "Parameters gathered together"),
-    Key::flag(Bool, "zero_optimization.overlap_comm", "", OVERLAP, "Overlap communication"),
     Key::flag(Bool, "zero_optimization.round_robin_gradients", "false", LAYOUT, "Order of gradients"),
     Key::flag(Bool, "zero_optimization.load_from_fp32_weights", "true", NoEffect("checkpoints hold f32 master weights"), "Begin at f32 weights"),
     Key::flag(Bool, "zero_optimization.elastic_checkpoint", "false", NoEffect("every checkpoint loads on any number of ranks"), "Checkpoints for other numbers of ranks"),

@@ -63,7 +63,8 @@ fn what_proceeds_in_the_background_has_the_same_bits() {
                 for (plain, found) in plain.iter().zip(&found) {
                     assert!(plain.0 == found.0, "{way}, {reduce_dtype}, overlap {overlap}");
                     let (mut plain, mut found) = (plain.1.clone(), found.1.clone());
-                    (plain.sort(), found.sort()).0;
+                    plain.sort();
+                    found.sort();
                     assert!(plain == found, "{way}, {reduce_dtype}, overlap {overlap}: weights");
                 }
             }
@@ -185,11 +186,11 @@ fn reductions_and_gathers_begin_while_units_compute() {
 
 #[test]
 fn a_step_takes_the_longer_of_computation_and_communication() {
-    let (n, unit) = (6, Duration::from_millis(30));
-    // Each unit's gradients take as long as its forward and backward pass together.
+    let (n, unit) = (6, Duration::from_millis(40));
+    // The gradients of a unit travel as long as its backward pass takes.
     let time = |placements, overlap| {
         let options = Options { placements, overlap, ..Options::default() };
-        let speed = if placements == Placements::WHOLE { unit } else { 2 * unit };
+        let speed = if placements == Placements::WHOLE { unit / 2 } else { unit };
         let ranks = on_link(2, link(speed), |comm| {
             let model = Chain::new(n, false);
             let mut engine = engine(&model, comm, options.clone());
@@ -204,17 +205,16 @@ fn a_step_takes_the_longer_of_computation_and_communication() {
         });
         ranks.into_iter().max().unwrap()
     };
-    let compute = 2 * unit * n as u32;
-    let communication = compute;
+    let (compute, communication) = (2 * unit * n as u32, unit * n as u32);
     for placements in [Placements::WHOLE, Placements::GRADIENTS] {
-        let without = time(placements, false);
-        assert!(without >= compute + communication, "{placements:?}: {without:?}");
-        // Half of the computation is the forward pass, in which nothing moves: what is behind the backward pass is the rest
-        // of the communication. A step without overlap takes a third longer than this bound at least.
-        let bound = compute / 2 + communication + communication / 4;
-        let with = (0..3).map(|_| time(placements, true)).min().unwrap();
-        assert!(with >= compute, "{placements:?}: {with:?}");
-        assert!(with < bound, "{placements:?}: {with:?} is not below {bound:?}");
+        // What a busy machine adds, it adds to both. Nearer to the longer of both than to the sum: 5/6 is half way.
+        let is_nearer = || {
+            let (without, with) = (time(placements, false), time(placements, true));
+            assert!(without >= compute + communication, "{placements:?}: {without:?}");
+            assert!(with >= compute, "{placements:?}: {with:?}");
+            6 * with < 5 * without
+        };
+        assert!((0..5).any(|_| is_nearer()), "{placements:?}: the sum of both");
     }
 }
 
