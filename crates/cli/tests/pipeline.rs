@@ -20,7 +20,7 @@ fn two_stages_train_evaluate_and_resume_as_one_process() {
     for (output, words) in [
         ("two", &["num_processes=2"][..]),
         ("interleaved", &["num_processes=2", "pipeline_schedule=interleaved"]),
-        ("again", &["num_processes=2", "partition_method=type:block"]),
+        ("again", &["num_processes=2", "partition_method=type:decoderlayer"]),
     ] {
         site.train(output, &[&common[..], &TWO, &saved, words].concat());
         for key in ["loss", "eval_loss", "grad_norm"] {
