@@ -100,7 +100,7 @@ fn a_rank_that_is_killed_is_named_by_all_others() {
     let words = ["max_steps=100000"];
     let mut ranks = begin(&site, (3, 3), "out", &words, ("127.0.0.1", port()), here);
     let log = site.path("out/trainer_log.jsonl");
-    until("the first steps", || log.exists());
+    until("the first steps", || log.exists().then_some(()));
     let killed = ranks.remove(1);
     kill_process(Pid::from_raw(killed.pid() as i32).unwrap(), Signal::KILL).unwrap();
     for said in ranks.into_iter().map(Running::wait) {
