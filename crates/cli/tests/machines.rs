@@ -108,7 +108,7 @@ fn a_training_on_several_machines_needs_a_build_with_gloo() {
     assert_eq!(said.code, Some(2), "{said:?}");
     assert!(said.stderr.contains("an Oarlock run on 2 machines needs Gloo or MPI"), "{said:?}");
     assert!(said.stderr.contains("cargo build --release --features gloo"), "{said:?}");
-    assert!(!Path::new(&site.path("out")).exists());
+    assert!(!site.path("out").exists());
 }
 
 /// Trainings over Gloo.
