@@ -18,7 +18,7 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 pub use algorithm::Algorithm;
 pub use product::{Form, Layout, Operand, Precision, Product};
-pub use tuned::{Shape, TABLE_VARIABLE, Tuned};
+pub use tuned::{Shape, Tuned};
 
 use crate::cache::Cache;
 use crate::driver::{Context, DeviceMemory, Stream};

@@ -3,7 +3,7 @@
 use std::ffi::OsStr;
 
 use super::attention::{Pass, is_supported};
-use crate::attention::AttentionShape;
+use crate::attention::{AttentionShape, Tuned};
 use crate::element::Element;
 use crate::error::{Error, Result};
 
@@ -34,18 +34,18 @@ pub fn wanted(value: Option<&OsStr>) -> Result<Option<Choice>> {
     }
 }
 
-/// Who computes a pass of attention on a GPU of this compute capability, where `wanted` is what the environment asks for.
-///
-/// No GPU has measured where cuDNN is faster, so without the variable it is nowhere.
+/// Who computes a pass of attention: whom the environment asks for, else who was measured to be faster, else the own kernels.
+/// cuDNN computes only what it has a graph for.
 pub fn attention_choice(
     wanted: Option<Choice>,
-    (shape, element, _pass): (&AttentionShape, Element, Pass),
-    _capability: (u32, u32),
+    measured: &Tuned,
+    (shape, element, pass): (&AttentionShape, Element, Pass),
 ) -> Choice {
-    match wanted {
-        Some(Choice::Cudnn) if is_supported(shape, element) => Choice::Cudnn,
-        _ => Choice::Own,
+    if !is_supported(shape, element) {
+        return Choice::Own;
     }
+    let measured = || measured.get((shape, element, pass)).map(|measured| measured.by);
+    wanted.or_else(measured).unwrap_or(Choice::Own)
 }
 
 #[cfg(test)]

@@ -25,6 +25,9 @@ use api::Api;
 use graph::Graph;
 use plan::{Plan, Target};
 
+/// The most that a pass may use besides its operands: the deterministic backward pass has all scores in 16 bits.
+pub const ATTENTION_WORKSPACE_BYTES: usize = 1 << 30;
+
 /// cuDNN, loaded.
 #[derive(Clone)]
 pub struct Cudnn {

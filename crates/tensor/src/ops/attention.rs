@@ -5,7 +5,7 @@ pub use oarlock_kernels::attention::BlockMask;
 use oarlock_kernels::attention::{self as kernel, AttentionShape};
 use oarlock_kernels::{DType, Element, Error, Result};
 
-use crate::cuda::{self, Call, Found, Kernels, Operands, Unable, element};
+use crate::cuda::{self, Call, Operands, TiledKernel, Unable, element};
 use crate::launch::{Launch, View};
 use crate::ops::{check_device, check_dtype, with_float, wrong_shape};
 use crate::tape::{Backward, Function, Recorder, Saved};
@@ -221,20 +221,20 @@ fn forward(
                 }
             }
             let n_rows = s.batch * s.heads * s.q_len;
-            let n_splits = s.n_splits(element(T::DTYPE));
+            let n_splits = s.n_splits(of);
             if n_splits == 1 {
-                let call = kernel_of(gpu, "attention_forward", T::DTYPE, &s)?.view(&q).view(&k).view(&v);
-                let call = call.optional(starts.as_ref()).view(&o).view(&lse);
-                return with_shape(call, &s).run(s.forward(of));
+                let (call, grid) = gpu.tiled(TiledKernel::Forward, (&s, of))?;
+                let call = call.view(&q).view(&k).view(&v).optional(starts.as_ref()).view(&o).view(&lse);
+                return with_shape(call, &s).run(grid);
             }
             let bytes = 4 * n_rows * n_splits;
             let parts = gpu.temporary(bytes * (s.head_dim + 2))?;
             let (maxima, sums) = (parts.part(0, bytes)?, parts.part(bytes, bytes)?);
             let parts = parts.part(2 * bytes, bytes * s.head_dim)?;
-            let call = kernel_of(gpu, "attention_decode", T::DTYPE, &s)?.view(&q).view(&k).view(&v);
+            let call = gpu.of_heads("attention_decode", (&s, of))?.view(&q).view(&k).view(&v);
             let call = call.optional(starts.as_ref()).slice(parts).slice(maxima).slice(sums).i32(n_splits);
             with_shape(call, &s).run(s.decode(of, n_splits))?;
-            let call = kernel_of(gpu, "attention_decode_join", T::DTYPE, &s)?.slice(parts).slice(maxima).slice(sums);
+            let call = gpu.of_heads("attention_decode_join", (&s, of))?.slice(parts).slice(maxima).slice(sums);
             let call = call.view(&o).view(&lse).i32(n_splits).i32(s.batch).i32(s.q_len).i32(s.heads);
             call.i32(s.kv_heads).i32(s.head_dim).run(s.decode_join())
         })?;
@@ -272,15 +272,6 @@ fn on_gpu(s: &AttentionShape) -> cuda::AttentionShape {
         window: s.window,
         logit_cap: s.logit_cap,
     }
-}
-
-fn kernel_of<'l>(
-    gpu: &Kernels<'l>,
-    op: &'static str,
-    dtype: DType,
-    s: &cuda::AttentionShape,
-) -> Found<Call<'l>> {
-    gpu.kernel_of(op, &[dtype], Some(s.unit_head_dim().ok_or(Unable::NoForm)?))
 }
 
 /// The arguments that describe the shape, behind those of a pass.
@@ -331,16 +322,17 @@ impl Function for AttentionBackward {
                     }
                 }
                 let delta = gpu.temporary(4 * s.batch * s.heads * s.q_len)?;
-                let call = kernel_of(gpu, "attention_delta", T::DTYPE, &s)?.view(&o).view(&d_o).slice(delta.slice()?);
+                let call = gpu.of_heads("attention_delta", (&s, of))?.view(&o).view(&d_o).slice(delta.slice()?);
                 call.i32(s.q_len).i32(s.heads).i32(s.head_dim).i32(s.batch).run(s.delta())?;
-                let pass = |op| {
-                    let call = kernel_of(gpu, op, T::DTYPE, &s)?.view(&q).view(&k).view(&v).optional(starts.as_ref());
-                    Ok::<_, Unable>(call.view(&d_o).view::<f32>(&lse).slice(delta.slice()?))
+                let pass = |kernel| {
+                    let (call, grid) = gpu.tiled(kernel, (&s, of))?;
+                    let call = call.view(&q).view(&k).view(&v).optional(starts.as_ref());
+                    Ok::<_, Unable>((call.view(&d_o).view::<f32>(&lse).slice(delta.slice()?), grid))
                 };
-                let call = pass("attention_backward_kv")?.view(&dk).view(&dv).f32(s.scale);
-                with_shape(call, &s).run(s.backward_kv(of))?;
-                let call = pass("attention_backward_q")?.view(&dq).f32(s.scale);
-                with_shape(call, &s).run(s.backward_q(of))
+                let (call, grid) = pass(TiledKernel::BackwardKv)?;
+                with_shape(call.view(&dk).view(&dv).f32(s.scale), &s).run(grid)?;
+                let (call, grid) = pass(TiledKernel::BackwardQ)?;
+                with_shape(call.view(&dq).f32(s.scale), &s).run(grid)
             })?;
             launch.run(move |cpu| {
                 kernel::attention_backward(

@@ -1,18 +1,23 @@
 //! The shape of an attention, as its kernels take it, and the grids of their launches.
 
+mod tile;
+mod tune;
+mod tuned;
+
 use std::f32::consts::LOG2_E;
 
 use crate::element::Element;
 use crate::geometry::Geometry;
+pub use tile::{Tile, TiledKernel, tiled_instances};
+pub use tune::Bench;
+pub use tuned::{Key, Measured, Tuned};
 
 /// The sizes of heads that kernels are compiled for. Heads with fewer elements, a multiple of 8, take the next of them.
 pub const HEAD_DIMS: &[u32] = &[32, 64, 96, 128, 192, 256];
-/// Threads of a block.
+/// Threads of a block with the usual tile.
 pub const THREADS: u32 = 128;
 
-/// Queries or keys of a block: a warp has 16.
-const TILE_ROWS: usize = 64;
-/// Warps of a block.
+/// Warps of a block without a tile.
 const WARPS: usize = THREADS as usize / 32;
 /// Rows of a block of the pass for few queries.
 const DECODE_ROWS: usize = 16;
@@ -50,18 +55,6 @@ pub struct AttentionShape {
     pub logit_cap: Option<f32>,
 }
 
-/// The sizes of the tiles of a unit.
-#[derive(Clone, Copy)]
-struct Tiles {
-    /// Bytes of a row of a tile, with its padding.
-    row_bytes: usize,
-    /// Rows of the tiles that a pass walks over.
-    walked: usize,
-    /// Bytes through which f32 products become operands.
-    scratch_bytes: usize,
-    head_dim: usize,
-}
-
 impl AttentionShape {
     /// `factor` and `cap`: scores in powers of two are `factor` times the product of query and key, or with a cap, `cap`
     /// times the hyperbolic tangent of that.
@@ -78,23 +71,38 @@ impl AttentionShape {
         HEAD_DIMS.iter().copied().find(|&dim| fits && dim as usize >= self.head_dim)
     }
 
-    fn tiles(&self, element: Element) -> Tiles {
-        let head_dim = self.unit_head_dim().unwrap_or(HEAD_DIMS[HEAD_DIMS.len() - 1]) as usize;
-        let bytes = head_dim * element.size();
-        let walked = match bytes {
-            0..=256 => 64,
-            257..=512 => 32,
-            _ => 16,
-        };
-        let scratch_bytes = if element == Element::F32 { WARPS * 16 * (walked * 4 + 16) } else { 0 };
-        Tiles { row_bytes: bytes + 16, walked, scratch_bytes, head_dim }
+    /// The tile that its unit has without another choice.
+    pub fn usual_tile(&self, element: Element) -> Tile {
+        Tile::usual(element, self.compiled_head_dim() as u32)
     }
 
-    /// Of the forward pass.
-    pub fn forward(&self, element: Element) -> Geometry {
-        let tiles = self.tiles(element);
-        let shared_bytes = (TILE_ROWS + 4 * tiles.walked) * tiles.row_bytes + tiles.scratch_bytes;
-        self.geometry([self.q_len.div_ceil(TILE_ROWS), self.heads, self.batch], shared_bytes)
+    /// Elements of a head in the tiles of its unit.
+    fn compiled_head_dim(&self) -> usize {
+        self.unit_head_dim().unwrap_or(HEAD_DIMS[HEAD_DIMS.len() - 1]) as usize
+    }
+
+    /// Bytes of a row of a tile, with its padding.
+    fn row_bytes(&self, element: Element) -> usize {
+        self.compiled_head_dim() * element.size() + 16
+    }
+
+    /// Of a pass with this tile.
+    pub fn tiled(&self, kernel: TiledKernel, element: Element, tile: Tile) -> Geometry {
+        let (row_bytes, rows, walked) = (self.row_bytes(element), tile.rows as usize, tile.walked as usize);
+        let scratch_bytes = tile.scratch_bytes(element);
+        let over_queries = [self.q_len.div_ceil(rows), self.heads, self.batch];
+        let (grid, tile_rows, more) = match kernel {
+            TiledKernel::Forward => (over_queries, rows + 4 * walked, 0),
+            TiledKernel::BackwardQ => (over_queries, 2 * rows + 2 * walked, 0),
+            TiledKernel::BackwardKv => {
+                let passes = if self.compiled_head_dim() > 128 { 2 } else { 1 };
+                let grid = [passes * self.kv_capacity.div_ceil(rows), self.kv_heads, self.batch];
+                // Log-sum-exps, inner products and visible keys of the queries.
+                (grid, 2 * rows + 2 * walked, walked * 16)
+            }
+        };
+        let shared_bytes = tile_rows * row_bytes + scratch_bytes + more;
+        Geometry { threads: tile.threads(), ..self.geometry(grid, shared_bytes) }
     }
 
     /// Of the inner products of outputs and their gradients.
@@ -102,31 +110,11 @@ impl AttentionShape {
         self.geometry([(self.batch * self.heads * self.q_len).div_ceil(WARPS), 1, 1], 0)
     }
 
-    /// Of the gradients of keys and values.
-    pub fn backward_kv(&self, element: Element) -> Geometry {
-        let tiles = self.tiles(element);
-        let statistics = tiles.walked * 16;
-        let shared_bytes =
-            (2 * TILE_ROWS + 2 * tiles.walked) * tiles.row_bytes + tiles.scratch_bytes + statistics;
-        let passes = if tiles.head_dim > 128 { 2 } else { 1 };
-        self.geometry(
-            [passes * self.kv_capacity.div_ceil(TILE_ROWS), self.kv_heads, self.batch],
-            shared_bytes,
-        )
-    }
-
-    /// Of the gradients of queries.
-    pub fn backward_q(&self, element: Element) -> Geometry {
-        let tiles = self.tiles(element);
-        let shared_bytes = (2 * TILE_ROWS + 2 * tiles.walked) * tiles.row_bytes + tiles.scratch_bytes;
-        self.geometry([self.q_len.div_ceil(TILE_ROWS), self.heads, self.batch], shared_bytes)
-    }
-
     /// Into how many splits the pass for few queries divides the keys that they see: as many as fill a GPU with the other
     /// blocks of the launch, each of a tile at least; 1 where [`AttentionShape::forward`] serves as well. The number does not
     /// depend on the GPU, so that the bits do not.
     pub fn n_splits(&self, element: Element) -> usize {
-        let tiles = self.seen_keys().div_ceil(self.tiles(element).walked);
+        let tiles = self.seen_keys().div_ceil(self.usual_tile(element).walked as usize);
         if self.q_len > FEW_QUERIES || tiles < LEAST_TILES {
             return 1;
         }
@@ -134,7 +122,7 @@ impl AttentionShape {
         (DECODE_BLOCKS / blocks).clamp(1, tiles)
     }
 
-    /// Keys that some query sees.
+    /// Keys that a few queries at the end see.
     fn seen_keys(&self) -> usize {
         match self.window {
             Some(window) if self.causal => self.kv_len.min(window + self.q_len - 1),
@@ -149,9 +137,9 @@ impl AttentionShape {
 
     /// Of the pass for few queries, with this many splits of the keys.
     pub fn decode(&self, element: Element, n_splits: usize) -> Geometry {
-        let tiles = self.tiles(element);
-        let floats = DECODE_ROWS * (tiles.head_dim + tiles.walked + 5);
-        let shared_bytes = 2 * tiles.walked * tiles.row_bytes + 4 * floats;
+        let walked = self.usual_tile(element).walked as usize;
+        let floats = DECODE_ROWS * (self.compiled_head_dim() + walked + 5);
+        let shared_bytes = 2 * walked * self.row_bytes(element) + 4 * floats;
         self.geometry([n_splits, self.kv_heads * self.decode_chunks(), self.batch], shared_bytes)
     }
 
@@ -216,12 +204,9 @@ mod tests {
             for element in [Element::F32, Element::BF16, Element::F16] {
                 let shape = AttentionShape { head_dim: dim as usize, ..base };
                 let most = if element == Element::F32 && dim > 192 { MOST[1] } else { MOST[0] };
-                for pass in [
-                    shape.forward(element),
-                    shape.backward_kv(element),
-                    shape.backward_q(element),
-                    shape.decode(element, 3),
-                ] {
+                let tiled =
+                    TiledKernel::ALL.map(|kernel| shape.tiled(kernel, element, shape.usual_tile(element)));
+                for pass in tiled.into_iter().chain([shape.decode(element, 3)]) {
                     assert!(pass.shared_bytes <= most, "{element} {dim}: {}", pass.shared_bytes);
                 }
             }
