@@ -174,6 +174,7 @@ pub mod optim;
 mod panics;
 pub mod rank;
 pub mod report;
+pub mod sequence_parallel;
 pub mod settings;
 pub mod shard;
 pub mod text_metrics;

@@ -23,6 +23,7 @@ use super::trackers::Trackers;
 use crate::error::{Error, Result};
 use crate::nested::Nested;
 use crate::rank;
+use crate::sequence_parallel::SequenceParallel;
 use crate::shard::Options;
 
 /// The seed where none is given.
@@ -51,6 +52,8 @@ pub(super) type Hook = dyn Fn(&Accelerator, &Path) -> Result<()> + Send + Sync;
 /// What everything that an accelerator prepared has in common.
 pub(crate) struct Inner {
     pub comm: Communicator,
+    /// The ranks that divide sequences among them, where some do.
+    pub sequence: Option<SequenceParallel>,
     pub device: Device,
     pub config: AcceleratorConfig,
     pub plugins: Arc<Plugins>,
@@ -212,6 +215,7 @@ impl Accelerator {
         }
         let inner = Inner {
             comm: comm.clone(),
+            sequence: SequenceParallel::new(&comm, config.sequence_parallel_size)?,
             device: device.clone(),
             config: config.clone(),
             plugins,
@@ -241,6 +245,21 @@ impl Accelerator {
     /// The number of processes.
     pub fn num_processes(&self) -> usize {
         self.comm.world_size()
+    }
+
+    /// The ranks that divide each sequence among them, where [`AcceleratorConfig::sequence_parallel_size`] says so. A
+    /// [`Decoder`](crate::model::Decoder) is told of them before it is prepared; loaders of tokens then deal the same rows to
+    /// all of them, and each takes its part.
+    ///
+    /// [`AcceleratorConfig::sequence_parallel_size`]: crate::AcceleratorConfig::sequence_parallel_size
+    pub fn sequence_parallel(&self) -> Option<&SequenceParallel> {
+        self.inner.sequence.as_ref()
+    }
+
+    /// The number of groups of ranks that get rows of their own, and of this one's: of ranks, where sequences are whole.
+    pub(crate) fn data_parallel(&self) -> (usize, usize) {
+        let size = self.sequence_parallel().map_or(1, SequenceParallel::size);
+        (self.num_processes() / size, self.process_index() / size)
     }
 
     /// Whether this is process 0.
