@@ -175,6 +175,7 @@ mod panics;
 pub mod pipeline;
 pub mod rank;
 pub mod report;
+pub mod sequence_parallel;
 pub mod settings;
 pub mod shard;
 pub mod text_metrics;

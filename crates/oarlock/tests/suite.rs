@@ -41,6 +41,7 @@ mod ranks;
 mod recompute;
 mod recurrent;
 mod reshard;
+mod sequence_parallel;
 mod sft;
 mod sparse_attention;
 mod strict_device;

@@ -151,6 +151,7 @@ pub fn build(
     };
     let ranks = RankArgs {
         num_processes: read.usize("num_processes"),
+        sequence_parallel: read.usize("sequence_parallel_size"),
         threads: read.count("num_threads_per_process"),
         device: device(&settings, &mut problems),
         cpu_path: Some(read.word("cpu_path").to_owned()).filter(|name| name != AUTO),
@@ -328,6 +329,27 @@ fn between(settings: &Settings, problems: &mut Problems) {
         );
     }
     let stage = settings.word("stage");
+    let parts = settings.usize("sequence_parallel_size");
+    if parts > 1 {
+        let size = "sequence_parallel_size";
+        for name in ["num_processes", "cutoff_len"] {
+            let n = settings.usize(name);
+            if !n.is_multiple_of(parts) {
+                let what = format!("`{name}` is {n}, which `{size}` ({parts}) does not divide");
+                report(&what, &[name, size], "each group of so many ranks has a part of a sequence on each");
+            }
+        }
+        if !matches!(stage, "pt" | "sft") {
+            let what = format!("`{size}` divides sequences of the stages pt and sft");
+            report(&what, &[size, "stage"], "the losses of other stages compare whole answers; remove it");
+        }
+        let written =
+            |name: &&str| settings.get(name).is_written() && !matches!(get(name).value, Value::Bool(false));
+        for name in ["neftune_noise_alpha", "compute_accuracy", "do_predict"].into_iter().filter(written) {
+            let what = format!("`{name}` needs whole sequences, and `{size}` divides them");
+            report(&what, &[name, size], "remove one of them");
+        }
+    }
     if stage != "pt" && is_true("minimind_rows") {
         report(
             "`minimind_rows` are rows of texts",

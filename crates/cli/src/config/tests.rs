@@ -85,6 +85,7 @@ fn defaults_are_those_of_the_originals() {
         config.ranks,
         RankArgs {
             num_processes: 1,
+            sequence_parallel: 1,
             threads: None,
             device: DeviceKind::Auto,
             cpu_path: None,

@@ -60,6 +60,20 @@ impl BlockMask {
         Ok(BlockMask { block, n_blocks, n_heads, bits: bits.into() })
     }
 
+    /// The same for some of the heads.
+    ///
+    /// # Errors
+    /// Heads that it does not have.
+    pub fn of_heads(&self, heads: Range<usize>) -> Result<BlockMask> {
+        if heads.is_empty() || heads.end > self.n_heads {
+            let expected = format!("some of {} heads", self.n_heads);
+            return Err(Error::Shape { op: "block mask", expected, got: format!("{heads:?}") });
+        }
+        let of_head = self.n_blocks * self.n_blocks.div_ceil(64);
+        let bits = self.bits[heads.start * of_head..heads.end * of_head].into();
+        Ok(BlockMask { bits, n_heads: heads.len(), ..*self })
+    }
+
     /// Positions of a block.
     pub fn block(&self) -> usize {
         self.block

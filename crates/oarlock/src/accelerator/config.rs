@@ -15,6 +15,10 @@ pub struct AcceleratorConfig {
     /// What is sharded over the ranks, and in which dtype the model computes; master weights, moments and gradient
     /// sums are f32 whatever that is.
     pub shard: Options,
+    /// The ranks over which each sequence is divided; 0 and 1: none. See [`Accelerator::sequence_parallel`].
+    ///
+    /// [`Accelerator::sequence_parallel`]: crate::Accelerator::sequence_parallel
+    pub sequence_parallel_size: usize,
     /// The dtype of the arithmetic, over that of `shard`.
     pub mixed_precision: Option<DType>,
     /// Inputs of prepared models and batches of prepared loaders come to this rank's device by themselves.

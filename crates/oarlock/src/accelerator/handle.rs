@@ -23,6 +23,7 @@ use super::trackers::Trackers;
 use crate::error::{Error, Result};
 use crate::nested::Nested;
 use crate::rank;
+use crate::sequence_parallel::SequenceParallel;
 use crate::shard::{DATA, Options, PIPE, Topology};
 
 /// The seed where none is given.
@@ -55,6 +56,8 @@ pub(crate) struct Inner {
     pub data: Communicator,
     /// The ranks that hold the stages of a pipeline, this one among them.
     pub pipe: Option<Communicator>,
+    /// The ranks that divide sequences among them, where some do.
+    pub sequence: Option<SequenceParallel>,
     pub device: Device,
     pub config: AcceleratorConfig,
     pub plugins: Arc<Plugins>,
@@ -211,6 +214,14 @@ impl Accelerator {
         options.dtype = config.mixed_precision.unwrap_or(options.dtype);
         let (data, pipe) = axes(&comm, config, &options)?;
         options.check(data.world_size())?;
+        let sequence = SequenceParallel::new(&comm, config.sequence_parallel_size)?;
+        if let (Some(_), Some(sequence)) = (&pipe, &sequence) {
+            return Err(Error::Usage(format!(
+                "sequence_parallel_size={} divides sequences over ranks, which the stages of a pipeline cannot do: take one of \
+                 the two",
+                sequence.size()
+            )));
+        }
         comm.on_long_wait_by_default(LONG_WAIT, |wait| rank::tell_note(&wait.to_string()));
         if comm.rank() == 0 && !oarlock_tensor::IS_OPTIMIZED {
             rank::tell_note_once(UNOPTIMIZED);
@@ -219,6 +230,7 @@ impl Accelerator {
             comm: comm.clone(),
             data,
             pipe,
+            sequence,
             device: device.clone(),
             config: config.clone(),
             plugins,
@@ -248,6 +260,21 @@ impl Accelerator {
     /// The number of processes.
     pub fn num_processes(&self) -> usize {
         self.comm.world_size()
+    }
+
+    /// The ranks that divide each sequence among them, where [`AcceleratorConfig::sequence_parallel_size`] says so. A
+    /// [`Decoder`](crate::model::Decoder) is told of them before it is prepared; loaders of tokens then deal the same rows to
+    /// all of them, and each takes its part.
+    ///
+    /// [`AcceleratorConfig::sequence_parallel_size`]: crate::AcceleratorConfig::sequence_parallel_size
+    pub fn sequence_parallel(&self) -> Option<&SequenceParallel> {
+        self.inner.sequence.as_ref()
+    }
+
+    /// The number of groups of ranks that get rows of their own, and of this one's: of ranks, where sequences are whole.
+    pub(crate) fn data_parallel(&self) -> (usize, usize) {
+        let size = self.sequence_parallel().map_or(1, SequenceParallel::size);
+        (self.data_ranks().world_size() / size, self.data_ranks().rank() / size)
     }
 
     /// Whether this is process 0.

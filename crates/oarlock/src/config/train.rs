@@ -269,6 +269,8 @@ pub struct LogArgs {
 pub struct RankArgs {
     /// Ranks.
     pub num_processes: usize,
+    /// Ranks over which each sequence is divided; 1: it is whole on a rank.
+    pub sequence_parallel: usize,
     /// Threads of a rank; `None`: the cores divided by the ranks.
     pub threads: Option<usize>,
     /// Where tensors lie and ops run.

@@ -116,6 +116,7 @@ impl Forecast {
             documents: config.data.packing.has_documents(),
             eval_batch: evaluates.then_some(config.eval.batch_size),
             longest: None,
+            parts: config.ranks.sequence_parallel,
         };
         let n_segments = config.data.n_segments();
         let longest_row = |batch: usize| batch.saturating_mul(n_segments).saturating_mul(shape.len);

@@ -15,6 +15,7 @@ use super::projection::{MapLinear, Projection};
 use super::recompute::Parts;
 use super::rope::RopeTables;
 use crate::nn::{Module, RmsNorm, Visitor, in_scope, is_trained};
+use crate::sequence_parallel::SequenceParallel;
 
 /// One layer: attention and a gated MLP, each normed and added to its input. Cloning gives other handles to the same
 /// parameters.
@@ -47,6 +48,8 @@ struct Attention {
     k_norm: Option<RmsNorm>,
     config: AttentionConfig,
     blocks: Option<BlockMask>,
+    /// The ranks that divide sequences, and of the blocks those of this rank's heads.
+    sequence: Option<(SequenceParallel, Option<BlockMask>)>,
 }
 
 #[derive(Clone, Debug)]
@@ -93,6 +96,11 @@ impl Block {
             projection.map(&format!("{path}.{name}"), f)?;
         }
         Ok(())
+    }
+
+    /// As [`Decoder::set_sequence_parallel`](super::Decoder::set_sequence_parallel), for this block.
+    pub(super) fn set_sequence_parallel(&mut self, sequence: &SequenceParallel) -> Result<()> {
+        self.self_attn.set_sequence_parallel(sequence)
     }
 
     /// The residual stream x is f32; the block computes in the dtype of its weights.
@@ -207,7 +215,15 @@ impl Attention {
             k_norm: qk_norm(kv_dim)?,
             config: config.clone(),
             blocks,
+            sequence: None,
         })
+    }
+
+    fn set_sequence_parallel(&mut self, sequence: &SequenceParallel) -> Result<()> {
+        let of_heads = |blocks: &BlockMask| sequence.blocks_of_heads(blocks, self.config.n_heads);
+        let blocks = self.blocks.as_ref().map(of_heads).transpose()?;
+        self.sequence = Some((sequence.clone(), blocks));
+        Ok(())
     }
 
     fn options(&self) -> AttentionOptions {
@@ -216,6 +232,14 @@ impl Attention {
 
     fn attend(&self, x: &Tensor, rope: &Arc<Rope>, mask: &Mask) -> Result<Tensor> {
         in_scope(self, x.device(), || {
+            if let Some((sequence, blocks)) = &self.sequence {
+                // The tokens of this rank come after those of the ranks before it.
+                let first = sequence.rank() * x.sizes().get(1).copied().unwrap_or(0);
+                let (q, k, v) = self.project(x, rope, first)?;
+                let [q, k, v] = sequence.scatter_heads([&q, &k, &v])?;
+                let o = ops::attention(&q, &k, &v, mask, &self.config.options(blocks.clone()))?;
+                return ops::merge_heads(&sequence.gather_heads(&o)?);
+            }
             let (q, k, v) = self.project(x, rope, 0)?;
             ops::merge_heads(&ops::attention(&q, &k, &v, mask, &self.options())?)
         })

@@ -18,6 +18,7 @@ use super::recompute::{Parts, Recompute};
 use super::rope::RopeTables;
 use super::value_head::ValueHead;
 use crate::nn::{Embedding, Layer, Linear, Module, RmsNorm, Unit, Visitor, in_scope, parameters};
+use crate::sequence_parallel::SequenceParallel;
 
 /// A decoder-only language model.
 #[derive(Debug, Module)]
@@ -42,6 +43,9 @@ pub(super) struct Body {
     ropes: Vec<RopeTables>,
     #[module(skip)]
     parts: Parts,
+    /// The ranks that a sequence is divided over.
+    #[module(skip)]
+    n_parts: usize,
 }
 
 /// What [`Decoder::loss_with`] computes beside the cross-entropy.
@@ -93,6 +97,26 @@ impl Decoder {
     /// weights are the same for every choice, bit by bit.
     pub fn set_recompute(&mut self, recompute: Recompute) {
         self.body.set_recompute(recompute);
+    }
+
+    /// Divides sequences over the ranks of a group: from then on losses and logits are those of this rank's part of each
+    /// row ([`SequenceParallel::take_part`]), with [`Mask::Documents`] of whole rows. To be called before the model is
+    /// prepared. Answers with a cache are not divided.
+    ///
+    /// # Errors
+    /// Heads that the ranks do not divide, and a model that is in use.
+    pub fn set_sequence_parallel(&mut self, sequence: &SequenceParallel) -> crate::Result<()> {
+        sequence.check(&self.body.config)?;
+        for layer in &mut self.body.layers {
+            let block = layer.module_mut().ok_or_else(|| {
+                Error::Usage(
+                    "set_sequence_parallel: the model is in use; call it before `prepare`".to_owned(),
+                )
+            })?;
+            block.set_sequence_parallel(sequence)?;
+        }
+        self.body.n_parts = sequence.size();
+        Ok(())
     }
 
     /// Says whether what recomputed blocks keep waits in main memory between its passes, where the model is on a GPU.
@@ -403,6 +427,7 @@ impl Body {
             ropes: RopeTables::of_layers(&config, n_positions, row_len)?,
             config,
             parts: Parts::default(),
+            n_parts: 1,
         })
     }
 
@@ -470,7 +495,7 @@ impl Body {
             let (mask, parts) = (mask.clone(), self.parts);
             // [B, S, E]
             let n_positions = x.sizes().iter().rev().nth(1).copied().unwrap_or(0);
-            let rope = ropes.for_length(n_positions).clone();
+            let rope = ropes.for_length(n_positions * self.n_parts).clone();
             x = layer.call(&x, move |block, x| block.forward(x, &rope, &mask, parts))?;
         }
         Ok(x)

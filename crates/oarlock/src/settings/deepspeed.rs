@@ -207,6 +207,11 @@ impl DeepSpeedConfig {
                     .help("write \"train_micro_batch_size_per_gpu\", also where the model is not trained; the batch of a step is that x gradient_accumulation_steps x ranks"),
             );
         }
+        if settings.usize("sequence_parallel_size") > 1 {
+            let message = "`sequence_parallel_size` divides the sequences of `oarlock train`; an engine does not know them";
+            let help = "remove it, and set AcceleratorConfig::sequence_parallel_size in a loop of your own";
+            block.settings.report(&mut problems, message, &["sequence_parallel_size"], help);
+        }
         if settings.bool("fp16") && settings.bool("bf16") {
             let names = ["fp16.enabled", "bf16.enabled"];
             let message = "`fp16` and `bf16` exclude each other";

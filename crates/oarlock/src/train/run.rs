@@ -130,7 +130,14 @@ impl<'a, O: Objective<Model = Decoder>> Run<'a, O> {
         }
         let hf = model::settings(&config.model)?;
         let start = Start::new(config, &hf)?;
-        let mut model = start.decoder(config, &hf)?;
+        let decoder = || {
+            let mut model = start.decoder(config, &hf)?;
+            if let Some(sequence) = accelerator.sequence_parallel() {
+                model.set_sequence_parallel(sequence)?;
+            }
+            Ok(model)
+        };
+        let mut model = decoder()?;
         model.set_recompute(config.train.recompute);
         model.set_activation_offload(config.train.offload_activations);
         let second = start.second(config, &hf, accelerator.device())?;
@@ -141,9 +148,8 @@ impl<'a, O: Objective<Model = Decoder>> Run<'a, O> {
             }
             let (device, apart) = (accelerator.device(), ranks_apart(accelerator));
             let dry = objective(Reference::Absent);
-            let rebuild = || start.decoder(config, &hf);
             let second = second.as_ref().map(|(second, _)| second);
-            let models = (&model, &rebuild as &dyn Fn() -> Result<Decoder>, second);
+            let models = (&model, &decoder as &dyn Fn() -> Result<Decoder>, second);
             let measured = ProcessMemory::current().map_or(0, |own| own.pss);
             let gpu = GpuMemory::now(device, ranks_of_gpu(accelerator)?);
             let known = Known { device, apart, measured, longest, gpu };

@@ -81,7 +81,7 @@ pub use compare::{
     eq, ge, gt, isfinite, isinf, isnan, le, logical_and, logical_not, logical_or, logical_xor, lt, ne,
 };
 pub use cross_entropy::{Reduction, cross_entropy};
-pub use custom::{CustomOp, CustomOps, custom, custom_outputs};
+pub use custom::{CustomOp, CustomOps, custom, custom_linear, custom_outputs};
 pub use dropout::dropout;
 pub use embedding::{embedding, embedding_to};
 pub use gated::{gated, glu};

@@ -87,12 +87,12 @@ impl Layout {
         let (mut start, mut index) = (0, 0);
         while start < self.n {
             let size = sizes[index.min(sizes.len() - 1)];
-            let end = (start + size).min(self.n);
+            let end = start.saturating_add(size).min(self.n);
             for row in start..end {
                 let last = if direction == Direction::Unidirectional { row + 1 } else { end };
                 self.fill(head, (row, row + 1), (start, last));
             }
-            (start, index) = (start + size, index + 1);
+            (start, index) = (end, index + 1);
         }
     }
 
@@ -127,7 +127,7 @@ impl Layout {
             return;
         };
         for (i, &start) in starts.iter().enumerate() {
-            let end = ends.as_ref().map_or(start + 1, |ends| ends[i]);
+            let end = ends.as_ref().map_or(start.saturating_add(1), |ends| ends[i]);
             if start < self.n {
                 self.global(head, pattern, (start, end));
             }

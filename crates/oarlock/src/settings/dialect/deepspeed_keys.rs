@@ -76,7 +76,7 @@ pub const KEYS: &[Key] = &[
     Key::flag(Map, "torch_autocast", "", Later("use bf16 or fp16"), "Mixed precision of torch"),
     Key::flag(DTYPES, "data_types.grad_accum_dtype", "", NoEffect("gradients add up in f32"), "What gradients add up in"),
     Key::flag(DTYPES, "communication_data_type", "", Used, "What gradients are reduced in"),
-    Key::flag(DTYPES, "seq_parallel_communication_data_type", "", NoEffect("sequences are whole on a rank"), "What sequence parallel ranks send"),
+    Key::flag(DTYPES, "seq_parallel_communication_data_type", "", NoEffect("ranks send what they compute in"), "What sequence parallel ranks send"),
     Key::flag(Bool, "zero_optimization", "", Used, "The older form: true is stage 1"),
     Key::flag(Int(0), "zero_optimization.stage", "0", Used, "0: everything is replicated; 1: optimizer state is sharded; 2: also gradients; 3: also parameters"),
     Key::flag(Int(1), "zero_optimization.reduce_bucket_size", "5e8", Used, "Gradients reduced together; auto: h x h"),
@@ -236,5 +236,5 @@ pub const KEYS: &[Key] = &[
     Key::flag(Map, "expert_parallel", "", PARALLEL, "Expert parallel ranks"),
     Key::flag(Bool, "use_data_before_expert_parallelism", "false", PARALLEL, "Order of data and expert parallel ranks"),
     Key::flag(Map, "sequence_parallel", "", PARALLEL, "Sequence parallel ranks"),
-    Key::flag(Int(0), "sequence_parallel_size", "1", PARALLEL, "Sequence parallel ranks"),
+    Key::flag(Int(1), "sequence_parallel_size", "1", Used, "sequence_parallel_size: ranks over which each sequence is divided"),
 ];

@@ -175,7 +175,11 @@ impl Inputs {
     pub fn new(batch: &Batch, device: &Device) -> Result<Inputs> {
         let shape = [batch.rows, batch.len];
         let mask = match &batch.doc_start {
-            Some(starts) => Mask::Documents(Tensor::from_slice(starts, shape, device)?),
+            // Of whole rows, where this rank has a part of them.
+            Some(starts) => {
+                let whole = [batch.rows, starts.len() / batch.rows.max(1)];
+                Mask::Documents(Tensor::from_slice(starts, whole, device)?)
+            }
             None => Mask::Causal,
         };
         Ok(Inputs {
