@@ -25,7 +25,7 @@ fn begin(
         .map(|rank| {
             let own = site.oarlock(&["train", "train.yaml", &output]);
             let mut command = on(rank);
-            command.arg(own.get_program()).args(own.get_args()).args(words);
+            command.arg(own.get_program()).args(own.get_args()).args(words).arg(format!("num_processes={n}"));
             if let Some(folder) = own.get_current_dir() {
                 command.current_dir(folder);
             }

@@ -182,7 +182,8 @@ fn attention_of_a_module_is_the_same_with_and_without_weights() {
     let accelerator = alone(Default::default());
     let device = accelerator.device();
     for n_heads in [1, 4] {
-        let keeps = |h: usize, row: usize, column: usize| row == column || (row + 2 * column + h).is_multiple_of(3);
+        let keeps =
+            |h: usize, row: usize, column: usize| row == column || (row + 2 * column + h).is_multiple_of(3);
         let blocks = BlockMask::new(16, 4, n_heads, keeps).unwrap();
         let attention = MultiHeadAttention::new(32, 4).unwrap().causal().sparse(blocks);
         let attention = accelerator.prepare(attention).unwrap();

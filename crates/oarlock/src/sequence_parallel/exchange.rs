@@ -63,6 +63,7 @@ impl Exchange {
 /// What has come, in the shape of what was sent.
 fn received<T: oarlock_tensor::Element>(to: &Region, x: &Tensor) -> Result<Tensor> {
     let mut values = vec![T::zeroed(); x.n_elems()];
-    to.read(0, bytemuck::cast_slice_mut::<T, u8>(&mut values)).map_err(|error| Error::Hook(Box::new(error)))?;
+    to.read(0, bytemuck::cast_slice_mut::<T, u8>(&mut values))
+        .map_err(|error| Error::Hook(Box::new(error)))?;
     Tensor::from_slice(&values, *x.shape(), x.device())
 }
