@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
 # Runs a command as four ranks on two network namespaces that stand for machines: two_machines.sh oarlock train FILE.yaml
-# Needs root and iproute2. OARLOCK_TRANSPORT and the like are passed on.
+# Needs root and iproute2. Variables are passed on; NETEM limits the links, in words of tc-netem: NETEM="rate 10gbit delay 0.5ms".
 set -euo pipefail
 
 [ $# -gt 0 ] || { echo "usage: $0 COMMAND…" >&2; exit 2; }
@@ -23,6 +23,8 @@ for i in 0 1; do
   ip -n "$bridge-$i" link set lo up
   ip -n "$bridge-$i" addr add "10.77.0.$((i + 1))/24" dev eth0
   ip -n "$bridge-$i" link set eth0 up
+  # shellcheck disable=SC2086
+  [ -z "${NETEM:-}" ] || ip netns exec "$bridge-$i" tc qdisc add dev eth0 root netem $NETEM
 done
 
 pids=()
