@@ -32,7 +32,8 @@ pub fn profile<O: Objective<Model = Decoder>>(
     accelerator.device().profile().enable_scopes();
     evaluate(accelerator, objective, model, std::iter::once(batch.clone()))?;
     let scopes = accelerator.device().profile().take_scopes();
-    let costs = costs(model.module(), (batch.rows, batch.len), &scopes);
+    let parts = accelerator.sequence_parallel().map_or(1, |sequence| sequence.size());
+    let costs = costs(model.module(), (batch.rows, batch.len, parts), &scopes);
     let step = ProfiledStep {
         step: args.after_steps + 1,
         ranks: accelerator.num_processes(),
@@ -47,11 +48,15 @@ pub fn profile<O: Objective<Model = Decoder>>(
     Ok(report(&costs, &step, shown))
 }
 
-/// The modules of a model, with their times.
-fn costs(model: &Decoder, (rows, len): (usize, usize), scopes: &BTreeMap<Scope, Duration>) -> ModuleCost {
+/// The modules of a model, with their times: for rows of `len` tokens, each of which is one of `parts` of its sequence.
+fn costs(
+    model: &Decoder,
+    (rows, len, parts): (usize, usize, usize),
+    scopes: &BTreeMap<Scope, Duration>,
+) -> ModuleCost {
     let spans = model.config().layers.iter().map(|layer| {
         // Scores and their product with the values, over all pairs of positions.
-        model.config().span(&layer.attention, len) * layer.attention.q_dim() as u64
+        model.config().span(&layer.attention, len * parts) * layer.attention.q_dim() as u64
     });
     let spans: Vec<u64> = spans.collect();
     let mut walk = Walk::new("", model, spans.iter(), (rows as u64, len as u64), scopes);
@@ -138,7 +143,7 @@ mod tests {
         let golden = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/golden");
         let hf = HfConfig::read(&golden.join("train-llama")).unwrap();
         let model = Decoder::new(hf.decoder().clone(), 32).unwrap();
-        let costs = costs(&model, (6, 32), &BTreeMap::new());
+        let costs = costs(&model, (6, 32, 1), &BTreeMap::new());
         let text = std::fs::read_to_string(golden.join("monitors/profile.json")).unwrap();
         let expected: serde_json::Value = serde_json::from_str(&text).unwrap();
         assert_eq!(
@@ -170,7 +175,7 @@ mod tests {
     fn shared_parameters_count_once() {
         let config = DecoderConfig { tie_embeddings: true, ..DecoderConfig::llama(100, 64, 1, 16) };
         let model = Decoder::new(config, 16).unwrap();
-        let costs = costs(&model, (1, 16), &BTreeMap::new());
+        let costs = costs(&model, (1, 16, 1), &BTreeMap::new());
         let children: u64 = costs.children.iter().map(|child| child.params).sum();
         assert_eq!(costs.params, children - 100 * 64);
         assert_eq!(costs.children.last().unwrap().macs, 16 * 100 * 64);

@@ -3,6 +3,7 @@
 mod batch;
 mod fsdp;
 mod left_out;
+mod long_sequences;
 
 use oarlock_tensor::ops::optimizer::Rule;
 use proptest::prelude::*;
