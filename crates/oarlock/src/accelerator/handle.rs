@@ -367,11 +367,36 @@ fn between_gpus(comm: Communicator, device: &Device) -> Result<Communicator> {
     }
 }
 
-/// The GPU of a rank: those of a machine take them in turns, from `first` on.
+/// The GPU of a rank.
 fn gpu_of_rank(first: usize, comm: &Communicator) -> Result<usize> {
     // By the machine alone: ranks that are bound to cores of their own share its GPUs as well.
-    let (machines, rank) = (comm.machines(), comm.rank());
+    Ok(gpu_of(first, &comm.machines(), comm.rank(), &Device::cuda_indices()?))
+}
+
+/// The ranks of a machine take the GPUs that they see in turns, from `first` on; `machines` has that of each rank.
+fn gpu_of<T: PartialEq>(first: usize, machines: &[T], rank: usize, gpus: &[usize]) -> usize {
     let place = machines.iter().take(rank).filter(|machine| machines.get(rank) == Some(*machine)).count();
-    let gpus = Device::cuda_indices()?;
-    Ok(gpus.get((first + place) % gpus.len().max(1)).copied().unwrap_or(first))
+    gpus.get((first + place) % gpus.len().max(1)).copied().unwrap_or(first)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn ranks_of_a_machine_take_its_gpus_in_turns() {
+        let of = |first, machines: &str, gpus: &[usize]| -> Vec<usize> {
+            let machines: Vec<char> = machines.chars().collect();
+            (0..machines.len()).map(|rank| gpu_of(first, &machines, rank, gpus)).collect()
+        };
+        assert_eq!(of(0, "aaaa", &[0, 1, 2, 3]), [0, 1, 2, 3]);
+        // Each machine begins anew, wherever its ranks stand.
+        assert_eq!(of(0, "aabb", &[0, 1]), [0, 1, 0, 1]);
+        assert_eq!(of(0, "abab", &[0, 1]), [0, 0, 1, 1]);
+        // More ranks than GPUs share them, a first one moves all, and GPUs that cannot be used are left out.
+        assert_eq!(of(0, "aaa", &[0, 1]), [0, 1, 0]);
+        assert_eq!(of(1, "aa", &[0, 1]), [1, 0]);
+        assert_eq!(of(0, "aa", &[1, 2]), [1, 2]);
+        assert_eq!(of(0, "a", &[]), [0]);
+    }
 }
