@@ -148,29 +148,29 @@ mod tests {
     const STATES: [&str; 4] = ["working weights", "gradients", "master weights", "optimizer state"];
 
     /// What a rank has on its GPU and what is left for the host, each part of as many bytes as its place says.
-    fn divided(settings: Settings, updates_on_cpu: bool) -> (Vec<(&'static str, u64)>, Vec<(&'static str, u64)>) {
+    fn divided(settings: Settings, updates_on_cpu: bool) -> [Vec<(&'static str, u64)>; 2] {
         let size = ModelSize::of_count(N, None, DType::F32).unwrap();
         let names = STATES.into_iter().chain(["activations, logits, scratch", PROGRAM]);
         let parts = names.zip(1..).map(|(name, bytes)| Part::each(name, bytes, settings.ranks)).collect();
         let mut estimate = Estimate { settings, parts, complete: true };
         let gpu = OnGpu::taken_from(&mut estimate, &size, GpuMemory::unknown(1), updates_on_cpu);
         let of = |parts: &[Part]| parts.iter().map(|part| (part.name, part.rank)).collect();
-        (of(&gpu.parts), of(&estimate.parts))
+        [of(&gpu.parts), of(&estimate.parts)]
     }
 
     #[test]
     fn all_but_the_program_is_on_the_gpu_of_a_rank_alone() {
-        let (gpu, host) = divided(Settings::new(DType::F32, Stage::Whole, 1), false);
+        let [gpu, host] = divided(Settings::new(DType::F32, Stage::Whole, 1), false);
         assert_eq!(gpu.iter().map(|part| part.1).collect::<Vec<_>>(), [1, 2, 3, 4, 5]);
         assert_eq!(host, [(PROGRAM, 6)]);
         // Ranks that exchange their states by NCCL have all of them there as well.
         let by_nccl = Settings { apart: Some(2), ..Settings::new(DType::F32, Stage::Whole, 2) };
-        assert_eq!(divided(by_nccl, false), (gpu, host));
+        assert_eq!(divided(by_nccl, false), [gpu, host]);
     }
 
     #[test]
     fn an_offloaded_optimizer_leaves_its_states_on_the_host() {
-        let (gpu, host) = divided(Settings::new(DType::F32, Stage::Whole, 1), true);
+        let [gpu, host] = divided(Settings::new(DType::F32, Stage::Whole, 1), true);
         assert_eq!(gpu, [("working weights", 1), ("gradients", 2), ("activations, logits, scratch", 5)]);
         assert_eq!(host, [("master weights", 3), ("optimizer state", 4), (PROGRAM, 6)]);
     }
@@ -178,11 +178,11 @@ mod tests {
     #[test]
     fn ranks_that_meet_in_main_memory_have_copies_of_its_regions() {
         let bytes = 4 * N as u64;
-        let (gpu, host) = divided(Settings::new(DType::F32, Stage::Optimizer, 2), false);
+        let [gpu, host] = divided(Settings::new(DType::F32, Stage::Optimizer, 2), false);
         assert_eq!(gpu[..2], [("working weights", bytes), ("gradients", bytes)]);
         assert_eq!(host, [("working weights", 1), ("gradients", 2), (PROGRAM, 6)]);
         // From the second stage on, sharded gradients are no region.
-        let (gpu, host) = divided(Settings::new(DType::F32, Stage::Gradients, 2), false);
+        let [gpu, host] = divided(Settings::new(DType::F32, Stage::Gradients, 2), false);
         assert_eq!(gpu[..2], [("working weights", bytes), ("gradients", 2)]);
         assert_eq!(host, [("working weights", 1), (PROGRAM, 6)]);
     }
@@ -195,7 +195,7 @@ mod tests {
             persistence_elems: 0,
             ..Settings::new(DType::F32, Stage::Parameters, ranks)
         };
-        let weights = |settings| divided(settings, false).1.into_iter().find(|part| part.0 != PROGRAM);
+        let weights = |settings| divided(settings, false)[1].iter().copied().find(|part| part.0 != PROGRAM);
         let bytes = 4 * N as u64;
         assert_eq!(weights(settings(1, Offload::TO_MEMORY)), Some(("weights in main memory", bytes)));
         assert_eq!(weights(settings(2, Offload::TO_MEMORY)), Some(("weights in main memory", bytes / 2)));

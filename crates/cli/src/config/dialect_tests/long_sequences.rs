@@ -121,9 +121,18 @@ fn sequences_are_divided_over_ranks() {
     let config = file(json, "num_processes: 4\n");
     assert_eq!((config.ranks.sequence_parallel, config.train.batch_size), (2, 2));
     for (text, expected) in [
-        ("num_processes: 3\nsequence_parallel_size: 2", "`num_processes` is 3, which `sequence_parallel_size` (2) does not"),
-        ("num_processes: 3\nsequence_parallel_size: 3", "`cutoff_len` is 2048, which `sequence_parallel_size` (3) does not"),
-        ("num_processes: 2\nsequence_parallel_size: 2\nneftune_noise_alpha: 5", "`neftune_noise_alpha` needs whole sequences"),
+        (
+            "num_processes: 3\nsequence_parallel_size: 2",
+            "`num_processes` is 3, which `sequence_parallel_size` (2) does not",
+        ),
+        (
+            "num_processes: 3\nsequence_parallel_size: 3",
+            "`cutoff_len` is 2048, which `sequence_parallel_size` (3) does not",
+        ),
+        (
+            "num_processes: 2\nsequence_parallel_size: 2\nneftune_noise_alpha: 5",
+            "`neftune_noise_alpha` needs whole sequences",
+        ),
         ("ulysses_sequence_parallel_size: 2", "did you mean `sequence_parallel_size`"),
     ] {
         let said = bad(text, &[], &[]);

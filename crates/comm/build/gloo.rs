@@ -1,4 +1,4 @@
-//! Compiles the C++ shim over Gloo, with the cargo feature `gloo`, and says what to link.
+//! Compiles the C++ shim over Gloo, and says what to link.
 
 use std::env;
 use std::path::{Path, PathBuf};
@@ -8,11 +8,7 @@ const SOURCE: &str = "GLOO_SOURCE";
 /// A folder that Gloo was installed in.
 const ROOT: &str = "GLOO_ROOT";
 
-fn main() {
-    println!("cargo::rerun-if-changed=build.rs");
-    if env::var_os("CARGO_FEATURE_GLOO").is_none() {
-        return;
-    }
+pub fn build() {
     println!("cargo::rerun-if-changed=src/gloo/shim");
     for name in [SOURCE, ROOT] {
         println!("cargo::rerun-if-env-changed={name}");
