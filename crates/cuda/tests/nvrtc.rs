@@ -23,6 +23,7 @@ const SPILLS: &[(&str, u32)] = &[
     ("attention_backward_kv_f32_96", 4),
     ("attention_backward_q_f32_96", 4),
     ("attention_backward_q_f32_192", 4),
+    ("attention_backward_q_f32_128_128_16", 4),
     ("attention_decode_f16_192", 4),
     ("attention_decode_f16_256", 4),
     ("attention_decode_f32_256", 4),
