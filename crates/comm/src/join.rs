@@ -41,7 +41,7 @@ pub fn join_launched(place: &Launched, notify: &dyn Fn(&str)) -> Result<Communic
         #[cfg(not(feature = "mpi"))]
         TransportKind::Mpi => Err(Error::Join(why_no_mpi())),
         #[cfg(feature = "gloo")]
-        TransportKind::Gloo => crate::gloo::join(place, notify),
+        TransportKind::Gloo => crate::gloo::join(place, notify).map(Communicator::in_background),
         #[cfg(not(feature = "gloo"))]
         TransportKind::Gloo => Err(Error::Join(why_no_gloo())),
     }
