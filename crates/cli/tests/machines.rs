@@ -255,13 +255,13 @@ mod gloo {
             return;
         }
         let site = site();
-        let words = "save_strategy=steps save_steps=4 max_steps=60 overwrite_output_dir=true";
+        let words = "save_strategy=steps save_steps=2 max_steps=16 overwrite_output_dir=true";
         ran(&site, 2, &[], &torchrun(2, "", &format!("{words} output_dir=whole")));
         let command = torchrun(2, "--max-restarts 1", &format!("{words} output_dir=out"));
         let script = format!(
             "{UNTIL} {command} & launcher=$!
              if [ $MACHINE = 1 ]; then
-               until_lines out 8
+               until_lines out 5
                for rank in $(pgrep -P $launcher); do
                  if grep -qz ^LOCAL_RANK=1 /proc/$rank/environ; then kill -9 $rank; fi
                done
