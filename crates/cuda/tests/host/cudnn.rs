@@ -6,6 +6,7 @@ use half::{bf16, f16};
 use oarlock_cuda::attention::AttentionShape;
 use oarlock_cuda::cudnn::{Backward, Cudnn, CudnnAttention, Forward, Pass};
 use oarlock_cuda::driver::Stream;
+use oarlock_cuda::libraries::{Libraries, Library};
 use oarlock_cuda::{Element, Error};
 
 use super::{Machine, download, fresh, upload};
@@ -128,4 +129,22 @@ fn operands_that_do_not_fit_and_failures_are_errors() {
     }
     run(&pass, workspace.all()).unwrap_or_else(|error| panic!("{error}"));
     stream.synchronize().expect("all work");
+}
+
+#[test]
+fn libraries_that_cudnn_opens_by_name_are_loaded_before_it_needs_them() {
+    let Some(machine) = Machine::new() else { return };
+    let folder = tempfile::tempdir_in(env!("CARGO_TARGET_TMPDIR")).expect("a folder");
+    let libraries = Libraries::Folder(folder.path().into());
+    let add = |name| std::fs::copy(machine.folder().join(name), folder.path().join(name)).expect("a copy");
+    add("libcudnn.so.9");
+    for (missing, file) in [(Library::CublasLt, "libcublasLt.so.13"), (Library::Nvrtc, "libnvrtc.so.13")] {
+        // A version for another CUDA than cuDNN's does not do.
+        let other = folder.path().join(file.replace("13", "12"));
+        std::fs::copy(machine.folder().join(file), other).expect("a copy");
+        let error = Cudnn::find(&libraries).err().expect("an error");
+        assert!(matches!(error, Error::NoLibrary { library, .. } if library == missing), "{error}");
+        add(file);
+    }
+    Cudnn::find(&libraries).expect("all three");
 }
