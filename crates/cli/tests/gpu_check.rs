@@ -149,6 +149,69 @@ fn tuned_products_are_written_and_used_and_a_sanitizer_runs_the_checks() {
     }
 }
 
+/// Milliseconds that kernels take by the clock of the fake driver, and work of other libraries.
+const SLOW: &str = "attention_forward_bf16_32=500 attention_backward_kv_bf16_32=500 \
+                    attention_backward_kv_bf16_32_128_32=900 attention_backward_q_bf16_32=500 \
+                    attention_backward_q_bf16_32_128_32=900 library=200";
+
+#[test]
+fn the_fastest_tile_and_cudnn_are_written_and_obeyed() {
+    let Some(libraries) = fakes() else { return };
+    let site = Site::new();
+    let (said, found) =
+        check_with(&site, libraries, &["--tune", "--only", "device,tune"], &[("OARLOCK_FAKE_SLOW", SLOW)]);
+    assert_eq!(said.code, Some(0), "{said:?}");
+    let forward = named(&found, "attention forward bf16 2 1 32 causal 8");
+    assert!(forward["detail"].as_str().unwrap().contains("in tiles of 128x32"), "{forward}");
+    let table = String::from_utf8(site.read("emulated-h100-sm_90.txt")).unwrap();
+    let attention: Vec<&str> = table.lines().filter(|line| line.starts_with("attention ")).collect();
+    assert_eq!(
+        attention,
+        [
+            "attention forward bf16 2 1 32 causal 8 : own 128x32",
+            "attention backward bf16 2 1 32 causal 8 : cudnn 64x64 64x64"
+        ]
+    );
+
+    // What has run in a training with a table, or without one.
+    let ran = |table: &str| {
+        let runs = site.path("runs");
+        fs::write(&runs, "").unwrap();
+        let variables = [("OARLOCK_CUDA_TUNED", table), ("OARLOCK_FAKE_RUNS", runs.to_str().unwrap())];
+        let with = if table.is_empty() { &variables[1..] } else { &variables[..] };
+        let (said, found) = check_with(&site, libraries, &["--only", "throughput"], with);
+        assert_eq!(said.code, Some(0), "{said:?}");
+        let names = fs::read_to_string(&runs).unwrap();
+        let kernels = names.lines().filter(|line| line.starts_with("attention_"));
+        let by = named(&found, "tiny, 2x8")["numbers"]["attention_by"].as_str().unwrap().to_owned();
+        (by, kernels.map(|line| line.split(' ').next().unwrap().to_owned()).collect::<Vec<_>>())
+    };
+    let (by, kernels) = ran("emulated-h100-sm_90.txt");
+    assert_eq!(by, "own kernels or cuDNN and tiles by 2 measured entries");
+    assert_eq!(kernels, ["attention_forward_bf16_32_128_32"]);
+    let (by, kernels) = ran("");
+    assert_eq!(by, "own kernels");
+    let usual = ["delta", "kv", "q", "forward"].map(|name| match name {
+        "delta" | "forward" => format!("attention_{name}_bf16_32"),
+        _ => format!("attention_backward_{name}_bf16_32"),
+    });
+    let mut usual = usual.to_vec();
+    usual.sort();
+    assert_eq!(kernels, usual);
+
+    // A line that is none, and a table that is not there.
+    fs::write(site.path("bad.txt"), "arch sm_90\nattention forward bf16 2 1 32 causal 8 : own 64x48\n")
+        .unwrap();
+    for (file, says) in
+        [("bad.txt", "bad.txt, line 2: there is no such tile"), ("none.txt", "cannot be read")]
+    {
+        let mut command = site.oarlock(&["gpu-check", "--quick", "--only", "throughput"]);
+        command.env("OARLOCK_CUDA_LIBRARIES", libraries).env("OARLOCK_CUDA_TUNED", file);
+        let said = run(command);
+        assert!(said.code == Some(1) && said.stderr.contains(says), "{said:?}");
+    }
+}
+
 #[test]
 fn without_a_driver_it_says_what_is_missing() {
     let site = Site::new();

@@ -178,3 +178,32 @@ fn the_estimate_is_printed_without_loading_the_model() {
         assert_ne!(run(site.oarlock(&[&["estimate-memory"], wrong].concat())).code, Some(0), "{wrong:?}");
     }
 }
+
+#[test]
+fn beside_a_gpu_each_kind_of_state_is_where_it_was_asked_to_be() {
+    let site = Site::new();
+    let words = ["estimate-memory", "--params", "1M", "--stage", "3", "--dtype", "f32", "--device", "cuda"];
+    let names = |more: &[&str]| -> [Vec<String>; 2] {
+        let said = run(site.oarlock(&[&words[..], &["--json", "--num-processes", "2"], more].concat()));
+        let json: Value = serde_json::from_str(&said.stdout).unwrap_or_else(|_| panic!("{said:?}"));
+        let stage = &json["stages"][0];
+        let on_gpu = stage["gpu_parts"].as_array().unwrap();
+        let bytes: u64 = on_gpu.iter().map(|part| part["rank"].as_u64().unwrap()).sum();
+        assert_eq!(stage["gpu_rank"].as_u64(), Some(bytes));
+        // Context, workspace of products, and kernels that are loaded later.
+        let more = stage["gpu_in_use"].as_u64().unwrap() - bytes;
+        assert_eq!(more, (480 << 20) + (32 << 20) + (8 << 20));
+        [on_gpu, stage["parts"].as_array().unwrap()]
+            .map(|parts| parts.iter().map(|part| part["name"].as_str().unwrap().to_owned()).collect())
+    };
+    let state = |names: &[String]| names.iter().any(|name| name == "optimizer state");
+    let weights = |names: &[String]| names.iter().any(|name| name == "weights in main memory");
+    let [gpu, host] = names(&[]);
+    assert!(state(&gpu) && !state(&host) && !weights(&host), "{gpu:?} {host:?}");
+    let [gpu, host] = names(&["--offload-optimizer", "cpu"]);
+    assert!(!state(&gpu) && state(&host) && !weights(&host), "{gpu:?} {host:?}");
+    let [gpu, host] = names(&["--offload-optimizer", "cpu", "--offload-param", "cpu"]);
+    assert!(!state(&gpu) && state(&host) && weights(&host), "{gpu:?} {host:?}");
+    let said = run(site.oarlock(&words));
+    assert!(said.stdout.contains("ZeRO-3  GPU memory: predicted "), "{said:?}");
+}

@@ -14,6 +14,8 @@ mod faults;
 mod front_ends;
 mod fuzz;
 mod generate;
+#[cfg(feature = "gloo")]
+mod gloo;
 mod gpu;
 mod gpu_check;
 mod gpu_devices;
@@ -23,11 +25,13 @@ mod launched;
 mod launcher;
 mod limits;
 mod llamafactory_files;
+mod machines;
 mod memory;
 mod minimind;
 mod monitors;
 #[cfg(feature = "mpi")]
 mod mpi;
+mod pipeline;
 mod preference;
 mod pretrain_loop;
 mod quantization;

@@ -1,5 +1,6 @@
 //! Times of the collectives between processes: `cargo bench -p oarlock-comm [-- RANKS…]`. Each line is the least of many.
-//! Under `mpirun`, with the feature `mpi` and `OARLOCK_TRANSPORT=mpi`, its ranks are those that are measured.
+//! Under `mpirun`, with the feature `mpi` and `OARLOCK_TRANSPORT=mpi`, its ranks are those that are measured; so they are over
+//! Gloo (`bench/gloo/run`).
 
 use std::process::Command;
 use std::sync::Arc;
@@ -47,10 +48,12 @@ fn measure(comm: &Communicator) -> Result<()> {
     let all = || comm.all_reduce(&region, DType::F32, 0..ELEMENTS, Ready::now())?.wait();
     let scatter = || comm.reduce_scatter(&region, DType::F32, &owners, Ready::now())?.wait();
     let gather = || comm.all_gather(&region, DType::F32, &owners, Ready::now())?.wait();
+    let few = || comm.all_reduce(&region, DType::F32, 0..1024, Ready::now())?.wait();
     let mut sum = [rank as f64];
     report(comm, "all_reduce 103 MB f32", 60, 1, all)?;
     report(comm, "reduce_scatter 103 MB f32", 60, 1, scatter)?;
     report(comm, "all_gather 103 MB", 60, 1, gather)?;
+    report(comm, "all_reduce 4 KB f32", 20, 200, few)?;
     report(comm, "barrier", 20, 500, || comm.barrier())?;
     report(comm, "all_reduce_f64 of one", 20, 500, || comm.all_reduce_f64(&mut sum, Scalar::Max))?;
     comm.finish();

@@ -26,6 +26,22 @@ pub struct Request<'a> {
     pub site: &'static Location<'static>,
 }
 
+/// A request that outlives its call.
+pub(crate) struct OwnedRequest {
+    request: Request<'static>,
+    subject: String,
+}
+
+impl OwnedRequest {
+    pub(crate) fn of(request: &Request) -> OwnedRequest {
+        OwnedRequest { request: Request { subject: "", ..*request }, subject: request.subject.to_owned() }
+    }
+
+    pub(crate) fn request(&self) -> Request<'_> {
+        Request { subject: &self.subject, ..self.request }
+    }
+}
+
 /// A collective as one rank called it.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Call {

@@ -4,7 +4,7 @@
 use std::ops::Range;
 use std::panic::Location;
 use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
-use std::sync::{Arc, Mutex, OnceLock, PoisonError, Weak};
+use std::sync::{Arc, Mutex, PoisonError, Weak};
 use std::time::{Duration, Instant};
 
 use oarlock_tensor::DType;
@@ -14,14 +14,17 @@ use crate::call::Request;
 use crate::digest::{digest, mix};
 use crate::error::{Error, Result};
 use crate::ledger::RankStatus;
+use crate::observer::{CommunicationTime, Observer};
 use crate::operation::{Operation, Scalar};
 use crate::ownership::Ownership;
 use crate::patience::LongWait;
+use crate::progress::Progress;
 use crate::ready::Ready;
 use crate::region::{Region, Sharing};
+use crate::slowed::{Link, Slowed};
 use crate::solo::Solo;
 use crate::stats::{OpStats, Recorded, Recorder};
-use crate::trace::{CollectiveEvent, Trace};
+use crate::trace::CollectiveEvent;
 use crate::transport::Transport;
 
 /// One rank of a group. All ranks of the group must make the same collective calls in the same order; if one does not,
@@ -48,9 +51,8 @@ struct Inner {
     /// The sequence number of the last collective; held while one runs.
     sequence: Mutex<u64>,
     counts: [Count; Operation::ALL.len()],
-    /// Empty until times are asked for.
-    recorder: Arc<OnceLock<Recorder>>,
-    trace: Arc<Trace>,
+    /// Shared with the communicators that are split from this one.
+    observer: Arc<Observer>,
 }
 
 #[derive(Default)]
@@ -76,6 +78,13 @@ pub struct Traffic {
     pub bytes: u64,
 }
 
+impl Traffic {
+    /// The bytes that this rank sent among `ranks` ranks, by [`Operation::sent_share`].
+    pub fn sent_bytes(&self, ranks: usize) -> f64 {
+        self.bytes as f64 * self.operation.sent_share(ranks)
+    }
+}
+
 /// A request before it has its sequence number.
 struct Draft<'a> {
     operation: Operation,
@@ -88,16 +97,28 @@ struct Draft<'a> {
 impl Communicator {
     /// A communicator over a transport.
     pub fn new(transport: Arc<dyn Transport>) -> Communicator {
-        Communicator::recorded_in(transport, Arc::default(), Arc::default())
+        Communicator::observed_by(transport, Arc::default())
     }
 
-    fn recorded_in(
-        transport: Arc<dyn Transport>,
-        recorder: Arc<OnceLock<Recorder>>,
-        trace: Arc<Trace>,
-    ) -> Communicator {
+    fn observed_by(transport: Arc<dyn Transport>, observer: Arc<Observer>) -> Communicator {
         let (sequence, counts) = (Mutex::new(0), Default::default());
-        Communicator(Arc::new(Inner { transport, sequence, counts, recorder, trace }))
+        Communicator(Arc::new(Inner { transport, sequence, counts, observer }))
+    }
+
+    /// The same rank, whose collectives on regions proceed on a thread of their own from now on, in the order of their
+    /// calls; those that return values wait for it. Use only this one afterwards. All ranks of a group do the same. For
+    /// transports that copy bytes through a network, which [`from_env`](crate::from_env) hands out like this.
+    pub fn in_background(self) -> Communicator {
+        let (inner, observer) = (self.0.transport.clone(), Arc::<Observer>::default());
+        let progress = Progress::new(inner, observer.clone());
+        Communicator::observed_by(Arc::new(progress), observer)
+    }
+
+    /// The same rank on a link of the given latency and bandwidth, whatever carries the bytes: each rank has its own copy
+    /// of every region, as between machines, and collectives take as long as the link says. For tests and experiments. Use
+    /// only this one afterwards. All ranks of a group do the same.
+    pub fn slowed(self, link: Link) -> Communicator {
+        Communicator::new(Arc::new(Slowed::new(self.0.transport.clone(), link)))
     }
 
     /// A world of one rank.
@@ -132,6 +153,17 @@ impl Communicator {
     /// Whether all ranks see one copy of a replicated region, so that an all-gather over it moves nothing.
     pub fn shares_memory(&self) -> bool {
         self.0.transport.shares_memory()
+    }
+
+    /// Whether collectives on regions proceed while this rank computes, until it waits for their [`Ready`].
+    pub fn works_in_background(&self) -> bool {
+        self.0.transport.works_in_background()
+    }
+
+    /// The time of this rank's collectives so far, and how much of it was hidden behind computation; of this communicator,
+    /// those split from it and those that it was split from. `None` over NCCL, whose stream keeps no times.
+    pub fn communication_time(&self) -> Option<CommunicationTime> {
+        (!self.0.transport.reaches_gpus()).then(|| self.0.observer.time())
     }
 
     /// This rank's index among those that share its cores, and their number: all ranks of the machine, unless they are
@@ -241,6 +273,44 @@ impl Communicator {
         self.run(draft, |t, r| t.broadcast(r, region, range.clone(), root, after))
     }
 
+    /// Divides the elements of `range` into one block for each rank, all of the same size. Block `j` of `from` goes to rank
+    /// `j`, where it becomes the block of `to` that has the sender's number: the blocks of a matrix of ranks, transposed.
+    ///
+    /// # Errors
+    /// As every collective, and when the elements do not fit the regions or are no multiple of the ranks, or when the regions
+    /// are one, replicated, or not both in memory of the same kind.
+    #[track_caller]
+    pub fn all_to_all(
+        &self,
+        from: &Region,
+        to: &Region,
+        dtype: DType,
+        range: Range<usize>,
+        after: Ready,
+    ) -> Result<Ready> {
+        self.check_reach(Operation::AllToAll, from)?;
+        self.check_reach(Operation::AllToAll, to)?;
+        let draft = Draft::range(Operation::AllToAll, from, dtype, &range, 0)?;
+        let other = Draft::range(Operation::AllToAll, to, dtype, &range, draft.detail)?;
+        let wrong = |expected: String, got: String| {
+            Err(Error::Argument { operation: Operation::AllToAll.name(), expected, got })
+        };
+        if from.is(to) || [from, to].iter().any(|region| region.sharing() == Sharing::Replicated) {
+            let expected = "two regions, each with a buffer for each rank".into();
+            return wrong(expected, format!("{from:?} and {to:?}"));
+        }
+        if from.gpu().is_some() != to.gpu().is_some() {
+            let expected = "two regions in memory of the host, or two of the GPU".into();
+            return wrong(expected, format!("{from:?} and {to:?}"));
+        }
+        if !range.len().is_multiple_of(self.world_size()) {
+            let expected = format!("an equal block for each of {} ranks", self.world_size());
+            return wrong(expected, format!("{} elements", range.len()));
+        }
+        let draft = Draft { detail: other.detail, ..draft };
+        self.run(draft, |t, r| t.all_to_all(r, from, to, range.clone(), after))
+    }
+
     /// The bytes of each rank, in the order of ranks; lengths may differ. For small values: they are copied.
     ///
     /// # Errors
@@ -317,7 +387,7 @@ impl Communicator {
         let detail =
             groups.iter().fold(0, |d, g| g.iter().fold(mix(d, g.len() as u64), |d, &r| mix(d, r as u64)));
         let transport = self.run(Draft::small(Operation::Split, "", detail), |t, r| t.split(r, group))?;
-        Ok(Communicator::recorded_in(transport, self.0.recorder.clone(), self.0.trace.clone()))
+        Ok(Communicator::observed_by(transport, self.0.observer.clone()))
     }
 
     /// How long to wait for a rank that is alive but does not enter a collective.
@@ -365,22 +435,22 @@ impl Communicator {
 
     /// Times collectives from now on, of this communicator and of those split from it. Only the first call has an effect.
     pub fn record(&self, recorded: Recorded) {
-        self.0.recorder.get_or_init(|| Recorder::new(recorded));
+        self.0.observer.recorder.get_or_init(|| Recorder::new(recorded));
     }
 
     /// The times of the collectives since [`Communicator::record`]; empty without it.
     pub fn recorded(&self) -> Vec<OpStats> {
-        self.0.recorder.get().map(Recorder::stats).unwrap_or_default()
+        self.0.observer.recorder.get().map(Recorder::stats).unwrap_or_default()
     }
 
     /// Records each collective with its time from now on, of this communicator and of those split from it.
     pub fn start_trace(&self) {
-        self.0.trace.start();
+        self.0.observer.trace.start();
     }
 
     /// Stops the recording of [`Communicator::start_trace`] and returns the collectives since then, in order.
     pub fn take_trace(&self) -> Vec<CollectiveEvent> {
-        self.0.trace.take()
+        self.0.observer.trace.take()
     }
 
     /// Tells all ranks that this one failed, and why. Every rank reports the first failure of the run.
@@ -408,20 +478,13 @@ impl Communicator {
         let count = &self.0.counts[operation as usize];
         count.calls.fetch_add(1, Relaxed);
         count.bytes.fetch_add((elements * dtype.map_or(0, DType::size)) as u64, Relaxed);
-        let recorder = self.0.recorder.get().filter(|recorder| recorder.wants(operation));
-        let is_traced = self.0.trace.is_on();
-        let begin = (recorder.is_some() || is_traced).then(Instant::now);
-        let result = call(
-            &*self.0.transport,
-            &Request { sequence: *sequence, operation, elements, dtype, subject, detail, site },
-        );
-        if let Some(begin) = begin {
-            let (bytes, ranks) = ((elements * dtype.map_or(1, DType::size)) as u64, self.world_size());
-            if let Some(recorder) = recorder {
-                recorder.add(operation, site, bytes, ranks, begin.elapsed());
-            }
-            if is_traced {
-                self.0.trace.add(operation, site, bytes, ranks, begin);
+        let request = Request { sequence: *sequence, operation, elements, dtype, subject, detail, site };
+        let begin = Instant::now();
+        let result = call(&*self.0.transport, &request);
+        if !self.0.transport.observes() {
+            self.0.observer.ran(&request, self.world_size(), begin);
+            if operation.sends() {
+                self.0.observer.waited(begin);
             }
         }
         result

@@ -74,8 +74,8 @@ pub enum Error {
     },
     /// A launcher put the ranks of one world on several machines, and no transport connects them.
     #[error(
-        "{launcher} started {world_size} ranks of which {local_world_size} are on this machine; ranks of several machines meet through MPI: {}, or start all of them here (--nnodes 1, --num_nodes 1)",
-        through_mpi()
+        "{launcher} started {world_size} ranks of which {local_world_size} are on this machine; {}, or start all of them here (--nnodes 1, --num_nodes 1)",
+        several_machines()
     )]
     SeveralMachines {
         /// All ranks.
@@ -101,10 +101,21 @@ impl Error {
     }
 }
 
-fn through_mpi() -> &'static str {
-    match crate::transport_kind::HAS_MPI {
-        true => "start them with mpirun or srun (`deepspeed --launcher openmpi` calls mpirun)",
-        false => "build with `cargo build --release --features mpi` and start them with mpirun or srun",
+/// How ranks of several machines can meet.
+fn several_machines() -> &'static str {
+    use crate::transport_kind::{HAS_GLOO, HAS_MPI};
+    match (HAS_GLOO, HAS_MPI) {
+        (true, _) => {
+            "ranks of several machines meet over Gloo, at the machine and port in MASTER_ADDR and MASTER_PORT: set both"
+        }
+        (false, true) => {
+            "ranks of several machines meet through MPI: start them with mpirun or srun (`deepspeed --launcher openmpi` calls \
+             mpirun); or over Gloo: build with `cargo build --release --features gloo`"
+        }
+        (false, false) => {
+            "ranks of several machines meet over Gloo or MPI: build with `cargo build --release --features gloo`, or with \
+             `--features mpi` and start them with mpirun or srun"
+        }
     }
 }
 

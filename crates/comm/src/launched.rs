@@ -4,7 +4,7 @@
 use std::time::Duration;
 
 use crate::error::{Error, Result};
-use crate::transport_kind::{HAS_MPI, TRANSPORT, TransportKind, why_no_mpi};
+use crate::transport_kind::{HAS_GLOO, HAS_MPI, TRANSPORT, TransportKind, why_no_gloo, why_no_mpi};
 
 /// How long the ranks wait for each other at the start, in seconds.
 const LIMIT: &str = "OARLOCK_JOIN_TIMEOUT";
@@ -36,6 +36,8 @@ pub struct Launched {
     pub(crate) rank_variables: Vec<(&'static str, String)>,
     /// Whether the ranks were started as those of MPI: by one of its launchers or Slurm, also with a script between.
     pub(crate) is_mpi: bool,
+    /// Whether the launcher says where rank 0 is (`MASTER_ADDR`, `MASTER_PORT`).
+    pub(crate) has_address: bool,
     /// The transport that `OARLOCK_TRANSPORT` asks for.
     pub(crate) requested: Option<TransportKind>,
 }
@@ -159,18 +161,22 @@ impl Launched {
     }
 
     /// The transport of this world: what `OARLOCK_TRANSPORT` asks for, else shared memory where one machine has all ranks,
-    /// else MPI.
+    /// else MPI where its launcher has started them, else Gloo.
     ///
     /// # Errors
-    /// [`Error::SeveralMachines`] where neither can be; [`Error::Join`] where MPI is asked for and cannot be.
+    /// [`Error::SeveralMachines`] where none can be; [`Error::Join`] where MPI or Gloo is asked for and cannot be.
     pub fn transport(&self) -> Result<TransportKind> {
         let has_mpi = self.is_mpi && HAS_MPI;
+        let has_gloo = self.has_address && HAS_GLOO;
         let one_machine = self.world_size == self.local_world_size;
         match self.requested {
             Some(TransportKind::Mpi) if has_mpi => Ok(TransportKind::Mpi),
             Some(TransportKind::Mpi) => Err(Error::Join(why_no_mpi())),
+            Some(TransportKind::Gloo) if has_gloo => Ok(TransportKind::Gloo),
+            Some(TransportKind::Gloo) => Err(Error::Join(why_no_gloo())),
             Some(TransportKind::SharedMemory) | None if one_machine => Ok(TransportKind::SharedMemory),
             None if has_mpi => Ok(TransportKind::Mpi),
+            None if has_gloo => Ok(TransportKind::Gloo),
             _ => Err(Error::SeveralMachines {
                 world_size: self.world_size,
                 local_world_size: self.local_world_size,
@@ -232,13 +238,18 @@ impl Family {
             run_id: if run_id.is_empty() { self.launcher.into() } else { run_id },
             rank_variables: own.filter_map(|&name| Some((name, lookup(name)?))).collect(),
             is_mpi: false,
+            has_address: ["MASTER_ADDR", "MASTER_PORT"].iter().all(|name| lookup(name).is_some()),
             requested: None,
         })
     }
 }
 
-/// How long the ranks wait for each other at the start, in seconds.
-pub(crate) fn join_limit() -> Result<Duration> {
+/// How long ranks, and the launchers of numbered machines, wait for each other at the start: `OARLOCK_JOIN_TIMEOUT` in
+/// seconds, or 300 s.
+///
+/// # Errors
+/// When the variable is no whole number from 1 on.
+pub fn join_limit() -> Result<Duration> {
     let Some(value) = std::env::var_os(LIMIT).map(|value| value.to_string_lossy().into_owned()) else {
         return Ok(DEFAULT_LIMIT);
     };
@@ -257,7 +268,8 @@ fn requested(lookup: Lookup) -> Result<Option<TransportKind>> {
         None => Ok(None),
         Some("shm") => Ok(Some(TransportKind::SharedMemory)),
         Some("mpi") => Ok(Some(TransportKind::Mpi)),
-        Some(_) => Err(malformed(lookup, TRANSPORT, "shm or mpi".into())),
+        Some("gloo") => Ok(Some(TransportKind::Gloo)),
+        Some(_) => Err(malformed(lookup, TRANSPORT, "shm, mpi or gloo".into())),
     }
 }
 
@@ -351,7 +363,7 @@ mod tests {
     }
 
     #[test]
-    fn several_machines_meet_through_mpi_or_are_refused_by_name() {
+    fn several_machines_meet_over_mpi_or_gloo_or_are_refused_by_name() {
         let transport = |words: &str| read(words).unwrap().unwrap().transport();
         let of_torch = [
             "RANK=5 WORLD_SIZE=8 LOCAL_RANK=1 LOCAL_WORLD_SIZE=4",
@@ -360,13 +372,20 @@ mod tests {
         let srun = "SLURM_PROCID=5 SLURM_NTASKS=8 SLURM_LOCALID=1 SLURM_NNODES=2 SLURM_STEP_ID=0";
         // A script between srun and the rank may say the same in torchrun's words.
         let of_mpi = [srun.to_owned(), format!("{srun} {}", of_torch[0])];
+        let says = match (HAS_GLOO, HAS_MPI) {
+            (true, _) => "MASTER_ADDR and MASTER_PORT: set both",
+            (false, true) => "mpirun",
+            (false, false) => "--features mpi",
+        };
         for words in of_torch.map(str::to_owned).iter().chain(of_mpi.iter().filter(|_| !HAS_MPI)) {
             let error = transport(words).unwrap_err();
             assert!(
                 matches!(error, Error::SeveralMachines { world_size: 8, local_world_size: 4, .. }),
                 "{error}"
             );
-            assert!(error.to_string().contains(if HAS_MPI { "mpirun" } else { "--features mpi" }), "{error}");
+            assert!(error.to_string().contains(says), "{error}");
+            let found = transport(&format!("{words} MASTER_ADDR=a MASTER_PORT=1"));
+            assert_eq!(found.is_ok_and(|kind| kind == TransportKind::Gloo), HAS_GLOO);
         }
         for words in of_mpi.iter().filter(|_| HAS_MPI) {
             assert_eq!(transport(words).unwrap(), TransportKind::Mpi);
@@ -383,11 +402,13 @@ mod tests {
         );
         for (words, says) in [
             (format!("{TORCHRUN} OARLOCK_TRANSPORT=mpi"), "OARLOCK_TRANSPORT=mpi asks for MPI"),
-            (format!("{TORCHRUN} OARLOCK_TRANSPORT=tcp"), "OARLOCK_TRANSPORT=tcp: expected shm or mpi"),
+            (format!("{TORCHRUN} OARLOCK_TRANSPORT=tcp"), "OARLOCK_TRANSPORT=tcp: expected shm, mpi or gloo"),
         ] {
             let error = transport(&words).unwrap_err().to_string();
             assert!(error.contains(says), "{error}");
         }
+        let gloo = transport(&format!("{TORCHRUN} OARLOCK_TRANSPORT=gloo"));
+        assert_eq!(gloo.is_ok_and(|kind| kind == TransportKind::Gloo), HAS_GLOO);
         let mpirun = "OMPI_COMM_WORLD_RANK=1 OMPI_COMM_WORLD_SIZE=2 OMPI_COMM_WORLD_LOCAL_SIZE=2";
         assert_eq!(
             transport(&format!("{mpirun} OARLOCK_TRANSPORT=mpi"))

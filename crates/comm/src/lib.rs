@@ -1,4 +1,4 @@
-//! Ranks and collectives: process groups in shared memory or over MPI, their liveness, and the rank processes themselves.
+//! Ranks and collectives: process groups in shared memory, over MPI or over Gloo, their liveness, and the rank processes themselves.
 //!
 //! This crate knows bytes, ranks and time; it knows no parameter and no configuration.
 
@@ -7,39 +7,48 @@ mod communicator;
 mod cores;
 mod digest;
 mod error;
+#[cfg(feature = "gloo")]
+mod gloo;
 mod join;
 mod launched;
 mod ledger;
 mod mapped;
 mod memory;
+#[cfg(any(feature = "gloo", feature = "mpi"))]
+mod messages;
 #[cfg(feature = "mpi")]
 mod mpi;
 pub mod nccl;
+mod observer;
 mod operation;
 mod ownership;
 mod patience;
 mod process;
 mod procfs;
+mod progress;
 mod ready;
 mod region;
 pub mod shm;
+mod slowed;
 mod solo;
 mod stamp;
 mod stats;
 mod trace;
 mod transport;
 mod transport_kind;
+pub mod wire;
 
 pub use call::{Call, Request};
 pub use communicator::{Communicator, Traffic, WeakCommunicator};
 pub use cores::{available_cores, bind, cores_for_rank, pin_current_thread, share};
 pub use error::{Error, Result};
 pub use join::{from_env, join_launched};
-pub use launched::Launched;
+pub use launched::{Launched, join_limit};
 pub use ledger::{RankState, RankStatus};
 pub use mapped::MappedFile;
 pub use memory::{MachineMemory, ProcessMemory, killed_for_memory, release_freed_memory};
 pub use oarlock_tensor::cpu::rank_sum::tree_fold;
+pub use observer::CommunicationTime;
 pub use operation::{Operation, Scalar};
 pub use ownership::Ownership;
 pub use patience::{LongWait, Patience, Wait};
@@ -48,7 +57,8 @@ pub use process::{
 };
 pub use ready::{Pending, Ready};
 pub use region::{Memory, Region, Sharing};
+pub use slowed::Link;
 pub use stats::{OpStats, Recorded};
 pub use trace::CollectiveEvent;
 pub use transport::Transport;
-pub use transport_kind::{HAS_MPI, TransportKind};
+pub use transport_kind::{HAS_GLOO, HAS_MPI, TransportKind};

@@ -18,6 +18,8 @@ pub enum Operation {
     AllGather,
     /// One rank's range, everywhere.
     Broadcast,
+    /// Block j of each rank, at rank j.
+    AllToAll,
     /// A few bytes of each rank, everywhere.
     AllGatherBytes,
     /// A few bytes of one rank, everywhere.
@@ -30,7 +32,7 @@ pub enum Operation {
 
 impl Operation {
     /// All operations, in the order of their numbers.
-    pub const ALL: [Operation; 11] = [
+    pub const ALL: [Operation; 12] = [
         Operation::Barrier,
         Operation::Allocate,
         Operation::Split,
@@ -38,11 +40,17 @@ impl Operation {
         Operation::ReduceScatter,
         Operation::AllGather,
         Operation::Broadcast,
+        Operation::AllToAll,
         Operation::AllGatherBytes,
         Operation::BroadcastBytes,
         Operation::AllReduceScalars,
         Operation::Agree,
     ];
+
+    /// Whether it sends something; the others only prepare.
+    pub(crate) fn sends(self) -> bool {
+        !matches!(self, Operation::Allocate | Operation::Split)
+    }
 
     /// Its name in reports.
     pub fn name(self) -> &'static str {
@@ -54,10 +62,22 @@ impl Operation {
             Operation::ReduceScatter => "reduce_scatter",
             Operation::AllGather => "all_gather",
             Operation::Broadcast => "broadcast",
+            Operation::AllToAll => "all_to_all",
             Operation::AllGatherBytes => "all_gather_bytes",
             Operation::BroadcastBytes => "broadcast_bytes",
             Operation::AllReduceScalars => "all_reduce_f64",
             Operation::Agree => "agree",
+        }
+    }
+
+    /// What a rank sends among `ranks` ranks, as a share of the bytes that a call covers, if no byte goes over the wire
+    /// twice: `2 (n - 1) / n` for an all-reduce, `(n - 1) / n` for an all-gather, a reduce-scatter and an all-to-all.
+    pub fn sent_share(self, ranks: usize) -> f64 {
+        let others = (ranks as f64 - 1.0) / ranks as f64;
+        match self {
+            Operation::AllReduce => 2.0 * others,
+            Operation::AllGather | Operation::ReduceScatter | Operation::AllToAll => others,
+            _ => 1.0,
         }
     }
 }

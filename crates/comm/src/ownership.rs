@@ -66,6 +66,12 @@ impl Ownership {
         Ownership { ranges, end: range.start + length, owned: length, digest }
     }
 
+    /// `range` in one block for each rank, all of the same size; what does not fill a block for each is left out.
+    pub(crate) fn blocks(range: Range<usize>, world_size: usize) -> Vec<Range<usize>> {
+        let block = range.len() / world_size.max(1);
+        (0..world_size).map(|rank| range.start + rank * block..range.start + (rank + 1) * block).collect()
+    }
+
     /// The ranges of a rank.
     pub fn of(&self, rank: usize) -> &[Range<usize>] {
         self.ranges.get(rank).map_or(&[], Vec::as_slice)

@@ -1,7 +1,8 @@
 //! Order as a value: the promise that data may be touched.
 //!
-//! Transports of host memory work on the calling thread and return [`Ready::now`] when a collective is over. NCCL's works
-//! on a stream of its own and returns [`Ready::after`]: launches of the GPU come after it without the host.
+//! Shared memory works on the calling thread and returns [`Ready::now`] when a collective is over. Collectives over a network
+//! run on a thread (`progress/`), and NCCL's on a stream of its own; they return [`Ready::after`]. Launches of the GPU come after
+//! those of NCCL without the host.
 
 use std::any::Any;
 

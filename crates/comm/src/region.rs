@@ -99,6 +99,11 @@ impl Region {
         &self.0.name
     }
 
+    /// Whether it is the same memory as another handle.
+    pub(crate) fn is(&self, other: &Region) -> bool {
+        Arc::ptr_eq(&self.0, &other.0)
+    }
+
     /// Its size on each rank.
     pub fn bytes(&self) -> usize {
         self.0.bytes
@@ -239,6 +244,15 @@ impl std::fmt::Debug for Region {
     }
 }
 
+/// Copies `n` elements of `size` bytes each from a place in one buffer to a place in another.
+///
+/// # Safety
+/// Both buffers hold the elements and do not overlap; nobody writes those of `from` nor touches those of `to`.
+pub(crate) unsafe fn copy(from: *const u8, to: *mut u8, first: [usize; 2], n: usize, size: usize) {
+    // SAFETY: the caller's promise.
+    unsafe { std::ptr::copy_nonoverlapping(from.add(first[0] * size), to.add(first[1] * size), n * size) };
+}
+
 /// A private buffer, an anonymous mapping: memory is used only when touched.
 pub(crate) struct PrivateBuffer {
     base: *mut u8,
@@ -268,7 +282,7 @@ impl PrivateBuffer {
     }
 
     /// Its size.
-    #[cfg(feature = "mpi")]
+    #[cfg(any(feature = "gloo", feature = "mpi"))]
     pub(crate) fn bytes(&self) -> usize {
         self.bytes
     }

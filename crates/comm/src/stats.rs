@@ -63,9 +63,7 @@ impl Recorder {
     }
 
     pub(crate) fn wants(&self, operation: Operation) -> bool {
-        // The others only prepare; nothing is sent.
-        let sends = !matches!(operation, Operation::Allocate | Operation::Split);
-        sends && self.recorded.only.as_ref().is_none_or(|only| only.contains(&operation))
+        operation.sends() && self.recorded.only.as_ref().is_none_or(|only| only.contains(&operation))
     }
 
     pub(crate) fn add(
@@ -101,12 +99,7 @@ fn stats_of((operation, site, bytes, ranks): Key, calls: &Calls) -> OpStats {
         let rates = seconds.iter().map(|s| if *s > 0.0 { 8.0 * bytes as f64 * factor / s } else { 0.0 });
         trimmed_mean(rates.collect())
     };
-    let others = (ranks as f64 - 1.0) / ranks as f64;
-    let (handled, sent) = match operation {
-        Operation::AllReduce => (2.0, 2.0 * others),
-        Operation::AllGather | Operation::ReduceScatter => (1.0, others),
-        _ => (1.0, 1.0),
-    };
+    let handled = if operation == Operation::AllReduce { 2.0 } else { 1.0 };
     OpStats {
         operation,
         site: site.map(|(file, line)| format!("{file}:{line}")),
@@ -115,7 +108,7 @@ fn stats_of((operation, site, bytes, ranks): Key, calls: &Calls) -> OpStats {
         total: calls.total,
         latency: Duration::from_secs_f64(trimmed_mean(seconds.clone())),
         throughput: rate(handled),
-        bus_bandwidth: rate(sent),
+        bus_bandwidth: rate(operation.sent_share(ranks)),
     }
 }
 
@@ -150,6 +143,7 @@ mod tests {
         }
         recorder.add(Operation::AllGather, site, 1000, 4, MS);
         recorder.add(Operation::AllReduce, site, 10, 4, MS);
+        recorder.add(Operation::AllToAll, site, 1000, 4, MS);
         recorder.add(Operation::Barrier, site, 0, 4, Duration::ZERO);
         let stats = recorder.stats();
         let told: Vec<_> = stats.iter().map(|s| (s.operation, s.bytes, s.calls)).collect();
@@ -159,14 +153,17 @@ mod tests {
                 (Operation::Barrier, 0, 1),
                 (Operation::AllReduce, 10, 1),
                 (Operation::AllReduce, 1000, 3),
-                (Operation::AllGather, 1000, 1)
+                (Operation::AllGather, 1000, 1),
+                (Operation::AllToAll, 1000, 1)
             ]
         );
         let reduced = &stats[2];
         assert_eq!((reduced.total, reduced.latency), (6 * MS, 2 * MS));
         // 8000 bits in 1, 1 and 4 ms: 6e6 per second in the mean; twice, and 2 x 3/4 of it on the bus.
         assert_eq!((reduced.throughput, reduced.bus_bandwidth), (12e6, 9e6));
-        assert_eq!((stats[3].throughput, stats[3].bus_bandwidth), (8e6, 6e6));
+        for sent_once in &stats[3..] {
+            assert_eq!((sent_once.throughput, sent_once.bus_bandwidth), (8e6, 6e6));
+        }
         assert_eq!((stats[0].throughput, &stats[0].site), (0.0, &None));
     }
 

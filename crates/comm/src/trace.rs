@@ -56,8 +56,8 @@ impl Trace {
         bytes: u64,
         ranks: usize,
         start: Instant,
+        time: Duration,
     ) {
-        let time = start.elapsed();
         let (file, line) = (site.file(), site.line());
         let event = CollectiveEvent { operation, file, line, bytes, ranks, start, time };
         self.events.lock().unwrap_or_else(PoisonError::into_inner).push(event);

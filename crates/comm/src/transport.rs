@@ -11,13 +11,13 @@ use crate::patience::Patience;
 use crate::ready::Ready;
 use crate::region::{Region, Sharing};
 
-/// An engine that carries bytes between ranks: shared memory, MPI, or a world of one.
+/// An engine that carries bytes between ranks: shared memory, MPI, Gloo, or a world of one.
 ///
 /// The communicator in front of it has checked the arguments (ranges inside regions, one list of ranges a rank, dtypes
 /// that can be added) and makes one call at a time. A transport compares the requests of all ranks and fails on every
 /// rank when they differ. It begins after `after` is over. The caller may touch the regions again once it has waited for the
-/// `Ready` that is returned. Transports of host memory work on the calling thread and return [`Ready::now`]; NCCL's works on
-/// a stream of its own and returns a pending one.
+/// `Ready` that is returned. Transports of host memory work on the calling thread and return [`Ready::now`]; a progress
+/// thread in front of them, and NCCL with a stream of its own, return a pending one.
 pub trait Transport: Send + Sync {
     /// The number of this rank in the group.
     fn rank(&self) -> usize;
@@ -31,9 +31,19 @@ pub trait Transport: Send + Sync {
         false
     }
 
+    /// Whether collectives on regions proceed while their caller does something else, until it waits for their [`Ready`].
+    fn works_in_background(&self) -> bool {
+        false
+    }
+
+    /// Whether it notes the times of its collectives itself, as they are not over when their calls return.
+    fn observes(&self) -> bool {
+        false
+    }
+
     /// What carries the bytes, in words.
     fn describe(&self) -> String {
-        if self.shares_memory() { "shared memory".to_string() } else { "MPI".to_string() }
+        "shared memory".to_string()
     }
 
     /// This rank's index among those of the group that share its cores, and their number.
@@ -99,6 +109,19 @@ pub trait Transport: Send + Sync {
         region: &Region,
         range: Range<usize>,
         root: usize,
+        after: Ready,
+    ) -> Result<Ready>;
+    /// Divides `range` into one block for each rank. Block `j` of `from` becomes, on rank `j`, the block of this rank's number
+    /// of `to`. The regions are two different ones, each with a buffer for each rank, and the blocks are equal.
+    ///
+    /// # Errors
+    /// See [`allocate`](Transport::allocate).
+    fn all_to_all(
+        &self,
+        request: &Request,
+        from: &Region,
+        to: &Region,
+        range: Range<usize>,
         after: Ready,
     ) -> Result<Ready>;
     /// The bytes of each rank, in the order of ranks. Lengths may differ.

@@ -10,15 +10,32 @@ pub enum TransportKind {
     SharedMemory,
     /// Messages of MPI.
     Mpi,
+    /// Messages of Gloo.
+    Gloo,
 }
 
 /// Whether this program was built with the feature `mpi`.
 pub const HAS_MPI: bool = cfg!(feature = "mpi");
+
+/// Whether this program was built with the feature `gloo`.
+pub const HAS_GLOO: bool = cfg!(feature = "gloo");
 
 /// Why MPI was asked for and cannot be had.
 pub(crate) fn why_no_mpi() -> String {
     match HAS_MPI {
         true => format!("{TRANSPORT}=mpi asks for MPI: start the ranks with mpirun or srun"),
         false => format!("{TRANSPORT}=mpi asks for MPI: build with `cargo build --release --features mpi`"),
+    }
+}
+
+/// Why Gloo was asked for and cannot be had.
+pub(crate) fn why_no_gloo() -> String {
+    match HAS_GLOO {
+        true => format!(
+            "{TRANSPORT}=gloo asks for Gloo: start the ranks with a launcher that sets RANK and MASTER_ADDR"
+        ),
+        false => {
+            format!("{TRANSPORT}=gloo asks for Gloo: build with `cargo build --release --features gloo`")
+        }
     }
 }

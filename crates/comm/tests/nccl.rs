@@ -156,6 +156,24 @@ impl Rank {
             let owner = |i| (0..n).find(|&rank| is_in(&owned[rank], i)).unwrap_or(comm.rank());
             check("all_gather", got, &|i| Rank::value(owner(i), i));
         }
+        let received = comm.allocate("received", 4 * N, Sharing::PerRank).unwrap();
+        for range in [0..N - N % n, 4..4 + 2 * n, 7..7] {
+            self.between_launches(&received, |_| Ready::now());
+            let got = self.between_launches(&region, |after| {
+                comm.all_to_all(&region, &received, DType::F32, range.clone(), after).unwrap()
+            });
+            check("what was sent", got, &own);
+            let mut got = vec![0.0; N];
+            transfer::load(&received.flat(), 0, DType::F32, &mut got).unwrap();
+            let block = range.len() / n;
+            check("all_to_all", got, &|i| match range.contains(&i) {
+                true => {
+                    let (peer, at) = ((i - range.start) / block, (i - range.start) % block);
+                    Rank::value(peer, range.start + comm.rank() * block + at)
+                }
+                false => own(i),
+            });
+        }
         // A result that nobody waits for still comes before later launches.
         let got = self.between_launches(&region, |after| {
             drop(comm.all_reduce(&region, DType::F32, 0..N, after).unwrap());

@@ -117,6 +117,42 @@ fn reduce_scatter_and_all_gather_make_an_all_reduce() {
     }
 }
 
+/// Invariant 6.
+#[test]
+fn all_to_all_transposes_the_blocks_of_the_ranks() {
+    const BLOCK: usize = 1003;
+    for n in worlds() {
+        let all = ranks(n, move |comm| {
+            let size = 4 * (n * BLOCK + 7);
+            let from = comm.allocate("sent", size, Sharing::PerRank).unwrap();
+            let to = comm.allocate("received", size, Sharing::PerRank).unwrap();
+            let mine: Vec<f32> = (0..n * BLOCK + 7).map(|i| value(comm.rank(), i)).collect();
+            from.write(0, &mine).unwrap();
+            to.write(0, &vec![-1f32; mine.len()]).unwrap();
+            comm.all_to_all(&from, &to, DType::F32, 5..5 + n * BLOCK, Ready::now()).unwrap().wait().unwrap();
+            // The next call may write what the others have read.
+            from.write(0, &vec![-2f32; mine.len()]).unwrap();
+            let mut out = mine;
+            to.read(0, &mut out).unwrap();
+            let traffic = *comm.traffic().iter().find(|t| t.operation == Operation::AllToAll).unwrap();
+            assert_eq!((traffic.calls, traffic.bytes), (1, (4 * n * BLOCK) as u64));
+            // Its own block stays with the rank.
+            assert_eq!(traffic.sent_bytes(n).round(), (4 * (n - 1) * BLOCK) as f64);
+            comm.finish();
+            out
+        });
+        for (rank, out) in all.iter().enumerate() {
+            for (i, &x) in out.iter().enumerate() {
+                let expected = match (5..5 + n * BLOCK).contains(&i) {
+                    true => value((i - 5) / BLOCK, 5 + rank * BLOCK + (i - 5) % BLOCK),
+                    false => -1.0,
+                };
+                assert_eq!(x.to_bits(), expected.to_bits(), "{n} ranks, rank {rank}, element {i}");
+            }
+        }
+    }
+}
+
 #[test]
 fn sixteen_bit_regions_are_gathered_broadcast_and_summed() {
     let all = ranks(3, |comm| {
@@ -447,12 +483,17 @@ fn wrong_arguments_are_refused_and_harm_nobody() {
         ranks(n, move |comm| {
             let region = comm.allocate("g", 64, Sharing::PerRank).unwrap();
             let shared = comm.allocate("w", 64, Sharing::Replicated).unwrap();
+            let other = comm.allocate("o", 32, Sharing::PerRank).unwrap();
             let errors = [
                 comm.all_reduce(&region, DType::F32, 0..17, Ready::now()).err(),
                 comm.all_reduce(&region, DType::I32, 0..4, Ready::now()).err(),
                 comm.all_reduce(&shared, DType::F32, 0..4, Ready::now()).err(),
                 comm.broadcast(&region, DType::F32, 0..4, n, Ready::now()).err(),
                 comm.all_gather(&region, DType::F32, &Ownership::even(0..4, n + 1), Ready::now()).err(),
+                comm.all_to_all(&region, &shared, DType::F32, 0..4, Ready::now()).err(),
+                comm.all_to_all(&region, &region, DType::F32, 0..4, Ready::now()).err(),
+                comm.all_to_all(&region, &other, DType::F32, 0..9, Ready::now()).err(),
+                comm.all_to_all(&other, &region, DType::F32, 14..18, Ready::now()).err(),
                 comm.broadcast_bytes(n, b"").err(),
                 comm.split(&[vec![0, n]]).err(),
                 region.read(15, &mut [0f32; 2]).err(),
@@ -465,7 +506,7 @@ fn wrong_arguments_are_refused_and_harm_nobody() {
             let traffic = comm.traffic();
             assert_eq!(
                 traffic.iter().map(|t| (t.operation, t.calls)).collect::<Vec<_>>(),
-                [(Operation::Barrier, 1), (Operation::Allocate, 2)]
+                [(Operation::Barrier, 1), (Operation::Allocate, 3)]
             );
             comm.finish();
         });

@@ -23,7 +23,7 @@ static thread_local Context* current = nullptr;
   if (current->sticky) return current->sticky
 
 static double now() {
-  return std::chrono::duration<double, std::milli>(std::chrono::steady_clock::now().time_since_epoch()).count();
+  return std::chrono::duration<double, std::milli>(std::chrono::steady_clock::now().time_since_epoch()).count() + state.ahead;
 }
 template <class T> static T* live(const std::map<T*, std::unique_ptr<T>>& all, void* handle) {
   auto found = all.find((T*)handle);

@@ -104,6 +104,7 @@ Code cuLaunchKernel(void* handle, unsigned grid_x, unsigned grid_y, unsigned gri
   // The order of threads is another one at each launch.
   unsigned order = state.launches++ % 4;
   enqueue(*found->second, [=, name = function->name] {
+    note_run(name);
     std::vector<const Memory*> all;
     for (auto& entry : state.memory)
       if (entry.second.context == current) all.push_back(&entry.second);

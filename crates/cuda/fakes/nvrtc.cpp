@@ -33,7 +33,7 @@ int nvrtcCreateProgram(Program** program, const char* source, const char* name, 
   return 0;
 }
 int nvrtcCompileProgram(Program* program, int n, const char* const* options) {
-  std::string arch, element, head_dim;
+  std::string arch, element, head_dim, rows, walked;
   auto value = [](const char* option, const char* key, std::string& to) {
     if (!strncmp(option, key, strlen(key))) to = option + strlen(key);
   };
@@ -41,6 +41,8 @@ int nvrtcCompileProgram(Program* program, int n, const char* const* options) {
     value(options[i], "--gpu-architecture=", arch);
     value(options[i], "--define-macro=ELEMENT=", element);
     value(options[i], "--define-macro=HEAD_DIM=", head_dim);
+    value(options[i], "--define-macro=OF_ROWS=", rows);
+    value(options[i], "--define-macro=OF_WALKED=", walked);
   }
   if (arch.substr(0, 3) != "sm_") return 5;
   if (program->source.find("KERNEL") == std::string::npos) {
@@ -49,7 +51,8 @@ int nvrtcCompileProgram(Program* program, int n, const char* const* options) {
   }
   n_compiled++;
   program->code = "fake cubin\n" + arch + "\n" + program->name + "\n";
-  if (!head_dim.empty()) program->code += "_" + element + "_" + head_dim + "\n";
+  std::string tile = rows.empty() ? "" : "_" + rows + "_" + walked;
+  if (!head_dim.empty()) program->code += "_" + element + "_" + head_dim + tile + "\n";
   return fails == "compile" ? 7 : 0;
 }
 int nvrtcDestroyProgram(Program** program) {

@@ -6,6 +6,7 @@
 #include <cstdio>
 #include <cstdlib>
 #include <cstring>
+#include <sstream>
 #include <thread>
 
 namespace fake {
@@ -26,6 +27,21 @@ Code planned(const char* call) {
   Code code = found->second.second;
   state.planned.erase(found);
   return code;
+}
+
+void note_run(const std::string& name) {
+  state.n_runs[name]++;
+  // As `name=milliseconds name=milliseconds`.
+  static const std::map<std::string, double> slow = [] {
+    std::map<std::string, double> all;
+    const char* text = getenv("OARLOCK_FAKE_SLOW");
+    std::stringstream words(text ? text : "");
+    for (std::string word; words >> word;)
+      if (size_t at = word.find('='); at != std::string::npos) all[word.substr(0, at)] = atof(word.c_str() + at + 1);
+    return all;
+  }();
+  auto found = slow.find(name);
+  if (found != slow.end()) state.ahead += found->second;
 }
 
 void enqueue(Stream& stream, std::function<Code()> run) {
@@ -115,9 +131,14 @@ Code opened(const std::vector<const Memory*>& all, const std::function<void()>& 
   return intact ? 0 : say(ILLEGAL_ADDRESS, "somebody wrote beside device memory");
 }
 
-// Tells a test how much memory of each device the process has used.
+// Tells a test what has run, and how much memory of each device the process has used.
 static struct Peaks {
   ~Peaks() {
+    const char* runs = getenv("OARLOCK_FAKE_RUNS");
+    if (FILE* file = runs ? fopen(runs, "a") : nullptr) {
+      for (auto& [name, n] : state.n_runs) fprintf(file, "%s %llu\n", name.c_str(), (unsigned long long)n);
+      fclose(file);
+    }
     const char* path = getenv("OARLOCK_FAKE_PEAKS");
     if (FILE* file = path ? fopen(path, "a") : nullptr) {
       for (int i = 0; i < 3; i++)
@@ -174,6 +195,7 @@ extern "C" int fake_enqueue(void* handle, void* const* starts, const size_t* byt
   std::vector<std::pair<void*, size_t>> ranges;
   for (size_t i = 0; i < n; i++) ranges.push_back({starts[i], bytes[i]});
   enqueue(*stream->second, [=] {
+    note_run("library");
     std::vector<const Memory*> touched;
     for (auto [start, size] : ranges) {
       const Memory* memory = find_device(start, size);

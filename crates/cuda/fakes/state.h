@@ -99,11 +99,16 @@ struct State {
   std::map<std::string, std::pair<int, Code>> planned;
   std::string message;
   u64 launches = 0, n_streams = 0;
+  // Milliseconds by which the clock of the devices is ahead: what OARLOCK_FAKE_SLOW says that work has taken.
+  double ahead = 0;
+  std::map<std::string, u64> n_runs;
 };
 extern State state;
 
 // The error that a test has planned for this call; 0 for none.
 Code planned(const char* call);
+// Work of this name runs: kernels have theirs, and that of other libraries is `library`.
+void note_run(const std::string& name);
 // Puts work into a stream.
 void enqueue(Stream& stream, std::function<Code()> run);
 // Runs what the work of this number needs, and that; whether all of it is done. It never waits.

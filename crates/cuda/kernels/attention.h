@@ -6,20 +6,29 @@
 // The element type and the size of heads are macros: each unit is compiled for one of each. A head may have fewer
 // elements, a multiple of 8: its tiles are filled up with zeros.
 #ifndef HEAD_DIM
-#error "attention is compiled with -DELEMENT=<type> -DHEAD_DIM=<size>"
+#error "attention is compiled with -DELEMENT=<type> -DHEAD_DIM=<size>, and -DOF_ROWS=<rows> -DOF_WALKED=<rows> for another tile"
 #endif
 
 namespace {
 const int D = HEAD_DIM;
 typedef ELEMENT T;
 const int LD = Row<T, D>::STRIDE;
-// Rows of the tiles that a pass walks over, so that the tiles of a block fit into shared memory.
+// Rows of the tiles that a pass walks over: usually so many that the tiles of a block fit into shared memory.
+#ifdef OF_WALKED
+const int WALKED = OF_WALKED;
+#else
 const int WALKED = D * (int)sizeof(T) <= 256 ? 64 : D * (int)sizeof(T) <= 512 ? 32 : 16;
+#endif
 
 #define JOIN_(a, b, c) a##_##b##_##c
 #define JOIN(a, b, c) JOIN_(a, b, c)
 #define EXPANDED(name, threads, params, ...) KERNEL(name, threads, params, __VA_ARGS__)
-#define ATTENTION_KERNEL(op, params, ...) EXPANDED(JOIN(op, ELEMENT, HEAD_DIM), ATTENTION_THREADS, params, __VA_ARGS__)
+#ifdef OF_ROWS
+#define NAME_OF(op) JOIN(JOIN(op, ELEMENT, HEAD_DIM), OF_ROWS, OF_WALKED)
+#else
+#define NAME_OF(op) JOIN(op, ELEMENT, HEAD_DIM)
+#endif
+#define ATTENTION_KERNEL(op, params, ...) EXPANDED(NAME_OF(op), ATTENTION_THREADS, params, __VA_ARGS__)
 
 // Queries and output are [batch, q_len, heads, head_dim], keys and values [batch, kv_capacity, kv_heads, head_dim],
 // statistics [batch, heads, q_len]. Query i is at position kv_len - q_len + i. A window of 0 is none.

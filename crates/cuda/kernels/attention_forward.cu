@@ -1,4 +1,4 @@
-// Attention, forward: a block has 64 queries of a head and walks over the keys that they see, with a running softmax.
+// Attention, forward: a block has a tile of queries of a head (usually 64) and walks over the keys that they see, with a running softmax.
 #include "attention.h"
 
 namespace {

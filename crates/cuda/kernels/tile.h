@@ -12,7 +12,13 @@ template <class T, int D> struct Row {
   static const int PER_COPY = 16 / (int)sizeof(T);
 };
 
-const int ATTENTION_THREADS = 128, WARPS = 4, TILE_ROWS = 16 * WARPS;
+// Rows of a block's own tile: 16 for each warp.
+#ifdef OF_ROWS
+const int TILE_ROWS = OF_ROWS;
+#else
+const int TILE_ROWS = 64;
+#endif
+const int WARPS = TILE_ROWS / 16, ATTENTION_THREADS = 32 * WARPS;
 
 // Begins to copy rows first .. first + R of a matrix into a tile; zeros behind row `end` and column `dim`.
 template <int R, int D, class T> DEVICE void fetch(T* tile, const T* from, u64 stride, int first, int end, int dim) {

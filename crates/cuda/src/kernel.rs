@@ -1,5 +1,6 @@
 //! What is known about a kernel without compiling it: its name for each type, its parameters, its block.
 
+use crate::attention::Tile;
 use crate::element::Element;
 use crate::source::{Source, Unit};
 
@@ -46,7 +47,7 @@ pub struct Kernel {
     pub op: &'static str,
     /// The file that has it.
     pub source: Source,
-    /// Threads of a block.
+    /// Threads of a block; of attention with its usual tile.
     pub threads: u32,
     /// Its parameters in their order.
     pub params: &'static [Param],
@@ -65,6 +66,8 @@ pub struct Instance {
     pub dtypes: Dtypes,
     /// For heads of this many elements, where it depends on that.
     pub head_dim: Option<u32>,
+    /// Of attention, a tile that is not the usual one.
+    pub tile: Option<Tile>,
 }
 
 impl Kernel {
@@ -77,7 +80,7 @@ impl Kernel {
             Some(wanted) => Some(*self.head_dims.iter().find(|own| **own >= wanted)?),
             None => return None,
         };
-        Some(Instance { kernel: self, dtypes, head_dim })
+        Some(Instance { kernel: self, dtypes, head_dim, tile: None })
     }
 
     /// All of them.
@@ -87,7 +90,7 @@ impl Kernel {
             some => some.iter().copied().map(Some).collect(),
         };
         self.dtypes.iter().flat_map(move |dtypes| {
-            let instance = |&head_dim| Instance { kernel: self, dtypes, head_dim };
+            let instance = |&head_dim| Instance { kernel: self, dtypes, head_dim, tile: None };
             head_dims.iter().map(instance).collect::<Vec<_>>()
         })
     }
@@ -100,7 +103,24 @@ impl Instance {
         for dtype in self.dtypes {
             name = format!("{name}_{dtype}");
         }
-        self.head_dim.map_or(name.clone(), |head_dim| format!("{name}_{head_dim}"))
+        if let Some(head_dim) = self.head_dim {
+            name = format!("{name}_{head_dim}");
+        }
+        if let Some(Tile { rows, walked }) = self.tile {
+            name = format!("{name}_{rows}_{walked}");
+        }
+        name
+    }
+
+    /// The same with a tile, where it is one of attention; the usual tile has no name of its own.
+    pub fn with_tile(self, tile: Tile) -> Instance {
+        let other = |head_dim| tile != Tile::usual(self.dtypes[0], head_dim);
+        Instance { tile: self.head_dim.is_some_and(other).then_some(tile), ..self }
+    }
+
+    /// Threads of a block.
+    pub fn threads(&self) -> u32 {
+        self.tile.map_or(self.kernel.threads, Tile::threads)
     }
 
     /// The type of a parameter's elements.
@@ -126,12 +146,15 @@ impl Instance {
 
     /// What is compiled for it.
     pub fn unit(&self) -> Unit {
-        let defines = match self.head_dim {
+        let mut defines = match self.head_dim {
             None => vec![],
             Some(head_dim) => {
                 vec![("ELEMENT", self.dtypes[0].to_string()), ("HEAD_DIM", head_dim.to_string())]
             }
         };
+        if let Some(Tile { rows, walked }) = self.tile {
+            defines.extend([("OF_ROWS", rows.to_string()), ("OF_WALKED", walked.to_string())]);
+        }
         Unit { source: self.kernel.source, defines }
     }
 }

@@ -29,6 +29,7 @@ pub mod probe;
 pub mod source;
 pub mod survey;
 pub mod table;
+pub mod tables;
 mod walk;
 
 pub use element::Element;

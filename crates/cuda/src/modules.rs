@@ -5,6 +5,7 @@ use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
 use std::time::{Duration, Instant};
 
+use crate::attention::Tile;
 use crate::cache::{Cache, Key};
 use crate::driver::{Context, Function, Module};
 use crate::element::Element;
@@ -37,8 +38,8 @@ pub struct Modules {
     compiling: AtomicU64,
 }
 
-/// An op, the dtypes of an instance, and its head dim.
-type Asked = (&'static str, [Option<Element>; MOST_DTYPES], Option<u32>);
+/// An op, the dtypes of an instance, its head dim and its tile.
+type Asked = (&'static str, [Option<Element>; MOST_DTYPES], Option<u32>, Option<Tile>);
 
 /// The most dtypes of an instance.
 pub const MOST_DTYPES: usize = 3;
@@ -100,7 +101,7 @@ impl Modules {
         Ok(lock(&self.functions).entry(name).or_insert(function).clone())
     }
 
-    /// As [`Modules::function`], for the instance of an op for some dtypes; none where there is no such instance. What was
+    /// As [`Modules::function`], for the instance of an op for some dtypes, heads and a tile; none where there is no such instance. What was
     /// asked for before is found by a look into a table, without an allocation.
     ///
     /// # Errors
@@ -110,15 +111,18 @@ impl Modules {
         op: &'static str,
         dtypes: &[Element],
         head_dim: Option<u32>,
+        tile: Option<Tile>,
     ) -> Result<Option<Arc<Function>>> {
         let mut all = [None; MOST_DTYPES];
         let Some(asked) = all.get_mut(..dtypes.len()) else { return Ok(None) };
         asked.iter_mut().zip(dtypes).for_each(|(asked, dtype)| *asked = Some(*dtype));
-        let asked = (op, all, head_dim);
+        let asked = (op, all, head_dim, tile);
         if let Some(function) = lock(&self.asked).get(&asked) {
             return Ok(function.clone());
         }
         let instance = table::find(op).and_then(|kernel| kernel.instance(dtypes, head_dim));
+        let instance =
+            instance.map(|instance| tile.map_or(instance.clone(), |tile| instance.with_tile(tile)));
         let function = instance.map(|instance| self.function(&instance)).transpose()?;
         lock(&self.asked).insert(asked, function.clone());
         Ok(function)

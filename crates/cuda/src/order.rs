@@ -60,7 +60,7 @@ impl Launches<'_> {
     /// As of [`Stream::launch`].
     unsafe fn launch(&self, op: &'static str, geometry: Geometry, args: &[Arg<'_>]) -> Result<()> {
         // The table has the kernels of this file; a test launches all of them.
-        let Some(function) = self.modules.find(op, &[], None)? else { return Ok(()) };
+        let Some(function) = self.modules.find(op, &[], None, None)? else { return Ok(()) };
         // SAFETY: the caller's promise.
         unsafe { self.stream.launch(&function, geometry, args) }
     }

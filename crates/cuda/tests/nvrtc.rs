@@ -1,9 +1,12 @@
 //! NVRTC compiles every source, and no kernel spills registers but those that a list names.
 
+use oarlock_cuda::attention::tiled_instances;
 use oarlock_cuda::libraries::{Libraries, Library};
 use oarlock_cuda::nvrtc::Nvrtc;
 use oarlock_cuda::source::Unit;
 use oarlock_cuda::{Error, table};
+
+use oarlock_fakes::tiled_units;
 
 use crate::emulator::emulated_units;
 use crate::numbers::not_tested;
@@ -20,6 +23,7 @@ const SPILLS: &[(&str, u32)] = &[
     ("attention_backward_kv_f32_96", 4),
     ("attention_backward_q_f32_96", 4),
     ("attention_backward_q_f32_192", 4),
+    ("attention_backward_q_f32_128_128_16", 4),
     ("attention_decode_f16_192", 4),
     ("attention_decode_f16_256", 4),
     ("attention_decode_f32_256", 4),
@@ -41,10 +45,10 @@ fn found() -> Option<Nvrtc> {
 /// all of them for both, otherwise each of those that are run is compiled for one.
 fn units(arch: &str) -> Vec<Unit> {
     if std::env::var_os("OARLOCK_NVRTC_ALL").is_some() {
-        return table::units();
+        return table::units().into_iter().chain(tiled_units()).collect();
     }
     let is_for_arch = |unit: &Unit| match unit.defines.as_slice() {
-        [_, (_, head_dim)] => (arch == "sm_90a") == ["128", "256"].contains(&head_dim.as_str()),
+        [_, (_, head_dim), ..] => (arch == "sm_90a") == ["128", "256"].contains(&head_dim.as_str()),
         _ => match unit.source.file {
             "gemm.cu" => arch == "sm_90a",
             "gemm_quantized.cu" => arch == "sm_80",
@@ -65,6 +69,7 @@ fn compiles(arch: &str) {
         assert!(compiled.cubin.starts_with(b"\x7fELF"), "{unit}: no machine code");
         let mut expected: Vec<String> = table::all()
             .flat_map(|kernel| kernel.instances())
+            .chain(tiled_instances())
             .filter(|i| i.unit() == unit)
             .map(|i| i.name())
             .collect();

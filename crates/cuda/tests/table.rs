@@ -2,6 +2,7 @@
 
 use std::collections::BTreeSet;
 
+use oarlock_cuda::attention::tiled_instances;
 use oarlock_cuda::table;
 
 use crate::emulator::{emulated_units, on_emulator};
@@ -12,7 +13,7 @@ fn every_kernel_is_in_the_table_with_its_parameters() {
         let compiled: BTreeSet<String> = library.kernels().into_iter().collect();
         let mut declared = BTreeSet::new();
         let run = emulated_units();
-        let instances = table::all().flat_map(|kernel| kernel.instances());
+        let instances = table::all().flat_map(|kernel| kernel.instances()).chain(tiled_instances());
         for instance in instances.filter(|instance| run.contains(&instance.unit())) {
             let name = instance.name();
             assert_eq!(library.signature(&name), Some(instance.signature()), "{name}");

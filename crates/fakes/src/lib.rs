@@ -9,6 +9,7 @@ use std::path::{Path, PathBuf};
 use std::process::Command;
 use std::sync::Mutex;
 
+use oarlock_cuda::attention::tiled_instances;
 use oarlock_cuda::source::{HEADERS, Unit};
 use tempfile::TempDir;
 
@@ -227,13 +228,35 @@ impl Workshop {
     }
 }
 
+/// Attention with other tiles than the usual ones, of which the fake libraries have these for a dtype and a size of heads.
+const TILED: [(&str, &str, &str, &str); 1] = [("bf16", "32", "128", "32")];
+
+/// Whether a unit of attention has one of these tiles.
+pub fn has_tile(unit: &Unit, tiles: &[(&str, &str, &str, &str)]) -> bool {
+    match &unit.defines[..] {
+        [(_, element), (_, head_dim), (_, rows), (_, walked)] => {
+            tiles.contains(&(&element[..], &head_dim[..], &rows[..], &walked[..]))
+        }
+        _ => false,
+    }
+}
+
+/// The units of attention with other tiles than the usual ones, each once.
+pub fn tiled_units() -> Vec<Unit> {
+    let mut units: Vec<Unit> = tiled_instances().map(|instance| instance.unit()).collect();
+    units.sort();
+    units.dedup();
+    units
+}
+
 /// The units of the fake libraries: all but those of attention for heads of other sizes than these.
 pub fn units_with_heads(dims: &[&str]) -> Vec<Unit> {
     let is_used = |unit: &Unit| match &unit.defines[..] {
         [_, (_, dim), ..] => dims.contains(&&dim[..]),
         _ => true,
     };
-    oarlock_cuda::table::units().into_iter().filter(is_used).collect()
+    let tiled = tiled_units().into_iter().filter(|unit| has_tile(unit, &TILED));
+    oarlock_cuda::table::units().into_iter().chain(tiled).filter(is_used).collect()
 }
 
 /// Writes the fake libraries with these units into a folder.

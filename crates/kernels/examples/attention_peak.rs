@@ -100,7 +100,8 @@ fn measure<T: Float>(cpu: &Cpu, ceiling: f64, batch: usize, len: usize, head_dim
     ));
     let mut scratch = vec![0; bytes];
     let forward = fastest(|| {
-        attention_forward(cpu, &shape, &q, &k, &v, None, &mut o, &mut lse, &mut scratch).expect("sizes fit");
+        attention_forward(cpu, &shape, &q, &k, &v, None, None, &mut o, &mut lse, &mut scratch)
+            .expect("sizes fit");
     });
     let backward = fastest(|| {
         attention_backward(
@@ -109,6 +110,7 @@ fn measure<T: Float>(cpu: &Cpu, ceiling: f64, batch: usize, len: usize, head_dim
             &q,
             &k,
             &v,
+            None,
             None,
             &o,
             &lse,
@@ -155,7 +157,8 @@ fn generation<T: Float>(cpu: &Cpu) {
     let (mut o, mut lse) = (q.clone(), vec![0.0; 4 * n_heads]);
     let mut scratch = vec![0; attention_forward_scratch_bytes(cpu, &shape, T::DTYPE)];
     let seconds = fastest(|| {
-        attention_forward(cpu, &shape, &q, &k, &k, None, &mut o, &mut lse, &mut scratch).expect("sizes fit");
+        attention_forward(cpu, &shape, &q, &k, &k, None, None, &mut o, &mut lse, &mut scratch)
+            .expect("sizes fit");
     });
     let gigabytes = (2 * k.len() * T::DTYPE.size()) as f64 / 1e9;
     println!(

@@ -1,11 +1,12 @@
 //! Attention against the f64 reference: shapes, documents, caches, instruction sets, threads, errors.
 
 use oarlock_kernels::attention::{
-    AttentionShape, attention_backward, attention_backward_scratch_bytes, attention_forward,
+    AttentionShape, BlockMask, attention_backward, attention_backward_scratch_bytes, attention_forward,
     attention_forward_scratch_bytes,
 };
 use oarlock_kernels::{Cpu, DType, Float, Isa, Par, Result, bf16, f16};
 
+mod blocks;
 mod reference;
 
 /// Numbers in -1 .. 1, the same for the same seed.
@@ -49,6 +50,7 @@ struct Case<T> {
     v: Vec<T>,
     d_o: Vec<T>,
     doc_start: Option<Vec<i32>>,
+    blocks: Option<BlockMask>,
 }
 
 #[derive(PartialEq)]
@@ -68,12 +70,12 @@ impl<T: Float> Case<T> {
         // Larger queries make the softmax uneven.
         let (q, d_o) = (values(shape.q_elems(), 1, 4.0), values(shape.q_elems(), 4, 1.0));
         let (k, v) = (values(shape.kv_elems(), 2, 1.0), values(shape.kv_elems(), 3, 1.0));
-        Case { shape, q, k, v, d_o, doc_start }
+        Case { shape, q, k, v, d_o, doc_start, blocks: None }
     }
 
     fn run(&self, cpu: &Cpu) -> Results<T> {
         let (shape, one) = (&self.shape, T::from_f32(1.0));
-        let doc_start = self.doc_start.as_deref();
+        let (doc_start, blocks) = (self.doc_start.as_deref(), self.blocks.as_ref());
         let mut out = Results {
             o: vec![one; self.q.len()],
             lse: vec![1.0; shape.batch * shape.n_heads * shape.q_len],
@@ -84,11 +86,27 @@ impl<T: Float> Case<T> {
         // Scratch full of NaN: whatever is read without having been written shows.
         let mut scratch = vec![0xff; attention_forward_scratch_bytes(cpu, shape, T::DTYPE)];
         let (q, k, v) = (&self.q, &self.k, &self.v);
-        attention_forward(cpu, shape, q, k, v, doc_start, &mut out.o, &mut out.lse, &mut scratch).unwrap();
+        let (o, lse) = (&mut out.o, &mut out.lse);
+        attention_forward(cpu, shape, q, k, v, doc_start, blocks, o, lse, &mut scratch).unwrap();
         let mut scratch = vec![0xff; attention_backward_scratch_bytes(cpu, shape, T::DTYPE)];
         let Results { o, lse, dq, dk, dv } = &mut out;
-        attention_backward(cpu, shape, q, k, v, doc_start, o, lse, &self.d_o, dq, dk, dv, &mut scratch)
-            .unwrap();
+        attention_backward(
+            cpu,
+            shape,
+            q,
+            k,
+            v,
+            doc_start,
+            blocks,
+            o,
+            lse,
+            &self.d_o,
+            dq,
+            dk,
+            dv,
+            &mut scratch,
+        )
+        .unwrap();
         out
     }
 
@@ -96,9 +114,9 @@ impl<T: Float> Case<T> {
     fn check(&self, cpu: &Cpu, tolerance: f64) {
         let wide = |x: &[T]| x.iter().map(|x| x.to_f32() as f64).collect::<Vec<f64>>();
         let (q, k, v, d_o) = (wide(&self.q), wide(&self.k), wide(&self.v), wide(&self.d_o));
-        let doc_start = self.doc_start.as_deref();
-        let forward = reference::forward(&self.shape, &q, &k, &v, doc_start);
-        let grads = reference::backward(&self.shape, &q, &k, &v, doc_start, &d_o);
+        let (doc_start, blocks) = (self.doc_start.as_deref(), self.blocks.as_ref());
+        let forward = reference::forward(&self.shape, &q, &k, &v, doc_start, blocks);
+        let grads = reference::backward(&self.shape, &q, &k, &v, doc_start, blocks, &d_o);
         let got = self.run(cpu);
         let lse: Vec<f64> = got.lse.iter().map(|x| *x as f64).collect();
         for (what, got, expected) in [
@@ -302,9 +320,9 @@ fn reference_agrees(shape: AttentionShape) {
     let d_o = wide(shape.q_elems(), 4);
     let doc_start = Some(&[0, 0, 4, 4][..]);
     let loss = |q: &[f64], k: &[f64], v: &[f64]| -> f64 {
-        reference::forward(&shape, q, k, v, doc_start).o.iter().zip(&d_o).map(|(o, d)| o * d).sum()
+        reference::forward(&shape, q, k, v, doc_start, None).o.iter().zip(&d_o).map(|(o, d)| o * d).sum()
     };
-    let grads = reference::backward(&shape, &q, &k, &v, doc_start, &d_o);
+    let grads = reference::backward(&shape, &q, &k, &v, doc_start, None, &d_o);
     let step = 1e-5;
     for (which, grad) in [grads.dq, grads.dk, grads.dv].iter().enumerate() {
         for (i, grad) in grad.iter().enumerate() {
@@ -326,7 +344,8 @@ fn wrong_sizes_are_errors() {
     let run = |shape: AttentionShape, scratch: usize, q: usize, doc_start: Option<&[i32]>| {
         let (q, k) = (vec![0f32; q], vec![0f32; 72]);
         let (mut o, mut lse) = (q.clone(), [0.0; 18]);
-        attention_forward(&cpu, &shape, &q, &k, &k, doc_start, &mut o, &mut lse, &mut vec![0; scratch])
+        let scratch = &mut vec![0; scratch];
+        attention_forward(&cpu, &shape, &q, &k, &k, doc_start, None, &mut o, &mut lse, scratch)
     };
     let enough = attention_forward_scratch_bytes(&cpu, &good, DType::F32);
     run(good, enough, 144, Some(&[0; 9])).unwrap();

@@ -172,8 +172,10 @@ mod nested;
 pub mod nn;
 pub mod optim;
 mod panics;
+pub mod pipeline;
 pub mod rank;
 pub mod report;
+pub mod sequence_parallel;
 pub mod settings;
 pub mod shard;
 pub mod text_metrics;
@@ -182,10 +184,11 @@ pub mod train;
 pub use accelerator::{
     Accelerator, AcceleratorConfig, ApplyPadding, Checkpointed, DataLoaderConfiguration, DeepSpeedPlugin,
     DevicePlacement, DeviceSpecific, DivideBy, DummyOptim, DummyScheduler, Ema, Ends, GradientAccumulation,
-    GradientState, HookHandle, KeyAverage, LocalSgd, LocalSteps, LogWith, Loss, OffloadDevice, Pad, Plan,
-    Prepare, Prepared, PreparedOptimizer, PreparedScheduler, PreparedTokenLoader, ProfileConfig,
-    ProfileSchedule, Profiler, ProjectConfiguration, ReduceOp, STARTING_BATCH_SIZE, SaveModel,
-    SchedulerSteps, ShardSize, Stateful, TokenLoader, Tracker, TrackerOptions, WandbRun,
+    GradientState, HookHandle, KeyAverage, LocalSgd, LocalSteps, LogWith, Loss, OffloadDevice, Pad,
+    PartOutput, PartPasses, Plan, Prepare, Prepared, PreparedOptimizer, PreparedScheduler,
+    PreparedTokenLoader, ProfileConfig, ProfileSchedule, Profiler, ProjectConfiguration, ReduceOp,
+    STARTING_BATCH_SIZE, SaveModel, SchedulerSteps, ShardSize, Stateful, TokenLoader, Tracker,
+    TrackerOptions, WandbRun,
 };
 pub use checkpoint::{ClientState, Frozen};
 pub use data::Batch;

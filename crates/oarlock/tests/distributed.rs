@@ -157,6 +157,9 @@ fn collectives_give_what_torch_gives() {
             let list: Vec<Tensor> = (0..n).map(|s| tensor(&[(10 * me + s) as i32])).collect();
             let sum = distributed::reduce_scatter(&list, ReduceOp::Sum)?;
             assert_eq!(sum.to_vec::<i32>()?, [(0..n).map(|r| (10 * r + me) as i32).sum::<i32>()]);
+            let received = distributed::all_to_all(&list)?;
+            let received: Vec<i32> = received.iter().map(|each| each.to_vec::<i32>().unwrap()[0]).collect();
+            assert_eq!(received, (0..n).map(|r| (10 * r + me) as i32).collect::<Vec<_>>());
             // Sixteen bits are added in f32 and rounded once.
             let mut sum = tensor(&[bf16::from_f32(if me == 0 { 256.0 } else { 0.5 })]);
             group.all_reduce(&mut sum, ReduceOp::Sum)?;
@@ -256,6 +259,9 @@ fn ranks_that_differ_are_told_all_of_them() {
     });
     expect("the mean of i32 [1] is no integer", &|group| group.all_reduce(&mut tensor(&[1]), ReduceOp::Avg));
     expect("give one for each rank", &|group| group.reduce_scatter(&[], ReduceOp::Sum).map(|_| ()));
+    expect("all_to_all: the tensors i32 [1], i32 [2] for 2 ranks", &|group| {
+        group.all_to_all(&[tensor(&[1]), tensor(&[1, 2])]).map(|_| ())
+    });
     expect("called different collectives", &|group| match group.rank() {
         0 => group.barrier(),
         _ => group.all_gather(&tensor(&[1])).map(|_| ()),

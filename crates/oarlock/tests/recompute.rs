@@ -27,6 +27,7 @@ fn tiny() -> DecoderConfig {
         family: Family::of("qwen3").unwrap(),
         final_norm: norm,
         tie_embeddings: true,
+        sparse_attention: None,
         init_std: 0.1,
         ..config
     }

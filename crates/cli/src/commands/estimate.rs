@@ -189,6 +189,7 @@ pub(super) fn run(args: &EstimateArgs) -> Outcome {
         documents: false,
         eval_batch: None,
         longest: None,
+        parts: 1,
     };
     let (mut step, mut program): (Option<DryRun>, u64) = (None, 0);
     if let Some(model) = &model {

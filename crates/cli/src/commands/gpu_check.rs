@@ -44,7 +44,7 @@ pub(super) struct GpuCheckArgs {
     /// Tiny shapes and few steps, whose speed means nothing
     #[arg(long)]
     quick: bool,
-    /// Time the algorithms of matrix products, and write the fastest to a table in this folder
+    /// Time the algorithms of matrix products and the tiles of attention, and write the fastest to a table in this folder
     #[arg(long)]
     tune: bool,
     /// Only these sections, as the table at the end names them
@@ -75,7 +75,7 @@ fn seconds(text: &str) -> Result<f64, String> {
 }
 
 /// Names a table of algorithms to `oarlock-cuda`.
-const TABLE: &str = oarlock_cuda::blas::TABLE_VARIABLE;
+const TABLE: &str = oarlock_cuda::tables::VARIABLE;
 
 /// The two devices that are compared.
 struct Devices {

@@ -8,9 +8,10 @@ use oarlock::config::{
     ChatArgs, DataArgs, EvalArgs, Length, LogArgs, MOST_RANKS, Packing, RankArgs, Resume, RunDescription,
     SaveArgs, ScheduleArgs, Steps, TrainArgs, TrainConfig, ValSize, When,
 };
+use oarlock::nn::SparsityConfig;
 use oarlock::settings::dialect::{self, Dialects, Ranks};
 use oarlock::settings::problem::{Problem, Problems};
-use oarlock::settings::resolve::{self, AUTO, Settings};
+use oarlock::settings::resolve::{self, AUTO, Setting, Settings};
 use oarlock::settings::value::Value;
 use oarlock::settings::{optimizer, schedule};
 use oarlock_tensor::{DType, DeviceKind};
@@ -23,6 +24,7 @@ use super::low_rank;
 use super::model;
 use super::monitor;
 use super::objective;
+use super::pipeline;
 use super::predicting;
 use super::recompute;
 use super::resolved::ResolvedConfig;
@@ -51,7 +53,7 @@ pub fn build(
     let optimizer = low_rank::low_rank(&settings, optimizer::optimizer(&settings, found));
     let monitor = monitor::monitors(&settings, &dialects, found);
 
-    let model = model::model(&settings, found);
+    let mut model = model::model(&settings, found);
     let finetuning = finetuning::finetuning(&settings, found);
     let val_size = match read.f64("val_size") {
         0.0 => None,
@@ -85,6 +87,7 @@ pub fn build(
         workers: read.count("preprocessing_num_workers"),
         tokenized: learning::tokenized(read),
     };
+    model.sparse_attention = sparse_attention(&dialects, &data, read.int("seed").unsigned_abs(), found);
     let train = TrainArgs {
         batch_size: read.usize("per_device_train_batch_size"),
         accumulation: read.usize("gradient_accumulation_steps"),
@@ -148,10 +151,12 @@ pub fn build(
     };
     let ranks = RankArgs {
         num_processes: read.usize("num_processes"),
+        sequence_parallel: read.usize("sequence_parallel_size"),
         threads: read.count("num_threads_per_process"),
         device: device(&settings, &mut problems),
         cpu_path: Some(read.word("cpu_path").to_owned()).filter(|name| name != AUTO),
         timeout: Duration::from_secs(read.int("ddp_timeout").unsigned_abs()),
+        pipeline: pipeline::pipeline(&settings, &shard, &mut problems),
     };
     if !problems.is_empty() {
         problems.append(resolve::missing(&settings));
@@ -161,6 +166,27 @@ pub fn build(
     let values =
         TrainConfig { model, data, train, eval, predict, save, log, monitor, shard, ranks, description };
     problems.into_result(|| ResolvedConfig { values, settings, dialects })
+}
+
+/// What DeepSpeed's block says of sparse attention, for rows of one text or of texts that follow each other.
+fn sparse_attention(
+    dialects: &Dialects,
+    data: &DataArgs,
+    seed: u64,
+    problems: &mut Problems,
+) -> Option<SparsityConfig> {
+    let block = dialects.deepspeed.as_ref()?;
+    let sparsity = dialect::sparse_attention(block, (data.cutoff_len, seed), problems)?;
+    if data.packing.is_unpadded() {
+        let written = block.settings.iter().filter(|setting| setting.location().is_some());
+        let named = |setting: &&Setting| setting.key.name.starts_with("sparse_attention.");
+        let written: Vec<&Setting> = written.filter(named).collect();
+        let message = "`sparse_attention` needs rows that begin with a text, but conversations follow each other in a row";
+        problems.push(resolve::at(Problem::new(message), &written).help(
+            "its blocks are counted from the start of a row; remove it, or train on texts (stage: pt)",
+        ));
+    }
+    Some(sparsity)
 }
 
 /// Where ranks compute. `use_cpu` and its older name choose the CPU as well.
@@ -303,6 +329,27 @@ fn between(settings: &Settings, problems: &mut Problems) {
         );
     }
     let stage = settings.word("stage");
+    let parts = settings.usize("sequence_parallel_size");
+    if parts > 1 {
+        let size = "sequence_parallel_size";
+        for name in ["num_processes", "cutoff_len"] {
+            let n = settings.usize(name);
+            if !n.is_multiple_of(parts) {
+                let what = format!("`{name}` is {n}, which `{size}` ({parts}) does not divide");
+                report(&what, &[name, size], "each group of so many ranks has a part of a sequence on each");
+            }
+        }
+        if !matches!(stage, "pt" | "sft") {
+            let what = format!("`{size}` divides sequences of the stages pt and sft");
+            report(&what, &[size, "stage"], "the losses of other stages compare whole answers; remove it");
+        }
+        let written =
+            |name: &&str| settings.get(name).is_written() && !matches!(get(name).value, Value::Bool(false));
+        for name in ["neftune_noise_alpha", "compute_accuracy", "do_predict"].into_iter().filter(written) {
+            let what = format!("`{name}` needs whole sequences, and `{size}` divides them");
+            report(&what, &[name, size], "remove one of them");
+        }
+    }
     if stage != "pt" && is_true("minimind_rows") {
         report(
             "`minimind_rows` are rows of texts",

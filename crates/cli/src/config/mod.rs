@@ -21,6 +21,7 @@ mod model;
 pub mod monitor;
 mod objective;
 pub mod paths;
+mod pipeline;
 mod predicting;
 mod quantization;
 mod recompute;

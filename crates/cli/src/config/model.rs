@@ -50,6 +50,7 @@ pub fn model(settings: &Settings, problems: &mut Problems) -> ModelArgs {
             source: ModelSource::Folder(path),
             from_scratch,
             quantization,
+            sparse_attention: None,
         };
     }
     if folder.is_written() {
@@ -78,6 +79,7 @@ pub fn model(settings: &Settings, problems: &mut Problems) -> ModelArgs {
         tokenizer: folder_of(Path::new(settings.word("tokenizer_path"))),
         from_scratch: true,
         quantization,
+        sparse_attention: None,
     }
 }
 

@@ -30,7 +30,7 @@ const OTHERS: [&str; 12] = [
 ];
 
 /// Collectives by DeepSpeed's names for them.
-const COLLECTIVES: [(&str, Operation); 11] = [
+const COLLECTIVES: [(&str, Operation); 13] = [
     ("all_reduce", Operation::AllReduce),
     ("all_reduce_coalesced", Operation::AllReduce),
     ("reduce_scatter", Operation::ReduceScatter),
@@ -40,6 +40,8 @@ const COLLECTIVES: [(&str, Operation); 11] = [
     ("all_gather_into_tensor", Operation::AllGather),
     ("allgather_fn", Operation::AllGather),
     ("broadcast", Operation::Broadcast),
+    ("all_to_all", Operation::AllToAll),
+    ("all_to_all_single", Operation::AllToAll),
     ("barrier", Operation::Barrier),
     ("all_gather_object", Operation::AllGatherBytes),
 ];

@@ -144,6 +144,14 @@ impl ResolvedConfig {
         out
     }
 
+    /// Every value that has a meaning, and what was written in other programs' blocks, each under its name.
+    pub fn values_by_name(&self) -> Vec<(&'static str, String)> {
+        let own = self.settings.iter().filter(|setting| self.has_meaning(setting));
+        let blocks = self.dialects.iter().flat_map(|block| block.settings.iter());
+        let written = blocks.filter(|setting| setting.key.is_used() && setting.is_written());
+        own.chain(written).map(|setting| (setting.key.name, setting.value.to_string())).collect()
+    }
+
     /// What logs and trackers are to say about the configuration.
     pub fn description(&self) -> RunDescription {
         let notes = self.without_effect_line().into_iter().chain(self.notes().iter().cloned()).collect();

@@ -53,7 +53,13 @@ fn defaults_are_those_of_the_originals() {
     let source = ModelSource::Folder("m".into());
     assert_eq!(
         config.model,
-        ModelArgs { source, tokenizer: "m".into(), from_scratch: false, quantization: None }
+        ModelArgs {
+            source,
+            tokenizer: "m".into(),
+            from_scratch: false,
+            quantization: None,
+            sparse_attention: None
+        }
     );
     assert_eq!(config.data.datasets, ["d.jsonl"]);
     assert_eq!(config.data.cutoff_len, 2048);
@@ -79,10 +85,12 @@ fn defaults_are_those_of_the_originals() {
         config.ranks,
         RankArgs {
             num_processes: 1,
+            sequence_parallel: 1,
             threads: None,
             device: DeviceKind::Auto,
             cpu_path: None,
-            timeout: Duration::from_secs(1800)
+            timeout: Duration::from_secs(1800),
+            pipeline: PipelineArgs::default(),
         }
     );
 }

@@ -17,7 +17,7 @@ use oarlock::Accelerator;
 use oarlock::checkpoint;
 use oarlock::rank;
 use oarlock::train;
-use oarlock_comm::Exit;
+use oarlock_comm::{Communicator, Exit, HAS_GLOO};
 
 /// What to start.
 #[derive(Clone, Debug)]
@@ -143,13 +143,14 @@ impl Job {
             Program::Training(config) if is_rank || self.is_alone() => {
                 let stamp = std::env::var(STARTED).ok();
                 let started = stamp.as_deref().map_or(started, |stamp| train::started(Some(stamp)));
-                run_rank(&goes_on(config, started)?, fingerprint(config), started)
+                run_rank(config, started)
             }
-            Program::Training(_) => {
+            Program::Training(config) => {
                 let this = std::env::current_exe().map_err(Error::io("find", "this program"))?;
                 let program = std::iter::once(this.to_string_lossy().into_owned());
                 let program: Vec<String> = program.chain(self.words.iter().cloned()).collect();
-                ended(launch::run(&self.launch, &program, true, started)?)
+                let launch = Launch { same: same_on_all(config), ..self.launch.clone() };
+                ended(launch::run(&launch, &program, true, started)?)
             }
             Program::Command(argv) => ended(launch::run(&self.launch, argv, false, started)?),
         }
@@ -158,7 +159,8 @@ impl Job {
     /// Whether the run is one process that needs no launcher.
     fn is_alone(&self) -> bool {
         let launch = &self.launch;
-        launch.worker(0, 0).world_size() == 1
+        launch.machines() == 1
+            && launch.worker(0, 0).world_size() == 1
             && launch.restarts.max == 0
             && launch.output == Output::default()
             && !self.selects_a_gpu()
@@ -178,10 +180,10 @@ impl Job {
     /// What it takes to run a training that is not there.
     pub(crate) fn missing(&self, config: &ResolvedConfig) -> Problems {
         let mut missing = config.missing();
-        if self.launch.machines() > 1 && !self.through_mpi {
-            let message = format!("an Oarlock run on {} machines needs MPI", self.launch.machines());
-            let help = "build with `--features mpi`, and start it with mpirun, srun or `deepspeed --launcher openmpi`; or \
-                        start all ranks on one machine";
+        if self.launch.machines() > 1 && !(HAS_GLOO || self.through_mpi) {
+            let message = format!("an Oarlock run on {} machines needs Gloo or MPI", self.launch.machines());
+            let help = "build with `cargo build --release --features gloo`; or build with `--features mpi`, and start it with \
+                        mpirun, srun or `deepspeed --launcher openmpi`; or start all ranks on one machine";
             missing.push(config.problem(message, &["num_processes"]).help(help));
         }
         if let Some(message) = train::missing_class(config) {
@@ -213,12 +215,15 @@ impl Job {
     }
 }
 
-/// The training as this rank does it. One that was started again goes on from what it has saved itself, whatever it
-/// began from at first.
-fn goes_on(config: &TrainConfig, started: SystemTime) -> Result<TrainConfig, Error> {
+/// The training as the ranks of this round do it. One that was started again goes on from what it has saved itself, whatever
+/// it began from at first: rank 0 looks, since machines that came later have not seen the beginning.
+fn goes_on(config: &TrainConfig, comm: &Communicator, started: SystemTime) -> Result<TrainConfig, Error> {
     let mut config = config.clone();
-    let own = match config.save.resume {
-        Resume::Never | Resume::From(_) if launch::restarts_of_this_rank() > 0 => {
+    if !launch::is_later_round() || !matches!(config.save.resume, Resume::Never | Resume::From(_)) {
+        return Ok(config);
+    }
+    let own = match comm.rank() {
+        0 => {
             let mut saved = checkpoint::list(&config.save.output_dir)?.into_iter().rev();
             let since =
                 |path: &Path| path.metadata().and_then(|data| data.modified()).is_ok_and(|at| at >= started);
@@ -226,8 +231,10 @@ fn goes_on(config: &TrainConfig, started: SystemTime) -> Result<TrainConfig, Err
         }
         _ => None,
     };
-    if let Some(own) = own {
-        config.save.resume = Resume::From(own.path);
+    let own = own.map_or(String::new(), |own| own.path.to_string_lossy().into_owned());
+    let own = comm.broadcast_bytes(0, own.as_bytes())?;
+    if !own.is_empty() {
+        config.save.resume = Resume::From(String::from_utf8_lossy(&own).into_owned().into());
     }
     Ok(config)
 }
@@ -302,15 +309,19 @@ pub(crate) fn ended(outcome: launch::Outcome) -> Outcome {
 
 /// Runs one rank. A failure goes to the other ranks. Our launcher reports it; another launcher knows exit codes only, so
 /// each rank then reports it itself.
-fn run_rank(config: &TrainConfig, fingerprint: u64, started: SystemTime) -> Outcome {
-    let comm = rank::join()?;
+fn run_rank(config: &ResolvedConfig, started: SystemTime) -> Outcome {
+    let comm = rank::join().map_err(|error| match launch::leave_message(&error.to_string()) {
+        true => Failure::Reported(1),
+        false => Failure::from(Error::from(error)),
+    })?;
     comm.set_timeout(config.ranks.timeout);
     let result: Result<(), Error> = (|| {
         // A file that changed between the start of two ranks would be a different run on each.
         comm.agree(
             "the configuration (did a file change just now, or has each rank other words?)",
-            fingerprint,
+            fingerprint(config),
         )?;
+        let config = &goes_on(config, &comm, started)?;
         let accelerator = Accelerator::over(comm.clone(), &train::accelerator_config(config)?)?;
         let state = train::run(config, &accelerator, started)?;
         if let Some(state) = state.filter(|_| config.log.plot_loss) {
@@ -334,6 +345,7 @@ fn run_rank(config: &TrainConfig, fingerprint: u64, started: SystemTime) -> Outc
                 let _ = comm.barrier();
             }
             comm.abort(&error.to_string());
+            launch::leave_message(&error.to_string());
             if !launch::is_our_rank() {
                 eprint(&format!("rank {}: error: {error}\n", comm.rank()));
             }
@@ -342,9 +354,25 @@ fn run_rank(config: &TrainConfig, fingerprint: u64, started: SystemTime) -> Outc
     }
 }
 
+/// A number for all values of a configuration. Where they are written is no part of it: machines may have files of their
+/// own.
 fn fingerprint(config: &ResolvedConfig) -> u64 {
-    config
-        .table()
-        .bytes()
-        .fold(0xcbf2_9ce4_8422_2325, |hash, byte| (hash ^ u64::from(byte)).wrapping_mul(0x0100_0000_01b3))
+    config.values_by_name().iter().flat_map(|(name, value)| [name, "=", value, "\n"]).fold(FNV, hash)
+}
+
+/// Where FNV-1a begins.
+const FNV: u64 = 0xcbf2_9ce4_8422_2325;
+
+fn hash(hash: u64, text: &str) -> u64 {
+    text.bytes().fold(hash, |hash, byte| (hash ^ u64::from(byte)).wrapping_mul(0x0100_0000_01b3))
+}
+
+/// What launchers of several machines compare before they start ranks: every value but the number of ranks, which they agree
+/// on. Of long values, numbers.
+fn same_on_all(config: &ResolvedConfig) -> Vec<(String, String)> {
+    const LONG: usize = 100;
+    let values = config.values_by_name().into_iter().filter(|(name, _)| *name != "num_processes");
+    let short =
+        |value: String| if value.len() > LONG { format!("{:016x}", hash(FNV, &value)) } else { value };
+    values.map(|(name, value)| (name.to_owned(), short(value))).collect()
 }

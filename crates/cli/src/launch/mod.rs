@@ -13,6 +13,8 @@ mod rounds;
 mod run;
 pub mod spec;
 
+use std::time::{SystemTime, UNIX_EPOCH};
+
 use oarlock_comm::Launched;
 
 pub use failure::{Failure, exit_code};
@@ -22,6 +24,12 @@ pub use spec::Launch;
 
 /// The variable with the time at which the command began, for its ranks, in microseconds since 1970.
 pub const STARTED: &str = "OARLOCK_STARTED";
+
+/// The variable with the number of the round in which our launcher started this rank, from 1.
+const ROUND: &str = "OARLOCK_ROUND";
+
+/// The variable with the file into which a rank may write why it failed.
+const ERROR_FILE: &str = "TORCHELASTIC_ERROR_FILE";
 
 /// Whether this process is a rank that a launcher started, ours or another.
 pub fn is_rank() -> bool {
@@ -33,10 +41,20 @@ pub fn is_our_rank() -> bool {
     std::env::var_os(STARTED).is_some()
 }
 
-/// How often the ranks of this run were started again before this process, if it is a rank that this program started.
-pub fn restarts_of_this_rank() -> u32 {
-    let count = std::env::var("TORCHELASTIC_RESTART_COUNT").ok().filter(|_| is_our_rank());
-    count.and_then(|count| count.parse().ok()).unwrap_or(0)
+/// Whether ranks of this run were started before this process, if it is a rank that this program started.
+pub fn is_later_round() -> bool {
+    let round = std::env::var(ROUND).ok().filter(|_| is_our_rank());
+    round.and_then(|round| round.parse::<u64>().ok()).is_some_and(|round| round > 1)
+}
+
+/// Writes why this rank failed where the launcher looks for it, in the form of torch's `record`; whether it
+/// does. Where all ranks share memory the launcher reads it there.
+pub fn leave_message(text: &str) -> bool {
+    let Some(path) = std::env::var_os(ERROR_FILE).filter(|_| is_our_rank()) else { return false };
+    let seconds = SystemTime::now().duration_since(UNIX_EPOCH).map_or(0, |time| time.as_secs());
+    let info = serde_json::json!({ "timestamp": seconds.to_string() });
+    let value = serde_json::json!({ "message": { "message": text, "extraInfo": info } });
+    std::fs::write(path, value.to_string()).is_ok()
 }
 
 /// The name of this machine.

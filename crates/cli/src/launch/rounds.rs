@@ -38,11 +38,13 @@ impl Known {
             return Err(Error::Usage(problem));
         }
         let round = Round {
+            number: 1,
             restart: 0,
             node_rank: *this,
             local_ranks: ranks.clone(),
             master_addr: launch.master.addr.clone(),
             master_port: launch.master.port,
+            token: String::new(),
         };
         Ok(Known { round, begun: false, max_restarts: launch.restarts.max })
     }
@@ -51,6 +53,7 @@ impl Known {
 impl Rounds for Known {
     fn next(&mut self, _: &dyn Fn() -> bool) -> Result<Option<Round>> {
         self.round.restart += u32::from(self.begun);
+        self.round.number += u64::from(self.begun);
         self.begun = true;
         Ok(Some(self.round.clone()))
     }
@@ -71,13 +74,33 @@ impl Rounds for Known {
     }
 }
 
-/// The meeting that a launch describes; `None` if its machines are known.
-pub(super) fn meeting(launch: &Launch) -> Result<Option<Meeting>> {
-    let Nodes::Elastic { ranks, count, endpoint, conf } = &launch.nodes else { return Ok(None) };
-    let mut meeting = Meeting::new(endpoint.clone(), launch.run_id.clone(), count.clone());
-    meeting.local_ranks = *ranks;
+/// The meeting that a launch describes; `None` if its machines need not meet: there is one, or they are known and start
+/// another program. Those of a training of our own (`own`) always meet, since their ranks need a token of the round, and
+/// what happens on one of them ends or restarts all.
+pub(super) fn meeting(launch: &Launch, own: bool) -> Result<Option<Meeting>> {
+    let read = |name: &str| std::env::var(name).ok();
+    let mut meeting = match &launch.nodes {
+        Nodes::Elastic { ranks, count, endpoint, conf } => {
+            let mut meeting = Meeting::new(endpoint.clone(), launch.run_id.clone(), count.clone());
+            meeting.local_ranks = *ranks;
+            meeting.configure(conf, &read)?;
+            meeting
+        }
+        Nodes::Static { ranks, this } if own && ranks.len() > 1 => {
+            let endpoint = (launch.master.addr.clone(), launch.master.port);
+            let mut meeting = Meeting::new(endpoint, launch.run_id.clone(), ranks.len()..=ranks.len());
+            meeting.local_ranks = launch.local_ranks();
+            meeting.place = Some(*this);
+            meeting.join_timeout = oarlock_comm::join_limit()?;
+            meeting.configure("", &read)?;
+            meeting
+        }
+        Nodes::Static { .. } => return Ok(None),
+    };
     meeting.max_restarts = launch.restarts.max;
-    meeting.configure(conf, &|name| std::env::var(name).ok())?;
+    if own {
+        meeting.same = launch.same.iter().cloned().collect();
+    }
     Ok(Some(meeting))
 }
 

@@ -7,8 +7,7 @@ use std::time::{SystemTime, UNIX_EPOCH};
 use oarlock_comm::shm::ShmHost;
 use oarlock_comm::{Ending, Grace, RankGroup, StopSignals, bind};
 
-use super::STARTED;
-use super::agents::{Agent, Decision, Event, Round};
+use super::agents::{Agent, Decision, Event, Round, TOKEN};
 use super::cores;
 use super::devices::{Devices, MACHINE_GPUS};
 use super::environment::variables;
@@ -17,6 +16,7 @@ use super::logs::{ErrorFile, Logs, Message};
 use super::output::Outputs;
 use super::rounds::{Known, Rounds, meeting, unless_stopped};
 use super::spec::Launch;
+use super::{ERROR_FILE, ROUND, STARTED};
 use crate::console::eprint;
 use crate::error::{Error, Result};
 use oarlock::launch::{Memory, WorkerEnv, default_omp_threads, port};
@@ -57,7 +57,7 @@ pub fn run(launch: &Launch, program: &[String], own: bool, started: SystemTime) 
     if let Some(logs) = &run.logs {
         run.note(&format!("output of ranks is in {}", logs.folder().display()));
     }
-    let Some(meeting) = meeting(launch)? else { return run.all(&mut Known::new(launch)?) };
+    let Some(meeting) = meeting(launch, own)? else { return run.all(&mut Known::new(launch)?) };
     meeting.waits().iter().chain(&meeting.note()).for_each(|note| run.note(note));
     let stop = || signals.received().is_some();
     match unless_stopped(Agent::join(&meeting, &stop))? {
@@ -136,8 +136,11 @@ impl Run<'_> {
     /// The message about failures: the error of a training of our own, and torchrun's table for another program.
     fn message(&self, ended: &Ended, first: &Failure, others: &[Failure]) -> String {
         if self.own {
-            let cause = ended.ending.failed.as_ref().map(|failed| failed.cause.to_string());
-            let cause = cause.unwrap_or_else(|| format!("rank {} failed: {}", first.rank, first.end.exit));
+            let cause = match (&first.message, &ended.ending.failed) {
+                (Some(message), _) => message.text.clone(),
+                (None, Some(failed)) if ended.machines() == 1 => failed.cause.to_string(),
+                (None, _) => format!("rank {} failed: {}", first.rank, first.end.exit),
+            };
             return match self.memory.explain(&first.end) {
                 Some(likely) => format!("error: {cause}; {likely}\n"),
                 None => format!("error: {cause}\n"),
@@ -149,11 +152,6 @@ impl Run<'_> {
     fn round(&self, rounds: &mut dyn Rounds, round: Round) -> Result<Ended> {
         let n_ranks = round.local_ranks.get(round.node_rank).copied().unwrap_or(0);
         let machines = round.local_ranks.len();
-        if self.own && machines > 1 {
-            let text = "an Oarlock run on several machines needs MPI: build with `--features mpi`, and start it with mpirun, \
-                        srun or `deepspeed --launcher openmpi`";
-            return Err(Error::Usage(text.to_owned()));
-        }
         let mut master_port = round.master_port;
         let (chosen, note) = port::choose(master_port, machines, round.node_rank)?;
         if !self.own || master_port == 0 {
@@ -183,7 +181,7 @@ impl Run<'_> {
         let mut commands = Vec::new();
         for worker in &workers {
             let file = ErrorFile::create(attempt.as_ref(), worker.local_rank)?;
-            let mut command = self.command(worker, &file)?;
+            let mut command = self.command(worker, &round, &file)?;
             outputs.attach(worker.local_rank, &mut command);
             commands.push(command);
             errors.push(file);
@@ -210,7 +208,7 @@ impl Run<'_> {
         Ok(Ended { ending, workers, errors, event })
     }
 
-    fn command(&self, worker: &WorkerEnv, error_file: &ErrorFile) -> Result<Command> {
+    fn command(&self, worker: &WorkerEnv, round: &Round, error_file: &ErrorFile) -> Result<Command> {
         let launch = self.launch;
         let program = match launch.local_rank_argument && !self.own {
             true => with_local_rank(self.program, &worker.local_rank.to_string()),
@@ -224,11 +222,16 @@ impl Run<'_> {
         if self.own {
             let micros = self.started.duration_since(UNIX_EPOCH).unwrap_or_default().as_micros();
             command.env(STARTED, micros.to_string()).stdin(Stdio::null());
+            command.env(ROUND, round.number.to_string());
+            if round.local_ranks.len() > 1 {
+                // Its ranks say here why they failed, as there is no memory that all of them share.
+                command.env(TOKEN, &round.token).env(ERROR_FILE, error_file.path());
+            }
             if launch.env.iter().any(|(name, _)| name == "CUDA_VISIBLE_DEVICES") {
                 command.env(MACHINE_GPUS, Devices::here(None).gpus.to_string());
             }
         } else {
-            command.env("TORCHELASTIC_ERROR_FILE", error_file.path());
+            command.env(ERROR_FILE, error_file.path());
             if std::io::IsTerminal::is_terminal(&std::io::stdin()) {
                 // Ranks are in process groups of their own, which may not read from it.
                 command.stdin(Stdio::null());
@@ -242,6 +245,10 @@ impl Run<'_> {
 }
 
 impl Ended {
+    fn machines(&self) -> usize {
+        self.workers.first().map_or(1, |worker| worker.local_ranks.len())
+    }
+
     /// The rank that failed first, and the other ranks that failed. The ranks of a training of our own
     /// agree which was first. Another program is believed by the times that it wrote, since one that waits for a rank
     /// that has failed may end before it.

@@ -41,6 +41,8 @@ pub struct Launch {
     pub signals: Vec<i32>,
     /// Says nothing that is not an error.
     pub quiet: bool,
+    /// What must be the same on all machines of a training, by name.
+    pub same: Vec<(String, String)>,
 }
 
 /// The machines of a run.
@@ -218,6 +220,7 @@ impl Launch {
             grace: Duration::from_secs(30),
             signals: oarlock_comm::STOPPING.to_vec(),
             quiet: false,
+            same: Vec::new(),
         }
     }
 }

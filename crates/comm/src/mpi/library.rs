@@ -1,48 +1,43 @@
 //! The MPI library: the few calls that are used, one at a time. Only the calls that start and end it wait.
 
-use std::collections::VecDeque;
 use std::ffi::{c_int, c_void};
 use std::mem::MaybeUninit;
-use std::sync::{Mutex, PoisonError};
+use std::sync::{Mutex, MutexGuard, PoisonError};
 
 use mpi_sys as ffi;
 
 use crate::error::{Error, Result};
+use crate::messages::{ByteSpan, InFlight, Library, Message, NOTICES};
 
 /// The library, after its start; there is one in a process.
-pub(super) struct Library {
+pub(super) struct Mpi {
     comm: ffi::MPI_Comm,
-    pub(super) rank: usize,
-    pub(super) size: usize,
-    /// Held during a call: calls come from several threads, and the library takes one at a time.
-    serial: Mutex<()>,
+    rank: usize,
+    size: usize,
 }
 
-// SAFETY: a communicator is a handle that any thread may use, and `serial` makes the calls one at a time, which is what
+/// Held during a call: calls come from several threads, and the library takes one at a time.
+static SERIAL: Mutex<()> = Mutex::new(());
+
+fn serial() -> MutexGuard<'static, ()> {
+    SERIAL.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+// SAFETY: a communicator is a handle that any thread may use, and `SERIAL` makes the calls one at a time, which is what
 // MPI_THREAD_SERIALIZED asks for.
-unsafe impl Send for Library {}
+unsafe impl Send for Mpi {}
 // SAFETY: as above.
-unsafe impl Sync for Library {}
+unsafe impl Sync for Mpi {}
 
-/// The bytes of a message.
-#[derive(Clone, Copy)]
-pub(super) struct ByteSpan {
-    pub(super) at: *mut u8,
-    pub(super) bytes: usize,
-}
-
-// SAFETY: an address and a length; every access keeps its own promises.
-unsafe impl Send for ByteSpan {}
-
-/// A message in flight. Its bytes belong to the library until it is done.
-pub(super) struct InFlight(ffi::MPI_Request);
+/// A message in flight.
+struct Request(ffi::MPI_Request);
 
 // SAFETY: a request is a handle that any thread may use, one call at a time.
-unsafe impl Send for InFlight {}
+unsafe impl Send for Request {}
 
-impl Library {
+impl Mpi {
     /// Starts MPI in this process. Waits for the other ranks to do the same.
-    pub(super) fn start() -> Result<Library> {
+    pub(super) fn start() -> Result<Mpi> {
         let (mut provided, mut rank, mut size): (c_int, c_int, c_int) = (0, 0, 0);
         let mut comm = MaybeUninit::<ffi::MPI_Comm>::uninit();
         // SAFETY: all pointers are to locals that outlive the calls; null arguments are allowed; nothing else of MPI was
@@ -67,27 +62,33 @@ impl Library {
             check("ask MPI for the ranks", ffi::MPI_Comm_size(comm, &mut size))?;
             comm
         };
-        Ok(Library { comm, rank: rank as usize, size: size as usize, serial: Mutex::new(()) })
+        Ok(Mpi { comm, rank: rank as usize, size: size as usize })
+    }
+}
+
+impl Library for Mpi {
+    fn name(&self) -> &'static str {
+        "MPI"
     }
 
-    /// Ends MPI in this process; waits for the other ranks to do the same.
-    pub(super) fn end(&self) {
-        let _serial = self.serial();
+    fn rank(&self) -> usize {
+        self.rank
+    }
+
+    fn size(&self) -> usize {
+        self.size
+    }
+
+    /// Waits for the other ranks to do the same.
+    fn end(&self) {
+        let _serial = serial();
         // SAFETY: MPI was started, and nothing calls it after this (the caller is the end of the process).
         unsafe { ffi::MPI_Finalize() };
     }
 
-    fn serial(&self) -> std::sync::MutexGuard<'_, ()> {
-        self.serial.lock().unwrap_or_else(PoisonError::into_inner)
-    }
-
-    /// Begins to send.
-    ///
-    /// # Safety
-    /// The bytes stay where they are and nobody writes them until [`poll`](Library::poll) returns that they are sent.
-    pub(super) unsafe fn send(&self, to: usize, tag: usize, span: ByteSpan) -> Result<InFlight> {
+    unsafe fn send(&self, to: usize, tag: usize, span: ByteSpan) -> Result<InFlight> {
         let mut request = MaybeUninit::uninit();
-        let _serial = self.serial();
+        let _serial = serial();
         // SAFETY: the caller's promise; MPI only reads the buffer.
         unsafe {
             let (count, byte) = (span.bytes as c_int, ffi::RSMPI_UINT8_T);
@@ -95,18 +96,13 @@ impl Library {
             let code =
                 ffi::MPI_Isend(at, count, byte, to as c_int, tag as c_int, self.comm, request.as_mut_ptr());
             check("send to a rank", code)?;
-            Ok(InFlight(request.assume_init()))
+            Ok(Box::new(Request(request.assume_init())))
         }
     }
 
-    /// Begins to receive at most the bytes of `span`.
-    ///
-    /// # Safety
-    /// The bytes stay where they are and nobody else touches them until [`poll`](Library::poll) returns that they are
-    /// received.
-    pub(super) unsafe fn receive(&self, from: usize, tag: usize, span: ByteSpan) -> Result<InFlight> {
+    unsafe fn receive(&self, from: usize, tag: usize, span: ByteSpan) -> Result<InFlight> {
         let mut request = MaybeUninit::uninit();
-        let _serial = self.serial();
+        let _serial = serial();
         // SAFETY: the caller's promise.
         unsafe {
             let (count, byte) = (span.bytes as c_int, ffi::RSMPI_UINT8_T);
@@ -114,39 +110,21 @@ impl Library {
             let code =
                 ffi::MPI_Irecv(at, count, byte, from as c_int, tag as c_int, self.comm, request.as_mut_ptr());
             check("receive from a rank", code)?;
-            Ok(InFlight(request.assume_init()))
+            Ok(Box::new(Request(request.assume_init())))
         }
     }
 
-    /// Whether a message is done; the bytes that were received.
-    pub(super) fn poll(&self, message: &mut InFlight) -> Result<Option<usize>> {
-        let (mut over, mut count): (c_int, c_int) = (0, 0);
-        let mut status = MaybeUninit::<ffi::MPI_Status>::zeroed();
-        let _serial = self.serial();
-        // SAFETY: pointers to locals, and a request that is in flight or done (then a null one, which MPI allows). A
-        // status of zeros is one without bytes, and MPI fills it for a receive.
-        unsafe {
-            check("test a message", ffi::MPI_Test(&mut message.0, &mut over, status.as_mut_ptr()))?;
-            if over == 0 {
-                return Ok(None);
-            }
-            let _ = ffi::MPI_Get_count(status.as_ptr(), ffi::RSMPI_UINT8_T, &mut count);
-        }
-        Ok(Some(usize::try_from(count).unwrap_or(0)))
-    }
-
-    /// Takes the next message of any rank with this tag, if one has arrived. It has `bytes` bytes and must be short, so that
-    /// MPI delivers it together with its announcement.
-    pub(super) fn take(&self, tag: usize, bytes: usize) -> Result<Option<Vec<u8>>> {
+    /// A notice is short, so MPI delivers it together with its announcement.
+    fn take_notice(&self, bytes: usize) -> Result<Option<Vec<u8>>> {
         let mut here: c_int = 0;
         let mut status = MaybeUninit::<ffi::MPI_Status>::zeroed();
         let mut buffer = vec![0u8; bytes];
-        let _serial = self.serial();
+        let _serial = serial();
         // SAFETY: pointers to locals; what was probed is received next, as calls come one at a time, into a buffer that
         // outlives the call.
         unsafe {
             let any = ffi::RSMPI_ANY_SOURCE;
-            let code = ffi::MPI_Iprobe(any, tag as c_int, self.comm, &mut here, status.as_mut_ptr());
+            let code = ffi::MPI_Iprobe(any, NOTICES as c_int, self.comm, &mut here, status.as_mut_ptr());
             check("probe for a message", code)?;
             if here == 0 {
                 return Ok(None);
@@ -157,32 +135,28 @@ impl Library {
             let ignore = ffi::RSMPI_STATUS_IGNORE;
             check(
                 "receive from a rank",
-                ffi::MPI_Recv(to, count, byte, source, tag as c_int, self.comm, ignore),
+                ffi::MPI_Recv(to, count, byte, source, NOTICES as c_int, self.comm, ignore),
             )?;
         }
         Ok(Some(buffer))
     }
 }
 
-/// Messages in one direction between two ranks: those that are queued and those in flight, oldest first.
-pub(super) struct MessageQueue {
-    /// The other rank, in the world.
-    pub(super) peer: usize,
-    pub(super) queued: VecDeque<ByteSpan>,
-    pub(super) in_flight: VecDeque<InFlight>,
-    /// Messages that are done.
-    pub(super) done: usize,
-    /// The bytes of the last of them.
-    pub(super) last: usize,
-}
-
-impl MessageQueue {
-    pub(super) fn to(peer: usize) -> MessageQueue {
-        MessageQueue { peer, queued: VecDeque::new(), in_flight: VecDeque::new(), done: 0, last: 0 }
-    }
-
-    pub(super) fn is_done(&self) -> bool {
-        self.queued.is_empty() && self.in_flight.is_empty()
+impl Message for Request {
+    fn poll(&mut self) -> Result<Option<usize>> {
+        let (mut over, mut count): (c_int, c_int) = (0, 0);
+        let mut status = MaybeUninit::<ffi::MPI_Status>::zeroed();
+        let _serial = serial();
+        // SAFETY: pointers to locals, and a request that is in flight or done (then a null one, which MPI allows). A
+        // status of zeros is one without bytes, and MPI fills it for a receive.
+        unsafe {
+            check("test a message", ffi::MPI_Test(&mut self.0, &mut over, status.as_mut_ptr()))?;
+            if over == 0 {
+                return Ok(None);
+            }
+            let _ = ffi::MPI_Get_count(status.as_ptr(), ffi::RSMPI_UINT8_T, &mut count);
+        }
+        Ok(Some(usize::try_from(count).unwrap_or(0)))
     }
 }
 

@@ -15,7 +15,7 @@ pub(super) struct Collective {
     pub event: Arc<Event>,
     pub watch: Arc<Watch>,
     /// Lives until launches come after the collective: the pool may give it away then.
-    pub memory: FlatBuffer,
+    pub memory: Vec<FlatBuffer>,
     pub is_ordered: bool,
 }
 
@@ -43,6 +43,6 @@ impl Drop for Collective {
     fn drop(&mut self) {
         // Nobody is there to hear of a failure, and the watch has told the others.
         drop(self.order());
-        debug_assert!(self.memory.len_bytes() > 0 || self.is_ordered);
+        debug_assert!(!self.memory.is_empty() || self.is_ordered);
     }
 }

@@ -66,14 +66,14 @@ impl NcclTransport {
         self.watch.fail(&error.to_string())
     }
 
-    /// A collective of NCCL on elements of a region: when all ranks have come to it, it is put into the stream behind what
+    /// A collective of NCCL on elements of regions: when all ranks have come to it, it is put into the stream behind what
     /// `after` says.
-    fn start(
+    fn start<const N: usize>(
         &self,
         request: &Request,
-        flat: &FlatBuffer,
+        flats: [&FlatBuffer; N],
         after: Ready,
-        build: impl for<'a> FnOnce(&mut Group<'a>, &Elements<'a>) -> oarlock_cuda::Result<()>,
+        build: impl for<'a> FnOnce(&mut Group<'a>, &[Elements<'a>; N]) -> oarlock_cuda::Result<()>,
     ) -> Result<Ready> {
         self.watch.check()?;
         // Compares the calls, and waits for all ranks with the failures that have names.
@@ -92,15 +92,19 @@ impl NcclTransport {
         }
         let Some(comm) = &self.comm else { return Err(self.failed("the group has ended")) };
         let (element, size) = element(request.dtype);
-        let all = self.side.slice(flat, 0..flat.len_bytes()).map_err(|error| self.failed(error))?;
-        let elements = Elements { all, element, size };
+        let mut slices = Vec::with_capacity(N);
+        for flat in flats {
+            slices.push(self.side.slice(flat, 0..flat.len_bytes()).map_err(|error| self.failed(error))?);
+        }
+        let elements: [Elements; N] = std::array::from_fn(|i| Elements { all: slices[i], element, size });
         let put = comm.group(self.side.stream(), |group| build(group, &elements));
         put.map_err(|error| self.failed(error))?;
         let event = Arc::new(self.side.stream().mark().map_err(|error| self.failed(error))?);
         let of =
             if request.subject.is_empty() { String::new() } else { format!(" on {:?}", request.subject) };
         self.watch.add(&event, format!("{}{of} (call {})", request.operation.name(), request.sequence));
-        let (side, watch, memory) = (self.side.clone(), self.watch.clone(), flat.clone());
+        let (side, watch, memory) =
+            (self.side.clone(), self.watch.clone(), flats.map(FlatBuffer::clone).into());
         Ok(Ready::after(Collective { side, event, watch, memory, is_ordered: false }))
     }
 }
@@ -163,6 +167,10 @@ impl Transport for NcclTransport {
         true
     }
 
+    fn works_in_background(&self) -> bool {
+        true
+    }
+
     fn describe(&self) -> String {
         format!("NCCL {}", self.version)
     }
@@ -196,7 +204,7 @@ impl Transport for NcclTransport {
         after: Ready,
     ) -> Result<Ready> {
         let Some(flat) = region.gpu() else { return self.host().all_reduce(request, region, range, after) };
-        self.start(request, flat, after, |group, elements| {
+        self.start(request, [flat], after, |group, [elements]| {
             let part = elements.part(&range)?;
             group.all_reduce(part, part, elements.element, Reduction::Sum)
         })
@@ -213,7 +221,7 @@ impl Transport for NcclTransport {
             return self.host().reduce_scatter(request, region, owners, after);
         };
         let (rank, n_ranks) = (self.rank(), self.world_size());
-        self.start(request, flat, after, |group, elements| {
+        self.start(request, [flat], after, |group, [elements]| {
             if let Some((all, n)) = in_equal_parts(owners) {
                 let own = all.start + rank * n..all.start + (rank + 1) * n;
                 let (all, own) = (elements.part(&all)?, elements.part(&own)?);
@@ -238,7 +246,7 @@ impl Transport for NcclTransport {
     ) -> Result<Ready> {
         let Some(flat) = region.gpu() else { return self.host().all_gather(request, region, owners, after) };
         let (rank, n_ranks) = (self.rank(), self.world_size());
-        self.start(request, flat, after, |group, elements| {
+        self.start(request, [flat], after, |group, [elements]| {
             if let Some((all, n)) = in_equal_parts(owners) {
                 let own = all.start + rank * n..all.start + (rank + 1) * n;
                 let (all, own) = (elements.part(&all)?, elements.part(&own)?);
@@ -264,8 +272,30 @@ impl Transport for NcclTransport {
         let Some(flat) = region.gpu() else {
             return self.host().broadcast(request, region, range, root, after);
         };
-        self.start(request, flat, after, |group, elements| {
+        self.start(request, [flat], after, |group, [elements]| {
             group.broadcast(elements.part(&range)?, elements.element, root)
+        })
+    }
+
+    fn all_to_all(
+        &self,
+        request: &Request,
+        from: &Region,
+        to: &Region,
+        range: Range<usize>,
+        after: Ready,
+    ) -> Result<Ready> {
+        // The communicator has checked that both are in memory of the same kind.
+        let (Some(from), Some(to)) = (from.gpu(), to.gpu()) else {
+            return self.host().all_to_all(request, from, to, range, after);
+        };
+        let blocks = Ownership::blocks(range, self.world_size());
+        self.start(request, [from, to], after, |group, [from, to]| {
+            for (peer, block) in blocks.iter().enumerate() {
+                group.send(from.part(block)?, from.element, peer)?;
+                group.recv(to.part(block)?, to.element, peer)?;
+            }
+            Ok(())
         })
     }
 

@@ -17,7 +17,7 @@ use crate::ledger::RankStatus;
 use crate::ownership::Ownership;
 use crate::patience::Patience;
 use crate::ready::Ready;
-use crate::region::{Memory, Region, Sharing};
+use crate::region::{Memory, Region, Sharing, copy};
 use crate::stamp::Stamp;
 use crate::transport::Transport;
 
@@ -166,7 +166,7 @@ impl Transport for SharedMemory {
                 for range in owners.of(owner) {
                     // SAFETY: the communicator checked the ranges; between the two barriers nobody writes an owner's
                     // ranges in its buffer, and only this rank touches the others' ranges in its own (invariant 6).
-                    unsafe { copy(*from, region.as_ptr(), range, size) };
+                    unsafe { copy(*from, region.as_ptr(), [range.start; 2], range.len(), size) };
                 }
             }
         })
@@ -188,7 +188,28 @@ impl Transport for SharedMemory {
         self.between_barriers(request, after, || {
             if let Some(from) = from.filter(|_| root != self.rank()) {
                 // SAFETY: as for a gather in which the root owns the range (invariant 6).
-                unsafe { copy(from, region.as_ptr(), &range, size) };
+                unsafe { copy(from, region.as_ptr(), [range.start; 2], range.len(), size) };
+            }
+        })
+    }
+
+    fn all_to_all(
+        &self,
+        request: &Request,
+        from: &Region,
+        to: &Region,
+        range: Range<usize>,
+        after: Ready,
+    ) -> Result<Ready> {
+        let size = request.dtype.map_or(1, |d| d.size());
+        let blocks = Ownership::blocks(range, self.world_size());
+        let sources: Vec<*mut u8> = from.buffers().collect();
+        let mine = &blocks[self.rank()];
+        self.between_barriers(request, after, || {
+            for (block, source) in blocks.iter().zip(&sources) {
+                // SAFETY: the communicator checked the range and that the regions are two; between the two barriers nobody
+                // writes `from`, and only this rank touches its own buffer of `to` (invariant 6).
+                unsafe { copy(*source, to.as_ptr(), [mine.start, block.start], block.len(), size) };
             }
         })
     }
@@ -265,14 +286,4 @@ impl SharedMemory {
         self.group.barrier(&stamp, &[], 0)?;
         Ok(Ready::now())
     }
-}
-
-/// Copies the elements of `range`, of `size` bytes each, to their place in another buffer.
-///
-/// # Safety
-/// Both buffers hold the range and do not overlap; nobody writes it in `from` nor touches it in `to`.
-unsafe fn copy(from: *const u8, to: *mut u8, range: &Range<usize>, size: usize) {
-    let (start, bytes) = (range.start * size, range.len() * size);
-    // SAFETY: the caller's promise.
-    unsafe { std::ptr::copy_nonoverlapping(from.add(start), to.add(start), bytes) };
 }

@@ -12,12 +12,13 @@ mod tune;
 mod tuned;
 
 use std::collections::HashMap;
+use std::collections::hash_map::Entry;
 use std::path::Path;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 pub use algorithm::Algorithm;
 pub use product::{Form, Layout, Operand, Precision, Product};
-pub use tuned::{Shape, TABLE_VARIABLE, Tuned};
+pub use tuned::{Shape, Tuned};
 
 use crate::cache::Cache;
 use crate::driver::{Context, DeviceMemory, Stream};
@@ -212,23 +213,26 @@ impl CublasLt {
     fn multiply(&self, stream: &Stream, product: &Product<'_>, dims: Dims) -> Result<()> {
         stream.context().enter()?;
         let mut state = self.state();
-        let (key, handle) = (Key::new(product, dims), state.handle.handle);
+        let State { tuned, plans, handle } = &mut *state;
+        let (key, handle) = (Key::new(product, dims), handle.handle);
         let workspace = (self.workspace.address(), self.workspace.bytes());
-        let make = |tuned| Plan::new(&self.api, handle, product, &key, workspace.1, tuned);
-        if !state.plans.contains_key(&key) {
-            let tuned = Shape::of(&key).and_then(|shape| state.tuned.get(&shape));
-            let plan = make(tuned)?;
-            state.plans.insert(key.clone(), plan);
-        }
-        // Just looked up or put in.
-        let Some(plan) = state.plans.get_mut(&key) else { return Ok(()) };
+        let make = |key: &Key, tuned| Plan::new(&self.api, handle, product, key, workspace.1, tuned);
+        let mut entry = match plans.entry(key) {
+            Entry::Occupied(known) => known,
+            Entry::Vacant(unknown) => {
+                let algorithm = Shape::of(unknown.key()).and_then(|shape| tuned.get(&shape));
+                let plan = make(unknown.key(), algorithm)?;
+                unknown.insert_entry(plan)
+            }
+        };
+        let plan = entry.get_mut();
         let mut called = plan.run(&self.api, handle, product, workspace, stream.handle())?;
         if plan.origin == Origin::Table && [NOT_SUPPORTED, INVALID_VALUE].contains(&called.1) {
             // What was accepted for the shape may still need memory of another kind.
-            let mut other = make(None)?;
+            let mut other = make(entry.key(), None)?;
             other.origin = Origin::Instead;
-            *plan = other;
-            called = plan.run(&self.api, handle, product, workspace, stream.handle())?;
+            *entry.get_mut() = other;
+            called = entry.get_mut().run(&self.api, handle, product, workspace, stream.handle())?;
         }
         self.api.check(called)
     }

@@ -29,7 +29,7 @@ impl Own {
             a_transposed: product.a.form == Form::Transposed,
             b_transposed: product.b.form == Form::Transposed,
         };
-        let Some(function) = self.modules.find(shape.op(), &[element, out], None)? else {
+        let Some(function) = self.modules.find(shape.op(), &[element, out], None, None)? else {
             return Err(product.wrong(format!("no kernel multiplies {element} to {out}")));
         };
         let [a, b, d] = [&product.a.layout, &product.b.layout, &product.d_layout];

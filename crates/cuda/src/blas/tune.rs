@@ -49,14 +49,6 @@ impl Blas {
         {
             return Ok(None);
         }
-        let context = self.stream.context();
-        let (start, end) = (context.timing_event()?, context.timing_event()?);
-        start.record(&self.stream)?;
-        for _ in 0..runs {
-            self.multiply(product)?;
-        }
-        end.record(&self.stream)?;
-        end.synchronize()?;
-        Ok(Some(end.milliseconds_since(&start)? / runs.max(1) as f32))
+        self.stream.milliseconds(runs, || self.multiply(product)).map(Some)
     }
 }

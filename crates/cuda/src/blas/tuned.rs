@@ -1,30 +1,23 @@
-//! Which algorithms were measured to be the fastest: tables by GPU, written by `oarlock gpu-check --tune`.
-//!
-//! A table is text. After a line `arch sm_90`, and perhaps one `device NAME` where it is for no other GPU, each line is a
-//! shape and the attributes of an algorithm of cuBLASLt:
+//! Which algorithms were measured to be the fastest: the entries of matrix products in [`tables`].
 //!
 //! ```text
 //! bf16 f32 1 768 2048 8192 tn - : 66 20 1 0 0 0 9 0 3
 //! ```
 //!
 //! These are the precision, the type of the result, the batch, rows, columns, the inner dim, whether each operand is
-//! transposed, and `b` for a bias. What is behind `#` is not read.
+//! transposed, and `b` for a bias; then the attributes of an algorithm of cuBLASLt.
 
 use std::collections::HashMap;
 use std::fmt;
-use std::path::PathBuf;
 
 use super::algorithm::Algorithm;
 use super::plan::Key;
 use super::product::{Dims, Form, Layout, Precision, Product};
 use crate::driver::Device;
 use crate::element::Element;
-use crate::error::{Error, Result};
+use crate::error::Result;
+use crate::tables::{self, Kind, Take};
 
-/// The tables that the program has.
-const TABLES: &[(&str, &str)] = &[("tuned/sm_90.txt", include_str!("../../tuned/sm_90.txt"))];
-/// The variable that names a file which is read besides.
-pub const TABLE_VARIABLE: &str = "OARLOCK_CUDA_TUNED";
 /// Algorithms may need their operands to begin at such addresses.
 const ALIGNMENT: u32 = 16;
 
@@ -104,54 +97,25 @@ impl Tuned {
     /// Those of the program for a GPU, and those of the file that `OARLOCK_CUDA_TUNED` names, which come first.
     ///
     /// # Errors
-    /// [`Error::Table`], or the driver's own.
+    /// [`Error::Table`](crate::Error::Table), or the driver's own.
     pub fn of(device: &Device) -> Result<Tuned> {
         let mut tuned = Tuned::default();
-        let (name, arch) = (device.name()?, device.arch()?);
-        for (file, text) in TABLES {
-            tuned.add(file, text, &name, &arch)?;
-        }
-        if let Some(file) = std::env::var_os(TABLE_VARIABLE).map(PathBuf::from) {
-            let shown = file.display().to_string();
-            let wrong = |error: std::io::Error| Error::Table {
-                file: shown.clone(),
-                line: 0,
-                reason: format!("{TABLE_VARIABLE} names it, and it cannot be read: {error}"),
-            };
-            let text = std::fs::read_to_string(&file).map_err(wrong)?;
-            tuned.add(&shown, &text, &name, &arch)?;
-        }
+        tables::read(device, Kind::Product, &mut tuned.taking())?;
         Ok(tuned)
     }
 
-    /// Takes over the lines of a table that are for this GPU, before which those go that were there.
-    ///
-    /// # Errors
-    /// [`Error::Table`].
-    pub fn add(&mut self, file: &str, text: &str, device: &str, arch: &str) -> Result<()> {
-        let (mut of_arch, mut of_device) = (false, true);
-        for (i, line) in text.lines().enumerate() {
-            let wrong = |reason: &str| Error::Table { file: file.into(), line: i + 1, reason: reason.into() };
-            let line = line.split('#').next().unwrap_or_default().trim();
-            if line.is_empty() {
-                continue;
+    /// Takes over the entries for this GPU, before which those go that were there.
+    fn taking(&mut self) -> Box<Take<'_>> {
+        Box::new(|line, is_ours| {
+            let (shape, algorithm) = entry(line)?;
+            if !algorithm.is_exact() {
+                return Err("the algorithm sums in the type of the result".to_owned());
             }
-            if let Some(wanted) = line.strip_prefix("arch ") {
-                // The variant with instructions of its own is the same GPU.
-                (of_arch, of_device) = (arch.trim_end_matches('a') == wanted.trim(), true);
-            } else if let Some(wanted) = line.strip_prefix("device ") {
-                of_device = device == wanted.trim();
-            } else {
-                let (shape, algorithm) = entry(line).map_err(wrong)?;
-                if !algorithm.is_exact() {
-                    return Err(wrong("the algorithm sums in the type of the result"));
-                }
-                if of_arch && of_device {
-                    self.0.insert(shape, algorithm);
-                }
+            if is_ours {
+                self.0.insert(shape, algorithm);
             }
-        }
-        Ok(())
+            Ok(())
+        })
     }
 
     /// Puts in or replaces what is known of a shape.
@@ -244,12 +208,15 @@ impl Shape {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::tables::Gpu;
 
     const LINE: &str = "bf16 f32 1 768 2048 8192 tn - : 66 20 1 0 0 0 9 0 3\n";
 
     fn read(text: &str) -> Result<Tuned> {
         let mut tuned = Tuned::default();
-        tuned.add("a table", text, "NVIDIA H200", "sm_90a").map(|()| tuned)
+        let gpu = Gpu { name: "NVIDIA H200", arch: "sm_90a" };
+        tables::read_text(("a table", text), &gpu, Kind::Product, &mut *tuned.taking())?;
+        Ok(tuned)
     }
 
     #[test]

@@ -14,7 +14,7 @@ mod runner;
 use std::sync::Arc;
 
 pub use attention::{Pass, is_supported};
-pub use choice::{Choice, VARIABLE, attention_choice};
+pub use choice::{Choice, VARIABLE, attention_choice, wanted};
 pub use runner::{Backward, CudnnAttention, Forward};
 
 use crate::attention::AttentionShape;
@@ -24,6 +24,9 @@ use crate::libraries::{Libraries, Library};
 use api::Api;
 use graph::Graph;
 use plan::{Plan, Target};
+
+/// The most that a pass may use besides its operands: the deterministic backward pass has all scores in 16 bits.
+pub const ATTENTION_WORKSPACE_BYTES: usize = 1 << 30;
 
 /// cuDNN, loaded.
 #[derive(Clone)]

@@ -168,7 +168,7 @@ fn check_args(function: &Function, args: &[Arg<'_>], context: &Context) -> Resul
 }
 
 fn check_geometry(function: &Function, geometry: &Geometry, context: &Context) -> Result<()> {
-    let wanted = function.instance().kernel.threads;
+    let wanted = function.instance().threads();
     if geometry.threads != wanted {
         let reason = format!("its blocks have {wanted} threads, not {}", geometry.threads);
         return Err(function.wrong(reason));

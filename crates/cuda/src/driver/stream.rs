@@ -62,6 +62,23 @@ impl Stream {
     }
 }
 
+impl Stream {
+    /// The milliseconds that one of `runs` runs of some work takes on the GPU, by events around all of them.
+    ///
+    /// # Errors
+    /// Those of the work, or the driver's own.
+    pub fn milliseconds(&self, runs: usize, mut work: impl FnMut() -> Result<()>) -> Result<f32> {
+        let (start, end) = (self.context().timing_event()?, self.context().timing_event()?);
+        start.record(self)?;
+        for _ in 0..runs {
+            work()?;
+        }
+        end.record(self)?;
+        end.synchronize()?;
+        Ok(end.milliseconds_since(&start)? / runs.max(1) as f32)
+    }
+}
+
 impl Drop for Stream {
     fn drop(&mut self) {
         // SAFETY: the handle is a stream's, and nobody uses it afterwards. The driver finishes its work first.

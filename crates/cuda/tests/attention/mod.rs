@@ -3,7 +3,7 @@
 pub mod reference;
 
 use half::{bf16, f16};
-use oarlock_cuda::attention::AttentionShape;
+use oarlock_cuda::attention::{AttentionShape, Tile, TiledKernel};
 use oarlock_cuda::{Instance, table};
 use reference::{Operands, attention};
 
@@ -99,7 +99,7 @@ struct Results<T> {
     grads: [Vec<T>; 3],
 }
 
-fn passes<T: Float>(gpu: Gpu, s: &AttentionShape, x: &Inputs<T>) -> Results<T> {
+fn passes<T: Float>(gpu: Gpu, s: &AttentionShape, x: &Inputs<T>, tile: Tile) -> Results<T> {
     let (q, k, v, d_o) = (gpu.buffer(&x.q), gpu.buffer(&x.k), gpu.buffer(&x.v), gpu.buffer(&x.d_o));
     let starts = x.doc_start.as_ref().map(|starts| gpu.buffer(starts));
     let starts: Option<&Buffer<i32>> = starts.as_ref();
@@ -107,30 +107,33 @@ fn passes<T: Float>(gpu: Gpu, s: &AttentionShape, x: &Inputs<T>) -> Results<T> {
     let (o, lse, delta) =
         (gpu.fresh::<T>(x.q.len()), gpu.fresh::<f32>(n_statistics), gpu.fresh::<f32>(n_statistics));
     let (dq, dk, dv) = (gpu.fresh::<T>(x.q.len()), gpu.fresh::<T>(x.k.len()), gpu.fresh::<T>(x.k.len()));
-    let run = |op, geometry, args: &[_]| gpu.launch(&instance::<T>(op, s), geometry, args);
-    run("attention_forward", s.forward(T::ELEMENT), with_shape!(s, q, k, v, starts, o, lse));
+    let run = |kernel: TiledKernel, args: &[_]| {
+        let instance = instance::<T>(kernel.op(), s).with_tile(tile);
+        gpu.launch(&instance, s.tiled(kernel, T::ELEMENT, tile), args);
+    };
+    run(TiledKernel::Forward, with_shape!(s, q, k, v, starts, o, lse));
     let sizes = [s.q_len, s.heads, s.head_dim, s.batch].map(|n| n as i32);
     let delta_args = args![o, d_o, delta, sizes[0], sizes[1], sizes[2], sizes[3]];
-    run("attention_delta", s.delta(), delta_args);
+    gpu.launch(&instance::<T>("attention_delta", s), s.delta(), delta_args);
     let kv_args = with_shape!(s, q, k, v, starts, d_o, lse, delta, dk, dv, s.scale);
-    run("attention_backward_kv", s.backward_kv(T::ELEMENT), kv_args);
-    run(
-        "attention_backward_q",
-        s.backward_q(T::ELEMENT),
-        with_shape!(s, q, k, v, starts, d_o, lse, delta, dq, s.scale),
-    );
+    run(TiledKernel::BackwardKv, kv_args);
+    run(TiledKernel::BackwardQ, with_shape!(s, q, k, v, starts, d_o, lse, delta, dq, s.scale));
     Results { o: o.read(), lse: lse.read(), grads: [dq.read(), dk.read(), dv.read()] }
 }
 
 fn compare<T: Float>(library: &Library, s: AttentionShape, doc_start: Option<Vec<i32>>) {
+    compare_tiled::<T>(library, s, doc_start, s.usual_tile(T::ELEMENT));
+}
+
+fn compare_tiled<T: Float>(library: &Library, s: AttentionShape, doc_start: Option<Vec<i32>>, tile: Tile) {
     let x = Inputs::<T>::new(&s, doc_start);
     let (o, lse, grads) = in_every_order(library, |gpu| {
-        let results = passes(gpu, &s, &x);
+        let results = passes(gpu, &s, &x, tile);
         (results.o, results.lse, results.grads)
     });
     let want = x.reference(&s);
     let tolerance = tolerance::<T>();
-    let label = |what: &str| format!("{what} of {} {s:?}", T::ELEMENT);
+    let label = |what: &str| format!("{what} of {} {s:?} in tiles of {tile}", T::ELEMENT);
     near(&label("o"), &o, &want.o, tolerance);
     near(&label("lse"), &lse, &want.lse, 2e-6);
     for (what, (got, want)) in ["dq", "dk", "dv"].iter().zip(grads.iter().zip([&want.dq, &want.dk, &want.dv]))
@@ -186,6 +189,21 @@ fn passes_match_the_reference() {
         compare::<f16>(library, shape(1, 66, 1, 1, 192), None);
         let capped = AttentionShape { logit_cap: Some(2.0), ..shape(1, 67, 2, 1, 128) };
         compare::<f32>(library, capped, Some(documents(&capped, 30)));
+    });
+}
+
+#[test]
+fn other_tiles_match_the_reference() {
+    on_emulator(|library| {
+        let tile = |rows, walked| Tile { rows, walked };
+        let s = shape(2, 150, 4, 2, 32);
+        compare_tiled::<bf16>(library, s, Some(documents(&s, 50)), tile(128, 32));
+        compare_tiled::<bf16>(library, s, None, tile(64, 128));
+        let cached = AttentionShape { q_len: 9, kv_len: 75, kv_capacity: 140, causal: false, ..s };
+        compare_tiled::<bf16>(library, cached, None, tile(64, 128));
+        let capped = AttentionShape { logit_cap: Some(2.0), window: Some(20), ..shape(1, 140, 2, 1, 24) };
+        compare_tiled::<bf16>(library, capped, None, tile(128, 32));
+        compare_tiled::<f32>(library, AttentionShape { head_dim: 104, ..capped }, None, tile(128, 16));
     });
 }
 

@@ -10,7 +10,7 @@ use oarlock_cuda::table;
 
 use crate::numbers::not_tested;
 
-use oarlock_fakes::{Changed, Sanitizer, Workshop, compiler};
+use oarlock_fakes::{Changed, Sanitizer, Workshop, compiler, has_tile, tiled_units};
 
 type LaunchFn = unsafe extern "C" fn(
     *const c_char,
@@ -77,7 +77,11 @@ pub fn emulated_units() -> Vec<Unit> {
         [(_, element), (_, head_dim), ..] => OF_ATTENTION.contains(&(element, head_dim)),
         _ => false,
     };
-    table::units().into_iter().filter(is_run).collect()
+    // One tile of each size, and one through the scratch memory of f32.
+    const TILES: [(&str, &str, &str, &str); 3] =
+        [("bf16", "32", "128", "32"), ("bf16", "32", "64", "128"), ("f32", "128", "128", "16")];
+    let tiled = tiled_units().into_iter().filter(|unit| has_tile(unit, &TILES));
+    table::units().into_iter().filter(is_run).chain(tiled).collect()
 }
 
 /// The folder of the fake libraries that a test gives to a process that it starts.
@@ -101,6 +105,7 @@ pub fn fakes() -> Option<&'static std::path::Path> {
                 "probe.cu",
                 "order.cu",
                 "attention_forward.cu",
+                "attention_backward.cu",
             ];
             files.contains(&unit.source.file)
         };

@@ -146,7 +146,7 @@ impl Gpu<'_> {
             assert!(fits, "{name}: {} is {:?} in the table, not {:?}", param.name, param.of, arg.element);
         }
         let args: Vec<&[u64]> = args.iter().map(|arg| &arg.words[..]).collect();
-        assert_eq!(geometry.threads, instance.kernel.threads, "{name}: threads of a block");
+        assert_eq!(geometry.threads, instance.threads(), "{name}: threads of a block");
         if let Err(error) = self.library.launch(&name, geometry, &args, self.n_workers, self.order) {
             panic!("{error}");
         }

@@ -84,7 +84,7 @@ pub fn units_of(family: &str) -> Vec<Unit> {
         // Elements are sorted by the kernels of orders.
         [] if family == "sort" => ["sort.cu", "order.cu"].contains(&unit.source.file),
         [] => unit.source.file == format!("{family}.cu"),
-        [(_, element), (_, head_dim), ..] => family == "attention" && element == "bf16" && head_dim == "64",
+        [(_, element), (_, head_dim)] => family == "attention" && element == "bf16" && head_dim == "64",
         _ => false,
     };
     emulated_units().into_iter().filter(of_family).collect()

@@ -4,7 +4,7 @@ use std::sync::Arc;
 use std::time::Instant;
 
 use half::bf16;
-use oarlock_cuda::attention::AttentionShape;
+use oarlock_cuda::attention::{AttentionShape, TiledKernel};
 use oarlock_cuda::driver::{Arg, Context, Function, Stream};
 use oarlock_cuda::geometry::{self, Geometry};
 use oarlock_cuda::{Element, Error, Walk, table};
@@ -116,7 +116,7 @@ fn a_kernel_gets_the_shared_memory_that_it_asks_for() {
         window: None,
         logit_cap: None,
     };
-    let grid = shape.forward(Element::BF16);
+    let grid = shape.tiled(TiledKernel::Forward, Element::BF16, shape.usual_tile(Element::BF16));
     assert!(grid.shared_bytes > 48 << 10);
     let kernel = table::find("attention_forward").expect("a kernel");
     let instance = kernel.instance(&[Element::BF16], Some(128)).expect("an instance");
@@ -220,7 +220,8 @@ fn cost_of_a_launch() {
     let n_launches = 5000;
     let nanos = |start: Instant| start.elapsed().as_nanos() as usize / n_launches;
     for (op, n_args) in [("fill", 3), ("adam", 16)] {
-        let find = || modules.find(op, &[Element::F32], None).expect("a function").expect("an instance");
+        let find =
+            || modules.find(op, &[Element::F32], None, None).expect("a function").expect("an instance");
         let function = find();
         let start = Instant::now();
         (0..n_launches).for_each(|_| drop(std::hint::black_box(find())));

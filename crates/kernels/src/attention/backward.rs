@@ -9,6 +9,7 @@
 
 use std::f32::consts::LOG2_E;
 
+use super::blocks::{Rows, Tiles, Walk};
 use super::pack::{self, HeadRows};
 use super::tile::{self, COLS, Kernel, LANES, Left, ROWS, Task};
 use super::workers::{self, Carve, Shared, Tasks, carved};
@@ -21,6 +22,8 @@ use crate::error::Result;
 const QUERIES: usize = 64;
 /// Keys of a block.
 const KEYS: usize = 64;
+/// Its tiles.
+const TILES: usize = KEYS / ROWS;
 
 /// What the forward pass left behind, and the gradient of its output.
 pub(super) struct Saved<'a, T> {
@@ -140,7 +143,7 @@ struct Buffers<'a> {
 }
 
 /// A block of queries of one head.
-struct Block {
+struct Block<'a> {
     /// Queries in it.
     n: usize,
     /// The keys that each sees; queries behind the last repeat it.
@@ -151,6 +154,16 @@ struct Block {
     delta: [f32; QUERIES],
     /// Of each 32 queries.
     spans: [Span; QUERIES / COLS],
+    /// Of the block mask, if there is one.
+    rows: Option<Rows<'a>>,
+}
+
+impl Block<'_> {
+    /// The rows of the mask that queries `from .. to` have.
+    #[inline(always)]
+    fn rows(&self, from: usize, to: usize) -> u8 {
+        self.rows.as_ref().map_or(u8::MAX, |rows| rows.set(from, to))
+    }
 }
 
 impl<T: Float> Task for Backward<'_, T> {
@@ -291,6 +304,7 @@ unsafe fn queries<T: Float, K: Kernel>(
             lse: [0.0; QUERIES],
             delta: [0.0; QUERIES],
             spans: [Span::of(&[], &[]); QUERIES / COLS],
+            rows: inputs.rows(head, q0, n),
         };
         for c in 0..QUERIES {
             (block.lo[c], block.hi[c]) = shape.visible(inputs.doc_start, b, q0 + c.min(n - 1));
@@ -303,16 +317,15 @@ unsafe fn queries<T: Float, K: Kernel>(
             block.spans[p] = Span::of(&block.lo[p * COLS..][..COLS], &block.hi[p * COLS..][..COLS]);
         }
         buffers.dq.fill(0.0);
-        let (first, end) = Span::of(&block.lo, &block.hi).tiles();
-        for k0 in (first..end).step_by(KEYS) {
-            let k1 = end.min(k0 + KEYS);
+        let mut walk = Walk::new(block.rows, Span::of(&block.lo, &block.hi).tiles());
+        while let Some(tiles) = walk.tiles::<TILES>() {
             let scale = shape.score_scale();
             match scale.cap {
-                None => score_gradients::<K, false>(scale, packed, buffers, &block, k0, k1),
-                Some(_) => score_gradients::<K, true>(scale, packed, buffers, &block, k0, k1),
+                None => score_gradients::<K, false>(scale, packed, buffers, &block, &tiles),
+                Some(_) => score_gradients::<K, true>(scale, packed, buffers, &block, &tiles),
             }
-            key_gradients::<K>(shape, packed, buffers, &block, k0, k1);
-            query_gradients::<K>(shape, packed, buffers, &block, k0, k1);
+            key_gradients::<K>(shape, packed, buffers, &block, &tiles);
+            query_gradients::<K>(shape, packed, buffers, &block, &tiles);
         }
         for c in 0..n {
             let row = ((b * shape.q_len + q0 + c) * shape.n_heads + head) * shape.head_dim;
@@ -321,42 +334,45 @@ unsafe fn queries<T: Float, K: Kernel>(
     }
 }
 
-/// P and dS of keys `k0 .. k1` and the queries of a block.
+/// P and dS of some tiles of keys and the queries of a block.
 #[inline(always)]
 unsafe fn score_gradients<K: Kernel, const CAPPED: bool>(
     scale: ScoreScale,
     packed: &Packed,
     buffers: &mut Buffers,
     block: &Block,
-    k0: usize,
-    k1: usize,
+    tiles: &Tiles<TILES>,
 ) {
-    for j in (k0..k1).step_by(ROWS) {
+    for t in 0..tiles.len() {
         for p in 0..block.n.div_ceil(COLS) {
-            // SAFETY: the caller's contract is passed on.
-            unsafe { score_gradient_tile::<K, CAPPED>(scale, packed, buffers, block, j, k0, p) };
+            // What no row of the panel keeps is not read either.
+            if tiles.keeping(t) & block.rows(p * COLS, (p + 1) * COLS) != 0 {
+                // SAFETY: the caller's contract is passed on.
+                unsafe { score_gradient_tile::<K, CAPPED>(scale, packed, buffers, block, tiles, t, p) };
+            }
         }
     }
 }
 
-/// P and dS of the 8 keys from `j` on and the 32 queries of panel `p`.
+/// P and dS of the keys of tile `t` and the 32 queries of panel `p`.
 #[inline(always)]
 unsafe fn score_gradient_tile<K: Kernel, const CAPPED: bool>(
     scale: ScoreScale,
     packed: &Packed,
     buffers: &mut Buffers,
     block: &Block,
-    j: usize,
-    k0: usize,
+    tiles: &Tiles<TILES>,
+    t: usize,
     p: usize,
 ) {
+    let j = tiles.at(t);
     // SAFETY: the caller vouches for the buffers.
     unsafe {
         let zero = K::splat(0.0);
         let ld = QUERIES / K::PAIR;
-        let at = (j - k0) * ld + p * COLS / K::PAIR;
+        let at = t * ROWS * ld + p * COLS / K::PAIR;
         let (p_out, ds_out) = (buffers.p.as_mut_ptr().add(at), buffers.ds.as_mut_ptr().add(at));
-        let across_out = buffers.ds_across.as_mut_ptr().add((j - k0) / K::PAIR * QUERIES + p * COLS);
+        let across_out = buffers.ds_across.as_mut_ptr().add(t * ROWS / K::PAIR * QUERIES + p * COLS);
         let span = &block.spans[p];
         let mut ds = [[zero; 2]; ROWS];
         if span.skips(j) {
@@ -365,7 +381,14 @@ unsafe fn score_gradient_tile<K: Kernel, const CAPPED: bool>(
             }
         } else {
             let columns = p * packed.units_padded * COLS;
-            let (lo, hi) = (block.lo.as_ptr().add(p * COLS), block.hi.as_ptr().add(p * COLS));
+            let keeping = tiles.keeping(t);
+            let partial = block.rows.filter(|rows| {
+                let all = rows.set(p * COLS, (p + 1) * COLS);
+                keeping & all != all
+            });
+            let limited = partial.map(|rows| rows.limit(keeping, &block.lo[p * COLS..][..COLS], p * COLS));
+            let lo = limited.as_ref().map_or(block.lo.as_ptr().add(p * COLS), |lo| lo.as_ptr());
+            let hi = block.hi.as_ptr().add(p * COLS);
             let (lse, delta) = (block.lse.as_ptr().add(p * COLS), block.delta.as_ptr().add(p * COLS));
             let lse = [K::load(lse), K::load(lse.add(LANES))];
             let delta = [K::load(delta), K::load(delta.add(LANES))];
@@ -373,7 +396,7 @@ unsafe fn score_gradient_tile<K: Kernel, const CAPPED: bool>(
             let v_rows = buffers.v_rows.as_ptr().add(j * packed.units);
             let q_columns = buffers.q_columns.as_ptr().add(columns);
             let do_columns = buffers.do_columns.as_ptr().add(columns);
-            let sees_all = span.sees_all(j);
+            let sees_all = limited.is_none() && span.sees_all(j);
             let mut probs = tile::product::<K>(packed.units, k_rows, packed.units, q_columns);
             let factor = if CAPPED {
                 probs.iter_mut().flatten().for_each(|x| *x = K::mul(*x, K::splat(scale.factor)));
@@ -418,15 +441,14 @@ unsafe fn score_gradient_tile<K: Kernel, const CAPPED: bool>(
     }
 }
 
-/// dV += P dO and dK += dS Q for keys `k0 .. k1`.
+/// dV += P dO and dK += dS Q for some tiles of keys.
 #[inline(always)]
 unsafe fn key_gradients<K: Kernel>(
     shape: &AttentionShape,
     packed: &Packed,
     buffers: &mut Buffers,
     block: &Block,
-    k0: usize,
-    k1: usize,
+    tiles: &Tiles<TILES>,
 ) {
     let ld = QUERIES / K::PAIR;
     for (left, right, out) in [
@@ -434,22 +456,23 @@ unsafe fn key_gradients<K: Kernel>(
         (&*buffers.ds, &*buffers.q_panels, &mut *buffers.dk),
     ] {
         for panel in 0..packed.n_panels {
-            for j in (k0..k1).step_by(ROWS) {
-                let (from, to) = seeing(block, j);
-                if from >= to {
-                    continue;
-                }
-                // SAFETY: the caller vouches for the buffers.
-                unsafe {
-                    tile::accumulate::<K>(
-                        (to - from) / K::PAIR,
-                        left.as_ptr().add((j - k0) * ld + from / K::PAIR),
-                        Left::RowMajor { ld },
-                        right.as_ptr().add(panel * ld * COLS + from / K::PAIR * COLS),
-                        out.as_mut_ptr().add(j * packed.cols + panel * COLS),
-                        packed.cols,
-                        packed.cols_of(shape, panel),
-                    );
+            for t in 0..tiles.len() {
+                let j = tiles.at(t);
+                let (mut next, end) = seeing(block, j);
+                while let Some((from, to)) = kept(block, tiles.keeping(t), next, end) {
+                    // SAFETY: the caller vouches for the buffers.
+                    unsafe {
+                        tile::accumulate::<K>(
+                            (to - from) / K::PAIR,
+                            left.as_ptr().add(t * ROWS * ld + from / K::PAIR),
+                            Left::RowMajor { ld },
+                            right.as_ptr().add(panel * ld * COLS + from / K::PAIR * COLS),
+                            out.as_mut_ptr().add(j * packed.cols + panel * COLS),
+                            packed.cols,
+                            packed.cols_of(shape, panel),
+                        );
+                    }
+                    next = to;
                 }
             }
         }
@@ -470,36 +493,52 @@ fn seeing(block: &Block, j: usize) -> (usize, usize) {
     (from & !1, (last + 1) * COLS)
 }
 
-/// dQ += dS^T K over keys `k0 .. k1`.
+/// The first queries of `from .. to` that follow each other and have rows among `keeping`, in groups of 8.
+#[inline(always)]
+fn kept(block: &Block, keeping: u8, from: usize, to: usize) -> Option<(usize, usize)> {
+    let Some(rows) = &block.rows else { return (from < to).then_some((from, to)) };
+    let group_end = |c: usize| ((c / ROWS + 1) * ROWS).min(to);
+    let is_kept = |c: usize| rows.set(c / ROWS * ROWS, (c / ROWS + 1) * ROWS) & keeping != 0;
+    let mut first = from;
+    while first < to && !is_kept(first) {
+        first = group_end(first);
+    }
+    let mut end = first;
+    while end < to && is_kept(end) {
+        end = group_end(end);
+    }
+    (first < end).then_some((first, end))
+}
+
+/// dQ += dS^T K over some tiles of keys.
 #[inline(always)]
 unsafe fn query_gradients<K: Kernel>(
     shape: &AttentionShape,
     packed: &Packed,
     buffers: &mut Buffers,
     block: &Block,
-    k0: usize,
-    k1: usize,
+    tiles: &Tiles<TILES>,
 ) {
     let ds = if K::PAIR == 2 { &*buffers.ds_across } else { &*buffers.ds };
     let steps = packed.keys / packed.pair;
     for panel in 0..packed.n_panels {
         for i in (0..block.n).step_by(ROWS) {
             let (from, to) = Span::of(&block.lo[i..i + ROWS], &block.hi[i..i + ROWS]).tiles();
-            let (from, to) = (from.max(k0), to.min(k1));
-            if from >= to {
-                continue;
-            }
-            // SAFETY: the caller vouches for the buffers.
-            unsafe {
-                tile::accumulate::<K>(
-                    (to - from) / K::PAIR,
-                    ds.as_ptr().add((from - k0) / K::PAIR * QUERIES + i),
-                    Left::ColMajor { ld: QUERIES },
-                    buffers.k_panels.as_ptr().add((panel * steps + from / K::PAIR) * COLS),
-                    buffers.dq.as_mut_ptr().add(i * packed.cols + panel * COLS),
-                    packed.cols,
-                    packed.cols_of(shape, panel),
-                );
+            let (rows, mut t) = (block.rows(i, i + ROWS), 0);
+            while let Some((first, end)) = tiles.run(t, rows, from, to) {
+                // SAFETY: the caller vouches for the buffers.
+                unsafe {
+                    tile::accumulate::<K>(
+                        (end - first) * ROWS / K::PAIR,
+                        ds.as_ptr().add(first * ROWS / K::PAIR * QUERIES + i),
+                        Left::ColMajor { ld: QUERIES },
+                        buffers.k_panels.as_ptr().add((panel * steps + tiles.at(first) / K::PAIR) * COLS),
+                        buffers.dq.as_mut_ptr().add(i * packed.cols + panel * COLS),
+                        packed.cols,
+                        packed.cols_of(shape, panel),
+                    );
+                }
+                t = end;
             }
         }
     }

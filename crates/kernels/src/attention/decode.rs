@@ -2,6 +2,7 @@
 
 use std::f32::consts::LN_2;
 
+use super::blocks::Rows;
 use super::forward::{FLOOR, Outputs};
 use super::pack::HeadRows;
 use super::tile::{Kernel, LANES, Task};
@@ -31,6 +32,8 @@ pub(super) struct Decode<'a, T> {
 
 /// Keys that are converted at once.
 const AT_ONCE: usize = 4;
+/// Keys that belong to the same block of a mask, from a multiple of it on.
+const UNIT: usize = LANES;
 
 fn pieces(shape: &AttentionShape, packed: &Packed) -> [usize; 5] {
     let rows = shape.group() * shape.q_len;
@@ -126,18 +129,40 @@ unsafe fn group<T: Float, K: Kernel>(
         }
     }
     buffers.out.fill(0.0);
+    let rows = |r: usize| {
+        let (head, i) = head_and_query(r);
+        inputs.rows(head, i, 1)
+    };
+    let kept =
+        |j: usize| inputs.blocks.is_none() || (0..shape.group() * shape.q_len).any(|r| keeps(rows(r), j));
+    if inputs.blocks.is_some() {
+        first = first / KEYS * KEYS;
+    }
     for k0 in (first..end).step_by(KEYS) {
         let k1 = end.min(k0 + KEYS);
+        if !(k0..k1).step_by(UNIT).any(kept) {
+            continue;
+        }
         // SAFETY: the buffers have the sizes of `pieces`.
         unsafe {
             for j in (k0..k1).step_by(AT_ONCE) {
-                convert(k, j, k1, cols, buffers.rows);
-                scores::<K>(buffers, cols, j - k0);
+                if kept(j) {
+                    convert(k, j, k1, cols, buffers.rows);
+                    scores::<K>(buffers, cols, j - k0);
+                }
             }
-            softmax::<K>(buffers, scale.cap, cols, k0);
+            if let Some(cap) = scale.cap {
+                buffers.scores.iter_mut().for_each(|x| *x = math::tanh(*x) * cap);
+            }
+            if inputs.blocks.is_some() {
+                hide(buffers, k0, &rows);
+            }
+            softmax::<K>(buffers, cols, k0);
             for j in (k0..k1).step_by(AT_ONCE) {
-                convert(v, j, k1, cols, buffers.rows);
-                values::<K>(buffers, cols, j - k0);
+                if kept(j) {
+                    convert(v, j, k1, cols, buffers.rows);
+                    values::<K>(buffers, cols, j - k0);
+                }
             }
         }
     }
@@ -153,6 +178,26 @@ unsafe fn group<T: Float, K: Kernel>(
             }
             let lse = outputs.lse.slice((b * shape.n_heads + head) * shape.q_len + i, 1);
             lse[0] = if seen { query.max * LN_2 + query.sum.ln() } else { f32::NEG_INFINITY };
+        }
+    }
+}
+
+/// Whether the row of a query keeps key `j`.
+#[inline(always)]
+fn keeps(rows: Option<Rows<'_>>, j: usize) -> bool {
+    rows.is_none_or(|rows| rows.keeping(j) != 0)
+}
+
+/// Minus infinity as the score of each query with the keys of the block from `k0` on that its row does not keep.
+#[inline(always)]
+fn hide<'a>(buffers: &mut Buffers, k0: usize, rows: &impl Fn(usize) -> Option<Rows<'a>>) {
+    for (r, scores) in buffers.scores.chunks_exact_mut(KEYS).enumerate() {
+        let rows = rows(r);
+        for (u, scores) in scores.chunks_exact_mut(UNIT).enumerate() {
+            let j = k0 + u * UNIT;
+            if rows.as_ref().is_some_and(|rows| j >= rows.positions() || rows.keeping(j) == 0) {
+                scores.fill(f32::NEG_INFINITY);
+            }
         }
     }
 }
@@ -191,12 +236,9 @@ unsafe fn scores<K: Kernel>(buffers: &mut Buffers, cols: usize, at: usize) {
 
 /// Turns the scores of the block that starts at key `k0` into probabilities, still to be divided by their sum.
 #[inline(always)]
-unsafe fn softmax<K: Kernel>(buffers: &mut Buffers, cap: Option<f32>, cols: usize, k0: usize) {
+unsafe fn softmax<K: Kernel>(buffers: &mut Buffers, cols: usize, k0: usize) {
     for (r, query) in buffers.queries.iter_mut().enumerate() {
         let scores = &mut buffers.scores[r * KEYS..][..KEYS];
-        if let Some(cap) = cap {
-            scores.iter_mut().for_each(|x| *x = math::tanh(*x) * cap);
-        }
         if k0 < query.lo as usize || query.hi < (k0 + KEYS) as i32 {
             for (j, x) in scores.iter_mut().enumerate() {
                 let key = (k0 + j) as i32;

@@ -7,6 +7,7 @@
 
 use std::f32::consts::LN_2;
 
+use super::blocks::{Rows, Tiles, Walk};
 use super::decode::{self, Decode};
 use super::pack::{self, HeadRows};
 use super::tile::{self, COLS, Kernel, LANES, Left, ROWS, Task};
@@ -18,6 +19,8 @@ use crate::error::Result;
 
 /// Keys of a block: the scores of 32 queries with them take 16 KiB.
 const KEYS: usize = 128;
+/// Its tiles.
+const TILES: usize = KEYS / ROWS;
 /// Below every finite score, and finite itself so that differences of maxima are numbers.
 pub(super) const FLOOR: f32 = -1e30;
 
@@ -183,17 +186,17 @@ unsafe fn queries<T: Float, K: Kernel>(
         pack::transposed::<T, K>(q.skip(q0, n), packed.units, buffers.q_panel, buffers.staging);
         buffers.out.fill(0.0);
         let mut softmax = Softmax::<K> { max: [K::splat(FLOOR); 2], sum: [K::splat(0.0); 2] };
-        let (first, end) = span.tiles();
-        for k0 in (first..end).step_by(KEYS) {
-            let k1 = end.min(k0 + KEYS);
+        let seen = Seen { span, lo, hi, rows: inputs.rows(head, q0, n) };
+        let mut walk = Walk::new(seen.rows, span.tiles());
+        while let Some(tiles) = walk.tiles::<TILES>() {
             let (scale, max) = (shape.score_scale(), softmax.max);
             let max = match scale.cap {
-                None => scores::<K, false>(scale, packed, buffers, &span, &lo, &hi, k0, k1, max),
-                Some(_) => scores::<K, true>(scale, packed, buffers, &span, &lo, &hi, k0, k1, max),
+                None => scores::<K, false>(scale, packed, buffers, &seen, &tiles, max),
+                Some(_) => scores::<K, true>(scale, packed, buffers, &seen, &tiles, max),
             };
             rescale::<K>(&mut softmax, max, packed, buffers.out);
-            probabilities::<K>(&mut softmax, buffers, k1 - k0);
-            values::<K>(shape, packed, buffers, &lo, &hi, n, k0, k1);
+            probabilities::<K>(&mut softmax, buffers, tiles.len() * ROWS);
+            values::<K>(shape, packed, buffers, &seen, &tiles, n);
         }
         let (mut max, mut sum) = ([0f32; COLS], [0f32; COLS]);
         for w in 0..2 {
@@ -214,23 +217,31 @@ unsafe fn queries<T: Float, K: Kernel>(
     }
 }
 
-/// Scores of keys `k0 .. k1`; minus infinity where masked. Returns the maxima so far.
+/// The keys that 32 queries see.
+struct Seen<'a> {
+    span: Span,
+    lo: [i32; COLS],
+    hi: [i32; COLS],
+    /// Of the block mask, if there is one.
+    rows: Option<Rows<'a>>,
+}
+
+/// Scores of some tiles of keys; minus infinity where masked. Returns the maxima so far.
 #[inline(always)]
 unsafe fn scores<K: Kernel, const CAPPED: bool>(
     scale: ScoreScale,
     packed: &Packed,
     buffers: &mut Buffers,
-    span: &Span,
-    lo: &[i32; COLS],
-    hi: &[i32; COLS],
-    k0: usize,
-    k1: usize,
+    seen: &Seen,
+    tiles: &Tiles<TILES>,
     mut max: tile::Row<K>,
 ) -> tile::Row<K> {
     // SAFETY: the caller vouches for the buffers.
     unsafe {
         let masked = K::splat(f32::NEG_INFINITY);
-        for j in (k0..k1).step_by(ROWS) {
+        let all = seen.rows.as_ref().map_or(u8::MAX, |rows| rows.set(0, COLS));
+        for t in 0..tiles.len() {
+            let (j, keeping) = (tiles.at(t), tiles.keeping(t));
             let k_rows = buffers.k_rows.as_ptr().add(j * packed.units);
             let mut acc = tile::product::<K>(packed.units, k_rows, packed.units, buffers.q_panel.as_ptr());
             let factor = if CAPPED {
@@ -240,16 +251,19 @@ unsafe fn scores<K: Kernel, const CAPPED: bool>(
             } else {
                 scale.factor
             };
-            let sees_all = span.sees_all(j);
+            let (lo, sees_all) = match &seen.rows {
+                Some(rows) if keeping & all != all => (rows.limit(keeping, &seen.lo, 0), false),
+                _ => (seen.lo, seen.span.sees_all(j)),
+            };
             for (r, row) in acc.iter().enumerate() {
                 for w in 0..2 {
                     let mut x = K::mul(row[w], K::splat(factor));
                     if !sees_all {
-                        let (lo, hi) = (lo.as_ptr().add(w * LANES), hi.as_ptr().add(w * LANES));
+                        let (lo, hi) = (lo.as_ptr().add(w * LANES), seen.hi.as_ptr().add(w * LANES));
                         x = K::keep(x, masked, (j + r) as i32, lo, hi);
                     }
                     max[w] = K::max(x, max[w]);
-                    K::store(buffers.scores.as_mut_ptr().add((j - k0 + r) * COLS + w * LANES), x);
+                    K::store(buffers.scores.as_mut_ptr().add((t * ROWS + r) * COLS + w * LANES), x);
                 }
             }
         }
@@ -296,37 +310,36 @@ unsafe fn probabilities<K: Kernel>(softmax: &mut Softmax<K>, buffers: &mut Buffe
     }
 }
 
-/// Adds the values of keys `k0 .. k1` to the output of `n` queries.
+/// Adds the values of some tiles of keys to the output of `n` queries.
 #[inline(always)]
 unsafe fn values<K: Kernel>(
     shape: &AttentionShape,
     packed: &Packed,
     buffers: &mut Buffers,
-    lo: &[i32; COLS],
-    hi: &[i32; COLS],
+    seen: &Seen,
+    tiles: &Tiles<TILES>,
     n: usize,
-    k0: usize,
-    k1: usize,
 ) {
     // SAFETY: the caller vouches for the buffers.
     unsafe {
         for panel in 0..packed.n_panels {
             let v_panel = buffers.v_panels.as_ptr().add(panel * (packed.keys / packed.pair) * COLS);
             for i in (0..n).step_by(ROWS) {
-                let (from, to) = Span::of(&lo[i..i + ROWS], &hi[i..i + ROWS]).tiles();
-                let (from, to) = (from.max(k0), to.min(k1));
-                if from >= to {
-                    continue;
+                let (from, to) = Span::of(&seen.lo[i..i + ROWS], &seen.hi[i..i + ROWS]).tiles();
+                let rows = seen.rows.as_ref().map_or(u8::MAX, |rows| rows.set(i, i + ROWS));
+                let mut t = 0;
+                while let Some((first, end)) = tiles.run(t, rows, from, to) {
+                    tile::accumulate::<K>(
+                        (end - first) * ROWS / K::PAIR,
+                        buffers.probs.as_ptr().add(first * ROWS / K::PAIR * COLS + i),
+                        Left::ColMajor { ld: COLS },
+                        v_panel.add(tiles.at(first) / K::PAIR * COLS),
+                        buffers.out.as_mut_ptr().add(i * packed.cols + panel * COLS),
+                        packed.cols,
+                        packed.cols_of(shape, panel),
+                    );
+                    t = end;
                 }
-                tile::accumulate::<K>(
-                    (to - from) / K::PAIR,
-                    buffers.probs.as_ptr().add((from - k0) / K::PAIR * COLS + i),
-                    Left::ColMajor { ld: COLS },
-                    v_panel.add(from / K::PAIR * COLS),
-                    buffers.out.as_mut_ptr().add(i * packed.cols + panel * COLS),
-                    packed.cols,
-                    packed.cols_of(shape, panel),
-                );
             }
         }
     }

@@ -4,6 +4,7 @@
 //! whole (sequence, kv head) tasks, so every sum has one order, whatever the number of threads.
 
 mod backward;
+mod blocks;
 mod decode;
 mod forward;
 mod pack;
@@ -16,10 +17,12 @@ mod workers;
 
 use std::f32::consts::LOG2_E;
 
+pub use self::blocks::BlockMask;
 use super::Cpu;
 use crate::dtype::{DType, Float, bf16, f16};
 use crate::error::{Error, Result};
 use crate::instances::instances;
+use blocks::Rows;
 use tile::{COLS, LANES, ROWS};
 
 /// The sizes of an attention: queries and output are [batch, q_len, n_heads, head_dim], keys and values
@@ -159,8 +162,8 @@ instances! {
     /// `o = softmax(scale * q k^T) v` for each head, and the log-sum-exp of each query's scores.
     ///
     /// A query sees the keys of its own document: those from `doc_start[b, i]` ([batch, q_len], clamped into the
-    /// sequence) on, and with `causal` none behind its own position. A query that sees no key gets zeros and minus
-    /// infinity. Sums and softmax are in f32; in bf16 the probabilities are rounded to bf16 before the second product.
+    /// sequence) on, and with `causal` none behind its own position; of these only the ones whose block a mask keeps, and
+    /// time is spent on kept blocks alone. A query that sees no key gets zeros and minus infinity. Sums and softmax are in f32; in bf16 the probabilities are rounded to bf16 before the second product.
     ///
     /// # Errors
     /// When lengths do not fit `shape`, or `scratch` is shorter than [`attention_forward_scratch_bytes`].
@@ -171,11 +174,12 @@ instances! {
         k: &[T],
         v: &[T],
         doc_start: Option<&[i32]>,
+        blocks: Option<&BlockMask>,
         o: &mut [T],
         lse: &mut [f32],
         scratch: &mut [u8],
     ) -> Result<()> {
-        let (inputs, outputs) = (Inputs { shape, q, k, v, doc_start }, forward::Results { o, lse });
+        let (inputs, outputs) = (Inputs { shape, q, k, v, doc_start, blocks }, forward::Results { o, lse });
         forward::forward(cpu, inputs, outputs, scratch)
     }
 }
@@ -193,6 +197,7 @@ instances! {
         k: &[T],
         v: &[T],
         doc_start: Option<&[i32]>,
+        blocks: Option<&BlockMask>,
         o: &[T],
         lse: &[f32],
         d_o: &[T],
@@ -201,7 +206,7 @@ instances! {
         dv: &mut [T],
         scratch: &mut [u8],
     ) -> Result<()> {
-        let inputs = Inputs { shape, q, k, v, doc_start };
+        let inputs = Inputs { shape, q, k, v, doc_start, blocks };
         let (saved, outputs) = (backward::Saved { o, lse, d_o }, backward::Results { dq, dk, dv });
         backward::backward(cpu, inputs, saved, outputs, scratch)
     }
@@ -214,11 +219,19 @@ struct Inputs<'a, T> {
     k: &'a [T],
     v: &'a [T],
     doc_start: Option<&'a [i32]>,
+    blocks: Option<&'a BlockMask>,
 }
 
 impl<T: Float> Inputs<'_, T> {
     fn check(&self, op: &'static str) -> Result<()> {
-        self.shape.check(op, self.q.len(), self.k.len(), self.v.len(), self.doc_start)
+        self.shape.check(op, self.q.len(), self.k.len(), self.v.len(), self.doc_start)?;
+        self.blocks.map_or(Ok(()), |mask| mask.check(op, self.shape))
+    }
+
+    /// The rows of the mask, if there is one, that `n` queries from `q0` on have.
+    #[inline(always)]
+    fn rows(&self, head: usize, q0: usize, n: usize) -> Option<Rows<'_>> {
+        self.blocks.map(|mask| Rows::new(mask, self.shape, head, q0, n))
     }
 }
 

@@ -1,6 +1,6 @@
 //! Attention in f64, the plain way: what the tests compare with.
 
-use oarlock_kernels::attention::AttentionShape;
+use oarlock_kernels::attention::{AttentionShape, BlockMask};
 
 /// The results of [`forward`].
 pub(super) struct Forward {
@@ -26,7 +26,13 @@ struct Query {
     lse: f64,
 }
 
-fn queries(shape: &AttentionShape, q: &[f64], k: &[f64], doc_start: Option<&[i32]>) -> Vec<Query> {
+fn queries(
+    shape: &AttentionShape,
+    q: &[f64],
+    k: &[f64],
+    doc_start: Option<&[i32]>,
+    blocks: Option<&BlockMask>,
+) -> Vec<Query> {
     let d = shape.head_dim;
     let mut out = vec![];
     for b in 0..shape.batch {
@@ -39,6 +45,12 @@ fn queries(shape: &AttentionShape, q: &[f64], k: &[f64], doc_start: Option<&[i32
                 let keys: Vec<usize> = (0..shape.kv_len)
                     .filter(|j| (!shape.causal || *j as i64 <= position) && *j as i64 >= start)
                     .filter(|j| shape.window.is_none_or(|w| *j as i64 + w as i64 > position))
+                    .filter(|j| {
+                        blocks.is_none_or(|mask| {
+                            let head = if mask.n_heads() == 1 { 0 } else { h };
+                            mask.keeps(head, position as usize / mask.block(), j / mask.block())
+                        })
+                    })
                     .map(|j| ((b * shape.kv_capacity + j) * shape.n_kv_heads + kv_head) * d)
                     .collect();
                 let mut scores: Vec<f64> = keys
@@ -78,11 +90,12 @@ pub(super) fn forward(
     k: &[f64],
     v: &[f64],
     doc_start: Option<&[i32]>,
+    blocks: Option<&BlockMask>,
 ) -> Forward {
     let d = shape.head_dim;
     let mut out =
         Forward { o: vec![0.0; q.len()], lse: vec![0.0; shape.batch * shape.n_heads * shape.q_len] };
-    for query in queries(shape, q, k, doc_start) {
+    for query in queries(shape, q, k, doc_start, blocks) {
         out.lse[query.stat] = query.lse;
         for (&key, p) in query.keys.iter().zip(&query.p) {
             add(&mut out.o[query.row..query.row + d], *p, &v[key..key + d]);
@@ -97,11 +110,12 @@ pub(super) fn backward(
     k: &[f64],
     v: &[f64],
     doc_start: Option<&[i32]>,
+    blocks: Option<&BlockMask>,
     d_o: &[f64],
 ) -> Gradients {
     let d = shape.head_dim;
     let mut out = Gradients { dq: vec![0.0; q.len()], dk: vec![0.0; k.len()], dv: vec![0.0; v.len()] };
-    for Query { row, keys, p, slopes, .. } in queries(shape, q, k, doc_start) {
+    for Query { row, keys, p, slopes, .. } in queries(shape, q, k, doc_start, blocks) {
         let d_o = &d_o[row..row + d];
         let dp: Vec<f64> = keys.iter().map(|&key| dot(d_o, &v[key..key + d])).collect();
         let delta = dot(&p, &dp);

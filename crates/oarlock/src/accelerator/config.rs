@@ -6,6 +6,7 @@ use oarlock_tensor::{DType, DeviceKind};
 use super::deepspeed_plugin::DeepSpeedPlugin;
 use super::project::ProjectConfiguration;
 use super::trackers::LogWith;
+use crate::config::PipelineArgs;
 use crate::shard::Options;
 
 /// How an [`Accelerator`](crate::Accelerator) runs.
@@ -14,6 +15,10 @@ pub struct AcceleratorConfig {
     /// What is sharded over the ranks, and in which dtype the model computes; master weights, moments and gradient
     /// sums are f32 whatever that is.
     pub shard: Options,
+    /// The ranks over which each sequence is divided; 0 and 1: none. See [`Accelerator::sequence_parallel`].
+    ///
+    /// [`Accelerator::sequence_parallel`]: crate::Accelerator::sequence_parallel
+    pub sequence_parallel_size: usize,
     /// The dtype of the arithmetic, over that of `shard`.
     pub mixed_precision: Option<DType>,
     /// Inputs of prepared models and batches of prepared loaders come to this rank's device by themselves.
@@ -24,6 +29,8 @@ pub struct AcceleratorConfig {
     pub deepspeed_plugin: Option<DeepSpeedPlugin>,
     /// Several of them, by name; the first is the active one until another is selected.
     pub deepspeed_plugins: Vec<(String, DeepSpeedPlugin)>,
+    /// How the models that are trained are divided into stages; by default they are not.
+    pub pipeline: PipelineArgs,
     /// How the schedule follows the optimizer.
     pub scheduler_steps: SchedulerSteps,
     /// How loaders are distributed to the ranks.

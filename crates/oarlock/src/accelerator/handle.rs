@@ -23,7 +23,8 @@ use super::trackers::Trackers;
 use crate::error::{Error, Result};
 use crate::nested::Nested;
 use crate::rank;
-use crate::shard::Options;
+use crate::sequence_parallel::SequenceParallel;
+use crate::shard::{DATA, Options, PIPE, Topology};
 
 /// The seed where none is given.
 const SEED: u64 = 42;
@@ -51,6 +52,12 @@ pub(super) type Hook = dyn Fn(&Accelerator, &Path) -> Result<()> + Send + Sync;
 /// What everything that an accelerator prepared has in common.
 pub(crate) struct Inner {
     pub comm: Communicator,
+    /// The ranks that see different data: all, or those of one stage of a pipeline.
+    pub data: Communicator,
+    /// The ranks that hold the stages of a pipeline, this one among them.
+    pub pipe: Option<Communicator>,
+    /// The ranks that divide sequences among them, where some do.
+    pub sequence: Option<SequenceParallel>,
     pub device: Device,
     pub config: AcceleratorConfig,
     pub plugins: Arc<Plugins>,
@@ -205,13 +212,25 @@ impl Accelerator {
     ) -> Result<Accelerator> {
         let mut options = config.shard.clone();
         options.dtype = config.mixed_precision.unwrap_or(options.dtype);
-        options.check(comm.world_size())?;
+        let (data, pipe) = axes(&comm, config, &options)?;
+        options.check(data.world_size())?;
+        let sequence = SequenceParallel::new(&comm, config.sequence_parallel_size)?;
+        if let (Some(_), Some(sequence)) = (&pipe, &sequence) {
+            return Err(Error::Usage(format!(
+                "sequence_parallel_size={} divides sequences over ranks, which the stages of a pipeline cannot do: take one of \
+                 the two",
+                sequence.size()
+            )));
+        }
         comm.on_long_wait_by_default(LONG_WAIT, |wait| rank::tell_note(&wait.to_string()));
         if comm.rank() == 0 && !oarlock_tensor::IS_OPTIMIZED {
             rank::tell_note_once(UNOPTIMIZED);
         }
         let inner = Inner {
             comm: comm.clone(),
+            data,
+            pipe,
+            sequence,
             device: device.clone(),
             config: config.clone(),
             plugins,
@@ -243,6 +262,21 @@ impl Accelerator {
         self.comm.world_size()
     }
 
+    /// The ranks that divide each sequence among them, where [`AcceleratorConfig::sequence_parallel_size`] says so. A
+    /// [`Decoder`](crate::model::Decoder) is told of them before it is prepared; loaders of tokens then deal the same rows to
+    /// all of them, and each takes its part.
+    ///
+    /// [`AcceleratorConfig::sequence_parallel_size`]: crate::AcceleratorConfig::sequence_parallel_size
+    pub fn sequence_parallel(&self) -> Option<&SequenceParallel> {
+        self.inner.sequence.as_ref()
+    }
+
+    /// The number of groups of ranks that get rows of their own, and of this one's: of ranks, where sequences are whole.
+    pub(crate) fn data_parallel(&self) -> (usize, usize) {
+        let size = self.sequence_parallel().map_or(1, SequenceParallel::size);
+        (self.data_ranks().world_size() / size, self.data_ranks().rank() / size)
+    }
+
     /// Whether this is process 0.
     pub fn is_main_process(&self) -> bool {
         self.comm.rank() == 0
@@ -251,6 +285,11 @@ impl Accelerator {
     /// The device of this rank.
     pub fn device(&self) -> &Device {
         &self.device
+    }
+
+    /// The process group of the ranks that see different data: all ranks, or those of one stage of a pipeline.
+    pub fn data_ranks(&self) -> &Communicator {
+        &self.inner.data
     }
 
     /// The process group.
@@ -288,6 +327,27 @@ impl Accelerator {
         }
     }
 }
+/// The groups of this rank on the axes of a pipeline with data parallelism.
+fn axes(
+    comm: &Communicator,
+    config: &AcceleratorConfig,
+    options: &Options,
+) -> Result<(Communicator, Option<Communicator>)> {
+    let (args, world) = (&config.pipeline, comm.world_size());
+    if !args.is_on() {
+        return Ok((comm.clone(), None));
+    }
+    if !world.is_multiple_of(args.stages) {
+        return Err(Error::Usage(format!(
+            "pipeline: {} stages must divide the {world} ranks; start a multiple of {} ranks",
+            args.stages, args.stages
+        )));
+    }
+    options.check_stage()?;
+    let grid = Topology::pipe_data(args.stages, world / args.stages);
+    Ok((comm.split(&grid.groups(DATA))?, Some(comm.split(&grid.groups(PIPE))?)))
+}
+
 /// The ranks by NCCL where each has a GPU of its own. Where that is not so, what they have on GPUs goes through memory of the
 /// host, and rank 0 says why.
 fn between_gpus(comm: Communicator, device: &Device) -> Result<Communicator> {
@@ -307,11 +367,36 @@ fn between_gpus(comm: Communicator, device: &Device) -> Result<Communicator> {
     }
 }
 
-/// The GPU of a rank: those of a machine take them in turns, from `first` on.
+/// The GPU of a rank.
 fn gpu_of_rank(first: usize, comm: &Communicator) -> Result<usize> {
     // By the machine alone: ranks that are bound to cores of their own share its GPUs as well.
-    let (machines, rank) = (comm.machines(), comm.rank());
+    Ok(gpu_of(first, &comm.machines(), comm.rank(), &Device::cuda_indices()?))
+}
+
+/// The ranks of a machine take the GPUs that they see in turns, from `first` on; `machines` has that of each rank.
+fn gpu_of<T: PartialEq>(first: usize, machines: &[T], rank: usize, gpus: &[usize]) -> usize {
     let place = machines.iter().take(rank).filter(|machine| machines.get(rank) == Some(*machine)).count();
-    let gpus = Device::cuda_indices()?;
-    Ok(gpus.get((first + place) % gpus.len().max(1)).copied().unwrap_or(first))
+    gpus.get((first + place) % gpus.len().max(1)).copied().unwrap_or(first)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn ranks_of_a_machine_take_its_gpus_in_turns() {
+        let of = |first, machines: &str, gpus: &[usize]| -> Vec<usize> {
+            let machines: Vec<char> = machines.chars().collect();
+            (0..machines.len()).map(|rank| gpu_of(first, &machines, rank, gpus)).collect()
+        };
+        assert_eq!(of(0, "aaaa", &[0, 1, 2, 3]), [0, 1, 2, 3]);
+        // Each machine begins anew, wherever its ranks stand.
+        assert_eq!(of(0, "aabb", &[0, 1]), [0, 1, 0, 1]);
+        assert_eq!(of(0, "abab", &[0, 1]), [0, 0, 1, 1]);
+        // More ranks than GPUs share them, a first one moves all, and GPUs that cannot be used are left out.
+        assert_eq!(of(0, "aaa", &[0, 1]), [0, 1, 0]);
+        assert_eq!(of(1, "aa", &[0, 1]), [1, 0]);
+        assert_eq!(of(0, "aa", &[1, 2]), [1, 2]);
+        assert_eq!(of(0, "a", &[]), [0]);
+    }
 }

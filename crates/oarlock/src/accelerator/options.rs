@@ -23,6 +23,7 @@ pub fn engine_options(shard: &ShardArgs, dtype: DType, hidden_size: usize) -> Op
         max_live_elems: shard.max_live.of(hidden_size),
         persistence_elems: shard.persistence.of(hidden_size),
         reduce_bucket_elems: shard.reduce_bucket.of(hidden_size),
+        overlap: shard.overlap,
         reduce_dtype: shard.reduce_dtype.unwrap_or(DType::F32),
         offload_optimizer: shard.offload_optimizer.clone(),
         offload_params: shard.offload_parameters.clone(),

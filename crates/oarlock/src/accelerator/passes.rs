@@ -139,7 +139,17 @@ impl Accelerator {
 
 /// Runs a backward pass from a mean, or from a sum that weighs `weight`.
 fn backward(inner: &Arc<Inner>, loss: &Tensor, weight: Option<f64>) -> Result<Gradients> {
-    if loss.n_elems() != 1 {
+    backward_from(inner, loss, weight, None)
+}
+
+/// As [`backward`], with `grad` from a gradient for each element of what a part of a model has made.
+pub(super) fn backward_from(
+    inner: &Arc<Inner>,
+    loss: &Tensor,
+    weight: Option<f64>,
+    grad: Option<Tensor>,
+) -> Result<Gradients> {
+    if loss.n_elems() != 1 && grad.is_none() {
         return Err(Error::Usage(format!(
             "backward starts from one number, the loss, and got {}; take its mean or sum",
             loss.describe()
@@ -176,7 +186,10 @@ fn backward(inner: &Arc<Inner>, loss: &Tensor, weight: Option<f64>) -> Result<Gr
             )));
         }
     }
-    let gradients = tape.backward(loss, (scale / declared(&passes)?) as f32)?;
+    let gradients = match grad {
+        Some(grad) => tape.backward_from(loss.clone(), grad)?,
+        None => tape.backward(loss, (scale / declared(&passes)?) as f32)?,
+    };
     let micro_batch = match inner.micro_batch.load(Relaxed) {
         // Whoever counts windows by hand says with the accumulation steps that each call is a micro-batch.
         0 if inner.accumulation().num_steps > 1 => inner.n_micro_batches.fetch_add(1, Relaxed) + 1,

@@ -20,7 +20,8 @@ use crate::error::{Error, Result};
 use crate::lr_scheduler::Scheduler;
 use crate::nn::{self, Module, NamedParam, parameters};
 use crate::optim::{Optim, Optimizer, OptimizerConfig};
-use crate::shard::{Engine, SeededInit, Untouched, WeightSource};
+use crate::pipeline::Pipeline;
+use crate::shard::{Engine, SeededInit, Stage, Untouched, WeightSource};
 
 /// What [`Accelerator::prepare`] takes: a model, an optimizer, a schedule, a loader, or a tuple of these.
 #[diagnostic::on_unimplemented(
@@ -159,15 +160,30 @@ impl<M: Module> Prepare for M {
         let group_of = optim.as_ref().map(Optim::group_of).unwrap_or_default();
         let param_groups = optim.as_ref().map(Optim::param_groups).unwrap_or_default();
         let module = Arc::new(self);
-        let mut engine = Engine::new(
+        // A model for inference is whole on every rank.
+        let pipe = accelerator.inner.pipe.as_ref().filter(|_| state.is_trained);
+        let args = &accelerator.inner.config.pipeline;
+        let pipeline =
+            pipe.map(|pipe| Pipeline::new(&*module, args, pipe, &accelerator.device)).transpose()?;
+        let stage = pipeline.as_ref().map(|pipeline| Stage {
+            pipe: pipeline.communicator().clone(),
+            stage_of_unit: pipeline.stage_of_unit(),
+        });
+        let ranks = if stage.is_some() { &accelerator.inner.data } else { &accelerator.comm };
+        let mut engine = Engine::of_stage(
             &*module,
-            &accelerator.comm,
+            ranks,
             &accelerator.device,
             plan.deepspeed.as_ref().map_or(&accelerator.options, |resolved| &resolved.options).clone(),
             config.rule.clone(),
             &|named| group_of.get(&named.param.id()).copied().unwrap_or(0),
             &|named| config.role_by_targets(named),
+            stage,
         )?;
+        if let Some(pipeline) = pipeline {
+            // A state is filled once.
+            let _ = state.pipeline.set(Arc::new(pipeline));
+        }
         match plan.weights.borrow_mut().as_deref_mut() {
             Some(weights) => engine.initialize(weights)?,
             None => engine.initialize(&mut SeededInit::new(accelerator.seed(), &accelerator.device))?,

@@ -8,7 +8,7 @@ use oarlock_comm::Communicator;
 use super::handle::Inner;
 use super::passes::{self, Loss};
 use super::prepared_state::PreparedState;
-use crate::error::Result;
+use crate::error::{Error, Result};
 use crate::nested::Nested;
 use crate::nn::{self, Forward, Module, Visitor};
 
@@ -70,6 +70,14 @@ impl<M: Module> Prepared<M> {
         is_summed: bool,
         f: impl FnOnce(&M, &I) -> nn::Result<R>,
     ) -> Result<R> {
+        if let Some(pipeline) = self.state.pipeline.get() {
+            return Err(Error::Usage(format!(
+                "{} is divided into {} stages, of which this rank holds one; its passes are those of whole windows \
+                 (`Accelerator::pipeline_window`, or `train_batch` of a pipeline engine)",
+                self.state.name,
+                pipeline.n_stages()
+            )));
+        }
         let (input, _pass) = passes::enter(&self.inner, &self.state, self.inner.placed(input)?, is_summed)?;
         nn::begin_pass(&*self.module);
         Ok(f(&self.module, &input)?)

@@ -9,6 +9,7 @@ use super::config::{DivideBy, GradientAccumulation};
 use crate::error::{Error, Result};
 use crate::nn::Module;
 use crate::optim::Optimizer;
+use crate::pipeline::Pipeline;
 
 /// What the steps of an optimizer do besides stepping; a dialect asks for it.
 #[derive(Clone, Copy, Debug, Default)]
@@ -35,6 +36,8 @@ pub(crate) struct PreparedState {
     apart: OnceLock<String>,
     /// What its steps do besides.
     pub options: StepOptions,
+    /// Where its parts lie, if it is divided into stages.
+    pub pipeline: OnceLock<Arc<Pipeline>>,
     /// The seed of its random numbers, such as those of dropout.
     pub seed: AtomicU64,
     /// Grows whenever the weights become others: what a forward pass has kept belongs to the weights that it saw.
@@ -67,6 +70,7 @@ impl PreparedState {
             local: AtomicBool::new(false),
             apart: OnceLock::new(),
             options,
+            pipeline: OnceLock::new(),
             seed: AtomicU64::new(0),
             version: AtomicU64::new(0),
             engine: OnceLock::new(),

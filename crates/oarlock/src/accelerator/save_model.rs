@@ -4,6 +4,7 @@ use std::collections::{BTreeMap, BTreeSet, HashMap};
 use std::path::Path;
 use std::str::FromStr;
 
+use oarlock_comm::Scalar;
 use oarlock_tensor::{DType, Tensor};
 
 use super::handle::Accelerator;
@@ -182,14 +183,20 @@ impl Accelerator {
         {
             // A unit at a time, so that beside the result there is never more than a unit.
             let mut snapshot = model.state.optimizer()?.engine().snapshot();
-            for unit in 0..snapshot.units() {
-                let parcels = self.comm.all_gather_bytes(&pack(&snapshot, unit)?)?;
-                for parcel in parcels.into_iter().filter(|_| keeps) {
+            // Stages of a pipeline hold different numbers of them.
+            let mut n_units = [snapshot.units() as f64];
+            self.comm.all_reduce_f64(&mut n_units, Scalar::Max)?;
+            for unit in 0..n_units[0] as usize {
+                let parcel = if unit < snapshot.units() { pack(&snapshot, unit)? } else { Vec::new() };
+                let parcels = self.comm.all_gather_bytes(&parcel)?;
+                for parcel in parcels.into_iter().filter(|parcel| keeps && !parcel.is_empty()) {
                     unpack(&parcel, &mut values).ok_or_else(|| {
                         Error::Usage("get_state_dict: the ranks hold different models".to_owned())
                     })?;
                 }
-                snapshot.release(unit);
+                if unit < snapshot.units() {
+                    snapshot.release(unit);
+                }
             }
         }
         if !keeps {

@@ -10,6 +10,7 @@ use super::prepare::Prepare;
 use super::stateful::Stateful;
 use crate::data::{Loader, Rows, Sampler, StepBatches};
 use crate::error::{Error, Result};
+use crate::sequence_parallel::SequenceParallel;
 
 /// Rows of tokens in the order of their training; prepared, it is a [`PreparedTokenLoader`].
 #[derive(Clone)]
@@ -26,10 +27,12 @@ pub struct TokenLoader {
     pub accumulation: u64,
 }
 
-/// The steps of a rank over rows of tokens, without end and prepared ahead of time.
+/// The steps of a rank over rows of tokens, without end and prepared ahead of time. Where ranks divide sequences, they are of
+/// this rank's parts.
 pub struct PreparedTokenLoader {
     rows: Arc<Rows>,
     sampler: Sampler,
+    sequence: Option<SequenceParallel>,
     position: Position,
     /// With the position at which it goes on.
     running: Option<(Loader, u64)>,
@@ -53,8 +56,11 @@ impl PreparedTokenLoader {
                 self.running.insert((loader, position))
             }
         };
-        let step = loader.next_step()?;
+        let mut step = loader.next_step()?;
         *next = step.position;
+        if let Some(sequence) = &self.sequence {
+            step.batches.iter_mut().for_each(|batch| sequence.take_part(batch));
+        }
         self.set_position(step.position);
         Ok(step)
     }
@@ -106,12 +112,14 @@ impl Prepare for TokenLoader {
 
     fn finish(self, plan: &Plan) -> Result<PreparedTokenLoader> {
         let accelerator = &plan.accelerator;
+        let (world, rank) = accelerator.data_parallel();
+        let sequence = accelerator.sequence_parallel().cloned();
         let sampler = Sampler {
             len: self.rows.n_rows(),
             seed: self.seed,
             shuffle: self.shuffle,
-            world: accelerator.num_processes() as u64,
-            rank: accelerator.process_index() as u64,
+            world: world as u64,
+            rank: rank as u64,
             micro_batch: self.micro_batch,
             accumulation: self.accumulation,
             lengths: self.rows.lengths().cloned(),
@@ -119,6 +127,6 @@ impl Prepare for TokenLoader {
         sampler.check()?;
         let position = Position::default();
         accelerator.inner.add_stateful("dataloader", Arc::new(position.clone()));
-        Ok(PreparedTokenLoader { rows: self.rows, sampler, position, running: None })
+        Ok(PreparedTokenLoader { rows: self.rows, sampler, sequence, position, running: None })
     }
 }

@@ -30,6 +30,8 @@ pub struct ShardArgs {
     pub persistence: Elems,
     /// Gradients that are reduced together.
     pub reduce_bucket: Elems,
+    /// Whether communication proceeds while units compute, where the transport can do that.
+    pub overlap: bool,
     /// What gradients are reduced in; `None`: what the engine always uses.
     pub reduce_dtype: Option<DType>,
     /// Where the states of the optimizer lie instead of the memory of their rank's device.
@@ -56,6 +58,7 @@ impl ShardArgs {
         max_live: Elems::Count(1_000_000_000),
         persistence: Elems::Count(100_000),
         reduce_bucket: Elems::Count(500_000_000),
+        overlap: true,
         reduce_dtype: None,
         offload_optimizer: None,
         offload_parameters: None,

@@ -11,11 +11,13 @@ use super::best::BestArgs;
 use super::data::{ChatArgs, Learned, Mix, Packing, ValSize};
 use super::finetuning::Finetuning;
 use super::monitor::MonitorArgs;
+use super::pipeline::PipelineArgs;
 use super::predict::Predict;
 use super::preference::ObjectiveArgs;
 use super::schedule::{ScheduleArgs, Steps};
 use super::shard::{LossScale, Recompute, ShardArgs};
 use super::token_loss::TokenLossArgs;
+use crate::nn::SparsityConfig;
 
 /// The most ranks of a run, and of a machine, that a number is believed to mean.
 pub const MOST_RANKS: usize = 1 << 16;
@@ -70,6 +72,8 @@ pub struct ModelArgs {
     pub from_scratch: bool,
     /// Keep the weights of all linear layers but the output weights in this format; they are not trained then.
     pub quantization: Option<Format>,
+    /// Which blocks of its scores attention computes; `None`: what the model's config.json says.
+    pub sparse_attention: Option<SparsityConfig>,
 }
 
 /// Where the settings of a model come from.
@@ -265,6 +269,8 @@ pub struct LogArgs {
 pub struct RankArgs {
     /// Ranks.
     pub num_processes: usize,
+    /// Ranks over which each sequence is divided; 1: it is whole on a rank.
+    pub sequence_parallel: usize,
     /// Threads of a rank; `None`: the cores divided by the ranks.
     pub threads: Option<usize>,
     /// Where tensors lie and ops run.
@@ -273,4 +279,6 @@ pub struct RankArgs {
     pub cpu_path: Option<String>,
     /// How long ranks wait in a collective for one that is alive.
     pub timeout: Duration,
+    /// How the model is divided into stages.
+    pub pipeline: PipelineArgs,
 }

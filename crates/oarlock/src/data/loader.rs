@@ -18,7 +18,8 @@ pub struct Batch {
     pub input_ids: Vec<i32>,
     /// The target of each token, already shifted: the next token, or -100 for none.
     pub labels: Vec<i32>,
-    /// Where in its row the document of each token begins; `None` when attention knows no documents.
+    /// Where in its row the document of each token begins; `None` when attention knows no documents. Of the whole rows where
+    /// ranks divide them ([`SequenceParallel`](crate::sequence_parallel::SequenceParallel)).
     pub doc_start: Option<Vec<i32>>,
     /// The number of rows.
     pub rows: usize,

@@ -49,7 +49,7 @@ impl<B: Send + 'static> Batches<B> {
         let reader = match (&core.codec, &core.accelerator) {
             (Some(_), Some(accelerator)) => {
                 let batches = (core.rank == 0).then(|| start(0..core.rule.world));
-                Reader::Dispatch(Dispatch::begin(accelerator.communicator().clone(), batches))
+                Reader::Dispatch(Dispatch::begin(accelerator.data_ranks().clone(), batches))
             }
             _ => {
                 let together = core.together();

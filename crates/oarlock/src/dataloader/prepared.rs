@@ -62,7 +62,7 @@ impl<B> Core<B> {
     /// The ranks that agree batch by batch whether all have another: those of a stream that divides itself.
     pub fn together(&self) -> Option<Communicator> {
         let agrees = self.order.divided.is_some() && self.replica.is_none() && self.rule.together;
-        self.accelerator.as_ref().filter(|_| agrees).map(|accelerator| accelerator.communicator().clone())
+        self.accelerator.as_ref().filter(|_| agrees).map(|accelerator| accelerator.data_ranks().clone())
     }
 
     /// How many samples of a batch are real, after `given` units were given with it.
@@ -221,7 +221,7 @@ where
         self.order()?;
         if let Some(batch_size) = self.settings.batch_size {
             let ranks = match plan.accelerator.inner.config.dataloader.split_batches {
-                true => plan.accelerator.num_processes(),
+                true => plan.accelerator.data_ranks().world_size(),
                 false => 1,
             };
             plan.add_batch_size(batch_size.div_ceil(ranks));
@@ -232,7 +232,7 @@ where
     fn finish(mut self, plan: &Plan) -> Result<PreparedLoader<C::Batch>> {
         let accelerator = &plan.accelerator;
         let config = &accelerator.inner.config.dataloader;
-        let (rank, world) = (accelerator.process_index(), accelerator.num_processes());
+        let (rank, world) = (accelerator.data_ranks().rank(), accelerator.data_ranks().world_size());
         let division = Division {
             rank,
             world,
@@ -255,14 +255,14 @@ where
             core.codec = Some(Codec { pack: C::Batch::pack, unpack: C::Batch::unpack });
             let mut parcel = Parcel::new(accelerator.device());
             core.order.n_samples().pack(&mut parcel)?;
-            let n = accelerator.communicator().broadcast_bytes(0, parcel.bytes())?;
+            let n = accelerator.data_ranks().broadcast_bytes(0, parcel.bytes())?;
             if self.settings.sampler.is_none() && self.settings.batch_sampler.is_none() {
                 core.order.n_at_root = Option::unpack(&mut Parcel::open(n, accelerator.device()))?;
             }
         } else if let Some(n) = core.order.n_samples()
             && core.together().is_none()
         {
-            accelerator.communicator().agree("the number of samples of a data set", n as u64)?;
+            accelerator.data_ranks().agree("the number of samples of a data set", n as u64)?;
         }
         // Not the loader itself: it holds the accelerator.
         accelerator.inner.add_stateful("dataloader", Arc::new(core.order.clone()));

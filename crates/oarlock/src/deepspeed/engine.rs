@@ -275,7 +275,12 @@ impl<M: Module> DeepSpeedEngine<M> {
         self.accelerator.device()
     }
 
-    fn optimizer(&self, what: &str) -> Result<&PreparedOptimizer> {
+    /// Counts micro-batches whose passes were not run one by one.
+    pub(super) fn pass_micro_steps(&self, n: usize) {
+        self.count().micro_steps += n as u64;
+    }
+
+    pub(super) fn optimizer(&self, what: &str) -> Result<&PreparedOptimizer> {
         self.optimizer.as_ref().ok_or_else(|| {
             Error::Usage(format!(
                 "{what}: the engine of {} has no optimizer, so its model is inference-only; name one in the configuration or \

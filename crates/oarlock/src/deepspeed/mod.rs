@@ -38,15 +38,18 @@
 
 mod checkpoint;
 mod engine;
+mod pipeline;
 pub mod zero;
 
 pub use crate::settings::{DeepSpeedArgs, DeepSpeedConfig as Config};
 pub use engine::DeepSpeedEngine;
+pub use pipeline::{LayerSpec, PipelineEngine, PipelineModule, TiedLayerSpec, initialize_pipeline};
 
 use crate::accelerator::{
     Accelerator, AcceleratorConfig, DivideBy, DummyOptim, GradientAccumulation, Prepare, Resolved,
     hidden_size_of,
 };
+use crate::config::PipelineArgs;
 use crate::error::{Error, Result};
 use crate::lr_scheduler::Scheduler;
 use crate::nn::Module;
@@ -122,6 +125,15 @@ impl<M: Module> InitializeArgs<M> {
 pub fn initialize<M: Module, L: Prepare>(
     args: InitializeArgs<M, L>,
 ) -> Result<(DeepSpeedEngine<M>, L::Prepared)> {
+    initialize_in(args, PipelineArgs::default())
+}
+
+/// As [`initialize`], for a model in the stages of a pipeline.
+#[track_caller]
+fn initialize_in<M: Module, L: Prepare>(
+    args: InitializeArgs<M, L>,
+    pipeline: PipelineArgs,
+) -> Result<(DeepSpeedEngine<M>, L::Prepared)> {
     let InitializeArgs {
         model,
         optimizer,
@@ -161,7 +173,7 @@ pub fn initialize<M: Module, L: Prepare>(
         config.fill("train_micro_batch_size_per_gpu", rows);
     }
     let hidden_size = hidden_size.or_else(|| hidden_size_of(&model));
-    let plan = config.resolve(base.num_processes(), hidden_size)?;
+    let plan = config.resolve(base.num_processes() / pipeline.stages.max(1), hidden_size)?;
     if let Some(rows) = rows.filter(|rows| *rows != plan.micro_batch_size) {
         return Err(Error::Usage(format!(
             "initialize: a batch of the loader has {rows} samples for each rank, and the configuration's micro-batch is {}; \
@@ -182,6 +194,7 @@ pub fn initialize<M: Module, L: Prepare>(
             divide_by,
             ..GradientAccumulation::default()
         },
+        pipeline,
         ..base.inner.config.clone()
     })?;
 

@@ -4,7 +4,7 @@
 //! Every rank reads what the others hold; a training's gradients take the engine's way, which sums without copies.
 
 use bytemuck::{cast_slice, pod_collect_to_vec, pod_read_unaligned};
-use oarlock_comm::tree_fold;
+use oarlock_comm::{Ready, Sharing, tree_fold};
 use oarlock_tensor::{DType, Element, Float, Tensor, bf16, f16};
 
 use super::group::ProcessGroup;
@@ -227,6 +227,40 @@ impl ProcessGroup {
                 shown(tensor)
             ))),
         }
+    }
+
+    /// Gives each rank of the group one tensor of a list, all of the same shape and dtype, and returns what this rank
+    /// received, in the order of senders: tensor `j` of rank `i` becomes tensor `i` of rank `j`.
+    ///
+    /// # Errors
+    /// As [`ProcessGroup::all_gather`]; a list that has not one such tensor a rank.
+    #[track_caller]
+    pub fn all_to_all(&self, tensors: &[Tensor]) -> Result<Vec<Tensor>> {
+        let n_ranks = self.world_size();
+        let [first, rest @ ..] = tensors else {
+            return Err(Error::Usage(format!(
+                "all_to_all: no tensors for {n_ranks} ranks; give one for each rank"
+            )));
+        };
+        let fits = |each: &Tensor| each.dtype() == first.dtype() && each.sizes() == first.sizes();
+        if tensors.len() != n_ranks || !rest.iter().all(fits) {
+            let list = tensors.iter().map(shown).collect::<Vec<_>>().join(", ");
+            return Err(Error::Usage(format!(
+                "all_to_all: the tensors {list} for {n_ranks} ranks; give one for each rank, all of one shape and dtype"
+            )));
+        }
+        self.agree(&format!("all_to_all of {}", shown(first)))?;
+        let block = first.n_elems() * first.dtype().size();
+        let region = |name| self.comm.allocate(name, n_ranks * block, Sharing::PerRank);
+        let (from, to) = (region("all_to_all: sent")?, region("all_to_all: received")?);
+        for (place, tensor) in tensors.iter().enumerate() {
+            from.write(place * block, &tensor.to_bytes()?)?;
+        }
+        let elements = 0..n_ranks * first.n_elems();
+        self.comm.all_to_all(&from, &to, first.dtype(), elements, Ready::now())?.wait()?;
+        let mut received = vec![0; n_ranks * block];
+        to.read(0, &mut received)?;
+        (0..n_ranks).map(|place| tensor_of(&received[place * block..][..block], first)).collect()
     }
 
     /// Makes sure that all ranks are at the same collective.

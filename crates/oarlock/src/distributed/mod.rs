@@ -32,7 +32,7 @@ pub use notebook::{NotebookLaunch, debug_launcher, notebook_launcher};
 pub use processes::spawn_processes;
 pub use threads::spawn;
 pub use world::{
-    all_gather, all_gather_object, all_reduce, barrier, broadcast, broadcast_object_list,
+    all_gather, all_gather_object, all_reduce, all_to_all, barrier, broadcast, broadcast_object_list,
     destroy_process_group, gather, get_rank, get_world_size, is_initialized, new_group, reduce,
     reduce_scatter, scatter, world,
 };

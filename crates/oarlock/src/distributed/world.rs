@@ -81,6 +81,7 @@ over_all_ranks! {
     all_gather(tensor: &Tensor) -> Vec<Tensor>;
     gather(tensor: &Tensor, dst: usize) -> Option<Vec<Tensor>>;
     broadcast(tensor: &mut Tensor, src: usize) -> ();
+    all_to_all(tensors: &[Tensor]) -> Vec<Tensor>;
     scatter(tensor: &mut Tensor, tensors: Option<&[Tensor]>, src: usize) -> ();
     all_gather_object<T>(object: &T) -> Vec<T>;
     broadcast_object_list<T>(objects: &mut Vec<T>, src: usize) -> ();

@@ -46,6 +46,8 @@ pub struct StepShape {
     pub eval_batch: Option<usize>,
     /// Where sequences have lengths of their own, and those of a batch follow one another as one row.
     pub longest: Option<Longest>,
+    /// The ranks that a row is divided over; 1: it is whole on a rank.
+    pub parts: usize,
 }
 
 /// The largest micro-batches of so many sequences, in training and in evaluation.
@@ -79,9 +81,10 @@ impl StepShape {
 
     /// The passes over a batch: one that trains and one that evaluates.
     fn passes(&self) -> (Pass, Option<Pass>) {
+        let &StepShape { documents, parts, .. } = self;
         let pass = |sequences, tokens: Option<usize>, trains| match tokens {
-            Some(len) => Pass { rows: 1, len, segments: sequences, documents: self.documents, trains },
-            None => Pass { rows: sequences, len: self.len, segments: 1, documents: self.documents, trains },
+            Some(len) => Pass { rows: 1, len, segments: sequences, documents, trains, parts },
+            None => Pass { rows: sequences, len: self.len, segments: 1, documents, trains, parts },
         };
         let train = pass(self.batch, self.longest.map(|longest| longest.train.max(1)), true);
         let eval = |batch| pass(batch, self.longest.map(|longest| longest.eval.max(1)), false);
@@ -148,6 +151,8 @@ pub struct Pass {
     pub rows: usize,
     /// Tokens of a row.
     pub len: usize,
+    /// The ranks that a row is divided over: the pass has the tokens of one of them.
+    pub parts: usize,
     /// Sequences that follow one another in a row.
     pub segments: usize,
     /// Whether attention keeps documents apart.

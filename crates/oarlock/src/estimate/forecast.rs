@@ -116,6 +116,7 @@ impl Forecast {
             documents: config.data.packing.has_documents(),
             eval_batch: evaluates.then_some(config.eval.batch_size),
             longest: None,
+            parts: config.ranks.sequence_parallel,
         };
         let n_segments = config.data.n_segments();
         let longest_row = |batch: usize| batch.saturating_mul(n_segments).saturating_mul(shape.len);
@@ -289,6 +290,7 @@ fn settings_of(config: &TrainConfig, hidden_size: usize, apart: Option<usize>) -
         prefetch_elems: shard.prefetch.of(hidden_size),
         max_live_elems: shard.max_live.of(hidden_size),
         persistence_elems: shard.persistence.of(hidden_size),
+        overlap: shard.overlap,
         reduce_dtype: shard.reduce_dtype.unwrap_or(DType::F32),
         offload_optimizer: shard.offload_optimizer.clone().filter(Offload::is_in_files),
         offload_parameters: shard.offload_parameters.clone().filter(Offload::is_in_files),

@@ -131,10 +131,11 @@ impl Passes<'_> {
         for unit in next {
             let closed = self.units[unit].iter().copied().filter(|&group| self.open[group].is_none());
             let more: usize = closed.map(|group| self.groups[group].0).sum();
-            (ahead, live) = (ahead + more, live + more);
-            if ahead > self.settings.prefetch_elems || live > self.settings.max_live_elems {
+            live += more;
+            if ahead >= self.settings.prefetch_elems || live > self.settings.max_live_elems {
                 break;
             }
+            ahead += more;
             self.hold(unit, forward);
         }
     }

@@ -138,3 +138,80 @@ fn copied(name: &str, size: &ModelSize, settings: &Settings) -> Option<u64> {
         _ => None,
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::config::Offload;
+
+    const N: usize = 1 << 20;
+    const STATES: [&str; 4] = ["working weights", "gradients", "master weights", "optimizer state"];
+
+    /// What a rank has on its GPU and what is left for the host, each part of as many bytes as its place says.
+    fn divided(settings: Settings, updates_on_cpu: bool) -> [Vec<(&'static str, u64)>; 2] {
+        let size = ModelSize::of_count(N, None, DType::F32).unwrap();
+        let names = STATES.into_iter().chain(["activations, logits, scratch", PROGRAM]);
+        let parts = names.zip(1..).map(|(name, bytes)| Part::each(name, bytes, settings.ranks)).collect();
+        let mut estimate = Estimate { settings, parts, complete: true };
+        let gpu = OnGpu::taken_from(&mut estimate, &size, GpuMemory::unknown(1), updates_on_cpu);
+        let of = |parts: &[Part]| parts.iter().map(|part| (part.name, part.rank)).collect();
+        [of(&gpu.parts), of(&estimate.parts)]
+    }
+
+    #[test]
+    fn all_but_the_program_is_on_the_gpu_of_a_rank_alone() {
+        let [gpu, host] = divided(Settings::new(DType::F32, Stage::Whole, 1), false);
+        assert_eq!(gpu.iter().map(|part| part.1).collect::<Vec<_>>(), [1, 2, 3, 4, 5]);
+        assert_eq!(host, [(PROGRAM, 6)]);
+        // Ranks that exchange their states by NCCL have all of them there as well.
+        let by_nccl = Settings { apart: Some(2), ..Settings::new(DType::F32, Stage::Whole, 2) };
+        assert_eq!(divided(by_nccl, false), [gpu, host]);
+    }
+
+    #[test]
+    fn an_offloaded_optimizer_leaves_its_states_on_the_host() {
+        let [gpu, host] = divided(Settings::new(DType::F32, Stage::Whole, 1), true);
+        assert_eq!(gpu, [("working weights", 1), ("gradients", 2), ("activations, logits, scratch", 5)]);
+        assert_eq!(host, [("master weights", 3), ("optimizer state", 4), (PROGRAM, 6)]);
+    }
+
+    #[test]
+    fn ranks_that_meet_in_main_memory_have_copies_of_its_regions() {
+        let bytes = 4 * N as u64;
+        let [gpu, host] = divided(Settings::new(DType::F32, Stage::Optimizer, 2), false);
+        assert_eq!(gpu[..2], [("working weights", bytes), ("gradients", bytes)]);
+        assert_eq!(host, [("working weights", 1), ("gradients", 2), (PROGRAM, 6)]);
+        // From the second stage on, sharded gradients are no region.
+        let [gpu, host] = divided(Settings::new(DType::F32, Stage::Gradients, 2), false);
+        assert_eq!(gpu[..2], [("working weights", bytes), ("gradients", 2)]);
+        assert_eq!(host, [("working weights", 1), (PROGRAM, 6)]);
+    }
+
+    #[test]
+    fn parameters_in_main_memory_are_shared_out_over_the_ranks() {
+        let settings = |ranks, offload| Settings {
+            apart: (ranks > 1).then_some(ranks),
+            offload_parameters: Some(offload),
+            persistence_elems: 0,
+            ..Settings::new(DType::F32, Stage::Parameters, ranks)
+        };
+        let weights = |settings| divided(settings, false)[1].iter().copied().find(|part| part.0 != PROGRAM);
+        let bytes = 4 * N as u64;
+        assert_eq!(weights(settings(1, Offload::TO_MEMORY)), Some(("weights in main memory", bytes)));
+        assert_eq!(weights(settings(2, Offload::TO_MEMORY)), Some(("weights in main memory", bytes / 2)));
+        assert_eq!(weights(settings(2, crate::estimate::offload_to_files())), None);
+    }
+
+    #[test]
+    fn ranks_that_share_a_gpu_need_as_much_more_and_the_limit_is_that_of_the_gpu() {
+        let memory = GpuMemory { in_use: 100, total: Some(10_000_000), ranks: 2 };
+        let gpu = |rank| OnGpu { memory, parts: vec![Part::each("working weights", rank, 2)] };
+        assert_eq!(gpu(7).all(), 2 * 7 + 100 + LATER_BYTES);
+        assert!(gpu(7).broken().is_none());
+        let broken = gpu(1_000_000).broken().unwrap();
+        assert_eq!((broken.allows, broken.needs), (10_000_000, 2_000_100 + LATER_BYTES));
+        assert!(gpu(7).line().contains("of 10.0 MB in use") && gpu(7).line().contains("shared by 2 ranks"));
+        let unknown = OnGpu { memory: GpuMemory::unknown(1), ..gpu(u64::MAX) };
+        assert!(unknown.broken().is_none());
+    }
+}

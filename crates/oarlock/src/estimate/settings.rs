@@ -94,6 +94,8 @@ pub struct Settings {
     pub persistence_elems: usize,
     /// Whether gathered parameters are copied, as between machines, or read where their owners keep them.
     pub gather_copies: bool,
+    /// Whether communication proceeds while units compute, where ranks share no memory.
+    pub overlap: bool,
     /// The dtype in which gradients are summed over the ranks; 16 bits need a buffer to round into.
     pub reduce_dtype: DType,
 }
@@ -116,6 +118,7 @@ impl Settings {
             max_live_elems: 1_000_000_000,
             persistence_elems: 100_000,
             gather_copies: false,
+            overlap: true,
             reduce_dtype: DType::F32,
         }
     }
@@ -134,6 +137,11 @@ impl Settings {
     pub(super) fn gathers(&self) -> bool {
         let moves = self.gather_copies || self.apart.is_some() || self.offload_parameters.is_some();
         self.stage == Stage::Parameters && moves
+    }
+
+    /// Whether the gradients of two units are on their way at a time.
+    pub(super) fn overlaps(&self) -> bool {
+        self.overlap && self.apart.is_some() && self.ranks > 1
     }
 
     /// How states in files are read and written: as the optimizer's are, where both kinds of state are in files.

@@ -166,10 +166,12 @@ impl ModelSize {
     }
 
     /// The buffers in which f32 gradients are reduced in a backward pass, each with the groups that it serves. A buffer
-    /// serves the next group of its size or at least half of it, as the engine's do.
-    pub(super) fn leaving(&self) -> Vec<Vec<&Layout>> {
+    /// serves the next group of its size or at least half of it, as the engine's do. With `overlaps` those of a unit are
+    /// still on their way while the next unit's are written.
+    pub(super) fn leaving(&self, overlaps: bool) -> Vec<Vec<&Layout>> {
         let (mut free, mut buffers) = (Vec::<usize>::new(), Vec::<Vec<&Layout>>::new());
         let mut in_use = std::collections::BTreeMap::new();
+        let mut on_their_way = Vec::new();
         for unit in (0..self.units.len()).rev() {
             for open in self.shared[unit].iter().copied().chain([unit]) {
                 for (group, (_, layout)) in self.units[open].iter().enumerate() {
@@ -194,7 +196,12 @@ impl ModelSize {
                 }
             }
             // What no earlier unit uses is complete.
-            free.extend((0..self.units[unit].len()).filter_map(|group| in_use.remove(&(unit, group))));
+            let complete = (0..self.units[unit].len()).filter_map(|group| in_use.remove(&(unit, group)));
+            let complete: Vec<usize> = complete.collect();
+            match overlaps {
+                true => free.extend(std::mem::replace(&mut on_their_way, complete)),
+                false => free.extend(complete),
+            }
         }
         buffers
     }

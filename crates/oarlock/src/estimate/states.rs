@@ -43,7 +43,7 @@ pub fn model_states(size: &ModelSize, settings: &Settings, step: Option<&DryRun>
     let regions: Vec<Vec<&Layout>> = match stage {
         Stage::Whole | Stage::Optimizer => size.layouts().map(|(_, layout)| vec![layout]).collect(),
         // The units are unknown where only the number of parameters is known.
-        Stage::Gradients | Stage::Parameters if size.known => size.leaving(),
+        Stage::Gradients | Stage::Parameters if size.known => size.leaving(settings.overlaps()),
         _ => Vec::new(),
     };
     let shares = Share::all(size, settings, step, &regions);
@@ -69,7 +69,8 @@ pub fn model_states(size: &ModelSize, settings: &Settings, step: Option<&DryRun>
     if settings.reduce_dtype != DType::F32 && ranks > 1 {
         // The largest unit is unknown where only the number of parameters is known.
         let unit = if size.known { largest(size, |_| 1) } else { 0 };
-        let bytes = settings.reduce_dtype.size() as u64 * unit;
+        let copies = if settings.overlaps() { 2 } else { 1 };
+        let bytes = copies * settings.reduce_dtype.size() as u64 * unit;
         parts.push(Part::each("gradients rounded for the sum", bytes, ranks));
     }
     parts.retain(|part| part.machine > 0);

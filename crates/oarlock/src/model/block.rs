@@ -4,7 +4,7 @@
 
 use std::sync::Arc;
 
-use oarlock_tensor::ops::{self, Activation, Mask, Rope};
+use oarlock_tensor::ops::{self, Activation, AttentionOptions, BlockMask, Mask, Rope};
 use oarlock_tensor::{DType, Result, Tensor};
 
 use super::cache::LayerCache;
@@ -15,6 +15,7 @@ use super::projection::{MapLinear, Projection};
 use super::recompute::Parts;
 use super::rope::RopeTables;
 use crate::nn::{Module, RmsNorm, Visitor, in_scope, is_trained};
+use crate::sequence_parallel::SequenceParallel;
 
 /// One layer: attention and a gated MLP, each normed and added to its input. Cloning gives other handles to the same
 /// parameters.
@@ -46,6 +47,9 @@ struct Attention {
     q_norm: Option<RmsNorm>,
     k_norm: Option<RmsNorm>,
     config: AttentionConfig,
+    blocks: Option<BlockMask>,
+    /// The ranks that divide sequences, and of the blocks those of this rank's heads.
+    sequence: Option<(SequenceParallel, Option<BlockMask>)>,
 }
 
 #[derive(Clone, Debug)]
@@ -62,12 +66,16 @@ pub(super) fn norm(dim: usize, config: NormConfig) -> Result<RmsNorm> {
 }
 
 impl Block {
-    pub(super) fn new(config: &DecoderConfig, layer: &LayerConfig) -> Result<Block> {
+    pub(super) fn new(
+        config: &DecoderConfig,
+        layer: &LayerConfig,
+        blocks: Option<BlockMask>,
+    ) -> Result<Block> {
         let (hidden, std) = (config.hidden_size, config.init_std);
         Ok(Block {
             class: config.family.layer_class,
             attention_norms: Norms::new(hidden, layer.norm, layer.norm_placement)?,
-            self_attn: Attention::new(hidden, std, &layer.attention, layer.norm)?,
+            self_attn: Attention::new(hidden, std, &layer.attention, layer.norm, blocks)?,
             mlp_norms: Norms::new(hidden, layer.norm, layer.norm_placement)?,
             mlp: Mlp::new(hidden, std, &layer.mlp)?,
         })
@@ -88,6 +96,11 @@ impl Block {
             projection.map(&format!("{path}.{name}"), f)?;
         }
         Ok(())
+    }
+
+    /// As [`Decoder::set_sequence_parallel`](super::Decoder::set_sequence_parallel), for this block.
+    pub(super) fn set_sequence_parallel(&mut self, sequence: &SequenceParallel) -> Result<()> {
+        self.self_attn.set_sequence_parallel(sequence)
     }
 
     /// The residual stream x is f32; the block computes in the dtype of its weights.
@@ -178,7 +191,13 @@ impl Norms {
 }
 
 impl Attention {
-    fn new(hidden: usize, std: f32, config: &AttentionConfig, norms: NormConfig) -> Result<Attention> {
+    fn new(
+        hidden: usize,
+        std: f32,
+        config: &AttentionConfig,
+        norms: NormConfig,
+        blocks: Option<BlockMask>,
+    ) -> Result<Attention> {
         let (q_dim, kv_dim) = (config.q_dim(), config.kv_dim());
         let qk_norm = |dim: usize| {
             Ok(match config.qk_norm {
@@ -195,13 +214,34 @@ impl Attention {
             q_norm: qk_norm(q_dim)?,
             k_norm: qk_norm(kv_dim)?,
             config: config.clone(),
+            blocks,
+            sequence: None,
         })
+    }
+
+    fn set_sequence_parallel(&mut self, sequence: &SequenceParallel) -> Result<()> {
+        let of_heads = |blocks: &BlockMask| sequence.blocks_of_heads(blocks, self.config.n_heads);
+        let blocks = self.blocks.as_ref().map(of_heads).transpose()?;
+        self.sequence = Some((sequence.clone(), blocks));
+        Ok(())
+    }
+
+    fn options(&self) -> AttentionOptions {
+        self.config.options(self.blocks.clone())
     }
 
     fn attend(&self, x: &Tensor, rope: &Arc<Rope>, mask: &Mask) -> Result<Tensor> {
         in_scope(self, x.device(), || {
+            if let Some((sequence, blocks)) = &self.sequence {
+                // The tokens of this rank come after those of the ranks before it.
+                let first = sequence.rank() * x.sizes().get(1).copied().unwrap_or(0);
+                let (q, k, v) = self.project(x, rope, first)?;
+                let [q, k, v] = sequence.scatter_heads([&q, &k, &v])?;
+                let o = ops::attention(&q, &k, &v, mask, &self.config.options(blocks.clone()))?;
+                return ops::merge_heads(&sequence.gather_heads(&o)?);
+            }
             let (q, k, v) = self.project(x, rope, 0)?;
-            ops::merge_heads(&ops::attention(&q, &k, &v, mask, &self.config.options())?)
+            ops::merge_heads(&ops::attention(&q, &k, &v, mask, &self.options())?)
         })
     }
 
@@ -212,7 +252,7 @@ impl Attention {
     fn attend_cached(&self, x: &Tensor, rope: &Arc<Rope>, cache: &mut LayerCache) -> Result<Tensor> {
         let (q, k, v) = self.project(x, rope, cache.len())?;
         cache.append(&k, &v)?;
-        let options = self.config.options();
+        let options = self.options();
         ops::merge_heads(&ops::attention_cached(&q, cache.keys(), cache.values(), cache.len(), &options)?)
     }
 
@@ -224,7 +264,7 @@ impl Attention {
         caches: &mut [&mut LayerCache],
     ) -> Result<Tensor> {
         let (q, k, v) = self.heads(x)?;
-        let options = self.config.options();
+        let options = self.options();
         let mut attended = Vec::with_capacity(caches.len());
         for (index, cache) in caches.iter_mut().enumerate() {
             let own = |x: &Tensor| ops::narrow(x, 0, index..index + 1);

@@ -4,10 +4,11 @@ use std::fmt::Display;
 
 use oarlock_tensor::RopeScaling;
 use oarlock_tensor::cpu::rope::RopeStyle;
-use oarlock_tensor::ops::{Activation, AttentionOptions};
+use oarlock_tensor::ops::{Activation, AttentionOptions, BlockMask};
 
 use super::family::Family;
 use crate::error::{Error, Result};
+use crate::nn::SparsityConfig;
 
 /// The description of a decoder. The model is composed from it, and the loader, the estimate and the count of
 /// operations read nothing else.
@@ -27,6 +28,8 @@ pub struct DecoderConfig {
     pub embedding_scale: Option<f32>,
     /// Logits become `cap · tanh(logits / cap)`.
     pub logit_cap: Option<f32>,
+    /// Which blocks of its scores attention computes, in all layers; `None`: all of them.
+    pub sparse_attention: Option<SparsityConfig>,
     /// Whether the output weights are the embedding's.
     pub tie_embeddings: bool,
     /// The longest sequence.
@@ -161,11 +164,12 @@ impl AttentionConfig {
         self.scale.unwrap_or_else(|| 1.0 / (self.head_dim as f32).sqrt())
     }
 
-    pub(super) fn options(&self) -> AttentionOptions {
-        AttentionOptions { scale: self.scale(), window: self.window, logit_cap: self.score_cap }
+    pub(super) fn options(&self, blocks: Option<BlockMask>) -> AttentionOptions {
+        AttentionOptions { scale: self.scale(), window: self.window, logit_cap: self.score_cap, blocks }
     }
 
-    /// Twice the mean number of positions that a position of a sequence of `len` sees; `len` without a window.
+    /// Twice the mean number of positions that a position of a sequence of `len` sees; `len` without a window. Sparse
+    /// attention is not in it: see [`DecoderConfig::span`].
     pub fn span(&self, len: usize) -> u64 {
         let (len, window) = (len as u64, self.window.unwrap_or(len) as u64);
         if window >= len { len } else { window * (2 * len - window) / len }
@@ -207,7 +211,28 @@ impl DecoderConfig {
     /// Channels of attention times the positions that they meet, summed over the layers, for one token of a sequence of
     /// `len`: what a count of operations adds to the parameters.
     pub fn attention_width(&self, len: usize) -> u64 {
-        self.layers.iter().map(|layer| layer.attention.span(len) * layer.attention.q_dim() as u64).sum()
+        // Layers with equal heads and windows meet as many.
+        let mut spans: Vec<((usize, Option<usize>), u64)> = Vec::new();
+        let mut width = 0;
+        for attention in self.layers.iter().map(|layer| &layer.attention) {
+            let kind = (attention.n_heads, attention.window);
+            let known = spans.iter().find(|(known, _)| *known == kind).map(|(_, span)| *span);
+            let span = known.unwrap_or_else(|| self.span(attention, len));
+            if known.is_none() {
+                spans.push((kind, span));
+            }
+            width += span * attention.q_dim() as u64;
+        }
+        width
+    }
+
+    /// Twice the mean number of positions that a position of a sequence of `len` meets in a layer: `len` where attention is
+    /// neither windowed nor sparse. A layout that cannot be made counts as whole.
+    pub fn span(&self, attention: &AttentionConfig, len: usize) -> u64 {
+        let whole = attention.span(len);
+        let Some(sparsity) = &self.sparse_attention else { return whole };
+        let Ok(blocks) = sparsity.layout(attention.n_heads, len) else { return whole };
+        blocks.span(attention.n_heads, attention.window, len).min(whole)
     }
 
     /// Whether the settings fit together.
@@ -232,6 +257,9 @@ impl DecoderConfig {
             score_cap.iter().for_each(|cap| problems.positive("attn_logit_softcapping", *cap));
         }
         self.logit_cap.iter().for_each(|cap| problems.positive("final_logit_softcapping", *cap));
+        if let Some(Err(problem)) = self.sparse_attention.as_ref().map(SparsityConfig::check) {
+            problems.push(problem.to_string());
+        }
         match problems.0.is_empty() {
             true => Ok(()),
             false => Err(Error::Model(format!(

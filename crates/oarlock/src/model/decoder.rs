@@ -2,18 +2,23 @@
 //!
 //! Shape legend: B batch, S sequence, E hidden, V vocabulary.
 
+use std::collections::BTreeMap;
+use std::collections::btree_map::Entry;
+use std::ops::Range;
+
 use half::{bf16, f16};
 use oarlock_tensor::ops::{self, HeadLoss, HeadOptions, Labels, Mask, TokenLoss};
 use oarlock_tensor::{DType, Device, Error, Result, Tensor};
 
 use super::block::{Block, norm};
 use super::cache::LayerCache;
-use super::config::DecoderConfig;
+use super::config::{DecoderConfig, LayerConfig};
 use super::projection::{MapLinear, Projection};
 use super::recompute::{Parts, Recompute};
 use super::rope::RopeTables;
 use super::value_head::ValueHead;
 use crate::nn::{Embedding, Layer, Linear, Module, RmsNorm, Unit, Visitor, in_scope, parameters};
+use crate::sequence_parallel::SequenceParallel;
 
 /// A decoder-only language model.
 #[derive(Debug, Module)]
@@ -38,6 +43,9 @@ pub(super) struct Body {
     ropes: Vec<RopeTables>,
     #[module(skip)]
     parts: Parts,
+    /// The ranks that a sequence is divided over.
+    #[module(skip)]
+    n_parts: usize,
 }
 
 /// What [`Decoder::loss_with`] computes beside the cross-entropy.
@@ -89,6 +97,26 @@ impl Decoder {
     /// weights are the same for every choice, bit by bit.
     pub fn set_recompute(&mut self, recompute: Recompute) {
         self.body.set_recompute(recompute);
+    }
+
+    /// Divides sequences over the ranks of a group: from then on losses and logits are those of this rank's part of each
+    /// row ([`SequenceParallel::take_part`]), with [`Mask::Documents`] of whole rows. To be called before the model is
+    /// prepared. Answers with a cache are not divided.
+    ///
+    /// # Errors
+    /// Heads that the ranks do not divide, and a model that is in use.
+    pub fn set_sequence_parallel(&mut self, sequence: &SequenceParallel) -> crate::Result<()> {
+        sequence.check(&self.body.config)?;
+        for layer in &mut self.body.layers {
+            let block = layer.module_mut().ok_or_else(|| {
+                Error::Usage(
+                    "set_sequence_parallel: the model is in use; call it before `prepare`".to_owned(),
+                )
+            })?;
+            block.set_sequence_parallel(sequence)?;
+        }
+        self.body.n_parts = sequence.size();
+        Ok(())
     }
 
     /// Says whether what recomputed blocks keep waits in main memory between its passes, where the model is on a GPU.
@@ -168,6 +196,49 @@ impl Decoder {
         in_scope(self, ids.device(), || {
             let x = self.body.hidden_with(ids, mask, options.noise, |_| ())?;
             self.head.run(&x, |head| Ok((head.loss(&x, labels, options.kind)?, head.hits(&x, labels)?)))
+        })
+    }
+
+    /// The units of the model as a pipeline divides them: the embedding, each layer, the head.
+    pub fn n_units(&self) -> usize {
+        self.body.layers.len() + 2
+    }
+
+    /// The embedding and the layers among `units`, for a model that is divided into parts: from ids `[B, S]` where the
+    /// embedding is among them, else from the residual stream `[B, S, E]`, to the residual stream in f32.
+    ///
+    /// # Errors
+    /// As [`Decoder::loss`].
+    pub fn stream_through(
+        &self,
+        units: Range<usize>,
+        x: &Tensor,
+        mask: &Mask,
+        noise: Option<&Tensor>,
+    ) -> Result<Tensor> {
+        in_scope(self, x.device(), || self.body.stream_through(units, x, mask, noise))
+    }
+
+    /// As [`Decoder::loss_with`], from the residual stream `[B, S, E]` behind the last layer.
+    ///
+    /// # Errors
+    /// As [`Decoder::loss_with`].
+    pub fn loss_of_stream(&self, x: &Tensor, labels: &Labels, kind: TokenLoss) -> Result<HeadLoss> {
+        in_scope(self, x.device(), || self.head.run(x, |head| head.loss(x, labels, kind)))
+    }
+
+    /// As [`Decoder::loss_and_hits`], from the residual stream `[B, S, E]` behind the last layer.
+    ///
+    /// # Errors
+    /// As [`Decoder::loss_with`].
+    pub fn loss_and_hits_of_stream(
+        &self,
+        x: &Tensor,
+        labels: &Labels,
+        kind: TokenLoss,
+    ) -> Result<(HeadLoss, Tensor)> {
+        in_scope(self, x.device(), || {
+            self.head.run(x, |head| Ok((head.loss(x, labels, kind)?, head.hits(x, labels)?)))
         })
     }
 
@@ -334,7 +405,18 @@ impl Decoder {
 impl Body {
     pub(super) fn new(config: DecoderConfig, n_positions: usize, row_len: usize) -> crate::Result<Body> {
         config.check()?;
-        let block = |layer| Ok(Unit::new(Block::new(&config, layer)?));
+        let n = row_len.max(n_positions);
+        let layout =
+            |heads| config.sparse_attention.as_ref().map(|sparsity| sparsity.layout(heads, n)).transpose();
+        // Layers with as many heads share their layout.
+        let mut layouts = BTreeMap::new();
+        for heads in config.layers.iter().map(|layer| layer.attention.n_heads) {
+            if let Entry::Vacant(vacant) = layouts.entry(heads) {
+                vacant.insert(layout(heads)?);
+            }
+        }
+        let blocks = |layer: &LayerConfig| layouts.get(&layer.attention.n_heads).cloned().flatten();
+        let block = |layer| Ok(Unit::new(Block::new(&config, layer, blocks(layer))?));
         Ok(Body {
             layers: config.layers.iter().map(block).collect::<Result<_>>()?,
             embed_tokens: Unit::new(Embedding::normal(
@@ -345,6 +427,7 @@ impl Body {
             ropes: RopeTables::of_layers(&config, n_positions, row_len)?,
             config,
             parts: Parts::default(),
+            n_parts: 1,
         })
     }
 
@@ -384,13 +467,36 @@ impl Body {
         noise: Option<&Tensor>,
         mut see: impl FnMut(&Tensor),
     ) -> Result<Tensor> {
-        let mut x = self.embed_tokens.run(ids, |embed| self.embed(embed, ids, noise))?;
+        let mut x = self.stream_through(0..1, ids, mask, noise)?;
         see(&x);
-        for (layer, ropes) in self.layers.iter().zip(&self.ropes) {
-            let (mask, parts) = (mask.clone(), self.parts);
-            let rope = ropes.for_length(ids.shape().last()).clone();
-            x = layer.call(&x, move |block, x| block.forward(x, &rope, &mask, parts))?;
+        for unit in 1..=self.layers.len() {
+            x = self.stream_through(unit..unit + 1, &x, mask, None)?;
             see(&x);
+        }
+        Ok(x)
+    }
+
+    /// As [`Decoder::stream_through`].
+    fn stream_through(
+        &self,
+        units: Range<usize>,
+        x: &Tensor,
+        mask: &Mask,
+        noise: Option<&Tensor>,
+    ) -> Result<Tensor> {
+        let mut x = x.clone();
+        for unit in units {
+            let Some(index) = unit.checked_sub(1) else {
+                x = self.embed_tokens.run(&x, |embed| self.embed(embed, &x, noise))?;
+                continue;
+            };
+            // The head is no part of the stream.
+            let (Some(layer), Some(ropes)) = (self.layers.get(index), self.ropes.get(index)) else { break };
+            let (mask, parts) = (mask.clone(), self.parts);
+            // [B, S, E]
+            let n_positions = x.sizes().iter().rev().nth(1).copied().unwrap_or(0);
+            let rope = ropes.for_length(n_positions * self.n_parts).clone();
+            x = layer.call(&x, move |block, x| block.forward(x, &rope, &mask, parts))?;
         }
         Ok(x)
     }

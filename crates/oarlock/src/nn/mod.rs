@@ -20,6 +20,7 @@ mod recurrent;
 mod resample;
 mod scope;
 mod sequential;
+mod sparsity;
 mod training;
 mod unit;
 mod wrap;
@@ -46,8 +47,8 @@ pub use oarlock_tensor::cpu::rope::RopeStyle;
 /// The ops that layers are made of, under the name of torch's `nn.functional`.
 pub use oarlock_tensor::ops as functional;
 pub use oarlock_tensor::ops::{
-    CustomOp, CustomOps, IGNORE_INDEX, Interpolation, KlReduction, KlTarget, Mask, Reduction, Rope, custom,
-    custom_outputs, parameter,
+    BlockMask, CustomOp, CustomOps, IGNORE_INDEX, Interpolation, KlReduction, KlTarget, Mask, Reduction,
+    Rope, custom, custom_outputs, parameter,
 };
 pub use oarlock_tensor::{Fan, Init, Nonlinearity, Param, Result, RopeScaling, Yarn};
 pub use pool::{AdaptiveAvgPool1d, AdaptiveAvgPool2d, AvgPool1d, AvgPool2d, MaxPool1d, MaxPool2d};
@@ -56,6 +57,7 @@ pub use recurrent::{Gru, Lstm, Rnn};
 pub use resample::{PixelShuffle, PixelUnshuffle, Upsample};
 pub(crate) use scope::{in_scope, time_of};
 pub use sequential::{Layer, Sequential};
+pub use sparsity::{Direction, Pattern, SparsityConfig};
 pub use training::{Mode, n_passes, set_passes, set_training};
 pub(crate) use training::{begin_pass, has_modes, seed_layers};
 pub use unit::{Unit, UnitRun, is_trained};

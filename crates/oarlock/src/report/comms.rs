@@ -2,7 +2,7 @@
 
 use std::fmt::Write as _;
 
-use oarlock_comm::OpStats;
+use oarlock_comm::{CommunicationTime, OpStats};
 
 use super::python::general;
 
@@ -41,6 +41,19 @@ pub fn table(stats: &[OpStats]) -> String {
     out
 }
 
+/// How much of the time of communication was hidden behind computation; `None` where nothing was sent.
+pub fn hidden(time: &CommunicationTime) -> Option<String> {
+    let seconds = |time: std::time::Duration| time.as_secs_f64();
+    (!time.total.is_zero()).then(|| {
+        format!(
+            "communication: {:.2} s, of which {:.0} % behind computation ({:.2} s waited for)",
+            seconds(time.total),
+            100.0 * time.hidden_share(),
+            seconds(time.total.saturating_sub(time.hidden())),
+        )
+    })
+}
+
 /// Bytes in units of 1024.
 fn size(bytes: u64) -> String {
     const UNITS: [&str; 7] = ["B", "KB", "MB", "GB", "TB", "PB", "EB"];
@@ -65,6 +78,15 @@ mod tests {
     fn sizes_are_those_of_the_original() {
         let sizes = [0, 1, 1023, 1024, 1536, 711_840_000, u64::MAX].map(size);
         assert_eq!(sizes, ["0B", "1.0 B", "1023.0 B", "1.0 KB", "1.5 KB", "678.86 MB", "16.0 EB"]);
+    }
+
+    #[test]
+    fn what_is_hidden_is_a_share_of_all() {
+        let ms = Duration::from_millis;
+        let time = CommunicationTime { total: ms(4000), exposed: ms(1000), ..CommunicationTime::default() };
+        let line = hidden(&time).unwrap();
+        assert_eq!(line, "communication: 4.00 s, of which 75 % behind computation (1.00 s waited for)");
+        assert_eq!(hidden(&CommunicationTime::default()), None);
     }
 
     #[test]

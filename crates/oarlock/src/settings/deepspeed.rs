@@ -34,6 +34,7 @@ const OF_TRAINER: &[&str] = &[
     "comms_logger.enabled",
     "csv_monitor.enabled",
     "flops_profiler.enabled",
+    "sparse_attention.mode",
     "steps_per_print",
     "tensorboard.enabled",
     "wall_clock_breakdown",
@@ -205,6 +206,11 @@ impl DeepSpeedConfig {
                 Problem::new("the DeepSpeed configuration says neither `train_batch_size` nor `train_micro_batch_size_per_gpu`")
                     .help("write \"train_micro_batch_size_per_gpu\", also where the model is not trained; the batch of a step is that x gradient_accumulation_steps x ranks"),
             );
+        }
+        if settings.usize("sequence_parallel_size") > 1 {
+            let message = "`sequence_parallel_size` divides the sequences of `oarlock train`; an engine does not know them";
+            let help = "remove it, and set AcceleratorConfig::sequence_parallel_size in a loop of your own";
+            block.settings.report(&mut problems, message, &["sequence_parallel_size"], help);
         }
         if settings.bool("fp16") && settings.bool("bf16") {
             let names = ["fp16.enabled", "bf16.enabled"];
@@ -437,7 +443,7 @@ mod tests {
         let [idle, of_trainer] = <[String; 2]>::try_from(resolve(text, 2).unwrap().notes).unwrap();
         assert_eq!(
             idle,
-            "accepted without effect: zero_optimization.overlap_comm, memory_breakdown, pipeline (docs/deepspeed.md says \
+            "accepted without effect: memory_breakdown, pipeline (docs/deepspeed.md says \
              why)"
         );
         assert!(

@@ -54,6 +54,7 @@ pub const TRAINING: &[Key] = &[
     key(Optimizer, Steps, "warmup_steps", "0", Used, "Warm-up steps; below 1 the share of all steps; when positive it replaces warmup_ratio"),
     key(Optimizer, Float(Share), "warmup_ratio", "0", Used, "Warm-up as a share of all steps"),
     key(Ranks, Int(1), "num_processes", "1", Used, "Our own: ranks, each a process; must agree with WORLD_SIZE and NPROC_PER_NODE"),
+    key(Ranks, Int(1), "sequence_parallel_size", "1", Used, "Ranks over which each sequence is divided (DeepSpeed-Ulysses), which must divide the attention heads and cutoff_len; batches are of groups of so many ranks then"),
     key(Ranks, MapOrPath, "deepspeed", "", Used, "DeepSpeed configuration: its file, or the mapping itself"),
     key(Ranks, List, "fsdp", "", Used, "FSDP options: a strategy such as full_shard or shard_grad_op, and offload"),
     key(Ranks, MapOrPath, "fsdp_config", "", Used, "FSDP configuration: its file, or the mapping itself"),

@@ -14,8 +14,8 @@ use oarlock_tensor::ops::{transfer, update};
 use oarlock_tensor::{ActiveTapes, Device, FlatBuffer, UnitHook};
 
 use crate::error::{Error, Result};
-use crate::nn::{Module, NamedParam, parameters, wrapped_units_of};
-use crate::shard::group::{Grads, GroupBuilder, Kind, Weights, offload_file};
+use crate::nn::{Module, NamedParam, UnitParams, parameters, wrapped_units_of};
+use crate::shard::group::{Grads, Group, GroupBuilder, Kind, Weights, offload_file};
 use crate::shard::layout::{BLOCK, runs};
 use crate::shard::mesh::{Mesh, ranks_per_machine};
 use crate::shard::order::ready;
@@ -23,6 +23,7 @@ use crate::shard::passes::{Core, TapePass, UnitPasses, UnitUse};
 use crate::shard::placement::{Options, Placement, Placements, Untouched};
 use crate::shard::reduce::Home;
 use crate::shard::source::{ParamSlice, WeightSource};
+use crate::shard::stage::{Held, Stage};
 use crate::shard::state::{self, Slice, Snapshot};
 use crate::shard::step::{CHUNK, ParamGroup};
 
@@ -30,6 +31,10 @@ use crate::shard::step::{CHUNK, ParamGroup};
 pub struct Engine {
     core: Arc<Core>,
     rule: Rule,
+    /// The whole model of which this rank may hold a part.
+    blocks: Blocks,
+    /// The ranks that hold the other parts.
+    pipe: Option<Communicator>,
     /// Optimizer steps done.
     n_steps: u64,
     /// For each group and parameter, the steps that have left it out.
@@ -37,6 +42,13 @@ pub struct Engine {
     reduced: bool,
     /// Whether this rank steps on its own gradients, which no other adds to.
     local: bool,
+}
+
+/// The blocks of all parameters of a model, in its order, by which norms are summed.
+struct Blocks {
+    n: usize,
+    /// The first of each parameter, its name and that of its unit.
+    of: Vec<(usize, String, String)>,
 }
 
 /// The global norm of the gradients.
@@ -63,6 +75,23 @@ pub struct Resident {
     pub leaving: usize,
 }
 
+impl Blocks {
+    fn of(units: &[UnitParams], builder: &GroupBuilder<'_>) -> Blocks {
+        let params = units.iter().flat_map(|unit| unit.params.iter().map(move |named| (named, &unit.name)));
+        let first = |named: &NamedParam| builder.first_blocks.get(&named.param.id()).copied().unwrap_or(0);
+        let mut of: Vec<_> =
+            params.map(|(named, unit)| (first(named), named.name.clone(), unit.clone())).collect();
+        of.sort_unstable_by_key(|(first, ..)| *first);
+        Blocks { n: builder.n_blocks, of }
+    }
+
+    /// The unit and the parameter of a block.
+    fn owner(&self, block: usize) -> Option<(String, String)> {
+        let (_, param, unit) = self.of.iter().rev().find(|(first, ..)| *first <= block)?;
+        Some((unit.clone(), param.clone()))
+    }
+}
+
 impl Engine {
     /// Gives every parameter of the model a home. `param_group` says which of the optimizer's groups a parameter is in,
     /// `role` what it is to the optimizer.
@@ -78,7 +107,28 @@ impl Engine {
         param_group: &dyn Fn(&NamedParam) -> usize,
         role: &dyn Fn(&NamedParam) -> Role,
     ) -> Result<Engine> {
+        Engine::of_stage(model, comm, device, options, rule, param_group, role, None)
+    }
+
+    /// As [`Engine::new`], for a model of which this rank holds the part of its stage: parameters of other stages have no
+    /// home here. `comm` are the ranks of the stage.
+    ///
+    /// # Errors
+    /// As [`Engine::new`]; gradients or parameters that are sharded.
+    pub fn of_stage(
+        model: &dyn Module,
+        comm: &Communicator,
+        device: &Device,
+        options: Options,
+        rule: Rule,
+        param_group: &dyn Fn(&NamedParam) -> usize,
+        role: &dyn Fn(&NamedParam) -> Role,
+        stage: Option<Stage>,
+    ) -> Result<Engine> {
         options.check(comm.world_size())?;
+        if stage.is_some() {
+            options.check_stage()?;
+        }
         let options = options.on(device);
         if let Some(missing) = options.wrap.missing(model) {
             return Err(Error::Model(missing));
@@ -89,6 +139,11 @@ impl Engine {
         };
         let mesh = Mesh::new(comm, group, options.secondary)?;
         let shares_memory = comm.shares_memory();
+        let found = wrapped_units_of(model, &options.wrap);
+        let held = match &stage {
+            Some(stage) => Held::of_stage(&found, stage)?,
+            None => Held::whole(found.clone()),
+        };
         let mut builder = GroupBuilder {
             mesh: &mesh,
             device,
@@ -98,15 +153,17 @@ impl Engine {
             params_file: offload_file(options.offload_params.as_ref())?,
             first_blocks: HashMap::new(),
             n_blocks: 0,
+            ties: &held.ties,
         };
         // In the order of the model, so that no sum of blocks depends on what is a unit.
         builder.count(&parameters(model));
-        let found = wrapped_units_of(model, &options.wrap);
+        let blocks = Blocks::of(&found, &builder);
         let (mut groups, mut units, mut homes) = (Vec::new(), Vec::new(), Vec::new());
-        for unit in &found {
+        for unit in &held.units {
             let mut kinds: Vec<(Kind, Vec<NamedParam>)> = Vec::new();
             for named in &unit.params {
-                let kind = Kind::of(named, &options, shares_memory, unit.run.is_some());
+                let tie = held.tie_of.get(&named.param.id()).copied();
+                let kind = Kind::of(named, &options, shares_memory, unit.run.is_some(), tie);
                 match kinds.iter_mut().find(|(other, _)| *other == kind) {
                     Some((_, params)) => params.push(named.clone()),
                     None => kinds.push((kind, vec![named.clone()])),
@@ -133,7 +190,7 @@ impl Engine {
             let params = core.groups[group].params.clone();
             param.settle(Arc::new(Home { core: Arc::downgrade(&core), group, params }), index);
         }
-        for (unit, run) in found.iter().filter_map(|unit| unit.run.as_ref()).enumerate() {
+        for (unit, run) in held.units.iter().filter_map(|unit| unit.run.as_ref()).enumerate() {
             if run.attach(Arc::new(UnitPasses { core: Arc::downgrade(&core), unit })).is_err() {
                 return Err(Error::Usage(format!(
                     "unit \"{}\" belongs to another engine already",
@@ -142,7 +199,8 @@ impl Engine {
             }
         }
         let left_out = core.groups.iter().map(|group| vec![0; group.layout.params().len()]).collect();
-        Ok(Engine { core, rule, n_steps: 0, left_out, reduced: false, local: false })
+        let pipe = stage.map(|stage| stage.pipe);
+        Ok(Engine { core, rule, blocks, pipe, n_steps: 0, left_out, reduced: false, local: false })
     }
 
     /// Fills the weights; each rank reads what it needs, and no more of it at a time than a buffer holds. Parameters that
@@ -252,11 +310,21 @@ impl Engine {
             if self.local {
                 self.core.complete_all()?
             } else {
-                self.core.reduce_all()?
+                self.core.reduce_all()?;
+                self.core.reduce_ties()?;
             }
             self.reduced = true;
         }
         Ok(())
+    }
+
+    /// Says that a step follows the backward passes that are recorded by now, and that no other adds to its gradients: they
+    /// leave unit by unit while those passes run, where [`Options::overlap`] and the transport allow it. Without it,
+    /// whole gradients (DDP, ZeRO-1) leave after the last pass, with the same bits.
+    pub fn expect_step(&self) {
+        if !self.local && !self.reduced {
+            self.core.expect_step();
+        }
     }
 
     /// Whether from now on this rank steps by itself: gradients are not summed over ranks, and each has weights of its
@@ -271,6 +339,11 @@ impl Engine {
                  NO_SHARD), and this model is held as {:?}",
                 self.core.options.placements
             )));
+        }
+        if local && self.pipe.is_some() {
+            return Err(Error::Usage(
+                "ranks of a pipeline cannot step by themselves: each holds a part of the model".to_owned(),
+            ));
         }
         self.local = local;
         Ok(())
@@ -319,11 +392,12 @@ impl Engine {
         self.reduce_grads()?;
         let shard = &self.core.mesh.shard;
         let groups = || self.core.groups.iter().filter(|group| group.trainable);
-        let n_blocks: usize = self.core.groups.iter().map(|group| group.layout.n_blocks()).sum();
+        let n_blocks = self.blocks.n;
         let (device, bytes) = (&self.core.device, n_blocks * size_of::<f64>());
         let sums = FlatBuffer::borrowed(device, bytes, "gradient norm")?;
         transfer::write_with::<f64, _>(&sums, 0..n_blocks, |sums| sums.fill(0.0))?;
-        for group in groups() {
+        let counted = |group: &&Group| group.tied.as_ref().is_none_or(|tied| tied.tie.is_first);
+        for group in groups().filter(counted) {
             // Each block's sum comes from its one owner; the others hold zeros, so the sum over ranks is exact.
             let owned = match self.local {
                 true => 0..group.layout.n_elems(),
@@ -348,21 +422,12 @@ impl Engine {
         if !self.local {
             shard.all_reduce_f64(&mut squares, Scalar::Sum)?;
         }
-        let first_bad = squares.iter().position(|sum| !sum.is_finite()).and_then(|block| {
-            groups().find_map(|group| {
-                let index = group
-                    .first_blocks
-                    .iter()
-                    .zip(group.layout.params())
-                    .position(|(first, param)| (*first..first + param.n_blocks()).contains(&block))?;
-                let unit =
-                    self.core.units.iter().find(|unit| {
-                        unit.completes.iter().any(|&g| std::ptr::eq(&self.core.groups[g], group))
-                    });
-                let unit = unit.map_or(String::new(), |unit| unit.name.clone());
-                Some((unit, group.layout.params()[index].name.clone()))
-            })
-        });
+        if let Some(pipe) = &self.pipe {
+            // Those of other stages are zeros here.
+            pipe.all_reduce_f64(&mut squares, Scalar::Sum)?;
+        }
+        let bad = squares.iter().position(|sum| !sum.is_finite());
+        let first_bad = bad.and_then(|block| self.blocks.owner(block));
         Ok(GradNorm { norm: update::tree_sum(&squares).sqrt(), first_bad })
     }
 

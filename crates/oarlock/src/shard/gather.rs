@@ -15,6 +15,9 @@ use crate::shard::passes::{Core, PassState};
 impl Core {
     /// Gathers the weights of a unit and waits for them, and begins to gather those of the units that come next.
     pub(super) fn enter(&self, pass: &mut PassState, unit: usize, forward: bool) -> Result<()> {
+        if !forward {
+            self.finish_earlier(pass, 1)?;
+        }
         self.hold(pass, unit, forward)?;
         for &group in &self.units[unit].groups {
             self.wait_gather(pass, group)?;
@@ -37,11 +40,11 @@ impl Core {
                 .filter(|&&g| pass.groups[g].buffer.is_none())
                 .map(|&g| gathered(g))
                 .sum();
-            ahead += more;
             live += more;
-            if ahead > self.options.prefetch_elems || live > self.options.max_live_elems {
+            if ahead >= self.options.prefetch_elems || live > self.options.max_live_elems {
                 break;
             }
+            ahead += more;
             self.hold(pass, unit, forward)?;
         }
         Ok(())
@@ -111,7 +114,7 @@ impl Core {
             _ => pass.pool.met(),
         }
         pass.groups[index].buffer = Some((buffer, Some(ready), secondary));
-        Ok(())
+        if self.options.overlap { Ok(()) } else { self.wait_gather(pass, index) }
     }
 
     /// Waits until a group's weights are there, and shows them to the ops.

@@ -17,6 +17,7 @@ use crate::shard::layout::{BLOCK, Grain, Layout, runs};
 use crate::shard::mesh::Mesh;
 use crate::shard::placement::{Gather, Offload, Options, Placement};
 use crate::shard::pool::flat_of;
+use crate::shard::stage::{Tie, TiedGroup};
 use crate::shard::state::{GroupState, MASTER};
 
 /// The parameters of one group.
@@ -36,6 +37,8 @@ pub(super) struct Group {
     pub buckets: Vec<Ownership>,
     /// The number of each parameter's first block among the blocks of the whole model.
     pub first_blocks: Vec<usize>,
+    /// Where other stages of a pipeline have the same parameters.
+    pub tied: Option<TiedGroup>,
 }
 
 /// Where the working copies are.
@@ -66,11 +69,19 @@ pub(super) struct Kind {
     dtype: DType,
     trainable: bool,
     gathered: bool,
+    /// The number of the tie.
+    tie: Option<usize>,
 }
 
 impl Kind {
     /// How a parameter is held; `in_unit` says whether there is a unit that can gather it.
-    pub fn of(param: &NamedParam, options: &Options, shares_memory: bool, in_unit: bool) -> Kind {
+    pub fn of(
+        param: &NamedParam,
+        options: &Options,
+        shares_memory: bool,
+        in_unit: bool,
+        tie: Option<usize>,
+    ) -> Kind {
         let n_elems = param.param.shape().n_elems();
         let apart = options.gather == Gather::Copy || options.offload_params.is_some() || !shares_memory;
         Kind {
@@ -80,6 +91,7 @@ impl Kind {
                 && apart
                 && options.placements.parameters == Placement::Sharded
                 && n_elems >= options.persistence_elems,
+            tie,
         }
     }
 }
@@ -96,6 +108,8 @@ pub(super) struct GroupBuilder<'a> {
     /// The blocks of the model so far: what each parameter's begin with, by its id, however it is grouped.
     pub first_blocks: HashMap<usize, usize>,
     pub n_blocks: usize,
+    /// What is on several stages of a pipeline.
+    pub ties: &'a [Tie],
 }
 
 impl GroupBuilder<'_> {
@@ -135,7 +149,12 @@ impl GroupBuilder<'_> {
         };
         let (replicas, replica) =
             self.mesh.replica.as_ref().map_or((1, 0), |across| (across.world_size(), across.rank()));
-        let saved = layout.owned(shard.rank() * replicas + replica, n * replicas);
+        let tie = kind.tie.and_then(|tie| self.ties.get(tie));
+        let saved = match tie {
+            Some(Tie { is_first: false, .. }) => 0..0,
+            _ => layout.owned(shard.rank() * replicas + replica, n * replicas),
+        };
+        let tied = tie.map(|tie| TiedGroup::new(tie, updated.len())).transpose()?;
         let ranges: Vec<_> = (0..n).map(|rank| layout.owned(rank, n)).collect();
         let owners = Ownership::new(ranges.iter().map(|range| vec![range.clone()]).collect())?;
         let buckets = cut(&ranges, n_elems, self.options.reduce_bucket_elems)?;
@@ -158,6 +177,7 @@ impl GroupBuilder<'_> {
             owners,
             buckets,
             first_blocks,
+            tied,
             layout,
         })
     }

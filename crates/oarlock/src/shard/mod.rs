@@ -17,16 +17,20 @@ mod placement;
 mod pool;
 mod reduce;
 mod source;
+mod stage;
 mod staging;
 mod state;
 mod step;
 #[cfg(test)]
 mod tests;
+mod topology;
 
 pub use engine::{Engine, GradNorm, Resident};
 pub(crate) use layout::runs;
 pub use layout::{BLOCK, Grain, Layout, LayoutParam};
 pub use placement::{Gather, Lifetime, Offload, Options, Placement, Placements, Untouched};
 pub use source::{ParamSlice, SeededInit, WeightSource};
+pub use stage::Stage;
 pub use state::{MASTER, Slice, Snapshot};
 pub use step::ParamGroup;
+pub use topology::{DATA, PIPE, Topology};

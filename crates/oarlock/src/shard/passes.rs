@@ -4,7 +4,11 @@
 //! its gradients leave when they are complete (`reduce`). All ranks do the same in the same order, the order in which the
 //! model declares its units. A rank that skips units (a branch not taken) joins in when it comes to a later one, or at
 //! the end of the pass. Where the weights are always there and gradients stay, nothing of this moves anything.
+//!
+//! Over transports that work in the background ([`Core::overlaps`]) a collective is begun here and taken up later: a gather
+//! when its unit is entered, a reduction when the backward pass is a unit further, or before the step.
 
+use std::collections::VecDeque;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
 
 use oarlock_comm::{Ready, Scalar, Sharing};
@@ -15,8 +19,9 @@ use oarlock_tensor::{
 use crate::error::{Error, Result};
 use crate::shard::group::{Grads, Group, Weights};
 use crate::shard::mesh::Mesh;
-use crate::shard::placement::{Lifetime, Options};
+use crate::shard::placement::{Lifetime, Options, Placement};
 use crate::shard::pool::{BufferPool, PoolBuffer};
+use crate::shard::reduce::{Early, Leaving};
 
 /// The groups of a model, and what is open of them.
 pub(super) struct Core {
@@ -29,8 +34,10 @@ pub(super) struct Core {
     pub units: Vec<UnitUse>,
     /// The passes that are being recorded.
     pub active: Arc<ActiveTapes>,
-    /// 16-bit copies of gradients on their way, where they are reduced so.
-    pub(super) staging: Option<PoolBuffer>,
+    /// Whether units compute while collectives proceed.
+    pub(super) overlaps: bool,
+    /// Bytes of a 16-bit copy of a group's gradients, where they are reduced so; else 0.
+    pub(super) staging_bytes: usize,
     pass: Mutex<PassState>,
 }
 
@@ -57,6 +64,13 @@ pub(super) struct PassState {
     pub(super) pool: BufferPool,
     pub(super) secondary_pool: Option<BufferPool>,
     pub(super) slots: BufferPool,
+    /// 16-bit copies of gradients on their way.
+    pub(super) staging: BufferPool,
+    /// Gradients on their way, in the order in which they left.
+    pub(super) leaving: VecDeque<Leaving>,
+    /// How often a backward pass has left a unit.
+    pub(super) n_left: u64,
+    pub(super) early: Early,
 }
 
 #[derive(Default)]
@@ -93,14 +107,17 @@ impl Core {
         groups: Vec<Group>,
         units: Vec<UnitUse>,
     ) -> Result<Core> {
-        let staging = match options.reduce_dtype {
-            DType::F32 => None,
-            dtype => {
-                let most = groups.iter().filter(|g| g.trainable).map(|g| g.layout.n_elems()).max();
-                let mut pool = BufferPool::new(&mesh.shard, &device, Sharing::PerRank, "16-bit gradients");
-                Some(pool.take(most.unwrap_or(0) * dtype.size())?)
-            }
+        let overlaps = options.overlap && mesh.shard.works_in_background();
+        let most = groups.iter().filter(|g| g.trainable).map(|g| g.layout.n_elems()).max().unwrap_or(0);
+        let mut staging = BufferPool::new(&mesh.shard, &device, Sharing::PerRank, "16-bit gradients");
+        let staging_bytes = match options.reduce_dtype {
+            DType::F32 => 0,
+            dtype => most * dtype.size(),
         };
+        if staging_bytes > 0 {
+            let first = staging.take(staging_bytes)?;
+            staging.give_back(first)?;
+        }
         let pass = PassState {
             forward: 0,
             trains: false,
@@ -113,10 +130,15 @@ impl Core {
                 .as_ref()
                 .map(|comm| BufferPool::new(comm, &device, Sharing::Replicated, "gathered weights")),
             slots: BufferPool::new(&mesh.shard, &device, Sharing::PerRank, "gradients on their way"),
+            staging,
+            leaving: VecDeque::new(),
+            n_left: 0,
+            early: Early::new(&units, groups.len()),
         };
         let active = Arc::default();
         let updater = if options.updates_beside(&device) { device.beside() } else { device.clone() };
-        Ok(Core { mesh, device, updater, options, groups, units, active, staging, pass: Mutex::new(pass) })
+        let pass = Mutex::new(pass);
+        Ok(Core { mesh, device, updater, options, groups, units, active, overlaps, staging_bytes, pass })
     }
 
     pub(super) fn pass(&self) -> MutexGuard<'_, PassState> {
@@ -124,19 +146,24 @@ impl Core {
         self.pass.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Whether anything moves during a pass.
+    /// Whether whole gradients may leave during the last backward pass of a step.
+    pub(super) fn reduces_early(&self) -> bool {
+        self.overlaps && self.options.placements.gradients == Placement::Whole
+    }
+
+    /// Whether nothing moves during a pass.
     pub(super) fn is_still(&self) -> bool {
-        self.groups.iter().all(|group| {
-            matches!(group.weights, Weights::Resident(_)) && !matches!(group.grads, Grads::Sharded { .. })
-        })
+        !self.reduces_early()
+            && self.groups.iter().all(|group| {
+                matches!(group.weights, Weights::Resident(_)) && !matches!(group.grads, Grads::Sharded { .. })
+            })
     }
 
     /// Bytes of the pool: for weights, for gradients.
     pub fn pool_bytes(&self) -> (usize, usize) {
         let pass = self.pass();
         let second = pass.secondary_pool.as_ref().map_or(0, BufferPool::bytes);
-        let staging = self.staging.as_ref().map_or(0, |staging| staging.region.bytes());
-        (pass.pool.bytes() + second, pass.slots.bytes() + staging)
+        (pass.pool.bytes() + second, pass.slots.bytes() + pass.staging.bytes())
     }
 
     fn before_forward(&self, unit: usize, trains: bool) -> Result<()> {
@@ -147,6 +174,9 @@ impl Core {
             pass.forward = 0;
         }
         pass.trains = trains;
+        if trains {
+            pass.early.recorded(unit);
+        }
         while pass.forward < unit {
             let skipped = pass.forward;
             self.enter(&mut pass, skipped, true)?;
@@ -165,11 +195,16 @@ impl Core {
         if pass.backward.is_some_and(|left| unit >= left) {
             self.finish_backward_in(&mut pass)?;
         }
+        if pass.backward.is_none() {
+            // What left in the pass before had all the time since.
+            self.finish_earlier(&mut pass, 0)?;
+        }
         for skipped in (unit + 1..pass.backward.unwrap_or(self.units.len())).rev() {
             self.enter(&mut pass, skipped, false)?;
             self.leave_backward(&mut pass, skipped)?;
         }
         pass.backward = Some(unit + 1);
+        pass.early.ran(unit);
         self.enter(&mut pass, unit, false)
     }
 
@@ -227,6 +262,8 @@ impl Core {
 
     fn leave_backward(&self, pass: &mut PassState, unit: usize) -> Result<()> {
         pass.backward = Some(unit);
+        pass.n_left += 1;
+        self.reduce_early(pass, unit)?;
         for &group in &self.units[unit].completes {
             if matches!(self.groups[group].grads, Grads::Sharded { .. }) {
                 self.reduce(pass, group)?;
@@ -262,6 +299,8 @@ impl Core {
     pub fn begin_step(&self) -> Result<()> {
         let mut pass = self.pass();
         let pass = &mut *pass;
+        self.finish_leaving(pass)?;
+        pass.early.begin_step();
         for unit in 0..self.units.len() {
             self.release(pass, unit)?;
         }

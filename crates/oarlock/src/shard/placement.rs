@@ -88,7 +88,7 @@ pub struct Options {
     pub wrap: Wrap,
     /// What a step does to parameters that no rank touched.
     pub untouched: Untouched,
-    /// Elements that may be gathered ahead of their use.
+    /// Units are gathered ahead of their use until so many elements are; 0 for none.
     pub prefetch_elems: usize,
     /// Elements beyond which nothing is gathered ahead.
     pub max_live_elems: usize,
@@ -96,6 +96,8 @@ pub struct Options {
     pub persistence_elems: usize,
     /// Elements of a reduction.
     pub reduce_bucket_elems: usize,
+    /// Whether gathers and reductions proceed while units compute, over transports that can: `overlap_comm`.
+    pub overlap: bool,
     /// What gradients are reduced in; sums are f32 before and after.
     pub reduce_dtype: DType,
     /// Master weights and optimizer state in a file or, beside a GPU, in main memory; there the CPU updates them.
@@ -121,6 +123,7 @@ impl Default for Options {
             max_live_elems: 1_000_000_000,
             persistence_elems: 100_000,
             reduce_bucket_elems: 500_000_000,
+            overlap: true,
             reduce_dtype: DType::F32,
             offload_optimizer: None,
             offload_params: None,
@@ -141,6 +144,28 @@ impl Options {
     /// Whether the CPU beside a device runs the optimizer.
     pub(super) fn updates_beside(&self, device: &Device) -> bool {
         device.is_cuda() && self.offload_optimizer.is_some()
+    }
+
+    /// Looks for what a stage of a pipeline cannot have: micro-batches are in flight there in any order, and nothing may
+    /// move during their passes.
+    ///
+    /// # Errors
+    /// What, and what to do.
+    pub(crate) fn check_stage(&self) -> Result<()> {
+        if self.placements.gradients == Placement::Sharded {
+            return Err(Error::Usage(
+                "ZeRO-2 and ZeRO-3 are incompatible with pipeline parallelism, as in DeepSpeed: use stage 0 or 1 (NO_SHARD in \
+                 FSDP's terms)"
+                    .to_owned(),
+            ));
+        }
+        if self.wrap != Wrap::Declared {
+            return Err(Error::Usage(
+                "a wrap policy other than that of the model's layers does not go with pipeline parallelism"
+                    .to_owned(),
+            ));
+        }
+        Ok(())
     }
 
     /// Looks for what contradicts itself.

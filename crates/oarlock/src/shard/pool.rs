@@ -34,7 +34,7 @@ pub struct BufferPool {
     free: Vec<(PoolBuffer, u64)>,
     n_allocated: usize,
     bytes: usize,
-    /// Meetings of the ranks so far.
+    /// Meetings of the ranks so far, which count where they see each other's buffers.
     meetings: u64,
 }
 
@@ -83,7 +83,8 @@ impl BufferPool {
             return Ok(PoolBuffer { flat, region });
         };
         let (buffer, given_back) = self.free.remove(index);
-        if self.sharing == Sharing::Replicated && given_back == self.meetings {
+        let is_seen = self.sharing == Sharing::Replicated && self.comm.shares_memory();
+        if is_seen && given_back == self.meetings {
             // Another rank may still read what it was gathered for.
             self.comm.barrier()?;
             self.met();

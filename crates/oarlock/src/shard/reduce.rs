@@ -1,10 +1,11 @@
 //! How gradients become sums over the ranks: unit by unit during the backward pass where they are sharded, all before the
-//! step where they are whole.
+//! step where they are whole. Where collectives proceed in the background, a group's is begun when its gradients are complete and
+//! taken up later ([`Leaving`]).
 
 use std::ops::Range;
 use std::sync::{Arc, Weak};
 
-use oarlock_comm::Region;
+use oarlock_comm::{Ready, Region};
 use oarlock_tensor::ops::optimizer::Part;
 use oarlock_tensor::ops::transfer;
 use oarlock_tensor::{
@@ -12,11 +13,114 @@ use oarlock_tensor::{
 };
 
 use crate::error::Result;
-use crate::shard::group::{Grads, Group};
+use crate::shard::group::Grads;
 use crate::shard::layout::runs;
 use crate::shard::order::{ready, settle};
-use crate::shard::passes::{Core, PassState};
+use crate::shard::passes::{Core, PassState, UnitUse};
 use crate::shard::placement::Placement;
+use crate::shard::pool::PoolBuffer;
+
+/// Gradients of a group on their way.
+pub(super) struct Leaving {
+    index: usize,
+    /// Where they come from.
+    flat: FlatBuffer,
+    /// The buffer of sharded ones, and what happens to the sums that are there already.
+    slot: Option<(PoolBuffer, Store)>,
+    /// Their 16-bit copy.
+    staging: Option<PoolBuffer>,
+    /// The elements whose sums this rank receives.
+    summed: Range<usize>,
+    ready: Vec<Ready>,
+    /// How often a backward pass had left a unit.
+    left: u64,
+}
+
+impl Leaving {
+    fn has_buffers(&self) -> bool {
+        self.slot.is_some() || self.staging.is_some()
+    }
+}
+
+/// Which groups are summed, in the order in which all ranks do that: the units in reverse, then what is in no unit. Whole
+/// gradients may leave before the end of the last backward pass of a step, in the same order.
+pub(super) struct Early {
+    order: Vec<usize>,
+    /// The units that use each group.
+    users: Vec<Vec<usize>>,
+    /// How many of `order` have been begun in this step.
+    n_begun: usize,
+    /// Recorded passes of each unit that have not run backward.
+    n_recorded: Vec<usize>,
+    is_complete: Vec<bool>,
+    is_begun: Vec<bool>,
+    /// Whether the passes that are recorded are the last of the step.
+    is_expected: bool,
+}
+
+impl Early {
+    pub fn new(units: &[UnitUse], n_groups: usize) -> Early {
+        let in_units: Vec<usize> =
+            units.iter().rev().flat_map(|unit| unit.completes.iter().copied()).collect();
+        let rest = (0..n_groups).filter(|group| !in_units.contains(group));
+        let order = in_units.iter().copied().chain(rest).collect();
+        let users =
+            |group: usize| (0..units.len()).filter(|&unit| units[unit].groups.contains(&group)).collect();
+        Early {
+            order,
+            users: (0..n_groups).map(users).collect(),
+            n_begun: 0,
+            n_recorded: vec![0; units.len()],
+            is_complete: vec![false; n_groups],
+            is_begun: vec![false; n_groups],
+            is_expected: false,
+        }
+    }
+
+    /// A pass of a unit was recorded.
+    pub fn recorded(&mut self, unit: usize) {
+        self.n_recorded[unit] += 1;
+    }
+
+    /// A recorded pass of a unit runs backward.
+    pub fn ran(&mut self, unit: usize) {
+        self.n_recorded[unit] = self.n_recorded[unit].saturating_sub(1);
+    }
+
+    /// The backward pass has left the unit that completes a group: no recorded pass of any unit adds to it any more.
+    fn complete(&mut self, group: usize) {
+        self.is_complete[group] = self.users[group].iter().all(|&unit| self.n_recorded[unit] == 0);
+    }
+
+    /// The next group in order.
+    fn next(&mut self) -> Option<usize> {
+        let group = *self.order.get(self.n_begun)?;
+        self.n_begun += 1;
+        self.is_begun[group] = true;
+        Some(group)
+    }
+
+    /// The next group in order, if it is complete.
+    fn next_complete(&mut self) -> Option<usize> {
+        match self.order.get(self.n_begun) {
+            Some(&group) if self.is_complete[group] => self.next(),
+            _ => None,
+        }
+    }
+
+    /// Whether the gradients of a group have left in this step.
+    fn has_left(&self, group: usize) -> bool {
+        self.is_begun[group]
+    }
+
+    pub fn begin_step(&mut self) {
+        self.n_begun = 0;
+        self.n_recorded.fill(0);
+        self.is_complete.fill(false);
+        self.is_begun.fill(false);
+        self.is_expected = false;
+    }
+}
 
 impl Core {
     /// A place for the gradients of a group, which an op is about to write.
@@ -30,64 +134,135 @@ impl Core {
         Ok(())
     }
 
-    /// Sums a group's gradients over the ranks; each adds what it owns to its sums.
+    /// Begins to sum a group's gradients over the ranks; each will add what it owns to its sums.
     pub(super) fn reduce(&self, pass: &mut PassState, index: usize) -> Result<()> {
         let group = &self.groups[index];
-        let Grads::Sharded { sums, .. } = &group.grads else { return Ok(()) };
         self.open_slot(pass, index)?;
         pass.groups[index].note_touched(&group.params);
         group.params.zero_untouched()?;
         let here = &mut pass.groups[index];
         let Some(slot) = here.slot.take() else { return Ok(()) };
-        self.reduce_scatter(group, &slot.region, &slot.flat)?;
-        let owned = group.owners.of(self.mesh.shard.rank()).first().cloned().unwrap_or(0..0);
         let store = if here.summed { Store::Add } else { Store::Overwrite };
         here.summed = true;
-        let to = Part { flat: sums, range: 0..owned.len() };
-        transfer::accumulate(&self.device, &Part { flat: &slot.flat, range: owned }, &to, store)?;
+        // What ops write from here on is another micro-batch's.
         group.params.detach_grads();
         group.params.clear_grads();
-        pass.slots.give_back(slot)
+        let (region, flat) = (slot.region.clone(), slot.flat.clone());
+        self.begin(pass, index, &region, &flat, Some((slot, store)))
     }
 
-    /// Each owner receives the sums of its elements.
-    fn reduce_scatter(&self, group: &Group, region: &Region, flat: &FlatBuffer) -> Result<()> {
-        let shard = &self.mesh.shard;
-        let owned = group.owners.of(shard.rank()).first().cloned().unwrap_or(0..0);
-        self.in_reduce_dtype(group, region, flat, owned, &|region, dtype, flat| {
-            group.buckets.iter().try_for_each(|bucket| {
-                Ok(shard.reduce_scatter(region, dtype, bucket, ready(flat)?)?.precede_launches()?)
-            })
-        })
+    /// As [`Core::reduce`] for gradients that stay where they are.
+    fn reduce_whole(&self, pass: &mut PassState, index: usize) -> Result<()> {
+        let group = &self.groups[index];
+        let Grads::Whole(region) = &group.grads else { return Ok(()) };
+        pass.groups[index].note_touched(&group.params);
+        group.params.zero_untouched()?;
+        match group.params.grads() {
+            Some(flat) => self.begin(pass, index, region, &flat, None),
+            None => Ok(()),
+        }
     }
 
-    /// Each rank receives the sums of all elements.
-    fn all_reduce(&self, group: &Group, region: &Region, flat: &FlatBuffer) -> Result<()> {
-        let (end, bucket) = (group.layout.n_elems(), self.options.reduce_bucket_elems);
-        self.in_reduce_dtype(group, region, flat, 0..end, &|region, dtype, flat| {
-            runs(0..end, bucket).try_for_each(|chunk| {
-                Ok(self.mesh.shard.all_reduce(region, dtype, chunk, ready(flat)?)?.precede_launches()?)
-            })
-        })
-    }
-
-    /// Sums gradients in the dtype in which they travel; the elements `summed` come back from it.
-    fn in_reduce_dtype(
+    /// Begins the collectives of a group's gradients, in the dtype in which they travel.
+    fn begin(
         &self,
-        group: &Group,
+        pass: &mut PassState,
+        index: usize,
         region: &Region,
         flat: &FlatBuffer,
-        summed: Range<usize>,
-        sum: &dyn Fn(&Region, DType, &FlatBuffer) -> Result<()>,
+        slot: Option<(PoolBuffer, Store)>,
     ) -> Result<()> {
-        let Some(staging) = &self.staging else { return sum(region, DType::F32, flat) };
-        let dtype = self.options.reduce_dtype;
-        let range = 0..group.layout.n_elems();
-        let (full, half) = (Part { flat, range: range.clone() }, Part { flat: &staging.flat, range });
-        transfer::convert(&self.device, (&full, DType::F32), (&half, dtype))?;
-        sum(&staging.region, dtype, &staging.flat)?;
-        let (full, half) = (Part { range: summed.clone(), ..full }, Part { range: summed, ..half });
-        Ok(transfer::convert(&self.device, (&half, dtype), (&full, DType::F32))?)
+        let (group, shard) = (&self.groups[index], &self.mesh.shard);
+        let (end, bucket) = (group.layout.n_elems(), self.options.reduce_bucket_elems);
+        let staging = match self.staging_bytes {
+            0 => None,
+            bytes => Some(pass.staging.take(bytes)?),
+        };
+        let (sent, elements, dtype) = match &staging {
+            None => (region, flat, DType::F32),
+            Some(staging) => {
+                let dtype = self.options.reduce_dtype;
+                let (full, half) =
+                    (Part { flat, range: 0..end }, Part { flat: &staging.flat, range: 0..end });
+                transfer::convert(&self.device, (&full, DType::F32), (&half, dtype))?;
+                (&staging.region, &staging.flat, dtype)
+            }
+        };
+        let everywhere = slot.is_none() && self.options.placements.optimizer == Placement::Whole;
+        let ready: Vec<Ready> = match everywhere {
+            true => runs(0..end, bucket)
+                .map(|chunk| Ok(shard.all_reduce(sent, dtype, chunk, ready(elements)?)?))
+                .collect::<Result<_>>()?,
+            false => (group.buckets.iter())
+                .map(|bucket| Ok(shard.reduce_scatter(sent, dtype, bucket, ready(elements)?)?))
+                .collect::<Result<_>>()?,
+        };
+        let summed = match everywhere {
+            true => 0..end,
+            false => group.owners.of(shard.rank()).first().cloned().unwrap_or(0..0),
+        };
+        let flat = flat.clone();
+        pass.leaving.push_back(Leaving { index, flat, slot, staging, summed, ready, left: pass.n_left });
+        if self.overlaps { Ok(()) } else { self.finish_leaving(pass) }
+    }
+
+    /// Takes up reductions in whose buffers the next unit's gradients leave: all but those of the `kept` units left last.
+    /// With one that is kept, at most two units have buffers at a time.
+    pub(super) fn finish_earlier(&self, pass: &mut PassState, kept: u64) -> Result<()> {
+        let is_earlier = |leaving: &Leaving| leaving.left + kept <= pass.n_left && leaving.has_buffers();
+        match pass.leaving.iter().rposition(is_earlier) {
+            Some(last) => (0..=last).try_for_each(|_| self.finish_first(pass)),
+            None => Ok(()),
+        }
+    }
+
+    /// Takes up all reductions.
+    pub(super) fn finish_leaving(&self, pass: &mut PassState) -> Result<()> {
+        while !pass.leaving.is_empty() {
+            self.finish_first(pass)?;
+        }
+        Ok(())
+    }
+
+    /// Takes up the oldest reduction: its sums are where they belong, and its buffers are free.
+    fn finish_first(&self, pass: &mut PassState) -> Result<()> {
+        let Some(leaving) = pass.leaving.pop_front() else { return Ok(()) };
+        let Leaving { index, flat, slot, staging, summed, ready, left: _ } = leaving;
+        ready.into_iter().try_for_each(Ready::precede_launches)?;
+        if let Some(staging) = staging {
+            let full = Part { flat: &flat, range: summed.clone() };
+            let half = Part { flat: &staging.flat, range: summed.clone() };
+            transfer::convert(&self.device, (&half, self.options.reduce_dtype), (&full, DType::F32))?;
+            pass.staging.give_back(staging)?;
+        }
+        if let (Some((slot, store)), Grads::Sharded { sums, .. }) = (slot, &self.groups[index].grads) {
+            let to = Part { flat: sums, range: 0..summed.len() };
+            transfer::accumulate(&self.device, &Part { flat: &flat, range: summed }, &to, store)?;
+            drop(flat);
+            pass.slots.give_back(slot)?;
+        }
+        Ok(())
+    }
+
+    /// Has whole gradients leave while the backward passes run that are recorded now: no other adds to them before the step.
+    pub fn expect_step(&self) {
+        if self.reduces_early() {
+            self.pass().early.is_expected = true;
+        }
+    }
+
+    /// After the backward pass of a unit: begins to sum the gradients that are complete.
+    pub(super) fn reduce_early(&self, pass: &mut PassState, unit: usize) -> Result<()> {
+        if !pass.early.is_expected {
+            return Ok(());
+        }
+        for &group in &self.units[unit].completes {
+            pass.early.complete(group);
+        }
+        while let Some(index) = pass.early.next_complete() {
+            self.reduce_whole(pass, index)?;
+        }
+        Ok(())
     }
 
     /// Ends the passes of a step: afterwards each rank has the sums of what it updates.
@@ -95,34 +270,31 @@ impl Core {
         let mut pass = self.pass();
         let pass = &mut *pass;
         self.finish_backward_in(pass)?;
-        for (index, group) in self.groups.iter().enumerate() {
+        for group in &self.groups {
             // Where ranks share one copy of the weights, an owner may write them when all have met.
             group.params.weights().map_or(Ok(()), |weights| settle(&weights))?;
-            match &group.grads {
+        }
+        while let Some(index) = pass.early.next() {
+            match &self.groups[index].grads {
                 Grads::None => {}
-                Grads::Whole(region) => {
-                    pass.groups[index].note_touched(&group.params);
-                    group.params.zero_untouched()?;
-                    let Some(flat) = group.params.grads() else { continue };
-                    match self.options.placements.optimizer {
-                        Placement::Sharded => self.reduce_scatter(group, region, &flat)?,
-                        Placement::Whole => self.all_reduce(group, region, &flat)?,
-                    }
+                Grads::Whole(_) => self.reduce_whole(pass, index)?,
+                // Outside of any unit, or in a step without a backward pass.
+                Grads::Sharded { .. } if pass.groups[index].slot.is_some() || !pass.groups[index].summed => {
+                    self.reduce(pass, index)?;
                 }
-                Grads::Sharded { across, sums } => {
-                    // Outside of any unit, or in a step without a backward pass.
-                    if pass.groups[index].slot.is_some() || !pass.groups[index].summed {
-                        self.reduce(pass, index)?;
-                    }
-                    if let (Some(region), Some(replica)) = (across, &self.mesh.replica) {
-                        let n_elems = region.bytes() / 4;
-                        let all = 0..n_elems;
-                        replica.all_reduce(region, DType::F32, all, ready(sums)?)?.precede_launches()?;
-                    }
-                }
+                Grads::Sharded { .. } => {}
             }
         }
-        Ok(())
+        self.finish_leaving(pass)?;
+        let Some(replica) = &self.mesh.replica else { return Ok(()) };
+        let mut summed = Vec::new();
+        for group in &self.groups {
+            if let Grads::Sharded { across: Some(region), sums } = &group.grads {
+                let all = 0..region.bytes() / 4;
+                summed.push(replica.all_reduce(region, DType::F32, all, ready(sums)?)?);
+            }
+        }
+        Ok(summed.into_iter().try_for_each(Ready::precede_launches)?)
     }
 
     /// As [`Core::reduce_all`] for a rank that steps by itself: what no backward pass has touched has a zero gradient.
@@ -151,13 +323,28 @@ impl ParamHome for Home {
             core.open_slot(&mut core.pass(), self.group)
                 .map_err(|error| oarlock_tensor::Error::Hook(Box::new(error)))?;
         }
+        if let Some(core) = self.core.upgrade()
+            && core.reduces_early()
+            && core.pass().early.has_left(self.group)
+        {
+            return Err(oarlock_tensor::Error::Usage(format!(
+                "the parameter {} gets a gradient after those of its unit have left to be summed: it is used outside of its \
+                 unit, or a backward pass follows the one that was said to be the last of the step; end the step before, \
+                 or set overlap_comm (`Options::overlap`) to false",
+                core.groups[self.group].layout.params()[index].name
+            )));
+        }
         self.params.grad(index)
     }
 
     fn gradient(&self, index: usize) -> TensorResult<Option<Tensor>> {
         let has_left = |core: Arc<Core>| {
-            matches!(core.groups[self.group].grads, Grads::Sharded { .. })
-                && core.pass().groups[self.group].summed
+            let pass = core.pass();
+            match core.groups[self.group].grads {
+                Grads::Sharded { .. } => pass.groups[self.group].summed,
+                // Where the ranks' own gradients were, their sums come to be.
+                _ => !pass.leaving.is_empty() && pass.early.has_left(self.group),
+            }
         };
         if self.core.upgrade().is_some_and(has_left) {
             return Err(oarlock_tensor::Error::Usage(

@@ -10,7 +10,7 @@ use crate::accelerator::{Accelerator, Prepared};
 use crate::config::FlopsArgs;
 use crate::data::Batch;
 use crate::error::Result;
-use crate::model::{Decoder, LayerConfig};
+use crate::model::Decoder;
 use crate::nn::{Module, UnitRun, Visitor, time_of};
 use crate::report::flops::{ModuleCost, ProfiledStep, Shown, report};
 use crate::report::speed::{Phase, PhaseTimes};
@@ -32,7 +32,8 @@ pub fn profile<O: Objective<Model = Decoder>>(
     accelerator.device().profile().enable_scopes();
     evaluate(accelerator, objective, model, std::iter::once(batch.clone()))?;
     let scopes = accelerator.device().profile().take_scopes();
-    let costs = costs(model.module(), (batch.rows, batch.len), &scopes);
+    let parts = accelerator.sequence_parallel().map_or(1, |sequence| sequence.size());
+    let costs = costs(model.module(), (batch.rows, batch.len, parts), &scopes);
     let step = ProfiledStep {
         step: args.after_steps + 1,
         ranks: accelerator.num_processes(),
@@ -47,9 +48,18 @@ pub fn profile<O: Objective<Model = Decoder>>(
     Ok(report(&costs, &step, shown))
 }
 
-/// The modules of a model, with their times.
-fn costs(model: &Decoder, (rows, len): (usize, usize), scopes: &BTreeMap<Scope, Duration>) -> ModuleCost {
-    let mut walk = Walk::new("", model, model.config().layers.iter(), (rows as u64, len as u64), scopes);
+/// The modules of a model, with their times: for rows of `len` tokens, each of which is one of `parts` of its sequence.
+fn costs(
+    model: &Decoder,
+    (rows, len, parts): (usize, usize, usize),
+    scopes: &BTreeMap<Scope, Duration>,
+) -> ModuleCost {
+    let spans = model.config().layers.iter().map(|layer| {
+        // Scores and their product with the values, over all pairs of positions.
+        model.config().span(&layer.attention, len * parts) * layer.attention.q_dim() as u64
+    });
+    let spans: Vec<u64> = spans.collect();
+    let mut walk = Walk::new("", model, spans.iter(), (rows as u64, len as u64), scopes);
     model.visit(&mut walk);
     walk.finish(model).0
 }
@@ -59,8 +69,8 @@ struct Walk<'m> {
     cost: ModuleCost,
     /// Its parameters and their elements, each once.
     params: BTreeMap<usize, u64>,
-    /// The layers that are not gone through yet.
-    layers: std::slice::Iter<'m, LayerConfig>,
+    /// Channels times positions of the attentions that are not gone through yet.
+    spans: std::slice::Iter<'m, u64>,
     rows: u64,
     len: u64,
     scopes: &'m BTreeMap<Scope, Duration>,
@@ -70,19 +80,18 @@ impl<'m> Walk<'m> {
     fn new(
         name: &str,
         module: &dyn Module,
-        mut layers: std::slice::Iter<'m, LayerConfig>,
+        mut spans: std::slice::Iter<'m, u64>,
         (rows, len): (u64, u64),
         scopes: &'m BTreeMap<Scope, Duration>,
     ) -> Walk<'m> {
         let mut cost =
             ModuleCost { name: name.to_owned(), kind: module.kind().to_owned(), ..ModuleCost::default() };
         if cost.kind == "Attention"
-            && let Some(LayerConfig { attention, .. }) = layers.next()
+            && let Some(span) = spans.next()
         {
-            // Scores and their product with the values, over all pairs of positions.
-            cost.macs = 2 * rows * len * attention.span(len as usize) * attention.q_dim() as u64;
+            cost.macs = 2 * rows * len * span;
         }
-        Walk { cost, params: BTreeMap::new(), layers, rows, len, scopes }
+        Walk { cost, params: BTreeMap::new(), spans, rows, len, scopes }
     }
 
     fn finish(mut self, module: &dyn Module) -> (ModuleCost, BTreeMap<usize, u64>) {
@@ -103,9 +112,9 @@ impl Visitor for Walk<'_> {
     }
 
     fn child(&mut self, name: &str, child: &dyn Module) {
-        let mut walk = Walk::new(name, child, self.layers.clone(), (self.rows, self.len), self.scopes);
+        let mut walk = Walk::new(name, child, self.spans.clone(), (self.rows, self.len), self.scopes);
         child.visit(&mut walk);
-        self.layers = walk.layers.clone();
+        self.spans = walk.spans.clone();
         let (cost, params) = walk.finish(child);
         self.params.extend(params);
         self.cost.macs += cost.macs;
@@ -134,7 +143,7 @@ mod tests {
         let golden = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/golden");
         let hf = HfConfig::read(&golden.join("train-llama")).unwrap();
         let model = Decoder::new(hf.decoder().clone(), 32).unwrap();
-        let costs = costs(&model, (6, 32), &BTreeMap::new());
+        let costs = costs(&model, (6, 32, 1), &BTreeMap::new());
         let text = std::fs::read_to_string(golden.join("monitors/profile.json")).unwrap();
         let expected: serde_json::Value = serde_json::from_str(&text).unwrap();
         assert_eq!(
@@ -166,7 +175,7 @@ mod tests {
     fn shared_parameters_count_once() {
         let config = DecoderConfig { tie_embeddings: true, ..DecoderConfig::llama(100, 64, 1, 16) };
         let model = Decoder::new(config, 16).unwrap();
-        let costs = costs(&model, (1, 16), &BTreeMap::new());
+        let costs = costs(&model, (1, 16, 1), &BTreeMap::new());
         let children: u64 = costs.children.iter().map(|child| child.params).sum();
         assert_eq!(costs.params, children - 100 * 64);
         assert_eq!(costs.children.last().unwrap().macs, 16 * 100 * 64);

@@ -12,6 +12,7 @@ mod model;
 mod monitors;
 pub mod objective;
 mod options;
+mod output_folder;
 mod pool_limit;
 mod resume;
 mod run;

@@ -24,14 +24,18 @@ use crate::train::data::RunData;
 /// # Errors
 /// What is wrong with the folder, the settings or the tokenizer.
 pub fn settings(args: &ModelArgs) -> Result<HfConfig> {
-    match &args.source {
+    let hf = match &args.source {
         ModelSource::Folder(dir) => HfConfig::read(dir),
         ModelSource::Fields(fields) => {
             let ids = Tokenizer::open(&args.tokenizer)?.special();
             let special = SpecialTokens { bos: ids.bos, eos: ids.eos.into_iter().collect(), pad: ids.pad };
             HfConfig::from_fields("model_config", fields, special)
         }
-    }
+    }?;
+    Ok(match &args.sparse_attention {
+        Some(sparsity) => hf.with_sparse_attention(sparsity.clone()),
+        None => hf,
+    })
 }
 
 /// What a run makes of its model before the first step: adapters, frozen layers, quantized weights.

@@ -100,15 +100,21 @@ impl Monitors {
         }
         let verbose = self.reports.comms_logger.as_ref().is_some_and(|comms| comms.verbose);
         if verbose && self.reports.steps_per_print.is_some_and(due) {
-            lines.push(comms::table(&self.communicator.recorded()));
+            lines.extend(self.communication());
         }
         Ok(lines)
+    }
+
+    /// The table of collectives, and how much of their time was hidden.
+    fn communication(&self) -> Vec<String> {
+        let hidden = self.communicator.communication_time().and_then(|time| comms::hidden(&time));
+        std::iter::once(comms::table(&self.communicator.recorded())).chain(hidden).collect()
     }
 
     /// The end; returns the lines that are due.
     pub fn finish(&mut self) -> Result<Vec<String>> {
         self.logs.iter_mut().chain(&mut self.engine).try_for_each(|monitor| monitor.finish())?;
-        let table = self.reports.comms_logger.as_ref().map(|_| comms::table(&self.communicator.recorded()));
+        let table = self.reports.comms_logger.as_ref().map(|_| self.communication()).unwrap_or_default();
         let missed = self.reports.flops_profiler.as_ref().filter(|_| !self.profiled).map(|args| {
             let step = args.after_steps + 1;
             format!(

@@ -19,10 +19,12 @@ pub fn accelerator_config(config: &TrainConfig) -> Result<AcceleratorConfig> {
     let hidden_size = model::settings(&config.model)?.decoder().hidden_size;
     Ok(AcceleratorConfig {
         shard: engine_options(&config.shard, config.train.dtype, hidden_size),
+        sequence_parallel_size: config.ranks.sequence_parallel,
         threads: config.ranks.threads,
         device: config.ranks.device,
         cpu_path,
         seed: Some(config.train.seed),
+        pipeline: config.ranks.pipeline.clone(),
         ..AcceleratorConfig::default()
     })
 }

@@ -36,10 +36,11 @@ use crate::train::model::{self, ReferenceModel, Start};
 use crate::train::monitors::momentum;
 use crate::train::objective::{Judgement, NextToken, Objective, Preference, Reference, Reward, dry_pass};
 use crate::train::options::optimizer;
+use crate::train::output_folder::check_is_common;
 use crate::train::pool_limit::PoolLimit;
 use crate::train::resume::{checkpoint_to_resume, load_undamaged, other_seeds};
 use crate::train::train_step;
-use introduce::introduce;
+use introduce::{introduce, stages_line};
 
 /// Runs a configuration on this rank. `started` is when the command began, for the start-up figures. Rank 0 gets the
 /// state at the end with all that was logged.
@@ -129,19 +130,26 @@ impl<'a, O: Objective<Model = Decoder>> Run<'a, O> {
         }
         let hf = model::settings(&config.model)?;
         let start = Start::new(config, &hf)?;
-        let mut model = start.decoder(config, &hf)?;
+        let decoder = || {
+            let mut model = start.decoder(config, &hf)?;
+            if let Some(sequence) = accelerator.sequence_parallel() {
+                model.set_sequence_parallel(sequence)?;
+            }
+            Ok(model)
+        };
+        let mut model = decoder()?;
         model.set_recompute(config.train.recompute);
         model.set_activation_offload(config.train.offload_activations);
         let second = start.second(config, &hf, accelerator.device())?;
         let predict = |longest: Option<&LongestOf<'_>>| -> Result<Option<Forecast>> {
-            if !accelerator.is_main_process() {
+            // What the stages of a pipeline take is not predicted.
+            if !accelerator.is_main_process() || config.ranks.pipeline.is_on() {
                 return Ok(None);
             }
             let (device, apart) = (accelerator.device(), ranks_apart(accelerator));
             let dry = objective(Reference::Absent);
-            let rebuild = || start.decoder(config, &hf);
             let second = second.as_ref().map(|(second, _)| second);
-            let models = (&model, &rebuild as &dyn Fn() -> Result<Decoder>, second);
+            let models = (&model, &decoder as &dyn Fn() -> Result<Decoder>, second);
             let measured = ProcessMemory::current().map_or(0, |own| own.pss);
             let gpu = GpuMemory::now(device, ranks_of_gpu(accelerator)?);
             let known = Known { device, apart, measured, longest, gpu };
@@ -153,6 +161,7 @@ impl<'a, O: Objective<Model = Decoder>> Run<'a, O> {
             true => Some(OutputLock::take(&config.save.output_dir)?),
             false => None,
         };
+        check_is_common(accelerator.communicator(), &config.save.output_dir)?;
         let data = data::open(accelerator, config, &hf)?;
         let loader = TokenLoader {
             rows: data.train.clone(),
@@ -172,7 +181,9 @@ impl<'a, O: Objective<Model = Decoder>> Run<'a, O> {
                 data.longest(loader.sampler(), total_steps, batch, eval_batch)
             };
             forecast = predict(Some(&longest))?;
-            pool_limit = Some(PoolLimit::agreed(accelerator, forecast.as_ref())?);
+            if !config.ranks.pipeline.is_on() {
+                pool_limit = Some(PoolLimit::agreed(accelerator, forecast.as_ref())?);
+            }
         }
         let schedule = Schedule::new(&config.train.schedule, total_steps, config.train.accumulation as u64);
         let unfinished = schedule.unfinished();
@@ -218,6 +229,9 @@ impl<'a, O: Objective<Model = Decoder>> Run<'a, O> {
         };
         if let Some(journal) = &mut journal {
             let sizes = (counts, data.train.n_rows(), data.train.row_len());
+            if let Some(pipeline) = model.pipeline() {
+                journal.message(&stages_line(pipeline))?;
+            }
             introduce(journal, config, accelerator, sizes, total_steps, checkpoint.as_deref())?;
             told.iter().chain(&data.told).try_for_each(|line| journal.message(line))?;
             if let Some([plain, colored]) = &data.first {
@@ -374,6 +388,10 @@ impl<'a, O: Objective<Model = Decoder>> Run<'a, O> {
         else {
             return Ok(());
         };
+        if self.model.pipeline().is_some() {
+            let Some(journal) = &mut self.journal else { return Ok(()) };
+            return journal.message("flops_profiler: a model in the stages of a pipeline is not profiled");
+        }
         let accumulation = self.config.train.accumulation;
         let begin = Instant::now();
         let report =

@@ -14,15 +14,18 @@
 //!           after it     -          gather     gather     -
 //! ```
 //!
+//! Where ranks do not share memory, what moves does so while units compute: a gather begins a unit ahead, and a reduction is
+//! waited for a unit later, or in `reduce`, where DDP and ZeRO-1 have begun theirs in the last backward pass.
+//!
 //! The gathers and releases of ZeRO-3 and the early reductions of ZeRO-2 happen inside of `forward` and `backward`: each
 //! unit of the model calls its engine there (`nn/unit.rs`, then `shard/passes.rs`).
 
-use crate::accelerator::{Accelerator, Prepared, PreparedOptimizer};
+use crate::accelerator::{Accelerator, PartPasses, Prepared, PreparedOptimizer};
 use crate::data::Batch;
 use crate::error::Result;
 use crate::optim::Stepped;
 use crate::report::speed::{Phase, PhaseTimer};
-use crate::train::objective::{Inputs, Objective, Tally, Totals};
+use crate::train::objective::{Inputs, Objective, ObjectiveLoss, Tally, Totals};
 
 /// What a step did.
 #[derive(Clone, Debug, PartialEq)]
@@ -70,12 +73,21 @@ pub fn train_step<O: Objective>(
     let mut tally = Tally::default();
     timer.enter(Phase::Forward);
     objective.before_step(accelerator, model, batches)?;
-    for batch in batches {
+    if model.pipeline().is_some() {
+        // The micro-batches go through the stages one behind another, several at a time; the losses are on the last.
+        let losses = through_stages(accelerator, objective, model, batches)?;
+        losses.into_iter().for_each(|loss| tally.add(loss));
+    }
+    for (index, batch) in batches.iter().enumerate().filter(|_| model.pipeline().is_none()) {
         timer.enter(Phase::Forward);
         let inputs = Inputs::new(batch, accelerator.device())?;
         // ZeRO-3: each unit gathers its weights before its forward pass and releases them after it.
         let loss = objective.forward(model, &inputs)?;
         timer.enter(Phase::Backward);
+        if index + 1 == batches.len() {
+            // Between machines, DDP and ZeRO-1: the sums of a unit are under way while the units before it run backward.
+            optimizer.expect_step()?;
+        }
         // ZeRO-3: again, in reverse. ZeRO-2 and -3: the gradients of a unit leave for their owners when it is done.
         accelerator.backward(&loss)?;
         tally.add(loss);
@@ -104,6 +116,33 @@ pub fn train_step<O: Objective>(
     })
 }
 
+/// The passes of micro-batches through a model that is divided into the stages of a pipeline.
+fn through_stages<O: Objective>(
+    accelerator: &Accelerator,
+    objective: &O,
+    model: &Prepared<O::Model>,
+    batches: &[Batch],
+) -> Result<Vec<ObjectiveLoss>> {
+    let inputs =
+        batches.iter().map(|batch| Inputs::new(batch, accelerator.device())).collect::<Result<Vec<_>>>()?;
+    let weights: Vec<f64> = batches.iter().map(|batch| objective.weight(batch)).collect();
+    let evaluates = !model.is_training();
+    accelerator.pipeline_window(
+        model,
+        PartPasses {
+            weights: &weights,
+            input: &|micro_batch| Ok(inputs[micro_batch].ids.clone()),
+            forward: &mut |model, units, micro_batch, x| {
+                objective.part(model, &inputs[micro_batch], units, x, evaluates)
+            },
+            is_head_loss: objective.is_head_loss(),
+        },
+    )
+}
+
+/// Micro-batches for each stage that an evaluation sends through a pipeline at a time: enough that it is seldom empty.
+const EVAL_WINDOW: usize = 16;
+
 /// Loss and metrics of all ranks over `batches`, without gradients. The model is in evaluation mode meanwhile.
 ///
 /// # Errors
@@ -117,6 +156,20 @@ pub fn evaluate<O: Objective>(
     let trains = model.is_training();
     model.eval();
     let mut tally = Tally::default();
+    if let Some(pipeline) = model.pipeline() {
+        let mut batches = batches.peekable();
+        let mut evaluated = Ok(());
+        while evaluated.is_ok() && batches.peek().is_some() {
+            let window: Vec<Batch> = batches.by_ref().take(EVAL_WINDOW * pipeline.n_stages()).collect();
+            evaluated = through_stages(accelerator, objective, model, &window)
+                .map(|losses| losses.into_iter().for_each(|loss| tally.add(loss)));
+        }
+        if trains {
+            model.train();
+        }
+        evaluated?;
+        return tally.over_ranks(accelerator, objective.eval_metrics(), None);
+    }
     let passes = batches.map(|batch| {
         objective.before_step(accelerator, model, std::slice::from_ref(&batch))?;
         objective.eval_forward(model, &Inputs::new(&batch, accelerator.device())?)

@@ -8,6 +8,7 @@
 use std::cell::Cell;
 use std::sync::Arc;
 
+use oarlock_cuda::attention::Tile;
 use oarlock_cuda::blas::{self, Layout, Operand, Precision, Product};
 use oarlock_cuda::driver::{Arg, Function, Slice, Use};
 use oarlock_cuda::geometry::{self, Geometry};
@@ -85,16 +86,22 @@ impl<'l> Kernels<'l> {
     /// # Errors
     /// [`Unable::NoForm`] if there is none.
     pub fn kernel(&self, op: &'static str, dtypes: &[DType]) -> Found<Call<'l>> {
-        self.kernel_of(op, dtypes, None)
-    }
-
-    /// As [`Kernels::kernel`], for heads of this many elements.
-    pub fn kernel_of(&self, op: &'static str, dtypes: &[DType], head_dim: Option<u32>) -> Found<Call<'l>> {
         let mut elements = [Element::F32; MOST_DTYPES];
         let elements = elements.get_mut(..dtypes.len()).ok_or(Unable::NoForm)?;
         elements.iter_mut().zip(dtypes).for_each(|(element, dtype)| *element = self::element(*dtype));
-        let function =
-            self.gpu.modules.find(op, elements, head_dim).map_err(failed)?.ok_or(Unable::NoForm)?;
+        self.kernel_of(op, elements, None, None)
+    }
+
+    /// As [`Kernels::kernel`], for heads of this many elements and a tile that may not be the usual one.
+    pub(super) fn kernel_of(
+        &self,
+        op: &'static str,
+        elements: &[Element],
+        head_dim: Option<u32>,
+        tile: Option<Tile>,
+    ) -> Found<Call<'l>> {
+        let found = self.gpu.modules.find(op, elements, head_dim, tile);
+        let function = found.map_err(failed)?.ok_or(Unable::NoForm)?;
         let (gpu, accesses, launched) = (self.gpu, self.accesses, self.launched);
         let args = Vec::with_capacity(function.instance().kernel.params.len());
         Ok(Call { gpu, accesses, launched, function, args, wrong: None })

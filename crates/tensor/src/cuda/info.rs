@@ -23,6 +23,8 @@ pub struct GpuInfo {
     pub cublas_lt: Option<String>,
     /// What computes matrix products, in words.
     pub products: String,
+    /// What computes attention, in words.
+    pub attention: String,
     /// The version of NVRTC; `None` before a kernel was needed.
     pub nvrtc: Option<String>,
     /// Units of kernels that were compiled.
@@ -55,6 +57,7 @@ impl Gpu {
             driver: self.driver,
             cublas_lt: self.blas.version(),
             products: self.blas.describe(),
+            attention: self.attention.describe(),
             nvrtc: self.modules.compiler_version().map(str::to_owned),
             compiled: counts.compiled,
             from_disk: counts.from_disk,

@@ -8,8 +8,8 @@
 //! `oarlock-cuda`. Every other launch is staged: what it reads is copied to the host, where its CPU kernel runs, and what
 //! it writes is copied back. Memory that the host sees as well has a copy on the GPU ([`mirror`]).
 
+mod attention;
 mod code_tables;
-mod cudnn;
 mod form;
 pub(crate) mod forms;
 pub(crate) mod indexed;
@@ -39,13 +39,13 @@ use crate::lines::Lines;
 use crate::profile::Profile;
 use pinned::CopyStreams;
 
+use attention::AttentionForms;
+pub(crate) use attention::Operands;
 pub(crate) use code_tables::CodeTables;
-use cudnn::CudnnForms;
-pub(crate) use cudnn::Operands;
 pub(crate) use form::{Call, Form, Found, Kernels, Matrix, Unable, element};
 pub use info::GpuInfo;
 pub(crate) use mirror::Mirror;
-pub(crate) use oarlock_cuda::attention::AttentionShape;
+pub(crate) use oarlock_cuda::attention::{AttentionShape, TiledKernel};
 pub(crate) use pinned::PinnedBlock;
 pub(crate) use side_stream::Mark;
 pub use side_stream::SideStream;
@@ -55,7 +55,7 @@ pub(crate) struct Gpu {
     /// Ends before the stream that its products run on.
     blas: Blas,
     /// Ends before it, too.
-    cudnn: CudnnForms,
+    attention: AttentionForms,
     modules: Arc<Modules>,
     stream: Arc<Stream>,
     /// Made when state is first copied from or to pinned memory.
@@ -123,7 +123,7 @@ impl Gpu {
             let stream = Arc::new(context.stream()?);
             let modules = Arc::new(Modules::new(&context, libraries, Cache::from_environment())?);
             let blas = Blas::with_modules(&stream, libraries, WORKSPACE_BYTES, &modules)?;
-            let cudnn = CudnnForms::from_environment(libraries);
+            let attention = AttentionForms::from_environment(libraries, &device, &stream)?;
             let ((major, minor), gib) =
                 (driver.version()?, device.memory_bytes()? as f64 / (1u64 << 30) as f64);
             let description =
@@ -131,7 +131,7 @@ impl Gpu {
             let (copies, code_tables, staged) = (OnceLock::new(), OnceLock::new(), Mutex::default());
             Ok(Gpu {
                 blas,
-                cudnn,
+                attention,
                 modules,
                 stream,
                 copies,

@@ -1,10 +1,11 @@
 //! Attention (Vaswani et al. 2017) with grouped kv heads, computed block by block without an S x S matrix
 //! (FlashAttention, Dao 2023): the forward pass keeps the log-sum-exp of each row, the backward pass recomputes the rest.
 
+pub use oarlock_kernels::attention::BlockMask;
 use oarlock_kernels::attention::{self as kernel, AttentionShape};
 use oarlock_kernels::{DType, Element, Error, Result};
 
-use crate::cuda::{self, Call, Found, Kernels, Operands, Unable, element};
+use crate::cuda::{self, Call, Operands, TiledKernel, Unable, element};
 use crate::launch::{Launch, View};
 use crate::ops::{check_device, check_dtype, with_float, wrong_shape};
 use crate::tape::{Backward, Function, Recorder, Saved};
@@ -22,7 +23,7 @@ pub enum Mask {
 }
 
 /// What attention does with its scores.
-#[derive(Clone, Copy, Debug, PartialEq)]
+#[derive(Clone, Debug, PartialEq)]
 pub struct AttentionOptions {
     /// The factor of the scores, usually `1 / sqrt(D)`.
     pub scale: f32,
@@ -30,12 +31,14 @@ pub struct AttentionOptions {
     pub window: Option<usize>,
     /// A soft cap `c`: scores become `c · tanh(scores / c)` before the softmax, as in Gemma 2.
     pub logit_cap: Option<f32>,
+    /// The blocks of the scores that are computed; of the others nothing is seen, within the mask.
+    pub blocks: Option<BlockMask>,
 }
 
 impl AttentionOptions {
-    /// Scores times `scale`, neither windowed nor capped.
+    /// Scores times `scale`, all of them, not capped.
     pub fn new(scale: f32) -> AttentionOptions {
-        AttentionOptions { scale, window: None, logit_cap: None }
+        AttentionOptions { scale, window: None, logit_cap: None, blocks: None }
     }
 
     fn check(&self, mask: &Mask) -> Result<()> {
@@ -70,7 +73,8 @@ pub fn attention(
     check_dtype("attention", q, v)?;
     let shape = shape_of(q, k, k.sizes().get(1).copied().unwrap_or(0), v, mask, options)?;
     let recorder = Recorder::new(&[q, k, v], &[])?;
-    let (o, lse) = forward(q, k, v, mask, &shape)?;
+    let blocks = options.blocks.as_ref();
+    let (o, lse) = forward(q, k, v, mask, &shape, blocks)?;
     Ok(Recorder::record(recorder, o.clone(), |recorder| AttentionBackward {
         q: recorder.save(q),
         k: recorder.save(k),
@@ -79,6 +83,7 @@ pub fn attention(
         lse,
         mask: mask.clone(),
         shape,
+        blocks: blocks.cloned(),
     }))
 }
 
@@ -97,7 +102,7 @@ pub fn attention_cached(
     check_dtype("attention", q, k)?;
     check_dtype("attention", q, v)?;
     let shape = shape_of(q, k, kv_len, v, &Mask::Causal, options)?;
-    Ok(forward(q, k, v, &Mask::Causal, &shape)?.0)
+    Ok(forward(q, k, v, &Mask::Causal, &shape, options.blocks.as_ref())?.0)
 }
 
 fn shape_of(
@@ -135,8 +140,8 @@ fn shape_of(
         return Err(wrong_shape("attention", format!("document starts i32 [{batch}, {q_len}]"), starts));
     }
     options.check(mask)?;
-    let &AttentionOptions { scale, window, logit_cap } = options;
-    Ok(AttentionShape {
+    let &AttentionOptions { scale, window, logit_cap, ref blocks } = options;
+    let shape = AttentionShape {
         batch,
         q_len,
         kv_len,
@@ -148,7 +153,9 @@ fn shape_of(
         causal,
         window,
         logit_cap,
-    })
+    };
+    blocks.as_ref().map_or(Ok(()), |blocks| blocks.check("attention", &shape))?;
+    Ok(shape)
 }
 
 /// A document begins at its queries' positions or before: else a query would see nothing.
@@ -175,7 +182,10 @@ fn doc_start(launch: &mut Launch<'_>, mask: &Mask) -> Result<Option<View<i32>>> 
 }
 
 /// Multiply-adds of one product over the visible part, times two.
-fn product_flops(s: &AttentionShape) -> u64 {
+fn product_flops(s: &AttentionShape, blocks: Option<&BlockMask>) -> u64 {
+    if let Some(blocks) = blocks {
+        return 2 * (s.batch * s.head_dim) as u64 * blocks.pairs(s);
+    }
     let window = s.window.map_or(s.kv_len, |window| window.min(s.kv_len));
     // Keys that the first n positions see, each with those before it in its window.
     let seen = |n: usize| n.min(window) * (n.min(window) + 1) / 2 + n.saturating_sub(window) * window;
@@ -189,18 +199,20 @@ fn forward(
     v: &Tensor,
     mask: &Mask,
     shape: &AttentionShape,
+    blocks: Option<&BlockMask>,
 ) -> Result<(Tensor, Tensor)> {
     let device = q.device();
     let mut o = Tensor::uninit(*q.shape(), q.dtype(), device, "activation")?;
     let mut lse =
         Tensor::uninit([shape.batch, shape.n_heads, shape.q_len], DType::F32, device, "statistics")?;
-    let mut launch = device.launch("attention forward", 2 * product_flops(shape), 0);
+    let mut launch = device.launch("attention forward", 2 * product_flops(shape, blocks), 0);
     let scratch = launch.scratch(kernel::attention_forward_scratch_bytes(device.host(), shape, q.dtype()))?;
-    let (shape, starts) = (*shape, doc_start(&mut launch, mask)?);
+    let (shape, starts, blocks) = (*shape, doc_start(&mut launch, mask)?, blocks.cloned());
     with_float!(q.dtype(), "attention", T => {
         let (q, k, v) = (launch.read::<T>(q)?, launch.read::<T>(k)?, launch.read::<T>(v)?);
         let (o, lse) = (launch.write::<T>(&mut o)?, launch.write::<f32>(&mut lse)?);
         launch.cuda(|gpu| {
+            no_blocks(blocks.as_ref())?;
             let (s, of) = (on_gpu(&shape), element(T::DTYPE));
             if starts.is_none() {
                 let operands = [gpu.slice(&q)?, gpu.slice(&k)?, gpu.slice(&v)?, gpu.slice(&o)?, gpu.slice(&lse)?];
@@ -209,20 +221,20 @@ fn forward(
                 }
             }
             let n_rows = s.batch * s.heads * s.q_len;
-            let n_splits = s.n_splits(element(T::DTYPE));
+            let n_splits = s.n_splits(of);
             if n_splits == 1 {
-                let call = kernel_of(gpu, "attention_forward", T::DTYPE, &s)?.view(&q).view(&k).view(&v);
-                let call = call.optional(starts.as_ref()).view(&o).view(&lse);
-                return with_shape(call, &s).run(s.forward(of));
+                let (call, grid) = gpu.tiled(TiledKernel::Forward, (&s, of))?;
+                let call = call.view(&q).view(&k).view(&v).optional(starts.as_ref()).view(&o).view(&lse);
+                return with_shape(call, &s).run(grid);
             }
             let bytes = 4 * n_rows * n_splits;
             let parts = gpu.temporary(bytes * (s.head_dim + 2))?;
             let (maxima, sums) = (parts.part(0, bytes)?, parts.part(bytes, bytes)?);
             let parts = parts.part(2 * bytes, bytes * s.head_dim)?;
-            let call = kernel_of(gpu, "attention_decode", T::DTYPE, &s)?.view(&q).view(&k).view(&v);
+            let call = gpu.of_heads("attention_decode", (&s, of))?.view(&q).view(&k).view(&v);
             let call = call.optional(starts.as_ref()).slice(parts).slice(maxima).slice(sums).i32(n_splits);
             with_shape(call, &s).run(s.decode(of, n_splits))?;
-            let call = kernel_of(gpu, "attention_decode_join", T::DTYPE, &s)?.slice(parts).slice(maxima).slice(sums);
+            let call = gpu.of_heads("attention_decode_join", (&s, of))?.slice(parts).slice(maxima).slice(sums);
             let call = call.view(&o).view(&lse).i32(n_splits).i32(s.batch).i32(s.q_len).i32(s.heads);
             call.i32(s.kv_heads).i32(s.head_dim).run(s.decode_join())
         })?;
@@ -232,12 +244,17 @@ fn forward(
                 check_starts(starts, shape.q_len, shape.kv_len)?;
             }
             kernel::attention_forward(
-                cpu, &shape, q.slice(cpu), k.slice(cpu), v.slice(cpu), starts, o.slice(cpu), lse.slice(cpu),
-                scratch.slice(cpu),
+                cpu, &shape, q.slice(cpu), k.slice(cpu), v.slice(cpu), starts, blocks.as_ref(), o.slice(cpu),
+                lse.slice(cpu), scratch.slice(cpu),
             )
         })
     })?;
     Ok((o, lse))
+}
+
+/// The kernels of a GPU take no block mask yet: the host computes in their place.
+fn no_blocks(blocks: Option<&BlockMask>) -> std::result::Result<(), Unable> {
+    blocks.map_or(Ok(()), |_| Err(Unable::NoForm))
 }
 
 /// The shape as the kernels of a GPU take it.
@@ -257,15 +274,6 @@ fn on_gpu(s: &AttentionShape) -> cuda::AttentionShape {
     }
 }
 
-fn kernel_of<'l>(
-    gpu: &Kernels<'l>,
-    op: &'static str,
-    dtype: DType,
-    s: &cuda::AttentionShape,
-) -> Found<Call<'l>> {
-    gpu.kernel_of(op, &[dtype], Some(s.unit_head_dim().ok_or(Unable::NoForm)?))
-}
-
 /// The arguments that describe the shape, behind those of a pass.
 fn with_shape<'l>(call: Call<'l>, s: &cuda::AttentionShape) -> Call<'l> {
     let (factor, cap) = s.score_scale();
@@ -282,6 +290,7 @@ struct AttentionBackward {
     lse: Tensor,
     mask: Mask,
     shape: AttentionShape,
+    blocks: Option<BlockMask>,
 }
 
 impl Function for AttentionBackward {
@@ -290,8 +299,9 @@ impl Function for AttentionBackward {
         let device = q.device().clone();
         let like = |t: &Tensor| Tensor::uninit(*t.shape(), t.dtype(), &device, "gradient");
         let (mut dq, mut dk, mut dv) = (like(&q)?, like(&k)?, like(&v)?);
-        let shape = self.shape;
-        let mut launch = device.launch("attention backward", 5 * product_flops(&shape), 0);
+        let (shape, blocks) = (self.shape, self.blocks);
+        let flops = 5 * product_flops(&shape, blocks.as_ref());
+        let mut launch = device.launch("attention backward", flops, 0);
         let scratch =
             launch.scratch(kernel::attention_backward_scratch_bytes(device.host(), &shape, q.dtype()))?;
         let starts = doc_start(&mut launch, &self.mask)?;
@@ -301,6 +311,7 @@ impl Function for AttentionBackward {
             let (dq, dk, dv) =
                 (launch.write::<T>(&mut dq)?, launch.write::<T>(&mut dk)?, launch.write::<T>(&mut dv)?);
             launch.cuda(|gpu| {
+                no_blocks(blocks.as_ref())?;
                 let (s, of) = (on_gpu(&shape), element(T::DTYPE));
                 if starts.is_none() {
                     let forward =
@@ -311,21 +322,22 @@ impl Function for AttentionBackward {
                     }
                 }
                 let delta = gpu.temporary(4 * s.batch * s.heads * s.q_len)?;
-                let call = kernel_of(gpu, "attention_delta", T::DTYPE, &s)?.view(&o).view(&d_o).slice(delta.slice()?);
+                let call = gpu.of_heads("attention_delta", (&s, of))?.view(&o).view(&d_o).slice(delta.slice()?);
                 call.i32(s.q_len).i32(s.heads).i32(s.head_dim).i32(s.batch).run(s.delta())?;
-                let pass = |op| {
-                    let call = kernel_of(gpu, op, T::DTYPE, &s)?.view(&q).view(&k).view(&v).optional(starts.as_ref());
-                    Ok::<_, Unable>(call.view(&d_o).view::<f32>(&lse).slice(delta.slice()?))
+                let pass = |kernel| {
+                    let (call, grid) = gpu.tiled(kernel, (&s, of))?;
+                    let call = call.view(&q).view(&k).view(&v).optional(starts.as_ref());
+                    Ok::<_, Unable>((call.view(&d_o).view::<f32>(&lse).slice(delta.slice()?), grid))
                 };
-                let call = pass("attention_backward_kv")?.view(&dk).view(&dv).f32(s.scale);
-                with_shape(call, &s).run(s.backward_kv(of))?;
-                let call = pass("attention_backward_q")?.view(&dq).f32(s.scale);
-                with_shape(call, &s).run(s.backward_q(of))
+                let (call, grid) = pass(TiledKernel::BackwardKv)?;
+                with_shape(call.view(&dk).view(&dv).f32(s.scale), &s).run(grid)?;
+                let (call, grid) = pass(TiledKernel::BackwardQ)?;
+                with_shape(call.view(&dq).f32(s.scale), &s).run(grid)
             })?;
             launch.run(move |cpu| {
                 kernel::attention_backward(
                     cpu, &shape, q.slice(cpu), k.slice(cpu), v.slice(cpu), starts.map(|starts| starts.slice(cpu)),
-                    o.slice(cpu), lse.slice(cpu), d_o.slice(cpu), dq.slice(cpu), dk.slice(cpu), dv.slice(cpu),
+                    blocks.as_ref(), o.slice(cpu), lse.slice(cpu), d_o.slice(cpu), dq.slice(cpu), dk.slice(cpu), dv.slice(cpu),
                     scratch.slice(cpu),
                 )
             })

@@ -168,6 +168,40 @@ pub fn custom_outputs(op: impl CustomOps, inputs: &[&Tensor]) -> Result<Vec<Tens
     outputs.into_iter().enumerate().map(on_tape).collect()
 }
 
+/// Runs an op that is linear in its one input: the backward pass applies the transposed `transpose` to the gradient and
+/// keeps nothing.
+///
+/// # Errors
+/// Whatever the op reports.
+pub fn custom_linear(
+    name: &'static str,
+    x: &Tensor,
+    map: impl Fn(&Tensor) -> Result<Tensor>,
+    transpose: impl Fn(&Tensor) -> Result<Tensor> + Send + 'static,
+) -> Result<Tensor> {
+    let recorder = Recorder::new(&[x], &[])?;
+    let output = time(name, Some(x), || map(&x.detach()))?.detach();
+    let shape = *x.shape();
+    Ok(Recorder::record(recorder, output, |_| LinearBackward { name, transpose, shape }))
+}
+
+struct LinearBackward<F> {
+    name: &'static str,
+    transpose: F,
+    shape: Shape,
+}
+
+impl<F: Fn(&Tensor) -> Result<Tensor> + Send + 'static> Function for LinearBackward<F> {
+    fn backward(self: Box<Self>, dy: Tensor, cx: &mut Backward<'_>) -> Result<()> {
+        let dx = time(self.name, Some(&dy), || (self.transpose)(&dy))?.detach();
+        if *dx.shape() != self.shape || dx.dtype() != dy.dtype() {
+            let (expected, got) = (format!("a gradient {:?}", self.shape), format!("{:?}", dx.shape()));
+            return Err(Error::Shape { op: self.name, expected, got });
+        }
+        cx.give(0, dx)
+    }
+}
+
 fn detached(inputs: &[&Tensor]) -> Vec<Tensor> {
     inputs.iter().map(|input| input.detach()).collect()
 }

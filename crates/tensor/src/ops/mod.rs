@@ -74,14 +74,14 @@ pub use pool::{
 };
 pub use row_loss::{RowLossOptions, RowLosses, row_losses};
 
-pub use attention::{AttentionOptions, Mask, attention, attention_cached};
+pub use attention::{AttentionOptions, BlockMask, Mask, attention, attention_cached};
 pub use binary::{add, div, floor_divide, maximum, minimum, mul, pow, remainder, sub};
 pub use cast::cast;
 pub use compare::{
     eq, ge, gt, isfinite, isinf, isnan, le, logical_and, logical_not, logical_or, logical_xor, lt, ne,
 };
 pub use cross_entropy::{Reduction, cross_entropy};
-pub use custom::{CustomOp, CustomOps, custom, custom_outputs};
+pub use custom::{CustomOp, CustomOps, custom, custom_linear, custom_outputs};
 pub use dropout::dropout;
 pub use embedding::{embedding, embedding_to};
 pub use gated::{gated, glu};

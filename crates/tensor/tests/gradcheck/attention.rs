@@ -1,14 +1,17 @@
 //! Attention and rotary positions.
 
+use std::fs;
+use std::os::unix::fs::symlink;
+use std::path::Path;
 use std::process::Command;
 use std::sync::Arc;
 
 use oarlock_tensor::cpu::Isa;
 use oarlock_tensor::cpu::rope::RopeStyle;
-use oarlock_tensor::ops::{self, AttentionOptions, Mask, Rope};
-use oarlock_tensor::{DType, Device, Par, RopeScaling, Tensor};
+use oarlock_tensor::ops::{self, AttentionOptions, BlockMask, Mask, Rope};
+use oarlock_tensor::{CudaLibraries, DType, Device, Par, RopeScaling, Tensor};
 
-use crate::common::{Array, Case, array, assert_close, case, f64s, tensor};
+use crate::common::{Array, Case, array, assert_close, case, f64s, fakes, tensor};
 
 /// Batch, queries, keys, heads, kv heads, head size.
 #[derive(Clone, Copy)]
@@ -34,8 +37,8 @@ fn doc_start(b: usize, i: usize) -> usize {
     ((i + b) / 3 * 3).saturating_sub(b)
 }
 
-fn reference(x: &[&[f64]], n: Dims, sight: Sight, options: AttentionOptions) -> Vec<f64> {
-    let AttentionOptions { scale, window, logit_cap } = options;
+fn reference(x: &[&[f64]], n: Dims, sight: Sight, options: &AttentionOptions) -> Vec<f64> {
+    let &AttentionOptions { scale, window, logit_cap, ref blocks } = options;
     let mut y = vec![0.0; n.b * n.q * n.h * n.d];
     for (b, i, h) in (0..n.b).flat_map(|b| (0..n.q).flat_map(move |i| (0..n.h).map(move |h| (b, i, h)))) {
         let at = ((b * n.q + i) * n.h + h) * n.d;
@@ -48,6 +51,9 @@ fn reference(x: &[&[f64]], n: Dims, sight: Sight, options: AttentionOptions) -> 
                 Sight::Documents => j <= place && j >= doc_start(b, i),
             })
             .filter(|&j| window.is_none_or(|window| j + window > place))
+            .filter(|&j| {
+                blocks.as_ref().is_none_or(|mask| mask.keeps(h % mask.n_heads(), place / 16, j / 16))
+            })
             .collect();
         let dot = |j: usize| (0..n.d).map(|d| x[0][at + d] * x[1][kv(j) + d]).sum::<f64>();
         let capped = |x: f64| logit_cap.map_or(x, |cap| f64::from(cap) * (x / f64::from(cap)).tanh());
@@ -71,6 +77,7 @@ fn check_with(n: Dims, sight: Sight, options: AttentionOptions) {
 fn attention_case(n: Dims, sight: Sight, options: AttentionOptions) -> Case {
     let inputs =
         [array(1, &[n.b, n.q, n.h, n.d]), array(2, &[n.b, n.k, n.g, n.d]), array(3, &[n.b, n.k, n.g, n.d])];
+    let of_op = options.clone();
     let op = move |x: &[Tensor]| {
         let starts: Vec<i32> = (0..n.b * n.q).map(|i| doc_start(i / n.q, i % n.q) as i32).collect();
         let mask = match sight {
@@ -78,9 +85,9 @@ fn attention_case(n: Dims, sight: Sight, options: AttentionOptions) -> Case {
             Sight::Causal => Mask::Causal,
             Sight::Documents => Mask::Documents(Tensor::from_slice(&starts, [n.b, n.q], x[0].device())?),
         };
-        ops::attention(&x[0], &x[1], &x[2], &mask, &options)
+        ops::attention(&x[0], &x[1], &x[2], &mask, &of_op)
     };
-    let reference = move |x: &[&[f64]]| reference(x, n, sight, options);
+    let reference = move |x: &[&[f64]]| reference(x, n, sight, &options);
     Case { slack: 2.0, ..case("attention", inputs, op, reference) }
 }
 
@@ -99,16 +106,36 @@ fn full_causal_and_documents_with_grouped_heads() {
 #[test]
 fn windows_and_capped_scores() {
     let plain = AttentionOptions::new(0.4);
-    let windowed = AttentionOptions { window: Some(2), ..plain };
+    let windowed = AttentionOptions { window: Some(2), ..plain.clone() };
     let capped = AttentionOptions { logit_cap: Some(1.5), ..plain };
-    let both = AttentionOptions { window: Some(3), ..capped };
-    for options in [windowed, capped, both] {
+    let both = AttentionOptions { window: Some(3), ..capped.clone() };
+    for options in [windowed, capped.clone(), both] {
         for sight in [Sight::Causal, Sight::Documents] {
-            check_with(Dims { b: 2, q: 9, k: 9, h: 4, g: 2, d: 6 }, sight, options);
+            check_with(Dims { b: 2, q: 9, k: 9, h: 4, g: 2, d: 6 }, sight, options.clone());
         }
         check_with(Dims { b: 1, q: 3, k: 7, h: 2, g: 1, d: 8 }, Sight::Causal, options);
     }
     check_with(Dims { b: 1, q: 3, k: 7, h: 2, g: 1, d: 8 }, Sight::Full, capped);
+}
+
+/// Blocks of 16 positions, so sequences of a few blocks, with and without what composes with their mask.
+#[test]
+fn block_masks() {
+    // Heads differ where the mask has one for each.
+    let keeps = |h: usize, row: usize, column: usize| row == column || (row + column + h).is_multiple_of(3);
+    for n_heads in [1, 2] {
+        let plain = AttentionOptions {
+            blocks: Some(BlockMask::new(16, 4, n_heads, keeps).unwrap()),
+            ..AttentionOptions::new(0.4)
+        };
+        let n = Dims { b: 1, q: 37, k: 37, h: 2, g: 1, d: 3 };
+        for sight in [Sight::Full, Sight::Causal, Sight::Documents] {
+            check_with(n, sight, plain.clone());
+        }
+        let both = AttentionOptions { window: Some(20), logit_cap: Some(1.5), ..plain.clone() };
+        check_with(n, Sight::Causal, both);
+        check_with(Dims { q: 3, k: 50, ..n }, Sight::Causal, plain);
+    }
 }
 
 /// A device reads the variable when it is opened, so this runs in a process of its own. The fake libraries have no own kernels
@@ -127,15 +154,52 @@ fn attention_by_cudnn() {
     let n = Dims { b: 2, q: 4, k: 4, h: 2, g: 1, d: 96 };
     let plain = AttentionOptions::new(0.1);
     for (sight, options) in [
-        (Sight::Causal, plain),
-        (Sight::Full, plain),
-        (Sight::Causal, AttentionOptions { window: Some(2), ..plain }),
+        (Sight::Causal, plain.clone()),
+        (Sight::Full, plain.clone()),
+        (Sight::Causal, AttentionOptions { window: Some(2), ..plain.clone() }),
     ] {
         attention_case(n, sight, options).check_dtypes(&[DType::BF16, DType::F16]);
     }
     // Documents have no graph, so the own kernels take them, which have heads of 64.
     let documents = Dims { d: 64, ..n };
     attention_case(documents, Sight::Documents, plain).check_dtypes(&[DType::BF16, DType::F16]);
+}
+
+/// What was asked for and is not there is an error before anything is computed by something else.
+#[test]
+fn cudnn_that_was_asked_for_and_is_missing_is_an_error() {
+    const VARIABLE: &str = "OARLOCK_ATTENTION";
+    const NAME: &str = "attention::cudnn_that_was_asked_for_and_is_missing_is_an_error";
+    let Some(fakes) = fakes() else { return };
+    let folder = Path::new(env!("CARGO_TARGET_TMPDIR")).join(format!("without-cudnn-{}", std::process::id()));
+    fs::create_dir(&folder).unwrap();
+    for name in ["libcuda.so.1", "libnvrtc.so.13", "libcublasLt.so.13"] {
+        symlink(fakes.join(name), folder.join(name)).unwrap();
+    }
+    let opened = Device::cuda_of(&CudaLibraries::Folder(folder.clone()), 0, Isa::detect(), Par::solo());
+    fs::remove_dir_all(folder).unwrap();
+    match std::env::var(VARIABLE).as_deref() {
+        Ok("cudnn") => {
+            let said = opened.unwrap_err().to_string();
+            assert!(said.contains("libcudnn") && said.contains("pip install nvidia-cudnn-cu13"), "{said}");
+        }
+        Ok(other) => {
+            let said = opened.unwrap_err().to_string();
+            assert!(
+                said.contains(&format!("OARLOCK_ATTENTION is `{other}`, not `own` or `cudnn`")),
+                "{said}"
+            );
+        }
+        Err(_) => {
+            opened.unwrap();
+            for value in ["cudnn", "torch"] {
+                let mut again = Command::new(std::env::current_exe().expect("this program"));
+                let output = again.args(["--exact", NAME]).env(VARIABLE, value).output().expect("a process");
+                let said = String::from_utf8_lossy(&output.stdout);
+                assert!(output.status.success() && said.contains("1 passed"), "{said}");
+            }
+        }
+    }
 }
 
 /// Decoding: the last rows of a cache that has room for more.
@@ -153,7 +217,7 @@ fn cached_attention_is_attention_over_the_filled_part() {
             );
             let [tq, tk, tv] = [&q, &k, &v].map(|a| tensor(a, dtype, &device));
             let plain = AttentionOptions::new(0.5);
-            let options = AttentionOptions { window: Some(3), logit_cap: Some(2.0), ..plain };
+            let options = AttentionOptions { window: Some(3), logit_cap: Some(2.0), ..plain.clone() };
             let cached = |options: &AttentionOptions| {
                 f64s(&ops::attention_cached(&tq, &tk, &tv, n.k, options).unwrap())
             };
@@ -161,8 +225,8 @@ fn cached_attention_is_attention_over_the_filled_part() {
             let filled =
                 |a: &Array| a.data.chunks(capacity * row).flat_map(|b| b[..n.k * row].to_vec()).collect();
             let (k, v): (Vec<f64>, Vec<f64>) = (filled(&k), filled(&v));
-            for options in [plain, options] {
-                let want = reference(&[&q.data, &k, &v], n, Sight::Causal, options);
+            for options in [plain.clone(), options] {
+                let want = reference(&[&q.data, &k, &v], n, Sight::Causal, &options);
                 assert_close(&cached(&options), &want, dtype, 1.0, &device.describe());
             }
             let text = ops::attention_cached(&tq, &tk, &tv, capacity + 1, &plain).unwrap_err().to_string();
@@ -220,11 +284,16 @@ fn misuse_is_named() {
     );
     assert!(text(attend(&[3, 2, 4], &[1, 3, 2, 4], &Mask::Full)).contains("q of shape [B, S, H, D]"));
     let options = |window, logit_cap| {
-        let options = AttentionOptions { scale: 1.0, window, logit_cap };
+        let options = AttentionOptions { window, logit_cap, ..AttentionOptions::new(1.0) };
         text(ops::attention(&t(&[1, 3, 2, 4]), &t(&[1, 3, 2, 4]), &t(&[1, 3, 2, 4]), &Mask::Full, &options))
     };
     assert!(options(Some(2), None).contains("attention: a window needs a causal mask"));
     assert!(options(Some(0), None).contains("expected a window of at least one position, got 0"));
+    let blocks = Some(BlockMask::new(16, 1, 3, |_, _, _| true).unwrap());
+    let three = AttentionOptions { blocks, ..AttentionOptions::new(1.0) };
+    let q = t(&[1, 3, 2, 4]);
+    let said = text(ops::attention(&q, &q, &q, &Mask::Causal, &three));
+    assert!(said.starts_with("attention: expected what a mask of 3 heads covers"), "{said}");
     assert!(options(None, Some(-1.0)).contains("expected a positive logit cap, got -1"));
     let starts =
         |starts: &[i32]| Mask::Documents(Tensor::from_slice(starts, [1, starts.len()], &device).unwrap());

@@ -1,5 +1,6 @@
 //! The checker: one case is an op as a model would write it, and the same in f64.
 
+use std::path::PathBuf;
 use std::sync::{Arc, OnceLock};
 
 use oarlock_tensor::cpu::Isa;
@@ -59,13 +60,18 @@ pub fn gpu() -> Option<&'static Device> {
     GPU.get_or_init(own_gpu).as_ref()
 }
 
-/// As [`gpu`], a device of its own: with a pool and a profile that no other test uses.
-pub fn own_gpu() -> Option<Device> {
+/// The folder of the fake libraries; none where there is no C++ compiler, which it says.
+pub fn fakes() -> Option<PathBuf> {
     let folder = oarlock_fakes::shared_fakes(env!("CARGO_TARGET_TMPDIR").as_ref(), &["32", "64"]).unwrap();
     if folder.is_none() {
         eprintln!("NOT TESTED: there is no g++, so nothing ran on an emulated GPU");
     }
-    let libraries = CudaLibraries::Folder(folder?);
+    folder
+}
+
+/// As [`gpu`], a device of its own: with a pool and a profile that no other test uses.
+pub fn own_gpu() -> Option<Device> {
+    let libraries = CudaLibraries::Folder(fakes()?);
     Some(Device::cuda_of(&libraries, 0, Isa::detect(), Par::solo()).unwrap())
 }
 

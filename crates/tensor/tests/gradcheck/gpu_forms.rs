@@ -192,9 +192,9 @@ fn cached_attention_is_that_of_the_cpu() {
     let Some(gpu) = own_gpu() else { return };
     let cpu = Device::cpu(Isa::detect(), Par::solo());
     let plain = ops::AttentionOptions::new(0.2);
-    let windowed = ops::AttentionOptions { window: Some(210), logit_cap: Some(2.0), ..plain };
+    let windowed = ops::AttentionOptions { window: Some(210), logit_cap: Some(2.0), ..plain.clone() };
     for (dtype, (kv_len, n_queries)) in DTYPES.into_iter().zip([(333, 1), (260, 3), (40, 8)]) {
-        for options in [plain, windowed] {
+        for options in [plain.clone(), windowed.clone()] {
             let run = |device: &Device| {
                 let of = |seed, sizes: &[usize]| tensor(&array(seed, sizes), dtype, device);
                 let (q, capacity) = (of(1, &[2, n_queries, 4, 32]), kv_len + 9);

@@ -61,7 +61,7 @@ impl Section {
             Section::Training => "Training: losses on the GPU beside those on the CPU",
             Section::Ranks => "Ranks: losses of two ranks on one GPU beside those of one rank",
             Section::Sanitizer => "Sanitizer: small checks under compute-sanitizer",
-            Section::Tune => "Tuning: the algorithms of matrix products",
+            Section::Tune => "Tuning: the algorithms of matrix products, the tiles of attention",
             Section::Speed => "Speed of products, copies and attention",
             Section::Throughput => "Throughput: training in bf16, AdamW, random weights",
             Section::Peers => {

@@ -1,6 +1,7 @@
-//! The models whose training is timed, and whose matrix products are tuned.
+//! The models whose training is timed, and whose matrix products and attention are tuned.
 
 use oarlock::model::{Decoder, DecoderConfig};
+use oarlock_cuda::attention::AttentionShape;
 use oarlock_tensor::DType;
 use serde_json::{Value, json};
 
@@ -121,6 +122,23 @@ impl Shape {
             layer.mlp.intermediate_size = self.intermediate;
         });
         Decoder::new(config, self.seq)
+    }
+
+    /// The attention of one of its layers.
+    pub fn attention(&self) -> AttentionShape {
+        AttentionShape {
+            batch: self.rows(),
+            q_len: self.seq,
+            kv_len: self.seq,
+            kv_capacity: self.seq,
+            heads: self.heads,
+            kv_heads: self.kv_heads,
+            head_dim: self.head_dim,
+            scale: (1.0 / self.head_dim as f32).sqrt(),
+            causal: true,
+            window: None,
+            logit_cap: None,
+        }
     }
 
     /// For the training beside it.

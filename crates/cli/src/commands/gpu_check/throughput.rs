@@ -53,10 +53,12 @@ struct Measured {
     ops: Map<String, Value>,
     products: Vec<blas::Shape>,
     products_by: String,
+    attention_by: String,
 }
 
 fn training(shape: &Shape, peak: f64, steps: &Steps) -> oarlock::Result<Finding> {
-    let Measured { n_params, width, seconds, pool_bytes, ops, products_by, .. } = measure(shape, steps)?;
+    let Measured { n_params, width, seconds, pool_bytes, ops, products_by, attention_by, .. } =
+        measure(shape, steps)?;
     let rate = (shape.rows() * shape.seq) as f64 / seconds;
     let share = utilisation(rate, flops_per_token(n_params as u64, width), peak).unwrap_or(0.0);
     let detail = format!(
@@ -70,6 +72,7 @@ fn training(shape: &Shape, peak: f64, steps: &Steps) -> oarlock::Result<Finding>
     let finding = Finding::ok(detail).with("tokens_per_second", rate).with("mfu", share);
     let finding = finding.with("milliseconds", 1e3 * seconds).with("parameters", n_params);
     let finding = finding.with("bytes", pool_bytes).with("peak_flops", peak).with("products_by", products_by);
+    let finding = finding.with("attention_by", attention_by);
     // One step op by op, each of which the host waited for.
     Ok(finding.with("milliseconds_of_ops", ops))
 }
@@ -126,8 +129,10 @@ fn measure(shape: &Shape, steps: &Steps) -> oarlock::Result<Measured> {
         let ops = device.profile().take();
         let times = ops.iter().map(|(name, op)| (name.to_string(), (1e3 * op.time.as_secs_f64()).into()));
         let (ops, products) = (times.collect(), device.gpu_products());
-        let products_by = device.gpu_info()?.map(|info| info.products).unwrap_or_default();
-        Ok(Measured { n_params, width, seconds, pool_bytes, ops, products, products_by })
+        let info = device.gpu_info()?;
+        let (products_by, attention_by) =
+            info.map(|info| (info.products, info.attention)).unwrap_or_default();
+        Ok(Measured { n_params, width, seconds, pool_bytes, ops, products, products_by, attention_by })
     })?;
     let nobody = || oarlock::Error::Usage("a group of one rank has no rank".to_owned());
     ranks.into_iter().next().ok_or_else(nobody)

@@ -3,6 +3,7 @@
 mod batch;
 mod fsdp;
 mod left_out;
+mod long_sequences;
 
 use oarlock_tensor::ops::optimizer::Rule;
 use proptest::prelude::*;
@@ -108,8 +109,9 @@ fn the_five_files_of_llama_factory_are_read_as_they_stand() {
         } else {
             assert_eq!(shard.reduce_bucket, Elems::Count(500_000_000));
         }
+        assert!(shard.overlap);
         let idle = config.without_effect_line().unwrap();
-        assert!(idle.contains("zero_optimization.overlap_comm"), "{idle}");
+        assert!(!idle.contains("overlap_comm"), "{idle}");
     }
 }
 
@@ -333,8 +335,9 @@ fn every_wrong_deepspeed_file_says_where_and_what_to_do() {
              they are)",
         ),
         (
-            "{\"sparse_attention\": {\"mode\": \"fixed\"}}",
-            "ds.json:1:22: `sparse_attention: {mode: fixed}` is not supported yet (attention is whole)",
+            "{\"sparse_attention\": {\"mode\": \"bigbird\", \"num_random_blocks\": 500}}",
+            "ds.json:1:31: `sparse_attention`: num_random_blocks is 500, but a sequence has 128 blocks (the layout is for \
+             cutoff_len, 2048 tokens)",
         ),
         (
             "{\"optimizer\": {\"type\": \"OneBitAdam\"}}",

@@ -23,7 +23,7 @@ pub(crate) use report::report;
 use self::exports::Machine;
 use self::filter::Slots;
 use self::hostfile::Pool;
-use self::multinode::{Launcher, Start, ssh_port};
+use self::multinode::{Launcher, RUN_NAME, Start, ssh_port};
 use self::remote::Remote;
 use crate::config::environment;
 use crate::config::flags::Parsed;
@@ -35,9 +35,10 @@ use crate::console::{Failure, Outcome, print};
 use crate::front::env_var;
 use crate::front::job::{Job, too_few_gpus};
 use crate::front::script::{self, Call, Script};
+use crate::launch::agents::random_name;
 use crate::launch::devices::Devices;
-use crate::launch::is_rank;
 use crate::launch::spec::Master;
+use crate::launch::{is_our_rank, is_rank};
 
 /// What a command starts.
 enum Action {
@@ -267,13 +268,14 @@ impl Found {
         machine: &Machine,
     ) -> Result<Action, Problems> {
         let no_ssh = settings.bool("no_ssh");
+        let shown = parsed.dry_run || parsed.print_config;
         let elsewhere = self.listed && (settings.bool("force_multi") || self.slots.len() > 1) && !no_ssh;
         let node = self.node(settings)?;
         if self.listed {
             launcher.check(settings, &self.pool, &self.slots)?;
         }
         let master = Master {
-            addr: self.master(settings, elsewhere && !parsed.dry_run && !parsed.print_config, machine)?,
+            addr: self.master(settings, elsewhere && !shown, machine)?,
             port: u16::try_from(settings.int("master_port"))
                 .map_err(|_| settings.problem("a port is at most 65535", &["master_port"]))?,
         };
@@ -282,14 +284,19 @@ impl Found {
             launch::launch(settings, &self.slots, node, &master, self.cpu).map(|mut launch| {
                 // An Oarlock run reads its rank from the environment.
                 launch.local_rank_argument &= !is_training;
+                if let Some(name) = (machine.read)(RUN_NAME).filter(|name| is_training && !name.is_empty()) {
+                    launch.run_id = name;
+                }
                 launch
             })
         };
         let argv = argv(&script, &parsed.rest, &machine.program);
         let total: usize = self.slots.iter().map(|(_, slots)| slots.len()).sum();
+        // In a rank the launcher's variables say how many came.
         let ranks = Entry::new("num_processes", total.to_string(), &self.location);
+        let ranks = (!is_our_rank()).then_some(ranks);
         let cpu = settings.get("cpu").location().filter(|_| settings.bool("cpu"));
-        let entries = std::iter::once(ranks).chain(cpu.map(environment::device_cpu)).collect();
+        let entries = ranks.into_iter().chain(cpu.map(environment::device_cpu)).collect();
         let layer = Layer { authority: Authority::MustAgree, entries };
         let again = std::iter::once(FLAGS.command.to_owned()).chain(words.iter().cloned()).collect();
         let mut job = Job::new(again, launch_of(node)?, script, vec![layer], parsed)?;
@@ -308,6 +315,9 @@ impl Found {
             master: &master,
             cpu: self.cpu,
             machines: &machines,
+            run_name: (is_training && !launcher.is_of_mpi() && !shown)
+                .then(|| (machine.read)(RUN_NAME).unwrap_or_else(random_name))
+                .filter(|name| !name.is_empty()),
         };
         let port = multinode::port_of_ssh(settings);
         // mpirun starts the ranks of this machine without ssh.

@@ -8,6 +8,9 @@ use crate::config::resolve::Settings;
 use crate::config::{Problem, Words};
 use crate::launch::spec::Master;
 
+/// The variable with the name of a run.
+pub const RUN_NAME: &str = "OARLOCK_RUN_ID";
+
 /// How other machines are reached.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Launcher {
@@ -131,12 +134,15 @@ pub struct Start<'s> {
     pub cpu: bool,
     /// The file of machines that MVAPICH reads.
     pub machines: &'s str,
+    /// The name of the run by which the machines of a training find each other, where nobody gave it one.
+    pub run_name: Option<String>,
 }
 
 impl Start<'_> {
     /// The commands: one, or of ssh one for each machine.
     pub fn commands(&self, launcher: Launcher, machine: &Machine) -> Result<Vec<Vec<String>>, Problem> {
-        let exports = machine.exports(Exports::of(launcher, self.cpu))?;
+        let mut exports = machine.exports(Exports::of(launcher, self.cpu))?;
+        self.run_name.iter().for_each(|name| exports.add(RUN_NAME, name));
         let text = self.settings.text("launcher_args").unwrap_or_default();
         let arguments = shlex::split(&text).ok_or_else(|| {
             self.settings

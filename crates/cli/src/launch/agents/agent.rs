@@ -9,10 +9,10 @@ use super::error::AgentsError;
 use super::meeting::Meeting;
 use super::message::{self, Node, Reply, Request, View};
 use super::store::Store;
-use super::wire::{Broken, Channel, Secret};
 use super::world::same;
 use super::{Decision, Event, Round};
 use crate::launch::hostname;
+use oarlock_comm::wire::{Broken, Channel, Secret};
 
 /// How long one address may take to answer.
 const CONNECT: Duration = Duration::from_secs(3);
@@ -28,6 +28,7 @@ pub struct Agent {
     beat: Option<JoinHandle<()>>,
     /// The round that this node was last part of.
     round: u64,
+    secret: Secret,
     /// Kept by the one that could listen at the endpoint; dropped after the link.
     store: Option<Store>,
 }
@@ -127,7 +128,13 @@ impl Agent {
 
     /// One attempt; inside, why it may be worth another.
     fn try_join(meeting: &Meeting) -> Result<Result<Agent, String>, AgentsError> {
-        let store = Store::bind(meeting)?;
+        let store = match meeting.place {
+            Some(1..) => None,
+            _ => Store::bind(meeting)?,
+        };
+        if meeting.place == Some(0) && store.is_none() {
+            return Err(AgentsError::NotHere { endpoint: meeting.name() });
+        }
         let addresses: Vec<SocketAddr> = match &store {
             Some(store) => vec![store.address()],
             None => match (meeting.endpoint.0.as_str(), meeting.endpoint.1).to_socket_addrs() {
@@ -150,7 +157,7 @@ impl Agent {
             }
             let endpoint = meeting.name();
             match Channel::open(stream, &secret) {
-                Ok(channel) => return Agent::introduce(channel, meeting, store),
+                Ok(channel) => return Agent::introduce(channel, meeting, secret, store),
                 Err(Broken::WrongSecret) => return Err(AgentsError::WrongToken { endpoint }),
                 Err(Broken::Garbage(what)) => {
                     return Err(AgentsError::Stranger { endpoint, cause: what.into() });
@@ -165,6 +172,7 @@ impl Agent {
     fn introduce(
         mut channel: Channel,
         meeting: &Meeting,
+        secret: Secret,
         store: Option<Store>,
     ) -> Result<Result<Agent, String>, AgentsError> {
         let endpoint = meeting.name();
@@ -172,6 +180,7 @@ impl Agent {
             host: hostname(),
             pid: std::process::id(),
             local_ranks: meeting.local_ranks,
+            place: meeting.place,
             same: same(meeting),
         };
         match converse(&mut channel, &Request::Hello(hello), &|| true) {
@@ -195,7 +204,7 @@ impl Agent {
             what: "start a thread that shows that this node lives".into(),
             cause: e.to_string(),
         })?;
-        Ok(Ok(Agent { link, beat: Some(beat), round: 0, store }))
+        Ok(Ok(Agent { link, beat: Some(beat), round: 0, secret, store }))
     }
 
     /// Whether this agent keeps the list of nodes.
@@ -213,11 +222,20 @@ impl Agent {
             let view = self.link.ask(&request)?;
             request = Request::Look { wait_ms: LOOK_MS };
             match view {
-                View::Works { round, restart, node_rank, local_ranks, master_addr, master_port }
+                View::Works { round, restart, node_rank, local_ranks, master_addr, master_port, nonce }
                     if round != self.round && node_rank < local_ranks.len() =>
                 {
                     self.round = round;
-                    return Ok(Round { restart, node_rank, local_ranks, master_addr, master_port });
+                    let token = self.secret.of_round(round, &nonce);
+                    return Ok(Round {
+                        number: round,
+                        restart,
+                        node_rank,
+                        local_ranks,
+                        master_addr,
+                        master_port,
+                        token,
+                    });
                 }
                 // The round was over before this node heard of it.
                 View::Restart { .. } => request = Request::Ready,

@@ -56,6 +56,14 @@ pub enum AgentsError {
         /// What it did.
         cause: String,
     },
+    /// Machine 0 has to listen where the others look for it.
+    #[error(
+        "this is machine 0, where the others look for the run, but it cannot listen at {endpoint}: it is no address of this machine, or another program has the port; give all machines an address and a free port of machine 0"
+    )]
+    NotHere {
+        /// The host and port of the rendezvous.
+        endpoint: String,
+    },
     /// Nodes that are not the same run.
     #[error("this node does not fit the run at {endpoint}: {}", list(.differences))]
     Differs {

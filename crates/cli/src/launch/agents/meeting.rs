@@ -10,7 +10,7 @@ use super::error::AgentsError;
 type Lookup<'a> = &'a dyn Fn(&str) -> Option<String>;
 
 /// The variable with the secret of a run. Unlike an argument, other users of the machine do not see it.
-const TOKEN: &str = "OARLOCK_RDZV_TOKEN";
+pub const TOKEN: &str = "OARLOCK_RDZV_TOKEN";
 /// The port where the endpoint names none.
 const PORT: u16 = 29400;
 /// The most nodes of a run, and ranks of a node.
@@ -30,6 +30,8 @@ pub struct Meeting {
     pub nodes: RangeInclusive<usize>,
     /// The ranks of this node.
     pub local_ranks: usize,
+    /// The number of this node, where nodes are numbered from the start: node 0 keeps the list, and all are awaited.
+    pub place: Option<usize>,
     /// How often failures may restart the run, on all nodes together.
     pub max_restarts: u32,
     /// How long to wait for the least number of nodes.
@@ -52,6 +54,7 @@ impl Meeting {
             token: None,
             nodes,
             local_ranks: 1,
+            place: None,
             max_restarts: 0,
             join_timeout: Duration::from_secs(600),
             last_call: Duration::from_secs(30),
@@ -127,15 +130,12 @@ impl Meeting {
     /// Whom this node will wait for, and how long, if it may have to.
     pub fn waits(&self) -> Option<String> {
         let (least, most) = (*self.nodes.start(), *self.nodes.end());
-        let some = format!("{least} to {most} nodes");
-        let nodes = if least == most { format!("{most} nodes") } else { some };
-        (most > 1).then(|| {
-            format!(
-                "{nodes} meet at {}; the least number is awaited {} s, more of them {} s",
-                self.name(),
-                self.join_timeout.as_secs(),
-                self.last_call.as_secs()
-            )
+        let (name, all, more) = (self.name(), self.join_timeout.as_secs(), self.last_call.as_secs());
+        (most > 1).then(|| match least == most {
+            true => format!("{most} nodes meet at {name}; all are awaited {all} s"),
+            false => format!(
+                "{least} to {most} nodes meet at {name}; the least number is awaited {all} s, more of them {more} s"
+            ),
         })
     }
 
@@ -166,6 +166,10 @@ impl Meeting {
                 let expected = "a word that is the same on all nodes".into();
                 return Err(AgentsError::Setting { what, value: String::new(), expected });
             }
+        }
+        if let Some(place) = self.place.filter(|place| *place >= max) {
+            let (value, expected) = (place.to_string(), format!("a number below {max}"));
+            return Err(AgentsError::Setting { what: "the number of this machine", value, expected });
         }
         // Who is alone may leave the choice to the system; others could not know it.
         if self.endpoint.1 == 0 && max > 1 {

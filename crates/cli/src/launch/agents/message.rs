@@ -15,6 +15,8 @@ pub(super) struct Node {
     pub host: String,
     pub pid: u32,
     pub local_ranks: usize,
+    /// Its place, where the nodes have numbers from the start.
+    pub place: Option<usize>,
     /// What must be the same on all.
     pub same: BTreeMap<String, String>,
 }
@@ -63,6 +65,8 @@ pub(super) enum View {
         local_ranks: Vec<usize>,
         master_addr: String,
         master_port: u16,
+        /// What sets the token of this round apart from others.
+        nonce: String,
     },
     /// The round it took part in is over.
     Restart {

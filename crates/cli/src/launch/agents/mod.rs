@@ -8,16 +8,22 @@ mod message;
 mod store;
 #[cfg(test)]
 mod tests;
-mod wire;
 mod world;
 
 pub use agent::Agent;
 pub use error::{AgentsError, Difference};
-pub use meeting::{Meeting, endpoint, nodes};
+pub use meeting::{Meeting, TOKEN, endpoint, nodes};
+
+/// A name that nobody guesses, for a run whose machines this process starts; empty where the system has no random bytes.
+pub fn random_name() -> String {
+    oarlock_comm::wire::nonce().map_or_else(|_| String::new(), |bytes| oarlock_comm::wire::hex(&bytes[..16]))
+}
 
 /// The nodes and ranks of one round, as one node sees them. Ranks are renumbered in every round.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Round {
+    /// Which round this is, from 1.
+    pub number: u64,
     /// Restarts so far that a failure caused.
     pub restart: u32,
     /// This node among those of the round; the store's own is 0 while it takes part.
@@ -28,6 +34,9 @@ pub struct Round {
     pub master_addr: String,
     /// A port there that was free a moment ago.
     pub master_port: u16,
+    /// What the ranks of this round prove to each other: new in every round, and known to those alone who know the
+    /// secret of the run. Empty where there is one machine.
+    pub token: String,
 }
 
 /// What the other nodes have decided while the ranks of this node run.

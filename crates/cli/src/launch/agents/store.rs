@@ -13,10 +13,10 @@ use rustix::io::Errno;
 use super::error::AgentsError;
 use super::meeting::{MOST, Meeting};
 use super::message::{self, Reply, Request, View};
-use super::wire::{Broken, Channel, Secret};
 use super::world::{Id, Refusal, Terms, World, silent};
 use crate::launch::hostname;
 use oarlock::launch::port;
+use oarlock_comm::wire::{Broken, Channel, Secret, hex, nonce};
 
 /// How often the store looks at the clock.
 const TICK: Duration = Duration::from_millis(10);
@@ -86,7 +86,8 @@ impl Store {
             });
         }
         // Where no port is free, the ranks report that of torch's usual one.
-        let terms = Terms::new(meeting, || port::free().unwrap_or(29500));
+        let nonce = || nonce().map_or_else(|_| String::new(), |bytes| hex(&bytes));
+        let terms = Terms::new(meeting, || port::free().unwrap_or(29500), nonce);
         let shared = Arc::new(Shared {
             silence: terms.silence,
             world: Mutex::new(World::new(terms, Instant::now())),

@@ -39,10 +39,14 @@ pub(super) struct Terms {
     pub master_addr: String,
     /// Finds a port for the ranks of a round.
     pub free_port: fn() -> u16,
+    /// What sets a round apart from all others.
+    pub nonce: fn() -> String,
+    /// Nodes have numbers from the start: none can stand in for another, and the loss of one is a failure.
+    pub numbered: bool,
 }
 
 impl Terms {
-    pub(super) fn new(meeting: &Meeting, free_port: fn() -> u16) -> Terms {
+    pub(super) fn new(meeting: &Meeting, free_port: fn() -> u16, nonce: fn() -> String) -> Terms {
         Terms {
             min: *meeting.nodes.start(),
             max: *meeting.nodes.end(),
@@ -53,6 +57,8 @@ impl Terms {
             same: same(meeting),
             master_addr: meeting.endpoint.0.clone(),
             free_port,
+            nonce,
+            numbered: meeting.place.is_some(),
         }
     }
 }
@@ -86,6 +92,7 @@ enum MemberState {
 struct Member {
     name: String,
     local_ranks: usize,
+    place: Option<usize>,
     seen: Instant,
     state: MemberState,
     /// It took part in a round before.
@@ -109,6 +116,7 @@ enum Phase {
         nodes: Vec<Id>,
         local_ranks: Vec<usize>,
         port: u16,
+        nonce: String,
     },
     Done,
     Aborted(String),
@@ -173,10 +181,12 @@ impl World {
                 node.local_ranks
             )));
         }
+        self.check_place(node.place)?;
         let host: String = node.host.chars().filter(|c| !c.is_control()).take(64).collect();
         let member = Member {
             name: format!("{host} (process {})", node.pid),
             local_ranks: node.local_ranks,
+            place: node.place,
             seen: now,
             state: MemberState::Busy,
             worked: false,
@@ -186,6 +196,30 @@ impl World {
         self.next = self.next.max(id + 1);
         self.members.insert(id, member);
         Ok(id)
+    }
+
+    /// Refuses a number that no node can have, or that another has.
+    fn check_place(&self, place: Option<usize>) -> Result<(), Refusal> {
+        let refuse = |text: String| Err(Refusal::Because(text));
+        match place {
+            Some(_) if !self.terms.numbered => refuse("it has a number, and the nodes here have none".into()),
+            None if self.terms.numbered => {
+                refuse("it has no number, and the nodes here have one each".into())
+            }
+            Some(place) if place >= self.terms.max => {
+                refuse(format!("it says that it is machine {place} of {}", self.terms.max))
+            }
+            Some(place) => match self.members.values().find(|member| member.place == Some(place)) {
+                Some(other) => refuse(format!(
+                    "{} is machine {place} already; give each machine its own number, or, if that one is gone, try \
+                     again in {} s",
+                    other.name,
+                    self.terms.silence.as_secs()
+                )),
+                None => Ok(()),
+            },
+            None => Ok(()),
+        }
     }
 
     /// A node gave a sign of life.
@@ -223,9 +257,14 @@ impl World {
             return;
         }
         let reason = format!("{}: {cause}", self.members[&id].name);
+        self.fail(reason, true, now);
+    }
+
+    /// Something failed that uses a restart, or ends the run where none is left.
+    fn fail(&mut self, reason: String, whole: bool, now: Instant) {
         if self.restart < self.terms.max_restarts {
             self.restart += 1;
-            self.gather(reason, true, now);
+            self.gather(reason, whole, now);
         } else {
             let n = self.terms.max_restarts;
             let budget = if n == 0 { String::new() } else { format!("; all {n} restarts are used") };
@@ -263,6 +302,10 @@ impl World {
             return self.abort(&format!("{reason}; it keeps the list of nodes"));
         }
         match (&mut self.phase, member.state) {
+            (Phase::Working { .. }, MemberState::Works(_)) if self.terms.numbered => {
+                self.lost.push(reason.clone());
+                self.fail(reason, false, now);
+            }
             (Phase::Working { .. }, MemberState::Works(_)) => {
                 self.lost.push(reason.clone());
                 self.gather(reason, false, now);
@@ -321,8 +364,9 @@ impl World {
         }
     }
 
-    /// Places go by number, so the keeper is first.
+    /// Places go by the numbers that nodes have, or else by their order of arrival, so the keeper is first.
     fn begin(&mut self, mut nodes: Vec<Id>) {
+        nodes.sort_by_key(|id| self.members.get(id).and_then(|member| member.place));
         nodes.truncate(self.terms.max);
         let mut local_ranks = Vec::with_capacity(nodes.len());
         for (place, id) in nodes.iter().enumerate() {
@@ -332,7 +376,8 @@ impl World {
             }
         }
         self.round += 1;
-        self.phase = Phase::Working { nodes, local_ranks, port: (self.terms.free_port)() };
+        let (port, nonce) = ((self.terms.free_port)(), (self.terms.nonce)());
+        self.phase = Phase::Working { nodes, local_ranks, port, nonce };
     }
 
     fn missing(&self, ready: &[Id]) -> String {
@@ -381,7 +426,7 @@ impl World {
                 View::Restart { reason: why.clone() }
             }
             (
-                Phase::Working { local_ranks, port, .. },
+                Phase::Working { local_ranks, port, nonce, .. },
                 MemberState::Works(place) | MemberState::Done(place),
             ) => View::Works {
                 round: self.round,
@@ -390,6 +435,7 @@ impl World {
                 local_ranks: local_ranks.clone(),
                 master_addr: self.terms.master_addr.clone(),
                 master_port: *port,
+                nonce: nonce.clone(),
             },
             _ => View::Waiting { here },
         }

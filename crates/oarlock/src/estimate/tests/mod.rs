@@ -60,7 +60,7 @@ fn a_dry_step_takes_what_a_real_one_takes_by_the_byte() {
         let accelerator = Accelerator::over(Communicator::solo(), &config).unwrap();
         let mut model = llama(64, 2, 200, len);
         model.set_recompute(recompute);
-        let shape = StepShape { batch: rows, len, documents, eval_batch: Some(5), longest: None };
+        let shape = StepShape { batch: rows, len, documents, eval_batch: Some(5), longest: None, parts: 1 };
         let dry = decoder_step(&model, dtype, accelerator.device(), shape, &dry_pass(&Pretrain)).unwrap();
         assert_eq!(accelerator.device().arena().bytes(), 0, "a dry run takes nothing of the real pool");
 
@@ -165,7 +165,8 @@ fn an_update_borrows_what_the_estimate_says() {
             let accelerator = Accelerator::over(Communicator::solo(), &config).unwrap();
             let mut model = llama(64, 2, 500, len);
             model.set_recompute(Recompute::Units { every: 1 });
-            let shape = StepShape { batch: rows, len, documents: false, eval_batch: None, longest: None };
+            let shape =
+                StepShape { batch: rows, len, documents: false, eval_batch: None, longest: None, parts: 1 };
             let dry = decoder_step(&model, dtype, accelerator.device(), shape, &dry_pass(&Pretrain)).unwrap();
             let settings = Settings {
                 optim: optim.clone(),
@@ -231,7 +232,8 @@ fn a_dry_run_of_a_large_model_takes_no_memory() {
     let config = DecoderConfig { tie_embeddings: true, ..config };
     let model = Decoder::new(config, 2048).unwrap();
     let device = Device::dry(Isa::detect(), Par::solo());
-    let shape = StepShape { batch: 8, len: 2048, documents: false, eval_batch: None, longest: None };
+    let shape =
+        StepShape { batch: 8, len: 2048, documents: false, eval_batch: None, longest: None, parts: 1 };
     let before = oarlock_comm::ProcessMemory::current().unwrap().peak_rss;
     let run = decoder_step(&model, DType::BF16, &device, shape, &dry_pass(&Pretrain)).unwrap();
     let grown = oarlock_comm::ProcessMemory::current().unwrap().peak_rss - before;
@@ -339,7 +341,7 @@ fn what_no_unit_holds_is_there_for_the_whole_step() {
     // The elements of the buffers for weights, and of those for gradients.
     let most = |wrap: &Wrap| {
         let size = ModelSize::wrapped(&model, DType::F32, wrap);
-        let leaving: usize = size.leaving().iter().map(|window| window[0].n_elems()).sum();
+        let leaving: usize = size.leaving(false).iter().map(|window| window[0].n_elems()).sum();
         (size.gathered(&settings).first / 4, leaving as u64)
     };
     let declared = ModelSize::of(&model, DType::F32);
@@ -411,7 +413,8 @@ fn deepspeeds_estimators_print_the_same() {
 fn every_limit_is_held_and_what_is_proposed_fits() {
     let model = llama(64, 12, 200, 128);
     let device = Device::dry(Isa::detect(), Par::solo());
-    let shape = StepShape { batch: 16, len: 128, documents: false, eval_batch: Some(16), longest: None };
+    let shape =
+        StepShape { batch: 16, len: 128, documents: false, eval_batch: Some(16), longest: None, parts: 1 };
     let settings = Settings::new(DType::BF16, Stage::Optimizer, 4);
     let (wrap, micro_batch) = (Wrap::Declared, dry_pass(&Pretrain));
     let rebuild = || Decoder::new(model.config().clone(), 128);

@@ -102,6 +102,7 @@ pub(super) fn plain(
         logit_cap: None,
         tie_embeddings: false,
         max_positions: 0,
+        sparse_attention: None,
         init_std: 0.02,
     }
 }
@@ -135,6 +136,7 @@ pub(super) fn read(
     let config = DecoderConfig {
         tie_embeddings: fields.flag_or("tie_word_embeddings", defaults.tie_embeddings)?,
         max_positions,
+        sparse_attention: None,
         init_std: fields.number_or("initializer_range", 0.02)? as f32,
         ..plain(family, vocab_size, &sizes, eps, rope)
     };

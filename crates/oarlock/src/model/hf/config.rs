@@ -8,9 +8,11 @@ use serde_json::{Map, Value, json};
 
 use super::fields::{FieldWriter, Fields};
 use super::quantization::{self, StoredQuantization};
+use super::sparsity;
 use crate::error::{Error, Result};
 use crate::model::DecoderConfig;
 use crate::model::family::{self, Family, Stored};
+use crate::nn::SparsityConfig;
 
 /// The settings of a Hugging Face folder.
 #[derive(Clone, Debug, PartialEq)]
@@ -54,7 +56,9 @@ impl HfConfig {
         let Some(family) = fields.text("model_type")?.and_then(Family::of) else {
             return Err(unknown(&fields, Family::model_types()));
         };
-        let decoder = checked(path, &fields, family.read(&fields)?)?;
+        let sparse_attention = sparsity::read(&fields)?;
+        let decoder = DecoderConfig { sparse_attention, ..family.read(&fields)? };
+        let decoder = checked(path, &fields, decoder)?;
         let first = |name, default| -> Result<Option<u32>> {
             match fields.has(name) {
                 true => Ok(fields.token_ids(name)?.and_then(|ids| ids.first().copied())),
@@ -92,6 +96,13 @@ impl HfConfig {
     /// Settings that come from no file.
     pub fn new(decoder: DecoderConfig, special: SpecialTokens) -> HfConfig {
         HfConfig { decoder, special, quantization: None, value_head_dropout: None, fields: Map::new() }
+    }
+
+    /// The same with sparse attention, as a run says it.
+    #[must_use]
+    pub fn with_sparse_attention(mut self, sparsity: SparsityConfig) -> HfConfig {
+        self.decoder.sparse_attention = Some(sparsity);
+        self
     }
 
     /// The decoder that it describes.
@@ -164,6 +175,7 @@ impl HfConfig {
         writer.set("eos_token_id", json_ids(&self.special.eos));
         writer.set("pad_token_id", json!(self.special.pad));
         family.write(&self.decoder, &mut writer);
+        sparsity::write(self.decoder.sparse_attention.as_ref(), &mut writer);
         writer.set_where_absent("architectures", json!([family.class]));
         writer.remove("torch_dtype");
         writer.remove(quantization::FIELD);

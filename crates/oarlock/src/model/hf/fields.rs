@@ -76,6 +76,11 @@ impl<'a> Fields<'a> {
         self.typed(name, "a list of numbers", numbers)
     }
 
+    pub(in crate::model) fn counts(&self, name: &str) -> Result<Option<Vec<usize>>> {
+        let counts = |value: &Value| value.as_array()?.iter().map(as_count).collect();
+        self.typed(name, "a list of whole numbers from 0 on", counts)
+    }
+
     /// A token id, or a list of them.
     pub(in crate::model) fn token_ids(&self, name: &str) -> Result<Option<Vec<u32>>> {
         let id = |value: &Value| value.as_u64().and_then(|id| u32::try_from(id).ok());

@@ -43,7 +43,10 @@ pub fn load_for_inference(
     n_positions: usize,
 ) -> Result<LoadedModel> {
     let config = HfConfig::read(dir)?;
-    let n_positions = config.decoder().max_positions.min(n_positions);
+    let decoder = config.decoder();
+    // A sparse layout ends where it did in the training.
+    let layout = decoder.sparse_attention.as_ref().and_then(|sparsity| sparsity.max_seq_length);
+    let n_positions = decoder.max_positions.min(n_positions).min(layout.unwrap_or(usize::MAX));
     let decoder = Decoder::new(config.decoder().clone(), n_positions)?;
     let mut source = SafetensorsSource::open(dir, &config, &decoder)?;
     load_from(config, decoder, &mut source, device, dtype, n_positions)

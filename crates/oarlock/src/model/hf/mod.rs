@@ -11,6 +11,7 @@ mod packed;
 mod quantization;
 pub(super) mod rope;
 mod save;
+mod sparsity;
 mod weights;
 
 pub use bitsandbytes::QuantizedFiles;

@@ -7,7 +7,7 @@ mod scores;
 use std::ops::Range;
 use std::sync::Arc;
 
-use oarlock_tensor::ops::{self, Mask, Rope, Transposed, WeightLayout};
+use oarlock_tensor::ops::{self, BlockMask, Mask, Rope, Transposed, WeightLayout};
 use oarlock_tensor::{Error, Init, Param, Result, Shape, Tensor};
 
 pub use self::scores::AttentionMasks;
@@ -49,6 +49,7 @@ pub struct MultiHeadAttention {
     n_heads: usize,
     n_kv_heads: usize,
     mask: Mask,
+    blocks: Option<BlockMask>,
     rope: Option<Arc<Rope>>,
     dropout: Option<Dropout>,
 }
@@ -72,6 +73,7 @@ impl MultiHeadAttention {
             n_heads,
             n_kv_heads: n_heads,
             mask: Mask::Full,
+            blocks: None,
             rope: None,
             dropout: None,
         })
@@ -104,6 +106,14 @@ impl MultiHeadAttention {
     #[must_use]
     pub fn causal(self) -> MultiHeadAttention {
         MultiHeadAttention { mask: Mask::Causal, ..self }
+    }
+
+    /// Each position sees the keys of some blocks alone, and no time is spent on others: a layout of
+    /// [`SparsityConfig`](crate::nn::SparsityConfig), or a mask of one's own. Where masks of elements or dropout need the
+    /// attention weights, those are formed and hidden.
+    #[must_use]
+    pub fn sparse(self, blocks: BlockMask) -> MultiHeadAttention {
+        MultiHeadAttention { blocks: Some(blocks), ..self }
     }
 
     /// Turns queries and keys by their positions (Su et al. 2021).
@@ -212,9 +222,11 @@ impl MultiHeadAttention {
         let scale = 1.0 / (q.shape().last() as f32).sqrt();
         let dropout = self.dropout.as_ref().filter(|dropout| dropout.is_active());
         let attended = if masks.is_empty() && dropout.is_none() {
-            ops::attention(q, k, v, mask, &ops::AttentionOptions::new(scale))?
+            let options =
+                ops::AttentionOptions { blocks: self.blocks.clone(), ..ops::AttentionOptions::new(scale) };
+            ops::attention(q, k, v, mask, &options)?
         } else {
-            scores::attend([q, k, v], mask, masks, scale, dropout)?
+            scores::attend([q, k, v], (mask, self.blocks.as_ref()), masks, scale, dropout)?
         };
         self.out_proj.forward(&ops::merge_heads(&attended)?)
     }

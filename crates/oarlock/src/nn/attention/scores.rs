@@ -2,7 +2,7 @@
 //!
 //! Shape legend: B batch, S queries, K keys, H heads, G heads of keys and values, D head size.
 
-use oarlock_tensor::ops::{self, Mask, Transposed};
+use oarlock_tensor::ops::{self, BlockMask, Mask, Transposed};
 use oarlock_tensor::{Device, Error, Result, Tensor};
 
 use super::Dropout;
@@ -29,7 +29,7 @@ impl AttentionMasks<'_> {
 /// q `[B, S, H, D]`, k and v `[B, K, G, D]` → `[B, S, H, D]`.
 pub(super) fn attend(
     [q, k, v]: [&Tensor; 3],
-    mask: &Mask,
+    (mask, blocks): (&Mask, Option<&BlockMask>),
     masks: &AttentionMasks<'_>,
     scale: f32,
     dropout: Option<&Dropout>,
@@ -45,6 +45,10 @@ pub(super) fn attend(
     let mut scores = ops::matmul_transposed(&q, &k, Transposed::Right)?.scale(scale)?;
     if let Some(later) = structure(mask, [batch, n_queries, n_keys], q.device())? {
         scores = scores.masked_fill(&later, f32::NEG_INFINITY)?;
+    }
+    if let Some(blocks) = blocks {
+        let hidden = outside(blocks, [n_heads, n_queries, n_keys], q.device())?;
+        scores = scores.masked_fill(&hidden, f32::NEG_INFINITY)?;
     }
     if let Some(mask) = masks.key_padding_mask {
         if mask.sizes() != [batch, n_keys] {
@@ -119,6 +123,23 @@ fn structure(mask: &Mask, [batch, n_queries, n_keys]: [usize; 3], device: &Devic
             Tensor::from_slice(&hidden, [n_queries, n_keys], device).map(Some)
         }
     }
+}
+
+/// What a block mask hides, not 0 where it does: `[H or 1, S, K]`.
+fn outside(blocks: &BlockMask, [n_heads, n_queries, n_keys]: [usize; 3], device: &Device) -> Result<Tensor> {
+    let (of_mask, block) = (blocks.n_heads(), blocks.block());
+    let before = n_keys.checked_sub(n_queries).filter(|_| n_keys <= blocks.positions());
+    let Some(before) = before.filter(|_| of_mask == 1 || of_mask == n_heads) else {
+        return Err(Error::Usage(format!(
+            "MultiHeadAttention: a mask of blocks for {of_mask} heads and {} positions does not fit {n_heads} heads, \
+             {n_queries} queries and {n_keys} keys",
+            blocks.positions()
+        )));
+    };
+    let rows = (0..of_mask).flat_map(|head| (0..n_queries).map(move |i| (head, (before + i) / block)));
+    let hidden = |(head, row)| (0..n_keys).map(move |j| i32::from(!blocks.keeps(head, row, j / block)));
+    let hidden: Vec<i32> = rows.flat_map(hidden).collect();
+    Tensor::from_slice(&hidden, [of_mask, n_queries, n_keys], device)
 }
 
 fn wrong(expected: impl Into<String>, got: &Tensor) -> Error {

@@ -20,6 +20,7 @@ const SAME: &[(&str, &str)] = &[
     ("fp16.enabled", "fp16"),
     ("bf16.enabled", "bf16"),
     ("bfloat16.enabled", "bf16"),
+    ("sequence_parallel_size", "sequence_parallel_size"),
 ];
 
 /// The block that `deepspeed` holds or names.
@@ -94,10 +95,13 @@ pub fn batch(block: &Dialect, settings: &mut Settings, problems: &mut Problems) 
     };
     let differs =
         |theirs: &str, ours| block.settings.said(theirs).is_some_and(|said| !said.value.agrees(ours));
-    let ranks = match settings.get("num_processes").value {
-        Value::Int(ranks) => ranks.max(1),
-        _ => return,
-    };
+    // Ranks that divide sequences among them have one batch together.
+    let [ranks, parts] =
+        ["num_processes", "sequence_parallel_size"].map(|name| match settings.get(name).value {
+            Value::Int(n) => n.max(1),
+            _ => 1,
+        });
+    let ranks = (ranks / parts).max(1);
     let Value::Int(total) = all.value else { return };
     if differs("train_micro_batch_size_per_gpu", &micro.value)
         || differs("gradient_accumulation_steps", &steps.value)
@@ -196,6 +200,7 @@ pub fn shard(block: &Dialect, ranks: Ranks, notes: &mut Vec<String>, problems: &
         max_live: elems("stage3_max_live_parameters", Elems::Count(1_000_000_000)),
         persistence: elems("stage3_param_persistence_threshold", Elems::TenHidden),
         reduce_bucket: elems("reduce_bucket_size", Elems::HiddenSquared),
+        overlap: settings.said(&zero("overlap_comm")).is_none() || settings.bool(&zero("overlap_comm")),
         reduce_dtype: match settings.text("communication_data_type").as_deref() {
             Some("fp16" | "float16") => Some(DType::F16),
             Some("bf16" | "bfloat16") => Some(DType::BF16),

@@ -9,7 +9,6 @@ use super::super::keys::{Key, Status, ValueType};
 const DTYPES: ValueType = Choice(&["fp32", "fp16", "bf16", "float32", "float16", "bfloat16", "fp64"]);
 const DEVICES: ValueType = Choice(&["none", "cpu", "nvme"]);
 
-const OVERLAP: Status = NoEffect("communication does not overlap computation yet");
 const PIPELINED: Status = NoEffect("states in files are always read ahead and written behind");
 const LAYOUT: Status = NoEffect("buffers are laid out and reduced by units");
 const MEMORY: Status = NoEffect("states of CPU ranks are in main memory");
@@ -77,10 +76,11 @@ pub const KEYS: &[Key] = &[
     Key::flag(Map, "torch_autocast", "", Later("use bf16 or fp16"), "Mixed precision of torch"),
     Key::flag(DTYPES, "data_types.grad_accum_dtype", "", NoEffect("gradients add up in f32"), "What gradients add up in"),
     Key::flag(DTYPES, "communication_data_type", "", Used, "What gradients are reduced in"),
-    Key::flag(DTYPES, "seq_parallel_communication_data_type", "", NoEffect("sequences are whole on a rank"), "What sequence parallel ranks send"),
+    Key::flag(DTYPES, "seq_parallel_communication_data_type", "", NoEffect("ranks send what they compute in"), "What sequence parallel ranks send"),
     Key::flag(Bool, "zero_optimization", "", Used, "The older form: true is stage 1"),
     Key::flag(Int(0), "zero_optimization.stage", "0", Used, "0: everything is replicated; 1: optimizer state is sharded; 2: also gradients; 3: also parameters"),
     Key::flag(Int(1), "zero_optimization.reduce_bucket_size", "5e8", Used, "Gradients reduced together; auto: h x h"),
+    Key::flag(Bool, "zero_optimization.overlap_comm", "true", Used, "Gather and reduce while units compute, where ranks do not share memory"),
     Key::flag(Int(0), "zero_optimization.sub_group_size", "1e9", Used, "Elements updated together when states are in files"),
     Key::flag(DEVICES, "zero_optimization.offload_optimizer.device", "none", Used, "Where states lie; cpu is where CPU ranks have them anyway"),
     Key::flag(Path, "zero_optimization.offload_optimizer.nvme_path", "", Used, "Folder of the files of states"),
@@ -99,7 +99,7 @@ pub const KEYS: &[Key] = &[
     Key::flag(Int(0), "zero_optimization.offload_param.buffer_size", "1e8", FILES, "Size of a buffer"),
     Key::flag(Int(0), "zero_optimization.offload_param.max_in_cpu", "1e9", FILES, "Parameters kept in memory"),
     Key::flag(Bool, "zero_optimization.offload_param.pin_memory", "true", MEMORY, "Pinned memory"),
-    Key::flag(Int(0), "zero_optimization.stage3_prefetch_bucket_size", "5e7", Used, "Parameters gathered ahead; auto: 0.9 h x h"),
+    Key::flag(Int(0), "zero_optimization.stage3_prefetch_bucket_size", "5e7", Used, "Units are gathered ahead until so many parameters are; auto: 0.9 h x h"),
     Key::flag(Int(0), "zero_optimization.stage3_param_persistence_threshold", "1e5", Used, "Smaller parameters stay whole; auto: 10 h"),
     Key::flag(Int(0), "zero_optimization.stage3_max_live_parameters", "1e9", Used, "The most gathered parameters"),
     Key::flag(Int(0), "zero_optimization.stage3_max_reuse_distance", "1e9", NoEffect("a unit is gathered where it is used"), "Keep what is used again so soon"),
@@ -123,7 +123,6 @@ pub const KEYS: &[Key] = &[
     Key::flag(Bool, "zero_optimization.use_multi_rank_bucket_allreduce", "true", LAYOUT, "Reduce several ranks' parts together"),
     Key::flag(Bool, "zero_optimization.allgather_partitions", "true", LAYOUT, "All-gather instead of broadcasts"),
     Key::flag(Int(0), "zero_optimization.allgather_bucket_size", "5e8", LAYOUT, "Parameters gathered together"),
-    Key::flag(Bool, "zero_optimization.overlap_comm", "", OVERLAP, "Overlap communication"),
     Key::flag(Bool, "zero_optimization.round_robin_gradients", "false", LAYOUT, "Order of gradients"),
     Key::flag(Bool, "zero_optimization.load_from_fp32_weights", "true", NoEffect("checkpoints hold f32 master weights"), "Begin at f32 weights"),
     Key::flag(Bool, "zero_optimization.elastic_checkpoint", "false", NoEffect("every checkpoint loads on any number of ranks"), "Checkpoints for other numbers of ranks"),
@@ -174,7 +173,7 @@ pub const KEYS: &[Key] = &[
     Key::flag(Bool, "comms_logger.enabled", "false", Used, "Time collectives and report them at the end"),
     Key::flag(Bool, "comms_logger.verbose", "false", Used, "And every steps_per_print"),
     Key::flag(Bool, "comms_logger.prof_all", "true", Used, "All collectives; false: those of prof_ops"),
-    Key::flag(List, "comms_logger.prof_ops", "", Used, "Collectives: all_reduce, reduce_scatter, all_gather, broadcast, barrier, under any of DeepSpeed's names"),
+    Key::flag(List, "comms_logger.prof_ops", "", Used, "Collectives: all_reduce, reduce_scatter, all_gather, broadcast, all_to_all, barrier, under any of DeepSpeed's names"),
     Key::flag(Bool, "comms_logger.debug", "false", Used, "Report calls of different places separately"),
     Key::flag(Bool, "tensorboard.enabled", "false", Used, "Event files of TensorBoard"),
     Key::flag(Path, "tensorboard.output_path", "", Used, "Their folder is job_name in this one"),
@@ -211,10 +210,22 @@ pub const KEYS: &[Key] = &[
     Key::flag(Map, "nebula", "", FILES, "Nebula checkpoints"),
     Key::flag(Map, "hybrid_engine", "", NoEffect("training does not generate"), "Training and generation in one"),
     Key::flag(Map, "eigenvalue", "", NoEffect("nothing is quantized"), "Eigenvalues of layers"),
-    Key::flag(Map, "pipeline", "", NoEffect("ranks are data parallel"), "Pipeline engine"),
+    Key::flag(Map, "pipeline", "", NoEffect("the stages are those of the PipelineModule, or of pipeline_model_parallel_size"), "Pipeline engine"),
     Key::flag(Map, "autotuning", "", Later("sizes are chosen in the configuration"), "Autotuning"),
     Key::flag(Map, "elasticity", "", Later("the number of ranks is num_processes"), "Elastic numbers of ranks"),
-    Key::flag(Map, "sparse_attention", "", Later("attention is whole"), "Sparse attention"),
+    Key::flag(Choice(&["dense", "fixed", "variable", "bigbird", "bslongformer"]), "sparse_attention.mode", "fixed", Used, "Which blocks of its scores attention computes"),
+    Key::flag(Int(1), "sparse_attention.block", "16", Used, "Tokens of a block: a multiple of 16"),
+    Key::flag(Bool, "sparse_attention.different_layout_per_head", "false", Used, "Each head has a layout of its own"),
+    Key::flag(Int(1), "sparse_attention.num_local_blocks", "4", Used, "fixed: blocks of a local window"),
+    Key::flag(Int(1), "sparse_attention.num_global_blocks", "1", Used, "fixed, bigbird: blocks that all see"),
+    Key::flag(Choice(&["bidirectional", "unidirectional"]), "sparse_attention.attention", "bidirectional", Used, "Whether blocks are seen by those before them; a causal model's are not in either case"),
+    Key::flag(Bool, "sparse_attention.horizontal_global_attention", "false", Used, "fixed, variable: global blocks see all blocks"),
+    Key::flag(Int(1), "sparse_attention.num_different_global_patterns", "1", Used, "fixed: heads take turns with so many choices of global blocks"),
+    Key::flag(Int(0), "sparse_attention.num_random_blocks", "0", Used, "variable, bigbird: random blocks of a row"),
+    Key::flag(List, "sparse_attention.local_window_blocks", "4", Used, "variable: blocks of the local windows"),
+    Key::flag(List, "sparse_attention.global_block_indices", "0", Used, "variable, bslongformer: blocks that all see"),
+    Key::flag(List, "sparse_attention.global_block_end_indices", "", Used, "variable, bslongformer: where their ranges end"),
+    Key::flag(Int(0), "sparse_attention.num_sliding_window_blocks", "3", Used, "bigbird, bslongformer: blocks of the window around the diagonal"),
     Key::flag(Map, "compression_training", "", Later("weights are trained as they are"), "Compression"),
     Key::flag(Map, "quantize_training", "", Later("weights are trained as they are"), "Quantized training"),
     Key::flag(Map, "weight_quantization", "", Later("weights are trained as they are"), "Quantized weights"),
@@ -225,5 +236,5 @@ pub const KEYS: &[Key] = &[
     Key::flag(Map, "expert_parallel", "", PARALLEL, "Expert parallel ranks"),
     Key::flag(Bool, "use_data_before_expert_parallelism", "false", PARALLEL, "Order of data and expert parallel ranks"),
     Key::flag(Map, "sequence_parallel", "", PARALLEL, "Sequence parallel ranks"),
-    Key::flag(Int(0), "sequence_parallel_size", "1", PARALLEL, "Sequence parallel ranks"),
+    Key::flag(Int(1), "sequence_parallel_size", "1", Used, "sequence_parallel_size: ranks over which each sequence is divided"),
 ];

@@ -9,6 +9,7 @@ mod fsdp;
 pub mod fsdp_keys;
 mod left_out;
 mod methods;
+mod sparse_attention;
 
 use super::problem::Problems;
 use super::resolve::Settings;
@@ -16,6 +17,7 @@ use crate::config::{LossScale, ShardArgs};
 
 pub use block::{Dialect, Dialects, Ranks, ReadFile, join, settle};
 pub use left_out::defaults as optimizer_defaults;
+pub use sparse_attention::sparse_attention;
 
 /// Reads the blocks that the settings hold, or name the file of, and joins what they say to the settings.
 pub fn read(settings: &mut Settings, file: &ReadFile<'_>, problems: &mut Problems) -> Dialects {

@@ -14,11 +14,13 @@ pub fn dry_pass<O: Objective>(objective: &O) -> impl Fn(&O::Model, &Device, Pass
     // A step reads its sums at its end, so that one waits while the next micro-batch runs.
     let waiting = RefCell::new(None);
     move |model, device, pass| {
-        let tensor = || Tensor::zeros([pass.rows, pass.len], DType::I32, device);
-        let (n_tokens, n) = (pass.rows * pass.len, pass.rows * pass.segments);
+        let tensor = |len: usize| Tensor::zeros([pass.rows, len], DType::I32, device);
+        // The tokens of a rank that has a part of each row; attention knows the documents of whole rows.
+        let own = pass.len.div_ceil(pass.parts);
+        let (n_tokens, n) = (pass.rows * own, pass.rows * pass.segments);
         // Every token has a label.
-        let (ids, labels) = (tensor()?, Labels::new(vec![0; n_tokens]));
-        let mask = if pass.documents { Mask::Documents(tensor()?) } else { Mask::Causal };
+        let (ids, labels) = (tensor(own)?, Labels::new(vec![0; n_tokens]));
+        let mask = if pass.documents { Mask::Documents(tensor(own * pass.parts)?) } else { Mask::Causal };
         let segments = (0..n).map(|i| i * n_tokens / n..(i + 1) * n_tokens / n).collect();
         let inputs = Inputs { ids, labels, mask, segments, documents: Vec::new() };
         if !pass.trains {

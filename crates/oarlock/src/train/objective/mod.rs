@@ -27,7 +27,7 @@ pub use self::next_token::NextToken;
 pub use self::preference::Preference;
 pub use self::pretrain::Pretrain;
 pub use self::reward::Reward;
-use crate::accelerator::{Accelerator, Loss, Prepared};
+use crate::accelerator::{Accelerator, Loss, PartOutput, Prepared};
 use crate::data::{Batch, Sample};
 use crate::error::Result;
 use crate::nn::{self, Module};
@@ -113,6 +113,27 @@ pub trait Objective {
         Ok(Vec::new())
     }
 
+    /// Runs units of a model that is divided into the stages of a pipeline on a micro-batch, from what the units before have
+    /// made or from the ids. The last unit gives the loss; where `evaluates` says so, that of
+    /// [`Objective::eval_forward`].
+    ///
+    /// # Errors
+    /// What the model reports; an objective that takes whole models only.
+    fn part(
+        &self,
+        _model: &Self::Model,
+        _inputs: &Inputs,
+        _units: Range<usize>,
+        _x: &Tensor,
+        _evaluates: bool,
+    ) -> nn::Result<PartOutput<ObjectiveLoss>> {
+        Err(oarlock_tensor::Error::Usage(
+            "this objective takes whole models; leave pipeline_parallel_size out, or train on next tokens (pretraining, \
+             supervised fine-tuning)"
+                .to_owned(),
+        ))
+    }
+
     /// Whether the loss is the sum of a head as it is, neither scaled nor added to others. The head then makes its first
     /// gradient in the forward pass, as [`Prepared::loss`] says.
     fn is_head_loss(&self) -> bool {
@@ -154,7 +175,11 @@ impl Inputs {
     pub fn new(batch: &Batch, device: &Device) -> Result<Inputs> {
         let shape = [batch.rows, batch.len];
         let mask = match &batch.doc_start {
-            Some(starts) => Mask::Documents(Tensor::from_slice(starts, shape, device)?),
+            // Of whole rows, where this rank has a part of them.
+            Some(starts) => {
+                let whole = [batch.rows, starts.len() / batch.rows.max(1)];
+                Mask::Documents(Tensor::from_slice(starts, whole, device)?)
+            }
             None => Mask::Causal,
         };
         Ok(Inputs {

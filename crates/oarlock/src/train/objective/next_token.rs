@@ -1,12 +1,14 @@
 //! The loss of each next token as a run configures it: plain or smoothed cross-entropy, DFT or EAFT, with or without noise
 //! on the embeddings (NEFTune).
 
+use std::ops::Range;
+
 use oarlock_tensor::Tensor;
 use oarlock_tensor::cpu::random::Stream;
 use oarlock_tensor::ops::{IGNORE_INDEX, NoisePart, uniform_noise};
 
 use super::{Document, Inputs, Mean, Objective, ObjectiveLoss, Sum};
-use crate::accelerator::Prepared;
+use crate::accelerator::{PartOutput, Prepared};
 use crate::config::TokenLossArgs;
 use crate::data::Batch;
 use crate::error::Result;
@@ -70,6 +72,32 @@ impl Objective for NextToken {
             loss.metrics.push(accuracy(inputs, &hits)?);
             Ok(loss)
         })
+    }
+
+    fn part(
+        &self,
+        model: &Decoder,
+        inputs: &Inputs,
+        units: Range<usize>,
+        x: &Tensor,
+        evaluates: bool,
+    ) -> nn::Result<PartOutput<ObjectiveLoss>> {
+        let noise = match units.start {
+            0 => self.noise(model, &Inputs { ids: x.clone(), ..inputs.clone() })?,
+            _ => None,
+        };
+        let is_last = units.end == model.n_units();
+        let x = model.stream_through(units, x, &inputs.mask, noise.as_ref())?;
+        if !is_last {
+            return Ok(PartOutput::Activations(x));
+        }
+        if !(evaluates && self.args.accuracy) {
+            return Ok(PartOutput::Loss(model.loss_of_stream(&x, &inputs.labels, self.args.kind)?.into()));
+        }
+        let (loss, hits) = model.loss_and_hits_of_stream(&x, &inputs.labels, self.args.kind)?;
+        let mut loss = ObjectiveLoss::from(loss);
+        loss.metrics.push(accuracy(inputs, &hits)?);
+        Ok(PartOutput::Loss(loss))
     }
 
     fn eval_metrics(&self) -> &'static [&'static str] {

@@ -4,7 +4,7 @@ use std::time::Instant;
 
 use super::Run;
 use super::best::named;
-use crate::data::eval_batches;
+use crate::data::{Batch, eval_batches};
 use crate::error::{Error, Result};
 use crate::model::Decoder;
 use crate::report::log::EvalRecord;
@@ -27,10 +27,15 @@ impl<O: Objective<Model = Decoder>> Run<'_, O> {
         let (of, rows) = (data.name.as_ref().map_or(String::new(), |name| format!(" of {name}")), &data.rows);
         self.accelerator.communicator().set_phase(&format!("step {done}: evaluation{of}"));
         let begin = Instant::now();
-        let (world, rank) =
-            (self.accelerator.num_processes() as u64, self.accelerator.process_index() as u64);
+        let (world, rank) = self.accelerator.data_parallel();
+        let (world, rank) = (world as u64, rank as u64);
         let micro_batch = self.config.eval.batch_size as u64;
-        let batches = eval_batches(rows.clone(), world, rank, micro_batch)?;
+        let sequence = self.accelerator.sequence_parallel();
+        let part = |mut batch: Batch| {
+            sequence.iter().for_each(|sequence| sequence.take_part(&mut batch));
+            batch
+        };
+        let batches = eval_batches(rows.clone(), world, rank, micro_batch)?.map(part);
         let totals = evaluate(self.accelerator, &self.objective, &self.model, batches)?;
         if totals.weight == 0.0 {
             return Err(Error::Usage(format!("the evaluation data{of} hold no target")));

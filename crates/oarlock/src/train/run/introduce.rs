@@ -11,6 +11,7 @@ use crate::accelerator::Accelerator;
 use crate::config::{Finetuning, TrainConfig};
 use crate::error::Result;
 use crate::model::Decoder;
+use crate::pipeline::Pipeline;
 use crate::train::journal::Journal;
 use crate::train::objective::Objective;
 
@@ -43,6 +44,18 @@ impl<O: Objective<Model = Decoder>> Run<'_, O> {
     }
 }
 
+/// How a model is divided into stages.
+pub(super) fn stages_line(pipeline: &Pipeline) -> String {
+    let stages = pipeline.n_stages();
+    let units = |stage: usize| {
+        let parts = pipeline.parts().iter().skip(stage).step_by(stages);
+        parts.map(|units| format!("{}..{}", units.start, units.end)).collect::<Vec<_>>().join(" and ")
+    };
+    let told: Vec<String> = (0..stages).map(units).collect();
+    let schedule = if pipeline.n_chunks() > 1 { "interleaved" } else { "1F1B" };
+    format!("pipeline of {stages} stages, {schedule}; units of each: {}", told.join(", "))
+}
+
 /// What is told before the first step.
 pub(super) fn introduce(
     journal: &mut Journal,
@@ -66,7 +79,8 @@ pub(super) fn introduce(
         ))?;
     }
     let per_step = accelerator
-        .num_processes()
+        .data_ranks()
+        .world_size()
         .saturating_mul(config.train.batch_size)
         .saturating_mul(config.train.accumulation);
     let up_to = if config.data.packing.is_unpadded() { "up to " } else { "" };

@@ -8,14 +8,16 @@ use serde::{Deserialize, Serialize};
 use serde_json::{Value, json};
 
 use super::Run;
+use crate::accelerator::Prepared;
 use crate::config::{Predict, PredictArgs};
 use crate::data::{Rows, Tokenizer, eval_batches};
 use crate::error::{Error, Result};
 use crate::generate::{GenerateOptions, Model, Prompt, Sampling};
-use crate::model::Decoder;
+use crate::model::{Decoder, StateDictSource, Strict};
 use crate::report::log::PredictRecord;
 use crate::text_metrics::{TextMetrics, TextScores};
 use crate::train::evaluate;
+use crate::train::model::Start;
 use crate::train::objective::{Inputs, Objective};
 
 /// A row of generated_predictions.jsonl, with its place in the data.
@@ -88,28 +90,45 @@ impl<O: Objective<Model = Decoder>> Run<'_, O> {
         journal.prediction(&record, &told)
     }
 
+    /// A model in stages once more as a whole, for inference; nothing of one that every rank can run as it is.
+    fn whole(&self) -> Result<Option<Prepared<Decoder>>> {
+        if self.model.pipeline().is_none() {
+            return Ok(None);
+        }
+        let accelerator = self.accelerator;
+        let state = accelerator.get_state_dict(&self.model)?;
+        let decoder = Start::new(self.config, &self.hf)?.decoder(self.config, &self.hf)?;
+        let (source, _) = StateDictSource::of_module(&state, &decoder, Strict::Yes)?;
+        Ok(Some(accelerator.prepare_with_weights(decoder, Box::new(source))?))
+    }
+
     /// Generates answers.
     fn answer(&mut self, args: PredictArgs) -> Result<()> {
         let Some(data) = &self.data.predict else { return Ok(()) };
         let accelerator = self.accelerator;
         accelerator.communicator().set_phase("generating answers");
-        let (world, rank) = (accelerator.num_processes() as u64, accelerator.process_index() as u64);
         let begin = Instant::now();
         let batch = self.config.eval.batch_size;
+        let data_ranks = accelerator.data_ranks();
+        let (world, rank) = (data_ranks.world_size() as u64, data_ranks.rank() as u64);
         let batches = eval_batches(data.rows.clone(), world, rank, batch as u64)?;
         let loss = evaluate(accelerator, &self.objective, &self.model, batches)?.loss();
         let tokenizer = Tokenizer::open(&self.config.model.tokenizer)?;
+        // Each rank answers on its own, also where it holds a stage of the model otherwise.
+        let (world, rank) = (accelerator.num_processes() as u64, accelerator.process_index() as u64);
+        let whole = self.whole()?;
+        let answering = whole.as_ref().unwrap_or(&self.model);
         let rows: Vec<u64> = (rank..data.rows.n_records()).step_by(world as usize).collect();
         let asked: Vec<Asked> = rows.iter().map(|&row| Asked::of(&data.rows, row)).collect();
         let prompts: Vec<Prompt> = asked.iter().map(|asked| asked.prompt.clone()).collect();
         let model = Model {
-            decoder: self.model.module(),
+            decoder: answering.module(),
             dtype: accelerator.dtype(),
             device: accelerator.device(),
             n_positions: self.n_positions,
         };
         let is_training = self.model.is_training();
-        self.model.eval();
+        answering.eval();
         let options = options(&args, data.stop_ids.clone(), self.config.train.seed);
         let answers = model.generate_batch(&prompts, &options, batch, &mut |_| ());
         if is_training {

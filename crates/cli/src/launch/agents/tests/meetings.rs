@@ -283,3 +283,40 @@ fn a_wait_can_be_stopped() {
         assert!(matches!(Agent::join(&nobody, &|| true), Err(AgentsError::Stopped { .. })));
     });
 }
+
+/// The ranks of a round have a token that is the same on all machines, new in every round, and no word of the secret.
+#[test]
+fn every_round_has_a_token_of_its_own() {
+    within(|| {
+        let mut ours = meeting(2..=2);
+        ours.token = Some("sesame".into());
+        ours.max_restarts = 1;
+        let numbered = [1, 0].map(|place| Meeting { place: Some(place), ..ours.clone() });
+        let all = first_round(&numbered);
+        let first = all[0].1.token.clone();
+        assert_eq!([all[1].1.number, all[1].1.node_rank as u64], [1, 1]);
+        assert!(all[0].0.keeps_the_list() && all[1].1.token == first && first.len() == 64, "{first}");
+        assert!(!first.contains("sesame"));
+        let mut agents = only_agents(all);
+        agents[1].failed(1, "it fell").unwrap();
+        while !matches!(news(&mut agents[0]), Event::Restart { .. }) {}
+        let all = next_round(agents);
+        assert!(all[0].1.token == all[1].1.token && all[0].1.token != first);
+        assert_eq!(all[0].1.number, 2);
+        all_done(only_agents(all));
+    });
+}
+
+#[test]
+fn machine_0_must_listen_where_the_others_look() {
+    within(|| {
+        let mut ours = meeting(2..=2);
+        ours.place = Some(0);
+        let _taken = std::net::TcpListener::bind(("127.0.0.1", ours.endpoint.1)).unwrap();
+        let error = Agent::join(&ours, &never).err().unwrap();
+        assert!(matches!(error, AgentsError::NotHere { .. }), "{error}");
+        ours.endpoint.0 = "192.0.2.1".into();
+        let error = Agent::join(&ours, &never).err().unwrap();
+        assert!(error.to_string().contains("cannot listen at 192.0.2.1"), "{error}");
+    });
+}

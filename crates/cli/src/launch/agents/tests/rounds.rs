@@ -17,6 +17,10 @@ impl Clock {
 }
 
 fn world(min: usize, max: usize, max_restarts: u32) -> (World, Clock) {
+    world_of(false, min, max, max_restarts)
+}
+
+fn world_of(numbered: bool, min: usize, max: usize, max_restarts: u32) -> (World, Clock) {
     let terms = Terms {
         min,
         max,
@@ -27,13 +31,15 @@ fn world(min: usize, max: usize, max_restarts: u32) -> (World, Clock) {
         same: BTreeMap::new(),
         master_addr: "first".into(),
         free_port: || 4000,
+        nonce: || "nonce".into(),
+        numbered,
     };
     let clock = Clock(Instant::now());
     (World::new(terms, clock.0), clock)
 }
 
 fn node(local_ranks: usize) -> Node {
-    Node { host: "h".into(), pid: 7, local_ranks, same: BTreeMap::new() }
+    Node { host: "h".into(), pid: 7, local_ranks, place: None, same: BTreeMap::new() }
 }
 
 /// A node that comes and is ready.
@@ -313,5 +319,79 @@ proptest! {
         let waiting = views.iter().filter(|view| matches!(view, View::Waiting { .. })).count();
         let ended = views.iter().all(|view| matches!(view, View::Aborted { .. } | View::AllDone));
         prop_assert!(ended || (at_work + waiting).min(max) == at_work, "{:?}", views);
+    }
+}
+
+/// A node that has a number.
+fn numbered(place: usize) -> Node {
+    Node { place: Some(place), ..node(place + 1) }
+}
+
+fn world_of_numbers(n: usize, max_restarts: u32) -> (World, Clock) {
+    world_of(true, n, n, max_restarts)
+}
+
+#[test]
+fn nodes_with_numbers_have_the_places_of_their_numbers() {
+    let (mut world, clock) = world_of_numbers(3, 0);
+    let now = clock.at(0.0);
+    let ids: Vec<Id> = [2, 0, 1]
+        .map(|place| {
+            let id = world.hello(&numbered(place), place == 0, now).unwrap();
+            world.ready(id, now);
+            id
+        })
+        .into();
+    world.tick(now);
+    for (id, place) in ids.iter().zip([2, 0, 1]) {
+        assert_eq!(works(&mut world, *id), (1, 0, place, vec![1, 2, 3]));
+    }
+}
+
+#[test]
+fn a_number_that_is_taken_or_cannot_be_is_refused() {
+    let (mut world, clock) = world_of_numbers(2, 0);
+    let now = clock.at(0.0);
+    let mut refused = |node: Node| match world.hello(&node, false, now) {
+        Err(Refusal::Because(reason)) => reason,
+        other => panic!("{other:?}"),
+    };
+    assert!(refused(numbered(2)).contains("machine 2 of 2"));
+    assert!(refused(node(1)).contains("it has no number"));
+    world.hello(&numbered(1), false, now).unwrap();
+    let mut refused = |node: Node| match world.hello(&node, false, now) {
+        Err(Refusal::Because(reason)) => reason,
+        other => panic!("{other:?}"),
+    };
+    assert!(refused(numbered(1)).contains("is machine 1 already"));
+    let (mut open, _) = self::world(1, 2, 0);
+    assert!(matches!(open.hello(&numbered(1), false, now), Err(Refusal::Because(_))));
+}
+
+/// No other node can stand in for one with a number: its loss is a failure.
+#[test]
+fn the_loss_of_a_node_with_a_number_uses_a_restart_or_ends_the_run() {
+    for (max_restarts, ends) in [(0, true), (1, false)] {
+        let (mut world, clock) = world_of_numbers(2, max_restarts);
+        let now = clock.at(0.0);
+        let ids = [0, 1].map(|place| {
+            let id = world.hello(&numbered(place), place == 0, now).unwrap();
+            world.ready(id, now);
+            id
+        });
+        world.tick(now);
+        world.lost(ids[1], "was lost", now);
+        if ends {
+            assert!(aborted(&mut world, ids[0]).contains("was lost"));
+            continue;
+        }
+        assert!(restarts(&mut world, ids[0]).contains("was lost"));
+        world.ready(ids[0], now);
+        world.tick(clock.at(100.0));
+        assert!(waits(&mut world, ids[0]), "none stands in for it");
+        let back = world.hello(&numbered(1), false, clock.at(101.0)).unwrap();
+        world.ready(back, clock.at(101.0));
+        world.tick(clock.at(101.0));
+        assert_eq!(works(&mut world, back), (2, 1, 1, vec![1, 2]));
     }
 }

@@ -7,8 +7,8 @@ use std::time::{Duration, Instant};
 use proptest::prelude::*;
 
 use super::meeting;
-use crate::launch::agents::wire::{Broken, Channel, MAX_FRAME, Secret};
 use crate::launch::agents::{Agent, AgentsError, Meeting};
+use oarlock_comm::wire::{Broken, Channel, MAX_FRAME, Secret};
 
 fn never() -> bool {
     false

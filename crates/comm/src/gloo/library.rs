@@ -1,0 +1,304 @@
+//! Gloo as a library of messages: its TCP transport behind the C++ shim. A connection that breaks is recorded, and its messages
+//! are never done; the world decides what that means.
+
+use std::collections::VecDeque;
+use std::ffi::{CString, c_char, c_int, c_void};
+use std::net::{IpAddr, TcpStream};
+use std::os::fd::IntoRawFd;
+use std::ptr::NonNull;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::time::{Duration, Instant};
+
+use crate::error::{Error, Result};
+use crate::messages::{ByteSpan, InFlight, Library, Lost, Message, NOTICES};
+
+/// Notices of each rank that are received ahead. A rank sends at most two: its failure, and that it has left.
+const AHEAD: usize = 2;
+/// How long a rank waits at its end until the others have ended too, so that nothing in flight is lost.
+const PARTING: Duration = Duration::from_secs(2);
+/// The longest text of an error.
+const TEXT: usize = 512;
+
+unsafe extern "C" {
+    fn oarlock_gloo_open(
+        rank: c_int,
+        size: c_int,
+        fds: *const c_int,
+        address: *const c_char,
+        error: *mut c_char,
+        bytes: usize,
+    ) -> *mut c_void;
+    fn oarlock_gloo_begin(
+        world: *mut c_void,
+        receives: c_int,
+        peer: c_int,
+        slot: u64,
+        at: *mut c_void,
+        length: usize,
+        error: *mut c_char,
+        bytes: usize,
+    ) -> *mut c_void;
+    fn oarlock_gloo_poll(message: *mut c_void, error: *mut c_char, bytes: usize) -> c_int;
+    fn oarlock_gloo_wait(message: *mut c_void, microseconds: u64);
+    fn oarlock_gloo_free(message: *mut c_void);
+    fn oarlock_gloo_half_close(world: *mut c_void, peer: c_int);
+    fn oarlock_gloo_address(interface: *const c_char, text: *mut c_char, bytes: usize) -> c_int;
+}
+
+/// The text that the shim has left.
+fn text(buffer: &[u8]) -> String {
+    crate::stamp::text(buffer)
+}
+
+/// The first address of a network interface.
+pub(super) fn address_of(interface: &str) -> Option<IpAddr> {
+    let name = CString::new(interface).ok()?;
+    let mut buffer = [0u8; 64];
+    // SAFETY: a C string and a buffer that outlive the call, with its size.
+    let found = unsafe { oarlock_gloo_address(name.as_ptr(), buffer.as_mut_ptr().cast(), buffer.len()) };
+    (found != 0).then(|| text(&buffer).parse().ok()).flatten()
+}
+
+/// The connections of this rank that broke.
+struct Losses {
+    any: AtomicBool,
+    all: Mutex<Vec<Option<Lost>>>,
+}
+
+impl Losses {
+    fn all(&self) -> MutexGuard<'_, Vec<Option<Lost>>> {
+        self.all.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    fn record(&self, rank: usize, said: &str) {
+        let lost = || Lost { since: Instant::now(), cause: cause(said) };
+        self.all()[rank].get_or_insert_with(lost);
+        self.any.store(true, Ordering::Release);
+    }
+}
+
+/// What Gloo says about a broken connection, in our words.
+fn cause(said: &str) -> String {
+    let has = |words: &[&str]| words.iter().any(|word| said.contains(word));
+    // A text begins with the place in Gloo's sources.
+    let said = said.rsplit_once("] ").filter(|_| !said.ends_with(']')).map_or(said, |(_, rest)| rest);
+    if has(&["closed by peer", "reset by peer", "Broken pipe", "Socket closed"]) {
+        "its process ended without saying why (its connection is closed)".into()
+    } else if has(&["timed out", "unreachable", "No route to host"]) {
+        "its machine does not answer any more (its process, the machine or the network is down)".into()
+    } else {
+        format!("its connection broke: {said}")
+    }
+}
+
+/// Notices that are received ahead, with their memory.
+type Ahead = VecDeque<(Box<[u8]>, InFlight)>;
+
+/// The connections of this rank to all others.
+pub(super) struct Gloo {
+    world: NonNull<c_void>,
+    rank: usize,
+    size: usize,
+    losses: Arc<Losses>,
+    /// The notices of each rank that are received ahead, with their memory.
+    ahead: Mutex<Vec<Ahead>>,
+}
+
+// SAFETY: the world of the shim is never freed, and its functions may be called from any thread at any time.
+unsafe impl Send for Gloo {}
+// SAFETY: as above.
+unsafe impl Sync for Gloo {}
+
+/// A message in flight.
+struct GlooMessage {
+    /// `None` when it is done, or can never be.
+    message: Option<NonNull<c_void>>,
+    peer: usize,
+    bytes: usize,
+    losses: Arc<Losses>,
+}
+
+// SAFETY: a message of the shim may be asked from any thread.
+unsafe impl Send for GlooMessage {}
+
+impl Gloo {
+    /// Hands the connections to Gloo: one for each rank, `None` for this one.
+    pub(super) fn new(rank: usize, streams: Vec<Option<TcpStream>>, address: IpAddr) -> Result<Gloo> {
+        let size = streams.len();
+        let fds: Vec<c_int> =
+            streams.into_iter().map(|stream| stream.map_or(-1, IntoRawFd::into_raw_fd)).collect();
+        let address = CString::new(address.to_string()).unwrap_or_default();
+        let mut error = [0u8; TEXT];
+        // SAFETY: pointers to locals that outlive the call; one descriptor for each rank, given away.
+        let world = unsafe {
+            let (at, bytes) = (error.as_mut_ptr().cast(), error.len());
+            oarlock_gloo_open(rank as c_int, size as c_int, fds.as_ptr(), address.as_ptr(), at, bytes)
+        };
+        let world = NonNull::new(world).ok_or_else(|| Error::system("start Gloo", text(&error)))?;
+        let losses = Losses { any: AtomicBool::new(false), all: Mutex::new(vec![None; size]) };
+        Ok(Gloo {
+            world,
+            rank,
+            size,
+            losses: Arc::new(losses),
+            ahead: Mutex::new((0..size).map(|_| VecDeque::new()).collect()),
+        })
+    }
+
+    /// Begins a message.
+    ///
+    /// # Safety
+    /// As those of [`Library`].
+    unsafe fn begin(&self, receives: bool, peer: usize, slot: usize, span: ByteSpan) -> InFlight {
+        let mut error = [0u8; TEXT];
+        // SAFETY: the world is never freed; the caller's promise about the bytes; a buffer with its size.
+        let message = unsafe {
+            let (text, bytes) = (error.as_mut_ptr().cast(), error.len());
+            let (receives, peer) = (c_int::from(receives), peer as c_int);
+            oarlock_gloo_begin(
+                self.world.as_ptr(),
+                receives,
+                peer,
+                slot as u64,
+                span.at.cast(),
+                span.bytes,
+                text,
+                bytes,
+            )
+        };
+        let message = NonNull::new(message);
+        if message.is_none() {
+            self.losses.record(peer, &text(&error));
+        }
+        Box::new(GlooMessage { message, peer, bytes: span.bytes, losses: self.losses.clone() })
+    }
+}
+
+impl Library for Gloo {
+    fn name(&self) -> &'static str {
+        "Gloo"
+    }
+
+    fn rank(&self) -> usize {
+        self.rank
+    }
+
+    fn size(&self) -> usize {
+        self.size
+    }
+
+    unsafe fn send(&self, to: usize, tag: usize, span: ByteSpan) -> Result<InFlight> {
+        // SAFETY: the caller's promise.
+        Ok(unsafe { self.begin(false, to, tag, span) })
+    }
+
+    unsafe fn receive(&self, from: usize, tag: usize, span: ByteSpan) -> Result<InFlight> {
+        // SAFETY: the caller's promise.
+        Ok(unsafe { self.begin(true, from, tag, span) })
+    }
+
+    /// Gloo cannot be asked what has arrived, so notices of all ranks are received ahead. A connection without traffic is
+    /// found to be broken by them.
+    fn take_notice(&self, bytes: usize) -> Result<Option<Vec<u8>>> {
+        let mut ahead = self.ahead.lock().unwrap_or_else(PoisonError::into_inner);
+        for (rank, ahead) in ahead.iter_mut().enumerate().filter(|(rank, _)| *rank != self.rank) {
+            while ahead.len() < AHEAD {
+                let mut buffer = vec![0u8; bytes].into_boxed_slice();
+                let span = ByteSpan { at: buffer.as_mut_ptr(), bytes };
+                // SAFETY: nobody touches the buffer before the message is done, and it is kept beside the message.
+                let message = unsafe { self.begin(true, rank, NOTICES, span) };
+                ahead.push_back((buffer, message));
+            }
+            if let Some((_, message)) = ahead.front_mut()
+                && message.poll()?.is_some()
+                && let Some((buffer, _)) = ahead.pop_front()
+            {
+                return Ok(Some(buffer.into_vec()));
+            }
+        }
+        Ok(None)
+    }
+
+    fn lost(&self, rank: usize) -> Option<Lost> {
+        if !self.losses.any.load(Ordering::Acquire) {
+            return None;
+        }
+        self.losses.all()[rank].clone()
+    }
+
+    /// Says that nothing more comes, and waits shortly until all others have said so.
+    fn end(&self) {
+        let peers = (0..self.size).filter(|&rank| rank != self.rank);
+        for rank in peers.clone() {
+            // SAFETY: the world is never freed.
+            unsafe { oarlock_gloo_half_close(self.world.as_ptr(), rank as c_int) };
+        }
+        let began = Instant::now();
+        while peers.clone().any(|rank| self.lost(rank).is_none()) && began.elapsed() < PARTING {
+            // Finds the ends of connections.
+            while self
+                .ahead
+                .lock()
+                .unwrap_or_else(PoisonError::into_inner)
+                .iter_mut()
+                .flatten()
+                .any(|(_, message)| message.poll().is_ok_and(|done| done.is_some()))
+            {}
+            std::thread::sleep(Duration::from_millis(1));
+        }
+    }
+}
+
+impl Message for GlooMessage {
+    fn poll(&mut self) -> Result<Option<usize>> {
+        let Some(message) = self.message else { return Ok(None) };
+        let mut error = [0u8; TEXT];
+        // SAFETY: a message that is not freed, and a buffer with its size.
+        match unsafe { oarlock_gloo_poll(message.as_ptr(), error.as_mut_ptr().cast(), error.len()) } {
+            0 => Ok(None),
+            1 => {
+                self.message = None;
+                // SAFETY: the message is done, and nobody has another pointer to it.
+                unsafe { oarlock_gloo_free(message.as_ptr()) };
+                Ok(Some(self.bytes))
+            }
+            _ => {
+                // What the shim has of it stays: the run is over.
+                self.message = None;
+                self.losses.record(self.peer, &text(&error));
+                Ok(None)
+            }
+        }
+    }
+
+    fn wait(&mut self, limit: Duration) {
+        match self.message {
+            // SAFETY: a message that is not freed.
+            Some(message) => unsafe { oarlock_gloo_wait(message.as_ptr(), limit.as_micros() as u64) },
+            None => std::thread::sleep(limit),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_gloo_says_is_told_in_our_words() {
+        let closed =
+            cause("[/build/gloo/transport/tcp/pair.cc:598] Connection closed by peer [10.0.0.1]:4711");
+        assert_eq!(closed, "its process ended without saying why (its connection is closed)");
+        let down = cause("[gloo/pair.cc:1] Read error [10.0.0.1]:4711: Connection timed out");
+        assert!(down.starts_with("its machine does not answer"), "{down}");
+        assert_eq!(cause("[gloo/pair.cc:1] odd: 7"), "its connection broke: odd: 7");
+    }
+
+    #[test]
+    fn interfaces_have_addresses() {
+        assert!(address_of("lo").is_none_or(|address| address.is_loopback()));
+        assert_eq!(address_of("no such interface"), None);
+        assert_eq!(address_of("a\0b"), None);
+    }
+}

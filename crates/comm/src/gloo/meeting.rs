@@ -1,0 +1,372 @@
+//! How the ranks find each other: rank 0 keeps a table of addresses at MASTER_ADDR until all have come and are connected.
+
+use std::net::{IpAddr, SocketAddr, TcpStream};
+use std::time::{Duration, Instant};
+
+use super::door::{self, Door};
+use super::library::address_of;
+use super::mesh::{self, Table};
+use crate::error::{Error, Result};
+use crate::launched::{Launched, NOTICE};
+use crate::wire::{Broken, Channel, PROMPT, Secret};
+
+/// Ports after MASTER_PORT that rank 0 takes where that is not free.
+const PORTS: u16 = 8;
+/// How long to wait for an answer to a connection.
+const CONNECT: Duration = Duration::from_secs(2);
+/// Between two attempts.
+const PAUSE: Duration = Duration::from_millis(50);
+/// How long a rank goes on where another secret is expected: the run before this one may not have ended yet.
+const WRONG: Duration = Duration::from_secs(10);
+
+/// Where and how the ranks of a run meet.
+pub(super) struct Meeting<'a> {
+    place: &'a Launched,
+    host: String,
+    ports: Vec<u16>,
+    interface: Option<IpAddr>,
+    secret: Secret,
+    deadline: Instant,
+    limit: Duration,
+}
+
+fn variable(name: &str) -> Option<String> {
+    let value = std::env::var_os(name)?.to_string_lossy().trim().to_owned();
+    Some(value).filter(|value| !value.is_empty())
+}
+
+fn refuse<T>(text: String) -> Result<T> {
+    Err(Error::Join(text))
+}
+
+impl<'a> Meeting<'a> {
+    /// Reads the environment.
+    pub(super) fn new(place: &'a Launched, limit: Duration) -> Result<Meeting<'a>> {
+        let missing = |name| Error::Variable {
+            name,
+            value: None,
+            expected:
+                "the machine of rank 0 and a free port there, by which the ranks of several machines meet"
+                    .into(),
+        };
+        let host = variable("MASTER_ADDR").ok_or_else(|| missing("MASTER_ADDR"))?;
+        // `Launched` has checked it.
+        let port = variable("MASTER_PORT").and_then(|port| port.parse::<u16>().ok());
+        let port = port.ok_or_else(|| missing("MASTER_PORT"))?;
+        // torchrun keeps a store of its own there.
+        let is_taken = variable("TORCHELASTIC_USE_AGENT_STORE").is_some_and(|value| value == "True");
+        let first = u16::from(is_taken);
+        let ports: Vec<u16> = (first..=PORTS).filter_map(|i| port.checked_add(i)).collect();
+        let interface = match variable("GLOO_SOCKET_IFNAME") {
+            Some(names) => {
+                let name = names.split(',').next().unwrap_or_default().trim();
+                let expected = "the name of a network interface of this machine that has an address".into();
+                let value = Some(names.clone());
+                let name_it = || Error::Variable { name: "GLOO_SOCKET_IFNAME", value, expected };
+                Some(address_of(name).ok_or_else(name_it)?)
+            }
+            None => None,
+        };
+        let token = variable("OARLOCK_RDZV_TOKEN").unwrap_or_default();
+        let secret = Secret::new(&token, &place.run_id);
+        Ok(Meeting { place, host, ports, interface, secret, deadline: Instant::now() + limit, limit })
+    }
+
+    fn left(&self) -> Duration {
+        self.deadline.saturating_duration_since(Instant::now())
+    }
+
+    /// Opens the door for other ranks, at the interface that is named, else at the address by which rank 0 is reached.
+    fn own_door(&self, reached_by: IpAddr) -> Result<Door> {
+        let address = self.interface.unwrap_or(reached_by);
+        let several = self.place.local_world_size < self.place.world_size;
+        if address.is_loopback() && several && self.interface.is_none() {
+            return refuse(format!(
+                "MASTER_ADDR={} is the loopback address {address} on the machine of rank {}, which other machines do not \
+                 reach; set MASTER_ADDR to an address of the machine of rank 0, or GLOO_SOCKET_IFNAME to a network interface",
+                self.host, self.place.rank
+            ));
+        }
+        let at = SocketAddr::new(address, 0);
+        Door::at(at, &self.secret).map_err(|e| Error::system(format!("listen at {address}"), e))
+    }
+
+    /// Connects this rank to all others; one connection for each, and the address of this rank. If the wait is long,
+    /// `notify` is called once.
+    pub(super) fn connect(&self, notify: &dyn Fn(&str)) -> Result<(Vec<Option<TcpStream>>, IpAddr)> {
+        match self.place.rank {
+            0 => self.host(notify),
+            _ => self.come(notify),
+        }
+    }
+
+    /// Rank 0: waits for all, tells all where the others are, and lets all go on when all are connected.
+    fn host(&self, notify: &dyn Fn(&str)) -> Result<(Vec<Option<TcpStream>>, IpAddr)> {
+        let size = self.place.world_size;
+        let door = door::open_first(&self.host, &self.ports, &self.secret)?;
+        let (own, began) = (self.own_door(door.address.ip())?, Instant::now());
+        let mut guests: Vec<Option<(Channel, SocketAddr)>> = (0..size).map(|_| None).collect();
+        let mut notice = Some(NOTICE.min(self.limit / 2));
+        let is_here = |guest: &Option<(Channel, SocketAddr)>| {
+            guest.as_ref().is_some_and(|(c, _)| !is_closed(c.stream()))
+        };
+        loop {
+            let missing: Vec<usize> = (1..size).filter(|&rank| guests[rank].is_none()).collect();
+            if missing.is_empty() {
+                // Who has gone meanwhile may come back.
+                guests.iter_mut().filter(|guest| !is_here(guest)).for_each(|guest| *guest = None);
+                if guests.iter().skip(1).all(Option::is_some) {
+                    break;
+                }
+                continue;
+            }
+            let waits = |what: &str| {
+                let who: Vec<String> = missing.iter().take(8).map(usize::to_string).collect();
+                let more = if missing.len() > 8 {
+                    format!(" and {} more", missing.len() - 8)
+                } else {
+                    String::new()
+                };
+                let strangers = match door.refused() {
+                    0 => String::new(),
+                    n => format!(
+                        "; {n} connections came with another run id or token (OARLOCK_RDZV_TOKEN must be the same on all \
+                         machines)"
+                    ),
+                };
+                format!("{what} rank {}{more} at {}{strangers}", who.join(", "), door.address)
+            };
+            if self.left().is_zero() {
+                let seconds = self.limit.as_secs();
+                return refuse(format!("rank 0 waited {seconds} s {}", waits("in vain for")));
+            }
+            if notice.is_some_and(|notice| began.elapsed() >= notice) {
+                notice = None;
+                let seconds = self.limit.as_secs();
+                notify(&format!("{}, at most {seconds} s", waits("rank 0 waits for")));
+            }
+            let Some((mut channel, hello)) = door.next(self.left().min(PAUSE)) else { continue };
+            let said = match Hello::read(&hello) {
+                None => Some("it said something that makes no sense".to_owned()),
+                Some(hello) => match hello.obstacle(size) {
+                    Some(obstacle) => Some(obstacle),
+                    None if is_here(&guests[hello.rank]) => Some(format!(
+                        "rank {} has joined already; do two runs use one MASTER_PORT?",
+                        hello.rank
+                    )),
+                    None => {
+                        let ip = channel.stream().peer_addr().map_or(hello.address.ip(), |peer| peer.ip());
+                        let address = specified(hello.address, ip);
+                        guests[hello.rank] = Some((channel, address));
+                        continue;
+                    }
+                },
+            };
+            // The other side gives up with this text; if it has gone already, nothing is lost.
+            let _ = channel.send(format!("no {}", said.unwrap_or_default()).as_bytes());
+        }
+        let mut addresses = vec![own.address];
+        addresses.extend(guests.iter().flatten().map(|(_, address)| *address));
+        let table = Table::new(addresses)?;
+        let mut guests: Vec<Channel> = guests.into_iter().flatten().map(|(channel, _)| channel).collect();
+        let sent = [b"table ".as_slice(), &table.write()].concat();
+        let mut failure = None;
+        for (channel, rank) in guests.iter_mut().zip(1..) {
+            if let Err(broken) = channel.send(&sent) {
+                failure.get_or_insert(lost(rank, &broken));
+            }
+        }
+        let streams = match failure {
+            Some(failure) => Err(failure),
+            None => mesh::connect(0, &table, &own, &self.secret),
+        };
+        let mut failure = streams.as_ref().err().map(plain);
+        let until = Instant::now() + mesh::LIMIT + PROMPT;
+        for (channel, rank) in guests.iter_mut().zip(1..) {
+            match channel.receive(until, &|| true) {
+                Ok(said) if said == b"connected" => {}
+                Ok(said) => drop(failure.get_or_insert(String::from_utf8_lossy(&said).into_owned())),
+                Err(broken) => drop(failure.get_or_insert(plain(&lost(rank, &broken)))),
+            }
+        }
+        let last = failure.as_ref().map_or_else(|| "go".to_owned(), |failure| format!("no {failure}"));
+        for channel in &mut guests {
+            // A rank that is gone is found by its connection.
+            let _ = channel.send(last.as_bytes());
+        }
+        match failure {
+            Some(failure) => refuse(failure),
+            None => Ok((streams?, own.address.ip())),
+        }
+    }
+
+    /// Another rank: comes to rank 0, and connects to all when all are there.
+    fn come(&self, notify: &dyn Fn(&str)) -> Result<(Vec<Option<TcpStream>>, IpAddr)> {
+        let (rank, began) = (self.place.rank, Instant::now());
+        let notice = NOTICE.min(self.limit / 2);
+        let mut is_noticed = false;
+        let seconds = self.limit.as_secs();
+        let mut note = |text: &str| {
+            if !is_noticed && began.elapsed() >= notice {
+                is_noticed = true;
+                notify(&format!("{text}, at most {seconds} s"));
+            }
+        };
+        let (mut channel, at) = self.find(&mut note)?;
+        let reached_by =
+            channel.stream().local_addr().map_err(|e| Error::system("ask for the own address", e))?;
+        let own = self.own_door(reached_by.ip())?;
+        let hello = Hello { rank, size: self.place.world_size, address: own.address };
+        channel.send(&hello.write()).map_err(|broken| lost(0, &broken))?;
+        let said = loop {
+            match channel.receive(Instant::now() + notice.min(self.left()), &|| true) {
+                Ok(said) => break said,
+                Err(Broken::Silent) if !self.left().is_zero() => {
+                    note(&format!("rank {rank} waits with rank 0 ({at}) for other ranks"));
+                }
+                Err(Broken::Silent) => {
+                    return refuse(format!(
+                        "rank {rank} waited {seconds} s with rank 0 ({at}) for other ranks"
+                    ));
+                }
+                Err(broken) => return Err(lost(0, &broken)),
+            }
+        };
+        let table = match said.strip_prefix(b"table ") {
+            Some(table) => Table::read(table, self.place.world_size, at.ip()),
+            None => return refuse(reason(&said)),
+        };
+        let table = table.ok_or_else(|| Error::Join("rank 0 sent a table that makes no sense".into()))?;
+        let streams = mesh::connect(rank, &table, &own, &self.secret);
+        let report = streams.as_ref().map_or_else(plain, |_| "connected".into());
+        channel.send(report.as_bytes()).map_err(|broken| lost(0, &broken))?;
+        // Rank 0 waits for all as long as each may take.
+        let until = Instant::now() + 2 * (mesh::LIMIT + PROMPT);
+        match channel.receive(until, &|| true) {
+            Ok(said) if said == b"go" => Ok((streams?, own.address.ip())),
+            Ok(said) => refuse(reason(&said)),
+            Err(broken) => Err(lost(0, &broken)),
+        }
+    }
+
+    /// Finds rank 0 at one of the ports.
+    fn find(&self, note: &mut dyn FnMut(&str)) -> Result<(Channel, SocketAddr)> {
+        let (rank, host, began) = (self.place.rank, &self.host, Instant::now());
+        let mut last = String::new();
+        loop {
+            let mut is_wrong = false;
+            for &port in &self.ports {
+                for address in door::addresses(host, port)? {
+                    let limit = CONNECT.min(self.left().max(PAUSE));
+                    let opened = TcpStream::connect_timeout(&address, limit);
+                    match opened.map_err(|e| e.to_string()).map(|stream| Channel::open(stream, &self.secret))
+                    {
+                        Ok(Ok(channel)) => return Ok((channel, address)),
+                        Ok(Err(Broken::WrongSecret)) => is_wrong = true,
+                        Ok(Err(broken)) => last = format!("{address}: {broken}"),
+                        // What the first port says is worth more than that nobody is at the others.
+                        Err(e) if port == self.ports[0] || last.is_empty() => {
+                            last = format!("{address}: {e}")
+                        }
+                        Err(_) => {}
+                    }
+                }
+            }
+            if is_wrong && began.elapsed() >= WRONG.min(self.limit / 2) {
+                return refuse(format!(
+                    "rank 0 at {host}:{} has another run id or token; MASTER_ADDR, MASTER_PORT, the run id and \
+                     OARLOCK_RDZV_TOKEN must be the same on all machines",
+                    self.ports[0]
+                ));
+            }
+            if self.left().is_zero() {
+                let seconds = self.limit.as_secs();
+                return refuse(format!("rank {rank} did not find rank 0 within {seconds} s at {last}"));
+            }
+            note(&format!("rank {rank} looks for rank 0 at {last}"));
+            std::thread::sleep(PAUSE);
+        }
+    }
+}
+
+/// A rank as it introduces itself.
+struct Hello {
+    rank: usize,
+    size: usize,
+    /// Where other ranks reach it.
+    address: SocketAddr,
+}
+
+impl Hello {
+    fn write(&self) -> Vec<u8> {
+        format!("{} {} {} {}", env!("CARGO_PKG_VERSION"), self.rank, self.size, self.address).into_bytes()
+    }
+
+    fn read(bytes: &[u8]) -> Option<HelloRead> {
+        let text = std::str::from_utf8(bytes).ok()?;
+        let [version, rank, size, address] = text.split(' ').collect::<Vec<_>>().try_into().ok()?;
+        let (rank, size, address) = (rank.parse().ok()?, size.parse().ok()?, address.parse().ok()?);
+        Some(HelloRead { version: version.to_owned(), rank, size, address })
+    }
+}
+
+/// The same, as another process said it.
+struct HelloRead {
+    version: String,
+    rank: usize,
+    size: usize,
+    address: SocketAddr,
+}
+
+impl HelloRead {
+    /// Why it cannot be a rank of a world of `size`.
+    fn obstacle(&self, size: usize) -> Option<String> {
+        let HelloRead { version, rank, size: its, .. } = self;
+        let ours = env!("CARGO_PKG_VERSION");
+        match () {
+            () if version != ours => Some(format!(
+                "rank {rank} is version {version} of this program, and rank 0 is version {ours}; start one build on all \
+                 machines"
+            )),
+            () if *its != size => Some(format!(
+                "rank {rank} was told that there are {its} ranks, and rank 0 that there are {size}; WORLD_SIZE must be the \
+                 same on all"
+            )),
+            () if !(1..size).contains(rank) => {
+                Some(format!("rank {rank} of {size} is none that can join rank 0"))
+            }
+            () => None,
+        }
+    }
+}
+
+/// An address where one that stands for all of a machine is known by `ip`.
+pub(super) fn specified(address: SocketAddr, ip: IpAddr) -> SocketAddr {
+    if address.ip().is_unspecified() { SocketAddr::new(ip, address.port()) } else { address }
+}
+
+fn is_closed(stream: &TcpStream) -> bool {
+    // A rank that waits says nothing, so something to read is an end.
+    let _ = stream.set_nonblocking(true);
+    let looked = stream.peek(&mut [0]);
+    let _ = stream.set_nonblocking(false);
+    !looked.is_err_and(|e| e.kind() == std::io::ErrorKind::WouldBlock)
+}
+
+fn lost(rank: usize, broken: &Broken) -> Error {
+    Error::Join(format!("rank {rank} was lost while the ranks met: {broken}"))
+}
+
+/// The text of a failure without what a failure to join begins with.
+fn plain(error: &Error) -> String {
+    match error {
+        Error::Join(text) => text.clone(),
+        other => other.to_string(),
+    }
+}
+
+/// Why rank 0 refuses.
+fn reason(said: &[u8]) -> String {
+    let said = String::from_utf8_lossy(said);
+    said.strip_prefix("no ").map_or_else(|| "rank 0 said something that makes no sense".into(), str::to_owned)
+}

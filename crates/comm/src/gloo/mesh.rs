@@ -1,0 +1,199 @@
+//! The connections between all ranks: each connects to those before it and waits for those after it. Both ends prove to know
+//! the secret, and say who they are.
+
+use std::net::{IpAddr, SocketAddr, TcpStream};
+use std::time::{Duration, Instant};
+
+use rustix::net::sockopt;
+use rustix::rand::{GetRandomFlags, getrandom};
+
+use super::door::Door;
+use super::meeting::specified;
+use crate::error::{Error, Result};
+use crate::wire::{Channel, Secret};
+
+/// How long connecting to all may take.
+pub(super) const LIMIT: Duration = Duration::from_secs(60);
+/// How long to wait for an answer to a connection.
+const CONNECT: Duration = Duration::from_secs(5);
+/// Between two attempts.
+const PAUSE: Duration = Duration::from_millis(20);
+/// After this time a machine that does not answer counts as lost. `OARLOCK_LINK_TIMEOUT` sets it, in seconds.
+const SILENCE: u32 = 30;
+const SILENCE_VARIABLE: &str = "OARLOCK_LINK_TIMEOUT";
+
+/// Where each rank is reached, and a number of this start, so that nobody of another start is taken for one of this.
+pub(super) struct Table {
+    nonce: [u8; 16],
+    addresses: Vec<SocketAddr>,
+}
+
+impl Table {
+    pub(super) fn new(addresses: Vec<SocketAddr>) -> Result<Table> {
+        let mut nonce = [0; 16];
+        match getrandom(&mut nonce[..], GetRandomFlags::empty()) {
+            Ok(16) => Ok(Table { nonce, addresses }),
+            _ => Err(Error::system("ask for random bytes", "the system has none")),
+        }
+    }
+
+    pub(super) fn write(&self) -> Vec<u8> {
+        let addresses: Vec<String> = self.addresses.iter().map(SocketAddr::to_string).collect();
+        [self.nonce.as_slice(), addresses.join(" ").as_bytes()].concat()
+    }
+
+    /// The table that rank 0 sent, which is reached at `host`.
+    pub(super) fn read(bytes: &[u8], size: usize, host: IpAddr) -> Option<Table> {
+        let (nonce, addresses) = bytes.split_at_checked(16)?;
+        let addresses: Option<Vec<SocketAddr>> =
+            std::str::from_utf8(addresses).ok()?.split(' ').map(|address| address.parse().ok()).collect();
+        let mut addresses = addresses.filter(|all| all.len() == size)?;
+        addresses[0] = specified(addresses[0], host);
+        Some(Table { nonce: nonce.try_into().ok()?, addresses })
+    }
+
+    /// What the rank that connects says first.
+    fn hello(&self, from: usize, to: usize) -> Vec<u8> {
+        let ranks = [from as u32, to as u32].map(u32::to_le_bytes).concat();
+        [self.nonce.as_slice(), &ranks].concat()
+    }
+}
+
+/// Connects rank `me` to all others.
+pub(super) fn connect(
+    me: usize,
+    table: &Table,
+    door: &Door,
+    secret: &Secret,
+) -> Result<Vec<Option<TcpStream>>> {
+    let deadline = Instant::now() + LIMIT;
+    let silence = silence()?;
+    let n = table.addresses.len();
+    let mut streams: Vec<Option<TcpStream>> = (0..n).map(|_| None).collect();
+    for (to, stream) in streams.iter_mut().enumerate().take(me) {
+        *stream = Some(reach(me, to, table, secret, deadline)?);
+    }
+    while let Some(missing) = (me + 1..n).find(|&rank| streams[rank].is_none()) {
+        let left = deadline.saturating_duration_since(Instant::now());
+        if left.is_zero() {
+            return Err(Error::Join(format!(
+                "rank {missing} did not reach rank {me} at {} within {} s; do firewalls let the machines connect to each \
+                 other? GLOO_SOCKET_IFNAME names the network interface to use",
+                door.address,
+                LIMIT.as_secs()
+            )));
+        }
+        let Some((mut channel, hello)) = door.next(left) else { continue };
+        // Who comes again has given up its first connection.
+        let from = (me + 1..n).find(|&from| hello == table.hello(from, me));
+        if let Some(from) = from
+            && channel.send(b"ok").is_ok()
+        {
+            streams[from] = Some(channel.into_stream());
+        }
+    }
+    for stream in streams.iter().flatten() {
+        prepare(stream, silence).map_err(|e| Error::system("set up a connection", e))?;
+    }
+    Ok(streams)
+}
+
+/// Connects to a rank before this one.
+fn reach(me: usize, to: usize, table: &Table, secret: &Secret, deadline: Instant) -> Result<TcpStream> {
+    let address = table.addresses[to];
+    loop {
+        let left = deadline.saturating_duration_since(Instant::now());
+        let opened = TcpStream::connect_timeout(&address, CONNECT.min(left.max(PAUSE)));
+        let said = opened.map_err(|e| e.to_string()).and_then(|stream| {
+            let mut channel = Channel::open(stream, secret).map_err(|broken| broken.to_string())?;
+            channel.send(&table.hello(me, to)).map_err(|broken| broken.to_string())?;
+            // It may be busy with connecting to others first.
+            let answer = channel.receive(deadline.min(Instant::now() + LIMIT), &|| true);
+            answer.map_err(|broken| broken.to_string()).map(|_| channel.into_stream())
+        });
+        match said {
+            Ok(stream) => return Ok(stream),
+            Err(cause) if left.is_zero() => {
+                return Err(Error::Join(format!(
+                    "rank {me} does not reach rank {to} at {address}: {cause}; do firewalls let the machines connect to each \
+                     other? GLOO_SOCKET_IFNAME names the network interface to use"
+                )));
+            }
+            Err(_) => std::thread::sleep(PAUSE),
+        }
+    }
+}
+
+fn silence() -> Result<u32> {
+    let Some(value) = std::env::var_os(SILENCE_VARIABLE).map(|value| value.to_string_lossy().into_owned())
+    else {
+        return Ok(SILENCE);
+    };
+    match value.parse::<u32>() {
+        Ok(seconds @ 1..=86_400) => Ok(seconds),
+        _ => {
+            let expected = "whole seconds, from 1 to 86400".into();
+            Err(Error::Variable { name: SILENCE_VARIABLE, value: Some(value), expected })
+        }
+    }
+}
+
+/// Has the system look whether the other machine is there, also when nothing is sent.
+fn prepare(stream: &TcpStream, seconds: u32) -> std::io::Result<()> {
+    stream.set_nodelay(true)?;
+    stream.set_read_timeout(None)?;
+    stream.set_write_timeout(None)?;
+    let (third, all) = (Duration::from_secs(u64::from(seconds.div_ceil(3))), seconds.saturating_mul(1000));
+    sockopt::set_socket_keepalive(stream, true)?;
+    sockopt::set_tcp_keepidle(stream, third)?;
+    sockopt::set_tcp_keepintvl(stream, third)?;
+    sockopt::set_tcp_keepcnt(stream, 2)?;
+    Ok(sockopt::set_tcp_user_timeout(stream, all)?)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::wire::{Broken, PROMPT};
+
+    #[test]
+    fn a_table_is_read_as_it_was_written() {
+        let addresses =
+            vec!["0.0.0.0:7".parse().unwrap(), "[::1]:8".parse().unwrap(), "10.0.0.2:9".parse().unwrap()];
+        let table = Table::new(addresses).unwrap();
+        let host = "10.0.0.1".parse().unwrap();
+        let read = Table::read(&table.write(), 3, host).unwrap();
+        assert_eq!(read.nonce, table.nonce);
+        assert_eq!(read.addresses[0].to_string(), "10.0.0.1:7");
+        assert_eq!(read.addresses[1..], table.addresses[1..]);
+        assert!(Table::read(&table.write(), 4, host).is_none());
+        assert!(Table::read(b"short", 1, host).is_none());
+        assert!(Table::read(&[0xff; 64], 1, host).is_none());
+    }
+
+    #[test]
+    fn ranks_connect_and_strangers_of_other_starts_do_not() {
+        let secret = Secret::new("t", "r");
+        let doors: Vec<Door> =
+            (0..3).map(|_| Door::at("127.0.0.1:0".parse().unwrap(), &secret).unwrap()).collect();
+        let table = Table::new(doors.iter().map(|door| door.address).collect()).unwrap();
+        // It knows the secret, and the number of another start.
+        let mut other = Channel::open(TcpStream::connect(doors[0].address).unwrap(), &secret).unwrap();
+        other.send(&Table::new(table.addresses.clone()).unwrap().hello(1, 0)).unwrap();
+        let streams: Vec<Vec<Option<TcpStream>>> = std::thread::scope(|scope| {
+            let (table, secret) = (&table, &secret);
+            let all: Vec<_> = doors
+                .into_iter()
+                .enumerate()
+                .map(|(rank, door)| scope.spawn(move || connect(rank, table, &door, secret).unwrap()))
+                .collect();
+            all.into_iter().map(|one| one.join().unwrap()).collect()
+        });
+        for (a, b) in [(0, 1), (0, 2), (1, 2)] {
+            let (one, other) = (streams[a][b].as_ref().unwrap(), streams[b][a].as_ref().unwrap());
+            assert_eq!(one.local_addr().unwrap(), other.peer_addr().unwrap());
+        }
+        let answer = other.receive(Instant::now() + PROMPT, &|| true);
+        assert!(matches!(answer, Err(Broken::Closed(_))), "{answer:?}");
+    }
+}

@@ -1,0 +1,213 @@
+// A flat interface to what Oarlock uses of Gloo: messages over its TCP transport. No exception leaves a function.
+//
+// Sockets come connected: Oarlock connects the ranks itself, so that each connection is proved before Gloo sees it, and
+// nothing of Gloo listens. A pair of Gloo takes over such a socket, as it takes one from its own listener.
+
+#include <chrono>
+#include <cstdint>
+#include <cstring>
+#include <exception>
+#include <memory>
+#include <stdexcept>
+#include <string>
+
+#include <fcntl.h>
+#include <ifaddrs.h>
+#include <netdb.h>
+#include <sys/epoll.h>
+#include <sys/socket.h>
+#include <unistd.h>
+
+#include <gloo/transport/tcp/context.h>
+#include <gloo/transport/tcp/device.h>
+#include <gloo/transport/tcp/pair.h>
+#include <gloo/transport/tcp/unbound_buffer.h>
+
+namespace {
+
+namespace tcp = gloo::transport::tcp;
+
+constexpr int PENDING = 0, DONE = 1, BROKEN = -1;
+
+// Longer than any run: how long to wait is not for Gloo to decide, which would close all connections.
+constexpr std::chrono::milliseconds NEVER = std::chrono::hours(24 * 365);
+
+void say(char* error, size_t bytes, const char* text) {
+  if (bytes > 0) {
+    std::strncpy(error, text, bytes - 1);
+    error[bytes - 1] = 0;
+  }
+}
+
+// A connection whose socket was connected and proved before.
+class ProvedPair final : public tcp::Pair {
+ public:
+  ProvedPair(tcp::Context* context, tcp::Device* device, int rank, int fd)
+      : tcp::Pair(context, device, rank, NEVER) {
+    std::lock_guard<std::mutex> lock(m_);
+    // Gloo of 2022 listens at once, here at a loopback address; what has come meanwhile is not wanted.
+    if (fd_ >= 0) {
+      device_->unregisterDescriptor(fd_, this);
+      ::close(fd_);
+      fd_ = -1;
+    }
+    if (ex_ != nullptr || state_ == CLOSED) throw std::runtime_error("a new pair is closed");
+    const int flags = ::fcntl(fd, F_GETFL);
+    if (flags < 0 || ::fcntl(fd, F_SETFL, flags | O_NONBLOCK) < 0) throw std::runtime_error(std::strerror(errno));
+    sockaddr_storage end;
+    socklen_t length = sizeof(end);
+    if (::getpeername(fd, reinterpret_cast<sockaddr*>(&end), &length) == 0) peer_ = tcp::Address(end);
+    fd_ = fd;
+    rx_ = tcp::Op();
+    changeState(CONNECTED);
+    device_->registerDescriptor(fd_, EPOLLIN, this);
+  }
+
+  // Nothing more is sent.
+  void half_close() {
+    std::lock_guard<std::mutex> lock(m_);
+    if (state_ == CONNECTED) ::shutdown(fd_, SHUT_WR);
+  }
+};
+
+// A buffer with one message, whose state can be asked for without waiting.
+class Message final : public tcp::UnboundBuffer {
+ public:
+  Message(const std::shared_ptr<tcp::Context>& context, void* at, size_t bytes, bool receives)
+      : tcp::UnboundBuffer(context, at, bytes), receives_(receives) {}
+
+  int state(char* error, size_t bytes) {
+    std::lock_guard<std::mutex> lock(m_);
+    if (completions() > 0) return DONE;
+    if (ex_ == nullptr) return PENDING;
+    try {
+      std::rethrow_exception(ex_);
+    } catch (const std::exception& e) {
+      say(error, bytes, e.what());
+    } catch (...) {
+      say(error, bytes, "an unknown exception");
+    }
+    return BROKEN;
+  }
+
+  void wait(std::chrono::microseconds limit) {
+    std::unique_lock<std::mutex> lock(m_);
+    (receives_ ? recvCv_ : sendCv_).wait_for(lock, limit, [&] { return completions() > 0 || ex_ != nullptr; });
+  }
+
+ private:
+  int completions() const { return receives_ ? recvCompletions_ : sendCompletions_; }
+  const bool receives_;
+};
+
+struct World {
+  std::shared_ptr<gloo::transport::Device> device;
+  std::shared_ptr<tcp::Context> context;
+};
+
+std::shared_ptr<gloo::transport::Device> loopback_or(const char* address) {
+  try {
+    return tcp::CreateDevice(tcp::attr("127.0.0.1"));
+  } catch (const std::exception&) {
+    // This network namespace has no loopback interface.
+    return tcp::CreateDevice(tcp::attr(address));
+  }
+}
+
+template <typename Result, typename Call>
+Result guarded(Result failed, char* error, size_t bytes, Call call) {
+  try {
+    return call();
+  } catch (const std::exception& e) {
+    say(error, bytes, e.what());
+  } catch (...) {
+    say(error, bytes, "an unknown exception");
+  }
+  return failed;
+}
+
+}  // namespace
+
+extern "C" {
+
+// The world of `size` ranks; `fds` has a connected socket for each other rank, which belong to Gloo from now on. Null with a
+// text in `error` where it fails. It is never freed.
+void* oarlock_gloo_open(int rank, int size, const int* fds, const char* address, char* error, size_t bytes) {
+  return guarded<void*>(nullptr, error, bytes, [&]() -> void* {
+    auto world = std::make_unique<World>();
+    world->device = loopback_or(address);
+    world->context = std::static_pointer_cast<tcp::Context>(world->device->createContext(rank, size));
+    world->context->setTimeout(NEVER);
+    auto* device = static_cast<tcp::Device*>(world->device.get());
+    for (int peer = 0; peer < size; peer++) {
+      if (peer == rank) continue;
+      auto pair = std::make_unique<ProvedPair>(world->context.get(), device, peer, fds[peer]);
+      world->context->getPair(peer) = std::move(pair);
+    }
+    return world.release();
+  });
+}
+
+// Begins to send or to receive; null with a text in `error` where the connection is broken.
+void* oarlock_gloo_begin(
+    void* to, int receives, int peer, uint64_t slot, void* at, size_t length, char* error, size_t bytes) {
+  return guarded<void*>(nullptr, error, bytes, [&]() -> void* {
+    auto* world = static_cast<World*>(to);
+    auto message = std::make_unique<Message>(world->context, at, length, receives != 0);
+    if (receives != 0) {
+      message->recv(peer, slot, 0, length);
+    } else {
+      message->send(peer, slot, 0, length);
+    }
+    return message.release();
+  });
+}
+
+// 1: done; 0: not yet; -1: the connection is broken, with a text in `error`.
+int oarlock_gloo_poll(void* message, char* error, size_t bytes) {
+  return guarded<int>(BROKEN, error, bytes, [&] { return static_cast<Message*>(message)->state(error, bytes); });
+}
+
+// Waits until the message is done or broken, at most for so long.
+void oarlock_gloo_wait(void* message, uint64_t microseconds) {
+  guarded<int>(0, nullptr, 0, [&] {
+    static_cast<Message*>(message)->wait(std::chrono::microseconds(microseconds));
+    return 0;
+  });
+}
+
+// Frees a message that is done.
+void oarlock_gloo_free(void* message) {
+  guarded<int>(0, nullptr, 0, [&] {
+    delete static_cast<Message*>(message);
+    return 0;
+  });
+}
+
+// Nothing more is sent to a rank.
+void oarlock_gloo_half_close(void* of, int peer) {
+  guarded<int>(0, nullptr, 0, [&] {
+    static_cast<ProvedPair*>(static_cast<World*>(of)->context->getPair(peer).get())->half_close();
+    return 0;
+  });
+}
+
+// The first address of an interface, as text; 0 where it has none.
+int oarlock_gloo_address(const char* interface, char* text, size_t bytes) {
+  ifaddrs* all = nullptr;
+  if (::getifaddrs(&all) != 0) return 0;
+  int found = 0;
+  // IPv4 first, as addresses of IPv6 may be of one link only.
+  for (const int family : {AF_INET, AF_INET6}) {
+    for (const ifaddrs* one = all; one != nullptr && found == 0; one = one->ifa_next) {
+      if (one->ifa_addr == nullptr || one->ifa_addr->sa_family != family) continue;
+      if (std::strcmp(one->ifa_name, interface) != 0) continue;
+      const socklen_t length = family == AF_INET ? sizeof(sockaddr_in) : sizeof(sockaddr_in6);
+      found = ::getnameinfo(one->ifa_addr, length, text, bytes, nullptr, 0, NI_NUMERICHOST) == 0;
+    }
+  }
+  ::freeifaddrs(all);
+  return found;
+}
+
+}  // extern "C"

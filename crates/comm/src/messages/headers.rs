@@ -1,0 +1,146 @@
+//! The header exchange that begins each collective: every rank tells every other what it requests, and all compare.
+
+use bytemuck::{Pod, Zeroable};
+
+use super::exchange::Exchange;
+use super::library::ByteSpan;
+use super::member::Group;
+use super::notice::Notice;
+use crate::call::Request;
+use crate::error::{Error, Result};
+use crate::stamp::{Stamp, StampWords, text, write_text};
+
+/// Bytes of a header message; what does not fit follows in pieces.
+const MESSAGE: usize = 1024;
+/// Bytes of a piece of what follows.
+const PIECE: usize = 1 << 20;
+
+/// What a header message begins with.
+#[repr(C)]
+#[derive(Clone, Copy, Pod, Zeroable)]
+struct Header {
+    stamp: StampWords,
+    /// Bytes that this rank brings; the first of them follow in the message.
+    bytes: u64,
+    phase: [u8; 64],
+}
+
+/// Bytes that a header message carries.
+const INLINE: usize = MESSAGE - size_of::<Header>();
+
+impl Group {
+    /// Waits until all ranks of the group have requested the same collective, and gathers the bytes that each brings.
+    pub(super) fn exchange_headers(&self, request: &Request, bytes: &[u8]) -> Result<(Stamp, Vec<Vec<u8>>)> {
+        let stamp = Stamp::new(request);
+        let world = self.member.world;
+        world.check()?;
+        let phase = world.phase();
+        world.record_call(self.ranks[self.me], &stamp, &phase);
+        let mut header = Header { stamp: stamp.words(), bytes: bytes.len() as u64, ..Header::zeroed() };
+        write_text(&mut header.phase, &phase);
+
+        let mut exchange = Exchange::new(self, &stamp);
+        let n = self.ranks.len();
+        let messages = exchange.buffer(n * MESSAGE).map_err(|error| self.member.fail_locally(error))?;
+        // SAFETY: one message for each rank, inside the buffer.
+        let message = |index: usize| unsafe { messages.add(index * MESSAGE) };
+        let inline = bytes.len().min(INLINE);
+        // SAFETY: this rank's message, which nobody reads yet; header and bytes fit.
+        unsafe {
+            message(self.me).cast::<Header>().write(header);
+            message(self.me).add(size_of::<Header>()).copy_from_nonoverlapping(bytes.as_ptr(), inline);
+        }
+        for peer in exchange.peers() {
+            // SAFETY: messages lie in the buffer; this rank's is no longer written, the others are read once received.
+            unsafe {
+                exchange.send(peer, ByteSpan { at: message(self.me), bytes: size_of::<Header>() + inline });
+                exchange.receive(peer, ByteSpan { at: message(peer), bytes: MESSAGE });
+            }
+        }
+        let malformed = || self.member.fail_locally(Error::Join("a rank sent a malformed header".into()));
+        let mut headers: Vec<Option<Header>> = vec![None; n];
+        headers[self.me] = Some(header);
+        let mut all: Vec<Vec<u8>> = vec![Vec::new(); n];
+        while headers.iter().any(Option::is_none) {
+            let n_received = headers.iter().flatten().count() - 1;
+            let count = |all: &Exchange| all.receives.iter().filter(|queue| queue.done > 0).count();
+            exchange.wait_until(|all| count(all) > n_received)?;
+            for index in exchange.peers() {
+                if headers[index].is_none() && exchange.receives[index].done > 0 {
+                    let length = exchange.receives[index].last.min(MESSAGE);
+                    // SAFETY: received, in memory of this buffer, and no longer written.
+                    let received = unsafe { std::slice::from_raw_parts(message(index), length) };
+                    let (header, rest) =
+                        received.split_at_checked(size_of::<Header>()).ok_or_else(malformed)?;
+                    let header: Header = bytemuck::pod_read_unaligned(header);
+                    // A library may not tell how long a message is; what is behind its end has no meaning.
+                    let inline = usize::try_from(header.bytes).unwrap_or(usize::MAX).min(INLINE);
+                    let rest = rest.get(..inline).ok_or_else(malformed)?;
+                    world.record_call(
+                        self.ranks[index],
+                        &Stamp::from_words(header.stamp),
+                        &text(&header.phase),
+                    );
+                    all[index] = rest.to_vec();
+                    headers[index] = Some(header);
+                }
+            }
+            self.compare(&headers)?;
+        }
+        exchange.finish()?;
+        drop(exchange);
+        all[self.me] = bytes[..inline].to_vec();
+        let lengths: Vec<usize> = headers.iter().flatten().map(|header| header.bytes as usize).collect();
+        if lengths.iter().any(|&bytes| bytes > INLINE) {
+            self.gather_rest(&stamp, bytes, &lengths, &mut all)?;
+        }
+        Ok((stamp, all))
+    }
+
+    /// Gathers the bytes that did not fit in the header messages.
+    fn gather_rest(&self, stamp: &Stamp, bytes: &[u8], lengths: &[usize], all: &mut [Vec<u8>]) -> Result<()> {
+        let mut exchange = Exchange::new(self, stamp);
+        let rests: Vec<usize> = lengths.iter().map(|bytes| bytes.saturating_sub(INLINE)).collect();
+        let whole = exchange.buffer(rests.iter().sum()).map_err(|error| self.member.fail_locally(error))?;
+        let first = |index: usize| rests[..index].iter().sum::<usize>();
+        // SAFETY: the ranks' rests lie one after the other in the buffer.
+        let rest = |index: usize| unsafe { whole.add(first(index)) };
+        // SAFETY: this rank's part of the buffer, which nobody reads yet.
+        unsafe {
+            let mine = &bytes[bytes.len().min(INLINE)..];
+            rest(self.me).copy_from_nonoverlapping(mine.as_ptr(), mine.len());
+        }
+        for peer in exchange.peers() {
+            for (at, bytes) in pieces(rests[self.me], PIECE) {
+                // SAFETY: inside this rank's part, which is no longer written.
+                unsafe { exchange.send(peer, ByteSpan { at: rest(self.me).add(at), bytes }) };
+            }
+            for (at, bytes) in pieces(rests[peer], PIECE) {
+                // SAFETY: inside that rank's part, which is read once all messages are received.
+                unsafe { exchange.receive(peer, ByteSpan { at: rest(peer).add(at), bytes }) };
+            }
+        }
+        exchange.finish()?;
+        for (index, out) in all.iter_mut().enumerate() {
+            // SAFETY: all messages are received, and nothing is written any more.
+            out.extend_from_slice(unsafe { std::slice::from_raw_parts(rest(index), rests[index]) });
+        }
+        Ok(())
+    }
+
+    /// Compares the requests that have been received.
+    fn compare(&self, headers: &[Option<Header>]) -> Result<()> {
+        let stamp = |header: &Header| Stamp::from_words(header.stamp);
+        let mut here =
+            headers.iter().enumerate().filter_map(|(index, header)| Some((index, stamp(header.as_ref()?))));
+        let Some((first, one)) = here.next() else { return Ok(()) };
+        let Some((other, two)) = here.find(|(_, stamp)| stamp.key() != one.key()) else { return Ok(()) };
+        let (first, other) = ((self.ranks[first], one), (self.ranks[other], two));
+        Err(self.member.world.fail(Notice::mismatch(first, other)))
+    }
+}
+
+/// `length` bytes or elements in pieces of at most `piece`: where each begins, and how long it is.
+pub(super) fn pieces(length: usize, piece: usize) -> impl Iterator<Item = (usize, usize)> {
+    (0..length).step_by(piece).map(move |at| (at, piece.min(length - at)))
+}

@@ -1,0 +1,201 @@
+//! A transport slowed on purpose: a link of a given latency and bandwidth, for tests and experiments without a network.
+
+use std::ops::Range;
+use std::sync::Arc;
+use std::time::Duration;
+
+use oarlock_tensor::DType;
+
+use crate::call::Request;
+use crate::error::{Error, Result};
+use crate::ledger::RankStatus;
+use crate::operation::Operation;
+use crate::ownership::Ownership;
+use crate::patience::Patience;
+use crate::ready::Ready;
+use crate::region::{Region, Sharing};
+use crate::transport::Transport;
+
+/// A link between ranks. A collective takes `latency + bytes / bandwidth` on it, where `bytes` are what a rank sends in a
+/// ring of `n` ranks: `(n - 1) / n` of the region to gather, broadcast, exchange or reduce-scatter it, twice that to
+/// all-reduce it, and nothing for small values.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct Link {
+    /// The time of any collective.
+    pub latency: Duration,
+    /// Bytes per second.
+    pub bandwidth: f64,
+}
+
+impl Link {
+    /// The time of a collective of `n` ranks over `bytes` bytes of a region.
+    pub fn time(&self, operation: Operation, bytes: usize, n: usize) -> Duration {
+        let sent = bytes as f64 * (n as f64 - 1.0) / n as f64;
+        let sent = match operation {
+            Operation::AllReduce => 2.0 * sent,
+            Operation::ReduceScatter | Operation::AllGather | Operation::Broadcast | Operation::AllToAll => {
+                sent
+            }
+            _ => 0.0,
+        };
+        self.latency + Duration::from_secs_f64(sent / self.bandwidth)
+    }
+}
+
+/// A transport over a slow link: each rank has its own copy of every region, as between machines, and each collective ends
+/// no sooner than the link allows.
+pub(crate) struct Slowed {
+    inner: Arc<dyn Transport>,
+    link: Link,
+}
+
+impl Slowed {
+    pub(crate) fn new(inner: Arc<dyn Transport>, link: Link) -> Slowed {
+        Slowed { inner, link }
+    }
+
+    fn sleep(&self, request: &Request) {
+        let bytes = request.elements * request.dtype.map_or(0, DType::size);
+        std::thread::sleep(self.link.time(request.operation, bytes, self.world_size()));
+    }
+}
+
+impl Transport for Slowed {
+    fn rank(&self) -> usize {
+        self.inner.rank()
+    }
+
+    fn world_size(&self) -> usize {
+        self.inner.world_size()
+    }
+
+    fn shares_memory(&self) -> bool {
+        false
+    }
+
+    fn describe(&self) -> String {
+        format!("{} over a slow link", self.inner.describe())
+    }
+
+    fn sharing_cores(&self) -> (usize, usize) {
+        self.inner.sharing_cores()
+    }
+
+    fn machines(&self) -> Vec<usize> {
+        self.inner.machines()
+    }
+
+    fn allocate(&self, request: &Request, _sharing: Sharing) -> Result<Region> {
+        self.inner.allocate(request, Sharing::PerRank)
+    }
+
+    fn barrier(&self, request: &Request) -> Result<()> {
+        self.sleep(request);
+        self.inner.barrier(request)
+    }
+
+    fn all_reduce(
+        &self,
+        request: &Request,
+        region: &Region,
+        range: Range<usize>,
+        after: Ready,
+    ) -> Result<Ready> {
+        self.sleep(request);
+        self.inner.all_reduce(request, region, range, after)
+    }
+
+    fn reduce_scatter(
+        &self,
+        request: &Request,
+        region: &Region,
+        owners: &Ownership,
+        after: Ready,
+    ) -> Result<Ready> {
+        self.sleep(request);
+        self.inner.reduce_scatter(request, region, owners, after)
+    }
+
+    fn all_gather(
+        &self,
+        request: &Request,
+        region: &Region,
+        owners: &Ownership,
+        after: Ready,
+    ) -> Result<Ready> {
+        self.sleep(request);
+        self.inner.all_gather(request, region, owners, after)
+    }
+
+    fn broadcast(
+        &self,
+        request: &Request,
+        region: &Region,
+        range: Range<usize>,
+        root: usize,
+        after: Ready,
+    ) -> Result<Ready> {
+        self.sleep(request);
+        self.inner.broadcast(request, region, range, root, after)
+    }
+
+    fn all_to_all(
+        &self,
+        request: &Request,
+        from: &Region,
+        to: &Region,
+        range: Range<usize>,
+        after: Ready,
+    ) -> Result<Ready> {
+        self.sleep(request);
+        self.inner.all_to_all(request, from, to, range, after)
+    }
+
+    fn all_gather_bytes(&self, request: &Request, bytes: &[u8]) -> Result<Vec<Vec<u8>>> {
+        self.sleep(request);
+        self.inner.all_gather_bytes(request, bytes)
+    }
+
+    fn split(&self, request: &Request, group: &[usize]) -> Result<Arc<dyn Transport>> {
+        Ok(Arc::new(Slowed::new(self.inner.split(request, group)?, self.link)))
+    }
+
+    fn patience(&self) -> &Patience {
+        self.inner.patience()
+    }
+
+    fn set_phase(&self, note: &str) {
+        self.inner.set_phase(note);
+    }
+
+    fn statuses(&self) -> Vec<RankStatus> {
+        self.inner.statuses()
+    }
+
+    fn failure(&self) -> Option<Error> {
+        self.inner.failure()
+    }
+
+    fn abort(&self, cause: &str) {
+        self.inner.abort(cause);
+    }
+
+    fn finish(&self) {
+        self.inner.finish();
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_collective_takes_latency_and_what_is_sent() {
+        let link = Link { latency: Duration::from_millis(1), bandwidth: 1e6 };
+        let ms = |operation, bytes, n| link.time(operation, bytes, n).as_secs_f64() * 1e3;
+        assert_eq!(ms(Operation::Barrier, 0, 4), 1.0);
+        assert_eq!(ms(Operation::AllGather, 8000, 4), 7.0);
+        assert_eq!(ms(Operation::ReduceScatter, 8000, 2), 5.0);
+        assert_eq!(ms(Operation::AllReduce, 8000, 2), 9.0);
+    }
+}

@@ -1,0 +1,126 @@
+//! The tiles of attention: how much of queries, keys and values a block has in shared memory at a time.
+//!
+//! A block owns some rows of an operand and walks over those of another one, so that each pass has two sizes. Which are the
+//! fastest depends on the GPU; the usual ones fit into the shared memory of all that the kernels run on. Other tiles give other
+//! orders of sums, so other bits.
+
+use std::fmt;
+
+use crate::element::Element;
+use crate::kernel::Instance;
+use crate::table;
+
+/// Rows of a block's own tile, of which each warp has 16.
+const ROWS: [u32; 2] = [64, 128];
+/// Rows of the tiles that it walks over.
+const WALKED: [u32; 4] = [16, 32, 64, 128];
+
+/// The rows of a pass's tiles.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
+pub struct Tile {
+    /// Of the operand that a block owns a part of: queries, or keys and values in [`TiledKernel::BackwardKv`].
+    pub rows: u32,
+    /// Of the operand that it walks over.
+    pub walked: u32,
+}
+
+/// A kernel that has tiles.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum TiledKernel {
+    /// Outputs and log-sum-exps.
+    Forward,
+    /// Gradients of keys and values.
+    BackwardKv,
+    /// Gradients of queries.
+    BackwardQ,
+}
+
+impl TiledKernel {
+    /// All of them.
+    pub const ALL: [TiledKernel; 3] = [TiledKernel::Forward, TiledKernel::BackwardKv, TiledKernel::BackwardQ];
+
+    /// Its op in the table of kernels.
+    pub fn op(self) -> &'static str {
+        match self {
+            TiledKernel::Forward => "attention_forward",
+            TiledKernel::BackwardKv => "attention_backward_kv",
+            TiledKernel::BackwardQ => "attention_backward_q",
+        }
+    }
+}
+
+impl Tile {
+    /// The one that a unit has without another choice.
+    pub fn usual(element: Element, head_dim: u32) -> Tile {
+        let walked = match head_dim as usize * element.size() {
+            0..=256 => 64,
+            257..=512 => 32,
+            _ => 16,
+        };
+        Tile { rows: ROWS[0], walked }
+    }
+
+    /// All of them, for some of which a GPU has too little shared memory.
+    pub fn all() -> impl Iterator<Item = Tile> {
+        ROWS.into_iter().flat_map(|rows| WALKED.map(|walked| Tile { rows, walked }))
+    }
+
+    /// The one of these words, such as `128x32`; none where kernels are not compiled for it.
+    pub fn from_words(words: &str) -> Option<Tile> {
+        Tile::all().find(|tile| tile.to_string() == words)
+    }
+
+    /// Threads of a block.
+    pub fn threads(self) -> u32 {
+        2 * self.rows
+    }
+
+    /// Bytes of a block through which f32 products become operands.
+    pub(super) fn scratch_bytes(self, element: Element) -> usize {
+        let of_row = 4 * self.walked as usize + 16;
+        if element == Element::F32 { self.rows as usize * of_row } else { 0 }
+    }
+}
+
+impl fmt::Display for Tile {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{}x{}", self.rows, self.walked)
+    }
+}
+
+/// The kernels of the units of all tiles but the usual ones.
+pub fn tiled_instances() -> impl Iterator<Item = Instance> {
+    let sources = [table::find("attention_forward"), table::find("attention_delta")];
+    let is_tiled = move |source| sources.iter().flatten().any(|kernel| kernel.source == source);
+    let instances = table::all().filter(move |kernel| is_tiled(kernel.source)).flat_map(|k| k.instances());
+    instances.flat_map(|instance| {
+        Tile::all()
+            .map(move |tile| instance.clone().with_tile(tile))
+            .filter(|instance| instance.tile.is_some())
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::attention::HEAD_DIMS;
+
+    #[test]
+    fn a_tile_has_a_name_and_the_usual_one_has_none() {
+        for tile in Tile::all() {
+            assert_eq!(Tile::from_words(&tile.to_string()), Some(tile));
+        }
+        assert_eq!(Tile::from_words("64x48"), None);
+        let kernel = table::find("attention_forward").unwrap();
+        let name = |rows, walked| {
+            let instance = kernel.instance(&[Element::BF16], Some(64)).unwrap();
+            instance.with_tile(Tile { rows, walked }).name()
+        };
+        assert_eq!(name(64, 64), "attention_forward_bf16_64");
+        assert_eq!(name(128, 32), "attention_forward_bf16_64_128_32");
+        // Four kernels, three types, each size of heads, all tiles but one.
+        let all: Vec<String> = tiled_instances().map(|instance| instance.name()).collect();
+        assert_eq!(all.len(), 4 * 3 * HEAD_DIMS.len() * (ROWS.len() * WALKED.len() - 1));
+        assert!(all.contains(&"attention_delta_f32_256_128_128".to_owned()));
+    }
+}

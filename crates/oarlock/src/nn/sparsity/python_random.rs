@@ -1,0 +1,135 @@
+//! The random choices of Python's `random` module, which DeepSpeed's layouts draw with: the Mersenne Twister (Matsumoto and
+//! Nishimura 1998) and `random.sample`.
+
+const N: usize = 624;
+const M: usize = 397;
+
+/// `random.Random`.
+pub(super) struct PythonRandom {
+    state: [u32; N],
+    next: usize,
+}
+
+impl PythonRandom {
+    /// In the state after `random.seed(seed)`.
+    pub(super) fn new(seed: u64) -> PythonRandom {
+        let halves = [seed as u32, (seed >> 32) as u32];
+        let key = if halves[1] == 0 { &halves[..1] } else { &halves[..] };
+        let mut state = [0u32; N];
+        state[0] = 19_650_218;
+        for i in 1..N {
+            state[i] = mixed(state[i - 1], 1_812_433_253).wrapping_add(i as u32);
+        }
+        let mut i = 1;
+        for k in 0..N {
+            let word = key[k % key.len()].wrapping_add((k % key.len()) as u32);
+            state[i] = (state[i] ^ mixed(state[i - 1], 1_664_525)).wrapping_add(word);
+            i = advance(&mut state, i);
+        }
+        for _ in 1..N {
+            state[i] = (state[i] ^ mixed(state[i - 1], 1_566_083_941)).wrapping_sub(i as u32);
+            i = advance(&mut state, i);
+        }
+        state[0] = 1 << 31;
+        PythonRandom { state, next: N }
+    }
+
+    fn bits(&mut self) -> u32 {
+        if self.next == N {
+            for i in 0..N {
+                let y = self.state[i] & 1 << 31 | self.state[(i + 1) % N] & !(1 << 31);
+                let odd = if y & 1 == 1 { 0x9908_b0df } else { 0 };
+                self.state[i] = self.state[(i + M) % N] ^ y >> 1 ^ odd;
+            }
+            self.next = 0;
+        }
+        let mut y = self.state[self.next];
+        self.next += 1;
+        y ^= y >> 11;
+        y ^= y << 7 & 0x9d2c_5680;
+        y ^= y << 15 & 0xefc6_0000;
+        y ^ y >> 18
+    }
+
+    /// A number below `n`, which is not 0.
+    fn below(&mut self, n: usize) -> usize {
+        let bits = usize::BITS - n.leading_zeros();
+        loop {
+            let number = (self.bits() >> (32 - bits)) as usize;
+            if number < n {
+                return number;
+            }
+        }
+    }
+
+    /// `random.sample(range(n), k)`: `k` different numbers below `n`, which is at least `k` and fits 32 bits.
+    pub(super) fn sample(&mut self, n: usize, k: usize) -> Vec<usize> {
+        let set_size = match k {
+            0..=5 => 21,
+            _ => 21 + 4usize.pow(((3 * k) as f64).log(4.0).ceil() as u32),
+        };
+        let mut chosen = Vec::with_capacity(k);
+        if n <= set_size {
+            let mut pool: Vec<usize> = (0..n).collect();
+            for i in 0..k {
+                let j = self.below(n - i);
+                chosen.push(pool[j]);
+                pool[j] = pool[n - i - 1];
+            }
+        } else {
+            while chosen.len() < k {
+                let j = self.below(n);
+                if !chosen.contains(&j) {
+                    chosen.push(j);
+                }
+            }
+        }
+        chosen
+    }
+}
+
+fn mixed(x: u32, factor: u32) -> u32 {
+    (x ^ x >> 30).wrapping_mul(factor)
+}
+
+/// The next index; the first word takes over the last one where a round ends.
+fn advance(state: &mut [u32; N], i: usize) -> usize {
+    if i + 1 < N {
+        return i + 1;
+    }
+    state[0] = state[N - 1];
+    1
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// From Python 3.11: `random.getrandbits(32)`, twice, behind a seed.
+    const BITS: [(u64, [u32; 2]); 4] = [
+        (0, [3_626_764_237, 1_654_615_998]),
+        (1, [577_090_037, 2_444_712_010]),
+        (42, [2_746_317_213, 478_163_327]),
+        ((1 << 32) + 5, [675_479_763, 2_085_189_291]),
+    ];
+
+    /// `random.sample(range(n), k)` behind `random.seed(42)`.
+    const SAMPLES: [(usize, usize, &[usize]); 5] = [
+        (10, 3, &[1, 0, 4]),
+        (21, 5, &[20, 3, 0, 8, 7]),
+        (22, 5, &[20, 3, 0, 8, 7]),
+        (100, 7, &[81, 14, 3, 94, 35, 31, 28]),
+        (300, 6, &[57, 12, 140, 125, 114, 71]),
+    ];
+
+    #[test]
+    fn numbers_are_those_of_python() {
+        for (seed, first) in BITS {
+            let mut random = PythonRandom::new(seed);
+            assert_eq!([random.bits(), random.bits()], first, "{seed}");
+        }
+        for (n, k, expected) in SAMPLES {
+            assert_eq!(PythonRandom::new(42).sample(n, k), expected, "{n} {k}");
+        }
+    }
+}
