@@ -1,7 +1,6 @@
 //! Whole configurations and every message of a wrong one.
 
 use oarlock_tensor::ops::optimizer::{AdjustLr, Rule};
-use proptest::prelude::*;
 
 use std::time::Duration;
 
@@ -12,6 +11,7 @@ mod finetuning;
 mod model;
 mod monitor;
 mod optimizer;
+mod properties;
 mod schedules;
 mod sft;
 mod values;
@@ -575,27 +575,4 @@ fn paths_are_checked_apart() {
     }
     let text = text.replace(&format!("output_dir: {}", at("file")), &format!("output_dir: {}", at("new")));
     assert!(paths::check(&train(&text, &[], &[]).unwrap()).is_ok());
-}
-
-proptest! {
-    #[test]
-    fn no_text_panics(text in "(\\PC|[\\n\\t:\\[\\]{}#'\"&*?|>-]){0,200}", words in proptest::collection::vec("\\PC{0,20}", 0..4)) {
-        let words: Vec<&str> = words.iter().map(String::as_str).collect();
-        if let Err(problems) = train(&text, &words, &[]) {
-            prop_assert!(!render::render(&problems, true, 80).is_empty());
-        }
-    }
-
-    #[test]
-    fn no_value_of_a_key_panics(
-        i in 0..table::KEYS.len(),
-        value in "([0-9eE.+_-]{1,12}|\\PC{0,20}|\\{[a-z_]{0,9}: [0-9.e-]{0,9}\\})",
-        schedule in proptest::sample::select(oarlock::settings::table::SCHEDULES),
-    ) {
-        let text = format!("{MINIMUM}lr_scheduler_type: {schedule}\nlearning_rate: 0\n{}: {value}\n", table::KEYS[i].name);
-        match train(&text, &[], &[]) {
-            Ok(config) => prop_assert!(train(&config.as_yaml(), &[], &[]).is_ok(), "{}", config.as_yaml()),
-            Err(problems) => prop_assert!(!problems.to_string().is_empty()),
-        }
-    }
 }

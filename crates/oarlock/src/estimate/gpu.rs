@@ -210,7 +210,7 @@ mod tests {
         assert!(gpu(7).broken().is_none());
         let broken = gpu(1_000_000).broken().unwrap();
         assert_eq!((broken.allows, broken.needs), (10_000_000, 2_000_100 + LATER_BYTES));
-        assert!(gpu(7).line().contains("of 10.0 MB in use") && gpu(7).line().contains("shared by 2 ranks"));
+        assert!(gpu(7).line().contains("of 10 MB in use") && gpu(7).line().contains("shared by 2 ranks"));
         let unknown = OnGpu { memory: GpuMemory::unknown(1), ..gpu(u64::MAX) };
         assert!(unknown.broken().is_none());
     }

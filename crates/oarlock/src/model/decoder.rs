@@ -106,7 +106,9 @@ impl Decoder {
     /// # Errors
     /// Heads that the ranks do not divide, and a model that is in use.
     pub fn set_sequence_parallel(&mut self, sequence: &SequenceParallel) -> crate::Result<()> {
-        sequence.check(&self.body.config)?;
+        for attention in self.body.config.layers.iter().map(|layer| &layer.attention) {
+            sequence.check(attention.n_heads, attention.n_kv_heads)?;
+        }
         for layer in &mut self.body.layers {
             let block = layer.module_mut().ok_or_else(|| {
                 Error::Usage(

@@ -23,7 +23,6 @@ use oarlock_tensor::ops::{self, BlockMask};
 use self::exchange::Exchange;
 use crate::data::Batch;
 use crate::error::{Error, Result};
-use crate::model::DecoderConfig;
 use crate::nn;
 
 /// The ranks that divide sequences among them, as one of them sees them. Clones are the same group.
@@ -67,23 +66,19 @@ impl SequenceParallel {
         part::take(batch, self.rank(), self.size());
     }
 
-    /// Whether a model's heads can be divided.
+    /// Whether the heads of an attention can be divided.
     ///
     /// # Errors
     /// [`Error::Usage`] that names the heads that cannot.
-    pub fn check(&self, config: &DecoderConfig) -> Result<()> {
+    pub fn check(&self, heads: usize, kv_heads: usize) -> Result<()> {
         let n = self.size();
-        for attention in config.layers.iter().map(|layer| &layer.attention) {
-            let (heads, kv_heads) = (attention.n_heads, attention.n_kv_heads);
-            let fits = heads.is_multiple_of(n) && (kv_heads.is_multiple_of(n) || n.is_multiple_of(kv_heads));
-            if !fits {
-                return Err(Error::Usage(format!(
-                    "sequence_parallel_size is {n}, but a layer has {heads} heads and {kv_heads} of keys and values; it must \
-                     divide the heads, and divide those of keys and values or be a multiple of them"
-                )));
-            }
+        if heads.is_multiple_of(n) && (kv_heads.is_multiple_of(n) || n.is_multiple_of(kv_heads)) {
+            return Ok(());
         }
-        Ok(())
+        Err(Error::Usage(format!(
+            "sequence_parallel_size is {n}, but a layer has {heads} heads and {kv_heads} of keys and values; it must \
+             divide the heads, and divide those of keys and values or be a multiple of them"
+        )))
     }
 
     /// The heads of `n_heads` that this rank attends with.
