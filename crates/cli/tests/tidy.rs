@@ -91,6 +91,7 @@ const LIBRARY: Edges = &[
         &[
             "accelerator",
             "checkpoint",
+            "config",
             "error",
             "lr_scheduler",
             "nearest",

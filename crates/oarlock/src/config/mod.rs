@@ -11,6 +11,7 @@ mod predict;
 mod preference;
 mod schedule;
 mod shard;
+mod sparsity;
 mod token_loss;
 mod train;
 
@@ -23,5 +24,6 @@ pub use predict::*;
 pub use preference::*;
 pub use schedule::*;
 pub use shard::*;
+pub use sparsity::{Direction, Pattern, SparsityConfig};
 pub use token_loss::*;
 pub use train::*;

@@ -16,8 +16,8 @@ use super::predict::Predict;
 use super::preference::ObjectiveArgs;
 use super::schedule::{ScheduleArgs, Steps};
 use super::shard::{LossScale, Recompute, ShardArgs};
+use super::sparsity::SparsityConfig;
 use super::token_loss::TokenLossArgs;
-use crate::nn::SparsityConfig;
 
 /// The most ranks of a run, and of a machine, that a number is believed to mean.
 pub const MOST_RANKS: usize = 1 << 16;

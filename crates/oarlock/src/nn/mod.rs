@@ -20,11 +20,11 @@ mod recurrent;
 mod resample;
 mod scope;
 mod sequential;
-mod sparsity;
 mod training;
 mod unit;
 mod wrap;
 
+pub use crate::config::{Direction, Pattern, SparsityConfig};
 pub use activation::{
     Elu, Gelu, GeluTanh, Glu, Hardsigmoid, Hardswish, Hardtanh, LeakyRelu, LogSigmoid, LogSoftmax, Mish,
     PRelu, Relu, Relu6, Selu, Sigmoid, Silu, Softmax, Softplus, Softsign, Tanh,
@@ -57,7 +57,6 @@ pub use recurrent::{Gru, Lstm, Rnn};
 pub use resample::{PixelShuffle, PixelUnshuffle, Upsample};
 pub(crate) use scope::{in_scope, time_of};
 pub use sequential::{Layer, Sequential};
-pub use sparsity::{Direction, Pattern, SparsityConfig};
 pub use training::{Mode, n_passes, set_passes, set_training};
 pub(crate) use training::{begin_pass, has_modes, seed_layers};
 pub use unit::{Unit, UnitRun, is_trained};

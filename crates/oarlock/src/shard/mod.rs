@@ -10,6 +10,7 @@ mod engine;
 mod gather;
 mod group;
 mod layout;
+mod leaving;
 mod mesh;
 mod order;
 mod passes;
@@ -23,6 +24,7 @@ mod state;
 mod step;
 #[cfg(test)]
 mod tests;
+mod ties;
 mod topology;
 
 pub use engine::{Engine, GradNorm, Resident};

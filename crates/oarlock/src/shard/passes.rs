@@ -18,10 +18,10 @@ use oarlock_tensor::{
 
 use crate::error::{Error, Result};
 use crate::shard::group::{Grads, Group, Weights};
+use crate::shard::leaving::{Early, Leaving, UnitUse};
 use crate::shard::mesh::Mesh;
 use crate::shard::placement::{Lifetime, Options, Placement};
 use crate::shard::pool::{BufferPool, PoolBuffer};
-use crate::shard::reduce::{Early, Leaving};
 
 /// The groups of a model, and what is open of them.
 pub(super) struct Core {
@@ -39,15 +39,6 @@ pub(super) struct Core {
     /// Bytes of a 16-bit copy of a group's gradients, where they are reduced so; else 0.
     pub(super) staging_bytes: usize,
     pass: Mutex<PassState>,
-}
-
-/// What a unit needs.
-pub(super) struct UnitUse {
-    pub name: String,
-    /// The groups that its ops use; shared weights belong to several units.
-    pub groups: Vec<usize>,
-    /// Those that no unit before it uses: their gradients are complete after its backward pass.
-    pub completes: Vec<usize>,
 }
 
 /// Where the pass is.

@@ -7,14 +7,10 @@
 use std::collections::{BTreeSet, HashMap, HashSet};
 
 use oarlock_comm::{Communicator, Region, Sharing};
-use oarlock_tensor::ops::optimizer::Part;
-use oarlock_tensor::ops::transfer;
-use oarlock_tensor::{DType, Param};
+use oarlock_tensor::Param;
 
 use crate::error::Result;
 use crate::nn::{NamedParam, UnitParams};
-use crate::shard::order::ready;
-use crate::shard::passes::Core;
 
 /// The part of a model that this rank holds.
 #[derive(Clone, Debug)]
@@ -111,25 +107,5 @@ impl Held {
             units.push(UnitParams { name: unit.name.clone(), params, shared, run: unit.run.clone() });
         }
         Ok(Held { units, ties, tie_of })
-    }
-}
-
-impl Core {
-    /// Sums the gradients of tied parameters over their stages, after those over the data.
-    pub fn reduce_ties(&self) -> Result<()> {
-        for group in self.groups.iter().filter(|group| group.trainable) {
-            let (Some(TiedGroup { tie, region }), Some(grads)) = (&group.tied, group.params.grads()) else {
-                continue;
-            };
-            let (updated, sums) = (group.state.updated.clone(), region.flat());
-            let (own, sum) = (
-                Part { flat: &grads, range: updated.clone() },
-                Part { flat: &sums, range: 0..updated.len() },
-            );
-            transfer::copy(&self.device, DType::F32, &own, &sum)?;
-            tie.comm.all_reduce(region, DType::F32, 0..updated.len(), ready(&sums)?)?.precede_launches()?;
-            transfer::copy(&self.device, DType::F32, &sum, &own)?;
-        }
-        Ok(())
     }
 }

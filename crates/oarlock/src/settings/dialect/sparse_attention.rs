@@ -4,7 +4,7 @@ use super::super::problem::Problems;
 use super::super::resolve::Settings;
 use super::super::value::Value;
 use super::block::Dialect;
-use crate::nn::{Direction, Pattern, SparsityConfig};
+use crate::config::{Direction, Pattern, SparsityConfig};
 
 /// The block's keys. A mode reads those that belong to it and leaves the others, as DeepSpeed does.
 const KEYS: [&str; 13] = [
