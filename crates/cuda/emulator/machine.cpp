@@ -17,10 +17,30 @@ const char* name(Op op) {
   return names[(int)op];
 }
 
+// The stacks of an OS thread's launches, whose pages are there from the second launch on. Sanitizers remember what lay on a
+// stack, so they get new ones each time.
+static thread_local struct Stacks {
+  char* at = nullptr;
+  size_t bytes = 0;
+  ~Stacks() { clear(); }
+  void clear() {
+    if (at) munmap(at, bytes);
+    at = nullptr, bytes = 0;
+  }
+  char* of(size_t needed) {
+    if (needed > bytes || __sanitizer_start_switch_fiber || __tsan_create_fiber) {
+      clear();
+      bytes = needed;
+      at = (char*)mmap(nullptr, bytes, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
+    }
+    return at;
+  }
+} kept;
+
 Machine::Machine(const Launch& launch)
     : launch(launch), n(launch.kernel->threads), fibers(n), warps(n / 32) {
   step = launch.order % 2 ? n - 1 : 1;
-  stacks = (char*)mmap(nullptr, n * STACK, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
+  stacks = kept.of(n * STACK);
   if (launch.shared_bytes) dynamic = new Guarded(launch.shared_bytes, 128, "dynamic shared memory");
   for (u32 i = 0; i < n; i++) {
     fibers[i].strand.bottom = stacks + i * STACK;
@@ -34,7 +54,6 @@ Machine::~Machine() {
     for (Fiber& fiber : fibers) __tsan_destroy_fiber(fiber.strand.tsan);
   for (SharedArray& array : shared) delete array.memory;
   delete dynamic;
-  munmap(stacks, n * STACK);
 }
 
 bool Machine::run(Dim block) {

@@ -80,6 +80,18 @@ class Guarded {
   std::string label;
 };
 
+// Opens closed memory at the first access of a kernel to it. To open and to close all memory of a device for each launch takes
+// several times as long as the launch.
+struct Opener {
+  // False where a kernel may not touch the address.
+  virtual bool open(const void* address) = 0;
+
+ protected:
+  ~Opener() = default;
+};
+// That of this OS thread, while it launches.
+extern thread_local Opener* opener;
+
 struct SharedArray {
   const void* site;
   Guarded* memory;
@@ -140,7 +152,7 @@ class Machine {
 
 // The machine of this OS thread, while it runs a block.
 extern thread_local Machine* machine;
-// Catches accesses to guard pages.
+// Catches accesses to guard pages and to closed memory.
 void watch_faults();
 
 }  // namespace emulator

@@ -55,6 +55,8 @@ void Guarded::retire() {
   protect(false);
 }
 
+thread_local Opener* opener;
+
 void Machine::fault(const void* address) {
   std::string what = "an access to an address that is no memory of the device";
   for (Guarded* memory : all()) {
@@ -69,6 +71,7 @@ void Machine::fault(const void* address) {
 static struct sigaction before[2];
 
 static void on_fault(int signal, siginfo_t* info, void* context) {
+  if (machine && opener && opener->open(info->si_addr)) return;
   if (machine) machine->fault(info->si_addr);
   // Not a kernel's, or that of another copy of this library: for whoever was here before.
   struct sigaction& other = before[signal == SIGBUS];

@@ -1,6 +1,7 @@
 // libcublasLt for tests: products by three loops, with sums in f32, on the streams of the fake driver beside it.
 #include <dlfcn.h>
 
+#include <algorithm>
 #include <atomic>
 #include <cstring>
 #include <memory>
@@ -86,26 +87,38 @@ struct Product {
   size_t workspace_bytes;
   f32 alpha, beta;
 
-  f32 term(const Layout& m, u64 at, bool trans, int n, u64 row, u64 col) const {
-    u64 i = trans ? col + row * m.ld : row + col * m.ld;
-    f32 v = load(at, m.type, (u64)(n * m.stride) + i);
-    return desc.compute == 77 ? to_tf32(v) : v;
+  // A matrix as rows of values along the inner dimension: row x of A, or column x of B, at each k.
+  std::vector<f32> unpacked(const Layout& m, u64 at, bool along_rows, int n) const {
+    u64 outer = along_rows ? m.cols : m.rows, inner = along_rows ? m.rows : m.cols;
+    std::vector<f32> values(outer * inner);
+    for (u64 k = 0; k < inner; k++)
+      for (u64 x = 0; x < outer; x++) {
+        f32 v = load(at, m.type, (u64)(n * m.stride) + (along_rows ? k + x * m.ld : x + k * m.ld));
+        values[k * outer + x] = desc.compute == 77 ? to_tf32(v) : v;
+      }
+    return values;
   }
   void run() const {
     u64 inner = desc.trans_a ? a.rows : a.cols;
-    // An algorithm may write anything there.
-    memset((void*)workspace, 0xff, workspace_bytes);
-    for (int n = 0; n < d.batch; n++)
-      for (u64 col = 0; col < d.cols; col++)
+    // An algorithm may write anything there; both ends are enough to find out whoever else has it.
+    size_t end = std::min<size_t>(workspace_bytes, 1 << 16);
+    memset((void*)workspace, 0xff, end);
+    memset((char*)workspace + workspace_bytes - end, 0xff, end);
+    std::vector<f32> sums(d.rows);
+    for (int n = 0; n < d.batch; n++) {
+      std::vector<f32> rows = unpacked(a, at_a, desc.trans_a, n), cols = unpacked(b, at_b, !desc.trans_b, n);
+      for (u64 col = 0; col < d.cols; col++) {
+        std::fill(sums.begin(), sums.end(), 0.f);
+        for (u64 k = 0; k < inner; k++)
+          for (u64 row = 0; row < d.rows; row++) sums[row] += rows[k * d.rows + row] * cols[k * d.cols + col];
         for (u64 row = 0; row < d.rows; row++) {
-          f32 sum = 0;
-          for (u64 k = 0; k < inner; k++)
-            sum += term(a, at_a, desc.trans_a, n, row, k) * term(b, at_b, desc.trans_b, n, k, col);
-          f32 v = alpha * sum;
+          f32 v = alpha * sums[row];
           if (beta != 0) v += beta * load(at_c, c.type, (u64)(n * c.stride) + row + col * c.ld);
           if (desc.epilogue & 4) v += load(desc.bias, d.type, row);
           save(at_d, d.type, (u64)(n * d.stride) + row + col * d.ld, v);
         }
+      }
+    }
   }
 };
 

@@ -105,15 +105,12 @@ Code cuLaunchKernel(void* handle, unsigned grid_x, unsigned grid_y, unsigned gri
   unsigned order = state.launches++ % 4;
   enqueue(*found->second, [=, name = function->name] {
     note_run(name);
-    std::vector<const Memory*> all;
-    for (auto& entry : state.memory)
-      if (entry.second.context == current) all.push_back(&entry.second);
     unsigned grid[3] = {grid_x, grid_y, grid_z};
     std::vector<void*> params;
     for (const std::vector<char>& arg : copied) params.push_back((void*)arg.data());
     char error[1024] = "";
     int failed = 0;
-    Code code = opened(all, [&] {
+    Code code = opened_by_kernels(current, [&] {
       failed = emulator_launch(name.c_str(), grid, threads, shared_bytes, params.data(), params.size(), 1, order, error,
                                sizeof error);
     });

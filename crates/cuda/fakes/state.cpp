@@ -120,15 +120,41 @@ const Memory* find_device(const void* p, size_t bytes) {
   return memory && !memory->pinned ? memory : nullptr;
 }
 
-Code opened(const std::vector<const Memory*>& all, const std::function<void()>& work) {
-  for (const Memory* memory : all)
-    if (!memory->pinned) memory->pages->protect(true);
-  work();
+static Code close(const std::vector<const Memory*>& all) {
   bool intact = true;
   for (const Memory* memory : all) intact = intact && memory->pages->intact();
   for (const Memory* memory : all)
     if (!memory->pinned) memory->pages->protect(false);
   return intact ? 0 : say(ILLEGAL_ADDRESS, "somebody wrote beside device memory");
+}
+
+Code opened(const std::vector<const Memory*>& all, const std::function<void()>& work) {
+  for (const Memory* memory : all)
+    if (!memory->pinned) memory->pages->protect(true);
+  work();
+  return close(all);
+}
+
+Code opened_by_kernels(Context* context, const std::function<void()>& work) {
+  struct Touched : emulator::Opener {
+    Context* context;
+    std::vector<const Memory*> all;
+    bool open(const void* address) override {
+      const Memory* memory = find_device(address, 1);
+      if (!memory || memory->context != context || std::find(all.begin(), all.end(), memory) != all.end()) return false;
+      memory->pages->protect(true);
+      all.push_back(memory);
+      return true;
+    }
+  } touched;
+  touched.context = context;
+  emulator::opener = &touched;
+  work();
+  emulator::opener = nullptr;
+  // Pinned memory is always open.
+  for (auto& entry : state.memory)
+    if (entry.second.pinned && entry.second.context == context) touched.all.push_back(&entry.second);
+  return close(touched.all);
 }
 
 // Tells a test what has run, and how much memory of each device the process has used.

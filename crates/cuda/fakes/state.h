@@ -125,6 +125,8 @@ const Memory* find(const void* p, size_t bytes);
 const Memory* find_device(const void* p, size_t bytes);
 // Opens memory while `work` runs.
 Code opened(const std::vector<const Memory*>& memory, const std::function<void()>& work);
+// As opened, for kernels of a context: they open what they touch of its memory.
+Code opened_by_kernels(Context* context, const std::function<void()>& work);
 Code say(Code code, const std::string& message);
 
 }  // namespace fake

@@ -143,7 +143,7 @@ impl Workshop {
         let sources = FAKES.iter().map(|(name, _)| *name).filter(|name| name.ends_with(".cpp"));
         let jobs = sources.map(|file| {
             let object = self.folder.path().join(format!("{file}.o"));
-            (vec!["-O1".into(), self.folder.path().join(file).into()], object)
+            (vec!["-O3".into(), self.folder.path().join(file).into()], object)
         });
         let objects = self.compile(jobs.collect())?;
         let (driver, others) = objects.split_at(3);
