@@ -57,7 +57,7 @@ pub use process::{
 };
 pub use ready::{Pending, Ready};
 pub use region::{Memory, Region, Sharing};
-pub use slowed::Link;
+pub use slowed::{Link, bandwidth_of, latency_of};
 pub use stats::{OpStats, Recorded};
 pub use trace::CollectiveEvent;
 pub use transport::Transport;

@@ -1,6 +1,7 @@
 //! A transport slowed on purpose: a link of a given latency and bandwidth, for tests and experiments without a network.
 
 use std::ops::Range;
+use std::str::FromStr;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -27,7 +28,17 @@ pub struct Link {
     pub bandwidth: f64,
 }
 
+/// The variable that puts the ranks of a run on such a link: a latency and a bandwidth, as in `1ms,10Gbit/s`.
+const VARIABLE: &str = "OARLOCK_SLOWED_LINK";
+
 impl Link {
+    /// The link that `OARLOCK_SLOWED_LINK` asks for.
+    pub(crate) fn from_env() -> Result<Option<Link>> {
+        let Some(text) = std::env::var_os(VARIABLE) else { return Ok(None) };
+        let text = text.to_string_lossy();
+        text.parse().map(Some).map_err(|problem| Error::Join(format!("{VARIABLE}={text}: {problem}")))
+    }
+
     /// The time of a collective of `n` ranks over `bytes` bytes of a region.
     pub fn time(&self, operation: Operation, bytes: usize, n: usize) -> Duration {
         let sent = bytes as f64 * (n as f64 - 1.0) / n as f64;
@@ -40,6 +51,49 @@ impl Link {
         };
         self.latency + Duration::from_secs_f64(sent / self.bandwidth)
     }
+}
+
+impl FromStr for Link {
+    type Err = String;
+
+    /// Reads a latency and a bandwidth, as in `1ms,10Gbit/s` or `50us,1.2GB/s`.
+    fn from_str(text: &str) -> std::result::Result<Link, String> {
+        let read = || {
+            let (latency, bandwidth) = text.split_once(',')?;
+            let latency = latency_of(latency.trim())?;
+            Some(Link { latency, bandwidth: bandwidth_of(bandwidth.trim())? })
+        };
+        read().ok_or_else(|| "expected a latency and a bandwidth, such as 1ms,10Gbit/s".to_owned())
+    }
+}
+
+/// A time with its unit, such as `50us` or `0.5ms`.
+pub fn latency_of(text: &str) -> Option<Duration> {
+    let seconds = quantity(text, &[("ns", 1e-9), ("us", 1e-6), ("µs", 1e-6), ("ms", 1e-3), ("s", 1.0)])?;
+    Duration::try_from_secs_f64(seconds).ok()
+}
+
+/// Bytes per second of a bandwidth with its unit, such as `10Gbit/s`, `10gbit` or `1.2GB/s`.
+pub fn bandwidth_of(text: &str) -> Option<f64> {
+    let text = text.strip_suffix("/s").unwrap_or(text).to_lowercase();
+    let units = [("kbit", 125.0), ("mbit", 125e3), ("gbit", 125e6), ("tbit", 125e9)];
+    let bytes = [
+        ("kb", 1e3),
+        ("mb", 1e6),
+        ("gb", 1e9),
+        ("kib", 1024.0),
+        ("mib", 1_048_576.0),
+        ("gib", 1_073_741_824.0),
+    ];
+    quantity(&text, &[&units[..], &bytes[..]].concat()).filter(|rate| *rate > 0.0)
+}
+
+/// A number with one of these units.
+fn quantity(text: &str, units: &[(&str, f64)]) -> Option<f64> {
+    let end = text.find(|c: char| !(c.is_ascii_digit() || c == '.')).unwrap_or(text.len());
+    let (number, unit) = text.split_at(end);
+    let factor = units.iter().find(|(name, _)| *name == unit.trim())?.1;
+    number.parse::<f64>().ok().map(|x| x * factor).filter(|x| x.is_finite())
 }
 
 /// A transport over a slow link: each rank has its own copy of every region, as between machines, and each collective ends
@@ -197,5 +251,22 @@ mod tests {
         assert_eq!(ms(Operation::AllGather, 8000, 4), 7.0);
         assert_eq!(ms(Operation::ReduceScatter, 8000, 2), 5.0);
         assert_eq!(ms(Operation::AllReduce, 8000, 2), 9.0);
+    }
+
+    #[test]
+    fn a_link_is_a_latency_and_a_bandwidth() {
+        let link = |text: &str| text.parse::<Link>();
+        let ms = Duration::from_millis;
+        assert_eq!(link("1ms,10Gbit/s"), Ok(Link { latency: ms(1), bandwidth: 1.25e9 }));
+        assert_eq!(link("0s, 1.5 GB/s"), Ok(Link { latency: ms(0), bandwidth: 1.5e9 }));
+        assert_eq!(
+            link("500us,100mbit"),
+            Ok(Link { latency: Duration::from_micros(500), bandwidth: 12.5e6 })
+        );
+        for wrong in
+            ["", "1ms", "1ms,", "fast,10Gbit/s", "1ms,10", "1ms,0Gbit/s", "1ms,-1Gbit/s", "1e30s,1GB/s"]
+        {
+            assert!(link(wrong).unwrap_err().contains("1ms,10Gbit/s"), "{wrong}");
+        }
     }
 }

@@ -158,7 +158,7 @@ pub const FLAGS: &[Key] = &[
     Key::flag(Int(1), "parallelism_config_cp_size", "1", Used, "Context parallel ranks, for programs that have them"),
     Key::flag(Text, "parallelism_config_cp_backend", "torch", Used, "Library of context parallel ranks"),
     Key::flag(Text, "parallelism_config_cp_comm_strategy", "allgather", Used, "How context parallel ranks communicate"),
-    Key::flag(Int(1), "parallelism_config_sp_size", "1", Used, "Sequence parallel ranks, for programs that have them"),
+    Key::flag(Int(1), "parallelism_config_sp_size", "1", Used, "Ranks over which each sequence is divided"),
     Key::flag(Text, "parallelism_config_sp_backend", "deepspeed", Used, "Library of sequence parallel ranks"),
     Key::flag(Text, "parallelism_config_sp_seq_length", "", Used, "Length of all sequences"),
     Key::flag(Text, "parallelism_config_sp_seq_length_is_variable", "True", Used, "Whether lengths differ"),

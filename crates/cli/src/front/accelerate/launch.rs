@@ -320,6 +320,12 @@ fn training_layers(
     if let Some(location) = &ranks.location {
         entries.push(Entry::new("num_processes", ranks.count.to_string(), location));
     }
+    if exported::parallel(all, file)
+        && let Some(setting) = all.said("parallelism_config_sp_size")
+        && let Some(location) = setting.location()
+    {
+        entries.push(Entry::new("sequence_parallel_size", setting.value.to_string(), location));
+    }
     if strategy.cpu
         && let Some(location) = strategy.cpu_location(settings.flags, file)
     {
@@ -398,7 +404,7 @@ fn differs(precision: &[Entry], training: &Training) -> Option<String> {
 /// Ranks that are parallel in other ways than by their data.
 fn parallel(all: &Settings, ranks: &Ranks, problems: &mut Problems) {
     let size = |name: &str| all.usize(&format!("parallelism_config_{name}_size"));
-    for (name, what) in [("tp", "matrices"), ("cp", "sequences"), ("sp", "sequences")] {
+    for (name, what) in [("tp", "matrices"), ("cp", "sequences")] {
         if size(name) > 1 {
             let name = format!("parallelism_config_{name}_size");
             let message =

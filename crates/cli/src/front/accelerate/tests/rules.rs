@@ -258,6 +258,15 @@ fn flags_weigh_more_than_the_file() {
 }
 
 #[test]
+fn sequence_parallel_ranks_are_those_of_the_training() {
+    let site = Site::new(4);
+    let config = site.plan(
+        "--use_deepspeed --num_processes 4 --use_parallelism_config --parallelism_config_sp_size 2 src/train.py train.yaml",
+    );
+    assert_eq!((config.ranks.num_processes, config.ranks.sequence_parallel), (4, 2));
+}
+
+#[test]
 fn what_files_say_of_deepspeed_is_joined() {
     let site = Site::new(2);
     site.write(
