@@ -94,15 +94,16 @@ fn passes_are_their_formulas_in_f64() {
         let fresh = beta2 * x[2] + (1.0 - beta2) * g * g;
         vec![m, m / (x[3].sqrt() + eps) + decay * x[4], fresh]
     };
-    let formulas: [(Pass, Formula); 11] = [
+    let formulas: [(Pass, Formula); 12] = [
         (Pass::Momentum { beta1 }, &|x| vec![beta1 * x[0] + (1.0 - beta1) * x[1]]),
         (Pass::Variance { beta2 }, &|x| vec![beta2 * x[0] + (1.0 - beta2) * x[1] * x[1]]),
         (Pass::Step { lr, eps, decay }, &|x| vec![x[0] - step(x[0], x[1], x[2])]),
         (Pass::LocalStep { lr, eps, decay }, &|x| {
             vec![x[0] - step(x[0], x[2], x[3]), x[1] - step(x[0], x[2], x[3])]
         }),
-        (Pass::TakeBack { eps }, &|x| vec![x[0] - x[1], x[1] * (x[2].sqrt() + eps)]),
+        (Pass::SumMoments { eps }, &|x| vec![x[0] * (x[1].sqrt() + eps)]),
         (Pass::TakeMean { eps, lrs }, &|x| vec![x[0] + x[1] / (x[3].sqrt() + eps), 0.0, -x[1] / lrs]),
+        (Pass::TakeMean { eps, lrs: 0.0 }, &|x| vec![x[0] + x[1] / (x[3].sqrt() + eps), 0.0, x[2]]),
         (Pass::Mask, &|x| vec![x[0] * x[1]]),
         (Pass::LambDirection { eps, decay }, &|x| vec![x[2] / (x[3].sqrt() + eps) + decay * x[1]]),
         (Pass::Along { length: lr }, &|x| vec![x[0] - lr * x[1]]),

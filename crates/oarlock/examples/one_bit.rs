@@ -4,14 +4,14 @@
 //! `cargo run --release -p oarlock --example one_bit [ranks=2 steps=300 freeze=60 weights=FILE json=1]`; the initial weights are
 //! written to `weights`.
 
-mod settings;
-
+use std::collections::HashMap;
 use std::path::Path;
 
 use oarlock::nn::{self, Linear, Sequential, Tanh};
 use oarlock::optim::{self, Optim, Rule};
 use oarlock::{
-    Accelerator, AcceleratorConfig, Error, Options, Placements, ReduceOp, Result, SaveModel, Tensor, distributed,
+    Accelerator, AcceleratorConfig, Error, Options, Placements, ReduceOp, Result, SaveModel, Tensor,
+    distributed,
 };
 
 const N_TRAIN: usize = 400;
@@ -33,7 +33,12 @@ fn optimizer(name: &str, model: &Sequential, freeze: u64) -> Optim {
                 local_step_scaler: 50,
                 local_step_clipper: 4,
             };
-            Optim::new(model, Rule::OneBit(optim::OneBit { beta1: 0.9, beta2: 0.999, eps: 1e-8, kind }), rate, 0.0)
+            Optim::new(
+                model,
+                Rule::OneBit(optim::OneBit { beta1: 0.9, beta2: 0.999, eps: 1e-8, kind }),
+                rate,
+                0.0,
+            )
         }
         "onebit_lamb" => optim::onebit_lamb(model, freeze).lr(0.02),
         _ => optim::adam(model).lr(rate),
@@ -88,25 +93,29 @@ fn train(n_ranks: usize, steps: usize, freeze: u64, name: &str, weights: &Path) 
 }
 
 fn main() -> Result<()> {
-    let settings = settings::Settings::read()?;
-    let (n_ranks, steps) = (settings.number("ranks", 2)?, settings.number("steps", 300)?);
-    let freeze = settings.number("freeze", 60)?;
-    let folder = std::env::temp_dir().join(format!("one_bit_{}", std::process::id()));
-    let weights = match settings.word("weights", "") {
-        "" => folder.as_path(),
-        folder => Path::new(folder),
+    let words: Vec<String> = std::env::args().skip(1).collect();
+    let settings: HashMap<&str, &str> = words.iter().filter_map(|word| word.split_once('=')).collect();
+    let number = |key, default| match settings.get(key) {
+        Some(value) => value.parse().map_err(Error::other),
+        None => Ok(default),
     };
+    let (n_ranks, steps, freeze) = (number("ranks", 2)?, number("steps", 300)?, number("freeze", 60)?);
+    let folder = std::env::temp_dir().join(format!("one_bit_{}", std::process::id()));
+    let weights = settings.get("weights").map_or(folder.as_path(), Path::new);
     let mut courses = Vec::new();
     for name in OPTIMIZERS {
         courses.push(train(n_ranks, steps, freeze as u64, name, weights)?);
     }
-    if settings.word("json", "") == "1" {
+    if settings.contains_key("json") {
         let list = |course: &Course, value: fn(&(f64, f64)) -> f64| {
             course.iter().map(|step| value(step).to_string()).collect::<Vec<_>>().join(", ")
         };
         let of_each = |value: fn(&(f64, f64)) -> f64| {
             let named = OPTIMIZERS.iter().zip(&courses);
-            named.map(|(name, course)| format!("\"{name}\": [{}]", list(course, value))).collect::<Vec<_>>().join(", ")
+            named
+                .map(|(name, course)| format!("\"{name}\": [{}]", list(course, value)))
+                .collect::<Vec<_>>()
+                .join(", ")
         };
         println!("{{\"losses\": {{{}}}, \"sent\": {{{}}}}}", of_each(|step| step.0), of_each(|step| step.1));
         return Ok(());

@@ -45,12 +45,13 @@ pub enum Pass {
         /// Weight decay.
         decay: f64,
     },
-    /// w a \[v\]: takes the local steps back and makes a sum of moments of them, which ranks can average.
-    TakeBack {
+    /// a \[v\]: makes a sum of moments of the local steps, which ranks can average.
+    SumMoments {
         /// Added to the root of the second moment.
         eps: f64,
     },
-    /// w a m \[v\]: takes the mean of the ranks' local steps, and makes the first moment of it.
+    /// w a m \[v\]: takes the mean of the ranks' local steps from where they met, and makes the first moment of it, which stays
+    /// where nothing has moved (learning rates of 0).
     TakeMean {
         /// Added to the root of the second moment.
         eps: f64,
@@ -103,7 +104,7 @@ impl Pass {
             Pass::Momentum { .. } | Pass::Variance { .. } | Pass::Along { .. } | Pass::Mask => (2, 1),
             Pass::Step { .. } => (3, 1),
             Pass::LocalStep { .. } => (4, 2),
-            Pass::TakeBack { .. } => (3, 2),
+            Pass::SumMoments { .. } => (2, 1),
             Pass::TakeMean { .. } => (4, 3),
             Pass::LambDirection { .. } => (4, 1),
             Pass::LambMomentum { .. } => (2, 2),
@@ -177,17 +178,16 @@ multiversion! {
                     *sum -= step;
                 }
             }
-            Pass::TakeBack { eps } => {
+            Pass::SumMoments { eps } => {
                 let eps = eps as f32;
-                for ((w, sum), v) in a.iter_mut().zip(b).zip(read[0]) {
-                    *w -= *sum;
+                for (sum, v) in a.iter_mut().zip(read[0]) {
                     *sum *= v.sqrt() + eps;
                 }
             }
             Pass::TakeMean { eps, lrs } => {
                 let (eps, lrs) = (eps as f32, lrs as f32);
                 for (((w, sum), m), v) in a.iter_mut().zip(b).zip(c).zip(read[0]) {
-                    *m = -(*sum / lrs);
+                    *m = if lrs > 0.0 { -(*sum / lrs) } else { *m };
                     *w += *sum / (v.sqrt() + eps);
                     *sum = 0.0;
                 }

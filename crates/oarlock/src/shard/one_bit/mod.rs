@@ -7,10 +7,10 @@ mod schedule;
 
 use std::collections::HashMap;
 
-use oarlock_tensor::FlatBuffer;
 use oarlock_tensor::ops::one_bit::{Pass, pass};
 use oarlock_tensor::ops::optimizer::{OneBit, OneBitKind, Part, Rule};
 use oarlock_tensor::ops::{transfer, update};
+use oarlock_tensor::{DType, FlatBuffer};
 
 use self::exchange::Exchange;
 use self::schedule::{Schedule, Stage};
@@ -30,12 +30,22 @@ pub(super) struct OneBitSteps {
     schedule: Schedule,
     /// Made with the first exchange.
     exchange: Option<Exchange>,
-    /// What the local steps of 0/1 Adam have added up since the ranks last met, for each group; made when first needed.
-    sums: Vec<Option<FlatBuffer>>,
-    /// The sum of their learning rates, for each of the optimizer's groups.
+    /// Of the local steps of 0/1 Adam, for each group; made when first needed.
+    local: Vec<Option<Local>>,
+    /// The sum of their learning rates since the ranks last met, for each of the optimizer's groups.
     lrs: Vec<f64>,
     /// What first moments are multiplied with, by the names of their parameters.
     masks: HashMap<String, FlatBuffer>,
+}
+
+/// Local steps of a group, which each rank takes by itself.
+#[derive(Clone)]
+struct Local {
+    /// What they have added up since the ranks last met.
+    sums: FlatBuffer,
+    /// The weights with which the ranks last met. Taking the sums away from the weights would leave roundings, by which the
+    /// ranks differ.
+    met: FlatBuffer,
 }
 
 impl OneBitSteps {
@@ -59,7 +69,7 @@ impl OneBitSteps {
             kind: *kind,
             schedule: Schedule::after(*kind, 0),
             exchange: None,
-            sums: core.groups.iter().map(|_| None).collect(),
+            local: core.groups.iter().map(|_| None).collect(),
             lrs: Vec::new(),
             masks: HashMap::new(),
         }))
@@ -74,7 +84,7 @@ impl OneBitSteps {
     pub fn resume(&mut self, n_steps: u64) -> Result<()> {
         self.schedule = Schedule::after(self.kind, n_steps);
         self.lrs.clear();
-        for sums in self.sums.iter().flatten() {
+        for Local { sums, .. } in self.local.iter().flatten() {
             transfer::write_with::<f32, _>(sums, 0..sums.len_bytes() / 4, |sums| sums.fill(0.0))?;
         }
         self.exchange.as_ref().map_or(Ok(()), Exchange::forget_errors)
@@ -158,10 +168,15 @@ impl OneBitSteps {
             step.run(Pass::Momentum { beta1: step.rule(*place)?.beta1 }, *place, &[Slot::M, Slot::G])?;
         }
         let Stage::Local { meets } = stage else { return step.adam_steps() };
+        let have_met = self.lrs.iter().all(|sum| *sum == 0.0);
         self.lrs.resize(step.numbers.len(), 0.0);
         self.lrs.iter_mut().zip(step.numbers).for_each(|(sum, group)| *sum += group.lr);
         for place in &step.places {
-            let sum = self.sum_of(step.core, *place)?;
+            let [sum, met] = self.local(step.core, *place)?;
+            if have_met {
+                let weights = step.slot(*place, &Slot::W)?;
+                transfer::copy(&step.core.device, DType::F32, &weights.part(), &met.part())?;
+            }
             let (rule, ParamGroup { lr, weight_decay, .. }) = (step.rule(*place)?, step.numbers_of(*place)?);
             let local = Pass::LocalStep { lr: *lr, eps: rule.eps, decay: *weight_decay };
             step.run(local, *place, &[Slot::W, Slot::Other(&sum), Slot::M, Slot::V])?;
@@ -181,11 +196,14 @@ impl OneBitSteps {
 
     /// The ranks take the mean of their local steps.
     fn meet(&mut self, step: &Step) -> Result<()> {
-        let sums = step.places.iter().map(|place| self.sum_of(step.core, *place));
-        let sums = sums.collect::<Result<Vec<_>>>()?;
-        for (place, sum) in step.places.iter().zip(&sums) {
+        let mut sums = Vec::new();
+        for place in &step.places {
+            let [sum, met] = self.local(step.core, *place)?;
+            let weights = step.slot(*place, &Slot::W)?;
+            transfer::copy(&step.core.device, DType::F32, &met.part(), &weights.part())?;
             let eps = step.rule(*place)?.eps;
-            step.run(Pass::TakeBack { eps }, *place, &[Slot::W, Slot::Other(sum), Slot::V])?;
+            step.run(Pass::SumMoments { eps }, *place, &[Slot::Other(&sum), Slot::V])?;
+            sums.push(sum);
         }
         if step.core.mesh.shard.world_size() > 1 {
             let values: Vec<Vec<Part>> = sums.iter().map(|sum| vec![sum.part()]).collect();
@@ -196,11 +214,8 @@ impl OneBitSteps {
         }
         for (place, sum) in step.places.iter().zip(&sums) {
             let lrs = self.lrs.get(param(step.core, *place).param_group).copied().unwrap_or(0.0);
-            // At a rate of 0 nothing has moved, and the moment stays.
-            if lrs > 0.0 {
-                let mean = Pass::TakeMean { eps: step.rule(*place)?.eps, lrs };
-                step.run(mean, *place, &[Slot::W, Slot::Other(sum), Slot::M, Slot::V])?;
-            }
+            let mean = Pass::TakeMean { eps: step.rule(*place)?.eps, lrs };
+            step.run(mean, *place, &[Slot::W, Slot::Other(sum), Slot::M, Slot::V])?;
         }
         self.lrs.fill(0.0);
         Ok(())
@@ -237,16 +252,18 @@ impl OneBitSteps {
         self.exchange.as_ref().ok_or_else(|| Error::Usage("an exchange that was not made".to_owned()))
     }
 
-    fn sum_of(&mut self, core: &Core, place: Place) -> Result<Held> {
+    /// What a parameter's local steps have added up, and its weights where the ranks last met.
+    fn local(&mut self, core: &Core, place: Place) -> Result<[Held; 2]> {
         let range = param(core, place).range();
-        let sums = match &mut self.sums[place.0] {
-            Some(sums) => sums.clone(),
+        let Local { sums, met } = match &mut self.local[place.0] {
+            Some(local) => local.clone(),
             none => {
                 let bytes = 4 * core.groups[place.0].layout.n_elems();
-                none.insert(FlatBuffer::pooled(&core.device, bytes, "sums of local steps")?).clone()
+                let memory = || FlatBuffer::pooled(&core.device, bytes, "sums of local steps");
+                none.insert(Local { sums: memory()?, met: memory()? }).clone()
             }
         };
-        Ok(Held { flat: sums, range })
+        Ok([Held { flat: sums, range: range.clone() }, Held { flat: met, range }])
     }
 }
 

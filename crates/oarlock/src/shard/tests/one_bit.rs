@@ -152,12 +152,14 @@ fn trajectories_are_those_of_deepspeed() {
             }
             shown
         });
+        let mut largest = 0.0f32;
         for (step, golden) in expected {
             for (rank, golden) in [0, n - 1].into_iter().zip(golden) {
                 let got = &ranks[rank][step];
                 let size = golden.iter().map(|x| x.abs()).fold(0.0, f32::max);
                 for (i, (got, golden)) in got.iter().zip(golden).enumerate() {
                     let off = (got - golden).abs() / size;
+                    largest = largest.max(off);
                     assert!(
                         off < 1e-6,
                         "{name}, {n} ranks, rank {rank}, step {step}, weight {i}: {got} {golden}"
@@ -166,9 +168,10 @@ fn trajectories_are_those_of_deepspeed() {
             }
             let same = ranks.iter().all(|rank| rank[step] == ranks[0][step]);
             // Between two meetings of 0/1 Adam each rank has weights of its own: it meets at counts that its interval divides.
-            let apart = name == "zero_one_adam" && [29, 30].contains(step);
+            let apart = name == "zero_one_adam" && [20, 29, 30].contains(step);
             assert_eq!(same, !apart || n == 1, "{name}, {n} ranks, step {step}");
         }
+        println!("{name}, {n} ranks: largest relative difference {largest:.1e}");
     }
 }
 
@@ -226,7 +229,7 @@ fn steps_send_what_the_formula_says() {
         }
         // Local steps send nothing.
         let of_steps = sent(n, &rule("zero_one_adam"), 30);
-        assert_eq!(of_steps.iter().filter(|(bytes, _)| *bytes == 0.0).count(), 7, "{n} ranks");
+        assert_eq!(of_steps.iter().filter(|(bytes, _)| *bytes == 0.0).count(), 10, "{n} ranks");
     }
 }
 
@@ -256,6 +259,31 @@ fn a_larger_model_sends_a_thirtieth_of_adam() {
     let [summed, _, signs] = bytes[0][..] else { unreachable!() };
     assert!(summed >= (2 * 4 * n_elems) as f64);
     assert!(signs < summed / 30.0, "{signs} of {summed} bytes");
+}
+
+#[test]
+fn collectives_in_the_background_change_no_bits() {
+    let train = |comm: &Communicator, name: &str| {
+        let options = Options { placements: Placements::WHOLE, ..Options::default() };
+        let model = Chain::new(3, false);
+        let mut engine = engine_with(&model, comm, options, rule(name));
+        // Sums with reductions that leave early, then signs; each rank leaves out a unit.
+        let uses = |link: usize| link != 1 + comm.rank();
+        for at in 0..16 {
+            let tape = Tape::new();
+            tape.enter_unit(engine.pass_hook());
+            let loss = model.loss(&tape.input(&input(at + 10 * comm.rank(), &model.device)), uses);
+            engine.expect_step();
+            tape.backward(&loss, 1.0).unwrap();
+            step(&mut engine);
+        }
+        weights(&engine)
+    };
+    for name in ["onebit_adam", "zero_one_adam", "onebit_lamb"] {
+        let plain = on_ranks(2, |comm| train(comm, name));
+        let found = on_ranks(2, |comm| train(&comm.clone().in_background(), name));
+        assert!(plain == found, "{name}");
+    }
 }
 
 #[test]
