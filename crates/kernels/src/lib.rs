@@ -38,6 +38,7 @@ pub mod reduce;
 pub mod rope;
 pub mod row_loss;
 pub mod scan;
+pub mod sign_bits;
 pub mod singular;
 pub mod softmax;
 pub mod sort;

@@ -26,6 +26,7 @@ mod rank_sum;
 mod reduce;
 mod rope;
 mod scan;
+mod sign_bits;
 mod singular;
 mod softmax;
 mod sort;

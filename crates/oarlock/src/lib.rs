@@ -195,4 +195,4 @@ pub use data::Batch;
 pub use error::{Error, Result};
 pub use nested::{Nested, Parcel};
 pub use oarlock_tensor::{DType, Device, Gradients, Tape, Tensor};
-pub use shard::{Options, ParamSlice, Placements, SeededInit, WeightSource};
+pub use shard::{Options, OuterStep, ParamSlice, Placements, SeededInit, WeightSource};

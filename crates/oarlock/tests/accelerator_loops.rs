@@ -2,7 +2,7 @@
 
 use std::path::Path;
 
-use oarlock::shard::Placements;
+use oarlock::shard::{OuterStep, Placements};
 use oarlock::{
     Accelerator, AcceleratorConfig, DType, GradientAccumulation, LocalSgd, Options, Prepared,
     PreparedOptimizer, ProfileConfig, ProfileSchedule, Result, Tensor, optim,
@@ -179,8 +179,15 @@ fn sample(rank: usize, step: usize) -> ([f32; 2], f32) {
 
 /// Local SGD by hand, in f64: each rank steps on its own squared errors; every `every` steps, and at the end, the
 /// weights become their mean. The weights of all ranks after each step.
-fn local_sgd_by_hand(start: &[f64], world: usize, steps: usize, every: usize, lr: f64) -> Vec<Vec<Vec<f64>>> {
+fn local_sgd_by_hand(
+    start: &[f64],
+    world: usize,
+    (steps, every): (usize, usize),
+    lr: f64,
+    outer: Option<OuterStep>,
+) -> Vec<Vec<Vec<f64>>> {
     let mut ranks = vec![start.to_vec(); world];
+    let (mut met, mut moment) = (start.to_vec(), [0.0; 2]);
     let mut trace = Vec::new();
     for step in 0..steps {
         for (rank, w) in ranks.iter_mut().enumerate() {
@@ -192,6 +199,14 @@ fn local_sgd_by_hand(start: &[f64], world: usize, steps: usize, every: usize, lr
             let mean: Vec<f64> =
                 (0..2).map(|i| ranks.iter().map(|w| w[i]).sum::<f64>() / world as f64).collect();
             ranks.fill(mean);
+            if let Some(OuterStep { lr, momentum }) = outer {
+                for i in 0..2 {
+                    let gradient = met[i] - ranks[0][i];
+                    moment[i] = momentum * moment[i] + gradient;
+                    met[i] -= lr * (gradient + momentum * moment[i]);
+                }
+                ranks.fill(met.clone());
+            }
         }
         trace.push(ranks.clone());
     }
@@ -207,9 +222,9 @@ fn what_is_computed_by_hand_is_what_accelerate_does() {
     let by_hand = local_sgd_by_hand(
         &start,
         ranks.len(),
-        number("steps"),
-        number("every"),
+        (number("steps"), number("every")),
         golden["lr"].as_f64().unwrap(),
+        None,
     );
     for (rank, golden) in ranks.iter().enumerate() {
         let golden: Vec<Vec<f64>> = serde_json::from_value(golden["local_sgd"].clone()).unwrap();
@@ -230,22 +245,30 @@ fn backward(accelerator: &Accelerator, net: &Prepared<Net>, rank: usize, step: u
 #[test]
 fn ranks_that_step_by_themselves_meet_at_the_mean_of_their_weights() {
     const STEPS: usize = 11;
-    for (world, every) in [(1, 2), (2, 4), (3, 3)] {
+    let diloco = Some(OuterStep { lr: 0.7, momentum: 0.9 });
+    let sgd = Some(OuterStep { lr: 0.5, momentum: 0.0 });
+    for (world, every, outer) in
+        [(1, 2, None), (2, 4, None), (3, 3, None), (2, 4, diloco), (3, 3, diloco), (2, 5, sgd)]
+    {
         let ranks = on_ranks(world, config(Placements::WHOLE, 1), move |accelerator| {
             let net = net(2, 1)?;
             let optimizer = optim::sgd(&net).lr(0.1);
             let (net, optimizer) = accelerator.prepare((net, optimizer))?;
             let mut trace = vec![weights(accelerator, &net, 2)?];
-            accelerator.local_sgd(&net, LocalSgd { local_sgd_steps: every, enabled: true }, |local| {
-                for step in 0..STEPS {
-                    backward(accelerator, &net, accelerator.process_index(), step)?;
-                    optimizer.step()?;
-                    optimizer.zero_grad()?;
-                    local.step()?;
-                    trace.push(weights(accelerator, &net, 2)?);
-                }
-                Ok(())
-            })?;
+            accelerator.local_sgd(
+                &net,
+                LocalSgd { local_sgd_steps: every, enabled: true, outer },
+                |local| {
+                    for step in 0..STEPS {
+                        backward(accelerator, &net, accelerator.process_index(), step)?;
+                        optimizer.step()?;
+                        optimizer.zero_grad()?;
+                        local.step()?;
+                        trace.push(weights(accelerator, &net, 2)?);
+                    }
+                    Ok(())
+                },
+            )?;
             // After the end it is the mean.
             trace.pop();
             trace.push(weights(accelerator, &net, 2)?);
@@ -253,7 +276,9 @@ fn ranks_that_step_by_themselves_meet_at_the_mean_of_their_weights() {
         });
         let ranks: Vec<Vec<Vec<f32>>> = ranks.into_iter().map(|rank| rank.unwrap()).collect();
         let start: Vec<f64> = ranks[0][0].iter().copied().map(f64::from).collect();
-        for (step, expected) in local_sgd_by_hand(&start, world, STEPS, every, 0.1).iter().enumerate() {
+        for (step, expected) in
+            local_sgd_by_hand(&start, world, (STEPS, every), 0.1, outer).iter().enumerate()
+        {
             for (rank, expected) in ranks.iter().zip(expected) {
                 for (w, expected) in rank[step + 1].iter().zip(expected) {
                     let difference = f64::from(*w) - expected;
@@ -289,14 +314,18 @@ fn after_local_sgd_ranks_go_on_as_one() {
                     Ok(optimizer.step()?.is_some())
                 })
             };
-            accelerator.local_sgd(&net, LocalSgd { local_sgd_steps: 100, enabled: true }, |local| {
-                for index in 0..6 {
-                    if step(index)? {
-                        local.step()?;
+            accelerator.local_sgd(
+                &net,
+                LocalSgd { local_sgd_steps: 100, ..LocalSgd::default() },
+                |local| {
+                    for index in 0..6 {
+                        if step(index)? {
+                            local.step()?;
+                        }
                     }
-                }
-                Ok(())
-            })?;
+                    Ok(())
+                },
+            )?;
             let mut trace = Vec::new();
             for index in 6..12 {
                 step(index)?;
@@ -349,8 +378,13 @@ fn local_sgd_says_where_it_cannot_be() {
         let net = net(2, 1)?;
         let optimizer = optim::sgd(&net);
         let (net, _optimizer) = accelerator.prepare((net, optimizer))?;
-        let never = LocalSgd { local_sgd_steps: 0, enabled: true };
+        let never = LocalSgd { local_sgd_steps: 0, ..LocalSgd::default() };
         let never = accelerator.local_sgd(&net, never, |_| Ok(())).unwrap_err();
+        for (lr, momentum, expected) in [(0.0, 0.9, "outer_lr is 0"), (0.7, 1.0, "outer_momentum is 1")] {
+            let wrong = LocalSgd { outer: Some(OuterStep { lr, momentum }), ..LocalSgd::default() };
+            let told = accelerator.local_sgd(&net, wrong, |_| Ok(())).unwrap_err().to_string();
+            assert!(told.contains(expected), "{told}");
+        }
         let twice = accelerator.local_sgd(&net, LocalSgd::default(), |_| {
             accelerator.local_sgd(&net, LocalSgd::default(), |_| Ok(()))
         });

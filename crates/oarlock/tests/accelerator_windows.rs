@@ -368,16 +368,17 @@ fn failing(world: usize, fails: fn(usize) -> Option<usize>) -> Vec<Ended> {
         let optimizer = optim::sgd(&net).lr(0.1);
         let (net, optimizer) = accelerator.prepare((net, optimizer))?;
         let rank = accelerator.process_index();
-        let ended = accelerator.local_sgd(&net, LocalSgd { local_sgd_steps: 2, enabled: true }, |local| {
-            for step in 0..3 {
-                if fails(rank) == Some(step) {
-                    return Err(Error::Usage(format!("rank {rank} has no data")));
+        let ended =
+            accelerator.local_sgd(&net, LocalSgd { local_sgd_steps: 2, ..LocalSgd::default() }, |local| {
+                for step in 0..3 {
+                    if fails(rank) == Some(step) {
+                        return Err(Error::Usage(format!("rank {rank} has no data")));
+                    }
+                    local_step(accelerator, &net, &optimizer)?;
+                    local.step()?;
                 }
-                local_step(accelerator, &net, &optimizer)?;
-                local.step()?;
-            }
-            Ok(())
-        });
+                Ok(())
+            });
         // The loop goes on, in spite of what it was told.
         let x = Tensor::from_slice(&[1.0f32, 2.0], [1, 2], accelerator.device())?;
         let used = local_step(accelerator, &net, &optimizer).and_then(|()| {

@@ -51,6 +51,7 @@ pub fn build(
     let recompute = recompute::recompute(&settings, &dialects, found);
     let shape = schedule::shape(&settings, learning_rate, found);
     let optimizer = low_rank::low_rank(&settings, optimizer::optimizer(&settings, found));
+    optimizer::check_placement(&settings, &optimizer, &shard, found);
     let monitor = monitor::monitors(&settings, &dialects, found);
 
     let mut model = model::model(&settings, found);

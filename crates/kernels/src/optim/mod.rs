@@ -9,6 +9,7 @@ pub mod lamb;
 pub mod lion;
 pub mod low_rank;
 pub mod muon;
+pub mod one_bit;
 pub mod sgd;
 
 use crate::Cpu;

@@ -168,6 +168,16 @@ impl PreparedOptimizer {
         Ok(self.state.optimizer()?.n_steps())
     }
 
+    /// From now on the first moment of the parameter `name` is multiplied with `mask` whenever ranks have exchanged signs of
+    /// it: DeepSpeed's `exp_avg_mask`, for elements whose gradient is always zero, which one bit cannot say. No checkpoint
+    /// keeps it.
+    ///
+    /// # Errors
+    /// Before its model is prepared; another optimizer than a 1-bit one, an unknown parameter, another number of elements.
+    pub fn set_exp_avg_mask(&self, name: &str, mask: &[f32]) -> Result<()> {
+        self.state.optimizer()?.engine_mut().set_exp_avg_mask(name, mask)
+    }
+
     /// Looks at the engine that holds the model: where its state lies, and what it takes of memory.
     ///
     /// # Errors

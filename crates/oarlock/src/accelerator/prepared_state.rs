@@ -106,7 +106,7 @@ impl PreparedState {
         self.training.load(Relaxed)
     }
 
-    /// Whether the ranks have the same weights, as what is called needs them.
+    /// Whether the ranks have the same weights, as what is called needs them; local steps of 0/1 Adam end for it.
     pub fn check_together(&self, call: &str) -> Result<()> {
         if self.local.load(Relaxed) {
             return Err(Error::Usage(format!(
@@ -114,7 +114,7 @@ impl PreparedState {
                  with their mean"
             )));
         }
-        Ok(())
+        self.optimizer()?.engine_mut().end_local_steps()
     }
 
     /// From now on every use of the model is an error, since the ranks have different weights.

@@ -20,7 +20,7 @@ pub use crate::error::ScaleAtMinimum;
 pub use loss_scale::{LossScaler, LossScalerState, Verdict};
 pub(crate) use lr_state::LrState;
 pub use oarlock_tensor::ops::optimizer::{
-    AdjustLr, CustomRule, LowRankArgs, Method, Needs, Rule, Sides, Update,
+    AdjustLr, CustomRule, LowRankArgs, Method, Needs, OneBit, OneBitKind, Rule, Sides, Update,
 };
 pub use optimizer::Stepped;
 pub(crate) use optimizer::{Optimizer, OptimizerConfig};
@@ -287,6 +287,42 @@ pub fn adamw(params: impl Into<Parameters>) -> Optim {
 /// `torch.optim.Adam` with torch's defaults: lr 1e-3, betas 0.9 and 0.999, eps 1e-8.
 pub fn adam(params: impl Into<Parameters>) -> Optim {
     Optim::new(params, Rule::Adam { beta1: 0.9, beta2: 0.999, eps: 1e-8 }, 1e-3, 0.0)
+}
+
+/// DeepSpeed's `OneBitAdam` with its defaults: lr 1e-3, betas 0.9 and 0.999, eps 1e-8, no weight decay. Ranks sum gradients
+/// up to `freeze_step` (there 100,000), and exchange the signs of first moments from then on.
+pub fn onebit_adam(params: impl Into<Parameters>, freeze_step: u64) -> Optim {
+    one_bit(params, OneBitKind::Adam { freeze_step })
+}
+
+/// DeepSpeed's `ZeroOneAdam` with its defaults, as [`onebit_adam`]. The second moment is updated up to `var_freeze_step` (there
+/// 100,000), more and more seldom; afterwards ranks take up to 16 steps between two exchanges.
+pub fn zero_one_adam(params: impl Into<Parameters>, var_freeze_step: u64) -> Optim {
+    let kind = OneBitKind::ZeroOneAdam {
+        var_freeze_step,
+        var_update_scaler: 16,
+        local_step_scaler: 32_678,
+        local_step_clipper: 16,
+    };
+    one_bit(params, kind)
+}
+
+/// DeepSpeed's `OneBitLamb` with its defaults, as [`onebit_adam`].
+pub fn onebit_lamb(params: impl Into<Parameters>, freeze_step: u64) -> Optim {
+    let kind = OneBitKind::Lamb {
+        freeze_step,
+        max_coeff: 10.0,
+        min_coeff: 0.01,
+        coeff_beta: 0.9,
+        factor_max: 4.0,
+        factor_min: 0.5,
+        factor_threshold: 0.1,
+    };
+    one_bit(params, kind)
+}
+
+fn one_bit(params: impl Into<Parameters>, kind: OneBitKind) -> Optim {
+    Optim::new(params, Rule::OneBit(OneBit { beta1: 0.9, beta2: 0.999, eps: 1e-8, kind }), 1e-3, 0.0)
 }
 
 /// A rule of one's own, with lr 1e-3 and no weight decay. It gets all that a built-in one gets: parameter groups,

@@ -240,6 +240,9 @@ impl DeepSpeedConfig {
         let optimizer = has_optimizer.then(|| optimizer::optimizer(&settings, &mut problems));
         // An engine on the CPU has in main memory what is offloaded there, and the notes go to nobody.
         let (shard, loss_scale) = dialect::shard(&mut dialects, Ranks::new(ranks, true), &mut problems);
+        if let Some(optimizer) = &optimizer {
+            optimizer::check_placement(&settings, optimizer, &shard, &mut problems);
+        }
         let dtype = match (settings.bool("bf16"), settings.bool("fp16")) {
             (true, _) => DType::BF16,
             (false, true) => DType::F16,

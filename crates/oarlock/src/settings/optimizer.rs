@@ -1,13 +1,14 @@
 //! Reads `optim`, `optim_args` and AdamW's keys into the rule of the optimizer.
 
-use oarlock_tensor::ops::optimizer::{AdjustLr, Rule};
+use oarlock_tensor::ops::optimizer::{AdjustLr, OneBit, OneBitKind, Rule};
 
 use super::keys::Range;
 use super::kwargs::Kwargs;
 use super::node::Entry;
 use super::problem::Problems;
 use super::resolve::Settings;
-use crate::config::OptimizerArgs;
+use crate::config::{OptimizerArgs, ShardArgs};
+use crate::shard::Placement;
 
 /// The names of `optim`, those of transformers and DeepSpeed.
 pub const OPTIMIZERS: &[&str] = &[
@@ -23,6 +24,9 @@ pub const OPTIMIZERS: &[&str] = &[
     "lamb",
     "adafactor",
     "muon",
+    "onebit_adam",
+    "zero_one_adam",
+    "onebit_lamb",
 ];
 
 /// The optimizer; what is wrong with it goes to `problems`.
@@ -73,11 +77,62 @@ pub fn optimizer(settings: &Settings, problems: &mut Problems) -> OptimizerArgs 
             adam_beta2: beta2,
             adam_eps: eps,
         },
+        "onebit_adam" | "zero_one_adam" | "onebit_lamb" => {
+            Rule::OneBit(OneBit { beta1, beta2, eps, kind: one_bit(&name, &mut kwargs) })
+        }
         // AdamW, and the stand-in for a name that was refused before.
         _ => Rule::AdamW { beta1, beta2, eps },
     };
     kwargs.finish();
     OptimizerArgs { rule, weight_decay: settings.f64("weight_decay"), targets: Vec::new() }
+}
+
+/// DeepSpeed's defaults.
+fn one_bit(name: &str, kwargs: &mut Kwargs<'_>) -> OneBitKind {
+    match name {
+        "zero_one_adam" => OneBitKind::ZeroOneAdam {
+            var_freeze_step: kwargs.count("var_freeze_step").unwrap_or(100_000),
+            var_update_scaler: kwargs.size("var_update_scaler").unwrap_or(16),
+            local_step_scaler: kwargs.size("local_step_scaler").unwrap_or(32_678),
+            local_step_clipper: kwargs.size("local_step_clipper").unwrap_or(16),
+        },
+        "onebit_lamb" => {
+            let kind = OneBitKind::Lamb {
+                freeze_step: kwargs.count("freeze_step").unwrap_or(100_000),
+                max_coeff: kwargs.number("max_coeff", Range::Positive).unwrap_or(10.0),
+                min_coeff: kwargs.number("min_coeff", Range::NotNegative).unwrap_or(0.01),
+                coeff_beta: kwargs.number("coeff_beta", Range::BelowOne).unwrap_or(0.9),
+                factor_max: kwargs.number("factor_max", Range::Positive).unwrap_or(4.0),
+                factor_min: kwargs.number("factor_min", Range::Positive).unwrap_or(0.5),
+                factor_threshold: kwargs.number("factor_threshold", Range::NotNegative).unwrap_or(0.1),
+            };
+            if let OneBitKind::Lamb { max_coeff, min_coeff, factor_max, factor_min, .. } = kind {
+                if min_coeff > max_coeff {
+                    kwargs.reject("`min_coeff` of `onebit_lamb` is greater than `max_coeff`".to_owned());
+                }
+                if factor_min > factor_max {
+                    kwargs.reject("`factor_min` of `onebit_lamb` is greater than `factor_max`".to_owned());
+                }
+            }
+            kind
+        }
+        _ => OneBitKind::Adam { freeze_step: kwargs.count("freeze_step").unwrap_or(100_000) },
+    }
+}
+
+/// Whether the optimizer can have this placement; what is wrong goes to `problems`.
+pub fn check_placement(
+    settings: &Settings,
+    optimizer: &OptimizerArgs,
+    shard: &ShardArgs,
+    problems: &mut Problems,
+) {
+    if matches!(optimizer.rule, Rule::OneBit(_)) && shard.optimizer == Placement::Sharded {
+        let message = format!("`{}` is not compatible with ZeRO or FSDP", optimizer.rule.name());
+        let help = "each rank has errors of its own for the whole model: write a DeepSpeed block with \
+                    \"zero_optimization\": {\"stage\": 0}";
+        settings.report(problems, message, &["optim"], help);
+    }
 }
 
 const ADJUST_LR: &[(&str, AdjustLr)] =

@@ -6,26 +6,38 @@ use crate::error::Result;
 use crate::shard::column::Column;
 use crate::shard::group::Group;
 use crate::shard::layout::runs;
+use crate::shard::outer::Outer;
 use crate::shard::passes::Core;
 
 /// Elements that are averaged at once.
 const CHUNK: usize = 1 << 16;
 
 impl Core {
-    /// Weights become their mean over the ranks; with `states`, the optimizer's states too.
-    pub fn average(&self, states: bool) -> Result<()> {
-        for group in self.groups.iter().filter(|group| group.trainable) {
+    /// Weights become their mean over the ranks, or what `outer` makes of it; with `states`, the optimizer's states become
+    /// theirs too.
+    pub fn average(&self, states: bool, mut outer: Option<&mut Outer>) -> Result<()> {
+        for (index, group) in self.groups.iter().filter(|group| group.trainable).enumerate() {
             group.state.gate.wait();
-            self.average_column(group, group.state.master.as_ref().unwrap_or(&group.state.weights))?;
+            self.average_column(group, group.state.master(), &mut |first, means| {
+                if let Some(outer) = &mut outer {
+                    outer.follow(index, first, means);
+                }
+            })?;
             self.refresh_working_copy(&self.device, group)?;
             for (column, _) in group.state.moments.iter().filter(|_| states) {
-                self.average_column(group, column)?;
+                self.average_column(group, column, &mut |_, _| ())?;
             }
         }
         Ok(())
     }
 
-    fn average_column(&self, group: &Group, column: &Column) -> Result<()> {
+    /// Calls `follow` with the place of the first of some means in the column, and the means, which it may change.
+    fn average_column(
+        &self,
+        group: &Group,
+        column: &Column,
+        follow: &mut dyn FnMut(usize, &mut [f64]),
+    ) -> Result<()> {
         let comm = &self.mesh.shard;
         let n = comm.world_size() as f64;
         let mut values = Vec::new();
@@ -35,7 +47,9 @@ impl Core {
                 column.read(run.start, &mut values)?;
                 let mut sums: Vec<f64> = values.iter().copied().map(f64::from).collect();
                 comm.all_reduce_f64(&mut sums, Scalar::Sum)?;
-                values.iter_mut().zip(sums).for_each(|(value, sum)| *value = (sum / n) as f32);
+                sums.iter_mut().for_each(|sum| *sum /= n);
+                follow(run.start, &mut sums);
+                values.iter_mut().zip(sums).for_each(|(value, mean)| *value = mean as f32);
                 column.write(&self.device, run.start, &values)?;
             }
         }

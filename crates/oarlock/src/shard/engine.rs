@@ -19,7 +19,9 @@ use crate::shard::group::{Grads, Group, GroupBuilder, Kind, Weights, offload_fil
 use crate::shard::layout::{BLOCK, runs};
 use crate::shard::leaving::UnitUse;
 use crate::shard::mesh::{Mesh, ranks_per_machine};
+use crate::shard::one_bit::OneBitSteps;
 use crate::shard::order::ready;
+use crate::shard::outer::{Outer, OuterStep};
 use crate::shard::passes::{Core, TapePass, UnitPasses};
 use crate::shard::placement::{Options, Placement, Placements, Untouched};
 use crate::shard::reduce::Home;
@@ -43,6 +45,10 @@ pub struct Engine {
     reduced: bool,
     /// Whether this rank steps on its own gradients, which no other adds to.
     local: bool,
+    /// Of a 1-bit optimizer.
+    one_bit: Option<OneBitSteps>,
+    /// The numbers of its last step.
+    last_numbers: Vec<ParamGroup>,
 }
 
 /// The blocks of all parameters of a model, in its order, by which norms are summed.
@@ -200,8 +206,19 @@ impl Engine {
             }
         }
         let left_out = core.groups.iter().map(|group| vec![0; group.layout.params().len()]).collect();
-        let pipe = stage.map(|stage| stage.pipe);
-        Ok(Engine { core, rule, blocks, pipe, n_steps: 0, left_out, reduced: false, local: false })
+        let one_bit = OneBitSteps::of(&rule, &core, stage.is_some())?;
+        Ok(Engine {
+            core,
+            rule,
+            blocks,
+            pipe: stage.map(|stage| stage.pipe),
+            n_steps: 0,
+            left_out,
+            reduced: false,
+            local: false,
+            one_bit,
+            last_numbers: Vec::new(),
+        })
     }
 
     /// Fills the weights; each rank reads what it needs, and no more of it at a time than a buffer holds. Parameters that
@@ -308,7 +325,7 @@ impl Engine {
     /// When a rank failed.
     pub fn reduce_grads(&mut self) -> Result<()> {
         if !self.reduced {
-            if self.local {
+            if self.steps_alone() {
                 self.core.complete_all()?
             } else {
                 self.core.reduce_all()?;
@@ -323,8 +340,39 @@ impl Engine {
     /// leave unit by unit while those passes run, where [`Options::overlap`] and the transport allow it. Without it,
     /// whole gradients (DDP, ZeRO-1) leave after the last pass, with the same bits.
     pub fn expect_step(&self) {
-        if !self.local && !self.reduced {
+        if !self.steps_alone() && !self.reduced {
             self.core.expect_step();
+        }
+    }
+
+    /// Whether no other rank adds to the gradients of the coming step.
+    fn steps_alone(&self) -> bool {
+        self.local || self.one_bit.as_ref().is_some_and(|one_bit| !one_bit.sums_gradients())
+    }
+
+    /// After it all ranks have the same weights: local steps of 0/1 Adam end before their time. All ranks call it.
+    ///
+    /// # Errors
+    /// When a rank failed.
+    pub fn end_local_steps(&mut self) -> Result<()> {
+        match &mut self.one_bit {
+            Some(one_bit) => one_bit.end_local_steps(&self.core, &self.last_numbers),
+            None => Ok(()),
+        }
+    }
+
+    /// From now on the first moment of a parameter is multiplied with `mask` whenever ranks have exchanged signs of it:
+    /// DeepSpeed's `exp_avg_mask`. One bit cannot say zero, so elements whose gradient is always zero need a 0 here.
+    ///
+    /// # Errors
+    /// Another optimizer than a 1-bit one, an unknown parameter, another number of elements.
+    pub fn set_exp_avg_mask(&mut self, name: &str, mask: &[f32]) -> Result<()> {
+        match &mut self.one_bit {
+            Some(one_bit) => one_bit.set_mask(&self.core, name, mask),
+            None => Err(Error::Usage(format!(
+                "exp_avg_mask is for 1-bit optimizers, not for {}",
+                self.rule.name()
+            ))),
         }
     }
 
@@ -346,21 +394,35 @@ impl Engine {
                 "ranks of a pipeline cannot step by themselves: each holds a part of the model".to_owned(),
             ));
         }
+        if local && self.one_bit.is_some() {
+            return Err(Error::Usage(format!(
+                "ranks cannot step by themselves with {}, which has its own way of sending less",
+                self.rule.name()
+            )));
+        }
         self.local = local;
         Ok(())
     }
 
-    /// The mean of the weights over all ranks, which have done the same number of steps by themselves; with `states`, of
+    /// The beginning of outer steps, from weights that are equal on all ranks.
+    ///
+    /// # Errors
+    /// Numbers that make no step.
+    pub fn begin_outer(&self, step: OuterStep) -> Result<Outer> {
+        Outer::new(step, self.core.groups.iter().filter(|group| group.trainable))
+    }
+
+    /// The mean of the weights over all ranks, or with `outer` a step towards it; the ranks have done the same number of steps by themselves; with `states`, of
     /// the optimizer's states too. Added in f64, so that every rank has the same bits.
     ///
     /// # Errors
     /// When a rank failed or has done another number of steps, or while somebody holds a weight.
-    pub fn average(&mut self, states: bool) -> Result<()> {
+    pub fn average(&mut self, states: bool, outer: Option<&mut Outer>) -> Result<()> {
         self.core
             .mesh
             .shard
             .agree("the number of optimizer steps before weights are averaged", self.n_steps)?;
-        self.core.average(states)
+        self.core.average(states, outer)
     }
 
     /// Multiplies the summed gradients by `scale`, which makes averages of them, and cuts their elements off at
@@ -369,6 +431,12 @@ impl Engine {
     /// # Errors
     /// When a rank failed.
     pub fn clip_grad_value(&mut self, scale: f32, value: f32) -> Result<()> {
+        if self.one_bit.is_some() {
+            return Err(Error::Usage(format!(
+                "clip_grad_value with {}: ranks have no common gradients to cut off; clip by norm",
+                self.rule.name()
+            )));
+        }
         self.reduce_grads()?;
         for group in self.core.groups.iter().filter(|group| group.trainable) {
             let (updated, device) = (group.state.updated.clone(), &self.core.device);
@@ -385,7 +453,9 @@ impl Engine {
         Ok(())
     }
 
-    /// The norm of the summed gradients, the same bits on every rank and for every placement.
+    /// The norm of the summed gradients, the same bits on every rank and for every placement. Where ranks exchange signs
+    /// instead of sums it is the root mean square of the norms that the sum would have if all ranks had each rank's
+    /// gradients.
     ///
     /// # Errors
     /// When a rank failed.
@@ -400,7 +470,7 @@ impl Engine {
         let counted = |group: &&Group| group.tied.as_ref().is_none_or(|tied| tied.tie.is_first);
         for group in groups().filter(counted) {
             // Each block's sum comes from its one owner; the others hold zeros, so the sum over ranks is exact.
-            let owned = match self.local {
+            let owned = match self.steps_alone() {
                 true => 0..group.layout.n_elems(),
                 false => group.layout.owned(shard.rank(), shard.world_size()),
             };
@@ -429,7 +499,11 @@ impl Engine {
         }
         let bad = squares.iter().position(|sum| !sum.is_finite());
         let first_bad = bad.and_then(|block| self.blocks.owner(block));
-        Ok(GradNorm { norm: update::tree_sum(&squares).sqrt(), first_bad })
+        let n_alike = match self.steps_alone() && !self.local {
+            true => shard.world_size() as f64,
+            false => 1.0,
+        };
+        Ok(GradNorm { norm: (n_alike * update::tree_sum(&squares)).sqrt(), first_bad })
     }
 
     /// One optimizer step on what this rank updates, with the numbers of each parameter group, then the new weights for
@@ -440,6 +514,9 @@ impl Engine {
     pub fn step(&mut self, param_groups: &[ParamGroup], grad_scale: f32) -> Result<()> {
         self.check_param_groups(param_groups)?;
         self.reduce_grads()?;
+        if self.one_bit.is_some() {
+            return self.one_bit_step(param_groups, grad_scale);
+        }
         let touched = match self.core.options.untouched {
             Untouched::Zero => None,
             Untouched::Skip => Some(self.core.touched()?),
@@ -458,6 +535,17 @@ impl Engine {
         self.core.update(param_groups, grad_scale, &step)?;
         self.reduced = false;
         self.publish()
+    }
+
+    fn one_bit_step(&mut self, param_groups: &[ParamGroup], grad_scale: f32) -> Result<()> {
+        self.core.begin_step()?;
+        self.n_steps += 1;
+        if let Some(one_bit) = &mut self.one_bit {
+            one_bit.step(&self.core, param_groups, grad_scale)?;
+        }
+        self.last_numbers = param_groups.to_vec();
+        self.reduced = false;
+        Ok(())
     }
 
     /// Each parameter has its numbers, and its state is that of its rule.
@@ -547,6 +635,9 @@ impl Engine {
             self.core.refresh_working_copy(&self.core.device, group)?;
         }
         self.n_steps = n_steps;
+        if let Some(one_bit) = &mut self.one_bit {
+            one_bit.resume(n_steps)?;
+        }
         self.clear_grads()?;
         self.publish()
     }

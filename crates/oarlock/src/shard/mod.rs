@@ -2,7 +2,7 @@
 //!
 //! `placement` says what is sharded, `mesh` among whom, `layout` who owns what. A `group` holds the parameters of a unit
 //! with their homes. During a step `passes` says what happens around the passes of a unit: `gather` brings its weights,
-//! `reduce` sums its gradients; `step` updates, through `staging` what is offloaded. `engine` is what the rest of the crate sees.
+//! `reduce` sums its gradients; `step` updates (`one_bit` where ranks exchange signs), through `staging` what is offloaded. `engine` is what the rest of the crate sees.
 
 mod average;
 mod column;
@@ -12,7 +12,9 @@ mod group;
 mod layout;
 mod leaving;
 mod mesh;
+mod one_bit;
 mod order;
+mod outer;
 mod passes;
 mod placement;
 mod pool;
@@ -30,6 +32,7 @@ mod topology;
 pub use engine::{Engine, GradNorm, Resident};
 pub(crate) use layout::runs;
 pub use layout::{BLOCK, Grain, Layout, LayoutParam};
+pub use outer::{Outer, OuterStep};
 pub use placement::{Gather, Lifetime, Offload, Options, Placement, Placements, Untouched};
 pub use source::{ParamSlice, SeededInit, WeightSource};
 pub use stage::Stage;

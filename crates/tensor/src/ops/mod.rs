@@ -24,6 +24,7 @@ mod linear_quantized;
 mod methods;
 mod noise;
 mod norm;
+pub mod one_bit;
 mod operand;
 mod operators;
 pub mod optimizer;

@@ -26,7 +26,7 @@ use crate::shape::Shape;
 
 pub use self::custom::{Custom, CustomRule, Update};
 use self::rule::is_matrix;
-pub use self::rule::{AdjustLr, LowRankArgs, Method, Needs, Role, Rule, Sides};
+pub use self::rule::{AdjustLr, LowRankArgs, Method, Needs, OneBit, OneBitKind, Role, Rule, Sides};
 pub use oarlock_kernels::optim::StepArgs;
 
 /// A part of a flat buffer.
@@ -241,6 +241,8 @@ fn dispatch<T: Float>(
         }
         Rule::LowRank(ref low) => low_rank::whole_step(cpu, low, args, buffers),
         Rule::Custom(ref rule) => custom_step(cpu, rule, args, shape, buffers, scratch),
+        // `check` has refused it.
+        Rule::OneBit(_) => {}
     }
 }
 
@@ -311,6 +313,9 @@ fn custom_step<T: Float>(
 
 /// Whether the parts fit the rule, the shape and their buffers.
 fn check(rule: &Rule, shape: &Shape, role: Role, parts: &UpdateParts<'_>) -> Result<()> {
+    if matches!(rule, Rule::OneBit(_)) {
+        return Err(Error::Usage(format!("a step of {} needs all ranks; an engine takes it", rule.name())));
+    }
     let wrong = |expected: String, got: String| Err(Error::Shape { op: rule.name(), expected, got });
     let whole = rule.needs() == Needs::WholeParameters;
     let n = if whole { shape.n_elems() } else { parts.grads.range.len() };

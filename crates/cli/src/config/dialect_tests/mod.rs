@@ -340,8 +340,13 @@ fn every_wrong_deepspeed_file_says_where_and_what_to_do() {
              cutoff_len, 2048 tokens)",
         ),
         (
-            "{\"optimizer\": {\"type\": \"OneBitAdam\"}}",
-            "ds.json:1:24: no optimizer `OneBitAdam` (there are AdamW, Adam, SGD, Adagrad, Lamb, Lion, Muon, Adafactor)",
+            "{\"optimizer\": {\"type\": \"MuSGD\"}}",
+            "ds.json:1:24: no optimizer `MuSGD` (did you mean `SGD`?)",
+        ),
+        (
+            "{\"optimizer\": {\"type\": \"OneBitAdam\"}, \"zero_optimization\": {\"stage\": 1}}",
+            "ds.json:1:24: `onebit_adam` is not compatible with ZeRO or FSDP (each rank has errors of its own for the \
+             whole model: write a DeepSpeed block with \"zero_optimization\": {\"stage\": 0})",
         ),
         (
             "{\"optimizer\": {\"type\": \"AdamX\"}}",

@@ -72,6 +72,63 @@ const METHODS: &[Method] = &[
             "adam_lr",
         ],
     },
+    Method {
+        names: &["OneBitAdam"],
+        optim: "onebit_adam",
+        params: &[
+            "lr",
+            "betas",
+            "eps",
+            "weight_decay",
+            "freeze_step",
+            "cuda_aware",
+            "comm_backend_name",
+            "bias_correction",
+            "eps_inside_sqrt",
+            "amsgrad",
+        ],
+    },
+    Method {
+        names: &["ZeroOneAdam"],
+        optim: "zero_one_adam",
+        params: &[
+            "lr",
+            "betas",
+            "eps",
+            "weight_decay",
+            "var_freeze_step",
+            "var_update_scaler",
+            "local_step_scaler",
+            "local_step_clipper",
+            "cuda_aware",
+            "comm_backend_name",
+            "bias_correction",
+            "eps_inside_sqrt",
+            "amsgrad",
+        ],
+    },
+    Method {
+        names: &["OneBitLamb"],
+        optim: "onebit_lamb",
+        params: &[
+            "lr",
+            "betas",
+            "eps",
+            "weight_decay",
+            "freeze_step",
+            "max_coeff",
+            "min_coeff",
+            "coeff_beta",
+            "factor_max",
+            "factor_min",
+            "factor_threshold",
+            "cuda_aware",
+            "comm_backend_name",
+            "bias_correction",
+            "eps_inside_sqrt",
+            "amsgrad",
+        ],
+    },
     Method { names: &["Adafactor"], optim: "adafactor", params: &["lr", "weight_decay", "beta2_decay", "d"] },
 ];
 
@@ -90,6 +147,8 @@ const NOT_ARGUMENTS: &[&str] = &[
     "amsgrad",
     "fp32_optimizer_states",
     "max_grad_norm",
+    "cuda_aware",
+    "comm_backend_name",
 ];
 
 /// Schedules of DeepSpeed, under their names there.
@@ -118,9 +177,15 @@ pub fn optimizer(block: &Dialect, settings: &Settings, entries: &mut Vec<Entry>,
         }
         Some((found?, name, location))
     });
-    let is_lamb = match &method {
-        Some((method, ..)) => method.optim == "lamb",
-        None => settings.text("optim").as_deref() == Some("lamb"),
+    let optim = match &method {
+        Some((method, ..)) => Some(method.optim.to_owned()),
+        None => settings.text("optim"),
+    };
+    let is_lamb = optim.as_deref() == Some("lamb");
+    // DeepSpeed takes these of its 1-bit optimizers and does not read them.
+    let is_unread = |name: &str| {
+        matches!(name, "bias_correction" | "eps_inside_sqrt")
+            && matches!(optim.as_deref(), Some("onebit_adam" | "zero_one_adam" | "onebit_lamb"))
     };
     let mut args = Vec::new();
     let mut args_place = None;
@@ -139,13 +204,13 @@ pub fn optimizer(block: &Dialect, settings: &Settings, entries: &mut Vec<Entry>,
         {
             entries.push(Entry::new(ours, setting.value.to_string(), location));
         } else if name == "bias_correction" && !is_lamb {
-            if matches!(setting.value, Value::Bool(false)) {
+            if matches!(setting.value, Value::Bool(false)) && !is_unread(name) {
                 let problem = Problem::new("`bias_correction: false` is not supported yet").at(location, "");
                 problems.push(
                     problem.help("only Lamb can leave it out; the moments of others are always corrected"),
                 );
             }
-        } else if !NOT_ARGUMENTS.contains(&name) {
+        } else if !NOT_ARGUMENTS.contains(&name) && !is_unread(name) {
             args.push(format!("{name}={}", setting.value));
             args_place.get_or_insert(location);
         }
@@ -304,6 +369,22 @@ mod tests {
                 "optim_args=max_coeff=10,min_coeff=0.01 optim=lamb",
             ),
             ("Lion", r#""betas": [0.9, 0.99]"#, "adam_beta1=0.9 adam_beta2=0.99 optim=lion"),
+            (
+                "OneBitAdam",
+                r#""lr": 0.1, "freeze_step": 400, "cuda_aware": false, "comm_backend_name": "nccl", "bias_correction": false"#,
+                "learning_rate=0.1 optim_args=freeze_step=400 optim=onebit_adam",
+            ),
+            (
+                "ZeroOneAdam",
+                r#""var_freeze_step": 9, "var_update_scaler": 2, "local_step_scaler": 3, "local_step_clipper": 4"#,
+                "optim_args=var_freeze_step=9,var_update_scaler=2,local_step_scaler=3,local_step_clipper=4 \
+                 optim=zero_one_adam",
+            ),
+            (
+                "onebitlamb",
+                r#""coeff_beta": 0.8, "factor_max": 4.0, "factor_min": 0.5, "factor_threshold": 0.1"#,
+                "optim_args=coeff_beta=0.8,factor_max=4,factor_min=0.5,factor_threshold=0.1 optim=onebit_lamb",
+            ),
             ("Adafactor", r#""d": 1.5"#, "optim_args=d=1.5 optim=adafactor"),
             (
                 "Muon",

@@ -69,7 +69,7 @@ impl Step {
                     elementwise("adam", &[1, 2], &scalars, [Some(true), None])
                 }
             },
-            Rule::LowRank(_) | Rule::Custom(_) => Err(Unable::NoForm),
+            Rule::LowRank(_) | Rule::OneBit(_) | Rule::Custom(_) => Err(Unable::NoForm),
         }
     }
 

@@ -107,8 +107,61 @@ pub enum Rule {
     /// AdamW in a subspace of the gradient of each hidden matrix (GaLore, Zhao et al. 2024; APOLLO, Zhu et al. 2025), and
     /// in the whole space on everything else. The subspace of a matrix has at most as many dims as the matrix.
     LowRank(LowRankArgs),
+    /// An optimizer whose ranks exchange signs: DeepSpeed's 1-bit family. Its steps need all ranks, so an engine takes them.
+    OneBit(OneBit),
     /// A rule from outside of this crate, which [`Rule::custom`] wraps.
     Custom(Custom),
+}
+
+/// The numbers of a 1-bit optimizer. Neither corrects the moments for their start at zero, as DeepSpeed's do not.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct OneBit {
+    /// Decay of the first moment.
+    pub beta1: f64,
+    /// Decay of the second moment.
+    pub beta2: f64,
+    /// Added to the root of the second moment.
+    pub eps: f64,
+    /// Which of them, with its own numbers.
+    pub kind: OneBitKind,
+}
+
+/// The 1-bit optimizers, with the names and meanings of DeepSpeed's parameters.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub enum OneBitKind {
+    /// `OneBitAdam` (Tang et al. 2021, <https://arxiv.org/abs/2102.02888>).
+    Adam {
+        /// The step from which the second moment is frozen and the ranks exchange signs of the first.
+        freeze_step: u64,
+    },
+    /// `ZeroOneAdam` (Lu et al. 2022, <https://arxiv.org/abs/2202.06009>).
+    ZeroOneAdam {
+        /// The last step that may update the second moment.
+        var_freeze_step: u64,
+        /// After so many updates of the second moment the interval between two of them doubles.
+        var_update_scaler: u64,
+        /// After so many steps behind the freeze the interval between two exchanges doubles.
+        local_step_scaler: u64,
+        /// The greatest interval between two exchanges.
+        local_step_clipper: u64,
+    },
+    /// `OneBitLamb` (Li et al. 2021, <https://arxiv.org/abs/2104.06069>).
+    Lamb {
+        /// As of 1-bit Adam.
+        freeze_step: u64,
+        /// The greatest ratio of norms before the freeze.
+        max_coeff: f64,
+        /// The least ratio of norms before the freeze.
+        min_coeff: f64,
+        /// What the mean of the ratios before the freeze keeps of itself.
+        coeff_beta: f64,
+        /// The greatest factor on the frozen ratio.
+        factor_max: f64,
+        /// The least factor on the frozen ratio.
+        factor_min: f64,
+        /// The greatest relative change of the factor from step to step.
+        factor_threshold: f64,
+    },
 }
 
 /// How Muon's learning rate follows the shape of a matrix: torch's `adjust_lr_fn`.
@@ -152,6 +205,9 @@ impl Rule {
             Rule::Muon { .. } => "muon",
             Rule::LowRank(LowRankArgs { method: Method::GaLore, .. }) => "galore",
             Rule::LowRank(LowRankArgs { method: Method::Apollo { .. }, .. }) => "apollo",
+            Rule::OneBit(OneBit { kind: OneBitKind::Adam { .. }, .. }) => "onebit_adam",
+            Rule::OneBit(OneBit { kind: OneBitKind::ZeroOneAdam { .. }, .. }) => "zero_one_adam",
+            Rule::OneBit(OneBit { kind: OneBitKind::Lamb { .. }, .. }) => "onebit_lamb",
             Rule::Custom(rule) => rule.name(),
         }
     }
@@ -162,6 +218,7 @@ impl Rule {
             Rule::Lamb { .. } | Rule::Adafactor { .. } | Rule::Muon { .. } | Rule::LowRank(_) => {
                 Needs::WholeParameters
             }
+            Rule::OneBit(OneBit { kind: OneBitKind::Lamb { .. }, .. }) => Needs::WholeParameters,
             Rule::Custom(rule) => rule.needs(),
             _ => Needs::Elementwise,
         }
@@ -185,6 +242,8 @@ impl Rule {
             Rule::Muon { .. } => &["momentum_buffer", "exp_avg", "exp_avg_sq"],
             Rule::LowRank(LowRankArgs { method: Method::GaLore, .. }) => &LOW_RANK_STATES[..3],
             Rule::LowRank(_) => &LOW_RANK_STATES,
+            Rule::OneBit(OneBit { kind: OneBitKind::Lamb { .. }, .. }) => &ONE_BIT_LAMB_STATES,
+            Rule::OneBit(_) => &ONE_BIT_LAMB_STATES[..2],
             Rule::Custom(rule) => rule.states(),
         }
     }
@@ -209,6 +268,7 @@ impl Rule {
                 used.then_some(*shape)
             }
             Rule::LowRank(low) => low_rank_state(low, index, shape, role),
+            Rule::OneBit(_) if index == 3 => Shape::new(&[3]).ok(),
             Rule::Custom(rule) => rule.state_shape(index, shape),
             _ => (index < self.state_names().len()).then_some(*shape),
         }
@@ -226,7 +286,9 @@ impl Rule {
             | Rule::Adam { beta1, beta2, .. }
             | Rule::Lion { beta1, beta2 }
             | Rule::Lamb { beta1, beta2, .. } => Some([beta1, beta2]),
-            Rule::LowRank(LowRankArgs { beta1, beta2, .. }) => Some([beta1, beta2]),
+            Rule::LowRank(LowRankArgs { beta1, beta2, .. }) | Rule::OneBit(OneBit { beta1, beta2, .. }) => {
+                Some([beta1, beta2])
+            }
             Rule::Custom(ref rule) => rule.betas(),
             Rule::Sgd { .. } | Rule::Adagrad { .. } | Rule::Adafactor { .. } | Rule::Muon { .. } => None,
         }
@@ -240,13 +302,18 @@ impl Rule {
             | Rule::Adam { beta1, beta2, .. }
             | Rule::Lion { beta1, beta2 }
             | Rule::Lamb { beta1, beta2, .. }
-            | Rule::LowRank(LowRankArgs { beta1, beta2, .. }) => [*beta1, *beta2] = betas,
+            | Rule::LowRank(LowRankArgs { beta1, beta2, .. })
+            | Rule::OneBit(OneBit { beta1, beta2, .. }) => [*beta1, *beta2] = betas,
             Rule::Custom(rule) => *rule = rule.with_betas(betas),
             Rule::Sgd { .. } | Rule::Adagrad { .. } | Rule::Adafactor { .. } | Rule::Muon { .. } => {}
         }
         self
     }
 }
+
+/// The states of 1-bit LAMB: both moments, the second moment that goes on after the freeze, and three numbers of a
+/// parameter: the frozen coefficient, the last factor and the scale of the first moment.
+const ONE_BIT_LAMB_STATES: [&str; 4] = ["exp_avg", "exp_avg_sq", "exp_avg_sq_fresh", "lamb_numbers"];
 
 /// The states of a rule in a subspace: both moments, the vectors of the subspace, and the norm of the last step.
 const LOW_RANK_STATES: [&str; 4] = ["exp_avg", "exp_avg_sq", "ortho_matrix", "scaled_grad"];
