@@ -9,4 +9,6 @@ pub mod schedule;
 mod stages;
 
 pub use partition::{UnitWeight, partition};
+pub(crate) use links::message_seconds;
+pub(crate) use stages::unit_weights;
 pub use stages::{Pipeline, Work};
