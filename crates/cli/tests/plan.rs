@@ -20,7 +20,16 @@ fn a_measured_profile_gives_the_same_plan_again_and_others_from_it() {
     let site = Site::new();
     let said = run(site.oarlock(&[&PLAN[..], &["--profile", "here.json", "--watts", "100"]].concat()));
     assert_eq!(said.code, Some(0), "{said:?}");
-    for word in ["ZeRO-1", "DDP", "2 stages", "recommended: ", "tokens/s", "to the end", "energy", "a step has 8 sequences"] {
+    for word in [
+        "ZeRO-1",
+        "DDP",
+        "2 stages",
+        "recommended: ",
+        "tokens/s",
+        "to the end",
+        "energy",
+        "a step has 8 sequences",
+    ] {
         assert!(said.stdout.contains(word), "it does not say {word:?}: {said:?}");
     }
     assert!(said.stderr.contains("measured in"), "{said:?}");
@@ -51,9 +60,13 @@ fn a_measured_profile_gives_the_same_plan_again_and_others_from_it() {
     assert!(predictions.contains(&plan["recommended"]));
 
     // The same machine twice, with a link between.
-    let words = ["--machines", "2", "--ranks", "2", "--bandwidth", "1Gbit/s", "--latency", "0.2ms", "--steps", "7"];
+    let words =
+        ["--machines", "2", "--ranks", "2", "--bandwidth", "1Gbit/s", "--latency", "0.2ms", "--steps", "7"];
     let plan = json(&[&words[..], &["num_processes=4", "gradient_accumulation_steps=1"]].concat());
-    assert_eq!((plan["network"]["latency"].as_f64(), plan["network"]["bandwidth"].as_f64()), (Some(2e-4), Some(125e6)));
+    assert_eq!(
+        (plan["network"]["latency"].as_f64(), plan["network"]["bandwidth"].as_f64()),
+        (Some(2e-4), Some(125e6))
+    );
     assert_eq!(plan["steps"], 7);
     let predictions = plan["predictions"].as_array().unwrap();
     assert!(predictions.iter().any(|one| one["placement"] == "HYBRID_SHARD"));

@@ -147,7 +147,11 @@ pub(super) fn run(args: &PlanArgs) -> Outcome {
         watts,
         changes: best.map_or_else(Vec::new, |best| changes(&facts, &cluster, &config, &best.choice)),
     };
-    print(&if args.json { format!("{:#}\n", plan_table::json(&shown, &profile)) } else { plan_table::table(&shown) })
+    print(&if args.json {
+        format!("{:#}\n", plan_table::json(&shown, &profile))
+    } else {
+        plan_table::table(&shown)
+    })
 }
 
 /// The machines, and the threads of a rank.
@@ -162,8 +166,8 @@ fn cluster(args: &PlanArgs, config: &ResolvedConfig) -> Result<(Cluster, usize),
         }
         (_, Some(bandwidth), Some(latency)) => Some(Network { latency, bandwidth }),
         _ => {
-            let help = "write --bandwidth 10Gbit/s --latency 0.1ms; `oarlock plan --link` measures both, on ranks that a launcher \
-                        has started on two machines";
+            let help = "write --bandwidth 10Gbit/s --latency 0.1ms; `oarlock plan --link` measures both, on ranks that a \
+                        launcher has started on two machines";
             return Err(refuse(format!("{machines} machines need --bandwidth and --latency"), help));
         }
     };
@@ -184,7 +188,10 @@ fn batches(args: &PlanArgs, config: &ResolvedConfig) -> Result<Vec<usize>, Failu
         false => args.batches.clone(),
     };
     if args.batches.contains(&0) {
-        return Err(refuse("--batches: a micro-batch has at least one sequence".to_owned(), "write --batches 1,2,4"));
+        return Err(refuse(
+            "--batches: a micro-batch has at least one sequence".to_owned(),
+            "write --batches 1,2,4",
+        ));
     }
     let all = config.train.batch_size * config.train.accumulation * config.ranks.num_processes;
     batches.retain(|&batch| batch > 0 && batch <= all);

@@ -37,8 +37,21 @@ pub fn table(shown: &Shown<'_>) -> String {
         facts.len,
     );
     let mut rows = vec![
-        ["", "placement", "micro-batches", "recompute", "step", "tokens/s", "waits", "idle", "memory a rank", "sent a step", "to the end", "energy"]
-            .map(str::to_owned),
+        [
+            "",
+            "placement",
+            "micro-batches",
+            "recompute",
+            "step",
+            "tokens/s",
+            "waits",
+            "idle",
+            "memory a rank",
+            "sent a step",
+            "to the end",
+            "energy",
+        ]
+        .map(str::to_owned),
     ];
     for one in *predictions {
         let mark = match (one.fits, best.is_some_and(|best| best == one), one.choice == facts.written) {
@@ -92,7 +105,8 @@ pub fn table(shown: &Shown<'_>) -> String {
     }
     text.push('\n');
     match best {
-        None => text.push_str("nothing fits: use more machines, smaller micro-batches (--batches) or offloading\n"),
+        None => text
+            .push_str("nothing fits: use more machines, smaller micro-batches (--batches) or offloading\n"),
         Some(best) => {
             let _ = writeln!(
                 text,

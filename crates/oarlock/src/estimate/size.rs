@@ -209,7 +209,8 @@ impl ModelSize {
 
     /// The part of the model that a stage of a pipeline holds: these units, and those whose weights they use.
     pub(crate) fn of_units(&self, units: &std::ops::Range<usize>) -> ModelSize {
-        let mut kept: Vec<usize> = units.clone().flat_map(|unit| self.shared[unit].iter().copied().chain([unit])).collect();
+        let mut kept: Vec<usize> =
+            units.clone().flat_map(|unit| self.shared[unit].iter().copied().chain([unit])).collect();
         kept.sort_unstable();
         kept.dedup();
         let place = |home: &usize| kept.binary_search(home).ok();

@@ -45,7 +45,8 @@ impl fmt::Display for Choice {
 pub fn choices(facts: &Facts, cluster: &Cluster, batches: &[usize]) -> Vec<Choice> {
     let ranks = cluster.n_ranks();
     let mut all = Vec::new();
-    let stages = (1..=ranks).filter(|stages| ranks.is_multiple_of(*stages) && *stages <= facts.unit_weights.len());
+    let stages =
+        (1..=ranks).filter(|stages| ranks.is_multiple_of(*stages) && *stages <= facts.unit_weights.len());
     for n_stages in stages {
         for stage in Stage::ALL {
             // Stages of a pipeline keep whole gradients, as in DeepSpeed. One rank has nothing to shard.
@@ -64,7 +65,14 @@ pub fn choices(facts: &Facts, cluster: &Cluster, batches: &[usize]) -> Vec<Choic
                         let micro = batch * data_ranks;
                         if facts.global_batch.is_multiple_of(micro) {
                             let accumulation = facts.global_batch / micro;
-                            all.push(Choice { stage, by_machine, stages: n_stages, recompute, batch, accumulation });
+                            all.push(Choice {
+                                stage,
+                                by_machine,
+                                stages: n_stages,
+                                recompute,
+                                batch,
+                                accumulation,
+                            });
                         }
                     }
                 }

@@ -5,7 +5,9 @@ use oarlock_tensor::{Device, Par};
 
 use crate::config::{Finetuning, Length, ObjectiveArgs, PartitionMethod, Recompute, ShardGroup, TrainConfig};
 use crate::error::{Error, Result};
-use crate::estimate::{DryRun, ModelSize, Settings, Stage, StepShape, decoder_step, program_bytes, settings_of};
+use crate::estimate::{
+    DryRun, ModelSize, Settings, Stage, StepShape, decoder_step, program_bytes, settings_of,
+};
 use crate::model::Decoder;
 use crate::model::hf::HfConfig;
 use crate::pipeline::{UnitWeight, unit_weights};
@@ -87,7 +89,9 @@ impl Facts {
                 accumulation: config.train.accumulation,
             },
             settings,
-            global_batch: config.train.batch_size * config.train.accumulation * (ranks.num_processes / stages).max(1),
+            global_batch: config.train.batch_size
+                * config.train.accumulation
+                * (ranks.num_processes / stages).max(1),
             len: config.data.cutoff_len,
             hidden_size,
             steps: match config.train.length {
@@ -147,6 +151,14 @@ pub(super) fn objective(config: &TrainConfig) -> NextToken {
 /// The shape of micro-batches of so many sequences, each as long as it may be.
 pub(super) fn shape(config: &TrainConfig, batch: usize) -> StepShape {
     let len = config.data.cutoff_len;
-    let longest = config.data.packing.is_unpadded().then_some(crate::estimate::Longest { train: batch * len, eval: 0 });
-    StepShape { batch, len, documents: config.data.packing.has_documents(), eval_batch: None, longest, parts: 1 }
+    let longest =
+        config.data.packing.is_unpadded().then_some(crate::estimate::Longest { train: batch * len, eval: 0 });
+    StepShape {
+        batch,
+        len,
+        documents: config.data.packing.has_documents(),
+        eval_batch: None,
+        longest,
+        parts: 1,
+    }
 }

@@ -125,11 +125,13 @@ impl Depths {
             HfConfig::new(DecoderConfig { layers, ..hf.decoder().clone() }, hf.special().clone())
         };
         let elems = |hf: &HfConfig| -> Result<usize> {
-            let groups = ModelSize::wrapped(&decoder(config, hf, false)?, config.train.dtype, &config.shard.wrap);
+            let groups =
+                ModelSize::wrapped(&decoder(config, hf, false)?, config.train.dtype, &config.shard.wrap);
             let groups = groups.unit_groups(None);
             Ok(groups.iter().flatten().filter(|group| group.is_trained).map(|group| group.elems).sum())
         };
-        let block = ModelSize::of(&decoder(config, &of(2.min(n_layers)), false)?, config.train.dtype).n_params()
+        let block = ModelSize::of(&decoder(config, &of(2.min(n_layers)), false)?, config.train.dtype)
+            .n_params()
             - ModelSize::of(&decoder(config, &of(1), false)?, config.train.dtype).n_params();
         let more = if block < SMALL_BLOCK { 4 } else { 2 };
         let hf = [of(1), of(more.min(n_layers))];
@@ -157,16 +159,21 @@ fn check_memory(
     batches: &[usize],
 ) -> Result<()> {
     let (dtype, largest) = (config.train.dtype, batches.iter().copied().max().unwrap_or(1));
-    let model = decoder(config, &depths.hf[1], false)?;
     let device = Device::dry(Isa::detect(), Par::threads(threads)?);
-    let step = decoder_step(&model, dtype, &device, shape(config, largest), &dry_pass(&objective(config)))?;
-    let estimate =
-        estimate(&ModelSize::of(&model, dtype), &Settings::new(dtype, Stage::Optimizer, ranks), Some(&step), 0);
+    let of = |hf: &HfConfig| -> Result<_> {
+        let model = decoder(config, hf, false)?;
+        let step =
+            decoder_step(&model, dtype, &device, shape(config, largest), &dry_pass(&objective(config)))?;
+        let settings = Settings::new(dtype, Stage::Optimizer, ranks);
+        Ok(estimate(&ModelSize::of(&model, dtype), &settings, Some(&step), 0))
+    };
+    let mut estimate = of(&depths.hf[1])?;
+    estimate.parts.extend(of(&depths.hf[0])?.parts);
     match Limits::current()?.broken_by(&estimate) {
         None => Ok(()),
         Some(limit) => Err(Error::Usage(format!(
-            "plan: to measure {} blocks of the model with micro-batches of {largest} sequences on {ranks} rank(s) takes {}, but {} \
-             is {}; measure smaller micro-batches (--batches) or fewer ranks (--ranks), or give measurements of a larger \
+            "plan: to measure one and {} blocks of the model with micro-batches of {largest} sequences on {ranks} rank(s) takes \
+             {}, but {} is {}; measure smaller micro-batches (--batches) or fewer ranks (--ranks), or give measurements of a larger \
              machine (--profile)",
             depths.hf[1].decoder().layers.len(),
             crate::estimate::readable(estimate.machine()),
@@ -268,7 +275,8 @@ impl Args<'_> {
 
     fn accelerator(&self) -> Result<Accelerator> {
         let config = self.config;
-        let unsharded = ShardArgs { optimizer: Placement::Sharded, wrap: config.shard.wrap.clone(), ..ShardArgs::UNSAID };
+        let unsharded =
+            ShardArgs { optimizer: Placement::Sharded, wrap: config.shard.wrap.clone(), ..ShardArgs::UNSAID };
         let hidden_size = self.depths.hf[0].decoder().hidden_size;
         let cpu_path = config.ranks.cpu_path.as_deref().map(str::parse).transpose().map_err(Error::Usage)?;
         Accelerator::new(&AcceleratorConfig {

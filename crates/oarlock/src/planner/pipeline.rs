@@ -52,8 +52,12 @@ pub fn passes(
         Some(Instruction::Receive { .. }) => false,
     }) {
         match next(&at, stage) {
-            Some(Instruction::Forward(place)) => clock[stage] += parts[place.chunk * n_stages + stage].forward,
-            Some(Instruction::Backward(place)) => clock[stage] += parts[place.chunk * n_stages + stage].backward,
+            Some(Instruction::Forward(place)) => {
+                clock[stage] += parts[place.chunk * n_stages + stage].forward
+            }
+            Some(Instruction::Backward(place)) => {
+                clock[stage] += parts[place.chunk * n_stages + stage].backward
+            }
             Some(Instruction::Send { to, .. }) => {
                 let end = clock[stage].max(clock[to]) + message(stage, to);
                 (clock[stage], clock[to]) = (end, end);
@@ -67,4 +71,3 @@ pub fn passes(
     let messages = sent.into_iter().max().unwrap_or(0);
     Ok(Passed { seconds: clock.into_iter().fold(0.0, f64::max), messages })
 }
-

@@ -23,7 +23,8 @@ impl Power {
     fn of(folder: &Path) -> Power {
         let entries = fs::read_dir(folder).into_iter().flatten().flatten();
         // Packages are `intel-rapl:0`; their parts, which they contain, have a second number.
-        let is_package = |name: &str| name.strip_prefix("intel-rapl:").is_some_and(|n| !n.is_empty() && !n.contains(':'));
+        let is_package =
+            |name: &str| name.strip_prefix("intel-rapl:").is_some_and(|n| !n.is_empty() && !n.contains(':'));
         let packages = entries.filter(|entry| entry.file_name().to_str().is_some_and(is_package));
         let counters = packages.filter_map(|package| {
             let path = package.path().join("energy_uj");
@@ -38,7 +39,8 @@ impl Power {
         let mut microjoules = 0;
         for (path, before, range) in &self.counters {
             let now = read(path)?;
-            microjoules += if now >= *before { now - before } else { now.checked_add(range.checked_sub(*before)?)? };
+            microjoules +=
+                if now >= *before { now - before } else { now.checked_add(range.checked_sub(*before)?)? };
         }
         (!self.counters.is_empty() && seconds > 0.0).then(|| microjoules as f64 / 1e6 / seconds)
     }

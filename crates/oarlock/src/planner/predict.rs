@@ -201,7 +201,8 @@ impl Costs<'_> {
             first[unit] = all.len();
             n_blocks += own.iter().map(|group| group.n_blocks).sum::<usize>();
             // A stage has a copy of what an earlier one shares with it.
-            let is_used = (0..groups.len()).any(|user| is_here(user) && (user == unit || size.shared_units()[user].contains(&unit)));
+            let is_used = (0..groups.len())
+                .any(|user| is_here(user) && (user == unit || size.shared_units()[user].contains(&unit)));
             let own = own.iter().filter(|_| is_used);
             all.extend(own.map(|group| Group {
                 elems: group.elems,
@@ -214,7 +215,12 @@ impl Costs<'_> {
         let unit = |index: usize| {
             let (forward, backward) = if part.is_none() { times[index] } else { (0.0, 0.0) };
             let shared = size.shared_units()[index].iter().flat_map(|&home| of(home));
-            Unit { forward, backward, uses: of(index).chain(shared).collect(), completes: of(index).collect() }
+            Unit {
+                forward,
+                backward,
+                uses: of(index).chain(shared).collect(),
+                completes: of(index).collect(),
+            }
         };
         let units = (0..groups.len()).map(unit).collect();
         let Choice { stage, accumulation, by_machine, .. } = self.choice;
@@ -239,7 +245,11 @@ impl Costs<'_> {
             // The passes of a pipeline are over when its gradients leave.
             overlaps: settings.overlap && !self.shares_memory() && part.is_none(),
             n_blocks,
-            accumulate: if self.data_ranks > 1 || shards_gradients { self.profile.accumulate / shard as f64 } else { 0.0 },
+            accumulate: if self.data_ranks > 1 || shards_gradients {
+                self.profile.accumulate / shard as f64
+            } else {
+                0.0
+            },
             norm: self.profile.norm.at(owned),
             update: self.profile.update.at(updated),
             rest: self.profile.rest,
@@ -276,20 +286,27 @@ impl Costs<'_> {
                 slowest = end;
             }
         }
-        if let Some(tied) = self.tied_bytes(&ranges) {
-            // Both stages hold shared embeddings, whose gradients are added up once more.
-            slowest.seconds += self.profile.all_reduce.at(tied / 4.0);
-        }
         slowest.seconds += passed.seconds;
         let work = parts.iter().map(|part| part.forward + part.backward).sum::<f64>() / stages as f64;
         let idle = passed.seconds - work * accumulation as f64;
         let has_boundary = (1..stages).any(|stage| machine_of(stage) != machine_of(stage - 1));
-        let sent = if has_boundary { 2.0 * accumulation as f64 * crossing * bytes } else { 0.0 };
+        let mut sent = if has_boundary { 2.0 * accumulation as f64 * crossing * bytes } else { 0.0 };
+        if let Some(tied) = self.tied_bytes(&ranges) {
+            // The first and the last stage hold shared embeddings, whose gradients are added up over both.
+            let call = Call { operation: CallKind::AllReduce, bytes: tied, over: Over::Shard };
+            let machines = if machine_of(0) == machine_of(stages - 1) { 1 } else { 2 };
+            let pair = Ranks { machines, per_machine: 2 / machines, groups: crossing as usize };
+            sent += pair.sent(call);
+            slowest.seconds += match self.cluster.network.filter(|_| machines > 1) {
+                Some(network) => pair.time(call, network, self.profile.message),
+                None => self.profile.all_reduce.at((tied / 4) as f64),
+            };
+        }
         Ok((slowest, idle, sent))
     }
 
     /// Bytes of the gradients of what several stages hold.
-    fn tied_bytes(&self, ranges: &[Range<usize>]) -> Option<f64> {
+    fn tied_bytes(&self, ranges: &[Range<usize>]) -> Option<u64> {
         let stage_of = |unit: usize| ranges.iter().position(|range| range.contains(&unit));
         let shared = self.facts.size.shared_units().iter().enumerate();
         let mut tied: Vec<usize> = shared
@@ -300,7 +317,7 @@ impl Costs<'_> {
         tied.dedup();
         let groups = self.groups();
         let elems: usize = tied.iter().flat_map(|&unit| &groups[unit]).map(|group| group.elems).sum();
-        (elems > 0).then_some(4.0 * elems as f64)
+        (elems > 0).then_some(4 * elems as u64)
     }
 
     /// Bytes of a rank, and of a machine.
@@ -314,7 +331,11 @@ impl Costs<'_> {
             ranks: self.data_ranks,
             group: if by_machine { self.cluster.ranks } else { self.data_ranks },
             apart,
-            lifetime: if stage == Stage::Parameters { self.facts.settings.lifetime } else { Lifetime::OneUse },
+            lifetime: if stage == Stage::Parameters {
+                self.facts.settings.lifetime
+            } else {
+                Lifetime::OneUse
+            },
             ..self.facts.settings.clone()
         };
         if stages == 1 {

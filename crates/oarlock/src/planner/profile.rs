@@ -62,9 +62,13 @@ impl Subject {
             ("dtype", &self.dtype, &other.dtype),
             ("kernels", &self.kernels, &other.kernels),
         ];
-        let words = pairs.into_iter().filter(|(_, a, b)| a != b).map(|(what, a, b)| format!("{what}: {a}, not {b}"));
+        let words =
+            pairs.into_iter().filter(|(_, a, b)| a != b).map(|(what, a, b)| format!("{what}: {a}, not {b}"));
         let numbers = [("ranks", self.ranks, other.ranks), ("threads", self.threads, other.threads)];
-        let numbers = numbers.into_iter().filter(|(_, a, b)| a != b).map(|(what, a, b)| format!("{what}: {a}, not {b}"));
+        let numbers = numbers
+            .into_iter()
+            .filter(|(_, a, b)| a != b)
+            .map(|(what, a, b)| format!("{what}: {a}, not {b}"));
         words.chain(numbers).collect()
     }
 }
@@ -147,14 +151,19 @@ impl Profile {
     /// A file that is none, or one of something else.
     pub fn load(path: &Path, subject: &Subject) -> Result<Profile> {
         let text = std::fs::read_to_string(path).map_err(Error::io("read", path))?;
-        let profile: Profile = serde_json::from_str(&text)
-            .map_err(|error| Error::bad_file(path, format!("{error}; expected a profile of `oarlock plan`")))?;
+        let profile: Profile = serde_json::from_str(&text).map_err(|error| {
+            Error::bad_file(path, format!("{error}; expected a profile of `oarlock plan`"))
+        })?;
         let differences = profile.subject.differences(subject);
         if !differences.is_empty() {
             let what = differences.join("; ");
-            return Err(Error::bad_file(path, format!("a profile of something else ({what}); remove it, and it is measured again")));
+            return Err(Error::bad_file(
+                path,
+                format!("a profile of something else ({what}); remove it, and it is measured again"),
+            ));
         }
-        let numbers = [profile.norm, profile.update, profile.reduce_scatter, profile.all_reduce, profile.message];
+        let numbers =
+            [profile.norm, profile.update, profile.reduce_scatter, profile.all_reduce, profile.message];
         let numbers = numbers.into_iter().flat_map(|line| [line.fixed, line.each]);
         let halves = profile.passes.iter().flat_map(|passes| [passes.forward, passes.backward]);
         let mut all = numbers
@@ -162,7 +171,10 @@ impl Profile {
             .chain([profile.accumulate, profile.rest])
             .chain(profile.watts);
         if profile.passes.is_empty() || !all.all(|x| x.is_finite() && x >= 0.0) {
-            return Err(Error::bad_file(path, "times of a profile are numbers of at least 0, and it has passes".to_owned()));
+            return Err(Error::bad_file(
+                path,
+                "times of a profile are numbers of at least 0, and it has passes".to_owned(),
+            ));
         }
         Ok(profile)
     }
@@ -172,7 +184,8 @@ impl Profile {
     /// # Errors
     /// A file that cannot be written.
     pub fn save(&self, path: &Path) -> Result<()> {
-        let text = serde_json::to_string_pretty(self).map_err(|error| Error::bad_file(path, error.to_string()))?;
+        let text =
+            serde_json::to_string_pretty(self).map_err(|error| Error::bad_file(path, error.to_string()))?;
         std::fs::write(path, text + "\n").map_err(Error::io("write", path))
     }
 }

@@ -211,7 +211,8 @@ impl Run<'_> {
         let elems = |group: usize| if step.groups[group].is_gathered { step.groups[group].elems } else { 0 };
         let open = (0..step.groups.len()).filter(|&group| self.gathered[group].is_some());
         let (mut live, mut ahead): (usize, usize) = (open.map(elems).sum(), 0);
-        let next: Vec<usize> = if forward { (unit + 1..step.units.len()).collect() } else { (0..unit).rev().collect() };
+        let next: Vec<usize> =
+            if forward { (unit + 1..step.units.len()).collect() } else { (0..unit).rev().collect() };
         for unit in next {
             let closed = step.units[unit].uses.iter().filter(|&&group| self.gathered[group].is_none());
             let more: usize = closed.map(|&group| elems(group)).sum();
@@ -232,7 +233,8 @@ impl Run<'_> {
             self.n_holds[group] += 1;
             let Group { elems, element_bytes, is_gathered, .. } = self.step.groups[group];
             if is_gathered && self.gathered[group].is_none() {
-                self.gathered[group] = Some(self.begin(CallKind::AllGather, (elems * element_bytes) as u64, Over::Shard));
+                self.gathered[group] =
+                    Some(self.begin(CallKind::AllGather, (elems * element_bytes) as u64, Over::Shard));
             }
         }
     }
@@ -271,7 +273,9 @@ impl Run<'_> {
     /// Takes up the reductions of all but the `kept` units left last, where sharded gradients leave through buffers.
     fn finish_earlier(&mut self, kept: u64) {
         let is_earlier = |leaving: &Leaving| leaving.left + kept <= self.n_left;
-        if self.step.shards_gradients && let Some(last) = self.leaving.iter().rposition(is_earlier) {
+        if self.step.shards_gradients
+            && let Some(last) = self.leaving.iter().rposition(is_earlier)
+        {
             self.finish_leaving(last + 1);
         }
     }
