@@ -101,7 +101,7 @@ fn what_cannot_be_planned_is_told() {
         (&["plan", "train.yaml", "--batches", "0"], "at least one sequence"),
         (&["plan", "train.yaml", "--machines", "2"], "need --bandwidth and --latency"),
         (&["plan", "train.yaml", "--latency", "1ms"], "one machine has no link"),
-        (&["plan", "train.yaml", "--ranks", "3"], "cannot be divided over 3 ranks"),
+        (&["plan", "train.yaml", "--ranks", "7"], "cannot be divided over 7 ranks"),
         (&["plan", "train.yaml", "nonsense=1"], "nonsense"),
         (&["plan", "train.yaml", "stage=dpo"], "stage"),
         (&["plan", "train.yaml", "sequence_parallel_size=2", "num_processes=2"], "not predicted yet"),

@@ -2,7 +2,7 @@
 
 use std::collections::BTreeMap;
 
-use oarlock_comm::{Communicator, Link, Operation, Recorded};
+use oarlock_comm::{Communicator, Link, Recorded};
 use oarlock_tensor::DType;
 use proptest::prelude::*;
 
@@ -241,12 +241,11 @@ fn predicted(facts: &Facts, cluster: &Cluster, choice: Choice) -> Prediction {
 
 /// What each rank of a real training step calls, with what is sharded.
 fn counted(
-    dtype: DType,
     options: Options,
     ranks: usize,
     n_layers: usize,
     micro: usize,
-) -> BTreeMap<(Operation, u64), u64> {
+) -> BTreeMap<(&'static str, u64), u64> {
     let rank = |comm: Communicator| {
         // Each has memory of its own, and collectives proceed beside the passes, as over MPI and Gloo.
         let link = Link { latency: std::time::Duration::ZERO, bandwidth: f64::INFINITY };
@@ -265,7 +264,7 @@ fn counted(
             .unwrap();
         let recorded = comm.recorded();
         comm.finish();
-        recorded.into_iter().map(|one| ((one.operation, one.bytes), one.calls)).collect()
+        recorded.into_iter().map(|one| ((one.operation.name(), one.bytes), one.calls)).collect()
     };
     std::thread::scope(|scope| {
         let comms = oarlock_comm::shm::threads(ranks).unwrap();
@@ -273,6 +272,9 @@ fn counted(
         ranks.into_iter().map(|rank| rank.join().unwrap()).next_back().unwrap()
     })
 }
+
+/// The operation of a few values.
+const VALUES: &str = "all_reduce_f64";
 
 #[test]
 fn the_traffic_of_a_step_is_what_engines_count() {
@@ -309,16 +311,13 @@ fn the_traffic_of_a_step_is_what_engines_count() {
             for Call { operation, bytes, .. } in &prediction.calls {
                 // Numbers count as themselves, not as their bytes.
                 let bytes = if *operation == CallKind::Values { 0 } else { *bytes };
-                *calls.entry((operation.operation(), bytes)).or_insert(0) += 1;
+                *calls.entry((operation.operation().name(), bytes)).or_insert(0) += 1;
             }
-            let mut counted = counted(dtype, options, ranks, n_layers, micro);
-            let values: u64 = counted
-                .iter()
-                .filter(|((operation, _), _)| *operation == Operation::AllReduceScalars)
-                .map(|(_, n)| n)
-                .sum();
-            counted.retain(|(operation, _), _| *operation != Operation::AllReduceScalars);
-            counted.insert((Operation::AllReduceScalars, 0), values);
+            let mut counted = counted(options, ranks, n_layers, micro);
+            let values: u64 =
+                counted.iter().filter(|((operation, _), _)| *operation == VALUES).map(|(_, n)| n).sum();
+            counted.retain(|(operation, _), _| *operation != VALUES);
+            counted.insert((VALUES, 0), values);
             assert_eq!(calls, counted, "{stage:?} in {dtype}, {micro} micro-batch(es)");
         }
     }
@@ -397,7 +396,9 @@ fn all_choices_have_the_batch_of_the_configuration_and_one_is_recommended() {
         let fastest = predictions.iter().map(|one| one.seconds).fold(f64::INFINITY, f64::min);
         assert!(best.seconds <= 1.02 * fastest && !best.choice.recompute, "{best:?}");
     }
-    assert_eq!(choices(&facts, &cluster(1, 3), &[1, 2, 4]), []);
+    // Three ranks cannot divide 16 sequences, but can be stages, and seven are more stages than there are units.
+    assert!(choices(&facts, &cluster(1, 3), &[1, 2, 4]).iter().all(|one| one.stages == 3));
+    assert_eq!(choices(&facts, &cluster(1, 7), &[1, 2, 4]), []);
     // What is written stays where nothing is better by more than can be predicted.
     let same = predicted(&facts, &cluster(1, 2), facts.written);
     let other = Prediction {
@@ -428,8 +429,10 @@ proptest! {
         let choice = choice(Stage::ALL[stage], 2, 8 / (2 * per_machine));
         let seconds = |network| predicted(&facts, &with(network), choice).seconds;
         let first = seconds(Network { latency, bandwidth });
-        prop_assert!(seconds(Network { latency, bandwidth: bandwidth * factor }) <= first + 1e-12);
-        prop_assert!(seconds(Network { latency: latency / factor, bandwidth }) <= first + 1e-12);
+        let (wider, nearer) = (bandwidth * factor, latency / factor);
+        let wider = seconds(Network { latency, bandwidth: wider });
+        let nearer = seconds(Network { latency: nearer, bandwidth });
+        prop_assert!(wider <= first + 1e-12 && nearer <= first + 1e-12);
         // Nor is it ever faster than the computation, or slower than everything one after the other.
         let Prediction { communication, seconds, exposed, .. } =
             predicted(&facts, &with(Network { latency, bandwidth }), choice);
