@@ -32,6 +32,7 @@ mod monitors;
 #[cfg(feature = "mpi")]
 mod mpi;
 mod pipeline;
+mod plan;
 mod preference;
 mod pretrain_loop;
 mod quantization;

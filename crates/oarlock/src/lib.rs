@@ -173,6 +173,7 @@ pub mod nn;
 pub mod optim;
 mod panics;
 pub mod pipeline;
+pub mod planner;
 pub mod rank;
 pub mod report;
 pub mod sequence_parallel;

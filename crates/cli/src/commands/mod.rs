@@ -12,6 +12,8 @@ mod import_checkpoint;
 mod link_tools;
 mod merge_weights;
 mod model;
+mod plan;
+mod plan_table;
 mod tokenizer;
 mod train;
 
@@ -74,6 +76,8 @@ enum Command {
     },
     /// Say what a training takes of memory, by part and for every stage, without starting it
     EstimateMemory(estimate::EstimateArgs),
+    /// Predict the time, the memory and the traffic of a training for each placement, and recommend one
+    Plan(plan::PlanArgs),
     /// Make links under which this program is torchrun, accelerate, deepspeed and others
     #[command(alias = "link_tools")]
     LinkTools(link_tools::LinkArgs),
@@ -130,6 +134,7 @@ pub fn main() -> ExitCode {
         Command::Tokenizer { command } => tokenizer::run(&command),
         Command::Data { command } => data::run(&command),
         Command::EstimateMemory(args) => estimate::run(&args),
+        Command::Plan(args) => plan::run(&args),
         Command::LinkTools(args) => link_tools::run(&args),
         Command::GpuCheck(args) => gpu_check::run(&args),
         Command::Env => env::run(),

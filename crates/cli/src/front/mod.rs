@@ -61,7 +61,7 @@ pub const ALL: &[FrontEnd] = &[
 ];
 
 /// The value of an environment variable.
-fn env_var(name: &str) -> Option<String> {
+pub(crate) fn env_var(name: &str) -> Option<String> {
     std::env::var(name).ok()
 }
 

@@ -257,7 +257,7 @@ impl Forecast {
 }
 
 /// What a configuration says about memory; `apart` as in [`Settings::apart`].
-fn settings_of(config: &TrainConfig, hidden_size: usize, apart: Option<usize>) -> Settings {
+pub(crate) fn settings_of(config: &TrainConfig, hidden_size: usize, apart: Option<usize>) -> Settings {
     let shard = &config.shard;
     let stage = match (shard.optimizer, shard.gradients, shard.parameters) {
         (Placement::Whole, ..) => Stage::Whole,

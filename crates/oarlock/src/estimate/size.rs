@@ -7,6 +7,20 @@ use crate::error::{Error, Result};
 use crate::nn::{Module, Wrap, wrapped_units_of};
 use crate::shard::{Grain, Layout};
 
+/// Parameters of a unit that the engine holds alike.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct UnitGroup {
+    /// Elements with padding.
+    pub elems: usize,
+    /// Bytes of a working element.
+    pub element_bytes: usize,
+    /// Blocks by which norms are summed.
+    pub n_blocks: usize,
+    pub is_trained: bool,
+    /// Whether its weights are gathered for each use.
+    pub is_gathered: bool,
+}
+
 /// The units of a model, as the engine lays them out.
 #[derive(Clone, Debug)]
 pub struct ModelSize {
@@ -158,6 +172,55 @@ impl ModelSize {
             }
         }
         layers.into_iter().map(|(_, n)| n).max().unwrap_or(0)
+    }
+
+    /// The groups of each unit. With `persistence` the weights of parameters of at least so many elements are gathered,
+    /// as those of ZeRO-3 are where ranks share no memory.
+    pub(crate) fn unit_groups(&self, persistence: Option<usize>) -> Vec<Vec<UnitGroup>> {
+        let part = |params: &[&crate::shard::LayoutParam], dtype: DType, is_trained, is_gathered| {
+            let params = params.iter().map(|param| (String::new(), param.place.shape, param.param_group));
+            let layout = Layout::new(params, Grain::Blocks);
+            let (elems, n_blocks) = (layout.n_elems(), layout.n_blocks());
+            UnitGroup { elems, element_bytes: dtype.size(), n_blocks, is_trained, is_gathered }
+        };
+        let of = |(index, unit): (usize, &Vec<(DType, Layout)>)| {
+            let is_root = self.has_root && index == 0;
+            let groups = unit.iter().zip(&self.frozen[index]).flat_map(|((dtype, layout), frozen)| {
+                let is_large = |param: &&crate::shard::LayoutParam| {
+                    !is_root && persistence.is_some_and(|least| param.place.shape.n_elems() >= least)
+                };
+                let (large, small): (Vec<_>, Vec<_>) = layout.params().iter().partition(is_large);
+                [part(&large, *dtype, !frozen, true), part(&small, *dtype, !frozen, false)]
+            });
+            groups.filter(|group| group.elems > 0).collect()
+        };
+        self.units.iter().enumerate().map(of).collect()
+    }
+
+    /// For each unit the earlier ones whose weights it uses, too.
+    pub(crate) fn shared_units(&self) -> &[Vec<usize>] {
+        &self.shared
+    }
+
+    /// Whether the first unit is what no unit of the model holds, which has no passes of its own.
+    pub(crate) fn has_root(&self) -> bool {
+        self.has_root
+    }
+
+    /// The part of the model that a stage of a pipeline holds: these units, and those whose weights they use.
+    pub(crate) fn of_units(&self, units: &std::ops::Range<usize>) -> ModelSize {
+        let mut kept: Vec<usize> =
+            units.clone().flat_map(|unit| self.shared[unit].iter().copied().chain([unit])).collect();
+        kept.sort_unstable();
+        kept.dedup();
+        let place = |home: &usize| kept.binary_search(home).ok();
+        ModelSize {
+            units: kept.iter().map(|&unit| self.units[unit].clone()).collect(),
+            frozen: kept.iter().map(|&unit| self.frozen[unit].clone()).collect(),
+            has_root: self.has_root && kept.first() == Some(&0),
+            shared: kept.iter().map(|&unit| self.shared[unit].iter().filter_map(place).collect()).collect(),
+            known: self.known,
+        }
     }
 
     /// Whether activations can be computed, and the largest unit is known.

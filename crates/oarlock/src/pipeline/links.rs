@@ -2,6 +2,7 @@
 //! message from one to the other. Both come to it in the order of their schedules.
 
 use std::collections::BTreeMap;
+use std::time::Instant;
 
 use half::{bf16, f16};
 use oarlock_comm::{Communicator, Ready, Region, Sharing};
@@ -108,6 +109,28 @@ impl Links {
             Error::Usage(format!("no link to stage {other}, which is no neighbour of this one"))
         })
     }
+}
+
+/// The median time of a tensor of so many f32 elements from each rank of a pair to the other, both ranks of which call it.
+pub(crate) fn message_seconds(pair: &Communicator, device: &Device, n_elems: usize, n: usize) -> Result<f64> {
+    let mut links = Links::new(pair, device, false)?;
+    let (own, other) = (pair.rank(), 1 - pair.rank());
+    let tensor = Tensor::zeros([n_elems], DType::F32, device)?;
+    let mut times = Vec::new();
+    // The first message makes buffers.
+    for _ in 0..=n {
+        let begin = Instant::now();
+        for from in 0..2 {
+            match from == own {
+                true => links.send(other, &tensor)?,
+                false => drop(links.receive(other)?),
+            }
+        }
+        times.push(begin.elapsed().as_secs_f64() / 2.0);
+    }
+    let mut times = times.split_off(1);
+    times.sort_by(f64::total_cmp);
+    Ok(times.get(times.len() / 2).copied().unwrap_or(0.0))
 }
 
 impl Link {

@@ -8,5 +8,7 @@ mod partition;
 pub mod schedule;
 mod stages;
 
+pub(crate) use links::message_seconds;
 pub use partition::{UnitWeight, partition};
+pub(crate) use stages::unit_weights;
 pub use stages::{Pipeline, Work};

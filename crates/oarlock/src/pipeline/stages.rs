@@ -51,7 +51,7 @@ impl Pipeline {
         pipe: &Communicator,
         device: &Device,
     ) -> Result<Pipeline> {
-        let units = weights_of(model)?;
+        let units = unit_weights(model)?;
         let n_chunks = args.virtual_stages.max(1);
         let parts = partition(&args.partition, &units, pipe.world_size() * n_chunks)?;
         let links = Mutex::new(Links::new(pipe, device, n_chunks > 1)?);
@@ -150,7 +150,7 @@ impl Pipeline {
 }
 
 /// The units of a model as partition methods see them.
-fn weights_of(model: &dyn Module) -> Result<Vec<UnitWeight>> {
+pub(crate) fn unit_weights(model: &dyn Module) -> Result<Vec<UnitWeight>> {
     let mut kinds = Kinds(Vec::new());
     model.visit(&mut kinds);
     let units = units_of(model);

@@ -8,7 +8,7 @@ mod flops;
 mod forecast;
 mod journal;
 mod lock;
-mod model;
+pub(crate) mod model;
 mod monitors;
 pub mod objective;
 mod options;
