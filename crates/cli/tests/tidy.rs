@@ -85,6 +85,23 @@ const LIBRARY: Edges = &[
             "text_metrics",
         ],
     ),
+    (
+        "planner",
+        &[
+            "accelerator",
+            "config",
+            "data",
+            "distributed",
+            "error",
+            "estimate",
+            "model",
+            "optim",
+            "pipeline",
+            "report",
+            "shard",
+            "train",
+        ],
+    ),
     ("distributed", &["accelerator", "error", "launch", "nn", "optim", "panics", "rank", "shard"]),
     (
         "deepspeed",

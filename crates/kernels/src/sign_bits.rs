@@ -57,12 +57,13 @@ multiversion! {
         for (x, byte) in eights.iter_mut().zip(bits) {
             let mut packed = 0;
             for (j, x) in x.iter().enumerate() {
-                packed |= u8::from(!(*x < 0.0)) << j;
+                packed |= u8::from(*x < 0.0) << j;
             }
             for x in x.iter_mut() {
                 *x -= if *x < 0.0 { -scale } else { scale };
             }
-            *byte = packed;
+            // Zero counts as positive, and so does NaN.
+            *byte = !packed;
         }
     }
 }

@@ -22,34 +22,32 @@ use crate::shard::mesh::{Mesh, ranks_per_machine};
 use crate::shard::one_bit::OneBitSteps;
 use crate::shard::order::ready;
 use crate::shard::passes::{Core, TapePass, UnitPasses};
-use crate::shard::placement::{Options, Placement, Placements, Untouched};
+use crate::shard::placement::{Options, Placement, Untouched};
 use crate::shard::reduce::Home;
 use crate::shard::source::{ParamSlice, WeightSource};
 use crate::shard::stage::{Held, Stage};
 use crate::shard::state::{self, Slice, Snapshot};
 use crate::shard::step::{CHUNK, ParamGroup};
 
-mod alone;
-
 /// A model on one rank.
 pub struct Engine {
-    core: Arc<Core>,
-    rule: Rule,
+    pub(super) core: Arc<Core>,
+    pub(super) rule: Rule,
     /// The whole model of which this rank may hold a part.
     blocks: Blocks,
     /// The ranks that hold the other parts.
-    pipe: Option<Communicator>,
+    pub(super) pipe: Option<Communicator>,
     /// Optimizer steps done.
-    n_steps: u64,
+    pub(super) n_steps: u64,
     /// For each group and parameter, the steps that have left it out.
     left_out: Vec<Vec<u64>>,
-    reduced: bool,
+    pub(super) reduced: bool,
     /// Whether this rank steps on its own gradients, which no other adds to.
-    local: bool,
+    pub(super) local: bool,
     /// Of a 1-bit optimizer.
-    one_bit: Option<OneBitSteps>,
+    pub(super) one_bit: Option<OneBitSteps>,
     /// The numbers of its last step.
-    last_numbers: Vec<ParamGroup>,
+    pub(super) last_numbers: Vec<ParamGroup>,
 }
 
 /// The blocks of all parameters of a model, in its order, by which norms are summed.

@@ -1,7 +1,7 @@
 //! Steps that a rank takes on its own gradients: local SGD, and those of 1-bit optimizers, which exchange signs instead.
 
-use super::Engine;
 use crate::error::{Error, Result};
+use crate::shard::engine::Engine;
 use crate::shard::outer::{Outer, OuterStep};
 use crate::shard::placement::Placements;
 use crate::shard::step::ParamGroup;
