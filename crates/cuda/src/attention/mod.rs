@@ -111,7 +111,7 @@ impl AttentionShape {
     }
 
     /// Into how many splits the pass for few queries divides the keys that they see: as many as fill a GPU with the other
-    /// blocks of the launch, each of a tile at least; 1 where [`AttentionShape::forward`] serves as well. The number does not
+    /// blocks of the launch, each of a tile at least; 1 where the usual forward pass serves as well. The number does not
     /// depend on the GPU, so that the bits do not.
     pub fn n_splits(&self, element: Element) -> usize {
         let tiles = self.seen_keys().div_ceil(self.usual_tile(element).walked as usize);
