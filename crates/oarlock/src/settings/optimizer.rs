@@ -7,8 +7,8 @@ use super::kwargs::Kwargs;
 use super::node::Entry;
 use super::problem::Problems;
 use super::resolve::Settings;
+use crate::config::Placement;
 use crate::config::{OptimizerArgs, ShardArgs};
-use crate::shard::Placement;
 
 /// The names of `optim`, those of transformers and DeepSpeed.
 pub const OPTIMIZERS: &[&str] = &[

@@ -8,7 +8,7 @@ use oarlock_tensor::ops::{transfer, update};
 use oarlock_tensor::{DType, FlatBuffer};
 
 use super::schedule::Stage;
-use super::{Held, OneBitSteps, Place, Slot, Step, held, param};
+use super::steps::{Held, OneBitSteps, Place, Slot, Step, held, param};
 use crate::error::{Error, Result};
 use crate::shard::layout::BLOCK;
 use crate::shard::step::ParamGroup;
