@@ -127,7 +127,7 @@ const PROGRAM: Edges = &[
     ("console", &["config", "error"]),
     ("launch", &["console", "error"]),
     ("front", &["config", "console", "error", "launch", "plots"]),
-    ("commands", &["console", "error", "front", "import", "launch"]),
+    ("commands", &["config", "console", "error", "front", "import", "launch"]),
     ("main", &[]),
 ];
 
