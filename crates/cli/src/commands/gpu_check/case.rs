@@ -1,7 +1,8 @@
-//! A case: an op with its inputs and parameters, run forward and backward on a device.
+//! A case: an op with its inputs and parameters, run forward and backward on a device, beside its formula in f64.
 
 use oarlock_tensor::{Param, Result, Tape, Tensor};
 
+use super::formula::{Array, Formula};
 use super::place::{Place, Values, leaves};
 
 /// What a case runs.
@@ -10,6 +11,12 @@ pub(super) struct Call<'a> {
     pub tape: &'a Tape,
     pub inputs: &'a [Tensor],
     pub params: &'a [Param],
+}
+
+/// The same in f64.
+pub(super) struct Given {
+    pub inputs: Vec<Array>,
+    pub params: Vec<Array>,
 }
 
 type Op = dyn Fn(&Call<'_>) -> Result<Tensor>;
@@ -21,8 +28,14 @@ pub(super) struct Case {
     params: Vec<Vec<usize>>,
     /// Whether the tape is promised its seed, so that the head makes its gradients in the forward pass.
     seeded: bool,
+    /// Whether nothing is computed, so that every element must be the very number.
+    pub exact: bool,
     op: Box<Op>,
+    formula: Box<dyn Fn(&Given) -> Array>,
 }
+
+/// Of the gradient that a case begins with.
+const UPSTREAM: u64 = 99;
 
 impl Case {
     pub fn new<const N: usize, const M: usize>(
@@ -30,19 +43,27 @@ impl Case {
         inputs: [&[usize]; N],
         params: [&[usize]; M],
         op: impl Fn(&Call<'_>) -> Result<Tensor> + 'static,
+        formula: impl Fn(&Given) -> Array + 'static,
     ) -> Case {
         Case {
             name: name.into(),
             inputs: inputs.iter().map(|sizes| sizes.to_vec()).collect(),
             params: params.iter().map(|sizes| sizes.to_vec()).collect(),
             seeded: false,
+            exact: false,
             op: Box::new(op),
+            formula: Box::new(formula),
         }
     }
 
     /// The same on a tape that was promised its seed.
     pub fn seeded(self) -> Case {
         Case { seeded: true, ..self }
+    }
+
+    /// One that copies, chooses or orders, and rounds nothing that it was given.
+    pub fn exactly(self) -> Case {
+        Case { exact: true, ..self }
     }
 
     /// The output and all gradients, where the gradient of the output is random.
@@ -56,7 +77,7 @@ impl Case {
         let gradients = if self.seeded {
             tape.backward(&y, 1.0)?
         } else {
-            let upstream = place.values(99, sizes.iter().product(), 1.0);
+            let upstream = place.values(UPSTREAM, sizes.iter().product(), 1.0);
             let upstream = place.tensor_of(y.dtype(), &upstream, &sizes)?;
             tape.backward_from(y, upstream)?
         };
@@ -67,5 +88,23 @@ impl Case {
         }
         values.extend(params.gradients()?);
         Ok(values)
+    }
+
+    /// What [`Case::run`] gives but for roundings, by the formula on the same numbers.
+    pub fn want(&self, place: &Place<'_>) -> Vec<Vec<f64>> {
+        let formula = Formula::default();
+        let array =
+            |sizes: &[usize], x: Vec<f32>| formula.array(sizes, x.into_iter().map(f64::from).collect());
+        let inputs = self.inputs.iter().enumerate();
+        let inputs =
+            inputs.map(|(i, sizes)| array(sizes, place.values(i as u64, sizes.iter().product(), 1.0)));
+        let params = self.params.iter().enumerate();
+        let params = params.map(|(i, sizes)| array(sizes, place.weights(i, sizes)));
+        let given = Given { inputs: inputs.collect(), params: params.collect() };
+        let y = (self.formula)(&given);
+        let upstream = if self.seeded { vec![1.0] } else { place.values(UPSTREAM, y.values.len(), 1.0) };
+        let upstream = upstream.into_iter().map(f64::from).collect();
+        let gradients = formula.gradients(&y, upstream, &[given.inputs, given.params].concat());
+        [vec![y.values.to_vec()], gradients].concat()
     }
 }
