@@ -3,9 +3,12 @@
 mod attention;
 mod decoders;
 mod elements;
+mod exact;
 mod losses;
 mod moves;
+mod pairs;
 mod products;
+mod quantized;
 
 use oarlock_tensor::Result;
 
@@ -38,5 +41,8 @@ pub(super) fn all(quick: bool) -> Result<Vec<Case>> {
     cases.extend(losses::cases(&sizes));
     cases.extend(elements::cases(&sizes));
     cases.extend(moves::cases(&sizes));
+    cases.extend(pairs::cases(&sizes));
+    cases.extend(quantized::cases(&sizes)?);
+    cases.extend(exact::cases(&sizes));
     Ok(cases)
 }

@@ -9,8 +9,11 @@ use oarlock_tensor::{DType, FlatBuffer, Result, Shape};
 use super::place::{Place, Values, normal};
 use super::steps::{Weight, step};
 
+/// Of a weight with one dim; all others are matrices.
+const OF_VECTOR: &str = "adafactor, a vector";
+
 /// The rules that have a form for a GPU, by name.
-pub(super) fn rules() -> [(&'static str, Rule); 9] {
+pub(super) fn rules() -> [(&'static str, Rule); 10] {
     let lamb = Rule::Lamb {
         beta1: 0.9,
         beta2: 0.95,
@@ -41,13 +44,15 @@ pub(super) fn rules() -> [(&'static str, Rule); 9] {
         ("lion", Rule::Lion { beta1: 0.875, beta2: 0.96875 }),
         ("lamb", lamb),
         ("adafactor", Rule::Adafactor { beta2_decay: -0.8, eps1: None, eps2: 1e-3, d: 1.0 }),
+        (OF_VECTOR, Rule::Adafactor { beta2_decay: -0.8, eps1: None, eps2: 1e-3, d: 1.0 }),
         ("muon", muon),
     ]
 }
 
 /// Of the weight: no multiples of what kernels take at a time.
-fn sizes(quick: bool) -> [usize; 2] {
-    if quick { [10, 33] } else { [300, 334] }
+fn sizes(name: &str, quick: bool) -> Vec<usize> {
+    let [rows, cols] = if quick { [10, 33] } else { [300, 334] };
+    if name == OF_VECTOR { vec![rows * cols] } else { vec![rows, cols] }
 }
 
 /// How often a weight moves.
@@ -66,9 +71,9 @@ fn step_args(step: u64) -> StepArgs {
 
 /// Three steps: weights in f32, states, and the working copy where the dtype is a short one. f32 weights stand for their
 /// own working copy.
-pub(super) fn run(rule: &Rule, place: &Place<'_>, quick: bool) -> Result<Values> {
+pub(super) fn run((name, rule): &(&str, Rule), place: &Place<'_>, quick: bool) -> Result<Values> {
     let (device, role) = (place.device, Role::Matrix);
-    let shape = Shape::new(&sizes(quick))?;
+    let shape = Shape::new(&sizes(name, quick))?;
     let n = shape.n_elems();
     let initial = place.values(1, n, 1.0);
     let zeros = || place.flat(DType::F32, &vec![0.0; n]);
@@ -107,9 +112,9 @@ pub(super) fn run(rule: &Rule, place: &Place<'_>, quick: bool) -> Result<Values>
 }
 
 /// The same in f64.
-pub(super) fn want(rule: &Rule, place: &Place<'_>, quick: bool) -> Vec<Vec<f64>> {
-    let sizes = sizes(quick);
-    let n = sizes[0] * sizes[1];
+pub(super) fn want((name, rule): &(&str, Rule), place: &Place<'_>, quick: bool) -> Vec<Vec<f64>> {
+    let sizes = sizes(name, quick);
+    let n = sizes.iter().product();
     let f64s = |x: Vec<f32>| x.into_iter().map(f64::from).collect::<Vec<_>>();
     let mut weight = Weight::new(sizes, f64s(place.values(1, n, 1.0)));
     for at in 1..=N_STEPS {

@@ -4,15 +4,15 @@ use oarlock_tensor::ops::optimizer::{AdjustLr, Rule, StepArgs};
 
 use super::formula::{multiply, transposed};
 
-/// A matrix with the states of its optimizer, which begin as zeros or empty.
+/// A matrix or vector with the states of its optimizer, which begin as zeros or empty.
 pub(super) struct Weight {
-    sizes: [usize; 2],
+    sizes: Vec<usize>,
     pub values: Vec<f64>,
     pub states: [Vec<f64>; 3],
 }
 
 impl Weight {
-    pub fn new(sizes: [usize; 2], values: Vec<f64>) -> Weight {
+    pub fn new(sizes: Vec<usize>, values: Vec<f64>) -> Weight {
         Weight { sizes, values, states: Default::default() }
     }
 
@@ -39,7 +39,11 @@ fn size(x: &[f64]) -> f64 {
 
 /// A step of a hidden weight.
 pub(super) fn step(rule: &Rule, args: &StepArgs, weight: &mut Weight, mut grad: Vec<f64>) {
-    let (n, [rows, cols]) = (grad.len(), weight.sizes);
+    let n = grad.len();
+    let (is_vector, [rows, cols]) = match weight.sizes[..] {
+        [rows, cols] => (false, [rows, cols]),
+        _ => (true, [1, n]),
+    };
     let (lr, decay, count) = (args.lr, args.weight_decay, args.step as f64);
     grad.iter_mut().for_each(|g| *g *= f64::from(args.grad_scale));
     let is_decoupled = !matches!(rule, Rule::Adam { .. } | Rule::Sgd { .. } | Rule::Adagrad { .. });
@@ -89,13 +93,21 @@ pub(super) fn step(rule: &Rule, args: &StepArgs, weight: &mut Weight, mut grad: 
         Rule::Adafactor { beta2_decay, eps1, eps2, d } => {
             let (part, eps1) = (count.powf(beta2_decay), eps1.unwrap_or(f64::from(f32::EPSILON)));
             let square = |row: usize, col: usize| grad[row * cols + col].powi(2);
-            let of_row = |row| (0..cols).map(|col| square(row, col)).sum::<f64>() / cols as f64;
-            blend(weight.state(0, rows), (0..rows).map(of_row), part);
-            let of_col = |col| (0..rows).map(|row| square(row, col)).sum::<f64>() / rows as f64;
-            blend(weight.state(1, cols), (0..cols).map(of_col), part);
-            let mean = (weight.states[0].iter().sum::<f64>() / rows as f64).max(eps1);
-            let variance = |i: usize| weight.states[0][i / cols] * weight.states[1][i % cols] / mean;
-            let direction: Vec<f64> = (0..n).map(|i| grad[i] / variance(i).max(eps1 * eps1).sqrt()).collect();
+            let variances: Vec<f64> = if is_vector {
+                let of_all = weight.state(2, n);
+                blend(of_all, (0..n).map(|col| square(0, col)), part);
+                of_all.clone()
+            } else {
+                let of_row = |row| (0..cols).map(|col| square(row, col)).sum::<f64>() / cols as f64;
+                blend(weight.state(0, rows), (0..rows).map(of_row), part);
+                let of_col = |col| (0..rows).map(|row| square(row, col)).sum::<f64>() / rows as f64;
+                blend(weight.state(1, cols), (0..cols).map(of_col), part);
+                let [of_rows, of_cols, _] = &weight.states;
+                let mean = (of_rows.iter().sum::<f64>() / rows as f64).max(eps1);
+                (0..n).map(|i| of_rows[i / cols] * of_cols[i % cols] / mean).collect()
+            };
+            let unit = |(g, variance): (&f64, &f64)| g / variance.max(eps1 * eps1).sqrt();
+            let direction: Vec<f64> = grad.iter().zip(&variances).map(unit).collect();
             let rate = eps2.max(size(&weight.values)) * lr.min(1.0 / count.sqrt());
             let clipped = (size(&direction) / d).max(1.0);
             (direction, rate / clipped)
@@ -109,7 +121,7 @@ pub(super) fn step(rule: &Rule, args: &StepArgs, weight: &mut Weight, mut grad: 
                 AdjustLr::Original => (rows as f64 / cols as f64).max(1.0).sqrt(),
                 AdjustLr::MatchRmsAdamW => 0.2 * (rows.max(cols) as f64).sqrt(),
             };
-            (orthogonal(x, weight.sizes, ns_coefficients, ns_steps, eps), lr * adjusted)
+            (orthogonal(x, [rows, cols], ns_coefficients, ns_steps, eps), lr * adjusted)
         }
         Rule::LowRank(_) | Rule::Custom(_) => unreachable!("they have no form for a GPU"),
     };

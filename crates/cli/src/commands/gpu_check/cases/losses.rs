@@ -8,17 +8,13 @@ use super::{Array, Call, Case, Sizes};
 pub(super) fn cases(n: &Sizes) -> Vec<Case> {
     let &Sizes { b, s, i, v, .. } = n;
     let (x, logits, n_rows) = ([b, s, i], [b, s, v], b * s);
-    let labels = move |call: &Call<'_>| -> Result<Tensor> {
-        let ids = (0..n_rows).map(|at| label(at, v).map_or(-100, |label| label as i32));
-        Tensor::from_slice(&ids.collect::<Vec<_>>(), [b, s], call.place.device)
-    };
     let head = move |name: &str| {
         Case::new(
             name,
             [&x[..]],
             [&[v, i][..]],
             move |call| {
-                let labels = Labels::from_tensor(&labels(call)?)?;
+                let labels = Labels::from_tensor(&labels(call, [b, s], v)?)?;
                 let loss = ops::head_loss(&call.inputs[0], &call.params[0], &labels, HeadOptions::default())?;
                 Ok(loss.loss)
             },
@@ -30,7 +26,7 @@ pub(super) fn cases(n: &Sizes) -> Vec<Case> {
             "cross entropy",
             [&logits],
             [],
-            move |call| ops::cross_entropy(&call.inputs[0], &labels(call)?, -100, Reduction::Mean),
+            move |call| ops::cross_entropy(&call.inputs[0], &labels(call, [b, s], v)?, -100, Reduction::Mean),
             move |x| {
                 let n_targets = (0..n_rows).filter_map(|row| label(row, v)).count();
                 total_loss(&x.inputs[0].reshape(&[n_rows, v])).times(1.0 / n_targets as f64)
@@ -55,8 +51,14 @@ pub(super) fn cases(n: &Sizes) -> Vec<Case> {
     ]
 }
 
+/// A target for each row.
+pub(super) fn labels(call: &Call<'_>, sizes: [usize; 2], vocab: usize) -> Result<Tensor> {
+    let ids = (0..sizes[0] * sizes[1]).map(|at| label(at, vocab).map_or(-100, |label| label as i32));
+    Tensor::from_slice(&ids.collect::<Vec<_>>(), sizes, call.place.device)
+}
+
 /// The target of a row; every fifth has none.
-fn label(row: usize, vocab: usize) -> Option<usize> {
+pub(super) fn label(row: usize, vocab: usize) -> Option<usize> {
     (!row.is_multiple_of(5)).then_some(row * 31 % vocab)
 }
 

@@ -40,6 +40,24 @@ pub(super) fn cases(n: &Sizes) -> Vec<Case> {
             },
         ),
         indexed(
+            "scatter",
+            |x, index| ops::scatter(x, 1, &ops::narrow(index, 1, 0..x.sizes()[1])?, &ops::square(x)?),
+            |x, index| {
+                let [_, s, i] = dims(x);
+                let at = |at: usize| at / (s * i) * (s + 3) * i + at % (s * i);
+                // Of several for one place the last one stays.
+                let mut last = vec![None; x.values.len()];
+                let to =
+                    |from: usize| at(from) % ((s + 3) * i) % i + (from / (s * i) * s + index[at(from)]) * i;
+                (0..x.values.len()).for_each(|from| last[to(from)] = Some(from));
+                let kept = last.iter().map(|from| f64::from(u8::from(from.is_none()))).collect();
+                let kept = x.beside(&x.sizes, kept);
+                let from = last.iter().enumerate().map(|(at, from)| from.unwrap_or(at)).collect();
+                let written = x.map(|x| x * x, |x| 2.0 * x).pick(&x.sizes, from);
+                x.mul(&kept).plus(&written.minus(&written.mul(&kept)))
+            },
+        ),
+        indexed(
             "index_select",
             |x, index| ops::index_select(x, 1, &ops::select(&ops::select(index, 0, 0)?, 1, 0)?),
             |x, index| {
