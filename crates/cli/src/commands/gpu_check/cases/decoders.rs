@@ -77,6 +77,26 @@ pub(super) fn cases(n: &Sizes) -> Result<Vec<Case>> {
             move |x| x.params[0].select(0, &ints(b * s, v)).reshape(&[b, s, i]),
         ),
         Case::new(
+            "embedding to f32",
+            [],
+            [&[v, i]],
+            move |call| {
+                let ids = call.tape.input(&call.place.ints(&[b, s], v)?);
+                ops::embedding_to(&ids, &call.params[0], DType::F32)
+            },
+            move |x| x.params[0].select(0, &ints(b * s, v)).reshape(&[b, s, i]),
+        ),
+        Case::new(
+            "a parameter, twice",
+            [&x],
+            [&[i]],
+            |call| {
+                let (x, param) = (&call.inputs[0], &call.params[0]);
+                ops::add(&ops::mul(x, &ops::parameter(param, x)?)?, &ops::parameter(param, x)?)
+            },
+            |x| x.inputs[0].mul(&x.params[0]).plus(&x.params[0]),
+        ),
+        Case::new(
             "dropout",
             [&x],
             [],

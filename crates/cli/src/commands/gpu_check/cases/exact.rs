@@ -56,6 +56,7 @@ pub(super) fn cases(n: &Sizes) -> Vec<Case> {
         }),
         of_ints("flip and tril", |a, _| ops::tril(&ops::flip(a, [1])?, 0)),
         of_ints("transpose", |a, _| ops::transpose(a, 0, 2)),
+        of_ints("pad", |a, _| ops::pad(a, [1, 2], 7.0)),
         of_ints("narrow and concat", |a, b| ops::concat(&[&ops::narrow(a, 2, 3..7)?, b], 2)),
         made("uniform noise", |call, x| {
             let part =

@@ -47,8 +47,7 @@ pub(super) fn cases(n: &Sizes) -> Vec<Case> {
                 let at = |at: usize| at / (s * i) * (s + 3) * i + at % (s * i);
                 // Of several for one place the last one stays.
                 let mut last = vec![None; x.values.len()];
-                let to =
-                    |from: usize| at(from) % ((s + 3) * i) % i + (from / (s * i) * s + index[at(from)]) * i;
+                let to = |from: usize| (from / (s * i) * s + index[at(from)]) * i + from % i;
                 (0..x.values.len()).for_each(|from| last[to(from)] = Some(from));
                 let kept = last.iter().map(|from| f64::from(u8::from(from.is_none()))).collect();
                 let kept = x.beside(&x.sizes, kept);
@@ -102,6 +101,28 @@ pub(super) fn cases(n: &Sizes) -> Vec<Case> {
             |x| x.map(|x| if x > 0.5 { -1.0 } else { x }, |x| f64::from(u8::from(x <= 0.5))),
         )
         .exactly(),
+        case(
+            "pad",
+            |x| ops::pad(x, [1, 2], 0.0),
+            |x| {
+                let [b, s, i] = dims(x);
+                let places = (0..b * s * i).map(|at| at / i * (i + 3) + 1 + at % i).collect();
+                x.sum_by(&[b, s, i + 3], places)
+            },
+        )
+        .exactly(),
+        case(
+            "diagonals, one above the other",
+            |x| ops::add(&ops::diagonal(x, 1, 1, 2)?, &ops::diagonal(x, 0, 1, 2)?),
+            |x| {
+                let [b, s, i] = dims(x);
+                let n = s.min(i - 1);
+                let of = |k: usize| {
+                    x.pick(&[b, n], (0..b * n).map(|at| (at / n * s + at % n) * i + at % n + k).collect())
+                };
+                of(1).plus(&of(0))
+            },
+        ),
         case("transpose", |x| ops::transpose(x, 1, 2), |x| x.permute([0, 2, 1])).exactly(),
         case(
             "narrow and concat",
