@@ -1,9 +1,11 @@
 //! `oarlock gpu-check` over fake libraries of CUDA, whose GPU runs kernels in an emulator, and without any.
 
+use std::collections::BTreeSet;
 use std::fs;
 use std::os::unix::fs::PermissionsExt;
 use std::path::Path;
 
+use oarlock_cuda::{Instance, table};
 use serde_json::Value;
 
 use crate::common::{Said, Site, run};
@@ -50,7 +52,9 @@ fn check_with(site: &Site, libraries: &Path, words: &[&str], variables: &[(&str,
 
 /// What these sections find, none of which fails.
 fn well(site: &Site, libraries: &Path, sections: &str) -> Value {
-    let (said, found) = check_with(site, libraries, &["--only", sections], &[]);
+    let runs = site.path("runs");
+    let variables = [("OARLOCK_FAKE_RUNS", runs.to_str().unwrap())];
+    let (said, found) = check_with(site, libraries, &["--only", sections], &variables);
     assert_eq!(said.code, Some(0), "{said:?}");
     assert!(said.stdout.ends_with("Nothing failed.\n") && !said.stdout.contains("FAILED"), "{said:?}");
     let checks = found["checks"].as_array().unwrap();
@@ -121,6 +125,80 @@ fn ops_are_well_on_an_emulated_gpu() {
         assert_eq!(named(name)["numbers"]["losses"].as_array().unwrap().len(), 4);
     }
     assert_eq!(found["summary"]["failed"], 0);
+    every_kernel_ran(&String::from_utf8(site.read("runs")).unwrap());
+}
+
+/// Kernels that no check runs, and why.
+const NOT_RUN: [(&str, &[&str]); 8] = [
+    (
+        "no op launches them",
+        &[
+            "bias_add_f32",
+            "bias_add_bf16",
+            "bias_add_f16",
+            "random_bits",
+            "add_normal_f32",
+            "add_normal_bf16",
+            "add_normal_f16",
+            "label_log_probs_f32",
+            "label_log_probs_bf16",
+            "label_log_probs_f16",
+        ],
+    ),
+    ("uniform noise is f32", &["fill_uniform_bf16", "fill_uniform_f16"]),
+    ("integers have no gradients, and are written row by row", &["write_places_i32", "take_rows_i32"]),
+    (
+        "logits are f32 inside of all losses",
+        &["token_loss_bf16", "token_loss_f16", "token_loss_grad_bf16_bf16", "token_loss_grad_f16_f16"],
+    ),
+    ("gradients and weights of optimizers are f32", &["squared_norm_bf16", "squared_norm_f16"]),
+    (
+        "own products that round their result replace cuBLASLt where it is absent; those into f32 are checked",
+        &[
+            "gemm_nn_bf16_bf16",
+            "gemm_nn_f16_f16",
+            "gemm_nt_bf16_bf16",
+            "gemm_nt_f16_f16",
+            "gemm_tn_bf16_bf16",
+            "gemm_tn_f16_f16",
+            "gemm_tt_bf16_bf16",
+            "gemm_tt_f16_f16",
+        ],
+    ),
+    (
+        "no check norms 16 bits by f32 weights, or norms again for a backward pass, but in the types of the training",
+        &[
+            "rms_norm_forward_f32_f32_f16",
+            "rms_norm_forward_bf16_f32_bf16",
+            "rms_norm_forward_f16_f32_f16",
+            "rms_norm_apply_bf16_bf16_bf16",
+            "rms_norm_apply_f16_f16_f16",
+            "rms_norm_apply_f32_f32_f16",
+            "rms_norm_apply_bf16_f32_bf16",
+            "rms_norm_apply_f16_f32_f16",
+            "rms_norm_backward_f32_f32_f16",
+            "rms_norm_backward_bf16_f32_bf16",
+            "rms_norm_backward_f16_f32_f16",
+        ],
+    ),
+    ("no check sums 16 bits along the last dim into f32", &["sum_last_bf16_f32", "sum_last_f16_f32"]),
+];
+
+/// The kernels of the table are those that ran, by the list that the fake driver writes, or have a reason.
+fn every_kernel_ran(runs: &str) {
+    let ran: BTreeSet<&str> = runs.lines().filter_map(|line| line.split(' ').next()).collect();
+    // Of attention, the fake libraries have kernels for these heads only.
+    let is_there = |instance: &Instance| instance.head_dim.is_none_or(|dim| dim == 32 || dim == 64);
+    let instances = table::all().flat_map(|kernel| kernel.instances()).filter(is_there);
+    let missing: BTreeSet<String> =
+        instances.map(|instance| instance.name()).filter(|name| !ran.contains(name.as_str())).collect();
+    let listed = NOT_RUN.iter().flat_map(|(_, names)| names.iter().map(|name| name.to_string())).collect();
+    let without_reason: Vec<_> = missing.difference(&listed).collect();
+    let not_missing: Vec<_> = listed.difference(&missing).collect();
+    assert!(
+        without_reason.is_empty() && not_missing.is_empty(),
+        "neither run nor listed: {without_reason:?}; listed, and run: {not_missing:?}"
+    );
 }
 
 #[test]

@@ -1,7 +1,9 @@
-//! A case: an op with its inputs and parameters, run forward and backward on a device.
+//! A case: an op with its inputs and parameters, run forward and backward on a device, beside its formula in f64.
 
-use oarlock_tensor::{Param, Result, Tape, Tensor};
+use oarlock_tensor::{DType, Device, Param, Result, Tape, Tensor};
 
+use super::formula::{Array, Formula};
+use super::ops::DTYPES;
 use super::place::{Place, Values, leaves};
 
 /// What a case runs.
@@ -10,6 +12,12 @@ pub(super) struct Call<'a> {
     pub tape: &'a Tape,
     pub inputs: &'a [Tensor],
     pub params: &'a [Param],
+}
+
+/// The same in f64.
+pub(super) struct Given {
+    pub inputs: Vec<Array>,
+    pub params: Vec<Array>,
 }
 
 type Op = dyn Fn(&Call<'_>) -> Result<Tensor>;
@@ -21,8 +29,16 @@ pub(super) struct Case {
     params: Vec<Vec<usize>>,
     /// Whether the tape is promised its seed, so that the head makes its gradients in the forward pass.
     seeded: bool,
+    pub dtypes: &'static [DType],
+    /// Whether nothing is computed, so that every element must be the very number.
+    pub exact: bool,
     op: Box<Op>,
+    /// None of an op whose bits the CPU defines, which is compared forward alone.
+    formula: Option<Box<dyn Fn(&Given) -> Array>>,
 }
+
+/// Of the gradient that a case begins with.
+const UPSTREAM: u64 = 99;
 
 impl Case {
     pub fn new<const N: usize, const M: usize>(
@@ -30,19 +46,57 @@ impl Case {
         inputs: [&[usize]; N],
         params: [&[usize]; M],
         op: impl Fn(&Call<'_>) -> Result<Tensor> + 'static,
+        formula: impl Fn(&Given) -> Array + 'static,
     ) -> Case {
         Case {
             name: name.into(),
             inputs: inputs.iter().map(|sizes| sizes.to_vec()).collect(),
             params: params.iter().map(|sizes| sizes.to_vec()).collect(),
+            dtypes: &DTYPES,
             seeded: false,
+            exact: false,
             op: Box::new(op),
+            formula: Some(Box::new(formula)),
         }
+    }
+
+    /// One whose output has the bits of the CPU's.
+    pub fn as_on_cpu<const N: usize>(
+        name: impl Into<String>,
+        inputs: [&[usize]; N],
+        op: impl Fn(&Call<'_>) -> Result<Tensor> + 'static,
+    ) -> Case {
+        let inputs = inputs.iter().map(|sizes| sizes.to_vec()).collect();
+        Case {
+            name: name.into(),
+            inputs,
+            params: Vec::new(),
+            dtypes: &DTYPES,
+            seeded: false,
+            exact: true,
+            op: Box::new(op),
+            formula: None,
+        }
+    }
+
+    /// One whose numbers may have another rounding than the CPU's.
+    pub fn nearly(self) -> Case {
+        Case { exact: false, ..self }
+    }
+
+    /// One of integers, which its op makes itself.
+    pub fn of_ints(self) -> Case {
+        Case { dtypes: &[DType::I32], ..self }
     }
 
     /// The same on a tape that was promised its seed.
     pub fn seeded(self) -> Case {
         Case { seeded: true, ..self }
+    }
+
+    /// One that copies, chooses or orders, and rounds nothing that it was given.
+    pub fn exactly(self) -> Case {
+        Case { exact: true, ..self }
     }
 
     /// The output and all gradients, where the gradient of the output is random.
@@ -52,11 +106,18 @@ impl Case {
         let params = place.params(&self.params)?;
         let y = (self.op)(&Call { place, tape: &tape, inputs: &inputs, params: &params.params })?;
         let sizes = y.sizes().to_vec();
-        let mut values = vec![("output".to_owned(), y.to_f32_vec()?)];
+        let output = match y.dtype() {
+            DType::I32 => y.to_vec::<i32>()?.into_iter().map(|x| x as f32).collect(),
+            _ => y.to_f32_vec()?,
+        };
+        let mut values = vec![("output".to_owned(), output)];
+        if self.formula.is_none() {
+            return Ok(values);
+        }
         let gradients = if self.seeded {
             tape.backward(&y, 1.0)?
         } else {
-            let upstream = place.values(99, sizes.iter().product(), 1.0);
+            let upstream = place.values(UPSTREAM, sizes.iter().product(), 1.0);
             let upstream = place.tensor_of(y.dtype(), &upstream, &sizes)?;
             tape.backward_from(y, upstream)?
         };
@@ -67,5 +128,27 @@ impl Case {
         }
         values.extend(params.gradients()?);
         Ok(values)
+    }
+
+    /// What [`Case::run`] gives but for roundings, by the formula on the same numbers.
+    pub fn want(&self, place: &Place<'_>, cpu: &Device) -> Result<Vec<Vec<f64>>> {
+        let Some(of_op) = &self.formula else {
+            let values = self.run(&Place { device: cpu, ..*place })?.into_iter();
+            return Ok(values.map(|(_, x)| x.into_iter().map(f64::from).collect()).collect());
+        };
+        let formula = Formula::default();
+        let array =
+            |sizes: &[usize], x: Vec<f32>| formula.array(sizes, x.into_iter().map(f64::from).collect());
+        let inputs = self.inputs.iter().enumerate();
+        let inputs =
+            inputs.map(|(i, sizes)| array(sizes, place.values(i as u64, sizes.iter().product(), 1.0)));
+        let params = self.params.iter().enumerate();
+        let params = params.map(|(i, sizes)| array(sizes, place.weights(i, sizes)));
+        let given = Given { inputs: inputs.collect(), params: params.collect() };
+        let y = of_op(&given);
+        let upstream = if self.seeded { vec![1.0] } else { place.values(UPSTREAM, y.values.len(), 1.0) };
+        let upstream = upstream.into_iter().map(f64::from).collect();
+        let gradients = formula.gradients(&y, upstream, &[given.inputs, given.params].concat());
+        Ok([vec![y.values.to_vec()], gradients].concat())
     }
 }

@@ -1,4 +1,4 @@
-//! Ops on the GPU beside the same ops on the CPU in f32: errors, equal bits in two runs, and which ops were staged.
+//! Ops on the GPU beside their formulas in f64: errors, equal bits in two runs, and which ops were staged.
 
 use std::collections::BTreeSet;
 
@@ -27,57 +27,96 @@ fn tolerance(dtype: DType) -> f64 {
     roundings * 0.5f64.powi(bits)
 }
 
+/// What a run should give.
+struct Wanted {
+    values: Vec<f64>,
+    /// The largest error relative to the largest value.
+    allowed: f64,
+}
+
 pub(super) fn check(part: &mut Part<'_>, devices: &Devices, quick: bool) -> Outcome {
-    for case in cases::all(quick) {
-        for dtype in DTYPES {
+    for case in cases::all(quick)? {
+        for &dtype in case.dtypes {
+            let allowed = if case.exact { 0.0 } else { tolerance(dtype) };
             let run = |place: &Place<'_>| case.run(place);
-            part.check(&format!("{} {dtype}", case.name), || compare(devices, dtype, &run))?;
+            let want = |place: &Place<'_>| {
+                let want = case.want(place, &devices.cpu)?;
+                Ok(want.into_iter().map(|values| Wanted { values, allowed }).collect())
+            };
+            part.check(&format!("{} {dtype}", case.name), || compare(devices, dtype, &run, &want))?;
         }
     }
-    for (name, rule) in optimizers::rules() {
+    for rule in optimizers::rules() {
         for dtype in DTYPES {
             let run = |place: &Place<'_>| optimizers::run(&rule, place, quick);
-            part.check(&format!("{name} {dtype}"), || compare(devices, dtype, &run))?;
+            let want = |place: &Place<'_>| {
+                // All but the working copy, which is the last one, is f32.
+                let [of_f32 @ .., copy] = &optimizers::want(&rule, place, quick)[..] else {
+                    return Ok(vec![]);
+                };
+                let wanted = |(values, dtype): (&Vec<f64>, DType)| Wanted {
+                    values: values.clone(),
+                    allowed: tolerance(dtype),
+                };
+                Ok(of_f32.iter().map(|x| (x, DType::F32)).chain([(copy, dtype)]).map(wanted).collect())
+            };
+            part.check(&format!("{} {dtype}", rule.0), || compare(devices, dtype, &run, &want))?;
         }
     }
     device::tell_kernels(part, devices)
 }
 
-/// Runs a case twice on the GPU and once on the CPU. The second run is timed op by op, which waits for each launch, so
-/// that it also shows a wrong order of launches, and says which of them were staged.
-fn compare(devices: &Devices, dtype: DType, run: &dyn Fn(&Place<'_>) -> Result<Values>) -> Result<Finding> {
-    let on_gpu = Place { device: &devices.gpu, dtype, rounded: dtype };
-    let got = run(&on_gpu)?;
+/// Runs a case twice on the GPU and compares it with its formula. The second run is timed op by op, which waits for each
+/// launch, so that it also shows a wrong order of launches, and says which of them were staged.
+fn compare(
+    devices: &Devices,
+    dtype: DType,
+    run: &dyn Fn(&Place<'_>) -> Result<Values>,
+    want: &dyn Fn(&Place<'_>) -> Result<Vec<Wanted>>,
+) -> Result<Finding> {
+    let place = Place { device: &devices.gpu, dtype };
+    let got = run(&place)?;
     devices.gpu.profile().enable();
-    let again = run(&on_gpu);
+    let again = run(&place);
     let names = devices.gpu.profile().take();
     let staged = names.iter().filter_map(|(name, _)| Some(name.strip_suffix(" (staged)")?.to_owned()));
     let staged: BTreeSet<String> = staged.collect();
-    let want = run(&Place { device: &devices.cpu, dtype: DType::F32, rounded: dtype })?;
-    let finding = judge(&got, &again?, &want, tolerance(dtype));
+    let finding = judge(&got, &again?, &want(&place)?);
     Ok(finding.with("staged", staged.into_iter().collect::<Vec<_>>()))
 }
 
-fn judge(got: &Values, again: &Values, want: &Values, allowed: f64) -> Finding {
-    let errors = got.iter().zip(want).map(|((what, got), (_, want))| (what.as_str(), error(got, want)));
-    let (what, worst) =
-        errors.fold(("output", 0.0), |worst, this| if this.1 > worst.1 { this } else { worst });
+fn judge(got: &Values, again: &Values, want: &[Wanted]) -> Finding {
+    // The one whose error is the largest part of what is allowed.
+    let mut worst = ("output", 0.0, want.first().map_or(0.0, |want| want.allowed));
+    for ((what, got), want) in got.iter().zip(want) {
+        let error = error(got, &want.values);
+        if !(error * worst.2 <= worst.1 * want.allowed) {
+            worst = (what, error, want.allowed);
+        }
+    }
+    let (what, error, allowed) = worst;
     let differs = got.iter().zip(again).find(|(a, b)| bits(&a.1) != bits(&b.1)).map(|(a, _)| a.0.clone());
-    let mut detail = format!("error {worst:.1e} of {allowed:.1e}, {what}");
+    let mut detail = match (error, allowed) {
+        (0.0, 0.0) => "every number is exact".to_owned(),
+        (_, 0.0) => format!("error {error:.1e} where none is allowed, {what}"),
+        _ => format!("error {error:.1e} of {allowed:.1e}, {what}"),
+    };
     if let Some(what) = &differs {
         detail += &format!("; a second run has other bits: {what}");
     }
-    let numbers = Finding::of(worst <= allowed && differs.is_none(), detail);
-    numbers.with("error", number(worst)).with("allowed", allowed).with("same_bits", differs.is_none())
+    let holds = got.len() == want.len() && error <= allowed && differs.is_none();
+    let numbers = Finding::of(holds, detail);
+    numbers.with("error", number(error)).with("allowed", allowed).with("same_bits", differs.is_none())
 }
 
 /// The largest error relative to the largest value; infinite where a number is missing or none.
-fn error(got: &[f32], want: &[f32]) -> f64 {
-    let largest = want.iter().fold(0f64, |largest, x| largest.max(f64::from(x.abs())));
-    if got.len() != want.len() || got.iter().chain(want).any(|x| !x.is_finite()) {
+fn error(got: &[f32], want: &[f64]) -> f64 {
+    let largest = want.iter().fold(1e-3f64, |largest, x| largest.max(x.abs()));
+    let is_number = got.iter().all(|x| x.is_finite()) && want.iter().all(|x| x.is_finite());
+    if got.len() != want.len() || !is_number {
         return f64::INFINITY;
     }
-    let error = |(got, want): (&f32, &f32)| f64::from((got - want).abs()) / largest.max(1e-3);
+    let error = |(got, want): (&f32, &f64)| (f64::from(*got) - want).abs() / largest;
     got.iter().zip(want).map(error).fold(0.0, f64::max)
 }
 
@@ -92,12 +131,22 @@ mod tests {
 
     #[test]
     fn errors_beyond_the_tolerance_other_bits_and_missing_numbers_fail() {
-        let values = |x: f32| vec![("output".to_owned(), vec![4.0, x])];
-        let verdict = |got, again, want| judge(&values(got), &values(again), &values(want), 1e-2).verdict;
-        assert_eq!(verdict(1.0, 1.0, 1.03), Verdict::Ok);
-        assert_eq!(verdict(1.0, 1.0, 1.05), Verdict::Failed);
-        assert_eq!(verdict(1.0, 1.0001, 1.0), Verdict::Failed);
-        assert_eq!(verdict(f32::NAN, f32::NAN, 1.0), Verdict::Failed);
-        assert_eq!(verdict(f32::INFINITY, f32::INFINITY, f32::INFINITY), Verdict::Failed);
+        let values = |x: f32| vec![("output".to_owned(), vec![4.0, x]), ("state".to_owned(), vec![1.0])];
+        let verdict = |got, again, want, allowed| {
+            let wanted = [(vec![4.0, want], allowed), (vec![1.0], 1e-5)];
+            judge(&values(got), &values(again), &wanted.map(|(values, allowed)| Wanted { values, allowed }))
+                .verdict
+        };
+        assert_eq!(verdict(1.0, 1.0, 1.03, 1e-2), Verdict::Ok);
+        assert_eq!(verdict(1.0, 1.0, 1.05, 1e-2), Verdict::Failed);
+        assert_eq!(verdict(1.0, 1.0001, 1.0, 1e-2), Verdict::Failed);
+        assert_eq!(verdict(f32::NAN, f32::NAN, 1.0, 1e-2), Verdict::Failed);
+        assert_eq!(verdict(f32::INFINITY, f32::INFINITY, f64::INFINITY, 1e-2), Verdict::Failed);
+        assert_eq!(verdict(1.0, 1.0, 1.0, 0.0), Verdict::Ok);
+        assert_eq!(verdict(1.0, 1.0, 1.0 + 1e-9, 0.0), Verdict::Failed);
+        // Fewer values than there should be.
+        let one = vec![("output".to_owned(), vec![1.0])];
+        let wanted = [1.0, 2.0].map(|x| Wanted { values: vec![x], allowed: 1.0 });
+        assert_eq!(judge(&one, &one, &wanted).verdict, Verdict::Failed);
     }
 }

@@ -1,4 +1,4 @@
-//! Steps of optimizers on flat buffers.
+//! Steps of optimizers on flat buffers, and the same steps in f64.
 
 use oarlock_tensor::ops::optimizer::{
     AdjustLr, Needs, Part, Role, Rule, StepArgs, UpdateParts, Workspace, update, workspace_bytes,
@@ -6,10 +6,14 @@ use oarlock_tensor::ops::optimizer::{
 use oarlock_tensor::ops::transfer;
 use oarlock_tensor::{DType, FlatBuffer, Result, Shape};
 
-use super::place::{Place, Values};
+use super::place::{Place, Values, normal};
+use super::steps::{Weight, step};
+
+/// Of a weight with one dim; all others are matrices.
+const OF_VECTOR: &str = "adafactor, a vector";
 
 /// The rules that have a form for a GPU, by name.
-pub(super) fn rules() -> [(&'static str, Rule); 9] {
+pub(super) fn rules() -> [(&'static str, Rule); 10] {
     let lamb = Rule::Lamb {
         beta1: 0.9,
         beta2: 0.95,
@@ -37,19 +41,39 @@ pub(super) fn rules() -> [(&'static str, Rule); 9] {
         ("sgd", Rule::Sgd { momentum: 0.0, dampening: 0.0, nesterov: false }),
         ("sgd with momentum", Rule::Sgd { momentum: 0.9, dampening: 0.0, nesterov: true }),
         ("adagrad", Rule::Adagrad { lr_decay: 0.0, initial_accumulator_value: 0.1, eps: 1e-3 }),
-        ("lion", Rule::Lion { beta1: 0.9, beta2: 0.99 }),
+        ("lion", Rule::Lion { beta1: 0.875, beta2: 0.96875 }),
         ("lamb", lamb),
         ("adafactor", Rule::Adafactor { beta2_decay: -0.8, eps1: None, eps2: 1e-3, d: 1.0 }),
+        (OF_VECTOR, Rule::Adafactor { beta2_decay: -0.8, eps1: None, eps2: 1e-3, d: 1.0 }),
         ("muon", muon),
     ]
 }
 
+/// Of the weight: no multiples of what kernels take at a time.
+fn sizes(name: &str, quick: bool) -> Vec<usize> {
+    let [rows, cols] = if quick { [10, 33] } else { [300, 334] };
+    if name == OF_VECTOR { vec![rows * cols] } else { vec![rows, cols] }
+}
+
+/// How often a weight moves.
+const N_STEPS: u64 = 3;
+
+/// The gradients of a step: odd multiples of 1/128, so that sums of them by the factors of Lion never are near zero, where
+/// their sign would be that of a rounding.
+fn gradients(step: u64, n: usize) -> Vec<f32> {
+    normal(1 + step, n).into_iter().map(|x| ((x * 64.0).floor() + 0.5) / 64.0).collect()
+}
+
+/// A step; gradients are scaled, as after clipping.
+fn step_args(step: u64) -> StepArgs {
+    StepArgs { step, lr: 1e-2, weight_decay: 0.1, grad_scale: 0.5 }
+}
+
 /// Three steps: weights in f32, states, and the working copy where the dtype is a short one. f32 weights stand for their
 /// own working copy.
-pub(super) fn run(rule: &Rule, place: &Place<'_>, quick: bool) -> Result<Values> {
+pub(super) fn run((name, rule): &(&str, Rule), place: &Place<'_>, quick: bool) -> Result<Values> {
     let (device, role) = (place.device, Role::Matrix);
-    // No multiples of what kernels take at a time.
-    let shape = Shape::new(if quick { &[10, 33] } else { &[300, 334] })?;
+    let shape = Shape::new(&sizes(name, quick))?;
     let n = shape.n_elems();
     let initial = place.values(1, n, 1.0);
     let zeros = || place.flat(DType::F32, &vec![0.0; n]);
@@ -63,8 +87,8 @@ pub(super) fn run(rule: &Rule, place: &Place<'_>, quick: bool) -> Result<Values>
     fn whole(flat: &FlatBuffer, n: usize) -> Part<'_> {
         Part { flat, range: 0..n }
     }
-    for step in 1..=3 {
-        transfer::store(device, &place.values(1 + step, n, 1.0), &grads, 0, DType::F32)?;
+    for step in 1..=N_STEPS {
+        transfer::store(device, &gradients(step, n), &grads, 0, DType::F32)?;
         let parts = UpdateParts {
             weights: whole(&weights, n),
             dtype: place.dtype,
@@ -72,9 +96,7 @@ pub(super) fn run(rule: &Rule, place: &Place<'_>, quick: bool) -> Result<Values>
             grads: whole(&grads, n),
             state: &states.iter().zip(&lens).map(|(state, &len)| whole(state, len)).collect::<Vec<_>>(),
         };
-        // The gradients are scaled, as after clipping.
-        let args = StepArgs { step, lr: 1e-2, weight_decay: 0.1, grad_scale: 0.5 };
-        update(device, rule, &args, &shape, role, &parts, &mut workspace)?;
+        update(device, rule, &step_args(step), &shape, role, &parts, &mut workspace)?;
     }
     let read = |flat: &FlatBuffer, dtype: DType, len: usize| {
         let mut values = vec![0.0; len];
@@ -87,4 +109,17 @@ pub(super) fn run(rule: &Rule, place: &Place<'_>, quick: bool) -> Result<Values>
     }
     values.push(("working copy".to_owned(), read(&weights, place.dtype, n)?));
     Ok(values)
+}
+
+/// The same in f64.
+pub(super) fn want((name, rule): &(&str, Rule), place: &Place<'_>, quick: bool) -> Vec<Vec<f64>> {
+    let sizes = sizes(name, quick);
+    let n = sizes.iter().product();
+    let f64s = |x: Vec<f32>| x.into_iter().map(f64::from).collect::<Vec<_>>();
+    let mut weight = Weight::new(sizes, f64s(place.values(1, n, 1.0)));
+    for at in 1..=N_STEPS {
+        step(rule, &step_args(at), &mut weight, f64s(gradients(at, n)));
+    }
+    let states = (0..rule.state_names().len()).map(|i| weight.states[i].clone());
+    [weight.values.clone()].into_iter().chain(states).chain([weight.values.clone()]).collect()
 }

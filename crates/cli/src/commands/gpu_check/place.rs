@@ -1,4 +1,4 @@
-//! Where a case runs: a device and a dtype, and the same numbers on every device.
+//! Where a case runs: a device and a dtype, and the numbers that it runs on.
 
 use std::ops::Range;
 use std::sync::Arc;
@@ -12,12 +12,11 @@ use oarlock_tensor::{
 /// Where parameters begin in their buffer: at multiples of this.
 const ALIGN: usize = 64;
 
-/// A device, the dtype of the tensors there, and the dtype that their numbers were rounded to before.
+/// A device, and the dtype of the tensors there.
 #[derive(Clone, Copy)]
 pub(super) struct Place<'a> {
     pub device: &'a Device,
     pub dtype: DType,
-    pub rounded: DType,
 }
 
 /// The results of a run by what they are.
@@ -35,28 +34,35 @@ pub(super) fn normal(seed: u64, n: usize) -> Vec<f32> {
     (0..n).map(|_| 1.7 * (uniform() + uniform() + uniform() + uniform())).collect()
 }
 
-/// The same numbers as this dtype has them.
-pub(super) fn rounded(mut values: Vec<f32>, dtype: DType) -> Vec<f32> {
-    fn round<T: Float>(values: &mut [f32]) {
-        values.iter_mut().for_each(|x| *x = T::from_f32(*x).to_f32());
-    }
+/// A number as this dtype has it.
+pub(super) fn round(x: f32, dtype: DType) -> f32 {
     match dtype {
-        DType::BF16 => round::<bf16>(&mut values),
-        DType::F16 => round::<f16>(&mut values),
-        DType::F32 | DType::I32 => {}
+        DType::BF16 => bf16::from_f32(x).to_f32(),
+        DType::F16 => f16::from_f32(x).to_f32(),
+        DType::F32 | DType::I32 => x,
     }
-    values
+}
+
+/// Integers from 0 on, below `end`.
+pub(super) fn ints(n: usize, end: usize) -> Vec<usize> {
+    (0..n).map(|i| (i * i + 7 * i) % end).collect()
 }
 
 impl Place<'_> {
-    /// Random numbers times `scale`.
+    /// Random numbers times `scale`, as the dtype has them.
     pub fn values(&self, seed: u64, n: usize, scale: f32) -> Vec<f32> {
-        rounded(normal(seed, n).into_iter().map(|x| scale * x).collect(), self.rounded)
+        normal(seed, n).into_iter().map(|x| round(scale * x, self.dtype)).collect()
     }
 
     /// A tensor of them.
     pub fn tensor(&self, seed: u64, sizes: &[usize], scale: f32) -> Result<Tensor> {
         self.tensor_of(self.dtype, &self.values(seed, sizes.iter().product(), scale), sizes)
+    }
+
+    /// The numbers of parameter `i`: sums of as many terms as a row has stay of the size of the input.
+    pub fn weights(&self, i: usize, sizes: &[usize]) -> Vec<f32> {
+        let scale = if sizes.len() > 1 { (1.0 / *sizes.last().unwrap_or(&1) as f32).sqrt() } else { 1.0 };
+        self.values(100 + i as u64, sizes.iter().product(), scale)
     }
 
     /// A tensor of these numbers.
@@ -74,8 +80,7 @@ impl Place<'_> {
 
     /// Integers from 0 on, below `end`, on no tape.
     pub fn ints(&self, sizes: &[usize], end: usize) -> Result<Tensor> {
-        let n: usize = sizes.iter().product();
-        let data: Vec<i32> = (0..n).map(|i| ((i * i + 7 * i) % end) as i32).collect();
+        let data: Vec<i32> = ints(sizes.iter().product(), end).into_iter().map(|i| i as i32).collect();
         Tensor::from_slice(&data, sizes, self.device)
     }
 
@@ -92,9 +97,7 @@ impl Place<'_> {
         for (i, sizes) in shapes.iter().enumerate() {
             let shape = Shape::new(sizes)?;
             places.push(ParamLocation { first: weights.len(), shape });
-            // Sums of as many terms as a row has stay of the size of the input.
-            let scale = if sizes.len() > 1 { (1.0 / *sizes.last().unwrap_or(&1) as f32).sqrt() } else { 1.0 };
-            weights.extend(self.values(100 + i as u64, shape.n_elems(), scale));
+            weights.extend(self.weights(i, sizes));
             weights.resize(weights.len().next_multiple_of(ALIGN), 0.0);
         }
         let grads = FlatBuffer::pooled(self.device, 4 * weights.len(), "gradients")?;

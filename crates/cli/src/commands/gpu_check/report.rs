@@ -57,7 +57,7 @@ impl Section {
         match self {
             Section::Device => "Device and libraries",
             Section::Words => "Words: each instruction that the kernels are written in, by itself",
-            Section::Ops => "Ops: the GPU beside the CPU in f32, errors relative to the largest value",
+            Section::Ops => "Ops: the GPU beside formulas in f64, errors relative to the largest value",
             Section::Training => "Training: losses on the GPU beside those on the CPU",
             Section::Ranks => "Ranks: losses of two ranks on one GPU beside those of one rank",
             Section::Sanitizer => "Sanitizer: small checks under compute-sanitizer",

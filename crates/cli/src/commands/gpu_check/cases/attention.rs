@@ -1,0 +1,95 @@
+//! Attention under every mask, and of few queries as in generation.
+
+use oarlock_tensor::ops::{self, AttentionOptions, Mask};
+use oarlock_tensor::{Result, Tensor};
+
+use super::{Array, Call, Case, Given, Sizes};
+
+/// Which keys a query sees.
+#[derive(Clone, Copy, PartialEq)]
+enum Seen {
+    All,
+    Before,
+    /// At most so many, the query's own position among them.
+    Window(usize),
+    Documents,
+}
+
+/// q, k and v with a mask.
+pub(super) fn cases(n: &Sizes) -> Vec<Case> {
+    let &Sizes { b, tiles: s, h, g, heads: [d, other], .. } = n;
+    let case = |name: &str, [s, h, d]: [usize; 3], seen| of(name, [b, s, h, d], [b, s, g, d], seen);
+    vec![
+        case(&format!("causal, heads of {d}"), [s, h, d], Seen::Before),
+        case(&format!("causal, heads of {other}"), [s, h, other], Seen::Before),
+        // As in generation: two queries at the end of many keys.
+        of("of few queries", [b, 2, h, d], [b, 4 * s, g, d], Seen::Before),
+        of("of a query, more heads for keys", [b, 1, h, other], [b, s, h, other], Seen::Before),
+        // No multiple of a tile.
+        case("causal, an odd length", [s - 5, h, d], Seen::Before),
+        case("full", [s, h, d], Seen::All),
+        case("with a window", [s, h, d], Seen::Window(s / 4)),
+        case("of documents", [s, h, d], Seen::Documents),
+        case("with as many heads for keys", [s, g, d], Seen::Before),
+    ]
+}
+
+fn of(name: &str, q: [usize; 4], kv: [usize; 4], seen: Seen) -> Case {
+    let scale = (1.0 / q[3] as f32).sqrt();
+    let window = if let Seen::Window(window) = seen { Some(window) } else { None };
+    let options = AttentionOptions { window, ..AttentionOptions::new(scale) };
+    let op = move |call: &Call<'_>| {
+        let [q, k, v] = [0, 1, 2].map(|i| &call.inputs[i]);
+        let mask = match seen {
+            Seen::All => Mask::Full,
+            Seen::Before | Seen::Window(_) => Mask::Causal,
+            Seen::Documents => documents(call)?,
+        };
+        ops::attention(q, k, v, &mask, &options)
+    };
+    let formula = move |x: &Given| attention(&x.inputs, f64::from(scale), seen);
+    Case::new(format!("attention {name}"), [&q, &kv, &kv], [], op, formula)
+}
+
+/// Where the document of a position begins: documents of different lengths, cut differently in each row.
+fn start(row: usize, i: usize, s: usize) -> usize {
+    let cut = s / (row + 2) + 1;
+    i / cut * cut
+}
+
+fn documents(call: &Call<'_>) -> Result<Mask> {
+    let [b, s] = [call.inputs[0].sizes()[0], call.inputs[0].sizes()[1]];
+    let starts: Vec<i32> = (0..b * s).map(|at| start(at / s, at % s, s) as i32).collect();
+    Ok(Mask::Documents(Tensor::from_slice(&starts, [b, s], call.place.device)?))
+}
+
+/// `softmax(scale Q K') V` of the visible keys. The last query is at the last key.
+fn attention(inputs: &[Array], scale: f64, seen: Seen) -> Array {
+    let [q, k, v] = inputs else { panic!("three inputs") };
+    let ([b, s, h, d], [_, t, g, _]) = (sizes(q), sizes(k));
+    // `[B H, S, D]`, where heads of a group have the same keys.
+    let of_heads: Vec<usize> = (0..h).map(|head| head * g / h).collect();
+    let of_keys = |x: &Array, order| {
+        x.permute([0, 2, 1, 3]).select(1, &of_heads).reshape(&[b * h, t, d]).permute(order)
+    };
+    let rows = q.permute([0, 2, 1, 3]).reshape(&[b * h, s, d]);
+    let scores = rows.product(&of_keys(k, [0, 2, 1])).times(scale);
+    let hidden = |at: usize| {
+        let (row, i, j) = (at / (h * s * t), at / t % s + t - s, at % t);
+        let is_seen = match seen {
+            Seen::All => true,
+            Seen::Before => j <= i,
+            Seen::Window(window) => j <= i && j + window > i,
+            Seen::Documents => j <= i && j >= start(row, i, s),
+        };
+        if is_seen { 0.0 } else { f64::NEG_INFINITY }
+    };
+    let mask = scores.beside(&[b * h, s, t], (0..b * h * s * t).map(hidden).collect());
+    let weights = scores.plus(&mask).log_softmax().exp();
+    weights.product(&of_keys(v, [0, 1, 2])).reshape(&[b, h, s, d]).permute([0, 2, 1, 3])
+}
+
+fn sizes(x: &Array) -> [usize; 4] {
+    let [a, b, c, d] = x.sizes[..] else { panic!("four dims, not {:?}", x.sizes) };
+    [a, b, c, d]
+}

@@ -1,0 +1,129 @@
+//! Losses of pairs and of rows, and the other losses of the head.
+
+use oarlock_tensor::ops::{
+    self, HeadOptions, KlReduction, KlTarget, Labels, Reduction, RowLossOptions, TokenLoss,
+};
+use oarlock_tensor::{Result, Tensor};
+
+use super::losses::{label, labels};
+use super::{Array, Case, Sizes};
+
+/// Smoothing of labels, and the soft cap of logits.
+const SMOOTHING: f32 = 0.1;
+const CAP: f32 = 1.5;
+
+pub(super) fn cases(n: &Sizes) -> Vec<Case> {
+    let &Sizes { b, s, i, v, .. } = n;
+    let (x, n_rows) = ([b, s, i], b * s);
+    type Pair = fn(&Tensor, &Tensor) -> Result<Tensor>;
+    let pair = |name: &str, op: Pair, formula: fn(&Array, &Array) -> Array| {
+        Case::new(
+            name,
+            [&x, &x],
+            [],
+            move |call| op(&call.inputs[0], &call.inputs[1]),
+            move |x| formula(&x.inputs[0], &x.inputs[1]),
+        )
+    };
+    let head = move |name: &str, kind: TokenLoss, formula: fn(&Array, usize) -> Array| {
+        Case::new(
+            name,
+            [&x[..]],
+            [&[v, i][..]],
+            move |call| {
+                let labels = Labels::from_tensor(&labels(call, [b, s], v)?)?;
+                let options = HeadOptions { logit_cap: Some(CAP) };
+                let (x, weight) = (&call.inputs[0], &call.params[0]);
+                Ok(ops::head_token_loss(x, weight, &labels, options, kind)?.loss)
+            },
+            move |x| {
+                let logits = x.inputs[0].reshape(&[n_rows, i]).product(&x.params[0].permute([1, 0]));
+                formula(&capped(&logits), v)
+            },
+        )
+    };
+    vec![
+        pair(
+            "mse_loss, mean",
+            |x, y| ops::mse_loss(x, y, Reduction::Mean),
+            |x, y| x.minus(y).map(|d| d * d, |d| 2.0 * d).sum_all().times(1.0 / x.values.len() as f64),
+        ),
+        pair(
+            "huber_loss of each",
+            |x, y| ops::huber_loss(x, y, 0.75, Reduction::None),
+            |x, y| {
+                let slope = |d: f64| d.clamp(-0.75, 0.75);
+                let loss = |d: f64| if d.abs() < 0.75 { d * d / 2.0 } else { 0.75 * (d.abs() - 0.375) };
+                x.minus(y).map(loss, slope)
+            },
+        ),
+        pair(
+            "kl_div",
+            |x, y| ops::kl_div(x, y, KlTarget::LogProbs, KlReduction::Sum),
+            |x, y| y.exp().mul(&y.minus(x)).sum_all(),
+        ),
+        Case::new(
+            "row losses",
+            [&[b, s, v]],
+            [],
+            move |call| {
+                let options = RowLossOptions {
+                    ignore_index: -100,
+                    weight: None,
+                    label_smoothing: SMOOTHING,
+                    log_probs: false,
+                };
+                Ok(ops::row_losses(&call.inputs[0], &labels(call, [b, s], v)?, &options)?.losses)
+            },
+            move |x| smoothed(&x.inputs[0].reshape(&[n_rows, v]), v).reshape(&[b, s]),
+        ),
+        head("head loss, smoothed labels", TokenLoss::Smoothed(SMOOTHING), |logits, v| {
+            smoothed(logits, v).sum_all()
+        }),
+        head("head loss by probability", TokenLoss::ByProbability, |logits, v| {
+            let loss = of_labels(logits, v);
+            // The probability is a weight, without a gradient.
+            loss.mul(&loss.beside(&loss.sizes, loss.values.iter().map(|loss| (-loss).exp()).collect()))
+                .sum_all()
+        }),
+        Case::new(
+            "log-probabilities by the head",
+            [&x[..]],
+            [&[v, i][..]],
+            move |call| {
+                let labels = Labels::from_tensor(&labels(call, [b, s], v)?)?;
+                let options = HeadOptions { logit_cap: None };
+                ops::head_log_probs(&call.inputs[0], &call.params[0], &labels, options)
+            },
+            move |x| {
+                let logits = x.inputs[0].reshape(&[n_rows, i]).product(&x.params[0].permute([1, 0]));
+                of_labels(&logits, v).times(-1.0).reshape(&[b, s])
+            },
+        ),
+    ]
+}
+
+fn capped(logits: &Array) -> Array {
+    let cap = f64::from(CAP);
+    logits.map(|x| cap * (x / cap).tanh(), move |x| 1.0 - (x / cap).tanh().powi(2))
+}
+
+/// 1 for rows with a target, else 0.
+fn targets(logits: &Array, v: usize) -> Array {
+    let n = logits.sizes[0];
+    logits.beside(&[n], (0..n).map(|row| f64::from(u8::from(label(row, v).is_some()))).collect())
+}
+
+/// The cross-entropy of each row, 0 of those without a target.
+fn of_labels(logits: &Array, v: usize) -> Array {
+    let n = logits.sizes[0];
+    let places = (0..n).map(|row| row * v + label(row, v).unwrap_or(0)).collect();
+    logits.log_softmax().pick(&[n], places).mul(&targets(logits, v)).times(-1.0)
+}
+
+/// The same with smoothed labels.
+fn smoothed(logits: &Array, v: usize) -> Array {
+    let (n, part) = (logits.sizes[0], f64::from(SMOOTHING));
+    let of_all = logits.log_softmax().mean_of_rows().reshape(&[n]).mul(&targets(logits, v));
+    of_labels(logits, v).times(1.0 - part).plus(&of_all.times(-part))
+}
