@@ -24,7 +24,7 @@ pub(super) fn cases(n: &Sizes) -> Vec<Case> {
         case(&format!("causal, heads of {other}"), [s, h, other], Seen::Before),
         // As in generation: two queries at the end of many keys.
         of("of few queries", [b, 2, h, d], [b, 4 * s, g, d], Seen::Before),
-        of("of a query, more heads for keys", [b, 1, h, other], [b, s, h, other], Seen::Before),
+        of("of one query", [b, 1, h, other], [b, 4 * s, h, other], Seen::Before),
         // No multiple of a tile.
         case("causal, an odd length", [s - 5, h, d], Seen::Before),
         case("full", [s, h, d], Seen::All),
