@@ -86,13 +86,12 @@ fn compare(
 }
 
 fn judge(got: &Values, again: &Values, want: &[Wanted]) -> Finding {
-    // The one whose error is the largest part of what is allowed.
+    // The one whose error is the largest part of what is allowed; any error is infinitely much where none is.
+    let part = |error: f64, allowed: f64| if error == 0.0 { 0.0 } else { error / allowed };
     let mut worst = ("output", 0.0, want.first().map_or(0.0, |want| want.allowed));
     for ((what, got), want) in got.iter().zip(want) {
         let error = error(got, &want.values);
-        let is_less = error * worst.2 <= worst.1 * want.allowed;
-        // An error that is no number is the worst.
-        if !is_less {
+        if part(error, want.allowed) > part(worst.1, worst.2) {
             worst = (what, error, want.allowed);
         }
     }
