@@ -3,7 +3,7 @@
 use std::path::Path;
 use std::time::Duration;
 
-use oarlock_comm::{Communicator, Ownership, Ready, Scalar, Sharing, shm};
+use oarlock_comm::{Communicator, Error, Ownership, Ready, Scalar, Sharing, shm};
 use oarlock_tensor::{DType, bf16};
 use rustix::process::{Signal, kill_process};
 
@@ -91,7 +91,11 @@ fn act(role: &str, comm: Communicator, say: &dyn Fn(&str)) -> String {
     }
     comm.set_phase("step 12: forward");
     comm.barrier().unwrap();
-    let region = comm.allocate("gradients", 4 * 4096, Sharing::PerRank).unwrap();
+    let region = match comm.allocate("gradients", 4 * 4096, Sharing::PerRank) {
+        Ok(region) => region,
+        // Rank 1 may be through it, and have failed, before others are.
+        Err(error) => end(&comm, &error, say),
+    };
     let error = match (role, comm.rank()) {
         ("killed", 1) => {
             kill_process(rustix::process::getpid(), Signal::KILL).unwrap();
@@ -133,8 +137,12 @@ fn act(role: &str, comm: Communicator, say: &dyn Fn(&str)) -> String {
         }
         _ => comm.barrier().err(),
     };
-    let first = error.expect("a failure").to_string();
-    // The first failure is that of every later collective.
+    end(&comm, &error.expect("a failure"), say)
+}
+
+/// The first failure is that of every later collective.
+fn end(comm: &Communicator, error: &Error, say: &dyn Fn(&str)) -> ! {
+    let first = error.to_string();
     assert_eq!(comm.all_gather_bytes(b"later").unwrap_err().to_string(), first);
     say(&first);
     std::process::exit(3)
