@@ -175,6 +175,14 @@ impl Launched {
             Some(TransportKind::Gloo) if has_gloo => Ok(TransportKind::Gloo),
             Some(TransportKind::Gloo) => Err(Error::Join(why_no_gloo())),
             Some(TransportKind::SharedMemory) | None if one_machine => Ok(TransportKind::SharedMemory),
+            Some(TransportKind::SharedMemory) => {
+                let (all, here, launcher) = (self.world_size, self.local_world_size, self.launcher);
+                Err(Error::Join(format!(
+                    "{TRANSPORT}=shm asks for shared memory, which connects ranks of one machine, and {launcher} started {all} \
+                     ranks of which {here} are on this machine; unset {TRANSPORT} (ranks of one machine share memory by \
+                     themselves), or start all ranks on one machine"
+                )))
+            }
             None if has_mpi => Ok(TransportKind::Mpi),
             None if has_gloo => Ok(TransportKind::Gloo),
             _ => Err(Error::SeveralMachines {
@@ -402,6 +410,10 @@ mod tests {
         );
         for (words, says) in [
             (format!("{TORCHRUN} OARLOCK_TRANSPORT=mpi"), "OARLOCK_TRANSPORT=mpi asks for MPI"),
+            (
+                format!("{TORCHRUN} OARLOCK_TRANSPORT=shm").replace("LOCAL_WORLD_SIZE=2", "LOCAL_WORLD_SIZE=1"),
+                "OARLOCK_TRANSPORT=shm asks for shared memory, which connects ranks of one machine",
+            ),
             (format!("{TORCHRUN} OARLOCK_TRANSPORT=tcp"), "OARLOCK_TRANSPORT=tcp: expected shm, mpi or gloo"),
         ] {
             let error = transport(&words).unwrap_err().to_string();

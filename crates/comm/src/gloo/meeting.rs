@@ -5,7 +5,7 @@ use std::time::{Duration, Instant};
 
 use super::door::{self, Door};
 use super::library::address_of;
-use super::mesh::{self, Table};
+use super::mesh::{self, Table, specified};
 use crate::error::{Error, Result};
 use crate::launched::{Launched, NOTICE};
 use crate::wire::{Broken, Channel, PROMPT, Secret};
@@ -338,11 +338,6 @@ impl HelloRead {
             () => None,
         }
     }
-}
-
-/// An address where one that stands for all of a machine is known by `ip`.
-pub(super) fn specified(address: SocketAddr, ip: IpAddr) -> SocketAddr {
-    if address.ip().is_unspecified() { SocketAddr::new(ip, address.port()) } else { address }
 }
 
 fn is_closed(stream: &TcpStream) -> bool {

@@ -8,7 +8,6 @@ use rustix::net::sockopt;
 use rustix::rand::{GetRandomFlags, getrandom};
 
 use super::door::Door;
-use super::meeting::specified;
 use crate::error::{Error, Result};
 use crate::wire::{Channel, Secret};
 
@@ -57,6 +56,11 @@ impl Table {
         let ranks = [from as u32, to as u32].map(u32::to_le_bytes).concat();
         [self.nonce.as_slice(), &ranks].concat()
     }
+}
+
+/// An address where one that stands for all of a machine is known by `ip`.
+pub(super) fn specified(address: SocketAddr, ip: IpAddr) -> SocketAddr {
+    if address.ip().is_unspecified() { SocketAddr::new(ip, address.port()) } else { address }
 }
 
 /// Connects rank `me` to all others.

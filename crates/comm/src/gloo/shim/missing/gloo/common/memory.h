@@ -1,63 +1,36 @@
-// The pointers of Gloo that do not own what they point to, for Debian's libgloo-dev, which leaves this header out. The layout
-// and the meaning are those of Gloo's own header, which is used where it is there.
+// Three types that headers of Gloo name, for Debian's libgloo-dev, which leaves out the header that declares them. Their members
+// are used inside the library only, so what is here is their layout: one pointer each.
 #pragma once
 
 #include <memory>
-#include <thread>
 
 namespace gloo {
 
+// Named in signatures.
 template <typename T>
-class WeakNonOwningPtr;
+class NonOwningPtr;
 
-// A short use of an object, which waits with its end meanwhile.
+// A member of UnboundBuffer, whose constructor and destructor are the library's.
 template <typename T>
-class NonOwningPtr final {
+class ShareableNonOwningPtr {
  public:
-  NonOwningPtr() {}
-  explicit NonOwningPtr(const WeakNonOwningPtr<T>& weak) : ptr_(weak.ptr_.lock()) {}
-  T* operator->() const noexcept { return ptr_.get(); }
-  explicit operator bool() const noexcept { return ptr_ != nullptr; }
+  explicit ShareableNonOwningPtr(T* object);
+  ShareableNonOwningPtr(const ShareableNonOwningPtr&) = delete;
+  ~ShareableNonOwningPtr();
 
  private:
-  std::shared_ptr<T> ptr_;
+  std::shared_ptr<T> layout_;
 };
 
+// A member of Pair's operations, which are made empty here and filled in the library.
 template <typename T>
-class ShareableNonOwningPtr;
-
-// What a use begins with, as long as the object is there.
-template <typename T>
-class WeakNonOwningPtr final {
+class WeakNonOwningPtr {
  public:
-  WeakNonOwningPtr() {}
-  explicit WeakNonOwningPtr(const ShareableNonOwningPtr<T>& root) : ptr_(root.ptr_) {}
-  // Whether it ever pointed to anything.
-  explicit operator bool() const noexcept {
-    const std::weak_ptr<T> none;
-    return ptr_.owner_before(none) || none.owner_before(ptr_);
-  }
+  WeakNonOwningPtr() = default;
+  explicit WeakNonOwningPtr(const ShareableNonOwningPtr<T>& of);
 
- protected:
-  std::weak_ptr<T> ptr_;
-  friend class NonOwningPtr<T>;
-};
-
-// A member of the object. Its end waits for all uses.
-template <typename T>
-class ShareableNonOwningPtr final {
- public:
-  explicit ShareableNonOwningPtr(T* object) : ptr_(object, [](T*) {}) {}
-  ShareableNonOwningPtr(const ShareableNonOwningPtr&) = delete;
-  ShareableNonOwningPtr& operator=(const ShareableNonOwningPtr&) = delete;
-  ~ShareableNonOwningPtr() {
-    const std::weak_ptr<T> uses = ptr_;
-    for (ptr_.reset(); !uses.expired();) std::this_thread::yield();
-  }
-
- protected:
-  std::shared_ptr<T> ptr_;
-  friend class WeakNonOwningPtr<T>;
+ private:
+  std::weak_ptr<T> layout_;
 };
 
 }  // namespace gloo
