@@ -2,6 +2,7 @@
 
 use std::time::{Duration, Instant};
 
+use super::layout::Layout;
 use super::library::{ByteSpan, MessageQueue};
 use super::member::Group;
 use super::notice::Notice;
@@ -25,6 +26,7 @@ const CHECK: Duration = Duration::from_millis(10);
 /// library may still access it (invariant 6).
 pub(super) struct Exchange<'a> {
     group: &'a Group,
+    tag: usize,
     stamp: Stamp,
     /// One for each rank of the group; this rank's own are empty.
     pub(super) sends: Vec<MessageQueue>,
@@ -34,10 +36,16 @@ pub(super) struct Exchange<'a> {
 }
 
 impl<'a> Exchange<'a> {
+    /// Of the data of a collective.
     pub(super) fn new(group: &'a Group, stamp: &Stamp) -> Exchange<'a> {
+        Exchange::tagged(group, stamp, group.data_tag())
+    }
+
+    pub(super) fn tagged(group: &'a Group, stamp: &Stamp, tag: usize) -> Exchange<'a> {
         let queues = || group.ranks.iter().map(|&rank| MessageQueue::to(rank)).collect();
         Exchange {
             group,
+            tag,
             stamp: *stamp,
             sends: queues(),
             receives: queues(),
@@ -87,6 +95,23 @@ impl<'a> Exchange<'a> {
         self.wait_until(|all| all.is_done())
     }
 
+    /// Waits until the ranks of this machine no longer touch each other's memory.
+    pub(super) fn settle(&mut self, layout: &Layout) -> Result<()> {
+        if layout.is_flat() {
+            return Ok(());
+        }
+        let (n, me) = (layout.row.len(), self.group.me);
+        let words = self.buffer(n + 1).map_err(|error| self.group.member.fail_locally(error))?;
+        for (i, &rank) in layout.row.iter().enumerate().filter(|(_, rank)| **rank != me) {
+            // SAFETY: a byte for each rank, which nobody reads, and one that is sent.
+            unsafe {
+                self.send(rank, ByteSpan { at: words.add(n), bytes: 1 });
+                self.receive(rank, ByteSpan { at: words.add(i), bytes: 1 });
+            }
+        }
+        self.finish()
+    }
+
     fn is_done(&self) -> bool {
         self.sends.iter().chain(&self.receives).all(MessageQueue::is_done)
     }
@@ -129,7 +154,7 @@ impl<'a> Exchange<'a> {
     /// Starts queued messages and completes those that are done. True if any was.
     fn progress(&mut self) -> Result<bool> {
         let world = self.group.member.world;
-        let (library, tag) = (&world.library, self.group.tag());
+        let (library, tag) = (&world.library, self.tag);
         let mut moved = false;
         let mut advance = |queue: &mut MessageQueue, is_send: bool| -> Result<()> {
             while queue.in_flight.len() < IN_FLIGHT

@@ -41,6 +41,12 @@ pub(crate) trait Library: Send + Sync {
         None
     }
 
+    /// Whether a message arrives sooner where its receive began before it was sent, so that the receives of headers begin before
+    /// their collective does.
+    fn gains_from_early_receives(&self) -> bool {
+        false
+    }
+
     /// Ends the library in this process, once all ranks have finished.
     fn end(&self);
 }

@@ -106,8 +106,12 @@ fn act(role: &str, comm: Communicator, say: &dyn Fn(&str)) -> String {
             comm.set_timeout(Duration::from_millis(400));
             comm.barrier().err()
         }
-        ("different", 0) => comm.all_reduce(&region, DType::F32, 0..1024, Ready::now()).and_then(Ready::wait).err(),
-        ("different", _) => comm.all_reduce(&region, DType::BF16, 0..77, Ready::now()).and_then(Ready::wait).err(),
+        ("different", 0) => {
+            comm.all_reduce(&region, DType::F32, 0..1024, Ready::now()).and_then(Ready::wait).err()
+        }
+        ("different", _) => {
+            comm.all_reduce(&region, DType::BF16, 0..77, Ready::now()).and_then(Ready::wait).err()
+        }
         ("aborts", 1) => {
             comm.abort("the loss is NaN");
             comm.barrier().err()
