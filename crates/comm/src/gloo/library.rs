@@ -225,6 +225,11 @@ impl Library for Gloo {
         true
     }
 
+    /// Its own thread moves messages, and wakes who waits for one.
+    fn wakes(&self) -> bool {
+        true
+    }
+
     fn lost(&self, rank: usize) -> Option<Lost> {
         if !self.losses.any.load(Ordering::Acquire) {
             return None;

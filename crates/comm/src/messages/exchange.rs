@@ -119,6 +119,7 @@ impl<'a> Exchange<'a> {
     /// Moves messages until `is_done` returns true. Fails if nothing moves within the time limit, or if any rank fails.
     pub(super) fn wait_until(&mut self, is_done: impl Fn(&Exchange) -> bool) -> Result<()> {
         let mut wait = Wait::begin();
+        let wakes = self.group.member.world.library.wakes();
         let (mut spins, mut sleep, mut check_at) = (0, SLEEP.0, Instant::now() + CHECK);
         loop {
             let moved = self.progress()?;
@@ -131,12 +132,18 @@ impl<'a> Exchange<'a> {
                 continue;
             }
             self.group.member.world.check()?;
-            let most_spins = if runs_beside_computation() { SPINS.1 } else { SPINS.0 };
+            let most_spins = match () {
+                () if wakes => 0,
+                () if runs_beside_computation() => SPINS.1,
+                () => SPINS.0,
+            };
             if spins < most_spins {
                 spins += 1;
                 std::thread::yield_now();
                 continue;
             }
+            // Who is woken needs no short looks.
+            sleep = if wakes { SLEEP.1 } else { sleep };
             let mut queues = self.receives.iter_mut().chain(&mut self.sends);
             match queues.find_map(|queue| queue.in_flight.front_mut()) {
                 Some(message) => message.wait(sleep),

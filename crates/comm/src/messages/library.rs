@@ -47,6 +47,11 @@ pub(crate) trait Library: Send + Sync {
         false
     }
 
+    /// Whether [`Message::wait`] returns as soon as the message is done, without calls that make the library move it.
+    fn wakes(&self) -> bool {
+        false
+    }
+
     /// Ends the library in this process, once all ranks have finished.
     fn end(&self);
 }

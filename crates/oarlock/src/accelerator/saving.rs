@@ -151,7 +151,7 @@ impl Accelerator {
     }
 
     /// Who sees which output folder.
-    pub(super) fn stores(&self) -> checkpoint::Stores {
+    pub(crate) fn stores(&self) -> checkpoint::Stores {
         let set = self.inner.stores.lock().unwrap_or_else(std::sync::PoisonError::into_inner).clone();
         set.unwrap_or_else(|| checkpoint::Stores::one(self.comm.world_size()))
     }

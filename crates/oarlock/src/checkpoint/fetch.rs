@@ -41,7 +41,9 @@ pub fn complete(
     let mut deliveries = Vec::new();
     for (index, file) in manifest.files.iter().enumerate() {
         let to: Vec<usize> = (stores.each())
-            .filter(|&leader| !all[leader].0[index] && stores.ranks_of(leader).iter().any(|&rank| all[rank].1[index]))
+            .filter(|&leader| {
+                !all[leader].0[index] && stores.ranks_of(leader).iter().any(|&rank| all[rank].1[index])
+            })
             .collect();
         let Some(from) = stores.each().find(|&leader| all[leader].0[index]) else {
             return Ok(Err(Problem::MissingFile { file: file.path.clone() }));

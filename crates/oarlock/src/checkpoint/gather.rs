@@ -34,7 +34,8 @@ pub struct Gathered {
 /// When folders are of different checkpoints, when a file is in none of them (all are named), when every copy of one is damaged, or
 /// when a file cannot be written; `out` is then as it was.
 pub fn gather(parts: &[PathBuf], out: &Path) -> Result<Gathered> {
-    let refused = |path: &Path, problem| Error::from(CheckpointError::NotLoaded { path: path.to_path_buf(), problem });
+    let refused =
+        |path: &Path, problem| Error::from(CheckpointError::NotLoaded { path: path.to_path_buf(), problem });
     let [first, others @ ..] = parts else {
         return Err(Error::Usage("no folder to gather a checkpoint from".to_string()));
     };
@@ -77,10 +78,17 @@ fn missing_parts(manifest: &Manifest, missing: &[&str]) -> String {
         true => String::new(),
         false => {
             let listed: Vec<String> = leaders.iter().map(usize::to_string).collect();
-            format!("; copy the folder of the machine of rank {} here, too", listed.join(" and that of rank "))
+            format!(
+                "; copy the folder of the machine of rank {} here, too",
+                listed.join(" and that of rank ")
+            )
         }
     };
-    format!("{} {} in none of the folders{whose}", missing.join(", "), if missing.len() == 1 { "is" } else { "are" })
+    format!(
+        "{} {} in none of the folders{whose}",
+        missing.join(", "),
+        if missing.len() == 1 { "is" } else { "are" }
+    )
 }
 
 /// Copies a file from a folder in which all of it is as it was written.

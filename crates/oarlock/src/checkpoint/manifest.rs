@@ -328,7 +328,9 @@ impl Manifest {
                     return Err(Problem::Size { file: path.clone(), found: found.len(), expected: *bytes });
                 }
                 Err(cause) if cause.kind() == io::ErrorKind::NotFound => missing.push(path),
-                Err(cause) => return Err(Problem::Unreadable { file: path.clone(), cause: cause.to_string() }),
+                Err(cause) => {
+                    return Err(Problem::Unreadable { file: path.clone(), cause: cause.to_string() });
+                }
             }
         }
         Ok(missing)
@@ -338,9 +340,14 @@ impl Manifest {
     fn is_part(&self, dir: &Path) -> Result<bool, Problem> {
         let missing = self.missing(dir)?;
         let is_missing = |rank| missing.contains(&&state_file_of(rank, self.world_size));
-        let is_state = |file: &&String| (0..self.world_size).any(|rank| **file == state_file_of(rank, self.world_size));
+        let is_state =
+            |file: &&String| (0..self.world_size).any(|rank| **file == state_file_of(rank, self.world_size));
         let has_store = |leader: &usize| {
-            self.stores.iter().enumerate().filter(|(_, other)| *other == leader).all(|(rank, _)| !is_missing(rank))
+            self.stores
+                .iter()
+                .enumerate()
+                .filter(|(_, other)| *other == leader)
+                .all(|(rank, _)| !is_missing(rank))
         };
         Ok(missing.iter().all(is_state) && self.stores.iter().any(has_store))
     }

@@ -50,14 +50,18 @@ pub(crate) fn save_model_in(
         |(rank, cause)| Error::from(CheckpointError::ModelNotSaved { path: dir.to_path_buf(), rank, cause });
     let files = Arc::new(files);
     let mut staged = None;
-    let create = || {
+    let mut create = || {
         let token = std::process::id().to_string();
         let staged = staged.insert(Staged::new(dir, files.clone(), token.clone())?);
         files.create(&|name| staged.path_of(name))?;
         Ok(token)
     };
     let leader = stores.leader_of(comm.rank());
-    let made = if leader == comm.rank() { create().map_err(|error| error.to_string()) } else { Ok(String::new()) };
+    let made = if leader == comm.rank() {
+        create().map_err(|error: Error| error.to_string())
+    } else {
+        Ok(String::new())
+    };
     let token = share(comm, made)?.map_err(not_saved)?.swap_remove(leader);
 
     let (folder, its) = (dir.to_path_buf(), token.clone());

@@ -108,8 +108,14 @@ pub fn common_runs(stores: &Stores, ranks: &[RankFiles]) -> Vec<Delivery> {
         let to: Vec<usize> = stores.each().filter(|&leader| leader != from).collect();
         let common = files.files.iter().filter(|file| !is_own(&file.path));
         let run = common.flat_map(|file| file.sums.iter().map(move |sum| (file, sum)));
-        run.map(|(file, sum)| Delivery { from, to: to.clone(), path: file.path.clone(), offset: sum.offset, bytes: sum.bytes })
-            .collect::<Vec<_>>()
+        run.map(|(file, sum)| Delivery {
+            from,
+            to: to.clone(),
+            path: file.path.clone(),
+            offset: sum.offset,
+            bytes: sum.bytes,
+        })
+        .collect::<Vec<_>>()
     };
     ranks.iter().enumerate().flat_map(of_rank).collect()
 }

@@ -183,12 +183,16 @@ impl Saver {
     pub fn create(&mut self, dir: &Path, comm: &Communicator, contents: &Contents) -> Result<Begun> {
         self.finish(comm)?;
         let mut begun = None;
-        let create = || {
+        let mut create = || {
             let (folder, _) = begun.insert(begin_folder(dir, contents.model.as_ref())?);
             Ok(folder.token().to_string())
         };
         let leader = self.stores.as_ref().map_or(0, |stores| stores.leader_of(comm.rank()));
-        let made = if leader == comm.rank() { create().map_err(|error: Error| error.to_string()) } else { Ok(String::new()) };
+        let made = if leader == comm.rank() {
+            create().map_err(|error: Error| error.to_string())
+        } else {
+            Ok(String::new())
+        };
         let not_saved = |(rank, cause)| CheckpointError::NotSaved { path: dir.to_path_buf(), rank, cause };
         let token = share(comm, made)?.map_err(not_saved)?.swap_remove(leader);
         Ok(Begun { dir: dir.to_path_buf(), folder: temporary(dir, &token), begun })
@@ -231,16 +235,24 @@ impl Saver {
         let (mut parts, thread) = (None, std::thread::Builder::new().name("checkpoint".to_string()));
         let spawned = match &self.stores {
             None => {
-                let end = begun.map(|(folder, begun_files)| {
-                    End { dir: dir.clone(), folder, begun_files, manifest, model, extra, then }
+                let end = begun.map(|(folder, begun_files)| End {
+                    dir: dir.clone(),
+                    folder,
+                    begun_files,
+                    manifest,
+                    model,
+                    extra,
+                    then,
                 });
                 thread.spawn(move || write(job, end, &for_thread))
             }
             Some(stores) => {
                 manifest.stores = stores.leaders().to_vec();
-                let (folder, begun_files) = begun.map_or((None, Vec::new()), |(folder, files)| (Some(folder), files));
+                let (folder, begun_files) =
+                    begun.map_or((None, Vec::new()), |(folder, files)| (Some(folder), files));
                 let rest = (comm.rank() == 0).then(|| (begun_files.clone(), model, extra));
-                parts = Some(Parts::new(stores.clone(), job.folder.clone(), folder, begun_files, manifest, then));
+                parts =
+                    Some(Parts::new(stores.clone(), job.folder.clone(), folder, begun_files, manifest, then));
                 thread.spawn(move || write_part(job, rest, &for_thread))
             }
         };

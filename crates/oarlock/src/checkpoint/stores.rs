@@ -59,7 +59,8 @@ impl Stores {
         if machines.iter().all(|machine| *machine == 0) {
             return Ok(Stores::one(machines.len()));
         }
-        let first = |rank: usize| machines.iter().position(|&machine| machine == machines[rank]).unwrap_or(rank);
+        let first =
+            |rank: usize| machines.iter().position(|&machine| machine == machines[rank]).unwrap_or(rank);
         let probe = |token: &str| folder.join(format!("seen-by-all-{token}.tmp"));
         let write = || {
             if first(comm.rank()) != comm.rank() {
@@ -160,7 +161,9 @@ pub fn deliver(
         }
     }
     let sync = |path: &PathBuf| {
-        File::open(path).and_then(|file| file.sync_all()).map_err(|cause| Error::io("write", path)(cause).to_string())
+        File::open(path)
+            .and_then(|file| file.sync_all())
+            .map_err(|cause| Error::io("write", path)(cause).to_string())
     };
     let outcome = failed.map_or_else(|| written.iter().try_for_each(sync), Err);
     Ok(share(comm, outcome)?.map(|_| ()))
