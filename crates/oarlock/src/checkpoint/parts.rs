@@ -11,7 +11,6 @@ use super::job::RankFiles;
 use super::manifest::{FileEntry, Manifest};
 use super::outcome::{by_root, share};
 use super::publish::{list, text_of, write_manifest};
-use super::saver::Deed;
 use super::stores::{Delivery, Stores, deliver};
 use crate::error::{CheckpointError, Error, Result};
 
@@ -24,7 +23,8 @@ pub struct Parts {
     folder: Option<TempFolder>,
     begun: Vec<FileEntry>,
     manifest: Manifest,
-    then: Option<Deed>,
+    /// What each store does when the checkpoint has its name.
+    then: Option<Box<dyn FnOnce(&Path) -> Result<()> + Send>>,
 }
 
 impl Parts {
@@ -34,7 +34,7 @@ impl Parts {
         folder: Option<TempFolder>,
         begun: Vec<FileEntry>,
         manifest: Manifest,
-        then: Deed,
+        then: Box<dyn FnOnce(&Path) -> Result<()> + Send>,
     ) -> Parts {
         Parts { stores, path, folder, begun, manifest, then: Some(then) }
     }

@@ -55,7 +55,8 @@ pub struct Contents {
     pub model: Option<ModelFiles>,
     /// Writes more files into the folder that it is given, on rank 0; they belong to the checkpoint as all others do.
     pub extra: Deed,
-    /// Done on rank 0 when the checkpoint is whole and has its name, which it is given.
+    /// Done on rank 0 when the checkpoint is whole and has its name, which it is given; on the leader of each store where ranks see
+    /// several ([`Stores`]).
     pub then: Deed,
 }
 
