@@ -13,8 +13,9 @@ use crate::progress::runs_beside_computation;
 use crate::region::{Memory, PrivateBuffer, Region};
 use crate::stamp::Stamp;
 
-/// Messages in flight in one direction between two ranks.
-const IN_FLIGHT: usize = 4;
+/// Messages in flight between two ranks: sent, and received. What is sent delays what tells the other side to send; receives begin
+/// early enough for that.
+const IN_FLIGHT: (usize, usize) = (4, 32);
 /// How often a waiting rank polls without sleeping: where it has nothing else to do, and where another thread of it computes.
 const SPINS: (u32, u32) = (300, 10);
 /// The shortest and the longest sleep between two polls.
@@ -164,7 +165,8 @@ impl<'a> Exchange<'a> {
         let (library, tag) = (&world.library, self.tag);
         let mut moved = false;
         let mut advance = |queue: &mut MessageQueue, is_send: bool| -> Result<()> {
-            while queue.in_flight.len() < IN_FLIGHT
+            let most = if is_send { IN_FLIGHT.0 } else { IN_FLIGHT.1 };
+            while queue.in_flight.len() < most
                 && let Some(&span) = queue.queued.front()
             {
                 // SAFETY: `send` and `receive` require that the bytes are left alone, and they are kept in `buffers` or

@@ -19,9 +19,9 @@ use crate::stamp::Stamp;
 /// Bytes of elements that wait to be sent or summed, of all ranks together.
 const SCRATCH: usize = 32 << 20;
 /// The least and most of them in one message.
-const PIECE: (usize, usize) = (64 << 10, 1 << 20);
-/// Pieces of one owner that are under way at a time.
-const DEPTH: usize = 3;
+const PIECE: (usize, usize) = (32 << 10, 512 << 10);
+/// The least and most pieces of one owner that are under way at a time.
+const DEPTH: (usize, usize) = (2, 8);
 
 /// What the messages of one rank of the column bring, in their order.
 #[derive(Clone, Copy)]
@@ -45,6 +45,8 @@ struct Sum<'a> {
     /// Of each rank of the column, the pieces that it owns.
     parts: Vec<Vec<Range<usize>>>,
     scratch: *mut u8,
+    /// Pieces of one owner that are under way at a time.
+    depth: usize,
     /// Bytes of a place in the scratch.
     piece: usize,
     arrivals: Vec<Vec<Arrival>>,
@@ -72,7 +74,8 @@ impl Group {
         let machines = layout.column.len();
         // A sum of several 16-bit values is rounded once, when all are added.
         let wire = if layout.is_flat() { dtype } else { DType::F32 };
-        let places = 2 * DEPTH * machines;
+        let depth = (SCRATCH / (2 * machines * PIECE.1)).clamp(DEPTH.0, DEPTH.1);
+        let places = 2 * depth * machines;
         let piece = (SCRATCH / places).clamp(PIECE.0, PIECE.1) / 4096 * 4096;
         let mut exchange = Exchange::new(self, stamp);
         exchange.keep(region);
@@ -87,6 +90,7 @@ impl Group {
             wire,
             parts: layout.column.iter().map(parts).collect(),
             scratch,
+            depth,
             piece,
             arrivals: vec![Vec::new(); machines],
             seen: vec![0; machines],
@@ -104,7 +108,7 @@ impl Sum<'_> {
     fn run(&mut self, everywhere: bool) -> Result<()> {
         let steps = self.parts.iter().map(Vec::len).max().unwrap_or(0);
         let peers: Vec<usize> = (0..self.layout.column.len()).filter(|&m| m != self.layout.machine).collect();
-        for step in 0..DEPTH {
+        for step in 0..self.depth {
             for &peer in &peers {
                 self.contribute(peer, step)?;
                 self.expect(peer, step);
@@ -118,8 +122,8 @@ impl Sum<'_> {
                     self.send_result(peer, step);
                     self.expect_result(peer, step)?;
                 }
-                self.contribute(peer, step + DEPTH)?;
-                self.expect(peer, step + DEPTH);
+                self.contribute(peer, step + self.depth)?;
+                self.expect(peer, step + self.depth);
             }
             self.spread();
         }
@@ -131,8 +135,8 @@ impl Sum<'_> {
     /// A place in the scratch: of what is received, or of what is sent.
     fn place(&self, sends: bool, step: usize, machine: usize) -> *mut u8 {
         let machines = self.layout.column.len();
-        let index = (usize::from(sends) * DEPTH + step % DEPTH) * machines + machine;
-        // SAFETY: one place for each direction, each of `DEPTH` steps and each rank of the column.
+        let index = (usize::from(sends) * self.depth + step % self.depth) * machines + machine;
+        // SAFETY: one place for each direction, each of `depth` steps and each rank of the column.
         unsafe { self.scratch.add(index * self.piece) }
     }
 
@@ -158,7 +162,8 @@ impl Sum<'_> {
             span(self.region, &part, self.dtype.size())
         } else {
             // The place is free once what was sent from it has been.
-            if let Some(&before) = step.checked_sub(DEPTH).and_then(|before| self.sent[peer].get(before)) {
+            if let Some(&before) = step.checked_sub(self.depth).and_then(|before| self.sent[peer].get(before))
+            {
                 self.exchange.wait_until(|all| all.sends[to].done > before)?;
             }
             let place = self.place(true, step, peer);
