@@ -14,6 +14,9 @@ use super::publish::{list, text_of, write_manifest};
 use super::stores::{Delivery, Stores, deliver};
 use crate::error::{CheckpointError, Error, Result};
 
+/// What a store does when a checkpoint has its name.
+pub type Then = Box<dyn FnOnce(&Path) -> Result<()> + Send>;
+
 /// What a rank keeps of a save in parts until all have written.
 pub struct Parts {
     stores: Stores,
@@ -23,8 +26,7 @@ pub struct Parts {
     folder: Option<TempFolder>,
     begun: Vec<FileEntry>,
     manifest: Manifest,
-    /// What each store does when the checkpoint has its name.
-    then: Option<Box<dyn FnOnce(&Path) -> Result<()> + Send>>,
+    then: Option<Then>,
 }
 
 impl Parts {
@@ -34,7 +36,7 @@ impl Parts {
         folder: Option<TempFolder>,
         begun: Vec<FileEntry>,
         manifest: Manifest,
-        then: Box<dyn FnOnce(&Path) -> Result<()> + Send>,
+        then: Then,
     ) -> Parts {
         Parts { stores, path, folder, begun, manifest, then: Some(then) }
     }
