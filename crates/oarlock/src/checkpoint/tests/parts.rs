@@ -26,8 +26,14 @@ fn save_parts(base: &Path, placements: Placements) {
         let model = Model::new(90, true);
         let mut engine = engine_of(&model, comm, placements, DType::F32);
         fill(&mut engine, 7, 5);
-        let extra = |dir: &Path| Ok(fs::write(dir.join("config.json"), "{\"model_type\": \"own\"}").unwrap());
-        let then = |dir: &Path| Ok(fs::write(dir.with_file_name("then"), "").unwrap());
+        let extra = |dir: &Path| {
+            fs::write(dir.join("config.json"), "{\"model_type\": \"own\"}").unwrap();
+            Ok(())
+        };
+        let then = |dir: &Path| {
+            fs::write(dir.with_file_name("then"), "").unwrap();
+            Ok(())
+        };
         let contents =
             Contents { extra: Box::new(extra), then: Box::new(then), ..Contents::state(client(7)) };
         let dir = on_machine(base, comm.rank());
