@@ -90,7 +90,9 @@ fn judge(got: &Values, again: &Values, want: &[Wanted]) -> Finding {
     let mut worst = ("output", 0.0, want.first().map_or(0.0, |want| want.allowed));
     for ((what, got), want) in got.iter().zip(want) {
         let error = error(got, &want.values);
-        if !(error * worst.2 <= worst.1 * want.allowed) {
+        let is_less = error * worst.2 <= worst.1 * want.allowed;
+        // An error that is no number is the worst.
+        if !is_less {
             worst = (what, error, want.allowed);
         }
     }
