@@ -23,7 +23,7 @@ pub(super) struct Given {
 type Op = dyn Fn(&Call<'_>) -> Result<Tensor>;
 
 /// What an op is to give, in f64.
-type Formula = dyn Fn(&Given) -> Array;
+type Expected = dyn Fn(&Given) -> Array;
 
 /// An op with the shapes of its inputs and parameters, which all get gradients.
 pub(super) struct Case {
@@ -37,7 +37,7 @@ pub(super) struct Case {
     pub exact: bool,
     op: Box<Op>,
     /// None of an op whose bits the CPU defines, which is compared forward alone.
-    formula: Option<Box<Formula>>,
+    formula: Option<Box<Expected>>,
 }
 
 /// Of the gradient that a case begins with.
