@@ -14,6 +14,9 @@ use super::publish::{list, text_of, write_manifest};
 use super::stores::{Delivery, Stores, deliver};
 use crate::error::{CheckpointError, Error, Result};
 
+/// The folder of the files that are of one rank each.
+pub const RANKS: &str = "state";
+
 /// What a rank keeps of a save in parts until all have written.
 pub struct Parts {
     stores: Stores,
@@ -98,7 +101,7 @@ impl Parts {
 
 /// Whether a file is that of one rank, and stays where it is.
 pub fn is_own(path: &str) -> bool {
-    path.starts_with("state/")
+    Path::new(path).starts_with(RANKS)
 }
 
 /// What has to reach all stores, from those that wrote it.
