@@ -412,7 +412,7 @@ mod tests {
             (format!("{TORCHRUN} OARLOCK_TRANSPORT=mpi"), "OARLOCK_TRANSPORT=mpi asks for MPI"),
             (
                 format!("{TORCHRUN} OARLOCK_TRANSPORT=shm")
-                    .replace("LOCAL_WORLD_SIZE=2", "LOCAL_WORLD_SIZE=1"),
+                    .replace("LOCAL_RANK=1 LOCAL_WORLD_SIZE=2", "LOCAL_RANK=0 LOCAL_WORLD_SIZE=1"),
                 "OARLOCK_TRANSPORT=shm asks for shared memory, which connects ranks of one machine",
             ),
             (format!("{TORCHRUN} OARLOCK_TRANSPORT=tcp"), "OARLOCK_TRANSPORT=tcp: expected shm, mpi or gloo"),
