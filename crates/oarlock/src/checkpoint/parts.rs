@@ -17,6 +17,9 @@ use crate::error::{CheckpointError, Error, Result};
 /// What a store does when a checkpoint has its name.
 pub type Then = Box<dyn FnOnce(&Path) -> Result<()> + Send>;
 
+/// The folder of the files that are of one rank each.
+pub const RANKS: &str = "state";
+
 /// What a rank keeps of a save in parts until all have written.
 pub struct Parts {
     stores: Stores,
@@ -100,7 +103,7 @@ impl Parts {
 
 /// Whether a file is that of one rank, and stays where it is.
 pub fn is_own(path: &str) -> bool {
-    path.starts_with("state/")
+    Path::new(path).starts_with(RANKS)
 }
 
 /// What has to reach all stores, from those that wrote it.

@@ -76,7 +76,7 @@ pub fn publish(
 ) -> Result<()> {
     let folder = temporary.path();
     list(&mut manifest, others, ranks);
-    let rest = seal_rest(folder, &manifest.files)?;
+    let rest = seal_rest(folder, &manifest.files, None)?;
     manifest.files.extend(rest);
     write_manifest(folder, &text_of(&manifest)?)?;
     temporary.publish()
@@ -109,12 +109,14 @@ pub fn list(manifest: &mut Manifest, others: Vec<FileEntry>, ranks: Vec<RankFile
     }
 }
 
-/// Brings the files of a folder that are not listed to the disk.
-pub fn seal_rest(folder: &Path, listed: &[FileEntry]) -> Result<Vec<FileEntry>> {
+/// Brings the files of a folder that are not listed to the disk, but for those in `others`, a folder in it.
+pub fn seal_rest(folder: &Path, listed: &[FileEntry], others: Option<&str>) -> Result<Vec<FileEntry>> {
     let (mut found, mut folders) = (Vec::new(), Vec::new());
     walk(folder, &mut found, &mut folders)?;
     let written: BTreeSet<PathBuf> = listed.iter().map(|file| folder.join(&file.path)).collect();
-    found.iter().filter(|path| !written.contains(*path)).map(|path| seal(folder, path)).collect()
+    let is_of_others = |path: &PathBuf| others.is_some_and(|others| path.starts_with(folder.join(others)));
+    let rest = found.iter().filter(|path| !written.contains(*path) && !is_of_others(path));
+    rest.map(|path| seal(folder, path)).collect()
 }
 
 /// The text of a manifest that is complete.

@@ -27,7 +27,7 @@ use super::frozen::Frozen;
 use super::job::{Job, RankFiles, entry_of};
 use super::manifest::{ClientState, FileEntry, Manifest, ModelEntry, PlanEntry};
 use super::outcome::share;
-use super::parts::Parts;
+use super::parts::{Parts, RANKS};
 use super::publish::{await_report, publish, report, seal_rest, write_rest};
 use super::stores::Stores;
 use crate::error::{CheckpointError, Error, Result};
@@ -434,7 +434,8 @@ fn write_part(
         if let Some((begun, model, extra)) = rest {
             write_rest(&folder, model.as_ref(), extra)?;
             let listed: Vec<FileEntry> = begun.into_iter().chain(own.files.iter().cloned()).collect();
-            own.files.extend(seal_rest(&folder, &listed)?);
+            // The other ranks of this machine may still write theirs.
+            own.files.extend(seal_rest(&folder, &listed, Some(RANKS))?);
         }
         Ok(own)
     });
