@@ -354,10 +354,11 @@ mod gloo {
             return;
         }
         let site = site();
-        let words =
-            "model_name_or_path=../model dataset=../text.jsonl output_dir=out deepspeed=../ds_z3_config.json";
+        let words = "model_name_or_path=../model dataset=../text.jsonl deepspeed=../ds_z3_config.json \
+             save_strategy=steps lr_scheduler_type=constant";
         let command = torchrun(2, "", words).replace("train.yaml", "../train.yaml");
-        let said = ran(&site, 2, &["--folders"], &format!("{command} save_steps=4 max_steps=4"));
+        let said =
+            ran(&site, 2, &["--folders"], &format!("{command} save_steps=4 max_steps=4 output_dir=out"));
         let told = "output_dir out is not one folder on all machines: those of ranks 0, 2 write their parts";
         assert!(said.stdout.contains(told), "{said:?}");
         let part = |machine: usize| format!("machine-{machine}/out/checkpoint-4");
@@ -365,11 +366,11 @@ mod gloo {
             let has = |rank: usize| {
                 site.path(&part(machine)).join(format!("state/rank-{rank:05}-of-00004.safetensors")).exists()
             };
-            assert_eq!((0..4).filter(|rank| has(*rank)).collect::<Vec<_>>(), own);
+            assert_eq!((0..4).filter(|rank| has(*rank)).collect::<Vec<_>>(), own, "{said:?}");
             assert!(site.path(&format!("machine-{machine}/out/model.safetensors")).exists());
         }
         // On as if nothing had been between.
-        ran(&site, 2, &["--folders"], &format!("{command} save_steps=4 max_steps=6"));
+        ran(&site, 2, &["--folders"], &format!("{command} save_steps=4 max_steps=6 output_dir=out"));
         ran(&site, 2, &["--folders"], &format!("{command} save_steps=100 max_steps=6 output_dir=whole"));
         let model =
             |machine: usize, of: &str| site.read(&format!("machine-{machine}/{of}/model.safetensors"));
