@@ -7,8 +7,7 @@ use super::kwargs::Kwargs;
 use super::node::Entry;
 use super::problem::Problems;
 use super::resolve::Settings;
-use crate::config::{OptimizerArgs, ShardArgs};
-use crate::shard::Placement;
+use crate::config::{OptimizerArgs, Placement, ShardArgs};
 
 /// The names of `optim`, those of transformers and DeepSpeed.
 pub const OPTIMIZERS: &[&str] = &[

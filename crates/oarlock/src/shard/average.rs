@@ -2,15 +2,69 @@
 
 use oarlock_comm::Scalar;
 
-use crate::error::Result;
+use crate::error::{Error, Result};
 use crate::shard::column::Column;
+use crate::shard::engine::Engine;
 use crate::shard::group::Group;
 use crate::shard::layout::runs;
-use crate::shard::outer::Outer;
+use crate::shard::outer::{Outer, OuterStep};
 use crate::shard::passes::Core;
+use crate::shard::placement::Placements;
 
 /// Elements that are averaged at once.
 const CHUNK: usize = 1 << 16;
+
+impl Engine {
+    /// Whether from now on this rank steps by itself: gradients are not summed over ranks, and each has weights of its
+    /// own, until [`Engine::average`] makes them equal again.
+    ///
+    /// # Errors
+    /// Where weights, gradients or the optimizer's state are sharded over the ranks.
+    pub fn set_local(&mut self, local: bool) -> Result<()> {
+        if local && self.core.options.placements != Placements::WHOLE {
+            return Err(Error::Usage(format!(
+                "ranks can step by themselves only where each has the whole state (Placements::WHOLE: DDP, ZeRO-0, \
+                 NO_SHARD), and this model is held as {:?}",
+                self.core.options.placements
+            )));
+        }
+        if local && self.pipe.is_some() {
+            return Err(Error::Usage(
+                "ranks of a pipeline cannot step by themselves: each holds a part of the model".to_owned(),
+            ));
+        }
+        if local && self.one_bit.is_some() {
+            return Err(Error::Usage(format!(
+                "ranks cannot step by themselves with {}, which has its own way of sending less",
+                self.rule.name()
+            )));
+        }
+        self.local = local;
+        Ok(())
+    }
+
+    /// The beginning of outer steps, from weights that are equal on all ranks.
+    ///
+    /// # Errors
+    /// Numbers that make no step.
+    pub fn begin_outer(&self, step: OuterStep) -> Result<Outer> {
+        Outer::new(step, self.core.groups.iter().filter(|group| group.trainable))
+    }
+
+    /// The mean of the weights over all ranks, or with `outer` a step towards it; with `states`, the mean of the optimizer's
+    /// states too. The ranks have done the same number of steps by themselves. Added in f64, so that every rank has the
+    /// same bits.
+    ///
+    /// # Errors
+    /// When a rank failed or has done another number of steps, or while somebody holds a weight.
+    pub fn average(&mut self, states: bool, outer: Option<&mut Outer>) -> Result<()> {
+        self.core
+            .mesh
+            .shard
+            .agree("the number of optimizer steps before weights are averaged", self.n_steps)?;
+        self.core.average(states, outer)
+    }
+}
 
 impl Core {
     /// Weights become their mean over the ranks, or what `outer` makes of it; with `states`, the optimizer's states become

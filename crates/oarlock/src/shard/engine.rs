@@ -20,7 +20,6 @@ use crate::shard::layout::{BLOCK, runs};
 use crate::shard::mesh::{Mesh, ranks_per_machine};
 use crate::shard::one_bit::OneBitSteps;
 use crate::shard::order::ready;
-use crate::shard::outer::{Outer, OuterStep};
 use crate::shard::passes::{Core, TapePass, UnitPasses, UnitUse};
 use crate::shard::placement::{Options, Placement, Placements, Untouched};
 use crate::shard::reduce::Home;
@@ -31,23 +30,21 @@ use crate::shard::step::{CHUNK, ParamGroup};
 
 /// A model on one rank.
 pub struct Engine {
-    core: Arc<Core>,
-    rule: Rule,
+    pub(super) core: Arc<Core>,
+    pub(super) rule: Rule,
     /// The whole model of which this rank may hold a part.
     blocks: Blocks,
     /// The ranks that hold the other parts.
-    pipe: Option<Communicator>,
+    pub(super) pipe: Option<Communicator>,
     /// Optimizer steps done.
-    n_steps: u64,
+    pub(super) n_steps: u64,
     /// For each group and parameter, the steps that have left it out.
     left_out: Vec<Vec<u64>>,
-    reduced: bool,
+    pub(super) reduced: bool,
     /// Whether this rank steps on its own gradients, which no other adds to.
-    local: bool,
+    pub(super) local: bool,
     /// Of a 1-bit optimizer.
-    one_bit: Option<OneBitSteps>,
-    /// The numbers of its last step.
-    last_numbers: Vec<ParamGroup>,
+    pub(super) one_bit: Option<OneBitSteps>,
 }
 
 /// The blocks of all parameters of a model, in its order, by which norms are summed.
@@ -216,7 +213,6 @@ impl Engine {
             reduced: false,
             local: false,
             one_bit,
-            last_numbers: Vec::new(),
         })
     }
 
@@ -349,81 +345,6 @@ impl Engine {
         self.local || self.one_bit.as_ref().is_some_and(|one_bit| !one_bit.sums_gradients())
     }
 
-    /// After it all ranks have the same weights: local steps of 0/1 Adam end before their time. All ranks call it.
-    ///
-    /// # Errors
-    /// When a rank failed.
-    pub fn end_local_steps(&mut self) -> Result<()> {
-        match &mut self.one_bit {
-            Some(one_bit) => one_bit.end_local_steps(&self.core, &self.last_numbers),
-            None => Ok(()),
-        }
-    }
-
-    /// From now on the first moment of a parameter is multiplied with `mask` whenever ranks have exchanged signs of it:
-    /// DeepSpeed's `exp_avg_mask`. One bit cannot say zero, so elements whose gradient is always zero need a 0 here.
-    ///
-    /// # Errors
-    /// Another optimizer than a 1-bit one, an unknown parameter, another number of elements.
-    pub fn set_exp_avg_mask(&mut self, name: &str, mask: &[f32]) -> Result<()> {
-        match &mut self.one_bit {
-            Some(one_bit) => one_bit.set_mask(&self.core, name, mask),
-            None => Err(Error::Usage(format!(
-                "exp_avg_mask is for 1-bit optimizers, not for {}",
-                self.rule.name()
-            ))),
-        }
-    }
-
-    /// Whether from now on this rank steps by itself: gradients are not summed over ranks, and each has weights of its
-    /// own, until [`Engine::average`] makes them equal again.
-    ///
-    /// # Errors
-    /// Where weights, gradients or the optimizer's state are sharded over the ranks.
-    pub fn set_local(&mut self, local: bool) -> Result<()> {
-        if local && self.core.options.placements != Placements::WHOLE {
-            return Err(Error::Usage(format!(
-                "ranks can step by themselves only where each has the whole state (Placements::WHOLE: DDP, ZeRO-0, \
-                 NO_SHARD), and this model is held as {:?}",
-                self.core.options.placements
-            )));
-        }
-        if local && self.pipe.is_some() {
-            return Err(Error::Usage(
-                "ranks of a pipeline cannot step by themselves: each holds a part of the model".to_owned(),
-            ));
-        }
-        if local && self.one_bit.is_some() {
-            return Err(Error::Usage(format!(
-                "ranks cannot step by themselves with {}, which has its own way of sending less",
-                self.rule.name()
-            )));
-        }
-        self.local = local;
-        Ok(())
-    }
-
-    /// The beginning of outer steps, from weights that are equal on all ranks.
-    ///
-    /// # Errors
-    /// Numbers that make no step.
-    pub fn begin_outer(&self, step: OuterStep) -> Result<Outer> {
-        Outer::new(step, self.core.groups.iter().filter(|group| group.trainable))
-    }
-
-    /// The mean of the weights over all ranks, or with `outer` a step towards it; the ranks have done the same number of steps by themselves; with `states`, of
-    /// the optimizer's states too. Added in f64, so that every rank has the same bits.
-    ///
-    /// # Errors
-    /// When a rank failed or has done another number of steps, or while somebody holds a weight.
-    pub fn average(&mut self, states: bool, outer: Option<&mut Outer>) -> Result<()> {
-        self.core
-            .mesh
-            .shard
-            .agree("the number of optimizer steps before weights are averaged", self.n_steps)?;
-        self.core.average(states, outer)
-    }
-
     /// Multiplies the summed gradients by `scale`, which makes averages of them, and cuts their elements off at
     /// `-value` and `value`. Each rank does that to what it updates.
     ///
@@ -534,17 +455,6 @@ impl Engine {
         self.core.update(param_groups, grad_scale, &step)?;
         self.reduced = false;
         self.publish()
-    }
-
-    fn one_bit_step(&mut self, param_groups: &[ParamGroup], grad_scale: f32) -> Result<()> {
-        self.core.begin_step()?;
-        self.n_steps += 1;
-        if let Some(one_bit) = &mut self.one_bit {
-            one_bit.step(&self.core, param_groups, grad_scale)?;
-        }
-        self.last_numbers = param_groups.to_vec();
-        self.reduced = false;
-        Ok(())
     }
 
     /// Each parameter has its numbers, and its state is that of its rule.

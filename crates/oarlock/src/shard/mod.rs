@@ -2,7 +2,8 @@
 //!
 //! `placement` says what is sharded, `mesh` among whom, `layout` who owns what. A `group` holds the parameters of a unit
 //! with their homes. During a step `passes` says what happens around the passes of a unit: `gather` brings its weights,
-//! `reduce` sums its gradients; `step` updates (`one_bit` where ranks exchange signs), through `staging` what is offloaded. `engine` is what the rest of the crate sees.
+//! `reduce` sums its gradients; `step` updates (`one_bit` where ranks exchange signs), through `staging` what is offloaded.
+//! `average` and `outer` are for ranks that step by themselves. `engine` is what the rest of the crate sees.
 
 mod average;
 mod column;

@@ -16,6 +16,7 @@ use self::exchange::Exchange;
 use self::schedule::{Schedule, Stage};
 use crate::error::{Error, Result};
 use crate::shard::column::{Column, Store};
+use crate::shard::engine::Engine;
 use crate::shard::passes::Core;
 use crate::shard::placement::Placements;
 use crate::shard::step::ParamGroup;
@@ -34,6 +35,8 @@ pub(super) struct OneBitSteps {
     local: Vec<Option<Local>>,
     /// The sum of their learning rates since the ranks last met, for each of the optimizer's groups.
     lrs: Vec<f64>,
+    /// The numbers of the last step.
+    numbers: Vec<ParamGroup>,
     /// What first moments are multiplied with, by the names of their parameters.
     masks: HashMap<String, FlatBuffer>,
 }
@@ -46,6 +49,45 @@ struct Local {
     /// The weights with which the ranks last met. Taking the sums away from the weights would leave roundings, by which the
     /// ranks differ.
     met: FlatBuffer,
+}
+
+impl Engine {
+    /// After it all ranks have the same weights: local steps of 0/1 Adam end before their time. All ranks call it.
+    ///
+    /// # Errors
+    /// When a rank failed.
+    pub fn end_local_steps(&mut self) -> Result<()> {
+        match &mut self.one_bit {
+            Some(one_bit) => one_bit.end_local_steps(&self.core),
+            None => Ok(()),
+        }
+    }
+
+    /// From now on the first moment of a parameter is multiplied with `mask` whenever ranks have exchanged signs of it:
+    /// DeepSpeed's `exp_avg_mask`. One bit cannot say zero, so elements whose gradient is always zero need a 0 here.
+    ///
+    /// # Errors
+    /// Another optimizer than a 1-bit one, an unknown parameter, another number of elements.
+    pub fn set_exp_avg_mask(&mut self, name: &str, mask: &[f32]) -> Result<()> {
+        match &mut self.one_bit {
+            Some(one_bit) => one_bit.set_mask(&self.core, name, mask),
+            None => Err(Error::Usage(format!(
+                "exp_avg_mask is for 1-bit optimizers, not for {}",
+                self.rule.name()
+            ))),
+        }
+    }
+
+    /// One step after gradients are reduced.
+    pub(super) fn one_bit_step(&mut self, param_groups: &[ParamGroup], grad_scale: f32) -> Result<()> {
+        self.core.begin_step()?;
+        self.n_steps += 1;
+        if let Some(one_bit) = &mut self.one_bit {
+            one_bit.step(&self.core, param_groups, grad_scale)?;
+        }
+        self.reduced = false;
+        Ok(())
+    }
 }
 
 impl OneBitSteps {
@@ -71,6 +113,7 @@ impl OneBitSteps {
             exchange: None,
             local: core.groups.iter().map(|_| None).collect(),
             lrs: Vec::new(),
+            numbers: Vec::new(),
             masks: HashMap::new(),
         }))
     }
@@ -131,6 +174,7 @@ impl OneBitSteps {
             OneBitKind::ZeroOneAdam { .. } => self.zero_one_adam(&step, stage)?,
             OneBitKind::Lamb { .. } => self.lamb(&step, stage)?,
         }
+        self.numbers = numbers.to_vec();
         self.schedule.advance();
         step.refresh()
     }
@@ -185,11 +229,12 @@ impl OneBitSteps {
     }
 
     /// Ends local steps before their time, so that all ranks have the same weights.
-    pub fn end_local_steps(&mut self, core: &Core, numbers: &[ParamGroup]) -> Result<()> {
+    fn end_local_steps(&mut self, core: &Core) -> Result<()> {
         if self.lrs.iter().all(|sum| *sum == 0.0) {
             return Ok(());
         }
-        let step = Step { core, numbers, places: places(core) };
+        let numbers = self.numbers.clone();
+        let step = Step { core, numbers: &numbers, places: places(core) };
         self.meet(&step)?;
         step.refresh()
     }
