@@ -21,7 +21,7 @@ use crate::shard::mesh::{Mesh, ranks_per_machine};
 use crate::shard::one_bit::OneBitSteps;
 use crate::shard::order::ready;
 use crate::shard::passes::{Core, TapePass, UnitPasses, UnitUse};
-use crate::shard::placement::{Options, Placement, Placements, Untouched};
+use crate::shard::placement::{Options, Placement, Untouched};
 use crate::shard::reduce::Home;
 use crate::shard::source::{ParamSlice, WeightSource};
 use crate::shard::stage::{Held, Stage};
