@@ -341,7 +341,8 @@ fn every_wrong_deepspeed_file_says_where_and_what_to_do() {
         ),
         (
             "{\"optimizer\": {\"type\": \"MuSGD\"}}",
-            "ds.json:1:24: no optimizer `MuSGD` (did you mean `SGD`?)",
+            "ds.json:1:24: no optimizer `MuSGD` (there are AdamW, Adam, SGD, Adagrad, Lamb, Lion, Muon, OneBitAdam, \
+             ZeroOneAdam, OneBitLamb, Adafactor)",
         ),
         (
             "{\"optimizer\": {\"type\": \"OneBitAdam\"}, \"zero_optimization\": {\"stage\": 1}}",
