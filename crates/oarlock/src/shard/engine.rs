@@ -18,7 +18,7 @@ use crate::nn::{Module, NamedParam, UnitParams, parameters, wrapped_units_of};
 use crate::shard::group::{Grads, Group, GroupBuilder, Kind, Weights, offload_file};
 use crate::shard::layout::{BLOCK, runs};
 use crate::shard::mesh::{Mesh, ranks_per_machine};
-use crate::shard::one_bit::OneBitSteps;
+use crate::shard::one_bit::steps::OneBitSteps;
 use crate::shard::order::ready;
 use crate::shard::passes::{Core, TapePass, UnitPasses, UnitUse};
 use crate::shard::placement::{Options, Placement, Untouched};

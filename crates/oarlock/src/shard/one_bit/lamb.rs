@@ -8,7 +8,8 @@ use oarlock_tensor::ops::{transfer, update};
 use oarlock_tensor::{DType, FlatBuffer};
 
 use super::schedule::Stage;
-use super::{Held, OneBitSteps, Place, Slot, Step, held, param};
+use super::steps::OneBitSteps;
+use super::values::{Held, Place, Slot, Step, held, param};
 use crate::error::{Error, Result};
 use crate::shard::layout::BLOCK;
 use crate::shard::step::ParamGroup;

@@ -1,0 +1,265 @@
+//! The steps of 1-bit Adam and 0/1 Adam, and what an engine keeps for them.
+
+use std::collections::HashMap;
+
+use oarlock_tensor::ops::one_bit::{Pass, pass};
+use oarlock_tensor::ops::optimizer::{OneBit, OneBitKind, Part, Rule};
+use oarlock_tensor::ops::{transfer, update};
+use oarlock_tensor::{DType, FlatBuffer};
+
+use super::exchange::Exchange;
+use super::schedule::{Schedule, Stage};
+use super::values::{Held, Place, Slot, Step, param, places};
+use crate::error::{Error, Result};
+use crate::shard::passes::Core;
+use crate::shard::placement::Placements;
+use crate::shard::step::ParamGroup;
+
+/// What an engine with a 1-bit optimizer keeps besides moments. None of it is in checkpoints: errors begin at zero after
+/// a load, as in DeepSpeed.
+pub(in crate::shard) struct OneBitSteps {
+    pub(super) kind: OneBitKind,
+    pub(super) schedule: Schedule,
+    /// Made with the first exchange.
+    exchange: Option<Exchange>,
+    /// Of the local steps of 0/1 Adam, for each group; made when first needed.
+    local: Vec<Option<Local>>,
+    /// The sum of their learning rates since the ranks last met, for each of the optimizer's groups.
+    lrs: Vec<f64>,
+    /// The numbers of the last step.
+    numbers: Vec<ParamGroup>,
+    /// What first moments are multiplied with, by the names of their parameters.
+    masks: HashMap<String, FlatBuffer>,
+}
+
+/// Local steps of a group, which each rank takes by itself.
+#[derive(Clone)]
+struct Local {
+    /// What they have added up since the ranks last met.
+    sums: FlatBuffer,
+    /// The weights with which the ranks last met. Taking the sums away from the weights would leave roundings, by which the
+    /// ranks differ.
+    met: FlatBuffer,
+}
+
+impl OneBitSteps {
+    /// For an engine with such a rule; `None` with any other.
+    pub fn of(rule: &Rule, core: &Core, in_stages: bool) -> Result<Option<OneBitSteps>> {
+        let Rule::OneBit(OneBit { kind, .. }) = rule else { return Ok(None) };
+        if in_stages {
+            return Err(Error::Usage(format!(
+                "{} does not train a model in pipeline stages: its exchanges are of all parameters",
+                rule.name()
+            )));
+        }
+        if core.options.placements != Placements::WHOLE {
+            return Err(Error::Usage(format!(
+                "{} is not compatible with ZeRO or FSDP: each rank has errors of its own for the whole model; train with \
+                 stage 0 (Placements::WHOLE)",
+                rule.name()
+            )));
+        }
+        Ok(Some(OneBitSteps {
+            kind: *kind,
+            schedule: Schedule::after(*kind, 0),
+            exchange: None,
+            local: core.groups.iter().map(|_| None).collect(),
+            lrs: Vec::new(),
+            numbers: Vec::new(),
+            masks: HashMap::new(),
+        }))
+    }
+
+    /// Whether the ranks sum the gradients of the coming step.
+    pub fn sums_gradients(&self) -> bool {
+        self.schedule.stage() == Stage::Sums
+    }
+
+    /// After a load: errors and what local steps have added up begin at zero.
+    pub fn resume(&mut self, n_steps: u64) -> Result<()> {
+        self.schedule = Schedule::after(self.kind, n_steps);
+        self.lrs.clear();
+        for Local { sums, .. } in self.local.iter().flatten() {
+            transfer::write_with::<f32, _>(sums, 0..sums.len_bytes() / 4, |sums| sums.fill(0.0))?;
+        }
+        self.exchange.as_ref().map_or(Ok(()), Exchange::forget_errors)
+    }
+
+    /// From now on the first moment of a parameter is multiplied with this behind each exchange.
+    pub fn set_mask(&mut self, core: &Core, name: &str, mask: &[f32]) -> Result<()> {
+        let places = places(core);
+        let find = |place: &&Place| param(core, **place).name == name;
+        let Some(place) = places.iter().find(find) else {
+            return Err(Error::Usage(format!("exp_avg_mask of \"{name}\", which is no trained parameter")));
+        };
+        let n_elems = param(core, *place).range().len();
+        if mask.len() != n_elems {
+            let got = mask.len();
+            return Err(Error::Usage(format!(
+                "exp_avg_mask of \"{name}\": {got} elements for {n_elems}; give one for each"
+            )));
+        }
+        let flat = FlatBuffer::pooled(&core.device, 4 * n_elems, "mask of a moment")?;
+        transfer::write_with::<f32, _>(&flat, 0..n_elems, |to| to.copy_from_slice(mask))?;
+        self.masks.insert(name.to_owned(), flat);
+        Ok(())
+    }
+
+    /// One step with the gradients times `grad_scale`: with their sums over ranks, or where signs are exchanged with this
+    /// rank's own, which stand for the sums of as many like them.
+    pub fn step(&mut self, core: &Core, numbers: &[ParamGroup], grad_scale: f32) -> Result<()> {
+        let step = Step { core, numbers, places: places(core) };
+        for group in core.groups.iter().filter(|group| group.trainable) {
+            group.state.gate.wait();
+        }
+        let stage = self.schedule.stage();
+        let n_ranks = core.mesh.shard.world_size() as f32;
+        let scale = if stage == Stage::Sums { grad_scale } else { grad_scale * n_ranks };
+        for place in &step.places {
+            let grads = step.grads(*place)?;
+            if scale != 1.0 {
+                update::scale_clamp(&core.device, &grads.flat, grads.range.clone(), scale, f32::INFINITY)?;
+            }
+        }
+        match self.kind {
+            OneBitKind::Adam { .. } => self.adam(&step, stage)?,
+            OneBitKind::ZeroOneAdam { .. } => self.zero_one_adam(&step, stage)?,
+            OneBitKind::Lamb { .. } => self.lamb(&step, stage)?,
+        }
+        self.numbers = numbers.to_vec();
+        self.schedule.advance();
+        step.refresh()
+    }
+
+    /// 1-bit Adam: after the freeze the second moment stays, and ranks exchange their first moments.
+    fn adam(&mut self, step: &Step, stage: Stage) -> Result<()> {
+        for place in &step.places {
+            step.run(Pass::Momentum { beta1: step.rule(*place)?.beta1 }, *place, &[Slot::M, Slot::G])?;
+            if stage == Stage::Sums {
+                step.run(Pass::Variance { beta2: step.rule(*place)?.beta2 }, *place, &[Slot::V, Slot::G])?;
+            }
+        }
+        if stage == Stage::Signs {
+            self.mean(step, Slot::M)?;
+        }
+        step.adam_steps()
+    }
+
+    /// 0/1 Adam: the second moment is updated more and more seldom, ranks exchange gradients in between, and after the freeze
+    /// the sums of several local steps.
+    fn zero_one_adam(&mut self, step: &Step, stage: Stage) -> Result<()> {
+        if self.schedule.is_first_frozen()
+            && let Some(exchange) = &self.exchange
+        {
+            // They were those of gradients.
+            exchange.forget_errors()?;
+        }
+        if stage == Stage::Signs {
+            self.mean(step, Slot::G)?;
+        }
+        for place in &step.places {
+            if stage == Stage::Sums {
+                step.run(Pass::Variance { beta2: step.rule(*place)?.beta2 }, *place, &[Slot::V, Slot::G])?;
+            }
+            step.run(Pass::Momentum { beta1: step.rule(*place)?.beta1 }, *place, &[Slot::M, Slot::G])?;
+        }
+        let Stage::Local { meets } = stage else { return step.adam_steps() };
+        let have_met = self.lrs.iter().all(|sum| *sum == 0.0);
+        self.lrs.resize(step.numbers.len(), 0.0);
+        self.lrs.iter_mut().zip(step.numbers).for_each(|(sum, group)| *sum += group.lr);
+        for place in &step.places {
+            let [sum, met] = self.local(step.core, *place)?;
+            if have_met {
+                let weights = step.slot(*place, &Slot::W)?;
+                transfer::copy(&step.core.device, DType::F32, &weights.part(), &met.part())?;
+            }
+            let (rule, ParamGroup { lr, weight_decay, .. }) = (step.rule(*place)?, step.numbers_of(*place)?);
+            let local = Pass::LocalStep { lr: *lr, eps: rule.eps, decay: *weight_decay };
+            step.run(local, *place, &[Slot::W, Slot::Other(&sum), Slot::M, Slot::V])?;
+        }
+        if meets { self.meet(step) } else { Ok(()) }
+    }
+
+    /// Ends local steps before their time, so that all ranks have the same weights.
+    pub(super) fn end_local_steps(&mut self, core: &Core) -> Result<()> {
+        if self.lrs.iter().all(|sum| *sum == 0.0) {
+            return Ok(());
+        }
+        let numbers = self.numbers.clone();
+        let step = Step { core, numbers: &numbers, places: places(core) };
+        self.meet(&step)?;
+        step.refresh()
+    }
+
+    /// The ranks take the mean of their local steps.
+    fn meet(&mut self, step: &Step) -> Result<()> {
+        let mut sums = Vec::new();
+        for place in &step.places {
+            let [sum, met] = self.local(step.core, *place)?;
+            let weights = step.slot(*place, &Slot::W)?;
+            transfer::copy(&step.core.device, DType::F32, &met.part(), &weights.part())?;
+            let eps = step.rule(*place)?.eps;
+            step.run(Pass::SumMoments { eps }, *place, &[Slot::Other(&sum), Slot::V])?;
+            sums.push(sum);
+        }
+        if step.core.mesh.shard.world_size() > 1 {
+            let values: Vec<Vec<Part>> = sums.iter().map(|sum| vec![sum.part()]).collect();
+            self.exchange(step)?.mean(&values)?;
+            for (place, sum) in step.places.iter().zip(&sums) {
+                self.mask(step, *place, sum)?;
+            }
+        }
+        for (place, sum) in step.places.iter().zip(&sums) {
+            let lrs = self.lrs.get(param(step.core, *place).param_group).copied().unwrap_or(0.0);
+            let mean = Pass::TakeMean { eps: step.rule(*place)?.eps, lrs };
+            step.run(mean, *place, &[Slot::W, Slot::Other(sum), Slot::M, Slot::V])?;
+        }
+        self.lrs.fill(0.0);
+        Ok(())
+    }
+
+    /// One kind of values of each parameter becomes its mean over the ranks, and is masked.
+    fn mean(&mut self, step: &Step, slot: Slot) -> Result<()> {
+        if step.core.mesh.shard.world_size() == 1 {
+            return Ok(());
+        }
+        let all = step.places.iter().map(|place| step.slot(*place, &slot)).collect::<Result<Vec<_>>>()?;
+        let values: Vec<Vec<Part>> = all.iter().map(|held| vec![held.part()]).collect();
+        self.exchange(step)?.mean(&values)?;
+        step.places.iter().zip(&all).try_for_each(|(place, held)| self.mask(step, *place, held))
+    }
+
+    pub(super) fn mask(&self, step: &Step, place: Place, values: &Held) -> Result<()> {
+        let Some(flat) = self.masks.get(&param(step.core, place).name) else { return Ok(()) };
+        let mask = Part { flat, range: 0..values.range.len() };
+        pass(&step.core.device, Pass::Mask, &[values.part(), mask])?;
+        Ok(())
+    }
+
+    /// The exchange of one item for each parameter; with LAMB all parameters are one item.
+    pub(super) fn exchange(&mut self, step: &Step) -> Result<&Exchange> {
+        if self.exchange.is_none() {
+            let each = step.places.iter().map(|place| param(step.core, *place).range().len());
+            let items: Vec<usize> = match self.kind {
+                OneBitKind::Lamb { .. } => vec![each.sum()],
+                _ => each.collect(),
+            };
+            self.exchange = Some(Exchange::new(&step.core.mesh.shard, &step.core.device, &items)?);
+        }
+        self.exchange.as_ref().ok_or_else(|| Error::Usage("an exchange that was not made".to_owned()))
+    }
+
+    /// What a parameter's local steps have added up, and its weights where the ranks last met.
+    fn local(&mut self, core: &Core, place: Place) -> Result<[Held; 2]> {
+        let range = param(core, place).range();
+        let Local { sums, met } = match &mut self.local[place.0] {
+            Some(local) => local.clone(),
+            none => {
+                let bytes = 4 * core.groups[place.0].layout.n_elems();
+                let memory = || FlatBuffer::pooled(&core.device, bytes, "sums of local steps");
+                none.insert(Local { sums: memory()?, met: memory()? }).clone()
+            }
+        };
+        Ok([Held { flat: sums, range: range.clone() }, Held { flat: met, range }])
+    }
+}
