@@ -55,14 +55,14 @@ multiversion! {
     fn pack_task(x: &mut [f32], scale: f32, bits: &mut [u8]) {
         let (eights, _) = x.as_chunks_mut::<BYTE>();
         for (x, byte) in eights.iter_mut().zip(bits) {
-            let mut packed = 0;
+            let mut negative = 0u8;
             for (j, x) in x.iter().enumerate() {
-                packed |= u8::from(!(*x < 0.0)) << j;
+                negative |= u8::from(*x < 0.0) << j;
             }
             for x in x.iter_mut() {
                 *x -= if *x < 0.0 { -scale } else { scale };
             }
-            *byte = packed;
+            *byte = !negative;
         }
     }
 }

@@ -457,6 +457,16 @@ impl Engine {
         self.publish()
     }
 
+    fn one_bit_step(&mut self, param_groups: &[ParamGroup], grad_scale: f32) -> Result<()> {
+        self.core.begin_step()?;
+        self.n_steps += 1;
+        if let Some(one_bit) = &mut self.one_bit {
+            one_bit.step(&self.core, param_groups, grad_scale)?;
+        }
+        self.reduced = false;
+        Ok(())
+    }
+
     /// Each parameter has its numbers, and its state is that of its rule.
     fn check_param_groups(&self, param_groups: &[ParamGroup]) -> Result<()> {
         let last =

@@ -2,7 +2,6 @@
 
 use crate::error::{Error, Result};
 use crate::shard::engine::Engine;
-use crate::shard::step::ParamGroup;
 
 impl Engine {
     /// After it all ranks have the same weights: local steps of 0/1 Adam end before their time. All ranks call it.
@@ -29,20 +28,5 @@ impl Engine {
                 self.rule.name()
             ))),
         }
-    }
-
-    /// One step after gradients are reduced.
-    pub(in crate::shard) fn one_bit_step(
-        &mut self,
-        param_groups: &[ParamGroup],
-        grad_scale: f32,
-    ) -> Result<()> {
-        self.core.begin_step()?;
-        self.n_steps += 1;
-        if let Some(one_bit) = &mut self.one_bit {
-            one_bit.step(&self.core, param_groups, grad_scale)?;
-        }
-        self.reduced = false;
-        Ok(())
     }
 }

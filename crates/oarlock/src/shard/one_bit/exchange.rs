@@ -132,8 +132,8 @@ impl Exchange {
             self.pack(1, own(item), *scale, &sent, rank * self.block + item.byte)?;
         }
         self.write_scales(&sent, rank, &scales)?;
-        let owners =
-            (0..n_ranks).map(|r| Vec::from([r * self.block / 4..(r + 1) * self.block / 4])).collect();
+        let own_block = |r: usize| r * self.block / 4..(r + 1) * self.block / 4;
+        let owners = (0..n_ranks).map(|r| std::iter::once(own_block(r)).collect()).collect();
         let owners = Ownership::new(owners)?;
         self.comm.all_gather(&self.sent, DType::I32, &owners, ready(&sent)?)?.wait()?;
 

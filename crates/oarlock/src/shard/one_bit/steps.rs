@@ -17,7 +17,7 @@ use crate::shard::step::ParamGroup;
 
 /// What an engine with a 1-bit optimizer keeps besides moments. None of it is in checkpoints: errors begin at zero after
 /// a load, as in DeepSpeed.
-pub(in crate::shard) struct OneBitSteps {
+pub struct OneBitSteps {
     pub(super) kind: OneBitKind,
     pub(super) schedule: Schedule,
     /// Made with the first exchange.

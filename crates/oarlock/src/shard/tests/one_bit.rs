@@ -122,9 +122,9 @@ impl<'a> Run<'a> {
 
     fn weights(&self) -> Vec<f32> {
         let mut all = Vec::new();
-        for index in 0..SIZES.len() {
+        for (index, n) in SIZES.into_iter().enumerate() {
             let slice = Run::slice(&self.engine, index, MASTER);
-            let mut values = vec![0.0; SIZES[index]];
+            let mut values = vec![0.0; n];
             self.engine.read_state(&slice, &mut values).unwrap();
             all.extend(values);
         }
