@@ -357,7 +357,8 @@ mod gloo {
         let words =
             "model_name_or_path=../model dataset=../text.jsonl output_dir=out deepspeed=../ds_z3_config.json";
         let command = torchrun(2, "", words).replace("train.yaml", "../train.yaml");
-        let said = ran(&site, 2, &["--folders"], &format!("{command} save_steps=4 max_steps=4"));
+        let said =
+            ran(&site, 2, &["--folders"], &format!("{command} save_strategy=steps save_steps=4 max_steps=4"));
         let told = "output_dir out is not one folder on all machines: those of ranks 0, 2 write their parts";
         assert!(said.stdout.contains(told), "{said:?}");
         let part = |machine: usize| format!("machine-{machine}/out/checkpoint-4");
@@ -369,8 +370,8 @@ mod gloo {
             assert!(site.path(&format!("machine-{machine}/out/model.safetensors")).exists());
         }
         // On as if nothing had been between.
-        ran(&site, 2, &["--folders"], &format!("{command} save_steps=4 max_steps=6"));
-        ran(&site, 2, &["--folders"], &format!("{command} save_steps=100 max_steps=6 output_dir=whole"));
+        ran(&site, 2, &["--folders"], &format!("{command} save_strategy=steps save_steps=4 max_steps=6"));
+        ran(&site, 2, &["--folders"], &format!("{command} max_steps=6 output_dir=whole"));
         let model =
             |machine: usize, of: &str| site.read(&format!("machine-{machine}/{of}/model.safetensors"));
         assert!(model(0, "out") == model(0, "whole") && model(1, "out") == model(0, "out"));
