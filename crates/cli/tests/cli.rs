@@ -315,11 +315,14 @@ fn evaluations_begin_when_they_are_asked_to() {
 #[test]
 fn what_deepspeed_has_and_we_lack_is_shown_and_not_started() {
     let site = Site::new();
-    site.write("ds.json", r#"{"zero_optimization": {"stage": 2, "zero_quantized_gradients": true}}"#);
+    site.write(
+        "ds.json",
+        r#"{"zero_optimization": {"stage": 2}, "optimizer": {"type": "AdamW", "params": {"amsgrad": true}}}"#,
+    );
     let said = run(site.training("out", &["deepspeed=ds.json", "--dry-run"]));
     assert_eq!(said.code, Some(0), "{said:?}");
     assert!(said.stdout.contains("zero_optimization.stage"), "{said:?}");
-    let missing = "`zero_optimization.zero_quantized_gradients: true` is not supported yet";
+    let missing = "`optimizer.params.amsgrad: true` is not supported yet";
     assert!(
         said.stderr.contains("missing to run it: ds.json:1:") && said.stderr.contains(missing),
         "{said:?}"

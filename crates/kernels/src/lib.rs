@@ -8,6 +8,7 @@
 
 pub mod attention;
 pub mod binary;
+pub mod block_int;
 pub mod compare;
 pub mod conv;
 pub mod copy;

@@ -2,6 +2,7 @@
 
 mod attention;
 mod binary;
+mod block_int;
 mod compare;
 mod conv;
 mod copy;

@@ -25,6 +25,7 @@ pub fn engine_options(shard: &ShardArgs, dtype: DType, hidden_size: usize) -> Op
         reduce_bucket_elems: shard.reduce_bucket.of(hidden_size),
         overlap: shard.overlap,
         reduce_dtype: shard.reduce_dtype.unwrap_or(DType::F32),
+        quantized: shard.quantized,
         offload_optimizer: shard.offload_optimizer.clone(),
         offload_params: shard.offload_parameters.clone(),
         ..Options::default()

@@ -34,6 +34,8 @@ pub struct ShardArgs {
     pub overlap: bool,
     /// What gradients are reduced in; `None`: what the engine always uses.
     pub reduce_dtype: Option<DType>,
+    /// What ranks send in few bits.
+    pub quantized: Quantized,
     /// Where the states of the optimizer lie instead of the memory of their rank's device.
     pub offload_optimizer: Option<Offload>,
     /// The same of parameters.
@@ -60,6 +62,7 @@ impl ShardArgs {
         reduce_bucket: Elems::Count(500_000_000),
         overlap: true,
         reduce_dtype: None,
+        quantized: Quantized::NONE,
         offload_optimizer: None,
         offload_parameters: None,
         whole_weights_on_save: false,
@@ -136,6 +139,32 @@ impl Elems {
             Elems::NineTenthsOfHiddenSquared => (squared as u128 * 9 / 10) as usize,
             Elems::TenHidden => hidden_size.saturating_mul(10),
         }
+    }
+}
+
+/// What ranks send as integers of few bits, with a scale for each block of elements: ZeRO++
+/// (<https://arxiv.org/abs/2306.10209>). Only where parameters are sharded, and among several ranks.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub struct Quantized {
+    /// Gathered weights, in 8 bits: qwZ, `zero_quantized_weights`.
+    pub weights: bool,
+    /// Those that are frozen: `zero_quantized_nontrainable_weights`.
+    pub frozen_weights: bool,
+    /// Gradients of units, in 4 bits: qgZ, `zero_quantized_gradients`. They are added up on each machine and then between
+    /// machines. As in DeepSpeed, those of vectors travel as they are, and on one machine all do.
+    pub gradients: bool,
+    /// So many neighbouring ranks count as those of a machine; `None`: the ranks of each machine.
+    pub machine: Option<usize>,
+}
+
+impl Quantized {
+    /// Everything is sent as it is.
+    pub const NONE: Quantized =
+        Quantized { weights: false, frozen_weights: false, gradients: false, machine: None };
+
+    /// Whether anything is quantized.
+    pub fn any(&self) -> bool {
+        self.weights || self.frozen_weights || self.gradients
     }
 }
 

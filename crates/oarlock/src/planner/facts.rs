@@ -120,6 +120,7 @@ fn check(config: &TrainConfig) -> Result<()> {
         (matches!(config.train.finetuning, Finetuning::Freeze(_)), "`finetuning_type: freeze`"),
         (config.model.quantization.is_some(), "quantized weights"),
         (adapters, "a training that continues an adapter"),
+        (config.shard.quantized.any(), "quantized communication (`zero_quantized_weights` and the like)"),
         (config.ranks.sequence_parallel > 1, "`sequence_parallel_size`"),
         (config.shard.offload_optimizer.is_some() || config.shard.offload_parameters.is_some(), "offloading"),
         (config.ranks.pipeline.virtual_stages > 1, "virtual stages of a pipeline"),

@@ -22,7 +22,7 @@ use crate::shard::mesh::{Mesh, ranks_per_machine};
 use crate::shard::one_bit::OneBitSteps;
 use crate::shard::order::ready;
 use crate::shard::passes::{Core, TapePass, UnitPasses};
-use crate::shard::placement::{Options, Placement, Untouched};
+use crate::shard::placement::{Options, Placement, Quantized, Untouched};
 use crate::shard::reduce::Home;
 use crate::shard::source::{ParamSlice, WeightSource};
 use crate::shard::stage::{Held, Stage};
@@ -79,6 +79,19 @@ pub struct Resident {
     pub gathered: usize,
     /// Buffers through which gradients leave.
     pub leaving: usize,
+}
+
+/// The mesh with what quantized gradients need, and what is quantized on it: nothing on a rank alone, and no gradients on one
+/// machine, as in DeepSpeed.
+fn quantized_mesh(mut mesh: Mesh, asked: Quantized) -> Result<(Mesh, Quantized)> {
+    if mesh.shard.world_size() == 1 {
+        return Ok((mesh, Quantized::NONE));
+    }
+    if asked.gradients {
+        mesh.add_hops(asked.machine)?;
+    }
+    let gradients = mesh.hops.is_some();
+    Ok((mesh, Quantized { gradients, ..asked }))
 }
 
 impl Blocks {
@@ -140,10 +153,12 @@ impl Engine {
             return Err(Error::Model(missing));
         }
         let group = match options.by_machine && options.group.is_none() {
-            true => Some(ranks_per_machine(&comm.machines())?),
+            true => Some(ranks_per_machine(&comm.machines(), "hybrid sharding shards")?),
             false => options.group,
         };
-        let mesh = Mesh::new(comm, group, options.secondary)?;
+        let (mesh, quantized) =
+            quantized_mesh(Mesh::new(comm, group, options.secondary)?, options.quantized)?;
+        let options = Options { quantized, ..options };
         let shares_memory = comm.shares_memory();
         let found = wrapped_units_of(model, &options.wrap);
         let held = match &stage {

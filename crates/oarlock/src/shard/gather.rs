@@ -1,7 +1,7 @@
 //! Weights come and go: a unit's are gathered before its pass, those of the next ones begin to come, and all are released
 //! when their unit is left.
 
-use oarlock_comm::Ownership;
+use oarlock_comm::{Ownership, Ready};
 use oarlock_tensor::FlatBuffer;
 use oarlock_tensor::ops::optimizer::Part;
 use oarlock_tensor::ops::transfer;
@@ -11,6 +11,28 @@ use crate::shard::column::Store;
 use crate::shard::group::{Group, Weights};
 use crate::shard::order::ready;
 use crate::shard::passes::{Core, PassState};
+use crate::shard::pool::{BufferPool, PoolBuffer};
+
+/// A group's weights in a buffer, or on their way.
+pub(super) struct Gathered {
+    buffer: PoolBuffer,
+    /// What comes, where they come in 8 bits and are not decoded yet.
+    encoded: Option<PoolBuffer>,
+    /// When they are there, until somebody has waited for them.
+    ready: Option<Ready>,
+    /// Whether they come from the secondary group.
+    secondary: bool,
+}
+
+impl PassState {
+    /// The buffers that collectives of the secondary group, or of all, gather into.
+    fn pool_of(&mut self, secondary: bool) -> &mut BufferPool {
+        match &mut self.secondary_pool {
+            Some(pool) if secondary => pool,
+            _ => &mut self.pool,
+        }
+    }
+}
 
 impl Core {
     /// Gathers the weights of a unit and waits for them, and begins to gather those of the units that come next.
@@ -28,7 +50,7 @@ impl Core {
         };
         let mut ahead = 0;
         let mut live: usize =
-            (0..self.groups.len()).filter(|&g| pass.groups[g].buffer.is_some()).map(gathered).sum();
+            (0..self.groups.len()).filter(|&g| pass.groups[g].gathered.is_some()).map(gathered).sum();
         let next: Vec<usize> = match forward {
             true => (unit + 1..self.units.len()).collect(),
             false => (0..unit).rev().collect(),
@@ -37,7 +59,7 @@ impl Core {
             let more: usize = self.units[unit]
                 .groups
                 .iter()
-                .filter(|&&g| pass.groups[g].buffer.is_none())
+                .filter(|&&g| pass.groups[g].gathered.is_none())
                 .map(|&g| gathered(g))
                 .sum();
             live += more;
@@ -77,19 +99,22 @@ impl Core {
     /// Begins to bring a group's weights together.
     fn gather(&self, pass: &mut PassState, index: usize, forward: bool) -> Result<()> {
         let group = &self.groups[index];
-        if !matches!(group.weights, Weights::Gathered) || pass.groups[index].buffer.is_some() {
+        if !matches!(group.weights, Weights::Gathered) || pass.groups[index].gathered.is_some() {
             return Ok(());
         }
         let dtype = group.params.dtype();
         let bytes = group.layout.n_elems() * dtype.size();
         let second = if forward { None } else { pass.groups[index].secondary.clone() };
         let secondary = second.is_some();
-        let pool = match &mut pass.secondary_pool {
-            Some(pool) if secondary => pool,
-            _ => &mut pass.pool,
-        };
+        let pool = pass.pool_of(secondary);
         let comm = pool.comm().clone();
-        let buffer = pool.take(bytes)?;
+        let (buffer, encoded) = match group.in_8_bits {
+            true => {
+                let encoded = pool.take(self.encoded_bytes(group, comm.world_size())?)?;
+                (pass.decoded.take(bytes)?, Some(encoded))
+            }
+            false => (pool.take(bytes)?, None),
+        };
         let owners = match secondary {
             true => self.owners_of(group, comm.world_size())?,
             false => group.owners.clone(),
@@ -108,35 +133,47 @@ impl Core {
                 transfer::write_with::<u8, _>(&buffer.flat, range, |bytes| store.read_bytes(bytes, 0))??;
             }
         }
-        let ready = comm.all_gather(&buffer.region, dtype, &owners, ready(&buffer.flat)?)?;
-        match &mut pass.secondary_pool {
-            Some(pool) if secondary => pool.met(),
-            _ => pass.pool.met(),
-        }
-        pass.groups[index].buffer = Some((buffer, Some(ready), secondary));
+        let ready = match &encoded {
+            Some(encoded) => self.gather_encoded(group, &comm, &buffer.flat, encoded)?,
+            None => comm.all_gather(&buffer.region, dtype, &owners, ready(&buffer.flat)?)?,
+        };
+        pass.pool_of(secondary).met();
+        pass.groups[index].gathered = Some(Gathered { buffer, encoded, ready: Some(ready), secondary });
         if self.options.overlap { Ok(()) } else { self.wait_gather(pass, index) }
     }
 
     /// Waits until a group's weights are there, and shows them to the ops.
     fn wait_gather(&self, pass: &mut PassState, index: usize) -> Result<()> {
-        if let Some((buffer, ready, _)) = &mut pass.groups[index].buffer
-            && let Some(ready) = ready.take()
-        {
-            ready.precede_launches()?;
-            self.groups[index].params.attach_weights(buffer.flat.clone())?;
+        let (group, here) = (&self.groups[index], &mut pass.groups[index]);
+        let Some(Gathered { buffer, encoded, ready, secondary }) = &mut here.gathered else { return Ok(()) };
+        let Some(ready) = ready.take() else { return Ok(()) };
+        ready.precede_launches()?;
+        let flat = buffer.flat.clone();
+        if let Some(encoded) = encoded.take() {
+            let pool = match &mut pass.secondary_pool {
+                Some(pool) if *secondary => pool,
+                _ => &mut pass.pool,
+            };
+            self.decode(group, pool.comm().world_size(), &encoded.flat, &flat)?;
+            pool.give_back(encoded)?;
         }
+        group.params.attach_weights(flat)?;
         Ok(())
     }
 
     fn release_group(&self, pass: &mut PassState, index: usize) -> Result<()> {
-        let Some((buffer, ready, secondary)) = pass.groups[index].buffer.take() else { return Ok(()) };
+        let Some(Gathered { buffer, encoded, ready, secondary }) = pass.groups[index].gathered.take() else {
+            return Ok(());
+        };
         if let Some(ready) = ready {
             ready.precede_launches()?;
         }
-        self.groups[index].params.detach_weights();
-        match &mut pass.secondary_pool {
-            Some(pool) if secondary => pool.give_back(buffer),
-            _ => pass.pool.give_back(buffer),
+        let group = &self.groups[index];
+        group.params.detach_weights();
+        encoded.map_or(Ok(()), |encoded| pass.pool_of(secondary).give_back(encoded))?;
+        match group.in_8_bits {
+            true => pass.decoded.give_back(buffer),
+            false => pass.pool_of(secondary).give_back(buffer),
         }
     }
 
@@ -144,7 +181,7 @@ impl Core {
     pub(super) fn keep_second_copy(&self, pass: &mut PassState, index: usize) -> Result<()> {
         let (group, Some(comm)) = (&self.groups[index], &self.mesh.secondary) else { return Ok(()) };
         let here = &mut pass.groups[index];
-        let (Some((buffer, _, _)), None) = (&here.buffer, &here.secondary) else { return Ok(()) };
+        let (Some(Gathered { buffer, .. }), None) = (&here.gathered, &here.secondary) else { return Ok(()) };
         let (rank, n) = (comm.rank(), comm.world_size());
         let part = group.layout.owned(rank, n);
         let dtype = group.params.dtype();

@@ -37,6 +37,9 @@ pub(super) struct Group {
     pub buckets: Vec<Ownership>,
     /// The number of each parameter's first block among the blocks of the whole model.
     pub first_blocks: Vec<usize>,
+    /// Whether weights are gathered in 8 bits, and gradients leave in 4.
+    pub in_8_bits: bool,
+    pub in_4_bits: bool,
     /// Where other stages of a pipeline have the same parameters.
     pub tied: Option<TiedGroup>,
 }
@@ -69,6 +72,9 @@ pub(super) struct Kind {
     dtype: DType,
     trainable: bool,
     gathered: bool,
+    /// In which of both it is sent in few bits.
+    in_8_bits: bool,
+    in_4_bits: bool,
     /// The number of the tie.
     tie: Option<usize>,
 }
@@ -83,14 +89,22 @@ impl Kind {
         tie: Option<usize>,
     ) -> Kind {
         let n_elems = param.param.shape().n_elems();
-        let apart = options.gather == Gather::Copy || options.offload_params.is_some() || !shares_memory;
+        let (dtype, trainable) = (param.param.working_dtype(options.dtype), !param.param.is_frozen());
+        let quantized = options.quantized;
+        let in_8_bits = dtype.is_float() && (quantized.weights || quantized.frozen_weights && !trainable);
+        // What is to be rounded on its way is, also where ranks could see one copy: bits do not depend on the transport.
+        let apart =
+            options.gather == Gather::Copy || options.offload_params.is_some() || !shares_memory || in_8_bits;
+        let gathered = in_unit
+            && apart
+            && options.placements.parameters == Placement::Sharded
+            && n_elems >= options.persistence_elems;
         Kind {
-            dtype: param.param.working_dtype(options.dtype),
-            trainable: !param.param.is_frozen(),
-            gathered: in_unit
-                && apart
-                && options.placements.parameters == Placement::Sharded
-                && n_elems >= options.persistence_elems,
+            dtype,
+            trainable,
+            gathered,
+            in_8_bits: gathered && in_8_bits,
+            in_4_bits: in_unit && trainable && quantized.gradients && param.param.shape().sizes().len() > 1,
             tie,
         }
     }
@@ -177,6 +191,8 @@ impl GroupBuilder<'_> {
             owners,
             buckets,
             first_blocks,
+            in_8_bits: kind.in_8_bits,
+            in_4_bits: kind.in_4_bits,
             tied,
             layout,
         })

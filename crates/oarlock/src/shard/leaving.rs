@@ -6,6 +6,7 @@ use oarlock_comm::Ready;
 use oarlock_tensor::{FlatBuffer, Store};
 
 use crate::shard::pool::PoolBuffer;
+use crate::shard::quantized::FirstHop;
 
 /// What a unit needs.
 pub(super) struct UnitUse {
@@ -25,6 +26,8 @@ pub(super) struct Leaving {
     pub slot: Option<(PoolBuffer, Store)>,
     /// Their 16-bit copy.
     pub staging: Option<PoolBuffer>,
+    /// Of those that leave in 4 bits.
+    pub hop: Option<FirstHop>,
     /// The elements whose sums this rank receives.
     pub summed: Range<usize>,
     pub ready: Vec<Ready>,

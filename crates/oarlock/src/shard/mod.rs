@@ -2,7 +2,7 @@
 //!
 //! `placement` says what is sharded, `mesh` among whom, `layout` who owns what. A `group` holds the parameters of a unit
 //! with their homes. During a step `passes` says what happens around the passes of a unit: `gather` brings its weights,
-//! `reduce` sums its gradients; `step` updates (`one_bit` where ranks exchange signs), through `staging` what is offloaded.
+//! `reduce` sums its gradients, `quantized` is how either travels in few bits; `step` updates (`one_bit` where ranks exchange signs), through `staging` what is offloaded.
 //! `engine` is what the rest of the crate sees; `alone` has its steps of single ranks.
 
 mod alone;
@@ -20,6 +20,7 @@ mod outer;
 mod passes;
 mod placement;
 mod pool;
+mod quantized;
 mod reduce;
 mod source;
 mod stage;
@@ -35,7 +36,7 @@ pub use engine::{Engine, GradNorm, Resident};
 pub(crate) use layout::runs;
 pub use layout::{BLOCK, Grain, Layout, LayoutParam};
 pub use outer::{Outer, OuterStep};
-pub use placement::{Gather, Lifetime, Offload, Options, Placement, Placements, Untouched};
+pub use placement::{Gather, Lifetime, Offload, Options, Placement, Placements, Quantized, Untouched};
 pub use source::{ParamSlice, SeededInit, WeightSource};
 pub use stage::Stage;
 pub use state::{MASTER, Slice, Snapshot};

@@ -11,17 +11,19 @@
 use std::collections::VecDeque;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
 
-use oarlock_comm::{Ready, Scalar, Sharing};
+use oarlock_comm::{Scalar, Sharing};
 use oarlock_tensor::{
     ActiveTapes, DType, Device, FlatBuffer, FlatParams, Result as TensorResult, Tape, UnitHook,
 };
 
 use crate::error::{Error, Result};
+use crate::shard::gather::Gathered;
 use crate::shard::group::{Grads, Group, Weights};
 use crate::shard::leaving::{Early, Leaving, UnitUse};
 use crate::shard::mesh::Mesh;
 use crate::shard::placement::{Lifetime, Options, Placement};
 use crate::shard::pool::{BufferPool, PoolBuffer};
+use crate::shard::quantized::HopPools;
 
 /// The groups of a model, and what is open of them.
 pub(super) struct Core {
@@ -54,9 +56,12 @@ pub(super) struct PassState {
     pub(super) groups: Vec<GroupPass>,
     pub(super) pool: BufferPool,
     pub(super) secondary_pool: Option<BufferPool>,
+    /// Weights that came in 8 bits.
+    pub(super) decoded: BufferPool,
     pub(super) slots: BufferPool,
     /// 16-bit copies of gradients on their way.
     pub(super) staging: BufferPool,
+    pub(super) hops: Option<HopPools>,
     /// Gradients on their way, in the order in which they left.
     pub(super) leaving: VecDeque<Leaving>,
     /// How often a backward pass has left a unit.
@@ -68,8 +73,8 @@ pub(super) struct PassState {
 pub(super) struct GroupPass {
     /// Units that hold it open.
     pub(super) n_holds: usize,
-    /// Where it is gathered, and when it is there; `bool`: the buffer is one of the secondary group's.
-    pub(super) buffer: Option<(PoolBuffer, Option<Ready>, bool)>,
+    /// Where it is gathered.
+    pub(super) gathered: Option<Gathered>,
     /// This rank's part of the second copy.
     pub(super) secondary: Option<FlatBuffer>,
     /// Where gradients come together.
@@ -120,8 +125,10 @@ impl Core {
                 .secondary
                 .as_ref()
                 .map(|comm| BufferPool::new(comm, &device, Sharing::Replicated, "gathered weights")),
+            decoded: BufferPool::new(&mesh.shard, &device, Sharing::PerRank, "decoded weights"),
             slots: BufferPool::new(&mesh.shard, &device, Sharing::PerRank, "gradients on their way"),
             staging,
+            hops: mesh.hops.as_ref().map(|hops| HopPools::new(hops, &device)),
             leaving: VecDeque::new(),
             n_left: 0,
             early: Early::new(&units, groups.len()),
@@ -154,7 +161,9 @@ impl Core {
     pub fn pool_bytes(&self) -> (usize, usize) {
         let pass = self.pass();
         let second = pass.secondary_pool.as_ref().map_or(0, BufferPool::bytes);
-        (pass.pool.bytes() + second, pass.slots.bytes() + pass.staging.bytes())
+        let hops = pass.hops.as_ref().map_or(0, HopPools::bytes);
+        let gathered = pass.pool.bytes() + second + pass.decoded.bytes();
+        (gathered, pass.slots.bytes() + pass.staging.bytes() + hops)
     }
 
     fn before_forward(&self, unit: usize, trains: bool) -> Result<()> {

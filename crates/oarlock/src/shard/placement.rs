@@ -15,7 +15,7 @@
 
 use oarlock_tensor::{DType, Device};
 
-pub use crate::config::{Lifetime, Offload, Placement};
+pub use crate::config::{Lifetime, Offload, Placement, Quantized};
 use crate::error::{Error, Result};
 use crate::nn::Wrap;
 
@@ -100,6 +100,8 @@ pub struct Options {
     pub overlap: bool,
     /// What gradients are reduced in; sums are f32 before and after.
     pub reduce_dtype: DType,
+    /// What ranks send in few bits: ZeRO++.
+    pub quantized: Quantized,
     /// Master weights and optimizer state in a file or, beside a GPU, in main memory; there the CPU updates them.
     pub offload_optimizer: Option<Offload>,
     /// Working copies there, and gathered from there.
@@ -125,6 +127,7 @@ impl Default for Options {
             reduce_bucket_elems: 500_000_000,
             overlap: true,
             reduce_dtype: DType::F32,
+            quantized: Quantized::NONE,
             offload_optimizer: None,
             offload_params: None,
         }
@@ -194,6 +197,11 @@ impl Options {
         }
         if self.group.is_some() && self.secondary.is_some() {
             return wrong("give a sharding group or a secondary group, not both".to_string());
+        }
+        if self.quantized.any() && parameters == Placement::Whole {
+            return wrong(
+                "quantized weights and gradients (ZeRO++) need sharded parameters (ZeRO-3)".to_string(),
+            );
         }
         let in_files = |offload: &Option<Offload>| offload.as_ref().is_some_and(Offload::is_in_files);
         if in_files(&self.offload_params) && parameters == Placement::Whole {

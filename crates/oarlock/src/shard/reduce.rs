@@ -71,6 +71,14 @@ impl Core {
         slot: Option<(PoolBuffer, Store)>,
     ) -> Result<()> {
         let (group, shard) = (&self.groups[index], &self.mesh.shard);
+        let summed = group.owners.of(shard.rank()).first().cloned().unwrap_or(0..0);
+        if group.in_4_bits {
+            let (hop, ready) = self.begin_hops(pass, index, flat)?;
+            let hop = Some(hop);
+            let (flat, ready, left) = (flat.clone(), vec![ready], pass.n_left);
+            pass.leaving.push_back(Leaving { index, flat, slot, staging: None, hop, summed, ready, left });
+            return if self.overlaps { Ok(()) } else { self.finish_leaving(pass) };
+        }
         let (end, bucket) = (group.layout.n_elems(), self.options.reduce_bucket_elems);
         let staging = match self.staging_bytes {
             0 => None,
@@ -97,10 +105,10 @@ impl Core {
         };
         let summed = match everywhere {
             true => 0..end,
-            false => group.owners.of(shard.rank()).first().cloned().unwrap_or(0..0),
+            false => summed,
         };
-        let flat = flat.clone();
-        pass.leaving.push_back(Leaving { index, flat, slot, staging, summed, ready, left: pass.n_left });
+        let (flat, left) = (flat.clone(), pass.n_left);
+        pass.leaving.push_back(Leaving { index, flat, slot, staging, hop: None, summed, ready, left });
         if self.overlaps { Ok(()) } else { self.finish_leaving(pass) }
     }
 
@@ -125,8 +133,11 @@ impl Core {
     /// Takes up the oldest reduction: its sums are where they belong, and its buffers are free.
     fn finish_first(&self, pass: &mut PassState) -> Result<()> {
         let Some(leaving) = pass.leaving.pop_front() else { return Ok(()) };
-        let Leaving { index, flat, slot, staging, summed, ready, left: _ } = leaving;
+        let Leaving { index, flat, slot, staging, hop, summed, ready, left: _ } = leaving;
         ready.into_iter().try_for_each(Ready::precede_launches)?;
+        if let Some(hop) = hop {
+            self.finish_hops(pass, index, hop, &flat)?;
+        }
         if let Some(staging) = staging {
             let full = Part { flat: &flat, range: summed.clone() };
             let half = Part { flat: &staging.flat, range: summed.clone() };

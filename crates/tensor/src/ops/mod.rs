@@ -6,6 +6,7 @@
 pub(crate) mod accumulate;
 mod attention;
 mod binary;
+pub mod block_int;
 mod cast;
 mod compare;
 mod create;

@@ -13,8 +13,8 @@ use oarlock_tensor::DType;
 use super::dialect::{deepspeed_keys, fsdp_keys};
 use super::tests::{MINIMUM, bad, good, train};
 use super::{
-    Elems, Length, Lifetime, LossScale, Offload, Placement, Recompute, ResolvedConfig, ShardArgs, ShardGroup,
-    train_config_of, written,
+    Elems, Length, Lifetime, LossScale, Offload, Placement, Quantized, Recompute, ResolvedConfig, ShardArgs,
+    ShardGroup, train_config_of, written,
 };
 
 /// The configuration of a DeepSpeed file beside training settings.
@@ -330,9 +330,14 @@ fn every_wrong_deepspeed_file_says_where_and_what_to_do() {
             "ds.json:1:55: `fp16.min_loss_scale` (4) is greater than the first scale (2) (the default is 1)",
         ),
         (
-            "{\"zero_optimization\": {\"zero_quantized_weights\": true}}",
-            "ds.json:1:50: `zero_optimization.zero_quantized_weights: true` is not supported yet (values are sent as \
-             they are)",
+            "{\"zero_optimization\": {\"stage\": 2, \"zero_quantized_weights\": true}}",
+            "ds.json:1:62: `zero_optimization.zero_quantized_weights` needs stage 3, and the stage is 2 (write \
+             \"stage\": 3; other stages send gradients and weights as they are)",
+        ),
+        (
+            "{\"zero_optimization\": {\"stage\": 1, \"zero_quantized_gradients\": true}}",
+            "ds.json:1:64: `zero_optimization.zero_quantized_gradients` needs stage 3, and the stage is 1 (write \
+             \"stage\": 3; other stages send gradients and weights as they are)",
         ),
         (
             "{\"sparse_attention\": {\"mode\": \"bigbird\", \"num_random_blocks\": 500}}",
@@ -389,6 +394,7 @@ fn every_wrong_deepspeed_file_says_where_and_what_to_do() {
 fn offloading_and_groups_reach_the_configuration() {
     let json = r#"{ "communication_data_type": "fp32", "activation_checkpointing": { "number_checkpoints": 4 },
         "zero_optimization": { "stage": 3, "sub_group_size": 1e6, "zero_hpz_partition_size": 2,
+        "zero_quantized_weights": true, "zero_quantized_gradients": true,
         "offload_optimizer": { "device": "nvme", "nvme_path": "disk/a", "buffer_count": 3 },
         "offload_param": { "device": "nvme", "nvme_path": "disk/b" } } } // all of it"#;
     let config = file(json, "num_processes: 4\n");
@@ -400,6 +406,7 @@ fn offloading_and_groups_reach_the_configuration() {
         parameters: S,
         secondary: Some(2),
         reduce_dtype: Some(DType::F32),
+        quantized: Quantized { weights: true, gradients: true, ..Quantized::NONE },
         offload_optimizer: nvme("disk/a", 3),
         offload_parameters: nvme("disk/b", 5),
         ..ShardArgs::UNSAID
@@ -548,16 +555,13 @@ fn of_two_rates_in_the_file_the_schedulers_counts_and_is_noted() {
 #[test]
 fn what_is_not_there_resolves_and_is_missing() {
     let json =
-        r#"{"zero_optimization": {"stage": 2, "zero_quantized_weights": true}, "amp": {"enabled": true}}"#;
+        r#"{"zero_optimization": {"stage": 2, "zeropp_loco_param": {"a": 1}}, "amp": {"enabled": true}}"#;
     let text = format!("{MINIMUM}deepspeed: {json}\n");
     let layers = vec![written::text_of_file("t.yaml", text).unwrap()];
     let config = train_config_of(layers, &|_| None).unwrap();
     assert_eq!(placements(&config.shard), [S, S, W]);
     let missing = config.missing().to_string();
     assert_eq!(missing.lines().count(), 2, "{missing}");
-    assert!(
-        missing.contains("`zero_optimization.zero_quantized_weights: true` is not supported yet"),
-        "{missing}"
-    );
+    assert!(missing.contains("`zero_optimization.zeropp_loco_param"), "{missing}");
     assert!(config.complete().is_err());
 }

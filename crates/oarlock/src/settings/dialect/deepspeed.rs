@@ -9,7 +9,9 @@ use super::super::table::MINIMIND_SCHEDULES;
 use super::super::value::{Value, float};
 use super::block::{self, Dialect, Ranks, ReadFile, divides};
 use super::methods;
-use crate::config::{Elems, Lifetime, LossScale, Offload, Placement, ShardArgs, ShardGroup, StateDict};
+use crate::config::{
+    Elems, Lifetime, LossScale, Offload, Placement, Quantized, ShardArgs, ShardGroup, StateDict,
+};
 use oarlock_tensor::DType;
 
 /// Settings that have a key of ours.
@@ -189,6 +191,22 @@ pub fn shard(block: &Dialect, ranks: Ranks, notes: &mut Vec<String>, problems: &
             "both keep parameters near: shard states in groups, or keep a second copy",
         );
     }
+    let asks = |name: &str| settings.bool(&zero(name));
+    let quantized = Quantized {
+        weights: asks("zero_quantized_weights"),
+        frozen_weights: asks("zero_quantized_nontrainable_weights"),
+        gradients: asks("zero_quantized_gradients"),
+        machine: None,
+    };
+    for name in ["zero_quantized_weights", "zero_quantized_nontrainable_weights", "zero_quantized_gradients"]
+        .map(zero)
+    {
+        if settings.bool(&name) && stage < 3 {
+            let what = format!("`{name}` needs stage 3, and the stage is {stage}");
+            let help = "write \"stage\": 3; other stages send gradients and weights as they are";
+            settings.report(problems, what, &[&name, "zero_optimization.stage"], help);
+        }
+    }
     ShardArgs {
         optimizer: from(1),
         gradients: from(2),
@@ -208,6 +226,7 @@ pub fn shard(block: &Dialect, ranks: Ranks, notes: &mut Vec<String>, problems: &
             Some(_) => Some(DType::F32),
             None => None,
         },
+        quantized,
         offload_optimizer: offload_optimizer.flatten(),
         offload_parameters: offload_parameters.flatten(),
         whole_weights_on_save: settings.bool(&zero("stage3_gather_16bit_weights_on_model_save"))

@@ -17,7 +17,6 @@ const REPORTS: Status = NoEffect("logs go to output_dir");
 const COMET: Status = NoEffect("Comet is not there");
 const RECOMPUTED: Status = NoEffect("a recomputed unit keeps its input, on the rank that needs it");
 const KERNELS: Status = NoEffect("the kernels are always our own");
-const QUANTIZED: Status = Later("values are sent as they are");
 const MASTER: Status = Later("master weights and states are f32");
 const DATA: Status = Later("data comes in the order of the sampler");
 const PARALLEL: Status = Later("ranks are data parallel");
@@ -121,10 +120,10 @@ pub const KEYS: &[Key] = &[
     Key::flag(Bool, "zero_optimization.stage3_use_all_reduce_for_fetch_params", "false", LAYOUT, "Gather by all-reduce"),
     Key::flag(Bool, "zero_optimization.stage3_allgather_sequential", "false", LAYOUT, "Gather one after another"),
     Key::flag(Int(0), "zero_optimization.zero_hpz_partition_size", "1", Used, "Ranks that shard a second copy of the parameters"),
-    Key::flag(Bool, "zero_optimization.zero_quantized_weights", "false", QUANTIZED, "Send weights quantized"),
-    Key::flag(Bool, "zero_optimization.zero_quantized_nontrainable_weights", "false", QUANTIZED, "Send frozen weights quantized"),
-    Key::flag(Bool, "zero_optimization.zero_quantized_gradients", "false", QUANTIZED, "Send gradients quantized"),
-    Key::flag(Map, "zero_optimization.zeropp_loco_param", "", QUANTIZED, "Error feedback of quantized gradients"),
+    Key::flag(Bool, "zero_optimization.zero_quantized_weights", "false", Used, "Gather weights in 8 bits (ZeRO++ qwZ); stage 3"),
+    Key::flag(Bool, "zero_optimization.zero_quantized_nontrainable_weights", "false", Used, "Gather frozen weights in 8 bits; stage 3"),
+    Key::flag(Bool, "zero_optimization.zero_quantized_gradients", "false", Used, "Reduce gradients in 4 bits, inside machines and then between them (ZeRO++ qgZ); stage 3"),
+    Key::flag(Map, "zero_optimization.zeropp_loco_param", "", Later("they have none"), "Error feedback of quantized gradients"),
     Key::flag(Int(-1), "zero_optimization.mics_shard_size", "-1", Used, "Ranks of a group that shards the state; the groups hold replicas"),
     Key::flag(Bool, "zero_optimization.mics_hierarchical_params_gather", "false", LAYOUT, "Gather inside machines first"),
     Key::flag(Map, "zero_optimization.zenflow", "", Later("an update is complete before the next step"), "ZenFlow"),
