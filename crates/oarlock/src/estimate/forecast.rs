@@ -290,6 +290,7 @@ pub(crate) fn settings_of(config: &TrainConfig, hidden_size: usize, apart: Optio
         prefetch_elems: shard.prefetch.of(hidden_size),
         max_live_elems: shard.max_live.of(hidden_size),
         persistence_elems: shard.persistence.of(hidden_size),
+        in_8_bits: shard.quantized.weights && ranks > 1,
         overlap: shard.overlap,
         reduce_dtype: shard.reduce_dtype.unwrap_or(DType::F32),
         offload_optimizer: shard.offload_optimizer.clone().filter(Offload::is_in_files),

@@ -94,6 +94,8 @@ pub struct Settings {
     pub persistence_elems: usize,
     /// Whether gathered parameters are copied, as between machines, or read where their owners keep them.
     pub gather_copies: bool,
+    /// Whether they come in 8 bits, each rank with a copy of its own: qwZ.
+    pub in_8_bits: bool,
     /// Whether communication proceeds while units compute, where ranks share no memory.
     pub overlap: bool,
     /// The dtype in which gradients are summed over the ranks; 16 bits need a buffer to round into.
@@ -118,6 +120,7 @@ impl Settings {
             max_live_elems: 1_000_000_000,
             persistence_elems: 100_000,
             gather_copies: false,
+            in_8_bits: false,
             overlap: true,
             reduce_dtype: DType::F32,
         }
@@ -135,7 +138,8 @@ impl Settings {
 
     /// Whether sharded parameters are gathered into buffers, rather than read where their owners keep them.
     pub(super) fn gathers(&self) -> bool {
-        let moves = self.gather_copies || self.apart.is_some() || self.offload_parameters.is_some();
+        let moves =
+            self.gather_copies || self.in_8_bits || self.apart.is_some() || self.offload_parameters.is_some();
         self.stage == Stage::Parameters && moves
     }
 

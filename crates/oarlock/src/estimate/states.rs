@@ -100,7 +100,7 @@ fn weights(size: &ModelSize, settings: &Settings) -> Vec<Part> {
         size.gathered_groups(settings.persistence_elems).into_iter().flatten().map(bytes).sum();
     let (resident, in_files) = (all.saturating_sub(gathered), settings.offload_parameters.is_some());
     let at_rest = if in_files { 0 } else { gathered };
-    let mut parts = vec![match apart.is_some() || settings.gather_copies {
+    let mut parts = vec![match apart.is_some() || settings.gather_copies || settings.in_8_bits {
         // What is not gathered each rank has for itself.
         true => Part {
             name: "working weights",
@@ -114,7 +114,10 @@ fn weights(size: &ModelSize, settings: &Settings) -> Vec<Part> {
     let buffers = if size.known { size.gathered(settings) } else { Gathered::default() };
     let second = settings.secondary.unwrap_or(ranks).clamp(1, ranks) as u64;
     let name = if in_files { "weights between file and use" } else { "gathered weights" };
+    let encoded = buffers.first.div_ceil(settings.dtype.size() as u64);
     parts.push(match apart {
+        // On its way it lies beside them, a byte for each element.
+        _ if settings.in_8_bits => Part::each(name, buffers.first + buffers.second + encoded, ranks),
         Some(_) => Part::each(name, buffers.first + buffers.second, ranks),
         None => Part {
             name,

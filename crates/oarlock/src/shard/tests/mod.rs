@@ -2,6 +2,7 @@
 
 mod one_bit;
 mod overlap;
+mod quantized;
 mod rules;
 
 use oarlock_comm::{Communicator, Operation, shm};
