@@ -114,10 +114,12 @@ fn weights(size: &ModelSize, settings: &Settings) -> Vec<Part> {
     let buffers = if size.known { size.gathered(settings) } else { Gathered::default() };
     let second = settings.secondary.unwrap_or(ranks).clamp(1, ranks) as u64;
     let name = if in_files { "weights between file and use" } else { "gathered weights" };
-    let encoded = buffers.first.div_ceil(settings.dtype.size() as u64);
     parts.push(match apart {
-        // On its way it lies beside them, a byte for each element.
-        _ if settings.in_8_bits => Part::each(name, buffers.first + buffers.second + encoded, ranks),
+        _ if settings.in_8_bits => {
+            // What comes lies beside its copy, a byte for each element.
+            let copies = buffers.first + buffers.second;
+            Part::each(name, copies + copies.div_ceil(settings.dtype.size() as u64), ranks)
+        }
         Some(_) => Part::each(name, buffers.first + buffers.second, ranks),
         None => Part {
             name,
