@@ -1,7 +1,7 @@
 //! Weights come and go: a unit's are gathered before its pass, those of the next ones begin to come, and all are released
 //! when their unit is left.
 
-use oarlock_comm::{Ownership, Ready};
+use oarlock_comm::Ownership;
 use oarlock_tensor::FlatBuffer;
 use oarlock_tensor::ops::optimizer::Part;
 use oarlock_tensor::ops::transfer;
@@ -11,18 +11,8 @@ use crate::shard::column::Store;
 use crate::shard::group::{Group, Weights};
 use crate::shard::order::ready;
 use crate::shard::passes::{Core, PassState};
-use crate::shard::pool::{BufferPool, PoolBuffer};
-
-/// A group's weights in a buffer, or on their way.
-pub(super) struct Gathered {
-    buffer: PoolBuffer,
-    /// What comes, where they come in 8 bits and are not decoded yet.
-    encoded: Option<PoolBuffer>,
-    /// When they are there, until somebody has waited for them.
-    ready: Option<Ready>,
-    /// Whether they come from the secondary group.
-    secondary: bool,
-}
+use crate::shard::pool::{BufferPool, Gathered};
+use crate::shard::quantized;
 
 impl PassState {
     /// The buffers that collectives of the secondary group, or of all, gather into.
@@ -110,7 +100,7 @@ impl Core {
         let comm = pool.comm().clone();
         let (buffer, encoded) = match group.in_8_bits {
             true => {
-                let encoded = pool.take(self.encoded_bytes(group, comm.world_size())?)?;
+                let encoded = pool.take(quantized::encoded_bytes(&group.layout, comm.world_size())?)?;
                 (pass.decoded.take(bytes)?, Some(encoded))
             }
             false => (pool.take(bytes)?, None),
@@ -134,7 +124,9 @@ impl Core {
             }
         }
         let ready = match &encoded {
-            Some(encoded) => self.gather_encoded(group, &comm, &buffer.flat, encoded)?,
+            Some(encoded) => {
+                quantized::gather(&self.device, &group.layout, &comm, (&buffer.flat, dtype), encoded)?
+            }
             None => comm.all_gather(&buffer.region, dtype, &owners, ready(&buffer.flat)?)?,
         };
         pass.pool_of(secondary).met();
@@ -154,7 +146,8 @@ impl Core {
                 Some(pool) if *secondary => pool,
                 _ => &mut pass.pool,
             };
-            self.decode(group, pool.comm().world_size(), &encoded.flat, &flat)?;
+            let (n, dtype) = (pool.comm().world_size(), group.params.dtype());
+            quantized::decode(&self.device, &group.layout, n, &encoded.flat, (&flat, dtype))?;
             pool.give_back(encoded)?;
         }
         group.params.attach_weights(flat)?;

@@ -17,13 +17,12 @@ use oarlock_tensor::{
 };
 
 use crate::error::{Error, Result};
-use crate::shard::gather::Gathered;
 use crate::shard::group::{Grads, Group, Weights};
 use crate::shard::leaving::{Early, Leaving, UnitUse};
 use crate::shard::mesh::Mesh;
 use crate::shard::placement::{Lifetime, Options, Placement};
-use crate::shard::pool::{BufferPool, PoolBuffer};
-use crate::shard::quantized::HopPools;
+use crate::shard::pool::{BufferPool, Gathered, PoolBuffer};
+use crate::shard::quantized::Exchanges;
 
 /// The groups of a model, and what is open of them.
 pub(super) struct Core {
@@ -61,7 +60,7 @@ pub(super) struct PassState {
     pub(super) slots: BufferPool,
     /// 16-bit copies of gradients on their way.
     pub(super) staging: BufferPool,
-    pub(super) hops: Option<HopPools>,
+    pub(super) exchanges: Option<Exchanges>,
     /// Gradients on their way, in the order in which they left.
     pub(super) leaving: VecDeque<Leaving>,
     /// How often a backward pass has left a unit.
@@ -128,7 +127,7 @@ impl Core {
             decoded: BufferPool::new(&mesh.shard, &device, Sharing::PerRank, "decoded weights"),
             slots: BufferPool::new(&mesh.shard, &device, Sharing::PerRank, "gradients on their way"),
             staging,
-            hops: mesh.hops.as_ref().map(|hops| HopPools::new(hops, &device)),
+            exchanges: mesh.hops.as_ref().map(|hops| Exchanges::new(hops, &device)),
             leaving: VecDeque::new(),
             n_left: 0,
             early: Early::new(&units, groups.len()),
@@ -161,9 +160,9 @@ impl Core {
     pub fn pool_bytes(&self) -> (usize, usize) {
         let pass = self.pass();
         let second = pass.secondary_pool.as_ref().map_or(0, BufferPool::bytes);
-        let hops = pass.hops.as_ref().map_or(0, HopPools::bytes);
+        let exchanges = pass.exchanges.as_ref().map_or(0, Exchanges::bytes);
         let gathered = pass.pool.bytes() + second + pass.decoded.bytes();
-        (gathered, pass.slots.bytes() + pass.staging.bytes() + hops)
+        (gathered, pass.slots.bytes() + pass.staging.bytes() + exchanges)
     }
 
     fn before_forward(&self, unit: usize, trains: bool) -> Result<()> {

@@ -1,6 +1,6 @@
 //! Pooled buffers that a unit's weights are gathered into, or its gradients leave from.
 
-use oarlock_comm::{Communicator, Region, Sharing};
+use oarlock_comm::{Communicator, Ready, Region, Sharing};
 use oarlock_tensor::{Device, FlatBuffer};
 
 use crate::error::{Error, Result};
@@ -22,6 +22,17 @@ pub struct PoolBuffer {
     pub region: Region,
     /// The same memory, as ops see it.
     pub flat: FlatBuffer,
+}
+
+/// A group's weights in a buffer, or on their way.
+pub struct Gathered {
+    pub buffer: PoolBuffer,
+    /// What comes, where they come in 8 bits and are not decoded yet.
+    pub encoded: Option<PoolBuffer>,
+    /// When they are there, until somebody has waited for them.
+    pub ready: Option<Ready>,
+    /// Whether they come from the secondary group.
+    pub secondary: bool,
 }
 
 /// A pool of buffers. All ranks take and give back in the same order, so that all find the same.

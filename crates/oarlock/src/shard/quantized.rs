@@ -14,17 +14,15 @@
 
 use std::ops::Range;
 
-use oarlock_comm::{Communicator, Ownership, Ready};
+use oarlock_comm::{Communicator, Ownership, Ready, Sharing};
 use oarlock_tensor::ops::block_int::{self, Bits};
 use oarlock_tensor::ops::optimizer::Part;
 use oarlock_tensor::{DType, Device, FlatBuffer, Store};
 
-use crate::error::{Error, Result};
-use crate::shard::group::Group;
+use crate::error::Result;
 use crate::shard::layout::Layout;
 use crate::shard::mesh::Hops;
 use crate::shard::order::ready;
-use crate::shard::passes::{Core, PassState};
 use crate::shard::pool::{BufferPool, PoolBuffer};
 
 /// What each rank owns of a group, encoded.
@@ -105,63 +103,50 @@ fn from(first: usize, place: &Range<usize>) -> Range<usize> {
     first + place.start..first + place.end
 }
 
-impl Core {
-    /// Bytes of a group's weights in 8 bits, divided among so many ranks.
-    pub(super) fn encoded_bytes(&self, group: &Group, n_ranks: usize) -> Result<usize> {
-        Ok(4 * Encoded::of(&group.layout, n_ranks, Bits::Eight).owners()?.end())
-    }
-
-    /// Begins to gather weights of which the part that this rank owns is in `flat`.
-    pub(super) fn gather_encoded(
-        &self,
-        group: &Group,
-        comm: &Communicator,
-        flat: &FlatBuffer,
-        words: &PoolBuffer,
-    ) -> Result<Ready> {
-        let encoded = Encoded::of(&group.layout, comm.world_size(), Bits::Eight);
-        let owners = encoded.owners()?;
-        let first = owners.of(comm.rank()).first().map_or(0, |range| range.start);
-        encoded.write(&self.device, comm.rank(), (flat, group.params.dtype()), (&words.flat, first))?;
-        Ok(comm.all_gather(&words.region, DType::I32, &owners, ready(&words.flat)?)?)
-    }
-
-    /// Decodes the gathered weights of all of so many ranks.
-    pub(super) fn decode(
-        &self,
-        group: &Group,
-        n_ranks: usize,
-        words: &FlatBuffer,
-        flat: &FlatBuffer,
-    ) -> Result<()> {
-        let encoded = Encoded::of(&group.layout, n_ranks, Bits::Eight);
-        let owners = encoded.owners()?;
-        for rank in 0..n_ranks {
-            let first = owners.of(rank).first().map_or(0, |range| range.start);
-            let to = (flat, group.params.dtype(), Store::Overwrite);
-            encoded.read(&self.device, rank, (words, first), to)?;
-        }
-        Ok(())
-    }
+/// Bytes of weights in 8 bits, divided among so many ranks.
+pub(super) fn encoded_bytes(layout: &Layout, n_ranks: usize) -> Result<usize> {
+    Ok(4 * Encoded::of(layout, n_ranks, Bits::Eight).owners()?.end())
 }
 
-/// The buffers of the exchanges of gradients.
-pub(super) struct HopPools {
+/// Begins to gather weights of which the part that this rank owns is in `flat`.
+pub(super) fn gather(
+    device: &Device,
+    layout: &Layout,
+    comm: &Communicator,
+    (flat, dtype): (&FlatBuffer, DType),
+    words: &PoolBuffer,
+) -> Result<Ready> {
+    let encoded = Encoded::of(layout, comm.world_size(), Bits::Eight);
+    let owners = encoded.owners()?;
+    let first = owners.of(comm.rank()).first().map_or(0, |range| range.start);
+    encoded.write(device, comm.rank(), (flat, dtype), (&words.flat, first))?;
+    Ok(comm.all_gather(&words.region, DType::I32, &owners, ready(&words.flat)?)?)
+}
+
+/// Decodes the gathered weights of all of so many ranks.
+pub(super) fn decode(
+    device: &Device,
+    layout: &Layout,
+    n_ranks: usize,
+    words: &FlatBuffer,
+    (flat, dtype): (&FlatBuffer, DType),
+) -> Result<()> {
+    let encoded = Encoded::of(layout, n_ranks, Bits::Eight);
+    let owners = encoded.owners()?;
+    for rank in 0..n_ranks {
+        let first = owners.of(rank).first().map_or(0, |range| range.start);
+        encoded.read(device, rank, (words, first), (flat, dtype, Store::Overwrite))?;
+    }
+    Ok(())
+}
+
+/// The exchanges of gradients, with their buffers.
+pub(super) struct Exchanges {
+    hops: Hops,
+    device: Device,
+    /// Buffers of the first and of the second.
     inside: BufferPool,
     across: BufferPool,
-}
-
-impl HopPools {
-    pub fn new(hops: &Hops, device: &Device) -> HopPools {
-        let pool = |comm| {
-            BufferPool::new(comm, device, oarlock_comm::Sharing::PerRank, "quantized gradients on their way")
-        };
-        HopPools { inside: pool(&hops.inside), across: pool(&hops.across) }
-    }
-
-    pub fn bytes(&self) -> usize {
-        self.inside.bytes() + self.across.bytes()
-    }
 }
 
 /// Gradients in the first exchange: what was sent, and what comes.
@@ -170,28 +155,30 @@ pub(super) struct FirstHop {
     received: PoolBuffer,
 }
 
-impl Core {
-    /// The exchanges and their buffers.
-    fn hops<'a>(&self, pools: &'a mut Option<HopPools>) -> Result<(&Hops, &'a mut HopPools)> {
-        match (&self.mesh.hops, pools) {
-            (Some(hops), Some(pools)) => Ok((hops, pools)),
-            _ => Err(Error::Usage("quantized gradients without their exchanges".to_owned())),
-        }
+impl Exchanges {
+    pub fn new(hops: &Hops, device: &Device) -> Exchanges {
+        let pool = |comm| BufferPool::new(comm, device, Sharing::PerRank, "quantized gradients on their way");
+        let (inside, across) = (pool(&hops.inside), pool(&hops.across));
+        Exchanges { hops: hops.clone(), device: device.clone(), inside, across }
     }
 
-    /// Begins the first exchange of a group's gradients, which are in `flat`.
-    pub(super) fn begin_hops(
-        &self,
-        pass: &mut PassState,
-        index: usize,
-        flat: &FlatBuffer,
-    ) -> Result<(FirstHop, Ready)> {
-        let (hops, pools) = self.hops(&mut pass.hops)?;
-        let (places, machines) = (hops.inside.world_size(), hops.across.world_size());
-        let encoded = Encoded::of(&self.groups[index].layout, places * machines, Bits::Four);
+    /// All bytes of the buffers.
+    pub fn bytes(&self) -> usize {
+        self.inside.bytes() + self.across.bytes()
+    }
+
+    /// Ranks of a machine, and machines.
+    fn sizes(&self) -> (usize, usize) {
+        (self.hops.inside.world_size(), self.hops.across.world_size())
+    }
+
+    /// Begins the first exchange of the gradients in `flat`.
+    pub fn begin(&mut self, layout: &Layout, flat: &FlatBuffer) -> Result<(FirstHop, Ready)> {
+        let (places, machines) = self.sizes();
+        let encoded = Encoded::of(layout, places * machines, Bits::Four);
         let block = encoded.largest();
         let words = places * machines * block;
-        let hop = FirstHop { sent: pools.inside.take(4 * words)?, received: pools.inside.take(4 * words)? };
+        let hop = FirstHop { sent: self.inside.take(4 * words)?, received: self.inside.take(4 * words)? };
         for place in 0..places {
             for machine in 0..machines {
                 let to = (&hop.sent.flat, (place * machines + machine) * block);
@@ -200,45 +187,38 @@ impl Core {
         }
         let sent = ready(&hop.sent.flat)?;
         let (from, to) = (&hop.sent.region, &hop.received.region);
-        let ready = hops.inside.all_to_all(from, to, DType::I32, 0..words, sent)?;
+        let ready = self.hops.inside.all_to_all(from, to, DType::I32, 0..words, sent)?;
         Ok((hop, ready))
     }
 
-    /// Ends the first exchange and does the second: afterwards `flat` has the sums of what this rank owns. On the way it has
-    /// those of its machine.
-    pub(super) fn finish_hops(
-        &self,
-        pass: &mut PassState,
-        index: usize,
-        hop: FirstHop,
-        flat: &FlatBuffer,
-    ) -> Result<()> {
-        let (hops, pools) = self.hops(&mut pass.hops)?;
-        let (places, machines) = (hops.inside.world_size(), hops.across.world_size());
-        let (own_place, own) = (hops.inside.rank(), self.mesh.shard.rank());
-        let encoded = Encoded::of(&self.groups[index].layout, places * machines, Bits::Four);
+    /// After the first exchange, does the second: then `flat` has the sums of what this rank owns. On the way it has those
+    /// of its machine.
+    pub fn finish(&mut self, layout: &Layout, hop: FirstHop, flat: &FlatBuffer) -> Result<()> {
+        let (places, machines) = self.sizes();
+        let (own_place, own_machine) = (self.hops.inside.rank(), self.hops.across.rank());
+        let owner = |machine: usize| machine * places + own_place;
+        let encoded = Encoded::of(layout, places * machines, Bits::Four);
         let block = encoded.largest();
         let store = |nth: usize| if nth == 0 { Store::Overwrite } else { Store::Add };
-        let [sent, received] =
-            [pools.across.take(4 * machines * block)?, pools.across.take(4 * machines * block)?];
+        let bytes = 4 * machines * block;
+        let (sent, received) = (self.across.take(bytes)?, self.across.take(bytes)?);
         for machine in 0..machines {
-            let owner = machine * places + own_place;
             for from in 0..places {
                 let words = (&hop.received.flat, (from * machines + machine) * block);
-                encoded.read(&self.device, owner, words, (flat, DType::F32, store(from)))?;
+                encoded.read(&self.device, owner(machine), words, (flat, DType::F32, store(from)))?;
             }
-            encoded.write(&self.device, owner, (flat, DType::F32), (&sent.flat, machine * block))?;
+            let to = (&sent.flat, machine * block);
+            encoded.write(&self.device, owner(machine), (flat, DType::F32), to)?;
         }
-        let range = 0..machines * block;
-        let after = ready(&sent.flat)?;
-        hops.across
-            .all_to_all(&sent.region, &received.region, DType::I32, range, after)?
-            .precede_launches()?;
+        let (range, after) = (0..machines * block, ready(&sent.flat)?);
+        let exchanged =
+            self.hops.across.all_to_all(&sent.region, &received.region, DType::I32, range, after)?;
+        exchanged.precede_launches()?;
         for machine in 0..machines {
             let words = (&received.flat, machine * block);
-            encoded.read(&self.device, own, words, (flat, DType::F32, store(machine)))?;
+            encoded.read(&self.device, owner(own_machine), words, (flat, DType::F32, store(machine)))?;
         }
-        [hop.sent, hop.received].into_iter().try_for_each(|buffer| pools.inside.give_back(buffer))?;
-        [sent, received].into_iter().try_for_each(|buffer| pools.across.give_back(buffer))
+        [hop.sent, hop.received].into_iter().try_for_each(|buffer| self.inside.give_back(buffer))?;
+        [sent, received].into_iter().try_for_each(|buffer| self.across.give_back(buffer))
     }
 }

@@ -72,8 +72,10 @@ impl Core {
     ) -> Result<()> {
         let (group, shard) = (&self.groups[index], &self.mesh.shard);
         let summed = group.owners.of(shard.rank()).first().cloned().unwrap_or(0..0);
-        if group.in_4_bits {
-            let (hop, ready) = self.begin_hops(pass, index, flat)?;
+        if group.in_4_bits
+            && let Some(exchanges) = &mut pass.exchanges
+        {
+            let (hop, ready) = exchanges.begin(&group.layout, flat)?;
             let hop = Some(hop);
             let (flat, ready, left) = (flat.clone(), vec![ready], pass.n_left);
             pass.leaving.push_back(Leaving { index, flat, slot, staging: None, hop, summed, ready, left });
@@ -135,8 +137,8 @@ impl Core {
         let Some(leaving) = pass.leaving.pop_front() else { return Ok(()) };
         let Leaving { index, flat, slot, staging, hop, summed, ready, left: _ } = leaving;
         ready.into_iter().try_for_each(Ready::precede_launches)?;
-        if let Some(hop) = hop {
-            self.finish_hops(pass, index, hop, &flat)?;
+        if let (Some(hop), Some(exchanges)) = (hop, &mut pass.exchanges) {
+            exchanges.finish(&self.groups[index].layout, hop, &flat)?;
         }
         if let Some(staging) = staging {
             let full = Part { flat: &flat, range: summed.clone() };
