@@ -52,9 +52,11 @@ impl Group {
             Some(ahead) => ahead.messages(),
             None => exchange.buffer(n * MESSAGE).map_err(failed)?,
         };
-        // SAFETY: one message for each rank, inside the buffer.
-        let message =
-            |index: usize| if index == self.me { own } else { unsafe { messages.add(index * MESSAGE) } };
+        let message = |index: usize| match index == self.me {
+            true => own,
+            // SAFETY: one message for each rank, inside the buffer.
+            false => unsafe { messages.add(index * MESSAGE) },
+        };
         let inline = bytes.len().min(INLINE);
         // SAFETY: this rank's message, which nobody reads yet; header and bytes fit.
         unsafe {

@@ -10,7 +10,7 @@ use super::folder::TempFolder;
 use super::job::RankFiles;
 use super::manifest::{FileEntry, Manifest};
 use super::outcome::{by_root, share};
-use super::publish::{list, text_of, write_manifest};
+use super::publish::{Deed, list, text_of, write_manifest};
 use super::stores::{Delivery, Stores, deliver};
 use crate::error::{CheckpointError, Error, Result};
 
@@ -27,7 +27,7 @@ pub struct Parts {
     begun: Vec<FileEntry>,
     manifest: Manifest,
     /// What each store does when the checkpoint has its name.
-    then: Option<Box<dyn FnOnce(&Path) -> Result<()> + Send>>,
+    then: Option<Deed>,
 }
 
 impl Parts {
@@ -37,7 +37,7 @@ impl Parts {
         folder: Option<TempFolder>,
         begun: Vec<FileEntry>,
         manifest: Manifest,
-        then: Box<dyn FnOnce(&Path) -> Result<()> + Send>,
+        then: Deed,
     ) -> Parts {
         Parts { stores, path, folder, begun, manifest, then: Some(then) }
     }
