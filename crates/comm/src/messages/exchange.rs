@@ -15,7 +15,7 @@ use crate::stamp::Stamp;
 
 /// Messages in flight between two ranks: sent, and received. What is sent delays what tells the other side to send; receives begin
 /// early enough for that.
-const IN_FLIGHT: (usize, usize) = (4, 32);
+const IN_FLIGHT: (usize, usize) = (8, 32);
 /// How often a waiting rank polls without sleeping: where it has nothing else to do, and where another thread of it computes.
 const SPINS: (u32, u32) = (300, 10);
 /// The shortest and the longest sleep between two polls.

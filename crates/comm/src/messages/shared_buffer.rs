@@ -31,6 +31,8 @@ pub(super) struct Offer {
     descriptor: i32,
     /// When the process began.
     start: u64,
+    /// Which file it is.
+    inode: u64,
 }
 
 impl Offer {
@@ -60,7 +62,8 @@ impl SharedBuffer {
         rustix::fs::fcntl_add_seals(&file, seals).map_err(failed)?;
         let pid = std::process::id();
         let start = stat(pid).map_or(0, |(_, start)| start);
-        let offer = Offer { pid, descriptor: file.as_raw_fd(), start };
+        let inode = rustix::fs::fstat(&file).map_err(failed)?.st_ino;
+        let offer = Offer { pid, descriptor: file.as_raw_fd(), start, inode };
         Ok((SharedBuffer::map(&file, bytes)?, file, offer))
     }
 
@@ -76,9 +79,10 @@ impl SharedBuffer {
         let flags = OFlags::RDWR | OFlags::CLOEXEC | OFlags::NONBLOCK | OFlags::NOCTTY;
         let file = rustix::fs::open(path, flags, Mode::empty()).map_err(|e| failed(&e))?;
         let seals = rustix::fs::fcntl_get_seals(&file).map_err(|_| failed(&"it is not anonymous memory"))?;
-        let size = rustix::fs::fstat(&file).map_err(|e| failed(&e))?.st_size as u64;
+        let found = rustix::fs::fstat(&file).map_err(|e| failed(&e))?;
         let is_its = stat(offer.pid).is_ok_and(|(_, start)| start == offer.start);
-        if !seals.contains(SealFlags::SHRINK) || size != bytes.max(1) as u64 || !is_its {
+        let is_said = found.st_ino == offer.inode && found.st_size as u64 == bytes.max(1) as u64;
+        if !seals.contains(SealFlags::SHRINK) || !is_said || !is_its {
             return Err(failed(&"it is another file than was said"));
         }
         SharedBuffer::map(&file, bytes)
@@ -136,7 +140,11 @@ mod tests {
             SharedBuffer::open(&Offer { descriptor: plain.as_raw_fd(), ..offer }, 5000).is_err(),
             "a file"
         );
+        // The number of the descriptor means another file of the same size.
         drop(file);
         assert!(SharedBuffer::open(&offer, 5000).is_err(), "closed");
+        let others: Vec<_> = (0..64).map(|_| SharedBuffer::create(5000).unwrap()).collect();
+        assert!(SharedBuffer::open(&offer, 5000).is_err(), "another file");
+        drop(others);
     }
 }

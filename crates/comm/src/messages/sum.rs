@@ -19,7 +19,7 @@ use crate::stamp::Stamp;
 /// Bytes of elements that wait to be sent or summed, of all ranks together.
 const SCRATCH: usize = 32 << 20;
 /// The least and most of them in one message.
-const PIECE: (usize, usize) = (32 << 10, 512 << 10);
+const PIECE: (usize, usize) = (32 << 10, 1 << 20);
 /// The least and most pieces of one owner that are under way at a time.
 const DEPTH: (usize, usize) = (2, 8);
 

@@ -48,12 +48,14 @@ impl Messages {
         if self.group.layout.is_flat() {
             return self.group.exchange_headers(request, &[]).map(|_| None);
         }
-        let mut own = SharedBuffer::create(bytes).ok();
-        let offer = own.as_ref().map_or(Offer::none(), |(_, _, offer)| *offer);
+        let (mut own, file, offer) = match SharedBuffer::create(bytes) {
+            Ok((own, file, offer)) => (Some(own), Some(file), offer),
+            Err(_) => (None, None, Offer::none()),
+        };
         let (_, offers) = self.group.exchange_headers(request, bytemuck::bytes_of(&offer))?;
         let open = |&rank: &usize| -> Option<Box<dyn Memory>> {
             if rank == self.rank() {
-                return Some(Box::new(own.take()?.0));
+                return Some(Box::new(own.take()?));
             }
             let offer: Offer = bytemuck::try_pod_read_unaligned(&offers[rank]).ok()?;
             Some(Box::new(SharedBuffer::open(&offer, bytes).ok()?))
@@ -61,6 +63,7 @@ impl Messages {
         let buffers: Option<Vec<_>> = self.group.layout.row.iter().map(open).collect();
         // The file stays open until all have opened it.
         let (_, all) = self.group.exchange_headers(request, &[u8::from(buffers.is_some())])?;
+        drop(file);
         Ok(buffers.filter(|_| all.iter().all(|said| said == &[1])))
     }
 

@@ -65,7 +65,8 @@ pub use manifest::{
 pub(crate) use model::save_model_in;
 pub use model::{save_model, shard_size};
 pub(crate) use outcome::{by_root, share};
+pub use publish::Deed;
 pub use retain::{Listed, Newest, list, newest, remove_later, retain, retain_beside};
-pub use saver::{Begun, Contents, Deed, Saver, save};
+pub use saver::{Begun, Contents, Saver, save};
 pub use stores::Stores;
 pub use tags::{LATEST, find, find_tag, load_checkpoint, save_checkpoint};

@@ -10,12 +10,9 @@ use super::folder::TempFolder;
 use super::job::RankFiles;
 use super::manifest::{FileEntry, Manifest};
 use super::outcome::{by_root, share};
-use super::publish::{list, text_of, write_manifest};
+use super::publish::{Deed, list, text_of, write_manifest};
 use super::stores::{Delivery, Stores, deliver};
 use crate::error::{CheckpointError, Error, Result};
-
-/// What a store does when a checkpoint has its name.
-pub type Then = Box<dyn FnOnce(&Path) -> Result<()> + Send>;
 
 /// The folder of the files that are of one rank each.
 pub const RANKS: &str = "state";
@@ -29,7 +26,8 @@ pub struct Parts {
     folder: Option<TempFolder>,
     begun: Vec<FileEntry>,
     manifest: Manifest,
-    then: Option<Then>,
+    /// What each store does when the checkpoint has its name.
+    then: Option<Deed>,
 }
 
 impl Parts {
@@ -39,7 +37,7 @@ impl Parts {
         folder: Option<TempFolder>,
         begun: Vec<FileEntry>,
         manifest: Manifest,
-        then: Then,
+        then: Deed,
     ) -> Parts {
         Parts { stores, path, folder, begun, manifest, then: Some(then) }
     }

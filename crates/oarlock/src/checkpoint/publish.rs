@@ -16,6 +16,9 @@ use crate::disk::{Algorithm, Sum, SummedFile, sync_folder};
 use crate::error::{Error, Result};
 use crate::model::hf::ModelFiles;
 
+/// Something that rank 0 does in the background, with the folder of the checkpoint.
+pub type Deed = Box<dyn FnOnce(&Path) -> Result<()> + Send>;
+
 /// How often rank 0 looks for the others' parts.
 const LOOK: Duration = Duration::from_millis(4);
 

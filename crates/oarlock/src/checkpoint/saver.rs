@@ -28,7 +28,7 @@ use super::job::{Job, RankFiles, entry_of};
 use super::manifest::{ClientState, FileEntry, Manifest, ModelEntry, PlanEntry};
 use super::outcome::share;
 use super::parts::{Parts, RANKS};
-use super::publish::{await_report, publish, report, seal_rest, write_rest};
+use super::publish::{Deed, await_report, publish, report, seal_rest, write_rest};
 use super::stores::Stores;
 use crate::error::{CheckpointError, Error, Result};
 use crate::model::hf::ModelFiles;
@@ -39,9 +39,6 @@ const ASK: Duration = Duration::from_millis(2);
 
 /// How long rank 0 still waits for the others' parts when its training has ended without asking for them.
 const LEAVING: Duration = Duration::from_secs(2);
-
-/// Something that rank 0 does in the background, with the folder of the checkpoint.
-pub type Deed = Box<dyn FnOnce(&Path) -> Result<()> + Send>;
 
 /// What a checkpoint is to hold besides the optimizer's state.
 pub struct Contents {

@@ -9,6 +9,7 @@ use super::*;
 use crate::checkpoint::load::check_in;
 use crate::checkpoint::manifest::Manifest;
 use crate::checkpoint::{Problem, Stores, gather, load, newest, save_model_in};
+use crate::error::Error;
 use crate::model::hf::{ModelFiles, SaveOptions, WorkingCopies, save_pretrained};
 
 /// Four ranks on two machines.
@@ -26,14 +27,9 @@ fn save_parts(base: &Path, placements: Placements) {
         let model = Model::new(90, true);
         let mut engine = engine_of(&model, comm, placements, DType::F32);
         fill(&mut engine, 7, 5);
-        let extra = |dir: &Path| {
-            fs::write(dir.join("config.json"), "{\"model_type\": \"own\"}").unwrap();
-            Ok(())
-        };
-        let then = |dir: &Path| {
-            fs::write(dir.with_file_name("then"), "").unwrap();
-            Ok(())
-        };
+        let write = |path: PathBuf, text: &str| fs::write(&path, text).map_err(Error::io("write", &path));
+        let extra = move |dir: &Path| write(dir.join("config.json"), "{\"model_type\": \"own\"}");
+        let then = move |dir: &Path| write(dir.with_file_name("then"), "");
         let contents =
             Contents { extra: Box::new(extra), then: Box::new(then), ..Contents::state(client(7)) };
         let dir = on_machine(base, comm.rank());
