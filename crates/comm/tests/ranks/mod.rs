@@ -90,10 +90,9 @@ fn act(role: &str, comm: Communicator, say: &dyn Fn(&str)) -> String {
         say("waits");
     }
     comm.set_phase("step 12: forward");
-    comm.barrier().unwrap();
-    let region = match comm.allocate("gradients", 4 * 4096, Sharing::PerRank) {
+    // Rank 1 may be through these, and have failed, before others are; a link may go down in them.
+    let region = match comm.barrier().and_then(|()| comm.allocate("gradients", 4 * 4096, Sharing::PerRank)) {
         Ok(region) => region,
-        // Rank 1 may be through it, and have failed, before others are.
         Err(error) => end(&comm, &error, say),
     };
     let error = match (role, comm.rank()) {
