@@ -13,6 +13,9 @@ pub struct Mesh {
     pub replica: Option<Communicator>,
     /// The ranks that keep a second copy of the parameters sharded over them.
     pub secondary: Option<Communicator>,
+    /// Those of `shard` once more, where the new weights of a step travel while the next one begins: no other collective waits
+    /// for them.
+    pub behind: Option<Communicator>,
 }
 
 impl Mesh {
@@ -25,7 +28,7 @@ impl Mesh {
         let neighbours = |size: usize| -> Vec<Vec<usize>> {
             (0..n / size).map(|g| (g * size..(g + 1) * size).collect()).collect()
         };
-        let mut mesh = Mesh { shard: world.clone(), replica: None, secondary: None };
+        let mut mesh = Mesh { shard: world.clone(), replica: None, secondary: None, behind: None };
         if let Some(size) = group.filter(|&size| size < n) {
             mesh.shard = world.split(&neighbours(size))?;
             let across: Vec<Vec<usize>> =
@@ -36,6 +39,16 @@ impl Mesh {
             mesh.secondary = Some(world.split(&neighbours(size))?);
         }
         Ok(mesh)
+    }
+
+    /// Lets new weights travel behind computation. All ranks call it.
+    ///
+    /// # Errors
+    /// When a rank failed.
+    pub fn publish_behind(&mut self) -> Result<()> {
+        let all = (0..self.shard.world_size()).collect();
+        self.behind = Some(self.shard.split(&[all])?);
+        Ok(())
     }
 }
 
