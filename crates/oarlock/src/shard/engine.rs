@@ -144,7 +144,7 @@ impl Engine {
         };
         let mut mesh = Mesh::new(comm, group, options.secondary)?;
         let is_sharded = options.placements.optimizer == Placement::Sharded && mesh.shard.world_size() > 1;
-        if is_sharded && options.overlap && mesh.shard.works_in_background() {
+        if is_sharded && options.overlap {
             mesh.publish_behind()?;
         }
         let shares_memory = comm.shares_memory();

@@ -41,13 +41,16 @@ impl Mesh {
         Ok(mesh)
     }
 
-    /// Lets new weights travel behind computation. All ranks call it.
+    /// Lets new weights travel while the next step begins, where collectives work in the background. All ranks call it.
     ///
     /// # Errors
     /// When a rank failed.
     pub fn publish_behind(&mut self) -> Result<()> {
-        let all = (0..self.shard.world_size()).collect();
-        self.behind = Some(self.shard.split(&[all])?);
+        // Between GPUs they have a stream of their own already, in which values of the host do not wait.
+        if self.shard.works_in_background() && !self.shard.reaches_gpus() {
+            let all = (0..self.shard.world_size()).collect();
+            self.behind = Some(self.shard.split(&[all])?);
+        }
         Ok(())
     }
 }

@@ -29,9 +29,9 @@ impl Core {
                 let (dtype, owners) = (group.params.dtype(), &group.owners);
                 let written = group.params.weights().map_or(Ok(Ready::now()), |flat| ready(&flat))?;
                 let gathered = comm.all_gather(region, dtype, owners, written)?;
-                match self.mesh.behind {
-                    Some(_) => *on_its_way = Some(gathered),
-                    None => gathered.precede_launches()?,
+                match self.overlaps {
+                    true => *on_its_way = Some(gathered),
+                    false => gathered.precede_launches()?,
                 }
             }
         }
