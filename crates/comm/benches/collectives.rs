@@ -1,6 +1,6 @@
 //! Times of the collectives between processes: `cargo bench -p oarlock-comm [-- RANKS…]`. Each line is the least of many.
 //! Under `mpirun`, with the feature `mpi` and `OARLOCK_TRANSPORT=mpi`, its ranks are those that are measured; so they are over
-//! Gloo (`bench/gloo/run`).
+//! Gloo (`bench/gloo/run`). `RUNS` are the repetitions of the first; with `ONLY_ALL_REDUCE` the others are left out.
 
 use std::process::Command;
 use std::sync::Arc;
@@ -40,7 +40,10 @@ fn main() -> Result<()> {
 
 fn measure(comm: &Communicator) -> Result<()> {
     let (rank, world) = (comm.rank(), comm.world_size());
-    pin_current_thread(&cores_for_rank(rank, world))?;
+    // Ranks of other launchers may be on several machines, which have the same cores here.
+    if std::env::var_os("RANK").is_none() {
+        pin_current_thread(&cores_for_rank(rank, world))?;
+    }
     let region = comm.allocate("gradients", 4 * ELEMENTS, Sharing::PerRank)?;
     // SAFETY: no collective runs yet, and nobody else writes this rank's buffer.
     unsafe { region.as_mut_slice::<f32>() }.iter_mut().enumerate().for_each(|(i, x)| *x = (i % 7) as f32);
@@ -50,7 +53,13 @@ fn measure(comm: &Communicator) -> Result<()> {
     let gather = || comm.all_gather(&region, DType::F32, &owners, Ready::now())?.wait();
     let few = || comm.all_reduce(&region, DType::F32, 0..1024, Ready::now())?.wait();
     let mut sum = [rank as f64];
-    report(comm, "all_reduce 103 MB f32", 60, 1, all)?;
+    let runs = std::env::var("RUNS").ok().and_then(|runs| runs.parse().ok()).unwrap_or(60);
+    report(comm, "all_reduce 103 MB f32", runs, 1, all)?;
+    if std::env::var_os("ONLY_ALL_REDUCE").is_some() {
+        report(comm, "all_reduce 4 KB f32", 20, 200, few)?;
+        comm.finish();
+        return Ok(());
+    }
     report(comm, "reduce_scatter 103 MB f32", 60, 1, scatter)?;
     report(comm, "all_gather 103 MB", 60, 1, gather)?;
     report(comm, "all_reduce 4 KB f32", 20, 200, few)?;

@@ -160,10 +160,15 @@ impl Communicator {
         self.0.transport.works_in_background()
     }
 
+    /// Whether collectives take regions in memory of a GPU.
+    pub fn reaches_gpus(&self) -> bool {
+        self.0.transport.reaches_gpus()
+    }
+
     /// The time of this rank's collectives so far, and how much of it was hidden behind computation; of this communicator,
     /// those split from it and those that it was split from. `None` over NCCL, whose stream keeps no times.
     pub fn communication_time(&self) -> Option<CommunicationTime> {
-        (!self.0.transport.reaches_gpus()).then(|| self.0.observer.time())
+        (!self.reaches_gpus()).then(|| self.0.observer.time())
     }
 
     /// This rank's index among those that share its cores, and their number: all ranks of the machine, unless they are
@@ -492,7 +497,7 @@ impl Communicator {
 
     /// A region on a GPU is for the communicator that has allocated it.
     fn check_reach(&self, operation: Operation, region: &Region) -> Result<()> {
-        if region.gpu().is_none() || self.0.transport.reaches_gpus() {
+        if region.gpu().is_none() || self.reaches_gpus() {
             return Ok(());
         }
         Err(Error::Argument {

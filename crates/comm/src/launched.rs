@@ -411,9 +411,8 @@ mod tests {
         for (words, says) in [
             (format!("{TORCHRUN} OARLOCK_TRANSPORT=mpi"), "OARLOCK_TRANSPORT=mpi asks for MPI"),
             (
-                "RANK=1 WORLD_SIZE=2 LOCAL_RANK=0 LOCAL_WORLD_SIZE=1 MASTER_ADDR=10.0.0.1 MASTER_PORT=29500 \
-                 OARLOCK_TRANSPORT=shm"
-                    .to_owned(),
+                format!("{TORCHRUN} OARLOCK_TRANSPORT=shm")
+                    .replace("LOCAL_RANK=1 LOCAL_WORLD_SIZE=2", "LOCAL_RANK=0 LOCAL_WORLD_SIZE=1"),
                 "OARLOCK_TRANSPORT=shm asks for shared memory, which connects ranks of one machine",
             ),
             (format!("{TORCHRUN} OARLOCK_TRANSPORT=tcp"), "OARLOCK_TRANSPORT=tcp: expected shm, mpi or gloo"),

@@ -28,37 +28,61 @@ pub fn tree_fold<T>(ranks: Range<usize>, of_rank: &impl Fn(usize) -> T, join: &i
 /// Writes the sum over `sources` of the elements of `range` to each of `targets`, which may be sources.
 ///
 /// # Safety
-/// All pointers are aligned and valid for elements up to `range.end` of `dtype`; while this runs nobody else writes the
-/// range in a source or touches it in a target. `dtype` is a float.
+/// As [`sum_range_as`] with one dtype.
 pub unsafe fn sum_range(dtype: DType, sources: &[*const u8], targets: &[*mut u8], range: Range<usize>) {
-    // SAFETY: the caller's promise, with the type that belongs to the dtype.
+    // SAFETY: the caller's promise.
+    unsafe { sum_range_as([dtype, dtype], sources, targets, range) };
+}
+
+/// Writes the sum over `sources` of the elements of `range` to each of `targets`, rounded once to the second of `dtypes`. Sums of
+/// groups that are kept in `f32` add up to the same bits as the sum of all (see above).
+///
+/// # Safety
+/// All pointers are aligned and valid for elements up to `range.end`, of the first of `dtypes` in sources and of the second in
+/// targets; while this runs nobody else writes the range in a source or touches it in a target. A target may be a source if the
+/// dtypes are the same. Both are floats, the same or one of them `f32`.
+pub unsafe fn sum_range_as(
+    dtypes: [DType; 2],
+    sources: &[*const u8],
+    targets: &[*mut u8],
+    range: Range<usize>,
+) {
+    // SAFETY: the caller's promise, with the types that belong to the dtypes.
     unsafe {
-        match dtype {
-            DType::BF16 => sum_elements::<bf16>(sources, targets, range),
-            DType::F16 => sum_elements::<f16>(sources, targets, range),
-            _ => sum_elements::<f32>(sources, targets, range),
+        match dtypes {
+            [DType::BF16, DType::BF16] => sum_elements::<bf16, bf16>(sources, targets, range),
+            [DType::BF16, _] => sum_elements::<bf16, f32>(sources, targets, range),
+            [DType::F16, DType::F16] => sum_elements::<f16, f16>(sources, targets, range),
+            [DType::F16, _] => sum_elements::<f16, f32>(sources, targets, range),
+            [_, DType::BF16] => sum_elements::<f32, bf16>(sources, targets, range),
+            [_, DType::F16] => sum_elements::<f32, f16>(sources, targets, range),
+            _ => sum_elements::<f32, f32>(sources, targets, range),
         }
     }
 }
 
 /// # Safety
-/// As [`sum_range`], for elements of type `T`.
-unsafe fn sum_elements<T: Float>(sources: &[*const u8], targets: &[*mut u8], range: Range<usize>) {
+/// As [`sum_range_as`], from elements of type `S` to those of type `T`.
+unsafe fn sum_elements<S: Float, T: Float>(sources: &[*const u8], targets: &[*mut u8], range: Range<usize>) {
     let tiles = range.len() / TILE;
     let rest = range.start + tiles * TILE;
     // SAFETY: every tile lies inside the range.
     unsafe {
-        (0..tiles).for_each(|tile| sum_tile::<T, TILE>(sources, targets, range.start + tile * TILE));
-        (rest..range.end).for_each(|at| sum_tile::<T, 1>(sources, targets, at));
+        (0..tiles).for_each(|tile| sum_tile::<S, T, TILE>(sources, targets, range.start + tile * TILE));
+        (rest..range.end).for_each(|at| sum_tile::<S, T, 1>(sources, targets, at));
     }
 }
 
 /// # Safety
-/// As [`sum_range`], for the `N` elements of type `T` from `at` on.
+/// As [`sum_range_as`], for the `N` elements from `at` on.
 #[inline(always)]
-unsafe fn sum_tile<T: Float, const N: usize>(sources: &[*const u8], targets: &[*mut u8], at: usize) {
+unsafe fn sum_tile<S: Float, T: Float, const N: usize>(
+    sources: &[*const u8],
+    targets: &[*mut u8],
+    at: usize,
+) {
     // SAFETY: the caller's promise.
-    let sums = unsafe { tree_tile::<T, N>(sources, at) }.map(T::from_f32);
+    let sums = unsafe { tree_tile::<S, N>(sources, at) }.map(T::from_f32);
     for target in targets {
         // SAFETY: the caller's promise; aligned for an element, which is what an array of them needs.
         unsafe { target.cast::<T>().add(at).cast::<[T; N]>().write(sums) };
@@ -68,7 +92,7 @@ unsafe fn sum_tile<T: Float, const N: usize>(sources: &[*const u8], targets: &[*
 /// The sums of one tile in the fixed tree; up to eight sources in one expression.
 ///
 /// # Safety
-/// As [`sum_range`], for the `N` elements of type `T` from `at` on.
+/// As [`sum_range_as`], for the `N` elements of type `T` from `at` on.
 #[inline(always)]
 unsafe fn tree_tile<T: Float, const N: usize>(sources: &[*const u8], at: usize) -> [f32; N] {
     // SAFETY: the caller's promise.

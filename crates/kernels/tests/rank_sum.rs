@@ -1,6 +1,6 @@
 //! The sum over ranks against its tree and the exact sum.
 
-use oarlock_kernels::rank_sum::{sum_range, tree_fold};
+use oarlock_kernels::rank_sum::{sum_range, sum_range_as, tree_fold};
 use oarlock_kernels::{DType, Float, bf16};
 
 fn values(rank: usize, n: usize) -> Vec<f32> {
@@ -50,4 +50,24 @@ fn a_group_of_a_power_of_two_adds_as_inside_the_whole() {
         let of_group = |g: usize| tree_fold(g * size..(g + 1) * size, &|r| x[r], &add);
         assert_eq!(tree_fold(0..16 / size, &of_group, &add), tree_fold(0..16, &|r| x[r], &add));
     }
+}
+
+#[test]
+fn sums_of_groups_in_f32_add_up_to_the_bits_of_all() {
+    let n = 3 * 16 + 5;
+    let buffers: Vec<Vec<bf16>> =
+        (0..6).map(|r| values(r, n).into_iter().map(<bf16 as Float>::from_f32).collect()).collect();
+    let sources: Vec<*const u8> = buffers.iter().map(|b| b.as_ptr().cast()).collect();
+    let (mut whole, mut twice) = (vec![bf16::ZERO; n], vec![bf16::ZERO; n]);
+    let mut groups = vec![vec![0f32; n]; 3];
+    // SAFETY: buffers of n elements each, of the dtypes that are named, used by this thread alone.
+    unsafe {
+        sum_range(DType::BF16, &sources, &[whole.as_mut_ptr().cast()], 0..n);
+        for (group, sources) in groups.iter_mut().zip(sources.chunks(2)) {
+            sum_range_as([DType::BF16, DType::F32], sources, &[group.as_mut_ptr().cast()], 0..n);
+        }
+        let sources: Vec<*const u8> = groups.iter().map(|b| b.as_ptr().cast()).collect();
+        sum_range_as([DType::F32, DType::BF16], &sources, &[twice.as_mut_ptr().cast()], 0..n);
+    }
+    assert_eq!(twice, whole);
 }

@@ -6,6 +6,7 @@ mod estimate;
 mod estimate_table;
 mod eval;
 mod export;
+mod gather_checkpoint;
 mod generate;
 mod gpu_check;
 mod import_checkpoint;
@@ -56,6 +57,9 @@ enum Command {
     /// Put the model in a checkpoint together, in Hugging Face form
     #[command(alias = "merge_weights")]
     MergeWeights(merge_weights::MergeArgs),
+    /// Join the parts of a checkpoint that machines without a common folder wrote
+    #[command(alias = "gather_checkpoint")]
+    GatherCheckpoint(gather_checkpoint::GatherArgs),
     /// Merge adapters into their base, and write one model: oarlock export FILE.yaml [key=value …]
     Export {
         #[arg(trailing_var_arg = true, allow_hyphen_values = true, value_name = "FILE.yaml [key=value …]")]
@@ -129,6 +133,7 @@ pub fn main() -> ExitCode {
         Command::Chat(args) => generate::chat(&args),
         Command::Eval(args) => eval::run(&args),
         Command::MergeWeights(args) => merge_weights::run(&args),
+        Command::GatherCheckpoint(args) => gather_checkpoint::run(&args),
         Command::Export { arguments } => export::run(&arguments),
         Command::ImportCheckpoint(args) => import_checkpoint::run(&args),
         Command::Tokenizer { command } => tokenizer::run(&command),

@@ -220,6 +220,16 @@ impl Library for Gloo {
         Ok(None)
     }
 
+    /// The sender waits for word that the receive has begun.
+    fn gains_from_early_receives(&self) -> bool {
+        true
+    }
+
+    /// Its own thread moves messages, and wakes who waits for one.
+    fn wakes(&self) -> bool {
+        true
+    }
+
     fn lost(&self, rank: usize) -> Option<Lost> {
         if !self.losses.any.load(Ordering::Acquire) {
             return None;

@@ -2,6 +2,7 @@
 
 use std::time::{Duration, Instant};
 
+use super::layout::Layout;
 use super::library::{ByteSpan, MessageQueue};
 use super::member::Group;
 use super::notice::Notice;
@@ -12,8 +13,9 @@ use crate::progress::runs_beside_computation;
 use crate::region::{Memory, PrivateBuffer, Region};
 use crate::stamp::Stamp;
 
-/// Messages in flight in one direction between two ranks.
-const IN_FLIGHT: usize = 4;
+/// Messages in flight between two ranks: sent, and received. What is sent delays what tells the other side to send; receives begin
+/// early enough for that.
+const IN_FLIGHT: (usize, usize) = (8, 32);
 /// How often a waiting rank polls without sleeping: where it has nothing else to do, and where another thread of it computes.
 const SPINS: (u32, u32) = (300, 10);
 /// The shortest and the longest sleep between two polls.
@@ -25,6 +27,7 @@ const CHECK: Duration = Duration::from_millis(10);
 /// library may still access it (invariant 6).
 pub(super) struct Exchange<'a> {
     group: &'a Group,
+    tag: usize,
     stamp: Stamp,
     /// One for each rank of the group; this rank's own are empty.
     pub(super) sends: Vec<MessageQueue>,
@@ -34,10 +37,16 @@ pub(super) struct Exchange<'a> {
 }
 
 impl<'a> Exchange<'a> {
+    /// Of the data of a collective.
     pub(super) fn new(group: &'a Group, stamp: &Stamp) -> Exchange<'a> {
+        Exchange::tagged(group, stamp, group.data_tag())
+    }
+
+    pub(super) fn tagged(group: &'a Group, stamp: &Stamp, tag: usize) -> Exchange<'a> {
         let queues = || group.ranks.iter().map(|&rank| MessageQueue::to(rank)).collect();
         Exchange {
             group,
+            tag,
             stamp: *stamp,
             sends: queues(),
             receives: queues(),
@@ -87,6 +96,23 @@ impl<'a> Exchange<'a> {
         self.wait_until(|all| all.is_done())
     }
 
+    /// Waits until the ranks of this machine no longer touch each other's memory.
+    pub(super) fn settle(&mut self, layout: &Layout) -> Result<()> {
+        if layout.is_flat() {
+            return Ok(());
+        }
+        let (n, me) = (layout.row.len(), self.group.me);
+        let words = self.buffer(n + 1).map_err(|error| self.group.member.fail_locally(error))?;
+        for (i, &rank) in layout.row.iter().enumerate().filter(|(_, rank)| **rank != me) {
+            // SAFETY: a byte for each rank, which nobody reads, and one that is sent.
+            unsafe {
+                self.send(rank, ByteSpan { at: words.add(n), bytes: 1 });
+                self.receive(rank, ByteSpan { at: words.add(i), bytes: 1 });
+            }
+        }
+        self.finish()
+    }
+
     fn is_done(&self) -> bool {
         self.sends.iter().chain(&self.receives).all(MessageQueue::is_done)
     }
@@ -94,6 +120,7 @@ impl<'a> Exchange<'a> {
     /// Moves messages until `is_done` returns true. Fails if nothing moves within the time limit, or if any rank fails.
     pub(super) fn wait_until(&mut self, is_done: impl Fn(&Exchange) -> bool) -> Result<()> {
         let mut wait = Wait::begin();
+        let wakes = self.group.member.world.library.wakes();
         let (mut spins, mut sleep, mut check_at) = (0, SLEEP.0, Instant::now() + CHECK);
         loop {
             let moved = self.progress()?;
@@ -106,12 +133,18 @@ impl<'a> Exchange<'a> {
                 continue;
             }
             self.group.member.world.check()?;
-            let most_spins = if runs_beside_computation() { SPINS.1 } else { SPINS.0 };
+            let most_spins = match () {
+                () if wakes => 0,
+                () if runs_beside_computation() => SPINS.1,
+                () => SPINS.0,
+            };
             if spins < most_spins {
                 spins += 1;
                 std::thread::yield_now();
                 continue;
             }
+            // Who is woken needs no short looks.
+            sleep = if wakes { SLEEP.1 } else { sleep };
             let mut queues = self.receives.iter_mut().chain(&mut self.sends);
             match queues.find_map(|queue| queue.in_flight.front_mut()) {
                 Some(message) => message.wait(sleep),
@@ -129,10 +162,11 @@ impl<'a> Exchange<'a> {
     /// Starts queued messages and completes those that are done. True if any was.
     fn progress(&mut self) -> Result<bool> {
         let world = self.group.member.world;
-        let (library, tag) = (&world.library, self.group.tag());
+        let (library, tag) = (&world.library, self.tag);
         let mut moved = false;
         let mut advance = |queue: &mut MessageQueue, is_send: bool| -> Result<()> {
-            while queue.in_flight.len() < IN_FLIGHT
+            let most = if is_send { IN_FLIGHT.0 } else { IN_FLIGHT.1 };
+            while queue.in_flight.len() < most
                 && let Some(&span) = queue.queued.front()
             {
                 // SAFETY: `send` and `receive` require that the bytes are left alone, and they are kept in `buffers` or

@@ -1,17 +1,21 @@
 //! The header exchange that begins each collective: every rank tells every other what it requests, and all compare.
 
+use std::sync::PoisonError;
+
 use bytemuck::{Pod, Zeroable};
 
+use super::ahead::Ahead;
 use super::exchange::Exchange;
 use super::library::ByteSpan;
 use super::member::Group;
 use super::notice::Notice;
+use super::pieces::pieces;
 use crate::call::Request;
 use crate::error::{Error, Result};
 use crate::stamp::{Stamp, StampWords, text, write_text};
 
 /// Bytes of a header message; what does not fit follows in pieces.
-const MESSAGE: usize = 1024;
+const MESSAGE: usize = 8192;
 /// Bytes of a piece of what follows.
 const PIECE: usize = 1 << 20;
 
@@ -26,7 +30,7 @@ struct Header {
 }
 
 /// Bytes that a header message carries.
-const INLINE: usize = MESSAGE - size_of::<Header>();
+pub(super) const INLINE: usize = MESSAGE - size_of::<Header>();
 
 impl Group {
     /// Waits until all ranks of the group have requested the same collective, and gathers the bytes that each brings.
@@ -39,11 +43,20 @@ impl Group {
         let mut header = Header { stamp: stamp.words(), bytes: bytes.len() as u64, ..Header::zeroed() };
         write_text(&mut header.phase, &phase);
 
-        let mut exchange = Exchange::new(self, &stamp);
+        let mut exchange = Exchange::tagged(self, &stamp, self.header_tag());
         let n = self.ranks.len();
-        let messages = exchange.buffer(n * MESSAGE).map_err(|error| self.member.fail_locally(error))?;
-        // SAFETY: one message for each rank, inside the buffer.
-        let message = |index: usize| unsafe { messages.add(index * MESSAGE) };
+        let failed = |error| self.member.fail_locally(error);
+        let mut ahead = self.take_ahead().map_err(failed)?;
+        let own = exchange.buffer(MESSAGE).map_err(failed)?;
+        let messages = match &ahead {
+            Some(ahead) => ahead.messages(),
+            None => exchange.buffer(n * MESSAGE).map_err(failed)?,
+        };
+        let message = |index: usize| match index == self.me {
+            true => own,
+            // SAFETY: one message for each rank, inside the buffer.
+            false => unsafe { messages.add(index * MESSAGE) },
+        };
         let inline = bytes.len().min(INLINE);
         // SAFETY: this rank's message, which nobody reads yet; header and bytes fit.
         unsafe {
@@ -54,7 +67,10 @@ impl Group {
             // SAFETY: messages lie in the buffer; this rank's is no longer written, the others are read once received.
             unsafe {
                 exchange.send(peer, ByteSpan { at: message(self.me), bytes: size_of::<Header>() + inline });
-                exchange.receive(peer, ByteSpan { at: message(peer), bytes: MESSAGE });
+                match ahead.as_mut().and_then(|ahead| ahead.take(peer)) {
+                    Some(posted) => exchange.receives[peer].in_flight.push_back(posted),
+                    None => exchange.receive(peer, ByteSpan { at: message(peer), bytes: MESSAGE }),
+                }
             }
         }
         let malformed = || self.member.fail_locally(Error::Join("a rank sent a malformed header".into()));
@@ -89,12 +105,29 @@ impl Group {
         }
         exchange.finish()?;
         drop(exchange);
+        if let Some(mut ahead) = ahead {
+            ahead.post(&*world.library).map_err(failed)?;
+            *self.ahead.lock().unwrap_or_else(PoisonError::into_inner) = Some(ahead);
+        }
         all[self.me] = bytes[..inline].to_vec();
         let lengths: Vec<usize> = headers.iter().flatten().map(|header| header.bytes as usize).collect();
         if lengths.iter().any(|&bytes| bytes > INLINE) {
             self.gather_rest(&stamp, bytes, &lengths, &mut all)?;
         }
         Ok((stamp, all))
+    }
+
+    /// The receives that have begun, or begins them, where the library gains from it. The first channel is used again in a later
+    /// session, so what is received ahead there would be lost.
+    fn take_ahead(&self) -> Result<Option<Ahead>> {
+        let library = &*self.member.world.library;
+        if self.channel == 0 || !library.gains_from_early_receives() {
+            return Ok(None);
+        }
+        match self.ahead.lock().unwrap_or_else(PoisonError::into_inner).take() {
+            Some(ahead) => Ok(Some(ahead)),
+            None => Ahead::begin(library, &self.ranks, self.me, self.header_tag(), MESSAGE).map(Some),
+        }
     }
 
     /// Gathers the bytes that did not fit in the header messages.
@@ -138,9 +171,4 @@ impl Group {
         let (first, other) = ((self.ranks[first], one), (self.ranks[other], two));
         Err(self.member.world.fail(Notice::mismatch(first, other)))
     }
-}
-
-/// `length` bytes or elements in pieces of at most `piece`: where each begins, and how long it is.
-pub(super) fn pieces(length: usize, piece: usize) -> impl Iterator<Item = (usize, usize)> {
-    (0..length).step_by(piece).map(move |at| (at, piece.min(length - at)))
 }

@@ -43,7 +43,7 @@ pub(crate) fn join(
         detail: 0,
         site: std::panic::Location::caller(),
     };
-    let first = Group { member, channel: 0, ranks: (0..size).collect(), me: rank };
+    let first = Group::new(member, 0, (0..size).collect(), rank);
     let (_, all) = first.exchange_headers(&request, bytemuck::bytes_of(&mine))?;
     let read = |bytes: &Vec<u8>| bytemuck::try_pod_read_unaligned::<RankInfo>(bytes).ok();
     let infos: Vec<RankInfo> = all.iter().filter_map(read).collect();
@@ -56,5 +56,6 @@ pub(crate) fn join(
     World::take_channel(channel);
     world.set_infos(infos);
     first.member.patience.set_limit(Patience::LIMIT);
-    Ok(Communicator::new(Arc::new(Messages::new(Group { channel, ..first }))))
+    let group = Group::new(first.member, channel, first.ranks, rank);
+    Ok(Communicator::new(Arc::new(Messages::new(group))))
 }

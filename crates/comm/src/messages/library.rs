@@ -41,6 +41,17 @@ pub(crate) trait Library: Send + Sync {
         None
     }
 
+    /// Whether a message arrives sooner where its receive began before it was sent, so that the receives of headers begin before
+    /// their collective does.
+    fn gains_from_early_receives(&self) -> bool {
+        false
+    }
+
+    /// Whether [`Message::wait`] returns as soon as the message is done, without calls that make the library move it.
+    fn wakes(&self) -> bool {
+        false
+    }
+
     /// Ends the library in this process, once all ranks have finished.
     fn end(&self);
 }

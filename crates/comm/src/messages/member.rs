@@ -3,14 +3,16 @@
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
+use super::ahead::Ahead;
+use super::layout::Layout;
 use super::notice::{LEFT, Notice};
 use super::world::World;
 use crate::error::{Error, Result};
 use crate::patience::Patience;
-use crate::region::PrivateBuffer;
+use crate::region::{PrivateBuffer, Region};
 
-/// Tags are at least so many, of which notices have one.
-pub(super) const CHANNELS: usize = 32_000;
+/// The most channels: libraries have at least 32,767 tags, a channel has two, and notices have one.
+pub(super) const CHANNELS: usize = 16_000;
 
 /// This rank in one session; dropped with the last communicator of the rank.
 pub(super) struct Member {
@@ -69,11 +71,33 @@ pub(super) struct Group {
     pub(super) ranks: Vec<usize>,
     /// This rank's index among them.
     pub(super) me: usize,
+    /// Which of them share a machine.
+    pub(super) layout: Layout,
+    /// The receives of the next headers.
+    pub(super) ahead: Mutex<Option<Ahead>>,
 }
 
 impl Group {
-    /// The tag of its messages; tag 0 is that of notices.
-    pub(super) fn tag(&self) -> usize {
-        self.channel + 1
+    pub(super) fn new(member: Arc<Member>, channel: usize, ranks: Vec<usize>, me: usize) -> Group {
+        let layout = Layout::of(&member.world.machines(&ranks), me);
+        Group { member, channel, ranks, me, layout, ahead: Mutex::default() }
+    }
+
+    /// The layout by which a collective on regions works: flat where the ranks of a machine do not reach each other's memory.
+    pub(super) fn layout_of(&self, regions: &[&Region]) -> Layout {
+        match regions.iter().all(|region| region.buffers().count() == self.layout.row.len()) {
+            true => self.layout.clone(),
+            false => Layout::flat(self.ranks.len(), self.me),
+        }
+    }
+
+    /// The tag of headers; tag 0 is that of notices.
+    pub(super) fn header_tag(&self) -> usize {
+        2 * self.channel + 1
+    }
+
+    /// The tag of data.
+    pub(super) fn data_tag(&self) -> usize {
+        2 * self.channel + 2
     }
 }

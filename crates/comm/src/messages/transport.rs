@@ -8,10 +8,11 @@ use oarlock_tensor::DType;
 use oarlock_tensor::cpu::rank_sum::sum_range;
 
 use super::exchange::Exchange;
-use super::headers::pieces;
-use super::library::ByteSpan;
+use super::headers::INLINE;
 use super::member::{CHANNELS, Group};
 use super::notice::{FINISHED, Notice};
+use super::pieces::{PIECE, parts, pieces, span};
+use super::shared_buffer::{Offer, SharedBuffer};
 use super::world::World;
 use crate::call::Request;
 use crate::error::{Error, Result};
@@ -19,16 +20,12 @@ use crate::ledger::RankStatus;
 use crate::ownership::Ownership;
 use crate::patience::Patience;
 use crate::ready::Ready;
-use crate::region::{PrivateBuffer, Region, Sharing, copy};
+use crate::region::{Memory, PrivateBuffer, Region, Sharing, copy};
 use crate::stamp::Stamp;
 use crate::transport::Transport;
 
-/// Bytes of one message of a gather.
-const PIECE: usize = 4 << 20;
-/// Bytes of received elements that wait to be summed, of all ranks together.
-const SCRATCH: usize = 32 << 20;
-/// The least and most of them in one message.
-const SUM_PIECE: (usize, usize) = (64 << 10, 1 << 20);
+/// An all-reduce of at most so many bytes, of all ranks together, is done by headers alone.
+const FEW: usize = 64 << 10;
 
 /// One rank in one group.
 pub(super) struct Messages {
@@ -40,91 +37,55 @@ impl Messages {
         Messages { group }
     }
 
-    /// The elements that a rank owns, in pieces of at most `piece` elements.
-    fn parts(owners: &Ownership, rank: usize, piece: usize) -> impl Iterator<Item = Range<usize>> {
-        owners.of(rank).iter().flat_map(move |range| {
-            let start = range.start;
-            pieces(range.len(), piece).map(move |(at, n)| start + at..start + at + n)
-        })
-    }
-
     /// Exchanges headers with the others, once this rank's data are ready.
     fn enter(&self, request: &Request, after: Ready) -> Result<Stamp> {
         after.wait().map_err(|error| self.group.member.fail_locally(error))?;
         Ok(self.group.exchange_headers(request, &[])?.0)
     }
 
-    /// Each owner receives the others' elements piece by piece, two pieces ahead, and adds them in the tree (invariant 4).
-    fn sum(&self, stamp: &Stamp, region: &Region, dtype: DType, owners: &Ownership) -> Result<()> {
-        let (n, me, size) = (self.world_size(), self.rank(), dtype.size());
-        let piece = (SCRATCH / 2 / n).clamp(SUM_PIECE.0, SUM_PIECE.1) / 4096 * 4096 / size;
-        let mut exchange = Exchange::new(&self.group, stamp);
-        exchange.keep(region);
-        let scratch =
-            exchange.buffer(2 * n * piece * size).map_err(|error| self.group.member.fail_locally(error))?;
-        // SAFETY: one place for each of two rows and each rank, inside the buffer.
-        let place = |row: usize, rank: usize| unsafe { scratch.add((row % 2 * n + rank) * piece * size) };
-        for peer in exchange.peers() {
-            for part in Messages::parts(owners, peer, piece) {
-                // SAFETY: the communicator checked the ranges; this rank writes only its own below, which are others.
-                unsafe { exchange.send(peer, span(region, &part, size)) };
-            }
+    /// Buffers of the ranks of this machine that all of them reach, or `None` on every rank of the group if one rank fails to.
+    fn share(&self, request: &Request, bytes: usize) -> Result<Option<Vec<Box<dyn Memory>>>> {
+        if self.group.layout.is_flat() {
+            return self.group.exchange_headers(request, &[]).map(|_| None);
         }
-        let rows: Vec<Range<usize>> = Messages::parts(owners, me, piece).collect();
-        let receive_row = |exchange: &mut Exchange, row: usize| {
-            let Some(part) = rows.get(row) else { return };
-            for peer in exchange.peers() {
-                // SAFETY: a place of the buffer that holds a piece; the row before last, which used it, is summed.
-                unsafe {
-                    exchange.receive(peer, ByteSpan { at: place(row, peer), bytes: part.len() * size })
-                };
-            }
+        let (mut own, file, offer) = match SharedBuffer::create(bytes) {
+            Ok((own, file, offer)) => (Some(own), Some(file), offer),
+            Err(_) => (None, None, Offer::none()),
         };
-        (0..2).for_each(|row| receive_row(&mut exchange, row));
-        for (row, part) in rows.iter().enumerate() {
-            let peers: Vec<usize> = exchange.peers().collect();
-            exchange.wait_until(|all| peers.iter().all(|&peer| all.receives[peer].done > row))?;
-            let mine = span(region, part, size).at;
-            let of = |rank: usize| if rank == me { mine } else { place(row, rank) }.cast_const();
-            let sources: Vec<*const u8> = (0..n).map(of).collect();
-            // SAFETY: the pieces of the row are received; this rank alone owns these elements, so no message reads them.
-            // Pieces begin at multiples of an element.
-            unsafe { sum_range(dtype, &sources, &[mine], 0..part.len()) };
-            receive_row(&mut exchange, row + 2);
-        }
-        exchange.finish()
+        let (_, offers) = self.group.exchange_headers(request, bytemuck::bytes_of(&offer))?;
+        let open = |&rank: &usize| -> Option<Box<dyn Memory>> {
+            if rank == self.rank() {
+                return Some(Box::new(own.take()?));
+            }
+            let offer: Offer = bytemuck::try_pod_read_unaligned(&offers[rank]).ok()?;
+            Some(Box::new(SharedBuffer::open(&offer, bytes).ok()?))
+        };
+        let buffers: Option<Vec<_>> = self.group.layout.row.iter().map(open).collect();
+        // The file stays open until all have opened it.
+        let (_, all) = self.group.exchange_headers(request, &[u8::from(buffers.is_some())])?;
+        drop(file);
+        Ok(buffers.filter(|_| all.iter().all(|said| said == &[1])))
     }
 
-    /// Sends each owner's elements to all ranks but `without`, which has them (invariant 5).
-    fn send_owned(
+    /// The sums of few bytes, which headers bring: one message of each rank to each other.
+    fn sum_inline(
         &self,
-        stamp: &Stamp,
+        request: &Request,
         region: &Region,
-        size: usize,
-        owners: &Ownership,
-        without: Option<usize>,
+        range: Range<usize>,
+        dtype: DType,
     ) -> Result<()> {
-        let (me, piece) = (self.rank(), PIECE / size);
-        let mut exchange = Exchange::new(&self.group, stamp);
-        exchange.keep(region);
-        for peer in exchange.peers() {
-            for part in Messages::parts(owners, me, piece).filter(|_| without != Some(peer)) {
-                // SAFETY: the communicator checked the ranges; nobody writes what this rank owns.
-                unsafe { exchange.send(peer, span(region, &part, size)) };
-            }
-            for part in Messages::parts(owners, peer, piece).filter(|_| without != Some(me)) {
-                // SAFETY: as above; owners do not overlap, so no other message touches these elements.
-                unsafe { exchange.receive(peer, span(region, &part, size)) };
-            }
-        }
-        exchange.finish()
+        let mine = span(region, &range, dtype.size());
+        // SAFETY: the communicator checked the range; only this collective touches it now.
+        let bytes = unsafe { std::slice::from_raw_parts(mine.at.cast_const(), mine.bytes) };
+        let (_, all) = self.group.exchange_headers(request, bytes)?;
+        // Aligned for every element.
+        let copies: Vec<Vec<u64>> = all.iter().map(|bytes| bytemuck::pod_collect_to_vec(bytes)).collect();
+        let sources: Vec<*const u8> = copies.iter().map(|words| words.as_ptr().cast()).collect();
+        // SAFETY: each rank has sent as many bytes, as all have requested the same; the region is as above.
+        unsafe { sum_range(dtype, &sources, &[mine.at], 0..range.len()) };
+        Ok(())
     }
-}
-
-/// The bytes of elements in this rank's buffer.
-fn span(region: &Region, part: &Range<usize>, size: usize) -> ByteSpan {
-    // SAFETY: the communicator checked that ranges lie inside the region.
-    ByteSpan { at: unsafe { region.as_ptr().add(part.start * size) }, bytes: part.len() * size }
 }
 
 fn element(request: &Request) -> usize {
@@ -157,11 +118,14 @@ impl Transport for Messages {
     }
 
     fn allocate(&self, request: &Request, sharing: Sharing) -> Result<Region> {
-        self.group.exchange_headers(request, &[])?;
-        let buffer =
-            PrivateBuffer::new(request.elements).map_err(|error| self.group.member.fail_locally(error))?;
+        let (name, bytes) = (request.subject, request.elements);
+        if let Some(buffers) = self.share(request, bytes)? {
+            // SAFETY: buffers of the wanted size, one for each rank of this machine.
+            return Ok(unsafe { Region::new(name, bytes, sharing, self.group.layout.place, buffers) });
+        }
+        let buffer = PrivateBuffer::new(bytes).map_err(|error| self.group.member.fail_locally(error))?;
         // SAFETY: one buffer of the wanted size, which is this rank's.
-        Ok(unsafe { Region::new(request.subject, request.elements, sharing, 0, vec![Box::new(buffer)]) })
+        Ok(unsafe { Region::new(name, bytes, sharing, 0, vec![Box::new(buffer)]) })
     }
 
     fn barrier(&self, request: &Request) -> Result<()> {
@@ -175,11 +139,16 @@ impl Transport for Messages {
         range: Range<usize>,
         after: Ready,
     ) -> Result<Ready> {
-        let stamp = self.enter(request, after)?;
         let dtype = request.dtype.unwrap_or(DType::F32);
+        let bytes = range.len() * dtype.size();
+        if bytes <= INLINE && bytes * self.world_size() <= FEW {
+            after.wait().map_err(|error| self.group.member.fail_locally(error))?;
+            self.sum_inline(request, region, range, dtype)?;
+            return Ok(Ready::now());
+        }
+        let stamp = self.enter(request, after)?;
         let owners = Ownership::even(range, self.world_size());
-        self.sum(&stamp, region, dtype, &owners)?;
-        self.send_owned(&stamp, region, dtype.size(), &owners, None)?;
+        self.group.sum(&stamp, region, dtype, &owners, true)?;
         Ok(Ready::now())
     }
 
@@ -191,7 +160,7 @@ impl Transport for Messages {
         after: Ready,
     ) -> Result<Ready> {
         let stamp = self.enter(request, after)?;
-        self.sum(&stamp, region, request.dtype.unwrap_or(DType::F32), owners)?;
+        self.group.sum(&stamp, region, request.dtype.unwrap_or(DType::F32), owners, false)?;
         Ok(Ready::now())
     }
 
@@ -203,7 +172,7 @@ impl Transport for Messages {
         after: Ready,
     ) -> Result<Ready> {
         let stamp = self.enter(request, after)?;
-        self.send_owned(&stamp, region, element(request), owners, None)?;
+        self.group.gather(&stamp, region, element(request), owners, None)?;
         Ok(Ready::now())
     }
 
@@ -223,20 +192,20 @@ impl Transport for Messages {
         exchange.keep(region);
         if me == root {
             for peer in exchange.peers() {
-                for part in Messages::parts(&owners, peer, PIECE / size) {
+                for part in parts(&owners, peer, PIECE / size) {
                     // SAFETY: the communicator checked the range, which nobody writes on the root.
                     unsafe { exchange.send(peer, span(region, &part, size)) };
                 }
             }
         } else {
-            for part in Messages::parts(&owners, me, PIECE / size) {
+            for part in parts(&owners, me, PIECE / size) {
                 // SAFETY: as above; nothing else touches it before it is received.
                 unsafe { exchange.receive(root, span(region, &part, size)) };
             }
         }
         exchange.finish()?;
         drop(exchange);
-        self.send_owned(&stamp, region, size, &owners, Some(root))?;
+        self.group.gather(&stamp, region, size, &owners, Some(root))?;
         Ok(Ready::now())
     }
 
@@ -255,7 +224,10 @@ impl Transport for Messages {
         unsafe { copy(from.as_ptr(), to.as_ptr(), [blocks[me].start; 2], blocks[me].len(), size) };
         let mut exchange = Exchange::new(&self.group, &stamp);
         [from, to].into_iter().for_each(|region| exchange.keep(region));
-        for peer in exchange.peers() {
+        let layout = self.group.layout_of(&[from, to]);
+        let place =
+            |rank: &usize| layout.row.iter().position(|row| row == rank).filter(|_| !layout.is_flat());
+        for peer in exchange.peers().filter(|peer| place(peer).is_none()) {
             let block = &blocks[peer];
             for (at, n) in pieces(block.len(), PIECE / size) {
                 let part = block.start + at..block.start + at + n;
@@ -266,7 +238,18 @@ impl Transport for Messages {
                 }
             }
         }
+        if !layout.is_flat() {
+            for (buffer, &peer) in from.buffers().zip(&layout.row).filter(|(_, peer)| **peer != me) {
+                // SAFETY: as above: that rank has entered, and writes nothing before its row has settled.
+                unsafe {
+                    copy(buffer, to.as_ptr(), [blocks[me].start, blocks[peer].start], blocks[me].len(), size);
+                }
+                // Messages move meanwhile.
+                exchange.wait_until(|_| true)?;
+            }
+        }
         exchange.finish()?;
+        exchange.settle(&layout)?;
         Ok(Ready::now())
     }
 
@@ -287,7 +270,7 @@ impl Transport for Messages {
         let me = group.iter().position(|&r| r == self.rank());
         let me = me.ok_or_else(|| Error::Join("a rank is not in its own group".into()))?;
         let ranks = group.iter().map(|&r| self.group.ranks[r]).collect();
-        Ok(Arc::new(Messages { group: Group { member: self.group.member.clone(), channel, ranks, me } }))
+        Ok(Arc::new(Messages::new(Group::new(self.group.member.clone(), channel, ranks, me))))
     }
 
     fn patience(&self) -> &Patience {

@@ -64,8 +64,8 @@ impl Progress {
             drop(inner);
             set.set(result);
         }))?;
-        let (observer, waiters) = (self.observer.clone(), self.worker.waiters().clone());
-        Ok(Ready::after(Background { outcome, observer, waiters }))
+        let (observer, queue) = (self.observer.clone(), self.worker.queue().clone());
+        Ok(Ready::after(Background { outcome, observer, queue }))
     }
 
     /// Runs a collective here, once all before it are over (invariant 1).

@@ -16,7 +16,7 @@ thread_local! {
     static WAITERS: RefCell<Option<Arc<Waiters>>> = const { RefCell::new(None) };
 }
 
-/// Whether the calling thread runs collectives beside one that computes, and should leave it the cores (invariant 6).
+/// Whether the calling thread runs collectives beside one that computes, and should leave it the cores (invariant 7).
 #[cfg_attr(not(any(test, feature = "gloo", feature = "mpi")), expect(dead_code))]
 pub(crate) fn runs_beside_computation() -> bool {
     WAITERS.with_borrow(|waiters| waiters.as_ref().is_some_and(|waiters| waiters.0.load(Relaxed) == 0))
@@ -44,7 +44,7 @@ struct State {
 }
 
 #[derive(Default)]
-struct Queue {
+pub(super) struct Queue {
     state: Mutex<State>,
     /// Signalled when a job comes, when one is done, and at the end.
     changed: Condvar,
@@ -52,6 +52,11 @@ struct Queue {
 }
 
 impl Queue {
+    /// Who waits for what it runs.
+    pub fn waiters(&self) -> &Arc<Waiters> {
+        &self.waiters
+    }
+
     fn state(&self) -> MutexGuard<'_, State> {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
@@ -60,18 +65,38 @@ impl Queue {
         self.changed.wait(state).unwrap_or_else(PoisonError::into_inner)
     }
 
+    /// Runs jobs on this thread, one after the other, as long as no other thread runs one and `goes_on`.
+    pub fn help(&self, goes_on: impl Fn() -> bool) {
+        let mut state = self.state();
+        while goes_on()
+            && !state.is_busy
+            && let Some(job) = state.jobs.pop_front()
+        {
+            state = self.run_one(state, job);
+        }
+    }
+
+    /// Runs a job, while no other thread does.
+    fn run_one<'a>(&'a self, mut state: MutexGuard<'a, State>, job: Job) -> MutexGuard<'a, State> {
+        state.is_busy = true;
+        drop(state);
+        job();
+        let mut state = self.state();
+        state.is_busy = false;
+        self.changed.notify_all();
+        state
+    }
+
     fn run(&self) {
         WAITERS.set(Some(self.waiters.clone()));
         let mut state = self.state();
         loop {
-            if let Some(job) = state.jobs.pop_front() {
-                state.is_busy = true;
-                drop(state);
-                job();
-                state = self.state();
-                state.is_busy = false;
-                self.changed.notify_all();
-            } else if state.ends {
+            // Who waits for a job may run it.
+            if !state.is_busy
+                && let Some(job) = state.jobs.pop_front()
+            {
+                state = self.run_one(state, job);
+            } else if state.ends && state.jobs.is_empty() {
                 return;
             } else {
                 state = self.wait(state);
@@ -112,6 +137,7 @@ impl Worker {
 
     /// Waits until nothing is queued or runs.
     pub fn wait_until_idle(&self) {
+        self.queue.help(|| true);
         self.waiters().during(|| {
             let mut state = self.queue.state();
             while !state.jobs.is_empty() || state.is_busy {
@@ -120,9 +146,14 @@ impl Worker {
         });
     }
 
+    /// Its jobs, and who waits for them.
+    pub fn queue(&self) -> &Arc<Queue> {
+        &self.queue
+    }
+
     /// Who waits for what it runs.
-    pub fn waiters(&self) -> &Arc<Waiters> {
-        &self.queue.waiters
+    fn waiters(&self) -> &Arc<Waiters> {
+        self.queue.waiters()
     }
 }
 
@@ -144,7 +175,7 @@ mod tests {
 
     use super::*;
 
-    /// Invariants 1, 5 and 6.
+    /// Invariants 1, 5 and 7.
     #[test]
     fn jobs_run_in_order_and_the_end_waits_for_them() {
         let worker = Worker::default();
@@ -167,7 +198,7 @@ mod tests {
         assert_eq!(order, (0..20).map(|job| (job, true)).collect::<Vec<_>>());
         worker.wait_until_idle();
         assert!(worker.is_idle());
-        worker.waiters().during(|| {
+        worker.queue().waiters().during(|| {
             let told = told.clone();
             worker.push(Box::new(move || told.send((20, runs_beside_computation())).unwrap())).unwrap();
             assert_eq!(heard.recv().unwrap(), (20, false), "somebody waits");

@@ -78,6 +78,8 @@ pub(crate) struct Inner {
     pub seed_is_device_specific: AtomicBool,
     /// The number of the next checkpoint of the project.
     pub save_iteration: AtomicU64,
+    /// Who sees which output folder, where that is not one for all.
+    pub stores: Mutex<Option<crate::checkpoint::Stores>>,
     pub before_save: Hooks<Hook>,
     pub before_load: Hooks<Hook>,
     pub trackers: Mutex<Trackers>,
@@ -245,6 +247,7 @@ impl Accelerator {
             seed: AtomicU64::new(config.seed.unwrap_or(SEED)),
             seed_is_device_specific: AtomicBool::new(false),
             save_iteration: AtomicU64::new(config.project.iteration),
+            stores: Mutex::default(),
             before_save: Hooks::default(),
             before_load: Hooks::default(),
             trackers: Mutex::default(),

@@ -112,12 +112,20 @@ impl Accelerator {
         let base = checkpoint::describe_base(&self.comm, optimizer.engine(), &left_out)?;
         let metadata = base.map(|base| (checkpoint::BASE_KEY.to_owned(), base)).into_iter().collect();
         let files = ModelFiles::with_metadata(&weights, options.max_shard_size.0, metadata)?;
-        checkpoint::save_model(dir, &self.comm, optimizer.engine(), files, &left_out, |writer| {
-            kept.iter().try_for_each(|NamedBuffer { name, buffer }| match buffer.values() {
-                BufferValues::Floats(values) => writer.write(name, 0, &values),
-                BufferValues::Ints(values) => writer.write(name, 0, bytemuck::cast_slice(&values)),
-            })
-        })
+        checkpoint::save_model_in(
+            dir,
+            &self.comm,
+            &self.stores(),
+            optimizer.engine(),
+            files,
+            &left_out,
+            |writer| {
+                kept.iter().try_for_each(|NamedBuffer { name, buffer }| match buffer.values() {
+                    BufferValues::Floats(values) => writer.write(name, 0, &values),
+                    BufferValues::Ints(values) => writer.write(name, 0, bytemuck::cast_slice(&values)),
+                })
+            },
+        )
     }
 
     /// Writes a prepared model into the folder `dir` in Hugging Face form, `files` saying how: transformers'
@@ -138,7 +146,15 @@ impl Accelerator {
         let without_place = |(name, is_trained): &(&str, bool)| !is_trained && !files.holds(name);
         let left_out = optimizer.engine().parameters().filter(without_place);
         let left_out: BTreeSet<String> = left_out.map(|(name, _)| name.to_owned()).collect();
-        checkpoint::save_model(dir, &self.comm, optimizer.engine(), files, &left_out, |_| Ok(()))
+        checkpoint::save_model_in(
+            dir,
+            &self.comm,
+            &self.stores(),
+            optimizer.engine(),
+            files,
+            &left_out,
+            |_| Ok(()),
+        )
     }
 
     /// The weights of a prepared model by name, in f32, whole on every rank whatever the placement, and its persistent

@@ -134,12 +134,26 @@ impl Accelerator {
             }
             extra(folder)
         });
+        saver.set_stores(self.stores());
         let begun = saver.create(dir, &self.comm, &contents)?;
         let hooked = self.run_hooks(&self.inner.before_save, begun.folder());
         share(&self.comm, hooked.map_err(|error| error.to_string()))?.map_err(not_saved)?;
         let locked = lock_all(&models)?;
         let engines: Vec<&Engine> = locked.iter().map(|optimizer| optimizer.engine()).collect();
         saver.write(begun, &self.comm, &engines, contents)
+    }
+
+    /// Says who sees which output folder, for checkpoints and models that are saved or loaded from now on; by default all ranks see
+    /// one. All ranks call it with the same. Where they are several, each machine writes its part of a checkpoint
+    /// ([`checkpoint::gather`]) and the whole of a model.
+    pub fn set_stores(&self, stores: checkpoint::Stores) {
+        *self.inner.stores.lock().unwrap_or_else(std::sync::PoisonError::into_inner) = Some(stores);
+    }
+
+    /// Who sees which output folder.
+    pub(crate) fn stores(&self) -> checkpoint::Stores {
+        let set = self.inner.stores.lock().unwrap_or_else(std::sync::PoisonError::into_inner).clone();
+        set.unwrap_or_else(|| checkpoint::Stores::one(self.comm.world_size()))
     }
 
     /// Goes on from what [`Accelerator::save_state`] saved, on any number of ranks and in any placement: the state is the
@@ -185,7 +199,8 @@ impl Accelerator {
         let checked = {
             let locked = lock_all(&models)?;
             let engines: Vec<&Engine> = locked.iter().map(|optimizer| optimizer.engine()).collect();
-            checkpoint::check(dir, &self.comm, &engines)?
+            let stores = Some(self.stores()).filter(|stores| !stores.are_one());
+            checkpoint::check_in(dir, &self.comm, stores.as_ref(), &engines)?
         };
         let client = checked.client_state().clone();
         let state: Option<LoopState> = read(&client, LOOP, "the state of the loop").map_err(refused)?;

@@ -143,7 +143,7 @@ pub fn recover(parent: &Path, name: &str) -> Result<()> {
             if let Ok(lock) = &lock {
                 let _ = lock.lock();
             }
-            let whole = if Manifest::open(&newer).is_ok() { &newer } else { &path };
+            let whole = if Manifest::open_part(&newer).is_ok() { &newer } else { &path };
             if let Err(error) = fs::rename(whole, &target)
                 && !exists(&target)?
             {

@@ -9,7 +9,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use serde::{Deserialize, Serialize};
 
 use super::frozen::{FrozenPart, part_of};
-use super::manifest::{FileEntry, qualified};
+use super::manifest::{FileEntry, qualified, state_file_of};
 use super::state_file::{StateFile, WrittenPiece};
 use crate::disk::Sum;
 use crate::error::{Error, Result};
@@ -20,7 +20,7 @@ use crate::shard::{MASTER, Slice, Snapshot};
 const CHUNK_BYTES: usize = 1 << 20;
 
 /// What a rank has written. Of a file that several ranks write, each lists the runs that are its own.
-#[derive(Debug, Default, Serialize, Deserialize)]
+#[derive(Clone, Debug, Default, Serialize, Deserialize)]
 pub struct RankFiles {
     pub files: Vec<FileEntry>,
     pub pieces: Vec<WrittenPiece>,
@@ -100,8 +100,7 @@ impl Job {
             .filter(|(model, slice)| !self.left_out[*model].contains(&slice.name))
             .map(|(model, slice)| in_manifest(model, slice))
             .collect();
-        let name = format!("state/rank-{:05}-of-{:05}.safetensors", self.rank, self.world_size);
-        StateFile::create(&self.folder, name, named.iter())
+        StateFile::create(&self.folder, state_file_of(self.rank, self.world_size), named.iter())
     }
 }
 

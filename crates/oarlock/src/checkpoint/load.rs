@@ -6,12 +6,14 @@ use std::path::{Path, PathBuf};
 use oarlock_comm::Communicator;
 use oarlock_tensor::Shape;
 
+use super::fetch::complete;
 use super::folder::{parent_of, recover};
 use super::frozen::{self, check_same};
 use super::job::in_manifest;
 use super::manifest::{ClientState, FileEntry, Manifest, ParameterEntry, qualified};
 use super::outcome::share;
 use super::read::{Reader, verify};
+use super::stores::Stores;
 use crate::disk::Sum;
 use crate::error::{CheckpointError, Error, Problem, Result};
 use crate::shard::{Engine, MASTER, Slice, runs};
@@ -49,9 +51,20 @@ pub struct Checked {
 /// As [`load`].
 #[track_caller]
 pub fn check(dir: &Path, comm: &Communicator, engines: &[&Engine]) -> Result<Checked> {
+    check_in(dir, comm, None, engines)
+}
+
+/// As [`check`]; `stores` says who sees which folder, where that is not one for all.
+#[track_caller]
+pub(crate) fn check_in(
+    dir: &Path,
+    comm: &Communicator,
+    stores: Option<&Stores>,
+    engines: &[&Engine],
+) -> Result<Checked> {
     let refused = |problem| Error::from(CheckpointError::NotLoaded { path: dir.to_path_buf(), problem });
     let opened = match comm.rank() {
-        0 => open(dir).map(Some),
+        0 => open(dir, stores.is_some()).map(Some),
         _ => Ok(None),
     };
     let opened = share(comm, opened)?.map_err(|(_, problem)| refused(problem))?;
@@ -65,9 +78,17 @@ pub fn check(dir: &Path, comm: &Communicator, engines: &[&Engine]) -> Result<Che
         .flat_map(|(index, slices)| slices.iter().map(move |slice| in_manifest(index, slice)))
         .collect();
     let kinds = kinds_of(&named);
+    let here = match stores {
+        Some(stores) => {
+            let files = files_of(&manifest, &named);
+            let here = complete(dir, &manifest, comm, stores, &files)?.map_err(refused)?;
+            Some((stores.ranks_of(stores.leader_of(comm.rank())), here))
+        }
+        None => None,
+    };
     let checked = check_optimizers(&manifest, engines)
         .and_then(|()| check_model(&manifest, &named, &kinds))
-        .and_then(|()| check_files(dir, &manifest, comm))
+        .and_then(|()| check_files(dir, &manifest, comm, here.as_ref()))
         .and_then(|()| frozen::parts(&manifest, engines));
     let of_ranks =
         share(comm, checked.map(|parts| (kinds, parts)))?.map_err(|(_, problem)| refused(problem))?;
@@ -108,13 +129,13 @@ impl Checked {
     }
 }
 
-fn open(dir: &Path) -> std::result::Result<Manifest, Problem> {
+fn open(dir: &Path, takes_part: bool) -> std::result::Result<Manifest, Problem> {
     if let Some(name) = dir.file_name()
         && let Err(error) = recover(parent_of(dir), &name.to_string_lossy())
     {
         return Err(Problem::Unreadable { file: name.to_string_lossy().into(), cause: error.to_string() });
     }
-    Manifest::open(dir)
+    if takes_part { Manifest::open_part(dir) } else { Manifest::open(dir) }
 }
 
 fn kinds_of(slices: &[Slice]) -> Kinds {
@@ -201,11 +222,30 @@ fn check_nothing_else(manifest: &Manifest, of_ranks: &[Kinds]) -> std::result::R
     Ok(())
 }
 
-/// Verifies the checksums of this rank's share of the files.
-fn check_files(dir: &Path, manifest: &Manifest, comm: &Communicator) -> std::result::Result<(), Problem> {
-    share_of(&manifest.files, comm.rank(), comm.world_size())
-        .into_iter()
-        .try_for_each(|(file, sum)| verify(dir, manifest, file, sum))
+/// The files with state that a rank needs.
+fn files_of<'m>(manifest: &'m Manifest, needed: &[Slice]) -> BTreeSet<&'m str> {
+    let pieces = needed.iter().flat_map(|Slice { kind, name, elements, .. }| {
+        let pieces = manifest.parameters.get(name).and_then(|parameter| parameter.state.get(*kind));
+        let (start, end) = (elements.start as u64, elements.end as u64);
+        pieces.into_iter().flatten().filter(move |piece| piece.first < end && start < piece.end())
+    });
+    pieces.map(|piece| piece.file.as_str()).collect()
+}
+
+/// Verifies the checksums of this rank's share of the files. `here`: the ranks that see this folder, and the files in it, where not
+/// all see one.
+fn check_files(
+    dir: &Path,
+    manifest: &Manifest,
+    comm: &Communicator,
+    here: Option<&(Vec<usize>, BTreeSet<String>)>,
+) -> std::result::Result<(), Problem> {
+    let (mut files, mut place, mut n) = (manifest.files.clone(), comm.rank(), comm.world_size());
+    if let Some((ranks, here)) = here {
+        files.retain(|file| here.contains(&file.path));
+        (place, n) = (ranks.iter().position(|&rank| rank == place).unwrap_or(0), ranks.len());
+    }
+    share_of(&files, place, n).into_iter().try_for_each(|(file, sum)| verify(dir, manifest, file, sum))
 }
 
 /// The runs that a rank verifies: the largest first, each to the rank with the least so far.

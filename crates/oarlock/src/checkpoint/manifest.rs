@@ -46,6 +46,9 @@ pub struct Manifest {
     pub client_state: ClientState,
     /// Every file but this one.
     pub files: Vec<FileEntry>,
+    /// Where not all ranks wrote into one folder, the first of those that wrote into the same one, for each rank.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub stores: Vec<usize>,
     /// Every parameter by name; none where the checkpoint holds the model alone. Those of further models have
     /// `model_1/`, `model_2/` … in front.
     pub parameters: BTreeMap<String, ParameterEntry>,
@@ -194,6 +197,7 @@ impl Manifest {
             models: Vec::new(),
             client_state,
             files: Vec::new(),
+            stores: Vec::new(),
             parameters: BTreeMap::new(),
             frozen: BTreeMap::new(),
             checksum: UNSEALED.into(),
@@ -280,25 +284,72 @@ impl Manifest {
     /// # Errors
     /// What is missing or damaged.
     pub fn open(dir: &Path) -> Result<Manifest, Problem> {
-        let unreadable = |file: &str, cause: io::Error| Problem::Unreadable {
-            file: file.into(),
-            cause: cause.to_string(),
-        };
+        let manifest = Manifest::read(dir)?;
+        match manifest.missing(dir)?.into_iter().next() {
+            None => Ok(manifest),
+            Some(file) if manifest.is_part(dir)? => Err(Problem::OnePart { file: file.clone() }),
+            Some(file) => Err(Problem::MissingFile { file: file.clone() }),
+        }
+    }
+
+    /// As [`Manifest::open`], also of what one store of several wrote.
+    ///
+    /// # Errors
+    /// As [`Manifest::open`].
+    pub fn open_part(dir: &Path) -> Result<Manifest, Problem> {
+        match Manifest::open(dir) {
+            Err(Problem::OnePart { .. }) => Manifest::read(dir),
+            opened => opened,
+        }
+    }
+
+    /// Reads the manifest of a checkpoint, whatever else is there.
+    ///
+    /// # Errors
+    /// When it is missing or damaged.
+    pub(super) fn read(dir: &Path) -> Result<Manifest, Problem> {
         let text = std::fs::read(dir.join(MANIFEST)).map_err(|cause| match cause.kind() {
             io::ErrorKind::NotFound | io::ErrorKind::NotADirectory => Problem::NoManifest,
-            _ => unreadable(MANIFEST, cause),
+            _ => Problem::Unreadable { file: MANIFEST.into(), cause: cause.to_string() },
         })?;
-        let manifest = Manifest::parse(&text)?;
-        for FileEntry { path, bytes, .. } in &manifest.files {
-            let found = std::fs::metadata(dir.join(path)).map_err(|cause| match cause.kind() {
-                io::ErrorKind::NotFound => Problem::MissingFile { file: path.clone() },
-                _ => unreadable(path, cause),
-            })?;
-            if found.len() != *bytes {
-                return Err(Problem::Size { file: path.clone(), found: found.len(), expected: *bytes });
+        Manifest::parse(&text)
+    }
+
+    /// The files that are not in a folder.
+    ///
+    /// # Errors
+    /// When one has another size, or cannot be read.
+    pub(super) fn missing(&self, dir: &Path) -> Result<Vec<&String>, Problem> {
+        let mut missing = Vec::new();
+        for FileEntry { path, bytes, .. } in &self.files {
+            match std::fs::metadata(dir.join(path)) {
+                Ok(found) if found.len() == *bytes => {}
+                Ok(found) => {
+                    return Err(Problem::Size { file: path.clone(), found: found.len(), expected: *bytes });
+                }
+                Err(cause) if cause.kind() == io::ErrorKind::NotFound => missing.push(path),
+                Err(cause) => {
+                    return Err(Problem::Unreadable { file: path.clone(), cause: cause.to_string() });
+                }
             }
         }
-        Ok(manifest)
+        Ok(missing)
+    }
+
+    /// Whether a folder has all that one store of several wrote.
+    fn is_part(&self, dir: &Path) -> Result<bool, Problem> {
+        let missing = self.missing(dir)?;
+        let is_missing = |rank| missing.contains(&&state_file_of(rank, self.world_size));
+        let is_state =
+            |file: &&String| (0..self.world_size).any(|rank| **file == state_file_of(rank, self.world_size));
+        let has_store = |leader: &usize| {
+            self.stores
+                .iter()
+                .enumerate()
+                .filter(|(_, other)| *other == leader)
+                .all(|(rank, _)| !is_missing(rank))
+        };
+        Ok(missing.iter().all(is_state) && self.stores.iter().any(has_store))
     }
 
     /// The text of the file.
@@ -362,6 +413,11 @@ impl Manifest {
         }
         Ok(())
     }
+}
+
+/// The name of the file with the state of a rank.
+pub(super) fn state_file_of(rank: usize, world_size: usize) -> String {
+    format!("state/rank-{rank:05}-of-{world_size:05}.safetensors")
 }
 
 fn bad(why: String) -> Problem {

@@ -20,23 +20,30 @@
 //!
 //! Parameters that are frozen may be left out ([`Frozen`]); the manifest has a fingerprint of each then.
 //!
+//! Machines that do not see one folder write a checkpoint in parts ([`Stores`]): each its ranks' state, and all else; the manifest is
+//! that of the whole. [`gather`] joins the parts.
+//!
 //! Nothing in the files depends on the placement or on the number of ranks but the division into files. Saving goes on
 //! in the background of the training ([`Saver`]).
 
 mod assemble;
 mod export;
+mod fetch;
 mod folder;
 mod frozen;
+mod gather;
 mod job;
 mod load;
 mod manifest;
 mod model;
 mod outcome;
+mod parts;
 mod publish;
 mod read;
 mod retain;
 mod saver;
 mod state_file;
+mod stores;
 mod tags;
 #[cfg(test)]
 mod tests;
@@ -47,14 +54,19 @@ pub use assemble::Assembler;
 pub use export::{MergeOptions, Merged, merge_weights};
 pub use frozen::Frozen;
 pub(crate) use frozen::{BASE_KEY, compare_base, describe_base};
+pub use gather::{Gathered, gather};
+pub(crate) use load::check_in;
 pub use load::{Checked, check, load};
 pub(crate) use manifest::qualified;
 pub use manifest::{
     ClientState, FORMAT_VERSION, FileEntry, FrozenEntry, Manifest, ModelEntry, ParameterEntry, Piece,
     PlanEntry,
 };
+pub(crate) use model::save_model_in;
 pub use model::{save_model, shard_size};
 pub(crate) use outcome::{by_root, share};
+pub use publish::Deed;
 pub use retain::{Listed, Newest, list, newest, remove_later, retain, retain_beside};
-pub use saver::{Begun, Contents, Deed, Saver, save};
+pub use saver::{Begun, Contents, Saver, save};
+pub use stores::Stores;
 pub use tags::{LATEST, find, find_tag, load_checkpoint, save_checkpoint};

@@ -7,8 +7,10 @@ use std::sync::atomic::AtomicBool;
 
 use oarlock_comm::Communicator;
 
-use super::job::write_slice;
-use super::outcome::{by_root, share};
+use super::job::{RankFiles, entry_of, write_slice};
+use super::outcome::share;
+use super::parts::common_runs;
+use super::stores::{Stores, deliver};
 use crate::error::{CheckpointError, Error, Result};
 use crate::model::hf::{ModelFiles, ModelWriter, Staged, staged_path};
 use crate::shard::{Engine, MASTER, Snapshot};
@@ -30,31 +32,55 @@ pub fn save_model(
     left_out: &BTreeSet<String>,
     more: impl FnOnce(&mut ModelWriter) -> Result<()>,
 ) -> Result<()> {
+    save_model_in(dir, comm, &Stores::one(comm.world_size()), engine, files, left_out, more)
+}
+
+/// As [`save_model`], into every store: what its ranks have not written is brought there.
+#[track_caller]
+pub(crate) fn save_model_in(
+    dir: &Path,
+    comm: &Communicator,
+    stores: &Stores,
+    engine: &Engine,
+    files: ModelFiles,
+    left_out: &BTreeSet<String>,
+    more: impl FnOnce(&mut ModelWriter) -> Result<()>,
+) -> Result<()> {
     let not_saved =
         |(rank, cause)| Error::from(CheckpointError::ModelNotSaved { path: dir.to_path_buf(), rank, cause });
     let files = Arc::new(files);
     let mut staged = None;
-    let create = || {
+    let mut create = || {
         let token = std::process::id().to_string();
         let staged = staged.insert(Staged::new(dir, files.clone(), token.clone())?);
         files.create(&|name| staged.path_of(name))?;
         Ok(token)
     };
-    let token = by_root(comm, create)?.map_err(|cause| not_saved((0, cause)))?;
+    let leader = stores.leader_of(comm.rank());
+    let made = if leader == comm.rank() {
+        create().map_err(|error: Error| error.to_string())
+    } else {
+        Ok(String::new())
+    };
+    let token = share(comm, made)?.map_err(not_saved)?.swap_remove(leader);
 
-    let folder = dir.to_path_buf();
-    let writer = files.clone().writer(move |name| staged_path(&folder, &token, name));
+    let (folder, its) = (dir.to_path_buf(), token.clone());
+    let writer = files.clone().writer(move |name| staged_path(&folder, &its, name));
     let written = write_weights(engine.snapshot(), left_out, writer, |writer| match comm.rank() {
         0 => more(writer),
         _ => Ok(()),
     });
-    share(comm, written.map_err(|error| error.to_string()))?.map_err(not_saved)?;
+    let written = share(comm, written.map_err(|error| error.to_string()))?.map_err(not_saved)?;
+    if !stores.are_one() {
+        let runs = common_runs(stores, &written);
+        deliver(comm, &runs, &|name| staged_path(dir, &token, name))?.map_err(not_saved)?;
+    }
 
     let publish = || match staged {
         Some(staged) => files.write_rest(&|name| staged.path_of(name)).and_then(|()| staged.publish()),
         None => Ok(()),
     };
-    by_root(comm, publish)?.map_err(|cause| not_saved((0, cause)))
+    share(comm, publish().map_err(|error| error.to_string()))?.map_err(not_saved).map(|_| ())
 }
 
 fn write_weights(
@@ -62,7 +88,7 @@ fn write_weights(
     left_out: &BTreeSet<String>,
     mut writer: ModelWriter,
     more: impl FnOnce(&mut ModelWriter) -> Result<()>,
-) -> Result<()> {
+) -> Result<RankFiles> {
     for unit in 0..snapshot.units() {
         let slices = snapshot.slices(unit).into_iter().filter(|slice| slice.kind == MASTER);
         for slice in slices.filter(|slice| !left_out.contains(&slice.name)) {
@@ -71,7 +97,8 @@ fn write_weights(
         snapshot.release(unit);
     }
     more(&mut writer)?;
-    writer.finish().map(|_| ())
+    let files = writer.finish()?.into_iter().map(entry_of).collect();
+    Ok(RankFiles { files, ..RankFiles::default() })
 }
 
 /// Bytes as people write them: `10GB`, `500MB`, `4GiB`, `1000000`. What `max_shard_size` takes.

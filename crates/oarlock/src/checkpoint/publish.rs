@@ -16,6 +16,9 @@ use crate::disk::{Algorithm, Sum, SummedFile, sync_folder};
 use crate::error::{Error, Result};
 use crate::model::hf::ModelFiles;
 
+/// Something that rank 0 does in the background, with the folder of the checkpoint.
+pub type Deed = Box<dyn FnOnce(&Path) -> Result<()> + Send>;
+
 /// How often rank 0 looks for the others' parts.
 const LOOK: Duration = Duration::from_millis(4);
 
@@ -75,8 +78,15 @@ pub fn publish(
     ranks: Vec<RankFiles>,
 ) -> Result<()> {
     let folder = temporary.path();
-    let (mut found, mut folders) = (Vec::new(), Vec::new());
-    walk(folder, &mut found, &mut folders)?;
+    list(&mut manifest, others, ranks);
+    let rest = seal_rest(folder, &manifest.files, None)?;
+    manifest.files.extend(rest);
+    write_manifest(folder, &text_of(&manifest)?)?;
+    temporary.publish()
+}
+
+/// Lists in a manifest what ranks have written, and files that were begun before.
+pub fn list(manifest: &mut Manifest, others: Vec<FileEntry>, ranks: Vec<RankFiles>) {
     let (mut parts, mut pieces, mut left_out) = (others, Vec::new(), Vec::new());
     for rank in ranks {
         parts.extend(rank.files);
@@ -100,17 +110,31 @@ pub fn publish(
     for pieces in manifest.parameters.values_mut().flat_map(|parameter| parameter.state.values_mut()) {
         pieces.sort_by_key(|piece| piece.first);
     }
-    let written: BTreeSet<PathBuf> = manifest.files.iter().map(|file| folder.join(&file.path)).collect();
-    for path in found.into_iter().filter(|path| !written.contains(path)) {
-        manifest.files.push(seal(folder, &path)?);
-    }
-    let path = folder.join(MANIFEST);
-    let text = manifest.to_text().map_err(|problem| Error::bad_file(&path, problem.to_string()))?;
-    let mut file = SummedFile::create(&path)?;
+}
+
+/// Brings the files of a folder that are not listed to the disk, but for those in `others`, a folder in it.
+pub fn seal_rest(folder: &Path, listed: &[FileEntry], others: Option<&str>) -> Result<Vec<FileEntry>> {
+    let (mut found, mut folders) = (Vec::new(), Vec::new());
+    walk(folder, &mut found, &mut folders)?;
+    let written: BTreeSet<PathBuf> = listed.iter().map(|file| folder.join(&file.path)).collect();
+    let is_of_others = |path: &PathBuf| others.is_some_and(|others| path.starts_with(folder.join(others)));
+    let rest = found.iter().filter(|path| !written.contains(*path) && !is_of_others(path));
+    rest.map(|path| seal(folder, path)).collect()
+}
+
+/// The text of a manifest that is complete.
+pub fn text_of(manifest: &Manifest) -> Result<String> {
+    manifest.to_text().map_err(|problem| Error::bad_file(Path::new(MANIFEST), problem.to_string()))
+}
+
+/// Writes the manifest as the last file of a folder, and brings the folder to the disk.
+pub fn write_manifest(folder: &Path, text: &str) -> Result<()> {
+    let mut file = SummedFile::create(&folder.join(MANIFEST))?;
     file.write_at(0, text.as_bytes())?;
     file.finish()?;
-    folders.iter().try_for_each(|folder| sync_folder(folder))?;
-    temporary.publish()
+    let (mut found, mut folders) = (Vec::new(), Vec::new());
+    walk(folder, &mut found, &mut folders)?;
+    folders.iter().try_for_each(|folder| sync_folder(folder))
 }
 
 /// All files and folders in a folder, itself included.

@@ -134,7 +134,7 @@ fn folders(output_dir: &Path) -> Result<Vec<(u64, PathBuf)>> {
 }
 
 fn inspect(step: u64, path: PathBuf) -> Listed {
-    match Manifest::open(&path) {
+    match Manifest::open_part(&path) {
         Ok(manifest) => Listed { step, path, only_model: !manifest.has_state(), problem: None },
         Err(problem) => Listed { step, path, only_model: false, problem: Some(problem) },
     }

@@ -8,6 +8,8 @@
 //! ```
 //!
 //! The threads meet in the folder alone: a rank that is done leaves a note there, and rank 0 waits for all notes.
+//! Where machines do not see one folder ([`Stores`]) each rank keeps its note, and the ranks exchange them at the poll at which all
+//! have written; what is no rank's own is brought to every machine then, and every machine gives its folder the name.
 //! Whether it succeeded the ranks learn together at the next poll; so does rank 0 of a rank that could not even leave
 //! its note, as on a full disk.
 
@@ -24,8 +26,10 @@ use super::folder::{TempFolder, temporary};
 use super::frozen::Frozen;
 use super::job::{Job, RankFiles, entry_of};
 use super::manifest::{ClientState, FileEntry, Manifest, ModelEntry, PlanEntry};
-use super::outcome::{by_root, share};
-use super::publish::{await_report, publish, report, write_rest};
+use super::outcome::share;
+use super::parts::{Parts, RANKS};
+use super::publish::{Deed, await_report, publish, report, seal_rest, write_rest};
+use super::stores::Stores;
 use crate::error::{CheckpointError, Error, Result};
 use crate::model::hf::ModelFiles;
 use crate::shard::{Engine, Placement, Placements};
@@ -35,9 +39,6 @@ const ASK: Duration = Duration::from_millis(2);
 
 /// How long rank 0 still waits for the others' parts when its training has ended without asking for them.
 const LEAVING: Duration = Duration::from_secs(2);
-
-/// Something that rank 0 does in the background, with the folder of the checkpoint.
-pub type Deed = Box<dyn FnOnce(&Path) -> Result<()> + Send>;
 
 /// What a checkpoint is to hold besides the optimizer's state.
 pub struct Contents {
@@ -51,7 +52,8 @@ pub struct Contents {
     pub model: Option<ModelFiles>,
     /// Writes more files into the folder that it is given, on rank 0; they belong to the checkpoint as all others do.
     pub extra: Deed,
-    /// Done on rank 0 when the checkpoint is whole and has its name, which it is given.
+    /// Done on rank 0 when the checkpoint is whole and has its name, which it is given; on the leader of each store where ranks see
+    /// several ([`Stores`]).
     pub then: Deed,
 }
 
@@ -87,13 +89,15 @@ pub fn save(dir: &Path, comm: &Communicator, engine: &Engine, contents: Contents
 #[derive(Default)]
 pub struct Saver {
     running: Option<Running>,
+    /// Who sees which folder, where that is not one for all.
+    stores: Option<Stores>,
 }
 
 /// The folder of a save that has begun; dropping it on all ranks gives the save up.
 pub struct Begun {
     dir: PathBuf,
     folder: PathBuf,
-    /// On rank 0, with the files that were written when it was made.
+    /// On the leader of each store, with the files that were written when it was made.
     begun: Option<(TempFolder, Vec<FileEntry>)>,
 }
 
@@ -109,6 +113,8 @@ struct Running {
     shared: Arc<Shared>,
     /// Returns the folder of a save that failed, to be removed when nobody writes into it any more.
     thread: Option<JoinHandle<Option<TempFolder>>>,
+    /// What is left to do when all have written into their own stores.
+    parts: Option<Parts>,
 }
 
 #[derive(Default)]
@@ -118,6 +124,8 @@ struct Shared {
     cancelled: Arc<AtomicBool>,
     /// Nobody will ask any more.
     leaving: AtomicBool,
+    /// What this rank has written into its own store.
+    written: Mutex<Option<RankFiles>>,
 }
 
 /// How far a rank is.
@@ -125,6 +133,8 @@ struct Shared {
 enum Status {
     #[default]
     Running,
+    /// All of this rank is in its own store.
+    Written,
     Done,
     Failed(String),
     /// The checkpoint is whole, but what was to be done then failed.
@@ -138,6 +148,11 @@ impl Shared {
 }
 
 impl Saver {
+    /// Says who sees which folder, for all saves that begin later. All ranks call it with the same.
+    pub fn set_stores(&mut self, stores: Stores) {
+        self.stores = Some(stores).filter(|stores| !stores.are_one());
+    }
+
     /// Begins to save the state of the engine as the folder `dir`, which appears when it is complete; an older checkpoint
     /// of that name is replaced only then. Returns at once: the state stays as it is now until it is written, and the next
     /// optimizer step waits for that, unit by unit. An earlier save that still runs is waited for.
@@ -166,12 +181,18 @@ impl Saver {
     pub fn create(&mut self, dir: &Path, comm: &Communicator, contents: &Contents) -> Result<Begun> {
         self.finish(comm)?;
         let mut begun = None;
-        let create = || {
+        let mut create = || {
             let (folder, _) = begun.insert(begin_folder(dir, contents.model.as_ref())?);
             Ok(folder.token().to_string())
         };
-        let not_saved = |cause| CheckpointError::NotSaved { path: dir.to_path_buf(), rank: 0, cause };
-        let token = by_root(comm, create)?.map_err(not_saved)?;
+        let leader = self.stores.as_ref().map_or(0, |stores| stores.leader_of(comm.rank()));
+        let made = if leader == comm.rank() {
+            create().map_err(|error: Error| error.to_string())
+        } else {
+            Ok(String::new())
+        };
+        let not_saved = |(rank, cause)| CheckpointError::NotSaved { path: dir.to_path_buf(), rank, cause };
+        let token = share(comm, made)?.map_err(not_saved)?.swap_remove(leader);
         Ok(Begun { dir: dir.to_path_buf(), folder: temporary(dir, &token), begun })
     }
 
@@ -204,17 +225,35 @@ impl Saver {
             model: model.clone(),
             cancelled: shared.cancelled.clone(),
         };
-        let end = begun.map(|(folder, begun_files)| {
-            let mut manifest = Manifest::new(comm.world_size(), plan_of(engine), engine.n_steps(), client);
-            let entry =
-                |engine: &&Engine| ModelEntry { plan: plan_of(engine), optimizer_steps: engine.n_steps() };
-            manifest.models = further.iter().map(entry).collect();
-            End { dir: dir.clone(), folder, begun_files, manifest, model, extra, then }
-        });
+        let mut manifest = Manifest::new(comm.world_size(), plan_of(engine), engine.n_steps(), client);
+        let entry =
+            |engine: &&Engine| ModelEntry { plan: plan_of(engine), optimizer_steps: engine.n_steps() };
+        manifest.models = further.iter().map(entry).collect();
         let for_thread = shared.clone();
-        let spawned = std::thread::Builder::new()
-            .name("checkpoint".to_string())
-            .spawn(move || write(job, end, &for_thread));
+        let (mut parts, thread) = (None, std::thread::Builder::new().name("checkpoint".to_string()));
+        let spawned = match &self.stores {
+            None => {
+                let end = begun.map(|(folder, begun_files)| End {
+                    dir: dir.clone(),
+                    folder,
+                    begun_files,
+                    manifest,
+                    model,
+                    extra,
+                    then,
+                });
+                thread.spawn(move || write(job, end, &for_thread))
+            }
+            Some(stores) => {
+                manifest.stores = stores.leaders().to_vec();
+                let (folder, begun_files) =
+                    begun.map_or((None, Vec::new()), |(folder, files)| (Some(folder), files));
+                let rest = (comm.rank() == 0).then(|| (begun_files.clone(), model, extra));
+                parts =
+                    Some(Parts::new(stores.clone(), job.folder.clone(), folder, begun_files, manifest, then));
+                thread.spawn(move || write_part(job, rest, &for_thread))
+            }
+        };
         let thread = match spawned {
             Ok(thread) => Some(thread),
             Err(cause) => {
@@ -222,7 +261,7 @@ impl Saver {
                 None
             }
         };
-        self.running = Some(Running { dir, shared, thread });
+        self.running = Some(Running { dir, shared, thread, parts });
         Ok(())
     }
 
@@ -241,18 +280,20 @@ impl Saver {
             Status::Failed(cause) => Some((rank, cause.clone())),
             _ => None,
         });
+        let all_written = statuses.iter().all(|status| matches!(status, Status::Written));
         let outcome = match (failed, statuses.into_iter().next()) {
             (Some((rank, cause)), _) => {
                 running.shared.cancelled.store(true, Ordering::Relaxed);
                 Err(CheckpointError::NotSaved { path: running.dir.clone(), rank, cause })
             }
+            (None, _) if all_written => running.end_parts(comm)?.map(|()| running.dir.clone()),
             (None, Some(Status::Done)) => Ok(running.dir.clone()),
             (None, Some(Status::AfterSave(cause))) => {
                 Err(CheckpointError::AfterSave { path: running.dir.clone(), cause })
             }
             (None, _) => return Ok(None),
         };
-        let folder = running.join();
+        let folder = (running.join(), running.parts.take());
         self.running = None;
         if matches!(outcome, Err(CheckpointError::NotSaved { .. })) {
             // The folder goes when no rank writes into it any more.
@@ -294,6 +335,15 @@ impl Drop for Saver {
 }
 
 impl Running {
+    /// Joins what all have written into their own stores.
+    fn end_parts(&mut self, comm: &Communicator) -> Result<std::result::Result<(), CheckpointError>> {
+        let written = self.shared.written.lock().unwrap_or_else(PoisonError::into_inner).take();
+        match (&mut self.parts, written) {
+            (Some(parts), Some(written)) => parts.publish(comm, &self.dir, written),
+            _ => Err(Error::Usage("a save in parts has none".to_string())),
+        }
+    }
+
     fn status(&self) -> Status {
         let is_over = self.thread.as_ref().is_none_or(JoinHandle::is_finished);
         match self.shared.status.lock().unwrap_or_else(PoisonError::into_inner).clone() {
@@ -368,6 +418,32 @@ fn write(job: Job, end: Option<End>, shared: &Shared) -> Option<TempFolder> {
             Some(folder)
         }
     }
+}
+
+/// The thread of a rank that writes into the store of its machine. `rest`: on rank 0, what is no rank's own.
+fn write_part(
+    job: Job,
+    rest: Option<(Vec<FileEntry>, Option<Arc<ModelFiles>>, Deed)>,
+    shared: &Shared,
+) -> Option<TempFolder> {
+    let folder = job.folder.clone();
+    let written = job.run().and_then(|mut own| {
+        if let Some((begun, model, extra)) = rest {
+            write_rest(&folder, model.as_ref(), extra)?;
+            let listed: Vec<FileEntry> = begun.into_iter().chain(own.files.iter().cloned()).collect();
+            // The other ranks of this machine may still write theirs.
+            own.files.extend(seal_rest(&folder, &listed, Some(RANKS))?);
+        }
+        Ok(own)
+    });
+    match written {
+        Ok(own) => {
+            *shared.written.lock().unwrap_or_else(PoisonError::into_inner) = Some(own);
+            shared.set(Status::Written);
+        }
+        Err(error) => shared.set(Status::Failed(error.to_string())),
+    }
+    None
 }
 
 /// What all ranks have written, in their order.

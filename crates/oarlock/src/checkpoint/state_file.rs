@@ -19,7 +19,7 @@ const _: () = assert!(cfg!(target_endian = "little"));
 const ZEROS: [u8; PAGE] = [0; PAGE];
 
 /// A piece of a kind of state of a parameter.
-#[derive(Debug, PartialEq, Serialize, Deserialize)]
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct WrittenPiece {
     pub kind: String,
     pub name: String,

@@ -107,6 +107,15 @@ pub enum Problem {
         /// Its path inside the checkpoint.
         file: String,
     },
+    /// What one machine of several wrote, where the whole is needed.
+    #[error(
+        "it is what one machine of its run wrote, without {file}; copy the folders of all machines to one and join them with \
+         `oarlock gather-checkpoint FOLDER… --out WHOLE`"
+    )]
+    OnePart {
+        /// A file of another machine.
+        file: String,
+    },
     /// A file that was cut or has grown.
     #[error("the file {file} has {found} bytes instead of {expected}")]
     Size {

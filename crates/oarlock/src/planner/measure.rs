@@ -33,6 +33,8 @@ const SECONDS: f64 = 1.0;
 const REPEATS: (usize, usize) = (3, 9);
 /// The elements of collectives by which a line is drawn.
 const ELEMENTS: [usize; 2] = [1 << 14, 1 << 22];
+/// Elements that a rank computes between two collectives of a measurement.
+const WORK: usize = 4 << 20;
 /// Blocks with fewer parameters than this are measured by four, larger ones by two.
 const SMALL_BLOCK: usize = 4_000_000;
 
@@ -80,11 +82,7 @@ pub fn measure(config: &TrainConfig, ranks: usize, threads: usize, batches: &[us
     check_memory(config, &depths, ranks, threads, batches)?;
     let args = Args { config, depths: &depths, threads, batches };
     let mut all = distributed::spawn(ranks, |_| args.on_this_rank())?;
-    // The slowest rank is waited for.
-    let mut own = all.swap_remove(0);
-    for other in &all {
-        own.slower_of(other);
-    }
+    let own = all.swap_remove(0);
     let blocks = depths.blocks;
     let passes = own.passes.iter().map(|(&(batch, recompute), times)| PassTimes {
         batch,
@@ -210,18 +208,6 @@ impl Measured {
         let at = ELEMENTS.map(|elems| (elems * size) as f64);
         Line::through((at[0], seconds[0]), (at[1], seconds[1]))
     }
-
-    fn slower_of(&mut self, other: &Measured) {
-        for (own, other) in self.passes.values_mut().zip(other.passes.values()) {
-            for (own, other) in own.iter_mut().flatten().zip(other.iter().flatten()) {
-                *own = own.max(*other);
-            }
-        }
-        let pairs = [(&mut self.norm, &other.norm), (&mut self.update, &other.update)];
-        for (own, other) in pairs.into_iter().flat_map(|(own, other)| own.iter_mut().zip(other)) {
-            *own = own.max(*other);
-        }
-    }
 }
 
 impl Args<'_> {
@@ -339,10 +325,15 @@ fn steps(trained: &[Trained<'_>; 2], batch: usize) -> Result<[Medians; 2]> {
             times.push(one.step(batch)?);
         }
     }
-    let medians = |times: &Vec<[f64; Phase::ALL.len()]>| {
-        Medians(std::array::from_fn(|phase| median(times.iter().map(|times| times[phase]).collect())))
+    let medians = |times: Vec<[f64; Phase::ALL.len()]>| -> Result<Medians> {
+        // In every step the slowest rank is waited for.
+        let mut slowest = times.concat();
+        trained[0].accelerator.communicator().all_reduce_f64(&mut slowest, Scalar::Max)?;
+        let of = |phase: usize| slowest.iter().skip(phase).step_by(Phase::ALL.len()).copied().collect();
+        Ok(Medians(std::array::from_fn(|phase| median(of(phase)))))
     };
-    Ok([medians(&times[0]), medians(&times[1])])
+    let [few, more] = times;
+    Ok([medians(few)?, medians(more)?])
 }
 
 fn median(mut times: Vec<f64>) -> f64 {
@@ -404,8 +395,8 @@ fn accumulation(accelerator: &Accelerator, elems: usize) -> Result<f64> {
     Ok(median(times) / elems as f64)
 }
 
-/// Measures the link between machines, by gathers of two sizes over ranks of which each is on its own machine, or as many on
-/// each. All ranks call it.
+/// Measures the link between machines, by reductions and gathers of two sizes over ranks of which each is on its own machine, or as
+/// many on each. All ranks call it.
 ///
 /// # Errors
 /// Ranks of one machine, and a failed rank.
@@ -417,20 +408,37 @@ pub fn measure_network(comm: &Communicator) -> Result<Network> {
             "plan: to measure the link between machines, start one rank on each of two or more machines by a launcher".to_owned(),
         ));
     }
-    let ranks = Ranks { machines: n, per_machine: machines.len() / n, groups: 1 };
-    let small = median((0..8 * REPEATS.1).map(|_| timed(|| Ok(comm.barrier()?))).collect::<Result<_>>()?);
-    let elems = ELEMENTS[1];
-    let region = comm.allocate("measured link", elems * 4, Sharing::PerRank)?;
-    let owners = Ownership::even(0..elems, comm.world_size());
-    let gather = || Ok(comm.all_gather(&region, DType::F32, &owners, Ready::now())?.precede_launches()?);
-    gather()?;
-    let large = median((0..REPEATS.1).map(|_| timed(gather)).collect::<Result<_>>()?);
-    let call = Call { operation: CallKind::AllGather, bytes: 4 * elems as u64, over: Over::Shard };
+    let ranks = Ranks { machines: n, per_machine: machines.len() / n, groups: 1, sum_bytes: 4 };
+    let mut work = vec![1.0f32; WORK];
+    let (mut seconds, mut sent) = ([0.0; 2], [0.0; 2]);
+    for (index, (elems, repeats)) in ELEMENTS.into_iter().zip([16 * REPEATS.1, REPEATS.1]).enumerate() {
+        let region = comm.allocate("measured link", elems * 4, Sharing::PerRank)?;
+        let owners = Ownership::even(0..elems, comm.world_size());
+        for repeat in 0..=repeats {
+            // As in a step: the ranks have computed something else, and come when they are done with it.
+            work.iter_mut().for_each(|value| *value = 0.5 * *value + 1.0);
+            std::hint::black_box(&mut work);
+            let reduce = timed(|| {
+                Ok(comm.reduce_scatter(&region, DType::F32, &owners, Ready::now())?.precede_launches()?)
+            })?;
+            let gather = timed(|| {
+                Ok(comm.all_gather(&region, DType::F32, &owners, Ready::now())?.precede_launches()?)
+            })?;
+            // The first brings up the memory.
+            if repeat > 0 {
+                seconds[index] += (reduce + gather) / (2 * repeats) as f64;
+            }
+        }
+        let bytes = 4 * elems as u64;
+        sent[index] = ranks.sent(Call { operation: CallKind::AllGather, bytes, over: Over::Shard });
+    }
     // The slowest rank counts.
-    let mut both = [small, large];
-    comm.all_reduce_f64(&mut both, Scalar::Max)?;
-    let [latency, large] = both;
-    Ok(Network { latency, bandwidth: ranks.sent(call) / (large - 2.0 * latency).max(large / 10.0) })
+    comm.all_reduce_f64(&mut seconds, Scalar::Max)?;
+    let [small, large] = seconds;
+    let bandwidth = (sent[1] - sent[0]) / (large - small).max(large / 10.0);
+    // Headers, and data.
+    let latency = (small - sent[0] / bandwidth).max(small / 10.0) / 2.0;
+    Ok(Network { latency, bandwidth })
 }
 
 fn timed(run: impl FnOnce() -> Result<()>) -> Result<f64> {

@@ -1,8 +1,8 @@
 //! The links between machines: what a collective sends, and how long that takes (an alpha-beta model).
 //!
-//! The formulas are those of `crates/comm/src/messages`: every rank sends every other its part directly. For a group of
-//! `r` ranks on each of `n` machines and a buffer of B bytes, a machine sends `r B (n - 1) / n` bytes to others in a gather
-//! or a reduce-scatter, and twice that in an all-reduce.
+//! The formulas are those of `crates/comm/src/messages`: what the ranks of a machine have is added, or copied, inside of it. For a
+//! group on `n` machines and a buffer of B bytes, a machine sends `B (n - 1) / n` bytes to others in a gather or a
+//! reduce-scatter, and twice that in an all-reduce.
 
 use oarlock_comm::Operation;
 
@@ -26,6 +26,8 @@ pub struct Ranks {
     pub per_machine: usize,
     /// Groups of each machine.
     pub groups: usize,
+    /// Bytes of an element of a sum.
+    pub sum_bytes: usize,
 }
 
 /// One call of a collective.
@@ -81,27 +83,38 @@ impl Ranks {
         self.machines * self.per_machine
     }
 
+    /// Whether what a machine's ranks have is added inside of it: else a sum of sums would have other bits.
+    fn adds_inside(&self) -> bool {
+        self.per_machine > 1 && self.per_machine.is_power_of_two()
+    }
+
     /// Bytes that a machine sends to others for one call of each of its groups.
     pub fn sent(&self, call: Call) -> f64 {
-        let Ranks { machines, per_machine, groups } = *self;
+        let Ranks { machines, per_machine, groups, sum_bytes } = *self;
         let (n, r) = (machines as f64, per_machine as f64);
-        let part = groups as f64 * r * call.bytes as f64 * (n - 1.0) / n;
+        // Without it every rank sends every other its part.
+        let copies = if self.adds_inside() { 1.0 } else { r };
+        let part = groups as f64 * copies * call.bytes as f64 * (n - 1.0) / n;
+        // The sums of a machine travel in f32.
+        let widened = if self.adds_inside() { 4.0 / sum_bytes as f64 } else { 1.0 };
         match call.operation {
-            CallKind::AllReduce => 2.0 * part,
-            CallKind::ReduceScatter | CallKind::AllGather => part,
+            CallKind::AllReduce => (widened + 1.0) * part,
+            CallKind::ReduceScatter => widened * part,
+            CallKind::AllGather => part,
             // Every rank has its own bytes for every rank of the other machines.
             CallKind::Values => groups as f64 * r * r * (n - 1.0) * call.bytes as f64,
         }
     }
 
-    /// Bytes that a rank sends to others of its machine.
-    fn sent_inside(&self, call: Call) -> f64 {
+    /// Bytes of the other ranks of its machine that a rank adds or copies.
+    fn inside(&self, call: Call) -> f64 {
         let Ranks { machines, per_machine, .. } = *self;
-        let (n, others) = (machines as f64, per_machine as f64 - 1.0);
+        let others = per_machine as f64 - 1.0;
+        let owners = if self.adds_inside() { per_machine } else { machines * per_machine } as f64;
         match call.operation {
             CallKind::Values => others * call.bytes as f64,
-            CallKind::AllReduce => 2.0 * others * call.bytes as f64 / (n * per_machine as f64),
-            _ => others * call.bytes as f64 / (n * per_machine as f64),
+            CallKind::AllReduce => 2.0 * others * call.bytes as f64 / owners,
+            _ => others * call.bytes as f64 / owners,
         }
     }
 
@@ -122,6 +135,6 @@ impl Ranks {
         }
         let latency = if self.machines > 1 { network.latency } else { inside.fixed };
         let link = self.sent(call) / network.bandwidth;
-        self.rounds(call) * latency + link.max(self.sent_inside(call) * inside.each)
+        self.rounds(call) * latency + link.max(self.inside(call) * inside.each)
     }
 }

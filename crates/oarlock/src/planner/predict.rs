@@ -34,9 +34,10 @@ impl Cluster {
     }
 
     /// The ranks of one of the groups of `n` neighbouring ranks.
-    fn neighbours(&self, n: usize) -> Ranks {
+    fn neighbours(&self, n: usize, sum_bytes: usize) -> Ranks {
         let per_machine = n.min(self.ranks);
-        Ranks { machines: (n / per_machine).max(1), per_machine, groups: (self.ranks / per_machine).max(1) }
+        let (machines, groups) = ((n / per_machine).max(1), (self.ranks / per_machine).max(1));
+        Ranks { machines, per_machine, groups, sum_bytes }
     }
 }
 
@@ -134,12 +135,13 @@ impl Costs<'_> {
 
     /// The ranks of a collective.
     fn ranks(&self, call: Call) -> Ranks {
+        let sum_bytes = self.facts.settings.reduce_dtype.size();
         match call.over {
-            Over::Shard => self.cluster.neighbours(self.shard_ranks()),
-            Over::All => self.cluster.neighbours(self.data_ranks),
+            Over::Shard => self.cluster.neighbours(self.shard_ranks(), sum_bytes),
+            Over::All => self.cluster.neighbours(self.data_ranks, sum_bytes),
             Over::Replicas => {
                 let Cluster { machines, ranks, .. } = *self.cluster;
-                Ranks { machines, per_machine: 1, groups: ranks }
+                Ranks { machines, per_machine: 1, groups: ranks, sum_bytes }
             }
         }
     }
@@ -295,7 +297,8 @@ impl Costs<'_> {
             // The first and the last stage hold shared embeddings, whose gradients are added up over both.
             let call = Call { operation: CallKind::AllReduce, bytes: tied, over: Over::Shard };
             let machines = if machine_of(0) == machine_of(stages - 1) { 1 } else { 2 };
-            let pair = Ranks { machines, per_machine: 2 / machines, groups: crossing as usize };
+            let groups = crossing as usize;
+            let pair = Ranks { machines, per_machine: 2 / machines, groups, sum_bytes: 4 };
             sent += pair.sent(call);
             slowest.seconds += match self.cluster.network.filter(|_| machines > 1) {
                 Some(network) => pair.time(call, network, self.profile.message),

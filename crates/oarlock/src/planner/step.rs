@@ -87,7 +87,7 @@ pub struct Account {
 const VALUE: u64 = 8;
 
 impl Step {
-    /// Goes through the step; `time_of` says how long a collective takes.
+    /// Goes through a step that follows another; `time_of` says how long a collective takes.
     pub fn run(&self, time_of: &dyn Fn(Call) -> f64) -> Account {
         let mut run = Run {
             step: self,
@@ -98,23 +98,15 @@ impl Step {
             holds: vec![false; self.units.len()],
             n_holds: vec![0; self.groups.len()],
             gathered: vec![None; self.groups.len()],
+            published: vec![0.0; self.groups.len()],
             leaving: Vec::new(),
             n_left: 0,
         };
-        run.values(VALUE, Over::All);
-        for micro_batch in 0..self.micro_batches {
-            run.forward();
-            run.backward(micro_batch);
-        }
-        run.reduce_rest();
-        run.compute(self.norm);
-        run.values(VALUE * self.n_blocks as u64, Over::Shard);
-        run.compute(self.update);
-        run.publish();
-        run.values(VALUE, Over::All);
-        run.compute(self.rest);
-        run.account.seconds = run.now;
-        run.account
+        run.once();
+        let begin = run.now;
+        run.account = Account::default();
+        run.once();
+        Account { seconds: run.now - begin, ..run.account }
     }
 }
 
@@ -137,11 +129,29 @@ struct Run<'a> {
     n_holds: Vec<usize>,
     /// When the weights of a group are there, of those that are gathered.
     gathered: Vec<Option<f64>>,
+    /// When its new weights are there, of those that are not.
+    published: Vec<f64>,
     leaving: Vec<Leaving>,
     n_left: u64,
 }
 
 impl Run<'_> {
+    fn once(&mut self) {
+        let step = self.step;
+        self.values(VALUE, Over::All);
+        for micro_batch in 0..step.micro_batches {
+            self.forward();
+            self.backward(micro_batch);
+        }
+        self.reduce_rest();
+        self.compute(step.norm);
+        self.values(VALUE * step.n_blocks as u64, Over::Shard);
+        self.values(VALUE, Over::All);
+        self.compute(step.update);
+        self.publish();
+        self.compute(step.rest);
+    }
+
     fn compute(&mut self, seconds: f64) {
         self.now += seconds;
     }
@@ -204,9 +214,7 @@ impl Run<'_> {
         let step = self.step;
         self.hold(unit);
         for &group in &step.units[unit].uses {
-            if let Some(end) = self.gathered[group] {
-                self.wait(end);
-            }
+            self.wait(self.gathered[group].unwrap_or(self.published[group]));
         }
         let elems = |group: usize| if step.groups[group].is_gathered { step.groups[group].elems } else { 0 };
         let open = (0..step.groups.len()).filter(|&group| self.gathered[group].is_some());
@@ -307,15 +315,23 @@ impl Run<'_> {
         }
     }
 
-    /// Shows the new weights to all.
+    /// Shows the new weights to all: beside the next step, where collectives proceed beside computations.
     fn publish(&mut self) {
         if !self.step.shards_optimizer {
             return;
         }
-        let resident = self.step.groups.iter().filter(|group| !group.is_gathered);
-        for bytes in resident.map(|group| group.elems * group.element_bytes).collect::<Vec<_>>() {
-            let end = self.begin(CallKind::AllGather, bytes as u64, Over::Shard);
-            self.wait(end);
+        let mut wire = self.now;
+        for (index, group) in self.step.groups.iter().enumerate().filter(|(_, group)| !group.is_gathered) {
+            let bytes = (group.elems * group.element_bytes) as u64;
+            let call = Call { operation: CallKind::AllGather, bytes, over: Over::Shard };
+            let time = (self.time_of)(call);
+            self.account.calls.push(call);
+            self.account.communication += time;
+            wire += time;
+            self.published[index] = wire;
+        }
+        if !self.step.overlaps {
+            self.wait(wire);
         }
     }
 }

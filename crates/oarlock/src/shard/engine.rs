@@ -8,7 +8,7 @@
 use std::collections::{BTreeMap, HashMap};
 use std::sync::Arc;
 
-use oarlock_comm::{Communicator, Ready, Scalar};
+use oarlock_comm::{Communicator, Scalar};
 use oarlock_tensor::ops::optimizer::{Part, Role, Rule};
 use oarlock_tensor::ops::{transfer, update};
 use oarlock_tensor::{ActiveTapes, Device, FlatBuffer, UnitHook};
@@ -20,7 +20,6 @@ use crate::shard::layout::{BLOCK, runs};
 use crate::shard::leaving::UnitUse;
 use crate::shard::mesh::{Mesh, ranks_per_machine};
 use crate::shard::one_bit::OneBitSteps;
-use crate::shard::order::ready;
 use crate::shard::passes::{Core, TapePass, UnitPasses};
 use crate::shard::placement::{Options, Placement, Quantized, Untouched};
 use crate::shard::reduce::Home;
@@ -156,9 +155,13 @@ impl Engine {
             true => Some(ranks_per_machine(&comm.machines(), "hybrid sharding shards")?),
             false => options.group,
         };
-        let (mesh, quantized) =
+        let (mut mesh, quantized) =
             quantized_mesh(Mesh::new(comm, group, options.secondary)?, options.quantized)?;
         let options = Options { quantized, ..options };
+        let is_sharded = options.placements.optimizer == Placement::Sharded && mesh.shard.world_size() > 1;
+        if is_sharded && options.overlap {
+            mesh.publish_behind()?;
+        }
         let shares_memory = comm.shares_memory();
         let found = wrapped_units_of(model, &options.wrap);
         let held = match &stage {
@@ -241,6 +244,7 @@ impl Engine {
     /// # Errors
     /// What the source reports.
     pub fn initialize(&mut self, source: &mut dyn WeightSource) -> Result<()> {
+        self.core.await_published()?;
         let mut values = Vec::new();
         for group in &self.core.groups {
             let state = &group.state;
@@ -261,7 +265,8 @@ impl Engine {
                 }
             }
         }
-        self.publish()
+        self.core.publish()?;
+        self.core.await_published()
     }
 
     /// The number of parameters, frozen ones included.
@@ -466,9 +471,11 @@ impl Engine {
             let takes_part = touched.as_ref().is_none_or(|touched| touched[group][param]);
             takes_part.then(|| self.n_steps.saturating_sub(self.left_out[group][param]))
         };
+        self.core.await_published()?;
         self.core.update(param_groups, grad_scale, &step)?;
         self.reduced = false;
-        self.publish()
+        // The ops of the next step wait for what they use.
+        self.core.publish()
     }
 
     /// Each parameter has its numbers, and its state is that of its rule.
@@ -506,21 +513,6 @@ impl Engine {
         }
     }
 
-    /// Makes the weights that each rank has written visible to all.
-    fn publish(&self) -> Result<()> {
-        if self.core.options.placements.optimizer == Placement::Whole {
-            return Ok(());
-        }
-        for group in &self.core.groups {
-            if let Weights::Resident(region) = &group.weights {
-                let (dtype, owners) = (group.params.dtype(), &group.owners);
-                let written = group.params.weights().map_or(Ok(Ready::now()), |flat| ready(&flat))?;
-                self.core.mesh.shard.all_gather(region, dtype, owners, written)?.precede_launches()?;
-            }
-        }
-        Ok(())
-    }
-
     /// All state that this rank saves, held constant: the next step waits for it, unit by unit.
     pub fn snapshot(&self) -> Snapshot {
         Snapshot::new(self.core.groups.iter().map(|group| group.state.clone()).collect())
@@ -545,6 +537,7 @@ impl Engine {
     /// # Errors
     /// When the slice is not on this rank.
     pub fn write_state(&mut self, slice: &Slice, values: &[f32]) -> Result<()> {
+        self.core.await_published()?;
         let (column, range) = state::find(self.core.groups.iter().map(|group| &group.state), slice)?;
         column.write(&self.core.device, range.start, values)
     }
@@ -554,6 +547,7 @@ impl Engine {
     /// # Errors
     /// When a rank failed.
     pub fn finish_load(&mut self, n_steps: u64) -> Result<()> {
+        self.core.await_published()?;
         for group in &self.core.groups {
             self.core.refresh_working_copy(&self.core.device, group)?;
         }
@@ -562,6 +556,7 @@ impl Engine {
             one_bit.resume(n_steps)?;
         }
         self.clear_grads()?;
-        self.publish()
+        self.core.publish()?;
+        self.core.await_published()
     }
 }

@@ -15,6 +15,9 @@ pub struct Mesh {
     pub secondary: Option<Communicator>,
     /// The two exchanges of quantized gradients, where the sharding group is on several machines.
     pub hops: Option<Hops>,
+    /// Those of `shard` once more, where the new weights of a step travel while the next one begins: no other collective waits
+    /// for them.
+    pub behind: Option<Communicator>,
 }
 
 /// The ranks of a sharding group by machines.
@@ -33,7 +36,8 @@ impl Mesh {
     /// When a rank failed.
     pub fn new(world: &Communicator, group: Option<usize>, secondary: Option<usize>) -> Result<Mesh> {
         let n = world.world_size();
-        let mut mesh = Mesh { shard: world.clone(), replica: None, secondary: None, hops: None };
+        let mut mesh =
+            Mesh { shard: world.clone(), replica: None, secondary: None, hops: None, behind: None };
         if let Some(size) = group.filter(|&size| size < n) {
             mesh.shard = world.split(&neighbours(n, size))?;
             mesh.replica = Some(world.split(&across(n, size))?);
@@ -61,6 +65,19 @@ impl Mesh {
         if size < n {
             let inside = self.shard.split(&neighbours(n, size))?;
             self.hops = Some(Hops { inside, across: self.shard.split(&across(n, size))? });
+        }
+        Ok(())
+    }
+
+    /// Lets new weights travel while the next step begins, where collectives work in the background. All ranks call it.
+    ///
+    /// # Errors
+    /// When a rank failed.
+    pub fn publish_behind(&mut self) -> Result<()> {
+        // Between GPUs they have a stream of their own already, in which values of the host do not wait.
+        if self.shard.works_in_background() && !self.shard.reaches_gpus() {
+            let all = (0..self.shard.world_size()).collect();
+            self.behind = Some(self.shard.split(&[all])?);
         }
         Ok(())
     }

@@ -2,7 +2,8 @@
 //!
 //! `placement` says what is sharded, `mesh` among whom, `layout` who owns what. A `group` holds the parameters of a unit
 //! with their homes. During a step `passes` says what happens around the passes of a unit: `gather` brings its weights,
-//! `reduce` sums its gradients, `quantized` is how either travels in few bits; `step` updates (`one_bit` where ranks exchange signs), through `staging` what is offloaded.
+//! `reduce` sums its gradients, `quantized` is how either travels in few bits; `step` updates (`one_bit` where ranks exchange
+//! signs), through `staging` what is offloaded, and `publish` brings the new weights to all.
 //! `engine` is what the rest of the crate sees; `alone` has its steps of single ranks.
 
 mod alone;
@@ -20,6 +21,7 @@ mod outer;
 mod passes;
 mod placement;
 mod pool;
+mod publish;
 mod quantized;
 mod reduce;
 mod source;

@@ -11,7 +11,7 @@
 use std::collections::VecDeque;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
 
-use oarlock_comm::{Scalar, Sharing};
+use oarlock_comm::{Ready, Scalar, Sharing};
 use oarlock_tensor::{
     ActiveTapes, DType, Device, FlatBuffer, FlatParams, Result as TensorResult, Tape, UnitHook,
 };
@@ -39,6 +39,8 @@ pub(super) struct Core {
     pub(super) overlaps: bool,
     /// Bytes of a 16-bit copy of a group's gradients, where they are reduced so; else 0.
     pub(super) staging_bytes: usize,
+    /// The new weights of each group on their way.
+    pub(super) on_their_way: Mutex<Vec<Option<Ready>>>,
     pass: Mutex<PassState>,
 }
 
@@ -134,8 +136,20 @@ impl Core {
         };
         let active = Arc::default();
         let updater = if options.updates_beside(&device) { device.beside() } else { device.clone() };
-        let pass = Mutex::new(pass);
-        Ok(Core { mesh, device, updater, options, groups, units, active, overlaps, staging_bytes, pass })
+        let (pass, on_their_way) = (Mutex::new(pass), Mutex::default());
+        Ok(Core {
+            mesh,
+            device,
+            updater,
+            options,
+            groups,
+            units,
+            active,
+            overlaps,
+            staging_bytes,
+            on_their_way,
+            pass,
+        })
     }
 
     pub(super) fn pass(&self) -> MutexGuard<'_, PassState> {

@@ -223,6 +223,9 @@ pub(super) struct Home {
 
 impl ParamHome for Home {
     fn weight(&self, index: usize) -> TensorResult<Tensor> {
+        if let Some(core) = self.core.upgrade() {
+            core.await_weights(self.group).map_err(|error| oarlock_tensor::Error::Hook(Box::new(error)))?;
+        }
         self.params.weight(index)
     }
 

@@ -1,4 +1,4 @@
-//! The data of a run: token caches, built once by rank 0, and the rows to train and to evaluate on.
+//! The data of a run: token caches, built once in each output folder, and the rows to train and to evaluate on.
 
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
@@ -77,7 +77,7 @@ impl RunData {
     }
 }
 
-/// Opens the rows of a run; rank 0 builds the token caches that are missing or out of date.
+/// Opens the rows of a run; the first rank that sees an output folder builds the token caches that are missing or out of date.
 pub fn open(accelerator: &Accelerator, config: &TrainConfig, hf: &HfConfig) -> Result<RunData> {
     let vocab_size = hf.decoder().vocab_size;
     let tokenizer = Tokenizer::open(&config.model.tokenizer)?;
@@ -195,8 +195,13 @@ impl Caches<'_> {
         let kept = self.config.data.tokenized.as_ref().map(|dir| dir.join(format!("{name}.tokens")));
         let path = match &kept {
             Some(kept) => {
-                if self.accelerator.is_main_process() {
-                    self.keep(kept, datasets)?;
+                let stores = self.accelerator.stores();
+                for leader in stores.each() {
+                    // One after the other, as they may see one folder.
+                    if leader == self.accelerator.process_index() {
+                        self.keep(kept, datasets)?;
+                    }
+                    self.accelerator.wait_for_everyone()?;
                 }
                 kept.clone()
             }
@@ -247,7 +252,8 @@ impl Caches<'_> {
         Ok(())
     }
 
-    /// The path of the token cache of data sets, which rank 0 builds where it is missing or out of date.
+    /// The path of the token cache of data sets, which the first rank that sees an output folder builds where it is missing or out
+    /// of date.
     fn build(&mut self, datasets: &[String]) -> Result<PathBuf> {
         let config = self.config;
         let max_samples = config.data.max_samples.map(|n| n as u64);
@@ -270,7 +276,8 @@ impl Caches<'_> {
         let dir = config.save.output_dir.join("cache");
         let encoder = self.encoder;
         let path = TokenCache::path(&dir, &source, encoder);
-        if self.accelerator.is_main_process() {
+        let (stores, rank) = (self.accelerator.stores(), self.accelerator.process_index());
+        if stores.leader_of(rank) == rank {
             self.accelerator.communicator().set_phase("building the token cache");
             if config.data.overwrite_cache {
                 remove_if_present(&path)?;

@@ -36,7 +36,7 @@ use crate::train::model::{self, ReferenceModel, Start};
 use crate::train::monitors::momentum;
 use crate::train::objective::{Judgement, NextToken, Objective, Preference, Reference, Reward, dry_pass};
 use crate::train::options::optimizer;
-use crate::train::output_folder::check_is_common;
+use crate::train::output_folder::look_at_stores;
 use crate::train::pool_limit::PoolLimit;
 use crate::train::resume::{checkpoint_to_resume, load_undamaged, other_seeds};
 use crate::train::train_step;
@@ -161,7 +161,7 @@ impl<'a, O: Objective<Model = Decoder>> Run<'a, O> {
             true => Some(OutputLock::take(&config.save.output_dir)?),
             false => None,
         };
-        check_is_common(accelerator.communicator(), &config.save.output_dir)?;
+        let apart = look_at_stores(accelerator, &config.save.output_dir)?;
         let data = data::open(accelerator, config, &hf)?;
         let loader = TokenLoader {
             rows: data.train.clone(),
@@ -233,7 +233,7 @@ impl<'a, O: Objective<Model = Decoder>> Run<'a, O> {
                 journal.message(&stages_line(pipeline))?;
             }
             introduce(journal, config, accelerator, sizes, total_steps, checkpoint.as_deref())?;
-            told.iter().chain(&data.told).try_for_each(|line| journal.message(line))?;
+            told.iter().chain(&apart).chain(&data.told).try_for_each(|line| journal.message(line))?;
             if let Some([plain, colored]) = &data.first {
                 journal.example(plain, colored)?;
             }

@@ -15,7 +15,8 @@
 //! ```
 //!
 //! Where ranks do not share memory, what moves does so while units compute: a gather begins a unit ahead, and a reduction is
-//! waited for a unit later, or in `reduce`, where DDP and ZeRO-1 have begun theirs in the last backward pass.
+//! waited for a unit later, or in `reduce`, where DDP and ZeRO-1 have begun theirs in the last backward pass. What is gathered
+//! after the optimizer is waited for by the units of the next step (`shard/publish.rs`).
 //!
 //! The gathers and releases of ZeRO-3 and the early reductions of ZeRO-2 happen inside of `forward` and `backward`: each
 //! unit of the model calls its engine there (`nn/unit.rs`, then `shard/passes.rs`).
@@ -100,14 +101,15 @@ pub fn train_step<O: Objective>(
     timer.enter(Phase::Clip);
     let grad_norm = accelerator.clip_grad_norm(optimizer, max_grad_norm)?;
 
+    // The losses are read only now, so that no micro-batch waits for its own; and not behind the new weights.
+    timer.enter(Phase::Other);
+    let totals = tally.over_ranks(accelerator, objective.metrics(), Some(weight))?;
+
     // One fused pass over the owned slice: master weights, moments, new working copy; then all see the new weights.
     timer.enter(Phase::Optimizer);
     phase("optimizer");
     let stepped = optimizer.step()?;
-
-    // The losses are read only now, so that no micro-batch waits for its own.
     timer.enter(Phase::Other);
-    let totals = tally.over_ranks(accelerator, objective.metrics(), Some(weight))?;
     objective.after_step(&totals);
     Ok(StepReport {
         totals,

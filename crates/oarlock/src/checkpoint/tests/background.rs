@@ -141,12 +141,12 @@ fn the_folder_has_its_name_before_others_go() {
     assert_eq!(names(folder.path()), ["checkpoint-2"]);
 }
 
-fn golden(name: &str) -> std::path::PathBuf {
+pub fn golden(name: &str) -> std::path::PathBuf {
     Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/golden").join(name)
 }
 
 /// An engine over a golden model on this rank, with what is needed to write it.
-fn prepared(
+pub fn prepared(
     name: &str,
     comm: &Communicator,
     placements: Placements,

@@ -5,6 +5,7 @@ mod damage;
 mod folders;
 mod frozen;
 mod full_disk;
+mod parts;
 mod roundtrip;
 mod tags;
 

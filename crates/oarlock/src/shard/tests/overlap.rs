@@ -223,6 +223,35 @@ fn a_step_takes_the_longer_of_computation_and_communication() {
 }
 
 #[test]
+fn new_weights_travel_while_the_next_step_begins() {
+    let (n, unit) = (6, Duration::from_millis(40));
+    // The new weights of a unit travel as long as its forward pass takes.
+    let time = |overlap| {
+        let options = Options { placements: Placements::OPTIMIZER, overlap, ..Options::default() };
+        let ranks = on_link(2, link(unit), |comm| {
+            let model = Chain::new(n, false);
+            let mut engine = engine(&model, comm, options.clone());
+            slow_pass(&engine, &model, Duration::ZERO);
+            engine.reduce_grads().unwrap();
+            let begin = Instant::now();
+            step(&mut engine);
+            slow_pass(&engine, &model, unit);
+            begin.elapsed()
+        });
+        ranks.into_iter().max().unwrap()
+    };
+    let (compute, communication) = (2 * unit * n as u32, unit * n as u32);
+    let is_nearer = || {
+        let (without, with) = (time(false), time(true));
+        assert!(without >= compute + communication, "{without:?}");
+        // The first unit has nothing to compute before its weights are there.
+        assert!(with >= compute + unit, "{with:?}");
+        6 * with < 5 * without
+    };
+    assert!((0..5).any(|_| is_nearer()), "the sum of both");
+}
+
+#[test]
 fn gradients_that_come_after_their_sum_was_begun_are_refused() {
     for placements in [Placements::WHOLE, Placements::OPTIMIZER] {
         on_link(2, link(Duration::from_micros(100)), |comm| {

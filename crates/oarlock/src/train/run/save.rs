@@ -40,7 +40,15 @@ impl<O: Objective<Model = Decoder>> Run<'_, O> {
         }
         let state = self.journal.as_ref().map(|journal| journal.state().clone());
         let best = state.as_ref().and_then(|state| best::checkpoint(state, &output));
-        let best = best.filter(|_| self.config.save.best.is_some());
+        let mut best = best.filter(|_| self.config.save.best.is_some());
+        if self.config.save.best.is_some() && !self.accelerator.stores().are_one() {
+            // The other machines keep their parts of it.
+            let path = best.map(|path| path.to_string_lossy().into_owned()).unwrap_or_default();
+            let path = self.accelerator.communicator().broadcast_bytes(0, path.as_bytes())?;
+            best = Some(path)
+                .filter(|path| !path.is_empty())
+                .map(|path| String::from_utf8_lossy(&path).into_owned().into());
+        }
         let keep = self.config.save.keep;
         let replaces = self.config.save.overwrite && self.config.save.resume == Resume::Never;
         let contents = Contents {

@@ -1,0 +1,30 @@
+//! `oarlock gather-checkpoint`: the parts of a checkpoint that machines without a common folder wrote, in one folder.
+
+use std::path::PathBuf;
+
+use clap::Args;
+use oarlock::checkpoint::gather;
+
+use crate::console::{Outcome, print};
+
+#[derive(Args)]
+pub(super) struct GatherArgs {
+    /// The folder of the checkpoint from each machine, copied to this one
+    #[arg(required = true)]
+    parts: Vec<PathBuf>,
+    /// The folder of the whole checkpoint
+    #[arg(short, long)]
+    out: PathBuf,
+}
+
+pub(super) fn run(args: &GatherArgs) -> Outcome {
+    let gathered = gather(&args.parts, &args.out)?;
+    print(&format!(
+        "joined {} into {}: step {}, {} files, {:.1} MB\n",
+        if args.parts.len() == 1 { "1 folder".to_owned() } else { format!("{} folders", args.parts.len()) },
+        args.out.display(),
+        gathered.step,
+        gathered.files,
+        gathered.bytes as f64 / 1e6,
+    ))
+}

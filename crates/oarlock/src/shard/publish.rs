@@ -1,0 +1,53 @@
+//! The new weights of a step travel to all ranks, where each has updated a part. Over transports that work in the background
+//! they do so while the next step begins: an op that uses a weight waits for those of its group.
+
+use std::sync::{MutexGuard, PoisonError};
+
+use oarlock_comm::Ready;
+
+use crate::error::Result;
+use crate::shard::group::Weights;
+use crate::shard::order::ready;
+use crate::shard::passes::Core;
+use crate::shard::placement::Placement;
+
+impl Core {
+    fn on_their_way(&self) -> MutexGuard<'_, Vec<Option<Ready>>> {
+        self.on_their_way.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Begins to make the weights that each rank has written visible to all, in the order in which a forward pass uses them.
+    pub fn publish(&self) -> Result<()> {
+        if self.options.placements.optimizer == Placement::Whole {
+            return Ok(());
+        }
+        let comm = self.mesh.behind.as_ref().unwrap_or(&self.mesh.shard);
+        let mut on_their_way = self.on_their_way();
+        on_their_way.resize_with(self.groups.len(), || None);
+        for (group, on_its_way) in self.groups.iter().zip(on_their_way.iter_mut()) {
+            if let Weights::Resident(region) = &group.weights {
+                let (dtype, owners) = (group.params.dtype(), &group.owners);
+                let written = group.params.weights().map_or(Ok(Ready::now()), |flat| ready(&flat))?;
+                let gathered = comm.all_gather(region, dtype, owners, written)?;
+                match self.overlaps {
+                    true => *on_its_way = Some(gathered),
+                    false => gathered.precede_launches()?,
+                }
+            }
+        }
+        Ok(())
+    }
+
+    /// Waits for the new weights of a group.
+    pub fn await_weights(&self, group: usize) -> Result<()> {
+        // Locked until they are there: another thread may ask for them, too.
+        let mut on_their_way = self.on_their_way();
+        let on_its_way = on_their_way.get_mut(group).and_then(Option::take);
+        Ok(on_its_way.map_or(Ok(()), Ready::precede_launches)?)
+    }
+
+    /// Waits for all new weights: before they are written again.
+    pub fn await_published(&self) -> Result<()> {
+        (0..self.groups.len()).try_for_each(|group| self.await_weights(group))
+    }
+}
