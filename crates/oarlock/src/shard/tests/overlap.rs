@@ -8,6 +8,7 @@ use oarlock_comm::Link;
 use oarlock_tensor::Result as TensorResult;
 
 use super::*;
+use crate::nn::parameters;
 
 /// As [`on_ranks`], over a link with a progress thread.
 fn on_link<T: Send>(n: usize, link: Link, f: impl Fn(&Communicator) -> T + Sync) -> Vec<T> {
@@ -148,6 +149,8 @@ fn seen(options: &Options) -> Seen {
         // The first step allocates buffers.
         slow_pass(&engine, &model, Duration::ZERO);
         step(&mut engine);
+        // Its new weights are no part of what is seen.
+        parameters(&model).iter().for_each(|named| drop(named.param.weight()));
         comm.barrier().unwrap();
         let before = comm.communication_time().unwrap();
         comm.start_trace();
