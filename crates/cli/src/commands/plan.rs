@@ -35,6 +35,10 @@ pub(super) struct PlanArgs {
     /// The time of a small message between machines, such as 50us or 0.5ms
     #[arg(long, value_parser = duration)]
     latency: Option<f64>,
+    /// The computation that a rank loses for each MB that it sends meanwhile, such as 0.7ms; by default none, as where each rank
+    /// has a core to spare
+    #[arg(long, value_parser = duration)]
+    overhead: Option<f64>,
     /// Memory of a machine, such as 64GB; by default what this one has
     #[arg(long, value_parser = shard_size)]
     memory: Option<u64>,
@@ -124,13 +128,14 @@ pub(super) fn run(args: &PlanArgs) -> Outcome {
 fn cluster(args: &PlanArgs, config: &ResolvedConfig) -> Result<(Cluster, usize), Failure> {
     let machines = usize::from(args.machines);
     let ranks = args.ranks.map_or((config.ranks.num_processes / machines).max(1), usize::from);
+    let overhead = args.overhead.unwrap_or(0.0) / 1e6;
     let network = match (machines, args.bandwidth, args.latency) {
-        (1, None, None) => None,
+        (1, None, None) if args.overhead.is_none() => None,
         (1, ..) => {
-            let help = "say how many machines there are (--machines), or leave --bandwidth and --latency out";
+            let help = "say how many machines there are (--machines), or leave --bandwidth, --latency and --overhead out";
             return Err(refuse("one machine has no link to others".to_owned(), help));
         }
-        (_, Some(bandwidth), Some(latency)) => Some(Network { latency, bandwidth }),
+        (_, Some(bandwidth), Some(latency)) => Some(Network { latency, bandwidth, overhead }),
         _ => {
             let help = "write --bandwidth 10Gbit/s --latency 0.1ms; `oarlock plan --link` measures both, on ranks that a \
                         launcher has started on two machines";
@@ -253,9 +258,16 @@ fn link(args: &PlanArgs) -> Outcome {
     if comm.rank() != 0 {
         return Ok(());
     }
-    let Network { latency, bandwidth } = network;
+    let Network { latency, bandwidth, overhead } = network;
+    let json = serde_json::json!({ "latency": latency, "bandwidth": bandwidth, "overhead": overhead });
     match args.json {
-        true => print(&format!("{}\n", serde_json::json!({ "latency": latency, "bandwidth": bandwidth }))),
-        false => print(&format!("--latency {:.3}ms --bandwidth {:.1}MB/s\n", 1e3 * latency, bandwidth / 1e6)),
+        true => print(&format!("{json}\n")),
+        // Nothing is lost where no overhead is given.
+        false => print(&format!(
+            "--latency {:.3}ms --bandwidth {:.1}MB/s --overhead {:.4}ms\n",
+            1e3 * latency,
+            bandwidth / 1e6,
+            (1e9 * overhead).max(1e-4)
+        )),
     }
 }

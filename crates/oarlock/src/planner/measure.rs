@@ -410,14 +410,20 @@ pub fn measure_network(comm: &Communicator) -> Result<Network> {
     }
     let ranks = Ranks { machines: n, per_machine: machines.len() / n, groups: 1, sum_bytes: 4 };
     let mut work = vec![1.0f32; WORK];
+    // As in a step: the ranks compute something else, and come when they are done with it.
+    let mut compute = |passes: usize| {
+        for _ in 0..passes {
+            work.iter_mut().for_each(|value| *value = 0.5 * *value + 1.0);
+            std::hint::black_box(&mut work);
+        }
+        Ok(())
+    };
     let (mut seconds, mut sent) = ([0.0; 2], [0.0; 2]);
     for (index, (elems, repeats)) in ELEMENTS.into_iter().zip([16 * REPEATS.1, REPEATS.1]).enumerate() {
         let region = comm.allocate("measured link", elems * 4, Sharing::PerRank)?;
         let owners = Ownership::even(0..elems, comm.world_size());
         for repeat in 0..=repeats {
-            // As in a step: the ranks have computed something else, and come when they are done with it.
-            work.iter_mut().for_each(|value| *value = 0.5 * *value + 1.0);
-            std::hint::black_box(&mut work);
+            compute(1)?;
             let reduce = timed(|| {
                 Ok(comm.reduce_scatter(&region, DType::F32, &owners, Ready::now())?.precede_launches()?)
             })?;
@@ -432,13 +438,32 @@ pub fn measure_network(comm: &Communicator) -> Result<Network> {
         let bytes = 4 * elems as u64;
         sent[index] = ranks.sent(Call { operation: CallKind::AllGather, bytes, over: Over::Shard });
     }
+    let elems = ELEMENTS[1];
+    let region = comm.allocate("measured link", elems * 4, Sharing::PerRank)?;
+    let owners = Ownership::even(0..elems, comm.world_size());
+    let pass = median((0..REPEATS.1).map(|_| timed(|| compute(1))).collect::<Result<_>>()?);
+    // The same on all ranks: twice as long as a gather takes.
+    let mut passes = [2.0 * seconds[1] / pass];
+    comm.all_reduce_f64(&mut passes, Scalar::Max)?;
+    let passes = (passes[0].ceil() as usize).clamp(1, 10_000);
+    let mut beside = 0.0;
+    for _ in 0..REPEATS.1 {
+        comm.barrier()?;
+        let alone = timed(|| compute(passes))?;
+        comm.barrier()?;
+        let gathered = comm.all_gather(&region, DType::F32, &owners, Ready::now())?;
+        beside += (timed(|| compute(passes))? - alone) / REPEATS.1 as f64;
+        gathered.precede_launches()?;
+    }
+    let mut own = [seconds[0], seconds[1], beside.max(0.0)];
     // The slowest rank counts.
-    comm.all_reduce_f64(&mut seconds, Scalar::Max)?;
-    let [small, large] = seconds;
+    comm.all_reduce_f64(&mut own, Scalar::Max)?;
+    let [small, large, beside] = own;
     let bandwidth = (sent[1] - sent[0]) / (large - small).max(large / 10.0);
     // Headers, and data.
     let latency = (small - sent[0] / bandwidth).max(small / 10.0) / 2.0;
-    Ok(Network { latency, bandwidth })
+    let call = Call { operation: CallKind::AllGather, bytes: 4 * elems as u64, over: Over::Shard };
+    Ok(Network { latency, bandwidth, overhead: beside / ranks.sent_by_rank(call) })
 }
 
 fn timed(run: impl FnOnce() -> Result<()>) -> Result<f64> {

@@ -15,6 +15,8 @@ pub struct Network {
     pub latency: f64,
     /// Bytes per second that a machine sends, and receives at the same time: 1 / beta.
     pub bandwidth: f64,
+    /// Seconds of computation that a rank loses for each byte that it sends meanwhile; 0 where a core is to spare for that.
+    pub overhead: f64,
 }
 
 /// The ranks of a group, and how many such groups are at work at the same time.
@@ -104,6 +106,11 @@ impl Ranks {
             // Every rank has its own bytes for every rank of the other machines.
             CallKind::Values => groups as f64 * r * r * (n - 1.0) * call.bytes as f64,
         }
+    }
+
+    /// Bytes that a rank sends to other machines for one call.
+    pub fn sent_by_rank(&self, call: Call) -> f64 {
+        self.sent(call) / (self.groups * self.per_machine) as f64
     }
 
     /// Bytes of the other ranks of its machine that a rank adds or copies.

@@ -166,6 +166,12 @@ impl Costs<'_> {
         }
     }
 
+    /// The computation that a rank loses to a collective beside it.
+    fn lost_to(&self, call: Call) -> f64 {
+        let network = self.cluster.network.filter(|_| !self.shares_memory());
+        network.map_or(0.0, |network| network.overhead * self.ranks(call).sent_by_rank(call))
+    }
+
     /// The groups of each unit of the model.
     fn groups(&self) -> Vec<Vec<crate::estimate::UnitGroup>> {
         let gathers = self.choice.stage == Stage::Parameters && !self.shares_memory();
@@ -256,7 +262,7 @@ impl Costs<'_> {
             update: self.profile.update.at(updated),
             rest: self.profile.rest,
         };
-        Ok(step.run(&|call| self.time(call)))
+        Ok(step.run(&|call| self.time(call), &|call| self.lost_to(call)))
     }
 
     /// A step of a pipeline: its account, the idle time of a stage, and the bytes that a machine sends to another stage.

@@ -87,11 +87,14 @@ pub struct Account {
 const VALUE: u64 = 8;
 
 impl Step {
-    /// Goes through a step that follows another; `time_of` says how long a collective takes.
-    pub fn run(&self, time_of: &dyn Fn(Call) -> f64) -> Account {
+    /// Goes through a step that follows another; `time_of` says how long a collective takes, `lost_to` how much longer what is
+    /// computed beside it.
+    pub fn run(&self, time_of: &dyn Fn(Call) -> f64, lost_to: &dyn Fn(Call) -> f64) -> Account {
         let mut run = Run {
             step: self,
             time_of,
+            lost_to,
+            lost: 0.0,
             now: 0.0,
             wire: 0.0,
             account: Account::default(),
@@ -121,6 +124,9 @@ struct Leaving {
 struct Run<'a> {
     step: &'a Step,
     time_of: &'a dyn Fn(Call) -> f64,
+    lost_to: &'a dyn Fn(Call) -> f64,
+    /// By how much collectives will still prolong computations.
+    lost: f64,
     /// Until when the rank has computed, and the link is busy.
     now: f64,
     wire: f64,
@@ -153,7 +159,9 @@ impl Run<'_> {
     }
 
     fn compute(&mut self, seconds: f64) {
-        self.now += seconds;
+        if seconds > 0.0 {
+            self.now += seconds + std::mem::take(&mut self.lost);
+        }
     }
 
     /// Begins a collective; returns when it is over.
@@ -163,13 +171,16 @@ impl Run<'_> {
         self.account.calls.push(call);
         self.account.communication += time;
         self.wire = self.wire.max(self.now) + time;
-        if !self.step.overlaps {
-            self.wait(self.wire);
+        match self.step.overlaps {
+            true => self.lost += (self.lost_to)(call),
+            false => self.wait(self.wire),
         }
         self.wire
     }
 
     fn wait(&mut self, end: f64) {
+        // A rank that waits has a core for what collectives do.
+        self.lost = (self.lost - (end - self.now).max(0.0)).max(0.0);
         self.account.exposed += (end - self.now).max(0.0);
         self.now = self.now.max(end);
     }
@@ -327,6 +338,9 @@ impl Run<'_> {
             let time = (self.time_of)(call);
             self.account.calls.push(call);
             self.account.communication += time;
+            if self.step.overlaps {
+                self.lost += (self.lost_to)(call);
+            }
             wire += time;
             self.published[index] = wire;
         }

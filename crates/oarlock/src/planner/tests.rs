@@ -57,7 +57,7 @@ fn bytes_between_machines_are_those_counted_by_hand() {
     // Inside of a machine nothing is sent to others.
     let inside = Ranks { machines: 1, per_machine: 4, groups: 1, sum_bytes: 4 };
     assert_eq!(inside.sent(call(CallKind::AllReduce, 1000)), 0.0);
-    let network = Network { latency: 0.001, bandwidth: 1e6 };
+    let network = Network { latency: 0.001, bandwidth: 1e6, overhead: 0.0 };
     let time = |kind| four.time(call(kind, 500_000), network, Line::default());
     assert_eq!(time(CallKind::ReduceScatter), 0.002 + 0.25);
     assert_eq!(time(CallKind::AllReduce), 0.003 + 0.5);
@@ -121,12 +121,27 @@ fn half(call: Call) -> f64 {
     if call.operation == CallKind::Values { 0.0 } else { 0.5 }
 }
 
+fn nothing(_: Call) -> f64 {
+    0.0
+}
+
+#[test]
+fn collectives_take_time_from_what_is_computed_beside_them_and_not_from_waiting() {
+    let tenth = |call: Call| half(call) / 5.0;
+    let ddp = Step { shards_optimizer: false, ..plain_step(4, 1, true) };
+    // Of four reductions three are beside a backward pass; the last is waited for.
+    let longer = ddp.run(&half, &tenth).seconds - ddp.run(&half, &nothing).seconds;
+    assert!((longer - 0.3).abs() < 1e-12, "{longer}");
+    let blocking = Step { overlaps: false, ..ddp };
+    assert_eq!(blocking.run(&half, &tenth), blocking.run(&half, &nothing));
+}
+
 #[test]
 fn a_step_takes_the_longer_of_computation_and_communication_where_they_overlap() {
-    let seconds = |step: &Step| step.run(&half).seconds;
+    let seconds = |step: &Step| step.run(&half, &nothing).seconds;
     let (passes, rest) = (4.0 * 3.0, 0.875);
     // ZeRO-1: 4 reductions after the passes, and 4 gathers after the update.
-    let blocking = plain_step(4, 1, false).run(&half);
+    let blocking = plain_step(4, 1, false).run(&half, &nothing);
     assert_eq!(blocking.seconds, passes + 2.0 + rest + 2.0);
     assert_eq!((blocking.communication, blocking.exposed), (4.0, 4.0));
     // Three reductions are hidden behind the backward passes of other units; the last is not. Of the gathers the first is not,
@@ -143,7 +158,7 @@ fn a_step_takes_the_longer_of_computation_and_communication_where_they_overlap()
         let groups = step.groups.iter().map(|group| Group { is_gathered: true, ..*group }).collect();
         Step { groups, shards_gradients: true, ..step }
     };
-    let zero3 = gathered(plain_step(4, 1, false)).run(&half);
+    let zero3 = gathered(plain_step(4, 1, false)).run(&half, &nothing);
     let gathers = zero3.calls.iter().filter(|call| call.operation == CallKind::AllGather).count();
     assert_eq!((gathers, zero3.seconds), (7, passes + 3.5 + 2.0 + rest));
     // Of all of that, two collectives are not hidden: the first gather and the last reduction.
@@ -151,7 +166,7 @@ fn a_step_takes_the_longer_of_computation_and_communication_where_they_overlap()
     // A link that is slower than the computation sets the pace: 7 gathers and 4 reductions one after the other, of which the
     // last waits for the last unit.
     let slow = |call: Call| 20.0 * half(call);
-    let bound = gathered(plain_step(4, 1, true)).run(&slow);
+    let bound = gathered(plain_step(4, 1, true)).run(&slow, &nothing);
     assert!((110.0..110.0 + passes).contains(&(bound.seconds - rest)), "{bound:?}");
     // FSDP's SHARD_GRAD_OP gathers once.
     let kept = Step { lifetime: Lifetime::ForwardToBackward, ..gathered(plain_step(4, 1, false)) };
@@ -241,7 +256,7 @@ fn profile(ranks: usize) -> Profile {
 }
 
 fn cluster(machines: usize, ranks: usize) -> Cluster {
-    let network = (machines > 1).then_some(Network { latency: 1e-4, bandwidth: 125e6 });
+    let network = (machines > 1).then_some(Network { latency: 1e-4, bandwidth: 125e6, overhead: 0.0 });
     Cluster { machines, ranks, network, memory: 1 << 30 }
 }
 
@@ -440,14 +455,14 @@ proptest! {
         let with = |network: Network| Cluster { network: Some(network), ..slow };
         let choice = choice(Stage::ALL[stage], 2, 8 / (2 * per_machine));
         let seconds = |network| predicted(&facts, &with(network), choice).seconds;
-        let first = seconds(Network { latency, bandwidth });
+        let first = seconds(Network { latency, bandwidth, overhead: 1e-10 });
         let (wider, nearer) = (bandwidth * factor, latency / factor);
-        let wider = seconds(Network { latency, bandwidth: wider });
-        let nearer = seconds(Network { latency: nearer, bandwidth });
+        let wider = seconds(Network { latency, bandwidth: wider, overhead: 1e-10 });
+        let nearer = seconds(Network { latency: nearer, bandwidth, overhead: 1e-10 });
         prop_assert!(wider <= first + 1e-12 && nearer <= first + 1e-12);
         // Nor is it ever faster than the computation, or slower than everything one after the other.
         let Prediction { communication, seconds, exposed, .. } =
-            predicted(&facts, &with(Network { latency, bandwidth }), choice);
+            predicted(&facts, &with(Network { latency, bandwidth, overhead: 1e-10 }), choice);
         prop_assert!(exposed <= communication + 1e-12);
         prop_assert!(seconds >= exposed && seconds >= choice.accumulation as f64 * 72e-3);
     }
@@ -489,6 +504,6 @@ fn a_profile_is_read_as_it_was_written_and_no_other_is_taken() {
 #[test]
 fn an_account_of_nothing_is_nothing() {
     let step = Step { norm: 0.0, update: 0.0, rest: 0.0, ..plain_step(0, 1, true) };
-    let Account { seconds, exposed, .. } = step.run(&half);
+    let Account { seconds, exposed, .. } = step.run(&half, &nothing);
     assert_eq!((seconds, exposed), (0.0, 0.0));
 }
