@@ -24,19 +24,14 @@ use crate::train::objective::dry_pass;
 use crate::train::{optimizer, train_step};
 
 use super::facts::{decoder, objective, shape};
-use super::network::{Call, CallKind, Network, Over, Ranks};
 use super::power::Power;
 use super::profile::{Halves, Line, PassTimes, Profile, Subject};
 
 /// Seconds for which a micro-batch is measured, and the least and most repeats.
 const SECONDS: f64 = 1.0;
-const REPEATS: (usize, usize) = (3, 9);
+pub(super) const REPEATS: (usize, usize) = (3, 9);
 /// The elements of collectives by which a line is drawn.
-const ELEMENTS: [usize; 2] = [1 << 14, 1 << 22];
-/// Reductions that are begun together.
-const BURST: usize = 8;
-/// Elements that a rank computes between two collectives of a measurement.
-const WORK: usize = 4 << 20;
+pub(super) const ELEMENTS: [usize; 2] = [1 << 14, 1 << 22];
 /// Blocks with fewer parameters than this are measured by four, larger ones by two.
 const SMALL_BLOCK: usize = 4_000_000;
 
@@ -338,7 +333,7 @@ fn steps(trained: &[Trained<'_>; 2], batch: usize) -> Result<[Medians; 2]> {
     Ok([medians(few)?, medians(more)?])
 }
 
-fn median(mut times: Vec<f64>) -> f64 {
+pub(super) fn median(mut times: Vec<f64>) -> f64 {
     times.sort_by(f64::total_cmp);
     times.get(times.len() / 2).copied().unwrap_or(0.0)
 }
@@ -395,98 +390,4 @@ fn accumulation(accelerator: &Accelerator, elems: usize) -> Result<f64> {
         times.push(begin.elapsed().as_secs_f64());
     }
     Ok(median(times) / elems as f64)
-}
-
-/// Measures the link between machines, by reductions and gathers of two sizes over ranks of which each is on its own machine, or as
-/// many on each. All ranks call it.
-///
-/// # Errors
-/// Ranks of one machine, and a failed rank.
-pub fn measure_network(comm: &Communicator) -> Result<Network> {
-    let machines = comm.machines();
-    let n = machines.iter().max().map_or(1, |last| last + 1);
-    if n < 2 {
-        return Err(Error::Usage(
-            "plan: to measure the link between machines, start one rank on each of two or more machines by a launcher".to_owned(),
-        ));
-    }
-    let ranks = Ranks { machines: n, per_machine: machines.len() / n, groups: 1, sum_bytes: 4 };
-    let mut work = vec![1.0f32; WORK];
-    // As in a step: the ranks compute something else, and come when they are done with it.
-    let mut compute = |passes: usize| {
-        for _ in 0..passes {
-            work.iter_mut().for_each(|value| *value = 0.5 * *value + 1.0);
-            std::hint::black_box(&mut work);
-        }
-        Ok(())
-    };
-    let (mut seconds, mut sent) = ([0.0; 2], [0.0; 2]);
-    for (index, (elems, repeats)) in ELEMENTS.into_iter().zip([16 * REPEATS.1, REPEATS.1]).enumerate() {
-        let region = comm.allocate("measured link", elems * 4, Sharing::PerRank)?;
-        let owners = Ownership::even(0..elems, comm.world_size());
-        for repeat in 0..=repeats {
-            compute(1)?;
-            let reduce = timed(|| {
-                Ok(comm.reduce_scatter(&region, DType::F32, &owners, Ready::now())?.precede_launches()?)
-            })?;
-            let gather = timed(|| {
-                Ok(comm.all_gather(&region, DType::F32, &owners, Ready::now())?.precede_launches()?)
-            })?;
-            // The first brings up the memory.
-            if repeat > 0 {
-                seconds[index] += (reduce + gather) / (2 * repeats) as f64;
-            }
-        }
-        let bytes = 4 * elems as u64;
-        sent[index] = ranks.sent(Call { operation: CallKind::AllGather, bytes, over: Over::Shard });
-    }
-    let elems = ELEMENTS[1];
-    let region = comm.allocate("measured link", elems * 4, Sharing::PerRank)?;
-    let owners = Ownership::even(0..elems, comm.world_size());
-    let pass = median((0..REPEATS.1).map(|_| timed(|| compute(1))).collect::<Result<_>>()?);
-    // The same on all ranks: twice as long as a gather takes.
-    let mut passes = [2.0 * seconds[1] / pass];
-    comm.all_reduce_f64(&mut passes, Scalar::Max)?;
-    let passes = (passes[0].ceil() as usize).clamp(1, 10_000);
-    let mut beside = 0.0;
-    // What is small waits until a core that computes looks at it.
-    let (few, few_owners) = {
-        let few = comm.allocate("measured link", ELEMENTS[0] * 4, Sharing::PerRank)?;
-        (few, Ownership::even(0..ELEMENTS[0], comm.world_size()))
-    };
-    let total = || comm.communication_time().unwrap_or_default().total.as_secs_f64();
-    let mut busy = 0.0;
-    for _ in 0..REPEATS.1 {
-        comm.barrier()?;
-        let before = total();
-        let begun = (0..BURST)
-            .map(|_| comm.reduce_scatter(&few, DType::F32, &few_owners, Ready::now()))
-            .collect::<std::result::Result<Vec<_>, _>>()?;
-        compute(passes)?;
-        begun.into_iter().try_for_each(Ready::precede_launches)?;
-        busy += (total() - before) / (BURST * REPEATS.1) as f64;
-    }
-    for _ in 0..REPEATS.1 {
-        comm.barrier()?;
-        let alone = timed(|| compute(passes))?;
-        comm.barrier()?;
-        let gathered = comm.all_gather(&region, DType::F32, &owners, Ready::now())?;
-        beside += (timed(|| compute(passes))? - alone) / REPEATS.1 as f64;
-        gathered.precede_launches()?;
-    }
-    let mut own = [seconds[0].max(busy), seconds[1], beside.max(0.0)];
-    // The slowest rank counts.
-    comm.all_reduce_f64(&mut own, Scalar::Max)?;
-    let [small, large, beside] = own;
-    let bandwidth = (sent[1] - sent[0]) / (large - small).max(large / 10.0);
-    // Headers, and data.
-    let latency = (small - sent[0] / bandwidth).max(small / 10.0) / 2.0;
-    let call = Call { operation: CallKind::AllGather, bytes: 4 * elems as u64, over: Over::Shard };
-    Ok(Network { latency, bandwidth, overhead: beside / ranks.sent_by_rank(call) })
-}
-
-fn timed(run: impl FnOnce() -> Result<()>) -> Result<f64> {
-    let begin = Instant::now();
-    run()?;
-    Ok(begin.elapsed().as_secs_f64())
 }

@@ -9,6 +9,7 @@
 
 mod choices;
 mod facts;
+mod link;
 mod measure;
 pub mod network;
 pub mod pipeline;
@@ -22,7 +23,8 @@ mod tests;
 
 pub use choices::{Choice, choices, recommended};
 pub use facts::Facts;
-pub use measure::{measure, measure_network, subject};
+pub use link::measure_network;
+pub use measure::{measure, subject};
 pub use network::Network;
 pub use predict::{Cluster, Prediction, predict};
 pub use profile::{Halves, Line, PassTimes, Profile, Subject};
