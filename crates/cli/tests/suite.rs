@@ -31,6 +31,7 @@ mod minimind;
 mod monitors;
 #[cfg(feature = "mpi")]
 mod mpi;
+mod pages;
 mod pipeline;
 mod plan;
 mod preference;

@@ -10,6 +10,7 @@ mod gather_checkpoint;
 mod generate;
 mod gpu_check;
 mod import_checkpoint;
+mod licenses;
 mod link_tools;
 mod merge_weights;
 mod model;
@@ -89,6 +90,8 @@ enum Command {
     GpuCheck(gpu_check::GpuCheckArgs),
     /// Print the version, the machine and what the kernels use of it
     Env,
+    /// Print the licences of the works of others that this program contains
+    Licenses,
 }
 
 /// Parses the name of a dtype, of which an argument takes only these.
@@ -143,6 +146,7 @@ pub fn main() -> ExitCode {
         Command::LinkTools(args) => link_tools::run(&args),
         Command::GpuCheck(args) => gpu_check::run(&args),
         Command::Env => env::run(),
+        Command::Licenses => licenses::run(),
     };
     console::exit(outcome)
 }
