@@ -1,13 +1,15 @@
 //! The output of a command, and how it ends.
 
 use std::io::{IsTerminal, Write};
+use std::path::Path;
 use std::process::ExitCode;
 use std::sync::mpsc;
 use std::time::Duration;
 
-use crate::config::Problems;
+use crate::config::{Problem, Problems};
 use crate::config::render::{render, visible};
 use crate::error::Error;
+use oarlock::Occupied;
 
 /// What can go wrong at the command line: an error, or a list of problems with the configuration.
 pub(crate) enum Failure {
@@ -30,6 +32,37 @@ impl<E: Into<Error>> From<E> for Failure {
 
 /// How a command ends.
 pub(crate) type Outcome = Result<(), Failure>;
+
+/// What lets a command replace files that it did not write.
+pub(crate) const OVERWRITE: &str = "--overwrite";
+
+/// A failure of a command that writes into a folder; where something is in the way there, with what to do about it, which
+/// `allows` names among others.
+pub(crate) fn occupied(error: impl Into<Error>, allows: &str) -> Failure {
+    match error.into() {
+        Error::Library(oarlock::Error::Occupied(told)) => Problems::from(blocked(&told, allows)).into(),
+        error => error.into(),
+    }
+}
+
+/// The problem of a folder in which something is in the way.
+pub(crate) fn blocked(told: &Occupied, allows: &str) -> Problem {
+    let help = match told.can_overwrite {
+        true => format!("name another folder, or add {allows} to replace it"),
+        false => "name another folder, or move it away".to_owned(),
+    };
+    Problem::new(format!("`{}` is not written into: {}", told.folder.display(), told.what())).help(help)
+}
+
+/// Refuses to write a folder that is to come into being as a whole where something lies there already.
+pub(crate) fn refuse_taken(folder: &Path, overwrite: bool) -> Outcome {
+    let is_free = std::fs::read_dir(folder).map_or(!folder.exists(), |mut entries| entries.next().is_none());
+    if is_free || overwrite {
+        return Ok(());
+    }
+    let problem = Problem::new(format!("`{}` is there already", folder.display()));
+    Err(Problems::from(problem.help(format!("name another folder, or add {OVERWRITE} to replace a checkpoint"))).into())
+}
 
 /// Prints what went wrong, and returns the exit code of the process.
 pub(crate) fn exit(outcome: Outcome) -> ExitCode {

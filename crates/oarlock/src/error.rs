@@ -6,11 +6,13 @@ use std::path::{Path, PathBuf};
 mod checkpoint;
 mod loss_scale;
 mod memory;
+mod occupied;
 mod spawn;
 
 pub use checkpoint::{CheckpointError, Missing, OtherBase, Problem};
 pub use loss_scale::ScaleAtMinimum;
 pub use memory::{Limit, NotEnoughMemory, readable};
+pub use occupied::Occupied;
 pub use spawn::SpawnError;
 
 /// The result of an operation of this crate.
@@ -80,6 +82,9 @@ pub enum Error {
     /// A loss scale that cannot fall any further.
     #[error(transparent)]
     LossScale(#[from] ScaleAtMinimum),
+    /// A folder that holds what a result would replace.
+    #[error(transparent)]
+    Occupied(#[from] Occupied),
     /// A misuse of the library.
     #[error("{0}")]
     Usage(String),

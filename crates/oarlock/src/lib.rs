@@ -193,7 +193,8 @@ pub use accelerator::{
 };
 pub use checkpoint::{ClientState, Frozen};
 pub use data::Batch;
-pub use error::{Error, Result};
+pub use disk::{Outputs, Writer};
+pub use error::{Error, Occupied, Result};
 pub use nested::{Nested, Parcel};
 pub use oarlock_tensor::{DType, Device, Gradients, Tape, Tensor};
 pub use shard::{Options, OuterStep, ParamSlice, Placements, SeededInit, WeightSource};

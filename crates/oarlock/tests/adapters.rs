@@ -235,6 +235,7 @@ fn an_export_is_one_model_that_says_the_same() {
             out: &out,
             max_shard_bytes: 60_000,
             dtype: Some(dtype),
+            overwrite: false,
         };
         let exported = export(&options, &device()).unwrap();
         assert!(exported.compared.difference < bound, "{:?}", exported.compared);
@@ -254,6 +255,7 @@ fn an_export_is_one_model_that_says_the_same() {
         out: &base,
         max_shard_bytes: 1,
         dtype: None,
+        overwrite: false,
     };
     assert!(export(&same, &device()).unwrap_err().to_string().contains("name another folder"));
 }

@@ -5,7 +5,7 @@ use std::path::PathBuf;
 use clap::Args;
 use oarlock::checkpoint::gather;
 
-use crate::console::{Outcome, print};
+use crate::console::{Outcome, print, refuse_taken};
 
 #[derive(Args)]
 pub(super) struct GatherArgs {
@@ -15,9 +15,13 @@ pub(super) struct GatherArgs {
     /// The folder of the whole checkpoint
     #[arg(short, long)]
     out: PathBuf,
+    /// Replace a checkpoint that is there already
+    #[arg(long)]
+    overwrite: bool,
 }
 
 pub(super) fn run(args: &GatherArgs) -> Outcome {
+    refuse_taken(&args.out, args.overwrite)?;
     let gathered = gather(&args.parts, &args.out)?;
     print(&format!(
         "joined {} into {}: step {}, {} files, {:.1} MB\n",

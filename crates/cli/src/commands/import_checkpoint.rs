@@ -4,7 +4,7 @@ use std::path::PathBuf;
 
 use clap::Args;
 
-use crate::console::{Outcome, print};
+use crate::console::{Outcome, print, refuse_taken};
 use crate::import::import_checkpoint;
 
 #[derive(Args)]
@@ -16,9 +16,13 @@ pub(super) struct ImportArgs {
     /// The tag, where it is not the one in `latest`
     #[arg(short, long)]
     tag: Option<String>,
+    /// Replace a checkpoint that is there already
+    #[arg(long)]
+    overwrite: bool,
 }
 
 pub(super) fn run(args: &ImportArgs) -> Outcome {
+    refuse_taken(&args.to, args.overwrite)?;
     let imported = import_checkpoint(&args.from, &args.to, args.tag.as_deref())?;
     let config = match imported.has_config {
         true => "",

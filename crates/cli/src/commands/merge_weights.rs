@@ -6,7 +6,7 @@ use clap::Args;
 use oarlock_tensor::DType;
 
 use super::dtypes;
-use crate::console::{Outcome, print};
+use crate::console::{OVERWRITE, Outcome, occupied, print};
 use oarlock::checkpoint::{MergeOptions, merge_weights, shard_size};
 
 #[derive(Args)]
@@ -27,6 +27,9 @@ pub(super) struct MergeArgs {
     /// The tag of the checkpoint in the folder
     #[arg(short, long)]
     tag: Option<String>,
+    /// Replace files that no earlier merge wrote
+    #[arg(long)]
+    overwrite: bool,
 }
 
 pub(super) fn run(args: &MergeArgs) -> Outcome {
@@ -35,8 +38,10 @@ pub(super) fn run(args: &MergeArgs) -> Outcome {
         model: args.model,
         dtype: args.dtype,
         max_shard_bytes: args.max_shard_size,
+        overwrite: args.overwrite,
     };
-    let merged = merge_weights(&args.checkpoint, &args.out, &options)?;
+    let merged = merge_weights(&args.checkpoint, &args.out, &options)
+        .map_err(|error| occupied(error, OVERWRITE))?;
     print(&format!(
         "wrote {:.2} M parameters of {} in {} to {}: {}\n",
         merged.n_elems as f64 / 1e6,

@@ -4,8 +4,9 @@ use std::path::PathBuf;
 
 use clap::Subcommand;
 
-use crate::console::{Outcome, print};
-use oarlock::data::{Source, TrainSettings, train_bpe};
+use crate::console::{OVERWRITE, Outcome, occupied, print};
+use oarlock::data::{Source, TOKENIZER_FILES, TrainSettings, learn_bpe};
+use oarlock::{Outputs, Writer};
 
 #[derive(Subcommand)]
 pub(super) enum TokenizerCommand {
@@ -26,13 +27,21 @@ pub(super) enum TokenizerCommand {
         /// Read at most so many records of each data set
         #[arg(long)]
         max_samples: Option<u64>,
+        /// Replace a tokenizer that no earlier training of one wrote
+        #[arg(long)]
+        overwrite: bool,
     },
 }
 
 pub(super) fn run(command: &TokenizerCommand) -> Outcome {
-    let TokenizerCommand::Train { dataset, dataset_dir, output_dir, vocab_size, max_samples } = command;
+    let TokenizerCommand::Train { dataset, dataset_dir, output_dir, vocab_size, max_samples, overwrite } = command;
     let source = Source::resolve(dataset, dataset_dir, *max_samples)?;
-    train_bpe(&source, output_dir, &TrainSettings::minimind(*vocab_size))?;
-    let [json, config] = ["tokenizer.json", "tokenizer_config.json"].map(|name| output_dir.join(name));
+    let writer = Writer { by: "tokenizer training", overwrites: *overwrite };
+    let refused = |error| occupied(error, OVERWRITE);
+    Outputs::of(output_dir).refuse(writer, TOKENIZER_FILES).map_err(refused)?;
+    let learned = learn_bpe(&source, &TrainSettings::minimind(*vocab_size))?;
+    let texts = learned.each_ref().map(|(name, text)| (*name, text.as_bytes()));
+    Outputs::write(output_dir, writer, &texts).map_err(refused)?;
+    let [json, config] = TOKENIZER_FILES.map(|name| output_dir.join(name));
     print(&format!("wrote {} and {}\n", json.display(), config.display()))
 }

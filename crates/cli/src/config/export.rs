@@ -25,6 +25,17 @@ pub struct ExportArgs {
     pub max_shard_bytes: u64,
     /// The dtype of the weights; `None` stands for that of the base.
     pub dtype: Option<DType>,
+    /// Whether files may be replaced that no earlier export wrote.
+    pub overwrite: bool,
+}
+
+/// A problem with the folder to write to, where a layer names it.
+pub fn folder_problem(layers: &[Layer], message: String, help: String) -> Problem {
+    let (mut settings, mut problems) = (Settings::of(table::KEYS), Problems::default());
+    for layer in layers {
+        resolve::add(layer, &mut settings, &table::unknown, &mut problems);
+    }
+    settings.problem(message, &["export_dir"]).help(help)
 }
 
 /// What layers of settings say together.
@@ -142,6 +153,7 @@ pub fn export(layers: &[Layer]) -> Result<ExportArgs, Problems> {
         quantized,
         max_shard_bytes: gigabytes.saturating_mul(1_000_000_000),
         dtype,
+        overwrite: settings.bool("overwrite_output_dir"),
     };
     problems.into_result(|| args)
 }
@@ -171,6 +183,7 @@ mod tests {
             out: "o".into(),
             max_shard_bytes: 2_000_000_000,
             dtype: Some(DType::BF16),
+            overwrite: false,
         };
         assert_eq!(args.unwrap(), expected);
         assert_eq!(read("model_name_or_path=m export_dir=o").unwrap().max_shard_bytes, 5_000_000_000);

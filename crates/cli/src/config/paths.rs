@@ -5,8 +5,21 @@ use std::path::Path;
 use oarlock::config::{ModelSource, Resume};
 use oarlock::data::Source;
 use oarlock::settings::problem::Problems;
+use oarlock::train::{Obstacle, obstacles};
 
 use super::resolved::ResolvedConfig;
+
+/// What is in the way of the run in its output folder.
+///
+/// # Errors
+/// A folder that cannot be read.
+pub fn check_output(config: &ResolvedConfig) -> oarlock::Result<Problems> {
+    let mut problems = Problems::default();
+    for Obstacle { keys, message, help } in obstacles(config)? {
+        config.settings.report(&mut problems, message, &keys, help);
+    }
+    Ok(problems)
+}
 
 /// Checks the paths that must exist before a training starts.
 ///

@@ -10,7 +10,7 @@ use crate::console::{Failure, Outcome, eprint, print};
 use crate::error::Error;
 use crate::front::env_var;
 use crate::front::script::{Script, Training};
-use crate::launch::spec::Output;
+use crate::launch::spec::{Nodes, Output};
 use crate::launch::{self, Launch, STARTED, environment, exit_code};
 use crate::plots;
 use oarlock::Accelerator;
@@ -119,6 +119,9 @@ impl Job {
             let mut missing = self.missing(config);
             let can_run = missing.is_empty();
             missing.append(paths::check(config).err().unwrap_or_default());
+            if self.begins() {
+                missing.append(paths::check_output(config)?);
+            }
             if can_run || !shown {
                 // What cannot be run here can still be shown.
                 missing.into_result(|| ())?;
@@ -127,6 +130,19 @@ impl Job {
             }
         }
         Ok(!shown)
+    }
+
+    /// Whether this process is where the training begins, so that what lies in its output folder is not of itself: the launcher,
+    /// or the ranks where another one starts them. Of machines that may come later, the ranks of the first round.
+    fn begins(&self) -> bool {
+        let is_elastic = matches!(self.launch.nodes, Nodes::Elastic { .. });
+        match launch::is_our_rank() {
+            true => is_elastic && !launch::is_later_round(),
+            false if launch::is_rank() => {
+                !env_var("TORCHELASTIC_RESTART_COUNT").is_some_and(|count| !count.is_empty() && count != "0")
+            }
+            false => !is_elastic,
+        }
     }
 
     /// Runs it; `started` is when this process began.

@@ -12,7 +12,7 @@ use super::prepared::Prepared;
 use crate::checkpoint::{self, Frozen};
 use crate::error::{Error, Result};
 use crate::model::Stored;
-use crate::model::hf::{ModelFiles, Weight, check_weights_dtype};
+use crate::model::hf::{A_PROGRAM, ModelFiles, Weight, check_weights_dtype};
 use crate::nn::{BufferValues, Module, NamedBuffer, NamedParam, buffers, names_of, parameters};
 use crate::shard::{MASTER, Slice, Snapshot};
 
@@ -30,6 +30,9 @@ pub struct SaveModel {
     /// [`Strict::No`](crate::model::Strict::No) reads such files. They have a fingerprint of each parameter that they leave
     /// out, by which [`Differences::other_base`](crate::model::Differences) knows another base.
     pub frozen: Frozen,
+    /// Whether files of these names are replaced that no program wrote with this library, or that were changed since. By default
+    /// they are not, which is another choice than Accelerate's.
+    pub overwrite: bool,
 }
 
 impl Default for SaveModel {
@@ -39,6 +42,7 @@ impl Default for SaveModel {
             safe_serialization: true,
             dtype: None,
             frozen: Frozen::default(),
+            overwrite: false,
         }
     }
 }
@@ -112,6 +116,7 @@ impl Accelerator {
         let base = checkpoint::describe_base(&self.comm, optimizer.engine(), &left_out)?;
         let metadata = base.map(|base| (checkpoint::BASE_KEY.to_owned(), base)).into_iter().collect();
         let files = ModelFiles::with_metadata(&weights, options.max_shard_size.0, metadata)?;
+        let files = files.written_by(A_PROGRAM, options.overwrite);
         checkpoint::save_model_in(
             dir,
             &self.comm,

@@ -31,7 +31,12 @@ pub struct ExportOptions<'a> {
     pub max_shard_bytes: u64,
     /// The dtype of the weights; `None` stands for that of the base.
     pub dtype: Option<DType>,
+    /// Whether files may be replaced that no earlier export wrote.
+    pub overwrite: bool,
 }
+
+/// What the record of a folder calls the writer of an export.
+const EXPORT: &str = "export";
 
 /// What an export does with a base in few bits.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -59,9 +64,10 @@ pub struct Exported {
 /// added up in f32 and rounded once. Then both are asked the same prompts.
 ///
 /// # Errors
-/// What is wrong with the folders; `out` is then as it was.
+/// What is wrong with the folders, and [`Error::Occupied`] where `out` holds something that may not be replaced; `out` is then as
+/// it was.
 pub fn export(options: &ExportOptions<'_>, device: &Device) -> Result<Exported> {
-    let ExportOptions { model: dir, adapters, quantized, out, max_shard_bytes, dtype } = *options;
+    let ExportOptions { model: dir, adapters, quantized, out, max_shard_bytes, dtype, overwrite } = *options;
     let same =
         |path: &Path| path.canonicalize().ok().is_some_and(|path| out.canonicalize().ok() == Some(path));
     if let Some(path) =
@@ -95,6 +101,7 @@ pub fn export(options: &ExportOptions<'_>, device: &Device) -> Result<Exported> 
         files.add_text(name, text);
     }
     files.take_over_value_head(adapters.iter().rev().map(PathBuf::as_path).chain([dir]));
+    let files = files.written_by(EXPORT, overwrite);
     let names: Vec<String> = files.names().map(str::to_owned).collect();
     let params = parameters(&decoder);
     let n_elems = params.iter().map(|named| named.param.shape().n_elems()).sum();
@@ -126,7 +133,7 @@ fn export_packed(
     format: Format,
     device: &Device,
 ) -> Result<Exported> {
-    let ExportOptions { model: dir, adapters, out, max_shard_bytes, .. } = *options;
+    let ExportOptions { model: dir, adapters, out, max_shard_bytes, overwrite, .. } = *options;
     if let Some(kind) = hf.quantization() {
         return Err(Error::Usage(format!(
             "the weights of {} are quantized already ({})",
@@ -144,6 +151,7 @@ fn export_packed(
     for (name, text) in beside_weights(dir, hf, tokenizer)? {
         files.add_text(name, text);
     }
+    let files = files.written_by(EXPORT, overwrite);
     let names: Vec<String> = files.names().map(str::to_owned).collect();
     let (plain, mut quantized) =
         (Decoder::new(hf.decoder().clone(), 1)?, Decoder::new(hf.decoder().clone(), 1)?);

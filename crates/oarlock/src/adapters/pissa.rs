@@ -10,6 +10,7 @@ use super::adapt::{Adaptation, LowRank};
 use super::folder::{Adapter, PARTS, adapter_text, as_adapter, stored_name};
 use super::update::add_update;
 use crate::config::{AdapterConfig, AdapterKind, LoraInit};
+use crate::disk::Writer;
 use crate::error::{Error, Result};
 use crate::model::hf::{ModelFiles, Weight};
 use crate::model::{Decoder, HfConfig, Stored};
@@ -75,6 +76,7 @@ pub fn convert_pissa(
     adapter: &Adapter,
     first: &mut dyn WeightSource,
     (base, tokenizer): (&str, Option<&Path>),
+    writer: Writer,
     out: &Path,
 ) -> Result<()> {
     let Some(lora) = adapter.config().lora() else {
@@ -132,7 +134,7 @@ pub fn convert_pissa(
     if let Some(tokenizer) = tokenizer {
         files.take_over(tokenizer, &[]);
     }
-    as_adapter(files).save(out, &mut |name, elements, values| {
+    as_adapter(files).written_by(writer.by, writer.overwrites).save(out, &mut |name, elements, values| {
         if let Some((_, _, found)) = tensors.iter().find(|(own, _, _)| own == name) {
             values.copy_from_slice(&found[elements]);
         }

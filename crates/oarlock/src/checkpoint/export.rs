@@ -24,6 +24,8 @@ pub struct MergeOptions<'a> {
     pub dtype: Option<DType>,
     /// The most bytes of weights in one file.
     pub max_shard_bytes: u64,
+    /// Whether files may be replaced that no earlier merge wrote.
+    pub overwrite: bool,
 }
 
 /// What [`merge_weights`] has written.
@@ -46,7 +48,7 @@ pub struct Merged {
 /// stays small, whatever the size.
 ///
 /// # Errors
-/// When there is no such checkpoint, when it is damaged, holds no state or several models of which `options` names none
+/// [`Error::Occupied`] where `out` holds something that may not be replaced. When there is no such checkpoint, when it is damaged, holds no state or several models of which `options` names none
 /// ([`CheckpointError`]), or a file cannot be written; `out` is then as it was.
 pub fn merge_weights(checkpoint: &Path, out: &Path, options: &MergeOptions<'_>) -> Result<Merged> {
     let dir = find(checkpoint, options.tag)?;
@@ -59,13 +61,15 @@ pub fn merge_weights(checkpoint: &Path, out: &Path, options: &MergeOptions<'_>) 
     if let Some((name, n)) = manifest.left_out_of(model) {
         return Err(refused(Problem::LeftOut { n, name }));
     }
-    verify_weights(&dir, &manifest, model).map_err(refused)?;
     let dtype = match options.dtype {
         Some(dtype) => dtype,
         None => dtype_of(&manifest, model).map_err(refused)?,
     };
     let shapes = manifest.of_model(model).map(|(name, parameter)| (name, parameter.shape.as_slice()));
     let files = lay_out(Some(&dir), shapes, dtype, options.max_shard_bytes)?;
+    let files = files.written_by("merge-weights", options.overwrite);
+    files.check(out)?;
+    verify_weights(&dir, &manifest, model).map_err(refused)?;
     let merged = Merged {
         checkpoint: dir.clone(),
         n_elems: files.weights().map(|(_, n_elems)| n_elems).sum(),

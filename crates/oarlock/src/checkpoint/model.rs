@@ -8,16 +8,17 @@ use std::sync::atomic::AtomicBool;
 use oarlock_comm::Communicator;
 
 use super::job::{RankFiles, entry_of, write_slice};
+use super::manifest::FileEntry;
 use super::outcome::share;
 use super::parts::common_runs;
 use super::stores::{Stores, deliver};
 use crate::error::{CheckpointError, Error, Result};
-use crate::model::hf::{ModelFiles, ModelWriter, Staged, staged_path};
+use crate::model::hf::{ModelFiles, ModelWriter, Staged, WrittenFile, staged_path};
 use crate::shard::{Engine, MASTER, Snapshot};
 
 /// Writes the files of the model into the folder `dir`, next to what else is there; they get their names when all of
-/// them are on the disk. Parameters in `left_out` are not written, and are not in `files`. Weight files of an earlier save
-/// that are not replaced are removed at the end; `more` writes what is in the files but no parameter, on rank 0. All ranks
+/// them are on the disk. Parameters in `left_out` are not written, and are not in `files`. Files of an earlier save by the same
+/// writer are replaced or removed; `more` writes what is in the files but no parameter, on rank 0. All ranks
 /// call it; it returns when the model is whole.
 ///
 /// # Errors
@@ -49,11 +50,11 @@ pub(crate) fn save_model_in(
     let not_saved =
         |(rank, cause)| Error::from(CheckpointError::ModelNotSaved { path: dir.to_path_buf(), rank, cause });
     let files = Arc::new(files);
-    let mut staged = None;
+    let (mut staged, mut parts) = (None, Vec::new());
     let mut create = || {
         let token = std::process::id().to_string();
         let staged = staged.insert(Staged::new(dir, files.clone(), token.clone())?);
-        files.create(&|name| staged.path_of(name))?;
+        parts = files.create(&|name| staged.path_of(name))?;
         Ok(token)
     };
     let leader = stores.leader_of(comm.rank());
@@ -76,8 +77,10 @@ pub(crate) fn save_model_in(
         deliver(comm, &runs, &|name| staged_path(dir, &token, name))?.map_err(not_saved)?;
     }
 
+    let of_entry = |FileEntry { path, bytes, sums, .. }: FileEntry| WrittenFile { name: path, bytes, sums };
+    parts.extend(written.into_iter().flat_map(|rank| rank.files).map(of_entry));
     let publish = || match staged {
-        Some(staged) => files.write_rest(&|name| staged.path_of(name)).and_then(|()| staged.publish()),
+        Some(staged) => files.write_rest(&|name| staged.path_of(name)).and_then(|()| staged.publish(parts)),
         None => Ok(()),
     };
     share(comm, publish().map_err(|error| error.to_string()))?.map_err(not_saved).map(|_| ())

@@ -154,14 +154,34 @@ impl TrainSettings {
     }
 }
 
-/// Trains on the texts of `source` and writes `tokenizer.json` and `tokenizer_config.json` into `dir`. The same texts
-/// give the same files. Memory grows with the number of different words, not with the length of the text.
+/// Trains as [`learn_bpe`] does and writes both files into `dir`, in the place of those that are there.
 ///
 /// # Errors
-/// When the settings contradict each other, a record is bad, or the files cannot be written.
+/// As [`learn_bpe`], and when the files cannot be written.
 pub fn train_bpe(source: &Source, dir: &Path, settings: &TrainSettings) -> Result<()> {
+    let files = learn_bpe(source, settings)?;
+    std::fs::create_dir_all(dir).map_err(|e| Error::write(dir, e))?;
+    for (name, content) in files {
+        let path = dir.join(name);
+        std::fs::write(&path, content).map_err(|e| Error::write(&path, e))?;
+    }
+    Ok(())
+}
+
+/// The names of what [`learn_bpe`] learns.
+pub const TOKENIZER_FILES: [&str; 2] = ["tokenizer.json", "tokenizer_config.json"];
+
+/// Trains on the texts of `source`: `tokenizer.json` and `tokenizer_config.json`, by name. The same texts give the same files.
+/// Memory grows with the number of different words, not with the length of the text.
+///
+/// # Errors
+/// When the settings contradict each other, or a record is bad.
+pub fn learn_bpe(source: &Source, settings: &TrainSettings) -> Result<[(&'static str, String); 2]> {
     settings.check()?;
-    let fail = |cause: tokenizers::Error| Error::Tokenizer { path: dir.into(), cause: cause.to_string() };
+    let fail = |cause: tokenizers::Error| Error::Tokenizer {
+        path: TOKENIZER_FILES[0].into(),
+        cause: cause.to_string(),
+    };
     let byte_level = || ByteLevel::new(false, true, true);
     let mut tokenizer = TokenizerBuilder::new()
         .with_model(BPE::default())
@@ -192,14 +212,10 @@ pub fn train_bpe(source: &Source, dir: &Path, settings: &TrainSettings) -> Resul
         return Err(error);
     }
     tokenizer.add_tokens(added).map_err(fail)?;
-    std::fs::create_dir_all(dir).map_err(|e| Error::write(dir, e))?;
     let json = tokenizer.to_string(true).map_err(fail)?;
     let config = serde_json::to_string_pretty(&settings.config()).map_err(|e| fail(e.into()))?;
-    for (name, content) in [("tokenizer.json", json), ("tokenizer_config.json", config)] {
-        let path = dir.join(name);
-        std::fs::write(&path, content).map_err(|e| Error::write(&path, e))?;
-    }
-    Ok(())
+    let [first, second] = TOKENIZER_FILES;
+    Ok([(first, json), (second, config)])
 }
 
 #[cfg(test)]

@@ -11,6 +11,7 @@ mod lock;
 pub(crate) mod model;
 mod monitors;
 pub mod objective;
+mod obstacles;
 mod options;
 mod output_folder;
 mod pool_limit;
@@ -23,6 +24,7 @@ pub use forecast::forecast;
 pub use objective::{
     Inputs, Judgement, Metric, NextToken, Objective, ObjectiveLoss, Preference, Pretrain, Reference, Reward,
 };
+pub use obstacles::{Obstacle, obstacles};
 pub use options::{accelerator_config, missing_class, optimizer};
 pub use run::{run, started};
 pub use step::{StepReport, evaluate, train_step};

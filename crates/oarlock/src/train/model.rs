@@ -17,6 +17,7 @@ use crate::nn::{self, NamedParam, names_of, parameters};
 use crate::report::speed::flops_per_token_of;
 use crate::shard::{SeededInit, WeightSource};
 use crate::train::data::RunData;
+use crate::train::obstacles;
 
 /// The settings of the model. Those that stand in the configuration itself take the tokens with a meaning from the
 /// tokenizer.
@@ -332,7 +333,8 @@ pub fn convert(config: &TrainConfig, hf: &HfConfig, dir: &Path, out: &Path, devi
     let start = Start { trained: None, ..Start::new(config, hf)? };
     let mut first = start.weights(config, hf, false, device)?;
     let base = base_name(config);
-    convert_pissa(hf, &model, &adapter, &mut *first, (&base, Some(&config.model.tokenizer)), out)
+    let beside = (base.as_str(), Some(config.model.tokenizer.as_path()));
+    convert_pissa(hf, &model, &adapter, &mut *first, beside, obstacles::writer(config), out)
 }
 
 /// What an adapter calls its base.

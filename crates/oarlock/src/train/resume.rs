@@ -47,7 +47,7 @@ fn newest_whole(output: &Path, resume: &Resume) -> Result<Option<String>> {
     {
         return Err(Error::Usage(format!(
             "{} cannot be resumed: {problem}, and {} holds no other checkpoint to resume; to begin anew, write \
-             `resume_from_checkpoint: false`",
+             `overwrite_output_dir: true`",
             path.display(),
             output.display()
         )));

@@ -36,6 +36,7 @@ use crate::train::model::{self, ReferenceModel, Start};
 use crate::train::monitors::momentum;
 use crate::train::objective::{Judgement, NextToken, Objective, Preference, Reference, Reward, dry_pass};
 use crate::train::options::optimizer;
+use crate::train::obstacles::note_logs;
 use crate::train::output_folder::look_at_stores;
 use crate::train::pool_limit::PoolLimit;
 use crate::train::resume::{checkpoint_to_resume, load_undamaged, other_seeds};
@@ -158,7 +159,11 @@ impl<'a, O: Objective<Model = Decoder>> Run<'a, O> {
         let is_unpadded = config.data.packing.is_unpadded();
         let mut forecast = if is_unpadded { None } else { predict(None)? };
         let lock = match accelerator.is_main_process() {
-            true => Some(OutputLock::take(&config.save.output_dir)?),
+            true => {
+                let lock = OutputLock::take(&config.save.output_dir)?;
+                note_logs(config)?;
+                Some(lock)
+            }
             false => None,
         };
         let apart = look_at_stores(accelerator, &config.save.output_dir)?;
@@ -267,6 +272,7 @@ impl<'a, O: Objective<Model = Decoder>> Run<'a, O> {
             lock,
         };
         run.check_metric()?;
+        run.check_output()?;
         Ok(run)
     }
 
@@ -423,7 +429,7 @@ impl<'a, O: Objective<Model = Decoder>> Run<'a, O> {
             self.stopped = verdict.stops;
             is_new_best = verdict.is_best && best.as_ref().is_some_and(|best| best.saves);
         }
-        if is_new_best || due(self.config.save.when, done, self.total_steps, per_epoch) {
+        if is_new_best || save_due(self.config.save.when, done, self.total_steps, per_epoch) {
             self.timer.enter(Phase::Save);
             self.save(done)?;
             self.timer.enter(Phase::Other);
@@ -451,6 +457,11 @@ fn due(when: When, done: u64, total: u64, per_epoch: u64) -> bool {
         When::Epoch => done.is_multiple_of(per_epoch) || done == total,
         When::Every(steps) => done.is_multiple_of(steps.of(total).max(1)),
     }
+}
+
+/// Whether a checkpoint is due: also after the last step, so that a longer training goes on from there.
+fn save_due(when: When, done: u64, total: u64, per_epoch: u64) -> bool {
+    due(when, done, total, per_epoch) || (done == total && when != When::Never)
 }
 
 fn first_state(config: &TrainConfig, sampler: &Sampler, total_steps: u64) -> TrainerState {

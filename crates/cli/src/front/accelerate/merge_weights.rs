@@ -7,7 +7,7 @@ use super::{COMMAND, parse, refuse};
 use crate::config::Words;
 use crate::config::flags::Flags;
 use crate::config::keys::{Key, Status, ValueType};
-use crate::console::{Outcome, print};
+use crate::console::{OVERWRITE, Outcome, occupied, print};
 use crate::error::Error;
 use oarlock::checkpoint::{MergeOptions, merge_weights};
 
@@ -34,6 +34,13 @@ pub(super) const FLAGS: Flags = Flags {
             Status::Used,
             "Remove the checkpoint when the model is whole",
         ),
+        Key::flag(
+            ValueType::Bool,
+            "overwrite",
+            "false",
+            Status::Used,
+            "Replace files that no earlier merge wrote",
+        ),
     ],
     ..COMMAND
 };
@@ -50,6 +57,7 @@ pub fn run(words: &Words) -> Outcome {
     };
     let (from, model) = model_in(Path::new(from));
     let remove = parsed.settings.bool("remove_checkpoint_dir");
+    let overwrite = parsed.settings.bool("overwrite");
     let absolute = |path: &Path| path.canonicalize().or_else(|_| std::path::absolute(path));
     if remove
         && let (Ok(from), Ok(to)) = (absolute(from), absolute(Path::new(to)))
@@ -62,8 +70,8 @@ pub fn run(words: &Words) -> Outcome {
         let then = if remove { ", and remove the checkpoint" } else { "" };
         return print(&format!("would write the model in {} to {to}{then}\n", from.display()));
     }
-    let options = MergeOptions { tag: None, model, dtype: None, max_shard_bytes: SHARD_BYTES };
-    let merged = merge_weights(from, Path::new(to), &options)?;
+    let options = MergeOptions { tag: None, model, dtype: None, max_shard_bytes: SHARD_BYTES, overwrite };
+    let merged = merge_weights(from, Path::new(to), &options).map_err(|error| occupied(error, OVERWRITE))?;
     let source = merged.checkpoint.display();
     print(&format!(
         "wrote the model of {source} in {} to {to}: {}\n",

@@ -191,6 +191,7 @@ fn ranks_together_write_the_model_that_one_writes_alone() {
                 model: None,
                 dtype: Some(dtype),
                 max_shard_bytes,
+                overwrite: false,
             };
             crate::checkpoint::merge_weights(&checkpoint, &merged, &merge).unwrap();
             let all = names(&alone);

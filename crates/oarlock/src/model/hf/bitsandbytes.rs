@@ -107,6 +107,12 @@ impl QuantizedFiles {
         self.files.add_text(name, text);
     }
 
+    /// The same as the result of a command or a function, as [`ModelFiles::written_by`].
+    #[must_use]
+    pub fn written_by(self, by: &'static str, overwrites: bool) -> QuantizedFiles {
+        QuantizedFiles { files: self.files.written_by(by, overwrites), ..self }
+    }
+
     /// The names of all files.
     pub fn names(&self) -> impl Iterator<Item = &str> {
         self.files.names()

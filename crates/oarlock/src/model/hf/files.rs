@@ -4,7 +4,7 @@
 use std::collections::{BTreeMap, HashMap};
 use std::fs::File;
 use std::io::Write;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
 use half::f16;
@@ -14,14 +14,17 @@ use safetensors::Dtype;
 use safetensors::tensor::{Metadata, TensorInfo};
 use serde_json::json;
 
-use crate::disk::{PAGE, Sum, SummedFile};
+use crate::disk::{PAGE, Part, Sum, SummedFile, Writer};
 use crate::error::{Error, Result};
 use crate::model::family::Stored;
 
 /// Elements that are converted at a time.
 pub(super) const CHUNK_ELEMS: usize = 1 << 18;
 
-const INDEX: &str = "model.safetensors.index.json";
+pub(super) const INDEX: &str = "model.safetensors.index.json";
+
+/// What the record of a folder calls the writer of what a program of a user saves.
+pub(crate) const A_PROGRAM: &str = "save of a program";
 
 /// A weight of a model.
 #[derive(Clone, Debug)]
@@ -121,6 +124,7 @@ pub struct ModelFiles {
     order: Vec<String>,
     locations: HashMap<String, Location>,
     rest: BTreeMap<String, Content>,
+    writer: Writer,
 }
 
 #[derive(Clone, Debug)]
@@ -181,6 +185,7 @@ impl ModelFiles {
             order: weights.iter().map(|weight| weight.name.clone()).collect(),
             locations: HashMap::new(),
             rest: BTreeMap::new(),
+            writer: Writer { by: A_PROGRAM, overwrites: false },
         };
         for (index, group) in groups.iter().enumerate() {
             let (header, offsets) = header_of(group, &metadata)?;
@@ -201,6 +206,40 @@ impl ModelFiles {
             files.rest.insert(INDEX.to_string(), Content::Text(index_json(&groups)));
         }
         Ok(files)
+    }
+
+    /// The same as the result of a command, such as `training`; by default they are a save of a program. In a folder they
+    /// replace what the same writer wrote there before, as long as that was not changed; with `overwrites` also what else has
+    /// one of these names. Weights of another model are never replaced by an adapter.
+    #[must_use]
+    pub fn written_by(mut self, by: &'static str, overwrites: bool) -> ModelFiles {
+        self.writer = Writer { by, overwrites };
+        self
+    }
+
+    /// Who writes them into a folder.
+    pub(super) fn writer_of_folder(&self) -> Writer {
+        self.writer
+    }
+
+    /// What they are in a folder.
+    pub(super) fn part(&self) -> Part {
+        let is_model = self.shards.iter().any(|shard| is_weight_file(&shard.name));
+        if is_model { Part::Model } else { Part::Adapter }
+    }
+
+    /// Whether a folder holds a file beside the weights already, with the same content.
+    pub(super) fn is_there(&self, name: &str, dir: &Path) -> bool {
+        let path = dir.join(name);
+        let is_same = |content: &Content| match content {
+            Content::Text(text) => std::fs::read(&path).is_ok_and(|found| found == text.as_bytes()),
+            Content::CopyOf(from) => match (path.canonicalize(), from.canonicalize()) {
+                (Ok(path), Ok(from)) if path == from => true,
+                _ => std::fs::read(&path)
+                    .is_ok_and(|found| std::fs::read(from).is_ok_and(|bytes| bytes == found)),
+            },
+        };
+        path.is_file() && self.rest.get(name).is_some_and(is_same)
     }
 
     /// With another name of the file of weights, of which there is one.
@@ -387,9 +426,9 @@ fn shard_name(index: usize, n_shards: usize) -> String {
     }
 }
 
-/// Whether a file holds weights of the model as some save could have named it.
-pub(super) fn is_weight_file(name: &str) -> bool {
-    name == INDEX || (name.starts_with("model") && name.ends_with(".safetensors"))
+/// Whether a file holds weights of a model.
+fn is_weight_file(name: &str) -> bool {
+    name.starts_with("model") && name.ends_with(".safetensors")
 }
 
 /// The tensors of each file, in order.

@@ -12,17 +12,22 @@ mod quantization;
 pub(super) mod rope;
 mod save;
 mod sparsity;
+mod staged;
 mod weights;
 
 pub use bitsandbytes::QuantizedFiles;
 pub use config::{HfConfig, SpecialTokens};
 pub(crate) use elements::floats;
 pub(super) use files::Content;
+pub(crate) use files::A_PROGRAM;
 pub use files::{FileDType, ModelFiles, ModelWriter, Weight, WrittenFile, check_weights_dtype};
 pub use generation::generation_stops;
 pub use load::{LoadedModel, load_for_inference, load_from};
 pub use quantization::StoredQuantization;
-pub use save::{ReadElements, SaveOptions, Staged, WorkingCopies, save_pretrained, staged_path};
+pub(crate) use save::side_files;
+pub use save::{ReadElements, SaveOptions, WorkingCopies, save_pretrained};
+pub(crate) use staged::ResultFile;
+pub use staged::{Staged, staged_path};
 pub use weights::SafetensorsSource;
 
 #[cfg(test)]

@@ -1,20 +1,19 @@
 //! Writing a model as a Hugging Face folder that transformers loads: weights in shards, settings, tokenizer.
 //!
 //! Everything is first written beside its place and synced; only when all of it is on the disk do the files get their
-//! names. Whatever fails before that leaves the folder as it was.
+//! names. Whatever fails before that leaves the folder as it was. Files that somebody else wrote are never replaced
+//! ([`ModelFiles::written_by`]).
 
 use std::collections::{BTreeSet, HashMap};
 use std::ops::Range;
-use std::path::{Path, PathBuf};
+use std::path::Path;
 use std::sync::Arc;
 
 use oarlock_tensor::DType;
 
 use super::config::HfConfig;
-use super::files::{
-    CHUNK_ELEMS, Content, ModelFiles, ModelWriter, Weight, check_weights_dtype, is_weight_file,
-};
-use crate::disk::sync_folder;
+use super::files::{CHUNK_ELEMS, Content, ModelFiles, Weight, check_weights_dtype};
+use super::staged::Staged;
 use crate::error::{Error, Result};
 use crate::model::is_of_value_head;
 use crate::nn::{Module, NamedParam, names_of};
@@ -32,6 +31,11 @@ const SIDE_FILES: [&str; 9] = [
     "merges.txt",
     "tokenizer.model",
 ];
+
+/// The files beside the weights that a model takes over from a folder, without those of code.
+pub fn side_files(from: &Path) -> impl Iterator<Item = &'static str> {
+    SIDE_FILES.into_iter().filter(|name| from.join(name).is_file())
+}
 
 /// How a folder is written.
 #[derive(Clone, Copy, Debug)]
@@ -121,15 +125,17 @@ impl ModelFiles {
         }
     }
 
-    /// Writes all files into the folder `dir`, which is as it was when that fails. Weight files of an earlier save that are not replaced are removed at the end.
+    /// Writes all files into the folder `dir`, which is as it was when that fails. Those of an earlier save by the same writer
+    /// are replaced, and removed where none takes their place.
     ///
     /// # Errors
-    /// When a file cannot be written, such as on a full disk, or a weight cannot be read.
+    /// [`Error::Occupied`] where something is in the way that this writer may not replace; when a file cannot be written,
+    /// such as on a full disk, or a weight cannot be read.
     pub fn save(self, dir: &Path, read: &mut ReadElements<'_>) -> Result<()> {
         let files = Arc::new(self);
         let staged = Staged::new(dir, files.clone(), std::process::id().to_string())?;
         let mut attempt = || {
-            files.create(&|name| staged.path_of(name))?;
+            let mut written = files.create(&|name| staged.path_of(name))?;
             let mut writer = staged.writer();
             let mut values = Vec::new();
             for (name, n_elems) in files.weights() {
@@ -140,19 +146,19 @@ impl ModelFiles {
                     writer.write(name, start, &values)?;
                 }
             }
-            writer.finish()?;
-            files.write_rest(&|name| staged.path_of(name))
+            written.extend(writer.finish()?);
+            files.write_rest(&|name| staged.path_of(name)).map(|()| written)
         };
-        let written = attempt();
-        written.map_err(|error| staged.by_final_name(error))?;
-        staged.publish()
+        let written = attempt().map_err(|error| staged.by_final_name(error))?;
+        staged.publish(written)
     }
 }
 
-/// Writes `model`, whose weights come from `weights`, to the folder `dir`. Shared weights are written once. Weight files
-/// of an earlier save that are not replaced are removed at the end.
+/// Writes `model`, whose weights come from `weights`, to the folder `dir`. Shared weights are written once. Files of an earlier
+/// save are replaced, and removed where none takes their place; what else is in the folder stays.
 ///
 /// # Errors
+/// [`Error::Occupied`] where files of the same names are there that `save_pretrained` did not write, or not as they are now.
 /// When a file cannot be written, such as on a full disk, or a weight cannot be read; the folder is then as it was.
 pub fn save_pretrained(
     dir: &Path,
@@ -165,81 +171,4 @@ pub fn save_pretrained(
         names_of(model).into_iter().map(|named| (named.name.clone(), named)).collect();
     ModelFiles::of_model(config, model, options)?
         .save(dir, &mut |name, elements, out| weights.read(&ParamSlice::of(&params[name], elements), out))
-}
-
-/// The files of a model under other names until they are complete; dropping it removes them.
-pub struct Staged {
-    dir: PathBuf,
-    files: Arc<ModelFiles>,
-    token: String,
-    published: bool,
-}
-
-impl Staged {
-    /// Files for the folder `dir`, which is created where it is missing. `token` tells this save from others.
-    ///
-    /// # Errors
-    /// When the folder cannot be created.
-    pub fn new(dir: &Path, files: Arc<ModelFiles>, token: String) -> Result<Staged> {
-        std::fs::create_dir_all(dir).map_err(Error::io("create", dir))?;
-        Ok(Staged { dir: dir.to_path_buf(), files, token, published: false })
-    }
-
-    /// Where a file lies now.
-    pub fn path_of(&self, name: &str) -> PathBuf {
-        staged_path(&self.dir, &self.token, name)
-    }
-
-    fn writer(&self) -> ModelWriter {
-        let (dir, token) = (self.dir.clone(), self.token.clone());
-        self.files.clone().writer(move |name| staged_path(&dir, &token, name))
-    }
-
-    /// An error about a file, told by the name that the file was to get.
-    fn by_final_name(&self, error: Error) -> Error {
-        match error {
-            Error::Io { action, path, cause } => {
-                let name = self.files.names().find(|name| self.path_of(name) == path);
-                Error::Io { action, path: name.map_or(path.clone(), |name| self.dir.join(name)), cause }
-            }
-            other => other,
-        }
-    }
-
-    /// Gives all files their names, then removes weight files of an earlier save.
-    ///
-    /// # Errors
-    /// When the operating system refuses.
-    pub fn publish(mut self) -> Result<()> {
-        self.published = true;
-        let names: BTreeSet<&str> = self.files.names().collect();
-        for name in &names {
-            let path = self.dir.join(name);
-            std::fs::rename(self.path_of(name), &path).map_err(Error::io("rename to", &path))?;
-        }
-        let entries = std::fs::read_dir(&self.dir).map_err(Error::io("read", &self.dir))?;
-        for entry in entries.flatten() {
-            let name = entry.file_name().to_string_lossy().into_owned();
-            if is_weight_file(&name) && !names.contains(name.as_str()) {
-                std::fs::remove_file(entry.path()).map_err(Error::io("remove", entry.path()))?;
-            }
-        }
-        sync_folder(&self.dir)
-    }
-}
-
-/// Where a file lies until it is complete.
-pub fn staged_path(dir: &Path, token: &str, name: &str) -> PathBuf {
-    dir.join(format!(".{name}.{token}.part"))
-}
-
-impl Drop for Staged {
-    fn drop(&mut self) {
-        if !self.published {
-            for name in self.files.names() {
-                // What was never created needs no removal.
-                let _ = std::fs::remove_file(self.path_of(name));
-            }
-        }
-    }
 }

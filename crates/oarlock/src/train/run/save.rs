@@ -13,6 +13,7 @@ use crate::train::best;
 use crate::train::lock::OutputLock;
 use crate::train::model::{ReferenceModel, base_name};
 use crate::train::objective::Objective;
+use crate::train::obstacles::TRAINING;
 
 impl<O: Objective<Model = Decoder>> Run<'_, O> {
     /// Begins a checkpoint; training goes on while it is written.
@@ -100,12 +101,28 @@ impl<O: Objective<Model = Decoder>> Run<'_, O> {
         }
     }
 
+    /// Whether the final model may come into the output folder, before anything is trained.
+    pub(super) fn check_output(&self) -> Result<()> {
+        let mine = match self.config.train.enabled && self.leads() {
+            true => self.model_files()?.check(&self.config.save.output_dir),
+            false => Ok(()),
+        };
+        let told = checkpoint::share(self.accelerator.communicator(), mine.map_err(|error| error.to_string()))?;
+        told.map(|_| ()).map_err(|(_, told)| Error::Usage(told))
+    }
+
+    /// Whether this rank is the one that names the files of its output folder.
+    fn leads(&self) -> bool {
+        let rank = self.accelerator.process_index();
+        self.accelerator.stores().leader_of(rank) == rank
+    }
+
     pub(super) fn model_files(&self) -> Result<ModelFiles> {
         let mut files = self.own_files()?;
         for (name, text) in &self.data.template_files {
             files.add_text(name, text.clone());
         }
-        Ok(files)
+        Ok(files.written_by(TRAINING, self.config.save.overwrite))
     }
 
     /// The files without what the template of the training changes of them.
