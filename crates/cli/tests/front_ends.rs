@@ -6,6 +6,10 @@ use std::process::Command;
 use crate::common::{Said, Site, run};
 
 const TRAINING: &[&str] = &[
+    "--stage",
+    "pt",
+    "--finetuning_type",
+    "full",
     "--model_name_or_path",
     "model",
     "--dataset",

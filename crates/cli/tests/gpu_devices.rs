@@ -10,6 +10,8 @@ const TRAIN: [&str; 6] = ["--max_steps", "1", "--num_train_epochs", "1", "--outp
 
 /// A configuration that says nothing about ranks and devices.
 const CONFIG: &str = "\
+stage: pt
+finetuning_type: full
 model_name_or_path: model
 dataset: text.jsonl
 cutoff_len: 16

@@ -7,5 +7,5 @@ use crate::front::llamafactory;
 
 /// Runs the command; `started` is when this process began.
 pub(super) fn run(words: &[String], started: SystemTime) -> Outcome {
-    llamafactory::train(words, &["train"], started)
+    llamafactory::train(words, &llamafactory::Called::OARLOCK, started)
 }

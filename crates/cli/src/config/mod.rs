@@ -10,6 +10,7 @@ mod auto;
 mod best;
 pub mod build;
 mod checks;
+pub mod defaults;
 pub mod environment;
 pub mod explain;
 pub mod export;

@@ -46,7 +46,7 @@ often failed ranks are started again.
 pub(crate) fn run(words: &[String], started: SystemTime) -> Outcome {
     let (command, rest) = words.split_first().map_or(("help", words), |(first, rest)| (first.as_str(), rest));
     match command {
-        "train" => train(rest, &["llamafactory-cli", "train"], started),
+        "train" => train(rest, &Called::LLAMA_FACTORY, started),
         "chat" => answers::answer(&answers::CHAT, &Words::new(rest)),
         "eval" => answers::answer(&answers::EVAL, &Words::new(rest)),
         "export" => export(rest),
@@ -60,8 +60,24 @@ pub(crate) fn run(words: &[String], started: SystemTime) -> Outcome {
     }
 }
 
-/// Trains: a file, flags and `key=value`. `called` is how this command is called again, for the ranks.
-pub(crate) fn train(words: &[String], called: &[&str], started: SystemTime) -> Outcome {
+/// A command that trains.
+pub(crate) struct Called {
+    /// The words by which it is called again, for the ranks.
+    words: &'static [&'static str],
+    /// What its arguments describe.
+    training: fn(&written::Arguments) -> Result<script::Training, Problems>,
+}
+
+impl Called {
+    /// LLaMA-Factory's own, under which its defaults hold.
+    const LLAMA_FACTORY: Called =
+        Called { words: &["llamafactory-cli", "train"], training: script::llama_factory };
+    /// `oarlock train`.
+    pub(crate) const OARLOCK: Called = Called { words: &["train"], training: script::training };
+}
+
+/// Trains: a file, flags and `key=value`.
+pub(crate) fn train(words: &[String], called: &Called, started: SystemTime) -> Outcome {
     let written = Words::new(words);
     let arguments = written::arguments(&written)?;
     if arguments.help || words.is_empty() {
@@ -69,9 +85,9 @@ pub(crate) fn train(words: &[String], called: &[&str], started: SystemTime) -> O
         return if arguments.help { Ok(()) } else { Err(Failure::Reported(2)) };
     }
     can_be_read_again(&arguments).map_err(Problems::from)?;
-    let again = called.iter().map(|word| (*word).to_owned()).chain(words.iter().cloned()).collect();
+    let again = called.words.iter().map(|word| (*word).to_owned()).chain(words.iter().cloned()).collect();
     let devices = Devices::of_training();
-    job(&arguments, again, &devices, &env_var)?.run(started)
+    job((called.training)(&arguments)?, again, &devices, &env_var)?.run(started)
 }
 
 /// The ranks read the configuration again, which a pipe does not allow.
@@ -86,14 +102,13 @@ fn can_be_read_again(arguments: &written::Arguments) -> Result<(), Problem> {
     }
 }
 
-/// The training that arguments and the environment describe; `words` lead to it again.
+/// The job of a training, and of what the environment says; `words` lead to it again.
 fn job(
-    arguments: &written::Arguments,
+    mut training: script::Training,
     words: Vec<String>,
     devices: &Devices,
     read: &dyn Fn(&str) -> Option<String>,
 ) -> Result<Job, Problems> {
-    let mut training = script::training(arguments)?;
     let gpus = if environment::asks_for_cpu(&training.layers, read) { 0 } else { devices.gpus };
     let LauncherEnv { default_ranks, required_ranks, ranks, is_distributed, stand_in } =
         LauncherEnv::read(read, &Devices { gpus, ..*devices })?;

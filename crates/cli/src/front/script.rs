@@ -6,6 +6,7 @@ use std::io::Read;
 use std::os::unix::fs::PermissionsExt;
 use std::path::{Path, PathBuf};
 
+use crate::config::defaults;
 use crate::config::resolve::Settings;
 use crate::config::written::{self, Entry, Layer};
 use crate::config::yaml::Data;
@@ -112,18 +113,22 @@ fn is_executable(path: &Path) -> bool {
 /// The training that a script's name stands for.
 fn built_in(name: &str, words: &Words) -> Option<Result<Training, Problems>> {
     if LLAMA_FACTORY.contains(&name.trim_start_matches("./")) {
-        return Some(llama_factory(words));
+        return Some(written::arguments(words).and_then(|arguments| llama_factory(&arguments)));
     }
     let file = Path::new(name).file_name()?.to_str()?;
     minimind::SCRIPTS.contains(&file).then(|| minimind::training(words, &env_var))
 }
 
-/// LLaMA-Factory's training: a file, flags and `key=value`.
+/// LLaMA-Factory's training: what arguments describe, and its defaults for what they do not write.
 ///
 /// # Errors
-/// If a word is neither, or the file cannot be read.
-pub fn llama_factory(words: &Words) -> Result<Training, Problems> {
-    training(&written::arguments(words)?)
+/// As [`training`].
+pub fn llama_factory(arguments: &Arguments) -> Result<Training, Problems> {
+    let mut training = training(arguments)?;
+    let (defaults, notes) = defaults::of_llama_factory(&training.layers);
+    training.layers.insert(0, defaults);
+    training.notes.extend(notes);
+    Ok(training)
 }
 
 /// The training that arguments describe.

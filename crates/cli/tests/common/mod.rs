@@ -28,6 +28,8 @@ logging_steps: 1
 save_strategy: no
 num_processes: 2
 num_threads_per_process: 1
+stage: pt
+finetuning_type: full
 ";
 
 /// A folder of its own with `model/`, `text.jsonl` and `train.yaml`. The command runs in it.

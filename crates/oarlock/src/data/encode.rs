@@ -5,7 +5,7 @@ use std::ops::Range;
 use super::cut::Cuts;
 use super::error::{Error, Result};
 use super::example::{Conversation, Example, Message, Pair};
-use super::format::{Kind, Reading};
+use super::format::{Kind, Read, Reading};
 use super::hash::hash_bytes;
 use super::sft::{Chat, Outcome};
 use super::source::{Content, Record, Row};
@@ -34,11 +34,16 @@ pub enum Labels {
     Spans(Vec<Range<u32>>),
 }
 
+/// The version of what rows mean: raised when the same row comes to mean something else.
+const ROWS: u32 = 2;
+
 /// A row that was read, and what became of it.
 pub(super) struct Encoding {
     pub(super) outcome: Outcome,
     /// As which format it was read, where none is written.
     pub(super) guessed: Option<Kind>,
+    /// What it holds that nothing reads.
+    pub(super) unread: Vec<String>,
     pub(super) record: Record,
     /// Which of the data sets it is of.
     pub(super) part: usize,
@@ -77,7 +82,7 @@ impl<'a> Encoder<'a> {
     /// Everything apart from the records that decides which tokens come out.
     pub(super) fn identity(&self) -> String {
         let template = self.template.map(|t| format!(" {:x}", hash_bytes(t.source().as_bytes())));
-        let sft = self.sft.map(|chat| format!(" {}", chat.identity()));
+        let sft = self.sft.map(|chat| format!(" {ROWS} {}", chat.identity()));
         format!(
             "{:x}{}{}",
             self.tokenizer.fingerprint(),
@@ -102,18 +107,20 @@ impl<'a> Encoder<'a> {
             return Ok(Encoding {
                 outcome: Outcome::Encoded(encoded, Cuts::default()),
                 guessed: None,
+                unread: Vec::new(),
                 part: row.part,
                 record: row.record,
             });
         };
-        let (reading, guessed) = row.read()?;
+        let Read { reading, guessed, mut unread } = row.read()?;
         let outcome = match reading {
             Reading::Dropped(reason) => Outcome::Dropped(reason),
             Reading::Example(example) => {
+                unread.extend(chat.unread(&example));
                 chat.encode(self.tokenizer, &example).map_err(|error| row.record.explain(error))?
             }
         };
-        Ok(Encoding { outcome, guessed, part: row.part, record: row.record })
+        Ok(Encoding { outcome, guessed, unread, part: row.part, record: row.record })
     }
 
     pub(super) fn vocab_size(&self) -> Result<usize> {

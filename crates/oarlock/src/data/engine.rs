@@ -5,6 +5,7 @@ use fancy_regex::Regex;
 use serde::Deserialize;
 use serde_json::Value;
 
+use super::added_tokens::AddedToken;
 use super::fence::fenced;
 use super::pieces::Pieces;
 
@@ -38,8 +39,8 @@ struct Parts {
 }
 
 impl Engine {
-    /// Builds the vocabulary of a `tokenizer.json`.
-    pub(super) fn build(json: &[u8]) -> Result<Engine> {
+    /// Builds the vocabulary of a `tokenizer.json`, and adds tokens to it: those that the vocabulary lacks get the next ids.
+    pub(super) fn build(json: &[u8], added: &[AddedToken]) -> Result<Engine> {
         let whole = |cause: String| format!("{cause}; is it a whole tokenizer.json?");
         let parts: Parts = serde_json::from_slice(json).map_err(|e| whole(e.to_string()))?;
         let growing = [
@@ -62,6 +63,15 @@ impl Engine {
         // Rows are cut and filled here; what the file says about it would hide tokens.
         tokenizer.with_truncation(None).map_err(|e| e.to_string())?;
         tokenizer.with_padding(None);
+        let added = added.iter().map(|token| tokenizers::AddedToken {
+            content: token.content.clone(),
+            single_word: token.single_word,
+            lstrip: token.lstrip,
+            rstrip: token.rstrip,
+            normalized: token.is_normalized(),
+            special: token.special,
+        });
+        fence(|| tokenizer.add_tokens(added))?;
         let pieces = Pieces::of(&tokenizer);
         let is_byte_level_bpe = is_byte_level_bpe(&parts.normalizer, &parts.pre_tokenizer);
         Ok(Engine { tokenizer, pieces, is_byte_level_bpe, patterns })

@@ -98,17 +98,34 @@ impl Example {
             return Ok(Example::Text(std::mem::take(&mut record.content)));
         }
         let fields: Fields = serde_json::from_str(&record.content).map_err(|e| record.json_error(&e))?;
-        let Fields { messages, system, tools, chosen, rejected } = fields;
-        let tools = match tools {
-            // Files of LLaMA-Factory hold the list as a text.
-            Some(Value::String(text)) if text.trim().is_empty() => None,
-            Some(Value::String(text)) => {
-                let remedy = "write tools as a JSON list of functions";
-                let broken = |e: serde_json::Error| record.error(format!("tools is no JSON: {e}"), remedy);
-                Some(serde_json::from_str(&text).map_err(broken)?)
+        let Fields { mut messages, system, tools, mut chosen, mut rejected } = fields;
+        // Files of LLaMA-Factory and of MiniMind hold these lists as texts; the latter has the functions in the system's
+        // message.
+        let listed = |name: &str, value: Value| -> Result<Option<Value>> {
+            match value {
+                Value::String(text) if text.trim().is_empty() => Ok(None),
+                Value::String(text) => {
+                    let broken = |e: serde_json::Error| {
+                        record
+                            .error(format!("{name} is no JSON: {e}"), &format!("write {name} as a JSON list"))
+                    };
+                    serde_json::from_str(&text).map(Some).map_err(broken)
+                }
+                value => Ok(Some(value)),
             }
-            tools => tools,
         };
+        for message in messages.iter_mut().chain(&mut chosen).chain(&mut rejected) {
+            if let Some(Value::String(_)) = message.extra.get("tool_calls")
+                && let Some(calls) = message.extra.remove("tool_calls")
+            {
+                message
+                    .extra
+                    .extend(listed("tool_calls", calls)?.map(|calls| ("tool_calls".to_owned(), calls)));
+            }
+        }
+        let of_system = messages.first_mut().filter(|first| first.role == "system");
+        let tools = tools.or_else(|| of_system?.extra.remove("tools"));
+        let tools = tools.map(|tools| listed("tools", tools)).transpose()?.flatten();
         let conversation = Conversation { system, tools, messages };
         match (chosen, rejected) {
             (None, None) => Ok(Example::Conversation(conversation)),

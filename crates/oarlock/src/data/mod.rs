@@ -4,6 +4,7 @@
 //! as text), `tokenizer` and `encode` (tokens, and which of them are learned), `cache` (all tokens, memory-mapped),
 //! `pack` (rows of a fixed length), `sampler` (which rows, when, on which rank), `loader` (batches, ahead of time).
 
+mod added_tokens;
 mod answers;
 mod cache;
 mod cut;
@@ -44,6 +45,7 @@ mod tokenizer;
 mod tool_calls;
 #[cfg(feature = "tokenizers")]
 mod train_bpe;
+mod written_template;
 
 pub use cache::{Build, Made, Progress, TokenCache};
 pub use encode::{Encoded, Encoder, Labels};
@@ -57,7 +59,7 @@ pub use mix::{Mix, MixEnd};
 pub use pack::{Packing, RowSettings, Rows, ValSize};
 #[cfg(feature = "csv")]
 pub use questions::{CHOICES, Language, Question, Subject, subjects};
-pub use report::{Dropped, RowReport};
+pub use report::{Dropped, RowReport, Unread};
 pub use sampler::{Sampler, StepRows};
 pub use selection::Split;
 pub use sft::Chat;

@@ -40,6 +40,9 @@ pub struct RowReport {
     pub wanted: u64,
     /// Rows that are not learned from, by reason, in the order in which the reasons were met.
     pub dropped: Vec<Dropped>,
+    /// What rows hold that nothing reads, in the order in which it was met.
+    #[serde(default)]
+    pub unread: Vec<Unread>,
     /// As which format rows of files without an entry in `dataset_info.json` were read, and how many.
     pub guessed: Vec<(String, u64)>,
 }
@@ -50,6 +53,17 @@ pub struct Dropped {
     /// Why.
     pub reason: String,
     /// How many rows.
+    pub rows: u64,
+    /// The first of them, as file and line.
+    pub first: String,
+}
+
+/// A column, or a field of messages, that nothing reads.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Unread {
+    /// Which.
+    pub what: String,
+    /// How many rows have it.
     pub rows: u64,
     /// The first of them, as file and line.
     pub first: String,
@@ -86,6 +100,20 @@ impl RowReport {
             None => {
                 let first = format!("{}:{}", record.file.display(), record.line);
                 self.dropped.push(Dropped { reason: reason.into_owned(), rows: 1, first });
+            }
+        }
+    }
+
+    pub(super) fn unread(&mut self, unread: Vec<String>, record: &Record) {
+        for what in unread {
+            let n = self.unread.len();
+            match self.unread.iter_mut().find(|known| known.what == what) {
+                Some(known) => known.rows += 1,
+                None if n >= MAX_REASONS => {}
+                None => {
+                    let first = format!("{}:{}", record.file.display(), record.line);
+                    self.unread.push(Unread { what, rows: 1, first });
+                }
             }
         }
     }
@@ -141,6 +169,9 @@ impl RowReport {
                 self.cut,
                 told.join(", ")
             ));
+        }
+        for Unread { what, rows, first } in &self.unread {
+            lines.push(format!("note: {what} is not read ({rows} rows, the first is {first})"));
         }
         for Dropped { reason, rows, first } in &self.dropped {
             lines.push(format!("warning: {rows} rows dropped: {reason} (the first is {first})"));

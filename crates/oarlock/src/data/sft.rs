@@ -8,6 +8,7 @@ use super::cut::{Cuts, Joining, join};
 use super::encode::{Encoded, Labels};
 use super::error::{Error, Result};
 use super::example::{Conversation, Example, Message};
+use super::format::is_empty;
 use super::hash::hash_bytes;
 use super::layout::{Layout, Turn};
 use super::template::ChatTemplate;
@@ -78,6 +79,33 @@ impl Chat {
         }
     }
 
+    /// What the messages of an example hold that it does not write: fields beside the text, as files of other programs have
+    /// them.
+    pub(super) fn unread(&self, example: &Example) -> Vec<String> {
+        let (messages, answers): (&[Message], [Option<&Message>; 2]) = match example {
+            Example::Text(_) => (&[], [None, None]),
+            Example::Conversation(conversation) => (&conversation.messages, [None, None]),
+            Example::Judged(judged) => (&judged.conversation.messages, [None, None]),
+            Example::Pair(pair) => (&pair.prompt.messages, [Some(&pair.chosen), Some(&pair.rejected)]),
+        };
+        let is_read = |field: &str| match &self.writing {
+            Writing::Layout(_) => field == "tool_calls",
+            Writing::Jinja(template) => template.source().contains(field),
+        };
+        let mut unread: Vec<String> = Vec::new();
+        for message in messages.iter().chain(answers.into_iter().flatten()) {
+            for (field, value) in &message.extra {
+                if !is_empty(value) && !is_read(field) {
+                    let told = format!("\"{field}\" of messages");
+                    if !unread.contains(&told) {
+                        unread.push(told);
+                    }
+                }
+            }
+        }
+        unread
+    }
+
     /// The chat template of a model that is trained with a layout; `None` where the tokenizer has it already.
     ///
     /// # Errors
@@ -127,7 +155,7 @@ impl Chat {
     pub(super) fn identity(&self) -> String {
         let writing = match &self.writing {
             Writing::Layout(layout) => layout.identity(),
-            Writing::Jinja(template) => template.source().to_owned(),
+            Writing::Jinja(template) => template.source().into_owned(),
         };
         let identity = format!("{writing}\n{:?}\n{}", self.args, self.cutoff_len);
         format!("sft {:x}", hash_bytes(identity.as_bytes()))

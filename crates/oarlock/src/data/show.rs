@@ -64,6 +64,7 @@ impl Statistics {
         for row in source.rows(encoder.content()) {
             let encoding = encoder.row(row?)?;
             encoding.guessed.iter().for_each(|kind| out.report.guess(kind.name()));
+            out.report.unread(encoding.unread, &encoding.record);
             match encoding.outcome {
                 Outcome::Dropped(reason) => out.report.drop(reason, &encoding.record),
                 Outcome::Encoded(encoded, cuts) => {

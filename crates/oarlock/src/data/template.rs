@@ -1,5 +1,6 @@
 //! Chat templates: the Jinja text of a tokenizer folder that turns a conversation into the text that a model sees.
 
+use std::borrow::Cow;
 use std::io;
 use std::ops::Range;
 use std::path::{Path, PathBuf};
@@ -9,11 +10,13 @@ use minijinja::syntax::SyntaxConfig;
 use minijinja::value::{Kwargs, Serde, Value as Jinja};
 use minijinja::{Environment, ErrorKind, State, context};
 use serde::Serialize;
+use serde_json::Map;
 use serde_json::ser::{CompactFormatter, Formatter, PrettyFormatter, Serializer};
-use serde_json::{Map, Value};
 
+use super::added_tokens::settings;
 use super::error::{Error, Result};
 use super::example::{Conversation, Message};
+use super::written_template::{Text, WrittenTemplate};
 
 /// A compiled chat template.
 #[derive(Debug)]
@@ -23,6 +26,8 @@ pub struct ChatTemplate {
     /// `bos_token` and the others, by name.
     tokens: Vec<(String, String)>,
     path: PathBuf,
+    /// The template of conversations with functions, where that is another one.
+    with_tools: Option<Box<ChatTemplate>>,
 }
 
 /// A conversation as text.
@@ -56,54 +61,33 @@ const BEGIN: char = '\u{fdd0}';
 const END: char = '\u{fdd1}';
 
 impl ChatTemplate {
-    /// Reads `chat_template.jinja`, or else `chat_template` of `tokenizer_config.json`.
+    /// Reads the chat template of a folder, from any of the places where transformers looks for it.
     ///
     /// # Errors
-    /// A folder without a template, or one that is broken.
+    /// A folder without a template, files that cannot be read, a template that is broken.
     pub fn read(dir: &Path) -> Result<ChatTemplate> {
-        let config_path = dir.join("tokenizer_config.json");
-        let broken = |path: &Path, cause: String| Error::Template { path: path.into(), cause };
-        let config: Map<String, Value> = match std::fs::read(&config_path) {
-            Ok(bytes) => serde_json::from_slice(&bytes).map_err(|e| broken(&config_path, e.to_string()))?,
-            Err(e) if e.kind() == std::io::ErrorKind::NotFound => Map::new(),
-            Err(e) => return Err(Error::read(&config_path, e)),
+        let Some(WrittenTemplate { default, with_tools }) = WrittenTemplate::find(dir)? else {
+            let cause = "has no chat template (chat_template in tokenizer_config.json, or chat_template.jinja); a \
+                         model that was only pretrained continues a text: use `oarlock generate`";
+            return Err(Error::Template { path: dir.into(), cause: cause.into() });
         };
-        let file = dir.join("chat_template.jinja");
-        let (source, path) = match std::fs::read_to_string(&file) {
-            Ok(source) => (source, file),
-            Err(e) if e.kind() == std::io::ErrorKind::NotFound => match written_in(&config) {
-                Some(source) => (source.to_string(), config_path),
-                None => {
-                    let cause = "has no chat template (chat_template in tokenizer_config.json, or chat_template.jinja); a \
-                                 model that was only pretrained continues a text: use `oarlock generate`";
-                    return Err(broken(dir, cause.into()));
-                }
-            },
-            Err(e) => return Err(Error::read(&file, e)),
-        };
-        let tokens = config.iter().filter_map(|(name, value)| {
-            let text = value.as_str().or_else(|| value.get("content")?.as_str())?;
-            name.ends_with("_token").then(|| (name.clone(), text.to_string()))
-        });
-        ChatTemplate::compile(source, tokens.collect(), path)
+        let tokens: Vec<(String, String)> = (settings(dir)?.into_iter())
+            .filter_map(|(name, value)| {
+                let text = value.as_str().or_else(|| value.get("content")?.as_str())?;
+                name.ends_with("_token").then(|| (name.clone(), text.to_string()))
+            })
+            .collect();
+        let compile = |(source, path): Text| ChatTemplate::compile(source, tokens.clone(), path);
+        let with_tools = with_tools.map(compile).transpose()?.map(Box::new);
+        Ok(ChatTemplate { with_tools, ..compile(default)? })
     }
 
     /// Whether a folder has a chat template.
     ///
     /// # Errors
-    /// A tokenizer_config.json that cannot be read or is no JSON.
+    /// Files that cannot be read or are no JSON.
     pub fn is_in(dir: &Path) -> Result<bool> {
-        let path = dir.join("tokenizer_config.json");
-        if dir.join("chat_template.jinja").is_file() {
-            return Ok(true);
-        }
-        let config: Map<String, Value> = match std::fs::read(&path) {
-            Ok(bytes) => serde_json::from_slice(&bytes)
-                .map_err(|e| Error::Template { path: path.clone(), cause: e.to_string() })?,
-            Err(e) if e.kind() == io::ErrorKind::NotFound => return Ok(false),
-            Err(e) => return Err(Error::read(&path, e)),
-        };
-        Ok(written_in(&config).is_some())
+        Ok(WrittenTemplate::find(dir)?.is_some())
     }
 
     fn compile(source: String, tokens: Vec<(String, String)>, path: PathBuf) -> Result<ChatTemplate> {
@@ -135,12 +119,15 @@ impl ChatTemplate {
         let stack = (1 << 20) + text.len() * STACK_PER_BYTE;
         let parsed = with_stack(stack, || environment.add_template_owned(NAME, text));
         parsed.map_err(|e| refuse(format!("cannot parse the chat template: {e}")))?.map_err(broken)?;
-        Ok(ChatTemplate { environment, source, tokens, path })
+        Ok(ChatTemplate { environment, source, tokens, path, with_tools: None })
     }
 
-    /// The Jinja text.
-    pub(super) fn source(&self) -> &str {
-        &self.source
+    /// The Jinja text; of several, one behind the other.
+    pub(super) fn source(&self) -> Cow<'_, str> {
+        match &self.with_tools {
+            None => Cow::Borrowed(&self.source),
+            Some(other) => Cow::Owned(format!("{}\n{}", self.source, other.source)),
+        }
     }
 
     /// An error of this template.
@@ -188,6 +175,9 @@ impl ChatTemplate {
     }
 
     fn text(&self, conversation: &Conversation, messages: &[Message], prompt: bool) -> Result<String> {
+        if let (Some(_), Some(other)) = (&conversation.tools, &self.with_tools) {
+            return other.text(conversation, messages, prompt);
+        }
         let tokens = Jinja::from_pairs(self.tokens.iter().map(|(name, text)| (name.as_str(), text.as_str())));
         let system = conversation.system.as_ref().map(|text| Message::new("system", text.as_str()));
         let messages: Jinja = system.iter().chain(messages).map(turn).collect();
@@ -366,17 +356,6 @@ fn marked(state: &mut State, kwargs: Kwargs) -> std::result::Result<String, mini
 /// Line ends after blocks and blanks before them do not count.
 fn whitespace() -> std::result::Result<SyntaxConfig, minijinja::Error> {
     SyntaxConfig::builder().trim_blocks(true).lstrip_blocks(true).build()
-}
-
-/// The template of `tokenizer_config.json`: a text, or a list of named ones.
-fn written_in(config: &Map<String, Value>) -> Option<&str> {
-    let template = config.get("chat_template")?;
-    let named =
-        |list: &'_ Vec<Value>| list.iter().position(|t| t.get("name").is_some_and(|name| name == "default"));
-    match template.as_array() {
-        Some(list) => list.get(named(list)?)?.get("template")?.as_str(),
-        None => template.as_str(),
-    }
 }
 
 /// As Python's `json.dumps`: no escapes for HTML, a space after commas and colons.

@@ -5,8 +5,9 @@ use std::sync::OnceLock;
 
 use rayon::prelude::*;
 use serde::Deserialize;
-use serde_json::Value;
+use serde_json::{Map, Value};
 
+use super::added_tokens::{self, AddedToken, settings, side_file};
 use super::engine::Engine;
 use super::error::{Error, Result};
 use super::hash::hash_bytes;
@@ -27,6 +28,8 @@ pub struct SpecialIds {
 pub struct Tokenizer {
     path: PathBuf,
     json: Vec<u8>,
+    /// The tokens that the files beside `tokenizer.json` add to it.
+    added: Vec<AddedToken>,
     special: SpecialIds,
     /// The tokens that are marked special, as they are written.
     marks: Vec<String>,
@@ -39,15 +42,14 @@ pub struct Tokenizer {
 #[derive(Deserialize)]
 struct Outline {
     #[serde(default)]
-    added_tokens: Vec<Added>,
+    added_tokens: Vec<Numbered>,
 }
 
 #[derive(Deserialize)]
-struct Added {
+struct Numbered {
     id: u32,
-    content: String,
-    #[serde(default)]
-    special: bool,
+    #[serde(flatten)]
+    token: AddedToken,
 }
 
 impl Tokenizer {
@@ -66,23 +68,26 @@ impl Tokenizer {
         let outline: Outline = serde_json::from_slice(&json)
             .map_err(|e| broken(&path, &format!("{e}; is it a whole tokenizer.json?")))?;
         let special = SpecialIds::default();
-        let marks = outline.added_tokens.iter().filter(|token| token.special && !token.content.is_empty());
+        let (named, numbered) = (settings(dir)?, side_file(dir, "config.json")?);
+        let (ids, known): (Vec<u32>, Vec<AddedToken>) =
+            outline.added_tokens.into_iter().map(|Numbered { id, token }| (id, token)).unzip();
+        let added = added_tokens::beside(dir, &named, &known)?;
+        let marks = known.iter().chain(&added).filter(|token| token.special && !token.content.is_empty());
         let marks: Vec<String> = marks.map(|token| token.content.clone()).collect();
         let mut mark_begins: Vec<char> = marks.iter().filter_map(|mark| mark.chars().next()).collect();
         mark_begins.sort_unstable();
         mark_begins.dedup();
-        let mut tokenizer = Tokenizer { path, json, special, marks, mark_begins, engine: OnceLock::new() };
-        let (named, numbered) = (side_file(dir, "tokenizer_config.json")?, side_file(dir, "config.json")?);
+        let engine = OnceLock::new();
+        let mut tokenizer = Tokenizer { path, json, added, special, marks, mark_begins, engine };
         let find = |what: &str| -> Result<Option<u32>> {
             if let Some(token) = token_name(dir, &format!("{what}_token"), &named)? {
-                let added = outline.added_tokens.iter().find(|a| a.content == token).map(|a| a.id);
-                let id = match added {
-                    Some(id) => Some(id),
+                let id = match known.iter().position(|known| known.content == token) {
+                    Some(at) => Some(ids[at]),
                     None => tokenizer.engine()?.id_of(token),
                 };
                 return id.map(Some).ok_or_else(|| Error::Tokenizer {
                     path: dir.join("tokenizer_config.json"),
-                    cause: format!("{what}_token {token:?} is no token of tokenizer.json; name one that is"),
+                    cause: format!("{what}_token {token:?} is no token; name one of tokenizer.json, or null"),
                 });
             }
             let id = &numbered[&format!("{what}_token_id")];
@@ -191,13 +196,29 @@ impl Tokenizer {
         StreamDecoder { tokenizer: self, skip_special_tokens, ids: Vec::new(), n_shown: 0 }
     }
 
-    /// A hash of `tokenizer.json`: equal tokenizers give equal ids.
+    /// The tokens that `tokenizer.json` lacks, with the ids that they have: the files beside it add them.
+    ///
+    /// # Errors
+    /// When `tokenizer.json` cannot be used.
+    pub fn added(&self) -> Result<Vec<(&str, u32)>> {
+        if self.added.is_empty() {
+            return Ok(Vec::new());
+        }
+        let engine = self.engine()?;
+        let id = |token: &AddedToken| engine.id_of(&token.content);
+        Ok(self.added.iter().filter_map(|token| Some((token.content.as_str(), id(token)?))).collect())
+    }
+
+    /// A hash of `tokenizer.json` and of what is added to it: equal tokenizers give equal ids.
     pub fn fingerprint(&self) -> u64 {
-        hash_bytes(&self.json)
+        match self.added.is_empty() {
+            true => hash_bytes(&self.json),
+            false => hash_bytes(&[&self.json[..], format!("{:?}", self.added).as_bytes()].concat()),
+        }
     }
 
     fn engine(&self) -> Result<&Engine> {
-        let built = self.engine.get_or_init(|| Engine::build(&self.json));
+        let built = self.engine.get_or_init(|| Engine::build(&self.json, &self.added));
         built.as_ref().map_err(|cause| broken(&self.path, cause))
     }
 }
@@ -206,22 +227,9 @@ fn broken(path: &Path, cause: &str) -> Error {
     Error::Tokenizer { path: path.into(), cause: cause.into() }
 }
 
-/// A JSON file that may be missing.
-fn side_file(dir: &Path, name: &str) -> Result<Value> {
-    let path = dir.join(name);
-    match std::fs::read(&path) {
-        Ok(bytes) => serde_json::from_slice(&bytes).map_err(|e| Error::Tokenizer {
-            path,
-            cause: format!("broken JSON: {e}; repair or remove the file"),
-        }),
-        Err(e) if e.kind() == std::io::ErrorKind::NotFound => Ok(Value::Null),
-        Err(e) => Err(Error::read(&path, e)),
-    }
-}
-
 /// A special token of `tokenizer_config.json` is written as its text or as an object with a `content`.
-fn token_name<'a>(dir: &Path, key: &str, config: &'a Value) -> Result<Option<&'a str>> {
-    let value = &config[key];
+fn token_name<'a>(dir: &Path, key: &str, config: &'a Map<String, Value>) -> Result<Option<&'a str>> {
+    let Some(value) = config.get(key) else { return Ok(None) };
     let name = value.as_str().or_else(|| value["content"].as_str());
     if name.is_none() && !value.is_null() {
         return Err(Error::Tokenizer {
@@ -334,9 +342,9 @@ pub(super) mod tests {
             .unwrap();
         let special = Tokenizer::open(dir.path()).unwrap().special();
         assert_eq!(special, SpecialIds { bos: None, eos: Some(25), pad: Some(7) });
-        std::fs::write(&config, r#"{"eos_token": "<none>"}"#).unwrap();
+        std::fs::write(&config, r#"{"eos_token": ""}"#).unwrap();
         let error = Tokenizer::open(dir.path()).err().unwrap().to_string();
-        assert!(error.contains(r#"eos_token "<none>" is no token of tokenizer.json"#), "{error}");
+        assert!(error.contains(r#"eos_token "" is no token; name one"#), "{error}");
         for wrong in ["5", r#"["<|im_end|>"]"#, r#"{"content":2}"#, "true"] {
             std::fs::write(&config, format!(r#"{{"eos_token": {wrong}}}"#)).unwrap();
             let error = Tokenizer::open(dir.path()).err().unwrap().to_string();

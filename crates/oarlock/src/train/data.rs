@@ -98,6 +98,7 @@ pub fn open(accelerator: &Accelerator, config: &TrainConfig, hf: &HfConfig) -> R
     let settings = RowSettings { packing: config.data.packing, len, special };
     let mut told: Vec<String> =
         chat.iter().map(|chat| format!("conversations are written by {}", chat.describe())).collect();
+    told.extend(added_tokens(&tokenizer, config, vocab_size)?);
     let mut saved = TemplateFiles::new();
     if let Some(chat) = &chat {
         told.extend(chat.disagreement(&tokenizer, &config.model.tokenizer)?);
@@ -170,6 +171,27 @@ pub fn open(accelerator: &Accelerator, config: &TrainConfig, hf: &HfConfig) -> R
     }
     release_freed_memory();
     Ok(RunData { train: Arc::new(train), eval, predict, template_files: saved, told, first })
+}
+
+/// What is to be told of tokens that `tokenizer.json` lacks and that the files beside it add.
+fn added_tokens(tokenizer: &Tokenizer, config: &TrainConfig, vocab_size: usize) -> Result<Option<String>> {
+    let added = tokenizer.added()?;
+    if let Some((token, id)) = added.iter().find(|(_, id)| *id as usize >= vocab_size) {
+        return Err(Error::Model(format!(
+            "tokenizer_config.json or a file beside it names the token {token}, which tokenizer.json lacks; it would be token \
+             {id}, and the model knows only {vocab_size} (vocab_size in {}); name a token that is in tokenizer.json, or \
+             take a model with a larger vocabulary",
+            place_of_vocab_size(&config.model)
+        )));
+    }
+    let listed: Vec<String> = added.iter().take(10).map(|(token, id)| format!("{token} ({id})")).collect();
+    let more = if added.len() > listed.len() { ", …" } else { "" };
+    Ok((!added.is_empty()).then(|| {
+        format!(
+            "note: tokens that tokenizer.json lacks and the files beside it add: {}{more}",
+            listed.join(", ")
+        )
+    }))
 }
 
 /// A name of a data set as part of a file name.

@@ -11,7 +11,7 @@ fn made(words: &str, environment: &[(&str, &str)], devices: &Devices) -> Result<
     let arguments = written::arguments(&Words::new(&words)).unwrap();
     let read =
         |name: &str| environment.iter().find(|(key, _)| *key == name).map(|(_, value)| (*value).to_owned());
-    job(&arguments, vec!["train".to_owned()], devices, &read)
+    job(script::training(&arguments)?, vec!["train".to_owned()], devices, &read)
 }
 
 fn config(job: &Job) -> &ResolvedConfig {

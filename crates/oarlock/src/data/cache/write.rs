@@ -113,8 +113,9 @@ fn write_to(
         }
         progress.text_bytes += batch.iter().map(|row| row.record.content.len() as u64).sum::<u64>();
         for encoded in encode(encoder, batch) {
-            let Encoding { outcome, guessed, part, record } = encoded?;
+            let Encoding { outcome, guessed, unread, part, record } = encoded?;
             guessed.iter().for_each(|kind| report.guess(kind.name()));
+            report.unread(unread, &record);
             let encoded = match outcome {
                 Outcome::Dropped(reason) => {
                     report.drop(reason, &record);

@@ -36,7 +36,8 @@ pub(super) fn read(format: &Format, row: &Row, record: &Record) -> Result<Exampl
     let question: Vec<&str> = [prompt.as_str(), &query].into_iter().filter(|part| !part.is_empty()).collect();
     messages.push(Message::new("user", question.join("\n")));
     let system = Some(text(row, &columns.system, record)?).filter(|system| !system.is_empty());
-    let mut conversation = Conversation { system, tools: tools(row, format)?, messages };
+    let mut conversation =
+        Conversation { system, tools: tools(value(row, &format.columns.tools))?, messages };
     let response = || value(row, &columns.response).and_then(Value::as_str);
     if let Some(Value::Bool(desired)) = value(row, &columns.kto_tag) {
         let Some(response) = response() else { return dropped("it has no answer") };

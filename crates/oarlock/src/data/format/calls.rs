@@ -38,8 +38,37 @@ pub(super) fn called(content: &str) -> Result<Message, Refusal> {
     Ok(message)
 }
 
+/// The fields of a message that call functions: OpenAI's list, and the single call of its older files.
+pub(super) const FIELDS: [&str; 2] = ["tool_calls", "function_call"];
+
+/// What a message calls beside its text; `None` where it calls nothing. Some files, such as MiniMind's, hold the list as a
+/// text.
+pub(super) fn beside(said: &Value) -> Result<Option<Value>, Refusal> {
+    for field in FIELDS {
+        let calls = match said.get(field) {
+            None | Some(Value::Null) => continue,
+            Some(Value::String(text)) => match text.trim() {
+                "" => continue,
+                text => match serde_json::from_str(text) {
+                    Ok(calls) => calls,
+                    Err(_) => return dropped(BROKEN),
+                },
+            },
+            Some(calls) => calls.clone(),
+        };
+        return match calls {
+            Value::Null => continue,
+            Value::Array(calls) if calls.is_empty() => continue,
+            Value::Array(calls) => with_objects(&calls).map(Some),
+            call @ Value::Object(_) => with_objects(&[call]).map(Some),
+            _ => dropped(BROKEN),
+        };
+    }
+    Ok(None)
+}
+
 /// OpenAI's calls, their arguments as objects where they are texts that hold one.
-pub(super) fn with_objects(calls: &[Value]) -> Result<Value, Refusal> {
+fn with_objects(calls: &[Value]) -> Result<Value, Refusal> {
     let mut out = Vec::with_capacity(calls.len());
     for call in calls {
         let mut call = call.clone();

@@ -76,6 +76,15 @@ pub(super) enum Reading {
     Dropped(Cow<'static, str>),
 }
 
+/// A row that was read.
+pub(super) struct Read {
+    pub(super) reading: Reading,
+    /// As which format, where none is written.
+    pub(super) guessed: Option<Kind>,
+    /// Its columns that hold something and that the format does not name.
+    pub(super) unread: Vec<String>,
+}
+
 /// Why a row cannot be used: it is dropped and counted, or the run ends.
 pub(super) enum Refusal {
     Drop(Cow<'static, str>),
@@ -134,6 +143,16 @@ impl Columns {
             kto_tag: named("kto_tag"),
             ..Columns::default_names()
         }
+    }
+
+    /// Those that are named.
+    fn named(&self) -> impl Iterator<Item = &String> {
+        let Columns {
+            prompt, query, response, history, messages, system, tools, images, videos, audios, ..
+        } = self;
+        let rest = [&self.chosen, &self.rejected, &self.kto_tag];
+        let first = [prompt, query, response, history, messages, system, tools, images, videos, audios];
+        first.into_iter().chain(rest).flatten()
     }
 
     fn none() -> Columns {
@@ -220,7 +239,7 @@ impl Format {
     ///
     /// # Errors
     /// A record that is no JSON object, or one without the columns that it must have, with its file and line.
-    pub(super) fn read(format: Option<&Format>, record: &Record) -> Result<(Reading, Option<Kind>)> {
+    pub(super) fn read(format: Option<&Format>, record: &Record) -> Result<Read> {
         let row = match serde_json::from_str(&record.content).map_err(|e| record.json_error(&e))? {
             Value::Object(row) => row,
             other => {
@@ -239,12 +258,26 @@ impl Format {
             let remedy = "describe the file in dataset_info.json with formatting and columns";
             return Err(record.error(cause, remedy));
         };
-        let reading = match format.example(&row, record) {
-            Ok(example) => Reading::Example(example),
-            Err(Refusal::Drop(reason)) => Reading::Dropped(reason),
+        let (reading, unread) = match format.example(&row, record) {
+            Ok(example) => (Reading::Example(example), format.unread(&row)),
+            Err(Refusal::Drop(reason)) => (Reading::Dropped(reason), Vec::new()),
             Err(Refusal::Fail(error)) => return Err(error),
         };
-        Ok((reading, guessed.map(|format| format.kind)))
+        Ok(Read { reading, guessed: guessed.map(|format| format.kind), unread })
+    }
+
+    /// The columns of a row that hold something and that nothing reads.
+    fn unread(&self, row: &Row) -> Vec<String> {
+        let is_named = |name: &String| self.columns.named().any(|column| column == name);
+        let mut unread: Vec<String> = (row.iter())
+            .filter(|(name, value)| !is_named(name) && !is_empty(value))
+            .map(|(name, _)| format!("column \"{name}\""))
+            .collect();
+        if let Some(tag) = value(row, &self.columns.kto_tag).filter(|tag| !tag.is_boolean()) {
+            let column = self.columns.kto_tag.as_deref().unwrap_or_default();
+            unread.push(format!("column \"{column}\", which is {}, not true or false,", kind_of(tag)));
+        }
+        unread
     }
 
     fn example(&self, row: &Row, record: &Record) -> std::result::Result<Example, Refusal> {
@@ -255,9 +288,7 @@ impl Format {
             (&columns.audios, "it has sound, and models are of text only"),
         ] {
             let media = column.as_ref().and_then(|name| row.get(name));
-            if media
-                .is_some_and(|media| !media.is_null() && media.as_array().is_none_or(|list| !list.is_empty()))
-            {
+            if media.is_some_and(|media| !is_empty(media)) {
                 return dropped(reason);
             }
         }
@@ -291,6 +322,17 @@ fn kind_of(value: &Value) -> &'static str {
     }
 }
 
+/// Whether a value says nothing.
+pub(super) fn is_empty(value: &Value) -> bool {
+    match value {
+        Value::Null => true,
+        Value::String(text) => text.is_empty(),
+        Value::Array(list) => list.is_empty(),
+        Value::Object(fields) => fields.is_empty(),
+        Value::Bool(_) | Value::Number(_) => false,
+    }
+}
+
 /// The value in a column that is named and not null.
 fn value<'r>(row: &'r Row, column: &Option<String>) -> Option<&'r Value> {
     row.get(column.as_ref()?).filter(|value| !value.is_null())
@@ -309,9 +351,9 @@ fn text(row: &Row, column: &Option<String>, record: &Record) -> std::result::Res
     }
 }
 
-/// The functions in the column of tools: a JSON list, or a text that holds one.
-fn tools(row: &Row, format: &Format) -> std::result::Result<Option<Value>, Refusal> {
-    let parsed = match value(row, &format.columns.tools) {
+/// Functions: a JSON list, or a text that holds one.
+fn tools(written: Option<&Value>) -> std::result::Result<Option<Value>, Refusal> {
+    let parsed = match written {
         None => return Ok(None),
         Some(Value::String(text)) if text.trim().is_empty() => return Ok(None),
         Some(Value::String(text)) => match serde_json::from_str(text) {

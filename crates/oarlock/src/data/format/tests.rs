@@ -13,7 +13,7 @@ fn record(row: &Value) -> Record {
 
 fn read(entry: &Value, row: &Value) -> Reading {
     let format = Format::of_entry(entry.as_object().unwrap()).unwrap();
-    Format::read(Some(&format), &record(row)).unwrap().0
+    Format::read(Some(&format), &record(row)).unwrap().reading
 }
 
 fn conversation(entry: &Value, row: &Value) -> Conversation {
@@ -54,7 +54,7 @@ fn alpaca_joins_question_and_input_after_the_history() {
     let entry = json!({"columns": {"prompt": "instruction"}});
     assert_eq!(reason(&entry, &json!({"instruction": "a", "output": "b"})), "it has no answer");
     let format = Format::of_entry(&Map::new()).unwrap();
-    let error = Format::read(Some(&format), &record(&json!({"text": "a"}))).unwrap_err().to_string();
+    let error = Format::read(Some(&format), &record(&json!({"text": "a"}))).err().unwrap().to_string();
     assert!(
         error.contains("rows.jsonl:7: no column \"instruction\" or \"input\"; the columns are text"),
         "{error}"
@@ -128,7 +128,7 @@ fn openai_keeps_what_stands_beside_the_text() {
         {"role": "tool", "content": "low"},
         {"role": "tool", "content": "calm"},
         {"role": "assistant", "content": "Low.", "reasoning_content": "It is low"}]});
-    let (reading, guessed) = Format::read(None, &record(&row)).unwrap();
+    let Read { reading, guessed, .. } = Format::read(None, &record(&row)).unwrap();
     let Reading::Example(Example::Conversation(conversation)) = reading else { panic!("{reading:?}") };
     assert_eq!(guessed, Some(Kind::OpenAi));
     // No "detailed thinking off" is added, as the original does.
@@ -142,8 +142,98 @@ fn openai_keeps_what_stands_beside_the_text() {
     // A result at the end, which the original loses, has no answer.
     let row = json!({"messages": [{"role": "user", "content": "a"}, {"role": "assistant", "content": "b"},
         {"role": "tool", "content": "c"}]});
-    let (reading, _) = Format::read(None, &record(&row)).unwrap();
+    let Read { reading, .. } = Format::read(None, &record(&row)).unwrap();
     assert_eq!(reading, Reading::Dropped("it does not end with an answer (Invalid message count)".into()));
+}
+
+#[test]
+fn calls_and_functions_may_be_texts() {
+    // The rows of MiniMind: functions in the system's message, calls as a text, their arguments in any form.
+    let row = |calls: Value, tools: Value| {
+        json!({"conversations": [
+            {"role": "system", "content": "Be brief.", "tools": tools},
+            {"role": "user", "content": "Tide?"},
+            {"role": "assistant", "content": "", "tool_calls": calls},
+            {"role": "tool", "content": "low"},
+            {"role": "assistant", "content": "Low."}]})
+    };
+    let listed = json!([{"name": "tide", "arguments": {"place": "weir"}}]);
+    let functions = json!([{"type": "function", "function": {"name": "tide"}}]);
+    for calls in [listed.clone(), json!(listed.to_string()), listed[0].clone()] {
+        for tools in [functions.clone(), json!(functions.to_string())] {
+            let Read { reading, unread, .. } =
+                Format::read(None, &record(&row(calls.clone(), tools))).unwrap();
+            let Reading::Example(Example::Conversation(conversation)) = reading else {
+                panic!("{reading:?}")
+            };
+            assert_eq!(conversation.messages[1].extra["tool_calls"], listed);
+            assert_eq!(conversation.tools, Some(functions.clone()));
+            assert_eq!(unread, [""; 0]);
+        }
+    }
+    let old = json!({"messages": [{"role": "user", "content": "Tide?"},
+        {"role": "assistant", "content": null, "function_call": {"name": "tide", "arguments": "{}"}}]});
+    let Reading::Example(Example::Conversation(conversation)) =
+        Format::read(None, &record(&old)).unwrap().reading
+    else {
+        panic!("no conversation")
+    };
+    assert_eq!(conversation.messages[1].extra["tool_calls"], json!([{"name": "tide", "arguments": {}}]));
+    for (row, reason) in [
+        (row(json!("[{broken"), json!("[]")), "Invalid JSON format in function message"),
+        (row(json!(5), Value::Null), "Invalid JSON format in function message"),
+        (row(json!("[1]"), Value::Null), "Invalid JSON format in function message"),
+        (row(Value::Null, json!("{broken")), "Invalid JSON format in tool description"),
+        (row(Value::Null, json!(7)), "no list of functions with names"),
+        (
+            json!({"messages": [{"role": "user", "content": "a", "tool_calls": [{"name": "b", "arguments": {}}]},
+                {"role": "assistant", "content": "b"}]}),
+            "is not the assistant's",
+        ),
+        (
+            json!({"messages": [{"role": "user", "content": "a"}, {"role": "assistant", "content": null}]}),
+            "a message holds no text",
+        ),
+        (
+            json!({"messages": [{"role": "user"}, {"role": "assistant", "content": "b"}]}),
+            "a message holds no text",
+        ),
+    ] {
+        match Format::read(None, &record(&row)).unwrap().reading {
+            Reading::Dropped(told) => assert!(told.contains(reason), "{told}"),
+            other => panic!("{other:?}"),
+        }
+    }
+}
+
+#[test]
+fn texts_may_come_in_parts() {
+    let of = |parts: Value| {
+        let row =
+            json!({"messages": [{"role": "user", "content": parts}, {"role": "assistant", "content": "b"}]});
+        Format::read(None, &record(&row)).unwrap().reading
+    };
+    let Reading::Example(Example::Conversation(read)) =
+        of(json!([{"type": "text", "text": "Count "}, {"type": "text", "text": "them"}]))
+    else {
+        panic!("no conversation")
+    };
+    assert_eq!(said(&read)[0], ("user", "Count them"));
+    let image = json!([{"type": "text", "text": "a"}, {"type": "image_url", "image_url": {"url": "x"}}]);
+    let reason = "a message has parts that are no texts, and only texts are read";
+    assert_eq!(of(image), Reading::Dropped(reason.into()));
+}
+
+#[test]
+fn columns_that_nothing_reads_are_told() {
+    let entry = json!({"columns": {"prompt": "q", "response": "a", "kto_tag": "ok"}});
+    let format = Format::of_entry(entry.as_object().unwrap()).unwrap();
+    let row = json!({"q": "Hi", "a": "Hello", "system": "Be brief.", "id": 5, "note": "", "ok": 1});
+    let unread = Format::read(Some(&format), &record(&row)).unwrap().unread;
+    let expected =
+        ["column \"id\"", "column \"system\"", "column \"ok\", which is a number, not true or false,"];
+    assert_eq!(unread.len(), 3);
+    assert!(expected.iter().all(|told| unread.iter().any(|found| found == told)), "{unread:?}");
 }
 
 #[test]
@@ -159,14 +249,14 @@ fn the_keys_of_a_row_say_what_it_is() {
             Kind::OpenAi,
         ),
     ] {
-        let (reading, guessed) = Format::read(None, &record(&row)).unwrap();
+        let Read { reading, guessed, .. } = Format::read(None, &record(&row)).unwrap();
         assert!(matches!(reading, Reading::Example(Example::Conversation(_))), "{reading:?}");
         assert_eq!(guessed, Some(kind));
     }
-    let error = Format::read(None, &record(&json!({"text": "a"}))).unwrap_err().to_string();
+    let error = Format::read(None, &record(&json!({"text": "a"}))).err().unwrap().to_string();
     assert!(error.contains("neither those of alpaca"), "{error}");
     let row = json!({"instruction": "a", "output": "b", "images": ["a.png"]});
-    let (reading, _) = Format::read(None, &record(&row)).unwrap();
+    let Read { reading, .. } = Format::read(None, &record(&row)).unwrap();
     assert_eq!(reading, Reading::Dropped("it has images, and models are of text only".into()));
 }
 

@@ -4,8 +4,7 @@ use serde_json::Value;
 
 use super::super::example::{Conversation, Example, Judged, Message, Pair};
 use super::super::source::Record;
-use super::calls::called;
-use super::{Format, Refusal, Row, dropped, kind_of, text, tools, value};
+use super::{Format, Refusal, Row, calls, dropped, kind_of, text, tools, value};
 
 /// Who speaks.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -46,25 +45,67 @@ pub(super) fn role_of(format: &Format, message: &Value) -> Result<Role, Refusal>
     }
 }
 
-/// The text of a message; empty where it is null, as that of a message that only calls functions.
-pub(super) fn content_of(format: &Format, message: &Value) -> Result<String, Refusal> {
+/// The text of a message, or of the parts that OpenAI's files write it in; `None` where there is none.
+fn content_of(format: &Format, message: &Value) -> Result<Option<String>, Refusal> {
     match format.tags.content.as_ref().and_then(|tag| message.get(tag)) {
-        None | Some(Value::Null) => Ok(String::new()),
-        Some(Value::String(text)) => Ok(text.clone()),
-        Some(Value::Array(_)) => dropped("a message is a list of parts; only texts are read"),
+        None | Some(Value::Null) => Ok(None),
+        Some(Value::String(text)) => Ok(Some(text.clone())),
+        Some(Value::Array(parts)) => {
+            let text = |part: &Value| match part["type"].as_str() {
+                Some("text") => part["text"].as_str().map(str::to_owned),
+                _ => None,
+            };
+            match parts.iter().map(text).collect::<Option<String>>() {
+                Some(text) => Ok(Some(text)),
+                None => dropped("a message has parts that are no texts, and only texts are read"),
+            }
+        }
         Some(_) => dropped("a message holds no text"),
     }
 }
 
-/// A message as templates see it.
-pub(super) fn message(role: Role, content: String) -> Result<Message, Refusal> {
-    Ok(match role {
-        Role::System => Message::new("system", content),
-        Role::User => Message::new("user", content),
-        Role::Assistant => Message::new("assistant", content),
-        Role::Observation => Message::new("tool", content),
-        Role::Function => called(&content)?,
-    })
+/// A message as templates see it, with what stands beside its role and its text.
+pub(super) fn one(format: &Format, role: Role, said: &Value) -> Result<Message, Refusal> {
+    let content = content_of(format, said)?;
+    let calls = calls::beside(said)?;
+    let text = content.clone().unwrap_or_default();
+    let mut message = match (role, calls) {
+        (Role::Assistant | Role::Function, Some(calls)) => {
+            let mut message = Message::new("assistant", text);
+            message.extra.insert("tool_calls".into(), calls);
+            message
+        }
+        (_, Some(_)) => return dropped("a message calls a function, and is not the assistant's"),
+        // An answer of nothing would be learned.
+        (Role::User | Role::Assistant, None)
+            if content.is_none() && said.get("reasoning_content").is_none() =>
+        {
+            return dropped("a message holds no text");
+        }
+        (Role::System, None) => Message::new("system", text),
+        (Role::User, None) => Message::new("user", text),
+        (Role::Assistant, None) => Message::new("assistant", text),
+        (Role::Observation, None) => Message::new("tool", text),
+        (Role::Function, None) => calls::called(&text)?,
+    };
+    let own = [&format.tags.role, &format.tags.content];
+    let is_own = |name: &str| {
+        own.iter().any(|tag| tag.as_deref() == Some(name))
+            || calls::FIELDS.contains(&name)
+            || ["role", "content"].contains(&name)
+    };
+    let beside = said.as_object().into_iter().flatten().filter(|(name, _)| !is_own(name));
+    message.extra.extend(beside.map(|(name, value)| (name.clone(), value.clone())));
+    Ok(message)
+}
+
+/// One of two answers that are compared.
+pub(super) fn preferred(format: &Format, said: &Value) -> Result<Message, Refusal> {
+    let role = role_of(format, said)?;
+    match role.answers() {
+        true => one(format, role, said),
+        false => dropped("one of its two answers is not the assistant's (Invalid role tag)"),
+    }
 }
 
 /// The list of messages of a row.
@@ -85,27 +126,43 @@ pub(super) fn listed<'r>(format: &Format, row: &'r Row, record: &Record) -> Resu
     }
 }
 
-/// The system's message that begins the list, or else the column's, and the messages after it.
-pub(super) fn system<'m>(
+/// What stands before the first question, and the messages from there on.
+pub(super) struct Begin<'m> {
+    pub(super) system: Option<String>,
+    pub(super) tools: Option<Value>,
+    pub(super) rest: &'m [Value],
+}
+
+/// The system's message that begins the list, or else the column's; the functions are in a column, or, as in MiniMind's
+/// files, in that message.
+pub(super) fn begin<'m>(
     format: &Format,
     row: &Row,
     messages: &'m [Value],
     record: &Record,
-) -> Result<(Option<String>, &'m [Value]), Refusal> {
-    let (said, rest) = match messages.split_first() {
+) -> Result<Begin<'m>, Refusal> {
+    let of_row = tools(value(row, &format.columns.tools))?;
+    let (said, of_message, rest) = match messages.split_first() {
         Some((first, rest)) if matches!(role_of(format, first), Ok(Role::System)) => {
-            (content_of(format, first)?, rest)
+            let of_message = tools(first.get("tools").filter(|tools| !tools.is_null()))?;
+            (content_of(format, first)?.unwrap_or_default(), of_message, rest)
         }
-        _ => (text(row, &format.columns.system, record)?, messages),
+        _ => (text(row, &format.columns.system, record)?, None, messages),
     };
-    Ok((Some(said).filter(|system| !system.is_empty()), rest))
+    let tools = match (of_row, of_message) {
+        (Some(of_row), Some(of_message)) if of_row != of_message => {
+            return dropped("its tools are in a column and in the system's message, and differ");
+        }
+        (of_row, of_message) => of_row.or(of_message),
+    };
+    Ok(Begin { system: Some(said).filter(|system| !system.is_empty()), tools, rest })
 }
 
 /// What a row is whose `messages` were read.
 pub(super) fn example(
     format: &Format,
     row: &Row,
-    system: Option<String>,
+    (system, tools): (Option<String>, Option<Value>),
     messages: Vec<Message>,
     answers: impl Fn(&Value) -> Result<Message, Refusal>,
 ) -> Result<Example, Refusal> {
@@ -117,7 +174,7 @@ pub(super) fn example(
         return dropped("it has no message");
     }
     let columns = &format.columns;
-    let conversation = Conversation { system, tools: tools(row, format)?, messages };
+    let conversation = Conversation { system, tools, messages };
     if let Some(Value::Bool(desired)) = value(row, &columns.kto_tag) {
         return Ok(Example::Judged(Box::new(Judged { conversation, desired: *desired })));
     }

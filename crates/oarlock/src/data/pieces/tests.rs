@@ -171,7 +171,7 @@ fn a_token_that_looks_beside_itself_is_left_to_the_engine() {
     for (_, normalizer, pre_tokenizer) in shapes() {
         let json = tokenizer_json(normalizer, pre_tokenizer).to_string();
         let tokenizer = tokenizers::Tokenizer::from_bytes(&json).unwrap();
-        let engine = Engine::build(json.as_bytes()).unwrap();
+        let engine = Engine::build(json.as_bytes(), &[]).unwrap();
         let pieces = Pieces::of(&tokenizer).unwrap();
         for token in ["<lstrip>", "<rstrip>", "<single_word>"] {
             let text = format!("the <think> end  {token}  of <|im_end|>");
@@ -184,7 +184,8 @@ fn a_token_that_looks_beside_itself_is_left_to_the_engine() {
 #[test]
 fn conversations_are_cut_where_one_pattern_splits_the_text() {
     for (cuts, normalizer, pre_tokenizer) in shapes() {
-        let engine = Engine::build(tokenizer_json(normalizer, pre_tokenizer).to_string().as_bytes()).unwrap();
+        let engine =
+            Engine::build(tokenizer_json(normalizer, pre_tokenizer).to_string().as_bytes(), &[]).unwrap();
         assert_eq!(engine.is_byte_level_bpe(), cuts);
     }
 }
@@ -193,7 +194,7 @@ fn conversations_are_cut_where_one_pattern_splits_the_text() {
 fn what_does_more_than_split_declines() {
     let declines = |normalizer: Value, pre_tokenizer: Value| {
         let json = tokenizer_json(normalizer, pre_tokenizer).to_string();
-        let engine = Engine::build(json.as_bytes()).unwrap();
+        let engine = Engine::build(json.as_bytes(), &[]).unwrap();
         assert!(!engine.is_byte_level_bpe());
         assert!(Pieces::of(&tokenizers::Tokenizer::from_bytes(json).unwrap()).is_none());
     };

@@ -18,7 +18,7 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
 use super::error::{Error, Result};
-use super::format::{Format as RowFormat, Kind, Reading};
+use super::format::{Format as RowFormat, Read};
 
 /// A stream of the records of a data set.
 pub type Records = Box<dyn Iterator<Item = Result<Record>> + Send>;
@@ -47,7 +47,7 @@ pub(super) type Rows = Box<dyn Iterator<Item = Result<Row>> + Send>;
 
 impl Row {
     /// What it means, and as which format it was read where none is written.
-    pub(super) fn read(&self) -> Result<(Reading, Option<Kind>)> {
+    pub(super) fn read(&self) -> Result<Read> {
         RowFormat::read(self.format.as_deref(), &self.record)
     }
 }

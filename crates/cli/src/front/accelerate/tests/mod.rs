@@ -32,7 +32,10 @@ impl Site {
     fn new(gpus: usize) -> Site {
         let site = Site { folder: tempfile::tempdir().unwrap(), gpus, cores: 2, variables: Vec::new() };
         site.write("env.py", "");
-        site.write("train.yaml", "model_name_or_path: m\ndataset: d.jsonl\noutput_dir: out\n");
+        site.write(
+            "train.yaml",
+            "model_name_or_path: m\ndataset: d.jsonl\noutput_dir: out\nstage: pt\nfinetuning_type: full\n",
+        );
         site.variables(&[])
     }
 
