@@ -72,6 +72,7 @@ const LIBRARY: Edges = &[
             "checkpoint",
             "config",
             "data",
+            "disk",
             "error",
             "estimate",
             "generate",

@@ -24,6 +24,7 @@ pub use load::{LoadedModel, load_for_inference, load_from};
 pub use quantization::StoredQuantization;
 pub use save::{ReadElements, SaveOptions, Staged, WorkingCopies, save_pretrained, staged_path};
 pub use weights::SafetensorsSource;
+pub(crate) use weights::weight_files;
 
 #[cfg(test)]
 mod tests;
