@@ -44,8 +44,7 @@ pub(crate) fn exit(outcome: Outcome) -> ExitCode {
         Err(Failure::Error(error)) => {
             // It may quote the names of a damaged file.
             eprint(&format!("error: {}\n", visible(&error.to_string(), 10_000)));
-            let is_final = matches!(&error, Error::Library(error) if error.is_final());
-            if is_final { ExitCode::from(2) } else { ExitCode::FAILURE }
+            ExitCode::FAILURE
         }
     }
 }

@@ -317,7 +317,13 @@ fn run_rank(config: &ResolvedConfig, started: SystemTime) -> Outcome {
             comm.finish();
             Ok(())
         }
-        Err(error) if comm.world_size() == 1 && !launch::is_our_rank() => Err(Failure::Error(error)),
+        Err(error) if comm.world_size() == 1 && !launch::is_our_rank() => match code_of(&error) {
+            FINAL => {
+                eprint(&format!("error: {error}\n"));
+                Err(Failure::Reported(FINAL))
+            }
+            _ => Err(Failure::Error(error)),
+        },
         Err(error) => {
             let code = code_of(&error);
             let began_on = match &error {

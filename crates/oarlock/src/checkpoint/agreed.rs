@@ -144,3 +144,95 @@ fn whole(held: &[(usize, &str, &Held)]) -> std::result::Result<bool, String> {
         (Some(file), _) => Err(format!("the file {file} is on no machine")),
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::super::manifest::{ClientState, FileEntry, FrozenEntry, MANIFEST, PlanEntry};
+    use super::*;
+    use crate::disk::Sum;
+
+    /// Writes what a machine has of a checkpoint of two ranks: the state of some.
+    fn write(output: &Path, step: u64, ranks: &[usize]) {
+        let plan = PlanEntry {
+            dtype: "f32".into(),
+            optimizer: "sharded".into(),
+            gradients: "whole".into(),
+            parameters: "whole".into(),
+            rule: "adamw".into(),
+        };
+        let mut manifest = Manifest::new(2, plan, step, ClientState::default());
+        let frozen = FrozenEntry { shape: vec![1], fingerprint: "0123456789abcdef".into() };
+        manifest.frozen.insert("w".into(), frozen);
+        manifest.stores = vec![0, 1];
+        let folder = output.join(format!("checkpoint-{step}"));
+        fs::create_dir_all(folder.join("state")).unwrap();
+        for rank in 0..2 {
+            let path = format!("state/rank-{rank:05}-of-00002.safetensors");
+            if ranks.contains(&rank) {
+                fs::write(folder.join(&path), b"state").unwrap();
+            }
+            manifest.files.push(FileEntry { path, bytes: 5, sums: vec![Sum::of(0, b"state")], xxh64: None });
+        }
+        fs::write(folder.join(MANIFEST), manifest.seal().unwrap()).unwrap();
+    }
+
+    /// What two machines with these folders agree on, as both see it.
+    fn agreed(folders: [&Path; 2]) -> Agreed {
+        let folders = folders.map(Path::to_path_buf);
+        let ranks = oarlock_comm::shm::threads(2).unwrap().into_iter().zip(folders).map(|(comm, folder)| {
+            std::thread::spawn(move || {
+                let stores = Stores::new(vec![0, 1]).unwrap();
+                let agreed = newest_of_all(&folder, &comm, &stores, None, &[]).unwrap();
+                let names = |path: &PathBuf| PathBuf::from(path.file_name().unwrap());
+                Agreed {
+                    path: agreed.path.as_ref().map(names),
+                    skipped: agreed.skipped.iter().map(|(path, why)| (names(path), why.clone())).collect(),
+                    ..agreed
+                }
+            })
+        });
+        let mut all: Vec<Agreed> =
+            ranks.collect::<Vec<_>>().into_iter().map(|rank| rank.join().unwrap()).collect();
+        assert_eq!(all[0], all[1]);
+        all.swap_remove(0)
+    }
+
+    #[test]
+    fn machines_go_on_from_the_newest_that_is_whole_on_all_together() {
+        let dir = tempfile::tempdir().unwrap();
+        let [first, second] = ["first", "second"].map(|name| dir.path().join(name));
+        for (output, rank) in [(&first, 0), (&second, 1)] {
+            write(output, 5, &[rank]);
+            write(output, 10, &[rank]);
+        }
+        assert_eq!(agreed([&first, &second]).path, Some("checkpoint-10".into()));
+        // One lacks the newest.
+        fs::remove_dir_all(second.join("checkpoint-10")).unwrap();
+        let older = agreed([&first, &second]);
+        assert_eq!(older.path, Some("checkpoint-5".into()));
+        assert_eq!(older.skipped.len(), 1);
+        // One has nothing: no part of it is anywhere else.
+        write(&second, 10, &[1]);
+        fs::remove_dir_all(&first).unwrap();
+        let none = agreed([&first, &second]);
+        assert_eq!((none.path, none.skipped.len()), (None, 2));
+        assert!(none.skipped[0].1.contains("without state/rank-00000-of-00002"), "{:?}", none.skipped);
+        assert_eq!(
+            (none.apart[0].0, &none.apart[0].2),
+            (1, &vec!["checkpoint-5".into(), "checkpoint-10".into()])
+        );
+        assert_eq!(none.without[0].0, 0);
+        // What one machine has whole is enough for all: the others get it.
+        write(&second, 10, &[0, 1]);
+        assert_eq!(agreed([&first, &second]).path, Some("checkpoint-10".into()));
+        // Those of two runs are none.
+        write(&first, 10, &[0]);
+        let manifest = first.join("checkpoint-10").join(MANIFEST);
+        write(&first, 11, &[0]);
+        fs::rename(first.join("checkpoint-11").join(MANIFEST), manifest).unwrap();
+        fs::remove_dir_all(first.join("checkpoint-11")).unwrap();
+        let two = agreed([&first, &second]);
+        assert_eq!(two.path, None);
+        assert!(two.skipped[0].1.contains("another save under the same name"), "{:?}", two.skipped);
+    }
+}

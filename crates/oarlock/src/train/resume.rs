@@ -32,45 +32,47 @@ pub struct Resumed {
 /// None where one must be, damaged ones alone where nobody said to begin anew, a disk that cannot be read, the failure of
 /// another rank.
 pub fn checkpoint_to_resume(config: &TrainConfig, accelerator: &Accelerator) -> Result<Option<Found>> {
-    let found = |dir: PathBuf| Found { dir, may_be_older: true };
     let resume = &config.save.resume;
-    if matches!(resume, Resume::Never | Resume::From(_)) {
-        // What this run has saved itself is newer than what it began from.
-        if config.save.restarted.is_some()
-            && let Some(dir) = newest(config, accelerator, &[])?.path
-        {
-            return Ok(Some(found(dir)));
+    let begins_apart = matches!(resume, Resume::Never | Resume::From(_));
+    // What this run has saved itself is newer than what it began from.
+    if !begins_apart || config.save.restarted.is_some() {
+        let newest = newest(config, accelerator, &[])?;
+        refuse_to_replace(config, &newest)?;
+        if accelerator.is_main_process() {
+            for (path, problem) in &newest.skipped {
+                // Where nobody listens the run goes on all the same.
+                let _ = writeln!(std::io::stderr(), "warning: {} is left aside: {problem}", path.display());
+            }
         }
-        return Ok(match resume {
-            Resume::From(dir) => Some(Found { dir: dir.clone(), may_be_older: false }),
-            _ => None,
-        });
+        if let Some(dir) = newest.path {
+            return Ok(Some(Found { dir, may_be_older: true }));
+        }
     }
-    let newest = newest(config, accelerator, &[])?;
+    Ok(match resume {
+        Resume::From(dir) => Some(Found { dir: dir.clone(), may_be_older: false }),
+        _ => None,
+    })
+}
+
+/// Where checkpoints are there of which none is whole, a run that would begin anew beside them is refused: its saves would take
+/// their places. So is one that was to go on from one.
+fn refuse_to_replace(config: &TrainConfig, newest: &Agreed) -> Result<()> {
     let output = config.save.output_dir.display();
-    if newest.path.is_none() {
-        if *resume == Resume::Newest {
-            return Err(Error::Usage(format!(
-                "resume_from_checkpoint is true, but {output} holds no whole checkpoint"
-            )));
-        }
-        // Its saves would take their places.
-        if let Some((path, problem)) = newest.skipped.first() {
-            return Err(Error::Refused(format!(
-                "{} cannot be resumed: {problem}{}, and {output} holds no other checkpoint to resume; to begin anew, write \
-                 `resume_from_checkpoint: false`",
-                path.display(),
-                machines_apart(&newest),
-            )));
-        }
+    if newest.path.is_some() {
+        return Ok(());
     }
-    if accelerator.is_main_process() {
-        for (path, problem) in &newest.skipped {
-            // Where nobody listens the run goes on all the same.
-            let _ = writeln!(std::io::stderr(), "warning: {} is left aside: {problem}", path.display());
-        }
+    if config.save.resume == Resume::Newest {
+        return Err(Error::Usage(format!(
+            "resume_from_checkpoint is true, but {output} holds no whole checkpoint"
+        )));
     }
-    Ok(newest.path.map(found))
+    let Some((path, problem)) = newest.skipped.first() else { return Ok(()) };
+    Err(Error::Refused(format!(
+        "{} cannot be resumed: {problem}{}, and {output} holds no other checkpoint to resume; to begin anew, write \
+         `resume_from_checkpoint: false`",
+        path.display(),
+        machines_apart(newest),
+    )))
 }
 
 /// The newest whole checkpoint in the output folder that is none of `aside`: of those that this run has saved itself, where it
