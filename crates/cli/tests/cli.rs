@@ -450,7 +450,7 @@ fn damaged_checkpoints_are_left_aside_and_named() {
     *flipped.last_mut().unwrap() ^= 1;
     fs::write(site.path(damaged), &flipped).unwrap();
     let said = run(site.training("out", &["resume_from_checkpoint=out/checkpoint-8"]));
-    assert_refused(&said, 1, &["out/checkpoint-8 cannot be loaded", "has changed since it was written"]);
+    assert_refused(&said, 2, &["out/checkpoint-8 cannot be loaded", "has changed since it was written"]);
     let said = site.train("out", &words);
     assert!(said.stderr.contains("has changed since it was written"), "{said:?}");
     assert!(said.stdout.contains("Resuming training from out/checkpoint-4."), "{said:?}");
@@ -459,7 +459,7 @@ fn damaged_checkpoints_are_left_aside_and_named() {
     fs::write(site.path(damaged), &flipped).unwrap();
     fs::remove_dir_all(site.path("out/checkpoint-4")).unwrap();
     let said = run(site.training("out", &words));
-    assert_refused(&said, 1, &["out/checkpoint-8 cannot be loaded", "has changed since it was written"]);
+    assert_refused(&said, 2, &["out/checkpoint-8 cannot be loaded", "has changed since it was written"]);
 }
 
 #[test]
@@ -484,7 +484,7 @@ fn a_run_does_not_begin_anew_beside_a_damaged_checkpoint_unless_it_is_told_to() 
     let whole = site.read(damaged);
     let refused = |expected: &str| {
         let said = run(site.training("out", &words));
-        assert_refused(&said, 1, &["out/checkpoint-10 cannot be resumed", expected]);
+        assert_refused(&said, 2, &["out/checkpoint-10 cannot be resumed", expected]);
         assert!(said.stderr.contains("to begin anew, write `resume_from_checkpoint: false`"), "{said:?}");
     };
     fs::write(site.path(damaged), &whole[..whole.len() / 2]).unwrap();
@@ -509,7 +509,7 @@ fn weights_alone_are_saved_where_only_they_are_asked_for() {
     let said = run(site.oarlock(&["merge-weights", "out/checkpoint-10", "merged"]));
     assert_refused(&said, 1, &["out/checkpoint-10", "holds the model alone, in Hugging Face form already"]);
     let said = run(site.training("out", &["resume_from_checkpoint=out/checkpoint-10"]));
-    assert_refused(&said, 1, &["out/checkpoint-10", "holds the model alone (save_only_model)"]);
+    assert_refused(&said, 2, &["out/checkpoint-10", "holds the model alone (save_only_model)"]);
 }
 
 #[test]

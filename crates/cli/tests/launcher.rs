@@ -267,6 +267,47 @@ fn a_training_that_starts_again_goes_on_to_the_bit() {
     }
 }
 
+/// Ranks that start again are the program that the launcher is, and train what the files held when the run began.
+#[test]
+fn a_restart_trains_what_the_run_began_with() {
+    let site = Site::with_own_program();
+    let words = ["max_steps=40", "save_strategy=steps", "save_steps=2", "deepspeed=zero.json"];
+    site.write("zero.json", r#"{"zero_optimization": {"stage": 1}, "gradient_clipping": 1.0}"#);
+    site.train("whole", &words);
+    let mut command =
+        site.oarlock(&["torchrun", "--nproc-per-node", "2", "--max-restarts", "1", "train.py", "train.yaml"]);
+    let running = start({
+        command.args(words).arg("output_dir=out");
+        command
+    });
+    let ranks = running.ranks(2);
+    until("a checkpoint", || site.path("out/checkpoint-4").exists().then_some(()));
+    let config = String::from_utf8(site.read("train.yaml")).unwrap();
+    site.write("train.yaml", &config.replace("learning_rate: 3e-3", "learning_rate: 1e-9"));
+    site.write("zero.json", r#"{"zero_optimization": {"stage": 1}, "gradient_clipping": 0.001}"#);
+    std::fs::copy("/bin/true", site.path("another program")).unwrap();
+    std::fs::rename(site.path("another program"), site.path("program")).unwrap();
+    signal(ranks[1], Signal::KILL);
+    let said = running.wait();
+    assert_eq!(said.code, Some(0), "{said:?}");
+    assert!(said.stdout.contains("Resuming training from out/checkpoint-"), "{said:?}");
+    assert!(site.model("out") == site.model("whole"), "other bits");
+}
+
+/// What would end in every round as it did in the first uses no restart.
+#[test]
+fn a_training_that_is_refused_is_not_started_again() {
+    let site = Site::new();
+    site.train("out", &["max_steps=2", "save_strategy=steps", "save_steps=2"]);
+    let mut command =
+        site.oarlock(&["torchrun", "--nproc-per-node", "2", "--max-restarts", "3", "train.py", "train.yaml"]);
+    command.args(["max_steps=4", "output_dir=out", "learning_rate=1e-4"]);
+    let said = run(command);
+    assert_eq!(said.code, Some(2), "{said:?}");
+    assert!(said.stderr.contains("learning_rate was 0.003, is 0.0001"), "{said:?}");
+    assert!(!said.stderr.contains("start again"), "{said:?}");
+}
+
 #[test]
 fn ranks_are_bound_to_cores_of_their_own() {
     let site = Site::new();

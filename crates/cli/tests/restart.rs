@@ -163,7 +163,8 @@ fn a_finished_run_does_nothing_twice() {
     let (losses, model, n_records) = (site.losses("out"), site.model("out"), site.log("out").len());
     assert_eq!(n_records, 12);
     let said = site.train("out", &words);
-    assert!(said.stdout.contains("done: 10 steps"), "{said:?}");
+    let told = "nothing was trained: this run was finished already, and out/checkpoint-10 is its last step";
+    assert!(said.stdout.contains(told), "{said:?}");
     assert_eq!(site.losses("out"), losses);
     assert_eq!(site.log("out").len(), n_records);
     assert!(site.model("out") == model);
@@ -176,12 +177,83 @@ fn a_finished_run_does_nothing_twice() {
     assert!(missing.stderr.contains("empty holds no whole checkpoint"), "{missing:?}");
 }
 
+/// Settings, data and weights that change what is computed are named with what they were, and nothing is trained or written;
+/// whoever says so goes on all the same.
 #[test]
-fn another_seed_than_that_of_the_checkpoint_is_remarked_on() {
+fn a_run_that_computes_something_else_does_not_go_on() {
     let site = Site::new();
-    site.train("out", &["max_steps=2", "save_strategy=steps", "save_steps=2"]);
-    let words = ["max_steps=3", "save_strategy=steps", "save_steps=3", "seed=7"];
+    let saved = ["save_strategy=steps", "save_steps=2"];
+    site.train("out", &[&saved[..], &["max_steps=4"]].concat());
+    let losses = site.losses("out");
+    let refused = |words: &[&str], expected: &[&str]| {
+        let said = run(site.training("out", &[&saved[..], &["max_steps=6"], words].concat()));
+        assert_eq!(said.code, Some(2), "{words:?}: {said:?}");
+        let head = "out/checkpoint-4 was saved by a run that computes something else:\n";
+        for line in [&[head, "write `resume_anyway: true`"], expected].concat() {
+            assert!(said.stderr.contains(line), "{words:?}: {line}: {said:?}");
+        }
+        assert!(!said.stdout.contains("Resuming"), "{said:?}");
+        assert_eq!(site.losses("out"), losses, "{words:?}");
+    };
+    for (word, line) in [
+        ("learning_rate=1e-4", "learning_rate was 0.003, is 0.0001"),
+        ("lr_scheduler_type=linear", "lr_scheduler_type was Cosine"),
+        ("warmup_steps=1", "warmup_steps was Count(2), is Count(1)"),
+        ("weight_decay=0.2", "weight_decay was 0.1, is 0.2"),
+        ("adam_beta2=0.9", "optim was AdamW"),
+        ("max_grad_norm=0.5", "max_grad_norm was 1.0, is 0.5"),
+        ("bf16=true", "dtype was "),
+        ("seed=7", "seed was 42, is 7"),
+        ("data_seed=7", "data_seed was 42, is 7"),
+        ("cutoff_len=16", "cutoff_len was 32, is 16"),
+        ("packing=false", "packing was Concat, is Truncate"),
+        ("disable_shuffling=true", "disable_shuffling was false, is true"),
+        ("max_samples=20", "max_samples was not set, is 20"),
+        ("per_device_train_batch_size=3", "rows of a step was 12, is 6"),
+        ("gradient_accumulation_steps=2", "rows of a step was 12, is 24"),
+        ("num_processes=1", "rows of a step was 12, is 6"),
+        ("neftune_noise_alpha=5", "neftune_noise_alpha was not set, is 5"),
+        ("finetuning_type=lora", "finetuning_type was Full, is LoRA"),
+    ] {
+        refused(&[word], &[line]);
+    }
+    refused(
+        &["seed=7", "learning_rate=1e-4"],
+        &["  seed was 42, is 7\n", "  learning_rate was 0.003, is 0.0001\n"],
+    );
+    // What the files hold.
+    let changed = |name: &str, bytes: &[u8], line: &str| {
+        let before = site.read(name);
+        std::fs::write(site.path(name), bytes).unwrap();
+        refused(&[], &[line]);
+        std::fs::write(site.path(name), before).unwrap();
+    };
+    let text = site.read("text.jsonl");
+    let half = &text[..=text.iter().rposition(|byte| *byte == b'\n').unwrap() / 2];
+    let half = &half[..=half.iter().rposition(|byte| *byte == b'\n').unwrap()];
+    changed("text.jsonl", half, "dataset: text.jsonl has changed");
+    let mut weights = site.read("model/model.safetensors");
+    *weights.last_mut().unwrap() ^= 1;
+    changed("model/model.safetensors", &weights, "model_name_or_path: model.safetensors has changed");
+    // With fewer steps than are done nothing can be done.
+    let said = run(site.training("out", &["max_steps=3"]));
+    assert_eq!(said.code, Some(2), "{said:?}");
+    assert!(
+        said.stderr.contains("out/checkpoint-4 is 4 steps into its training, and this run is to end after 3"),
+        "{said:?}"
+    );
+    // What changes nothing else is remarked on: a longer training, other steps between saves, another folder of the same data.
+    std::fs::rename(site.path("text.jsonl"), site.path("moved.jsonl")).unwrap();
+    let words = ["max_steps=6", "save_strategy=steps", "save_steps=3", "dataset=moved.jsonl"];
     let said = site.train("out", &words);
-    let line = "warning: seed is 7, and was 42 when the checkpoint was saved";
-    assert!(said.stdout.contains(line), "{said:?}");
+    let told = "what is other than in the run that saved it: ";
+    for part in [told, "max_steps was 4, is 6", "save_steps was ", "Resuming training from out/checkpoint-4."]
+    {
+        assert!(said.stdout.contains(part), "{part}: {said:?}");
+    }
+    let said = site
+        .train("out", &[&words[1..], &["max_steps=8", "learning_rate=1e-4", "resume_anyway=true"]].concat());
+    let told = "warning: what is computed is other than in the run that saved it, as resume_anyway allows: learning_rate was";
+    assert!(said.stdout.contains(told), "{said:?}");
+    assert_eq!(site.losses("out").len(), 8);
 }

@@ -75,6 +75,7 @@ const LIBRARY: Edges = &[
             "checkpoint",
             "config",
             "data",
+            "disk",
             "error",
             "estimate",
             "generate",

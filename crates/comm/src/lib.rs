@@ -25,6 +25,7 @@ mod ownership;
 mod patience;
 mod process;
 mod procfs;
+mod program;
 mod progress;
 mod ready;
 mod region;
@@ -55,6 +56,7 @@ pub use patience::{LongWait, Patience, Wait};
 pub use process::{
     Ended, Ending, Exit, FailedRank, Grace, RankGroup, STOPPING, StopSignals, signal_name, signal_of_name,
 };
+pub use program::build;
 pub use ready::{Pending, Ready};
 pub use region::{Memory, Region, Sharing};
 pub use slowed::{Link, bandwidth_of, latency_of};

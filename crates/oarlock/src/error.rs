@@ -85,6 +85,10 @@ pub enum Error {
     /// A folder that holds what a result would replace.
     #[error(transparent)]
     Occupied(#[from] Occupied),
+    /// A run that would not compute what it is to compute: other settings or data than it began with, machines with other
+    /// files. It ends so however often it is started.
+    #[error("{0}")]
+    Refused(String),
     /// A misuse of the library.
     #[error("{0}")]
     Usage(String),
@@ -140,6 +144,17 @@ impl Error {
                 | CheckpointError::NotLoaded { problem: Problem::Interrupted { rank, .. }, .. },
             ) => Some(*rank),
             _ => None,
+        }
+    }
+
+    /// Whether the same command ends with this error again, whatever was transient about its first end.
+    pub fn is_final(&self) -> bool {
+        match self {
+            Error::Refused(_) => true,
+            Error::Checkpoint(CheckpointError::NotLoaded { problem, .. }) => {
+                !matches!(problem, Problem::Unreadable { .. } | Problem::Interrupted { .. })
+            }
+            _ => false,
         }
     }
 

@@ -135,6 +135,8 @@ pub fn build(
             _ if overwrite => Resume::Never,
             _ => Resume::IfPresent,
         },
+        resume_anyway: read.bool("resume_anyway"),
+        restarted: None,
         overwrite,
         when: saved,
         keep: read.count("save_total_limit").filter(|keep| *keep > 0),

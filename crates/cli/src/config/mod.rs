@@ -29,6 +29,7 @@ mod recompute;
 pub mod render;
 pub mod resolved;
 pub mod table;
+pub mod texts;
 pub mod words;
 pub mod written;
 pub mod yaml;

@@ -366,6 +366,7 @@ pub const KEYS: &[Key] = &[
     key(Save, Path, "output_dir", "", Used, "Folder of checkpoints, logs and the final model"),
     key(Save, Bool, "overwrite_output_dir", "false", Used, "Start from the beginning even if the folder contains checkpoints; later ones are removed with the first save"),
     key(Save, BoolOrPath, "resume_from_checkpoint", "", Used, "Folder of a checkpoint, true for the newest, false for none; unset: the newest if there is one"),
+    key(Save, Bool, "resume_anyway", "false", Used, "Our own: go on from a checkpoint although settings or data that change what is computed are others than in the run that saved it"),
     key(Save, Choice(&["no", "steps", "epoch", "best"]), "save_strategy", "steps", Used, "When to save; best: after each evaluation that is the best so far"),
     key(Save, Steps, "save_steps", "500", Used, "Steps between checkpoints"),
     key(Save, Int(0), "save_total_limit", "", Used, "Keep the last so many checkpoints; the best one stays, and is one of them; 0 or unset: all"),

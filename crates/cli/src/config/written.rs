@@ -3,13 +3,13 @@
 
 use std::path::Path;
 
-use oarlock::settings::json::read_file;
 use oarlock::settings::keys::ValueType;
 use oarlock::settings::location::Location;
 use oarlock::settings::problem::{Problem, Problems};
 use oarlock::settings::value::boolean;
 
 use super::table;
+use super::texts::read_file;
 use super::words::Words;
 use super::yaml::{self, Node};
 

@@ -2,11 +2,13 @@
 
 use std::sync::Arc;
 
-use oarlock::settings::json::{self, MAX_DEPTH, read_file};
+use oarlock::settings::json::{self, MAX_DEPTH};
 use oarlock::settings::location::{Location, SourceText};
 use oarlock::settings::node::{Entry, add_entry};
 use oarlock::settings::problem::Problem;
 use saphyr_parser::{Event, Parser, ScalarStyle, ScanError, Span};
+
+use super::texts::read_file;
 
 pub use oarlock::settings::node::{Data, Node};
 

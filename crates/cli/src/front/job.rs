@@ -1,23 +1,21 @@
 //! Runs what a front end made of its words: shows it, starts the ranks, or is one of them.
 
-use std::path::Path;
 use std::time::SystemTime;
 
 use crate::config::flags::Parsed;
 use crate::config::written::Layer;
-use crate::config::{Problem, Problems, ResolvedConfig, Resume, TrainConfig, paths, train_config_of};
+use crate::config::{Problem, Problems, ResolvedConfig, TrainConfig, paths, texts, train_config_of};
 use crate::console::{Failure, Outcome, eprint, print};
 use crate::error::Error;
 use crate::front::env_var;
 use crate::front::script::{Script, Training};
 use crate::launch::spec::{Nodes, Output};
-use crate::launch::{self, Launch, STARTED, environment, exit_code};
+use crate::launch::{self, FINAL, Launch, STARTED, environment, exit_code};
 use crate::plots;
 use oarlock::Accelerator;
-use oarlock::checkpoint;
 use oarlock::rank;
 use oarlock::train;
-use oarlock_comm::{Communicator, Exit, HAS_GLOO};
+use oarlock_comm::{Exit, HAS_GLOO};
 
 /// What to start.
 #[derive(Clone, Debug)]
@@ -165,7 +163,9 @@ impl Job {
                 let this = std::env::current_exe().map_err(Error::io("find", "this program"))?;
                 let program = std::iter::once(this.to_string_lossy().into_owned());
                 let program: Vec<String> = program.chain(self.words.iter().cloned()).collect();
-                let launch = Launch { same: same_on_all(config), ..self.launch.clone() };
+                let mut launch = Launch { same: same_on_all(config), ..self.launch.clone() };
+                let texts = texts::hand_down().map_err(Error::io("keep", "the configuration"))?;
+                launch.env.push(texts.variable.clone());
                 ended(launch::run(&launch, &program, true, started)?)
             }
             Program::Command(argv) => ended(launch::run(&self.launch, argv, false, started)?),
@@ -231,28 +231,11 @@ impl Job {
     }
 }
 
-/// The training as the ranks of this round do it. One that was started again goes on from what it has saved itself, whatever
-/// it began from at first: rank 0 looks, since machines that came later have not seen the beginning.
-fn goes_on(config: &TrainConfig, comm: &Communicator, started: SystemTime) -> Result<TrainConfig, Error> {
+/// The training as the ranks of this round do it.
+fn goes_on(config: &TrainConfig, started: SystemTime) -> TrainConfig {
     let mut config = config.clone();
-    if !launch::is_later_round() || !matches!(config.save.resume, Resume::Never | Resume::From(_)) {
-        return Ok(config);
-    }
-    let own = match comm.rank() {
-        0 => {
-            let mut saved = checkpoint::list(&config.save.output_dir)?.into_iter().rev();
-            let since =
-                |path: &Path| path.metadata().and_then(|data| data.modified()).is_ok_and(|at| at >= started);
-            saved.find(|one| one.problem.is_none() && !one.only_model && since(&one.path))
-        }
-        _ => None,
-    };
-    let own = own.map_or(String::new(), |own| own.path.to_string_lossy().into_owned());
-    let own = comm.broadcast_bytes(0, own.as_bytes())?;
-    if !own.is_empty() {
-        config.save.resume = Resume::From(String::from_utf8_lossy(&own).into_owned().into());
-    }
-    Ok(config)
+    config.save.restarted = launch::is_later_round().then_some(started);
+    config
 }
 
 /// How many ranks a launch starts.
@@ -337,7 +320,7 @@ fn run_rank(config: &ResolvedConfig, started: SystemTime) -> Outcome {
             "the configuration (did a file change just now, or has each rank other words?)",
             fingerprint(config),
         )?;
-        let config = &goes_on(config, &comm, started)?;
+        let config = &goes_on(config, started);
         let accelerator = Accelerator::over(comm.clone(), &train::accelerator_config(config)?)?;
         let state = train::run(config, &accelerator, started)?;
         if let Some(state) = state.filter(|_| config.log.plot_loss) {
@@ -350,8 +333,15 @@ fn run_rank(config: &ResolvedConfig, started: SystemTime) -> Outcome {
             comm.finish();
             Ok(())
         }
-        Err(error) if comm.world_size() == 1 => Err(Failure::Error(error)),
+        Err(error) if comm.world_size() == 1 && !launch::is_our_rank() => match code_of(&error) {
+            FINAL => {
+                eprint(&format!("error: {error}\n"));
+                Err(Failure::Reported(FINAL))
+            }
+            _ => Err(Failure::Error(error)),
+        },
         Err(error) => {
+            let code = code_of(&error);
             let began_on = match &error {
                 Error::Library(error) => error.began_on(),
                 _ => None,
@@ -365,8 +355,17 @@ fn run_rank(config: &ResolvedConfig, started: SystemTime) -> Outcome {
             if !launch::is_our_rank() {
                 eprint(&format!("rank {}: error: {error}\n", comm.rank()));
             }
-            Err(Failure::Reported(1))
+            Err(Failure::Reported(code))
         }
+    }
+}
+
+/// The exit code of a run that ends with an error: where it would end so however often it is started, that of a command that
+/// is wrong.
+fn code_of(error: &Error) -> u8 {
+    match error {
+        Error::Library(error) if error.is_final() => FINAL,
+        _ => 1,
     }
 }
 

@@ -325,6 +325,9 @@ impl Reader<'_> {
             self.put("resume_from_checkpoint", &value, location.clone());
             self.put("overwrite_output_dir", "true", location);
         }
+        if let Some((value, location)) = self.value("resume_anyway").filter(|(value, _)| value == "true") {
+            self.put("resume_anyway", &value, location);
+        }
     }
 
     fn tokenizer(&mut self, problems: &mut Problems) {

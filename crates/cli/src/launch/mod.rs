@@ -25,6 +25,9 @@ pub use spec::Launch;
 /// The variable with the time at which the command began, for its ranks, in microseconds since 1970.
 pub const STARTED: &str = "OARLOCK_STARTED";
 
+/// The exit code of a rank that would end as it did however often it is started.
+pub const FINAL: u8 = 2;
+
 /// The variable with the number of the round in which our launcher started this rank, from 1.
 const ROUND: &str = "OARLOCK_ROUND";
 

@@ -12,8 +12,8 @@ pub(super) trait Rounds {
     fn next(&mut self, stop: &dyn Fn() -> bool) -> Result<Option<Round>>;
     /// What the other machines have decided since the last call.
     fn poll(&mut self) -> Result<Event>;
-    /// Reports that ranks of this machine have failed.
-    fn failed(&mut self, failure: &Failure) -> Result<Decision>;
+    /// Reports that ranks of this machine have failed; where that is final, they would fail so again.
+    fn failed(&mut self, failure: &Failure, is_final: bool) -> Result<Decision>;
     /// Reports that the ranks of this machine have succeeded. Waits for the others, which can still fail.
     fn done(&mut self, stop: &dyn Fn() -> bool) -> Result<Event>;
 }
@@ -62,8 +62,8 @@ impl Rounds for Known {
         Ok(Event::Nothing)
     }
 
-    fn failed(&mut self, failure: &Failure) -> Result<Decision> {
-        Ok(match self.round.restart < self.max_restarts {
+    fn failed(&mut self, failure: &Failure, is_final: bool) -> Result<Decision> {
+        Ok(match self.round.restart < self.max_restarts && !is_final {
             true => Decision::Restart { reason: failure.end.exit.to_string() },
             false => Decision::Abort { reason: None },
         })
@@ -113,8 +113,8 @@ impl Rounds for Agent {
         Ok(Agent::poll(self)?)
     }
 
-    fn failed(&mut self, failure: &Failure) -> Result<Decision> {
-        Ok(Agent::failed(self, failure.rank, &failure.end.exit.to_string())?)
+    fn failed(&mut self, failure: &Failure, is_final: bool) -> Result<Decision> {
+        Ok(Agent::failed(self, failure.rank, &failure.end.exit.to_string(), is_final)?)
     }
 
     fn done(&mut self, stop: &dyn Fn() -> bool) -> Result<Event> {

@@ -1,11 +1,12 @@
 //! Starts the ranks of this machine, round after round, until they are done or have failed too often.
 
+use std::os::unix::process::CommandExt;
 use std::process::{Command, Stdio};
 use std::sync::Arc;
 use std::time::{SystemTime, UNIX_EPOCH};
 
 use oarlock_comm::shm::ShmHost;
-use oarlock_comm::{Ending, Grace, RankGroup, StopSignals, bind};
+use oarlock_comm::{Ending, Exit, Grace, RankGroup, RankState, RankStatus, StopSignals, bind};
 
 use super::agents::{Agent, Decision, Event, Round, TOKEN};
 use super::cores;
@@ -16,10 +17,13 @@ use super::logs::{ErrorFile, Logs, Message};
 use super::output::Outputs;
 use super::rounds::{Known, Rounds, meeting, unless_stopped};
 use super::spec::Launch;
-use super::{ERROR_FILE, ROUND, STARTED};
+use super::{ERROR_FILE, FINAL, ROUND, STARTED};
 use crate::console::eprint;
 use crate::error::{Error, Result};
 use oarlock::launch::{Memory, WorkerEnv, default_omp_threads, port};
+
+/// The file of the program that a process is, also when another one has taken its path.
+const THIS_PROGRAM: &str = "/proc/self/exe";
 
 /// How a launch ended.
 #[derive(Debug)]
@@ -103,6 +107,9 @@ impl Run<'_> {
                 return Ok(Outcome::Stopped(signal));
             }
             let failures = ended.failures(self.own);
+            let ends_so = |failure: &Failure| failure.end.exit == Exit::Code(i32::from(FINAL));
+            let is_final = self.own
+                && failures.iter().any(|(first, others)| ends_so(first) || others.iter().any(ends_so));
             let event = match (&ended.event, &failures) {
                 (Event::Nothing, None) => rounds.done(&stop)?,
                 (event, _) => event.clone(),
@@ -111,16 +118,26 @@ impl Run<'_> {
                 (Event::Restart { reason }, _) => {
                     self.note(&format!("{reason}; all ranks start again when enough nodes are here"))
                 }
+                (Event::Abort { .. }, Some((first, others))) if is_final => {
+                    let message = self.message(&ended, &first, &others);
+                    return Ok(Outcome::Failed { message, code: FINAL });
+                }
                 (Event::Abort { reason }, _) => {
                     return Ok(Outcome::Failed { message: format!("error: {reason}\n"), code: 1 });
                 }
                 (Event::Nothing | Event::AllDone, None) => return Ok(Outcome::Done),
                 (Event::Nothing | Event::AllDone, Some((first, others))) => {
                     let message = self.message(&ended, &first, &others);
-                    if let Decision::Abort { reason } = rounds.failed(&first)? {
-                        let reason = reason.map_or(String::new(), |reason| format!("error: {reason}\n"));
+                    if let Decision::Abort { reason } = rounds.failed(&first, is_final)? {
+                        let reason = reason
+                            .filter(|_| !is_final)
+                            .map_or(String::new(), |reason| format!("error: {reason}\n"));
                         let message = message + &reason;
-                        let code = if self.own { 1 } else { exit_code(first.end.exit) };
+                        let code = match self.own {
+                            true if is_final => FINAL,
+                            true => 1,
+                            false => exit_code(first.end.exit),
+                        };
                         return Ok(Outcome::Failed { message, code });
                     }
                     eprint(&message);
@@ -190,7 +207,7 @@ impl Run<'_> {
             true => Grace::SHORT,
             false => Grace { term: std::time::Duration::ZERO, kill: self.launch.grace },
         };
-        let mut group = RankGroup::spawn(host, commands, grace, self.signals)?;
+        let mut group = RankGroup::spawn(host.clone(), commands, grace, self.signals)?;
         outputs.read(&mut group)?;
         let mut event = Event::Nothing;
         let ending = loop {
@@ -205,6 +222,15 @@ impl Run<'_> {
             }
         };
         outputs.finish(self.signals, ending.signal.is_some());
+        if self.own && ending.is_success() && event == Event::Nothing {
+            // Whatever ended well there, it was no training.
+            let is_absent = |status: &RankStatus| status.state == RankState::Absent;
+            if host.is_some_and(|host| host.statuses().iter().all(is_absent)) {
+                let text =
+                    "the ranks ended with exit code 0, but never joined each other: nothing was trained";
+                return Err(Error::Usage(text.to_owned()));
+            }
+        }
         Ok(Ended { ending, workers, errors, event })
     }
 
@@ -217,7 +243,15 @@ impl Run<'_> {
         let Some((name, arguments)) = program.split_first() else {
             return Err(Error::Usage("there is no program to start".to_owned()));
         };
-        let mut command = Command::new(name);
+        let mut command = match self.own {
+            // The program that this process is, whatever has taken its place at its path meanwhile.
+            true => {
+                let mut command = Command::new(THIS_PROGRAM);
+                command.arg0(name);
+                command
+            }
+            false => Command::new(name),
+        };
         command.args(arguments).envs(variables(launch, worker));
         if self.own {
             let micros = self.started.duration_since(UNIX_EPOCH).unwrap_or_default().as_micros();

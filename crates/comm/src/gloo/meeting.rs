@@ -8,6 +8,7 @@ use super::library::address_of;
 use super::mesh::{self, Table, specified};
 use crate::error::{Error, Result};
 use crate::launched::{Launched, NOTICE};
+use crate::program::build;
 use crate::wire::{Broken, Channel, PROMPT, Secret};
 
 /// Ports after MASTER_PORT that rank 0 takes where that is not free.
@@ -299,20 +300,20 @@ struct Hello {
 
 impl Hello {
     fn write(&self) -> Vec<u8> {
-        format!("{} {} {} {}", env!("CARGO_PKG_VERSION"), self.rank, self.size, self.address).into_bytes()
+        format!("{} {} {} {}", build(), self.rank, self.size, self.address).into_bytes()
     }
 
     fn read(bytes: &[u8]) -> Option<HelloRead> {
         let text = std::str::from_utf8(bytes).ok()?;
-        let [version, rank, size, address] = text.split(' ').collect::<Vec<_>>().try_into().ok()?;
+        let [build, rank, size, address] = text.split(' ').collect::<Vec<_>>().try_into().ok()?;
         let (rank, size, address) = (rank.parse().ok()?, size.parse().ok()?, address.parse().ok()?);
-        Some(HelloRead { version: version.to_owned(), rank, size, address })
+        Some(HelloRead { build: build.to_owned(), rank, size, address })
     }
 }
 
 /// The same, as another process said it.
 struct HelloRead {
-    version: String,
+    build: String,
     rank: usize,
     size: usize,
     address: SocketAddr,
@@ -321,11 +322,11 @@ struct HelloRead {
 impl HelloRead {
     /// Why it cannot be a rank of a world of `size`.
     fn obstacle(&self, size: usize) -> Option<String> {
-        let HelloRead { version, rank, size: its, .. } = self;
-        let ours = env!("CARGO_PKG_VERSION");
+        let HelloRead { build: its_build, rank, size: its, .. } = self;
+        let ours = build();
         match () {
-            () if version != ours => Some(format!(
-                "rank {rank} is version {version} of this program, and rank 0 is version {ours}; start one build on all \
+            () if its_build != ours => Some(format!(
+                "rank {rank} is build {its_build} of this program, and rank 0 is build {ours}; start one build on all \
                  machines"
             )),
             () if *its != size => Some(format!(

@@ -14,6 +14,7 @@ use crate::error::{Error, Result};
 use crate::launched::Launched;
 use crate::operation::Operation;
 use crate::patience::Patience;
+use crate::program::named;
 
 /// Joins the ranks of a world in which `place` is this one's. `start` starts the library the first time in a process; the
 /// ranks then wait for each other for `limit`. The group of all of them.
@@ -47,10 +48,16 @@ pub(crate) fn join(
     let (_, all) = first.exchange_headers(&request, bytemuck::bytes_of(&mine))?;
     let read = |bytes: &Vec<u8>| bytemuck::try_pod_read_unaligned::<RankInfo>(bytes).ok();
     let infos: Vec<RankInfo> = all.iter().filter_map(read).collect();
-    if infos.len() != size || infos.iter().any(|info| info.version != mine.version) {
+    if infos.len() != size || infos.iter().any(|info| info.protocol != mine.protocol) {
         return Err(Error::Join(
             "the ranks are different versions of this program; start one build on all machines".into(),
         ));
+    }
+    if let Some(other) = infos.iter().position(|info| info.build != infos[0].build) {
+        let [first, its] = [0, other].map(|rank| named(infos[rank].build));
+        return Err(Error::Join(format!(
+            "rank {other} is build {its} of this program, and rank 0 is build {first}; start one build on all machines"
+        )));
     }
     let channel = infos.iter().map(|info| info.next_channel).max().unwrap_or(1) as usize;
     World::take_channel(channel);

@@ -5,13 +5,16 @@ use bytemuck::{Pod, Zeroable};
 use crate::cores::available_cores;
 use crate::digest::{digest, mix};
 use crate::procfs::stat;
+use crate::program::build_hash;
 
 /// Where a rank runs, and with which build.
 #[repr(C)]
 #[derive(Clone, Copy, Pod, Zeroable)]
 pub(super) struct RankInfo {
-    /// A digest of the version of the program.
-    pub(super) version: u64,
+    /// A digest of the library's name and of the protocol.
+    pub(super) protocol: u64,
+    /// The hash of the program.
+    pub(super) build: u64,
     /// A digest of the machine and its namespace of processes.
     pub(super) machine: u64,
     /// A digest of the cores that it may run on.
@@ -31,7 +34,8 @@ impl RankInfo {
         let pid = std::process::id();
         let cores = available_cores();
         RankInfo {
-            version: digest(format!("{} {library} 1", env!("CARGO_PKG_VERSION")).as_bytes()),
+            protocol: digest(format!("{} {library} 2", env!("CARGO_PKG_VERSION")).as_bytes()),
+            build: build_hash(),
             machine: digest(format!("{} {namespace:?}", host.trim()).as_bytes()),
             cores: cores.iter().fold(cores.len() as u64, |sum, &core| mix(sum, core as u64)),
             pid: u64::from(pid),

@@ -13,6 +13,7 @@ use crate::digest::digest;
 use crate::error::{Error, Result};
 use crate::launched::{Launched, NOTICE, join_limit};
 use crate::procfs::{describe, socket_owner};
+use crate::program::{build_hash, named};
 
 /// How long a rank of a run that has just ended may still have the socket name.
 const GRACE: Duration = Duration::from_secs(2);
@@ -35,6 +36,8 @@ struct Hello {
     magic: u64,
     /// A digest of the version of the program.
     version: u64,
+    /// The hash of the program.
+    build: u64,
     /// A digest of the address and the name of the run.
     run: u64,
     launcher_digest: u64,
@@ -97,6 +100,7 @@ impl Rendezvous<'_> {
         Hello {
             magic: MAGIC,
             version: digest(format!("{} {FORMAT}", env!("CARGO_PKG_VERSION")).as_bytes()),
+            build: build_hash(),
             run: digest(&backwards),
             launcher_digest: self.launcher.digest,
             launcher_pid: u64::from(self.launcher.pid),
@@ -250,6 +254,15 @@ impl Rendezvous<'_> {
             return Err(
                 "the ranks are different versions of this program; start all of them from one build".into()
             );
+        }
+        if theirs.build != mine.build {
+            return Err(format!(
+                "rank {} is build {} of this program, and rank {} is build {}; start all of them from one build",
+                theirs.rank,
+                named(theirs.build),
+                mine.rank,
+                named(mine.build)
+            ));
         }
         if (theirs.run, theirs.launcher_digest, theirs.launcher_pid)
             != (mine.run, mine.launcher_digest, mine.launcher_pid)

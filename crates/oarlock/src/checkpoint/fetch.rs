@@ -8,7 +8,7 @@ use oarlock_comm::Communicator;
 
 use super::folder::parent_of;
 use super::manifest::{MANIFEST, Manifest};
-use super::outcome::{by_root, share};
+use super::outcome::share;
 use super::parts::{is_own, make};
 use super::stores::{Delivery, Stores, deliver};
 use crate::disk::sync_folder;
@@ -72,11 +72,10 @@ pub fn complete(
     if let Err(failed) = deliver(comm, &deliveries, &under)? {
         return Ok(Err(interrupted(failed)));
     }
-    let read = || fs::read_to_string(dir.join(MANIFEST)).map_err(Error::io("read", dir));
-    let text = match by_root(comm, read)? {
-        Ok(text) => text,
-        Err(cause) => return Ok(Err(interrupted((0, cause)))),
-    };
+    // Of the first machine that has it.
+    let own = fs::read_to_string(dir.join(MANIFEST)).ok().filter(|_| leads);
+    let texts = share::<_, String>(comm, Ok(own))?.map_err(|(_, cause)| Error::Usage(cause))?;
+    let Some(text) = texts.into_iter().flatten().next() else { return Ok(Err(Problem::NoManifest)) };
     let settle = || {
         for path in &fetched {
             fs::rename(under(path), dir.join(path)).map_err(Error::io("rename", dir))?;

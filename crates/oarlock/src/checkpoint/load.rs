@@ -63,8 +63,10 @@ pub(crate) fn check_in(
     engines: &[&Engine],
 ) -> Result<Checked> {
     let refused = |problem| Error::from(CheckpointError::NotLoaded { path: dir.to_path_buf(), problem });
-    let opened = match comm.rank() {
-        0 => open(dir, stores.is_some()).map(Some),
+    let opened = match stores {
+        None if comm.rank() == 0 => open(dir).map(Some),
+        // A machine that is new has none, and gets that of another.
+        Some(stores) if stores.leader_of(comm.rank()) == comm.rank() => part(dir),
         _ => Ok(None),
     };
     let opened = share(comm, opened)?.map_err(|(_, problem)| refused(problem))?;
@@ -129,13 +131,28 @@ impl Checked {
     }
 }
 
-fn open(dir: &Path, takes_part: bool) -> std::result::Result<Manifest, Problem> {
+/// The manifest of what this machine has of a checkpoint, if it has anything.
+fn part(dir: &Path) -> std::result::Result<Option<Manifest>, Problem> {
+    finish_exchange(dir)?;
+    match Manifest::read(dir) {
+        Err(Problem::NoManifest) => Ok(None),
+        read => read.map(Some),
+    }
+}
+
+fn open(dir: &Path) -> std::result::Result<Manifest, Problem> {
+    finish_exchange(dir)?;
+    Manifest::open(dir)
+}
+
+/// Ends the exchange of two checkpoints that a crash interrupted.
+fn finish_exchange(dir: &Path) -> std::result::Result<(), Problem> {
     if let Some(name) = dir.file_name()
         && let Err(error) = recover(parent_of(dir), &name.to_string_lossy())
     {
         return Err(Problem::Unreadable { file: name.to_string_lossy().into(), cause: error.to_string() });
     }
-    if takes_part { Manifest::open_part(dir) } else { Manifest::open(dir) }
+    Ok(())
 }
 
 fn kinds_of(slices: &[Slice]) -> Kinds {

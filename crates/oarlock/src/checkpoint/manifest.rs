@@ -237,6 +237,11 @@ impl Manifest {
         Ok(manifest)
     }
 
+    /// What no other manifest has.
+    pub(super) fn checksum(&self) -> &str {
+        &self.checksum
+    }
+
     /// Whether it holds the state, not the model alone.
     pub fn has_state(&self) -> bool {
         !self.parameters.is_empty() || !self.frozen.is_empty()
@@ -307,7 +312,7 @@ impl Manifest {
     ///
     /// # Errors
     /// When it is missing or damaged.
-    pub(super) fn read(dir: &Path) -> Result<Manifest, Problem> {
+    pub(crate) fn read(dir: &Path) -> Result<Manifest, Problem> {
         let text = std::fs::read(dir.join(MANIFEST)).map_err(|cause| match cause.kind() {
             io::ErrorKind::NotFound | io::ErrorKind::NotADirectory => Problem::NoManifest,
             _ => Problem::Unreadable { file: MANIFEST.into(), cause: cause.to_string() },

@@ -26,6 +26,7 @@
 //! Nothing in the files depends on the placement or on the number of ranks but the division into files. Saving goes on
 //! in the background of the training ([`Saver`]).
 
+mod agreed;
 mod assemble;
 mod export;
 mod fetch;
@@ -50,6 +51,7 @@ mod tests;
 
 pub use crate::disk::Sum;
 pub use crate::error::{CheckpointError, Missing, OtherBase, Problem};
+pub use agreed::{Agreed, newest_of_all};
 pub use assemble::Assembler;
 pub use export::{MergeOptions, Merged, merge_weights};
 pub use frozen::Frozen;

@@ -122,7 +122,8 @@ pub fn remove_later(output_dir: &Path, step: u64) -> Result<Vec<PathBuf>> {
     later.map(|listed| remove(&listed.path).map(|()| listed.path)).collect()
 }
 
-fn folders(output_dir: &Path) -> Result<Vec<(u64, PathBuf)>> {
+/// The folders of checkpoints in a run's folder, with their steps, the oldest first.
+pub(super) fn folders(output_dir: &Path) -> Result<Vec<(u64, PathBuf)>> {
     recover(output_dir, "")?;
     let named = entries(output_dir)?.into_iter();
     let mut folders: Vec<_> = named

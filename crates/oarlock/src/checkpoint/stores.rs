@@ -73,16 +73,23 @@ impl Stores {
             Ok(token)
         };
         let written = write().map_err(|error: Error| error.to_string());
-        let tokens = share(comm, written.clone())?
-            .map_err(|(rank, cause)| Error::Usage(format!("rank {rank}: output_dir: {cause}")))?;
+        let host = rustix::system::uname().nodename().to_string_lossy().into_owned();
+        let remove = || {
+            // What cannot be removed disturbs nobody.
+            let token = written.as_ref().ok().filter(|token| !token.is_empty());
+            token.map(|token| fs::remove_file(probe(token)));
+        };
+        let named = written.clone().map_err(|cause| (host.clone(), cause));
+        let shared = share(comm, named).inspect_err(|_| remove())?;
+        let tokens = shared.map_err(|(rank, (host, cause))| {
+            remove();
+            Error::Refused(format!("rank {rank} on {host}: output_dir: {cause}"))
+        })?;
         let sees = |rank: &usize| first(*rank) == *rank && probe(&tokens[*rank]).is_file();
         let seen: Vec<usize> = (0..machines.len()).filter(sees).collect();
-        let host = rustix::system::uname().nodename().to_string_lossy().into_owned();
-        let all = share::<_, String>(comm, Ok((seen, host)))?.map_err(|(_, e)| Error::Usage(e))?;
-        if let Some(token) = written.ok().filter(|token| !token.is_empty()) {
-            // What cannot be removed disturbs nobody.
-            let _ = fs::remove_file(probe(&token));
-        }
+        let all = share::<_, String>(comm, Ok((seen, host))).inspect_err(|_| remove());
+        let all = all?.map_err(|(_, e)| Error::Usage(e))?;
+        remove();
         let blind = (0..machines.len()).find(|&rank| !all[rank].0.contains(&first(rank)));
         if let Some(rank) = blind {
             return Err(Error::Usage(format!(

@@ -1,7 +1,7 @@
 //! What a training run does: plain structs, one for each part of the program.
 
 use std::path::PathBuf;
-use std::time::Duration;
+use std::time::{Duration, SystemTime};
 
 use oarlock_tensor::cpu::quantized::Format;
 use oarlock_tensor::ops::optimizer::Rule;
@@ -220,6 +220,11 @@ pub struct SaveArgs {
     pub output_dir: PathBuf,
     /// Where the run begins.
     pub resume: Resume,
+    /// Whether settings and data that change what is computed may be other than in the run that saved the checkpoint.
+    pub resume_anyway: bool,
+    /// When the run began, where a launcher has started its ranks again: it goes on from what it has saved itself, whatever it
+    /// began from, on as many ranks as are left.
+    pub restarted: Option<SystemTime>,
     /// Whether earlier results in the folder may be replaced.
     pub overwrite: bool,
     /// When to save.

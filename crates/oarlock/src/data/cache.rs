@@ -352,6 +352,20 @@ impl TokenCache {
         Ok(self.origin()?.report)
     }
 
+    /// The files that it was built from, each with the hash of what was in it, and a hash of all that decides which tokens
+    /// they became. Where they lay, and when they were written, is no part of it.
+    ///
+    /// # Errors
+    /// A damaged file.
+    pub fn made_of(&self) -> Result<(Vec<(PathBuf, u64)>, u64)> {
+        let Origin { files, report: _, parts, encoder } = self.origin()?;
+        let hashes: Vec<u64> = files.iter().map(|stamp| stamp.hash).collect();
+        let counts = (self.n_records(), self.offsets().last(), self.vocab_size);
+        let identity = format!("{hashes:x?} {parts:?} {counts:?} {encoder}");
+        let files = files.into_iter().map(|stamp| (stamp.path, stamp.hash)).collect();
+        Ok((files, hash_bytes(identity.as_bytes())))
+    }
+
     /// The number of records of each of the data sets that it was built from.
     ///
     /// # Errors

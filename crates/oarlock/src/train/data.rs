@@ -15,6 +15,7 @@ use crate::data::{
 use crate::error::{Error, Result};
 use crate::estimate::Longest;
 use crate::model::hf::HfConfig;
+use crate::train::inputs::{DATASET, Input};
 use crate::train::model::place_of_vocab_size;
 use crate::train::template_files::{TemplateFiles, stop_ids, template_files};
 
@@ -30,6 +31,8 @@ pub struct RunData {
     pub template_files: TemplateFiles,
     /// What rank 0 tells of them before the run.
     pub told: Vec<String>,
+    /// The files that they were made of, by key.
+    pub read: Vec<(String, Input)>,
     /// The first row to train on as the model sees it: plain, and for a terminal.
     pub first: Option<[String; 2]>,
 }
@@ -104,7 +107,8 @@ pub fn open(accelerator: &Accelerator, config: &TrainConfig, hf: &HfConfig) -> R
         told.extend(chat.disagreement(&tokenizer, &config.model.tokenizer)?);
         saved = template_files(chat, &tokenizer, &config.model.tokenizer, hf)?;
     }
-    let mut caches = Caches { accelerator, config, encoder, vocab_size, told, tokenized: false };
+    let read = Vec::new();
+    let mut caches = Caches { accelerator, config, encoder, vocab_size, told, read, tokenized: false };
     let train = caches.open(&config.data.datasets, "train")?;
     let n_records = train.n_records();
     let split = Split {
@@ -133,15 +137,22 @@ pub fn open(accelerator: &Accelerator, config: &TrainConfig, hf: &HfConfig) -> R
         }
         _ => None,
     };
-    let Caches { told, mut tokenized, .. } = caches;
+    let Caches { told, mut read, mut tokenized, .. } = caches;
     let predict = match (&config.predict, &config.data.chat, &chat) {
         (Some(Predict::Answers(_)), Some(args), Some(chat)) => {
             // Of a conversation that goes on, the last answer alone is expected.
             let args = ChatArgs { mask_history: true, train_on_prompt: false, ..args.clone() };
             let last = Chat::new(&tokenizer, &config.model.tokenizer, &args, config.data.cutoff_len)?;
             let encoder = Encoder::sft(&tokenizer, &last);
-            let mut caches =
-                Caches { accelerator, config, encoder, vocab_size, told: Vec::new(), tokenized: false };
+            let mut caches = Caches {
+                accelerator,
+                config,
+                encoder,
+                vocab_size,
+                told: Vec::new(),
+                read: Vec::new(),
+                tokenized: false,
+            };
             let settings = RowSettings { packing: Packing::Examples, ..settings };
             let rows = if eval_datasets.is_empty() {
                 let cache = caches.open(&config.data.datasets, "predict")?;
@@ -157,6 +168,7 @@ pub fn open(accelerator: &Accelerator, config: &TrainConfig, hf: &HfConfig) -> R
                 Some(Rows::new(caches.open(eval_datasets, "predict")?, &settings)?)
             };
             tokenized |= caches.tokenized;
+            read.append(&mut caches.read);
             let stop_ids = stop_ids(chat, &tokenizer, hf)?;
             rows.map(|rows| PredictData { rows: Arc::new(rows), stop_ids })
         }
@@ -170,7 +182,7 @@ pub fn open(accelerator: &Accelerator, config: &TrainConfig, hf: &HfConfig) -> R
         on_passing_threads(None, || drop(rayon::broadcast(|_| release_freed_memory())))?;
     }
     release_freed_memory();
-    Ok(RunData { train: Arc::new(train), eval, predict, template_files: saved, told, first })
+    Ok(RunData { train: Arc::new(train), eval, predict, template_files: saved, told, read, first })
 }
 
 /// What is to be told of tokens that `tokenizer.json` lacks and that the files beside it add.
@@ -207,6 +219,8 @@ struct Caches<'a> {
     vocab_size: usize,
     /// What there is to tell of them.
     told: Vec<String>,
+    /// What they were made of.
+    read: Vec<(String, Input)>,
     /// Whether this rank had to build one.
     tokenized: bool,
 }
@@ -231,6 +245,12 @@ impl Caches<'_> {
         };
         self.accelerator.wait_for_everyone()?;
         let cache = TokenCache::open(&path)?;
+        let key = match name.strip_prefix("eval") {
+            None if name == "train" => DATASET.to_owned(),
+            None => name.to_owned(),
+            Some(of) => format!("eval_dataset{}", of.replacen('-', " ", 1)),
+        };
+        self.read.push((key, Input::of_tokens(&cache)?));
         if cache.vocab_size() > self.vocab_size as u64 {
             return Err(Error::Model(format!(
                 "the tokenizer knows {} tokens, the model only {} (vocab_size in {}); take the tokenizer that \
@@ -305,7 +325,10 @@ impl Caches<'_> {
                 remove_if_present(&path)?;
             }
             let build = || TokenCache::build(&dir, &source, encoder, &mut |_| ());
-            self.tokenized |= !on_passing_threads(config.data.workers, build)??.reused;
+            let built = on_passing_threads(config.data.workers, build)??;
+            self.tokenized |= !built.reused;
+            self.told
+                .extend(built.reason.map(|reason| format!("{} is built again: {reason}", path.display())));
         }
         Ok(path)
     }

@@ -17,7 +17,8 @@ pub fn look_at_stores(accelerator: &Accelerator, folder: &Path) -> Result<Option
         let leaders: Vec<String> = stores.each().map(|rank| rank.to_string()).collect();
         format!(
             "output_dir {} is not one folder on all machines: those of ranks {} write their parts of checkpoints into their own; \
-             `oarlock gather-checkpoint` joins copies of them",
+             `oarlock gather-checkpoint` joins copies of them. No checkpoint is whole without the part of each: a run that is \
+             to go on when a machine is lost (--nnodes MIN:MAX) needs one folder that all machines see",
             folder.display(),
             leaders.join(", ")
         )

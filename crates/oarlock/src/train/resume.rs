@@ -1,117 +1,155 @@
-//! Where a run goes on: the newest whole checkpoint, past those that are damaged.
+//! Where a run goes on: the newest checkpoint that is whole on all machines together, past those that are damaged, and saved
+//! by a run that computes the same.
 
 use std::io::Write;
-use std::path::{Path, PathBuf};
+use std::path::PathBuf;
 
 use crate::accelerator::Accelerator;
-use crate::checkpoint::{self, CheckpointError, ClientState, Listed, Problem};
+use crate::checkpoint::{self, Agreed, CheckpointError, ClientState, Manifest, Problem, by_root};
 use crate::config::{Resume, TrainConfig};
 use crate::error::{Error, Result};
+use crate::train::record::RunRecord;
 
-/// The checkpoint to go on from: rank 0 looks, all take the same.
+/// A checkpoint to go on from.
+pub struct Found {
+    /// Its folder.
+    pub dir: PathBuf,
+    /// Whether an older one will do where it is damaged: nobody named it.
+    may_be_older: bool,
+}
+
+/// What there is to know of a run that goes on.
+pub struct Resumed {
+    /// What its checkpoint kept.
+    pub client: ClientState,
+    /// What is other than in the run that saved it.
+    pub told: Vec<String>,
+}
+
+/// The checkpoint to go on from; all machines look, and all take the same.
 ///
 /// # Errors
 /// None where one must be, damaged ones alone where nobody said to begin anew, a disk that cannot be read, the failure of
 /// another rank.
-pub fn checkpoint_to_resume(config: &TrainConfig, accelerator: &Accelerator) -> Result<Option<PathBuf>> {
-    let output = &config.save.output_dir;
-    let found = match &config.save.resume {
-        Resume::Never => None,
-        Resume::From(dir) => Some(dir.clone()),
-        Resume::IfPresent | Resume::Newest => {
-            let newest = match accelerator.is_main_process() {
-                true => newest_whole(output, &config.save.resume)?,
-                false => None,
-            };
-            let chosen =
-                accelerator.communicator().broadcast_bytes(0, newest.unwrap_or_default().as_bytes())?;
-            let chosen = String::from_utf8_lossy(&chosen).into_owned();
-            (!chosen.is_empty()).then(|| PathBuf::from(chosen))
+pub fn checkpoint_to_resume(config: &TrainConfig, accelerator: &Accelerator) -> Result<Option<Found>> {
+    let resume = &config.save.resume;
+    let begins_apart = matches!(resume, Resume::Never | Resume::From(_));
+    // What this run has saved itself is newer than what it began from.
+    if !begins_apart || config.save.restarted.is_some() {
+        let newest = newest(config, accelerator, &[])?;
+        refuse_to_replace(config, &newest)?;
+        if accelerator.is_main_process() {
+            for (path, problem) in &newest.skipped {
+                // Where nobody listens the run goes on all the same.
+                let _ = writeln!(std::io::stderr(), "warning: {} is left aside: {problem}", path.display());
+            }
         }
-    };
-    if found.is_none() && config.save.resume == Resume::Newest {
-        return Err(Error::Usage(format!(
-            "resume_from_checkpoint is true, but {} holds no whole checkpoint",
-            output.display()
-        )));
-    }
-    Ok(found)
-}
-
-/// The newest checkpoint that is whole; says which newer ones are not, and why. A run that would begin anew beside damaged
-/// ones is refused: its saves would take their places.
-fn newest_whole(output: &Path, resume: &Resume) -> Result<Option<String>> {
-    let newest = checkpoint::newest(output)?;
-    if let (Resume::IfPresent, None, Some(Listed { path, problem: Some(problem), .. })) =
-        (resume, &newest.path, newest.skipped.first())
-    {
-        return Err(Error::Usage(format!(
-            "{} cannot be resumed: {problem}, and {} holds no other checkpoint to resume; to begin anew, write \
-             `overwrite_output_dir: true`",
-            path.display(),
-            output.display()
-        )));
-    }
-    for listed in &newest.skipped {
-        if let Some(problem) = &listed.problem {
-            // Where nobody listens the run goes on all the same.
-            let _ =
-                writeln!(std::io::stderr(), "warning: {} is left aside: {problem}", listed.path.display());
+        if let Some(dir) = newest.path {
+            return Ok(Some(Found { dir, may_be_older: true }));
         }
     }
-    Ok(newest.path.map(|path| path.to_string_lossy().into_owned()))
+    Ok(match resume {
+        Resume::From(dir) => Some(Found { dir: dir.clone(), may_be_older: false }),
+        _ => None,
+    })
 }
 
-/// Loads a checkpoint; where its contents are damaged and nobody named it, the newest older one that is not.
+/// Where checkpoints are there of which none is whole, a run that would begin anew beside them is refused: its saves would take
+/// their places. So is one that was to go on from one.
+fn refuse_to_replace(config: &TrainConfig, newest: &Agreed) -> Result<()> {
+    let output = config.save.output_dir.display();
+    if newest.path.is_some() {
+        return Ok(());
+    }
+    if config.save.resume == Resume::Newest {
+        return Err(Error::Usage(format!(
+            "resume_from_checkpoint is true, but {output} holds no whole checkpoint"
+        )));
+    }
+    let Some((path, problem)) = newest.skipped.first() else { return Ok(()) };
+    Err(Error::Refused(format!(
+        "{} cannot be resumed: {problem}{}, and {output} holds no other checkpoint to resume; to begin anew, write \
+         `resume_from_checkpoint: false`",
+        path.display(),
+        machines_apart(newest),
+    )))
+}
+
+/// The newest whole checkpoint in the output folder that is none of `aside`: of those that this run has saved itself, where it
+/// began without regard to what was there.
+fn newest(config: &TrainConfig, accelerator: &Accelerator, aside: &[PathBuf]) -> Result<Agreed> {
+    let begins_apart = matches!(config.save.resume, Resume::Never | Resume::From(_));
+    let since = config.save.restarted.filter(|_| begins_apart);
+    let (comm, stores) = (accelerator.communicator(), accelerator.stores());
+    checkpoint::newest_of_all(&config.save.output_dir, comm, &stores, since, aside)
+}
+
+/// Which machines hold checkpoints, where others hold none.
+fn machines_apart(agreed: &Agreed) -> String {
+    let with = agreed.apart.iter().map(|(rank, host, names)| {
+        format!("rank {rank} on {host} has {} in a folder of its own", names.join(", "))
+    });
+    let without =
+        agreed.without.iter().map(|(rank, host)| format!("rank {rank} on {host} has no checkpoint at all"));
+    let all: Vec<String> = with.chain(without).collect();
+    if all.is_empty() { String::new() } else { format!(" ({})", all.join("; ")) }
+}
+
+/// Loads a checkpoint, if it is of a run that computes the same; where it is damaged and nobody named it, the newest older one
+/// that is not. `record` is this run's on rank 0.
 ///
 /// # Errors
-/// As [`Accelerator::load_state`].
+/// As [`Accelerator::load_state`]; a run that computes something else ([`Error::Refused`]).
 pub fn load_undamaged(
     config: &TrainConfig,
     accelerator: &Accelerator,
-    dir: &mut PathBuf,
-) -> Result<ClientState> {
+    record: &RunRecord,
+    found: &mut Found,
+) -> Result<Resumed> {
+    let comm = accelerator.communicator();
     let mut aside = Vec::new();
     loop {
-        let error = match accelerator.load_checkpoint(dir) {
-            // All ranks were told the same, so all look for another one, or none does.
-            Err(error) if !matches!(config.save.resume, Resume::From(_)) && is_damage(&error) => error,
-            loaded => return loaded,
+        let dir = found.dir.clone();
+        let compared = |client: &ClientState| match config.train.enabled {
+            true => record.compare(client, config, &dir),
+            // Nothing is computed with it that another checkpoint would know.
+            false => Ok(Vec::new()),
         };
-        aside.push(dir.clone());
-        let older = match accelerator.is_main_process() {
-            true => {
-                let _ = writeln!(std::io::stderr(), "warning: {error}; it is left aside");
-                whole_apart_from(&config.save.output_dir, &aside)?
+        // Before anything is loaded, where the folder of rank 0 says it: what does not fit is then named as it was written.
+        let told = by_root(comm, || match Manifest::read(&dir) {
+            Ok(manifest) if manifest.has_state() => compared(&manifest.client_state).map(Some),
+            _ => Ok(None),
+        })?;
+        let told = told.map_err(Error::Refused)?;
+        let error = match accelerator.load_checkpoint(&dir) {
+            Ok(client) => {
+                let told = match told {
+                    Some(told) => told,
+                    None => by_root(comm, || compared(&client))?.map_err(Error::Refused)?,
+                };
+                return Ok(Resumed { client, told });
             }
-            false => None,
+            // All ranks were told the same, so all look for another one, or none does.
+            Err(error) if found.may_be_older && is_damage(&error) => error,
+            Err(error) => return Err(error),
         };
-        let chosen = accelerator.communicator().broadcast_bytes(0, older.unwrap_or_default().as_bytes())?;
-        if chosen.is_empty() {
-            return Err(error);
+        aside.push(dir);
+        if accelerator.is_main_process() {
+            let _ = writeln!(std::io::stderr(), "warning: {error}; it is left aside");
         }
-        *dir = PathBuf::from(String::from_utf8_lossy(&chosen).into_owned());
+        match newest(config, accelerator, &aside)?.path {
+            Some(older) => found.dir = older,
+            None => return Err(error),
+        }
     }
 }
 
+/// Whether a checkpoint is not what was saved, of which an older one says nothing.
 fn is_damage(error: &Error) -> bool {
-    matches!(error, Error::Checkpoint(CheckpointError::NotLoaded { problem: Problem::Checksum { .. }, .. }))
-}
-
-fn whole_apart_from(output: &Path, aside: &[PathBuf]) -> Result<Option<String>> {
-    let mut listed = checkpoint::list(output)?.into_iter().rev();
-    let found = listed.find(|one| one.problem.is_none() && !one.only_model && !aside.contains(&one.path));
-    Ok(found.map(|one| one.path.to_string_lossy().into_owned()))
-}
-
-/// What to say where the configuration draws from other seeds than the run that is resumed did.
-pub fn other_seeds(config: &TrainConfig, client: &ClientState) -> Option<String> {
-    let now = [("seed", config.train.seed), ("data_seed", config.train.data_seed)];
-    let differ = now.into_iter().filter_map(|(name, now)| {
-        let then = *client.seeds.get(name)?;
-        (then != now).then(|| format!("{name} is {now}, and was {then} when the checkpoint was saved"))
-    });
-    let differ: Vec<String> = differ.collect();
-    (!differ.is_empty())
-        .then(|| format!("warning: {}; what is drawn from now on follows the new one", differ.join("; ")))
+    use Problem::{BadManifest, Checksum, MissingFile, NoManifest, OnePart, Size};
+    let Error::Checkpoint(CheckpointError::NotLoaded { problem, .. }) = error else { return false };
+    matches!(
+        problem,
+        BadManifest { .. } | Checksum { .. } | MissingFile { .. } | NoManifest | OnePart { .. } | Size { .. }
+    )
 }

@@ -7,6 +7,7 @@ mod introduce;
 mod predict;
 mod save;
 
+use std::path::PathBuf;
 use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 
 use oarlock_comm::ProcessMemory;
@@ -30,6 +31,7 @@ use crate::report::speed::{Phase, PhaseTimer, PhaseTimes};
 use crate::report::state::TrainerState;
 use crate::train::data::{self, RunData};
 use crate::train::flops;
+use crate::train::inputs::Reading;
 use crate::train::journal::{Journal, StepLog};
 use crate::train::lock::OutputLock;
 use crate::train::model::{self, ReferenceModel, Start};
@@ -39,7 +41,8 @@ use crate::train::options::optimizer;
 use crate::train::obstacles::note_logs;
 use crate::train::output_folder::look_at_stores;
 use crate::train::pool_limit::PoolLimit;
-use crate::train::resume::{checkpoint_to_resume, load_undamaged, other_seeds};
+use crate::train::record::RunRecord;
+use crate::train::resume::{Resumed, checkpoint_to_resume, load_undamaged};
 use crate::train::train_step;
 use introduce::{introduce, stages_line};
 
@@ -98,6 +101,10 @@ struct Run<'a, O> {
     scheduler: PreparedScheduler,
     loader: PreparedTokenLoader,
     data: RunData,
+    /// What checkpoints tell of this run.
+    record: RunRecord,
+    /// The checkpoint from which it went on.
+    resumed: Option<PathBuf>,
     /// Where this run began or went on: the number of ranks may have changed since.
     first_position: u64,
     /// Steps so far, skipped ones included.
@@ -129,6 +136,7 @@ impl<'a, O: Objective<Model = Decoder>> Run<'a, O> {
         if let Some(comms) = &config.monitor.engine.comms_logger {
             accelerator.communicator().record(comms.recorded.clone());
         }
+        let reading = Reading::begin(accelerator.communicator(), config)?;
         let hf = model::settings(&config.model)?;
         let start = Start::new(config, &hf)?;
         let decoder = || {
@@ -167,7 +175,7 @@ impl<'a, O: Objective<Model = Decoder>> Run<'a, O> {
             false => None,
         };
         let apart = look_at_stores(accelerator, &config.save.output_dir)?;
-        let data = data::open(accelerator, config, &hf)?;
+        let mut data = data::open(accelerator, config, &hf)?;
         let loader = TokenLoader {
             rows: data.train.clone(),
             shuffle: config.data.shuffle,
@@ -213,21 +221,25 @@ impl<'a, O: Objective<Model = Decoder>> Run<'a, O> {
         };
         let objective = objective(reference);
         objective.register(accelerator);
-        let (mut done, mut reseeded) = (0, None);
+        let inputs = reading.finish(accelerator.communicator(), std::mem::take(&mut data.read))?;
+        let rows = accelerator.data_parallel().0 * config.train.batch_size * config.train.accumulation;
+        let record = RunRecord::new(config, total_steps, rows as u64, inputs);
+        let (mut done, mut other) = (0, Vec::new());
         let mut state = first_state(config, loader.sampler(), total_steps);
-        if let Some(dir) = &mut checkpoint {
-            let client = load_undamaged(config, accelerator, dir)?;
-            reseeded = other_seeds(config, &client);
+        if let Some(found) = &mut checkpoint {
+            let Resumed { client, told } = load_undamaged(config, accelerator, &record, found)?;
+            other = told;
             done = client.step;
             loader.set_position(client.consumed_samples);
             // The learning rate is that of this configuration, whatever the checkpoint was saved with.
             scheduler.set_steps(optimizer.n_steps()?);
             if accelerator.is_main_process() {
-                let resumed = TrainerState::load(dir)?;
+                let resumed = TrainerState::load(&found.dir)?;
                 state = TrainerState { max_steps: state.max_steps, ..resumed };
             }
         }
 
+        let resumed = checkpoint.map(|found| found.dir);
         let mut journal = match accelerator.is_main_process() {
             true => Some(Journal::new(config, accelerator.communicator(), state, loader.position(), flops)?),
             false => None,
@@ -237,12 +249,12 @@ impl<'a, O: Objective<Model = Decoder>> Run<'a, O> {
             if let Some(pipeline) = model.pipeline() {
                 journal.message(&stages_line(pipeline))?;
             }
-            introduce(journal, config, accelerator, sizes, total_steps, checkpoint.as_deref())?;
+            introduce(journal, config, accelerator, sizes, total_steps, resumed.as_deref())?;
             told.iter().chain(&apart).chain(&data.told).try_for_each(|line| journal.message(line))?;
             if let Some([plain, colored]) = &data.first {
                 journal.example(plain, colored)?;
             }
-            reseeded.iter().try_for_each(|line| journal.message(line))?;
+            other.iter().try_for_each(|line| journal.message(line))?;
             unfinished.iter().try_for_each(|line| journal.message(line))?;
             forecast.iter().try_for_each(|forecast| journal.message(&forecast.line()))?;
         }
@@ -261,6 +273,8 @@ impl<'a, O: Objective<Model = Decoder>> Run<'a, O> {
             loader,
             pool_limit,
             data,
+            record,
+            resumed,
             done,
             total_steps,
             stopped: false,

@@ -38,6 +38,7 @@ pub const FLAGS: Flags = Flags {
         Key::flag(Text, "save_weight", "pretrain", Used, "The first part of that folder's name (minimind-3)"),
         Key::flag(Int(1), "save_interval", "100", Used, "Micro-steps between checkpoints [minimind-3: 1000]"),
         Key::flag(Choice(&["0", "1"]), "from_resume", "0", Used, "Go on from the newest checkpoint, if there is one (minimind-3)"),
+        Key::flag(Bool, "resume_anyway", "false", Used, "Our own: go on although settings or data are others than in the run that saved the checkpoint"),
         Key::flag(Int(1), "log_interval", "100", Used, "Micro-steps between log lines"),
         Key::flag(Bool, "profile", "false", Used, "Tell the time of data, forward, backward, reduction and optimizer, and memory"),
         Key::flag(Int(1), "profile_interval", "10", Used, "Micro-steps between these tables"),
@@ -54,7 +55,7 @@ pub const FLAGS: Flags = Flags {
         Key::flag(Int(-1), "local_rank", "-1", ELSEWHERE, "Rank on this machine"),
     ],
     aliases: &[],
-    abbreviations: Abbreviations::AllBut(&["vocab_size", "tokenizer_path", "num_processes", "cpu"]),
+    abbreviations: Abbreviations::AllBut(&["vocab_size", "tokenizer_path", "num_processes", "cpu", "resume_anyway"]),
 };
 
 /// Defaults of minimind-3 that are others than MiniMind2's.

@@ -258,13 +258,14 @@ impl Agent {
     }
 
     /// Reports the rank of the run that failed first on this node, and how it ended. The first failure of a round uses one
-    /// restart, for all nodes together, or ends the run where none is left.
+    /// restart, for all nodes together, or ends the run where none is left, or where it would come again in every round
+    /// (`is_final`).
     ///
     /// # Errors
     /// When the store is lost.
-    pub fn failed(&mut self, rank: usize, cause: &str) -> Result<Decision, AgentsError> {
+    pub fn failed(&mut self, rank: usize, cause: &str, is_final: bool) -> Result<Decision, AgentsError> {
         let cause = format!("rank {rank}: {cause}").chars().take(1024).collect();
-        Ok(match self.link.ask(&Request::Failed { round: self.round, cause })? {
+        Ok(match self.link.ask(&Request::Failed { round: self.round, cause, is_final })? {
             View::Restart { reason } => Decision::Restart { reason },
             View::Aborted { reason } => Decision::Abort { reason: Some(reason) },
             View::AllDone => Decision::Abort { reason: Some("the run is done".into()) },

@@ -31,8 +31,8 @@ pub(super) enum Request {
     Ready,
     /// What is there to know? The store may think about it for so long, while nothing changes.
     Look { wait_ms: u32 },
-    /// A rank of this node failed in this round.
-    Failed { round: u64, cause: String },
+    /// A rank of this node failed in this round; where that is final, it would fail so again.
+    Failed { round: u64, cause: String, is_final: bool },
     /// All ranks of this node ended well in this round.
     Done { round: u64 },
     /// The last.

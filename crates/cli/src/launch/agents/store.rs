@@ -232,9 +232,9 @@ fn serve(channel: &mut Channel, shared: &Shared, id: Id) -> String {
             Request::Hello(_) => return "was given up: it introduced itself twice".into(),
             Request::Leave => return "left".into(),
             Request::Ready => world.ready(id, now),
-            Request::Failed { round, cause } => {
+            Request::Failed { round, cause, is_final } => {
                 let cause: String = cause.chars().filter(|c| !c.is_control()).take(1024).collect();
-                world.failed(id, round, &cause, now);
+                world.failed(id, round, (&cause, is_final), now);
             }
             Request::Done { round } => world.done(id, round),
             Request::Look { wait_ms } => {

@@ -67,7 +67,7 @@ impl Terms {
 pub(super) fn same(meeting: &Meeting) -> BTreeMap<String, String> {
     let (min, max) = (meeting.nodes.start(), meeting.nodes.end());
     let own = [
-        ("the version of this program", env!("CARGO_PKG_VERSION").to_owned()),
+        ("the build of this program", oarlock_comm::build().to_owned()),
         ("--nnodes", format!("{min}:{max}")),
         ("--max-restarts", meeting.max_restarts.to_string()),
     ];
@@ -249,15 +249,19 @@ impl World {
         }
     }
 
-    /// A rank of a node failed. The first failure of a round counts; what follows from it does not.
-    pub(super) fn failed(&mut self, id: Id, round: u64, cause: &str, now: Instant) {
+    /// A rank of a node failed. The first failure of a round counts; what follows from it does not. One
+    /// that is final would come again in every round.
+    pub(super) fn failed(&mut self, id: Id, round: u64, (cause, is_final): (&str, bool), now: Instant) {
         let part = |member: &Member| matches!(member.state, MemberState::Works(_) | MemberState::Done(_));
         let works = matches!(self.phase, Phase::Working { .. }) && round == self.round;
         if !works || !self.members.get(&id).is_some_and(part) {
             return;
         }
         let reason = format!("{}: {cause}", self.members[&id].name);
-        self.fail(reason, true, now);
+        match is_final {
+            true => self.abort(&reason),
+            false => self.fail(reason, true, now),
+        }
     }
 
     /// Something failed that uses a restart, or ends the run where none is left.

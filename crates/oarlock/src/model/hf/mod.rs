@@ -29,6 +29,7 @@ pub use save::{ReadElements, SaveOptions, WorkingCopies, save_pretrained};
 pub(crate) use staged::ResultFile;
 pub use staged::{Staged, staged_path};
 pub use weights::SafetensorsSource;
+pub(crate) use weights::weight_files;
 
 #[cfg(test)]
 mod tests;

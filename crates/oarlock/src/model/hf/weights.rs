@@ -276,7 +276,10 @@ impl WeightSource for SafetensorsSource {
 }
 
 /// The names of the folder's safetensors files.
-fn weight_files(dir: &Path) -> Result<BTreeSet<String>> {
+///
+/// # Errors
+/// A folder without any, and an index that is none.
+pub(crate) fn weight_files(dir: &Path) -> Result<BTreeSet<String>> {
     if dir.join("model.safetensors").exists() {
         return Ok(BTreeSet::from(["model.safetensors".to_string()]));
     }

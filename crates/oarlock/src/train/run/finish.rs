@@ -39,10 +39,16 @@ impl<O: Objective<Model = Decoder>> Run<'_, O> {
         // The model is on the disk by now, whatever becomes of its answers; and what they take was not predicted.
         self.predict()?;
         if let Some(journal) = &mut self.journal {
-            let mut text = format!(
-                "done: {done} steps; model and logs are in {}",
-                self.config.save.output_dir.display()
-            );
+            let output = self.config.save.output_dir.display();
+            let mut text = match &self.resumed {
+                Some(dir) if self.config.train.enabled && done == first => format!(
+                    "nothing was trained: this run was finished already, and {} is its last step; to train further, write a \
+                     larger num_train_epochs or max_steps (and early_stopping_steps, where that has ended it); model and logs \
+                     are in {output}",
+                    dir.display()
+                ),
+                _ => format!("done: {done} steps; model and logs are in {output}"),
+            };
             text.push_str(&format!("\ntime by phase: {}", self.timer.take()));
             let again = self.accelerator.device().profile().recomputing();
             if !again.is_zero() && done > first {

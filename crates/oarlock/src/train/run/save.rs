@@ -52,16 +52,18 @@ impl<O: Objective<Model = Decoder>> Run<'_, O> {
         }
         let keep = self.config.save.keep;
         let replaces = self.config.save.overwrite && self.config.save.resume == Resume::Never;
+        let mut client = ClientState {
+            step: done,
+            epoch: self.loader.position() / self.loader.sampler().len,
+            consumed_samples: self.loader.position(),
+            seeds: [("seed", self.config.train.seed), ("data_seed", self.config.train.data_seed)]
+                .map(|(name, seed)| (name.to_string(), seed))
+                .into(),
+            ..ClientState::default()
+        };
+        self.record.keep(&mut client)?;
         let contents = Contents {
-            client: ClientState {
-                step: done,
-                epoch: self.loader.position() / self.loader.sampler().len,
-                consumed_samples: self.loader.position(),
-                seeds: [("seed", self.config.train.seed), ("data_seed", self.config.train.data_seed)]
-                    .map(|(name, seed)| (name.to_string(), seed))
-                    .into(),
-                ..ClientState::default()
-            },
+            client,
             state: !self.config.save.only_model,
             // A second model never changes; fingerprints say whether a resumed run has the same one.
             frozen: match self.compared {

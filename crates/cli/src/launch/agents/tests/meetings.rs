@@ -119,16 +119,17 @@ fn a_failure_restarts_all_until_no_restart_is_left() {
     within(|| {
         let ours = Meeting { max_restarts: 1, ..meeting(2..=2) };
         let mut agents = only_agents(first_round(&[ours.clone(), ours]));
-        let decision = agents[1].failed(1, "it was ended by signal 9 (SIGKILL)").unwrap();
+        let decision = agents[1].failed(1, "it was ended by signal 9 (SIGKILL)", false).unwrap();
         let Decision::Restart { reason } = decision else { panic!() };
         assert!(reason.ends_with("rank 1: it was ended by signal 9 (SIGKILL)"), "{reason}");
         assert_eq!(news(&mut agents[0]), Event::Restart { reason: reason.clone() });
         // Its own ranks fell over the lost one: that is no second failure.
-        assert_eq!(agents[0].failed(0, "rank 1 failed").unwrap(), Decision::Restart { reason });
+        assert_eq!(agents[0].failed(0, "rank 1 failed", false).unwrap(), Decision::Restart { reason });
         let again = next_round(agents);
         assert!(again.iter().all(|(_, round)| round.restart == 1));
         let mut agents = only_agents(again);
-        let Decision::Abort { reason: Some(reason) } = agents[0].failed(0, "rank 1 failed").unwrap() else {
+        let Decision::Abort { reason: Some(reason) } = agents[0].failed(0, "rank 1 failed", false).unwrap()
+        else {
             panic!()
         };
         assert!(reason.ends_with("rank 0: rank 1 failed; all 1 restarts are used"), "{reason}");
@@ -187,7 +188,7 @@ fn who_is_done_waits_and_comes_back_if_another_fails() {
             (first, event)
         });
         std::thread::sleep(Duration::from_millis(50));
-        assert!(matches!(second.failed(1, "exit code 1").unwrap(), Decision::Restart { .. }));
+        assert!(matches!(second.failed(1, "exit code 1", false).unwrap(), Decision::Restart { .. }));
         let (first, event) = waiting.join().unwrap();
         assert!(matches!(event, Event::Restart { .. }), "{event:?}");
         all_done(only_agents(next_round(vec![first, second])));
@@ -298,7 +299,7 @@ fn every_round_has_a_token_of_its_own() {
         assert!(all[0].0.keeps_the_list() && all[1].1.token == first && first.len() == 64, "{first}");
         assert!(!first.contains("sesame"));
         let mut agents = only_agents(all);
-        agents[1].failed(1, "it fell").unwrap();
+        agents[1].failed(1, "it fell", false).unwrap();
         while !matches!(news(&mut agents[0]), Event::Restart { .. }) {}
         let all = next_round(agents);
         assert!(all[0].1.token == all[1].1.token && all[0].1.token != first);

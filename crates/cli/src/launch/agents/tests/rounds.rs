@@ -110,10 +110,10 @@ fn with_enough_the_last_call_runs_out() {
 fn a_failure_restarts_all_and_counts_once() {
     let (mut world, clock) = world(2, 2, 1);
     let (a, b) = (comes(&mut world, 1, clock.at(0.0)), comes(&mut world, 1, clock.at(0.0)));
-    world.failed(b, 1, "rank 1: signal 9", clock.at(1.0));
+    world.failed(b, 1, ("rank 1: signal 9", false), clock.at(1.0));
     // What follows from it, on another node and on the same.
-    world.failed(a, 1, "rank 0: rank 1 failed", clock.at(1.1));
-    world.failed(b, 1, "rank 1: again", clock.at(1.2));
+    world.failed(a, 1, ("rank 0: rank 1 failed", false), clock.at(1.1));
+    world.failed(b, 1, ("rank 1: again", false), clock.at(1.2));
     for id in [a, b] {
         assert_eq!(restarts(&mut world, id), "h (process 7): rank 1: signal 9");
         world.ready(id, clock.at(2.0));
@@ -122,9 +122,9 @@ fn a_failure_restarts_all_and_counts_once() {
     world.tick(clock.at(2.0));
     assert_eq!(works(&mut world, a), (2, 1, 0, vec![1, 1]));
     // A late word on the first round changes nothing.
-    world.failed(a, 1, "late", clock.at(2.1));
+    world.failed(a, 1, ("late", false), clock.at(2.1));
     assert_eq!(works(&mut world, b), (2, 1, 1, vec![1, 1]));
-    world.failed(a, 2, "rank 0: exit code 3", clock.at(3.0));
+    world.failed(a, 2, ("rank 0: exit code 3", false), clock.at(3.0));
     for id in [a, b] {
         assert_eq!(aborted(&mut world, id), "h (process 7): rank 0: exit code 3; all 1 restarts are used");
     }
@@ -188,7 +188,7 @@ fn without_a_lost_node_the_others_go_on_if_they_are_enough() {
 fn who_does_not_end_its_ranks_is_named() {
     let (mut world, clock) = world(2, 2, 3);
     let (a, b) = (comes(&mut world, 1, clock.at(0.0)), comes(&mut world, 1, clock.at(0.0)));
-    world.failed(a, 1, "rank 0: exit code 1", clock.at(1.0));
+    world.failed(a, 1, ("rank 0: exit code 1", false), clock.at(1.0));
     world.ready(a, clock.at(2.0));
     world.tick(clock.at(601.0));
     assert!(aborted(&mut world, a).ends_with("h (process 7) is not ready"), "{}", aborted(&mut world, b));
@@ -237,7 +237,7 @@ fn the_run_is_done_when_all_are() {
     world.lost(c, "left", clock.at(2.0));
     assert_eq!(works(&mut world, b).0, 1);
     // A failure calls back who was done.
-    world.failed(b, 1, "rank 1: signal 9", clock.at(3.0));
+    world.failed(b, 1, ("rank 1: signal 9", false), clock.at(3.0));
     assert!(restarts(&mut world, a).contains("signal 9"));
     for id in [a, b] {
         world.ready(id, clock.at(4.0));
@@ -280,7 +280,7 @@ proptest! {
             match what {
                 0 | 1 => if let Ok(id) = world.hello(&node(which as usize + 1), true, clock.at(now)) { ids.push(id) },
                 2 | 3 => world.ready(id, clock.at(now)),
-                4 => world.failed(id, last_round, "x", clock.at(now)),
+                4 => world.failed(id, last_round, ("x", false), clock.at(now)),
                 5 => world.done(id, last_round),
                 6 => world.lost(id, "left", clock.at(now)),
                 _ => {}

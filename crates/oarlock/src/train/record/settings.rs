@@ -1,0 +1,382 @@
+//! What a training computes with, as a list of named values. Each part of a configuration is taken apart whole, so that a new
+//! field does not compile before somebody has said what it changes.
+
+use std::fmt::Debug;
+
+use oarlock_tensor::DType;
+use serde_json::Value;
+
+use crate::config::{
+    AdapterArgs, AdapterConfig, AdapterKind, BestArgs, ChatArgs, DataArgs, EvalArgs, Finetuning, FreezeArgs,
+    JudgementArgs, Length, LoraConfig, LoraPlus, ModelArgs, ModelSource, ObjectiveArgs, OftConfig,
+    OptimizerArgs, PreferenceArgs, RankArgs, ReferenceArgs, SaveArgs, ScheduleArgs, ShardArgs, TokenLossArgs,
+    TrainArgs, TrainConfig,
+};
+
+/// What follows where a setting is another one than before.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Effect {
+    /// Something else is computed.
+    Computes,
+    /// Something else is computed, as it is on another number of ranks.
+    Ranks,
+    /// The training ends elsewhere; whether that changes more, the steps say.
+    Length,
+    /// The same is computed, but for rounding; what files hold is compared by itself.
+    Nothing,
+}
+
+/// The rows of a step, over all ranks.
+pub const ROWS: &str = "rows of a step";
+
+/// Named values, each with what it changes.
+#[derive(Debug, Default)]
+pub struct Settings(pub Vec<(&'static str, Value, Effect)>);
+
+impl Settings {
+    /// Those of a configuration. `rows`: of a step, over all ranks.
+    pub fn of(config: &TrainConfig, rows: u64) -> Settings {
+        let TrainConfig {
+            model,
+            data,
+            train,
+            eval,
+            // Comes after the training.
+            predict: _,
+            save,
+            // Logs and trackers only look.
+            log: _,
+            monitor: _,
+            shard,
+            ranks,
+            // How it was written.
+            description: _,
+        } = config;
+        let mut all = Settings::default();
+        all.model(model);
+        all.data(data);
+        all.train(train);
+        all.eval(eval);
+        all.save(save);
+        all.shard(shard);
+        all.ranks(ranks);
+        all.add(ROWS, rows, Effect::Ranks);
+        all
+    }
+
+    fn add(&mut self, name: &'static str, value: impl Into<Value>, effect: Effect) {
+        self.0.push((name, value.into(), effect));
+    }
+
+    fn computes(&mut self, name: &'static str, value: impl Into<Value>) {
+        self.add(name, value, Effect::Computes);
+    }
+
+    fn nothing(&mut self, name: &'static str, value: impl Into<Value>) {
+        self.add(name, value, Effect::Nothing);
+    }
+
+    fn model(&mut self, args: &ModelArgs) {
+        let ModelArgs { source, tokenizer, from_scratch, quantization, sparse_attention } = args;
+        match source {
+            ModelSource::Folder(dir) => self.nothing("model_name_or_path", words(dir)),
+            ModelSource::Fields(fields) => self.computes("model_config", fields.clone()),
+        }
+        self.nothing("tokenizer_path", words(tokenizer));
+        self.computes("train_from_scratch", *from_scratch);
+        self.computes("quantization_bit", maybe(quantization.as_ref()));
+        self.computes("sparse_attention", maybe(sparse_attention.as_ref()));
+    }
+
+    fn data(&mut self, args: &DataArgs) {
+        let DataArgs {
+            datasets,
+            eval_datasets,
+            dataset_dir,
+            cutoff_len,
+            packing,
+            chat,
+            shuffle,
+            max_samples,
+            val_size,
+            overwrite_cache: _,
+            mix,
+            group_by_length,
+            eval_each,
+            workers: _,
+            tokenized,
+        } = args;
+        self.nothing("dataset", datasets.clone());
+        self.nothing("eval_dataset", eval_datasets.clone());
+        self.nothing("dataset_dir", words(dataset_dir));
+        self.computes("cutoff_len", *cutoff_len);
+        self.computes("packing", words(packing));
+        self.computes("disable_shuffling", !*shuffle);
+        self.computes("max_samples", *max_samples);
+        self.computes("val_size", maybe(val_size.as_ref()));
+        self.computes("mix_strategy", words(mix));
+        self.computes("group_by_length", *group_by_length);
+        self.nothing("eval_on_each_dataset", *eval_each);
+        self.nothing("tokenized_path", maybe(tokenized.as_ref()));
+        let Some(ChatArgs {
+            template,
+            tool_format,
+            default_system,
+            enable_thinking,
+            preserve_thinking,
+            train_on_prompt,
+            mask_history,
+            split_special_tokens,
+            learned,
+        }) = chat
+        else {
+            return;
+        };
+        self.computes("template", template.clone());
+        self.computes("tool_format", tool_format.clone());
+        self.computes("default_system", default_system.clone());
+        self.computes("enable_thinking", *enable_thinking);
+        self.computes("preserve_thinking", *preserve_thinking);
+        self.computes("train_on_prompt", *train_on_prompt);
+        self.computes("mask_history", *mask_history);
+        self.computes("split_special_tokens", *split_special_tokens);
+        self.computes("rows are for", learned.stages());
+    }
+
+    fn train(&mut self, args: &TrainArgs) {
+        let TrainArgs {
+            batch_size,
+            accumulation,
+            length,
+            max_grad_norm,
+            dtype,
+            loss_scale,
+            recompute,
+            offload_activations,
+            seed,
+            data_seed,
+            optimizer,
+            schedule,
+            loss,
+            finetuning,
+            objective,
+            enabled: _,
+        } = args;
+        // Their product with the ranks is what counts.
+        self.nothing("per_device_train_batch_size", *batch_size);
+        self.nothing("gradient_accumulation_steps", *accumulation);
+        match length {
+            Length::Steps(steps) => self.add("max_steps", *steps, Effect::Length),
+            Length::Epochs(epochs) => self.add("num_train_epochs", *epochs, Effect::Length),
+        }
+        self.computes("max_grad_norm", *max_grad_norm);
+        self.computes("dtype", dtype.to_string());
+        if *dtype == DType::F16 {
+            self.computes("loss scale", words(loss_scale));
+        }
+        self.nothing("activation_checkpointing", words(recompute));
+        self.nothing("activation_checkpointing_offload", *offload_activations);
+        self.computes("seed", *seed);
+        self.computes("data_seed", *data_seed);
+        let OptimizerArgs { rule, weight_decay, targets } = optimizer;
+        self.computes("optim", words(rule));
+        self.computes("weight_decay", *weight_decay);
+        self.computes("modules of the optimizer", targets.clone());
+        let ScheduleArgs { learning_rate, shape, warmup } = schedule;
+        self.computes("learning_rate", *learning_rate);
+        self.computes("lr_scheduler_type", words(shape));
+        self.computes("warmup_steps", words(warmup));
+        let TokenLossArgs { kind, neftune_alpha, accuracy: _ } = loss;
+        self.computes("loss", words(kind));
+        self.computes("neftune_noise_alpha", *neftune_alpha);
+        self.finetuning(finetuning);
+        self.objective(objective);
+    }
+
+    fn finetuning(&mut self, method: &Finetuning) {
+        self.computes("finetuning_type", method.name());
+        match method {
+            Finetuning::Full => {}
+            Finetuning::Freeze(FreezeArgs { layers, modules, extra }) => {
+                self.computes("freeze_trainable_layers", words(layers));
+                self.computes("freeze_trainable_modules", modules.clone());
+                self.computes("freeze_extra_modules", extra.clone());
+            }
+            Finetuning::Adapter(AdapterArgs { config, adapters, create_new, convert_pissa: _, plus }) => {
+                let AdapterConfig { kind, targets, modules_to_save } = config;
+                self.computes("lora_target", words(targets));
+                self.computes("additional_target", modules_to_save.clone());
+                self.nothing("adapter_name_or_path", words(adapters));
+                self.computes("create_new_adapter", *create_new);
+                self.computes("loraplus_lr_ratio", plus.map(|LoraPlus { lr_ratio }| lr_ratio));
+                match kind {
+                    AdapterKind::Lora(lora) => self.lora(lora),
+                    AdapterKind::Oft(OftConfig { blocks, dropout, terms }) => {
+                        self.computes("oft_block_size", words(blocks));
+                        self.computes("module_dropout", number(*dropout));
+                        self.computes("terms of a rotation", *terms);
+                    }
+                }
+            }
+        }
+    }
+
+    fn lora(&mut self, config: &LoraConfig) {
+        let LoraConfig { rank, alpha, dropout, rank_pattern, alpha_pattern, use_rslora, use_dora, init } =
+            config;
+        self.computes("lora_rank", *rank);
+        self.computes("lora_alpha", *alpha);
+        self.computes("lora_dropout", number(*dropout));
+        self.computes("rank_pattern", words(rank_pattern));
+        self.computes("alpha_pattern", words(alpha_pattern));
+        self.computes("use_rslora", *use_rslora);
+        self.computes("use_dora", *use_dora);
+        self.computes("pissa_init", words(init));
+    }
+
+    fn objective(&mut self, objective: &ObjectiveArgs) {
+        let reference = match objective {
+            ObjectiveArgs::NextToken => {
+                self.computes("objective", "the next token");
+                return;
+            }
+            ObjectiveArgs::Rewards => {
+                self.computes("objective", "a reward");
+                return;
+            }
+            ObjectiveArgs::Preferences(args) => {
+                let PreferenceArgs {
+                    loss,
+                    beta,
+                    ftx,
+                    bco_weight,
+                    label_smoothing,
+                    simpo_gamma,
+                    ld_alpha,
+                    reference,
+                } = args;
+                self.computes("objective", "pairs of answers");
+                self.computes("pref_loss", words(loss));
+                self.computes("pref_beta", number(*beta));
+                self.computes("pref_ftx", number(*ftx));
+                self.computes("pref_bco_weight", number(*bco_weight));
+                self.computes("dpo_label_smoothing", number(*label_smoothing));
+                self.computes("simpo_gamma", number(*simpo_gamma));
+                self.computes("ld_alpha", ld_alpha.map(number));
+                reference
+            }
+            ObjectiveArgs::Judgements(args) => {
+                let JudgementArgs { beta, chosen_weight, rejected_weight, ftx, reference } = args;
+                self.computes("objective", "judgements of answers");
+                self.computes("pref_beta", number(*beta));
+                self.computes("kto_chosen_weight", number(*chosen_weight));
+                self.computes("kto_rejected_weight", number(*rejected_weight));
+                self.computes("pref_ftx", number(*ftx));
+                reference
+            }
+        };
+        let ReferenceArgs { model, adapters, quantization } = reference;
+        self.nothing("ref_model", maybe(model.as_ref()));
+        self.nothing("ref_model_adapters", words(adapters));
+        self.computes("ref_model_quantization_bit", maybe(quantization.as_ref()));
+    }
+
+    fn eval(&mut self, args: &EvalArgs) {
+        let EvalArgs { when, delay, at_start: _, at_end: _, batch_size } = args;
+        self.nothing("eval_steps", words(when));
+        self.nothing("eval_delay", *delay);
+        self.nothing("per_device_eval_batch_size", *batch_size);
+    }
+
+    fn save(&mut self, args: &SaveArgs) {
+        let SaveArgs {
+            output_dir,
+            resume: _,
+            resume_anyway: _,
+            restarted: _,
+            overwrite: _,
+            when,
+            keep,
+            only_model,
+            best,
+        } = args;
+        self.nothing("output_dir", words(output_dir));
+        self.nothing("save_steps", words(when));
+        self.nothing("save_total_limit", *keep);
+        self.nothing("save_only_model", *only_model);
+        if let Some(BestArgs { metric, greater_is_better, patience, saves: _, load_at_end }) = best {
+            // What was best so far was best by this.
+            self.computes("metric_for_best_model", metric.clone());
+            self.computes("greater_is_better", *greater_is_better);
+            self.nothing("early_stopping_steps", *patience);
+            self.nothing("load_best_model_at_end", *load_at_end);
+        }
+    }
+
+    fn shard(&mut self, args: &ShardArgs) {
+        let ShardArgs {
+            optimizer,
+            gradients,
+            parameters,
+            wrap,
+            lifetime: _,
+            group,
+            secondary: _,
+            prefetch: _,
+            max_live: _,
+            persistence: _,
+            reduce_bucket: _,
+            overlap: _,
+            reduce_dtype,
+            quantized,
+            offload_optimizer,
+            offload_parameters,
+            whole_weights_on_save: _,
+            state_dict: _,
+        } = args;
+        let placed = [("optimizer", optimizer), ("gradients", gradients), ("parameters", parameters)];
+        let placed = placed.map(|(what, at)| format!("{what} {}", words(at).to_lowercase()));
+        self.nothing("sharding", placed.join(", "));
+        self.nothing("units", words(wrap));
+        self.nothing("sharding group", words(group));
+        self.computes("dtype of reduced gradients", maybe(reduce_dtype.as_ref()));
+        self.computes("quantized communication", words(quantized));
+        self.nothing("offloaded optimizer", maybe(offload_optimizer.as_ref()));
+        self.nothing("offloaded parameters", maybe(offload_parameters.as_ref()));
+    }
+
+    fn ranks(&mut self, args: &RankArgs) {
+        let RankArgs {
+            num_processes,
+            sequence_parallel,
+            threads: _,
+            device,
+            cpu_path: _,
+            timeout: _,
+            pipeline,
+        } = args;
+        self.nothing("num_processes", *num_processes);
+        self.nothing("sequence_parallel_size", *sequence_parallel);
+        self.nothing("device", words(device));
+        self.nothing("pipeline", words(pipeline));
+    }
+}
+
+/// A value of several parts, as the program writes it for people.
+fn words(value: &impl Debug) -> String {
+    let text = format!("{value:?}");
+    // A path or a word is no text in quotes.
+    match text.strip_prefix('"').and_then(|text| text.strip_suffix('"')) {
+        Some(text) => text.to_owned(),
+        None => text,
+    }
+}
+
+fn maybe(value: Option<&impl Debug>) -> Value {
+    value.map_or(Value::Null, |value| words(value).into())
+}
+
+/// The number that a short float was written as.
+fn number(value: f32) -> f64 {
+    value.to_string().parse().unwrap_or(f64::from(value))
+}
