@@ -39,6 +39,7 @@ mod preference;
 mod pretrain_loop;
 mod quantization;
 mod recipes;
+mod rendezvous;
 mod restart;
 mod sft;
 mod transcripts;

@@ -61,6 +61,24 @@ pub(crate) fn describe(pid: u32) -> String {
     }
 }
 
+/// The abstract sockets whose names begin so, at most `most` of them.
+pub(crate) fn sockets_named(prefix: &str, most: usize) -> Vec<String> {
+    let sockets = std::fs::read_to_string("/proc/net/unix").unwrap_or_default();
+    let begins = format!(" @{prefix}");
+    let name = |line: &str| line.rsplit_once(&begins).map(|(_, rest)| format!("{prefix}{rest}"));
+    let mut names: Vec<String> = sockets.lines().filter_map(name).collect();
+    names.sort();
+    names.dedup();
+    names.truncate(most);
+    names
+}
+
+/// The user of a process.
+pub(crate) fn user(pid: u32) -> Option<u32> {
+    use std::os::unix::fs::MetadataExt;
+    std::fs::metadata(format!("/proc/{pid}")).ok().map(|entry| entry.uid())
+}
+
 /// The process that has the abstract socket `name` open, if it can be found.
 pub(crate) fn socket_owner(name: &str) -> Option<u32> {
     let sockets = std::fs::read_to_string("/proc/net/unix").ok()?;
@@ -121,6 +139,11 @@ mod tests {
         assert_eq!(socket_owner(&name), None);
         let _held = UnixListener::bind_addr(&SocketAddr::from_abstract_name(&name).unwrap()).unwrap();
         assert_eq!(socket_owner(&name), Some(std::process::id()));
+        assert_eq!(user(std::process::id()), Some(rustix::process::getuid().as_raw()));
+        let second = format!("{name}-2");
+        let _other = UnixListener::bind_addr(&SocketAddr::from_abstract_name(&second).unwrap()).unwrap();
+        assert_eq!(sockets_named(&format!("{name}-"), 9), [second.as_str()]);
+        assert_eq!(sockets_named(&name, 1), [name.as_str()]);
         assert!(describe(std::process::id()).starts_with(&format!("process {} (", std::process::id())));
     }
 }

@@ -6,6 +6,7 @@ use oarlock_tensor::DType;
 use crate::call::{Call, Request};
 use crate::digest::{digest, mix};
 use crate::operation::Operation;
+use crate::wire::printable;
 
 /// A [`Call`] of fixed size, as it stands in shared memory and in messages.
 #[repr(C)]
@@ -83,8 +84,9 @@ pub(crate) fn write_text(buffer: &mut [u8], text: &str) {
     buffer[..length].copy_from_slice(&text.as_bytes()[..length]);
 }
 
-/// The text in a zero-padded buffer.
+/// The text in a zero-padded buffer. Other ranks write such texts, so no line of it holds what a terminal would obey.
 pub(crate) fn text(buffer: &[u8]) -> String {
     let end = buffer.iter().position(|&b| b == 0).unwrap_or(buffer.len());
-    String::from_utf8_lossy(&buffer[..end]).into_owned()
+    let text = String::from_utf8_lossy(&buffer[..end]);
+    text.split('\n').map(|line| printable(line, end)).collect::<Vec<_>>().join("\n")
 }

@@ -20,6 +20,10 @@ fn child() {
     ranks::child("RANK");
 }
 
+/// Tokens.
+const ONE: &str = "9b0f2cc1d66e4af0a6e1b1f7f5d2c3e8";
+const TWO: &str = "q83vEjRWeJASNFZ4kKvN7w==";
+
 /// Processes that end with the value.
 struct Ranks {
     children: Vec<Child>,
@@ -116,9 +120,14 @@ fn run(n: usize, role: &str, with: &[(&str, &str)]) -> (Vec<ExitStatus>, Vec<Str
 fn results_are_those_of_shared_memory() {
     for (n, role) in [(2, "results"), (3, "twice"), (5, "results")] {
         let expected = ranks::in_shared_memory(n);
-        let (ends, said) = run(n, role, &[]);
-        assert!(ends.iter().all(ExitStatus::success), "{n} ranks: {ends:?} {said:?}");
-        assert_eq!(said, expected, "{n} ranks");
+        // Plain, encrypted, and with a token alone.
+        let token = ("OARLOCK_RDZV_TOKEN", ONE);
+        let ways: [&[(&str, &str)]; 3] = [&[], &[token], &[token, ("OARLOCK_LINK_ENCRYPTION", "0")]];
+        for with in &ways[..if n == 3 { 3 } else { 2 }] {
+            let (ends, said) = run(n, role, with);
+            assert!(ends.iter().all(ExitStatus::success), "{n} ranks, {with:?}: {ends:?} {said:?}");
+            assert_eq!(said, expected, "{n} ranks, {with:?}");
+        }
     }
 }
 
@@ -148,8 +157,8 @@ fn those_who_do_not_come_are_named() {
 
     let (mut ranks, port) = (Ranks::new(), free_port());
     let limit = ("OARLOCK_JOIN_TIMEOUT", "3");
-    ranks.start("results", 0, 2, port, &[limit, ("OARLOCK_RDZV_TOKEN", "one")]);
-    ranks.start("results", 1, 2, port, &[limit, ("OARLOCK_RDZV_TOKEN", "two")]);
+    ranks.start("results", 0, 2, port, &[limit, ("OARLOCK_RDZV_TOKEN", ONE)]);
+    ranks.start("results", 1, 2, port, &[limit, ("OARLOCK_RDZV_TOKEN", TWO)]);
     let (_, said) = ranks.end("results");
     assert!(said[1].contains("has another run id or token"), "{said:?}");
     assert!(
@@ -165,6 +174,40 @@ fn those_who_do_not_come_are_named() {
     ranks.start("results", 1, 3, port, &[limit]);
     let (ends, _) = ranks.end("results");
     assert!(ends.iter().all(|end| !end.success()), "{ends:?}");
+}
+
+/// What can be refused before ranks meet is: weak tokens, public addresses without one, encryption without keys.
+#[test]
+fn who_could_join_is_checked_first() {
+    let at = |address: &str, with: &[(&str, &str)]| {
+        let mut ranks = Ranks::new();
+        let mut command = rank_command(
+            Command::new("env"),
+            "results",
+            ranks.folder.path(),
+            0,
+            2,
+            (0, 2),
+            (address, 29_500),
+        );
+        ranks
+            .children
+            .push(command.env("OARLOCK_JOIN_TIMEOUT", "1").envs(with.iter().copied()).spawn().unwrap());
+        ranks.end("results").1.remove(0)
+    };
+    let token = ("OARLOCK_RDZV_TOKEN", ONE);
+    for (address, with, holds) in [
+        ("192.0.2.1", vec![], "is a public address (192.0.2.1), and the run has no token"),
+        ("192.0.2.1", vec![("OARLOCK_RDZV_INSECURE", "1")], "rank 0 cannot listen at MASTER_ADDR=192.0.2.1"),
+        ("192.0.2.1", vec![token], "rank 0 cannot listen at MASTER_ADDR=192.0.2.1"),
+        ("127.0.0.1", vec![("OARLOCK_RDZV_TOKEN", "hunter2")], "the token is weak"),
+        ("127.0.0.1", vec![("OARLOCK_RDZV_TOKEN_FILE", "/no/such/file")], "cannot be read"),
+        ("127.0.0.1", vec![("OARLOCK_LINK_ENCRYPTION", "1")], "the run has no token"),
+        ("127.0.0.1", vec![token, ("OARLOCK_LINK_ENCRYPTION", "yes")], "expected 1 or 0"),
+    ] {
+        let said = at(address, &with);
+        assert!(said.contains(holds) && !said.contains("hunter2"), "{with:?}: {said}");
+    }
 }
 
 /// Another store keeps MASTER_PORT, as that of torchrun does.

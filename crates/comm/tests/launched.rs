@@ -4,7 +4,7 @@ use std::io::{BufRead, BufReader, Read, Write};
 use std::process::{Child, ChildStdin, Command, Stdio};
 use std::sync::atomic::{AtomicU16, Ordering};
 use std::sync::mpsc;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use oarlock_comm::{Ready, Scalar, Sharing};
 use oarlock_tensor::DType;
@@ -397,6 +397,46 @@ fn garbage_and_silence_do_not_disturb() {
         assert!(guest.until("joined").contains("joined 1 of 2"));
         assert!(host.until("joined").contains("joined 0 of 2"));
         drop(silent);
+    });
+}
+
+/// Invariant 14: another user who takes the name of a run, and as many like it as that user wants, stops nobody.
+#[test]
+fn a_name_that_another_user_has_taken_stops_nobody() {
+    if !rustix::process::geteuid().is_root() {
+        eprintln!("only root can be another user: that a name is taken by one is not tested");
+        return;
+    }
+    within(|| {
+        let port = port();
+        let host = Rank::start(torchrun(0, 2, port));
+        accepted(&host, 0);
+        let inode = &sockets(host.pid())[0];
+        let table = std::fs::read_to_string("/proc/net/unix").unwrap();
+        let line = table.lines().find(|line| line.split_whitespace().nth(6) == Some(inode)).unwrap();
+        let name = line.split_once('@').unwrap().1.to_owned();
+        drop(host);
+        let taken = std::thread::spawn(move || {
+            // Of this thread alone.
+            let nobody = rustix::process::Uid::from_raw(65_534);
+            rustix::thread::set_thread_res_uid(nobody, nobody, nobody).unwrap();
+            let names = std::iter::once(name.clone()).chain((0..50).map(|n| format!("{name}-{n:016x}")));
+            let take = |name: String| {
+                let kind = SocketType::SEQPACKET;
+                let socket =
+                    rustix::net::socket_with(AddressFamily::UNIX, kind, SocketFlags::CLOEXEC, None).unwrap();
+                let address = SocketAddrUnix::new_abstract_name(name.as_bytes()).unwrap();
+                let deadline = Instant::now() + Duration::from_secs(20);
+                while rustix::net::bind(&socket, &address).is_err() {
+                    assert!(Instant::now() < deadline, "the name is not free");
+                }
+                rustix::net::listen(&socket, 4).unwrap();
+                socket
+            };
+            names.map(take).collect::<Vec<_>>()
+        });
+        let _taken = taken.join().unwrap();
+        join_all(vec![torchrun(0, 2, port), torchrun(1, 2, port)]);
     });
 }
 

@@ -16,6 +16,7 @@ mod merge_weights;
 mod model;
 mod plan;
 mod plan_table;
+mod token;
 mod tokenizer;
 mod train;
 
@@ -73,6 +74,11 @@ enum Command {
     Tokenizer {
         #[command(subcommand)]
         command: tokenizer::TokenizerCommand,
+    },
+    /// Make the secret of a run on several machines, which keeps others out
+    Token {
+        #[command(subcommand)]
+        command: token::TokenCommand,
     },
     /// Look at the data of a training
     Data {
@@ -140,6 +146,7 @@ pub fn main() -> ExitCode {
         Command::Export { arguments } => export::run(&arguments),
         Command::ImportCheckpoint(args) => import_checkpoint::run(&args),
         Command::Tokenizer { command } => tokenizer::run(&command),
+        Command::Token { command } => token::run(&command),
         Command::Data { command } => data::run(&command),
         Command::EstimateMemory(args) => estimate::run(&args),
         Command::Plan(args) => plan::run(&args),

@@ -272,12 +272,7 @@ impl Ranks {
             Some(run_id) => {
                 launch.run_id = run_id;
                 let endpoint = (launch.master.addr.clone(), launch.master.port);
-                Nodes::Elastic {
-                    ranks: total / machines,
-                    count: self.machines,
-                    endpoint,
-                    conf: String::new(),
-                }
+                Nodes::Elastic { ranks: total / machines, count: self.machines, endpoint }
             }
         };
         Ok(launch)

@@ -4,6 +4,7 @@
 use super::agents::{Agent, AgentsError, Decision, Event, Meeting, Round};
 use super::failure::Failure;
 use super::spec::{Launch, Nodes};
+use crate::console::eprint;
 use crate::error::{Error, Result};
 
 /// The rounds of a run. `stop` says whether this process is to end; a wait then ends, too.
@@ -45,6 +46,7 @@ impl Known {
             master_addr: launch.master.addr.clone(),
             master_port: launch.master.port,
             token: String::new(),
+            encrypts: false,
         };
         Ok(Known { round, begun: false, max_restarts: launch.restarts.max })
     }
@@ -80,10 +82,9 @@ impl Rounds for Known {
 pub(super) fn meeting(launch: &Launch, own: bool) -> Result<Option<Meeting>> {
     let read = |name: &str| std::env::var(name).ok();
     let mut meeting = match &launch.nodes {
-        Nodes::Elastic { ranks, count, endpoint, conf } => {
+        Nodes::Elastic { ranks, count, endpoint } => {
             let mut meeting = Meeting::new(endpoint.clone(), launch.run_id.clone(), count.clone());
             meeting.local_ranks = *ranks;
-            meeting.configure(conf, &read)?;
             meeting
         }
         Nodes::Static { ranks, this } if own && ranks.len() > 1 => {
@@ -92,12 +93,15 @@ pub(super) fn meeting(launch: &Launch, own: bool) -> Result<Option<Meeting>> {
             meeting.local_ranks = launch.local_ranks();
             meeting.place = Some(*this);
             meeting.join_timeout = oarlock_comm::join_limit()?;
-            meeting.configure("", &read)?;
             meeting
         }
         Nodes::Static { .. } => return Ok(None),
     };
+    meeting.configure(&launch.rdzv_conf, &read)?;
     meeting.max_restarts = launch.restarts.max;
+    if !launch.quiet {
+        meeting.tell = |text| eprint(&format!("note: {text}\n"));
+    }
     if own {
         meeting.same = launch.same.iter().cloned().collect();
     }

@@ -6,9 +6,10 @@ use std::sync::Arc;
 use std::time::{SystemTime, UNIX_EPOCH};
 
 use oarlock_comm::shm::ShmHost;
+use oarlock_comm::wire::{ENCRYPTION, TOKEN, TOKEN_FILE};
 use oarlock_comm::{Ending, Exit, Grace, RankGroup, RankState, RankStatus, StopSignals, bind};
 
-use super::agents::{Agent, Decision, Event, Round, TOKEN};
+use super::agents::{Agent, Decision, Event, Round};
 use super::cores;
 use super::devices::{Devices, MACHINE_GPUS};
 use super::environment::variables;
@@ -62,7 +63,8 @@ pub fn run(launch: &Launch, program: &[String], own: bool, started: SystemTime) 
         run.note(&format!("output of ranks is in {}", logs.folder().display()));
     }
     let Some(meeting) = meeting(launch, own)? else { return run.all(&mut Known::new(launch)?) };
-    meeting.waits().iter().chain(&meeting.note()).for_each(|note| run.note(note));
+    meeting.waits().iter().for_each(|note| run.note(note));
+    meeting.warnings().iter().for_each(|warning| run.say(&format!("warning: {warning}\n")));
     let stop = || signals.received().is_some();
     match unless_stopped(Agent::join(&meeting, &stop))? {
         Some(mut agent) => run.all(&mut agent),
@@ -91,8 +93,12 @@ struct Ended {
 
 impl Run<'_> {
     fn note(&self, text: &str) {
+        self.say(&format!("note: {text}\n"));
+    }
+
+    fn say(&self, text: &str) {
         if !self.launch.quiet {
-            eprint(&format!("note: {text}\n"));
+            eprint(text);
         }
     }
 
@@ -259,7 +265,10 @@ impl Run<'_> {
             command.env(ROUND, round.number.to_string());
             if round.local_ranks.len() > 1 {
                 // Its ranks say here why they failed, as there is no memory that all of them share.
-                command.env(TOKEN, &round.token).env(ERROR_FILE, error_file.path());
+                command.env(TOKEN, &round.token).env_remove(TOKEN_FILE).env(ERROR_FILE, error_file.path());
+                if !round.encrypts {
+                    command.env(ENCRYPTION, "0");
+                }
             }
             if launch.env.iter().any(|(name, _)| name == "CUDA_VISIBLE_DEVICES") {
                 command.env(MACHINE_GPUS, Devices::here(None).gpus.to_string());

@@ -13,6 +13,8 @@ pub struct Launch {
     pub nodes: Nodes,
     /// Where rank 0 of the run listens, for programs that meet there.
     pub master: Master,
+    /// Further settings of how machines meet (`--rdzv-conf`): `KEY=VALUE,…`.
+    pub rdzv_conf: String,
     /// Names the run (`TORCHELASTIC_RUN_ID`).
     pub run_id: String,
     /// The role of the ranks (`ROLE_NAME`).
@@ -63,8 +65,6 @@ pub enum Nodes {
         count: RangeInclusive<usize>,
         /// Host and port of the store.
         endpoint: (String, u16),
-        /// Further settings of the rendezvous (`--rdzv-conf`): `KEY=VALUE,…`.
-        conf: String,
     },
 }
 
@@ -206,6 +206,7 @@ impl Launch {
         Launch {
             nodes: Nodes::Static { ranks: vec![n_ranks], this: 0 },
             master: Master { addr: "127.0.0.1".to_owned(), port: 29500 },
+            rdzv_conf: String::new(),
             run_id: "none".to_owned(),
             role: "default".to_owned(),
             restarts: Restarts { max: 0, monitor_interval: Duration::from_millis(100) },

@@ -3,19 +3,29 @@
 use std::io::ErrorKind;
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr, TcpListener, ToSocketAddrs};
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
-use std::sync::{Arc, mpsc};
+use std::sync::{Arc, Mutex, PoisonError, mpsc};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
 use rustix::io::Errno;
 
 use crate::error::{Error, Result};
-use crate::wire::{Broken, Channel, PROMPT, Secret};
+use crate::wire::{Arrival, Broken, Channel, Entrance, PROMPT, Secret};
 
-/// How often it looks for connections.
+/// How often it looks whether it is still wanted.
 const TICK: Duration = Duration::from_millis(5);
-/// Connections that have not proved anything yet. Beyond them a connection is closed unread; those that have begun end soon.
-const STRANGERS: usize = 64;
+/// Connections that have proved themselves, and have not said what they want.
+const UNHEARD: usize = 256;
+/// Addresses of the refused that are kept.
+const KEPT: usize = 8;
+
+/// What a door lets in by.
+#[derive(Clone)]
+pub(super) struct Lock {
+    pub(super) secret: Secret,
+    /// The run has no token, so private addresses alone come in.
+    pub(super) only_private: bool,
+}
 
 pub(super) struct Door {
     /// Where it listens.
@@ -26,25 +36,24 @@ pub(super) struct Door {
     thread: Option<JoinHandle<()>>,
 }
 
+#[derive(Default)]
 struct Shared {
-    secret: Secret,
     stop: AtomicBool,
-    strangers: AtomicUsize,
-    /// Who knew our handshake but another secret.
-    refused: AtomicUsize,
+    unheard: AtomicUsize,
+    /// Who knew our handshake but another secret, or came from a public address.
+    refused: Mutex<Vec<(IpAddr, Broken)>>,
 }
 
 impl Door {
-    pub(super) fn at(address: SocketAddr, secret: &Secret) -> std::io::Result<Door> {
+    pub(super) fn at(address: SocketAddr, lock: &Lock) -> std::io::Result<Door> {
         let listener = TcpListener::bind(address)?;
-        listener.set_nonblocking(true)?;
         let address = listener.local_addr()?;
-        let (stop, strangers, refused) = (AtomicBool::new(false), AtomicUsize::new(0), AtomicUsize::new(0));
-        let shared = Arc::new(Shared { secret: secret.clone(), stop, strangers, refused });
+        let entrance = Entrance::new(listener, lock.secret.clone(), lock.only_private)?;
+        let shared = Arc::new(Shared::default());
         let (let_in, guests) = mpsc::channel();
         let its = shared.clone();
         let thread = std::thread::Builder::new().name("gloo door".into());
-        let thread = thread.spawn(move || accept(&listener, &its, &let_in))?;
+        let thread = thread.spawn(move || accept(entrance, &its, &let_in))?;
         Ok(Door { address, guests, shared, thread: Some(thread) })
     }
 
@@ -53,9 +62,9 @@ impl Door {
         self.guests.recv_timeout(limit).ok()
     }
 
-    /// How many knew our handshake but another secret.
-    pub(super) fn refused(&self) -> usize {
-        self.shared.refused.load(Ordering::Relaxed)
+    /// Who was refused, each address once and the first few, and why.
+    pub(super) fn refused(&self) -> Vec<(IpAddr, Broken)> {
+        self.shared.refused.lock().unwrap_or_else(PoisonError::into_inner).clone()
     }
 }
 
@@ -69,36 +78,43 @@ impl Drop for Door {
     }
 }
 
-fn accept(listener: &TcpListener, shared: &Arc<Shared>, let_in: &mpsc::Sender<(Channel, Vec<u8>)>) {
+fn accept(mut entrance: Entrance, shared: &Arc<Shared>, let_in: &mpsc::Sender<(Channel, Vec<u8>)>) {
     while !shared.stop.load(Ordering::Relaxed) {
-        match listener.accept() {
-            Ok((stream, _)) if shared.strangers.load(Ordering::Relaxed) < STRANGERS => {
-                shared.strangers.fetch_add(1, Ordering::Relaxed);
-                let (its, let_in) = (shared.clone(), let_in.clone());
-                let thread = std::thread::Builder::new().name("gloo connection".into());
-                let spawned = thread.spawn(move || {
-                    let goes_on = || !its.stop.load(Ordering::Relaxed);
-                    let first =
-                        Channel::accept(stream, &its.secret, false, &goes_on).and_then(|mut channel| {
-                            let first = channel.receive(Instant::now() + PROMPT, &goes_on)?;
-                            Ok((channel, first))
-                        });
-                    its.strangers.fetch_sub(1, Ordering::Relaxed);
-                    match first {
-                        // If nobody waits any more, the connection closes.
-                        Ok(guest) => drop(let_in.send(guest)),
-                        Err(Broken::WrongSecret) => drop(its.refused.fetch_add(1, Ordering::Relaxed)),
-                        Err(_) => {}
+        for arrival in entrance.wait(TICK, false) {
+            match arrival {
+                Arrival::Proved(channel, _) if shared.unheard.load(Ordering::Relaxed) < UNHEARD => {
+                    hear(channel, shared, let_in);
+                }
+                // It is closed, and comes again.
+                Arrival::Proved(..) => {}
+                Arrival::Refused(address, broken) => {
+                    let mut refused = shared.refused.lock().unwrap_or_else(PoisonError::into_inner);
+                    let is_new = refused.iter().all(|(other, _)| *other != address);
+                    if refused.len() < KEPT && is_new {
+                        refused.push((address, broken));
                     }
-                });
-                if spawned.is_err() {
-                    shared.strangers.fetch_sub(1, Ordering::Relaxed);
                 }
             }
-            Ok(_) => {}
-            // No connection waits, or it has closed, or no file descriptor is free: try again later.
-            Err(_) => std::thread::sleep(TICK),
         }
+    }
+}
+
+/// Waits for the first frame of one who has proved itself.
+fn hear(mut channel: Channel, shared: &Arc<Shared>, let_in: &mpsc::Sender<(Channel, Vec<u8>)>) {
+    shared.unheard.fetch_add(1, Ordering::Relaxed);
+    let (its, let_in) = (shared.clone(), let_in.clone());
+    let thread = std::thread::Builder::new().name("gloo connection".into());
+    let spawned = thread.spawn(move || {
+        let goes_on = || !its.stop.load(Ordering::Relaxed);
+        let first = channel.receive(Instant::now() + PROMPT, &goes_on);
+        its.unheard.fetch_sub(1, Ordering::Relaxed);
+        if let Ok(first) = first {
+            // If nobody waits any more, the connection closes.
+            let _ = let_in.send((channel, first));
+        }
+    });
+    if spawned.is_err() {
+        shared.unheard.fetch_sub(1, Ordering::Relaxed);
     }
 }
 
@@ -110,11 +126,11 @@ pub(super) fn addresses(host: &str, port: u16) -> Result<Vec<SocketAddr>> {
 }
 
 /// Opens a door at the first of the ports that is free, at the address that `host` stands for on this machine.
-pub(super) fn open_first(host: &str, ports: &[u16], secret: &Secret) -> Result<Door> {
+pub(super) fn open_first(host: &str, ports: &[u16], lock: &Lock) -> Result<Door> {
     let mut last = String::from("it has no address");
     for &port in ports {
         for address in addresses(host, port)? {
-            match Door::at(listen_at(host, address), secret) {
+            match Door::at(listen_at(host, address), lock) {
                 Ok(door) => return Ok(door),
                 Err(e) if e.kind() == ErrorKind::AddrNotAvailable => {
                     last = format!("{} is no address of this machine, which has rank 0", address.ip());
@@ -144,22 +160,24 @@ mod tests {
     use std::net::TcpStream;
 
     use super::*;
+    use crate::wire::{PLACES, Purpose};
 
     #[test]
     fn only_those_who_know_the_secret_are_let_in() {
-        let secret = Secret::new("token", "run");
-        let door = Door::at("127.0.0.1:0".parse().unwrap(), &secret).unwrap();
+        let secret = Secret::new(Purpose::Ranks, "token", "run");
+        let lock = Lock { secret: secret.clone(), only_private: false };
+        let door = Door::at("127.0.0.1:0".parse().unwrap(), &lock).unwrap();
         let connect = || TcpStream::connect(door.address).unwrap();
         let mut garbage = connect();
         garbage.write_all(&[0xff; 4096]).unwrap();
-        // More than there are places for strangers; most are closed at once.
-        let silent: Vec<TcpStream> = (0..3 * STRANGERS).map(|_| connect()).collect();
+        // More than there are places for strangers; most are closed.
+        let silent: Vec<TcpStream> = (0..2 * PLACES).map(|_| connect()).collect();
         drop(silent);
         let mut other = None;
         let deadline = Instant::now() + PROMPT + PROMPT;
         // A place may be taken for a moment.
         while Instant::now() < deadline && !matches!(other, Some(Broken::WrongSecret)) {
-            other = Channel::open(connect(), &Secret::new("other", "run")).err();
+            other = Channel::open(connect(), &Secret::new(Purpose::Ranks, "other", "run")).err();
         }
         assert_eq!(other, Some(Broken::WrongSecret));
         let mut channel = loop {
@@ -172,7 +190,7 @@ mod tests {
         let (_, first) = door.next(PROMPT).unwrap();
         assert_eq!(first, b"first");
         assert!(door.next(Duration::from_millis(10)).is_none());
-        assert!(door.refused() >= 1);
+        assert_eq!(door.refused(), [(IpAddr::from([127, 0, 0, 1]), Broken::WrongSecret)]);
         let address = door.address;
         drop(door);
         assert!(TcpStream::connect(address).is_err(), "nothing listens any more");

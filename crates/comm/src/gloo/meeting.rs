@@ -3,13 +3,15 @@
 use std::net::{IpAddr, SocketAddr, TcpStream};
 use std::time::{Duration, Instant};
 
-use super::door::{self, Door};
+use super::door::{self, Door, Lock};
 use super::library::address_of;
-use super::mesh::{self, Table, specified};
+use super::mesh::{self, Link, Table, specified};
 use crate::error::{Error, Result};
 use crate::launched::{Launched, NOTICE};
 use crate::program::build;
-use crate::wire::{Broken, Channel, PROMPT, Secret};
+use crate::wire::{
+    Access, Broken, Channel, ENCRYPTION, INSECURE, PROMPT, Purpose, Secret, TOKEN_FILE, is_private, printable,
+};
 
 /// Ports after MASTER_PORT that rank 0 takes where that is not free.
 const PORTS: u16 = 8;
@@ -17,6 +19,8 @@ const PORTS: u16 = 8;
 const CONNECT: Duration = Duration::from_secs(2);
 /// Between two attempts.
 const PAUSE: Duration = Duration::from_millis(50);
+/// The longest text of another rank that is shown.
+const TEXT: usize = 2048;
 /// How long a rank goes on where another secret is expected: the run before this one may not have ended yet.
 const WRONG: Duration = Duration::from_secs(10);
 
@@ -26,7 +30,8 @@ pub(super) struct Meeting<'a> {
     host: String,
     ports: Vec<u16>,
     interface: Option<IpAddr>,
-    secret: Secret,
+    lock: Lock,
+    access: Access,
     deadline: Instant,
     limit: Duration,
 }
@@ -68,9 +73,59 @@ impl<'a> Meeting<'a> {
             }
             None => None,
         };
-        let token = variable("OARLOCK_RDZV_TOKEN").unwrap_or_default();
-        let secret = Secret::new(&token, &place.run_id);
-        Ok(Meeting { place, host, ports, interface, secret, deadline: Instant::now() + limit, limit })
+        let mut access = Access::default();
+        access.variables(&variable).map_err(|denied| Error::Join(denied.to_string()))?;
+        let token = access.token.as_deref();
+        let secret = Secret::new(Purpose::Ranks, token.unwrap_or_default(), &place.run_id);
+        let lock = Lock { secret, only_private: token.is_none() && !access.insecure };
+        Ok(Meeting { place, host, ports, interface, lock, access, deadline: Instant::now() + limit, limit })
+    }
+
+    /// Whether what ranks send is encrypted: where the run has a token, unless a variable says no.
+    fn sealed(&self) -> Result<bool> {
+        let value = variable(ENCRYPTION);
+        let wrong = |expected: &str| Error::Variable {
+            name: ENCRYPTION,
+            value: value.clone(),
+            expected: expected.into(),
+        };
+        match (value.as_deref(), self.access.token.is_some()) {
+            (None, has_token) => Ok(has_token),
+            (Some("0"), _) => Ok(false),
+            (Some("1"), true) => Ok(true),
+            (Some("1"), false) => Err(wrong("0, as the run has no token of which keys could be made")),
+            _ => Err(wrong("1 or 0")),
+        }
+    }
+
+    /// What the user should know about who can join; one rank of all says it.
+    fn warn(&self, notify: &dyn Fn(&str)) {
+        if self.place.rank != 0 {
+            return;
+        }
+        self.access.warnings.iter().for_each(|warning| notify(warning));
+        if self.access.token.is_none() && self.place.local_world_size < self.place.world_size {
+            notify(&format!(
+                "no token: anybody who reaches {}:{} can join this run, read what it trains on and change the weights; to keep \
+                 others out: `oarlock token new > run.token`, copy it to every machine, and set {TOKEN_FILE}=run.token",
+                self.host, self.ports[0]
+            ));
+        }
+    }
+
+    /// The addresses of rank 0, all of them such that the ranks may meet there.
+    fn addresses(&self, port: u16) -> Result<Vec<SocketAddr>> {
+        let found = door::addresses(&self.host, port)?;
+        match found.iter().find(|address| self.lock.only_private && !is_private(address.ip())) {
+            Some(public) => refuse(format!(
+                "MASTER_ADDR={} is a public address ({}), and the run has no token: anybody could join it, read what it trains on \
+                 and change the weights; `oarlock token new > run.token`, copy it to every machine, and set \
+                 {TOKEN_FILE}=run.token; {INSECURE}=1 lets anybody join",
+                self.host,
+                public.ip()
+            )),
+            None => Ok(found),
+        }
     }
 
     fn left(&self) -> Duration {
@@ -89,22 +144,25 @@ impl<'a> Meeting<'a> {
             ));
         }
         let at = SocketAddr::new(address, 0);
-        Door::at(at, &self.secret).map_err(|e| Error::system(format!("listen at {address}"), e))
+        Door::at(at, &self.lock).map_err(|e| Error::system(format!("listen at {address}"), e))
     }
 
     /// Connects this rank to all others; one connection for each, and the address of this rank. If the wait is long,
     /// `notify` is called once.
-    pub(super) fn connect(&self, notify: &dyn Fn(&str)) -> Result<(Vec<Option<TcpStream>>, IpAddr)> {
+    pub(super) fn connect(&self, notify: &dyn Fn(&str)) -> Result<(Vec<Option<Link>>, IpAddr)> {
+        self.warn(notify);
+        self.addresses(0)?;
+        let sealed = self.sealed()?;
         match self.place.rank {
-            0 => self.host(notify),
+            0 => self.host(sealed, notify),
             _ => self.come(notify),
         }
     }
 
     /// Rank 0: waits for all, tells all where the others are, and lets all go on when all are connected.
-    fn host(&self, notify: &dyn Fn(&str)) -> Result<(Vec<Option<TcpStream>>, IpAddr)> {
+    fn host(&self, sealed: bool, notify: &dyn Fn(&str)) -> Result<(Vec<Option<Link>>, IpAddr)> {
         let size = self.place.world_size;
-        let door = door::open_first(&self.host, &self.ports, &self.secret)?;
+        let door = door::open_first(&self.host, &self.ports, &self.lock)?;
         let (own, began) = (self.own_door(door.address.ip())?, Instant::now());
         let mut guests: Vec<Option<(Channel, SocketAddr)>> = (0..size).map(|_| None).collect();
         let mut notice = Some(NOTICE.min(self.limit / 2));
@@ -128,13 +186,8 @@ impl<'a> Meeting<'a> {
                 } else {
                     String::new()
                 };
-                let strangers = match door.refused() {
-                    0 => String::new(),
-                    n => format!(
-                        "; {n} connections came with another run id or token (OARLOCK_RDZV_TOKEN must be the same on all \
-                         machines)"
-                    ),
-                };
+                let strangers: String =
+                    door.refused().iter().map(|(address, why)| strange(*address, why)).collect();
                 format!("{what} rank {}{more} at {}{strangers}", who.join(", "), door.address)
             };
             if self.left().is_zero() {
@@ -168,7 +221,7 @@ impl<'a> Meeting<'a> {
         }
         let mut addresses = vec![own.address];
         addresses.extend(guests.iter().flatten().map(|(_, address)| *address));
-        let table = Table::new(addresses)?;
+        let table = Table::new(addresses, sealed)?;
         let mut guests: Vec<Channel> = guests.into_iter().flatten().map(|(channel, _)| channel).collect();
         let sent = [b"table ".as_slice(), &table.write()].concat();
         let mut failure = None;
@@ -177,16 +230,16 @@ impl<'a> Meeting<'a> {
                 failure.get_or_insert(lost(rank, &broken));
             }
         }
-        let streams = match failure {
+        let links = match failure {
             Some(failure) => Err(failure),
-            None => mesh::connect(0, &table, &own, &self.secret),
+            None => mesh::connect(0, &table, &own, &self.lock.secret),
         };
-        let mut failure = streams.as_ref().err().map(plain);
+        let mut failure = links.as_ref().err().map(plain);
         let until = Instant::now() + mesh::LIMIT + PROMPT;
         for (channel, rank) in guests.iter_mut().zip(1..) {
             match channel.receive(until, &|| true) {
                 Ok(said) if said == b"connected" => {}
-                Ok(said) => drop(failure.get_or_insert(String::from_utf8_lossy(&said).into_owned())),
+                Ok(said) => drop(failure.get_or_insert(printable(&String::from_utf8_lossy(&said), TEXT))),
                 Err(broken) => drop(failure.get_or_insert(plain(&lost(rank, &broken)))),
             }
         }
@@ -197,12 +250,12 @@ impl<'a> Meeting<'a> {
         }
         match failure {
             Some(failure) => refuse(failure),
-            None => Ok((streams?, own.address.ip())),
+            None => Ok((links?, own.address.ip())),
         }
     }
 
     /// Another rank: comes to rank 0, and connects to all when all are there.
-    fn come(&self, notify: &dyn Fn(&str)) -> Result<(Vec<Option<TcpStream>>, IpAddr)> {
+    fn come(&self, notify: &dyn Fn(&str)) -> Result<(Vec<Option<Link>>, IpAddr)> {
         let (rank, began) = (self.place.rank, Instant::now());
         let notice = NOTICE.min(self.limit / 2);
         let mut is_noticed = false;
@@ -238,13 +291,13 @@ impl<'a> Meeting<'a> {
             None => return refuse(reason(&said)),
         };
         let table = table.ok_or_else(|| Error::Join("rank 0 sent a table that makes no sense".into()))?;
-        let streams = mesh::connect(rank, &table, &own, &self.secret);
-        let report = streams.as_ref().map_or_else(plain, |_| "connected".into());
+        let links = mesh::connect(rank, &table, &own, &self.lock.secret);
+        let report = links.as_ref().map_or_else(plain, |_| "connected".into());
         channel.send(report.as_bytes()).map_err(|broken| lost(0, &broken))?;
         // Rank 0 waits for all as long as each may take.
         let until = Instant::now() + 2 * (mesh::LIMIT + PROMPT);
         match channel.receive(until, &|| true) {
-            Ok(said) if said == b"go" => Ok((streams?, own.address.ip())),
+            Ok(said) if said == b"go" => Ok((links?, own.address.ip())),
             Ok(said) => refuse(reason(&said)),
             Err(broken) => Err(lost(0, &broken)),
         }
@@ -257,10 +310,12 @@ impl<'a> Meeting<'a> {
         loop {
             let mut is_wrong = false;
             for &port in &self.ports {
-                for address in door::addresses(host, port)? {
+                for address in self.addresses(port)? {
                     let limit = CONNECT.min(self.left().max(PAUSE));
                     let opened = TcpStream::connect_timeout(&address, limit);
-                    match opened.map_err(|e| e.to_string()).map(|stream| Channel::open(stream, &self.secret))
+                    match opened
+                        .map_err(|e| e.to_string())
+                        .map(|stream| Channel::open(stream, &self.lock.secret))
                     {
                         Ok(Ok(channel)) => return Ok((channel, address)),
                         Ok(Err(Broken::WrongSecret)) => is_wrong = true,
@@ -307,7 +362,7 @@ impl Hello {
         let text = std::str::from_utf8(bytes).ok()?;
         let [build, rank, size, address] = text.split(' ').collect::<Vec<_>>().try_into().ok()?;
         let (rank, size, address) = (rank.parse().ok()?, size.parse().ok()?, address.parse().ok()?);
-        Some(HelloRead { build: build.to_owned(), rank, size, address })
+        Some(HelloRead { build: printable(build, 64), rank, size, address })
     }
 }
 
@@ -349,6 +404,16 @@ fn is_closed(stream: &TcpStream) -> bool {
     !looked.is_err_and(|e| e.kind() == std::io::ErrorKind::WouldBlock)
 }
 
+/// Somebody who was refused, behind the names of those who are missing.
+fn strange(address: IpAddr, why: &Broken) -> String {
+    match why {
+        Broken::WrongSecret => format!(
+            "; {address} came with another run id or token (OARLOCK_RDZV_TOKEN must be the same on all machines)"
+        ),
+        why => format!("; {address} was refused: {why}"),
+    }
+}
+
 fn lost(rank: usize, broken: &Broken) -> Error {
     Error::Join(format!("rank {rank} was lost while the ranks met: {broken}"))
 }
@@ -363,6 +428,6 @@ fn plain(error: &Error) -> String {
 
 /// Why rank 0 refuses.
 fn reason(said: &[u8]) -> String {
-    let said = String::from_utf8_lossy(said);
+    let said = printable(&String::from_utf8_lossy(said), TEXT);
     said.strip_prefix("no ").map_or_else(|| "rank 0 said something that makes no sense".into(), str::to_owned)
 }

@@ -9,7 +9,7 @@ use rustix::rand::{GetRandomFlags, getrandom};
 
 use super::door::Door;
 use crate::error::{Error, Result};
-use crate::wire::{Channel, Secret};
+use crate::wire::{Channel, DataKeys, Secret};
 
 /// How long connecting to all may take.
 pub(super) const LIMIT: Duration = Duration::from_secs(60);
@@ -21,34 +21,49 @@ const PAUSE: Duration = Duration::from_millis(20);
 const SILENCE: u32 = 30;
 const SILENCE_VARIABLE: &str = "OARLOCK_LINK_TIMEOUT";
 
+/// A connection to another rank that both have proved, and the keys of what is sent, if that is encrypted.
+pub(super) struct Link {
+    pub(super) stream: TcpStream,
+    pub(super) keys: Option<DataKeys>,
+}
+
 /// Where each rank is reached, and a number of this start, so that nobody of another start is taken for one of this.
 pub(super) struct Table {
     nonce: [u8; 16],
+    /// Whether what is sent is encrypted: rank 0 decides for all.
+    sealed: bool,
     addresses: Vec<SocketAddr>,
 }
 
 impl Table {
-    pub(super) fn new(addresses: Vec<SocketAddr>) -> Result<Table> {
+    pub(super) fn new(addresses: Vec<SocketAddr>, sealed: bool) -> Result<Table> {
         let mut nonce = [0; 16];
         match getrandom(&mut nonce[..], GetRandomFlags::empty()) {
-            Ok(16) => Ok(Table { nonce, addresses }),
+            Ok(16) => Ok(Table { nonce, sealed, addresses }),
             _ => Err(Error::system("ask for random bytes", "the system has none")),
         }
     }
 
     pub(super) fn write(&self) -> Vec<u8> {
         let addresses: Vec<String> = self.addresses.iter().map(SocketAddr::to_string).collect();
-        [self.nonce.as_slice(), addresses.join(" ").as_bytes()].concat()
+        [self.nonce.as_slice(), &[u8::from(self.sealed)], addresses.join(" ").as_bytes()].concat()
     }
 
     /// The table that rank 0 sent, which is reached at `host`.
     pub(super) fn read(bytes: &[u8], size: usize, host: IpAddr) -> Option<Table> {
-        let (nonce, addresses) = bytes.split_at_checked(16)?;
+        let (nonce, rest) = bytes.split_at_checked(16)?;
+        let (&sealed, addresses) = rest.split_first()?;
         let addresses: Option<Vec<SocketAddr>> =
             std::str::from_utf8(addresses).ok()?.split(' ').map(|address| address.parse().ok()).collect();
         let mut addresses = addresses.filter(|all| all.len() == size)?;
         addresses[0] = specified(addresses[0], host);
-        Some(Table { nonce: nonce.try_into().ok()?, addresses })
+        Some(Table { nonce: nonce.try_into().ok()?, sealed: sealed != 0, addresses })
+    }
+
+    /// A connection for what ranks send.
+    fn link(&self, channel: Channel) -> Link {
+        let (stream, keys) = channel.into_parts();
+        Link { stream, keys: self.sealed.then_some(keys) }
     }
 
     /// What the rank that connects says first.
@@ -64,20 +79,15 @@ pub(super) fn specified(address: SocketAddr, ip: IpAddr) -> SocketAddr {
 }
 
 /// Connects rank `me` to all others.
-pub(super) fn connect(
-    me: usize,
-    table: &Table,
-    door: &Door,
-    secret: &Secret,
-) -> Result<Vec<Option<TcpStream>>> {
+pub(super) fn connect(me: usize, table: &Table, door: &Door, secret: &Secret) -> Result<Vec<Option<Link>>> {
     let deadline = Instant::now() + LIMIT;
     let silence = silence()?;
     let n = table.addresses.len();
-    let mut streams: Vec<Option<TcpStream>> = (0..n).map(|_| None).collect();
-    for (to, stream) in streams.iter_mut().enumerate().take(me) {
-        *stream = Some(reach(me, to, table, secret, deadline)?);
+    let mut links: Vec<Option<Link>> = (0..n).map(|_| None).collect();
+    for (to, link) in links.iter_mut().enumerate().take(me) {
+        *link = Some(reach(me, to, table, secret, deadline)?);
     }
-    while let Some(missing) = (me + 1..n).find(|&rank| streams[rank].is_none()) {
+    while let Some(missing) = (me + 1..n).find(|&rank| links[rank].is_none()) {
         let left = deadline.saturating_duration_since(Instant::now());
         if left.is_zero() {
             return Err(Error::Join(format!(
@@ -93,17 +103,17 @@ pub(super) fn connect(
         if let Some(from) = from
             && channel.send(b"ok").is_ok()
         {
-            streams[from] = Some(channel.into_stream());
+            links[from] = Some(table.link(channel));
         }
     }
-    for stream in streams.iter().flatten() {
-        prepare(stream, silence).map_err(|e| Error::system("set up a connection", e))?;
+    for link in links.iter().flatten() {
+        prepare(&link.stream, silence).map_err(|e| Error::system("set up a connection", e))?;
     }
-    Ok(streams)
+    Ok(links)
 }
 
 /// Connects to a rank before this one.
-fn reach(me: usize, to: usize, table: &Table, secret: &Secret, deadline: Instant) -> Result<TcpStream> {
+fn reach(me: usize, to: usize, table: &Table, secret: &Secret, deadline: Instant) -> Result<Link> {
     let address = table.addresses[to];
     loop {
         let left = deadline.saturating_duration_since(Instant::now());
@@ -113,10 +123,10 @@ fn reach(me: usize, to: usize, table: &Table, secret: &Secret, deadline: Instant
             channel.send(&table.hello(me, to)).map_err(|broken| broken.to_string())?;
             // It may be busy with connecting to others first.
             let answer = channel.receive(deadline.min(Instant::now() + LIMIT), &|| true);
-            answer.map_err(|broken| broken.to_string()).map(|_| channel.into_stream())
+            answer.map_err(|broken| broken.to_string()).map(|_| table.link(channel))
         });
         match said {
-            Ok(stream) => return Ok(stream),
+            Ok(link) => return Ok(link),
             Err(cause) if left.is_zero() => {
                 return Err(Error::Join(format!(
                     "rank {me} does not reach rank {to} at {address}: {cause}; do firewalls let the machines connect to each \
@@ -157,17 +167,18 @@ fn prepare(stream: &TcpStream, seconds: u32) -> std::io::Result<()> {
 
 #[cfg(test)]
 mod tests {
+    use super::super::door::Lock;
     use super::*;
-    use crate::wire::{Broken, PROMPT};
+    use crate::wire::{Broken, PROMPT, Purpose};
 
     #[test]
     fn a_table_is_read_as_it_was_written() {
         let addresses =
             vec!["0.0.0.0:7".parse().unwrap(), "[::1]:8".parse().unwrap(), "10.0.0.2:9".parse().unwrap()];
-        let table = Table::new(addresses).unwrap();
+        let table = Table::new(addresses, true).unwrap();
         let host = "10.0.0.1".parse().unwrap();
         let read = Table::read(&table.write(), 3, host).unwrap();
-        assert_eq!(read.nonce, table.nonce);
+        assert_eq!((read.nonce, read.sealed), (table.nonce, true));
         assert_eq!(read.addresses[0].to_string(), "10.0.0.1:7");
         assert_eq!(read.addresses[1..], table.addresses[1..]);
         assert!(Table::read(&table.write(), 4, host).is_none());
@@ -177,14 +188,15 @@ mod tests {
 
     #[test]
     fn ranks_connect_and_strangers_of_other_starts_do_not() {
-        let secret = Secret::new("t", "r");
+        let secret = Secret::new(Purpose::Ranks, "t", "r");
+        let lock = Lock { secret: secret.clone(), only_private: false };
         let doors: Vec<Door> =
-            (0..3).map(|_| Door::at("127.0.0.1:0".parse().unwrap(), &secret).unwrap()).collect();
-        let table = Table::new(doors.iter().map(|door| door.address).collect()).unwrap();
+            (0..3).map(|_| Door::at("127.0.0.1:0".parse().unwrap(), &lock).unwrap()).collect();
+        let table = Table::new(doors.iter().map(|door| door.address).collect(), true).unwrap();
         // It knows the secret, and the number of another start.
         let mut other = Channel::open(TcpStream::connect(doors[0].address).unwrap(), &secret).unwrap();
-        other.send(&Table::new(table.addresses.clone()).unwrap().hello(1, 0)).unwrap();
-        let streams: Vec<Vec<Option<TcpStream>>> = std::thread::scope(|scope| {
+        other.send(&Table::new(table.addresses.clone(), true).unwrap().hello(1, 0)).unwrap();
+        let links: Vec<Vec<Option<Link>>> = std::thread::scope(|scope| {
             let (table, secret) = (&table, &secret);
             let all: Vec<_> = doors
                 .into_iter()
@@ -194,8 +206,10 @@ mod tests {
             all.into_iter().map(|one| one.join().unwrap()).collect()
         });
         for (a, b) in [(0, 1), (0, 2), (1, 2)] {
-            let (one, other) = (streams[a][b].as_ref().unwrap(), streams[b][a].as_ref().unwrap());
-            assert_eq!(one.local_addr().unwrap(), other.peer_addr().unwrap());
+            let (one, other) = (links[a][b].as_ref().unwrap(), links[b][a].as_ref().unwrap());
+            assert_eq!(one.stream.local_addr().unwrap(), other.stream.peer_addr().unwrap());
+            let (one, other) = (one.keys.as_ref().unwrap(), other.keys.as_ref().unwrap());
+            assert!(one.send == other.receive && one.receive == other.send && one.send != one.receive);
         }
         let answer = other.receive(Instant::now() + PROMPT, &|| true);
         assert!(matches!(answer, Err(Broken::Closed(_))), "{answer:?}");

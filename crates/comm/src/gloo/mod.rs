@@ -5,6 +5,7 @@ mod door;
 mod library;
 mod meeting;
 mod mesh;
+mod sealed;
 
 use crate::communicator::Communicator;
 use crate::error::Result;
@@ -18,7 +19,7 @@ use meeting::Meeting;
 pub(crate) fn join(place: &Launched, notify: &dyn Fn(&str)) -> Result<Communicator> {
     let limit = join_limit()?;
     messages::join(place, limit, || {
-        let (streams, address) = Meeting::new(place, limit)?.connect(notify)?;
-        Ok(Box::new(Gloo::new(place.rank, streams, address)?) as Box<dyn Library>)
+        let (links, address) = Meeting::new(place, limit)?.connect(notify)?;
+        Ok(Box::new(Gloo::new(place.rank, links, address)?) as Box<dyn Library>)
     })
 }

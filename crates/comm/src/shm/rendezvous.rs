@@ -12,13 +12,18 @@ use super::socket::{Connection, Listener, Received, wait};
 use crate::digest::digest;
 use crate::error::{Error, Result};
 use crate::launched::{Launched, NOTICE, join_limit};
-use crate::procfs::{describe, socket_owner};
+use crate::procfs::{describe, socket_owner, sockets_named, user};
 use crate::program::{build_hash, named};
+use crate::wire::{hex, nonce, printable};
 
 /// How long a rank of a run that has just ended may still have the socket name.
 const GRACE: Duration = Duration::from_secs(2);
 /// The host tells all ranks when the time is over; they wait this much longer for its answer.
 const SLACK: Duration = Duration::from_secs(2);
+/// Names of this run at which a rank looks for the host, where another user has taken the first.
+const NAMES: usize = 1024;
+/// Connections that are accepted before those that are here are looked at again.
+const AT_ONCE: usize = 256;
 /// Connections that may be open without having said who they are; beyond this number the oldest is closed.
 const MAX_UNKNOWN: usize = 64;
 
@@ -142,10 +147,29 @@ impl Rendezvous<'_> {
             if let Some(listener) = Listener::bind(&self.name)? {
                 return Ok(listener);
             }
+            // Everybody on this machine can take a name. One that nobody guesses stands in for it, which ranks of this user find.
+            if self.is_of_another_user(&self.name) {
+                let random = nonce().map_err(|broken| Error::system("choose a name for a socket", broken))?;
+                if let Some(listener) = Listener::bind(&format!("{}-{}", self.name, hex(&random[..8])))? {
+                    return Ok(listener);
+                }
+            }
             if Instant::now() > deadline {
                 return Err(self.address_in_use());
             }
             std::thread::sleep(Duration::from_millis(20));
+        }
+    }
+
+    /// Whether a name that is taken is a socket of another user. What cannot be told is not.
+    fn is_of_another_user(&self, name: &str) -> bool {
+        if let Ok(Some(connection)) = Connection::open(name) {
+            return connection.uid != self.uid;
+        }
+        match socket_owner(name) {
+            Some(pid) => user(pid).is_some_and(|uid| uid != self.uid),
+            // Those of this user can be seen; the socket may have been closed a moment ago.
+            None => sockets_named(name, NAMES).iter().any(|taken| taken == name) && self.uid != 0,
         }
     }
 
@@ -165,7 +189,9 @@ impl Rendezvous<'_> {
         // The last rank that was refused, which may explain who is missing.
         let mut refused = None;
         loop {
-            while let Some(connection) = listener.accept()? {
+            for _ in 0..AT_ONCE {
+                let Some(connection) = listener.accept()? else { break };
+                // Those of other users are closed at once.
                 if connection.uid == self.uid {
                     peers.push(Peer { connection, rank: None, joined: false });
                 }
@@ -338,13 +364,6 @@ impl Rendezvous<'_> {
     /// Every other rank.
     fn connect_and_join(&self) -> Result<Member> {
         let host = self.connect()?;
-        if host.uid != self.uid {
-            return Err(Error::Join(format!(
-                "{} of user {} has taken the address of this run; choose another --master_port",
-                describe(host.pid),
-                host.uid
-            )));
-        }
         // If it cannot be sent the host is gone, which the next receive reports.
         let _ = host.send(bytemuck::bytes_of(&self.hello()), None);
         let (rest, file) = self.receive(&host, WELCOME)?;
@@ -364,19 +383,24 @@ impl Rendezvous<'_> {
         let mut check_at = began + GRACE;
         let mut notice = Some(self.notice_at());
         loop {
-            if let Some(connection) = Connection::open(&self.name)? {
-                return Ok(connection);
-            }
+            let squatter = match self.look()? {
+                Ok(connection) => return Ok(connection),
+                Err(squatter) => squatter,
+            };
             if began.elapsed() >= self.limit {
+                let squatter = squatter.map_or_else(String::new, |(pid, uid)| {
+                    format!("; {} of user {uid} has taken the address of this run", describe(pid))
+                });
                 return Err(Error::Join(format!(
-                    "local rank 0 has not joined within {} s; look for its error above, or start all ranks of {}",
+                    "local rank 0 has not joined within {} s; look for its error above, or start all ranks of {}{squatter}",
                     self.limit.as_secs(),
                     self.place.run_id
                 )));
             }
             if Instant::now() > check_at {
                 // If the name is taken and nobody listens, it is that of a run whose ranks have all joined.
-                if socket_owner(&self.name).is_some() {
+                let owner = socket_owner(&self.name);
+                if owner.is_some_and(|pid| user(pid).is_none_or(|uid| uid == self.uid)) {
                     return Err(self.address_in_use());
                 }
                 check_at = Instant::now() + GRACE;
@@ -390,12 +414,29 @@ impl Rendezvous<'_> {
         }
     }
 
+    /// A connection to the host, if it is there, or else the process and the user that have its name.
+    fn look(&self) -> Result<std::result::Result<Connection, Option<(u32, u32)>>> {
+        let first = Connection::open(&self.name)?;
+        let squatter = match first {
+            Some(connection) if connection.uid == self.uid => return Ok(Ok(connection)),
+            Some(connection) => Some((connection.pid, connection.uid)),
+            // Nobody listens, or somebody who does not answer.
+            None => None,
+        };
+        for name in sockets_named(&format!("{}-", self.name), NAMES) {
+            if let Some(other) = Connection::open(&name)?.filter(|other| other.uid == self.uid) {
+                return Ok(Ok(other));
+            }
+        }
+        Ok(Err(squatter))
+    }
+
     /// The next record of the host, which should be of this kind.
     fn receive(&self, host: &Connection, kind: u8) -> Result<(Vec<u8>, Option<OwnedFd>)> {
         match host.receive_until(Instant::now() + self.limit + SLACK) {
             Received::Record(mut record, file) if record[0] == kind => Ok((record.split_off(1), file)),
             Received::Record(record, _) if record[0] == REFUSED => {
-                Err(Error::Join(String::from_utf8_lossy(&record[1..]).into_owned()))
+                Err(Error::Join(printable(&String::from_utf8_lossy(&record[1..]), record.len())))
             }
             Received::Record(..) => Err(Error::Join("local rank 0 sent an unexpected record".into())),
             Received::Closed => Err(ended(&format!("local rank 0, process {}", host.pid))),

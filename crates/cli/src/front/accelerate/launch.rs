@@ -116,6 +116,7 @@ pub(super) fn resolve(words: &Words, machine: &Machine) -> Result<Resolved, Prob
     let mut launch = Launch::local(1);
     launch.nodes = nodes;
     launch.master = master;
+    launch.rdzv_conf = settings.conf(&mut problems);
     let each = launch.local_ranks();
     let stays = parsed.dry_run || parsed.print_config;
     if let Some(problem) = settings.gpus(each, &strategy) {

@@ -177,10 +177,7 @@ impl LaunchSettings<'_> {
     ) -> Nodes {
         let backend = self.all.text("rdzv_backend").unwrap_or_default();
         match backend.as_str() {
-            "c10d" => {
-                let conf = self.conf(problems);
-                Nodes::Elastic { ranks: each, count: machines..=machines, endpoint, conf }
-            }
+            "c10d" => Nodes::Elastic { ranks: each, count: machines..=machines, endpoint },
             "etcd" | "etcd-v2" => {
                 let message = format!("machines do not meet by `{backend}` here");
                 problems.push(self.all.problem(message, &["rdzv_backend"]).help("write static or c10d"));
@@ -191,7 +188,7 @@ impl LaunchSettings<'_> {
     }
 
     /// `key=value,key=value`.
-    fn conf(&self, problems: &mut Problems) -> String {
+    pub fn conf(&self, problems: &mut Problems) -> String {
         let text = self.all.text("rdzv_conf").unwrap_or_default();
         for part in text.split(',').map(str::trim).filter(|part| !part.is_empty() && !part.contains('=')) {
             let problem =

@@ -37,8 +37,7 @@ pub fn launch(
             return Err(problem.help("write at least 1 for the fewest, and not fewer for the most"));
         }
         let endpoint = (master.addr.clone(), master.port);
-        launch.nodes =
-            Nodes::Elastic { ranks: own.len(), count: fewest..=most, endpoint, conf: String::new() };
+        launch.nodes = Nodes::Elastic { ranks: own.len(), count: fewest..=most, endpoint };
     }
     launch.master = master.clone();
     launch.deepspeed_env = true;

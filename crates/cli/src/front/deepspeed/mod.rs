@@ -316,8 +316,9 @@ impl Found {
             cpu: self.cpu,
             machines: &machines,
             run_name: (is_training && !launcher.is_of_mpi() && !shown)
-                .then(|| (machine.read)(RUN_NAME).unwrap_or_else(random_name))
-                .filter(|name| !name.is_empty()),
+                .then(|| (machine.read)(RUN_NAME).map_or_else(random_name, Ok))
+                .transpose()
+                .map_err(|error| Problem::new(error.to_string()))?,
         };
         let port = multinode::port_of_ssh(settings);
         // mpirun starts the ranks of this machine without ssh.

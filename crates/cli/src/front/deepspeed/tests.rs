@@ -467,7 +467,7 @@ fn elastic_runs_binding_and_logs_reach_the_launch() {
     let by_hand = ["--no_ssh", "--node_rank", "0", "--master_addr", "a"];
     let elastic = [&by_hand[..], &["--elastic_training", "--min_elastic_nodes", "1"]].concat();
     let endpoint = ("a".to_owned(), 29500);
-    let expected = Nodes::Elastic { ranks: 2, count: 1..=2, endpoint, conf: String::new() };
+    let expected = Nodes::Elastic { ranks: 2, count: 1..=2, endpoint };
     assert_eq!(site.here(&elastic, &[], &GPUS).launch.nodes, expected);
 
     let alone = Site::new("");

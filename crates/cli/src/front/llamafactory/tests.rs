@@ -109,7 +109,7 @@ fn the_master_and_the_elastic_form() {
     ];
     let job = made("", &elastic, &CPU).unwrap();
     let endpoint = ("127.0.0.1".to_owned(), 29500);
-    assert_eq!(job.launch.nodes, Nodes::Elastic { ranks: 2, count: 1..=3, endpoint, conf: String::new() });
+    assert_eq!(job.launch.nodes, Nodes::Elastic { ranks: 2, count: 1..=3, endpoint });
     assert_eq!((job.launch.run_id.as_str(), job.launch.restarts.max), ("run7", 5));
     assert_eq!(job.notes[1], "Elastic training enabled: 1 to 3 nodes meet as run7, up to 5 restarts");
     // Without both bounds, and without a name, they count for nothing, as in the original.

@@ -20,6 +20,7 @@ pub(super) const FLAGS: Flags = Flags {
         Key::flag(Text, "rdzv_endpoint", "", Used, "Where machines meet, HOST[:PORT], port 29400 unless said"),
         Key::flag(Text, "rdzv_id", "none", Used, "The name of the run, the same on all machines"),
         Key::flag(Text, "rdzv_conf", "", Used, "Further settings of the meeting: KEY=VALUE,…"),
+        Key::flag(Bool, "insecure_rendezvous", "", Used, "Our own: machines may meet at public addresses without a token, where anybody can join"),
         Key::flag(Bool, "standalone", "", Used, "One machine, at a free port, whatever is said of meetings"),
         Key::flag(Int(0), "max_restarts", "0", Used, "How often all ranks are started again after a failure"),
         Key::flag(Float(NotNegative), "monitor_interval", "0.1", Used, "Seconds between two looks at the other machines"),

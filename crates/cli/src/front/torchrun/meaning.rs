@@ -21,8 +21,8 @@ pub(super) fn launch(settings: &Settings, read: Read, problems: &mut Problems) -
     let mut take = Take { settings, problems };
     let ranks = take.or(1, |s| ranks(s, read("CUDA_VISIBLE_DEVICES").as_deref()));
     let machines = take.or(1..=1, machines);
-    let (nodes, master) = take
-        .or((Nodes::Static { ranks: vec![ranks], this: 0 }, free()), |s| meeting(s, ranks, machines, read));
+    let (nodes, master) =
+        take.or((Nodes::Static { ranks: vec![ranks], this: 0 }, free()), |s| meeting(s, ranks, machines));
     let seconds =
         |s: &Settings, name: &str| Duration::try_from_secs_f64(s.f64(name)).unwrap_or(Duration::MAX);
     let grace = match settings.said("shutdown_timeout") {
@@ -43,6 +43,7 @@ pub(super) fn launch(settings: &Settings, read: Read, problems: &mut Problems) -
     Launch {
         nodes,
         master,
+        rdzv_conf: take.or(String::new(), |s| conf(s, read)),
         run_id: settings.text("rdzv_id").unwrap_or_else(|| "none".to_owned()),
         role: settings.text("role").unwrap_or_else(|| "default".to_owned()),
         restarts: Restarts {
@@ -117,7 +118,6 @@ fn meeting(
     settings: &Settings,
     ranks: usize,
     machines: RangeInclusive<usize>,
-    read: Read,
 ) -> Result<(Nodes, Master), Problem> {
     let one = || (Nodes::Static { ranks: vec![ranks], this: 0 }, free());
     if settings.bool("standalone") {
@@ -137,12 +137,8 @@ fn meeting(
                 return Err(problem.help("add --rdzv-endpoint HOST:PORT, the same on all machines"));
             };
             let endpoint = location(&endpoint)?;
-            let mut conf = conf(settings, read)?;
-            if let Some(addr) = settings.text("local_addr") {
-                conf.push_str(&format!(",local_addr={addr}"));
-            }
             let master = Master { addr: endpoint.0.clone(), port: 0 };
-            return Ok((Nodes::Elastic { ranks, count: machines, endpoint, conf }, master));
+            return Ok((Nodes::Elastic { ranks, count: machines, endpoint }, master));
         }
         "etcd" | "etcd-v2" | "etcd_v2" => {
             let text = format!("`--rdzv-backend {backend}` needs a server of etcd, which is not spoken here");
@@ -155,7 +151,6 @@ fn meeting(
             return Err(problem.help("take static or c10d"));
         }
     }
-    conf(settings, read)?;
     if machines.start() != machines.end() {
         let text = "machines that come and go cannot have fixed numbers";
         let problem = settings.problem(text, &["nnodes", "rdzv_backend"]);
@@ -186,7 +181,10 @@ fn meeting(
 
 /// `KEY=VALUE,…`, as a meeting accepts it.
 fn conf(settings: &Settings, read: Read) -> Result<String, Problem> {
-    let text = settings.text("rdzv_conf").unwrap_or_default();
+    let addr = settings.text("local_addr").map(|addr| format!("local_addr={addr}"));
+    let insecure = settings.bool("insecure_rendezvous").then(|| "insecure=1".to_owned());
+    let parts = settings.text("rdzv_conf").into_iter().chain(addr).chain(insecure);
+    let text = parts.filter(|part| !part.is_empty()).collect::<Vec<_>>().join(",");
     let mut meeting = Meeting::new((String::new(), 1), String::new(), 1..=1);
     meeting.configure(&text, read).map_err(|error| wrong(settings, &error, "rdzv_conf"))?;
     Ok(text)

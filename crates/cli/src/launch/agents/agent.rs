@@ -6,7 +6,7 @@ use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
 use super::error::AgentsError;
-use super::meeting::Meeting;
+use super::meeting::{Meeting, endpoint};
 use super::message::{self, Node, Reply, Request, View};
 use super::store::Store;
 use super::world::same;
@@ -29,6 +29,8 @@ pub struct Agent {
     /// The round that this node was last part of.
     round: u64,
     secret: Secret,
+    /// Whether ranks encrypt what they send.
+    encrypts: bool,
     /// Kept by the one that could listen at the endpoint; dropped after the link.
     store: Option<Store>,
 }
@@ -142,9 +144,10 @@ impl Agent {
                 Err(e) => return Ok(Err(format!("its name has no address ({e})"))),
             },
         };
-        let secret = Secret::new(meeting.secret(), &meeting.run_id);
+        let secret = meeting.secret();
         let mut tried = Vec::new();
         for address in addresses {
+            meeting.check_address(address.ip())?;
             let stream = match TcpStream::connect_timeout(&address, CONNECT) {
                 Ok(stream) => stream,
                 Err(e) => {
@@ -204,7 +207,8 @@ impl Agent {
             what: "start a thread that shows that this node lives".into(),
             cause: e.to_string(),
         })?;
-        Ok(Ok(Agent { link, beat: Some(beat), round: 0, secret, store }))
+        let encrypts = meeting.encryption && meeting.access.token.is_some();
+        Ok(Ok(Agent { link, beat: Some(beat), round: 0, secret, encrypts, store }))
     }
 
     /// Whether this agent keeps the list of nodes.
@@ -223,7 +227,7 @@ impl Agent {
             request = Request::Look { wait_ms: LOOK_MS };
             match view {
                 View::Works { round, restart, node_rank, local_ranks, master_addr, master_port, nonce }
-                    if round != self.round && node_rank < local_ranks.len() =>
+                    if round != self.round && node_rank < local_ranks.len() && is_host(&master_addr) =>
                 {
                     self.round = round;
                     let token = self.secret.of_round(round, &nonce);
@@ -235,6 +239,7 @@ impl Agent {
                         master_addr,
                         master_port,
                         token,
+                        encrypts: self.encrypts,
                     });
                 }
                 // The round was over before this node heard of it.
@@ -289,6 +294,11 @@ impl Agent {
         }
         Ok(event)
     }
+}
+
+/// Whether a text can be the name or the address of a machine; ranks have it in their environment.
+fn is_host(text: &str) -> bool {
+    endpoint(text).is_ok_and(|(host, _)| host == text)
 }
 
 fn event(view: View) -> Event {

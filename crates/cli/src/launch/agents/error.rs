@@ -1,6 +1,9 @@
 //! What can go wrong between agents.
 
+use oarlock_comm::wire::Denied;
 use serde::{Deserialize, Serialize};
+
+use oarlock::settings::Problem;
 
 /// Something that must be the same on all nodes and is not.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
@@ -26,6 +29,19 @@ pub enum AgentsError {
         /// What can be written.
         expected: String,
     },
+    /// A token that is not taken.
+    #[error(transparent)]
+    Denied(#[from] Denied),
+    /// Machines would meet at a public address, and anybody could join.
+    #[error(
+        "{endpoint} is a public address ({address}), and the run has no token: anybody could join it, read what it trains on and change the weights"
+    )]
+    Public {
+        /// The host and port of the rendezvous.
+        endpoint: String,
+        /// The address that it stands for.
+        address: String,
+    },
     /// No answer.
     #[error(
         "no agent answered at {endpoint} for {seconds} s: {tried}; is the agent on that machine running, is this its address, and does a firewall let the port through?"
@@ -40,7 +56,7 @@ pub enum AgentsError {
     },
     /// The store knows another secret.
     #[error(
-        "the agents at {endpoint} have another run id or token; give all nodes the same --rdzv-id and the same OARLOCK_RDZV_TOKEN"
+        "the agents at {endpoint} have another run id or token; give all nodes the same --rdzv-id and the same token (OARLOCK_RDZV_TOKEN_FILE, OARLOCK_RDZV_TOKEN)"
     )]
     WrongToken {
         /// The host and port of the rendezvous.
@@ -118,7 +134,22 @@ fn list(differences: &[Difference]) -> String {
 }
 
 impl From<AgentsError> for crate::error::Error {
+    /// What can be mended at the command line is a problem with the configuration.
     fn from(error: AgentsError) -> crate::error::Error {
-        crate::error::Error::Other(Box::new(error))
+        let help = match &error {
+            AgentsError::Public { .. } => Some(
+                "`oarlock token new > run.token`, copy it to every machine, and add --rdzv-conf token_file=run.token or set \
+                 OARLOCK_RDZV_TOKEN_FILE=run.token; --insecure-rendezvous, --rdzv-conf insecure=1 or OARLOCK_RDZV_INSECURE=1 \
+                 lets anybody join",
+            ),
+            AgentsError::Setting { .. } | AgentsError::Denied(_) => None,
+            _ => return crate::error::Error::Other(Box::new(error)),
+        };
+        let problem = Problem::new(error.to_string());
+        let problem = match help {
+            Some(help) => problem.help(help),
+            None => problem,
+        };
+        crate::error::Error::Library(oarlock::Error::Config(problem.into()))
     }
 }

@@ -4,13 +4,13 @@ use std::collections::BTreeMap;
 use std::ops::RangeInclusive;
 use std::time::Duration;
 
+use oarlock_comm::wire::{Access, Purpose, Secret, is_private};
+
 use super::error::AgentsError;
 
 /// Looks up a variable.
 type Lookup<'a> = &'a dyn Fn(&str) -> Option<String>;
 
-/// The variable with the secret of a run. Unlike an argument, other users of the machine do not see it.
-pub const TOKEN: &str = "OARLOCK_RDZV_TOKEN";
 /// The port where the endpoint names none.
 const PORT: u16 = 29400;
 /// The most nodes of a run, and ranks of a node.
@@ -24,8 +24,8 @@ pub struct Meeting {
     pub endpoint: (String, u16),
     /// The name of the run.
     pub run_id: String,
-    /// The secret of the run; without one the name is the secret.
-    pub token: Option<String>,
+    /// What keeps others out.
+    pub access: Access,
     /// How many nodes take part: at least, at most.
     pub nodes: RangeInclusive<usize>,
     /// The ranks of this node.
@@ -43,6 +43,10 @@ pub struct Meeting {
     /// What must be the same on all nodes, by name: fingerprints of files, the command. This program's version and the
     /// settings of the meeting are compared as well.
     pub same: BTreeMap<String, String>,
+    /// Whether ranks encrypt what they send to other machines, if the run has a token.
+    pub encryption: bool,
+    /// Told, on the machine that keeps the list of nodes, who was refused and why.
+    pub tell: fn(&str),
 }
 
 impl Meeting {
@@ -51,7 +55,7 @@ impl Meeting {
         Meeting {
             endpoint,
             run_id,
-            token: None,
+            access: Access::default(),
             nodes,
             local_ranks: 1,
             place: None,
@@ -60,14 +64,16 @@ impl Meeting {
             last_call: Duration::from_secs(30),
             keep_alive: Duration::from_secs(5),
             same: BTreeMap::new(),
+            encryption: true,
+            tell: |_| (),
         }
     }
 
-    /// Takes the settings of `--rdzv-conf`, `key=value,key=value`, into the meeting, and the token from the variable
-    /// OARLOCK_RDZV_TOKEN, which `read` looks up.
+    /// Takes the settings of `--rdzv-conf`, `key=value,key=value`, into the meeting, and the token from the variables
+    /// OARLOCK_RDZV_TOKEN and OARLOCK_RDZV_TOKEN_FILE, which `read` looks up.
     ///
     /// # Errors
-    /// At the first that makes no sense, and when there are two tokens.
+    /// At the first that makes no sense, when a token is weak, and when there are two.
     pub fn configure(&mut self, text: &str, read: Lookup) -> Result<(), AgentsError> {
         for word in text.split(',').map(str::trim).filter(|word| !word.is_empty()) {
             let wrong = |expected: &str| AgentsError::Setting {
@@ -76,16 +82,24 @@ impl Meeting {
                 expected: expected.into(),
             };
             let (key, value) = word.split_once('=').ok_or_else(|| wrong("key=value,key=value"))?;
-            let seconds = || {
+            let seconds = || -> Result<Duration, AgentsError> {
                 let whole = value.trim().parse::<u32>().ok().filter(|&seconds| seconds > 0);
                 let seconds = whole.ok_or_else(|| wrong("whole seconds, at least 1"))?;
                 Ok(Duration::from_secs(u64::from(seconds)))
+            };
+            let switch = || match value.trim() {
+                "0" | "false" => Ok(false),
+                "1" | "true" => Ok(true),
+                _ => Err(wrong("0 or 1 behind it")),
             };
             match key.trim() {
                 "timeout" | "join_timeout" => self.join_timeout = seconds()?,
                 "last_call_timeout" => self.last_call = seconds()?,
                 "keep_alive_interval" => self.keep_alive = seconds()?,
-                "token" => self.token = Some(value.to_owned()),
+                "token" => self.access.take("token= of --rdzv-conf", value)?,
+                "token_file" => self.access.take_file("token_file= of --rdzv-conf", value.trim().as_ref())?,
+                "insecure" => self.access.insecure |= switch()?,
+                "encryption" => self.encryption = switch()?,
                 // Known to torchrun; here who listens follows from the address, and the rest from the times above.
                 "is_host"
                 | "store_type"
@@ -97,34 +111,40 @@ impl Meeting {
                 | "local_addr" => {}
                 _ => {
                     return Err(wrong(
-                        "one of join_timeout, last_call_timeout, keep_alive_interval, token, or another key of torchrun",
+                        "one of join_timeout, last_call_timeout, keep_alive_interval, token_file, token, insecure, encryption, or another \
+                         key of torchrun",
                     ));
                 }
             }
         }
-        match (read(TOKEN).filter(|token| !token.is_empty()), &self.token) {
-            (Some(variable), Some(written)) if variable != *written => Err(AgentsError::Setting {
-                what: "token= of --rdzv-conf",
-                // No secret is shown.
-                value: "…".into(),
-                expected: format!("the same as {TOKEN}, or only one of the two"),
-            }),
-            (Some(variable), _) => {
-                self.token = Some(variable);
-                Ok(())
-            }
-            (None, _) => Ok(()),
-        }
+        Ok(self.access.variables(read)?)
     }
 
-    /// A note for the user if the secret is weak.
-    pub fn note(&self) -> Option<String> {
-        let weak = self.token.is_none() && *self.nodes.end() > 1;
-        weak.then(|| {
-            "agents prove to each other that they know the run id; whoever can guess it can join. Set the same \
-             OARLOCK_RDZV_TOKEN, or --rdzv-conf token=…, on all nodes"
-                .to_owned()
-        })
+    /// What the user should know about who can join: one line where there is no token, and what is wrong with its file.
+    pub fn warnings(&self) -> Vec<String> {
+        let mut warnings = self.access.warnings.clone();
+        if self.access.token.is_none() && *self.nodes.end() > 1 {
+            warnings.push(format!(
+                "no token: anybody who reaches {} can join this run, read what it trains on and change the weights; to keep \
+                 others out: `oarlock token new > run.token`, copy it to every machine, and add \
+                 --rdzv-conf token_file=run.token or set OARLOCK_RDZV_TOKEN_FILE=run.token",
+                self.name()
+            ));
+        }
+        warnings
+    }
+
+    /// Whether agents come from private addresses alone: there is no token, and nobody has said that it does not matter.
+    pub(super) fn only_private(&self) -> bool {
+        self.access.token.is_none() && !self.access.insecure
+    }
+
+    /// Refuses an address of the endpoint at which machines may not meet.
+    pub(super) fn check_address(&self, ip: std::net::IpAddr) -> Result<(), AgentsError> {
+        match self.only_private() && *self.nodes.end() > 1 && !is_private(ip) {
+            true => Err(AgentsError::Public { endpoint: self.name(), address: ip.to_string() }),
+            false => Ok(()),
+        }
     }
 
     /// Whom this node will wait for, and how long, if it may have to.
@@ -139,9 +159,9 @@ impl Meeting {
         })
     }
 
-    /// The secret of the run.
-    pub(super) fn secret(&self) -> &str {
-        self.token.as_deref().unwrap_or(&self.run_id)
+    /// What agents prove to know.
+    pub(super) fn secret(&self) -> Secret {
+        Secret::new(Purpose::Agents, self.access.token.as_deref().unwrap_or_default(), &self.run_id)
     }
 
     pub(super) fn name(&self) -> String {
@@ -159,13 +179,9 @@ impl Meeting {
             let (value, expected) = (self.local_ranks.to_string(), format!("1 to {MOST}"));
             return Err(AgentsError::Setting { what: "--nproc-per-node", value, expected });
         }
-        for (what, value) in
-            [("--rdzv-id", &self.run_id), ("the token of the run", &self.secret().to_owned())]
-        {
-            if value.is_empty() {
-                let expected = "a word that is the same on all nodes".into();
-                return Err(AgentsError::Setting { what, value: String::new(), expected });
-            }
+        if self.run_id.is_empty() {
+            let expected = "a word that is the same on all nodes".into();
+            return Err(AgentsError::Setting { what: "--rdzv-id", value: String::new(), expected });
         }
         if let Some(place) = self.place.filter(|place| *place >= max) {
             let (value, expected) = (place.to_string(), format!("a number below {max}"));

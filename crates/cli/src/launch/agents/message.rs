@@ -1,9 +1,12 @@
-//! What agents and the store say to each other once both have proved to know the secret: one JSON value a frame.
+//! What agents and the store say to each other once both have proved to know the secret: one JSON value a frame. Whatever
+//! is read is printable: others choose its texts, also a store's for an agent.
 
 use std::collections::BTreeMap;
 
+use oarlock_comm::wire::printable;
 use serde::de::DeserializeOwned;
 use serde::{Deserialize, Serialize};
+use serde_json::Value;
 
 use super::error::Difference;
 
@@ -84,7 +87,22 @@ pub(super) fn write(message: &impl Serialize) -> Vec<u8> {
     serde_json::to_vec(message).unwrap_or_default()
 }
 
+/// The longest text in a message.
+pub(super) const TEXT: usize = 2048;
+
 /// A message from its text; `None` for anything else.
 pub(super) fn read<M: DeserializeOwned>(bytes: &[u8]) -> Option<M> {
-    serde_json::from_slice(bytes).ok()
+    serde_json::from_value(filtered(serde_json::from_slice(bytes).ok()?)).ok()
+}
+
+/// The same with printable texts.
+fn filtered(value: Value) -> Value {
+    match value {
+        Value::String(text) => Value::String(printable(&text, TEXT)),
+        Value::Array(values) => values.into_iter().map(filtered).collect(),
+        Value::Object(fields) => {
+            fields.into_iter().map(|(name, value)| (printable(&name, TEXT), filtered(value))).collect()
+        }
+        other => other,
+    }
 }

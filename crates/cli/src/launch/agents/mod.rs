@@ -12,11 +12,15 @@ mod world;
 
 pub use agent::Agent;
 pub use error::{AgentsError, Difference};
-pub use meeting::{Meeting, TOKEN, endpoint, nodes};
+pub use meeting::{Meeting, endpoint, nodes};
 
-/// A name that nobody guesses, for a run whose machines this process starts; empty where the system has no random bytes.
-pub fn random_name() -> String {
-    oarlock_comm::wire::nonce().map_or_else(|_| String::new(), |bytes| oarlock_comm::wire::hex(&bytes[..16]))
+/// A name that nobody guesses, for a run whose machines this process starts.
+///
+/// # Errors
+/// When the system has no random bytes.
+pub fn random_name() -> Result<String, AgentsError> {
+    let name = oarlock_comm::wire::nonce().map(|bytes| oarlock_comm::wire::hex(&bytes[..16]));
+    name.map_err(|broken| AgentsError::System { what: "name the run".into(), cause: broken.to_string() })
 }
 
 /// The nodes and ranks of one round, as one node sees them. Ranks are renumbered in every round.
@@ -37,6 +41,8 @@ pub struct Round {
     /// What the ranks of this round prove to each other: new in every round, and known to those alone who know the
     /// secret of the run. Empty where there is one machine.
     pub token: String,
+    /// Whether the ranks encrypt what they send to other machines: the token is known to nobody else.
+    pub encrypts: bool,
 }
 
 /// What the other nodes have decided while the ranks of this node run.

@@ -1,8 +1,9 @@
-//! The listening side: one thread that accepts and looks at the clock, one for each connection. What they hear goes to
+//! The listening side: one thread that lets agents in and looks at the clock, one for each agent. What they hear goes to
 //! the [`World`]; nothing reaches it before the handshake is right.
 
+use std::collections::BTreeSet;
 use std::io::ErrorKind;
-use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr, TcpListener, TcpStream, ToSocketAddrs};
+use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr, TcpListener, ToSocketAddrs};
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use std::thread::JoinHandle;
@@ -16,12 +17,12 @@ use super::message::{self, Reply, Request, View};
 use super::world::{Id, Refusal, Terms, World, silent};
 use crate::launch::hostname;
 use oarlock::launch::port;
-use oarlock_comm::wire::{Broken, Channel, Secret, hex, nonce};
+use oarlock_comm::wire::{Arrival, Broken, Channel, Entrance, hex, nonce, printable};
 
 /// How often the store looks at the clock.
 const TICK: Duration = Duration::from_millis(10);
-/// Connections that have not proved anything yet.
-const STRANGERS: usize = 64;
+/// Lines about those who were refused.
+const TOLD: usize = 16;
 /// The longest that a look waits for news.
 const LONGEST_LOOK: Duration = Duration::from_millis(500);
 /// How long the store waits until all nodes know how the run ended.
@@ -41,15 +42,27 @@ struct Shared {
     stop: AtomicBool,
     /// The address from which the agent that made this store connects.
     keeper: Mutex<Option<SocketAddr>>,
-    strangers: AtomicUsize,
     known: AtomicUsize,
-    secret: Secret,
     silence: Duration,
+    /// Who was refused and why, as the user was told.
+    refused: Mutex<BTreeSet<String>>,
+    tell: fn(&str),
 }
 
 impl Shared {
     fn world(&self) -> MutexGuard<'_, World> {
         self.world.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Tells the user that somebody was refused: each of them once, and not too many.
+    fn refuse(&self, who: &str, why: &str) {
+        let text = format!("{who} was refused: {why}");
+        let mut refused = self.refused.lock().unwrap_or_else(PoisonError::into_inner);
+        if refused.len() < TOLD && refused.insert(text.clone()) {
+            self.world().refused(&text);
+            let more = if refused.len() == TOLD { "; no more of these are shown" } else { "" };
+            (self.tell)(&format!("{text}{more}"));
+        }
     }
 
     fn goes_on(&self) -> bool {
@@ -65,6 +78,7 @@ impl Store {
         let Ok(addresses) = (host, port).to_socket_addrs() else { return Ok(None) };
         let name = hostname();
         for address in addresses {
+            meeting.check_address(address.ip())?;
             match TcpListener::bind(listen_at(host, address, &name)) {
                 Ok(listener) => return Store::listen(listener, meeting).map(Some),
                 Err(e) if matches!(e.kind(), ErrorKind::AddrInUse | ErrorKind::AddrNotAvailable) => {}
@@ -77,7 +91,6 @@ impl Store {
     }
 
     pub(super) fn listen(listener: TcpListener, meeting: &Meeting) -> Result<Store, AgentsError> {
-        listener.set_nonblocking(true).map_err(|e| system("listen without waiting".into(), e))?;
         let mut address = listener.local_addr().map_err(|e| system("ask for the own address".into(), e))?;
         if address.ip().is_unspecified() {
             address.set_ip(match address {
@@ -86,22 +99,24 @@ impl Store {
             });
         }
         // Where no port is free, the ranks report that of torch's usual one.
-        let nonce = || nonce().map_or_else(|_| String::new(), |bytes| hex(&bytes));
+        let nonce = || nonce().map(|bytes| hex(&bytes)).map_err(|broken| broken.to_string());
         let terms = Terms::new(meeting, || port::free().unwrap_or(29500), nonce);
+        let entrance = Entrance::new(listener, meeting.secret(), meeting.only_private());
+        let entrance = entrance.map_err(|e| system("listen without waiting".into(), e))?;
         let shared = Arc::new(Shared {
             silence: terms.silence,
             world: Mutex::new(World::new(terms, Instant::now())),
             changed: Condvar::new(),
             stop: AtomicBool::new(false),
             keeper: Mutex::new(None),
-            strangers: AtomicUsize::new(0),
             known: AtomicUsize::new(0),
-            secret: Secret::new(meeting.secret(), &meeting.run_id),
+            refused: Mutex::default(),
+            tell: meeting.tell,
         });
         let its = shared.clone();
         let thread = std::thread::Builder::new().name("agents' store".into());
         let thread = thread
-            .spawn(move || accept(&listener, &its))
+            .spawn(move || accept(entrance, &its))
             .map_err(|e| system("start a thread for the store".into(), e))?;
         Ok(Store { shared, address, thread: Some(thread) })
     }
@@ -149,28 +164,36 @@ fn system(what: String, cause: std::io::Error) -> AgentsError {
     AgentsError::System { what, cause: cause.to_string() }
 }
 
-fn accept(listener: &TcpListener, shared: &Arc<Shared>) {
+fn accept(mut entrance: Entrance, shared: &Arc<Shared>) {
     let mut threads: Vec<JoinHandle<()>> = Vec::new();
+    let mut looked = Instant::now();
     while shared.goes_on() {
-        match listener.accept() {
-            Ok((stream, _)) => {
-                threads.retain(|thread| !thread.is_finished());
-                // Beyond the limit a connection is closed unread; those that have begun end soon.
-                if shared.strangers.load(Ordering::Relaxed) < STRANGERS {
-                    shared.strangers.fetch_add(1, Ordering::Relaxed);
+        let busy = shared.known.load(Ordering::Relaxed) >= MOST;
+        for arrival in entrance.wait(TICK, busy) {
+            match arrival {
+                Arrival::Proved(channel, peer) => {
+                    threads.retain(|thread| !thread.is_finished());
+                    shared.known.fetch_add(1, Ordering::Relaxed);
                     let its = shared.clone();
                     let thread = std::thread::Builder::new().name("agents' connection".into());
-                    match thread.spawn(move || connection(stream, &its)) {
+                    match thread.spawn(move || connection(channel, peer, &its)) {
                         Ok(thread) => threads.push(thread),
-                        Err(_) => drop(shared.strangers.fetch_sub(1, Ordering::Relaxed)),
+                        // It connects again.
+                        Err(_) => drop(shared.known.fetch_sub(1, Ordering::Relaxed)),
                     }
                 }
+                Arrival::Refused(peer, Broken::WrongSecret) => {
+                    shared.refuse(&peer.to_string(), "it has another token or run id");
+                }
+                Arrival::Refused(peer, broken) => shared.refuse(&peer.to_string(), &broken.to_string()),
             }
-            // No connection waits, or it has closed, or no file descriptor is free: try again later.
-            Err(_) => std::thread::sleep(TICK),
         }
-        shared.world().tick(Instant::now());
-        shared.changed.notify_all();
+        // Many connections at once are no reason to look at the clock more often.
+        if looked.elapsed() >= TICK {
+            looked = Instant::now();
+            shared.world().tick(looked);
+            shared.changed.notify_all();
+        }
     }
     for thread in threads {
         // It has nothing to return.
@@ -178,17 +201,10 @@ fn accept(listener: &TcpListener, shared: &Arc<Shared>) {
     }
 }
 
-/// One connection from its first byte to its last.
-fn connection(stream: TcpStream, shared: &Shared) {
-    let peer = stream.peer_addr().ok();
-    let busy = shared.known.fetch_add(1, Ordering::Relaxed) >= MOST;
-    let opened = Channel::accept(stream, &shared.secret, busy, &|| shared.goes_on());
-    shared.strangers.fetch_sub(1, Ordering::Relaxed);
-    // A failed handshake has already sent its reason, if there is one.
-    if let Ok(mut channel) = opened {
-        let keeper = *shared.keeper.lock().unwrap_or_else(PoisonError::into_inner);
-        talk(&mut channel, shared, peer.is_some() && peer == keeper);
-    }
+/// One agent until it goes.
+fn connection(mut channel: Channel, peer: SocketAddr, shared: &Shared) {
+    let keeper = *shared.keeper.lock().unwrap_or_else(PoisonError::into_inner);
+    talk(&mut channel, shared, peer, Some(peer) == keeper);
     shared.known.fetch_sub(1, Ordering::Relaxed);
 }
 
@@ -197,13 +213,19 @@ fn hear(channel: &mut Channel, shared: &Shared) -> Result<Request, Broken> {
     message::read(&bytes).ok_or(Broken::Garbage("it said something that makes no sense"))
 }
 
-fn talk(channel: &mut Channel, shared: &Shared, keeper: bool) {
+fn talk(channel: &mut Channel, shared: &Shared, peer: SocketAddr, keeper: bool) {
     let Ok(Request::Hello(node)) = hear(channel, shared) else { return };
     let taken = shared.world().hello(&node, keeper, Instant::now());
     let (reply, id) = match taken {
         Ok(id) => (Reply::Welcome, Some(id)),
-        Err(Refusal::Differs(differences)) => (Reply::Differs(differences), None),
-        Err(Refusal::Because(reason)) => (Reply::Refused(reason), None),
+        Err(refusal) => {
+            let host = printable(&node.host, 64);
+            shared.refuse(&format!("{host} ({})", peer.ip()), &refusal.to_string());
+            match refusal {
+                Refusal::Differs(differences) => (Reply::Differs(differences), None),
+                Refusal::Because(reason) => (Reply::Refused(reason), None),
+            }
+        }
     };
     let sent = channel.send(&message::write(&reply));
     let Some(id) = id else { return };
@@ -233,7 +255,6 @@ fn serve(channel: &mut Channel, shared: &Shared, id: Id) -> String {
             Request::Leave => return "left".into(),
             Request::Ready => world.ready(id, now),
             Request::Failed { round, cause, is_final } => {
-                let cause: String = cause.chars().filter(|c| !c.is_control()).take(1024).collect();
                 world.failed(id, round, (&cause, is_final), now);
             }
             Request::Done { round } => world.done(id, round),

@@ -2,11 +2,14 @@
 //! No input and no sockets here. The README numbers the invariants.
 
 use std::collections::BTreeMap;
+use std::hash::{DefaultHasher, Hash, Hasher};
 use std::time::{Duration, Instant};
+
+use oarlock_comm::wire::printable;
 
 use super::error::Difference;
 use super::meeting::{MOST, Meeting};
-use super::message::{Node, View};
+use super::message::{Node, TEXT, View};
 
 /// A node. They are numbered in the order of arrival, except that the one that keeps the list is the first.
 pub(super) type Id = u64;
@@ -22,6 +25,20 @@ pub(super) fn silent(silence: Duration) -> String {
 pub(super) enum Refusal {
     Differs(Vec<Difference>),
     Because(String),
+}
+
+impl std::fmt::Display for Refusal {
+    /// As the machine of the store tells it.
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        match self {
+            Refusal::Because(reason) => f.write_str(reason),
+            Refusal::Differs(differences) => {
+                let one =
+                    |d: &Difference| format!("{} is `{}` there and `{}` here", d.what, d.joining, d.store);
+                f.write_str(&differences.iter().map(one).collect::<Vec<_>>().join("; "))
+            }
+        }
+    }
 }
 
 /// What is fixed for the whole run.
@@ -40,13 +57,17 @@ pub(super) struct Terms {
     /// Finds a port for the ranks of a round.
     pub free_port: fn() -> u16,
     /// What sets a round apart from all others.
-    pub nonce: fn() -> String,
+    pub nonce: fn() -> Result<String, String>,
     /// Nodes have numbers from the start: none can stand in for another, and the loss of one is a failure.
     pub numbered: bool,
 }
 
 impl Terms {
-    pub(super) fn new(meeting: &Meeting, free_port: fn() -> u16, nonce: fn() -> String) -> Terms {
+    pub(super) fn new(
+        meeting: &Meeting,
+        free_port: fn() -> u16,
+        nonce: fn() -> Result<String, String>,
+    ) -> Terms {
         Terms {
             min: *meeting.nodes.start(),
             max: *meeting.nodes.end(),
@@ -73,7 +94,19 @@ pub(super) fn same(meeting: &Meeting) -> BTreeMap<String, String> {
     ];
     let mut same = meeting.same.clone();
     same.extend(own.map(|(name, value)| (name.to_owned(), value)));
-    same
+    same.into_iter().map(|(name, value)| (printable(&name, TEXT), short(&value))).collect()
+}
+
+/// A value as it travels; the end of a long one is told apart by its digest.
+fn short(value: &str) -> String {
+    match value.len() > TEXT / 4 {
+        true => {
+            let mut digest = DefaultHasher::new();
+            value.hash(&mut digest);
+            format!("{} ({:016x})", printable(value, 200), digest.finish())
+        }
+        false => printable(value, TEXT),
+    }
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -131,7 +164,7 @@ pub(super) struct World {
     /// Rounds decided so far.
     round: u64,
     restart: u32,
-    /// Who was lost and when, for messages.
+    /// Who was lost or refused, for messages.
     lost: Vec<String>,
 }
 
@@ -182,9 +215,8 @@ impl World {
             )));
         }
         self.check_place(node.place)?;
-        let host: String = node.host.chars().filter(|c| !c.is_control()).take(64).collect();
         let member = Member {
-            name: format!("{host} (process {})", node.pid),
+            name: format!("{} (process {})", printable(&node.host, 64), node.pid),
             local_ranks: node.local_ranks,
             place: node.place,
             seen: now,
@@ -227,6 +259,11 @@ impl World {
         if let Some(member) = self.members.get_mut(&id) {
             member.seen = now;
         }
+    }
+
+    /// Somebody was not let in, which may explain who is missing.
+    pub(super) fn refused(&mut self, text: &str) {
+        self.lost.push(text.to_owned());
     }
 
     /// A node can take part in a round. Where there is a place for it in a round that runs, all restart, and that
@@ -370,6 +407,11 @@ impl World {
 
     /// Places go by the numbers that nodes have, or else by their order of arrival, so the keeper is first.
     fn begin(&mut self, mut nodes: Vec<Id>) {
+        let nonce = match (self.terms.nonce)() {
+            Ok(nonce) => nonce,
+            // Two rounds with one token would be open to each other's ranks.
+            Err(cause) => return self.abort(&format!("no round can begin: {cause}")),
+        };
         nodes.sort_by_key(|id| self.members.get(id).and_then(|member| member.place));
         nodes.truncate(self.terms.max);
         let mut local_ranks = Vec::with_capacity(nodes.len());
@@ -380,7 +422,7 @@ impl World {
             }
         }
         self.round += 1;
-        let (port, nonce) = ((self.terms.free_port)(), (self.terms.nonce)());
+        let port = (self.terms.free_port)();
         self.phase = Phase::Working { nodes, local_ranks, port, nonce };
     }
 

@@ -436,13 +436,9 @@ fn machines_meet_as_they_are_told() {
         site.resolve(&format!("{line} --rdzv_backend c10d --rdzv_conf timeout=9,join_timeout=5 env.py"));
     assert_eq!(
         resolved.launch.nodes,
-        Nodes::Elastic {
-            ranks: 2,
-            count: 2..=2,
-            endpoint: ("h".to_owned(), 29500),
-            conf: "timeout=9,join_timeout=5".to_owned(),
-        }
+        Nodes::Elastic { ranks: 2, count: 2..=2, endpoint: ("h".to_owned(), 29500) }
     );
+    assert_eq!(resolved.launch.rdzv_conf, "timeout=9,join_timeout=5");
     let said = site.wrong(&format!("{line} --rdzv_backend etcd env.py"));
     assert!(said.contains("machines do not meet by `etcd` here"), "{said}");
     let zero = line.replace("--multi_gpu", "--use_deepspeed");

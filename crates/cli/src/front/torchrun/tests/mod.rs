@@ -160,9 +160,12 @@ fn machines_meet_as_in_the_original() {
     let elastic = launch(
         "--nnodes 1:4 --nproc-per-node 2 --rdzv-backend c10d --rdzv-endpoint node0 --rdzv-conf join_timeout=9,is_host=1",
     );
-    let conf = "join_timeout=9,is_host=1".to_owned();
     let endpoint = ("node0".to_owned(), 29400);
-    assert_eq!(elastic.nodes, Nodes::Elastic { ranks: 2, count: 1..=4, endpoint, conf });
+    assert_eq!(elastic.nodes, Nodes::Elastic { ranks: 2, count: 1..=4, endpoint });
+    assert_eq!(elastic.rdzv_conf, "join_timeout=9,is_host=1");
+    // Machines with numbers meet by the same settings.
+    assert_eq!(launch("--nnodes 2 --rdzv-conf insecure=1").rdzv_conf, "insecure=1");
+    assert_eq!(launch("--nnodes 2 --insecure-rendezvous").rdzv_conf, "insecure=1");
     // With c10d and one machine nobody else is to be met.
     assert_eq!(launch("--rdzv-backend c10d --nproc-per-node 2"), launch("--nproc-per-node 2"));
 }

@@ -290,7 +290,7 @@ fn a_wait_can_be_stopped() {
 fn every_round_has_a_token_of_its_own() {
     within(|| {
         let mut ours = meeting(2..=2);
-        ours.token = Some("sesame".into());
+        ours.access.token = Some("sesame".into());
         ours.max_restarts = 1;
         let numbered = [1, 0].map(|place| Meeting { place: Some(place), ..ours.clone() });
         let all = first_round(&numbered);
@@ -317,6 +317,7 @@ fn machine_0_must_listen_where_the_others_look() {
         let error = Agent::join(&ours, &never).err().unwrap();
         assert!(matches!(error, AgentsError::NotHere { .. }), "{error}");
         ours.endpoint.0 = "192.0.2.1".into();
+        ours.access.insecure = true;
         let error = Agent::join(&ours, &never).err().unwrap();
         assert!(error.to_string().contains("cannot listen at 192.0.2.1"), "{error}");
     });

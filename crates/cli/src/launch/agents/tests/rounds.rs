@@ -31,7 +31,7 @@ fn world_of(numbered: bool, min: usize, max: usize, max_restarts: u32) -> (World
         same: BTreeMap::new(),
         master_addr: "first".into(),
         free_port: || 4000,
-        nonce: || "nonce".into(),
+        nonce: || Ok("nonce".into()),
         numbered,
     };
     let clock = Clock(Instant::now());

@@ -29,32 +29,54 @@ fn endpoints_and_numbers_of_nodes() {
     }
 }
 
+const ONE: &str = "q83vEjRWeJASNFZ4kKvN7w==";
+const OTHER: &str = "9b0f2cc1d66e4af0a6e1b1f7f5d2c3e8";
+
 #[test]
 fn settings_of_the_rendezvous() {
     let mut ours = meeting(1..=2);
-    assert!(ours.note().unwrap().contains("OARLOCK_RDZV_TOKEN"));
-    let conf = " join_timeout=60, last_call_timeout=2,keep_alive_interval=1,is_host=true,token=a=b,";
-    ours.configure(conf, &|_| None).unwrap();
+    let warnings = ours.warnings();
+    assert!(warnings.len() == 1 && warnings[0].contains("oarlock token new > run.token"), "{warnings:?}");
+    assert!(ours.only_private());
+    let conf =
+        format!(" join_timeout=60, last_call_timeout=2,keep_alive_interval=1,is_host=true,token={ONE},");
+    ours.configure(&conf, &|_| None).unwrap();
     assert_eq!(ours.join_timeout, Duration::from_secs(60));
     assert_eq!((ours.last_call, ours.keep_alive), (Duration::from_secs(2), Duration::from_secs(1)));
-    assert_eq!((ours.token.as_deref(), ours.note()), (Some("a=b"), None));
-    for wrong in ["join_timeout", "join_timeout=soon", "join_timeout=0", "jion_timeout=5"] {
+    assert_eq!((ours.access.token.as_deref(), ours.warnings().len()), (Some(ONE), 0));
+    assert!(!ours.only_private());
+    for wrong in [
+        "join_timeout",
+        "join_timeout=soon",
+        "join_timeout=0",
+        "jion_timeout=5",
+        "insecure=maybe",
+        "encryption=x",
+    ] {
         let error = ours.configure(wrong, &|_| None).unwrap_err().to_string();
         assert!(error.starts_with(&format!("--rdzv-conf is `{wrong}`; expected")), "{error}");
     }
-    assert_eq!(meeting(1..=1).note(), None);
+    let weak = ours.configure("token=hunter2", &|_| None).unwrap_err().to_string();
+    assert!(
+        weak.contains("weak") && weak.contains("oarlock token new") && !weak.contains("hunter2"),
+        "{weak}"
+    );
+    assert_eq!(meeting(1..=1).warnings(), Vec::<String>::new());
     // And whom it waits for, which may take long.
     assert_eq!(meeting(1..=1).waits(), None);
     assert!(meeting(1..=4).waits().unwrap().starts_with("1 to 4 nodes meet at "));
     assert!(meeting(2..=2).waits().unwrap().starts_with("2 nodes meet at "));
     let variable =
         |token: &'static str| move |name: &str| (name == "OARLOCK_RDZV_TOKEN").then(|| token.into());
-    let error = ours.configure("", &variable("c")).unwrap_err().to_string();
-    assert!(error.contains("expected the same as OARLOCK_RDZV_TOKEN"), "{error}");
-    ours.configure("", &variable("a=b")).unwrap();
-    ours.token = None;
-    ours.configure("", &variable("c")).unwrap();
-    assert_eq!(ours.token.as_deref(), Some("c"));
+    let error = ours.configure("", &variable(OTHER)).unwrap_err().to_string();
+    assert!(error.starts_with("OARLOCK_RDZV_TOKEN: another token is given as well"), "{error}");
+    ours.configure("", &variable(ONE)).unwrap();
+    ours.access.token = None;
+    ours.configure("", &variable(OTHER)).unwrap();
+    assert_eq!(ours.access.token.as_deref(), Some(OTHER));
+    ours.access.token = None;
+    ours.configure("insecure=1", &|_| None).unwrap();
+    assert!(!ours.only_private());
     ours.run_id.clear();
     assert!(matches!(ours.check(), Err(AgentsError::Setting { what: "--rdzv-id", .. })));
 }
@@ -64,8 +86,10 @@ fn messages_come_back_as_they_were() {
     for request in [Request::Ready, Request::Look { wait_ms: 5 }, Request::Done { round: u64::MAX }] {
         assert_eq!(message::read(&message::write(&request)), Some(request));
     }
-    let reply = Reply::View(View::Aborted { reason: "\u{1}\"ü".into() });
-    assert_eq!(message::read(&message::write(&reply)), Some(reply));
+    let reply = |reason: &str| Reply::View(View::Aborted { reason: reason.into() });
+    assert_eq!(message::read(&message::write(&reply("\"ü"))), Some(reply("\"ü")));
+    // What a terminal would obey does not.
+    assert_eq!(message::read(&message::write(&reply("\u{1b}[2J\u{202e}"))), Some(reply("�[2J�")));
     for wrong in
         ["", "{}", "\"hello\"", "{\"look\":{}}", "{\"look\":{\"wait_ms\":-1}}", "\"ready\" x", "[[[["]
     {

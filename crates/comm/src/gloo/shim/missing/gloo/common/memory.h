@@ -1,14 +1,10 @@
-// Three types that headers of Gloo name, for Debian's libgloo-dev, which leaves out the header that declares them. Their members
-// are used inside the library only, so what is here is their layout: one pointer each.
+// Three types that headers of Gloo name, for Debian's libgloo-dev, which leaves out the header that declares them. They have the
+// layout of the library's: a pointer of the standard library each, to an object that its user owns.
 #pragma once
 
 #include <memory>
 
 namespace gloo {
-
-// Named in signatures.
-template <typename T>
-class NonOwningPtr;
 
 // A member of UnboundBuffer, whose constructor and destructor are the library's.
 template <typename T>
@@ -29,8 +25,24 @@ class WeakNonOwningPtr {
   WeakNonOwningPtr() = default;
   explicit WeakNonOwningPtr(const ShareableNonOwningPtr<T>& of);
 
+  // The object, if it is still there; it stays as long as the result.
+  std::shared_ptr<T> lock() const { return layout_.lock(); }
+
  private:
   std::weak_ptr<T> layout_;
+};
+
+// What a pair holds while it uses a buffer.
+template <typename T>
+class NonOwningPtr {
+ public:
+  NonOwningPtr() = default;
+  explicit NonOwningPtr(const WeakNonOwningPtr<T>& of) : layout_(of.lock()) {}
+
+  explicit operator bool() const { return layout_ != nullptr; }
+
+ private:
+  std::shared_ptr<T> layout_;
 };
 
 }  // namespace gloo
