@@ -6,8 +6,8 @@ use std::process::ExitCode;
 use std::sync::mpsc;
 use std::time::Duration;
 
-use crate::config::{Problem, Problems};
 use crate::config::render::{render, visible};
+use crate::config::{Problem, Problems};
 use crate::error::Error;
 use oarlock::Occupied;
 
@@ -61,7 +61,10 @@ pub(crate) fn refuse_taken(folder: &Path, overwrite: bool) -> Outcome {
         return Ok(());
     }
     let problem = Problem::new(format!("`{}` is there already", folder.display()));
-    Err(Problems::from(problem.help(format!("name another folder, or add {OVERWRITE} to replace a checkpoint"))).into())
+    Err(Problems::from(
+        problem.help(format!("name another folder, or add {OVERWRITE} to replace a checkpoint")),
+    )
+    .into())
 }
 
 /// Prints what went wrong, and returns the exit code of the process.

@@ -54,7 +54,7 @@ const MERGE_SHARDS: &[&str] = &["merge-weights", "whole/checkpoint-1", "out", "-
 const ACCELERATE: &[&str] = &["accelerate", "merge-weights", "whole/checkpoint-1", "out"];
 const GATHER: &[&str] = &["gather-checkpoint", "whole/checkpoint-1", "--out", "out"];
 const TOKENIZER: &[&str] =
-    &["tokenizer", "train", "--dataset", "text.jsonl", "--output_dir", "out", "--vocab_size", "300"];
+    &["tokenizer", "train", "--dataset", "text.jsonl", "--output-dir", "out", "--vocab-size", "300"];
 const LINKS: &[&str] = &["link-tools", "out"];
 
 /// Each command with what lets it overwrite, where it can.
@@ -86,12 +86,18 @@ const FOLDERS: [(&str, &[&str]); 11] = [
     ),
     ("an adapter", &["adapter_config.json", "adapter_model.safetensors"]),
     ("a model of torch", &["config.json", "pytorch_model.bin"]),
-    ("other files", &["notes.txt", "data/rows.jsonl", "model.fp16.safetensors", "modelcard.md", "train.yaml"]),
+    (
+        "other files",
+        &["notes.txt", "data/rows.jsonl", "model.fp16.safetensors", "modelcard.md", "train.yaml"],
+    ),
     ("logs", &["trainer_log.jsonl", "trainer_state.json", "all_results.json"]),
     ("a tokenizer", &["tokenizer.json", "tokenizer_config.json", "chat_template.jinja"]),
     ("a checkpoint of transformers", &["checkpoint-1/model.safetensors", "checkpoint-1/optimizer.pt"]),
     ("names of ours", &["run.lock", "torchrun", "oarlock_files.json", "results.json"]),
-    ("a folder in a place", &["model.safetensors/notes.txt", "tokenizer.json/notes.txt", "state/manifest.json"]),
+    (
+        "a folder in a place",
+        &["model.safetensors/notes.txt", "tokenizer.json/notes.txt", "state/manifest.json"],
+    ),
 ];
 
 fn site() -> Site {
@@ -121,7 +127,7 @@ fn examine(site: &Site, what: &str, before: &Files, said: &Said, may_overwrite: 
     let removed: Vec<&&String> = lost.iter().filter(|name| !after.contains_key(**name)).collect();
     assert!(removed.is_empty(), "{what}: removed {removed:?}: {said:?}");
     if is_adapter {
-        assert!(!lost.iter().any(|name| name.contains("model.") || name.starts_with("model-")), "{what}: {lost:?}");
+        assert!(!lost.iter().any(|name| name.starts_with("model")), "{what}: {lost:?}");
     }
     // Weights of two models are never in one folder.
     let is_new = |name: &&String| !before.contains_key(*name) || lost.contains(name);
@@ -160,7 +166,9 @@ fn what_a_command_did_not_write_it_neither_replaces_nor_removes() {
 #[test]
 fn a_result_gives_way_to_the_next_of_the_same_command_until_somebody_changes_it() {
     let site = site();
-    for (command, overwrite) in [(EXPORT, "overwrite_output_dir=true"), (MERGE, "--overwrite"), (TOKENIZER, "--overwrite")] {
+    for (command, overwrite) in
+        [(EXPORT, "overwrite_output_dir=true"), (MERGE, "--overwrite"), (TOKENIZER, "--overwrite")]
+    {
         lay_out(&site, &["notes.txt"]);
         for _ in 0..2 {
             let said = run(site.oarlock(command));
@@ -203,7 +211,12 @@ fn a_finished_run_is_not_begun_anew_and_goes_on_where_it_has_a_checkpoint() {
     let before = files(&site.path("out"));
     let said = run_of(&["max_steps=4"]);
     assert_eq!(said.code, Some(2), "{said:?}");
-    for part in ["Output directory already exists and is not empty", "model.safetensors", "output_dir=out", "overwrite_output_dir: true"] {
+    for part in [
+        "Output directory already exists and is not empty",
+        "model.safetensors",
+        "output_dir=out",
+        "overwrite_output_dir: true",
+    ] {
         assert!(said.stderr.contains(part), "{part}: {said:?}");
     }
     assert_eq!(files(&site.path("out")), before);
@@ -232,7 +245,9 @@ fn a_finished_run_is_not_begun_anew_and_goes_on_where_it_has_a_checkpoint() {
     fs::write(site.path("out/model.safetensors"), "another").unwrap();
     let said = run_of(&["max_steps=8", "save_strategy=steps", "save_steps=3"]);
     assert_eq!(said.code, Some(2), "{said:?}");
-    assert!(said.stderr.contains("model.safetensors") && said.stderr.contains("resume_from_checkpoint: PATH"));
+    assert!(
+        said.stderr.contains("model.safetensors") && said.stderr.contains("resume_from_checkpoint: PATH")
+    );
     assert_eq!(site.model("out"), b"another");
     // Checkpoints are no less of a result.
     for words in [&["resume_from_checkpoint=false"][..], &["resume_from_checkpoint=elsewhere"]] {
@@ -240,7 +255,10 @@ fn a_finished_run_is_not_begun_anew_and_goes_on_where_it_has_a_checkpoint() {
         let before = files(&site.path("out"));
         let said = run_of(words);
         assert_eq!(said.code, Some(2), "{said:?}");
-        assert!(said.stderr.contains("holds checkpoints of an earlier run, the newest checkpoint-6"), "{said:?}");
+        assert!(
+            said.stderr.contains("holds checkpoints of an earlier run, the newest checkpoint-6"),
+            "{said:?}"
+        );
         assert_eq!(files(&site.path("out")), before);
     }
 }

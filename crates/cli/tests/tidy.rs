@@ -44,13 +44,14 @@ const LIBRARY: Edges = &[
     ("optim", &["config", "error", "nn", "shard"]),
     ("lr_scheduler", &["config", "error", "optim"]),
     ("estimate", &["config", "error", "model", "nn", "shard"]),
-    ("adapters", &["config", "data", "error", "model", "nn", "shard"]),
+    ("adapters", &["config", "data", "disk", "error", "model", "nn", "shard"]),
     (
         "accelerator",
         &[
             "checkpoint",
             "config",
             "data",
+            "disk",
             "error",
             "lr_scheduler",
             "model",
@@ -111,6 +112,7 @@ const LIBRARY: Edges = &[
             "accelerator",
             "checkpoint",
             "config",
+            "disk",
             "error",
             "lr_scheduler",
             "nearest",

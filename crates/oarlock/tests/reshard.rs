@@ -108,7 +108,13 @@ fn merged(checkpoint: &Path, out: &Path) -> Vec<(String, Vec<u32>)> {
     merge_weights(
         checkpoint,
         out,
-        &MergeOptions { tag: None, model: None, dtype: Some(DType::F32), max_shard_bytes: 1 << 30, overwrite: false },
+        &MergeOptions {
+            tag: None,
+            model: None,
+            dtype: Some(DType::F32),
+            max_shard_bytes: 1 << 30,
+            overwrite: false,
+        },
     )
     .unwrap();
     let bytes = std::fs::read(out.join("model.safetensors")).unwrap();

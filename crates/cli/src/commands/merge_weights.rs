@@ -40,8 +40,8 @@ pub(super) fn run(args: &MergeArgs) -> Outcome {
         max_shard_bytes: args.max_shard_size,
         overwrite: args.overwrite,
     };
-    let merged = merge_weights(&args.checkpoint, &args.out, &options)
-        .map_err(|error| occupied(error, OVERWRITE))?;
+    let merged =
+        merge_weights(&args.checkpoint, &args.out, &options).map_err(|error| occupied(error, OVERWRITE))?;
     print(&format!(
         "wrote {:.2} M parameters of {} in {} to {}: {}\n",
         merged.n_elems as f64 / 1e6,

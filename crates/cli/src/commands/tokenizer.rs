@@ -34,7 +34,8 @@ pub(super) enum TokenizerCommand {
 }
 
 pub(super) fn run(command: &TokenizerCommand) -> Outcome {
-    let TokenizerCommand::Train { dataset, dataset_dir, output_dir, vocab_size, max_samples, overwrite } = command;
+    let TokenizerCommand::Train { dataset, dataset_dir, output_dir, vocab_size, max_samples, overwrite } =
+        command;
     let source = Source::resolve(dataset, dataset_dir, *max_samples)?;
     let writer = Writer { by: "tokenizer training", overwrites: *overwrite };
     let refused = |error| occupied(error, OVERWRITE);

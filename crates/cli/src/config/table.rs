@@ -364,7 +364,7 @@ pub const KEYS: &[Key] = &[
     key(Eval, Bool, "prediction_loss_only", "false", NoEffect("evaluation gives loss and perplexity"), "Evaluate the loss only"),
     key(Eval, Bool, "compute_accuracy", "false", Used, "Evaluate the share of learned tokens that are the most probable, too, as eval_accuracy: the mean over examples"),
     key(Save, Path, "output_dir", "", Used, "Folder of checkpoints, logs and the final model"),
-    key(Save, Bool, "overwrite_output_dir", "false", Used, "Start from the beginning even if the folder contains checkpoints; later ones are removed with the first save"),
+    key(Save, Bool, "overwrite_output_dir", "false", Used, "Start from the beginning even if the folder contains checkpoints or a model, and replace files of the same names; later checkpoints are removed with the first save. Also for export"),
     key(Save, BoolOrPath, "resume_from_checkpoint", "", Used, "Folder of a checkpoint, true for the newest, false for none; unset: the newest if there is one"),
     key(Save, Bool, "resume_anyway", "false", Used, "Our own: go on from a checkpoint although settings or data that change what is computed are others than in the run that saved it"),
     key(Save, Choice(&["no", "steps", "epoch", "best"]), "save_strategy", "steps", Used, "When to save; best: after each evaluation that is the best so far"),

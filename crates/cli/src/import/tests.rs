@@ -114,7 +114,8 @@ fn an_engine_goes_on_from_it_and_the_weights_merge() {
     let client = load(&to, &comm, &mut engine).unwrap();
     assert_eq!((client.step, engine.n_steps()), (3, 3));
 
-    let options = MergeOptions { tag: None, model: None, dtype: None, max_shard_bytes: 1 << 30, overwrite: false };
+    let options =
+        MergeOptions { tag: None, model: None, dtype: None, max_shard_bytes: 1 << 30, overwrite: false };
     let merged = merge_weights(&to, &site.path().join("model"), &options).unwrap();
     assert_eq!(merged.dtype, DType::BF16);
     let [ours, theirs] = [to.join("model.safetensors"), site.path().join("model/model.safetensors")];

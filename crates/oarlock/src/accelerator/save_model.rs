@@ -10,9 +10,10 @@ use oarlock_tensor::{DType, Tensor};
 use super::handle::Accelerator;
 use super::prepared::Prepared;
 use crate::checkpoint::{self, Frozen};
+use crate::disk::A_PROGRAM;
 use crate::error::{Error, Result};
 use crate::model::Stored;
-use crate::model::hf::{A_PROGRAM, ModelFiles, Weight, check_weights_dtype};
+use crate::model::hf::{ModelFiles, Weight, check_weights_dtype};
 use crate::nn::{BufferValues, Module, NamedBuffer, NamedParam, buffers, names_of, parameters};
 use crate::shard::{MASTER, Slice, Snapshot};
 

@@ -1,5 +1,6 @@
 //! The folder of a checkpoint comes into being in one moment, and what died before that moment is cleared away.
 
+use std::collections::BTreeSet;
 use std::collections::hash_map::RandomState;
 use std::fs::{self, File};
 use std::hash::BuildHasher;
@@ -12,6 +13,7 @@ use crate::error::{Error, Result};
 
 const TEMPORARY: &str = ".tmp-";
 const ASIDE: &str = ".old-";
+const KEPT: &str = ".kept";
 
 /// The folder in which the checkpoint `target` is written.
 pub fn temporary(target: &Path, token: &str) -> PathBuf {
@@ -97,6 +99,7 @@ impl TempFolder {
         let replaces = exists(&self.target)?;
         if replaces {
             refuse_foreign(&self.target)?;
+            set_aside(&self.target)?;
             fs::rename(&self.target, &old).map_err(Error::io("rename", &self.target))?;
         }
         if let Err(error) = fs::rename(&self.path, &self.target) {
@@ -125,11 +128,51 @@ impl Drop for TempFolder {
     }
 }
 
-/// Removes a checkpoint. Its name vanishes first, so that no half of it is ever found under it.
+/// Removes a checkpoint. Its name vanishes first, so that no half of it is ever found under it. Files in it that its save did
+/// not write stay, in a folder of the same name with `.kept` behind it.
+///
+/// # Errors
+/// When it cannot be removed.
 pub fn remove(target: &Path) -> Result<()> {
+    set_aside(target)?;
     let doomed = temporary(target, &new_token());
     fs::rename(target, &doomed).map_err(Error::io("remove", target))?;
     fs::remove_dir_all(&doomed).map_err(Error::io("remove", &doomed))
+}
+
+/// Moves the files of a checkpoint that its manifest does not list into a folder beside it.
+fn set_aside(target: &Path) -> Result<()> {
+    // What a damaged one lists cannot be known.
+    let Ok(manifest) = Manifest::read(target) else { return Ok(()) };
+    let own: BTreeSet<PathBuf> = (manifest.files.iter().map(|file| file.path.as_str()))
+        .chain([MANIFEST])
+        .map(|path| target.join(path))
+        .collect();
+    let kept = sibling(target, KEPT, "");
+    let mut folders = vec![target.to_path_buf()];
+    while let Some(folder) = folders.pop() {
+        for (_, path) in entries(&folder)? {
+            let is_folder = fs::symlink_metadata(&path).is_ok_and(|found| found.is_dir());
+            match is_folder {
+                true => folders.push(path),
+                false if own.contains(&path) => {}
+                false => keep(target, &path, &kept)?,
+            }
+        }
+    }
+    Ok(())
+}
+
+/// Moves a file of a checkpoint into a folder, under the path that it has.
+fn keep(target: &Path, path: &Path, kept: &Path) -> Result<()> {
+    let Ok(inside) = path.strip_prefix(target) else { return Ok(()) };
+    let mut to = kept.join(inside);
+    if exists(&to)? {
+        to = sibling(kept, "-", &new_token()).join(inside);
+    }
+    let folder = parent_of(&to);
+    fs::create_dir_all(folder).map_err(Error::io("create", folder))?;
+    fs::rename(path, &to).map_err(Error::io("rename", path))
 }
 
 /// Finishes exchanges that a crash has interrupted: those of `name` and of all checkpoints of a run.

@@ -71,6 +71,4 @@ pub use template::{ChatTemplate, Rendered};
 pub use tokenizer::{SpecialIds, StreamDecoder, Tokenizer};
 pub use tool_calls::{ToolCall, tool_calls};
 #[cfg(feature = "tokenizers")]
-pub use train_bpe::{
-    MINIMIND_RESERVED, SpecialToken, TOKENIZER_FILES, TrainSettings, learn_bpe, train_bpe,
-};
+pub use train_bpe::{MINIMIND_RESERVED, SpecialToken, TOKENIZER_FILES, TrainSettings, learn_bpe, train_bpe};

@@ -16,6 +16,7 @@ use super::DeepSpeedEngine;
 use super::engine::Count;
 use super::zero::{each_parameter, together};
 use crate::checkpoint::{self, BASE_KEY, ClientState, Contents, Frozen, Manifest, Saver, describe_base};
+use crate::disk::{A_PROGRAM, Outputs, Part, Writer};
 use crate::error::{Error, Result};
 use crate::nn::Module;
 use crate::optim::LossScalerState;
@@ -157,7 +158,7 @@ impl<M: Module> DeepSpeedEngine<M> {
     /// DeepSpeed writes a pickle, and nothing at all in stage 3 without `stage3_gather_16bit_weights_on_model_save`.
     ///
     /// # Errors
-    /// A file that cannot be written, on all ranks.
+    /// A file that cannot be written, or that is there and was not saved by a program, or not as it is now; on all ranks.
     #[track_caller]
     pub fn save_16bit_model(&self, dir: impl AsRef<Path>, name: Option<&str>) -> Result<()> {
         self.save_16bit_model_with(dir, name, Frozen::Include)
@@ -257,10 +258,17 @@ fn write(
         Ok((name.as_str(), TensorView::new(dtype, shape.clone(), bytes).map_err(wrong)?))
     });
     let views = views.collect::<Result<Vec<_>>>()?;
+    let mut outputs = Outputs::of(dir);
+    outputs.refuse(Writer { by: A_PROGRAM, overwrites: false }, [name])?;
     fs::create_dir_all(dir).map_err(Error::io("create", dir))?;
     let part = dir.join(format!("{name}.new"));
     let metadata = base.map(|base| HashMap::from([(BASE_KEY.to_owned(), base)]));
     safetensors::serialize_to_file(views, metadata, &part).map_err(wrong)?;
     let written = fs::File::open(&part).and_then(|file| file.sync_all());
-    written.and_then(|()| fs::rename(&part, dir.join(name))).map_err(Error::io("write", dir.join(name)))
+    written.map_err(Error::io("write", dir.join(name)))?;
+    outputs.add_file(A_PROGRAM, Part::Model, name, &part)?;
+    outputs.save()?;
+    fs::rename(&part, dir.join(name)).map_err(Error::io("write", dir.join(name)))?;
+    outputs.settle(&[]);
+    outputs.save()
 }

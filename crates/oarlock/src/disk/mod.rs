@@ -5,7 +5,7 @@ mod placed;
 mod sums;
 mod unnamed;
 
-pub use outputs::{Outputs, Part, RECORD, Stamp, Writer, covers};
+pub use outputs::{A_PROGRAM, Outputs, Part, RECORD, Stamp, Writer, covers};
 pub use placed::PAGE;
 pub use sums::{Algorithm, Sum, SummedFile, sync_folder};
 pub use unnamed::unnamed_file;

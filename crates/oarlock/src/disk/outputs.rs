@@ -18,6 +18,9 @@ use crate::error::{Error, Occupied, Result};
 /// The name of the record.
 pub const RECORD: &str = "oarlock_files.json";
 
+/// What a record calls the writer of what a program of a user saves.
+pub const A_PROGRAM: &str = "save of a program";
+
 /// The most bytes of a record; one that is larger is none of ours.
 const MOST_BYTES: u64 = 16 << 20;
 
@@ -89,8 +92,7 @@ impl Outputs {
     /// The names of what `by` wrote for these results, in order; whether it still lies there is another question.
     pub fn names(&self, by: Option<&str>, parts: &[Part]) -> BTreeSet<&str> {
         let found = self.entries.iter();
-        let found =
-            found.filter(|entry| by.is_none_or(|by| entry.by == by) && parts.contains(&entry.part));
+        let found = found.filter(|entry| by.is_none_or(|by| entry.by == by) && parts.contains(&entry.part));
         found.map(|entry| entry.name.as_str()).collect()
     }
 
@@ -226,9 +228,8 @@ fn is_as_written(path: &Path, entry: &Entry) -> bool {
     let Some(bytes) = entry.bytes else { return true };
     let Ok(file) = File::open(path) else { return false };
     let is_whole = file.metadata().is_ok_and(|found| found.len() == bytes) && covers(&entry.sums, bytes);
-    let is_same = |sum: &Sum| {
-        Algorithm::Xxh3.of_file(&file, sum.offset, sum.bytes).is_ok_and(|hash| hash == sum.hash)
-    };
+    let is_same =
+        |sum: &Sum| Algorithm::Xxh3.of_file(&file, sum.offset, sum.bytes).is_ok_and(|hash| hash == sum.hash);
     is_whole && entry.sums.iter().all(is_same)
 }
 

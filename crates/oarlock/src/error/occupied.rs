@@ -32,7 +32,12 @@ const NAMED: usize = 6;
 
 impl Occupied {
     /// Files that `by` did not write, or not as they are now, and would replace.
-    pub(crate) fn replaced(folder: &Path, files: Vec<String>, by: &'static str, overwrites: bool) -> Occupied {
+    pub(crate) fn replaced(
+        folder: &Path,
+        files: Vec<String>,
+        by: &'static str,
+        overwrites: bool,
+    ) -> Occupied {
         let conflict = Conflict::Replaced;
         Occupied { folder: folder.to_path_buf(), files, by, conflict, can_overwrite: !overwrites }
     }
@@ -59,9 +64,13 @@ impl Occupied {
             Conflict::Replaced if self.can_overwrite => {
                 format!("{named} would be replaced, and no earlier {by} wrote that, or it was changed since")
             }
-            Conflict::Replaced => format!("{named} would be replaced, and is no file, or part of a checkpoint"),
+            Conflict::Replaced => {
+                format!("{named} would be replaced, and is no file, or part of a checkpoint")
+            }
             Conflict::Mixed => {
-                format!("{named} would lie beside the weights of another model, and no earlier {by} wrote that")
+                format!(
+                    "{named} would lie beside the weights of another model, and no earlier {by} wrote that"
+                )
             }
         }
     }

@@ -91,6 +91,20 @@ impl LineFile {
         Ok(LineFile { path: path.to_owned(), file, len: 0 })
     }
 
+    /// Begins an empty file where others may have one of this name: what is there goes to the first free `NAME.1`, `NAME.2` ….
+    pub fn beside(path: &Path) -> Result<Self> {
+        if fs::metadata(path).is_ok_and(|found| found.len() > 0) {
+            let named = |number: u32| {
+                let mut name = path.file_name().unwrap_or_default().to_owned();
+                name.push(format!(".{number}"));
+                path.with_file_name(name)
+            };
+            let free = (1..).map(named).find(|path| fs::symlink_metadata(path).is_err());
+            free.map_or(Ok(()), |free| fs::rename(path, free)).map_err(io_error("move", path))?;
+        }
+        LineFile::create(path)
+    }
+
     /// Continues a file, or begins it. Half a line at its end, left by a crash, is cut off.
     pub fn open(path: &Path) -> Result<Self> {
         let mut file = OpenOptions::new()

@@ -139,7 +139,8 @@ impl Folder<'_> {
             read.extend(reference.adapters.iter().map(|dir| ("ref_model_adapters", dir.as_path())));
         }
         let own = self.dir.canonicalize().ok()?;
-        let (key, path) = read.into_iter().find(|(_, path)| path.canonicalize().is_ok_and(|path| path == own))?;
+        let (key, path) =
+            read.into_iter().find(|(_, path)| path.canonicalize().is_ok_and(|path| path == own))?;
         Some(Obstacle {
             keys: vec!["output_dir", key],
             message: format!("`output_dir` is `{}`, which the run reads as {key}", path.display()),
@@ -154,8 +155,8 @@ impl Folder<'_> {
         }
         let dir = self.dir.display();
         let name = |one: &Listed| one.path.file_name().unwrap_or_default().to_string_lossy().into_owned();
-        let (foreign, own): (Vec<&Listed>, Vec<&Listed>) = (self.listed.iter())
-            .partition(|one| matches!(one.problem, Some(Problem::NoManifest)));
+        let (foreign, own): (Vec<&Listed>, Vec<&Listed>) =
+            (self.listed.iter()).partition(|one| matches!(one.problem, Some(Problem::NoManifest)));
         if let (Some(first), false) = (foreign.first(), self.config.save.when == When::Never) {
             return Some(Obstacle {
                 keys: vec!["output_dir"],
@@ -229,9 +230,13 @@ impl Folder<'_> {
             (true, _) => "which this run did not write, or which was changed since",
         };
         let begin = match (resumes, is_adapter) {
-            (true, _) => "or move it away; or write `overwrite_output_dir: true` with `resume_from_checkpoint: PATH` of the \
-                          checkpoint to go on from",
-            (false, true) => "or write `overwrite_output_dir: true`, which replaces an adapter and leaves a model where it is",
+            (true, _) => {
+                "or move it away; or write `overwrite_output_dir: true` with `resume_from_checkpoint: PATH` of the \
+                          checkpoint to go on from"
+            }
+            (false, true) => {
+                "or write `overwrite_output_dir: true`, which replaces an adapter and leaves a model where it is"
+            }
             (false, false) => "or write `overwrite_output_dir: true` to replace it",
         };
         Ok(Some(Obstacle {
@@ -298,7 +303,8 @@ fn is_lock(path: &Path) -> bool {
 
 fn names(dir: &Path) -> Result<Vec<String>> {
     let entries = fs::read_dir(dir).map_err(Error::io("read", dir))?;
-    let mut names: Vec<String> = entries.flatten().filter_map(|entry| entry.file_name().into_string().ok()).collect();
+    let mut names: Vec<String> =
+        entries.flatten().filter_map(|entry| entry.file_name().into_string().ok()).collect();
     names.sort_unstable();
     Ok(names)
 }

@@ -92,7 +92,8 @@ fn weights_come_out_of_a_checkpoint_of_two_models() {
             accelerator.get_state_dict(&training.nets[net]).unwrap()["up.weight"].to_vec::<f32>().unwrap()
         })
     });
-    let of = |model| MergeOptions { tag: None, model, dtype: None, max_shard_bytes: u64::MAX, overwrite: false };
+    let of =
+        |model| MergeOptions { tag: None, model, dtype: None, max_shard_bytes: u64::MAX, overwrite: false };
     for (model, width) in [(0, 9), (1, 150)] {
         let merged = merge_weights(&dir, &out, &of(Some(model))).unwrap();
         assert_eq!((merged.n_elems, merged.n_models), (4 * width + width + width * 4 + 4, 2));

@@ -1,6 +1,5 @@
 //! `accelerate merge-weights`: the model in a sharded checkpoint, in one piece.
 
-use std::fs;
 use std::path::Path;
 
 use super::{COMMAND, parse, refuse};
@@ -8,8 +7,7 @@ use crate::config::Words;
 use crate::config::flags::Flags;
 use crate::config::keys::{Key, Status, ValueType};
 use crate::console::{OVERWRITE, Outcome, occupied, print};
-use crate::error::Error;
-use oarlock::checkpoint::{MergeOptions, merge_weights};
+use oarlock::checkpoint::{self, MergeOptions, merge_weights};
 
 pub(super) const FLAGS: Flags = Flags {
     command: "accelerate merge-weights",
@@ -81,7 +79,7 @@ pub fn run(words: &Words) -> Outcome {
     if remove && merged.n_models > 1 {
         print(&format!("kept {source}, which holds {} models\n", merged.n_models))?;
     } else if remove {
-        fs::remove_dir_all(&merged.checkpoint).map_err(Error::io("remove", &merged.checkpoint))?;
+        checkpoint::remove(&merged.checkpoint)?;
         print(&format!("removed {source}\n"))?;
     }
     Ok(())

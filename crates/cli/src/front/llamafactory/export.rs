@@ -14,17 +14,25 @@ pub(crate) fn export(words: &[String]) -> Outcome {
     let layers = written::arguments(&Words::new(words))?.layers().map_err(Problems::from)?;
     let ExportArgs { model, adapters, quantized, out, max_shard_bytes, dtype, overwrite } =
         export::export(&layers)?;
-    let options =
-        ExportOptions { model: &model, adapters: &adapters, quantized, out: &out, max_shard_bytes, dtype, overwrite };
+    let options = ExportOptions {
+        model: &model,
+        adapters: &adapters,
+        quantized,
+        out: &out,
+        max_shard_bytes,
+        dtype,
+        overwrite,
+    };
     let par = Par::threads(available_cores().len()).map_err(oarlock::Error::from)?;
-    let exported = adapters::export(&options, &Device::cpu(Isa::detect(), par)).map_err(|error| match error {
-        oarlock::Error::Occupied(told) => {
-            let blocked = blocked(&told, "`overwrite_output_dir: true`");
-            let help = blocked.advice().unwrap_or_default().to_owned();
-            Problems::from(export::folder_problem(&layers, blocked.to_string(), help)).into()
-        }
-        error => Failure::from(error),
-    })?;
+    let exported =
+        adapters::export(&options, &Device::cpu(Isa::detect(), par)).map_err(|error| match error {
+            oarlock::Error::Occupied(told) => {
+                let blocked = blocked(&told, "`overwrite_output_dir: true`");
+                let help = blocked.advice().unwrap_or_default().to_owned();
+                Problems::from(export::folder_problem(&layers, blocked.to_string(), help)).into()
+            }
+            error => Failure::from(error),
+        })?;
     let compared = exported.compared;
     let merged = match adapters.len() {
         0 => String::new(),

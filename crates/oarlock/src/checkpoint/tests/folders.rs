@@ -210,3 +210,39 @@ fn a_folder_of_other_things_is_never_replaced() {
     fs::remove_file(dir.join("thesis.tex")).unwrap();
     assert!(save_to(&dir).into_iter().all(|saved| saved.is_ok()));
 }
+
+#[test]
+fn what_somebody_put_into_a_checkpoint_stays_when_it_goes() {
+    let folder = tempfile::tempdir().unwrap();
+    let dir = |n: u64| folder.path().join(format!("checkpoint-{n}"));
+    for n in 1..=3 {
+        save_pattern(&dir(n), 1, n);
+    }
+    let elsewhere = folder.path().join("elsewhere");
+    std::fs::create_dir(&elsewhere).unwrap();
+    std::fs::write(elsewhere.join("rows"), "somebody's").unwrap();
+    for n in [1, 3] {
+        std::fs::create_dir(dir(n).join("notes")).unwrap();
+        std::fs::write(dir(n).join("notes/today.txt"), "somebody's").unwrap();
+        std::os::unix::fs::symlink(&elsewhere, dir(n).join("link")).unwrap();
+    }
+    assert_eq!(retain(folder.path(), 1).unwrap(), [dir(2), dir(1)]);
+    // One that is replaced keeps them as well, and a second time.
+    for salt in 4..=5 {
+        save_pattern(&dir(3), 1, salt);
+        std::fs::create_dir(dir(3).join("notes")).unwrap();
+        std::fs::write(dir(3).join("notes/today.txt"), "somebody's second").unwrap();
+    }
+    save_pattern(&dir(3), 1, 6);
+    let kept = |n: u64| folder.path().join(format!("checkpoint-{n}.kept"));
+    for n in [1, 3] {
+        assert_eq!(std::fs::read_to_string(kept(n).join("notes/today.txt")).unwrap(), "somebody's");
+        assert_eq!(std::fs::read_link(kept(n).join("link")).unwrap(), elsewhere);
+    }
+    let seconds = names(folder.path());
+    let seconds: Vec<&String> =
+        seconds.iter().filter(|name| name.starts_with("checkpoint-3.kept-")).collect();
+    assert_eq!(seconds.len(), 2, "{seconds:?}");
+    assert_eq!(std::fs::read_to_string(elsewhere.join("rows")).unwrap(), "somebody's");
+    assert_eq!(newest(folder.path()).unwrap().path, Some(dir(3)));
+}

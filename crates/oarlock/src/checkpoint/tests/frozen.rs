@@ -105,7 +105,8 @@ fn another_base_is_refused_with_what_to_do() {
         told.ends_with("\"embed.weight\" has the shape [90, 50] in it and [91, 50] in this model"),
         "{told}"
     );
-    let options = MergeOptions { tag: None, model: None, dtype: None, max_shard_bytes: u64::MAX, overwrite: false };
+    let options =
+        MergeOptions { tag: None, model: None, dtype: None, max_shard_bytes: u64::MAX, overwrite: false };
     let told = merge_weights(&dir, &folder.path().join("out"), &options).unwrap_err().to_string();
     assert!(told.contains("it leaves out its frozen parameters (1, such as \"embed.weight\"), so"), "{told}");
 }

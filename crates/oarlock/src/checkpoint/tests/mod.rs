@@ -149,9 +149,10 @@ pub fn save_pattern(dir: &Path, n: usize, salt: u64) {
     });
 }
 
-/// The names in a folder.
+/// The names in a folder, but for the record of what is whose.
 pub fn names(folder: &Path) -> Vec<String> {
-    super::folder::entries(folder).unwrap().into_iter().map(|(name, _)| name).collect()
+    let names = super::folder::entries(folder).unwrap().into_iter().map(|(name, _)| name);
+    names.filter(|name| name != crate::disk::RECORD).collect()
 }
 
 /// Loads on two ranks, expects the same refusal on both and the model as it was, and returns the refusal.

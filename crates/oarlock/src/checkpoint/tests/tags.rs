@@ -106,7 +106,8 @@ fn weights_come_out_of_any_checkpoint_and_out_of_no_damaged_one() {
     let folder = tempfile::tempdir().unwrap();
     let (dir, out) = (folder.path().join("checkpoint-7"), folder.path().join("out"));
     save_pattern(&dir, 3, 5);
-    let options = MergeOptions { tag: None, model: None, dtype: None, max_shard_bytes: 20_000, overwrite: false };
+    let options =
+        MergeOptions { tag: None, model: None, dtype: None, max_shard_bytes: 20_000, overwrite: false };
     let merged = merge_weights(folder.path(), &out, &options).unwrap();
     assert_eq!((merged.n_elems, merged.dtype), (90 * 50 + 90 * 131 + 131 + 33, DType::F32));
     // Settings that are none of ours are taken over as they are.

@@ -14,7 +14,7 @@ use safetensors::Dtype;
 use safetensors::tensor::{Metadata, TensorInfo};
 use serde_json::json;
 
-use crate::disk::{PAGE, Part, Sum, SummedFile, Writer};
+use crate::disk::{A_PROGRAM, PAGE, Part, Sum, SummedFile, Writer};
 use crate::error::{Error, Result};
 use crate::model::family::Stored;
 
@@ -22,9 +22,6 @@ use crate::model::family::Stored;
 pub(super) const CHUNK_ELEMS: usize = 1 << 18;
 
 pub(super) const INDEX: &str = "model.safetensors.index.json";
-
-/// What the record of a folder calls the writer of what a program of a user saves.
-pub(crate) const A_PROGRAM: &str = "save of a program";
 
 /// A weight of a model.
 #[derive(Clone, Debug)]

@@ -19,7 +19,6 @@ pub use bitsandbytes::QuantizedFiles;
 pub use config::{HfConfig, SpecialTokens};
 pub(crate) use elements::floats;
 pub(super) use files::Content;
-pub(crate) use files::A_PROGRAM;
 pub use files::{FileDType, ModelFiles, ModelWriter, Weight, WrittenFile, check_weights_dtype};
 pub use generation::generation_stops;
 pub use load::{LoadedModel, load_for_inference, load_from};

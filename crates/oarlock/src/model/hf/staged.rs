@@ -85,7 +85,9 @@ impl Staged {
             self.files.names().filter(|name| !self.files.is_there(name, &self.dir)).collect();
         for name in &names {
             match sums.get(*name) {
-                Some((bytes, sums)) if covers(sums, *bytes) => outputs.add(by, part, name, *bytes, sums.clone()),
+                Some((bytes, sums)) if covers(sums, *bytes) => {
+                    outputs.add(by, part, name, *bytes, sums.clone())
+                }
                 _ => outputs.add_file(by, part, name, &self.path_of(name))?,
             }
         }

@@ -36,7 +36,7 @@ impl Csv {
             Some(after) => {
                 LineFile::keep(&path, |line| is_header(line) || x(line).is_some_and(|x| x <= after))?
             }
-            None => LineFile::create(&path)?,
+            None => LineFile::beside(&path)?,
         };
         if lines.is_empty() {
             lines.push(&header)?;

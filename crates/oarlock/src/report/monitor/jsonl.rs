@@ -23,7 +23,7 @@ impl Jsonl {
         }
         Ok(Jsonl(match after {
             Some(after) => LineFile::resume(path, "step", after)?,
-            None => LineFile::create(path)?,
+            None => LineFile::beside(path)?,
         }))
     }
 }
@@ -55,7 +55,10 @@ mod tests {
             read(),
             "{\"step\":1,\"train/loss\":0.5,\"train/epoch\":null}\n{\"step\":2,\"train/loss\":0.25}\n"
         );
+        // Another run begins a file of its own, and what was there stays.
+        let first = read();
         Jsonl::open(&path, None).unwrap();
         assert_eq!(read(), "");
+        assert_eq!(std::fs::read_to_string(path.with_extension("jsonl.1")).unwrap(), first);
     }
 }

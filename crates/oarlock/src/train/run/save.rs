@@ -109,7 +109,8 @@ impl<O: Objective<Model = Decoder>> Run<'_, O> {
             true => self.model_files()?.check(&self.config.save.output_dir),
             false => Ok(()),
         };
-        let told = checkpoint::share(self.accelerator.communicator(), mine.map_err(|error| error.to_string()))?;
+        let told =
+            checkpoint::share(self.accelerator.communicator(), mine.map_err(|error| error.to_string()))?;
         told.map(|_| ()).map_err(|(_, told)| Error::Usage(told))
     }
 

@@ -1,6 +1,7 @@
 //! Tests of Hugging Face folders against models that transformers wrote and ran (`tests/golden`, bench/golden).
 
 mod config;
+mod folders;
 mod weights;
 
 use std::path::{Path, PathBuf};

@@ -172,9 +172,11 @@ impl WeightSource for Failing {
     }
 }
 
+/// The names in a folder, but for the record of what is whose.
 fn listing(dir: &Path) -> Vec<String> {
     let name = |entry: std::io::Result<std::fs::DirEntry>| entry.unwrap().file_name().into_string().unwrap();
     let mut names: Vec<String> = std::fs::read_dir(dir).unwrap().map(name).collect();
+    names.retain(|name| name != crate::disk::RECORD);
     names.sort();
     names
 }
