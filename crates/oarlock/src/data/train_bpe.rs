@@ -197,7 +197,7 @@ pub fn train_bpe(source: &Source, dir: &Path, settings: &TrainSettings) -> Resul
     let config = serde_json::to_string_pretty(&settings.config()).map_err(|e| fail(e.into()))?;
     for (name, content) in [("tokenizer.json", json), ("tokenizer_config.json", config)] {
         let path = dir.join(name);
-        std::fs::write(&path, content).map_err(|e| Error::write(&path, e))?;
+        oarlock_files::replace(&path, content).map_err(|e| Error::write(&path, e))?;
     }
     Ok(())
 }

@@ -258,9 +258,9 @@ fn write(
     });
     let views = views.collect::<Result<Vec<_>>>()?;
     fs::create_dir_all(dir).map_err(Error::io("create", dir))?;
-    let part = dir.join(format!("{name}.new"));
+    let path = dir.join(name);
+    let file = oarlock_files::Replacement::begin(&path).map_err(Error::io("create", &path))?;
     let metadata = base.map(|base| HashMap::from([(BASE_KEY.to_owned(), base)]));
-    safetensors::serialize_to_file(views, metadata, &part).map_err(wrong)?;
-    let written = fs::File::open(&part).and_then(|file| file.sync_all());
-    written.and_then(|()| fs::rename(&part, dir.join(name))).map_err(Error::io("write", dir.join(name)))
+    safetensors::serialize_to_file(views, metadata, &file.path()).map_err(wrong)?;
+    file.publish().map_err(Error::io("write", &path))
 }
