@@ -10,6 +10,8 @@ use crate::config::render::{render, visible};
 use crate::config::{Problem, Problems};
 use crate::error::Error;
 use oarlock::Occupied;
+use oarlock::settings::secret::masked;
+use oarlock::terminal::shown;
 
 /// What can go wrong at the command line: an error, or a list of problems with the configuration.
 pub(crate) enum Failure {
@@ -74,19 +76,25 @@ pub(crate) fn exit(outcome: Outcome) -> ExitCode {
         Err(Failure::Reported(code)) => ExitCode::from(code),
         Err(Failure::Problems(problems)) => {
             let (colour, width) = terminal();
-            eprint(&render(&problems, colour, width));
+            eprint_styled(&render(&problems, colour, width));
             ExitCode::from(2)
         }
         Err(Failure::Error(error)) => {
             // It may quote the names of a damaged file.
-            eprint(&format!("error: {}\n", visible(&error.to_string(), 10_000)));
+            eprint(&format!("error: {}\n", visible(&masked(&error.to_string()), 10_000)));
             ExitCode::FAILURE
         }
     }
 }
 
-/// Writes to standard output; a reader that goes away, as `head` does, ends the command quietly.
+/// Writes to standard output; a reader that goes away, as `head` does, ends the command quietly. A terminal gets nothing that it
+/// would obey: the text may quote what others wrote.
 pub(crate) fn print(text: &str) -> Outcome {
+    if std::io::stdout().is_terminal() { print_styled(&shown(text)) } else { print_styled(text) }
+}
+
+/// The same for a text of which no part is of others as it is: its colours reach a terminal.
+pub(crate) fn print_styled(text: &str) -> Outcome {
     let mut out = std::io::stdout();
     match out.write_all(text.as_bytes()).and_then(|()| out.flush()) {
         Err(e) if e.kind() == std::io::ErrorKind::BrokenPipe => Err(Failure::Reported(0)),
@@ -97,8 +105,14 @@ pub(crate) fn print(text: &str) -> Outcome {
 /// How long a text waits for a reader of standard error, who may have stopped reading.
 const PATIENCE: Duration = Duration::from_secs(1);
 
-/// Writes to standard error. If that fails, or nobody reads, only the exit code reports the failure.
+/// Writes to standard error. If that fails, or nobody reads, only the exit code reports the failure. A terminal gets nothing that
+/// it would obey.
 pub(crate) fn eprint(text: &str) {
+    if std::io::stderr().is_terminal() { eprint_styled(&shown(text)) } else { eprint_styled(text) }
+}
+
+/// The same for a text of which no part is of others as it is.
+fn eprint_styled(text: &str) {
     let write = |text: &str| {
         let _ = std::io::stderr().write_all(text.as_bytes());
     };

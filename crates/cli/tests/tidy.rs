@@ -23,12 +23,13 @@ const LIBRARY: Edges = &[
     // Plain values, which everybody shares, and what reads them from configurations of other programs.
     ("config", &[]),
     ("settings", &["config", "nearest"]),
-    ("report", &[]),
+    ("report", &["terminal"]),
+    ("terminal", &[]),
     ("text_metrics", &[]),
-    ("data", &["config", "nearest", "panics"]),
+    ("data", &["config", "nearest", "panics", "terminal"]),
     // It joins the errors of the modules below it; those above make theirs one of it themselves.
     ("error", &["data", "report", "settings"]),
-    ("rank", &["error"]),
+    ("rank", &["error", "terminal"]),
     ("launch", &["error"]),
     ("disk", &["error"]),
     ("nested", &["error"]),
@@ -105,7 +106,10 @@ const LIBRARY: Edges = &[
             "train",
         ],
     ),
-    ("distributed", &["accelerator", "error", "launch", "nn", "optim", "panics", "rank", "shard"]),
+    (
+        "distributed",
+        &["accelerator", "error", "launch", "nn", "optim", "panics", "rank", "shard", "terminal"],
+    ),
     (
         "deepspeed",
         &[
@@ -305,6 +309,52 @@ fn no_test_is_left_out() {
             );
         }
     }
+}
+
+/// Whether a file holds tests alone: all beside the sources of a crate, and in them the files that are named so.
+fn is_for_tests(path: &Path) -> bool {
+    let parts: Vec<_> = path.components().map(|part| part.as_os_str().to_string_lossy()).collect();
+    let beside = !parts.iter().any(|part| part == "src");
+    beside || parts.iter().any(|part| part == "fakes" || part.trim_end_matches(".rs").ends_with("tests"))
+}
+
+/// Whoever writes by the standard library writes to where a link at the place leads.
+#[test]
+fn files_are_written_by_the_crate_for_it_alone() {
+    let ways = [
+        concat!("File::", "create"),
+        concat!("File::", "options"),
+        concat!("fs::", "write("),
+        concat!("fs::", "copy("),
+        concat!("fs::", "hard_link"),
+        concat!("Open", "Options"),
+        concat!("sym", "link("),
+        concat!("serialize_to", "_file("),
+    ];
+    // Each with what it is needed for.
+    let allowed = [
+        // It writes into a file of the crate, by its descriptor.
+        ("oarlock/src/deepspeed/checkpoint.rs", concat!("serialize_to", "_file(")),
+    ];
+    let mut broken = Vec::new();
+    for (path, text) in sources() {
+        if is_for_tests(&path) || path.starts_with(root().join("crates/files")) {
+            continue;
+        }
+        let code = text.split("#[cfg(test)]\nmod tests {").next().unwrap_or_default();
+        for (number, line) in
+            code.lines().enumerate().filter(|(_, line)| !line.trim_start().starts_with("//"))
+        {
+            // The whole name: `SummedFile::create` and the like stand on the crate.
+            let begins = |at: usize| !line[..at].ends_with(|c: char| c.is_alphanumeric() || c == '_');
+            for way in ways.iter().filter(|way| line.match_indices(**way).any(|(at, _)| begins(at))) {
+                if !allowed.iter().any(|(file, own)| path.ends_with(file) && own == way) {
+                    broken.push(format!("{}:{}: {}", path.display(), number + 1, line.trim()));
+                }
+            }
+        }
+    }
+    assert_none(broken, "a file is written beside crates/files, which follows no links");
 }
 
 #[test]

@@ -1,8 +1,6 @@
 //! Machine code on disk, by a hash of all that it depends on.
 
-use std::fs;
 use std::path::{Path, PathBuf};
-use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Mutex, PoisonError};
 
 /// What a file begins with. The number changes with the format.
@@ -49,7 +47,7 @@ impl Cache {
 
     /// What was written under a key; none where there is nothing, or not all of it as it was written.
     pub(crate) fn read(&self, key: &Key) -> Option<Vec<u8>> {
-        let mut file = fs::read(self.folder.as_ref()?.join(key.name())).ok()?;
+        let mut file = oarlock_files::read_private(self.folder.as_ref()?, &key.name()).ok()?;
         let code = file.get(HEADER..)?;
         if file[..HEADER] != header(code) {
             return None;
@@ -74,16 +72,8 @@ fn header(code: &[u8]) -> Vec<u8> {
 }
 
 fn write_whole(folder: &Path, name: &str, bytes: &[u8]) -> std::io::Result<()> {
-    static COUNT: AtomicUsize = AtomicUsize::new(0);
-    fs::create_dir_all(folder)?;
-    // Other processes and threads write files of other names.
-    let count = COUNT.fetch_add(1, Ordering::Relaxed);
-    let part = folder.join(format!("{name}.{}.{count}", std::process::id()));
-    let written = fs::write(&part, bytes).and_then(|()| fs::rename(&part, folder.join(name)));
-    if written.is_err() {
-        drop(fs::remove_file(&part));
-    }
-    written
+    oarlock_files::private_folder(folder)?;
+    oarlock_files::replace(&folder.join(name), bytes)
 }
 
 /// A hash of texts: FNV-1a with 128 bits, by Fowler, Noll and Vo.

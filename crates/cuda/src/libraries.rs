@@ -3,6 +3,7 @@
 //! `OARLOCK_CUDA_LIBRARIES=folder` names a folder that holds all of them, or links to them; then no other is searched.
 
 use std::fmt;
+use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
 use std::process::Command;
 
@@ -185,10 +186,18 @@ fn candidates(library: Library, names: &[&str]) -> (Vec<PathBuf>, Vec<String>) {
         _ => toolkits().into_iter().chain(python_packages()).collect(),
     };
     for (said, folder) in folders {
+        let file = names.iter().map(|name| folder.join(name)).find(|file| file.exists());
+        // What is loaded runs: nobody else may have put it there.
+        let (file, said) = match file.map(|file| (is_trusted(&folder) && is_trusted(&file), file)) {
+            Some((false, file)) => {
+                (None, format!("{said} ({} is not used: other users may write it)", file.display()))
+            }
+            file => (file.map(|(_, file)| file), said),
+        };
         if !looked_in.contains(&said) {
             looked_in.push(said);
         }
-        found.extend(names.iter().map(|name| folder.join(name)).find(|file| file.exists()));
+        found.extend(file);
     }
     (found, looked_in)
 }
@@ -232,10 +241,19 @@ fn python_packages() -> Vec<(String, PathBuf)> {
     folders
 }
 
-/// Where the active Python imports from: what it says itself, or, if it does not run, its environment's folder.
+/// Whether what lies at an absolute path is of root or of this user, and no other user may write it.
+fn is_trusted(path: &Path) -> bool {
+    let owner =
+        |owner: u32| owner == 0 || std::fs::metadata("/proc/self").is_ok_and(|own| own.uid() == owner);
+    path.is_absolute()
+        && std::fs::metadata(path).is_ok_and(|found| owner(found.uid()) && found.mode() & 0o002 == 0)
+}
+
+/// Where the active Python imports from: what it says itself, or, if it does not run, its environment's folder. It is asked apart
+/// from the working directory and from PYTHONPATH, in which others' modules would run.
 fn python_path() -> Vec<PathBuf> {
-    let program = "import sys; print('\\n'.join(sys.path))";
-    let said = Command::new("python3").args(["-c", program]).output();
+    let program = "import site, sys; print('\\n'.join([*sys.path, site.getusersitepackages()]))";
+    let said = Command::new("python3").args(["-I", "-c", program]).output();
     if let Ok(output) = said
         && output.status.success()
     {
@@ -246,4 +264,22 @@ fn python_path() -> Vec<PathBuf> {
     let libs = homes
         .flat_map(|home| std::fs::read_dir(Path::new(&home).join("lib")).into_iter().flatten().flatten());
     libs.map(|entry| entry.path().join("site-packages")).filter(|folder| folder.exists()).collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use std::os::unix::fs::PermissionsExt;
+
+    use super::*;
+
+    #[test]
+    fn a_library_that_others_may_write_is_not_trusted() {
+        let folder = tempfile::tempdir().unwrap();
+        let file = folder.path().join("libnvrtc.so.13");
+        std::fs::write(&file, "").unwrap();
+        assert!(is_trusted(folder.path()) && is_trusted(&file));
+        std::fs::set_permissions(&file, std::fs::Permissions::from_mode(0o666)).unwrap();
+        assert!(!is_trusted(&file));
+        assert!(!is_trusted(Path::new("src")) && !is_trusted(&folder.path().join("missing")));
+    }
 }

@@ -179,6 +179,7 @@ pub mod report;
 pub mod sequence_parallel;
 pub mod settings;
 pub mod shard;
+pub mod terminal;
 pub mod text_metrics;
 pub mod train;
 

@@ -6,7 +6,6 @@
 use std::cell::RefCell;
 use std::collections::BTreeSet;
 use std::ffi::OsString;
-use std::io::Write;
 use std::sync::{Mutex, PoisonError};
 
 use oarlock_comm::{Communicator, WeakCommunicator, cores_for_rank, from_env};
@@ -108,14 +107,9 @@ pub(crate) fn variable(name: &str) -> Option<String> {
     value.or_else(|| std::env::var_os(name).map(|value| value.to_string_lossy().into_owned()))
 }
 
-/// Writes to standard error. Where that fails there is nobody to tell.
-pub(crate) fn tell(text: &str) {
-    let _ = std::io::stderr().write_all(text.as_bytes());
-}
-
 /// Prints what the user should know.
 pub(crate) fn tell_note(text: &str) {
-    tell(&format!("note: {text}\n"));
+    crate::terminal::tell(&format!("note: {text}\n"));
 }
 
 /// The same, once in a process.

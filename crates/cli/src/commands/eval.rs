@@ -113,7 +113,7 @@ pub(super) fn run(args: &EvalArgs) -> Outcome {
         fs::create_dir_all(dir).map_err(Error::io("create", dir))?;
         let write = |name: &str, text: String| {
             let path = dir.join(name);
-            fs::write(&path, text).map_err(Error::io("write", &path))
+            oarlock_files::replace(&path, text).map_err(Error::io("write", &path))
         };
         write("results.json", format!("{:#}\n", Value::Object(results)))?;
         write("results.log", report)?;

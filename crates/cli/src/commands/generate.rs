@@ -12,7 +12,7 @@ use crate::console::{Outcome, eprint};
 use oarlock::data::{ChatTemplate, Tokenizer};
 use oarlock::generate::{Chat, GenerateOptions, Generator, Sampling};
 use oarlock::model::hf::generation_stops;
-use oarlock::{Error, Result};
+use oarlock::{Error, Result, terminal};
 
 /// What both commands take.
 #[derive(Args)]
@@ -108,13 +108,13 @@ pub(super) fn chat(args: &ChatArgs) -> Outcome {
             serde_json::from_str(&text).map_err(|e| Error::Usage(format!("{}: {e}", path.display())))?;
         chat = chat.with_tools(tools)?;
     }
-    chat.run(&mut std::io::stdin().lock(), &mut std::io::stdout())?;
+    chat.run(&mut std::io::stdin().lock(), &mut terminal::stdout())?;
     Ok(())
 }
 
 /// Writes as the text comes; says whether somebody still reads.
 fn print(text: &str) -> Result<ControlFlow<()>> {
-    let mut out = std::io::stdout();
+    let mut out = terminal::stdout();
     match out.write_all(text.as_bytes()).and_then(|()| out.flush()) {
         Ok(()) => Ok(ControlFlow::Continue(())),
         Err(e) if e.kind() == std::io::ErrorKind::BrokenPipe => Ok(ControlFlow::Break(())),

@@ -1,7 +1,6 @@
 //! `oarlock link-tools`: names under which this program is the command of another, and its own.
 
 use std::fs;
-use std::os::unix::fs::symlink;
 use std::path::{Path, PathBuf};
 
 use clap::Args;
@@ -58,14 +57,7 @@ fn link(folder: &Path, program: &Path, names: &[&str]) -> Result<()> {
     }
     for name in names {
         let path = folder.join(name);
-        // Under another name first, so that there is a whole link at every moment.
-        let new = folder.join(format!(".{name}.{}", std::process::id()));
-        symlink(program, &new).map_err(Error::io("create", &new))?;
-        fs::rename(&new, &path).map_err(|cause| {
-            // If this fails as well, the first error is still the one to report.
-            let _ = fs::remove_file(&new);
-            Error::io("create", &path)(cause)
-        })?;
+        oarlock_files::link(program, &path).map_err(Error::io("create", &path))?;
     }
     Ok(())
 }
@@ -81,6 +73,8 @@ fn is_foreign(path: &Path, program: &Path) -> bool {
 
 #[cfg(test)]
 mod tests {
+    use std::os::unix::fs::symlink;
+
     use super::*;
 
     #[test]

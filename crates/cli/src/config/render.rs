@@ -6,6 +6,8 @@ use std::ops::Range;
 use miette::{Diagnostic, GraphicalReportHandler, GraphicalTheme, LabeledSpan, NamedSource};
 use oarlock::settings::location::{Location, ValueSource};
 use oarlock::settings::problem::{Problem, Problems};
+use oarlock::settings::secret::masked;
+use oarlock::terminal::is_obeyed;
 
 /// The most problems that are shown one by one.
 const MOST_SHOWN: usize = 50;
@@ -47,7 +49,7 @@ struct Excerpt<'p> {
 impl<'p> Excerpt<'p> {
     fn of(problem: &'p Problem) -> Excerpt<'p> {
         let shown = shown(problem);
-        let mut help = problem.advice().map(|help| visible(help, MOST_MESSAGE));
+        let mut help = problem.advice().map(|help| visible(&masked(help), MOST_MESSAGE));
         let mut source = None;
         if let Some(location) = problem.location() {
             let text = &location.source.text;
@@ -59,11 +61,17 @@ impl<'p> Excerpt<'p> {
             } else {
                 let [before, behind] =
                     [shown.start > 0, shown.end < text.len()].map(|cut| if cut { "…" } else { "" });
-                let text = visible(text.get(shown.clone()).unwrap_or_default(), usize::MAX);
+                let text = visible(&masked(text.get(shown.clone()).unwrap_or_default()), usize::MAX);
                 source = Some(NamedSource::new(&location.source.name, format!("{before}{text}{behind}")));
             }
         }
-        Excerpt { problem, message: visible(&problem.to_string(), MOST_MESSAGE), help, source, shown }
+        Excerpt {
+            problem,
+            message: visible(&masked(&problem.to_string()), MOST_MESSAGE),
+            help,
+            source,
+            shown,
+        }
     }
 }
 
@@ -80,10 +88,11 @@ fn lines_around<'t>(text: &'t str, bytes: &Range<usize>) -> &'t str {
 
 /// The first `most` characters of a text, with a question mark for each byte of a character that a terminal would obey.
 pub fn visible(text: &str, most: usize) -> String {
-    let obeyed = |c: char| c.is_control() && !matches!(c, '\n' | '\r' | '\t');
     let mut out = String::with_capacity(text.len());
     for (n, c) in text.chars().enumerate() {
-        match obeyed(c) {
+        // The first half of the end of a line, as Windows writes it, is obeyed as that.
+        let ends_line = c == '\r' && text[out.len()..].starts_with("\r\n");
+        match is_obeyed(c) && !ends_line {
             _ if n == most => return out + "…",
             true => out.extend(std::iter::repeat_n('?', c.len_utf8())),
             false => out.push(c),
@@ -135,7 +144,7 @@ impl Diagnostic for Excerpt<'_> {
     fn labels(&self) -> Option<Box<dyn Iterator<Item = LabeledSpan> + '_>> {
         self.source.as_ref()?;
         Some(Box::new(self.problem.labels().iter().map(|(location, label)| {
-            let label = (!label.is_empty()).then(|| visible(label, MOST_MESSAGE));
+            let label = (!label.is_empty()).then(|| visible(&masked(label), MOST_MESSAGE));
             let cut = if self.shown.start > 0 { '…'.len_utf8() } else { 0 };
             LabeledSpan::new(label, location.bytes.start - self.shown.start + cut, location.bytes.len())
         })))

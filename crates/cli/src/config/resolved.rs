@@ -10,6 +10,7 @@ use oarlock::settings::location::Origin;
 use oarlock::settings::node::to_yaml;
 use oarlock::settings::problem::{Problem, Problems};
 use oarlock::settings::resolve::{self, Setting, Settings};
+use oarlock::settings::secret::masked;
 use oarlock::settings::value::{Value, quoted};
 use oarlock_tensor::DeviceKind;
 
@@ -198,10 +199,11 @@ fn yaml_value(setting: &Setting) -> String {
     match &setting.value {
         Value::Null => "null".to_owned(),
         Value::Text(x) => quoted(x),
+        Value::Secret(x) => quoted(&x.to_string()),
         Value::List(names) => {
             format!("[{}]", names.iter().map(|name| quoted(name)).collect::<Vec<_>>().join(", "))
         }
-        Value::Map(entries) => to_yaml(entries),
+        Value::Map(entries) => masked(&to_yaml(entries)),
         number => number.to_string(),
     }
 }

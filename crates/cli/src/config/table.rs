@@ -6,7 +6,7 @@ use oarlock::settings::keys::Group::{Data, Eval, Log, Method, Model, Ranks, Save
 use oarlock::settings::keys::Range::{Any, BelowOne, NotNegative, Positive};
 use oarlock::settings::keys::Status::{Among, Later, NoEffect, Used};
 use oarlock::settings::keys::ValueType::{
-    Bool, BoolOrPath, Choice, Float, Int, List, Map, Path, Steps, Text,
+    Bool, BoolOrPath, Choice, Float, Int, List, Map, Path, Secret, Steps, Text,
 };
 use oarlock::settings::keys::{Key, key, row};
 use oarlock::settings::node::Entry;
@@ -77,9 +77,9 @@ pub const KEYS: &[Key] = &[
     key(Model, Bool, "train_from_scratch", "false", Used, "Begin with seeded random weights instead of those of the folder"),
     key(Model, Path, "cache_dir", "", NoEffect("models are read from a local folder"), "Cache of downloaded models"),
     key(Model, Text, "model_revision", "main", NoEffect("models are read from a local folder"), "Revision of the model in its hub"),
-    key(Model, Text, "hf_hub_token", "", NoEffect("models are read from a local folder"), "Token of the Hugging Face hub"),
-    key(Model, Text, "ms_hub_token", "", NoEffect("models are read from a local folder"), "Token of ModelScope"),
-    key(Model, Text, "om_hub_token", "", NoEffect("models are read from a local folder"), "Token of Modelers"),
+    key(Model, Secret, "hf_hub_token", "", NoEffect("models are read from a local folder"), "Token of the Hugging Face hub"),
+    key(Model, Secret, "ms_hub_token", "", NoEffect("models are read from a local folder"), "Token of ModelScope"),
+    key(Model, Secret, "om_hub_token", "", NoEffect("models are read from a local folder"), "Token of Modelers"),
     key(Model, Bool, "trust_remote_code", "false", NoEffect("no code of a model folder is run"), "Run Python code that comes with a model"),
     key(Model, Bool, "use_fast_tokenizer", "true", NoEffect("there is one tokenizer, the fast one"), "Use the fast tokenizer"),
     key(Model, Bool, "resize_vocab", "false", Later("the vocabulary is that of tokenizer.json"), "Resize the embedding to the vocabulary"),
@@ -380,7 +380,7 @@ pub const KEYS: &[Key] = &[
     key(Save, Bool, "push_to_hub", "false", Later("models stay on this machine"), "Upload the model"),
     key(Save, Text, "hub_model_id", "", NoEffect("models stay on this machine"), "Name in the hub"),
     key(Save, Choice(&["end", "every_save", "checkpoint", "all_checkpoints"]), "hub_strategy", "every_save", NoEffect("models stay on this machine"), "When to upload"),
-    key(Save, Text, "hub_token", "", NoEffect("models stay on this machine"), "Token of the hub"),
+    key(Save, Secret, "hub_token", "", NoEffect("models stay on this machine"), "Token of the hub"),
     key(Log, Steps, "logging_steps", "500", Used, "Steps between log records"),
     key(Log, Choice(&["no", "steps", "epoch"]), "logging_strategy", "steps", Used, "When to log"),
     key(Log, Bool, "logging_first_step", "false", Used, "Log the first step, too"),
@@ -407,10 +407,10 @@ pub const KEYS: &[Key] = &[
     key(Log, Text, "swanlab_workspace", "", NoEffect("SwanLab is not there"), "Workspace in SwanLab"),
     key(Log, Text, "swanlab_run_name", "", NoEffect("SwanLab is not there"), "Name of the run in SwanLab"),
     key(Log, Choice(&["cloud", "local"]), "swanlab_mode", "cloud", NoEffect("SwanLab is not there"), "Where SwanLab logs"),
-    key(Log, Text, "swanlab_api_key", "", NoEffect("SwanLab is not there"), "Key of SwanLab"),
+    key(Log, Secret, "swanlab_api_key", "", NoEffect("SwanLab is not there"), "Key of SwanLab"),
     key(Log, Path, "swanlab_logdir", "", NoEffect("SwanLab is not there"), "Folder of SwanLab"),
     key(Log, Text, "swanlab_lark_webhook_url", "", NoEffect("SwanLab is not there"), "Messages of SwanLab to Lark"),
-    key(Log, Text, "swanlab_lark_secret", "", NoEffect("SwanLab is not there"), "Secret of these messages"),
+    key(Log, Secret, "swanlab_lark_secret", "", NoEffect("SwanLab is not there"), "Secret of these messages"),
     key(Log, Bool, "enable_torch_profiler", "false", Later("times of each phase are always measured"), "Write traces"),
     key(Log, Path, "profiler_output_dir", "", NoEffect("write profile: true"), "Folder of traces"),
     key(Log, Int(0), "profiler_wait_steps", "1", NoEffect("write profile: true"), "Steps before a trace"),

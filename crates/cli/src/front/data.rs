@@ -3,7 +3,7 @@
 use std::io::IsTerminal;
 
 use crate::config::{Words, paths, train_config, written};
-use crate::console::{Outcome, print};
+use crate::console::{Outcome, print, print_styled};
 use crate::front::env_var;
 use oarlock::data::{Chat, Encoder, Source, Statistics, Tokenizer, bracketed, colored};
 
@@ -51,5 +51,6 @@ pub(crate) fn show(words: &[String], rows: usize, json: bool) -> Outcome {
     for line in statistics.lines(cutoff_len, config.train.batch_size) {
         out.push_str(&format!("{line}\n"));
     }
-    print(&out)
+    // The texts are shown by the library; the colours are its own.
+    print_styled(&out)
 }

@@ -57,7 +57,7 @@ pub fn write(source: &DeepSpeedCheckpoint, beside: Option<&Path>, to: &Path) -> 
     let trainer_state = trainer_state(source, beside);
     checkpoint.finish(plan, source.optimizer_steps, client, |folder| {
         let path = folder.join(TRAINER_STATE);
-        std::fs::write(&path, trainer_state).map_err(oarlock::Error::io("write", &path))
+        oarlock_files::replace(&path, trainer_state).map_err(oarlock::Error::io("write", &path))
     })?;
     Ok(())
 }

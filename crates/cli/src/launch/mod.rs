@@ -57,7 +57,7 @@ pub fn leave_message(text: &str) -> bool {
     let seconds = SystemTime::now().duration_since(UNIX_EPOCH).map_or(0, |time| time.as_secs());
     let info = serde_json::json!({ "timestamp": seconds.to_string() });
     let value = serde_json::json!({ "message": { "message": text, "extraInfo": info } });
-    std::fs::write(path, value.to_string()).is_ok()
+    oarlock_files::overwrite_handed(std::path::Path::new(&path), value.to_string().as_bytes()).is_ok()
 }
 
 /// The name of this machine.

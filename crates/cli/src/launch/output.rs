@@ -125,7 +125,7 @@ impl Rules<'_> {
     ) -> Result<Destination> {
         let rank = worker.local_rank;
         let path = self.attempt.filter(|_| redirect || tee).map(|attempt| attempt.log(rank, stream.log));
-        let open = |path: &Path| File::create(path).map_err(Error::io("create", path));
+        let open = |path: &Path| oarlock_files::begin(path).map_err(Error::io("create", path));
         let show = shows(self.output, rank) && (tee || !redirect);
         let marked = self.output.prefix || tee || (stream.is_terminal && self.several && !self.own);
         // Lines of several programs are kept whole; ours write whole ones.
@@ -344,7 +344,7 @@ impl Shown {
 
 impl Filter {
     fn new(words: &[String], path: &Path) -> Result<Filter> {
-        let file = File::create(path).map_err(Error::io("create", path))?;
+        let file = oarlock_files::begin(path).map_err(Error::io("create", path))?;
         Ok(Filter { words: words.to_vec(), file: Mutex::new(file) })
     }
 

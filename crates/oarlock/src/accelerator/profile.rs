@@ -240,7 +240,7 @@ impl Accelerator {
         if let Some(dir) = &config.output_trace_dir {
             std::fs::create_dir_all(dir).map_err(Error::io("create", dir))?;
             let path = dir.join(format!("profile_{}.json", self.process_index()));
-            std::fs::write(&path, profiler.trace().to_string()).map_err(Error::io("write", &path))?;
+            oarlock_files::replace(&path, profiler.trace().to_string()).map_err(Error::io("write", &path))?;
         }
         self.comm.barrier()?;
         Ok(result)

@@ -130,7 +130,7 @@ impl Accelerator {
         contents.extra = Box::new(move |folder: &Path| {
             if let Some(bytes) = buffers::write(modules.iter().map(|module| &**module))? {
                 let path = folder.join(buffers::FILE);
-                std::fs::write(&path, bytes).map_err(Error::io("write", &path))?;
+                oarlock_files::replace(&path, bytes).map_err(Error::io("write", &path))?;
             }
             extra(folder)
         });

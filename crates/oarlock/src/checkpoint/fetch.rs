@@ -81,8 +81,7 @@ pub fn complete(
             fs::rename(under(path), dir.join(path)).map_err(Error::io("rename", dir))?;
         }
         if leads && !dir.join(MANIFEST).is_file() {
-            make(&dir.join(MANIFEST), 0)?;
-            fs::write(dir.join(MANIFEST), &text).map_err(Error::io("write", dir))?;
+            oarlock_files::replace(&dir.join(MANIFEST), &text).map_err(Error::io("write", dir))?;
         }
         if leads { sync_folder(dir).and_then(|()| sync_folder(parent_of(dir))) } else { Ok(()) }
     };

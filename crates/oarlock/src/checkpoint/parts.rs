@@ -128,6 +128,5 @@ pub fn make(path: &Path, bytes: u64) -> Result<()> {
     if let Some(parent) = path.parent() {
         std::fs::create_dir_all(parent).map_err(Error::io("create", parent))?;
     }
-    let file = std::fs::File::options().create(true).truncate(false).write(true).open(path);
-    file.and_then(|file| file.set_len(bytes)).map_err(Error::io("write", path))
+    oarlock_files::open_or_create(path).and_then(|file| file.set_len(bytes)).map_err(Error::io("write", path))
 }

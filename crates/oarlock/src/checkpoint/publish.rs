@@ -31,10 +31,8 @@ fn done_file(folder: &Path, rank: usize) -> PathBuf {
 pub fn report(folder: &Path, rank: usize, written: &RankFiles) -> Result<()> {
     let path = done_file(folder, rank);
     let text = serde_json::to_vec(written).map_err(|e| Error::bad_file(&path, e.to_string()))?;
-    // Under another name first: rank 0 is never to read half of it.
-    let part = path.with_extension("part");
-    fs::write(&part, text).map_err(Error::io("write", &path))?;
-    fs::rename(&part, &path).map_err(Error::io("rename to", &path))
+    // Rank 0 is never to read half of it.
+    oarlock_files::replace(&path, text).map_err(Error::io("write", &path))
 }
 
 /// What a rank reported; waits until it has, or until `given_up` says so.

@@ -1,8 +1,6 @@
 //! Folders that not all machines see: which ranks write into the same one, and how files reach the others.
 
-use std::collections::hash_map::RandomState;
 use std::fs::{self, File};
-use std::hash::BuildHasher;
 use std::os::unix::fs::FileExt;
 use std::path::{Path, PathBuf};
 
@@ -67,9 +65,9 @@ impl Stores {
                 return Ok(String::new());
             }
             // A new name, so that no machine remembers that it is not there.
-            let token = format!("{:016x}", RandomState::new().hash_one(std::process::id()));
+            let token = oarlock_files::token().map_err(Error::io("name a file in", folder))?;
             fs::create_dir_all(folder).map_err(Error::io("create", folder))?;
-            fs::write(probe(&token), "").map_err(Error::io("write", folder))?;
+            oarlock_files::create_new(&probe(&token)).map_err(Error::io("write", folder))?;
             Ok(token)
         };
         let written = write().map_err(|error: Error| error.to_string());
@@ -158,8 +156,7 @@ pub fn deliver(
             }
             let chunk = comm.broadcast_bytes(*from, &chunk)?;
             if to.contains(&me) && failed.is_none() {
-                let file = File::options().write(true).open(&path);
-                match file.and_then(|file| file.write_all_at(&chunk, at)) {
+                match oarlock_files::open(&path).and_then(|file| file.write_all_at(&chunk, at)) {
                     Ok(()) if written.contains(&path) => {}
                     Ok(()) => written.push(path.clone()),
                     Err(cause) => failed = Some(Error::io("write", &path)(cause).to_string()),

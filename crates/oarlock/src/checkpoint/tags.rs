@@ -1,18 +1,16 @@
 //! Checkpoints by tag, as DeepSpeed names them: `DIR/global_step500`, and a file `DIR/latest` with the last tag.
 
-use std::fs::{self, File};
-use std::io::{self, Write};
+use std::fs;
+use std::io;
 use std::path::{Component, Path, PathBuf};
 
 use oarlock_comm::Communicator;
 
-use super::folder::new_token;
 use super::load::load;
 use super::manifest::{ClientState, Manifest};
 use super::outcome::by_root;
 use super::retain::newest;
 use super::saver::{Contents, Saver};
-use crate::disk::sync_folder;
 use crate::error::{CheckpointError, Error, Missing, Result};
 use crate::shard::Engine;
 
@@ -138,14 +136,6 @@ fn read_latest(dir: &Path) -> Result<Option<String>> {
 
 /// Replaces `dir/latest`; whoever reads it finds the old tag or the new one.
 fn write_latest(dir: &Path, tag: &str) -> Result<()> {
-    let (path, part) = (dir.join(LATEST), dir.join(format!(".{LATEST}.{}.part", new_token())));
-    let written = File::create(&part)
-        .and_then(|mut file| file.write_all(tag.as_bytes()).and_then(|()| file.sync_all()))
-        .and_then(|()| fs::rename(&part, &path));
-    if written.is_err() {
-        // What was never created needs no removal.
-        let _ = fs::remove_file(&part);
-    }
-    written.map_err(Error::io("write", &path))?;
-    sync_folder(dir)
+    let path = dir.join(LATEST);
+    oarlock_files::replace(&path, tag).map_err(Error::io("write", &path))
 }

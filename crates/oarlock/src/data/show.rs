@@ -6,6 +6,7 @@ use super::report::RowReport;
 use super::sft::Outcome;
 use super::source::Source;
 use super::tokenizer::Tokenizer;
+use crate::terminal::shown;
 
 /// The text of tokens, with « » around what is learned.
 ///
@@ -34,9 +35,7 @@ fn marked(tokenizer: &Tokenizer, ids: &[u32], learned: &[bool], marks: [(&str, &
         // What control characters a text holds is shown, not obeyed.
         let text = tokenizer.decode(&ids[begin..end], false)?;
         out.push_str(before);
-        out.extend(
-            text.chars().map(|c| if c.is_control() && c != '\n' && c != '\t' { '\u{fffd}' } else { c }),
-        );
+        out.push_str(&shown(&text));
         out.push_str(behind);
         begin = end;
     }

@@ -261,14 +261,13 @@ fn write(
     let mut outputs = Outputs::of(dir);
     outputs.refuse(Writer { by: A_PROGRAM, overwrites: false }, [name])?;
     fs::create_dir_all(dir).map_err(Error::io("create", dir))?;
-    let part = dir.join(format!("{name}.new"));
+    let path = dir.join(name);
+    let file = oarlock_files::Replacement::begin(&path).map_err(Error::io("create", &path))?;
     let metadata = base.map(|base| HashMap::from([(BASE_KEY.to_owned(), base)]));
-    safetensors::serialize_to_file(views, metadata, &part).map_err(wrong)?;
-    let written = fs::File::open(&part).and_then(|file| file.sync_all());
-    written.map_err(Error::io("write", dir.join(name)))?;
-    outputs.add_file(A_PROGRAM, Part::Model, name, &part)?;
+    safetensors::serialize_to_file(views, metadata, &file.path()).map_err(wrong)?;
+    outputs.add_file(A_PROGRAM, Part::Model, name, &file.path())?;
     outputs.save()?;
-    fs::rename(&part, dir.join(name)).map_err(Error::io("write", dir.join(name)))?;
+    file.publish().map_err(Error::io("write", &path))?;
     outputs.settle(&[]);
     outputs.save()
 }

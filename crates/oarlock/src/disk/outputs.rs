@@ -12,7 +12,7 @@ use std::path::{Path, PathBuf};
 
 use serde::{Deserialize, Serialize};
 
-use super::sums::{Algorithm, Sum, SummedFile, sync_folder};
+use super::sums::{Algorithm, Sum};
 use crate::error::{Error, Occupied, Result};
 
 /// The name of the record.
@@ -158,7 +158,7 @@ impl Outputs {
         let record = Record { version: 1, files: self.entries.clone() };
         let text = serde_json::to_string_pretty(&record)
             .map_err(|error| Error::bad_file(&path, error.to_string()))?;
-        replace(&path, (text + "\n").as_bytes())
+        oarlock_files::replace(&path, text + "\n").map_err(Error::io("write", &path))
     }
 
     /// Replaces files of a writer by these texts, and notes them. The folder is made where it is missing.
@@ -174,7 +174,10 @@ impl Outputs {
             outputs.add(writer.by, Part::Other, name, text.len() as u64, sums);
         }
         outputs.save()?;
-        texts.iter().try_for_each(|(name, text)| replace(&dir.join(name), text))?;
+        for (name, text) in texts {
+            let path = dir.join(name);
+            oarlock_files::replace(&path, text).map_err(Error::io("write", &path))?;
+        }
         outputs.settle(&[]);
         outputs.save()
     }
@@ -188,23 +191,6 @@ impl Outputs {
             false => Err(Occupied::replaced(&self.dir, files, writer.by, writer.overwrites).into()),
         }
     }
-}
-
-/// Writes a file beside its place, and gives it its name when it is on the disk.
-fn replace(path: &Path, content: &[u8]) -> Result<()> {
-    let name = path.file_name().unwrap_or_default().to_string_lossy();
-    let part = path.with_file_name(format!(".{name}.{}.part", std::process::id()));
-    let write = || {
-        let mut file = SummedFile::create(&part)?;
-        file.write_at(0, content)?;
-        file.finish()?;
-        fs::rename(&part, path).map_err(Error::io("write", path))?;
-        sync_folder(path.parent().unwrap_or(Path::new(".")))
-    };
-    write().inspect_err(|_| {
-        // The failure that led here is the one to report.
-        let _ = fs::remove_file(&part);
-    })
 }
 
 fn read(path: &Path) -> Option<Vec<Entry>> {

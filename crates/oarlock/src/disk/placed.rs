@@ -7,12 +7,12 @@
 //!
 //! Small neighbours gather in a buffer first. Where a file system refuses direct writes, all goes through the cache.
 
-use std::fs::{File, OpenOptions};
+use std::fs::File;
 use std::io;
-use std::os::unix::fs::{FileExt, OpenOptionsExt};
+use std::os::unix::fs::{FileExt, MetadataExt};
 use std::path::Path;
 
-use rustix::fs::OFlags;
+use rustix::fs::{Mode, OFlags};
 
 /// Direct writes begin at multiples of this many bytes, in memory and in the file.
 pub const PAGE: usize = 4096;
@@ -41,7 +41,9 @@ impl PlacedFile {
     /// # Errors
     /// The operating system's.
     pub fn create(path: &Path) -> io::Result<PlacedFile> {
-        PlacedFile::over(path, File::create(path)?)
+        let file = oarlock_files::open_or_create(path)?;
+        file.set_len(0)?;
+        Ok(PlacedFile::over(file, path))
     }
 
     /// Opens a file that exists, to write parts of it.
@@ -49,13 +51,12 @@ impl PlacedFile {
     /// # Errors
     /// The operating system's.
     pub fn open(path: &Path) -> io::Result<PlacedFile> {
-        PlacedFile::over(path, OpenOptions::new().write(true).open(path)?)
+        Ok(PlacedFile::over(oarlock_files::open(path)?, path))
     }
 
-    fn over(path: &Path, cached: File) -> io::Result<PlacedFile> {
-        let flags = OFlags::DIRECT.bits() as i32;
-        let direct = OpenOptions::new().write(true).custom_flags(flags).open(path).ok();
-        Ok(PlacedFile { cached, direct, buffer: Vec::new(), base: 0, start: 0, n_gathered: 0 })
+    fn over(cached: File, path: &Path) -> PlacedFile {
+        let direct = past_the_cache(&cached, path).ok();
+        PlacedFile { cached, direct, buffer: Vec::new(), base: 0, start: 0, n_gathered: 0 }
     }
 
     /// Writes `bytes` at `offset`; they are in the file after [`PlacedFile::finish`].
@@ -153,6 +154,18 @@ impl PlacedFile {
     }
 }
 
+/// The same file, opened to be written past the cache.
+fn past_the_cache(file: &File, path: &Path) -> io::Result<File> {
+    let flags = OFlags::WRONLY | OFlags::DIRECT | OFlags::NOFOLLOW | OFlags::CLOEXEC;
+    let direct = File::from(rustix::fs::open(path, flags, Mode::empty())?);
+    let (ours, named) = (file.metadata()?, direct.metadata()?);
+    match (ours.dev(), ours.ino()) == (named.dev(), named.ino()) {
+        true => Ok(direct),
+        // Somebody has put another one there since.
+        false => Err(io::ErrorKind::NotFound.into()),
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -212,7 +225,8 @@ mod tests {
 
     #[test]
     fn a_full_disk_is_told() {
-        let mut file = PlacedFile::open(Path::new("/dev/full")).unwrap();
+        let mut file =
+            PlacedFile::over(File::options().write(true).open("/dev/full").unwrap(), Path::new("/dev/full"));
         let written = file.write_at(3, &vec![1; 3 * PAGE]).and_then(|()| file.finish());
         assert_eq!(written.unwrap_err().kind(), io::ErrorKind::StorageFull);
     }

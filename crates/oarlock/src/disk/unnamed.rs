@@ -1,9 +1,8 @@
 //! Files without a name, which vanish with their last user.
 
-use std::fs::{File, OpenOptions, remove_file};
+use std::fs::{File, remove_file};
 use std::io;
 use std::path::Path;
-use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 
 use rustix::fs::{Mode, OFlags};
 use rustix::io::Errno;
@@ -22,9 +21,8 @@ pub fn unnamed_file(dir: &Path) -> io::Result<File> {
 }
 
 fn unlinked_file(dir: &Path) -> io::Result<File> {
-    static FILES: AtomicU64 = AtomicU64::new(0);
-    let path = dir.join(format!(".oarlock-{}-{}", std::process::id(), FILES.fetch_add(1, Relaxed)));
-    let file = OpenOptions::new().read(true).write(true).create_new(true).open(&path)?;
+    let path = dir.join(format!(".oarlock-{}", oarlock_files::token()?));
+    let file = oarlock_files::create_new(&path)?;
     remove_file(&path)?;
     Ok(file)
 }

@@ -27,7 +27,7 @@ pub fn write_basic_config(mixed_precision: &str, path: Option<&Path>) -> Result<
     if let Some(folder) = path.parent() {
         std::fs::create_dir_all(folder).map_err(Error::io("create", folder))?;
     }
-    std::fs::write(&path, basic(&precision)).map_err(Error::io("write", &path))?;
+    oarlock_files::replace(&path, basic(&precision)).map_err(Error::io("write", &path))?;
     Ok(Some(path))
 }
 

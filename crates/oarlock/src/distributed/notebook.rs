@@ -7,7 +7,8 @@ use oarlock_tensor::DType;
 use super::threads::run;
 use crate::accelerator::MIXED_PRECISION;
 use crate::error::{Error, Result};
-use crate::rank::{self, tell};
+use crate::rank;
+use crate::terminal::tell;
 
 /// What [`notebook_launcher`] starts. The fields are those of the original that mean something for threads: there is no
 /// port and no rendezvous.

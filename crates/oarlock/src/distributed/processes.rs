@@ -16,7 +16,8 @@ use oarlock_comm::{Ending, Exit, FailedRank, Grace, RankGroup, RankState, StopSi
 use crate::error::{Error, Result, SpawnError};
 use crate::launch::{Memory, WorkerEnv, default_omp_threads, port};
 use crate::panics;
-use crate::rank::{self, tell};
+use crate::rank;
+use crate::terminal::tell;
 
 /// The variable that makes a process a rank: who started it, and at which call.
 const VARIABLE: &str = "OARLOCK_SPAWN";

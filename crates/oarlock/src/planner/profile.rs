@@ -186,6 +186,6 @@ impl Profile {
     pub fn save(&self, path: &Path) -> Result<()> {
         let text =
             serde_json::to_string_pretty(self).map_err(|error| Error::bad_file(path, error.to_string()))?;
-        std::fs::write(path, text + "\n").map_err(Error::io("write", path))
+        oarlock_files::replace(path, text + "\n").map_err(Error::io("write", path))
     }
 }

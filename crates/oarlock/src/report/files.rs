@@ -1,7 +1,7 @@
 //! The two ways in which reports reach the disk: a file that is replaced as a whole, and a file that grows by
 //! whole lines. After a crash or on a full disk neither holds half of anything, and a file that is removed comes back.
 
-use std::fs::{self, File, OpenOptions};
+use std::fs::{self, File};
 use std::io::{self, Read, Seek, SeekFrom, Write};
 use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
@@ -11,19 +11,7 @@ use super::{Result, io_error};
 
 /// Writes a file beside its place and renames it in, so that a reader sees the old or the new one.
 pub fn replace(path: &Path, content: &[u8]) -> Result<()> {
-    let mut name = path.file_name().unwrap_or_default().to_owned();
-    name.push(".new");
-    let beside = path.with_file_name(name);
-    let written = File::create(&beside).and_then(|mut file| {
-        file.write_all(content)?;
-        file.sync_all()
-    });
-    if let Err(error) = written.and_then(|()| std::fs::rename(&beside, path)) {
-        // What is left is useless, and the error that matters is the first one.
-        let _ = std::fs::remove_file(&beside);
-        return Err(io_error("write", path)(error));
-    }
-    Ok(())
+    oarlock_files::replace(path, content).map_err(io_error("write", path))
 }
 
 /// Writes a JSON value as Hugging Face does: indented, with a newline at the end.
@@ -42,7 +30,7 @@ pub(super) fn moved(file: &mut File, path: &Path) -> Option<File> {
             if (own.dev(), own.ino()) == (named.dev(), named.ino()) {
                 return None;
             }
-            let now = OpenOptions::new().read(true).append(true).open(path);
+            let now = oarlock_files::append(path);
             ("another file is in its place, and the run goes on in that one", now)
         }
         Err(error) if matches!(error.kind(), io::ErrorKind::NotFound | io::ErrorKind::NotADirectory) => {
@@ -68,7 +56,7 @@ pub(super) fn moved(file: &mut File, path: &Path) -> Option<File> {
 /// A new file with the content of an open one, of which the path is gone.
 fn copy_of(file: &mut File, path: &Path) -> io::Result<File> {
     path.parent().map_or(Ok(()), fs::create_dir_all)?;
-    let mut new = OpenOptions::new().read(true).append(true).create_new(true).open(path)?;
+    let mut new = oarlock_files::append_new(path)?;
     file.rewind()?;
     io::copy(file, &mut new)?;
     Ok(new)
@@ -85,9 +73,7 @@ pub struct LineFile {
 impl LineFile {
     /// Begins an empty file.
     pub fn create(path: &Path) -> Result<Self> {
-        let mut options = OpenOptions::new();
-        let file = options.read(true).write(true).create(true).truncate(true).open(path);
-        let file = file.map_err(io_error("create", path))?;
+        let file = oarlock_files::begin(path).map_err(io_error("create", path))?;
         Ok(LineFile { path: path.to_owned(), file, len: 0 })
     }
 
@@ -107,13 +93,7 @@ impl LineFile {
 
     /// Continues a file, or begins it. Half a line at its end, left by a crash, is cut off.
     pub fn open(path: &Path) -> Result<Self> {
-        let mut file = OpenOptions::new()
-            .read(true)
-            .write(true)
-            .create(true)
-            .truncate(false)
-            .open(path)
-            .map_err(io_error("open", path))?;
+        let mut file = oarlock_files::append(path).map_err(io_error("open", path))?;
         let mut content = Vec::new();
         file.read_to_end(&mut content).map_err(io_error("read", path))?;
         let whole = content.iter().rposition(|byte| *byte == b'\n').map_or(0, |at| at + 1) as u64;
@@ -231,7 +211,7 @@ mod tests {
     #[test]
     fn a_full_disk_is_an_error_with_advice() {
         // Every write to /dev/full fails as a full disk does.
-        let file = OpenOptions::new().write(true).open("/dev/full").unwrap();
+        let file = File::options().write(true).open("/dev/full").unwrap();
         let mut lines = LineFile { path: PathBuf::from("/dev/full"), file, len: 0 };
         let error = lines.push("lost").unwrap_err();
         assert!(

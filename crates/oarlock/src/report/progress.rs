@@ -4,6 +4,7 @@ use std::io::{self, IsTerminal, Write};
 use std::time::{Duration, Instant};
 
 use super::log::{Metrics, clock_time};
+use crate::terminal::shown;
 
 /// What the line shows.
 #[derive(Clone, Debug, PartialEq)]
@@ -94,6 +95,7 @@ impl<W: Write> Progress<W> {
         let clear = if self.open { "\r\x1b[K" } else { "" };
         // The line comes back with the next step, without waiting.
         (self.open, self.drawn) = (false, None);
+        let text = if self.is_terminal() { shown(text) } else { text.to_owned() };
         self.write(&format!("{clear}{text}\n"));
     }
 

@@ -66,6 +66,8 @@ pub enum ValueType {
     Steps,
     /// Any words.
     Text,
+    /// Words that no output shows.
+    Secret,
     /// A file or folder, relative to the working directory.
     Path,
     /// true, false or a folder.
@@ -89,7 +91,7 @@ impl ValueType {
             ValueType::Int(min) => format!("a whole number, at least {min}"),
             ValueType::Float(range) => range.describe().to_owned(),
             ValueType::Steps => "a whole number of steps, or a share of all steps between 0 and 1".to_owned(),
-            ValueType::Text => "words".to_owned(),
+            ValueType::Text | ValueType::Secret => "words".to_owned(),
             ValueType::Path => "a path".to_owned(),
             ValueType::BoolOrPath => "true, false or a path".to_owned(),
             ValueType::Choice(names) => format!("one of {}", names.join(", ")),
@@ -106,7 +108,7 @@ impl ValueType {
             ValueType::Int(_) => "N",
             ValueType::Float(_) => "X",
             ValueType::Steps => "STEPS",
-            ValueType::Text => "TEXT",
+            ValueType::Text | ValueType::Secret => "TEXT",
             ValueType::Path => "PATH",
             ValueType::BoolOrPath => "BOOL|PATH",
             ValueType::Choice(_) => "NAME",

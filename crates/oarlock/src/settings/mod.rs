@@ -16,6 +16,7 @@ pub mod optimizer;
 pub mod problem;
 pub mod resolve;
 pub mod schedule;
+pub mod secret;
 pub mod table;
 pub mod value;
 mod word;

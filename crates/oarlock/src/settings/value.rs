@@ -6,6 +6,7 @@ use std::fmt;
 use super::json::parse_inside;
 use super::keys::{Key, ValueType};
 use super::node::{Data, Entry, Node};
+use super::secret::{HIDDEN, Secret, is_secret_name};
 use super::word::whole;
 
 pub use super::word::{boolean, float, number, quoted};
@@ -24,6 +25,8 @@ pub enum Value {
     Float(f64),
     /// Words.
     Text(String),
+    /// Words that no output shows.
+    Secret(Secret),
     /// Names.
     List(Vec<String>),
     /// Settings inside a setting, still as written.
@@ -39,6 +42,7 @@ impl Value {
             (Value::Int(a), Value::Int(b)) => a == b,
             (Value::Float(a), Value::Float(b)) => a == b,
             (Value::Text(a), Value::Text(b)) => a == b,
+            (Value::Secret(a), Value::Secret(b)) => a == b,
             (Value::List(a), Value::List(b)) => a == b,
             (Value::Map(_), Value::Map(_)) => self.to_string() == other.to_string(),
             _ => false,
@@ -54,12 +58,14 @@ impl fmt::Display for Value {
             Value::Int(x) => write!(f, "{x}"),
             Value::Float(x) => f.write_str(&number(*x)),
             Value::Text(x) => f.write_str(x),
+            Value::Secret(x) => write!(f, "{x}"),
             Value::List(x) => f.write_str(&x.join(", ")),
             Value::Map(entries) => {
                 f.write_str("{")?;
                 for (i, Entry { key, value, .. }) in entries.iter().enumerate() {
                     let comma = if i == 0 { "" } else { ", " };
                     match &value.data {
+                        _ if is_secret_name(key) => write!(f, "{comma}{key}: {HIDDEN}")?,
                         Data::Scalar { text, .. } => write!(f, "{comma}{key}: {text}")?,
                         _ => write!(f, "{comma}{key}: …")?,
                     }
@@ -116,6 +122,8 @@ fn word(value_type: ValueType, text: &str) -> Option<Value> {
         // Empty words are what YAML writers leave behind when they mean nothing.
         ValueType::Text | ValueType::Path | ValueType::MapOrPath if text.is_empty() => Some(Value::Null),
         ValueType::Text | ValueType::Path | ValueType::MapOrPath => Some(Value::Text(text.to_owned())),
+        ValueType::Secret if text.is_empty() => Some(Value::Null),
+        ValueType::Secret => Some(Value::Secret(Secret::new(text))),
         ValueType::BoolOrPath => Some(match boolean(text) {
             Some(flag) => Value::Bool(flag),
             None if text.is_empty() => Value::Null,

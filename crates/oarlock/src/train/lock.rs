@@ -1,6 +1,6 @@
 //! One run at a time writes an output folder.
 
-use std::fs::{self, File, OpenOptions};
+use std::fs::{self, File};
 use std::io::{ErrorKind, Read, Write};
 use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
@@ -28,9 +28,7 @@ impl OutputLock {
         fs::create_dir_all(folder).map_err(Error::io("create", folder))?;
         let path = folder.join("run.lock");
         loop {
-            let mut options = OpenOptions::new();
-            let file = options.read(true).write(true).create(true).truncate(false).open(&path);
-            let mut file = file.map_err(Error::io("create", &path))?;
+            let mut file = oarlock_files::open_or_create(&path).map_err(Error::io("create", &path))?;
             match flock(&file, FlockOperation::NonBlockingLockExclusive) {
                 Ok(()) => {}
                 Err(Errno::WOULDBLOCK) => return Err(held(folder, &mut file)),

@@ -3,7 +3,7 @@
 
 use oarlock::settings::keys::Range::{NotNegative, Positive};
 use oarlock::settings::keys::Status::{Later, NoEffect, Used};
-use oarlock::settings::keys::ValueType::{Bool, Choice, Float, Int, List, Path, Text};
+use oarlock::settings::keys::ValueType::{Bool, Choice, Float, Int, List, Path, Secret, Text};
 use oarlock::settings::keys::{Key, Status, ValueType, row};
 
 pub use oarlock::settings::accelerate::{FSDP_FLAGS, OF_FSDP, Variable, lower, variable};
@@ -150,7 +150,7 @@ pub const FLAGS: &[Key] = &[
     Key::flag(Text, "fp8_enable_fsdp_float8_all_gather", "True", FP8, "FP8"),
     Key::flag(Text, "fp8_pad_inner_dim", "True", FP8, "FP8"),
     Key::flag(Text, "aws_access_key_id", "", AWS, "SageMaker"),
-    Key::flag(Text, "aws_secret_access_key", "", AWS, "SageMaker"),
+    Key::flag(Secret, "aws_secret_access_key", "", AWS, "SageMaker"),
     Key::flag(Path, "mpirun_hostfile", "", MPI, "Start by mpirun on these machines"),
     Key::flag(Int(1), "parallelism_config_dp_replicate_size", "1", Used, "Groups of ranks that hold the same"),
     Key::flag(Int(1), "parallelism_config_dp_shard_size", "1", Used, "Ranks that shard the state"),

@@ -1,7 +1,6 @@
 //! The configuration of a machine or several, as `accelerate config` keeps it in a file: its keys, their defaults, and
 //! where it lies.
 
-use std::io::Write;
 use std::path::{Path, PathBuf};
 
 use serde_json::{Map, Value};
@@ -274,18 +273,12 @@ pub fn expand_home(path: &Path, environment: &dyn Fn(&str) -> Option<String>) ->
 /// # Errors
 /// When it cannot be written; then nothing has changed.
 pub fn save(path: &Path, text: &str) -> Result<(), Error> {
-    // Behind a link, the file that it leads to is replaced, not the link.
-    let path = &path.canonicalize().unwrap_or_else(|_| path.to_path_buf());
     let folder = path.parent().filter(|folder| !folder.as_os_str().is_empty()).unwrap_or(Path::new("."));
     std::fs::create_dir_all(folder).map_err(Error::io("create", folder))?;
-    let written = tempfile::Builder::new()
-        .permissions(std::os::unix::fs::PermissionsExt::from_mode(0o666))
-        .tempfile_in(folder)
-        .and_then(|mut file| {
-            file.write_all(text.as_bytes()).and_then(|()| file.as_file().sync_all()).map(|()| file)
-        });
-    written.and_then(|file| file.persist(path).map_err(|e| e.error)).map_err(Error::io("write", path))?;
-    Ok(())
+    // A link that the user made is not to become a file without a word.
+    oarlock_files::refuse_link(path)
+        .and_then(|()| oarlock_files::replace(path, text))
+        .map_err(Error::io("write", path))
 }
 
 /// Writes a file and says so; a dry run shows the text instead.

@@ -177,7 +177,7 @@ fn all_checks(site: &Site) -> Result<()> {
     }
     if site.comm.rank() == 0 {
         let path = site.folder.join(VERDICT);
-        fs::write(&path, failed.join("; ")).map_err(Error::io("write", &path))?;
+        oarlock_files::replace(&path, failed.join("; ")).map_err(Error::io("write", &path))?;
     }
     Ok(())
 }

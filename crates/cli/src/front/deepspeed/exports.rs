@@ -3,7 +3,9 @@
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
-use super::multinode::Launcher;
+use oarlock::settings::secret::{Secret, is_secret_name};
+
+use super::multinode::{Launcher, RUN_NAME};
 use crate::config::Problem;
 use crate::config::location::{Location, SourceText, ValueSource};
 use crate::launch::devices::Devices;
@@ -32,7 +34,8 @@ pub struct Machine<'m> {
 
 impl Machine<'_> {
     /// What other machines get of the environment: variables by their names, then the lines of `.deepspeed_env`, in
-    /// the home folder and here.
+    /// the home folder and here, as the original looks for them. Of a file here, which may have come with what somebody
+    /// else wrote, the exports say what it sets.
     pub fn exports(&self, mut exports: Exports) -> Result<Exports, Problem> {
         let folder = self.folder.display().to_string();
         let mut variables = self.variables.clone();
@@ -43,13 +46,20 @@ impl Machine<'_> {
         let (job, left_out) = OF_ONE_MACHINE;
         let differs = |name: &str| (self.read)(job).is_some() && left_out.contains(&name);
         for (name, value) in &variables {
-            if FORWARDED.iter().any(|start| name.starts_with(start)) && !differs(name) {
+            // A name that no shell takes, as an exported function of bash has, is not for other machines.
+            if FORWARDED.iter().any(|start| name.starts_with(start)) && !differs(name) && is_name(name) {
                 exports.add(name, value);
             }
         }
         let file = (self.read)("DS_ENV_FILE").unwrap_or_else(|| ".deepspeed_env".to_owned());
-        for folder in (self.read)("HOME").map(PathBuf::from).into_iter().chain([self.folder.clone()]) {
-            exports.add_file(&folder.join(&file))?;
+        let home = (self.read)("HOME").map(PathBuf::from);
+        if let Some(home) = &home {
+            exports.add_file(&home.join(&file))?;
+        }
+        let here = self.folder.join(&file);
+        let names = exports.add_file(&here)?;
+        if !names.is_empty() && home.as_ref() != Some(&self.folder) {
+            exports.note = Some(format!("{} sets {} on all machines", here.display(), names.join(", ")));
         }
         Ok(exports)
     }
@@ -57,7 +67,14 @@ impl Machine<'_> {
 
 /// Variables for other machines, each once.
 #[derive(Clone, Debug, Default)]
-pub struct Exports(Vec<(String, String)>);
+pub struct Exports {
+    /// Those that a list of processes may show.
+    shown: Vec<(String, String)>,
+    /// Those that none may.
+    secret: Vec<(String, Secret)>,
+    /// What to say about them.
+    note: Option<String>,
+}
 
 impl Exports {
     /// Those that a launcher sets by itself.
@@ -81,19 +98,22 @@ impl Exports {
         exports
     }
 
-    /// Adds one, in double quotes where a shell would not take it as it is.
+    /// Adds one.
     pub fn add(&mut self, name: &str, value: &str) {
         let value = value.trim();
-        let value = if value.chars().all(is_plain) { value.to_owned() } else { format!("\"{value}\"") };
-        match self.0.iter_mut().find(|(other, _)| other == name) {
-            Some((_, before)) => *before = value,
-            None => self.0.push((name.to_owned(), value)),
+        // The name of a run is what its machines know each other by.
+        if is_secret_name(name) || name == RUN_NAME {
+            set(&mut self.secret, name, Secret::new(value));
+        } else {
+            set(&mut self.shown, name, value.to_owned());
         }
     }
 
-    fn add_file(&mut self, path: &Path) -> Result<(), Problem> {
+    /// Adds the lines of a file; their names.
+    fn add_file(&mut self, path: &Path) -> Result<Vec<String>, Problem> {
+        let mut names = Vec::new();
         if !path.is_file() {
-            return Ok(());
+            return Ok(names);
         }
         let name = path.display().to_string();
         let text = std::fs::read_to_string(path)
@@ -105,30 +125,93 @@ impl Exports {
             start += line.len();
             match line.split_once('=') {
                 _ if line.trim().is_empty() || line.starts_with('#') => {}
-                Some((name, value)) => self.add(name.trim(), value),
-                None => {
+                Some((name, value)) if is_name(name.trim()) => {
+                    self.add(name.trim(), value);
+                    names.push(name.trim().to_owned());
+                }
+                named => {
                     let location = Location { source: source.clone(), bytes };
-                    return Err(Problem::new("a line of variables is NAME=VALUE").at(&location, ""));
+                    let message = match named {
+                        Some(_) => "the name of a variable has letters, digits and _ alone",
+                        None => "a line of variables is NAME=VALUE",
+                    };
+                    return Err(Problem::new(message).at(&location, ""));
                 }
             }
         }
-        Ok(())
+        Ok(names)
     }
 
-    /// All of them.
-    pub fn iter(&self) -> impl Iterator<Item = &(String, String)> {
-        self.0.iter()
+    /// What the user is to know about them.
+    pub fn note(&self) -> Option<&String> {
+        self.note.as_ref()
     }
 
-    /// Each as an argument that follows a flag.
-    pub fn words(&self, flag: &str) -> Vec<String> {
-        self.0.iter().flat_map(|(name, value)| [flag.to_owned(), format!("{name}={value}")]).collect()
+    /// Those that may be shown, as the original gives them to a program.
+    pub fn iter(&self) -> impl Iterator<Item = (&String, String)> {
+        self.shown.iter().map(|(name, value)| (name, double_quoted(value, false)))
     }
 
-    /// All of them as a shell exports them.
+    /// The names of the others.
+    pub fn secret_names(&self) -> impl Iterator<Item = &str> {
+        self.secret.iter().map(|(name, _)| name.as_str())
+    }
+
+    /// The others, for the environment of a program that hands them on by their names.
+    pub fn secrets(&self) -> &[(String, Secret)] {
+        &self.secret
+    }
+
+    /// Each as an argument that follows a flag; of secrets the name alone follows `flag_of_names`.
+    pub fn words(&self, flag: &str, flag_of_names: &str) -> Vec<String> {
+        let shown = self.iter().flat_map(|(name, value)| [flag.to_owned(), format!("{name}={value}")]);
+        let secret = self.secret_names().flat_map(|name| [flag_of_names.to_owned(), name.to_owned()]);
+        shown.chain(secret).collect()
+    }
+
+    /// Those that may be shown, as a shell exports them.
     pub fn script(&self) -> String {
-        self.0.iter().map(|(name, value)| format!("export {name}={value}; ")).collect()
+        self.shown.iter().map(|(name, value)| export(name, value)).collect()
     }
+
+    /// The others as a shell exports them, if there are any.
+    pub fn secret_script(&self) -> Option<Secret> {
+        let script: String = self.secret.iter().map(|(name, value)| export(name, value.reveal())).collect();
+        (!script.is_empty()).then(|| Secret::new(script))
+    }
+}
+
+fn set<T>(variables: &mut Vec<(String, T)>, name: &str, value: T) {
+    match variables.iter_mut().find(|(other, _)| other == name) {
+        Some((_, before)) => *before = value,
+        None => variables.push((name.to_owned(), value)),
+    }
+}
+
+/// Whether a shell takes a word as the name of a variable.
+fn is_name(name: &str) -> bool {
+    let is_letter = |c: char| c.is_ascii_alphabetic() || c == '_';
+    name.starts_with(is_letter) && name.chars().all(|c| is_letter(c) || c.is_ascii_digit())
+}
+
+fn export(name: &str, value: &str) -> String {
+    format!("export {name}={}; ", double_quoted(value, true))
+}
+
+/// A value in double quotes where it needs some, as the original writes it. For a shell it stays what it is: nothing in it is
+/// replaced or run.
+fn double_quoted(value: &str, for_shell: bool) -> String {
+    if value.chars().all(is_plain) {
+        return value.to_owned();
+    }
+    let mut out = String::from("\"");
+    for c in value.chars() {
+        if for_shell && matches!(c, '"' | '\\' | '$' | '`') {
+            out.push('\\');
+        }
+        out.push(c);
+    }
+    out + "\""
 }
 
 fn is_plain(c: char) -> bool {

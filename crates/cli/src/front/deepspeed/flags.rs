@@ -45,6 +45,7 @@ pub const FLAGS: Flags = Flags {
         Key::flag(Int(ANY), "max_elastic_nodes", "-1", Used, "The most machines of an elastic run; -1: all"),
         Key::flag(Bool, "cpu", "", Used, "Our own: ranks on the CPU, as DS_ACCELERATOR=cpu says, too"),
         Key::flag(Bool, "mpi_rank", "", Used, "Our own: run SCRIPT as the rank that MPICH's variables say"),
+        Key::flag(Text, "run_label", "", Used, "Our own: what tells the processes of a run from others; nothing reads it"),
         Key::flag(Text, "world_info", "", Used, "Our own: all machines with their slots, instead of a hostfile, as --include is written"),
     ],
     aliases: &[
@@ -60,6 +61,7 @@ pub const FLAGS: Flags = Flags {
         "max_elastic_nodes",
         "cpu",
         "mpi_rank",
+        "run_label",
         "world_info",
     ]),
 };

@@ -113,7 +113,7 @@ fn output(settings: &Settings) -> std::result::Result<Output, Problem> {
 pub fn pid_file() -> Result<TempPath> {
     let pid = std::process::id();
     let path = PathBuf::from(format!("/tmp/{pid}.deepspeed"));
-    std::fs::write(&path, pid.to_string()).map_err(Error::io("write", &path))?;
+    oarlock_files::replace(&path, pid.to_string()).map_err(Error::io("write", &path))?;
     TempPath::try_from_path(&path).map_err(Error::io("find", path))
 }
 

@@ -20,7 +20,7 @@ use std::time::SystemTime;
 pub use flags::FLAGS;
 pub(crate) use report::report;
 
-use self::exports::Machine;
+use self::exports::{Exports, Machine};
 use self::filter::Slots;
 use self::hostfile::Pool;
 use self::multinode::{Launcher, RUN_NAME, Start, ssh_port};
@@ -306,6 +306,18 @@ impl Found {
         }
         job.through_mpi = oarlock_comm::HAS_MPI && launcher.is_of_mpi();
         let machines = format!("/tmp/deepspeed_mvapich_hostfile.{}", std::process::id());
+        let mut exports = machine.exports(Exports::of(launcher, self.cpu))?;
+        // The name by which the machines of a training find each other, where nobody gave it one.
+        let run_name = (is_training && !launcher.is_of_mpi() && !shown)
+            .then(|| (machine.read)(RUN_NAME).map_or_else(random_name, Ok))
+            .transpose()
+            .map_err(|error| Problem::new(error.to_string()))?
+            .filter(|name| !name.is_empty());
+        run_name.iter().for_each(|name| exports.add(RUN_NAME, name));
+        job.notes.extend(exports.note().cloned());
+        let label = (!launcher.is_of_mpi() && !shown).then(oarlock_files::token).transpose();
+        let label =
+            label.map_err(|error| Problem::new(format!("the run cannot be named at random: {error}")))?;
         let start = Start {
             settings,
             pool: &self.pool,
@@ -315,10 +327,8 @@ impl Found {
             master: &master,
             cpu: self.cpu,
             machines: &machines,
-            run_name: (is_training && !launcher.is_of_mpi() && !shown)
-                .then(|| (machine.read)(RUN_NAME).map_or_else(random_name, Ok))
-                .transpose()
-                .map_err(|error| Problem::new(error.to_string()))?,
+            exports,
+            label,
         };
         let port = multinode::port_of_ssh(settings);
         // mpirun starts the ranks of this machine without ssh.

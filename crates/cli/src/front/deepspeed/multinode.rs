@@ -1,6 +1,8 @@
 //! The commands that start ranks on other machines: by ssh, pdsh, an MPI or Slurm, as DeepSpeed's runners build them.
 //! Where DeepSpeed would start its own launcher on each machine, this program is started.
 
+use oarlock::settings::secret::Secret;
+
 use super::exports::{Exports, Machine, quoted, shell};
 use super::filter::{self, Slots};
 use super::hostfile::Pool;
@@ -134,48 +136,87 @@ pub struct Start<'s> {
     pub cpu: bool,
     /// The file of machines that MVAPICH reads.
     pub machines: &'s str,
-    /// The name of the run by which the machines of a training find each other, where nobody gave it one.
-    pub run_name: Option<String>,
+    /// What other machines get of the environment.
+    pub exports: Exports,
+    /// What tells the processes of this run from all others of a machine.
+    pub label: Option<String>,
+}
+
+/// How a start reaches the machines.
+pub struct Commands {
+    /// What starts the ranks: one command, or of ssh one for each machine.
+    pub start: Vec<Vec<String>>,
+    /// Commands before it, one for each machine, which leave the secrets there.
+    pub leave: Vec<Vec<String>>,
+    /// What the commands that bring secrets read from their input.
+    pub input: Option<Secret>,
+    /// The secrets in the environment of a launcher that hands them on.
+    pub environment: Vec<(String, Secret)>,
 }
 
 impl Start<'_> {
-    /// The commands: one, or of ssh one for each machine.
-    pub fn commands(&self, launcher: Launcher, machine: &Machine) -> Result<Vec<Vec<String>>, Problem> {
-        let mut exports = machine.exports(Exports::of(launcher, self.cpu))?;
-        self.run_name.iter().for_each(|name| exports.add(RUN_NAME, name));
+    /// The commands. No list of processes shows a secret: ssh takes them through its input; pdsh gives none to the machines, so
+    /// each finds them in a file, which ssh leaves there and the first shell that reads it removes; MPIs and Slurm hand on
+    /// variables of their own.
+    pub fn commands(&self, launcher: Launcher, machine: &Machine) -> Result<Commands, Problem> {
+        let exports = &self.exports;
         let text = self.settings.text("launcher_args").unwrap_or_default();
         let arguments = shlex::split(&text).ok_or_else(|| {
             self.settings
                 .problem(format!("`{text}` is no list of arguments"), &["launcher_args"])
                 .help("close its quotes")
         })?;
-        Ok(match launcher {
-            Launcher::Ssh => self.ssh(machine, &exports, &arguments),
-            Launcher::Pdsh => vec![self.pdsh(machine, &exports, &arguments)],
-            Launcher::OpenMpi => vec![self.open_mpi(&exports, arguments)],
-            Launcher::Mpich => vec![self.mpich(machine, &exports, arguments)],
-            Launcher::Impi => vec![self.impi(&exports, arguments)?],
-            Launcher::Mvapich => vec![self.mvapich(&exports, arguments)],
-            Launcher::Slurm => vec![self.slurm(&exports, arguments)],
-        })
+        let start = match launcher {
+            Launcher::Ssh => self.ssh(machine, exports, &arguments),
+            Launcher::Pdsh => vec![self.pdsh(machine, exports, &arguments)],
+            Launcher::OpenMpi => vec![self.open_mpi(exports, arguments)],
+            Launcher::Mpich => vec![self.mpich(machine, exports, arguments)],
+            Launcher::Impi => vec![self.impi(exports, arguments)?],
+            Launcher::Mvapich => vec![self.mvapich(exports, arguments)],
+            Launcher::Slurm => vec![self.slurm(exports, arguments)],
+        };
+        let input = exports.secret_script().filter(|_| !launcher.is_of_mpi());
+        let leaves = launcher == Launcher::Pdsh && input.is_some();
+        let leave = if leaves { self.leave() } else { Vec::new() };
+        let environment = if launcher.is_of_mpi() { exports.secrets().to_vec() } else { Vec::new() };
+        Ok(Commands { start, leave, input, environment })
+    }
+
+    /// The file in the home folder of a machine in which it finds the secrets. Machines may share the folder.
+    fn secret_file(&self, node: &str) -> String {
+        format!("~/.oarlock-{}-{node}", self.label.as_deref().unwrap_or_default())
+    }
+
+    fn leave(&self) -> Vec<Vec<String>> {
+        let port = ssh_port(port_of_ssh(self.settings));
+        let one = |(node, (host, _)): (usize, &(String, Vec<usize>))| {
+            let mut command = words(&["ssh"]);
+            command.extend(port.iter().cloned());
+            let file = self.secret_file(&node.to_string());
+            command.extend(words(&[host, &format!("umask 077; set -C; cat > {file}")]));
+            command
+        };
+        self.slots.iter().enumerate().map(one).collect()
     }
 
     /// What ends the ranks of other machines when this process is to end; where the launcher program does that
     /// by itself, nothing.
     pub fn ending(&self, launcher: Launcher) -> Vec<Vec<String>> {
-        let pattern = format!("world_info={} ", filter::world(self.slots));
+        let Some(label) = &self.label else { return Vec::new() };
+        // The brackets keep the pattern from meeting the command that it stands in; the label is of hexadecimal digits.
+        let pattern = format!("pkill -u \"$(id -u)\" -f '[r]un_label={label}'");
         let hosts = self.slots.iter().map(|(host, _)| host.clone());
         let port = ssh_port(port_of_ssh(self.settings));
         match launcher {
             Launcher::Pdsh => {
                 let hosts = hosts.collect::<Vec<_>>().join(",");
-                vec![words(&["pdsh", "-S", "-w", &hosts, "pkill", "-f", &shell(&pattern)])]
+                vec![words(&["pdsh", "-S", "-w", &hosts, &pattern])]
             }
             Launcher::Ssh => hosts
                 .map(|host| {
                     let mut command = words(&["ssh"]);
                     command.extend(port.iter().cloned());
-                    command.extend(words(&[&host, "pkill", "-f", &shell(&pattern)]));
+                    command.extend(words(&[&host, &pattern]));
                     command
                 })
                 .collect(),
@@ -183,16 +224,20 @@ impl Start<'_> {
         }
     }
 
-    /// The words that start this program on a machine.
-    fn on_machine(&self, machine: &Machine, exports: &Exports, node: &str) -> Vec<String> {
+    /// The words that start this program on a machine. `secrets` is the command that prints what exports them.
+    fn on_machine(&self, machine: &Machine, exports: &Exports, node: &str, secrets: &str) -> Vec<String> {
         let on = |name: &str| self.settings.bool(name);
         let mut command = Vec::new();
+        if exports.secret_names().next().is_some() {
+            command.push(format!("eval \"$({secrets})\";"));
+        }
         if let Some(script) = self.settings.text("venv_script") {
             command.push(format!("source {};", shell(&script)));
         }
         command.push(exports.script());
         command.push(format!("cd {};", shell(&machine.folder.display().to_string())));
         command.extend([shell(&machine.program), "deepspeed".to_owned(), "--no_ssh".to_owned()]);
+        command.extend(self.label.iter().map(|label| format!("--run_label={label}")));
         command.push(format!("--world_info={}", filter::world(self.slots)));
         command.push(format!("--node_rank={node}"));
         command.push(format!("--master_addr={}", shell(&self.master.addr)));
@@ -223,7 +268,7 @@ impl Start<'_> {
             command.extend(port.iter().cloned());
             command.extend(arguments.iter().cloned());
             command.push(host.clone());
-            command.push(self.on_machine(machine, exports, &node.to_string()).join(" "));
+            command.push(self.on_machine(machine, exports, &node.to_string(), "cat").join(" "));
             command
         };
         self.slots.iter().enumerate().map(one).collect()
@@ -232,7 +277,8 @@ impl Start<'_> {
     fn pdsh(&self, machine: &Machine, exports: &Exports, arguments: &[String]) -> Vec<String> {
         let mut command = words(&["pdsh", "-S", "-f", "1024", "-w", &hosts(self.slots)]);
         command.extend(arguments.iter().cloned());
-        command.extend(self.on_machine(machine, exports, "%n"));
+        let file = self.secret_file("%n");
+        command.extend(self.on_machine(machine, exports, "%n", &format!("cat {file} && rm {file}")));
         command
     }
 
@@ -247,7 +293,7 @@ impl Start<'_> {
             command.extend(words(&["--mca", "btl_tcp_if_include", "eth0"]));
         }
         command.extend(arguments);
-        command.extend(exports.words("-x"));
+        command.extend(exports.words("-x", "-x"));
         command.extend(self.argv.iter().cloned());
         command
     }
@@ -255,7 +301,7 @@ impl Start<'_> {
     fn mpich(&self, machine: &Machine, exports: &Exports, arguments: Vec<String>) -> Vec<String> {
         let mut command = words(&["mpirun", "-n", &self.total(), "-ppn", &self.per_machine().to_string()]);
         command.extend(arguments);
-        command.extend(exports.words("-genv"));
+        command.extend(exports.words("-genv", "-genvlist"));
         command.extend(self.contract());
         command.extend(words(&["-hosts", &hosts(self.pool)]));
         command.extend(words(&[&machine.program, "deepspeed", "--mpi_rank"]));
@@ -271,7 +317,10 @@ impl Start<'_> {
         let mut command = words(&["mpirun", "-ppn", &per_machine.to_string()]);
         command.extend(arguments);
         for (name, value) in exports.iter() {
-            command.extend(words(&["-genv", name, value]));
+            command.extend(words(&["-genv", name, &value]));
+        }
+        for name in exports.secret_names() {
+            command.extend(words(&["-genvlist", name]));
         }
         let cores = self.cores(per_machine)?;
         if let Some(cores) = &cores {
@@ -320,7 +369,7 @@ impl Start<'_> {
         let mut command = words(&["mpirun", "-np", &self.total(), "-ppn", &self.per_machine().to_string()]);
         command.extend(words(&["--hostfile", self.machines]));
         command.extend(arguments);
-        command.extend(exports.words("-env"));
+        command.extend(exports.words("-env", "-envlist"));
         command.extend(self.argv.iter().cloned());
         command
     }
@@ -344,6 +393,7 @@ impl Start<'_> {
             }
         }
         let exported: String = exports.iter().map(|(name, value)| format!(",{name}={value}")).collect();
+        // ALL hands on the variables of srun itself, among them the secrets.
         command.push(format!("--export=ALL{exported}"));
         command.extend(self.argv.iter().cloned());
         command

@@ -1,16 +1,18 @@
 //! Starts the commands that reach other machines, and watches them.
 
-use std::io::Write as _;
+use std::fs::File;
+use std::io::{Seek, Write as _};
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 use std::time::Duration;
 
 use oarlock_comm::{Exit, Grace, RankGroup, StopSignals};
+use rustix::fs::MemfdFlags;
 use tempfile::TempPath;
 
 use super::exports::{Machine, shell};
 use super::hostfile::Pool;
-use super::multinode::{Launcher, ssh_port};
+use super::multinode::{Commands, Launcher, ssh_port};
 use crate::config::{Problem, Problems};
 use crate::console::{Failure, Outcome, eprint, print};
 use crate::error::Error;
@@ -28,7 +30,7 @@ pub struct Remote {
     /// The program that reaches them.
     pub launcher: Launcher,
     /// Its commands.
-    pub commands: Vec<Vec<String>>,
+    pub commands: Commands,
     /// What ends the ranks there.
     pub ending: Vec<Vec<String>>,
     /// A file of machines that the commands read, and what belongs into it.
@@ -54,7 +56,11 @@ impl Remote {
         self.can_start().map_err(Problems::from)?;
         let _file = self.machines.as_ref().map(|(path, pool)| machine_file(path, pool)).transpose()?;
         let signals = StopSignals::catch()?;
-        let commands: Vec<Command> = self.commands.iter().map(|words| self.command(words, machine)).collect();
+        for words in &self.commands.leave {
+            self.leave(words, machine)?;
+        }
+        let start = self.commands.start.iter().map(|words| self.with_secrets(words, machine));
+        let commands = start.collect::<Result<Vec<Command>, Error>>()?;
         // The commands are launchers, not ranks: nothing is handed down to them.
         let ending = RankGroup::spawn(None, commands, GRACE, &signals)?.wait()?;
         if let Some(signal) = ending.signal {
@@ -78,11 +84,47 @@ impl Remote {
     /// The commands, and the environment of every rank.
     pub fn outline(&self) -> String {
         let mut out = format!("{} by {}:\n", job::would_start(&self.job.launch), self.launcher.program());
-        for words in &self.commands {
+        for words in &self.commands.start {
             let words: Vec<String> = words.iter().map(|word| shell(word)).collect();
             out.push_str(&format!("  {}\n", words.join(" ")));
         }
         out + &job::ranks(&|node| self.launches[node].clone())
+    }
+
+    /// Leaves the secrets on a machine.
+    fn leave(&self, words: &[String], machine: &Machine) -> Result<(), Error> {
+        let status = self.reading(words, machine)?.stdout(Stdio::null()).status();
+        match status.map_err(Error::io("start", &words[0]))? {
+            status if status.success() => Ok(()),
+            status => Err(Error::Usage(format!(
+                "a machine did not take the secrets of the run: `{}` ended with {status}; set up ssh without a password, or use \
+                 --launcher ssh",
+                words.iter().map(|word| shell(word)).collect::<Vec<_>>().join(" ")
+            ))),
+        }
+    }
+
+    /// A command that starts ranks, with the secrets where it expects them.
+    fn with_secrets(&self, words: &[String], machine: &Machine) -> Result<Command, Error> {
+        let mut command = match self.commands.leave.is_empty() {
+            true => self.reading(words, machine)?,
+            false => self.command(words, machine),
+        };
+        command.envs(self.commands.environment.iter().map(|(name, value)| (name, value.reveal())));
+        Ok(command)
+    }
+
+    /// A command that reads the secrets, if there are any.
+    fn reading(&self, words: &[String], machine: &Machine) -> Result<Command, Error> {
+        let mut command = self.command(words, machine);
+        if let Some(input) = &self.commands.input {
+            let failed = || Error::io("write", "the input of a command");
+            let file = rustix::fs::memfd_create("input", MemfdFlags::CLOEXEC);
+            let mut file = File::from(file.map_err(|error| failed()(error.into()))?);
+            file.write_all(input.reveal().as_bytes()).and_then(|()| file.rewind()).map_err(failed())?;
+            command.stdin(file);
+        }
+        Ok(command)
     }
 
     fn command(&self, words: &[String], machine: &Machine) -> Command {
@@ -133,8 +175,7 @@ impl Remote {
 
 /// A file with one machine a line, which is removed when the value is dropped.
 fn machine_file(path: &Path, pool: &Pool) -> Result<TempPath, Error> {
-    // Another user may have put a file or a link there.
-    let mut file = std::fs::File::create_new(path).map_err(Error::io("create", path))?;
+    let mut file = oarlock_files::create_new(path).map_err(Error::io("create", path))?;
     let own = TempPath::try_from_path(path).map_err(Error::io("find", path))?;
     let lines: String = pool.iter().map(|(host, _)| format!("{host}\n")).collect();
     file.write_all(lines.as_bytes()).map_err(Error::io("write", path))?;

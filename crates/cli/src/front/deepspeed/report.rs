@@ -9,7 +9,7 @@ use crate::config::keys::Key;
 use crate::config::keys::Status::Used;
 use crate::config::keys::ValueType::Bool;
 use crate::config::{Problem, Problems, Words};
-use crate::console::{Outcome, print};
+use crate::console::{Outcome, print, print_styled};
 use crate::front::gpus;
 use crate::launch::devices::Devices;
 
@@ -71,7 +71,7 @@ pub(crate) fn report(words: &[String], _: std::time::SystemTime) -> Outcome {
         shared,
         !hides("hide_errors_and_warnings"),
     ));
-    print(&out)
+    print_styled(&out)
 }
 
 /// The table of ops. All that are there are compiled in, for every path of the CPU.

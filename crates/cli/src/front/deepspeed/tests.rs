@@ -154,6 +154,16 @@ impl Site {
     }
 }
 
+/// What stands for the random label of a run.
+const LABEL: &str = "LABEL";
+
+fn unlabelled(word: &str) -> String {
+    let Some((before, label)) = word.split_once("--run_label=") else { return word.to_owned() };
+    let end = label.find(|c: char| !c.is_ascii_hexdigit()).unwrap_or(label.len());
+    assert!(end >= 16, "{word}");
+    format!("{before}--run_label={LABEL}{}", &label[end..])
+}
+
 /// The words of the original's command with this program in the place of DeepSpeed's.
 fn ours(case: &Value, site: &Site, python: &str) -> Vec<String> {
     let folder = site.0.path().display().to_string();
@@ -177,6 +187,7 @@ fn ours(case: &Value, site: &Site, python: &str) -> Vec<String> {
         match word.as_str() {
             "PYTHON" if follows(3) == "deepspeed.launcher.launch" => {
                 out.extend(["/opt/oarlock", "deepspeed", "--no_ssh"].map(str::to_owned));
+                out.push(format!("--run_label={LABEL}"));
                 skips = 3;
             }
             "PYTHON" if follows(2) == "HELPER" => skips = 1,
@@ -226,9 +237,11 @@ fn commands_are_those_of_the_original() {
         };
         let path = format!("{}:", site.0.path().display());
         let expected = ours(&case, &site, &python);
-        let ours: Vec<String> =
-            remote.commands[0].iter().map(|word| word.replace(&path, path.trim_end_matches(':'))).collect();
-        assert_eq!(remote.commands.len(), 1);
+        let ours: Vec<String> = remote.commands.start[0]
+            .iter()
+            .map(|word| unlabelled(&word.replace(&path, path.trim_end_matches(':'))))
+            .collect();
+        assert_eq!(remote.commands.start.len(), 1);
         assert_eq!(ours, expected, "{case}");
     }
 }
@@ -238,7 +251,9 @@ fn summary(plan: &Action) -> String {
     match plan {
         Action::Local(job) => format!("{:?} {:?} {:?} {}", job.launch, job.program, job.notes, job.dry_run),
         Action::Multinode(remote) => {
-            format!("{:?} {:?} {:?} {:?}", remote.commands, remote.launches, remote.check, remote.port)
+            let commands: Vec<String> =
+                remote.commands.start.iter().flatten().map(|word| unlabelled(word)).collect();
+            format!("{commands:?} {:?} {:?} {:?}", remote.launches, remote.check, remote.port)
         }
         Action::Exec(argv) => format!("{argv:?}"),
     }
@@ -409,29 +424,37 @@ fn each_machine_of_several_can_be_started_by_hand() {
 #[test]
 fn ssh_starts_this_program_on_each_machine() {
     let site = Site::new("a slots=2\nb slots=2\n");
-    std::fs::write(site.path(".deepspeed_env"), "# kept\nTOKEN=a$b\n\nNCCL_DEBUG=WARN\n").unwrap();
+    std::fs::write(site.path(".deepspeed_env"), "# kept\nSAID=a$b\nTOKEN=s`e\n\nNCCL_DEBUG=WARN\n").unwrap();
     let remote = site.elsewhere(
         &["--launcher", "ssh", "--ssh_port", "22", "--bind_cores_to_rank"],
         &[("NCCL_DEBUG", "INFO"), ("HOMES", "x"), ("AISC_JOB_NAME", "j"), ("NCCL_IB_HCA", "x")],
     );
     let folder = site.0.path().display();
     let script = site.text("script.py");
-    for (node, (host, command)) in ["a", "b"].iter().zip(&remote.commands).enumerate() {
+    for (node, (host, command)) in ["a", "b"].iter().zip(&remote.commands.start).enumerate() {
         assert_eq!(command[..4], ["ssh", "-p", "22", host]);
         assert_eq!(
-            command[4],
+            unlabelled(&command[4]),
             format!(
-                "export NCCL_DEBUG=WARN; export PYTHONPATH={folder}; export TOKEN=\"a$b\";  cd {folder}; /opt/oarlock \
-                 deepspeed --no_ssh --world_info=a:0,1@b:0,1 --node_rank={node} --master_addr='address of a by Some(22)' \
+                "eval \"$(cat)\"; export NCCL_DEBUG=WARN; export PYTHONPATH={folder}; export SAID=\"a\\$b\";  cd {folder}; /opt/oarlock \
+                 deepspeed --no_ssh --run_label=LABEL --world_info=a:0,1@b:0,1 --node_rank={node} --master_addr='address of a by Some(22)' \
                  --master_port=29500 --bind_cores_to_rank {script} --lr 1e-4 --name \"two words\" --x \
                  \"say \\\"a b\\\"\""
             )
         );
     }
+    assert_eq!(remote.commands.input.as_ref().unwrap().reveal(), "export TOKEN=\"s\\`e\"; ");
+    let note = remote.job.notes.iter().find(|note| note.contains(".deepspeed_env")).unwrap();
+    assert!(note.ends_with(".deepspeed_env sets SAID, TOKEN, NCCL_DEBUG on all machines"), "{note}");
     assert_eq!(remote.check.as_deref(), Some("a"));
     std::fs::write(site.path("env"), "no value\n").unwrap();
     let said = site.refused(&["--launcher", "ssh"], &[("DS_ENV_FILE", "env")], &GPUS);
     assert!(said.contains("env:1:1: a line of variables is NAME=VALUE"), "{said}");
+    for name in ["A; touch x; B", "A B", "1A", "", "A-B", "\u{e4}"] {
+        std::fs::write(site.path("env"), format!("{name}=1\n")).unwrap();
+        let said = site.refused(&["--launcher", "ssh"], &[("DS_ENV_FILE", "env")], &GPUS);
+        assert!(said.contains("env:1:1: the name of a variable has letters"), "{name}: {said}");
+    }
     // Open MPI starts the ranks of this machine without ssh; pdsh does not.
     let here = Site::new("localhost slots=2\n");
     let own = here.elsewhere(&["--force_multi", "--launcher", "openmpi"], &[]);

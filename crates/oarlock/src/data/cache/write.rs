@@ -5,7 +5,6 @@ use std::hash::Hasher;
 use std::io::{self, BufWriter, Seek, SeekFrom, Write};
 use std::ops::Range;
 use std::path::{Path, PathBuf};
-use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::{Duration, SystemTime};
 
 use rayon::prelude::*;
@@ -277,10 +276,9 @@ struct Temporary {
 impl Temporary {
     /// The name is this thread's alone, so that builds at the same time do not meet.
     fn create(path: &Path) -> Result<(Temporary, File)> {
-        static NEXT: AtomicU64 = AtomicU64::new(0);
-        let unique = format!("{}-{}", std::process::id(), NEXT.fetch_add(1, Ordering::Relaxed));
+        let unique = oarlock_files::token().map_err(|e| Error::write(path, e))?;
         let temporary = path.with_extension(format!("{unique}.{TEMPORARY}"));
-        let file = File::create_new(&temporary).map_err(|e| Error::write(&temporary, e))?;
+        let file = oarlock_files::create_new(&temporary).map_err(|e| Error::write(&temporary, e))?;
         Ok((Temporary { path: temporary, renamed: false }, file))
     }
 }

@@ -2,7 +2,6 @@
 //! has weights, in any order and by several at a time.
 
 use std::collections::{BTreeMap, HashMap};
-use std::fs::File;
 use std::io::Write;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
@@ -298,8 +297,9 @@ impl ModelFiles {
         let create = |shard: &Shard| {
             let path = path_of(&shard.name);
             // Whoever writes weights into it brings the header to the disk as well.
-            let mut file = File::create(&path).map_err(Error::io("create", &path))?;
-            file.write_all(&shard.header)
+            let mut file = oarlock_files::open_or_create(&path).map_err(Error::io("create", &path))?;
+            file.set_len(0)
+                .and_then(|()| file.write_all(&shard.header))
                 .and_then(|()| file.set_len(shard.bytes))
                 .map_err(Error::io("write", &path))?;
             let sums = vec![Sum::of(0, &shard.header)];

@@ -1,6 +1,6 @@
 //! TensorBoard's event files: records with checksums, each an `Event` of TensorFlow's protocol buffers.
 
-use std::fs::{File, OpenOptions};
+use std::fs::File;
 use std::io::Write;
 use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicU32, Ordering};
@@ -35,12 +35,7 @@ impl TensorBoard {
         let name =
             format!("events.out.tfevents.{:010}.{}.{}.{count}", time.as_secs(), host(), std::process::id());
         let path = folder.join(name);
-        let file = OpenOptions::new()
-            .create_new(true)
-            .read(true)
-            .append(true)
-            .open(&path)
-            .map_err(io_error("create", &path))?;
+        let file = oarlock_files::append_new(&path).map_err(io_error("create", &path))?;
         let mut board = TensorBoard { path, file };
         let seconds = time.as_secs_f64();
         board.write(Message::default().double(1, seconds).text(3, "brain.Event:2"))?;

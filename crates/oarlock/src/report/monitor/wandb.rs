@@ -4,7 +4,7 @@
 //! each record a protocol buffer.
 
 use std::collections::BTreeMap;
-use std::fs::{File, OpenOptions};
+use std::fs::File;
 use std::io::Write;
 use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
@@ -215,8 +215,7 @@ const FRAGMENT: usize = 7;
 
 impl Log {
     fn create(path: &Path) -> Result<Log> {
-        let file = OpenOptions::new().create_new(true).read(true).append(true).open(path);
-        let file = file.map_err(io_error("create", path))?;
+        let file = oarlock_files::append_new(path).map_err(io_error("create", path))?;
         let mut log = Log { path: path.to_owned(), file, len: 0, records: 0 };
         log.write(b":W&B\xe1\xbe\x00")?;
         Ok(log)

@@ -3,7 +3,7 @@
 
 use super::super::keys::Range::{Any, BelowOne, NotNegative, Positive, Share};
 use super::super::keys::Status::{Later, NoEffect, Used};
-use super::super::keys::ValueType::{Bool, Choice, Float, Int, List, Map, Path, Text};
+use super::super::keys::ValueType::{Bool, Choice, Float, Int, List, Map, Path, Secret, Text};
 use super::super::keys::{Key, Status, ValueType};
 
 const DTYPES: ValueType = Choice(&["fp32", "fp16", "bf16", "float32", "float16", "bfloat16", "fp64"]);
@@ -196,7 +196,7 @@ pub const KEYS: &[Key] = &[
     Key::flag(Int(1), "comet.samples_log_interval", "100", COMET, "Samples between records"),
     Key::flag(Text, "comet.project", "", COMET, "Project"),
     Key::flag(Text, "comet.workspace", "", COMET, "Workspace"),
-    Key::flag(Text, "comet.api_key", "", COMET, "Key of the service"),
+    Key::flag(Secret, "comet.api_key", "", COMET, "Key of the service"),
     Key::flag(Text, "comet.experiment_name", "", COMET, "Name of the experiment"),
     Key::flag(Text, "comet.experiment_key", "", COMET, "Key of the experiment"),
     Key::flag(Bool, "comet.online", "", COMET, "Log to the service"),

@@ -192,7 +192,7 @@ fn options(args: &PredictArgs, stop_ids: Vec<u32>, seed: u64) -> GenerateOptions
 fn write(dir: &Path, rows: impl Iterator<Item = Value>) -> Result<()> {
     let path = dir.join("generated_predictions.jsonl");
     let text: String = rows.map(|row| format!("{row}\n")).collect();
-    std::fs::write(&path, text).map_err(Error::io("write", &path))
+    oarlock_files::replace(&path, text).map_err(Error::io("write", &path))
 }
 
 /// A score with two digits after the point, as the original keeps it.
