@@ -6,6 +6,7 @@
 
 mod answers;
 mod cache;
+mod confined;
 mod cut;
 mod deal;
 mod encode;
@@ -13,7 +14,6 @@ mod encode;
 mod engine;
 mod error;
 mod example;
-#[cfg(any(feature = "tokenizers", feature = "parquet"))]
 mod fence;
 mod format;
 mod hash;
@@ -22,6 +22,7 @@ mod layout;
 mod lengths;
 mod loader;
 mod longest;
+mod marks;
 mod mismatched;
 mod mix;
 mod numpy_random;
