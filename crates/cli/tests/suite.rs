@@ -20,6 +20,7 @@ mod gpu;
 mod gpu_check;
 mod gpu_devices;
 mod gpu_offload;
+mod hostile_files;
 mod import;
 mod launched;
 mod launcher;
@@ -40,3 +41,7 @@ mod recipes;
 mod restart;
 mod sft;
 mod transcripts;
+
+/// As in the program: what runs templates of others counts their memory.
+#[global_allocator]
+static ALLOCATOR: oarlock::MeteredAllocator = oarlock::MeteredAllocator;

@@ -72,7 +72,10 @@ pub fn complete(
     if let Err(failed) = deliver(comm, &deliveries, &under)? {
         return Ok(Err(interrupted(failed)));
     }
-    let read = || fs::read_to_string(dir.join(MANIFEST)).map_err(Error::io("read", dir));
+    let read = || {
+        oarlock_comm::read_text(dir.join(MANIFEST), oarlock_comm::MAX_RECORDS_BYTES)
+            .map_err(Error::io("read", dir))
+    };
     let text = match by_root(comm, read)? {
         Ok(text) => text,
         Err(cause) => return Ok(Err(interrupted((0, cause)))),
