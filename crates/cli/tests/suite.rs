@@ -21,6 +21,7 @@ mod gpu;
 mod gpu_check;
 mod gpu_devices;
 mod gpu_offload;
+mod hostile_files;
 mod import;
 mod launched;
 mod launcher;
@@ -46,3 +47,7 @@ mod secrets;
 mod sft;
 mod strangers;
 mod transcripts;
+
+/// As in the program: what runs templates of others counts their memory.
+#[global_allocator]
+static ALLOCATOR: oarlock::MeteredAllocator = oarlock::MeteredAllocator;

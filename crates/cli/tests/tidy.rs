@@ -210,6 +210,43 @@ fn no_file_holds_what_is_unfinished_or_unsafe() {
     assert_none(broken, "unfinished, or unsafe above the crates that may be");
 }
 
+/// Files that read what the kernel writes, or open what they have just written, to bring it to the disk.
+const READERS_OF_THE_SYSTEM: &[&str] = &[
+    "oarlock/src/checkpoint/publish.rs",
+    "oarlock/src/checkpoint/stores.rs",
+    "oarlock/src/deepspeed/checkpoint.rs",
+    "oarlock/src/disk/sums.rs",
+    "oarlock/src/estimate/limits.rs",
+    "oarlock/src/planner/power.rs",
+    "cli/src/launch/cores.rs",
+];
+
+/// A name in a folder of somebody else can be a pipe, a device or a file without end.
+#[test]
+fn files_are_read_by_the_functions_that_refuse_what_is_no_file() {
+    let mut broken = Vec::new();
+    for (path, text) in sources() {
+        let name = path.display().to_string();
+        let product = name.contains("oarlock/src/") || name.contains("cli/src/");
+        let exempt = READERS_OF_THE_SYSTEM.iter().any(|exempt| name.ends_with(exempt));
+        if !product || exempt || name.contains("tests") {
+            continue;
+        }
+        let product = text.split("#[cfg(test)]").next().unwrap_or_default();
+        for (number, line) in product.lines().enumerate() {
+            let code = line.split("//").next().unwrap_or_default();
+            let opens = code.match_indices("File::open(").any(|(at, _)| {
+                !code[..at].ends_with(|before: char| before.is_alphanumeric() || before == '_')
+            });
+            let reads = ["fs::read(", "fs::read_to_string("].iter().any(|call| code.contains(call));
+            if (opens || reads) && !code.contains("\"/proc/") && !code.contains("\"/sys/") {
+                broken.push(format!("{name}:{}: {}", number + 1, line.trim()));
+            }
+        }
+    }
+    assert_none(broken, "read with oarlock_comm::{read_text, read_file, open_file}");
+}
+
 /// The top-level modules that a file of module `own` names.
 fn named(text: &str, own: &str, modules: &BTreeSet<&str>) -> BTreeSet<String> {
     let mut found = BTreeSet::new();

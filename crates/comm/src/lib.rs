@@ -16,6 +16,7 @@ mod mapped;
 mod memory;
 #[cfg(any(feature = "gloo", feature = "mpi"))]
 mod messages;
+mod metered;
 #[cfg(feature = "mpi")]
 mod mpi;
 pub mod nccl;
@@ -37,6 +38,7 @@ mod stats;
 mod trace;
 mod transport;
 mod transport_kind;
+mod whole_file;
 pub mod wire;
 
 pub use call::{Call, Request};
@@ -48,6 +50,7 @@ pub use launched::{Launched, join_limit};
 pub use ledger::{RankState, RankStatus};
 pub use mapped::MappedFile;
 pub use memory::{MachineMemory, ProcessMemory, killed_for_memory, release_freed_memory};
+pub use metered::{Held, MemoryLimits, Meter, MeteredAllocator};
 pub use oarlock_tensor::cpu::rank_sum::tree_fold;
 pub use observer::CommunicationTime;
 pub use operation::{Operation, Scalar};
@@ -64,3 +67,6 @@ pub use stats::{OpStats, Recorded};
 pub use trace::CollectiveEvent;
 pub use transport::Transport;
 pub use transport_kind::{HAS_GLOO, HAS_MPI, TransportKind};
+pub use whole_file::{
+    MAX_CONFIG_BYTES, MAX_RECORDS_BYTES, MAX_TOKENIZER_BYTES, open_file, open_folder, read_file, read_text,
+};

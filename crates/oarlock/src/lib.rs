@@ -147,10 +147,26 @@
 //! - [`deepspeed`]: DeepSpeed's engine, several models in one process
 //! - [`model`]: the decoder families, and loading and saving of Hugging Face folders
 //!
+//! # Templates of others
+//!
+//! The chat template of a folder is a program. It runs with bounds to its steps, its time and what it writes; the bound of
+//! its memory holds in programs with the allocator that counts, as `oarlock` itself has it:
+//!
+//! ```
+//! #[global_allocator]
+//! static ALLOCATOR: oarlock::MeteredAllocator = oarlock::MeteredAllocator;
+//! # fn main() {}
+//! ```
+//!
 //! The examples in the repository run without changes. ARCHITECTURE.md explains a training step.
 
 // The derives name this crate from outside.
 extern crate self as oarlock;
+
+/// As in the program `oarlock`: what runs templates of others counts their memory.
+#[cfg(test)]
+#[global_allocator]
+static ALLOCATOR: oarlock_comm::MeteredAllocator = oarlock_comm::MeteredAllocator;
 
 mod accelerator;
 pub mod adapters;
@@ -197,5 +213,6 @@ pub use data::Batch;
 pub use disk::{Outputs, Writer};
 pub use error::{Error, Occupied, Result};
 pub use nested::{Nested, Parcel};
+pub use oarlock_comm::MeteredAllocator;
 pub use oarlock_tensor::{DType, Device, Gradients, Tape, Tensor};
 pub use shard::{Options, OuterStep, ParamSlice, Placements, SeededInit, WeightSource};

@@ -103,7 +103,8 @@ pub(super) fn chat(args: &ChatArgs) -> Outcome {
     let template = ChatTemplate::read(args.model.load.tokenizer_folder())?;
     let mut chat = Chat::new(&generator, &tokenizer, &template, options, args.system.as_deref());
     if let Some(path) = &args.tools {
-        let text = std::fs::read_to_string(path).map_err(Error::io("read", path))?;
+        let text = oarlock_comm::read_text(path, oarlock_comm::MAX_RECORDS_BYTES)
+            .map_err(Error::io("read", path))?;
         let tools =
             serde_json::from_str(&text).map_err(|e| Error::Usage(format!("{}: {e}", path.display())))?;
         chat = chat.with_tools(tools)?;

@@ -7,9 +7,9 @@ use std::fmt::Write as _;
 use oarlock::nearest::nearest_of;
 use oarlock::settings::keys::{Key, Status, ValueType};
 use oarlock::settings::location::{Location, Origin};
+use oarlock::settings::most;
 use oarlock::settings::problem::{Problem, Problems};
 use oarlock::settings::resolve::{Settings, wrong_type};
-use oarlock::settings::value;
 
 use super::explain::described;
 use super::words::Words;
@@ -233,8 +233,7 @@ impl Flags {
                 return Err(Problem::new(message).at(location, ""));
             }
         };
-        let read =
-            value::read(key.value_type, &node).ok_or_else(|| wrong_type(key, &node, &node.location))?;
+        let read = most::read(key, &node).ok_or_else(|| wrong_type(key, &node, &node.location))?;
         if let Some(setting) = settings.get_mut(key.name) {
             setting.value = read;
             setting.origin = Origin::Written(node.location);

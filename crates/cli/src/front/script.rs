@@ -1,7 +1,6 @@
 //! What a launcher starts: a program, a Python script, or one of our trainings under the name of a script of the
 //! originals.
 
-use std::fs::File;
 use std::io::Read;
 use std::os::unix::fs::PermissionsExt;
 use std::path::{Path, PathBuf};
@@ -106,7 +105,7 @@ pub fn resolve(words: &Words, call: Call, command: &str) -> Result<Script, Probl
 /// Whether a file is one that the processor runs, which Python can only choke on.
 fn is_executable(path: &Path) -> bool {
     let mut magic = [0; 4];
-    let read = File::open(path).and_then(|mut file| file.read_exact(&mut magic));
+    let read = oarlock_comm::open_file(path).and_then(|mut file| file.read_exact(&mut magic));
     read.is_ok() && magic == *b"\x7fELF"
 }
 

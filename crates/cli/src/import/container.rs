@@ -52,7 +52,7 @@ impl Run {
 impl TorchFile {
     /// Opens a file and reads its pickle.
     pub fn open(path: &Path) -> Result<(TorchFile, Pickle)> {
-        let file = File::open(path).map_err(Error::io("open", path))?;
+        let file = oarlock_comm::open_file(path).map_err(Error::io("open", path))?;
         let (storages, pickle) = read(&file).map_err(|problem| refused(path, problem))?;
         let pickle = Pickle::read(&pickle).map_err(|problem| refused(path, problem))?;
         Ok((TorchFile { path: path.to_path_buf(), file, storages }, pickle))

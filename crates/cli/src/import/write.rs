@@ -65,7 +65,9 @@ pub fn write(source: &DeepSpeedCheckpoint, beside: Option<&Path>, to: &Path) -> 
 /// What the trainer of transformers left beside the checkpoint, or the step alone.
 fn trainer_state(source: &DeepSpeedCheckpoint, beside: Option<&Path>) -> String {
     // One that cannot be read is a log that is lost, not a state.
-    let text = beside.and_then(|folder| std::fs::read(folder.join(TRAINER_STATE)).ok());
+    let text = beside.and_then(|folder| {
+        oarlock_comm::read_file(folder.join(TRAINER_STATE), oarlock_comm::MAX_CONFIG_BYTES).ok()
+    });
     let found = text.and_then(|text| serde_json::from_slice::<serde_json::Map<String, Json>>(&text).ok());
     let mut state = found.unwrap_or_default();
     state.insert("global_step".to_string(), Json::from(source.steps));

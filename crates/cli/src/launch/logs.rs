@@ -113,11 +113,9 @@ impl ErrorFile {
             Some(file) => {
                 let mut file: &File = file;
                 file.seek(SeekFrom::Start(0)).ok()?;
-                file.read_to_string(&mut text).ok()?;
+                file.take(oarlock_comm::MAX_CONFIG_BYTES).read_to_string(&mut text).ok()?;
             }
-            None => {
-                File::open(&self.path).ok()?.read_to_string(&mut text).ok()?;
-            }
+            None => text = oarlock_comm::read_text(&self.path, oarlock_comm::MAX_CONFIG_BYTES).ok()?,
         }
         message(&text)
     }

@@ -64,7 +64,7 @@ pub(super) fn read<'a>(
     let buffers = persistent(models);
     let path = dir.join(FILE);
     let unreadable = |cause: String| Problem::Unreadable { file: FILE.to_owned(), cause };
-    let bytes = match std::fs::read(&path) {
+    let bytes = match oarlock_comm::read_file(&path, oarlock_comm::MAX_RECORDS_BYTES) {
         Err(cause) if cause.kind() == std::io::ErrorKind::NotFound && buffers.is_empty() => {
             return Ok(Vec::new());
         }

@@ -183,7 +183,8 @@ fn beside_weights(dir: &Path, hf: &HfConfig, tokenizer: &Tokenizer) -> Result<Ve
 /// The dtype that `config.json` gives the weights.
 fn dtype_of(dir: &Path) -> Result<DType> {
     let path = dir.join("config.json");
-    let text = std::fs::read_to_string(&path).map_err(Error::io("read", &path))?;
+    let text =
+        oarlock_comm::read_text(&path, oarlock_comm::MAX_CONFIG_BYTES).map_err(Error::io("read", &path))?;
     let config: Value = serde_json::from_str(&text).map_err(|e| Error::bad_file(&path, e.to_string()))?;
     let named = ["dtype", "torch_dtype"].iter().find_map(|key| config.get(key)?.as_str());
     Ok(match named.map(|name| name.trim_start_matches("torch.")) {
@@ -195,7 +196,8 @@ fn dtype_of(dir: &Path) -> Result<DType> {
 
 /// `tokenizer_config.json` of a folder with padding on the left, where answers are generated.
 fn padding_left(dir: &Path) -> Option<String> {
-    let text = std::fs::read_to_string(dir.join("tokenizer_config.json")).ok()?;
+    let text =
+        oarlock_comm::read_text(dir.join("tokenizer_config.json"), oarlock_comm::MAX_CONFIG_BYTES).ok()?;
     let Ok(Value::Object(mut config)) = serde_json::from_str(&text) else { return None };
     config.insert("padding_side".to_owned(), Value::from("left"));
     Some(format!("{:#}\n", Value::Object(config)))

@@ -66,6 +66,7 @@ impl Adapter {
             floats(&key, view.dtype(), view.data(), &mut values).map_err(&bad)?;
             tensors.insert(name, (view.shape().to_vec(), values));
         }
+        map.check().map_err(Error::io("read", &path))?;
         let adapter = Adapter { config, tensors };
         let is_output =
             |name: &String| name.starts_with("lm_head.") || name.starts_with("model.embed_tokens.");

@@ -39,7 +39,8 @@ const PLAIN: [(&str, &[&str]); 16] = [
 /// # Errors
 /// A broken file, another kind of adapter, or a setting that is not supported.
 pub(super) fn read(path: &Path) -> Result<AdapterConfig> {
-    let text = std::fs::read_to_string(path).map_err(Error::io("read", path))?;
+    let text =
+        oarlock_comm::read_text(path, oarlock_comm::MAX_CONFIG_BYTES).map_err(Error::io("read", path))?;
     let bad = |problem: String| Error::bad_file(path, problem);
     let fields: Map<String, Value> = serde_json::from_str(&text)
         .map_err(|e| bad(format!("{e}; expected the JSON object of a PEFT adapter")))?;

@@ -73,7 +73,8 @@ pub fn complete(
         return Ok(Err(interrupted(failed)));
     }
     // Of the first machine that has it.
-    let own = fs::read_to_string(dir.join(MANIFEST)).ok().filter(|_| leads);
+    let read = || oarlock_comm::read_text(dir.join(MANIFEST), oarlock_comm::MAX_RECORDS_BYTES);
+    let own = if leads { read().ok() } else { None };
     let texts = share::<_, String>(comm, Ok(own))?.map_err(|(_, cause)| Error::Usage(cause))?;
     let Some(text) = texts.into_iter().flatten().next() else { return Ok(Err(Problem::NoManifest)) };
     let settle = || {

@@ -74,7 +74,7 @@ impl TempFolder {
         let token = new_token();
         let path = temporary(target, &token);
         fs::create_dir(&path).map_err(Error::io("create", &path))?;
-        let lock = File::open(&path).map_err(Error::io("open", &path))?;
+        let lock = oarlock_comm::open_folder(&path).map_err(Error::io("open", &path))?;
         // Where the file system knows no locks, nobody can take one either, and nothing is swept.
         let _ = lock.try_lock();
         let folder = TempFolder { target: target.to_path_buf(), token, path, _lock: lock, published: false };
@@ -182,7 +182,7 @@ pub fn recover(parent: &Path, name: &str) -> Result<()> {
         if !exists(&target)? {
             let newer = temporary(&target, &token);
             // A live run that is between its two renames holds this lock, and so does whoever else recovers.
-            let lock = File::open(&newer);
+            let lock = oarlock_comm::open_folder(&newer);
             if let Ok(lock) = &lock {
                 let _ = lock.lock();
             }
@@ -203,7 +203,7 @@ pub fn recover(parent: &Path, name: &str) -> Result<()> {
 /// Removes the temporary folders of runs that died.
 fn sweep(parent: &Path, name: &str) -> Result<()> {
     for Leftover { path, .. } in leftovers(parent, TEMPORARY, name)? {
-        if File::open(&path).is_ok_and(|folder| folder.try_lock().is_ok()) {
+        if oarlock_comm::open_folder(&path).is_ok_and(|folder| folder.try_lock().is_ok()) {
             fs::remove_dir_all(&path).map_err(Error::io("remove", &path))?;
         }
     }

@@ -1,7 +1,6 @@
 //! The parts of a checkpoint, from machines that do not share a folder, are joined.
 
 use std::collections::BTreeSet;
-use std::fs::{self, File};
 use std::os::unix::fs::FileExt;
 use std::path::{Path, PathBuf};
 
@@ -60,7 +59,8 @@ pub fn gather(parts: &[PathBuf], out: &Path) -> Result<Gathered> {
     for file in &manifest.files {
         copy(parts, &manifest, file, folder.path())?;
     }
-    let text = fs::read_to_string(first.join(MANIFEST)).map_err(Error::io("read", first))?;
+    let text = oarlock_comm::read_text(first.join(MANIFEST), oarlock_comm::MAX_RECORDS_BYTES)
+        .map_err(Error::io("read", first))?;
     write_manifest(folder.path(), &text)?;
     folder.publish()?;
     let bytes = manifest.files.iter().map(|file| file.bytes).sum();
@@ -69,9 +69,8 @@ pub fn gather(parts: &[PathBuf], out: &Path) -> Result<Gathered> {
 
 /// Which files are in no folder, and whose they are.
 fn missing_parts(manifest: &Manifest, missing: &[&str]) -> String {
-    let owners: BTreeSet<usize> = (0..manifest.world_size)
-        .filter(|&rank| missing.contains(&super::manifest::state_file_of(rank, manifest.world_size).as_str()))
-        .collect();
+    let rank = |file: &&str| super::manifest::rank_of_state_file(file, manifest.world_size);
+    let owners: BTreeSet<usize> = missing.iter().filter_map(rank).collect();
     let leaders: BTreeSet<usize> =
         owners.iter().filter_map(|&rank| manifest.stores.get(rank).copied()).collect();
     let whose = match leaders.is_empty() {
@@ -100,7 +99,7 @@ fn copy(parts: &[PathBuf], manifest: &Manifest, file: &FileEntry, to: &Path) -> 
             Ok(()) => {
                 let (source, target) = (part.join(&file.path), to.join(&file.path));
                 make(&target, 0)?;
-                let opened = File::open(&source).map_err(Error::io("open", &source))?;
+                let opened = oarlock_comm::open_file(&source).map_err(Error::io("open", &source))?;
                 let mut written = SummedFile::create(&target)?;
                 let mut chunk = Vec::new();
                 for at in (0..file.bytes).step_by(CHUNK as usize) {

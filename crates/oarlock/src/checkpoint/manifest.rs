@@ -1,6 +1,6 @@
 //! The manifest: what a checkpoint holds and where. Reading one checks all that can be checked without the files.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::io;
 use std::path::{Component, Path};
 
@@ -11,6 +11,12 @@ use twox_hash::XxHash64;
 
 use crate::disk::{Algorithm, Sum};
 use crate::error::Problem;
+
+/// The most ranks that a manifest may speak of: more than any machine room has, and few enough to count.
+const MAX_WORLD_SIZE: usize = 1 << 20;
+
+/// The most models of a manifest.
+const MAX_MODELS: usize = 1 << 10;
 
 /// The version of the format that this version of Oarlock writes; it reads all up to it.
 ///
@@ -313,10 +319,12 @@ impl Manifest {
     /// # Errors
     /// When it is missing or damaged.
     pub(crate) fn read(dir: &Path) -> Result<Manifest, Problem> {
-        let text = std::fs::read(dir.join(MANIFEST)).map_err(|cause| match cause.kind() {
-            io::ErrorKind::NotFound | io::ErrorKind::NotADirectory => Problem::NoManifest,
-            _ => Problem::Unreadable { file: MANIFEST.into(), cause: cause.to_string() },
-        })?;
+        let text = oarlock_comm::read_file(dir.join(MANIFEST), oarlock_comm::MAX_RECORDS_BYTES).map_err(
+            |cause| match cause.kind() {
+                io::ErrorKind::NotFound | io::ErrorKind::NotADirectory => Problem::NoManifest,
+                _ => Problem::Unreadable { file: MANIFEST.into(), cause: cause.to_string() },
+            },
+        )?;
         Manifest::parse(&text)
     }
 
@@ -344,17 +352,13 @@ impl Manifest {
     /// Whether a folder has all that one store of several wrote.
     fn is_part(&self, dir: &Path) -> Result<bool, Problem> {
         let missing = self.missing(dir)?;
-        let is_missing = |rank| missing.contains(&&state_file_of(rank, self.world_size));
-        let is_state =
-            |file: &&String| (0..self.world_size).any(|rank| **file == state_file_of(rank, self.world_size));
-        let has_store = |leader: &usize| {
-            self.stores
-                .iter()
-                .enumerate()
-                .filter(|(_, other)| *other == leader)
-                .all(|(rank, _)| !is_missing(rank))
-        };
-        Ok(missing.iter().all(is_state) && self.stores.iter().any(has_store))
+        let ranks: Option<BTreeSet<usize>> =
+            missing.iter().map(|file| rank_of_state_file(file, self.world_size)).collect();
+        // Only state may be elsewhere.
+        let Some(missing) = ranks else { return Ok(false) };
+        let of_rank = |(rank, leader): (usize, &usize)| missing.contains(&rank).then_some(*leader);
+        let incomplete: BTreeSet<usize> = self.stores.iter().enumerate().filter_map(of_rank).collect();
+        Ok(self.stores.iter().any(|leader| !incomplete.contains(leader)))
     }
 
     /// The text of the file.
@@ -379,6 +383,18 @@ impl Manifest {
     /// Everything that does not need the files: paths that stay inside, pieces that lie inside their files, and each
     /// element of each kind of state in exactly one place.
     fn check(&self) -> Result<(), Problem> {
+        if self.world_size > MAX_WORLD_SIZE {
+            return Err(bad(format!(
+                "it says that {} ranks wrote it; there are at most {MAX_WORLD_SIZE}",
+                self.world_size
+            )));
+        }
+        if self.models.len() > MAX_MODELS {
+            return Err(bad(format!(
+                "it holds {} models; there are at most {MAX_MODELS}",
+                self.models.len()
+            )));
+        }
         let mut sizes = BTreeMap::new();
         for file in &self.files {
             if !stays_inside(&file.path) {
@@ -418,6 +434,12 @@ impl Manifest {
         }
         Ok(())
     }
+}
+
+/// The rank whose state is in this file, if it is such a file.
+pub(super) fn rank_of_state_file(path: &str, world_size: usize) -> Option<usize> {
+    let rank = path.strip_prefix("state/rank-")?.split('-').next()?.parse().ok()?;
+    (rank < world_size && path == state_file_of(rank, world_size)).then_some(rank)
 }
 
 /// The name of the file with the state of a rank.

@@ -39,7 +39,7 @@ pub fn report(folder: &Path, rank: usize, written: &RankFiles) -> Result<()> {
 pub fn await_report(folder: &Path, rank: usize, given_up: &dyn Fn() -> bool) -> Result<RankFiles> {
     let path = done_file(folder, rank);
     loop {
-        match fs::read(&path) {
+        match oarlock_comm::read_file(&path, oarlock_comm::MAX_CONFIG_BYTES) {
             Ok(text) => {
                 fs::remove_file(&path).map_err(Error::io("remove", &path))?;
                 return serde_json::from_slice(&text).map_err(|e| Error::bad_file(&path, e.to_string()));

@@ -147,7 +147,7 @@ pub fn deliver(
             let mut chunk = Vec::new();
             if me == *from {
                 chunk.resize(wanted, 0);
-                let read = File::open(&path).and_then(|file| file.read_exact_at(&mut chunk, at));
+                let read = oarlock_comm::open_file(&path).and_then(|file| file.read_exact_at(&mut chunk, at));
                 if let Err(cause) = read {
                     failed.get_or_insert(Error::io("read", &path)(cause).to_string());
                     // The others learn it at the end.

@@ -123,7 +123,7 @@ fn is_name(tag: &str) -> bool {
 /// The tag in `dir/latest`, if there is such a file.
 fn read_latest(dir: &Path) -> Result<Option<String>> {
     let path = dir.join(LATEST);
-    let text = match fs::read_to_string(&path) {
+    let text = match oarlock_comm::read_text(&path, oarlock_comm::MAX_CONFIG_BYTES) {
         Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(None),
         read => read.map_err(Error::io("read", &path))?,
     };

@@ -166,7 +166,7 @@ fn specials(file: &Path, config: &Map<String, Value>) -> Result<Vec<AddedToken>>
 /// A JSON file that may be missing.
 pub(super) fn side_file(dir: &Path, name: &str) -> Result<Value> {
     let path = dir.join(name);
-    match std::fs::read(&path) {
+    match oarlock_comm::read_file(&path, oarlock_comm::MAX_CONFIG_BYTES) {
         Ok(bytes) => serde_json::from_slice(&bytes).map_err(|e| Error::Tokenizer {
             path,
             cause: format!("broken JSON: {e}; repair or remove the file"),

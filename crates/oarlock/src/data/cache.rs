@@ -229,14 +229,34 @@ impl Header {
 }
 
 /// The tokens of a data set, record by record.
+///
+/// The tokens are mapped; what says where they are is copied, so that a file that changes under a run cannot lead it
+/// astray: it reads zeros, and [`check`](Self::check) says so.
 #[derive(Debug)]
 pub struct TokenCache {
     map: MappedFile,
     path: PathBuf,
     layout: Layout,
+    offsets: Box<[u64]>,
+    labels: Option<Numbers>,
+    segments: Option<Numbers>,
     wide: bool,
     vocab_size: u64,
     body_hash: u64,
+}
+
+/// A list of numbers for each record.
+#[derive(Debug)]
+struct Numbers {
+    offsets: Box<[u64]>,
+    numbers: Box<[u32]>,
+}
+
+impl Numbers {
+    fn of(&self, record: u64) -> &[u32] {
+        let record = record as usize;
+        &self.numbers[self.offsets[record] as usize..self.offsets[record + 1] as usize]
+    }
 }
 
 impl TokenCache {
@@ -292,25 +312,48 @@ impl TokenCache {
             return Err(damaged(format!("its ids have {} bytes", header.id_bytes)));
         }
         let Header { id_bytes, n_tokens, vocab_size, body_hash, .. } = header;
-        let cache = TokenCache { map, path: path.into(), layout, wide: id_bytes == 4, vocab_size, body_hash };
+        let lists = |lists: &Lists| Numbers {
+            offsets: numbers(&map, &lists.offsets).into(),
+            numbers: numbers(&map, &lists.numbers).into(),
+        };
+        let cache = TokenCache {
+            offsets: numbers(&map, &layout.offsets).into(),
+            labels: layout.labels.as_ref().map(lists),
+            segments: layout.segments.as_ref().map(lists),
+            map,
+            path: path.into(),
+            layout,
+            wide: id_bytes == 4,
+            vocab_size,
+            body_hash,
+        };
+        cache.check()?;
         let counts = |offsets: &[u64], n: u64| {
             offsets.first() == Some(&0) && offsets.last() == Some(&n) && offsets.is_sorted()
         };
-        if !counts(cache.offsets(), n_tokens) {
+        if !counts(&cache.offsets, n_tokens) {
             return Err(damaged("its record offsets do not fit its tokens".into()));
         }
-        for lists in [&cache.layout.labels, &cache.layout.segments].into_iter().flatten() {
-            let ascend = |record| {
-                let (numbers, offsets) = (cache.list(lists, record), cache.offsets());
+        for lists in [&cache.labels, &cache.segments].into_iter().flatten() {
+            let ascend = |record: u64| {
+                let (numbers, offsets) = (lists.of(record), &cache.offsets);
                 let len = offsets[record as usize + 1] - offsets[record as usize];
                 numbers.is_sorted() && numbers.last().is_none_or(|&last| u64::from(last) <= len)
             };
-            let n_numbers = lists.numbers.len() as u64 / 4;
-            if !counts(cache.numbers(&lists.offsets), n_numbers) || !(0..header.n_records).all(ascend) {
+            let n_numbers = lists.numbers.len() as u64;
+            if !counts(&lists.offsets, n_numbers) || !(0..header.n_records).all(ascend) {
                 return Err(damaged("its targets do not fit its records".into()));
             }
         }
         Ok(cache)
+    }
+
+    /// Whether all tokens that were copied so far stood in the file.
+    ///
+    /// # Errors
+    /// When it has become shorter.
+    pub fn check(&self) -> Result<()> {
+        self.map.check().map_err(|e| Error::read(&self.path, e))
     }
 
     /// Copies a cache to another path, whole or not at all.
@@ -341,6 +384,7 @@ impl TokenCache {
     /// When they differ.
     pub fn verify(&self) -> Result<()> {
         let same = hash_bytes(&self.map[HEADER_BYTES..]) == self.body_hash;
+        self.check()?;
         if same { Ok(()) } else { Err(self.damaged("its content is damaged")) }
     }
 
@@ -412,38 +456,28 @@ impl TokenCache {
 
     /// The runs of targets of a record, counted from its first token; `None` where all tokens are targets.
     pub(super) fn targets(&self, record: u64) -> Option<impl Iterator<Item = Range<usize>> + '_> {
-        let runs = self.list(self.layout.labels.as_ref()?, record).chunks_exact(2);
+        let runs = self.labels.as_ref()?.of(record).chunks_exact(2);
         Some(runs.map(|run| run[0] as usize..run[1] as usize))
     }
 
     /// Where the segments of a record after the first begin, counted from its first token.
     pub(super) fn segments(&self, record: u64) -> &[u32] {
-        self.layout.segments.as_ref().map_or(&[], |lists| self.list(lists, record))
+        self.segments.as_ref().map_or(&[], |lists| lists.of(record))
     }
 
     /// Where each record begins in the stream of tokens, and where the last ends.
     pub(super) fn offsets(&self) -> &[u64] {
-        self.numbers(&self.layout.offsets)
-    }
-
-    fn list(&self, lists: &Lists, record: u64) -> &[u32] {
-        let offsets: &[u64] = self.numbers(&lists.offsets);
-        &self.numbers(&lists.numbers)
-            [offsets[record as usize] as usize..offsets[record as usize + 1] as usize]
-    }
-
-    fn numbers<T: bytemuck::AnyBitPattern>(&self, part: &Range<usize>) -> &[T] {
-        bytemuck::try_cast_slice(&self.map[part.clone()]).unwrap_or(&[])
+        &self.offsets
     }
 
     /// Copies the tokens `begin..begin + out.len()` of the stream.
     pub(super) fn copy(&self, begin: u64, out: &mut [i32]) {
         let range = begin as usize..begin as usize + out.len();
         if self.wide {
-            let ids: &[u32] = self.numbers(&self.layout.ids);
+            let ids: &[u32] = numbers(&self.map, &self.layout.ids);
             out.iter_mut().zip(&ids[range]).for_each(|(out, &id)| *out = id as i32);
         } else {
-            let ids: &[u16] = self.numbers(&self.layout.ids);
+            let ids: &[u16] = numbers(&self.map, &self.layout.ids);
             out.iter_mut().zip(&ids[range]).for_each(|(out, &id)| *out = i32::from(id));
         }
     }
@@ -456,6 +490,11 @@ impl TokenCache {
     fn damaged(&self, cause: &str) -> Error {
         Error::Cache { path: self.path.clone(), cause: cause.into() }
     }
+}
+
+/// A part of a file as numbers.
+fn numbers<'m, T: bytemuck::AnyBitPattern>(map: &'m MappedFile, part: &Range<usize>) -> &'m [T] {
+    bytemuck::try_cast_slice(&map[part.clone()]).unwrap_or(&[])
 }
 
 #[cfg(test)]

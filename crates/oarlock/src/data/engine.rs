@@ -17,6 +17,11 @@ const MAX_GROWTH: usize = 64;
 /// The longest word. The library takes more than a hundred times the memory of a word to merge it, in each thread.
 const MAX_WORD_BYTES: usize = 1 << 24;
 
+/// The longest added token, and the most bytes of all. The library builds an automaton of them, in a time that grows with
+/// the square of a token's length.
+const MAX_ADDED_BYTES: usize = 1 << 14;
+const MAX_ALL_ADDED_BYTES: usize = 1 << 24;
+
 /// A built `tokenizer.json`.
 pub(super) struct Engine {
     tokenizer: tokenizers::Tokenizer,
@@ -31,6 +36,8 @@ pub(super) struct Engine {
 #[derive(Deserialize)]
 struct Parts {
     #[serde(default)]
+    added_tokens: Vec<Added>,
+    #[serde(default)]
     normalizer: Value,
     #[serde(default)]
     pre_tokenizer: Value,
@@ -38,11 +45,27 @@ struct Parts {
     decoder: Value,
 }
 
+#[derive(Deserialize)]
+struct Added {
+    #[serde(default)]
+    content: String,
+}
+
 impl Engine {
     /// Builds the vocabulary of a `tokenizer.json`, and adds tokens to it: those that the vocabulary lacks get the next ids.
     pub(super) fn build(json: &[u8], added: &[AddedToken]) -> Result<Engine> {
         let whole = |cause: String| format!("{cause}; is it a whole tokenizer.json?");
         let parts: Parts = serde_json::from_slice(json).map_err(|e| whole(e.to_string()))?;
+        let added = || parts.added_tokens.iter().map(|token| token.content.len());
+        if let Some(found) = added().find(|n_bytes| *n_bytes > MAX_ADDED_BYTES) {
+            return Err(format!(
+                "an added token has {found} bytes, and one may have {MAX_ADDED_BYTES}; repair the file"
+            ));
+        }
+        if added().sum::<usize>() > MAX_ALL_ADDED_BYTES {
+            let most = MAX_ALL_ADDED_BYTES >> 20;
+            return Err(format!("its added tokens have more than {most} MiB; repair the file"));
+        }
         let growing = [
             (&parts.normalizer, "normalizer"),
             (&parts.pre_tokenizer, "pre_tokenizer"),
@@ -249,6 +272,22 @@ mod tests {
         assert!(message.contains("is it a whole tokenizer.json?"), "{message}");
         let message = damaged(|json| json["normalizer"] = replace(json!({"Regex": "(a"}), "x")).unwrap_err();
         assert!(message.contains("its pattern \"(a\" is broken"), "{message}");
+    }
+
+    #[test]
+    fn an_added_token_without_end_is_refused() {
+        let added = |length: usize, n: usize| {
+            let token = |id: usize| {
+                json!({"id": 400 + id, "content": format!("{id:>length$}"), "special": true, "lstrip": false,
+                    "rstrip": false, "single_word": false, "normalized": false})
+            };
+            damaged(|json| json["added_tokens"].as_array_mut().unwrap().extend((0..n).map(token)))
+        };
+        assert!(added(64, 10).is_ok());
+        let message = added(1_000_000, 1).unwrap_err();
+        assert!(message.contains("an added token has 1000000 bytes, and one may have 16384"), "{message}");
+        let message = added(16_000, 1100).unwrap_err();
+        assert!(message.contains("its added tokens have more than 16 MiB"), "{message}");
     }
 
     #[test]

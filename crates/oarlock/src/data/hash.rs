@@ -1,6 +1,5 @@
 //! Hashes that tell whether a file is still the same: XXH64.
 
-use std::fs::File;
 use std::hash::Hasher;
 use std::io::{self, Read};
 use std::path::Path;
@@ -16,7 +15,7 @@ pub(super) fn hash_bytes(bytes: &[u8]) -> u64 {
 
 /// The hash of a file's content.
 pub(super) fn hash_file(path: &Path) -> io::Result<u64> {
-    let mut file = File::open(path)?;
+    let mut file = oarlock_comm::open_file(path)?;
     let mut hasher = XxHash64::with_seed(0);
     let mut chunk = vec![0; CHUNK_BYTES];
     loop {

@@ -168,7 +168,7 @@ impl StepBatches {
 
 /// Steps without end, one prepared while another is computed.
 pub struct Loader {
-    ready: Receiver<StepBatches>,
+    ready: Receiver<Result<StepBatches>>,
     used: SyncSender<StepBatches>,
     /// Joined only to learn why it stopped; it ends by itself when the loader is gone.
     thread: Option<JoinHandle<()>>,
@@ -193,7 +193,9 @@ impl Loader {
                 let mut step = used_out.try_recv().unwrap_or_default();
                 step.fill(&data, &sampler, position);
                 position = step.position;
-                if ready_in.send(step).is_err() {
+                let step = data.check().map(|()| step);
+                let ends = step.is_err();
+                if ready_in.send(step).is_err() || ends {
                     return;
                 }
             }
@@ -206,13 +208,13 @@ impl Loader {
     /// The next step.
     ///
     /// # Errors
-    /// When the thread that prepares it has died.
+    /// When the file with the tokens has become shorter, or the thread that prepares it has died.
     pub fn next_step(&mut self) -> Result<StepBatches> {
         self.ready.recv().map_err(|_| {
             let panic = self.thread.take().and_then(|thread| thread.join().err());
             let told = panic.as_ref().map_or("it gave no reason", |panic| panics::message(&**panic));
             Error::Loader(told.to_owned())
-        })
+        })?
     }
 
     /// Gives the memory of a step back, so that the next ones need none of their own.

@@ -7,6 +7,7 @@
 mod added_tokens;
 mod answers;
 mod cache;
+mod confined;
 mod cut;
 mod deal;
 mod encode;
@@ -14,7 +15,6 @@ mod encode;
 mod engine;
 mod error;
 mod example;
-#[cfg(any(feature = "tokenizers", feature = "parquet"))]
 mod fence;
 mod format;
 mod hash;
@@ -23,6 +23,7 @@ mod layout;
 mod lengths;
 mod loader;
 mod longest;
+mod marks;
 mod mismatched;
 mod mix;
 mod numpy_random;

@@ -123,6 +123,14 @@ impl Rows {
         (ids.into_iter().map(|id| id as u32).collect(), targets.unwrap_or_default())
     }
 
+    /// Whether all tokens that were read so far stood in the file.
+    ///
+    /// # Errors
+    /// When it has become shorter.
+    pub fn check(&self) -> Result<()> {
+        self.selection.cache.check()
+    }
+
     /// The number of records that these rows are made of.
     pub fn n_records(&self) -> u64 {
         self.selection.n_records()

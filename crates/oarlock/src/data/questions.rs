@@ -73,7 +73,8 @@ pub fn subjects(dir: &Path, task: &str) -> Result<Vec<Subject>> {
     };
     let folder = dir.join(name);
     let path = folder.join("mapping.json");
-    let text = fs::read_to_string(&path).map_err(|e| Error::read(&path, e))?;
+    let text =
+        oarlock_comm::read_text(&path, oarlock_comm::MAX_CONFIG_BYTES).map_err(|e| Error::read(&path, e))?;
     let broken = |cause: String| Error::File {
         path: path.clone(),
         cause,

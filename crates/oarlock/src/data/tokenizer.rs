@@ -11,6 +11,7 @@ use super::added_tokens::{self, AddedToken, settings, side_file};
 use super::engine::Engine;
 use super::error::{Error, Result};
 use super::hash::hash_bytes;
+use super::marks::Marks;
 
 /// The ids with a special meaning; a tokenizer need not have them.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -32,9 +33,7 @@ pub struct Tokenizer {
     added: Vec<AddedToken>,
     special: SpecialIds,
     /// The tokens that are marked special, as they are written.
-    marks: Vec<String>,
-    /// The characters with which they begin.
-    mark_begins: Vec<char>,
+    marks: Marks,
     engine: OnceLock<std::result::Result<Engine, String>>,
 }
 
@@ -61,9 +60,11 @@ impl Tokenizer {
     pub fn open(dir: impl AsRef<Path>) -> Result<Tokenizer> {
         let dir = dir.as_ref();
         let path = dir.join("tokenizer.json");
-        let json = std::fs::read(&path).map_err(|e| Error::Tokenizer {
-            path: path.clone(),
-            cause: format!("{e}; give a folder that holds a tokenizer.json (a fast tokenizer)"),
+        let json = oarlock_comm::read_file(&path, oarlock_comm::MAX_TOKENIZER_BYTES).map_err(|e| {
+            Error::Tokenizer {
+                path: path.clone(),
+                cause: format!("{e}; give a folder that holds a tokenizer.json (a fast tokenizer)"),
+            }
         })?;
         let outline: Outline = serde_json::from_slice(&json)
             .map_err(|e| broken(&path, &format!("{e}; is it a whole tokenizer.json?")))?;
@@ -73,12 +74,8 @@ impl Tokenizer {
             outline.added_tokens.into_iter().map(|Numbered { id, token }| (id, token)).unzip();
         let added = added_tokens::beside(dir, &named, &known)?;
         let marks = known.iter().chain(&added).filter(|token| token.special && !token.content.is_empty());
-        let marks: Vec<String> = marks.map(|token| token.content.clone()).collect();
-        let mut mark_begins: Vec<char> = marks.iter().filter_map(|mark| mark.chars().next()).collect();
-        mark_begins.sort_unstable();
-        mark_begins.dedup();
-        let engine = OnceLock::new();
-        let mut tokenizer = Tokenizer { path, json, added, special, marks, mark_begins, engine };
+        let marks = Marks::of(marks.map(|token| token.content.clone()).collect());
+        let mut tokenizer = Tokenizer { path, json, added, special, marks, engine: OnceLock::new() };
         let find = |what: &str| -> Result<Option<u32>> {
             if let Some(token) = token_name(dir, &format!("{what}_token"), &named)? {
                 let id = match known.iter().position(|known| known.content == token) {
@@ -153,13 +150,7 @@ impl Tokenizer {
 
     /// Where special tokens are written out in `text`: behind the first character of each (places in bytes).
     pub(super) fn special_places(&self, text: &str) -> Vec<usize> {
-        let mut places = Vec::new();
-        for (at, c) in text.char_indices().filter(|(_, c)| self.mark_begins.contains(c)) {
-            if self.marks.iter().any(|mark| text[at..].starts_with(mark.as_str())) {
-                places.push(at + c.len_utf8());
-            }
-        }
-        places
+        self.marks.places(text)
     }
 
     /// The ids of `text`, in which no token reaches across the ascending places `breaks` (bytes): a special token that is

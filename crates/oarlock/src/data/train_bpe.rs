@@ -80,6 +80,9 @@ pub struct TrainSettings {
     pub pad: String,
 }
 
+/// The most ids of a tokenizer.
+const MAX_VOCAB: usize = 1 << 24;
+
 impl TrainSettings {
     /// MiniMind's special tokens; its own vocabulary has 6400 ids.
     pub fn minimind(vocab_size: usize) -> TrainSettings {
@@ -95,6 +98,12 @@ impl TrainSettings {
     }
 
     fn check(&self) -> Result<()> {
+        // The library takes memory for all of them before it reads a text.
+        if self.vocab_size > MAX_VOCAB {
+            let cause =
+                format!("{} ids are more than any tokenizer has; give at most {MAX_VOCAB}", self.vocab_size);
+            return Err(Error::Setting { key: "vocab_size", cause });
+        }
         let least = self.special_tokens.len() + 256;
         if self.vocab_size < least {
             let cause = format!(
@@ -273,6 +282,8 @@ mod tests {
         let error = |s: &TrainSettings| train_bpe(&source, dir.path(), s).err().unwrap().to_string();
         let good = TrainSettings::minimind(330);
         assert!(error(&TrainSettings { vocab_size: 291, ..good.clone() }).contains("give at least 292"));
+        let absurd = TrainSettings { vocab_size: usize::MAX, ..good.clone() };
+        assert!(error(&absurd).contains("give at most 16777216"));
         assert!(error(&TrainSettings { eos: "</s>".into(), ..good.clone() }).contains("\"</s>\" is none of"));
         let mut twice = good;
         twice.special_tokens.push(twice.special_tokens[0].clone());

@@ -69,7 +69,7 @@ impl WrittenTemplate {
 
 /// A file that may be missing.
 fn text(path: &Path) -> Result<Option<Text>> {
-    match std::fs::read_to_string(path) {
+    match oarlock_comm::read_text(path, oarlock_comm::MAX_CONFIG_BYTES) {
         Ok(text) => Ok(Some((text, path.to_owned()))),
         Err(e) if e.kind() == std::io::ErrorKind::NotFound => Ok(None),
         Err(e) => Err(Error::read(path, e)),

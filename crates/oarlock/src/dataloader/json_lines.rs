@@ -25,7 +25,8 @@ use crate::error::{Error, Result};
 /// [`Error::Io`] for a file that cannot be read, and [`Error::BadFile`], with the line, for one that holds something else.
 pub fn json_lines<T: DeserializeOwned>(path: impl AsRef<Path>) -> Result<Vec<T>> {
     let path = path.as_ref();
-    let text = std::fs::read_to_string(path).map_err(Error::io("read", path))?;
+    let text =
+        oarlock_comm::read_text(path, oarlock_comm::MAX_RECORDS_BYTES).map_err(Error::io("read", path))?;
     let lines = text.lines().enumerate().filter(|(_, line)| !line.trim().is_empty());
     lines
         .map(|(i, line)| {

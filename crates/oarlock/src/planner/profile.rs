@@ -150,7 +150,8 @@ impl Profile {
     /// # Errors
     /// A file that is none, or one of something else.
     pub fn load(path: &Path, subject: &Subject) -> Result<Profile> {
-        let text = std::fs::read_to_string(path).map_err(Error::io("read", path))?;
+        let text =
+            oarlock_comm::read_text(path, oarlock_comm::MAX_CONFIG_BYTES).map_err(Error::io("read", path))?;
         let profile: Profile = serde_json::from_str(&text).map_err(|error| {
             Error::bad_file(path, format!("{error}; expected a profile of `oarlock plan`"))
         })?;

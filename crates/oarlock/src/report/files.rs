@@ -112,7 +112,8 @@ impl LineFile {
     /// Continues a file, or begins it. It keeps the whole lines for which `is_kept` holds.
     pub fn keep(path: &Path, is_kept: impl Fn(&str) -> bool) -> Result<Self> {
         if path.exists() {
-            let text = std::fs::read(path).map_err(io_error("read", path))?;
+            let text = oarlock_comm::read_file(path, oarlock_comm::MAX_RECORDS_BYTES)
+                .map_err(io_error("read", path))?;
             let text = String::from_utf8_lossy(&text);
             let lines = text.split_inclusive('\n').filter(|line| line.ends_with('\n') && is_kept(line));
             replace(path, lines.collect::<String>().as_bytes())?;

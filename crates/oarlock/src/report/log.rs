@@ -292,7 +292,7 @@ impl RunLog {
         files::replace_json(&self.folder.join(name), results)?;
         let path = self.folder.join("all_results.json");
         // Whatever else stands there came from another run, and is not worth an error.
-        let mut all: Map<String, Value> = std::fs::read_to_string(&path)
+        let mut all: Map<String, Value> = oarlock_comm::read_text(&path, oarlock_comm::MAX_CONFIG_BYTES)
             .ok()
             .and_then(|text| serde_json::from_str(&text).ok())
             .unwrap_or_default();

@@ -91,7 +91,8 @@ impl TrainerState {
     /// If it cannot be read or is not such a file.
     pub fn load(folder: &Path) -> Result<Self> {
         let path = folder.join(FILE);
-        let text = std::fs::read_to_string(&path).map_err(io_error("read", &path))?;
+        let text = oarlock_comm::read_text(&path, oarlock_comm::MAX_CONFIG_BYTES)
+            .map_err(io_error("read", &path))?;
         serde_json::from_str(&text).map_err(|error| Error::Content {
             what: "trainer state",
             path,

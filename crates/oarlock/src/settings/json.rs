@@ -25,10 +25,11 @@ pub fn file(path: &str, what: &str) -> Result<Vec<Entry>, Problem> {
 /// # Errors
 /// If it cannot be read or is no text.
 pub fn read_file(path: &str, what: &str) -> Result<String, Problem> {
-    let bytes = std::fs::read(Path::new(path)).map_err(|error| {
-        Problem::new(format!("cannot read {what} `{path}`: {error}"))
-            .help("paths are relative to the working directory")
-    })?;
+    let bytes =
+        oarlock_comm::read_file(Path::new(path), oarlock_comm::MAX_CONFIG_BYTES).map_err(|error| {
+            Problem::new(format!("cannot read {what} `{path}`: {error}"))
+                .help("paths are relative to the working directory")
+        })?;
     String::from_utf8(bytes).map_err(|error| {
         let byte = error.utf8_error().valid_up_to();
         Problem::new(format!("{what} `{path}` is not UTF-8 text: byte {byte} is wrong"))

@@ -11,6 +11,7 @@ pub mod keys;
 pub mod kwargs;
 pub mod layer;
 pub mod location;
+pub mod most;
 pub mod node;
 pub mod optimizer;
 pub mod problem;

@@ -6,6 +6,7 @@ use std::sync::Arc;
 use super::keys::{Key, Status, ValueType};
 use super::layer::{Authority, Layer};
 use super::location::{Location, Origin, ValueSource};
+use super::most;
 use super::node::{Entry, Node, written_twice};
 use super::problem::{Problem, Problems};
 use super::value::{self, Value};
@@ -298,7 +299,7 @@ fn settle(
     let location = if location.bytes.is_empty() { &entry.location } else { location };
 
     let value = match inner {
-        None => value::read(key.value_type, &entry.value),
+        None => most::read(key, &entry.value),
         Some(inner) if key.value_type == ValueType::Map => {
             let mut entries = match &setting.value {
                 Value::Map(entries) => entries.clone(),
@@ -358,7 +359,7 @@ fn changes_nothing(key: &Key, value: &Value) -> bool {
 /// What to say of a value of another type than its key takes.
 pub fn wrong_type(key: &Key, node: &Node, location: &Location) -> Problem {
     let problem =
-        Problem::new(format!("`{}` takes {}, not {}", key.name, key.value_type.describe(), node.describe()))
+        Problem::new(format!("`{}` takes {}, not {}", key.name, most::describe(key), node.describe()))
             .at(location, "");
     let Some(text) = node.word() else { return problem };
     if let ValueType::Choice(names) = key.value_type

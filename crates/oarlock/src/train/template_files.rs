@@ -70,7 +70,7 @@ pub fn stop_ids(chat: &Chat, tokenizer: &Tokenizer, hf: &HfConfig) -> Result<Vec
 /// A JSON file of a folder; `None` where there is none.
 fn object(dir: &Path, name: &str) -> Result<Option<Map<String, Value>>> {
     let path = dir.join(name);
-    match std::fs::read_to_string(&path) {
+    match oarlock_comm::read_text(&path, oarlock_comm::MAX_CONFIG_BYTES) {
         Ok(text) => serde_json::from_str(&text).map(Some).map_err(|e| Error::bad_file(&path, e.to_string())),
         Err(e) if e.kind() == std::io::ErrorKind::NotFound => Ok(None),
         Err(e) => Err(Error::io("read", &path)(e)),

@@ -116,7 +116,7 @@ impl Exports {
             return Ok(names);
         }
         let name = path.display().to_string();
-        let text = std::fs::read_to_string(path)
+        let text = oarlock_comm::read_text(path, oarlock_comm::MAX_CONFIG_BYTES)
             .map_err(|error| Problem::new(format!("cannot read the variables in `{name}`: {error}")))?;
         let source = Arc::new(SourceText { read_from: ValueSource::File, name, text });
         let mut start = 0;

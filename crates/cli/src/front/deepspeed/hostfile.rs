@@ -88,7 +88,7 @@ pub fn read(path: &Path) -> Result<Option<Pool>, Problem> {
         return Ok(None);
     }
     let name = path.display().to_string();
-    let text = std::fs::read_to_string(path)
+    let text = oarlock_comm::read_text(path, oarlock_comm::MAX_CONFIG_BYTES)
         .map_err(|error| Problem::new(format!("cannot read the hostfile `{name}`: {error}")))?;
     parse(&text).map(Some).map_err(|(error, bytes)| {
         let source = Arc::new(SourceText { read_from: ValueSource::File, name, text });

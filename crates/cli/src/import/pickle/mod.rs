@@ -1,8 +1,8 @@
 //! A pickle as data: what it describes is read, nothing is run, and no class exists but those on a list.
 //!
 //! [`Pickle::read`] runs the few instructions that `torch.save` writes ([`unpickler`]); a value is a place in a list, so
-//! that neither sharing nor cycles nor depth cost anything. What an instruction adds is never more than its own bytes
-//! describe.
+//! that neither sharing nor cycles nor depth cost anything. Instructions may copy what others made (the sizes of a tensor),
+//! so what they take in memory is counted, and more than a multiple of the program's own bytes is refused.
 
 mod globals;
 mod unpickler;

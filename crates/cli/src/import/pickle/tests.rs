@@ -93,6 +93,24 @@ fn values_are_counted() {
     assert!(matches!(read(&program).unwrap_err(), PickleProblem::TooLarge { what: "values", .. }));
 }
 
+/// A tensor whose 64 sizes are copied by every further five bytes.
+#[test]
+fn what_is_copied_is_counted() {
+    let mut program = b"\x80\x02ctorch._utils\n_rebuild_tensor_v2\nq\0((X\x07\0\0\0storagectorch\nFloatStorage\nX\x01\0\0\00X\x03\0\0\0cpuK\x01tQK\0("
+        .to_vec();
+    program.extend(b"K\x01".repeat(64));
+    program.extend(b"t(");
+    program.extend(b"K\x01".repeat(64));
+    // The function lies in the memo under 0, its arguments under 1.
+    program.extend(b"ttq\x01");
+    let of = |n: usize| Pickle::read(&[&program[..], &b"h\0h\x01R".repeat(n), b"."].concat()).map(drop);
+    assert_eq!(of(1), Ok(()));
+    for n in [10_000, 400_000] {
+        let limit = (program.len() + 5 * n + 1) * 64 + (1 << 20);
+        assert_eq!(of(n), Err(PickleProblem::TooLarge { what: "bytes in memory", limit }));
+    }
+}
+
 #[test]
 fn a_dynamic_loss_scale_is_kept() {
     let mut program = b"cdeepspeed.runtime.fp16.loss_scaler\nDynamicLossScaler\n)\x81}(".to_vec();

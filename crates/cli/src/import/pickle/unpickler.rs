@@ -16,6 +16,11 @@ const MAX_DIMS: usize = 64;
 /// The longest name of a class or a storage. Like [`MAX_DIMS`] it keeps what is copied small.
 const MAX_NAME_BYTES: usize = 256;
 
+/// How many times the bytes of a program what it makes may take in memory, and what any may take. One that `torch.save`
+/// writes takes some ten times its own; what is copied again and again takes thousands.
+const MAX_GROWTH: usize = 64;
+const SMALL_BYTES: usize = 1 << 20;
+
 type Result<T> = std::result::Result<T, PickleProblem>;
 
 /// Runs a program; returns all values and which is the result.
@@ -23,7 +28,9 @@ pub fn run(bytes: &[u8]) -> Result<(Vec<Value>, Id)> {
     let mut unpickler = Unpickler {
         bytes,
         at: 0,
-        values: Vec::new(),
+        left_bytes: bytes.len().saturating_mul(MAX_GROWTH).saturating_add(SMALL_BYTES),
+        // An instruction makes one value at most, so this never grows; what is not used takes no memory.
+        values: Vec::with_capacity(bytes.len().min(MAX_VALUES)),
         stack: Vec::new(),
         marks: Vec::new(),
         memo: HashMap::new(),
@@ -38,6 +45,8 @@ pub fn run(bytes: &[u8]) -> Result<(Vec<Value>, Id)> {
 struct Unpickler<'a> {
     bytes: &'a [u8],
     at: usize,
+    /// How much what is made may still take.
+    left_bytes: usize,
     values: Vec<Value>,
     stack: Vec<Id>,
     /// The sizes that the stack had.
@@ -182,8 +191,25 @@ impl<'a> Unpickler<'a> {
         if self.values.len() == MAX_VALUES {
             return Err(PickleProblem::TooLarge { what: "values", limit: MAX_VALUES });
         }
+        let own = match &value {
+            Value::Text(text) | Value::Storage { key: text, .. } => text.len(),
+            Value::List(ids) | Value::Tuple(ids) => size_of_val(&ids[..]),
+            Value::Tensor { shape, strides, .. } => size_of_val(&shape[..]) + size_of_val(&strides[..]),
+            _ => 0,
+        };
+        self.spend(size_of::<Value>() + size_of::<Id>() + own)?;
         self.stack.push(self.values.len() as Id);
         self.values.push(value);
+        Ok(())
+    }
+
+    /// Counts memory before it is taken.
+    fn spend(&mut self, n_bytes: usize) -> Result<()> {
+        let left = self.left_bytes.checked_sub(n_bytes);
+        self.left_bytes = left.ok_or_else(|| PickleProblem::TooLarge {
+            what: "bytes in memory",
+            limit: self.bytes.len().saturating_mul(MAX_GROWTH).saturating_add(SMALL_BYTES),
+        })?;
         Ok(())
     }
 
@@ -220,12 +246,14 @@ impl<'a> Unpickler<'a> {
 
     fn put(&mut self, key: u32) -> Result<()> {
         let id = self.top()?;
+        self.spend(2 * size_of::<(u32, Id)>())?;
         self.memo.insert(key, id);
         Ok(())
     }
 
     fn recall(&mut self, key: u32) -> Result<()> {
         let id = *self.memo.get(&key).ok_or_else(|| self.malformed("the memo has no such value"))?;
+        self.spend(2 * size_of::<Id>())?;
         self.stack.push(id);
         Ok(())
     }

@@ -106,7 +106,7 @@ fn contradictions_in_a_manifest_are_named() {
         manifest.parameters.get_mut("proj.weight").unwrap().state.get_mut("exp_avg").unwrap()
     }
     type Change = fn(&mut Manifest);
-    let cases: [(Change, &str); 12] = [
+    let cases: [(Change, &str); 13] = [
         (|m| drop(pieces(m).remove(0)), "elements 0 to 4096 of exp_avg of \"proj.weight\" are in no file"),
         (|m| drop(pieces(m).pop()), "elements 4096 to 11790 of exp_avg of \"proj.weight\" are in no file"),
         (
@@ -139,6 +139,10 @@ fn contradictions_in_a_manifest_are_named() {
         (
             |m| m.parameters.get_mut("norm.weight").unwrap().dtype = "F64".into(),
             "\"norm.weight\" has the dtype \"F64\" instead of F32",
+        ),
+        (
+            |m| m.world_size = 1_000_000_000_000,
+            "it says that 1000000000000 ranks wrote it; there are at most 1048576",
         ),
     ];
     let (_folder, dir) = saved();
@@ -177,6 +181,20 @@ fn another_model_is_refused() {
         save(&without, comm, &engine, Contents::state(client(1))).unwrap();
     });
     assert!(refusal(&without).ends_with("it lacks the parameter \"proj.bias\" of this model"));
+}
+
+/// With as many ranks as a manifest may speak of, and no file of them.
+#[test]
+fn a_manifest_of_a_million_ranks_is_read_at_once() {
+    let (_folder, dir) = saved();
+    let mut manifest = Manifest::open(&dir).unwrap();
+    manifest.world_size = 1 << 20;
+    fs::write(dir.join(MANIFEST), manifest.seal().unwrap()).unwrap();
+    let first = manifest.files.iter().find(|file| file.path.starts_with("state/")).unwrap();
+    fs::remove_file(dir.join(&first.path)).unwrap();
+    let begin = std::time::Instant::now();
+    assert!(Manifest::open_part(&dir).is_err());
+    assert!(begin.elapsed().as_secs() < 20, "{:?}", begin.elapsed());
 }
 
 #[test]

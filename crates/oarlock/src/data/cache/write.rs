@@ -64,7 +64,7 @@ pub(super) fn copy(from: &Path, path: &Path) -> Result<()> {
     let dir = path.parent().unwrap_or(Path::new("."));
     std::fs::create_dir_all(dir).map_err(|e| Error::write(dir, e))?;
     let (mut temporary, mut file) = Temporary::create(path)?;
-    let mut from_file = File::open(from).map_err(|e| Error::read(from, e))?;
+    let mut from_file = oarlock_comm::open_file(from).map_err(|e| Error::read(from, e))?;
     io::copy(&mut from_file, &mut file).map_err(|e| Error::write(path, e))?;
     std::fs::rename(&temporary.path, path).map_err(|e| Error::write(path, e))?;
     temporary.renamed = true;

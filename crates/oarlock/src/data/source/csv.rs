@@ -1,6 +1,5 @@
 //! CSV with a header line: the fields of the text column.
 
-use std::fs::File;
 use std::io::{self, Read};
 use std::path::Path;
 use std::sync::Arc;
@@ -12,7 +11,7 @@ use super::{MAX_RECORD_BYTES, REENCODE, Record, Records, missing_column};
 
 /// Streams the first of `columns` that the header names.
 pub(super) fn open(path: &Path, columns: &[String]) -> Result<Records> {
-    let file = File::open(path).map_err(|e| Error::read(path, e))?;
+    let file = oarlock_comm::open_file(path).map_err(|e| Error::read(path, e))?;
     let mut reader: Reader<_> =
         ReaderBuilder::new().buffer_capacity(1 << 18).from_reader(Quotes::new(path, file));
     let header = reader.headers().map_err(|e| explain(path, e))?;
@@ -37,7 +36,7 @@ pub(super) fn open(path: &Path, columns: &[String]) -> Result<Records> {
 
 /// All rows with their lines, as they are: no row is a header.
 pub(in super::super) fn rows(path: &Path) -> Result<Vec<(u64, Vec<String>)>> {
-    let file = File::open(path).map_err(|e| Error::read(path, e))?;
+    let file = oarlock_comm::open_file(path).map_err(|e| Error::read(path, e))?;
     let mut builder = ReaderBuilder::new();
     let reader = builder.has_headers(false).flexible(true).from_reader(Quotes::new(path, file));
     let read = |row: std::result::Result<StringRecord, csv::Error>| {

@@ -22,7 +22,7 @@ impl DatasetInfo {
     /// Reads `dir/dataset_info.json`; `None` when there is none.
     pub(super) fn read(dir: &Path) -> Result<Option<DatasetInfo>> {
         let path = dir.join("dataset_info.json");
-        let bytes = match std::fs::read(&path) {
+        let bytes = match oarlock_comm::read_file(&path, oarlock_comm::MAX_CONFIG_BYTES) {
             Ok(bytes) => bytes,
             Err(e)
                 if matches!(e.kind(), std::io::ErrorKind::NotFound | std::io::ErrorKind::NotADirectory) =>

@@ -32,7 +32,7 @@ pub(super) fn open(path: &Path, columns: Vec<String>, content: Content) -> Resul
 }
 
 fn starts_with_bracket(path: &Path) -> Result<bool, Error> {
-    let file = File::open(path).map_err(|e| Error::read(path, e))?;
+    let file = oarlock_comm::open_file(path).map_err(|e| Error::read(path, e))?;
     for byte in BufReader::with_capacity(1 << 12, file).bytes() {
         match byte.map_err(|e| Error::read(path, e))? {
             b' ' | b'\t' | b'\r' | b'\n' | 0xef | 0xbb | 0xbf => {}
@@ -159,7 +159,7 @@ struct Elements {
 
 impl Elements {
     fn open(path: &Path) -> Result<Elements, Error> {
-        let file = File::open(path).map_err(|e| Error::read(path, e))?;
+        let file = oarlock_comm::open_file(path).map_err(|e| Error::read(path, e))?;
         let reader = BufReader::with_capacity(1 << 18, file);
         Ok(Elements { reader, path: path.into(), line: 1, started: false })
     }

@@ -19,7 +19,7 @@ const BATCH_ROWS: usize = 256;
 
 /// Streams the first of `columns` that the schema names.
 pub(super) fn open(path: &Path, columns: &[String]) -> Result<Records> {
-    let file = File::open(path).map_err(|e| Error::read(path, e))?;
+    let file = oarlock_comm::open_file(path).map_err(|e| Error::read(path, e))?;
     if file.metadata().map_err(|e| Error::read(path, e))?.len() == 0 {
         return Ok(Box::new(std::iter::empty()));
     }

@@ -17,7 +17,7 @@ struct Lines {
 
 impl Lines {
     fn open(path: &Path) -> Result<Lines> {
-        let file = File::open(path).map_err(|e| Error::read(path, e))?;
+        let file = oarlock_comm::open_file(path).map_err(|e| Error::read(path, e))?;
         Ok(Lines { reader: BufReader::with_capacity(1 << 18, file), path: path.into(), line: 0 })
     }
 }

@@ -2,6 +2,7 @@
 
 use serde_json::json;
 
+use super::super::example::Message;
 use super::*;
 
 fn template_of(source: &str) -> ChatTemplate {
@@ -188,7 +189,7 @@ fn what_cannot_be_told_from_the_rest_is_refused() {
 fn chains_of_operators_take_no_stack_of_the_caller() {
     let compile = |source: String| ChatTemplate::compile(source, Vec::new(), "t".into());
     for (begin, link, end) in [("", "not ", "1"), ("a", ".b", ""), ("'a'", "|trim", ""), ("1", "+1", "")] {
-        let n_links = (MAX_SOURCE_BYTES - 100) / link.len();
+        let n_links = (super::compiled::MAX_SOURCE_BYTES - 100) / link.len();
         // It compiles or is refused, and the process goes on.
         drop(compile(format!("{{{{ {begin}{}{end} }}}}", link.repeat(n_links))));
         let error = compile(format!("{{{{ {begin}{}{end} }}}}", link.repeat(2 * n_links))).unwrap_err();
@@ -198,34 +199,83 @@ fn chains_of_operators_take_no_stack_of_the_caller() {
 
 #[test]
 fn a_template_without_end_is_refused() {
-    let mut endless =
-        template_of("{% for i in range(99999) %}{% for j in range(99999) %}{% endfor %}{% endfor %}");
-    assert_eq!(endless.environment.fuel(), Some(MAX_STEPS));
-    endless.environment.set_fuel(Some(10_000));
-    let error = endless.render_prompt(&talk(&["Hi"])).unwrap_err().to_string();
+    let render = |source: &str| template_of(source).render_prompt(&talk(&["Hi"])).unwrap_err();
+    let error =
+        render("{% for i in range(99999) %}{% for j in range(99999) %}{% endfor %}{% endfor %}").to_string();
     assert!(
         error.contains("tokenizer_config.json: ") && error.contains("look for a loop without end"),
         "{error}"
     );
-    let growing = template_of("{% set x = 'x' * 99999999 %}{{ x }}{{ x }}{{ x }}");
-    let error = growing.render_prompt(&talk(&["Hi"])).unwrap_err().to_string();
-    assert!(error.contains("renders a text of more than 64 MiB"), "{error}");
-}
-
-#[test]
-fn a_text_that_doubles_in_a_loop_is_refused() {
-    let doubling = template_of(
-        "{% set ns = namespace(text='%}', n=1) %}\n{% for i in range(60) %}{%- set ns.text = ns.text ~ ns.text -%}{% endfor %}\
-         {{ ns.text }}",
-    );
-    let error = doubling.render_prompt(&talk(&["Hi"])).unwrap_err();
+    let doubling = "{% set ns = namespace(text='%}', n=1) %}\n{% for i in range(60) %}{%- set ns.text = ns.text ~ ns.text -%}\
+        {% endfor %}{{ ns.text }}";
+    let error = render(doubling);
     assert!(matches!(error, Error::EndlessTemplate { .. }));
     let error = error.to_string();
-    assert!(error.contains("a text of more than 64 MiB") && error.contains("in a loop at line 2"), "{error}");
-    // Anything may be assigned.
-    let assigned = template_of(
-        "{% set ns = namespace(a=1) %}{% set ns.a = \"'-%}\" + '\\'%}' -%} x {{ ns.a }}{%+ set ns.b=1 if ns.c else 2, 3%}\
-         {{ ns.b }}{% set ns.d = ns.missing %}{{ ns.d is defined }}",
-    );
-    assert_eq!(assigned.render_prompt(&talk(&[])).unwrap(), "x '-%}'%}(2, 3)False");
+    assert!(error.contains("takes more than 64 MiB to render a conversation"), "{error}");
+}
+
+/// Templates of people who mean harm. Each ends soon and in an error that names the file; none ends the process.
+#[test]
+fn hostile_templates_end_in_errors() {
+    let loops = "{% for i in range(99999) %}{% for j in range(99999) %}";
+    let ends = "{% endfor %}{% endfor %}";
+    let hostile: Vec<String> = [
+        "{% set x = ''|indent(999999999999) %}",
+        "{% set x = 'a\n'|indent(3000000000) %}",
+        "{{ [1]|tojson(indent=999999999999) }}",
+        "{{ [1]|tojson(indent=18446744073709551615) }}",
+        "{{ '%999999999999d'|format(1) }}",
+        "{{ '%.999999999f'|format(1.5) }}",
+        "{{ '{:>999999999999}'.format(1) }}",
+        "{% set x = 'x' * 99999999 %}{{ x ~ x ~ x ~ x ~ x ~ x ~ x ~ x ~ x ~ x ~ x }}",
+        "{% set x = [1] * 99999999 %}{{ x|list|length }}{{ (x + x + x)|list|length }}",
+        "{{ ('x' * 9999999)|replace('x', 'y' * 9999999) }}",
+        "{{ ('x' * 9999999)|list|join('y' * 99999) }}",
+        "{{ ('x' * 9999999).replace('', 'y' * 9999) }}",
+        "{{ ('x ' * 9999999).split() | map('upper') | list | sort | length }}",
+        "{{ ('x' * 99999999).center(999999999) }}{{ ('x' * 99999999)|upper|title|lower }}",
+        "{{ ('abc' * 9999999)|batch(1)|list|length }}",
+        "{{ (range(99999)|list * 999)|groupby('x')|list }}",
+        "{{ range(99999)|slice(999999999)|list|length }}",
+        "{{ [0]|batch(999999999999, 'x')|list|length }}",
+        "{{ ('x' * 9999999)|pprint|string|escape|tojson|urlencode }}",
+        "{% macro m(n) %}{{ m(n + 1) }}{{ m(n + 1) }}{% endmacro %}{{ m(0) }}",
+        "{% macro m(n) %}{{ caller() }}{% endmacro %}{% call m(1) %}{% call m(2) %}{{ ('x'*99999999) * 9 }}{% endcall %}{% endcall %}",
+        "{% set ns = namespace(l=[]) %}LOOP{% set ns.l = ns.l + [('x' * 1000000) ~ i] %}END",
+        "{% set ns = namespace(l=[]) %}LOOP{% set ns.l = [ns.l] %}END{{ ns.l }}",
+        "{% set ns = namespace(l=[]) %}{% for i in range(90000) %}{% set ns.l = [ns.l] %}{% endfor %}{{ ns.l }}",
+        "{% set ns = namespace(l=1) %}LOOP{% set ns.l = {'a': ns.l, 'b': ns.l} %}END{{ ns.l|tojson }}",
+        "{% set ns = namespace(l=1) %}{% for i in range(40) %}{% set ns.l = [ns.l, ns.l] %}{% endfor %}{{ ns.l }}",
+        "{% set ns = namespace(l=1) %}{% for i in range(40) %}{% set ns.l = [ns.l, ns.l] %}{% endfor %}{{ ns.l|string|length }}",
+        "{% set ns = namespace() %}{% set ns.me = ns %}{{ ns }}",
+        "{% set ns = namespace() %}{% set ns.me = ns %}{{ ns|string|length }}",
+        "{% set ns = namespace() %}{% set ns.me = ns %}{{ ns|tojson }}",
+        "{% set a = namespace() %}{% set b = namespace() %}{% set a.o = b %}{% set b.o = a %}{{ (a ~ b)|length }}",
+        "{% set a = namespace() %}{% set b = namespace() %}{% set a.o = a %}{% set b.o = b %}{{ a == b }}",
+        "{% set ns = namespace(d={}) %}LOOP{% set ns.d = dict(ns.d, **{'k' ~ i ~ j: i}) %}END",
+        "{% set ns = namespace(t='x') %}{% for i in range(60) %}{% set ns.t %}{{ ns.t }}{{ ns.t }}{% endset %}{% endfor %}",
+        "LOOP{{ ('x' * 9999999)|length }}END",
+        "LOOP{{ ('x' * 999999) ~ i }}END",
+        "LOOP{{ range(99999)|sum }}END",
+        "LOOP{{ range(99999)|list|unique|list|sort|length }}END",
+        "{% include 'chat_template' %}",
+        "{% import 'chat_template' as t %}{{ t }}",
+        "{% from 'chat_template' import x %}{{ x }}",
+        "{% set x = 9 ** 99999999 %}{{ 10 ** 38 * 10 ** 38 }}",
+        "{{ -170141183460469231731687303715884105728 // -1 }}{{ 1 // 0 }}",
+        "{{ 'abc'[::9223372036854775807] }}{{ range(9)[::-9223372036854775808]|list }}{{ undefined_function() }}",
+        "{{ debug() }}{% for i in range(99999) %}{{ debug() * 9999 }}{% endfor %}",
+    ]
+    .iter()
+    .map(|source| source.replace("LOOP", loops).replace("END", ends))
+    .collect();
+    for source in &hostile {
+        let begin = std::time::Instant::now();
+        let rendered = ChatTemplate::compile(source.clone(), Vec::new(), "tokenizer_config.json".into())
+            .and_then(|template| template.render_prompt(&talk(&["Hi"])));
+        let (message, took) = (rendered.unwrap_err().to_string(), begin.elapsed());
+        assert!(message.starts_with("tokenizer_config.json: the chat template "), "{source}: {message}");
+        // Their processor time is bounded by two seconds.
+        assert!(took.as_secs() < 60, "{source}: {took:?}");
+    }
 }

@@ -44,7 +44,8 @@ impl HfConfig {
     /// not supported; [`Error::Io`] when there is no such file.
     pub fn read(path: &Path) -> Result<HfConfig> {
         let path = if path.is_dir() { path.join("config.json") } else { path.to_path_buf() };
-        let text = std::fs::read_to_string(&path).map_err(Error::io("read", &path))?;
+        let text = oarlock_comm::read_text(&path, oarlock_comm::MAX_CONFIG_BYTES)
+            .map_err(Error::io("read", &path))?;
         HfConfig::parse(&path, &text)
     }
 

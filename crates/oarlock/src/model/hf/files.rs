@@ -316,7 +316,8 @@ impl ModelFiles {
         for (name, content) in &self.rest {
             let bytes = match content {
                 Content::Text(text) => text.clone().into_bytes(),
-                Content::CopyOf(path) => std::fs::read(path).map_err(Error::io("read", path))?,
+                Content::CopyOf(path) => oarlock_comm::read_file(path, oarlock_comm::MAX_TOKENIZER_BYTES)
+                    .map_err(Error::io("read", path))?,
             };
             let mut file = SummedFile::create(&path_of(name))?;
             file.write_at(0, &bytes)?;

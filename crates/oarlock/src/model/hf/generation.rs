@@ -12,7 +12,7 @@ use crate::error::{Error, Result};
 /// A file that cannot be read or is no JSON.
 pub fn generation_stops(dir: &Path) -> Result<Vec<u32>> {
     let path = dir.join("generation_config.json");
-    let text = match std::fs::read_to_string(&path) {
+    let text = match oarlock_comm::read_text(&path, oarlock_comm::MAX_CONFIG_BYTES) {
         Ok(text) => text,
         Err(e) if e.kind() == std::io::ErrorKind::NotFound => return Ok(Vec::new()),
         Err(e) => return Err(Error::io("read", &path)(e)),

@@ -131,6 +131,7 @@ impl SafetensorsSource {
             let values = elements::like(&name, &buffer.values(), stored.dtype, bytes);
             buffers.push((buffer, values.map_err(|error| Error::bad_file(path, error.to_string()))?));
         }
+        are_whole(&files)?;
         let located = |(name, place): (String, Place)| {
             let tensor = &found[&place.tensor];
             let size = tensor.dtype.bitsize() / 8;
@@ -167,7 +168,7 @@ impl SafetensorsSource {
         let ParamSlice { name, shape, elements, .. } = slice;
         let Some(layout) = packed.layout() else {
             packed.read(&self.files, place.start + elements.start..place.start + elements.end, out);
-            return Ok(());
+            return are_whole(&self.files);
         };
         let known = self.last.take_if(|(last, _)| last == name).map(|(_, words)| words);
         let words = known.or_else(|| packed.words(&self.files)).unwrap_or_default();
@@ -176,6 +177,7 @@ impl SafetensorsSource {
             false => place.start + elements.start..place.start + elements.end,
         };
         let device = Device::cpu(Isa::detect(), Par::solo());
+        are_whole(&self.files)?;
         let read = words_or_values(&device, layout, &words, &slice.at(elements), out);
         self.last = Some(((*name).to_owned(), words));
         read
@@ -271,8 +273,14 @@ impl WeightSource for SafetensorsSource {
         }
         let bytes = &self.files[tensor.file][tensor.bytes.clone()];
         let size = tensor.dtype.bitsize() / 8;
-        Ok(elements::to_f32(name, tensor.dtype, &bytes[elements.start * size..elements.end * size], out)?)
+        elements::to_f32(name, tensor.dtype, &bytes[elements.start * size..elements.end * size], out)?;
+        are_whole(&self.files[tensor.file..=tensor.file])
     }
+}
+
+/// What was read of files that others can make shorter counts if they did not.
+fn are_whole(files: &[MappedFile]) -> Result<()> {
+    files.iter().try_for_each(|file| file.check().map_err(Error::io("read", file.path())))
 }
 
 /// The names of the folder's safetensors files.
@@ -298,7 +306,8 @@ pub(crate) fn weight_files(dir: &Path) -> Result<BTreeSet<String>> {
         };
         return Err(Error::bad_file(dir, problem));
     }
-    let text = std::fs::read_to_string(&path).map_err(Error::io("read", &path))?;
+    let text =
+        oarlock_comm::read_text(&path, oarlock_comm::MAX_CONFIG_BYTES).map_err(Error::io("read", &path))?;
     let index: Value = serde_json::from_str(&text).map_err(|e| Error::bad_file(&path, e.to_string()))?;
     let Some(map) = index.get("weight_map").and_then(Value::as_object) else {
         return Err(Error::bad_file(

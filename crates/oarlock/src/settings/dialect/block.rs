@@ -3,10 +3,11 @@
 use super::super::keys::Key;
 use super::super::layer::{Authority, Layer};
 use super::super::location::Origin;
+use super::super::most;
 use super::super::node::{Data, Entry, written_twice};
 use super::super::problem::{Problem, Problems};
 use super::super::resolve::{self, Setting, Settings, wrong_type};
-use super::super::value::{self, Value};
+use super::super::value::Value;
 use super::deepspeed_keys;
 
 /// The ranks of a run.
@@ -144,7 +145,7 @@ pub fn settle(setting: &mut Setting, entry: &Entry) -> Result<(), Problem> {
     if auto && key.is_used() {
         setting.value = Value::Text(resolve::AUTO.to_owned());
     } else if !auto && !entry.value.is_null() {
-        match value::read(key.value_type, &entry.value) {
+        match most::read(key, &entry.value) {
             Some(value) => setting.value = value,
             None => {
                 setting.broken = true;

@@ -37,6 +37,7 @@ impl<O: Objective<Model = Decoder>> Run<'_, O> {
         };
         let batches = eval_batches(rows.clone(), world, rank, micro_batch)?.map(part);
         let totals = evaluate(self.accelerator, &self.objective, &self.model, batches)?;
+        rows.check()?;
         if totals.weight == 0.0 {
             return Err(Error::Usage(format!("the evaluation data{of} hold no target")));
         }

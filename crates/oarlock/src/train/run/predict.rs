@@ -56,6 +56,7 @@ impl<O: Objective<Model = Decoder>> Run<'_, O> {
                 own.extend(rows.zip(scores).map(|(row, [chosen, rejected])| (index, row, chosen, rejected)));
                 steps += 1;
             }
+            data.rows.check()?;
         }
         if is_training {
             self.model.train();
@@ -120,6 +121,7 @@ impl<O: Objective<Model = Decoder>> Run<'_, O> {
         let answering = whole.as_ref().unwrap_or(&self.model);
         let rows: Vec<u64> = (rank..data.rows.n_records()).step_by(world as usize).collect();
         let asked: Vec<Asked> = rows.iter().map(|&row| Asked::of(&data.rows, row)).collect();
+        data.rows.check()?;
         let prompts: Vec<Prompt> = asked.iter().map(|asked| asked.prompt.clone()).collect();
         let model = Model {
             decoder: answering.module(),
