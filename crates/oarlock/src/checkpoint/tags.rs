@@ -1,6 +1,5 @@
 //! Checkpoints by tag, as DeepSpeed names them: `DIR/global_step500`, and a file `DIR/latest` with the last tag.
 
-use std::fs;
 use std::io;
 use std::path::{Component, Path, PathBuf};
 

@@ -56,13 +56,14 @@ impl Engine {
     pub(super) fn build(json: &[u8], added: &[AddedToken]) -> Result<Engine> {
         let whole = |cause: String| format!("{cause}; is it a whole tokenizer.json?");
         let parts: Parts = serde_json::from_slice(json).map_err(|e| whole(e.to_string()))?;
-        let added = || parts.added_tokens.iter().map(|token| token.content.len());
-        if let Some(found) = added().find(|n_bytes| *n_bytes > MAX_ADDED_BYTES) {
+        let of_file = parts.added_tokens.iter().map(|token| token.content.len());
+        let sizes: Vec<usize> = of_file.chain(added.iter().map(|token| token.content.len())).collect();
+        if let Some(found) = sizes.iter().find(|n_bytes| **n_bytes > MAX_ADDED_BYTES) {
             return Err(format!(
                 "an added token has {found} bytes, and one may have {MAX_ADDED_BYTES}; repair the file"
             ));
         }
-        if added().sum::<usize>() > MAX_ALL_ADDED_BYTES {
+        if sizes.iter().sum::<usize>() > MAX_ALL_ADDED_BYTES {
             let most = MAX_ALL_ADDED_BYTES >> 20;
             return Err(format!("its added tokens have more than {most} MiB; repair the file"));
         }

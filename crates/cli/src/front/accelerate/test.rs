@@ -1,6 +1,5 @@
 //! `accelerate test`: starts the ranks of a configuration and has them check what a training relies on.
 
-use std::fs;
 use std::path::Path;
 use std::time::SystemTime;
 
