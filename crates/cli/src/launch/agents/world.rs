@@ -4,13 +4,15 @@
 use std::collections::BTreeMap;
 use std::time::{Duration, Instant};
 
-use super::error::Difference;
+use super::error::{Difference, list};
 use super::meeting::{MOST, Meeting};
 use super::message::{Node, View};
 
 /// A node. They are numbered in the order of arrival, except that the one that keeps the list is the first.
 pub(super) type Id = u64;
 const KEEPER: Id = 0;
+/// The most characters that are shown of why a node was refused.
+const SHOWN: usize = 500;
 
 /// Why a silent node is lost.
 pub(super) fn silent(silence: Duration) -> String {
@@ -61,6 +63,12 @@ impl Terms {
             numbered: meeting.place.is_some(),
         }
     }
+}
+
+/// What a node is called.
+fn name(node: &Node) -> String {
+    let host: String = node.host.chars().filter(|c| !c.is_control()).take(64).collect();
+    format!("{host} (process {})", node.pid)
 }
 
 /// Everything that must be the same on all nodes of a meeting.
@@ -133,6 +141,8 @@ pub(super) struct World {
     restart: u32,
     /// Who was lost and when, for messages.
     lost: Vec<String>,
+    /// Who was refused last and why, for messages.
+    refused: Option<String>,
 }
 
 impl World {
@@ -146,11 +156,25 @@ impl World {
             round: 0,
             restart: 0,
             lost: Vec::new(),
+            refused: None,
         }
     }
 
     /// A node introduces itself; `keeper`, if it is on the machine of the store and has made it.
     pub(super) fn hello(&mut self, node: &Node, keeper: bool, now: Instant) -> Result<Id, Refusal> {
+        let admitted = self.admit(node, keeper, now);
+        if let Err(refusal) = &admitted {
+            let why = match refusal {
+                Refusal::Because(reason) => reason.clone(),
+                Refusal::Differs(differences) => list(differences, "on it", "here"),
+            };
+            let text = format!("{} was refused: {why}", name(node));
+            self.refused = Some(text.chars().filter(|c| !c.is_control()).take(SHOWN).collect());
+        }
+        admitted
+    }
+
+    fn admit(&mut self, node: &Node, keeper: bool, now: Instant) -> Result<Id, Refusal> {
         match &self.phase {
             Phase::Done => return Err(Refusal::Because("the run is done".into())),
             Phase::Aborted(reason) => return Err(Refusal::Because(format!("the run has ended: {reason}"))),
@@ -182,9 +206,8 @@ impl World {
             )));
         }
         self.check_place(node.place)?;
-        let host: String = node.host.chars().filter(|c| !c.is_control()).take(64).collect();
         let member = Member {
-            name: format!("{host} (process {})", node.pid),
+            name: name(node),
             local_ranks: node.local_ranks,
             place: node.place,
             seen: now,
@@ -400,7 +423,7 @@ impl World {
             ready.len(),
             self.terms.min
         );
-        for more in busy.iter().chain(&self.lost) {
+        for more in busy.iter().chain(&self.lost).chain(&self.refused) {
             text = format!("{text}; {more}");
         }
         text
