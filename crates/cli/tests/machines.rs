@@ -333,6 +333,10 @@ mod gloo {
         assert!(said.code != Some(0), "{said:?}");
         assert!(said.stderr.contains("learning_rate is `1e-4` here and `0.001` there"), "{said:?}");
         assert!(said.stderr.contains("1 of at least 2 nodes are ready"), "{said:?}");
+        assert!(
+            said.stderr.contains("was refused: learning_rate is `1e-4` on it and `0.001` here"),
+            "{said:?}"
+        );
 
         let command = torchrun(2, "", "output_dir=lost max_steps=1000000");
         let script = format!(

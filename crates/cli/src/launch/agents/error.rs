@@ -81,7 +81,7 @@ pub enum AgentsError {
         endpoint: String,
     },
     /// Nodes that are not the same run.
-    #[error("this node does not fit the run at {endpoint}: {}", list(.differences))]
+    #[error("this node does not fit the run at {endpoint}: {}", list(.differences, "here", "there"))]
     Differs {
         /// The host and port of the rendezvous.
         endpoint: String,
@@ -128,8 +128,9 @@ pub enum AgentsError {
     },
 }
 
-fn list(differences: &[Difference]) -> String {
-    let one = |d: &Difference| format!("{} is `{}` here and `{}` there", d.what, d.joining, d.store);
+/// All that differs, with the value of the joining node and that of the store, and the words for where each is.
+pub(super) fn list(differences: &[Difference], joining: &str, store: &str) -> String {
+    let one = |d: &Difference| format!("{} is `{}` {joining} and `{}` {store}", d.what, d.joining, d.store);
     differences.iter().map(one).collect::<Vec<_>>().join("; ")
 }
 

@@ -7,14 +7,13 @@ use std::time::{Duration, Instant};
 
 use oarlock_comm::wire::printable;
 
-use super::error::Difference;
+use super::error::{Difference, list};
 use super::meeting::{MOST, Meeting};
 use super::message::{Node, TEXT, View};
 
 /// A node. They are numbered in the order of arrival, except that the one that keeps the list is the first.
 pub(super) type Id = u64;
 const KEEPER: Id = 0;
-
 /// Why a silent node is lost.
 pub(super) fn silent(silence: Duration) -> String {
     format!("gave no sign of life for {} s", silence.as_secs_f64())
@@ -32,11 +31,7 @@ impl std::fmt::Display for Refusal {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         match self {
             Refusal::Because(reason) => f.write_str(reason),
-            Refusal::Differs(differences) => {
-                let one =
-                    |d: &Difference| format!("{} is `{}` there and `{}` here", d.what, d.joining, d.store);
-                f.write_str(&differences.iter().map(one).collect::<Vec<_>>().join("; "))
-            }
+            Refusal::Differs(differences) => f.write_str(&list(differences, "on it", "here")),
         }
     }
 }
@@ -82,6 +77,12 @@ impl Terms {
             numbered: meeting.place.is_some(),
         }
     }
+}
+
+/// What a node is called.
+fn name(node: &Node) -> String {
+    let host = printable(&node.host, 64);
+    format!("{host} (process {})", node.pid)
 }
 
 /// Everything that must be the same on all nodes of a meeting.
@@ -216,7 +217,7 @@ impl World {
         }
         self.check_place(node.place)?;
         let member = Member {
-            name: format!("{} (process {})", printable(&node.host, 64), node.pid),
+            name: name(node),
             local_ranks: node.local_ranks,
             place: node.place,
             seen: now,
