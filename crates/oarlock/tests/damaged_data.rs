@@ -450,8 +450,7 @@ fn a_broken_template_is_named_with_its_cause() {
         (
             doubling,
             &[
-                "rows.jsonl:1: the chat template keeps a text of more than 64 MiB",
-                "at line 2",
+                "rows.jsonl:1: the chat template takes more than 64 MiB to render a conversation",
                 "chat_template.jinja",
             ],
         ),

@@ -3,7 +3,6 @@
 use std::fmt::Write as _;
 
 use oarlock::settings::keys::{Group, Key, Status, ValueType};
-use oarlock::settings::most;
 
 use super::table::KEYS;
 
@@ -83,7 +82,7 @@ pub fn page() -> String {
                 Status::Only(reason) | Status::Among(_, reason) => format!("; so far {reason}"),
                 _ => String::new(),
             };
-            let (kind, default) = (most::describe(key), default_cell(key));
+            let (kind, default) = (key.value_type.describe(), default_cell(key));
             let _ = writeln!(out, "| `{}` | {kind} | {default} | {}{so_far} |", key.name, key.doc);
         }
     }

@@ -1,7 +1,7 @@
 //! The largest counts that make sense: beyond them a number is a slip, and a machine would start threads or take memory
 //! without end before anybody noticed.
 
-use super::keys::{Key, ValueType};
+use super::keys::Key;
 use super::node::Node;
 use super::value::{self, Value};
 
@@ -99,12 +99,11 @@ pub fn read(key: &Key, node: &Node) -> Option<Value> {
     })
 }
 
-/// What a key takes, in words, as in "takes …".
-pub fn describe(key: &Key) -> String {
-    let described = key.value_type.describe();
-    match (key.value_type, most(key.name)) {
-        (ValueType::Int(i64::MIN), _) | (_, COUNT..) => described,
-        (ValueType::Int(_), most) => format!("{described} and at most {most}"),
+/// What a key takes, in words, as in "takes …"; with the largest count where the node is beyond it.
+pub fn describe(key: &Key, node: &Node) -> String {
+    let (described, most) = (key.value_type.describe(), most(key.name));
+    match value::read(key.value_type, node) {
+        Some(Value::Int(count)) if count > most => format!("{described} and at most {most}"),
         _ => described,
     }
 }

@@ -359,7 +359,7 @@ fn changes_nothing(key: &Key, value: &Value) -> bool {
 /// What to say of a value of another type than its key takes.
 pub fn wrong_type(key: &Key, node: &Node, location: &Location) -> Problem {
     let problem =
-        Problem::new(format!("`{}` takes {}, not {}", key.name, most::describe(key), node.describe()))
+        Problem::new(format!("`{}` takes {}, not {}", key.name, most::describe(key, node), node.describe()))
             .at(location, "");
     let Some(text) = node.word() else { return problem };
     if let ValueType::Choice(names) = key.value_type
