@@ -11,6 +11,7 @@ mod common;
 mod eval;
 mod examples;
 mod faults;
+mod features;
 mod front_ends;
 mod fuzz;
 mod generate;
