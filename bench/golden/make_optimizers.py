@@ -4,8 +4,8 @@
     python bench/golden/make_optimizers.py
 
 Needs torch 2.13 and deepspeed 0.19.8. Optimizers take 20 steps in f32 on weights and gradients that both sides make
-from the same integers. Two have no CPU implementation to run, Lamb and Lion: their formulas are written out below. Muon's
-iteration runs in f32 here. Schedules are stepped after each optimizer step, as DeepSpeed's engine does.
+from the same integers. Lion is the CPU kernel of DeepSpeed, which it compiles with
+g++. Lamb has no CPU implementation to run: its formula is written out below. Muon's iteration runs in f32 here. Schedules are stepped after each optimizer step, as DeepSpeed's engine does.
 """
 
 import json
@@ -13,6 +13,7 @@ import logging
 import pathlib
 
 import torch
+from deepspeed.ops.lion import DeepSpeedCPULion
 
 ROOT = pathlib.Path(__file__).resolve().parents[2]
 SHAPES = [(6, 10), (11, 3), (9,), (1, 7), (2, 3, 4)]
@@ -27,20 +28,6 @@ def weights(shape):
 def gradient(shape, step):
     n = torch.Size(shape).numel()
     return (((torch.arange(n) * 53 + step * 29 + torch.arange(n) ** 2 % 31) % 97 - 48).float() / 64).reshape(shape)
-
-
-class Lion(torch.optim.Optimizer):
-    def __init__(self, params, lr, betas, weight_decay):
-        super().__init__(params, dict(lr=lr, betas=betas, weight_decay=weight_decay))
-
-    def step(self):
-        for group in self.param_groups:
-            for p in group["params"]:
-                m = self.state[p].setdefault("exp_avg", torch.zeros_like(p))
-                beta1, beta2 = group["betas"]
-                blend = beta1 * m + (1 - beta1) * p.grad
-                p.data.mul_(1 - group["lr"] * group["weight_decay"]).sub_(group["lr"] * blend.sign())
-                m.mul_(beta2).add_(p.grad, alpha=1 - beta2)
 
 
 class Lamb(torch.optim.Optimizer):
@@ -97,7 +84,7 @@ OPTIMIZERS = {
     "adagrad": lambda p: torch.optim.Adagrad(p, lr=1e-2),
     "adagrad_arguments": lambda p: torch.optim.Adagrad(
         p, lr=1e-2, lr_decay=0.1, weight_decay=0.1, initial_accumulator_value=0.3, eps=1e-6),
-    "lion": lambda p: Lion(p, lr=1e-3, betas=(0.9, 0.99), weight_decay=0.1),
+    "lion": lambda p: DeepSpeedCPULion(p, lr=1e-3, betas=(0.9, 0.99), weight_decay=0.1),
     "lamb": lambda p: Lamb(p, lr=1e-3, betas=(0.9, 0.999), eps=1e-8, weight_decay=0.01),
     "lamb_arguments": lambda p: Lamb(p, lr=1e-3, betas=(0.8, 0.99), eps=1e-4, weight_decay=0.0, eps_inside_sqrt=True,
                                      bias_correction=False, max_coeff=1.5, min_coeff=0.8),

@@ -7,15 +7,15 @@ use serde_json::Value;
 
 use crate::common::{Site, run};
 
-/// The folder of the fake libraries; none where there is no C++ compiler.
+/// The folder of the fake libraries; none where there is no C++ compiler, as each test says that finds none.
 pub fn fakes() -> Option<&'static PathBuf> {
-    static FAKES: OnceLock<Option<PathBuf>> = OnceLock::new();
-    let make = || oarlock_fakes::shared_fakes(env!("CARGO_TARGET_TMPDIR").as_ref(), &["32", "64"]).unwrap();
-    let made = FAKES.get_or_init(make).as_ref();
-    if made.is_none() {
-        eprintln!("NOT TESTED: there is no g++, so nothing ran on an emulated GPU");
+    static FAKES: OnceLock<PathBuf> = OnceLock::new();
+    match FAKES.get() {
+        Some(fakes) => Some(fakes),
+        None => oarlock_fakes::shared_fakes(env!("CARGO_TARGET_TMPDIR").as_ref(), &["32", "64"])
+            .unwrap()
+            .map(|made| FAKES.get_or_init(|| made)),
     }
-    made
 }
 
 /// Runs a command over the fake libraries, which must succeed; what it says on stdout.
@@ -61,13 +61,13 @@ fn a_training_follows_the_cpus_losses_in_every_placement() {
     }
     let site = Site::new();
     compare(&site, "one rank", &["num_processes=1"], 1e-5);
-    compare(&site, "bf16", &["num_processes=1", "bf16=true"], 1e-2);
+    compare(&site, "bf16", &["num_processes=1", "bf16=true"], 1e-3);
     for stage in ["0", "1", "2", "3"] {
         let zero = format!(r#"deepspeed={{"zero_optimization":{{"stage":{stage}}}}}"#);
         compare(&site, &format!("zero {stage}"), &[&zero], 1e-5);
     }
     compare(&site, "accumulation", &["gradient_accumulation_steps=2"], 1e-5);
-    compare(&site, "zero 3 in bf16", &[r#"deepspeed={"zero_optimization":{"stage":3}}"#, "bf16=true"], 1e-2);
+    compare(&site, "zero 3 in bf16", &[r#"deepspeed={"zero_optimization":{"stage":3}}"#, "bf16=true"], 1e-3);
     compare(&site, "fsdp", &["fsdp=full_shard auto_wrap", "gradient_accumulation_steps=2"], 1e-5);
     compare(&site, "hybrid", &[r#"deepspeed={"zero_optimization":{"stage":3,"mics_shard_size":1}}"#], 1e-5);
 }

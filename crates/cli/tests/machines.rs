@@ -11,16 +11,6 @@ fn netns() -> String {
     concat!(env!("CARGO_MANIFEST_DIR"), "/../../bench/netns/run").to_owned()
 }
 
-/// Whether there can be namespaces here.
-fn has_machines() -> bool {
-    let made = Command::new(netns()).args(["1", "--", "true"]).output();
-    let made = made.is_ok_and(|output| output.status.success());
-    if !made {
-        eprintln!("left out: network namespaces need root and ip");
-    }
-    made
-}
-
 /// A folder in which the commands have the names of the originals.
 fn site() -> Site {
     let site = Site::new();
@@ -52,7 +42,7 @@ fn ran(site: &Site, n: usize, options: &[&str], script: &str) -> Said {
 /// What each launcher's command starts on two machines with two ranks each.
 #[test]
 fn every_launcher_starts_the_ranks_of_a_program_on_all_machines() {
-    if !has_machines() {
+    if !oarlock_must::have_machines() {
         return;
     }
     let site = site();
@@ -156,7 +146,7 @@ mod gloo {
     /// The commands of the guides, which end with the bytes that as many ranks on one machine end with.
     #[test]
     fn the_commands_of_the_guides_train_over_two_machines() {
-        if !has_machines() {
+        if !oarlock_must::have_machines() {
             return;
         }
         let site = site();
@@ -219,7 +209,7 @@ mod gloo {
     /// Every placement, on two and on three machines.
     #[test]
     fn every_stage_has_the_bytes_of_one_machine() {
-        if !has_machines() {
+        if !oarlock_must::have_machines() {
             return;
         }
         let site = site();
@@ -251,7 +241,7 @@ mod gloo {
 
     #[test]
     fn a_rank_that_dies_restarts_all_machines_from_the_newest_checkpoint() {
-        if !has_machines() {
+        if !oarlock_must::have_machines() {
             return;
         }
         let site = site();
@@ -278,7 +268,7 @@ mod gloo {
 
     #[test]
     fn a_machine_that_is_lost_is_done_without_and_comes_back() {
-        if !has_machines() {
+        if !oarlock_must::have_machines() {
             return;
         }
         let site = site();
@@ -319,7 +309,7 @@ mod gloo {
     /// Machines that do not fit together, and one that is lost where none can stand in for it, are named.
     #[test]
     fn what_is_wrong_with_a_machine_is_named_on_the_others() {
-        if !has_machines() {
+        if !oarlock_must::have_machines() {
             return;
         }
         let site = site();
@@ -354,7 +344,7 @@ mod gloo {
     /// the run goes on; the parts are joined to the whole.
     #[test]
     fn machines_without_a_common_folder_write_their_parts() {
-        if !has_machines() {
+        if !oarlock_must::have_machines() {
             return;
         }
         let site = site();

@@ -12,7 +12,8 @@ fn a_run_tells_what_it_predicted_and_what_it_took() {
         |word: &str| log.lines().find(|line| line.contains(word)).unwrap_or_else(|| panic!("{word}: {log}"));
     assert!(line("memory: predicted").contains("for all 2 (working weights"));
     assert_eq!(log.matches("memory after step").count(), 2, "{log}");
-    // The model is so small that the program is nearly all of it.
+    // The model is so small that the program is nearly all of it: this is a line that is there, and no measure of predictions,
+    // which `rows_without_padding_are_predicted_by_the_longest_batch_that_comes` holds within 3 and 10 %.
     let compared = line("a rank, measured peak");
     let percent = compared.rsplit_once('(').and_then(|(_, end)| end.split(' ').next()?.parse::<f64>().ok());
     assert!((30.0..300.0).contains(&percent.unwrap()), "{compared}");

@@ -8,10 +8,7 @@ use rustix::process::{Pid, Signal, getuid, kill_process};
 /// Whether there is an `mpirun`; without one these tests say so and test nothing.
 fn has_mpirun() -> bool {
     let found = Command::new("mpirun").arg("--version").stdout(Stdio::null()).status().is_ok();
-    if !found {
-        eprintln!("mpirun is not found: nothing is tested");
-    }
-    found
+    oarlock_must::have("mpi", found, "mpirun is not found")
 }
 
 /// Starts `n` ranks of `oarlock train train.yaml …` that meet through MPI.

@@ -11,6 +11,7 @@ mod common;
 mod eval;
 mod examples;
 mod faults;
+mod features;
 mod folders;
 mod front_ends;
 mod fuzz;

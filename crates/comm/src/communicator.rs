@@ -10,10 +10,12 @@ use std::time::{Duration, Instant};
 use oarlock_tensor::DType;
 use oarlock_tensor::cpu::rank_sum::tree_fold;
 
-use crate::call::Request;
+use crate::call::{Draft, Request};
 use crate::digest::{digest, mix};
 use crate::error::{Error, Result};
+use crate::held::Held;
 use crate::ledger::RankStatus;
+use crate::members::Members;
 use crate::observer::{CommunicationTime, Observer};
 use crate::operation::{Operation, Scalar};
 use crate::ownership::Ownership;
@@ -51,6 +53,9 @@ struct Inner {
     /// The sequence number of the last collective; held while one runs.
     sequence: Mutex<u64>,
     counts: [Count; Operation::ALL.len()],
+    members: Arc<Members>,
+    /// What its collectives hold regions by.
+    number: u64,
     /// Shared with the communicators that are split from this one.
     observer: Arc<Observer>,
 }
@@ -85,24 +90,27 @@ impl Traffic {
     }
 }
 
-/// A request before it has its sequence number.
-struct Draft<'a> {
-    operation: Operation,
-    elements: usize,
-    dtype: Option<DType>,
-    subject: &'a str,
-    detail: u64,
-}
-
 impl Communicator {
     /// A communicator over a transport.
     pub fn new(transport: Arc<dyn Transport>) -> Communicator {
-        Communicator::observed_by(transport, Arc::default())
+        let members = Arc::new(Members::of_world(transport.world_size()));
+        Communicator::observed_by(transport, members, Arc::default())
     }
 
-    fn observed_by(transport: Arc<dyn Transport>, observer: Arc<Observer>) -> Communicator {
+    /// The same ranks over another transport.
+    pub(crate) fn over(&self, transport: Arc<dyn Transport>) -> Communicator {
+        Communicator::observed_by(transport, self.0.members.clone(), Arc::default())
+    }
+
+    fn observed_by(
+        transport: Arc<dyn Transport>,
+        members: Arc<Members>,
+        observer: Arc<Observer>,
+    ) -> Communicator {
+        static MADE: AtomicU64 = AtomicU64::new(0);
         let (sequence, counts) = (Mutex::new(0), Default::default());
-        Communicator(Arc::new(Inner { transport, sequence, counts, observer }))
+        let number = MADE.fetch_add(1, Relaxed);
+        Communicator(Arc::new(Inner { transport, sequence, counts, members, number, observer }))
     }
 
     /// The same rank, whose collectives on regions proceed on a thread of their own from now on, in the order of their
@@ -111,14 +119,14 @@ impl Communicator {
     pub fn in_background(self) -> Communicator {
         let (inner, observer) = (self.0.transport.clone(), Arc::<Observer>::default());
         let progress = Progress::new(inner, observer.clone());
-        Communicator::observed_by(Arc::new(progress), observer)
+        Communicator::observed_by(Arc::new(progress), self.0.members.clone(), observer)
     }
 
     /// The same rank on a link of the given latency and bandwidth, whatever carries the bytes: each rank has its own copy
     /// of every region, as between machines, and collectives take as long as the link says. For tests and experiments. Use
     /// only this one afterwards. All ranks of a group do the same.
     pub fn slowed(self, link: Link) -> Communicator {
-        Communicator::new(Arc::new(Slowed::new(self.0.transport.clone(), link)))
+        self.over(Arc::new(Slowed::new(self.0.transport.clone(), link)))
     }
 
     /// A world of one rank.
@@ -199,7 +207,7 @@ impl Communicator {
     pub fn allocate(&self, name: &str, bytes: usize, sharing: Sharing) -> Result<Region> {
         let detail = mix(digest(name.as_bytes()), sharing as u64);
         let draft = Draft { elements: bytes, ..Draft::small(Operation::Allocate, name, detail) };
-        self.run(draft, |t, r| t.allocate(r, sharing))
+        Ok(self.run(draft, |t, r| t.allocate(r, sharing))?.of(&self.0.members))
     }
 
     /// Sums the elements of `range` over all ranks, in a fixed pairwise tree over ranks; each rank then holds the sums.
@@ -219,7 +227,7 @@ impl Communicator {
         self.check_reach(Operation::AllReduce, region)?;
         region.check_summable(Operation::AllReduce, dtype)?;
         let draft = Draft::range(Operation::AllReduce, region, dtype, &range, 0)?;
-        self.run(draft, |t, r| t.all_reduce(r, region, range.clone(), after))
+        self.run_on([region], draft, after, |t, r, [held], after| t.all_reduce(r, held, range, after))
     }
 
     /// Sums over all ranks, as [`all_reduce`](Communicator::all_reduce) does, but each owner alone receives the sums of
@@ -238,7 +246,7 @@ impl Communicator {
         self.check_reach(Operation::ReduceScatter, region)?;
         region.check_summable(Operation::ReduceScatter, dtype)?;
         let draft = self.draft_owners(Operation::ReduceScatter, region, dtype, owners)?;
-        self.run(draft, |t, r| t.reduce_scatter(r, region, owners, after))
+        self.run_on([region], draft, after, |t, r, [held], after| t.reduce_scatter(r, held, owners, after))
     }
 
     /// Brings each owner's ranges to all ranks. Over a replicated region nothing moves: the call orders the owners' writes
@@ -256,7 +264,7 @@ impl Communicator {
     ) -> Result<Ready> {
         self.check_reach(Operation::AllGather, region)?;
         let draft = self.draft_owners(Operation::AllGather, region, dtype, owners)?;
-        self.run(draft, |t, r| t.all_gather(r, region, owners, after))
+        self.run_on([region], draft, after, |t, r, [held], after| t.all_gather(r, held, owners, after))
     }
 
     /// Brings the elements of `range` on the rank `root` to all ranks.
@@ -275,7 +283,7 @@ impl Communicator {
         self.check_reach(Operation::Broadcast, region)?;
         self.check_rank(Operation::Broadcast, root)?;
         let draft = Draft::range(Operation::Broadcast, region, dtype, &range, root as u64 + 1)?;
-        self.run(draft, |t, r| t.broadcast(r, region, range.clone(), root, after))
+        self.run_on([region], draft, after, |t, r, [held], after| t.broadcast(r, held, range, root, after))
     }
 
     /// Divides the elements of `range` into one block for each rank, all of the same size. Block `j` of `from` goes to rank
@@ -313,7 +321,9 @@ impl Communicator {
             return wrong(expected, format!("{} elements", range.len()));
         }
         let draft = Draft { detail: other.detail, ..draft };
-        self.run(draft, |t, r| t.all_to_all(r, from, to, range.clone(), after))
+        self.run_on([from, to], draft, after, |t, r, [from, to], after| {
+            t.all_to_all(r, from, to, range, after)
+        })
     }
 
     /// The bytes of each rank, in the order of ranks; lengths may differ. For small values: they are copied.
@@ -392,7 +402,8 @@ impl Communicator {
         let detail =
             groups.iter().fold(0, |d, g| g.iter().fold(mix(d, g.len() as u64), |d, &r| mix(d, r as u64)));
         let transport = self.run(Draft::small(Operation::Split, "", detail), |t, r| t.split(r, group))?;
-        Ok(Communicator::observed_by(transport, self.0.observer.clone()))
+        let members = Arc::new(self.0.members.group(group));
+        Ok(Communicator::observed_by(transport, members, self.0.observer.clone()))
     }
 
     /// How long to wait for a rank that is alive but does not enter a collective.
@@ -469,15 +480,53 @@ impl Communicator {
         self.0.transport.finish();
     }
 
+    /// A collective on regions, which nobody else reads or writes until it is over.
+    #[track_caller]
+    fn run_on<const N: usize>(
+        &self,
+        regions: [&Region; N],
+        draft: Draft<'_>,
+        after: Ready,
+        call: impl FnOnce(&dyn Transport, &Request, [&Held; N], Ready) -> Result<Ready>,
+    ) -> Result<Ready> {
+        let operation = draft.operation;
+        let hold = || {
+            regions
+                .into_iter()
+                .map(|region| region.held_by(self.0.number, operation))
+                .collect::<Result<Vec<_>>>()
+        };
+        self.run_holding(draft, hold, |transport, request, held| {
+            let after = held.iter().fold(after, |after, held| held.ready(after));
+            let result = call(transport, request, std::array::from_fn(|i| &held[i]), after);
+            if result.is_err() {
+                held.into_iter().for_each(Held::lose);
+            }
+            result
+        })
+    }
+
     #[track_caller]
     fn run<T>(
         &self,
         draft: Draft<'_>,
         call: impl FnOnce(&dyn Transport, &Request) -> Result<T>,
     ) -> Result<T> {
+        self.run_holding(draft, || Ok(()), |transport, request, ()| call(transport, request))
+    }
+
+    /// Runs a collective on what it holds. If that is in use elsewhere nothing is sent, and the call does not count.
+    #[track_caller]
+    fn run_holding<H, T>(
+        &self,
+        draft: Draft<'_>,
+        hold: impl FnOnce() -> Result<H>,
+        call: impl FnOnce(&dyn Transport, &Request, H) -> Result<T>,
+    ) -> Result<T> {
         let site = Location::caller();
         // A panic inside a transport leaves no broken state behind: the number is taken, and the others will see the gap.
         let mut sequence = self.0.sequence.lock().unwrap_or_else(PoisonError::into_inner);
+        let held = hold()?;
         *sequence += 1;
         let Draft { operation, elements, dtype, subject, detail } = draft;
         let count = &self.0.counts[operation as usize];
@@ -485,7 +534,7 @@ impl Communicator {
         count.bytes.fetch_add((elements * dtype.map_or(0, DType::size)) as u64, Relaxed);
         let request = Request { sequence: *sequence, operation, elements, dtype, subject, detail, site };
         let begin = Instant::now();
-        let result = call(&*self.0.transport, &request);
+        let result = call(&*self.0.transport, &request, held);
         if !self.0.transport.observes() {
             self.0.observer.ran(&request, self.world_size(), begin);
             if operation.sends() {
@@ -495,8 +544,15 @@ impl Communicator {
         result
     }
 
-    /// A region on a GPU is for the communicator that has allocated it.
+    /// A region is for the ranks that have allocated it, and on a GPU for a communicator that reaches it.
     fn check_reach(&self, operation: Operation, region: &Region) -> Result<()> {
+        if !region.is_for(&self.0.members) {
+            return Err(Error::Argument {
+                operation: operation.name(),
+                expected: "a region that the ranks of this group have allocated together".to_owned(),
+                got: format!("{:?}, which other ranks have allocated", region.name()),
+            });
+        }
         if region.gpu().is_none() || self.reaches_gpus() {
             return Ok(());
         }
@@ -534,34 +590,5 @@ impl Communicator {
         }
         let draft = Draft::range(operation, region, dtype, &(0..owners.end()), owners.digest())?;
         Ok(Draft { elements: owners.elements(), ..draft })
-    }
-}
-
-impl<'a> Draft<'a> {
-    fn small(operation: Operation, subject: &'a str, detail: u64) -> Draft<'a> {
-        Draft { operation, elements: 0, dtype: None, subject, detail }
-    }
-
-    fn range(
-        operation: Operation,
-        region: &'a Region,
-        dtype: DType,
-        range: &Range<usize>,
-        detail: u64,
-    ) -> Result<Draft<'a>> {
-        let inside = range.end.checked_mul(dtype.size()).is_some_and(|end| end <= region.bytes());
-        if range.start > range.end || !inside {
-            return Err(Error::Argument {
-                operation: operation.name(),
-                expected: format!(
-                    "a range of {dtype} inside the {} bytes of region {:?}",
-                    region.bytes(),
-                    region.name()
-                ),
-                got: format!("{}..{}", range.start, range.end),
-            });
-        }
-        let detail = mix(mix(digest(region.name().as_bytes()), detail), range.start as u64);
-        Ok(Draft { operation, elements: range.len(), dtype: Some(dtype), subject: region.name(), detail })
     }
 }

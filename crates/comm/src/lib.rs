@@ -9,10 +9,12 @@ mod digest;
 mod error;
 #[cfg(feature = "gloo")]
 mod gloo;
+mod held;
 mod join;
 mod launched;
 mod ledger;
 mod mapped;
+mod members;
 mod memory;
 #[cfg(any(feature = "gloo", feature = "mpi"))]
 mod messages;
@@ -45,6 +47,7 @@ pub use call::{Call, Request};
 pub use communicator::{Communicator, Traffic, WeakCommunicator};
 pub use cores::{available_cores, bind, cores_for_rank, pin_current_thread, share};
 pub use error::{Error, Result};
+pub use held::Held;
 pub use join::{from_env, join_launched};
 pub use launched::{Launched, join_limit};
 pub use ledger::{RankState, RankStatus};

@@ -40,6 +40,22 @@ impl Pending for PendingLaunches {
     }
 }
 
+/// Two that are both to be over.
+struct Both(Ready, Ready);
+
+impl Pending for Both {
+    fn wait(self: Box<Self>) -> Result<()> {
+        // Whatever the first met, the second may still be under way.
+        let (first, second) = (self.0.wait(), self.1.wait());
+        first.and(second)
+    }
+
+    fn precede_launches(self: Box<Self>) -> Result<()> {
+        let (first, second) = (self.0.precede_launches(), self.1.precede_launches());
+        first.and(second)
+    }
+}
+
 /// A promise that data may be touched: returned by the producer of the data, taken by their next user.
 #[must_use = "the data may not be touched before this is waited for or passed on"]
 pub struct Ready {
@@ -55,6 +71,11 @@ impl Ready {
     /// The data are ready when `pending` is over.
     pub fn after(pending: impl Pending) -> Ready {
         Ready { pending: Some(Box::new(pending)) }
+    }
+
+    /// The data are ready when both are.
+    pub(crate) fn and(self, other: Ready) -> Ready {
+        Ready::after(Both(self, other))
     }
 
     /// Waits on this thread.

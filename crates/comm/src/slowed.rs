@@ -9,6 +9,7 @@ use oarlock_tensor::DType;
 
 use crate::call::Request;
 use crate::error::{Error, Result};
+use crate::held::Held;
 use crate::ledger::RankStatus;
 use crate::operation::Operation;
 use crate::ownership::Ownership;
@@ -151,7 +152,7 @@ impl Transport for Slowed {
     fn all_reduce(
         &self,
         request: &Request,
-        region: &Region,
+        region: &Held,
         range: Range<usize>,
         after: Ready,
     ) -> Result<Ready> {
@@ -162,7 +163,7 @@ impl Transport for Slowed {
     fn reduce_scatter(
         &self,
         request: &Request,
-        region: &Region,
+        region: &Held,
         owners: &Ownership,
         after: Ready,
     ) -> Result<Ready> {
@@ -173,7 +174,7 @@ impl Transport for Slowed {
     fn all_gather(
         &self,
         request: &Request,
-        region: &Region,
+        region: &Held,
         owners: &Ownership,
         after: Ready,
     ) -> Result<Ready> {
@@ -184,7 +185,7 @@ impl Transport for Slowed {
     fn broadcast(
         &self,
         request: &Request,
-        region: &Region,
+        region: &Held,
         range: Range<usize>,
         root: usize,
         after: Ready,
@@ -196,8 +197,8 @@ impl Transport for Slowed {
     fn all_to_all(
         &self,
         request: &Request,
-        from: &Region,
-        to: &Region,
+        from: &Held,
+        to: &Held,
         range: Range<usize>,
         after: Ready,
     ) -> Result<Ready> {

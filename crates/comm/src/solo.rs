@@ -5,6 +5,7 @@ use std::sync::{Arc, Mutex, PoisonError};
 
 use crate::call::Request;
 use crate::error::Result;
+use crate::held::Held;
 use crate::ledger::{RankState, RankStatus};
 use crate::ownership::Ownership;
 use crate::patience::Patience;
@@ -48,33 +49,33 @@ impl Transport for Solo {
         Ok(())
     }
 
-    fn all_reduce(&self, _: &Request, _: &Region, _: Range<usize>, after: Ready) -> Result<Ready> {
+    fn all_reduce(&self, _: &Request, _: &Held, _: Range<usize>, after: Ready) -> Result<Ready> {
         Ok(after)
     }
 
-    fn reduce_scatter(&self, _: &Request, _: &Region, _: &Ownership, after: Ready) -> Result<Ready> {
+    fn reduce_scatter(&self, _: &Request, _: &Held, _: &Ownership, after: Ready) -> Result<Ready> {
         Ok(after)
     }
 
-    fn all_gather(&self, _: &Request, _: &Region, _: &Ownership, after: Ready) -> Result<Ready> {
+    fn all_gather(&self, _: &Request, _: &Held, _: &Ownership, after: Ready) -> Result<Ready> {
         Ok(after)
     }
 
-    fn broadcast(&self, _: &Request, _: &Region, _: Range<usize>, _: usize, after: Ready) -> Result<Ready> {
+    fn broadcast(&self, _: &Request, _: &Held, _: Range<usize>, _: usize, after: Ready) -> Result<Ready> {
         Ok(after)
     }
 
     fn all_to_all(
         &self,
         request: &Request,
-        from: &Region,
-        to: &Region,
+        from: &Held,
+        to: &Held,
         range: Range<usize>,
         after: Ready,
     ) -> Result<Ready> {
         after.wait()?;
         let size = request.dtype.map_or(1, |dtype| dtype.size());
-        // SAFETY: the communicator checked that both regions hold the range and are two.
+        // SAFETY: the communicator checked that both regions hold the range and are two; they are held.
         unsafe { copy(from.as_ptr(), to.as_ptr(), [range.start, range.start], range.len(), size) };
         Ok(Ready::now())
     }

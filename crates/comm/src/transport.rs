@@ -5,6 +5,7 @@ use std::sync::Arc;
 
 use crate::call::Request;
 use crate::error::{Error, Result};
+use crate::held::Held;
 use crate::ledger::RankStatus;
 use crate::ownership::Ownership;
 use crate::patience::Patience;
@@ -73,7 +74,7 @@ pub trait Transport: Send + Sync {
     fn all_reduce(
         &self,
         request: &Request,
-        region: &Region,
+        region: &Held,
         range: Range<usize>,
         after: Ready,
     ) -> Result<Ready>;
@@ -84,7 +85,7 @@ pub trait Transport: Send + Sync {
     fn reduce_scatter(
         &self,
         request: &Request,
-        region: &Region,
+        region: &Held,
         owners: &Ownership,
         after: Ready,
     ) -> Result<Ready>;
@@ -92,13 +93,8 @@ pub trait Transport: Send + Sync {
     ///
     /// # Errors
     /// See [`allocate`](Transport::allocate).
-    fn all_gather(
-        &self,
-        request: &Request,
-        region: &Region,
-        owners: &Ownership,
-        after: Ready,
-    ) -> Result<Ready>;
+    fn all_gather(&self, request: &Request, region: &Held, owners: &Ownership, after: Ready)
+    -> Result<Ready>;
     /// Brings `range` of the rank `root` to all ranks.
     ///
     /// # Errors
@@ -106,7 +102,7 @@ pub trait Transport: Send + Sync {
     fn broadcast(
         &self,
         request: &Request,
-        region: &Region,
+        region: &Held,
         range: Range<usize>,
         root: usize,
         after: Ready,
@@ -119,8 +115,8 @@ pub trait Transport: Send + Sync {
     fn all_to_all(
         &self,
         request: &Request,
-        from: &Region,
-        to: &Region,
+        from: &Held,
+        to: &Held,
         range: Range<usize>,
         after: Ready,
     ) -> Result<Ready>;

@@ -16,10 +16,7 @@ fn child() {
 /// Whether there is an `mpirun`; without one these tests say so and test nothing.
 fn has_mpirun() -> bool {
     let found = Command::new("mpirun").arg("--version").stdout(Stdio::null()).status().is_ok();
-    if !found {
-        eprintln!("mpirun is not found: nothing is tested");
-    }
-    found
+    oarlock_must::have("mpi", found, "mpirun is not found")
 }
 
 /// Runs `n` ranks in a role, and gives back how mpirun ended and what each rank wrote.

@@ -1,16 +1,8 @@
 //! What the tests share: element types as the host sees them, reproducible data, comparisons with f64.
 
-use std::io::Write;
-
 use half::{bf16, f16};
 use oarlock_cuda::Element;
 use oarlock_cuda::geometry::NORM_BLOCK;
-
-/// Says what is not tested, where the test program does not keep it to itself.
-pub fn not_tested(why: &str) {
-    // A closed stderr is no reason to fail.
-    drop(writeln!(std::io::stderr(), "NOT TESTED: {why}"));
-}
 
 /// A type that device memory can hold.
 pub trait Plain: Copy + PartialEq + std::fmt::Debug + 'static {

@@ -1,13 +1,15 @@
-//! Kernels under ThreadSanitizer and AddressSanitizer: they find nothing in kernels as they are, and a planted fault.
+//! Two families of kernels under sanitizers: softmax, whose threads share memory, under ThreadSanitizer, and the rotation
+//! of positions under AddressSanitizer. Each finds nothing in the kernels as they are, and finds a planted fault.
 //!
 //! A sanitizer's runtime must be there from the beginning of a process, so each test runs this program again, with the
 //! runtime loaded first and the name of the family in the environment.
 
 use std::process::Command;
 
+use oarlock_cuda::table;
+
 use crate::emulator::{Changed, Library, Sanitizer};
 use crate::faults;
-use crate::numbers::not_tested;
 
 /// What the inner run is told: the sanitizer, the family, and the fault to plant.
 const TASK: &str = "OARLOCK_SANITIZED";
@@ -17,10 +19,19 @@ pub fn is_inner() -> bool {
     std::env::var_os(TASK).is_some()
 }
 
+/// What it is called among what tests need.
+fn name(sanitizer: Sanitizer) -> &'static str {
+    if sanitizer == Sanitizer::Thread { "tsan" } else { "asan" }
+}
+
 /// What an inner run said, and whether it went well; none where there is no sanitizer.
 fn run(sanitizer: Sanitizer, family: &str, fault: &str) -> Option<(bool, String)> {
     let Some(runtime) = Library::runtime(sanitizer) else {
-        not_tested(&format!("there is no {}, so no kernel was watched", sanitizer.runtime()));
+        oarlock_must::have(
+            name(sanitizer),
+            false,
+            "the compiler has no such runtime, so no kernel was watched",
+        );
         return None;
     };
     let mut program = Command::new(std::env::current_exe().expect("the path of this program"));
@@ -34,10 +45,7 @@ fn run(sanitizer: Sanitizer, family: &str, fault: &str) -> Option<(bool, String)
     // Of the machine, not of the kernels: the layout of memory, or a file that only the linker can read.
     for reason in ["unexpected memory mapping", "cannot be preloaded"] {
         if said.contains(reason) {
-            not_tested(&format!(
-                "{} does not run here ({reason}), so no kernel was watched",
-                sanitizer.runtime()
-            ));
+            oarlock_must::have(name(sanitizer), false, &format!("{reason}, so no kernel was watched"));
             return None;
         }
     }
@@ -53,8 +61,9 @@ fn inner() {
     unsafe { std::env::remove_var("LD_PRELOAD") };
     let parts: Vec<&str> = task.split(':').collect();
     let sanitizer = if parts[0] == "Thread" { Sanitizer::Thread } else { Sanitizer::Address };
-    let changed: Vec<Changed> =
-        faults::list().iter().filter(|fault| fault.what == parts[2]).map(faults::Fault::planted).collect();
+    let listed = faults::list();
+    let listed = listed.iter().filter(|fault| fault.what == parts[2]).map(faults::Fault::planted);
+    let changed: Vec<Changed> = listed.chain((parts[2] == BEHIND_ITS_END).then(behind_its_end)).collect();
     let units = faults::units_of(parts[1]);
     let library = Library::of_watched(&units, &changed, sanitizer).expect("a compiler").expect("a library");
     faults::tests_of(parts[1])(&library);
@@ -77,7 +86,24 @@ fn threads_of_a_block_never_race() {
     assert!(!well && names_both, "{said}");
 }
 
+/// A fault that wrong numbers need not show: an element behind a local array is read, and has no effect.
+const BEHIND_ITS_END: &str = "an element behind the end of a local array is read";
+
+fn behind_its_end() -> Changed {
+    let source = table::units().into_iter().map(|unit| unit.source).find(|source| source.file == "rope.cu");
+    let source = source.expect("a source");
+    let (old, new) = (
+        "f32 u = to_f32(*a), v = to_f32(*b);",
+        "f32 pair[2] = {to_f32(*a), to_f32(*b)}; volatile u32 last = 2; volatile f32 unused = pair[last]; (void)unused; \
+         f32 u = pair[0], v = pair[1];",
+    );
+    assert!(source.text.contains(old), "the text of the fault");
+    Changed { file: source.file.to_string(), text: source.text.replacen(old, new, 1) }
+}
+
 #[test]
 fn no_access_is_out_of_bounds() {
     is_clean(Sanitizer::Address, "rope");
+    let Some((well, said)) = run(Sanitizer::Address, "rope", BEHIND_ITS_END) else { return };
+    assert!(!well && said.contains("AddressSanitizer: stack-buffer-overflow"), "{said}");
 }

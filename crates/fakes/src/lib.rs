@@ -77,11 +77,12 @@ impl Sanitizer {
     }
 }
 
-/// The compiler; none where there is none.
+/// The compiler; none, said aloud, where there is none.
 pub fn compiler() -> Option<OsString> {
     let name = std::env::var_os("CXX").unwrap_or_else(|| "g++".into());
     let runs = Command::new(&name).arg("--version").output().is_ok_and(|output| output.status.success());
-    runs.then_some(name)
+    let why = format!("{} does not run; install g++, or set CXX to another C++20 compiler", name.display());
+    oarlock_must::have("g++", runs, &why).then_some(name)
 }
 
 /// A folder for what is compiled, which is removed when the process ends.
@@ -272,9 +273,11 @@ pub fn write_fakes(compiler: OsString, units: &[Unit], folder: &Path) -> Result<
 }
 
 /// The fake libraries in `parent`, where the tests of all crates share them; compiled by the first process that asks after
-/// a change of what they are made of. None where there is no C++ compiler.
+/// a change of what they are made of. None, said aloud, where there is no C++ compiler: then there is no GPU either.
 pub fn shared_fakes(parent: &Path, heads: &[&str]) -> Result<Option<PathBuf>, String> {
-    let Some(compiler) = compiler() else { return Ok(None) };
+    let compiler = compiler();
+    let has_gpu = oarlock_must::have("gpu", compiler.is_some(), "without g++ there is no emulated one");
+    let Some(compiler) = compiler.filter(|_| has_gpu) else { return Ok(None) };
     let units = units_with_heads(heads);
     let mut hasher = DefaultHasher::new();
     for (name, text) in EMULATOR.into_iter().chain([LAUNCH]).chain(FAKES) {

@@ -10,3 +10,12 @@ fn names_round_trip_and_portable_is_everywhere() {
     assert_eq!(Isa::available()[0].path(), Path::Portable);
     assert!("sse9".parse::<Path>().is_err());
 }
+
+/// Kernels are tested on the paths of this CPU: those that it lacks are said.
+#[test]
+fn paths_that_this_cpu_lacks_are_not_tested() {
+    let why = "this CPU lacks it, so no kernel was tested on this path";
+    for (path, name) in [(Path::Avx512, "avx512"), (Path::Avx512Bf16, "avx512_bf16")] {
+        oarlock_must::have(name, Isa::force(path).is_some(), why);
+    }
+}

@@ -21,6 +21,7 @@ mod optim;
 mod pair_loss;
 mod par;
 mod pieces;
+mod planted;
 mod quantized;
 mod random;
 mod rank_sum;

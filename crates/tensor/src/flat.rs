@@ -21,7 +21,8 @@ use crate::ops::transfer;
 ///
 /// # Safety
 /// `ptr` is aligned to [`ALIGN`](crate::arena::ALIGN) and valid for reads and writes of `len_bytes` initialised bytes
-/// for as long as the value lives; neither changes.
+/// for as long as the value lives; neither changes. One flat buffer is made of these bytes, as leases are counted there, and
+/// nobody in this process uses them without a lease.
 pub unsafe trait Backing: Send + Sync {
     /// The first byte.
     fn ptr(&self) -> *mut u8;

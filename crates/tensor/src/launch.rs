@@ -106,7 +106,8 @@ impl<'a> Span<'a> {
 
     /// The elements `range` of type `T`.
     pub fn elements<T>(self, range: &Range<usize>) -> Result<Span<'a>> {
-        self.part(range.start * size_of::<T>()..range.end * size_of::<T>())
+        let byte = |element: usize| element.saturating_mul(size_of::<T>());
+        self.part(byte(range.start)..byte(range.end))
     }
 }
 
@@ -377,12 +378,13 @@ impl<'d> Launch<'d> {
     }
 
     /// Writes the gradient of a parameter, as its [`GradSlot::store`] says.
-    pub fn grad(&mut self, slot: &mut GradSlot) -> Result<ViewMut<f32>> {
-        self.grad_as(slot, slot.store)
+    pub fn grad(&mut self, slot: &'d mut GradSlot) -> Result<ViewMut<f32>> {
+        let store = slot.store;
+        self.grad_as(slot, store)
     }
 
     /// Writes the gradient of a parameter.
-    pub fn grad_as(&mut self, slot: &mut GradSlot, store: Store) -> Result<ViewMut<f32>> {
+    pub fn grad_as(&mut self, slot: &'d mut GradSlot, store: Store) -> Result<ViewMut<f32>> {
         let mode = match store {
             Store::Add => Mode::Update,
             Store::Overwrite => Mode::Write,
@@ -390,15 +392,15 @@ impl<'d> Launch<'d> {
         self.view_mut(slot.span()?, mode)
     }
 
-    /// Reads elements of a flat buffer.
-    pub fn read_flat<T: Pod>(&mut self, lease: &Lease, range: &Range<usize>) -> Result<View<T>> {
+    /// Reads elements of a flat buffer, which stays lent until the launch was handed over.
+    pub fn read_flat<T: Pod>(&mut self, lease: &'d Lease, range: &Range<usize>) -> Result<View<T>> {
         self.view(lease.span().elements::<T>(range)?)
     }
 
-    /// Writes elements of a flat buffer.
+    /// Writes elements of a flat buffer, as [`Launch::read_flat`] reads them.
     pub fn write_flat<T: Pod>(
         &mut self,
-        lease: &mut WriteLease,
+        lease: &'d mut WriteLease,
         range: &Range<usize>,
         mode: Mode,
     ) -> Result<ViewMut<T>> {

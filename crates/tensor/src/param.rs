@@ -324,8 +324,8 @@ impl FlatParams {
     }
 
     fn check(&self, what: &str, buffer: &FlatBuffer, elem_bytes: usize) -> Result<()> {
-        let end = self.places.iter().map(|p| p.first + p.shape.n_elems()).max().unwrap_or(0);
-        if buffer.len_bytes() < end * elem_bytes {
+        let end = self.places.iter().map(|p| p.first.saturating_add(p.shape.n_elems())).max().unwrap_or(0);
+        if end.checked_mul(elem_bytes).is_none_or(|bytes| bytes > buffer.len_bytes()) {
             return Err(Error::Shape {
                 op: "FlatParams",
                 expected: format!("a flat buffer of at least {end} elements of {elem_bytes} bytes"),
@@ -404,8 +404,8 @@ impl FlatParams {
         for (place, touched) in self.places.iter().zip(&self.touched) {
             if !touched.swap(true, Ordering::Relaxed) {
                 let range = place.first..place.first + place.shape.n_elems();
-                let mut launch = self.device.quiet_launch("zeros");
-                let zeros = launch.write_flat::<f32>(&mut grads.write()?, &range, Mode::Write)?;
+                let (mut lease, mut launch) = (grads.write()?, self.device.quiet_launch("zeros"));
+                let zeros = launch.write_flat::<f32>(&mut lease, &range, Mode::Write)?;
                 launch.cuda(|gpu| gpu.fill(&zeros, 0))?;
                 launch.run(move |cpu| zeros.slice(cpu).fill(0.0))?;
             }

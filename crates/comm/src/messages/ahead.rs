@@ -44,8 +44,8 @@ impl Ahead {
 
     /// Where the headers of the next collective are, those of each rank `bytes` after those before.
     pub(super) fn messages(&self) -> *mut u8 {
-        // SAFETY: there are two halves.
-        unsafe { self.messages.add(self.half * self.ranks.len() * self.bytes) }
+        // There are two halves.
+        self.messages.wrapping_add(self.half * self.ranks.len() * self.bytes)
     }
 
     /// The receive of the next header of a rank.

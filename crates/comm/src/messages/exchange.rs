@@ -7,10 +7,11 @@ use super::library::{ByteSpan, MessageQueue};
 use super::member::Group;
 use super::notice::Notice;
 use crate::error::Result;
+use crate::held::Held;
 use crate::ledger::RankState;
 use crate::patience::Wait;
 use crate::progress::runs_beside_computation;
-use crate::region::{Memory, PrivateBuffer, Region};
+use crate::region::{Memory, PrivateBuffer};
 use crate::stamp::Stamp;
 
 /// Messages in flight between two ranks: sent, and received. What is sent delays what tells the other side to send; receives begin
@@ -33,7 +34,7 @@ pub(super) struct Exchange<'a> {
     pub(super) sends: Vec<MessageQueue>,
     pub(super) receives: Vec<MessageQueue>,
     buffers: Vec<PrivateBuffer>,
-    regions: Vec<Region>,
+    regions: Vec<Held>,
 }
 
 impl<'a> Exchange<'a> {
@@ -70,7 +71,7 @@ impl<'a> Exchange<'a> {
     }
 
     /// Keeps a region that messages are read from or written to.
-    pub(super) fn keep(&mut self, region: &Region) {
+    pub(super) fn keep(&mut self, region: &Held) {
         self.regions.push(region.clone());
     }
 

@@ -6,8 +6,9 @@ use super::exchange::Exchange;
 use super::member::Group;
 use super::pieces::{PIECE, parts, span};
 use crate::error::Result;
+use crate::held::Held;
 use crate::ownership::Ownership;
-use crate::region::{Region, copy};
+use crate::region::copy;
 use crate::stamp::Stamp;
 
 impl Group {
@@ -16,7 +17,7 @@ impl Group {
     pub(super) fn gather(
         &self,
         stamp: &Stamp,
-        region: &Region,
+        region: &Held,
         size: usize,
         owners: &Ownership,
         without: Option<usize>,

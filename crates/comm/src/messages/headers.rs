@@ -54,11 +54,12 @@ impl Group {
         };
         let message = |index: usize| match index == self.me {
             true => own,
-            // SAFETY: one message for each rank, inside the buffer.
-            false => unsafe { messages.add(index * MESSAGE) },
+            // One message for each rank.
+            false => messages.wrapping_add(index * MESSAGE),
         };
         let inline = bytes.len().min(INLINE);
-        // SAFETY: this rank's message, which nobody reads yet; header and bytes fit.
+        // SAFETY: this rank's message, which nobody reads yet, in a buffer of its own that begins at a page: aligned for a header,
+        // with room for it and the bytes of a message.
         unsafe {
             message(self.me).cast::<Header>().write(header);
             message(self.me).add(size_of::<Header>()).copy_from_nonoverlapping(bytes.as_ptr(), inline);
@@ -134,11 +135,14 @@ impl Group {
     fn gather_rest(&self, stamp: &Stamp, bytes: &[u8], lengths: &[usize], all: &mut [Vec<u8>]) -> Result<()> {
         let mut exchange = Exchange::new(self, stamp);
         let rests: Vec<usize> = lengths.iter().map(|bytes| bytes.saturating_sub(INLINE)).collect();
-        let whole = exchange.buffer(rests.iter().sum()).map_err(|error| self.member.fail_locally(error))?;
+        let sum = rests.iter().try_fold(0usize, |sum, &bytes| sum.checked_add(bytes));
+        let malformed = || Error::Join("ranks sent lengths that no memory has".into());
+        let whole = sum.ok_or_else(malformed).and_then(|sum| exchange.buffer(sum));
+        let whole = whole.map_err(|error| self.member.fail_locally(error))?;
         let first = |index: usize| rests[..index].iter().sum::<usize>();
-        // SAFETY: the ranks' rests lie one after the other in the buffer.
-        let rest = |index: usize| unsafe { whole.add(first(index)) };
-        // SAFETY: this rank's part of the buffer, which nobody reads yet.
+        // They lie one after the other in the buffer.
+        let rest = |index: usize| whole.wrapping_add(first(index));
+        // SAFETY: this rank's part of the buffer, as long as its rest (its own header has said so), which nobody reads yet.
         unsafe {
             let mine = &bytes[bytes.len().min(INLINE)..];
             rest(self.me).copy_from_nonoverlapping(mine.as_ptr(), mine.len());

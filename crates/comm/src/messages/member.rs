@@ -8,8 +8,9 @@ use super::layout::Layout;
 use super::notice::{LEFT, Notice};
 use super::world::World;
 use crate::error::{Error, Result};
+use crate::held::Held;
 use crate::patience::Patience;
-use crate::region::{PrivateBuffer, Region};
+use crate::region::PrivateBuffer;
 
 /// The most channels: libraries have at least 32,767 tags, a channel has two, and notices have one.
 pub(super) const CHANNELS: usize = 16_000;
@@ -84,7 +85,7 @@ impl Group {
     }
 
     /// The layout by which a collective on regions works: flat where the ranks of a machine do not reach each other's memory.
-    pub(super) fn layout_of(&self, regions: &[&Region]) -> Layout {
+    pub(super) fn layout_of(&self, regions: &[&Held]) -> Layout {
         match regions.iter().all(|region| region.buffers().count() == self.layout.row.len()) {
             true => self.layout.clone(),
             false => Layout::flat(self.ranks.len(), self.me),

@@ -12,8 +12,9 @@ use super::library::ByteSpan;
 use super::member::Group;
 use super::pieces::{parts, span};
 use crate::error::Result;
+use crate::held::Held;
 use crate::ownership::Ownership;
-use crate::region::{Region, copy};
+use crate::region::copy;
 use crate::stamp::Stamp;
 
 /// Bytes of elements that wait to be sent or summed, of all ranks together.
@@ -38,7 +39,7 @@ struct Sum<'a> {
     layout: Layout,
     /// The buffers of the ranks of this machine, and which is this rank's.
     row: Vec<*mut u8>,
-    region: &'a Region,
+    region: &'a Held,
     dtype: DType,
     /// What is sent for the sum of a machine.
     wire: DType,
@@ -65,7 +66,7 @@ impl Group {
     pub(super) fn sum(
         &self,
         stamp: &Stamp,
-        region: &Region,
+        region: &Held,
         dtype: DType,
         owners: &Ownership,
         everywhere: bool,
@@ -136,14 +137,14 @@ impl Sum<'_> {
     fn place(&self, sends: bool, step: usize, machine: usize) -> *mut u8 {
         let machines = self.layout.column.len();
         let index = (usize::from(sends) * self.depth + step % self.depth) * machines + machine;
-        // SAFETY: one place for each direction, each of `depth` steps and each rank of the column.
-        unsafe { self.scratch.add(index * self.piece) }
+        // An address alone: there is one place for each direction, each of `depth` steps and each rank of the column.
+        self.scratch.wrapping_add(index * self.piece)
     }
 
     /// The buffers of this machine's ranks, from an element on.
     fn row_at(&self, part: &Range<usize>) -> Vec<*mut u8> {
-        // SAFETY: the communicator checked that ranges lie inside the region.
-        self.row.iter().map(|&buffer| unsafe { buffer.add(part.start * self.dtype.size()) }).collect()
+        // Addresses alone, as in `span`.
+        self.row.iter().map(|&buffer| buffer.wrapping_add(part.start * self.dtype.size())).collect()
     }
 
     /// Adds a piece inside this machine.
@@ -172,8 +173,8 @@ impl Sum<'_> {
         };
         self.sent[peer].push(self.queued[peer]);
         self.queued[peer] += 1;
-        // SAFETY: the communicator checked the ranges; the values stay until they are sent: `expect_result` waits for those in the
-        // region, and the wait above for those in the scratch.
+        // SAFETY: the communicator checked the ranges; the scratch and the region, which is held and kept, outlive the message. The
+        // values stay until they are sent: `expect_result` waits for those in the region, the wait above for those in the scratch.
         unsafe { self.exchange.send(to, values) };
         Ok(())
     }

@@ -16,6 +16,7 @@ use super::shared_buffer::{Offer, SharedBuffer};
 use super::world::World;
 use crate::call::Request;
 use crate::error::{Error, Result};
+use crate::held::Held;
 use crate::ledger::RankStatus;
 use crate::ownership::Ownership;
 use crate::patience::Patience;
@@ -68,21 +69,19 @@ impl Messages {
     }
 
     /// The sums of few bytes, which headers bring: one message of each rank to each other.
-    fn sum_inline(
-        &self,
-        request: &Request,
-        region: &Region,
-        range: Range<usize>,
-        dtype: DType,
-    ) -> Result<()> {
+    fn sum_inline(&self, request: &Request, region: &Held, range: Range<usize>, dtype: DType) -> Result<()> {
         let mine = span(region, &range, dtype.size());
-        // SAFETY: the communicator checked the range; only this collective touches it now.
+        // SAFETY: the communicator checked the range; the region is held, so that nobody else touches it now.
         let bytes = unsafe { std::slice::from_raw_parts(mine.at.cast_const(), mine.bytes) };
         let (_, all) = self.group.exchange_headers(request, bytes)?;
+        if all.iter().any(|bytes| bytes.len() != mine.bytes) {
+            let what = "a rank sent another number of elements than it said";
+            return Err(self.group.member.fail_locally(Error::Join(what.into())));
+        }
         // Aligned for every element.
         let copies: Vec<Vec<u64>> = all.iter().map(|bytes| bytemuck::pod_collect_to_vec(bytes)).collect();
         let sources: Vec<*const u8> = copies.iter().map(|words| words.as_ptr().cast()).collect();
-        // SAFETY: each rank has sent as many bytes, as all have requested the same; the region is as above.
+        // SAFETY: each rank has sent as many bytes (checked); the region is as above, and `bytes` is not used any more.
         unsafe { sum_range(dtype, &sources, &[mine.at], 0..range.len()) };
         Ok(())
     }
@@ -135,7 +134,7 @@ impl Transport for Messages {
     fn all_reduce(
         &self,
         request: &Request,
-        region: &Region,
+        region: &Held,
         range: Range<usize>,
         after: Ready,
     ) -> Result<Ready> {
@@ -155,7 +154,7 @@ impl Transport for Messages {
     fn reduce_scatter(
         &self,
         request: &Request,
-        region: &Region,
+        region: &Held,
         owners: &Ownership,
         after: Ready,
     ) -> Result<Ready> {
@@ -167,7 +166,7 @@ impl Transport for Messages {
     fn all_gather(
         &self,
         request: &Request,
-        region: &Region,
+        region: &Held,
         owners: &Ownership,
         after: Ready,
     ) -> Result<Ready> {
@@ -179,7 +178,7 @@ impl Transport for Messages {
     fn broadcast(
         &self,
         request: &Request,
-        region: &Region,
+        region: &Held,
         range: Range<usize>,
         root: usize,
         after: Ready,
@@ -212,15 +211,15 @@ impl Transport for Messages {
     fn all_to_all(
         &self,
         request: &Request,
-        from: &Region,
-        to: &Region,
+        from: &Held,
+        to: &Held,
         range: Range<usize>,
         after: Ready,
     ) -> Result<Ready> {
         let stamp = self.enter(request, after)?;
         let (size, me) = (element(request), self.rank());
         let blocks = Ownership::blocks(range, self.world_size());
-        // SAFETY: the communicator checked that both regions hold the range and are two.
+        // SAFETY: the communicator checked that both regions hold the range and are two; they are held.
         unsafe { copy(from.as_ptr(), to.as_ptr(), [blocks[me].start; 2], blocks[me].len(), size) };
         let mut exchange = Exchange::new(&self.group, &stamp);
         [from, to].into_iter().for_each(|region| exchange.keep(region));

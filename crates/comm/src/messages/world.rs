@@ -215,8 +215,8 @@ impl World {
         let kept = Box::new(notice);
         let span = ByteSpan { at: std::ptr::from_ref(&*kept).cast_mut().cast(), bytes: size_of::<Notice>() };
         let others = (0..self.library.size()).filter(|&rank| rank != self.library.rank());
-        // SAFETY: the box is only read, and kept in `notices` until all messages are sent or have no connection; the world lives as long as the
-        // process. A rank that it cannot be sent to has ended, or finds out by itself.
+        // SAFETY: the box is only read, and kept in `notices` until all messages are sent or have no connection; the world
+        // lives as long as the process. A rank that it cannot be sent to has ended, or finds out by itself.
         let send = |rank| Some((rank, unsafe { self.library.send(rank, NOTICES, span) }.ok()?));
         let messages = others.filter_map(send).collect();
         self.state().notices.push((kept, messages));

@@ -105,7 +105,7 @@ pub fn over(comm: &Communicator, device: &Device) -> Result<Choice> {
     let version = offers[0].nccl.clone().unwrap_or_default();
     let watch = Watch::new(comm.transport().clone()).map_err(|error| failed(error.to_string()))?;
     let transport = NcclTransport::new(comm.clone(), joined, nccl, Arc::new(side), device, watch, &version);
-    Ok(Choice::Nccl(Communicator::new(Arc::new(transport))))
+    Ok(Choice::Nccl(comm.over(Arc::new(transport))))
 }
 
 #[cfg(test)]

@@ -14,6 +14,7 @@ use super::watch::Watch;
 use crate::call::Request;
 use crate::communicator::Communicator;
 use crate::error::{Error, Result};
+use crate::held::Held;
 use crate::ledger::RankStatus;
 use crate::ownership::Ownership;
 use crate::patience::Patience;
@@ -199,7 +200,7 @@ impl Transport for NcclTransport {
     fn all_reduce(
         &self,
         request: &Request,
-        region: &Region,
+        region: &Held,
         range: Range<usize>,
         after: Ready,
     ) -> Result<Ready> {
@@ -213,7 +214,7 @@ impl Transport for NcclTransport {
     fn reduce_scatter(
         &self,
         request: &Request,
-        region: &Region,
+        region: &Held,
         owners: &Ownership,
         after: Ready,
     ) -> Result<Ready> {
@@ -240,7 +241,7 @@ impl Transport for NcclTransport {
     fn all_gather(
         &self,
         request: &Request,
-        region: &Region,
+        region: &Held,
         owners: &Ownership,
         after: Ready,
     ) -> Result<Ready> {
@@ -264,7 +265,7 @@ impl Transport for NcclTransport {
     fn broadcast(
         &self,
         request: &Request,
-        region: &Region,
+        region: &Held,
         range: Range<usize>,
         root: usize,
         after: Ready,
@@ -280,8 +281,8 @@ impl Transport for NcclTransport {
     fn all_to_all(
         &self,
         request: &Request,
-        from: &Region,
-        to: &Region,
+        from: &Held,
+        to: &Held,
         range: Range<usize>,
         after: Ready,
     ) -> Result<Ready> {

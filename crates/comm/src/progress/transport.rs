@@ -10,6 +10,7 @@ use super::pending::{Background, Outcome};
 use super::worker::Worker;
 use crate::call::{OwnedRequest, Request};
 use crate::error::{Error, Result};
+use crate::held::Held;
 use crate::ledger::RankStatus;
 use crate::observer::Observer;
 use crate::ownership::Ownership;
@@ -44,6 +45,7 @@ impl Progress {
     fn start(
         &self,
         request: &Request,
+        held: Vec<Held>,
         after: Ready,
         run: impl FnOnce(&dyn Transport, &Request, Ready) -> Result<Ready> + Send + 'static,
     ) -> Result<Ready> {
@@ -62,6 +64,11 @@ impl Progress {
             });
             let result = catch_unwind(work).unwrap_or_else(|panic| Err(panicked(&*inner, &*panic)));
             drop(inner);
+            // Who waits for the end finds the regions free.
+            match &result {
+                Ok(()) => drop(held),
+                Err(_) => held.into_iter().for_each(Held::lose),
+            }
             set.set(result);
         }))?;
         let (observer, queue) = (self.observer.clone(), self.worker.queue().clone());
@@ -138,12 +145,12 @@ impl Transport for Progress {
     fn all_reduce(
         &self,
         request: &Request,
-        region: &Region,
+        region: &Held,
         range: Range<usize>,
         after: Ready,
     ) -> Result<Ready> {
         let region = region.clone();
-        self.start(request, after, move |inner, request, after| {
+        self.start(request, vec![region.clone()], after, move |inner, request, after| {
             inner.all_reduce(request, &region, range, after)
         })
     }
@@ -151,12 +158,12 @@ impl Transport for Progress {
     fn reduce_scatter(
         &self,
         request: &Request,
-        region: &Region,
+        region: &Held,
         owners: &Ownership,
         after: Ready,
     ) -> Result<Ready> {
         let (region, owners) = (region.clone(), owners.clone());
-        self.start(request, after, move |inner, request, after| {
+        self.start(request, vec![region.clone()], after, move |inner, request, after| {
             inner.reduce_scatter(request, &region, &owners, after)
         })
     }
@@ -164,12 +171,12 @@ impl Transport for Progress {
     fn all_gather(
         &self,
         request: &Request,
-        region: &Region,
+        region: &Held,
         owners: &Ownership,
         after: Ready,
     ) -> Result<Ready> {
         let (region, owners) = (region.clone(), owners.clone());
-        self.start(request, after, move |inner, request, after| {
+        self.start(request, vec![region.clone()], after, move |inner, request, after| {
             inner.all_gather(request, &region, &owners, after)
         })
     }
@@ -177,13 +184,13 @@ impl Transport for Progress {
     fn broadcast(
         &self,
         request: &Request,
-        region: &Region,
+        region: &Held,
         range: Range<usize>,
         root: usize,
         after: Ready,
     ) -> Result<Ready> {
         let region = region.clone();
-        self.start(request, after, move |inner, request, after| {
+        self.start(request, vec![region.clone()], after, move |inner, request, after| {
             inner.broadcast(request, &region, range, root, after)
         })
     }
@@ -191,13 +198,13 @@ impl Transport for Progress {
     fn all_to_all(
         &self,
         request: &Request,
-        from: &Region,
-        to: &Region,
+        from: &Held,
+        to: &Held,
         range: Range<usize>,
         after: Ready,
     ) -> Result<Ready> {
         let (from, to) = (from.clone(), to.clone());
-        self.start(request, after, move |inner, request, after| {
+        self.start(request, vec![from.clone(), to.clone()], after, move |inner, request, after| {
             inner.all_to_all(request, &from, &to, range, after)
         })
     }

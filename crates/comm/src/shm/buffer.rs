@@ -60,7 +60,7 @@ impl SharedBuffer {
 // SAFETY: one page after a page-aligned address; lives until drop.
 unsafe impl Memory for SharedBuffer {
     fn as_ptr(&self) -> *mut u8 {
-        // SAFETY: the mapping is longer than a page.
+        // SAFETY: the mapping is a page and then the bytes of the region (`mapped_bytes`), of which there may be none: then it is the end.
         unsafe { self.base.add(PAGE) }.as_ptr()
     }
 }

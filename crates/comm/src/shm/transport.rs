@@ -13,6 +13,7 @@ use super::layout::{CHANNELS, CHUNK, FINISHED, RUNNING};
 use super::status::status;
 use crate::call::Request;
 use crate::error::{Error, Result};
+use crate::held::Held;
 use crate::ledger::RankStatus;
 use crate::ownership::Ownership;
 use crate::patience::Patience;
@@ -104,7 +105,8 @@ impl Transport for SharedMemory {
             }
         }
         let local = if sharing == Sharing::PerRank { self.rank() } else { 0 };
-        // SAFETY: buffers of the wanted size, `local` among them.
+        // SAFETY: buffers of the wanted size, `local` among them, of memory that is zero; this process has mapped them for this
+        // region alone, and the others touch this rank's in collectives (invariants 4 to 6).
         Ok(unsafe { Region::new(request.subject, bytes, sharing, local, buffers) })
     }
 
@@ -116,7 +118,7 @@ impl Transport for SharedMemory {
     fn all_reduce(
         &self,
         request: &Request,
-        region: &Region,
+        region: &Held,
         range: Range<usize>,
         after: Ready,
     ) -> Result<Ready> {
@@ -125,8 +127,8 @@ impl Transport for SharedMemory {
         let dtype = request.dtype.unwrap_or(oarlock_tensor::DType::F32);
         self.between_barriers(request, after, || {
             let sources: Vec<*const u8> = buffers.iter().map(|b| b.cast_const()).collect();
-            // SAFETY: the communicator checked range and dtype; between the two barriers this piece of every buffer is
-            // this rank's alone (invariant 5).
+            // SAFETY: the communicator checked range, dtype and that all ranks of the region are here, which hold it; between
+            // the two barriers this piece of every buffer is this rank's alone (invariant 5).
             unsafe { sum_range(dtype, &sources, &buffers, mine) };
         })
     }
@@ -134,7 +136,7 @@ impl Transport for SharedMemory {
     fn reduce_scatter(
         &self,
         request: &Request,
-        region: &Region,
+        region: &Held,
         owners: &Ownership,
         after: Ready,
     ) -> Result<Ready> {
@@ -142,8 +144,9 @@ impl Transport for SharedMemory {
         let dtype = request.dtype.unwrap_or(oarlock_tensor::DType::F32);
         self.between_barriers(request, after, || {
             for range in owners.of(self.rank()) {
-                // SAFETY: the communicator checked ranges and dtype; between the two barriers only their owner reads
-                // these elements, in any buffer, and it writes its own buffer alone (invariant 4).
+                // SAFETY: the communicator checked ranges, dtype and that all ranks of the region are here, which hold it;
+                // between the two barriers only their owner reads these elements, in any buffer, and it writes its own buffer
+                // alone (invariant 4).
                 unsafe { sum_range(dtype, &sources, &[region.as_ptr()], range.clone()) };
             }
         })
@@ -152,7 +155,7 @@ impl Transport for SharedMemory {
     fn all_gather(
         &self,
         request: &Request,
-        region: &Region,
+        region: &Held,
         owners: &Ownership,
         after: Ready,
     ) -> Result<Ready> {
@@ -164,8 +167,9 @@ impl Transport for SharedMemory {
         self.between_barriers(request, after, || {
             for (owner, from) in buffers.iter().enumerate().filter(|&(owner, _)| owner != self.rank()) {
                 for range in owners.of(owner) {
-                    // SAFETY: the communicator checked the ranges; between the two barriers nobody writes an owner's
-                    // ranges in its buffer, and only this rank touches the others' ranges in its own (invariant 6).
+                    // SAFETY: the communicator checked the ranges and that all ranks of the region are here, which hold it;
+                    // between the two barriers nobody writes an owner's ranges in its buffer, and only this rank touches the
+                    // others' ranges in its own (invariant 6).
                     unsafe { copy(*from, region.as_ptr(), [range.start; 2], range.len(), size) };
                 }
             }
@@ -175,7 +179,7 @@ impl Transport for SharedMemory {
     fn broadcast(
         &self,
         request: &Request,
-        region: &Region,
+        region: &Held,
         range: Range<usize>,
         root: usize,
         after: Ready,
@@ -196,8 +200,8 @@ impl Transport for SharedMemory {
     fn all_to_all(
         &self,
         request: &Request,
-        from: &Region,
-        to: &Region,
+        from: &Held,
+        to: &Held,
         range: Range<usize>,
         after: Ready,
     ) -> Result<Ready> {
@@ -207,8 +211,9 @@ impl Transport for SharedMemory {
         let mine = &blocks[self.rank()];
         self.between_barriers(request, after, || {
             for (block, source) in blocks.iter().zip(&sources) {
-                // SAFETY: the communicator checked the range and that the regions are two; between the two barriers nobody
-                // writes `from`, and only this rank touches its own buffer of `to` (invariant 6).
+                // SAFETY: the communicator checked the range, that the regions are two and that all their ranks are here,
+                // which hold them; between the two barriers nobody writes `from`, and only this rank touches its own buffer of
+                // `to` (invariant 6).
                 unsafe { copy(*source, to.as_ptr(), [mine.start, block.start], block.len(), size) };
             }
         })

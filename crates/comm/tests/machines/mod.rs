@@ -1,6 +1,6 @@
 //! Network namespaces that stand for machines: each with a host name and an address of its own, on one bridge.
 
-use std::process::{Command, Stdio};
+use std::process::Command;
 
 /// Machines that end with the value.
 pub struct Machines {
@@ -9,15 +9,22 @@ pub struct Machines {
     bridge: String,
 }
 
-fn ip(words: &str) -> bool {
-    let mut command = Command::new("ip");
-    command.args(words.split_whitespace()).stdout(Stdio::null()).stderr(Stdio::null());
-    command.status().is_ok_and(|status| status.success())
+/// Runs `ip` with these words; what it says if it fails.
+fn ip(words: &str) -> Result<(), String> {
+    let output = Command::new("ip").args(words.split_whitespace()).output();
+    let output = output.map_err(|error| format!("ip {words}: {error}"))?;
+    match output.status.success() {
+        true => Ok(()),
+        false => Err(format!("ip {words}: {}", String::from_utf8_lossy(&output.stderr))),
+    }
 }
 
 impl Machines {
-    /// `count` machines; `None`, said aloud, where this user may not make them.
+    /// `count` machines; `None`, said aloud, where this user may make none.
     pub fn new(count: usize) -> Option<Machines> {
+        if !oarlock_must::have_machines() {
+            return None;
+        }
         use std::sync::atomic::{AtomicUsize, Ordering};
         static NEXT: AtomicUsize = AtomicUsize::new(0);
         let number = std::process::id() as usize * 8 + NEXT.fetch_add(1, Ordering::Relaxed);
@@ -27,22 +34,20 @@ impl Machines {
         let addresses = (1..=count).map(|i| format!("10.{a}.{b}.{i}")).collect();
         let machines = Machines { names, addresses, bridge: format!("o{number}b") };
         let bridge = &machines.bridge;
-        let mut made = ip(&format!("link add {bridge} type bridge")) && ip(&format!("link set {bridge} up"));
+        let mut words = vec![format!("link add {bridge} type bridge"), format!("link set {bridge} up")];
         for (name, address) in machines.names.iter().zip(&machines.addresses) {
-            made = made
-                && ip(&format!("netns add {name}"))
-                && ip(&format!("link add {name} type veth peer name eth0 netns {name}"))
-                && ip(&format!("link set {name} master {bridge} up"))
-                && ip(&format!("-n {name} link set lo up"))
-                && ip(&format!("-n {name} addr add {address}/24 dev eth0"))
-                && ip(&format!("-n {name} link set eth0 up"));
+            words.extend([
+                format!("netns add {name}"),
+                format!("link add {name} type veth peer name eth0 netns {name}"),
+                format!("link set {name} master {bridge} up"),
+                format!("-n {name} link set lo up"),
+                format!("-n {name} addr add {address}/24 dev eth0"),
+                format!("-n {name} link set eth0 up"),
+            ]);
         }
-        if !made {
-            eprintln!(
-                "network namespaces cannot be made here (as root, with iproute2): nothing is tested over several machines"
-            );
-        }
-        made.then_some(machines)
+        // There can be machines here, so that one which cannot be made is a failure.
+        words.iter().for_each(|words| ip(words).unwrap_or_else(|problem| panic!("{problem}")));
+        Some(machines)
     }
 
     pub fn address(&self, machine: usize) -> &str {
@@ -62,7 +67,7 @@ impl Machines {
     // The tests of trainings lose no network.
     #[allow(dead_code)]
     pub fn cut_off(&self, machine: usize) {
-        assert!(ip(&format!("link set {} down", self.names[machine])));
+        ip(&format!("link set {} down", self.names[machine])).unwrap();
     }
 }
 
@@ -70,9 +75,9 @@ impl Drop for Machines {
     fn drop(&mut self) {
         for name in &self.names {
             // What was not made cannot be removed.
-            ip(&format!("link del {name}"));
-            ip(&format!("netns del {name}"));
+            drop(ip(&format!("link del {name}")));
+            drop(ip(&format!("netns del {name}")));
         }
-        ip(&format!("link del {}", self.bridge));
+        drop(ip(&format!("link del {}", self.bridge)));
     }
 }

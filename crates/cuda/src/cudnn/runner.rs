@@ -46,9 +46,10 @@ pub struct Backward<'a> {
 
 /// Attention by cuDNN on one stream.
 pub struct CudnnAttention {
-    stream: Arc<Stream>,
-    api: Arc<Api>,
+    /// Ends before the stream does, which its handle uses.
     state: Mutex<State>,
+    api: Arc<Api>,
+    stream: Arc<Stream>,
 }
 
 struct State {
@@ -92,7 +93,7 @@ impl CudnnAttention {
         // SAFETY: the pointer is valid for the call, and a context is current.
         api.check(unsafe { call!(api, create(&mut handle)) })?;
         let handle = OwnedHandle { handle, api: api.clone() };
-        // SAFETY: the handle is live, and the stream is one of the current context, which outlives it here.
+        // SAFETY: the handle is live, and the stream is one of the current context, and ends after the handle.
         api.check(unsafe { call!(api, set_stream(handle.handle, stream.handle())) })?;
         let state = Mutex::new(State { plans: HashMap::new(), handle });
         Ok(CudnnAttention { stream: stream.clone(), api, state })

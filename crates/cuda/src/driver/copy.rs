@@ -122,7 +122,8 @@ impl Stream {
             return Ok(());
         }
         let api = self.context().enter()?;
-        // SAFETY: both sides have these bytes and live until the copy is done, which is waited for.
+        // SAFETY: both sides have these bytes and live until the copy is done, which is waited for. Where the wait fails the
+        // context is lost, in which nothing runs any more.
         unsafe { call!(api, copy_to_device(to.address(), from.as_ptr().cast(), from.len(), self.handle())) }?;
         self.synchronize()
     }

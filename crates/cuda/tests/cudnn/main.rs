@@ -57,7 +57,7 @@ fn found() -> Option<Cudnn> {
     match Cudnn::find(&Libraries::System) {
         Ok(cudnn) => Some(cudnn),
         Err(error @ Error::NoLibrary { .. }) => {
-            eprintln!("NOT TESTED: {error}");
+            oarlock_must::have("cudnn", false, &error.to_string());
             None
         }
         Err(error) => panic!("{error}"),
@@ -69,8 +69,10 @@ fn stand_in() -> Option<()> {
     let folder = tempfile::tempdir_in(env!("CARGO_TARGET_TMPDIR")).expect("a temporary folder");
     let file = folder.path().join("libcuda.so.1");
     let source = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/cudnn/libcuda.c");
-    let compiler = oarlock_fakes::compiler().or_else(|| {
-        eprintln!("NOT TESTED: there is no libcuda, and no C++ compiler to make one");
+    let compiler = oarlock_fakes::compiler();
+    let why = "there is no libcuda, and no C++ compiler to make one";
+    let compiler = compiler.or_else(|| {
+        oarlock_must::have("cudnn", false, why);
         None
     })?;
     let mut compile = Command::new(compiler);

@@ -137,11 +137,12 @@ fn message(panic: Box<dyn Any + Send>) -> String {
 }
 
 /// How the tests found it; an error where they did not.
-fn found(label: &str, fault: &Fault) -> Result<Option<String>, String> {
+fn found(label: &str, fault: &Fault) -> Result<String, String> {
     let units = units_of(&fault.family);
     let changed = units.iter().fold(vec![fault.planted()], |changed, unit| fault.short(changed, unit));
-    let Some(built) = Library::of_changed(label, &units, &changed) else { return Ok(None) };
-    let library = built.map_err(|error| format!("{}: {error}", fault.what))?;
+    let built = Library::of_changed(label, &units, &changed);
+    let library = built.ok_or_else(|| format!("{}: not planted", fault.what))?;
+    let library = library.map_err(|error| format!("{}: {error}", fault.what))?;
     let tests = tests_of(&fault.family);
     let Err(panic) = catch_unwind(AssertUnwindSafe(|| tests(&library))) else {
         return Err(format!("nothing finds that {} ({})", fault.what, fault.file));
@@ -153,11 +154,15 @@ fn found(label: &str, fault: &Fault) -> Result<Option<String>, String> {
     if !said.contains(&fault.found) {
         return Err(format!("{}: {said:?} does not say {:?}", fault.what, fault.found));
     }
-    Ok(Some(said))
+    Ok(said)
 }
 
 #[test]
 fn every_planted_fault_is_found() {
+    if Library::of_all_kernels().is_none() {
+        // It has said so: nothing was planted, and nothing found.
+        return;
+    }
     let faults = list();
     let next = AtomicUsize::new(0);
     let missed = Mutex::new(vec![]);
@@ -166,7 +171,7 @@ fn every_planted_fault_is_found() {
             let i = next.fetch_add(1, Ordering::Relaxed);
             let Some(fault) = faults.get(i) else { return };
             match found(&format!("fault{i}"), fault) {
-                Ok(said) => eprintln!("FOUND that {}: {}", fault.what, said.unwrap_or_default()),
+                Ok(said) => eprintln!("FOUND that {}: {}", fault.what, said),
                 Err(error) => missed.lock().expect("a list").push(error),
             }
         }

@@ -10,7 +10,6 @@ use oarlock_cuda::nccl::Nccl;
 use oarlock_cuda::nvrtc::Nvrtc;
 
 use super::{Machine, again};
-use crate::numbers::not_tested;
 
 #[test]
 fn a_folder_without_libraries_is_an_error_that_says_what_to_do() {
@@ -61,7 +60,11 @@ fn a_real_nccl_has_all_functions() {
             assert!(version.starts_with("2."), "{version}");
         }
         Err(Error::NoLibrary { library: Library::Nccl, .. }) => {
-            not_tested("there is no libnccl, so nobody knows whether it has the functions that are used");
+            oarlock_must::have(
+                "nccl",
+                false,
+                "so nobody knows whether a real one has the functions that are used",
+            );
         }
         Err(error) => panic!("{error}"),
     }

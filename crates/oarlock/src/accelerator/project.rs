@@ -22,7 +22,8 @@ pub struct ProjectConfiguration {
     /// The number of the first one. A loop that loads a checkpoint of the project goes on after the last that is there;
     /// Accelerate begins at this number again, and its next save fails.
     pub iteration: u64,
-    /// Without effect: all ranks write one checkpoint together, in a folder that all machines share.
+    /// Without effect: all ranks write one checkpoint together. Machines find out whether they share its folder, and each that
+    /// does not writes its part into its own.
     pub save_on_each_node: bool,
     /// Let [`Accelerator::save_state`](crate::Accelerator::save_state) save while gradients accumulate, as Accelerate
     /// does. The gradients are not kept: a loop that resumes makes the step of that window from the rest of its

@@ -515,6 +515,9 @@ impl Engine {
 
     /// All state that this rank saves, held constant: the next step waits for it, unit by unit.
     pub fn snapshot(&self) -> Snapshot {
+        // Weights that are on their way are lent. If they do not arrive they stay so, which whoever reads them is told, and
+        // every later collective fails.
+        drop(self.core.await_published());
         Snapshot::new(self.core.groups.iter().map(|group| group.state.clone()).collect())
     }
 
@@ -528,6 +531,7 @@ impl Engine {
     /// # Errors
     /// When the slice is not on this rank.
     pub fn read_state(&self, slice: &Slice, out: &mut [f32]) -> Result<()> {
+        self.core.await_published()?;
         let (column, range) = state::find(self.core.groups.iter().map(|group| &group.state), slice)?;
         column.read(range.start, out)
     }

@@ -18,8 +18,10 @@ pub fn quantize(device: &Device, dtype: DType, bits: Bits, x: &Part<'_>, words: 
     check(OP, bits, x, words)?;
     let mut launch = device.launch("quantize blocks", 0, bytes(dtype, x, words));
     with_float!(dtype, OP, T => {
-        let x = launch.read_flat::<T>(&x.flat.read()?, &x.range)?;
-        let words = launch.write_flat::<i32>(&mut words.flat.write()?, &words.range, Mode::Write)?;
+        let x_lease = x.flat.read()?;
+        let x = launch.read_flat::<T>(&x_lease, &x.range)?;
+        let mut words_lease = words.flat.write()?;
+        let words = launch.write_flat::<i32>(&mut words_lease, &words.range, Mode::Write)?;
         launch.run(move |cpu| block_int::quantize(cpu, bits, x.slice(cpu), words.slice(cpu)))
     })
 }
@@ -44,8 +46,10 @@ pub fn dequantize(
         Store::Add => Mode::Update,
     };
     with_float!(dtype, OP, T => {
-        let words = launch.read_flat::<i32>(&words.flat.read()?, &words.range)?;
-        let out = launch.write_flat::<T>(&mut out.flat.write()?, &out.range, mode)?;
+        let words_lease = words.flat.read()?;
+        let words = launch.read_flat::<i32>(&words_lease, &words.range)?;
+        let mut out_lease = out.flat.write()?;
+        let out = launch.write_flat::<T>(&mut out_lease, &out.range, mode)?;
         launch.run(move |cpu| block_int::dequantize(cpu, bits, words.slice(cpu), store, out.slice(cpu)))
     })
 }

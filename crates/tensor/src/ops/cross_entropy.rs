@@ -7,7 +7,7 @@ use oarlock_kernels::cross_entropy as kernel;
 use oarlock_kernels::{DType, Element, Error, Result};
 
 use crate::cuda::{Form, Kernels, forms, indexed};
-use crate::launch::{View, ViewMut};
+use crate::launch::{Mode, View, ViewMut};
 use crate::ops::cast::converted;
 use crate::ops::row_loss::{RowLossOptions, row_losses};
 use crate::ops::transfer::DeviceF64;
@@ -66,7 +66,11 @@ pub(super) fn reduced(
     let losses = launch.scratch::<f32>(rows)?;
     let (x, labels) = (launch.read::<f32>(&logits32)?, launch.read::<i32>(&targets)?);
     let (out, out_scale) = (launch.write::<f32>(&mut loss)?, launch.write::<f32>(&mut scale)?);
-    let exact = exact.map(|exact| exact.view_mut(&mut launch)).transpose()?;
+    let mut exact_lease = exact.map(DeviceF64::lease).transpose()?;
+    let exact = match &mut exact_lease {
+        Some(lease) => Some(launch.write_flat::<f64>(lease, &(0..1), Mode::Write)?),
+        None => None,
+    };
     let scale_of = move |count: usize| match reduction {
         Reduction::None | Reduction::Sum => 1.0,
         Reduction::Mean => 1.0 / count.max(1) as f64,

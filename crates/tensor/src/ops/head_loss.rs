@@ -8,6 +8,7 @@ use oarlock_cuda::{functions, geometry};
 use oarlock_kernels::token_loss::TokenLoss;
 use oarlock_kernels::{DType, Error, Result, cross_entropy};
 
+use crate::launch::Mode;
 use crate::ops::cross_entropy::reduced;
 use crate::ops::head_chunks::{self, Head, Upstream};
 use crate::ops::transfer::DeviceF64;
@@ -110,7 +111,8 @@ pub fn head_token_loss(
     let mut launch = x.device().quiet_launch(op);
     let n = losses.n_elems();
     let (losses, out) = (launch.read::<f32>(&losses)?, launch.write::<f32>(&mut loss)?);
-    let sum = exact.view_mut(&mut launch)?;
+    let mut sum_lease = exact.lease()?;
+    let sum = launch.write_flat::<f64>(&mut sum_lease, &(0..1), Mode::Write)?;
     launch.cuda(|gpu| {
         let call = gpu.kernel("total_loss", &[])?.view(&losses).null().view(&sum).view(&out).null();
         call.u32(n).run(geometry::one_block())
@@ -119,6 +121,7 @@ pub fn head_token_loss(
         let total = cross_entropy::total(losses.slice(cpu), chunk);
         (sum.slice(cpu)[0], out.slice(cpu)[0]) = (total, total as f32);
     })?;
+    drop(sum_lease);
     let n_targets = labels.n_targets();
     let loss = Recorder::record(recorder, loss, |recorder| {
         let again = seed.is_none().then(|| (recorder.save(x), labels.clone()));

@@ -1,7 +1,7 @@
 //! LayerNorm (Ba et al. 2016): y = (x - mean) / sqrt(variance + eps) · weight + bias, statistics in f32.
 
 use oarlock_cuda::geometry;
-use oarlock_kernels::{DType, Element, Error, Result, Store, norm};
+use oarlock_kernels::{DType, Element, Result, Store, norm};
 
 use crate::ops::{check_dtype, with_float, wrong_shape};
 use crate::param::Param;
@@ -87,20 +87,19 @@ impl Function for LayerNormBackward {
         let device = x.device().clone();
         let (mut dx, store) = cx.slot(0, &x)?;
         let (n_rows, dim) = (x.shape().n_rows(), x.shape().last());
-        // The kernel's two gradients are made in scratch memory, since both may lie in one flat buffer.
+        // The two gradients are made in memory of their own, since their places may be in one flat buffer, which is lent to one
+        // at a time.
+        let sums = || Tensor::uninit([dim], DType::F32, &device, "gradient");
+        let (mut weight_sums, mut bias_sums) = (sums()?, sums()?);
         let n_scratch = norm::layer_norm_backward_scratch(n_rows, dim);
         let mut launch = device.launch("layer_norm backward", 0, 4 * x.len_bytes() as u64);
-        let scratch = launch.scratch::<f32>(n_scratch + 2 * dim)?;
-        let mut grad_of = |param: &Param| match param.grad()? {
-            Some(mut slot) => Ok(Some((slot.store, launch.grad(&mut slot)?))),
-            None => Ok::<_, Error>(None),
-        };
-        let weight_grad = grad_of(&self.weight)?;
-        let bias_grad = self.bias.as_ref().map(grad_of).transpose()?.flatten();
+        let scratch = launch.scratch::<f32>(n_scratch)?;
         with_float!(x.dtype(), "layer_norm", T => {
             let (x, w, dy) = (launch.read::<T>(&x)?, launch.read::<T>(&w)?, launch.read::<T>(&dy)?);
             let (mean, rstd) = (launch.read::<f32>(&self.mean)?, launch.read::<f32>(&self.rstd)?);
             let dx = launch.store::<T>(&mut dx, store)?;
+            let (d_weight, d_bias) =
+                (launch.write::<f32>(&mut weight_sums)?, launch.write::<f32>(&mut bias_sums)?);
             launch.cuda(|gpu| {
                 let n_partials = geometry::norm_partials(n_rows);
                 let partials = gpu.temporary(2 * 4 * n_partials * dim)?;
@@ -109,29 +108,23 @@ impl Function for LayerNormBackward {
                 let call = gpu.kernel("layer_norm_backward", &[T::DTYPE])?.view(&x).view(&w).view(&mean).view(&rstd);
                 let call = call.view(&dy).view(&dx).added(store).slice(of_weight).slice(of_bias);
                 call.u32(n_rows).u32(dim).run(geometry::norm_backward(n_rows, dim, 2))?;
-                for (grad, sums) in [(&weight_grad, of_weight), (&bias_grad, of_bias)] {
-                    if let Some((store, grad)) = grad {
-                        let sizes = [1, n_partials, dim];
-                        gpu.sum_rows((sums, DType::F32), sizes, (grad, DType::F32, *store))?;
-                    }
-                }
-                Ok(())
+                let sizes = [1, n_partials, dim];
+                gpu.sum_rows((of_weight, DType::F32), sizes, (&d_weight, DType::F32, Store::Overwrite))?;
+                gpu.sum_rows((of_bias, DType::F32), sizes, (&d_bias, DType::F32, Store::Overwrite))
             })?;
             launch.run(move |cpu| {
-                let (scratch, sums) = scratch.slice(cpu).split_at_mut(n_scratch);
-                let (d_weight, d_bias) = sums.split_at_mut(dim);
                 norm::layer_norm_backward(
                     cpu, x.slice(cpu), w.slice(cpu), mean.slice(cpu), rstd.slice(cpu), dy.slice(cpu),
-                    (dx.slice(cpu), store), (&mut *d_weight, Store::Overwrite),
-                    Some((&mut *d_bias, Store::Overwrite)), scratch,
+                    (dx.slice(cpu), store), (d_weight.slice(cpu), Store::Overwrite),
+                    Some((d_bias.slice(cpu), Store::Overwrite)), scratch.slice(cpu),
                 );
-                for (grad, sum) in [(weight_grad, d_weight), (bias_grad, d_bias)] {
-                    if let Some((store, grad)) = grad {
-                        store.put_all(grad.slice(cpu), sum);
-                    }
-                }
             })
         })?;
+        for (param, sums) in [(Some(&self.weight), &weight_sums), (self.bias.as_ref(), &bias_sums)] {
+            if let Some(mut slot) = param.map(Param::grad).transpose()?.flatten() {
+                slot.put(sums)?;
+            }
+        }
         cx.give(0, dx)
     }
 

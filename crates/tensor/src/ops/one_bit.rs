@@ -4,7 +4,7 @@ use oarlock_kernels::optim::one_bit::{self, MAX_SLICES};
 use oarlock_kernels::{Error, Result, sign_bits};
 
 use crate::device::Device;
-use crate::flat::{FlatBuffer, WriteLease};
+use crate::flat::{FlatBuffer, Lease, WriteLease};
 use crate::launch::{Mode, View, ViewMut};
 use crate::ops::optimizer::Part;
 use crate::ops::update::NORM_BLOCK;
@@ -37,14 +37,15 @@ pub fn pass(device: &Device, pass: Pass, parts: &[Part<'_>]) -> Result<Vec<Vec<f
         let lease = lease.insert(part.flat.write()?);
         *view = Some(launch.write_flat(lease, &part.range, Mode::Update)?);
     }
+    let mut read_leases: [Option<Lease>; MAX_SLICES] = [const { None }; MAX_SLICES];
     let mut read: [Option<View<f32>>; MAX_SLICES] = [const { None }; MAX_SLICES];
-    for (view, part) in read.iter_mut().zip(&parts[n_written..]) {
-        *view = Some(launch.read_flat(&part.flat.read()?, &part.range)?);
+    for ((lease, view), part) in read_leases.iter_mut().zip(&mut read).zip(&parts[n_written..]) {
+        let lease = lease.insert(part.flat.read()?);
+        *view = Some(launch.read_flat(lease, &part.range)?);
     }
-    let out = match &results {
-        Some(flat) => {
-            Some(launch.write_flat::<f64>(&mut flat.write()?, &(0..n_results * n_blocks), Mode::Write)?)
-        }
+    let mut results_lease = results.as_ref().map(FlatBuffer::write).transpose()?;
+    let out = match &mut results_lease {
+        Some(lease) => Some(launch.write_flat::<f64>(lease, &(0..n_results * n_blocks), Mode::Write)?),
         None => None,
     };
     launch.run(move |cpu| {
@@ -57,7 +58,7 @@ pub fn pass(device: &Device, pass: Pass, parts: &[Part<'_>]) -> Result<Vec<Vec<f
             out.map_or(&mut [][..], |view| view.slice(cpu)),
         );
     })?;
-    drop(leases);
+    drop((leases, results_lease));
     let Some(flat) = results else { return Ok(vec![Vec::new(); n_results]) };
     super::transfer::read_with::<f64, _>(&flat, 0..n_results * n_blocks, |all| {
         all.chunks(n_blocks).map(<[f64]>::to_vec).collect()
@@ -73,7 +74,8 @@ pub fn pack_signs(device: &Device, x: &Part<'_>, scale: f32, bits: &Part<'_>) ->
     let mut launch = device.launch("pack signs", 0, 8 * x.range.len() as u64);
     let mut lease = x.flat.write()?;
     let x = launch.write_flat::<f32>(&mut lease, &x.range, Mode::Update)?;
-    let bits = launch.write_flat::<u8>(&mut bits.flat.write()?, &bits.range, Mode::Write)?;
+    let mut bits_lease = bits.flat.write()?;
+    let bits = launch.write_flat::<u8>(&mut bits_lease, &bits.range, Mode::Write)?;
     launch.run(move |cpu| sign_bits::pack(cpu, x.slice(cpu), scale, bits.slice(cpu)))
 }
 
@@ -93,8 +95,10 @@ pub fn unpack_signs(
         return Err(Error::Shape { op: "unpack_signs", expected, got });
     }
     let mut launch = device.launch("unpack signs", 0, 4 * out.range.len() as u64);
-    let bits = launch.read_flat::<u8>(&bits.flat.read()?, &bits.range)?;
-    let out = launch.write_flat::<f32>(&mut out.flat.write()?, &out.range, Mode::Write)?;
+    let bits_lease = bits.flat.read()?;
+    let bits = launch.read_flat::<u8>(&bits_lease, &bits.range)?;
+    let mut out_lease = out.flat.write()?;
+    let out = launch.write_flat::<f32>(&mut out_lease, &out.range, Mode::Write)?;
     launch.run(move |cpu| sign_bits::unpack(cpu, bits.slice(cpu), first, scale, out.slice(cpu)))
 }
 
@@ -118,8 +122,10 @@ pub fn sum_signs(
         return Err(Error::Shape { op: "sum_signs", expected, got });
     }
     let mut launch = device.launch("sum signs", 0, 4 * out.range.len() as u64);
-    let bits = launch.read_flat::<u8>(&bits.flat.read()?, &bits.range)?;
-    let out = launch.write_flat::<f32>(&mut out.flat.write()?, &out.range, Mode::Write)?;
+    let bits_lease = bits.flat.read()?;
+    let bits = launch.read_flat::<u8>(&bits_lease, &bits.range)?;
+    let mut out_lease = out.flat.write()?;
+    let out = launch.write_flat::<f32>(&mut out_lease, &out.range, Mode::Write)?;
     let scales = scales.to_vec();
     launch.run(move |cpu| sign_bits::sum(cpu, bits.slice(cpu), stride, &scales, out.slice(cpu)))
 }

@@ -135,7 +135,8 @@ pub fn update(
     let bytes = 4 * n + 8 * (n + n_state) + parts.master.as_ref().map_or(0, |_| 2 * n);
     let mut launch = device.launch(rule.name(), 0, bytes as u64);
     let scratch = workspace.view(&mut launch, workspace_bytes(device, rule, shape, role))?;
-    let grad = launch.read_flat::<f32>(&parts.grads.flat.read()?, &parts.grads.range)?;
+    let grad_lease = parts.grads.flat.read()?;
+    let grad = launch.read_flat::<f32>(&grad_lease, &parts.grads.range)?;
     // Held until the launch is made: no part that is written lies in the buffer of another.
     let mut leases: [Option<WriteLease>; MAX_STATES] = [const { None }; MAX_STATES];
     let mut state: [Option<ViewMut<f32>>; MAX_STATES] = [const { None }; MAX_STATES];

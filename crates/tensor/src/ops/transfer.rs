@@ -10,8 +10,8 @@ use oarlock_kernels::{DType, Element, Error, Float, Result, Scalar, Store, eleme
 use crate::arena::Buffer;
 use crate::cuda::forms;
 use crate::device::Device;
-use crate::flat::FlatBuffer;
-use crate::launch::{HostOrder, Launch, Mode, Owner, Span, ViewMut};
+use crate::flat::{FlatBuffer, WriteLease};
+use crate::launch::{HostOrder, Mode, Owner, Span};
 use crate::lines::Lines;
 use crate::ops::optimizer::Part;
 use crate::ops::{with_float, wrong_shape};
@@ -305,9 +305,9 @@ impl DeviceF64 {
         FlatBuffer::pooled(device, size_of::<f64>(), what).map(DeviceF64)
     }
 
-    /// For a launch that adds to it.
-    pub(crate) fn view_mut(&self, launch: &mut Launch<'_>) -> Result<ViewMut<f64>> {
-        launch.write_flat(&mut self.0.write()?, &(0..1), Mode::Update)
+    /// For a launch that writes it.
+    pub(crate) fn lease(&self) -> Result<WriteLease> {
+        self.0.write()
     }
 
     /// The number, copied to the host.

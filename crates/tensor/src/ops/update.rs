@@ -25,8 +25,10 @@ pub fn squared_norms(device: &Device, x: &Part<'_>, out: &Part<'_>) -> Result<()
     }
     let n = x.range.len();
     let mut launch = device.launch("gradient norm", 0, 4 * n as u64);
-    let x = launch.read_flat::<f32>(&x.flat.read()?, &x.range)?;
-    let out = launch.write_flat::<f64>(&mut out.flat.write()?, &out.range, Mode::Write)?;
+    let x_lease = x.flat.read()?;
+    let x = launch.read_flat::<f32>(&x_lease, &x.range)?;
+    let mut out_lease = out.flat.write()?;
+    let out = launch.write_flat::<f64>(&mut out_lease, &out.range, Mode::Write)?;
     launch.cuda(|gpu| {
         let call = gpu.kernel("squared_norm", &[DType::F32])?.view(&x).view(&out).u64(n);
         call.run(geometry::squared_norm(n))
@@ -54,7 +56,8 @@ pub fn scale_clamp(
         return Err(wrong(format!("a range inside {n_elems} elements"), format!("{range:?}")));
     }
     let mut launch = device.launch("clip gradients", 0, 8 * range.len() as u64);
-    let part = launch.write_flat::<f32>(&mut flat.write()?, &range, Mode::Update)?;
+    let mut part_lease = flat.write()?;
+    let part = launch.write_flat::<f32>(&mut part_lease, &range, Mode::Update)?;
     launch.cuda(|gpu| {
         let n = range.len();
         let call = gpu.kernel("scale_clamp", &[])?.view(&part).f32(scale).f32(bound).u64(n);

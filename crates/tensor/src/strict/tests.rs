@@ -140,8 +140,8 @@ fn a_dependency_that_a_launch_does_not_declare_changes_the_result() {
         let device = device();
         let flat = FlatBuffer::over(Box::new(HostMemory(Box::new([1.0; 16]))));
         let doubled = |mode| {
-            let mut launch = device.quiet_launch("doubled");
-            let x = launch.write_flat::<f32>(&mut flat.write().unwrap(), &(0..16), mode).unwrap();
+            let (mut lease, mut launch) = (flat.write().unwrap(), device.quiet_launch("doubled"));
+            let x = launch.write_flat::<f32>(&mut lease, &(0..16), mode).unwrap();
             let double = launch.run(move |cpu| x.slice(cpu).iter_mut().for_each(|x| *x *= 2.0));
             double.unwrap();
         };

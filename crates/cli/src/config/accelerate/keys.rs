@@ -11,7 +11,7 @@ pub use oarlock::settings::accelerate::{FSDP_FLAGS, OF_FSDP, Variable, lower, va
 const TPU: Status = NoEffect("there is no TPU");
 const DYNAMO: Status = NoEffect("the kernels are compiled already");
 const FP8: Status = NoEffect("an Oarlock run computes in f32, bf16 or f16");
-const MEGATRON: Status = NoEffect("the ranks of an Oarlock run are data parallel");
+const MEGATRON: Status = NoEffect("the engine of Megatron is not there");
 const AWS: Status = Later("it starts processes on this machine, not in SageMaker");
 const MPI: Status = Later(
     "start it with `mpirun -n RANKS --hostfile FILE`; an Oarlock run then needs a build with `--features mpi`",

@@ -75,6 +75,10 @@ fn each_mode_reaches_the_model() {
     let sparsity = config.model.sparse_attention.clone().unwrap();
     assert_eq!((sparsity.block, sparsity.pattern, sparsity.seed), (64, Pattern::fixed(), 42));
     assert_eq!(file("{}", "").model.sparse_attention, None);
+    // To DeepSpeed a block without keys is one of the mode fixed.
+    let config = file(r#"{"sparse_attention": {}}"#, "");
+    assert_eq!(config.model.sparse_attention.clone().unwrap().pattern, Pattern::fixed());
+    assert_eq!(file(r#"{"sparse_attention": null}"#, "").model.sparse_attention, None);
 }
 
 #[test]

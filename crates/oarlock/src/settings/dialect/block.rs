@@ -66,7 +66,14 @@ pub type ReadFile<'a> = dyn Fn(&str, &str) -> Result<Vec<Entry>, Problem> + 'a;
 impl Dialect {
     /// Reads the entries of a DeepSpeed configuration.
     pub fn deepspeed(entries: &[Entry], problems: &mut Problems) -> Self {
-        Dialect::new("DeepSpeed", deepspeed_keys::KEYS, entries, &str::to_owned, problems)
+        let mut dialect = Dialect::new("DeepSpeed", deepspeed_keys::KEYS, entries, &str::to_owned, problems);
+        // To DeepSpeed a block without keys is one of the usual mode.
+        let is_empty = |entry: &&Entry| matches!(&entry.value.data, Data::Map(inner) if inner.is_empty());
+        let empty = entries.iter().find(|entry| entry.key == "sparse_attention").filter(is_empty);
+        if let (Some(entry), Some(mode)) = (empty, dialect.settings.get_mut("sparse_attention.mode")) {
+            mode.origin = Origin::Written(entry.location.clone());
+        }
+        dialect
     }
 
     /// Reads entries against a table; `normal` turns a name at the top into that of the table.

@@ -19,7 +19,8 @@ const RECOMPUTED: Status = NoEffect("a recomputed unit keeps its input, on the r
 const KERNELS: Status = NoEffect("the kernels are always our own");
 const MASTER: Status = Later("master weights and states are f32");
 const DATA: Status = Later("data comes in the order of the sampler");
-const PARALLEL: Status = Later("ranks are data parallel");
+const PARALLEL: Status =
+    Later("there are no such ranks; pipelines and sequence_parallel_size divide a model and its sequences");
 
 /// The keys, by their paths.
 #[rustfmt::skip]
@@ -206,7 +207,7 @@ pub const KEYS: &[Key] = &[
     Key::flag(Text, "csv_monitor.job_name", "DeepSpeedJobName", Used, "Name of the job"),
     Key::flag(Text, "checkpoint.tag_validation", "Warn", NoEffect("ranks always agree on a checkpoint"), "Whether ranks must agree on the name"),
     Key::flag(Bool, "checkpoint.load_universal", "false", NoEffect("every checkpoint loads on any number of ranks"), "Universal checkpoints"),
-    Key::flag(Bool, "checkpoint.use_node_local_storage", "false", NoEffect("all machines share the folder of checkpoints"), "Files of each machine"),
+    Key::flag(Bool, "checkpoint.use_node_local_storage", "false", NoEffect("the machines find out whether they share the folder; each that does not writes its own files"), "Files of each machine"),
     Key::flag(Map, "checkpoint.parallel_write", "", NoEffect("ranks always write together"), "Write in parallel"),
     Key::flag(Map, "checkpoint.writer", "", FILES, "Kind of the writer"),
     Key::flag(Int(1), "aio.block_size", "1048576", FILES, "Bytes of one access"),
@@ -218,7 +219,7 @@ pub const KEYS: &[Key] = &[
     Key::flag(Bool, "aio.use_gds", "false", FILES, "GPUDirect Storage"),
     Key::flag(Map, "compile", "", NoEffect("there is nothing to compile"), "Compilation"),
     Key::flag(Map, "nebula", "", FILES, "Nebula checkpoints"),
-    Key::flag(Map, "hybrid_engine", "", NoEffect("training does not generate"), "Training and generation in one"),
+    Key::flag(Map, "hybrid_engine", "", NoEffect("the engine that trains also generates"), "Training and generation in one"),
     Key::flag(Map, "eigenvalue", "", NoEffect("nothing is quantized"), "Eigenvalues of layers"),
     Key::flag(Map, "pipeline", "", NoEffect("the stages are those of the PipelineModule, or of pipeline_model_parallel_size"), "Pipeline engine"),
     Key::flag(Map, "autotuning", "", Later("sizes are chosen in the configuration"), "Autotuning"),

@@ -36,7 +36,7 @@ pub const KEYS: &[Key] = &[
     Key::flag(Bool, "sync_module_states", "true", MAPPED, "Send the weights of rank 0"),
     Key::flag(Bool, "use_orig_params", "true", ORIGINAL, "Keep the model's parameters"),
     Key::flag(List, "ignored_modules", "", Later("every unit is treated alike"), "Modules that stay whole"),
-    Key::flag(Map, "parallelism_config", "", Later("ranks are data parallel"), "Other kinds of parallel ranks"),
+    Key::flag(Map, "parallelism_config", "", Later("write fsdp_config, sequence_parallel_size or pipeline_model_parallel_size"), "Other kinds of parallel ranks"),
     Key::flag(Bool, "xla", "false", XLA, "FSDP of XLA"),
     Key::flag(Bool, "xla_fsdp_v2", "false", XLA, "FSDP of XLA"),
     Key::flag(Map, "xla_fsdp_settings", "", XLA, "Settings of XLA"),

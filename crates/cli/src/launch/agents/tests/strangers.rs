@@ -245,7 +245,7 @@ fn the_keeper_is_told_once_who_was_refused() {
     let told = TOLD.lock().unwrap().clone();
     assert_eq!(told.len(), 2, "{told:?}");
     assert_eq!(told[0], "127.0.0.1 was refused: it has another token or run id");
-    assert!(told[1].contains("train.yaml is `�[31mb` there and `not known` here"), "{told:?}");
+    assert!(told[1].contains("train.yaml is `�[31mb` on it and `not known` here"), "{told:?}");
     // And the reason for the end names them.
     let end = keeper.next_round(&never).unwrap_err().to_string();
     assert!(end.contains("1 of at least 2 nodes") && told.iter().all(|told| end.contains(told)), "{end}");

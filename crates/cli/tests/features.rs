@@ -1,0 +1,7 @@
+//! Transports that this build leaves out, whose tests are not compiled: said aloud.
+
+#[test]
+fn transports_that_are_not_built_are_not_tested() {
+    oarlock_must::have("mpi", cfg!(feature = "mpi"), "oarlock-cli is built without its feature `mpi`");
+    oarlock_must::have("gloo", cfg!(feature = "gloo"), "oarlock-cli is built without its feature `gloo`");
+}
