@@ -380,7 +380,7 @@ mod gloo {
     /// Files that are not the same on all machines, and other builds, are named before the first step.
     #[test]
     fn machines_with_other_files_or_builds_do_not_train_together() {
-        if !has_machines() {
+        if !oarlock_must::have_machines() {
             return;
         }
         let site = site();
@@ -426,7 +426,7 @@ mod gloo {
     /// Without a common folder all machines go on from the newest checkpoint that they have together, or from none.
     #[test]
     fn machines_of_which_one_lacks_checkpoints_agree_on_an_older_one() {
-        if !has_machines() {
+        if !oarlock_must::have_machines() {
             return;
         }
         let site = site();

@@ -53,7 +53,7 @@ pub use launched::{Launched, join_limit};
 pub use ledger::{RankState, RankStatus};
 pub use mapped::MappedFile;
 pub use memory::{MachineMemory, ProcessMemory, killed_for_memory, release_freed_memory};
-pub use metered::{Held, MemoryLimits, Meter, MeteredAllocator};
+pub use metered::{Exceeded, MemoryLimits, Meter, MeteredAllocator};
 pub use oarlock_tensor::cpu::rank_sum::tree_fold;
 pub use observer::CommunicationTime;
 pub use operation::{Operation, Scalar};

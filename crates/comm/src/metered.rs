@@ -31,9 +31,9 @@ pub struct MemoryLimits {
     pub stack_bytes: usize,
 }
 
-/// Why a thread is held.
+/// Which limit of a thread was met first.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Held {
+pub enum Exceeded {
     /// More bytes at a time, or more pieces.
     Memory,
     /// More bytes in all.
@@ -98,11 +98,11 @@ impl Meter {
     }
 
     /// Why the thread is held, if it is.
-    pub fn held(&self) -> Option<Held> {
+    pub fn held(&self) -> Option<Exceeded> {
         match self.held.load(Relaxed) {
-            1 => Some(Held::Memory),
-            2 => Some(Held::Work),
-            3 => Some(Held::Stack),
+            1 => Some(Exceeded::Memory),
+            2 => Some(Exceeded::Work),
+            3 => Some(Exceeded::Stack),
             _ => None,
         }
     }
@@ -208,7 +208,7 @@ mod tests {
         MemoryLimits { bytes: 1 << 20, n_pieces: 1000, total_bytes: 1 << 24, stack_bytes: 1 << 18 };
 
     /// What becomes of a thread that does this: what it returns, or why it is held.
-    fn outcome<T: Send + 'static>(body: impl FnOnce() -> T + Send + 'static) -> Result<T, Held> {
+    fn outcome<T: Send + 'static>(body: impl FnOnce() -> T + Send + 'static) -> Result<T, Exceeded> {
         let meter = Meter::new();
         let (tell, told) = channel();
         std::thread::Builder::new()
@@ -237,13 +237,13 @@ mod tests {
 
     #[test]
     fn a_thread_that_asks_for_more_is_held() {
-        assert_eq!(outcome(|| vec![1_u8; 1 << 40].len()), Err(Held::Memory));
-        assert_eq!(outcome(|| (0..5000).map(Box::new).collect::<Vec<_>>().len()), Err(Held::Memory));
+        assert_eq!(outcome(|| vec![1_u8; 1 << 40].len()), Err(Exceeded::Memory));
+        assert_eq!(outcome(|| (0..5000).map(Box::new).collect::<Vec<_>>().len()), Err(Exceeded::Memory));
         let growing =
             || (0..).fold(String::new(), |text, n| if n < 1 << 22 { text + "x" } else { text }).len();
-        assert_eq!(outcome(growing), Err(Held::Memory));
+        assert_eq!(outcome(growing), Err(Exceeded::Memory));
         let churn = || (0..100_000).map(|n| vec![n as u8; 1 << 10].len()).sum::<usize>();
-        assert_eq!(outcome(churn), Err(Held::Work));
+        assert_eq!(outcome(churn), Err(Exceeded::Work));
         fn deep(n: usize) -> usize {
             let boxed = std::hint::black_box(Box::new(n));
             if n == 0 { 0 } else { std::hint::black_box(deep(*boxed - 1)) + 1 }
@@ -255,7 +255,7 @@ mod tests {
             let _one = std::hint::black_box(String::from("x"));
             if n == 0 { 0 } else { std::hint::black_box(deep_frames(frame[0] - 1)) + 1 }
         }
-        assert!(matches!(outcome(deeper), Err(Held::Stack | Held::Memory)));
+        assert!(matches!(outcome(deeper), Err(Exceeded::Stack | Exceeded::Memory)));
     }
 
     #[test]

@@ -11,7 +11,7 @@ use std::sync::{Arc, Mutex, OnceLock, PoisonError};
 use std::time::Duration;
 use std::{io, thread};
 
-use oarlock_comm::{Held, MemoryLimits, Meter};
+use oarlock_comm::{Exceeded, MemoryLimits, Meter};
 
 use super::fence::fenced;
 
@@ -39,7 +39,7 @@ pub(super) struct Bounds {
 /// Why there is no result.
 #[derive(Debug)]
 pub(super) enum GivenUp {
-    Held(Held),
+    Exceeded(Exceeded),
     TooSlow,
     Panicked,
     NoThread(io::Error),
@@ -95,7 +95,7 @@ pub(super) fn run<T: Send + 'static>(
             Err(RecvTimeoutError::Timeout) => {}
         }
         if let Some(held) = meter.held() {
-            return Err(GivenUp::Held(held));
+            return Err(GivenUp::Exceeded(held));
         }
         let Some(now) = room.processor_time() else { continue };
         if now.saturating_sub(*begin.get_or_insert(now)) > bounds.time {
@@ -154,7 +154,7 @@ mod tests {
     #[test]
     fn what_goes_beyond_its_bounds_is_given_up() {
         let much = run(BOUNDS, || vec![1_u8; std::hint::black_box(1 << 30)].len());
-        assert!(matches!(much, Err(GivenUp::Held(Held::Memory))), "{much:?}");
+        assert!(matches!(much, Err(GivenUp::Exceeded(Exceeded::Memory))), "{much:?}");
         let slow = run(BOUNDS, || while std::hint::black_box(true) {});
         assert!(matches!(slow, Err(GivenUp::TooSlow)), "{slow:?}");
     }

@@ -8,7 +8,7 @@ use fancy_regex::{Captures, Regex};
 use minijinja::syntax::SyntaxConfig;
 use minijinja::value::{Kwargs, Serde, Value as Jinja};
 use minijinja::{Environment, ErrorKind, State, context};
-use oarlock_comm::Held;
+use oarlock_comm::Exceeded;
 use serde::Serialize;
 use serde_json::Value;
 use serde_json::ser::{CompactFormatter, Formatter, PrettyFormatter, Serializer};
@@ -65,7 +65,7 @@ impl Compiled {
         let compiled = confined::run(bounds, || environment(text)).map_err(|given_up| match given_up {
             GivenUp::NoThread(error) => refuse(format!("cannot parse the chat template: {error}")),
             GivenUp::Panicked => refuse("the chat template is broken: its values cannot be computed".into()),
-            GivenUp::Held(_) | GivenUp::TooSlow => Error::EndlessTemplate {
+            GivenUp::Exceeded(_) | GivenUp::TooSlow => Error::EndlessTemplate {
                 path: path.clone(),
                 cause: "the chat template takes too much memory or time before it renders anything; look for large \
                         constants in it"
@@ -90,16 +90,16 @@ impl Compiled {
         let endless = |cause: String| Error::EndlessTemplate { path: path.clone(), cause };
         confined::run(bounds, move || body(&own, &of)).unwrap_or_else(|given_up| {
             Err(match given_up {
-                GivenUp::Held(Held::Memory) => endless(format!(
+                GivenUp::Exceeded(Exceeded::Memory) => endless(format!(
                     "the chat template takes more than {} MiB to render a conversation; look for a text or a list that grows \
                      without end in it",
                     bounds.bytes >> 20
                 )),
-                GivenUp::Held(Held::Work) => endless(
+                GivenUp::Exceeded(Exceeded::Work) => endless(
                     "the chat template makes large texts without end to render a conversation; look for a loop around them"
                         .into(),
                 ),
-                GivenUp::Held(Held::Stack) => endless(
+                GivenUp::Exceeded(Exceeded::Stack) => endless(
                     "the chat template nests values without end; look for a value that holds itself".into(),
                 ),
                 GivenUp::TooSlow => endless(format!(
