@@ -1,12 +1,12 @@
 //! Where a run goes on: the newest whole checkpoint, past those that are damaged.
 
-use std::io::Write;
 use std::path::{Path, PathBuf};
 
 use crate::accelerator::Accelerator;
 use crate::checkpoint::{self, CheckpointError, ClientState, Listed, Problem};
 use crate::config::{Resume, TrainConfig};
 use crate::error::{Error, Result};
+use crate::terminal::tell;
 
 /// The checkpoint to go on from: rank 0 looks, all take the same.
 ///
@@ -55,8 +55,7 @@ fn newest_whole(output: &Path, resume: &Resume) -> Result<Option<String>> {
     for listed in &newest.skipped {
         if let Some(problem) = &listed.problem {
             // Where nobody listens the run goes on all the same.
-            let _ =
-                writeln!(std::io::stderr(), "warning: {} is left aside: {problem}", listed.path.display());
+            tell(&format!("warning: {} is left aside: {problem}\n", listed.path.display()));
         }
     }
     Ok(newest.path.map(|path| path.to_string_lossy().into_owned()))
@@ -81,7 +80,7 @@ pub fn load_undamaged(
         aside.push(dir.clone());
         let older = match accelerator.is_main_process() {
             true => {
-                let _ = writeln!(std::io::stderr(), "warning: {error}; it is left aside");
+                tell(&format!("warning: {error}; it is left aside\n"));
                 whole_apart_from(&config.save.output_dir, &aside)?
             }
             false => None,
