@@ -70,7 +70,6 @@ fn keys_of_secrets_are_hidden_wherever_configurations_are_shown() {
         (&["train", "train.yaml", "output_dir=x", "max_stepz=1", &argument], 2),
         (&["train", "train.yaml", "output_dir=x", "max_stepz=1", "--hub_token", &marker], 2),
         (&["llamafactory-cli", "train", "secret.yaml", "output_dir=x", "--print-config"], 0),
-        (&["estimate-memory", "secret.yaml", "output_dir=x"], 0),
         (&["plan", "secret.yaml", "output_dir=x", "max_stepz=1"], 2),
     ] {
         let mut command = site.oarlock(words);

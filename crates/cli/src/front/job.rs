@@ -14,6 +14,7 @@ use crate::launch::{self, FINAL, Launch, STARTED, environment, exit_code};
 use crate::plots;
 use oarlock::Accelerator;
 use oarlock::rank;
+use oarlock::settings::secret::{HIDDEN, is_secret_name};
 use oarlock::train;
 use oarlock_comm::{Exit, HAS_GLOO};
 
@@ -266,7 +267,8 @@ pub(crate) fn ranks(launch_of: &dyn Fn(usize) -> Launch) -> String {
     };
     let line = |keep: &dyn Fn(&str, &str) -> bool, variables: &[(String, String)]| {
         let kept = variables.iter().filter(|(name, value)| keep(name, value));
-        kept.map(|(name, value)| format!(" {name}={value}")).collect::<String>()
+        let shown = |name: &str, value: &str| if is_secret_name(name) { HIDDEN } else { value }.to_owned();
+        kept.map(|(name, value)| format!(" {name}={}", shown(name, value))).collect::<String>()
     };
     let mut out = String::new();
     if let Some((variables, _)) = all.first() {

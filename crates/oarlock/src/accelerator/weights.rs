@@ -1,7 +1,6 @@
 //! Weights from files or from memory into a prepared model, whatever the placement: each rank reads only what it holds.
 
 use std::collections::BTreeMap;
-use std::io::Write;
 use std::path::Path;
 
 use oarlock_comm::Scalar;
@@ -14,6 +13,7 @@ use crate::error::{Error, Result};
 use crate::model::{Differences, SafetensorsSource, StateDictSource, Strict};
 use crate::nn::Module;
 use crate::shard::WeightSource;
+use crate::terminal::tell;
 
 impl Accelerator {
     /// Loads the weights of a safetensors file, or of a folder of them (`model.safetensors`, or several with their
@@ -123,7 +123,7 @@ impl Accelerator {
             let other = other.map(|other| format!("{kind}: {} is of another base: {other}", path.display()));
             for told in missing.into_iter().chain(other) {
                 // A reader that went away is no reason to stop.
-                let _ = writeln!(std::io::stderr(), "{told}");
+                tell(&format!("{told}\n"));
             }
         }
         Ok(differences)

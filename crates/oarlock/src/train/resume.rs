@@ -1,13 +1,13 @@
 //! Where a run goes on: the newest checkpoint that is whole on all machines together, past those that are damaged, and saved
 //! by a run that computes the same.
 
-use std::io::Write;
 use std::path::PathBuf;
 
 use crate::accelerator::Accelerator;
 use crate::checkpoint::{self, Agreed, CheckpointError, ClientState, Manifest, Problem, by_root};
 use crate::config::{Resume, TrainConfig};
 use crate::error::{Error, Result};
+use crate::terminal::tell;
 use crate::train::record::RunRecord;
 
 /// A checkpoint to go on from.
@@ -40,8 +40,7 @@ pub fn checkpoint_to_resume(config: &TrainConfig, accelerator: &Accelerator) -> 
         refuse_to_replace(config, &newest)?;
         if accelerator.is_main_process() {
             for (path, problem) in &newest.skipped {
-                // Where nobody listens the run goes on all the same.
-                let _ = writeln!(std::io::stderr(), "warning: {} is left aside: {problem}", path.display());
+                tell(&format!("warning: {} is left aside: {problem}\n", path.display()));
             }
         }
         if let Some(dir) = newest.path {
@@ -69,7 +68,7 @@ fn refuse_to_replace(config: &TrainConfig, newest: &Agreed) -> Result<()> {
     let Some((path, problem)) = newest.skipped.first() else { return Ok(()) };
     Err(Error::Refused(format!(
         "{} cannot be resumed: {problem}{}, and {output} holds no other checkpoint to resume; to begin anew, write \
-         `resume_from_checkpoint: false`",
+         `overwrite_output_dir: true`",
         path.display(),
         machines_apart(newest),
     )))
@@ -135,7 +134,7 @@ pub fn load_undamaged(
         };
         aside.push(dir);
         if accelerator.is_main_process() {
-            let _ = writeln!(std::io::stderr(), "warning: {error}; it is left aside");
+            tell(&format!("warning: {error}; it is left aside\n"));
         }
         match newest(config, accelerator, &aside)?.path {
             Some(older) => found.dir = older,

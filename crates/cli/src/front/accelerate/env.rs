@@ -1,5 +1,6 @@
 //! `accelerate env`: what a report of a problem should contain, in the lines of the original.
 
+use oarlock::settings::secret::masked;
 use oarlock_comm::MachineMemory;
 use oarlock_tensor::{CudaLibraries, visible_gpus};
 
@@ -22,7 +23,8 @@ pub(super) const ENV: Flags = Flags {
 pub fn run(words: &Words) -> Outcome {
     let Some(parsed) = parse(&ENV, words, 0)? else { return Ok(()) };
     let config = match Cluster::configured(&parsed.settings)? {
-        Some(config) => config.shown(),
+        // What is shown is meant to be pasted where all can read it.
+        Some(config) => masked(&config.shown()),
         None => "\tNot found\n".to_owned(),
     };
     let heading = match parsed.settings.text("config_file") {

@@ -1,7 +1,5 @@
 //! Checkpoints of a run, and what becomes of one that fails.
 
-use std::io::Write;
-
 use super::Run;
 use crate::adapters::adapter_files;
 use crate::checkpoint::{self, CheckpointError, ClientState, Contents};
@@ -9,6 +7,7 @@ use crate::config::{Placement, Resume, StateDict};
 use crate::error::{Error, Result};
 use crate::model::Decoder;
 use crate::model::hf::{ModelFiles, SaveOptions};
+use crate::terminal::tell;
 use crate::train::best;
 use crate::train::lock::OutputLock;
 use crate::train::model::{ReferenceModel, base_name};
@@ -96,7 +95,7 @@ impl<O: Objective<Model = Decoder>> Run<'_, O> {
                 let Some(journal) = &mut self.journal else { return Ok(()) };
                 let told = format!("warning: {error}; training goes on");
                 // Where nobody listens the run goes on all the same.
-                let _ = writeln!(std::io::stderr(), "{told}");
+                tell(&format!("{told}\n"));
                 journal.note(&told)
             }
             saved => saved,
