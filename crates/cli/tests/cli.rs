@@ -485,7 +485,7 @@ fn a_run_does_not_begin_anew_beside_a_damaged_checkpoint_unless_it_is_told_to() 
     let refused = |expected: &str| {
         let said = run(site.training("out", &words));
         assert_refused(&said, 2, &["out/checkpoint-10 cannot be resumed", expected]);
-        assert!(said.stderr.contains("to begin anew, write `resume_from_checkpoint: false`"), "{said:?}");
+        assert!(said.stderr.contains("to begin anew, write `overwrite_output_dir: true`"), "{said:?}");
     };
     fs::write(site.path(damaged), &whole[..whole.len() / 2]).unwrap();
     refused("rank-00001-of-00002.safetensors has");
@@ -493,7 +493,7 @@ fn a_run_does_not_begin_anew_beside_a_damaged_checkpoint_unless_it_is_told_to() 
     refused("rank-00001-of-00002.safetensors is missing");
     fs::write(site.path("out/checkpoint-10/state/manifest.json"), "{}").unwrap();
     refused("manifest.json is damaged");
-    let said = site.train("out", &[&words[..], &["resume_from_checkpoint=false"]].concat());
+    let said = site.train("out", &[&words[..], &["overwrite_output_dir=true"]].concat());
     assert!(said.stdout.contains("done: 10 steps") && !said.stdout.contains("Resuming"), "{said:?}");
 }
 

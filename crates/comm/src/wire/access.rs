@@ -137,12 +137,12 @@ pub fn weakness(token: &str) -> Option<String> {
     distinct.sort_unstable();
     distinct.dedup();
     let one_kind = kinds.iter().filter(|has| **has).count() < 2;
-    // Words, and numbers between them.
+    // Words, also with numbers behind them or between them.
     let pieces: Vec<&str> =
         token.split(|c: char| !c.is_alphanumeric()).filter(|one| !one.is_empty()).collect();
     let is_word = |piece: &&str| {
-        piece.len() <= 12
-            && (piece.chars().all(char::is_alphabetic) || piece.chars().all(|c| c.is_ascii_digit()))
+        let letters = piece.trim_end_matches(|c: char| c.is_ascii_digit());
+        piece.len() <= 12 && letters.chars().all(char::is_alphabetic)
     };
     let words = pieces.len() > 1 && pieces.iter().all(is_word);
     (distinct.len() < 8 || one_kind || words)

@@ -227,8 +227,15 @@ impl Agent {
             request = Request::Look { wait_ms: LOOK_MS };
             match view {
                 View::Works { round, restart, node_rank, local_ranks, master_addr, master_port, nonce }
-                    if round != self.round && node_rank < local_ranks.len() && is_host(&master_addr) =>
+                    if round != self.round && node_rank < local_ranks.len() =>
                 {
+                    if !is_host(&master_addr) {
+                        let (endpoint, cause) = (
+                            self.link.endpoint.clone(),
+                            "it says that ranks meet where no machine can be".into(),
+                        );
+                        return Err(AgentsError::StoreLost { endpoint, cause });
+                    }
                     self.round = round;
                     let token = self.secret.of_round(round, &nonce);
                     return Ok(Round {
