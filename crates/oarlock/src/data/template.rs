@@ -10,8 +10,8 @@ use minijinja::syntax::SyntaxConfig;
 use minijinja::value::{Kwargs, Serde, Value as Jinja};
 use minijinja::{Environment, ErrorKind, State, context};
 use serde::Serialize;
-use serde_json::Map;
 use serde_json::ser::{CompactFormatter, Formatter, PrettyFormatter, Serializer};
+use serde_json::{Map, Value};
 
 use super::added_tokens::settings;
 use super::error::{Error, Result};
@@ -71,15 +71,15 @@ impl ChatTemplate {
                          model that was only pretrained continues a text: use `oarlock generate`";
             return Err(Error::Template { path: dir.into(), cause: cause.into() });
         };
-        let tokens: Vec<(String, String)> = (settings(dir)?.into_iter())
-            .filter_map(|(name, value)| {
-                let text = value.as_str().or_else(|| value.get("content")?.as_str())?;
-                name.ends_with("_token").then(|| (name.clone(), text.to_string()))
-            })
-            .collect();
+        let tokens = tokens(dir)?;
         let compile = |(source, path): Text| ChatTemplate::compile(source, tokens.clone(), path);
         let with_tools = with_tools.map(compile).transpose()?.map(Box::new);
         Ok(ChatTemplate { with_tools, ..compile(default)? })
+    }
+
+    /// A template that does not stand in the folder of its tokenizer.
+    pub(super) fn written(source: String, dir: &Path) -> Result<ChatTemplate> {
+        ChatTemplate::compile(source, tokens(dir)?, dir.into())
     }
 
     /// Whether a folder has a chat template.
@@ -356,6 +356,15 @@ fn marked(state: &mut State, kwargs: Kwargs) -> std::result::Result<String, mini
 /// Line ends after blocks and blanks before them do not count.
 fn whitespace() -> std::result::Result<SyntaxConfig, minijinja::Error> {
     SyntaxConfig::builder().trim_blocks(true).lstrip_blocks(true).build()
+}
+
+/// The tokens that templates know by name.
+fn tokens(dir: &Path) -> Result<Vec<(String, String)>> {
+    let token = |(name, value): (String, Value)| {
+        let text = value.as_str().or_else(|| value.get("content")?.as_str())?.to_owned();
+        name.ends_with("_token").then_some((name, text))
+    };
+    Ok(settings(dir)?.into_iter().filter_map(token).collect())
 }
 
 /// As Python's `json.dumps`: no escapes for HTML, a space after commas and colons.

@@ -17,7 +17,6 @@ mod pool_limit;
 mod resume;
 mod run;
 mod step;
-mod template_files;
 
 pub use forecast::forecast;
 pub use objective::{

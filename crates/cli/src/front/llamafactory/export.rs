@@ -7,16 +7,28 @@ use oarlock_tensor::{Device, Par};
 
 use crate::config::export::{self, ExportArgs};
 use crate::config::{Problems, Words, written};
-use crate::console::{Outcome, print};
+use crate::console::{Outcome, eprint, print};
 
 /// Exports what a file, flags and `key=value` say.
 pub(crate) fn export(words: &[String]) -> Outcome {
     let layers = written::arguments(&Words::new(words))?.layers().map_err(Problems::from)?;
-    let ExportArgs { model, adapters, quantized, out, max_shard_bytes, dtype } = export::export(&layers)?;
-    let options =
-        ExportOptions { model: &model, adapters: &adapters, quantized, out: &out, max_shard_bytes, dtype };
+    let ExportArgs { model, adapters, quantized, out, max_shard_bytes, dtype, chat, idle } =
+        export::export(&layers)?;
+    if !idle.is_empty() {
+        eprint(&format!("note: without effect in an export: {}\n", idle.join(", ")));
+    }
+    let options = ExportOptions {
+        model: &model,
+        adapters: &adapters,
+        quantized,
+        out: &out,
+        max_shard_bytes,
+        dtype,
+        chat: chat.as_ref(),
+    };
     let par = Par::threads(available_cores().len()).map_err(oarlock::Error::from)?;
     let exported = adapters::export(&options, &Device::cpu(Isa::detect(), par))?;
+    exported.notes.iter().for_each(|note| eprint(&format!("{note}\n")));
     let compared = exported.compared;
     let merged = match adapters.len() {
         0 => String::new(),
