@@ -264,3 +264,91 @@ fn other_methods_and_what_they_refuse() {
         assert!(said.stderr.contains(told), "{told}: {said:?}");
     }
 }
+
+#[test]
+fn an_adapter_beside_another_base_is_told_and_beside_another_kind_refused() {
+    let site = Site::new();
+    let lora = ["finetuning_type=lora", "lora_rank=4", "max_steps=2", "save_strategy=no"];
+    site.train("adapter", &lora);
+    let copy = |to: &str, edit: &dyn Fn(&str) -> String| {
+        fs::create_dir(site.path(to)).unwrap();
+        for entry in fs::read_dir(site.path("model")).unwrap().flatten() {
+            fs::copy(entry.path(), site.path(to).join(entry.file_name())).unwrap();
+        }
+        let config = String::from_utf8(site.read(&format!("{to}/config.json"))).unwrap();
+        site.write(&format!("{to}/config.json"), &edit(&config));
+    };
+    copy("mistral", &|config| config.replace("\"llama\"", "\"mistral\""));
+    copy("moved", &str::to_owned);
+    // Another model of the same shape: what a full training leaves.
+    site.train("other", &["max_steps=2", "save_strategy=no"]);
+    let used = |base: &str, out: &str| {
+        let base = format!("model_name_or_path={base}");
+        let out = format!("export_dir={out}");
+        let merged =
+            run(site.oarlock(&["export", &base, "adapter_name_or_path=adapter", "template=default", &out]));
+        let continued = run(site
+            .training(&format!("on {out}"), &[&lora[..], &[&base, "adapter_name_or_path=adapter"]].concat()));
+        let flag = base.replace("model_name_or_path=", "--model=");
+        let asked = run(site.oarlock(&[
+            "generate",
+            &flag,
+            "--adapter",
+            "adapter",
+            "--prompt",
+            "Ida",
+            "--max-new-tokens",
+            "2",
+        ]));
+        [merged, continued, asked]
+    };
+    for said in used("moved", "a") {
+        assert!(
+            said.code == Some(0) && !said.stderr.contains("warning") && !said.stdout.contains("warning"),
+            "{said:?}"
+        );
+    }
+    for said in used("other", "b") {
+        let all = format!("{}{}", said.stdout, said.stderr);
+        assert!(said.code == Some(0) && all.contains("whose weights are not those of other"), "{said:?}");
+    }
+    for said in used("mistral", "c") {
+        assert!(said.code != Some(0) && said.stderr.contains("another kind of model"), "{said:?}");
+    }
+}
+
+#[test]
+fn an_export_is_talked_to_with_the_template_that_is_named() {
+    let site = Site::new();
+    let words = |template: &str, out: &str| {
+        let out = format!("export_dir={out}");
+        let said =
+            run(site.oarlock(&["llamafactory-cli", "export", "model_name_or_path=model", template, &out]));
+        assert_eq!(said.code, Some(0), "{said:?}");
+    };
+    let text = |file: &str| String::from_utf8(site.read(file)).unwrap();
+    words("template=default", "default");
+    words("template=alpaca", "alpaca");
+    assert!(text("default/chat_template.jinja").contains("Human: "));
+    assert!(text("default/Modelfile").contains("Human: {{ .Content }}"), "{}", text("default/Modelfile"));
+    assert!(
+        text("alpaca/Modelfile").contains("### Instruction:\n{{ .Content }}"),
+        "{}",
+        text("alpaca/Modelfile")
+    );
+    // And so is a model that a chat names a template for, whatever its folder has.
+    let asked = |template: &str| {
+        site.write(
+            "chat.yaml",
+            &format!("model_name_or_path: model\n{template}temperature: 0\nmax_new_tokens: 4\n"),
+        );
+        let mut command = site.oarlock(&["llamafactory-cli", "chat", "chat.yaml"]);
+        command.stdin(fs::File::open(site.path("questions")).unwrap());
+        run(command)
+    };
+    site.write("questions", "Ida?\nexit\n");
+    let said = asked("template: alpaca\n");
+    assert!(said.code == Some(0) && said.stderr.contains("--template alpaca"), "{said:?}");
+    let said = asked("template: chatlm\n");
+    assert!(said.code != Some(0) && said.stderr.contains("chatlm"), "{said:?}");
+}

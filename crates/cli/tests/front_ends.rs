@@ -87,7 +87,7 @@ fn fine_tuning_is_shown_and_named_when_it_is_started() {
     let site = Site::new();
     let two = [("FORCE_TORCHRUN", "1"), ("NNODES", "2"), ("NPROC_PER_NODE", "2"), ("NODE_RANK", "1")];
     let ppo = ["--stage", "ppo", "--finetuning_type", "lora", "--template", "llama3"];
-    let arguments = [TRAINING, &ppo].concat();
+    let arguments = [&TRAINING[4..], &ppo].concat();
     let shown = said(&site, &["lmf", "train", "--dry-run"], &arguments, &two);
     assert_eq!(shown.code, Some(0), "{shown:?}");
     for expected in ["would start 4 rank(s) on 2 machine(s)", "machine 1, rank 3: RANK=3 LOCAL_RANK=1"] {
@@ -126,4 +126,44 @@ fn what_else_they_answer() {
         assert_eq!(said.code, Some(0), "{words:?}");
         assert!(said.stdout.contains(expected), "{words:?}: {said:?}");
     }
+}
+
+#[test]
+fn llama_factorys_defaults_hold_under_its_commands_alone() {
+    let site = Site::new();
+    site.write(
+        "file.yaml",
+        "model_name_or_path: model\ndataset: text.jsonl\ntemplate: default\noutput_dir: out\n",
+    );
+    let shown = |words: &[&str]| {
+        let said = said(&site, words, &["file.yaml", "--print-config"], &[]);
+        assert_eq!(said.code, Some(0), "{said:?}");
+        let value = |key: &str| {
+            let line = said.stdout.lines().find(|line| line.split_whitespace().next() == Some(key));
+            line.and_then(|line| line.split_whitespace().nth(1)).unwrap_or_default().to_owned()
+        };
+        (["stage", "finetuning_type", "split_special_tokens"].map(value), said.stderr.clone())
+    };
+    for words in [
+        &["llamafactory-cli", "train"][..],
+        &["torchrun", "--nproc-per-node", "1", "src/train.py"],
+        &["accelerate", "launch", "--cpu", "--num_processes", "1", "src/train.py"],
+        &["deepspeed", "--cpu", "--num_gpus", "1", "src/train.py"],
+    ] {
+        let (values, notes) = shown(words);
+        assert_eq!(values, ["sft", "lora", "false"], "{words:?}");
+        let told = "not written: as in LLaMA-Factory: stage: sft, finetuning_type: lora, split_special_tokens: false; otherwise";
+        assert!(notes.contains(told), "{words:?}: {notes}");
+        assert!(notes.contains("do_train is true"), "{notes}");
+    }
+    let (values, notes) = shown(&["train"]);
+    assert_eq!(values, ["pt", "full", "true"]);
+    assert!(!notes.contains("LLaMA-Factory"), "{notes}");
+    // What is to be predicted alone is not trained first.
+    site.write("predict.yaml", "model_name_or_path: model\neval_dataset: text.jsonl\nstage: sft\ndo_predict: true\npredict_with_generate: true\noutput_dir: out\n");
+    let said = said(&site, &["llamafactory-cli", "train"], &["predict.yaml", "--print-config"], &[]);
+    assert!(
+        said.stdout.lines().any(|line| line.trim_start().starts_with("do_train") && line.contains("false")),
+        "{said:?}"
+    );
 }

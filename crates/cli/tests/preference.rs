@@ -2,7 +2,7 @@
 
 use std::fs;
 
-use crate::common::{Site, golden, run, start, until};
+use crate::common::{Said, Site, golden, run, start, until};
 use oarlock::checkpoint::Manifest;
 use rustix::process::{Pid, Signal, kill_process};
 use serde_json::Value;
@@ -283,4 +283,48 @@ fn rows_of_other_stages_and_keys_that_contradict_are_refused() {
         assert_ne!(said.code, Some(0), "{parts:?}");
         assert!(said.stderr.contains(told), "{told}: {said:?}");
     }
+}
+
+#[test]
+fn a_reward_model_is_whole_out_of_a_checkpoint_and_nothing_else_scores() {
+    let site = site();
+    let zero3 = "deepspeed={zero_optimization: {stage: 3}}";
+    let saved = ["stage=rm", "dataset=pairs", "max_steps=2", "save_strategy=steps", "save_steps=2", zero3];
+    site.train("rm", &words(&[&saved]));
+    let said = run(site.oarlock(&["merge-weights", "rm", "merged"]));
+    assert_eq!(said.code, Some(0), "{said:?}");
+    assert!(said.stdout.contains("value_head.safetensors"), "{said:?}");
+    let names = |file: &str| -> Vec<String> {
+        let bytes = site.read(file);
+        let file = safetensors::SafeTensors::deserialize(&bytes).unwrap();
+        file.names().into_iter().map(str::to_owned).collect()
+    };
+    assert_eq!(site.read("merged/value_head.safetensors"), site.read("rm/value_head.safetensors"));
+    assert!(names("merged/model.safetensors").iter().all(|name| !name.contains("v_head")));
+    let scores = |model: &str, output: &str, also: &[&str]| {
+        let model = format!("model_name_or_path={model}");
+        let as_it_is =
+            ["stage=rm", "dataset=pairs", "eval_dataset=pairs", "do_predict=true", "do_train=false"];
+        run(site.training(output, &words(&[&as_it_is, &[&model], also])))
+    };
+    let whole = scores("merged", "scored", &[]);
+    assert_eq!(whole.code, Some(0), "{whole:?}");
+
+    // A model without a head, one with a pickled head, an adapter without its head.
+    let refused = |said: Said, told: &str| {
+        assert!(said.code != Some(0) && said.stderr.contains(told), "{told}: {said:?}");
+    };
+    refused(scores("model", "plain", &[]), "there is nothing to score answers with");
+    fs::create_dir(site.path("pickled")).unwrap();
+    for entry in fs::read_dir(site.path("merged")).unwrap().flatten() {
+        fs::copy(entry.path(), site.path("pickled").join(entry.file_name())).unwrap();
+    }
+    fs::rename(site.path("pickled/value_head.safetensors"), site.path("pickled/value_head.bin")).unwrap();
+    refused(scores("pickled", "bin", &[]), "holds its value head as value_head.bin, a pickle");
+    site.train("sft", &words(&[&["stage=sft", "dataset=judged", "max_steps=1", "finetuning_type=lora"]]));
+    let adapter = ["finetuning_type=lora", "adapter_name_or_path=sft"];
+    refused(scores("model", "headless", &adapter), "there is nothing to score answers with");
+    // Training from there begins with a new head, and says so.
+    let said = site.train("new", &words(&[&["stage=rm", "dataset=pairs", "max_steps=1"], &adapter]));
+    assert!(said.stdout.contains("the value head begins with random values"), "{said:?}");
 }

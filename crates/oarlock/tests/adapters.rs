@@ -236,6 +236,7 @@ fn an_export_is_one_model_that_says_the_same() {
             max_shard_bytes: 60_000,
             dtype: Some(dtype),
             overwrite: false,
+            chat: None,
         };
         let exported = export(&options, &device()).unwrap();
         assert!(exported.compared.difference < bound, "{:?}", exported.compared);
@@ -256,6 +257,7 @@ fn an_export_is_one_model_that_says_the_same() {
         max_shard_bytes: 1,
         dtype: None,
         overwrite: false,
+        chat: None,
     };
     assert!(export(&same, &device()).unwrap_err().to_string().contains("name another folder"));
 }
@@ -306,5 +308,122 @@ fn targets_are_names_or_all() {
         (whole(&["score"]), "no module score"),
     ] {
         assert!(new(config).unwrap_err().to_string().contains(told), "{told}");
+    }
+}
+
+/// A copy of a folder, of which a JSON file may be changed.
+fn copied(from: &Path, to: &Path, json: &str, edit: impl FnOnce(&mut Value)) {
+    std::fs::create_dir_all(to).unwrap();
+    for entry in std::fs::read_dir(from).unwrap().flatten().filter(|entry| entry.path().is_file()) {
+        std::fs::copy(entry.path(), to.join(entry.file_name())).unwrap();
+    }
+    let path = to.join(json);
+    let mut value: Value = serde_json::from_str(&std::fs::read_to_string(&path).unwrap()).unwrap();
+    edit(&mut value);
+    std::fs::write(path, value.to_string()).unwrap();
+}
+
+/// What is told of an adapter beside a base, or why it is none of its.
+fn told(adapter: &Path, base: &Path) -> std::result::Result<String, String> {
+    let hf = HfConfig::read(base).unwrap();
+    let mut decoder = Decoder::new(hf.decoder().clone(), 8).unwrap();
+    let adapter = Adapter::open(adapter, &hf, &mut decoder).map_err(|e| e.to_string())?;
+    Ok(adapter.notes().join("\n"))
+}
+
+#[test]
+fn an_adapter_knows_the_model_that_it_was_trained_beside() {
+    let folder = tempfile::tempdir().unwrap();
+    let at = |name: &str| folder.path().join(name);
+    // Written here, and by PEFT beside a folder that is there, and beside one that is not.
+    losses(1, placement("DDP"), "lora", Some(at("ours")));
+    let base = at("base");
+    copied(&golden("train-llama"), &base, "config.json", |_| ());
+    let name = |to: &'static str, base: String| {
+        copied(&golden("adapters/first_lora"), &at(to), "adapter_config.json", |config| {
+            config["base_model_name_or_path"] = base.into();
+        });
+    };
+    name("peft", base.display().to_string());
+    name("moved", "elsewhere/train-llama".to_owned());
+    name("hub", "someone/Other-1B".to_owned());
+    copied(&base, &at("moved/train-llama"), "config.json", |_| ());
+    copied(&base, &at("mistral"), "config.json", |config| {
+        config["model_type"] = "mistral".into();
+        config["sliding_window"] = Value::Null;
+    });
+    copied(&golden("train-llama"), &at("other"), "config.json", |_| ());
+    let mut weights = std::fs::read(at("other/model.safetensors")).unwrap();
+    let n = weights.len();
+    // The last half of the file: signs of weights.
+    weights[n / 2..].iter_mut().skip(3).step_by(4).for_each(|byte| *byte ^= 0x80);
+    std::fs::write(at("other/model.safetensors"), weights).unwrap();
+
+    for adapter in ["ours", "peft", "moved"] {
+        assert_eq!(told(&at(adapter), &at("moved/train-llama")).unwrap(), "", "{adapter}");
+    }
+    for adapter in ["ours", "peft"] {
+        let said = told(&at(adapter), &at("other")).unwrap();
+        assert!(
+            said.contains("whose weights are not those of") && said.contains("other"),
+            "{adapter}: {said}"
+        );
+        let said = told(&at(adapter), &at("mistral")).unwrap_err();
+        assert!(said.contains("another kind of model") && said.contains("(llama, 2 layers of 32)"), "{said}");
+    }
+    let said = told(&at("hub"), &base).unwrap();
+    assert!(said.contains("was trained beside someone/Other-1B by its adapter_config.json"), "{said}");
+}
+
+#[test]
+fn settings_that_contradict_the_weights_are_refused_and_unknown_ones_told() {
+    let folder = tempfile::tempdir().unwrap();
+    let base = golden("train-llama");
+    let of = |name: &str, edit: &dyn Fn(&mut Value)| {
+        let to = folder.path().join("adapter");
+        copied(&golden("adapters").join(name), &to, "adapter_config.json", |config| edit(config));
+        told(&to, &base)
+    };
+    let set =
+        |name: &str, key: &'static str, value: Value| of(name, &move |config| config[key] = value.clone());
+    let list = |names: &[&str]| Value::from(names.to_vec());
+    for (said, expected) in [
+        (set("lora", "r", 1_000_000_000.into()), "says the rank 1000000000 for model.layers.0"),
+        (set("lora", "r", 2.into()), "and its weights there have the rank 4"),
+        (
+            set("rslora", "rank_pattern", serde_json::json!({})),
+            "says the rank 4 for model.layers.1.self_attn.q_proj",
+        ),
+        (set("lora", "target_modules", list(&["nothing"])), "which is none of them"),
+        (set("lora", "target_modules", list(&["q_proj", "v_proj"])), "which is none of them"),
+        (
+            set("rslora", "target_modules", list(&["q_proj", "v_proj", "o_proj"])),
+            "names model.layers.0.self_attn.o_proj by its target_modules, and the weights hold no adapter of it",
+        ),
+        (set("lora", "modules_to_save", list(&["norm"])), "names norm in modules_to_save"),
+        (set("dora", "use_dora", false.into()), "says use_dora: false, and the weights hold magnitudes"),
+        (set("lora", "use_dora", true.into()), "lacks model.layers.0"),
+        (set("lora", "peft_type", "OFT".into()), "oft_block_size"),
+        (set("lora", "bias", "all".into()), "only \"none\" is supported"),
+    ] {
+        let said = said.unwrap_err();
+        assert!(said.contains(expected), "{expected}: {said}");
+    }
+    for (said, expected) in [
+        (set("lora", "new_setting", serde_json::json!({"a": 1})), "nothing reads \"new_setting\": {\"a\":1}"),
+        (set("lora", "lora_ga_config", "x".into()), "nothing reads \"lora_ga_config\": \"x\""),
+        (
+            set("rslora", "target_modules", list(&["q_proj", "v_proj", "query"])),
+            "target_modules of the adapter names query, which the model does not have",
+        ),
+        (set("lora", "newer_setting", Value::Null), ""),
+        (set("lora", "newer_setting", false.into()), ""),
+        (set("rslora", "target_modules", ".*[qv]_proj".into()), ""),
+    ] {
+        let said = said.unwrap();
+        assert!(
+            if expected.is_empty() { said.is_empty() } else { said.contains(expected) },
+            "{expected}: {said}"
+        );
     }
 }

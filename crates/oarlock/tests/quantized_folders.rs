@@ -79,6 +79,7 @@ fn an_export_in_few_bits_is_such_a_folder() {
             max_shard_bytes: 20_000,
             dtype: None,
             overwrite: false,
+            chat: None,
         };
         let exported = export(&options, &device()).unwrap();
         assert!(exported.compared.difference > 0.0 && exported.compared.difference < 3.0, "{exported:?}");

@@ -9,9 +9,11 @@ use clap::Args;
 
 use super::model::LoadArgs;
 use crate::console::{Outcome, eprint};
-use oarlock::data::{ChatTemplate, Tokenizer};
+use oarlock::adapters::stop_ids;
+use oarlock::config;
+use oarlock::data::{self, ChatTemplate, Tokenizer};
 use oarlock::generate::{Chat, GenerateOptions, Generator, Sampling};
-use oarlock::model::hf::generation_stops;
+use oarlock::model::hf::{generation_note, generation_stops};
 use oarlock::{Error, Result, terminal};
 
 /// What both commands take.
@@ -55,6 +57,9 @@ pub(super) struct ChatArgs {
     /// The system prompt of the conversation
     #[arg(long)]
     system: Option<String>,
+    /// The template of the prompts, by the names of LLaMA-Factory; by default the model's own
+    #[arg(long)]
+    template: Option<String>,
     /// A JSON file with a list of functions that the model may call
     #[arg(long)]
     tools: Option<PathBuf>,
@@ -64,7 +69,9 @@ pub(super) struct ChatArgs {
 fn load(args: &ModelArgs) -> Result<(Generator, Tokenizer, GenerateOptions)> {
     let (generator, tokenizer) = args.load.load()?;
     let mut stop_ids = generator.stop_ids(&tokenizer);
-    stop_ids.extend(generation_stops(args.load.tokenizer_folder())?);
+    let side = args.load.tokenizer_folder();
+    stop_ids.extend(generation_stops(side)?);
+    generation_note(side)?.iter().for_each(|note| eprint(&format!("{note}\n")));
     let options = GenerateOptions {
         sampling: Sampling {
             temperature: args.temperature,
@@ -99,8 +106,17 @@ pub(super) fn generate(args: &GenerateArgs) -> Outcome {
 }
 
 pub(super) fn chat(args: &ChatArgs) -> Outcome {
-    let (generator, tokenizer, options) = load(&args.model)?;
-    let template = ChatTemplate::read(args.model.load.tokenizer_folder())?;
+    let (generator, tokenizer, mut options) = load(&args.model)?;
+    let side = args.model.load.tokenizer_folder();
+    let template = match &args.template {
+        None => ChatTemplate::read(side)?,
+        Some(name) => {
+            let named = config::ChatArgs { template: Some(name.clone()), ..config::ChatArgs::default() };
+            let named = data::Chat::new(&tokenizer, side, &named, usize::MAX)?;
+            options.stop_ids.extend(stop_ids(&named, &tokenizer, generator.config())?);
+            named.prompts(&tokenizer, side)?
+        }
+    };
     let mut chat = Chat::new(&generator, &tokenizer, &template, options, args.system.as_deref());
     if let Some(path) = &args.tools {
         let text = oarlock_comm::read_text(path, oarlock_comm::MAX_RECORDS_BYTES)

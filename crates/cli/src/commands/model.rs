@@ -13,6 +13,7 @@ use oarlock_tensor::cpu::quantized::{Code, Format};
 use oarlock_tensor::{DType, Device, DeviceKind, Par};
 
 use super::dtypes;
+use crate::console::eprint;
 
 /// Which model, and how it computes.
 #[derive(Args)]
@@ -62,6 +63,7 @@ impl LoadArgs {
                 load_quantized_for_inference(dir, adapters, format, &device, self.dtype, usize::MAX)?
             }
         };
+        model.config.notes().iter().for_each(|note| eprint(&format!("{note}\n")));
         Ok((Generator::new(model), tokenizer))
     }
 

@@ -209,7 +209,7 @@ fn device(settings: &Settings, problems: &mut Problems) -> DeviceKind {
 }
 
 /// How conversations become tokens.
-fn chat(settings: &Settings) -> ChatArgs {
+pub(super) fn chat(settings: &Settings) -> ChatArgs {
     ChatArgs {
         template: settings.text("template"),
         tool_format: settings.text("tool_format"),

@@ -37,13 +37,13 @@ pub const DIFFERENCES: [Difference; 6] = [
         "gradient_checkpointing",
         "false",
         "true",
-        "activations are kept, which is faster; `gradient_checkpointing: true` recomputes them",
+        "activations are kept, which is faster (`gradient_checkpointing: true` recomputes them)",
     ),
     stays("packing", "true", "true for stage pt alone", "it is so here as well, by the stage"),
 ];
 
 /// The defaults of LLaMA-Factory for what `layers` do not write, as the layer below them, and what is to be told.
-pub fn of_llama_factory(layers: &[Layer]) -> (Layer, Vec<String>) {
+pub fn of_llama_factory(layers: &[Layer]) -> (Layer, Option<String>) {
     let entries = || layers.iter().flat_map(|layer| &layer.entries);
     let last = |key: &str| entries().filter(|entry| entry.key == key).last();
     let is_on = |key: &str| last(key).and_then(|entry| scalar(&entry.value)).and_then(boolean) == Some(true);
@@ -82,13 +82,14 @@ pub fn of_llama_factory(layers: &[Layer]) -> (Layer, Vec<String>) {
             Some(_) => {}
         }
     }
-    let mut notes = Vec::new();
+    let mut parts = Vec::new();
     if !held.is_empty() {
-        notes.push(format!("what is not written is as in LLaMA-Factory: {}", held.join(", ")));
+        parts.push(format!("as in LLaMA-Factory: {}", held.join(", ")));
     }
     if !told.is_empty() {
-        notes.push(format!("otherwise than in LLaMA-Factory where nothing is written: {}", told.join("; ")));
+        parts.push(format!("otherwise than there: {}", told.join(", ")));
     }
+    let notes = if parts.is_empty() { None } else { Some(format!("not written: {}", parts.join("; "))) };
     (layer, notes)
 }
 
@@ -305,7 +306,7 @@ mod tests {
         let layers = written::arguments(&Words::new(&words)).unwrap().layers().unwrap();
         let (layer, notes) = of_llama_factory(&layers);
         let shown = |entry: &Entry| format!("{}={}", entry.key, scalar(&entry.value).unwrap());
-        (layer.entries.iter().map(shown).collect(), notes.join("\n"))
+        (layer.entries.iter().map(shown).collect(), notes.unwrap_or_default())
     }
 
     #[test]

@@ -3,10 +3,12 @@
 use std::path::PathBuf;
 
 use oarlock::adapters::Quantized;
+use oarlock::config::ChatArgs;
 use oarlock::settings::problem::{Problem, Problems};
 use oarlock::settings::resolve::{self, Settings};
 use oarlock_tensor::DType;
 
+use super::build::chat;
 use super::written::Layer;
 use super::{finetuning, quantization, table};
 
@@ -27,6 +29,10 @@ pub struct ExportArgs {
     pub dtype: Option<DType>,
     /// Whether files may be replaced that no earlier export wrote.
     pub overwrite: bool,
+    /// The template that is named.
+    pub chat: Option<ChatArgs>,
+    /// The keys that are written and that no export follows.
+    pub idle: Vec<&'static str>,
 }
 
 /// A problem with the folder to write to, where a layer names it.
@@ -37,6 +43,31 @@ pub fn folder_problem(layers: &[Layer], message: String, help: String) -> Proble
     }
     settings.problem(message, &["export_dir"]).help(help)
 }
+
+/// The keys that an export follows, or refuses.
+const FOLLOWED: [&str; 21] = [
+    "adapter_folder",
+    "adapter_name_or_path",
+    "default_system",
+    "double_quantization",
+    "enable_thinking",
+    "export_dequantized",
+    "export_dir",
+    "export_hub_model_id",
+    "export_legacy_format",
+    "export_quantization_bit",
+    "export_size",
+    "finetuning_type",
+    "infer_dtype",
+    "model_name_or_path",
+    "overwrite_output_dir",
+    "preserve_thinking",
+    "quantization_bit",
+    "quantization_method",
+    "quantization_type",
+    "template",
+    "tool_format",
+];
 
 /// What layers of settings say together.
 ///
@@ -154,6 +185,10 @@ pub fn export(layers: &[Layer]) -> Result<ExportArgs, Problems> {
         max_shard_bytes: gigabytes.saturating_mul(1_000_000_000),
         dtype,
         overwrite: settings.bool("overwrite_output_dir"),
+        chat: settings.said("template").map(|_| chat(&settings)),
+        idle: (table::KEYS.iter().map(|key| key.name))
+            .filter(|name| settings.get(name).is_written() && !FOLLOWED.contains(name))
+            .collect(),
     };
     problems.into_result(|| args)
 }
@@ -184,8 +219,14 @@ mod tests {
             max_shard_bytes: 2_000_000_000,
             dtype: Some(DType::BF16),
             overwrite: false,
+            chat: Some(ChatArgs { template: Some("llama3".into()), ..ChatArgs::default() }),
+            idle: vec!["trust_remote_code", "export_device"],
         };
-        assert_eq!(args.unwrap(), expected);
+        let mut args = args.unwrap();
+        if let Some(chat) = &mut args.chat {
+            (chat.enable_thinking, chat.split_special_tokens) = (None, false);
+        }
+        assert_eq!(args, expected);
         assert_eq!(read("model_name_or_path=m export_dir=o").unwrap().max_shard_bytes, 5_000_000_000);
     }
 

@@ -10,7 +10,7 @@ use super::lora::{Lora, LoraLayer};
 use super::oft::{Oft, OftLayer};
 use crate::config::{AdapterConfig, AdapterKind, LoraConfig, OftBlocks, Targets};
 use crate::error::{Error, Result};
-use crate::model::{Decoder, HfConfig, QuantizedLayers, QuantizedWeights};
+use crate::model::{Decoder, HfConfig, ModelMark, QuantizedLayers, QuantizedWeights};
 use crate::nn::{self, Layer, Linear, names_of};
 
 /// The output weights, which `Targets::All` leaves out.
@@ -28,6 +28,8 @@ pub struct Adaptation {
     /// Whether the layers have a frozen copy of the adapter beside the trained one, which they are
     /// [`as_reference`](super::as_reference).
     pub with_reference: bool,
+    /// The model that they are trained beside, by which their files know it again.
+    pub base: Option<ModelMark>,
 }
 
 /// The adapter of one layer.
@@ -111,13 +113,15 @@ impl Adaptation {
         if modules.contains_key(LM_HEAD) || whole.contains(LM_HEAD) {
             refuse_tied(hf)?;
         }
-        Ok(Adaptation { config: config.clone(), modules, whole, with_reference: false })
+        let base = hf.folder().map(|_| hf.mark());
+        Ok(Adaptation { config: config.clone(), modules, whole, with_reference: false, base })
     }
 
     /// One that continues an adapter that was read.
     pub fn of(adapter: &Adapter) -> Adaptation {
         let (modules, whole) = (adapter.modules(), adapter.whole());
-        Adaptation { config: adapter.config().clone(), modules, whole, with_reference: false }
+        let base = Some(adapter.beside().clone());
+        Adaptation { config: adapter.config().clone(), modules, whole, with_reference: false, base }
     }
 }
 

@@ -9,12 +9,16 @@ use serde_json::Value;
 use super::compare::{Compared, compared, logits, prompts};
 use super::inference::{beside, load_for_inference, merging};
 use super::modelfile::modelfile;
-use crate::data::Tokenizer;
+use super::template_files::{TemplateFiles, stop_ids, template_files};
+use crate::config::ChatArgs;
+use crate::data::{Chat, ChatTemplate, Tokenizer};
 use crate::error::{Error, Result};
 use crate::model::hf::{ModelFiles, QuantizedFiles, generation_stops};
 use crate::model::{Decoder, HfConfig, SafetensorsSource, SaveOptions};
 use crate::nn::parameters;
 use crate::shard::{ParamSlice, WeightSource};
+
+const TOKENIZER_CONFIG: &str = "tokenizer_config.json";
 
 /// What [`export`] writes.
 #[derive(Clone, Copy, Debug)]
@@ -33,6 +37,8 @@ pub struct ExportOptions<'a> {
     pub dtype: Option<DType>,
     /// Whether files may be replaced that no earlier export wrote.
     pub overwrite: bool,
+    /// The template with which the model is to be talked to, where it is not the one of the folders.
+    pub chat: Option<&'a ChatArgs>,
 }
 
 /// What the record of a folder calls the writer of an export.
@@ -56,6 +62,8 @@ pub struct Exported {
     pub dtype: DType,
     /// The names of the files.
     pub files: Vec<String>,
+    /// What is to be told of how the base and its adapters were read.
+    pub notes: Vec<String>,
     /// How far the written model is from the base with its adapters, both computed in f32.
     pub compared: Compared,
 }
@@ -67,7 +75,8 @@ pub struct Exported {
 /// What is wrong with the folders, and [`Error::Occupied`] where `out` holds something that may not be replaced; `out` is then as
 /// it was.
 pub fn export(options: &ExportOptions<'_>, device: &Device) -> Result<Exported> {
-    let ExportOptions { model: dir, adapters, quantized, out, max_shard_bytes, dtype, overwrite } = *options;
+    let ExportOptions { model: dir, adapters, quantized, out, max_shard_bytes, dtype, overwrite, chat } =
+        *options;
     let same =
         |path: &Path| path.canonicalize().ok().is_some_and(|path| out.canonicalize().ok() == Some(path));
     if let Some(path) =
@@ -93,13 +102,14 @@ pub fn export(options: &ExportOptions<'_>, device: &Device) -> Result<Exported> 
     let n_positions = hf.decoder().max_positions.min(256);
     let mut decoder = Decoder::new(hf.decoder().clone(), n_positions)?;
     let mut source = merging(dir, &hf, &mut decoder, adapters, quantized, device)?;
+    let notes = [hf.notes(), &source.notes()].concat();
     let mut files = ModelFiles::of_model(&hf, &decoder, &save)?;
     if side != dir {
         files.take_over(side, &[]);
     }
-    for (name, text) in beside_weights(side, &hf, &tokenizer)? {
-        files.add_text(name, text);
-    }
+    let (texts, told) = beside_weights(side, &hf, &tokenizer, chat)?;
+    texts.into_iter().for_each(|(name, text)| files.add_text(name, text));
+    let notes = [notes, told].concat();
     files.take_over_value_head(adapters.iter().rev().map(PathBuf::as_path).chain([dir]));
     let files = files.written_by(EXPORT, overwrite);
     let names: Vec<String> = files.names().map(str::to_owned).collect();
@@ -115,7 +125,7 @@ pub fn export(options: &ExportOptions<'_>, device: &Device) -> Result<Exported> 
     let before = logits(&beside(dir, adapters, quantized, device, DType::F32, n_positions)?, &prompts)?;
     let after = logits(&load_for_inference(out, &[], device, DType::F32, n_positions)?, &prompts)?;
     let compared = compared(&before, &after, hf.decoder().vocab_size);
-    Ok(Exported { n_elems, dtype, files: names, compared })
+    Ok(Exported { n_elems, dtype, files: names, notes, compared })
 }
 
 /// Where the tokenizer of a model with adapters lies, and the chat template that it was trained with: in the folder of the
@@ -133,7 +143,7 @@ fn export_packed(
     format: Format,
     device: &Device,
 ) -> Result<Exported> {
-    let ExportOptions { model: dir, adapters, out, max_shard_bytes, overwrite, .. } = *options;
+    let ExportOptions { model: dir, adapters, out, max_shard_bytes, overwrite, chat, .. } = *options;
     if let Some(kind) = hf.quantization() {
         return Err(Error::Usage(format!(
             "the weights of {} are quantized already ({})",
@@ -148,9 +158,8 @@ fn export_packed(
     }
     let save = SaveOptions { dtype, max_shard_bytes, side_files_from: Some(dir) };
     let mut files = QuantizedFiles::new(hf, format, &save)?;
-    for (name, text) in beside_weights(dir, hf, tokenizer)? {
-        files.add_text(name, text);
-    }
+    let (texts, told) = beside_weights(dir, hf, tokenizer, chat)?;
+    texts.into_iter().for_each(|(name, text)| files.add_text(name, text));
     let files = files.written_by(EXPORT, overwrite);
     let names: Vec<String> = files.names().map(str::to_owned).collect();
     let (plain, mut quantized) =
@@ -165,19 +174,45 @@ fn export_packed(
     let prompts = prompts(tokenizer, n_positions)?;
     let of = |dir: &Path| logits(&load_for_inference(dir, &[], device, DType::F32, n_positions)?, &prompts);
     let compared = compared(&of(dir)?, &of(out)?, hf.decoder().vocab_size);
-    Ok(Exported { n_elems, dtype, files: names, compared })
+    Ok(Exported { n_elems, dtype, files: names, notes: [hf.notes(), &told].concat(), compared })
 }
 
-/// Texts beside the weights: a `Modelfile`, and the settings of the tokenizer.
-fn beside_weights(dir: &Path, hf: &HfConfig, tokenizer: &Tokenizer) -> Result<Vec<(&'static str, String)>> {
+/// Texts beside the weights: a `Modelfile`, the settings of the tokenizer, and the chat template where one is named; and what
+/// is to be told of the template. That of the folder stays where it writes the same: it may write more, such as calls.
+fn beside_weights(
+    dir: &Path,
+    hf: &HfConfig,
+    tokenizer: &Tokenizer,
+    args: Option<&ChatArgs>,
+) -> Result<(TemplateFiles, Vec<String>)> {
+    let chat = args.map(|args| Chat::new(tokenizer, dir, args, usize::MAX)).transpose()?;
     let mut stops = hf.special().eos.clone();
     stops.extend(generation_stops(dir)?);
     stops.extend(tokenizer.special().eos);
+    let own = ChatTemplate::read(dir).ok();
+    let mut told = Vec::new();
+    if let Some(chat) = &chat {
+        stops.extend(stop_ids(chat, tokenizer, hf)?);
+        told.extend(chat.disagreement(tokenizer, dir)?);
+    }
+    let (mut texts, template) = match &chat {
+        Some(chat) if own.is_none() || !told.is_empty() => {
+            (template_files(chat, tokenizer, dir, hf)?, Some(chat.prompts(tokenizer, dir)?))
+        }
+        _ => (TemplateFiles::new(), own),
+    };
     stops.sort_unstable();
     stops.dedup();
-    let mut texts = vec![("Modelfile", modelfile(dir, tokenizer, &stops))];
-    texts.extend(padding_left(dir).map(|text| ("tokenizer_config.json", text)));
-    Ok(texts)
+    texts.push(("Modelfile", modelfile(template.as_ref(), tokenizer, &stops)));
+    match texts.iter_mut().find(|(name, _)| *name == TOKENIZER_CONFIG) {
+        Some((_, text)) => *text = padding_left(text).unwrap_or_else(|| text.clone()),
+        None => {
+            let own =
+                oarlock_comm::read_text(dir.join(TOKENIZER_CONFIG), oarlock_comm::MAX_CONFIG_BYTES).ok();
+            texts.extend(own.and_then(|text| Some((TOKENIZER_CONFIG, padding_left(&text)?))));
+        }
+    }
+    Ok((texts, told))
 }
 
 /// The dtype that `config.json` gives the weights.
@@ -194,11 +229,9 @@ fn dtype_of(dir: &Path) -> Result<DType> {
     })
 }
 
-/// `tokenizer_config.json` of a folder with padding on the left, where answers are generated.
-fn padding_left(dir: &Path) -> Option<String> {
-    let text =
-        oarlock_comm::read_text(dir.join("tokenizer_config.json"), oarlock_comm::MAX_CONFIG_BYTES).ok()?;
-    let Ok(Value::Object(mut config)) = serde_json::from_str(&text) else { return None };
+/// A `tokenizer_config.json` with padding on the left, where answers are generated.
+fn padding_left(text: &str) -> Option<String> {
+    let Ok(Value::Object(mut config)) = serde_json::from_str(text) else { return None };
     config.insert("padding_side".to_owned(), Value::from("left"));
     Some(format!("{:#}\n", Value::Object(config)))
 }

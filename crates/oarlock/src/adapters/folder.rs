@@ -8,11 +8,12 @@ use oarlock_tensor::DType;
 use safetensors::SafeTensors;
 
 use super::adapt::{Adaptation, AdaptedModule, LowRank, ends_with, linears, refuse_tied, scale};
-use super::peft_config;
+use super::origin;
+use super::peft_config::{self, PeftConfig};
 use crate::config::{AdapterConfig, AdapterKind};
 use crate::error::{Error, Result};
 use crate::model::hf::{ModelFiles, Weight, floats};
-use crate::model::{Decoder, HfConfig, Stored, is_of_value_head};
+use crate::model::{Decoder, HfConfig, ModelMark, Stored, is_of_value_head};
 use crate::nn::{NamedParam, names_of, parameters};
 
 /// The settings of an adapter.
@@ -30,6 +31,10 @@ pub(super) const PARTS: [&str; 4] =
 #[derive(Clone, Debug)]
 pub struct Adapter {
     config: AdapterConfig,
+    /// The model beside which it was opened.
+    beside: ModelMark,
+    /// What is to be told of how it was read.
+    notes: Vec<String>,
     /// By the names that an adapted model shows: its shape and its values.
     tensors: BTreeMap<String, (Vec<usize>, Vec<f32>)>,
 }
@@ -43,7 +48,7 @@ impl Adapter {
         if !dir.join(CONFIG).is_file() {
             return Err(Error::bad_file(dir, format!("holds no {CONFIG}; name the folder of an adapter")));
         }
-        let config = peft_config::read(&dir.join(CONFIG))?;
+        let peft = peft_config::read(&dir.join(CONFIG))?;
         let path = dir.join(WEIGHTS);
         if !path.is_file() {
             let problem = match dir.join("adapter_model.bin").is_file() {
@@ -58,6 +63,11 @@ impl Adapter {
         let bad = |problem: String| Error::bad_file(&path, problem);
         let file = SafeTensors::deserialize(&map)
             .map_err(|e| bad(format!("{e}: the file is damaged or cut off; copy it again")))?;
+        let (_, header) = SafeTensors::read_metadata(&map).map_err(|e| bad(e.to_string()))?;
+        let beside = hf.mark();
+        let other = origin::compare(peft.base.as_deref(), header.metadata().as_ref(), hf, &beside);
+        let mut notes = peft.notes.clone();
+        notes.extend(other.map_err(|problem| Error::bad_file(dir, problem))?);
         let known = Names::of(hf, model)?;
         let mut tensors = BTreeMap::new();
         for (key, view) in file.tensors() {
@@ -67,14 +77,28 @@ impl Adapter {
             tensors.insert(name, (view.shape().to_vec(), values));
         }
         map.check().map_err(Error::io("read", &path))?;
-        let adapter = Adapter { config, tensors };
+        let mut adapter = Adapter { config: peft.config.clone(), beside, notes, tensors };
         let is_output =
             |name: &String| name.starts_with("lm_head.") || name.starts_with("model.embed_tokens.");
         if adapter.tensors.keys().any(is_output) {
             refuse_tied(hf)?;
         }
         adapter.check(&known).map_err(&bad)?;
+        let agrees = adapter.check_settings(&known, &peft);
+        let strange = agrees.map_err(|problem| Error::bad_file(&dir.join(CONFIG), problem))?;
+        adapter.notes.extend(strange);
         Ok(adapter)
+    }
+
+    /// What is to be told of how it was read: settings that nothing reads, and a base that is not the one that it was
+    /// trained beside.
+    pub fn notes(&self) -> &[String] {
+        &self.notes
+    }
+
+    /// The model beside which it was opened.
+    pub(super) fn beside(&self) -> &ModelMark {
+        &self.beside
     }
 
     /// Its settings.
@@ -183,6 +207,76 @@ impl Adapter {
     }
 }
 
+impl Adapter {
+    /// Whether the settings are those of these weights; what is to be told of names that the model does not have.
+    fn check_settings(
+        &self,
+        known: &Names,
+        peft: &PeftConfig,
+    ) -> std::result::Result<Option<String>, String> {
+        let paths: BTreeSet<&str> = (self.tensors.keys())
+            .filter_map(|name| PARTS.iter().find_map(|part| name.strip_suffix(part)?.strip_suffix('.')))
+            .collect();
+        if let AdapterKind::Lora(lora) = &self.config.kind {
+            for path in &paths {
+                let pattern = lora.rank_pattern.iter().find(|(key, _)| ends_with(path, key));
+                let expected = pattern.map_or(lora.rank, |(_, rank)| *rank);
+                let found = self.values(path, PARTS[0]).and_then(|(shape, _)| shape.first().copied());
+                if found.is_some_and(|found| found != expected) {
+                    return Err(format!(
+                        "says the rank {expected} for {path} (r, rank_pattern), and its weights there have the rank {}; the \
+                         files are of two adapters, or were changed",
+                        found.unwrap_or(0)
+                    ));
+                }
+                if !lora.use_dora && self.values(path, PARTS[2]).is_some() {
+                    return Err(format!(
+                        "says use_dora: false, and the weights hold magnitudes of {path}; the files are of two adapters"
+                    ));
+                }
+            }
+        }
+        for name in &self.config.modules_to_save {
+            if !self.whole().iter().any(|path| ends_with(path, name)) {
+                return Err(format!(
+                    "names {name} in modules_to_save, and the weights do not hold it; copy the adapter again"
+                ));
+            }
+        }
+        let Some(targets) = &peft.targets else { return Ok(None) };
+        // Paths as PEFT knows them.
+        let stored = |path: &str| known.stored(path);
+        if let Some(path) =
+            paths.iter().find(|path| !targets.iter().any(|name| ends_with(&stored(path), name)))
+        {
+            return Err(format!(
+                "names {} in target_modules, and the weights hold an adapter of {path}, which is none of them; the files are \
+                 of two adapters, or were changed",
+                targets.join(", ")
+            ));
+        }
+        if peft.has_all_targets {
+            let lacks = |path: &&String| {
+                targets.iter().any(|name| ends_with(path, name))
+                    && known.linears.get(*path).is_some_and(|own| !paths.contains(own.as_str()))
+            };
+            if let Some(path) = known.linears.keys().find(lacks) {
+                return Err(format!(
+                    "names {path} by its target_modules, and the weights hold no adapter of it; copy the adapter again"
+                ));
+            }
+        }
+        let is_there = |name: &&String| known.linears.keys().any(|path| ends_with(path, name));
+        let strange: Vec<&str> = targets.iter().filter(|name| !is_there(name)).map(String::as_str).collect();
+        Ok((!strange.is_empty()).then(|| {
+            format!(
+                "note: target_modules of the adapter names {}, which the model does not have",
+                strange.join(", ")
+            )
+        }))
+    }
+}
+
 /// Inputs of a block whose skew-symmetric matrix has so many elements above its diagonal.
 fn block_of(n_above: usize) -> usize {
     (2..=n_above + 1).find(|block| block * (block - 1) / 2 >= n_above).unwrap_or(2)
@@ -240,6 +334,12 @@ impl Names {
         self.params.get(&name).cloned().ok_or_else(unknown)
     }
 
+    /// The path of a linear layer in the family's files.
+    fn stored(&self, path: &str) -> String {
+        let found = self.linears.iter().find(|(_, own)| own.as_str() == path);
+        found.map_or(path, |(stored, _)| stored).to_owned()
+    }
+
     /// Outputs and inputs of a linear layer.
     fn sizes(&self, path: &str) -> [usize; 2] {
         match self.shapes.get(&format!("{path}.weight")).map(Vec::as_slice) {
@@ -271,7 +371,8 @@ pub fn adapter_files(
             name: named.name,
         })
         .collect();
-    let mut files = as_adapter(ModelFiles::new(&weights, u64::MAX)?).with_value_head(model)?;
+    let laid_out = ModelFiles::with_metadata(&weights, u64::MAX, origin::metadata(adaptation.base.as_ref()))?;
+    let mut files = as_adapter(laid_out).with_value_head(model)?;
     adapter_text(&mut files, hf, model, adaptation, base);
     if let Some(tokenizer) = tokenizer {
         files.take_over(tokenizer, &[]);

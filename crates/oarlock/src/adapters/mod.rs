@@ -13,10 +13,12 @@ mod inference;
 mod lora;
 mod modelfile;
 mod oft;
+mod origin;
 mod peft_config;
 mod pissa;
 mod reference;
 mod source;
+mod template_files;
 mod update;
 
 pub use crate::config::{
@@ -36,3 +38,4 @@ pub use oft::{Oft, OftLayer};
 pub use pissa::convert_pissa;
 pub use reference::as_reference;
 pub use source::AdaptedSource;
+pub use template_files::{TemplateFiles, stop_ids, template_files};

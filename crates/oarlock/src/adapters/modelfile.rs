@@ -1,7 +1,5 @@
 //! The `Modelfile` beside an exported model, with which Ollama runs it.
 
-use std::path::Path;
-
 use crate::data::{ChatTemplate, Conversation, Message, Tokenizer};
 
 /// Tokens that Ollama gives a conversation.
@@ -10,12 +8,12 @@ const NUM_CTX: usize = 4096;
 const SYSTEM: &str = "{{ .System }}";
 const CONTENT: &str = "{{ .Content }}";
 
-/// The text of the file for the model of a folder. The template is what the folder's chat template makes of a system
-/// prompt, questions and answers; without one, or with one that renders them otherwise depending on their text, Ollama
+/// The text of the file for a model. The template is what its chat template makes of a system prompt, questions and answers;
+/// without one, or with one that renders them otherwise depending on their text, Ollama
 /// takes its own.
-pub(super) fn modelfile(dir: &Path, tokenizer: &Tokenizer, stop_ids: &[u32]) -> String {
+pub(super) fn modelfile(template: Option<&ChatTemplate>, tokenizer: &Tokenizer, stop_ids: &[u32]) -> String {
     let mut text = "# ollama modelfile written by oarlock\n\nFROM .\n\n".to_owned();
-    if let Some(template) = ChatTemplate::read(dir).ok().and_then(|template| of_ollama(&template)) {
+    if let Some(template) = template.and_then(of_ollama) {
         text.push_str(&format!("TEMPLATE \"\"\"{template}\"\"\"\n\n"));
     }
     for id in stop_ids {

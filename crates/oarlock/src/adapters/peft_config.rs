@@ -34,11 +34,61 @@ const PLAIN: [(&str, &[&str]); 16] = [
     ("use_cayley_neumann", &["true"]),
 ];
 
+/// Settings that change nothing of what an adapter computes, or that are read below.
+const KNOWN: [&str; 32] = [
+    "alpha_pattern",
+    "auto_mapping",
+    "base_model_name_or_path",
+    "corda_config",
+    "ensure_weight_tying",
+    "eps",
+    "eva_config",
+    "exclude_modules",
+    "inference_mode",
+    "init_lora_weights",
+    "init_weights",
+    "layers_pattern",
+    "layers_to_transform",
+    "loftq_config",
+    "lora_alpha",
+    "lora_dropout",
+    "megatron_core",
+    "module_dropout",
+    "modules_to_save",
+    "num_cayley_neumann_terms",
+    "oft_block_size",
+    "peft_version",
+    "qalora_group_size",
+    "r",
+    "rank_pattern",
+    "revision",
+    "runtime_config",
+    "target_modules",
+    "task_type",
+    "use_dora",
+    "use_rslora",
+    "velora_config",
+];
+
+/// What the file says.
+#[derive(Debug)]
+pub(super) struct PeftConfig {
+    pub(super) config: AdapterConfig,
+    /// `base_model_name_or_path`.
+    pub(super) base: Option<String>,
+    /// The names in `target_modules`; none where it is a regular expression or a word for all.
+    pub(super) targets: Option<Vec<String>>,
+    /// Whether every layer that `target_modules` names has an adapter.
+    pub(super) has_all_targets: bool,
+    /// What is to be told: settings that nothing reads.
+    pub(super) notes: Vec<String>,
+}
+
 /// Reads the file. PEFT's defaults stand for what is not written.
 ///
 /// # Errors
 /// A broken file, another kind of adapter, or a setting that is not supported.
-pub(super) fn read(path: &Path) -> Result<AdapterConfig> {
+pub(super) fn read(path: &Path) -> Result<PeftConfig> {
     let text =
         oarlock_comm::read_text(path, oarlock_comm::MAX_CONFIG_BYTES).map_err(Error::io("read", path))?;
     let bad = |problem: String| Error::bad_file(path, problem);
@@ -138,11 +188,35 @@ pub(super) fn read(path: &Path) -> Result<AdapterConfig> {
             init: init(fields.get("init_lora_weights")).map_err(bad)?,
         })
     };
-    Ok(AdapterConfig {
-        kind,
+    let says_something = |value: &Value| match value {
+        Value::Null | Value::Bool(false) => false,
+        Value::Array(list) => !list.is_empty(),
+        Value::Object(fields) => !fields.is_empty(),
+        _ => true,
+    };
+    let is_known = |name: &str| KNOWN.contains(&name) || PLAIN.iter().any(|(plain, _)| *plain == name);
+    let unknown = fields.iter().filter(|(name, value)| !is_known(name) && says_something(value));
+    let unknown: Vec<String> = unknown.map(|(name, value)| format!("\"{name}\": {value}")).collect();
+    let notes = match unknown.is_empty() {
+        true => Vec::new(),
+        false => vec![format!(
+            "warning: of {} nothing reads {}; if it changes what the adapter computes, that is missing here",
+            path.display(),
+            unknown.join(", ")
+        )],
+    };
+    let modules_to_save = names("modules_to_save")?;
+    let listed = names("target_modules")?;
+    let is_left_out = ["exclude_modules", "layers_to_transform", "layers_pattern"]
+        .iter()
+        .any(|name| fields.get(*name).is_some_and(says_something));
+    Ok(PeftConfig {
+        base: fields.get("base_model_name_or_path").and_then(Value::as_str).map(str::to_owned),
+        targets: matches!(fields.get("target_modules"), Some(Value::Array(_))).then(|| listed.clone()),
+        has_all_targets: !is_left_out,
+        notes,
         // Which layers these are the weights say.
-        targets: Targets::Named(names("target_modules")?),
-        modules_to_save: names("modules_to_save")?,
+        config: AdapterConfig { kind, targets: Targets::Named(listed), modules_to_save },
     })
 }
 

@@ -8,6 +8,7 @@ use oarlock_tensor::{DType, Device, Init, Shape};
 
 use super::adapt::{Adaptation, LowRank};
 use super::folder::{Adapter, PARTS, adapter_text, as_adapter, stored_name};
+use super::origin;
 use super::update::add_update;
 use crate::config::{AdapterConfig, AdapterKind, LoraInit};
 use crate::disk::Writer;
@@ -129,7 +130,8 @@ pub fn convert_pissa(
         .collect();
     let config = AdapterConfig { kind: AdapterKind::Lora(config), ..adapter.config().clone() };
     let converted = Adaptation { config, ..Adaptation::of(adapter) };
-    let mut files = ModelFiles::new(&weights, u64::MAX)?;
+    let metadata = origin::metadata(converted.base.as_ref());
+    let mut files = ModelFiles::with_metadata(&weights, u64::MAX, metadata)?;
     adapter_text(&mut files, hf, model, &converted, base);
     if let Some(tokenizer) = tokenizer {
         files.take_over(tokenizer, &[]);

@@ -80,6 +80,11 @@ impl AdaptedSource {
         AdaptedSource { principal: adaptation.config.is_pissa().then(|| adaptation.clone()), ..self }
     }
 
+    /// What is to be told of its adapters ([`Adapter::notes`]).
+    pub fn notes(&self) -> Vec<String> {
+        self.merged.iter().chain(&self.trained).flat_map(|adapter| adapter.notes().iter().cloned()).collect()
+    }
+
     /// Elements of a weight of the base with all adapters merged into it.
     fn merged(&mut self, slice: &ParamSlice<'_>, out: &mut [f32]) -> Result<()> {
         let (path, n_merged) = (path_of(slice.name), self.merged.len());

@@ -8,8 +8,8 @@ use super::manifest::{Manifest, qualified};
 use super::read::{Reader, verify};
 use super::tags::find;
 use crate::error::{CheckpointError, Error, Problem, Result};
-use crate::model::Stored;
 use crate::model::hf::{HfConfig, ModelFiles, Weight, check_weights_dtype};
+use crate::model::{Stored, is_of_value_head};
 use crate::shard::MASTER;
 
 /// How [`merge_weights`] writes.
@@ -155,7 +155,11 @@ pub fn lay_out<'a>(
         None => Stored::whole(name),
     };
     check_weights_dtype(dtype)?;
+    // The value head of a reward model has a file of its own.
+    let (head, shapes): (Vec<_>, Vec<_>) =
+        shapes.partition(|(name, _)| config.is_some() && is_of_value_head(name));
     let weights: Vec<Weight> = shapes
+        .into_iter()
         .map(|(name, shape)| Weight {
             name: name.to_owned(),
             stored: stored(name),
@@ -163,7 +167,8 @@ pub fn lay_out<'a>(
             dtype: dtype.into(),
         })
         .collect();
-    let mut files = ModelFiles::new(&weights, max_shard_bytes)?;
+    let head = head.into_iter().map(|(name, shape)| (name.to_owned(), shape.to_vec()));
+    let mut files = ModelFiles::new(&weights, max_shard_bytes)?.with_value_head_of(head)?;
     match &config {
         Some(config) => files.settle(config, dtype, dir),
         None => dir.into_iter().for_each(|dir| files.take_over(dir, &["config.json".to_string()])),

@@ -28,6 +28,17 @@ enum Writing {
     Jinja(Box<ChatTemplate>),
 }
 
+/// All messages of an example, the answers that are compared among them.
+fn messages_of(example: &Example) -> impl Iterator<Item = &Message> {
+    let (messages, answers): (&[Message], [Option<&Message>; 2]) = match example {
+        Example::Text(_) => (&[], [None, None]),
+        Example::Conversation(conversation) => (&conversation.messages, [None, None]),
+        Example::Judged(judged) => (&judged.conversation.messages, [None, None]),
+        Example::Pair(pair) => (&pair.prompt.messages, [Some(&pair.chosen), Some(&pair.rejected)]),
+    };
+    messages.iter().chain(answers.into_iter().flatten())
+}
+
 /// What became of a conversation.
 pub(super) enum Outcome {
     Encoded(Encoded, Cuts),
@@ -82,20 +93,19 @@ impl Chat {
     /// What the messages of an example hold that it does not write: fields beside the text, as files of other programs have
     /// them.
     pub(super) fn unread(&self, example: &Example) -> Vec<String> {
-        let (messages, answers): (&[Message], [Option<&Message>; 2]) = match example {
-            Example::Text(_) => (&[], [None, None]),
-            Example::Conversation(conversation) => (&conversation.messages, [None, None]),
-            Example::Judged(judged) => (&judged.conversation.messages, [None, None]),
-            Example::Pair(pair) => (&pair.prompt.messages, [Some(&pair.chosen), Some(&pair.rejected)]),
-        };
-        let is_read = |field: &str| match &self.writing {
-            Writing::Layout(_) => field == "tool_calls",
-            Writing::Jinja(template) => template.source().contains(field),
-        };
         let mut unread: Vec<String> = Vec::new();
-        for message in messages.iter().chain(answers.into_iter().flatten()) {
+        let has_tools = match example {
+            Example::Text(_) => false,
+            Example::Conversation(conversation) => conversation.tools.is_some(),
+            Example::Judged(judged) => judged.conversation.tools.is_some(),
+            Example::Pair(pair) => pair.prompt.tools.is_some(),
+        };
+        if has_tools && matches!(self.writing, Writing::Jinja(_)) && !self.writes("tools") {
+            unread.push("\"tools\", of which the chat template of the tokenizer knows nothing,".to_owned());
+        }
+        for message in messages_of(example) {
             for (field, value) in &message.extra {
-                if !is_empty(value) && !is_read(field) {
+                if !is_empty(value) && !self.writes(field) {
                     let told = format!("\"{field}\" of messages");
                     if !unread.contains(&told) {
                         unread.push(told);
@@ -114,6 +124,25 @@ impl Chat {
         match &self.writing {
             Writing::Layout(layout) => layout.jinja(tokenizer, &self.args).map(Some),
             Writing::Jinja(_) => Ok(None),
+        }
+    }
+
+    /// Whether a field of messages can reach what is written.
+    fn writes(&self, field: &str) -> bool {
+        match &self.writing {
+            Writing::Layout(_) => field == "tool_calls",
+            Writing::Jinja(template) => template.source().contains(field),
+        }
+    }
+
+    /// What writes the prompts of a model that was trained with this; `dir` is the folder of the tokenizer.
+    ///
+    /// # Errors
+    /// A tokenizer that cannot be used.
+    pub fn prompts(&self, tokenizer: &Tokenizer, dir: &Path) -> Result<ChatTemplate> {
+        match self.template(tokenizer)? {
+            Some(source) => ChatTemplate::written(source, dir),
+            None => ChatTemplate::read(dir),
         }
     }
 
@@ -174,6 +203,14 @@ impl Chat {
 
     /// The tokens of an example.
     pub(super) fn encode(&self, tokenizer: &Tokenizer, example: &Example) -> Result<Outcome> {
+        // What would be learned is an answer without its calls, which often is an empty one.
+        if !self.writes("tool_calls")
+            && messages_of(example).any(|message| message.extra.contains_key("tool_calls"))
+        {
+            return dropped(
+                "it calls functions, and the chat template of the tokenizer does not write calls; name a template that does",
+            );
+        }
         match (self.args.learned, example) {
             (Learned::Answers, Example::Conversation(conversation)) => {
                 self.conversation(tokenizer, conversation)

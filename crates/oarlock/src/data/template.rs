@@ -9,6 +9,8 @@ use std::borrow::Cow;
 use std::ops::Range;
 use std::path::{Path, PathBuf};
 
+use serde_json::Value;
+
 use super::added_tokens::settings;
 use super::error::{Error, Result};
 use super::example::Conversation;
@@ -52,15 +54,15 @@ impl ChatTemplate {
                          model that was only pretrained continues a text: use `oarlock generate`";
             return Err(Error::Template { path: dir.into(), cause: cause.into() });
         };
-        let tokens: Vec<(String, String)> = (settings(dir)?.into_iter())
-            .filter_map(|(name, value)| {
-                let text = value.as_str().or_else(|| value.get("content")?.as_str())?;
-                name.ends_with("_token").then(|| (name.clone(), text.to_string()))
-            })
-            .collect();
+        let tokens = tokens(dir)?;
         let compile = |(source, path): Text| ChatTemplate::compile(source, tokens.clone(), path);
         let with_tools = with_tools.map(compile).transpose()?.map(Box::new);
         Ok(ChatTemplate { with_tools, ..compile(default)? })
+    }
+
+    /// A template that does not stand in the folder of its tokenizer.
+    pub(super) fn written(source: String, dir: &Path) -> Result<ChatTemplate> {
+        ChatTemplate::compile(source, tokens(dir)?, dir.into())
     }
 
     /// Whether a folder has a chat template.
@@ -118,6 +120,15 @@ impl ChatTemplate {
         }
         self.of(conversation).confined(conversation, |compiled, of| Spans::new(compiled, of).render())
     }
+}
+
+/// The tokens that templates know by name.
+fn tokens(dir: &Path) -> Result<Vec<(String, String)>> {
+    let token = |(name, value): (String, Value)| {
+        let text = value.as_str().or_else(|| value.get("content")?.as_str())?.to_owned();
+        name.ends_with("_token").then_some((name, text))
+    };
+    Ok(settings(dir)?.into_iter().filter_map(token).collect())
 }
 
 #[cfg(test)]

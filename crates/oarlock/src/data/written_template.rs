@@ -90,8 +90,11 @@ mod tests {
 
     use serde_json::json;
 
-    use super::super::example::{Conversation, Message};
+    use super::super::example::{Conversation, Example, Message};
+    use super::super::sft::{Chat, Outcome};
     use super::super::template::ChatTemplate;
+    use super::super::tokenizer::tests::small;
+    use crate::config::ChatArgs;
 
     fn rendered(dir: &Path, tools: bool) -> String {
         let tools = tools.then(|| json!([{"name": "tide"}]));
@@ -126,5 +129,36 @@ mod tests {
         std::fs::create_dir(dir.join("additional_chat_templates")).unwrap();
         write("additional_chat_templates/tool_use.jinja", "beside");
         assert_eq!((rendered(dir, false), rendered(dir, true)), ("file".into(), "beside".into()));
+    }
+
+    #[test]
+    fn calls_that_a_template_does_not_write_are_not_learned_as_silence() {
+        let (dir, tokenizer) = small();
+        let dir = dir.path();
+        let template =
+            "{% for m in messages %}<|im_start|>{{ m['role'] }}\n{{ m['content'] }}<|im_end|>{% endfor %}";
+        std::fs::write(dir.join("chat_template.jinja"), template).unwrap();
+        let mut called = Message::new("assistant", "");
+        called.extra.insert("tool_calls".into(), json!([{"name": "tide", "arguments": {}}]));
+        let conversation = |answer: Message| {
+            let tools = Some(json!([{"name": "tide"}]));
+            Example::Conversation(Conversation {
+                tools,
+                messages: vec![Message::new("user", "Hi"), answer],
+                system: None,
+            })
+        };
+        let own = Chat::new(&tokenizer, dir, &ChatArgs::default(), 64).unwrap();
+        let Outcome::Dropped(reason) = own.encode(&tokenizer, &conversation(called.clone())).unwrap() else {
+            panic!("silence is learned")
+        };
+        assert!(reason.contains("does not write calls"), "{reason}");
+        let mut said = Message::new("assistant", "Hello");
+        said.extra.insert("weight".into(), json!(0.5));
+        let unread = own.unread(&conversation(said));
+        assert!(unread[0].starts_with("\"tools\"") && unread[1] == "\"weight\" of messages", "{unread:?}");
+        let named = ChatArgs { template: Some("qwen".into()), ..ChatArgs::default() };
+        let named = Chat::new(&tokenizer, dir, &named, 400).unwrap();
+        assert!(matches!(named.encode(&tokenizer, &conversation(called)).unwrap(), Outcome::Encoded(..)));
     }
 }

@@ -16,7 +16,7 @@ use oarlock_tensor::Tensor;
 use crate::data::Tokenizer;
 use crate::error::Result;
 use crate::model::LayerCache;
-use crate::model::hf::LoadedModel;
+use crate::model::hf::{HfConfig, LoadedModel};
 use sampler::Sampler;
 
 /// Tokens of a prompt that go through the model at a time; bounds the memory for activations.
@@ -89,6 +89,11 @@ impl Generator {
         ids.sort_unstable();
         ids.dedup();
         ids
+    }
+
+    /// The settings of the model's folder.
+    pub fn config(&self) -> &HfConfig {
+        &self.model.config
     }
 
     /// Continues `prompt`; `on_token` sees each token as it comes and may end the answer.

@@ -26,12 +26,12 @@ pub use config::{
 pub use decoder::{Decoder, Head, LossOptions};
 pub use family::{Family, Stored, StoredRows};
 pub use hf::{
-    HfConfig, LoadedModel, SafetensorsSource, SaveOptions, SpecialTokens, StoredQuantization, WorkingCopies,
-    load_for_inference, save_pretrained,
+    HfConfig, LoadedModel, ModelMark, SafetensorsSource, SaveOptions, SpecialTokens, StoredQuantization,
+    WorkingCopies, load_for_inference, save_pretrained,
 };
 pub use matching::{Differences, Strict};
 pub use quantized::{QuantizedLayers, QuantizedSource, QuantizedWeights};
 pub use recompute::Recompute;
 pub use state_dict::StateDictSource;
 pub(crate) use value_head::is_of_value_head;
-pub use value_head::{ValueHead, ValueHeadSource};
+pub use value_head::{ValueHead, ValueHeadSource, value_head_folder};

@@ -7,11 +7,13 @@ use oarlock_tensor::{DType, Device, Init, Param, Result, Shape, Tensor, ops};
 use super::family::Stored;
 use super::hf::{Content, ModelFiles, SafetensorsSource, Weight};
 use super::matching::Strict;
-use crate::nn::{Dropout, Module, NamedParam, parameters};
+use crate::nn::{Dropout, Module, parameters};
 use crate::shard::{ParamSlice, SeededInit, WeightSource};
 
 /// The file beside those of a model, as LLaMA-Factory names it.
 const FILE: &str = "value_head.safetensors";
+/// What LLaMA-Factory writes in its place with `save_safetensors: false`.
+const PICKLED: &str = "value_head.bin";
 /// What its parameters begin with.
 const PREFIX: &str = "v_head.";
 
@@ -57,13 +59,23 @@ impl ModelFiles {
     /// # Errors
     /// Weights that cannot be laid out.
     pub(crate) fn with_value_head(self, model: &dyn Module) -> crate::Result<ModelFiles> {
-        let of_head = |named: &NamedParam| is_of_value_head(&named.name);
-        let weights: Vec<Weight> = parameters(model)
-            .into_iter()
-            .filter(of_head)
-            .map(|NamedParam { name, param }| Weight {
+        let shapes = parameters(model).into_iter();
+        self.with_value_head_of(shapes.map(|named| (named.name, named.param.shape().sizes().to_vec())))
+    }
+
+    /// With the file of the value head, where it is among parameters of these names and shapes.
+    ///
+    /// # Errors
+    /// Weights that cannot be laid out.
+    pub(crate) fn with_value_head_of(
+        self,
+        shapes: impl Iterator<Item = (String, Vec<usize>)>,
+    ) -> crate::Result<ModelFiles> {
+        let weights: Vec<Weight> = shapes
+            .filter(|(name, _)| is_of_value_head(name))
+            .map(|(name, shape)| Weight {
                 stored: Stored::whole(&name),
-                shape: param.shape().sizes().to_vec(),
+                shape,
                 dtype: DType::F32.into(),
                 name,
             })
@@ -82,6 +94,29 @@ impl ModelFiles {
     }
 }
 
+/// The first of these folders that has a value head.
+///
+/// # Errors
+/// A folder that has it as a pickle alone.
+pub fn value_head_folder<'d>(dirs: impl Iterator<Item = &'d Path>) -> crate::Result<Option<&'d Path>> {
+    for dir in dirs {
+        if dir.join(FILE).is_file() {
+            return Ok(Some(dir));
+        }
+        if dir.join(PICKLED).is_file() {
+            return Err(crate::Error::bad_file(
+                dir,
+                format!(
+                    "holds its value head as {PICKLED}, a pickle, and only {FILE} is read; write it again there: python -c \
+                     \"import torch; from safetensors.torch import save_file; \
+                     save_file(torch.load('{PICKLED}', weights_only=True), '{FILE}')\""
+                ),
+            ));
+        }
+    }
+    Ok(None)
+}
+
 /// The first values of a model with a value head.
 pub struct ValueHeadSource {
     base: Box<dyn WeightSource>,
@@ -89,7 +124,7 @@ pub struct ValueHeadSource {
 }
 
 impl ValueHeadSource {
-    /// Those of `base`, and for the head those in the folder `dir`, or new ones of a seed where it has none.
+    /// Those of `base`, and for the head those in the folder `dir`, or new ones of a seed where there is none.
     ///
     /// # Errors
     /// A file that is broken, or is that of another model.
@@ -104,8 +139,7 @@ impl ValueHeadSource {
         struct Alone {
             v_head: ValueHead,
         }
-        let file = dir.map(|dir| dir.join(FILE)).filter(|file| file.is_file());
-        let head: Box<dyn WeightSource> = match file {
+        let head: Box<dyn WeightSource> = match dir.map(|dir| dir.join(FILE)) {
             Some(file) => {
                 let alone = Alone { v_head: ValueHead::new(hidden_size, 0.0)? };
                 Box::new(SafetensorsSource::of_module(&file, &alone, Strict::Yes)?.0)

@@ -7,6 +7,7 @@ use oarlock_comm::release_freed_memory;
 use rayon::ThreadPoolBuilder;
 
 use crate::accelerator::Accelerator;
+use crate::adapters::{TemplateFiles, stop_ids, template_files};
 use crate::config::{ChatArgs, Packing, Predict, TrainConfig};
 use crate::data::{
     Chat, Encoder, Made, RowSettings, Rows, Sampler, Source, Split, TokenCache, Tokenizer, bracketed,
@@ -17,7 +18,6 @@ use crate::estimate::Longest;
 use crate::model::hf::HfConfig;
 use crate::train::inputs::{DATASET, Input};
 use crate::train::model::place_of_vocab_size;
-use crate::train::template_files::{TemplateFiles, stop_ids, template_files};
 
 /// Rows to train on, and rows to evaluate on where there are any.
 pub struct RunData {
@@ -300,6 +300,7 @@ impl Caches<'_> {
         let config = self.config;
         let max_samples = config.data.max_samples.map(|n| n as u64);
         let source = Source::resolve(&datasets.join(","), &config.data.dataset_dir, max_samples)?;
+        self.told.extend(source.unread().cloned());
         let pairs = config.data.n_segments() > 1;
         if let Some(chat) = &config.data.chat
             && let Some(name) = source.with_ranking(!pairs)

@@ -20,7 +20,6 @@ mod record;
 mod resume;
 mod run;
 mod step;
-mod template_files;
 
 pub use forecast::forecast;
 pub use objective::{

@@ -12,7 +12,9 @@ use crate::config::{Finetuning, LoraInit, ModelArgs, ModelSource, ObjectiveArgs,
 use crate::data::Tokenizer;
 use crate::error::{Error, Result};
 use crate::model::hf::{HfConfig, SafetensorsSource, SpecialTokens};
-use crate::model::{Decoder, QuantizedLayers, QuantizedWeights, StoredQuantization, ValueHeadSource};
+use crate::model::{
+    Decoder, QuantizedLayers, QuantizedWeights, StoredQuantization, ValueHeadSource, value_head_folder,
+};
 use crate::nn::{self, NamedParam, names_of, parameters};
 use crate::report::speed::flops_per_token_of;
 use crate::shard::{SeededInit, WeightSource};
@@ -26,6 +28,8 @@ use crate::train::obstacles;
 /// What is wrong with the folder, the settings or the tokenizer.
 pub fn settings(args: &ModelArgs) -> Result<HfConfig> {
     let hf = match &args.source {
+        // Of a folder whose weights nobody reads, the settings alone have the word.
+        ModelSource::Folder(dir) if args.from_scratch => HfConfig::read(&dir.join("config.json")),
         ModelSource::Folder(dir) => HfConfig::read(dir),
         ModelSource::Fields(fields) => {
             let ids = Tokenizer::open(&args.tokenizer)?.special();
@@ -80,12 +84,23 @@ impl Start {
         let objective = &config.train.objective;
         let mut plain = plain(config, hf)?;
         let mut start = Start::quantized(config, hf, &plain)?;
+        let second = objective.reference().and_then(|args| args.model.as_deref());
+        let of_second = second.and_then(|dir| HfConfig::read(dir).ok());
+        let notes = hf.notes().iter().chain(of_second.iter().flat_map(HfConfig::notes));
+        start.told.splice(0..0, notes.cloned());
+        if *objective == ObjectiveArgs::Rewards
+            && config.train.enabled
+            && value_head_folder(value_head_dirs(config))?.is_none()
+        {
+            start.told.push("the value head begins with random values: no folder has one".to_owned());
+        }
         if objective.reference().is_some() {
             start.reference = ReferenceModel::Second;
         }
         let Finetuning::Adapter(args) = &config.train.finetuning else { return Ok(start) };
         let open = |dir: &PathBuf| Adapter::open(dir, hf, &mut plain);
         start.merged = args.adapters.iter().map(open).collect::<Result<_>>()?;
+        start.told.extend(start.merged.iter().flat_map(|adapter| adapter.notes().iter().cloned()));
         let is_quantized = start.quantized.is_some();
         if is_quantized && (start.merged.len() > 1 || args.create_new && !start.merged.is_empty()) {
             return Err(Error::Model(
@@ -318,7 +333,17 @@ impl Start {
             return Ok(source);
         }
         let hidden_size = hf.decoder().hidden_size;
-        let head = ValueHeadSource::new(source, value_head_dir(config), (hidden_size, seed), device)?;
+        let dir = value_head_folder(value_head_dirs(config))?;
+        if dir.is_none() && !config.train.enabled && !resumes {
+            let searched: Vec<String> =
+                value_head_dirs(config).map(|dir| dir.display().to_string()).collect();
+            return Err(Error::Model(format!(
+                "nothing has a value head, so there is nothing to score answers with: {} lacks value_head.safetensors; name \
+                 the folder of a reward model (stage rm writes one)",
+                searched.join(", ")
+            )));
+        }
+        let head = ValueHeadSource::new(source, dir, (hidden_size, seed), device)?;
         Ok(Box::new(head))
     }
 }
@@ -360,17 +385,17 @@ fn base(
     })
 }
 
-/// The folder whose value head is trained further: that of the last adapter, or of the model.
-fn value_head_dir(config: &TrainConfig) -> Option<&Path> {
-    let adapter = match &config.train.finetuning {
-        Finetuning::Adapter(args) => args.adapters.last(),
-        _ => None,
+/// The folders whose value head is trained further: the adapters, the last one first, then the model.
+fn value_head_dirs(config: &TrainConfig) -> impl Iterator<Item = &Path> {
+    let adapters: &[PathBuf] = match &config.train.finetuning {
+        Finetuning::Adapter(args) => &args.adapters,
+        _ => &[],
     };
-    match (adapter, &config.model.source) {
-        (Some(dir), _) => Some(dir),
-        (None, ModelSource::Folder(dir)) => Some(dir),
-        (None, ModelSource::Fields(_)) => None,
-    }
+    let model = match &config.model.source {
+        ModelSource::Folder(dir) if !config.model.from_scratch => Some(dir),
+        ModelSource::Folder(_) | ModelSource::Fields(_) => None,
+    };
+    adapters.iter().rev().chain(model).map(PathBuf::as_path)
 }
 
 /// The longest sequence of a run: a row, or a prompt with its answer.

@@ -21,7 +21,9 @@ pub(super) struct Answered {
     /// Its keys, and what our command calls them.
     flags: &'static [(&'static str, &'static str)],
     /// Keys that say nothing to our command: the values that change nothing, or none for all.
-    idle: &'static [(&'static str, &'static [&'static str])],
+    idle: &'static [Idle],
+    /// What LLaMA-Factory means where nothing is written and our command something else: flags with their values.
+    defaults: &'static [(&'static str, &'static str)],
     /// Keys that must be there.
     needed: &'static [&'static str],
 }
@@ -34,6 +36,8 @@ pub(super) const CHAT: Answered = Answered {
         ("quantization_bit", "--quantization-bit"),
         ("quantization_type", "--quantization-type"),
         ("double_quantization", "--double-quantization"),
+        DTYPE,
+        ("template", "--template"),
         ("default_system", "--system"),
         ("max_new_tokens", "--max-new-tokens"),
         ("temperature", "--temperature"),
@@ -42,8 +46,13 @@ pub(super) const CHAT: Answered = Answered {
         ("repetition_penalty", "--repetition-penalty"),
         ("seed", "--seed"),
     ],
-    // The template is that of the model's folder.
-    idle: &[("template", &[]), TRUST, DTYPE, BACKEND, METHOD, QUANTIZATION, DEVICES],
+    idle: &[TRUST, BACKEND, METHOD, QUANTIZATION, DEVICES, ("do_sample", &["true"])],
+    defaults: &[
+        ("--temperature", "0.95"),
+        ("--top-p", "0.7"),
+        ("--top-k", "50"),
+        ("--max-new-tokens", "1024"),
+    ],
     needed: &["model_name_or_path"],
 };
 
@@ -55,6 +64,7 @@ pub(super) const EVAL: Answered = Answered {
         ("quantization_bit", "--quantization-bit"),
         ("quantization_type", "--quantization-type"),
         ("double_quantization", "--double-quantization"),
+        DTYPE,
         ("template", "--template"),
         ("task", "--task"),
         ("task_dir", "--task-dir"),
@@ -68,22 +78,26 @@ pub(super) const EVAL: Answered = Answered {
         ("seed", &[]),
         ("download_mode", &[]),
         TRUST,
-        DTYPE,
         BACKEND,
         METHOD,
         QUANTIZATION,
         DEVICES,
     ],
+    defaults: &[],
     needed: &["model_name_or_path", "task"],
 };
 
 type Idle = (&'static str, &'static [&'static str]);
 const TRUST: Idle = ("trust_remote_code", &[]);
-const DTYPE: Idle = ("infer_dtype", &["auto", "float32"]);
 const BACKEND: Idle = ("infer_backend", &["huggingface"]);
-const METHOD: Idle = ("finetuning_type", &["full", "lora", "oft"]);
+const METHOD: Idle = ("finetuning_type", &["full", "lora", "oft", "freeze"]);
 const QUANTIZATION: Idle = ("quantization_method", &["bnb"]);
 const DEVICES: Idle = ("quantization_device_map", &[]);
+
+/// Ours takes other words: [`DTYPES`].
+const DTYPE: (&str, &str) = ("infer_dtype", "--dtype");
+/// The values of `infer_dtype` and what our commands call them; on a CPU f32 is what is chosen automatically.
+const DTYPES: [(&str, &str); 3] = [("auto", "f32"), ("float32", "f32"), ("bfloat16", "bf16")];
 
 /// Runs our command.
 pub(super) fn answer(answered: &Answered, words: &Words) -> Outcome {
@@ -91,7 +105,15 @@ pub(super) fn answer(answered: &Answered, words: &Words) -> Outcome {
     let layers = arguments.layers().map_err(Problems::from)?;
     let entries: Vec<Entry> = layers.into_iter().flat_map(|layer| layer.entries).collect();
     let words = answered.words(&entries)?;
-    eprint(&format!("note: this is `oarlock {}`\n", words.join(" ")));
+    let idle: Vec<&str> = (entries.iter())
+        .filter(|entry| answered.idle.iter().any(|(name, _)| *name == entry.key))
+        .map(|entry| entry.key.as_str())
+        .collect();
+    let without_effect = match idle.is_empty() {
+        true => String::new(),
+        false => format!("; without effect here: {}", idle.join(", ")),
+    };
+    eprint(&format!("note: this is `oarlock {}`{without_effect}\n", words.join(" ")));
     let program = std::env::current_exe().map_err(Error::io("find", "this program"))?;
     // It does not return unless it fails.
     let error = Command::new(&program).arg0("oarlock").args(words).exec();
@@ -109,6 +131,16 @@ impl Answered {
                 _ => entry.value.describe(),
             };
             let idle = self.idle.iter().find(|(name, _)| *name == entry.key);
+            let value = match (entry.key == DTYPE.0, DTYPES.iter().find(|(theirs, _)| *theirs == value)) {
+                (true, Some((_, ours))) => (*ours).to_owned(),
+                (true, None) => {
+                    let message = format!("`{}: {value}` is not there in `{}`", entry.key, self.command);
+                    let problem = Problem::new(message).at(&entry.location, "");
+                    problems.push(problem.help("write auto, float32 or bfloat16"));
+                    continue;
+                }
+                (false, _) => value,
+            };
             if let Some((_, flag)) = self.flags.iter().find(|(name, _)| *name == entry.key) {
                 found.retain(|(other, _)| other != flag);
                 found.push((flag, value));
@@ -131,6 +163,11 @@ impl Answered {
             let problem = Problem::new(format!("there is no model in `{folder}`"));
             problems.push(problem.help("name a local folder with config.json; models are not downloaded"));
         }
+        let unwritten =
+            self.defaults.iter().filter(|(flag, _)| !found.iter().any(|(other, _)| other == flag));
+        let unwritten: Vec<(&str, String)> =
+            unwritten.map(|(flag, value)| (*flag, (*value).to_owned())).collect();
+        found.extend(unwritten);
         let words = found.into_iter().flat_map(|(flag, value)| [flag.to_owned(), value]);
         problems.into_result(|| std::iter::once(self.command.to_owned()).chain(words).collect())
     }
@@ -183,20 +220,24 @@ mod tests {
     fn a_chat_is_translated_or_refused() {
         let model = concat!(env!("CARGO_MANIFEST_DIR"), "/../oarlock/tests/golden/train-llama");
         let said = words(&format!(
-            "model_name_or_path={model} template=llama3 infer_backend=huggingface temperature=0 temperature=0.5"
+            "model_name_or_path={model} template=llama3 infer_backend=huggingface temperature=0 temperature=0.5 \
+             infer_dtype=bfloat16 top_k=0 max_new_tokens=9"
         ));
-        assert_eq!(said.unwrap(), ["chat", "--model", model, "--temperature", "0.5"]);
-        let refused =
-            words("model_name_or_path=nowhere finetuning_type=freeze infer_backend=vllm").unwrap_err();
+        let expected = format!(
+            "chat --model {model} --template llama3 --temperature 0.5 --dtype bf16 --top-k 0 --max-new-tokens 9"
+        );
+        // What is not written is as in LLaMA-Factory.
+        assert_eq!(said.unwrap().join(" "), format!("{expected} --top-p 0.7"));
+        let refused = words("model_name_or_path=nowhere infer_dtype=float16 infer_backend=vllm").unwrap_err();
         assert_eq!(refused.len(), 3, "{refused}");
         let adapted =
             words(&format!("model_name_or_path={model} adapter_name_or_path=a,b finetuning_type=lora"));
-        assert_eq!(adapted.unwrap(), ["chat", "--model", model, "--adapter", "a,b"]);
+        assert_eq!(adapted.unwrap()[..5], ["chat", "--model", model, "--adapter", "a,b"]);
         let quantized =
             words(&format!("model_name_or_path={model} quantization_bit=4 double_quantization=false"));
         let expected =
             ["chat", "--model", model, "--quantization-bit", "4", "--double-quantization", "false"];
-        assert_eq!(quantized.unwrap(), expected);
+        assert_eq!(quantized.unwrap()[..7], expected);
         assert!(
             words("template=llama3").unwrap_err().to_string().contains("`model_name_or_path` is missing")
         );

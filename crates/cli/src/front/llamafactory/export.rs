@@ -7,13 +7,16 @@ use oarlock_tensor::{Device, Par};
 
 use crate::config::export::{self, ExportArgs};
 use crate::config::{Problems, Words, written};
-use crate::console::{Failure, Outcome, blocked, print};
+use crate::console::{Failure, Outcome, blocked, eprint, print};
 
 /// Exports what a file, flags and `key=value` say.
 pub(crate) fn export(words: &[String]) -> Outcome {
     let layers = written::arguments(&Words::new(words))?.layers().map_err(Problems::from)?;
-    let ExportArgs { model, adapters, quantized, out, max_shard_bytes, dtype, overwrite } =
+    let ExportArgs { model, adapters, quantized, out, max_shard_bytes, dtype, overwrite, chat, idle } =
         export::export(&layers)?;
+    if !idle.is_empty() {
+        eprint(&format!("note: without effect in an export: {}\n", idle.join(", ")));
+    }
     let options = ExportOptions {
         model: &model,
         adapters: &adapters,
@@ -22,6 +25,7 @@ pub(crate) fn export(words: &[String]) -> Outcome {
         max_shard_bytes,
         dtype,
         overwrite,
+        chat: chat.as_ref(),
     };
     let par = Par::threads(available_cores().len()).map_err(oarlock::Error::from)?;
     let exported =
@@ -33,6 +37,7 @@ pub(crate) fn export(words: &[String]) -> Outcome {
             }
             error => Failure::from(error),
         })?;
+    exported.notes.iter().for_each(|note| eprint(&format!("{note}\n")));
     let compared = exported.compared;
     let merged = match adapters.len() {
         0 => String::new(),

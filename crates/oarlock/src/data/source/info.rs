@@ -7,10 +7,14 @@ use serde_json::{Map, Value};
 
 use super::super::error::{Error, Result};
 use super::super::format::Format;
-use super::{Part, files_of};
+use super::{Files, Part, files_of};
 use crate::nearest::edits;
 
 const REMOTE_KEYS: [&str; 5] = ["hf_hub_url", "ms_hub_url", "om_hub_url", "script_url", "cloud_file_name"];
+
+/// What else an entry may say; the checksum of older files is looked at by nobody.
+const KEYS: [&str; 9] =
+    ["file_name", "folder", "formatting", "ranking", "columns", "tags", "num_samples", "split", "file_sha1"];
 
 /// The table of defined data sets.
 pub(super) struct DatasetInfo {
@@ -56,6 +60,14 @@ impl DatasetInfo {
         let entry = entry
             .as_object()
             .ok_or_else(|| fail("not a JSON object".into(), "write {\"file_name\": \"...\"}"))?;
+        let is_known = |key: &str| KEYS.contains(&key) || REMOTE_KEYS.contains(&key);
+        let mut unread = Vec::new();
+        for (key, value) in entry.iter().filter(|(key, value)| !is_known(key) && !value.is_null()) {
+            if let Some(near) = KEYS.iter().find(|known| edits(key, known) <= 2) {
+                return Err(fail(format!("{key} is no key of an entry"), &format!("did you mean {near}?")));
+            }
+            unread.push(format!("note: {key}: {value} of {name} in {} is not read", self.path.display()));
+        }
         let string = |key: &str| match entry.get(key) {
             None | Some(Value::Null) => Ok(None),
             Some(Value::String(s)) => Ok(Some(s.as_str())),
@@ -108,8 +120,9 @@ impl DatasetInfo {
             let remedy = "give the file or folder in file_name, relative to dataset_dir";
             return Err(fail(format!("{}: {cause}", path.display()), remedy));
         }
-        let files = files_of(&path, split)?;
-        Ok(Some(Part { name: name.into(), files, column, limit, format: Some(Arc::new(format)) }))
+        let Files { read: files, unread: beside } = files_of(&path, split)?;
+        unread.extend(beside);
+        Ok(Some(Part { name: name.into(), files, column, limit, format: Some(Arc::new(format)), unread }))
     }
 
     /// The defined names nearest to `name`, at most three.

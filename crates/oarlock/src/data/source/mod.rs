@@ -132,6 +132,8 @@ struct Part {
     limit: Option<u64>,
     /// What rows mean; `None` where no entry says it and each is read as its keys say.
     format: Option<Arc<RowFormat>>,
+    /// What its entry says that nothing reads, a line for each.
+    unread: Vec<String>,
 }
 
 /// One or more data sets, read one after the other.
@@ -163,19 +165,19 @@ impl Source {
                 None => {
                     let path = [PathBuf::from(name), dataset_dir.join(name)].into_iter().find(|p| p.exists());
                     let path = path.ok_or_else(|| info::undefined(name, dataset_dir, info.as_ref()))?;
-                    Part {
-                        name: name.into(),
-                        files: files_of(&path, None)?,
-                        column: None,
-                        limit: None,
-                        format: None,
-                    }
+                    let Files { read: files, unread } = files_of(&path, None)?;
+                    Part { name: name.into(), files, column: None, limit: None, format: None, unread }
                 }
             };
             part.limit = part.limit.into_iter().chain(max_samples).min();
             parts.push(part);
         }
         Ok(Source { parts })
+    }
+
+    /// What the entries of the data sets say that nothing reads, a line for each.
+    pub fn unread(&self) -> impl Iterator<Item = &String> {
+        self.parts.iter().flat_map(|part| &part.unread)
     }
 
     /// The texts of all records, as [`Source::records`].
@@ -192,7 +194,7 @@ impl Source {
     pub(super) fn rows(&self, content: Content) -> Rows {
         let parts = self.parts.clone();
         let stream = parts.into_iter().enumerate().flat_map(move |(index, part)| {
-            let Part { name, files, column, limit, format } = part;
+            let Part { name, files, column, limit, format, .. } = part;
             let shown = files.first().cloned().unwrap_or_default();
             let records = files.into_iter().flat_map(move |file| open(&file, column.as_deref(), content));
             let mut n_records = 0u64;
@@ -305,35 +307,58 @@ fn unknown_format(path: &Path) -> Error {
     Error::file(path, "unknown data format", "give a .jsonl, .json, .txt, .csv or .parquet file")
 }
 
+/// The files of a data set, and lines about what else is in their folder.
+struct Files {
+    read: Vec<PathBuf>,
+    unread: Vec<String>,
+}
+
+/// Whether a file is usual beside data and holds none.
+fn is_about_data(name: &str) -> bool {
+    let name = name.to_lowercase();
+    ["readme", "license"].iter().any(|word| name.starts_with(word))
+        || [".md", ".py", ".yaml", ".yml", ".png", ".lock"].iter().any(|end| name.ends_with(end))
+}
+
 /// The data files at `path`: itself, or those of the folder in the order of their names. Of a named `split` only the
 /// files called `split.*`, `split-*` or `split_*`.
-fn files_of(path: &Path, split: Option<&str>) -> Result<Vec<PathBuf>> {
+fn files_of(path: &Path, split: Option<&str>) -> Result<Files> {
     if !path.is_dir() {
         if !std::fs::metadata(path).map_err(|e| Error::read(path, e))?.is_file() {
             let remedy =
                 "give a file that can be read again: its text, its size and its checksum are read one by one";
             return Err(Error::file(path, "it is a pipe or a device", remedy));
         }
-        return if Format::of(path).is_some() { Ok(vec![path.into()]) } else { Err(unknown_format(path)) };
+        return match Format::of(path) {
+            Some(_) => Ok(Files { read: vec![path.into()], unread: Vec::new() }),
+            None => Err(unknown_format(path)),
+        };
     }
-    let mut files = Vec::new();
+    let (mut files, mut others) = (Vec::new(), Vec::new());
     for entry in std::fs::read_dir(path).map_err(|e| Error::read(path, e))? {
         let file = entry.map_err(|e| Error::read(path, e))?.path();
         let name = file.file_name().map(|n| n.to_string_lossy().into_owned()).unwrap_or_default();
         let wanted =
             split.is_none_or(|s| name.strip_prefix(s).is_some_and(|rest| rest.starts_with(['.', '-', '_'])));
-        if wanted
-            && !name.starts_with('.')
-            && name != "dataset_info.json"
-            && Format::of(&file).is_some()
-            && file.is_file()
-        {
-            files.push(file);
+        if !wanted || name.starts_with('.') || name == "dataset_info.json" {
+            continue;
+        }
+        match Format::of(&file).is_some() && file.is_file() {
+            true => files.push(file),
+            false if is_about_data(&name) => {}
+            false => others.push(name),
         }
     }
     files.sort();
+    others.sort();
+    let unread = others.iter().map(|name| {
+        format!(
+            "note: {} is not read; data are .jsonl, .json, .txt, .csv and .parquet",
+            path.join(name).display()
+        )
+    });
     match (files.is_empty(), split) {
-        (false, _) => Ok(files),
+        (false, _) => Ok(Files { read: files, unread: unread.collect() }),
         (true, None) => Err(Error::file(
             path,
             "no data file in this folder",

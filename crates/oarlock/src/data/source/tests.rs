@@ -241,7 +241,9 @@ const INFO: &[u8] = br#"{
     "prompt": {"file_name": "c4.jsonl", "columns": {"prompt": 1}},
     "samples": {"file_name": "c4.jsonl", "num_samples": 0},
     "list": [],
-    "gone": {"file_name": "gone.txt"}
+    "gone": {"file_name": "gone.txt"},
+    "misspelled": {"file_name": "c4.jsonl", "formating": "sharegpt"},
+    "more": {"file_name": "parts", "comment": "mine", "subset": null}
 }"#;
 
 fn defined() -> TempDir {
@@ -277,6 +279,21 @@ fn names_files_folders_and_lists() {
 }
 
 #[test]
+fn what_is_not_read_is_told() {
+    let dir = defined();
+    std::fs::write(dir.path().join("parts/c.jsonl.gz"), b"x").unwrap();
+    std::fs::create_dir(dir.path().join("parts/more")).unwrap();
+    let told: Vec<String> = Source::resolve("more", dir.path(), None).unwrap().unread().cloned().collect();
+    assert_eq!(told.len(), 3, "{told:?}");
+    for (told, expected) in
+        told.iter().zip(["comment: \"mine\" of more in ", "c.jsonl.gz is not read", "more is not read"])
+    {
+        assert!(told.starts_with("note: ") && told.contains(expected), "{told}");
+    }
+    assert_eq!(Source::resolve("demo,tests", dir.path(), None).unwrap().unread().count(), 0);
+}
+
+#[test]
 fn bad_definitions_are_explained() {
     let dir = defined();
     std::os::unix::fs::symlink("/dev/zero", dir.path().join("endless.txt")).unwrap();
@@ -294,6 +311,7 @@ fn bad_definitions_are_explained() {
         ("samples", "num_samples is 0; give a whole number"),
         ("list", "not a JSON object"),
         ("gone", "gone.txt: No such file"),
+        ("misspelled", "formating is no key of an entry; did you mean formatting?"),
     ] {
         let error = read(&dir, name).unwrap_err().to_string();
         assert!(error.contains(wanted), "{error}");

@@ -1,14 +1,14 @@
 //! `config.json`: what it says of a decoder, and how it is written back with all that it said besides.
 
 use std::collections::BTreeMap;
-use std::path::Path;
+use std::path::{Path, PathBuf};
 
 use oarlock_tensor::DType;
 use serde_json::{Map, Value, json};
 
-use super::fields::{FieldWriter, Fields};
+use super::fields::{Asked, FieldWriter, Fields};
 use super::quantization::{self, StoredQuantization};
-use super::sparsity;
+use super::{heads, sparsity, unread};
 use crate::error::{Error, Result};
 use crate::model::DecoderConfig;
 use crate::model::family::{self, Family, Stored};
@@ -21,6 +21,10 @@ pub struct HfConfig {
     special: SpecialTokens,
     quantization: Option<StoredQuantization>,
     value_head_dropout: Option<f32>,
+    /// Where it was read.
+    folder: Option<PathBuf>,
+    /// What is to be told of how the folder was read.
+    notes: Vec<String>,
     /// The file as it was read: what is not understood here is written back as it came.
     fields: Map<String, Value>,
 }
@@ -43,17 +47,51 @@ impl HfConfig {
     /// [`Error::BadFile`] with the line and the field: broken JSON, a wrong type, a setting or a kind of model that is
     /// not supported; [`Error::Io`] when there is no such file.
     pub fn read(path: &Path) -> Result<HfConfig> {
-        let path = if path.is_dir() { path.join("config.json") } else { path.to_path_buf() };
-        let text = oarlock_comm::read_text(&path, oarlock_comm::MAX_CONFIG_BYTES)
-            .map_err(Error::io("read", &path))?;
-        HfConfig::parse(&path, &text)
+        let is_folder = path.is_dir();
+        let file = if is_folder { path.join("config.json") } else { path.to_path_buf() };
+        let text = oarlock_comm::read_text(&file, oarlock_comm::MAX_CONFIG_BYTES)
+            .map_err(Error::io("read", &file))?;
+        let mut config = HfConfig::parse(&file, &text)?;
+        config.folder = is_folder.then(|| path.to_owned());
+        if is_folder && path.join("adapter_config.json").is_file() {
+            config.notes.push(format!(
+                "warning: {} holds an adapter beside the model (adapter_config.json), which is not read; name the folder as an \
+                 adapter where it is to be used",
+                path.display()
+            ));
+        }
+        if is_folder && config.decoder.tie_embeddings && heads::differ(path, &config) {
+            config.decoder.tie_embeddings = false;
+            config.notes.push(format!(
+                "warning: {} says \"tie_word_embeddings\": true, and the weights hold an embedding and output weights that \
+                 differ; both are kept, as in transformers",
+                file.display()
+            ));
+        }
+        Ok(config)
+    }
+
+    /// The folder that it is of, where it was read from one.
+    pub fn folder(&self) -> Option<&Path> {
+        self.folder.as_deref()
+    }
+
+    /// Adds to what is to be told.
+    pub(crate) fn note(&mut self, notes: impl IntoIterator<Item = String>) {
+        self.notes.extend(notes);
+    }
+
+    /// What is to be told of how the folder was read: parts of it that were not, and what it contradicts itself in.
+    pub fn notes(&self) -> &[String] {
+        &self.notes
     }
 
     fn parse(path: &Path, text: &str) -> Result<HfConfig> {
         let map: Map<String, Value> = serde_json::from_str(text).map_err(|e| {
             Error::bad_file(path, format!("{e}; expected the JSON object of a Hugging Face model"))
         })?;
-        let fields = Fields::new(path, text, &map);
+        let asked = Asked::default();
+        let fields = Fields::new(path, text, &map, &asked);
         let Some(family) = fields.text("model_type")?.and_then(Family::of) else {
             return Err(unknown(&fields, Family::model_types()));
         };
@@ -77,7 +115,9 @@ impl HfConfig {
         };
         let quantization = StoredQuantization::read(&fields)?;
         let value_head_dropout = value_head_dropout(path, &fields)?;
-        Ok(HfConfig { decoder, special, quantization, value_head_dropout, fields: map })
+        let notes = unread::of(path, &fields);
+        let folder = None;
+        Ok(HfConfig { decoder, special, quantization, value_head_dropout, folder, notes, fields: map })
     }
 
     /// A new model from fields of a config.json that stand in no folder; `of` is where, for messages. `model_type` is one
@@ -86,17 +126,21 @@ impl HfConfig {
     /// # Errors
     /// As [`HfConfig::read`].
     pub fn from_fields(of: &str, map: &Map<String, Value>, special: SpecialTokens) -> Result<HfConfig> {
-        let fields = Fields::new(Path::new(of), "", map);
+        let asked = Asked::default();
+        let fields = Fields::new(Path::new(of), "", map, &asked);
         let Some(decoder) = fields.text("model_type")?.and_then(|name| Family::read_new(name, &fields))
         else {
             return Err(unknown(&fields, Family::new_model_types()));
         };
-        Ok(HfConfig::new(checked(Path::new(of), &fields, decoder?)?, special))
+        let decoder = checked(Path::new(of), &fields, decoder?)?;
+        let notes = unread::of(Path::new(of), &fields);
+        Ok(HfConfig { notes, ..HfConfig::new(decoder, special) })
     }
 
     /// Settings that come from no file.
     pub fn new(decoder: DecoderConfig, special: SpecialTokens) -> HfConfig {
-        HfConfig { decoder, special, quantization: None, value_head_dropout: None, fields: Map::new() }
+        let (folder, notes, fields) = (None, Vec::new(), Map::new());
+        HfConfig { decoder, special, quantization: None, value_head_dropout: None, folder, notes, fields }
     }
 
     /// The same with sparse attention, as a run says it.

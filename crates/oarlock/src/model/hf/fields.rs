@@ -1,6 +1,8 @@
 //! Typed reading of a JSON object, in which an error names the file, the line, the field, what came and what is expected;
 //! and writing into one that keeps what is there.
 
+use std::cell::RefCell;
+use std::collections::BTreeSet;
 use std::path::Path;
 
 use serde_json::{Map, Value, json};
@@ -15,20 +17,44 @@ pub(in crate::model) struct Fields<'a> {
     path: &'a Path,
     text: &'a str,
     map: &'a Map<String, Value>,
+    asked: &'a Asked,
 }
 
+/// The fields that somebody has asked for. A field of an object inside the file is known by its own name.
+#[derive(Default)]
+pub(in crate::model) struct Asked(RefCell<BTreeSet<String>>);
+
 impl<'a> Fields<'a> {
-    pub(in crate::model) fn new(path: &'a Path, text: &'a str, map: &'a Map<String, Value>) -> Fields<'a> {
-        Fields { path, text, map }
+    pub(in crate::model) fn new(
+        path: &'a Path,
+        text: &'a str,
+        map: &'a Map<String, Value>,
+        asked: &'a Asked,
+    ) -> Fields<'a> {
+        Fields { path, text, map, asked }
+    }
+
+    /// The fields that hold something and that nobody has asked for.
+    pub(super) fn not_asked_for(&self) -> impl Iterator<Item = (&'a String, &'a Value)> {
+        let asked = self.asked.0.borrow().clone();
+        self.map.iter().filter(move |(name, value)| !value.is_null() && !asked.contains(*name))
+    }
+
+    fn asks(&self, name: &str) {
+        if !self.asked.0.borrow().contains(name) {
+            self.asked.0.borrow_mut().insert(name.to_owned());
+        }
     }
 
     /// Whether the field is written at all, be it null.
     pub(in crate::model) fn has(&self, name: &str) -> bool {
+        self.asks(name);
         self.map.contains_key(name)
     }
 
     /// The field, unless it is missing or null.
     pub(in crate::model) fn value(&self, name: &str) -> Option<&'a Value> {
+        self.asks(name);
         self.map.get(name).filter(|value| !value.is_null())
     }
 

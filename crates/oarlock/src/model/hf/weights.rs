@@ -202,16 +202,16 @@ impl SafetensorsSource {
 
 /// Files in memory, and what is in them.
 #[derive(Default)]
-struct MappedFiles {
-    files: Vec<MappedFile>,
+pub(super) struct MappedFiles {
+    pub(super) files: Vec<MappedFile>,
     /// By the names that the files use.
-    tensors: BTreeMap<String, Located>,
+    pub(super) tensors: BTreeMap<String, Located>,
     /// What the files say of themselves.
     metadata: HashMap<String, String>,
 }
 
 impl MappedFiles {
-    fn open(paths: impl Iterator<Item = PathBuf>) -> Result<MappedFiles> {
+    pub(super) fn open(paths: impl Iterator<Item = PathBuf>) -> Result<MappedFiles> {
         let mut mapped = MappedFiles::default();
         for path in paths {
             let map = MappedFile::open(&path).map_err(Error::io("read", &path))?;

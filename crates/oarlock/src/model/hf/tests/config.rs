@@ -291,3 +291,79 @@ fn code_files_are_those_beside_the_settings() {
     let config = read(&json!({ "model_type": "llama", "auto_map": classes }).to_string()).unwrap();
     assert_eq!(config.code_files(), ["model.py"]);
 }
+
+#[test]
+fn fields_that_nothing_reads_are_told() {
+    for name in MODELS {
+        assert_eq!(HfConfig::read(&golden(name)).unwrap().notes(), [""; 0], "{name}");
+    }
+    for entry in std::fs::read_dir(golden("families")).unwrap().flatten() {
+        assert_eq!(HfConfig::read(&entry.path()).unwrap().notes(), [""; 0], "{entry:?}");
+    }
+    let told = |mut config: Value, fields: Value| {
+        let Value::Object(fields) = fields else { panic!("no fields") };
+        config.as_object_mut().unwrap().extend(fields);
+        read(&config.to_string()).map(|config| config.notes().join("\n")).map_err(|e| e.to_string())
+    };
+    let llama = json!({"model_type": "llama"});
+    for (fields, name) in [
+        (json!({"attn_logit_softcapping": 50.0}), "attn_logit_softcapping"),
+        (json!({"final_logit_softcapping": 30.0}), "final_logit_softcapping"),
+        (json!({"query_pre_attn_scalar": 256}), "query_pre_attn_scalar"),
+        (json!({"sliding_window": 128}), "sliding_window"),
+        (json!({"hidden_activation": "gelu"}), "hidden_activation"),
+        (json!({"embedding_multiplier": 12.0}), "embedding_multiplier"),
+        (json!({"residual_multiplier": 0.2}), "residual_multiplier"),
+        (json!({"attention_multiplier": 0.1}), "attention_multiplier"),
+        (json!({"logits_scaling": 8.0}), "logits_scaling"),
+        (json!({"logit_scale": 0.06}), "logit_scale"),
+        (json!({"clip_qkv": 8.0}), "clip_qkv"),
+        (json!({"use_qk_norm": true}), "use_qk_norm"),
+        (json!({"no_rope_layers": [0, 1]}), "no_rope_layers"),
+        (json!({"attention_chunk_size": 64}), "attention_chunk_size"),
+        (json!({"num_nextn_predict_layers": 1}), "num_nextn_predict_layers"),
+        (json!({"use_sliding_window": true}), "use_sliding_window"),
+        (json!({"parallel_attn": true}), "parallel_attn"),
+        (json!({"auto_map": {"AutoModelForCausalLM": "own.Model"}}), "auto_map"),
+        (json!({"layer_norm_eps": 1e-3}), "layer_norm_eps"),
+        (json!({"vision_config": {"depth": 2}}), "vision_config"),
+        (
+            json!({"rope_parameters": {"rope_type": "default", "mrope_section": [8, 8]}}),
+            "rope_parameters.mrope_section",
+        ),
+        (
+            json!({"rope_parameters": {"full_attention": {"rope_theta": 1e6}}}),
+            "rope_parameters.full_attention",
+        ),
+        (
+            json!({"rope_scaling": {"type": "linear", "factor": 2.0, "finetuned": true}}),
+            "rope_scaling.finetuned",
+        ),
+    ] {
+        let said = told(llama.clone(), fields).unwrap();
+        assert!(said.contains(&format!("nothing reads \"{name}\"")), "{name}: {said}");
+    }
+    let dir = tempfile::tempdir().unwrap();
+    for name in ["config.json", "adapter_config.json"] {
+        std::fs::write(dir.path().join(name), llama.to_string()).unwrap();
+    }
+    assert!(HfConfig::read(dir.path()).unwrap().notes()[0].contains("holds an adapter beside the model"));
+    // What a family reads is not told, what nobody can compute is refused, and what says nothing is nothing.
+    assert_eq!(told(json!({"model_type": "gemma2"}), json!({"attn_logit_softcapping": 50.0})).unwrap(), "");
+    assert_eq!(told(json!({"model_type": "mistral"}), json!({"sliding_window": 128})).unwrap(), "");
+    for fields in [
+        json!({"rope_scaling": {"type": "ntk", "factor": 2.0}}),
+        json!({"layer_types": ["sliding_attention"]}),
+        json!({"num_local_experts": 8}),
+        json!({"attention_dropout": 0.1}),
+        json!({"quantization_config": {"quant_method": "aqlm"}}),
+    ] {
+        assert!(told(llama.clone(), fields.clone()).is_err(), "{fields}");
+    }
+    for fields in [
+        json!({"use_sliding_window": false, "clip_qkv": null, "_name_or_path": "x", "use_cache": true}),
+        json!({"temperature": 0.6, "id2label": {"0": "a"}, "transformers_version": "5.0", "tokenizer_class": "T"}),
+    ] {
+        assert_eq!(told(llama.clone(), fields).unwrap(), "");
+    }
+}

@@ -253,3 +253,40 @@ fn a_folder_with_its_own_model_class_keeps_the_code() {
         ["config.json", "generation_config.json", "model.safetensors", "model_x.py"]
     );
 }
+
+#[test]
+fn output_weights_beside_a_tied_embedding_are_kept_where_they_differ() {
+    let with_head = |negated: bool| {
+        edited("train-llama", |tensors| {
+            let (dtype, shape, mut bytes) = tensors["model.embed_tokens.weight"].clone();
+            if negated {
+                bytes.iter_mut().skip(3).step_by(4).for_each(|byte| *byte ^= 0x80);
+            }
+            tensors.insert("lm_head.weight".to_owned(), (dtype, shape, bytes));
+        })
+    };
+    let same = with_head(false);
+    let config = HfConfig::read(same.path()).unwrap();
+    assert!(config.decoder().tie_embeddings && config.notes().is_empty());
+
+    let other = with_head(true);
+    let model = load(other.path(), DType::F32);
+    assert!(!model.config.decoder().tie_embeddings);
+    let notes = model.config.notes();
+    assert!(notes.len() == 1 && notes[0].contains("differ; both are kept"), "{notes:?}");
+    let values = |model: &LoadedModel, name: &str| {
+        let named = names_of(&model.decoder).into_iter().find(|named| named.name == name).unwrap();
+        named.param.weight().unwrap().to_vec::<f32>().unwrap()
+    };
+    let (embedding, head) = (values(&model, "model.embed_tokens.weight"), values(&model, "lm_head.weight"));
+    assert!(embedding.iter().zip(&head).all(|(a, b)| *a == -b));
+
+    // What is written says so, and is read without a word.
+    let dir = tempfile::tempdir().unwrap();
+    let options = SaveOptions::new(DType::F32, None);
+    let mut copies = WorkingCopies::of(&model.decoder);
+    save_pretrained(dir.path(), &model.config, &model.decoder, &mut copies, &options).unwrap();
+    let again = load(dir.path(), DType::F32);
+    assert!(!again.config.decoder().tie_embeddings && again.config.notes().is_empty());
+    assert_eq!(values(&again, "lm_head.weight"), head);
+}
