@@ -77,7 +77,8 @@ fn deepspeed_reaches_other_machines_by_a_program_and_ends_as_it_does() {
     assert_eq!(reached.code, Some(7), "{reached:?}");
     assert!(reached.stdout.starts_with("ssh -S -f 1024 -w a,b "), "{reached:?}");
     assert!(
-        reached.stdout.contains(" deepspeed --no_ssh --world_info=a:0,1@b:0,1 --node_rank=%n "),
+        reached.stdout.contains(" deepspeed --no_ssh --run_label=")
+            && reached.stdout.contains(" --world_info=a:0,1@b:0,1 --node_rank=%n "),
         "{reached:?}"
     );
 }

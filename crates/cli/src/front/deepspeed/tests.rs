@@ -446,6 +446,15 @@ fn ssh_starts_this_program_on_each_machine() {
     assert_eq!(remote.commands.input.as_ref().unwrap().reveal(), "export TOKEN=\"s\\`e\"; ");
     let note = remote.job.notes.iter().find(|note| note.contains(".deepspeed_env")).unwrap();
     assert!(note.ends_with(".deepspeed_env sets SAID, TOKEN, NCCL_DEBUG on all machines"), "{note}");
+    // What is ended is what carries the random label of this run, of this user.
+    let label = |remote: &Remote| {
+        let (_, label) = remote.commands.start[0][4].split_once("--run_label=").unwrap();
+        label.split(' ').next().unwrap().to_owned()
+    };
+    let pattern = format!("pkill -u \"$(id -u)\" -f '[r]un_label={}'", label(&remote));
+    assert_eq!(remote.ending.iter().map(|words| &words[4]).collect::<Vec<_>>(), [&pattern, &pattern]);
+    let other = site.elsewhere(&["--launcher", "ssh", "--ssh_port", "22"], &[]);
+    assert_ne!(label(&remote), label(&other));
     assert_eq!(remote.check.as_deref(), Some("a"));
     std::fs::write(site.path("env"), "no value\n").unwrap();
     let said = site.refused(&["--launcher", "ssh"], &[("DS_ENV_FILE", "env")], &GPUS);
