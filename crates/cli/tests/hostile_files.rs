@@ -103,7 +103,8 @@ fn a_token_cache_that_becomes_shorter_ends_the_run_with_its_name() {
     let running = start(site.training("out", &["max_steps=100000", "num_processes=1", "logging_steps=1"]));
     let log = site.path("out/trainer_log.jsonl");
     until("the training has begun", || {
-        fs::read_to_string(&log).is_ok_and(|log| log.lines().count() > 2).then_some(())
+        let log = fs::read_to_string(&log).ok()?;
+        (log.lines().count() > 2).then_some(())
     });
     let mut cut = Vec::new();
     for folder in ["out/cache", "out"] {
@@ -150,7 +151,6 @@ fn counts_beyond_all_sense_are_refused() {
         ("ddp_timeout=9223372036854775807", "1073741824"),
         ("save_total_limit=9223372036854775807", "9007199254740992"),
         ("deepspeed={train_batch_size: 9223372036854775807}", "16777216"),
-        ("deepspeed={fp16: {enabled: true, initial_scale_power: 100000}}", "64"),
         ("deepspeed={zero_optimization: {stage: 3, zero_hpz_partition_size: 99999999999}}", "1048576"),
     ] {
         let begin = Instant::now();

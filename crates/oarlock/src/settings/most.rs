@@ -87,8 +87,6 @@ const MOST: &[(i64, &[&str])] = &[
             "num_different_global_patterns",
         ],
     ),
-    // 2 to this power is a float.
-    (64, &["initial_scale_power"]),
 ];
 
 /// The value of a node for a key; `None` where it is of another type, or a count beyond all sense.

@@ -106,7 +106,7 @@ fn what_is_copied_is_counted() {
     let of = |n: usize| Pickle::read(&[&program[..], &b"h\0h\x01R".repeat(n), b"."].concat()).map(drop);
     assert_eq!(of(1), Ok(()));
     for n in [10_000, 400_000] {
-        let limit = (program.len() + 5 * n + 1) * 64 + (1 << 20);
+        let limit = (program.len() + 5 * n + 1) * 80 + (1 << 20);
         assert_eq!(of(n), Err(PickleProblem::TooLarge { what: "bytes in memory", limit }));
     }
 }

@@ -18,7 +18,7 @@ const MAX_NAME_BYTES: usize = 256;
 
 /// How many times the bytes of a program what it makes may take in memory, and what any may take. One that `torch.save`
 /// writes takes some ten times its own; what is copied again and again takes thousands.
-const MAX_GROWTH: usize = 64;
+const MAX_GROWTH: usize = 80;
 const SMALL_BYTES: usize = 1 << 20;
 
 type Result<T> = std::result::Result<T, PickleProblem>;
