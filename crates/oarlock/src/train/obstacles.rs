@@ -6,7 +6,7 @@ use std::path::Path;
 
 use crate::checkpoint::{self, Listed, Problem};
 use crate::config::{Finetuning, ModelSource, Resume, TrainConfig, When};
-use crate::disk::{Outputs, Writer};
+use crate::disk::{Outputs, Part, Writer};
 use crate::error::{Error, Result};
 use crate::model::hf::{ResultFile, side_files};
 
@@ -233,15 +233,19 @@ impl Folder<'_> {
             }));
         }
         let resumes = self.resumes();
-        // A run that goes on replaces its own result.
-        let is_in_the_way =
-            |(name, _): &&(String, ResultFile)| !resumes || !self.outputs.is_own(Some(TRAINING), name);
+        // A run that goes on replaces its own result, and that of an adapter leaves a model where it is.
+        let is_in_the_way = |(name, kind): &&(String, ResultFile)| {
+            let is_beside = is_adapter && *kind != ResultFile::Adapter;
+            !resumes || (!is_beside && !self.outputs.is_own(Some(TRAINING), name))
+        };
         let in_the_way: Vec<String> =
             found.iter().filter(is_in_the_way).map(|(name, _)| name.clone()).collect();
         if in_the_way.is_empty() {
             return Ok(None);
         }
-        let all_own = in_the_way.iter().all(|name| self.outputs.is_own(Some(TRAINING), name));
+        // By name alone: to refuse them, weights need not be read.
+        let recorded = self.outputs.names(Some(TRAINING), &[Part::Model, Part::Adapter]);
+        let all_own = in_the_way.iter().all(|name| recorded.contains(name.as_str()));
         let whose = match (resumes, all_own) {
             (false, true) => "of a finished run, from which no checkpoint goes on",
             (false, false) => "of a model",
@@ -250,7 +254,7 @@ impl Folder<'_> {
         let begin = match (resumes, is_adapter) {
             (true, _) => {
                 "or move it away; or write `overwrite_output_dir: true` with `resume_from_checkpoint: PATH` of the \
-                          checkpoint to go on from"
+                 checkpoint to go on from"
             }
             (false, true) => {
                 "or write `overwrite_output_dir: true`, which replaces an adapter and leaves a model where it is"
