@@ -224,6 +224,7 @@ fn a_run_leaves_the_files_of_llama_factory() {
         "eval_results.json",
         "generation_config.json",
         "model.safetensors",
+        "oarlock_files.json",
         "running_log.txt",
         "tokenizer.json",
         "tokenizer_config.json",
@@ -434,32 +435,32 @@ fn tokens_are_cached_until_the_text_changes() {
 #[test]
 fn damaged_checkpoints_are_left_aside_and_named() {
     let site = Site::new();
-    let words = ["save_strategy=steps", "save_steps=4"];
+    let words = ["save_strategy=steps", "save_steps=5"];
     site.train("out", &words);
     let model = site.model("out");
-    let damaged = "out/checkpoint-8/state/rank-00001-of-00002.safetensors";
+    let damaged = "out/checkpoint-10/state/rank-00001-of-00002.safetensors";
     let whole = site.read(damaged);
     fs::write(site.path(damaged), &whole[..whole.len() / 2]).unwrap();
     let said = site.train("out", &words);
-    assert!(said.stderr.contains("warning: out/checkpoint-8 is left aside"), "{said:?}");
+    assert!(said.stderr.contains("warning: out/checkpoint-10 is left aside"), "{said:?}");
     assert!(said.stderr.contains("rank-00001-of-00002.safetensors has"), "{said:?}");
-    assert!(said.stdout.contains("Resuming training from out/checkpoint-4."), "{said:?}");
+    assert!(said.stdout.contains("Resuming training from out/checkpoint-5."), "{said:?}");
     assert!(site.model("out") == model);
 
     let mut flipped = whole.clone();
     *flipped.last_mut().unwrap() ^= 1;
     fs::write(site.path(damaged), &flipped).unwrap();
-    let said = run(site.training("out", &["resume_from_checkpoint=out/checkpoint-8"]));
-    assert_refused(&said, 2, &["out/checkpoint-8 cannot be loaded", "has changed since it was written"]);
+    let said = run(site.training("out", &["resume_from_checkpoint=out/checkpoint-10"]));
+    assert_refused(&said, 2, &["out/checkpoint-10 cannot be loaded", "has changed since it was written"]);
     let said = site.train("out", &words);
     assert!(said.stderr.contains("has changed since it was written"), "{said:?}");
-    assert!(said.stdout.contains("Resuming training from out/checkpoint-4."), "{said:?}");
+    assert!(said.stdout.contains("Resuming training from out/checkpoint-5."), "{said:?}");
     assert!(site.model("out") == model);
     // Where no other one is left, the run does not begin anew in silence.
     fs::write(site.path(damaged), &flipped).unwrap();
-    fs::remove_dir_all(site.path("out/checkpoint-4")).unwrap();
+    fs::remove_dir_all(site.path("out/checkpoint-5")).unwrap();
     let said = run(site.training("out", &words));
-    assert_refused(&said, 2, &["out/checkpoint-8 cannot be loaded", "has changed since it was written"]);
+    assert_refused(&said, 2, &["out/checkpoint-10 cannot be loaded", "has changed since it was written"]);
 }
 
 #[test]

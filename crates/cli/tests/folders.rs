@@ -281,7 +281,21 @@ fn a_run_never_writes_into_what_it_reads() {
         assert!(said.stderr.contains("which the run reads as"), "{said:?}");
         assert_eq!(files(&site.path(folder)), before, "{folder} {words:?}");
     }
-    // An evaluation writes its results beside the model, and no more.
+    // An evaluation goes on behind the logs of the training, and leaves its configuration and its model.
+    site.train("out", &["max_steps=2", "num_processes=1"]);
+    let before = files(&site.path("out"));
+    let words = ["do_train=false", "eval_dataset=text.jsonl", "num_processes=1", "model_name_or_path=out"];
+    site.train("out", &words);
+    let after = files(&site.path("out"));
+    for (name, bytes) in before.iter().filter(|(name, _)| !name.starts_with("cache/")) {
+        let is_log = ["trainer_log.jsonl", "running_log.txt"].contains(&name.as_str());
+        match name.as_str() {
+            "oarlock_files.json" | "all_results.json" => {}
+            _ if is_log => assert!(after[name].starts_with(bytes), "{name}"),
+            _ => assert_eq!(after.get(name), Some(bytes), "{name}"),
+        }
+    }
+    // It writes its results beside a model of somebody, and no more.
     let before = files(&site.path("model"));
     let words = ["do_train=false", "eval_dataset=text.jsonl", "num_processes=1"];
     site.train("model", &words);

@@ -16,7 +16,8 @@ fn train(site: &Site, device: &str, name: &str, settings: &[&str]) -> Run {
     let [device_is, output_is] = [format!("device={device}"), format!("output_dir={name}")];
     // The peaks of this run alone.
     std::fs::write(site.path("peaks"), "").unwrap();
-    let words = [&["train", "train.yaml", "max_steps=4", &device_is, &output_is], settings].concat();
+    let anew = "overwrite_output_dir=true";
+    let words = [&["train", "train.yaml", "max_steps=4", &device_is, &output_is, anew], settings].concat();
     let said = on_gpu(site, &words);
     let is_noted = said.contains("which have it in main memory anyway") || device == "cuda";
     assert!(is_noted && !(device == "cuda" && said.contains("CPU processes")), "{said}");

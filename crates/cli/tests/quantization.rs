@@ -46,7 +46,7 @@ fn every_placement_trains_to_the_same_bits() {
             "gradient_checkpointing=true",
         ] {
             let output = format!("{precision} {}", placement.len());
-            site.train(&output, &[&words[..], &[placement]].concat());
+            site.train(&output, &[&words[..], &[placement, "overwrite_output_dir=true"]].concat());
             assert_eq!(site.losses(&output), site.losses(precision), "{placement}");
             assert!(adapter(&site, &output) == adapter(&site, precision), "{placement}");
         }

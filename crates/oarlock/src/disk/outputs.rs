@@ -71,15 +71,21 @@ pub struct Outputs {
     dir: PathBuf,
     /// Several of one name while a file is replaced.
     entries: Vec<Entry>,
+    /// Whether something lies in the place of the record that is none.
+    is_taken: bool,
 }
 
 impl Outputs {
     /// Reads the record of a folder. One that is missing or cannot be read says nothing: then nothing in the folder is known.
     pub fn of(dir: &Path) -> Outputs {
-        let entries = read(&dir.join(RECORD)).unwrap_or_default();
+        let path = dir.join(RECORD);
+        let entries = read(&path);
+        let is_taken = entries.is_none() && fs::symlink_metadata(&path).is_ok();
+        let entries = entries.unwrap_or_default();
         // A record of somebody else is never to lead out of the folder.
         let is_inside = |entry: &Entry| Path::new(&entry.name).file_name() == Some(entry.name.as_ref());
-        Outputs { dir: dir.to_path_buf(), entries: entries.into_iter().filter(is_inside).collect() }
+        let entries = entries.into_iter().filter(is_inside).collect();
+        Outputs { dir: dir.to_path_buf(), entries, is_taken }
     }
 
     /// Whether a file is there that `by` wrote, as it was written; anybody's where `by` is `None`.
@@ -106,7 +112,8 @@ impl Outputs {
             // Whatever else is wrong with the folder is told when something is written into it.
             Err(_) => false,
         };
-        names.filter(is_foreign).collect()
+        let record = (self.is_taken && !writer.overwrites).then(|| RECORD.to_owned());
+        names.filter(is_foreign).chain(record).collect()
     }
 
     /// Notes a file that is written or about to get its name, beside what the record says of an earlier one of the name.
@@ -134,9 +141,11 @@ impl Outputs {
     /// Notes files that change while `by` works.
     pub fn add_logs(&mut self, by: &str, names: impl IntoIterator<Item = impl Into<String>>) {
         for name in names.into_iter().map(Into::into) {
-            self.entries.retain(|entry| entry.name != name);
-            let by = by.to_owned();
-            self.entries.push(Entry { name, by, part: Part::Log, bytes: None, sums: Vec::new() });
+            let entry = Entry { name, by: by.to_owned(), part: Part::Log, bytes: None, sums: Vec::new() };
+            if !self.entries.contains(&entry) {
+                self.entries.retain(|other| other.name != entry.name);
+                self.entries.push(entry);
+            }
         }
     }
 

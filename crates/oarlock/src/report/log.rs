@@ -132,6 +132,14 @@ impl RunLog {
         Self::open(folder, state, |path| LineFile::keep(path, is_kept), LineFile::open)
     }
 
+    /// Goes on behind earlier logs in the folder, which stay: those of a training whose model is evaluated.
+    ///
+    /// # Errors
+    /// If the folder cannot be written to.
+    pub fn behind(folder: &Path, state: TrainerState) -> Result<Self> {
+        Self::open(folder, state, LineFile::open, LineFile::open)
+    }
+
     fn open(
         folder: &Path,
         state: TrainerState,
@@ -265,6 +273,11 @@ impl RunLog {
         let now = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default().as_secs();
         let stamp = timestamp(now);
         text.lines().try_for_each(|line| self.running_log.push(&format!("{stamp} {line}")))
+    }
+
+    /// Whether the folder holds the configuration of a run.
+    pub fn has_training_args(&self) -> bool {
+        self.folder.join("training_args.yaml").exists()
     }
 
     /// Writes training_args.yaml, the configuration of the run.

@@ -81,10 +81,17 @@ impl Journal {
         let dir = &config.save.output_dir;
         let first_step = state.global_step;
         let resumed = (first_step > 0).then_some(Resumed { step: first_step, samples });
-        let log =
-            if state.global_step == 0 { RunLog::create(dir, state)? } else { RunLog::resume(dir, state)? };
-        log.training_args(&config.description.yaml)?;
-        if first_step == 0 {
+        let trains = config.train.enabled;
+        let log = match state.global_step {
+            _ if !trains => RunLog::behind(dir, state)?,
+            0 => RunLog::create(dir, state)?,
+            _ => RunLog::resume(dir, state)?,
+        };
+        // An evaluation leaves what a training has written.
+        if trains || !log.has_training_args() {
+            log.training_args(&config.description.yaml)?;
+        }
+        if trains && first_step == 0 {
             Profiler::forget(dir)?;
         }
         let profiler = config.log.profile.map(|every| Profiler::new(dir, every, first_step)).transpose()?;

@@ -6,7 +6,7 @@ use std::path::Path;
 
 use crate::checkpoint::{self, Listed, Problem};
 use crate::config::{Finetuning, ModelSource, Resume, TrainConfig, When};
-use crate::disk::{Outputs, Writer};
+use crate::disk::{Outputs, Part, Writer};
 use crate::error::{Error, Result};
 use crate::model::hf::{ResultFile, side_files};
 
@@ -41,6 +41,8 @@ const PICTURES: [&str; 5] = [
     "training_rewards_accuracies.png",
     "training_rewards_chosen.png",
 ];
+/// Answers, which a run writes in one go.
+pub const PREDICTIONS: &str = "generated_predictions.jsonl";
 const ELSEWHERE: &str = "name another output_dir";
 
 /// Who writes the result of this run.
@@ -58,7 +60,7 @@ pub fn logs(config: &TrainConfig) -> Vec<&'static str> {
         names.push("eval_results.json");
     }
     if config.predict.is_some() {
-        names.extend(["predict_results.json", "generated_predictions.jsonl"]);
+        names.extend(["predict_results.json", PREDICTIONS]);
     }
     if config.log.plot_loss {
         names.extend(PICTURES);
@@ -75,7 +77,7 @@ pub fn logs(config: &TrainConfig) -> Vec<&'static str> {
 /// When the record cannot be written.
 pub fn note_logs(config: &TrainConfig) -> Result<()> {
     let mut outputs = Outputs::of(&config.save.output_dir);
-    outputs.add_logs(TRAINING, logs(config));
+    outputs.add_logs(TRAINING, logs(config).into_iter().filter(|name| *name != PREDICTIONS));
     outputs.save()
 }
 
@@ -93,7 +95,10 @@ pub fn obstacles(config: &TrainConfig) -> Result<Vec<Obstacle>> {
     if config.train.enabled {
         found.extend(folder.is_read());
         if found.is_empty() {
-            found.extend(folder.checkpoints().or(folder.results()?));
+            found.extend(folder.checkpoints());
+        }
+        if found.is_empty() && !folder.is_damaged() {
+            found.extend(folder.results()?);
         }
     }
     if found.is_empty() {
@@ -120,6 +125,12 @@ impl Folder<'_> {
                 path.parent().is_some_and(|parent| self.dir.canonicalize().is_ok_and(|dir| dir == parent))
             }),
         }
+    }
+
+    /// Whether the run would go on, and all it finds is damaged: that is told with what is wrong.
+    fn is_damaged(&self) -> bool {
+        let is_damaged = |one: &Listed| !matches!(one.problem, None | Some(Problem::NoManifest));
+        self.config.save.resume == Resume::IfPresent && !self.resumes() && self.listed.iter().any(is_damaged)
     }
 
     /// A folder that the run reads: when it is started again after a failure, it is to find what it began with.
@@ -168,8 +179,7 @@ impl Folder<'_> {
             });
         }
         let newest = own.last().filter(|_| !self.config.save.overwrite)?;
-        // Checkpoints that are all damaged are told with what is wrong with them.
-        if self.config.save.resume == Resume::IfPresent && own.iter().any(|one| one.problem.is_some()) {
+        if self.is_damaged() {
             return None;
         }
         let why = match newest.only_model {
@@ -182,7 +192,15 @@ impl Folder<'_> {
                 "`{dir}` holds checkpoints of an earlier run, the newest {}{why}; a run that begins anew would replace them",
                 name(newest)
             ),
-            help: format!("{ELSEWHERE}; or write `overwrite_output_dir: true` to begin anew in this one"),
+            help: match newest.problem.is_none() && !newest.only_model {
+                true => format!(
+                    "{ELSEWHERE}; or leave `resume_from_checkpoint` out to go on from the newest; or write \
+                     `overwrite_output_dir: true` to begin anew in this one"
+                ),
+                false => {
+                    format!("{ELSEWHERE}; or write `overwrite_output_dir: true` to begin anew in this one")
+                }
+            },
         })
     }
 
@@ -215,15 +233,19 @@ impl Folder<'_> {
             }));
         }
         let resumes = self.resumes();
-        // A run that goes on replaces its own result.
-        let is_in_the_way =
-            |(name, _): &&(String, ResultFile)| !resumes || !self.outputs.is_own(Some(TRAINING), name);
+        // A run that goes on replaces its own result, and that of an adapter leaves a model where it is.
+        let is_in_the_way = |(name, kind): &&(String, ResultFile)| {
+            let is_beside = is_adapter && *kind != ResultFile::Adapter;
+            !resumes || (!is_beside && !self.outputs.is_own(Some(TRAINING), name))
+        };
         let in_the_way: Vec<String> =
             found.iter().filter(is_in_the_way).map(|(name, _)| name.clone()).collect();
         if in_the_way.is_empty() {
             return Ok(None);
         }
-        let all_own = in_the_way.iter().all(|name| self.outputs.is_own(Some(TRAINING), name));
+        // By name alone: to refuse them, weights need not be read.
+        let recorded = self.outputs.names(Some(TRAINING), &[Part::Model, Part::Adapter]);
+        let all_own = in_the_way.iter().all(|name| recorded.contains(name.as_str()));
         let whose = match (resumes, all_own) {
             (false, true) => "of a finished run, from which no checkpoint goes on",
             (false, false) => "of a model",
@@ -232,7 +254,7 @@ impl Folder<'_> {
         let begin = match (resumes, is_adapter) {
             (true, _) => {
                 "or move it away; or write `overwrite_output_dir: true` with `resume_from_checkpoint: PATH` of the \
-                          checkpoint to go on from"
+                 checkpoint to go on from"
             }
             (false, true) => {
                 "or write `overwrite_output_dir: true`, which replaces an adapter and leaves a model where it is"

@@ -167,11 +167,7 @@ impl<'a, O: Objective<Model = Decoder>> Run<'a, O> {
         let is_unpadded = config.data.packing.is_unpadded();
         let mut forecast = if is_unpadded { None } else { predict(None)? };
         let lock = match accelerator.is_main_process() {
-            true => {
-                let lock = OutputLock::take(&config.save.output_dir)?;
-                note_logs(config)?;
-                Some(lock)
-            }
+            true => Some(OutputLock::take(&config.save.output_dir)?),
             false => None,
         };
         let apart = look_at_stores(accelerator, &config.save.output_dir)?;
@@ -240,6 +236,9 @@ impl<'a, O: Objective<Model = Decoder>> Run<'a, O> {
         }
 
         let resumed = checkpoint.map(|found| found.dir);
+        if accelerator.is_main_process() {
+            note_logs(config)?;
+        }
         let mut journal = match accelerator.is_main_process() {
             true => Some(Journal::new(config, accelerator.communicator(), state, loader.position(), flops)?),
             false => None,

@@ -1,7 +1,6 @@
 //! Predictions on the evaluation data after the training: answers, and how near they are to those that were expected, or
 //! the scores of the answers of pairs.
 
-use std::path::Path;
 use std::time::Instant;
 
 use serde::{Deserialize, Serialize};
@@ -9,8 +8,9 @@ use serde_json::{Value, json};
 
 use super::Run;
 use crate::accelerator::Prepared;
-use crate::config::{Predict, PredictArgs};
+use crate::config::{Predict, PredictArgs, TrainConfig};
 use crate::data::{Rows, Tokenizer, eval_batches};
+use crate::disk::Outputs;
 use crate::error::{Error, Result};
 use crate::generate::{GenerateOptions, Model, Prompt, Sampling};
 use crate::model::{Decoder, StateDictSource, Strict};
@@ -19,6 +19,7 @@ use crate::text_metrics::{TextMetrics, TextScores};
 use crate::train::evaluate;
 use crate::train::model::Start;
 use crate::train::objective::{Inputs, Objective};
+use crate::train::obstacles::{PREDICTIONS, writer};
 
 /// A row of generated_predictions.jsonl, with its place in the data.
 #[derive(Clone, Debug, Serialize, Deserialize)]
@@ -71,7 +72,7 @@ impl<O: Objective<Model = Decoder>> Run<'_, O> {
             let [chosen, rejected] = [*chosen, *rejected].map(two_digits);
             json!({"chosen": chosen, "rejected": rejected})
         };
-        write(&self.config.save.output_dir, all.iter().map(line))?;
+        write(self.config, all.iter().map(line))?;
         let mean = |of: &dyn Fn(f64) -> f64| {
             let margins =
                 all.iter().map(|(_, _, chosen, rejected)| f64::from(*chosen) - f64::from(*rejected));
@@ -154,7 +155,7 @@ impl<O: Objective<Model = Decoder>> Run<'_, O> {
             let Prediction { prompt, predict, label, .. } = one;
             json!({"prompt": prompt, "predict": predict, "label": label})
         };
-        write(&self.config.save.output_dir, all.iter().map(line))?;
+        write(self.config, all.iter().map(line))?;
         let metrics = TextMetrics::new();
         let scores: Vec<TextScores> =
             all.iter().map(|row| metrics.scores(&row.predict, &row.label)).collect();
@@ -191,10 +192,9 @@ fn options(args: &PredictArgs, stop_ids: Vec<u32>, seed: u64) -> GenerateOptions
 }
 
 /// Writes the rows into the folder of the run.
-fn write(dir: &Path, rows: impl Iterator<Item = Value>) -> Result<()> {
-    let path = dir.join("generated_predictions.jsonl");
+fn write(config: &TrainConfig, rows: impl Iterator<Item = Value>) -> Result<()> {
     let text: String = rows.map(|row| format!("{row}\n")).collect();
-    oarlock_files::replace(&path, text).map_err(Error::io("write", &path))
+    Outputs::write(&config.save.output_dir, writer(config), &[(PREDICTIONS, text.as_bytes())])
 }
 
 /// A score with two digits after the point, as the original keeps it.
