@@ -82,14 +82,14 @@ fn what_is_wrong_is_said_with_its_place_and_what_to_do() {
         ),
         (
             "",
-            "--cpu --num_processes 2 --num_machines 9999999999 --machine_rank 0 --main_process_ip h env.py",
-            "the command line: `num_processes` (2) is no multiple of `num_machines` (9999999999) (`num_processes` \
-             counts the ranks of all machines, as many on each: write 9999999999)",
+            "--cpu --num_processes 2 --num_machines 999999 --machine_rank 0 --main_process_ip h env.py",
+            "the command line: `num_processes` (2) is no multiple of `num_machines` (999999) (`num_processes` \
+             counts the ranks of all machines, as many on each: write 999999)",
         ),
         (
             "",
-            "--cpu --num_processes 9999999999 env.py",
-            "the command line: `num_processes` is 9999999999, and nothing has so many devices (it counts the ranks of \
+            "--cpu --num_processes 999999 env.py",
+            "the command line: `num_processes` is 999999, and nothing has so many devices (it counts the ranks of \
              all machines together)",
         ),
         (
