@@ -10,8 +10,9 @@ use std::time::{Duration, Instant};
 use oarlock_tensor::DType;
 use oarlock_tensor::cpu::rank_sum::tree_fold;
 
-use crate::call::{Draft, Request};
+use crate::call::Request;
 use crate::digest::{digest, mix};
+use crate::draft::Draft;
 use crate::error::{Error, Result};
 use crate::held::Held;
 use crate::ledger::RankStatus;

@@ -3,9 +3,8 @@
 use std::ops::Deref;
 use std::sync::{MutexGuard, PoisonError};
 
-use oarlock_tensor::WriteLease;
-
 use crate::error::{Error, Result};
+use crate::hold::Hold;
 use crate::operation::Operation;
 use crate::ready::Ready;
 use crate::region::Region;
@@ -13,14 +12,6 @@ use crate::region::Region;
 /// A region that a collective works on. Until it and its clones are dropped nobody else reads or writes the elements, but
 /// further collectives of the same communicator, which run one after the other.
 pub struct Held(Region);
-
-/// Who holds a region, and how many of its collectives.
-pub(crate) struct Hold {
-    communicator: u64,
-    n_collectives: usize,
-    /// Dropped with the last of them.
-    _lease: WriteLease,
-}
 
 fn slot(region: &Region) -> MutexGuard<'_, Option<Hold>> {
     region.hold().lock().unwrap_or_else(PoisonError::into_inner)
@@ -42,7 +33,7 @@ impl Region {
             }
             None => {
                 let lease = self.flat().write().map_err(|error| self.in_use(operation.name(), &error))?;
-                *slot = Some(Hold { communicator, n_collectives: 1, _lease: lease });
+                *slot = Some(Hold::new(communicator, lease));
             }
         }
         Ok(Held(self.clone()))

@@ -6,10 +6,12 @@ mod call;
 mod communicator;
 mod cores;
 mod digest;
+mod draft;
 mod error;
 #[cfg(feature = "gloo")]
 mod gloo;
 mod held;
+mod hold;
 mod join;
 mod launched;
 mod ledger;

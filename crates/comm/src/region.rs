@@ -8,7 +8,7 @@ use oarlock_tensor::ops::transfer;
 use oarlock_tensor::{Backing, DType, FlatBuffer, Lease, WriteLease};
 
 use crate::error::{Error, Result};
-use crate::held::Hold;
+use crate::hold::Hold;
 use crate::members::Members;
 use crate::operation::Operation;
 
