@@ -7,11 +7,13 @@ mod checkpoint;
 mod loss_scale;
 mod memory;
 mod spawn;
+mod weights;
 
 pub use checkpoint::{CheckpointError, Missing, OtherBase, Problem};
 pub use loss_scale::ScaleAtMinimum;
 pub use memory::{Limit, NotEnoughMemory, readable};
 pub use spawn::SpawnError;
+pub use weights::{UnfitParameter, UnfitWeights};
 
 /// The result of an operation of this crate.
 pub type Result<T> = std::result::Result<T, Error>;
@@ -80,6 +82,9 @@ pub enum Error {
     /// A loss scale that cannot fall any further.
     #[error(transparent)]
     LossScale(#[from] ScaleAtMinimum),
+    /// Weights that are not finite, or would not be in the dtype that they are to have.
+    #[error(transparent)]
+    Weights(#[from] UnfitWeights),
     /// A misuse of the library.
     #[error("{0}")]
     Usage(String),

@@ -46,3 +46,4 @@ mod sft;
 mod sparse_attention;
 mod strict_device;
 mod twins;
+mod unfit_weights;
