@@ -40,3 +40,4 @@ mod recipes;
 mod restart;
 mod sft;
 mod transcripts;
+mod unsound;

@@ -1,6 +1,7 @@
 //! A training run on one rank: set up, step by step, evaluate, save, finish. Written on the [`Accelerator`] alone.
 
 mod best;
+mod doubts;
 mod evaluate;
 mod finish;
 mod introduce;
@@ -40,6 +41,7 @@ use crate::train::output_folder::look_at_stores;
 use crate::train::pool_limit::PoolLimit;
 use crate::train::resume::{checkpoint_to_resume, load_undamaged, other_seeds};
 use crate::train::train_step;
+use doubts::Doubts;
 use introduce::{introduce, stages_line};
 
 /// Runs a configuration on this rank. `started` is when the command began, for the start-up figures. Rank 0 gets the
@@ -105,6 +107,7 @@ struct Run<'a, O> {
     /// Whether the training ends before that.
     stopped: bool,
     journal: Option<Journal>,
+    doubts: Doubts,
     /// What memory was predicted to be, on rank 0.
     forecast: Option<Forecast>,
     started: SystemTime,
@@ -260,6 +263,7 @@ impl<'a, O: Objective<Model = Decoder>> Run<'a, O> {
             total_steps,
             stopped: false,
             journal,
+            doubts: Doubts::default(),
             forecast,
             started,
             timer: PhaseTimer::new(),
@@ -356,6 +360,7 @@ impl<'a, O: Objective<Model = Decoder>> Run<'a, O> {
         self.accelerator.communicator().set_phase("waiting for the last checkpoint");
         let saved = self.saver.finish(self.accelerator.communicator()).map(|_| ());
         self.go_on_without(saved)?;
+        self.check_trained()?;
         self.load_best()?;
         self.timer.enter(Phase::Other);
         Ok(())
