@@ -309,7 +309,7 @@ fn text(row: &Row, column: &Option<String>, record: &Record) -> std::result::Res
     }
 }
 
-/// The functions in the column of tools: a JSON list, or a text that holds one.
+/// The functions in the column of tools: a JSON list, which may be empty, or a text that holds one.
 fn tools(row: &Row, format: &Format) -> std::result::Result<Option<Value>, Refusal> {
     let parsed = match value(row, &format.columns.tools) {
         None => return Ok(None),
@@ -321,7 +321,6 @@ fn tools(row: &Row, format: &Format) -> std::result::Result<Option<Value>, Refus
         Some(tools) => tools.clone(),
     };
     let list = match parsed {
-        Value::Array(list) if list.is_empty() => return Ok(None),
         Value::Array(list) => list,
         tool => vec![tool],
     };
