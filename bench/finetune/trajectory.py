@@ -16,6 +16,9 @@ import subprocess
 import sys
 from pathlib import Path
 
+sys.path.insert(0, os.path.join(os.path.dirname(os.path.abspath(__file__)), ".."))
+from distance import differences, largest  # noqa: E402
+
 LORA = {"finetuning_type": "lora", "lora_rank": 8, "lora_target": "all", "learning_rate": 1e-4}
 PAIRS = {**LORA, "stage": "dpo", "dataset": "dpo_en_demo", "pref_beta": 0.1}
 METHODS = {
@@ -93,9 +96,9 @@ def compared(args, method, dtype):
     ours, theirs = found["oarlock"], found["llamafactory"]
     if not len(ours) == len(theirs) == args.steps:
         return [method, dtype, f"{len(ours)} and {len(theirs)} losses", "failed"]
-    differences = [abs(a - b) for a, b in zip(ours, theirs)]
-    worst = max(differences)
-    return [method, dtype, f"{theirs[0]:.6f}", f"{theirs[-1]:.6f}", f"{worst:.1e}", str(1 + differences.index(worst)),
+    apart = differences(ours, theirs)
+    worst = largest(apart)
+    return [method, dtype, f"{theirs[0]:.6f}", f"{theirs[-1]:.6f}", f"{worst:.1e}", str(1 + apart.index(worst)),
             "yes" if worst <= BOUNDS[dtype] else "NO"]
 
 

@@ -21,6 +21,9 @@ GOLDEN = REPOSITORY / "crates/oarlock/tests/golden/one_bit.json"
 import torch
 import torch.multiprocessing as mp
 
+sys.path.insert(0, os.path.join(os.path.dirname(os.path.abspath(__file__)), ".."))
+from distance import largest, largest_difference  # noqa: E402
+
 SIZES, DECAYS, STEPS = [35, 37, 3], [0.1, 0.1, 0.0], 30
 N_TRAIN, ROWS = 400, 20
 
@@ -128,13 +131,11 @@ def against_golden(names):
         if n == "1" or names and name not in names:
             continue
         ranks = start(toy, int(n), 29600 + at, name)
-        largest = 0.0
+        found = []
         for step, shown in steps.items():
-            for rank, expected in zip([0, int(n) - 1], shown):
-                size = max(abs(x) for x in expected)
-                off = max(abs(a - b) for a, b in zip(ranks[rank][int(step)], expected)) / size
-                largest = max(largest, off)
-        print(f"{name}, {n} ranks: largest relative difference {largest:.2e}", flush=True)
+            for rank, expected in zip([0, int(n) - 1], shown, strict=True):
+                found.append(largest_difference(ranks[rank][int(step)], expected) / largest(expected))
+        print(f"{name}, {n} ranks: largest relative difference {largest(found):.2e}", flush=True)
 
 
 def losses_of(rank, n, port, name, weights, steps, freeze, queue):

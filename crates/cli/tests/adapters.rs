@@ -1,5 +1,6 @@
 //! Trainings of adapters and of some layers, from a configuration file to the folder that PEFT loads, and their export.
 
+use oarlock_tensor::cpu::difference::largest_difference;
 use std::collections::BTreeSet;
 use std::fs;
 
@@ -164,7 +165,7 @@ fn pissa_begins_in_every_placement_alike_and_is_converted_at_the_end() {
     let expected: [serde_json::Value; 3] = [true.into(), 8.into(), 16.into()];
     assert_eq!([&own["init_lora_weights"], &own["r"], &own["lora_alpha"]], expected.each_ref());
     let (own, other) = (merged(&site, "out"), merged(&site, "out/pissa_converted"));
-    let difference = own.iter().zip(&other).map(|(a, b)| (a - b).abs()).fold(0.0, f32::max);
+    let difference = largest_difference(&own, &other).unwrap();
     assert!(difference < 1e-5 && own != merged(&site, "plain"), "{difference}");
     // Its adapter alone is continued, whatever the file says of new ones.
     let more = ["adapter_name_or_path=out", "finetuning_type=lora", "max_steps=1", "learning_rate=1e-4"];

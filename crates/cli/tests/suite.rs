@@ -48,6 +48,7 @@ mod secrets;
 mod sft;
 mod strangers;
 mod transcripts;
+mod unsound;
 
 /// As in the program: what runs templates of others counts their memory.
 #[global_allocator]

@@ -121,12 +121,14 @@ KERNEL(adafactor_squares, THREADS,
          directions(u, {row_var, row_means, col_var, grad_scale, floor, rows, cols}, grad, i, left);
          return squares(u);
        }))
-// The length of the step: relative to the size of the parameter, and shorter where the direction is long. By one block.
+// The length of the step: perhaps relative to the size of the parameter, and shorter where the direction is long. By one
+// block.
 KERNEL(adafactor_alpha, THREADS,
-       (const f64* weight_squares, const f64* direction_squares, u64 n_blocks, f32 rate, f32 eps2, f32 d, f32* alpha, u64 n),
+       (const f64* weight_squares, const f64* direction_squares, u64 n_blocks, f32 rate, f32 eps2, f32 d, u32 relative,
+        f32* alpha, u64 n),
        f64 size = sqrt(sum_of(weight_squares, n_blocks) / (f64)n);
        f64 length = sqrt(sum_of(direction_squares, n_blocks) / (f64)n);
-       if (threadIdx.x == 0) *alpha = (f32)(max((f64)eps2, size) * (f64)rate / max(length / (f64)d, 1.)))
+       if (threadIdx.x == 0) *alpha = (f32)((relative ? max((f64)eps2, size) : 1.) * (f64)rate / max(length / (f64)d, 1.)))
 
 #define APPLY(T) \
   KERNEL(adafactor_apply_##T, THREADS, \

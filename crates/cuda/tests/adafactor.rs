@@ -21,7 +21,13 @@ fn blend(old: f64, new: f64, weight: f64) -> f64 {
 }
 
 /// A step with the weight of the new second moment, and the length from which on a direction is shortened.
-fn step<T: Float>(library: &Library, [batch, rows, cols]: [usize; 3], factored: bool, weight: f64, d: f64) {
+fn step<T: Float>(
+    library: &Library,
+    [batch, rows, cols]: [usize; 3],
+    [factored, relative]: [bool; 2],
+    weight: f64,
+    d: f64,
+) {
     let n = batch * rows * cols;
     let [w, g] = [1, 2].map(|seed| values::<f32>(seed, n));
     let (row_var, col_var) = (variances(3, batch * rows), variances(4, batch * cols));
@@ -51,7 +57,8 @@ fn step<T: Float>(library: &Library, [batch, rows, cols]: [usize; 3], factored: 
         let args = args![g, rows_of, means_of, col_var, of_direction, s, floor, r, c, n as u64];
         gpu.run("adafactor_squares", &[], blocks, args);
         let (alpha, working) = (gpu.fresh::<f32>(1), gpu.fresh::<T>(n));
-        let args = args![of_weights, of_direction, n_blocks as u64, rate, eps2, d, alpha, n as u64];
+        let relative = u32::from(relative);
+        let args = args![of_weights, of_direction, n_blocks as u64, rate, eps2, d, relative, alpha, n as u64];
         gpu.run("adafactor_alpha", &[], geometry::one_block(), args);
         let args = args![w, g, rows_of, means_of, col_var, alpha, working, s, floor, keep, r, c, n as u64];
         gpu.run("adafactor_apply", &[T::ELEMENT], geometry::elements(n), args);
@@ -81,7 +88,7 @@ fn step<T: Float>(library: &Library, [batch, rows, cols]: [usize; 3], factored: 
     };
     let u: Vec<f64> = (0..n).map(direction).collect();
     let size = |x: &[f64]| (x.iter().map(|x| x * x).sum::<f64>() / n as f64).sqrt();
-    let alpha = size(&w).max(EPS[1]) * RATE / (size(&u) / d).max(1.0);
+    let alpha = if relative { size(&w).max(EPS[1]) } else { 1.0 } * RATE / (size(&u) / d).max(1.0);
     w.iter_mut().zip(&u).for_each(|(w, u)| *w = *w * KEEP - alpha * u);
     for (what, (got, want)) in
         ["weights", "rows", "columns"].iter().zip(got.iter().zip([w, row_var, col_var]))
@@ -93,10 +100,11 @@ fn step<T: Float>(library: &Library, [batch, rows, cols]: [usize; 3], factored: 
 
 /// Every kernel of the family.
 pub fn check(library: &Library) {
-    step::<f32>(library, [2, 23, 37], true, 0.3, 0.5);
-    step::<f32>(library, [1, 1, 77], false, 0.7, 100.0);
-    step::<bf16>(library, [1, 3, 1500], true, 0.8, 100.0);
-    step::<f16>(library, [1, 1030, 3], true, 0.2, 1.0);
+    step::<f32>(library, [2, 23, 37], [true, true], 0.3, 0.5);
+    step::<f32>(library, [1, 1, 77], [false, true], 0.7, 100.0);
+    step::<f32>(library, [1, 1, 77], [false, false], 0.7, 0.5);
+    step::<bf16>(library, [1, 3, 1500], [true, false], 0.8, 100.0);
+    step::<f16>(library, [1, 1030, 3], [true, true], 0.2, 1.0);
 }
 
 #[test]

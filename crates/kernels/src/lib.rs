@@ -13,6 +13,7 @@ pub mod compare;
 pub mod conv;
 pub mod copy;
 pub mod cross_entropy;
+pub mod difference;
 mod dtype;
 mod eigen;
 pub mod elementwise;

@@ -4,6 +4,7 @@ use oarlock_kernels::attention::{
     AttentionShape, BlockMask, attention_backward, attention_backward_scratch_bytes, attention_forward,
     attention_forward_scratch_bytes,
 };
+use oarlock_kernels::difference::largest_magnitude;
 use oarlock_kernels::{Cpu, DType, Float, Isa, Par, Result, bf16, f16};
 
 mod blocks;
@@ -126,7 +127,9 @@ impl<T: Float> Case<T> {
             ("dk", wide(&got.dk), grads.dk),
             ("dv", wide(&got.dv), grads.dv),
         ] {
-            let largest = expected.iter().filter(|x| x.is_finite()).fold(0.5f64, |m, x| m.max(x.abs()));
+            assert_eq!(got.len(), expected.len(), "{what}");
+            let finite = expected.iter().copied().filter(|x| x.is_finite());
+            let largest = largest_magnitude(finite).unwrap().max(0.5);
             for (i, (got, expected)) in got.iter().zip(&expected).enumerate() {
                 assert!(
                     got == expected || (got - expected).abs() <= tolerance * largest,

@@ -2,6 +2,7 @@
 //! not finite.
 
 use oarlock_kernels::block_int::{Bits, dequantize, quantize};
+use oarlock_kernels::difference::largest_magnitude;
 use oarlock_kernels::{Float, Store, bf16, f16};
 
 use crate::everywhere::{same_everywhere, values};
@@ -13,7 +14,7 @@ fn reference<T: Float>(bits: Bits, x: &[T]) -> (Vec<i32>, Vec<f32>) {
     let limit = if bits == Bits::Eight { 128.0 } else { 8.0 };
     let (mut codes, mut scales) = (Vec::new(), Vec::new());
     for block in x.chunks(bits.block()) {
-        let m = block.iter().map(|x| x.to_f32().abs()).fold(0.0, f32::max);
+        let m = largest_magnitude(block.iter().map(|x| x.to_f32())).unwrap() as f32;
         let inverse = if m == 0.0 { 1.0 } else { limit / m };
         codes.extend(block.iter().map(|x| {
             let scaled = x.to_f32() * inverse;

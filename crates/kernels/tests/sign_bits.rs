@@ -1,5 +1,6 @@
 //! Signs as bits against plain loops, on every variant, and the passes of the 1-bit optimizers likewise.
 
+use oarlock_kernels::difference::largest_magnitude;
 use oarlock_kernels::optim::one_bit::{self, MAX_SLICES, Pass};
 use oarlock_kernels::sign_bits::{pack, sum, unpack};
 
@@ -136,8 +137,8 @@ fn passes_are_their_formulas_in_f64() {
                     assert!((total(which).iter().sum::<f64>().sqrt() / expected - 1.0).abs() < 1e-6);
                 }
                 let ratio = |i: usize| (at(3, i).sqrt() + eps) / (at(2, i).sqrt() + eps);
-                let greatest = (0..N).map(ratio).fold(0.0, f64::max);
-                assert!((total(2).into_iter().fold(0.0, f64::max) / greatest - 1.0).abs() < 1e-5);
+                let greatest = largest_magnitude((0..N).map(ratio)).unwrap();
+                assert!((largest_magnitude(total(2)).unwrap() / greatest - 1.0).abs() < 1e-5);
             }
             _ => assert!(results.is_empty()),
         }

@@ -1,5 +1,6 @@
 //! Singular values and vectors: products, orthogonality, matrices without a direction, equal bits on any threads.
 
+use oarlock_kernels::difference::largest_difference;
 use oarlock_kernels::random::{Stream, fill_normal};
 use oarlock_kernels::singular::{Search, Singular, largest};
 use oarlock_kernels::{Cpu, Isa, Par};
@@ -78,9 +79,7 @@ fn iterations_come_close_to_them() {
         let x = falling(sizes[0], sizes[1], 0.8);
         let exact = largest(&cpu(1), &x, sizes, 4, Search::Exact);
         let found = |n| largest(&cpu(1), &x, sizes, 4, Search::Iterations(n));
-        let error = |found: &Singular| -> f64 {
-            found.values.iter().zip(&exact.values).map(|(a, b)| (a - b).abs()).fold(0.0, f64::max)
-        };
+        let error = |found: &Singular| -> f64 { largest_difference(&found.values, &exact.values).unwrap() };
         assert!(error(&found(16)) < 1e-4 && error(&found(16)) < error(&found(1)));
         check(&x, sizes, &found(60), 1e-5);
     }

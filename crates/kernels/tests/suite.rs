@@ -7,6 +7,7 @@ mod compare;
 mod conv;
 mod copy;
 mod cross_entropy;
+mod difference;
 mod dtype;
 mod elementwise;
 mod embed;

@@ -8,12 +8,14 @@ mod loss_scale;
 mod memory;
 mod occupied;
 mod spawn;
+mod weights;
 
 pub use checkpoint::{CheckpointError, Missing, OtherBase, Problem};
 pub use loss_scale::ScaleAtMinimum;
 pub use memory::{Limit, NotEnoughMemory, readable};
 pub use occupied::Occupied;
 pub use spawn::SpawnError;
+pub use weights::{UnfitParameter, UnfitWeights};
 
 /// The result of an operation of this crate.
 pub type Result<T> = std::result::Result<T, Error>;
@@ -89,6 +91,9 @@ pub enum Error {
     /// files. It ends so however often it is started.
     #[error("{0}")]
     Refused(String),
+    /// Weights that are not finite, or would not be in the dtype that they are to have.
+    #[error(transparent)]
+    Weights(#[from] UnfitWeights),
     /// A misuse of the library.
     #[error("{0}")]
     Usage(String),

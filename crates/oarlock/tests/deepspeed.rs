@@ -14,6 +14,7 @@ use oarlock::{
     Options, Result, Tensor, lr_scheduler, optim,
 };
 use oarlock_comm::{Communicator, shm};
+use oarlock_tensor::cpu::difference::largest_difference;
 use oarlock_tensor::ops;
 use serde::{Deserialize, Serialize};
 use serde_json::{Value, json};
@@ -79,9 +80,8 @@ fn numbers(value: &Value) -> Vec<f32> {
 
 #[track_caller]
 fn close(ours: &[f32], expected: &[f32], within: f32) {
-    assert_eq!(ours.len(), expected.len());
-    let apart = ours.iter().zip(expected).map(|(a, b)| (a - b).abs()).fold(0.0, f32::max);
-    assert!(apart < within, "{apart}: {ours:?} {expected:?}");
+    let apart = largest_difference(ours, expected).unwrap();
+    assert!(apart < f64::from(within), "{apart}: {ours:?} {expected:?}");
 }
 
 fn config(value: &Value) -> Config {

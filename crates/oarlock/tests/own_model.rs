@@ -3,6 +3,7 @@
 #[path = "own_model/parts.rs"]
 mod parts;
 
+use oarlock_tensor::cpu::difference::largest_magnitude;
 use std::path::{Path, PathBuf};
 
 use oarlock::model::{ClassifierInput, HfConfig, SequenceClassifier, Strict};
@@ -148,7 +149,7 @@ fn statistics(values: &[f32]) -> [f32; 3] {
     let n = values.len() as f32;
     let mean = values.iter().sum::<f32>() / n;
     let variance = values.iter().map(|x| (x - mean).powi(2)).sum::<f32>() / (n - 1.0);
-    [mean, variance.sqrt(), values.iter().fold(0.0, |most, x| most.max(x.abs()))]
+    [mean, variance.sqrt(), largest_magnitude(values.iter().copied()).unwrap() as f32]
 }
 
 #[derive(Module)]

@@ -12,7 +12,7 @@ use oarlock::{
     Accelerator, AcceleratorConfig, DummyOptim, DummyScheduler, Options, Prepared, PreparedOptimizer,
     PreparedScheduler, Result, Tensor, lr_scheduler,
 };
-use oarlock_tensor::ops::optimizer::{AdjustLr, Rule};
+use oarlock_tensor::ops::optimizer::{AdafactorArgs, AdjustLr, Rule};
 use serde_json::{Value, json};
 
 use crate::ranks::on_ranks;
@@ -282,7 +282,7 @@ fn rules() -> Vec<Rule> {
             max_coeff: 10.0,
             min_coeff: 0.01,
         },
-        Rule::Adafactor { beta2_decay: -0.8, eps1: None, eps2: 1e-3, d: 1.0 },
+        Rule::Adafactor(AdafactorArgs::TORCH),
         Rule::Muon {
             momentum: 0.95,
             nesterov: true,

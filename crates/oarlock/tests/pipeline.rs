@@ -20,6 +20,7 @@ use oarlock::train::{Pretrain, evaluate, train_step};
 use oarlock::{Accelerator, AcceleratorConfig, ClientState, Error, SeededInit};
 use oarlock_comm::{Communicator, shm};
 use oarlock_tensor::DType;
+use oarlock_tensor::cpu::difference::largest_difference_by;
 
 /// Rows of a step.
 const ROWS: u64 = 16;
@@ -163,9 +164,9 @@ fn run(data: &Data, case: &Case<'_>) -> (Trace, Vec<Seen>) {
 
 /// The largest relative distance between losses and norms.
 fn distance(a: &Trace, b: &Trace) -> f64 {
-    let relative = |a: u64, b: u64| (f64::from_bits(a) / f64::from_bits(b) - 1.0).abs();
-    let steps = a.losses.iter().zip(&b.losses);
-    steps.map(|(a, b)| relative(a.0, b.0).max(relative(a.1, b.1))).fold(0.0, f64::max)
+    let of =
+        |trace: &Trace| trace.losses.iter().flat_map(|x| [x.0, x.1]).map(f64::from_bits).collect::<Vec<_>>();
+    largest_difference_by(&of(a), &of(b), |a, b| (a / b - 1.0).abs()).unwrap()
 }
 
 #[test]
@@ -376,8 +377,8 @@ fn an_engine_of_layers_trains_as_on_one_stage() {
             let ranks = losses_of_engines(stages * data_ranks, stages, virtual_stages, 1);
             assert!(ranks.iter().all(|rank| *rank == ranks[0]), "{ranks:?}");
             let losses = ranks[0].clone().unwrap();
-            let near = losses.iter().zip(&whole).all(|(a, b)| (a / b - 1.0).abs() < 1e-4);
-            assert!(near, "{stages} stages, {virtual_stages} parts: {losses:?} {whole:?}");
+            let far = largest_difference_by(&losses, &whole, |a, b| (a / b - 1.0).abs()).unwrap();
+            assert!(far < 1e-4, "{stages} stages, {virtual_stages} parts: {losses:?} {whole:?}");
         }
     }
     let refused = losses_of_engines(2, 2, 1, 2)[0].clone().unwrap_err();

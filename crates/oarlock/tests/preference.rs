@@ -2,6 +2,7 @@
 //! metrics of every step of golden trajectories (`tests/golden/preference`, written by bench/golden/make_preference.py),
 //! however they are split and sharded.
 
+use oarlock_tensor::cpu::difference::largest_difference_by;
 use std::path::PathBuf;
 use std::sync::Arc;
 
@@ -207,13 +208,15 @@ fn runs() -> Vec<(&'static str, Loss, bool)> {
 /// The largest distances from a golden run: of losses, relative ones of gradient norms, and of metrics.
 fn apart(ours: &[StepReport], golden: &Value) -> (f64, f64, f64) {
     let number = |key: &str, step: usize| golden[key][step].as_f64().unwrap();
-    let (mut loss, mut norm, mut metric) = (0.0f64, 0.0f64, 0.0f64);
-    for (step, report) in ours.iter().enumerate() {
-        let expected = number("loss", step);
-        // Those of IPO are in the tens.
-        loss = loss.max((report.loss() - expected).abs() / expected.abs().max(1.0));
-        norm = norm.max((report.grad_norm / number("grad_norm", step) - 1.0).abs());
-    }
+    let golden_of = |key: &str| (0..ours.len()).map(|step| number(key, step)).collect::<Vec<f64>>();
+    let own = |value: fn(&StepReport) -> f64| ours.iter().map(value).collect::<Vec<f64>>();
+    // Losses of IPO are in the tens.
+    let of_size = |a: f64, b: f64| (a - b).abs() / b.abs().max(1.0);
+    let relative = |a: f64, b: f64| (a / b - 1.0).abs();
+    let loss = largest_difference_by(&own(StepReport::loss), &golden_of("loss"), of_size).unwrap();
+    let norms = own(|report| report.grad_norm);
+    let norm = largest_difference_by(&norms, &golden_of("grad_norm"), relative).unwrap();
+    let (mut found_metrics, mut expected_metrics) = (Vec::new(), Vec::new());
     for (name, points) in golden["metrics"].as_object().unwrap() {
         for point in points
             .as_array()
@@ -224,10 +227,11 @@ fn apart(ours: &[StepReport], golden: &Value) -> (f64, f64, f64) {
             let means = ours[point[0].as_u64().unwrap() as usize].totals.means();
             let found =
                 means.iter().find(|(own, _)| own == name).unwrap_or_else(|| panic!("no metric {name}"));
-            let expected = point[1].as_f64().unwrap();
-            metric = metric.max((found.1 - expected).abs() / expected.abs().max(1.0));
+            found_metrics.push(found.1);
+            expected_metrics.push(point[1].as_f64().unwrap());
         }
     }
+    let metric = largest_difference_by(&found_metrics, &expected_metrics, of_size).unwrap();
     (loss, norm, metric)
 }
 

@@ -11,6 +11,7 @@ use oarlock::nn::{Mask, names_of};
 use oarlock::shard::{ParamSlice, WeightSource};
 use oarlock::{DType, Tensor};
 use oarlock_tensor::cpu::Isa;
+use oarlock_tensor::cpu::difference::largest_difference;
 use oarlock_tensor::cpu::quantized::{Code, Format};
 use oarlock_tensor::{Device, Par, Shape};
 use safetensors::tensor::{Dtype, TensorView};
@@ -42,9 +43,8 @@ fn expected(name: &str) -> Vec<f32> {
     golden[name].as_array().unwrap().iter().map(|x| x.as_f64().unwrap() as f32).collect()
 }
 
-fn distance(a: &[f32], b: &[f32]) -> f32 {
-    assert_eq!(a.len(), b.len());
-    a.iter().zip(b).map(|(a, b)| (a - b).abs()).fold(0.0, f32::max)
+fn distance(a: &[f32], b: &[f32]) -> f64 {
+    largest_difference(a, b).unwrap()
 }
 
 #[test]

@@ -16,6 +16,7 @@ use oarlock::shard::{Options, Placements};
 use oarlock::train::{NextToken, StepReport, train_step};
 use oarlock::{Accelerator, AcceleratorConfig};
 use oarlock_comm::Communicator;
+use oarlock_tensor::cpu::difference::{largest_difference, largest_difference_by};
 use oarlock_tensor::ops::TokenLoss;
 use serde_json::Value;
 
@@ -122,10 +123,12 @@ fn rank(comm: Communicator, run: &Run, rows: &Arc<Rows>) -> Vec<StepReport> {
 
 /// The largest distances between losses and, relative, gradient norms.
 fn apart(ours: &[StepReport], losses: &[f64], norms: &[f64]) -> (f64, f64) {
-    let pairs = ours.iter().zip(losses).zip(norms);
-    pairs.fold((0.0, 0.0), |(loss, norm): (f64, f64), ((ours, theirs), their_norm)| {
-        (loss.max((ours.loss() - theirs).abs()), norm.max((ours.grad_norm / their_norm - 1.0).abs()))
-    })
+    let of = |value: fn(&StepReport) -> f64| ours.iter().map(value).collect::<Vec<f64>>();
+    let relative = |a: f64, b: f64| (a / b - 1.0).abs();
+    (
+        largest_difference(&of(StepReport::loss), losses).unwrap(),
+        largest_difference_by(&of(|report| report.grad_norm), norms, relative).unwrap(),
+    )
 }
 
 fn numbers(key: &str) -> Vec<f64> {

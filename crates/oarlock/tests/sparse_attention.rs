@@ -8,6 +8,7 @@ use oarlock::nn::functional::Labels;
 use oarlock::nn::{AttentionMasks, BlockMask, Direction, Mask, MultiHeadAttention, Pattern, SparsityConfig};
 use oarlock::{Tensor, optim};
 use oarlock_tensor::cpu::Isa;
+use oarlock_tensor::cpu::difference::{largest_difference, largest_magnitude};
 use oarlock_tensor::{DType, Device, Par};
 use serde_json::{Value, json};
 
@@ -110,9 +111,8 @@ fn logits(model: &LoadedModel, ids: &[i32]) -> Vec<f32> {
     model.decoder.logits(&ids, &Mask::Causal).unwrap().to_vec().unwrap()
 }
 
-fn apart(a: &[f32], b: &[f32]) -> f32 {
-    assert_eq!(a.len(), b.len());
-    a.iter().zip(b).map(|(a, b)| (a - b).abs()).fold(0.0, f32::max)
+fn apart(a: &[f32], b: &[f32]) -> f64 {
+    largest_difference(a, b).unwrap()
 }
 
 #[test]
@@ -128,13 +128,14 @@ fn an_answer_with_a_cache_is_that_of_the_whole_text() {
         assert_eq!(whole[..16 * vocab], dense[..16 * vocab], "{index}");
         assert_eq!(whole == dense, index == 0, "{index}");
         let mut cache = model.decoder.empty_cache(LEN, DType::F32, &model.device).unwrap();
-        let (mut at, mut far) = (0, 0f32);
+        let (mut at, mut parts) = (0, Vec::new());
         for n in [33, 9].into_iter().chain([1].repeat(LEN - 42)) {
             let part = Tensor::from_slice(&ids[at..at + n], [1, n], &model.device).unwrap();
             let next: Vec<f32> = model.decoder.next_logits(&part, &mut cache).unwrap().to_vec().unwrap();
             at += n;
-            far = far.max(apart(&next, &whole[(at - 1) * vocab..at * vocab]));
+            parts.push(apart(&next, &whole[(at - 1) * vocab..at * vocab]));
         }
+        let far = largest_magnitude(parts).unwrap();
         assert!(far < 1e-5, "{index}: {far}");
     }
 }
@@ -215,4 +216,44 @@ fn a_model_longer_than_its_layout_is_refused() {
         said.contains("sequences of 33 tokens are longer than the layout (max_seq_length is 32)"),
         "{said}"
     );
+}
+
+/// A layout may end before the positions of the model do: every way to use the folder keeps to it.
+#[test]
+fn a_model_whose_layout_is_shorter_than_its_positions_is_used_by_all() {
+    let folder = tempfile::tempdir().unwrap();
+    let [dir, out] = ["model", "out"].map(|name| folder.path().join(name));
+    std::fs::create_dir(&dir).unwrap();
+    for name in ["model.safetensors", "tokenizer.json", "tokenizer_config.json"] {
+        std::fs::copy(golden("train-llama").join(name), dir.join(name)).unwrap();
+    }
+    let settings = json!({"mode": "bslongformer", "num_sliding_window_blocks": 1, "max_seq_length": 32});
+    let hf = HfConfig::read(&golden("train-llama")).unwrap().with_sparse_attention(sparsity(settings));
+    assert!(hf.decoder().max_positions > 32);
+    std::fs::write(dir.join("config.json"), hf.to_json(DType::F32)).unwrap();
+
+    let device = Device::cpu(Isa::detect(), Par::solo());
+    let load = |adapters: &[PathBuf]| {
+        oarlock::adapters::load_for_inference(&dir, adapters, &device, DType::F32, usize::MAX).unwrap()
+    };
+    let adapters = [golden("adapters/lora")];
+    for model in [load(&[]), load(&adapters)] {
+        assert_eq!(model.n_positions, 32);
+        let ids: Vec<i32> = (0..32).map(|i| i * 37 % 300).collect();
+        largest_magnitude(logits(&model, &ids)).unwrap();
+    }
+    let quantized = oarlock::adapters::load_quantized_for_inference;
+    let format = oarlock_tensor::cpu::quantized::Format::Int8;
+    assert_eq!(quantized(&dir, &[], format, &device, DType::F32, usize::MAX).unwrap().n_positions, 32);
+    let options = oarlock::adapters::ExportOptions {
+        model: &dir,
+        adapters: &adapters,
+        quantized: None,
+        out: &out,
+        max_shard_bytes: u64::MAX,
+        dtype: None,
+    };
+    let exported = oarlock::adapters::export(&options, &device).unwrap();
+    assert!(exported.compared.difference < 1e-4, "{:?}", exported.compared);
+    assert_eq!(HfConfig::read(&out).unwrap().decoder().sparse_attention, hf.decoder().sparse_attention);
 }

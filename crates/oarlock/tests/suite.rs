@@ -46,6 +46,7 @@ mod sft;
 mod sparse_attention;
 mod strict_device;
 mod twins;
+mod unfit_weights;
 
 /// As in the program `oarlock`: what runs templates of others counts their memory.
 #[global_allocator]

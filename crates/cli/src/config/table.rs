@@ -393,7 +393,7 @@ pub const KEYS: &[Key] = &[
     key(Log, Text, "log_level", "passive", NoEffect("messages are few"), "Level of messages"),
     key(Log, Text, "log_level_replica", "warning", NoEffect("rank 0 speaks for all"), "Level of messages of other ranks"),
     key(Log, Bool, "log_on_each_node", "true", NoEffect("rank 0 speaks for all"), "Messages of every machine"),
-    key(Log, Bool, "logging_nan_inf_filter", "true", NoEffect("every loss is logged as it is"), "Leave nan and inf out of the logged loss"),
+    key(Log, Bool, "logging_nan_inf_filter", "true", NoEffect("losses that are not finite are in no mean"), "Leave nan and inf out of the logged loss"),
     key(Log, Bool, "include_num_input_tokens_seen", "false", NoEffect("tokens are always counted"), "Count tokens"),
     key(Log, Bool, "include_tokens_per_second", "false", NoEffect("throughput is always logged"), "Log tokens per second"),
     key(Log, Bool, "include_effective_tokens_per_second", "false", NoEffect("throughput is always logged"), "Log effective tokens per second"),

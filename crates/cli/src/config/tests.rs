@@ -1,6 +1,6 @@
 //! Whole configurations and every message of a wrong one.
 
-use oarlock_tensor::ops::optimizer::{AdjustLr, Rule};
+use oarlock_tensor::ops::optimizer::{AdafactorArgs, AdjustLr, Rule};
 
 use std::time::Duration;
 
@@ -259,14 +259,24 @@ fn settings_take_their_meaning_from_each_other() {
     let decay = "warmup_stable_decay\nmin_lr_ratio: 0.1\n\
         lr_scheduler_kwargs: {num_decay_steps: 30, num_stable_steps: 5, decay_type: 1-sqrt}";
     let expected = Shape::WarmupStableDecay {
-        num_stable_steps: Some(5),
-        num_decay_steps: 30,
+        num_stable_steps: StableSteps::Steps(5),
+        num_decay_steps: Some(30),
         warmup_type: Curve::Linear,
         decay_type: Curve::OneMinusSqrt,
         min_lr_ratio: 0.1,
         num_cycles: 0.5,
     };
     assert_eq!(shape(decay), expected);
+    // Without arguments it is LLaMA-Factory's.
+    let expected = Shape::WarmupStableDecay {
+        num_stable_steps: StableSteps::Third,
+        num_decay_steps: None,
+        warmup_type: Curve::Linear,
+        decay_type: Curve::Cosine,
+        min_lr_ratio: 0.0,
+        num_cycles: 0.5,
+    };
+    assert_eq!(shape("warmup_stable_decay"), expected);
     assert_eq!(shape("minimind"), Shape::MinimindSeed);
     assert_eq!(shape("minimind3"), Shape::Minimind3);
     assert_eq!(
@@ -434,13 +444,8 @@ fn every_wrong_configuration_says_where_and_what_to_do() {
             "t.yaml:6:3: `min_lr` is written twice (remove one of them)",
         ),
         (
-            "lr_scheduler_type: warmup_stable_decay",
-            "t.yaml:4:20: `warmup_stable_decay` needs `num_decay_steps` in lr_scheduler_kwargs",
-        ),
-        (
             "lr_scheduler_type: warmup_stable_decay\nlr_scheduler_kwargs: {num_decay_steps: 1.5, decay_type: x}",
             "t.yaml:5:40: `num_decay_steps` takes a whole number, at least 0, not `1.5`\n\
-             t.yaml:5:22: `warmup_stable_decay` needs `num_decay_steps` in lr_scheduler_kwargs\n\
              t.yaml:5:57: `decay_type` takes one of linear, cosine, 1-sqrt, not `x`",
         ),
         (

@@ -11,7 +11,7 @@ mod shared;
 use serde_json::Value;
 use tempfile::TempDir;
 
-pub use shared::{golden, is_alive, until};
+pub use shared::{golden, is_alive, until, weights};
 
 /// A configuration that a test completes with `output_dir` and whatever else it needs.
 const CONFIG: &str = "\

@@ -47,7 +47,7 @@ kernels! { OF_ADAFACTOR, ADAFACTOR;
         direction_squares: write(f64), grad_scale: value(f32), floor: value(f32), rows: value(u32), cols: value(u32),
         n: value(u64)) for NONE;
     adafactor_alpha (weight_squares: read(f64), direction_squares: read(f64), n_blocks: value(u64), rate: value(f32),
-        eps2: value(f32), d: value(f32), alpha: write(f32), n: value(u64)) for NONE;
+        eps2: value(f32), d: value(f32), relative: value(u32), alpha: write(f32), n: value(u64)) for NONE;
     adafactor_apply (weights: update(f32), grad: read(f32), row_var: read(f32), row_means: read(f32),
         col_var: read(f32), alpha: read(f32), working: write(0), grad_scale: value(f32), floor: value(f32),
         keep: value(f32), rows: value(u32), cols: value(u32), n: value(u64)) for FLOATS;

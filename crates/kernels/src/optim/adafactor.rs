@@ -1,4 +1,5 @@
-//! Adafactor, as `torch.optim.Adafactor`: the second moment of a matrix is kept as the means of its rows and columns.
+//! Adafactor, as `torch.optim.Adafactor` and as that of transformers: the second moment of a matrix is kept as the means of
+//! its rows and columns.
 
 use super::{Buffers, Elementwise, StepArgs, lerp, run, states};
 use crate::Cpu;
@@ -12,16 +13,39 @@ use crate::sums::{NORM_BLOCK, squared_norm, squares, tree_sum, tree_sum_f32};
 const COLUMNS: usize = 128;
 
 /// The parameters of Adafactor, by torch's names.
-#[derive(Clone, Copy, Debug)]
+#[derive(Clone, Copy, Debug, PartialEq)]
 pub struct AdafactorArgs {
     /// The exponent of the step by which the weight of a new second moment falls.
     pub beta2_decay: f64,
-    /// The least second moment; its square is the least estimate.
+    /// The least mean of a second moment. The least estimate is its square in torch, and the same in transformers.
     pub eps1: f64,
-    /// The least size of a parameter, to which the step is relative.
+    /// The least size of a parameter that a step can be relative to.
     pub eps2: f64,
     /// The root mean square of a direction from which on it is shortened.
     pub d: f64,
+    /// Whether a step is relative to the size of the parameter and no longer than 1/√t of it, as torch's; transformers
+    /// takes the learning rate as it is (`scale_parameter` and `relative_step` are off).
+    pub relative: bool,
+}
+
+impl AdafactorArgs {
+    /// The defaults of `torch.optim.Adafactor`.
+    pub const TORCH: AdafactorArgs =
+        AdafactorArgs { beta2_decay: -0.8, eps1: f32::EPSILON as f64, eps2: 1e-3, d: 1.0, relative: true };
+
+    /// What the trainer of transformers makes of `optim: adafactor`.
+    pub const TRANSFORMERS: AdafactorArgs =
+        AdafactorArgs { beta2_decay: -0.8, eps1: 1e-30, eps2: 1e-3, d: 1.0, relative: false };
+
+    /// The least estimate of a second moment.
+    pub fn floor(&self) -> f64 {
+        if self.relative { self.eps1 * self.eps1 } else { self.eps1 }
+    }
+
+    /// The learning rate of a step, apart from the size of the parameter.
+    pub fn rate(&self, lr: f64, step: u64) -> f64 {
+        if self.relative { lr.min(1.0 / (step as f64).sqrt()) } else { lr }
+    }
 }
 
 /// A parameter as Adafactor sees it: matrices of `rows` x `cols`, or one row that is not factored.
@@ -151,7 +175,7 @@ instances! {
             row_means: &row_means,
             col_var,
             grad_scale,
-            floor: (adafactor.eps1 * adafactor.eps1) as f32,
+            floor: adafactor.floor() as f32,
         };
         let n_pieces = n.div_ceil(TASK_ELEMS);
         cpu.par.chunks_mut(&mut scratch[..n_pieces], 1, |i, sum| {
@@ -159,7 +183,8 @@ instances! {
             sum[0] = squared_length(cpu.isa, &estimate, piece.start, &grad[piece]);
         });
         let length = (tree_sum(&scratch[..n_pieces]) / n as f64).sqrt();
-        let alpha = adafactor.eps2.max(size) * args.lr.min(1.0 / count.sqrt());
+        let size = if adafactor.relative { adafactor.eps2.max(size) } else { 1.0 };
+        let alpha = size * adafactor.rate(args.lr, args.step);
         let alpha = (alpha / (length / adafactor.d).max(1.0)) as f32;
         let outputs = (cut(weights, TASK_ELEMS), working.as_mut().map(|w| cut(w, TASK_ELEMS)));
         for_pieces(&cpu.par, n_pieces, outputs, |i, (weights, working)| {

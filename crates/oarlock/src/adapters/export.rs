@@ -99,8 +99,11 @@ pub fn export(options: &ExportOptions<'_>, device: &Device) -> Result<Exported> 
         None => None,
     };
     let save = SaveOptions { dtype, max_shard_bytes, side_files_from: Some(dir) };
-    let n_positions = hf.decoder().max_positions.min(256);
+    let n_positions = hf.decoder().positions(256);
     let mut decoder = Decoder::new(hf.decoder().clone(), n_positions)?;
+    let prompts = prompts(&tokenizer, n_positions)?;
+    // A base that cannot be used is found before anything is written.
+    let before = logits(&beside(dir, adapters, quantized, device, DType::F32, n_positions)?, dir, &prompts)?;
     let mut source = merging(dir, &hf, &mut decoder, adapters, quantized, device)?;
     let notes = [hf.notes(), &source.notes()].concat();
     let mut files = ModelFiles::of_model(&hf, &decoder, &save)?;
@@ -121,10 +124,8 @@ pub fn export(options: &ExportOptions<'_>, device: &Device) -> Result<Exported> 
     })?;
     drop(source);
 
-    let prompts = prompts(&tokenizer, n_positions)?;
-    let before = logits(&beside(dir, adapters, quantized, device, DType::F32, n_positions)?, &prompts)?;
-    let after = logits(&load_for_inference(out, &[], device, DType::F32, n_positions)?, &prompts)?;
-    let compared = compared(&before, &after, hf.decoder().vocab_size);
+    let after = logits(&load_for_inference(out, &[], device, DType::F32, n_positions)?, out, &prompts)?;
+    let compared = compared(&before, &after, hf.decoder().vocab_size)?;
     Ok(Exported { n_elems, dtype, files: names, notes, compared })
 }
 
@@ -170,10 +171,11 @@ fn export_packed(
     files.save(out, &mut source, dtype)?;
     drop(source);
 
-    let n_positions = hf.decoder().max_positions.min(256);
+    let n_positions = hf.decoder().positions(256);
     let prompts = prompts(tokenizer, n_positions)?;
-    let of = |dir: &Path| logits(&load_for_inference(dir, &[], device, DType::F32, n_positions)?, &prompts);
-    let compared = compared(&of(dir)?, &of(out)?, hf.decoder().vocab_size);
+    let of =
+        |dir: &Path| logits(&load_for_inference(dir, &[], device, DType::F32, n_positions)?, dir, &prompts);
+    let compared = compared(&of(dir)?, &of(out)?, hf.decoder().vocab_size)?;
     Ok(Exported { n_elems, dtype, files: names, notes: [hf.notes(), &told].concat(), compared })
 }
 

@@ -12,7 +12,7 @@ use super::origin;
 use super::peft_config::{self, PeftConfig};
 use crate::config::{AdapterConfig, AdapterKind};
 use crate::error::{Error, Result};
-use crate::model::hf::{ModelFiles, Weight, floats};
+use crate::model::hf::{ModelFiles, Weight, floats, not_finite};
 use crate::model::{Decoder, HfConfig, ModelMark, Stored, is_of_value_head};
 use crate::nn::{NamedParam, names_of, parameters};
 
@@ -74,6 +74,10 @@ impl Adapter {
             let name = known.ours(&key).map_err(&bad)?;
             let mut values = vec![0.0; view.shape().iter().product()];
             floats(&key, view.dtype(), view.data(), &mut values).map_err(&bad)?;
+            let n_bad = values.iter().filter(|x| !x.is_finite()).count();
+            if n_bad > 0 {
+                return Err(bad(not_finite(&key, n_bad, values.len())));
+            }
             tensors.insert(name, (view.shape().to_vec(), values));
         }
         map.check().map_err(Error::io("read", &path))?;

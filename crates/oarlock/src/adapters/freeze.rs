@@ -5,7 +5,7 @@ use std::collections::BTreeSet;
 use crate::config::{FreezeArgs, TrainedLayers};
 use crate::error::{Error, Result};
 use crate::model::Decoder;
-use crate::nn::{self, names_of};
+use crate::nn;
 
 /// Freezes all parameters of a decoder that is not prepared yet, but for those of the layers and modules that `args` names.
 ///
@@ -24,24 +24,26 @@ pub fn freeze(model: &Decoder, args: &FreezeArgs) -> Result<()> {
         }
         TrainedLayers::Spread(n) => (1..=n).map(|part| part * (n_layers / n) - 1).collect(),
     };
-    let names = names_of(model);
+    let params = nn::parameters(model);
     let (mut inside, mut outside) = (BTreeSet::new(), BTreeSet::new());
-    for named in &names {
+    for named in &params {
         match place(&named.name) {
-            Place::Layer(_, module) => inside.insert(module),
+            Place::Layer(module) => inside.insert(module),
             Place::Outside(module) => outside.insert(module),
         };
     }
     check(&args.modules, &inside)?;
     check(&args.extra, &outside)?;
-    let is_trained = |name: &str| match place(name) {
-        Place::Layer(layer, module) => {
-            layers.contains(&layer) && (args.modules.is_empty() || args.modules.iter().any(|m| m == module))
+    // As in LLaMA-Factory, a name is looked for anywhere in that of a parameter: `norm` is in those of all layers too.
+    let mut parts = args.extra.clone();
+    for layer in layers {
+        match args.modules.is_empty() {
+            true => parts.push(format!(".{layer}.")),
+            false => parts.extend(args.modules.iter().map(|module| format!(".{layer}.{module}"))),
         }
-        Place::Outside(module) => args.extra.iter().any(|extra| extra == module),
-    };
-    let trained: BTreeSet<usize> =
-        names.iter().filter(|named| is_trained(&named.name)).map(|named| named.param.id()).collect();
+    }
+    let is_trained = |name: &str| parts.iter().any(|part| name.contains(part.as_str()));
+    let (trained, frozen): (Vec<_>, Vec<_>) = params.iter().partition(|named| is_trained(&named.name));
     if trained.is_empty() {
         return Err(Error::Model(
             "nothing is trained: freeze_trainable_layers is 0 and freeze_extra_modules names no module; name \
@@ -49,25 +51,22 @@ pub fn freeze(model: &Decoder, args: &FreezeArgs) -> Result<()> {
                 .to_owned(),
         ));
     }
-    nn::parameters(model)
-        .iter()
-        .filter(|named| !trained.contains(&named.param.id()))
-        .for_each(|named| named.param.freeze());
+    frozen.iter().for_each(|named| named.param.freeze());
     Ok(())
 }
 
 /// Where a parameter is.
 enum Place<'n> {
     /// In a layer, in the module of this name.
-    Layer(usize, &'n str),
+    Layer(&'n str),
     /// In a module outside of the layers.
     Outside(&'n str),
 }
 
 fn place(name: &str) -> Place<'_> {
     let in_layer = || {
-        let (layer, rest) = name.strip_prefix("model.layers.")?.split_once('.')?;
-        Some(Place::Layer(layer.parse().ok()?, rest.split('.').next()?))
+        let (_, rest) = name.strip_prefix("model.layers.")?.split_once('.')?;
+        Some(Place::Layer(rest.split('.').next()?))
     };
     in_layer().unwrap_or_else(|| {
         let name = name.strip_prefix("model.").unwrap_or(name);
@@ -109,16 +108,20 @@ mod tests {
             all.iter().all(|name| name.starts_with("model.layers.2.") || name.starts_with("model.layers.3."))
         );
         assert_eq!(all.len(), 18);
-        let mlp = trained(&args(TrainedLayers::First(1), &["mlp"], &["norm"])).unwrap();
+        let mlp = trained(&args(TrainedLayers::First(1), &["mlp"], &["embed_tokens"])).unwrap();
         assert_eq!(
             mlp,
             [
+                "model.embed_tokens.weight",
                 "model.layers.0.mlp.gate_proj.weight",
                 "model.layers.0.mlp.up_proj.weight",
                 "model.layers.0.mlp.down_proj.weight",
-                "model.norm.weight"
             ]
         );
+        // A part of a name is enough: the norms of all layers are trained beside the last one.
+        let norms = trained(&args(TrainedLayers::Last(1), &["mlp"], &["norm"])).unwrap();
+        let of_norms = |name: &&String| name.contains("norm");
+        assert_eq!((norms.len(), norms.iter().filter(of_norms).count()), (3 + 2 * 4 + 1, 2 * 4 + 1));
         let spread = trained(&args(TrainedLayers::Spread(2), &["self_attn"], &[])).unwrap();
         assert_eq!(spread[0], "model.layers.1.self_attn.q_proj.weight");
         assert_eq!(spread[4], "model.layers.3.self_attn.q_proj.weight");

@@ -29,7 +29,7 @@ pub fn load_for_inference(
     if config.quantization().is_some_and(StoredQuantization::is_kept) && adapters.len() < 2 {
         return beside(dir, adapters, None, device, dtype, n_positions);
     }
-    let n_positions = config.decoder().max_positions.min(n_positions);
+    let n_positions = config.decoder().positions(n_positions);
     let mut decoder = Decoder::new(config.decoder().clone(), n_positions)?;
     let mut source = merging(dir, &config, &mut decoder, adapters, None, device)?;
     config.note(source.notes());
@@ -69,7 +69,7 @@ pub(super) fn beside(
     n_positions: usize,
 ) -> Result<LoadedModel> {
     let mut config = HfConfig::read(dir)?;
-    let n_positions = config.decoder().max_positions.min(n_positions);
+    let n_positions = config.decoder().positions(n_positions);
     let new = || Decoder::new(config.decoder().clone(), n_positions);
     let (decoder, mut source) = assemble(dir, &config, &new, adapters, format, device, dtype)?;
     config.note(source.notes());

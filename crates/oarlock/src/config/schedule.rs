@@ -79,10 +79,10 @@ pub enum Shape {
     },
     /// `warmup_stable_decay`.
     WarmupStableDecay {
-        /// Steps at the peak; `None`: what warm-up and decay leave.
-        num_stable_steps: Option<u64>,
-        /// Steps of the decay.
-        num_decay_steps: u64,
+        /// Steps at the peak.
+        num_stable_steps: StableSteps,
+        /// Steps of the decay; `None`: those after the warm-up but for a third of them, as in LLaMA-Factory.
+        num_decay_steps: Option<u64>,
         /// The curve of the warm-up.
         warmup_type: Curve,
         /// The curve of the decay.
@@ -98,6 +98,18 @@ pub enum Shape {
     Minimind3,
     /// One of DeepSpeed's, which count from -1 and are stepped after the optimizer.
     DeepSpeed(DeepSpeedShape),
+}
+
+/// The steps at the peak of `warmup_stable_decay`.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum StableSteps {
+    /// So many.
+    Steps(u64),
+    /// What warm-up and decay leave: the default of transformers.
+    Rest,
+    /// A third of the steps after the warm-up, rounded down: the default of LLaMA-Factory, whose decay may then end
+    /// before the run does.
+    Third,
 }
 
 /// A curve of `warmup_stable_decay`.

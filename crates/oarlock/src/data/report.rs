@@ -173,6 +173,13 @@ impl RowReport {
         for Unread { what, rows, first } in &self.unread {
             lines.push(format!("note: {what} is not read ({rows} rows, the first is {first})"));
         }
+        if self.cut > 0 && self.judged > 0 {
+            lines.push(
+                "with cut rows the distance k of kto is another one than LLaMA-Factory's: it is taken of what is kept of a \
+                 prompt and of the answer before it, which LLaMA-Factory cuts together anew"
+                    .to_owned(),
+            );
+        }
         for Dropped { reason, rows, first } in &self.dropped {
             lines.push(format!("warning: {rows} rows dropped: {reason} (the first is {first})"));
         }

@@ -21,6 +21,7 @@ use crate::error::{Error, Result};
 use crate::nn::Module;
 use crate::optim::LossScalerState;
 use crate::optim::other_groups;
+use crate::shard::Findings;
 
 /// The file that [`DeepSpeedEngine::save_16bit_model`] writes where nobody names another.
 const MODEL_FILE: &str = "model.safetensors";
@@ -184,14 +185,18 @@ impl<M: Module> DeepSpeedEngine<M> {
             (optimizer.engine().options().dtype, left_out, base)
         };
         let mut tensors: Vec<(String, Vec<usize>, Vec<u8>)> = Vec::new();
+        let mut findings = Findings::default();
         each_parameter(state, &**self.module(), comm, &mut |named, values| {
             if comm.rank() == 0 && !left_out.contains(&named.name) {
                 let shape = named.param.shape().sizes().to_vec();
+                findings.look(&named.name, values.len(), values, dtype);
                 tensors.push((named.name.clone(), shape, bytes_of(values, dtype)));
             }
         })?;
         let written = match comm.rank() {
-            0 => write(dir, name.unwrap_or(MODEL_FILE), dtype, &tensors, base),
+            0 => findings
+                .verdict("written")
+                .and_then(|()| write(dir, name.unwrap_or(MODEL_FILE), dtype, &tensors, base)),
             _ => Ok(()),
         };
         together(comm, "save_16bit_model", written)

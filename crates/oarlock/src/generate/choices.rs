@@ -1,5 +1,6 @@
 //! Which of a few tokens a model finds the likeliest after prompts that begin alike.
 
+use super::sampler::check_logits;
 use super::{Generator, PREFILL_TOKENS};
 use crate::error::{Error, Result};
 use crate::model::LayerCache;
@@ -35,6 +36,8 @@ impl Generator {
             for part in prompt[shared..].chunks(PREFILL_TOKENS) {
                 logits = self.next_logits(part, &mut cache)?;
             }
+            // No choice is larger than NaN, so all answers would be the first one.
+            check_logits(&logits)?;
             let of = |index: usize| logits[choices[index] as usize];
             chosen.push(
                 (1..choices.len()).fold(0, |best, index| if of(index) > of(best) { index } else { best }),

@@ -57,6 +57,16 @@ impl Sampling {
     }
 }
 
+/// Refuses logits of which none is the largest.
+pub(super) fn check_logits(logits: &[f32]) -> Result<()> {
+    match logits.iter().find(|x| x.is_nan() || **x == f32::INFINITY) {
+        Some(bad) => Err(Error::Model(format!(
+            "the model gives a logit of {bad}: its weights are damaged or overflow this dtype"
+        ))),
+        None => Ok(()),
+    }
+}
+
 pub(super) struct Sampler {
     settings: Sampling,
     scores: Vec<f32>,
@@ -72,11 +82,7 @@ impl Sampler {
 
     /// The token after `text`, whose length addresses the random number.
     pub(super) fn next(&mut self, logits: &[f32], text: &[u32]) -> Result<u32> {
-        if let Some(bad) = logits.iter().find(|x| x.is_nan() || **x == f32::INFINITY) {
-            return Err(Error::Model(format!(
-                "the model gives a logit of {bad}: its weights are damaged or overflow this dtype"
-            )));
-        }
+        check_logits(logits)?;
         self.scores.clear();
         self.scores.extend_from_slice(logits);
         self.penalize(text);

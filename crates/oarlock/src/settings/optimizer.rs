@@ -1,6 +1,6 @@
 //! Reads `optim`, `optim_args` and AdamW's keys into the rule of the optimizer.
 
-use oarlock_tensor::ops::optimizer::{AdjustLr, OneBit, OneBitKind, Rule};
+use oarlock_tensor::ops::optimizer::{AdafactorArgs, AdjustLr, OneBit, OneBitKind, Rule};
 
 use super::keys::Range;
 use super::kwargs::Kwargs;
@@ -23,6 +23,7 @@ pub const OPTIMIZERS: &[&str] = &[
     "lion",
     "lamb",
     "adafactor",
+    "adafactor_torch",
     "muon",
     "onebit_adam",
     "zero_one_adam",
@@ -64,7 +65,8 @@ pub fn optimizer(settings: &Settings, problems: &mut Problems) -> OptimizerArgs 
                 min_coeff,
             }
         }
-        "adafactor" => adafactor(&mut kwargs),
+        "adafactor" => adafactor(&mut kwargs, &AdafactorArgs::TRANSFORMERS),
+        "adafactor_torch" => adafactor(&mut kwargs, &AdafactorArgs::TORCH),
         "muon" => Rule::Muon {
             momentum: kwargs.number("momentum", Range::BelowOne).unwrap_or(0.95),
             nesterov: kwargs.flag("nesterov").unwrap_or(true),
@@ -148,21 +150,25 @@ fn sgd(kwargs: &mut Kwargs<'_>) -> Rule {
     Rule::Sgd { momentum, dampening, nesterov }
 }
 
-fn adafactor(kwargs: &mut Kwargs<'_>) -> Rule {
-    let beta2_decay = kwargs.number("beta2_decay", Range::Any).unwrap_or(-0.8);
-    let d = kwargs.number("d", Range::Positive).unwrap_or(1.0);
+/// The trainer of transformers makes Adafactor with steps that are not relative, so nothing is relative to `eps2` there.
+fn adafactor(kwargs: &mut Kwargs<'_>, defaults: &AdafactorArgs) -> Rule {
+    let of = kwargs.of().to_owned();
+    let beta2_decay = kwargs.number("beta2_decay", Range::Any).unwrap_or(defaults.beta2_decay);
+    let d = kwargs.number("d", Range::Positive).unwrap_or(defaults.d);
     if beta2_decay > 0.0 {
-        kwargs.reject("`beta2_decay` of `adafactor` is an exponent, at most 0".to_owned());
+        kwargs.reject(format!("`beta2_decay` of `{of}` is an exponent, at most 0"));
     }
     if d < 1.0 {
-        kwargs.reject("`d` of `adafactor` is a threshold, at least 1".to_owned());
+        kwargs.reject(format!("`d` of `{of}` is a threshold, at least 1"));
     }
-    Rule::Adafactor {
+    let eps2 = if defaults.relative { kwargs.number("eps2", Range::Positive) } else { None };
+    Rule::Adafactor(AdafactorArgs {
         beta2_decay,
-        eps1: kwargs.number("eps1", Range::Positive),
-        eps2: kwargs.number("eps2", Range::Positive).unwrap_or(1e-3),
+        eps1: kwargs.number("eps1", Range::Positive).unwrap_or(defaults.eps1),
+        eps2: eps2.unwrap_or(defaults.eps2),
         d,
-    }
+        relative: defaults.relative,
+    })
 }
 
 /// The pairs of `optim_args`, written `key=value,key=value`.

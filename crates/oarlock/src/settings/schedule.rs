@@ -5,7 +5,7 @@ use super::kwargs::Kwargs;
 use super::problem::Problems;
 use super::resolve::Settings;
 use super::value::{Value, number};
-use crate::config::{Curve, CycleMomentum, DeepSpeedShape, OneCycle, Shape, Warmup, WarmupType};
+use crate::config::{Curve, CycleMomentum, DeepSpeedShape, OneCycle, Shape, StableSteps, Warmup, WarmupType};
 
 const CURVES: &[(&str, Curve)] =
     &[("linear", Curve::Linear), ("cosine", Curve::Cosine), ("1-sqrt", Curve::OneMinusSqrt)];
@@ -52,15 +52,11 @@ pub fn shape(settings: &Settings, learning_rate: f64, problems: &mut Problems) -
             if min_lr_ratio.is_some() && own.is_some() {
                 kwargs.reject("`min_lr_ratio` stands both as a key and in lr_scheduler_kwargs".to_owned());
             }
-            let num_decay_steps = kwargs.count("num_decay_steps");
-            if num_decay_steps.is_none() {
-                kwargs.reject(
-                    "`warmup_stable_decay` needs `num_decay_steps` in lr_scheduler_kwargs".to_owned(),
-                );
-            }
             Shape::WarmupStableDecay {
-                num_stable_steps: kwargs.count("num_stable_steps"),
-                num_decay_steps: num_decay_steps.unwrap_or(0),
+                num_stable_steps: kwargs
+                    .count("num_stable_steps")
+                    .map_or(StableSteps::Third, StableSteps::Steps),
+                num_decay_steps: kwargs.count("num_decay_steps"),
                 warmup_type: kwargs.choice("warmup_type", CURVES).unwrap_or(Curve::Linear),
                 decay_type: kwargs.choice("decay_type", CURVES).unwrap_or(Curve::Cosine),
                 min_lr_ratio: min_lr_ratio.or(own).unwrap_or(0.0),

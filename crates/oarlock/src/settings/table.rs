@@ -49,7 +49,7 @@ pub const TRAINING: &[Key] = &[
     key(Optimizer, Float(BelowOne), "adam_beta2", "0.999", Used, "Decay of the second moment, for the same"),
     key(Optimizer, Float(Positive), "adam_epsilon", "1e-8", Used, "Added to the root of the second moment, for the same"),
     key(Optimizer, Choice(SCHEDULES), "lr_scheduler_type", "linear", Used, "Course of the learning rate"),
-    key(Optimizer, Map, "lr_scheduler_kwargs", "", Used, "Arguments of that course, such as min_lr, min_lr_rate, num_cycles, num_decay_steps, warmup_num_steps"),
+    key(Optimizer, Map, "lr_scheduler_kwargs", "", Used, "Arguments of that course, such as min_lr, min_lr_rate, num_cycles, num_stable_steps (of warmup_stable_decay; a third of the steps after the warm-up by default), num_decay_steps (the rest of them), warmup_num_steps"),
     key(Optimizer, Float(Share), "min_lr_ratio", "", Used, "Our own: lowest learning rate as a share of the peak, for cosine_with_min_lr, cosine_warmup_with_min_lr and warmup_stable_decay"),
     key(Optimizer, Steps, "warmup_steps", "0", Used, "Warm-up steps; below 1 the share of all steps; when positive it replaces warmup_ratio"),
     key(Optimizer, Float(Share), "warmup_ratio", "0", Used, "Warm-up as a share of all steps"),

@@ -15,6 +15,7 @@ use oarlock_tensor::{ActiveTapes, Device, FlatBuffer, UnitHook};
 
 use crate::error::{Error, Result};
 use crate::nn::{Module, NamedParam, UnitParams, parameters, wrapped_units_of};
+use crate::shard::finite::check_range;
 use crate::shard::group::{Grads, Group, GroupBuilder, Kind, Weights, offload_file};
 use crate::shard::layout::{BLOCK, runs};
 use crate::shard::leaving::UnitUse;
@@ -259,6 +260,7 @@ impl Engine {
                     values.resize(flat.len(), 0.0f32);
                     let (shape, init) = (param.place.shape, group.inits[index]);
                     source.read(&ParamSlice { name: &param.name, shape, init, elements }, &mut values)?;
+                    check_range(&param.name, shape.n_elems(), &values, state.weights.dtype)?;
                     for column in std::iter::once(&state.weights).chain(&state.master) {
                         column.write(&self.core.device, column.at(index, &flat).start, &values)?;
                     }

@@ -10,6 +10,7 @@ mod alone;
 mod average;
 mod column;
 mod engine;
+mod finite;
 mod gather;
 mod group;
 mod layout;
@@ -35,6 +36,7 @@ mod ties;
 mod topology;
 
 pub use engine::{Engine, GradNorm, Resident};
+pub(crate) use finite::{Findings, Unfit, check_range};
 pub(crate) use layout::runs;
 pub use layout::{BLOCK, Grain, Layout, LayoutParam};
 pub use outer::{Outer, OuterStep};

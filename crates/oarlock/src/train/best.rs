@@ -1,4 +1,5 @@
-//! The best evaluation of a run and the evaluations since without progress, as trainer_state.json keeps them.
+//! The best evaluation of a run, the best of its checkpoints, and the evaluations since without progress, as
+//! trainer_state.json keeps them.
 
 use std::path::{Path, PathBuf};
 
@@ -20,12 +21,13 @@ pub struct Verdict {
     pub stops: bool,
 }
 
-/// Compares the value of an evaluation with the best one before, and notes it.
+/// Compares the value of an evaluation with the best one of the steps before.
 pub fn judge(args: &BestArgs, state: &mut TrainerState, value: f64) -> Verdict {
-    let is_best = args.is_better(value, state.best_metric);
-    if is_best {
-        state.best_metric = Some(value);
-        state.best_global_step = Some(state.global_step);
+    let before = best_evaluation(args, state, |step| step < state.global_step);
+    let is_best = args.is_better(value, before.map(|(_, value)| value));
+    if is_best && state.best_model_checkpoint.is_none() {
+        // As long as no checkpoint is the best one, the best evaluation is what there is.
+        note(state, (state.global_step, value));
     }
     let waited = if is_best { 0 } else { waited(state) + 1 };
     if let Some(patience) = args.patience {
@@ -49,7 +51,8 @@ fn waited(state: &TrainerState) -> u64 {
     callbacks.pointer(COUNTER).and_then(Value::as_u64).unwrap_or(0)
 }
 
-/// Notes that a checkpoint is saved now, in case it is the best one that was.
+/// Notes that a checkpoint is saved now, in case it is the best one that was: by the evaluation of its very step. The best
+/// metric is then that of the best checkpoint, whatever evaluations between checkpoints have said.
 pub fn saving(args: &BestArgs, state: &mut TrainerState, dir: &Path) {
     let series = state.series(&args.metric);
     let value_at = |step: u64| series.iter().rfind(|(at, _)| *at == step).map(|(_, value)| *value);
@@ -57,7 +60,29 @@ pub fn saving(args: &BestArgs, state: &mut TrainerState, dir: &Path) {
     let best = saved_step(state).and_then(value_at);
     if args.is_better(value, best) {
         state.best_model_checkpoint = Some(dir.to_string_lossy().into_owned());
+        note(state, (state.global_step, value));
     }
+}
+
+fn note(state: &mut TrainerState, (step, value): (u64, f64)) {
+    state.best_global_step = Some(step);
+    state.best_metric = Some(value);
+}
+
+/// The step and the value of the best evaluation of the training, of the steps that are `wanted`; the one before its first
+/// step is none of it.
+pub fn best_evaluation(
+    args: &BestArgs,
+    state: &TrainerState,
+    wanted: impl Fn(u64) -> bool,
+) -> Option<(u64, f64)> {
+    let mut best: Option<(u64, f64)> = None;
+    for (step, value) in state.series(&args.metric) {
+        if step > 0 && wanted(step) && args.is_better(value, best.map(|(_, value)| value)) {
+            best = Some((step, value));
+        }
+    }
+    best
 }
 
 /// The best checkpoint that was saved, in the folder of a run, wherever that was when it was saved.
@@ -102,7 +127,8 @@ mod tests {
 
         let more = BestArgs { greater_is_better: true, patience: None, ..args };
         let mut state = TrainerState::default();
-        let verdicts = [0.5, 0.5, 0.75].map(|value| evaluated(&more, &mut state, 1, value));
+        let verdicts =
+            [(1, 0.5), (2, 0.5), (3, 0.75)].map(|(step, value)| evaluated(&more, &mut state, step, value));
         assert_eq!(verdicts, [best, same, best]);
         assert!(state.stateful_callbacks.is_empty());
     }
@@ -133,6 +159,9 @@ mod tests {
             }
         }
         assert_eq!(state.best_model_checkpoint.as_deref(), Some("there/checkpoint-4"));
+        // What is said of it is its own evaluation, although one between checkpoints was better.
+        assert_eq!((state.best_metric, state.best_global_step), (Some(2.0), Some(4)));
+        assert_eq!(best_evaluation(&args, &state, |_| true), Some((1, 1.0)));
         assert_eq!(checkpoint(&state, Path::new("here")), Some(PathBuf::from("here/checkpoint-4")));
     }
 }

@@ -142,9 +142,12 @@ impl Journal {
 
     /// After every step.
     pub fn step(&mut self, done: StepLog, report: &StepReport) -> Result<()> {
-        self.interval.totals += &report.totals;
+        // A step that was skipped may have a loss that is none, which would be all that is left of a mean.
+        if report.totals.is_finite() {
+            self.interval.totals += &report.totals;
+            self.run += &report.totals;
+        }
         self.interval.n_tokens += done.n_tokens;
-        self.run += &report.totals;
         let seen = self.log.state().num_input_tokens_seen + done.n_tokens;
         let flos = self.log.state().total_flos + done.n_tokens as f64 * self.flops_per_token;
         self.log.advance(done.step, done.epoch, seen, flos);

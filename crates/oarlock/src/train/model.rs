@@ -403,7 +403,7 @@ pub fn positions(config: &TrainConfig, hf: &HfConfig) -> usize {
     let len = config.data.cutoff_len;
     match &config.predict {
         Some(Predict::Answers(args)) => {
-            len.max(len.saturating_add(args.max_new_tokens).min(hf.decoder().max_positions))
+            len.max(hf.decoder().positions(len.saturating_add(args.max_new_tokens)))
         }
         Some(Predict::Scores) | None => len,
     }

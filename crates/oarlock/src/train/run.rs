@@ -1,6 +1,7 @@
 //! A training run on one rank: set up, step by step, evaluate, save, finish. Written on the [`Accelerator`] alone.
 
 mod best;
+mod doubts;
 mod evaluate;
 mod finish;
 mod introduce;
@@ -44,6 +45,7 @@ use crate::train::pool_limit::PoolLimit;
 use crate::train::record::RunRecord;
 use crate::train::resume::{Resumed, checkpoint_to_resume, load_undamaged};
 use crate::train::train_step;
+use doubts::Doubts;
 use introduce::{introduce, stages_line};
 
 /// Runs a configuration on this rank. `started` is when the command began, for the start-up figures. Rank 0 gets the
@@ -113,6 +115,7 @@ struct Run<'a, O> {
     /// Whether the training ends before that.
     stopped: bool,
     journal: Option<Journal>,
+    doubts: Doubts,
     /// What memory was predicted to be, on rank 0.
     forecast: Option<Forecast>,
     started: SystemTime,
@@ -278,6 +281,7 @@ impl<'a, O: Objective<Model = Decoder>> Run<'a, O> {
             total_steps,
             stopped: false,
             journal,
+            doubts: Doubts::default(),
             forecast,
             started,
             timer: PhaseTimer::new(),
@@ -375,6 +379,7 @@ impl<'a, O: Objective<Model = Decoder>> Run<'a, O> {
         self.accelerator.communicator().set_phase("waiting for the last checkpoint");
         let saved = self.saver.finish(self.accelerator.communicator()).map(|_| ());
         self.go_on_without(saved)?;
+        self.check_trained()?;
         self.load_best()?;
         self.timer.enter(Phase::Other);
         Ok(())

@@ -23,7 +23,7 @@
 
 use crate::accelerator::{Accelerator, PartPasses, Prepared, PreparedOptimizer};
 use crate::data::Batch;
-use crate::error::Result;
+use crate::error::{Error, Result};
 use crate::optim::Stepped;
 use crate::report::speed::{Phase, PhaseTimer};
 use crate::train::objective::{Inputs, Objective, ObjectiveLoss, Tally, Totals};
@@ -110,6 +110,14 @@ pub fn train_step<O: Objective>(
     phase("optimizer");
     let stepped = optimizer.step()?;
     timer.enter(Phase::Other);
+    // Where a gradient is not finite it is named by the step; a loss may be odd all the same.
+    if totals.weight > 0.0 && !totals.loss().is_finite() && !matches!(stepped, Some(Stepped::Skipped { .. }))
+    {
+        return Err(Error::Model(format!(
+            "step {step}: the loss is {}; lower the learning rate, or look at the records of this step",
+            totals.loss()
+        )));
+    }
     objective.after_step(&totals);
     Ok(StepReport {
         totals,

@@ -4,6 +4,8 @@
 // Each test binary takes what it needs.
 #![allow(dead_code)]
 
+pub mod weights;
+
 use std::fs;
 use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};

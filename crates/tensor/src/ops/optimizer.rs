@@ -6,7 +6,7 @@ mod rule;
 
 use std::ops::Range;
 
-use oarlock_kernels::optim::adafactor::{self, AdafactorArgs, Extent};
+use oarlock_kernels::optim::adafactor::{self, Extent};
 use oarlock_kernels::optim::adagrad::Adagrad;
 use oarlock_kernels::optim::adam::Adam;
 use oarlock_kernels::optim::lamb::{self, LambArgs};
@@ -26,7 +26,9 @@ use crate::shape::Shape;
 
 pub use self::custom::{Custom, CustomRule, Update};
 use self::rule::is_matrix;
-pub use self::rule::{AdjustLr, LowRankArgs, Method, Needs, OneBit, OneBitKind, Role, Rule, Sides};
+pub use self::rule::{
+    AdafactorArgs, AdjustLr, LowRankArgs, Method, Needs, OneBit, OneBitKind, Role, Rule, Sides,
+};
 pub use oarlock_kernels::optim::StepArgs;
 
 /// A part of a flat buffer.
@@ -87,7 +89,7 @@ pub fn workspace_bytes(device: &Device, rule: &Rule, shape: &Shape, role: Role) 
         // Its gradient, scaled.
         Rule::Custom(rule) if rule.needs() == Needs::WholeParameters => 4 * shape.n_elems(),
         Rule::Lamb { .. } => 8 * lamb::scratch_len(shape.n_elems()),
-        Rule::Adafactor { .. } => 8 * Extent::new(shape.sizes()).scratch_len(),
+        Rule::Adafactor(_) => 8 * Extent::new(shape.sizes()).scratch_len(),
         Rule::Muon { .. } => match *shape.sizes() {
             [rows, cols] if role == Role::Matrix => muon_workspace_bytes(device, rows, cols),
             _ => 0,
@@ -227,11 +229,9 @@ fn dispatch<T: Float>(
             let lamb = LambArgs { beta1, beta2, eps, eps_inside_sqrt, bias_correction, max_coeff, min_coeff };
             lamb::step(cpu, &lamb, args, buffers, bytemuck::cast_slice_mut(scratch));
         }
-        Rule::Adafactor { beta2_decay, eps1, eps2, d } => {
-            let eps1 = eps1.unwrap_or(f64::from(f32::EPSILON));
-            let adafactor = AdafactorArgs { beta2_decay, eps1, eps2, d };
+        Rule::Adafactor(ref adafactor) => {
             let extent = Extent::new(shape.sizes());
-            adafactor::step(cpu, &adafactor, args, extent, buffers, bytemuck::cast_slice_mut(scratch));
+            adafactor::step(cpu, adafactor, args, extent, buffers, bytemuck::cast_slice_mut(scratch));
         }
         Rule::Muon { .. } => muon_step(cpu, rule, args, (shape, role), buffers, scratch),
         Rule::LowRank(ref low) if is_matrix(shape, role) => {

@@ -4,6 +4,7 @@ use std::path::PathBuf;
 use std::sync::{Arc, OnceLock};
 
 use oarlock_tensor::cpu::Isa;
+use oarlock_tensor::cpu::difference::largest_magnitude;
 use oarlock_tensor::ops::{self, CustomOp, transfer};
 use oarlock_tensor::{
     CudaLibraries, DType, Device, FlatBuffer, FlatParams, Float, Init, Par, Param, ParamLocation, Result,
@@ -124,7 +125,7 @@ pub fn assert_close(got: &[f64], want: &[f64], dtype: DType, slack: f64, what: &
 
 /// For each element the largest of all.
 fn largest(want: &[f64]) -> Vec<f64> {
-    vec![want.iter().fold(0f64, |m, x| m.max(x.abs())); want.len()]
+    vec![largest_magnitude(want.iter().copied()).unwrap(); want.len()]
 }
 
 /// With errors relative to `sizes`.

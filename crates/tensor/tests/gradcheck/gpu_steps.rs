@@ -2,7 +2,7 @@
 
 use oarlock_tensor::cpu::{Isa, Par};
 use oarlock_tensor::ops::optimizer::{
-    AdjustLr, Part, Role, Rule, StepArgs, UpdateParts, Workspace, update, workspace_bytes,
+    AdafactorArgs, AdjustLr, Part, Role, Rule, StepArgs, UpdateParts, Workspace, update, workspace_bytes,
 };
 use oarlock_tensor::ops::transfer;
 use oarlock_tensor::{DType, Device, FlatBuffer, Shape};
@@ -19,7 +19,8 @@ const LAMB: Rule = Rule::Lamb {
     max_coeff: 10.0,
     min_coeff: 0.01,
 };
-const ADAFACTOR: Rule = Rule::Adafactor { beta2_decay: -0.8, eps1: None, eps2: 1e-3, d: 1.0 };
+const ADAFACTOR: Rule = Rule::Adafactor(AdafactorArgs::TORCH);
+const ADAFACTOR_OF_TRANSFORMERS: Rule = Rule::Adafactor(AdafactorArgs::TRANSFORMERS);
 const MUON: Rule = Rule::Muon {
     momentum: 0.95,
     nesterov: true,
@@ -85,12 +86,13 @@ fn steps(device: &Device, rule: &Rule, (sizes, role): (&[usize], Role), dtype: D
 fn rules_of_whole_parameters_step_as_on_the_cpu() {
     let Some(gpu) = own_gpu() else { return };
     let cpu = Device::cpu(Isa::detect(), Par::solo());
-    let cases: [(&Rule, &[usize], Role); 8] = [
+    let cases: [(&Rule, &[usize], Role); 9] = [
         (&LAMB, &[70, 61], Role::Matrix),
         (&LAMB, &[33], Role::Other),
         (&ADAFACTOR, &[40, 33], Role::Matrix),
         (&ADAFACTOR, &[3, 20, 17], Role::Other),
         (&ADAFACTOR, &[4100], Role::Other),
+        (&ADAFACTOR_OF_TRANSFORMERS, &[40, 33], Role::Matrix),
         (&MUON, &[24, 40], Role::Matrix),
         (&MUON, &[40, 24], Role::Matrix),
         (&MUON, &[50], Role::Other),

@@ -1,6 +1,7 @@
 //! Reductions over several dims, extremes, products, variances, norms, logarithms of sums.
 
 use oarlock_tensor::cpu::Isa;
+use oarlock_tensor::cpu::difference::largest_magnitude;
 use oarlock_tensor::{DType, Device, Par, Result, Tape, Tensor};
 
 use crate::common::{Array, array, case, f64s};
@@ -56,7 +57,7 @@ fn over_one_and_several_dims() {
         ("logsumexp", |x, d| x.logsumexp(d), |x| x.iter().map(|x| x.exp()).sum::<f64>().ln()),
         ("norm 1", |x, d| x.norm(1.0, d), |x| x.iter().map(|x| x.abs()).sum()),
         ("norm 2", |x, d| x.norm(2.0, d), |x| x.iter().map(|x| x * x).sum::<f64>().sqrt()),
-        ("norm inf", |x, d| x.norm(f32::INFINITY, d), |x| x.iter().fold(0.0, |m, x| m.max(x.abs()))),
+        ("norm inf", |x, d| x.norm(f32::INFINITY, d), |x| largest_magnitude(x.iter().copied()).unwrap()),
         ("sum_keepdim", |x, d| x.sum_keepdim(d)?.mul(1), |x| x.iter().sum()),
     ];
     let n = SHAPE.iter().product::<usize>();

@@ -2,6 +2,7 @@
 
 use std::collections::BTreeSet;
 
+use oarlock_tensor::cpu::difference::{Incomparable, largest_difference, largest_magnitude};
 use oarlock_tensor::{DType, Result};
 
 use super::Devices;
@@ -112,13 +113,12 @@ fn judge(got: &Values, again: &Values, want: &[Wanted]) -> Finding {
 
 /// The largest error relative to the largest value; infinite where a number is missing or none.
 fn error(got: &[f32], want: &[f64]) -> f64 {
-    let largest = want.iter().fold(1e-3f64, |largest, x| largest.max(x.abs()));
-    let is_number = got.iter().all(|x| x.is_finite()) && want.iter().all(|x| x.is_finite());
-    if got.len() != want.len() || !is_number {
-        return f64::INFINITY;
-    }
-    let error = |(got, want): (&f32, &f64)| (f64::from(*got) - want).abs() / largest;
-    got.iter().zip(want).map(error).fold(0.0, f64::max)
+    let of_size = || {
+        Ok::<_, Incomparable>(
+            largest_difference(got, want)? / largest_magnitude(want.iter().copied())?.max(1e-3),
+        )
+    };
+    of_size().unwrap_or(f64::INFINITY)
 }
 
 fn bits(values: &[f32]) -> Vec<u32> {

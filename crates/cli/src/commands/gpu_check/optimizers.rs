@@ -1,7 +1,8 @@
 //! Steps of optimizers on flat buffers, and the same steps in f64.
 
 use oarlock_tensor::ops::optimizer::{
-    AdjustLr, Needs, Part, Role, Rule, StepArgs, UpdateParts, Workspace, update, workspace_bytes,
+    AdafactorArgs, AdjustLr, Needs, Part, Role, Rule, StepArgs, UpdateParts, Workspace, update,
+    workspace_bytes,
 };
 use oarlock_tensor::ops::transfer;
 use oarlock_tensor::{DType, FlatBuffer, Result, Shape};
@@ -13,7 +14,7 @@ use super::steps::{Weight, step};
 const OF_VECTOR: &str = "adafactor, a vector";
 
 /// The rules that have a form for a GPU, by name.
-pub(super) fn rules() -> [(&'static str, Rule); 10] {
+pub(super) fn rules() -> [(&'static str, Rule); 11] {
     let lamb = Rule::Lamb {
         beta1: 0.9,
         beta2: 0.95,
@@ -43,8 +44,9 @@ pub(super) fn rules() -> [(&'static str, Rule); 10] {
         ("adagrad", Rule::Adagrad { lr_decay: 0.0, initial_accumulator_value: 0.1, eps: 1e-3 }),
         ("lion", Rule::Lion { beta1: 0.875, beta2: 0.96875 }),
         ("lamb", lamb),
-        ("adafactor", Rule::Adafactor { beta2_decay: -0.8, eps1: None, eps2: 1e-3, d: 1.0 }),
-        (OF_VECTOR, Rule::Adafactor { beta2_decay: -0.8, eps1: None, eps2: 1e-3, d: 1.0 }),
+        ("adafactor", Rule::Adafactor(AdafactorArgs::TORCH)),
+        (OF_VECTOR, Rule::Adafactor(AdafactorArgs::TORCH)),
+        ("adafactor of transformers", Rule::Adafactor(AdafactorArgs::TRANSFORMERS)),
         ("muon", muon),
     ]
 }

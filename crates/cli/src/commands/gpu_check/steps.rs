@@ -1,6 +1,6 @@
 //! Steps of optimizers in f64, by the formulas of their papers and of torch.
 
-use oarlock_tensor::ops::optimizer::{AdjustLr, Rule, StepArgs};
+use oarlock_tensor::ops::optimizer::{AdafactorArgs, AdjustLr, Rule, StepArgs};
 
 use super::formula::{multiply, transposed};
 
@@ -90,8 +90,9 @@ pub(super) fn step(rule: &Rule, args: &StepArgs, weight: &mut Weight, mut grad: 
                 [beta1, beta2].map(|beta| if bias_correction { 1.0 - beta.powf(count) } else { 1.0 });
             (direction, lr * ratio * corrections[1].sqrt() / corrections[0])
         }
-        Rule::Adafactor { beta2_decay, eps1, eps2, d } => {
-            let (part, eps1) = (count.powf(beta2_decay), eps1.unwrap_or(f64::from(f32::EPSILON)));
+        Rule::Adafactor(adafactor) => {
+            let AdafactorArgs { beta2_decay, eps1, eps2, d, relative } = adafactor;
+            let part = count.powf(beta2_decay);
             let square = |row: usize, col: usize| grad[row * cols + col].powi(2);
             let variances: Vec<f64> = if is_vector {
                 let of_all = weight.state(2, n);
@@ -106,9 +107,10 @@ pub(super) fn step(rule: &Rule, args: &StepArgs, weight: &mut Weight, mut grad: 
                 let mean = (of_rows.iter().sum::<f64>() / rows as f64).max(eps1);
                 (0..n).map(|i| of_rows[i / cols] * of_cols[i % cols] / mean).collect()
             };
-            let unit = |(g, variance): (&f64, &f64)| g / variance.max(eps1 * eps1).sqrt();
+            let unit = |(g, variance): (&f64, &f64)| g / variance.max(adafactor.floor()).sqrt();
             let direction: Vec<f64> = grad.iter().zip(&variances).map(unit).collect();
-            let rate = eps2.max(size(&weight.values)) * lr.min(1.0 / count.sqrt());
+            let of_size = if relative { eps2.max(size(&weight.values)) } else { 1.0 };
+            let rate = of_size * adafactor.rate(lr, args.step);
             let clipped = (size(&direction) / d).max(1.0);
             (direction, rate / clipped)
         }

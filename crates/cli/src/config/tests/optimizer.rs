@@ -23,9 +23,11 @@ fn optimizers_have_the_names_of_transformers_and_deepspeed() {
         Rule::Adagrad { lr_decay: 0.0, initial_accumulator_value: 0.1, eps: 1e-10 }
     );
     assert_eq!(rule("optim: lion_32bit\nadam_beta2: 0.99\n"), Rule::Lion { beta1: 0.9, beta2: 0.99 });
+    // Under one name two algorithms: the key has that of transformers.
+    assert_eq!(rule("optim: adafactor\n"), Rule::Adafactor(AdafactorArgs::TRANSFORMERS));
     assert_eq!(
-        rule("optim: adafactor\noptim_args: eps1=1e-30,d=2\n"),
-        Rule::Adafactor { beta2_decay: -0.8, eps1: Some(1e-30), eps2: 1e-3, d: 2.0 }
+        rule("optim: adafactor_torch\noptim_args: eps1=1e-30,d=2\n"),
+        Rule::Adafactor(AdafactorArgs { eps1: 1e-30, d: 2.0, ..AdafactorArgs::TORCH })
     );
     let Rule::Lamb { max_coeff, min_coeff, eps_inside_sqrt, .. } =
         rule("optim: lamb\noptim_args: max_coeff=5,eps_inside_sqrt=true\n")
@@ -75,6 +77,10 @@ fn wrong_arguments_say_where_and_what_to_do() {
         (
             "optim: adafactor\noptim_args: beta2_decay=0.8",
             "t.yaml:5:13: `beta2_decay` of `adafactor` is an exponent, at most 0",
+        ),
+        (
+            "optim: adafactor\noptim_args: eps2=0.1",
+            "t.yaml:5:13: `adafactor` takes no argument `eps2` (it takes beta2_decay, d, eps1)",
         ),
         (
             "optim: lamb\noptim_args: min_coeff=11",

@@ -2,6 +2,7 @@
 
 use oarlock_comm::{Communicator, Scalar};
 use oarlock_tensor::DType;
+use oarlock_tensor::cpu::difference::largest_difference;
 
 use super::checks::{Finding, Site, sampler};
 use oarlock::checkpoint::{ClientState, Contents, Saver};
@@ -114,11 +115,9 @@ fn alone(site: &Site, dtype: DType) -> Result<Vec<f64>> {
     Ok(losses)
 }
 
-/// The largest difference of two lists of losses.
+/// The largest difference of two lists of losses; infinite where there is none.
 fn difference(one: &[f64], other: &[f64]) -> f64 {
-    let differences = one.iter().zip(other).map(|(a, b)| (a - b).abs());
-    // `max` would pass NaN over.
-    differences.max_by(f64::total_cmp).unwrap_or(0.0)
+    largest_difference(one, other).unwrap_or(f64::INFINITY)
 }
 
 fn compare(site: &Site, dtype: DType, tolerance: f64) -> Result<Finding> {

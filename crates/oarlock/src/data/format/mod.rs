@@ -351,7 +351,7 @@ fn text(row: &Row, column: &Option<String>, record: &Record) -> std::result::Res
     }
 }
 
-/// Functions: a JSON list, or a text that holds one.
+/// Functions: a JSON list, which may be empty, or a text that holds one.
 fn tools(written: Option<&Value>) -> std::result::Result<Option<Value>, Refusal> {
     let parsed = match written {
         None => return Ok(None),
@@ -363,7 +363,6 @@ fn tools(written: Option<&Value>) -> std::result::Result<Option<Value>, Refusal>
         Some(tools) => tools.clone(),
     };
     let list = match parsed {
-        Value::Array(list) if list.is_empty() => return Ok(None),
         Value::Array(list) => list,
         tool => vec![tool],
     };

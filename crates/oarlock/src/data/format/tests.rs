@@ -99,6 +99,13 @@ fn sharegpt_alternates_and_calls_are_checked() {
     );
     assert_eq!(conversation.messages[1].extra["tool_calls"][0]["function"]["arguments"]["place"], "weir");
     assert_eq!(conversation.tools, Some(json!([{"name": "tide"}])));
+    // An empty list is a list: it is something else than none where a template asks for tools.
+    for (tools, expected) in
+        [(json!("[]"), Some(json!([]))), (json!([]), Some(json!([]))), (json!(""), None), (json!(null), None)]
+    {
+        let row = json!({"tools": tools, "conversations": turns(&[("human", "a"), ("gpt", "b")])});
+        assert_eq!(self::conversation(&entry, &row).tools, expected, "{tools}");
+    }
     let of = |list: &[(&str, &str)]| reason(&entry, &json!({"conversations": turns(list)}));
     assert!(of(&[("human", "a"), ("human", "b")]).contains("Invalid role tag"));
     assert!(of(&[("human", "a"), ("cat", "b")]).contains("unknown role"));

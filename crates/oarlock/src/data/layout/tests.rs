@@ -162,6 +162,38 @@ fn every_layout_writes_what_the_original_writes() {
     assert!(n_cases > 400, "{n_cases}");
 }
 
+/// `Template._encode` of LLaMA-Factory asks whether there is a text of tools, and `"[]"` is one: of no function.
+#[test]
+fn an_empty_list_of_functions_is_a_system_message_without_a_text() {
+    let end = ["<s>", "</s>", "<|im_start|>", "<|im_end|>", "<|eot_id|>"];
+    let fixture = characters(&format!("{LAYOUTS}{GOLDEN}"), &end);
+    let text = |ids: &[u32]| ids.iter().map(|&id| fixture.tokens[id as usize].as_str()).collect::<String>();
+    for (name, empty, system) in [
+        ("qwen3", "<|im_start|>system\n<|im_end|>\n", None),
+        ("llama3", "<|start_header_id|>system<|end_header_id|>\n\n<|eot_id|>", None),
+        ("default", "System: </s>\n", None),
+        ("llama2", "", None),
+        // Nothing around a system message, and templates with one of their own.
+        ("alpaca", "", Some("Below is an instruction that describes a task.")),
+        ("qwen", "", Some("<|im_start|>system\nYou are Qwen, created by Alibaba Cloud.")),
+    ] {
+        let source = |tools: Option<Value>| {
+            let conversation = Conversation { tools, ..talk(&[("user", "Hi"), ("assistant", "Hello")]) };
+            let layout = Layout::named(name).unwrap();
+            text(
+                &layout.turns(&fixture.tokenizer, &conversation, &ChatArgs::default()).unwrap().unwrap()[0]
+                    .source,
+            )
+        };
+        let (without, with) = (source(None), source(Some(json!([]))));
+        match (name, system) {
+            ("llama2", _) => assert!(with.contains("[INST] <<SYS>>\n\n<</SYS>>\n\nHi"), "{with}"),
+            (_, Some(system)) => assert!(with == without && with.contains(system), "{name}: {with}"),
+            _ => assert!(with.contains(empty) && with.replacen(empty, "", 1) == without, "{name}: {with}"),
+        }
+    }
+}
+
 #[test]
 fn llama3_tells_a_fixed_day() {
     let (conversation, args, _) = case("tools");

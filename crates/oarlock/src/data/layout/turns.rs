@@ -105,12 +105,14 @@ impl Layout {
         self.fill(tokenizer, &self.prefix, "", false, ids)?;
         let own = conversation.system.as_deref().filter(|system| !system.is_empty());
         let mut system = own.unwrap_or(&self.default_system).to_owned();
-        if let Some(Value::Array(tools)) =
-            conversation.tools.as_ref().filter(|tools| **tools != Value::Array(vec![]))
+        if let Some(Value::Array(tools)) = &conversation.tools
+            && !tools.is_empty()
         {
             system.push_str(&ToolFormat::named(&self.tools)?.describe(tools));
         }
-        if system.is_empty() {
+        // An empty list of functions describes none, but is something to be told: LLaMA-Factory writes a system message
+        // without a text then.
+        if system.is_empty() && conversation.tools.is_none() {
             return Ok(None);
         }
         if self.class == Class::Llama2 {

@@ -123,7 +123,9 @@ impl Compiled {
         let tokens = Jinja::from_pairs(self.tokens.iter().map(|(name, text)| (name.as_str(), text.as_str())));
         let system = of.system.as_ref().map(|text| Message::new("system", text.as_str()));
         let messages: Jinja = system.iter().chain(messages).map(turn).collect();
-        let tools = of.tools.as_ref().map(|tools| Jinja::from(Serde(tools)));
+        // Some templates ask whether there is a list of functions, and not whether there is any in it.
+        let tools = of.tools.as_ref().filter(|tools| **tools != Value::Array(Vec::new()));
+        let tools = tools.map(|tools| Jinja::from(Serde(tools)));
         let mut text = BoundedText(Vec::new());
         let render = || {
             let template = self.environment.get_template(NAME)?;

@@ -4,7 +4,7 @@ mod groups;
 
 use oarlock_comm::Communicator;
 use oarlock_tensor::cpu::Isa;
-use oarlock_tensor::ops::optimizer::{AdjustLr, LowRankArgs, Method, Rule, Sides};
+use oarlock_tensor::ops::optimizer::{AdafactorArgs, AdjustLr, LowRankArgs, Method, Rule, Sides};
 use oarlock_tensor::{DType, Device, Par, Shape, Tensor};
 
 use super::forecast::windows_bytes;
@@ -141,7 +141,7 @@ fn an_update_borrows_what_the_estimate_says() {
         adam_beta2: 0.95,
         adam_eps: 1e-8,
     };
-    let adafactor = Rule::Adafactor { beta2_decay: -0.8, eps1: None, eps2: 1e-3, d: 1.0 };
+    let adafactor = Rule::Adafactor(AdafactorArgs::TORCH);
     let (mut n_beyond, mut n_within) = (0, 0);
     for (rule, optim) in [
         (muon, Optim::Muon),

@@ -32,6 +32,14 @@ pub(crate) fn floats(
     }
 }
 
+/// What is wrong with weights of a file that are no numbers.
+pub(crate) fn not_finite(name: &str, n: usize, n_elems: usize) -> String {
+    format!(
+        "\"{name}\" holds {n} of {n_elems} elements that are NaN or infinite; the model is damaged or its training had \
+         diverged: take another copy or an earlier checkpoint"
+    )
+}
+
 /// Reads floats as f32; those of F64 are rounded.
 ///
 /// # Errors

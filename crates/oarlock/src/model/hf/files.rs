@@ -16,6 +16,7 @@ use serde_json::json;
 use crate::disk::{A_PROGRAM, PAGE, Part, Sum, SummedFile, Writer};
 use crate::error::{Error, Result};
 use crate::model::family::Stored;
+use crate::shard::Findings;
 
 /// Elements that are converted at a time.
 pub(super) const CHUNK_ELEMS: usize = 1 << 18;
@@ -332,6 +333,7 @@ impl ModelFiles {
             files: self,
             path_of: Box::new(path_of),
             open: BTreeMap::new(),
+            unfit: Findings::default(),
             halves: Vec::new(),
             bytes: Vec::new(),
         }
@@ -343,6 +345,8 @@ pub struct ModelWriter {
     files: Arc<ModelFiles>,
     path_of: Box<dyn Fn(&str) -> PathBuf + Send>,
     open: BTreeMap<usize, SummedFile>,
+    /// What must not be written as it is.
+    unfit: Findings,
     /// Converted elements, as bits.
     halves: Vec<u16>,
     /// Converted bytes.
@@ -362,7 +366,7 @@ impl ModelWriter {
     pub fn write(&mut self, name: &str, first: usize, values: &[f32]) -> Result<()> {
         let location = self.files.locations.get(name).copied();
         let fits = |at: &Location| first.checked_add(values.len()).is_some_and(|end| end <= at.n_elems);
-        let Some(Location { shard, offset, dtype, .. }) = location.filter(fits) else {
+        let Some(Location { shard, offset, dtype, n_elems }) = location.filter(fits) else {
             let last = first + values.len();
             return Err(Error::Usage(format!("the model has no elements {first} to {last} of \"{name}\"")));
         };
@@ -371,6 +375,11 @@ impl ModelWriter {
         }
         let Some(file) = self.open.get_mut(&shard) else { return Ok(()) };
         let mut at = offset + (first * dtype.size()) as u64;
+        if let FileDType::Number(dtype) = dtype
+            && dtype.is_float()
+        {
+            self.unfit.look(name, n_elems, values, dtype);
+        }
         for chunk in values.chunks(CHUNK_ELEMS) {
             self.halves.resize(chunk.len(), 0);
             let bytes: &[u8] = match dtype {
@@ -399,12 +408,14 @@ impl ModelWriter {
     /// Brings all to the disk; returns what was written by this one.
     ///
     /// # Errors
-    /// When a file cannot be written.
+    /// When a file cannot be written, and where weights are not finite, or too large for their dtype
+    /// ([`UnfitWeights`](crate::error::UnfitWeights)): the caller gives the files up then.
     pub fn finish(self) -> Result<Vec<WrittenFile>> {
         let written = |(shard, file): (usize, SummedFile)| {
             let Shard { name, bytes, .. } = &self.files.shards[shard];
             Ok(WrittenFile { name: name.clone(), bytes: *bytes, sums: file.finish()? })
         };
+        self.unfit.verdict("written")?;
         self.open.into_iter().map(written).collect()
     }
 }

@@ -11,7 +11,7 @@ use super::weights::SafetensorsSource;
 use crate::error::{Error, Result};
 use crate::model::Decoder;
 use crate::nn::{NamedParam, units_of};
-use crate::shard::{Grain, Layout, ParamSlice, WeightSource};
+use crate::shard::{Grain, Layout, ParamSlice, WeightSource, check_range};
 
 /// Elements that are converted at a time.
 const CHUNK_ELEMS: usize = 1 << 18;
@@ -43,10 +43,7 @@ pub fn load_for_inference(
     n_positions: usize,
 ) -> Result<LoadedModel> {
     let config = HfConfig::read(dir)?;
-    let decoder = config.decoder();
-    // A sparse layout ends where it did in the training.
-    let layout = decoder.sparse_attention.as_ref().and_then(|sparsity| sparsity.max_seq_length);
-    let n_positions = decoder.max_positions.min(n_positions).min(layout.unwrap_or(usize::MAX));
+    let n_positions = config.decoder().positions(n_positions);
     let decoder = Decoder::new(config.decoder().clone(), n_positions)?;
     let mut source = SafetensorsSource::open(dir, &config, &decoder)?;
     load_from(config, decoder, &mut source, device, dtype, n_positions)
@@ -87,6 +84,7 @@ fn fill(params: &[NamedParam], source: &mut dyn WeightSource, device: &Device, d
             let values = &mut values[..elements.len()];
             let first = placed.place.first + start;
             source.read(&ParamSlice::of(named, elements), values)?;
+            check_range(&named.name, n_elems, values, dtype)?;
             transfer::store(device, values, &flat, first, dtype)?;
         }
     }

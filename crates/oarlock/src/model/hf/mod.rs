@@ -20,7 +20,7 @@ mod weights;
 
 pub use bitsandbytes::QuantizedFiles;
 pub use config::{HfConfig, SpecialTokens};
-pub(crate) use elements::floats;
+pub(crate) use elements::{floats, not_finite};
 pub(super) use files::Content;
 pub use files::{FileDType, ModelFiles, ModelWriter, Weight, WrittenFile, check_weights_dtype};
 pub use generation::{generation_note, generation_stops};

@@ -7,22 +7,25 @@ use std::sync::Arc;
 
 use oarlock_comm::MappedFile;
 use oarlock_tensor::cpu::Isa;
-use oarlock_tensor::{Device, Par};
+use oarlock_tensor::{DType, Device, Par};
 use safetensors::{Dtype, SafeTensors};
 use serde_json::Value;
 
 use super::config::HfConfig;
 use super::elements;
+use super::files::CHUNK_ELEMS;
 use super::packed::{self, Packed};
 use crate::error::{Error, Result};
 use crate::model::family::Stored;
 use crate::model::matching::{Differences, Matched, Named, Place, Strict};
 use crate::model::quantized::{QuantizedLayers, words_or_values};
 use crate::nn::{Buffer, BufferValues, Module, NamedBuffer};
-use crate::shard::{ParamSlice, WeightSource};
+use crate::shard::{ParamSlice, Unfit, WeightSource};
 
 /// The weights of a Hugging Face folder, checked against a model as a whole when opened.
 pub struct SafetensorsSource {
+    /// Where they are.
+    path: PathBuf,
     files: Vec<MappedFile>,
     /// By the names that the model uses, each with its own part of a tensor that holds several.
     tensors: HashMap<String, Located>,
@@ -144,7 +147,8 @@ impl SafetensorsSource {
             (name, Located { bytes, shape: place.shape.sizes().to_vec(), ..tensor.clone() })
         };
         let tensors = matched.places.into_iter().map(located).collect();
-        Ok((SafetensorsSource { files, tensors, buffers, metadata, last: None }, matched.differences))
+        let path = path.to_path_buf();
+        Ok((SafetensorsSource { path, files, tensors, buffers, metadata, last: None }, matched.differences))
     }
 
     /// The linear layers whose weights the files hold quantized, in the format of layers that compute with them.
@@ -255,6 +259,18 @@ impl WeightSource for SafetensorsSource {
     }
 
     fn read(&mut self, slice: &ParamSlice<'_>, out: &mut [f32]) -> Result<()> {
+        self.read_any(slice, out)?;
+        // The bits of words are no numbers.
+        let is_words = self.tensors.get(slice.name).is_some_and(|tensor| tensor.shape != slice.shape.sizes());
+        match is_words || !Unfit::of(out, DType::F32).any() {
+            true => Ok(()),
+            false => Err(self.not_finite(slice)?),
+        }
+    }
+}
+
+impl SafetensorsSource {
+    fn read_any(&mut self, slice: &ParamSlice<'_>, out: &mut [f32]) -> Result<()> {
         let ParamSlice { name, shape, elements, .. } = slice;
         let fits = |t: &&Located| {
             let words = t.packed.as_ref().and_then(|packed| packed.layout()).map(|layout| layout.n_words());
@@ -275,6 +291,19 @@ impl WeightSource for SafetensorsSource {
         let size = tensor.dtype.bitsize() / 8;
         elements::to_f32(name, tensor.dtype, &bytes[elements.start * size..elements.end * size], out)?;
         are_whole(&self.files[tensor.file..=tensor.file])
+    }
+
+    /// What is said of a weight with elements that are not finite; all of it is looked at for that.
+    fn not_finite(&mut self, slice: &ParamSlice<'_>) -> Result<Error> {
+        let (n_elems, mut n) = (slice.shape.n_elems(), 0);
+        let mut values = vec![0.0; CHUNK_ELEMS.min(n_elems)];
+        for start in (0..n_elems).step_by(CHUNK_ELEMS) {
+            let elements = start..(start + CHUNK_ELEMS).min(n_elems);
+            let values = &mut values[..elements.len()];
+            self.read_any(&slice.at(elements), values)?;
+            n += values.iter().filter(|x| !x.is_finite()).count();
+        }
+        Ok(Error::bad_file(&self.path, elements::not_finite(slice.name, n, n_elems)))
     }
 }
 

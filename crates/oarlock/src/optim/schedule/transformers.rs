@@ -3,7 +3,7 @@
 use std::f64::consts::PI;
 
 use super::Schedule;
-use crate::config::{Curve, Shape};
+use crate::config::{Curve, Shape, StableSteps};
 
 impl Schedule {
     /// The learning rate of a step as a share of the peak.
@@ -64,8 +64,14 @@ impl Schedule {
                 num_cycles,
                 ..
             } => {
-                let decay = num_decay_steps as f64;
-                let stable = num_stable_steps.map_or(total - warmup - decay, |steps| steps as f64);
+                let after_warmup = self.total.saturating_sub(self.warmup);
+                let third = after_warmup / 3;
+                let decay = num_decay_steps.unwrap_or(after_warmup - third) as f64;
+                let stable = match num_stable_steps {
+                    StableSteps::Steps(steps) => steps as f64,
+                    StableSteps::Rest => total - warmup - decay,
+                    StableSteps::Third => third as f64,
+                };
                 let gone = t - warmup - stable;
                 if gone < 0.0 {
                     1.0
@@ -254,8 +260,8 @@ mod tests {
             ),
             (
                 Shape::WarmupStableDecay {
-                    num_stable_steps: None,
-                    num_decay_steps: 30,
+                    num_stable_steps: StableSteps::Rest,
+                    num_decay_steps: Some(30),
                     warmup_type: Curve::Linear,
                     decay_type: Curve::Cosine,
                     min_lr_ratio: 0.1,
@@ -278,8 +284,8 @@ mod tests {
             ),
             (
                 Shape::WarmupStableDecay {
-                    num_stable_steps: None,
-                    num_decay_steps: 30,
+                    num_stable_steps: StableSteps::Rest,
+                    num_decay_steps: Some(30),
                     warmup_type: Curve::Linear,
                     decay_type: Curve::Linear,
                     min_lr_ratio: 0.0,
@@ -292,8 +298,8 @@ mod tests {
             ),
             (
                 Shape::WarmupStableDecay {
-                    num_stable_steps: Some(40),
-                    num_decay_steps: 20,
+                    num_stable_steps: StableSteps::Steps(40),
+                    num_decay_steps: Some(20),
                     warmup_type: Curve::Cosine,
                     decay_type: Curve::OneMinusSqrt,
                     min_lr_ratio: 0.2,
@@ -316,8 +322,8 @@ mod tests {
             ),
             (
                 Shape::WarmupStableDecay {
-                    num_stable_steps: None,
-                    num_decay_steps: 30,
+                    num_stable_steps: StableSteps::Rest,
+                    num_decay_steps: Some(30),
                     warmup_type: Curve::OneMinusSqrt,
                     decay_type: Curve::Cosine,
                     min_lr_ratio: 0.0,
@@ -333,6 +339,42 @@ mod tests {
                     (10, 0.001),
                     (80, 0.00075),
                 ],
+            ),
+            // The defaults of LLaMA-Factory 0.9.5 (`create_custom_scheduler`): with a decay of 8 steps, and without arguments.
+            (
+                Shape::WarmupStableDecay {
+                    num_stable_steps: StableSteps::Third,
+                    num_decay_steps: Some(8),
+                    warmup_type: Curve::Linear,
+                    decay_type: Curve::Cosine,
+                    min_lr_ratio: 0.0,
+                    num_cycles: 0.5,
+                },
+                0.001,
+                3,
+                20,
+                &[
+                    (2, 0.0006666666666666666),
+                    (8, 0.001),
+                    (9, 0.0009619397662556434),
+                    (14, 0.00014644660940672628),
+                    (16, 0.0),
+                    (19, 0.0),
+                ],
+            ),
+            (
+                Shape::WarmupStableDecay {
+                    num_stable_steps: StableSteps::Third,
+                    num_decay_steps: None,
+                    warmup_type: Curve::Linear,
+                    decay_type: Curve::Cosine,
+                    min_lr_ratio: 0.0,
+                    num_cycles: 0.5,
+                },
+                0.001,
+                3,
+                20,
+                &[(3, 0.001), (8, 0.001), (14, 0.0005), (19, 1.70370868554659e-05), (20, 0.0)],
             ),
         ];
         for (shape, peak, warmup, total, points) in golden {

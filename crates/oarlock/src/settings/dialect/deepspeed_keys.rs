@@ -29,7 +29,7 @@ pub const KEYS: &[Key] = &[
     Key::flag(Int(1), "train_micro_batch_size_per_gpu", "", Used, "per_device_train_batch_size"),
     Key::flag(Int(1), "gradient_accumulation_steps", "", Used, "gradient_accumulation_steps"),
     Key::flag(Float(NotNegative), "gradient_clipping", "", Used, "max_grad_norm"),
-    Key::flag(Text, "optimizer.type", "", Used, "optim: Adam, AdamW, SGD, Adagrad, Lamb, Lion, Muon, Adafactor, OneBitAdam, ZeroOneAdam, OneBitLamb"),
+    Key::flag(Text, "optimizer.type", "", Used, "optim: Adam, AdamW, SGD, Adagrad, Lamb, Lion, Muon, Adafactor (adafactor_torch), OneBitAdam, ZeroOneAdam, OneBitLamb"),
     Key::flag(Float(NotNegative), "optimizer.params.lr", "", Used, "learning_rate"),
     Key::flag(List, "optimizer.params.betas", "", Used, "adam_beta1 and adam_beta2"),
     Key::flag(Float(Positive), "optimizer.params.eps", "", Used, "adam_epsilon; optim_args eps of Adagrad"),

@@ -129,7 +129,12 @@ const METHODS: &[Method] = &[
             "amsgrad",
         ],
     },
-    Method { names: &["Adafactor"], optim: "adafactor", params: &["lr", "weight_decay", "beta2_decay", "d"] },
+    // DeepSpeed takes what it does not have itself from torch.
+    Method {
+        names: &["Adafactor"],
+        optim: "adafactor_torch",
+        params: &["lr", "weight_decay", "beta2_decay", "d"],
+    },
 ];
 
 /// Parameters that have keys of ours.
@@ -385,7 +390,7 @@ mod tests {
                 r#""coeff_beta": 0.8, "factor_max": 4.0, "factor_min": 0.5, "factor_threshold": 0.1"#,
                 "optim_args=coeff_beta=0.8,factor_max=4,factor_min=0.5,factor_threshold=0.1 optim=onebit_lamb",
             ),
-            ("Adafactor", r#""d": 1.5"#, "optim_args=d=1.5 optim=adafactor"),
+            ("Adafactor", r#""d": 1.5"#, "optim_args=d=1.5 optim=adafactor_torch"),
             (
                 "Muon",
                 r#""lr": 0.02, "adam_lr": 0.005, "momentum": 0.95"#,

@@ -4,6 +4,7 @@ use std::time::Duration;
 
 use oarlock_comm::Link;
 use oarlock_tensor::Shape;
+use oarlock_tensor::cpu::difference::{largest_difference, largest_magnitude};
 use serde_json::Value;
 
 use super::*;
@@ -217,8 +218,8 @@ fn all_ranks_see_the_same_rounded_weights() {
         assert!(rounded.iter().all(|rank| *rank == rounded[0]) && rounded[0] != plain[0]);
         // Nothing is frozen.
         assert_eq!(seen(Quantized { frozen_weights: true, ..Quantized::NONE }, dtype), plain);
-        let off = rounded[0].iter().zip(&plain[0]).map(|(a, b)| (a - b).abs()).fold(0.0, f32::max);
-        let largest = plain[0].iter().map(|x| x.abs()).fold(0.0, f32::max);
+        let off = largest_difference(&rounded[0], &plain[0]).unwrap();
+        let largest = largest_magnitude(plain[0].iter().copied()).unwrap();
         assert!(off < 0.02 * largest, "{off} of {largest}");
     }
 }

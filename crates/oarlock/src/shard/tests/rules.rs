@@ -1,7 +1,7 @@
 //! Every optimizer has the same bits in every stage, on any number of ranks, and with its state in files. What the bits
 //! are is compared with torch and DeepSpeed in the tensor crate.
 
-use oarlock_tensor::ops::optimizer::{AdjustLr, LowRankArgs, Method, Sides};
+use oarlock_tensor::ops::optimizer::{AdafactorArgs, AdjustLr, LowRankArgs, Method, Sides};
 
 use super::*;
 use crate::optim::testing::Rows;
@@ -36,7 +36,8 @@ fn rules() -> Vec<Rule> {
             max_coeff: 10.0,
             min_coeff: 0.01,
         },
-        Rule::Adafactor { beta2_decay: -0.8, eps1: None, eps2: 1e-3, d: 1.0 },
+        Rule::Adafactor(AdafactorArgs::TORCH),
+        Rule::Adafactor(AdafactorArgs::TRANSFORMERS),
         Rule::Muon {
             momentum: 0.95,
             nesterov: true,

@@ -100,6 +100,11 @@ impl Totals {
         self.loss_sum / self.weight
     }
 
+    /// Whether all sums are numbers.
+    pub fn is_finite(&self) -> bool {
+        self.loss_sum.is_finite() && self.metrics.iter().all(|metric| metric.sum.is_finite())
+    }
+
     /// The means of the metrics with their names, of those that weigh anything. Where better and worse answers have rewards
     /// of their own, the margin between the means is one of them.
     pub fn means(&self) -> Vec<(&'static str, f64)> {

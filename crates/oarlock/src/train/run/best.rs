@@ -38,10 +38,9 @@ impl<O: Objective<Model = Decoder>> Run<'_, O> {
         let mut verdict = Verdict::default();
         if let (Some(journal), Some(value)) = (&mut self.journal, value) {
             verdict = best::judge(args, journal.state_mut(), value);
-            if let (true, Some(patience), &Some(metric)) =
-                (verdict.stops, args.patience, &journal.state().best_metric)
+            if let (true, Some(patience), Some((step, metric))) =
+                (verdict.stops, args.patience, best::best_evaluation(args, journal.state(), |_| true))
             {
-                let step = journal.state().best_global_step.unwrap_or(0);
                 journal.message(&format!(
                     "early stopping: {} has not improved on {metric:.4} of step {step} in {patience} evaluations",
                     args.metric

@@ -42,6 +42,7 @@ impl<O: Objective<Model = Decoder>> Run<'_, O> {
             return Err(Error::Usage(format!("the evaluation data{of} hold no target")));
         }
         let epoch = self.epoch();
+        let results = named(data, totals.loss(), &totals.means());
         if let Some(journal) = &mut self.journal {
             journal.evaluation(&EvalRecord {
                 name: data.name.clone(),
@@ -55,6 +56,7 @@ impl<O: Objective<Model = Decoder>> Run<'_, O> {
                 steps: rows.n_rows().div_ceil(world * micro_batch),
             })?;
         }
-        Ok(named(data, totals.loss(), &totals.means()))
+        self.doubt(&format!("evaluation{of}"), &format!(" at step {done}"), &results)?;
+        Ok(results)
     }
 }

@@ -31,15 +31,22 @@ impl<O: Objective<Model = Decoder>> Run<'_, O> {
         let mut memory = [ProcessMemory::current().map_or(0.0, |own| own.pss as f64)];
         self.accelerator.communicator().all_reduce_f64(&mut memory, Scalar::Max)?;
         let mut first = done;
+        let skipped = if self.config.train.enabled { done - self.optimizer.n_steps()? } else { 0 };
         if let Some(journal) = &mut self.journal {
             first = journal.first_step();
             let samples = self.loader.position() - self.first_position;
             journal.finish(samples, done - first)?;
+            if skipped > 0 {
+                journal.message(&format!(
+                    "{skipped} of {done} steps were skipped: their gradients were not finite in f16"
+                ))?;
+            }
         }
         // The model is on the disk by now, whatever becomes of its answers; and what they take was not predicted.
         self.predict()?;
         if let Some(journal) = &mut self.journal {
             let output = self.config.save.output_dir.display();
+            let word = if self.doubts.is_empty() { "done" } else { "ended" };
             let mut text = match &self.resumed {
                 Some(dir) if self.config.train.enabled && done == first => format!(
                     "nothing was trained: this run was finished already, and {} is its last step; to train further, write a \
@@ -47,7 +54,7 @@ impl<O: Objective<Model = Decoder>> Run<'_, O> {
                      are in {output}",
                     dir.display()
                 ),
-                _ => format!("done: {done} steps; model and logs are in {output}"),
+                _ => format!("{word}: {done} steps; model and logs are in {output}"),
             };
             text.push_str(&format!("\ntime by phase: {}", self.timer.take()));
             let again = self.accelerator.device().profile().recomputing();
@@ -69,7 +76,8 @@ impl<O: Objective<Model = Decoder>> Run<'_, O> {
             }
             journal.message(&text)?;
         }
-        self.accelerator.wait_for_everyone()
+        self.accelerator.wait_for_everyone()?;
+        self.settle_doubts()
     }
 
     /// Writes the adapter of PiSSA that was saved last as one of the base as it was, where that is asked for.

@@ -64,6 +64,12 @@ impl<O: Objective<Model = Decoder>> Run<'_, O> {
         }
         let mut all: Vec<(usize, u64, f32, f32)> = accelerator.gather_object(&own)?;
         all.sort_by_key(|(index, row, ..)| (*index, *row));
+        let sums = all.iter().map(|(.., chosen, rejected)| f64::from(*chosen) + f64::from(*rejected));
+        let odd: Vec<f64> = sums.filter(|sum| !sum.is_finite()).collect();
+        if let Some(first) = odd.first() {
+            let name = format!("the score of {} of {} pairs", odd.len(), all.len());
+            self.doubt("predictions", "", &[(name, *first)])?;
+        }
         let Some(journal) = &mut self.journal else { return Ok(()) };
         if all.is_empty() {
             return Err(Error::Usage("the evaluation data hold no pair to score".to_owned()));
@@ -149,6 +155,7 @@ impl<O: Objective<Model = Decoder>> Run<'_, O> {
         }
         let mut all = accelerator.gather_object(&own)?;
         all.sort_by_key(|prediction| prediction.row);
+        self.doubt("predictions", "", &[("predict_loss".to_owned(), loss)])?;
         let Some(journal) = &mut self.journal else { return Ok(()) };
         let runtime = begin.elapsed();
         let line = |one: &Prediction| {

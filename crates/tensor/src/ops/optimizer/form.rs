@@ -2,7 +2,7 @@
 
 use oarlock_cuda::driver::Slice;
 use oarlock_cuda::geometry::{self, NORM_BLOCK};
-use oarlock_kernels::optim::adafactor::Extent;
+use oarlock_kernels::optim::adafactor::{AdafactorArgs, Extent};
 use oarlock_kernels::optim::adagrad::Adagrad;
 use oarlock_kernels::optim::adam::Adam;
 use oarlock_kernels::optim::lion::Lion;
@@ -58,7 +58,7 @@ impl Step {
                 elementwise("lion", &[0], &Lion::new(beta1, beta2, args).scalars(), [None; 2])
             }
             Rule::Lamb { .. } => self.lamb(gpu, &weights),
-            Rule::Adafactor { .. } => self.adafactor(gpu, &weights),
+            Rule::Adafactor(_) => self.adafactor(gpu, &weights),
             Rule::Muon { .. } => match *self.shape.sizes() {
                 [rows, cols] if is_matrix(&self.shape, self.role) => {
                     let muon = muon_args(&self.rule, args, [rows, cols]).ok_or(Unable::NoForm)?;
@@ -141,15 +141,15 @@ impl Step {
     }
 
     fn adafactor<T: Float>(&self, gpu: &Kernels<'_>, weights: &Weights<'_, T>) -> Form {
-        let Rule::Adafactor { beta2_decay, eps1, eps2, d } = self.rule else { return Err(Unable::NoForm) };
-        let eps1 = eps1.unwrap_or(f64::from(f32::EPSILON));
+        let Rule::Adafactor(adafactor) = self.rule else { return Err(Unable::NoForm) };
+        let AdafactorArgs { beta2_decay, eps1, eps2, d, relative } = adafactor;
         let Extent { batch, rows, cols, factored } = Extent::new(self.shape.sizes());
         let (n, blocks, count) = (self.n, 8 * self.n_blocks(), self.args.step as f64);
         let memory = gpu.temporary(2 * blocks + 4 + 4 * batch)?;
         let [of_weights, of_direction] = [memory.part(0, blocks)?, memory.part(blocks, blocks)?];
         let (alpha, means) = (memory.part(2 * blocks, 4)?, memory.part(2 * blocks + 4, 4 * batch)?);
         let (scale, weight) = (self.args.grad_scale, count.powf(beta2_decay) as f32);
-        let floor = (eps1 * eps1) as f32;
+        let floor = adafactor.floor() as f32;
         self.squares(gpu, gpu.slice(weights.master)?, of_weights)?;
         let (row_var, col_var) = match factored {
             true => (Some(self.state(0)?), self.state(1)?),
@@ -172,9 +172,15 @@ impl Step {
         let call = if factored { call.slice(means) } else { call.null() };
         let call = call.view(col_var).slice(of_direction).f32(scale).f32(floor).u32(rows).u32(cols);
         call.u64(n).run(geometry::squared_norm(n))?;
-        let rate = self.args.lr.min(1.0 / count.sqrt()) as f32;
+        let rate = adafactor.rate(self.args.lr, self.args.step) as f32;
         let call = gpu.kernel("adafactor_alpha", &[])?.slice(of_weights).slice(of_direction);
-        let call = call.u64(self.n_blocks()).f32(rate).f32(eps2 as f32).f32(d as f32).slice(alpha);
+        let call = call
+            .u64(self.n_blocks())
+            .f32(rate)
+            .f32(eps2 as f32)
+            .f32(d as f32)
+            .u32(usize::from(relative))
+            .slice(alpha);
         call.u64(n).run(geometry::one_block())?;
         let call = gpu.kernel("adafactor_apply", &[T::DTYPE])?.view(weights.master).view(&self.grad);
         let call = call.optional(row_var);

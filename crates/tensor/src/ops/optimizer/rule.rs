@@ -1,5 +1,6 @@
 //! The rules by which optimizers change weights, and the state that each keeps.
 
+pub use oarlock_kernels::optim::adafactor::AdafactorArgs;
 use oarlock_kernels::optim::low_rank::Subspace;
 pub use oarlock_kernels::optim::low_rank::{LowRankArgs, Method, Sides};
 
@@ -69,17 +70,8 @@ pub enum Rule {
         /// The least ratio of norms.
         min_coeff: f64,
     },
-    /// `torch.optim.Adafactor` (Shazeer and Stern 2018).
-    Adafactor {
-        /// The second moment takes up step^this of a new square.
-        beta2_decay: f64,
-        /// The least root of a second moment; `None`: the f32 epsilon.
-        eps1: Option<f64>,
-        /// The least size of a parameter that steps are relative to.
-        eps2: f64,
-        /// The root mean square to which a direction is clipped.
-        d: f64,
-    },
+    /// Adafactor (Shazeer and Stern 2018): `torch.optim.Adafactor`, or that of transformers.
+    Adafactor(AdafactorArgs),
     /// `torch.optim.Muon` (Jordan et al. 2024) on hidden matrices, AdamW on everything else. The Newton–Schulz
     /// iteration runs in f32, where torch and DeepSpeed take 16 bits.
     Muon {
@@ -201,7 +193,8 @@ impl Rule {
             Rule::Adagrad { .. } => "adagrad",
             Rule::Lion { .. } => "lion",
             Rule::Lamb { .. } => "lamb",
-            Rule::Adafactor { .. } => "adafactor",
+            Rule::Adafactor(AdafactorArgs { relative: false, .. }) => "adafactor",
+            Rule::Adafactor(_) => "adafactor_torch",
             Rule::Muon { .. } => "muon",
             Rule::LowRank(LowRankArgs { method: Method::GaLore, .. }) => "galore",
             Rule::LowRank(LowRankArgs { method: Method::Apollo { .. }, .. }) => "apollo",
@@ -215,7 +208,7 @@ impl Rule {
     /// What a step must be given at once.
     pub fn needs(&self) -> Needs {
         match self {
-            Rule::Lamb { .. } | Rule::Adafactor { .. } | Rule::Muon { .. } | Rule::LowRank(_) => {
+            Rule::Lamb { .. } | Rule::Adafactor(_) | Rule::Muon { .. } | Rule::LowRank(_) => {
                 Needs::WholeParameters
             }
             Rule::OneBit(OneBit { kind: OneBitKind::Lamb { .. }, .. }) => Needs::WholeParameters,
@@ -238,7 +231,7 @@ impl Rule {
             Rule::Sgd { .. } => &["momentum_buffer"],
             Rule::Adagrad { .. } => &["sum"],
             Rule::Lion { .. } => &["exp_avg"],
-            Rule::Adafactor { .. } => &["row_var", "col_var", "variance"],
+            Rule::Adafactor(_) => &["row_var", "col_var", "variance"],
             Rule::Muon { .. } => &["momentum_buffer", "exp_avg", "exp_avg_sq"],
             Rule::LowRank(LowRankArgs { method: Method::GaLore, .. }) => &LOW_RANK_STATES[..3],
             Rule::LowRank(_) => &LOW_RANK_STATES,
@@ -257,8 +250,8 @@ impl Rule {
             Shape::new(&sizes).ok()
         };
         match self {
-            Rule::Adafactor { .. } if sizes.len() < 2 => (index == 2).then_some(*shape),
-            Rule::Adafactor { .. } => match index {
+            Rule::Adafactor(_) if sizes.len() < 2 => (index == 2).then_some(*shape),
+            Rule::Adafactor(_) => match index {
                 0 => with(sizes.len() - 1),
                 1 => with(sizes.len() - 2),
                 _ => None,
@@ -290,7 +283,7 @@ impl Rule {
                 Some([beta1, beta2])
             }
             Rule::Custom(ref rule) => rule.betas(),
-            Rule::Sgd { .. } | Rule::Adagrad { .. } | Rule::Adafactor { .. } | Rule::Muon { .. } => None,
+            Rule::Sgd { .. } | Rule::Adagrad { .. } | Rule::Adafactor(_) | Rule::Muon { .. } => None,
         }
     }
 
@@ -305,7 +298,7 @@ impl Rule {
             | Rule::LowRank(LowRankArgs { beta1, beta2, .. })
             | Rule::OneBit(OneBit { beta1, beta2, .. }) => [*beta1, *beta2] = betas,
             Rule::Custom(rule) => *rule = rule.with_betas(betas),
-            Rule::Sgd { .. } | Rule::Adagrad { .. } | Rule::Adafactor { .. } | Rule::Muon { .. } => {}
+            Rule::Sgd { .. } | Rule::Adagrad { .. } | Rule::Adafactor(_) | Rule::Muon { .. } => {}
         }
         self
     }

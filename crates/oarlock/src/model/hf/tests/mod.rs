@@ -7,6 +7,7 @@ mod weights;
 use std::path::{Path, PathBuf};
 
 use oarlock_tensor::cpu::Isa;
+use oarlock_tensor::cpu::difference::{largest_difference, largest_magnitude};
 use oarlock_tensor::ops::Mask;
 use oarlock_tensor::{DType, Device, Par, Tensor};
 use serde_json::Value;
@@ -43,14 +44,15 @@ fn distance(model: &LoadedModel, expected: &Value) -> (f64, f64) {
     let logits = model.decoder.logits(&ids, &Mask::Causal).unwrap();
     let ours = logits.to_f32_vec().unwrap();
     let vocab = model.decoder.config().vocab_size;
-    let (mut far, mut size) = (0f64, 0f64);
+    let (mut own, mut expected_logits) = (Vec::new(), Vec::new());
     for (row, position) in expected["logits"].as_array().unwrap().iter().zip(list(&expected["positions"])) {
         for (column, theirs) in list(row).into_iter().enumerate() {
-            far = far.max((f64::from(ours[position as usize * vocab + column]) - theirs).abs());
-            size = size.max(theirs.abs());
+            own.push(ours[position as usize * vocab + column]);
+            expected_logits.push(theirs);
         }
     }
-    (far, size)
+    let size = largest_magnitude(expected_logits.iter().copied()).unwrap();
+    (largest_difference(&own, &expected_logits).unwrap(), size)
 }
 
 #[test]
