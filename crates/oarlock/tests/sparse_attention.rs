@@ -252,6 +252,8 @@ fn a_model_whose_layout_is_shorter_than_its_positions_is_used_by_all() {
         out: &out,
         max_shard_bytes: u64::MAX,
         dtype: None,
+        overwrite: false,
+        chat: None,
     };
     let exported = oarlock::adapters::export(&options, &device).unwrap();
     assert!(exported.compared.difference < 1e-4, "{:?}", exported.compared);

@@ -49,7 +49,16 @@ fn content(dir: &Path) -> Vec<(String, Vec<u8>)> {
 }
 
 fn options<'a>(model: &'a Path, out: &'a Path) -> ExportOptions<'a> {
-    ExportOptions { model, adapters: &[], quantized: None, out, max_shard_bytes: u64::MAX, dtype: None }
+    ExportOptions {
+        model,
+        adapters: &[],
+        quantized: None,
+        out,
+        max_shard_bytes: u64::MAX,
+        dtype: None,
+        overwrite: true,
+        chat: None,
+    }
 }
 
 #[test]
@@ -170,7 +179,13 @@ fn saves_and_merges_of_weights_that_are_not_finite_are_refused() {
 
         // The state is kept as it is, so that it can be looked at, and no model is made of it.
         accelerator.save_state(Some(&checkpoint)).unwrap();
-        let options = MergeOptions { tag: None, model: None, dtype: Some(dtype), max_shard_bytes: 1 << 20 };
+        let options = MergeOptions {
+            tag: None,
+            model: None,
+            dtype: Some(dtype),
+            max_shard_bytes: 1 << 20,
+            overwrite: true,
+        };
         let text = merge_weights(&checkpoint, &out, &options).unwrap_err().to_string();
         assert!(text.contains(told) && text.contains(&format!("\"{WEIGHT}\" (1 of 2560)")), "{text}");
         assert_eq!(content(&out), before);
