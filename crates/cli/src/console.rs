@@ -10,6 +10,7 @@ use crate::config::render::{render, visible};
 use crate::config::{Problem, Problems};
 use crate::error::Error;
 use oarlock::Occupied;
+use oarlock::checkpoint::Manifest;
 use oarlock::settings::secret::masked;
 use oarlock::terminal::shown;
 
@@ -59,8 +60,13 @@ pub(crate) fn blocked(told: &Occupied, allows: &str) -> Problem {
 /// Refuses to write a folder that is to come into being as a whole where something lies there already.
 pub(crate) fn refuse_taken(folder: &Path, overwrite: bool) -> Outcome {
     let is_free = std::fs::read_dir(folder).map_or(!folder.exists(), |mut entries| entries.next().is_none());
-    if is_free || overwrite {
+    if is_free || (overwrite && Manifest::open(folder).is_ok()) {
         return Ok(());
+    }
+    if overwrite {
+        let message =
+            format!("`{}` is there already, and is no whole checkpoint of this program", folder.display());
+        return Err(Problems::from(Problem::new(message).help("name another folder, or move it away")).into());
     }
     let problem = Problem::new(format!("`{}` is there already", folder.display()));
     Err(Problems::from(
