@@ -87,14 +87,13 @@ impl Entrance {
                 Ok(None) if now < stranger.deadline => self.strangers.push(stranger),
                 // It is closed, as it was silent.
                 Ok(None) => {}
-                Ok(Some(keys)) => match prepare(&stranger.stream) {
-                    Ok(()) => {
+                Ok(Some(keys)) => {
+                    // Otherwise it has closed meanwhile.
+                    if prepare(&stranger.stream).is_ok() {
                         let channel = Channel::new(stranger.stream, Side::Store, keys);
                         arrivals.push(Arrival::Proved(channel, stranger.address));
                     }
-                    // It has closed meanwhile.
-                    Err(_) => {}
-                },
+                }
                 Err(broken @ (Broken::WrongSecret | Broken::Busy)) => {
                     arrivals.push(Arrival::Refused(stranger.address.ip(), broken));
                 }
