@@ -188,7 +188,7 @@ fn a_run_that_computes_something_else_does_not_go_on() {
     let refused = |words: &[&str], expected: &[&str]| {
         let said = run(site.training("out", &[&saved[..], &["max_steps=6"], words].concat()));
         assert_eq!(said.code, Some(2), "{words:?}: {said:?}");
-        let head = "out/checkpoint-4 was saved by a run that computes something else:\n";
+        let head = "out/checkpoint-4 was saved by a run that computes something else; to go on all the same";
         for line in [&[head, "write `resume_anyway: true`"], expected].concat() {
             assert!(said.stderr.contains(line), "{words:?}: {line}: {said:?}");
         }
@@ -198,7 +198,7 @@ fn a_run_that_computes_something_else_does_not_go_on() {
     for (word, line) in [
         ("learning_rate=1e-4", "learning_rate was 0.003, is 0.0001"),
         ("lr_scheduler_type=linear", "lr_scheduler_type was Cosine"),
-        ("warmup_steps=1", "warmup_steps was Count(2), is Count(1)"),
+        ("warmup_steps=1", "warmup_steps was 2, is 1"),
         ("weight_decay=0.2", "weight_decay was 0.1, is 0.2"),
         ("adam_beta2=0.9", "optim was AdamW"),
         ("max_grad_norm=0.5", "max_grad_norm was 1.0, is 0.5"),

@@ -311,6 +311,7 @@ pub(crate) fn ended(outcome: launch::Outcome) -> Outcome {
 /// Runs one rank. A failure goes to the other ranks. Our launcher reports it; another launcher knows exit codes only, so
 /// each rank then reports it itself.
 fn run_rank(config: &ResolvedConfig, started: SystemTime) -> Outcome {
+    launch::take_name();
     let comm = rank::join().map_err(|error| match launch::leave_message(&error.to_string()) {
         true => Failure::Reported(1),
         false => Failure::from(Error::from(error)),

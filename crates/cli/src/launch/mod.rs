@@ -44,6 +44,16 @@ pub fn is_our_rank() -> bool {
     std::env::var_os(STARTED).is_some()
 }
 
+/// Gives a rank of ours the name of its program in lists of processes: it was not started by its path.
+pub fn take_name() {
+    let program = std::env::args_os().next().filter(|_| is_our_rank());
+    let name = program.as_deref().and_then(|program| std::path::Path::new(program).file_name());
+    if let Some(name) = name {
+        // Without it the process is named otherwise, and does the same.
+        let _ = std::fs::write("/proc/self/comm", name.as_encoded_bytes());
+    }
+}
+
 /// Whether ranks of this run were started before this process, if it is a rank that this program started.
 pub fn is_later_round() -> bool {
     let round = std::env::var(ROUND).ok().filter(|_| is_our_rank());

@@ -19,13 +19,9 @@ use settings::{Effect, ROWS, Settings};
 /// Its place among what a checkpoint keeps.
 const KEY: &str = "run";
 
-/// Grows where a setting gets another name or meaning.
-const VERSION: u64 = 1;
-
 /// The settings of a run, and fingerprints of what it read.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct RunRecord {
-    version: u64,
     /// The optimizer steps of the whole training.
     total_steps: u64,
     settings: BTreeMap<String, Value>,
@@ -46,7 +42,7 @@ impl RunRecord {
     pub fn new(config: &TrainConfig, total_steps: u64, rows: u64, inputs: Inputs) -> RunRecord {
         let settings = Settings::of(config, rows).0.into_iter();
         let settings = settings.map(|(name, value, _)| (name.to_owned(), value)).collect();
-        RunRecord { version: VERSION, total_steps, settings, inputs }
+        RunRecord { total_steps, settings, inputs }
     }
 
     /// Keeps it in a checkpoint.
@@ -93,13 +89,14 @@ impl RunRecord {
             ));
             return Ok(told);
         }
-        let mut text = format!("{dir} was saved by a run that computes something else:\n");
-        for line in changing {
-            let _ = writeln!(text, "  {line}");
-        }
-        text.push_str(
-            "to go on with what is written and there now, write `resume_anyway: true`; to begin anew, give another output_dir",
+        // The end of a long list may be cut off on its way to other ranks, so the remedy comes first.
+        let mut text = format!(
+            "{dir} was saved by a run that computes something else; to go on all the same, write `resume_anyway: true`; to begin \
+             anew, give another output_dir:"
         );
+        for line in changing {
+            let _ = write!(text, "\n  {line}");
+        }
         Err(Error::Refused(text))
     }
 
@@ -110,9 +107,10 @@ impl RunRecord {
         let names: std::collections::BTreeSet<&String> =
             then.settings.keys().chain(self.settings.keys()).collect();
         for name in names {
+            let effect = effects.get(name.as_str());
             let values = [then.settings.get(name), self.settings.get(name)];
-            // Another version may not know it.
-            if then.version != self.version && values.contains(&None) {
+            // What one run does not have at all follows from another setting, or another version does not know it.
+            if values.contains(&None) && effect != Some(&Effect::Length) {
                 continue;
             }
             let [before, now] = values.map(|value| value.cloned().unwrap_or(Value::Null));
@@ -120,12 +118,10 @@ impl RunRecord {
                 continue;
             }
             let line = format!("{name} was {}, is {}", shown(&before), shown(&now));
-            // What this run does not have follows from something that it has otherwise.
-            let is_harmless = match effects.get(name.as_str()) {
+            let is_harmless = match effect {
                 Some(Effect::Computes) => false,
                 Some(Effect::Ranks) => config.save.restarted.is_some(),
-                Some(Effect::Length | Effect::Nothing) => true,
-                None => !is_asked_for(name),
+                Some(Effect::Length | Effect::Nothing) | None => true,
             };
             if is_harmless { found.harmless.push(line) } else { found.changing.push(line) }
         }
@@ -143,23 +139,6 @@ impl RunRecord {
         }
         found
     }
-}
-
-/// Whether a setting that this run does not have says what was computed: the other form of one that it has does not.
-fn is_asked_for(name: &str) -> bool {
-    !matches!(
-        name,
-        "max_steps"
-            | "num_train_epochs"
-            | "model_name_or_path"
-            | "ref_model"
-            | "ref_model_adapters"
-            | "adapter_name_or_path"
-            | "early_stopping_steps"
-            | "load_best_model_at_end"
-            | "metric_for_best_model"
-            | "greater_is_better"
-    )
 }
 
 fn shown(value: &Value) -> String {

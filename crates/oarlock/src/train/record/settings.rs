@@ -9,8 +9,8 @@ use serde_json::Value;
 use crate::config::{
     AdapterArgs, AdapterConfig, AdapterKind, BestArgs, ChatArgs, DataArgs, EvalArgs, Finetuning, FreezeArgs,
     JudgementArgs, Length, LoraConfig, LoraPlus, ModelArgs, ModelSource, ObjectiveArgs, OftConfig,
-    OptimizerArgs, PreferenceArgs, RankArgs, ReferenceArgs, SaveArgs, ScheduleArgs, ShardArgs, TokenLossArgs,
-    TrainArgs, TrainConfig,
+    OptimizerArgs, PreferenceArgs, RankArgs, ReferenceArgs, SaveArgs, ScheduleArgs, ShardArgs, Steps,
+    TokenLossArgs, TrainArgs, TrainConfig, When,
 };
 
 /// What follows where a setting is another one than before.
@@ -79,7 +79,10 @@ impl Settings {
     fn model(&mut self, args: &ModelArgs) {
         let ModelArgs { source, tokenizer, from_scratch, quantization, sparse_attention } = args;
         match source {
-            ModelSource::Folder(dir) => self.nothing("model_name_or_path", words(dir)),
+            ModelSource::Folder(dir) => {
+                self.nothing("model_name_or_path", words(dir));
+                self.computes("model_config", Value::Null);
+            }
             ModelSource::Fields(fields) => self.computes("model_config", fields.clone()),
         }
         self.nothing("tokenizer_path", words(tokenizer));
@@ -130,6 +133,7 @@ impl Settings {
             learned,
         }) = chat
         else {
+            self.computes("rows", "texts");
             return;
         };
         self.computes("template", template.clone());
@@ -140,7 +144,7 @@ impl Settings {
         self.computes("train_on_prompt", *train_on_prompt);
         self.computes("mask_history", *mask_history);
         self.computes("split_special_tokens", *split_special_tokens);
-        self.computes("rows are for", learned.stages());
+        self.computes("rows", learned.stages());
     }
 
     fn train(&mut self, args: &TrainArgs) {
@@ -185,7 +189,7 @@ impl Settings {
         let ScheduleArgs { learning_rate, shape, warmup } = schedule;
         self.computes("learning_rate", *learning_rate);
         self.computes("lr_scheduler_type", words(shape));
-        self.computes("warmup_steps", words(warmup));
+        self.computes("warmup_steps", steps(*warmup));
         let TokenLossArgs { kind, neftune_alpha, accuracy: _ } = loss;
         self.computes("loss", words(kind));
         self.computes("neftune_noise_alpha", *neftune_alpha);
@@ -283,7 +287,7 @@ impl Settings {
 
     fn eval(&mut self, args: &EvalArgs) {
         let EvalArgs { when, delay, at_start: _, at_end: _, batch_size } = args;
-        self.nothing("eval_steps", words(when));
+        self.nothing("eval_steps", interval(*when));
         self.nothing("eval_delay", *delay);
         self.nothing("per_device_eval_batch_size", *batch_size);
     }
@@ -301,7 +305,7 @@ impl Settings {
             best,
         } = args;
         self.nothing("output_dir", words(output_dir));
-        self.nothing("save_steps", words(when));
+        self.nothing("save_steps", interval(*when));
         self.nothing("save_total_limit", *keep);
         self.nothing("save_only_model", *only_model);
         if let Some(BestArgs { metric, greater_is_better, patience, saves: _, load_at_end }) = best {
@@ -359,6 +363,22 @@ impl Settings {
         self.nothing("sequence_parallel_size", *sequence_parallel);
         self.nothing("device", words(device));
         self.nothing("pipeline", words(pipeline));
+    }
+}
+
+/// When something is done, as it is written.
+fn interval(when: When) -> Value {
+    match when {
+        When::Never => "no".into(),
+        When::Epoch => "epoch".into(),
+        When::Every(every) => steps(every),
+    }
+}
+
+fn steps(steps: Steps) -> Value {
+    match steps {
+        Steps::Count(count) => count.into(),
+        Steps::Share(share) => share.into(),
     }
 }
 
