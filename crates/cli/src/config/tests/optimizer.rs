@@ -80,7 +80,7 @@ fn wrong_arguments_say_where_and_what_to_do() {
         ),
         (
             "optim: adafactor\noptim_args: eps2=0.1",
-            "t.yaml:5:13: `adafactor` takes no argument `eps2` (it takes beta2_decay, d, eps1)",
+            "t.yaml:5:13: `adafactor` takes no argument `eps2` (did you mean `eps1`?)",
         ),
         (
             "optim: lamb\noptim_args: min_coeff=11",
