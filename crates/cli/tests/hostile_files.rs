@@ -40,14 +40,13 @@ fn what_is_no_file_is_refused_in_every_place() {
     let train: &[&str] = &["train", "train.yaml", "output_dir=out", "max_steps=1"];
     let sft: &[&str] =
         &["train", "train.yaml", "output_dir=out", "max_steps=1", "stage=sft", "dataset=talk.json"];
-    let places: [(&str, &[&str]); 22] = [
+    let places: [(&str, &[&str]); 20] = [
         ("train.yaml", train),
         ("model/config.json", train),
         ("model/tokenizer.json", train),
         ("model/tokenizer_config.json", train),
         ("model/model.safetensors", train),
         ("text.jsonl", train),
-        ("dataset_info.json", &["train", "train.yaml", "output_dir=out", "dataset=named"]),
         ("ds.json", &["train", "train.yaml", "output_dir=out", "deepspeed=ds.json"]),
         ("fsdp.json", &["train", "train.yaml", "output_dir=out", "fsdp=full_shard", "fsdp_config=fsdp.json"]),
         ("model/chat_template.jinja", sft),
@@ -63,7 +62,6 @@ fn what_is_no_file_is_refused_in_every_place() {
         ("text.csv", &["train", "train.yaml", "output_dir=out", "dataset=text.csv"]),
         ("text.parquet", &["train", "train.yaml", "output_dir=out", "dataset=text.parquet"]),
         ("text.txt", &["train", "train.yaml", "output_dir=out", "dataset=text.txt"]),
-        ("hostfile", &["deepspeed", "--hostfile", "hostfile", "train.py"]),
         ("accelerate.yaml", &["accelerate", "launch", "--config_file", "accelerate.yaml", "train.py"]),
         (
             "checkpoint-1/state/manifest.json",
@@ -72,6 +70,10 @@ fn what_is_no_file_is_refused_in_every_place() {
     ];
     for (name, words) in places {
         for (kind, make) in KINDS {
+            // Data may have any length, and reading a terabyte takes its time.
+            if name.starts_with("text.") && kind == "a file of a terabyte" {
+                continue;
+            }
             let site = Site::new();
             for folder in ["adapter", "checkpoint-1/state", "evaluation/mmlu", "saved"] {
                 fs::create_dir_all(site.path(folder)).unwrap();
@@ -158,6 +160,8 @@ fn counts_beyond_all_sense_are_refused() {
         ends_in_an_error(word, begin, &said);
         let key = word.split('=').next().unwrap();
         assert!(said.code == Some(2) && said.stderr.contains(key), "{word}: {said:?}");
-        assert!(said.stderr.contains(&format!("at most {most}")), "{word}: {}", said.stderr);
+        // A narrow terminal breaks the line.
+        let told = said.stderr.replace('│', " ").split_whitespace().collect::<Vec<_>>().join(" ");
+        assert!(told.contains(&format!("at most {most}")), "{word}: {told}");
     }
 }

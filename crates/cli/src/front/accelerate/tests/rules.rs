@@ -88,9 +88,8 @@ fn what_is_wrong_is_said_with_its_place_and_what_to_do() {
         ),
         (
             "",
-            "--cpu --num_processes 999999 env.py",
-            "the command line: `num_processes` is 999999, and nothing has so many devices (it counts the ranks of \
-             all machines together)",
+            "--cpu --num_processes 9999999999 env.py",
+            "the command line: `num_processes` takes a whole number, at least -1 and at most 1048576, not `9999999999`",
         ),
         (
             "",
