@@ -73,13 +73,28 @@ const OF_GENERATION: &[&str] = &[
     "top_p",
     "typical_p",
 ];
+/// What MiniMind writes of its classes, its kernels, and experts that a dense model does not have.
+const OF_MINIMIND: &[&str] = &[
+    "auto_map",
+    "aux_loss_alpha",
+    "flash_attn",
+    "moe_intermediate_size",
+    "n_shared_experts",
+    "norm_topk_prob",
+    "num_experts",
+    "num_experts_per_tok",
+    "router_aux_loss_coef",
+    "scoring_func",
+    "seq_aux",
+];
 /// Objects whose own fields are looked at as well.
 const NESTED: [&str; 2] = ["rope_parameters", "rope_scaling"];
 
 /// A line that names the fields that hold something and that nothing has read, if there are any.
 pub(super) fn of(path: &Path, fields: &Fields<'_>) -> Vec<String> {
-    // Classes of a folder's own, whose code is not run; those of MiniMind are a family here.
-    let is_own = |name: &str| name == "auto_map" && matches!(fields.text("model_type"), Ok(Some("minimind")));
+    // What a folder says of classes of its own, whose code is not run; those of MiniMind are a family here.
+    let is_minimind = matches!(fields.text("model_type"), Ok(Some("minimind")));
+    let is_own = |name: &str| is_minimind && OF_MINIMIND.contains(&name);
     let is_of_decoder =
         |name: &str| !SAYS_NOTHING.contains(&name) && !OF_GENERATION.contains(&name) && !is_own(name);
     let shown = |name: &str, value: &serde_json::Value| match value {
