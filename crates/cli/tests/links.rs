@@ -61,7 +61,16 @@ const CASES: &[Case] = &[
     },
     Case {
         name: "tokenizer",
-        words: &["tokenizer", "train", "--dataset", "text.jsonl", "--vocab-size", "300", "--output-dir", "OUT"],
+        words: &[
+            "tokenizer",
+            "train",
+            "--dataset",
+            "text.jsonl",
+            "--vocab-size",
+            "300",
+            "--output-dir",
+            "OUT",
+        ],
     },
     Case {
         name: "plan",
@@ -216,7 +225,10 @@ fn a_resumed_run_goes_on_in_no_link() {
         let said = run(site.oarlock(&first));
         assert!(fs::read(&victim).unwrap() == before, "{name}: {said:?}");
         if said.code != Some(0) {
-            assert!(said.stderr.contains(&name) && said.stderr.contains(": it is a link to "), "{name}: {said:?}");
+            assert!(
+                said.stderr.contains(&name) && said.stderr.contains(": it is a link to "),
+                "{name}: {said:?}"
+            );
             refused += 1;
         }
         let _ = fs::remove_file(&path);

@@ -89,7 +89,9 @@ fn keys_of_secrets_are_hidden_wherever_configurations_are_shown() {
 fn reports_of_the_environment_hide_secrets() {
     let (site, marker) = (Site::new(), marker());
     site.write("cluster.yaml", &format!("compute_environment: LOCAL_MACHINE\ndistributed_type: MULTI_CPU\nnum_processes: 2\nmixed_precision: \"no\"\nuse_cpu: true\ntpu_env: [HF_TOKEN={marker}]\n"));
-    for words in [&["accelerate", "env", "--config_file", "cluster.yaml"][..], &["env"], &["llamafactory-cli", "env"]] {
+    for words in
+        [&["accelerate", "env", "--config_file", "cluster.yaml"][..], &["env"], &["llamafactory-cli", "env"]]
+    {
         let mut command = site.oarlock(words);
         command.envs(["WANDB_API_KEY", "HF_TOKEN", "OARLOCK_RDZV_TOKEN"].map(|name| (name, &marker)));
         let said = run(command);
