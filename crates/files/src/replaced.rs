@@ -3,8 +3,7 @@
 use std::ffi::OsString;
 use std::fs::{self, File};
 use std::io::{self, Write};
-use std::os::fd::AsRawFd;
-use std::path::{Path, PathBuf};
+use std::path::Path;
 
 use rustix::fs::OFlags;
 
@@ -34,16 +33,6 @@ impl Replacement {
         let part = part_name()?;
         let file = place.create(&part, OFlags::RDWR | flags)?;
         Ok(Replacement { place, part, file, published: false })
-    }
-
-    /// What is written into.
-    pub fn file(&mut self) -> &mut File {
-        &mut self.file
-    }
-
-    /// A path to it, for libraries that open by themselves what they write.
-    pub fn path(&self) -> PathBuf {
-        PathBuf::from(format!("/proc/self/fd/{}", self.file.as_raw_fd()))
     }
 
     /// Brings the file to the disk and gives it its name.

@@ -3,11 +3,13 @@
 use std::any::type_name;
 use std::collections::HashMap;
 use std::fs;
+use std::io::Write;
 use std::path::{Path, PathBuf};
 
+use oarlock_files::Replacement;
 use oarlock_tensor::DType;
 use safetensors::Dtype;
-use safetensors::tensor::TensorView;
+use safetensors::tensor::{Metadata, TensorInfo};
 use serde::de::DeserializeOwned;
 use serde::{Deserialize, Serialize};
 use serde_json::Value;
@@ -258,18 +260,29 @@ fn write(
         DType::F16 => Dtype::F16,
         _ => Dtype::F32,
     };
-    let wrong = |error: safetensors::SafeTensorError| Error::bad_file(dir.join(name), error.to_string());
-    let views = tensors.iter().map(|(name, shape, bytes)| {
-        Ok((name.as_str(), TensorView::new(dtype, shape.clone(), bytes).map_err(wrong)?))
+    let path = dir.join(name);
+    let mut tensors: Vec<_> = tensors.iter().collect();
+    tensors.sort_by(|(a, ..), (b, ..)| a.cmp(b));
+    let mut end = 0;
+    let infos = tensors.iter().map(|(name, shape, bytes)| {
+        let begin = end;
+        end += bytes.len();
+        (name.clone(), TensorInfo { dtype, shape: shape.clone(), data_offsets: (begin, end) })
     });
-    let views = views.collect::<Result<Vec<_>>>()?;
+    let base = base.map(|base| HashMap::from([(BASE_KEY.to_owned(), base)]));
+    let metadata = Metadata::new(base, infos.collect()).map_err(|e| Error::bad_file(&path, e.to_string()))?;
+    let mut header = serde_json::to_vec(&metadata).map_err(|e| Error::bad_file(&path, e.to_string()))?;
+    // The format begins the numbers at a multiple of 8 bytes.
+    header.resize(header.len().next_multiple_of(8), b' ');
     let mut outputs = Outputs::of(dir);
     outputs.refuse(Writer { by: A_PROGRAM, overwrites: false }, [name])?;
     fs::create_dir_all(dir).map_err(Error::io("create", dir))?;
-    let path = dir.join(name);
-    let file = oarlock_files::Replacement::begin(&path).map_err(Error::io("create", &path))?;
-    let metadata = base.map(|base| HashMap::from([(BASE_KEY.to_owned(), base)]));
-    safetensors::serialize_to_file(views, metadata, &file.path()).map_err(wrong)?;
+    let mut file = Replacement::begin(&path).map_err(Error::io("create", &path))?;
+    let mut pieces = vec![&header[..]];
+    pieces.extend(tensors.iter().map(|(_, _, bytes)| &bytes[..]));
+    file.write_all(&(header.len() as u64).to_le_bytes())
+        .and_then(|()| pieces.iter().try_for_each(|piece| file.write_all(piece)))
+        .map_err(Error::io("write", &path))?;
     outputs.add_file(A_PROGRAM, Part::Model, name, &file.path())?;
     outputs.save()?;
     file.publish().map_err(Error::io("write", &path))?;
