@@ -18,7 +18,7 @@ use super::DeepSpeedEngine;
 use super::engine::Count;
 use super::zero::{each_parameter, together};
 use crate::checkpoint::{self, BASE_KEY, ClientState, Contents, Frozen, Manifest, Saver, describe_base};
-use crate::disk::{A_PROGRAM, Outputs, Part, Writer};
+use crate::disk::{A_PROGRAM, Outputs, Part, Sum, Writer};
 use crate::error::{Error, Result};
 use crate::nn::Module;
 use crate::optim::LossScalerState;
@@ -278,12 +278,18 @@ fn write(
     outputs.refuse(Writer { by: A_PROGRAM, overwrites: false }, [name])?;
     fs::create_dir_all(dir).map_err(Error::io("create", dir))?;
     let mut file = Replacement::begin(&path).map_err(Error::io("create", &path))?;
-    let mut pieces = vec![&header[..]];
+    let length = (header.len() as u64).to_le_bytes();
+    let mut pieces = vec![&length[..], &header[..]];
     pieces.extend(tensors.iter().map(|(_, _, bytes)| &bytes[..]));
-    file.write_all(&(header.len() as u64).to_le_bytes())
-        .and_then(|()| pieces.iter().try_for_each(|piece| file.write_all(piece)))
-        .map_err(Error::io("write", &path))?;
-    outputs.add_file(A_PROGRAM, Part::Model, name, &file.path())?;
+    pieces.iter().try_for_each(|piece| file.write_all(piece)).map_err(Error::io("write", &path))?;
+    let mut n_bytes = 0;
+    let sums = pieces.iter().filter(|piece| !piece.is_empty()).map(|piece| {
+        let sum = Sum::of(n_bytes, piece);
+        n_bytes = sum.end();
+        sum
+    });
+    let sums: Vec<Sum> = sums.collect();
+    outputs.add(A_PROGRAM, Part::Model, name, n_bytes, sums);
     outputs.save()?;
     file.publish().map_err(Error::io("write", &path))?;
     outputs.settle(&[]);
