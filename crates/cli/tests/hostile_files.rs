@@ -87,8 +87,9 @@ fn what_is_no_file_is_refused_in_every_place() {
             site.write("talk.json", r#"[{"instruction": "Hi", "input": "", "output": "Hello"}]"#);
             put(&site.path(name), make);
             let begin = Instant::now();
-            let said = run(site.oarlock(words));
             let what = format!("{name} is {kind}");
+            println!("{what}");
+            let said = run(site.oarlock(words));
             ends_in_an_error(&what, begin, &said);
             let file = name.rsplit('/').next().unwrap();
             // Of a checkpoint that is none the folder is named.

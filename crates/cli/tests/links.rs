@@ -171,7 +171,7 @@ fn no_command_writes_through_a_link() {
         // A link that is refused is taken away, so that the command comes to the next.
         let mut refused = BTreeSet::new();
         for round in 0.. {
-            assert!(round < 12, "{}: {refused:?}", case.name);
+            assert!(round < 30, "{}: {refused:?}", case.name);
             let folder = format!("out{number}-{round}");
             let kept: BTreeSet<String> = names.difference(&refused).cloned().collect();
             let victims = prepare(&site, &folder, &kept);
@@ -191,7 +191,9 @@ fn no_command_writes_through_a_link() {
             let named =
                 kept.iter().filter(|name| said.stderr.contains(name.as_str())).max_by_key(|name| name.len());
             let named = named.unwrap_or_else(|| panic!("{}: the message names no link: {said:?}", case.name));
-            refused.insert(named.clone());
+            // A file that is in the way keeps the others from being looked at.
+            let all_named = kept.iter().filter(|name| said.stderr.contains(name.as_str())).cloned();
+            refused.extend(all_named.chain([named.clone()]));
         }
     }
     assert!(tried.len() >= 60, "only {}: {tried:?}", tried.len());
@@ -225,10 +227,11 @@ fn a_resumed_run_goes_on_in_no_link() {
         let said = run(site.oarlock(&first));
         assert!(fs::read(&victim).unwrap() == before, "{name}: {said:?}");
         if said.code != Some(0) {
-            assert!(
-                said.stderr.contains(&name) && said.stderr.contains(": it is a link to "),
-                "{name}: {said:?}"
-            );
+            // Of what a run may replace, a link is nothing that an earlier one wrote.
+            let why = [": it is a link to ", "which no run wrote there", "which this run did not write"];
+            let words = said.stderr.split_whitespace().filter(|word| *word != "│");
+            let text = words.collect::<Vec<_>>().join(" ");
+            assert!(text.contains(&name) && why.iter().any(|why| text.contains(why)), "{name}: {said:?}");
             refused += 1;
         }
         let _ = fs::remove_file(&path);

@@ -299,7 +299,12 @@ fn a_reward_model_is_whole_out_of_a_checkpoint_and_nothing_else_scores() {
         let file = safetensors::SafeTensors::deserialize(&bytes).unwrap();
         file.names().into_iter().map(str::to_owned).collect()
     };
-    assert_eq!(site.read("merged/value_head.safetensors"), site.read("rm/value_head.safetensors"));
+    let tensors = |file: &str| -> std::collections::BTreeMap<String, Vec<u8>> {
+        let bytes = site.read(file);
+        let file = safetensors::SafeTensors::deserialize(&bytes).unwrap();
+        file.iter().map(|(name, view)| (name.to_owned(), view.data().to_vec())).collect()
+    };
+    assert_eq!(tensors("merged/value_head.safetensors"), tensors("rm/value_head.safetensors"));
     assert!(names("merged/model.safetensors").iter().all(|name| !name.contains("v_head")));
     let scores = |model: &str, output: &str, also: &[&str]| {
         let model = format!("model_name_or_path={model}");
@@ -321,7 +326,11 @@ fn a_reward_model_is_whole_out_of_a_checkpoint_and_nothing_else_scores() {
     }
     fs::rename(site.path("pickled/value_head.safetensors"), site.path("pickled/value_head.bin")).unwrap();
     refused(scores("pickled", "bin", &[]), "holds its value head as value_head.bin, a pickle");
-    site.train("sft", &words(&[&["stage=sft", "dataset=judged", "max_steps=1", "finetuning_type=lora"]]));
+    let rows: Vec<_> = (0..8)
+        .map(|i| serde_json::json!({"instruction": format!("row {i}"), "output": "the river"}))
+        .collect();
+    site.write("talk.json", &serde_json::to_string(&rows).unwrap());
+    site.train("sft", &words(&[&["stage=sft", "dataset=talk.json", "max_steps=1", "finetuning_type=lora"]]));
     let adapter = ["finetuning_type=lora", "adapter_name_or_path=sft"];
     refused(scores("model", "headless", &adapter), "there is nothing to score answers with");
     // Training from there begins with a new head, and says so.

@@ -237,6 +237,8 @@ fn save(dir: &Path, config: &HfConfig, model: &dyn Module, weights: &mut Working
 #[test]
 fn written_folders_hold_what_transformers_wrote() {
     let root = Path::new(env!("CARGO_TARGET_TMPDIR")).join("families");
+    // What another build of the tests has left.
+    let _ = std::fs::remove_dir_all(&root);
     for family in Family::all() {
         let model = family.load();
         let expected = read(&family.dir.join("model.safetensors"));

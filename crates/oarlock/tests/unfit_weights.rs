@@ -172,7 +172,11 @@ fn saves_and_merges_of_weights_that_are_not_finite_are_refused() {
         let (model, _optimizer) =
             accelerator.prepare_with_weights((decoder, optimizer), Box::new(source)).unwrap();
         let module: &dyn Module = model.module();
-        let files = || ModelFiles::of_model(&hf, module, &SaveOptions::new(dtype, None)).unwrap();
+        let files = || {
+            ModelFiles::of_model(&hf, module, &SaveOptions::new(dtype, None))
+                .unwrap()
+                .written_by("a test", true)
+        };
         let text = accelerator.save_pretrained(&model, &out, files()).unwrap_err().to_string();
         assert!(text.contains(told) && text.contains(&format!("\"{WEIGHT}\" (1 of 2560)")), "{text}");
         assert_eq!(content(&out), before);

@@ -1,9 +1,9 @@
 //! `oarlock token`: makes the secret of a run on several machines, and checks one.
 
-use std::fs::File;
+use std::fs::Permissions;
 use std::io::Write;
 use std::os::fd::AsFd;
-use std::os::unix::fs::OpenOptionsExt;
+use std::os::unix::fs::PermissionsExt;
 use std::path::{Path, PathBuf};
 
 use clap::Subcommand;
@@ -49,8 +49,8 @@ fn make(path: Option<&Path>) -> Outcome {
         }
         return print(&format!("{token}\n"));
     };
-    let written = File::options().write(true).create_new(true).mode(0o600).open(path);
-    let written = written.and_then(|mut file| {
+    let written = oarlock_files::create_new(path).and_then(|mut file| {
+        file.set_permissions(Permissions::from_mode(0o600))?;
         file.write_all(format!("{token}\n").as_bytes())?;
         file.sync_all()
     });

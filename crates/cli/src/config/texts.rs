@@ -39,7 +39,8 @@ fn handed_down() -> Result<&'static Texts, Problem> {
     let read = || match std::env::var(TEXTS) {
         Err(_) => Ok(Texts::new()),
         Ok(path) => {
-            let bytes = std::fs::read(&path).map_err(|error| format!("{path}: {error}"))?;
+            let bytes = oarlock_comm::read_file(&path, oarlock_comm::MAX_RECORDS_BYTES)
+                .map_err(|error| format!("{path}: {error}"))?;
             serde_json::from_slice(&bytes).map_err(|error| format!("{path}: {error}"))
         }
     };

@@ -5,7 +5,6 @@ mod answers;
 mod export;
 
 use std::ops::RangeInclusive;
-use std::os::unix::fs::FileTypeExt;
 use std::time::SystemTime;
 
 use crate::config::environment;
@@ -17,9 +16,9 @@ use crate::console::{Failure, Outcome, eprint, print};
 use crate::front::env_var;
 use crate::front::job::Job;
 use crate::front::script;
+use crate::launch::Launch;
 use crate::launch::devices::Devices;
 use crate::launch::spec::{Master, Nodes};
-use crate::launch::{Launch, is_rank};
 
 pub(crate) use export::export;
 
@@ -84,22 +83,9 @@ pub(crate) fn train(words: &[String], called: &Called, started: SystemTime) -> O
         print(&explain::help())?;
         return if arguments.help { Ok(()) } else { Err(Failure::Reported(2)) };
     }
-    can_be_read_again(&arguments).map_err(Problems::from)?;
     let again = called.words.iter().map(|word| (*word).to_owned()).chain(words.iter().cloned()).collect();
     let devices = Devices::of_training();
     job((called.training)(&arguments)?, again, &devices, &env_var)?.run(started)
-}
-
-/// The ranks read the configuration again, which a pipe does not allow.
-fn can_be_read_again(arguments: &written::Arguments) -> Result<(), Problem> {
-    let is_pipe = |file: &&String| std::fs::metadata(file).is_ok_and(|file| file.file_type().is_fifo());
-    match arguments.file.as_ref().filter(is_pipe) {
-        Some(file) if !(arguments.dry_run || arguments.print_config || is_rank()) => {
-            let problem = format!("the configuration `{file}` is a pipe, and every rank reads it again");
-            Err(Problem::new(problem).help("write it to a file, and name that"))
-        }
-        _ => Ok(()),
-    }
 }
 
 /// The job of a training, and of what the environment says; `words` lead to it again.

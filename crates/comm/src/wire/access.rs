@@ -3,7 +3,7 @@
 
 use std::io::Read;
 use std::net::{IpAddr, Ipv6Addr};
-use std::os::unix::fs::{MetadataExt, OpenOptionsExt};
+use std::os::unix::fs::MetadataExt;
 use std::path::Path;
 
 /// The variable with the token of a run. Unlike an argument, other users of the machine do not see it.
@@ -96,10 +96,8 @@ impl Access {
     pub fn take_file(&mut self, what: &str, path: &Path) -> Result<(), Denied> {
         let what = format!("{what} ({})", path.display());
         let denied = |why: String| denied(&what, why);
-        // Neither a pipe nor a device keeps us waiting.
-        let flags = rustix::fs::OFlags::NONBLOCK | rustix::fs::OFlags::NOCTTY;
-        let file = std::fs::OpenOptions::new().read(true).custom_flags(flags.bits() as i32).open(path);
-        let file = file.map_err(|e| denied(format!("it cannot be read: {e}; {MAKE}")))?;
+        let file = crate::whole_file::open_file(path)
+            .map_err(|e| denied(format!("it cannot be read: {e}; {MAKE}")))?;
         let status = file.metadata().map_err(|e| denied(e.to_string()))?;
         if !status.is_file() || status.len() > LONGEST {
             return Err(denied("it is no file with one line".into()));

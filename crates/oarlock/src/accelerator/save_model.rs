@@ -127,8 +127,8 @@ impl Accelerator {
             &left_out,
             |writer| {
                 kept.iter().try_for_each(|NamedBuffer { name, buffer }| match buffer.values() {
-                    BufferValues::Floats(values) => writer.write(name, 0, &values),
-                    BufferValues::Ints(values) => writer.write(name, 0, bytemuck::cast_slice(&values)),
+                    BufferValues::Floats(values) => writer.write_buffer(name, 0, &values),
+                    BufferValues::Ints(values) => writer.write_buffer(name, 0, bytemuck::cast_slice(&values)),
                 })
             },
         )

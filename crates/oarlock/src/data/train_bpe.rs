@@ -172,7 +172,7 @@ pub fn train_bpe(source: &Source, dir: &Path, settings: &TrainSettings) -> Resul
     std::fs::create_dir_all(dir).map_err(|e| Error::write(dir, e))?;
     for (name, content) in files {
         let path = dir.join(name);
-        std::fs::write(&path, content).map_err(|e| Error::write(&path, e))?;
+        oarlock_files::replace(&path, content).map_err(|e| Error::write(&path, e))?;
     }
     Ok(())
 }

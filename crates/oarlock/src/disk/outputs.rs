@@ -5,7 +5,7 @@
 //! names those that they replace as well: wherever a writer dies, it still knows its files.
 
 use std::collections::BTreeSet;
-use std::fs::{self, File, Metadata};
+use std::fs::{self, Metadata};
 use std::io::Read;
 use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
@@ -128,7 +128,7 @@ impl Outputs {
     /// When it cannot be read.
     pub fn add_file(&mut self, by: &str, part: Part, name: &str, path: &Path) -> Result<()> {
         let read = || {
-            let file = File::open(path)?;
+            let file = oarlock_comm::open_file(path)?;
             let bytes = file.metadata()?.len();
             let hash = Algorithm::Xxh3.of_file(&file, 0, bytes)?;
             Ok((bytes, if bytes == 0 { Vec::new() } else { vec![Sum { offset: 0, bytes, hash }] }))
@@ -203,7 +203,7 @@ impl Outputs {
 }
 
 fn read(path: &Path) -> Option<Vec<Entry>> {
-    let file = File::open(path).ok().filter(|_| is_file(path))?;
+    let file = oarlock_comm::open_file(path).ok().filter(|_| is_file(path))?;
     let mut text = String::new();
     file.take(MOST_BYTES).read_to_string(&mut text).ok()?;
     let record: Record = serde_json::from_str(&text).ok()?;
@@ -221,7 +221,7 @@ fn is_as_written(path: &Path, entry: &Entry) -> bool {
         return false;
     }
     let Some(bytes) = entry.bytes else { return true };
-    let Ok(file) = File::open(path) else { return false };
+    let Ok(file) = oarlock_comm::open_file(path) else { return false };
     let is_whole = file.metadata().is_ok_and(|found| found.len() == bytes) && covers(&entry.sums, bytes);
     let is_same =
         |sum: &Sum| Algorithm::Xxh3.of_file(&file, sum.offset, sum.bytes).is_ok_and(|hash| hash == sum.hash);

@@ -81,7 +81,10 @@ pub fn masked(text: &str) -> String {
         }
         let name_end = bytes[at..].iter().position(|byte| !is_name(*byte)).map_or(bytes.len(), |n| at + n);
         let name = &text[at..name_end];
-        let value = is_secret_name(name).then(|| value_behind(bytes, name, name_end)).flatten();
+        // `a.token: File exists` is about a file.
+        let is_of_file = bytes[..at].ends_with(b".") && bytes[name_end..].starts_with(b": ");
+        let is_secret = is_secret_name(name) && !is_of_file;
+        let value = is_secret.then(|| value_behind(bytes, name, name_end)).flatten();
         if let Some(value) = value.clone() {
             out[value].fill(b'*');
         }

@@ -2,7 +2,7 @@
 //! never replaced or removed unless it is told to overwrite, and weights of another model are not even then.
 
 use std::fs;
-use std::path::Path;
+use std::path::{Path, PathBuf};
 
 use crate::checkpoint::{self, Listed, Problem};
 use crate::config::{Finetuning, ModelSource, Resume, TrainConfig, When};
@@ -278,7 +278,8 @@ impl Folder<'_> {
         let mut names: Vec<String> = Vec::new();
         if config.train.enabled {
             let tokenizer = &config.model.tokenizer;
-            let is_same = |name: &str| match (fs::read(tokenizer.join(name)), fs::read(self.dir.join(name))) {
+            let read = |path: PathBuf| oarlock_comm::read_file(path, oarlock_comm::MAX_TOKENIZER_BYTES);
+            let is_same = |name: &str| match (read(tokenizer.join(name)), read(self.dir.join(name))) {
                 (Ok(theirs), Ok(found)) => theirs == found,
                 _ => false,
             };
@@ -315,9 +316,8 @@ impl Folder<'_> {
 /// Whether a path is free for a lock: nothing is there, or a lock.
 fn is_lock(path: &Path) -> bool {
     match fs::symlink_metadata(path) {
-        Ok(found) if found.is_file() && found.len() < 1000 => {
-            fs::read(path).is_ok_and(|text| text.is_empty() || text.starts_with(b"process "))
-        }
+        Ok(found) if found.is_file() && found.len() < 1000 => oarlock_comm::read_file(path, 1000)
+            .is_ok_and(|text| text.is_empty() || text.starts_with(b"process ")),
         Ok(_) => false,
         Err(_) => true,
     }

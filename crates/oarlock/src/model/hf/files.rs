@@ -228,12 +228,12 @@ impl ModelFiles {
     /// Whether a folder holds a file beside the weights already, with the same content.
     pub(super) fn is_there(&self, name: &str, dir: &Path) -> bool {
         let path = dir.join(name);
+        let read = |path: &Path| oarlock_comm::read_file(path, oarlock_comm::MAX_TOKENIZER_BYTES);
         let is_same = |content: &Content| match content {
-            Content::Text(text) => std::fs::read(&path).is_ok_and(|found| found == text.as_bytes()),
+            Content::Text(text) => read(&path).is_ok_and(|found| found == text.as_bytes()),
             Content::CopyOf(from) => match (path.canonicalize(), from.canonicalize()) {
                 (Ok(path), Ok(from)) if path == from => true,
-                _ => std::fs::read(&path)
-                    .is_ok_and(|found| std::fs::read(from).is_ok_and(|bytes| bytes == found)),
+                _ => read(&path).is_ok_and(|found| read(from).is_ok_and(|bytes| bytes == found)),
             },
         };
         path.is_file() && self.rest.get(name).is_some_and(is_same)
@@ -364,9 +364,23 @@ impl ModelWriter {
     /// # Errors
     /// When the model has no such elements, or the file cannot be written.
     pub fn write(&mut self, name: &str, first: usize, values: &[f32]) -> Result<()> {
+        if let Some(Location { dtype: FileDType::Number(dtype), n_elems, .. }) =
+            self.files.locations.get(name)
+            && dtype.is_float()
+        {
+            self.unfit.look(name, *n_elems, values, *dtype);
+        }
+        self.write_buffer(name, first, values)
+    }
+
+    /// As [`write`](Self::write), of what is no weight: a mask of a module, for one, may hold infinities.
+    ///
+    /// # Errors
+    /// As [`write`](Self::write).
+    pub(crate) fn write_buffer(&mut self, name: &str, first: usize, values: &[f32]) -> Result<()> {
         let location = self.files.locations.get(name).copied();
         let fits = |at: &Location| first.checked_add(values.len()).is_some_and(|end| end <= at.n_elems);
-        let Some(Location { shard, offset, dtype, n_elems }) = location.filter(fits) else {
+        let Some(Location { shard, offset, dtype, .. }) = location.filter(fits) else {
             let last = first + values.len();
             return Err(Error::Usage(format!("the model has no elements {first} to {last} of \"{name}\"")));
         };
@@ -375,11 +389,6 @@ impl ModelWriter {
         }
         let Some(file) = self.open.get_mut(&shard) else { return Ok(()) };
         let mut at = offset + (first * dtype.size()) as u64;
-        if let FileDType::Number(dtype) = dtype
-            && dtype.is_float()
-        {
-            self.unfit.look(name, n_elems, values, dtype);
-        }
         for chunk in values.chunks(CHUNK_ELEMS) {
             self.halves.resize(chunk.len(), 0);
             let bytes: &[u8] = match dtype {

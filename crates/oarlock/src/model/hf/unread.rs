@@ -10,6 +10,8 @@ const SAYS_NOTHING: &[&str] = &[
     "_attn_implementation",
     "_commit_hash",
     "_name_or_path",
+    // transformers' own word for what layer_types say.
+    "_sliding_window_pattern",
     "architectures",
     "attn_implementation",
     "cache_implementation",
