@@ -14,8 +14,11 @@ use crate::common::{Said, Site, run, start, until};
 /// However slow the machine: without the checks these wait for ever.
 const SOON: Duration = Duration::from_secs(60);
 
+/// Makes what is no file.
+type Make = fn(&Path);
+
 /// What can stand in the place of a file.
-const KINDS: [(&str, fn(&Path)); 5] = [
+const KINDS: [(&str, Make); 5] = [
     ("a pipe", |path| mknodat(CWD, path, FileType::Fifo, Mode::RWXU, 0).unwrap()),
     ("a device without end", |path| symlink("/dev/zero", path).unwrap()),
     ("a folder", |path| fs::create_dir(path).unwrap()),
@@ -23,7 +26,7 @@ const KINDS: [(&str, fn(&Path)); 5] = [
     ("a file of a terabyte", |path| File::create(path).unwrap().set_len(1 << 40).unwrap()),
 ];
 
-fn put(path: &Path, make: fn(&Path)) {
+fn put(path: &Path, make: Make) {
     if path.exists() {
         fs::remove_file(path).unwrap();
     }

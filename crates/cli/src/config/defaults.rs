@@ -45,7 +45,7 @@ pub const DIFFERENCES: [Difference; 6] = [
 /// The defaults of LLaMA-Factory for what `layers` do not write, as the layer below them, and what is to be told.
 pub fn of_llama_factory(layers: &[Layer]) -> (Layer, Option<String>) {
     let entries = || layers.iter().flat_map(|layer| &layer.entries);
-    let last = |key: &str| entries().filter(|entry| entry.key == key).last();
+    let last = |key: &str| entries().rfind(|entry| entry.key == key);
     let is_on = |key: &str| last(key).and_then(|entry| scalar(&entry.value)).and_then(boolean) == Some(true);
     let stage = last("stage").and_then(|entry| scalar(&entry.value)).unwrap_or("sft");
     // No file of LLaMA-Factory describes a new model; it is trained as a whole.

@@ -347,7 +347,8 @@ mod tests {
             (one, listener.accept().unwrap().0)
         };
         let ((one, near), (far, other)) = (pair(), pair());
-        let pass = |mut from: TcpStream, mut to: TcpStream, mut relay: Box<dyn FnMut(&mut [u8]) + Send>| {
+        type Relay = Box<dyn FnMut(&mut [u8]) + Send>;
+        let pass = |mut from: TcpStream, mut to: TcpStream, mut relay: Relay| {
             std::thread::spawn(move || {
                 let mut bytes = vec![0; 1 << 16];
                 while let Ok(n @ 1..) = from.read(&mut bytes) {

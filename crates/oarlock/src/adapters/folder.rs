@@ -89,7 +89,7 @@ impl Adapter {
         }
         adapter.check(&known).map_err(&bad)?;
         let agrees = adapter.check_settings(&known, &peft);
-        let strange = agrees.map_err(|problem| Error::bad_file(&dir.join(CONFIG), problem))?;
+        let strange = agrees.map_err(|problem| Error::bad_file(dir.join(CONFIG), problem))?;
         adapter.notes.extend(strange);
         Ok(adapter)
     }

@@ -75,7 +75,9 @@ pub fn newest_of_all(
         agreed.apart = with.iter().map(|(rank, (host, held))| (*rank, host.clone(), names(held))).collect();
         agreed.without = without.iter().map(|(rank, (host, _))| (*rank, host.clone())).collect();
     }
-    let mut by_step: BTreeMap<(u64, &str), Vec<(usize, &str, &Held)>> = BTreeMap::new();
+    // Of each checkpoint, by step and name: the rank that leads a machine, its host, and what it holds.
+    type Holder<'a> = (usize, &'a str, &'a Held);
+    let mut by_step: BTreeMap<(u64, &str), Vec<Holder<'_>>> = BTreeMap::new();
     for (rank, (host, held)) in &machines {
         for one in held {
             by_step.entry((one.step, &one.name)).or_default().push((*rank, host, one));

@@ -257,7 +257,7 @@ fn compare(comm: &Communicator, mine: Option<std::result::Result<&Inputs, String
 fn files_of(config: &TrainConfig) -> Vec<(&'static str, PathBuf)> {
     let mut all = Vec::new();
     let mut folder = |key: &'static str, dir: &Path, with_weights: bool| {
-        let weights = with_weights.then(|| weight_files(dir).unwrap_or_default()).unwrap_or_default();
+        let weights = if with_weights { weight_files(dir).unwrap_or_default() } else { BTreeSet::new() };
         let named = WEIGHTS.iter().filter(|_| with_weights).map(|name| (*name).to_owned());
         let names = SMALL.iter().map(|name| (*name).to_owned()).chain(weights).chain(named);
         let there = names.map(|name| dir.join(name)).filter(|path| path.is_file());

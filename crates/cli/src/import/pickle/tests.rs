@@ -96,7 +96,7 @@ fn values_are_counted() {
 /// A tensor whose 64 sizes are copied by every further five bytes.
 #[test]
 fn what_is_copied_is_counted() {
-    let mut program = b"\x80\x02ctorch._utils\n_rebuild_tensor_v2\nq\0((X\x07\0\0\0storagectorch\nFloatStorage\nX\x01\0\0\00X\x03\0\0\0cpuK\x01tQK\0("
+    let mut program = b"\x80\x02ctorch._utils\n_rebuild_tensor_v2\nq\0((X\x07\0\0\0storagectorch\nFloatStorage\nX\x01\0\0\x000X\x03\0\0\0cpuK\x01tQK\0("
         .to_vec();
     program.extend(b"K\x01".repeat(64));
     program.extend(b"t(");
