@@ -147,7 +147,7 @@ fn site_with_machines() -> Site {
     site.write("hostfile", "a slots=1\nb slots=1\n");
     site.write(
         "show.sh",
-        "echo \"$HF_TOKEN $NCCL_SAID\" > got.$RANK\ncat /proc/[0-9]*/cmdline > lines.$RANK 2>/dev/null\n",
+        "echo \"$HF_TOKEN $NCCL_SAID\" > got.$RANK\ncat /proc/[0-9]*/cmdline > lines.$RANK 2>/dev/null; true\n",
     );
     site
 }
