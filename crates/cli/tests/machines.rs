@@ -110,7 +110,6 @@ mod gloo {
     fn site() -> Site {
         let site = super::site();
         let config = String::from_utf8(site.read("train.yaml")).unwrap().replace("num_processes: 2\n", "");
-        let config = format!("{config}stage: pt\nfinetuning_type: full\n");
         site.write("train.yaml", &config);
         let llama = "examples/train_lora/llama3_lora_sft.yaml";
         std::fs::create_dir_all(site.path("examples/train_lora")).unwrap();

@@ -418,7 +418,7 @@ impl ModelWriter {
     ///
     /// # Errors
     /// When a file cannot be written, and where weights are not finite, or too large for their dtype
-    /// ([`UnfitWeights`](crate::error::UnfitWeights)): the caller gives the files up then.
+    /// ([`Error::Weights`]): the caller gives the files up then.
     pub fn finish(self) -> Result<Vec<WrittenFile>> {
         let written = |(shard, file): (usize, SummedFile)| {
             let Shard { name, bytes, .. } = &self.files.shards[shard];
