@@ -260,9 +260,7 @@ mod gloo {
         );
         let said = ran(&site, 2, &[], &script);
         assert!(said.stderr.contains("rank 3"), "{said:?}");
-        // The launcher tells the signal, unless a rank that missed the dead one was heard first.
-        let told = ["SIGKILL", "rank 3 failed: its process "];
-        assert!(told.iter().any(|told| said.stderr.contains(told)), "{said:?}");
+        assert!(said.stderr.contains("SIGKILL"), "{said:?}");
         assert!(said.stdout.contains("Resuming training from out/checkpoint-"), "{said:?}");
         assert!(site.model("out") == site.model("whole"));
         assert_eq!(site.losses("out"), site.losses("whole"));

@@ -403,8 +403,8 @@ fn garbage_and_silence_do_not_disturb() {
 /// Invariant 14: another user who takes the name of a run, and as many like it as that user wants, stops nobody.
 #[test]
 fn a_name_that_another_user_has_taken_stops_nobody() {
-    if !rustix::process::geteuid().is_root() {
-        eprintln!("only root can be another user: that a name is taken by one is not tested");
+    let is_root = rustix::process::geteuid().is_root();
+    if !oarlock_must::have("root", is_root, "only root can be another user, who takes a name") {
         return;
     }
     within(|| {

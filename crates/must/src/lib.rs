@@ -10,12 +10,13 @@ use std::process::Command;
 use std::sync::{Mutex, OnceLock, PoisonError};
 
 /// What tests may need that not every machine has.
-pub const NAMES: [&str; 13] = [
+pub const NAMES: [&str; 14] = [
     "gpu",
     "g++",
     "mpi",
     "gloo",
     "netns",
+    "root",
     "nvrtc",
     "cudnn",
     "nccl",
