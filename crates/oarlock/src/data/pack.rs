@@ -207,6 +207,21 @@ impl Rows {
         self.len - usize::from(self.packing == Packing::MiniMind)
     }
 
+    /// The length of the sequence inside of which an average token looks back: what attention costs depends on it. The
+    /// row where rows are one sequence, else the documents of all rows, each counted once for each of its tokens.
+    pub fn mean_sequence_len(&self) -> usize {
+        if !self.has_documents() {
+            return self.row_len();
+        }
+        let (mut tokens, mut squares) = (0_u64, 0_u64);
+        for part in (0..self.n_rows()).flat_map(|row| self.parts(row)) {
+            let len = part.at.len() as u64;
+            tokens += len;
+            squares = squares.saturating_add(len * len);
+        }
+        usize::try_from(squares.div_ceil(tokens.max(1))).unwrap_or(self.row_len()).clamp(1, self.row_len())
+    }
+
     /// Whether rows say where their documents begin.
     pub fn has_documents(&self) -> bool {
         self.packing.has_documents() || self.selection.cache.has_segments()

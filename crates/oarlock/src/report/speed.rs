@@ -40,6 +40,30 @@ pub fn utilisation(tokens_per_second: f64, flops_per_token: f64, peak_flops: f64
     (peak_flops > 0.0 && share.is_finite()).then_some(share)
 }
 
+/// The most operations per second that were seen, measured or reached by the run itself.
+#[derive(Clone, Copy, Debug, Default)]
+pub struct Peak(f64);
+
+impl Peak {
+    /// Takes in a measurement, of which the highest counts: one beside other work is too low.
+    pub fn raise(&mut self, flops: f64) {
+        self.0 = self.0.max(flops);
+    }
+
+    /// The highest so far, in operations per second; 0 before the first.
+    pub fn flops(self) -> f64 {
+        self.0
+    }
+
+    /// The [`utilisation`] of a run. Where it reaches more than was measured, the measurement was too low: what is reached
+    /// becomes the peak, and the utilisation is 1.
+    pub fn utilisation(&mut self, tokens_per_second: f64, flops_per_token: f64) -> Option<f64> {
+        let share = utilisation(tokens_per_second, flops_per_token, self.0)?;
+        self.raise(share * self.0);
+        Some(share.min(1.0))
+    }
+}
+
 /// A phase of a training step.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Phase {
@@ -242,6 +266,19 @@ mod tests {
         assert!((flops / 1e6 - 167.6).abs() < 0.1);
         assert_eq!(utilisation(1000.0, 168e6, 336e9), Some(0.5));
         assert_eq!(utilisation(1000.0, 168e6, 0.0), None);
+    }
+
+    #[test]
+    fn the_peak_is_the_most_that_was_seen() {
+        let mut peak = Peak::default();
+        assert_eq!(peak.utilisation(1000.0, 168e6), None, "nothing was measured");
+        peak.raise(336e9);
+        peak.raise(100e9);
+        peak.raise(f64::NAN);
+        assert_eq!(peak.utilisation(1000.0, 168e6), Some(0.5));
+        assert_eq!(peak.utilisation(4000.0, 168e6), Some(1.0), "more than was measured");
+        assert_eq!(peak.flops(), 672e9);
+        assert_eq!(peak.utilisation(1000.0, 168e6), Some(0.25));
     }
 
     #[test]

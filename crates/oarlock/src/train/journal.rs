@@ -5,8 +5,9 @@ use std::path::Path;
 use std::time::{Duration, Instant};
 
 use oarlock_comm::{Communicator, ProcessMemory};
-use oarlock_tensor::Arena;
+use oarlock_tensor::Device;
 
+use crate::accelerator::Accelerator;
 use crate::config::TrainConfig;
 use crate::error::Result;
 use crate::report::engine::EngineStep;
@@ -14,7 +15,7 @@ use crate::report::flops;
 use crate::report::log::{EvalRecord, PredictRecord, RunLog, StepRecord, Summary};
 use crate::report::profile::{MemoryNow, Profiler};
 use crate::report::progress::{Progress, Status};
-use crate::report::speed::{PhaseTimer, utilisation};
+use crate::report::speed::{Peak, PhaseTimer};
 use crate::report::state::TrainerState;
 use crate::train::StepReport;
 use crate::train::monitors::{Monitors, Resumed};
@@ -26,7 +27,7 @@ pub struct Journal {
     monitors: Monitors,
     progress: Progress<Stdout>,
     flops_per_token: f64,
-    peak_flops: Option<f64>,
+    peak: Peak,
     interval: Interval,
     first_step: u64,
     /// Losses of the whole run.
@@ -100,7 +101,7 @@ impl Journal {
             monitors: Monitors::open(config, communicator, resumed)?,
             progress: Progress::stdout(config.log.plain),
             flops_per_token,
-            peak_flops: None,
+            peak: Peak::default(),
             interval: Interval::new(),
             first_step,
             run: Totals::default(),
@@ -108,9 +109,22 @@ impl Journal {
         })
     }
 
-    /// The measured peak of all ranks together.
-    pub fn set_peak_flops(&mut self, peak: f64) {
-        self.peak_flops = Some(peak);
+    /// A measurement of the peak of all ranks together, in operations per second.
+    pub fn raise_peak_flops(&mut self, measured: f64) {
+        self.peak.raise(measured);
+    }
+
+    fn utilisation(&mut self, throughput: f64) -> Result<Option<f64>> {
+        let measured = self.peak.flops();
+        let share = self.peak.utilisation(throughput, self.flops_per_token);
+        if share.is_some() && self.peak.flops() > measured {
+            let (measured, reached) = (measured / 1e9, self.peak.flops() / 1e9);
+            self.note(&format!(
+                "MFU: {reached:.0} GFLOP/s were reached, and {measured:.0} were measured, while the machine did other work; \
+                 MFU is the share of the former from here on"
+            ))?;
+        }
+        Ok(share)
     }
 
     /// The steps that were done before this run.
@@ -153,6 +167,7 @@ impl Journal {
         self.log.advance(done.step, done.epoch, seen, flos);
         let throughput = self.interval.throughput();
         let clock = self.log.clock();
+        let utilisation = self.utilisation(throughput)?;
         let memory_bytes = if done.is_logged { ProcessMemory::current().ok().map(|m| m.pss) } else { None };
         let status = Status {
             step: done.step,
@@ -162,7 +177,7 @@ impl Journal {
             learning_rate: done.lr,
             grad_norm: report.grad_norm,
             throughput,
-            utilisation: self.peak_flops.and_then(|peak| utilisation(throughput, self.flops_per_token, peak)),
+            utilisation,
             memory_bytes,
             elapsed: clock.elapsed(),
             remaining: clock.remaining(done.step, self.log.state().max_steps),
@@ -205,13 +220,29 @@ impl Journal {
         self.log.state().log_history.last().map_or(Ok(()), |record| self.monitors.logged(record))
     }
 
+    /// Before the first step: from here on the ops of this rank are timed, where a profile is asked for.
+    pub fn begin_profile(&self, device: &Device) {
+        if self.profiler.is_some() {
+            device.profile().enable();
+        }
+    }
+
     /// After every step of `n_tokens`, when all else is told: the profile, where one is asked for and due.
-    pub fn profile(&mut self, n_tokens: u64, timer: &mut PhaseTimer, arena: &Arena) -> Result<()> {
+    pub fn profile(
+        &mut self,
+        n_tokens: u64,
+        timer: &mut PhaseTimer,
+        accelerator: &Accelerator,
+    ) -> Result<()> {
         let Some(profiler) = &mut self.profiler else { return Ok(()) };
         if !profiler.count(n_tokens) {
             return Ok(());
         }
-        let own = ProcessMemory::current()?;
+        let (device, own) = (accelerator.device(), ProcessMemory::current()?);
+        let arena = device.arena();
+        let ops = device.profile().take();
+        device.profile().enable();
+        let peak = self.peak.flops() / accelerator.num_processes() as f64;
         let in_use: usize = arena.usage().iter().map(|(_, usage)| usage.bytes).sum();
         let memory = MemoryNow {
             pss: own.pss,
@@ -219,7 +250,7 @@ impl Journal {
             in_use: in_use as u64,
             taken: arena.bytes() as u64,
         };
-        let profiled = profiler.end(self.log.state().global_step, timer.so_far(), memory)?;
+        let profiled = profiler.end(self.log.state().global_step, timer.so_far(), memory, ops, peak)?;
         let line = profiled.line();
         let shown = if self.progress.is_terminal() { profiled.table() } else { line.clone() };
         self.progress.message(&shown);

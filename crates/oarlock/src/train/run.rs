@@ -87,6 +87,9 @@ fn carry_out<O: Objective<Model = Decoder>>(
     Ok(run.journal.map(|journal| journal.state().clone()))
 }
 
+/// Measurements of the peak that MFU is a share of: after each of the first steps, by when the cores run as they do in training.
+const PEAK_MEASUREMENTS: u64 = 3;
+
 struct Run<'a, O> {
     config: &'a TrainConfig,
     accelerator: &'a Accelerator,
@@ -206,7 +209,7 @@ impl<'a, O: Objective<Model = Decoder>> Run<'a, O> {
         let compared = start.reference;
         let weights = start.weights(config, &hf, checkpoint.is_some(), accelerator.device())?;
         let counts = model::sizes(&model);
-        let flops = model::flops(&model, hf.decoder().attention_width(data.train.row_len()));
+        let flops = model::flops(&model, hf.decoder().attention_width(data.train.mean_sequence_len()));
         let optimizer = optimizer(config, &model);
         let scheduler = Scheduler::scheduled(&optimizer, schedule);
         let (model, optimizer, scheduler) =
@@ -305,6 +308,9 @@ impl<'a, O: Objective<Model = Decoder>> Run<'a, O> {
                 journal.paused(begin.elapsed());
             }
         }
+        if let Some(journal) = &self.journal {
+            journal.begin_profile(self.accelerator.device());
+        }
         for step in first..self.total_steps {
             if self.stopped {
                 break;
@@ -332,9 +338,11 @@ impl<'a, O: Objective<Model = Decoder>> Run<'a, O> {
             self.scheduler.step();
             if step == first {
                 self.note_startup("first step")?;
-                self.measure_peak()?;
                 // The first step has made the optimizer's state.
                 self.limit_pool();
+            }
+            if step - first < PEAK_MEASUREMENTS {
+                self.measure_peak(step == first)?;
             }
             let n_tokens = window.n_tokens;
             let times = self.timer.so_far().since(&before);
@@ -352,7 +360,7 @@ impl<'a, O: Objective<Model = Decoder>> Run<'a, O> {
                 let is_logged = due(self.config.log.when, done, self.total_steps, per_epoch)
                     || (done == 1 && self.config.log.first_step);
                 journal.step(StepLog { step: done, epoch, lr, n_tokens, is_logged }, &report)?;
-                journal.profile(n_tokens, &mut self.timer, self.accelerator.device().arena())?;
+                journal.profile(n_tokens, &mut self.timer, self.accelerator)?;
                 journal.engine_step(&EngineStep {
                     step: done,
                     skipped: done - self.optimizer.n_steps()?,

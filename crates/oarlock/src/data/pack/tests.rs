@@ -273,3 +273,21 @@ proptest! {
         })?;
     }
 }
+
+#[test]
+fn the_mean_sequence_is_the_one_of_an_average_token() {
+    let fixture = fixture();
+    for packing in PACKINGS {
+        let rows = Rows::new(fixture.cache.clone(), &fixture.settings(packing, 7)).unwrap();
+        // How many tokens of its row begin their document where this one does.
+        let (mut sum, mut n) = (0, 0);
+        for row in (0..rows.n_rows()).map(|i| row(&rows, i)).filter(|_| rows.has_documents()) {
+            for start in &row.doc_start {
+                sum += row.doc_start.iter().filter(|other| *other == start).count();
+                n += 1;
+            }
+        }
+        let expected = if n == 0 { rows.row_len() } else { sum.div_ceil(n) };
+        assert_eq!(rows.mean_sequence_len(), expected, "{packing:?}");
+    }
+}

@@ -1,7 +1,7 @@
 //! What a run says of itself at its beginning.
 
 use std::path::Path;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use oarlock_tensor::Device;
 use oarlock_tensor::ops::update;
@@ -25,15 +25,18 @@ impl<O: Objective<Model = Decoder>> Run<'_, O> {
         }
     }
 
-    /// What the cores of all ranks can do at the same time, for the utilisation.
-    pub(super) fn measure_peak(&mut self) -> Result<()> {
+    /// What the cores of all ranks can do at the same time, for the utilisation. One measurement on a machine with other
+    /// work, or on a core that has just left its sleep, is too low; the highest of several counts.
+    pub(super) fn measure_peak(&mut self, first: bool) -> Result<()> {
+        let begin = Instant::now();
         self.accelerator.wait_for_everyone()?;
         let mut peak = [update::peak_flops(self.accelerator.device(), self.accelerator.dtype())];
         self.accelerator.reduce_sum(&mut peak)?;
         let (device, dtype) = (self.accelerator.device().is_cuda(), self.accelerator.dtype());
         if let Some(journal) = &mut self.journal {
-            journal.set_peak_flops(peak[0]);
-            if device {
+            journal.raise_peak_flops(peak[0]);
+            journal.paused(begin.elapsed());
+            if device && first {
                 let (n, peak) = (self.accelerator.num_processes(), peak[0] / 1e12);
                 journal.note(&format!(
                     "MFU is the share of {peak:.3} TFLOP/s, what products in {dtype} reached on {n} rank(s)"
