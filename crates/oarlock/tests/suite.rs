@@ -20,6 +20,7 @@ mod examples_ddp;
 mod examples_guides;
 mod families;
 mod fine_tuning;
+mod fused_adapters;
 mod gradients;
 mod images;
 mod layers;

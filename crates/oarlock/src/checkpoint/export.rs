@@ -9,7 +9,7 @@ use super::read::{Reader, verify};
 use super::tags::find;
 use crate::error::{CheckpointError, Error, Problem, Result};
 use crate::model::hf::{HfConfig, ModelFiles, Weight, check_weights_dtype};
-use crate::model::{Stored, is_of_value_head};
+use crate::model::is_of_value_head;
 use crate::shard::MASTER;
 
 /// How [`merge_weights`] writes.
@@ -152,7 +152,7 @@ pub fn lay_out<'a>(
     let config = dir.and_then(|dir| HfConfig::read(dir).ok());
     let stored = |name: &str| match &config {
         Some(config) => config.stored(name),
-        None => Stored::whole(name),
+        None => name.to_owned(),
     };
     check_weights_dtype(dtype)?;
     // The value head of a reward model has a file of its own.

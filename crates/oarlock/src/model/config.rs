@@ -68,6 +68,8 @@ pub struct AttentionConfig {
     pub score_cap: Option<f32>,
     /// Biases on q, k and v.
     pub qkv_bias: bool,
+    /// Whether q, k and v are one layer, `qkv_proj`, with their outputs side by side.
+    pub fused_qkv: bool,
     /// A bias on the output.
     pub o_bias: bool,
     /// RMSNorms on q and k.
@@ -94,7 +96,9 @@ pub struct MlpConfig {
     pub intermediate_size: usize,
     /// The activation of the gate.
     pub activation: Activation,
-    /// Biases on all three projections.
+    /// Whether gate and up are one layer, `gate_up_proj`, with their outputs side by side.
+    pub fused_gate_up: bool,
+    /// Biases on all projections.
     pub bias: bool,
 }
 

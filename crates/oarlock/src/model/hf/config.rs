@@ -11,7 +11,7 @@ use super::quantization::{self, StoredQuantization};
 use super::{heads, sparsity, unread};
 use crate::error::{Error, Result};
 use crate::model::DecoderConfig;
-use crate::model::family::{self, Family, Stored};
+use crate::model::family::{self, Family};
 use crate::nn::SparsityConfig;
 
 /// The settings of a Hugging Face folder.
@@ -155,8 +155,8 @@ impl HfConfig {
         &self.decoder
     }
 
-    /// Where the folder's files hold a parameter.
-    pub fn stored(&self, name: &str) -> Stored {
+    /// What the folder's files call a parameter.
+    pub fn stored(&self, name: &str) -> String {
         self.decoder.family.stored(&self.decoder, name)
     }
 
