@@ -258,10 +258,9 @@ impl Attention {
         let mut attended = Vec::with_capacity(caches.len());
         for (index, cache) in caches.iter_mut().enumerate() {
             let own = |x: &Tensor| ops::narrow(x, 0, index..index + 1);
-            // All positions of an answer are turned alike, also those of its beginning.
-            let (rope, first) = (ropes.for_length(cache.capacity()), cache.len());
-            cache.append(&ops::rope(&own(&k)?, rope, first)?, &own(&v)?)?;
-            let q = ops::rope(&own(&q)?, rope, first)?;
+            let (rope, first) = (ropes.of_pass(cache, 1)?, cache.len());
+            cache.append(&ops::rope(&own(&k)?, &rope, first)?, &own(&v)?)?;
+            let q = ops::rope(&own(&q)?, &rope, first)?;
             attended.push(ops::attention_cached(&q, cache.keys(), cache.values(), cache.len(), &options)?);
         }
         ops::merge_heads(&ops::concat(&attended, 0)?)

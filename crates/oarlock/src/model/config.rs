@@ -239,11 +239,19 @@ impl DecoderConfig {
         blocks.span(attention.n_heads, attention.window, len).min(whole)
     }
 
-    /// The longest sequence of up to `n` that the model can take: a sparse layout ends where it did in the training, however
-    /// many positions there are.
+    /// The longest sequence of up to `n` that the model should write: dynamic rotary scaling is for any length. A sparse
+    /// layout ends where it did in the training, however many positions there are.
     pub fn positions(&self, n: usize) -> usize {
-        let layout = self.sparse_attention.as_ref().and_then(|sparsity| sparsity.max_seq_length);
-        n.min(self.max_positions).min(layout.unwrap_or(usize::MAX))
+        let is_dynamic =
+            |(rope, _): &(&RopeSettings, usize)| matches!(rope.scaling, RopeScaling::Dynamic { .. });
+        let kinds = self.rotary_kinds();
+        match &self.sparse_attention {
+            None if !kinds.is_empty() && kinds.iter().all(is_dynamic) => n,
+            sparsity => {
+                let layout = sparsity.as_ref().and_then(|sparsity| sparsity.max_seq_length);
+                n.min(self.max_positions).min(layout.unwrap_or(usize::MAX))
+            }
+        }
     }
 
     /// Whether the settings fit together.
