@@ -213,6 +213,7 @@ fn a_run_leaves_the_files_of_llama_factory() {
     assert_eq!(said.stderr, "");
 
     let expected = [
+        "README.md",
         "all_results.json",
         "cache",
         "checkpoint-10",
