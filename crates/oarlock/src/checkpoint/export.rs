@@ -59,7 +59,8 @@ pub fn merge_weights(checkpoint: &Path, out: &Path, options: &MergeOptions<'_>) 
     }
     let model = model_of(&manifest, options.model).map_err(refused)?;
     if let Some((name, n)) = manifest.left_out_of(model) {
-        return Err(refused(Problem::LeftOut { n, name }));
+        let adapter = dir.join("adapter_config.json").is_file().then(|| dir.clone());
+        return Err(refused(Problem::LeftOut { n, name, adapter }));
     }
     let dtype = match options.dtype {
         Some(dtype) => dtype,
