@@ -27,6 +27,7 @@ mod layers;
 mod low_rank;
 mod misuse;
 mod modules;
+mod new_tokens;
 mod objective;
 mod open_decoder;
 mod own_loop;

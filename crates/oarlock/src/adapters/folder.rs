@@ -281,6 +281,29 @@ impl Adapter {
     }
 }
 
+/// The settings of a model for use with adapters. One that was trained with more tokens than the files of the model have
+/// brings its own embedding and output weights.
+///
+/// # Errors
+/// What is wrong with the folder of the model.
+pub fn settings_beside(dir: &Path, adapters: &[impl AsRef<Path>]) -> Result<HfConfig> {
+    let mut hf = HfConfig::read(dir)?;
+    for adapter in adapters {
+        // What cannot be read is explained when the adapter is opened.
+        let Ok(map) = MappedFile::open(&adapter.as_ref().join(WEIGHTS)) else { continue };
+        let Ok((_, header)) = SafeTensors::read_metadata(&map) else { continue };
+        let named = header.tensors();
+        let [embedding, output] = ["model.embed_tokens.weight", "lm_head.weight"]
+            .map(|name| named.get(&stored_name(&hf, name)).map(|info| info.shape.clone()));
+        if let Some([rows, _]) = embedding.as_deref()
+            && *rows > hf.decoder().vocab_size
+        {
+            hf = hf.with_vocab_size(*rows, output.is_some());
+        }
+    }
+    Ok(hf)
+}
+
 /// Inputs of a block whose skew-symmetric matrix has so many elements above its diagonal.
 fn block_of(n_above: usize) -> usize {
     (2..=n_above + 1).find(|block| block * (block - 1) / 2 >= n_above).unwrap_or(2)
