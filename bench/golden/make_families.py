@@ -10,6 +10,11 @@ elements that lie evenly apart, named by the names of the folder.
     python make_families.py --check target/tmp/families crates/oarlock/tests/golden/families
 
 loads folders that Oarlock wrote (cargo test -p oarlock --test families) with transformers, and compares their logits.
+
+    python make_families.py --dynamic crates/oarlock/tests/golden/dynamic_rope
+
+writes a llama with dynamic rotary scaling whose rows are longer than its `max_position_embeddings`, with `cached` besides:
+the logits of passes with a cache, the first of 9 tokens, the others of one each.
 """
 import os, sys
 import torch
@@ -22,6 +27,7 @@ SHARED = dict(vocab_size=72, hidden_size=32, intermediate_size=40, num_hidden_la
 ROWS, LEN, BATCH, STEPS, LR, EPS, SAMPLES = 8, 24, 2, 20, 2e-3, 1e-4, 48
 LONGROPE = {"rope_type": "longrope", "rope_theta": 10000.0, "short_factor": [1.0, 1.25, 1.5],
             "long_factor": [1.0, 3.0, 6.5], "partial_rotary_factor": 0.75}
+DYNAMIC = dict(max_position_embeddings=16, rope_parameters={"rope_type": "dynamic", "factor": 2.0, "rope_theta": 10000.0})
 MODELS = {
     "mistral": dict(sliding_window=7),
     # Rows are longer than the trained length, so that the long divisors count.
@@ -54,6 +60,17 @@ def logits_of(model, ids):
         return model.eval()(input_ids=ids[:1]).logits[0]
 
 
+def cached_of(model, ids):
+    found, cache, at = [], None, 0
+    with torch.no_grad():
+        for n in [9] + [1] * (LEN - 9):
+            out = model.eval()(input_ids=ids[:1, at:at + n], past_key_values=cache, use_cache=True)
+            cache, at = out.past_key_values, at + n
+            found.append(out.logits[0, -1].clone())
+    model.train()
+    return torch.stack(found)
+
+
 def samples(tensor):
     flat = tensor.detach().flatten()
     n = min(SAMPLES, len(flat))
@@ -68,6 +85,8 @@ def write(folder, name, config):
     model.bfloat16().save_pretrained(folder)
     # Loaded anew: the model's buffers are bf16 now.
     model = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32, attn_implementation="eager").train()
+    if name == "llama":
+        golden["cached"] = cached_of(model, ids)
     optimizer = torch.optim.AdamW(model.parameters(), lr=LR, eps=EPS, weight_decay=0.0)
     losses = []
     for step in range(STEPS):
@@ -98,6 +117,8 @@ if __name__ == "__main__":
     torch.set_num_threads(1)
     if sys.argv[1] == "--check":
         check(sys.argv[2], sys.argv[3])
+    elif sys.argv[1] == "--dynamic":
+        write(sys.argv[2], "llama", DYNAMIC)
     else:
         for name in sys.argv[2:] or MODELS:
             write(os.path.join(sys.argv[1], name), name, MODELS[name])

@@ -201,7 +201,7 @@ fn what_is_said_to_be_refused_is_refused_by_its_name() {
         (&[SFT, FULL, "fp8: true\nfp8_backend: torchao\n"], "`fp8: true`"),
         (&[SFT, FULL, "mixture_of_depths: convert\n"], "`mixture_of_depths: convert`"),
         (&[SFT, FULL, "use_galore: true\ngalore_layerwise: true\n"], "galore_layerwise"),
-        (&[SFT, FULL, "use_apollo: true\npure_bf16: true\n"], "pure_bf16"),
+        (&[SFT, FULL, "use_apollo: true\napollo_layerwise: true\npure_bf16: true\n"], "apollo_layerwise"),
     ] {
         let said = train(&site, "refused", parts);
         assert_eq!(said.code, Some(2), "{told}: {said:?}");

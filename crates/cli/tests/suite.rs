@@ -35,6 +35,7 @@ mod minimind;
 mod monitors;
 #[cfg(feature = "mpi")]
 mod mpi;
+mod new_tokens;
 mod pages;
 mod pipeline;
 mod plan;

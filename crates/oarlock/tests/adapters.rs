@@ -42,13 +42,12 @@ fn device() -> Device {
     Device::cpu(Isa::detect(), Par::solo())
 }
 
-/// The base with an adapter beside it, in f32.
-fn beside(name: &str) -> LoadedModel {
-    let base = golden("train-llama");
-    let hf = HfConfig::read(&base).unwrap();
+/// A base with an adapter beside it, in f32.
+pub fn beside(base: &Path, adapter: &Path) -> LoadedModel {
+    let hf = HfConfig::read(base).unwrap();
     let mut decoder = Decoder::new(hf.decoder().clone(), 64).unwrap();
-    let adapter = Adapter::open(&golden("adapters").join(name), &hf, &mut decoder).unwrap();
-    let weights = SafetensorsSource::open(&base, &hf, &decoder).unwrap();
+    let adapter = Adapter::open(adapter, &hf, &mut decoder).unwrap();
+    let weights = SafetensorsSource::open(base, &hf, &decoder).unwrap();
     let mut source = AdaptedSource::new(Box::new(weights), &decoder, 0, &device());
     let adaptation = Adaptation::of(&adapter);
     adapt(&mut decoder, &adaptation).unwrap();
@@ -56,8 +55,8 @@ fn beside(name: &str) -> LoadedModel {
     oarlock::model::hf::load_from(hf, decoder, &mut source, &device(), DType::F32, 64).unwrap()
 }
 
-fn check(model: &LoadedModel, expected: &str) {
-    let golden = numbers("logits.json");
+/// Whether a model says what is `expected` of the golden numbers.
+pub fn check(model: &LoadedModel, golden: &Value, expected: &str) {
     let ids = rows(&golden["ids"]);
     let places = floats(&golden["places"]);
     let shape = [ids.len(), ids[0].len()];
@@ -82,13 +81,15 @@ fn logits_are_those_of_peft_beside_the_base_and_merged_into_it() {
         let dirs: Vec<PathBuf> = names.iter().map(|name| golden("adapters").join(name)).collect();
         load_for_inference(&golden("train-llama"), &dirs, &device(), DType::F32, 64).unwrap()
     };
-    check(&merged(&[]), "base");
+    let numbers = numbers("logits.json");
+    let check = |model: LoadedModel, expected: &str| check(&model, &numbers, expected);
+    check(merged(&[]), "base");
     for name in ["lora", "rslora", "dora", "pissa", "oft", "oft_blocks"] {
-        check(&beside(name), name);
-        check(&merged(&[name]), &format!("{name}_merged"));
+        check(beside(&golden("train-llama"), &golden("adapters").join(name)), name);
+        check(merged(&[name]), &format!("{name}_merged"));
     }
-    check(&merged(&["lora", "dora"]), "lora_then_dora");
-    check(&merged(&["dora", "oft"]), "dora_then_oft");
+    check(merged(&["lora", "dora"]), "lora_then_dora");
+    check(merged(&["dora", "oft"]), "dora_then_oft");
 }
 
 pub fn placement(name: &str) -> Options {
@@ -102,30 +103,46 @@ pub fn placement(name: &str) -> Options {
     }
 }
 
-fn pissa() -> LoraConfig {
-    LoraConfig {
-        rank: 4,
-        alpha: Some(8.0),
-        init: LoraInit::Pissa { iterations: None },
-        ..LoraConfig::default()
+fn pissa(rank: usize) -> LoraConfig {
+    LoraConfig { rank, alpha: Some(8.0), init: LoraInit::Pissa { iterations: None }, ..LoraConfig::default() }
+}
+
+/// Trainings of PEFT: the model, the folders in which adapters begin, and the numbers.
+#[derive(Clone)]
+pub struct Trainings {
+    pub base: PathBuf,
+    pub adapters: PathBuf,
+    pub numbers: Value,
+    /// The rank of an adapter of PiSSA, whose beginning the base says.
+    pub rank: usize,
+}
+
+impl Trainings {
+    fn of_llama() -> Trainings {
+        let (base, adapters) = (golden("train-llama"), golden("adapters"));
+        Trainings { base, adapters, numbers: numbers("train.json"), rank: 4 }
     }
 }
 
-/// 30 losses of a model that continues an adapter.
-fn train(accelerator: &Accelerator, name: &str, out: Option<&Path>) -> Result<Vec<f64>> {
-    let golden_numbers = numbers("train.json");
-    let base = golden("train-llama");
-    let hf = HfConfig::read(&base)?;
+/// The losses of a model that continues an adapter.
+fn train(
+    accelerator: &Accelerator,
+    trainings: &Trainings,
+    name: &str,
+    out: Option<&Path>,
+) -> Result<Vec<f64>> {
+    let Trainings { base, adapters, numbers: golden_numbers, rank } = trainings;
+    let hf = HfConfig::read(base)?;
     let mut decoder = Decoder::new(hf.decoder().clone(), 24)?;
     // The base says how PiSSA begins.
     let adapter = match name {
         "pissa" => None,
-        _ => Some(Adapter::open(&golden("adapters").join(format!("first_{name}")), &hf, &mut decoder)?),
+        _ => Some(Adapter::open(&adapters.join(format!("first_{name}")), &hf, &mut decoder)?),
     };
-    let weights = SafetensorsSource::open(&base, &hf, &decoder)?;
+    let weights = SafetensorsSource::open(base, &hf, &decoder)?;
     let source = AdaptedSource::new(Box::new(weights), &decoder, 0, accelerator.device());
     let adaptation = match &adapter {
-        None => Adaptation::new(&mut decoder, &hf, &pissa().into())?,
+        None => Adaptation::new(&mut decoder, &hf, &pissa(*rank).into())?,
         Some(adapter) => Adaptation::of(adapter),
     };
     adapt(&mut decoder, &adaptation)?;
@@ -135,23 +152,26 @@ fn train(accelerator: &Accelerator, name: &str, out: Option<&Path>) -> Result<Ve
     let source = Box::new(source.beside(&adaptation).continuing(adapter));
     let (model, optimizer): (Prepared<Decoder>, _) =
         accelerator.prepare_with_weights((decoder, adamw), source)?;
-    let losses = thirty_losses(accelerator, &model, &optimizer, &rows(&golden_numbers["rows"]))?;
+    let n_steps = floats(&golden_numbers["losses"][name]).len();
+    let losses = losses_of_steps(accelerator, &model, &optimizer, &rows(&golden_numbers["rows"]), n_steps)?;
     if let Some(out) = out {
-        let files = adapter_files(&hf, model.module(), &adaptation, "train-llama", None)?;
+        let called = base.file_name().and_then(|name| name.to_str()).unwrap();
+        let files = adapter_files(&hf, model.module(), &adaptation, called, None)?;
         accelerator.save_pretrained(&model, out, files)?;
     }
     Ok(losses)
 }
 
-/// The losses of 30 steps on batches of four rows, of which each rank has its share.
-pub fn thirty_losses(
+/// The losses of steps on batches of four rows, of which each rank has its share.
+pub fn losses_of_steps(
     accelerator: &Accelerator,
     model: &Prepared<Decoder>,
     optimizer: &PreparedOptimizer,
     rows: &[Vec<i32>],
+    n_steps: usize,
 ) -> Result<Vec<f64>> {
     let mut losses = Vec::new();
-    for step in 0..30 {
+    for step in 0..n_steps {
         let batch = &rows[step % 2 * 4..][..4];
         let share = 4 / accelerator.num_processes();
         let own = &batch[share * accelerator.process_index()..][..share];
@@ -169,13 +189,26 @@ pub fn thirty_losses(
 }
 
 fn losses(world: usize, options: Options, name: &'static str, out: Option<PathBuf>) -> Vec<f64> {
+    losses_of(&Trainings::of_llama(), world, options, name, out)
+}
+
+/// The losses of one of the trainings on so many ranks.
+pub fn losses_of(
+    trainings: &Trainings,
+    world: usize,
+    options: Options,
+    name: &'static str,
+    out: Option<PathBuf>,
+) -> Vec<f64> {
+    let trainings = trainings.clone();
     let config = AcceleratorConfig {
         shard: options,
         threads: Some(1),
         dataloader: DataLoaderConfiguration::default(),
         ..AcceleratorConfig::default()
     };
-    let all = on_ranks(world, config, move |accelerator| train(accelerator, name, out.as_deref()));
+    let all =
+        on_ranks(world, config, move |accelerator| train(accelerator, &trainings, name, out.as_deref()));
     all.into_iter().map(|losses| losses.unwrap()).next().unwrap()
 }
 
@@ -193,7 +226,7 @@ fn losses_are_those_of_peft_on_any_ranks_and_in_any_placement() {
     }
 }
 
-fn tensors(dir: &Path) -> BTreeMap<String, (Vec<usize>, String)> {
+pub fn tensors(dir: &Path) -> BTreeMap<String, (Vec<usize>, String)> {
     let bytes = std::fs::read(dir.join("adapter_model.safetensors")).unwrap();
     let file = safetensors::SafeTensors::deserialize(&bytes).unwrap();
     let one = |(name, view): (String, safetensors::tensor::TensorView<'_>)| {
@@ -246,7 +279,8 @@ fn an_export_is_one_model_that_says_the_same() {
         }
         assert!(out.join("model.safetensors.index.json").is_file());
         if dtype == DType::F32 {
-            check(&load_for_inference(&out, &[], &device(), DType::F32, 64).unwrap(), "lora_then_dora");
+            let written = load_for_inference(&out, &[], &device(), DType::F32, 64).unwrap();
+            check(&written, &numbers("logits.json"), "lora_then_dora");
         }
     }
     let same = ExportOptions {

@@ -89,6 +89,12 @@ impl Family {
     }
 }
 
+/// A llama with dynamic rotary scaling, whose rows are longer than its `max_position_embeddings`.
+fn dynamic() -> Family {
+    let dir = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/golden/dynamic_rope");
+    Family { name: "dynamic_rope".to_owned(), golden: read(&dir.join("golden.safetensors")), dir }
+}
+
 fn logits(model: &LoadedModel, ids: &[i32]) -> Vec<f32> {
     let ids = Tensor::from_slice(ids, [1, ids.len()], &model.device).unwrap();
     model.decoder.logits(&ids, &Mask::Causal).unwrap().to_vec().unwrap()
@@ -100,7 +106,7 @@ fn apart(ours: &[f32], theirs: &[f64]) -> f64 {
 
 #[test]
 fn logits_are_those_of_transformers() {
-    for family in Family::all() {
+    for family in Family::all().into_iter().chain([dynamic()]) {
         let (ids, len) = family.ids();
         let far = apart(&logits(&family.load(), &ids[..len]), &family.golden["logits"].values);
         println!("{}: logits {far:.1e} from those of transformers", family.name);
@@ -127,6 +133,70 @@ fn an_answer_with_a_cache_is_that_of_the_whole_text() {
             far = apart(&next, &expected).max(far);
         }
         assert!(far < 1e-5, "{}: {far}", family.name);
+    }
+}
+
+/// What transformers computes with a cache as well: keys stay as they were turned, and each pass turns its own by the length
+/// of then.
+#[test]
+fn with_dynamic_scaling_a_cache_keeps_its_keys_as_in_transformers() {
+    let family = dynamic();
+    let (ids, len) = family.ids();
+    let model = family.load();
+    assert_eq!(model.n_positions, len);
+    let expected = &family.golden["cached"].values;
+    let vocab = expected.len() / (len - 8);
+    // The beginning in one pass, and in parts that know how long it is.
+    for parts in [vec![9], vec![4, 5]] {
+        let mut cache = model.decoder.empty_cache(len, DType::F32, &model.device).unwrap();
+        cache.iter_mut().for_each(|layer| layer.expect_prompt(9));
+        let mut at = 0;
+        for n in parts.into_iter().chain([1].repeat(len - 9)) {
+            let part = Tensor::from_slice(&ids[at..at + n], [1, n], &model.device).unwrap();
+            let next: Vec<f32> = model.decoder.next_logits(&part, &mut cache).unwrap().to_vec().unwrap();
+            at += n;
+            if at >= 9 {
+                let far = apart(&next, &expected[(at - 9) * vocab..(at - 8) * vocab]);
+                assert!(far < 1e-4, "{at}: {far}");
+            }
+        }
+    }
+    // Several answers at once, each with a cache of its own.
+    let of = |n: usize| {
+        let mut cache = model.decoder.empty_cache(len, DType::F32, &model.device).unwrap();
+        let part = Tensor::from_slice(&ids[..n], [1, n], &model.device).unwrap();
+        model.decoder.next_logits(&part, &mut cache).unwrap();
+        cache
+    };
+    let (mut first, mut second) = (of(9), of(9));
+    for at in 9..len {
+        let token = Tensor::from_slice(&[ids[at], ids[at]], [2, 1], &model.device).unwrap();
+        let mut caches = [&mut first[..], &mut second[..]];
+        let next = model.decoder.next_logits_of_each(&token, &mut caches).unwrap().to_vec::<f32>().unwrap();
+        for row in next.chunks(vocab) {
+            let far = apart(row, &expected[(at - 8) * vocab..(at - 7) * vocab]);
+            assert!(far < 1e-4, "{at}: {far}");
+        }
+    }
+}
+
+/// The sequences of a row count, not the row.
+#[test]
+fn short_sequences_in_a_long_row_are_turned_as_alone() {
+    for family in [dynamic(), Family::all().into_iter().find(|family| family.name == "phi3").unwrap()] {
+        let (ids, len) = family.ids();
+        let model = family.load();
+        let half = len / 2;
+        let vocab = model.config.decoder().vocab_size;
+        let starts: Vec<i32> = (0..len).map(|at| if at < half { 0 } else { half as i32 }).collect();
+        let mask = Mask::Documents(Tensor::from_slice(&starts, [1, len], &model.device).unwrap());
+        let row = Tensor::from_slice(&ids[..len], [1, len], &model.device).unwrap();
+        let together: Vec<f32> = model.decoder.logits(&row, &mask).unwrap().to_vec().unwrap();
+        for (part, found) in ids[..len].chunks(half).zip(together.chunks(half * vocab)) {
+            let alone: Vec<f64> = logits(&model, part).into_iter().map(f64::from).collect();
+            let far = apart(found, &alone);
+            assert!(far < 1e-4, "{}: {far}", family.name);
+        }
     }
 }
 
@@ -184,7 +254,7 @@ fn sampled(values: &[f32]) -> Vec<f32> {
 
 #[test]
 fn twenty_steps_are_those_of_torch() {
-    for family in Family::all() {
+    for family in Family::all().into_iter().chain([dynamic()]) {
         let (ids, len) = family.ids();
         let accelerator =
             Accelerator::new(&AcceleratorConfig { threads: Some(1), ..AcceleratorConfig::default() })
@@ -267,23 +337,15 @@ fn written_folders_hold_what_transformers_wrote() {
 }
 
 #[test]
-fn parameters_that_share_a_tensor_are_read_and_drawn_on_their_own() {
+fn parameters_are_the_tensors_of_the_files() {
     for family in Family::all() {
         let model = family.load();
         let stored = read(&family.dir.join("model.safetensors"));
         for named in names_of(&model.decoder) {
-            let place = model.config.stored(&named.name);
-            let Some(tensor) = stored.get(&place.tensor) else { continue };
-            let first = place.first_elem(named.param.shape().sizes());
-            let n = named.param.shape().n_elems();
+            let Some(tensor) = stored.get(&model.config.stored(&named.name)) else { continue };
             let ours: Vec<f32> = named.param.weight().unwrap().to_vec().unwrap();
-            assert_eq!(
-                apart(&ours, &tensor.values[first..first + n]),
-                0.0,
-                "{}: {}",
-                family.name,
-                named.name
-            );
+            assert_eq!(named.param.shape().sizes(), tensor.sizes, "{}: {}", family.name, named.name);
+            assert_eq!(apart(&ours, &tensor.values), 0.0, "{}: {}", family.name, named.name);
         }
     }
 }

@@ -6,7 +6,7 @@ use oarlock::optim::{LowRankArgs, Method, Optim, Rule, Sides};
 use oarlock::{Accelerator, AcceleratorConfig, Result};
 use serde_json::Value;
 
-use crate::adapters::{floats, golden, placement, rows, thirty_losses};
+use crate::adapters::{floats, golden, losses_of_steps, placement, rows};
 use crate::ranks::on_ranks;
 
 fn rules() -> Vec<(&'static str, LowRankArgs)> {
@@ -51,7 +51,7 @@ fn train(accelerator: &Accelerator, low: LowRankArgs) -> Result<Vec<f64>> {
     let optimizer = Optim::new(&model, Rule::LowRank(low), number("learning_rate"), number("weight_decay"))
         .no_decay_of_vectors(&model);
     let (model, optimizer) = accelerator.prepare_with_weights((model, optimizer), Box::new(weights))?;
-    thirty_losses(accelerator, &model, &optimizer, &rows(&numbers["rows"]))
+    losses_of_steps(accelerator, &model, &optimizer, &rows(&numbers["rows"]), 30)
 }
 
 #[test]

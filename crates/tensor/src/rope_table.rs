@@ -3,9 +3,10 @@
 //! Roundings to f32 stand where transformers has f32 tensors: far positions multiply the error of a frequency, so a
 //! more exact frequency would be a different one.
 
-use oarlock_kernels::{Error, Result};
-
+use std::ops::Range;
 use std::sync::Arc;
+
+use oarlock_kernels::{Error, Result};
 
 /// How the frequencies of a longer context follow from those of the trained one.
 #[derive(Clone, Debug, PartialEq)]
@@ -93,8 +94,22 @@ impl RopeTable {
     /// # Errors
     /// Parameters that give no finite frequencies, or more positions than memory has room for.
     pub fn new(theta: f64, rot_dim: usize, scaling: RopeScaling, n_positions: usize) -> Result<RopeTable> {
-        let (inv_freq, attention_factor) = inverse_frequencies(theta, rot_dim, &scaling, n_positions)?;
-        let n = n_positions.saturating_mul(inv_freq.len());
+        RopeTable::of_positions(theta, rot_dim, scaling, n_positions, 0..n_positions)
+    }
+
+    /// As [`RopeTable::new`], of some positions of a sequence of `seq_len`, which the scalings look at.
+    ///
+    /// # Errors
+    /// As [`RopeTable::new`].
+    pub fn of_positions(
+        theta: f64,
+        rot_dim: usize,
+        scaling: RopeScaling,
+        seq_len: usize,
+        positions: Range<usize>,
+    ) -> Result<RopeTable> {
+        let (inv_freq, attention_factor) = inverse_frequencies(theta, rot_dim, &scaling, seq_len)?;
+        let n = positions.len().saturating_mul(inv_freq.len());
         let (mut cos, mut sin) = (Vec::new(), Vec::new());
         for table in [&mut cos, &mut sin] {
             let bytes = n.saturating_mul(size_of::<f32>());
@@ -102,7 +117,7 @@ impl RopeTable {
             table.try_reserve_exact(n).map_err(|_| Error::OutOfMemory { bytes, what })?;
         }
         let attention_factor = attention_factor as f32;
-        for position in 0..n_positions {
+        for position in positions {
             for frequency in &inv_freq {
                 let (s, c) = f64::from(position as f32 * frequency).sin_cos();
                 cos.push(c as f32 * attention_factor);

@@ -12,7 +12,7 @@ use crate::console::{Outcome, eprint};
 use oarlock::adapters::stop_ids;
 use oarlock::config;
 use oarlock::data::{self, ChatTemplate, Tokenizer};
-use oarlock::generate::{Chat, GenerateOptions, Generator, Sampling};
+use oarlock::generate::{Chat, GenerateOptions, Generator, Sampling, Stop};
 use oarlock::model::hf::{generation_note, generation_stops};
 use oarlock::{Error, Result, terminal};
 
@@ -102,6 +102,12 @@ pub(super) fn generate(args: &GenerateArgs) -> Outcome {
     let _: ControlFlow<()> = print(&format!("{}\n", prompt.unwrap_or_default()))?;
     let seconds = begin.elapsed().as_secs_f64();
     eprint(&format!("{} tokens, {:.0} tokens/s\n", answer.n_tokens, answer.n_tokens as f64 / seconds));
+    if answer.stop == Stop::ModelLength {
+        let n = generator.model().n_positions;
+        eprint(&format!(
+            "note: the text ends at the longest that the model takes, {n} positions (max_position_embeddings)\n"
+        ));
+    }
     Ok(())
 }
 

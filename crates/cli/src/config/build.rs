@@ -38,7 +38,10 @@ pub fn build(
     mut dialects: Dialects,
     mut problems: Problems,
 ) -> Result<ResolvedConfig, Problems> {
-    rename_evaluation_strategy(&mut settings, &mut problems);
+    for (old, new) in [("evaluation_strategy", "eval_strategy"), ("new_special_tokens", "add_special_tokens")]
+    {
+        rename(old, new, &mut settings, &mut problems);
+    }
     derive(&mut settings);
     let found = &mut problems;
     required(&settings, found);
@@ -230,19 +233,19 @@ pub(super) fn chat(settings: &Settings) -> ChatArgs {
     }
 }
 
-/// `evaluation_strategy` is what older files call `eval_strategy`.
-fn rename_evaluation_strategy(settings: &mut Settings, problems: &mut Problems) {
-    let (old, new) = (settings.get("evaluation_strategy"), settings.get("eval_strategy"));
+/// A setting that older files call otherwise.
+fn rename(old_name: &'static str, new_name: &'static str, settings: &mut Settings, problems: &mut Problems) {
+    let (old, new) = (settings.get(old_name), settings.get(new_name));
     if !old.is_written() || old.broken {
         return;
     }
     if new.is_written() && !new.value.agrees(&old.value) {
-        let message = "`evaluation_strategy` and `eval_strategy` differ";
-        let names = ["evaluation_strategy", "eval_strategy"];
-        settings.report(problems, message, &names, "they are two names of one setting; keep eval_strategy");
+        let message = format!("`{old_name}` and `{new_name}` differ");
+        let help = format!("they are two names of one setting; keep {new_name}");
+        settings.report(problems, &message, &[old_name, new_name], &help);
     } else {
         let value = old.value.clone();
-        settings.derive("eval_strategy", value, "evaluation_strategy");
+        settings.derive(new_name, value, old_name);
     }
 }
 
@@ -257,6 +260,9 @@ fn derive(settings: &mut Settings) {
     let evaluates = settings.f64("val_size") > 0.0 || !settings.list("eval_dataset").is_empty();
     if evaluates && !settings.get("do_eval").is_written() {
         settings.derive("do_eval", Value::Bool(true), "there is something to evaluate on");
+    }
+    if settings.bool("pure_bf16") && !settings.bool("fp16") {
+        settings.derive("bf16", Value::Bool(true), "pure_bf16");
     }
     if settings.bool("use_muon")
         && (!settings.get("optim").is_written() || settings.word("optim").starts_with("adamw"))
@@ -323,6 +329,9 @@ fn between(settings: &Settings, problems: &mut Problems) {
     let written_true = |name: &str| get(name).location().is_some_and(|_| get(name).broken || is_true(name));
     if written_true("bf16") && written_true("fp16") {
         report("`bf16` and `fp16` exclude each other", &["bf16", "fp16"], "keep one of them");
+    }
+    if written_true("pure_bf16") && written_true("fp16") {
+        report("`pure_bf16` and `fp16` exclude each other", &["pure_bf16", "fp16"], "keep one of them");
     }
     if settings.usize("num_processes") > MOST_RANKS {
         report(

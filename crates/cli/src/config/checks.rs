@@ -80,10 +80,20 @@ const RULES: &[Rule] = &[
         help: "remove pissa_init or quantization_bit",
     },
     Rule {
-        keys: &["resize_vocab", "quantization_bit"],
-        broken: |choices| choices.said("quantization_bit") && choices.on("resize_vocab"),
-        message: "a quantized embedding cannot be resized",
-        help: "remove resize_vocab or quantization_bit",
+        keys: &[
+            "resize_vocab",
+            "add_tokens",
+            "add_special_tokens",
+            "new_special_tokens_config",
+            "quantization_bit",
+        ],
+        broken: |choices| {
+            let names = ["add_tokens", "add_special_tokens", "new_special_tokens_config"];
+            choices.said("quantization_bit")
+                && (choices.on("resize_vocab") || names.iter().any(|name| choices.said(name)))
+        },
+        message: "the embedding of a quantized model cannot be resized",
+        help: "give the tokens to the unquantized model first, or remove quantization_bit",
     },
     Rule {
         keys: &["create_new_adapter", "quantization_bit"],
@@ -343,6 +353,7 @@ mod tests {
             ("quantization_bit: 4\nfinetuning_type: oft", &[]),
             ("quantization_bit: 4\nfinetuning_type: lora\npissa_init: true", &["pissa_init"]),
             ("quantization_bit: 4\nfinetuning_type: lora\nresize_vocab: true", &["resize_vocab"]),
+            ("quantization_bit: 4\nfinetuning_type: lora\nadd_tokens: a", &["resize_vocab"]),
             (
                 "quantization_bit: 4\nfinetuning_type: lora\nadapter_name_or_path: a\ncreate_new_adapter: true",
                 &["create_new_adapter"],

@@ -176,13 +176,14 @@ pub fn export(layers: &[Layer]) -> Result<ExportArgs, Problems> {
             None
         }
     };
-    let gigabytes = settings.int("export_size").unsigned_abs();
+    // Fractions of a gigabyte count as well.
+    let shard_bytes = (settings.f64("export_size") * 1e9).max(1.0) as u64;
     let args = ExportArgs {
         model: PathBuf::from(settings.word("model_name_or_path")),
         out: PathBuf::from(settings.word("export_dir")),
         adapters,
         quantized,
-        max_shard_bytes: gigabytes.saturating_mul(1_000_000_000),
+        max_shard_bytes: shard_bytes,
         dtype,
         overwrite: settings.bool("overwrite_output_dir"),
         chat: settings.said("template").map(|_| chat(&settings)),
@@ -228,6 +229,8 @@ mod tests {
         }
         assert_eq!(args, expected);
         assert_eq!(read("model_name_or_path=m export_dir=o").unwrap().max_shard_bytes, 5_000_000_000);
+        let small = read("model_name_or_path=m export_dir=o export_size=0.25").unwrap();
+        assert_eq!(small.max_shard_bytes, 250_000_000);
     }
 
     #[test]

@@ -20,6 +20,7 @@ mod learning;
 mod low_rank;
 mod model;
 pub mod monitor;
+mod new_tokens;
 mod objective;
 pub mod paths;
 mod pipeline;

@@ -2,7 +2,7 @@
 
 use std::path::{Path, PathBuf};
 
-use oarlock::config::{ModelArgs, ModelSource};
+use oarlock::config::{ModelArgs, ModelSource, RopeArgs, RopeKind};
 use oarlock::model::Family;
 use oarlock::settings::keys::Range;
 use oarlock::settings::kwargs::Kwargs;
@@ -11,6 +11,7 @@ use oarlock::settings::resolve::Settings;
 use oarlock::settings::value::Value;
 use serde_json::{Map, Value as Json, json};
 
+use super::new_tokens::new_tokens;
 use super::quantization::quantization;
 
 const SIZES: [&str; 8] = [
@@ -51,6 +52,8 @@ pub fn model(settings: &Settings, problems: &mut Problems) -> ModelArgs {
             from_scratch,
             quantization,
             sparse_attention: None,
+            new_tokens: new_tokens(settings, problems),
+            rope_scaling: rope_scaling(settings),
         };
     }
     if folder.is_written() {
@@ -80,7 +83,21 @@ pub fn model(settings: &Settings, problems: &mut Problems) -> ModelArgs {
         from_scratch: true,
         quantization,
         sparse_attention: None,
+        new_tokens: new_tokens(settings, problems),
+        rope_scaling: rope_scaling(settings),
     }
+}
+
+/// The rotary scaling for sequences of `cutoff_len`.
+fn rope_scaling(settings: &Settings) -> Option<RopeArgs> {
+    let kind = match settings.word("rope_scaling") {
+        "linear" => RopeKind::Linear,
+        "dynamic" => RopeKind::Dynamic,
+        "yarn" => RopeKind::Yarn,
+        "llama3" => RopeKind::Llama3,
+        _ => return None,
+    };
+    Some(RopeArgs { kind, max_len: settings.usize("cutoff_len") })
 }
 
 /// A tokenizer is known by its folder; who names the file means the folder.

@@ -58,7 +58,9 @@ fn defaults_are_those_of_the_originals() {
             tokenizer: "m".into(),
             from_scratch: false,
             quantization: None,
-            sparse_attention: None
+            sparse_attention: None,
+            new_tokens: NewTokens::default(),
+            rope_scaling: None,
         }
     );
     assert_eq!(config.data.datasets, ["d.jsonl"]);

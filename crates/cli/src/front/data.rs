@@ -13,7 +13,7 @@ pub(crate) fn show(words: &[String], rows: usize, json: bool) -> Outcome {
     let config = train_config(&written::arguments(&Words::new(words))?, &env_var)?;
     paths::check(&config)?;
     let (data, cutoff_len) = (&config.data, config.data.cutoff_len);
-    let tokenizer = Tokenizer::open(&config.model.tokenizer)?;
+    let tokenizer = Tokenizer::open_with(&config.model.tokenizer, &config.model.new_tokens)?;
     let chat = match &data.chat {
         Some(args) => Some(Chat::new(&tokenizer, &config.model.tokenizer, args, cutoff_len)?),
         None => None,

@@ -12,7 +12,6 @@ use super::prepared::Prepared;
 use crate::checkpoint::{self, Frozen};
 use crate::disk::A_PROGRAM;
 use crate::error::{Error, Result};
-use crate::model::Stored;
 use crate::model::hf::{ModelFiles, Weight, check_weights_dtype};
 use crate::nn::{BufferValues, Module, NamedBuffer, NamedParam, buffers, names_of, parameters};
 use crate::shard::{MASTER, Slice, Snapshot};
@@ -95,7 +94,7 @@ impl Accelerator {
         let optimizer = model.state.optimizer()?;
         let left_out = options.frozen.left_out(optimizer.engine());
         let weight = |named: NamedParam| Weight {
-            stored: Stored::whole(&named.name),
+            stored: named.name.clone(),
             shape: named.param.shape().sizes().to_vec(),
             name: named.name,
             dtype: dtype.into(),
@@ -106,7 +105,7 @@ impl Accelerator {
         let mut kept = buffers(model.module());
         kept.retain(|named| named.buffer.is_persistent());
         weights.extend(kept.iter().map(|NamedBuffer { name, buffer }| Weight {
-            stored: Stored::whole(name),
+            stored: name.clone(),
             shape: buffer.shape().sizes().to_vec(),
             name: name.clone(),
             dtype: match buffer.values() {

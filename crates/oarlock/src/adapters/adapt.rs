@@ -109,7 +109,6 @@ impl Adaptation {
             .filter(|path| is_target(path) && !whole.contains(*path))
             .map(|path| (path.clone(), module(path)))
             .collect();
-        refuse_fused(hf, modules.keys())?;
         if modules.contains_key(LM_HEAD) || whole.contains(LM_HEAD) {
             refuse_tied(hf)?;
         }
@@ -269,18 +268,5 @@ pub(super) fn refuse_tied(hf: &HfConfig) -> Result<()> {
                 .to_owned(),
         )),
         false => Ok(()),
-    }
-}
-
-/// Layers whose weights lie in one tensor of the family's files: PEFT's adapters of them are others.
-fn refuse_fused<'p>(hf: &HfConfig, mut paths: impl Iterator<Item = &'p String>) -> Result<()> {
-    let stored = |path: &str| hf.stored(&format!("{path}.weight"));
-    match paths.find(|path| stored(path).rows.is_some()) {
-        Some(path) => Err(Error::Model(format!(
-            "an adapter of {path} could not be read by PEFT: the files of this family hold its weight as a part of {}; \
-             leave it out of the targets",
-            stored(path).tensor
-        ))),
-        None => Ok(()),
     }
 }

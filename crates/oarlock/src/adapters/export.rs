@@ -7,6 +7,7 @@ use oarlock_tensor::{DType, Device};
 use serde_json::Value;
 
 use super::compare::{Compared, compared, logits, prompts};
+use super::folder::settings_beside;
 use super::inference::{beside, load_for_inference, merging};
 use super::modelfile::modelfile;
 use super::template_files::{TemplateFiles, stop_ids, template_files};
@@ -87,7 +88,7 @@ pub fn export(options: &ExportOptions<'_>, device: &Device) -> Result<Exported> 
             path.display()
         )));
     }
-    let hf = HfConfig::read(dir)?;
+    let hf = settings_beside(dir, adapters)?;
     let dtype = dtype.unwrap_or(dtype_of(dir)?);
     let side = tokenizer_folder(dir, adapters);
     let tokenizer = Tokenizer::open(side)?;

@@ -13,7 +13,7 @@ use super::peft_config::{self, PeftConfig};
 use crate::config::{AdapterConfig, AdapterKind};
 use crate::error::{Error, Result};
 use crate::model::hf::{ModelFiles, Weight, floats, not_finite};
-use crate::model::{Decoder, HfConfig, ModelMark, Stored, is_of_value_head};
+use crate::model::{Decoder, HfConfig, ModelMark, is_of_value_head};
 use crate::nn::{NamedParam, names_of, parameters};
 
 /// The settings of an adapter.
@@ -281,6 +281,29 @@ impl Adapter {
     }
 }
 
+/// The settings of a model for use with adapters. One that was trained with more tokens than the files of the model have
+/// brings its own embedding and output weights.
+///
+/// # Errors
+/// What is wrong with the folder of the model.
+pub fn settings_beside(dir: &Path, adapters: &[impl AsRef<Path>]) -> Result<HfConfig> {
+    let mut hf = HfConfig::read(dir)?;
+    for adapter in adapters {
+        // What cannot be read is explained when the adapter is opened.
+        let Ok(map) = MappedFile::open(&adapter.as_ref().join(WEIGHTS)) else { continue };
+        let Ok((_, header)) = SafeTensors::read_metadata(&map) else { continue };
+        let named = header.tensors();
+        let [embedding, output] = ["model.embed_tokens.weight", "lm_head.weight"]
+            .map(|name| named.get(&stored_name(&hf, name)).map(|info| info.shape.clone()));
+        if let Some([rows, _]) = embedding.as_deref()
+            && *rows > hf.decoder().vocab_size
+        {
+            hf = hf.with_vocab_size(*rows, output.is_some());
+        }
+    }
+    Ok(hf)
+}
+
 /// Inputs of a block whose skew-symmetric matrix has so many elements above its diagonal.
 fn block_of(n_above: usize) -> usize {
     (2..=n_above + 1).find(|block| block * (block - 1) / 2 >= n_above).unwrap_or(2)
@@ -298,7 +321,7 @@ struct Names {
 
 impl Names {
     fn of(hf: &HfConfig, model: &mut Decoder) -> Result<Names> {
-        let stored = |name: &str| hf.stored(name).tensor;
+        let stored = |name: &str| hf.stored(name);
         let path =
             |path: String| (stored(&format!("{path}.weight")).trim_end_matches(".weight").to_owned(), path);
         let linears = linears(model)?.into_iter().map(path).collect();
@@ -369,7 +392,7 @@ pub fn adapter_files(
     let trained = parameters(model).into_iter().filter(is_of_adapter);
     let weights: Vec<Weight> = trained
         .map(|named| Weight {
-            stored: Stored::whole(stored_name(hf, &named.name)),
+            stored: stored_name(hf, &named.name),
             shape: named.param.shape().sizes().to_vec(),
             dtype: DType::F32.into(),
             name: named.name,
@@ -394,10 +417,10 @@ pub(super) fn stored_name(hf: &HfConfig, name: &str) -> String {
     let part = PARTS.iter().find(|part| ends_with(name, part));
     match part.and_then(|part| Some((name.strip_suffix(part)?.strip_suffix('.')?, part))) {
         Some((path, part)) => {
-            let stored = hf.stored(&format!("{path}.weight")).tensor;
+            let stored = hf.stored(&format!("{path}.weight"));
             format!("{PREFIX}{}.{part}", stored.trim_end_matches(".weight"))
         }
-        None => format!("{PREFIX}{}", hf.stored(name).tensor),
+        None => format!("{PREFIX}{}", hf.stored(name)),
     }
 }
 
@@ -409,8 +432,7 @@ pub(super) fn adapter_text(
     adaptation: &Adaptation,
     base: &str,
 ) {
-    let path =
-        |path: &String| hf.stored(&format!("{path}.weight")).tensor.trim_end_matches(".weight").to_owned();
+    let path = |path: &String| hf.stored(&format!("{path}.weight")).trim_end_matches(".weight").to_owned();
     let modules: Vec<String> = adaptation.modules.keys().map(path).collect();
     let all: Vec<String> = model_linears(model).iter().map(path).collect();
     let whole = short(&adaptation.whole.iter().map(path).collect::<Vec<_>>());

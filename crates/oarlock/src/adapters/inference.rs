@@ -6,10 +6,10 @@ use oarlock_tensor::cpu::quantized::Format;
 use oarlock_tensor::{DType, Device};
 
 use super::adapt::{Adaptation, adapt, adapt_quantized};
-use super::folder::Adapter;
+use super::folder::{Adapter, settings_beside};
 use super::source::AdaptedSource;
 use crate::error::{Error, Result};
-use crate::model::hf::load_from;
+use crate::model::hf::{NewRows, load_from, open_weights};
 use crate::model::{Decoder, HfConfig, LoadedModel, QuantizedLayers, SafetensorsSource, StoredQuantization};
 use crate::shard::WeightSource;
 
@@ -25,7 +25,7 @@ pub fn load_for_inference(
     dtype: DType,
     n_positions: usize,
 ) -> Result<LoadedModel> {
-    let mut config = HfConfig::read(dir)?;
+    let mut config = settings_beside(dir, adapters)?;
     if config.quantization().is_some_and(StoredQuantization::is_kept) && adapters.len() < 2 {
         return beside(dir, adapters, None, device, dtype, n_positions);
     }
@@ -68,7 +68,7 @@ pub(super) fn beside(
     dtype: DType,
     n_positions: usize,
 ) -> Result<LoadedModel> {
-    let mut config = HfConfig::read(dir)?;
+    let mut config = settings_beside(dir, adapters)?;
     let n_positions = config.decoder().positions(n_positions);
     let new = || Decoder::new(config.decoder().clone(), n_positions);
     let (decoder, mut source) = assemble(dir, &config, &new, adapters, format, device, dtype)?;
@@ -92,12 +92,12 @@ pub(crate) fn assemble(
         None => (None, adapters),
     };
     let adaptation = last.as_ref().map(Adaptation::of);
-    let full = SafetensorsSource::open(dir, config, &plain)?;
+    let full = open_weights(dir, config, &NewRows::default(), device)?;
     let stored = config.quantization().is_some_and(StoredQuantization::is_kept);
     let layers = match stored {
         // What is merged into goes from few bits to what they stand for.
         _ if !merged.is_empty() => None,
-        true => Some(full.quantized_layers()),
+        true => Some(SafetensorsSource::open(dir, config, &plain)?.quantized_layers()),
         false => format.map(QuantizedLayers::All),
     };
     let weights = match (&adaptation, layers) {
@@ -110,7 +110,7 @@ pub(crate) fn assemble(
         (None, None) => None,
     };
     let source = match weights {
-        Some(_) if stored => AdaptedSource::new(Box::new(full), &plain, 0, device),
+        Some(_) if stored => AdaptedSource::new(full, &plain, 0, device),
         Some(weights) => AdaptedSource::new(Box::new(weights.source(full, device)), &plain, 0, device),
         None => merging(dir, config, &mut plain, merged, format, device)?,
     };
@@ -127,9 +127,9 @@ pub(super) fn merging(
     device: &Device,
 ) -> Result<AdaptedSource> {
     let merged = adapters.iter().map(|dir| Adapter::open(dir, hf, decoder)).collect::<Result<_>>()?;
-    let full = SafetensorsSource::open(dir, hf, decoder)?;
+    let full = open_weights(dir, hf, &NewRows::default(), device)?;
     let base: Box<dyn WeightSource> = match format {
-        None => Box::new(full),
+        None => full,
         Some(format) => {
             let mut quantized = Decoder::new(hf.decoder().clone(), 1)?;
             Box::new(quantized.quantize(format, DType::F32)?.source(full, device))

@@ -29,7 +29,7 @@ pub use adapt::{Adaptation, AdaptedModule, LowRank, adapt, adapt_quantized};
 pub use base::Base;
 pub use compare::{Compared, PROMPTS};
 pub use export::{ExportOptions, Exported, Quantized, export, tokenizer_folder};
-pub use folder::{Adapter, adapter_files};
+pub use folder::{Adapter, adapter_files, settings_beside};
 pub use freeze::freeze;
 pub(crate) use inference::assemble;
 pub use inference::{load_for_inference, load_quantized_for_inference};

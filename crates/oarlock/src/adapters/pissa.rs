@@ -14,7 +14,7 @@ use crate::config::{AdapterConfig, AdapterKind, LoraInit};
 use crate::disk::Writer;
 use crate::error::{Error, Result};
 use crate::model::hf::{ModelFiles, Weight};
-use crate::model::{Decoder, HfConfig, Stored};
+use crate::model::{Decoder, HfConfig};
 use crate::shard::{ParamSlice, WeightSource};
 
 /// What PiSSA takes out of a weight: its best approximation of a rank.
@@ -122,7 +122,7 @@ pub fn convert_pissa(
     let weights: Vec<Weight> = tensors
         .iter()
         .map(|(name, shape, _)| Weight {
-            stored: Stored::whole(stored_name(hf, name)),
+            stored: stored_name(hf, name),
             shape: shape.clone(),
             dtype: DType::F32.into(),
             name: name.clone(),

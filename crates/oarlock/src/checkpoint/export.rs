@@ -9,7 +9,7 @@ use super::read::{Reader, verify};
 use super::tags::find;
 use crate::error::{CheckpointError, Error, Problem, Result};
 use crate::model::hf::{HfConfig, ModelFiles, Weight, check_weights_dtype};
-use crate::model::{Stored, is_of_value_head};
+use crate::model::is_of_value_head;
 use crate::shard::MASTER;
 
 /// How [`merge_weights`] writes.
@@ -59,7 +59,8 @@ pub fn merge_weights(checkpoint: &Path, out: &Path, options: &MergeOptions<'_>) 
     }
     let model = model_of(&manifest, options.model).map_err(refused)?;
     if let Some((name, n)) = manifest.left_out_of(model) {
-        return Err(refused(Problem::LeftOut { n, name }));
+        let adapter = dir.join("adapter_config.json").is_file().then(|| dir.clone());
+        return Err(refused(Problem::LeftOut { n, name, adapter }));
     }
     let dtype = match options.dtype {
         Some(dtype) => dtype,
@@ -152,7 +153,7 @@ pub fn lay_out<'a>(
     let config = dir.and_then(|dir| HfConfig::read(dir).ok());
     let stored = |name: &str| match &config {
         Some(config) => config.stored(name),
-        None => Stored::whole(name),
+        None => name.to_owned(),
     };
     check_weights_dtype(dtype)?;
     // The value head of a reward model has a file of its own.

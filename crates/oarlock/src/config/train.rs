@@ -74,6 +74,56 @@ pub struct ModelArgs {
     pub quantization: Option<Format>,
     /// Which blocks of its scores attention computes; `None`: what the model's config.json says.
     pub sparse_attention: Option<SparsityConfig>,
+    /// Tokens that it gets.
+    pub new_tokens: NewTokens,
+    /// How its rotary frequencies are changed for sequences that are longer than those of its pretraining.
+    pub rope_scaling: Option<RopeArgs>,
+}
+
+/// Tokens that a model gets beside those of its tokenizer.
+#[derive(Clone, Debug, Default, PartialEq)]
+pub struct NewTokens {
+    /// Ordinary ones.
+    pub tokens: Vec<String>,
+    /// Special ones, which answers are shown without.
+    pub special: Vec<String>,
+    /// What describes special ones; their embeddings begin as the mean of those of the description.
+    pub descriptions: Vec<(String, String)>,
+    /// Whether these get noise as well.
+    pub noise_on_descriptions: bool,
+    /// Whether the vocabulary grows to that of the tokenizer also where no token is new.
+    pub resize: bool,
+    /// Whether output weights that are the embedding's become weights of their own, since an adapter trains copies of both.
+    pub unties: bool,
+}
+
+impl NewTokens {
+    /// Whether the vocabulary may grow.
+    pub fn may_grow(&self) -> bool {
+        self.resize || !self.tokens.is_empty() || !self.special.is_empty()
+    }
+}
+
+/// A rotary scaling that a run chooses.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct RopeArgs {
+    /// Its kind.
+    pub kind: RopeKind,
+    /// The longest sequence.
+    pub max_len: usize,
+}
+
+/// A kind of rotary scaling that a run can choose: `rope_type` in transformers.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum RopeKind {
+    /// All frequencies are divided.
+    Linear,
+    /// The base grows with the length.
+    Dynamic,
+    /// Frequencies are blended along the dimensions.
+    Yarn,
+    /// Low frequencies are divided.
+    Llama3,
 }
 
 /// Where the settings of a model come from.

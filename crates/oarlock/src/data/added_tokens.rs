@@ -3,9 +3,10 @@
 use std::path::Path;
 
 use serde::Deserialize;
-use serde_json::{Map, Value};
+use serde_json::{Map, Value, json};
 
 use super::error::{Error, Result};
+use crate::config::NewTokens;
 
 /// A token that is found in texts before they are split.
 #[derive(Clone, Debug, PartialEq, Eq, Deserialize)]
@@ -24,6 +25,7 @@ pub(super) struct AddedToken {
 }
 
 impl AddedToken {
+    /// One that is found wherever its text stands.
     fn new(content: &str, special: bool) -> AddedToken {
         let content = content.to_owned();
         AddedToken { content, single_word: false, lstrip: false, rstrip: false, normalized: None, special }
@@ -31,6 +33,14 @@ impl AddedToken {
 
     pub(super) fn is_normalized(&self) -> bool {
         self.normalized.unwrap_or(!self.special)
+    }
+
+    /// It as `tokenizer.json` lists it.
+    fn numbered(&self, id: u32) -> Value {
+        json!({
+            "id": id, "content": self.content, "single_word": self.single_word, "lstrip": self.lstrip,
+            "rstrip": self.rstrip, "normalized": self.is_normalized(), "special": self.special,
+        })
     }
 
     fn is_same(&self, other: &AddedToken) -> bool {
@@ -106,6 +116,36 @@ pub(super) fn beside(
     }
     added.retain(|token| !token.content.is_empty());
     Ok(added)
+}
+
+/// Adds the tokens of a run behind the others; whether one of them is new.
+pub(super) fn add_new(added: &mut Vec<AddedToken>, known: &[AddedToken], new: &NewTokens) -> bool {
+    let n_before = added.len();
+    for (tokens, special) in [(&new.tokens, false), (&new.special, true)] {
+        for token in tokens.iter().filter(|token| !token.is_empty()) {
+            if !known.iter().chain(&*added).any(|known| known.content == *token) {
+                added.push(AddedToken::new(token, special));
+            }
+        }
+    }
+    added.len() > n_before
+}
+
+/// `tokenizer.json` with these tokens among the others.
+pub(super) fn listed(
+    json: &[u8],
+    added: &[AddedToken],
+    id_of: impl Fn(&AddedToken) -> Option<u32>,
+) -> serde_json::Result<String> {
+    let mut json: Value = serde_json::from_slice(json)?;
+    let mut tokens = json["added_tokens"].as_array().cloned().unwrap_or_default();
+    for (token, id) in added.iter().filter_map(|token| Some((token, id_of(token)?))) {
+        tokens.retain(|known| known["content"] != token.content.as_str());
+        tokens.push(token.numbered(id));
+    }
+    tokens.sort_by_key(|token| token["id"].as_u64());
+    json["added_tokens"] = Value::Array(tokens);
+    Ok(format!("{json:#}\n"))
 }
 
 /// `added_tokens_decoder`: tokens by their ids. The order of the ids counts; what ids they get depends on those that are

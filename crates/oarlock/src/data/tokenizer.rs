@@ -12,6 +12,7 @@ use super::engine::Engine;
 use super::error::{Error, Result};
 use super::hash::hash_bytes;
 use super::marks::Marks;
+use crate::config::NewTokens;
 
 /// The ids with a special meaning; a tokenizer need not have them.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -29,8 +30,10 @@ pub struct SpecialIds {
 pub struct Tokenizer {
     path: PathBuf,
     json: Vec<u8>,
-    /// The tokens that the files beside `tokenizer.json` add to it.
+    /// The tokens that the files beside `tokenizer.json` and the settings of a run add to it.
     added: Vec<AddedToken>,
+    /// Whether the settings of a run add some.
+    has_new: bool,
     special: SpecialIds,
     /// The tokens that are marked special, as they are written.
     marks: Marks,
@@ -58,6 +61,14 @@ impl Tokenizer {
     /// # Errors
     /// When `tokenizer.json` is missing or no JSON, or a special token is no text or none of its tokens.
     pub fn open(dir: impl AsRef<Path>) -> Result<Tokenizer> {
+        Tokenizer::open_with(dir, &NewTokens::default())
+    }
+
+    /// As [`Tokenizer::open`], with more tokens, which get the next ids.
+    ///
+    /// # Errors
+    /// As [`Tokenizer::open`].
+    pub fn open_with(dir: impl AsRef<Path>, new: &NewTokens) -> Result<Tokenizer> {
         let dir = dir.as_ref();
         let path = dir.join("tokenizer.json");
         let json = oarlock_comm::read_file(&path, oarlock_comm::MAX_TOKENIZER_BYTES).map_err(|e| {
@@ -72,10 +83,11 @@ impl Tokenizer {
         let (named, numbered) = (settings(dir)?, side_file(dir, "config.json")?);
         let (ids, known): (Vec<u32>, Vec<AddedToken>) =
             outline.added_tokens.into_iter().map(|Numbered { id, token }| (id, token)).unzip();
-        let added = added_tokens::beside(dir, &named, &known)?;
+        let mut added = added_tokens::beside(dir, &named, &known)?;
+        let has_new = added_tokens::add_new(&mut added, &known, new);
         let marks = known.iter().chain(&added).filter(|token| token.special && !token.content.is_empty());
         let marks = Marks::of(marks.map(|token| token.content.clone()).collect());
-        let mut tokenizer = Tokenizer { path, json, added, special, marks, engine: OnceLock::new() };
+        let mut tokenizer = Tokenizer { path, json, added, has_new, special, marks, engine: OnceLock::new() };
         let find = |what: &str| -> Result<Option<u32>> {
             if let Some(token) = token_name(dir, &format!("{what}_token"), &named)? {
                 let id = match known.iter().position(|known| known.content == token) {
@@ -198,6 +210,25 @@ impl Tokenizer {
         let engine = self.engine()?;
         let id = |token: &AddedToken| engine.id_of(&token.content);
         Ok(self.added.iter().filter_map(|token| Some((token.content.as_str(), id(token)?))).collect())
+    }
+
+    /// Whether the settings of a run add tokens.
+    pub fn has_new(&self) -> bool {
+        self.has_new
+    }
+
+    /// `tokenizer.json` with all tokens, where the settings of a run add some.
+    ///
+    /// # Errors
+    /// When `tokenizer.json` cannot be used.
+    pub fn grown_json(&self) -> Result<Option<String>> {
+        if !self.has_new {
+            return Ok(None);
+        }
+        let engine = self.engine()?;
+        let id_of = |token: &AddedToken| engine.id_of(&token.content);
+        let listed = added_tokens::listed(&self.json, &self.added, id_of);
+        listed.map(Some).map_err(|e| broken(&self.path, &e.to_string()))
     }
 
     /// A hash of `tokenizer.json` and of what is added to it: equal tokenizers give equal ids.

@@ -1,6 +1,6 @@
 //! Why a checkpoint was not saved, or is not taken.
 
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 
 use serde::{Deserialize, Serialize};
 
@@ -245,14 +245,16 @@ pub enum Problem {
     OtherBase(Box<OtherBase>),
     /// The whole model of a checkpoint that holds a part of it.
     #[error(
-        "it leaves out its frozen parameters ({n}, such as \"{name}\"), so the complete model is not in it: load the base and \
-         this checkpoint, and write the model with `save_model` or `save_pretrained` (`Frozen::Include`)"
+        "it leaves out its frozen parameters ({n}, such as \"{name}\"), so the complete model is not in it: {}",
+        whole_model(adapter.as_deref())
     )]
     LeftOut {
         /// The parameters that are left out.
         n: usize,
         /// The first of them.
         name: String,
+        /// The folder, where it holds them as an adapter of PEFT.
+        adapter: Option<PathBuf>,
     },
     /// The weights without what resuming needs.
     #[error("it holds the model alone (save_only_model): nothing to go on from")]
@@ -323,4 +325,19 @@ pub struct OtherBase {
     pub expected: String,
     /// What to do.
     pub advice: String,
+}
+
+/// How the complete model comes out of a checkpoint without frozen parameters.
+fn whole_model(adapter: Option<&Path>) -> String {
+    match adapter {
+        Some(dir) => format!(
+            "the adapter in it is merged by `oarlock export model_name_or_path=BASE adapter_name_or_path={} export_dir=OUT`",
+            dir.display()
+        ),
+        None => {
+            "load the base and this checkpoint, and write the model with `save_model` or `save_pretrained` \
+                 (`Frozen::Include`)"
+                .to_owned()
+        }
+    }
 }

@@ -105,6 +105,7 @@ impl Model<'_> {
         let n_prompt = prompt.ids.len();
         let capacity = n_positions.min(n_prompt.saturating_add(options.max_new_tokens));
         let mut cache = self.decoder.empty_cache(capacity, self.dtype, self.device)?;
+        cache.iter_mut().for_each(|layer| layer.expect_prompt(n_prompt));
         let mut logits = Vec::new();
         for part in prompt.ids.chunks(PREFILL_TOKENS) {
             let ids: Vec<i32> = part.iter().map(|&id| id as i32).collect();

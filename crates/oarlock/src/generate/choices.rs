@@ -25,7 +25,10 @@ impl Generator {
         let alike = |prompt: &Vec<u32>| first.iter().zip(prompt).take_while(|(a, b)| a == b).count();
         // The last token of each prompt is read by itself, for its logits.
         let shared = prompts.iter().map(|prompt| alike(prompt).min(prompt.len() - 1)).min().unwrap_or(0);
-        let mut cache = self.empty_cache(prompts.iter().map(Vec::len).max().unwrap_or(0))?;
+        let longest = prompts.iter().map(Vec::len).max().unwrap_or(0);
+        let mut cache = self.empty_cache(longest)?;
+        // What they share is read once, so all are turned as the longest.
+        cache.iter_mut().for_each(|layer| layer.expect_prompt(longest));
         for part in first[..shared].chunks(PREFILL_TOKENS) {
             self.next_logits(part, &mut cache)?;
         }

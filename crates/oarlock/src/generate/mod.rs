@@ -119,6 +119,7 @@ impl Generator {
         if options.max_new_tokens == 0 {
             return finish(&ids, Stop::MaxNewTokens);
         }
+        cache.iter_mut().for_each(|layer| layer.expect_prompt(prompt.len()));
         let mut logits = Vec::new();
         for part in prompt.chunks(PREFILL_TOKENS) {
             logits = self.next_logits(part, &mut cache)?;

@@ -11,7 +11,7 @@ use super::cache::LayerCache;
 use super::config::{
     AttentionConfig, DecoderConfig, LayerConfig, MlpConfig, NormConfig, NormPlacement, QkNorm,
 };
-use super::projection::{MapLinear, Projection};
+use super::projection::{MapLinear, Projection, Projections};
 use super::recompute::Parts;
 use super::rope::RopeTables;
 use crate::nn::{Module, RmsNorm, Visitor, in_scope, is_trained};
@@ -40,9 +40,7 @@ struct Norms {
 
 #[derive(Clone, Debug)]
 struct Attention {
-    q_proj: Projection,
-    k_proj: Projection,
-    v_proj: Projection,
+    qkv: Projections<3>,
     o_proj: Projection,
     q_norm: Option<RmsNorm>,
     k_norm: Option<RmsNorm>,
@@ -54,8 +52,7 @@ struct Attention {
 
 #[derive(Clone, Debug)]
 struct Mlp {
-    gate_proj: Projection,
-    up_proj: Projection,
+    gate_up: Projections<2>,
     down_proj: Projection,
     activation: Activation,
 }
@@ -84,18 +81,11 @@ impl Block {
     /// As [`Decoder::map_linears`](super::Decoder::map_linears), for this block at `path`.
     pub(super) fn map_linears(&mut self, path: &str, f: MapLinear<'_>) -> Result<()> {
         let (attn, mlp) = (&mut self.self_attn, &mut self.mlp);
-        for (name, projection) in [
-            ("self_attn.q_proj", &mut attn.q_proj),
-            ("self_attn.k_proj", &mut attn.k_proj),
-            ("self_attn.v_proj", &mut attn.v_proj),
-            ("self_attn.o_proj", &mut attn.o_proj),
-            ("mlp.gate_proj", &mut mlp.gate_proj),
-            ("mlp.up_proj", &mut mlp.up_proj),
-            ("mlp.down_proj", &mut mlp.down_proj),
-        ] {
-            projection.map(&format!("{path}.{name}"), f)?;
-        }
-        Ok(())
+        let (attn_path, mlp_path) = (format!("{path}.self_attn"), format!("{path}.mlp"));
+        attn.qkv.map(&attn_path, f)?;
+        attn.o_proj.map(&format!("{attn_path}.o_proj"), f)?;
+        mlp.gate_up.map(&mlp_path, f)?;
+        mlp.down_proj.map(&format!("{mlp_path}.down_proj"), f)
     }
 
     /// As [`Decoder::set_sequence_parallel`](super::Decoder::set_sequence_parallel), for this block.
@@ -199,6 +189,8 @@ impl Attention {
         blocks: Option<BlockMask>,
     ) -> Result<Attention> {
         let (q_dim, kv_dim) = (config.q_dim(), config.kv_dim());
+        let parts = [("q_proj", q_dim), ("k_proj", kv_dim), ("v_proj", kv_dim)];
+        let fused = config.fused_qkv.then_some("qkv_proj");
         let qk_norm = |dim: usize| {
             Ok(match config.qk_norm {
                 QkNorm::None => None,
@@ -207,9 +199,7 @@ impl Attention {
             })
         };
         Ok(Attention {
-            q_proj: Projection::normal(hidden, q_dim, config.qkv_bias, std)?,
-            k_proj: Projection::normal(hidden, kv_dim, config.qkv_bias, std)?,
-            v_proj: Projection::normal(hidden, kv_dim, config.qkv_bias, std)?,
+            qkv: Projections::normal(hidden, parts, fused, config.qkv_bias, std)?,
             o_proj: Projection::normal(q_dim, hidden, config.o_bias, std)?,
             q_norm: qk_norm(q_dim)?,
             k_norm: qk_norm(kv_dim)?,
@@ -268,10 +258,9 @@ impl Attention {
         let mut attended = Vec::with_capacity(caches.len());
         for (index, cache) in caches.iter_mut().enumerate() {
             let own = |x: &Tensor| ops::narrow(x, 0, index..index + 1);
-            // All positions of an answer are turned alike, also those of its beginning.
-            let (rope, first) = (ropes.for_length(cache.capacity()), cache.len());
-            cache.append(&ops::rope(&own(&k)?, rope, first)?, &own(&v)?)?;
-            let q = ops::rope(&own(&q)?, rope, first)?;
+            let (rope, first) = (ropes.of_pass(cache, 1)?, cache.len());
+            cache.append(&ops::rope(&own(&k)?, &rope, first)?, &own(&v)?)?;
+            let q = ops::rope(&own(&q)?, &rope, first)?;
             attended.push(ops::attention_cached(&q, cache.keys(), cache.values(), cache.len(), &options)?);
         }
         ops::merge_heads(&ops::concat(&attended, 0)?)
@@ -291,19 +280,18 @@ impl Attention {
             Some(norm) if self.config.qk_norm == QkNorm::WholeProjection => split(norm.forward(&x)?),
             Some(norm) => norm.forward(&split(x)?),
         };
-        let q = normed(self.q_proj.forward(x)?, &self.q_norm)?;
-        let k = normed(self.k_proj.forward(x)?, &self.k_norm)?;
-        let v = split(self.v_proj.forward(x)?)?;
-        Ok((q, k, v))
+        let [q, k, v] = self.qkv.forward(x)?;
+        Ok((normed(q, &self.q_norm)?, normed(k, &self.k_norm)?, split(v)?))
     }
 }
 
 impl Mlp {
     fn new(hidden: usize, std: f32, config: &MlpConfig) -> Result<Mlp> {
         let width = config.intermediate_size;
+        let parts = [("gate_proj", width), ("up_proj", width)];
+        let fused = config.fused_gate_up.then_some("gate_up_proj");
         Ok(Mlp {
-            gate_proj: Projection::normal(hidden, width, config.bias, std)?,
-            up_proj: Projection::normal(hidden, width, config.bias, std)?,
+            gate_up: Projections::normal(hidden, parts, fused, config.bias, std)?,
             down_proj: Projection::normal(width, hidden, config.bias, std)?,
             activation: config.activation,
         })
@@ -311,12 +299,13 @@ impl Mlp {
 
     /// What the weights, and so the activations, are held in.
     fn dtype(&self) -> Result<DType> {
-        self.gate_proj.dtype()
+        self.gate_up.dtype()
     }
 
     fn activate(&self, x: &Tensor) -> Result<Tensor> {
         in_scope(self, x.device(), || {
-            ops::gated(&self.gate_proj.forward(x)?, &self.up_proj.forward(x)?, self.activation)
+            let [gate, up] = self.gate_up.forward(x)?;
+            ops::gated(&gate, &up, self.activation)
         })
     }
 
@@ -352,9 +341,7 @@ impl Module for Block {
 
 impl Module for Attention {
     fn visit(&self, visitor: &mut dyn Visitor) {
-        visitor.child("q_proj", self.q_proj.module());
-        visitor.child("k_proj", self.k_proj.module());
-        visitor.child("v_proj", self.v_proj.module());
+        self.qkv.visit(visitor);
         visitor.child("o_proj", self.o_proj.module());
         show(visitor, "q_norm", &self.q_norm);
         show(visitor, "k_norm", &self.k_norm);
@@ -363,8 +350,7 @@ impl Module for Attention {
 
 impl Module for Mlp {
     fn visit(&self, visitor: &mut dyn Visitor) {
-        visitor.child("gate_proj", self.gate_proj.module());
-        visitor.child("up_proj", self.up_proj.module());
+        self.gate_up.visit(visitor);
         visitor.child("down_proj", self.down_proj.module());
     }
 }

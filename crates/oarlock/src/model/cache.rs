@@ -8,6 +8,7 @@ pub struct LayerCache {
     keys: Tensor,
     values: Tensor,
     len: usize,
+    n_prompt: usize,
 }
 
 impl LayerCache {
@@ -23,12 +24,21 @@ impl LayerCache {
         device: &Device,
     ) -> Result<LayerCache> {
         let zeros = || Tensor::zeros([1, capacity, n_kv_heads, head_dim], dtype, device);
-        Ok(LayerCache { keys: zeros()?, values: zeros()?, len: 0 })
+        Ok(LayerCache { keys: zeros()?, values: zeros()?, len: 0, n_prompt: 0 })
     }
 
     /// Positions held.
     pub fn len(&self) -> usize {
         self.len
+    }
+
+    /// Says how long a prompt is that is read in several passes: its positions are turned as in one.
+    pub fn expect_prompt(&mut self, n: usize) {
+        self.n_prompt = n;
+    }
+
+    pub(super) fn n_prompt(&self) -> usize {
+        self.n_prompt
     }
 
     /// Positions that it has room for.

@@ -68,6 +68,8 @@ pub struct AttentionConfig {
     pub score_cap: Option<f32>,
     /// Biases on q, k and v.
     pub qkv_bias: bool,
+    /// Whether q, k and v are one layer, `qkv_proj`, with their outputs side by side.
+    pub fused_qkv: bool,
     /// A bias on the output.
     pub o_bias: bool,
     /// RMSNorms on q and k.
@@ -94,7 +96,9 @@ pub struct MlpConfig {
     pub intermediate_size: usize,
     /// The activation of the gate.
     pub activation: Activation,
-    /// Biases on all three projections.
+    /// Whether gate and up are one layer, `gate_up_proj`, with their outputs side by side.
+    pub fused_gate_up: bool,
+    /// Biases on all projections.
     pub bias: bool,
 }
 
@@ -235,11 +239,19 @@ impl DecoderConfig {
         blocks.span(attention.n_heads, attention.window, len).min(whole)
     }
 
-    /// The longest sequence of up to `n` that the model can take: a sparse layout ends where it did in the training, however
-    /// many positions there are.
+    /// The longest sequence of up to `n` that the model should write: dynamic rotary scaling is for any length. A sparse
+    /// layout ends where it did in the training, however many positions there are.
     pub fn positions(&self, n: usize) -> usize {
-        let layout = self.sparse_attention.as_ref().and_then(|sparsity| sparsity.max_seq_length);
-        n.min(self.max_positions).min(layout.unwrap_or(usize::MAX))
+        let is_dynamic =
+            |(rope, _): &(&RopeSettings, usize)| matches!(rope.scaling, RopeScaling::Dynamic { .. });
+        let kinds = self.rotary_kinds();
+        match &self.sparse_attention {
+            None if !kinds.is_empty() && kinds.iter().all(is_dynamic) => n,
+            sparsity => {
+                let layout = sparsity.as_ref().and_then(|sparsity| sparsity.max_seq_length);
+                n.min(self.max_positions).min(layout.unwrap_or(usize::MAX))
+            }
+        }
     }
 
     /// Whether the settings fit together.

@@ -15,7 +15,7 @@ use super::cache::LayerCache;
 use super::config::{DecoderConfig, LayerConfig};
 use super::projection::{MapLinear, Projection};
 use super::recompute::{Parts, Recompute};
-use super::rope::RopeTables;
+use super::rope::{RopeTables, longest_sequence};
 use super::value_head::ValueHead;
 use crate::nn::{Embedding, Layer, Linear, Module, RmsNorm, Unit, Visitor, in_scope, parameters};
 use crate::sequence_parallel::SequenceParallel;
@@ -70,7 +70,7 @@ impl Decoder {
     /// A model with these settings for sequences of up to `n_positions`, its parameters without a home yet.
     ///
     /// # Errors
-    /// Settings that do not fit together, or more positions than the model allows.
+    /// Settings that do not fit together, or more positions than memory has room for.
     pub fn new(config: DecoderConfig, n_positions: usize) -> crate::Result<Decoder> {
         Decoder::for_rows(config, n_positions, n_positions)
     }
@@ -375,9 +375,8 @@ impl Decoder {
     pub fn next_logits(&self, ids: &Tensor, cache: &mut [LayerCache]) -> Result<Tensor> {
         let mut x = self.body.embed(self.body.embed_tokens.module(), ids, None)?;
         for ((layer, ropes), cache) in self.body.layers.iter().zip(&self.body.ropes).zip(cache) {
-            // All positions of an answer are turned alike, also those of its beginning.
-            let rope = ropes.for_length(cache.capacity());
-            x = layer.module().forward_cached(&x, rope, cache)?;
+            let rope = ropes.of_pass(cache, x.sizes().get(1).copied().unwrap_or(0))?;
+            x = layer.module().forward_cached(&x, &rope, cache)?;
         }
         self.head.module().logits(&ops::last_position(&x)?)
     }
@@ -486,6 +485,12 @@ impl Body {
         mask: &Mask,
         noise: Option<&Tensor>,
     ) -> Result<Tensor> {
+        // Of ids [B, S] and of the stream [B, S, E], which may be a part of each row.
+        let n_positions = x.sizes().get(1).copied().unwrap_or(0) * self.n_parts;
+        let longest = match self.ropes.iter().any(RopeTables::depend_on_length) {
+            true => longest_sequence(mask, n_positions)?,
+            false => n_positions,
+        };
         let mut x = x.clone();
         for unit in units {
             let Some(index) = unit.checked_sub(1) else {
@@ -495,9 +500,7 @@ impl Body {
             // The head is no part of the stream.
             let (Some(layer), Some(ropes)) = (self.layers.get(index), self.ropes.get(index)) else { break };
             let (mask, parts) = (mask.clone(), self.parts);
-            // [B, S, E]
-            let n_positions = x.sizes().iter().rev().nth(1).copied().unwrap_or(0);
-            let rope = ropes.for_length(n_positions * self.n_parts).clone();
+            let rope = ropes.of(0..n_positions, longest)?;
             x = layer.call(&x, move |block, x| block.forward(x, &rope, &mask, parts))?;
         }
         Ok(x)

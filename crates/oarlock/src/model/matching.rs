@@ -5,7 +5,6 @@ use std::collections::{BTreeMap, BTreeSet, HashMap};
 use oarlock_tensor::Shape;
 use safetensors::Dtype;
 
-use super::family::Stored;
 use super::hf::elements;
 use crate::error::OtherBase;
 use crate::nn::{Module, NamedBuffer, buffers, names_of};
@@ -51,18 +50,10 @@ pub(crate) trait Named {
     fn dtype(&self) -> Dtype;
 }
 
-/// Where a parameter lies: in a tensor, from an element on.
-#[derive(Clone, Debug)]
-pub(crate) struct Place {
-    pub tensor: String,
-    pub first: usize,
-    pub shape: Shape,
-}
-
 /// A model beside weights.
 pub(crate) struct Matched {
-    /// By the names that the model uses.
-    pub places: HashMap<String, Place>,
+    /// The tensors of the model's parameters, by the names that the model uses.
+    pub tensors: HashMap<String, String>,
     /// The buffers that the weights have values for, under these names.
     pub buffers: Vec<NamedBuffer>,
     pub differences: Differences,
@@ -71,10 +62,10 @@ pub(crate) struct Matched {
 }
 
 impl Matched {
-    /// Finds the parameters of a model; `stored` is where they lie, `asks` who says the shape.
+    /// Finds the parameters of a model; `stored` is what they are called there, `asks` who says the shape.
     pub fn parameters<T: Named>(
         model: &dyn Module,
-        stored: &dyn Fn(&str) -> Stored,
+        stored: &dyn Fn(&str) -> String,
         asks: &str,
         found: &BTreeMap<String, T>,
     ) -> Matched {
@@ -88,44 +79,32 @@ impl Matched {
                 None => params.push((*named.param.shape(), vec![named.name])),
             }
         }
-        let (mut places, mut known) = (HashMap::new(), BTreeSet::new());
+        let (mut tensors, mut known) = (HashMap::new(), BTreeSet::new());
         let (mut missing, mut misshapen) = (Vec::new(), Vec::new());
-        // Several parameters of one tensor have the same complaint.
-        let add = |problems: &mut Vec<String>, problem: String| match problems.contains(&problem) {
-            true => {}
-            false => problems.push(problem),
-        };
         for (shape, names) in &params {
-            let stored: Vec<Stored> = names.iter().map(|name| stored(name)).collect();
-            known.extend(stored.iter().map(|stored| stored.tensor.clone()));
-            let is_there = |stored: &Stored| Some((stored.clone(), found.get(&stored.tensor)?));
+            let stored: Vec<String> = names.iter().map(|name| stored(name)).collect();
+            known.extend(stored.iter().cloned());
+            let is_there = |stored: &String| Some((stored.clone(), found.get(stored)?));
             let Some((stored, tensor)) = stored.iter().find_map(is_there) else {
-                add(&mut missing, stored[0].tensor.clone());
+                missing.push(stored[0].clone());
                 continue;
             };
-            let whole = stored.whole_shape(shape.sizes());
-            if tensor.sizes() != whole {
-                let (name, its) = (&stored.tensor, tensor.sizes());
-                add(&mut misshapen, format!("{name} {its:?} ({asks} asks for {whole:?})"));
+            let (its, asked) = (tensor.sizes(), shape.sizes());
+            if its != asked {
+                misshapen.push(format!("{stored} {its:?} ({asks} asks for {asked:?})"));
                 continue;
             }
             if !elements::is_float(tensor.dtype()) {
-                let problem = format!(
-                    "{} of {:?} (supported are F32, F64, BF16 and F16)",
-                    stored.tensor,
-                    tensor.dtype()
-                );
-                add(&mut misshapen, problem);
+                let dtype = tensor.dtype();
+                misshapen.push(format!("{stored} of {dtype:?} (supported are F32, F64, BF16 and F16)"));
                 continue;
             }
-            let first = stored.first_elem(shape.sizes());
-            let place = Place { tensor: stored.tensor.clone(), first, shape: *shape };
-            places.extend(names.iter().map(|name| (name.clone(), place.clone())));
+            tensors.extend(names.iter().map(|name| (name.clone(), stored.clone())));
         }
         let strange = |name: &&String| !known.contains(*name) && !follows_from_settings(name);
         let unexpected: Vec<String> = found.keys().filter(strange).cloned().collect();
         let differences = Differences { missing, unexpected, other_base: None };
-        Matched { places, buffers: Vec::new(), differences, misshapen }
+        Matched { tensors, buffers: Vec::new(), differences, misshapen }
     }
 
     /// Finds the buffers of the model as well.
@@ -169,7 +148,7 @@ impl Matched {
     /// As [`Matched::problems`] of a model whose weights are all to come from there; none of them is a problem as well.
     pub fn problems_of_module(&self, strict: Strict) -> Vec<String> {
         let mut problems = self.problems("the model asks for", strict);
-        if self.places.is_empty() && problems.is_empty() {
+        if self.tensors.is_empty() && problems.is_empty() {
             problems.push("holds no weight of the model".to_owned());
         }
         problems

@@ -24,7 +24,7 @@ pub use config::{
     AttentionConfig, DecoderConfig, LayerConfig, MlpConfig, NormConfig, NormPlacement, QkNorm, RopeSettings,
 };
 pub use decoder::{Decoder, Head, LossOptions};
-pub use family::{Family, Stored, StoredRows};
+pub use family::Family;
 pub use hf::{
     HfConfig, LoadedModel, ModelMark, SafetensorsSource, SaveOptions, SpecialTokens, StoredQuantization,
     WorkingCopies, load_for_inference, save_pretrained,

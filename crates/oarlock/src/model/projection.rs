@@ -1,10 +1,11 @@
-//! The projections of a decoder: linear layers, or the layers that a program has put in their place.
+//! The projections of a decoder: linear layers, or the layers that a program has put in their place; several of one input
+//! may be one fused layer.
 
 use std::sync::Arc;
 
-use oarlock_tensor::{DType, Result, Tensor};
+use oarlock_tensor::{DType, Error, Result, Tensor, ops};
 
-use crate::nn::{Layer, Linear, Module, parameters};
+use crate::nn::{Layer, Linear, Module, Visitor, parameters};
 
 /// A linear layer of a block, or what stands in its place. Cloning gives another handle to the same parameters.
 #[derive(Clone)]
@@ -59,6 +60,59 @@ impl Projection {
             *self = Projection::Other(layer.into());
         }
         Ok(())
+    }
+}
+
+/// N projections of one input: each a layer of its own, or all of them one layer, whose outputs lie side by side. They are
+/// what the family's files hold, so that adapters, quantized weights and optimizers see the same layers as in transformers.
+#[derive(Clone, Debug)]
+pub(super) struct Projections<const N: usize> {
+    /// By their names: one, or N.
+    layers: Vec<(&'static str, Projection)>,
+    /// The outputs of each projection.
+    sizes: [usize; N],
+}
+
+impl<const N: usize> Projections<N> {
+    /// The projections `parts` with their outputs. Where `fused` names a layer, that one is all of them.
+    pub fn normal(
+        n_in: usize,
+        parts: [(&'static str, usize); N],
+        fused: Option<&'static str>,
+        bias: bool,
+        std: f32,
+    ) -> Result<Projections<N>> {
+        let sizes = parts.map(|(_, size)| size);
+        let layers = match fused {
+            Some(name) => vec![(name, sizes.iter().sum())],
+            None => parts.to_vec(),
+        };
+        let layer = |(name, size)| Ok((name, Projection::normal(n_in, size, bias, std)?));
+        Ok(Projections { layers: layers.into_iter().map(layer).collect::<Result<_>>()?, sizes })
+    }
+
+    /// What each projection makes of x.
+    pub fn forward(&self, x: &Tensor) -> Result<[Tensor; N]> {
+        let outputs = match self.layers.as_slice() {
+            [(_, fused)] => ops::split(&fused.forward(x)?, self.sizes, -1)?,
+            layers => layers.iter().map(|(_, layer)| layer.forward(x)).collect::<Result<_>>()?,
+        };
+        outputs.try_into().map_err(|_| Error::Usage(format!("a layer has no {N} projections")))
+    }
+
+    /// What they compute in.
+    pub fn dtype(&self) -> Result<DType> {
+        self.layers.first().map_or(Ok(DType::F32), |(_, layer)| layer.dtype())
+    }
+
+    /// As [`Projection::map`], of each layer below `path`.
+    pub fn map(&mut self, path: &str, f: MapLinear<'_>) -> Result<()> {
+        self.layers.iter_mut().try_for_each(|(name, layer)| layer.map(&format!("{path}.{name}"), f))
+    }
+
+    /// Shows each layer.
+    pub fn visit(&self, visitor: &mut dyn Visitor) {
+        self.layers.iter().for_each(|(name, layer)| visitor.child(name, layer.module()));
     }
 }
 

@@ -5,7 +5,6 @@ use std::collections::{BTreeMap, HashMap};
 use oarlock_tensor::{DType, Tensor};
 use safetensors::Dtype;
 
-use super::family::Stored;
 use super::matching::{Differences, Matched, Named, Strict};
 use crate::error::{Error, Result};
 use crate::nn::{Buffer, BufferValues, Module};
@@ -71,14 +70,14 @@ impl StateDictSource {
         model: &dyn Module,
         strict: Strict,
     ) -> Result<(StateDictSource, Differences)> {
-        let mut matched = Matched::parameters(model, &|name| Stored::whole(name), "the model", state);
+        let mut matched = Matched::parameters(model, &str::to_owned, "the model", state);
         matched.and_buffers(model, state);
         let problems = matched.problems_of_module(strict);
         if !problems.is_empty() {
             return Err(Error::Model(format!("the state dict {}", problems.join("; it "))));
         }
-        let places = matched.places.into_iter();
-        let tensors = places.map(|(name, place)| (name, state[&place.tensor].clone())).collect();
+        let tensors = matched.tensors.into_iter();
+        let tensors = tensors.map(|(name, tensor)| (name, state[&tensor].clone())).collect();
         let buffers = matched.buffers.into_iter();
         let buffers = buffers.map(|named| (named.buffer, state[&named.name].clone())).collect();
         Ok((StateDictSource { tensors, buffers }, matched.differences))

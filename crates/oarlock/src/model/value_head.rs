@@ -4,7 +4,6 @@ use std::path::Path;
 
 use oarlock_tensor::{DType, Device, Init, Param, Result, Shape, Tensor, ops};
 
-use super::family::Stored;
 use super::hf::{Content, ModelFiles, SafetensorsSource, Weight};
 use super::matching::Strict;
 use crate::nn::{Dropout, Module, parameters};
@@ -73,12 +72,7 @@ impl ModelFiles {
     ) -> crate::Result<ModelFiles> {
         let weights: Vec<Weight> = shapes
             .filter(|(name, _)| is_of_value_head(name))
-            .map(|(name, shape)| Weight {
-                stored: Stored::whole(&name),
-                shape,
-                dtype: DType::F32.into(),
-                name,
-            })
+            .map(|(name, shape)| Weight { stored: name.clone(), shape, dtype: DType::F32.into(), name })
             .collect();
         match weights.is_empty() {
             true => Ok(self),

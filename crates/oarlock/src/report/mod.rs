@@ -7,6 +7,7 @@ pub mod engine;
 mod files;
 pub mod flops;
 pub mod log;
+pub mod model_card;
 pub mod monitor;
 pub mod profile;
 pub mod progress;

@@ -83,7 +83,7 @@ impl RunData {
 /// Opens the rows of a run; the first rank that sees an output folder builds the token caches that are missing or out of date.
 pub fn open(accelerator: &Accelerator, config: &TrainConfig, hf: &HfConfig) -> Result<RunData> {
     let vocab_size = hf.decoder().vocab_size;
-    let tokenizer = Tokenizer::open(&config.model.tokenizer)?;
+    let tokenizer = Tokenizer::open_with(&config.model.tokenizer, &config.model.new_tokens)?;
     let mut special = tokenizer.special();
     let chat = match &config.data.chat {
         Some(args) => Some(Chat::new(&tokenizer, &config.model.tokenizer, args, config.data.cutoff_len)?),
@@ -107,6 +107,7 @@ pub fn open(accelerator: &Accelerator, config: &TrainConfig, hf: &HfConfig) -> R
         told.extend(chat.disagreement(&tokenizer, &config.model.tokenizer)?);
         saved = template_files(chat, &tokenizer, &config.model.tokenizer, hf)?;
     }
+    saved.extend(tokenizer.grown_json()?.map(|json| ("tokenizer.json", json)));
     let read = Vec::new();
     let mut caches = Caches { accelerator, config, encoder, vocab_size, told, read, tokenized: false };
     let train = caches.open(&config.data.datasets, "train")?;
@@ -191,8 +192,8 @@ fn added_tokens(tokenizer: &Tokenizer, config: &TrainConfig, vocab_size: usize) 
     if let Some((token, id)) = added.iter().find(|(_, id)| *id as usize >= vocab_size) {
         return Err(Error::Model(format!(
             "tokenizer_config.json or a file beside it names the token {token}, which tokenizer.json lacks; it would be token \
-             {id}, and the model knows only {vocab_size} (vocab_size in {}); name a token that is in tokenizer.json, or \
-             take a model with a larger vocabulary",
+             {id}, and the model knows only {vocab_size} (vocab_size in {}); name a token that is in tokenizer.json, \
+             or write `resize_vocab: true`",
             place_of_vocab_size(&config.model)
         )));
     }
@@ -254,7 +255,7 @@ impl Caches<'_> {
         if cache.vocab_size() > self.vocab_size as u64 {
             return Err(Error::Model(format!(
                 "the tokenizer knows {} tokens, the model only {} (vocab_size in {}); take the tokenizer that \
-                 the model was made for, or a larger vocab_size and train_from_scratch: true",
+                 the model was made for, or write resize_vocab: true, which gives the model a row for each token",
                 cache.vocab_size(),
                 self.vocab_size,
                 place_of_vocab_size(&self.config.model)

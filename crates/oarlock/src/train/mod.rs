@@ -11,6 +11,7 @@ mod journal;
 mod lock;
 pub(crate) mod model;
 mod monitors;
+mod new_tokens;
 pub mod objective;
 mod obstacles;
 mod options;

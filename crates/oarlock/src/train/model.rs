@@ -8,10 +8,12 @@ use oarlock_tensor::{Device, Param};
 use crate::adapters::{
     Adaptation, AdaptedSource, Adapter, adapt, adapt_quantized, assemble, convert_pissa, freeze,
 };
-use crate::config::{Finetuning, LoraInit, ModelArgs, ModelSource, ObjectiveArgs, Predict, TrainConfig};
+use crate::config::{
+    Finetuning, LoraInit, ModelArgs, ModelSource, ObjectiveArgs, Predict, RopeArgs, TrainConfig,
+};
 use crate::data::Tokenizer;
 use crate::error::{Error, Result};
-use crate::model::hf::{HfConfig, SafetensorsSource, SpecialTokens};
+use crate::model::hf::{HfConfig, SafetensorsSource, SpecialTokens, open_weights};
 use crate::model::{
     Decoder, QuantizedLayers, QuantizedWeights, StoredQuantization, ValueHeadSource, value_head_folder,
 };
@@ -19,7 +21,7 @@ use crate::nn::{self, NamedParam, names_of, parameters};
 use crate::report::speed::flops_per_token_of;
 use crate::shard::{SeededInit, WeightSource};
 use crate::train::data::RunData;
-use crate::train::obstacles;
+use crate::train::{new_tokens, obstacles};
 
 /// The settings of the model. Those that stand in the configuration itself take the tokens with a meaning from the
 /// tokenizer.
@@ -37,10 +39,15 @@ pub fn settings(args: &ModelArgs) -> Result<HfConfig> {
             HfConfig::from_fields("model_config", fields, special)
         }
     }?;
-    Ok(match &args.sparse_attention {
+    let hf = match &args.sparse_attention {
         Some(sparsity) => hf.with_sparse_attention(sparsity.clone()),
         None => hf,
-    })
+    };
+    let hf = match args.rope_scaling {
+        Some(RopeArgs { kind, max_len }) => hf.with_rope_scaling(kind, max_len)?,
+        None => hf,
+    };
+    new_tokens::with_room(hf, args)
 }
 
 /// What a run makes of its model before the first step: adapters, frozen layers, quantized weights.
@@ -88,6 +95,7 @@ impl Start {
         let of_second = second.and_then(|dir| HfConfig::read(dir).ok());
         let notes = hf.notes().iter().chain(of_second.iter().flat_map(HfConfig::notes));
         start.told.splice(0..0, notes.cloned());
+        start.told.extend(longer_than_known(config, hf));
         if *objective == ObjectiveArgs::Rewards
             && config.train.enabled
             && value_head_folder(value_head_dirs(config))?.is_none()
@@ -115,7 +123,17 @@ impl Start {
         start.trained = start.merged.pop_if(|_| !args.create_new);
         let adaptation = match &start.trained {
             Some(adapter) => Some(Adaptation::of(adapter)),
-            None if config.train.enabled => Some(Adaptation::new(&mut plain, hf, &args.config)?),
+            None if config.train.enabled => {
+                let mut new = args.config.clone();
+                if hf.has_grown() && new.modules_to_save.is_empty() {
+                    new.modules_to_save = new_tokens::MODULES.map(str::to_owned).into();
+                    start.told.push(format!(
+                        "the vocabulary has been resized: {} are trained as a whole beside the adapter",
+                        new_tokens::MODULES.join(" and ")
+                    ));
+                }
+                Some(Adaptation::new(&mut plain, hf, &new)?)
+            }
             None => None,
         };
         let lora = adaptation.as_ref().and_then(|of| of.config.lora());
@@ -379,7 +397,7 @@ fn base(
 ) -> Result<Box<dyn WeightSource>> {
     Ok(match &config.model.source {
         ModelSource::Folder(dir) if !config.model.from_scratch && !resumes => {
-            Box::new(SafetensorsSource::open(dir, hf, &plain(config, hf)?)?)
+            open_weights(dir, hf, &new_tokens::rows(config)?, device)?
         }
         _ => Box::new(SeededInit::new(config.train.seed, device)),
     })
@@ -407,6 +425,18 @@ pub fn positions(config: &TrainConfig, hf: &HfConfig) -> usize {
         }
         Some(Predict::Scores) | None => len,
     }
+}
+
+/// What is to be told where rows may be longer than what the model was made for.
+fn longer_than_known(config: &TrainConfig, hf: &HfConfig) -> Option<String> {
+    let (len, decoder) = (config.data.cutoff_len, hf.decoder());
+    (decoder.positions(len) < len).then(|| {
+        format!(
+            "note: cutoff_len is {len}, and the model was made for sequences of {} (max_position_embeddings): longer ones are \
+             trained at positions that it has not seen, as in transformers; rope_scaling changes the model for them",
+            decoder.max_positions
+        )
+    })
 }
 
 /// The model as its settings describe it.

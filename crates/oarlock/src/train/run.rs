@@ -1,6 +1,7 @@
 //! A training run on one rank: set up, step by step, evaluate, save, finish. Written on the [`Accelerator`] alone.
 
 mod best;
+mod card;
 mod doubts;
 mod evaluate;
 mod finish;

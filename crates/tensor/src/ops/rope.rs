@@ -1,5 +1,6 @@
 //! Rotary position embedding (Su et al. 2021): pairs of channels turned by an angle that grows with the position.
 
+use std::ops::Range;
 use std::sync::{Arc, Mutex, PoisonError};
 
 use oarlock_cuda::geometry;
@@ -20,7 +21,7 @@ pub struct Rope {
     table: RopeTable,
     rot_dim: usize,
     style: RopeStyle,
-    n_positions: usize,
+    positions: Range<usize>,
     /// Cosines and sines on each GPU that used them.
     on_gpus: Mutex<Vec<[Tensor; 2]>>,
 }
@@ -37,8 +38,23 @@ impl Rope {
         scaling: RopeScaling,
         n_positions: usize,
     ) -> Result<Rope> {
-        let table = RopeTable::new(theta, rot_dim, scaling, n_positions)?;
-        Ok(Rope { table, rot_dim, style, n_positions, on_gpus: Mutex::default() })
+        Rope::of_positions(theta, rot_dim, style, scaling, n_positions, 0..n_positions)
+    }
+
+    /// As [`Rope::new`], for some positions of a sequence of `seq_len`, which the scalings look at.
+    ///
+    /// # Errors
+    /// As [`Rope::new`].
+    pub fn of_positions(
+        theta: f64,
+        rot_dim: usize,
+        style: RopeStyle,
+        scaling: RopeScaling,
+        seq_len: usize,
+        positions: Range<usize>,
+    ) -> Result<Rope> {
+        let table = RopeTable::of_positions(theta, rot_dim, scaling, seq_len, positions.clone())?;
+        Ok(Rope { table, rot_dim, style, positions, on_gpus: Mutex::default() })
     }
 
     /// Cosines and sines where the kernels of a GPU find them; none for another device.
@@ -57,9 +73,9 @@ impl Rope {
         Ok(Some(made))
     }
 
-    /// The number of positions.
-    pub fn n_positions(&self) -> usize {
-        self.n_positions
+    /// The positions that it is for.
+    pub fn positions(&self) -> Range<usize> {
+        self.positions.clone()
     }
 }
 
@@ -71,6 +87,9 @@ pub fn rope(x: &Tensor, table: &Arc<Rope>, first: usize) -> Result<Tensor> {
     if x.sizes().len() != 4 || x.shape().last() < table.rot_dim {
         return Err(wrong_shape("rope", format!("[B, S, H, D] with D of at least {}", table.rot_dim), x));
     }
+    let Some(first) = first.checked_sub(table.positions.start) else {
+        return Err(wrong_shape("rope", format!("positions of {:?} instead of {first}", table.positions), x));
+    };
     let recorder = Recorder::new(&[x], &[])?;
     let y = turn(x, table, first, Rotation::Forward, "rope forward")?;
     Ok(Recorder::record(recorder, y, |_| RopeBackward { table: table.clone(), first }))
@@ -94,7 +113,7 @@ fn turn(
     with_float!(x.dtype(), "rope", T => {
         let y = launch.update::<T>(&mut y)?;
         launch.cuda(|gpu| {
-            let (cos, sin) = tables.filter(|_| first + seq <= table.n_positions).ok_or(Unable::NoForm)?;
+            let (cos, sin) = tables.filter(|_| first + seq <= table.positions.len()).ok_or(Unable::NoForm)?;
             let sign = if rotation == Rotation::Forward { 1.0 } else { -1.0 };
             let (rows, half) = (x.sizes()[0] * seq, table.rot_dim / 2);
             let call = gpu.kernel("rope", &[T::DTYPE])?.view(&y).view(&cos).view(&sin);

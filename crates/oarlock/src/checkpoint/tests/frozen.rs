@@ -109,6 +109,15 @@ fn another_base_is_refused_with_what_to_do() {
         MergeOptions { tag: None, model: None, dtype: None, max_shard_bytes: u64::MAX, overwrite: false };
     let told = merge_weights(&dir, &folder.path().join("out"), &options).unwrap_err().to_string();
     assert!(told.contains("it leaves out its frozen parameters (1, such as \"embed.weight\"), so"), "{told}");
+    assert!(told.contains("`save_pretrained`"), "{told}");
+    // Of an adapter, a command says more than a function.
+    std::fs::write(dir.join("adapter_config.json"), "{}").unwrap();
+    let told = merge_weights(&dir, &folder.path().join("out"), &options).unwrap_err().to_string();
+    let command = format!(
+        "`oarlock export model_name_or_path=BASE adapter_name_or_path={} export_dir=OUT`",
+        dir.display()
+    );
+    assert!(told.contains(&command) && !told.contains("Frozen"), "{told}");
 }
 
 #[test]

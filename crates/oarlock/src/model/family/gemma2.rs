@@ -4,7 +4,7 @@
 use serde_json::{Value, json};
 
 use super::standard::{self, Defaults};
-use super::{Family, Stored, renamed};
+use super::{Family, renamed};
 use crate::error::Result;
 use crate::model::config::{DecoderConfig, LayerConfig, NormPlacement};
 use crate::model::hf::fields::{FieldWriter, Fields, decimal};
@@ -95,11 +95,11 @@ fn cap(cap: Option<f32>) -> Value {
     cap.map_or(Value::Null, decimal)
 }
 
-pub(super) fn stored(_config: &DecoderConfig, name: &str) -> Stored {
+pub(super) fn stored(_config: &DecoderConfig, name: &str) -> String {
     let names = [
         ("post_self_attn_layernorm", "post_attention_layernorm"),
         ("post_attention_layernorm", "pre_feedforward_layernorm"),
         ("post_mlp_layernorm", "post_feedforward_layernorm"),
     ];
-    Stored::whole(renamed(name, &names).unwrap_or_else(|| name.to_owned()))
+    renamed(name, &names).unwrap_or_else(|| name.to_owned())
 }

@@ -1,11 +1,11 @@
 //! GLM-4: neighbouring channels of half of each head turn, norms stand on both sides of each part, q, k and v have
-//! biases, gate and up lie in one stored tensor.
+//! biases, gate and up are one layer.
 
 use oarlock_tensor::cpu::rope::RopeStyle;
 use serde_json::json;
 
 use super::standard::{self, Defaults};
-use super::{Family, Stored};
+use super::{Family, as_named};
 use crate::error::Result;
 use crate::model::config::{DecoderConfig, LayerConfig, NormPlacement};
 use crate::model::hf::fields::{FieldWriter, Fields};
@@ -20,7 +20,7 @@ pub(super) static FAMILY: Family = Family {
     pad: Some(151_329),
     read,
     write,
-    stored,
+    stored: as_named,
     fresh: &[("glm4", read)],
 };
 
@@ -43,6 +43,7 @@ fn read(fields: &Fields<'_>) -> Result<DecoderConfig> {
         layer.attention.qkv_bias = bias;
         layer.attention.rope.style = RopeStyle::Interleaved;
         layer.norm_placement = NormPlacement::Both;
+        layer.mlp.fused_gate_up = true;
     }))
 }
 
@@ -54,12 +55,4 @@ fn write(config: &DecoderConfig, layer: &LayerConfig, fields: &mut FieldWriter) 
     // The default is not 1, so that 1 is written, too.
     fields.set("partial_rotary_factor", json!(layer.attention.rope.share));
     fields.set_rope(&layer.attention.rope);
-}
-
-fn stored(config: &DecoderConfig, name: &str) -> Stored {
-    let fused = config.layer_of(name).and_then(|LayerConfig { mlp, .. }| {
-        let width = mlp.intermediate_size;
-        Stored::fused(name, "mlp.gate_up_proj", &[("mlp.gate_proj", width), ("mlp.up_proj", width)])
-    });
-    fused.unwrap_or_else(|| Stored::whole(name))
 }

@@ -5,7 +5,7 @@ use oarlock_tensor::cpu::rope::RopeStyle;
 use serde_json::json;
 
 use super::standard::{self, Defaults, Sizes};
-use super::{Family, Stored};
+use super::{Family, as_named};
 use crate::error::Result;
 use crate::model::config::{DecoderConfig, LayerConfig, RopeSettings};
 use crate::model::hf::fields::{FieldWriter, Fields};
@@ -19,7 +19,7 @@ pub(super) static FAMILY: Family = Family {
     pad: None,
     read,
     write,
-    stored: Stored::as_named,
+    stored: as_named,
     fresh: &[("llama", read)],
 };
 

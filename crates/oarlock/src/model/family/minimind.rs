@@ -5,7 +5,7 @@ use oarlock_tensor::cpu::rope::RopeStyle;
 use serde_json::json;
 
 use super::standard::{self, Defaults, Sizes};
-use super::{Family, Stored, llama, qwen3, renamed};
+use super::{Family, llama, qwen3, renamed};
 use crate::error::Result;
 use crate::model::config::{DecoderConfig, LayerConfig, QkNorm};
 use crate::model::hf::fields::{FieldWriter, Fields, decimal};
@@ -150,16 +150,16 @@ fn write(config: &DecoderConfig, layer: &LayerConfig, fields: &mut FieldWriter) 
     }
 }
 
-fn stored(config: &DecoderConfig, name: &str) -> Stored {
+fn stored(config: &DecoderConfig, name: &str) -> String {
     if !config.layers.first().is_some_and(is_seed_era) {
-        return Stored::whole(name);
+        return name.to_owned();
     }
-    Stored::whole(match name.strip_prefix("model.") {
+    match name.strip_prefix("model.") {
         Some(in_layer) if in_layer.starts_with("layers.") => {
             renamed(in_layer, &LAYER_NAMES).unwrap_or_else(|| in_layer.to_owned())
         }
         _ => renamed(name, &NAMES).unwrap_or_else(|| name.to_owned()),
-    })
+    }
 }
 
 #[cfg(test)]
@@ -173,7 +173,7 @@ mod tests {
         let seed = DecoderConfig { family: &FAMILY, ..layers }
             .with_layers(|layer| layer.attention.rope.style = RopeStyle::Interleaved);
         let config = HfConfig::new(seed, Default::default());
-        let name = |ours| config.stored(ours).tensor;
+        let name = |ours| config.stored(ours);
         assert_eq!(name("model.embed_tokens.weight"), "tok_embeddings.weight");
         assert_eq!(name("model.layers.11.self_attn.v_proj.weight"), "layers.11.attention.wv.weight");
         assert_eq!(name("model.layers.0.post_attention_layernorm.weight"), "layers.0.ffn_norm.weight");

@@ -1,5 +1,5 @@
-//! The families of models: one file each, which reads `config.json` into a description, writes it back, and says where
-//! each parameter lies in the stored tensors. Nothing else in the crate knows a family by name.
+//! The families of models: one file each, which reads `config.json` into a description, writes it back, and says what
+//! each parameter is called in the files. Nothing else in the crate knows a family by name.
 
 mod gemma2;
 mod gemma3;
@@ -55,8 +55,8 @@ pub struct Family {
     read: Read,
     /// Writes the settings that the description has; the layer is the first.
     write: fn(&DecoderConfig, &LayerConfig, &mut FieldWriter),
-    /// Where a parameter lies.
-    stored: fn(&DecoderConfig, &str) -> Stored,
+    /// What the files call a parameter.
+    stored: fn(&DecoderConfig, &str) -> String,
     /// What a new model of this kind can be called, and how its settings are read.
     fresh: &'static [(&'static str, Read)],
 }
@@ -93,7 +93,7 @@ impl Family {
         }
     }
 
-    pub(super) fn stored(&self, config: &DecoderConfig, name: &str) -> Stored {
+    pub(super) fn stored(&self, config: &DecoderConfig, name: &str) -> String {
         (self.stored)(config, name)
     }
 }
@@ -110,63 +110,9 @@ impl PartialEq for Family {
     }
 }
 
-/// Where a parameter lies in files: a tensor, or some rows of one that holds several parameters.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Stored {
-    /// The tensor's name.
-    pub tensor: String,
-    /// The parameter's rows; `None`: the whole tensor.
-    pub rows: Option<StoredRows>,
-}
-
-/// Rows of a stored tensor.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct StoredRows {
-    /// The first row of the parameter.
-    pub first: usize,
-    /// The rows of the whole tensor.
-    pub of: usize,
-}
-
-impl Stored {
-    /// A tensor of the parameter's own.
-    pub fn whole(tensor: impl Into<String>) -> Stored {
-        Stored { tensor: tensor.into(), rows: None }
-    }
-
-    /// Rows of `tensor`, which holds the parameters of several modules one below the other: `parts` are their names with
-    /// their rows. `None` where the parameter `name` is of none of them.
-    pub fn fused(name: &str, tensor: &str, parts: &[(&str, usize)]) -> Option<Stored> {
-        let mut first = 0;
-        for (part, n_rows) in parts {
-            if let Some(tensor) = renamed(name, &[(part, tensor)]) {
-                let of = parts.iter().map(|(_, n)| n).sum();
-                return Some(Stored { tensor, rows: Some(StoredRows { first, of }) });
-            }
-            first += n_rows;
-        }
-        None
-    }
-
-    /// The shape of the whole tensor, for a parameter of this shape.
-    pub fn whole_shape(&self, shape: &[usize]) -> Vec<usize> {
-        let mut sizes = shape.to_vec();
-        if let (Some(rows), Some(n)) = (self.rows, sizes.first_mut()) {
-            *n = rows.of;
-        }
-        sizes
-    }
-
-    /// The element of the tensor that is the parameter's first.
-    pub fn first_elem(&self, shape: &[usize]) -> usize {
-        let row_len: usize = shape.iter().skip(1).product();
-        self.rows.map_or(0, |rows| rows.first * row_len)
-    }
-
-    /// Under transformers' own names.
-    fn as_named(_config: &DecoderConfig, name: &str) -> Stored {
-        Stored::whole(name)
-    }
+/// Under transformers' own names.
+fn as_named(_config: &DecoderConfig, name: &str) -> String {
+    name.to_owned()
 }
 
 /// A name whose part before its last word, such as `weight`, ends as one of `names` does, with the other ending.

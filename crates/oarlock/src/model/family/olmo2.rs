@@ -3,7 +3,7 @@
 use serde_json::json;
 
 use super::standard::{self, Defaults};
-use super::{Family, Stored, renamed};
+use super::{Family, renamed};
 use crate::error::Result;
 use crate::model::config::{DecoderConfig, LayerConfig, NormPlacement, QkNorm};
 use crate::model::hf::fields::{FieldWriter, Fields};
@@ -41,10 +41,10 @@ fn write(config: &DecoderConfig, layer: &LayerConfig, fields: &mut FieldWriter) 
     fields.set_rope(&layer.attention.rope);
 }
 
-fn stored(_config: &DecoderConfig, name: &str) -> Stored {
+fn stored(_config: &DecoderConfig, name: &str) -> String {
     let names = [
         ("post_self_attn_layernorm", "post_attention_layernorm"),
         ("post_mlp_layernorm", "post_feedforward_layernorm"),
     ];
-    Stored::whole(renamed(name, &names).unwrap_or_else(|| name.to_owned()))
+    renamed(name, &names).unwrap_or_else(|| name.to_owned())
 }

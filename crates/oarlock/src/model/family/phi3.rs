@@ -1,10 +1,10 @@
-//! Phi-3, Phi-3.5 and Phi-4: q, k and v in one stored tensor, gate and up in another; LongRoPE on a share of each head.
+//! Phi-3, Phi-3.5 and Phi-4: q, k and v are one layer, gate and up another; LongRoPE on a share of each head.
 
 use oarlock_tensor::RopeScaling;
 use serde_json::json;
 
 use super::standard::{self, Defaults};
-use super::{Family, Stored};
+use super::{Family, as_named};
 use crate::error::Result;
 use crate::model::config::{DecoderConfig, LayerConfig};
 use crate::model::hf::fields::{FieldWriter, Fields};
@@ -19,7 +19,7 @@ pub(super) static FAMILY: Family = Family {
     pad: Some(32_000),
     read,
     write,
-    stored,
+    stored: as_named,
     fresh: &[("phi3", read)],
 };
 
@@ -44,7 +44,11 @@ fn read(fields: &Fields<'_>) -> Result<DecoderConfig> {
         return Err(fields.wrong(name, "the rotary scalings of Phi-3 are default and longrope"));
     }
     let window = standard::window(fields, None)?;
-    Ok(config.with_layers(|layer| layer.attention.window = window))
+    Ok(config.with_layers(|layer| {
+        layer.attention.window = window;
+        layer.attention.fused_qkv = true;
+        layer.mlp.fused_gate_up = true;
+    }))
 }
 
 fn write(config: &DecoderConfig, layer: &LayerConfig, fields: &mut FieldWriter) {
@@ -57,15 +61,4 @@ fn write(config: &DecoderConfig, layer: &LayerConfig, fields: &mut FieldWriter) 
         fields.set("original_max_position_embeddings", json!(long.original_max_positions));
     }
     fields.set_rope(&layer.attention.rope);
-}
-
-fn stored(config: &DecoderConfig, name: &str) -> Stored {
-    let fused = config.layer_of(name).and_then(|LayerConfig { attention, mlp, .. }| {
-        let (q, kv, width) = (attention.q_dim(), attention.kv_dim(), mlp.intermediate_size);
-        let qkv = [("self_attn.q_proj", q), ("self_attn.k_proj", kv), ("self_attn.v_proj", kv)];
-        let gate_up = [("mlp.gate_proj", width), ("mlp.up_proj", width)];
-        Stored::fused(name, "self_attn.qkv_proj", &qkv)
-            .or_else(|| Stored::fused(name, "mlp.gate_up_proj", &gate_up))
-    });
-    fused.unwrap_or_else(|| Stored::whole(name))
 }

@@ -3,7 +3,7 @@
 use serde_json::json;
 
 use super::standard::{self, Defaults};
-use super::{Family, Stored, qwen2};
+use super::{Family, as_named, qwen2};
 use crate::error::Result;
 use crate::model::config::{DecoderConfig, LayerConfig, QkNorm};
 use crate::model::hf::fields::{FieldWriter, Fields};
@@ -17,7 +17,7 @@ pub(super) static FAMILY: Family = Family {
     pad: None,
     read,
     write,
-    stored: Stored::as_named,
+    stored: as_named,
     fresh: &[("qwen3", read)],
 };
 

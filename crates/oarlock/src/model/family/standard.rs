@@ -80,6 +80,7 @@ pub(super) fn plain(
             window: None,
             score_cap: None,
             qkv_bias: false,
+            fused_qkv: false,
             o_bias: false,
             qk_norm: QkNorm::None,
             rope,
@@ -87,6 +88,7 @@ pub(super) fn plain(
         mlp: MlpConfig {
             intermediate_size: sizes.intermediate_size,
             activation: Activation::Silu,
+            fused_gate_up: false,
             bias: false,
         },
         norm,

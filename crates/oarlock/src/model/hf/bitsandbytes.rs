@@ -12,9 +12,8 @@ use super::config::{HfConfig, dtype_name};
 use super::files::{FileDType, ModelFiles, Weight, check_weights_dtype};
 use super::quantization;
 use super::save::SaveOptions;
-use crate::error::{Error, Result};
+use crate::error::Result;
 use crate::model::Decoder;
-use crate::model::family::Stored;
 use crate::nn::names_of;
 use crate::shard::{ParamSlice, WeightSource};
 
@@ -55,7 +54,7 @@ impl QuantizedFiles {
     /// The files of the model that a configuration describes; what is not quantized is in the dtype of the options.
     ///
     /// # Errors
-    /// A dtype in which weights cannot be written, and a family whose files hold several weights in one tensor.
+    /// A dtype in which weights cannot be written.
     pub fn new(config: &HfConfig, format: Format, options: &SaveOptions<'_>) -> Result<QuantizedFiles> {
         check_weights_dtype(options.dtype)?;
         let mut model = Decoder::new(config.decoder().clone(), 1)?;
@@ -70,21 +69,10 @@ impl QuantizedFiles {
                 weights.push(Weight { name, stored, shape: sizes, dtype });
                 continue;
             };
-            if stored.rows.is_some() {
-                return Err(Error::Model(format!(
-                    "quantized weights cannot be written for this family: its files hold {} as a part of {}",
-                    named.name, stored.tensor
-                )));
-            }
             for part in Part::of(format) {
-                let name = part.name(&stored.tensor, format);
+                let name = part.name(&stored, format);
                 let (sizes, dtype) = part.described(layout, options.dtype);
-                weights.push(Weight {
-                    name: name.clone(),
-                    stored: Stored::whole(&*name),
-                    shape: sizes,
-                    dtype,
-                });
+                weights.push(Weight { name: name.clone(), stored: name.clone(), shape: sizes, dtype });
                 let part = Some((layout, part));
                 tensors.insert(name, Tensor { name: named.name.clone(), shape, init, part });
             }

@@ -8,10 +8,11 @@ use serde_json::{Map, Value, json};
 
 use super::fields::{Asked, FieldWriter, Fields};
 use super::quantization::{self, StoredQuantization};
-use super::{heads, sparsity, unread};
+use super::{heads, rope, sparsity, unread};
+use crate::config::RopeKind;
 use crate::error::{Error, Result};
 use crate::model::DecoderConfig;
-use crate::model::family::{self, Family, Stored};
+use crate::model::family::{self, Family};
 use crate::nn::SparsityConfig;
 
 /// The settings of a Hugging Face folder.
@@ -21,6 +22,8 @@ pub struct HfConfig {
     special: SpecialTokens,
     quantization: Option<StoredQuantization>,
     value_head_dropout: Option<f32>,
+    /// The vocabulary of the files, and whether they share the embedding with the output weights, where the model has grown.
+    stored: Option<(usize, bool)>,
     /// Where it was read.
     folder: Option<PathBuf>,
     /// What is to be told of how the folder was read.
@@ -116,8 +119,17 @@ impl HfConfig {
         let quantization = StoredQuantization::read(&fields)?;
         let value_head_dropout = value_head_dropout(path, &fields)?;
         let notes = unread::of(path, &fields);
-        let folder = None;
-        Ok(HfConfig { decoder, special, quantization, value_head_dropout, folder, notes, fields: map })
+        let (stored, folder) = (None, None);
+        Ok(HfConfig {
+            decoder,
+            special,
+            quantization,
+            value_head_dropout,
+            stored,
+            folder,
+            notes,
+            fields: map,
+        })
     }
 
     /// A new model from fields of a config.json that stand in no folder; `of` is where, for messages. `model_type` is one
@@ -139,8 +151,41 @@ impl HfConfig {
 
     /// Settings that come from no file.
     pub fn new(decoder: DecoderConfig, special: SpecialTokens) -> HfConfig {
-        let (folder, notes, fields) = (None, Vec::new(), Map::new());
-        HfConfig { decoder, special, quantization: None, value_head_dropout: None, folder, notes, fields }
+        HfConfig {
+            decoder,
+            special,
+            quantization: None,
+            value_head_dropout: None,
+            stored: None,
+            folder: None,
+            notes: Vec::new(),
+            fields: Map::new(),
+        }
+    }
+
+    /// The same with a larger vocabulary than the files of the folder have. Where `unties`, the output weights are the
+    /// embedding's no more, and begin as these.
+    #[must_use]
+    pub fn with_vocab_size(mut self, vocab_size: usize, unties: bool) -> HfConfig {
+        self.stored.get_or_insert((self.decoder.vocab_size, self.decoder.tie_embeddings));
+        self.decoder.vocab_size = vocab_size;
+        self.decoder.tie_embeddings &= !unties;
+        self
+    }
+
+    /// Whether the vocabulary was made larger.
+    pub fn has_grown(&self) -> bool {
+        self.stored.is_some()
+    }
+
+    /// The settings of the files as they are.
+    pub(super) fn as_stored(&self) -> HfConfig {
+        let mut own = self.clone();
+        if let Some((vocab_size, ties)) = own.stored.take() {
+            own.decoder.vocab_size = vocab_size;
+            own.decoder.tie_embeddings = ties;
+        }
+        own
     }
 
     /// The same with sparse attention, as a run says it.
@@ -150,13 +195,53 @@ impl HfConfig {
         self
     }
 
+    /// The same for sequences of up to `max_len`, where that is more than what the model was made for: LLaMA-Factory's
+    /// `rope_scaling`, with its factor, the next whole number.
+    ///
+    /// # Errors
+    /// A family whose files cannot say so.
+    pub fn with_rope_scaling(mut self, kind: RopeKind, max_len: usize) -> Result<HfConfig> {
+        let kinds = self.decoder.rotary_kinds();
+        let [(known, _)] = kinds.as_slice() else {
+            return Err(Error::Model(
+                "rope_scaling: the layers of this model turn positions in several ways; write the scaling into its config.json"
+                    .to_owned(),
+            ));
+        };
+        let original = rope::original_max_positions(&known.scaling).unwrap_or(self.decoder.max_positions);
+        if max_len <= original {
+            self.notes.push(format!(
+                "note: rope_scaling changes nothing: cutoff_len is {max_len}, and the model was made for {original}"
+            ));
+            return Ok(self);
+        }
+        let factor = max_len.div_ceil(original);
+        let longest = original.saturating_mul(factor);
+        let scaling = rope::scaled(kind, original, factor);
+        self.decoder.max_positions = longest;
+        self.decoder.layers.iter_mut().for_each(|layer| layer.attention.rope.scaling = scaling.clone());
+        // What is saved is to say the same.
+        let written = HfConfig::parse(Path::new("config.json"), &self.to_json(DType::F32));
+        if written.is_ok_and(|written| written.decoder.layers == self.decoder.layers) {
+            self.notes.push(format!(
+                "rope_scaling: {} with the factor {factor}, for sequences of up to {longest} instead of {original}",
+                rope::write(&self.decoder.layers[0].attention.rope)["rope_type"].as_str().unwrap_or_default()
+            ));
+            return Ok(self);
+        }
+        Err(Error::Model(format!(
+            "rope_scaling: models of the family {} know no such scaling",
+            self.decoder.family.model_type
+        )))
+    }
+
     /// The decoder that it describes.
     pub fn decoder(&self) -> &DecoderConfig {
         &self.decoder
     }
 
-    /// Where the folder's files hold a parameter.
-    pub fn stored(&self, name: &str) -> Stored {
+    /// What the folder's files call a parameter.
+    pub fn stored(&self, name: &str) -> String {
         self.decoder.family.stored(&self.decoder, name)
     }
 

@@ -1,7 +1,7 @@
 //! The files of a model in Hugging Face form: which weight lies where, laid out once and then written by anybody who
 //! has weights, in any order and by several at a time.
 
-use std::collections::{BTreeMap, HashMap};
+use std::collections::{BTreeMap, HashMap, HashSet};
 use std::io::Write;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
@@ -15,7 +15,6 @@ use serde_json::json;
 
 use crate::disk::{A_PROGRAM, PAGE, Part, Sum, SummedFile, Writer};
 use crate::error::{Error, Result};
-use crate::model::family::Stored;
 use crate::shard::Findings;
 
 /// Elements that are converted at a time.
@@ -28,8 +27,8 @@ pub(super) const INDEX: &str = "model.safetensors.index.json";
 pub struct Weight {
     /// The name of the parameter.
     pub name: String,
-    /// The tensor of the files that holds it.
-    pub stored: Stored,
+    /// What the files call it.
+    pub stored: String,
     /// Its sizes.
     pub shape: Vec<usize>,
     /// What it is written in.
@@ -73,41 +72,7 @@ pub fn check_weights_dtype(dtype: DType) -> Result<()> {
     Err(Error::Usage(format!("weights cannot be written as {dtype}; give f32, bf16 or f16")))
 }
 
-/// A tensor of the files with the weights that it holds.
-struct StoredTensor<'w> {
-    name: &'w str,
-    shape: Vec<usize>,
-    dtype: FileDType,
-    weights: Vec<&'w Weight>,
-}
-
-impl<'w> StoredTensor<'w> {
-    /// The tensors of some weights, each where the first of its weights stands.
-    fn of(weights: &'w [Weight]) -> Result<Vec<StoredTensor<'w>>> {
-        let mut tensors: Vec<StoredTensor<'w>> = Vec::new();
-        let mut known: HashMap<&str, usize> = HashMap::new();
-        for weight in weights {
-            let (name, shape) = (weight.stored.tensor.as_str(), weight.stored.whole_shape(&weight.shape));
-            let index = *known.entry(name).or_insert(tensors.len());
-            if index == tensors.len() {
-                tensors.push(StoredTensor { name, shape, dtype: weight.dtype, weights: Vec::new() });
-            } else if weight.stored.rows.is_none() || tensors[index].shape != shape {
-                return Err(Error::Model(format!("cannot lay out the weights: \"{name}\" is there twice")));
-            }
-            tensors[index].weights.push(weight);
-        }
-        let elems = |shape: &[usize]| shape.iter().product::<usize>();
-        let incomplete = |tensor: &&StoredTensor<'_>| {
-            tensor.weights.iter().map(|weight| elems(&weight.shape)).sum::<usize>() != elems(&tensor.shape)
-        };
-        match tensors.iter().find(incomplete) {
-            Some(StoredTensor { name, .. }) => {
-                Err(Error::Model(format!("cannot lay out the weights: parts of \"{name}\" are missing")))
-            }
-            None => Ok(tensors),
-        }
-    }
-
+impl Weight {
     fn bytes(&self) -> usize {
         self.shape.iter().product::<usize>() * self.dtype.size()
     }
@@ -163,7 +128,7 @@ impl ModelFiles {
     /// Lays weights out in this order, in files of at most `max_shard_bytes`.
     ///
     /// # Errors
-    /// Weights that are no safetensors file together: two of one name, or a tensor of which only parts are there.
+    /// Weights that are no safetensors file together: two of one name.
     pub fn new(weights: &[Weight], max_shard_bytes: u64) -> Result<ModelFiles> {
         ModelFiles::with_metadata(weights, max_shard_bytes, BTreeMap::new())
     }
@@ -175,8 +140,12 @@ impl ModelFiles {
         mut metadata: BTreeMap<String, String>,
     ) -> Result<ModelFiles> {
         metadata.insert("format".to_owned(), "pt".to_owned());
-        let tensors = StoredTensor::of(weights)?;
-        let groups = divide(&tensors, max_shard_bytes);
+        let mut known = HashSet::new();
+        if let Some(twice) = weights.iter().find(|weight| !known.insert(&weight.stored)) {
+            let name = &twice.stored;
+            return Err(Error::Model(format!("cannot lay out the weights: \"{name}\" is there twice")));
+        }
+        let groups = divide(weights, max_shard_bytes);
         let mut files = ModelFiles {
             shards: Vec::new(),
             order: weights.iter().map(|weight| weight.name.clone()).collect(),
@@ -187,14 +156,10 @@ impl ModelFiles {
         for (index, group) in groups.iter().enumerate() {
             let (header, offsets) = header_of(group, &metadata)?;
             let first = header.len() as u64;
-            for (tensor, range) in group.iter().zip(&offsets) {
-                for weight in &tensor.weights {
-                    let (dtype, n_elems) = (weight.dtype, weight.shape.iter().product());
-                    let before = weight.stored.first_elem(&weight.shape) * dtype.size();
-                    let offset = first + (range.0 + before) as u64;
-                    let location = Location { shard: index, offset, n_elems, dtype };
-                    files.locations.insert(weight.name.clone(), location);
-                }
+            for (weight, range) in group.iter().zip(&offsets) {
+                let (dtype, n_elems) = (weight.dtype, weight.shape.iter().product());
+                let location = Location { shard: index, offset: first + range.0 as u64, n_elems, dtype };
+                files.locations.insert(weight.name.clone(), location);
             }
             let bytes = first + offsets.last().map_or(0, |range| range.1 as u64);
             files.shards.push(Shard { name: shard_name(index, groups.len()), header, bytes });
@@ -449,18 +414,18 @@ fn is_weight_file(name: &str) -> bool {
     name.starts_with("model") && name.ends_with(".safetensors")
 }
 
-/// The tensors of each file, in order.
-fn divide<'a, 'w>(tensors: &'a [StoredTensor<'w>], max_shard_bytes: u64) -> Vec<Vec<&'a StoredTensor<'w>>> {
+/// The weights of each file, in order.
+fn divide(weights: &[Weight], max_shard_bytes: u64) -> Vec<Vec<&Weight>> {
     let (mut groups, mut bytes) = (vec![Vec::new()], 0);
-    for tensor in tensors {
-        let more = tensor.bytes() as u64;
+    for weight in weights {
+        let more = weight.bytes() as u64;
         if bytes > 0 && bytes + more > max_shard_bytes {
             groups.push(Vec::new());
             bytes = 0;
         }
         bytes += more;
         if let Some(group) = groups.last_mut() {
-            group.push(tensor);
+            group.push(weight);
         }
     }
     groups
@@ -470,7 +435,7 @@ fn divide<'a, 'w>(tensors: &'a [StoredTensor<'w>], max_shard_bytes: u64) -> Vec<
 type Ranges = Vec<(usize, usize)>;
 
 /// The head of a safetensors file, and where each tensor begins and ends behind it.
-fn header_of(group: &[&StoredTensor<'_>], metadata: &BTreeMap<String, String>) -> Result<(Vec<u8>, Ranges)> {
+fn header_of(group: &[&Weight], metadata: &BTreeMap<String, String>) -> Result<(Vec<u8>, Ranges)> {
     let mut end = 0;
     let (mut infos, mut offsets) = (Vec::with_capacity(group.len()), Vec::with_capacity(group.len()));
     for tensor in group {
@@ -486,7 +451,7 @@ fn header_of(group: &[&StoredTensor<'_>], metadata: &BTreeMap<String, String>) -
             FileDType::SignedByte => Dtype::I8,
         };
         let info = TensorInfo { dtype, shape: tensor.shape.clone(), data_offsets: (start, end) };
-        infos.push((tensor.name.to_owned(), info));
+        infos.push((tensor.stored.clone(), info));
     }
     let unusual = |e: &dyn std::fmt::Display| Error::Model(format!("cannot lay out the weights: {e}"));
     let tensors = Metadata::new(Some(HashMap::new()), infos).map_err(|e| unusual(&e))?;
@@ -501,12 +466,12 @@ fn header_of(group: &[&StoredTensor<'_>], metadata: &BTreeMap<String, String>) -
     Ok((header, offsets))
 }
 
-fn index_json(groups: &[Vec<&StoredTensor<'_>>]) -> String {
+fn index_json(groups: &[Vec<&Weight>]) -> String {
     let mut map = BTreeMap::new();
     let (mut n_elems, mut bytes) = (0, 0);
     for (index, group) in groups.iter().enumerate() {
         for tensor in group {
-            map.insert(tensor.name, shard_name(index, groups.len()));
+            map.insert(&tensor.stored, shard_name(index, groups.len()));
             n_elems += tensor.shape.iter().product::<usize>();
             bytes += tensor.bytes();
         }

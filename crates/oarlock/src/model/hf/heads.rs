@@ -15,7 +15,7 @@ const CHUNK_ELEMS: usize = 1 << 16;
 pub(super) fn differ(dir: &Path, config: &HfConfig) -> bool {
     let Ok(names) = weight_files(dir) else { return false };
     let Ok(files) = MappedFiles::open(names.iter().map(|name| dir.join(name))) else { return false };
-    let find = |name: &str| files.tensors.get(&config.stored(name).tensor);
+    let find = |name: &str| files.tensors.get(&config.stored(name));
     let (Some(embedding), Some(output)) = (find("model.embed_tokens.weight"), find("lm_head.weight")) else {
         return false;
     };

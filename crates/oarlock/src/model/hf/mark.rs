@@ -65,6 +65,7 @@ impl ModelMark {
 
 /// A hash of samples of all parameters but the embedding and the output weights; none where they cannot be read.
 fn fingerprint(dir: &Path, config: &HfConfig) -> Option<String> {
+    let config = &config.as_stored();
     let model = Decoder::new(config.decoder().clone(), 1).ok()?;
     let mut source = SafetensorsSource::open(dir, config, &model).ok()?;
     let is_of_vocabulary = |name: &str| name == "model.embed_tokens.weight" || name == "lm_head.weight";

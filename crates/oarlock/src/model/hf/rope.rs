@@ -5,6 +5,7 @@ use oarlock_tensor::{LongRope, RopeScaling, Yarn};
 use serde_json::{Map, Value, json};
 
 use super::fields::Fields;
+use crate::config::RopeKind;
 use crate::error::Result;
 use crate::model::RopeSettings;
 
@@ -127,6 +128,44 @@ fn scaling(fields: &Fields<'_>, original: Option<usize>, max_positions: usize) -
             );
         }
     })
+}
+
+/// The length of a model's pretraining, where a scaling says it.
+pub(super) fn original_max_positions(scaling: &RopeScaling) -> Option<usize> {
+    match scaling {
+        RopeScaling::Llama3 { original_max_positions, .. } => Some(*original_max_positions),
+        RopeScaling::Yarn(yarn) => Some(yarn.original_max_positions),
+        RopeScaling::LongRope(long) => Some(long.original_max_positions),
+        RopeScaling::None | RopeScaling::Linear { .. } | RopeScaling::Dynamic { .. } => None,
+    }
+}
+
+/// A scaling by a factor for a model that was made for `original` positions, as LLaMA-Factory sets it.
+pub(super) fn scaled(kind: RopeKind, original: usize, by: usize) -> RopeScaling {
+    let factor = by as f64;
+    match kind {
+        RopeKind::Linear => RopeScaling::Linear { factor },
+        // The length counts from which the base grows, and that is the new one.
+        RopeKind::Dynamic => {
+            RopeScaling::Dynamic { factor, original_max_positions: original.saturating_mul(by) }
+        }
+        RopeKind::Yarn => RopeScaling::Yarn(Yarn {
+            factor,
+            original_max_positions: original,
+            beta_fast: 32.0,
+            beta_slow: 1.0,
+            attention_factor: None,
+            mscale: None,
+            mscale_all_dim: None,
+            truncate: true,
+        }),
+        RopeKind::Llama3 => RopeScaling::Llama3 {
+            factor,
+            low_freq_factor: 1.0,
+            high_freq_factor: 4.0,
+            original_max_positions: original,
+        },
+    }
 }
 
 /// The settings as the object `rope_parameters`; a share of 1 is left out.

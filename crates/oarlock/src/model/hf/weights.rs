@@ -16,8 +16,7 @@ use super::elements;
 use super::files::CHUNK_ELEMS;
 use super::packed::{self, Packed};
 use crate::error::{Error, Result};
-use crate::model::family::Stored;
-use crate::model::matching::{Differences, Matched, Named, Place, Strict};
+use crate::model::matching::{Differences, Matched, Named, Strict};
 use crate::model::quantized::{QuantizedLayers, words_or_values};
 use crate::nn::{Buffer, BufferValues, Module, NamedBuffer};
 use crate::shard::{ParamSlice, Unfit, WeightSource};
@@ -73,7 +72,7 @@ impl SafetensorsSource {
         }
         let found = &files.tensors;
         let matched = Matched::parameters(model, &|name| config.stored(name), "config.json", found);
-        let output = config.stored("lm_head.weight").tensor;
+        let output = config.stored("lm_head.weight");
         let mut problems = matched.problems("config.json asks for", Strict::Yes);
         if matched.differences.missing == [output.as_str()] {
             problems[0] = format!(
@@ -103,7 +102,7 @@ impl SafetensorsSource {
             false => MappedFiles::open(std::iter::once(path.to_path_buf()))?,
         };
         let found = &files.tensors;
-        let mut matched = Matched::parameters(model, &|name| Stored::whole(name), "the model", found);
+        let mut matched = Matched::parameters(model, &str::to_owned, "the model", found);
         if !matched.differences.missing.is_empty()
             && let Ok(config) = HfConfig::read(path)
         {
@@ -135,18 +134,8 @@ impl SafetensorsSource {
             buffers.push((buffer, values.map_err(|error| Error::bad_file(path, error.to_string()))?));
         }
         are_whole(&files)?;
-        let located = |(name, place): (String, Place)| {
-            let tensor = &found[&place.tensor];
-            let size = tensor.dtype.bitsize() / 8;
-            let start = tensor.bytes.start + place.first * size;
-            let bytes = match tensor.packed {
-                None => start..start + place.shape.n_elems() * size,
-                // Elements, from that of the place on.
-                Some(_) => place.first..place.first + place.shape.n_elems(),
-            };
-            (name, Located { bytes, shape: place.shape.sizes().to_vec(), ..tensor.clone() })
-        };
-        let tensors = matched.places.into_iter().map(located).collect();
+        let tensors = matched.tensors.into_iter();
+        let tensors = tensors.map(|(name, tensor)| (name, found[&tensor].clone())).collect();
         let path = path.to_path_buf();
         Ok((SafetensorsSource { path, files, tensors, buffers, metadata, last: None }, matched.differences))
     }
@@ -155,34 +144,23 @@ impl SafetensorsSource {
     pub fn quantized_layers(&self) -> QuantizedLayers {
         let layer = |(name, located): (&String, &Located)| {
             let layout = located.packed.as_ref()?.layout()?;
-            // Of several weights in one tensor, none has words of its own.
-            let is_whole = located.bytes == (0..layout.n_elems());
-            is_whole.then_some((name.strip_suffix(".weight")?.to_owned(), layout.format))
+            Some((name.strip_suffix(".weight")?.to_owned(), layout.format))
         };
         QuantizedLayers::At(self.tensors.iter().filter_map(layer).collect())
     }
 
     /// Elements of a quantized matrix, or the words of one that layers compute with.
-    fn read_packed(
-        &mut self,
-        slice: &ParamSlice<'_>,
-        (packed, place): (&Packed, Range<usize>),
-        out: &mut [f32],
-    ) -> Result<()> {
-        let ParamSlice { name, shape, elements, .. } = slice;
+    fn read_packed(&mut self, slice: &ParamSlice<'_>, packed: &Packed, out: &mut [f32]) -> Result<()> {
+        let ParamSlice { name, elements, .. } = slice;
         let Some(layout) = packed.layout() else {
-            packed.read(&self.files, place.start + elements.start..place.start + elements.end, out);
+            packed.read(&self.files, elements.clone(), out);
             return are_whole(&self.files);
         };
         let known = self.last.take_if(|(last, _)| last == name).map(|(_, words)| words);
         let words = known.or_else(|| packed.words(&self.files)).unwrap_or_default();
-        let elements = match shape.sizes() == [layout.n_words()] {
-            true => elements.clone(),
-            false => place.start + elements.start..place.start + elements.end,
-        };
         let device = Device::cpu(Isa::detect(), Par::solo());
         are_whole(&self.files)?;
-        let read = words_or_values(&device, layout, &words, &slice.at(elements), out);
+        let read = words_or_values(&device, layout, &words, slice, out);
         self.last = Some(((*name).to_owned(), words));
         read
     }
@@ -284,8 +262,7 @@ impl SafetensorsSource {
             )));
         };
         if let Some(packed) = tensor.packed.clone() {
-            let place = tensor.bytes.clone();
-            return self.read_packed(slice, (&packed, place), out);
+            return self.read_packed(slice, &packed, out);
         }
         let bytes = &self.files[tensor.file][tensor.bytes.clone()];
         let size = tensor.dtype.bitsize() / 8;

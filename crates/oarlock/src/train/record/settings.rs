@@ -77,7 +77,15 @@ impl Settings {
     }
 
     fn model(&mut self, args: &ModelArgs) {
-        let ModelArgs { source, tokenizer, from_scratch, quantization, sparse_attention } = args;
+        let ModelArgs {
+            source,
+            tokenizer,
+            from_scratch,
+            quantization,
+            sparse_attention,
+            new_tokens,
+            rope_scaling,
+        } = args;
         match source {
             ModelSource::Folder(dir) => {
                 self.nothing("model_name_or_path", words(dir));
@@ -89,6 +97,13 @@ impl Settings {
         self.computes("train_from_scratch", *from_scratch);
         self.computes("quantization_bit", maybe(quantization.as_ref()));
         self.computes("sparse_attention", maybe(sparse_attention.as_ref()));
+        // What older checkpoints do not name they did without.
+        if new_tokens.may_grow() {
+            self.computes("add_tokens", words(new_tokens));
+        }
+        if let Some(scaling) = rope_scaling {
+            self.computes("rope_scaling", words(scaling));
+        }
     }
 
     fn data(&mut self, args: &DataArgs) {

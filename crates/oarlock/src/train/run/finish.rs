@@ -44,6 +44,9 @@ impl<O: Objective<Model = Decoder>> Run<'_, O> {
         }
         // The model is on the disk by now, whatever becomes of its answers; and what they take was not predicted.
         self.predict()?;
+        if self.config.train.enabled {
+            self.write_card()?;
+        }
         if let Some(journal) = &mut self.journal {
             let output = self.config.save.output_dir.display();
             let word = if self.doubts.is_empty() { "done" } else { "ended" };

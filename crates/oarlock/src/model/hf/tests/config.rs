@@ -5,7 +5,7 @@ use oarlock_tensor::{RopeScaling, Yarn};
 use serde_json::json;
 
 use super::*;
-use crate::model::{AttentionConfig, DecoderConfig, MlpConfig, QkNorm, RopeSettings, Stored};
+use crate::model::{AttentionConfig, DecoderConfig, MlpConfig, QkNorm, RopeSettings};
 
 fn read(text: &str) -> Result<HfConfig, Error> {
     let dir = tempfile::tempdir().unwrap();
@@ -268,7 +268,7 @@ fn a_model_is_made_of_fields_alone() {
         let again = read(&json).unwrap();
         assert_eq!((again.decoder(), again.special()), (config.decoder(), config.special()));
         let name = "model.layers.0.mlp.up_proj.weight";
-        assert_eq!(again.stored(name), Stored::whole(name));
+        assert_eq!(again.stored(name), name);
     }
     let wrong = |fields: Value| {
         let made = HfConfig::from_fields("model_config", fields.as_object().unwrap(), special.clone());

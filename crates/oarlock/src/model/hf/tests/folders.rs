@@ -6,13 +6,12 @@ use std::sync::Arc;
 
 use super::*;
 use crate::disk::{Outputs, Part, RECORD};
-use crate::model::Stored;
 
 /// Files with two weights, in two shards or in one.
 fn files(by: &'static str, overwrites: bool, n_shards: usize) -> ModelFiles {
     let weight = |name: &str| Weight {
         name: name.to_owned(),
-        stored: Stored::whole(name),
+        stored: name.to_owned(),
         shape: vec![100],
         dtype: DType::F32.into(),
     };
@@ -144,7 +143,7 @@ fn an_adapter_leaves_a_model_where_it_is() {
     let before = contents(dir);
     let weights = [Weight {
         name: "lora_A".to_owned(),
-        stored: Stored::whole("lora_A"),
+        stored: "lora_A".to_owned(),
         shape: vec![3],
         dtype: DType::F32.into(),
     }];
