@@ -107,6 +107,25 @@ fn a_rank_that_does_not_come_in_time_ends_the_run_and_is_named() {
     until("the end of the ranks", || ranks.iter().all(|&pid| !is_alive(pid)).then_some(()));
 }
 
+/// Nobody among the ranks can say so, and whoever has stopped them may have meant it.
+#[test]
+fn ranks_that_are_all_stopped_are_told_and_go_on() {
+    let site = Site::new();
+    let (running, ranks) = endless_with(&site, &["ddp_timeout=1"]);
+    ranks.iter().for_each(|&rank| kill_process(pid(rank), Signal::STOP).unwrap());
+    let told = format!(
+        "note: all ranks have been stopped for 1 s (SIGSTOP); `kill -CONT {} {}` lets them go on",
+        ranks[0], ranks[1]
+    );
+    until("the note", || running.stderr().contains(&told).then_some(()));
+    let steps = site.log("out").len();
+    ranks.iter().for_each(|&rank| kill_process(pid(rank), Signal::CONT).unwrap());
+    until("a step after it", || (site.log("out").len() > steps).then_some(()));
+    assert_eq!(running.stderr().matches("have been stopped").count(), 1, "{}", running.stderr());
+    kill_process(pid(running.pid()), Signal::TERM).unwrap();
+    assert_eq!(running.wait().code, Some(143));
+}
+
 #[test]
 fn a_killed_launcher_leaves_no_process_and_no_shared_memory() {
     let site = Site::new();

@@ -266,6 +266,123 @@ mod gloo {
         assert_eq!(site.losses("out"), site.losses("whole"));
     }
 
+    /// One rank on the first machine and three on the second, by every launcher, with settings that hold for four ranks and for no
+    /// multiple of those of one machine.
+    #[test]
+    fn machines_with_other_numbers_of_ranks_train_together() {
+        if !oarlock_must::have_machines() {
+            return;
+        }
+        let site = site();
+        let batch = r#"{"train_batch_size": 24, "train_micro_batch_size_per_gpu": 3, "zero_optimization": {"stage": 2}}"#;
+        site.write("batch.json", batch);
+        site.write("hostfile", "worker-0 slots=1\nworker-1 slots=3\n");
+        let words = "deepspeed=batch.json per_device_train_batch_size=3 max_steps=4";
+        let split: Vec<&str> = words.split(' ').chain(["num_processes=4"]).collect();
+        site.train("one", &split);
+        let here = "ranks=$((1 + 2 * MACHINE)); ";
+        let [all, first]: [&[&str]; 2] = [&[], &["--only", "0"]];
+        let torchrun =
+            |words: &str| torchrun(2, "", words).replace("--nproc_per_node=2", "--nproc_per_node=$ranks");
+        for (options, command, output) in [
+            (all, torchrun(&format!("{words} num_processes=4")), "static"),
+            (
+                all,
+                format!(
+                    "torchrun --nnodes 2 --nproc-per-node $ranks --rdzv-backend c10d --rdzv-endpoint 192.168.0.1:29400 \
+                     --rdzv-id 7 train.py train.yaml {words}"
+                ),
+                "c10d",
+            ),
+            (
+                all,
+                format!(
+                    "FORCE_TORCHRUN=1 NNODES=2 NODE_RANK=$MACHINE NPROC_PER_NODE=$ranks MASTER_ADDR=192.168.0.1 \
+                     llamafactory-cli train train.yaml {words}"
+                ),
+                "factory",
+            ),
+            (
+                first,
+                format!("deepspeed --hostfile hostfile --master_addr hostname1 train.py train.yaml {words}"),
+                "hosts",
+            ),
+        ] {
+            ran(&site, 2, options, &format!("{here}{command} output_dir={output}"));
+            assert!(site.model(output) == site.model("one"), "{command}");
+            assert_eq!(site.losses(output), site.losses("one"), "{command}");
+        }
+        // What does not fit is told by each machine before a rank starts.
+        for (words, told) in [
+            ("num_processes=5", "`num_processes` is 5, but 1 + 3 ranks on 2 machines says 4"),
+            (
+                "sequence_parallel_size=3 cutoff_len=33",
+                "`num_processes` is 4, which `sequence_parallel_size` (3) does not divide",
+            ),
+        ] {
+            let command = format!("{here}{} output_dir=out", torchrun(words));
+            let said = run(on_machines(&site, 2, &["--keep-going"], &command));
+            assert!(said.code == Some(2) && said.stderr.contains(told), "{words}: {said:?}");
+            assert!(!site.path("out").exists(), "{words}");
+        }
+    }
+
+    /// The network is gone for a time that is longer than a launcher waits for an answer: the ranks keep what they have, the
+    /// launchers find each other again.
+    #[test]
+    fn an_outage_of_the_network_is_survived() {
+        if !oarlock_must::have_machines() {
+            return;
+        }
+        let site = site();
+        site.train("one", &["num_processes=4", "max_steps=100"]);
+        let command = torchrun(2, "--rdzv-conf keep_alive_interval=1", "max_steps=100 output_dir=out");
+        outage(&site, &command, "1.8");
+        assert!(site.model("out") == site.model("one"));
+        assert_eq!(site.losses("out"), site.losses("one"));
+    }
+
+    /// Runs a command on two machines, of which the second has no network for so many seconds while it trains.
+    fn outage(site: &Site, command: &str, seconds: &str) -> Said {
+        let script = format!(
+            "{UNTIL} {command} & launcher=$!
+             if [ $MACHINE = 1 ]; then until_lines out 3; link 1 down; sleep {seconds}; link 1 up; fi
+             wait $launcher"
+        );
+        let said = ran(site, 2, &[], &script);
+        assert!(said.stderr.contains("has not answered for"), "{said:?}");
+        assert!(said.stderr.contains("answers again after"), "{said:?}");
+        said
+    }
+
+    /// With the limits that hold where nobody sets any: long, so it runs by hand.
+    #[test]
+    #[ignore = "three minutes: outages as long as the limits of users allow"]
+    fn long_outages_are_survived() {
+        if !oarlock_must::have_machines() {
+            return;
+        }
+        let site = site();
+        site.train("one", &["num_processes=4", "max_steps=100"]);
+        for seconds in ["20", "60"] {
+            outage(
+                &site,
+                &torchrun(2, "", "max_steps=100 output_dir=out overwrite_output_dir=true"),
+                seconds,
+            );
+            assert!(site.model("out") == site.model("one"), "{seconds}");
+            assert_eq!(site.losses("out"), site.losses("one"), "{seconds}");
+            std::fs::remove_dir_all(site.path("out")).unwrap();
+        }
+        // Longer than the limits: the restart that is left is used.
+        let limits = "export OARLOCK_LINK_TIMEOUT=3; ";
+        let words = "max_steps=100 output_dir=out save_strategy=steps save_steps=2";
+        let said = outage(&site, &(limits.to_owned() + &torchrun(2, "--max-restarts 1", words)), "12");
+        assert!(said.stderr.contains("gave no sign of life for 3 s"), "{said:?}");
+        assert!(said.stdout.contains("Resuming training from out/checkpoint-"), "{said:?}");
+        assert!(site.model("out") == site.model("one"));
+    }
+
     #[test]
     fn a_machine_that_is_lost_is_done_without_and_comes_back() {
         if !oarlock_must::have_machines() {

@@ -9,6 +9,9 @@ use crate::transport_kind::{HAS_GLOO, HAS_MPI, TRANSPORT, TransportKind, why_no_
 /// How long the ranks wait for each other at the start, in seconds.
 const LIMIT: &str = "OARLOCK_JOIN_TIMEOUT";
 const DEFAULT_LIMIT: Duration = Duration::from_secs(300);
+/// The variable with how long the network may be gone.
+const LINK: &str = "OARLOCK_LINK_TIMEOUT";
+const DEFAULT_LINK: Duration = Duration::from_secs(120);
 /// After this time a waiting rank says whom it waits for.
 pub(crate) const NOTICE: Duration = Duration::from_secs(5);
 
@@ -258,14 +261,27 @@ impl Family {
 /// # Errors
 /// When the variable is no whole number from 1 on.
 pub fn join_limit() -> Result<Duration> {
-    let Some(value) = std::env::var_os(LIMIT).map(|value| value.to_string_lossy().into_owned()) else {
-        return Ok(DEFAULT_LIMIT);
+    seconds(LIMIT, DEFAULT_LIMIT)
+}
+
+/// How long the network between machines may be gone until a machine counts as lost: `OARLOCK_LINK_TIMEOUT` in seconds, or 120 s.
+///
+/// # Errors
+/// When the variable is no whole number from 1 on.
+pub fn link_timeout() -> Result<Duration> {
+    seconds(LINK, DEFAULT_LINK)
+}
+
+/// A variable in seconds.
+fn seconds(name: &'static str, default: Duration) -> Result<Duration> {
+    let Some(value) = std::env::var_os(name).map(|value| value.to_string_lossy().into_owned()) else {
+        return Ok(default);
     };
     match value.parse::<u32>() {
         Ok(seconds) if seconds > 0 => Ok(Duration::from_secs(u64::from(seconds))),
         _ => {
             let expected = "whole seconds, at least 1".into();
-            Err(Error::Variable { name: LIMIT, value: Some(value), expected })
+            Err(Error::Variable { name, value: Some(value), expected })
         }
     }
 }

@@ -36,11 +36,14 @@ pub struct RankStatus {
     pub calls: Vec<Call>,
 }
 
+/// What ranks say of one whose process is gone.
+pub(crate) const SILENT_END: &str = "ended without saying why";
+
 impl RankState {
     /// Why a rank in this state fails those that wait, if it does. `is_missing` if it has not entered their collective.
     pub(crate) fn failure(self, pid: u32, is_missing: bool) -> Option<String> {
         match self {
-            RankState::Dead => Some(format!("its process {pid} ended without saying why")),
+            RankState::Dead => Some(format!("its process {pid} {SILENT_END}")),
             RankState::Left => Some("it left without finishing (a panic, an early return)".into()),
             RankState::Finished if is_missing => Some("it finished while others still waited for it".into()),
             _ => None,

@@ -51,7 +51,7 @@ pub use cores::{available_cores, bind, cores_for_rank, pin_current_thread, share
 pub use error::{Error, Result};
 pub use held::Held;
 pub use join::{from_env, join_launched};
-pub use launched::{Launched, join_limit};
+pub use launched::{Launched, join_limit, link_timeout};
 pub use ledger::{RankState, RankStatus};
 pub use mapped::MappedFile;
 pub use memory::{MachineMemory, ProcessMemory, killed_for_memory, release_freed_memory};
@@ -62,7 +62,8 @@ pub use operation::{Operation, Scalar};
 pub use ownership::Ownership;
 pub use patience::{LongWait, Patience, Wait};
 pub use process::{
-    Ended, Ending, Exit, FailedRank, Grace, RankGroup, STOPPING, StopSignals, signal_name, signal_of_name,
+    AllStopped, Ended, Ending, Exit, FailedRank, Grace, RankGroup, STOPPING, StopSignals, signal_name,
+    signal_of_name,
 };
 pub use program::build;
 pub use ready::{Pending, Ready};

@@ -1,6 +1,7 @@
 //! What /proc says about the processes of this machine: whether one lives, its name, its sockets. A zombie is dead.
 
 use std::io;
+use std::path::Path;
 
 use rustix::io::Errno;
 use rustix::process::Pid;
@@ -49,6 +50,27 @@ fn parse(stat: &str) -> Option<(char, u64)> {
     let mut fields = stat.rsplit_once(')')?.1.split_ascii_whitespace();
     let state = fields.next()?.chars().next()?;
     Some((state, fields.nth(18)?.parse().ok()?))
+}
+
+/// Whether something keeps a process from running: a signal, a debugger, or the freezer of a control group.
+pub(crate) fn is_held(pid: u32) -> bool {
+    let groups = || std::fs::read_to_string(format!("/proc/{pid}/cgroup")).unwrap_or_default();
+    matches!(stat(pid), Ok(('T' | 't', _))) || is_frozen(&groups(), Path::new("/sys/fs/cgroup"))
+}
+
+/// Whether a control group of these is frozen: version 2, or the freezer of version 1.
+fn is_frozen(groups: &str, root: &Path) -> bool {
+    groups.lines().any(|line| {
+        let mut parts = line.splitn(3, ':').skip(1);
+        let (controllers, path) = (parts.next().unwrap_or(""), parts.next().unwrap_or("/"));
+        let (tree, file, says) = match controllers {
+            "" => (root.to_owned(), "cgroup.events", "frozen 1"),
+            "freezer" => (root.join("freezer"), "freezer.state", "FROZEN"),
+            _ => return false,
+        };
+        let text = std::fs::read_to_string(tree.join(path.trim_start_matches('/')).join(file));
+        text.is_ok_and(|text| text.lines().any(|line| line == says))
+    })
 }
 
 /// The name of a process in messages.
@@ -131,6 +153,23 @@ mod tests {
         assert_eq!(from_stat(Err(Errno::SRCH.into()), 77), RankState::Dead);
         assert_eq!(from_stat(Err(Errno::MFILE.into()), 77), RankState::Running);
         assert_eq!(without_proc(std::process::id()), RankState::Running);
+    }
+
+    #[test]
+    fn a_frozen_group_holds_its_processes() {
+        let root = tempfile::tempdir().unwrap();
+        let put = |path: &str, text: &str| {
+            let file = root.path().join(path);
+            std::fs::create_dir_all(file.parent().unwrap()).unwrap();
+            std::fs::write(file, text).unwrap();
+        };
+        put("a/b/cgroup.events", "populated 1\nfrozen 1\n");
+        put("a/cgroup.events", "populated 1\nfrozen 0\n");
+        put("freezer/x/freezer.state", "FROZEN\n");
+        let frozen = |groups: &str| is_frozen(groups, root.path());
+        assert!(frozen("0::/a/b\n") && frozen("5:freezer:/x\n0::/a\n"));
+        assert!(!frozen("0::/a\n") && !frozen("0::/none\n5:freezer:/\n4:cpu:/a/b\n") && !frozen(""));
+        assert!(!is_held(std::process::id()));
     }
 
     #[test]

@@ -41,7 +41,12 @@ pub fn describe(config: &mut ResolvedConfig) {
     let course = Course::of(&config.settings);
     let mut became: Vec<(String, String)> =
         SAME.iter().map(|(theirs, name)| ((*theirs).to_owned(), format!("{}, {name}", ours(name)))).collect();
-    became.push(("train_batch_size".to_owned(), format!("{whole}, batch x accumulation x ranks")));
+    let formula = "batch x accumulation x ranks";
+    let batch = match config.settings.known_ranks() {
+        Some(_) => format!("{whole}, {formula}"),
+        None => formula.to_owned(),
+    };
+    became.push(("train_batch_size".to_owned(), batch));
     became.push(("optimizer.params.betas".to_owned(), betas));
     for (name, elems, formula) in SIZES {
         let text = hidden.map_or(formula.to_owned(), |hidden| format!("{}, {formula}", elems.of(hidden)));

@@ -49,7 +49,8 @@ pub fn build(
     checks::between(&mut settings, &dialects, found);
     let read = &settings;
     let learning_rate = read.f64("learning_rate");
-    let ranks = Ranks { n: read.int("num_processes"), on_gpus: read.word("device") == "cuda" };
+    let known = read.known_ranks().and_then(|n| i64::try_from(n).ok());
+    let ranks = Ranks { n: known, on_gpus: read.word("device") == "cuda" };
     let (shard, loss_scale) = dialect::shard(&mut dialects, ranks, found);
     let recompute = recompute::recompute(&settings, &dialects, found);
     let shape = schedule::shape(&settings, learning_rate, found);
@@ -344,9 +345,10 @@ fn between(settings: &Settings, problems: &mut Problems) {
     let parts = settings.usize("sequence_parallel_size");
     if parts > 1 {
         let size = "sequence_parallel_size";
-        for name in ["num_processes", "cutoff_len"] {
-            let n = settings.usize(name);
-            if !n.is_multiple_of(parts) {
+        for (name, known) in
+            [("num_processes", settings.known_ranks()), ("cutoff_len", Some(settings.usize("cutoff_len")))]
+        {
+            if let Some(n) = known.filter(|n| !n.is_multiple_of(parts)) {
                 let what = format!("`{name}` is {n}, which `{size}` ({parts}) does not divide");
                 report(&what, &[name, size], "each group of so many ranks has a part of a sequence on each");
             }

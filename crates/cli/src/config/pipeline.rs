@@ -39,8 +39,7 @@ pub fn pipeline(settings: &Settings, shard: &ShardArgs, problems: &mut Problems)
     if !args.is_on() {
         return args;
     }
-    let ranks = settings.usize("num_processes");
-    if !ranks.is_multiple_of(stages) {
+    if let Some(ranks) = settings.known_ranks().filter(|ranks| !ranks.is_multiple_of(stages)) {
         report(
             &format!("{stages} stages must divide the {ranks} ranks"),
             &[STAGES, "num_processes"],

@@ -42,6 +42,11 @@ impl ResolvedConfig {
         self.settings.iter().find(|setting| setting.key.name == name).map(|setting| &setting.origin)
     }
 
+    /// The number of all ranks, unless other machines are still to say how many they have.
+    pub fn known_ranks(&self) -> Option<usize> {
+        self.settings.known_ranks()
+    }
+
     /// A problem of the keys with these names, at the locations at which they are written.
     pub fn problem(&self, message: impl Into<String>, names: &[&str]) -> Problem {
         self.settings.problem(message, names)

@@ -2,8 +2,9 @@
 
 use std::time::SystemTime;
 
+use crate::config::environment::{number_of_ranks, said_by};
 use crate::config::flags::Parsed;
-use crate::config::written::Layer;
+use crate::config::written::{Authority, Layer};
 use crate::config::{Problem, Problems, ResolvedConfig, TrainConfig, paths, texts, train_config_of};
 use crate::console::{Failure, Outcome, eprint, print};
 use crate::error::Error;
@@ -16,7 +17,7 @@ use oarlock::Accelerator;
 use oarlock::rank;
 use oarlock::settings::secret::{HIDDEN, is_secret_name};
 use oarlock::train;
-use oarlock_comm::{Exit, HAS_GLOO};
+use oarlock_comm::{Exit, HAS_GLOO, available_cores};
 
 /// What to start.
 #[derive(Clone, Debug)]
@@ -35,6 +36,8 @@ pub struct Job {
     pub print_config: bool,
     /// A launcher of MPI starts the ranks, who so can be on several machines.
     pub through_mpi: bool,
+    /// What was written about a training, by which it is resolved again once machines have met and know all ranks.
+    pub layers: Vec<Layer>,
 }
 
 /// What a rank runs.
@@ -68,6 +71,7 @@ impl Job {
                 dry_run: false,
                 print_config: false,
                 through_mpi: false,
+                layers: Vec::new(),
             },
             Script::Training(mut training) => {
                 training.layers.extend(layers);
@@ -90,15 +94,18 @@ impl Job {
         launch: impl FnOnce(&ResolvedConfig) -> Result<Launch, Problem>,
     ) -> Result<Job, Problems> {
         let Training { layers, notes, dry_run, print_config, .. } = training;
-        let config = train_config_of(layers, environment)?;
+        let config = train_config_of(layers.clone(), environment)?;
+        let launch = launch(&config)?;
+        enough(&config, &launch)?;
         Ok(Job {
             words,
-            launch: launch(&config)?,
+            launch,
             program: Program::Training(Box::new(config)),
             notes,
             dry_run,
             print_config,
             through_mpi: false,
+            layers,
         })
     }
 
@@ -112,6 +119,11 @@ impl Job {
         }
         let shown = self.dry_run || self.print_config;
         if let Program::Training(config) = &self.program {
+            // What is shown is shown as if all machines had as many ranks as this one.
+            let alike = (shown && self.launch.machines() > 1 && config.known_ranks().is_none())
+                .then(|| self.on(&self.launch.worker(0, 0).local_ranks).ok());
+            let alike = alike.flatten();
+            let config = alike.as_ref().unwrap_or(config);
             if shown {
                 print(&config.table())?;
             }
@@ -164,13 +176,34 @@ impl Job {
                 let this = std::env::current_exe().map_err(Error::io("find", "this program"))?;
                 let program = std::iter::once(this.to_string_lossy().into_owned());
                 let program: Vec<String> = program.chain(self.words.iter().cloned()).collect();
-                let mut launch = Launch { same: same_on_all(config), ..self.launch.clone() };
+                let crowded = crowded(self.launch.local_ranks(), available_cores().len());
+                if let Some(note) = crowded.filter(|_| !self.launch.quiet && !config.ranks.device.is_gpu()) {
+                    eprint(&format!("note: {note}\n"));
+                }
+                let stopped_notice = self.launch.stopped_notice.min(config.ranks.timeout);
+                let mut launch = Launch { same: same_on_all(config), stopped_notice, ..self.launch.clone() };
                 let texts = texts::hand_down().map_err(Error::io("keep", "the configuration"))?;
                 launch.env.push(texts.variable.clone());
-                ended(launch::run(&launch, &program, true, started)?)
+                ended(launch::run(&launch, &program, Some(&|ranks| self.fits(ranks)), started)?)
             }
-            Program::Command(argv) => ended(launch::run(&self.launch, argv, false, started)?),
+            Program::Command(argv) => ended(launch::run(&self.launch, argv, None, started)?),
         }
+    }
+
+    /// Whether the training can be on machines with these ranks, now that they have met.
+    fn fits(&self, ranks: &[usize]) -> Result<(), Problems> {
+        self.on(ranks).map(drop)
+    }
+
+    /// The training on machines with these ranks.
+    pub(in crate::front) fn on(&self, ranks: &[usize]) -> Result<ResolvedConfig, Problems> {
+        let (n, machines) = (ranks.iter().sum::<usize>(), ranks.len());
+        let each = ranks.iter().map(usize::to_string).collect::<Vec<_>>().join(" + ");
+        let value = said_by(&format!("{each} ranks on {machines} machines"), &n.to_string());
+        let entries = vec![number_of_ranks(value)];
+        let layer = Layer { authority: Authority::MustAgree, entries };
+        let layers = self.layers.iter().cloned().chain([layer]).collect();
+        train_config_of(layers, &env_var)
     }
 
     /// Whether the run is one process that needs no launcher.
@@ -230,6 +263,30 @@ impl Job {
         };
         format!("{}: {command}\n{}", would_start(&self.launch), ranks(&|_| self.launch.clone()))
     }
+}
+
+/// Refuses a number of all ranks that this machine and one rank on each of the others exceed.
+fn enough(config: &ResolvedConfig, launch: &Launch) -> Result<(), Problem> {
+    let (here, machines) = (launch.local_ranks(), launch.worker(0, 0).local_ranks.len());
+    let all = config.known_ranks().filter(|all| machines > 1 && *all < here + machines - 1);
+    all.map_or(Ok(()), |all| {
+        let message = format!(
+            "`num_processes` is {all}, but this machine has {here} of the ranks of {machines} machines"
+        );
+        let help = "`num_processes` counts the ranks of all machines; correct it, or remove it";
+        Err(config.problem(message, &["num_processes"]).help(help))
+    })
+}
+
+/// What to say of many more ranks than cores: they compute one after the other, and each has memory of its own.
+fn crowded(ranks: usize, cores: usize) -> Option<String> {
+    const TOLERATED: usize = 2;
+    (ranks > TOLERATED * cores).then(|| {
+        format!(
+            "{ranks} ranks share {cores} core(s) of this machine, and take turns; about one rank a core is fastest \
+             (num_processes, --nproc-per-node)"
+        )
+    })
 }
 
 /// The training as the ranks of this round do it.
@@ -393,4 +450,15 @@ fn same_on_all(config: &ResolvedConfig) -> Vec<(String, String)> {
     let short =
         |value: String| if value.len() > LONG { format!("{:016x}", hash(FNV, &value)) } else { value };
     values.map(|(name, value)| (name.to_owned(), short(value))).collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn many_more_ranks_than_cores_are_told() {
+        assert!(crowded(64, 2).unwrap().starts_with("64 ranks share 2 core(s) of this machine"));
+        assert_eq!((crowded(4, 2), crowded(1, 1)), (None, None));
+    }
 }

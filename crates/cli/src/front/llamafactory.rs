@@ -128,6 +128,8 @@ struct Ranks {
     machines: RangeInclusive<usize>,
     /// Which one this is.
     this: usize,
+    /// How many ranks this one has, if that is said; else they are divided among the machines.
+    here: Option<usize>,
     /// Where they meet.
     master: Master,
     /// The name of an elastic run.
@@ -189,13 +191,18 @@ impl LauncherEnv {
             Some(Layer { authority, entries: vec![environment::number_of_ranks(value)] })
         };
         let stands_in = !launched && per_machine.is_none() && (named > 1 || named == 1 && forced);
+        // Other machines may have other numbers of ranks.
+        let [required, default] = match *range.end() {
+            1 => [Authority::MustAgree, Authority::Replaces],
+            _ => [Authority::Assumed; 2],
+        };
         let (default_ranks, required_ranks) = match per_machine {
-            Some(n) => (None, layer(Authority::MustAgree, total("NPROC_PER_NODE", n))),
+            Some(n) => (None, layer(required, total("NPROC_PER_NODE", n))),
             None if launched => (None, None),
-            None if stands_in => (layer(Authority::Replaces, total("CUDA_VISIBLE_DEVICES", named)), None),
-            None if forced => (layer(Authority::Replaces, total("FORCE_TORCHRUN", devices.count())), None),
-            None if devices.gpus > 1 => (layer(Authority::Replaces, total("the GPUs", devices.gpus)), None),
-            None if count > 1 => (layer(Authority::Replaces, total("one rank each", 1)), None),
+            None if stands_in => (layer(default, total("CUDA_VISIBLE_DEVICES", named)), None),
+            None if forced => (layer(default, total("FORCE_TORCHRUN", devices.count())), None),
+            None if devices.gpus > 1 => (layer(default, total("the GPUs", devices.gpus)), None),
+            None if count > 1 => (layer(default, total("one rank each", 1)), None),
             None => (None, None),
         };
         let stand_in = stands_in.then(|| {
@@ -204,7 +211,7 @@ impl LauncherEnv {
         let is_distributed = default_ranks.is_some() || required_ranks.is_some();
         let master = Master { addr, port: port.map_or(29500, |port| port as u16) };
         let max_restarts = u32::try_from(max_restarts.unwrap_or(0)).unwrap_or(u32::MAX);
-        let ranks = Ranks { machines: range, this, master, elastic, max_restarts };
+        let ranks = Ranks { machines: range, this, here: per_machine, master, elastic, max_restarts };
         variables.problems.into_result(|| LauncherEnv {
             default_ranks,
             required_ranks,
@@ -245,20 +252,25 @@ impl Ranks {
     /// The launch, now that the number of all ranks is known.
     fn launch(self, config: &ResolvedConfig) -> Result<Launch, Problem> {
         let (total, machines) = (config.ranks.num_processes, *self.machines.start());
-        if total % machines != 0 {
-            let message = format!("{total} ranks cannot be divided among {machines} machines");
-            let problem = config.problem(message, &["num_processes"]);
-            return Err(problem.help("every machine starts as many ranks as the others; write a multiple"));
-        }
-        let mut launch = Launch::local(total);
+        let here = match self.here.filter(|_| *self.machines.end() > 1) {
+            Some(here) => here,
+            None if total % machines == 0 => total / machines,
+            None => {
+                let message = format!("{total} ranks cannot be divided among {machines} machines");
+                let problem = config.problem(message, &["num_processes"]);
+                return Err(problem
+                    .help("write a multiple, or say with NPROC_PER_NODE how many ranks this machine has"));
+            }
+        };
+        let mut launch = Launch::local(here);
         launch.restarts.max = self.max_restarts;
         launch.master = self.master;
         launch.nodes = match self.elastic {
-            None => Nodes::Static { ranks: vec![total / machines; machines], this: self.this },
+            None => Nodes::Static { ranks: vec![here; machines], this: self.this },
             Some(run_id) => {
                 launch.run_id = run_id;
                 let endpoint = (launch.master.addr.clone(), launch.master.port);
-                Nodes::Elastic { ranks: total / machines, count: self.machines, endpoint }
+                Nodes::Elastic { ranks: here, count: self.machines, endpoint }
             }
         };
         Ok(launch)

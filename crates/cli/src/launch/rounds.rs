@@ -13,8 +13,14 @@ pub(super) trait Rounds {
     fn next(&mut self, stop: &dyn Fn() -> bool) -> Result<Option<Round>>;
     /// What the other machines have decided since the last call.
     fn poll(&mut self) -> Result<Event>;
-    /// Reports that ranks of this machine have failed; where that is final, they would fail so again.
-    fn failed(&mut self, failure: &Failure, is_final: bool) -> Result<Decision>;
+    /// Reports that ranks of this machine have failed; where that is final, they would fail so again. `None` if this process is to
+    /// end.
+    fn failed(
+        &mut self,
+        failure: &Failure,
+        is_final: bool,
+        stop: &dyn Fn() -> bool,
+    ) -> Result<Option<Decision>>;
     /// Reports that the ranks of this machine have succeeded. Waits for the others, which can still fail.
     fn done(&mut self, stop: &dyn Fn() -> bool) -> Result<Event>;
 }
@@ -64,11 +70,16 @@ impl Rounds for Known {
         Ok(Event::Nothing)
     }
 
-    fn failed(&mut self, failure: &Failure, is_final: bool) -> Result<Decision> {
-        Ok(match self.round.restart < self.max_restarts && !is_final {
+    fn failed(
+        &mut self,
+        failure: &Failure,
+        is_final: bool,
+        _: &dyn Fn() -> bool,
+    ) -> Result<Option<Decision>> {
+        Ok(Some(match self.round.restart < self.max_restarts && !is_final {
             true => Decision::Restart { reason: failure.end.exit.to_string() },
             false => Decision::Abort { reason: None },
-        })
+        }))
     }
 
     fn done(&mut self, _: &dyn Fn() -> bool) -> Result<Event> {
@@ -97,6 +108,7 @@ pub(super) fn meeting(launch: &Launch, own: bool) -> Result<Option<Meeting>> {
         }
         Nodes::Static { .. } => return Ok(None),
     };
+    meeting.outage = Some(oarlock_comm::link_timeout()?);
     meeting.configure(&launch.rdzv_conf, &read)?;
     meeting.max_restarts = launch.restarts.max;
     if !launch.quiet {
@@ -117,8 +129,14 @@ impl Rounds for Agent {
         Ok(Agent::poll(self)?)
     }
 
-    fn failed(&mut self, failure: &Failure, is_final: bool) -> Result<Decision> {
-        Ok(Agent::failed(self, failure.rank, &failure.end.exit.to_string(), is_final)?)
+    fn failed(
+        &mut self,
+        failure: &Failure,
+        is_final: bool,
+        stop: &dyn Fn() -> bool,
+    ) -> Result<Option<Decision>> {
+        let cause = failure.end.exit.to_string();
+        unless_stopped(Agent::failed(self, failure.rank, &cause, is_final, stop))
     }
 
     fn done(&mut self, stop: &dyn Fn() -> bool) -> Result<Event> {

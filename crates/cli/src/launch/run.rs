@@ -7,7 +7,9 @@ use std::time::{SystemTime, UNIX_EPOCH};
 
 use oarlock_comm::shm::ShmHost;
 use oarlock_comm::wire::{ENCRYPTION, TOKEN, TOKEN_FILE};
-use oarlock_comm::{Ending, Exit, Grace, RankGroup, RankState, RankStatus, StopSignals, bind};
+use oarlock_comm::{
+    Ended as RankEnd, Ending, Exit, Grace, RankGroup, RankState, RankStatus, StopSignals, bind,
+};
 
 use super::agents::{Agent, Decision, Event, Round};
 use super::cores;
@@ -22,6 +24,7 @@ use super::{ERROR_FILE, FINAL, ROUND, STARTED};
 use crate::console::eprint;
 use crate::error::{Error, Result};
 use oarlock::launch::{Memory, WorkerEnv, default_omp_threads, port};
+use oarlock::settings::Problems;
 
 /// The file of the program that a process is, also when another one has taken its path.
 const THIS_PROGRAM: &str = "/proc/self/exe";
@@ -42,15 +45,25 @@ pub enum Outcome {
     Stopped(i32),
 }
 
+/// Whether a training can be on machines with so many ranks each.
+pub type Fits<'a> = &'a dyn Fn(&[usize]) -> std::result::Result<(), Problems>;
+
 /// Runs a program as the ranks of this machine, and waits until all have ended. Nothing is left of them, whatever
-/// happens to any of them or to this process. `own` is a training of this program, which meets in shared memory, ends
-/// quickly, and reports errors itself; `started` is when the command began.
-pub fn run(launch: &Launch, program: &[String], own: bool, started: SystemTime) -> Result<Outcome> {
+/// happens to any of them or to this process. A `training` of this program meets in shared memory, ends quickly, reports errors
+/// itself, and may not fit the ranks of all machines; `started` is when the command began.
+pub fn run(
+    launch: &Launch,
+    program: &[String],
+    training: Option<Fits>,
+    started: SystemTime,
+) -> Result<Outcome> {
+    let own = training.is_some();
     let signals = StopSignals::these(&launch.signals)?;
     let run = Run {
         launch,
         program,
         own,
+        training,
         started,
         signals: &signals,
         logs: Logs::create(&launch.output, &launch.run_id)?,
@@ -76,6 +89,7 @@ struct Run<'a> {
     launch: &'a Launch,
     program: &'a [String],
     own: bool,
+    training: Option<Fits<'a>>,
     started: SystemTime,
     signals: &'a StopSignals,
     logs: Option<Logs>,
@@ -108,6 +122,9 @@ impl Run<'_> {
             let Some(round) = rounds.next(&stop)? else {
                 return Ok(Outcome::Stopped(self.signals.received().unwrap_or(0)));
             };
+            if let Some(fits) = self.training.filter(|_| round.local_ranks.len() > 1) {
+                fits(&round.local_ranks)?;
+            }
             let ended = self.round(rounds, round)?;
             if let Some(signal) = ended.ending.signal {
                 return Ok(Outcome::Stopped(signal));
@@ -120,21 +137,28 @@ impl Run<'_> {
                 (Event::Nothing, None) => rounds.done(&stop)?,
                 (event, _) => event.clone(),
             };
+            // What others say of this machine counts less than the signal that is seen here.
+            let killed = failures.as_ref().filter(|(first, _)| was_killed(&first.end));
+            let killed = killed.map_or(String::new(), |(first, others)| self.message(&ended, first, others));
             match (event, failures) {
                 (Event::Restart { reason }, _) => {
-                    self.note(&format!("{reason}; all ranks start again when enough nodes are here"))
+                    self.say(&killed);
+                    self.note(&format!("{reason}; all ranks start again when enough nodes are here"));
                 }
                 (Event::Abort { .. }, Some((first, others))) if is_final => {
                     let message = self.message(&ended, &first, &others);
                     return Ok(Outcome::Failed { message, code: FINAL });
                 }
                 (Event::Abort { reason }, _) => {
-                    return Ok(Outcome::Failed { message: format!("error: {reason}\n"), code: 1 });
+                    return Ok(Outcome::Failed { message: format!("{killed}error: {reason}\n"), code: 1 });
                 }
                 (Event::Nothing | Event::AllDone, None) => return Ok(Outcome::Done),
                 (Event::Nothing | Event::AllDone, Some((first, others))) => {
                     let message = self.message(&ended, &first, &others);
-                    if let Decision::Abort { reason } = rounds.failed(&first, is_final)? {
+                    let Some(decision) = rounds.failed(&first, is_final, &stop)? else {
+                        return Ok(Outcome::Stopped(self.signals.received().unwrap_or(0)));
+                    };
+                    if let Decision::Abort { reason } = decision {
                         let reason = reason
                             .filter(|_| !is_final)
                             .map_or(String::new(), |reason| format!("error: {reason}\n"));
@@ -220,6 +244,9 @@ impl Run<'_> {
             if let Some(ending) = group.wait_for(self.launch.restarts.monitor_interval)? {
                 break ending;
             }
+            if let Some(stopped) = group.stopped_for(self.launch.stopped_notice) {
+                self.note(&stopped.to_string());
+            }
             if event == Event::Nothing {
                 event = rounds.poll().unwrap_or_else(|error| Event::Abort { reason: error.to_string() });
                 if event != Event::Nothing {
@@ -292,6 +319,15 @@ impl Ended {
         self.workers.first().map_or(1, |worker| worker.local_ranks.len())
     }
 
+    /// The rank that a failed one means: it found the process of another of this machine gone, and the signal is seen here.
+    fn killed_that(&self, failed: usize) -> Option<usize> {
+        let word = self.errors.get(failed)?.message()?.text;
+        let is_meant =
+            |rank: usize| word.starts_with(&format!("rank {} failed: ", self.workers[rank].rank()));
+        (0..self.ending.ranks.len().min(self.workers.len()))
+            .find(|&rank| rank != failed && was_killed(&self.ending.ranks[rank]) && is_meant(rank))
+    }
+
     /// The rank that failed first, and the other ranks that failed. The ranks of a training of our own
     /// agree which was first. Another program is believed by the times that it wrote, since one that waits for a rank
     /// that has failed may end before it.
@@ -303,7 +339,9 @@ impl Ended {
         let bad = |rank: &usize| !self.ending.ranks[*rank].exit.is_success();
         let n_ranks = self.ending.ranks.len().min(self.workers.len());
         let seen = self.ending.failed.as_ref().map(|failed| failed.rank);
-        let seen = seen.or_else(|| (0..n_ranks).find(bad))?;
+        let killed = |rank: &usize| was_killed(&self.ending.ranks[*rank]);
+        let seen = seen.or_else(|| (0..n_ranks).find(killed)).or_else(|| (0..n_ranks).find(bad))?;
+        let seen = if own { self.killed_that(seen).unwrap_or(seen) } else { seen };
         let mut all: Vec<Failure> =
             (0..n_ranks).filter(|rank| *rank == seen || bad(rank)).map(failure).collect();
         all.sort_by_key(|failure| (if own { 0 } else { failure.began() }, failure.local_rank != seen));
@@ -315,6 +353,11 @@ impl Ended {
         }
         Some((first, all.collect()))
     }
+}
+
+/// Whether a rank was ended by a signal that its launcher did not send.
+fn was_killed(end: &RankEnd) -> bool {
+    matches!(end.exit, Exit::Signal(_)) && !end.asked_to_end
 }
 
 /// A program with the argument that DeepSpeed's launcher gives each rank.
@@ -345,6 +388,41 @@ fn script(arguments: &[String]) -> usize {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    /// A round on the second of two machines whose ranks 2 and 3 ended so.
+    fn ended(ends: [(Exit, bool); 2], word: &str) -> Ended {
+        let end =
+            |(exit, asked_to_end)| RankEnd { pid: 7, exit, at: UNIX_EPOCH, resident: None, asked_to_end };
+        let ranks: Vec<RankEnd> = ends.into_iter().map(end).collect();
+        let cause = oarlock_comm::Error::PeerFailed { rank: 0, cause: ranks[0].exit.to_string() };
+        let failed = oarlock_comm::FailedRank { rank: 0, end: ranks[0], cause };
+        let failed = (!ranks[0].asked_to_end).then_some(failed);
+        let worker = |local_rank| WorkerEnv {
+            local_rank,
+            node_rank: 1,
+            local_ranks: vec![2, 2],
+            restart: 0,
+            master: ("10.0.0.1".to_owned(), 5),
+        };
+        let errors: Vec<ErrorFile> = (0..2).map(|rank| ErrorFile::create(None, rank).unwrap()).collect();
+        std::fs::write(errors[0].path(), word).unwrap();
+        let workers = (0..2).map(worker).collect();
+        Ended { ending: Ending { failed, ranks, signal: None }, workers, errors, event: Event::Nothing }
+    }
+
+    #[test]
+    fn a_signal_that_is_seen_here_counts_more_than_the_word_of_another_rank() {
+        let first = |ended: Ended| ended.failures(true).unwrap().0.rank;
+        let word = "rank 3 failed: its process 9 ended without saying why";
+        let killed = (Exit::Signal(9), false);
+        assert_eq!(first(ended([(Exit::Code(1), false), killed], word)), 3);
+        // It says something of its own, or of another rank, or the launcher ended that one.
+        assert_eq!(first(ended([(Exit::Code(1), false), killed], "no memory")), 2);
+        assert_eq!(first(ended([(Exit::Code(1), false), killed], "rank 0 failed: no memory")), 2);
+        assert_eq!(first(ended([(Exit::Code(1), false), (Exit::Signal(15), true)], word)), 2);
+        // Other machines have ended the round before a failure of this one was told.
+        assert_eq!(first(ended([(Exit::Signal(15), true), killed], "")), 3);
+    }
 
     #[test]
     fn a_table_of_failures_is_titled_by_what_was_started() {

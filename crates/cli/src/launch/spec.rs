@@ -39,6 +39,8 @@ pub struct Launch {
     pub virtual_local_rank: bool,
     /// From SIGTERM to SIGKILL when ranks are to end.
     pub grace: Duration,
+    /// How long all ranks may be stopped before the user is told.
+    pub stopped_notice: Duration,
     /// The signals that are handed on to the ranks.
     pub signals: Vec<i32>,
     /// Says nothing that is not an error.
@@ -219,6 +221,7 @@ impl Launch {
             local_rank_argument: false,
             virtual_local_rank: false,
             grace: Duration::from_secs(30),
+            stopped_notice: oarlock_comm::AllStopped::NOTICE,
             signals: oarlock_comm::STOPPING.to_vec(),
             quiet: false,
             same: Vec::new(),

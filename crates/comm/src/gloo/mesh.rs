@@ -2,6 +2,7 @@
 //! the secret, and say who they are.
 
 use std::net::{IpAddr, SocketAddr, TcpStream};
+use std::os::fd::AsRawFd;
 use std::time::{Duration, Instant};
 
 use rustix::net::sockopt;
@@ -9,6 +10,7 @@ use rustix::rand::{GetRandomFlags, getrandom};
 
 use super::door::Door;
 use crate::error::{Error, Result};
+use crate::launched::link_timeout;
 use crate::wire::{Channel, DataKeys, Secret};
 
 /// How long connecting to all may take.
@@ -17,9 +19,9 @@ pub(super) const LIMIT: Duration = Duration::from_secs(60);
 const CONNECT: Duration = Duration::from_secs(5);
 /// Between two attempts.
 const PAUSE: Duration = Duration::from_millis(20);
-/// After this time a machine that does not answer counts as lost. `OARLOCK_LINK_TIMEOUT` sets it, in seconds.
-const SILENCE: u32 = 30;
-const SILENCE_VARIABLE: &str = "OARLOCK_LINK_TIMEOUT";
+/// The longest between two attempts of the system to send again what was not received. Its own limit doubles up to minutes, and
+/// a network that is back after an outage would wait for it.
+const SEND_AGAIN: Duration = Duration::from_secs(1);
 
 /// A connection to another rank that both have proved, and the keys of what is sent, if that is encrypted.
 pub(super) struct Link {
@@ -81,7 +83,7 @@ pub(super) fn specified(address: SocketAddr, ip: IpAddr) -> SocketAddr {
 /// Connects rank `me` to all others.
 pub(super) fn connect(me: usize, table: &Table, door: &Door, secret: &Secret) -> Result<Vec<Option<Link>>> {
     let deadline = Instant::now() + LIMIT;
-    let silence = silence()?;
+    let silence = u32::try_from(link_timeout()?.as_secs()).unwrap_or(u32::MAX);
     let n = table.addresses.len();
     let mut links: Vec<Option<Link>> = (0..n).map(|_| None).collect();
     for (to, link) in links.iter_mut().enumerate().take(me) {
@@ -138,20 +140,6 @@ fn reach(me: usize, to: usize, table: &Table, secret: &Secret, deadline: Instant
     }
 }
 
-fn silence() -> Result<u32> {
-    let Some(value) = std::env::var_os(SILENCE_VARIABLE).map(|value| value.to_string_lossy().into_owned())
-    else {
-        return Ok(SILENCE);
-    };
-    match value.parse::<u32>() {
-        Ok(seconds @ 1..=86_400) => Ok(seconds),
-        _ => {
-            let expected = "whole seconds, from 1 to 86400".into();
-            Err(Error::Variable { name: SILENCE_VARIABLE, value: Some(value), expected })
-        }
-    }
-}
-
 /// Has the system look whether the other machine is there, also when nothing is sent.
 fn prepare(stream: &TcpStream, seconds: u32) -> std::io::Result<()> {
     stream.set_nodelay(true)?;
@@ -162,7 +150,26 @@ fn prepare(stream: &TcpStream, seconds: u32) -> std::io::Result<()> {
     sockopt::set_tcp_keepidle(stream, third)?;
     sockopt::set_tcp_keepintvl(stream, third)?;
     sockopt::set_tcp_keepcnt(stream, 2)?;
-    Ok(sockopt::set_tcp_user_timeout(stream, all)?)
+    sockopt::set_tcp_user_timeout(stream, all)?;
+    send_again_within(stream, SEND_AGAIN);
+    Ok(())
+}
+
+/// Limits the time between two attempts to send. A system older than Linux 6.15 does not know the option; then a network that
+/// is back is noticed later.
+fn send_again_within(stream: &TcpStream, limit: Duration) {
+    use std::ffi::{c_int, c_void};
+    unsafe extern "C" {
+        fn setsockopt(file: c_int, level: c_int, name: c_int, value: *const c_void, length: u32) -> c_int;
+    }
+    const IPPROTO_TCP: c_int = 6;
+    const TCP_RTO_MAX_MS: c_int = 44;
+    let ms = limit.as_millis() as c_int;
+    let value = std::ptr::from_ref(&ms).cast();
+    // SAFETY: `setsockopt` of the C library has this type; the file is open as long as the stream, and the value is one integer.
+    let _ = unsafe {
+        setsockopt(stream.as_raw_fd(), IPPROTO_TCP, TCP_RTO_MAX_MS, value, size_of::<c_int>() as u32)
+    };
 }
 
 #[cfg(test)]

@@ -19,9 +19,10 @@ use crate::stamp::Stamp;
 const IN_FLIGHT: (usize, usize) = (8, 32);
 /// How often a waiting rank polls without sleeping: where it has nothing else to do, and where another thread of it computes.
 const SPINS: (u32, u32) = (300, 10);
-/// The shortest and the longest sleep between two polls.
+/// The shortest and the longest sleep between two polls; the longest for each rank that shares a core.
 const SLEEP: (Duration, Duration) = (Duration::from_micros(20), Duration::from_micros(500));
-/// How often a waiting rank checks the others.
+/// How often a waiting rank checks the others, for each rank of its machine: so that all of them together cost no more where they
+/// are many.
 const CHECK: Duration = Duration::from_millis(10);
 
 /// The messages of one collective. Their memory is kept here, and is never freed if the exchange ends before they do: the
@@ -122,7 +123,9 @@ impl<'a> Exchange<'a> {
     pub(super) fn wait_until(&mut self, is_done: impl Fn(&Exchange) -> bool) -> Result<()> {
         let mut wait = Wait::begin();
         let wakes = self.group.member.world.library.wakes();
-        let (mut spins, mut sleep, mut check_at) = (0, SLEEP.0, Instant::now() + CHECK);
+        let (here, on_a_core) = self.group.member.world.ranks_here();
+        let (longest, check) = (SLEEP.1 * on_a_core as u32, CHECK * here as u32);
+        let (mut spins, mut sleep, mut check_at) = (0, SLEEP.0, Instant::now() + check);
         loop {
             let moved = self.progress()?;
             if is_done(self) {
@@ -130,7 +133,7 @@ impl<'a> Exchange<'a> {
             }
             if moved {
                 wait = Wait::begin();
-                (spins, sleep, check_at) = (0, SLEEP.0, Instant::now() + CHECK);
+                (spins, sleep, check_at) = (0, SLEEP.0, Instant::now() + check);
                 continue;
             }
             self.group.member.world.check()?;
@@ -145,17 +148,18 @@ impl<'a> Exchange<'a> {
                 continue;
             }
             // Who is woken needs no short looks.
-            sleep = if wakes { SLEEP.1 } else { sleep };
+            sleep = if wakes { longest } else { sleep };
             let mut queues = self.receives.iter_mut().chain(&mut self.sends);
             match queues.find_map(|queue| queue.in_flight.front_mut()) {
                 Some(message) => message.wait(sleep),
                 None => std::thread::sleep(sleep),
             }
-            sleep = SLEEP.1.min(sleep * 2);
+            sleep = longest.min(sleep * 2);
             let now = Instant::now();
-            if now >= check_at {
+            // Who is asked to end has little time to find the reason.
+            if now >= check_at || self.group.member.world.is_asked_to_end() {
                 self.check_peers(&mut wait)?;
-                check_at = now + CHECK;
+                check_at = now + check;
             }
         }
     }
@@ -203,20 +207,22 @@ impl<'a> Exchange<'a> {
     /// Fails if a rank is dead or has left, this rank was asked to end, or the time limit is over.
     fn check_peers(&mut self, wait: &mut Wait) -> Result<()> {
         let member = &self.group.member;
-        let statuses: Vec<_> = self.group.ranks.iter().map(|&rank| member.world.status(rank)).collect();
+        let states: Vec<_> =
+            self.group.ranks.iter().map(|&rank| (rank, member.world.rank_state(rank))).collect();
         // Done after reading the states: a rank that has finished sends nothing more.
         if self.progress()? {
             return Ok(());
         }
         let mut missing = Vec::new();
-        for (index, status) in statuses.into_iter().enumerate() {
+        for (index, (rank, (state, pid))) in states.into_iter().enumerate() {
             let is_missing = !self.sends[index].is_done() || !self.receives[index].is_done();
-            match status.state.failure(status.pid.unwrap_or(0), is_missing) {
+            match state.failure(pid, is_missing) {
                 Some(cause) => {
-                    let doing = if status.state == RankState::Dead { status.doing() } else { String::new() };
-                    return Err(member.world.fail(Notice::peer(status.rank, &(cause + &doing))));
+                    let is_dead = state == RankState::Dead;
+                    let doing = if is_dead { member.world.status(rank).doing() } else { String::new() };
+                    return Err(member.world.fail(Notice::peer(rank, &(cause + &doing))));
                 }
-                None if is_missing => missing.push(status),
+                None if is_missing => missing.push(rank),
                 None => {}
             }
         }
@@ -226,9 +232,10 @@ impl<'a> Exchange<'a> {
             return Err(member.world.fail(Notice::peer(me, cause)));
         }
         // The others that wait are not missing, as their messages are here.
-        let is_lowest = (0..me).all(|lower| missing.iter().any(|status| status.rank == lower));
-        if !missing.is_empty() && member.patience.is_over(wait, me, is_lowest, || missing.clone()) {
-            return Err(member.world.fail(Notice::timeout(me, &self.stamp, wait.waited(), &missing)));
+        let is_lowest = (0..me).all(|lower| missing.contains(&lower));
+        let statuses = || missing.iter().map(|&rank| member.world.status(rank)).collect::<Vec<_>>();
+        if !missing.is_empty() && member.patience.is_over(wait, me, is_lowest, statuses) {
+            return Err(member.world.fail(Notice::timeout(me, &self.stamp, wait.waited(), &statuses())));
         }
         Ok(())
     }

@@ -12,6 +12,7 @@ use signal_hook::consts::SIGTERM;
 use super::library::{ByteSpan, InFlight, Library, Lost, NOTICES};
 use super::notice::{FINISHED, LEFT, MAX_RANKS, Notice};
 use super::rank_info::RankInfo;
+use crate::cores::available_cores;
 use crate::error::{Error, Result};
 use crate::ledger::{RankState, RankStatus};
 use crate::procfs;
@@ -33,6 +34,8 @@ pub(super) struct World {
     asked_to_end: Arc<AtomicBool>,
     /// This process is in no session now, so SIGTERM ends it.
     is_idle: Arc<AtomicBool>,
+    /// The ranks of this machine, and those that share this rank's cores.
+    near: [AtomicUsize; 2],
 }
 
 /// A notice in flight to some ranks, with the memory that it is sent from.
@@ -84,7 +87,13 @@ impl World {
             notices: Vec::new(),
             asked_at: None,
         };
-        let world = WORLD.get_or_init(|| World { library, state: Mutex::new(state), asked_to_end, is_idle });
+        let world = WORLD.get_or_init(|| World {
+            library,
+            state: Mutex::new(state),
+            asked_to_end,
+            is_idle,
+            near: [AtomicUsize::new(1), AtomicUsize::new(1)],
+        });
         at_the_end();
         Ok(world)
     }
@@ -120,6 +129,12 @@ impl World {
     }
 
     pub(super) fn set_infos(&self, infos: Vec<RankInfo>) {
+        if let Some(own) = infos.get(self.library.rank()) {
+            let here = infos.iter().filter(|info| info.machine == own.machine);
+            let sharing = here.clone().filter(|info| info.cores == own.cores).count();
+            self.near[0].store(here.count(), Ordering::Relaxed);
+            self.near[1].store(sharing, Ordering::Relaxed);
+        }
         self.state().infos = infos;
     }
 
@@ -270,31 +285,56 @@ impl World {
         self.state().peers[self.library.rank()].phase.clone()
     }
 
+    /// How many ranks this machine has, and how many of them share each core of this rank.
+    pub(super) fn ranks_here(&self) -> (usize, usize) {
+        static CORES: OnceLock<usize> = OnceLock::new();
+        let cores = *CORES.get_or_init(|| available_cores().len().max(1));
+        let [here, sharing] = self.near.each_ref().map(|count| count.load(Ordering::Relaxed));
+        (here, sharing.div_ceil(cores))
+    }
+
+    /// The state of a rank and its process, which is 0 where it is not known.
+    pub(super) fn rank_state(&self, rank: usize) -> (RankState, u32) {
+        let (peer, info, session, here) = {
+            let state = self.state();
+            let peer = &state.peers[rank];
+            let here = state.infos[self.library.rank()].machine;
+            ((peer.finished, peer.left), state.infos[rank], state.session, here)
+        };
+        let pid = info.pid as u32;
+        let at = match () {
+            () if pid == 0 => RankState::Absent,
+            () if peer.0 >= session => RankState::Finished,
+            () if peer.1 >= session => RankState::Left,
+            // Nothing is known about processes of other machines.
+            () if info.machine == here => procfs::state(pid, info.start),
+            () => RankState::Running,
+        };
+        (at, pid)
+    }
+
     /// The status of each rank.
     pub(super) fn statuses(&self) -> Vec<RankStatus> {
         (0..self.library.size()).map(|rank| self.status(rank)).collect()
     }
 
     pub(super) fn status(&self, rank: usize) -> RankStatus {
+        let (at, pid) = self.rank_state(rank);
         let state = self.state();
-        let (peer, info) = (&state.peers[rank], &state.infos[rank]);
-        let (pid, is_here) = (info.pid as u32, info.machine == state.infos[self.library.rank()].machine);
-        let at = match () {
-            () if pid == 0 => RankState::Absent,
-            () if peer.finished >= state.session => RankState::Finished,
-            () if peer.left >= state.session => RankState::Left,
-            // Nothing is known about processes of other machines.
-            () if is_here => procfs::state(pid, info.start),
-            () => RankState::Running,
-        };
+        let peer = &state.peers[rank];
         let calls = peer.calls.iter().map(|words| Stamp::from_words(*words).call(rank)).collect();
         let pid = Some(pid).filter(|&pid| pid != 0);
         RankStatus { rank, state: at, pid, phase: peer.phase.clone(), calls }
     }
 
+    /// Whether the launcher or a user has asked this rank to end.
+    pub(super) fn is_asked_to_end(&self) -> bool {
+        self.asked_to_end.load(Ordering::Relaxed)
+    }
+
     /// Whether the launcher or a user has asked this rank to end, and no reason was found in time.
     pub(super) fn was_asked_to_end(&self) -> bool {
-        if !self.asked_to_end.load(Ordering::Relaxed) {
+        if !self.is_asked_to_end() {
             return false;
         }
         let at = *self.state().asked_at.get_or_insert_with(Instant::now);

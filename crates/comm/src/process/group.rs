@@ -1,14 +1,15 @@
 //! The rank processes of one run, as their owner holds them.
 
 use std::process::{ChildStderr, ChildStdout, Command};
-use std::sync::Arc;
 use std::sync::mpsc::{self, RecvTimeoutError};
+use std::sync::{Arc, Mutex, PoisonError};
 use std::thread::JoinHandle;
 use std::time::Duration;
 
 use super::exit::{Ending, Grace};
 use super::guard::Guard;
 use super::signals::{STOPPING, SignalFlag, StopSignals};
+use super::stopped::{AllStopped, Stops};
 use super::supervisor::{Started, Supervisor};
 use crate::error::{Error, Result};
 use crate::shm::ShmHost;
@@ -19,6 +20,7 @@ pub struct RankGroup {
     supervisor: Option<JoinHandle<()>>,
     ending: mpsc::Receiver<Ending>,
     stop: SignalFlag,
+    stops: Arc<Mutex<Stops>>,
     pids: Vec<u32>,
     outputs: Vec<(Option<ChildStdout>, Option<ChildStderr>)>,
 }
@@ -45,10 +47,10 @@ impl RankGroup {
                 got: commands.len().to_string(),
             });
         }
-        let stop = SignalFlag::default();
+        let (stop, stops) = (SignalFlag::default(), Arc::<Mutex<Stops>>::default());
         let (started, starts) = mpsc::channel();
         let (ended, ending) = mpsc::channel();
-        let (stop_asked, signals) = (stop.clone(), signals.flag());
+        let (stop_asked, its_stops, signals) = (stop.clone(), stops.clone(), signals.flag());
         let supervise = move || {
             let start = |commands| -> Result<(Supervisor, Vec<Started>)> {
                 let mut supervisor = Supervisor {
@@ -57,6 +59,7 @@ impl RankGroup {
                     grace,
                     signals,
                     stop: stop_asked,
+                    stops: its_stops,
                     guard: Guard::start()?,
                 };
                 match supervisor.start(commands) {
@@ -84,7 +87,7 @@ impl RankGroup {
             .map_err(|e| Error::system("start the thread that supervises the ranks", e))?;
         let (pids, outputs) =
             starts.recv().map_err(|e| Error::system("start the ranks", e))??.into_iter().unzip();
-        Ok(RankGroup { supervisor: Some(supervisor), ending, stop, pids, outputs })
+        Ok(RankGroup { supervisor: Some(supervisor), ending, stop, stops, pids, outputs })
     }
 
     /// The process of each rank.
@@ -95,6 +98,12 @@ impl RankGroup {
     /// The pipes of a rank, if its command asked for them and they were not taken before.
     pub fn take_output(&mut self, rank: usize) -> (Option<ChildStdout>, Option<ChildStderr>) {
         self.outputs.get_mut(rank).map_or((None, None), std::mem::take)
+    }
+
+    /// The ranks, once all that still run have been stopped for so long; each time once. They are left as they are: who has stopped
+    /// them may have meant it.
+    pub fn stopped_for(&self, limit: Duration) -> Option<AllStopped> {
+        self.stops.lock().unwrap_or_else(PoisonError::into_inner).longer_than(limit)
     }
 
     /// Ends the run: SIGTERM, and SIGKILL after the grace period.

@@ -8,8 +8,10 @@ mod exit;
 mod group;
 mod guard;
 mod signals;
+mod stopped;
 mod supervisor;
 
 pub use exit::{Ended, Ending, Exit, FailedRank, Grace};
 pub use group::RankGroup;
 pub use signals::{STOPPING, StopSignals, signal_name, signal_of_name};
+pub use stopped::AllStopped;

@@ -5,7 +5,7 @@ use std::io::{self, ErrorKind};
 use std::os::unix::process::CommandExt;
 use std::path::Path;
 use std::process::{ChildStderr, ChildStdout, Command};
-use std::sync::Arc;
+use std::sync::{Arc, Mutex, PoisonError};
 use std::time::{Duration, Instant, SystemTime};
 
 use rustix::io::Errno;
@@ -14,8 +14,11 @@ use rustix::process::{Pid, Signal, WaitOptions, WaitStatus};
 use super::exit::{Ended, Ending, Exit, FailedRank, Grace};
 use super::guard::Guard;
 use super::signals::SignalFlag;
+use super::stopped::Stops;
 use crate::error::{Error, Result};
+use crate::ledger::SILENT_END;
 use crate::memory::resident;
+use crate::procfs;
 use crate::shm::ShmHost;
 
 /// How often the ranks are polled.
@@ -33,6 +36,9 @@ const KILLED: Duration = Duration::from_secs(1);
 /// A second signal after this time kills all ranks at once.
 const SECOND_SIGNAL: Duration = Duration::from_secs(1);
 
+/// What is asked about the processes of a rank.
+const CHANGES: WaitOptions = WaitOptions::NOHANG.union(WaitOptions::UNTRACED).union(WaitOptions::CONTINUED);
+
 /// A started rank: its process and pipes.
 pub(super) type Started = (u32, (Option<ChildStdout>, Option<ChildStderr>));
 
@@ -44,6 +50,8 @@ pub(super) struct Supervisor {
     pub(super) signals: SignalFlag,
     /// Set when the owner stops the run.
     pub(super) stop: SignalFlag,
+    /// For the owner: how long all ranks have been stopped.
+    pub(super) stops: Arc<Mutex<Stops>>,
     pub(super) guard: Guard,
 }
 
@@ -56,6 +64,8 @@ pub(super) struct Rank {
     /// The guard knows the group.
     guarded: bool,
     resident: Option<u64>,
+    /// The signal that has stopped it.
+    stopped: Option<i32>,
 }
 
 impl Supervisor {
@@ -77,7 +87,14 @@ impl Supervisor {
                 Error::system(what, start_error(program, &e))
             })?;
             if let Some(pid) = i32::try_from(child.id()).ok().and_then(Pid::from_raw) {
-                self.ranks.push(Rank { pid, end: None, gone: false, guarded: true, resident: None });
+                self.ranks.push(Rank {
+                    pid,
+                    end: None,
+                    gone: false,
+                    guarded: true,
+                    resident: None,
+                    stopped: None,
+                });
             }
             started.push((child.id(), (child.stdout.take(), child.stderr.take())));
         }
@@ -130,7 +147,7 @@ impl Supervisor {
         // A signal may have come after they had ended.
         let signal = signal.or(self.signals.get());
         let lost = |rank: &Rank| Ended {
-            pid: rank.pid.as_raw_nonzero().get().unsigned_abs(),
+            pid: rank.number(),
             exit: Exit::Code(-1),
             at: SystemTime::now(),
             resident: rank.resident,
@@ -139,6 +156,7 @@ impl Supervisor {
         let ranks: Vec<Ended> =
             self.ranks.iter().map(|rank| rank.end.unwrap_or_else(|| lost(rank))).collect();
         let reported = self.host.as_ref().and_then(|host| host.failure());
+        let reported = reported.map(|cause| with_signal(cause, &ranks));
         let seen =
             first_exit.map(|rank| (rank, Error::PeerFailed { rank, cause: ranks[rank].exit.to_string() }));
         let failed = match (reported, seen) {
@@ -195,9 +213,21 @@ impl Supervisor {
     }
 
     fn sample(&mut self) {
+        let mut running = 0;
+        let (mut pids, mut signal) = (Vec::new(), None);
         for rank in self.ranks.iter_mut().filter(|rank| rank.end.is_none()) {
-            rank.resident = resident(rank.pid.as_raw_nonzero().get().unsigned_abs()).or(rank.resident);
+            let pid = rank.number();
+            rank.resident = resident(pid).or(rank.resident);
+            // Of those that a debugger or a control group holds no signal is known.
+            if running == 0 && (rank.stopped.is_some() || procfs::is_held(pid)) {
+                signal = signal.or(rank.stopped);
+                pids.push(pid);
+            } else {
+                running += 1;
+            }
         }
+        let all = (running == 0 && !pids.is_empty()).then_some((pids, signal));
+        self.stops.lock().unwrap_or_else(PoisonError::into_inner).look(all, Instant::now());
     }
 
     /// Signals all groups that still have processes. Until a process is waited for, its number belongs to it.
@@ -247,17 +277,22 @@ impl Rank {
     /// Collects the status of the processes of the group that have ended.
     fn collect(&mut self, asked: bool) {
         while !self.gone {
-            match rustix::process::waitpgid(self.pid, WaitOptions::NOHANG) {
-                Ok(Some((pid, status))) if pid == self.pid => self.ended(Some(status), asked),
+            match rustix::process::waitpgid(self.pid, CHANGES) {
+                Ok(Some((pid, status))) if pid == self.pid => self.changed(status, asked),
                 // An orphan.
                 Ok(Some(_)) | Err(Errno::INTR) => {}
                 Ok(None) => return,
                 Err(_) => {
                     // It may have left its group.
                     if self.end.is_none() {
-                        match rustix::process::waitpid(Some(self.pid), WaitOptions::NOHANG) {
+                        match rustix::process::waitpid(Some(self.pid), CHANGES) {
                             Ok(None) => return,
-                            Ok(Some((_, status))) => self.ended(Some(status), asked),
+                            Ok(Some((_, status))) => {
+                                self.changed(status, asked);
+                                if self.end.is_none() {
+                                    return;
+                                }
+                            }
                             // Another part of this process waited for the child; it is gone.
                             Err(_) => self.ended(None, asked),
                         }
@@ -268,14 +303,45 @@ impl Rank {
         }
     }
 
+    /// The number of its process.
+    fn number(&self) -> u32 {
+        self.pid.as_raw_nonzero().get().unsigned_abs()
+    }
+
+    /// It has ended, was stopped or goes on.
+    fn changed(&mut self, status: WaitStatus, asked: bool) {
+        if status.stopped() {
+            self.stopped = status.stopping_signal();
+        } else if status.continued() {
+            self.stopped = None;
+        } else {
+            self.ended(Some(status), asked);
+        }
+    }
+
     fn ended(&mut self, status: Option<WaitStatus>, asked: bool) {
         self.end = Some(Ended {
-            pid: self.pid.as_raw_nonzero().get().unsigned_abs(),
+            pid: self.number(),
             exit: status.map_or(Exit::Code(-1), Exit::of),
             at: SystemTime::now(),
             resident: self.resident,
             asked_to_end: asked,
         });
+    }
+}
+
+/// The failure of a run, as the launcher knows it: another rank that found the process of a rank dead knows no signal.
+fn with_signal(cause: Error, ranks: &[Ended]) -> Error {
+    match cause {
+        Error::PeerFailed { rank, cause } => {
+            let signal =
+                ranks.get(rank).filter(|end| matches!(end.exit, Exit::Signal(_)) && !end.asked_to_end);
+            match signal.filter(|_| cause.contains(SILENT_END)) {
+                Some(end) => Error::PeerFailed { rank, cause: end.exit.to_string() },
+                None => Error::PeerFailed { rank, cause },
+            }
+        }
+        other => other,
     }
 }
 
@@ -316,6 +382,28 @@ mod tests {
     use std::os::unix::fs::PermissionsExt;
 
     use super::*;
+
+    #[test]
+    fn the_signal_of_a_rank_counts_more_than_the_word_of_another_that_found_it_dead() {
+        let end = |exit, asked_to_end| Ended {
+            pid: 7,
+            exit,
+            at: SystemTime::UNIX_EPOCH,
+            resident: None,
+            asked_to_end,
+        };
+        let told = |text: &str, last: Ended| {
+            let cause = Error::PeerFailed { rank: 1, cause: text.to_owned() };
+            with_signal(cause, &[end(Exit::Code(1), false), last]).to_string()
+        };
+        let found = "its process 7 ended without saying why";
+        let killed = end(Exit::Signal(9), false);
+        assert_eq!(told(found, killed), "rank 1 failed: it was ended by signal 9 (SIGKILL)");
+        assert_eq!(told("no memory", killed), "rank 1 failed: no memory");
+        for other in [end(Exit::Signal(9), true), end(Exit::Code(3), false)] {
+            assert_eq!(told(found, other), format!("rank 1 failed: {found}"));
+        }
+    }
 
     #[test]
     fn a_program_that_cannot_start_is_told_with_what_to_do() {

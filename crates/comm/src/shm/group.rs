@@ -18,8 +18,11 @@ use crate::patience::{Patience, Wait};
 use crate::procfs::stat;
 use crate::stamp::{STAMP_WORDS, Stamp};
 
-/// The longest that a waiting rank sleeps before it checks the others.
+/// How long a waiting rank sleeps at first, and at most, before it checks the others.
+const FIRST_SLICE: Duration = Duration::from_millis(5);
 const SLICE: Duration = Duration::from_millis(50);
+/// Beyond so many ranks all but one sleep longer, so that looking at the time costs no more however many they are.
+const FREQUENT: usize = 32;
 
 /// One rank in the segment; dropped with the last communicator of the rank.
 pub(super) struct Member {
@@ -135,8 +138,7 @@ impl Group {
             lead.entered.store(0, Ordering::Relaxed);
             lead.generation.store(generation.wrapping_add(1), Ordering::SeqCst);
             if lead.sleepers.load(Ordering::SeqCst) != 0 {
-                // The number of ranks that were woken does not matter.
-                let _ = futex::wake(&lead.generation, futex::Flags::empty(), i32::MAX as u32);
+                wake_all(lead);
             }
         } else {
             self.wait(lead, generation, round, stamp)?;
@@ -176,7 +178,8 @@ impl Group {
             std::hint::spin_loop();
         }
         let mut wait = Wait::begin();
-        let mut slice = Duration::from_millis(5);
+        let share = self.ranks.len().div_ceil(FREQUENT) as u32;
+        let mut slice = FIRST_SLICE * share;
         let mut check_at = Instant::now() + slice;
         loop {
             // Counted before the generation is read, as the last to enter sets it before it reads the count (invariant 2).
@@ -190,29 +193,38 @@ impl Group {
             if over() {
                 return Ok(());
             }
+            // Who has found a failure wakes the others.
+            self.member.check_failure()?;
             let now = Instant::now();
             if now >= check_at {
-                self.check_peers(round, stamp, &mut wait)?;
+                let looks = lead.takes_the_look(slice.min(SLICE));
+                if let Err(error) = self.check_peers(round, stamp, &mut wait, looks) {
+                    wake_all(lead);
+                    return Err(error);
+                }
                 if over() {
                     return Ok(());
                 }
-                slice = SLICE.min(slice * 2);
+                // Who has looked at the processes does so again, for all; if it dies another one finds the look due.
+                slice = if looks { SLICE.min(slice * 2) } else { SLICE * share };
                 check_at = now + slice;
             }
         }
     }
 
-    /// Fails if the run has failed, a rank called something else, a rank is dead, or the time limit is over.
-    fn check_peers(&self, round: u64, stamp: &Stamp, wait: &mut Wait) -> Result<()> {
-        self.member.check_failure()?;
-        self.compare(round)?;
+    /// Fails if a rank called something else, a rank is dead, or the time limit is over. One rank of the group at a time
+    /// compares the calls and asks the system about each process (`looks`): if all did, that would cost the square of the ranks.
+    fn check_peers(&self, round: u64, stamp: &Stamp, wait: &mut Wait, looks: bool) -> Result<()> {
+        if looks {
+            self.compare(round)?;
+        }
         let (mut missing, mut first_here) = (Vec::new(), None);
         for (index, &rank) in self.ranks.iter().enumerate() {
-            let state = state(self.segment(), rank);
+            let state = looks.then(|| state(self.segment(), rank));
             // Read after the state: a rank that has finished posts no further entry.
             let is_here = self.entered_key(index, round).is_some();
             let pid = self.segment().cell(rank).pid.load(Ordering::Relaxed);
-            match state.failure(pid, !is_here) {
+            match state.and_then(|state| state.failure(pid, !is_here)) {
                 Some(cause) => return Err(self.member.fail(&Failure::Peer { rank, cause })),
                 None if is_here => first_here = first_here.or(Some(rank)),
                 None => missing.push(rank),
@@ -255,4 +267,10 @@ impl Group {
         let entry = &self.slot(index).entries[(round % 2) as usize];
         (entry.round.load(Ordering::Acquire) == round).then(|| entry.key.load(Ordering::Relaxed))
     }
+}
+
+/// Wakes all ranks that sleep in the barrier of this slot.
+fn wake_all(lead: &Slot) {
+    // The number of ranks that were woken does not matter.
+    let _ = futex::wake(&lead.generation, futex::Flags::empty(), i32::MAX as u32);
 }

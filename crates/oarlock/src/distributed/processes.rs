@@ -9,9 +9,10 @@ use std::os::unix::process::CommandExt;
 use std::panic::{AssertUnwindSafe, Location, catch_unwind};
 use std::process::{Command, Stdio};
 use std::sync::{Arc, Mutex, PoisonError};
+use std::time::Duration;
 
 use oarlock_comm::shm::ShmHost;
-use oarlock_comm::{Ending, Exit, FailedRank, Grace, RankGroup, RankState, StopSignals};
+use oarlock_comm::{AllStopped, Ending, Exit, FailedRank, Grace, RankGroup, RankState, StopSignals};
 
 use crate::error::{Error, Result, SpawnError};
 use crate::launch::{Memory, WorkerEnv, default_omp_threads, port};
@@ -21,6 +22,9 @@ use crate::terminal::tell;
 
 /// The variable that makes a process a rank: who started it, and at which call.
 const VARIABLE: &str = "OARLOCK_SPAWN";
+
+/// How often it is looked whether all ranks are stopped.
+const LOOK: Duration = Duration::from_secs(1);
 
 /// The exit codes of a rank whose function returned an error, and of one that panicked: as of any Rust program.
 const FAILED: i32 = 1;
@@ -149,7 +153,15 @@ fn start(n_ranks: usize, call: &str) -> Result<()> {
     let memory = Memory::now();
     let signals = StopSignals::catch()?;
     let commands = (0..n_ranks).map(command).collect();
-    let ending = RankGroup::spawn(host.clone(), commands, Grace::SHORT, &signals)?.wait()?;
+    let mut ranks = RankGroup::spawn(host.clone(), commands, Grace::SHORT, &signals)?;
+    let ending = loop {
+        if let Some(ending) = ranks.wait_for(LOOK)? {
+            break ending;
+        }
+        if let Some(stopped) = ranks.stopped_for(AllStopped::NOTICE) {
+            tell(&format!("note: {stopped}\n"));
+        }
+    };
     failure(ending, &memory, &host, call).map_or(Ok(()), |failure| Err(failure.into()))
 }
 

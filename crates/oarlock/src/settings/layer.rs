@@ -9,6 +9,9 @@ pub enum Authority {
     Replaces,
     /// They must say the same; a difference is a conflict.
     MustAgree,
+    /// They stand in for what nobody knows yet: where somebody has said something, that holds. What follows from them is checked
+    /// once it is known.
+    Assumed,
 }
 
 /// The entries of one source.

@@ -15,6 +15,9 @@ use crate::nearest::nearest_of;
 /// What is written where a value is to follow from others.
 pub const AUTO: &str = "auto";
 
+/// The rule by which a value stands in for one that is not known yet.
+const ASSUMED: &str = "assumed until it is known";
+
 /// The resolved value of one key.
 #[derive(Clone, Debug)]
 pub struct Setting {
@@ -132,6 +135,13 @@ impl Settings {
         self.count(name).unwrap_or(0)
     }
 
+    /// The number of all ranks, unless only a guess stands in for it: machines know it once they have met.
+    pub fn known_ranks(&self) -> Option<usize> {
+        let ranks = self.get("num_processes");
+        let is_guess = matches!(ranks.origin, Origin::Rule(ASSUMED));
+        self.count("num_processes").filter(|_| !is_guess)
+    }
+
     /// A number; 0 for none.
     pub fn f64(&self, name: &str) -> f64 {
         match self.value(name) {
@@ -237,7 +247,7 @@ pub fn add(
     for (i, entry) in layer.entries.iter().enumerate() {
         let first = match layer.authority {
             Authority::Replaces => layer.entries[..i].iter().find(|other| other.key == entry.key),
-            Authority::MustAgree => None,
+            Authority::MustAgree | Authority::Assumed => None,
         };
         let done = match first {
             Some(first) => Err(written_twice(&entry.key, &entry.location, &first.location)),
@@ -329,6 +339,12 @@ fn settle(
     }
     let is_default = |location: &Location| location.source.read_from == ValueSource::Defaults;
     let is_said = setting.location().is_some_and(|location| !is_default(location));
+    if authority == Authority::Assumed {
+        if !is_said {
+            (setting.value, setting.origin) = (value, Origin::Rule(ASSUMED));
+        }
+        return Ok(());
+    }
     if authority == Authority::MustAgree && is_said && !setting.broken {
         if setting.value.agrees(&value) {
             return Ok(());

@@ -66,9 +66,9 @@ fn the_environment_says_how_many_ranks_and_where() {
             "",
             &[force, ("NNODES", "2"), ("NODE_RANK", "1"), ("NPROC_PER_NODE", "4")],
             &CPU,
-            (vec![4, 4], 1, "NPROC_PER_NODE on 2 machines"),
+            (vec![4, 4], 1, "assumed until it is known"),
         ),
-        ("", &[force, ("NNODES", "2")], &CPU, (vec![6, 6], 0, "FORCE_TORCHRUN on 2 machines")),
+        ("", &[force, ("NNODES", "2")], &CPU, (vec![6, 6], 0, "assumed until it is known")),
         ("num_processes=4", &[("NNODES", "2")], &CPU, (vec![2, 2], 0, "argument")),
     ] {
         let (ranks, this, origin) = ranks(words, environment, devices);
@@ -80,8 +80,14 @@ fn the_environment_says_how_many_ranks_and_where() {
 fn ranks_of_all_machines_count_in_the_batch() {
     let both = [("NNODES", "2"), ("NPROC_PER_NODE", "4")];
     let batch = "deepspeed={\"train_batch_size\":64,\"train_micro_batch_size_per_gpu\":2}";
-    let job = made(batch, &both, &CPU).unwrap();
+    let job = made(&format!("num_processes=8 {batch}"), &both, &CPU).unwrap();
     assert_eq!(config(&job).train.accumulation, 4);
+    // How many ranks the other machine has is known once they have met.
+    let job = made(batch, &both, &CPU).unwrap();
+    assert_eq!(job.on(&[4, 4]).unwrap().train.accumulation, 4);
+    assert_eq!(job.on(&[4, 12]).unwrap().train.accumulation, 2);
+    let wrong = job.on(&[4, 1]).unwrap_err().to_string();
+    assert!(wrong.contains("`train_batch_size` (64) is no multiple of a batch of 2 x 5 ranks"), "{wrong}");
 }
 
 #[test]
@@ -139,7 +145,7 @@ fn wrong_variables_are_told_all_at_once() {
         (
             "num_processes=2",
             &[("NPROC_PER_NODE", "2"), ("NNODES", "2")],
-            "`num_processes` is 2, but NPROC_PER_NODE on 2 machines says 4",
+            "`num_processes` is 2, but this machine has 2 of the ranks of 2 machines",
         ),
         ("num_processes=3", &[("NNODES", "2")], "3 ranks cannot be divided among 2 machines"),
         ("", &[("NNODES", "2"), ("NODE_RANK", "2")], "`NODE_RANK` is 2, and there are 2 machine(s)"),

@@ -1,25 +1,22 @@
 //! One node's side: finds the store or becomes it, shows that the node lives, and asks what to do.
 
 use std::net::{SocketAddr, TcpStream, ToSocketAddrs};
-use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
+use std::sync::Arc;
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
 use super::error::AgentsError;
+use super::link::{ANSWER, CONNECT, Link, converse};
 use super::meeting::{Meeting, endpoint};
-use super::message::{self, Node, Reply, Request, View};
+use super::message::{Node, Reply, Request, View};
 use super::store::Store;
 use super::world::same;
 use super::{Decision, Event, Round};
 use crate::launch::hostname;
-use oarlock_comm::wire::{Broken, Channel, Secret};
+use oarlock_comm::wire::{Broken, Channel, Secret, hex, nonce};
 
-/// How long one address may take to answer.
-const CONNECT: Duration = Duration::from_secs(3);
 /// How long a node that is done waits for the others.
 const EXIT_BARRIER: Duration = Duration::from_secs(300);
-/// The store answers a look after half a second at most; beyond this it is gone.
-const ANSWER: Duration = Duration::from_secs(10);
 const LOOK_MS: u32 = 200;
 
 /// The agent of this node. Dropping it leaves the run; if it keeps the list of nodes, it first informs the others.
@@ -33,73 +30,6 @@ pub struct Agent {
     encrypts: bool,
     /// Kept by the one that could listen at the endpoint; dropped after the link.
     store: Option<Store>,
-}
-
-/// The connection to the store, used by the agent and by the thread that shows that it lives.
-struct Link {
-    channel: Mutex<Channel>,
-    /// What ended the talk: how the run ended, or how the connection did.
-    end: Mutex<Option<Result<View, String>>>,
-    /// Set when the agent goes.
-    gone: Mutex<bool>,
-    wake: Condvar,
-    endpoint: String,
-}
-
-fn locked<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
-    mutex.lock().unwrap_or_else(PoisonError::into_inner)
-}
-
-impl Link {
-    /// One request and its reply.
-    fn ask(&self, request: &Request) -> Result<View, AgentsError> {
-        let lost = |cause: String| AgentsError::StoreLost { endpoint: self.endpoint.clone(), cause };
-        let mut channel = locked(&self.channel);
-        // What is final stays so, and the connection may have ended since.
-        match &*locked(&self.end) {
-            Some(Ok(view)) => return Ok(view.clone()),
-            Some(Err(cause)) => return Err(lost(cause.clone())),
-            None => {}
-        }
-        let answer = converse(&mut channel, request, &|| !*locked(&self.gone));
-        let end = match &answer {
-            Ok(Reply::View(view @ (View::Aborted { .. } | View::AllDone))) => Some(Ok(view.clone())),
-            Ok(Reply::View(_)) => None,
-            Ok(_) => Some(Err("it answered out of turn".to_owned())),
-            Err(broken) => Some(Err(broken.to_string())),
-        };
-        if end.is_some() {
-            locked(&self.end).clone_from(&end);
-        }
-        match (answer, end) {
-            (Ok(Reply::View(view)), _) => Ok(view),
-            (_, Some(Err(cause))) => Err(lost(cause)),
-            _ => Err(lost("it answered out of turn".into())),
-        }
-    }
-
-    /// Asks now and then, so that the store hears this node and this node hears the end.
-    fn beat(&self, every: Duration) {
-        let mut gone = locked(&self.gone);
-        while !*gone {
-            gone = self.wake.wait_timeout(gone, every).unwrap_or_else(PoisonError::into_inner).0;
-            if *gone {
-                return;
-            }
-            drop(gone);
-            // The link keeps the result for the next request.
-            if self.ask(&Request::Look { wait_ms: 0 }).is_err() {
-                return;
-            }
-            gone = locked(&self.gone);
-        }
-    }
-}
-
-fn converse(channel: &mut Channel, request: &Request, go_on: &dyn Fn() -> bool) -> Result<Reply, Broken> {
-    channel.send(&message::write(request))?;
-    let bytes = channel.receive(Instant::now() + ANSWER, go_on)?;
-    message::read(&bytes).ok_or(Broken::Garbage("it said something that makes no sense"))
 }
 
 impl Agent {
@@ -179,29 +109,32 @@ impl Agent {
         store: Option<Store>,
     ) -> Result<Result<Agent, String>, AgentsError> {
         let endpoint = meeting.name();
+        let system = |what: &str, cause: String| AgentsError::System { what: what.into(), cause };
+        let address =
+            channel.stream().peer_addr().map_err(|e| system("ask for an address", e.to_string()))?;
+        let id = nonce().map_err(|broken| system("name this agent", broken.to_string()))?;
         let hello = Node {
+            id: hex(&id[..16]),
             host: hostname(),
             pid: std::process::id(),
             local_ranks: meeting.local_ranks,
             place: meeting.place,
             same: same(meeting),
         };
-        match converse(&mut channel, &Request::Hello(hello), &|| true) {
+        match converse(&mut channel, &Request::Hello(hello.clone()), ANSWER, &|| true) {
             Ok(Reply::Welcome) => {}
             Ok(Reply::Differs(differences)) => return Err(AgentsError::Differs { endpoint, differences }),
             Ok(Reply::Refused(reason)) => return Err(AgentsError::Refused { endpoint, reason }),
             Ok(_) => return Err(AgentsError::Stranger { endpoint, cause: "it answered out of turn".into() }),
             Err(broken) => return Ok(Err(broken.to_string())),
         }
-        let link = Arc::new(Link {
-            channel: Mutex::new(channel),
-            end: Mutex::new(None),
-            gone: Mutex::new(false),
-            wake: Condvar::new(),
-            endpoint,
-        });
+        let (place, secret_of_link) = ((endpoint, address), secret.clone());
+        // So that there is time to come again before this node is lost.
+        let limits = (ANSWER.min(meeting.silence() / 3), meeting.patience());
+        let link = Link::new(channel, place, secret_of_link, hello, limits, meeting.tell);
+        let link = Arc::new(link);
         // Often enough to learn of the end before the store stops.
-        let (its, every) = (link.clone(), meeting.keep_alive.min(Duration::from_secs(1)));
+        let (its, every) = (link.clone(), meeting.keep_alive);
         let beat = std::thread::Builder::new().name("agent's sign of life".into());
         let beat = beat.spawn(move || its.beat(every)).map_err(|e| AgentsError::System {
             what: "start a thread that shows that this node lives".into(),
@@ -221,9 +154,10 @@ impl Agent {
     /// # Errors
     /// When too few nodes come in time, the run has ended, or the store is lost.
     pub fn next_round(&mut self, stop: &dyn Fn() -> bool) -> Result<Round, AgentsError> {
-        let mut request = Request::Ready;
+        let mut request = Request::Ready { after: self.round };
+        let stopped = AgentsError::Stopped { waiting: "waiting for the other nodes" };
         loop {
-            let view = self.link.ask(&request)?;
+            let Some(view) = self.link.ask(&request, stop)? else { return Err(stopped) };
             request = Request::Look { wait_ms: LOOK_MS };
             match view {
                 View::Works { round, restart, node_rank, local_ranks, master_addr, master_port, nonce }
@@ -231,7 +165,7 @@ impl Agent {
                 {
                     if !is_host(&master_addr) {
                         let (endpoint, cause) = (
-                            self.link.endpoint.clone(),
+                            self.link.endpoint().to_owned(),
                             "it says that ranks meet where no machine can be".into(),
                         );
                         return Err(AgentsError::StoreLost { endpoint, cause });
@@ -250,13 +184,13 @@ impl Agent {
                     });
                 }
                 // The round was over before this node heard of it.
-                View::Restart { .. } => request = Request::Ready,
+                View::Restart { .. } => request = Request::Ready { after: self.round },
                 View::Waiting { .. } | View::Works { .. } => {}
                 View::Aborted { reason } => return Err(AgentsError::Ended { reason }),
                 View::AllDone => return Err(AgentsError::Ended { reason: "the run is done".into() }),
             }
             if stop() {
-                return Err(AgentsError::Stopped { waiting: "waiting for the other nodes" });
+                return Err(stopped);
             }
         }
     }
@@ -266,7 +200,7 @@ impl Agent {
     /// # Errors
     /// When the store is lost.
     pub fn poll(&mut self) -> Result<Event, AgentsError> {
-        Ok(event(self.link.ask(&Request::Look { wait_ms: 0 })?))
+        Ok(event(self.link.heard()?))
     }
 
     /// Reports the rank of the run that failed first on this node, and how it ended. The first failure of a round uses one
@@ -274,10 +208,17 @@ impl Agent {
     /// (`is_final`).
     ///
     /// # Errors
-    /// When the store is lost.
-    pub fn failed(&mut self, rank: usize, cause: &str, is_final: bool) -> Result<Decision, AgentsError> {
+    /// When the store is lost, or `stop` ends the wait for it.
+    pub fn failed(
+        &mut self,
+        rank: usize,
+        cause: &str,
+        is_final: bool,
+        stop: &dyn Fn() -> bool,
+    ) -> Result<Decision, AgentsError> {
         let cause = format!("rank {rank}: {cause}").chars().take(1024).collect();
-        Ok(match self.link.ask(&Request::Failed { round: self.round, cause, is_final })? {
+        let view = self.link.ask(&Request::Failed { round: self.round, cause, is_final }, stop)?;
+        Ok(match view.ok_or(AgentsError::Stopped { waiting: "reporting a failure" })? {
             View::Restart { reason } => Decision::Restart { reason },
             View::Aborted { reason } => Decision::Abort { reason: Some(reason) },
             View::AllDone => Decision::Abort { reason: Some("the run is done".into()) },
@@ -295,11 +236,15 @@ impl Agent {
     /// When the store is lost.
     pub fn done(&mut self, stop: &dyn Fn() -> bool) -> Result<Event, AgentsError> {
         let deadline = Instant::now() + EXIT_BARRIER;
-        let mut event = event(self.link.ask(&Request::Done { round: self.round })?);
-        while event == Event::Nothing && Instant::now() < deadline && !stop() {
-            event = self::event(self.link.ask(&Request::Look { wait_ms: LOOK_MS })?);
+        let mut request = Request::Done { round: self.round };
+        loop {
+            let Some(view) = self.link.ask(&request, stop)? else { return Ok(Event::Nothing) };
+            let event = event(view);
+            if event != Event::Nothing || Instant::now() >= deadline || stop() {
+                return Ok(event);
+            }
+            request = Request::Look { wait_ms: LOOK_MS };
         }
-        Ok(event)
     }
 }
 
@@ -319,14 +264,12 @@ fn event(view: View) -> Event {
 
 impl Drop for Agent {
     fn drop(&mut self) {
-        *locked(&self.link.gone) = true;
-        self.link.wake.notify_all();
+        self.link.end();
         if let Some(beat) = self.beat.take() {
             // It has nothing to return.
             let _ = beat.join();
         }
-        // If the message is lost, the end of the connection has the same effect.
-        let _ = locked(&self.link.channel).send(&message::write(&Request::Leave));
+        self.link.leave();
         drop(self.store.take());
     }
 }

@@ -38,8 +38,10 @@ pub struct Meeting {
     pub join_timeout: Duration,
     /// How long to wait for more when the least number is here.
     pub last_call: Duration,
-    /// How often a node shows that it lives; after three times this it counts as lost.
+    /// How often a node shows that it lives; after three times this it counts as lost, unless outages may last longer.
     pub keep_alive: Duration,
+    /// How long the network may be gone, where no interval of signs of life is asked for.
+    pub outage: Option<Duration>,
     /// What must be the same on all nodes, by name: fingerprints of files, the command. This program's version and the
     /// settings of the meeting are compared as well.
     pub same: BTreeMap<String, String>,
@@ -63,6 +65,7 @@ impl Meeting {
             join_timeout: Duration::from_secs(600),
             last_call: Duration::from_secs(30),
             keep_alive: Duration::from_secs(5),
+            outage: None,
             same: BTreeMap::new(),
             encryption: true,
             tell: |_| (),
@@ -95,7 +98,7 @@ impl Meeting {
             match key.trim() {
                 "timeout" | "join_timeout" => self.join_timeout = seconds()?,
                 "last_call_timeout" => self.last_call = seconds()?,
-                "keep_alive_interval" => self.keep_alive = seconds()?,
+                "keep_alive_interval" => (self.keep_alive, self.outage) = (seconds()?, None),
                 "token" => self.access.take("token= of --rdzv-conf", value)?,
                 "token_file" => self.access.take_file("token_file= of --rdzv-conf", value.trim().as_ref())?,
                 "insecure" => self.access.insecure |= switch()?,
@@ -157,6 +160,18 @@ impl Meeting {
                 "{least} to {most} nodes meet at {name}; the least number is awaited {all} s, more of them {more} s"
             ),
         })
+    }
+
+    /// How long a node may be silent until it counts as lost.
+    pub(super) fn silence(&self) -> Duration {
+        self.outage.unwrap_or(self.keep_alive * 3)
+    }
+
+    /// How long a node tries to reach the store again. Where it may come back to a later round, it has the time that the others wait
+    /// for it.
+    pub(super) fn patience(&self) -> Duration {
+        let comes_back = self.place.is_none() || self.max_restarts > 0;
+        self.silence() + if comes_back { self.join_timeout } else { Duration::ZERO }
     }
 
     /// What agents prove to know.

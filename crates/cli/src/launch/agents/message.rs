@@ -14,6 +14,8 @@ use super::error::Difference;
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub(super) struct Node {
+    /// A random name of its agent, by which it is known again after an outage of the network.
+    pub id: String,
     /// The name of its machine.
     pub host: String,
     pub pid: u32,
@@ -30,8 +32,8 @@ pub(super) struct Node {
 pub(super) enum Request {
     /// The first, and only the first.
     Hello(Node),
-    /// The ranks of this node have ended, if there were any: it can take part in a round.
-    Ready,
+    /// The ranks of this node have ended, if there were any: it can take part in a round after this one.
+    Ready { after: u64 },
     /// What is there to know? The store may think about it for so long, while nothing changes.
     Look { wait_ms: u32 },
     /// A rank of this node failed in this round; where that is final, it would fail so again.
@@ -47,6 +49,8 @@ pub(super) enum Request {
 #[serde(deny_unknown_fields, rename_all = "snake_case")]
 pub(super) enum Reply {
     Welcome,
+    /// The node is known, and takes its place again on this connection.
+    Again,
     Differs(Vec<Difference>),
     Refused(String),
     View(View),

@@ -3,6 +3,7 @@
 
 mod agent;
 mod error;
+mod link;
 mod meeting;
 mod message;
 mod store;

@@ -215,9 +215,17 @@ fn hear(channel: &mut Channel, shared: &Shared) -> Result<Request, Broken> {
 
 fn talk(channel: &mut Channel, shared: &Shared, peer: SocketAddr, keeper: bool) {
     let Ok(Request::Hello(node)) = hear(channel, shared) else { return };
-    let taken = shared.world().hello(&node, keeper, Instant::now());
+    let (taken, connection) = {
+        let mut world = shared.world();
+        let taken = match world.comes_again(&node, Instant::now()) {
+            Some(id) => Ok((Reply::Again, id)),
+            None => world.hello(&node, keeper, Instant::now()).map(|id| (Reply::Welcome, id)),
+        };
+        let connection = taken.as_ref().ok().and_then(|(_, id)| world.connection(*id));
+        (taken, connection)
+    };
     let (reply, id) = match taken {
-        Ok(id) => (Reply::Welcome, Some(id)),
+        Ok((reply, id)) => (reply, Some(id)),
         Err(refusal) => {
             let host = printable(&node.host, 64);
             shared.refuse(&format!("{host} ({})", peer.ip()), &refusal.to_string());
@@ -230,15 +238,20 @@ fn talk(channel: &mut Channel, shared: &Shared, peer: SocketAddr, keeper: bool) 
     let sent = channel.send(&message::write(&reply));
     let Some(id) = id else { return };
     let end = match sent {
-        Ok(()) => serve(channel, shared, id),
+        Ok(()) => serve(channel, shared, id, connection),
         Err(broken) => broken.to_string(),
     };
-    shared.world().lost(id, &end, Instant::now());
+    let mut world = shared.world();
+    // The end of a connection that another has replaced says nothing about the node.
+    if world.connection(id) == connection {
+        world.lost(id, &end, Instant::now());
+    }
+    drop(world);
     shared.changed.notify_all();
 }
 
 /// Answers a node until it goes; how it went.
-fn serve(channel: &mut Channel, shared: &Shared, id: Id) -> String {
+fn serve(channel: &mut Channel, shared: &Shared, id: Id, connection: Option<u64>) -> String {
     let mut round = 0;
     loop {
         let request = match hear(channel, shared) {
@@ -249,11 +262,16 @@ fn serve(channel: &mut Channel, shared: &Shared, id: Id) -> String {
         };
         let now = Instant::now();
         let mut world = shared.world();
+        if world.connection(id) != connection {
+            return "came again on another connection".into();
+        }
         world.seen(id, now);
         match request {
             Request::Hello(_) => return "was given up: it introduced itself twice".into(),
             Request::Leave => return "left".into(),
-            Request::Ready => world.ready(id, now),
+            // One that comes late has led to a round already.
+            Request::Ready { after } if world.round_of(id) > after => {}
+            Request::Ready { .. } => world.ready(id, now),
             Request::Failed { round, cause, is_final } => {
                 world.failed(id, round, (&cause, is_final), now);
             }

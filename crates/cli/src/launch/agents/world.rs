@@ -69,7 +69,7 @@ impl Terms {
             max_restarts: meeting.max_restarts,
             join_timeout: meeting.join_timeout,
             last_call: meeting.last_call,
-            silence: meeting.keep_alive * 3,
+            silence: meeting.silence(),
             same: same(meeting),
             master_addr: meeting.endpoint.0.clone(),
             free_port,
@@ -124,6 +124,10 @@ enum MemberState {
 
 #[derive(Debug)]
 struct Member {
+    /// The random name of its agent.
+    agent: String,
+    /// The connections that it has had: only the last one speaks for it.
+    connections: u64,
     name: String,
     local_ranks: usize,
     place: Option<usize>,
@@ -217,6 +221,8 @@ impl World {
         }
         self.check_place(node.place)?;
         let member = Member {
+            agent: node.id.clone(),
+            connections: 1,
             name: name(node),
             local_ranks: node.local_ranks,
             place: node.place,
@@ -229,6 +235,25 @@ impl World {
         self.next = self.next.max(id + 1);
         self.members.insert(id, member);
         Ok(id)
+    }
+
+    /// A node that is known comes again on another connection: an outage has broken the last one, or nobody knows yet that it has.
+    pub(super) fn comes_again(&mut self, node: &Node, now: Instant) -> Option<Id> {
+        let known = self.members.iter_mut().find(|(_, member)| member.agent == node.id);
+        let (&id, member) = known.filter(|_| !node.id.is_empty())?;
+        (member.connections, member.seen) = (member.connections + 1, now);
+        Some(id)
+    }
+
+    /// The number of a node's last connection.
+    pub(super) fn connection(&self, id: Id) -> Option<u64> {
+        self.members.get(&id).map(|member| member.connections)
+    }
+
+    /// The round that a node is part of; 0 for none.
+    pub(super) fn round_of(&self, id: Id) -> u64 {
+        let state = self.members.get(&id).map(|member| member.state);
+        if matches!(state, Some(MemberState::Works(_) | MemberState::Done(_))) { self.round } else { 0 }
     }
 
     /// Refuses a number that no node can have, or that another has.

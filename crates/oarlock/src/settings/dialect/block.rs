@@ -13,8 +13,8 @@ use super::deepspeed_keys;
 /// The ranks of a run.
 #[derive(Clone, Copy, Debug)]
 pub struct Ranks {
-    /// How many there are.
-    pub n: i64,
+    /// How many there are, where that is known: machines know it once they have met.
+    pub n: Option<i64>,
     /// Whether they compute on GPUs.
     pub on_gpus: bool,
 }
@@ -22,7 +22,7 @@ pub struct Ranks {
 impl Ranks {
     /// So many ranks, on GPUs or not.
     pub fn new(n: usize, on_gpus: bool) -> Ranks {
-        Ranks { n: i64::try_from(n).unwrap_or(i64::MAX), on_gpus }
+        Ranks { n: Some(i64::try_from(n).unwrap_or(i64::MAX)), on_gpus }
     }
 }
 
@@ -194,9 +194,9 @@ pub fn join(entries: Vec<Entry>, settings: &mut Settings, problems: &mut Problem
     resolve::add(&Layer { authority: Authority::MustAgree, entries }, settings, &unknown, problems);
 }
 
-/// Whether a number of ranks divides all ranks; else it is reported.
-pub(super) fn divides(block: &Dialect, name: &str, part: usize, ranks: i64, problems: &mut Problems) {
-    if part as i64 > 0 && ranks % part as i64 != 0 {
+/// Whether a number of ranks divides all ranks, where these are known; else it is reported.
+pub(super) fn divides(block: &Dialect, name: &str, part: usize, ranks: Option<i64>, problems: &mut Problems) {
+    if let Some(ranks) = ranks.filter(|ranks| part as i64 > 0 && ranks % part as i64 != 0) {
         let message = format!("`{name}` ({part}) does not divide the {ranks} ranks");
         block.settings.report(problems, message, &[name], "groups of ranks are of one size");
     }

@@ -97,12 +97,10 @@ pub fn batch(block: &Dialect, settings: &mut Settings, problems: &mut Problems) 
     };
     let differs =
         |theirs: &str, ours| block.settings.said(theirs).is_some_and(|said| !said.value.agrees(ours));
+    let Some(ranks) = settings.known_ranks() else { return };
+    let ranks = i64::try_from(ranks).unwrap_or(i64::MAX).max(1);
     // Ranks that divide sequences among them have one batch together.
-    let [ranks, parts] =
-        ["num_processes", "sequence_parallel_size"].map(|name| match settings.get(name).value {
-            Value::Int(n) => n.max(1),
-            _ => 1,
-        });
+    let parts = settings.int("sequence_parallel_size").max(1);
     let ranks = (ranks / parts).max(1);
     let Value::Int(total) = all.value else { return };
     if differs("train_micro_batch_size_per_gpu", &micro.value)

@@ -245,3 +245,36 @@ fn flags_are_cut_short_as_in_the_original() {
     );
     assert!(refused("--lo 0").contains("ambiguous option: --lo could match --log_dir, --"));
 }
+
+/// Machines may have other numbers of ranks: what depends on all of them is left open until they have met.
+#[test]
+fn the_ranks_of_other_machines_are_not_guessed() {
+    let folder = tempfile::tempdir().unwrap();
+    let written = |text: &str| {
+        let path = folder.path().join("train.yaml");
+        let more = "model_name_or_path: m\ndataset: d.jsonl\nstage: pt\noutput_dir: out\ncutoff_len: 32\n";
+        std::fs::write(&path, format!("{more}{text}")).unwrap();
+        path.to_str().unwrap().to_owned()
+    };
+    let job = |text: &str, ranks: &str| {
+        let file = written(text);
+        parse(&["--nnodes", "2", "--nproc-per-node", ranks, "--master-addr", "node0", "train.py", &file], &[])
+    };
+    for text in [
+        "num_processes: 4\n",
+        "pipeline_model_parallel_size: 2\n",
+        "sequence_parallel_size: 2\n",
+        "deepspeed: {train_batch_size: 12, train_micro_batch_size_per_gpu: 3}\n",
+    ] {
+        for ranks in ["1", "3"] {
+            let job = job(text, ranks).unwrap_or_else(|problems| panic!("{text}{ranks}: {problems}"));
+            assert!(job.on(&[1, 3]).is_ok(), "{text}{ranks}");
+            assert!(job.on(&[1, 4]).is_err(), "{text}{ranks}");
+        }
+    }
+    let wrong = job("num_processes: 3\n", "3").unwrap_err();
+    assert!(
+        wrong.contains("`num_processes` is 3, but this machine has 3 of the ranks of 2 machines"),
+        "{wrong}"
+    );
+}

@@ -119,16 +119,20 @@ fn a_failure_restarts_all_until_no_restart_is_left() {
     within(|| {
         let ours = Meeting { max_restarts: 1, ..meeting(2..=2) };
         let mut agents = only_agents(first_round(&[ours.clone(), ours]));
-        let decision = agents[1].failed(1, "it was ended by signal 9 (SIGKILL)", false).unwrap();
+        let decision = agents[1].failed(1, "it was ended by signal 9 (SIGKILL)", false, &never).unwrap();
         let Decision::Restart { reason } = decision else { panic!() };
         assert!(reason.ends_with("rank 1: it was ended by signal 9 (SIGKILL)"), "{reason}");
         assert_eq!(news(&mut agents[0]), Event::Restart { reason: reason.clone() });
         // Its own ranks fell over the lost one: that is no second failure.
-        assert_eq!(agents[0].failed(0, "rank 1 failed", false).unwrap(), Decision::Restart { reason });
+        assert_eq!(
+            agents[0].failed(0, "rank 1 failed", false, &never).unwrap(),
+            Decision::Restart { reason }
+        );
         let again = next_round(agents);
         assert!(again.iter().all(|(_, round)| round.restart == 1));
         let mut agents = only_agents(again);
-        let Decision::Abort { reason: Some(reason) } = agents[0].failed(0, "rank 1 failed", false).unwrap()
+        let Decision::Abort { reason: Some(reason) } =
+            agents[0].failed(0, "rank 1 failed", false, &never).unwrap()
         else {
             panic!()
         };
@@ -188,7 +192,7 @@ fn who_is_done_waits_and_comes_back_if_another_fails() {
             (first, event)
         });
         std::thread::sleep(Duration::from_millis(50));
-        assert!(matches!(second.failed(1, "exit code 1", false).unwrap(), Decision::Restart { .. }));
+        assert!(matches!(second.failed(1, "exit code 1", false, &never).unwrap(), Decision::Restart { .. }));
         let (first, event) = waiting.join().unwrap();
         assert!(matches!(event, Event::Restart { .. }), "{event:?}");
         all_done(only_agents(next_round(vec![first, second])));
@@ -203,6 +207,56 @@ fn when_the_keeper_of_the_list_goes_all_end() {
         drop(agents.remove(0));
         let Event::Abort { reason } = news(&mut agents[0]) else { panic!() };
         assert!(reason.contains("keeps the list of nodes"), "{reason}");
+    });
+}
+
+/// What agents that have lost each other do, where the network is gone for a while: a proxy that holds everything back.
+#[test]
+fn an_outage_keeps_the_round() {
+    use std::io::{Read, Write};
+    use std::net::{TcpListener, TcpStream};
+    use std::sync::Arc;
+
+    fn pump(mut from: TcpStream, mut to: TcpStream, cut: Arc<AtomicBool>) {
+        let mut bytes = [0; 4096];
+        while let Ok(n @ 1..) = from.read(&mut bytes) {
+            while cut.load(Ordering::Relaxed) {
+                std::thread::sleep(Duration::from_millis(5));
+            }
+            if to.write_all(&bytes[..n]).is_err() {
+                return;
+            }
+        }
+        let _ = to.shutdown(std::net::Shutdown::Write);
+    }
+
+    within(|| {
+        let mut ours = Meeting { place: Some(0), ..meeting(2..=2) };
+        ours.keep_alive = Duration::from_secs(1);
+        let store = ours.endpoint.clone();
+        let door = TcpListener::bind(("127.0.0.1", 0)).unwrap();
+        let mut second = Meeting { place: Some(1), ..ours.clone() };
+        second.endpoint.1 = door.local_addr().unwrap().port();
+        let cut = Arc::new(AtomicBool::new(false));
+        let its = cut.clone();
+        std::thread::spawn(move || {
+            for guest in door.incoming() {
+                let (guest, host) = (guest.unwrap(), TcpStream::connect(&store).unwrap());
+                for (from, to) in [(&guest, &host), (&host, &guest)] {
+                    let (from, to, its) = (from.try_clone().unwrap(), to.try_clone().unwrap(), its.clone());
+                    std::thread::spawn(move || pump(from, to, its));
+                }
+            }
+        });
+        let mut agents = only_agents(first_round(&[ours, second]));
+        cut.store(true, Ordering::Relaxed);
+        std::thread::sleep(Duration::from_millis(1800));
+        cut.store(false, Ordering::Relaxed);
+        std::thread::sleep(Duration::from_millis(500));
+        for agent in &mut agents {
+            assert_eq!(agent.poll().unwrap(), Event::Nothing);
+        }
+        all_done(agents);
     });
 }
 
@@ -299,7 +353,7 @@ fn every_round_has_a_token_of_its_own() {
         assert!(all[0].0.keeps_the_list() && all[1].1.token == first && first.len() == 64, "{first}");
         assert!(!first.contains("sesame"));
         let mut agents = only_agents(all);
-        agents[1].failed(1, "it fell", false).unwrap();
+        agents[1].failed(1, "it fell", false, &never).unwrap();
         while !matches!(news(&mut agents[0]), Event::Restart { .. }) {}
         let all = next_round(agents);
         assert!(all[0].1.token == all[1].1.token && all[0].1.token != first);

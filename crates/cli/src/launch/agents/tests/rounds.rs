@@ -39,7 +39,7 @@ fn world_of(numbered: bool, min: usize, max: usize, max_restarts: u32) -> (World
 }
 
 fn node(local_ranks: usize) -> Node {
-    Node { host: "h".into(), pid: 7, local_ranks, place: None, same: BTreeMap::new() }
+    Node { id: String::new(), host: "h".into(), pid: 7, local_ranks, place: None, same: BTreeMap::new() }
 }
 
 /// A node that comes and is ready.
@@ -394,4 +394,30 @@ fn the_loss_of_a_node_with_a_number_uses_a_restart_or_ends_the_run() {
         world.tick(clock.at(101.0));
         assert_eq!(works(&mut world, back), (2, 1, 1, vec![1, 2]));
     }
+}
+
+/// A node whose connection an outage has broken keeps its place; what becomes of the old connection does not matter.
+#[test]
+fn a_node_that_comes_again_in_time_is_the_same() {
+    let (mut world, clock) = world(2, 2, 1);
+    let named = |name: &str| Node { id: name.into(), ..node(1) };
+    let [first, second] = ["a", "b"].map(|name| {
+        let id = world.hello(&named(name), true, clock.at(0.0)).unwrap();
+        world.ready(id, clock.at(0.0));
+        id
+    });
+    world.tick(clock.at(0.0));
+    let before = works(&mut world, second);
+    let connection = world.connection(second);
+    assert_eq!(world.comes_again(&named("b"), clock.at(9000.0)), Some(second));
+    assert_ne!(world.connection(second), connection);
+    // It was heard then.
+    world.seen(first, clock.at(18_000.0));
+    world.tick(clock.at(18_000.0));
+    assert_eq!(works(&mut world, second), before);
+    assert_eq!((world.round_of(second), world.round_of(99)), (1, 0));
+    // Who is no longer known comes as a new node.
+    world.lost(second, "is gone", clock.at(18_001.0));
+    assert_eq!(world.comes_again(&named("b"), clock.at(18_002.0)), None);
+    assert_eq!(world.comes_again(&named(""), clock.at(18_002.0)), None);
 }

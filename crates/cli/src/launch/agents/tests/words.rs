@@ -83,7 +83,9 @@ fn settings_of_the_rendezvous() {
 
 #[test]
 fn messages_come_back_as_they_were() {
-    for request in [Request::Ready, Request::Look { wait_ms: 5 }, Request::Done { round: u64::MAX }] {
+    for request in
+        [Request::Ready { after: 3 }, Request::Look { wait_ms: 5 }, Request::Done { round: u64::MAX }]
+    {
         assert_eq!(message::read(&message::write(&request)), Some(request));
     }
     let reply = |reason: &str| Reply::View(View::Aborted { reason: reason.into() });
