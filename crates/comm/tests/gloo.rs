@@ -340,7 +340,7 @@ fn wrong_addresses_are_told_at_once() {
     let (_, said) = run_on(&machines, 1, "results", &[("GLOO_SOCKET_IFNAME", "lo")]).end("results");
     // Where all name it, all wait where only their own machine comes; one that others reach is enough to tell.
     assert!(said.iter().all(|said| said.starts_with("refused")), "{said:?}");
-    let limit = [("OARLOCK_JOIN_TIMEOUT", "4")];
+    let limit = [("OARLOCK_JOIN_TIMEOUT", "2")];
     let own = |machine| if machine == 0 { machines.address(0).to_owned() } else { "localhost".into() };
     let (_, said) = run_at(&machines, 1, "results", &limit, own).end("results");
     assert!(said[1].contains("MASTER_ADDR=localhost is the machine of rank 1 itself"), "{said:?}");

@@ -32,7 +32,7 @@ impl Place {
         let is_own_name =
             || std::fs::read_to_string("/proc/sys/kernel/hostname").is_ok_and(|own| own.trim() == host);
         match (host, port).to_socket_addrs() {
-            Err(_) if is_own_name() => Place::Itself(Vec::new()),
+            Err(_) if is_own_name() => Place::Itself(vec![SocketAddr::new(Ipv4Addr::LOCALHOST.into(), port)]),
             Err(error) => Place::Unknown(error.to_string()),
             Ok(found) => match Place::among(found.collect(), &own_addresses()) {
                 Place::Elsewhere(found) if is_own_name() => Place::Itself(found),

@@ -1,7 +1,7 @@
 //! One node's side: finds the store or becomes it, shows that the node lives, and asks what to do.
 
 use std::io::ErrorKind;
-use std::net::{SocketAddr, TcpStream, ToSocketAddrs};
+use std::net::TcpStream;
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
@@ -13,7 +13,7 @@ use super::store::Store;
 use super::world::same;
 use super::{Decision, Event, Round};
 use crate::launch::hostname;
-use oarlock_comm::wire::{Broken, Channel, Secret};
+use oarlock_comm::wire::{Broken, Channel, Place, Secret};
 
 /// How long one address may take to answer.
 const CONNECT: Duration = Duration::from_secs(3);
@@ -123,10 +123,15 @@ impl Agent {
         meeting.check()?;
         let deadline = Instant::now() + meeting.join_timeout;
         let mut pause = Duration::from_millis(20);
-        let (began, mut told) = (Instant::now(), false);
-        let astray = meeting.keeps() == Some(false) && meeting.leads_here();
+        let (began, mut told, mut is_first) = (Instant::now(), false, true);
         loop {
-            let Tried { tried, is_wrong } = match Agent::try_join(meeting)? {
+            let place = Place::of(&meeting.endpoint.0, meeting.endpoint.1);
+            if let Some(how) = meeting.how_found(&place).filter(|_| std::mem::take(&mut is_first)) {
+                (meeting.tell)(&how);
+            }
+            let is_here = matches!(place, Place::Here(_) | Place::Itself(_));
+            let astray = meeting.keeps() == Some(false) && is_here;
+            let Tried { tried, is_wrong } = match Agent::try_join(meeting, &place)? {
                 Ok(agent) => return Ok(agent),
                 Err(tried) => tried,
             };
@@ -160,24 +165,21 @@ impl Agent {
     }
 
     /// One attempt; inside, why it may be worth another.
-    fn try_join(meeting: &Meeting) -> Result<Result<Agent, Tried>, AgentsError> {
-        let store = Store::bind(meeting)?;
-        let addresses: Vec<SocketAddr> = match &store {
-            Some(store) => vec![store.address()],
-            None => match (meeting.endpoint.0.as_str(), meeting.endpoint.1).to_socket_addrs() {
-                Ok(addresses) => addresses.collect(),
-                Err(e) => {
-                    return Ok(Err(Tried {
-                        tried: format!("its name has no address ({e})"),
-                        is_wrong: true,
-                    }));
-                }
-            },
+    fn try_join(meeting: &Meeting, place: &Place) -> Result<Result<Agent, Tried>, AgentsError> {
+        for address in place.addresses() {
+            meeting.check_address(address.ip())?;
+        }
+        let store = Store::bind(meeting, place)?;
+        let addresses = match (&store, place) {
+            (Some(store), _) => vec![store.address()],
+            (None, Place::Unknown(why)) => {
+                return Ok(Err(Tried { tried: format!("its name has no address ({why})"), is_wrong: true }));
+            }
+            (None, place) => place.addresses().to_vec(),
         };
         let secret = meeting.secret();
         let (mut tried, mut is_wrong) = (Vec::new(), true);
         for address in addresses {
-            meeting.check_address(address.ip())?;
             let stream = match TcpStream::connect_timeout(&address, CONNECT) {
                 Ok(stream) => stream,
                 Err(e) => {

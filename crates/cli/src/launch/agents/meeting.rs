@@ -166,16 +166,12 @@ impl Meeting {
         self.place.map_or(self.is_host, |place| Some(place == 0))
     }
 
-    /// Whether the endpoint is this machine.
-    pub(super) fn leads_here(&self) -> bool {
-        matches!(Place::of(&self.endpoint.0, self.endpoint.1), Place::Here(_) | Place::Itself(_))
-    }
-
-    /// What the endpoint means here, where that is not what it means on all machines; `None` where it is, or another node keeps
-    /// the list.
-    fn how_found(&self) -> Option<String> {
+    /// How others find this node by the endpoint, whose place is this, where its name does not say it; `None` where it does, or
+    /// another node keeps the list.
+    pub(super) fn how_found(&self, place: &Place) -> Option<String> {
         let keeps = self.keeps();
-        let what = match Place::of(&self.endpoint.0, self.endpoint.1) {
+        let what = match place {
+            _ if *self.nodes.end() == 1 => return None,
             Place::Itself(_) if keeps != Some(false) => {
                 "means this machine only here, so other machines need another name of it"
             }
@@ -193,16 +189,12 @@ impl Meeting {
     pub fn waits(&self) -> Option<String> {
         let (least, most) = (*self.nodes.start(), *self.nodes.end());
         let (name, all, more) = (self.name(), self.join_timeout.as_secs(), self.last_call.as_secs());
-        if most == 1 {
-            return None;
-        }
-        let whom = match least == most {
+        (most > 1).then(|| match least == most {
             true => format!("{most} nodes meet at {name}; all are awaited {all} s"),
             false => format!(
                 "{least} to {most} nodes meet at {name}; the least number is awaited {all} s, more of them {more} s"
             ),
-        };
-        Some(self.how_found().map_or(whom.clone(), |how| format!("{whom}; {how}")))
+        })
     }
 
     /// What agents prove to know.

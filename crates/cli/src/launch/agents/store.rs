@@ -71,18 +71,14 @@ impl Shared {
 
 impl Store {
     /// Listens where the others look for this machine, if it is the one that keeps the list of nodes: the meeting says so, or the
-    /// endpoint is an address of it. `None` where it is another machine, or somebody listens there already.
-    pub(super) fn bind(meeting: &Meeting) -> Result<Option<Store>, AgentsError> {
-        let (host, port) = (meeting.endpoint.0.as_str(), meeting.endpoint.1);
+    /// endpoint, whose place is given, is an address of it. `None` where it is another machine, or somebody listens there already.
+    pub(super) fn bind(meeting: &Meeting, place: &Place) -> Result<Option<Store>, AgentsError> {
+        let port = meeting.endpoint.1;
         let must = match meeting.keeps() {
             Some(false) => return Ok(None),
             keeps => keeps.is_some(),
         };
-        let place = Place::of(host, port);
-        for address in place.addresses() {
-            meeting.check_address(address.ip())?;
-        }
-        let listener = match &place {
+        let listener = match place {
             Place::Here(at) => listen_at(at),
             Place::Itself(at) if *meeting.nodes.end() == 1 => listen_at(at),
             // What this name means here it means on no other machine, so others come to one of the addresses.
