@@ -9,6 +9,7 @@ mod digest;
 mod draft;
 mod error;
 mod gloo;
+mod gloo_shim;
 mod held;
 mod hold;
 mod join;

@@ -20,7 +20,7 @@ pub const HAS_MPI: bool = cfg!(feature = "mpi");
 /// Why ranks of several machines cannot meet over Gloo, and the command that mends it; `None` where they can. Asked first, it
 /// loads the library.
 pub fn gloo_obstacle() -> Option<&'static str> {
-    crate::gloo::obstacle()
+    crate::gloo_shim::obstacle()
 }
 
 /// Why MPI was asked for and cannot be had.

@@ -12,8 +12,8 @@ use std::time::{Duration, Instant};
 
 use super::mesh::Link;
 use super::sealed::{Sealed, open, seal};
-use super::shim::{Shim, shim};
 use crate::error::{Error, Result};
+use crate::gloo_shim::{Shim, shim};
 use crate::messages::{ByteSpan, InFlight, Library, Lost, Message, NOTICES};
 
 /// Notices of each rank that are received ahead. A rank sends at most two: its failure, and that it has left.

@@ -7,7 +7,6 @@ mod library;
 mod meeting;
 mod mesh;
 mod sealed;
-mod shim;
 
 use crate::communicator::Communicator;
 use crate::error::Result;
@@ -15,11 +14,6 @@ use crate::launched::{Launched, join_limit};
 use crate::messages::{self, Library};
 use library::Gloo;
 use meeting::Meeting;
-
-/// Why Gloo cannot be had, and the command that brings it.
-pub(crate) fn obstacle() -> Option<&'static str> {
-    shim::shim().err()
-}
 
 /// Joins the ranks that a launcher started on several machines; returns when all have joined. If the wait is long, `notify` is
 /// called once with the reason.

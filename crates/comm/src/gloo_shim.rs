@@ -18,14 +18,14 @@ static BUILT: Result<&[u8], &str> = include!(concat!(env!("OUT_DIR"), "/shim.rs"
 const SWITCH: &str = "OARLOCK_GLOO";
 
 /// A call of the shim that seals or opens a record.
-pub(super) type RecordCall = unsafe extern "C" fn(*mut c_void, *mut u8, usize) -> c_int;
+pub(crate) type RecordCall = unsafe extern "C" fn(*mut c_void, *mut u8, usize) -> c_int;
 
-/// Declares the functions of the shim, whose types are those of `shim/shim.cc`.
+/// Declares the functions of the shim, whose types are those of `gloo/shim/shim.cc`.
 macro_rules! functions {
     ($($field:ident: $symbol:literal ($($arg:ty),* $(,)?) $(-> $result:ty)?;)+) => {
         /// The functions of the shim.
-        pub(super) struct Shim {
-            $(pub(super) $field: unsafe extern "C" fn($($arg),*) $(-> $result)?,)+
+        pub(crate) struct Shim {
+            $(pub(crate) $field: unsafe extern "C" fn($($arg),*) $(-> $result)?,)+
             /// Never unloaded: Gloo has threads of its own.
             _library: ManuallyDrop<Library>,
         }
@@ -57,8 +57,13 @@ functions! {
     half_close: "oarlock_gloo_half_close" (*mut c_void, c_int);
 }
 
+/// Why Gloo cannot be had, and the command that brings it.
+pub(crate) fn obstacle() -> Option<&'static str> {
+    shim().err()
+}
+
 /// The shim, loaded once; why it cannot be had, and the command that brings it.
-pub(super) fn shim() -> Result<&'static Shim, &'static str> {
+pub(crate) fn shim() -> Result<&'static Shim, &'static str> {
     static LOADED: OnceLock<Result<Shim, String>> = OnceLock::new();
     let loaded = LOADED.get_or_init(|| match (std::env::var(SWITCH).as_deref(), BUILT) {
         (Ok("off"), _) => Err(format!("{SWITCH}=off leaves it out; unset {SWITCH}")),
