@@ -457,7 +457,7 @@ fn variables_that_make_no_sense_are_named() {
             said("OARLOCK_JOIN_TIMEOUT", "soon")
                 .contains("refused OARLOCK_JOIN_TIMEOUT=soon: expected whole seconds")
         );
-        let several = Rank::start({
+        let mut several = Rank::start({
             let mut command = torchrun(0, 2, port());
             command.envs([("WORLD_SIZE", "4"), ("OARLOCK_JOIN_TIMEOUT", "1")]);
             command
