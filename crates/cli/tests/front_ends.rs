@@ -99,7 +99,7 @@ fn fine_tuning_is_shown_and_named_when_it_is_started() {
     }
     // Without Gloo that is missing, too.
     let refuses = shown.stderr.contains("Oarlock run on 2 machines");
-    assert_eq!(refuses, !oarlock_comm::HAS_GLOO, "{shown:?}");
+    assert_eq!(refuses, oarlock_comm::gloo_obstacle().is_some(), "{shown:?}");
     let started = said(&site, &["lmf", "train"], &arguments, &two);
     assert_refused(&started, 2, &["`stage: ppo` is not supported yet"]);
     assert!(!site.path("out").exists());

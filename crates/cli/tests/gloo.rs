@@ -62,6 +62,9 @@ fn all_end_well(ranks: Vec<Running>) {
 
 #[test]
 fn every_stage_gives_the_bits_of_shared_memory() {
+    if !oarlock_must::have_gloo(oarlock_comm::gloo_obstacle()) {
+        return;
+    }
     let site = Site::new();
     for (n, stage, more) in
         [(2, 0, "bf16=true"), (2, 1, "max_steps=6"), (3, 2, "max_steps=6"), (2, 3, "bf16=true")]
@@ -83,6 +86,9 @@ fn every_stage_gives_the_bits_of_shared_memory() {
 
 #[test]
 fn two_machines_train_what_one_does() {
+    if !oarlock_must::have_gloo(oarlock_comm::gloo_obstacle()) {
+        return;
+    }
     let Some(machines) = Machines::new(2) else { return };
     let site = Site::new();
     site.write("stage3.json", r#"{"zero_optimization": {"stage": 3}}"#);
@@ -96,6 +102,9 @@ fn two_machines_train_what_one_does() {
 
 #[test]
 fn a_rank_that_is_killed_is_named_by_all_others() {
+    if !oarlock_must::have_gloo(oarlock_comm::gloo_obstacle()) {
+        return;
+    }
     let site = Site::new();
     let words = ["max_steps=100000"];
     let mut ranks = begin(&site, (3, 3), "out", &words, ("127.0.0.1", port()), here);

@@ -87,7 +87,7 @@ fn a_launcher_that_counts_otherwise_is_a_conflict() {
 #[test]
 fn wrong_variables_and_several_machines_are_refused_at_once() {
     let site = Site::new();
-    let several = match cfg!(feature = "gloo") {
+    let several = match oarlock_comm::gloo_obstacle().is_none() {
         true => "`num_processes` is 2, but WORLD_SIZE says 8",
         false => "ranks of several machines meet",
     };

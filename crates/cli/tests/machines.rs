@@ -1,6 +1,7 @@
 //! Several machines, as far as network namespaces are machines (`bench/netns/run`): every launcher's command on each of them,
 //! word for word as guides have it. Where the system does not allow namespaces the tests say so and test nothing.
 
+use std::net::{TcpListener, TcpStream};
 use std::os::unix::fs::symlink;
 use std::process::Command;
 
@@ -82,10 +83,30 @@ fn every_launcher_starts_the_ranks_of_a_program_on_all_machines() {
     }
 }
 
-/// A build that cannot bring machines together says which one can, before anything is started.
-#[cfg(not(feature = "gloo"))]
+/// Passes connections to a port on to machine 0, as a Service does, for who starts this as a process; as a test it has nothing to do.
 #[test]
-fn a_training_on_several_machines_needs_a_build_with_gloo() {
+fn forward() {
+    let Some(port) = std::env::var(FORWARD).ok().and_then(|port| port.parse::<u16>().ok()) else { return };
+    let listener = TcpListener::bind(("0.0.0.0", port)).unwrap();
+    for stream in listener.incoming() {
+        let (one, other) = (stream.unwrap(), TcpStream::connect(("192.168.0.1", port)));
+        // Who comes too early is closed.
+        let Ok(other) = other else { continue };
+        for (mut from, mut to) in [(one.try_clone().unwrap(), other.try_clone().unwrap()), (other, one)] {
+            std::thread::spawn(move || {
+                let _ = std::io::copy(&mut from, &mut to);
+                let _ = to.shutdown(std::net::Shutdown::Both);
+            });
+        }
+    }
+}
+
+/// The port that a forwarder passes on.
+const FORWARD: &str = "OARLOCK_TEST_FORWARD";
+
+/// A program that cannot bring machines together says what is missing, before anything is started.
+#[test]
+fn a_training_on_several_machines_needs_gloo() {
     let site = site();
     let mut command = site.oarlock(&["train", "train.yaml", "output_dir=out"]);
     command.envs([
@@ -93,16 +114,16 @@ fn a_training_on_several_machines_needs_a_build_with_gloo() {
         ("NODE_RANK", "0"),
         ("NPROC_PER_NODE", "1"),
         ("MASTER_ADDR", "127.0.0.1"),
+        ("OARLOCK_GLOO", "off"),
     ]);
     let said = run(command);
     assert_eq!(said.code, Some(2), "{said:?}");
     assert!(said.stderr.contains("an Oarlock run on 2 machines needs Gloo or MPI"), "{said:?}");
-    assert!(said.stderr.contains("cargo build --release --features gloo"), "{said:?}");
+    assert!(said.stderr.contains("unset OARLOCK_GLOO"), "{said:?}");
     assert!(!site.path("out").exists());
 }
 
 /// Trainings over Gloo.
-#[cfg(feature = "gloo")]
 mod gloo {
     use super::*;
 
@@ -146,7 +167,7 @@ mod gloo {
     /// The commands of the guides, which end with the bytes that as many ranks on one machine end with.
     #[test]
     fn the_commands_of_the_guides_train_over_two_machines() {
-        if !oarlock_must::have_machines() {
+        if !oarlock_must::have_gloo_machines(oarlock_comm::gloo_obstacle()) {
             return;
         }
         let site = site();
@@ -206,10 +227,43 @@ mod gloo {
         }
     }
 
+    /// Machine 0 by a name that means it only there, as Kubeflow has it, by an alias in its table of hosts, and by an address that
+    /// is none of its own, as that of a Service.
+    #[test]
+    fn machine_0_is_found_by_another_name_than_it_has_itself() {
+        if !oarlock_must::have_gloo_machines(oarlock_comm::gloo_obstacle()) {
+            return;
+        }
+        let site = site();
+        site.train("one", &["num_processes=2", "max_steps=2"]);
+        let numbered = "--nnodes=2 --node_rank=$MACHINE --master_port 29500 --master_addr";
+        let c10d = "--nnodes 2 --rdzv-backend c10d --rdzv-id 7 --rdzv-endpoint";
+        for (name, flags) in [
+            ("localhost", format!("{numbered} $(test $MACHINE = 0 && echo localhost || echo 192.168.0.1)")),
+            ("alias", format!("{c10d} train-master-0:29500")),
+            ("service", format!("{c10d} 192.168.0.3:29500 --rdzv-conf is_host=$((1 - MACHINE))")),
+            ("numbered-service", format!("{numbered} 192.168.0.3")),
+        ] {
+            let script = format!(
+                "if [ $MACHINE = 2 ]; then exit; fi
+                 echo \"$(test $MACHINE = 0 && echo 127.0.1.1 || echo 192.168.0.1) train-master-0\" >> \
+                   /etc/netns/$NETNS_PREFIX-$MACHINE/hosts
+                 if [ $MACHINE = 1 ]; then
+                   {FORWARD}=29500 on 2 {suite:?} --exact machines::forward --nocapture >/dev/null & trap \"kill $!\" EXIT
+                 fi
+                 export OARLOCK_JOIN_TIMEOUT=30
+                 torchrun --nproc_per_node=1 {flags} train.py train.yaml max_steps=2 output_dir={name}",
+                suite = std::env::current_exe().unwrap()
+            );
+            ran(&site, 3, &[], &script);
+            assert!(site.model(name) == site.model("one"), "{name}");
+        }
+    }
+
     /// Every placement, on two and on three machines.
     #[test]
     fn every_stage_has_the_bytes_of_one_machine() {
-        if !oarlock_must::have_machines() {
+        if !oarlock_must::have_gloo_machines(oarlock_comm::gloo_obstacle()) {
             return;
         }
         let site = site();
@@ -241,7 +295,7 @@ mod gloo {
 
     #[test]
     fn a_rank_that_dies_restarts_all_machines_from_the_newest_checkpoint() {
-        if !oarlock_must::have_machines() {
+        if !oarlock_must::have_gloo_machines(oarlock_comm::gloo_obstacle()) {
             return;
         }
         let site = site();
@@ -385,7 +439,7 @@ mod gloo {
 
     #[test]
     fn a_machine_that_is_lost_is_done_without_and_comes_back() {
-        if !oarlock_must::have_machines() {
+        if !oarlock_must::have_gloo_machines(oarlock_comm::gloo_obstacle()) {
             return;
         }
         let site = site();
@@ -426,7 +480,7 @@ mod gloo {
     /// Machines that do not fit together, and one that is lost where none can stand in for it, are named.
     #[test]
     fn what_is_wrong_with_a_machine_is_named_on_the_others() {
-        if !oarlock_must::have_machines() {
+        if !oarlock_must::have_gloo_machines(oarlock_comm::gloo_obstacle()) {
             return;
         }
         let site = site();
@@ -461,7 +515,7 @@ mod gloo {
     /// the run goes on; the parts are joined to the whole.
     #[test]
     fn machines_without_a_common_folder_write_their_parts() {
-        if !oarlock_must::have_machines() {
+        if !oarlock_must::have_gloo_machines(oarlock_comm::gloo_obstacle()) {
             return;
         }
         let site = site();
@@ -500,7 +554,7 @@ mod gloo {
     /// Files that are not the same on all machines, and other builds, are named before the first step.
     #[test]
     fn machines_with_other_files_or_builds_do_not_train_together() {
-        if !oarlock_must::have_machines() {
+        if !oarlock_must::have_gloo_machines(oarlock_comm::gloo_obstacle()) {
             return;
         }
         let site = site();
@@ -546,7 +600,7 @@ mod gloo {
     /// Without a common folder all machines go on from the newest checkpoint that they have together, or from none.
     #[test]
     fn machines_of_which_one_lacks_checkpoints_agree_on_an_older_one() {
-        if !oarlock_must::have_machines() {
+        if !oarlock_must::have_gloo_machines(oarlock_comm::gloo_obstacle()) {
             return;
         }
         let site = site();

@@ -16,7 +16,6 @@ mod folders;
 mod front_ends;
 mod fuzz;
 mod generate;
-#[cfg(feature = "gloo")]
 mod gloo;
 mod gpu;
 mod gpu_check;

@@ -112,7 +112,7 @@ fn line_fits(expected: &str, said: &str) -> bool {
 
 /// What this build should print, of the lines of a page.
 fn of_this_build<'a>(lines: &[&'a str]) -> Vec<&'a str> {
-    let (ours, others) = match oarlock_comm::HAS_GLOO {
+    let (ours, others) = match oarlock_comm::gloo_obstacle().is_none() {
         true => ("[with gloo] ", "[without gloo] "),
         false => ("[without gloo] ", "[with gloo] "),
     };

@@ -1,10 +1,8 @@
-//! The build script: with the cargo feature `gloo` there is C++ to compile.
+//! The build script: compiles the shim over Gloo, where Gloo can be had.
 
-#[cfg(feature = "gloo")]
 mod gloo;
 
 fn main() {
     println!("cargo::rerun-if-changed=build");
-    #[cfg(feature = "gloo")]
     gloo::build();
 }

@@ -102,20 +102,20 @@ impl Error {
 }
 
 /// How ranks of several machines can meet.
-fn several_machines() -> &'static str {
-    use crate::transport_kind::{HAS_GLOO, HAS_MPI};
-    match (HAS_GLOO, HAS_MPI) {
-        (true, _) => {
-            "ranks of several machines meet over Gloo, at the machine and port in MASTER_ADDR and MASTER_PORT: set both"
+fn several_machines() -> String {
+    use crate::transport_kind::{HAS_MPI, gloo_obstacle};
+    match (gloo_obstacle(), HAS_MPI) {
+        (None, _) => {
+            "ranks of several machines meet over Gloo, at the machine and port in MASTER_ADDR and MASTER_PORT: set both".into()
         }
-        (false, true) => {
+        (Some(why), true) => format!(
             "ranks of several machines meet through MPI: start them with mpirun or srun (`deepspeed --launcher openmpi` calls \
-             mpirun); or over Gloo: build with `cargo build --release --features gloo`"
-        }
-        (false, false) => {
-            "ranks of several machines meet over Gloo or MPI: build with `cargo build --release --features gloo`, or with \
-             `--features mpi` and start them with mpirun or srun"
-        }
+             mpirun); or over Gloo: {why}"
+        ),
+        (Some(why), false) => format!(
+            "ranks of several machines meet over Gloo: {why}; or through MPI: build with `cargo build --release --features mpi`, \
+             and start them with mpirun or srun"
+        ),
     }
 }
 

@@ -47,10 +47,7 @@ fn join(place: &Launched, link: Option<Link>, notify: &dyn Fn(&str)) -> Result<C
         TransportKind::Mpi => crate::mpi::join(place, notify).map(|comm| over(link, comm, true)),
         #[cfg(not(feature = "mpi"))]
         TransportKind::Mpi => Err(Error::Join(why_no_mpi())),
-        #[cfg(feature = "gloo")]
         TransportKind::Gloo => crate::gloo::join(place, notify).map(|comm| over(link, comm, true)),
-        #[cfg(not(feature = "gloo"))]
-        TransportKind::Gloo => Err(Error::Join(why_no_gloo())),
     }
 }
 

@@ -4,7 +4,7 @@
 use std::time::Duration;
 
 use crate::error::{Error, Result};
-use crate::transport_kind::{HAS_GLOO, HAS_MPI, TRANSPORT, TransportKind, why_no_gloo, why_no_mpi};
+use crate::transport_kind::{HAS_MPI, TRANSPORT, TransportKind, gloo_obstacle, why_no_gloo, why_no_mpi};
 
 /// How long the ranks wait for each other at the start, in seconds.
 const LIMIT: &str = "OARLOCK_JOIN_TIMEOUT";
@@ -35,6 +35,8 @@ pub struct Launched {
     pub local_world_size: usize,
     /// What sets this run apart from others of the same user on this machine, as far as variables say.
     pub(crate) run_id: String,
+    /// The same without the address of rank 0, which may have another name on each machine.
+    pub(crate) common_id: String,
     /// The variables that are different for each rank, as the launcher wrote them.
     pub(crate) rank_variables: Vec<(&'static str, String)>,
     /// Whether the ranks were started as those of MPI: by one of its launchers or Slurm, also with a script between.
@@ -144,6 +146,14 @@ impl Launched {
         let step = lookup("SLURM_STEP_ID").and_then(|step| step.parse::<usize>().ok());
         let inside = |family: &&Family| match family.marker {
             "SLURM_STEP_ID" => step.is_some_and(|s| s < FIRST_SPECIAL_STEP) && lookup(family.rank).is_some(),
+            // LLaMA-Factory's launcher was once told so which machine this is.
+            "RANK"
+                if lookup("NNODES").is_some()
+                    && lookup("WORLD_SIZE").is_none()
+                    && lookup("LOCAL_RANK").is_none() =>
+            {
+                false
+            }
             marker => lookup(marker).is_some(),
         };
         match FAMILIES.iter().find(inside) {
@@ -170,12 +180,13 @@ impl Launched {
     /// [`Error::SeveralMachines`] where none can be; [`Error::Join`] where MPI or Gloo is asked for and cannot be.
     pub fn transport(&self) -> Result<TransportKind> {
         let has_mpi = self.is_mpi && HAS_MPI;
-        let has_gloo = self.has_address && HAS_GLOO;
+        // Asked only where it matters: it loads the library.
+        let has_gloo = || self.has_address && gloo_obstacle().is_none();
         let one_machine = self.world_size == self.local_world_size;
         match self.requested {
             Some(TransportKind::Mpi) if has_mpi => Ok(TransportKind::Mpi),
             Some(TransportKind::Mpi) => Err(Error::Join(why_no_mpi())),
-            Some(TransportKind::Gloo) if has_gloo => Ok(TransportKind::Gloo),
+            Some(TransportKind::Gloo) if has_gloo() => Ok(TransportKind::Gloo),
             Some(TransportKind::Gloo) => Err(Error::Join(why_no_gloo())),
             Some(TransportKind::SharedMemory) | None if one_machine => Ok(TransportKind::SharedMemory),
             Some(TransportKind::SharedMemory) => {
@@ -187,7 +198,7 @@ impl Launched {
                 )))
             }
             None if has_mpi => Ok(TransportKind::Mpi),
-            None if has_gloo => Ok(TransportKind::Gloo),
+            None if has_gloo() => Ok(TransportKind::Gloo),
             _ => Err(Error::SeveralMachines {
                 world_size: self.world_size,
                 local_world_size: self.local_world_size,
@@ -236,8 +247,11 @@ impl Family {
             return Err(malformed(lookup, "MASTER_PORT", "a port from 1 to 65535".into()));
         }
         let word = |name: &&str| Some(format!("{name}={}", lookup(name)?));
-        let names = ["MASTER_ADDR", "MASTER_PORT"].iter().chain(self.run);
-        let run_id = names.filter_map(word).collect::<Vec<_>>().join(" ");
+        let common = ["MASTER_PORT"].iter().chain(self.run).filter_map(word);
+        let common_id = common.collect::<Vec<_>>().join(" ");
+        let address = word(&"MASTER_ADDR").into_iter();
+        let run_id =
+            address.chain(Some(common_id.clone()).filter(|id| !id.is_empty())).collect::<Vec<_>>().join(" ");
         let own = std::iter::once(&self.rank).chain(self.local_rank);
         Ok(Launched {
             launcher: self.launcher,
@@ -247,6 +261,7 @@ impl Family {
             local_rank: local_rank.map_or(rank, |(_, rank)| rank),
             local_world_size,
             run_id: if run_id.is_empty() { self.launcher.into() } else { run_id },
+            common_id: if common_id.is_empty() { self.launcher.into() } else { common_id },
             rank_variables: own.filter_map(|&name| Some((name, lookup(name)?))).collect(),
             is_mpi: false,
             has_address: ["MASTER_ADDR", "MASTER_PORT"].iter().all(|name| lookup(name).is_some()),
@@ -362,6 +377,7 @@ mod tests {
     fn a_batch_script_and_a_job_of_one_task_are_no_ranks() {
         assert_eq!(read("").unwrap(), None);
         assert_eq!(read("WORLD_SIZE=2").unwrap(), None);
+        assert_eq!(read("NNODES=2 RANK=1 MASTER_ADDR=a MASTER_PORT=1").unwrap(), None);
         assert_eq!(read("RANK= WORLD_SIZE=2").unwrap(), None);
         assert_eq!(read("SLURM_PROCID=0 SLURM_NTASKS=8 SLURM_LOCALID=0").unwrap(), None);
         let salloc = "SLURM_PROCID=0 SLURM_NTASKS=8 SLURM_LOCALID=0 SLURM_STEP_ID=4294967290";
@@ -384,6 +400,10 @@ mod tests {
         ];
         assert!((1..all.len()).all(|i| !all[..i].contains(&all[i])), "{all:?}");
         assert_eq!(run(TORCHRUN), other("RANK=1", "RANK=0"));
+        // The first machine may know itself by another name than the others do.
+        let common = |words: &str| read(words).unwrap().unwrap().common_id;
+        assert_eq!(common(TORCHRUN), common(&TORCHRUN.replace("127.0.0.1", "localhost")));
+        assert_ne!(common(TORCHRUN), common(&TORCHRUN.replace("29500", "29501")));
     }
 
     #[test]
@@ -396,10 +416,11 @@ mod tests {
         let srun = "SLURM_PROCID=5 SLURM_NTASKS=8 SLURM_LOCALID=1 SLURM_NNODES=2 SLURM_STEP_ID=0";
         // A script between srun and the rank may say the same in torchrun's words.
         let of_mpi = [srun.to_owned(), format!("{srun} {}", of_torch[0])];
-        let says = match (HAS_GLOO, HAS_MPI) {
+        let has_gloo = gloo_obstacle().is_none();
+        let says = match (has_gloo, HAS_MPI) {
             (true, _) => "MASTER_ADDR and MASTER_PORT: set both",
             (false, true) => "mpirun",
-            (false, false) => "--features mpi",
+            (false, false) => "libgloo-dev",
         };
         for words in of_torch.map(str::to_owned).iter().chain(of_mpi.iter().filter(|_| !HAS_MPI)) {
             let error = transport(words).unwrap_err();
@@ -409,7 +430,7 @@ mod tests {
             );
             assert!(error.to_string().contains(says), "{error}");
             let found = transport(&format!("{words} MASTER_ADDR=a MASTER_PORT=1"));
-            assert_eq!(found.is_ok_and(|kind| kind == TransportKind::Gloo), HAS_GLOO);
+            assert_eq!(found.is_ok_and(|kind| kind == TransportKind::Gloo), gloo_obstacle().is_none());
         }
         for words in of_mpi.iter().filter(|_| HAS_MPI) {
             assert_eq!(transport(words).unwrap(), TransportKind::Mpi);
@@ -437,7 +458,7 @@ mod tests {
             assert!(error.contains(says), "{error}");
         }
         let gloo = transport(&format!("{TORCHRUN} OARLOCK_TRANSPORT=gloo"));
-        assert_eq!(gloo.is_ok_and(|kind| kind == TransportKind::Gloo), HAS_GLOO);
+        assert_eq!(gloo.is_ok_and(|kind| kind == TransportKind::Gloo), gloo_obstacle().is_none());
         let mpirun = "OMPI_COMM_WORLD_RANK=1 OMPI_COMM_WORLD_SIZE=2 OMPI_COMM_WORLD_LOCAL_SIZE=2";
         assert_eq!(
             transport(&format!("{mpirun} OARLOCK_TRANSPORT=mpi"))

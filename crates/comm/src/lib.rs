@@ -8,8 +8,8 @@ mod cores;
 mod digest;
 mod draft;
 mod error;
-#[cfg(feature = "gloo")]
 mod gloo;
+mod gloo_shim;
 mod held;
 mod hold;
 mod join;
@@ -18,7 +18,6 @@ mod ledger;
 mod mapped;
 mod members;
 mod memory;
-#[cfg(any(feature = "gloo", feature = "mpi"))]
 mod messages;
 mod metered;
 #[cfg(feature = "mpi")]
@@ -54,7 +53,7 @@ pub use join::{from_env, join_launched};
 pub use launched::{Launched, join_limit, link_timeout};
 pub use ledger::{RankState, RankStatus};
 pub use mapped::MappedFile;
-pub use memory::{MachineMemory, ProcessMemory, killed_for_memory, release_freed_memory};
+pub use memory::{MachineMemory, ProcessMemory, killed_for_memory, processor_seconds, release_freed_memory};
 pub use metered::{Exceeded, MemoryLimits, Meter, MeteredAllocator};
 pub use oarlock_tensor::cpu::rank_sum::tree_fold;
 pub use observer::CommunicationTime;
@@ -72,7 +71,7 @@ pub use slowed::{Link, bandwidth_of, latency_of};
 pub use stats::{OpStats, Recorded};
 pub use trace::CollectiveEvent;
 pub use transport::Transport;
-pub use transport_kind::{HAS_GLOO, HAS_MPI, TransportKind};
+pub use transport_kind::{HAS_MPI, TransportKind, gloo_obstacle};
 pub use whole_file::{
     MAX_CONFIG_BYTES, MAX_RECORDS_BYTES, MAX_TOKENIZER_BYTES, open_file, open_folder, read_file, read_text,
 };

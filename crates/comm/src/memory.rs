@@ -55,6 +55,12 @@ pub fn killed_for_memory() -> Option<u64> {
     group_kills(&groups, Path::new("/sys/fs/cgroup"))
 }
 
+/// The seconds of processor time that a process of this user may use (`ulimit -t`), if they are limited. Whoever uses them up is
+/// killed as if memory had run out.
+pub fn processor_seconds() -> Option<u64> {
+    rustix::process::getrlimit(rustix::process::Resource::Cpu).maximum
+}
+
 /// Gives freed memory that the allocator keeps back to the system: all but the end of the heaps of other threads. For
 /// after a phase that took much and will not come back. Does nothing where the C library is not glibc.
 pub fn release_freed_memory() {

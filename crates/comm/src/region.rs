@@ -341,7 +341,6 @@ impl PrivateBuffer {
     }
 
     /// Its size.
-    #[cfg(any(feature = "gloo", feature = "mpi"))]
     pub(crate) fn bytes(&self) -> usize {
         self.bytes
     }

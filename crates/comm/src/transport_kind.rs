@@ -17,8 +17,11 @@ pub enum TransportKind {
 /// Whether this program was built with the feature `mpi`.
 pub const HAS_MPI: bool = cfg!(feature = "mpi");
 
-/// Whether this program was built with the feature `gloo`.
-pub const HAS_GLOO: bool = cfg!(feature = "gloo");
+/// Why ranks of several machines cannot meet over Gloo, and the command that mends it; `None` where they can. Asked first, it
+/// loads the library.
+pub fn gloo_obstacle() -> Option<&'static str> {
+    crate::gloo_shim::obstacle()
+}
 
 /// Why MPI was asked for and cannot be had.
 pub(crate) fn why_no_mpi() -> String {
@@ -30,12 +33,10 @@ pub(crate) fn why_no_mpi() -> String {
 
 /// Why Gloo was asked for and cannot be had.
 pub(crate) fn why_no_gloo() -> String {
-    match HAS_GLOO {
-        true => format!(
+    match gloo_obstacle() {
+        None => format!(
             "{TRANSPORT}=gloo asks for Gloo: start the ranks with a launcher that sets RANK and MASTER_ADDR"
         ),
-        false => {
-            format!("{TRANSPORT}=gloo asks for Gloo: build with `cargo build --release --features gloo`")
-        }
+        Some(why) => format!("{TRANSPORT}=gloo asks for Gloo: {why}"),
     }
 }

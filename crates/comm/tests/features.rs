@@ -3,5 +3,5 @@
 #[test]
 fn transports_that_are_not_built_are_not_tested() {
     oarlock_must::have("mpi", cfg!(feature = "mpi"), "oarlock-comm is built without its feature `mpi`");
-    oarlock_must::have("gloo", cfg!(feature = "gloo"), "oarlock-comm is built without its feature `gloo`");
+    oarlock_must::have_gloo(oarlock_comm::gloo_obstacle());
 }

@@ -1,6 +1,5 @@
 //! Ranks over Gloo: this binary starts itself as plain processes, on this machine and in network namespaces that stand for
 //! machines. Results are those of shared memory, every fault is named, and strangers disturb nothing.
-#![cfg(feature = "gloo")]
 
 mod machines;
 mod ranks;
@@ -18,6 +17,11 @@ use ranks::{FOLDER, ROLE};
 #[test]
 fn child() {
     ranks::child("RANK");
+}
+
+/// Whether this machine has Gloo.
+fn has_gloo() -> bool {
+    oarlock_must::have_gloo(oarlock_comm::gloo_obstacle())
 }
 
 /// Tokens.
@@ -118,6 +122,9 @@ fn run(n: usize, role: &str, with: &[(&str, &str)]) -> (Vec<ExitStatus>, Vec<Str
 /// Invariants 1 to 5 of the protocol of messages, and invariant 7 of Gloo.
 #[test]
 fn results_are_those_of_shared_memory() {
+    if !has_gloo() {
+        return;
+    }
     for (n, role) in [(2, "results"), (3, "twice"), (5, "results")] {
         let expected = ranks::in_shared_memory(n);
         // Plain, encrypted, and with a token alone.
@@ -134,6 +141,9 @@ fn results_are_those_of_shared_memory() {
 /// Invariants 7 and 8 of the protocol of messages, and invariant 5 of Gloo.
 #[test]
 fn every_fault_is_named_by_all_and_nothing_hangs() {
+    if !has_gloo() {
+        return;
+    }
     for (role, begins, holds) in ranks::FAULTS {
         let (ends, said) = run(3, role, &[]);
         for rank in [0, 2] {
@@ -150,6 +160,9 @@ fn every_fault_is_named_by_all_and_nothing_hangs() {
 /// Invariants 1 and 4: nobody of this start, or with another token: who waits names who is missing.
 #[test]
 fn those_who_do_not_come_are_named() {
+    if !has_gloo() {
+        return;
+    }
     let of_four = [("OARLOCK_JOIN_TIMEOUT", "1"), ("WORLD_SIZE", "4"), ("LOCAL_WORLD_SIZE", "4")];
     let (_, said) = run(2, "results", &of_four);
     assert!(said[0].contains("rank 0 waited 1 s in vain for rank 2, 3 at 127.0.0.1:"), "{said:?}");
@@ -179,6 +192,9 @@ fn those_who_do_not_come_are_named() {
 /// What can be refused before ranks meet is: weak tokens, public addresses without one, encryption without keys.
 #[test]
 fn who_could_join_is_checked_first() {
+    if !has_gloo() {
+        return;
+    }
     let at = |address: &str, with: &[(&str, &str)]| {
         let mut ranks = Ranks::new();
         let mut command = rank_command(
@@ -213,6 +229,9 @@ fn who_could_join_is_checked_first() {
 /// Another store keeps MASTER_PORT, as that of torchrun does.
 #[test]
 fn a_port_that_is_taken_is_left_to_others() {
+    if !has_gloo() {
+        return;
+    }
     let taken = TcpListener::bind("127.0.0.1:0").unwrap();
     let (mut ranks, port) = (Ranks::new(), taken.local_addr().unwrap().port());
     let with = [("TORCHELASTIC_USE_AGENT_STORE", "True"), ("TORCHELASTIC_RUN_ID", "x")];
@@ -225,6 +244,9 @@ fn a_port_that_is_taken_is_left_to_others() {
 /// them listens.
 #[test]
 fn strangers_disturb_nothing() {
+    if !has_gloo() {
+        return;
+    }
     let (mut ranks, port) = (Ranks::new(), free_port());
     ranks.start("listens", 0, 3, port, &[]);
     ranks.start("listens", 1, 3, port, &[]);
@@ -252,11 +274,23 @@ fn strangers_disturb_nothing() {
 
 /// Runs `per` ranks on each machine in a role.
 fn run_on(machines: &Machines, per: usize, role: &str, with: &[(&str, &str)]) -> Ranks {
+    run_at(machines, per, role, with, |_| machines.address(0).to_owned())
+}
+
+/// The same, where each machine has its own address for that of rank 0.
+fn run_at(
+    machines: &Machines,
+    per: usize,
+    role: &str,
+    with: &[(&str, &str)],
+    address: impl Fn(usize) -> String,
+) -> Ranks {
     let mut ranks = Ranks::new();
     let n = machines.names.len() * per;
     for rank in 0..n {
         let command = machines.command(rank / per);
-        let at = (machines.address(0), 29_500);
+        let address = address(rank / per);
+        let at = (address.as_str(), 29_500);
         let mut command = rank_command(command, role, ranks.folder.path(), rank, n, (rank % per, per), at);
         // Several machines need no variable that asks for it.
         command.env_remove("OARLOCK_TRANSPORT").envs(with.iter().copied());
@@ -267,6 +301,9 @@ fn run_on(machines: &Machines, per: usize, role: &str, with: &[(&str, &str)]) ->
 
 #[test]
 fn machines_have_the_results_of_one() {
+    if !has_gloo() {
+        return;
+    }
     for count in [2, 3] {
         let Some(machines) = Machines::new(count) else { return };
         let expected = ranks::in_shared_memory(2 * count);
@@ -276,8 +313,46 @@ fn machines_have_the_results_of_one() {
     }
 }
 
+/// Machine 0 knows itself by a name of its own, or by none of its addresses.
+#[test]
+fn rank_0_is_found_by_another_name_than_it_has_itself() {
+    if !has_gloo() {
+        return;
+    }
+    let Some(machines) = Machines::new(2) else { return };
+    // The other ranks of machine 0 find it by a loopback address, but not by one that nothing leads to here.
+    for (own, per) in [("localhost", 2), ("[::]", 2), ("10.255.255.254", 1)] {
+        let address = |machine| if machine == 0 { own.to_owned() } else { machines.address(0).to_owned() };
+        let (ends, said) = run_at(&machines, per, "results", &[], address).end("results");
+        assert!(ends.iter().all(ExitStatus::success), "{own}: {ends:?} {said:?}");
+        assert_eq!(said, ranks::in_shared_memory(2 * per), "{own}");
+    }
+}
+
+/// Whoever cannot be reached is named at once, and where an address leads astray.
+#[test]
+fn wrong_addresses_are_told_at_once() {
+    if !has_gloo() {
+        return;
+    }
+    let Some(machines) = Machines::new(2) else { return };
+    let began = Instant::now();
+    let (_, said) = run_on(&machines, 1, "results", &[("GLOO_SOCKET_IFNAME", "lo")]).end("results");
+    // Where all name it, all wait where only their own machine comes; one that others reach is enough to tell.
+    assert!(said.iter().all(|said| said.starts_with("refused")), "{said:?}");
+    let limit = [("OARLOCK_JOIN_TIMEOUT", "2")];
+    let own = |machine| if machine == 0 { machines.address(0).to_owned() } else { "localhost".into() };
+    let (_, said) = run_at(&machines, 1, "results", &limit, own).end("results");
+    assert!(said[1].contains("MASTER_ADDR=localhost is the machine of rank 1 itself"), "{said:?}");
+    assert!(said[0].contains("in vain for rank 1"), "{said:?}");
+    assert!(began.elapsed() < Duration::from_secs(30));
+}
+
 #[test]
 fn faults_of_other_machines_are_named() {
+    if !has_gloo() {
+        return;
+    }
     for (role, begins, holds) in ranks::FAULTS {
         let Some(machines) = Machines::new(3) else { return };
         let (_, said) = run_on(&machines, 1, role, &[]).end(role);
@@ -290,6 +365,9 @@ fn faults_of_other_machines_are_named() {
 /// Invariant 6.
 #[test]
 fn a_machine_that_is_cut_off_is_named() {
+    if !has_gloo() {
+        return;
+    }
     let Some(machines) = Machines::new(3) else { return };
     let ranks = run_on(&machines, 1, "waits", &[("OARLOCK_LINK_TIMEOUT", "2")]);
     let deadline = Instant::now() + Duration::from_secs(30);

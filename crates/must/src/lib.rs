@@ -68,6 +68,24 @@ pub fn have_machines() -> bool {
     have("netns", tried.is_ok(), &format!("network namespaces need root, iproute2 and unshare: {problem}"))
 }
 
+/// As [`have`] for Gloo, given what stands in its way.
+///
+/// # Panics
+/// As [`have`].
+#[track_caller]
+pub fn have_gloo(obstacle: Option<&str>) -> bool {
+    have("gloo", obstacle.is_none(), obstacle.unwrap_or_default())
+}
+
+/// As [`have_machines`] for ranks that meet over Gloo on them.
+///
+/// # Panics
+/// As [`have`].
+#[track_caller]
+pub fn have_gloo_machines(obstacle: Option<&str>) -> bool {
+    have_machines() && have_gloo(obstacle)
+}
+
 /// Says what is not tested, past what the test program keeps.
 fn say(what: &str) {
     static SAID: Mutex<BTreeSet<String>> = Mutex::new(BTreeSet::new());

@@ -246,7 +246,12 @@ fn changes(facts: &Facts, cluster: &Cluster, config: &ResolvedConfig, best: &Cho
 /// Measures the link between machines, on ranks that a launcher has started.
 fn link(args: &PlanArgs) -> Outcome {
     let comm = rank::join()?;
-    let measured = planner::measure_network(&comm);
+    let tells = comm.rank() == 0;
+    let measured = planner::measure_network(&comm, &|what| {
+        if tells {
+            eprint(&format!("note: the link is measured, {what}\n"));
+        }
+    });
     let network = match measured {
         Ok(network) => network,
         Err(error) => {

@@ -17,7 +17,7 @@ use oarlock::Accelerator;
 use oarlock::rank;
 use oarlock::settings::secret::{HIDDEN, is_secret_name};
 use oarlock::train;
-use oarlock_comm::{Exit, HAS_GLOO, available_cores};
+use oarlock_comm::{Exit, available_cores, gloo_obstacle};
 
 /// What to start.
 #[derive(Clone, Debug)]
@@ -230,10 +230,15 @@ impl Job {
     /// What it takes to run a training that is not there.
     pub(crate) fn missing(&self, config: &ResolvedConfig) -> Problems {
         let mut missing = config.missing();
-        if self.launch.machines() > 1 && !(HAS_GLOO || self.through_mpi) {
+        if self.launch.machines() > 1
+            && !self.through_mpi
+            && let Some(why) = gloo_obstacle()
+        {
             let message = format!("an Oarlock run on {} machines needs Gloo or MPI", self.launch.machines());
-            let help = "build with `cargo build --release --features gloo`; or build with `--features mpi`, and start it with \
-                        mpirun, srun or `deepspeed --launcher openmpi`; or start all ranks on one machine";
+            let help = format!(
+                "{why}; or build with `--features mpi`, and start it with mpirun, srun or `deepspeed --launcher openmpi`; or \
+                 start all ranks on one machine"
+            );
             missing.push(config.problem(message, &["num_processes"]).help(help));
         }
         if let Some(message) = train::missing_class(config) {

@@ -148,7 +148,8 @@ impl LauncherEnv {
         };
         let machines = variables.number("NNODES", 1..=MOST);
         let per_machine = variables.number("NPROC_PER_NODE", 1..=MOST);
-        let this = variables.number("NODE_RANK", 0..=MOST);
+        // Before NODE_RANK it was RANK, which many guides still have.
+        let this = variables.number("NODE_RANK", 0..=MOST).or_else(|| variables.number("RANK", 0..=MOST));
         let port = variables.number("MASTER_PORT", 1..=usize::from(u16::MAX));
         let max_restarts = variables.number("MAX_RESTARTS", 0..=MOST);
         let fewest = variables.number("MIN_NNODES", 1..=MOST);
@@ -209,7 +210,7 @@ impl LauncherEnv {
             format!("CUDA_VISIBLE_DEVICES names {named} GPU(s), and none is used here: by default as many CPU ranks start")
         });
         let is_distributed = default_ranks.is_some() || required_ranks.is_some();
-        let master = Master { addr, port: port.map_or(29500, |port| port as u16) };
+        let master = Master::at(&addr, port.map_or(29500, |port| port as u16));
         let max_restarts = u32::try_from(max_restarts.unwrap_or(0)).unwrap_or(u32::MAX);
         let ranks = Ranks { machines: range, this, here: per_machine, master, elastic, max_restarts };
         variables.problems.into_result(|| LauncherEnv {

@@ -5,6 +5,7 @@ use std::path::PathBuf;
 use std::time::Duration;
 
 use oarlock::launch::WorkerEnv;
+use oarlock_comm::wire::bare;
 
 /// A launch, as every front end describes it.
 #[derive(Clone, Debug, PartialEq)]
@@ -173,6 +174,13 @@ impl PerRank {
     /// The streams of a local rank.
     pub fn of(&self, local_rank: usize) -> Streams {
         self.ranks.iter().find(|(rank, _)| *rank == local_rank).map_or(self.all, |(_, streams)| *streams)
+    }
+}
+
+impl Master {
+    /// A host as it is written, where an address of IPv6 may have brackets, and a port.
+    pub fn at(host: &str, port: u16) -> Master {
+        Master { addr: bare(host).to_owned(), port }
     }
 }
 

@@ -1,16 +1,13 @@
 //! A listening socket behind which only those are let in that prove to know the secret. It listens as long as the value lives.
 
-use std::io::ErrorKind;
-use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr, TcpListener, ToSocketAddrs};
+use std::net::{IpAddr, SocketAddr, TcpListener};
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, PoisonError, mpsc};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
-use rustix::io::Errno;
-
 use crate::error::{Error, Result};
-use crate::wire::{Arrival, Broken, Channel, Entrance, PROMPT, Secret};
+use crate::wire::{Arrival, Broken, Channel, Entrance, PROMPT, Place, Secret, listen_at, listen_everywhere};
 
 /// How often it looks whether it is still wanted.
 const TICK: Duration = Duration::from_millis(5);
@@ -45,8 +42,18 @@ struct Shared {
 }
 
 impl Door {
+    /// Opens a door at an address of this machine, or at all of them where it is none in particular.
     pub(super) fn at(address: SocketAddr, lock: &Lock) -> std::io::Result<Door> {
-        let listener = TcpListener::bind(address)?;
+        Door::of(
+            match address.ip().is_unspecified() {
+                true => listen_everywhere(address.port())?,
+                false => TcpListener::bind(address)?,
+            },
+            lock,
+        )
+    }
+
+    fn of(listener: TcpListener, lock: &Lock) -> std::io::Result<Door> {
         let address = listener.local_addr()?;
         let entrance = Entrance::new(listener, lock.secret.clone(), lock.only_private)?;
         let shared = Arc::new(Shared::default());
@@ -118,40 +125,29 @@ fn hear(mut channel: Channel, shared: &Arc<Shared>, let_in: &mpsc::Sender<(Chann
     }
 }
 
-/// The addresses at which the machine with this name or address listens, with this port; `None` of them where it has none.
-pub(super) fn addresses(host: &str, port: u16) -> Result<Vec<SocketAddr>> {
-    let found = (host, port).to_socket_addrs();
-    let found = found.map_err(|e| Error::Join(format!("MASTER_ADDR={host} cannot be looked up: {e}")))?;
-    Ok(found.collect())
-}
-
-/// Opens a door at the first of the ports that is free, at the address that `host` stands for on this machine.
-pub(super) fn open_first(host: &str, ports: &[u16], lock: &Lock) -> Result<Door> {
+/// Opens a door at the first of the ports that is free, where `host` is on this machine. If `several` machines have ranks, and the
+/// host is no address of this machine that others can use as well, at all of its addresses.
+pub(super) fn open_first(host: &str, ports: &[u16], several: bool, lock: &Lock) -> Result<Door> {
+    let fail = |why: String| Error::Join(format!("rank 0 cannot listen at MASTER_ADDR={host}: {why}"));
     let mut last = String::from("it has no address");
     for &port in ports {
-        for address in addresses(host, port)? {
-            match Door::at(listen_at(host, address), lock) {
-                Ok(door) => return Ok(door),
-                Err(e) if e.kind() == ErrorKind::AddrNotAvailable => {
-                    last = format!("{} is no address of this machine, which has rank 0", address.ip());
-                }
-                Err(e) if Errno::from_io_error(&e) == Some(Errno::AFNOSUPPORT) => {}
-                Err(e) => last = format!("port {port}: {e}"),
+        let listener = match Place::of(host, port) {
+            Place::Here(at) => listen_at(&at),
+            Place::Itself(at) if !several => listen_at(&at),
+            Place::Elsewhere(at) if !several => {
+                let ip = at.first().map_or(host.to_owned(), |at| at.ip().to_string());
+                return Err(fail(format!("{ip} is no address of this machine, which has rank 0")));
             }
+            Place::Unknown(why) => return Err(fail(why)),
+            Place::Itself(_) | Place::Elsewhere(_) => listen_everywhere(port).map(Some),
+        };
+        match listener.map(|listener| listener.map(|listener| Door::of(listener, lock))) {
+            Ok(Some(Ok(door))) => return Ok(door),
+            Ok(None) => last = format!("port {port} is taken"),
+            Ok(Some(Err(e))) | Err(e) => last = format!("port {port}: {e}"),
         }
     }
-    Err(Error::Join(format!("rank 0 cannot listen at MASTER_ADDR={host}: {last}")))
-}
-
-/// Where to listen for a name. The name of this machine often stands for a loopback address in its own table of hosts; then
-/// the others mean another address of it.
-fn listen_at(host: &str, address: SocketAddr) -> SocketAddr {
-    let is_name = host != "localhost" && host.parse::<IpAddr>().is_err();
-    match (is_name && address.ip().is_loopback(), address.is_ipv4()) {
-        (true, true) => SocketAddr::new(Ipv4Addr::UNSPECIFIED.into(), address.port()),
-        (true, false) => SocketAddr::new(Ipv6Addr::UNSPECIFIED.into(), address.port()),
-        (false, _) => address,
-    }
+    Err(fail(last))
 }
 
 #[cfg(test)]
@@ -197,15 +193,5 @@ mod tests {
         // What was not let in is closed.
         let mut rest = Vec::new();
         let _ = garbage.read_to_end(&mut rest);
-    }
-
-    #[test]
-    fn a_name_of_this_machine_means_all_its_addresses() {
-        let at = |host: &str, address: &str| listen_at(host, address.parse().unwrap()).to_string();
-        assert_eq!(at("node-1", "127.0.1.1:5"), "0.0.0.0:5");
-        assert_eq!(at("node-1", "[::1]:5"), "[::]:5");
-        assert_eq!(at("node-1", "10.0.0.1:5"), "10.0.0.1:5");
-        assert_eq!(at("localhost", "127.0.0.1:5"), "127.0.0.1:5");
-        assert_eq!(at("127.0.0.1", "127.0.0.1:5"), "127.0.0.1:5");
     }
 }

@@ -2,7 +2,7 @@
 //! are never done; the world decides what that means.
 
 use std::collections::VecDeque;
-use std::ffi::{CString, c_char, c_int, c_void};
+use std::ffi::{CString, c_int, c_void};
 use std::net::IpAddr;
 use std::os::fd::IntoRawFd;
 use std::ptr::NonNull;
@@ -13,6 +13,7 @@ use std::time::{Duration, Instant};
 use super::mesh::Link;
 use super::sealed::{Sealed, open, seal};
 use crate::error::{Error, Result};
+use crate::gloo_shim::{Shim, shim};
 use crate::messages::{ByteSpan, InFlight, Library, Lost, Message, NOTICES};
 
 /// Notices of each rank that are received ahead. A rank sends at most two: its failure, and that it has left.
@@ -22,50 +23,9 @@ const PARTING: Duration = Duration::from_secs(2);
 /// The longest text of an error.
 const TEXT: usize = 512;
 
-/// A call of the shim that seals or opens a record.
-type RecordCall = unsafe extern "C" fn(*mut c_void, *mut u8, usize) -> c_int;
-
-unsafe extern "C" {
-    fn oarlock_gloo_open(
-        rank: c_int,
-        size: c_int,
-        fds: *const c_int,
-        sealed: *const *mut c_void,
-        seal: RecordCall,
-        open: RecordCall,
-        address: *const c_char,
-        error: *mut c_char,
-        bytes: usize,
-    ) -> *mut c_void;
-    fn oarlock_gloo_begin(
-        world: *mut c_void,
-        receives: c_int,
-        peer: c_int,
-        slot: u64,
-        at: *mut c_void,
-        length: usize,
-        error: *mut c_char,
-        bytes: usize,
-    ) -> *mut c_void;
-    fn oarlock_gloo_poll(message: *mut c_void, error: *mut c_char, bytes: usize) -> c_int;
-    fn oarlock_gloo_wait(message: *mut c_void, microseconds: u64);
-    fn oarlock_gloo_free(message: *mut c_void);
-    fn oarlock_gloo_half_close(world: *mut c_void, peer: c_int);
-    fn oarlock_gloo_address(interface: *const c_char, text: *mut c_char, bytes: usize) -> c_int;
-}
-
 /// The text that the shim has left.
 fn text(buffer: &[u8]) -> String {
     crate::stamp::text(buffer)
-}
-
-/// The first address of a network interface.
-pub(super) fn address_of(interface: &str) -> Option<IpAddr> {
-    let name = CString::new(interface).ok()?;
-    let mut buffer = [0u8; 64];
-    // SAFETY: a C string and a buffer that outlive the call, with its size.
-    let found = unsafe { oarlock_gloo_address(name.as_ptr(), buffer.as_mut_ptr().cast(), buffer.len()) };
-    (found != 0).then(|| text(&buffer).parse().ok()).flatten()
 }
 
 /// The connections of this rank that broke.
@@ -107,6 +67,7 @@ type Ahead = VecDeque<(Box<[u8]>, InFlight)>;
 
 /// The connections of this rank to all others.
 pub(super) struct Gloo {
+    shim: &'static Shim,
     world: NonNull<c_void>,
     rank: usize,
     size: usize,
@@ -122,6 +83,7 @@ unsafe impl Sync for Gloo {}
 
 /// A message in flight.
 struct GlooMessage {
+    shim: &'static Shim,
     /// `None` when it is done, or can never be.
     message: Option<NonNull<c_void>>,
     peer: usize,
@@ -135,6 +97,7 @@ unsafe impl Send for GlooMessage {}
 impl Gloo {
     /// Hands the connections to Gloo: one for each rank, `None` for this one.
     pub(super) fn new(rank: usize, links: Vec<Option<Link>>, address: IpAddr) -> Result<Gloo> {
+        let shim = shim().map_err(|why| Error::system("start Gloo", why))?;
         let size = links.len();
         let mut fds: Vec<c_int> = Vec::with_capacity(size);
         // What seals a connection lives as long as it, which is never freed.
@@ -152,21 +115,12 @@ impl Gloo {
         let world = unsafe {
             let (at, bytes) = (error.as_mut_ptr().cast(), error.len());
             let (rank, size) = (rank as c_int, size as c_int);
-            oarlock_gloo_open(
-                rank,
-                size,
-                fds.as_ptr(),
-                sealed.as_ptr(),
-                seal,
-                open,
-                address.as_ptr(),
-                at,
-                bytes,
-            )
+            (shim.open)(rank, size, fds.as_ptr(), sealed.as_ptr(), seal, open, address.as_ptr(), at, bytes)
         };
         let world = NonNull::new(world).ok_or_else(|| Error::system("start Gloo", text(&error)))?;
         let losses = Losses { any: AtomicBool::new(false), all: Mutex::new(vec![None; size]) };
         Ok(Gloo {
+            shim,
             world,
             rank,
             size,
@@ -185,7 +139,7 @@ impl Gloo {
         let message = unsafe {
             let (text, bytes) = (error.as_mut_ptr().cast(), error.len());
             let (receives, peer) = (c_int::from(receives), peer as c_int);
-            oarlock_gloo_begin(
+            (self.shim.begin)(
                 self.world.as_ptr(),
                 receives,
                 peer,
@@ -200,7 +154,13 @@ impl Gloo {
         if message.is_none() {
             self.losses.record(peer, &text(&error));
         }
-        Box::new(GlooMessage { message, peer, bytes: span.bytes, losses: self.losses.clone() })
+        Box::new(GlooMessage {
+            shim: self.shim,
+            message,
+            peer,
+            bytes: span.bytes,
+            losses: self.losses.clone(),
+        })
     }
 }
 
@@ -271,7 +231,7 @@ impl Library for Gloo {
         let peers = (0..self.size).filter(|&rank| rank != self.rank);
         for rank in peers.clone() {
             // SAFETY: the world is never freed.
-            unsafe { oarlock_gloo_half_close(self.world.as_ptr(), rank as c_int) };
+            unsafe { (self.shim.half_close)(self.world.as_ptr(), rank as c_int) };
         }
         let began = Instant::now();
         while peers.clone().any(|rank| self.lost(rank).is_none()) && began.elapsed() < PARTING {
@@ -294,12 +254,12 @@ impl Message for GlooMessage {
         let Some(message) = self.message else { return Ok(None) };
         let mut error = [0u8; TEXT];
         // SAFETY: a message that is not freed, and a buffer with its size.
-        match unsafe { oarlock_gloo_poll(message.as_ptr(), error.as_mut_ptr().cast(), error.len()) } {
+        match unsafe { (self.shim.poll)(message.as_ptr(), error.as_mut_ptr().cast(), error.len()) } {
             0 => Ok(None),
             1 => {
                 self.message = None;
                 // SAFETY: the message is done, and nobody has another pointer to it.
-                unsafe { oarlock_gloo_free(message.as_ptr()) };
+                unsafe { (self.shim.free)(message.as_ptr()) };
                 Ok(Some(self.bytes))
             }
             _ => {
@@ -314,7 +274,7 @@ impl Message for GlooMessage {
     fn wait(&mut self, limit: Duration) {
         match self.message {
             // SAFETY: a message that is not freed.
-            Some(message) => unsafe { oarlock_gloo_wait(message.as_ptr(), limit.as_micros() as u64) },
+            Some(message) => unsafe { (self.shim.wait)(message.as_ptr(), limit.as_micros() as u64) },
             None => std::thread::sleep(limit),
         }
     }
@@ -434,12 +394,5 @@ mod tests {
                 (_, other) => panic!("{at}: {:?}", other.map(|bytes| bytes.len())),
             }
         }
-    }
-
-    #[test]
-    fn interfaces_have_addresses() {
-        assert!(address_of("lo").is_none_or(|address| address.is_loopback()));
-        assert_eq!(address_of("no such interface"), None);
-        assert_eq!(address_of("a\0b"), None);
     }
 }

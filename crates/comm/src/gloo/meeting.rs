@@ -1,16 +1,16 @@
 //! How the ranks find each other: rank 0 keeps a table of addresses at MASTER_ADDR until all have come and are connected.
 
-use std::net::{IpAddr, SocketAddr, TcpStream};
+use std::net::{IpAddr, Ipv4Addr, SocketAddr, TcpStream};
 use std::time::{Duration, Instant};
 
 use super::door::{self, Door, Lock};
-use super::library::address_of;
-use super::mesh::{self, Link, Table, specified};
+use super::guests::{Hello, Reports, TEXT, addresses, inner, lost, plain};
+use super::mesh::{self, Link, Table};
 use crate::error::{Error, Result};
 use crate::launched::{Launched, NOTICE};
-use crate::program::build;
 use crate::wire::{
-    Access, Broken, Channel, ENCRYPTION, INSECURE, PROMPT, Purpose, Secret, TOKEN_FILE, is_private, printable,
+    Access, Broken, Channel, ENCRYPTION, INSECURE, PROMPT, Place, Purpose, Secret, TOKEN_FILE, address_of,
+    bare, is_private, outer_addresses, printable,
 };
 
 /// Ports after MASTER_PORT that rank 0 takes where that is not free.
@@ -19,10 +19,10 @@ const PORTS: u16 = 8;
 const CONNECT: Duration = Duration::from_secs(2);
 /// Between two attempts.
 const PAUSE: Duration = Duration::from_millis(50);
-/// The longest text of another rank that is shown.
-const TEXT: usize = 2048;
 /// How long a rank goes on where another secret is expected: the run before this one may not have ended yet.
 const WRONG: Duration = Duration::from_secs(10);
+/// How many ranks that were refused are named.
+const TURNED_AWAY: usize = 8;
 
 /// Where and how the ranks of a run meet.
 pub(super) struct Meeting<'a> {
@@ -56,6 +56,7 @@ impl<'a> Meeting<'a> {
                     .into(),
         };
         let host = variable("MASTER_ADDR").ok_or_else(|| missing("MASTER_ADDR"))?;
+        let host = bare(&host).to_owned();
         // `Launched` has checked it.
         let port = variable("MASTER_PORT").and_then(|port| port.parse::<u16>().ok());
         let port = port.ok_or_else(|| missing("MASTER_PORT"))?;
@@ -76,7 +77,7 @@ impl<'a> Meeting<'a> {
         let mut access = Access::default();
         access.variables(&variable).map_err(|denied| Error::Join(denied.to_string()))?;
         let token = access.token.as_deref();
-        let secret = Secret::new(Purpose::Ranks, token.unwrap_or_default(), &place.run_id);
+        let secret = Secret::new(Purpose::Ranks, token.unwrap_or_default(), &place.common_id);
         let lock = Lock { secret, only_private: token.is_none() && !access.insecure };
         Ok(Meeting { place, host, ports, interface, lock, access, deadline: Instant::now() + limit, limit })
     }
@@ -113,9 +114,18 @@ impl<'a> Meeting<'a> {
         }
     }
 
+    /// Whether ranks are on other machines, too.
+    fn several(&self) -> bool {
+        self.place.local_world_size < self.place.world_size
+    }
+
     /// The addresses of rank 0, all of them such that the ranks may meet there.
     fn addresses(&self, port: u16) -> Result<Vec<SocketAddr>> {
-        let found = door::addresses(&self.host, port)?;
+        let place = Place::of(&self.host, port);
+        if let Place::Unknown(why) = &place {
+            return refuse(format!("MASTER_ADDR={} cannot be looked up: {why}", self.host));
+        }
+        let found = place.addresses().to_vec();
         match found.iter().find(|address| self.lock.only_private && !is_private(address.ip())) {
             Some(public) => refuse(format!(
                 "MASTER_ADDR={} is a public address ({}), and the run has no token: anybody could join it, read what it trains on \
@@ -132,17 +142,15 @@ impl<'a> Meeting<'a> {
         self.deadline.saturating_duration_since(Instant::now())
     }
 
-    /// Opens the door for other ranks, at the interface that is named, else at the address by which rank 0 is reached.
+    /// Opens the door for other ranks, at the interface that is named, else at the address by which rank 0 is reached: where that
+    /// is a loopback address, and there are other machines, at all addresses of this one.
     fn own_door(&self, reached_by: IpAddr) -> Result<Door> {
-        let address = self.interface.unwrap_or(reached_by);
-        let several = self.place.local_world_size < self.place.world_size;
-        if address.is_loopback() && several && self.interface.is_none() {
-            return refuse(format!(
-                "MASTER_ADDR={} is the loopback address {address} on the machine of rank {}, which other machines do not \
-                 reach; set MASTER_ADDR to an address of the machine of rank 0, or GLOO_SOCKET_IFNAME to a network interface",
-                self.host, self.place.rank
-            ));
-        }
+        let reached_by = reached_by.to_canonical();
+        let address = match self.interface {
+            Some(address) => address,
+            None if reached_by.is_loopback() && self.several() => Ipv4Addr::UNSPECIFIED.into(),
+            None => reached_by,
+        };
         let at = SocketAddr::new(address, 0);
         Door::at(at, &self.lock).map_err(|e| Error::system(format!("listen at {address}"), e))
     }
@@ -162,7 +170,17 @@ impl<'a> Meeting<'a> {
     /// Rank 0: waits for all, tells all where the others are, and lets all go on when all are connected.
     fn host(&self, sealed: bool, notify: &dyn Fn(&str)) -> Result<(Vec<Option<Link>>, IpAddr)> {
         let size = self.place.world_size;
-        let door = door::open_first(&self.host, &self.ports, &self.lock)?;
+        let door = door::open_first(&self.host, &self.ports, self.several(), &self.lock)?;
+        if self.several() && matches!(Place::of(&self.host, 0), Place::Elsewhere(_)) {
+            notify(&format!(
+                "MASTER_ADDR={} is no address of this machine, which has rank 0; it listens at all of its addresses ({}), and the \
+                 others have to reach it there, through a Service or NAT",
+                self.host,
+                outer_addresses()
+            ));
+        }
+        let at = format!("{}:{}", self.host, door.address.port());
+        let mut turned_away: Vec<String> = Vec::new();
         let (own, began) = (self.own_door(door.address.ip())?, Instant::now());
         let mut guests: Vec<Option<(Channel, SocketAddr)>> = (0..size).map(|_| None).collect();
         let mut notice = Some(NOTICE.min(self.limit / 2));
@@ -188,7 +206,7 @@ impl<'a> Meeting<'a> {
                 };
                 let strangers: String =
                     door.refused().iter().map(|(address, why)| strange(*address, why)).collect();
-                format!("{what} rank {}{more} at {}{strangers}", who.join(", "), door.address)
+                format!("{what} rank {}{more} at {at}{strangers}{}", who.join(", "), turned_away.concat())
             };
             if self.left().is_zero() {
                 let seconds = self.limit.as_secs();
@@ -209,20 +227,40 @@ impl<'a> Meeting<'a> {
                         hello.rank
                     )),
                     None => {
-                        let ip = channel.stream().peer_addr().map_or(hello.address.ip(), |peer| peer.ip());
-                        let address = specified(hello.address, ip);
-                        guests[hello.rank] = Some((channel, address));
+                        guests[hello.rank] = Some((channel, hello.address));
                         continue;
                     }
                 },
             };
+            let said = said.unwrap_or_default();
             // The other side gives up with this text; if it has gone already, nothing is lost.
-            let _ = channel.send(format!("no {}", said.unwrap_or_default()).as_bytes());
+            let _ = channel.send(format!("no {said}").as_bytes());
+            let who = channel
+                .stream()
+                .peer_addr()
+                .map_or("a rank".into(), |peer| peer.ip().to_canonical().to_string());
+            let text = format!("; {who} was refused: {said}");
+            if turned_away.len() < TURNED_AWAY && !turned_away.contains(&text) {
+                notify(text.trim_start_matches("; "));
+                turned_away.push(text);
+            }
         }
-        let mut addresses = vec![own.address];
-        addresses.extend(guests.iter().flatten().map(|(_, address)| *address));
-        let table = Table::new(addresses, sealed)?;
+        let addresses = addresses(own.address, &guests);
         let mut guests: Vec<Channel> = guests.into_iter().flatten().map(|(channel, _)| channel).collect();
+        // Who comes from the address that it reaches, or by a loopback address, is on this machine.
+        let is_elsewhere =
+            |channel: &Channel| match (channel.stream().local_addr(), channel.stream().peer_addr()) {
+                (Ok(own), Ok(peer)) => own.ip() != peer.ip() && !peer.ip().to_canonical().is_loopback(),
+                _ => false,
+            };
+        if let Some(text) = inner(&addresses).filter(|_| guests.iter().any(is_elsewhere)) {
+            for channel in &mut guests {
+                // As above.
+                let _ = channel.send(format!("no {text}").as_bytes());
+            }
+            return refuse(text);
+        }
+        let table = Table::new(addresses, sealed)?;
         let sent = [b"table ".as_slice(), &table.write()].concat();
         let mut failure = None;
         for (channel, rank) in guests.iter_mut().zip(1..) {
@@ -230,21 +268,24 @@ impl<'a> Meeting<'a> {
                 failure.get_or_insert(lost(rank, &broken));
             }
         }
+        let mut reports = Reports::of(guests);
         let links = match failure {
             Some(failure) => Err(failure),
-            None => mesh::connect(0, &table, &own, &self.lock.secret),
+            None => {
+                let mut heard = || reports.hear(Duration::ZERO).map(Error::Join);
+                mesh::connect(0, &table, &own, &self.lock.secret, &mut heard)
+            }
         };
         let mut failure = links.as_ref().err().map(plain);
         let until = Instant::now() + mesh::LIMIT + PROMPT;
-        for (channel, rank) in guests.iter_mut().zip(1..) {
-            match channel.receive(until, &|| true) {
-                Ok(said) if said == b"connected" => {}
-                Ok(said) => drop(failure.get_or_insert(printable(&String::from_utf8_lossy(&said), TEXT))),
-                Err(broken) => drop(failure.get_or_insert(plain(&lost(rank, &broken)))),
+        while let Some(rank) = reports.missing().filter(|_| failure.is_none()) {
+            failure = reports.hear(PAUSE);
+            if failure.is_none() && Instant::now() >= until {
+                failure = Some(plain(&lost(rank, &Broken::Silent)));
             }
         }
         let last = failure.as_ref().map_or_else(|| "go".to_owned(), |failure| format!("no {failure}"));
-        for channel in &mut guests {
+        for channel in &mut reports.guests {
             // A rank that is gone is found by its connection.
             let _ = channel.send(last.as_bytes());
         }
@@ -287,11 +328,18 @@ impl<'a> Meeting<'a> {
             }
         };
         let table = match said.strip_prefix(b"table ") {
-            Some(table) => Table::read(table, self.place.world_size, at.ip()),
+            Some(table) => Table::read(table, self.place.world_size),
             None => return refuse(reason(&said)),
         };
         let table = table.ok_or_else(|| Error::Join("rank 0 sent a table that makes no sense".into()))?;
-        let links = mesh::connect(rank, &table, &own, &self.lock.secret);
+        let mut ended = || {
+            let says = is_closed(channel.stream());
+            says.then(|| match channel.receive(Instant::now() + PROMPT, &|| true) {
+                Ok(said) => Error::Join(reason(&said)),
+                Err(broken) => lost(0, &broken),
+            })
+        };
+        let links = mesh::connect(rank, &table, &own, &self.lock.secret, &mut ended);
         let report = links.as_ref().map_or_else(plain, |_| "connected".into());
         channel.send(report.as_bytes()).map_err(|broken| lost(0, &broken))?;
         // Rank 0 waits for all as long as each may take.
@@ -303,9 +351,24 @@ impl<'a> Meeting<'a> {
         }
     }
 
+    /// Why MASTER_ADDR leads this rank to its own machine although rank 0 is on another one.
+    fn astray(&self) -> Option<String> {
+        // Ranks are counted machine by machine, so those of rank 0's machine have the same number on it as among all.
+        let elsewhere = self.several() && self.place.rank != self.place.local_rank;
+        let is_here = matches!(Place::of(&self.host, 0), Place::Here(_) | Place::Itself(_));
+        (elsewhere && is_here).then(|| {
+            format!(
+                "MASTER_ADDR={} is the machine of rank {} itself, where nobody listens; set it to an address of the machine of \
+                 rank 0",
+                self.host, self.place.rank
+            )
+        })
+    }
+
     /// Finds rank 0 at one of the ports.
     fn find(&self, note: &mut dyn FnMut(&str)) -> Result<(Channel, SocketAddr)> {
         let (rank, host, began) = (self.place.rank, &self.host, Instant::now());
+        let astray = self.astray();
         let mut last = String::new();
         loop {
             let mut is_wrong = false;
@@ -328,12 +391,16 @@ impl<'a> Meeting<'a> {
                     }
                 }
             }
-            if is_wrong && began.elapsed() >= WRONG.min(self.limit / 2) {
+            let is_long = began.elapsed() >= WRONG.min(self.limit / 2);
+            if is_wrong && is_long {
                 return refuse(format!(
-                    "rank 0 at {host}:{} has another run id or token; MASTER_ADDR, MASTER_PORT, the run id and \
-                     OARLOCK_RDZV_TOKEN must be the same on all machines",
+                    "rank 0 at {host}:{} has another run id or token; MASTER_PORT, the run id and OARLOCK_RDZV_TOKEN must be the \
+                     same on all machines",
                     self.ports[0]
                 ));
+            }
+            if let Some(astray) = astray.as_ref().filter(|_| is_long) {
+                return refuse(astray.clone());
             }
             if self.left().is_zero() {
                 let seconds = self.limit.as_secs();
@@ -341,57 +408,6 @@ impl<'a> Meeting<'a> {
             }
             note(&format!("rank {rank} looks for rank 0 at {last}"));
             std::thread::sleep(PAUSE);
-        }
-    }
-}
-
-/// A rank as it introduces itself.
-struct Hello {
-    rank: usize,
-    size: usize,
-    /// Where other ranks reach it.
-    address: SocketAddr,
-}
-
-impl Hello {
-    fn write(&self) -> Vec<u8> {
-        format!("{} {} {} {}", build(), self.rank, self.size, self.address).into_bytes()
-    }
-
-    fn read(bytes: &[u8]) -> Option<HelloRead> {
-        let text = std::str::from_utf8(bytes).ok()?;
-        let [build, rank, size, address] = text.split(' ').collect::<Vec<_>>().try_into().ok()?;
-        let (rank, size, address) = (rank.parse().ok()?, size.parse().ok()?, address.parse().ok()?);
-        Some(HelloRead { build: printable(build, 64), rank, size, address })
-    }
-}
-
-/// The same, as another process said it.
-struct HelloRead {
-    build: String,
-    rank: usize,
-    size: usize,
-    address: SocketAddr,
-}
-
-impl HelloRead {
-    /// Why it cannot be a rank of a world of `size`.
-    fn obstacle(&self, size: usize) -> Option<String> {
-        let HelloRead { build: its_build, rank, size: its, .. } = self;
-        let ours = build();
-        match () {
-            () if its_build != ours => Some(format!(
-                "rank {rank} is build {its_build} of this program, and rank 0 is build {ours}; start one build on all \
-                 machines"
-            )),
-            () if *its != size => Some(format!(
-                "rank {rank} was told that there are {its} ranks, and rank 0 that there are {size}; WORLD_SIZE must be the \
-                 same on all"
-            )),
-            () if !(1..size).contains(rank) => {
-                Some(format!("rank {rank} of {size} is none that can join rank 0"))
-            }
-            () => None,
         }
     }
 }
@@ -411,18 +427,6 @@ fn strange(address: IpAddr, why: &Broken) -> String {
             "; {address} came with another run id or token (OARLOCK_RDZV_TOKEN must be the same on all machines)"
         ),
         why => format!("; {address} was refused: {why}"),
-    }
-}
-
-fn lost(rank: usize, broken: &Broken) -> Error {
-    Error::Join(format!("rank {rank} was lost while the ranks met: {broken}"))
-}
-
-/// The text of a failure without what a failure to join begins with.
-fn plain(error: &Error) -> String {
-    match error {
-        Error::Join(text) => text.clone(),
-        other => other.to_string(),
     }
 }
 

@@ -1,7 +1,8 @@
 //! The connections between all ranks: each connects to those before it and waits for those after it. Both ends prove to know
 //! the secret, and say who they are.
 
-use std::net::{IpAddr, SocketAddr, TcpStream};
+use std::io::ErrorKind;
+use std::net::{SocketAddr, TcpStream};
 use std::os::fd::AsRawFd;
 use std::time::{Duration, Instant};
 
@@ -17,6 +18,10 @@ use crate::wire::{Channel, DataKeys, Secret};
 pub(super) const LIMIT: Duration = Duration::from_secs(60);
 /// How long to wait for an answer to a connection.
 const CONNECT: Duration = Duration::from_secs(5);
+/// How often a rank that waits for others looks whether one of them has given up.
+const LOOK: Duration = Duration::from_millis(100);
+/// How long to try where the system says that nothing is there.
+const REFUSED: Duration = Duration::from_secs(5);
 /// Between two attempts.
 const PAUSE: Duration = Duration::from_millis(20);
 /// The longest between two attempts of the system to send again what was not received. Its own limit doubles up to minutes, and
@@ -51,14 +56,13 @@ impl Table {
         [self.nonce.as_slice(), &[u8::from(self.sealed)], addresses.join(" ").as_bytes()].concat()
     }
 
-    /// The table that rank 0 sent, which is reached at `host`.
-    pub(super) fn read(bytes: &[u8], size: usize, host: IpAddr) -> Option<Table> {
+    /// The table that rank 0 sent.
+    pub(super) fn read(bytes: &[u8], size: usize) -> Option<Table> {
         let (nonce, rest) = bytes.split_at_checked(16)?;
         let (&sealed, addresses) = rest.split_first()?;
         let addresses: Option<Vec<SocketAddr>> =
             std::str::from_utf8(addresses).ok()?.split(' ').map(|address| address.parse().ok()).collect();
-        let mut addresses = addresses.filter(|all| all.len() == size)?;
-        addresses[0] = specified(addresses[0], host);
+        let addresses = addresses.filter(|all| all.len() == size)?;
         Some(Table { nonce: nonce.try_into().ok()?, sealed: sealed != 0, addresses })
     }
 
@@ -75,19 +79,20 @@ impl Table {
     }
 }
 
-/// An address where one that stands for all of a machine is known by `ip`.
-pub(super) fn specified(address: SocketAddr, ip: IpAddr) -> SocketAddr {
-    if address.ip().is_unspecified() { SocketAddr::new(ip, address.port()) } else { address }
-}
-
-/// Connects rank `me` to all others.
-pub(super) fn connect(me: usize, table: &Table, door: &Door, secret: &Secret) -> Result<Vec<Option<Link>>> {
+/// Connects rank `me` to all others, unless `ended` says that another could not.
+pub(super) fn connect(
+    me: usize,
+    table: &Table,
+    door: &Door,
+    secret: &Secret,
+    ended: &mut dyn FnMut() -> Option<Error>,
+) -> Result<Vec<Option<Link>>> {
     let deadline = Instant::now() + LIMIT;
     let silence = u32::try_from(link_timeout()?.as_secs()).unwrap_or(u32::MAX);
     let n = table.addresses.len();
     let mut links: Vec<Option<Link>> = (0..n).map(|_| None).collect();
     for (to, link) in links.iter_mut().enumerate().take(me) {
-        *link = Some(reach(me, to, table, secret, deadline)?);
+        *link = Some(reach(me, to, table, secret, deadline, ended)?);
     }
     while let Some(missing) = (me + 1..n).find(|&rank| links[rank].is_none()) {
         let left = deadline.saturating_duration_since(Instant::now());
@@ -99,7 +104,12 @@ pub(super) fn connect(me: usize, table: &Table, door: &Door, secret: &Secret) ->
                 LIMIT.as_secs()
             )));
         }
-        let Some((mut channel, hello)) = door.next(left) else { continue };
+        let Some((mut channel, hello)) = door.next(left.min(LOOK)) else {
+            match ended() {
+                Some(error) => return Err(error),
+                None => continue,
+            }
+        };
         // Who comes again has given up its first connection.
         let from = (me + 1..n).find(|&from| hello == table.hello(from, me));
         if let Some(from) = from
@@ -115,11 +125,20 @@ pub(super) fn connect(me: usize, table: &Table, door: &Door, secret: &Secret) ->
 }
 
 /// Connects to a rank before this one.
-fn reach(me: usize, to: usize, table: &Table, secret: &Secret, deadline: Instant) -> Result<Link> {
-    let address = table.addresses[to];
+fn reach(
+    me: usize,
+    to: usize,
+    table: &Table,
+    secret: &Secret,
+    deadline: Instant,
+    ended: &mut dyn FnMut() -> Option<Error>,
+) -> Result<Link> {
+    let (address, began) = (table.addresses[to], Instant::now());
     loop {
-        let left = deadline.saturating_duration_since(Instant::now());
-        let opened = TcpStream::connect_timeout(&address, CONNECT.min(left.max(PAUSE)));
+        let opened = TcpStream::connect_timeout(&address, CONNECT.min(left(deadline).max(PAUSE)));
+        // It has listened since before the table was sent, so an answer that nothing is there is final but for a moment's disorder.
+        let kinds = [ErrorKind::ConnectionRefused, ErrorKind::NetworkUnreachable, ErrorKind::HostUnreachable];
+        let is_refused = opened.as_ref().is_err_and(|e| kinds.contains(&e.kind()));
         let said = opened.map_err(|e| e.to_string()).and_then(|stream| {
             let mut channel = Channel::open(stream, secret).map_err(|broken| broken.to_string())?;
             channel.send(&table.hello(me, to)).map_err(|broken| broken.to_string())?;
@@ -129,7 +148,7 @@ fn reach(me: usize, to: usize, table: &Table, secret: &Secret, deadline: Instant
         });
         match said {
             Ok(link) => return Ok(link),
-            Err(cause) if left.is_zero() => {
+            Err(cause) if left(deadline).is_zero() || (is_refused && began.elapsed() >= REFUSED) => {
                 return Err(Error::Join(format!(
                     "rank {me} does not reach rank {to} at {address}: {cause}; do firewalls let the machines connect to each \
                      other? GLOO_SOCKET_IFNAME names the network interface to use"
@@ -137,7 +156,14 @@ fn reach(me: usize, to: usize, table: &Table, secret: &Secret, deadline: Instant
             }
             Err(_) => std::thread::sleep(PAUSE),
         }
+        if let Some(error) = ended() {
+            return Err(error);
+        }
     }
+}
+
+fn left(deadline: Instant) -> Duration {
+    deadline.saturating_duration_since(Instant::now())
 }
 
 /// Has the system look whether the other machine is there, also when nothing is sent.
@@ -181,16 +207,14 @@ mod tests {
     #[test]
     fn a_table_is_read_as_it_was_written() {
         let addresses =
-            vec!["0.0.0.0:7".parse().unwrap(), "[::1]:8".parse().unwrap(), "10.0.0.2:9".parse().unwrap()];
+            vec!["10.0.0.1:7".parse().unwrap(), "[::1]:8".parse().unwrap(), "10.0.0.2:9".parse().unwrap()];
         let table = Table::new(addresses, true).unwrap();
-        let host = "10.0.0.1".parse().unwrap();
-        let read = Table::read(&table.write(), 3, host).unwrap();
+        let read = Table::read(&table.write(), 3).unwrap();
         assert_eq!((read.nonce, read.sealed), (table.nonce, true));
-        assert_eq!(read.addresses[0].to_string(), "10.0.0.1:7");
-        assert_eq!(read.addresses[1..], table.addresses[1..]);
-        assert!(Table::read(&table.write(), 4, host).is_none());
-        assert!(Table::read(b"short", 1, host).is_none());
-        assert!(Table::read(&[0xff; 64], 1, host).is_none());
+        assert_eq!(read.addresses, table.addresses);
+        assert!(Table::read(&table.write(), 4).is_none());
+        assert!(Table::read(b"short", 1).is_none());
+        assert!(Table::read(&[0xff; 64], 1).is_none());
     }
 
     #[test]
@@ -208,7 +232,9 @@ mod tests {
             let all: Vec<_> = doors
                 .into_iter()
                 .enumerate()
-                .map(|(rank, door)| scope.spawn(move || connect(rank, table, &door, secret).unwrap()))
+                .map(|(rank, door)| {
+                    scope.spawn(move || connect(rank, table, &door, secret, &mut || None).unwrap())
+                })
                 .collect();
             all.into_iter().map(|one| one.join().unwrap()).collect()
         });

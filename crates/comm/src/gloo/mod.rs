@@ -2,6 +2,7 @@
 //! beside this file says how the ranks meet, with numbered invariants.
 
 mod door;
+mod guests;
 mod library;
 mod meeting;
 mod mesh;

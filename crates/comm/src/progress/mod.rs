@@ -6,5 +6,4 @@ mod transport;
 mod worker;
 
 pub(crate) use transport::Progress;
-#[cfg(any(feature = "gloo", feature = "mpi"))]
 pub(crate) use worker::runs_beside_computation;

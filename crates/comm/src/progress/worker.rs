@@ -17,7 +17,6 @@ thread_local! {
 }
 
 /// Whether the calling thread runs collectives beside one that computes, and should leave it the cores (invariant 7).
-#[cfg_attr(not(any(test, feature = "gloo", feature = "mpi")), expect(dead_code))]
 pub(crate) fn runs_beside_computation() -> bool {
     WAITERS.with_borrow(|waiters| waiters.as_ref().is_some_and(|waiters| waiters.0.load(Relaxed) == 0))
 }

@@ -133,7 +133,10 @@ impl Entrance {
                 return;
             }
             let (stream, address) = match self.listener.accept() {
-                Ok(accepted) => accepted,
+                // Who comes to a socket of both families by IPv4 has an address of IPv4.
+                Ok((stream, address)) => {
+                    (stream, SocketAddr::new(address.ip().to_canonical(), address.port()))
+                }
                 Err(e) if e.kind() == ErrorKind::WouldBlock => return,
                 Err(e) if matches!(e.kind(), ErrorKind::Interrupted | ErrorKind::ConnectionAborted) => {
                     continue;
@@ -149,7 +152,7 @@ impl Entrance {
             if self.only_private {
                 let ip = address.ip();
                 // Who comes from the address that it reaches is on this machine.
-                let own = stream.local_addr().map(|own| own.ip());
+                let own = stream.local_addr().map(|own| own.ip().to_canonical());
                 if !own.is_ok_and(|own| own == ip || (is_private(own) && is_private(ip))) {
                     arrivals.push(Arrival::Refused(address.ip(), Broken::NotPrivate));
                     continue;

@@ -9,10 +9,12 @@ mod access;
 mod bytes;
 mod channel;
 mod entrance;
+mod hosts;
 mod secret;
 
 pub use access::{Access, Denied, ENCRYPTION, INSECURE, TOKEN, TOKEN_FILE, is_private, weakness};
 pub use bytes::{Broken, PROMPT, hex, nonce, printable};
 pub use channel::{Channel, MAX_FRAME};
 pub use entrance::{Arrival, Entrance, PLACES};
+pub use hosts::{Place, address_of, bare, listen_at, listen_everywhere, outer_addresses};
 pub use secret::{DataKeys, Purpose, Secret};

@@ -84,6 +84,10 @@ impl Engine {
             collect_patterns(part, &mut patterns)?;
         }
         let mut tokenizer = fence(|| tokenizers::Tokenizer::from_bytes(json)).map_err(whole)?;
+        // Every text would be made of no tokens, and nothing would be trained without a word.
+        if tokenizer.get_vocab_size(false) == 0 {
+            return Err(whole("its vocabulary is empty".into()));
+        }
         // Rows are cut and filled here; what the file says about it would hide tokens.
         tokenizer.with_truncation(None).map_err(|e| e.to_string())?;
         tokenizer.with_padding(None);
@@ -273,6 +277,12 @@ mod tests {
         assert!(message.contains("is it a whole tokenizer.json?"), "{message}");
         let message = damaged(|json| json["normalizer"] = replace(json!({"Regex": "(a"}), "x")).unwrap_err();
         assert!(message.contains("its pattern \"(a\" is broken"), "{message}");
+        let empty = |json: &mut serde_json::Value| {
+            json["model"]["vocab"] = json!({});
+            json["model"]["merges"] = json!([]);
+        };
+        let message = damaged(empty).unwrap_err();
+        assert!(message.contains("its vocabulary is empty"), "{message}");
     }
 
     #[test]

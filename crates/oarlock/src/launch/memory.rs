@@ -2,7 +2,7 @@
 
 use std::fmt::Write as _;
 
-use oarlock_comm::{Ended, Exit, MachineMemory, killed_for_memory};
+use oarlock_comm::{Ended, Exit, MachineMemory, killed_for_memory, processor_seconds};
 
 /// The memory around the ranks, to which a killed one is held.
 #[derive(Clone, Copy, Debug)]
@@ -18,7 +18,12 @@ impl Memory {
 
     /// What is known of a process that SIGKILL ended, which is not ours.
     fn of_killed(&self, end: &Ended) -> String {
-        let mut out = "signal 9, which nobody here sent: probably out of memory".to_owned();
+        let mut out = match processor_seconds() {
+            None => "signal 9, which nobody here sent: probably out of memory".to_owned(),
+            Some(seconds) => format!(
+                "signal 9, which nobody here sent: its {seconds} s of processor time (`ulimit -t`) are used up, or it is out of memory"
+            ),
+        };
         if let Some(bytes) = end.resident {
             let _ = write!(out, "; the process last held {}", gib(bytes));
         }

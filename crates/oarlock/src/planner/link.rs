@@ -15,10 +15,11 @@ const WORK: usize = 4 << 20;
 const BURST: usize = 8;
 
 /// Measures the link between machines, over ranks of which each is on its own machine, or as many on each. All ranks call it.
+/// `tell` hears what is measured next: over a slow link each of it takes long.
 ///
 /// # Errors
 /// Ranks of one machine, and a failed rank.
-pub fn measure_network(comm: &Communicator) -> Result<Network> {
+pub fn measure_network(comm: &Communicator, tell: &dyn Fn(&str)) -> Result<Network> {
     let machines = comm.machines();
     let n = machines.iter().max().map_or(1, |last| last + 1);
     if n < 2 {
@@ -32,9 +33,17 @@ pub fn measure_network(comm: &Communicator) -> Result<Network> {
         Call { operation: CallKind::AllGather, bytes, over: Over::Shard }
     });
     let mut link = Link::new(comm)?;
-    let (small, large) = (link.after_computation(0, 16 * REPEATS.1)?, link.after_computation(1, REPEATS.1)?);
+    tell("1 of 4: small messages after a computation");
+    let small = link.after_computation(0, 16 * REPEATS.1)?;
+    tell("2 of 4: large messages after a computation");
+    let large = link.after_computation(1, REPEATS.1)?;
     let passes = link.passes_of(2.0 * large)?;
-    let mut own = [small.max(link.beside_computation(passes)?), large, link.lost(passes)?];
+    // Each of what follows computes as long as two large messages take, and the last one twice.
+    let rest = |times: usize| (2 * times * REPEATS.1) as f64 * large;
+    tell(&format!("3 of 4: small messages beside a computation, about {:.0} s", rest(1)));
+    let beside = link.beside_computation(passes)?;
+    tell(&format!("4 of 4: a computation beside large messages, about {:.0} s", rest(2)));
+    let mut own = [small.max(beside), large, link.lost(passes)?];
     // The slowest rank counts.
     comm.all_reduce_f64(&mut own, Scalar::Max)?;
     let [small, large, lost] = own;

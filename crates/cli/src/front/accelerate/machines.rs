@@ -143,7 +143,8 @@ impl LaunchSettings<'_> {
             );
             String::new()
         });
-        (self.meeting(machines, each, this, (addr.clone(), port), problems), Master { addr, port })
+        let master = Master::at(&addr, port);
+        (self.meeting(machines, each, this, (master.addr.clone(), port), problems), master)
     }
 
     /// Which of the machines this is.

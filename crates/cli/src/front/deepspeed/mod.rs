@@ -274,11 +274,10 @@ impl Found {
         if self.listed {
             launcher.check(settings, &self.pool, &self.slots)?;
         }
-        let master = Master {
-            addr: self.master(settings, elsewhere && !shown, machine)?,
-            port: u16::try_from(settings.int("master_port"))
-                .map_err(|_| settings.problem("a port is at most 65535", &["master_port"]))?,
-        };
+        let addr = self.master(settings, elsewhere && !shown, machine)?;
+        let port = u16::try_from(settings.int("master_port"))
+            .map_err(|_| settings.problem("a port is at most 65535", &["master_port"]))?;
+        let master = Master::at(&addr, port);
         let is_training = matches!(script, Script::Training(_));
         let launch_of = |node: usize| {
             launch::launch(settings, &self.slots, node, &master, self.cpu).map(|mut launch| {

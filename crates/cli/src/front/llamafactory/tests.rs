@@ -68,6 +68,13 @@ fn the_environment_says_how_many_ranks_and_where() {
             &CPU,
             (vec![4, 4], 1, "assumed until it is known"),
         ),
+        // As older guides name it.
+        (
+            "",
+            &[force, ("NNODES", "2"), ("RANK", "1"), ("NPROC_PER_NODE", "4")],
+            &CPU,
+            (vec![4, 4], 1, "NPROC_PER_NODE on 2 machines"),
+        ),
         ("", &[force, ("NNODES", "2")], &CPU, (vec![6, 6], 0, "assumed until it is known")),
         ("num_processes=4", &[("NNODES", "2")], &CPU, (vec![2, 2], 0, "argument")),
     ] {
@@ -103,7 +110,8 @@ fn the_master_and_the_elastic_form() {
         &CPU,
     )
     .unwrap();
-    assert_eq!(job.launch.master, Master { addr: "192.168.0.1".to_owned(), port: 29501 });
+    assert_eq!(job.launch.master, Master::at("192.168.0.1", 29501));
+    assert_eq!(Master::at("[fd00::1]", 29501).addr, "fd00::1");
     assert_eq!(job.notes, ["Initializing 2 distributed tasks at: 192.168.0.1:29501"]);
 
     let elastic = [
@@ -165,7 +173,7 @@ fn several_machines_resolve_and_are_missing_when_started() {
     let both = [("NNODES", "2"), ("NPROC_PER_NODE", "4")];
     let job = made("", &both, &CPU).unwrap();
     let missing = job.missing(config(&job));
-    match oarlock_comm::HAS_GLOO {
+    match oarlock_comm::gloo_obstacle().is_none() {
         true => assert!(missing.is_empty(), "{missing}"),
         false => assert!(
             missing.to_string().contains("an Oarlock run on 2 machines needs Gloo or MPI"),

@@ -167,7 +167,7 @@ fn meeting(
         None => {
             let port = u16::try_from(settings.int("master_port"))
                 .map_err(|_| settings.problem("a port is a number up to 65535", &["master_port"]))?;
-            Master { addr: settings.text("master_addr").unwrap_or_default(), port }
+            Master::at(&settings.text("master_addr").unwrap_or_default(), port)
         }
     };
     let this = settings.usize("node_rank");

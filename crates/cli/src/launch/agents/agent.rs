@@ -1,23 +1,28 @@
 //! One node's side: finds the store or becomes it, shows that the node lives, and asks what to do.
 
-use std::net::{SocketAddr, TcpStream, ToSocketAddrs};
+use std::io::ErrorKind;
+use std::net::TcpStream;
 use std::sync::Arc;
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
 use super::error::AgentsError;
 use super::link::{ANSWER, CONNECT, Link, converse};
-use super::meeting::{Meeting, endpoint};
+use super::meeting::{Meeting, is_host};
 use super::message::{Node, Reply, Request, View};
 use super::store::Store;
 use super::world::same;
 use super::{Decision, Event, Round};
 use crate::launch::hostname;
-use oarlock_comm::wire::{Broken, Channel, Secret, hex, nonce};
+use oarlock_comm::wire::{Broken, Channel, Place, Secret, hex, nonce};
 
 /// How long a node that is done waits for the others.
 const EXIT_BARRIER: Duration = Duration::from_secs(300);
 const LOOK_MS: u32 = 200;
+/// After this time an agent that waits for an answer says so.
+const NOTICE: Duration = Duration::from_secs(5);
+/// How long an endpoint may lead a node to itself: another on its machine may keep the list, and start a little later.
+const ASTRAY: Duration = Duration::from_secs(30);
 
 /// The agent of this node. Dropping it leaves the run; if it keeps the list of nodes, it first informs the others.
 pub struct Agent {
@@ -32,6 +37,13 @@ pub struct Agent {
     store: Option<Store>,
 }
 
+/// Why an attempt to join came to nothing.
+struct Tried {
+    tried: String,
+    /// It is no matter of when the other machine starts.
+    is_wrong: bool,
+}
+
 impl Agent {
     /// Joins the meeting: listens at its endpoint if that is this machine's and free, and connects to it.
     ///
@@ -41,11 +53,35 @@ impl Agent {
         meeting.check()?;
         let deadline = Instant::now() + meeting.join_timeout;
         let mut pause = Duration::from_millis(20);
+        let (began, mut told, mut is_first) = (Instant::now(), false, true);
         loop {
-            let tried = match Agent::try_join(meeting)? {
+            let place = Place::of(&meeting.endpoint.0, meeting.endpoint.1);
+            if let Some(how) = meeting.how_found(&place).filter(|_| std::mem::take(&mut is_first)) {
+                (meeting.tell)(&how);
+            }
+            let is_here = matches!(place, Place::Here(_) | Place::Itself(_));
+            let astray = meeting.keeps() == Some(false) && is_here;
+            let Tried { tried, is_wrong } = match Agent::try_join(meeting, &place)? {
                 Ok(agent) => return Ok(agent),
                 Err(tried) => tried,
             };
+            // Others may start later, so that nobody listens yet is told later than what no start of theirs mends.
+            if !told && (astray || is_wrong || began.elapsed() >= NOTICE) {
+                told = true;
+                let why = if astray {
+                    ", which is this machine itself and not the one that keeps the list of nodes"
+                } else {
+                    ""
+                };
+                let seconds = deadline.saturating_duration_since(Instant::now()).as_secs();
+                (meeting.tell)(&format!(
+                    "no agent answers at {}{why}: {tried}; it is tried for {seconds} s more",
+                    meeting.name()
+                ));
+            }
+            if astray && began.elapsed() >= ASTRAY {
+                return Err(AgentsError::Astray { endpoint: meeting.name(), tried });
+            }
             if stop() {
                 return Err(AgentsError::Stopped { waiting: "looking for the other agents" });
             }
@@ -59,28 +95,26 @@ impl Agent {
     }
 
     /// One attempt; inside, why it may be worth another.
-    fn try_join(meeting: &Meeting) -> Result<Result<Agent, String>, AgentsError> {
-        let store = match meeting.place {
-            Some(1..) => None,
-            _ => Store::bind(meeting)?,
-        };
-        if meeting.place == Some(0) && store.is_none() {
-            return Err(AgentsError::NotHere { endpoint: meeting.name() });
+    fn try_join(meeting: &Meeting, place: &Place) -> Result<Result<Agent, Tried>, AgentsError> {
+        for address in place.addresses() {
+            meeting.check_address(address.ip())?;
         }
-        let addresses: Vec<SocketAddr> = match &store {
-            Some(store) => vec![store.address()],
-            None => match (meeting.endpoint.0.as_str(), meeting.endpoint.1).to_socket_addrs() {
-                Ok(addresses) => addresses.collect(),
-                Err(e) => return Ok(Err(format!("its name has no address ({e})"))),
-            },
+        let store = Store::bind(meeting, place)?;
+        let addresses = match (&store, place) {
+            (Some(store), _) => vec![store.address()],
+            (None, Place::Unknown(why)) => {
+                return Ok(Err(Tried { tried: format!("its name has no address ({why})"), is_wrong: true }));
+            }
+            (None, place) => place.addresses().to_vec(),
         };
         let secret = meeting.secret();
-        let mut tried = Vec::new();
+        let (mut tried, mut is_wrong) = (Vec::new(), true);
         for address in addresses {
-            meeting.check_address(address.ip())?;
             let stream = match TcpStream::connect_timeout(&address, CONNECT) {
                 Ok(stream) => stream,
                 Err(e) => {
+                    // A machine that starts later refuses until then, and may not be there at all.
+                    is_wrong &= e.kind() == ErrorKind::NetworkUnreachable;
                     tried.push(format!("{address}: {e}"));
                     continue;
                 }
@@ -95,11 +129,17 @@ impl Agent {
                 Err(Broken::Garbage(what)) => {
                     return Err(AgentsError::Stranger { endpoint, cause: what.into() });
                 }
+                Err(Broken::Silent) => {
+                    tried.push(format!("{address}: what listens there says nothing, as no agent does"));
+                }
                 // It may be busy, or about to end.
-                Err(broken) => tried.push(format!("{address}: {broken}")),
+                Err(broken) => {
+                    is_wrong = false;
+                    tried.push(format!("{address}: {broken}"));
+                }
             }
         }
-        Ok(Err(tried.join("; ")))
+        Ok(Err(Tried { tried: tried.join("; "), is_wrong }))
     }
 
     fn introduce(
@@ -107,7 +147,7 @@ impl Agent {
         meeting: &Meeting,
         secret: Secret,
         store: Option<Store>,
-    ) -> Result<Result<Agent, String>, AgentsError> {
+    ) -> Result<Result<Agent, Tried>, AgentsError> {
         let endpoint = meeting.name();
         let system = |what: &str, cause: String| AgentsError::System { what: what.into(), cause };
         let address =
@@ -126,7 +166,7 @@ impl Agent {
             Ok(Reply::Differs(differences)) => return Err(AgentsError::Differs { endpoint, differences }),
             Ok(Reply::Refused(reason)) => return Err(AgentsError::Refused { endpoint, reason }),
             Ok(_) => return Err(AgentsError::Stranger { endpoint, cause: "it answered out of turn".into() }),
-            Err(broken) => return Ok(Err(broken.to_string())),
+            Err(broken) => return Ok(Err(Tried { tried: broken.to_string(), is_wrong: false })),
         }
         let (place, secret_of_link) = ((endpoint, address), secret.clone());
         // So that there is time to come again before this node is lost.
@@ -246,11 +286,6 @@ impl Agent {
             request = Request::Look { wait_ms: LOOK_MS };
         }
     }
-}
-
-/// Whether a text can be the name or the address of a machine; ranks have it in their environment.
-fn is_host(text: &str) -> bool {
-    endpoint(text).is_ok_and(|(host, _)| host == text)
 }
 
 fn event(view: View) -> Event {

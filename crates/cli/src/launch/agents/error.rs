@@ -74,11 +74,23 @@ pub enum AgentsError {
     },
     /// Machine 0 has to listen where the others look for it.
     #[error(
-        "this is machine 0, where the others look for the run, but it cannot listen at {endpoint}: it is no address of this machine, or another program has the port; give all machines an address and a free port of machine 0"
+        "the others look for the run at {endpoint}, and this machine, which keeps the list of nodes, cannot listen there: another program has port {port}; give all machines another one"
     )]
     NotHere {
         /// The host and port of the rendezvous.
         endpoint: String,
+        /// The port.
+        port: u16,
+    },
+    /// The endpoint leads back to a machine that is not the one of the store.
+    #[error(
+        "{endpoint} is this machine itself, where no agent of the run listens ({tried}), and it is not the machine that keeps the list of nodes; give it an address of that one"
+    )]
+    Astray {
+        /// The host and port of the rendezvous.
+        endpoint: String,
+        /// Why nobody answered.
+        tried: String,
     },
     /// Nodes that are not the same run.
     #[error("this node does not fit the run at {endpoint}: {}", list(.differences, "here", "there"))]

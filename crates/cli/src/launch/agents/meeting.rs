@@ -4,7 +4,7 @@ use std::collections::BTreeMap;
 use std::ops::RangeInclusive;
 use std::time::Duration;
 
-use oarlock_comm::wire::{Access, Purpose, Secret, is_private};
+use oarlock_comm::wire::{Access, Place, Purpose, Secret, bare, is_private, outer_addresses};
 
 use super::error::AgentsError;
 
@@ -32,6 +32,10 @@ pub struct Meeting {
     pub local_ranks: usize,
     /// The number of this node, where nodes are numbered from the start: node 0 keeps the list, and all are awaited.
     pub place: Option<usize>,
+    /// Whether this node keeps the list, where the user says so; otherwise that follows from the endpoint.
+    pub is_host: Option<bool>,
+    /// The address by which other machines reach this one, where the user says so: ranks meet there if this node keeps the list.
+    pub local_addr: Option<String>,
     /// How often failures may restart the run, on all nodes together.
     pub max_restarts: u32,
     /// How long to wait for the least number of nodes.
@@ -61,6 +65,8 @@ impl Meeting {
             nodes,
             local_ranks: 1,
             place: None,
+            is_host: None,
+            local_addr: None,
             max_restarts: 0,
             join_timeout: Duration::from_secs(600),
             last_call: Duration::from_secs(30),
@@ -103,19 +109,25 @@ impl Meeting {
                 "token_file" => self.access.take_file("token_file= of --rdzv-conf", value.trim().as_ref())?,
                 "insecure" => self.access.insecure |= switch()?,
                 "encryption" => self.encryption = switch()?,
-                // Known to torchrun; here who listens follows from the address, and the rest from the times above.
-                "is_host"
-                | "store_type"
+                "is_host" => self.is_host = Some(switch()?),
+                "local_addr" => {
+                    let address = bare(value.trim());
+                    if !is_host(address) {
+                        return Err(wrong("the name or the address of a machine behind it"));
+                    }
+                    self.local_addr = Some(address.to_owned());
+                }
+                // Known to torchrun; here it follows from the times above.
+                "store_type"
                 | "read_timeout"
                 | "close_timeout"
                 | "heartbeat_timeout"
                 | "keep_alive_max_attempt"
-                | "rank"
-                | "local_addr" => {}
+                | "rank" => {}
                 _ => {
                     return Err(wrong(
-                        "one of join_timeout, last_call_timeout, keep_alive_interval, token_file, token, insecure, encryption, or another \
-                         key of torchrun",
+                        "one of join_timeout, last_call_timeout, keep_alive_interval, is_host, local_addr, token_file, token, insecure, \
+                         encryption, or another key of torchrun",
                     ));
                 }
             }
@@ -148,6 +160,32 @@ impl Meeting {
             true => Err(AgentsError::Public { endpoint: self.name(), address: ip.to_string() }),
             false => Ok(()),
         }
+    }
+
+    /// Whether this node keeps the list of nodes, or another one does; `None` where that follows from the endpoint, whether it is
+    /// an address of this machine.
+    pub(super) fn keeps(&self) -> Option<bool> {
+        // Where nodes are numbered, torchrun looks at nothing else.
+        self.place.map_or(self.is_host, |place| Some(place == 0))
+    }
+
+    /// How others find this node by the endpoint, whose place is this, where its name does not say it; `None` where it does, or
+    /// another node keeps the list.
+    pub(super) fn how_found(&self, place: &Place) -> Option<String> {
+        let keeps = self.keeps();
+        let what = match place {
+            _ if *self.nodes.end() == 1 => return None,
+            Place::Itself(_) if keeps != Some(false) => {
+                "means this machine only here, so other machines need another name of it"
+            }
+            Place::Elsewhere(_) if keeps == Some(true) => {
+                "is no address of this machine, so a Service or NAT has to lead there"
+            }
+            Place::Unknown(_) if keeps == Some(true) => "has no address here",
+            _ => return None,
+        };
+        let (host, addresses) = (&self.endpoint.0, outer_addresses());
+        Some(format!("{host} {what}; the list is kept at all addresses of this machine: {addresses}"))
     }
 
     /// Whom this node will wait for, and how long, if it may have to.
@@ -208,6 +246,11 @@ impl Meeting {
         }
         Ok(())
     }
+}
+
+/// Whether a text can be the name or the address of a machine; ranks have it in their environment.
+pub(super) fn is_host(text: &str) -> bool {
+    endpoint(text).is_ok_and(|(host, _)| host == text)
 }
 
 fn wrong_nodes(value: &str) -> AgentsError {

@@ -3,21 +3,20 @@
 
 use std::collections::BTreeSet;
 use std::io::ErrorKind;
-use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr, TcpListener, ToSocketAddrs};
+use std::net::{Ipv4Addr, SocketAddr, TcpListener};
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
-use rustix::io::Errno;
-
 use super::error::AgentsError;
 use super::meeting::{MOST, Meeting};
 use super::message::{self, Reply, Request, View};
 use super::world::{Id, Refusal, Terms, World, silent};
-use crate::launch::hostname;
 use oarlock::launch::port;
-use oarlock_comm::wire::{Arrival, Broken, Channel, Entrance, hex, nonce, printable};
+use oarlock_comm::wire::{
+    Arrival, Broken, Channel, Entrance, Place, hex, listen_at, listen_everywhere, nonce, printable,
+};
 
 /// How often the store looks at the clock.
 const TICK: Duration = Duration::from_millis(10);
@@ -71,36 +70,41 @@ impl Shared {
 }
 
 impl Store {
-    /// Listens at the meeting's endpoint; `None` where that is another machine's, or somebody listens there already.
-    pub(super) fn bind(meeting: &Meeting) -> Result<Option<Store>, AgentsError> {
-        let (host, port) = (meeting.endpoint.0.as_str(), meeting.endpoint.1);
-        // A name that cannot be looked up is not ours; connecting says what is wrong with it.
-        let Ok(addresses) = (host, port).to_socket_addrs() else { return Ok(None) };
-        let name = hostname();
-        for address in addresses {
-            meeting.check_address(address.ip())?;
-            match TcpListener::bind(listen_at(host, address, &name)) {
-                Ok(listener) => return Store::listen(listener, meeting).map(Some),
-                Err(e) if matches!(e.kind(), ErrorKind::AddrInUse | ErrorKind::AddrNotAvailable) => {}
-                // No such family of addresses on this machine.
-                Err(e) if Errno::from_io_error(&e) == Some(Errno::AFNOSUPPORT) => {}
-                Err(e) => return Err(system(format!("listen at {address}"), e)),
-            }
+    /// Listens where the others look for this machine, if it is the one that keeps the list of nodes: the meeting says so, or the
+    /// endpoint, whose place is given, is an address of it. `None` where it is another machine, or somebody listens there already.
+    pub(super) fn bind(meeting: &Meeting, place: &Place) -> Result<Option<Store>, AgentsError> {
+        let port = meeting.endpoint.1;
+        let must = match meeting.keeps() {
+            Some(false) => return Ok(None),
+            keeps => keeps.is_some(),
+        };
+        let listener = match place {
+            Place::Here(at) => listen_at(at),
+            Place::Itself(at) if *meeting.nodes.end() == 1 => listen_at(at),
+            // What this name means here it means on no other machine, so others come to one of the addresses.
+            Place::Itself(_) => everywhere(port),
+            // A Service or NAT leads to this machine, or there is no such name yet.
+            Place::Elsewhere(_) | Place::Unknown(_) if must => everywhere(port),
+            // A name that cannot be looked up is not ours; connecting says what is wrong with it.
+            Place::Elsewhere(_) | Place::Unknown(_) => return Ok(None),
+        };
+        match listener.map_err(|e| system(format!("listen at {}", meeting.name()), e))? {
+            Some(listener) => Store::listen(listener, meeting).map(Some),
+            None if must => Err(AgentsError::NotHere { endpoint: meeting.name(), port }),
+            None => Ok(None),
         }
-        Ok(None)
     }
 
     pub(super) fn listen(listener: TcpListener, meeting: &Meeting) -> Result<Store, AgentsError> {
         let mut address = listener.local_addr().map_err(|e| system("ask for the own address".into(), e))?;
-        if address.ip().is_unspecified() {
-            address.set_ip(match address {
-                SocketAddr::V4(_) => IpAddr::V4(Ipv4Addr::LOCALHOST),
-                SocketAddr::V6(_) => IpAddr::V6(Ipv6Addr::LOCALHOST),
-            });
+        let is_everywhere = address.ip().is_unspecified();
+        if is_everywhere {
+            address.set_ip(Ipv4Addr::LOCALHOST.into());
         }
         // Where no port is free, the ranks report that of torch's usual one.
         let nonce = || nonce().map(|bytes| hex(&bytes)).map_err(|broken| broken.to_string());
-        let terms = Terms::new(meeting, || port::free().unwrap_or(29500), nonce);
+        let mut terms = Terms::new(meeting, || port::free().unwrap_or(29500), nonce);
+        terms.by_arrival = is_everywhere && meeting.local_addr.is_none();
         let entrance = Entrance::new(listener, meeting.secret(), meeting.only_private());
         let entrance = entrance.map_err(|e| system("listen without waiting".into(), e))?;
         let shared = Arc::new(Shared {
@@ -149,14 +153,10 @@ impl Drop for Store {
     }
 }
 
-/// Where to listen for a name. The name of this machine often stands for a loopback address in its own table of hosts;
-/// then the others mean another address of it.
-fn listen_at(host: &str, address: SocketAddr, name: &str) -> SocketAddr {
-    let is_own = !name.is_empty() && host.split('.').next() == name.split('.').next();
-    match is_own && host != "localhost" && host.parse::<IpAddr>().is_err() && address.ip().is_loopback() {
-        true if address.is_ipv4() => SocketAddr::new(IpAddr::V4(Ipv4Addr::UNSPECIFIED), address.port()),
-        true => SocketAddr::new(IpAddr::V6(Ipv6Addr::UNSPECIFIED), address.port()),
-        false => address,
+fn everywhere(port: u16) -> std::io::Result<Option<TcpListener>> {
+    match listen_everywhere(port) {
+        Err(e) if e.kind() == ErrorKind::AddrInUse => Ok(None),
+        listener => listener.map(Some),
     }
 }
 
@@ -235,6 +235,10 @@ fn talk(channel: &mut Channel, shared: &Shared, peer: SocketAddr, keeper: bool) 
             }
         }
     };
+    let id_and_address = id.zip(channel.stream().local_addr().ok());
+    if let Some((id, address)) = id_and_address {
+        shared.world().reached(id, address.ip().to_canonical());
+    }
     let sent = channel.send(&message::write(&reply));
     let Some(id) = id else { return };
     let end = match sent {
@@ -298,23 +302,5 @@ fn serve(channel: &mut Channel, shared: &Shared, id: Id, connection: Option<u64>
         if let Err(broken) = channel.send(&message::write(&Reply::View(view))) {
             return format!("was lost: {broken}");
         }
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn the_name_of_this_machine_means_all_its_addresses_and_no_other_does() {
-        let at = |host: &str, address: &str| {
-            listen_at(host, SocketAddr::new(address.parse().unwrap(), 5), "node-1").to_string()
-        };
-        assert_eq!(at("node-1", "127.0.1.1"), "0.0.0.0:5");
-        assert_eq!(at("node-1.cluster", "::1"), "[::]:5");
-        assert_eq!(at("node-1", "10.0.0.1"), "10.0.0.1:5");
-        assert_eq!(at("localhost", "127.0.0.1"), "127.0.0.1:5");
-        assert_eq!(at("127.0.0.1", "127.0.0.1"), "127.0.0.1:5");
-        assert_eq!(at("node-2", "127.0.0.1"), "127.0.0.1:5");
     }
 }

@@ -3,6 +3,7 @@
 
 use std::collections::BTreeMap;
 use std::hash::{DefaultHasher, Hash, Hasher};
+use std::net::IpAddr;
 use std::time::{Duration, Instant};
 
 use oarlock_comm::wire::printable;
@@ -48,7 +49,11 @@ pub(super) struct Terms {
     pub silence: Duration,
     /// What every node must say of itself.
     pub same: BTreeMap<String, String>,
+    /// The machine of the store by the name of the endpoint.
     pub master_addr: String,
+    /// That name means this machine on this machine alone, or is none of its addresses: ranks meet at the address by which other
+    /// nodes have come.
+    pub by_arrival: bool,
     /// Finds a port for the ranks of a round.
     pub free_port: fn() -> u16,
     /// What sets a round apart from all others.
@@ -71,7 +76,8 @@ impl Terms {
             last_call: meeting.last_call,
             silence: meeting.silence(),
             same: same(meeting),
-            master_addr: meeting.endpoint.0.clone(),
+            master_addr: meeting.local_addr.clone().unwrap_or_else(|| meeting.endpoint.0.clone()),
+            by_arrival: false,
             free_port,
             nonce,
             numbered: meeting.place.is_some(),
@@ -133,6 +139,8 @@ struct Member {
     place: Option<usize>,
     seen: Instant,
     state: MemberState,
+    /// The address of the store's machine by which it has come.
+    reached: Option<IpAddr>,
     /// It took part in a round before.
     worked: bool,
     /// It knows how the run ended.
@@ -153,6 +161,7 @@ enum Phase {
     Working {
         nodes: Vec<Id>,
         local_ranks: Vec<usize>,
+        master_addr: String,
         port: u16,
         nonce: String,
     },
@@ -228,6 +237,7 @@ impl World {
             place: node.place,
             seen: now,
             state: MemberState::Busy,
+            reached: None,
             worked: false,
             knows_end: false,
         };
@@ -254,6 +264,20 @@ impl World {
     pub(super) fn round_of(&self, id: Id) -> u64 {
         let state = self.members.get(&id).map(|member| member.state);
         if matches!(state, Some(MemberState::Works(_) | MemberState::Done(_))) { self.round } else { 0 }
+    }
+
+    /// A node has come by this address of the store's machine.
+    pub(super) fn reached(&mut self, id: Id, address: IpAddr) {
+        if let Some(member) = self.members.get_mut(&id) {
+            member.reached = Some(address);
+        }
+    }
+
+    /// Where the ranks of these nodes meet.
+    fn master_addr(&self, nodes: &[Id]) -> String {
+        let outer = |id: &Id| self.members.get(id)?.reached.filter(|ip| !ip.is_loopback());
+        let arrival = nodes.iter().find_map(outer).filter(|_| self.terms.by_arrival);
+        arrival.map_or_else(|| self.terms.master_addr.clone(), |ip| ip.to_string())
     }
 
     /// Refuses a number that no node can have, or that another has.
@@ -448,8 +472,8 @@ impl World {
             }
         }
         self.round += 1;
-        let port = (self.terms.free_port)();
-        self.phase = Phase::Working { nodes, local_ranks, port, nonce };
+        let (port, master_addr) = ((self.terms.free_port)(), self.master_addr(&nodes));
+        self.phase = Phase::Working { nodes, local_ranks, master_addr, port, nonce };
     }
 
     fn missing(&self, ready: &[Id]) -> String {
@@ -498,14 +522,14 @@ impl World {
                 View::Restart { reason: why.clone() }
             }
             (
-                Phase::Working { local_ranks, port, nonce, .. },
+                Phase::Working { local_ranks, master_addr, port, nonce, .. },
                 MemberState::Works(place) | MemberState::Done(place),
             ) => View::Works {
                 round: self.round,
                 restart: self.restart,
                 node_rank: place,
                 local_ranks: local_ranks.clone(),
-                master_addr: self.terms.master_addr.clone(),
+                master_addr: master_addr.clone(),
                 master_port: *port,
                 nonce: nonce.clone(),
             },

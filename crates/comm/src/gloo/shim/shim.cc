@@ -14,8 +14,6 @@
 #include <vector>
 
 #include <fcntl.h>
-#include <ifaddrs.h>
-#include <netdb.h>
 #include <sys/epoll.h>
 #include <sys/socket.h>
 #include <sys/uio.h>
@@ -347,24 +345,6 @@ void oarlock_gloo_half_close(void* of, int peer) {
     static_cast<ProvedPair*>(static_cast<World*>(of)->context->getPair(peer).get())->half_close();
     return 0;
   });
-}
-
-// The first address of an interface, as text; 0 where it has none.
-int oarlock_gloo_address(const char* interface, char* text, size_t bytes) {
-  ifaddrs* all = nullptr;
-  if (::getifaddrs(&all) != 0) return 0;
-  int found = 0;
-  // IPv4 first, as addresses of IPv6 may be of one link only.
-  for (const int family : {AF_INET, AF_INET6}) {
-    for (const ifaddrs* one = all; one != nullptr && found == 0; one = one->ifa_next) {
-      if (one->ifa_addr == nullptr || one->ifa_addr->sa_family != family) continue;
-      if (std::strcmp(one->ifa_name, interface) != 0) continue;
-      const socklen_t length = family == AF_INET ? sizeof(sockaddr_in) : sizeof(sockaddr_in6);
-      found = ::getnameinfo(one->ifa_addr, length, text, bytes, nullptr, 0, NI_NUMERICHOST) == 0;
-    }
-  }
-  ::freeifaddrs(all);
-  return found;
 }
 
 }  // extern "C"

@@ -363,16 +363,42 @@ fn every_round_has_a_token_of_its_own() {
 }
 
 #[test]
-fn machine_0_must_listen_where_the_others_look() {
+fn machine_0_must_have_its_port() {
     within(|| {
         let mut ours = meeting(2..=2);
         ours.place = Some(0);
         let _taken = std::net::TcpListener::bind(("127.0.0.1", ours.endpoint.1)).unwrap();
         let error = Agent::join(&ours, &never).err().unwrap();
         assert!(matches!(error, AgentsError::NotHere { .. }), "{error}");
-        ours.endpoint.0 = "192.0.2.1".into();
-        ours.access.insecure = true;
-        let error = Agent::join(&ours, &never).err().unwrap();
-        assert!(error.to_string().contains("cannot listen at 192.0.2.1"), "{error}");
+    });
+}
+
+/// Who keeps the list follows from the numbers of nodes, from `is_host`, or from the endpoint, in this order.
+#[test]
+fn who_keeps_the_list_is_said_or_follows_from_the_endpoint() {
+    within(|| {
+        let mut ours = meeting(2..=2);
+        let join = |meeting: &Meeting| Agent::join(meeting, &never);
+        // An address of no interface, as that of a Service: the one that is told to keeps the list all the same.
+        ours.endpoint.0 = "10.255.255.1".into();
+        for (place, is_host) in [(Some(0), Some(false)), (None, Some(true))] {
+            let keeper = join(&Meeting { place, is_host, ..ours.clone() }).unwrap();
+            assert!(keeper.keeps_the_list());
+            let other = Meeting { place: place.map(|_| 1), is_host: is_host.map(|_| false), ..ours.clone() };
+            let other = Meeting { endpoint: ("127.0.0.1".into(), ours.endpoint.1), ..other };
+            assert!(!join(&other).unwrap().keeps_the_list());
+        }
+        // Nobody keeps it, and it is told at once.
+        static TOLD: std::sync::Mutex<Vec<String>> = std::sync::Mutex::new(Vec::new());
+        ours.tell = |text| TOLD.lock().unwrap().push(text.into());
+        ours.join_timeout = Duration::from_secs(1);
+        ours.endpoint.0 = "no-such-host.invalid".into();
+        assert!(matches!(join(&ours), Err(AgentsError::Unreachable { .. })));
+        ours.endpoint.0 = "localhost".into();
+        ours.place = Some(1);
+        assert!(matches!(join(&ours), Err(AgentsError::Unreachable { .. })));
+        let told = TOLD.lock().unwrap().clone();
+        assert!(told.len() == 2 && told[0].contains("its name has no address"), "{told:?}");
+        assert!(told[1].contains("which is this machine itself"), "{told:?}");
     });
 }

@@ -21,7 +21,12 @@ fn world(min: usize, max: usize, max_restarts: u32) -> (World, Clock) {
 }
 
 fn world_of(numbered: bool, min: usize, max: usize, max_restarts: u32) -> (World, Clock) {
-    let terms = Terms {
+    let clock = Clock(Instant::now());
+    (World::new(terms_of(numbered, min, max, max_restarts), clock.0), clock)
+}
+
+fn terms_of(numbered: bool, min: usize, max: usize, max_restarts: u32) -> Terms {
+    Terms {
         min,
         max,
         max_restarts,
@@ -30,12 +35,11 @@ fn world_of(numbered: bool, min: usize, max: usize, max_restarts: u32) -> (World
         silence: Duration::from_secs(10_000),
         same: BTreeMap::new(),
         master_addr: "first".into(),
+        by_arrival: false,
         free_port: || 4000,
         nonce: || Ok("nonce".into()),
         numbered,
-    };
-    let clock = Clock(Instant::now());
-    (World::new(terms, clock.0), clock)
+    }
 }
 
 fn node(local_ranks: usize) -> Node {
@@ -420,4 +424,24 @@ fn a_node_that_comes_again_in_time_is_the_same() {
     world.lost(second, "is gone", clock.at(18_001.0));
     assert_eq!(world.comes_again(&named("b"), clock.at(18_002.0)), None);
     assert_eq!(world.comes_again(&named(""), clock.at(18_002.0)), None);
+}
+
+/// Where the endpoint means the store's machine on that machine alone, ranks meet where other nodes have reached it.
+#[test]
+fn ranks_meet_where_other_nodes_have_come() {
+    let met = |by_arrival: bool, reached: [&str; 2]| {
+        let clock = Clock(Instant::now());
+        let mut world = World::new(Terms { by_arrival, ..terms_of(false, 2, 2, 0) }, clock.0);
+        let ids = [comes(&mut world, 1, clock.at(0.0)), world.hello(&node(1), false, clock.at(0.0)).unwrap()];
+        ids.iter().zip(reached).for_each(|(id, ip)| world.reached(*id, ip.parse().unwrap()));
+        world.ready(ids[1], clock.at(0.0));
+        world.tick(clock.at(0.0));
+        match world.view(ids[1]) {
+            View::Works { master_addr, .. } => master_addr,
+            other => panic!("{other:?}"),
+        }
+    };
+    assert_eq!(met(true, ["127.0.0.1", "10.0.0.1"]), "10.0.0.1");
+    assert_eq!(met(true, ["127.0.0.1", "127.0.0.1"]), "first");
+    assert_eq!(met(false, ["127.0.0.1", "10.0.0.1"]), "first");
 }

@@ -42,6 +42,9 @@ fn settings_of_the_rendezvous() {
         format!(" join_timeout=60, last_call_timeout=2,keep_alive_interval=1,is_host=true,token={ONE},");
     ours.configure(&conf, &|_| None).unwrap();
     assert_eq!(ours.join_timeout, Duration::from_secs(60));
+    assert_eq!(ours.is_host, Some(true));
+    ours.configure("local_addr=[fd00::1]", &|_| None).unwrap();
+    assert_eq!(ours.local_addr.as_deref(), Some("fd00::1"));
     assert_eq!((ours.last_call, ours.keep_alive), (Duration::from_secs(2), Duration::from_secs(1)));
     assert_eq!((ours.access.token.as_deref(), ours.warnings().len()), (Some(ONE), 0));
     assert!(!ours.only_private());
@@ -51,6 +54,8 @@ fn settings_of_the_rendezvous() {
         "join_timeout=0",
         "jion_timeout=5",
         "insecure=maybe",
+        "is_host=perhaps",
+        "local_addr=a b",
         "encryption=x",
     ] {
         let error = ours.configure(wrong, &|_| None).unwrap_err().to_string();
