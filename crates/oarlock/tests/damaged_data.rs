@@ -271,10 +271,10 @@ fn a_broken_file_is_named_with_the_line_and_what_to_do() {
         ("t.jsonl", Vec::new(), false, &["t.jsonl: data set t.jsonl holds no record"]),
         ("t.jsonl", b"[]".to_vec(), false, &["t.jsonl: data set t.jsonl holds no record"]),
         (
-            "t.csv",
+            "t.txt",
             b"instruction,output\na,b\n".to_vec(),
             false,
-            &["t.csv: conversations are read from JSON only"],
+            &["t.txt: plain text holds no conversations"],
         ),
         (
             "t.csv",
