@@ -57,7 +57,7 @@ fn what_ranks_would_end_with_is_told_before_they_start() {
         ("device: cuda", 1, "libcuda, the library of the GPU's driver, was not found"),
         ("resume_from_checkpoint: true", 1, "out/z holds no whole checkpoint"),
         ("sequence_parallel_size: 8\nnum_processes: 8", 1, "it must divide the heads"),
-        ("stage: sft\ndataset: pairs\ndataset_dir: .", 2, "pairs holds pairs of answers"),
+        ("stage: sft\ndataset: pairs\ndataset_dir: .", 1, "pairs holds pairs of answers"),
         ("stage: dpo\ndataset: chat.jsonl\ndataset_dir: .\nref_model: gpt2", 4, "\"model_type\" is \"gpt2\""),
         (
             "eval_strategy: steps\neval_steps: 5\nsave_steps: 5\nsave_strategy: steps\nval_size: 2\n\

@@ -19,6 +19,9 @@ use super::table;
 /// Keys that change something on GPUs alone.
 const OF_GPUS: [&str; 2] = ["activation_checkpointing.cpu_checkpointing", "activation_checkpointing_offload"];
 
+/// Keys of older configurations, for which there are others: they are there where they are written.
+const OLDER: [&str; 1] = ["fsdp_transformer_layer_cls_to_wrap"];
+
 /// A training configuration whose values know their origins.
 #[derive(Clone, Debug)]
 pub struct ResolvedConfig {
@@ -116,7 +119,8 @@ impl ResolvedConfig {
 
     /// Whether the value changes anything.
     fn has_meaning(&self, setting: &Setting) -> bool {
-        setting.key.is_used() && self.is_read_by_stage(setting.key.name)
+        let is_said = setting.is_written() || !OLDER.contains(&setting.key.name);
+        setting.key.is_used() && is_said && self.is_read_by_stage(setting.key.name)
     }
 
     /// Whether the stage reads a key that only some do.
