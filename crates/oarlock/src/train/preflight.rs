@@ -27,8 +27,10 @@ pub struct Fault {
 }
 
 /// What makes a model of its folder, and what of it is trained.
-const OF_MODEL: [&str; 14] = [
+const OF_MODEL: [&str; 16] = [
     "adapter_name_or_path",
+    "ref_model",
+    "ref_model_adapters",
     "lora_target",
     "additional_target",
     "oft_target",
