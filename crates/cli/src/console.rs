@@ -24,6 +24,17 @@ pub(crate) enum Failure {
     Reported(u8),
 }
 
+impl Failure {
+    /// The exit code of the process.
+    pub(crate) fn code(&self) -> u8 {
+        match self {
+            Failure::Error(_) => 1,
+            Failure::Problems(_) => 2,
+            Failure::Reported(code) => *code,
+        }
+    }
+}
+
 impl<E: Into<Error>> From<E> for Failure {
     fn from(error: E) -> Failure {
         match error.into() {
@@ -77,20 +88,19 @@ pub(crate) fn refuse_taken(folder: &Path, overwrite: bool) -> Outcome {
 
 /// Prints what went wrong, and returns the exit code of the process.
 pub(crate) fn exit(outcome: Outcome) -> ExitCode {
-    match outcome {
-        Ok(()) => ExitCode::SUCCESS,
-        Err(Failure::Reported(code)) => ExitCode::from(code),
-        Err(Failure::Problems(problems)) => {
+    let Err(failure) = outcome else { return ExitCode::SUCCESS };
+    match &failure {
+        Failure::Reported(_) => {}
+        Failure::Problems(problems) => {
             let (colour, width) = terminal();
-            eprint_styled(&render(&problems, colour, width));
-            ExitCode::from(2)
+            eprint_styled(&render(problems, colour, width));
         }
-        Err(Failure::Error(error)) => {
-            // It may quote the names of a damaged file.
-            eprint(&format!("error: {}\n", visible(&masked(&error.to_string()), 10_000)));
-            ExitCode::FAILURE
+        // It may quote the names of a damaged file.
+        Failure::Error(error) => {
+            eprint(&format!("error: {}\n", visible(&masked(&error.to_string()), 10_000)))
         }
     }
+    ExitCode::from(failure.code())
 }
 
 /// Writes to standard output; a reader that goes away, as `head` does, ends the command quietly. A terminal gets nothing that it

@@ -1,4 +1,7 @@
-//! The loss curve as a picture: every logged value light, and the running mean of LLaMA-Factory over it.
+//! The curves of a run as pictures: every logged value light with a smoothed line over it, and what was measured exactly as
+//! points.
+
+mod smooth;
 
 use std::ops::Range;
 use std::path::{Path, PathBuf};
@@ -6,6 +9,7 @@ use std::sync::Once;
 
 use crate::error::Result;
 use oarlock::report::state::TrainerState;
+use oarlock::terminal::tell;
 use plotters::prelude::*;
 use plotters::style::register_font;
 
@@ -31,50 +35,83 @@ const SIZE: (u32, u32) = (1280, 800);
 const FINE: u32 = 2;
 const FONT: &str = "plot";
 const BLUE: RGBColor = RGBColor(0x1f, 0x77, 0xb4);
+const ORANGE: RGBColor = RGBColor(0xd9, 0x5f, 0x02);
 const INK: RGBColor = RGBColor(0x33, 0x3b, 0x46);
 const FAINT: RGBColor = RGBColor(0x6b, 0x75, 0x82);
 const GRID: RGBColor = RGBColor(0xe6, 0xea, 0xef);
 
-/// An exponential mean that smooths more the more values there are: its weight is 1.8·(sigmoid(0.05·n) − 0.5).
-pub fn smooth(values: &[f64]) -> Vec<f64> {
-    let weight = 1.8 * (1.0 / (1.0 + (-0.05 * values.len() as f64).exp()) - 0.5);
-    let mut last = values.first().copied().unwrap_or_default();
-    let mean = |value: &f64| {
-        last = last * weight + (1.0 - weight) * value;
-        last
-    };
-    values.iter().map(mean).collect()
+/// Values over steps.
+struct Curve<'a> {
+    label: &'a str,
+    color: RGBColor,
+    points: Vec<(f64, f64)>,
+    /// Each is a mean over a whole data set, not over the rows of some steps.
+    is_exact: bool,
+}
+
+impl<'a> Curve<'a> {
+    /// Values that are no numbers are left out.
+    fn new(label: &'a str, color: RGBColor, points: &[(u64, f64)]) -> Curve<'a> {
+        let points = points.iter().filter(|(_, y)| y.is_finite()).map(|(x, y)| (*x as f64, *y)).collect();
+        Curve { label, color, points, is_exact: false }
+    }
+
+    fn exact(label: &'a str, color: RGBColor, points: &[(u64, f64)]) -> Curve<'a> {
+        Curve { is_exact: true, ..Curve::new(label, color, points) }
+    }
 }
 
 /// Draws the curves of a run into its folder.
 pub fn of_run(dir: &Path, state: &TrainerState) -> Result<()> {
-    draw(&dir.join("training_loss.png"), "Training loss", "loss", &state.series("loss"))?;
     let evals = state.series("eval_loss");
-    draw(&dir.join("training_eval_loss.png"), "Evaluation loss", "eval_loss", &evals)?;
+    let of = run_name(dir).map_or(String::new(), |name| format!(" of {name}"));
+    let pictured = |name: &str, title: &str, axis: &str, curves: &[Curve<'_>]| {
+        draw(&dir.join(name), &format!("{title}{of}"), axis, curves)
+    };
+    let losses = state.series("loss");
+    if losses.is_empty() && state.global_step > 0 {
+        tell(&format!(
+            "note: no loss was logged, so there is no training_loss.png: a line comes every logging_steps={} steps, and the \
+             run had {}\n",
+            state.logging_steps, state.global_step
+        ));
+    }
+    if !losses.is_empty() {
+        let curves = [Curve::new("training", BLUE, &losses), Curve::exact("evaluation", ORANGE, &evals)];
+        pictured("training_loss.png", "Training loss", "loss", &curves)?;
+    }
+    let eval = [Curve::exact("evaluation", ORANGE, &evals)];
+    pictured("training_eval_loss.png", "Evaluation loss", "eval_loss", &eval)?;
     // Of preferences, judgements and rewards.
     let chosen = ["rewards/accuracies", "rewards/chosen"].map(|key| (key, state.series(key)));
     if let Some((key, points)) = chosen.iter().find(|(_, points)| !points.is_empty()) {
         let name = format!("training_{}.png", key.replace('/', "_"));
         let title =
             if *key == "rewards/chosen" { "Rewards of wanted answers" } else { "Pairs with the right order" };
-        draw(&dir.join(name), title, key, points)?;
+        pictured(&name, title, key, &[Curve::new("training", BLUE, points)])?;
     }
-    let accuracies = state.series("eval_accuracy");
-    draw(&dir.join("training_eval_accuracy.png"), "Evaluation accuracy", "eval_accuracy", &accuracies)?;
+    let accuracies = [Curve::exact("evaluation", ORANGE, &state.series("eval_accuracy"))];
+    pictured("training_eval_accuracy.png", "Evaluation accuracy", "eval_accuracy", &accuracies)?;
     Ok(())
 }
 
-/// Draws values over steps into a PNG file: `training_loss.png`, `training_eval_loss.png`. Values that are no
-/// numbers are left out. `false` if there is nothing to draw.
-pub fn draw(path: &Path, title: &str, label: &str, points: &[(u64, f64)]) -> Result<bool> {
-    let points: Vec<(f64, f64)> =
-        points.iter().filter(|(_, y)| y.is_finite()).map(|(x, y)| (*x as f64, *y)).collect();
-    if points.is_empty() {
+/// The name of the output folder as a title can show it: the font has no letters of other scripts.
+fn run_name(dir: &Path) -> Option<String> {
+    const MAX_CHARS: usize = 50;
+    let dir = dir.canonicalize().ok()?;
+    let name = dir.file_name()?.to_str()?;
+    let can_be_shown = name.len() <= MAX_CHARS && name.chars().all(|c| c.is_ascii_graphic() || c == ' ');
+    can_be_shown.then(|| name.to_owned())
+}
+
+/// Draws curves over steps into a PNG file. `false` if there is nothing to draw.
+fn draw(path: &Path, title: &str, axis: &str, curves: &[Curve<'_>]) -> Result<bool> {
+    if curves.iter().all(|curve| curve.points.is_empty()) {
         return Ok(false);
     }
     register_fonts();
     let failed = |cause: String| PlotError { path: path.to_owned(), cause };
-    let fine = drawn(title, label, &points).map_err(|error| failed(error.to_string()))?;
+    let fine = drawn(title, axis, curves).map_err(|error| failed(error.to_string()))?;
     let file = encoded(&softened(&fine)).map_err(|error| failed(error.to_string()))?;
     oarlock::report::replace(path, &file)?;
     Ok(true)
@@ -93,19 +130,24 @@ fn register_fonts() {
 /// The pixels of the picture, still large.
 fn drawn(
     title: &str,
-    label: &str,
-    points: &[(f64, f64)],
+    axis: &str,
+    curves: &[Curve<'_>],
 ) -> std::result::Result<Vec<u8>, Box<dyn std::error::Error>> {
     let size = (SIZE.0 * FINE, SIZE.1 * FINE);
     let mut pixels = vec![0; (size.0 * size.1 * 3) as usize];
     let area = BitMapBackend::with_buffer(&mut pixels, size).into_drawing_area();
     area.fill(&WHITE)?;
-    let mut xs = span(points.iter().map(|(x, _)| *x), 0.0);
+    let points = || curves.iter().flat_map(|curve| &curve.points);
+    let mut xs = span(points().map(|(x, _)| *x), 0.0);
     // A run that begins near 0 shows its beginning.
-    if xs.start < 0.1 * xs.end {
+    if xs.start < 0.2 * xs.end {
         xs.start = 0.0;
     }
-    let ys = span(points.iter().map(|(_, y)| *y), 0.06);
+    let mut ys = span(points().map(|(_, y)| *y), 0.06);
+    // What is never negative has no axis below 0.
+    if points().all(|(_, y)| *y >= 0.0) {
+        ys.start = ys.start.max(0.0);
+    }
     let mut chart = ChartBuilder::on(&area)
         .margin_top(26 * FINE)
         .margin_right(44 * FINE)
@@ -114,7 +156,7 @@ fn drawn(
         .caption(title, (FONT, 34 * FINE).into_font().color(&INK))
         .x_label_area_size(72 * FINE)
         .y_label_area_size(92 * FINE)
-        .build_cartesian_2d(xs, ys.clone())?;
+        .build_cartesian_2d(xs.clone(), ys.clone())?;
     let step = tick(&ys, 8);
     chart
         .configure_mesh()
@@ -125,32 +167,38 @@ fn drawn(
         .light_line_style(TRANSPARENT)
         .axis_style(FAINT.stroke_width(FINE))
         .x_desc("step")
-        .y_desc(label)
+        .y_desc(axis)
         .axis_desc_style((FONT, 26 * FINE).into_font().color(&INK))
         .label_style((FONT, 22 * FINE).into_font().color(&FAINT))
         .x_label_formatter(&|x| grouped(*x))
         .y_label_formatter(&|y| fixed(*y, step))
         .draw()?;
 
-    let values: Vec<f64> = points.iter().map(|(_, y)| *y).collect();
-    let mean: Vec<(f64, f64)> = points.iter().zip(smooth(&values)).map(|((x, _), y)| (*x, y)).collect();
-    let light = BLUE.mix(0.35);
     let swatch =
         |(x, y): (i32, i32), style: ShapeStyle| PathElement::new([(x, y), (x + 34 * FINE as i32, y)], style);
-    chart
-        .draw_series(LineSeries::new(points.iter().copied(), light.stroke_width(2 * FINE)))?
-        .label("original")
-        .legend(move |at| swatch(at, light.stroke_width(3 * FINE)));
-    chart
-        .draw_series(LineSeries::new(mean.iter().copied(), BLUE.stroke_width(3 * FINE)))?
-        .label("smoothed")
-        .legend(move |at| swatch(at, BLUE.stroke_width(4 * FINE)));
-    if points.len() == 1 {
-        chart.draw_series(points.iter().map(|point| Circle::new(*point, 5 * FINE, BLUE.filled())))?;
+    for Curve { label, color, points, is_exact } in curves.iter().filter(|curve| !curve.points.is_empty()) {
+        let (color, light) = (*color, color.mix(0.35));
+        let bold = color.stroke_width(3 * FINE);
+        let legend = move |at| swatch(at, color.stroke_width(4 * FINE));
+        if *is_exact || points.len() < smooth::LEAST {
+            chart.draw_series(LineSeries::new(points.iter().copied(), bold))?.label(*label).legend(legend);
+            chart.draw_series(points.iter().map(|point| Circle::new(*point, 5 * FINE, color.filled())))?;
+            continue;
+        }
+        chart
+            .draw_series(LineSeries::new(points.iter().copied(), light.stroke_width(2 * FINE)))?
+            .label(format!("{label}, as logged"))
+            .legend(move |at| swatch(at, light.stroke_width(3 * FINE)));
+        let values: Vec<f64> = points.iter().map(|(_, y)| *y).collect();
+        let smoothed = points.iter().zip(smooth::smooth(&values)).map(|((x, _), y)| (*x, y));
+        chart
+            .draw_series(LineSeries::new(smoothed, bold))?
+            .label(format!("{label}, smoothed"))
+            .legend(legend);
     }
     chart
         .configure_series_labels()
-        .position(SeriesLabelPosition::UpperRight)
+        .position(emptiest_corner(points(), &xs, &ys))
         .margin(18 * FINE)
         .legend_area_size(48 * FINE)
         .label_font((FONT, 24 * FINE).into_font().color(&INK))
@@ -160,6 +208,32 @@ fn drawn(
     drop(chart);
     drop(area);
     Ok(pixels)
+}
+
+/// The corner in which the legend hides the fewest points.
+fn emptiest_corner<'p>(
+    points: impl Iterator<Item = &'p (f64, f64)>,
+    xs: &Range<f64>,
+    ys: &Range<f64>,
+) -> SeriesLabelPosition {
+    // What a legend takes of the picture.
+    const SHARE: (f64, f64) = (0.32, 0.25);
+    let mut counts = [0u32; 4];
+    for (x, y) in points {
+        let (x, y) = ((x - xs.start) / (xs.end - xs.start), (y - ys.start) / (ys.end - ys.start));
+        let (left, right) = (x < SHARE.0, x > 1.0 - SHARE.0);
+        let (low, high) = (y < SHARE.1, y > 1.0 - SHARE.1);
+        let is_in = [right && high, left && high, right && low, left && low];
+        counts.iter_mut().zip(is_in).for_each(|(count, is_in)| *count += u32::from(is_in));
+    }
+    let corners = [
+        SeriesLabelPosition::UpperRight,
+        SeriesLabelPosition::UpperLeft,
+        SeriesLabelPosition::LowerRight,
+        SeriesLabelPosition::LowerLeft,
+    ];
+    let least = counts.into_iter().zip(corners).min_by_key(|(count, _)| *count);
+    least.map_or(SeriesLabelPosition::UpperRight, |(_, corner)| corner)
 }
 
 /// From the least to the greatest value with some room; never empty.
@@ -223,23 +297,15 @@ mod tests {
     use super::*;
 
     #[test]
-    fn smoothing_is_that_of_the_original() {
-        // Weight of three values: 1.8 * (1 / (1 + exp(-0.15)) - 0.5) = 0.0673736...
-        let weight = 1.8 * (1.0 / (1.0 + (-0.15f64).exp()) - 0.5);
-        let second = 4.0 * weight + 2.0 * (1.0 - weight);
-        assert_eq!(smooth(&[4.0, 2.0, 1.0]), [4.0, second, second * weight + (1.0 - weight)]);
-        assert!((weight - 0.067_373_7).abs() < 1e-7);
-        assert!(smooth(&[]).is_empty());
-    }
-
-    #[test]
     fn a_curve_becomes_a_picture() {
         let folder = tempfile::tempdir().unwrap();
         let path = folder.path().join("training_loss.png");
         let noise = |i: u64| (i.wrapping_mul(0x9E37_79B9_7F4A_7C15) >> 40) as f64 / 16_777_216.0;
         let points: Vec<(u64, f64)> =
             (1..=300).map(|i| (i * 10, 2.1 + 6.5 * (-(i as f64) / 40.0).exp() + 0.5 * noise(i))).collect();
-        assert!(draw(&path, "Training loss", "loss", &points).unwrap());
+        let evals: Vec<(u64, f64)> = (1..=6).map(|i| (i * 500, 2.4 + 5.0 * (-(i as f64)).exp())).collect();
+        let curves = [Curve::new("training", BLUE, &points), Curve::exact("evaluation", ORANGE, &evals)];
+        assert!(draw(&path, "Training loss of a-run", "loss", &curves).unwrap());
         if let Some(copy) = std::env::var_os("OARLOCK_SHOW_PLOT") {
             std::fs::copy(&path, copy).unwrap();
         }
@@ -253,7 +319,8 @@ mod tests {
         let count =
             |is: &dyn Fn(u8, u8, u8) -> bool| pixels.chunks_exact(3).filter(|p| is(p[0], p[1], p[2])).count();
         assert!(count(&|r, _, b| r < 0x30 && b > 0xa0) > 1000, "smoothed");
-        assert!(count(&|r, _, b| (0x90..0xd0).contains(&r) && b > 0xd0) > 1000, "original");
+        assert!(count(&|r, _, b| (0x90..0xd0).contains(&r) && b > 0xd0) > 1000, "as logged");
+        assert!(count(&|r, _, b| r > 0xc0 && b < 0x20) > 1000, "evaluation");
         let top = &pixels[..(SIZE.0 * 80 * 3) as usize];
         assert!(top.chunks_exact(3).filter(|p| p.iter().all(|c| *c < 0x60)).count() > 200, "title");
     }
@@ -262,8 +329,9 @@ mod tests {
     fn odd_curves_are_drawn_or_declined() {
         let folder = tempfile::tempdir().unwrap();
         let path = folder.path().join("plot.png");
-        assert!(!draw(&path, "t", "loss", &[]).unwrap());
-        assert!(!draw(&path, "t", "loss", &[(1, f64::NAN)]).unwrap());
+        let curve = |points: &[(u64, f64)]| [Curve::new("training", BLUE, points)];
+        assert!(!draw(&path, "t", "loss", &curve(&[])).unwrap());
+        assert!(!draw(&path, "t", "loss", &curve(&[(1, f64::NAN)])).unwrap());
         assert!(!path.exists());
         for points in [
             &[(1.0, 2.0)][..],
@@ -271,9 +339,33 @@ mod tests {
             &[(1.0, 1e300), (2.0, -1e300)],
             &[(1.0, 1e-12), (1e19, 2e-12)],
         ] {
-            assert!(drawn("t", "loss", points).is_ok(), "{points:?}");
+            let curve = Curve { points: points.to_vec(), ..Curve::new("training", BLUE, &[]) };
+            assert!(drawn("t", "loss", &[curve]).is_ok(), "{points:?}");
         }
-        let error = draw(&folder.path().join("no/plot.png"), "t", "loss", &[(1, 1.0)]).unwrap_err();
+        let error = draw(&folder.path().join("no/plot.png"), "t", "loss", &curve(&[(1, 1.0)])).unwrap_err();
         assert!(error.to_string().starts_with("cannot write `"), "{error}");
+    }
+
+    #[test]
+    fn a_legend_stands_where_it_hides_the_fewest_points() {
+        let corner = |points: &[(f64, f64)]| match emptiest_corner(points.iter(), &(0.0..1.0), &(0.0..1.0)) {
+            SeriesLabelPosition::UpperRight => "upper right",
+            SeriesLabelPosition::LowerRight => "lower right",
+            SeriesLabelPosition::UpperLeft => "upper left",
+            _ => "lower left",
+        };
+        assert_eq!(corner(&[(0.1, 0.9), (0.9, 0.1)]), "upper right");
+        // Accuracies that reach 1 early.
+        assert_eq!(corner(&[(0.1, 0.95), (0.5, 0.99), (0.9, 0.99)]), "lower right");
+    }
+
+    #[test]
+    fn a_title_shows_the_name_of_the_folder_where_the_font_has_its_letters() {
+        let folder = tempfile::tempdir().unwrap();
+        for (name, shown) in [("qwen3_lora", true), ("模型", false), (&"x".repeat(80), false)] {
+            let dir = folder.path().join(name);
+            std::fs::create_dir(&dir).unwrap();
+            assert_eq!(run_name(&dir), shown.then(|| name.to_owned()));
+        }
     }
 }

@@ -262,7 +262,7 @@ fn other_methods_and_what_they_refuse() {
     ] {
         let said = run(site.training("refused", &[&short[..], words].concat()));
         assert_ne!(said.code, Some(0), "{words:?}");
-        assert!(said.stderr.contains(told), "{told}: {said:?}");
+        assert!(said.told().contains(told), "{told}: {said:?}");
     }
 }
 

@@ -162,9 +162,9 @@ fn chat_models_are_compared_by_accuracy_or_by_one_of_several_data_sets() {
 fn a_metric_that_is_not_there_is_refused_before_the_first_step() {
     let site = Site::new();
     let said = run(site.training("out", &[&TRAINING[..], &["metric_for_best_model=eval_accuracy"]].concat()));
-    assert_eq!(said.code, Some(1), "{said:?}");
+    assert_eq!(said.code, Some(2), "{said:?}");
     let words = "metric_for_best_model is eval_accuracy, and the evaluations of this run have eval_loss";
-    assert!(said.stderr.contains(words), "{said:?}");
+    assert!(said.told().contains(words), "{said:?}");
     assert!(site.log("out").is_empty());
 }
 

@@ -168,6 +168,24 @@ fn a_signal_to_the_launcher_ends_all() {
     }
 }
 
+/// Without a launcher a run ends as its ranks do, and leaves no lock.
+#[test]
+fn a_signal_to_a_run_of_one_process_ends_it_in_the_same_way() {
+    for (signal, code) in [(Signal::INT, 130), (Signal::TERM, 143)] {
+        let site = Site::new();
+        let words = ["num_processes=1", "max_steps=100000", "logging_steps=1"];
+        let running = start(site.training("out", &words));
+        until("a step", || (!site.log("out").is_empty()).then_some(()));
+        assert!(site.path("out/run.lock").exists());
+        kill_process(pid(running.pid()), signal).unwrap();
+        let said = running.wait();
+        assert_eq!(said.code, Some(code), "{said:?}");
+        let told = format!("stopped by signal {}; all ranks have ended\n", signal.as_raw());
+        assert!(said.stderr.ends_with(&told), "{said:?}");
+        assert!(!site.path("out/run.lock").exists());
+    }
+}
+
 #[test]
 fn an_error_of_one_rank_is_told_once_with_the_rank() {
     let site = Site::new();

@@ -183,7 +183,7 @@ fn the_reports_name_gpus_driver_and_libraries() {
             found.unwrap_or_else(|| panic!("{report}: no {name}: {all}"))
         };
         let first = line("GPU 0");
-        for words in ["Emulated A100, 0.06 GiB", "compute capability 8.0", "GPU-00295"] {
+        for words in ["Emulated A100, 67 MB", "compute capability 8.0", "GPU-00295"] {
             assert!(first.contains(words), "{report}: {first}");
         }
         assert!(line("GPU 1").contains("Emulated H100"), "{report}: {all}");

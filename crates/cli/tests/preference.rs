@@ -281,7 +281,7 @@ fn rows_of_other_stages_and_keys_that_contradict_are_refused() {
     ] {
         let said = run(site.training("refused", &words(&[parts, &short])));
         assert_ne!(said.code, Some(0), "{parts:?}");
-        assert!(said.stderr.contains(told), "{told}: {said:?}");
+        assert!(said.told().contains(told), "{told}: {said:?}");
     }
 }
 
@@ -317,7 +317,7 @@ fn a_reward_model_is_whole_out_of_a_checkpoint_and_nothing_else_scores() {
 
     // A model without a head, one with a pickled head, an adapter without its head.
     let refused = |said: Said, told: &str| {
-        assert!(said.code != Some(0) && said.stderr.contains(told), "{told}: {said:?}");
+        assert!(said.code != Some(0) && said.told().contains(told), "{told}: {said:?}");
     };
     refused(scores("model", "plain", &[]), "there is nothing to score answers with");
     fs::create_dir(site.path("pickled")).unwrap();

@@ -276,6 +276,6 @@ fn what_cannot_be_quantized_is_refused_with_a_reason() {
     ] {
         let said = run(site.training("refused", words));
         assert_ne!(said.code, Some(0), "{words:?}");
-        assert!(said.stderr.contains(told), "{told}: {said:?}");
+        assert!(said.told().contains(told), "{told}: {said:?}");
     }
 }

@@ -173,7 +173,7 @@ fn a_finished_run_does_nothing_twice() {
     assert!(!anew.stdout.contains("Resuming"), "{anew:?}");
     assert_eq!(site.losses("out").len(), 2);
     let missing = run(site.training("empty", &["resume_from_checkpoint=true"]));
-    assert_eq!(missing.code, Some(1));
+    assert_eq!(missing.code, Some(2));
     assert!(missing.stderr.contains("empty holds no whole checkpoint"), "{missing:?}");
 }
 

@@ -39,6 +39,7 @@ mod pages;
 mod pipeline;
 mod plan;
 mod preference;
+mod preflight;
 mod pretrain_loop;
 mod quantization;
 mod recipes;

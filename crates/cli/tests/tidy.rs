@@ -18,19 +18,20 @@ const MAX_LINES: usize = 600;
 type Edges = &'static [(&'static str, &'static [&'static str])];
 
 const LIBRARY: Edges = &[
-    ("nearest", &[]),
+    ("lookalikes", &[]),
+    ("nearest", &["lookalikes"]),
     ("panics", &[]),
     // Plain values, which everybody shares, and what reads them from configurations of other programs.
     ("config", &[]),
-    ("settings", &["config", "nearest"]),
+    ("settings", &["config", "lookalikes", "nearest"]),
     ("report", &["terminal"]),
     ("terminal", &[]),
     ("text_metrics", &[]),
     ("data", &["config", "nearest", "panics", "terminal"]),
     // It joins the errors of the modules below it; those above make theirs one of it themselves.
-    ("error", &["data", "report", "settings"]),
+    ("error", &["data", "report", "settings", "terminal"]),
     ("rank", &["error", "terminal"]),
-    ("launch", &["error"]),
+    ("launch", &["error", "terminal"]),
     ("disk", &["error"]),
     ("nested", &["error"]),
     ("nn", &["config", "nested"]),
@@ -44,7 +45,7 @@ const LIBRARY: Edges = &[
     ("checkpoint", &["disk", "error", "model", "shard"]),
     ("optim", &["config", "error", "nn", "shard"]),
     ("lr_scheduler", &["config", "error", "optim"]),
-    ("estimate", &["config", "error", "model", "nn", "shard"]),
+    ("estimate", &["config", "error", "model", "nn", "shard", "terminal"]),
     ("adapters", &["config", "data", "disk", "error", "model", "nn", "shard"]),
     (
         "accelerator",

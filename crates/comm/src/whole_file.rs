@@ -70,12 +70,17 @@ pub fn read_file(path: impl AsRef<Path>, max_bytes: u64) -> io::Result<Vec<u8>> 
     }
 }
 
-/// The text of a regular file of at most `max_bytes`.
+/// The text of a regular file of at most `max_bytes`, without a byte order mark.
 ///
 /// # Errors
 /// As [`read_file`], and a file that is not UTF-8.
 pub fn read_text(path: impl AsRef<Path>, max_bytes: u64) -> io::Result<String> {
-    String::from_utf8(read_file(path, max_bytes)?)
+    let mut bytes = read_file(path, max_bytes)?;
+    // Some editors begin files with a byte order mark.
+    if bytes.starts_with(b"\xef\xbb\xbf") {
+        bytes.drain(..3);
+    }
+    String::from_utf8(bytes)
         .map_err(|_| io::Error::new(io::ErrorKind::InvalidData, "stream did not contain valid UTF-8"))
 }
 
@@ -93,6 +98,14 @@ mod tests {
     use rustix::fs::{CWD, FileType, Mode, mknodat};
 
     use super::*;
+
+    #[test]
+    fn a_text_begins_behind_its_byte_order_mark() {
+        let dir = tempfile::tempdir().unwrap();
+        let path = dir.path().join("hostfile");
+        std::fs::write(&path, b"\xef\xbb\xbfhost-a slots=2\n").unwrap();
+        assert_eq!(read_text(&path, 100).unwrap(), "host-a slots=2\n");
+    }
 
     #[test]
     fn only_regular_files_are_read() {

@@ -8,12 +8,11 @@ use std::path::{Path, PathBuf};
 
 use oarlock::dataloader::{DataLoader, json_lines};
 use oarlock::model::{Decoder, HfConfig};
-use oarlock::nn::{cross_entropy, kl_div};
+use oarlock::nn::{IGNORE_INDEX, KlReduction, KlTarget, Mask, cross_entropy, kl_div};
 use oarlock::{
     Accelerator, AcceleratorConfig, DeepSpeedPlugin, Device, DummyOptim, DummyScheduler, ReduceOp, Result,
     Tensor, rank,
 };
-use oarlock_tensor::ops::{IGNORE_INDEX, KlReduction, KlTarget, Mask};
 
 const LEN: usize = 32;
 const BATCH_SIZE: usize = 8;

@@ -12,7 +12,7 @@ mod weights;
 
 pub use checkpoint::{CheckpointError, Missing, OtherBase, Problem};
 pub use loss_scale::ScaleAtMinimum;
-pub use memory::{Limit, NotEnoughMemory, readable};
+pub use memory::{Limit, NotEnoughMemory};
 pub use occupied::Occupied;
 pub use spawn::SpawnError;
 pub use weights::{UnfitParameter, UnfitWeights};

@@ -181,6 +181,7 @@ mod error;
 pub mod estimate;
 pub mod generate;
 pub mod launch;
+pub mod lookalikes;
 pub mod lr_scheduler;
 pub mod model;
 pub mod nearest;
@@ -210,6 +211,7 @@ pub use accelerator::{
 };
 pub use checkpoint::{ClientState, Frozen};
 pub use data::Batch;
+pub use dataloader::PreparedLoader;
 pub use disk::{Outputs, Writer};
 pub use error::{Error, Occupied, Result};
 pub use nested::{Nested, Parcel};

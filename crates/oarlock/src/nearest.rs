@@ -1,7 +1,10 @@
 //! The name that somebody meant who wrote another: the nearest one, by edits.
 
+use crate::lookalikes::plain;
+
 /// The nearest of some names, if one is near enough to be meant: a third of its letters may differ.
 pub fn nearest_of<'a>(name: &str, names: impl Iterator<Item = &'a str>) -> Option<&'a str> {
+    let name = plain(name);
     let lower: Vec<char> = name.chars().take(64).flat_map(char::to_lowercase).collect();
     let most = |candidate: &str| (candidate.len() / 3).max(1);
     names
@@ -13,7 +16,15 @@ pub fn nearest_of<'a>(name: &str, names: impl Iterator<Item = &'a str>) -> Optio
             (distance(&lower, &letters), !is_within(&lower, &letters), candidate)
         })
         .filter(|(distance, _, candidate)| *distance <= most(candidate))
-        .min_by_key(|(distance, lacks, _)| (*lacks, *distance))
+        // A letter that was left out weighs half of one that is wrong, and a single slip less than two letters.
+        .min_by_key(|(distance, lacks, _)| {
+            let weight = match (*lacks, *distance) {
+                (false, letters) => 2 * letters,
+                (true, 1) => 3,
+                (true, slips) => 4 * slips,
+            };
+            (weight, *lacks)
+        })
         .map(|(_, _, candidate)| candidate)
 }
 
@@ -68,5 +79,16 @@ mod tests {
         assert_eq!(nearest_of("warmup_steps", names.into_iter()), Some("warmup_num_steps"));
         assert_eq!(nearest_of("warmup_tipe", names.into_iter()), Some("warmup_type"));
         assert_eq!(nearest_of("", names.into_iter()), None);
+    }
+
+    #[test]
+    fn one_slip_is_nearer_than_two_letters_left_out() {
+        let near = |name: &str, names: &[&'static str]| nearest_of(name, names.iter().copied());
+        assert_eq!(near("chatlm", &["chatglm3", "chatml", "chatml_de"]), Some("chatml"));
+        assert_eq!(near("chtml", &["chatglm3", "chatml"]), Some("chatml"));
+        assert_eq!(near("lama3", &["llama2", "llama3", "llama4"]), Some("llama3"));
+        assert_eq!(near("qwn3", &["qwen", "qwen3", "qwen3_nothink"]), Some("qwen3"));
+        assert_eq!(near("ｓｔａｇｅ", &["stage", "state"]), Some("stage"));
+        assert_eq!(near("“stage”", &["stage"]), Some("stage"));
     }
 }

@@ -16,6 +16,15 @@ pub fn shown(text: &str) -> String {
     text.chars().map(|c| if is_obeyed(c) { '\u{fffd}' } else { c }).collect()
 }
 
+/// A size of memory as people read it: in megabytes or gigabytes, which are powers of 1000 wherever this program speaks for
+/// itself.
+pub fn readable(bytes: u64) -> String {
+    match bytes {
+        0..10_000_000_000 => format!("{:.0} MB", bytes as f64 / 1e6),
+        _ => format!("{:.1} GB", bytes as f64 / 1e9),
+    }
+}
+
 /// Standard output for texts of others: to a terminal they go as [`shown`]; a file or another program gets them as they are.
 pub fn stdout() -> Box<dyn Write> {
     let out = io::stdout();

@@ -246,9 +246,9 @@ fn a_broken_file_is_named_with_the_line_and_what_to_do() {
         ),
         (
             "t.jsonl",
-            lines(r#"{"messages": null}"#),
+            lines(r#"{"messages": 5}"#),
             false,
-            &["column \"messages\" holds null where a list is expected"],
+            &["column \"messages\" holds a number where a list is expected"],
         ),
         (
             "t.jsonl",
@@ -271,10 +271,10 @@ fn a_broken_file_is_named_with_the_line_and_what_to_do() {
         ("t.jsonl", Vec::new(), false, &["t.jsonl: data set t.jsonl holds no record"]),
         ("t.jsonl", b"[]".to_vec(), false, &["t.jsonl: data set t.jsonl holds no record"]),
         (
-            "t.csv",
+            "t.txt",
             b"instruction,output\na,b\n".to_vec(),
             false,
-            &["t.csv: conversations are read from JSON only"],
+            &["t.txt: plain text holds no conversations"],
         ),
         (
             "t.csv",
@@ -332,22 +332,16 @@ fn rows() -> Vec<(Value, &'static str)> {
         (json!({"instruction": "a", "chosen": "b", "rejected": "c"}), "it has two answers"),
         (json!({"instruction": "a", "output": "b", "kto_tag": true}), "its answer is judged"),
         (json!({"conversations": []}), "it has no message"),
-        (json!({"conversations": ["a", "b"]}), "a message does not say who speaks"),
-        (
-            json!({"conversations": [{"value": "a"}, {"from": "gpt", "value": "b"}]}),
-            "does not say who speaks",
-        ),
-        (said(&[("customer", json!("a")), answered.clone()]), "a message has an unknown role"),
+        (json!({"conversations": ["a", "b"]}), "to say who speaks"),
+        (json!({"conversations": [{"value": "a"}, {"from": "gpt", "value": "b"}]}), "to say who speaks"),
+        (said(&[("customer", json!("a")), answered.clone()]), "(Invalid role tag)"),
         (said(std::slice::from_ref(&asked)), "it does not end with an answer"),
         (said(&[answered.clone(), asked.clone()]), "its roles do not alternate"),
         (said(&[asked.clone(), asked.clone()]), "its roles do not alternate"),
         (said(&[asked.clone(), ("system", json!("s"))]), "its roles do not alternate"),
         (said(&[("human", json!(7)), answered.clone()]), "a message holds no text"),
         (said(&[("human", json!({"a": {"b": []}})), answered]), "a message holds no text"),
-        (
-            said(&[asked.clone(), ("gpt", json!([{"text": "b"}]))]),
-            "a message has parts that are no texts, and only texts are read",
-        ),
+        (said(&[asked.clone(), ("gpt", json!([{"text": "b"}]))]), "and models are of text only"),
         (said(&[asked.clone(), ("function_call", json!("now()"))]), "a call of a function is no JSON"),
         (said(&[asked, ("function_call", json!("{\"name\": 1}"))]), "a call of a function is no JSON"),
         (call(json!({"function": {"name": "now", "arguments": "{"}})), "a call of a function is no JSON"),
@@ -357,7 +351,10 @@ fn rows() -> Vec<(Value, &'static str)> {
             "its roles do not alternate",
         ),
         (json!({"messages": [role("system", json!("a"))]}), "it has no message"),
-        (json!({"messages": [role("user", json!("a")), role("critic", json!("b"))]}), "an unknown role"),
+        (
+            json!({"messages": [role("user", json!("a")), role("critic", json!("b"))]}),
+            "a message has the role \"critic\", and known are user, assistant, tool, function, system",
+        ),
     ]
 }
 
@@ -390,9 +387,9 @@ fn a_pair_or_a_judgement_without_one_of_its_parts_is_dropped() {
         (json!({"instruction": "a", "chosen": "b", "rejected": null}), "it lacks one of its two answers"),
         (json!({"instruction": "a", "chosen": 1, "rejected": "c"}), "it lacks one of its two answers"),
         (said(json!(null)), "it lacks one of its two answers"),
-        (said(json!("b")), "a message does not say who speaks"),
+        (said(json!("b")), "to say who speaks"),
         (said(json!({"from": "human", "value": "b"})), "one of its two answers is not the assistant's"),
-        (said(json!({"from": "robot", "value": "b"})), "a message has an unknown role"),
+        (said(json!({"from": "robot", "value": "b"})), "(Invalid role tag)"),
     ] {
         dropped(&pairs, good, &row, reason);
     }

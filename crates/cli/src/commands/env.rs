@@ -1,5 +1,6 @@
 //! `oarlock env`: what a report of a problem should contain.
 
+use oarlock::terminal::readable;
 use oarlock_comm::{MachineMemory, available_cores};
 use oarlock_tensor::cpu::Isa;
 use oarlock_tensor::ops::update;
@@ -22,9 +23,9 @@ pub(super) fn run() -> Outcome {
         lines.push(format!("Peak of one core in {dtype}: {peak:.0} GFLOP/s"));
     }
     let memory = MachineMemory::current()?;
-    lines.push(format!("System RAM: {:.2} GB", memory.total as f64 / 1e9));
+    lines.push(format!("System RAM: {}", readable(memory.total)));
     if let Some(limit) = memory.limit {
-        lines.push(format!("Memory limit of this process: {:.2} GB", limit as f64 / 1e9));
+        lines.push(format!("Memory limit of this process: {}", readable(limit)));
     }
     lines.extend(gpus::described().into_iter().map(|(name, value)| format!("{name}: {value}")));
     print(&lines.iter().map(|line| format!("- {line}\n")).collect::<String>())

@@ -16,6 +16,7 @@ use oarlock::settings::value::Value;
 use oarlock::settings::{optimizer, schedule};
 use oarlock_tensor::{DType, DeviceKind};
 
+use super::accelerator;
 use super::best;
 use super::checks;
 use super::finetuning;
@@ -47,6 +48,7 @@ pub fn build(
     required(&settings, found);
     between(&settings, found);
     checks::between(&mut settings, &dialects, found);
+    accelerator::check(&settings, found);
     let read = &settings;
     let learning_rate = read.f64("learning_rate");
     let known = read.known_ranks().and_then(|n| i64::try_from(n).ok());
@@ -172,7 +174,7 @@ pub fn build(
     let description = RunDescription::default();
     let values =
         TrainConfig { model, data, train, eval, predict, save, log, monitor, shard, ranks, description };
-    problems.into_result(|| ResolvedConfig { values, settings, dialects })
+    problems.into_result(|| ResolvedConfig { values, settings, dialects, flags: &[] })
 }
 
 /// What DeepSpeed's block says of sparse attention, for rows of one text or of texts that follow each other.

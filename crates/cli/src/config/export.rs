@@ -136,7 +136,7 @@ pub fn export(layers: &[Layer]) -> Result<ExportArgs, Problems> {
         );
     }
     let quantized = match bits {
-        Some(bits @ (4 | 8)) if settings.word("quantization_method") == "bnb" => {
+        Some(bits @ (4 | 8)) if quantization::method(&settings) == "bnb" => {
             let (kind, nested) = (settings.word("quantization_type"), settings.bool("double_quantization"));
             let format = quantization::format(bits, kind, nested);
             Some(if dequantizes { Quantized::Dequantized(format) } else { Quantized::Packed(format) })

@@ -4,6 +4,7 @@
 
 use std::fmt::Write as _;
 
+use oarlock::lookalikes::is_argument;
 use oarlock::nearest::nearest_of;
 use oarlock::settings::keys::{Key, Status, ValueType};
 use oarlock::settings::location::{Location, Origin};
@@ -91,6 +92,11 @@ impl Flags {
                 break;
             }
             let Some(body) = word.strip_prefix('-').filter(|body| !body.is_empty()) else {
+                if is_argument(word) {
+                    problems.push(self.unknown(word, &words.location(i)));
+                    i += 1;
+                    continue;
+                }
                 out.rest = words.from(i);
                 break;
             };
@@ -242,7 +248,9 @@ impl Flags {
     }
 
     fn unknown(&self, name: &str, location: &Location) -> Problem {
-        let problem = Problem::new(format!("`{}` has no flag `--{name}`", self.command)).at(location, "");
+        let hyphens = if is_argument(name) { "" } else { "--" };
+        let problem =
+            Problem::new(format!("`{}` has no flag `{hyphens}{name}`", self.command)).at(location, "");
         match self.nearest(name) {
             Some(near) => problem.help(format!("did you mean `--{near}`?")),
             None => problem.help(format!("`{} --help` lists them", self.command)),

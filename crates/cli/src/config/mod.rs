@@ -6,6 +6,7 @@
 //! problems are reported together.
 
 pub mod accelerate;
+mod accelerator;
 mod auto;
 mod best;
 pub mod build;

@@ -5,7 +5,7 @@ use std::path::Path;
 use oarlock::config::{ModelSource, Resume};
 use oarlock::data::Source;
 use oarlock::settings::problem::Problems;
-use oarlock::train::{Obstacle, obstacles};
+use oarlock::train::{Fault, Obstacle, obstacles, preflight};
 
 use super::resolved::ResolvedConfig;
 
@@ -19,6 +19,33 @@ pub fn check_output(config: &ResolvedConfig) -> oarlock::Result<Problems> {
         config.settings.report(&mut problems, message, &keys, help);
     }
     Ok(problems)
+}
+
+/// What the ranks would end with before their first step, at the keys that it comes from.
+pub fn check_before_start(config: &ResolvedConfig) -> Problems {
+    let mut problems = Problems::default();
+    for Fault { keys, message } in preflight(config) {
+        let is_written = |key: &&str| config.settings.get(key).is_written();
+        let is_named = |key: &&str| is_written(key) && names(&message, key);
+        let is_quoted = |key: &&str| {
+            let value = config.settings.get(key).value.to_string();
+            is_written(key) && value.len() > 1 && names(&message, &value)
+        };
+        let keys = keys.iter().copied();
+        let named: Vec<&str> = keys.clone().filter(is_named).collect();
+        let quoted = || keys.clone().find(is_quoted).or(keys.clone().next());
+        let at = if named.is_empty() { quoted().into_iter().collect() } else { named };
+        problems.push(config.problem(message.clone(), &at));
+    }
+    problems
+}
+
+/// Whether a message has some words, and not as a part of others.
+fn names(message: &str, words: &str) -> bool {
+    let is_part = |c: char| c.is_alphanumeric() || c == '_';
+    message.match_indices(words).any(|(at, found)| {
+        !message[..at].ends_with(is_part) && !message[at + found.len()..].starts_with(is_part)
+    })
 }
 
 /// Checks the paths that must exist before a training starts.

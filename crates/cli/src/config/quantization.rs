@@ -10,7 +10,7 @@ pub fn quantization(settings: &Settings, problems: &mut Problems) -> Option<Form
     let mut report = |message: &str, names: &[&str], help: &str| {
         settings.report(problems, message, names, help);
     };
-    let method = settings.word("quantization_method");
+    let method = method(settings);
     let possible: &[usize] = match method {
         "hqq" => &[1, 2, 3, 4, 5, 6, 8],
         "eetq" => &[8],
@@ -34,6 +34,14 @@ pub fn quantization(settings: &Settings, problems: &mut Problems) -> Option<Form
     }
     let is_there = method == "bnb" && [4, 8].contains(&bits);
     is_there.then(|| format(bits, settings.word("quantization_type"), settings.bool("double_quantization")))
+}
+
+/// The method, under the newer of its names.
+pub fn method(settings: &Settings) -> &str {
+    match settings.word("quantization_method") {
+        "bitsandbytes" => "bnb",
+        method => method,
+    }
 }
 
 /// The format of weights of 4 or 8 bits; those of 8 bits have neither a type nor double quantization.

@@ -6,7 +6,7 @@ use std::ops::Deref;
 use oarlock::config::{RunDescription, TrainConfig};
 use oarlock::settings::dialect::Dialects;
 use oarlock::settings::keys::{Group, Status};
-use oarlock::settings::location::Origin;
+use oarlock::settings::location::{Origin, ValueSource};
 use oarlock::settings::node::to_yaml;
 use oarlock::settings::problem::{Problem, Problems};
 use oarlock::settings::resolve::{self, Setting, Settings};
@@ -19,6 +19,9 @@ use super::table;
 /// Keys that change something on GPUs alone.
 const OF_GPUS: [&str; 2] = ["activation_checkpointing.cpu_checkpointing", "activation_checkpointing_offload"];
 
+/// Keys of older configurations, for which there are others: they are there where they are written.
+const OLDER: [&str; 1] = ["fsdp_transformer_layer_cls_to_wrap"];
+
 /// A training configuration whose values know their origins.
 #[derive(Clone, Debug)]
 pub struct ResolvedConfig {
@@ -26,6 +29,8 @@ pub struct ResolvedConfig {
     pub values: TrainConfig,
     pub(super) settings: Settings,
     pub(super) dialects: Dialects,
+    /// The flags of a script of another program under which its settings are written; empty for those of our own names.
+    pub flags: &'static [(&'static str, &'static str)],
 }
 
 impl Deref for ResolvedConfig {
@@ -50,6 +55,37 @@ impl ResolvedConfig {
     /// A problem of the keys with these names, at the locations at which they are written.
     pub fn problem(&self, message: impl Into<String>, names: &[&str]) -> Problem {
         self.settings.problem(message, names)
+    }
+
+    /// A text in which settings stand as `key: value`, as they are written in the command in use: as flags of its script, and
+    /// under the name that another program's file has for one.
+    pub fn spelled(&self, text: &str) -> String {
+        let mut out = text.to_owned();
+        for (flag, key) in self.flags {
+            out = out.replace(&format!("{key}: "), &format!("--{flag} "));
+        }
+        let batch = "per_device_train_batch_size";
+        match self.foreign_name(batch) {
+            Some((name, file)) => out
+                .lines()
+                .map(|line| match line.contains(&format!("{batch}: ")) {
+                    true => line.replace(batch, &name).replacen(" (", &format!(" in {file} ("), 1),
+                    false => line.to_owned(),
+                })
+                .collect::<Vec<_>>()
+                .join("\n"),
+            None => out,
+        }
+    }
+
+    /// What a file of another program calls a setting that it says, and the file.
+    fn foreign_name(&self, key: &str) -> Option<(String, &str)> {
+        let location =
+            self.settings.get(key).location().filter(|at| at.source.read_from == ValueSource::File)?;
+        let (name, _) = location.line_text().split_once(':')?;
+        let name = name.trim().trim_matches(['"', '\'', '{', ' ']);
+        let is_name = !name.is_empty() && name.chars().all(|c| c.is_ascii_alphanumeric() || c == '_');
+        (is_name && name != key).then(|| (name.to_owned(), location.source.name.as_str()))
     }
 
     /// What is asked for and is not there: the configuration can be shown, but not run.
@@ -88,7 +124,8 @@ impl ResolvedConfig {
 
     /// Whether the value changes anything.
     fn has_meaning(&self, setting: &Setting) -> bool {
-        setting.key.is_used() && self.is_read_by_stage(setting.key.name)
+        let is_said = setting.is_written() || !OLDER.contains(&setting.key.name);
+        setting.key.is_used() && is_said && self.is_read_by_stage(setting.key.name)
     }
 
     /// Whether the stage reads a key that only some do.

@@ -48,6 +48,19 @@ pub const OTHER_NAMES: &[(&str, &str)] = &[
     ("warmup_iters", "warmup_steps"),
 ];
 
+/// Keys of the format that LLaMA-Factory's examples in `v1` have, which no other file has.
+const OF_NEWER_FORMAT: &[&str] = &[
+    "model_class",
+    "kernel_config",
+    "peft_config",
+    "quant_config",
+    "dist_config",
+    "init_config",
+    "sample_backend",
+    "optim_config",
+    "lr_scheduler_config",
+];
+
 /// The keys that only stages with pairs or judgements read, each with these stages.
 pub const PREFERENCE_KEYS: &[(&str, &[&str])] = &[
     ("pref_beta", &["dpo", "kto"]),
@@ -250,7 +263,7 @@ pub const KEYS: &[Key] = &[
     key(Method, Int(0), "oft_block_size", "32", Used, "Inputs of a block that is rotated (finetuning_type oft); the nearest number that divides the inputs of a layer; 0: as oft_rank says"),
     key(Method, Float(BelowOne), "module_dropout", "0", Used, "The share of blocks that are not rotated in a pass of training (finetuning_type oft)"),
     key(Method, Int(2), "quantization_bit", "", Used, "Keep the weights of the linear layers below adapters in so many bits (QLoRA)"),
-    key(Method, Choice(&["bnb", "hqq", "eetq"]), "quantization_method", "bnb", Among(&["bnb"], "the formats of bitsandbytes (bnb) are there"), "Method of quantization"),
+    key(Method, Choice(&["bnb", "bitsandbytes", "hqq", "eetq"]), "quantization_method", "bnb", Among(&["bnb", "bitsandbytes"], "the formats of bitsandbytes (bnb) are there"), "Method of quantization; older files call bnb bitsandbytes"),
     key(Method, Choice(&["fp4", "nf4"]), "quantization_type", "nf4", Used, "With quantization_bit 4: the 16 values of weights, quantiles of a normal distribution, or floats"),
     key(Method, Choice(&["auto"]), "quantization_device_map", "", NoEffect("there is one device"), "Devices of quantized weights"),
     key(Method, Text, "fp8_backend", "auto", NoEffect("nothing computes in fp8"), "Kernels of fp8"),
@@ -437,8 +450,8 @@ pub const KEYS: &[Key] = &[
     row(TRAINING, "deepspeed"),
     row(TRAINING, "fsdp"),
     row(TRAINING, "fsdp_config"),
-    key(Ranks, List, "fsdp_transformer_layer_cls_to_wrap", "", Later("write it into fsdp_config"), "Classes of the units of FSDP"),
-    key(Ranks, Map, "accelerator_config", "", Later("write its settings as keys: gradient_accumulation_steps, data_seed"), "Accelerate configuration"),
+    row(TRAINING, "fsdp_transformer_layer_cls_to_wrap"),
+    key(Ranks, Map, "accelerator_config", "", Used, "Accelerate configuration: dispatch_batches, use_seedable_sampler and non_blocking change nothing here; split_batches and even_batches have their defaults"),
     key(Ranks, Map, "parallelism_config", "", Later("write fsdp_config, sequence_parallel_size or pipeline_model_parallel_size"), "Parallelism configuration"),
     key(Ranks, Text, "master_addr", "", NoEffect("a rank reads the address from the environment of its launcher"), "Address of the first machine"),
     key(Ranks, Text, "master_port", "", NoEffect("a rank reads the port from the environment of its launcher"), "Port of the first machine"),
@@ -461,6 +474,12 @@ pub fn nearest(name: &str) -> Option<&'static str> {
 pub fn unknown(entry: &Entry) -> Problem {
     let name = entry.key.split('.').next().unwrap_or_default();
     let problem = Problem::new(format!("unknown key `{name}`")).at(&entry.location, "");
+    if OF_NEWER_FORMAT.contains(&name) {
+        return problem.help(
+            "this is a key of LLaMA-Factory's v1 format, which is not read; write the keys of its other examples \
+             (model_name_or_path, stage, finetuning_type, dataset, …)",
+        );
+    }
     match nearest(name) {
         Some(near) => problem.help(format!("did you mean `{near}`?")),
         None => problem.help("`oarlock train --help` lists every key"),
@@ -469,6 +488,7 @@ pub fn unknown(entry: &Entry) -> Problem {
 
 #[cfg(test)]
 mod tests {
+    use super::super::words::Words;
     use super::*;
 
     #[test]
@@ -479,6 +499,13 @@ mod tests {
         assert_eq!(nearest("grad_clip"), Some("max_grad_norm"));
         assert_eq!(nearest("completely_different"), None);
         assert_eq!(nearest(""), None);
+    }
+
+    #[test]
+    fn a_file_of_the_newer_format_is_told_as_such() {
+        let entry = Entry::new("model_class", "llm", &Words::new(&["x".to_owned()]).location(0));
+        assert!(unknown(&entry).line().contains("LLaMA-Factory's v1 format"));
+        assert!(OF_NEWER_FORMAT.iter().all(|name| find(name).is_none()));
     }
 
     #[test]

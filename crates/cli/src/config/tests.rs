@@ -367,7 +367,7 @@ fn every_wrong_configuration_says_where_and_what_to_do() {
         ),
         (
             "fsdp_config: {a: 1}",
-            "t.yaml:4:15: unknown key `a` in the FSDP configuration (docs/fsdp.md lists every key)",
+            "t.yaml:4:15: unknown key `a` in the FSDP configuration (there are sharding_strategy, reshard_after_forward, …",
         ),
         (
             "report_to: mlflow",
@@ -488,7 +488,8 @@ fn every_wrong_configuration_says_where_and_what_to_do() {
         ("? [a]\n: 1", "t.yaml:4:3: a key is a word"),
     ] {
         let problems = bad(text, &[], &[]);
-        if problems != expected {
+        let begins = expected.strip_suffix('…').is_some_and(|begin| problems.starts_with(begin));
+        if problems != expected && !begins {
             wrong += &format!(
                 "{text}
   gives    {problems}

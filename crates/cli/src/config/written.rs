@@ -3,6 +3,7 @@
 
 use std::path::Path;
 
+use oarlock::lookalikes::is_argument;
 use oarlock::settings::keys::ValueType;
 use oarlock::settings::location::Location;
 use oarlock::settings::problem::{Problem, Problems};
@@ -94,7 +95,7 @@ pub fn arguments(words: &Words) -> Result<Arguments, Problems> {
                     };
                     out.overrides.entries.push(entry(body, flag, location, value));
                     i += usize::from(next.is_some());
-                } else if flag || word.starts_with('-') {
+                } else if flag || word.starts_with('-') || is_argument(word) {
                     let help = "settings are written key=value or --key value";
                     problems.push(
                         Problem::new(format!("unknown argument `{word}`"))

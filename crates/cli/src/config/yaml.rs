@@ -2,6 +2,7 @@
 
 use std::sync::Arc;
 
+use oarlock::settings::fullwidth;
 use oarlock::settings::json::{self, MAX_DEPTH};
 use oarlock::settings::location::{Location, SourceText};
 use oarlock::settings::node::{Entry, add_entry};
@@ -44,8 +45,12 @@ pub fn text(name: &str, text: String, what: &str) -> Result<Vec<Entry>, Problem>
 /// # Errors
 /// If the text is not a mapping.
 pub fn entries(name: &str, text: String, what: &str) -> Result<Vec<Entry>, Problem> {
-    let root = parse(&SourceText::file(name, text))?;
-    if root.is_null() { Ok(Vec::new()) } else { root.into_entries(what) }
+    let source = SourceText::file(name, text);
+    let read = || match parse(&source)? {
+        root if root.is_null() => Ok(Vec::new()),
+        root => root.into_entries(what),
+    };
+    read().map_err(|problem| fullwidth::in_yaml(&source).unwrap_or(problem))
 }
 
 /// Reads a text that stands as a value inside another, such as JSON in quotes: every node has the location of the

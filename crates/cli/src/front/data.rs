@@ -2,7 +2,9 @@
 
 use std::io::IsTerminal;
 
-use crate::config::{Words, paths, train_config, written};
+use crate::config::environment::said_by;
+use crate::config::written::{Authority, Entry, Layer};
+use crate::config::{Problems, Words, paths, train_config_of, written};
 use crate::console::{Outcome, print, print_styled};
 use crate::front::env_var;
 use oarlock::data::{Chat, Encoder, Source, Statistics, Tokenizer, bracketed, colored};
@@ -10,7 +12,11 @@ use oarlock::data::{Chat, Encoder, Source, Statistics, Tokenizer, bracketed, col
 /// Prints the first `rows` examples of the training that `words` describe, and statistics of all; with `json` the token ids
 /// and labels of these examples alone, one a line.
 pub(crate) fn show(words: &[String], rows: usize, json: bool) -> Outcome {
-    let config = train_config(&written::arguments(&Words::new(words))?, &env_var)?;
+    let mut layers = written::arguments(&Words::new(words))?.layers().map_err(Problems::from)?;
+    // Nothing is written.
+    let nowhere = Entry::of("output_dir", said_by("data show", "."));
+    layers.insert(0, Layer { authority: Authority::Replaces, entries: vec![nowhere] });
+    let config = train_config_of(layers, &env_var)?.complete()?;
     paths::check(&config)?;
     let (data, cutoff_len) = (&config.data, config.data.cutoff_len);
     let tokenizer = Tokenizer::open_with(&config.model.tokenizer, &config.model.new_tokens)?;
@@ -48,7 +54,7 @@ pub(crate) fn show(words: &[String], rows: usize, json: bool) -> Outcome {
         out.push_str(&format!("--- example {}: {} tokens, {n_learned} learned\n{text}\n", i + 1, ids.len()));
     }
     out.push_str("---\n");
-    for line in statistics.lines(cutoff_len, config.train.batch_size) {
+    for line in statistics.lines(cutoff_len, data.n_segments(), config.train.batch_size) {
         out.push_str(&format!("{line}\n"));
     }
     // The texts are shown by the library; the colours are its own.

@@ -1,6 +1,7 @@
 //! What the reports of a machine say about its GPUs: each of them, their driver, and each library with its version and
 //! file, or the command that gets it.
 
+use oarlock::terminal::readable;
 use oarlock_tensor::{Automatic, CudaLibraries, Device, FoundGpu, FoundLibrary, GpuSurvey};
 
 /// What is said wherever a GPU is used.
@@ -35,9 +36,9 @@ pub(crate) fn described() -> Vec<(String, String)> {
 
 fn line(gpu: &FoundGpu) -> String {
     let FoundGpu { name, uuid, memory_bytes, capability: (major, minor) } = gpu;
-    let gib = *memory_bytes as f64 / (1u64 << 30) as f64;
+    let memory = readable(*memory_bytes as u64);
     let old = if gpu.is_usable() { "" } else { ", too old: the kernels need 8.0" };
-    format!("{name}, {gib:.2} GiB, compute capability {major}.{minor}{old}, {uuid}")
+    format!("{name}, {memory}, compute capability {major}.{minor}{old}, {uuid}")
 }
 
 fn found(library: &FoundLibrary) -> String {
@@ -67,10 +68,10 @@ mod tests {
         let gpu = FoundGpu {
             name: "A100".to_owned(),
             uuid: "GPU-1".to_owned(),
-            memory_bytes: 80 << 30,
+            memory_bytes: 85_899_000_000,
             capability: (8, 0),
         };
-        assert_eq!(line(&gpu), "A100, 80.00 GiB, compute capability 8.0, GPU-1");
+        assert_eq!(line(&gpu), "A100, 85.9 GB, compute capability 8.0, GPU-1");
         let old = FoundGpu { capability: (7, 5), ..gpu };
         assert!(line(&old).contains("7.5, too old"), "{}", line(&old));
     }

@@ -5,15 +5,16 @@ use std::time::SystemTime;
 use crate::config::environment::{number_of_ranks, said_by};
 use crate::config::flags::Parsed;
 use crate::config::written::{Authority, Layer};
-use crate::config::{Problem, Problems, ResolvedConfig, TrainConfig, paths, texts, train_config_of};
+use crate::config::{Origin, Problem, Problems, ResolvedConfig, TrainConfig, paths, texts, train_config_of};
 use crate::console::{Failure, Outcome, eprint, print};
 use crate::error::Error;
 use crate::front::env_var;
-use crate::front::script::{Script, Training};
+use crate::front::script::{self, Script, Training};
 use crate::launch::spec::{Nodes, Output};
 use crate::launch::{self, FINAL, Launch, STARTED, environment, exit_code};
 use crate::plots;
 use oarlock::Accelerator;
+use oarlock::data;
 use oarlock::rank;
 use oarlock::settings::secret::{HIDDEN, is_secret_name};
 use oarlock::train;
@@ -66,8 +67,8 @@ impl Job {
             Script::Command(argv) => Job {
                 words,
                 launch,
+                notes: script::note(&argv).into_iter().collect(),
                 program: Program::Command(argv),
-                notes: Vec::new(),
                 dry_run: false,
                 print_config: false,
                 through_mpi: false,
@@ -93,8 +94,10 @@ impl Job {
         environment: &dyn Fn(&str) -> Option<String>,
         launch: impl FnOnce(&ResolvedConfig) -> Result<Launch, Problem>,
     ) -> Result<Job, Problems> {
-        let Training { layers, notes, dry_run, print_config, .. } = training;
-        let config = train_config_of(layers.clone(), environment)?;
+        let Training { layers, notes, dry_run, print_config, stands_for, flags, .. } = training;
+        let explained = |problems| Training::explain(stands_for.as_ref(), problems);
+        let mut config = train_config_of(layers.clone(), environment).map_err(explained)?;
+        config.flags = flags;
         let launch = launch(&config)?;
         enough(&config, &launch)?;
         Ok(Job {
@@ -133,6 +136,10 @@ impl Job {
             if self.begins() {
                 missing.append(paths::check_output(config)?);
             }
+            // The launcher has seen to it for its ranks; what is not there would only be told twice.
+            if missing.is_empty() && !launch::is_our_rank() && !self.print_config {
+                missing.append(paths::check_before_start(config));
+            }
             if can_run || !shown {
                 // What cannot be run here can still be shown.
                 missing.into_result(|| ())?;
@@ -170,6 +177,14 @@ impl Job {
             Program::Training(config) if is_rank || self.is_alone() => {
                 let stamp = std::env::var(STARTED).ok();
                 let started = stamp.as_deref().map_or(started, |stamp| train::started(Some(stamp)));
+                if !is_rank {
+                    let folder = config.save.output_dir.clone();
+                    launch::on_stop(move |signal| {
+                        train::clear_lock(&folder);
+                        let told = ended(launch::Outcome::Stopped(signal)).err();
+                        std::process::exit(told.map_or(1, |failure| i32::from(failure.code())));
+                    })?;
+                }
                 run_rank(config, started)
             }
             Program::Training(config) => {
@@ -184,7 +199,11 @@ impl Job {
                 let mut launch = Launch { same: same_on_all(config), stopped_notice, ..self.launch.clone() };
                 let texts = texts::hand_down().map_err(Error::io("keep", "the configuration"))?;
                 launch.env.push(texts.variable.clone());
-                ended(launch::run(&launch, &program, Some(&|ranks| self.fits(ranks)), started)?)
+                let outcome = launch::run(&launch, &program, Some(&|ranks| self.fits(ranks)), started)?;
+                if matches!(outcome, launch::Outcome::Stopped(_)) {
+                    train::clear_lock(&config.save.output_dir);
+                }
+                ended(outcome)
             }
             Program::Command(argv) => ended(launch::run(&self.launch, argv, None, started)?),
         }
@@ -379,6 +398,14 @@ fn run_rank(config: &ResolvedConfig, started: SystemTime) -> Outcome {
         false => Failure::from(Error::from(error)),
     })?;
     comm.set_timeout(config.ranks.timeout);
+    let spelled = |error: &Error| match error {
+        Error::Library(oarlock::Error::Memory(_)) => config.spelled(&error.to_string()),
+        Error::Library(oarlock::Error::Data(data::Error::Setting { key, .. })) => match config.origin(key) {
+            Some(origin @ Origin::Written(_)) => format!("{error} ({origin})"),
+            _ => error.to_string(),
+        },
+        error => error.to_string(),
+    };
     let result: Result<(), Error> = (|| {
         // A file that changed between the start of two ranks would be a different run on each.
         comm.agree(
@@ -400,10 +427,10 @@ fn run_rank(config: &ResolvedConfig, started: SystemTime) -> Outcome {
         }
         Err(error) if comm.world_size() == 1 && !launch::is_our_rank() => match code_of(&error) {
             FINAL => {
-                eprint(&format!("error: {error}\n"));
+                eprint(&format!("error: {}\n", spelled(&error)));
                 Err(Failure::Reported(FINAL))
             }
-            _ => Err(Failure::Error(error)),
+            _ => Err(Failure::Error(Error::Usage(spelled(&error)))),
         },
         Err(error) => {
             let code = code_of(&error);
@@ -415,10 +442,10 @@ fn run_rank(config: &ResolvedConfig, started: SystemTime) -> Outcome {
                 // The rank where it began is to be named: wait for its word, which fails this.
                 let _ = comm.barrier();
             }
-            comm.abort(&error.to_string());
-            launch::leave_message(&error.to_string());
+            comm.abort(&spelled(&error));
+            launch::leave_message(&spelled(&error));
             if !launch::is_our_rank() {
-                eprint(&format!("rank {}: error: {error}\n", comm.rank()));
+                eprint(&format!("rank {}: error: {}\n", comm.rank(), spelled(&error)));
             }
             Err(Failure::Reported(code))
         }
@@ -429,6 +456,7 @@ fn run_rank(config: &ResolvedConfig, started: SystemTime) -> Outcome {
 /// is wrong.
 fn code_of(error: &Error) -> u8 {
     match error {
+        Error::Library(oarlock::Error::Data(data::Error::Setting { .. })) => FINAL,
         Error::Library(error) if error.is_final() => FINAL,
         _ => 1,
     }

@@ -25,6 +25,52 @@ use flags::{BOTH_FIXED, FLAGS, INTERVALS, MINIMIND2_FIXED, MINIMIND3_FIXED, NEWE
 /// The names of the scripts.
 pub const SCRIPTS: [&str; 3] = ["train_pretrain", "train_pretrain.py", "train_pretrain_accelerate.py"];
 
+/// MiniMind's other scripts, and what does the same here.
+const OTHERS: [(&str, &str); 12] = [
+    (
+        "train_full_sft",
+        "`oarlock train stage=sft finetuning_type=full model_name_or_path=FOLDER dataset=FILE.jsonl output_dir=OUT` does \
+         what it does",
+    ),
+    (
+        "train_lora",
+        "`oarlock train stage=sft finetuning_type=lora model_name_or_path=FOLDER dataset=FILE.jsonl output_dir=OUT` does \
+         what it does",
+    ),
+    (
+        "train_dpo",
+        "`oarlock train stage=dpo finetuning_type=full model_name_or_path=FOLDER dataset=FILE.jsonl output_dir=OUT` does \
+         what it does",
+    ),
+    (
+        "train_reason",
+        "`oarlock train stage=sft finetuning_type=full model_name_or_path=FOLDER dataset=FILE.jsonl output_dir=OUT` trains \
+         on such conversations",
+    ),
+    ("train_tokenizer", "`oarlock tokenizer train` does what it does"),
+    (
+        "train_distillation",
+        "no command does what it does; the library's example `distillation` is such a program",
+    ),
+    ("train_ppo", "reinforcement learning is not there; `oarlock train stage=dpo` learns from pairs"),
+    ("train_grpo", "reinforcement learning is not there; `oarlock train stage=dpo` learns from pairs"),
+    ("train_spo", "reinforcement learning is not there; `oarlock train stage=dpo` learns from pairs"),
+    (
+        "train_agent",
+        "reinforcement learning is not there; `oarlock train stage=sft` learns calls of functions",
+    ),
+    ("eval_llm", "`oarlock chat --model FOLDER` talks to a model"),
+    ("eval_model", "`oarlock chat --model FOLDER` talks to a model"),
+];
+
+/// What does the same as one of MiniMind's scripts that is no file.
+pub fn counterpart(name: &str) -> Option<String> {
+    let file = Path::new(name).file_name()?.to_str()?;
+    let stem = file.strip_suffix(".py").unwrap_or(file);
+    let (_, instead) = OTHERS.iter().find(|(script, _)| *script == stem)?;
+    Some(format!("MiniMind has a script of this name; {instead}"))
+}
+
 /// Where MiniMind keeps its tokenizer, seen from its root and from its folder of scripts.
 const TOKENIZERS: [&str; 3] = ["./model/minimind_tokenizer", "./model", "../model"];
 
@@ -53,6 +99,12 @@ impl Era {
     ];
     const N_OF_MODEL: usize = 2;
 
+    /// Whether the texts that its script reads by default are there.
+    fn has_data(self) -> bool {
+        let place = defaults(self).into_iter().find(|(key, _)| key.text() == "data_path");
+        place.is_some_and(|(_, path)| Path::new(path.text()).is_file())
+    }
+
     fn of(parsed: &Parsed, problems: &mut Problems) -> Era {
         let written = |names: &[&'static str]| {
             names.iter().copied().find(|name| parsed.settings.get(name).is_written())
@@ -73,6 +125,8 @@ impl Era {
             (None, Some(_)) => Era::Minimind3,
             (None, None) if written(&Era::MINIMIND2).is_some() => Era::Minimind2,
             (None, None) if written(&Era::MINIMIND3).is_some() => Era::Minimind3,
+            // Whoever names nothing stands in the folder of one of them.
+            (None, None) if Era::has_data(Era::Minimind3) && !Era::has_data(Era::Minimind2) => Era::Minimind3,
             (None, None) => Era::Minimind2,
         }
     }
@@ -126,6 +180,8 @@ pub fn training(words: &Words, environment: &dyn Fn(&str) -> Option<String>) -> 
         dry_run,
         print_config,
         own_precision_decides: false,
+        stands_for: None,
+        flags: &RENAMED,
     })
 }
 

@@ -6,6 +6,7 @@ use std::os::unix::fs::PermissionsExt;
 use std::path::{Path, PathBuf};
 
 use crate::config::defaults;
+use crate::config::location::Location;
 use crate::config::resolve::Settings;
 use crate::config::written::{self, Entry, Layer};
 use crate::config::yaml::Data;
@@ -34,6 +35,24 @@ pub struct Training {
     pub print_config: bool,
     /// Its own `bf16` or `fp16` decides over the precision of Accelerate's launcher, as in transformers.
     pub own_precision_decides: bool,
+    /// Where the script is named that it stands for, if another one of that name may have been meant.
+    pub stands_for: Option<Location>,
+    /// The flags of its script that are settings of ours under another name; where there are none, settings are written
+    /// under their names.
+    pub flags: &'static [(&'static str, &'static str)],
+}
+
+impl Training {
+    /// What is wrong with it, behind the file that may be missing.
+    pub fn explain(stands_for: Option<&Location>, problems: Problems) -> Problems {
+        let Some(location) = stands_for else { return problems };
+        let message = format!("there is no file `{}`", location.text());
+        let help = "name a script that exists; where there is none, LLaMA-Factory's training is started under this name, and \
+                    what follows is about that";
+        let mut all = Problems::from(Problem::new(message).at(location, "").help(help));
+        all.append(problems);
+        all
+    }
 }
 
 /// How a program is called.
@@ -73,7 +92,12 @@ pub fn resolve(words: &Words, call: Call, command: &str) -> Result<Script, Probl
     };
     if !call.module && !Path::new(name).is_file() {
         if let Some(training) = built_in(name, &words.from(1)) {
-            return training.map(Script::Training);
+            // Any program may have a script of this name.
+            let stands_for = (name.trim_start_matches("./") == "train.py").then(|| words.location(0));
+            return match training {
+                Ok(training) => Ok(Script::Training(Training { stands_for, ..training })),
+                Err(problems) => Err(Training::explain(stands_for.as_ref(), problems)),
+            };
         }
         if !call.no_python {
             let problem = match Path::new(name).is_dir() {
@@ -81,12 +105,9 @@ pub fn resolve(words: &Words, call: Call, command: &str) -> Result<Script, Probl
                 false => Problem::new(format!("there is no file `{name}`")),
             };
             let problem = problem.at(&words.location(0), "");
-            return Err(problem
-                .help(
-                    "name a script that exists; src/train.py (LLaMA-Factory) and train_pretrain.py (MiniMind) are \
-                     built in",
-                )
-                .into());
+            let help = "name a script that exists; src/train.py (LLaMA-Factory) and train_pretrain.py (MiniMind) are built in";
+            let help = minimind::counterpart(name).unwrap_or_else(|| help.to_owned());
+            return Err(problem.help(help).into());
         }
     }
     if call == Call::default() && is_executable(Path::new(name)) {
@@ -100,6 +121,19 @@ pub fn resolve(words: &Words, call: Call, command: &str) -> Result<Script, Probl
     };
     argv.extend(words.to_vec());
     Ok(Script::Command(argv))
+}
+
+/// What to say where Python runs a script whose training is built in.
+pub fn note(argv: &[String]) -> Option<String> {
+    let script = argv.iter().find(|word| word.ends_with(".py"))?;
+    let instead = if LLAMA_FACTORY[..1].contains(&script.trim_start_matches("./")) {
+        "`llamafactory-cli train` in its place".to_owned()
+    } else {
+        let file = Path::new(script).file_name()?.to_str()?;
+        let name = file.strip_suffix(".py").filter(|_| minimind::SCRIPTS.contains(&file))?;
+        format!("`{name}` without .py")
+    };
+    Some(format!("`{script}` is a file here, and Python runs it; {instead} trains with this program"))
 }
 
 /// Whether a file is one that the processor runs, which Python can only choke on.
@@ -145,6 +179,8 @@ pub fn training(arguments: &Arguments) -> Result<Training, Problems> {
         dry_run: arguments.dry_run,
         print_config: arguments.print_config,
         own_precision_decides: true,
+        stands_for: None,
+        flags: &[],
     })
 }
 

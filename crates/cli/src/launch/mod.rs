@@ -13,9 +13,11 @@ mod rounds;
 mod run;
 pub mod spec;
 
-use std::time::{SystemTime, UNIX_EPOCH};
+use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
-use oarlock_comm::Launched;
+use oarlock_comm::{Launched, StopSignals};
+
+use crate::error::{Error, Result};
 
 pub use failure::{Failure, exit_code};
 pub use logs::Message;
@@ -68,6 +70,27 @@ pub fn leave_message(text: &str) -> bool {
     let info = serde_json::json!({ "timestamp": seconds.to_string() });
     let value = serde_json::json!({ "message": { "message": text, "extraInfo": info } });
     oarlock_files::overwrite_handed(std::path::Path::new(&path), value.to_string().as_bytes()).is_ok()
+}
+
+/// Calls `stop` with the signal that asks this process to end, which no launcher watches. It is to end the process.
+///
+/// # Errors
+/// A system that does not let signals be caught, or has no thread.
+pub fn on_stop(stop: impl Fn(i32) + Send + 'static) -> Result<()> {
+    /// How soon a signal is seen.
+    const EVERY: Duration = Duration::from_millis(50);
+    let signals = StopSignals::catch()?;
+    let watch = move || loop {
+        if let Some(signal) = signals.received() {
+            stop(signal);
+        }
+        std::thread::sleep(EVERY);
+    };
+    std::thread::Builder::new()
+        .name("signals".to_owned())
+        .spawn(watch)
+        .map_err(Error::io("start", "a thread"))?;
+    Ok(())
 }
 
 /// The name of this machine.

@@ -184,6 +184,14 @@ pub fn start(mut command: Command) -> Running {
     Running { child, outputs }
 }
 
+impl Said {
+    /// Standard error in one line: problems are wrapped, in a frame.
+    pub fn told(&self) -> String {
+        let is_frame = |word: &&str| word.chars().all(|c| "│╭╰─·┬╯".contains(c));
+        self.stderr.split_whitespace().filter(|word| !is_frame(word)).collect::<Vec<_>>().join(" ")
+    }
+}
+
 impl Running {
     pub fn pid(&self) -> u32 {
         self.child.id()

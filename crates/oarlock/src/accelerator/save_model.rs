@@ -80,7 +80,13 @@ impl Accelerator {
     /// ([`CheckpointError::ModelNotSaved`](checkpoint::CheckpointError::ModelNotSaved), the same on all ranks); the folder
     /// is then as it was.
     #[track_caller]
-    pub fn save_model<M: Module>(&self, model: &Prepared<M>, dir: &Path, options: &SaveModel) -> Result<()> {
+    pub fn save_model<M: Module>(
+        &self,
+        model: &Prepared<M>,
+        dir: impl AsRef<Path>,
+        options: &SaveModel,
+    ) -> Result<()> {
+        let dir = dir.as_ref();
         if !options.safe_serialization {
             return Err(Error::Usage(
                 "save_model: safe_serialization: false asks for a pickle, which runs code when it is read; only \
@@ -143,9 +149,10 @@ impl Accelerator {
     pub fn save_pretrained<M: Module>(
         &self,
         model: &Prepared<M>,
-        dir: &Path,
+        dir: impl AsRef<Path>,
         files: ModelFiles,
     ) -> Result<()> {
+        let dir = dir.as_ref();
         model.state.check_together("save_pretrained")?;
         let optimizer = model.state.optimizer()?;
         let without_place = |(name, is_trained): &(&str, bool)| !is_trained && !files.holds(name);

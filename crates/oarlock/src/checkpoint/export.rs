@@ -88,8 +88,10 @@ pub fn merge_weights(checkpoint: &Path, out: &Path, options: &MergeOptions<'_>) 
 /// The number of the model that is wanted.
 fn model_of(manifest: &Manifest, wanted: Option<usize>) -> std::result::Result<usize, Problem> {
     let n = manifest.each_model().count();
+    // A frozen model that the checkpoint leaves out, such as a reference, has no parameters in it.
+    let held: Vec<usize> = (0..n).filter(|&index| manifest.of_model(index).next().is_some()).collect();
     let models = || {
-        let told = (0..n).map(|index| {
+        let told = held.iter().map(|&index| {
             let names: Vec<&str> = manifest.of_model(index).map(|(name, _)| name).collect();
             format!("{index} ({} parameters, {:?} first)", names.len(), names.first().unwrap_or(&""))
         });
@@ -99,7 +101,9 @@ fn model_of(manifest: &Manifest, wanted: Option<usize>) -> std::result::Result<u
         Some(index) if index < n => Ok(index),
         Some(wanted) => Err(Problem::NoSuchModel { wanted, models: models() }),
         None if n == 1 => Ok(0),
+        None if held.len() == 1 => Ok(held[0]),
         None => {
+            let n = held.len();
             let how = "`oarlock merge-weights --model N`, `accelerate merge-weights CHECKPOINT/pytorch_model_fsdp_N`";
             Err(Problem::SeveralModels { n, how: how.to_owned(), models: models() })
         }

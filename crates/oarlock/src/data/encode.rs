@@ -99,9 +99,14 @@ impl<'a> Encoder<'a> {
     /// Reads a row and encodes it.
     ///
     /// # Errors
-    /// As [`Encoder::encode`]; a row that `stage: sft` cannot use is dropped instead.
+    /// As [`Encoder::encode`]; a row without text, and one that `stage: sft` cannot use, is dropped instead.
     pub(super) fn row(&self, mut row: Row) -> Result<Encoding> {
         let Some(chat) = self.sft else {
+            if row.record.lacks_text() {
+                let (part, record) = (row.part, row.record);
+                let outcome = Outcome::Dropped("its text is null".into());
+                return Ok(Encoding { outcome, guessed: None, unread: Vec::new(), part, record });
+            }
             let example = Example::read(&mut row.record, self.content())?;
             let encoded = self.encode(&example).map_err(|error| row.record.explain(error))?;
             return Ok(Encoding {

@@ -192,7 +192,6 @@ impl RowReport {
         for Dropped { reason, rows, first } in &self.dropped {
             text.push_str(&format!("; {rows} dropped: {reason} (the first is {first})"));
         }
-        text.push_str("; docs/data-formats.md describes the formats");
         Error::TooLittle(text)
     }
 }

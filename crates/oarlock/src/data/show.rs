@@ -78,16 +78,21 @@ impl Statistics {
         Ok(out)
     }
 
-    /// The statistics as lines for people; `batch_size` is that of a micro-batch.
-    pub fn lines(&self, cutoff_len: usize, batch_size: usize) -> Vec<String> {
+    /// The statistics as lines for people: an example has so many segments, each cut to `cutoff_len`; `batch_size` is that of a
+    /// micro-batch.
+    pub fn lines(&self, cutoff_len: usize, n_segments: usize, batch_size: usize) -> Vec<String> {
         let mut lines = self.report.lines(cutoff_len);
         let mut sorted = self.lens.clone();
         sorted.sort_unstable();
         let Some(&longest) = sorted.last() else { return lines };
         let at = |share: f64| sorted[((sorted.len() - 1) as f64 * share).round() as usize];
         let total: usize = sorted.iter().sum();
+        let most = match n_segments {
+            1 => format!("cutoff_len {cutoff_len}"),
+            n => format!("{n} times cutoff_len {cutoff_len}, for an answer each"),
+        };
         lines.push(format!(
-            "lengths: shortest {}, median {}, mean {:.1}, 95 % up to {}, longest {longest} of cutoff_len {cutoff_len}",
+            "lengths: shortest {}, median {}, mean {:.1}, 95 % up to {}, longest {longest} of {most}",
             sorted[0],
             at(0.5),
             total as f64 / sorted.len() as f64,

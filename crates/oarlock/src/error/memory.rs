@@ -2,6 +2,8 @@
 
 use std::fmt;
 
+use crate::terminal::readable;
+
 /// A training that would not fit into memory.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct NotEnoughMemory {
@@ -46,13 +48,5 @@ impl std::error::Error for NotEnoughMemory {}
 impl fmt::Display for Limit {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "{} needed, but {} is {}", readable(self.needs), self.name, readable(self.allows))
-    }
-}
-
-/// A size as people read it: decimal megabytes or gigabytes.
-pub fn readable(bytes: u64) -> String {
-    match bytes {
-        0..10_000_000_000 => format!("{:.0} MB", bytes as f64 / 1e6),
-        _ => format!("{:.1} GB", bytes as f64 / 1e9),
     }
 }

@@ -11,8 +11,9 @@ use super::prediction::{Estimate, estimate};
 use super::settings::{Optim, Settings, Stage};
 use super::size::ModelSize;
 use crate::config::{Offload, Placement, Recompute, ShardGroup, TrainConfig, When, Wrap};
-use crate::error::{NotEnoughMemory, Result, readable};
+use crate::error::{NotEnoughMemory, Result};
 use crate::model::Decoder;
+use crate::terminal::readable;
 
 /// What a rank takes between its start and its first step besides what is counted here by name: the tokenizer, the
 /// allocator's slack, stacks.

@@ -11,7 +11,8 @@ use super::part::Part;
 use super::prediction::Estimate;
 use super::settings::{Settings, Stage};
 use super::size::ModelSize;
-use crate::error::{Limit, readable};
+use crate::error::Limit;
+use crate::terminal::readable;
 
 /// The context of CUDA and the kernels, where no GPU can be asked.
 const CONTEXT_BYTES: u64 = 480 << 20;

@@ -23,7 +23,8 @@ mod states;
 #[cfg(test)]
 mod tests;
 
-pub use crate::error::{Limit, NotEnoughMemory, readable};
+pub use crate::error::{Limit, NotEnoughMemory};
+pub use crate::terminal::readable;
 pub use activations::{DryRun, Longest, LongestOf, MicroBatch, Pass, StepShape, decoder_step, dry_run};
 pub use deepspeed::{zero2, zero3};
 pub(crate) use forecast::settings_of;

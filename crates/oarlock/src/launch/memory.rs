@@ -4,6 +4,8 @@ use std::fmt::Write as _;
 
 use oarlock_comm::{Ended, Exit, MachineMemory, killed_for_memory, processor_seconds};
 
+use crate::terminal::readable;
+
 /// The memory around the ranks, to which a killed one is held.
 #[derive(Clone, Copy, Debug)]
 pub struct Memory {
@@ -18,31 +20,32 @@ impl Memory {
 
     /// What is known of a process that SIGKILL ended, which is not ours.
     fn of_killed(&self, end: &Ended) -> String {
-        let mut out = match processor_seconds() {
-            None => "signal 9, which nobody here sent: probably out of memory".to_owned(),
-            Some(seconds) => format!(
-                "signal 9, which nobody here sent: its {seconds} s of processor time (`ulimit -t`) are used up, or it is out of memory"
-            ),
-        };
+        let kills =
+            killed_for_memory().zip(self.kills_before).map(|(now, before)| now.saturating_sub(before));
+        let mut out = "signal 9, which nobody here sent: ".to_owned();
+        out.push_str(&match kills {
+            Some(0) => match processor_seconds() {
+                Some(seconds) => format!("its {seconds} s of processor time (`ulimit -t`) may be used up"),
+                None => {
+                    "the kernel killed no process for want of memory meanwhile, so a person or a batch system sent it".to_owned()
+                }
+            },
+            Some(n) => format!("out of memory, for want of which the kernel killed {n} process(es) meanwhile"),
+            None => match processor_seconds() {
+                Some(seconds) => {
+                    format!("its {seconds} s of processor time (`ulimit -t`) are used up, or it is out of memory")
+                }
+                None => "probably out of memory".to_owned(),
+            },
+        });
         if let Some(bytes) = end.resident {
-            let _ = write!(out, "; the process last held {}", gib(bytes));
+            let _ = write!(out, "; the process last held {}", readable(bytes));
         }
         if let Ok(machine) = MachineMemory::current() {
             let _ = match machine.limit.filter(|limit| *limit < machine.total) {
-                Some(limit) => write!(out, ", and its control group may hold {}", gib(limit)),
-                None => write!(out, ", and the machine has {}", gib(machine.total)),
+                Some(limit) => write!(out, ", and its control group may hold {}", readable(limit)),
+                None => write!(out, ", and the machine has {}", readable(machine.total)),
             };
-        }
-        let kills =
-            killed_for_memory().zip(self.kills_before).map(|(now, before)| now.saturating_sub(before));
-        match kills {
-            Some(0) => out.push_str(
-                "; the kernel counts no such kill here, so a person or a batch system may have sent it",
-            ),
-            Some(n) => {
-                let _ = write!(out, "; the kernel killed {n} process(es) here for want of memory");
-            }
-            None => {}
         }
         out
     }
@@ -83,13 +86,6 @@ impl Memory {
     }
 }
 
-fn gib(bytes: u64) -> String {
-    match bytes as f64 / f64::from(1 << 30) {
-        gib if gib < 0.1 => format!("{:.1} MiB", gib * 1024.0),
-        gib => format!("{gib:.1} GiB"),
-    }
-}
-
 #[cfg(test)]
 mod tests {
     use std::time::{Duration, UNIX_EPOCH};
@@ -110,7 +106,12 @@ mod tests {
     fn a_killed_rank_is_told_with_the_memory_it_had() {
         let memory = Memory { kills_before: None };
         let said = memory.explain(&end(Exit::Signal(9), false)).unwrap();
-        assert!(said.contains("out of memory") && said.contains("1.5 GiB"), "{said}");
+        assert!(said.contains("out of memory") && said.contains("held 1611 MB"), "{said}");
+        // A count that has not grown speaks against it, and then nothing else is said.
+        let counted = killed_for_memory().map(|kills| Memory { kills_before: Some(kills) });
+        let said =
+            counted.and_then(|memory| memory.explain(&end(Exit::Signal(9), false))).unwrap_or_default();
+        assert!(!(said.contains("out of memory") && said.contains("a person")), "{said}");
         assert!(memory.explain(&end(Exit::Signal(9), true)).unwrap().contains("did not end in time"));
         assert!(memory.explain(&end(Exit::Code(127), false)).unwrap().contains("did not find"));
         assert_eq!(memory.explain(&end(Exit::Code(1), false)), None);

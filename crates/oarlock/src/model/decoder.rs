@@ -18,7 +18,7 @@ use super::recompute::{Parts, Recompute};
 use super::rope::{RopeTables, longest_sequence};
 use super::value_head::ValueHead;
 use crate::nn::{Embedding, Layer, Linear, Module, RmsNorm, Unit, Visitor, in_scope, parameters};
-use crate::sequence_parallel::SequenceParallel;
+use crate::sequence_parallel::{self, SequenceParallel};
 
 /// A decoder-only language model.
 #[derive(Debug, Module)]
@@ -99,6 +99,15 @@ impl Decoder {
         self.body.set_recompute(recompute);
     }
 
+    /// Whether so many ranks can divide each sequence, and the heads of every layer.
+    ///
+    /// # Errors
+    /// Heads that they do not divide.
+    pub(crate) fn check_sequence_parallel(&self, n_ranks: usize) -> crate::Result<()> {
+        let mut layers = self.body.config.layers.iter().map(|layer| &layer.attention);
+        layers.try_for_each(|heads| sequence_parallel::check_heads(n_ranks, heads.n_heads, heads.n_kv_heads))
+    }
+
     /// Divides sequences over the ranks of a group: from then on losses and logits are those of this rank's part of each
     /// row ([`SequenceParallel::take_part`]), with [`Mask::Documents`] of whole rows. To be called before the model is
     /// prepared. Answers with a cache are not divided.
@@ -106,9 +115,7 @@ impl Decoder {
     /// # Errors
     /// Heads that the ranks do not divide, and a model that is in use.
     pub fn set_sequence_parallel(&mut self, sequence: &SequenceParallel) -> crate::Result<()> {
-        for attention in self.body.config.layers.iter().map(|layer| &layer.attention) {
-            sequence.check(attention.n_heads, attention.n_kv_heads)?;
-        }
+        self.check_sequence_parallel(sequence.size())?;
         for layer in &mut self.body.layers {
             let block = layer.module_mut().ok_or_else(|| {
                 Error::Usage(

@@ -9,9 +9,10 @@ use oarlock_tensor::OpTime;
 use serde_json::{Map, Value, json};
 
 use super::files::LineFile;
-use super::progress::{bar, memory, thousands};
+use super::progress::{bar, thousands};
 use super::speed::{Phase, PhaseTimes};
 use super::{Result, io_error};
+use crate::terminal::readable;
 
 /// The file of the records.
 const PROFILE: &str = "profile.jsonl";
@@ -156,11 +157,11 @@ impl Profiled {
     fn memory(&self) -> String {
         format!(
             "PSS {} (highest so far {}, peak RSS {}), buffers {} in use, {} taken from the system",
-            memory(self.memory.pss),
-            memory(self.peak_pss),
-            memory(self.memory.peak_rss),
-            memory(self.memory.in_use),
-            memory(self.memory.taken),
+            readable(self.memory.pss),
+            readable(self.peak_pss),
+            readable(self.memory.peak_rss),
+            readable(self.memory.in_use),
+            readable(self.memory.taken),
         )
     }
 
@@ -311,7 +312,7 @@ mod tests {
     }
 
     const MEMORY: MemoryNow =
-        MemoryNow { pss: 300 << 20, peak_rss: 500 << 20, in_use: 100 << 20, taken: 120 << 20 };
+        MemoryNow { pss: 300_000_000, peak_rss: 500_000_000, in_use: 100_000_000, taken: 120_000_000 };
 
     /// Of two steps; the cheapest first, as their names have it.
     fn ops() -> Ops {
@@ -330,7 +331,7 @@ mod tests {
         let second =
             profiler.end(4, times([4, 60, 120, 15, 6, 30, 100, 65]), lower, Vec::new(), 0.0).unwrap();
         assert_eq!(second.times.total(), Duration::from_millis(200), "only its own time");
-        assert_eq!((second.peak_pss, second.memory.pss), (300 << 20, 200 << 20));
+        assert_eq!((second.peak_pss, second.memory.pss), (300_000_000, 200 << 20));
         assert_eq!(
             first.line(),
             "profile of steps 1 to 2: data 1.0 ms (1%), forward 20.0 ms (20%), backward 40.0 ms (40%), \
@@ -358,7 +359,7 @@ mod tests {
         assert_eq!(records.len(), 2);
         assert_eq!(records[0]["phases"]["forward_ms"], 20.0);
         assert_eq!((&records[1]["step_ms"], &records[1]["phases"]["save_ms"]), (&json!(100.0), &json!(50.0)));
-        assert_eq!(records[1]["highest_pss_bytes"], 300 << 20);
+        assert_eq!(records[1]["highest_pss_bytes"], 300_000_000);
         let add = json!({"calls": 6, "ms": 1.0, "flops": 0, "bytes": 8_000_000, "of_peak": null});
         assert_eq!(
             (&records[0]["ops"]["add"], &records[0]["ops"]["linear forward"]["of_peak"]),

@@ -4,7 +4,7 @@ use std::io::{self, IsTerminal, Write};
 use std::time::{Duration, Instant};
 
 use super::log::{Metrics, clock_time};
-use crate::terminal::shown;
+use crate::terminal::{readable, shown};
 
 /// What the line shows.
 #[derive(Clone, Debug, PartialEq)]
@@ -177,7 +177,7 @@ fn fields(status: &Status) -> Vec<String> {
         fields.push(format!("MFU {:.1}%", 100.0 * share));
     }
     if let Some(bytes) = status.memory_bytes {
-        fields.push(memory(bytes));
+        fields.push(readable(bytes));
     }
     fields.extend(status.metrics.iter().map(|(name, mean)| format!("{name} {mean:.4}")));
     fields.push(format!("{} < {}", clock_time(status.elapsed), clock_time(status.remaining)));
@@ -197,12 +197,6 @@ pub(super) fn thousands(x: f64) -> String {
     out
 }
 
-/// `512 MB` or `1.2 GB`, in powers of 1024.
-pub(super) fn memory(bytes: u64) -> String {
-    let megabytes = bytes as f64 / f64::from(1 << 20);
-    if megabytes < 1000.0 { format!("{megabytes:.0} MB") } else { format!("{:.1} GB", megabytes / 1024.0) }
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -217,7 +211,7 @@ mod tests {
             grad_norm: 0.5,
             throughput: 1_234_804.4,
             utilisation: Some(0.634),
-            memory_bytes: Some(900 << 20),
+            memory_bytes: Some(900_000_000),
             elapsed: Duration::from_secs(12),
             remaining: Duration::from_secs(92),
         }
@@ -317,7 +311,5 @@ mod tests {
     fn numbers_are_short() {
         assert_eq!(["0", "999", "1,000", "1,234,567"], [0.0, 999.4, 999.5, 1_234_567.0].map(thousands));
         assert_eq!(thousands(f64::NAN), "0");
-        assert_eq!(memory(1 << 30), "1.0 GB");
-        assert_eq!(memory(0), "0 MB");
     }
 }

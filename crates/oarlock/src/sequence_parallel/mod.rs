@@ -25,6 +25,17 @@ use crate::data::Batch;
 use crate::error::{Error, Result};
 use crate::nn;
 
+/// Whether `n` ranks can divide the heads of an attention.
+pub(crate) fn check_heads(n: usize, heads: usize, kv_heads: usize) -> Result<()> {
+    if heads.is_multiple_of(n) && (kv_heads.is_multiple_of(n) || n.is_multiple_of(kv_heads)) {
+        return Ok(());
+    }
+    Err(Error::Usage(format!(
+        "sequence_parallel_size is {n}, but a layer has {heads} heads and {kv_heads} of keys and values; it must \
+         divide the heads, and divide those of keys and values or be a multiple of them"
+    )))
+}
+
 /// The ranks that divide sequences among them, as one of them sees them. Clones are the same group.
 #[derive(Clone, Debug)]
 pub struct SequenceParallel(Arc<Exchange>);
@@ -71,14 +82,7 @@ impl SequenceParallel {
     /// # Errors
     /// [`Error::Usage`] that names the heads that cannot.
     pub fn check(&self, heads: usize, kv_heads: usize) -> Result<()> {
-        let n = self.size();
-        if heads.is_multiple_of(n) && (kv_heads.is_multiple_of(n) || n.is_multiple_of(kv_heads)) {
-            return Ok(());
-        }
-        Err(Error::Usage(format!(
-            "sequence_parallel_size is {n}, but a layer has {heads} heads and {kv_heads} of keys and values; it must \
-             divide the heads, and divide those of keys and values or be a multiple of them"
-        )))
+        check_heads(self.size(), heads, kv_heads)
     }
 
     /// The heads of `n_heads` that this rank attends with.

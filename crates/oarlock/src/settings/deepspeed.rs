@@ -13,7 +13,7 @@ use super::location::{Location, SourceText, ValueSource};
 use super::node::{Data, Entry, Node, find, find_mut, put};
 use super::optimizer;
 use super::problem::{Problem, Problems};
-use super::resolve::{AUTO, Setting, Settings};
+use super::resolve::{AUTO, Settings};
 use super::schedule;
 use super::table::TRAINING;
 use super::value::Value;
@@ -353,20 +353,23 @@ fn stage_of(dialects: &Dialects) -> u8 {
 
 /// What to say of keys that were written and have no effect in a loop of the user's own.
 fn without_effect(block: &Dialect) -> Vec<String> {
-    let names = |is_idle: &dyn Fn(&Setting) -> bool| {
-        let written = block.settings.iter().filter(|setting| setting.is_written() && is_idle(setting));
-        written.map(|setting| setting.key.name).collect::<Vec<_>>().join(", ")
-    };
-    let idle = names(&|setting| matches!(setting.key.status, Status::NoEffect(_)));
-    let of_trainer = names(&|setting| {
+    let written = || block.settings.iter().filter(|setting| setting.is_written());
+    let idle = written().filter_map(|setting| match setting.key.status {
+        Status::NoEffect(reason) => Some(format!("{} ({reason})", setting.key.name)),
+        _ => None,
+    });
+    let idle: Vec<String> = idle.collect();
+    let of_trainer = written().filter(|setting| {
         let is_off = matches!(setting.value, Value::Bool(false) | Value::Null);
         OF_TRAINER.contains(&setting.key.name) && !is_off
     });
+    let of_trainer: Vec<&str> = of_trainer.map(|setting| setting.key.name).collect();
     let mut notes = Vec::new();
     if !idle.is_empty() {
-        notes.push(format!("accepted without effect: {idle} (docs/deepspeed.md says why)"));
+        notes.push(format!("accepted without effect: {}", idle.join(", ")));
     }
     if !of_trainer.is_empty() {
+        let of_trainer = of_trainer.join(", ");
         notes.push(format!(
             "without effect in a loop of your own: {of_trainer}; `Accelerator::init_trackers` logs, `Accelerator::profile` \
              profiles, and the model says what it recomputes"
@@ -446,8 +449,8 @@ mod tests {
         let [idle, of_trainer] = <[String; 2]>::try_from(resolve(text, 2).unwrap().notes).unwrap();
         assert_eq!(
             idle,
-            "accepted without effect: memory_breakdown, pipeline (docs/deepspeed.md says \
-             why)"
+            "accepted without effect: memory_breakdown (write memory_steps: N for lines on memory), pipeline (the stages \
+             are those of the PipelineModule, or of pipeline_model_parallel_size)"
         );
         assert!(
             of_trainer

@@ -5,6 +5,7 @@ use std::ops::Range;
 use std::path::Path;
 use std::sync::Arc;
 
+use super::fullwidth;
 use super::location::{Location, SourceText};
 use super::node::{Data, Entry, Node, add_entry};
 use super::problem::Problem;
@@ -46,7 +47,10 @@ pub fn text(name: &str, text: String, what: &str) -> Result<Vec<Entry>, Problem>
     let bare = without_comments(&source.text);
     let reader = Reader { text: &bare, at: 0, location: |bytes| Location { source: source.clone(), bytes } };
     let root = reader.document();
-    root.map_err(|problem| unbalanced(&bare, &source).unwrap_or(problem))?.into_entries(what)
+    let found = root.map_err(|problem| unbalanced(&bare, &source).unwrap_or(problem));
+    found
+        .and_then(|root| root.into_entries(what))
+        .map_err(|problem| fullwidth::in_json(&source, &bare).unwrap_or(problem))
 }
 
 /// Reads a text that stands as a value inside another, such as JSON in quotes: every node has the location of the value.

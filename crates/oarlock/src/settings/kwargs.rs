@@ -79,6 +79,12 @@ impl<'a> Kwargs<'a> {
         })
     }
 
+    /// Whether the argument is written and is not null.
+    pub fn is_said(&mut self, name: &'static str) -> bool {
+        self.known.push(name);
+        self.entries.iter().any(|entry| entry.key == name && !entry.value.is_null())
+    }
+
     /// True or false.
     pub fn flag(&mut self, name: &'static str) -> Option<bool> {
         self.parsed(name, "true or false", value::boolean)

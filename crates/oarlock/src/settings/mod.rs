@@ -6,6 +6,7 @@
 pub mod accelerate;
 mod deepspeed;
 pub mod dialect;
+pub mod fullwidth;
 pub mod json;
 pub mod keys;
 pub mod kwargs;

@@ -4,6 +4,7 @@ use std::fmt;
 use std::sync::Arc;
 
 use super::location::Location;
+use crate::lookalikes::advice;
 use crate::nearest::nearest_of;
 
 /// One thing that is wrong.
@@ -25,9 +26,21 @@ impl Problem {
     }
 
     /// Adds a location and a word on it. A location in another text than the first is named in the help instead,
-    /// because an excerpt shows one text.
+    /// because an excerpt shows one text. What is written at the first with characters that look like others is told as it
+    /// was meant.
     #[must_use]
-    pub fn at(mut self, location: &Location, label: impl Into<String>) -> Self {
+    pub fn at(self, location: &Location, label: impl Into<String>) -> Self {
+        let slip = advice(location.text()).filter(|_| self.0.labels.is_empty());
+        let problem = self.labeled(location, label);
+        match slip {
+            Some(slip) => problem.help(slip),
+            None => problem,
+        }
+    }
+
+    /// The same without a look at what is written there.
+    #[must_use]
+    pub fn labeled(mut self, location: &Location, label: impl Into<String>) -> Self {
         match self.0.labels.first() {
             Some((first, _)) if !Arc::ptr_eq(&first.source, &location.source) => {
                 let label = label.into();

@@ -58,4 +58,5 @@ pub const TRAINING: &[Key] = &[
     key(Ranks, MapOrPath, "deepspeed", "", Used, "DeepSpeed configuration: its file, or the mapping itself"),
     key(Ranks, List, "fsdp", "", Used, "FSDP options: a strategy such as full_shard or shard_grad_op, and offload"),
     key(Ranks, MapOrPath, "fsdp_config", "", Used, "FSDP configuration: its file, or the mapping itself"),
+    key(Ranks, List, "fsdp_transformer_layer_cls_to_wrap", "", Used, "Classes of the units of FSDP, as in fsdp_config"),
 ];

@@ -6,6 +6,7 @@ use std::path::{Path, PathBuf};
 use serde_json::{Value, json};
 
 use crate::config::BestArgs;
+use crate::error::{Error, Result};
 use crate::report::state::TrainerState;
 
 /// The name under which transformers keeps the evaluations without progress.
@@ -19,6 +20,25 @@ pub struct Verdict {
     pub is_best: bool,
     /// It was the last one without progress that is waited for.
     pub stops: bool,
+}
+
+/// Refuses a metric that no evaluation will have: each has the loss and `metrics`, under the name of its data set where each
+/// is evaluated by itself.
+pub fn check_metric(metric: &str, evals: &[Option<&str>], metrics: &[&str]) -> Result<()> {
+    let names: Vec<String> = evals
+        .iter()
+        .flat_map(|name| {
+            let of = name.map_or(String::new(), |name| format!("{name}_"));
+            std::iter::once(&"loss").chain(metrics).map(move |metric| format!("eval_{of}{metric}"))
+        })
+        .collect();
+    if names.is_empty() || names.iter().any(|name| name == metric) {
+        return Ok(());
+    }
+    Err(Error::Usage(format!(
+        "metric_for_best_model is {metric}, and the evaluations of this run have {}",
+        names.join(", ")
+    )))
 }
 
 /// Compares the value of an evaluation with the best one of the steps before.

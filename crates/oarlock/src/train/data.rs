@@ -186,8 +186,46 @@ pub fn open(accelerator: &Accelerator, config: &TrainConfig, hf: &HfConfig) -> R
     Ok(RunData { train: Arc::new(train), eval, predict, template_files: saved, told, read, first })
 }
 
+/// Refuses a tokenizer with more tokens than the model knows.
+pub fn check_vocab_size(n_tokens: usize, config: &TrainConfig, vocab_size: usize) -> Result<()> {
+    if n_tokens <= vocab_size {
+        return Ok(());
+    }
+    Err(Error::Model(format!(
+        "the tokenizer knows {n_tokens} tokens, the model only {vocab_size} (vocab_size in {}); take the tokenizer that \
+         the model was made for, or write resize_vocab: true, which gives the model a row for each token",
+        place_of_vocab_size(&config.model)
+    )))
+}
+
+/// The source of data sets whose entries do not say that they are for another stage.
+pub fn source(config: &TrainConfig, datasets: &[String]) -> Result<Source> {
+    let max_samples = config.data.max_samples.map(|n| n as u64);
+    let source = Source::resolve(&datasets.join(","), &config.data.dataset_dir, max_samples)?;
+    let pairs = config.data.n_segments() > 1;
+    if let Some(chat) = &config.data.chat
+        && let Some(name) = source.with_ranking(!pairs)
+    {
+        let holds = match pairs {
+            true => {
+                "holds no pairs of answers; its entry in dataset_info.json says `\"ranking\": true` where it does"
+            }
+            false => "holds pairs of answers (ranking: true)",
+        };
+        return Err(Error::Usage(format!(
+            "The dataset is not applicable in the current training stage: {name} {holds}, and the rows are for {}",
+            chat.learned.stages()
+        )));
+    }
+    Ok(source)
+}
+
 /// What is to be told of tokens that `tokenizer.json` lacks and that the files beside it add.
-fn added_tokens(tokenizer: &Tokenizer, config: &TrainConfig, vocab_size: usize) -> Result<Option<String>> {
+pub fn added_tokens(
+    tokenizer: &Tokenizer,
+    config: &TrainConfig,
+    vocab_size: usize,
+) -> Result<Option<String>> {
     let added = tokenizer.added()?;
     if let Some((token, id)) = added.iter().find(|(_, id)| *id as usize >= vocab_size) {
         return Err(Error::Model(format!(
@@ -252,15 +290,7 @@ impl Caches<'_> {
             Some(of) => format!("eval_dataset{}", of.replacen('-', " ", 1)),
         };
         self.read.push((key, Input::of_tokens(&cache)?));
-        if cache.vocab_size() > self.vocab_size as u64 {
-            return Err(Error::Model(format!(
-                "the tokenizer knows {} tokens, the model only {} (vocab_size in {}); take the tokenizer that \
-                 the model was made for, or write resize_vocab: true, which gives the model a row for each token",
-                cache.vocab_size(),
-                self.vocab_size,
-                place_of_vocab_size(&self.config.model)
-            )));
-        }
+        check_vocab_size(cache.vocab_size() as usize, self.config, self.vocab_size)?;
         if let Some(report) = cache.report()? {
             let mut lines = report.lines(self.config.data.cutoff_len);
             let of = if datasets.is_empty() { path.display().to_string() } else { datasets.join(", ") };
@@ -299,24 +329,8 @@ impl Caches<'_> {
     /// of date.
     fn build(&mut self, datasets: &[String]) -> Result<PathBuf> {
         let config = self.config;
-        let max_samples = config.data.max_samples.map(|n| n as u64);
-        let source = Source::resolve(&datasets.join(","), &config.data.dataset_dir, max_samples)?;
+        let source = source(config, datasets)?;
         self.told.extend(source.unread().cloned());
-        let pairs = config.data.n_segments() > 1;
-        if let Some(chat) = &config.data.chat
-            && let Some(name) = source.with_ranking(!pairs)
-        {
-            let holds = match pairs {
-                true => {
-                    "holds no pairs of answers; its entry in dataset_info.json says `\"ranking\": true` where it does"
-                }
-                false => "holds pairs of answers (ranking: true)",
-            };
-            return Err(Error::Usage(format!(
-                "The dataset is not applicable in the current training stage: {name} {holds}, and the rows are for {}",
-                chat.learned.stages()
-            )));
-        }
         let dir = config.save.output_dir.join("cache");
         let encoder = self.encoder;
         let path = TokenCache::path(&dir, &source, encoder);

@@ -65,6 +65,18 @@ impl OutputLock {
     }
 }
 
+/// Removes what a run that was stopped left of its lock: this process, which is about to end, or one that has ended.
+pub fn clear_lock(folder: &Path) {
+    let path = folder.join("run.lock");
+    let own = format!("process {} on ", std::process::id());
+    match oarlock_comm::read_text(&path, oarlock_comm::MAX_CONFIG_BYTES) {
+        Err(_) => {}
+        Ok(holder) if holder.starts_with(&own) => drop(fs::remove_file(&path)),
+        // One that somebody holds stays.
+        Ok(_) => drop(OutputLock::take(folder)),
+    }
+}
+
 impl Drop for OutputLock {
     fn drop(&mut self) {
         // Removed before it is unlocked. A folder that is gone needs no lock, and the lock of another run stays.

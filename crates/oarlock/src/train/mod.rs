@@ -17,16 +17,19 @@ mod obstacles;
 mod options;
 mod output_folder;
 mod pool_limit;
+mod preflight;
 mod record;
 mod resume;
 mod run;
 mod step;
 
 pub use forecast::forecast;
+pub use lock::clear_lock;
 pub use objective::{
     Inputs, Judgement, Metric, NextToken, Objective, ObjectiveLoss, Preference, Pretrain, Reference, Reward,
 };
 pub use obstacles::{Obstacle, obstacles};
 pub use options::{accelerator_config, missing_class, optimizer};
+pub use preflight::{Fault, preflight};
 pub use run::{run, started};
 pub use step::{StepReport, evaluate, train_step};

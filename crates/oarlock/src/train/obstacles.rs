@@ -107,6 +107,19 @@ pub fn obstacles(config: &TrainConfig) -> Result<Vec<Obstacle>> {
     Ok(found)
 }
 
+/// Whether the run goes on from a checkpoint of its output folder.
+///
+/// # Errors
+/// A folder that cannot be read.
+pub fn resumes(config: &TrainConfig) -> Result<bool> {
+    let dir = &config.save.output_dir;
+    let is_from = matches!(config.save.resume, Resume::From(_));
+    if is_from || !dir.is_dir() {
+        return Ok(is_from);
+    }
+    Ok(Folder { config, dir, outputs: Outputs::of(dir), listed: checkpoint::list(dir)? }.resumes())
+}
+
 struct Folder<'a> {
     config: &'a TrainConfig,
     dir: &'a Path,

@@ -61,9 +61,7 @@ fn refuse_to_replace(config: &TrainConfig, newest: &Agreed) -> Result<()> {
         return Ok(());
     }
     if config.save.resume == Resume::Newest {
-        return Err(Error::Usage(format!(
-            "resume_from_checkpoint is true, but {output} holds no whole checkpoint"
-        )));
+        return Err(none_to_resume(config));
     }
     let Some((path, problem)) = newest.skipped.first() else { return Ok(()) };
     Err(Error::Refused(format!(
@@ -72,6 +70,12 @@ fn refuse_to_replace(config: &TrainConfig, newest: &Agreed) -> Result<()> {
         path.display(),
         machines_apart(newest),
     )))
+}
+
+/// The error of a run that is to go on, and finds nothing to go on from.
+pub fn none_to_resume(config: &TrainConfig) -> Error {
+    let output = config.save.output_dir.display();
+    Error::Usage(format!("resume_from_checkpoint is true, but {output} holds no whole checkpoint"))
 }
 
 /// The newest whole checkpoint in the output folder that is none of `aside`: of those that this run has saved itself, where it

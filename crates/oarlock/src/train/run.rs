@@ -23,7 +23,7 @@ use crate::checkpoint::Saver;
 use crate::config::{Length, ObjectiveArgs, TrainConfig, When};
 use crate::data::{Batch, Sampler};
 use crate::error::Result;
-use crate::estimate::{Forecast, GpuMemory, Known, LongestOf};
+use crate::estimate::{Forecast, GpuMemory, Known, Longest, LongestOf};
 use crate::lr_scheduler::Scheduler;
 use crate::model::Decoder;
 use crate::model::hf::HfConfig;
@@ -48,6 +48,9 @@ use crate::train::resume::{Resumed, checkpoint_to_resume, load_undamaged};
 use crate::train::train_step;
 use doubts::Doubts;
 use introduce::{introduce, stages_line};
+
+/// Tokens that a micro-batch has at the least.
+const SHORTEST: usize = 8;
 
 /// Runs a configuration on this rank. `started` is when the command began, for the start-up figures. Rank 0 gets the
 /// state at the end with all that was logged.
@@ -172,7 +175,14 @@ impl<'a, O: Objective<Model = Decoder>> Run<'a, O> {
             Ok(Some(Forecast::new(config, models, known, &dry_pass(&dry))?))
         };
         let is_unpadded = config.data.packing.is_unpadded();
-        let mut forecast = if is_unpadded { None } else { predict(None)? };
+        let mut forecast = match is_unpadded {
+            true => {
+                // What would not fit with the shortest rows is refused before the data are read.
+                predict(Some(&|_, _| Longest { train: SHORTEST, eval: 0 }))?;
+                None
+            }
+            false => predict(None)?,
+        };
         let lock = match accelerator.is_main_process() {
             true => Some(OutputLock::take(&config.save.output_dir)?),
             false => None,

@@ -124,10 +124,11 @@ impl Gpu {
             let modules = Arc::new(Modules::new(&context, libraries, Cache::from_environment())?);
             let blas = Blas::with_modules(&stream, libraries, WORKSPACE_BYTES, &modules)?;
             let attention = AttentionForms::from_environment(libraries, &device, &stream)?;
-            let ((major, minor), gib) =
-                (driver.version()?, device.memory_bytes()? as f64 / (1u64 << 30) as f64);
-            let description =
-                format!("{} (cuda:{index}), {gib:.0} GiB, driver for CUDA {major}.{minor}", device.name()?);
+            let ((major, minor), gigabytes) = (driver.version()?, device.memory_bytes()? as f64 / 1e9);
+            let description = format!(
+                "{} (cuda:{index}), {gigabytes:.1} GB, driver for CUDA {major}.{minor}",
+                device.name()?
+            );
             let (copies, code_tables, staged) = (OnceLock::new(), OnceLock::new(), Mutex::default());
             Ok(Gpu {
                 blas,

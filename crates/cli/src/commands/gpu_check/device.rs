@@ -2,6 +2,7 @@
 
 use std::fs;
 
+use oarlock::terminal::readable;
 use oarlock_tensor::{DType, Error, GpuInfo, Tensor, ops};
 use serde_json::json;
 
@@ -23,7 +24,6 @@ pub(super) fn check(part: &mut Part<'_>, devices: &Devices) -> Outcome {
     })?;
     let Some(info) = info(devices) else { return Ok(()) };
     let ((major, minor), (cuda_major, cuda_minor)) = (info.capability, info.driver);
-    let gib = info.memory_bytes as f64 / (1u64 << 30) as f64;
     let GpuInfo { name, multiprocessors, memory_bytes, nvrtc, cublas_lt, products, .. } = &info;
     let gpu = json!({
         "name": name,
@@ -32,7 +32,8 @@ pub(super) fn check(part: &mut Part<'_>, devices: &Devices) -> Outcome {
         "compute_capability": format!("{major}.{minor}"),
     });
     let line = format!(
-        "{name}, {gib:.1} GiB, compute capability {major}.{minor}, {multiprocessors} multiprocessors"
+        "{name}, {}, compute capability {major}.{minor}, {multiprocessors} multiprocessors",
+        readable(*memory_bytes as u64)
     );
     part.tell("gpu", gpu, line)?;
     let version = driver_version();

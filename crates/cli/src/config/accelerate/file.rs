@@ -180,6 +180,7 @@ fn unknown(entry: &Entry) -> Problem {
         return problem.help(format!("`{name}` is a flag only: `accelerate launch --{name} …`"));
     }
     let names = FILE_ONLY.iter().map(|key| key.name).chain(TOP.iter().copied());
-    let names = names.chain(BLOCKS.iter().map(|(block, _)| *block));
-    problem.did_you_mean(name, names, "docs/accelerate.md lists every key")
+    let names: Vec<&str> = names.chain(BLOCKS.iter().map(|(block, _)| *block)).collect();
+    let there = format!("there are {}", names.join(", "));
+    problem.did_you_mean(name, names, there)
 }

@@ -268,7 +268,7 @@ fn every_wrong_deepspeed_file_says_where_and_what_to_do() {
         ),
         (
             "{\"wombat\": {}}",
-            "ds.json:1:2: unknown key `wombat` in the DeepSpeed configuration (docs/deepspeed.md lists every key)",
+            "ds.json:1:2: unknown key `wombat` in the DeepSpeed configuration (there are train_batch_size, …",
         ),
         (
             "{\"train_batch_size\": 8,\n \"train_batch_size\": 8}",
@@ -378,7 +378,8 @@ fn every_wrong_deepspeed_file_says_where_and_what_to_do() {
         ("[1]", "ds.json:1:1: the DeepSpeed configuration is a mapping of keys to values, not a list"),
     ] {
         let problems = wrong(json, "");
-        if problems != expected {
+        let begins = expected.strip_suffix('…').is_some_and(|begin| problems.starts_with(begin));
+        if problems != expected && !begins {
             failed += &format!("{json}\n  gives    {problems}\n  expected {expected}\n");
         }
     }

@@ -1,6 +1,7 @@
 //! `accelerate env`: what a report of a problem should contain, in the lines of the original.
 
 use oarlock::settings::secret::masked;
+use oarlock::terminal::readable;
 use oarlock_comm::MachineMemory;
 use oarlock_tensor::{CudaLibraries, visible_gpus};
 
@@ -31,7 +32,7 @@ pub fn run(words: &Words) -> Outcome {
         Some(_) => "`Accelerate` config passed:",
         None => "`Accelerate` default config:",
     };
-    let memory = MachineMemory::current()?.total as f64;
+    let memory = MachineMemory::current()?.total;
     let mut out = String::from("\nCopy-and-paste the text below in your GitHub issue\n\n");
     let seen = visible_gpus(&CudaLibraries::from_environment()).unwrap_or_default();
     for (name, value) in lines(memory, !seen.is_empty()) {
@@ -45,7 +46,7 @@ pub fn run(words: &Words) -> Outcome {
 }
 
 /// The lines with a value.
-fn lines(memory: f64, has_gpus: bool) -> Vec<(&'static str, String)> {
+fn lines(memory: u64, has_gpus: bool) -> Vec<(&'static str, String)> {
     let system = rustix::system::uname();
     let word = |text: &std::ffi::CStr| text.to_string_lossy().into_owned();
     let location = program_in_path("accelerate").map(|path| path.display().to_string());
@@ -57,7 +58,7 @@ fn lines(memory: f64, has_gpus: bool) -> Vec<(&'static str, String)> {
         ("Numpy version", "none needed".to_owned()),
         ("PyTorch version", "none needed".to_owned()),
         ("PyTorch accelerator", if has_gpus { "CUDA" } else { "N/A" }.to_owned()),
-        ("System RAM", format!("{:.2} GB", memory / f64::from(1 << 30))),
+        ("System RAM", readable(memory)),
     ]
 }
 
@@ -67,8 +68,7 @@ mod tests {
 
     #[test]
     fn the_lines_are_those_of_the_original() {
-        let names: Vec<&str> =
-            lines(16.0 * f64::from(1 << 30), false).into_iter().map(|(name, _)| name).collect();
+        let names: Vec<&str> = lines(16_000_000_000, false).into_iter().map(|(name, _)| name).collect();
         let expected = [
             "`Accelerate` version",
             "Platform",
@@ -80,6 +80,6 @@ mod tests {
             "System RAM",
         ];
         assert_eq!(names[..8], expected);
-        assert_eq!(lines(16.0 * f64::from(1 << 30), false)[7].1, "16.00 GB");
+        assert_eq!(lines(16_000_000_000, false)[7].1, "16.0 GB");
     }
 }

@@ -2,6 +2,7 @@
 
 use std::fmt::Write as _;
 
+use oarlock::terminal::readable;
 use oarlock_tensor::cpu::Isa;
 
 use crate::config::flags::{Abbreviations, Flags};
@@ -122,7 +123,7 @@ fn surroundings(cores: usize, gpus: &[(String, String)], shared: Option<u64>, wa
         line(name, value);
     }
     line("CPU cores", &cores.to_string());
-    line("shared memory (/dev/shm) size", &shared.map_or_else(|| "UNKNOWN".to_owned(), human));
+    line("shared memory (/dev/shm) size", &shared.map_or_else(|| "UNKNOWN".to_owned(), readable));
     if warns && shared.is_some_and(|bytes| bytes < ENOUGH_SHARED) {
         let _ = writeln!(
             out,
@@ -131,20 +132,6 @@ fn surroundings(cores: usize, gpus: &[(String, String)], shared: Option<u64>, wa
         );
     }
     out
-}
-
-/// Bytes with two places, by powers of 1024.
-fn human(bytes: u64) -> String {
-    let mut size = bytes as f64;
-    let mut units = ["B", "KB", "MB", "GB", "TB"].iter();
-    let mut unit = units.next();
-    while size >= 1024.0
-        && let Some(next) = units.next()
-    {
-        size /= 1024.0;
-        unit = Some(next);
-    }
-    format!("{size:.2} {}", unit.unwrap_or(&"B"))
 }
 
 #[cfg(test)]
@@ -171,13 +158,11 @@ mod tests {
     fn a_small_shared_memory_is_warned_of_unless_hidden() {
         let gpus = [("GPU 0".to_owned(), "A100".to_owned())];
         let small = surroundings(2, &gpus, Some(64 << 20), true);
-        assert!(small.contains("shared memory (/dev/shm) size .... 64.00 MB\n"), "{small}");
+        assert!(small.contains("shared memory (/dev/shm) size .... 67 MB\n"), "{small}");
         assert!(small.contains("\nGPU 0 ............................ A100\n"), "{small}");
         assert!(small.contains("[WARNING] /dev/shm is small"));
         assert!(!surroundings(2, &gpus, Some(64 << 20), false).contains("WARNING"));
         assert!(!surroundings(2, &gpus, Some(512 << 20), true).contains("WARNING"));
         assert!(surroundings(2, &gpus, None, true).contains("size .... UNKNOWN"));
-        assert_eq!(human(1023), "1023.00 B");
-        assert_eq!(human(23 << 30), "23.00 GB");
     }
 }

@@ -3,6 +3,7 @@
 use std::os::unix::process::CommandExt;
 use std::process::Command;
 
+use oarlock::terminal::readable;
 use oarlock_comm::{MachineMemory, available_cores};
 use oarlock_tensor::cpu::Isa;
 
@@ -91,7 +92,7 @@ type Idle = (&'static str, &'static [&'static str]);
 const TRUST: Idle = ("trust_remote_code", &[]);
 const BACKEND: Idle = ("infer_backend", &["huggingface"]);
 const METHOD: Idle = ("finetuning_type", &["full", "lora", "oft", "freeze"]);
-const QUANTIZATION: Idle = ("quantization_method", &["bnb"]);
+const QUANTIZATION: Idle = ("quantization_method", &["bnb", "bitsandbytes"]);
 const DEVICES: Idle = ("quantization_device_map", &[]);
 
 /// Ours takes other words: [`DTYPES`].
@@ -198,7 +199,7 @@ pub(super) fn environment(devices: &Devices) -> error::Result<String> {
         ("PEFT version", none("own adapters, in its files")),
         ("DeepSpeed version", none("`oarlock deepspeed` answers for it")),
         ("CPU cores", available_cores().len().to_string()),
-        ("System RAM", format!("{:.2} GB", memory.total as f64 / 1e9)),
+        ("System RAM", readable(memory.total)),
         ("GPU number", devices.gpus.to_string()),
     ];
     let lines = lines.map(|(key, value)| (key.to_owned(), value));

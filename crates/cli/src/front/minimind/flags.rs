@@ -40,6 +40,8 @@ pub const FLAGS: Flags = Flags {
         Key::flag(Choice(&["0", "1"]), "from_resume", "0", Used, "Go on from the newest checkpoint, if there is one (minimind-3)"),
         Key::flag(Bool, "resume_anyway", "false", Used, "Our own: go on although settings or data are others than in the run that saved the checkpoint"),
         Key::flag(Int(1), "log_interval", "100", Used, "Micro-steps between log lines"),
+        Key::flag(Bool, "gradient_checkpointing", "false", Used, "Our own: compute activations again instead of keeping them"),
+        Key::flag(Bool, "memory_check", "true", Used, "Our own: refuse a run that would not fit into memory"),
         Key::flag(Bool, "profile", "false", Used, "Tell the time of data, forward, backward, reduction and optimizer, and memory"),
         Key::flag(Int(1), "profile_interval", "10", Used, "Micro-steps between these tables"),
         Key::flag(Bool, "use_wandb", "false", Used, "Write a run of wandb"),
@@ -55,7 +57,9 @@ pub const FLAGS: Flags = Flags {
         Key::flag(Int(-1), "local_rank", "-1", ELSEWHERE, "Rank on this machine"),
     ],
     aliases: &[],
-    abbreviations: Abbreviations::AllBut(&["vocab_size", "tokenizer_path", "num_processes", "cpu", "resume_anyway"]),
+    abbreviations: Abbreviations::AllBut(&[
+        "vocab_size", "tokenizer_path", "num_processes", "cpu", "resume_anyway", "gradient_checkpointing", "memory_check",
+    ]),
 };
 
 /// Defaults of minimind-3 that are others than MiniMind2's.
@@ -78,7 +82,7 @@ pub const BOTH_FIXED: &str =
     "optim: adamw_torch\nweight_decay: 0.01\nminimind_rows: true\nsave_total_limit: 1\n";
 
 /// Flags that are settings of ours under another name.
-pub const RENAMED: [(&str, &str); 15] = [
+pub const RENAMED: [(&str, &str); 17] = [
     ("dim", "model_config.hidden_size"),
     ("n_layers", "model_config.num_hidden_layers"),
     ("hidden_size", "model_config.hidden_size"),
@@ -91,6 +95,8 @@ pub const RENAMED: [(&str, &str); 15] = [
     ("accumulation_steps", "gradient_accumulation_steps"),
     ("learning_rate", "learning_rate"),
     ("grad_clip", "max_grad_norm"),
+    ("gradient_checkpointing", "gradient_checkpointing"),
+    ("memory_check", "memory_check"),
     ("profile", "profile"),
     ("wandb_project", "wandb_project"),
     ("num_processes", "num_processes"),

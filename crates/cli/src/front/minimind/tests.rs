@@ -148,6 +148,7 @@ fn other_value(key: &Key) -> &'static str {
     match (key.name, key.value_type) {
         ("device", _) => "cpu",
         ("from_weight", _) => "other",
+        ("memory_check", _) => "false",
         (_, keys::ValueType::Bool) => "",
         (_, keys::ValueType::Choice(_)) if key.name == "dtype" => "float16",
         (_, keys::ValueType::Choice(_)) => "1",

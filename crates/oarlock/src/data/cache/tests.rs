@@ -55,6 +55,23 @@ fn holds_the_ids_of_every_record() {
 }
 
 #[test]
+fn texts_that_are_null_are_dropped_and_counted() {
+    let (dir, tokenizer) = small();
+    let build = |lines: &str| {
+        std::fs::write(dir.path().join("data.jsonl"), lines).unwrap();
+        let source = Source::resolve("data.jsonl", dir.path(), None).unwrap();
+        TokenCache::build(&dir.path().join("cache"), &source, &tokenizer, &mut |_| {})
+    };
+    let built = build("{\"text\": \"the end\"}\n{\"text\": null}\n{\"text\": null}").unwrap();
+    let cache = TokenCache::open(&built.path).unwrap();
+    let report = cache.report().unwrap().unwrap();
+    assert_eq!((cache.n_records(), report.rows, report.n_dropped()), (1, 3, 2));
+    assert!(report.dropped[0].reason.contains("null") && report.dropped[0].first.ends_with("data.jsonl:2"));
+    let none = build("{\"text\": null}").unwrap_err().to_string();
+    assert!(none.contains("none of 1 rows can be learned from; 1 dropped: its text is null"), "{none}");
+}
+
+#[test]
 fn the_same_bytes_on_any_number_of_threads() {
     let f = fixture();
     let bytes = [1, 2, 7].map(|n| {

@@ -137,10 +137,10 @@ fn write_to(
         }
         on_progress(progress);
     }
-    if encoder.reads_formats() && report.examples == 0 {
+    if report.examples == 0 && report.n_dropped() > 0 {
         return Err(report.nothing_left());
     }
-    let report = encoder.reads_formats().then_some(report);
+    let report = (encoder.reads_formats() || report.n_dropped() > 0).then_some(report);
     let origin =
         serde_json::to_vec(&OriginOut { files: &origin.files, report, parts, encoder: encoder.identity() })
             .map_err(|e| failed(e.into()))?;

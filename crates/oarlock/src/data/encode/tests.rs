@@ -269,5 +269,5 @@ fn bad_records_are_named() {
     std::fs::write(f.dir.path().join("a.txt"), "text").unwrap();
     let source = Source::resolve("a.txt", f.dir.path(), None).unwrap();
     let error = source.records(Content::Object).next().unwrap().unwrap_err().to_string();
-    assert!(error.contains("conversations are read from JSON only"), "{error}");
+    assert!(error.contains("plain text holds no conversations"), "{error}");
 }

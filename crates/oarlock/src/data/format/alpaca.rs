@@ -3,8 +3,8 @@
 use serde_json::Value;
 
 use super::super::example::{Conversation, Example, Judged, Message, Pair};
-use super::super::source::Record;
-use super::{Format, Refusal, Row, answer, dropped, text, tools, value};
+use super::super::source::{Record, or_unwrap};
+use super::{Format, Refusal, Row, answer, dropped, list_in, text, tools, value};
 
 const BROKEN_HISTORY: &str = "its history is no list of pairs of texts";
 
@@ -17,14 +17,13 @@ pub(super) fn read(format: &Format, row: &Row, record: &Record) -> Result<Exampl
         let found: Vec<&str> = row.keys().take(12).map(String::as_str).collect();
         let cause =
             format!("no column \"{}\"; the columns are {}", wanted.join("\" or \""), found.join(", "));
-        return Err(record
-            .error(cause, "name the columns in dataset_info.json: \"columns\": {\"prompt\": \"...\"}")
-            .into());
+        let remedy = "name the columns in dataset_info.json: \"columns\": {\"prompt\": \"...\"}";
+        return Err(record.error(cause, &or_unwrap(remedy, row)).into());
     }
     let mut messages = Vec::new();
     if let Some(history) = value(row, &columns.history) {
-        let Some(history) = history.as_array() else { return dropped(BROKEN_HISTORY) };
-        for turn in history {
+        let Some(history) = list_in(history) else { return dropped(BROKEN_HISTORY) };
+        for turn in history.iter() {
             let said = |i: usize| turn.get(i).and_then(Value::as_str);
             let (Some(asked), Some(answered)) = (said(0), said(1)) else {
                 return dropped(BROKEN_HISTORY);

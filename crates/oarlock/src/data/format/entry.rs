@@ -8,6 +8,11 @@ use super::{Columns, Format, Kind, Tags};
 /// What is wrong with an entry, and what to do.
 type Wrong = (String, &'static str);
 
+/// What to do about a name that is unknown.
+const NAMES: &str = "columns has prompt, query, response, history, messages, system, tools, images, videos, audios, chosen, \
+                     rejected and kto_tag; tags has role_tag, content_tag, user_tag, assistant_tag, observation_tag, \
+                     function_tag and system_tag";
+
 /// Names as an object of the entry gives them: what is named, and the name or none.
 type Names<'e> = Vec<(&'e str, Option<String>)>;
 
@@ -51,7 +56,8 @@ impl Format {
             }
         }
         if kind != Kind::Alpaca {
-            if columns.messages.is_none() {
+            let are_lists = ranking && columns.chosen.is_some() && columns.rejected.is_some();
+            if columns.messages.is_none() && !are_lists {
                 return Err((
                     "columns names no messages".into(),
                     "name the list of messages: {\"messages\": \"...\"}",
@@ -100,10 +106,7 @@ fn texts<'e>(entry: &'e Map<String, Value>, key: &str) -> Result<Option<Names<'e
 }
 
 fn unknown(key: &str, name: &str) -> Wrong {
-    (
-        format!("{key} names {name}, which is unknown"),
-        "look for a misspelled name; docs/data-formats.md lists all",
-    )
+    (format!("{key} names {name}, which is unknown"), NAMES)
 }
 
 impl Columns {

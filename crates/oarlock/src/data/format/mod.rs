@@ -5,6 +5,7 @@ mod alpaca;
 mod calls;
 mod entry;
 mod openai;
+mod pair;
 mod sharegpt;
 mod turns;
 
@@ -14,7 +15,7 @@ use serde_json::{Map, Value};
 
 use super::error::{Error, Result};
 use super::example::{Example, Message};
-use super::source::Record;
+use super::source::{Record, or_unwrap};
 
 /// A row as JSON.
 type Row = Map<String, Value>;
@@ -232,7 +233,14 @@ impl Format {
                 false => of(Kind::ShareGpt, "conversations", Tags::default_names()),
             };
         }
-        row.contains_key("instruction").then(|| of(Kind::Alpaca, "conversations", Tags::none()))?
+        if row.contains_key("instruction") {
+            return of(Kind::Alpaca, "conversations", Tags::none());
+        }
+        // Pairs as TRL and MiniMind write them: whole conversations, or answers to a prompt.
+        let chosen = row.get("chosen").filter(|_| row.contains_key("rejected"))?;
+        let kind = if list_in(chosen).is_some() { Kind::OpenAi } else { Kind::Alpaca };
+        let columns = Columns { prompt: named("prompt"), ..Columns::usual("messages") };
+        Some(Format { kind, ranking: true, columns, tags: Tags::of_openai() })
     }
 
     /// Reads a row; without a format, as its keys say. Gives the format that was guessed.
@@ -252,18 +260,35 @@ impl Format {
             let columns: Vec<&str> = row.keys().take(12).map(String::as_str).collect();
             let cause = format!(
                 "the columns ({}) are neither those of alpaca (instruction), sharegpt (conversations) nor openai \
-                 (messages)",
+                 (messages), nor pairs (chosen and rejected)",
                 columns.join(", ")
             );
-            let remedy = "describe the file in dataset_info.json with formatting and columns";
-            return Err(record.error(cause, remedy));
+            let remedy = "describe the file in dataset_info.json: \"formatting\" and \"columns\" say what its columns hold";
+            return Err(record.error(cause, &or_unwrap(remedy, &row)));
         };
+        if let Some(error) = format.by_columns(&row, record) {
+            return Err(error);
+        }
         let (reading, unread) = match format.example(&row, record) {
             Ok(example) => (Reading::Example(example), format.unread(&row)),
             Err(Refusal::Drop(reason)) => (Reading::Dropped(reason), Vec::new()),
             Err(Refusal::Fail(error)) => return Err(error),
         };
         Ok(Read { reading, guessed: guessed.map(|format| format.kind), unread })
+    }
+
+    /// The error of an object that holds a whole table, a list for each column.
+    fn by_columns(&self, row: &Row, record: &Record) -> Option<Error> {
+        let column = |name: &Option<String>| value(row, name).and_then(Value::as_array).map(Vec::len);
+        let Columns { prompt, response, .. } = &self.columns;
+        let n = column(prompt).filter(|n| self.kind == Kind::Alpaca && column(response) == Some(*n))?;
+        let cause = format!("the object holds a list of {n} for each column, where one record is expected");
+        Some(record.error(cause, "write one object for each record"))
+    }
+
+    /// The column of what is true or false.
+    pub(super) fn flag(&self) -> Option<&str> {
+        self.columns.kto_tag.as_deref()
     }
 
     /// The columns of a row that hold something and that nothing reads.
@@ -291,6 +316,9 @@ impl Format {
             if media.is_some_and(|media| !is_empty(media)) {
                 return dropped(reason);
             }
+        }
+        if let Some(pair) = pair::Conversations::of(self, row) {
+            return pair.read(self, row, record);
         }
         match self.kind {
             Kind::Alpaca => alpaca::read(self, row, record),
@@ -336,6 +364,17 @@ pub(super) fn is_empty(value: &Value) -> bool {
 /// The value in a column that is named and not null.
 fn value<'r>(row: &'r Row, column: &Option<String>) -> Option<&'r Value> {
     row.get(column.as_ref()?).filter(|value| !value.is_null())
+}
+
+/// A list, also one that is written as a text, as files without lists have it.
+fn list_in(value: &Value) -> Option<Cow<'_, [Value]>> {
+    match value {
+        Value::Array(list) => Some(Cow::Borrowed(list)),
+        Value::String(text) if text.trim_start().starts_with('[') => {
+            serde_json::from_str(text).ok().map(Cow::Owned)
+        }
+        _ => None,
+    }
 }
 
 /// The text in a column; empty where there is none.

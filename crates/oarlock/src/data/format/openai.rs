@@ -1,12 +1,25 @@
 //! openai: messages as OpenAI writes them, with calls of functions beside the text.
 
+use serde_json::Value;
+
 use super::super::example::{Example, Message};
 use super::super::source::Record;
-use super::turns::{Begin, Role, begin, example, listed, one, preferred, role_of};
+use super::turns::{Begin, Role, begin, compared, example, listed, one, role_of};
 use super::{Format, Refusal, Row, dropped};
 
 pub(super) fn read(format: &Format, row: &Row, record: &Record) -> Result<Example, Refusal> {
-    let Begin { system, tools, rest } = begin(format, row, listed(format, row, record)?, record)?;
+    read_messages(format, row, &listed(format, row, record)?, compared(format, row), record)
+}
+
+/// The messages of a row, and the two answers to them where it has those.
+pub(super) fn read_messages(
+    format: &Format,
+    row: &Row,
+    messages: &[Value],
+    answers: [Option<&Value>; 2],
+    record: &Record,
+) -> Result<Example, Refusal> {
+    let Begin { system, tools, rest } = begin(format, row, messages, record)?;
     let mut messages: Vec<Message> = Vec::with_capacity(rest.len());
     let mut asked = false;
     for said in rest {
@@ -20,5 +33,5 @@ pub(super) fn read(format: &Format, row: &Row, record: &Record) -> Result<Exampl
         }
         messages.push(one(format, role, said)?);
     }
-    example(format, row, (system, tools), messages, |said| preferred(format, said))
+    example(format, row, (system, tools), messages, answers)
 }

@@ -2,11 +2,12 @@
 
 use super::super::example::Example;
 use super::super::source::Record;
-use super::turns::{Begin, begin, example, listed, one, preferred, role_of};
+use super::turns::{Begin, begin, compared, example, listed, one, role_of};
 use super::{Format, Refusal, Row, dropped};
 
 pub(super) fn read(format: &Format, row: &Row, record: &Record) -> Result<Example, Refusal> {
-    let Begin { system, tools, rest } = begin(format, row, listed(format, row, record)?, record)?;
+    let listed = listed(format, row, record)?;
+    let Begin { system, tools, rest } = begin(format, row, &listed, record)?;
     let mut messages = Vec::with_capacity(rest.len());
     for (i, said) in rest.iter().enumerate() {
         let role = role_of(format, said)?;
@@ -15,5 +16,5 @@ pub(super) fn read(format: &Format, row: &Row, record: &Record) -> Result<Exampl
         }
         messages.push(one(format, role, said)?);
     }
-    example(format, row, (system, tools), messages, |said| preferred(format, said))
+    example(format, row, (system, tools), messages, compared(format, row))
 }

@@ -8,7 +8,7 @@ use super::super::example::{Conversation, Judged, Pair};
 use super::*;
 
 fn record(row: &Value) -> Record {
-    Record { file: Path::new("rows.jsonl").into(), line: 7, content: row.to_string() }
+    Record::new(&Path::new("rows.jsonl").into(), 7, row.to_string())
 }
 
 fn read(entry: &Value, row: &Value) -> Reading {
@@ -108,7 +108,9 @@ fn sharegpt_alternates_and_calls_are_checked() {
     }
     let of = |list: &[(&str, &str)]| reason(&entry, &json!({"conversations": turns(list)}));
     assert!(of(&[("human", "a"), ("human", "b")]).contains("Invalid role tag"));
-    assert!(of(&[("human", "a"), ("cat", "b")]).contains("unknown role"));
+    let unknown =
+        "a message has the role \"cat\", and known are human, gpt, observation, function_call, system";
+    assert!(of(&[("human", "a"), ("cat", "b")]).starts_with(unknown));
     assert!(of(&[("human", "a")]).contains("Invalid message count"));
     assert!(of(&[]).contains("no message"));
     assert!(
@@ -227,8 +229,95 @@ fn texts_may_come_in_parts() {
     };
     assert_eq!(said(&read)[0], ("user", "Count them"));
     let image = json!([{"type": "text", "text": "a"}, {"type": "image_url", "image_url": {"url": "x"}}]);
-    let reason = "a message has parts that are no texts, and only texts are read";
+    let reason = "a message has a part of type \"image_url\", and models are of text only";
     assert_eq!(of(image), Reading::Dropped(reason.into()));
+}
+
+fn pair(entry: Option<&Value>, row: &Value) -> Pair {
+    let format = entry.map(|entry| Format::of_entry(entry.as_object().unwrap()).unwrap());
+    match Format::read(format.as_ref(), &record(row)).unwrap().reading {
+        Reading::Example(Example::Pair(pair)) => *pair,
+        other => panic!("{other:?}"),
+    }
+}
+
+#[test]
+fn pairs_may_be_whole_conversations() {
+    let chat = |answer: &str| {
+        json!([{"role": "system", "content": "Be brief."}, {"role": "user", "content": "Tide?"},
+            {"role": "assistant", "content": answer}])
+    };
+    let answer = |text: &str| json!([{"role": "assistant", "content": text}]);
+    // MiniMind's rows, the same as texts in a table, TRL's with a prompt beside, and TRL's with the prompt apart.
+    let rows = [
+        json!({"chosen": chat("low"), "rejected": chat("no")}),
+        json!({"chosen": chat("low").to_string(), "rejected": chat("no").to_string()}),
+        json!({"prompt": "Tide?", "chosen": chat("low"), "rejected": chat("no"), "messages": chat("low")}),
+        json!({"prompt": [chat("")[0], chat("")[1]], "chosen": answer("low"), "rejected": answer("no")}),
+    ];
+    let entries = [
+        json!({"ranking": true, "formatting": "sharegpt", "columns": {"chosen": "chosen", "rejected": "rejected"}}),
+        json!({"ranking": true, "formatting": "openai",
+            "columns": {"messages": "chosen", "chosen": "chosen", "rejected": "rejected"}}),
+        json!({"ranking": true, "columns": {"prompt": "prompt", "chosen": "chosen", "rejected": "rejected"}}),
+    ];
+    for row in &rows {
+        for entry in entries.iter().map(Some).chain([None]) {
+            if row["prompt"].is_array() && entry.is_some_and(|entry| entry["columns"]["prompt"].is_null()) {
+                continue;
+            }
+            let Pair { prompt, chosen, rejected } = pair(entry, row);
+            assert_eq!(prompt.system.as_deref(), Some("Be brief."), "{row} {entry:?}");
+            assert_eq!(said(&prompt), [("user", "Tide?")]);
+            assert_eq!((chosen.content.as_str(), rejected.content.as_str()), ("low", "no"));
+        }
+    }
+    let texts = pair(None, &json!({"prompt": "Tide?", "chosen": "low", "rejected": "no"}));
+    assert_eq!((said(&texts.prompt), texts.chosen.content), (vec![("user", "Tide?")], "low".into()));
+    let apart = pair(None, &json!({"prompt": "Tide?", "chosen": answer("low"), "rejected": answer("no")}));
+    assert_eq!(said(&apart.prompt), [("user", "Tide?")]);
+    for (row, reason) in [
+        (json!({"chosen": chat("a"), "rejected": answer("b")}), "differ in more than their last messages"),
+        (json!({"chosen": [], "rejected": []}), "lacks one of its two answers"),
+        (json!({"chosen": answer("a"), "rejected": answer("b")}), "Invalid message count"),
+        (
+            json!({"chosen": [{"role": "user", "content": "a"}], "rejected": [{"role": "user", "content": "b"}]}),
+            "Invalid message count",
+        ),
+    ] {
+        match Format::read(None, &record(&row)).unwrap().reading {
+            Reading::Dropped(told) => assert!(told.contains(reason), "{told}"),
+            other => panic!("{other:?}"),
+        }
+    }
+}
+
+#[test]
+fn an_object_around_the_records_is_told_from_a_record() {
+    let told = |entry: Option<&Value>, row: Value| {
+        let format = entry.map(|entry| Format::of_entry(entry.as_object().unwrap()).unwrap());
+        Format::read(format.as_ref(), &record(&row)).err().unwrap().to_string()
+    };
+    let around = json!({"data": [{"instruction": "a", "output": "b"}]});
+    let sharegpt = json!({"formatting": "sharegpt"});
+    for entry in [None, Some(&json!({})), Some(&sharegpt)] {
+        let told = told(entry, around.clone());
+        assert!(told.contains("where \"data\" is the list of the records, write that list alone"), "{told}");
+    }
+    let told = told(None, json!({"instruction": ["a", "b"], "output": ["c", "d"]}));
+    assert!(told.contains("holds a list of 2 for each column") && told.contains("write one object for each"));
+}
+
+#[test]
+fn what_a_table_fills_up_with_null_is_not_there() {
+    let row = json!({"conversations": [
+        {"role": "user", "content": "a", "tool_calls": null, "reasoning_content": null},
+        {"role": "assistant", "content": "b", "tool_calls": null, "reasoning_content": null}], "tools": null});
+    let Read { reading, unread, .. } = Format::read(None, &record(&row)).unwrap();
+    let Reading::Example(Example::Conversation(read)) = reading else { panic!("{reading:?}") };
+    assert!(read.messages.iter().all(|message| message.extra.is_empty()) && unread.is_empty());
+    let reading = Format::read(None, &record(&json!({"messages": null}))).unwrap().reading;
+    assert_eq!(reading, Reading::Dropped("it has no message".into()));
 }
 
 #[test]

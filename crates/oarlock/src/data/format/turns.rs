@@ -1,10 +1,12 @@
 //! What sharegpt and openai share: messages that alternate, and what a row with them is.
 
+use std::borrow::Cow;
+
 use serde_json::Value;
 
 use super::super::example::{Conversation, Example, Judged, Message, Pair};
-use super::super::source::Record;
-use super::{Format, Refusal, Row, calls, dropped, kind_of, text, tools, value};
+use super::super::source::{Record, or_unwrap};
+use super::{Format, Refusal, Row, calls, dropped, kind_of, list_in, text, tools, value};
 
 /// Who speaks.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -31,7 +33,10 @@ impl Role {
 pub(super) fn role_of(format: &Format, message: &Value) -> Result<Role, Refusal> {
     let tags = &format.tags;
     let tag = tags.role.as_ref().and_then(|tag| message.get(tag)).and_then(Value::as_str);
-    let Some(tag) = tag else { return dropped("a message does not say who speaks") };
+    let Some(tag) = tag else {
+        let field = tags.role.as_deref().unwrap_or_default();
+        return Err(Refusal::Drop(format!("a message has no field \"{field}\" to say who speaks").into()));
+    };
     let known = [
         (&tags.user, Role::User),
         (&tags.assistant, Role::Assistant),
@@ -39,11 +44,18 @@ pub(super) fn role_of(format: &Format, message: &Value) -> Result<Role, Refusal>
         (&tags.function, Role::Function),
         (&tags.system, Role::System),
     ];
-    match known.into_iter().find(|(known, _)| known.as_deref() == Some(tag)) {
-        Some((_, role)) => Ok(role),
-        None => dropped("a message has an unknown role (Invalid role tag)"),
+    if let Some((_, role)) = known.iter().find(|(known, _)| known.as_deref() == Some(tag)) {
+        return Ok(*role);
     }
+    let names: Vec<&str> = known.iter().filter_map(|(name, _)| name.as_deref()).collect();
+    let shown: String = tag.chars().take(MAX_ROLE_CHARS).collect();
+    let reason =
+        format!("a message has the role \"{shown}\", and known are {} (Invalid role tag)", names.join(", "));
+    Err(Refusal::Drop(reason.into()))
 }
+
+/// Of the name of a role that is unknown so many characters are shown.
+const MAX_ROLE_CHARS: usize = 30;
 
 /// The text of a message, or of the parts that OpenAI's files write it in; `None` where there is none.
 fn content_of(format: &Format, message: &Value) -> Result<Option<String>, Refusal> {
@@ -55,9 +67,19 @@ fn content_of(format: &Format, message: &Value) -> Result<Option<String>, Refusa
                 Some("text") => part["text"].as_str().map(str::to_owned),
                 _ => None,
             };
-            match parts.iter().map(text).collect::<Option<String>>() {
-                Some(text) => Ok(Some(text)),
-                None => dropped("a message has parts that are no texts, and only texts are read"),
+            match parts.iter().find(|part| text(part).is_none()) {
+                None => Ok(Some(parts.iter().filter_map(text).collect())),
+                Some(part) => {
+                    let kind: String = part["type"]
+                        .as_str()
+                        .unwrap_or("without a type")
+                        .chars()
+                        .take(MAX_ROLE_CHARS)
+                        .collect();
+                    let reason =
+                        format!("a message has a part of type \"{kind}\", and models are of text only");
+                    Err(Refusal::Drop(reason.into()))
+                }
             }
         }
         Some(_) => dropped("a message holds no text"),
@@ -78,7 +100,7 @@ pub(super) fn one(format: &Format, role: Role, said: &Value) -> Result<Message, 
         (_, Some(_)) => return dropped("a message calls a function, and is not the assistant's"),
         // An answer of nothing would be learned.
         (Role::User | Role::Assistant, None)
-            if content.is_none() && said.get("reasoning_content").is_none() =>
+            if content.is_none() && said.get("reasoning_content").is_none_or(Value::is_null) =>
         {
             return dropped("a message holds no text");
         }
@@ -94,13 +116,20 @@ pub(super) fn one(format: &Format, role: Role, said: &Value) -> Result<Message, 
             || calls::FIELDS.contains(&name)
             || ["role", "content"].contains(&name)
     };
-    let beside = said.as_object().into_iter().flatten().filter(|(name, _)| !is_own(name));
+    // Tables give every message every field of any message.
+    let is_there = |(name, value): &(&String, &Value)| !is_own(name) && !value.is_null();
+    let beside = said.as_object().into_iter().flatten().filter(is_there);
     message.extra.extend(beside.map(|(name, value)| (name.clone(), value.clone())));
     Ok(message)
 }
 
+/// The two answers of a row that are compared.
+pub(super) fn compared<'r>(format: &Format, row: &'r Row) -> [Option<&'r Value>; 2] {
+    [value(row, &format.columns.chosen), value(row, &format.columns.rejected)]
+}
+
 /// One of two answers that are compared.
-pub(super) fn preferred(format: &Format, said: &Value) -> Result<Message, Refusal> {
+fn preferred(format: &Format, said: &Value) -> Result<Message, Refusal> {
     let role = role_of(format, said)?;
     match role.answers() {
         true => one(format, role, said),
@@ -109,19 +138,25 @@ pub(super) fn preferred(format: &Format, said: &Value) -> Result<Message, Refusa
 }
 
 /// The list of messages of a row.
-pub(super) fn listed<'r>(format: &Format, row: &'r Row, record: &Record) -> Result<&'r [Value], Refusal> {
-    let column = format.columns.messages.as_deref().unwrap_or_default();
+pub(super) fn listed<'r>(
+    format: &Format,
+    row: &'r Row,
+    record: &Record,
+) -> Result<Cow<'r, [Value]>, Refusal> {
+    let Some(column) = format.columns.messages.as_deref() else {
+        return dropped("its two answers are no lists of messages, and no column of messages is named");
+    };
     match row.get(column) {
-        Some(Value::Array(messages)) => Ok(messages),
-        Some(other) => {
-            let cause = format!("column \"{column}\" holds {} where a list is expected", kind_of(other));
-            Err(record.error(cause, "write the messages as a list, or remove the record").into())
-        }
+        Some(Value::Null) => dropped("it has no message"),
+        Some(found) => list_in(found).ok_or_else(|| {
+            let cause = format!("column \"{column}\" holds {} where a list is expected", kind_of(found));
+            record.error(cause, "write the messages as a list, or remove the record").into()
+        }),
         None => {
             let found: Vec<&str> = row.keys().take(12).map(String::as_str).collect();
             let cause = format!("no column \"{column}\"; the columns are {}", found.join(", "));
             let remedy = "name the column in dataset_info.json: \"columns\": {\"messages\": \"...\"}";
-            Err(record.error(cause, remedy).into())
+            Err(record.error(cause, &or_unwrap(remedy, row)).into())
         }
     }
 }
@@ -164,7 +199,7 @@ pub(super) fn example(
     row: &Row,
     (system, tools): (Option<String>, Option<Value>),
     messages: Vec<Message>,
-    answers: impl Fn(&Value) -> Result<Message, Refusal>,
+    answers: [Option<&Value>; 2],
 ) -> Result<Example, Refusal> {
     let n_turns = turns(&messages);
     if n_turns.is_multiple_of(2) == format.ranking {
@@ -181,10 +216,10 @@ pub(super) fn example(
     if !format.ranking {
         return Ok(Example::Conversation(conversation));
     }
-    let (Some(chosen), Some(rejected)) = (value(row, &columns.chosen), value(row, &columns.rejected)) else {
+    let [Some(chosen), Some(rejected)] = answers else {
         return dropped("it lacks one of its two answers (chosen and rejected)");
     };
-    let (chosen, rejected) = (answers(chosen)?, answers(rejected)?);
+    let (chosen, rejected) = (preferred(format, chosen)?, preferred(format, rejected)?);
     Ok(Example::Pair(Box::new(Pair { prompt: conversation, chosen, rejected })))
 }
 

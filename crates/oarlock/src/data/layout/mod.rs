@@ -119,13 +119,19 @@ impl Layout {
         let known: Map<String, Value> = serde_json::from_str(LAYOUTS)
             .map_err(|e| setting(format!("the table of layouts is broken: {e}")))?;
         let Some(found) = known.get(name) else {
-            let near = nearest_of(name, known.keys().map(String::as_str));
-            let hint = match near {
+            let names = || known.keys().map(String::as_str);
+            // Who names a model more exactly than its template is called.
+            let begins = || {
+                names()
+                    .filter(|known| known.len() > 3 && name.starts_with(known))
+                    .max_by_key(|known| known.len())
+            };
+            let hint = match nearest_of(name, names()).or_else(begins) {
                 Some(near) => format!("did you mean {near}?"),
-                None => {
-                    "docs/templates.md lists all; without the key the tokenizer's own chat template is taken"
-                        .into()
-                }
+                None => format!(
+                    "there are {}; without the key the tokenizer's own chat template is taken",
+                    names().collect::<Vec<_>>().join(", ")
+                ),
             };
             return Err(setting(format!("Template {name} does not exist; {hint}")));
         };

@@ -1,44 +1,81 @@
-//! CSV with a header line: the fields of the text column.
+//! CSV and TSV with a header line: the fields of the text column, or whole rows as JSON objects.
 
+use std::fs::File;
 use std::io::{self, Read};
 use std::path::Path;
 use std::sync::Arc;
 
 use csv::{ErrorKind, Position, Reader, ReaderBuilder, StringRecord};
+use serde_json::{Map, Value};
 
 use super::super::error::{Error, Result};
 use super::{MAX_RECORD_BYTES, REENCODE, Record, Records, missing_column};
 
+/// What separates the fields of a line of `.csv`, and of `.tsv`.
+pub(super) const COMMA: u8 = b',';
+pub(super) const TAB: u8 = b'\t';
+
 /// Streams the first of `columns` that the header names.
-pub(super) fn open(path: &Path, columns: &[String]) -> Result<Records> {
-    let file = oarlock_comm::open_file(path).map_err(|e| Error::read(path, e))?;
-    let mut reader: Reader<_> =
-        ReaderBuilder::new().buffer_capacity(1 << 18).from_reader(Quotes::new(path, file));
-    let header = reader.headers().map_err(|e| explain(path, e))?;
-    let names: Vec<String> = header.iter().map(|n| n.trim_start_matches('\u{feff}').to_owned()).collect();
+pub(super) fn open(path: &Path, separator: u8, columns: &[String]) -> Result<Records> {
+    let (reader, names) = begin(path, separator)?;
     if names.is_empty() {
         return Ok(Box::new(std::iter::empty()));
     }
     let column = columns.iter().find_map(|c| names.iter().position(|n| n == c));
     let column = column.ok_or_else(|| missing_column(path, 1, columns, &names))?;
+    Ok(records(path, reader, move |row| row.get(column).unwrap_or_default().to_owned()))
+}
+
+/// Streams whole rows, each as a JSON object of texts; an empty field is null. What the column `flag` holds are booleans, for
+/// which these files have no form of their own.
+pub(super) fn objects(path: &Path, separator: u8, flag: &str) -> Result<Records> {
+    let (reader, names) = begin(path, separator)?;
+    let flag = flag.to_owned();
+    Ok(records(path, reader, move |row| {
+        let value = |(name, field): (&String, &str)| {
+            let value = match field.to_ascii_lowercase().as_str() {
+                "" => Value::Null,
+                "true" if *name == flag => true.into(),
+                "false" if *name == flag => false.into(),
+                _ => field.into(),
+            };
+            (name.clone(), value)
+        };
+        Value::Object(names.iter().zip(row).map(value).collect::<Map<String, Value>>()).to_string()
+    }))
+}
+
+/// The file behind its header, and the names in that.
+fn begin(path: &Path, separator: u8) -> Result<(Reader<Quotes<File>>, Vec<String>)> {
+    let file = oarlock_comm::open_file(path).map_err(|e| Error::read(path, e))?;
+    let mut reader = ReaderBuilder::new()
+        .delimiter(separator)
+        .buffer_capacity(1 << 18)
+        .from_reader(Quotes::new(path, separator, file));
+    let header = reader.headers().map_err(|e| explain(path, e))?;
+    let names = header.iter().map(|n| n.trim_start_matches('\u{feff}').to_owned()).collect();
+    Ok((reader, names))
+}
+
+fn records(
+    path: &Path,
+    mut reader: Reader<Quotes<File>>,
+    content: impl Fn(&StringRecord) -> String + Send + 'static,
+) -> Records {
     let file: Arc<Path> = path.into();
     let mut row = StringRecord::new();
-    Ok(Box::new(std::iter::from_fn(move || match reader.read_record(&mut row) {
+    Box::new(std::iter::from_fn(move || match reader.read_record(&mut row) {
         Ok(false) => None,
-        Ok(true) => Some(Ok(Record {
-            file: file.clone(),
-            line: row.position().map_or(1, Position::line),
-            content: row.get(column).unwrap_or_default().to_owned(),
-        })),
+        Ok(true) => Some(Ok(Record::new(&file, row.position().map_or(1, Position::line), content(&row)))),
         Err(e) => Some(Err(explain(&file, e))),
-    })))
+    }))
 }
 
 /// All rows with their lines, as they are: no row is a header.
 pub(in super::super) fn rows(path: &Path) -> Result<Vec<(u64, Vec<String>)>> {
     let file = oarlock_comm::open_file(path).map_err(|e| Error::read(path, e))?;
     let mut builder = ReaderBuilder::new();
-    let reader = builder.has_headers(false).flexible(true).from_reader(Quotes::new(path, file));
+    let reader = builder.has_headers(false).flexible(true).from_reader(Quotes::new(path, COMMA, file));
     let read = |row: std::result::Result<StringRecord, csv::Error>| {
         let row = row.map_err(|e| explain(path, e))?;
         let line = row.position().map_or(1, Position::line);
@@ -57,7 +94,7 @@ fn explain(path: &Path, error: csv::Error) -> Error {
         }
         ErrorKind::UnequalLengths { expected_len, len, .. } => {
             let cause = format!("{len} fields where the header has {expected_len}");
-            Error::record(path, line, cause, "put fields with commas or line ends between double quotes")
+            Error::record(path, line, cause, "put fields with separators or line ends between double quotes")
         }
         other => Error::record(path, line, format!("{other:?}"), "repair or remove the record"),
     }
@@ -68,6 +105,7 @@ fn explain(path: &Path, error: csv::Error) -> Error {
 struct Quotes<R> {
     file: R,
     path: Arc<Path>,
+    separator: u8,
     place: Place,
     /// The line of the next byte, from 1.
     line: u64,
@@ -90,8 +128,9 @@ enum Place {
 }
 
 impl<R> Quotes<R> {
-    fn new(path: &Path, file: R) -> Quotes<R> {
-        Quotes { file, path: path.into(), place: Place::FileStart, line: 1, opened: 0, n_bytes: 0 }
+    fn new(path: &Path, separator: u8, file: R) -> Quotes<R> {
+        let place = Place::FileStart;
+        Quotes { file, path: path.into(), separator, place, line: 1, opened: 0, n_bytes: 0 }
     }
 
     fn follow(&mut self, byte: u8) {
@@ -99,7 +138,7 @@ impl<R> Quotes<R> {
         self.place = match (self.place, byte) {
             (Place::Quoted, b'"') => Place::AfterQuote,
             (Place::Quoted, _) | (Place::AfterQuote, b'"') => Place::Quoted,
-            (_, b',') => Place::FieldStart,
+            (_, byte) if byte == self.separator => Place::FieldStart,
             (_, b'\n' | b'\r') => {
                 self.n_bytes = 0;
                 Place::FieldStart

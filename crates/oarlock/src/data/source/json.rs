@@ -1,4 +1,5 @@
-//! JSON Lines and JSON arrays: the text column of each object, without building the others.
+//! JSON Lines, JSON arrays, and objects over several lines one after another: the text column of each object, without
+//! building the others.
 
 use std::borrow::Cow;
 use std::fmt;
@@ -12,39 +13,100 @@ use serde_json::{Map, Value};
 
 use super::super::error::Error;
 use super::text::{Parts, lines, utf8};
-use super::{Content, MAX_RECORD_BYTES, Record, Records, missing_column, until_error, wrong_type};
+use super::{
+    Content, MAX_RECORD_BYTES, NAME_COLUMN, Record, Records, no_column, or_unwrap, until_error, wrong_type,
+};
 
-/// Streams a file of one object a line, or one array of objects; the first character tells which it is.
+/// Streams a file of one object a line, of objects over several lines, or of one array of objects; its beginning tells which
+/// it is.
 pub(super) fn open(path: &Path, columns: Vec<String>, content: Content) -> Result<Records, Error> {
     let file: Arc<Path> = path.into();
-    let objects: Parts = match starts_with_bracket(path)? {
-        true => Box::new(until_error(Elements::open(path)?)),
-        false => lines(path)?,
+    let objects: Parts = match Layout::of(path)? {
+        Layout::Lines => lines(path)?,
+        Layout::Array => Box::new(until_error(Elements::open(path, true)?)),
+        Layout::Objects => Box::new(until_error(Elements::open(path, false)?)),
     };
     Ok(Box::new(objects.map(move |object| {
         let (line, bytes) = object?;
-        let mut record = Record { file: file.clone(), line, content: utf8(&file, line, bytes)? };
+        let mut record = Record::new(&file, line, utf8(&file, line, bytes)?);
         if content == Content::Text {
-            record.content = text_of(&record, &columns)?;
+            match text_of(&record, &columns)? {
+                Some(text) => record.content = text,
+                None => record = Record::without_text(&file, line),
+            }
         }
         Ok(record)
     })))
 }
 
-fn starts_with_bracket(path: &Path) -> Result<bool, Error> {
-    let file = oarlock_comm::open_file(path).map_err(|e| Error::read(path, e))?;
-    for byte in BufReader::with_capacity(1 << 12, file).bytes() {
-        match byte.map_err(|e| Error::read(path, e))? {
-            b' ' | b'\t' | b'\r' | b'\n' | 0xef | 0xbb | 0xbf => {}
-            byte => return Ok(byte == b'['),
-        }
-    }
-    Ok(false)
+/// How the objects of a file stand in it.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Layout {
+    /// Each on a line.
+    Lines,
+    /// In one array.
+    Array,
+    /// One after another, the first of them over several lines.
+    Objects,
 }
 
-/// The text in the first of `columns` that a record has.
-fn text_of(record: &Record, columns: &[String]) -> Result<String, Error> {
-    let Record { file, line, content } = record;
+impl Layout {
+    fn of(path: &Path) -> Result<Layout, Error> {
+        let file = oarlock_comm::open_file(path).map_err(|e| Error::read(path, e))?;
+        let (mut nesting, mut has_begun) = (Nesting::default(), false);
+        for byte in BufReader::with_capacity(1 << 16, file).bytes() {
+            let byte = byte.map_err(|e| Error::read(path, e))?;
+            match byte {
+                _ if !has_begun && is_blank(byte) => continue,
+                b'[' if !has_begun => return Ok(Layout::Array),
+                b'\n' if nesting.depth > 0 && !nesting.in_string => return Ok(Layout::Objects),
+                b'\n' => return Ok(Layout::Lines),
+                _ => {}
+            }
+            has_begun = true;
+            nesting.follow(byte);
+        }
+        Ok(Layout::Lines)
+    }
+}
+
+/// White space, and the bytes of a byte order mark.
+fn is_blank(byte: u8) -> bool {
+    matches!(byte, b' ' | b'\t' | b'\r' | b'\n' | 0xef | 0xbb | 0xbf)
+}
+
+/// Where in a value of JSON a byte stands.
+#[derive(Default)]
+struct Nesting {
+    depth: u32,
+    in_string: bool,
+    escaped: bool,
+}
+
+impl Nesting {
+    fn follow(&mut self, byte: u8) {
+        if self.in_string {
+            self.in_string = self.escaped || byte != b'"';
+            self.escaped = byte == b'\\' && !self.escaped;
+            return;
+        }
+        match byte {
+            b'"' => self.in_string = true,
+            b'[' | b'{' => self.depth += 1,
+            b']' | b'}' => self.depth = self.depth.saturating_sub(1),
+            _ => {}
+        }
+    }
+
+    /// Whether what the bytes so far began is not complete.
+    fn is_inside(&self) -> bool {
+        self.depth > 0 || self.in_string
+    }
+}
+
+/// The text in the first of `columns` that a record has; `None` where that is null.
+fn text_of(record: &Record, columns: &[String]) -> Result<Option<String>, Error> {
+    let Record { file, line, content, .. } = record;
     let broken = |e: serde_json::Error| record.json_error(&e);
     let mut parser = serde_json::Deserializer::from_str(content);
     let found = Pick(columns).deserialize(&mut parser).and_then(|found| parser.end().map(|()| found));
@@ -53,17 +115,21 @@ fn text_of(record: &Record, columns: &[String]) -> Result<String, Error> {
         Err(record.error(cause, "write each record as {\"text\": \"...\"}"))
     };
     match found.map_err(broken)? {
-        Found::Column(_, Ok(text)) => Ok(text),
+        Found::Column(_, Ok(text)) => Ok(Some(text)),
+        Found::Column(_, Err(NULL)) => Ok(None),
         Found::Column(rank, Err(kind)) => Err(wrong_type(file, *line, &columns[rank], kind)),
         Found::Text(_) => not_an_object("a string"),
         Found::Other(kind) => not_an_object(kind),
         Found::NoColumn => {
             let object: Map<String, Value> = serde_json::from_str(content).map_err(broken)?;
-            let names: Vec<String> = object.into_iter().map(|(name, _)| name).collect();
-            Err(missing_column(file, *line, columns, &names))
+            let names: Vec<String> = object.keys().cloned().collect();
+            Err(record.error(no_column(columns, &names), &or_unwrap(NAME_COLUMN, &object)))
         }
     }
 }
+
+/// What a column holds that has no text.
+const NULL: &str = "null";
 
 /// What stands in a value.
 enum Found {
@@ -140,7 +206,7 @@ impl<'de> Visitor<'de> for Pick<'_> {
     }
 
     fn visit_unit<E>(self) -> Result<Found, E> {
-        Ok(Found::Other("null"))
+        Ok(Found::Other(NULL))
     }
 }
 
@@ -148,20 +214,21 @@ impl<'de> Visitor<'de> for Pick<'_> {
 #[derive(serde::Deserialize)]
 struct CowStr<'a>(#[serde(borrow)] Cow<'a, str>);
 
-/// The elements of a JSON array as bytes, with the line that each begins on. Only finds where an element ends; what
-/// is inside is the parser's business.
+/// The elements of a JSON array as bytes, with the line that each begins on, or the objects that follow each other in a file.
+/// Only finds where one ends; what is inside is the parser's business.
 struct Elements {
     reader: BufReader<File>,
     path: PathBuf,
     line: u64,
+    in_array: bool,
     started: bool,
 }
 
 impl Elements {
-    fn open(path: &Path) -> Result<Elements, Error> {
+    fn open(path: &Path, in_array: bool) -> Result<Elements, Error> {
         let file = oarlock_comm::open_file(path).map_err(|e| Error::read(path, e))?;
         let reader = BufReader::with_capacity(1 << 18, file);
-        Ok(Elements { reader, path: path.into(), line: 1, started: false })
+        Ok(Elements { reader, path: path.into(), line: 1, in_array, started: false })
     }
 
     fn byte(&mut self) -> Result<Option<u8>, Error> {
@@ -173,8 +240,41 @@ impl Elements {
         Ok(byte)
     }
 
+    fn next_element(&mut self) -> Result<Option<(u64, Vec<u8>)>, Error> {
+        if self.in_array { self.element() } else { self.object() }
+    }
+
+    /// The next of objects that follow each other.
+    fn object(&mut self) -> Result<Option<(u64, Vec<u8>)>, Error> {
+        let (mut bytes, mut nesting) = (Vec::new(), Nesting::default());
+        let mut first_line = self.line;
+        while let Some(byte) = self.byte()? {
+            if bytes.is_empty() {
+                if is_blank(byte) {
+                    continue;
+                }
+                first_line = self.line;
+                if byte != b'{' {
+                    let cause = "something else than an object follows the object before";
+                    let remedy = "remove it; objects that commas separate stand between [ and ]";
+                    return Err(Error::record(&self.path, first_line, cause, remedy));
+                }
+            }
+            nesting.follow(byte);
+            self.push(&mut bytes, byte, first_line)?;
+            if !nesting.is_inside() {
+                return Ok(Some((first_line, bytes)));
+            }
+        }
+        if bytes.is_empty() {
+            return Ok(None);
+        }
+        let cause = "an object begins in this line, and the file ends inside it";
+        Err(Error::record(&self.path, first_line, cause, "look for a missing quote or bracket"))
+    }
+
     fn element(&mut self) -> Result<Option<(u64, Vec<u8>)>, Error> {
-        let (mut bytes, mut depth, mut in_string, mut escaped) = (Vec::new(), 0u32, false, false);
+        let (mut bytes, mut nesting) = (Vec::new(), Nesting::default());
         let mut first_line = self.line;
         loop {
             let Some(byte) = self.byte()? else {
@@ -185,22 +285,14 @@ impl Elements {
                 self.started = byte == b'[';
                 continue;
             }
-            if in_string {
-                in_string = escaped || byte != b'"';
-                escaped = byte == b'\\' && !escaped;
-            } else {
-                match byte {
-                    b'"' => in_string = true,
-                    b'[' | b'{' => depth += 1,
-                    b']' if depth == 0 => {
-                        self.end()?;
-                        // An empty last element is that of an empty array; one after a comma is as good as none.
-                        return Ok((!bytes.is_empty()).then_some((first_line, bytes)));
-                    }
-                    b']' | b'}' => depth = depth.saturating_sub(1),
-                    b',' if depth == 0 => return Ok(Some((first_line, bytes))),
-                    _ => {}
+            match byte {
+                b']' if !nesting.is_inside() => {
+                    self.end()?;
+                    // An empty last element is that of an empty array; one after a comma is as good as none.
+                    return Ok((!bytes.is_empty()).then_some((first_line, bytes)));
                 }
+                b',' if !nesting.is_inside() => return Ok(Some((first_line, bytes))),
+                _ => nesting.follow(byte),
             }
             if bytes.is_empty() {
                 if byte.is_ascii_whitespace() {
@@ -208,17 +300,17 @@ impl Elements {
                 }
                 first_line = self.line;
             }
-            bytes.push(byte);
-            if bytes.len() as u64 > MAX_RECORD_BYTES {
-                let cause = format!("a record of more than {} MiB", MAX_RECORD_BYTES >> 20);
-                return Err(Error::record(
-                    &self.path,
-                    first_line,
-                    cause,
-                    "look for a missing quote or bracket",
-                ));
-            }
+            self.push(&mut bytes, byte, first_line)?;
         }
+    }
+
+    fn push(&self, bytes: &mut Vec<u8>, byte: u8, first_line: u64) -> Result<(), Error> {
+        bytes.push(byte);
+        if bytes.len() as u64 <= MAX_RECORD_BYTES {
+            return Ok(());
+        }
+        let cause = format!("a record of more than {} MiB", MAX_RECORD_BYTES >> 20);
+        Err(Error::record(&self.path, first_line, cause, "look for a missing quote or bracket"))
     }
 
     /// Nothing but white space may follow the array.
@@ -246,7 +338,7 @@ impl Iterator for Elements {
         // After the end of the array the reader is at the end of the file.
         match self.reader.fill_buf() {
             Ok([]) if !self.started => None,
-            _ => self.element().transpose(),
+            _ => self.next_element().transpose(),
         }
     }
 }

@@ -17,6 +17,8 @@ pub(super) use csv::rows as csv_rows;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
+use serde_json::{Map, Value};
+
 use super::error::{Error, Result};
 use super::format::{Format as RowFormat, Read};
 
@@ -32,6 +34,8 @@ pub struct Record {
     pub line: u64,
     /// What was read of it.
     pub content: String,
+    /// Whether its text is null.
+    lacks_text: bool,
 }
 
 /// A record with the format of its data set, where that is known.
@@ -62,6 +66,20 @@ pub enum Content {
 }
 
 impl Record {
+    pub(super) fn new(file: &Arc<Path>, line: u64, content: String) -> Record {
+        Record { file: file.clone(), line, content, lacks_text: false }
+    }
+
+    /// A record whose text is null.
+    fn without_text(file: &Arc<Path>, line: u64) -> Record {
+        Record { file: file.clone(), line, content: String::new(), lacks_text: true }
+    }
+
+    /// Whether its text is null, so that there is nothing to learn in it.
+    pub(super) fn lacks_text(&self) -> bool {
+        self.lacks_text
+    }
+
     /// The error of a record that cannot be used.
     pub(super) fn error(&self, cause: impl Into<String>, remedy: &str) -> Error {
         Error::record(&self.file, self.line, cause, remedy)
@@ -71,21 +89,34 @@ impl Record {
     pub(super) fn json_error(&self, error: &serde_json::Error) -> Error {
         let what = error.to_string();
         let what = what.split(" at line ").next().unwrap_or(&what);
+        let mut remedy = "repair or remove the record";
         let cause = match error.classify() {
             serde_json::error::Category::Data => what.to_owned(),
             _ => {
                 let line = self.content.lines().nth(error.line().saturating_sub(1)).unwrap_or_default();
                 let rest = line.get(error.column().saturating_sub(1)..).unwrap_or_default();
                 let python = ["NaN", "Infinity"].into_iter().find(|word| rest.starts_with(word));
-                let what =
-                    python.map_or(what.to_owned(), |word| format!("{word} is no value of JSON, write null"));
+                let what = match python {
+                    Some(word) => format!("{word} is no value of JSON, write null"),
+                    None if what == "trailing characters" && rest.starts_with('{') => {
+                        remedy = "write each object on a line of its own";
+                        "another object follows in the same line".to_owned()
+                    }
+                    None => what.to_owned(),
+                };
+                if error.is_eof() {
+                    remedy = "repair or remove the record; where the first object of a file stands on one line, all do";
+                }
                 format!("broken JSON at column {}: {what}", error.column())
             }
         };
         let line = self.line + error.line().saturating_sub(1) as u64;
-        Error::record(&self.file, line, cause, "repair or remove the record")
+        Error::record(&self.file, line, cause, remedy)
     }
 }
+
+/// The column of what is true or false where no entry names one.
+const FLAG: &str = "kto_tag";
 
 /// The columns that are tried, in this order, when none is named.
 const DEFAULT_COLUMNS: [&str; 2] = ["text", "content"];
@@ -99,12 +130,14 @@ const REENCODE: &str = "save the file as UTF-8";
 /// How records stand in a file.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Format {
-    /// `.jsonl`, `.json`: one object a line, or one array of objects.
+    /// `.jsonl`, `.json`: objects one after another, or one array of objects.
     Json,
     /// `.txt`: one record a line.
     Text,
     /// `.csv`, with a header line.
     Csv,
+    /// The same with tabs between fields: `.tsv`.
+    Tsv,
     /// `.parquet`.
     Parquet,
 }
@@ -115,6 +148,7 @@ impl Format {
             "json" | "jsonl" => Some(Format::Json),
             "txt" => Some(Format::Text),
             "csv" => Some(Format::Csv),
+            "tsv" => Some(Format::Tsv),
             "parquet" => Some(Format::Parquet),
             _ => None,
         }
@@ -185,9 +219,10 @@ impl Source {
         self.records(Content::Text).map(|record| Ok(record?.content))
     }
 
-    /// All records, in order. An error ends the stream; so does a data set without any record.
+    /// All records, in order, but those whose text is null. An error ends the stream; so does a data set without any record.
     pub fn records(&self, content: Content) -> Records {
-        Box::new(self.rows(content).map(|row| Ok(row?.record)))
+        let records = self.rows(content).map(|row| Ok(row?.record));
+        Box::new(records.filter(|record| !record.as_ref().is_ok_and(Record::lacks_text)))
     }
 
     /// All records, each with the format of its data set.
@@ -196,7 +231,10 @@ impl Source {
         let stream = parts.into_iter().enumerate().flat_map(move |(index, part)| {
             let Part { name, files, column, limit, format, .. } = part;
             let shown = files.first().cloned().unwrap_or_default();
-            let records = files.into_iter().flat_map(move |file| open(&file, column.as_deref(), content));
+            let flag = format.as_ref().and_then(|format| format.flag().map(str::to_owned));
+            let records = files.into_iter().flat_map(move |file| {
+                open(&file, column.as_deref(), content, flag.as_deref().unwrap_or(FLAG))
+            });
             let mut n_records = 0u64;
             let mut records = records.take(usize::try_from(limit.unwrap_or(u64::MAX)).unwrap_or(usize::MAX));
             let mut ended = false;
@@ -269,26 +307,37 @@ fn until_error<T>(stream: impl Iterator<Item = Result<T>>) -> impl Iterator<Item
     })
 }
 
-/// Opens one file; a failure to open is the only item of the stream.
-fn open(path: &Path, column: Option<&str>, content: Content) -> Records {
+/// Opens one file; a failure to open is the only item of the stream. The column `flag` holds what is true or false.
+fn open(path: &Path, column: Option<&str>, content: Content, flag: &str) -> Records {
     let columns: Vec<String> = match column {
         Some(name) => vec![name.into()],
         None => DEFAULT_COLUMNS.map(String::from).into(),
     };
+    #[cfg(not(feature = "csv"))]
+    let _ = flag;
     let opened = match Format::of(path) {
         Some(Format::Json) => json::open(path, columns, content),
-        Some(_) if content == Content::Object => Err(Error::file(
+        Some(Format::Text) if content == Content::Object => Err(Error::file(
             path,
-            "conversations are read from JSON only",
-            "give a .jsonl or .json file with one object for each conversation",
+            "plain text holds no conversations",
+            "give a .jsonl, .json, .csv, .tsv or .parquet file with one conversation in each record",
         )),
         Some(Format::Text) => text::open(path),
         #[cfg(feature = "csv")]
-        Some(Format::Csv) => csv::open(path, &columns),
+        Some(kind @ (Format::Csv | Format::Tsv)) => {
+            let separator = if kind == Format::Csv { csv::COMMA } else { csv::TAB };
+            match content {
+                Content::Text => csv::open(path, separator, &columns),
+                Content::Object => csv::objects(path, separator, flag),
+            }
+        }
         #[cfg(not(feature = "csv"))]
-        Some(Format::Csv) => Err(without(path, "CSV", "csv")),
+        Some(Format::Csv | Format::Tsv) => Err(without(path, "CSV", "csv")),
         #[cfg(feature = "parquet")]
-        Some(Format::Parquet) => parquet::open(path, &columns),
+        Some(Format::Parquet) => match content {
+            Content::Text => parquet::open(path, &columns),
+            Content::Object => parquet::objects(path),
+        },
         #[cfg(not(feature = "parquet"))]
         Some(Format::Parquet) => Err(without(path, "Parquet", "parquet")),
         None => Err(unknown_format(path)),
@@ -304,7 +353,7 @@ fn without(path: &Path, format: &str, feature: &str) -> Error {
 }
 
 fn unknown_format(path: &Path) -> Error {
-    Error::file(path, "unknown data format", "give a .jsonl, .json, .txt, .csv or .parquet file")
+    Error::file(path, "unknown data format", "give a .jsonl, .json, .txt, .csv, .tsv or .parquet file")
 }
 
 /// The files of a data set, and lines about what else is in their folder.
@@ -353,7 +402,7 @@ fn files_of(path: &Path, split: Option<&str>) -> Result<Files> {
     others.sort();
     let unread = others.iter().map(|name| {
         format!(
-            "note: {} is not read; data are .jsonl, .json, .txt, .csv and .parquet",
+            "note: {} is not read; data are .jsonl, .json, .txt, .csv, .tsv and .parquet",
             path.join(name).display()
         )
     });
@@ -362,7 +411,7 @@ fn files_of(path: &Path, split: Option<&str>) -> Result<Files> {
         (true, None) => Err(Error::file(
             path,
             "no data file in this folder",
-            "put .jsonl, .json, .txt, .csv or .parquet files there",
+            "put .jsonl, .json, .txt, .csv, .tsv or .parquet files there",
         )),
         (true, Some(split)) => Err(Error::file(
             path,
@@ -372,20 +421,43 @@ fn files_of(path: &Path, split: Option<&str>) -> Result<Files> {
     }
 }
 
+/// What to do about a missing text column.
+const NAME_COLUMN: &str = "name the text column in dataset_info.json: \"columns\": {\"prompt\": \"...\"}";
+
 /// The error for a record or file without the text column.
 fn missing_column(path: &Path, line: u64, wanted: &[String], found: &[String]) -> Error {
-    let cause = match found {
+    Error::record(path, line, no_column(wanted, found), NAME_COLUMN)
+}
+
+fn no_column(wanted: &[String], found: &[String]) -> String {
+    match found {
         [] => format!("no column {}: there are no columns", quoted(wanted, " or ")),
         found => format!("no column {}; the columns are {}", quoted(wanted, " or "), quoted(found, ", ")),
+    }
+}
+
+/// The remedy for an object that does not have the columns of a record. One around the records has them in a field.
+pub(super) fn or_unwrap(remedy: &str, object: &Map<String, Value>) -> String {
+    let holds_records = |value: &Value| {
+        value.as_array().is_some_and(|list| !list.is_empty() && list.iter().all(Value::is_object))
     };
-    let remedy = "name the text column in dataset_info.json: \"columns\": {\"prompt\": \"...\"}";
-    Error::record(path, line, cause, remedy)
+    match object.iter().find(|(_, value)| holds_records(value)) {
+        Some((name, _)) => {
+            format!("{remedy}; or, where \"{name}\" is the list of the records, write that list alone")
+        }
+        None => remedy.to_owned(),
+    }
 }
 
 /// The error for a text column that holds something else.
 fn wrong_type(path: &Path, line: u64, column: &str, found: &str) -> Error {
     let cause = format!("column \"{column}\" holds {found} where a string is expected");
-    Error::record(path, line, cause, "write the text as a string, or remove the record")
+    Error::record(
+        path,
+        line,
+        cause,
+        "write the text as a string, each in a record of its own, or remove the record",
+    )
 }
 
 fn quoted(names: &[String], separator: &str) -> String {

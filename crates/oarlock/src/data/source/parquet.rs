@@ -1,4 +1,4 @@
-//! Parquet: the strings of one column, a row group at a time.
+//! Parquet: the strings of one column, a row group at a time, or whole rows as JSON objects.
 
 use std::fs::File;
 use std::path::Path;
@@ -8,11 +8,14 @@ use parquet::basic::Type;
 use parquet::column::reader::{ColumnReader, ColumnReaderImpl};
 use parquet::data_type::{ByteArray, ByteArrayType};
 use parquet::file::reader::{FileReader, SerializedFileReader};
+use parquet::record::reader::RowIter;
+use parquet::record::{Field, Row};
+use serde_json::{Map, Value, json};
 
 use super::super::error::{Error, Result};
 use super::super::fence::fenced;
 use super::text::utf8;
-use super::{Record, Records, missing_column, wrong_type};
+use super::{Record, Records, missing_column, until_error, wrong_type};
 
 /// Rows decoded at a time.
 const BATCH_ROWS: usize = 256;
@@ -52,6 +55,73 @@ pub(super) fn open(path: &Path, columns: &[String]) -> Result<Records> {
         row: 0,
         failed: false,
     }))
+}
+
+/// Streams whole rows, each as a JSON object; lists and structs may be nested.
+pub(super) fn objects(path: &Path) -> Result<Records> {
+    let file = oarlock_comm::open_file(path).map_err(|e| Error::read(path, e))?;
+    if file.metadata().map_err(|e| Error::read(path, e))?.len() == 0 {
+        return Ok(Box::new(std::iter::empty()));
+    }
+    let reader = guarded(path, || SerializedFileReader::new(file))?;
+    let mut rows = guarded(path, || Ok(RowIter::from_file_into(Box::new(reader))))?;
+    let (path, mut line): (Arc<Path>, u64) = (path.into(), 0);
+    let next = move || {
+        let row = guarded(&path, || rows.next().transpose()).transpose()?;
+        line += 1;
+        Some(row.map(|row| Record::new(&path, line, object(row).to_string())))
+    };
+    Ok(Box::new(until_error(std::iter::from_fn(next))))
+}
+
+fn object(row: Row) -> Value {
+    let fields = row.into_columns().into_iter().map(|(name, field)| (name, value(&field)));
+    Value::Object(fields.collect())
+}
+
+/// A field as JSON. Of one that is no text it is enough to know that it is there.
+fn value(field: &Field) -> Value {
+    match field {
+        Field::Null => Value::Null,
+        Field::Bool(value) => json!(value),
+        Field::Byte(value) => json!(value),
+        Field::Short(value) => json!(value),
+        Field::Int(value) => json!(value),
+        Field::Long(value) => json!(value),
+        Field::UByte(value) => json!(value),
+        Field::UShort(value) => json!(value),
+        Field::UInt(value) => json!(value),
+        Field::ULong(value) => json!(value),
+        Field::Float(value) => json!(value),
+        Field::Double(value) => json!(value),
+        Field::Str(text) => json!(text),
+        // Some writers do not say that their strings are text.
+        Field::Bytes(bytes) => match std::str::from_utf8(bytes.data()) {
+            Ok(text) => json!(text),
+            Err(_) => json!({"bytes": bytes.len()}),
+        },
+        Field::Group(row) => {
+            Value::Object(row.get_column_iter().map(|(name, field)| (name.clone(), value(field))).collect())
+        }
+        Field::ListInternal(list) => list.elements().iter().map(value).collect(),
+        Field::MapInternal(map) => {
+            let named = map.entries().iter().map(|(key, field)| {
+                let name = match key {
+                    Field::Str(name) => name.clone(),
+                    other => other.to_string(),
+                };
+                (name, value(field))
+            });
+            Value::Object(named.collect::<Map<String, Value>>())
+        }
+        Field::Float16(_)
+        | Field::Decimal(_)
+        | Field::Date(_)
+        | Field::TimeMillis(_)
+        | Field::TimeMicros(_)
+        | Field::TimestampMillis(_)
+        | Field::TimestampMicros(_) => json!(field.to_string()),
+    }
 }
 
 /// Runs the decoder; its errors and its panics on damaged input become ours.
@@ -121,9 +191,12 @@ impl Rows {
                 Some(Some(bytes)) => {
                     self.row += 1;
                     let content = utf8(&self.path, self.row, bytes.data().to_vec())?;
-                    return Ok(Some(Record { file: self.path.clone(), line: self.row, content }));
+                    return Ok(Some(Record::new(&self.path, self.row, content)));
                 }
-                Some(None) => return Err(wrong_type(&self.path, self.row + 1, &self.name, "null")),
+                Some(None) => {
+                    self.row += 1;
+                    return Ok(Some(Record::without_text(&self.path, self.row)));
+                }
                 None if self.refill()? => {}
                 None => return Ok(None),
             }

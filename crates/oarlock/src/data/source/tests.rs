@@ -95,6 +95,125 @@ fn json_arrays() {
 }
 
 #[test]
+fn json_objects_over_several_lines() {
+    let pretty = "\u{feff}\n{\n  \"text\": \"a}\"\n}\n{\"text\": \"b\"}{\n\"text\": \"c\", \"x\": [{}]}\n\n";
+    assert_eq!(texts("a.jsonl", pretty.as_bytes()), ["a}", "b", "c"]);
+    let dir = folder(&[("a.json", pretty.as_bytes())]);
+    let records = Source::resolve("a.json", dir.path(), None).unwrap().records(Content::Object);
+    assert_eq!(records.map(|record| record.unwrap().line).collect::<Vec<_>>(), [2, 5, 5]);
+    for (name, content, told) in [
+        (
+            "a.jsonl",
+            "{\n\"text\": \"a\"\n},\n{\"text\": \"b\"}",
+            "a.jsonl:3: something else than an object follows",
+        ),
+        (
+            "a.jsonl",
+            "{\n\"text\": \"a\"}\n{\"text\": \"b\"",
+            "a.jsonl:3: an object begins in this line, and the file ends",
+        ),
+        ("a.jsonl", "{\n\"text\" \"a\"}", "a.jsonl:2: broken JSON at column 8"),
+        (
+            "a.jsonl",
+            "{\"text\": \"a\"}{\"text\": \"b\"}",
+            "column 14: another object follows in the same line; write each",
+        ),
+        ("a.jsonl", "{\"text\": \"a\"}\n{\n\"text\": \"b\"}", "a.jsonl:2: broken JSON at column 1: EOF"),
+        (
+            "a.json",
+            "{\n\"data\": [{\"text\": \"a\"}]}",
+            "where \"data\" is the list of the records, write that list alone",
+        ),
+    ] {
+        let error = error(name, content.as_bytes());
+        assert!(error.contains(told), "{error}");
+    }
+}
+
+#[test]
+fn a_text_that_is_null_is_left_out() {
+    assert_eq!(texts("a.jsonl", b"{\"text\": null}\n{\"text\": \"a\"}"), ["a"]);
+    let parquet =
+        parquet_file("text", &[Some("a"), None, Some("b")], ::parquet::basic::Compression::UNCOMPRESSED);
+    assert_eq!(texts("a.parquet", &parquet), ["a", "b"]);
+    let dir = folder(&[("a.jsonl", b"{\"text\": null}\n{\"text\": \"a\"}")]);
+    let rows = Source::resolve("a.jsonl", dir.path(), None).unwrap().rows(Content::Text);
+    let lacking: Vec<(u64, bool)> =
+        rows.map(|row| row.unwrap().record).map(|record| (record.line, record.lacks_text())).collect();
+    assert_eq!(lacking, [(1, true), (2, false)]);
+}
+
+/// A file of one conversation, as pyarrow writes a list of structs.
+fn nested_parquet(turns: &[(&str, &str)]) -> Vec<u8> {
+    use ::parquet::data_type::{ByteArray, ByteArrayType};
+    use ::parquet::file::writer::SerializedFileWriter;
+    let schema = "message m { OPTIONAL group conversations (LIST) { REPEATED group list { OPTIONAL group element { \
+                  OPTIONAL BYTE_ARRAY from (UTF8); OPTIONAL BYTE_ARRAY value (UTF8); OPTIONAL BYTE_ARRAY weight (UTF8); } } } \
+                  OPTIONAL BYTE_ARRAY system (UTF8); }";
+    let schema = ::parquet::schema::parser::parse_message_type(schema).unwrap();
+    let mut file = Vec::new();
+    let mut writer = SerializedFileWriter::new(&mut file, schema.into(), Default::default()).unwrap();
+    let mut group = writer.next_row_group().unwrap();
+    let repeated: Vec<i16> = (0..turns.len()).map(|at| i16::from(at > 0)).collect();
+    let there = vec![4; turns.len()];
+    let columns: [(Vec<&str>, Vec<i16>, Option<&[i16]>); 4] = [
+        (turns.iter().map(|turn| turn.0).collect(), there.clone(), Some(&repeated)),
+        (turns.iter().map(|turn| turn.1).collect(), there, Some(&repeated)),
+        (Vec::new(), vec![3; turns.len()], Some(&repeated)),
+        (vec!["Be brief."], vec![1], None),
+    ];
+    for (values, levels, repeated) in columns {
+        let mut column = group.next_column().unwrap().unwrap();
+        let values: Vec<ByteArray> = values.into_iter().map(ByteArray::from).collect();
+        column.typed::<ByteArrayType>().write_batch(&values, Some(&levels), repeated).unwrap();
+        column.close().unwrap();
+    }
+    group.close().unwrap();
+    writer.close().unwrap();
+    file
+}
+
+#[test]
+fn conversations_stand_in_tables_as_in_json() {
+    use super::super::example::{Conversation, Example};
+    use super::super::format::Reading;
+    let conversation = |name: &str, content: &[u8]| -> Conversation {
+        let dir = folder(&[(name, content)]);
+        let row =
+            Source::resolve(name, dir.path(), None).unwrap().rows(Content::Object).next().unwrap().unwrap();
+        assert!(row.record.file.ends_with(name));
+        match row.read().unwrap().reading {
+            Reading::Example(Example::Conversation(read)) => read,
+            other => panic!("{other:?}"),
+        }
+    };
+    let turns = [("human", "Tide, \"now\"?"), ("gpt", "Low.\tYes")];
+    let json = "{\"conversations\": [{\"from\": \"human\", \"value\": \"Tide, \\\"now\\\"?\"}, \
+                {\"from\": \"gpt\", \"value\": \"Low.\\tYes\"}], \"system\": \"Be brief.\"}";
+    let expected = conversation("a.jsonl", json.as_bytes());
+    assert_eq!(conversation("a.parquet", &nested_parquet(&turns)), expected);
+    let alpaca = "instruction,input,output,system\n\"Tide, \"\"now\"\"?\",,Low.\tYes,Be brief.\n";
+    assert_eq!(conversation("a.csv", alpaca.as_bytes()), expected);
+    let tabs = "instruction\tinput\toutput\tsystem\n\"Tide, \"\"now\"\"?\"\t\t\"Low.\tYes\"\tBe brief.\n";
+    assert_eq!(conversation("a.tsv", tabs.as_bytes()), expected);
+    let cells = "conversations,system\n\"[{\"\"from\"\": \"\"human\"\", \"\"value\"\": \"\"Tide, \\\"\"now\\\"\"?\"\"}, \
+                 {\"\"from\"\": \"\"gpt\"\", \"\"value\"\": \"\"Low.\\tYes\"\"}]\",Be brief.\n";
+    assert_eq!(conversation("b.csv", cells.as_bytes()), expected);
+    let dir = folder(&[("a.csv", b"instruction,output,kto_tag\nTrue,a,True\nb,,false\n"), ("b.txt", b"a")]);
+    let rows = Source::resolve("a.csv", dir.path(), None).unwrap().rows(Content::Object);
+    let rows: Vec<String> = rows.map(|row| row.unwrap().record.content).collect();
+    assert_eq!(
+        rows,
+        [
+            "{\"instruction\":\"True\",\"output\":\"a\",\"kto_tag\":true}",
+            "{\"instruction\":\"b\",\"output\":null,\"kto_tag\":false}"
+        ]
+    );
+    let error = Source::resolve("b.txt", dir.path(), None).unwrap().records(Content::Object).next().unwrap();
+    assert!(error.unwrap_err().to_string().contains("plain text holds no conversations"));
+}
+
+#[test]
 fn plain_text_and_csv() {
     assert_eq!(texts("a.txt", "one\r\n\n two \nthree".as_bytes()), ["one", " two ", "three"]);
     assert_eq!(texts("a.csv", "id,text\n1,\"a,\nb\"\n2,日本\n".as_bytes()), ["a,\nb", "日本"]);
@@ -143,7 +262,6 @@ fn bad_records_name_file_line_cause_and_remedy() {
         ("5", "a number"),
         ("-5", "a number"),
         ("0.5", "a number"),
-        ("null", "null"),
         ("true", "a boolean"),
         ("[1]", "an array"),
         ("{\"a\": 1}", "an object"),
@@ -152,7 +270,7 @@ fn bad_records_name_file_line_cause_and_remedy() {
             json(&format!("{{\"text\": {value}}}")),
             &[
                 &format!("a.jsonl:3: column \"text\" holds {kind} where a string is expected"),
-                "write the text as a string",
+                "write the text as a string, each in a record of its own",
             ],
         );
         if kind != "an object" {
@@ -196,8 +314,6 @@ fn bad_records_name_file_line_cause_and_remedy() {
 #[test]
 fn bad_parquet_is_explained() {
     use ::parquet::basic::Compression::UNCOMPRESSED;
-    let null = error("a.parquet", &parquet_file("text", &[Some("a"), Some("b"), None], UNCOMPRESSED));
-    assert!(null.starts_with("a.parquet:3: column \"text\" holds null"), "{null}");
     let other = error("a.parquet", &parquet_file("body", &[Some("a")], UNCOMPRESSED));
     assert!(other.contains("no column \"text\" or \"content\"; the columns are \"id\", \"body\""), "{other}");
     let dir = folder(&[
@@ -336,7 +452,7 @@ proptest! {
 
     #[test]
     fn random_bytes_never_panic(bytes in proptest::collection::vec(any::<u8>(), 0..200), json in "[\\[\\]{}\",:a\\\\ \\n0-9]{0,80}") {
-        for name in ["a.jsonl", "a.json", "a.txt", "a.csv", "a.parquet", "dataset_info.json"] {
+        for name in ["a.jsonl", "a.json", "a.txt", "a.csv", "a.tsv", "a.parquet", "dataset_info.json"] {
             for bytes in [&bytes[..], json.as_bytes()] {
                 let dir = folder(&[(name, bytes)]);
                 let mut stream = match Source::resolve(name, dir.path(), None) {
@@ -359,6 +475,8 @@ proptest! {
             let dir = folder(&[("a.parquet", bytes)]);
             let n_texts = Source::resolve("a.parquet", dir.path(), None).unwrap().texts().take(1_000_000).count();
             prop_assert!(n_texts < 1_000_000);
+            let rows = Source::resolve("a.parquet", dir.path(), None).unwrap().records(Content::Object);
+            prop_assert!(rows.take(1_000_000).count() < 1_000_000);
         }
     }
 

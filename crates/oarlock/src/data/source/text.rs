@@ -70,6 +70,6 @@ pub(super) fn open(path: &Path) -> Result<Records> {
     let file: Arc<Path> = path.into();
     Ok(Box::new(lines(path)?.map(move |line| {
         let (line, bytes) = line?;
-        Ok(Record { file: file.clone(), line, content: utf8(&file, line, bytes)? })
+        Ok(Record::new(&file, line, utf8(&file, line, bytes)?))
     })))
 }

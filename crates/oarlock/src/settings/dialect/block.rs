@@ -124,13 +124,18 @@ impl Dialect {
             "" => Some(key.name),
             _ => key.name.strip_prefix(block)?.strip_prefix('.'),
         };
-        let siblings = keys.iter().filter_map(inner).filter_map(|name| name.split('.').next());
+        let siblings = |is_wanted: &dyn Fn(&Key) -> bool| {
+            let names = keys.iter().filter(|key| is_wanted(key)).filter_map(inner);
+            let mut names: Vec<&str> = names.filter_map(|name| name.split('.').next()).collect();
+            names.dedup();
+            names
+        };
         let elsewhere = keys.iter().find(|key| key.name.rsplit('.').next() == Some(name));
         match elsewhere.and_then(|key| key.name.rsplit_once('.')) {
             Some((home, _)) => problem.help(format!("`{name}` belongs into `{home}`")),
             None => {
-                let page = format!("docs/{}.md lists every key", self.title.to_lowercase());
-                problem.did_you_mean(name, siblings, page)
+                let there = siblings(&Key::is_used).join(", ");
+                problem.did_you_mean(name, siblings(&|_| true), format!("there are {there}"))
             }
         }
     }

@@ -16,6 +16,7 @@ const FILES: Status = NoEffect("file access chooses its own sizes");
 const REPORTS: Status = NoEffect("logs go to output_dir");
 const COMET: Status = NoEffect("Comet is not there");
 const RECOMPUTED: Status = NoEffect("a recomputed unit keeps its input, on the rank that needs it");
+const NOT_READ: Status = NoEffect("DeepSpeed prints such a block and reads none");
 const KERNELS: Status = NoEffect("the kernels are always our own");
 const MASTER: Status = Later("master weights and states are f32");
 const DATA: Status = Later("data comes in the order of the sampler");
@@ -166,6 +167,8 @@ pub const KEYS: &[Key] = &[
     Key::flag(Bool, "managed_gradient_accumulation", "true", LAYOUT, "The engine accumulates"),
     Key::flag(Int(0), "steps_per_print", "", Used, "Steps between lines with the learning rate, the moments and the skipped steps"),
     Key::flag(Bool, "wall_clock_breakdown", "false", Used, "Times of the phases, every steps_per_print and in the monitors"),
+    Key::flag(Map, "comms_config", "", NOT_READ, "Settings of collectives; DeepSpeed reads comms_logger"),
+    Key::flag(Map, "monitor_config", "", NOT_READ, "Settings of trackers; DeepSpeed reads tensorboard, wandb and csv_monitor"),
     Key::flag(Bool, "memory_breakdown", "false", NoEffect("write memory_steps: N for lines on memory"), "Memory of each phase"),
     Key::flag(Bool, "dump_state", "false", NoEffect("--print-config shows every value"), "Print the state"),
     Key::flag(Text, "log_level", "", NoEffect("messages are few"), "Level of messages"),

@@ -20,7 +20,10 @@ const POLICIES: [&str; 3] = ["TRANSFORMER_BASED_WRAP", "SIZE_BASED_WRAP", "NO_WR
 /// The names under which classes of units are written.
 const CLASSES: [&str; 2] = ["transformer_layer_cls_to_wrap", "transformer_cls_names_to_wrap"];
 
-/// The block that `fsdp` and `fsdp_config` say together.
+/// The key with these classes outside of the block, as older configurations have it.
+pub const OUTER_CLASSES: &str = "fsdp_transformer_layer_cls_to_wrap";
+
+/// The block that `fsdp`, `fsdp_config` and the classes of units beside them say together.
 pub fn read(settings: &Settings, file: &ReadFile<'_>, problems: &mut Problems) -> Option<Dialect> {
     let (options, config) = (settings.get("fsdp"), settings.get("fsdp_config"));
     let words: Vec<&str> = settings.list("fsdp").iter().flat_map(|name| name.split_whitespace()).collect();
@@ -49,6 +52,18 @@ pub fn read(settings: &Settings, file: &ReadFile<'_>, problems: &mut Problems) -
                 let problem = Problem::new(format!("no FSDP option `{word}`")).at(location, "");
                 problems.push(problem.did_you_mean(word, names, format!("there are {}", names.join(", "))));
             }
+        }
+    }
+    if let Some((classes, location)) = settings.said_at(OUTER_CLASSES) {
+        let value = classes.value.to_string();
+        let is_said = |entry: &Entry| CLASSES.contains(&normal(&entry.key).as_str());
+        match entries.iter().find(|entry| is_said(entry)).map(|entry| entry.value.to_yaml()) {
+            Some(said) if said.trim_matches(['[', ']']) != value.trim_matches(['[', ']']) => {
+                let message = format!("`{OUTER_CLASSES}` is {value}, but fsdp_config says {said}");
+                settings.report(problems, message, &[OUTER_CLASSES, "fsdp_config"], "keep one of them");
+            }
+            Some(_) => {}
+            None => entries.push(Entry::new(CLASSES[0], value, location)),
         }
     }
     Some(Dialect::new("FSDP", fsdp_keys::KEYS, &entries, &normal, problems))

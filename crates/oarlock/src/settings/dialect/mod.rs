@@ -31,6 +31,9 @@ pub fn read(settings: &mut Settings, file: &ReadFile<'_>, problems: &mut Problem
         let message = "`deepspeed` and `fsdp` exclude each other";
         settings.report(problems, message, &names, "keep one of them");
     }
+    if dialects.fsdp.is_none() && settings.said(fsdp::OUTER_CLASSES).is_some() {
+        dialects.notes.push(format!("`{}` counts with fsdp, which is off", fsdp::OUTER_CLASSES));
+    }
     if let Some(block) = &dialects.deepspeed {
         dialects.notes.extend(deepspeed::scheduler_of_script(block, settings));
         let mut entries = deepspeed::entries(block, settings, problems);

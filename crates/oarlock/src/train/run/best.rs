@@ -2,7 +2,7 @@
 
 use super::Run;
 use crate::checkpoint;
-use crate::error::{Error, Result};
+use crate::error::Result;
 use crate::model::Decoder;
 use crate::report::log::Metrics;
 use crate::train::best::{self, Verdict};
@@ -15,20 +15,8 @@ impl<O: Objective<Model = Decoder>> Run<'_, O> {
         let Some(args) = self.config.save.best.as_ref().filter(|_| !self.data.eval.is_empty()) else {
             return Ok(());
         };
-        let metrics = || ["loss"].into_iter().chain(self.objective.eval_metrics().iter().copied());
-        let names = |data: &EvalData| {
-            let of = data.name.as_ref().map_or(String::new(), |name| format!("{name}_"));
-            metrics().map(move |metric| format!("eval_{of}{metric}"))
-        };
-        let names: Vec<String> = self.data.eval.iter().flat_map(names).collect();
-        match names.contains(&args.metric) {
-            true => Ok(()),
-            false => Err(Error::Usage(format!(
-                "metric_for_best_model is {}, and the evaluations of this run have {}",
-                args.metric,
-                names.join(", ")
-            ))),
-        }
+        let evals: Vec<Option<&str>> = self.data.eval.iter().map(|data| data.name.as_deref()).collect();
+        best::check_metric(&args.metric, &evals, self.objective.eval_metrics())
     }
 
     /// Compares the results of an evaluation with those before; all ranks get the same verdict.

@@ -86,13 +86,17 @@ pub(super) fn introduce(
         .world_size()
         .saturating_mul(config.train.batch_size)
         .saturating_mul(config.train.accumulation);
+    let step = match per_step as u64 > n_rows {
+        true => format!("all {n_rows} rows, fewer than the {per_step} that a step may have"),
+        false => format!("{per_step} rows"),
+    };
     let up_to = if config.data.packing.is_unpadded() { "up to " } else { "" };
     let by = match accelerator.device().is_cuda() && accelerator.num_processes() > 1 {
         true => format!(", collectives by {}", accelerator.communicator().describe()),
         false => String::new(),
     };
     journal.message(&format!(
-        "{:.2} M parameters in {}; {} rank(s) of {}{by}; {n_rows} rows of {up_to}{row_len} tokens; {total_steps} steps of {per_step} rows",
+        "{:.2} M parameters in {}; {} rank(s) of {}{by}; {n_rows} rows of {up_to}{row_len} tokens; {total_steps} steps of {step}",
         n_params as f64 / 1e6,
         accelerator.dtype(),
         accelerator.num_processes(),
