@@ -472,7 +472,7 @@ impl<'a, O: Objective<Model = Decoder>> Run<'a, O> {
 
     /// Passes over the data so far.
     fn epoch(&self) -> f64 {
-        self.loader.position() as f64 / self.loader.sampler().len as f64
+        self.loader.sampler().epochs(self.loader.position())
     }
 }
 

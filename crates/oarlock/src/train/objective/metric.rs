@@ -79,8 +79,18 @@ const MARGINS: &str = "rewards/margins";
 #[derive(Default)]
 pub struct Tally {
     losses: Vec<Sum>,
-    weight: f64,
+    weights: Vec<f64>,
     metrics: Vec<Vec<Mean>>,
+}
+
+/// What an evaluation came to.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Evaluation {
+    /// Sums over all targets, sequences or pairs.
+    pub totals: Totals,
+    /// The mean over all rows of the mean loss of the batch that a row is in: `eval_loss` of the Trainer of transformers. The
+    /// rows that all ranks evaluate at a time are one batch.
+    pub loss: f64,
 }
 
 /// What the micro-batches of all ranks came to.
@@ -139,8 +149,32 @@ impl Tally {
     /// Adds a micro-batch.
     pub fn add(&mut self, loss: ObjectiveLoss) {
         self.losses.push(loss.sum);
-        self.weight += loss.weight;
+        self.weights.push(loss.weight);
         self.metrics.push(loss.metrics);
+    }
+
+    /// The mean over rows of the mean loss of their batch, where this rank has `rows` of each batch. All ranks call it
+    /// together. A batch that weighs nothing has no loss.
+    ///
+    /// # Errors
+    /// When a rank failed.
+    #[track_caller]
+    pub fn mean_of_batches(&self, accelerator: &Accelerator, rows: &[usize]) -> Result<f64> {
+        let mut sums = vec![0.0; 3 * rows.len()];
+        for (batch, rows) in sums.chunks_exact_mut(3).zip(rows) {
+            batch[2] = *rows as f64;
+        }
+        // A stage of a pipeline that is not the last has no losses.
+        for (batch, (loss, weight)) in sums.chunks_exact_mut(3).zip(self.losses.iter().zip(&self.weights)) {
+            (batch[0], batch[1]) = (loss.read()?, *weight);
+        }
+        accelerator.reduce_sum(&mut sums)?;
+        let (mut sum, mut n) = (0.0, 0.0);
+        for batch in sums.chunks_exact(3).filter(|batch| batch[1] != 0.0) {
+            sum += batch[2] * (batch[0] / batch[1]);
+            n += batch[2];
+        }
+        Ok(sum / n)
     }
 
     /// Reads all sums and adds those of all ranks, which call it together; `names` are those of the metrics. Where all
@@ -159,7 +193,7 @@ impl Tally {
         for loss in &self.losses {
             sums[0] += loss.read()?;
         }
-        sums.extend(weight.is_none().then_some(self.weight));
+        sums.extend(weight.is_none().then(|| self.weights.iter().sum::<f64>()));
         let first = sums.len();
         sums.resize(first + 2 * names.len(), 0.0);
         for metrics in &self.metrics {

@@ -4,7 +4,7 @@ use super::Run;
 use crate::checkpoint;
 use crate::error::{Error, Result};
 use crate::model::Decoder;
-use crate::report::log::Metrics;
+use crate::report::log::{Metrics, PER_TOKEN};
 use crate::train::best::{self, Verdict};
 use crate::train::data::EvalData;
 use crate::train::objective::Objective;
@@ -15,7 +15,9 @@ impl<O: Objective<Model = Decoder>> Run<'_, O> {
         let Some(args) = self.config.save.best.as_ref().filter(|_| !self.data.eval.is_empty()) else {
             return Ok(());
         };
-        let metrics = || ["loss"].into_iter().chain(self.objective.eval_metrics().iter().copied());
+        let per_token = self.objective.is_head_loss().then_some(PER_TOKEN);
+        let metrics =
+            || ["loss"].into_iter().chain(self.objective.eval_metrics().iter().copied()).chain(per_token);
         let names = |data: &EvalData| {
             let of = data.name.as_ref().map_or(String::new(), |name| format!("{name}_"));
             metrics().map(move |metric| format!("eval_{of}{metric}"))
