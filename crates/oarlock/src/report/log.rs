@@ -15,7 +15,7 @@ use super::{Result, io_error};
 /// Means of metrics, each with its name.
 pub type Metrics = Vec<(&'static str, f64)>;
 
-/// The mean loss of a target of an evaluation, beside `loss`, which is the mean over rows of the mean of their batch.
+/// The mean loss of a target of an evaluation, beside `loss`, which is a mean of the means of batches.
 pub const PER_TOKEN: &str = "loss_per_token";
 
 /// What is logged about a training step.
@@ -50,7 +50,7 @@ pub struct EvalRecord {
     pub step: u64,
     /// Passes over the data.
     pub epoch: f64,
-    /// The mean over rows of the mean loss of their batch.
+    /// The mean of the mean losses of batches.
     pub loss: f64,
     /// The objective's metrics.
     pub metrics: Metrics,
@@ -67,7 +67,7 @@ pub struct EvalRecord {
 /// What is logged about generated answers.
 #[derive(Clone, Debug, PartialEq)]
 pub struct PredictRecord {
-    /// The mean over rows of the mean loss of their batch, or over pairs.
+    /// The mean of the mean losses of batches, or over pairs.
     pub loss: f64,
     /// How near the answers are to those that were expected, from 0 to 100; of pairs, how many are in the right order.
     pub scores: Metrics,

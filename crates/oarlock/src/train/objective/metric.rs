@@ -88,8 +88,8 @@ pub struct Tally {
 pub struct Evaluation {
     /// Sums over all targets, sequences or pairs.
     pub totals: Totals,
-    /// The mean over all rows of the mean loss of the batch that a row is in: `eval_loss` of the Trainer of transformers. The
-    /// rows that all ranks evaluate at a time are one batch.
+    /// The mean of the mean losses of batches: `eval_loss` of the Trainer of transformers. The rows that all ranks evaluate at a
+    /// time are one batch.
     pub loss: f64,
 }
 
@@ -153,8 +153,9 @@ impl Tally {
         self.metrics.push(loss.metrics);
     }
 
-    /// The mean over rows of the mean loss of their batch, where this rank has `rows` of each batch. All ranks call it
-    /// together. A batch that weighs nothing has no loss.
+    /// The mean of the mean losses of the batches of which this rank has so many `rows` each. As in the Trainer of transformers,
+    /// all batches count alike on one rank, and on several the last, which may be smaller, counts with its rows. All ranks call
+    /// it together. A batch without targets has no loss.
     ///
     /// # Errors
     /// When a rank failed.
@@ -169,10 +170,12 @@ impl Tally {
             (batch[0], batch[1]) = (loss.read()?, *weight);
         }
         accelerator.reduce_sum(&mut sums)?;
+        let is_alone = accelerator.data_parallel().0 == 1;
         let (mut sum, mut n) = (0.0, 0.0);
         for batch in sums.chunks_exact(3).filter(|batch| batch[1] != 0.0) {
-            sum += batch[2] * (batch[0] / batch[1]);
-            n += batch[2];
+            let share = if is_alone { 1.0 } else { batch[2] };
+            sum += share * (batch[0] / batch[1]);
+            n += share;
         }
         Ok(sum / n)
     }
@@ -215,5 +218,43 @@ impl Tally {
             |(&name, place): (&&'static str, &[f64])| Metric { name, sum: place[0], weight: place[1] };
         let metrics = names.iter().zip(sums[first..].chunks_exact(2)).map(metric).collect();
         Ok(Totals { loss_sum: sums[0], weight: weight.unwrap_or_else(|| sums[1]), metrics })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::accelerator::AcceleratorConfig;
+
+    /// The mean of batches on so many ranks, each of which has the same rows, losses and weights.
+    fn mean(ranks: usize, batches: &[(f32, f64, usize)]) -> f64 {
+        let rank = |comm| {
+            let config = AcceleratorConfig { threads: Some(1), ..AcceleratorConfig::default() };
+            let accelerator = Accelerator::over(comm, &config).unwrap();
+            let mut tally = Tally::default();
+            for &(sum, weight, _) in batches {
+                let loss = Tensor::from_slice(&[sum], [1], accelerator.device()).unwrap();
+                tally.add(ObjectiveLoss { sum: Sum::from(&loss), loss, weight, metrics: Vec::new() });
+            }
+            let rows: Vec<usize> = batches.iter().map(|(.., rows)| *rows).collect();
+            let mean = tally.mean_of_batches(&accelerator, &rows).unwrap();
+            accelerator.communicator().finish();
+            mean
+        };
+        std::thread::scope(|scope| {
+            let comms = oarlock_comm::shm::threads(ranks).unwrap();
+            let ranks: Vec<_> = comms.into_iter().map(|comm| scope.spawn(move || rank(comm))).collect();
+            let means: Vec<f64> = ranks.into_iter().map(|rank| rank.join().unwrap()).collect();
+            assert!(means.iter().all(|mean| mean.to_bits() == means[0].to_bits()), "{means:?}");
+            means[0]
+        })
+    }
+
+    #[test]
+    fn batches_are_averaged_as_by_the_trainer_of_transformers() {
+        // The last batch has fewer rows, and one has no targets.
+        let batches = [(30.0, 10.0, 3), (8.0, 2.0, 3), (0.0, 0.0, 3), (14.0, 2.0, 1)];
+        assert_eq!(mean(1, &batches), (3.0 + 4.0 + 7.0) / 3.0);
+        assert_eq!(mean(2, &batches), (3.0 * 3.0 + 3.0 * 4.0 + 7.0) / 7.0);
     }
 }
