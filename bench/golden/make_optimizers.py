@@ -3,7 +3,7 @@
 
     python bench/golden/make_optimizers.py
 
-Needs torch 2.13 and deepspeed 0.19.8. Optimizers take 20 steps in f32 on weights and gradients that both sides make
+Needs torch 2.13, transformers 5.23, bitsandbytes 0.50 and deepspeed 0.19.8. Optimizers take 20 steps in f32 on weights and gradients that both sides make
 from the same integers. Lion is the CPU kernel of DeepSpeed, which it compiles with
 g++. Lamb has no CPU implementation to run: its formula is written out below. Muon's iteration runs in f32 here. Schedules are stepped after each optimizer step, as DeepSpeed's engine does.
 """
@@ -13,7 +13,9 @@ import logging
 import pathlib
 
 import torch
+from bitsandbytes.optim.ademamix import _ReferenceAdEMAMix
 from deepspeed.ops.lion import DeepSpeedCPULion
+from transformers.optimization import Adafactor
 
 ROOT = pathlib.Path(__file__).resolve().parents[2]
 SHAPES = [(6, 10), (11, 3), (9,), (1, 7), (2, 3, 4)]
@@ -69,6 +71,11 @@ def zeropower_in_f32(grad, coefficients, steps, eps):
 torch.optim._muon._zeropower_via_newtonschulz = zeropower_in_f32
 
 
+def adafactor_of_transformers(params, **arguments):
+    """As the Trainer of transformers makes it."""
+    return Adafactor(params, scale_parameter=False, relative_step=False, **arguments)
+
+
 def muon(params, lr, weight_decay, **arguments):
     if params[0].dim() == 2:
         return torch.optim.Muon(params, lr=lr, weight_decay=weight_decay, **arguments)
@@ -94,6 +101,15 @@ OPTIMIZERS = {
     "muon": lambda p: muon(p, lr=2e-2, weight_decay=0.1),
     "muon_arguments": lambda p: muon(p, lr=2e-3, weight_decay=0.0, momentum=0.9, nesterov=False, ns_steps=3,
                                      adjust_lr_fn="match_rms_adamw"),
+    "adafactor_transformers": lambda p: adafactor_of_transformers(p, lr=1e-2),
+    "adafactor_transformers_arguments": lambda p: adafactor_of_transformers(
+        p, lr=3e-3, decay_rate=-0.5, clip_threshold=1.2, weight_decay=0.1),
+    "rmsprop": lambda p: torch.optim.RMSprop(p, lr=1e-3),
+    "rmsprop_momentum": lambda p: torch.optim.RMSprop(p, lr=1e-3, alpha=0.9, momentum=0.8, weight_decay=0.1),
+    "rmsprop_centered": lambda p: torch.optim.RMSprop(p, lr=1e-3, eps=1e-3, centered=True, momentum=0.5),
+    "ademamix": lambda p: _ReferenceAdEMAMix(p, lr=1e-3, weight_decay=0.1),
+    "ademamix_arguments": lambda p: _ReferenceAdEMAMix(
+        p, lr=1e-3, betas=(0.8, 0.99, 0.999), alpha=3.0, weight_decay=0.0, t_alpha=30, t_beta3=15),
 }
 
 

@@ -101,6 +101,7 @@ fn data_sets_are_mixed_and_evaluated_by_themselves() {
         "eval_on_each_dataset=true",
         "group_by_length=true",
         "compute_accuracy=true",
+        "per_device_eval_batch_size=1",
     ];
     train(&site, "out", &[&mixed[..], &evaluated, &["preprocessing_num_workers=1"]].concat());
     let results = json(&site, "out/eval_results.json");
@@ -111,6 +112,15 @@ fn data_sets_are_mixed_and_evaluated_by_themselves() {
         assert!((0.0..=1.0).contains(&accuracy), "{results}");
     }
     assert!(results.get("eval_loss").is_none(), "{results}");
+    // On the two ranks a batch of the evaluation has rows of other lengths, and so other means.
+    let [loss, per_token] =
+        ["loss", "loss_per_token"].map(|name| results[format!("eval_a.json_{name}")].as_f64().unwrap());
+    assert!(loss != per_token && (loss - per_token).abs() < 0.5, "{loss} {per_token}");
+    // Every step counts alike in the mean of the training, however many targets it has.
+    let trained = losses(&site, "out");
+    let mean = trained.iter().sum::<f64>() / trained.len() as f64;
+    let told = json(&site, "out/train_results.json")["train_loss"].as_f64().unwrap();
+    assert!((told - mean).abs() < 1e-9, "{told} {mean}");
     let under =
         ["dataset=a.json,b.json", "mix_strategy=interleave_under", "max_steps=-1", "num_train_epochs=1"];
     train(&site, "under", &under);

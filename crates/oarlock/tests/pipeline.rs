@@ -141,7 +141,7 @@ fn rank(data: &Data, comm: Communicator, case: &Case<'_>) -> Seen {
         saver.finish(&comm).unwrap();
     }
     let batches = eval_batches(data.rows.clone(), world, rank, 2).unwrap().take(9);
-    let evaluated = evaluate(&accelerator, &Pretrain, &model, batches).unwrap().loss();
+    let evaluated = evaluate(&accelerator, &Pretrain, &model, batches).unwrap().loss;
     let state = accelerator.get_state_dict(&model).unwrap();
     let weights = state.values().flat_map(|tensor| tensor.to_vec::<f64>().unwrap()).sum();
     let n_params = optimizer.with_engine(Engine::n_params).unwrap();

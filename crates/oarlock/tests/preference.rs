@@ -16,7 +16,9 @@ use oarlock::data::{
 use oarlock::model::{Decoder, HfConfig, SafetensorsSource, ValueHeadSource};
 use oarlock::report::speed::PhaseTimer;
 use oarlock::shard::{Options, Placements, WeightSource};
-use oarlock::train::{Judgement, Objective, Preference, Reference, Reward, StepReport, evaluate, train_step};
+use oarlock::train::{
+    Evaluation, Judgement, Objective, Preference, Reference, Reward, StepReport, evaluate, train_step,
+};
 use oarlock::{Accelerator, AcceleratorConfig, optim};
 use oarlock_comm::Communicator;
 use serde_json::Value;
@@ -173,7 +175,8 @@ fn steps<O: Objective<Model = Decoder>>(
     let reports: Vec<StepReport> = (0..split.steps).map(|_| step()).collect();
     // Every example counts once, also where some ranks have none left.
     let batches = eval_batches(rows.clone(), world, rank, 7).unwrap();
-    let totals = evaluate(accelerator, objective, model, batches).unwrap();
+    let Evaluation { totals, loss } = evaluate(accelerator, objective, model, batches).unwrap();
+    assert!((loss / totals.loss() - 1.0).abs() < 0.2, "{loss} {}", totals.loss());
     assert_eq!(totals.weight, rows.n_rows() as f64);
     assert!(totals.loss().is_finite() && totals.means().iter().all(|(_, mean)| mean.is_finite()));
     reports
@@ -292,7 +295,6 @@ fn a_model_that_is_its_reference_begins_with_the_announced_loss() {
         (PreferenceArgs::default(), false),
         (PreferenceArgs::default(), true),
         (PreferenceArgs { bco_weight: 0.5, label_smoothing: 0.2, ..PreferenceArgs::default() }, true),
-        (PreferenceArgs { ld_alpha: Some(0.5), ..PreferenceArgs::default() }, false),
         (PreferenceArgs { loss: PreferenceLoss::Ipo, ..PreferenceArgs::default() }, false),
     ] {
         let expected = Preference::new(args.clone(), Reference::Absent).first_loss().unwrap();
@@ -300,6 +302,20 @@ fn a_model_that_is_its_reference_begins_with_the_announced_loss() {
         let found = first[0].loss();
         assert!((found - expected).abs() < 1e-6 * expected.max(1.0), "{args:?}: {found} and {expected}");
     }
+}
+
+/// The reference counts all tokens, as in TRL: only where alpha is 1 a model begins with the rewards of its reference.
+#[test]
+fn length_desensitization_leaves_the_reference_whole() {
+    let rewards = |alpha: f32| {
+        let args = PreferenceArgs { ld_alpha: Some(alpha), ..PreferenceArgs::default() };
+        let means = train(&Loss::Pairs(args), false, &Split { steps: 1, ..GOLDEN })[0].totals.means();
+        let of = |name: &str| means.iter().find(|(known, _)| *known == name).unwrap().1;
+        [of("rewards/chosen"), of("rewards/rejected")]
+    };
+    assert!(rewards(1.0).iter().all(|reward| reward.abs() < 1e-5), "{:?}", rewards(1.0));
+    // Log-probabilities that count half are larger ones.
+    assert!(rewards(0.5).iter().all(|reward| *reward >= 0.0) && rewards(0.5).iter().sum::<f64>() > 0.1);
 }
 
 #[test]

@@ -45,7 +45,7 @@ pub fn best(settings: &Settings, evaluated: When, saved: When, problems: &mut Pr
     let metric = metric.strip_prefix("eval_").unwrap_or(metric);
     let greater_is_better = match settings.said("greater_is_better") {
         Some(_) => settings.bool("greater_is_better"),
-        None => !metric.ends_with("loss"),
+        None => !["loss", "loss_per_token"].iter().any(|name| metric.ends_with(name)),
     };
     let metric = format!("eval_{metric}");
     Some(BestArgs { metric, greater_is_better, patience, saves, load_at_end: loads })
@@ -112,6 +112,12 @@ mod tests {
         let accuracy = best("metric_for_best_model: rewards/accuracies\nearly_stopping_steps: 3").unwrap();
         assert_eq!((&*accuracy.metric, accuracy.greater_is_better), ("eval_rewards/accuracies", true));
         assert_eq!((accuracy.patience, accuracy.load_at_end), (Some(3), false));
+        for losses in ["eval_loss_per_token", "eval_a_loss", "a_loss_per_token"] {
+            assert!(
+                !best(&format!("metric_for_best_model: {losses}")).unwrap().greater_is_better,
+                "{losses}"
+            );
+        }
         let named = best("metric_for_best_model: eval_a_loss\ngreater_is_better: true").unwrap();
         assert_eq!((&*named.metric, named.greater_is_better), ("eval_a_loss", true));
         let saves = best("save_strategy: best\nload_best_model_at_end: true");

@@ -8,6 +8,7 @@ use oarlock::settings::dialect::Dialects;
 use oarlock::settings::keys::{Group, Status};
 use oarlock::settings::location::{Origin, ValueSource};
 use oarlock::settings::node::to_yaml;
+use oarlock::settings::optimizer;
 use oarlock::settings::problem::{Problem, Problems};
 use oarlock::settings::resolve::{self, Setting, Settings};
 use oarlock::settings::secret::masked;
@@ -181,7 +182,7 @@ impl ResolvedConfig {
                 let _ = writeln!(out, "  {name:names$}  {value:values$}  {origin}");
             }
         }
-        for note in self.notes() {
+        for note in self.notes().iter().chain(&optimizer::told(&self.settings)) {
             let _ = writeln!(out, "Note: {note}");
         }
         out
@@ -197,7 +198,9 @@ impl ResolvedConfig {
 
     /// What logs and trackers are to say about the configuration.
     pub fn description(&self) -> RunDescription {
-        let notes = self.without_effect_line().into_iter().chain(self.notes().iter().cloned()).collect();
+        let told = optimizer::told(&self.settings);
+        let notes =
+            self.without_effect_line().into_iter().chain(self.notes().iter().cloned()).chain(told).collect();
         RunDescription { yaml: self.as_yaml(), values: self.as_json(), notes }
     }
 

@@ -339,7 +339,7 @@ pub const KEYS: &[Key] = &[
     key(Train, Text, "mixed_precision", "", Later("write bf16: true or fp16: true"), "Precision, as Accelerate and Megatron name it"),
     key(Train, Bool, "fp8", "false", Later("use bf16: true"), "Compute in fp8"),
     key(Train, Bool, "tf32", "", NoEffect("f32 products are f32"), "Products in TF32"),
-    key(Train, Int(0), "seed", "42", Used, "Seed of initial weights, shuffling and dropout"),
+    key(Train, Int(0), "seed", "42", Used, "Seed of initial weights, shuffling, dropout and what val_size holds out"),
     key(Train, Int(0), "data_seed", "", Used, "Seed of shuffling alone; unset: seed"),
     key(Train, Bool, "full_determinism", "false", NoEffect("every run is deterministic"), "Same bits on every run"),
     key(Train, Float(BelowOne), "label_smoothing_factor", "0", Used, "Share of the loss of a token that all tokens of the vocabulary have in equal parts"),

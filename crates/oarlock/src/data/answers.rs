@@ -9,6 +9,8 @@ use super::example::{Conversation, Judged, Message, Pair};
 use super::sft::{Chat, Outcome, dropped};
 use super::tokenizer::Tokenizer;
 
+const NOTHING_LEFT: &str = "nothing of one of its answers is left within cutoff_len";
+
 /// A prompt and an answer to it.
 struct Answered {
     prompt: Vec<u32>,
@@ -30,16 +32,30 @@ impl Chat {
         }
     }
 
-    /// One answer as a pair of which the other answer is missing: its segment is empty.
+    /// One answer as a pair of which the other answer is missing: its segment is empty. It is whole, and cut where rows are
+    /// made, as its prompt also comes with another answer.
     pub(super) fn judged(&self, tokenizer: &Tokenizer, judged: &Judged) -> Result<Outcome> {
-        let answered = match self.answered(tokenizer, &judged.conversation)? {
+        let Answered { prompt, answer } = match self.answered(tokenizer, &judged.conversation)? {
             Ok(answered) => answered,
             Err(reason) => return Ok(Outcome::Dropped(reason)),
         };
-        let outcome = self.segments(&[answered])?;
-        let Outcome::Encoded(mut encoded, cuts) = outcome else { return Ok(outcome) };
-        encoded.segments = vec![if judged.desired { encoded.ids.len() as u32 } else { 0 }];
-        Ok(Outcome::Encoded(encoded, cuts))
+        let (of_prompt, of_answer) = divide(prompt.len(), answer.len(), self.cutoff_len);
+        // Nothing predicts the first token.
+        if of_answer <= usize::from(of_prompt == 0) {
+            return dropped(NOTHING_LEFT);
+        }
+        let cuts = Cuts {
+            questions: u64::from(of_prompt < prompt.len()),
+            answers: u64::from(of_answer < answer.len()),
+            turns: 0,
+            left_out: [prompt.len() - of_prompt, answer.len() - of_answer].map(|tokens| tokens as u64),
+        };
+        let begin = prompt.len().max(1) as u32;
+        let ids = [prompt, answer].concat();
+        let segments = vec![if judged.desired { ids.len() as u32 } else { 0 }];
+        #[expect(clippy::single_range_in_vec_init, reason = "one run of tokens")]
+        let labels = Labels::Spans(vec![begin..ids.len() as u32]);
+        Ok(Outcome::Encoded(Encoded { ids, labels, segments }, cuts))
     }
 
     /// The last answer of a conversation and what stands before it.
@@ -84,7 +100,7 @@ impl Chat {
             spans.push(begin..encoded.ids.len() as u32);
         }
         if spans.iter().any(|span| span.start >= span.end) {
-            return dropped("nothing of one of its answers is left within cutoff_len");
+            return dropped(NOTHING_LEFT);
         }
         encoded.labels = Labels::Spans(spans);
         Ok(Outcome::Encoded(encoded, cuts))

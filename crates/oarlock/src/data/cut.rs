@@ -29,6 +29,8 @@ pub(super) struct Cuts {
     pub(super) answers: u64,
     /// Turns that are not there at all.
     pub(super) turns: u64,
+    /// Tokens of a prompt and of its answer that are still there, and that rows leave out.
+    pub(super) left_out: [u64; 2],
 }
 
 impl Cuts {
@@ -170,7 +172,7 @@ mod tests {
         let turns = [turn(0, 30, 20), turn(50, 5, 5)];
         let (encoded, cuts) = join(&turns, &Joining { cutoff_len: 10, ..ALL });
         assert_eq!(encoded.ids, [0, 1, 2, 3, 4, 5, 30, 31, 32, 33]);
-        assert_eq!(cuts, Cuts { questions: 1, answers: 1, turns: 1 });
+        assert_eq!(cuts, Cuts { questions: 1, answers: 1, turns: 1, ..Cuts::default() });
         // The last turns matter most where only the last answer is learned.
         let (encoded, cuts) = join(&turns, &Joining { cutoff_len: 12, mask_history: true, ..ALL });
         assert_eq!(encoded.ids, [0, 1, 50, 51, 52, 53, 54, 55, 56, 57, 58, 59]);

@@ -35,7 +35,7 @@ pub enum Labels {
 }
 
 /// The version of what rows mean: raised when the same row comes to mean something else.
-const ROWS: u32 = 2;
+const ROWS: u32 = 3;
 
 /// A row that was read, and what became of it.
 pub(super) struct Encoding {

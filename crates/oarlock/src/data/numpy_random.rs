@@ -1,5 +1,5 @@
-//! The random choices of NumPy's `default_rng(seed).choice(n, size, p)`: PCG64 (O'Neill 2014) behind a seed sequence, for
-//! orders that other programs draw with it.
+//! The random choices of NumPy's `default_rng(seed)`, `choice(n, size, p)` and `permutation(n)`: PCG64 (O'Neill 2014) behind a
+//! seed sequence, for orders that other programs draw with it.
 
 /// NumPy's generator PCG64: 128 bits of state, XSL-RR output.
 pub(super) struct Pcg64 {
@@ -25,12 +25,37 @@ impl Pcg64 {
         self.state = self.state.wrapping_mul(MULTIPLIER).wrapping_add(self.increment);
     }
 
-    /// A number from 0 up to, but without, 1.
-    fn uniform(&mut self) -> f64 {
+    fn next_u64(&mut self) -> u64 {
         self.step();
         let mixed = (self.state >> 64) as u64 ^ self.state as u64;
-        let bits = mixed.rotate_right((self.state >> 122) as u32);
-        (bits >> 11) as f64 / (1u64 << 53) as f64
+        mixed.rotate_right((self.state >> 122) as u32)
+    }
+
+    /// A number from 0 up to, but without, 1.
+    fn uniform(&mut self) -> f64 {
+        (self.next_u64() >> 11) as f64 / (1u64 << 53) as f64
+    }
+
+    /// `permutation(n)`.
+    pub(super) fn permutation(mut self, n: u32) -> Vec<u32> {
+        let mut order: Vec<u32> = (0..n).collect();
+        // Each number gives its lower half first.
+        let mut upper = None;
+        for last in (1..n).rev() {
+            let mask = u32::MAX >> last.leading_zeros();
+            let other = loop {
+                let half = upper.take().unwrap_or_else(|| {
+                    let both = self.next_u64();
+                    upper = Some((both >> 32) as u32);
+                    both as u32
+                });
+                if half & mask <= last {
+                    break half & mask;
+                }
+            };
+            order.swap(last as usize, other as usize);
+        }
+        order
     }
 
     /// `choice(len(p), p=p)`: an index, each with its probability; these add up to 1.
@@ -108,5 +133,16 @@ mod tests {
             let chosen: String = (0..16).map(|_| random.choose(&sums).to_string()).collect();
             assert_eq!(chosen, choices, "{seed}");
         }
+    }
+
+    #[test]
+    fn permutations_are_those_of_numpy() {
+        // numpy.random.default_rng(42).permutation(20), and the sum of i * p[i] of default_rng(5).permutation(100_000).
+        let order = Pcg64::new(42).permutation(20);
+        assert_eq!(order, [15, 9, 14, 7, 12, 10, 6, 19, 3, 0, 16, 5, 11, 18, 2, 4, 17, 1, 13, 8]);
+        let order = Pcg64::new(5).permutation(100_000);
+        let sum: u64 = (0..).zip(&order).map(|(i, p): (u64, _)| i * u64::from(*p)).sum();
+        assert_eq!(sum, 249_813_457_963_938);
+        assert_eq!((Pcg64::new(1).permutation(0), Pcg64::new(1).permutation(1)), (vec![], vec![0]));
     }
 }

@@ -61,7 +61,7 @@ struct Part {
 /// The rows of a data set.
 #[derive(Clone, Debug)]
 pub struct Rows {
-    selection: Selection,
+    pub(super) selection: Selection,
     packing: Packing,
     /// The records of each row, where rows hold several whole ones.
     bins: Option<Arc<Bins>>,
@@ -81,8 +81,8 @@ impl Rows {
         Rows::of(Selection::all(cache), settings)
     }
 
-    /// The records of `cache` as rows to train on and rows to validate on. The held-out records are chosen at random
-    /// by the seed and stay in file order. The others are mixed; none of them is held out, however often it comes.
+    /// The records of `cache` as rows to train on and rows to validate on. The held-out records are chosen at random by the
+    /// seed, and stand in the order of that choice. The others are mixed; none of them is held out, however often it comes.
     ///
     /// # Errors
     /// As `new`, when one of the two would be empty, and when the data sets cannot be mixed so.
@@ -114,8 +114,12 @@ impl Rows {
     }
 
     /// The tokens of a record and which of them are targets, from its first to its last, whatever row they are in: the
-    /// `index`-th of the records that these rows are made of.
+    /// `index`-th of the records that these rows are made of. Of a judged answer those that fit into a row.
     pub fn record(&self, index: u64) -> (Vec<u32>, Vec<Range<usize>>) {
+        if self.is_judged() {
+            let ids = self.shown(index).0;
+            return (ids, vec![self.judged_targets(index)]);
+        }
         let (record, begin, len) = self.selection.record(index);
         let mut ids = vec![0; len];
         self.selection.cache.copy(begin, &mut ids);
@@ -239,6 +243,12 @@ impl Rows {
         if self.packing == Packing::MiniMind {
             return self.write_minimind(row, ids, labels);
         }
+        if self.is_judged() {
+            if let Some(doc_start) = doc_start {
+                doc_start.fill(0);
+            }
+            return self.write_judged(row, ids, labels);
+        }
         let (cache, mut n) = (&self.selection.cache, 0);
         for Part { record, begin, len, from, at } in self.parts(row) {
             let n_tokens = (len - from).min(at.len());
@@ -267,6 +277,9 @@ impl Rows {
 
     /// Where the segments of a row stand, in order, where its record has several; one of them may be empty.
     pub(super) fn segments(&self, row: u64) -> Vec<Range<usize>> {
+        if self.is_judged() {
+            return self.judged_segments(row);
+        }
         let mut segments = Vec::new();
         for Part { record, from, at, .. } in self.parts(row) {
             let begins = self.selection.cache.segments(record);
@@ -279,28 +292,6 @@ impl Rows {
             }
         }
         segments
-    }
-
-    /// Whether rows are single answers that are judged.
-    pub(super) fn is_judged(&self) -> bool {
-        self.selection.cache.holds_judgements()
-    }
-
-    /// The tokens before the answer of a row and those of the answer.
-    pub(super) fn prompt_and_answer(&self, row: u64) -> [Vec<i32>; 2] {
-        let (_, begin, _) = self.selection.record(row);
-        let answer = self.answer(row);
-        [0..answer.start, answer].map(|tokens| {
-            let mut ids = vec![0; tokens.len()];
-            self.selection.cache.copy(begin + tokens.start as u64, &mut ids);
-            ids
-        })
-    }
-
-    /// Where in its record the answer of a row stands.
-    pub(super) fn answer(&self, row: u64) -> Range<usize> {
-        let (record, _, len) = self.selection.record(row);
-        self.selection.cache.targets(record).and_then(|mut runs| runs.next()).unwrap_or(len..len)
     }
 
     /// Adds one fill token without a target.
@@ -321,6 +312,7 @@ impl Rows {
     /// The number of targets that `write` gives for a row.
     pub fn n_targets(&self, row: u64) -> usize {
         match self.packing {
+            _ if self.is_judged() => self.judged_targets(row).len(),
             Packing::Concat | Packing::ConcatDocuments => {
                 self.len - 1 - self.for_each_ignored(row, |_| ()) + self.for_each_end(row, |_| ())
             }

@@ -73,8 +73,9 @@ impl RowReport {
     pub(super) fn add(&mut self, encoded: &Encoded, cuts: &Cuts) {
         self.rows += 1;
         self.examples += 1;
-        self.tokens += encoded.ids.len() as u64;
-        self.trained += n_trained(encoded);
+        let [of_prompt, of_answer] = cuts.left_out;
+        self.tokens += encoded.ids.len() as u64 - of_prompt - of_answer;
+        self.trained += n_trained(encoded) - of_answer;
         self.cut += u64::from(cuts.any());
         self.cut_questions += cuts.questions;
         self.cut_answers += cuts.answers;
@@ -172,13 +173,6 @@ impl RowReport {
         }
         for Unread { what, rows, first } in &self.unread {
             lines.push(format!("note: {what} is not read ({rows} rows, the first is {first})"));
-        }
-        if self.cut > 0 && self.judged > 0 {
-            lines.push(
-                "with cut rows the distance k of kto is another one than LLaMA-Factory's: it is taken of what is kept of a \
-                 prompt and of the answer before it, which LLaMA-Factory cuts together anew"
-                    .to_owned(),
-            );
         }
         for Dropped { reason, rows, first } in &self.dropped {
             lines.push(format!("warning: {rows} rows dropped: {reason} (the first is {first})"));

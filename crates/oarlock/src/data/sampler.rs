@@ -115,6 +115,14 @@ impl Sampler {
         self.len.div_ceil(self.step_samples())
     }
 
+    /// Passes over the data at a position, as the Trainer of transformers counts them: micro-batches of all ranks over the
+    /// micro-batches of an epoch, the last of which may be smaller.
+    pub fn epochs(&self, position: u64) -> f64 {
+        let (whole, rest) = (position / self.len, position % self.len);
+        let done = rest.div_ceil(self.micro_batch_samples()) as f64;
+        whole as f64 + done / self.len.div_ceil(self.micro_batch_samples()) as f64
+    }
+
     /// The position after `steps` steps from the beginning.
     pub fn position_after(&self, steps: u64) -> u64 {
         let (epochs, rest) = (steps / self.steps_per_epoch(), steps % self.steps_per_epoch());
@@ -233,6 +241,20 @@ mod tests {
         }
         assert_eq!(position, (epoch + 1) * sampler.len);
         rows
+    }
+
+    #[test]
+    fn epochs_are_counted_in_micro_batches() {
+        // 13 rows are 4 micro-batches of 4, on two ranks 2 of 8: transformers' state.epoch after each step.
+        let one = Sampler { accumulation: 2, ..Sampler::in_order(13, 1, 0, 4) };
+        let two = Sampler { world: 2, accumulation: 1, ..one.clone() };
+        for (sampler, expected) in [(&one, [0.5, 1.0, 1.5, 2.0]), (&two, [0.5, 1.0, 1.5, 2.0])] {
+            let counted = [1, 2, 3, 4].map(|steps| sampler.epochs(sampler.position_after(steps)));
+            assert_eq!(counted, expected);
+        }
+        let three = Sampler { micro_batch: 2, accumulation: 3, ..one };
+        let counted = [1, 2, 3].map(|steps| three.epochs(three.position_after(steps)));
+        assert_eq!(counted, [3.0 / 7.0, 6.0 / 7.0, 1.0]);
     }
 
     proptest! {

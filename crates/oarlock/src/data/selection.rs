@@ -2,23 +2,23 @@
 
 use std::sync::Arc;
 
-use oarlock_tensor::cpu::random::{Permutation, Stream};
-
 use super::cache::TokenCache;
 use super::error::{Error, Result};
 use super::mix::{self, Mix};
+use super::numpy_random::Pcg64;
 use crate::config::ValSize;
 
-/// Distinguishes the order that chooses held-out records from those of the epochs.
-const VAL_STREAM: u64 = u64::MAX;
-
-/// How records are divided into those to train on and those to validate on, and how the former are mixed.
+/// How records are divided into those to train on and those to validate on, and how the former are mixed: as
+/// `Dataset.train_test_split(val_size, seed=val_seed)` of datasets divides them.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct Split {
     /// What is held out.
     pub val_size: Option<ValSize>,
     /// Chooses what is held out.
     pub val_seed: u64,
+    /// Whether the order of the records to train on is that of the training. Where records are held out, it is a random one,
+    /// which costs memory.
+    pub keeps_order: bool,
     /// How several data sets become one.
     pub mix: Mix,
     /// Chooses among data sets.
@@ -53,8 +53,8 @@ impl Selection {
         Selection::new(cache, Chosen::AllBut, Vec::new())
     }
 
-    /// The records to train on, and those that are held out, where there are any. These are chosen at random and stay in
-    /// file order; the others are mixed, and none of them is held out, however often it comes.
+    /// The records to train on, and those that are held out, where there are any. These stand in the random order that chooses
+    /// them; the others are mixed, and none of them is held out, however often it comes.
     ///
     /// # Errors
     /// When none would be left to train on, and when the data sets cannot be mixed so.
@@ -65,18 +65,33 @@ impl Selection {
             Some(ValSize::Count(count)) => count,
             Some(ValSize::Fraction(part)) => (part * n as f64).ceil() as u64,
         };
+        let refused = |cause: String| Error::Setting { key: "val_size", cause };
         if n_held_out >= n && n_held_out > 0 {
             let cause = format!("{n_held_out} of {n} records held out leave none to train on; lower it");
-            return Err(Error::Setting { key: "val_size", cause });
+            return Err(refused(cause));
         }
-        let order = Permutation::new(Stream { seed: split.val_seed, stream: VAL_STREAM }, n);
-        let mut marked: Vec<u64> = (0..n_held_out).filter_map(|i| order.get(i)).collect();
+        let order = match n_held_out {
+            0 => Vec::new(),
+            _ => {
+                let n = u32::try_from(n).map_err(|_| {
+                    refused(format!("{n} records are too many to choose among; name data in eval_dataset"))
+                })?;
+                Pcg64::new(split.val_seed).permutation(n)
+            }
+        };
+        let (held_out, rest) = order.split_at(n_held_out as usize);
+        let in_order = |records: &[u32]| records.iter().map(|&record| u64::from(record)).collect::<Vec<_>>();
+        let mut marked = in_order(held_out);
         marked.sort_unstable();
         let rest = match mixed(&cache, &marked, split)? {
             Some(records) => Selection::new(cache.clone(), Chosen::Only, records),
-            None => Selection::new(cache.clone(), Chosen::AllBut, marked.clone()),
+            None if split.keeps_order && !rest.is_empty() => {
+                Selection::new(cache.clone(), Chosen::Only, in_order(rest))
+            }
+            None => Selection::new(cache.clone(), Chosen::AllBut, marked),
         };
-        let held_out = (!marked.is_empty()).then(|| Selection::new(cache, Chosen::Only, marked));
+        let held_out =
+            (!held_out.is_empty()).then(|| Selection::new(cache, Chosen::Only, in_order(held_out)));
         Ok((rest, held_out))
     }
 

@@ -20,7 +20,8 @@ pub use crate::error::ScaleAtMinimum;
 pub use loss_scale::{LossScaler, LossScalerState, Verdict};
 pub(crate) use lr_state::LrState;
 pub use oarlock_tensor::ops::optimizer::{
-    AdafactorArgs, AdjustLr, CustomRule, LowRankArgs, Method, Needs, OneBit, OneBitKind, Rule, Sides, Update,
+    AdEmaMixArgs, AdafactorArgs, AdjustLr, CustomRule, LowRankArgs, Method, Needs, OneBit, OneBitKind,
+    RmsPropArgs, Rule, Sides, Update,
 };
 pub use optimizer::Stepped;
 pub(crate) use optimizer::{Optimizer, OptimizerConfig};

@@ -15,6 +15,9 @@ use super::{Result, io_error};
 /// Means of metrics, each with its name.
 pub type Metrics = Vec<(&'static str, f64)>;
 
+/// The mean loss of a target of an evaluation, beside `loss`, which is a mean of the means of batches.
+pub const PER_TOKEN: &str = "loss_per_token";
+
 /// What is logged about a training step.
 #[derive(Clone, Debug, PartialEq)]
 pub struct StepRecord {
@@ -22,7 +25,7 @@ pub struct StepRecord {
     pub step: u64,
     /// Passes over the data, with the part of the current one.
     pub epoch: f64,
-    /// Mean loss over the targets since the last record.
+    /// Mean loss of the steps since the last record.
     pub loss: f64,
     /// The objective's metrics since then.
     pub metrics: Metrics,
@@ -47,7 +50,7 @@ pub struct EvalRecord {
     pub step: u64,
     /// Passes over the data.
     pub epoch: f64,
-    /// Mean loss over the targets.
+    /// The mean of the mean losses of batches.
     pub loss: f64,
     /// The objective's metrics.
     pub metrics: Metrics,
@@ -64,7 +67,7 @@ pub struct EvalRecord {
 /// What is logged about generated answers.
 #[derive(Clone, Debug, PartialEq)]
 pub struct PredictRecord {
-    /// Mean loss over the tokens of the expected answers, or over pairs.
+    /// The mean of the mean losses of batches, or over pairs.
     pub loss: f64,
     /// How near the answers are to those that were expected, from 0 to 100; of pairs, how many are in the right order.
     pub scores: Metrics,
@@ -79,7 +82,7 @@ pub struct PredictRecord {
 /// The results of a training.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Summary {
-    /// Mean loss over all steps of this run.
+    /// Mean loss of the steps of this run.
     pub loss: f64,
     /// Sequences trained on in this run.
     pub samples: u64,

@@ -1,6 +1,8 @@
 //! Reads `optim`, `optim_args` and AdamW's keys into the rule of the optimizer.
 
-use oarlock_tensor::ops::optimizer::{AdafactorArgs, AdjustLr, OneBit, OneBitKind, Rule};
+use oarlock_tensor::ops::optimizer::{
+    AdEmaMixArgs, AdafactorArgs, AdjustLr, OneBit, OneBitKind, RmsPropArgs, Rule,
+};
 
 use super::keys::Range;
 use super::kwargs::Kwargs;
@@ -10,7 +12,8 @@ use super::resolve::Settings;
 use crate::config::Placement;
 use crate::config::{OptimizerArgs, ShardArgs};
 
-/// The names of `optim`, those of transformers and DeepSpeed.
+/// The names of `optim`, those of transformers and DeepSpeed. Those of bitsandbytes, and of AdamW on other devices, follow the
+/// others, and are in [`STAND_INS`].
 pub const OPTIMIZERS: &[&str] = &[
     "adamw_torch",
     "adamw_torch_fused",
@@ -28,7 +31,50 @@ pub const OPTIMIZERS: &[&str] = &[
     "onebit_adam",
     "zero_one_adam",
     "onebit_lamb",
+    "rmsprop",
+    "ademamix",
+    "adamw_apex_fused",
+    "adamw_bnb_8bit",
+    "adamw_8bit",
+    "adamw_torch_8bit",
+    "adamw_torch_4bit",
+    "paged_adamw",
+    "paged_adamw_32bit",
+    "paged_adamw_8bit",
+    "lion_8bit",
+    "paged_lion",
+    "paged_lion_32bit",
+    "paged_lion_8bit",
+    "rmsprop_bnb",
+    "rmsprop_bnb_32bit",
+    "rmsprop_bnb_8bit",
+    "ademamix_8bit",
+    "paged_ademamix_32bit",
+    "paged_ademamix_8bit",
 ];
+
+/// The optimizer that takes the same steps as one whose name begins so, but for the rounding of its states.
+const STAND_INS: [(&str, &str); 4] =
+    [("adamw_", "adamw"), ("lion_", "lion"), ("rmsprop_", "rmsprop"), ("ademamix_", "ademamix")];
+
+/// The optimizer of a name: itself, or the one that stands in for it.
+fn method(name: &str) -> &str {
+    let name = name.strip_prefix("paged_").unwrap_or(name);
+    STAND_INS.iter().find(|(prefix, _)| name.starts_with(prefix)).map_or(name, |(_, method)| method)
+}
+
+/// What is to be told of an optimizer whose states take less memory elsewhere.
+pub fn told(settings: &Settings) -> Option<String> {
+    let name = settings.text("optim").unwrap_or_default();
+    let bits = ["8bit", "4bit"].into_iter().find(|bits| name.ends_with(bits)).map(|bits| &bits[..1]);
+    let other = match (bits, name.starts_with("paged_")) {
+        (None, false) => return None,
+        (Some(bits), false) => format!("they do not have {bits} bits"),
+        (None, true) => "they are not paged".to_owned(),
+        (Some(bits), true) => format!("they neither have {bits} bits nor are paged"),
+    };
+    Some(format!("optim: {name} takes the steps of {}, with states in f32: {other}", method(&name)))
+}
 
 /// The optimizer; what is wrong with it goes to `problems`.
 pub fn optimizer(settings: &Settings, problems: &mut Problems) -> OptimizerArgs {
@@ -38,7 +84,7 @@ pub fn optimizer(settings: &Settings, problems: &mut Problems) -> OptimizerArgs 
         Kwargs::new(&name, [settings.get("optim_args"), settings.get("optim")], &fields, problems);
     let (beta1, beta2, eps) =
         (settings.f64("adam_beta1"), settings.f64("adam_beta2"), settings.f64("adam_epsilon"));
-    let rule = match name.as_str() {
+    let rule = match method(&name) {
         "adam" => Rule::Adam { beta1, beta2, eps },
         "sgd" => sgd(&mut kwargs),
         "adagrad" => Rule::Adagrad {
@@ -48,7 +94,9 @@ pub fn optimizer(settings: &Settings, problems: &mut Problems) -> OptimizerArgs 
                 .unwrap_or(0.0),
             eps: kwargs.number("eps", Range::Positive).unwrap_or(1e-10),
         },
-        "lion" | "lion_32bit" => Rule::Lion { beta1, beta2 },
+        "lion" => Rule::Lion { beta1, beta2 },
+        "rmsprop" => rms_prop(&mut kwargs).rule(),
+        "ademamix" => ad_ema_mix(&mut kwargs, [beta1, beta2], eps).rule(),
         "lamb" => {
             let max_coeff = kwargs.number("max_coeff", Range::Positive).unwrap_or(10.0);
             let min_coeff = kwargs.number("min_coeff", Range::NotNegative).unwrap_or(0.01);
@@ -169,6 +217,29 @@ fn adafactor(kwargs: &mut Kwargs<'_>, defaults: &AdafactorArgs) -> Rule {
         d,
         relative: defaults.relative,
     })
+}
+
+fn rms_prop(kwargs: &mut Kwargs<'_>) -> RmsPropArgs {
+    let defaults = RmsPropArgs::default();
+    RmsPropArgs {
+        alpha: kwargs.number("alpha", Range::BelowOne).unwrap_or(defaults.alpha),
+        eps: kwargs.number("eps", Range::Positive).unwrap_or(defaults.eps),
+        momentum: kwargs.number("momentum", Range::BelowOne).unwrap_or(defaults.momentum),
+        centered: kwargs.flag("centered").unwrap_or(defaults.centered),
+    }
+}
+
+/// With the defaults of transformers.
+fn ad_ema_mix(kwargs: &mut Kwargs<'_>, [beta1, beta2]: [f64; 2], eps: f64) -> AdEmaMixArgs {
+    let mut below_one = |name, default| kwargs.number(name, Range::BelowOne).unwrap_or(default);
+    let betas = [below_one("beta1", beta1), below_one("beta2", beta2), below_one("beta3", 0.9999)];
+    AdEmaMixArgs {
+        betas,
+        alpha: kwargs.number("alpha", Range::NotNegative).unwrap_or(5.0),
+        eps: kwargs.number("eps", Range::Positive).unwrap_or(eps),
+        t_alpha: kwargs.size("t_alpha"),
+        t_beta3: kwargs.size("t_beta3"),
+    }
 }
 
 /// The pairs of `optim_args`, written `key=value,key=value`.

@@ -7,7 +7,9 @@ use serde_json::{Value, json};
 
 use crate::config::BestArgs;
 use crate::error::{Error, Result};
+use crate::report::log::PER_TOKEN;
 use crate::report::state::TrainerState;
+use crate::train::objective::Objective;
 
 /// The name under which transformers keeps the evaluations without progress.
 const CALLBACK: &str = "EarlyStoppingCallback";
@@ -22,14 +24,20 @@ pub struct Verdict {
     pub stops: bool,
 }
 
-/// Refuses a metric that no evaluation will have: each has the loss and `metrics`, under the name of its data set where each
-/// is evaluated by itself.
+/// What an evaluation of this objective is measured by.
+pub fn metrics(objective: &impl Objective) -> Vec<&'static str> {
+    let per_token = objective.is_head_loss().then_some(PER_TOKEN);
+    ["loss"].into_iter().chain(objective.eval_metrics().iter().copied()).chain(per_token).collect()
+}
+
+/// Refuses a metric that no evaluation will have: each has these `metrics`, under the name of its data set where each is
+/// evaluated by itself.
 pub fn check_metric(metric: &str, evals: &[Option<&str>], metrics: &[&str]) -> Result<()> {
     let names: Vec<String> = evals
         .iter()
         .flat_map(|name| {
             let of = name.map_or(String::new(), |name| format!("{name}_"));
-            std::iter::once(&"loss").chain(metrics).map(move |metric| format!("eval_{of}{metric}"))
+            metrics.iter().map(move |metric| format!("eval_{of}{metric}"))
         })
         .collect();
     if names.is_empty() || names.iter().any(|name| name == metric) {

@@ -114,7 +114,8 @@ pub fn open(accelerator: &Accelerator, config: &TrainConfig, hf: &HfConfig) -> R
     let n_records = train.n_records();
     let split = Split {
         val_size: config.data.val_size,
-        val_seed: config.train.data_seed,
+        val_seed: config.train.seed,
+        keeps_order: !config.data.shuffle,
         mix: config.data.mix.clone(),
         mix_seed: config.train.seed,
     };

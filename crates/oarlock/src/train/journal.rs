@@ -12,7 +12,7 @@ use crate::config::TrainConfig;
 use crate::error::Result;
 use crate::report::engine::EngineStep;
 use crate::report::flops;
-use crate::report::log::{EvalRecord, PredictRecord, RunLog, StepRecord, Summary};
+use crate::report::log::{EvalRecord, PER_TOKEN, PredictRecord, RunLog, StepRecord, Summary};
 use crate::report::profile::{MemoryNow, Profiler};
 use crate::report::progress::{Progress, Status};
 use crate::report::speed::{Peak, PhaseTimer};
@@ -30,23 +30,49 @@ pub struct Journal {
     peak: Peak,
     interval: Interval,
     first_step: u64,
-    /// Losses of the whole run.
-    run: Totals,
+    /// Losses of the steps of the whole run.
+    run: StepLosses,
     profiler: Option<Profiler>,
 }
 
 /// What has happened since the last record.
 struct Interval {
     begin: Instant,
+    losses: StepLosses,
+    /// For the metrics.
     totals: Totals,
     n_tokens: u64,
     /// Time that was not training: evaluation, checkpoints.
     paused: Duration,
 }
 
+/// The losses of steps. Each step counts alike, as in the Trainer of transformers, however many targets it has.
+#[derive(Default)]
+struct StepLosses {
+    sum: f64,
+    n: u64,
+}
+
+impl StepLosses {
+    fn add(&mut self, loss: f64) {
+        self.sum += loss;
+        self.n += 1;
+    }
+
+    fn mean(&self) -> f64 {
+        self.sum / self.n as f64
+    }
+}
+
 impl Interval {
     fn new() -> Interval {
-        Interval { begin: Instant::now(), totals: Totals::default(), n_tokens: 0, paused: Duration::ZERO }
+        Interval {
+            begin: Instant::now(),
+            losses: StepLosses::default(),
+            totals: Totals::default(),
+            n_tokens: 0,
+            paused: Duration::ZERO,
+        }
     }
 
     fn throughput(&self) -> f64 {
@@ -104,7 +130,7 @@ impl Journal {
             peak: Peak::default(),
             interval: Interval::new(),
             first_step,
-            run: Totals::default(),
+            run: StepLosses::default(),
             profiler,
         })
     }
@@ -159,7 +185,8 @@ impl Journal {
         // A step that was skipped may have a loss that is none, which would be all that is left of a mean.
         if report.totals.is_finite() {
             self.interval.totals += &report.totals;
-            self.run += &report.totals;
+            self.interval.losses.add(report.loss());
+            self.run.add(report.loss());
         }
         self.interval.n_tokens += done.n_tokens;
         let seen = self.log.state().num_input_tokens_seen + done.n_tokens;
@@ -190,7 +217,7 @@ impl Journal {
         self.log.step(&StepRecord {
             step: done.step,
             epoch: done.epoch,
-            loss: self.interval.totals.loss(),
+            loss: self.interval.losses.mean(),
             metrics: self.interval.totals.means(),
             learning_rate: done.lr,
             grad_norm: report.grad_norm,
@@ -266,8 +293,12 @@ impl Journal {
         if record.has_perplexity {
             line.push_str(&format!(", perplexity {:.3}", record.loss.exp()));
         }
+        let shown = format!("{:.4}", record.loss);
         for (name, mean) in &record.metrics {
-            line.push_str(&format!(", {name} {mean:.4}"));
+            let mean = format!("{mean:.4}");
+            if *name != PER_TOKEN || mean != shown {
+                line.push_str(&format!(", {name} {mean}"));
+            }
         }
         self.message(&line)
     }
@@ -297,7 +328,7 @@ impl Journal {
     pub fn finish(&mut self, samples: u64, steps: u64) -> Result<()> {
         self.progress.finish();
         if steps > 0 {
-            self.log.finish(&Summary { loss: self.run.loss(), samples, steps })?;
+            self.log.finish(&Summary { loss: self.run.mean(), samples, steps })?;
             self.monitor_last()?;
         }
         let lines = self.monitors.finish()?;

@@ -26,7 +26,8 @@ mod step;
 pub use forecast::forecast;
 pub use lock::clear_lock;
 pub use objective::{
-    Inputs, Judgement, Metric, NextToken, Objective, ObjectiveLoss, Preference, Pretrain, Reference, Reward,
+    Evaluation, Inputs, Judgement, Metric, NextToken, Objective, ObjectiveLoss, Preference, Pretrain,
+    Reference, Reward,
 };
 pub use obstacles::{Obstacle, obstacles};
 pub use options::{accelerator_config, missing_class, optimizer};

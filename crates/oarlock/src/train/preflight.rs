@@ -13,7 +13,7 @@ use crate::model::hf::HfConfig;
 use crate::train::best;
 use crate::train::data::{added_tokens, check_vocab_size, source};
 use crate::train::model::{Start, settings};
-use crate::train::objective::{Judgement, NextToken, Objective, Preference, Reference, Reward};
+use crate::train::objective::{Judgement, NextToken, Preference, Reference, Reward};
 use crate::train::obstacles::resumes;
 use crate::train::resume::none_to_resume;
 
@@ -127,11 +127,11 @@ fn metric(config: &TrainConfig) -> Result<()> {
     let Some(args) = &config.save.best else { return Ok(()) };
     let metrics = match &config.train.objective {
         ObjectiveArgs::NextToken => {
-            NextToken { args: config.train.loss, seed: config.train.seed }.eval_metrics()
+            best::metrics(&NextToken { args: config.train.loss, seed: config.train.seed })
         }
-        ObjectiveArgs::Preferences(args) => Preference::new(args.clone(), Reference::Absent).eval_metrics(),
-        ObjectiveArgs::Judgements(args) => Judgement::new(args.clone(), Reference::Absent).eval_metrics(),
-        ObjectiveArgs::Rewards => Reward.eval_metrics(),
+        ObjectiveArgs::Preferences(args) => best::metrics(&Preference::new(args.clone(), Reference::Absent)),
+        ObjectiveArgs::Judgements(args) => best::metrics(&Judgement::new(args.clone(), Reference::Absent)),
+        ObjectiveArgs::Rewards => best::metrics(&Reward),
     };
     let held_out = config.data.val_size.iter().map(|_| None);
     let each = config.data.eval_datasets.iter().map(|name| Some(name.as_str()));
@@ -139,7 +139,7 @@ fn metric(config: &TrainConfig) -> Result<()> {
         true => held_out.chain(each).collect(),
         false => held_out.chain(each.map(|_| None)).take(1).collect(),
     };
-    best::check_metric(&args.metric, &evals, metrics)
+    best::check_metric(&args.metric, &evals, &metrics)
 }
 
 /// What the run makes of its model: adapters, frozen layers, quantized weights, a second model, and the files of all of them.

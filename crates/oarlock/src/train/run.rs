@@ -119,6 +119,8 @@ struct Run<'a, O> {
     /// Steps so far, skipped ones included.
     done: u64,
     total_steps: u64,
+    /// Steps that changed no weight, as their gradients were not finite.
+    skipped: u64,
     /// Whether the training ends before that.
     stopped: bool,
     journal: Option<Journal>,
@@ -293,6 +295,7 @@ impl<'a, O: Objective<Model = Decoder>> Run<'a, O> {
             resumed,
             done,
             total_steps,
+            skipped: 0,
             stopped: false,
             journal,
             doubts: Doubts::default(),
@@ -399,6 +402,8 @@ impl<'a, O: Objective<Model = Decoder>> Run<'a, O> {
         let saved = self.saver.finish(self.accelerator.communicator()).map(|_| ());
         self.go_on_without(saved)?;
         self.check_trained()?;
+        // The optimizer of an earlier checkpoint has taken fewer steps.
+        self.skipped = self.done - self.optimizer.n_steps()?;
         self.load_best()?;
         self.timer.enter(Phase::Other);
         Ok(())
@@ -483,7 +488,7 @@ impl<'a, O: Objective<Model = Decoder>> Run<'a, O> {
 
     /// Passes over the data so far.
     fn epoch(&self) -> f64 {
-        self.loader.position() as f64 / self.loader.sampler().len as f64
+        self.loader.sampler().epochs(self.loader.position())
     }
 }
 

@@ -26,7 +26,7 @@ use crate::data::Batch;
 use crate::error::{Error, Result};
 use crate::optim::Stepped;
 use crate::report::speed::{Phase, PhaseTimer};
-use crate::train::objective::{Inputs, Objective, ObjectiveLoss, Tally, Totals};
+use crate::train::objective::{Evaluation, Inputs, Objective, ObjectiveLoss, Tally, Totals};
 
 /// What a step did.
 #[derive(Clone, Debug, PartialEq)]
@@ -162,32 +162,42 @@ pub fn evaluate<O: Objective>(
     objective: &O,
     model: &Prepared<O::Model>,
     batches: impl Iterator<Item = Batch>,
-) -> Result<Totals> {
+) -> Result<Evaluation> {
     let trains = model.is_training();
     model.eval();
-    let mut tally = Tally::default();
-    if let Some(pipeline) = model.pipeline() {
-        let mut batches = batches.peekable();
-        let mut evaluated = Ok(());
-        while evaluated.is_ok() && batches.peek().is_some() {
-            let window: Vec<Batch> = batches.by_ref().take(EVAL_WINDOW * pipeline.n_stages()).collect();
-            evaluated = through_stages(accelerator, objective, model, &window)
-                .map(|losses| losses.into_iter().for_each(|loss| tally.add(loss)));
-        }
-        if trains {
-            model.train();
-        }
-        evaluated?;
-        return tally.over_ranks(accelerator, objective.eval_metrics(), None);
-    }
-    let passes = batches.map(|batch| {
-        objective.before_step(accelerator, model, std::slice::from_ref(&batch))?;
-        objective.eval_forward(model, &Inputs::new(&batch, accelerator.device())?)
-    });
-    let evaluated = passes.into_iter().try_for_each(|loss| loss.map(|loss| tally.add(loss)));
+    let (mut tally, mut rows) = (Tally::default(), Vec::new());
+    let batches = batches.inspect(|batch| rows.push(batch.samples.len()));
+    let evaluated = evaluate_batches(accelerator, objective, model, batches, &mut tally);
     if trains {
         model.train();
     }
     evaluated?;
-    tally.over_ranks(accelerator, objective.eval_metrics(), None)
+    let totals = tally.over_ranks(accelerator, objective.eval_metrics(), None)?;
+    Ok(Evaluation { loss: tally.mean_of_batches(accelerator, &rows)?, totals })
+}
+
+fn evaluate_batches<O: Objective>(
+    accelerator: &Accelerator,
+    objective: &O,
+    model: &Prepared<O::Model>,
+    mut batches: impl Iterator<Item = Batch>,
+    tally: &mut Tally,
+) -> Result<()> {
+    if let Some(pipeline) = model.pipeline() {
+        let size = EVAL_WINDOW * pipeline.n_stages();
+        loop {
+            let window: Vec<Batch> = batches.by_ref().take(size).collect();
+            if window.is_empty() {
+                return Ok(());
+            }
+            through_stages(accelerator, objective, model, &window)?
+                .into_iter()
+                .for_each(|loss| tally.add(loss));
+        }
+    }
+    for batch in batches {
+        objective.before_step(accelerator, model, std::slice::from_ref(&batch))?;
+        tally.add(objective.eval_forward(model, &Inputs::new(&batch, accelerator.device())?)?);
+    }
+    Ok(())
 }

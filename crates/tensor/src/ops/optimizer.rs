@@ -1,7 +1,9 @@
 //! The optimizers: one step of a rule on a part of flat buffers.
 
+mod ad_ema_mix;
 mod custom;
 mod form;
+mod rms_prop;
 mod rule;
 
 use std::ops::Range;
@@ -24,7 +26,9 @@ use crate::launch::{Launch, Mode, View, ViewMut};
 use crate::ops::with_float;
 use crate::shape::Shape;
 
+pub use self::ad_ema_mix::AdEmaMixArgs;
 pub use self::custom::{Custom, CustomRule, Update};
+pub use self::rms_prop::RmsPropArgs;
 use self::rule::is_matrix;
 pub use self::rule::{
     AdafactorArgs, AdjustLr, LowRankArgs, Method, Needs, OneBit, OneBitKind, Role, Rule, Sides,

@@ -161,7 +161,7 @@ fn the_number_of_targets_is_known_without_the_row() {
 }
 
 #[test]
-fn held_out_records_are_split_off_whole_and_in_order() {
+fn held_out_records_are_split_off_whole_and_as_datasets_chooses_them() {
     let f = fixture();
     for (size, n) in [(ValSize::Count(1), 1), (ValSize::Count(22), 22), (ValSize::Fraction(0.2), 5)] {
         let settings = f.settings(Packing::Truncate, 200);
@@ -169,15 +169,18 @@ fn held_out_records_are_split_off_whole_and_in_order() {
             Rows::split(f.cache.clone(), &settings, &Split::holding_out(size, 7)).unwrap();
         let held_out = held_out.unwrap();
         assert_eq!((train.n_rows(), held_out.n_rows()), (23 - n, n));
-        let marked = held_out.selection.marked.clone();
-        for len in [2, 5] {
+        // numpy.random.default_rng(7).permutation(23), by which datasets' train_test_split(seed=7) divides 23 rows.
+        let order = [15, 4, 18, 3, 14, 12, 10, 0, 19, 17, 8, 7, 1, 21, 13, 6, 16, 5, 22, 20, 2, 9, 11];
+        let chosen = &order[..n as usize];
+        assert_eq!(held_out.selection.marked, chosen);
+        let files: Vec<u64> = (0..23).filter(|record| !chosen.contains(record)).collect();
+        for (len, keeps_order) in [(2, false), (5, false), (5, true)] {
             let settings = f.settings(Packing::Concat, len);
-            let (train, held_out) =
-                Rows::split(f.cache.clone(), &settings, &Split::holding_out(size, 7)).unwrap();
-            let held_out = held_out.unwrap();
-            for (rows, kept) in [(train, false), (held_out, true)] {
-                let records = f.ids.iter().enumerate().filter(|(i, _)| marked.contains(&(*i as u64)) == kept);
-                let expected = chopped(records.map(|(_, ids)| ids), len);
+            let split = Split { keeps_order, ..Split::holding_out(size, 7) };
+            let (train, held_out) = Rows::split(f.cache.clone(), &settings, &split).unwrap();
+            let rest = if keeps_order { &order[n as usize..] } else { &files[..] };
+            for (rows, records) in [(train, rest), (held_out.unwrap(), chosen)] {
+                let expected = chopped(records.iter().map(|&record| &f.ids[record as usize]), len);
                 let got: Vec<Vec<i32>> = (0..rows.n_rows()).map(|i| row(&rows, i).ids).collect();
                 assert_eq!(got, expected);
             }

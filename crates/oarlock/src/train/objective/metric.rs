@@ -79,8 +79,18 @@ const MARGINS: &str = "rewards/margins";
 #[derive(Default)]
 pub struct Tally {
     losses: Vec<Sum>,
-    weight: f64,
+    weights: Vec<f64>,
     metrics: Vec<Vec<Mean>>,
+}
+
+/// What an evaluation came to.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Evaluation {
+    /// Sums over all targets, sequences or pairs.
+    pub totals: Totals,
+    /// The mean of the mean losses of batches: `eval_loss` of the Trainer of transformers. The rows that all ranks evaluate at a
+    /// time are one batch.
+    pub loss: f64,
 }
 
 /// What the micro-batches of all ranks came to.
@@ -139,8 +149,35 @@ impl Tally {
     /// Adds a micro-batch.
     pub fn add(&mut self, loss: ObjectiveLoss) {
         self.losses.push(loss.sum);
-        self.weight += loss.weight;
+        self.weights.push(loss.weight);
         self.metrics.push(loss.metrics);
+    }
+
+    /// The mean of the mean losses of the batches of which this rank has so many `rows` each. As in the Trainer of transformers,
+    /// all batches count alike on one rank, and on several the last, which may be smaller, counts with its rows. All ranks call
+    /// it together. A batch without targets has no loss.
+    ///
+    /// # Errors
+    /// When a rank failed.
+    #[track_caller]
+    pub fn mean_of_batches(&self, accelerator: &Accelerator, rows: &[usize]) -> Result<f64> {
+        let mut sums = vec![0.0; 3 * rows.len()];
+        for (batch, rows) in sums.chunks_exact_mut(3).zip(rows) {
+            batch[2] = *rows as f64;
+        }
+        // A stage of a pipeline that is not the last has no losses.
+        for (batch, (loss, weight)) in sums.chunks_exact_mut(3).zip(self.losses.iter().zip(&self.weights)) {
+            (batch[0], batch[1]) = (loss.read()?, *weight);
+        }
+        accelerator.reduce_sum(&mut sums)?;
+        let is_alone = accelerator.data_parallel().0 == 1;
+        let (mut sum, mut n) = (0.0, 0.0);
+        for batch in sums.chunks_exact(3).filter(|batch| batch[1] != 0.0) {
+            let share = if is_alone { 1.0 } else { batch[2] };
+            sum += share * (batch[0] / batch[1]);
+            n += share;
+        }
+        Ok(sum / n)
     }
 
     /// Reads all sums and adds those of all ranks, which call it together; `names` are those of the metrics. Where all
@@ -159,7 +196,7 @@ impl Tally {
         for loss in &self.losses {
             sums[0] += loss.read()?;
         }
-        sums.extend(weight.is_none().then_some(self.weight));
+        sums.extend(weight.is_none().then(|| self.weights.iter().sum::<f64>()));
         let first = sums.len();
         sums.resize(first + 2 * names.len(), 0.0);
         for metrics in &self.metrics {
@@ -181,5 +218,43 @@ impl Tally {
             |(&name, place): (&&'static str, &[f64])| Metric { name, sum: place[0], weight: place[1] };
         let metrics = names.iter().zip(sums[first..].chunks_exact(2)).map(metric).collect();
         Ok(Totals { loss_sum: sums[0], weight: weight.unwrap_or_else(|| sums[1]), metrics })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::accelerator::AcceleratorConfig;
+
+    /// The mean of batches on so many ranks, each of which has the same rows, losses and weights.
+    fn mean(ranks: usize, batches: &[(f32, f64, usize)]) -> f64 {
+        let rank = |comm| {
+            let config = AcceleratorConfig { threads: Some(1), ..AcceleratorConfig::default() };
+            let accelerator = Accelerator::over(comm, &config).unwrap();
+            let mut tally = Tally::default();
+            for &(sum, weight, _) in batches {
+                let loss = Tensor::from_slice(&[sum], [1], accelerator.device()).unwrap();
+                tally.add(ObjectiveLoss { sum: Sum::from(&loss), loss, weight, metrics: Vec::new() });
+            }
+            let rows: Vec<usize> = batches.iter().map(|(.., rows)| *rows).collect();
+            let mean = tally.mean_of_batches(&accelerator, &rows).unwrap();
+            accelerator.communicator().finish();
+            mean
+        };
+        std::thread::scope(|scope| {
+            let comms = oarlock_comm::shm::threads(ranks).unwrap();
+            let ranks: Vec<_> = comms.into_iter().map(|comm| scope.spawn(move || rank(comm))).collect();
+            let means: Vec<f64> = ranks.into_iter().map(|rank| rank.join().unwrap()).collect();
+            assert!(means.iter().all(|mean| mean.to_bits() == means[0].to_bits()), "{means:?}");
+            means[0]
+        })
+    }
+
+    #[test]
+    fn batches_are_averaged_as_by_the_trainer_of_transformers() {
+        // The last batch has fewer rows, and one has no targets.
+        let batches = [(30.0, 10.0, 3), (8.0, 2.0, 3), (0.0, 0.0, 3), (14.0, 2.0, 1)];
+        assert_eq!(mean(1, &batches), (3.0 + 4.0 + 7.0) / 3.0);
+        assert_eq!(mean(2, &batches), (3.0 * 3.0 + 3.0 * 4.0 + 7.0) / 7.0);
     }
 }

@@ -22,7 +22,7 @@ use oarlock_tensor::{Device, Tensor};
 pub use self::answers::Reference;
 pub use self::dry::dry_pass;
 pub use self::judgement::Judgement;
-pub use self::metric::{Mean, Metric, Sum, Tally, Totals};
+pub use self::metric::{Evaluation, Mean, Metric, Sum, Tally, Totals};
 pub use self::next_token::NextToken;
 pub use self::preference::Preference;
 pub use self::pretrain::Pretrain;

@@ -46,17 +46,25 @@ impl Preference {
         let (args, n) = (&self.args, inputs.segments.len() / 2);
         let found = model.log_probs(&inputs.ids, &inputs.labels, &inputs.mask)?;
         let (chosen, rejected) = (Answers::of(inputs, 0), Answers::of(inputs, 1));
-        let of = |answers: &Answers<'_>, others: &Answers<'_>, values: &Tensor| match args.loss.takes_means()
-        {
+        let whole = |answers: &Answers<'_>, values: &Tensor| match args.loss.takes_means() {
             true => answers.means(values),
-            // What the longer answer has beyond the shorter one counts less.
-            false => answers.sums(values, |answer, place| match args.ld_alpha {
-                Some(alpha) if place >= others.lens()[answer] => alpha,
-                _ => 1.0,
-            }),
+            false => answers.sums(values, |_, _| 1.0),
         };
-        let own = [of(&chosen, &rejected, &found.of_labels)?, of(&rejected, &chosen, &found.of_labels)?];
-        let theirs = [of(&chosen, &rejected, reference)?, of(&rejected, &chosen, reference)?];
+        let own = |answers: &Answers<'_>, others: &Answers<'_>| match args.ld_alpha {
+            // What the longer answer has beyond the shorter one counts less.
+            Some(alpha) if !args.loss.takes_means() => {
+                answers.sums(
+                    &found.of_labels,
+                    |answer, place| {
+                        if place >= others.lens()[answer] { alpha } else { 1.0 }
+                    },
+                )
+            }
+            _ => whole(answers, &found.of_labels),
+        };
+        let own = [own(&chosen, &rejected)?, own(&rejected, &chosen)?];
+        // The reference is not desensitized, in TRL as in LLaMA-Factory.
+        let theirs = [whole(&chosen, reference)?, whole(&rejected, reference)?];
         let pairs = Pairs {
             chosen: &own[0],
             rejected: &own[1],

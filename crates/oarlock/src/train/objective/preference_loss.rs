@@ -78,7 +78,7 @@ impl Pairs<'_> {
 
 /// What the loss of a pair is while the model still is its reference; `None` where that is not known beforehand.
 pub fn first_loss(args: &PreferenceArgs) -> Option<f64> {
-    if args.ftx > 0.0 || args.reference.model.is_some() {
+    if args.ftx > 0.0 || args.ld_alpha.is_some() || args.reference.model.is_some() {
         return None;
     }
     let first = match args.loss {

@@ -6,7 +6,6 @@ use crate::error::Result;
 use crate::model::Decoder;
 use crate::report::log::Metrics;
 use crate::train::best::{self, Verdict};
-use crate::train::data::EvalData;
 use crate::train::objective::Objective;
 
 impl<O: Objective<Model = Decoder>> Run<'_, O> {
@@ -16,7 +15,7 @@ impl<O: Objective<Model = Decoder>> Run<'_, O> {
             return Ok(());
         };
         let evals: Vec<Option<&str>> = self.data.eval.iter().map(|data| data.name.as_deref()).collect();
-        best::check_metric(&args.metric, &evals, self.objective.eval_metrics())
+        best::check_metric(&args.metric, &evals, &best::metrics(&self.objective))
     }
 
     /// Compares the results of an evaluation with those before; all ranks get the same verdict.

@@ -7,7 +7,7 @@ use super::best::named;
 use crate::data::{Batch, eval_batches};
 use crate::error::{Error, Result};
 use crate::model::Decoder;
-use crate::report::log::EvalRecord;
+use crate::report::log::{EvalRecord, PER_TOKEN};
 use crate::train::data::EvalData;
 use crate::train::evaluate;
 use crate::train::objective::Objective;
@@ -36,20 +36,24 @@ impl<O: Objective<Model = Decoder>> Run<'_, O> {
             batch
         };
         let batches = eval_batches(rows.clone(), world, rank, micro_batch)?.map(part);
-        let totals = evaluate(self.accelerator, &self.objective, &self.model, batches)?;
+        let evaluation = evaluate(self.accelerator, &self.objective, &self.model, batches)?;
         rows.check()?;
-        if totals.weight == 0.0 {
+        if evaluation.totals.weight == 0.0 {
             return Err(Error::Usage(format!("the evaluation data{of} hold no target")));
         }
-        let epoch = self.epoch();
-        let results = named(data, totals.loss(), &totals.means());
+        let (epoch, loss) = (self.epoch(), evaluation.loss);
+        let mut metrics = evaluation.totals.means();
+        if self.objective.is_head_loss() {
+            metrics.push((PER_TOKEN, evaluation.totals.loss()));
+        }
+        let results = named(data, loss, &metrics);
         if let Some(journal) = &mut self.journal {
             journal.evaluation(&EvalRecord {
                 name: data.name.clone(),
                 step: done,
                 epoch,
-                loss: totals.loss(),
-                metrics: totals.means(),
+                loss,
+                metrics,
                 has_perplexity: self.objective.is_head_loss(),
                 runtime: begin.elapsed(),
                 samples: rows.n_rows(),

@@ -31,14 +31,14 @@ impl<O: Objective<Model = Decoder>> Run<'_, O> {
         let mut memory = [ProcessMemory::current().map_or(0.0, |own| own.pss as f64)];
         self.accelerator.communicator().all_reduce_f64(&mut memory, Scalar::Max)?;
         let mut first = done;
-        let skipped = if self.config.train.enabled { done - self.optimizer.n_steps()? } else { 0 };
         if let Some(journal) = &mut self.journal {
             first = journal.first_step();
             let samples = self.loader.position() - self.first_position;
             journal.finish(samples, done - first)?;
-            if skipped > 0 {
+            if self.skipped > 0 {
                 journal.message(&format!(
-                    "{skipped} of {done} steps were skipped: their gradients were not finite in f16"
+                    "{} of {done} steps were skipped: their gradients were not finite in f16",
+                    self.skipped
                 ))?;
             }
         }

@@ -120,7 +120,7 @@ impl<O: Objective<Model = Decoder>> Run<'_, O> {
         let data_ranks = accelerator.data_ranks();
         let (world, rank) = (data_ranks.world_size() as u64, data_ranks.rank() as u64);
         let batches = eval_batches(data.rows.clone(), world, rank, batch as u64)?;
-        let loss = evaluate(accelerator, &self.objective, &self.model, batches)?.loss();
+        let loss = evaluate(accelerator, &self.objective, &self.model, batches)?.loss;
         let tokenizer = Tokenizer::open_with(&self.config.model.tokenizer, &self.config.model.new_tokens)?;
         // Each rank answers on its own, also where it holds a stage of the model otherwise.
         let (world, rank) = (accelerator.num_processes() as u64, accelerator.process_index() as u64);
