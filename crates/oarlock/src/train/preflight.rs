@@ -153,7 +153,7 @@ fn start(config: &TrainConfig, hf: &HfConfig) -> Result<()> {
 }
 
 fn tokens(config: &TrainConfig, hf: &HfConfig) -> Result<()> {
-    let tokenizer = Tokenizer::open(&config.model.tokenizer)?;
+    let tokenizer = Tokenizer::open_with(&config.model.tokenizer, &config.model.new_tokens)?;
     let vocab_size = hf.decoder().vocab_size;
     check_vocab_size(tokenizer.vocab_size()?, config, vocab_size)?;
     added_tokens(&tokenizer, config, vocab_size)?;

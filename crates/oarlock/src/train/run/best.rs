@@ -6,6 +6,7 @@ use crate::error::Result;
 use crate::model::Decoder;
 use crate::report::log::Metrics;
 use crate::train::best::{self, Verdict};
+use crate::train::data::EvalData;
 use crate::train::objective::Objective;
 
 impl<O: Objective<Model = Decoder>> Run<'_, O> {
