@@ -247,8 +247,8 @@ fn the_memory_of_the_gpu_is_predicted_and_compared() {
         assert!((0.85..1.05).contains(&share), "{ranks} ranks, ZeRO-{zero}: {share}: {before}\n{after}");
     }
     // More than the GPU has is refused before anything is loaded.
-    let much =
-        "train train.yaml max_steps=1 output_dir=much num_processes=1 per_device_train_batch_size=4096";
+    let much = "train train.yaml train_from_scratch=true max_steps=1 output_dir=much num_processes=1 \
+                per_device_train_batch_size=4096";
     let refused = said(&site, much, &[]);
     assert_eq!(refused.code, Some(1), "{refused:?}");
     for words in ["not enough memory to train", "the memory of the GPU", "per_device_train_batch_size: "] {

@@ -73,7 +73,7 @@ fn the_environment_says_how_many_ranks_and_where() {
             "",
             &[force, ("NNODES", "2"), ("RANK", "1"), ("NPROC_PER_NODE", "4")],
             &CPU,
-            (vec![4, 4], 1, "NPROC_PER_NODE on 2 machines"),
+            (vec![4, 4], 1, "assumed until it is known"),
         ),
         ("", &[force, ("NNODES", "2")], &CPU, (vec![6, 6], 0, "assumed until it is known")),
         ("num_processes=4", &[("NNODES", "2")], &CPU, (vec![2, 2], 0, "argument")),
