@@ -22,7 +22,7 @@ pub fn new_tokens(settings: &Settings, problems: &mut Problems) -> NewTokens {
             if begins_by != "noise_init" {
                 settings.report(
                     problems,
-                    &format!("`init_special_tokens: {begins_by}` needs descriptions of the tokens"),
+                    format!("`init_special_tokens: {begins_by}` needs descriptions of the tokens"),
                     &["init_special_tokens"],
                     "name their file in `new_special_tokens_config`, or write `init_special_tokens: noise_init`",
                 );

@@ -9,9 +9,9 @@ use super::kernel::{Micro, Out, PACKED, Tile};
 
 /// Steps of the measured product: both panels fit the first-level cache.
 const STEPS: usize = 128;
-const TIME: Duration = Duration::from_millis(20);
+const TIME: Duration = Duration::from_millis(8);
 
-/// Floating-point operations per second of one thread of `cpu` in products of `dtype`, the best of many runs in 20 ms:
+/// Floating-point operations per second of one thread of `cpu` in products of `dtype`, the best of many runs in 8 ms:
 /// the ceiling against which a utilisation is stated.
 pub fn peak_flops(cpu: &Cpu, dtype: DType) -> f64 {
     let micro = Micro::of(cpu.isa, dtype);

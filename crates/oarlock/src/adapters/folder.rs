@@ -290,7 +290,7 @@ pub fn settings_beside(dir: &Path, adapters: &[impl AsRef<Path>]) -> Result<HfCo
     let mut hf = HfConfig::read(dir)?;
     for adapter in adapters {
         // What cannot be read is explained when the adapter is opened.
-        let Ok(map) = MappedFile::open(&adapter.as_ref().join(WEIGHTS)) else { continue };
+        let Ok(map) = MappedFile::open(adapter.as_ref().join(WEIGHTS)) else { continue };
         let Ok((_, header)) = SafeTensors::read_metadata(&map) else { continue };
         let named = header.tensors();
         let [embedding, output] = ["model.embed_tokens.weight", "lm_head.weight"]

@@ -173,8 +173,10 @@ mod tests {
         let (s, t) = divide(prompt.len(), answer.len(), room);
         let ids = [&prompt[..s], &answer[..t]].concat();
         let mut labels = vec![-100; ids.len()];
-        for at in s.max(1)..ids.len() {
-            labels[at - 1] = ids[at];
+        let answer = &ids[s.max(1).min(ids.len())..];
+        let at = ids.len() - answer.len();
+        if !answer.is_empty() {
+            labels[at - 1..at - 1 + answer.len()].copy_from_slice(answer);
         }
         (ids, labels)
     }

@@ -13,7 +13,7 @@ use crate::config::Placement;
 use crate::config::{OptimizerArgs, ShardArgs};
 
 /// The names of `optim`, those of transformers and DeepSpeed. Those of bitsandbytes, and of AdamW on other devices, follow the
-/// others, and are in [`STAND_INS`].
+/// others, and are in `STAND_INS`.
 pub const OPTIMIZERS: &[&str] = &[
     "adamw_torch",
     "adamw_torch_fused",

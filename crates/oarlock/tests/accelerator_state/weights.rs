@@ -17,13 +17,13 @@ fn weights_are_whole_on_every_rank_and_in_files_that_others_read() {
         let states = on_ranks(world, &config(way.0, way.1), |accelerator| {
             let training = Loop::new(accelerator).unwrap();
             let net = &training.nets[0];
-            accelerator.save_model(net, &dir.join("one"), &SaveModel::default()).unwrap();
+            accelerator.save_model(net, dir.join("one"), &SaveModel::default()).unwrap();
             let small = SaveModel { max_shard_size: "1KB".parse().unwrap(), ..SaveModel::default() };
-            accelerator.save_model(net, &dir.join("many"), &small).unwrap();
+            accelerator.save_model(net, dir.join("many"), &small).unwrap();
             let halves = SaveModel { dtype: Some(DType::BF16), ..SaveModel::default() };
-            accelerator.save_model(net, &dir.join("halves"), &halves).unwrap();
+            accelerator.save_model(net, dir.join("halves"), &halves).unwrap();
             let pickle = SaveModel { safe_serialization: false, ..SaveModel::default() };
-            let refused = accelerator.save_model(net, &dir.join("pickle"), &pickle).unwrap_err();
+            let refused = accelerator.save_model(net, dir.join("pickle"), &pickle).unwrap_err();
             assert!(refused.to_string().contains("runs code when it is read"), "{refused}");
             // What was saved comes back, buffers and all.
             let again = Loop::new(accelerator).unwrap();

@@ -72,7 +72,7 @@ pub fn tree_sum(values: &[f64]) -> f64 {
 }
 
 /// Floating-point operations per second that products of `dtype` can reach at most with all threads of the device,
-/// measured in 20 ms; on a GPU those of large products, and 0 where it has failed.
+/// measured in 8 ms; on a GPU those of large products, and 0 where it has failed.
 pub fn peak_flops(device: &Device, dtype: DType) -> f64 {
     if let Some(gpu) = device.gpu() {
         return gpu.peak_flops(dtype).unwrap_or(0.0);

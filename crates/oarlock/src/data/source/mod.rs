@@ -425,6 +425,7 @@ fn files_of(path: &Path, split: Option<&str>) -> Result<Files> {
 const NAME_COLUMN: &str = "name the text column in dataset_info.json: \"columns\": {\"prompt\": \"...\"}";
 
 /// The error for a record or file without the text column.
+#[cfg(any(feature = "csv", feature = "parquet"))]
 fn missing_column(path: &Path, line: u64, wanted: &[String], found: &[String]) -> Error {
     Error::record(path, line, no_column(wanted, found), NAME_COLUMN)
 }

@@ -156,7 +156,9 @@ fn nested_parquet(turns: &[(&str, &str)]) -> Vec<u8> {
     let mut group = writer.next_row_group().unwrap();
     let repeated: Vec<i16> = (0..turns.len()).map(|at| i16::from(at > 0)).collect();
     let there = vec![4; turns.len()];
-    let columns: [(Vec<&str>, Vec<i16>, Option<&[i16]>); 4] = [
+    /// Values, definition levels and repetition levels.
+    type Column<'a> = (Vec<&'a str>, Vec<i16>, Option<&'a [i16]>);
+    let columns: [Column; 4] = [
         (turns.iter().map(|turn| turn.0).collect(), there.clone(), Some(&repeated)),
         (turns.iter().map(|turn| turn.1).collect(), there, Some(&repeated)),
         (Vec::new(), vec![3; turns.len()], Some(&repeated)),
