@@ -79,5 +79,5 @@ fn step_time(stages: usize, parts: usize, n_micro: usize, steps: usize) -> Resul
         times.sort_by(f64::total_cmp);
         Ok(times[times.len() / 2])
     })?;
-    Ok(ranks.into_iter().fold(0.0, f64::max))
+    Ok(ranks.into_iter().max_by(f64::total_cmp).unwrap_or(0.0))
 }

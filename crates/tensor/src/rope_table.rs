@@ -78,6 +78,22 @@ pub struct Yarn {
     pub truncate: bool,
 }
 
+impl Yarn {
+    /// The parameters where nothing but the ratio and the trained length is given.
+    pub const fn new(factor: f64, original_max_positions: usize) -> Yarn {
+        Yarn {
+            factor,
+            original_max_positions,
+            beta_fast: 32.0,
+            beta_slow: 1.0,
+            attention_factor: None,
+            mscale: None,
+            mscale_all_dim: None,
+            truncate: true,
+        }
+    }
+}
+
 /// `cos` and `sin` of each position and pair, both `[positions, rot_dim / 2]`.
 #[derive(Clone, Debug, PartialEq)]
 pub struct RopeTable {
@@ -282,17 +298,8 @@ mod tests {
         high_freq_factor: 4.0,
         original_max_positions: 8192,
     };
-    const YARN: Yarn = Yarn {
-        factor: 16.0,
-        original_max_positions: 2048,
-        beta_fast: 32.0,
-        beta_slow: 1.0,
-        attention_factor: None,
-        mscale: None,
-        mscale_all_dim: None,
-        truncate: true,
-    };
-    const SHORT: Yarn = Yarn { factor: 4.0, original_max_positions: 1024, ..YARN };
+    const YARN: Yarn = Yarn::new(16.0, 2048);
+    const SHORT: Yarn = Yarn::new(4.0, 1024);
     const YARN_MSCALE: Yarn =
         Yarn { beta_fast: 16.0, beta_slow: 2.0, mscale: Some(0.707), mscale_all_dim: Some(1.0), ..SHORT };
     const YARN_PLAIN_RAMP: Yarn = Yarn { attention_factor: Some(1.25), truncate: false, ..SHORT };

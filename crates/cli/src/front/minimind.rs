@@ -25,50 +25,49 @@ use flags::{BOTH_FIXED, FLAGS, INTERVALS, MINIMIND2_FIXED, MINIMIND3_FIXED, NEWE
 /// The names of the scripts.
 pub const SCRIPTS: [&str; 3] = ["train_pretrain", "train_pretrain.py", "train_pretrain_accelerate.py"];
 
-/// MiniMind's other scripts, and what does the same here.
-const OTHERS: [(&str, &str); 12] = [
+/// What stands here for one of MiniMind's other scripts.
+enum Instead {
+    /// A training of this stage and kind.
+    Training(&'static str),
+    /// What this sentence says.
+    Told(&'static str),
+}
+
+/// MiniMind's other scripts.
+const OTHERS: [(&[&str], Instead); 8] = [
+    (&["train_full_sft", "train_reason"], Instead::Training("stage=sft finetuning_type=full")),
+    (&["train_lora"], Instead::Training("stage=sft finetuning_type=lora")),
+    (&["train_dpo"], Instead::Training("stage=dpo finetuning_type=full")),
+    (&["train_tokenizer"], Instead::Told("`oarlock tokenizer train` does the same")),
     (
-        "train_full_sft",
-        "`oarlock train stage=sft finetuning_type=full model_name_or_path=FOLDER dataset=FILE.jsonl output_dir=OUT` does \
-         what it does",
+        &["train_distillation"],
+        Instead::Told("no command does the same; the library's example `distillation` is such a program"),
     ),
     (
-        "train_lora",
-        "`oarlock train stage=sft finetuning_type=lora model_name_or_path=FOLDER dataset=FILE.jsonl output_dir=OUT` does \
-         what it does",
+        &["train_ppo", "train_grpo", "train_spo"],
+        Instead::Told("reinforcement learning is not there; `oarlock train stage=dpo` learns from pairs"),
     ),
     (
-        "train_dpo",
-        "`oarlock train stage=dpo finetuning_type=full model_name_or_path=FOLDER dataset=FILE.jsonl output_dir=OUT` does \
-         what it does",
+        &["train_agent"],
+        Instead::Told(
+            "reinforcement learning is not there; `oarlock train stage=sft` learns calls of functions",
+        ),
     ),
-    (
-        "train_reason",
-        "`oarlock train stage=sft finetuning_type=full model_name_or_path=FOLDER dataset=FILE.jsonl output_dir=OUT` trains \
-         on such conversations",
-    ),
-    ("train_tokenizer", "`oarlock tokenizer train` does what it does"),
-    (
-        "train_distillation",
-        "no command does what it does; the library's example `distillation` is such a program",
-    ),
-    ("train_ppo", "reinforcement learning is not there; `oarlock train stage=dpo` learns from pairs"),
-    ("train_grpo", "reinforcement learning is not there; `oarlock train stage=dpo` learns from pairs"),
-    ("train_spo", "reinforcement learning is not there; `oarlock train stage=dpo` learns from pairs"),
-    (
-        "train_agent",
-        "reinforcement learning is not there; `oarlock train stage=sft` learns calls of functions",
-    ),
-    ("eval_llm", "`oarlock chat --model FOLDER` talks to a model"),
-    ("eval_model", "`oarlock chat --model FOLDER` talks to a model"),
+    (&["eval_llm", "eval_model"], Instead::Told("`oarlock chat --model FOLDER` talks to a model")),
 ];
 
 /// What does the same as one of MiniMind's scripts that is no file.
 pub fn counterpart(name: &str) -> Option<String> {
     let file = Path::new(name).file_name()?.to_str()?;
     let stem = file.strip_suffix(".py").unwrap_or(file);
-    let (_, instead) = OTHERS.iter().find(|(script, _)| *script == stem)?;
-    Some(format!("MiniMind has a script of this name; {instead}"))
+    let (_, instead) = OTHERS.iter().find(|(scripts, _)| scripts.contains(&stem))?;
+    let told = match instead {
+        Instead::Training(words) => format!(
+            "`oarlock train {words} model_name_or_path=FOLDER dataset=FILE.jsonl output_dir=OUT` does the same"
+        ),
+        Instead::Told(told) => (*told).to_owned(),
+    };
+    Some(format!("MiniMind has a script of this name; {told}"))
 }
 
 /// Where MiniMind keeps its tokenizer, seen from its root and from its folder of scripts.

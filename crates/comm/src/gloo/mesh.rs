@@ -184,18 +184,12 @@ fn prepare(stream: &TcpStream, seconds: u32) -> std::io::Result<()> {
 /// Limits the time between two attempts to send. A system older than Linux 6.15 does not know the option; then a network that
 /// is back is noticed later.
 fn send_again_within(stream: &TcpStream, limit: Duration) {
-    use std::ffi::{c_int, c_void};
-    unsafe extern "C" {
-        fn setsockopt(file: c_int, level: c_int, name: c_int, value: *const c_void, length: u32) -> c_int;
-    }
-    const IPPROTO_TCP: c_int = 6;
-    const TCP_RTO_MAX_MS: c_int = 44;
-    let ms = limit.as_millis() as c_int;
-    let value = std::ptr::from_ref(&ms).cast();
-    // SAFETY: `setsockopt` of the C library has this type; the file is open as long as the stream, and the value is one integer.
-    let _ = unsafe {
-        setsockopt(stream.as_raw_fd(), IPPROTO_TCP, TCP_RTO_MAX_MS, value, size_of::<c_int>() as u32)
-    };
+    // The C library's bindings do not name it yet.
+    const TCP_RTO_MAX_MS: libc::c_int = 44;
+    let ms = limit.as_millis() as libc::c_int;
+    let (value, len) = (std::ptr::from_ref(&ms).cast(), size_of_val(&ms) as libc::socklen_t);
+    // SAFETY: the file is open as long as the stream, and the value is one integer.
+    let _ = unsafe { libc::setsockopt(stream.as_raw_fd(), libc::IPPROTO_TCP, TCP_RTO_MAX_MS, value, len) };
 }
 
 #[cfg(test)]

@@ -92,6 +92,7 @@ fn carry_out<O: Objective<Model = Decoder>>(
 }
 
 /// Measurements of the peak that MFU is a share of: after each of the first steps, by when the cores run as they do in training.
+/// A GPU is measured once: its matrices take memory, and nobody else has its cores.
 const PEAK_MEASUREMENTS: u64 = 3;
 
 struct Run<'a, O> {
@@ -355,8 +356,9 @@ impl<'a, O: Objective<Model = Decoder>> Run<'a, O> {
                 // The first step has made the optimizer's state.
                 self.limit_pool();
             }
-            if step - first < PEAK_MEASUREMENTS {
-                self.measure_peak(step == first)?;
+            let n_peaks = if self.accelerator.device().is_cuda() { 1 } else { PEAK_MEASUREMENTS };
+            if step - first < n_peaks {
+                self.measure_peak()?;
             }
             let n_tokens = window.n_tokens;
             let times = self.timer.so_far().since(&before);

@@ -99,15 +99,15 @@ fn scaling(fields: &Fields<'_>, original: Option<usize>, max_positions: usize) -
         "yarn" => {
             let original_max_positions = trained()?;
             let stretch = max_positions as f64 / original_max_positions as f64;
+            let plain = Yarn::new(fields.number_or("factor", stretch)?, original_max_positions);
             RopeScaling::Yarn(Yarn {
-                factor: fields.number_or("factor", stretch)?,
-                original_max_positions,
-                beta_fast: fields.number_or("beta_fast", 32.0)?,
-                beta_slow: fields.number_or("beta_slow", 1.0)?,
+                beta_fast: fields.number_or("beta_fast", plain.beta_fast)?,
+                beta_slow: fields.number_or("beta_slow", plain.beta_slow)?,
                 attention_factor: fields.number("attention_factor")?,
                 mscale: fields.number("mscale")?,
                 mscale_all_dim: fields.number("mscale_all_dim")?,
-                truncate: fields.flag_or("truncate", true)?,
+                truncate: fields.flag_or("truncate", plain.truncate)?,
+                ..plain
             })
         }
         // Phi-3's first files call it "su".
@@ -149,16 +149,7 @@ pub(super) fn scaled(kind: RopeKind, original: usize, by: usize) -> RopeScaling 
         RopeKind::Dynamic => {
             RopeScaling::Dynamic { factor, original_max_positions: original.saturating_mul(by) }
         }
-        RopeKind::Yarn => RopeScaling::Yarn(Yarn {
-            factor,
-            original_max_positions: original,
-            beta_fast: 32.0,
-            beta_slow: 1.0,
-            attention_factor: None,
-            mscale: None,
-            mscale_all_dim: None,
-            truncate: true,
-        }),
+        RopeKind::Yarn => RopeScaling::Yarn(Yarn::new(factor, original)),
         RopeKind::Llama3 => RopeScaling::Llama3 {
             factor,
             low_freq_factor: 1.0,

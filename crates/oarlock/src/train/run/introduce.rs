@@ -27,7 +27,7 @@ impl<O: Objective<Model = Decoder>> Run<'_, O> {
 
     /// What the cores of all ranks can do at the same time, for the utilisation. One measurement on a machine with other
     /// work, or on a core that has just left its sleep, is too low; the highest of several counts.
-    pub(super) fn measure_peak(&mut self, first: bool) -> Result<()> {
+    pub(super) fn measure_peak(&mut self) -> Result<()> {
         let begin = Instant::now();
         self.accelerator.wait_for_everyone()?;
         let mut peak = [update::peak_flops(self.accelerator.device(), self.accelerator.dtype())];
@@ -36,7 +36,7 @@ impl<O: Objective<Model = Decoder>> Run<'_, O> {
         if let Some(journal) = &mut self.journal {
             journal.raise_peak_flops(peak[0]);
             journal.paused(begin.elapsed());
-            if device && first {
+            if device {
                 let (n, peak) = (self.accelerator.num_processes(), peak[0] / 1e12);
                 journal.note(&format!(
                     "MFU is the share of {peak:.3} TFLOP/s, what products in {dtype} reached on {n} rank(s)"
