@@ -111,10 +111,10 @@ fn a_rank_that_does_not_come_in_time_ends_the_run_and_is_named() {
 #[test]
 fn ranks_that_are_all_stopped_are_told_and_go_on() {
     let site = Site::new();
-    let (running, ranks) = endless_with(&site, &["ddp_timeout=1"]);
+    let (running, ranks) = endless_with(&site, &["ddp_timeout=6"]);
     ranks.iter().for_each(|&rank| kill_process(pid(rank), Signal::STOP).unwrap());
     let told = format!(
-        "note: all ranks have been stopped for 1 s (SIGSTOP); `kill -CONT {} {}` lets them go on",
+        "note: all ranks have been stopped for 6 s (SIGSTOP); `kill -CONT {} {}` lets them go on",
         ranks[0], ranks[1]
     );
     until("the note", || running.stderr().contains(&told).then_some(()));

@@ -91,9 +91,11 @@ impl Patience {
         missing: impl FnOnce() -> Vec<RankStatus>,
     ) -> bool {
         let now = Instant::now();
-        wait.waited += (now - wait.checked).min(LONGEST_GAP);
+        let limit = self.limit();
+        // One gap alone never exhausts a short limit: ranks that go on after a stop do not all get a core at once.
+        wait.waited += (now - wait.checked).min(LONGEST_GAP).min(limit / 3);
         wait.checked = now;
-        if wait.waited >= self.limit() {
+        if wait.waited >= limit {
             return true;
         }
         let report = self.report.lock().unwrap_or_else(PoisonError::into_inner).clone();
@@ -134,6 +136,12 @@ mod tests {
         wait.checked -= Duration::from_secs(3600);
         assert!(!patience.is_over(&mut wait, 0, true, Vec::new));
         assert_eq!(wait.waited, LONGEST_GAP);
+        // Nor has one whose limit is as short as the gap.
+        let mut short = Wait::begin();
+        patience.set_limit(LONGEST_GAP);
+        short.checked -= Duration::from_secs(3600);
+        assert!(!patience.is_over(&mut short, 0, true, Vec::new));
+        patience.set_limit(Duration::from_secs(60));
         wait.waited = Duration::from_secs(60);
         assert!(patience.is_over(&mut wait, 0, true, Vec::new));
     }
