@@ -30,7 +30,7 @@ fn read(path: PathBuf) -> Value {
 
 fn trainings(family: &str) -> Trainings {
     let (base, adapters) = (golden("families").join(family), golden("adapters/fused").join(family));
-    Trainings { numbers: read(adapters.join("numbers.json")), base, adapters, rank: 2 }
+    Trainings { numbers: read(adapters.join("numbers.json")), base, adapters, rank: 2, quantized: None }
 }
 
 #[test]
