@@ -17,14 +17,16 @@ static std::vector<Guarded*>& all() {
   return list;
 }
 
-Guarded::Guarded(size_t bytes, size_t align, std::string name) : size(bytes), label(std::move(name)) {
-  size_t inside = (bytes + align + PAGE - 1) / PAGE * PAGE;
+Guarded::Guarded(size_t bytes, size_t align, std::string name, bool odd) : size(bytes), label(std::move(name)) {
+  size_t inside = (bytes + 2 * align + PAGE - 1) / PAGE * PAGE;
   mapped = inside + 2 * PAGE;
   pages = (char*)mmap(nullptr, mapped, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
   mprotect(pages, PAGE, PROT_NONE);
   mprotect(pages + PAGE + inside, PAGE, PROT_NONE);
   fill(pages + PAGE, inside);
-  at = pages + PAGE + (inside - bytes) / align * align;
+  size_t steps = (inside - bytes) / align;
+  if (odd && steps % 2 == 0) steps--;
+  at = pages + PAGE + steps * align;
   std::lock_guard<std::mutex> held(lock);
   all().push_back(this);
 }

@@ -24,10 +24,11 @@ const EMULATOR: [(&str, &str); 5] = [
 const LAUNCH: (&str, &str) = ("launch.cpp", include_str!("../../cuda/emulator/launch.cpp"));
 
 /// The files of the fake libraries.
-const FAKES: [(&str, &str); 11] = [
+const FAKES: [(&str, &str); 12] = [
     ("state.h", include_str!("../../cuda/fakes/state.h")),
     ("state.cpp", include_str!("../../cuda/fakes/state.cpp")),
     ("driver.cpp", include_str!("../../cuda/fakes/driver.cpp")),
+    ("static_shared.h", include_str!("../../cuda/fakes/static_shared.h")),
     ("modules.cpp", include_str!("../../cuda/fakes/modules.cpp")),
     ("nvrtc.cpp", include_str!("../../cuda/fakes/nvrtc.cpp")),
     ("cublaslt.cpp", include_str!("../../cuda/fakes/cublaslt.cpp")),
