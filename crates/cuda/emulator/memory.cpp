@@ -70,13 +70,16 @@ void Machine::fault(const void* address) {
   fail(what);
 }
 
-static struct sigaction before[2];
+static const int SIGNALS[] = {SIGSEGV, SIGBUS, SIGILL};
+static struct sigaction before[3];
 
 static void on_fault(int signal, siginfo_t* info, void* context) {
+  // What the compiler puts where an address does not fit its type. A GPU refuses it, and this CPU does not.
+  if (signal == SIGILL && machine) machine->fail("an address that is not a multiple of what its type needs");
   if (machine && opener && opener->open(info->si_addr)) return;
   if (machine) machine->fault(info->si_addr);
   // Not a kernel's, or that of another copy of this library: for whoever was here before.
-  struct sigaction& other = before[signal == SIGBUS];
+  struct sigaction& other = before[signal == SIGILL ? 2 : signal == SIGBUS];
   if (other.sa_flags & SA_SIGINFO) other.sa_sigaction(signal, info, context);
   else sigaction(signal, &other, nullptr);
 }
@@ -87,8 +90,7 @@ void watch_faults() {
     struct sigaction action = {};
     action.sa_sigaction = on_fault;
     action.sa_flags = SA_SIGINFO | SA_ONSTACK | SA_NODEFER;
-    sigaction(SIGSEGV, &action, &before[0]);
-    sigaction(SIGBUS, &action, &before[1]);
+    for (int i = 0; i < 3; i++) sigaction(SIGNALS[i], &action, &before[i]);
   });
 }
 

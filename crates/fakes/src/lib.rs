@@ -179,6 +179,8 @@ impl Workshop {
             let level = if unit.defines.is_empty() || !changed.is_empty() { "-O0" } else { "-O1" };
             let mut args: Vec<OsString> = vec![level.into()];
             args.extend(sanitizer.flags().iter().map(OsString::from));
+            // A GPU refuses an address that is not a multiple of what its type needs. The emulator says where.
+            args.extend(["-fsanitize=alignment", "-fsanitize-undefined-trap-on-error"].map(OsString::from));
             args.extend(unit.defines.iter().map(|(name, value)| format!("-D{name}={value}").into()));
             args.extend(["-I".into(), folder.clone().into(), "-x".into(), "c++".into()]);
             args.push(folder.join(unit.source.file).into());
