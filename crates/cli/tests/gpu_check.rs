@@ -11,11 +11,12 @@ use serde_json::Value;
 use crate::common::{Said, Site, run};
 use crate::gpu::fakes;
 
-/// Stands for compute-sanitizer: runs the checks of words, and those of ops without time for any.
+/// Stands for compute-sanitizer: runs the checks of words, by a helper that ends before they do, and those of ops without time
+/// for any.
 const SANITIZER: &str = r#"#!/bin/sh
 while [ "$1" != gpu-check ]; do program=$1; shift; [ -x "$program" ] && break; done
 case "$*" in
-*"--part words"*) exec "$program" "$@" ;;
+*"--part words"*) ( "$program" "$@" & sleep 0.3 ) ;;
 *) echo '{"begin": "an op"}'; echo '{"end": {"result": "ok", "detail": "", "numbers": {}}, "seconds": 0}' ;;
 esac
 "#;

@@ -36,6 +36,9 @@ fn child() {
     let gpu = if role == "shared" { 0 } else { comm.rank() };
     let device =
         Device::cuda_of(&CudaLibraries::from_environment(), gpu, Isa::detect(), Par::solo()).unwrap();
+    if role == "unconnected" {
+        fail_next("ncclCommInitRankConfig", 1);
+    }
     let chosen = nccl::over(&comm, &device).unwrap();
     let over = match chosen {
         nccl::Choice::Nccl(over) => over,
@@ -324,6 +327,9 @@ fn run(role: &str, folder: &Path) -> Vec<Output> {
         command.env_remove("OARLOCK_TRANSPORT").env("OARLOCK_JOIN_TIMEOUT", "60");
         let variables = [("RANK", rank), ("WORLD_SIZE", 2), ("LOCAL_RANK", rank), ("LOCAL_WORLD_SIZE", 2)];
         command.envs(variables.map(|(name, value)| (name, value.to_string())));
+        if role == "slices" {
+            command.env("OARLOCK_FAKE_GPUS", "A100 MIG 1g.10gb,A100 MIG 1g.10gb");
+        }
         command.env("MASTER_ADDR", "127.0.0.1").env("MASTER_PORT", port.to_string());
         command.stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().unwrap()
     };
@@ -374,10 +380,18 @@ fn a_failure_has_the_name_of_the_rank_and_nobody_hangs() {
 }
 
 #[test]
-fn ranks_that_share_a_gpu_or_lack_nccl_stay_with_the_host() {
+fn ranks_that_nccl_cannot_connect_stay_with_the_host() {
     let Some(folder) = fakes() else { return };
     for output in run("shared", &folder) {
         assert!(text(&output).contains("ranks 0 and 1 share a GPU"), "{}", text(&output));
+    }
+    for (role, why) in [
+        ("slices", "rank 0 has a slice of a GPU (MIG)"),
+        ("unconnected", "NCCL does not connect the GPUs: ncclCommInitRankConfig"),
+    ] {
+        for output in run(role, &folder) {
+            assert!(output.status.success() && text(&output).contains(why), "{}", text(&output));
+        }
     }
     let without = tempfile::tempdir().unwrap();
     for entry in std::fs::read_dir(&folder).unwrap() {
@@ -389,7 +403,7 @@ fn ranks_that_share_a_gpu_or_lack_nccl_stay_with_the_host() {
     for output in run("no nccl", without.path()) {
         let said = text(&output);
         assert!(
-            said.contains("rank 0 cannot use NCCL") && said.contains("pip install nvidia-nccl-cu13"),
+            said.contains("rank 0 cannot use NCCL") && said.contains("pip install nvidia-nccl-cu13`"),
             "{said}"
         );
     }

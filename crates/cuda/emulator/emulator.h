@@ -30,15 +30,16 @@ void cp_async(void* to, const void* from, bool valid);
 void cp_async_commit();
 void cp_async_wait(int n);
 
-// An array in shared memory: the same for all threads of a block, told apart by the place in the source.
-void* shared_array(const void* site, const char* name, size_t bytes);
+// An array in shared memory: the same for all threads of a block, told apart by the place in the source. Its address is a
+// multiple of `align`, and of nothing larger.
+void* shared_array(const void* site, const char* name, size_t bytes, size_t align);
 void* dynamic_shared();
 [[noreturn]] void out_of_bounds(const char* name, u64 index, u64 n);
 
 template <class T> class Shared {
  public:
-  Shared(const void* site, const char* name, u64 n)
-      : data((T*)shared_array(site, name, n * sizeof(T))), name(name), n(n) {}
+  Shared(const void* site, const char* name, u64 n, size_t align)
+      : data((T*)shared_array(site, name, n * sizeof(T), align)), name(name), n(n) {}
   T& operator[](u64 i) const {
     if (i >= n) out_of_bounds(name, i, n);
     return data[i];
@@ -88,6 +89,8 @@ struct Kernel {
   const Type* types;
   const size_t* sizes;
   const char* file;
+  // The most bytes of its arrays in shared memory that a block has used so far.
+  mutable size_t static_bytes = 0;
 };
 void enter(const char* name, const Kernel& kernel);
 
@@ -115,7 +118,7 @@ struct Registered {
   static const emulator::Registered registered_##name(#name, threads, __FILE__, name);
 #define SHARED(type, name, n)  \
   static const char site_##name = 0; \
-  const emulator::Shared<type> name(&site_##name, #name, n)
+  const emulator::Shared<type> name(&site_##name, #name, n, SHARED_ALIGN)
 #define DYNAMIC_SHARED(name) u8* const name = (u8*)emulator::dynamic_shared()
 #define UNROLL
 #define threadIdx emulator::ids->thread

@@ -4,6 +4,9 @@
 
 #include <sys/mman.h>
 
+#include <algorithm>
+#include <mutex>
+
 namespace emulator {
 
 thread_local const Ids* ids;
@@ -41,7 +44,7 @@ Machine::Machine(const Launch& launch)
     : launch(launch), n(launch.kernel->threads), fibers(n), warps(n / 32) {
   step = launch.order % 2 ? n - 1 : 1;
   stacks = kept.of(n * STACK);
-  if (launch.shared_bytes) dynamic = new Guarded(launch.shared_bytes, 128, "dynamic shared memory");
+  if (launch.shared_bytes) dynamic = new Guarded(launch.shared_bytes, 128, "dynamic shared memory", true);
   for (u32 i = 0; i < n; i++) {
     fibers[i].strand.bottom = stacks + i * STACK;
     fibers[i].strand.bytes = STACK;
@@ -214,7 +217,7 @@ void Machine::meet(Op op, const char* file, int line, int argument, Put put, Wor
   idle = 0;
 }
 
-void* Machine::shared_array(const void* site, const char* name, size_t bytes) {
+void* Machine::shared_array(const void* site, const char* name, size_t bytes, size_t align) {
   size_t sum = bytes;
   for (SharedArray& array : shared) {
     if (array.site == site) return array.memory->data();
@@ -222,8 +225,11 @@ void* Machine::shared_array(const void* site, const char* name, size_t bytes) {
   }
   if (sum > MOST_STATIC) fail("more than 48 KiB of shared arrays");
   if (sum + launch.shared_bytes > MOST_SHARED) fail("more than 227 KiB of shared memory");
-  shared.push_back({site, new Guarded(bytes, 16, std::string("the shared array ") + name)});
+  shared.push_back({site, new Guarded(bytes, align, std::string("the shared array ") + name, true)});
   shared.back().memory->poison();
+  static std::mutex lock;
+  std::lock_guard<std::mutex> held(lock);
+  launch.kernel->static_bytes = std::max(launch.kernel->static_bytes, sum);
   return shared.back().memory->data();
 }
 
@@ -250,8 +256,8 @@ void sync_warp(const char* file, int line) {
   acquire(warp);
 }
 
-void* shared_array(const void* site, const char* name, size_t bytes) {
-  return machine->shared_array(site, name, bytes);
+void* shared_array(const void* site, const char* name, size_t bytes, size_t align) {
+  return machine->shared_array(site, name, bytes, align);
 }
 void* dynamic_shared() { return machine->dynamic_shared(); }
 void out_of_bounds(const char* name, u64 index, u64 n) {

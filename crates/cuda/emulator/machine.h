@@ -51,7 +51,8 @@ struct Fiber {
 // Memory that ends at a page nobody may touch. What alignment leaves free before and behind it holds a pattern.
 class Guarded {
  public:
-  Guarded(size_t bytes, size_t align, std::string name);
+  // At a multiple of `align`; an odd one where no more than that is promised.
+  Guarded(size_t bytes, size_t align, std::string name, bool odd = false);
   ~Guarded();
   Guarded(const Guarded&) = delete;
   char* data() const { return at; }
@@ -122,7 +123,7 @@ class Machine {
 
   void sync_block(const char* file, int line);
   template <class Put, class Work> void meet(Op op, const char* file, int line, int argument, Put put, Work work);
-  void* shared_array(const void* site, const char* name, size_t bytes);
+  void* shared_array(const void* site, const char* name, size_t bytes, size_t align);
   void* dynamic_shared();
   bool is_shared(const void* p, size_t n) const;
   [[noreturn]] void fail(const std::string& what);

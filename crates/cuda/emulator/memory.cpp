@@ -17,14 +17,16 @@ static std::vector<Guarded*>& all() {
   return list;
 }
 
-Guarded::Guarded(size_t bytes, size_t align, std::string name) : size(bytes), label(std::move(name)) {
-  size_t inside = (bytes + align + PAGE - 1) / PAGE * PAGE;
+Guarded::Guarded(size_t bytes, size_t align, std::string name, bool odd) : size(bytes), label(std::move(name)) {
+  size_t inside = (bytes + 2 * align + PAGE - 1) / PAGE * PAGE;
   mapped = inside + 2 * PAGE;
   pages = (char*)mmap(nullptr, mapped, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
   mprotect(pages, PAGE, PROT_NONE);
   mprotect(pages + PAGE + inside, PAGE, PROT_NONE);
   fill(pages + PAGE, inside);
-  at = pages + PAGE + (inside - bytes) / align * align;
+  size_t steps = (inside - bytes) / align;
+  if (odd && steps % 2 == 0) steps--;
+  at = pages + PAGE + steps * align;
   std::lock_guard<std::mutex> held(lock);
   all().push_back(this);
 }
@@ -68,13 +70,16 @@ void Machine::fault(const void* address) {
   fail(what);
 }
 
-static struct sigaction before[2];
+static const int SIGNALS[] = {SIGSEGV, SIGBUS, SIGILL};
+static struct sigaction before[3];
 
 static void on_fault(int signal, siginfo_t* info, void* context) {
+  // What the compiler puts where an address does not fit its type. A GPU refuses it, and this CPU does not.
+  if (signal == SIGILL && machine) machine->fail("an address that is not a multiple of what its type needs");
   if (machine && opener && opener->open(info->si_addr)) return;
   if (machine) machine->fault(info->si_addr);
   // Not a kernel's, or that of another copy of this library: for whoever was here before.
-  struct sigaction& other = before[signal == SIGBUS];
+  struct sigaction& other = before[signal == SIGILL ? 2 : signal == SIGBUS];
   if (other.sa_flags & SA_SIGINFO) other.sa_sigaction(signal, info, context);
   else sigaction(signal, &other, nullptr);
 }
@@ -85,8 +90,7 @@ void watch_faults() {
     struct sigaction action = {};
     action.sa_sigaction = on_fault;
     action.sa_flags = SA_SIGINFO | SA_ONSTACK | SA_NODEFER;
-    sigaction(SIGSEGV, &action, &before[0]);
-    sigaction(SIGBUS, &action, &before[1]);
+    for (int i = 0; i < 3; i++) sigaction(SIGNALS[i], &action, &before[i]);
   });
 }
 

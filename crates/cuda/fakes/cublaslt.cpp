@@ -50,6 +50,8 @@ struct Result {
   int reserved[4];
 };
 
+// Another copy of this file can be of another version.
+static int version = 130100;
 static std::atomic<int> n_alive{0}, n_choices{0}, last_id{0}, is_new{0};
 
 // The fake driver in the folder of this file.
@@ -141,7 +143,8 @@ static bool fits(const Desc& desc, const Layout& a, const Layout& b, const Layou
 
 extern "C" {
 
-size_t cublasLtGetVersion() { return 130100; }
+size_t cublasLtGetVersion() { return version; }
+void fake_blas_version(int number) { version = number; }
 const char* cublasLtGetStatusName(Status status) {
   switch (status) {
     case NOT_INITIALIZED: return "CUBLAS_STATUS_NOT_INITIALIZED";
@@ -155,6 +158,10 @@ const char* cublasLtGetStatusString(Status) { return "what the fake library says
 
 Status cublasLtCreate(void** handle) {
   CALL("cublasLtCreate");
+  // As where the driver is too old for it.
+  int supported = 0;
+  ((int (*)(int*))driver("cuDriverGetVersion"))(&supported);
+  if (version / 10000 > supported / 1000) return NOT_INITIALIZED;
   *handle = new int(0);
   n_alive++;
   return 0;

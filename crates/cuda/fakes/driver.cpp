@@ -18,6 +18,7 @@ static thread_local Context* current = nullptr;
   if (Code code = planned(name)) return code
 #define CALL_IN_CONTEXT(name) \
   CALL(name); \
+  if (!state.initialized) return NOT_INITIALIZED; \
   if (!current) return INVALID_CONTEXT; \
   if (!current->alive) return DESTROYED; \
   if (current->sticky) return current->sticky
@@ -33,10 +34,15 @@ static std::shared_ptr<Stream> stream_of(void* handle) {
   auto found = state.streams.find((Stream*)handle);
   return found == state.streams.end() ? nullptr : found->second;
 }
+// Work is put into a stream of the current context.
+static std::shared_ptr<Stream> own_stream(void* handle) {
+  std::shared_ptr<Stream> stream = stream_of(handle);
+  return stream && stream->context == current ? stream : nullptr;
+}
 
 // Checks that a copy is inside of memory, now and when it runs.
 static Code copy_later(void* stream, void* to, const void* from, size_t n) {
-  std::shared_ptr<Stream> s = stream_of(stream);
+  std::shared_ptr<Stream> s = own_stream(stream);
   if (!s) return INVALID_HANDLE;
   enqueue(*s, [=] {
     const Memory *a = find(to, n), *b = find(from, n);
@@ -47,7 +53,7 @@ static Code copy_later(void* stream, void* to, const void* from, size_t n) {
 }
 
 template <class T> static Code set_later(T* to, T value, size_t n, void* stream) {
-  std::shared_ptr<Stream> s = stream_of(stream);
+  std::shared_ptr<Stream> s = own_stream(stream);
   if (!s) return INVALID_HANDLE;
   if (!find_device(to, n * sizeof(T)) || (u64)to % sizeof(T)) return INVALID_VALUE;
   enqueue(*s, [=] {
@@ -67,7 +73,7 @@ static std::string uuid_text(int device) {
   char hex[40], *p = hex;
   uuid_of(device, bytes);
   for (int i = 0; i < 16; i++) p += sprintf(p, "%s%02x", i == 4 || i == 6 || i == 8 || i == 10 ? "-" : "", bytes[i]);
-  return std::string("GPU-") + hex;
+  return (strstr(devices[device].model.name, " MIG ") ? "MIG-" : "GPU-") + std::string(hex);
 }
 // The devices of CUDA_VISIBLE_DEVICES, numbers or beginnings of UUIDs; the first word that names none ends the list, and a
 // device named twice leaves none.
@@ -79,7 +85,7 @@ static std::vector<int> chosen() {
     word.erase(0, word.find_first_not_of(' '));
     word.erase(word.find_last_not_of(' ') + 1);
     int device = -1;
-    if (word.compare(0, 4, "GPU-") == 0) {
+    if (word.compare(0, 4, "GPU-") == 0 || word.compare(0, 4, "MIG-") == 0) {
       for (int i = 0; i < DEVICES; i++)
         if (uuid_text(i).compare(0, word.size(), word) == 0) device = device < 0 ? i : DEVICES;
     } else if (!word.empty() && word.find_first_not_of("0123456789") == std::string::npos) {
@@ -97,8 +103,9 @@ static std::vector<int> visible;
 
 extern "C" {
 
-Code cuInit(unsigned) {
+Code cuInit(unsigned flags) {
   CALL("cuInit");
+  if (flags) return INVALID_VALUE;
   if (!state.initialized) visible = chosen();
   if (visible.empty()) return NO_DEVICE;
   state.initialized = true;
@@ -110,7 +117,7 @@ Code cuGetErrorName(Code code, const char** text) {
       {4, "CUDA_ERROR_DEINITIALIZED"},     {100, "CUDA_ERROR_NO_DEVICE"},     {101, "CUDA_ERROR_INVALID_DEVICE"},
       {200, "CUDA_ERROR_INVALID_IMAGE"},   {201, "CUDA_ERROR_INVALID_CONTEXT"}, {209, "CUDA_ERROR_NO_BINARY_FOR_GPU"},
       {400, "CUDA_ERROR_INVALID_HANDLE"},  {500, "CUDA_ERROR_NOT_FOUND"},     {600, "CUDA_ERROR_NOT_READY"},
-      {700, "CUDA_ERROR_ILLEGAL_ADDRESS"}, {709, "CUDA_ERROR_CONTEXT_IS_DESTROYED"}, {719, "CUDA_ERROR_LAUNCH_FAILED"}};
+      {700, "CUDA_ERROR_ILLEGAL_ADDRESS"}, {701, "CUDA_ERROR_LAUNCH_OUT_OF_RESOURCES"}, {709, "CUDA_ERROR_CONTEXT_IS_DESTROYED"}, {719, "CUDA_ERROR_LAUNCH_FAILED"}};
   auto found = names.find(code);
   *text = found == names.end() ? nullptr : found->second;
   return found == names.end() ? INVALID_VALUE : 0;
@@ -122,7 +129,7 @@ Code cuGetErrorString(Code code, const char** text) {
 }
 Code cuDriverGetVersion(int* version) {
   CALL("cuDriverGetVersion");
-  *version = 13010;
+  *version = state.version;
   return 0;
 }
 Code cuDeviceGetCount(int* n) {
@@ -132,6 +139,7 @@ Code cuDeviceGetCount(int* n) {
 }
 Code cuDeviceGet(int* device, int ordinal) {
   CALL("cuDeviceGet");
+  if (!state.initialized) return NOT_INITIALIZED;
   // Not the ordinal itself, which a caller could mix up with the handle.
   if (ordinal < 0 || ordinal >= (int)visible.size()) return INVALID_DEVICE;
   *device = visible[ordinal] + 40;
@@ -141,7 +149,7 @@ static const Device* device_of(int handle) { return handle >= 40 && handle <= 42
 Code cuDeviceGetName(char* text, int n, int device) {
   CALL("cuDeviceGetName");
   if (!device_of(device)) return INVALID_DEVICE;
-  snprintf(text, n, "%s", device_of(device)->name);
+  snprintf(text, n, "%s", device_of(device)->model.name);
   return 0;
 }
 Code cuDeviceGetPCIBusId(char* text, int n, int device) {
@@ -167,10 +175,17 @@ Code cuDeviceGetAttribute(int* value, int attribute, int device) {
   const Device* d = device_of(device);
   if (!d) return INVALID_DEVICE;
   switch (attribute) {
-    case 16: *value = d->multiprocessors; return 0;
-    case 75: *value = d->major; return 0;
-    case 76: *value = d->minor; return 0;
-    case 97: *value = d->shared_bytes; return 0;
+    case 1: *value = MOST_THREADS; return 0;
+    case 5: *value = 0x7fffffff; return 0;
+    case 6: case 7: *value = 65535; return 0;
+    case 8: *value = USUAL_SHARED; return 0;
+    case 12: case 82: *value = REGISTERS; return 0;
+    case 16: *value = d->model.multiprocessors; return 0;
+    case 39: *value = d->model.multiprocessor_threads; return 0;
+    case 75: *value = d->model.major; return 0;
+    case 76: *value = d->model.minor; return 0;
+    case 81: *value = d->model.multiprocessor_shared_bytes; return 0;
+    case 97: *value = d->model.shared_bytes; return 0;
   }
   return INVALID_VALUE;
 }
@@ -263,8 +278,10 @@ Code cuMemFree_v2(char* address) {
   CALL("cuMemFree_v2");
   return !current || !current->alive ? DESTROYED : free_memory(address, false);
 }
-Code cuMemHostAlloc(char** at, size_t bytes, unsigned) {
+Code cuMemHostAlloc(char** at, size_t bytes, unsigned flags) {
   CALL_IN_CONTEXT("cuMemHostAlloc");
+  // Portable, mapped, write-combined.
+  if (flags & ~7u) return INVALID_VALUE;
   return allocate(at, bytes, true);
 }
 Code cuMemFreeHost(char* at) {
@@ -277,7 +294,7 @@ Code cuMemcpyHtoDAsync_v2(char* to, const char* from, size_t n, void* stream) {
   if (!find_device(to, n)) return INVALID_VALUE;
   if (find(from, n)) return copy_later(stream, to, from, n);
   // Of other host memory the driver makes a copy first.
-  std::shared_ptr<Stream> s = stream_of(stream);
+  std::shared_ptr<Stream> s = own_stream(stream);
   if (!s) return INVALID_HANDLE;
   enqueue(*s, [to, bytes = std::vector<char>(from, from + n)] {
     const Memory* memory = find_device(to, bytes.size());
@@ -290,7 +307,7 @@ Code cuMemcpyDtoHAsync_v2(char* to, const char* from, size_t n, void* stream) {
   CALL_IN_CONTEXT("cuMemcpyDtoHAsync_v2");
   if (!find_device(from, n)) return INVALID_VALUE;
   if (find(to, n)) return copy_later(stream, to, from, n);
-  std::shared_ptr<Stream> s = stream_of(stream);
+  std::shared_ptr<Stream> s = own_stream(stream);
   if (!s) return INVALID_HANDLE;
   finish(s, s->last);
   if (current->sticky) return current->sticky;
@@ -349,6 +366,8 @@ Code cuStreamWaitEvent(void* handle, void* event, unsigned) {
 }
 Code cuEventCreate(void** handle, unsigned flags) {
   CALL_IN_CONTEXT("cuEventCreate");
+  // One that other processes see has no timing.
+  if (flags & ~7u || (flags & 6) == 4) return INVALID_VALUE;
   auto event = std::make_unique<Event>(Event{current, (flags & 2) == 0, nullptr});
   *handle = event.get();
   state.events[event.get()] = std::move(event);

@@ -2,17 +2,43 @@
 #include <atomic>
 #include <cstring>
 #include <string>
+#include <vector>
 
 struct Program {
   std::string source, name, log, code;
 };
 static std::atomic<int> n_alive{0}, n_compiled{0};
 static std::string fails;
+// Another copy of this file can be of another version.
+static int version = 1300;
+
+// The architectures that compilers of a version know.
+static std::vector<int> archs() {
+  std::vector<int> known = {80, 86, 87, 89, 90};
+  if (version >= 1208) known.insert(known.end(), {100, 101, 120});
+  if (version >= 1209) known.insert(known.end(), {103, 121});
+  return known;
+}
+static bool knows(const std::string& arch) {
+  for (int number : archs()) {
+    std::string own = "sm_" + std::to_string(number);
+    if (arch == own || (number >= 90 && arch == own + "a")) return true;
+  }
+  return false;
+}
 
 extern "C" {
 
 int nvrtcVersion(int* major, int* minor) {
-  *major = 13, *minor = 0;
+  *major = version / 100, *minor = version % 100;
+  return 0;
+}
+int nvrtcGetNumSupportedArchs(int* n) {
+  *n = (int)archs().size();
+  return 0;
+}
+int nvrtcGetSupportedArchs(int* numbers) {
+  for (int number : archs()) *numbers++ = number;
   return 0;
 }
 const char* nvrtcGetErrorString(int code) {
@@ -44,13 +70,16 @@ int nvrtcCompileProgram(Program* program, int n, const char* const* options) {
     value(options[i], "--define-macro=OF_ROWS=", rows);
     value(options[i], "--define-macro=OF_WALKED=", walked);
   }
-  if (arch.substr(0, 3) != "sm_") return 5;
+  if (!knows(arch)) {
+    program->log = "nvrtc: error: invalid value for --gpu-architecture (-arch)\n";
+    return 5;
+  }
   if (program->source.find("KERNEL") == std::string::npos) {
     program->log = program->name + "(1): error: there is no kernel";
     return 6;
   }
   n_compiled++;
-  program->code = "fake cubin\n" + arch + "\n" + program->name + "\n";
+  program->code = "fake cubin " + std::to_string(version / 100) + "\n" + arch + "\n" + program->name + "\n";
   std::string tile = rows.empty() ? "" : "_" + rows + "_" + walked;
   if (!head_dim.empty()) program->code += "_" + element + "_" + head_dim + tile + "\n";
   return fails == "compile" ? 7 : 0;
@@ -81,5 +110,6 @@ int nvrtcGetCUBIN(Program* program, char* code) {
 int fake_programs() { return n_alive; }
 int fake_compiled() { return n_compiled; }
 void fake_nvrtc_fails(const char* what) { fails = what; }
+void fake_nvrtc_version(int number) { version = number; }
 
 }  // extern "C"

@@ -11,10 +11,44 @@
 
 namespace fake {
 
-const Device devices[3] = {{"Emulated H100", "0000:1b:00.0", 9, 0, 132, 227 << 10, 256u << 20},
-                           {"Emulated A100", "0000:1c:00.0", 8, 0, 108, 163 << 10, 64u << 20},
-                           {"Emulated V100", "0000:1d:00.0", 7, 0, 80, 96 << 10, 64u << 20}};
+static const Model models[] = {{"Emulated H100", 9, 0, 132, 227 << 10, 228 << 10, 2048},
+                               {"Emulated A100", 8, 0, 108, 163 << 10, 164 << 10, 2048},
+                               {"Emulated V100", 7, 0, 80, 96 << 10, 96 << 10, 2048},
+                               {"Emulated A100 MIG 1g.10gb", 8, 0, 14, 163 << 10, 164 << 10, 2048},
+                               {"Emulated RTX 3090", 8, 6, 82, 99 << 10, 100 << 10, 1536},
+                               {"Emulated L4", 8, 9, 58, 99 << 10, 100 << 10, 1536},
+                               {"Emulated B200", 10, 0, 148, 227 << 10, 228 << 10, 2048},
+                               {"Emulated B300", 10, 3, 148, 227 << 10, 228 << 10, 2048},
+                               {"Emulated RTX 5090", 12, 0, 170, 99 << 10, 100 << 10, 1536},
+                               {"Emulated GB10", 12, 1, 48, 99 << 10, 100 << 10, 1536}};
+
+Device devices[3] = {{models[0], "0000:1b:00.0", 256u << 20},
+                     {models[1], "0000:1c:00.0", 64u << 20},
+                     {models[2], "0000:1d:00.0", 64u << 20}};
 State state;
+
+// The device becomes one of the model whose name ends with this; whether there is one.
+static bool becomes(int device, const std::string& name) {
+  for (const Model& model : models)
+    if (std::string(model.name) == "Emulated " + name) {
+      devices[device].model = model;
+      return true;
+    }
+  return false;
+}
+
+// For programs: the models of the devices, as `L4,B200,L4`, and what the driver supports, as `12040`.
+static struct Chosen {
+  Chosen() {
+    const char* list = getenv("OARLOCK_FAKE_GPUS");
+    std::stringstream words(list ? list : "");
+    int device = 0;
+    for (std::string word; device < 3 && std::getline(words, word, ','); device++) becomes(device, word);
+    if (const char* version = getenv("OARLOCK_FAKE_CUDA")) state.version = atoi(version);
+  }
+} from_environment;
+
+int Function::registers() const { return std::min(255, REGISTERS / (int)kernel->threads); }
 
 Code say(Code code, const std::string& message) {
   state.message = message;
@@ -202,6 +236,11 @@ extern "C" void fake_fail(const char* call, int skip, int code) {
   std::lock_guard<std::recursive_mutex> held(state.lock);
   state.planned[call] = {skip, code};
 }
+
+// What tests choose: a model for a device, what the driver supports, and whether launches are only checked.
+extern "C" int fake_model(int device, const char* name) { return becomes(device, name); }
+extern "C" void fake_version(int version) { state.version = version; }
+extern "C" void fake_dry(int dry) { state.dry = dry; }
 
 // What the last error of the device was.
 extern "C" const char* fake_message() {

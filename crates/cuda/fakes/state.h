@@ -19,14 +19,23 @@ namespace fake {
 typedef int Code;
 const Code INVALID_VALUE = 1, OUT_OF_MEMORY = 2, NOT_INITIALIZED = 3, NO_DEVICE = 100, INVALID_DEVICE = 101, INVALID_IMAGE = 200,
            INVALID_CONTEXT = 201, NO_BINARY = 209, INVALID_HANDLE = 400, NOT_FOUND = 500, NOT_READY = 600,
-           ILLEGAL_ADDRESS = 700, DESTROYED = 709, LAUNCH_FAILED = 719;
+           ILLEGAL_ADDRESS = 700, OUT_OF_RESOURCES = 701, DESTROYED = 709, LAUNCH_FAILED = 719;
+
+// What a model of GPUs gives to kernels, by the table of compute capabilities in the CUDA C++ Programming Guide: shared memory
+// of a block that asks for it and of a multiprocessor, and threads of a multiprocessor.
+struct Model {
+  const char* name;
+  int major, minor, multiprocessors, shared_bytes, multiprocessor_shared_bytes, multiprocessor_threads;
+};
+// The same for all of them: shared memory of a block that does not ask, registers of a block, threads of a block.
+const int USUAL_SHARED = 48 << 10, REGISTERS = 64 << 10, MOST_THREADS = 1024;
 
 struct Device {
-  const char *name, *bus;
-  int major, minor, multiprocessors, shared_bytes;
+  Model model;
+  const char* bus;
   size_t memory_bytes;
 };
-extern const Device devices[3];
+extern Device devices[3];
 
 // Made anew for each life of a device's primary context, and never removed.
 struct Context {
@@ -77,13 +86,20 @@ struct Function {
   Module* module;
   std::string name;
   const emulator::Kernel* kernel;
-  size_t shared_bytes = 48 << 10;
+  // What its code takes of shared memory, and how much more a launch may have now.
+  size_t static_bytes, shared_bytes;
+  // The most that the bound of its threads lets the compiler use.
+  int registers() const;
 };
 
 // All that lives; handles are the addresses of these.
 struct State {
   std::recursive_mutex lock;
   bool initialized = false;
+  // As cuDriverGetVersion tells it.
+  int version = 13010;
+  // Launches are checked, and nothing runs.
+  bool dry = false;
   Context* primary[3] = {};
   std::map<Stream*, std::shared_ptr<Stream>> streams;
   // In the order of their creation.

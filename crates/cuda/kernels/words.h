@@ -27,6 +27,9 @@ struct walk {
   u32 strides[2][6];
 };
 
+// Arrays in shared memory begin at multiples of this: ldmatrix, cp_async and packs need it, whatever the elements are.
+#define SHARED_ALIGN 16
+
 #ifdef __CUDACC_RTC__
 
 #define DEVICE __device__ __forceinline__
@@ -34,7 +37,7 @@ struct walk {
 #define KERNEL(name, threads, params, ...) \
   extern "C" __global__ void __launch_bounds__(threads) name params { __VA_ARGS__; }
 // An array in shared memory, and the part of it whose size the launch decides.
-#define SHARED(type, name, n) __shared__ type name[n]
+#define SHARED(type, name, n) __shared__ __align__(SHARED_ALIGN) type name[n]
 #define DYNAMIC_SHARED(name) extern __shared__ __align__(128) u8 name[]
 #define UNROLL _Pragma("unroll")
 

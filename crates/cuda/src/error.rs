@@ -3,19 +3,70 @@
 use std::path::PathBuf;
 
 use crate::driver::DriverError;
-use crate::libraries::Library;
+use crate::libraries::{Cuda, Library};
 use crate::nccl::NcclError;
 
 /// The error type of this crate.
 #[derive(Debug, thiserror::Error)]
 pub enum Error {
     /// A library is nowhere.
-    #[error("{library}, was not found; looked in: {}. {}", .looked_in.join(", "), .library.remedy())]
+    #[error("{library}, was not found; looked in: {}. {}", .looked_in.join(", "), .library.remedy(*.cuda))]
     NoLibrary {
         /// Which one.
         library: Library,
         /// The places.
         looked_in: Vec<String>,
+        /// What the driver supports, where that is known.
+        cuda: Option<Cuda>,
+    },
+    /// The file is there, and the driver is too old for it.
+    #[error(
+        "{} is of CUDA {version}, and the driver of the GPU supports CUDA up to {}.{}: `{}` gets one that fits, or update \
+         the driver", .file.display(), .cuda.0, .cuda.1, .library.command(Some(*.cuda))
+    )]
+    TooNew {
+        /// Which library it is.
+        library: Library,
+        /// The file.
+        file: PathBuf,
+        /// Its version.
+        version: String,
+        /// What the driver supports.
+        cuda: Cuda,
+    },
+    /// The compiler is older than the GPU.
+    #[error(
+        "NVRTC {version} ({}) does not know {arch}, the architecture of this GPU: install {needs} (`{}`)", .file.display(),
+        .command
+    )]
+    UnknownArch {
+        /// The version of the compiler.
+        version: String,
+        /// Its file.
+        file: PathBuf,
+        /// The architecture.
+        arch: String,
+        /// What knows it.
+        needs: String,
+        /// What gets that.
+        command: String,
+    },
+    /// The driver refused what every compiler that was found has made.
+    #[error(
+        "the driver, which supports CUDA up to {}.{}, refuses the machine code of NVRTC {version} ({}) for {arch}: {reason}",
+        .cuda.0, .cuda.1, .file.display()
+    )]
+    Refused {
+        /// The version of the first compiler.
+        version: String,
+        /// Its file.
+        file: PathBuf,
+        /// The architecture.
+        arch: String,
+        /// What the driver supports.
+        cuda: Cuda,
+        /// What the driver said.
+        reason: DriverError,
     },
     /// The file is there and cannot be used.
     #[error("{} cannot be loaded as {library}: {reason}. Install another version of it", .file.display())]
@@ -79,6 +130,14 @@ pub enum Error {
         /// The name of the instance.
         kernel: String,
         /// What does not fit.
+        reason: String,
+    },
+    /// A launch needs more than this GPU has; nothing was launched.
+    #[error("{kernel}: {reason}")]
+    TooLarge {
+        /// The name of the instance.
+        kernel: String,
+        /// What it needs, and what there is.
         reason: String,
     },
     /// A stretch of memory that is not inside its memory, or begins where its elements cannot.

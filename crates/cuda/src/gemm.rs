@@ -1,7 +1,7 @@
 //! The size of a matrix product, as its kernels take it, and the grid of its launch.
 
 use crate::element::Element;
-use crate::geometry::Geometry;
+use crate::geometry::{Geometry, grid};
 use crate::table::THREADS;
 
 /// Rows and columns of the tile of a block.
@@ -50,13 +50,16 @@ impl GemmShape {
 
     /// The launch for operands of this type.
     pub fn geometry(&self, element: Element) -> Geometry {
-        let tiles = self.m.div_ceil(TILE) * self.n.div_ceil(TILE);
+        let tiles = self.m.div_ceil(TILE).saturating_mul(self.n.div_ceil(TILE));
         let shared_bytes = match element {
             Element::F32 => 2 * 2 * PLAIN_DEPTH * (TILE + 4) * 4,
             _ => STAGES * (piece(self.a_transposed) + piece(!self.b_transposed)),
         };
-        let grid = [tiles.max(1) as u32, 1, self.batch.max(1) as u32];
-        Geometry { grid, threads: THREADS, shared_bytes: shared_bytes.next_multiple_of(128) }
+        Geometry {
+            grid: grid([tiles, 1, self.batch]),
+            threads: THREADS,
+            shared_bytes: shared_bytes.next_multiple_of(128),
+        }
     }
 }
 

@@ -23,8 +23,13 @@ pub struct Geometry {
 impl Geometry {
     /// Blocks of the usual size along x.
     fn blocks(n: usize) -> Geometry {
-        Geometry { grid: [n.max(1) as u32, 1, 1], threads: THREADS, shared_bytes: 0 }
+        Geometry { grid: grid([n, 1, 1]), threads: THREADS, shared_bytes: 0 }
     }
+}
+
+/// So many blocks along each dim, at least one. More than a number of 32 bits are the largest one, which no GPU takes.
+pub(crate) fn grid(blocks: [usize; 3]) -> [u32; 3] {
+    blocks.map(|n| u32::try_from(n.max(1)).unwrap_or(u32::MAX))
 }
 
 /// Of elementwise kernels: a thread takes eight elements, and the next ones a whole grid further.

@@ -17,6 +17,9 @@ pub const VARIABLE: &str = "OARLOCK_CUDA_LIBRARIES";
 /// Where containers and WSL put the driver's library without telling the system's loader.
 const DRIVER_FOLDERS: [&str; 3] = ["/usr/local/nvidia/lib64", "/usr/local/nvidia/lib", "/usr/lib/wsl/lib"];
 
+/// A version of CUDA, such as `(12, 4)`: the newest one that a driver supports.
+pub type Cuda = (u32, u32);
+
 /// A library that is loaded at run time.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Library {
@@ -55,41 +58,48 @@ impl Library {
         }
     }
 
-    /// The command that gets it, where there is one for every machine.
-    pub fn command(self) -> &'static str {
-        match self {
-            Library::Driver => "install the driver of the GPU",
-            Library::Nvrtc => "pip install nvidia-cuda-nvrtc",
-            Library::CublasLt => "pip install nvidia-cublas",
-            Library::Nccl => "pip install nvidia-nccl-cu13",
-            Library::Cudnn => "pip install nvidia-cudnn-cu13",
+    /// Its package for a driver that supports this version of CUDA, where that is known; none of the driver itself.
+    fn package(self, cuda: Option<Cuda>) -> Option<&'static str> {
+        let is_12 = cuda.is_some_and(|(major, _)| major <= 12);
+        Some(match (self, is_12) {
+            (Library::Driver, _) => return None,
+            (Library::Nvrtc, false) => "nvidia-cuda-nvrtc",
+            (Library::Nvrtc, true) => "nvidia-cuda-nvrtc-cu12",
+            (Library::CublasLt, false) => "nvidia-cublas",
+            (Library::CublasLt, true) => "nvidia-cublas-cu12",
+            (Library::Nccl, false) => "nvidia-nccl-cu13",
+            (Library::Nccl, true) => "nvidia-nccl-cu12",
+            (Library::Cudnn, false) => "nvidia-cudnn-cu13",
+            (Library::Cudnn, true) => "nvidia-cudnn-cu12",
+        })
+    }
+
+    /// The command that gets it for a driver that supports this version of CUDA, where there is one for every machine.
+    pub fn command(self, cuda: Option<Cuda>) -> String {
+        match self.package(cuda) {
+            Some(package) => format!("pip install {package}"),
+            None => "install the driver of the GPU".to_owned(),
         }
     }
 
     /// How to get it.
-    pub(crate) fn remedy(self) -> &'static str {
-        match self {
+    pub(crate) fn remedy(self, cuda: Option<Cuda>) -> String {
+        let other = match self {
             Library::Driver => {
-                "It comes with the driver of the GPU: install that (nvidia-smi shows whether it works), and give a \
-                 container access to the GPU (--gpus all)"
+                return "It comes with the driver of the GPU: install that (nvidia-smi shows whether it works), and give a \
+                        container access to the GPU (--gpus all)"
+                    .to_owned();
             }
-            Library::Nvrtc => {
-                "Install it with `pip install nvidia-cuda-nvrtc` into the active Python, or install the CUDA toolkit and \
-                 set CUDA_HOME to its folder"
-            }
-            Library::CublasLt => {
-                "Install it with `pip install nvidia-cublas` into the active Python, or install the CUDA toolkit and set \
-                 CUDA_HOME to its folder"
-            }
-            Library::Nccl => {
-                "Install it with `pip install nvidia-nccl-cu13` (nvidia-nccl-cu12 for a driver of CUDA 12) into the active \
-                 Python, or with the packages of the system (libnccl2)"
-            }
-            Library::Cudnn => {
-                "Install it with `pip install nvidia-cudnn-cu13` (nvidia-cudnn-cu12 for a driver of CUDA 12) into the \
-                 active Python, or with the packages of the system (libcudnn9)"
-            }
-        }
+            Library::Nvrtc | Library::CublasLt => "install the CUDA toolkit and set CUDA_HOME to its folder",
+            Library::Nccl => "with the packages of the system (libnccl2)",
+            Library::Cudnn => "with the packages of the system (libcudnn9)",
+        };
+        let hint = match (cuda, self.package(Some((12, 0)))) {
+            // Nobody knows which of both fits.
+            (None, Some(package)) => format!(" ({package} for a driver of CUDA 12)"),
+            _ => String::new(),
+        };
+        format!("Install it with `{}`{hint} into the active Python, or {other}", self.command(cuda))
     }
 }
 
@@ -123,12 +133,19 @@ impl Libraries {
         }
     }
 
-    /// Loads the first file that `load` takes.
+    /// Loads the first file that `load` takes. Of versions for a newer CUDA than the driver supports none is loaded, where it
+    /// is known what that is.
     ///
     /// # Errors
-    /// [`Error::NoLibrary`] if there is none, the error of the first one if none can be loaded.
-    pub(crate) fn load<T>(&self, library: Library, load: impl Fn(&Path) -> Result<T>) -> Result<T> {
-        self.load_one_of(library, library.names(), load)
+    /// The error of the first file where none can be loaded, [`Error::TooNew`] where all are too new, [`Error::NoLibrary`] if
+    /// there is none.
+    pub(crate) fn load<T>(
+        &self,
+        library: Library,
+        cuda: Option<Cuda>,
+        load: impl FnMut(&Path) -> Result<T>,
+    ) -> Result<T> {
+        self.load_one_of((library, cuda), library.names(), load)
     }
 
     /// Loads the version `major` of a library that another one opens by its name alone, until the process ends.
@@ -139,7 +156,8 @@ impl Libraries {
         let version = format!(".so.{major}");
         let names: Vec<&str> =
             library.names().iter().copied().filter(|name| name.ends_with(&version)).collect();
-        self.load_one_of(library, &names, |file| {
+        let cuda = u32::try_from(major).ok().map(|major| (major, 0));
+        self.load_one_of((library, cuda), &names, |file| {
             // SAFETY: the initialization of these libraries has no conditions.
             let loaded = unsafe { Loaded::open(Some(file), RTLD_NOW) };
             loaded.map(std::mem::forget).map_err(|error| Error::Unusable {
@@ -152,54 +170,116 @@ impl Libraries {
 
     fn load_one_of<T>(
         &self,
-        library: Library,
+        (library, cuda): (Library, Option<Cuda>),
         names: &[&str],
-        load: impl Fn(&Path) -> Result<T>,
+        mut load: impl FnMut(&Path) -> Result<T>,
     ) -> Result<T> {
-        let (found, looked_in) = match self {
-            Libraries::Folder(folder) => {
-                let files = names.iter().map(|name| folder.join(name));
-                let found: Vec<PathBuf> = files.filter(|file| file.exists()).collect();
-                (found, vec![format!("{} ({VARIABLE} or the caller chose it)", folder.display())])
-            }
-            Libraries::System => candidates(library, names),
-        };
+        let is_too_new = |name: &str| cuda.is_some_and(|(most, _)| major_of(name) > Some(most));
+        let (too_new, usable): (Vec<&str>, Vec<&str>) =
+            names.iter().copied().partition(|name| is_too_new(name));
+        let places = Places::of(self, library);
         let mut refused = None;
-        for file in found {
+        for file in places.files(&usable) {
             match load(&file) {
                 Ok(loaded) => return Ok(loaded),
                 Err(error) => refused = refused.or(Some(error)),
             }
         }
-        Err(refused.unwrap_or(Error::NoLibrary { library, looked_in }))
+        let not_loaded = || {
+            let (cuda, file) = (cuda?, places.files(&too_new).next()?);
+            let version = major_of(&file.to_string_lossy()).map(|major| major.to_string());
+            Some(Error::TooNew { library, file, version: version.unwrap_or_default(), cuda })
+        };
+        Err(refused.or_else(not_loaded).unwrap_or_else(|| Error::NoLibrary {
+            library,
+            looked_in: places.looked_in(names),
+            cuda,
+        }))
     }
 }
 
-/// The files to try, in this order, and where they were looked for.
-fn candidates(library: Library, names: &[&str]) -> (Vec<PathBuf>, Vec<String>) {
-    let (mut found, mut looked_in) = (vec![], vec!["the system's libraries".to_string()]);
-    // The loader knows its folders itself.
-    found.extend(names.iter().map(PathBuf::from).filter(|name| is_loadable(name)));
-    // The driver's library must be that of the kernel module; toolkits have only a stub of it.
-    let folders: Vec<(String, PathBuf)> = match library {
-        Library::Driver => DRIVER_FOLDERS.iter().map(|folder| (folder.to_string(), folder.into())).collect(),
-        _ => toolkits().into_iter().chain(python_packages()).collect(),
-    };
-    for (said, folder) in folders {
-        let file = names.iter().map(|name| folder.join(name)).find(|file| file.exists());
-        // What is loaded runs: nobody else may have put it there.
-        let (file, said) = match file.map(|file| (is_trusted(&folder) && is_trusted(&file), file)) {
-            Some((false, file)) => {
-                (None, format!("{said} ({} is not used: other users may write it)", file.display()))
-            }
-            file => (file.map(|(_, file)| file), said),
-        };
-        if !looked_in.contains(&said) {
-            looked_in.push(said);
+/// The major version in the name of a file, such as 13 of libnvrtc.so.13; none where it has none.
+fn major_of(name: &str) -> Option<u32> {
+    name.rsplit_once(".so.")?.1.split('.').next()?.parse().ok()
+}
+
+/// An error where a library is for a newer CUDA than the driver supports. Its version is said as `(13, 0)`.
+pub(crate) fn expect_usable(
+    library: Library,
+    file: &Path,
+    version: (u32, u32),
+    cuda: Option<Cuda>,
+) -> Result<()> {
+    match cuda {
+        Some(cuda) if version.0 > cuda.0 => {
+            let version = format!("{}.{}", version.0, version.1);
+            Err(Error::TooNew { library, file: file.into(), version, cuda })
         }
-        found.extend(file);
+        _ => Ok(()),
     }
-    (found, looked_in)
+}
+
+/// Where a library is looked for.
+struct Places {
+    /// Whether the system's loader knows folders of its own.
+    has_loader: bool,
+    /// Folders, with what an error says about them.
+    folders: Vec<(String, PathBuf)>,
+    /// Whether other users may not write there.
+    is_for_trusted: bool,
+}
+
+impl Places {
+    fn of(libraries: &Libraries, library: Library) -> Places {
+        let folders = match (libraries, library) {
+            (Libraries::Folder(folder), _) => {
+                let said = format!("{} ({VARIABLE} or the caller chose it)", folder.display());
+                return Places {
+                    has_loader: false,
+                    folders: vec![(said, folder.clone())],
+                    is_for_trusted: false,
+                };
+            }
+            // The driver's library must be that of the kernel module; toolkits have only a stub of it.
+            (_, Library::Driver) => {
+                DRIVER_FOLDERS.iter().map(|folder| (folder.to_string(), folder.into())).collect()
+            }
+            _ => toolkits().into_iter().chain(python_packages()).collect(),
+        };
+        Places { has_loader: true, folders, is_for_trusted: true }
+    }
+
+    /// The files of these names, those of the loader first, and in one place the first name first.
+    fn files(&self, names: &[&str]) -> impl Iterator<Item = PathBuf> {
+        let by_loader = names.iter().map(PathBuf::from).filter(|name| self.has_loader && is_loadable(name));
+        let in_folders =
+            self.folders.iter().flat_map(|(_, folder)| names.iter().map(|name| folder.join(name)));
+        by_loader.chain(in_folders.filter(|file| file.exists() && self.is_allowed(file)))
+    }
+
+    /// What is loaded runs: nobody else may have put it there.
+    fn is_allowed(&self, file: &Path) -> bool {
+        !self.is_for_trusted || file.parent().is_some_and(is_trusted) && is_trusted(file)
+    }
+
+    /// The places in words, with the files that were not used since others may write them.
+    fn looked_in(&self, names: &[&str]) -> Vec<String> {
+        let mut all = vec![];
+        if self.has_loader {
+            all.push("the system's libraries".to_owned());
+        }
+        for (said, folder) in &self.folders {
+            let mut files = names.iter().map(|name| folder.join(name)).filter(|file| file.exists());
+            let said = match files.find(|file| !self.is_allowed(file)) {
+                Some(file) => format!("{said} ({} is not used: other users may write it)", file.display()),
+                None => said.clone(),
+            };
+            if !all.contains(&said) {
+                all.push(said);
+            }
+        }
+        all
+    }
 }
 
 fn is_loadable(name: &Path) -> bool {
@@ -271,6 +351,18 @@ mod tests {
     use std::os::unix::fs::PermissionsExt;
 
     use super::*;
+
+    #[test]
+    fn a_package_fits_the_driver() {
+        for library in [Library::Nvrtc, Library::CublasLt, Library::Nccl, Library::Cudnn] {
+            assert!(library.command(Some((12, 9))).ends_with("-cu12"), "{library}");
+            assert!(!library.command(Some((13, 0))).ends_with("-cu12"), "{library}");
+            assert!(library.remedy(Some((12, 9))).contains(&library.command(Some((12, 9)))), "{library}");
+            assert!(library.remedy(None).contains("-cu12 for a driver of CUDA 12)"), "{library}");
+        }
+        assert_eq!((major_of("libnvrtc.so.13"), major_of("x/libnvrtc.so.12.9.1")), (Some(13), Some(12)));
+        assert_eq!(major_of("libnvrtc.so"), None);
+    }
 
     #[test]
     fn a_library_that_others_may_write_is_not_trusted() {

@@ -2,7 +2,7 @@
 
 use std::collections::{BTreeMap, HashMap};
 use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
-use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
 use crate::attention::Tile;
@@ -12,7 +12,7 @@ use crate::element::Element;
 use crate::error::{Error, Result};
 use crate::kernel::Instance;
 use crate::libraries::Libraries;
-use crate::nvrtc::{self, Nvrtc};
+use crate::nvrtc::{self, Compiler, Compilers};
 use crate::source::{HEADERS, Unit};
 use crate::table;
 
@@ -22,10 +22,7 @@ pub(crate) const LEAST_CAPABILITY: (u32, u32) = (8, 0);
 /// The modules of a context.
 pub struct Modules {
     context: Context,
-    arch: String,
-    libraries: Libraries,
-    /// Loaded when the first unit is asked for.
-    nvrtc: OnceLock<Nvrtc>,
+    compilers: Compilers,
     cache: Cache,
     /// Each unit has a lock of its own, so that different ones compile at the same time.
     units: Mutex<BTreeMap<Unit, Arc<Mutex<Option<Module>>>>>,
@@ -69,9 +66,7 @@ impl Modules {
         }
         Ok(Modules {
             context: context.clone(),
-            arch: context.device().arch()?,
-            libraries: libraries.clone(),
-            nvrtc: OnceLock::new(),
+            compilers: Compilers::new(libraries, context.device())?,
             cache,
             units: Mutex::default(),
             functions: Mutex::default(),
@@ -90,7 +85,8 @@ impl Modules {
     /// The kernel of an instance. The first of a unit compiles it, which takes seconds, unless the cache has it.
     ///
     /// # Errors
-    /// [`Error::NoLibrary`] if there is no compiler, [`Error::Compile`], or the driver's own.
+    /// [`Error::NoLibrary`] if there is no compiler, [`Error::TooNew`] or [`Error::UnknownArch`] if none fits the driver and the
+    /// GPU, [`Error::Refused`], [`Error::Compile`], or the driver's own.
     pub fn function(&self, instance: &Instance) -> Result<Arc<Function>> {
         let name = instance.name();
         if let Some(function) = lock(&self.functions).get(&name) {
@@ -142,8 +138,8 @@ impl Modules {
     }
 
     /// The version of the compiler, such as `13.0`; none before it was needed.
-    pub fn compiler_version(&self) -> Option<&str> {
-        self.nvrtc.get().map(Nvrtc::version)
+    pub fn compiler_version(&self) -> Option<String> {
+        self.compilers.loaded().map(|compiler| compiler.nvrtc.version().to_owned())
     }
 
     /// Why the cache was not written, if so; the kernels work without it.
@@ -163,8 +159,19 @@ impl Modules {
     }
 
     fn load(&self, unit: &Unit) -> Result<Module> {
-        let nvrtc = self.nvrtc()?;
-        let key = key(unit, &self.arch, nvrtc.version());
+        let mut compiler = self.compilers.current()?;
+        loop {
+            match self.load_by(&compiler, unit) {
+                Err(Error::Driver(error)) if error.is_of_image() => {
+                    compiler = self.compilers.instead_of(&compiler, error)?;
+                }
+                loaded => return loaded,
+            }
+        }
+    }
+
+    fn load_by(&self, Compiler { nvrtc, arch }: &Compiler, unit: &Unit) -> Result<Module> {
+        let key = key(unit, arch, nvrtc.version());
         if let Some(cubin) = self.cache.read(&key) {
             match self.context.load(&cubin) {
                 Ok(module) => {
@@ -177,21 +184,13 @@ impl Modules {
             }
         }
         let start = Instant::now();
-        let compiled = nvrtc.compile(unit, &self.arch)?;
+        let compiled = nvrtc.compile(unit, arch)?;
         let nanos = u64::try_from(start.elapsed().as_nanos()).unwrap_or(u64::MAX);
         self.compiling.fetch_add(nanos, Ordering::Relaxed);
         self.n_compiled.fetch_add(1, Ordering::Relaxed);
         let module = self.context.load(&compiled.cubin)?;
         self.cache.write(&key, &compiled.cubin);
         Ok(module)
-    }
-
-    fn nvrtc(&self) -> Result<&Nvrtc> {
-        if let Some(nvrtc) = self.nvrtc.get() {
-            return Ok(nvrtc);
-        }
-        let found = Nvrtc::find(&self.libraries)?;
-        Ok(self.nvrtc.get_or_init(|| found))
     }
 }
 

@@ -3,7 +3,7 @@
 use crate::driver::{Arg, Slice, Stream};
 use crate::element::Element::{I32, U32};
 use crate::error::Result;
-use crate::geometry::Geometry;
+use crate::geometry::{Geometry, grid};
 use crate::modules::Modules;
 use crate::table::THREADS;
 
@@ -14,7 +14,7 @@ const DIGIT_BITS: u32 = 4;
 
 /// Of the kernels that look at all rows.
 pub fn tiles(n: usize) -> Geometry {
-    Geometry { grid: [n.div_ceil(TILE_KEYS).max(1) as u32, 1, 1], threads: THREADS, shared_bytes: 0 }
+    Geometry { grid: grid([n.div_ceil(TILE_KEYS), 1, 1]), threads: THREADS, shared_bytes: 0 }
 }
 
 /// The first bit of each pass for ids below `bound`: at least one pass.

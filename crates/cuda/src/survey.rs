@@ -4,12 +4,12 @@ use std::fs;
 use std::path::{Path, PathBuf};
 
 use crate::blas;
-use crate::driver::Driver;
+use crate::driver::{Driver, arch};
 use crate::error::{Error, Result};
-use crate::libraries::{Libraries, Library};
+use crate::libraries::{Cuda, Libraries, Library, expect_usable};
 use crate::modules::LEAST_CAPABILITY;
 use crate::nccl::Nccl;
-use crate::nvrtc::Nvrtc;
+use crate::nvrtc::{self, Nvrtc};
 
 /// Where a process computes that was not told where.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -51,6 +51,8 @@ pub struct Survey {
     pub gpus: Result<Vec<FoundGpu>>,
     /// The driver: the version of its kernel module where the system tells it, and the newest CUDA that it supports.
     pub driver: Result<FoundLibrary>,
+    /// What the driver supports, where there is one.
+    pub cuda: Option<Cuda>,
     /// The other libraries, or what is missing and how to get it.
     pub libraries: [(Library, Result<FoundLibrary>); 3],
 }
@@ -60,6 +62,7 @@ impl Survey {
     pub fn of(libraries: &Libraries) -> Survey {
         let driver = Driver::find(libraries);
         let gpus = driver.as_ref().map_err(|_| ()).map(gpus);
+        let cuda = driver.as_ref().ok().and_then(|driver| driver.version().ok());
         let described = driver.and_then(|driver| {
             let (major, minor) = driver.version()?;
             let cuda = format!("CUDA up to {major}.{minor}");
@@ -71,7 +74,7 @@ impl Survey {
         });
         let gpus = gpus.unwrap_or(Ok(vec![]));
         let find = |library, version: &dyn Fn(&Path) -> Result<String>| {
-            let found = libraries.load(library, |file| {
+            let found = libraries.load(library, cuda, |file| {
                 // The version needs the library, so that its path is known after that.
                 let version = version(file)?;
                 Ok(FoundLibrary { version, file: loaded(file) })
@@ -79,11 +82,15 @@ impl Survey {
             (library, found)
         };
         let libraries = [
-            find(Library::Nvrtc, &|file| Ok(Nvrtc::load(file)?.version().to_owned())),
-            find(Library::CublasLt, &blas::version_of),
+            find(Library::Nvrtc, &|file| {
+                let nvrtc = Nvrtc::load(file)?;
+                expect_usable(Library::Nvrtc, file, nvrtc.cuda(), cuda)?;
+                Ok(nvrtc.version().to_owned())
+            }),
+            find(Library::CublasLt, &|file| blas::version_of(file, cuda)),
             find(Library::Nccl, &|file| Nccl::load(file)?.version()),
         ];
-        Survey { gpus, driver: described, libraries }
+        Survey { gpus, driver: described, cuda, libraries }
     }
 }
 
@@ -139,13 +146,21 @@ pub fn automatic(libraries: &Libraries) -> Automatic {
         let old = Error::OldDevice { name: name.clone(), capability: *capability };
         return Automatic::Lacks(format!("this machine has {many}, but {old}"));
     }
-    match Nvrtc::find(libraries) {
-        Ok(_) => Automatic::Gpus(usable),
-        Err(Error::NoLibrary { library, .. }) => Automatic::Lacks(format!(
+    let cuda = match Driver::find(libraries).and_then(|driver| driver.version()) {
+        Ok(cuda) => cuda,
+        Err(error) => return Automatic::Lacks(format!("the driver of the GPU does not work: {error}")),
+    };
+    // Each may be of another architecture.
+    let compiles = |index: &usize| nvrtc::for_gpu(libraries, cuda, &arch(found[*index].capability)).map(drop);
+    let (can, cannot): (Vec<_>, Vec<_>) =
+        usable.into_iter().map(|index| (index, compiles(&index))).partition(|(_, compiles)| compiles.is_ok());
+    match cannot.into_iter().find_map(|(_, compiles)| compiles.err()).filter(|_| can.is_empty()) {
+        None => Automatic::Gpus(can.into_iter().map(|(index, _)| index).collect()),
+        Some(Error::NoLibrary { library, .. }) => Automatic::Lacks(format!(
             "this machine has {many}, but {library}, was not found; `{}` gets it",
-            library.command()
+            library.command(Some(cuda))
         )),
-        Err(error) => Automatic::Lacks(format!("this machine has {many}, but {error}")),
+        Some(error) => Automatic::Lacks(format!("this machine has {many}, but {error}")),
     }
 }
 

@@ -1,5 +1,7 @@
 //! NVRTC compiles the kernels, and none spills registers but those that a list names.
 
+use std::collections::BTreeMap;
+
 use oarlock_cuda::attention::tiled_instances;
 use oarlock_cuda::libraries::{Libraries, Library};
 use oarlock_cuda::nvrtc::Nvrtc;
@@ -27,6 +29,16 @@ const SPILLS: &[(&str, u32)] = &[
     ("attention_decode_f16_256", 4),
     ("attention_decode_f32_256", 4),
 ];
+
+/// Bytes of shared memory that the code of a kernel takes itself, as the fake driver tells it.
+pub fn static_bytes() -> BTreeMap<String, usize> {
+    let lines = include_str!("../fakes/static_shared.h").lines();
+    let entry = |line: &str| {
+        let (name, bytes) = line.trim_matches(['{', '}', ',']).split_once(", ")?;
+        Some((name.trim_matches('"').to_owned(), bytes.parse().ok()?))
+    };
+    lines.filter_map(entry).collect()
+}
 
 /// NVRTC; says so where there is none.
 fn found() -> Option<Nvrtc> {
@@ -70,7 +82,8 @@ fn units(arch: &str) -> Vec<Unit> {
 
 fn compiles(arch: &str) {
     let Some(nvrtc) = found() else { return };
-    let mut wrong = vec![];
+    let (mut wrong, mut listed) = (vec![], vec![]);
+    let shared = static_bytes();
     for unit in units(arch) {
         let start = std::time::Instant::now();
         let compiled = nvrtc.compile(&unit, arch).unwrap_or_else(|error| panic!("{error}"));
@@ -88,7 +101,18 @@ fn compiles(arch: &str) {
         expected.sort();
         compiled_names.sort();
         assert_eq!(compiled_names, expected, "{unit}: the kernels of the table");
+        let threads = |name: &str| {
+            let all = table::all().flat_map(|kernel| kernel.instances()).chain(tiled_instances());
+            all.into_iter().find(|instance| instance.name() == name).map_or(0, |instance| instance.threads())
+        };
         for kernel in &compiled.usage {
+            // What the bound of its threads promises to a launch.
+            let registers =
+                (kernel.registers * 32).next_multiple_of(256) * threads(&kernel.kernel).div_ceil(32);
+            assert!(registers <= 65536, "{}: {registers} registers of a block", kernel.kernel);
+            if kernel.shared_bytes as usize != shared.get(&kernel.kernel).copied().unwrap_or_default() {
+                listed.push(format!("{{\"{}\", {}}},", kernel.kernel, kernel.shared_bytes));
+            }
             let allowed =
                 SPILLS.iter().find(|(name, _)| *name == kernel.kernel).map_or(0, |(_, bytes)| *bytes);
             if kernel.spill_bytes > allowed {
@@ -99,6 +123,7 @@ fn compiles(arch: &str) {
             }
         }
     }
+    assert!(listed.is_empty(), "fakes/static_shared.h has no such lines, for {arch}:\n{}", listed.join("\n"));
     let said = format!("{arch}, NVRTC {}:\n{}", nvrtc.version(), wrong.join("\n"));
     match nvrtc.version() {
         LISTED => assert!(wrong.is_empty(), "{said}"),
@@ -134,8 +159,13 @@ fn a_wrong_source_is_an_error_with_the_log() {
 fn a_file_that_is_no_library_is_an_error() {
     let error = Nvrtc::load(std::path::Path::new("/no/such/libnvrtc.so")).err().expect("an error");
     assert!(matches!(error, Error::Unusable { .. }), "{error}");
-    let missing =
-        Error::NoLibrary { library: Library::Nvrtc, looked_in: vec!["here".into(), "there".into()] };
-    let said = missing.to_string();
-    assert!(said.contains("here, there") && said.contains("pip install nvidia-cuda-nvrtc"), "{said}");
+    for (cuda, package) in [
+        (None, "nvidia-cuda-nvrtc`"),
+        (Some((13, 0)), "nvidia-cuda-nvrtc`"),
+        (Some((12, 4)), "nvidia-cuda-nvrtc-cu12`"),
+    ] {
+        let looked_in = vec!["here".into(), "there".into()];
+        let said = Error::NoLibrary { library: Library::Nvrtc, looked_in, cuda }.to_string();
+        assert!(said.contains("here, there") && said.contains(&format!("pip install {package}")), "{said}");
+    }
 }

@@ -24,10 +24,11 @@ const EMULATOR: [(&str, &str); 5] = [
 const LAUNCH: (&str, &str) = ("launch.cpp", include_str!("../../cuda/emulator/launch.cpp"));
 
 /// The files of the fake libraries.
-const FAKES: [(&str, &str); 11] = [
+const FAKES: [(&str, &str); 12] = [
     ("state.h", include_str!("../../cuda/fakes/state.h")),
     ("state.cpp", include_str!("../../cuda/fakes/state.cpp")),
     ("driver.cpp", include_str!("../../cuda/fakes/driver.cpp")),
+    ("static_shared.h", include_str!("../../cuda/fakes/static_shared.h")),
     ("modules.cpp", include_str!("../../cuda/fakes/modules.cpp")),
     ("nvrtc.cpp", include_str!("../../cuda/fakes/nvrtc.cpp")),
     ("cublaslt.cpp", include_str!("../../cuda/fakes/cublaslt.cpp")),
@@ -178,6 +179,8 @@ impl Workshop {
             let level = if unit.defines.is_empty() || !changed.is_empty() { "-O0" } else { "-O1" };
             let mut args: Vec<OsString> = vec![level.into()];
             args.extend(sanitizer.flags().iter().map(OsString::from));
+            // A GPU refuses an address that is not a multiple of what its type needs. The emulator says where.
+            args.extend(["-fsanitize=alignment", "-fsanitize-undefined-trap-on-error"].map(OsString::from));
             args.extend(unit.defines.iter().map(|(name, value)| format!("-D{name}={value}").into()));
             args.extend(["-I".into(), folder.clone().into(), "-x".into(), "c++".into()]);
             args.push(folder.join(unit.source.file).into());

@@ -245,8 +245,8 @@ impl Device {
         self.gpu().is_some()
     }
 
-    /// The ops that a GPU had no form for so far, so that their memory was copied to the host and back.
-    pub fn staged_ops(&self) -> Vec<&'static str> {
+    /// The ops that a GPU had no form for so far, or too little room, so that their memory was copied to the host and back.
+    pub fn staged_ops(&self) -> Vec<String> {
         self.gpu().map_or_else(Vec::new, |gpu| gpu.staged())
     }
 

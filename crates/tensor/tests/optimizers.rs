@@ -347,7 +347,7 @@ fn a_gpu_takes_the_steps_of_the_cpu() {
     }
     let staged = gpu.staged_ops();
     let own = ["adamw", "adam", "sgd", "lion", "adagrad"];
-    assert!(own.iter().all(|name| !staged.contains(name)), "{staged:?}");
+    assert!(own.iter().all(|name| !staged.iter().any(|op| op == name)), "{staged:?}");
 }
 
 #[test]

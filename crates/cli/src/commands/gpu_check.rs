@@ -67,6 +67,9 @@ pub(super) struct GpuCheckArgs {
     /// Checks of the section that are left out
     #[arg(long, hide = true, default_value_t = 0)]
     skip: usize,
+    /// A sanitizer started this process, by a thread that may end before it
+    #[arg(long, hide = true)]
+    sanitized: bool,
 }
 
 /// A number of seconds that a clock can have.
@@ -108,8 +111,11 @@ pub(super) fn run(args: &GpuCheckArgs) -> Outcome {
 
 /// A section, in the process that was started for it.
 fn run_part(section: Section, args: &GpuCheckArgs) -> Outcome {
-    // Nobody would read what it finds.
-    let _ = set_parent_process_death_signal(Some(Signal::KILL));
+    // Nobody would read what it finds. The kernel sends the signal when the thread ends that started this process, so it is
+    // none where that may be before the end.
+    if !args.sanitized {
+        let _ = set_parent_process_death_signal(Some(Signal::KILL));
+    }
     let devices = Devices::open()?;
     let answers = || devices.gpu_answers();
     let mut part = Part::new(args.skip, Duration::from_secs_f64(args.seconds), &answers);

@@ -26,7 +26,7 @@ pub(crate) fn described() -> Vec<(String, String)> {
     for (library, result) in &survey.libraries {
         let value = match result {
             Ok(library) => found(library),
-            Err(error) => format!("cannot be used, `{}` gets it ({error})", library.command()),
+            Err(error) => format!("cannot be used, `{}` gets it ({error})", library.command(survey.cuda)),
         };
         lines.push(one(library.name(), value));
     }

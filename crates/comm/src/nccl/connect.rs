@@ -6,13 +6,20 @@ use oarlock_cuda::nccl::{Comm, Nccl, Patience, UniqueId};
 use oarlock_tensor::SideStream;
 
 use crate::communicator::Communicator;
-use crate::error::{Error, Result};
+use crate::error::Result;
 
 /// How long ranks that have just met wait for NCCL to connect them, if they are not told to give up earlier.
 const CONNECT: Duration = Duration::from_secs(120);
 
-/// Joins the ranks of a communicator in one of NCCL. If one fails, all do.
-pub(super) fn connect(comm: &Communicator, nccl: &Nccl, side: &SideStream) -> Result<Comm> {
+/// Joins the ranks of a communicator in one of NCCL. If one fails, all do, and each says why.
+///
+/// # Errors
+/// Those of collectives of `comm`.
+pub(super) fn connect(
+    comm: &Communicator,
+    nccl: &Nccl,
+    side: &SideStream,
+) -> Result<std::result::Result<Comm, String>> {
     let id = if comm.rank() == 0 { nccl.unique_id().map(Some) } else { Ok(None) };
     let made = match &id {
         Ok(id) => id.map(|id| id.to_bytes().to_vec()).unwrap_or_default(),
@@ -32,12 +39,10 @@ pub(super) fn connect(comm: &Communicator, nccl: &Nccl, side: &SideStream) -> Re
     let said = joined.as_ref().err().cloned().unwrap_or_default();
     let all = comm.all_gather_bytes(said.as_bytes())?;
     match (joined, all.iter().position(|said| !said.is_empty())) {
-        (Ok(joined), None) => Ok(joined),
-        (joined, rank) => {
-            let cause = joined.err().unwrap_or_else(|| {
-                rank.map_or_else(String::new, |r| format!("rank {r}: {}", String::from_utf8_lossy(&all[r])))
-            });
-            Err(Error::system("connect the GPUs by NCCL", cause))
-        }
+        (Ok(joined), None) => Ok(Ok(joined)),
+        // What has joined is aborted when it goes.
+        (joined, rank) => Ok(Err(joined.err().unwrap_or_else(|| {
+            rank.map_or_else(String::new, |r| format!("rank {r}: {}", String::from_utf8_lossy(&all[r])))
+        }))),
     }
 }

@@ -21,6 +21,9 @@ pub enum Choice {
     Host(Option<String>),
 }
 
+/// What the UUID of a slice of a GPU begins with.
+const SLICE: &str = "MIG-";
+
 /// What one rank has.
 struct Offer {
     /// Its GPU, by its UUID; empty without one.
@@ -58,6 +61,11 @@ fn obstacle(offers: &[Offer]) -> Option<Option<String>> {
         return Some(None);
     }
     for (rank, offer) in offers.iter().enumerate() {
+        if offer.gpu.starts_with(SLICE) {
+            return Some(Some(format!(
+                "rank {rank} has a slice of a GPU (MIG), and NCCL connects whole ones"
+            )));
+        }
         if let Some(other) = offers[..rank].iter().position(|other| other.gpu == offer.gpu) {
             return Some(Some(format!("ranks {other} and {rank} share a GPU, and NCCL needs one for each")));
         }
@@ -81,11 +89,15 @@ fn obstacle(offers: &[Offer]) -> Option<Option<String>> {
 /// ranks must call it.
 ///
 /// # Errors
-/// As every collective, and when NCCL is there on all ranks and fails.
+/// As every collective.
 pub fn over(comm: &Communicator, device: &Device) -> Result<Choice> {
     let failed = |error: String| Error::system("connect the GPUs by NCCL", error);
     let side = SideStream::of(device).map_err(|error| failed(error.to_string()))?;
-    let loaded = Nccl::find(&Libraries::from_environment());
+    let libraries = Libraries::from_environment();
+    let loaded = match side.as_ref().and_then(|side| side.context().device().cuda_version().ok()) {
+        Some(cuda) => Nccl::find_for(&libraries, cuda),
+        None => Nccl::find(&libraries),
+    };
     let version = match &loaded {
         Ok(nccl) => nccl.version().map_err(|error| error.to_string()),
         Err(error) => Err(error.to_string()),
@@ -101,7 +113,10 @@ pub fn over(comm: &Communicator, device: &Device) -> Result<Choice> {
         return Ok(Choice::Host(why));
     }
     let (Some(side), Ok(nccl)) = (side, loaded) else { return Ok(Choice::Host(None)) };
-    let joined = connect(comm, &nccl, &side)?;
+    let joined = match connect(comm, &nccl, &side)? {
+        Ok(joined) => joined,
+        Err(why) => return Ok(Choice::Host(Some(format!("NCCL does not connect the GPUs: {why}")))),
+    };
     let version = offers[0].nccl.clone().unwrap_or_default();
     let watch = Watch::new(comm.transport().clone()).map_err(|error| failed(error.to_string()))?;
     let transport = NcclTransport::new(comm.clone(), joined, nccl, Arc::new(side), device, watch, &version);
@@ -127,6 +142,8 @@ mod tests {
         assert_eq!(why(&[has("a"), has("b")]), None);
         let shared = why(&[has("a"), has("b"), has("a")]).flatten().unwrap();
         assert!(shared.contains("ranks 0 and 2 share a GPU"), "{shared}");
+        let slice = why(&[has("GPU-a"), has("MIG-a")]).flatten().unwrap();
+        assert!(slice.contains("rank 1 has a slice of a GPU"), "{slice}");
         let lacks =
             why(&[has("a"), offer("b", Err("libnccl was not found\nin two\nfolders"))]).flatten().unwrap();
         assert!(lacks.contains("rank 1 cannot") && lacks.contains("folders"), "{lacks}");

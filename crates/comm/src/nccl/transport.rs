@@ -308,7 +308,9 @@ impl Transport for NcclTransport {
     fn split(&self, request: &Request, group: &[usize]) -> Result<Arc<dyn Transport>> {
         self.watch.check()?;
         let host = Communicator::new(self.host().split(request, group)?);
-        let comm = connect(&host, &self.nccl, &self.side).map_err(|error| self.failed(error))?;
+        let joined = connect(&host, &self.nccl, &self.side)
+            .and_then(|joined| joined.map_err(|cause| Error::system("connect the GPUs by NCCL", cause)));
+        let comm = joined.map_err(|error| self.failed(error))?;
         let (nccl, side, watch) = (self.nccl.clone(), self.side.clone(), self.watch.clone());
         Ok(Arc::new(NcclTransport::new(host, comm, nccl, side, &self.device, watch, &self.version)))
     }

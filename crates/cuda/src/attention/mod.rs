@@ -7,7 +7,7 @@ mod tuned;
 use std::f32::consts::LOG2_E;
 
 use crate::element::Element;
-use crate::geometry::Geometry;
+use crate::geometry::{Geometry, grid};
 pub use tile::{Tile, TiledKernel, tiled_instances};
 pub use tune::Bench;
 pub use tuned::{Key, Measured, Tuned};
@@ -74,6 +74,11 @@ impl AttentionShape {
     /// The tile that its unit has without another choice.
     pub fn usual_tile(&self, element: Element) -> Tile {
         Tile::usual(element, self.compiled_head_dim() as u32)
+    }
+
+    /// That one, and behind it those that need less shared memory, ever less.
+    pub fn usual_tiles(&self, element: Element) -> impl Iterator<Item = Tile> {
+        Tile::usual_or_less(element, self.compiled_head_dim() as u32)
     }
 
     /// Elements of a head in the tiles of its unit.
@@ -148,9 +153,8 @@ impl AttentionShape {
         self.delta()
     }
 
-    fn geometry(&self, grid: [usize; 3], shared_bytes: usize) -> Geometry {
-        let grid = grid.map(|n| n.max(1) as u32);
-        Geometry { grid, threads: THREADS, shared_bytes: shared_bytes.next_multiple_of(128) }
+    fn geometry(&self, blocks: [usize; 3], shared_bytes: usize) -> Geometry {
+        Geometry { grid: grid(blocks), threads: THREADS, shared_bytes: shared_bytes.next_multiple_of(128) }
     }
 }
 
@@ -158,8 +162,8 @@ impl AttentionShape {
 mod tests {
     use super::*;
 
-    /// The shared memory that a block may have on an A100 and on an H100.
-    const MOST: [usize; 2] = [163 << 10, 227 << 10];
+    /// The shared memory that a block may have: on an RTX 30, 40 and 50, an L4 and an L40; on an A100; on an H100 and a B200.
+    const MOST: [usize; 3] = [99 << 10, 163 << 10, 227 << 10];
 
     #[test]
     fn splits_fill_a_gpu_and_are_tiles() {
@@ -200,17 +204,32 @@ mod tests {
             window: None,
             logit_cap: None,
         };
-        for &dim in HEAD_DIMS {
-            for element in [Element::F32, Element::BF16, Element::F16] {
-                let shape = AttentionShape { head_dim: dim as usize, ..base };
-                let most = if element == Element::F32 && dim > 192 { MOST[1] } else { MOST[0] };
-                let tiled =
-                    TiledKernel::ALL.map(|kernel| shape.tiled(kernel, element, shape.usual_tile(element)));
-                for pass in tiled.into_iter().chain([shape.decode(element, 3)]) {
-                    assert!(pass.shared_bytes <= most, "{element} {dim}: {}", pass.shared_bytes);
-                }
+        let of = |head_dim| AttentionShape { head_dim, ..base };
+        let tile = |dim, element, kernel, most| {
+            let tile = Tuned::default().tile((&of(dim), element), kernel, most);
+            tile.unwrap_or_else(|| panic!("no tile of {element} {dim} fits into {most}"))
+        };
+        for (dim, element) in (32..=256)
+            .step_by(8)
+            .flat_map(|dim| [Element::F32, Element::BF16, Element::F16].map(|e| (dim, e)))
+        {
+            for (most, kernel) in MOST.iter().flat_map(|most| TiledKernel::ALL.map(|kernel| (*most, kernel)))
+            {
+                let pass = of(dim).tiled(kernel, element, tile(dim, element, kernel, most));
+                assert!(pass.shared_bytes <= most, "{element} {dim}: {}", pass.shared_bytes);
+                assert!(of(dim).decode(element, 3).shared_bytes <= most, "{element} {dim}");
             }
+            // The largest GPU has room for the usual ones.
+            let usual = TiledKernel::ALL.map(|kernel| tile(dim, element, kernel, MOST[2]));
+            assert_eq!(usual, [of(dim).usual_tile(element); 3]);
         }
+        let said =
+            |dim, element| TiledKernel::ALL.map(|kernel| tile(dim, element, kernel, MOST[0]).to_string());
+        assert_eq!(said(64, Element::F32), ["64x32", "64x64", "64x64"]);
+        assert_eq!(said(128, Element::F32), ["64x16", "64x16", "64x16"]);
+        assert_eq!(said(192, Element::F32), ["32x16"; 3]);
+        assert_eq!(said(256, Element::F32), ["16x16"; 3]);
+        assert_eq!(said(256, Element::BF16), ["64x32", "64x16", "64x32"]);
         assert_eq!(AttentionShape { head_dim: 80, ..base }.unit_head_dim(), Some(96));
         assert_eq!(AttentionShape { head_dim: 12, ..base }.unit_head_dim(), None);
     }

@@ -1,8 +1,8 @@
 //! The tiles of attention: how much of queries, keys and values a block has in shared memory at a time.
 //!
 //! A block owns some rows of an operand and walks over those of another one, so that each pass has two sizes. Which are the
-//! fastest depends on the GPU; the usual ones fit into the shared memory of all that the kernels run on. Other tiles give other
-//! orders of sums, so other bits.
+//! fastest depends on the GPU. The usual ones fit into the 163 KiB of an A100 but for large heads in f32; a GPU that has less
+//! takes the largest that fits. Other tiles give other orders of sums, so other bits.
 
 use std::fmt;
 
@@ -14,6 +14,8 @@ use crate::table;
 const ROWS: [u32; 2] = [64, 128];
 /// Rows of the tiles that it walks over.
 const WALKED: [u32; 4] = [16, 32, 64, 128];
+/// Tiles of few warps, the larger one first: for heads of which a GPU has too little shared memory for any other.
+const SMALL: [Tile; 2] = [Tile { rows: 32, walked: 16 }, Tile { rows: 16, walked: 16 }];
 
 /// The rows of a pass's tiles.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
@@ -62,7 +64,20 @@ impl Tile {
 
     /// All of them, for some of which a GPU has too little shared memory.
     pub fn all() -> impl Iterator<Item = Tile> {
+        Tile::large().chain(SMALL)
+    }
+
+    /// Those that are worth a try where they fit.
+    pub(super) fn large() -> impl Iterator<Item = Tile> {
         ROWS.into_iter().flat_map(|rows| WALKED.map(|walked| Tile { rows, walked }))
+    }
+
+    /// The usual one, and behind it those that need less shared memory, ever less.
+    pub(super) fn usual_or_less(element: Element, head_dim: u32) -> impl Iterator<Item = Tile> {
+        let usual = Tile::usual(element, head_dim);
+        let walks = WALKED.into_iter().rev().filter(move |walked| *walked < usual.walked);
+        let less = walks.map(move |walked| Tile { walked, ..usual });
+        std::iter::once(usual).chain(less).chain(SMALL)
     }
 
     /// The one of these words, such as `128x32`; none where kernels are not compiled for it.
@@ -120,7 +135,7 @@ mod tests {
         assert_eq!(name(128, 32), "attention_forward_bf16_64_128_32");
         // Four kernels, three types, each size of heads, all tiles but one.
         let all: Vec<String> = tiled_instances().map(|instance| instance.name()).collect();
-        assert_eq!(all.len(), 4 * 3 * HEAD_DIMS.len() * (ROWS.len() * WALKED.len() - 1));
+        assert_eq!(all.len(), 4 * 3 * HEAD_DIMS.len() * (Tile::all().count() - 1));
         assert!(all.contains(&"attention_delta_f32_256_128_128".to_owned()));
     }
 }

@@ -57,17 +57,20 @@ impl<'a> Bench<'a> {
             of_keys: [keys()?, keys()?, keys()?, keys()?],
             statistics: [rows()?, rows()?],
         };
-        bench.run(TiledKernel::Forward, shape.usual_tile(element))?;
+        let first = bench.tiles(TiledKernel::Forward).first().copied().unwrap_or(shape.usual_tile(element));
+        bench.run(TiledKernel::Forward, first)?;
         bench.delta()?;
         Ok(bench)
     }
 
-    /// The tiles for which a GPU has enough shared memory, the usual one first.
+    /// The tiles for which a GPU has enough shared memory: first the one that it takes without a measurement, which is the
+    /// usual one where that fits.
     pub fn tiles(&self, kernel: TiledKernel) -> Vec<Tile> {
-        let (usual, most) = (self.shape.usual_tile(self.element), self.stream.context().shared_bytes());
+        let most = self.stream.context().limits().shared_bytes;
         let fits = |tile: &Tile| self.shape.tiled(kernel, self.element, *tile).shared_bytes <= most;
-        let others = Tile::all().filter(|tile| *tile != usual);
-        std::iter::once(usual).chain(others).filter(fits).collect()
+        let first = self.shape.usual_tiles(self.element).find(fits);
+        let others = Tile::large().filter(|tile| Some(*tile) != first && fits(tile));
+        first.into_iter().chain(others).collect()
     }
 
     /// Compiles the kernels of these tiles, as many at a time as there are threads. What fails does so again when it is timed.

@@ -101,14 +101,14 @@ impl Tuned {
         Some(self.0.get(&Key::of(of))?.range(..=seen(of.0)).next_back()?.1)
     }
 
-    /// The tile of a kernel, on a GPU whose blocks have so much shared memory: the usual one where there is no entry, or
-    /// where that of the entry does not fit.
+    /// The tile of a kernel, on a GPU whose blocks have so much shared memory: where there is no entry, or where that of the
+    /// entry does not fit, the usual one or the largest below it that fits. None where none fits.
     pub fn tile(
         &self,
         (shape, element): (&AttentionShape, Element),
         kernel: TiledKernel,
         shared_bytes: usize,
-    ) -> Tile {
+    ) -> Option<Tile> {
         let (pass, is_second) = match kernel {
             TiledKernel::Forward => (Pass::Forward, false),
             TiledKernel::BackwardKv => (Pass::Backward, false),
@@ -117,7 +117,7 @@ impl Tuned {
         let measured = self.get((shape, element, pass));
         let tile = measured.map(|measured| if is_second { measured.of_queries } else { measured.tile });
         let fits = |tile: &Tile| shape.tiled(kernel, element, *tile).shared_bytes <= shared_bytes;
-        tile.filter(fits).unwrap_or_else(|| shape.usual_tile(element))
+        tile.filter(fits).or_else(|| shape.usual_tiles(element).find(fits))
     }
 
     /// How many there are.
@@ -232,7 +232,8 @@ mod tests {
     fn an_entry_holds_from_its_keys_on() {
         let tuned = read(&format!("arch sm_90\n{LINES}")).expect("a table");
         let tile = |shape: AttentionShape| {
-            tuned.tile((&shape, Element::BF16), TiledKernel::Forward, SHARED).to_string()
+            let tile = tuned.tile((&shape, Element::BF16), TiledKernel::Forward, SHARED);
+            tile.expect("it fits").to_string()
         };
         assert_eq!(tile(SHAPE), "128x32");
         assert_eq!(tile(AttentionShape { kv_len: 1023, ..SHAPE }), "64x64");
@@ -242,12 +243,15 @@ mod tests {
         for other in [AttentionShape { heads: 8, ..SHAPE }, AttentionShape { causal: false, ..SHAPE }] {
             assert_eq!(tile(other), "64x64");
         }
-        let of = |kernel| tuned.tile((&SHAPE, Element::BF16), kernel, SHARED).to_string();
-        assert_eq!(of(TiledKernel::BackwardKv), "64x64");
-        assert_eq!(of(TiledKernel::BackwardQ), "128x32");
+        let of =
+            |kernel, shared| tuned.tile((&SHAPE, Element::BF16), kernel, shared).map(|tile| tile.to_string());
+        assert_eq!(of(TiledKernel::BackwardKv, SHARED).as_deref(), Some("64x64"));
+        assert_eq!(of(TiledKernel::BackwardQ, SHARED).as_deref(), Some("128x32"));
         // What does not fit is not launched.
-        let small = tuned.tile((&SHAPE, Element::BF16), TiledKernel::BackwardQ, 40 << 10);
-        assert_eq!(small.to_string(), "64x64");
+        assert_eq!(of(TiledKernel::BackwardQ, 40 << 10).as_deref(), Some("64x64"));
+        assert_eq!(of(TiledKernel::BackwardQ, 30 << 10).as_deref(), Some("64x32"));
+        assert_eq!(of(TiledKernel::BackwardQ, 15 << 10).as_deref(), Some("32x16"));
+        assert_eq!(of(TiledKernel::BackwardQ, 1 << 10), None);
     }
 
     #[test]

@@ -5,6 +5,7 @@ use std::ffi::{c_char, c_int, c_void};
 pub(super) use crate::binding::call;
 use crate::binding::{Function, binding, string};
 use crate::error::{Error, Result};
+use crate::libraries::Cuda;
 
 /// `cublasStatus_t`; 0 is success.
 pub(super) type Status = c_int;
@@ -79,9 +80,19 @@ binding! { CublasLt;
 impl Api {
     /// Its version, such as `13.1.0`.
     pub(super) fn version(&self) -> String {
-        // SAFETY: no condition.
-        let version = unsafe { (self.get_version.call)() };
+        let version = self.number();
         format!("{}.{}.{}", version / 10_000, version % 10_000 / 100, version % 100)
+    }
+
+    /// The version of CUDA that it belongs to.
+    pub(super) fn cuda(&self) -> Cuda {
+        let part = |part: usize| u32::try_from(part).unwrap_or(u32::MAX);
+        (part(self.number() / 10_000), part(self.number() % 10_000 / 100))
+    }
+
+    fn number(&self) -> usize {
+        // SAFETY: no condition.
+        unsafe { (self.get_version.call)() }
     }
 
     /// An error where the status is none of success.

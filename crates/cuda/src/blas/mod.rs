@@ -23,7 +23,7 @@ pub use tuned::{Shape, Tuned};
 use crate::cache::Cache;
 use crate::driver::{Context, DeviceMemory, Stream};
 use crate::error::{Error, Result};
-use crate::libraries::{Libraries, Library};
+use crate::libraries::{Cuda, Libraries, Library, expect_usable};
 use crate::modules::Modules;
 use api::{Api, INVALID_VALUE, NOT_SUPPORTED, Owned, call};
 use own::Own;
@@ -33,12 +33,14 @@ use product::Dims;
 /// A workspace that is enough for the algorithms of all GPUs that cuBLAS has a recommendation for.
 pub const WORKSPACE_BYTES: usize = 32 << 20;
 
-/// The version of cuBLASLt in a file, such as `13.1.0`.
+/// The version of cuBLASLt in a file, such as `13.1.0`, for a driver that supports this version of CUDA.
 ///
 /// # Errors
-/// [`Error::Unusable`].
-pub fn version_of(file: &Path) -> Result<String> {
-    Ok(Api::load(file)?.version())
+/// [`Error::Unusable`], [`Error::TooNew`].
+pub fn version_of(file: &Path, cuda: Option<Cuda>) -> Result<String> {
+    let api = Api::load(file)?;
+    expect_usable(Library::CublasLt, file, api.cuda(), cuda)?;
+    Ok(api.version())
 }
 
 /// Matrix products on one stream, whose order is also that of their workspace.
@@ -50,7 +52,8 @@ pub struct Blas {
 /// What computes them.
 enum Engine {
     CublasLt(Box<CublasLt>),
-    Own(Own),
+    /// And why not cuBLASLt, unless the caller wants it so.
+    Own(Own, Option<String>),
 }
 
 struct CublasLt {
@@ -67,11 +70,12 @@ struct State {
 }
 
 impl Blas {
-    /// Loads libcublasLt where these libraries are, for products on a stream. Where it is not, the kernels of this crate
-    /// compute, and need no workspace; they are compiled at the first product, or are in the cache of the environment.
+    /// Loads libcublasLt where these libraries are, for products on a stream. Where there is none that the driver can use, the
+    /// kernels of this crate compute, and need no workspace; they are compiled at the first product, or are in the cache of the
+    /// environment.
     ///
     /// # Errors
-    /// [`Error::Unusable`], or the library's or the driver's own.
+    /// The driver's own.
     pub fn new(stream: &Arc<Stream>, libraries: &Libraries, workspace_bytes: usize) -> Result<Blas> {
         let modules = || Modules::new(stream.context(), libraries, Cache::from_environment()).map(Arc::new);
         Blas::or_else(stream, libraries, workspace_bytes, modules)
@@ -97,7 +101,7 @@ impl Blas {
     /// [`Error::OtherContext`] if the modules are those of another one.
     pub fn own(stream: &Arc<Stream>, modules: &Arc<Modules>) -> Result<Blas> {
         stream.context().expect_same(modules.context(), "a module")?;
-        Ok(Blas { stream: stream.clone(), engine: Engine::Own(Own::new(modules.clone())) })
+        Ok(Blas { stream: stream.clone(), engine: Engine::Own(Own::new(modules.clone()), None) })
     }
 
     fn or_else(
@@ -106,13 +110,25 @@ impl Blas {
         workspace_bytes: usize,
         modules: impl FnOnce() -> Result<Arc<Modules>>,
     ) -> Result<Blas> {
-        let engine = match libraries.load(Library::CublasLt, Api::load) {
-            Ok(api) => {
+        // The library makes its handle in the current context. What the driver has to say about that is no fault of a library.
+        stream.context().enter()?;
+        let cuda = stream.context().device().cuda_version()?;
+        let engine = match libraries.load(Library::CublasLt, Some(cuda), |file| load(file, cuda)) {
+            Ok((api, handle)) => {
                 let tuned = Tuned::of(stream.context().device())?;
-                Engine::CublasLt(Box::new(CublasLt::new(stream, api, workspace_bytes, tuned)?))
+                let workspace = stream.context().alloc(workspace_bytes)?;
+                let state = Mutex::new(State { tuned, plans: HashMap::new(), handle });
+                Engine::CublasLt(Box::new(CublasLt { workspace, state, api }))
             }
-            Err(Error::NoLibrary { .. }) => Engine::Own(Own::new(modules()?)),
-            Err(error) => return Err(error),
+            Err(error) => {
+                let why = match error {
+                    Error::NoLibrary { library, .. } => {
+                        format!("{} was not found; {}", library.name(), library.command(Some(cuda)))
+                    }
+                    error => error.to_string(),
+                };
+                Engine::Own(Own::new(modules()?), Some(why))
+            }
         };
         Ok(Blas { stream: stream.clone(), engine })
     }
@@ -146,9 +162,8 @@ impl Blas {
                     ),
                 }
             }
-            Engine::Own(_) => {
-                format!("own kernels: libcublasLt was not found; {}", Library::CublasLt.command())
-            }
+            Engine::Own(_, Some(why)) => format!("own kernels: {why}"),
+            Engine::Own(_, None) => "own kernels".to_owned(),
         }
     }
 
@@ -165,7 +180,7 @@ impl Blas {
     pub fn version(&self) -> Option<String> {
         match &self.engine {
             Engine::CublasLt(lt) => Some(lt.api.version()),
-            Engine::Own(_) => None,
+            Engine::Own(..) => None,
         }
     }
 
@@ -173,7 +188,7 @@ impl Blas {
     pub fn n_plans(&self) -> usize {
         match &self.engine {
             Engine::CublasLt(lt) => lt.state().plans.len(),
-            Engine::Own(_) => 0,
+            Engine::Own(..) => 0,
         }
     }
 
@@ -190,22 +205,23 @@ impl Blas {
         }
         match &self.engine {
             Engine::CublasLt(lt) => lt.multiply(&self.stream, product, dims),
-            Engine::Own(own) => own.multiply(&self.stream, product, dims),
+            Engine::Own(own, _) => own.multiply(&self.stream, product, dims),
         }
     }
 }
 
-impl CublasLt {
-    fn new(stream: &Stream, api: Api, workspace_bytes: usize, tuned: Tuned) -> Result<CublasLt> {
-        let workspace = stream.context().alloc(workspace_bytes)?;
-        stream.context().enter()?;
-        let mut handle = std::ptr::null_mut();
-        // SAFETY: the pointer is valid for the call, and a context is current.
-        api.check(unsafe { call!(api, create(&mut handle)) })?;
-        let handle = Owned::new(handle, &api.destroy);
-        Ok(CublasLt { workspace, state: Mutex::new(State { tuned, plans: HashMap::new(), handle }), api })
-    }
+/// A library for a driver that supports this version of CUDA, and its handle in the current context.
+fn load(file: &Path, cuda: Cuda) -> Result<(Api, Owned)> {
+    let api = Api::load(file)?;
+    expect_usable(Library::CublasLt, file, api.cuda(), Some(cuda))?;
+    let mut handle = std::ptr::null_mut();
+    // SAFETY: the pointer is valid for the call, and a context is current.
+    api.check(unsafe { call!(api, create(&mut handle)) })?;
+    let handle = Owned::new(handle, &api.destroy);
+    Ok((api, handle))
+}
 
+impl CublasLt {
     fn state(&self) -> MutexGuard<'_, State> {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }

@@ -20,7 +20,7 @@ pub use runner::{Backward, CudnnAttention, Forward};
 use crate::attention::AttentionShape;
 use crate::element::Element;
 use crate::error::Result;
-use crate::libraries::{Libraries, Library};
+use crate::libraries::{Cuda, Libraries, Library, expect_usable};
 use api::Api;
 use graph::Graph;
 use plan::{Plan, Target};
@@ -49,7 +49,24 @@ impl Cudnn {
     /// # Errors
     /// [`Error::NoLibrary`](crate::Error::NoLibrary), [`Error::Unusable`](crate::Error::Unusable), of any of the three.
     pub fn find(libraries: &Libraries) -> Result<Cudnn> {
-        let api = libraries.load(Library::Cudnn, Api::load)?;
+        Cudnn::load(libraries, None)
+    }
+
+    /// The same for a driver that supports this version of CUDA.
+    ///
+    /// # Errors
+    /// Those of [`find`](Cudnn::find), and [`Error::TooNew`](crate::Error::TooNew).
+    pub fn find_for(libraries: &Libraries, cuda: Cuda) -> Result<Cudnn> {
+        Cudnn::load(libraries, Some(cuda))
+    }
+
+    fn load(libraries: &Libraries, cuda: Option<Cuda>) -> Result<Cudnn> {
+        let api = libraries.load(Library::Cudnn, cuda, |file| {
+            let api = Api::load(file)?;
+            let built = u32::try_from(api.cuda_major()).unwrap_or(u32::MAX);
+            expect_usable(Library::Cudnn, file, (built, 0), cuda)?;
+            Ok(api)
+        })?;
         // It opens them by name when it plans, and aborts the process where the loader knows no such file.
         for library in [Library::CublasLt, Library::Nvrtc] {
             libraries.keep_for_others(library, api.cuda_major())?;

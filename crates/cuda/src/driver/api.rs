@@ -74,6 +74,15 @@ macro_rules! call {
 pub(super) use call;
 
 impl Api {
+    /// The newest version of CUDA that the driver supports.
+    pub(super) fn cuda_version(&self) -> Result<(u32, u32)> {
+        let mut version: c_int = 0;
+        // SAFETY: the pointer is valid for the call.
+        unsafe { call!(self, driver_version(&mut version)) }?;
+        let version = u32::try_from(version).unwrap_or_default();
+        Ok((version / 1000, version % 1000 / 10))
+    }
+
     /// The error of a call that did not succeed.
     pub(super) fn check(&self, call: &'static str, code: Code) -> Result<()> {
         if code == 0 { Ok(()) } else { Err(self.error(call, code).into()) }

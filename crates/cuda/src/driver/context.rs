@@ -4,6 +4,7 @@ use std::sync::Arc;
 
 use super::api::{Api, Handle, call};
 use super::device::Device;
+use super::limits::DeviceLimits;
 use super::memory::DeviceMemory;
 use super::module::Module;
 use super::pinned::Pinned;
@@ -17,7 +18,7 @@ pub struct Context(Arc<Inner>);
 struct Inner {
     device: Device,
     handle: Handle,
-    shared_bytes: usize,
+    limits: DeviceLimits,
 }
 
 // SAFETY: the driver's functions may be called from any thread; a handle is only a name.
@@ -36,11 +37,11 @@ pub struct MemoryInfo {
 
 impl Context {
     pub(super) fn new(device: &Device) -> Result<Context> {
-        let shared_bytes = device.shared_bytes()?;
+        let limits = device.limits()?;
         let mut handle = std::ptr::null_mut();
         // SAFETY: the pointer is valid for the call; the release is in `drop`.
         unsafe { call!(device.api(), context_retain(&mut handle, device.handle())) }?;
-        Ok(Context(Arc::new(Inner { device: device.clone(), handle, shared_bytes })))
+        Ok(Context(Arc::new(Inner { device: device.clone(), handle, limits })))
     }
 
     /// Its GPU.
@@ -48,9 +49,9 @@ impl Context {
         &self.0.device
     }
 
-    /// The most shared memory that a block may have, in bytes.
-    pub fn shared_bytes(&self) -> usize {
-        self.0.shared_bytes
+    /// What its GPU gives to a launch.
+    pub fn limits(&self) -> &DeviceLimits {
+        &self.0.limits
     }
 
     /// Whether it is this context.

@@ -5,18 +5,33 @@ use std::sync::Arc;
 
 use super::api::{Api, Code, DeviceHandle, call};
 use super::context::Context;
+use super::limits::DeviceLimits;
 use crate::binding::Function;
 use crate::error::Result;
 
+const THREADS: c_int = 1;
+const GRID: [c_int; 3] = [5, 6, 7];
+const USUAL_SHARED_BYTES: c_int = 8;
+const REGISTERS: c_int = 12;
 const MULTIPROCESSORS: c_int = 16;
 const CAPABILITY: [c_int; 2] = [75, 76];
 const SHARED_BYTES: c_int = 97;
+
+/// What the driver adds to the name of a GPU of which this is a slice, before the size of that.
+const SLICE: &str = " MIG ";
 
 /// A GPU.
 #[derive(Clone)]
 pub struct Device {
     api: Arc<Api>,
     handle: DeviceHandle,
+}
+
+/// The architecture that kernels are compiled for of this compute capability.
+pub(crate) fn arch((major, minor): (u32, u32)) -> String {
+    // Hopper's own instructions are only in the variant of this name.
+    let variant = if (major, minor) == (9, 0) { "a" } else { "" };
+    format!("sm_{major}{minor}{variant}")
 }
 
 /// A function that writes a text of limited length about a device.
@@ -65,7 +80,18 @@ impl Device {
         let hex = |range: std::ops::Range<usize>| -> String {
             bytes[range].iter().map(|byte| format!("{byte:02x}")).collect()
         };
-        Ok(format!("GPU-{}-{}-{}-{}-{}", hex(0..4), hex(4..6), hex(6..8), hex(8..10), hex(10..16)))
+        let kind = if self.is_slice()? { "MIG" } else { "GPU" };
+        Ok(format!("{kind}-{}-{}-{}-{}-{}", hex(0..4), hex(4..6), hex(6..8), hex(8..10), hex(10..16)))
+    }
+
+    /// Whether it is a slice of a GPU, which NVIDIA calls a Multi-Instance GPU.
+    pub fn is_slice(&self) -> Result<bool> {
+        Ok(self.name()?.contains(SLICE))
+    }
+
+    /// The newest version of CUDA that its driver supports, such as `(13, 0)`.
+    pub fn cuda_version(&self) -> Result<(u32, u32)> {
+        self.api.cuda_version()
     }
 
     /// Its compute capability, such as `(9, 0)`.
@@ -75,10 +101,7 @@ impl Device {
 
     /// The architecture that kernels are compiled for, such as `sm_90a`.
     pub fn arch(&self) -> Result<String> {
-        let (major, minor) = self.capability()?;
-        // Hopper's own instructions are only in the variant of this name.
-        let variant = if (major, minor) == (9, 0) { "a" } else { "" };
-        Ok(format!("sm_{major}{minor}{variant}"))
+        Ok(arch(self.capability()?))
     }
 
     /// Bytes of its memory.
@@ -94,9 +117,15 @@ impl Device {
         self.attribute(MULTIPROCESSORS)
     }
 
-    /// The most shared memory that a block may have, in bytes.
-    pub fn shared_bytes(&self) -> Result<usize> {
-        Ok(self.attribute(SHARED_BYTES)? as usize)
+    /// What it gives to a launch.
+    pub fn limits(&self) -> Result<DeviceLimits> {
+        Ok(DeviceLimits {
+            grid: [self.attribute(GRID[0])?, self.attribute(GRID[1])?, self.attribute(GRID[2])?],
+            threads: self.attribute(THREADS)?,
+            registers: self.attribute(REGISTERS)?,
+            usual_shared_bytes: self.attribute(USUAL_SHARED_BYTES)? as usize,
+            shared_bytes: self.attribute(SHARED_BYTES)? as usize,
+        })
     }
 
     fn attribute(&self, attribute: c_int) -> Result<u32> {

@@ -36,7 +36,7 @@ impl DriverError {
 
     /// Whether the driver cannot use machine code that it was given.
     pub(crate) fn is_of_image(&self) -> bool {
-        matches!(self.code, 200 | 209 | 218 | 222)
+        matches!(self.code, 200 | 209 | 218 | 221 | 222 | 223)
     }
 
     /// What to do about it, where there is something to say.
@@ -50,7 +50,7 @@ impl DriverError {
             }
             46 | 802 => "The GPU is busy or not ready: see nvidia-smi, and try again",
             100 | 101 => "No GPU is visible: see nvidia-smi and CUDA_VISIBLE_DEVICES",
-            200 | 209 | 218 | 222 | 223 => {
+            200 | 209 | 218 | 221 | 222 | 223 => {
                 "The machine code is for another GPU or from a newer compiler than the driver"
             }
             201 | 709 => "The context of the GPU was destroyed by something else in the process",

@@ -13,8 +13,6 @@ use crate::geometry::Geometry;
 use crate::kernel::Access;
 use crate::walk::Walk;
 
-/// The most blocks along x, and along y and z.
-const MOST_BLOCKS: [u32; 3] = [i32::MAX as u32, 65535, 65535];
 /// The most parameters of a kernel; those of the table have fewer.
 const MOST_PARAMS: usize = 32;
 /// Words of the largest parameter.
@@ -93,8 +91,8 @@ impl Stream {
     /// Runs a kernel later, in the order of the stream. The arguments are copied now.
     ///
     /// # Errors
-    /// [`Error::Launch`] if the arguments are not those of the table or the grid is none that a GPU takes, and
-    /// [`Error::OtherContext`]; then nothing was launched. Otherwise the driver's own.
+    /// [`Error::Launch`] if the arguments are not those of the table, [`Error::TooLarge`] if this GPU has less than the launch
+    /// needs, and [`Error::OtherContext`]; then nothing was launched. Otherwise the driver's own.
     ///
     /// # Safety
     /// The memory of each pointer holds as many elements as the kernel reads or writes there, given its other arguments, and
@@ -173,14 +171,11 @@ fn check_geometry(function: &Function, geometry: &Geometry, context: &Context) -
         let reason = format!("its blocks have {wanted} threads, not {}", geometry.threads);
         return Err(function.wrong(reason));
     }
-    let is_taken = |(blocks, most): (&u32, u32)| *blocks > 0 && *blocks <= most;
-    if !geometry.grid.iter().zip(MOST_BLOCKS).all(is_taken) {
+    if geometry.grid.contains(&0) {
         return Err(function.wrong(format!("no GPU takes a grid of {:?} blocks", geometry.grid)));
     }
-    let (shared, most) = (geometry.shared_bytes, context.shared_bytes());
-    if shared > most {
-        let reason = format!("{shared} bytes of shared memory, of which this GPU has {most} for a block");
-        return Err::<(), Error>(function.wrong(reason));
+    match function.needs().excess(geometry, context.limits()) {
+        Some(reason) => Err(Error::TooLarge { kernel: function.instance().name(), reason }),
+        None => Ok(()),
     }
-    Ok(())
 }

@@ -10,6 +10,7 @@ mod copy;
 mod device;
 mod error;
 mod launch;
+mod limits;
 mod memory;
 mod module;
 mod pinned;
@@ -22,8 +23,10 @@ use std::sync::Arc;
 
 pub use context::{Context, MemoryInfo};
 pub use device::Device;
+pub(crate) use device::arch;
 pub use error::DriverError;
 pub use launch::{Arg, Slice};
+pub use limits::{DeviceLimits, KernelNeeds};
 pub use memory::DeviceMemory;
 pub use module::{Function, Module};
 pub use pinned::Pinned;
@@ -46,7 +49,7 @@ impl Driver {
     /// # Errors
     /// [`Error::NoLibrary`], [`Error::Unusable`], or the driver's own error if there is no GPU that works.
     pub fn find(libraries: &Libraries) -> Result<Driver> {
-        libraries.load(Library::Driver, Driver::load)
+        libraries.load(Library::Driver, None, Driver::load)
     }
 
     /// Loads this file, and initializes it.
@@ -65,11 +68,7 @@ impl Driver {
     /// # Errors
     /// The driver's own.
     pub fn version(&self) -> Result<(u32, u32)> {
-        let mut version: c_int = 0;
-        // SAFETY: the pointer is valid for the call.
-        unsafe { call!(self.api, driver_version(&mut version)) }?;
-        let version = u32::try_from(version).unwrap_or_default();
-        Ok((version / 1000, version % 1000 / 10))
+        self.api.cuda_version()
     }
 
     /// How many GPUs this process sees.

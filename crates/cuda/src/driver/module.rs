@@ -5,14 +5,15 @@ use std::sync::{Arc, Mutex, PoisonError};
 
 use super::api::{Handle, call};
 use super::context::Context;
+use super::limits::KernelNeeds;
 use crate::error::{Error, Result};
 use crate::kernel::Instance;
 
-const REGISTERS: c_int = 4;
+const MOST_THREADS: c_int = 0;
+const STATIC_SHARED: c_int = 1;
 const LOCAL_BYTES: c_int = 3;
+const REGISTERS: c_int = 4;
 const MOST_DYNAMIC_SHARED: c_int = 8;
-/// What every kernel may have of dynamic shared memory without asking.
-const USUAL_SHARED: usize = 48 << 10;
 
 /// Machine code that was loaded. Its kernels keep it.
 #[derive(Clone)]
@@ -49,8 +50,14 @@ impl Module {
         let api = self.0.context.enter()?;
         // SAFETY: the module is live, the name ends with zero, and the pointer is valid for the call.
         unsafe { call!(api, module_function(&mut handle, self.0.handle, symbol.as_ptr())) }?;
-        let shared_bytes = Mutex::new(USUAL_SHARED);
-        Ok(Function { module: self.clone(), instance: instance.clone(), name, handle, shared_bytes })
+        let get = |attribute| attribute_of(&self.0.context, handle, attribute);
+        let needs = KernelNeeds {
+            threads: get(MOST_THREADS)?,
+            registers: get(REGISTERS)?,
+            static_shared_bytes: get(STATIC_SHARED)? as usize,
+        };
+        let shared_bytes = Mutex::new(needs.usual_shared_bytes(self.0.context.limits()));
+        Ok(Function { module: self.clone(), instance: instance.clone(), name, handle, needs, shared_bytes })
     }
 }
 
@@ -69,6 +76,7 @@ pub struct Function {
     instance: Instance,
     name: String,
     handle: Handle,
+    needs: KernelNeeds,
     /// What it may have of dynamic shared memory now. Locked while that changes, so that it never gets less.
     shared_bytes: Mutex<usize>,
 }
@@ -97,12 +105,9 @@ impl Function {
         Error::Launch { kernel: self.name.clone(), reason }
     }
 
-    /// Registers of a thread.
-    ///
-    /// # Errors
-    /// The driver's own.
-    pub fn registers(&self) -> Result<u32> {
-        self.attribute(REGISTERS)
+    /// What its code takes of a GPU.
+    pub fn needs(&self) -> &KernelNeeds {
+        &self.needs
     }
 
     /// Bytes of a thread that do not fit into registers.
@@ -110,14 +115,7 @@ impl Function {
     /// # Errors
     /// The driver's own.
     pub fn local_bytes(&self) -> Result<u32> {
-        self.attribute(LOCAL_BYTES)
-    }
-
-    fn attribute(&self, attribute: c_int) -> Result<u32> {
-        let mut value: c_int = 0;
-        // SAFETY: the function is live, and the pointer is valid for the call.
-        unsafe { call!(self.context().enter()?, function_get(&mut value, attribute, self.handle)) }?;
-        Ok(u32::try_from(value).unwrap_or_default())
+        attribute_of(self.context(), self.handle, LOCAL_BYTES)
     }
 
     /// Lets it have so much dynamic shared memory.
@@ -133,4 +131,12 @@ impl Function {
         *allowed = bytes;
         Ok(())
     }
+}
+
+/// What the driver knows about a function of a live module.
+fn attribute_of(context: &Context, function: Handle, attribute: c_int) -> Result<u32> {
+    let mut value: c_int = 0;
+    // SAFETY: the function is live, and the pointer is valid for the call.
+    unsafe { call!(context.enter()?, function_get(&mut value, attribute, function)) }?;
+    Ok(u32::try_from(value).unwrap_or_default())
 }

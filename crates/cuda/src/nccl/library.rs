@@ -6,7 +6,7 @@ use std::sync::Arc;
 use super::api::{Api, Id, call};
 use super::id::UniqueId;
 use crate::error::Result;
-use crate::libraries::{Libraries, Library};
+use crate::libraries::{Cuda, Libraries, Library};
 
 /// NCCL, loaded.
 #[derive(Clone)]
@@ -20,7 +20,15 @@ impl Nccl {
     /// # Errors
     /// [`Error::NoLibrary`](crate::Error::NoLibrary), [`Error::Unusable`](crate::Error::Unusable).
     pub fn find(libraries: &Libraries) -> Result<Nccl> {
-        libraries.load(Library::Nccl, Nccl::load)
+        libraries.load(Library::Nccl, None, Nccl::load)
+    }
+
+    /// The same for a driver that supports this version of CUDA, which an error names a package for.
+    ///
+    /// # Errors
+    /// Those of [`find`](Nccl::find).
+    pub fn find_for(libraries: &Libraries, cuda: Cuda) -> Result<Nccl> {
+        libraries.load(Library::Nccl, Some(cuda), Nccl::load)
     }
 
     /// Loads this file, which must be of NCCL 2.14 or newer.

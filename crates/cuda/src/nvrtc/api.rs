@@ -30,9 +30,25 @@ binding! { Nvrtc;
     -> *const c_char {
         error_string: "nvrtcGetErrorString" (Code);
     }
+    optional -> Code {
+        n_archs: "nvrtcGetNumSupportedArchs" (*mut c_int);
+        archs: "nvrtcGetSupportedArchs" (*mut c_int);
+    }
 }
 
 impl Api {
+    /// The architectures that it knows, as 90 for sm_90; none where it is too old to tell.
+    pub(super) fn known_archs(&self) -> Option<Vec<u32>> {
+        let (count, list) = (self.n_archs.as_ref()?, self.archs.as_ref()?);
+        let mut n = 0;
+        // SAFETY: the pointer is valid for the call.
+        let counted = unsafe { (count.call)(&mut n) };
+        let mut archs = vec![0; usize::try_from(n).ok().filter(|_| counted == 0)?];
+        // SAFETY: the function writes as many numbers as the one before has said.
+        let listed = unsafe { (list.call)(archs.as_mut_ptr()) };
+        (listed == 0).then(|| archs.into_iter().filter_map(|arch| u32::try_from(arch).ok()).collect())
+    }
+
     /// The name of an error.
     pub(super) fn error_name(&self, code: c_int) -> String {
         // SAFETY: the function takes any number, and its strings live forever.

@@ -1,15 +1,18 @@
 //! Compilation at run time: NVRTC makes the machine code of a unit for one architecture.
 
 mod api;
+mod arch;
+mod compilers;
 mod usage;
 
 use std::ffi::{CString, c_int};
 use std::path::{Path, PathBuf};
 
+pub(crate) use compilers::{Compiler, Compilers, for_gpu};
 pub use usage::Usage;
 
 use crate::error::{Error, Result};
-use crate::libraries::{Libraries, Library};
+use crate::libraries::{Cuda, Libraries, Library};
 use crate::source::{HEADERS, Unit};
 use api::{Api, Program};
 
@@ -18,6 +21,7 @@ pub struct Nvrtc {
     api: Api,
     file: PathBuf,
     version: String,
+    cuda: Cuda,
 }
 
 /// The machine code of a unit.
@@ -37,7 +41,7 @@ impl Nvrtc {
     /// # Errors
     /// [`Error::NoLibrary`] if it is nowhere, [`Error::Unusable`] if what is there cannot be loaded.
     pub fn find(libraries: &Libraries) -> Result<Nvrtc> {
-        libraries.load(Library::Nvrtc, Nvrtc::load)
+        libraries.load(Library::Nvrtc, None, Nvrtc::load)
     }
 
     /// Loads this file.
@@ -50,12 +54,18 @@ impl Nvrtc {
         let (mut major, mut minor): (c_int, c_int) = (0, 0);
         // SAFETY: both pointers are valid for the call.
         unsafe { (api.version.call)(&mut major, &mut minor) };
-        Ok(Nvrtc { api, file: file.into(), version: format!("{major}.{minor}") })
+        let cuda = (u32::try_from(major).unwrap_or_default(), u32::try_from(minor).unwrap_or_default());
+        Ok(Nvrtc { api, file: file.into(), version: format!("{major}.{minor}"), cuda })
     }
 
     /// Its version, such as `13.0`.
     pub fn version(&self) -> &str {
         &self.version
+    }
+
+    /// The version of CUDA that it belongs to, which is its own.
+    pub fn cuda(&self) -> Cuda {
+        self.cuda
     }
 
     /// The file it was loaded from.
@@ -82,7 +92,9 @@ impl Nvrtc {
             return Err(Error::Compile { version, unit: unit.to_string(), arch, log });
         }
         if code != 0 {
-            return Err(self.failed("nvrtcCompileProgram", code));
+            let reason = [&self.api.error_name(code), log.trim()].join(": ");
+            let reason = reason.trim_end_matches(": ").to_owned();
+            return Err(Error::Call { call: "nvrtcCompileProgram", version: self.version.clone(), reason });
         }
         let cubin = program.cubin().map_err(|(call, code)| self.failed(call, code))?;
         let usage = usage::parse(&log);

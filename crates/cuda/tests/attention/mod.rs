@@ -204,6 +204,7 @@ fn other_tiles_match_the_reference() {
         let capped = AttentionShape { logit_cap: Some(2.0), window: Some(20), ..shape(1, 140, 2, 1, 24) };
         compare_tiled::<bf16>(library, capped, None, tile(128, 32));
         compare_tiled::<f32>(library, AttentionShape { head_dim: 104, ..capped }, None, tile(128, 16));
+        compare_tiled::<f32>(library, AttentionShape { head_dim: 104, ..capped }, None, tile(16, 16));
     });
 }
 

@@ -75,9 +75,13 @@ pub fn emulated_units() -> Vec<Unit> {
         [(_, element), (_, head_dim), ..] => OF_ATTENTION.contains(&(element, head_dim)),
         _ => false,
     };
-    // One tile of each size, and one through the scratch memory of f32.
-    const TILES: [(&str, &str, &str, &str); 3] =
-        [("bf16", "32", "128", "32"), ("bf16", "32", "64", "128"), ("f32", "128", "128", "16")];
+    // One tile of each size, one through the scratch memory of f32, and one of a single warp.
+    const TILES: [(&str, &str, &str, &str); 4] = [
+        ("bf16", "32", "128", "32"),
+        ("bf16", "32", "64", "128"),
+        ("f32", "128", "128", "16"),
+        ("f32", "128", "16", "16"),
+    ];
     let tiled = tiled_units().into_iter().filter(|unit| has_tile(unit, &TILES));
     table::units().into_iter().filter(is_run).chain(tiled).collect()
 }

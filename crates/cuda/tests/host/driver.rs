@@ -23,8 +23,16 @@ fn devices_describe_themselves() {
     assert_eq!(device.arch().expect("an architecture"), "sm_90a");
     assert_eq!(device.memory_bytes().expect("a size"), 256 << 20);
     assert_eq!(device.multiprocessors().expect("a number"), 132);
-    assert_eq!(device.shared_bytes().expect("a size"), 227 << 10);
+    let limits = device.limits().expect("numbers");
+    assert_eq!((limits.usual_shared_bytes, limits.shared_bytes), (48 << 10, 227 << 10));
+    assert_eq!((limits.threads, limits.registers), (1024, 65536));
+    assert_eq!(limits.grid, [i32::MAX as u32, 65535, 65535]);
+    assert!(!device.is_slice().expect("an answer"));
     assert_eq!(driver.device(1).expect("a device").arch().expect("an architecture"), "sm_80");
+    machine.model(1, "A100 MIG 1g.10gb");
+    let slice = driver.device(1).expect("a device");
+    assert!(slice.is_slice().expect("an answer"));
+    assert!(slice.uuid().expect("a UUID").starts_with("MIG-00295"), "{}", slice.uuid().expect("a UUID"));
     let error = driver.device(3).err().expect("an error");
     assert!(matches!(error, Error::NoDevice { wanted: 3, count: 3 }), "{error}");
     assert!(error.to_string().contains("CUDA_VISIBLE_DEVICES"), "{error}");

@@ -41,7 +41,7 @@ fn wrong_arguments_are_errors_and_launch_nothing() {
         (&[short, write, n], good, "x is 30 bytes from byte 0"),
         (&[read, write, n], Geometry { threads: 128, ..good }, "blocks have 256 threads, not 128"),
         (&[read, write, n], Geometry { grid: [1, 0, 1], ..good }, "no GPU takes a grid"),
-        (&[read, write, n], Geometry { grid: [1, 1, 65536], ..good }, "no GPU takes a grid"),
+        (&[read, write, n], Geometry { grid: [1, 1, 65536], ..good }, "of which this GPU takes up to"),
         (
             &[read, write, n],
             Geometry { shared_bytes: 228 << 10, ..good },
@@ -52,7 +52,9 @@ fn wrong_arguments_are_errors_and_launch_nothing() {
         // SAFETY: nothing is launched.
         let error = unsafe { stream.launch(&cast, geometry, args) }.expect_err(says);
         let said = error.to_string();
-        assert!(matches!(error, Error::Launch { .. }), "{said}");
+        let is_too_large = said.contains("of which this GPU");
+        assert!(matches!(error, Error::TooLarge { .. }) == is_too_large, "{said}");
+        assert!(matches!(error, Error::Launch { .. }) != is_too_large, "{said}");
         assert!(said.starts_with("cast_f32_bf16: ") && said.contains(says), "{said}, not {says}");
     }
     let elsewhere = [read, Arg::memory(Element::BF16, on_peer.all()), n];
@@ -196,11 +198,11 @@ fn an_unknown_name_is_an_error_of_the_driver() {
     let context = machine.context(0);
     let of = |op: &str, dtypes: &[Element]| table::find(op).and_then(|kernel| kernel.instance(dtypes, None));
     let (cast, adam) = (of("cast", &[Element::F32, Element::F16]), of("adam", &[Element::F32]));
-    let module = context.load(b"fake cubin\nsm_90a\nelementwise.cu\n").expect("a module");
+    let module = context.load(b"fake cubin 13\nsm_90a\nelementwise.cu\n").expect("a module");
     assert!(module.function(&cast.expect("an instance")).is_ok());
     let error = module.function(&adam.expect("an instance")).err().expect("another file's kernel");
     assert!(error.to_string().starts_with("cuModuleGetFunction failed: CUDA_ERROR_NOT_FOUND"), "{error}");
-    let refused = [&b"no image"[..], b"", b"fake cubin\nsm_80\nelementwise.cu\n"]
+    let refused = [&b"no image"[..], b"", b"fake cubin 13\nsm_80\nelementwise.cu\n"]
         .map(|image| context.load(image).err());
     for (error, name) in refused.into_iter().zip(["INVALID_IMAGE", "INVALID_IMAGE", "NO_BINARY_FOR_GPU"]) {
         let said = error.expect("an error").to_string();

@@ -6,6 +6,7 @@ mod driver;
 mod errors;
 mod launches;
 mod libraries;
+mod limits;
 mod modules;
 mod nccl;
 mod order;
@@ -129,6 +130,38 @@ impl Machine {
         }
     }
 
+    /// A GPU becomes one of another model, before it has a context.
+    pub fn model(&self, device: i32, name: &str) {
+        let symbol = CString::new(name).expect("a name");
+        // SAFETY: as above.
+        let known = unsafe {
+            let model =
+                self.libraries[0].get::<unsafe extern "C" fn(c_int, *const c_char) -> c_int>(b"fake_model\0");
+            model.expect("a function")(device, symbol.as_ptr())
+        };
+        assert_eq!(known, 1, "there is no model {name}");
+    }
+
+    /// Tells a fake library something that is a number: of CUDA that the driver supports, whether launches are only checked.
+    pub fn tell(&self, library: usize, function: &str, number: i32) {
+        tell(&self.libraries[library], function, number);
+    }
+
+    /// The address of a function of the driver, which is called as its header declares it.
+    pub fn function<T: Copy>(&self, name: &str) -> T {
+        let symbol = CString::new(name).expect("a name");
+        // SAFETY: the caller's type is that of the header.
+        unsafe { *self.libraries[0].get::<T>(symbol.as_bytes_with_nul()).expect("a function") }
+    }
+
+    /// A copy of one of its libraries under another name, which is another library to the loader.
+    pub fn copy(&self, library: usize, name: &str) -> ManuallyDrop<Loaded> {
+        let file = self.folder.path().join(name);
+        fs::copy(self.folder.path().join(FILES[library]), &file).expect("a copy");
+        // SAFETY: the library is ours, and stays loaded.
+        ManuallyDrop::new(unsafe { Loaded::new(&file) }.expect("a library"))
+    }
+
     /// Ends the context of a GPU, as something else in the process may.
     pub fn reset(&self, device: i32) {
         // SAFETY: as above.
@@ -173,6 +206,16 @@ impl Drop for Machine {
         assert_eq!(self.count(2, "fake_blas_alive"), 0, "a descriptor was not freed");
         assert_eq!(self.count(3, "fake_nccl_alive"), 0, "a communicator has not ended");
         assert_eq!(self.count(4, "fake_cudnn_alive"), 0, "a descriptor of cuDNN was not freed");
+    }
+}
+
+/// Calls a function of a fake library that takes a number.
+pub fn tell(library: &Loaded, function: &str, number: i32) {
+    let symbol = CString::new(function).expect("a name");
+    // SAFETY: the type is that of the definition.
+    unsafe {
+        let tell = library.get::<unsafe extern "C" fn(c_int)>(symbol.as_bytes_with_nul());
+        tell.expect("a function")(number);
     }
 }
 

@@ -49,10 +49,10 @@ fn a_unit_is_compiled_and_loaded_once() {
     });
     assert_eq!((modules.counts(), machine.count(1, "fake_compiled")), (COMPILED, 1));
     assert!(machine.alive().contains("1 modules"), "{}", machine.alive());
-    assert_eq!((function.registers().expect("a number"), function.local_bytes().expect("a number")), (32, 0));
+    assert_eq!((function.needs().registers, function.local_bytes().expect("a number")), (255, 0));
     // A kernel keeps its module.
     drop(modules);
-    assert_eq!(function.registers().expect("a number"), 32);
+    assert_eq!(function.local_bytes().expect("a number"), 0);
 }
 
 #[test]

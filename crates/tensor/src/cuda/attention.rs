@@ -21,8 +21,8 @@ pub(super) struct AttentionForms {
     wanted: Option<Choice>,
     /// What a table has measured.
     tuned: Tuned,
-    /// None where it is not installed. Loaded when the table first names it.
-    cudnn: OnceLock<Option<CudnnAttention>>,
+    /// Why not, where none can be used. Loaded when the table first names it.
+    cudnn: OnceLock<std::result::Result<CudnnAttention, String>>,
 }
 
 impl AttentionForms {
@@ -36,9 +36,10 @@ impl AttentionForms {
         let (wanted, tuned, cudnn) =
             (wanted(std::env::var_os(VARIABLE).as_deref())?, Tuned::of(device)?, OnceLock::new());
         if wanted == Some(Choice::Cudnn) {
-            let found = CudnnAttention::new(&Cudnn::find(libraries)?, stream)?;
+            let installed = Cudnn::find_for(libraries, device.cuda_version()?)?;
+            let found = CudnnAttention::new(&installed, stream)?;
             // It is new, and empty.
-            drop(cudnn.set(Some(found)));
+            drop(cudnn.set(Ok(found)));
         }
         Ok(AttentionForms { libraries: libraries.clone(), wanted, tuned, cudnn })
     }
@@ -50,8 +51,8 @@ impl AttentionForms {
             (Some(Choice::Cudnn), ..) => "cuDNN where it has a plan, else own kernels".to_owned(),
             (_, 0, _) => "own kernels".to_owned(),
             (Some(Choice::Own), ..) => format!("own kernels, tiles by {n} measured entries"),
-            (None, _, Some(None)) => format!(
-                "own kernels, tiles by {n} measured entries, some of which name cuDNN, which was not found"
+            (None, _, Some(Err(why))) => format!(
+                "own kernels, tiles by {n} measured entries, some of which name cuDNN, which cannot be used: {why}"
             ),
             (None, ..) => format!("own kernels or cuDNN and tiles by {n} measured entries"),
         }
@@ -59,15 +60,20 @@ impl AttentionForms {
 
     fn load(&self, gpu: &Gpu) -> oarlock_cuda::Result<Option<&CudnnAttention>> {
         if self.cudnn.get().is_none() {
-            let loaded = match Cudnn::find(&self.libraries) {
-                Ok(cudnn) => Some(CudnnAttention::new(&cudnn, &gpu.stream)?),
-                Err(Error::NoLibrary { .. }) => None,
-                Err(error) => return Err(error),
+            let cuda = gpu.context.device().cuda_version()?;
+            let found = Cudnn::find_for(&self.libraries, cuda);
+            let loaded = match found.and_then(|cudnn| CudnnAttention::new(&cudnn, &gpu.stream)) {
+                Ok(cudnn) => Ok(cudnn),
+                Err(error @ Error::Driver(_)) => return Err(error),
+                Err(Error::NoLibrary { library, .. }) => {
+                    Err(format!("{} was not found; {}", library.name(), library.command(Some(cuda))))
+                }
+                Err(error) => Err(error.to_string()),
             };
             // Another thread may have been faster; that one counts.
             drop(self.cudnn.set(loaded));
         }
-        Ok(self.cudnn.get().and_then(Option::as_ref))
+        Ok(self.cudnn.get().and_then(|loaded| loaded.as_ref().ok()))
     }
 }
 
@@ -86,18 +92,20 @@ impl<'l> Kernels<'l> {
         self.kernel_of(op, &[of], Some(shape.unit_head_dim().ok_or(Unable::NoForm)?), None)
     }
 
-    /// A call of a kernel with the tile that was measured to be the fastest, or the usual one; and its grid.
+    /// A call of a kernel with the tile that was measured to be the fastest, or the usual one, or the largest that the GPU has
+    /// room for; and its grid.
     ///
     /// # Errors
-    /// As [`Kernels::of_heads`].
+    /// As [`Kernels::of_heads`], also where the GPU has no room for any tile.
     pub fn tiled(
         &self,
         kernel: TiledKernel,
         (shape, of): (&AttentionShape, Element),
     ) -> Found<(Call<'l>, Geometry)> {
-        let shared_bytes = self.gpu().context.shared_bytes();
-        let tile = self.gpu().attention.tuned.tile((shape, of), kernel, shared_bytes);
         let head_dim = shape.unit_head_dim().ok_or(Unable::NoForm)?;
+        let shared_bytes = self.gpu().context.limits().shared_bytes;
+        let tile =
+            self.gpu().attention.tuned.tile((shape, of), kernel, shared_bytes).ok_or(Unable::NoForm)?;
         let call = self.kernel_of(kernel.op(), &[of], Some(head_dim), Some(tile))?;
         Ok((call, shape.tiled(kernel, of, tile)))
     }

@@ -32,6 +32,8 @@ pub(crate) type Found<T> = Result<T, Unable>;
 pub(crate) enum Unable {
     /// There is none for these elements: the launch is staged.
     NoForm,
+    /// It needs more of a launch than this GPU has, as is said: the launch is staged.
+    TooLarge(String),
     /// It was met by an error.
     Failed(Error),
 }
@@ -458,9 +460,14 @@ impl<'l> Call<'l> {
         if let Some(unable) = self.wrong {
             return Err(unable);
         }
-        self.launched.set(true);
         // SAFETY: the views are those that the CPU kernel of the same launch works on, with the numbers of elements that
         // the op has checked.
-        Ok(unsafe { self.gpu.stream.launch(&self.function, geometry, &self.args) }.map_err(failed)?)
+        match unsafe { self.gpu.stream.launch(&self.function, geometry, &self.args) } {
+            Err(error @ oarlock_cuda::Error::TooLarge { .. }) => Err(Unable::TooLarge(error.to_string())),
+            launched => {
+                self.launched.set(true);
+                Ok(launched.map_err(failed)?)
+            }
+        }
     }
 }

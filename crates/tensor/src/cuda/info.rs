@@ -58,7 +58,7 @@ impl Gpu {
             cublas_lt: self.blas.version(),
             products: self.blas.describe(),
             attention: self.attention.describe(),
-            nvrtc: self.modules.compiler_version().map(str::to_owned),
+            nvrtc: self.modules.compiler_version(),
             compiled: counts.compiled,
             from_disk: counts.from_disk,
             compile_time: self.modules.compile_time(),

@@ -20,7 +20,7 @@ mod pinned;
 mod side_stream;
 
 use std::cell::Cell;
-use std::collections::BTreeSet;
+use std::collections::BTreeMap;
 use std::ptr::NonNull;
 use std::sync::{Arc, Mutex, OnceLock, PoisonError};
 use std::time::Instant;
@@ -69,8 +69,8 @@ pub(crate) struct Gpu {
     /// The newest version of CUDA that the driver supports.
     driver: (u32, u32),
     description: String,
-    /// The ops that were staged.
-    staged: Mutex<BTreeSet<&'static str>>,
+    /// The ops that were staged, with the reason where a form was too large for this GPU.
+    staged: Mutex<BTreeMap<&'static str, Option<String>>>,
 }
 
 /// What a launch declared to use.
@@ -247,9 +247,14 @@ impl Gpu {
         Access { place: Place::Scratch, bytes, mode: Mode::Write }
     }
 
-    /// The ops that had no form of their own so far.
-    pub fn staged(&self) -> Vec<&'static str> {
-        self.staged.lock().unwrap_or_else(PoisonError::into_inner).iter().copied().collect()
+    /// The ops that had no form of their own so far, or one that is too large for this GPU, which is said then.
+    pub fn staged(&self) -> Vec<String> {
+        let staged = self.staged.lock().unwrap_or_else(PoisonError::into_inner);
+        let line = |(name, why): (&&str, &Option<String>)| match why {
+            Some(why) => format!("{name} ({why})"),
+            None => (*name).to_owned(),
+        };
+        staged.iter().map(line).collect()
     }
 
     /// Runs the CPU kernel of a launch between copies from and to the GPU.
@@ -259,7 +264,7 @@ impl Gpu {
         accesses: &[Access],
         kernel: &mut dyn FnMut(&Running<'_>) -> Result<()>,
     ) -> Result<()> {
-        self.staged.lock().unwrap_or_else(PoisonError::into_inner).insert(name);
+        self.staged.lock().unwrap_or_else(PoisonError::into_inner).entry(name).or_default();
         let mut run = || {
             let mut copies =
                 accesses.iter().map(|access| self.to_host(access)).collect::<Result<Vec<_>>>()?;
@@ -318,12 +323,18 @@ impl Gpu {
             let launched = Cell::new(false);
             match form(&Kernels::new(self, arena, accesses, &launched)) {
                 Ok(()) => {}
+                Err(Unable::Failed(error)) => return Err(error),
                 // The CPU kernel would find what the first part of the form has written.
-                Err(Unable::NoForm) if launched.get() => {
-                    return Err(Error::Usage(format!("{name}: a part of it has no form for a GPU")));
+                Err(unable) if launched.get() => {
+                    let why =
+                        if let Unable::TooLarge(why) = unable { format!(": {why}") } else { String::new() };
+                    return Err(Error::Usage(format!("{name}: a part of it has no form for a GPU{why}")));
                 }
                 Err(Unable::NoForm) => return Ok(false),
-                Err(Unable::Failed(error)) => return Err(error),
+                Err(Unable::TooLarge(why)) => {
+                    self.staged.lock().unwrap_or_else(PoisonError::into_inner).insert(name, Some(why));
+                    return Ok(false);
+                }
             }
             for access in accesses {
                 if let Place::Host(mirror, start) = &access.place {

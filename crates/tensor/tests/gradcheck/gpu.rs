@@ -1,6 +1,7 @@
 //! Which ops a GPU runs in forms of its own, and what keeps its memory in order.
 
 use std::collections::BTreeSet;
+use std::process::Command;
 use std::sync::Arc;
 
 use oarlock_tensor::cpu::difference::largest_difference_by;
@@ -395,6 +396,44 @@ fn what_kernels_do_not_take_is_staged() {
         ["rms_norm forward (staged)", "floor_divide (staged)", "remainder (staged)", "prod (staged)"];
     assert!(staged.iter().all(|name| names.contains(*name)), "{names:?}");
     assert_eq!(here, Some(run(&Device::default())));
+}
+
+/// The fake driver reads the models of its GPUs when it is loaded, so this runs in a process of its own.
+#[test]
+fn what_is_too_large_for_a_gpu_is_staged_and_says_why() {
+    const VARIABLE: &str = "OARLOCK_FAKE_GPUS";
+    let Some(gpu) = own_gpu() else { return };
+    if std::env::var_os(VARIABLE).is_none() {
+        let mut again = Command::new(std::env::current_exe().expect("this program"));
+        again
+            .args(["--exact", "gpu::what_is_too_large_for_a_gpu_is_staged_and_says_why"])
+            .env(VARIABLE, "L4");
+        let output = again.output().expect("a process");
+        let said = String::from_utf8_lossy(&output.stdout);
+        assert!(output.status.success() && said.contains("1 passed"), "{said}");
+        return;
+    }
+    // Two sums of this many columns are more than the 99 KiB that a block has there.
+    let dim = 16_384;
+    let run = |device: &Device| {
+        let tape = Tape::new();
+        let (params, _home) = settle(&[array(2, &[dim]), array(3, &[dim])], DType::F32, device, true);
+        let x = tape.leaf(&tensor(&array(1, &[2, dim]), DType::F32, device));
+        let y = ops::layer_norm(&x, &params[0], Some(&params[1]), 1e-5).unwrap();
+        let gradients = tape.backward(&loss_of(&[y]).unwrap(), 1.0).unwrap();
+        f64s(gradients.of(&x).unwrap())
+    };
+    let mut there = vec![];
+    let names = ops_of(&gpu, || there = run(&gpu));
+    assert!(
+        names.contains("layer_norm forward") && names.contains("layer_norm backward (staged)"),
+        "{names:?}"
+    );
+    let far = largest_difference_by(&run(&Device::default()), &there, |a, b| (a - b).abs() / (1.0 + b.abs()));
+    assert!(far.unwrap() < 1e-4, "{far:?}");
+    let why = "layer_norm backward (layer_norm_backward_f32: 131200 bytes of shared memory, of which this GPU has 101376 \
+               for a block)";
+    assert_eq!(gpu.staged_ops(), [why]);
 }
 
 #[test]

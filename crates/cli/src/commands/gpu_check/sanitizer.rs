@@ -43,7 +43,8 @@ fn run(sanitizer: &PathBuf, tool: &str, section: &str, seconds: f64) -> Result<F
     let itself = std::env::current_exe().map_err(Error::io("find", "the program itself"))?;
     let mut command = Command::new(sanitizer);
     command.args(["--tool", tool, "--error-exitcode", &FOUND.to_string(), "--print-limit", "5"]);
-    command.arg(itself).args(["gpu-check", "--quick", "--part", section, "--seconds", &seconds.to_string()]);
+    command.arg(itself).args(["gpu-check", "--quick", "--sanitized", "--part", section]);
+    command.args(["--seconds", &seconds.to_string()]);
     let output = command.stdin(Stdio::null()).output().map_err(Error::io("start", sanitizer))?;
     let said = String::from_utf8_lossy(&output.stdout).into_owned();
     let ends = said.lines().filter_map(|line| match Line::from_text(line) {

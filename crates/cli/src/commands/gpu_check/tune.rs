@@ -111,10 +111,11 @@ impl Bench {
         let libraries = Libraries::from_environment();
         let stream = Arc::new(Driver::find(&libraries)?.device(0)?.context()?.stream()?);
         let modules = Modules::new(stream.context(), &libraries, Cache::from_environment())?;
-        let cudnn = match Cudnn::find(&libraries) {
-            Ok(cudnn) => Some(CudnnAttention::new(&cudnn, &stream)?),
-            Err(oarlock_cuda::Error::NoLibrary { .. }) => None,
-            Err(error) => return Err(error),
+        let found = Cudnn::find_for(&libraries, stream.context().device().cuda_version()?);
+        let cudnn = match found.and_then(|cudnn| CudnnAttention::new(&cudnn, &stream)) {
+            Ok(cudnn) => Some(cudnn),
+            Err(error @ oarlock_cuda::Error::Driver(_)) => return Err(error),
+            Err(_) => None,
         };
         Ok(Bench { blas: Blas::new(&stream, &libraries, WORKSPACE_BYTES)?, modules, cudnn })
     }
