@@ -55,6 +55,10 @@ fn child() {
         "error" => rank.error(),
         "stopped" => rank.stopped(false),
         "given up" => rank.stopped(true),
+        "hangs" => {
+            fail_next("an abort", 1);
+            rank.stopped(false);
+        }
         "panics" => match rank.comm.rank() {
             0 => rank.expect(|error| matches!(error, Error::PeerFailed { rank: 1, .. })),
             _ => panic!("a rank that panics"),
@@ -219,15 +223,18 @@ impl Rank {
         self.expect(|error| matches!(error, Error::PeerFailed { rank: 1, .. }));
     }
 
-    /// Rank 1 is stopped while its collective is in its stream. Rank 0 waits for its GPU until the time is over, or until
-    /// another thread gives the run up.
+    /// Rank 1 is stopped while its collectives are in its stream, those of two communicators. Rank 0 waits for its GPU until
+    /// the time is over, or until another thread gives the run up.
     fn stopped(&self, gives_up: bool) {
         let region = self.comm.allocate("gradients", 4 * N, Sharing::PerRank).unwrap();
+        let group = self.comm.split(&[vec![0, 1]]).unwrap();
+        let of_group = group.allocate("of a group", 4 * N, Sharing::PerRank).unwrap();
         let other = self.comm.statuses()[1].pid.unwrap();
         if !gives_up {
             self.comm.set_timeout(Duration::from_secs(2));
         }
         let begun = self.comm.all_reduce(&region, DType::F32, 0..N, Ready::now()).unwrap();
+        let begun = [begun, group.all_reduce(&of_group, DType::F32, 0..N, Ready::now()).unwrap()];
         if self.comm.rank() == 1 {
             send(std::process::id(), Signal::STOP);
             // The signal may take another thread first.
@@ -336,7 +343,10 @@ fn run(role: &str, folder: &Path) -> Vec<Output> {
     let mut ranks: Vec<Child> = (0..2).map(start).collect();
     // What they say fits into a pipe. Whoever hangs is ended, and has not said what the test wants.
     let begin = Instant::now();
-    while ranks.iter_mut().any(|rank| rank.try_wait().unwrap().is_none()) && begin.elapsed() < LIMIT {
+    // Nobody wakes the rank that has stopped beside one that ends early.
+    let n_awaited = if role == "hangs" { 1 } else { 2 };
+    let is_there = |rank: &mut Child| rank.try_wait().unwrap().is_none();
+    while ranks[..n_awaited].iter_mut().any(is_there) && begin.elapsed() < LIMIT {
         std::thread::sleep(Duration::from_millis(5));
     }
     // It fails for those that have ended.
@@ -369,6 +379,14 @@ fn a_failure_has_the_name_of_the_rank_and_nobody_hangs() {
         let said = text(&run(role, &folder)[0]);
         assert!(said.contains("error rank 0 failed: it") && said.contains("finished\n"), "{said}");
     }
+    // A GPU that gives nothing up cannot be freed, so that its process ends, with the failure.
+    let stuck = &run("hangs", &folder)[0];
+    let said = text(stuck);
+    assert!(
+        said.contains("error: rank 0 failed: its GPU has not done") && said.contains("has not aborted"),
+        "{said}"
+    );
+    assert_eq!(stuck.status.code(), Some(1), "{said}");
     let said = text(&run("panics", &folder)[0]);
     assert!(said.contains("error rank 1 failed: it left without finishing"), "{said}");
     let said = text(&run("absent", &folder)[0]);

@@ -335,15 +335,30 @@ Code cuMemsetD32Async(unsigned* to, unsigned value, size_t n, void* stream) {
   return set_later(to, value, n, stream);
 }
 
-Code cuStreamCreate(void** handle, unsigned flags) {
-  CALL_IN_CONTEXT("cuStreamCreate");
+static const int GREATEST_PRIORITY = -5;
+static Code create(void** handle, unsigned flags, int priority) {
   // A stream that waits for the default stream is none that these tests mean.
   if (flags != 1) return INVALID_VALUE;
-  auto stream = std::make_shared<Stream>(Stream{current, {}, 0, ++state.n_streams});
+  // As the driver says, a priority beyond the range becomes the nearest one in it.
+  priority = std::max(GREATEST_PRIORITY, std::min(priority, 0));
+  auto stream = std::make_shared<Stream>(Stream{current, {}, 0, ++state.n_streams, priority});
   state.streams[stream.get()] = stream;
   state.order.push_back(stream);
   *handle = stream.get();
   return 0;
+}
+Code cuCtxGetStreamPriorityRange(int* least, int* greatest) {
+  CALL_IN_CONTEXT("cuCtxGetStreamPriorityRange");
+  *least = 0, *greatest = GREATEST_PRIORITY;
+  return 0;
+}
+Code cuStreamCreate(void** handle, unsigned flags) {
+  CALL_IN_CONTEXT("cuStreamCreate");
+  return create(handle, flags, 0);
+}
+Code cuStreamCreateWithPriority(void** handle, unsigned flags, int priority) {
+  CALL_IN_CONTEXT("cuStreamCreateWithPriority");
+  return create(handle, flags, priority);
 }
 Code cuStreamDestroy_v2(void* handle) {
   CALL("cuStreamDestroy_v2");
@@ -417,6 +432,13 @@ Code cuEventElapsedTime(float* milliseconds, void* start, void* end) {
   if (!is_done(*a) || !is_done(*b)) return NOT_READY;
   *milliseconds = (float)(*b->milliseconds - *a->milliseconds);
   return 0;
+}
+
+// What tests ask: the streams of the greatest priority.
+int fake_first_streams() {
+  std::lock_guard<std::recursive_mutex> held(state.lock);
+  return (int)std::count_if(state.streams.begin(), state.streams.end(),
+                            [](auto& entry) { return entry.second->priority == GREATEST_PRIORITY; });
 }
 
 }  // extern "C"

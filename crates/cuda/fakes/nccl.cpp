@@ -114,7 +114,7 @@ static void progress(Comm& comm) {
     Ring &out = comm.ring(comm.rank, r), &in = comm.ring(r, comm.rank);
     needed = needed || out.want_written > out.written || in.want_read > in.read;
   }
-  if (needed && !comm.marks.empty()) driver<void(Mark)>("fake_advance")(comm.marks.front());
+  if (needed && !comm.marks.empty()) driver<bool(Mark)>("fake_advance")(comm.marks.front());
   if (comm.finalizing && comm.marks.empty() && n_ending == comm.world) shared.ranks[comm.rank].presence = fake::LEFT;
 }
 
@@ -166,6 +166,16 @@ static void end(std::shared_ptr<Comm> comm) {
   }
   if (child) end(child);
   comm->service.join();
+  // The real one frees memory of the device, which waits for the stream: for all that was put there, by whomever.
+  Mark last;
+  {
+    Held held;
+    last = driver<Mark(Mark)>("fake_end_of")(comm->latest);
+  }
+  for (bool done = false; !done; std::this_thread::sleep_for(std::chrono::microseconds(100))) {
+    Held held;
+    done = driver<bool(Mark)>("fake_advance")(last);
+  }
   Held held;
   Segment::forget(comm->id);
   comm->segment.reset();
@@ -319,8 +329,11 @@ Result ncclCommDestroy(void* handle) {
     Held held;
     comm = find(handle);
     if (!comm) return INVALID_ARGUMENT;
-    if (Result result = planned("ncclCommDestroy")) return comm->stop = true, result;
+    Result result = planned("ncclCommDestroy");
+    if (result && result != IN_PROGRESS) return comm->stop = true, result;
     if (!comm->finalizing || state_of(*comm)) return say(INVALID_USAGE, "a communicator that has not finished");
+    // For tests: as a nonblocking communicator may, it ends later, by itself.
+    if (result) return std::thread(end, comm).detach(), result;
   }
   end(comm);
   return 0;
@@ -331,7 +344,18 @@ Result ncclCommAbort(void* handle) {
     Held held;
     comm = find(handle);
     if (!comm) return INVALID_ARGUMENT;
-    if (Result result = planned("ncclCommAbort")) return comm->stop = true, result;
+    // For tests: the GPU gives nothing up.
+    for (bool hangs = planned("an abort"); hangs;) {
+      driver<void()>("fake_unlock")();
+      std::this_thread::sleep_for(std::chrono::seconds(1));
+      driver<void()>("fake_lock")();
+    }
+    if (Result result = planned("ncclCommAbort")) {
+      comm->stop = true;
+      // For tests: as a nonblocking communicator may, it ends later, by itself.
+      if (result != IN_PROGRESS) return result;
+      return std::thread(end, comm).detach(), result;
+    }
   }
   end(comm);
   return 0;

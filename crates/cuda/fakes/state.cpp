@@ -297,14 +297,21 @@ extern "C" bool fake_enqueue_waiting(void* handle, Mark* mark, int (*work)(void*
   *mark = {stream.serial, stream.last};
   return true;
 }
-// Runs work up to a mark as far as it goes now.
-extern "C" void fake_advance(Mark mark) {
+// Runs work up to a mark as far as it goes now; whether all of it is done.
+extern "C" bool fake_advance(Mark mark) {
   std::lock_guard<std::recursive_mutex> held(state.lock);
   auto is_it = [&](auto& stream) { return stream->serial == mark.stream; };
   auto found = std::find_if(state.order.begin(), state.order.end(), is_it);
-  if (found == state.order.end()) return;
+  if (found == state.order.end()) return true;
   std::shared_ptr<Stream> stream = *found;
-  advance(*stream, mark.number);
+  return advance(*stream, mark.number);
+}
+// The end of what the stream of a mark was given so far.
+extern "C" Mark fake_end_of(Mark mark) {
+  std::lock_guard<std::recursive_mutex> held(state.lock);
+  for (auto& stream : state.order)
+    if (stream->serial == mark.stream) return {mark.stream, stream->last};
+  return mark;
 }
 // Opens stretches of device memory of the context while `work` runs, in what fake_enqueue_waiting runs.
 extern "C" int fake_open(void* context, void* const* starts, const size_t* bytes, size_t n, void (*work)(void*),

@@ -63,6 +63,8 @@ struct Stream {
   u64 last = 0;
   // Never that of another one, as the address may be.
   u64 serial = 0;
+  // Below 0 for what goes first.
+  int priority = 0;
 };
 struct Event {
   Context* context;

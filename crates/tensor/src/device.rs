@@ -47,6 +47,10 @@ use crate::launch::Launch;
 use crate::profile::Profile;
 use crate::strict::Queue;
 
+/// With the value 1, each tensor on a GPU has memory of its own, for `compute-sanitizer` to see what goes beyond; as
+/// `PYTORCH_NO_CUDA_MEMORY_CACHING` of torch.
+const NO_CACHING: &str = "OARLOCK_NO_CUDA_MEMORY_CACHING";
+
 /// Where tensors live and ops run. Cloning gives another handle to the same device.
 #[derive(Clone)]
 pub struct Device(Arc<Inner>);
@@ -163,13 +167,22 @@ impl Device {
     pub fn cuda_of(libraries: &CudaLibraries, index: usize, isa: Isa, par: Par) -> Result<Device> {
         let (host, profile) = (Cpu { isa, par }, Arc::<Profile>::default());
         let gpu = Arc::new(Gpu::open(libraries, index, host.clone(), profile.clone())?);
-        Ok(Device::new(Kind::Cuda(gpu.clone()), host, Arena::cuda(&gpu), profile))
+        let arena = Arena::cuda(&gpu);
+        if std::env::var_os(NO_CACHING).is_some_and(|value| value == "1") {
+            arena.keep_blocks_apart();
+        }
+        Ok(Device::new(Kind::Cuda(gpu.clone()), host, arena, profile))
     }
 
     /// A stand-in for the CPU that only counts: what a model would take of memory and do of work, in no time and
     /// without the memory. Its tensors have no values; whoever asks for them gets an error.
     pub fn dry(isa: Isa, par: Par) -> Device {
         Device::new(Kind::Dry, Cpu { isa, par }, Arena::dry(), Arc::default())
+    }
+
+    /// As [`Device::dry`], with the accounts of a GPU's pool, which cuts blocks out of segments.
+    pub fn dry_gpu(isa: Isa, par: Par) -> Device {
+        Device::new(Kind::Dry, Cpu { isa, par }, Arena::dry_of_gpu(), Arc::default())
     }
 
     /// A device for tests, with the CPU's kernels and bits: its memory cannot be touched outside of kernels and copies
@@ -191,7 +204,8 @@ impl Device {
 
     /// A dry device with the kernels and threads of this one, and an empty pool.
     pub fn as_dry(&self) -> Device {
-        Device::dry(self.0.host.isa, self.0.host.par.clone())
+        let (isa, par) = (self.0.host.isa, self.0.host.par.clone());
+        if self.0.arena.is_in_segments() { Device::dry_gpu(isa, par) } else { Device::dry(isa, par) }
     }
 
     /// The CPU that works in memory of the host beside this device, with the same threads and profile, as a device of its
@@ -261,6 +275,20 @@ impl Device {
     /// The matrix products that a GPU has computed so far, whose algorithms can be measured; none of another device.
     pub fn gpu_products(&self) -> Vec<oarlock_cuda::blas::Shape> {
         self.gpu().map_or_else(Vec::new, |gpu| gpu.products())
+    }
+
+    /// From now on, whether a GPU rounds the factors of products of f32 to TF32 (10 bits of mantissa), as
+    /// `torch.backends.cuda.matmul.allow_tf32` does. Sums stay in f32. It changes nothing on other devices, and nothing where
+    /// cuBLASLt is not there.
+    pub fn set_tf32(&self, tf32: bool) {
+        if let Some(gpu) = self.gpu() {
+            gpu.set_tf32(tf32);
+        }
+    }
+
+    /// What was asked of a GPU's driver so far; none of another device.
+    pub fn gpu_counts(&self) -> Option<oarlock_cuda::driver::Counts> {
+        self.gpu().map(|gpu| gpu.counts())
     }
 
     /// The free bytes and all bytes of the GPU's memory, whoever uses them; none of another device.

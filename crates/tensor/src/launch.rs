@@ -17,7 +17,7 @@ use crate::device::Device;
 use crate::flat::{Lease, WriteLease};
 use crate::param::GradSlot;
 use crate::strict::{Access, Guard, Queue};
-use crate::tensor::Tensor;
+use crate::tensor::{Known, Tensor};
 
 /// What a launch does with a stretch of memory.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -121,6 +121,7 @@ pub(crate) struct View<T> {
     ptr: NonNull<T>,
     len: usize,
     access: usize,
+    known: Option<Known>,
 }
 
 impl<T> Clone for View<T> {
@@ -148,6 +149,11 @@ impl<T> View<T> {
     /// Its number among the launch's declarations.
     pub fn number(&self) -> usize {
         self.access
+    }
+
+    /// What the host knows of the elements.
+    pub fn known(&self) -> Option<Known> {
+        self.known
     }
 }
 
@@ -301,7 +307,7 @@ impl<'d> Launch<'d> {
 
     fn view<T>(&mut self, span: Span<'_>) -> Result<View<T>> {
         let (ptr, len, access) = self.declare(span, Mode::Read)?;
-        Ok(View { ptr, len, access })
+        Ok(View { ptr, len, access, known: None })
     }
 
     fn view_mut<T>(&mut self, span: Span<'_>, mode: Mode) -> Result<ViewMut<T>> {
@@ -312,7 +318,7 @@ impl<'d> Launch<'d> {
     /// Reads a tensor's elements.
     pub fn read<T: Element>(&mut self, tensor: &Tensor) -> Result<View<T>> {
         tensor.check_elements::<T>(self.name)?;
-        self.view(tensor.span())
+        Ok(View { known: tensor.known(), ..self.view(tensor.span())? })
     }
 
     /// Reads a tensor's elements as words of their size, to move them.

@@ -31,6 +31,7 @@ mod tensor;
 /// What cuBLASLt works in on a GPU.
 pub use oarlock_cuda::blas::WORKSPACE_BYTES as GPU_WORKSPACE_BYTES;
 /// Where the libraries of CUDA are.
+pub use oarlock_cuda::driver::Counts as GpuCounts;
 pub use oarlock_cuda::libraries::Libraries as CudaLibraries;
 /// What the GPUs of this machine are, and what runs them.
 pub use oarlock_cuda::survey::{Automatic, FoundGpu, FoundLibrary, Survey as GpuSurvey, visible_gpus};
@@ -39,7 +40,7 @@ pub use oarlock_kernels as cpu;
 pub use oarlock_kernels::{DType, Element, Error, Float, IS_OPTIMIZED, Par, Result, Scalar, bf16, f16};
 
 pub use active::{ActivePass, ActiveTapes};
-pub use arena::{ALIGN, Arena, Buffer, Usage};
+pub use arena::{ALIGN, Arena, Buffer, GpuOutOfMemory, Held, Usage, is_out_of_memory};
 pub use cuda::{GpuInfo, SideStream};
 pub use device::{Device, DeviceKind};
 pub use dims::Dims;

@@ -21,7 +21,54 @@ pub struct Tensor {
     shape: Shape,
     dtype: DType,
     device: Device,
+    /// What the host knows of the elements without looking at them.
+    known: Option<Known>,
     pub(crate) var: Option<Var>,
+}
+
+/// What the host knows of elements on a GPU that it has written: reading them would mean to wait.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub(crate) enum Known {
+    /// All elements, f32, have this value.
+    All(f32),
+    /// Integers of at most `greatest`, the negative ones of which are `negative`.
+    Ints { greatest: i32, negative: Negative },
+}
+
+/// The negative ones among integers.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Negative {
+    None,
+    /// All of them have this value.
+    Only(i32),
+    Several,
+}
+
+impl Known {
+    /// Of integers; `None` where there are none.
+    pub fn of_ints(ints: &[i32]) -> Option<Known> {
+        let mut negative = Negative::None;
+        for &int in ints.iter().filter(|int| **int < 0) {
+            negative = match negative {
+                Negative::None => Negative::Only(int),
+                Negative::Only(other) if other == int => negative,
+                _ => Negative::Several,
+            };
+        }
+        ints.iter().max().map(|&greatest| Known::Ints { greatest, negative })
+    }
+
+    /// Whether all are in `0..bound`, or are `ignored`.
+    pub fn are_indices(&self, bound: usize, ignored: Option<i32>) -> bool {
+        let Known::Ints { greatest, negative } = *self else { return false };
+        let is_below = usize::try_from(greatest).map_or(true, |greatest| greatest < bound);
+        is_below
+            && match negative {
+                Negative::None => true,
+                Negative::Only(int) => Some(int) == ignored,
+                Negative::Several => false,
+            }
+    }
 }
 
 /// What holds the elements: a buffer of the pool, or a read lease on a unit's flat buffer.
@@ -57,7 +104,7 @@ impl Tensor {
         let shape = shape.into_shape()?;
         let buffer = device.arena().allocate(shape.n_elems() * dtype.size(), what)?;
         let memory = Memory::Pooled(Arc::new(buffer));
-        Ok(Tensor { memory, offset_bytes: 0, shape, dtype, device: device.clone(), var: None })
+        Ok(Tensor { memory, offset_bytes: 0, shape, dtype, device: device.clone(), known: None, var: None })
     }
 
     /// A read-only window on a unit's flat buffer.
@@ -74,6 +121,7 @@ impl Tensor {
             shape,
             dtype,
             device: device.clone(),
+            known: None,
             var: None,
         }
     }
@@ -138,6 +186,7 @@ impl Tensor {
         if !self.is_unique() {
             return Err(Error::Usage("a tensor that is shared or leased cannot be written".to_string()));
         }
+        self.known = None;
         Ok(self.span())
     }
 
@@ -157,6 +206,16 @@ impl Tensor {
     /// The size of its elements together.
     pub(crate) fn len_bytes(&self) -> usize {
         self.n_elems() * self.dtype.size()
+    }
+
+    /// What the host knows of the elements.
+    pub(crate) fn known(&self) -> Option<Known> {
+        self.known
+    }
+
+    /// The same, of which the host knows this.
+    pub(crate) fn with_known(self, known: Option<Known>) -> Tensor {
+        Tensor { known, ..self }
     }
 
     /// Whether nobody else sees this memory, so that an op may write into it.

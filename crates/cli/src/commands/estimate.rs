@@ -195,7 +195,8 @@ pub(super) fn run(args: &EstimateArgs) -> Outcome {
     if let Some(model) = &model {
         let measured = ProcessMemory::current().map_or(0, |own| own.pss);
         program = estimate::program_bytes(measured, model, shape, 1, args.num_processes as usize);
-        let device = Device::dry(Isa::detect(), Par::threads(usize::from(args.threads))?);
+        let dry = if args.device == "cuda" { Device::dry_gpu } else { Device::dry };
+        let device = dry(Isa::detect(), Par::threads(usize::from(args.threads))?);
         step = Some(decoder_step(model, dtype, &device, shape, &dry_pass(&Pretrain))?);
     }
     let size = match (&model, args.params) {

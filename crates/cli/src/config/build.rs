@@ -108,6 +108,7 @@ pub fn build(
             (false, true) => DType::F16,
             (false, false) => DType::F32,
         },
+        tf32: read.bool("tf32"),
         loss_scale,
         recompute,
         offload_activations: recompute::offloads(&dialects),

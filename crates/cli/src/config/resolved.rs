@@ -110,6 +110,12 @@ impl ResolvedConfig {
         self.all().filter_map(move |setting| match setting.key.status {
             _ if on_gpus && OF_GPUS.contains(&setting.key.name) => None,
             Status::NoEffect(reason) if setting.is_written() => Some((setting, reason)),
+            _ if setting.key.name == "tf32"
+                && self.values.train.tf32
+                && !self.values.ranks.device.is_gpu() =>
+            {
+                Some((setting, "products of f32 are in f32 on the CPU"))
+            }
             _ if self.values.data.chat.is_none()
                 && setting.is_written()
                 && table::CHAT_KEYS.contains(&setting.key.name) =>

@@ -338,7 +338,7 @@ pub const KEYS: &[Key] = &[
     key(Train, Bool, "pure_bf16", "false", Used, "As bf16: true; master weights and moments stay in f32"),
     key(Train, Text, "mixed_precision", "", Later("write bf16: true or fp16: true"), "Precision, as Accelerate and Megatron name it"),
     key(Train, Bool, "fp8", "false", Later("use bf16: true"), "Compute in fp8"),
-    key(Train, Bool, "tf32", "", NoEffect("f32 products are f32"), "Products in TF32"),
+    key(Train, Bool, "tf32", "", Used, "On a GPU, products of f32 round their factors to TF32, which is many times as fast; without effect on the CPU"),
     key(Train, Int(0), "seed", "42", Used, "Seed of initial weights, shuffling, dropout and what val_size holds out"),
     key(Train, Int(0), "data_seed", "", Used, "Seed of shuffling alone; unset: seed"),
     key(Train, Bool, "full_determinism", "false", NoEffect("every run is deterministic"), "Same bits on every run"),

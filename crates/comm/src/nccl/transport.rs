@@ -343,11 +343,18 @@ impl Transport for NcclTransport {
 impl Drop for NcclTransport {
     fn drop(&mut self) {
         let Some(comm) = self.comm.take() else { return };
-        // Dropping it aborts it, which is right when the run has failed: nobody should wait for this rank.
-        if std::thread::panicking()
-            || self.failure().is_some()
-            || comm.synchronize(self.side.stream(), NcclPatience::new(END)).is_err()
-        {
+        let failure = match self.failure() {
+            None if std::thread::panicking() => {
+                Some(Error::PeerFailed { rank: self.rank(), cause: "its thread has panicked".to_string() })
+            }
+            failure => failure,
+        };
+        if let Some(failure) = failure {
+            // Nobody should wait for this rank. Its other groups have collectives in the same stream.
+            return self.watch.abort(&failure);
+        }
+        if comm.synchronize(self.side.stream(), NcclPatience::new(END)).is_err() {
+            // It was aborted.
             return;
         }
         self.watch.remove_comm(&comm);

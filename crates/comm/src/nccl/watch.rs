@@ -15,6 +15,10 @@ use crate::transport::Transport;
 
 /// The time between two looks.
 const LOOK: Duration = Duration::from_millis(20);
+/// How long an abort may take, if ranks have no less patience with each other.
+const ABORT: Duration = Duration::from_secs(10);
+/// The exit code of a process whose GPU does not give up its collectives: that of a failed run.
+const GPU_HANGS: i32 = 1;
 /// How long a collective is left alone: nearly all are over by then, and a look is a call of the driver.
 const ALONE: Duration = Duration::from_secs(1);
 
@@ -73,11 +77,29 @@ impl Shared {
         }
         let error = self.host.failure().unwrap_or(error);
         self.state().failure = Some(error.clone());
-        for comm in comms.iter().filter_map(Weak::upgrade) {
-            // The first failure is the one to report.
-            drop(comm.abort());
-        }
+        self.abort(&comms, &error);
         error
+    }
+
+    /// Aborts communicators. All of them share a stream, which is empty when the last one has given up, so that none is
+    /// waited for before all were told. A process that could not free its memory any more ends.
+    fn abort(&self, comms: &[Weak<Comm>], error: &Error) {
+        let comms: Vec<Arc<Comm>> = comms.iter().filter_map(Weak::upgrade).collect();
+        comms.iter().for_each(|comm| comm.begin_abort());
+        let patience = self.host.patience().limit().min(ABORT);
+        let until = Instant::now() + patience;
+        // The first failure is the one to report, so that only a communicator that hangs counts.
+        let hangs =
+            |comm: &Arc<Comm>| matches!(comm.wait_for_abort(until), Err(oarlock_cuda::Error::Late { .. }));
+        if comms.iter().any(hangs) {
+            let seconds = patience.as_secs_f64();
+            eprintln!(
+                "error: {error}; this process ends, since NCCL has not aborted the collectives of its GPU in \
+                 {seconds:.0} s"
+            );
+            // What ends a process in order waits for the GPU as well.
+            signal_hook::low_level::exit(GPU_HANGS);
+        }
     }
 
     /// What has gone wrong with the collectives that are not over, if anything has.
@@ -164,6 +186,12 @@ impl Watch {
     /// Ends the run because of something that only this rank has seen.
     pub fn fail(&self, cause: &str) -> Error {
         self.shared.end(Error::PeerFailed { rank: self.shared.host.rank(), cause: cause.to_string() })
+    }
+
+    /// Aborts all communicators of a rank whose run has failed.
+    pub fn abort(&self, error: &Error) {
+        let comms = std::mem::take(&mut self.shared.state().comms);
+        self.shared.abort(&comms, error);
     }
 
     /// Returns when the event of a collective is done, or with what ended the run.

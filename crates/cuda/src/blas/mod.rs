@@ -228,6 +228,7 @@ impl CublasLt {
 
     fn multiply(&self, stream: &Stream, product: &Product<'_>, dims: Dims) -> Result<()> {
         stream.context().enter()?;
+        stream.context().count_launch();
         let mut state = self.state();
         let State { tuned, plans, handle } = &mut *state;
         let (key, handle) = (Key::new(product, dims), handle.handle);

@@ -45,6 +45,8 @@ binding! { Driver;
         set_bytes: "cuMemsetD8Async" (Address, u8, usize, Handle);
         set_words: "cuMemsetD32Async" (Address, c_uint, usize, Handle);
         stream_create: "cuStreamCreate" (*mut Handle, c_uint);
+        stream_create_with_priority: "cuStreamCreateWithPriority" (*mut Handle, c_uint, c_int);
+        stream_priorities: "cuCtxGetStreamPriorityRange" (*mut c_int, *mut c_int);
         stream_destroy: "cuStreamDestroy_v2" (Handle);
         stream_synchronize: "cuStreamSynchronize" (Handle);
         stream_wait: "cuStreamWaitEvent" (Handle, Handle, c_uint);

@@ -1,6 +1,7 @@
 //! The primary context of a GPU.
 
 use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
 
 use super::api::{Api, Handle, call};
 use super::device::Device;
@@ -19,6 +20,31 @@ struct Inner {
     device: Device,
     handle: Handle,
     limits: DeviceLimits,
+    counters: Counters,
+}
+
+/// What a context and everything in it have asked of the driver so far. Differences of two of these tell what some work
+/// costs the host.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Counts {
+    /// Kernels and products.
+    pub launches: u64,
+    /// How often the host waited for the GPU: for a stream, an event, the context, or a copy.
+    pub waits: u64,
+    /// Device memory that was allocated or freed, for which the driver may wait for the GPU.
+    pub allocations: u64,
+}
+
+#[derive(Default)]
+pub(super) struct Counters {
+    launches: AtomicU64,
+    pub(super) waits: AtomicU64,
+    pub(super) allocations: AtomicU64,
+}
+
+/// Counts one more.
+pub(super) fn count(counter: &AtomicU64) {
+    counter.fetch_add(1, Ordering::Relaxed);
 }
 
 // SAFETY: the driver's functions may be called from any thread; a handle is only a name.
@@ -41,7 +67,8 @@ impl Context {
         let mut handle = std::ptr::null_mut();
         // SAFETY: the pointer is valid for the call; the release is in `drop`.
         unsafe { call!(device.api(), context_retain(&mut handle, device.handle())) }?;
-        Ok(Context(Arc::new(Inner { device: device.clone(), handle, limits })))
+        let counters = Counters::default();
+        Ok(Context(Arc::new(Inner { device: device.clone(), handle, limits, counters })))
     }
 
     /// Its GPU.
@@ -52,6 +79,22 @@ impl Context {
     /// What its GPU gives to a launch.
     pub fn limits(&self) -> &DeviceLimits {
         &self.0.limits
+    }
+
+    /// What was asked of the driver so far.
+    pub fn counts(&self) -> Counts {
+        let of = |counter: &AtomicU64| counter.load(Ordering::Relaxed);
+        let Counters { launches, waits, allocations } = &self.0.counters;
+        Counts { launches: of(launches), waits: of(waits), allocations: of(allocations) }
+    }
+
+    pub(super) fn counters(&self) -> &Counters {
+        &self.0.counters
+    }
+
+    /// A kernel, a product or a plan was launched.
+    pub(crate) fn count_launch(&self) {
+        count(&self.0.counters.launches);
     }
 
     /// Whether it is this context.
@@ -89,6 +132,7 @@ impl Context {
     /// # Errors
     /// What a launch met, or the driver's own, as for all that follow.
     pub fn synchronize(&self) -> Result<()> {
+        count(&self.0.counters.waits);
         // SAFETY: no condition.
         unsafe { call!(self.enter()?, context_synchronize()) }
     }
@@ -104,6 +148,11 @@ impl Context {
     /// A new stream. It does not wait for the default stream.
     pub fn stream(&self) -> Result<Stream> {
         Stream::new(self)
+    }
+
+    /// A new stream of the highest priority that the GPU knows: for short work that others wait for.
+    pub fn priority_stream(&self) -> Result<Stream> {
+        Stream::first(self)
     }
 
     /// A new event, for order only.

@@ -111,6 +111,7 @@ impl Stream {
         let ([x, y, z], threads) = (geometry.grid, geometry.threads);
         let shared = c_uint::try_from(geometry.shared_bytes).unwrap_or(c_uint::MAX);
         let (stream, api) = (self.handle(), self.context().enter()?);
+        self.context().count_launch();
         // SAFETY: there is an argument of the right size for each parameter, checked above against the table, which a test
         // compares with the code; the driver copies them before it returns and changes none. What they point to is the
         // caller's promise.

@@ -3,7 +3,7 @@
 use std::ops::Range;
 
 use super::api::{Address, call};
-use super::context::Context;
+use super::context::{Context, count};
 use crate::error::{Error, Result};
 
 /// Memory of a GPU. Its end waits for all work of the GPU that may still use it.
@@ -20,6 +20,7 @@ impl DeviceMemory {
         if bytes > 0 {
             // SAFETY: the pointer is valid for the call.
             unsafe { call!(context.enter()?, memory_alloc(&mut address, bytes)) }?;
+            count(&context.counters().allocations);
         }
         Ok(DeviceMemory { context: context.clone(), address, bytes })
     }
@@ -58,6 +59,7 @@ impl Drop for DeviceMemory {
         if self.bytes == 0 {
             return;
         }
+        count(&self.context.counters().allocations);
         // SAFETY: allocated once, freed once. The driver waits for what uses it.
         self.context.end(|api| unsafe {
             (api.memory_free.call)(self.address);

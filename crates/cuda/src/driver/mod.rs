@@ -21,7 +21,7 @@ use std::ffi::c_int;
 use std::path::Path;
 use std::sync::Arc;
 
-pub use context::{Context, MemoryInfo};
+pub use context::{Context, Counts, MemoryInfo};
 pub use device::Device;
 pub(crate) use device::arch;
 pub use error::DriverError;

@@ -3,7 +3,7 @@
 use std::ffi::c_uint;
 
 use super::api::{Handle, call};
-use super::context::Context;
+use super::context::{Context, count};
 use crate::error::{Error, Result};
 
 const NON_BLOCKING: c_uint = 1;
@@ -29,6 +29,18 @@ impl Stream {
         Ok(Stream { context: context.clone(), handle })
     }
 
+    /// One whose blocks the GPU runs before those of other streams, whenever one of its multiprocessors is free.
+    pub(super) fn first(context: &Context) -> Result<Stream> {
+        let api = context.enter()?;
+        let (mut least, mut greatest) = (0, 0);
+        // SAFETY: both pointers are valid for the call.
+        unsafe { call!(api, stream_priorities(&mut least, &mut greatest)) }?;
+        let mut handle = std::ptr::null_mut();
+        // SAFETY: the pointer is valid for the call. Both priorities are 0 where a GPU knows none.
+        unsafe { call!(api, stream_create_with_priority(&mut handle, NON_BLOCKING, greatest)) }?;
+        Ok(Stream { context: context.clone(), handle })
+    }
+
     /// The context that it belongs to.
     pub fn context(&self) -> &Context {
         &self.context
@@ -43,6 +55,7 @@ impl Stream {
     /// # Errors
     /// What a launch met, or the driver's own, as for all that follow.
     pub fn synchronize(&self) -> Result<()> {
+        count(&self.context.counters().waits);
         // SAFETY: the handle is a stream's.
         unsafe { call!(self.context.enter()?, stream_synchronize(self.handle)) }
     }
@@ -137,6 +150,7 @@ impl Event {
 
     /// Returns when what it marks is done.
     pub fn synchronize(&self) -> Result<()> {
+        count(&self.context.counters().waits);
         // SAFETY: the handle is an event's.
         unsafe { call!(self.context.enter()?, event_synchronize(self.handle)) }
     }

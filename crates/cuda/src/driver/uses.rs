@@ -1,6 +1,6 @@
 //! The copies that use a stretch of memory, so that whoever uses it next comes behind them.
 
-use std::sync::{Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use super::stream::{Event, Stream};
 use crate::error::Result;
@@ -23,22 +23,35 @@ impl Use {
     }
 }
 
-/// Copies, each as an event behind it.
+/// Copies, each as an event behind it. A clone is another list of the same copies.
 #[derive(Default)]
-pub struct Uses(Mutex<Vec<(Event, Use)>>);
+pub struct Uses(Mutex<Vec<(Arc<Event>, Use)>>);
+
+impl Clone for Uses {
+    fn clone(&self) -> Uses {
+        Uses(Mutex::new(self.list().clone()))
+    }
+}
 
 impl Uses {
-    fn list(&self) -> MutexGuard<'_, Vec<(Event, Use)>> {
+    fn list(&self) -> MutexGuard<'_, Vec<(Arc<Event>, Use)>> {
         self.0.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Remembers the copies of another list as well, where memory becomes one with its neighbor.
+    pub fn join(&self, other: Uses) {
+        let mut other = other.0.into_inner().unwrap_or_else(PoisonError::into_inner);
+        let mut list = self.list();
+        other.retain(|(event, _)| !list.iter().any(|(known, _)| Arc::ptr_eq(known, event)));
+        list.append(&mut other);
+        forget_done(&mut list);
     }
 
     /// Remembers a copy, by an event behind it.
     pub fn add(&self, event: Event, how: Use) {
         let mut list = self.list();
-        if list.len() >= MANY {
-            list.retain(|(event, _)| !matches!(event.is_done(), Ok(true)));
-        }
-        list.push((event, how));
+        forget_done(&mut list);
+        list.push((Arc::new(event), how));
     }
 
     /// What the stream is given from now on waits for the copies that conflict with such a use.
@@ -60,14 +73,23 @@ impl Uses {
     /// Returns when the copies are done that conflict with such a use, and forgets them.
     pub fn settle(&self, how: Use) -> Result<()> {
         let mut list = self.list();
-        list.iter()
-            .filter(|(_, other)| how.conflicts(*other))
-            .try_for_each(|(event, _)| event.synchronize())?;
+        for (event, _) in list.iter().filter(|(_, other)| how.conflicts(*other)) {
+            if !event.is_done()? {
+                event.synchronize()?;
+            }
+        }
         list.retain(|(_, other)| !how.conflicts(*other));
         Ok(())
     }
 }
 
-fn order(list: &[(Event, Use)], stream: &Stream, how: Use) -> Result<()> {
+/// Forgets the copies that are done, once there are many.
+fn forget_done(list: &mut Vec<(Arc<Event>, Use)>) {
+    if list.len() >= MANY {
+        list.retain(|(event, _)| !matches!(event.is_done(), Ok(true)));
+    }
+}
+
+fn order(list: &[(Arc<Event>, Use)], stream: &Stream, how: Use) -> Result<()> {
     list.iter().filter(|(_, other)| how.conflicts(*other)).try_for_each(|(event, _)| stream.wait(event))
 }

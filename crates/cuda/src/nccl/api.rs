@@ -84,6 +84,12 @@ impl Api {
         if code == 0 { Ok(()) } else { Err(self.error(call, code).into()) }
     }
 
+    /// As [`Api::check`], for a call that ends a communicator: a nonblocking one may end later, by itself. Nobody can ask
+    /// for its progress, since its handle is not to be used any more.
+    pub(super) fn check_begun(&self, call: &'static str, code: Code) -> Result<()> {
+        if code == IN_PROGRESS { Ok(()) } else { self.check(call, code) }
+    }
+
     /// The error of a call that did not succeed.
     pub(super) fn error(&self, call: &'static str, code: Code) -> NcclError {
         // SAFETY: the function takes any number, and its strings live forever.

@@ -3,11 +3,12 @@
 use std::ffi::c_int;
 use std::ptr::null_mut;
 use std::sync::atomic::{AtomicPtr, Ordering};
-use std::sync::{Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::thread;
 use std::time::{Duration, Instant};
 
 use super::api::{Api, Code, Config, Handle, IN_PROGRESS, call};
+use super::end::{End, Live};
 use super::id::UniqueId;
 use super::library::Nccl;
 use crate::driver::{Context, Event, Stream};
@@ -38,8 +39,8 @@ impl Default for Patience {
 
 /// One rank of a communicator. Dropping it before [`Comm::finalize`] aborts it, so that no other rank waits forever.
 ///
-/// Any thread may use it; calls come one after another, but for [`Comm::abort`] and [`Comm::async_error`], which come in
-/// between.
+/// Any thread may use it; calls come one after another, but for [`Comm::abort`], which waits for none of them for long, and
+/// [`Comm::async_error`], which comes in between.
 pub struct Comm {
     nccl: Nccl,
     context: Context,
@@ -48,16 +49,9 @@ pub struct Comm {
     patience: Patience,
     /// Held from a call until it is in its stream.
     calls: Mutex<()>,
-    /// Held for one call of the library.
-    handle: Mutex<Live>,
+    live: Arc<Live>,
+    end: End,
 }
-
-/// The library's handle; null when it has ended.
-struct Live(Handle);
-
-// SAFETY: the handle is used by one thread at a time, under a lock; NCCL does not tell threads apart outside of a group,
-// which one thread begins and ends under that lock.
-unsafe impl Send for Live {}
 
 fn locked<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
     mutex.lock().unwrap_or_else(PoisonError::into_inner)
@@ -106,7 +100,13 @@ impl Nccl {
     }
 }
 
+/// How long an abort leaves a call of the library alone. Those of a nonblocking communicator return at once.
+const IN_CALL: Duration = Duration::from_secs(1);
+
 impl Comm {
+    /// How long [`Comm::abort`] waits for the GPU to give up.
+    pub const ABORT: Duration = Duration::from_secs(10);
+
     fn new(
         nccl: &Nccl,
         context: &Context,
@@ -115,8 +115,8 @@ impl Comm {
         patience: Patience,
     ) -> Comm {
         let (nccl, context) = (nccl.clone(), context.clone());
-        let (calls, handle) = (Mutex::new(()), Mutex::new(Live(handle)));
-        Comm { nccl, context, rank, world, patience, calls, handle }
+        let live = Arc::new(Live::new(handle));
+        Comm { nccl, context, rank, world, patience, calls: Mutex::new(()), live, end: End::default() }
     }
 
     /// Which rank it is.
@@ -137,11 +137,8 @@ impl Comm {
     /// Calls the library, unless the communicator has ended.
     fn with<R>(&self, f: impl FnOnce(&Api, Handle) -> R) -> Result<R> {
         self.context.enter()?;
-        let live = locked(&self.handle);
-        if live.0.is_null() {
-            return Err(Error::Aborted { rank: self.rank, world: self.world });
-        }
-        Ok(f(&self.nccl.api, live.0))
+        let called = self.live.with(|handle| f(&self.nccl.api, handle));
+        called.ok_or(Error::Aborted { rank: self.rank, world: self.world })
     }
 
     /// What the communicator met while it worked; [`IN_PROGRESS`] is none of it.
@@ -261,11 +258,15 @@ impl Comm {
         Ok((usize::try_from(rank).unwrap_or_default(), usize::try_from(world).unwrap_or_default()))
     }
 
-    /// What went wrong since: another rank ended, or the network. Does not wait, and does not abort.
+    /// What went wrong since: another rank ended, or the network. Does not wait, and does not abort. Nothing is known while
+    /// another thread makes a call, which says itself what it meets.
     ///
     /// # Errors
     /// [`Error::Nccl`], or [`Error::Aborted`].
     pub fn async_error(&self) -> Result<()> {
+        if self.live.is_in_call() && !self.live.has_ended() {
+            return Ok(());
+        }
         self.progress().map(|_| ())
     }
 
@@ -298,14 +299,40 @@ impl Comm {
     }
 
     /// Gives up all that this rank does with the others, also from another thread while a call waits. Nothing can be done
-    /// with the communicator afterwards.
+    /// with the communicator afterwards. It is over when the stream of its collectives is empty: where that also has
+    /// collectives of other communicators, [`Comm::begin_abort`] has to be called for all of them first.
     ///
     /// # Errors
-    /// NCCL's own, after which nothing more can be done.
+    /// NCCL's own, after which nothing more can be done, or [`Error::Late`] if it is not over in [`Comm::ABORT`].
     pub fn abort(&self) -> Result<()> {
-        self.end(|api, handle| {
-            // SAFETY: the handle is a communicator's, and nobody uses it afterwards.
-            unsafe { call!(api, abort(handle)) }
+        self.begin_abort();
+        self.wait_for_abort(Instant::now() + Comm::ABORT)
+    }
+
+    /// As [`Comm::abort`], which goes on in a thread of its own: the GPU is told to give up, and nobody waits for it.
+    pub fn begin_abort(&self) {
+        let Some(taken) = self.live.take() else { return };
+        let (live, nccl, context) = (self.live.clone(), self.nccl.clone(), self.context.clone());
+        self.end.begin(move || {
+            live.wait_for_call(IN_CALL);
+            // The library uses the context of its GPU; one that is lost is its matter.
+            drop(context.enter());
+            // SAFETY: the handle is a communicator's. No call begins with it any more, and one that hangs still is what an
+            // abort is to end.
+            let (name, code) = unsafe { call!(nccl.api, abort(taken.handle())) };
+            nccl.api.check_begun(name, code)
+        });
+    }
+
+    /// Returns when an abort that has begun is over.
+    ///
+    /// # Errors
+    /// As for [`Comm::abort`].
+    pub fn wait_for_abort(&self, until: Instant) -> Result<()> {
+        let (rank, world, begin) = (self.rank, self.world, Instant::now());
+        self.end.wait(until).unwrap_or_else(|| {
+            let seconds = begin.elapsed().as_secs_f64();
+            Err(Error::Late { what: "the communicator to be aborted", rank, world, seconds })
         })
     }
 
@@ -327,22 +354,13 @@ impl Comm {
         // SAFETY: the handle is a communicator's.
         let (name, code) = self.with(|api, handle| unsafe { call!(api, finalize(handle)) })?;
         self.settle_within(patience, name, code, "all ranks to finish")?;
-        self.end(|api, handle| {
-            // SAFETY: the handle is a communicator's, and nobody uses it afterwards.
-            unsafe { call!(api, destroy(handle)) }
-        })
-    }
-
-    /// Ends it, if it has not ended.
-    fn end(&self, end: impl FnOnce(&Api, Handle) -> (&'static str, Code)) -> Result<()> {
-        let handle = std::mem::replace(&mut locked(&self.handle).0, null_mut());
-        if handle.is_null() {
-            return Ok(());
-        }
+        let Some(taken) = self.live.take() else { return Ok(()) };
+        self.live.wait_for_call(patience.timeout);
         // The library uses the context of its GPU; one that is lost is its matter.
         drop(self.context.enter());
-        let (name, code) = end(&self.nccl.api, handle);
-        self.nccl.api.check(name, code)
+        // SAFETY: the handle is a communicator's, and nobody uses it afterwards.
+        let (name, code) = unsafe { call!(self.nccl.api, destroy(taken.handle())) };
+        self.nccl.api.check_begun(name, code)
     }
 }
 

@@ -10,6 +10,7 @@
 mod api;
 mod collective;
 mod comm;
+mod end;
 mod error;
 mod group;
 mod id;

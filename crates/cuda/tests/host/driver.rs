@@ -225,3 +225,13 @@ fn the_fake_driver_knows_what_was_freed() {
     // Its addresses are not used again.
     assert_ne!(upload(&stream, &[1u8; 64]).address(), address);
 }
+
+#[test]
+fn a_stream_of_the_highest_priority_is_one() {
+    let Some(machine) = Machine::new() else { return };
+    let context = machine.context(0);
+    let _usual = context.stream().expect("a stream");
+    assert_eq!(machine.count(0, "fake_first_streams"), 0);
+    let _first = context.priority_stream().expect("a stream");
+    assert_eq!(machine.count(0, "fake_first_streams"), 1);
+}

@@ -25,7 +25,7 @@ fn tour(machine: &Machine) -> Result<()> {
     device.capability()?;
     let (context, peer) = (device.context()?, driver.device(1)?.context()?);
     context.memory_info()?;
-    let (stream, other) = (Arc::new(context.stream()?), peer.stream()?);
+    let (stream, other) = (Arc::new(context.stream()?), peer.priority_stream()?);
     let (memory, on_peer) = (context.alloc(256)?, peer.alloc(256)?);
     let mut host = context.alloc_pinned(256)?;
     stream.copy_to_device(&host, 0, memory.all())?;
@@ -98,6 +98,8 @@ fn every_call_of_the_driver_may_fail() {
         "cuMemsetD8Async",
         "cuMemsetD32Async",
         "cuStreamCreate",
+        "cuStreamCreateWithPriority",
+        "cuCtxGetStreamPriorityRange",
         "cuStreamSynchronize",
         "cuStreamWaitEvent",
         "cuEventCreate",

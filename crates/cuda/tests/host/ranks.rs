@@ -210,6 +210,48 @@ fn the_end_of_a_communicator_frees_what_hangs() {
 }
 
 #[test]
+fn communicators_of_one_stream_are_aborted_together() {
+    let Some(machine) = Machine::new() else { return };
+    let ranks = pair(&machine);
+    let parts = thread::scope(|scope| {
+        let split = |rank: &Rank| rank.comm.split(Some(0), 0).expect("a split").expect("a communicator");
+        ranks.each_ref().map(|rank| scope.spawn(move || split(rank))).map(|part| part.join().expect("a rank"))
+    });
+    let ([rank, _other], [part, _]) = (&ranks, &parts);
+    let memory = rank.upload(&[1f32; 10]);
+    // Nobody sends anything in either of them.
+    part.broadcast(memory.all(), Element::F32, 1, &rank.stream).expect("a broadcast");
+    rank.comm.broadcast(memory.all(), Element::F32, 1, &rank.stream).expect("a broadcast");
+    let soon = |millis| Instant::now() + Duration::from_millis(millis);
+    // One by itself waits for its stream, in which the other one hangs.
+    rank.comm.begin_abort();
+    let alone = rank.comm.wait_for_abort(soon(100));
+    assert!(matches!(alone, Err(Error::Late { rank: 0, world: 2, .. })), "{alone:?}");
+    assert!(matches!(rank.comm.async_error(), Err(Error::Aborted { .. })), "no call begins any more");
+    part.begin_abort();
+    for comm in [part, &rank.comm] {
+        comm.wait_for_abort(soon(20_000)).expect("the end");
+    }
+    rank.stream.synchronize().expect("the end of the stream");
+}
+
+#[test]
+fn a_communicator_that_ends_later_has_ended() {
+    let Some(machine) = Machine::new() else { return };
+    // ncclInProgress: the library goes on by itself, and nobody may ask it for the progress.
+    machine.fail("ncclCommDestroy", 0, 7);
+    tour(&machine).expect("a tour");
+    machine.fail("ncclCommAbort", 0, 7);
+    let rank = Rank::new(&machine, unique_id(&machine), 0, 1, patient());
+    rank.comm.abort().expect("an abort");
+    let begin = Instant::now();
+    while machine.count(3, "fake_nccl_alive") > 0 {
+        assert!(begin.elapsed() < Duration::from_secs(20), "it does not end");
+        thread::sleep(Duration::from_millis(1));
+    }
+}
+
+#[test]
 fn ranks_that_do_different_things_are_told_so() {
     let Some(machine) = Machine::new() else { return };
     let id = unique_id(&machine);

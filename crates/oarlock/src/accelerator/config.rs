@@ -47,6 +47,9 @@ pub struct AcceleratorConfig {
     /// this one on, in turns; with [`DeviceKind::Auto`] from the first one on where there are any, unless
     /// `ACCELERATE_USE_CPU` or `DS_ACCELERATOR=cpu` says otherwise. The others are for tests.
     pub device: DeviceKind,
+    /// Products of f32 on a GPU are in TF32, as `torch.backends.cuda.matmul.allow_tf32`: see
+    /// [`Device::set_tf32`](oarlock_tensor::Device::set_tf32).
+    pub tf32: bool,
     /// The CPU path; by default the fastest.
     pub cpu_path: Option<Path>,
 }

@@ -201,6 +201,7 @@ impl Accelerator {
             other => other,
         };
         let device = Device::open(kind, isa, Par::threads(threads)?)?;
+        device.set_tf32(config.tf32);
         let comm = between_gpus(comm, &device)?;
         let plugins = Arc::new(Plugins::of(config.deepspeed_plugin.as_ref(), &config.deepspeed_plugins)?);
         Accelerator::build(comm, device, config, plugins)

@@ -84,5 +84,9 @@ enum Outcome {
 
 /// Whether memory was refused, by the system or by the estimate before a training.
 fn is_out_of_memory(error: &Error) -> bool {
-    matches!(error, Error::Memory(_) | Error::Tensor(oarlock_tensor::Error::OutOfMemory { .. }))
+    match error {
+        Error::Memory(_) => true,
+        Error::Tensor(error) => oarlock_tensor::is_out_of_memory(error),
+        _ => false,
+    }
 }

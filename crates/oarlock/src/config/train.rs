@@ -193,6 +193,8 @@ pub struct TrainArgs {
     pub max_grad_norm: Option<f64>,
     /// The dtype in which the model computes; master weights and moments are f32 in every case.
     pub dtype: DType,
+    /// Whether products of f32 are in TF32, where ranks compute on GPUs.
+    pub tf32: bool,
     /// How the loss is scaled in f16.
     pub loss_scale: LossScale,
     /// Which activations are recomputed in the backward pass.

@@ -2,7 +2,7 @@
 
 use oarlock_comm::{MachineMemory, ProcessMemory};
 use oarlock_tensor::ops::optimizer::Rule;
-use oarlock_tensor::{DType, Device};
+use oarlock_tensor::{DType, Device, Held};
 
 use super::activations::{DryRun, Longest, LongestOf, MicroBatch, StepShape, decoder_step};
 use super::gpu::{GpuMemory, OnGpu};
@@ -42,6 +42,8 @@ pub struct Forecast {
     gpu: Option<OnGpu>,
     /// The most that was in use on the GPU at the ends of steps.
     gpu_peak: u64,
+    /// What the pool had at the last of them.
+    pool: Held,
 }
 
 /// A training whose memory is predicted.
@@ -182,7 +184,17 @@ impl Forecast {
             saved = kept.rank().saturating_sub(whole);
         }
         let every = config.log.memory_steps as u64;
-        Ok(Forecast { estimate, shape, pool_bytes: step.pool_bytes, saved, peak: 0, every, gpu, gpu_peak: 0 })
+        Ok(Forecast {
+            estimate,
+            shape,
+            pool_bytes: step.pool_bytes,
+            saved,
+            peak: 0,
+            every,
+            gpu,
+            gpu_peak: 0,
+            pool: Held::default(),
+        })
     }
 
     /// What activations, logits and scratch memory of a rank take at most, in bytes.
@@ -223,6 +235,7 @@ impl Forecast {
         let gpu = GpuMemory::now(device, 1).map_or(0, |memory| memory.in_use);
         self.gpu_peak = self.gpu_peak.max(gpu);
         let arena = device.arena();
+        self.pool = arena.held();
         let machine = MachineMemory::current().ok().filter(|_| due)?;
         let gpu = if gpu > 0 { format!("; {} of the GPU used", readable(gpu)) } else { String::new() };
         let in_use: usize = arena.usage().iter().map(|(_, usage)| usage.bytes).sum();
@@ -250,7 +263,12 @@ impl Forecast {
         };
         let gpu = self.gpu.as_ref().filter(|_| self.gpu_peak > 0).map_or(String::new(), |gpu| {
             let (predicted, measured) = compare(gpu.all(), self.gpu_peak);
-            format!("\nGPU memory: predicted {predicted} in use, {measured}")
+            let Held { peak_reserved, peak_allocated, .. } = self.pool;
+            let [reserved, used] = [peak_reserved, peak_allocated].map(|bytes| readable(bytes as u64));
+            format!(
+                "\nGPU memory: predicted {predicted} in use, {measured}; the pool reserved at most {reserved}, and buffers \
+                 used at most {used} of it"
+            )
         });
         let (predicted, measured) = compare(predicted, self.peak);
         (self.peak > 0).then(|| format!("memory: predicted {predicted} a rank, {measured}{gpu}"))

@@ -4,8 +4,11 @@
 //! host have a copy of each region there that they use, all of it, and the region itself is the host's. What is offloaded
 //! is the host's, pinned. Activations are in the GPU's pool. What the GPU has in use before anything is loaded is measured
 //! where there is one: the context of CUDA, the workspace of matrix products, other programs.
+//!
+//! States are pieces of the pool's segments, whose rests are a part of their own. NCCL takes memory for its buffers when the
+//! ranks first connect, which is after the forecast.
 
-use oarlock_tensor::{DType, Device};
+use oarlock_tensor::{Arena, DType, Device};
 
 use super::part::Part;
 use super::prediction::Estimate;
@@ -20,8 +23,19 @@ const CONTEXT_BYTES: u64 = 480 << 20;
 /// Kernels that are loaded after the prediction was made.
 const LATER_BYTES: u64 = 8 << 20;
 
+/// What NCCL takes of a GPU for its buffers: 0.3 to 2 GB on machines of eight, by the links and the algorithms that it chooses.
+const NCCL_BYTES: u64 = 1 << 30;
+
+/// And the share of a smaller GPU's memory that it takes at most: where there is no NVLink, it uses few channels.
+const NCCL_SHARE: u64 = 16;
+
 /// The part of an estimate that is neither a state of the model nor an activation.
 const PROGRAM: &str = "program, data";
+
+const OPTIMIZER_STATE: &str = "optimizer state";
+
+/// The parts that are buffers of the pool, one for each unit.
+const STATES: [&str; 4] = ["working weights", "gradients", "master weights", OPTIMIZER_STATE];
 
 /// What the CPU has beside a GPU if it updates the weights.
 const OF_OPTIMIZER: [&str; 4] =
@@ -36,6 +50,8 @@ pub struct GpuMemory {
     pub total: Option<u64>,
     /// The ranks that share it.
     pub ranks: usize,
+    /// Whether the pool cuts buffers out of segments.
+    pub in_segments: bool,
 }
 
 impl GpuMemory {
@@ -43,13 +59,19 @@ impl GpuMemory {
     pub fn now(device: &Device, ranks: usize) -> Option<GpuMemory> {
         let (free, total) = device.gpu_memory().ok().flatten()?;
         let in_use = total.saturating_sub(free) as u64;
-        Some(GpuMemory { in_use, total: Some(total as u64), ranks })
+        let in_segments = device.arena().is_in_segments();
+        Some(GpuMemory { in_use, total: Some(total as u64), ranks, in_segments })
     }
 
     /// One that nobody uses yet.
     pub fn unknown(ranks: usize) -> GpuMemory {
         let workspace = oarlock_tensor::GPU_WORKSPACE_BYTES as u64;
-        GpuMemory { in_use: CONTEXT_BYTES + workspace, total: None, ranks }
+        GpuMemory { in_use: CONTEXT_BYTES + workspace, total: None, ranks, in_segments: true }
+    }
+
+    /// What NCCL takes of it.
+    fn of_nccl(&self) -> u64 {
+        self.total.map_or(NCCL_BYTES, |total| NCCL_BYTES.min(total / NCCL_SHARE))
     }
 }
 
@@ -82,6 +104,16 @@ impl OnGpu {
             parts.push(Part { rank: copied.unwrap_or(part.rank), shared: false, ..*part });
             copied.is_some()
         });
+        if memory.in_segments {
+            let copies = if meets_on_host { "working weights" } else { "" };
+            let unused = unused(&parts, copies, size, &settings);
+            parts.extend(
+                (unused > 0).then(|| Part::each("rests of the pool's segments", unused, settings.ranks)),
+            );
+        }
+        if settings.ranks > 1 && !meets_on_host {
+            parts.push(Part::each("NCCL", memory.of_nccl(), settings.ranks));
+        }
         let in_memory = settings.offload_parameters.as_ref().is_some_and(|offload| !offload.is_in_files());
         if in_memory && settings.stage == Stage::Parameters {
             let bytes = |(dtype, elems): (DType, usize)| (dtype.size() * elems) as u64;
@@ -128,6 +160,26 @@ impl OnGpu {
     }
 }
 
+/// The bytes of the pool's segments that no state has: each unit has a buffer for each kind of state. `copies` are no part of
+/// the pool.
+fn unused(parts: &[Part], copies: &str, size: &ModelSize, settings: &Settings) -> u64 {
+    let elems: Vec<u64> = size.layouts().map(|(_, layout)| layout.n_elems() as u64).collect();
+    let all = elems.iter().sum::<u64>().max(1);
+    let of_states = |part: &&Part| STATES.contains(&part.name) && part.name != copies;
+    let mut sizes = Vec::new();
+    for part in parts.iter().filter(of_states) {
+        // The optimizer keeps each of its numbers in a buffer of its own.
+        let of_rank = all.div_ceil(settings.shard_ranks() as u64);
+        let kinds = if part.name == OPTIMIZER_STATE { (part.rank / (4 * of_rank)).clamp(1, 3) } else { 1 };
+        for n in &elems {
+            let bytes = (u128::from(part.rank) * u128::from(*n) / u128::from(all * kinds)) as usize;
+            sizes.extend(std::iter::repeat_n(bytes, kinds as usize));
+        }
+    }
+    let used: usize = sizes.iter().sum();
+    Arena::bytes_of_segments(sizes).saturating_sub(used) as u64
+}
+
 /// The bytes of a rank's copies of the regions in which ranks meet, if a part is such.
 fn copied(name: &str, size: &ModelSize, settings: &Settings) -> Option<u64> {
     let elems = |trained: &ModelSize, bytes: &dyn Fn(usize) -> usize| -> u64 {
@@ -146,15 +198,14 @@ mod tests {
     use crate::config::Offload;
 
     const N: usize = 1 << 20;
-    const STATES: [&str; 4] = ["working weights", "gradients", "master weights", "optimizer state"];
-
     /// What a rank has on its GPU and what is left for the host, each part of as many bytes as its place says.
     fn divided(settings: Settings, updates_on_cpu: bool) -> [Vec<(&'static str, u64)>; 2] {
         let size = ModelSize::of_count(N, None, DType::F32).unwrap();
         let names = STATES.into_iter().chain(["activations, logits, scratch", PROGRAM]);
         let parts = names.zip(1..).map(|(name, bytes)| Part::each(name, bytes, settings.ranks)).collect();
         let mut estimate = Estimate { settings, parts, complete: true };
-        let gpu = OnGpu::taken_from(&mut estimate, &size, GpuMemory::unknown(1), updates_on_cpu);
+        let memory = GpuMemory { in_segments: false, ..GpuMemory::unknown(1) };
+        let gpu = OnGpu::taken_from(&mut estimate, &size, memory, updates_on_cpu);
         let of = |parts: &[Part]| parts.iter().map(|part| (part.name, part.rank)).collect();
         [of(&gpu.parts), of(&estimate.parts)]
     }
@@ -166,7 +217,32 @@ mod tests {
         assert_eq!(host, [(PROGRAM, 6)]);
         // Ranks that exchange their states by NCCL have all of them there as well.
         let by_nccl = Settings { apart: Some(2), ..Settings::new(DType::F32, Stage::Whole, 2) };
-        assert_eq!(divided(by_nccl, false), [gpu, host]);
+        let [mut with_nccl, of_host] = divided(by_nccl, false);
+        assert_eq!(with_nccl.pop(), Some(("NCCL", 1 << 30)));
+        assert_eq!([with_nccl, of_host], [gpu, host]);
+    }
+
+    #[test]
+    fn nccl_takes_less_of_a_small_gpu() {
+        let of = |total| GpuMemory { in_use: 0, total: Some(total), ranks: 1, in_segments: true }.of_nccl();
+        assert_eq!([of(80 << 30), of(8 << 30)], [1 << 30, 512 << 20]);
+    }
+
+    #[test]
+    fn what_states_leave_of_their_segments_is_predicted() {
+        let mib = 1u64 << 20;
+        let settings = Settings::new(DType::F32, Stage::Whole, 1);
+        // One unit of 13 million elements.
+        let size = ModelSize::of_count(13 << 20, None, DType::F32).unwrap();
+        let rests = |parts: Vec<Part>| unused(&parts, "", &size, &settings);
+        let part = |name, mebibytes: u64| Part::each(name, mebibytes * mib + 4096, 1);
+        let n = size.layouts().count() as u64;
+        assert_eq!(n, 1);
+        assert_eq!(rests(vec![part("working weights", 52)]), 2 * mib - 4096);
+        // Two moments are two buffers.
+        assert_eq!(rests(vec![part("optimizer state", 104)]), 4 * mib - 4096);
+        assert_eq!(rests(vec![part("activations, logits, scratch", 52)]), 0, "a dry run has counted it");
+        assert_eq!(rests(vec![part("gradients", 1)]), 19 * mib - 4096);
     }
 
     #[test]
@@ -205,7 +281,7 @@ mod tests {
 
     #[test]
     fn ranks_that_share_a_gpu_need_as_much_more_and_the_limit_is_that_of_the_gpu() {
-        let memory = GpuMemory { in_use: 100, total: Some(10_000_000), ranks: 2 };
+        let memory = GpuMemory { in_use: 100, total: Some(10_000_000), ranks: 2, in_segments: true };
         let gpu = |rank| OnGpu { memory, parts: vec![Part::each("working weights", rank, 2)] };
         assert_eq!(gpu(7).all(), 2 * 7 + 100 + LATER_BYTES);
         assert!(gpu(7).broken().is_none());

@@ -407,7 +407,7 @@ impl Engine {
         let n_blocks = self.blocks.n;
         let (device, bytes) = (&self.core.device, n_blocks * size_of::<f64>());
         let sums = FlatBuffer::borrowed(device, bytes, "gradient norm")?;
-        transfer::write_with::<f64, _>(&sums, 0..n_blocks, |sums| sums.fill(0.0))?;
+        transfer::zero(device, &sums)?;
         let counted = |group: &&Group| group.tied.as_ref().is_none_or(|tied| tied.tie.is_first);
         for group in groups().filter(counted) {
             // Each block's sum comes from its one owner; the others hold zeros, so the sum over ranks is exact.
@@ -428,6 +428,12 @@ impl Engine {
                 let range = first..first + part.len().div_ceil(BLOCK);
                 let values = Part { flat: &grads, range: part.start - base..part.end - base };
                 update::squared_norms(device, &values, &Part { flat: &sums, range })?;
+            }
+        }
+        if (self.local || shard.world_size() == 1) && self.pipe.is_none() {
+            let sum = update::sum_f64(device, &sums, n_blocks)?;
+            if sum.is_finite() {
+                return Ok(GradNorm { norm: sum.sqrt(), first_bad: None });
             }
         }
         let mut squares = transfer::read_with(&sums, 0..n_blocks, <[f64]>::to_vec)?;

@@ -31,7 +31,8 @@ fn of(config: &TrainConfig, objective: &impl Objective<Model = Decoder>) -> Resu
     let start = Start::new(config, &hf)?;
     let mut model = start.decoder(config, &hf)?;
     model.set_recompute(config.train.recompute);
-    let device = Device::dry(Isa::detect(), Par::threads(config.ranks.threads.unwrap_or(1))?);
+    let dry = if config.ranks.device.is_gpu() { Device::dry_gpu } else { Device::dry };
+    let device = dry(Isa::detect(), Par::threads(config.ranks.threads.unwrap_or(1))?);
     let second = start.second(config, &hf, &device)?;
     let second = second.as_ref().map(|(second, _)| second);
     // Whether it would fit is for the run itself to say.

@@ -22,6 +22,7 @@ pub fn accelerator_config(config: &TrainConfig) -> Result<AcceleratorConfig> {
         sequence_parallel_size: config.ranks.sequence_parallel,
         threads: config.ranks.threads,
         device: config.ranks.device,
+        tf32: config.train.tf32,
         cpu_path,
         seed: Some(config.train.seed),
         pipeline: config.ranks.pipeline.clone(),

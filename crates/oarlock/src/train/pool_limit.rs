@@ -26,7 +26,6 @@ impl PoolLimit {
 
     /// Limits a pool between two steps.
     pub fn set(&self, arena: &Arena) {
-        let kept: usize = arena.usage().iter().map(|(_, usage)| usage.bytes).sum();
-        arena.set_limit(kept.saturating_add(self.step_bytes));
+        arena.set_limit(arena.occupied().saturating_add(self.step_bytes));
     }
 }

@@ -7,6 +7,7 @@
 
 use std::cell::Cell;
 use std::sync::Arc;
+use std::sync::atomic::Ordering;
 
 use oarlock_cuda::attention::Tile;
 use oarlock_cuda::blas::{self, Layout, Operand, Precision, Product};
@@ -149,7 +150,8 @@ impl<'l> Kernels<'l> {
         (out, out_dtype, store): (Slice<'_>, DType, Store),
         bias: Option<Slice<'_>>,
     ) -> Form {
-        let product = product((dtype, batch), operands, (out, out_dtype, store), bias)?;
+        let precision = self.gpu.precision(dtype);
+        let product = product((precision, batch), operands, (out, out_dtype, store), bias)?;
         self.launched.set(true);
         Ok(self.gpu.blas.multiply(&product).map_err(failed)?)
     }
@@ -211,19 +213,32 @@ impl<'l> Kernels<'l> {
     }
 }
 
-/// The product of two matrices of `dtype` as cuBLASLt takes it, see [`Kernels::multiply`].
+impl Gpu {
+    /// How products of matrices of `dtype` are computed; `None` where they are not.
+    pub(super) fn precision(&self, dtype: DType) -> Option<Precision> {
+        match dtype {
+            DType::F32 if self.tf32.load(Ordering::Relaxed) => Some(Precision::TF32),
+            DType::F32 => Some(Precision::F32),
+            DType::BF16 => Some(Precision::BF16),
+            DType::F16 => Some(Precision::F16),
+            DType::I32 => None,
+        }
+    }
+
+    /// From now on, whether products of f32 round their factors to TF32, which is many times as fast. Sums stay in f32.
+    pub fn set_tf32(&self, tf32: bool) {
+        self.tf32.store(tf32, Ordering::Relaxed);
+    }
+}
+
+/// The product of two matrices as cuBLASLt takes it, see [`Kernels::multiply`].
 pub(super) fn product<'l>(
-    (dtype, batch): (DType, usize),
+    (precision, batch): (Option<Precision>, usize),
     [a, b]: [Matrix<'l>; 2],
     (d, out_dtype, store): (Slice<'l>, DType, Store),
     bias: Option<Slice<'l>>,
 ) -> Found<Product<'l>> {
-    let precision = match dtype {
-        DType::F32 => Precision::F32,
-        DType::BF16 => Precision::BF16,
-        DType::F16 => Precision::F16,
-        DType::I32 => return Err(Unable::NoForm),
-    };
+    let precision = precision.ok_or(Unable::NoForm)?;
     let rows = if a.transposed { a.cols } else { a.rows };
     let cols = if b.transposed { b.rows } else { b.cols };
     let inner = if a.transposed { a.rows } else { a.cols };

@@ -1,7 +1,8 @@
 //! Forms of ops with indices. What is written to one place is written or added in the order of the indices, as on a CPU.
 //!
 //! The host asks for the first index that lies outside before a kernel uses the indices, and waits for the answer. Indices
-//! that an op of this crate has made itself are not asked for.
+//! that the host has written itself it knows ([`Known`](crate::tensor::Known)), and those that an op of this crate has made
+//! are not asked for.
 
 use oarlock_cuda::driver::Slice;
 use oarlock_cuda::geometry::{self, Geometry};
@@ -14,6 +15,9 @@ use crate::launch::View;
 
 /// Fails if an index is not in `0..bound`.
 pub(crate) fn check(gpu: &Kernels<'_>, op: &'static str, ids: &View<i32>, n: usize, bound: usize) -> Form {
+    if ids.known().is_some_and(|known| known.are_indices(bound, None)) {
+        return Ok(());
+    }
     let launch = |positions: Slice<'_>, grid| {
         let call = gpu.kernel("first_outside", &[])?.view(ids).u32(bound.min(MOST)).slice(positions);
         call.u32(n).run(grid)
@@ -36,6 +40,17 @@ pub(crate) fn targets(
         let call = gpu.kernel("targets", &[])?.view(labels).signed(ignored).signed(mark).u32(bound.min(MOST));
         call.slice(out).slice(positions).u32(n).run(grid)
     };
+    if labels.known().is_some_and(|known| known.are_indices(bound, Some(ignored))) {
+        // The kernel is there for the marks.
+        return match n {
+            0 => Ok(()),
+            _ => {
+                let grid = geometry::elements(n);
+                let positions = gpu.temporary(4 * grid.grid[0] as usize)?;
+                launch(positions.part(0, 4 * grid.grid[0] as usize)?, grid)
+            }
+        };
+    }
     check_by(gpu, op, labels, [n, bound], launch)
 }
 

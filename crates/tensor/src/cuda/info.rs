@@ -43,6 +43,11 @@ impl Gpu {
         self.blas.shapes()
     }
 
+    /// What was asked of the driver so far.
+    pub fn counts(&self) -> oarlock_cuda::driver::Counts {
+        self.context.counts()
+    }
+
     /// What is known about it now.
     ///
     /// # Errors

@@ -16,12 +16,15 @@ pub(crate) mod indexed;
 mod info;
 mod mirror;
 mod order;
+mod peak;
 mod pinned;
 mod side_stream;
+mod uploads;
 
 use std::cell::Cell;
 use std::collections::BTreeMap;
 use std::ptr::NonNull;
+use std::sync::atomic::AtomicBool;
 use std::sync::{Arc, Mutex, OnceLock, PoisonError};
 use std::time::Instant;
 
@@ -31,13 +34,14 @@ use oarlock_cuda::driver::{Context, DeviceMemory, Driver, Slice, Stream, Use, Us
 use oarlock_cuda::libraries::Libraries;
 use oarlock_cuda::modules::Modules;
 use oarlock_cuda::survey::{self, FoundGpu};
-use oarlock_kernels::{Cpu, DType, Error, Result, Store};
+use oarlock_kernels::{Cpu, Error, Result};
 
 use crate::arena::Arena;
 use crate::launch::{HostOrder, HostOwner, Mode, Owner, Running, Span};
 use crate::lines::Lines;
 use crate::profile::Profile;
 use pinned::CopyStreams;
+use uploads::Uploads;
 
 use attention::AttentionForms;
 pub(crate) use attention::Operands;
@@ -58,6 +62,9 @@ pub(crate) struct Gpu {
     attention: AttentionForms,
     modules: Arc<Modules>,
     stream: Arc<Stream>,
+    uploads: Uploads,
+    /// Whether products of f32 are in TF32.
+    tf32: AtomicBool,
     /// Made when state is first copied from or to pinned memory.
     copies: OnceLock<CopyStreams>,
     context: Context,
@@ -130,11 +137,14 @@ impl Gpu {
                 device.name()?
             );
             let (copies, code_tables, staged) = (OnceLock::new(), OnceLock::new(), Mutex::default());
+            let (uploads, tf32) = (Uploads::default(), AtomicBool::new(false));
             Ok(Gpu {
                 blas,
                 attention,
                 modules,
                 stream,
+                uploads,
+                tf32,
                 copies,
                 context,
                 code_tables,
@@ -153,16 +163,36 @@ impl Gpu {
         &self.description
     }
 
-    /// Memory of it; `None` where there is no more.
+    /// Memory of it, by itself; `None` where there is no more.
     ///
     /// # Errors
     /// What launches before have met, and other errors of the driver.
     pub fn alloc(self: &Arc<Self>, bytes: usize) -> Result<Option<Arc<Block>>> {
+        let memory = self.segment(bytes)?;
+        Ok(memory.map(|memory| self.block(memory, 0, bytes, Uses::default())))
+    }
+
+    /// Memory of it, to cut blocks out of.
+    ///
+    /// # Errors
+    /// As [`Gpu::alloc`].
+    pub fn segment(&self, bytes: usize) -> Result<Option<Arc<DeviceMemory>>> {
         match self.context.alloc(bytes) {
-            Ok(memory) => Ok(Some(Arc::new(Block { memory, copies: Uses::default(), gpu: self.clone() }))),
+            Ok(memory) => Ok(Some(Arc::new(memory))),
             Err(oarlock_cuda::Error::Driver(error)) if error.is_out_of_memory() => Ok(None),
             Err(error) => Err(failed(error)),
         }
+    }
+
+    /// These bytes of memory, which such copies may still use.
+    pub fn block(
+        self: &Arc<Self>,
+        memory: Arc<DeviceMemory>,
+        start: usize,
+        bytes: usize,
+        copies: Uses,
+    ) -> Arc<Block> {
+        Arc::new(Block { memory, start, bytes, copies, gpu: self.clone() })
     }
 
     /// The streams of copies that overlap launches.
@@ -190,35 +220,6 @@ impl Gpu {
     pub fn memory(&self) -> Result<(usize, usize)> {
         let info = self.context.memory_info().map_err(failed)?;
         Ok((info.free_bytes, info.total_bytes))
-    }
-
-    /// Floating-point operations per second that products of `dtype` reach: of square matrices that grow until one of them
-    /// takes long enough to be timed.
-    pub fn peak_flops(self: &Arc<Self>, dtype: DType) -> Result<f64> {
-        let mut size = 512;
-        loop {
-            let elements = size * size * dtype.size();
-            let block = self
-                .alloc(3 * elements)?
-                .ok_or(Error::OutOfMemory { bytes: 3 * elements, what: "matrices" })?;
-            self.stream.fill(block.slice(0, 3 * elements)?, 0).map_err(failed)?;
-            let matrix = |place: usize| block.slice(place * elements, elements);
-            let operands = [Matrix::new(matrix(0)?, size, size), Matrix::new(matrix(1)?, size, size)];
-            let product = |out| form::product((dtype, 1), operands, (out, dtype, Store::Overwrite), None);
-            let product =
-                product(matrix(2)?).map_err(|_| Error::Usage("a product without a peak".to_string()))?;
-            // The first one chooses an algorithm.
-            self.blas.multiply(&product).map_err(failed)?;
-            self.synchronize()?;
-            let start = Instant::now();
-            self.blas.multiply(&product).map_err(failed)?;
-            self.synchronize()?;
-            let seconds = start.elapsed().as_secs_f64();
-            if seconds > 2e-3 || size >= 8192 {
-                return Ok(2.0 * (size as f64).powi(3) / seconds);
-            }
-            size *= 2;
-        }
     }
 
     /// What `op` declares of a stretch of memory.
@@ -401,7 +402,10 @@ fn use_of(mode: Mode) -> Use {
 
 /// A block of a GPU's memory.
 pub(crate) struct Block {
-    memory: DeviceMemory,
+    memory: Arc<DeviceMemory>,
+    /// Its first byte of that, and how many it has.
+    start: usize,
+    bytes: usize,
     /// Those that run beside the launches.
     copies: Uses,
     gpu: Arc<Gpu>,
@@ -410,13 +414,22 @@ pub(crate) struct Block {
 impl Block {
     /// Its address on the GPU, which is none of the host.
     pub fn ptr(&self) -> Option<NonNull<u8>> {
-        NonNull::new(std::ptr::without_provenance_mut(self.memory.address() as usize))
+        NonNull::new(std::ptr::without_provenance_mut(self.address()))
+    }
+
+    fn address(&self) -> usize {
+        self.memory.address() as usize + self.start
+    }
+
+    /// The copies that use it, for whoever has its memory next.
+    pub fn copies(&self) -> Uses {
+        self.copies.clone()
     }
 
     /// The byte that an address means.
     pub fn start_of(&self, ptr: NonNull<u8>) -> usize {
         // Spans are made from addresses inside of their memory.
-        ptr.addr().get().saturating_sub(self.memory.address() as usize)
+        ptr.addr().get().saturating_sub(self.address())
     }
 
     /// What is launched from now on comes behind the copies that such a use must not meet.
@@ -432,7 +445,12 @@ impl Block {
     }
 
     fn slice(&self, start: usize, bytes: usize) -> Result<Slice<'_>> {
-        self.memory.slice(start..start + bytes).map_err(failed)
+        self.part(start, bytes).map_err(failed)
+    }
+
+    fn part(&self, start: usize, bytes: usize) -> oarlock_cuda::Result<Slice<'_>> {
+        let all = self.memory.slice(self.start..self.start + self.bytes)?;
+        all.part(start..start + bytes)
     }
 
     /// Copies bytes to the host, when the launches before have run.
@@ -441,9 +459,9 @@ impl Block {
         self.gpu.stream.read_now(self.slice(start, out.len())?, out).map_err(failed)
     }
 
-    /// Copies bytes from the host, when the launches before have run.
+    /// Copies bytes from the host, when the launches before have run. The host waits for many bytes only.
     pub fn write(&self, start: usize, bytes: &[u8]) -> Result<()> {
         self.before(Use::Write)?;
-        self.gpu.stream.write_now(bytes, self.slice(start, bytes.len())?).map_err(failed)
+        self.gpu.uploads.write(&self.gpu.stream, bytes, self.slice(start, bytes.len())?).map_err(failed)
     }
 }

@@ -82,7 +82,7 @@ impl PinnedBlock {
     pub fn upload(&self, from: NonNull<u8>, to: &Block, start: usize, bytes: usize) -> Result<()> {
         let (memory, stream) = (self.memory(), &self.gpu.copies()?.up);
         self.beside(stream, to, Use::Write, |stream| {
-            stream.copy_to_device(&memory, self.offset_of(from), to.memory.slice(start..start + bytes)?)
+            stream.copy_to_device(&memory, self.offset_of(from), to.part(start, bytes)?)
         })
     }
 
@@ -93,7 +93,7 @@ impl PinnedBlock {
     pub fn download(&self, from: &Block, start: usize, to: NonNull<u8>, bytes: usize) -> Result<()> {
         let (mut memory, stream) = (self.memory(), &self.gpu.copies()?.down);
         self.beside(stream, from, Use::Read, |stream| {
-            let from = from.memory.slice(start..start + bytes)?;
+            let from = from.part(start, bytes)?;
             stream.copy_to_host(from, &mut memory, self.offset_of(to))
         })
     }

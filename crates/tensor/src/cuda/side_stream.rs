@@ -36,13 +36,14 @@ impl Mark {
 }
 
 impl SideStream {
-    /// A new stream of a device; `None` where that is no GPU.
+    /// A new stream of a device; `None` where that is no GPU. It has the highest priority: a collective takes few
+    /// multiprocessors, and launches that come after it wait for it, on this rank and on others.
     ///
     /// # Errors
     /// [`Error::Gpu`].
     pub fn of(device: &Device) -> Result<Option<SideStream>> {
         let Some(gpu) = device.gpu() else { return Ok(None) };
-        let stream = gpu.context.stream().map_err(failed)?;
+        let stream = gpu.context.priority_stream().map_err(failed)?;
         Ok(Some(SideStream { stream, gpu: gpu.clone() }))
     }
 

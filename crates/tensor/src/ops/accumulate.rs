@@ -2,11 +2,11 @@
 
 use oarlock_cuda::geometry;
 use oarlock_kernels::elementwise;
-use oarlock_kernels::{Element, Result};
+use oarlock_kernels::{DType, Element, Result};
 
 use crate::cuda::forms;
 use crate::ops::{with_float, wrong_shape};
-use crate::tensor::Tensor;
+use crate::tensor::{Known, Tensor};
 
 /// sum + more, written over `sum` when it has no other owner; without a sum yet, `more` itself.
 pub(crate) fn add_to(sum: Option<Tensor>, more: Tensor) -> Result<Tensor> {
@@ -40,5 +40,5 @@ pub(crate) fn full_like(t: &Tensor, value: f32) -> Result<Tensor> {
         })?;
         launch.run(move |cpu| full.slice(cpu).fill(<T as oarlock_kernels::Float>::from_f32(value)))
     })?;
-    Ok(full)
+    Ok(full.with_known((t.dtype() == DType::F32).then_some(Known::All(value))))
 }

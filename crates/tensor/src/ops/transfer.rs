@@ -16,7 +16,7 @@ use crate::lines::Lines;
 use crate::ops::optimizer::Part;
 use crate::ops::{with_float, wrong_shape};
 use crate::shape::IntoShape;
-use crate::tensor::Tensor;
+use crate::tensor::{Known, Tensor};
 
 impl Tensor {
     /// A tensor of zeros.
@@ -56,7 +56,10 @@ impl Tensor {
                 bytes.copy_from_slice(bytemuck::cast_slice(data))
             })?;
         }
-        Ok(tensor)
+        // Whoever checks indices need not wait for a GPU.
+        let ints = bytemuck::try_cast_slice::<T, i32>(data).ok();
+        let ints = ints.filter(|_| T::ELEMENT == Some(DType::I32) && device.is_cuda());
+        Ok(tensor.with_known(ints.and_then(Known::of_ints)))
     }
 
     /// A copy of the elements in host memory, as numbers of type `T`: their own, another float type (rounded to nearest),
@@ -143,12 +146,16 @@ impl Tensor {
             return Ok(self.clone());
         }
         let mut copy = Tensor::uninit(*self.shape(), self.dtype(), device, "copy")?;
+        let mut known = None;
         if !device.is_dry() {
             // Through host memory: devices wait for none of each other's launches.
             let elements = self.to_bytes()?;
             lend_mut(copy.span_mut()?, Mode::Write, |bytes| bytes.copy_from_slice(&elements))?;
+            if self.dtype() == DType::I32 && device.is_cuda() {
+                known = Known::of_ints(&bytemuck::pod_collect_to_vec::<u8, i32>(&elements));
+            }
         }
-        Ok(copy)
+        Ok(copy.with_known(known))
     }
 
     /// A copy in memory of its own, not recorded.
@@ -288,10 +295,16 @@ pub fn load(flat: &FlatBuffer, first: usize, dtype: DType, out: &mut [f32]) -> R
 pub fn store(device: &Device, values: &[f32], to: &FlatBuffer, first: usize, dtype: DType) -> Result<()> {
     let range = first..first + values.len();
     if dtype == DType::I32 {
-        return write_with::<f32, _>(to, range, |to| to.copy_from_slice(values));
+        let lease = to.write()?;
+        let all = lease.span().elements::<f32>(&range)?;
+        return lend_mut(all, Mode::Write, |to| to.copy_from_slice(bytemuck::cast_slice(values)));
     }
+    let lease = to.write()?;
     with_float!(dtype, "store", T => {
-        write_with::<T, _>(to, range, |to| elementwise::cast(device.host(), values, to))
+        let all = lease.span().elements::<T>(&range)?;
+        lend_mut(all, Mode::Write, |to| {
+            elementwise::cast::<f32, T>(device.host(), values, bytemuck::cast_slice_mut(to));
+        })
     })
 }
 
@@ -317,6 +330,18 @@ impl DeviceF64 {
     pub fn read(&self) -> Result<f64> {
         read_with::<f64, _>(&self.0, 0..1, |value| value[0])
     }
+}
+
+/// Writes zeros to all of a flat buffer, on its device.
+///
+/// # Errors
+/// While the buffer is in use elsewhere, and what an earlier launch met.
+pub fn zero(device: &Device, flat: &FlatBuffer) -> Result<()> {
+    let mut lease = flat.write()?;
+    let mut launch = device.quiet_launch("zeros");
+    let bytes = launch.write_flat::<u8>(&mut lease, &(0..flat.len_bytes()), Mode::Write)?;
+    launch.cuda(|gpu| gpu.fill(&bytes, 0))?;
+    launch.run(move |cpu| bytes.slice(cpu).fill(0))
 }
 
 /// Fills a buffer with zeros.

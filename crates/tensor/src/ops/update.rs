@@ -9,6 +9,7 @@ use crate::device::Device;
 use crate::flat::FlatBuffer;
 use crate::launch::Mode;
 use crate::ops::optimizer::Part;
+use crate::ops::transfer::{self, DeviceF64};
 
 pub use oarlock_kernels::random::Stream;
 pub use oarlock_kernels::sums::NORM_BLOCK;
@@ -34,6 +35,26 @@ pub fn squared_norms(device: &Device, x: &Part<'_>, out: &Part<'_>) -> Result<()
         call.run(geometry::squared_norm(n))
     })?;
     launch.run(move |cpu| sums::squared_norm(cpu, x.slice(cpu), out.slice(cpu)))
+}
+
+/// The sum of the first `n` f64 elements of a buffer: on the host by the tree of [`tree_sum`], on a GPU there, by a tree of its
+/// own, so that one number is copied.
+///
+/// # Errors
+/// Elements that are not there, or while the buffer is in use elsewhere; what a launch met before.
+pub fn sum_f64(device: &Device, x: &FlatBuffer, n: usize) -> Result<f64> {
+    if !device.is_cuda() || n == 0 {
+        return transfer::read_with::<f64, _>(x, 0..n, tree_sum);
+    }
+    let sum = DeviceF64::zero(device, "gradient norm")?;
+    let mut launch = device.quiet_launch("gradient norm");
+    let (x_lease, mut lease) = (x.read()?, sum.lease()?);
+    let x = launch.read_flat::<f64>(&x_lease, &(0..n))?;
+    let out = launch.write_flat::<f64>(&mut lease, &(0..1), Mode::Write)?;
+    launch.cuda(|gpu| gpu.kernel("sum_f64", &[])?.view(&x).view(&out).u64(n).run(geometry::one_block()))?;
+    launch.run(move |cpu| out.slice(cpu)[0] = tree_sum(x.slice(cpu)))?;
+    drop(lease);
+    sum.read()
 }
 
 /// Multiplies f32 elements by `scale` and cuts them off at `-bound` and `bound`, which is at least 0; NaN stays.

@@ -69,8 +69,16 @@ pub fn fakes() -> Option<PathBuf> {
     oarlock_fakes::shared_fakes(env!("CARGO_TARGET_TMPDIR").as_ref(), &["32", "64"]).unwrap()
 }
 
-/// As [`gpu`], a device of its own: with a pool and a profile that no other test uses.
+/// As [`gpu`], a device of its own: with a pool and a profile that no other test uses. Each tensor has memory of its own, so
+/// that the fake driver sees whatever a kernel touches beyond.
 pub fn own_gpu() -> Option<Device> {
+    let gpu = gpu_in_segments()?;
+    gpu.arena().keep_blocks_apart();
+    Some(gpu)
+}
+
+/// As [`own_gpu`], with the pool that trainings have.
+pub fn gpu_in_segments() -> Option<Device> {
     let libraries = CudaLibraries::Folder(fakes()?);
     Some(Device::cuda_of(&libraries, 0, Isa::detect(), Par::solo()).unwrap())
 }

@@ -16,6 +16,7 @@ mod gpu_cost;
 mod gpu_forms;
 mod gpu_memory;
 mod gpu_steps;
+mod gpu_waits;
 mod head;
 mod indices;
 mod layout;

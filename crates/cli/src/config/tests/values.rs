@@ -6,6 +6,8 @@ use oarlock::settings::keys::{Range, ValueType};
 use oarlock::settings::location::{Location, SourceText, ValueSource};
 use oarlock::settings::value::read;
 
+use super::*;
+
 use crate::config::yaml::parse_inside;
 
 fn shown(value_type: ValueType, text: &str) -> Option<String> {
@@ -65,4 +67,21 @@ fn values_are_read_as_people_write_them() {
     ] {
         assert_eq!(shown(value_type, text).as_deref(), expected, "{text} as {value_type:?}");
     }
+}
+
+#[test]
+fn tf32_is_for_gpus_and_the_cpu_is_told_so() {
+    let of = |words: &str| {
+        let arguments = written::text_of_file("t.yaml", format!("{MINIMUM}{words}")).unwrap();
+        let config = train_config_of(vec![arguments], &|_| None).unwrap();
+        let told: Vec<_> = config.without_effect().map(|(setting, why)| (setting.key.name, why)).collect();
+        (config.values.train.tf32, told)
+    };
+    assert_eq!(of("device: cuda\ntf32: true\n"), (true, vec![]));
+    assert_eq!(
+        of("device: cpu\ntf32: true\n"),
+        (true, vec![("tf32", "products of f32 are in f32 on the CPU")])
+    );
+    assert_eq!(of("device: cpu\ntf32: false\n"), (false, vec![]));
+    assert!(!of("device: cpu\n").0, "as torch, where nobody says so");
 }

@@ -80,7 +80,7 @@ impl Exchange {
     /// Forgets what earlier exchanges have left over.
     pub fn forget_errors(&self) -> Result<()> {
         for errors in &self.errors {
-            transfer::write_with::<f32, _>(errors, 0..errors.len_bytes() / 4, |errors| errors.fill(0.0))?;
+            transfer::zero(&self.device, errors)?;
         }
         Ok(())
     }

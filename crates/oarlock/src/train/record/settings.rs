@@ -169,6 +169,7 @@ impl Settings {
             length,
             max_grad_norm,
             dtype,
+            tf32,
             loss_scale,
             recompute,
             offload_activations,
@@ -193,6 +194,7 @@ impl Settings {
         if *dtype == DType::F16 {
             self.computes("loss scale", words(loss_scale));
         }
+        self.nothing("tf32", *tf32);
         self.nothing("activation_checkpointing", words(recompute));
         self.nothing("activation_checkpointing_offload", *offload_activations);
         self.computes("seed", *seed);
