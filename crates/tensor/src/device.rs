@@ -36,7 +36,7 @@
 
 use std::sync::{Arc, LazyLock};
 
-use oarlock_kernels::{Cpu, Isa, Par, Result};
+use oarlock_kernels::{Cpu, Error, Isa, Par, Result};
 
 use crate::arena::Arena;
 use oarlock_cuda::libraries::Libraries as CudaLibraries;
@@ -59,6 +59,8 @@ struct Inner {
     /// Pinned memory of the host beside a GPU.
     pinned: Option<Arena>,
     profile: Arc<Profile>,
+    /// All memory of the GPU that it is, or that a dry device stands for.
+    gpu_bytes: Option<usize>,
 }
 
 /// The devices that one can ask for by name.
@@ -102,7 +104,12 @@ impl Device {
             Kind::Cuda(gpu) => Some(Arena::pinned(gpu)),
             Kind::Cpu | Kind::Dry | Kind::Strict(_) => None,
         };
-        Device(Arc::new(Inner { kind, host, arena, pinned, profile }))
+        let gpu_bytes = match &kind {
+            // One that does not say has the least.
+            Kind::Cuda(gpu) => Some(gpu.memory().map_or(0, |(_, all)| all)),
+            Kind::Cpu | Kind::Dry | Kind::Strict(_) => None,
+        };
+        Device(Arc::new(Inner { kind, host, arena, pinned, profile, gpu_bytes }))
     }
 
     /// A device of this kind, on the given code path of the CPU, with the given threads.
@@ -139,6 +146,16 @@ impl Device {
         let found = cuda::gpus(&CudaLibraries::from_environment())?;
         let usable: Vec<usize> = (0..found.len()).filter(|index| found[*index].is_usable()).collect();
         Ok(if usable.is_empty() { (0..found.len()).collect() } else { usable })
+    }
+
+    /// All memory of the GPU of this number among those that the process sees.
+    ///
+    /// # Errors
+    /// As [`Device::cuda`].
+    pub fn cuda_memory_bytes(index: usize) -> Result<usize> {
+        let found = cuda::gpus(&CudaLibraries::from_environment())?;
+        let gpu = found.get(index).map(|gpu| gpu.memory_bytes);
+        gpu.ok_or_else(|| Error::Usage(format!("there is no GPU {index}, but {} of them", found.len())))
     }
 
     /// The CPU, on the given code path, with the given threads. [`Device::default`] chooses both.
@@ -189,9 +206,19 @@ impl Device {
         Device::new(Kind::Strict(queue.clone()), host, Arena::protected(&queue), profile)
     }
 
-    /// A dry device with the kernels and threads of this one, and an empty pool.
+    /// A dry device with the kernels and threads of this one, and an empty pool; of a GPU, one that stands for that.
     pub fn as_dry(&self) -> Device {
-        Device::dry(self.0.host.isa, self.0.host.par.clone())
+        self.dry_with(self.0.gpu_bytes)
+    }
+
+    /// A dry device that stands for a GPU with so much memory.
+    pub fn as_dry_gpu(&self, memory_bytes: usize) -> Device {
+        self.dry_with(Some(memory_bytes))
+    }
+
+    fn dry_with(&self, gpu_bytes: Option<usize>) -> Device {
+        let (host, arena, profile) = (self.0.host.clone(), Arena::dry(), Arc::default());
+        Device(Arc::new(Inner { kind: Kind::Dry, host, arena, pinned: None, profile, gpu_bytes }))
     }
 
     /// The CPU that works in memory of the host beside this device, with the same threads and profile, as a device of its
@@ -238,6 +265,11 @@ impl Device {
             Kind::Cuda(gpu) => Some(gpu),
             Kind::Cpu | Kind::Dry | Kind::Strict(_) => None,
         }
+    }
+
+    /// All memory of the GPU that it is, or that a dry device stands for.
+    pub(crate) fn gpu_bytes(&self) -> Option<usize> {
+        self.0.gpu_bytes
     }
 
     /// Whether it is a GPU.

@@ -99,6 +99,7 @@ pub const FAMILIES: &[&[Kernel]] = &[
     rows::ROPE,
     rows::ROW_LOSS,
     rows::SOFTMAX,
+    rows::SUM_ROWS,
     rows::TOTAL_LOSS,
 ];
 

@@ -11,7 +11,7 @@ use std::sync::Arc;
 use oarlock_cuda::attention::Tile;
 use oarlock_cuda::blas::{self, Layout, Operand, Precision, Product};
 use oarlock_cuda::driver::{Arg, Function, Slice, Use};
-use oarlock_cuda::geometry::{self, Geometry};
+use oarlock_cuda::geometry::{Geometry, RowSums};
 use oarlock_cuda::modules::MOST_DTYPES;
 use oarlock_cuda::{Element, Walk};
 use oarlock_kernels::random::Stream;
@@ -152,18 +152,28 @@ impl<'l> Kernels<'l> {
         Ok(self.gpu.blas.multiply(&product).map_err(failed)?)
     }
 
-    /// out[o, i] = the sum over k of x[o, k, i], or that added to it.
-    pub fn sum_rows<T>(
+    /// out[o, i] = `scale` times the sum over k of x[o, k, i], in a pairwise tree over k, or that added to it. The dtype of
+    /// the sums is that of the terms or f32.
+    pub fn sum_rows(
         &self,
+        scale: f32,
         (x, dtype): (Slice<'_>, DType),
         [outer, n, inner]: [usize; 3],
-        (out, out_dtype, store): (&ViewMut<T>, DType, Store),
+        (out, out_dtype, store): (Slice<'_>, DType, Store),
     ) -> Form {
-        if n > geometry::MOST_SUMMED_ROWS {
-            return Err(Unable::NoForm);
+        let cut = RowSums::new([outer, n, inner]);
+        let launch = |scale, (out, to): (Slice<'_>, DType), store| {
+            let call = self.kernel("sum_rows", &[dtype, to])?.f32(scale).slice(x).slice(out).added(store);
+            let call = call.u32(outer).u32(n).u32(inner).u32(cut.width).u32(cut.run);
+            call.run(cut.geometry())
+        };
+        if cut.n_chunks() == 1 {
+            return launch(scale, (out, out_dtype), store);
         }
-        let call = self.kernel("sum_rows", &[dtype, out_dtype])?.f32(1.0).slice(x).view(out).added(store);
-        call.u32(outer).u32(n).u32(inner).run(geometry::sum_rows(outer, inner))
+        let sizes = cut.partials();
+        let memory = self.temporary(size_of::<f32>() * sizes.iter().product::<usize>())?;
+        launch(1.0, (memory.slice()?, DType::F32), Store::Overwrite)?;
+        self.sum_rows(scale, (memory.slice()?, DType::F32), sizes, (out, out_dtype, store))
     }
 
     /// Writes the same byte everywhere.

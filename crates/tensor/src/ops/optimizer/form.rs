@@ -161,7 +161,7 @@ impl Step {
             call.u32(batch * rows).u32(cols).run(geometry::rows(batch * rows, cols))?;
             let call = gpu.kernel("adafactor_columns", &[])?.view(&self.grad).view(col_var).f32(scale);
             let call = call.f32(weight).u32(batch).u32(rows).u32(cols);
-            call.run(geometry::sum_rows(batch, cols))?;
+            call.run(geometry::columns(batch, cols))?;
             let call = gpu.kernel("adafactor_means", &[])?.view(row_var).slice(means).f32(eps1 as f32);
             call.u32(batch).u32(rows).run(geometry::rows(batch, rows))?;
         } else {
