@@ -1,5 +1,5 @@
 // Sums in fixed trees, and extreme elements.
-#include "words.h"
+#include "pieces.h"
 
 namespace {
 
@@ -102,6 +102,22 @@ template <class T> DEVICE void squared_norm(const T* x, f64* blocks, u64 n) {
   }
 }
 
+// The same of many slices, whose operands are the elements and the sums of their blocks.
+DEVICE void norms_of_pieces(const pieces& all) {
+  each_tile(all, [&](u32 piece, u64 first, u64 end) {
+    const f32* x = operand<f32>(all, 0, piece);
+    bool packed = packs(x);
+    f32 v[8];
+    f64 sum = 0;
+    for (u64 i = first + threadIdx.x * 8; i < end; i += THREADS * 8) {
+      load8(v, x + i, end - i, packed);
+      UNROLL for (u32 k = 0; k < 8; k++) sum += (f64)v[k] * (f64)v[k];
+    }
+    sum = team_sum<THREADS>(sum);
+    if (threadIdx.x == 0) operand<f64>(all, 1, piece)[first / PIECE_TILE] = sum;
+  });
+}
+
 // out = sum of x, by one block.
 DEVICE void sum_doubles(const f64* x, f64* out, u64 n) {
   f64 sum = 0;
@@ -198,6 +214,7 @@ EXTREME(f32)
 EXTREME(bf16)
 EXTREME(f16)
 EXTREME(i32)
+KERNEL(squared_norms, THREADS, (const IN_PLACE pieces all), norms_of_pieces(all))
 KERNEL(mean_f64, THREADS, (const f64* x, f32* out, u64 divisor, u64 n), mean_doubles(x, out, divisor, n))
 KERNEL(sum_ints, THREADS, (const i32* x, i32* out, u32* positions, u32 outer, u32 n, u32 inner),
        sums_of_ints(x, out, positions, outer, n, inner))

@@ -1,9 +1,12 @@
 //! The grids of kernels: how many blocks, and how much shared memory.
 
+use crate::pieces::Pieces;
 use crate::table::THREADS;
 
 /// Rows that a block of a norm's backward pass takes, with one partial sum for the weights.
 pub const ROW_BLOCK: usize = 32;
+/// Rows of a token that the backward pass of an embedding sums by themselves where there are more of them.
+pub const EMBED_RUN: usize = 32;
 /// Rows of up to this many elements are the work of a warp, longer ones that of a block.
 pub const WARP_ROW: usize = 1024;
 /// The most blocks of kernels that walk over their elements with the whole grid: enough for every GPU.
@@ -115,6 +118,16 @@ pub const NORM_BLOCK: usize = 4096;
 /// Of squared norms.
 pub fn squared_norm(n: usize) -> Geometry {
     Geometry::blocks(n.div_ceil(NORM_BLOCK).min(MOST_BLOCKS))
+}
+
+/// Of kernels that work on [`Pieces`]: a block for each tile.
+pub fn pieces(pieces: &Pieces<'_>) -> Geometry {
+    Geometry::blocks(pieces.n_tiles().min(MOST_BLOCKS))
+}
+
+/// Of the sums of whole runs of rows in the backward pass of an embedding.
+pub fn embed_runs(n_rows: usize, dim: usize) -> Geometry {
+    elements(n_rows / EMBED_RUN * dim.next_multiple_of(8))
 }
 
 /// Of what one block does.

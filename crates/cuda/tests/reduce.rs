@@ -1,14 +1,20 @@
 //! Sums and extremes against f64.
 
 use half::{bf16, f16};
-use oarlock_cuda::Element;
 use oarlock_cuda::geometry::{self, RowSums};
+use oarlock_cuda::{Element, Pieces};
 
 use crate::emulator::{Buffer, Gpu, Library, args, in_every_order, on_emulator};
 use crate::numbers::{Float, Plain, assert_close, f64s, values};
 
 /// The sums over the middle dim, in as many launches as it takes.
-fn sum_rows<T: Plain, U: Plain>(gpu: Gpu, scale: f32, x: &Buffer<T>, sizes: [usize; 3], out: (&Buffer<U>, u32)) {
+fn sum_rows<T: Plain, U: Plain>(
+    gpu: Gpu,
+    scale: f32,
+    x: &Buffer<T>,
+    sizes: [usize; 3],
+    out: (&Buffer<U>, u32),
+) {
     let cut = RowSums::new(sizes);
     let [o, k, i, width, run] = [sizes[0], sizes[1], sizes[2], cut.width, cut.run].map(|n| n as u32);
     if cut.n_chunks() == 1 {
@@ -109,6 +115,29 @@ fn norms<T: Float>(library: &Library, n: usize) {
     assert_eq!(mean[0], (total[0] / 7.0) as f32);
 }
 
+/// The norms of many pieces are those of each.
+fn norms_of_pieces(library: &Library) {
+    let x = values::<f32>(1, 20_000);
+    let parts = [(0, 9000), (9001, 5), (9100, 8192)];
+    let (all, each) = in_every_order(library, |gpu| {
+        let (x, sums) = (gpu.buffer(&x), gpu.fresh::<f64>(6));
+        let (mut pieces, mut block) = (Pieces::new(), 0);
+        let mut each = vec![];
+        for (first, n) in parts {
+            let addresses = [x.address() + 4 * first, sums.address() + 8 * block, 0, 0, 0];
+            assert!(pieces.push_addresses(n, addresses));
+            block += n.div_ceil(Pieces::TILE) as u64;
+            let part = gpu.buffer(&x.read()[first as usize..][..n]);
+            let own = gpu.fresh::<f64>(n.div_ceil(geometry::NORM_BLOCK));
+            gpu.run("squared_norm", &[Element::F32], geometry::squared_norm(n), args![part, own, n as u64]);
+            each.extend(own.read());
+        }
+        gpu.run("squared_norms", &[], geometry::pieces(&pieces), args![pieces]);
+        (sums.read(), each)
+    });
+    assert_eq!(all, each);
+}
+
 fn extremes<T: Float>(library: &Library, least: bool) {
     let (outer, n, inner) = (3, 7, 5);
     let mut x = values::<T>(1, outer * n * inner);
@@ -172,6 +201,7 @@ pub fn check(library: &Library) {
     tree(library, 1100, 71, 2);
     tree(library, 20_000, 9, 2);
     norms::<f32>(library, 10_001);
+    norms_of_pieces(library);
     extremes::<f32>(library, true);
     sums::<f32, f32>(library, [2, 9, 33]);
     sums::<f32, f32>(library, [1, 77, 5]);

@@ -35,8 +35,10 @@ kernels! { TOTAL_LOSS, source::CROSS_ENTROPY;
 
 kernels! { EMBED, source::EMBED;
     embed_forward (table: read(0), ids: read(i32), y: write(1), rows: value(u32), dim: value(u32)) for EMBEDDED;
-    embed_backward (dy: read(0), order: read(i32), starts: read(i32), ids: read(i32), d_table: update(f32),
-        n_ids: value(u32), dim: value(u32)) for FLOATS;
+    embed_runs (dy: read(0), order: read(i32), starts: read(i32), runs: update(f32), n: value(u32), dim: value(u32))
+        for FLOATS;
+    embed_backward (dy: read(0), order: read(i32), starts: read(i32), ids: read(i32), runs: read(f32),
+        d_table: update(f32), n_ids: value(u32), dim: value(u32)) for FLOATS;
     place_rows (x: read(f32), ids: read(i32), y: update(0), rows: value(u32), dim: value(u32)) for FLOATS;
 }
 
@@ -44,6 +46,7 @@ kernels! { REDUCE, source::REDUCE;
     sum_last (scale: value(f32), x: read(0), out: update(1), add: value(u32), rows: value(u32), dim: value(u32))
         for SUMS;
     squared_norm (x: read(0), blocks: write(f64), n: value(u64)) for FLOATS;
+    squared_norms (all: value(pieces)) for NONE;
     sum_f64 (x: read(f64), out: write(f64), n: value(u64)) for NONE;
     mean_f64 (x: read(f64), out: write(f32), divisor: value(u64), n: value(u64)) for NONE;
     sum_ints (x: read(i32), out: write(i32), positions: write(u32), outer: value(u32), n: value(u32),

@@ -13,13 +13,13 @@ use oarlock_cuda::blas::{self, Layout, Operand, Precision, Product};
 use oarlock_cuda::driver::{Arg, Function, Slice, Use};
 use oarlock_cuda::geometry::{Geometry, RowSums};
 use oarlock_cuda::modules::MOST_DTYPES;
-use oarlock_cuda::{Element, Walk};
+use oarlock_cuda::{Element, Pieces, Walk};
 use oarlock_kernels::random::Stream;
 use oarlock_kernels::{DType, Element as _, Error, Store, bf16, f16};
 
 use super::{Access, CodeTables, Gpu, Place, failed};
 use crate::arena::{Arena, Buffer};
-use crate::launch::{Owner, View, ViewMut};
+use crate::launch::{Owner, Stretch, View, ViewMut};
 
 /// What a form returns: whether the op runs on the GPU.
 pub(crate) type Form = Found<()>;
@@ -331,6 +331,12 @@ impl<T> Declared<T> for ViewMut<T> {
     }
 }
 
+impl Declared<u8> for Stretch {
+    fn access(&self) -> usize {
+        self.number()
+    }
+}
+
 /// A call of a kernel that is being put together, argument by argument in the order of the kernel's table.
 pub(crate) struct Call<'l> {
     gpu: &'l Gpu,
@@ -460,6 +466,12 @@ impl<'l> Call<'l> {
     /// An order of operands.
     pub fn walk(mut self, walk: &Walk) -> Call<'l> {
         self.args.push(Arg::walk(walk));
+        self
+    }
+
+    /// Pieces of memory.
+    pub fn pieces(mut self, pieces: &'l Pieces<'l>) -> Call<'l> {
+        self.args.push(Arg::pieces(pieces));
         self
     }
 

@@ -4,9 +4,9 @@ use std::ops::Range;
 
 use oarlock_cuda::driver::Slice;
 use oarlock_cuda::{Walk, geometry};
-use oarlock_kernels::{DType, Store};
 use oarlock_kernels::copy::Window;
 use oarlock_kernels::reduce::Dims;
+use oarlock_kernels::{DType, Store};
 
 use super::{Form, Found, Kernels, Unable, failed};
 use crate::launch::{View, ViewMut};

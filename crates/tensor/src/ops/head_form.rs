@@ -45,12 +45,7 @@ impl RowsOfLoss<'_> {
     }
 
     /// Has the losses written by `kernel`, in their places or on the way to them.
-    fn in_places(
-        &self,
-        gpu: &Kernels<'_>,
-        rows: usize,
-        kernel: impl FnOnce(Slice<'_>) -> Form,
-    ) -> Form {
+    fn in_places(&self, gpu: &Kernels<'_>, rows: usize, kernel: impl FnOnce(Slice<'_>) -> Form) -> Form {
         if let Some(Range { start, end }) = self.span {
             return kernel(forms::part(gpu.slice(self.losses)?, 4 * start..4 * end)?);
         }

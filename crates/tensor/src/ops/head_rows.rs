@@ -83,7 +83,8 @@ fn of_gpu(labels: &[i32], chunk: usize) -> Vec<Group> {
         n_more -= usize::from(kept);
         kept
     };
-    let rows: Vec<i32> = (0..labels.len()).filter(|&row| is_kept(labels[row])).map(|row| row as i32).collect();
+    let rows: Vec<i32> =
+        (0..labels.len()).filter(|&row| is_kept(labels[row])).map(|row| row as i32).collect();
     let group = |rows: &[i32]| Group { rows: rows.to_vec(), blocks: vec![0..rows.len()], alone: false };
     rows.chunks(chunk).map(group).collect()
 }
