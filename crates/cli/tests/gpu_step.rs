@@ -14,7 +14,7 @@ use crate::gpu::{fakes, on_gpu_with};
 type Launches = BTreeMap<String, i64>;
 
 const WAIT: &str = "host_wait";
-const VOCAB: usize = 80;
+const VOCAB: usize = 320;
 
 /// A model of Qwen2's shape, with this many layers.
 fn config(layers: usize) -> String {

@@ -25,7 +25,9 @@ fn backward<T: Float>(library: &Library, rows: usize, vocab: usize, dim: usize, 
 fn backward_of<T: Float>(library: &Library, ids: &[i32], vocab: usize, dim: usize, padded: bool) {
     let rows = ids.len();
     let (dy, start) = (values::<T>(1, rows * dim), values::<f32>(3, vocab * dim));
-    let [order, starts, unique] = if padded { padded_by_id(ids) } else { by_id(ids) };
+    // Runs are searched among as many entries as there are rows, as order.cu leaves them.
+    let [order, starts, unique] =
+        if padded || rows >= geometry::EMBED_RUN { padded_by_id(ids) } else { by_id(ids) };
     let got = in_every_order(library, |gpu| {
         let (dy, table) = (gpu.buffer(&dy), gpu.buffer(&start));
         let (order, starts, ids) = (gpu.buffer(&order), gpu.buffer(&starts), gpu.buffer(&unique));
