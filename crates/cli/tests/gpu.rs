@@ -20,7 +20,13 @@ pub fn fakes() -> Option<&'static PathBuf> {
 
 /// Runs a command over the fake libraries, which must succeed; what it says on stdout.
 pub fn on_gpu(site: &Site, words: &[&str]) -> String {
+    on_gpu_with(site, words, &[])
+}
+
+/// The same with these variables.
+pub fn on_gpu_with(site: &Site, words: &[&str], variables: &[(&str, &str)]) -> String {
     let mut command = site.oarlock(words);
+    command.envs(variables.iter().copied());
     command.env("OARLOCK_CUDA_LIBRARIES", fakes().unwrap()).env("XDG_CACHE_HOME", site.path("cache"));
     // Each tensor has memory of its own, so that the fake driver counts it, and sees what goes beyond.
     command.env("OARLOCK_FAKE_PEAKS", site.path("peaks")).env("OARLOCK_NO_CUDA_MEMORY_CACHING", "1");

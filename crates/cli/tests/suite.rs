@@ -21,6 +21,7 @@ mod gpu;
 mod gpu_check;
 mod gpu_devices;
 mod gpu_offload;
+mod gpu_step;
 mod hostile_files;
 mod import;
 mod launched;

@@ -72,6 +72,7 @@ OARLOCK_TYPE(i32)
 OARLOCK_TYPE(u32)
 OARLOCK_TYPE(u64)
 OARLOCK_TYPE(walk)
+OARLOCK_TYPE(pieces)
 #undef OARLOCK_TYPE
 template <class T> struct TypeOf<T*> {
   static constexpr Type type = {TypeOf<T>::type.name, true, false};

@@ -309,6 +309,7 @@ Code cuMemcpyDtoHAsync_v2(char* to, const char* from, size_t n, void* stream) {
   if (find(to, n)) return copy_later(stream, to, from, n);
   std::shared_ptr<Stream> s = own_stream(stream);
   if (!s) return INVALID_HANDLE;
+  note_run("host_wait");
   finish(s, s->last);
   if (current->sticky) return current->sticky;
   const Memory* memory = find_device(from, n);
@@ -368,6 +369,7 @@ Code cuStreamSynchronize(void* handle) {
   CALL_IN_CONTEXT("cuStreamSynchronize");
   std::shared_ptr<Stream> stream = stream_of(handle);
   if (!stream) return INVALID_HANDLE;
+  if (!stream->queue.empty()) note_run("host_wait");
   finish(stream, stream->last);
   return stream->context->sticky;
 }
@@ -422,6 +424,7 @@ Code cuEventSynchronize(void* event) {
   Event* e = live(state.events, event);
   if (!e) return INVALID_HANDLE;
   Context* context = e->context;
+  if (!is_done(*e)) note_run("host_wait");
   if (e->stream) finish(e->stream, e->number);
   return context->sticky;
 }

@@ -1,14 +1,13 @@
-// The steps of optimizers over flat slices: master weights, state and gradient in f32, and the working copy of the
-// weights rounded on the way. Scalars that depend on the step are computed by the host, in f64, and rounded once.
+// The steps of optimizers over flat slices, many in one launch: master weights, state and gradient in f32, and the working
+// copy of the weights rounded on the way. Scalars that depend on the step are computed by the host, in f64, and rounded once.
 #include "optim.h"
 
 #define OPTIM(T) \
   /* Adam; with `decoupled` weight decay AdamW. */ \
   KERNEL(adam_##T, THREADS, \
-         (f32* weights, f32* first, f32* second, const f32* grad, T* working, u32 decoupled, f32 grad_scale, \
-          f32 weight_decay, f32 keep, f32 beta1_rest, f32 beta2, f32 beta2_rest, f32 root_correction2, f32 eps, \
-          f32 step_size, u64 n), \
-         step(weights, first, second, grad, working, n, [&](f32& w, f32& m, f32& v, f32 g) { \
+         (const IN_PLACE pieces all, u32 decoupled, f32 grad_scale, f32 weight_decay, f32 keep, f32 beta1_rest, f32 beta2, \
+          f32 beta2_rest, f32 root_correction2, f32 eps, f32 step_size), \
+         step_pieces<T>(all, [&](f32& w, f32& m, f32& v, f32 g) { \
            g *= grad_scale; \
            f32 kept = decoupled ? w * keep : w; \
            if (!decoupled) g += weight_decay * w; \
@@ -18,21 +17,22 @@
          })) \
   /* Gradient descent; the momentum buffer may be absent. */ \
   KERNEL(sgd_##T, THREADS, \
-         (f32* weights, f32* buffer, const f32* grad, T* working, f32 grad_scale, f32 weight_decay, f32 lr, \
-          f32 momentum, f32 keep, f32 take, u32 nesterov, u64 n), \
-         step(weights, buffer, (f32*)nullptr, grad, working, n, [&](f32& w, f32& m, f32&, f32 g) { \
+         (const IN_PLACE pieces all, f32 grad_scale, f32 weight_decay, f32 lr, f32 momentum, f32 keep, f32 take, \
+          u32 nesterov), \
+         bool has_momentum = operand<f32>(all, 1, 0) != nullptr; \
+         step_pieces<T>(all, [&](f32& w, f32& m, f32&, f32 g) { \
            g = g * grad_scale + weight_decay * w; \
            f32 direction = g; \
-           if (buffer) { \
+           if (has_momentum) { \
              m = m * keep + take * g; \
              direction = nesterov ? g + momentum * m : m; \
            } \
            w -= lr * direction; \
          })) \
   KERNEL(lion_##T, THREADS, \
-         (f32* weights, f32* momentum, const f32* grad, T* working, f32 grad_scale, f32 keep, f32 lr, f32 beta1, \
-          f32 beta1_rest, f32 beta2, f32 beta2_rest, u64 n), \
-         step(weights, momentum, (f32*)nullptr, grad, working, n, [&](f32& w, f32& m, f32&, f32 g) { \
+         (const IN_PLACE pieces all, f32 grad_scale, f32 keep, f32 lr, f32 beta1, f32 beta1_rest, f32 beta2, \
+          f32 beta2_rest), \
+         step_pieces<T>(all, [&](f32& w, f32& m, f32&, f32 g) { \
            g *= grad_scale; \
            f32 blend = beta1 * m + beta1_rest * g; \
            /* A blend of zero moves nothing, as in the paper. */ \
@@ -41,17 +41,15 @@
          })) \
   /* Adagrad; `start` is the first value of the sum in the first step, and 0 later. */ \
   KERNEL(adagrad_##T, THREADS, \
-         (f32* weights, f32* sum, const f32* grad, T* working, f32 grad_scale, f32 weight_decay, f32 lr, f32 start, \
-          f32 eps, u64 n), \
-         step(weights, sum, (f32*)nullptr, grad, working, n, [&](f32& w, f32& m, f32&, f32 g) { \
+         (const IN_PLACE pieces all, f32 grad_scale, f32 weight_decay, f32 lr, f32 start, f32 eps), \
+         step_pieces<T>(all, [&](f32& w, f32& m, f32&, f32 g) { \
            g = g * grad_scale + weight_decay * w; \
            m = (m + start) + g * g; \
            w -= lr * (g / (sqrtf(m) + eps)); \
          })) \
   /* x keep + step y: the last step of Muon, and what its polynomial is put together by. */ \
   KERNEL(muon_blend_##T, THREADS, (f32* x, const f32* y, T* working, f32 keep, f32 step_size, u64 n), \
-         step(x, (f32*)nullptr, (f32*)nullptr, y, working, n, \
-              [&](f32& w, f32&, f32&, f32 g) { w = w * keep + step_size * g; }))
+         step(x, y, working, n, [&](f32& w, f32&, f32&, f32 g) { w = w * keep + step_size * g; }))
 
 OPTIM(f32)
 OPTIM(bf16)

@@ -1,5 +1,5 @@
 // Sums in fixed trees, and extreme elements.
-#include "words.h"
+#include "pieces.h"
 
 namespace {
 
@@ -22,57 +22,67 @@ template <class T, class U> DEVICE void sum_last(f32 scale, const T* x, U* out, 
   else sum_last_rows<THREADS>(scale, x, out, add, rows, dim);
 }
 
-// The pairwise tree over numbers that come one after the other: `level[k]` is the sum of 2^k of them.
-struct Tree {
-  f32 level[24];
-  u32 n = 0;
-  DEVICE void push(f32 v) {
-    bool open = true;
-    UNROLL for (u32 k = 0; k < 24; k++) {
-      if (!open) continue;
-      if (n >> k & 1) v = level[k] + v;
-      else {
-        level[k] = v;
-        open = false;
-      }
-    }
-    n++;
-  }
-  DEVICE f32 sum() const {
-    f32 v = 0;
-    bool any = false;
-    UNROLL for (u32 k = 0; k < 24; k++)
-      if (n >> k & 1) {
-        v = any ? level[k] + v : level[k];
-        any = true;
-      }
-    return v;
-  }
-};
+// Rows that a thread has on their way at one time, and the most such groups of them that it sums, as a power of two.
+const u32 AT_ONCE = 8;
+const u32 LEVELS = 4;
 
-// out[o, i] = scale * sum over k of x[o, k, i]: a warp for 32 columns adds a run of rows whose length is a power of two,
-// and the eight warps of a block join their runs, all in the one pairwise tree over the rows.
-template <class T, class U>
-DEVICE void sum_rows(f32 scale, const T* x, U* out, u32 add, u32 outer, u32 n, u32 inner) {
-  SHARED(f32, runs, 8 * 32);
-  u32 warp = threadIdx.x / 32, lane = threadIdx.x % 32, run = 1;
-  while (8 * (u64)run < n) run *= 2;
-  u32 per_row = (inner + 31) / 32;
-  for (u64 task = blockIdx.x; task < (u64)outer * per_row; task += gridDim.x) {
-    u64 o = task / per_row;
-    u32 i = (u32)(task % per_row) * 32 + lane;
-    u64 end = min((u64)n, (warp + 1) * (u64)run);
-    Tree tree;
-    if (i < inner)
-      for (u64 k = warp * (u64)run; k < end; k++) tree.push(to_f32(x[(o * n + k) * inner + i]));
-    sync_block();
-    runs[threadIdx.x] = tree.sum();
-    sync_block();
-    if (warp == 0 && i < inner) {
-      Tree top;
-      for (u32 w = 0; w < 8 && w * (u64)run < n; w++) top.push(runs[w * 32 + lane]);
-      store(out[o * inner + i], scale * top.sum(), add);
+// The pairwise sum of the next eight rows of eight columns. What is not there is -0, the number that changes no sum, so that no
+// sum depends on how many rows there are behind it.
+template <class T> DEVICE void sum_of_eight(f32 (&v)[8], const T* x, u64 stride, u64 rows, u32 columns, bool packed) {
+  Pack<T> row[AT_ONCE];
+  if (packed && rows >= AT_ONCE) {
+    UNROLL for (u32 k = 0; k < AT_ONCE; k++) row[k] = *(const Pack<T>*)(x + k * stride);
+  } else {
+    UNROLL for (u32 k = 0; k < AT_ONCE; k++) {
+      UNROLL for (u32 i = 0; i < 8; i++) row[k].of[i] = k < rows && i < columns ? x[k * stride + i] : rounded<T>(-0.f);
     }
+  }
+  UNROLL for (u32 i = 0; i < 8; i++) {
+    f32 first = to_f32(row[0].of[i]) + to_f32(row[1].of[i]), second = to_f32(row[2].of[i]) + to_f32(row[3].of[i]);
+    f32 third = to_f32(row[4].of[i]) + to_f32(row[5].of[i]), fourth = to_f32(row[6].of[i]) + to_f32(row[7].of[i]);
+    v[i] = (first + second) + (third + fourth);
+  }
+}
+
+// out[o, chunk, i] = scale * sum over the rows k of a chunk of x[o, k, i]. A block takes `width` times eight columns of a chunk.
+// A thread sums a run of `run` rows, which is a power of two, of eight columns, and the runs are joined in pairs: everything is a
+// part of the one pairwise tree over all rows, so that sums have the same bits wherever rows are cut into chunks.
+template <class T, class U>
+DEVICE void sum_rows(f32 scale, const T* x, U* out, u32 add, u32 outer, u32 n, u32 inner, u32 width, u32 run) {
+  SHARED(f32, joined, 8 * THREADS);
+  u32 lane = threadIdx.x % width, own = threadIdx.x / width, runs = THREADS / width;
+  u32 chunks = max(1u, (u32)(((u64)n + runs * run - 1) / (runs * run))), tiles = (inner + 8 * width - 1) / (8 * width);
+  bool loads = packs(x, inner), stores = packs(out, inner);
+  for (u64 task = blockIdx.x; task < (u64)outer * chunks * tiles; task += gridDim.x) {
+    u32 c = (u32)(task % tiles) * 8 * width + lane * 8;
+    u64 part = task / tiles, first = (part % chunks * runs + own) * run;
+    const T* from = x + (part / chunks * n + first) * inner + c;
+    f32 level[LEVELS][8], v[8];
+    UNROLL for (u32 i = 0; i < 8; i++) v[i] = -0.f;
+    for (u32 group = 0; c < inner && group < run / AT_ONCE; group++) {
+      u64 row = first + group * AT_ONCE;
+      sum_of_eight(v, from + (u64)group * AT_ONCE * inner, inner, row < n ? n - row : 0, inner - c, loads);
+      bool open = true;
+      UNROLL for (u32 k = 0; k < LEVELS; k++) {
+        open = open && (k == 0 || group >> (k - 1) & 1);
+        UNROLL for (u32 i = 0; i < 8; i++) {
+          if (open && group >> k & 1) v[i] = level[k][i] + v[i];
+          else if (open) level[k][i] = v[i];
+        }
+      }
+    }
+    for (u32 step = 1; step < runs; step *= 2) {
+      if (own % (2 * step) == step) {
+        UNROLL for (u32 i = 0; i < 8; i++) joined[i * THREADS + threadIdx.x] = v[i];
+      }
+      sync_block();
+      if (own % (2 * step) == 0) {
+        UNROLL for (u32 i = 0; i < 8; i++) v[i] += joined[i * THREADS + threadIdx.x + step * width];
+      }
+    }
+    if (own != 0 || c >= inner) continue;
+    UNROLL for (u32 i = 0; i < 8; i++) v[i] = n ? scale * v[i] : 0.f;
+    store8(out + part * inner + c, v, inner - c, stores, add);
   }
 }
 
@@ -90,6 +100,22 @@ template <class T> DEVICE void squared_norm(const T* x, f64* blocks, u64 n) {
     sum = team_sum<THREADS>(sum);
     if (threadIdx.x == 0) blocks[first / NORM_BLOCK] = sum;
   }
+}
+
+// The same of many slices, whose operands are the elements and the sums of their blocks.
+DEVICE void norms_of_pieces(const pieces& all) {
+  each_tile(all, [&](u32 piece, u64 first, u64 end) {
+    const f32* x = operand<f32>(all, 0, piece);
+    bool packed = packs(x);
+    f32 v[8];
+    f64 sum = 0;
+    for (u64 i = first + threadIdx.x * 8; i < end; i += THREADS * 8) {
+      load8(v, x + i, end - i, packed);
+      UNROLL for (u32 k = 0; k < 8; k++) sum += (f64)v[k] * (f64)v[k];
+    }
+    sum = team_sum<THREADS>(sum);
+    if (threadIdx.x == 0) operand<f64>(all, 1, piece)[first / PIECE_TILE] = sum;
+  });
 }
 
 // out = sum of x, by one block.
@@ -160,11 +186,14 @@ DEVICE void sums_of_ints(const i32* x, i32* out, u32* positions, u32 outer, u32 
 
 }  // namespace
 
+#define SUM_ROWS(T, U) \
+  KERNEL(sum_rows_##T##_##U, THREADS, \
+         (f32 scale, const T* x, U* out, u32 add, u32 outer, u32 n, u32 inner, u32 width, u32 run), \
+         sum_rows<T, U>(scale, x, out, add, outer, n, inner, width, run))
 #define SUM(T, U) \
   KERNEL(sum_last_##T##_##U, THREADS, (f32 scale, const T* x, U* out, u32 add, u32 rows, u32 dim), \
          sum_last<T, U>(scale, x, out, add, rows, dim)) \
-  KERNEL(sum_rows_##T##_##U, THREADS, (f32 scale, const T* x, U* out, u32 add, u32 outer, u32 n, u32 inner), \
-         sum_rows<T, U>(scale, x, out, add, outer, n, inner))
+  SUM_ROWS(T, U)
 #define REDUCE(T) \
   KERNEL(squared_norm_##T, THREADS, (const T* x, f64* blocks, u64 n), squared_norm<T>(x, blocks, n))
 #define EXTREME(T) \
@@ -176,6 +205,8 @@ SUM(bf16, f32)
 SUM(f16, f32)
 SUM(bf16, bf16)
 SUM(f16, f16)
+SUM_ROWS(f32, bf16)
+SUM_ROWS(f32, f16)
 REDUCE(f32)
 REDUCE(bf16)
 REDUCE(f16)
@@ -183,6 +214,7 @@ EXTREME(f32)
 EXTREME(bf16)
 EXTREME(f16)
 EXTREME(i32)
+KERNEL(squared_norms, THREADS, (const IN_PLACE pieces all), norms_of_pieces(all))
 KERNEL(mean_f64, THREADS, (const f64* x, f32* out, u64 divisor, u64 n), mean_doubles(x, out, divisor, n))
 KERNEL(sum_ints, THREADS, (const i32* x, i32* out, u32* positions, u32 outer, u32 n, u32 inner),
        sums_of_ints(x, out, positions, outer, n, inner))

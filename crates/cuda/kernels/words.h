@@ -30,8 +30,19 @@ struct walk {
 // Arrays in shared memory begin at multiples of this: ldmatrix, cp_async and packs need it, whatever the elements are.
 #define SHARED_ALIGN 16
 
+// Stretches of memory that one launch works on: how many there are, for each the tiles up to its end and its elements, and the
+// addresses of its operands. See pieces.h.
+struct pieces {
+  u32 n, unused;
+  u32 ends[64];
+  u64 sizes[64];
+  u64 at[5][64];
+};
+
 #ifdef __CUDACC_RTC__
 
+// A parameter that is only read where it is.
+#define IN_PLACE __grid_constant__
 #define DEVICE __device__ __forceinline__
 // A kernel: its name, the threads of a block, its parameters in parentheses, what it runs.
 #define KERNEL(name, threads, params, ...) \
@@ -119,6 +130,7 @@ DEVICE void cp_async_commit() { asm volatile("cp.async.commit_group;" ::: "memor
 template <int N> DEVICE void cp_async_wait() { asm volatile("cp.async.wait_group %0;" ::"n"(N) : "memory"); }
 
 #else
+#define IN_PLACE
 #include "emulator.h"
 #endif
 

@@ -25,6 +25,8 @@ pub enum Element {
     U64,
     /// A [`Walk`](crate::Walk) over strided operands; only a scalar parameter.
     Walk,
+    /// [`Pieces`](crate::Pieces) of memory; only a scalar parameter.
+    Pieces,
 }
 
 impl Element {
@@ -36,6 +38,7 @@ impl Element {
             Element::F32 | Element::I32 | Element::U32 => 4,
             Element::F64 | Element::U64 => 8,
             Element::Walk => size_of::<crate::Walk>(),
+            Element::Pieces => crate::Pieces::BYTES,
         }
     }
 
@@ -52,6 +55,7 @@ impl Element {
             Element::U32 => "u32",
             Element::U64 => "u64",
             Element::Walk => "walk",
+            Element::Pieces => "pieces",
         }
     }
 }

@@ -1,9 +1,12 @@
 //! The grids of kernels: how many blocks, and how much shared memory.
 
+use crate::pieces::Pieces;
 use crate::table::THREADS;
 
 /// Rows that a block of a norm's backward pass takes, with one partial sum for the weights.
 pub const ROW_BLOCK: usize = 32;
+/// Rows of a token that the backward pass of an embedding sums by themselves where there are more of them.
+pub const EMBED_RUN: usize = 32;
 /// Rows of up to this many elements are the work of a warp, longer ones that of a block.
 pub const WARP_ROW: usize = 1024;
 /// The most blocks of kernels that walk over their elements with the whole grid: enough for every GPU.
@@ -60,13 +63,59 @@ pub fn losses(n_rows: usize) -> Geometry {
     Geometry::blocks(n_rows.min(MOST_BLOCKS))
 }
 
-/// Of sums over a dim that is not the last: a block for 32 columns.
-pub fn sum_rows(outer: usize, inner: usize) -> Geometry {
-    Geometry::blocks((outer * inner.div_ceil(32)).min(MOST_BLOCKS))
+/// How the sums over a dim that is not the last are cut into chunks of rows. Where there are several, the sums of the chunks are
+/// summed in the same way. All of it is one pairwise tree over the rows, whatever the cut.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct RowSums {
+    sizes: [usize; 3],
+    /// Packs of eight columns that a block takes.
+    pub width: usize,
+    /// Rows that a thread takes.
+    pub run: usize,
 }
 
-/// The most rows of a sum over a dim that is not the last: what the trees of the eight warps of a block can hold.
-pub const MOST_SUMMED_ROWS: usize = 8 << 23;
+/// Rows that a thread of a sum over rows loads at once, and the most that it takes.
+const RUNS: [usize; 2] = [8, 128];
+/// The most chunks of rows, so that a second launch can sum them.
+const MOST_CHUNKS: usize = 256;
+
+impl RowSums {
+    /// For `[outer, n, inner]` elements, of which the middle dim is summed.
+    pub fn new(sizes: [usize; 3]) -> RowSums {
+        let [_, _, inner] = sizes;
+        let ([least, most], packs) = (RUNS, inner.div_ceil(8).next_power_of_two());
+        let of = |width: usize, run: usize| RowSums { sizes, width: width.min(packs), run };
+        // Up to about a thousand rows one launch is sooner done than two.
+        let whole = [of(32, least), of(16, least), of(8, least), of(8, 2 * least), of(8, 4 * least)];
+        if let Some(whole) = whole.into_iter().find(|cut| cut.n_chunks() == 1) {
+            return whole;
+        }
+        let runs = std::iter::successors(Some(least), |run| Some(2 * run)).take_while(|run| *run < most);
+        let found = runs.map(|run| of(32, run)).find(|cut| cut.n_chunks() <= MOST_CHUNKS);
+        found.unwrap_or(of(32, most))
+    }
+
+    /// Chunks of rows: 1 where one launch makes the sums.
+    pub fn n_chunks(&self) -> usize {
+        self.sizes[1].div_ceil(THREADS as usize / self.width * self.run).max(1)
+    }
+
+    /// The sizes of the sums of the chunks, whose middle dim is summed next.
+    pub fn partials(&self) -> [usize; 3] {
+        [self.sizes[0], self.n_chunks(), self.sizes[2]]
+    }
+
+    /// The grid.
+    pub fn geometry(&self) -> Geometry {
+        let tiles = self.sizes[2].div_ceil(8 * self.width);
+        Geometry::blocks(self.sizes[0].saturating_mul(self.n_chunks()).saturating_mul(tiles).min(MOST_BLOCKS))
+    }
+}
+
+/// Of the second moments of columns: a block for 32 of them.
+pub fn columns(batch: usize, cols: usize) -> Geometry {
+    Geometry::blocks((batch * cols.div_ceil(32)).min(MOST_BLOCKS))
+}
 
 /// Elements of a block of a squared norm.
 pub const NORM_BLOCK: usize = 4096;
@@ -74,6 +123,16 @@ pub const NORM_BLOCK: usize = 4096;
 /// Of squared norms.
 pub fn squared_norm(n: usize) -> Geometry {
     Geometry::blocks(n.div_ceil(NORM_BLOCK).min(MOST_BLOCKS))
+}
+
+/// Of kernels that work on [`Pieces`]: a block for each tile.
+pub fn pieces(pieces: &Pieces<'_>) -> Geometry {
+    Geometry::blocks(pieces.n_tiles().min(MOST_BLOCKS))
+}
+
+/// Of the sums of whole runs of rows in the backward pass of an embedding.
+pub fn embed_runs(n_rows: usize, dim: usize) -> Geometry {
+    elements(n_rows / EMBED_RUN * dim.next_multiple_of(8))
 }
 
 /// Of what one block does.

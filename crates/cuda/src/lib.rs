@@ -25,6 +25,7 @@ pub mod modules;
 pub mod nccl;
 pub mod nvrtc;
 pub mod order;
+mod pieces;
 pub mod probe;
 pub mod source;
 pub mod survey;
@@ -35,6 +36,7 @@ mod walk;
 pub use element::Element;
 pub use error::{Error, Result};
 pub use kernel::{Access, Dtypes, Instance, Kernel, Of, Param};
+pub use pieces::Pieces;
 pub use walk::Walk;
 
 /// The examples of the page about the crate compile.

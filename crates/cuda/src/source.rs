@@ -85,6 +85,8 @@ sources! {
     KEYS = "keys.h";
     /// What the steps of optimizers share.
     OPTIM_RULES = "optim.h";
+    /// Many slices in one launch.
+    PIECES = "pieces.h";
     /// What matrix products share.
     PRODUCT = "product.h";
     /// The tile of a product by tensor cores.
@@ -113,6 +115,7 @@ pub const HEADERS: &[Source] = &[
     FUNCTIONS,
     KEYS,
     OPTIM_RULES,
+    PIECES,
     PRODUCT,
     PRODUCT_MMA,
     PRODUCT_PLAIN,

@@ -42,7 +42,7 @@ fn step<T: Float>(
         if factored {
             let by_rows = geometry::rows(batch * rows, cols);
             gpu.run("adafactor_rows", &[], by_rows, args![g, row_var, s, beta, b * r, c]);
-            let by_columns = geometry::sum_rows(batch, cols);
+            let by_columns = geometry::columns(batch, cols);
             gpu.run("adafactor_columns", &[], by_columns, args![g, col_var, s, beta, b, r, c]);
             gpu.run("adafactor_means", &[], geometry::rows(batch, rows), args![row_var, means, eps1, b, r]);
         } else {

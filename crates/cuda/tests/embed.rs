@@ -19,21 +19,48 @@ fn forward<T: Float, U: Float>(library: &Library, rows: usize, vocab: usize, dim
 }
 
 fn backward<T: Float>(library: &Library, rows: usize, vocab: usize, dim: usize, padded: bool) {
-    let (dy, ids, start) =
-        (values::<T>(1, rows * dim), indices(2, rows, vocab), values::<f32>(3, vocab * dim));
-    let [order, starts, unique] = if padded { padded_by_id(&ids) } else { by_id(&ids) };
+    backward_of::<T>(library, &indices(2, rows, vocab), vocab, dim, padded);
+}
+
+fn backward_of<T: Float>(library: &Library, ids: &[i32], vocab: usize, dim: usize, padded: bool) {
+    let rows = ids.len();
+    let (dy, start) = (values::<T>(1, rows * dim), values::<f32>(3, vocab * dim));
+    // Runs are searched among as many entries as there are rows, as order.cu leaves them.
+    let [order, starts, unique] =
+        if padded || rows >= geometry::EMBED_RUN { padded_by_id(ids) } else { by_id(ids) };
     let got = in_every_order(library, |gpu| {
         let (dy, table) = (gpu.buffer(&dy), gpu.buffer(&start));
         let (order, starts, ids) = (gpu.buffer(&order), gpu.buffer(&starts), gpu.buffer(&unique));
-        let args = args![dy, order, starts, ids, table, unique.len() as u32, dim as u32];
+        // What is not written is not read: it is NaN.
+        let runs = gpu.fresh::<f32>(rows / geometry::EMBED_RUN * dim);
+        let args = args![dy, order, starts, runs, rows as u32, dim as u32];
+        if rows >= geometry::EMBED_RUN {
+            gpu.run("embed_runs", &[T::ELEMENT], geometry::embed_runs(rows, dim), args);
+        }
+        let args = args![dy, order, starts, ids, runs, table, unique.len() as u32, dim as u32];
         gpu.run("embed_backward", &[T::ELEMENT], geometry::elements(unique.len() * dim), args);
         table.read()
     });
     let mut want = f64s(&start);
-    for (dy, &id) in f64s(&dy).chunks(dim).zip(&ids) {
+    for (dy, &id) in f64s(&dy).chunks(dim).zip(ids) {
         dy.iter().zip(&mut want[id as usize * dim..]).for_each(|(dy, want)| *want += dy);
     }
     assert_close("d_table", &got, &want, 1e-5);
+}
+
+/// Tokens with as many rows as make a run or several, with and without a rest, beginning anywhere in the order.
+fn frequent(library: &Library) {
+    for counts in
+        [&[33][..], &[5, 32, 64, 1, 65, 31, 96], &[64, 64], &[20, 33, 33], &[31, 34, 2, 300], &[97, 3, 33]]
+    {
+        let ids: Vec<i32> = counts.iter().enumerate().flat_map(|(id, &n)| vec![2 * id as i32; n]).collect();
+        // In no order.
+        let n = ids.len();
+        let step =
+            (0..).map(|k| 2 * k + 37).find(|step| (2..=*step).all(|d| step % d > 0 || n % d > 0)).unwrap();
+        let shuffled: Vec<i32> = (0..n).map(|i| ids[i * step % n]).collect();
+        backward_of::<f32>(library, &shuffled, 2 * counts.len(), 9, counts.len() > 2);
+    }
 }
 
 fn placed<T: Float>(library: &Library, vocab: usize, dim: usize) {
@@ -58,6 +85,7 @@ pub fn check(library: &Library) {
     placed::<f32>(library, 9, 33);
     backward::<f32>(library, 70, 90, 33, false);
     backward::<f32>(library, 70, 9, 5, true);
+    frequent(library);
     forward::<f32, f32>(library, 9, 5, 33);
     placed::<bf16>(library, 70, 16);
     placed::<f16>(library, 5, 1);

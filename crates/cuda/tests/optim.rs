@@ -1,7 +1,7 @@
 //! The steps of optimizers against f64.
 
 use half::{bf16, f16};
-use oarlock_cuda::geometry;
+use oarlock_cuda::{Pieces, geometry};
 
 use crate::emulator::{Buffer, Library, args, in_every_order, on_emulator};
 use crate::numbers::{Float, assert_close, f64s, values};
@@ -28,6 +28,23 @@ fn compare<T: Float>(got: &[Vec<f32>; 3], working: &[T], rule: impl Fn(&mut [f64
     assert_eq!(working, got[0].iter().map(|w| T::of(f64::from(*w))).collect::<Vec<_>>());
 }
 
+/// Three pieces of so many elements in all: weights, two states, gradients and the working copy, of which some are absent.
+fn pieces<T: Float>(
+    n: usize,
+    of_f32: [Option<&Buffer<f32>>; 4],
+    working: Option<&Buffer<T>>,
+) -> Pieces<'static> {
+    let mut pieces = Pieces::new();
+    for part in [0..n / 3, n / 3..n / 2, n / 2..n] {
+        let [w, m, v, g] =
+            of_f32.map(|buffer| buffer.map_or(0, |buffer| buffer.address() + 4 * part.start as u64));
+        let size = T::ELEMENT.size();
+        let working = working.map_or(0, |buffer| buffer.address() + (size * part.start) as u64);
+        assert!(part.is_empty() || pieces.push_addresses(part.len(), [w, m, v, g, working]));
+    }
+    pieces
+}
+
 fn adam<T: Float>(library: &Library, decoupled: bool, n: usize) {
     let [w, m, v, g] = slices(n);
     let (lr, decay, beta1, beta2, eps, scale, step) = (0.01, 0.1, 0.9, 0.95, 1e-6, 0.5, 3);
@@ -35,12 +52,9 @@ fn adam<T: Float>(library: &Library, decoupled: bool, n: usize) {
     let (got, working) = in_every_order(library, |gpu| {
         let (w, m, v, g) = (gpu.buffer(&w), gpu.buffer(&m), gpu.buffer(&v), gpu.buffer(&g));
         let working = gpu.fresh::<T>(n);
+        let all = pieces(n, [Some(&w), Some(&m), Some(&v), Some(&g)], Some(&working));
         let args = args![
-            w,
-            m,
-            v,
-            g,
-            working,
+            all,
             u32::from(decoupled),
             scale as f32,
             decay as f32,
@@ -50,10 +64,9 @@ fn adam<T: Float>(library: &Library, decoupled: bool, n: usize) {
             (1.0 - beta2) as f32,
             correction2.sqrt() as f32,
             eps as f32,
-            (lr / correction1) as f32,
-            n as u64
+            (lr / correction1) as f32
         ];
-        gpu.run("adam", &[T::ELEMENT], geometry::elements(n), args);
+        gpu.run("adam", &[T::ELEMENT], geometry::pieces(&all), args);
         ([w.read(), m.read(), v.read()], working.read())
     });
     compare(&got, &working, |[w, m, v], g| {
@@ -75,8 +88,9 @@ fn sgd<T: Float>(library: &Library, nesterov: bool, n: usize) {
         let [s, d, lr, mu, nest] =
             [scale, decay, lr, momentum, f64::from(u8::from(nesterov))].map(|x| x as f32);
         let run = |weights, buffer: Option<&Buffer<f32>>, working: Option<&Buffer<T>>| {
-            let args = args![weights, buffer, g, working, s, d, lr, mu, mu, 1f32, nest as u32, n as u64];
-            gpu.run("sgd", &[T::ELEMENT], geometry::elements(n), args);
+            let all = pieces(n, [weights, buffer, None, Some(&g)], working);
+            let args = args![all, s, d, lr, mu, mu, 1f32, nest as u32];
+            gpu.run("sgd", &[T::ELEMENT], geometry::pieces(&all), args);
         };
         let alone = gpu.buffer(&w);
         run(Some(&weights), Some(&m), Some(&working));
@@ -100,8 +114,9 @@ fn lion<T: Float>(library: &Library, n: usize) {
         let (w, m, g, working) = (gpu.buffer(&w), gpu.buffer(&m), gpu.buffer(&g), gpu.fresh::<T>(n));
         let [s, keep, lr, b1, r1, b2, r2] =
             [scale, 1.0 - lr * decay, lr, beta1, 1.0 - beta1, beta2, 1.0 - beta2].map(|x| x as f32);
-        let args = args![w, m, g, working, s, keep, lr, b1, r1, b2, r2, n as u64];
-        gpu.run("lion", &[T::ELEMENT], geometry::elements(n), args);
+        let all = pieces(n, [Some(&w), Some(&m), None, Some(&g)], Some(&working));
+        let args = args![all, s, keep, lr, b1, r1, b2, r2];
+        gpu.run("lion", &[T::ELEMENT], geometry::pieces(&all), args);
         ([w.read(), m.read(), v.clone()], working.read())
     });
     compare(&got, &working, |[w, m, _], g| {
@@ -118,8 +133,9 @@ fn adagrad<T: Float>(library: &Library, start: f64, n: usize) {
     let (got, working) = in_every_order(library, |gpu| {
         let (w, sum, g, working) = (gpu.buffer(&w), gpu.buffer(&v), gpu.buffer(&g), gpu.fresh::<T>(n));
         let [scale, decay, lr, start, eps] = [scale, decay, lr, start, eps].map(|x| x as f32);
-        let args = args![w, sum, g, working, scale, decay, lr, start, eps, n as u64];
-        gpu.run("adagrad", &[T::ELEMENT], geometry::elements(n), args);
+        let all = pieces(n, [Some(&w), Some(&sum), None, Some(&g)], Some(&working));
+        let args = args![all, scale, decay, lr, start, eps];
+        gpu.run("adagrad", &[T::ELEMENT], geometry::pieces(&all), args);
         ([w.read(), slices(n)[1].clone(), sum.read()], working.read())
     });
     compare(&got, &working, |[w, _, sum], g| {
@@ -163,6 +179,8 @@ fn muon<T: Float>(library: &Library, nesterov: bool, n: usize) {
 /// Every kernel of the family.
 pub fn check(library: &Library) {
     adam::<f32>(library, true, 77);
+    // A piece of two tiles.
+    adam::<f32>(library, true, 9000);
     sgd::<f32>(library, false, 77);
     lion::<f32>(library, 77);
     adagrad::<f32>(library, 0.1, 77);

@@ -1,10 +1,31 @@
 //! Sums and extremes against f64.
 
 use half::{bf16, f16};
-use oarlock_cuda::geometry;
+use oarlock_cuda::geometry::{self, RowSums};
+use oarlock_cuda::{Element, Pieces};
 
-use crate::emulator::{Library, args, in_every_order, on_emulator};
-use crate::numbers::{Float, assert_close, f64s, values};
+use crate::emulator::{Buffer, Gpu, Library, args, in_every_order, on_emulator};
+use crate::numbers::{Float, Plain, assert_close, f64s, values};
+
+/// The sums over the middle dim, in as many launches as it takes.
+fn sum_rows<T: Plain, U: Plain>(
+    gpu: Gpu,
+    scale: f32,
+    x: &Buffer<T>,
+    sizes: [usize; 3],
+    out: (&Buffer<U>, u32),
+) {
+    let cut = RowSums::new(sizes);
+    let [o, k, i, width, run] = [sizes[0], sizes[1], sizes[2], cut.width, cut.run].map(|n| n as u32);
+    if cut.n_chunks() == 1 {
+        let args = args![scale, x, out.0, out.1, o, k, i, width, run];
+        return gpu.run("sum_rows", &[T::ELEMENT, U::ELEMENT], cut.geometry(), args);
+    }
+    let partials = gpu.fresh::<f32>(cut.partials().iter().product());
+    let args = args![1f32, x, partials, 0u32, o, k, i, width, run];
+    gpu.run("sum_rows", &[T::ELEMENT, Element::F32], cut.geometry(), args);
+    sum_rows(gpu, scale, &partials, cut.partials(), out);
+}
 
 fn sums<T: Float, U: Float>(library: &Library, [outer, n, inner]: [usize; 3]) {
     let (x, start) = (values::<T>(1, outer * n * inner), values::<U>(2, outer * inner));
@@ -12,7 +33,7 @@ fn sums<T: Float, U: Float>(library: &Library, [outer, n, inner]: [usize; 3]) {
     let (rows, last) = in_every_order(library, |gpu| {
         let (x, out, last) = (gpu.buffer(&x), gpu.buffer(&start), gpu.fresh::<U>(outer * n));
         let (o, k, i) = (outer as u32, n as u32, inner as u32);
-        gpu.run("sum_rows", &dtypes, geometry::sum_rows(outer, inner), args![0.5f32, x, out, 1u32, o, k, i]);
+        sum_rows(gpu, 0.5, &x, [outer, n, inner], (&out, 1));
         gpu.run("sum_last", &dtypes, geometry::rows(outer * n, inner), args![2f32, x, last, 0u32, o * k, i]);
         (out.read(), last.read())
     });
@@ -26,21 +47,53 @@ fn sums<T: Float, U: Float>(library: &Library, [outer, n, inner]: [usize; 3]) {
     assert_close("sum of the last dim", &last, &want, 1e-5 + U::ROUNDING);
 }
 
-/// The sum of rows is the pairwise tree of the CPU's kernels, to the bit.
-fn tree(library: &Library, n: usize) {
-    let x: Vec<f32> =
-        values::<f32>(n as u64, n).iter().enumerate().map(|(i, x)| x * 10f32.powi(i as i32 % 7)).collect();
+/// The sum of rows is the pairwise tree of the CPU's kernels, to the bit, in one launch and in several.
+fn tree(library: &Library, n: usize, columns: usize, launches: usize) {
+    let x: Vec<f32> = values::<f32>(n as u64, n * columns)
+        .iter()
+        .enumerate()
+        .map(|(i, x)| x * 10f32.powi(i as i32 % 7))
+        .collect();
+    let cuts = std::iter::successors(Some(RowSums::new([1, n, columns])), |cut| {
+        (cut.n_chunks() > 1).then(|| RowSums::new(cut.partials()))
+    });
+    assert_eq!(cuts.count(), launches, "{n} rows of {columns}");
     let got = in_every_order(library, |gpu| {
-        let (x, out) = (gpu.buffer(&x), gpu.fresh::<f32>(1));
-        let args = args![1f32, x, out, 0u32, 1u32, n as u32, 1u32];
-        gpu.run("sum_rows", &[out.arg().element(); 2], geometry::sum_rows(1, 1), args);
+        let (x, out) = (gpu.buffer(&x), gpu.fresh::<f32>(columns));
+        sum_rows(gpu, 1.0, &x, [1, n, columns], (&out, 0));
         out.read()
     });
-    let mut level = x;
-    while level.len() > 1 {
-        level = level.chunks(2).map(|pair| pair.iter().copied().reduce(|a, b| a + b).unwrap()).collect();
+    for (column, got) in got.iter().enumerate() {
+        let mut level: Vec<f32> = x[column..].iter().step_by(columns).copied().collect();
+        while level.len() > 1 {
+            level = level.chunks(2).map(|pair| pair.iter().copied().reduce(|a, b| a + b).unwrap()).collect();
+        }
+        assert_eq!(got.to_bits(), level[0].to_bits(), "{n} rows of {columns}, column {column}");
     }
-    assert_eq!(got[0].to_bits(), level[0].to_bits(), "{n} rows");
+}
+
+/// Sums over a long batch have enough blocks for a large GPU and take two launches; a sum of zeros keeps their sign, and one
+/// of nothing is 0.
+#[test]
+fn rows_are_cut_so_that_every_multiprocessor_has_work() {
+    for (n, columns) in [(16_384, 896), (16_384, 128), (8192, 1536), (32_768, 4096), (1 << 20, 64)] {
+        let cut = RowSums::new([1, n, columns]);
+        assert!(cut.geometry().grid[0] >= 128, "{n} rows of {columns}: {cut:?}");
+        assert_eq!(RowSums::new(cut.partials()).n_chunks(), 1, "{n} rows of {columns}");
+    }
+    // The weight gradients of norms, of which 32 rows each are one.
+    assert_eq!(RowSums::new([1, 512, 896]).n_chunks(), 1);
+    on_emulator(|library| {
+        let sum_of = |x: &[f32]| {
+            in_every_order(library, |gpu| {
+                let (from, out) = (gpu.buffer(x), gpu.fresh::<f32>(1));
+                sum_rows(gpu, 1.0, &from, [1, x.len(), 1], (&out, 0));
+                out.read()[0].to_bits()
+            })
+        };
+        assert_eq!(sum_of(&[-0.0; 11]), (-0f32).to_bits());
+        assert_eq!(sum_of(&[]), 0f32.to_bits());
+    });
 }
 
 fn norms<T: Float>(library: &Library, n: usize) {
@@ -60,6 +113,29 @@ fn norms<T: Float>(library: &Library, n: usize) {
     blocks.iter().zip(&want).for_each(|(got, want)| near(*got, *want));
     near(total[0], want.iter().sum());
     assert_eq!(mean[0], (total[0] / 7.0) as f32);
+}
+
+/// The norms of many pieces are those of each.
+fn norms_of_pieces(library: &Library) {
+    let x = values::<f32>(1, 20_000);
+    let parts = [(0, 9000), (9001, 5), (9100, 8192)];
+    let (all, each) = in_every_order(library, |gpu| {
+        let (x, sums) = (gpu.buffer(&x), gpu.fresh::<f64>(6));
+        let (mut pieces, mut block) = (Pieces::new(), 0);
+        let mut each = vec![];
+        for (first, n) in parts {
+            let addresses = [x.address() + 4 * first, sums.address() + 8 * block, 0, 0, 0];
+            assert!(pieces.push_addresses(n, addresses));
+            block += n.div_ceil(Pieces::TILE) as u64;
+            let part = gpu.buffer(&x.read()[first as usize..][..n]);
+            let own = gpu.fresh::<f64>(n.div_ceil(geometry::NORM_BLOCK));
+            gpu.run("squared_norm", &[Element::F32], geometry::squared_norm(n), args![part, own, n as u64]);
+            each.extend(own.read());
+        }
+        gpu.run("squared_norms", &[], geometry::pieces(&pieces), args![pieces]);
+        (sums.read(), each)
+    });
+    assert_eq!(all, each);
 }
 
 fn extremes<T: Float>(library: &Library, least: bool) {
@@ -90,7 +166,7 @@ fn extremes_of_ints(library: &Library) {
         in_every_order(library, |gpu| {
             let (x, v, p) = (gpu.buffer(&x), gpu.fresh::<i32>(2), gpu.fresh::<i32>(2));
             let args = args![u32::from(least), x, v, p, 2u32, 3u32, 1u32];
-            gpu.run("extreme", &[oarlock_cuda::Element::I32], geometry::elements(2), args);
+            gpu.run("extreme", &[Element::I32], geometry::elements(2), args);
             (v.read(), p.read())
         })
     };
@@ -120,8 +196,12 @@ fn sums_of_ints(library: &Library, [outer, n, inner]: [usize; 3], size: i32, wan
 
 /// Every kernel of the family, those for f32 first.
 pub fn check(library: &Library) {
-    [1, 2, 3, 5, 8, 9, 31, 64, 77, 257].iter().for_each(|&n| tree(library, n));
+    [1, 2, 3, 5, 8, 9, 31, 64, 77, 257].iter().for_each(|&n| tree(library, n, 1, 1));
+    tree(library, 700, 60, 1);
+    tree(library, 1100, 71, 2);
+    tree(library, 20_000, 9, 2);
     norms::<f32>(library, 10_001);
+    norms_of_pieces(library);
     extremes::<f32>(library, true);
     sums::<f32, f32>(library, [2, 9, 33]);
     sums::<f32, f32>(library, [1, 77, 5]);
@@ -134,6 +214,7 @@ pub fn check(library: &Library) {
     sums::<bf16, f32>(library, [1, 300, 40]);
     sums::<f16, f32>(library, [3, 1, 8]);
     sums::<bf16, bf16>(library, [2, 9, 33]);
+    sums::<bf16, bf16>(library, [1, 1030, 64]);
     sums::<f16, f16>(library, [2, 5, 9]);
     norms::<bf16>(library, 4096);
     norms::<f16>(library, 1);

@@ -36,7 +36,7 @@
 
 use std::sync::{Arc, LazyLock};
 
-use oarlock_kernels::{Cpu, Isa, Par, Result};
+use oarlock_kernels::{Cpu, Error, Isa, Par, Result};
 
 use crate::arena::Arena;
 use oarlock_cuda::libraries::Libraries as CudaLibraries;
@@ -63,6 +63,8 @@ struct Inner {
     /// Pinned memory of the host beside a GPU.
     pinned: Option<Arena>,
     profile: Arc<Profile>,
+    /// All memory of the GPU that it is, or that a dry device stands for.
+    gpu_bytes: Option<usize>,
 }
 
 /// The devices that one can ask for by name.
@@ -106,7 +108,12 @@ impl Device {
             Kind::Cuda(gpu) => Some(Arena::pinned(gpu)),
             Kind::Cpu | Kind::Dry | Kind::Strict(_) => None,
         };
-        Device(Arc::new(Inner { kind, host, arena, pinned, profile }))
+        let gpu_bytes = match &kind {
+            // One that does not say has the least.
+            Kind::Cuda(gpu) => Some(gpu.memory().map_or(0, |(_, all)| all)),
+            Kind::Cpu | Kind::Dry | Kind::Strict(_) => None,
+        };
+        Device(Arc::new(Inner { kind, host, arena, pinned, profile, gpu_bytes }))
     }
 
     /// A device of this kind, on the given code path of the CPU, with the given threads.
@@ -145,6 +152,16 @@ impl Device {
         Ok(if usable.is_empty() { (0..found.len()).collect() } else { usable })
     }
 
+    /// All memory of the GPU of this number among those that the process sees.
+    ///
+    /// # Errors
+    /// As [`Device::cuda`].
+    pub fn cuda_memory_bytes(index: usize) -> Result<usize> {
+        let found = cuda::gpus(&CudaLibraries::from_environment())?;
+        let gpu = found.get(index).map(|gpu| gpu.memory_bytes);
+        gpu.ok_or_else(|| Error::Usage(format!("there is no GPU {index}, but {} of them", found.len())))
+    }
+
     /// The CPU, on the given code path, with the given threads. [`Device::default`] chooses both.
     pub fn cpu(isa: Isa, par: Par) -> Device {
         Device::new(Kind::Cpu, Cpu { isa, par }, Arena::new(), Arc::default())
@@ -180,11 +197,6 @@ impl Device {
         Device::new(Kind::Dry, Cpu { isa, par }, Arena::dry(), Arc::default())
     }
 
-    /// As [`Device::dry`], with the accounts of a GPU's pool, which cuts blocks out of segments.
-    pub fn dry_gpu(isa: Isa, par: Par) -> Device {
-        Device::new(Kind::Dry, Cpu { isa, par }, Arena::dry_of_gpu(), Arc::default())
-    }
-
     /// A device for tests, with the CPU's kernels and bits: its memory cannot be touched outside of kernels and copies
     /// (whoever tries is ended by the system), and launches run as late as their dependencies allow.
     pub fn strict(isa: Isa, par: Par) -> Device {
@@ -202,10 +214,20 @@ impl Device {
         Device::new(Kind::Strict(queue.clone()), host, Arena::protected(&queue), profile)
     }
 
-    /// A dry device with the kernels and threads of this one, and an empty pool.
+    /// A dry device with the kernels and threads of this one, and an empty pool; of a GPU, one that stands for that.
     pub fn as_dry(&self) -> Device {
-        let (isa, par) = (self.0.host.isa, self.0.host.par.clone());
-        if self.0.arena.is_in_segments() { Device::dry_gpu(isa, par) } else { Device::dry(isa, par) }
+        self.dry_with(self.0.gpu_bytes)
+    }
+
+    /// A dry device that stands for a GPU with so much memory, with the accounts of its pool, which cuts blocks out of segments.
+    pub fn as_dry_gpu(&self, memory_bytes: usize) -> Device {
+        self.dry_with(Some(memory_bytes))
+    }
+
+    fn dry_with(&self, gpu_bytes: Option<usize>) -> Device {
+        let (host, profile) = (self.0.host.clone(), Arc::default());
+        let arena = if gpu_bytes.is_some() { Arena::dry_of_gpu() } else { Arena::dry() };
+        Device(Arc::new(Inner { kind: Kind::Dry, host, arena, pinned: None, profile, gpu_bytes }))
     }
 
     /// The CPU that works in memory of the host beside this device, with the same threads and profile, as a device of its
@@ -252,6 +274,11 @@ impl Device {
             Kind::Cuda(gpu) => Some(gpu),
             Kind::Cpu | Kind::Dry | Kind::Strict(_) => None,
         }
+    }
+
+    /// All memory of the GPU that it is, or that a dry device stands for.
+    pub(crate) fn gpu_bytes(&self) -> Option<usize> {
+        self.0.gpu_bytes
     }
 
     /// Whether it is a GPU.

@@ -168,6 +168,11 @@ impl FlatBuffer {
         self.0.memory.len_bytes()
     }
 
+    /// Whether it is the same block of memory.
+    pub fn same(&self, other: &FlatBuffer) -> bool {
+        Arc::ptr_eq(&self.0, &other.0)
+    }
+
     pub(crate) fn span(&self) -> Span<'_> {
         match &self.0.memory {
             Memory::Pooled(buffer) => buffer.span(),

@@ -164,6 +164,19 @@ impl<T> ViewMut<T> {
     }
 }
 
+/// Memory that the op's own form on a GPU uses and no CPU kernel does.
+#[derive(Clone, Copy)]
+pub(crate) struct Stretch {
+    access: usize,
+}
+
+impl Stretch {
+    /// Its number among the launch's declarations.
+    pub fn number(&self) -> usize {
+        self.access
+    }
+}
+
 impl<T: Pod> View<T> {
     /// The elements, for the kernel of the launch that declared the view.
     pub fn slice<'r>(self, running: &'r Running<'_>) -> &'r [T] {
@@ -411,6 +424,18 @@ impl<'d> Launch<'d> {
         mode: Mode,
     ) -> Result<ViewMut<T>> {
         self.view_mut(lease.span().elements::<T>(range)?, mode)
+    }
+
+    /// Elements of a flat buffer, for the op's own form on a GPU alone: several may be parts of one lease, since none becomes a
+    /// slice.
+    pub fn stretch<T: Pod>(
+        &mut self,
+        lease: &'d WriteLease,
+        range: &Range<usize>,
+        mode: Mode,
+    ) -> Result<Stretch> {
+        let (_, _, access) = self.declare::<T>(lease.span().elements::<T>(range)?, mode)?;
+        Ok(Stretch { access })
     }
 
     /// Memory of arbitrary content for the kernel, given back when it has run.

@@ -3,7 +3,7 @@
 use oarlock_tensor::cpu::Isa;
 use oarlock_tensor::ops::optimizer::{
     AdEmaMixArgs, AdafactorArgs, AdjustLr, CustomRule, Needs, Part, RmsPropArgs, Role, Rule, StepArgs,
-    Update, UpdateParts, Workspace, update, workspace_bytes,
+    Update, UpdateParts, Workspace, update, update_all, workspace_bytes,
 };
 use oarlock_tensor::ops::transfer;
 use oarlock_tensor::{CudaLibraries, DType, Device, Error, FlatBuffer, Par, Result, Shape, bf16};
@@ -348,6 +348,77 @@ fn a_gpu_takes_the_steps_of_the_cpu() {
     let staged = gpu.staged_ops();
     let own = ["adamw", "adam", "sgd", "lion", "adagrad"];
     assert!(own.iter().all(|name| !staged.iter().any(|op| op == name)), "{staged:?}");
+}
+
+/// Many pieces in one step have the bits of one after the other, on a GPU in as many launches as 64 pieces of each kind of
+/// working copy take.
+#[test]
+fn many_pieces_are_one_step() {
+    let folder = oarlock_fakes::shared_fakes(env!("CARGO_TARGET_TMPDIR").as_ref(), &["32", "64"]).unwrap();
+    let cpu = Device::cpu(Isa::detect(), Par::solo());
+    let gpu = folder.map(|folder| {
+        Device::cuda_of(&CudaLibraries::Folder(folder), 0, Isa::detect(), Par::solo()).unwrap()
+    });
+    for device in gpu.iter().chain([&cpu]) {
+        for (name, rule, lr, weight_decay) in rules() {
+            let args = |step| StepArgs { step, lr, weight_decay, grad_scale: 0.5 };
+            let held = |dtype| Held::on(device.clone(), &rule, &[700], Role::Other, dtype);
+            let [one, all] = [(), ()].map(|()| [held(DType::F32), held(DType::BF16)]);
+            // Gaps between some of them, 70 in all.
+            let runs = |held: &Held| match held.dtype {
+                DType::F32 => (0..4).map(|i| 150 * i..150 * i + 101 + i).collect::<Vec<_>>(),
+                _ => (0..66).map(|i| 10 * i..10 * i + 9).collect(),
+            };
+            for step in 1..=2 {
+                one.iter().chain(&all).for_each(|held| held.set_gradient(|i| gradient(i, step)));
+                if rule.needs() == Needs::Elementwise {
+                    let alone = |held: &Held| {
+                        runs(held).into_iter().for_each(|run| held.step(&args(step), Some(run)).unwrap());
+                    };
+                    one.iter().for_each(alone);
+                }
+                let state = |held: &Held,
+                             run: &std::ops::Range<usize>|
+                 -> Vec<(FlatBuffer, std::ops::Range<usize>)> {
+                    held.state.iter().map(|flat| (flat.clone(), run.clone())).collect()
+                };
+                let pieces: Vec<_> = (all.iter())
+                    .flat_map(|held| runs(held).into_iter().map(move |run| (held, state(held, &run), run)))
+                    .collect();
+                let state: Vec<Vec<Part>> = (pieces.iter())
+                    .map(|(_, state, _)| {
+                        state.iter().map(|(flat, range)| Part { flat, range: range.clone() }).collect()
+                    })
+                    .collect();
+                let parts: Vec<UpdateParts> = (pieces.iter().zip(&state))
+                    .map(|((held, _, run), state)| {
+                        let part = |flat| Part { flat, range: run.clone() };
+                        UpdateParts {
+                            weights: part(&held.weights),
+                            dtype: held.dtype,
+                            master: held.master.as_ref().map(part),
+                            grads: part(&held.grads),
+                            state,
+                        }
+                    })
+                    .collect();
+                device.profile().enable();
+                let done = update_all(device, &rule, &args(step), &parts);
+                let ran = device.profile().take();
+                if rule.needs() != Needs::Elementwise {
+                    assert!(matches!(done, Err(Error::Usage(_))), "{name}");
+                    break;
+                }
+                done.unwrap();
+                let calls: u64 = ran.iter().map(|(_, op)| op.calls).sum();
+                let is_own = ["adamw", "adam", "sgd", "lion", "adagrad"].contains(&rule.name());
+                assert_eq!(calls, if device.is_cuda() && is_own { 3 } else { 70 }, "{name}: {ran:?}");
+            }
+            for (one, all) in one.iter().zip(&all) {
+                assert_eq!(one.all_values(), all.all_values(), "{name}");
+            }
+        }
+    }
 }
 
 #[test]

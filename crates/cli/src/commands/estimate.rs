@@ -195,8 +195,11 @@ pub(super) fn run(args: &EstimateArgs) -> Outcome {
     if let Some(model) = &model {
         let measured = ProcessMemory::current().map_or(0, |own| own.pss);
         program = estimate::program_bytes(measured, model, shape, 1, args.num_processes as usize);
-        let dry = if args.device == "cuda" { Device::dry_gpu } else { Device::dry };
-        let device = dry(Isa::detect(), Par::threads(usize::from(args.threads))?);
+        let device = Device::dry(Isa::detect(), Par::threads(usize::from(args.threads))?);
+        let device = match args.device.as_str() {
+            "cuda" => device.as_dry_gpu(estimate::USUAL_GPU_BYTES),
+            _ => device,
+        };
         step = Some(decoder_step(model, dtype, &device, shape, &dry_pass(&Pretrain))?);
     }
     let size = match (&model, args.params) {

@@ -11,6 +11,7 @@ use crate::element::Element;
 use crate::error::{Error, Result};
 use crate::geometry::Geometry;
 use crate::kernel::Access;
+use crate::pieces::Pieces;
 use crate::walk::Walk;
 
 /// The most parameters of a kernel; those of the table have fewer.
@@ -26,6 +27,8 @@ pub struct Arg<'a> {
     words: [u64; WORDS],
     /// For pointers, what they point to; `None` inside for null.
     memory: Option<Option<Slice<'a>>>,
+    /// A value that is too large for the words.
+    pieces: Option<&'a Pieces<'a>>,
 }
 
 impl<'a> Arg<'a> {
@@ -36,7 +39,7 @@ impl<'a> Arg<'a> {
             whole[..bytes.len()].copy_from_slice(bytes);
             *word = u64::from_ne_bytes(whole);
         }
-        Arg { element, words, memory: None }
+        Arg { element, words, memory: None, pieces: None }
     }
 
     /// A number.
@@ -78,12 +81,22 @@ impl<'a> Arg<'a> {
     pub fn memory(element: Element, slice: Slice<'a>) -> Arg<'a> {
         let mut words = [0; WORDS];
         words[0] = slice.address();
-        Arg { element, words, memory: Some(Some(slice)) }
+        Arg { element, words, memory: Some(Some(slice)), pieces: None }
     }
 
     /// The null pointer, for a parameter that may be absent.
     pub fn null(element: Element) -> Arg<'a> {
-        Arg { element, words: [0; WORDS], memory: Some(None) }
+        Arg { element, words: [0; WORDS], memory: Some(None), pieces: None }
+    }
+
+    /// Pieces of memory.
+    pub fn pieces(pieces: &'a Pieces<'a>) -> Arg<'a> {
+        Arg { element: Element::Pieces, words: [0; WORDS], memory: None, pieces: Some(pieces) }
+    }
+
+    /// What the driver copies.
+    fn passed(&self) -> *const u64 {
+        self.pieces.map_or(self.words.as_ptr(), |pieces| pieces.words().as_ptr())
     }
 }
 
@@ -107,7 +120,7 @@ impl Stream {
         let Some(used) = params.get_mut(..args.len()) else {
             return Err(function.wrong(format!("it takes more than {MOST_PARAMS} arguments")));
         };
-        used.iter_mut().zip(args).for_each(|(param, arg)| *param = arg.words.as_ptr().cast_mut().cast());
+        used.iter_mut().zip(args).for_each(|(param, arg)| *param = arg.passed().cast_mut().cast());
         let ([x, y, z], threads) = (geometry.grid, geometry.threads);
         let shared = c_uint::try_from(geometry.shared_bytes).unwrap_or(c_uint::MAX);
         let (stream, api) = (self.handle(), self.context().enter()?);
@@ -151,6 +164,8 @@ fn check_args(function: &Function, args: &[Arg<'_>], context: &Context) -> Resul
             let (wanted, got) = (said(is_value, element), said(arg.memory.is_none(), arg.element));
             return Err(function.wrong(format!("{} is {wanted}, not {got}", param.name)));
         }
+        let of_pieces = arg.pieces.map_or(&[][..], Pieces::memory);
+        of_pieces.iter().try_for_each(|slice| context.expect_same(slice.context(), "the memory"))?;
         let Some(Some(slice)) = arg.memory else { continue };
         context.expect_same(slice.context(), "the memory")?;
         let size = element.size();

@@ -48,7 +48,7 @@ fn type_code(element: Element) -> Option<c_int> {
         Element::F32 => 7,
         Element::F64 => 8,
         Element::BF16 => 9,
-        Element::Walk => return None,
+        Element::Walk | Element::Pieces => return None,
     })
 }
 

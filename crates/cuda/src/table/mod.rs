@@ -54,6 +54,7 @@ macro_rules! kernels {
     (@of i32) => { $crate::kernel::Of::Fixed($crate::element::Element::I32) };
     (@of u32) => { $crate::kernel::Of::Fixed($crate::element::Element::U32) };
     (@of u64) => { $crate::kernel::Of::Fixed($crate::element::Element::U64) };
+    (@of pieces) => { $crate::kernel::Of::Fixed($crate::element::Element::Pieces) };
     (@of walk) => { $crate::kernel::Of::Fixed($crate::element::Element::Walk) };
     (@of $number:literal) => { $crate::kernel::Of::Dtype($number) };
 }
@@ -99,6 +100,7 @@ pub const FAMILIES: &[&[Kernel]] = &[
     rows::ROPE,
     rows::ROW_LOSS,
     rows::SOFTMAX,
+    rows::SUM_ROWS,
     rows::TOTAL_LOSS,
 ];
 

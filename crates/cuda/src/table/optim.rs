@@ -4,18 +4,15 @@ use super::{FLOATS, NONE, kernels};
 use crate::source::{ADAFACTOR, LAMB, OPTIM};
 
 kernels! { KERNELS, OPTIM;
-    adam (weights: update(f32), first: update(f32), second: update(f32), grad: read(f32), working: write(0),
-        decoupled: value(u32), grad_scale: value(f32), weight_decay: value(f32), keep: value(f32),
+    adam (all: value(pieces), decoupled: value(u32), grad_scale: value(f32), weight_decay: value(f32), keep: value(f32),
         beta1_rest: value(f32), beta2: value(f32), beta2_rest: value(f32), root_correction2: value(f32),
-        eps: value(f32), step_size: value(f32), n: value(u64)) for FLOATS;
-    sgd (weights: update(f32), buffer: update(f32), grad: read(f32), working: write(0), grad_scale: value(f32),
-        weight_decay: value(f32), lr: value(f32), momentum: value(f32), keep: value(f32), take: value(f32),
-        nesterov: value(u32), n: value(u64)) for FLOATS;
-    lion (weights: update(f32), momentum: update(f32), grad: read(f32), working: write(0), grad_scale: value(f32),
-        keep: value(f32), lr: value(f32), beta1: value(f32), beta1_rest: value(f32), beta2: value(f32),
-        beta2_rest: value(f32), n: value(u64)) for FLOATS;
-    adagrad (weights: update(f32), sum: update(f32), grad: read(f32), working: write(0), grad_scale: value(f32),
-        weight_decay: value(f32), lr: value(f32), start: value(f32), eps: value(f32), n: value(u64)) for FLOATS;
+        eps: value(f32), step_size: value(f32)) for FLOATS;
+    sgd (all: value(pieces), grad_scale: value(f32), weight_decay: value(f32), lr: value(f32), momentum: value(f32),
+        keep: value(f32), take: value(f32), nesterov: value(u32)) for FLOATS;
+    lion (all: value(pieces), grad_scale: value(f32), keep: value(f32), lr: value(f32), beta1: value(f32),
+        beta1_rest: value(f32), beta2: value(f32), beta2_rest: value(f32)) for FLOATS;
+    adagrad (all: value(pieces), grad_scale: value(f32), weight_decay: value(f32), lr: value(f32), start: value(f32),
+        eps: value(f32)) for FLOATS;
     muon_momentum (direction: write(f32), buffer: update(f32), grad: read(f32), grad_scale: value(f32),
         momentum: value(f32), take: value(f32), nesterov: value(u32), n: value(u64)) for NONE;
     muon_divide (x: update(f32), squares: read(f64), eps: value(f32), n: value(u64)) for NONE;

@@ -14,6 +14,10 @@ const WORDS: &[Dtypes] = &[&[F32], &[BF16], &[F16], &[I32]];
 /// Of terms and of their sum.
 const SUMS: &[Dtypes] = &[&[F32, F32], &[BF16, F32], &[F16, F32], &[BF16, BF16], &[F16, F16]];
 
+/// Of terms, of which f32 ones may be the sums of parts, and of their sum.
+const ROW_SUMS: &[Dtypes] =
+    &[&[F32, F32], &[BF16, F32], &[F16, F32], &[BF16, BF16], &[F16, F16], &[F32, BF16], &[F32, F16]];
+
 kernels! { CROSS_ENTROPY, source::CROSS_ENTROPY;
     token_loss (logits: read(0), labels: read(i32), kind: value(u32), smoothing: value(f32), losses: write(f32),
         rows: value(u32), vocab: value(u32)) for FLOATS;
@@ -31,21 +35,27 @@ kernels! { TOTAL_LOSS, source::CROSS_ENTROPY;
 
 kernels! { EMBED, source::EMBED;
     embed_forward (table: read(0), ids: read(i32), y: write(1), rows: value(u32), dim: value(u32)) for EMBEDDED;
-    embed_backward (dy: read(0), order: read(i32), starts: read(i32), ids: read(i32), d_table: update(f32),
-        n_ids: value(u32), dim: value(u32)) for FLOATS;
+    embed_runs (dy: read(0), order: read(i32), starts: read(i32), runs: update(f32), n: value(u32), dim: value(u32))
+        for FLOATS;
+    embed_backward (dy: read(0), order: read(i32), starts: read(i32), ids: read(i32), runs: read(f32),
+        d_table: update(f32), n_ids: value(u32), dim: value(u32)) for FLOATS;
     place_rows (x: read(f32), ids: read(i32), y: update(0), rows: value(u32), dim: value(u32)) for FLOATS;
 }
 
 kernels! { REDUCE, source::REDUCE;
     sum_last (scale: value(f32), x: read(0), out: update(1), add: value(u32), rows: value(u32), dim: value(u32))
         for SUMS;
-    sum_rows (scale: value(f32), x: read(0), out: update(1), add: value(u32), outer: value(u32), n: value(u32),
-        inner: value(u32)) for SUMS;
     squared_norm (x: read(0), blocks: write(f64), n: value(u64)) for FLOATS;
+    squared_norms (all: value(pieces)) for NONE;
     sum_f64 (x: read(f64), out: write(f64), n: value(u64)) for NONE;
     mean_f64 (x: read(f64), out: write(f32), divisor: value(u64), n: value(u64)) for NONE;
     sum_ints (x: read(i32), out: write(i32), positions: write(u32), outer: value(u32), n: value(u32),
         inner: value(u32)) for NONE;
+}
+
+kernels! { SUM_ROWS, source::REDUCE;
+    sum_rows (scale: value(f32), x: read(0), out: update(1), add: value(u32), outer: value(u32), n: value(u32),
+        inner: value(u32), width: value(u32), run: value(u32)) for ROW_SUMS;
 }
 
 kernels! { REDUCE_WORDS, source::REDUCE;

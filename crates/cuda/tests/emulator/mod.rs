@@ -6,7 +6,7 @@ use std::fmt::Debug;
 
 use half::{bf16, f16};
 use oarlock_cuda::geometry::Geometry;
-use oarlock_cuda::{Access, Element, Instance, Walk, table};
+use oarlock_cuda::{Access, Element, Instance, Pieces, Walk, table};
 
 use library::Memory;
 pub use library::{FAKES, Library, emulated_units, fakes};
@@ -34,6 +34,11 @@ impl<T: Plain> Buffer<T> {
     pub fn read(&self) -> Vec<T> {
         // SAFETY: the memory holds `len` elements, which are plain numbers, and no kernel runs now.
         unsafe { std::slice::from_raw_parts(self.memory.data().cast::<T>(), self.len) }.to_vec()
+    }
+
+    /// Where it is on the GPU.
+    pub fn address(&self) -> u64 {
+        self.memory.data() as u64
     }
 
     /// As an argument.
@@ -96,6 +101,12 @@ impl IntoArg for Walk {
             u64::from_ne_bytes(word)
         };
         Arg { element: Element::Walk, words: bytes.chunks(8).map(word).collect(), pointer: false }
+    }
+}
+
+impl IntoArg for Pieces<'_> {
+    fn arg(&self) -> Arg {
+        Arg { element: Element::Pieces, words: self.words().to_vec(), pointer: false }
     }
 }
 

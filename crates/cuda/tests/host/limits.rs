@@ -7,7 +7,7 @@ use std::ptr::null_mut;
 use oarlock_cuda::attention::{AttentionShape, TiledKernel, Tuned};
 use oarlock_cuda::driver::{Arg, DeviceLimits, KernelNeeds};
 use oarlock_cuda::gemm::{GemmShape, MOST_BATCH};
-use oarlock_cuda::geometry::{self, Geometry};
+use oarlock_cuda::geometry::{self, Geometry, RowSums};
 use oarlock_cuda::{Access, Element, Error, Instance, order, table};
 
 use super::{Machine, arg, download, fresh, upload};
@@ -244,8 +244,8 @@ fn every_kernel_is_planned_for_every_model() {
             for n in sizes {
                 let flat = [geometry::elements(n), geometry::losses(n), geometry::squared_norm(n)];
                 let grids = flat.map(|flat| flat.grid).into_iter().chain([n_rows(n)]);
-                let grids =
-                    grids.chain([geometry::sum_rows(1, n), geometry::sum_rows(n, 33)].map(|g| g.grid));
+                let sums = [[1, 768, n], [n, 8, 33], [1, n, 33]].map(RowSums::new);
+                let grids = grids.chain(sums.map(|cut| cut.geometry().grid));
                 for grid in grids.chain((n < 1 << 31).then(|| order::tiles(n).grid)) {
                     fits(&instance, Geometry { grid, threads, shared_bytes: 0 });
                 }

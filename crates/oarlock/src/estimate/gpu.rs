@@ -20,6 +20,10 @@ use crate::terminal::readable;
 /// The context of CUDA and the kernels, where no GPU can be asked.
 const CONTEXT_BYTES: u64 = 480 << 20;
 
+/// The memory of a GPU that cannot be asked: that of an A100 or H100. What a GPU has decides how much of the logits exists at a
+/// time.
+pub const USUAL_GPU_BYTES: usize = 80 << 30;
+
 /// Kernels that are loaded after the prediction was made.
 const LATER_BYTES: u64 = 8 << 20;
 

@@ -29,7 +29,7 @@ pub use activations::{DryRun, Longest, LongestOf, MicroBatch, Pass, StepShape, d
 pub use deepspeed::{zero2, zero3};
 pub(crate) use forecast::settings_of;
 pub use forecast::{Forecast, Known, Models, Training, program_bytes};
-pub use gpu::{GpuMemory, OnGpu};
+pub use gpu::{GpuMemory, OnGpu, USUAL_GPU_BYTES};
 pub use limits::Limits;
 pub use part::Part;
 pub use prediction::{Estimate, estimate};

@@ -6,6 +6,7 @@
 //! on the placement.
 
 use std::collections::{BTreeMap, HashMap};
+use std::ops::Range;
 use std::sync::Arc;
 
 use oarlock_comm::{Communicator, Scalar};
@@ -408,6 +409,7 @@ impl Engine {
         let (device, bytes) = (&self.core.device, n_blocks * size_of::<f64>());
         let sums = FlatBuffer::borrowed(device, bytes, "gradient norm")?;
         transfer::zero(device, &sums)?;
+        let mut parts = Vec::new();
         let counted = |group: &&Group| group.tied.as_ref().is_none_or(|tied| tied.tie.is_first);
         for group in groups().filter(counted) {
             // Each block's sum comes from its one owner; the others hold zeros, so the sum over ranks is exact.
@@ -426,10 +428,13 @@ impl Engine {
                 let from_start = part.start - group.layout.params()[index].place.first;
                 let first = group.first_blocks[index] + from_start / BLOCK;
                 let range = first..first + part.len().div_ceil(BLOCK);
-                let values = Part { flat: &grads, range: part.start - base..part.end - base };
-                update::squared_norms(device, &values, &Part { flat: &sums, range })?;
+                parts.push((grads.clone(), part.start - base..part.end - base, range));
             }
         }
+        let part = |flat, range: &Range<usize>| Part { flat, range: range.clone() };
+        let pairs = parts.iter().map(|(flat, values, blocks)| (part(flat, values), part(&sums, blocks)));
+        let pairs: Vec<_> = pairs.collect();
+        update::all_squared_norms(device, &pairs)?;
         if (self.local || shard.world_size() == 1) && self.pipe.is_none() {
             let sum = update::sum_f64(device, &sums, n_blocks)?;
             if sum.is_finite() {

@@ -1,7 +1,9 @@
 //! The optimizer's step: one pass over what this rank updates, piece by piece. It runs on the model's device, or on the CPU
 //! beside a GPU whose optimizer state is offloaded. What lies elsewhere comes and goes meanwhile (`staging`).
 
-use oarlock_tensor::ops::optimizer::{self, Part, Rule, StepArgs, UpdateParts, Workspace};
+use std::collections::BTreeMap;
+
+use oarlock_tensor::ops::optimizer::{self, Needs, Part, Rule, StepArgs, UpdateParts, Workspace};
 use oarlock_tensor::{DType, Device};
 
 use crate::error::{Error, Result};
@@ -88,9 +90,13 @@ impl Core {
         let bytes = at_hand.iter().chain(&elsewhere).map(workspace_bytes).max().unwrap_or(0);
         let workspace = Workspace::new(&self.updater, bytes)?;
         let mut updates = Updates { core: self, numbers, grad_scale, workspace };
-        for piece in &at_hand {
-            self.groups[piece.group].state.gate.wait();
-            updates.update(piece, &Vec::new())?;
+        if self.updater.is_cuda() && numbers.iter().all(|group| group.rule.needs() == Needs::Elementwise) {
+            updates.update_together(&at_hand)?;
+        } else {
+            for piece in &at_hand {
+                self.groups[piece.group].state.gate.wait();
+                updates.update(piece, &Vec::new())?;
+            }
         }
         match offload {
             Some(offload) if !elsewhere.is_empty() => {
@@ -175,6 +181,34 @@ impl Core {
 }
 
 impl Updates<'_> {
+    /// Updates pieces of which all is at hand, those with the same numbers at once.
+    fn update_together(&self, pieces: &[Piece]) -> Result<()> {
+        let core = self.core;
+        let key = |piece: &Piece| {
+            let param = &core.groups[piece.group].layout.params()[piece.param];
+            (param.param_group, piece.step)
+        };
+        let mut alike: BTreeMap<_, Vec<(&Piece, Vec<Operand>)>> = BTreeMap::new();
+        for piece in pieces {
+            core.groups[piece.group].state.gate.wait();
+            alike.entry(key(piece)).or_default().push((piece, core.operands(piece)));
+        }
+        for ((param_group, step), pieces) in &alike {
+            let parts = pieces.iter().map(|(_, operands)| operands.iter().map(at_rest).collect());
+            let parts: Vec<Vec<Part<'_>>> = parts.collect::<Option<_>>().unwrap_or_default();
+            let dtypes = pieces.iter().map(|(piece, _)| {
+                let group = &core.groups[piece.group];
+                (group.params.dtype(), group.state.master.is_some())
+            });
+            let updates: Vec<_> = parts.iter().zip(dtypes).filter_map(of_operands).collect();
+            let ParamGroup { rule, lr, weight_decay } = &self.numbers[*param_group];
+            let args =
+                StepArgs { step: *step, lr: *lr, weight_decay: *weight_decay, grad_scale: self.grad_scale };
+            optimizer::update_all(&core.updater, rule, &args, &updates)?;
+        }
+        Ok(())
+    }
+
     /// Updates a piece; `staged` are its operands that are not at hand, in their order.
     fn update(&mut self, piece: &Piece, staged: &Staged) -> Result<()> {
         let core = self.core;
@@ -206,6 +240,27 @@ impl Updates<'_> {
         let (shape, role) = (&param.place.shape, group.roles[piece.param]);
         Ok(optimizer::update(&core.updater, rule, &args, shape, role, &parts, &mut self.workspace)?)
     }
+}
+
+/// An operand that is in memory.
+fn at_rest(operand: &Operand) -> Option<Part<'_>> {
+    match &operand.store {
+        Store::Memory(flat) => Some(Part { flat, range: operand.range.clone() }),
+        Store::File { .. } => None,
+    }
+}
+
+/// Operands in the order of [`Core::operands`], for weights of a dtype, with or without master weights; none where there are no
+/// gradients.
+fn of_operands<'a>(
+    (parts, (dtype, has_master)): (&'a Vec<Part<'a>>, (DType, bool)),
+) -> Option<UpdateParts<'a>> {
+    let [grads, weights, rest @ ..] = parts.as_slice() else { return None };
+    let (master, state) = match (has_master, rest) {
+        (true, [master, state @ ..]) => (Some(master.clone()), state),
+        (_, state) => (None, state),
+    };
+    Some(UpdateParts { weights: weights.clone(), dtype, master, grads: grads.clone(), state })
 }
 
 /// Elements that are moved at once when state is filled in.

@@ -8,7 +8,7 @@ use super::model::{Start, settings};
 use super::objective::{Judgement, NextToken, Objective, Preference, Reference, Reward, dry_pass};
 use crate::config::{LogArgs, ObjectiveArgs, TrainConfig};
 use crate::error::Result;
-use crate::estimate::{Forecast, GpuMemory, Known};
+use crate::estimate::{Forecast, GpuMemory, Known, USUAL_GPU_BYTES};
 use crate::model::Decoder;
 
 /// The memory that a configuration would take, as a line of the log says it. Nothing is loaded but settings and adapters.
@@ -31,8 +31,7 @@ fn of(config: &TrainConfig, objective: &impl Objective<Model = Decoder>) -> Resu
     let start = Start::new(config, &hf)?;
     let mut model = start.decoder(config, &hf)?;
     model.set_recompute(config.train.recompute);
-    let dry = if config.ranks.device.is_gpu() { Device::dry_gpu } else { Device::dry };
-    let device = dry(Isa::detect(), Par::threads(config.ranks.threads.unwrap_or(1))?);
+    let device = Device::dry(Isa::detect(), Par::threads(config.ranks.threads.unwrap_or(1))?);
     let second = start.second(config, &hf, &device)?;
     let second = second.as_ref().map(|(second, _)| second);
     // Whether it would fit is for the run itself to say.
@@ -41,10 +40,15 @@ fn of(config: &TrainConfig, objective: &impl Objective<Model = Decoder>) -> Resu
     let models = (&model, &rebuild as &dyn Fn() -> Result<Decoder>, second);
     let measured = ProcessMemory::current().map_or(0, |own| own.pss);
     let ranks = config.ranks.num_processes;
-    let gpu = config.ranks.device.is_gpu().then(|| {
-        let seen = Device::cuda_indices().map_or(1, |gpus| gpus.len().max(1));
-        GpuMemory::unknown(ranks.div_ceil(seen))
-    });
+    let gpus = config.ranks.device.is_gpu().then(|| Device::cuda_indices().unwrap_or_default());
+    let gpu = gpus.as_ref().map(|seen| GpuMemory::unknown(ranks.div_ceil(seen.len().max(1))));
+    let device = match &gpus {
+        Some(seen) => {
+            let asked = seen.first().and_then(|&index| Device::cuda_memory_bytes(index).ok());
+            device.as_dry_gpu(asked.unwrap_or(USUAL_GPU_BYTES))
+        }
+        None => device,
+    };
     // With a GPU for each rank they use NCCL.
     let apart = gpu.filter(|gpu| gpu.ranks == 1 && ranks > 1).map(|_| ranks);
     let known = Known { device: &device, apart, measured, longest: None, gpu };

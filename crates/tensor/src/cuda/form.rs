@@ -12,15 +12,15 @@ use std::sync::atomic::Ordering;
 use oarlock_cuda::attention::Tile;
 use oarlock_cuda::blas::{self, Layout, Operand, Precision, Product};
 use oarlock_cuda::driver::{Arg, Function, Slice, Use};
-use oarlock_cuda::geometry::{self, Geometry};
+use oarlock_cuda::geometry::{Geometry, RowSums};
 use oarlock_cuda::modules::MOST_DTYPES;
-use oarlock_cuda::{Element, Walk};
+use oarlock_cuda::{Element, Pieces, Walk};
 use oarlock_kernels::random::Stream;
 use oarlock_kernels::{DType, Element as _, Error, Store, bf16, f16};
 
 use super::{Access, CodeTables, Gpu, Place, failed};
 use crate::arena::{Arena, Buffer};
-use crate::launch::{Owner, View, ViewMut};
+use crate::launch::{Owner, Stretch, View, ViewMut};
 
 /// What a form returns: whether the op runs on the GPU.
 pub(crate) type Form = Found<()>;
@@ -156,18 +156,28 @@ impl<'l> Kernels<'l> {
         Ok(self.gpu.blas.multiply(&product).map_err(failed)?)
     }
 
-    /// out[o, i] = the sum over k of x[o, k, i], or that added to it.
-    pub fn sum_rows<T>(
+    /// out[o, i] = `scale` times the sum over k of x[o, k, i], in a pairwise tree over k, or that added to it. The dtype of
+    /// the sums is that of the terms or f32.
+    pub fn sum_rows(
         &self,
+        scale: f32,
         (x, dtype): (Slice<'_>, DType),
         [outer, n, inner]: [usize; 3],
-        (out, out_dtype, store): (&ViewMut<T>, DType, Store),
+        (out, out_dtype, store): (Slice<'_>, DType, Store),
     ) -> Form {
-        if n > geometry::MOST_SUMMED_ROWS {
-            return Err(Unable::NoForm);
+        let cut = RowSums::new([outer, n, inner]);
+        let launch = |scale, (out, to): (Slice<'_>, DType), store| {
+            let call = self.kernel("sum_rows", &[dtype, to])?.f32(scale).slice(x).slice(out).added(store);
+            let call = call.u32(outer).u32(n).u32(inner).u32(cut.width).u32(cut.run);
+            call.run(cut.geometry())
+        };
+        if cut.n_chunks() == 1 {
+            return launch(scale, (out, out_dtype), store);
         }
-        let call = self.kernel("sum_rows", &[dtype, out_dtype])?.f32(1.0).slice(x).view(out).added(store);
-        call.u32(outer).u32(n).u32(inner).run(geometry::sum_rows(outer, inner))
+        let sizes = cut.partials();
+        let memory = self.temporary(size_of::<f32>() * sizes.iter().product::<usize>())?;
+        launch(1.0, (memory.slice()?, DType::F32), Store::Overwrite)?;
+        self.sum_rows(scale, (memory.slice()?, DType::F32), sizes, (out, out_dtype, store))
     }
 
     /// Writes the same byte everywhere.
@@ -338,6 +348,12 @@ impl<T> Declared<T> for ViewMut<T> {
     }
 }
 
+impl Declared<u8> for Stretch {
+    fn access(&self) -> usize {
+        self.number()
+    }
+}
+
 /// A call of a kernel that is being put together, argument by argument in the order of the kernel's table.
 pub(crate) struct Call<'l> {
     gpu: &'l Gpu,
@@ -467,6 +483,12 @@ impl<'l> Call<'l> {
     /// An order of operands.
     pub fn walk(mut self, walk: &Walk) -> Call<'l> {
         self.args.push(Arg::walk(walk));
+        self
+    }
+
+    /// Pieces of memory.
+    pub fn pieces(mut self, pieces: &'l Pieces<'l>) -> Call<'l> {
+        self.args.push(Arg::pieces(pieces));
         self
     }
 

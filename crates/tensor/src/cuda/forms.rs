@@ -4,9 +4,9 @@ use std::ops::Range;
 
 use oarlock_cuda::driver::Slice;
 use oarlock_cuda::{Walk, geometry};
-use oarlock_kernels::DType;
 use oarlock_kernels::copy::Window;
 use oarlock_kernels::reduce::Dims;
+use oarlock_kernels::{DType, Store};
 
 use super::{Form, Found, Kernels, Unable, failed};
 use crate::launch::{View, ViewMut};
@@ -148,11 +148,7 @@ pub(crate) fn sum(
         return call.u64(n_sums).run(geometry::elements(n_sums));
     }
     if inner != 1 {
-        if n > geometry::MOST_SUMMED_ROWS {
-            return Err(Unable::NoForm);
-        }
-        let call = gpu.kernel("sum_rows", &[from, to])?.f32(scale).slice(x).slice(out).u32(0);
-        return call.u32(outer).u32(n).u32(inner).run(geometry::sum_rows(outer, inner));
+        return gpu.sum_rows(scale, (x, from), [outer, n, inner], (out, to, Store::Overwrite));
     }
     let of_rows = |scale, x, dtype, out, [rows, dim]: [usize; 2]| {
         let call = gpu.kernel("sum_last", &[from, dtype])?.f32(scale).slice(x).slice(out).u32(0);

@@ -85,8 +85,16 @@ impl Function for EmbeddingBackward {
                     return Ok(());
                 }
                 let rows = gpu.by_id(gpu.slice(&ids)?, n_rows, vocab)?;
+                let n_runs = n_rows / geometry::EMBED_RUN;
+                let runs = gpu.temporary(4 * n_runs * dim)?;
+                let runs = runs.part(0, 4 * n_runs * dim)?;
+                if n_runs > 0 {
+                    let call = gpu.kernel("embed_runs", &[T::DTYPE])?.view(&dy).slice(rows.order()?);
+                    let call = call.slice(rows.starts()?).slice(runs).u32(n_rows).u32(dim);
+                    call.run(geometry::embed_runs(n_rows, dim))?;
+                }
                 let call = gpu.kernel("embed_backward", &[T::DTYPE])?.view(&dy).slice(rows.order()?);
-                let call = call.slice(rows.starts()?).slice(rows.unique()?).view(&table);
+                let call = call.slice(rows.starts()?).slice(rows.unique()?).slice(runs).view(&table);
                 call.u32(n_rows).u32(dim).run(geometry::elements(n_rows * dim.next_multiple_of(8)))
             })?;
             launch.run(move |cpu| {

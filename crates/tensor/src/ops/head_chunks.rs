@@ -1,14 +1,11 @@
-//! The passes over the logits of the head, some rows at a time, leaving out the rows without a label.
-//!
-//! A row that is left out had a gradient of zero, so no sum changes: the sums over rows in the weight gradient are
-//! formed block by block as if all rows were there ([`gemm::sum_order`]). Where the CPU multiplies pairs of rows in one
-//! instruction, a row is left out with the other one of its pair.
+//! The passes over the logits of the head, some rows at a time, leaving out the rows without a label. Which rows are in a
+//! pass is said by `head_rows`.
 
 use std::ops::Range;
 
 use oarlock_kernels::cross_entropy::{self, RowScale};
 use oarlock_kernels::embed::{embed_forward, place_rows};
-use oarlock_kernels::gemm::{self, FEW_ROWS, MatMut, MatRef, SumOrder};
+use oarlock_kernels::gemm::{self, MatMut, MatRef};
 use oarlock_kernels::token_loss::{self, TokenLoss};
 use oarlock_kernels::{DType, Float, Result, Store};
 
@@ -16,20 +13,12 @@ use crate::cuda::{Unable, forms};
 use crate::launch::Launch;
 use crate::ops::head_form::{RowScales, RowsOfLoss};
 use crate::ops::head_loss::HeadOptions;
-use crate::ops::labels::{IGNORE_INDEX, Labels};
+use crate::ops::head_rows::{Group, chunk_rows, groups};
+use crate::ops::labels::Labels;
 use crate::ops::linear::product;
 use crate::ops::{check_dtype, with_float};
 use crate::param::{GradSlot, Param};
 use crate::tensor::Tensor;
-
-/// Elements of one chunk of logits: large enough for fast products, small enough to stay in the cache.
-const CHUNK_ELEMS: usize = 1 << 22;
-
-/// Rows in a chunk of logits. Chunks have one size: a short last one would waste the packing of the weights.
-pub(super) fn chunk_rows(n_rows: usize, vocab: usize) -> usize {
-    let n_chunks = (n_rows * vocab).div_ceil(CHUNK_ELEMS).min(n_rows.div_ceil(32)).max(1);
-    n_rows.div_ceil(n_chunks).next_multiple_of(32).clamp(1, n_rows.max(1))
-}
 
 /// The inputs of the head.
 pub(super) struct Head<'a> {
@@ -66,62 +55,6 @@ pub(super) fn run(
     with_float!(head.x.dtype(), "head_loss", T => passes::<T>(head, &w, upstream, dx, slot))
 }
 
-/// Rows whose logits exist at one time.
-struct Group {
-    /// Their positions, ascending.
-    rows: Vec<i32>,
-    /// Parts of `rows` whose weight gradients are summed from zero.
-    blocks: Vec<Range<usize>>,
-    /// Of a chunk that has too few rows to join others.
-    alone: bool,
-}
-
-impl Group {
-    /// The positions, where they follow each other.
-    fn span(&self) -> Option<Range<usize>> {
-        let (first, last) = (*self.rows.first()? as usize, *self.rows.last()? as usize);
-        (last - first + 1 == self.rows.len()).then_some(first..last + 1)
-    }
-}
-
-/// The rows that have labels in groups of up to a chunk. `order` is that of the sums over so many rows.
-fn groups(labels: &[i32], chunk: usize, order: impl Fn(usize) -> SumOrder) -> Vec<Group> {
-    let mut groups: Vec<Group> = Vec::new();
-    for first in (0..labels.len()).step_by(chunk) {
-        let labels = &labels[first..labels.len().min(first + chunk)];
-        let SumOrder { block, unit } = order(labels.len());
-        let mut units: Vec<bool> =
-            labels.chunks(unit).map(|unit| unit.iter().any(|&label| label != IGNORE_INDEX)).collect();
-        let mut n_units = units.iter().filter(|&&kept| kept).count();
-        if n_units == 0 {
-            continue;
-        }
-        // Products with few rows take another way, with other roundings.
-        let alone = labels.len() <= FEW_ROWS;
-        for kept in units.iter_mut().filter(|kept| !**kept) {
-            if alone || (n_units - 1) * unit >= FEW_ROWS {
-                break;
-            }
-            (*kept, n_units) = (true, n_units + 1);
-        }
-        let n_kept = (0..labels.len()).filter(|row| units[row / unit]).count();
-        let fits = |group: &&mut Group| !alone && !group.alone && group.rows.len() + n_kept <= chunk;
-        if groups.last_mut().filter(fits).is_none() {
-            groups.push(Group { rows: Vec::new(), blocks: Vec::new(), alone });
-        }
-        let Some(group) = groups.last_mut() else { continue };
-        for from in (0..labels.len()).step_by(block) {
-            let begin = group.rows.len();
-            let rows = from..labels.len().min(from + block);
-            group.rows.extend(rows.filter(|row| units[row / unit]).map(|row| (first + row) as i32));
-            if group.rows.len() > begin {
-                group.blocks.push(begin..group.rows.len());
-            }
-        }
-    }
-    groups
-}
-
 fn passes<T: Float>(
     head: &Head<'_>,
     w: &Tensor,
@@ -133,9 +66,8 @@ fn passes<T: Float>(
     let hits = head.hits;
     let (vocab, dim, n_rows) = (w.sizes()[0], x.shape().last(), x.shape().n_rows());
     let mut losses = Tensor::zeros([n_rows], DType::F32, device)?;
-    let chunk = chunk_rows(n_rows, vocab);
-    let groups =
-        groups(head.labels.ids(), chunk, |rows| gemm::sum_order(device.host(), vocab, dim, rows, x.dtype()));
+    let chunk = chunk_rows(device, n_rows, vocab);
+    let groups = groups(device, head.labels.ids(), chunk, [vocab, dim], x.dtype());
     // Of whole chunks, whatever the labels: a step that repeats its shapes takes no fresh memory.
     let mut logits = Tensor::uninit([chunk, vocab], DType::F32, device, "logits")?;
     // In f32 the gradient is written over the logits.
@@ -162,25 +94,32 @@ fn passes<T: Float>(
         launch.cuda(|gpu| gpu.fill(&grad, 0))?;
         launch.run(move |cpu| grad.slice(cpu).fill(0.0))?;
     }
-    // The rows of x that have labels, where they do not follow each other, and the gradients of these rows, in f32: a sum
-    // over the whole vocabulary is formed block by block, which a product with an output in 16 bits cannot do.
-    let scattered = groups.iter().any(|group| group.span().is_none());
+    // On a GPU, rows that follow one another get their gradients where those belong, rounded by the product.
+    let in_its_place = |group: &Group| device.gpu_bytes().is_some() && group.span().is_some();
+    // The rows of x that have labels, where they do not follow each other, and the gradients of these rows, in f32: on a CPU
+    // a sum over the whole vocabulary is formed block by block, which a product with an output in 16 bits cannot do.
     let buffer = |wanted: bool, dtype, what| match wanted {
         true => Tensor::uninit([chunk, dim], dtype, device, what).map(Some),
         false => Ok(None),
     };
+    let scattered = groups.iter().any(|group| group.span().is_none());
     let mut gathered = buffer(scattered, x.dtype(), "activation")?;
-    let mut d_rows = buffer(dx.is_some(), DType::F32, "gradient")?;
-    let mut is_first = true;
+    let in_rows = dx.is_some() && !groups.iter().all(in_its_place);
+    let mut d_rows = buffer(in_rows, DType::F32, "gradient")?;
+    // All of them at once: a copy to a GPU takes about the same time for one row.
+    let all: Vec<i32> = groups.iter().flat_map(|group| &group.rows).copied().collect();
+    let positions = Tensor::from_slice(&all, [n_kept], device)?;
+    let labels: Vec<i32> = all.iter().map(|&row| head.labels.ids()[row as usize]).collect();
+    let labels = Tensor::from_slice(&labels, [n_kept], device)?;
+    let (mut is_first, mut end) = (true, 0);
     for group in &groups {
         let rows = group.rows.len();
-        let positions = Tensor::from_slice(&group.rows, [rows], device)?;
-        let labels: Vec<i32> = group.rows.iter().map(|&row| head.labels.ids()[row as usize]).collect();
-        let labels = Tensor::from_slice(&labels, [rows], device)?;
+        let places = end..end + rows;
+        end += rows;
         let span = group.span();
         if let (None, Some(gathered)) = (&span, &mut gathered) {
             let mut launch = device.launch("head input", 0, (2 * rows * dim * size_of::<T>()) as u64);
-            let (x, positions) = (launch.read::<T>(x)?, launch.read::<i32>(&positions)?);
+            let (x, positions) = (launch.read::<T>(x)?, launch.read_at::<i32>(&positions, &places)?);
             let to = launch.write_at::<T>(gathered, &(0..rows * dim))?;
             launch.cuda(|gpu| {
                 forms::gather_rows(gpu, (&x, T::DTYPE), &positions, (&to, T::DTYPE), [rows, dim])
@@ -211,7 +150,8 @@ fn passes<T: Float>(
         let bytes = (rows * vocab * (4 + size_of::<T>())) as u64;
         let mut launch = device.launch("cross entropy", 0, bytes);
         let scratch = launch.scratch::<f32>(2 * rows)?;
-        let (labels, to) = (launch.read::<i32>(&labels)?, launch.read::<i32>(&positions)?);
+        let labels = launch.read_at::<i32>(&labels, &places)?;
+        let to = launch.read_at::<i32>(&positions, &places)?;
         let (seed, grad, per_row) = match upstream {
             None => (None, None, false),
             Some(Upstream::Seed(seed)) => (Some(seed), None, false),
@@ -225,7 +165,8 @@ fn passes<T: Float>(
             None => None,
         };
         launch.cuda(|gpu| {
-            let rows_of = RowsOfLoss { logits: &x_logits, labels: &labels, to: &to, losses: &all_losses };
+            let (logits, span) = (&x_logits, span.clone());
+            let rows_of = RowsOfLoss { logits, labels: &labels, to: &to, span, losses: &all_losses };
             let d_logits = d_logits_rows.as_ref();
             match (seed, &grad) {
                 _ if hits => Err(Unable::NoForm),
@@ -270,26 +211,22 @@ fn passes<T: Float>(
             continue;
         }
         let d_logits = d_logits.as_ref().unwrap_or(&logits);
-        if let (Some(dx), Some(d_rows)) = (&mut dx, &mut d_rows) {
-            let (mut launch, scratch) = product(device, "head input grad", x.dtype(), [rows, dim, vocab])?;
-            let (d, w) = (launch.read_at::<T>(d_logits, &(0..rows * vocab))?, launch.read::<T>(w)?);
-            let out = launch.write_at::<f32>(d_rows, &(0..rows * dim))?;
-            launch.cuda(|gpu| {
-                let (d, w) = (gpu.matrix(&d, rows, vocab)?, gpu.matrix(&w, vocab, dim)?);
-                gpu.multiply((T::DTYPE, 1), [d, w], (&out, DType::F32, Store::Overwrite), None)
-            })?;
-            launch.run(move |cpu| {
-                let (d, w) = (MatRef::new(d.slice(cpu), rows, vocab), MatRef::new(w.slice(cpu), vocab, dim));
-                let out = MatMut::new(out.slice(cpu), rows, dim);
-                gemm::gemm(cpu, d, w, out, Store::Overwrite, scratch.slice(cpu));
-            })?;
-            let mut launch = device.quiet_launch("head input grad");
-            let from = launch.read_at::<f32>(d_rows, &(0..rows * dim))?;
-            let (positions, dx) = (launch.read::<i32>(&positions)?, launch.update::<T>(dx)?);
-            launch.cuda(|gpu| {
-                forms::place_rows(gpu, gpu.slice(&from)?, &positions, (&dx, T::DTYPE), [rows, dim])
-            })?;
-            launch.run(move |cpu| place_rows(from.slice(cpu), dim, positions.slice(cpu), dx.slice(cpu)))?;
+        let sizes = [rows, vocab, dim];
+        match (&mut dx, &span, &mut d_rows) {
+            (Some(dx), Some(span), _) if in_its_place(group) => {
+                input_grad::<T, T>([d_logits, w], sizes, (dx, span.start))?;
+            }
+            (Some(dx), _, Some(d_rows)) => {
+                input_grad::<T, f32>([d_logits, w], sizes, (d_rows, 0))?;
+                let mut launch = device.quiet_launch("head input grad");
+                let from = launch.read_at::<f32>(d_rows, &(0..rows * dim))?;
+                let (to, dx) = (launch.read_at::<i32>(&positions, &places)?, launch.update::<T>(dx)?);
+                launch.cuda(|gpu| {
+                    forms::place_rows(gpu, gpu.slice(&from)?, &to, (&dx, T::DTYPE), [rows, dim])
+                })?;
+                launch.run(move |cpu| place_rows(from.slice(cpu), dim, to.slice(cpu), dx.slice(cpu)))?;
+            }
+            _ => {}
         }
         if let Some(slot) = &mut slot {
             for block in &group.blocks {
@@ -314,4 +251,25 @@ fn passes<T: Float>(
         }
     }
     Ok(losses)
+}
+
+/// The gradients of some rows of x, from those of their logits and from the weight, into the rows of `out` from one on.
+fn input_grad<T: Float, C: Float>(
+    [d_logits, w]: [&Tensor; 2],
+    [rows, vocab, dim]: [usize; 3],
+    (out, first): (&mut Tensor, usize),
+) -> Result<()> {
+    let device = w.device();
+    let (mut launch, scratch) = product(device, "head input grad", w.dtype(), [rows, dim, vocab])?;
+    let (d, w) = (launch.read_at::<T>(d_logits, &(0..rows * vocab))?, launch.read::<T>(w)?);
+    let out = launch.write_at::<C>(out, &(first * dim..(first + rows) * dim))?;
+    launch.cuda(|gpu| {
+        let (d, w) = (gpu.matrix(&d, rows, vocab)?, gpu.matrix(&w, vocab, dim)?);
+        gpu.multiply((T::DTYPE, 1), [d, w], (&out, C::DTYPE, Store::Overwrite), None)
+    })?;
+    launch.run(move |cpu| {
+        let (d, w) = (MatRef::new(d.slice(cpu), rows, vocab), MatRef::new(w.slice(cpu), vocab, dim));
+        let out = MatMut::new(out.slice(cpu), rows, dim);
+        gemm::gemm(cpu, d, w, out, Store::Overwrite, scratch.slice(cpu));
+    })
 }

@@ -1,5 +1,8 @@
 //! The losses of rows of logits on a GPU, with their gradients.
 
+use std::ops::Range;
+
+use oarlock_cuda::driver::Slice;
 use oarlock_cuda::geometry;
 use oarlock_kernels::token_loss::TokenLoss;
 use oarlock_kernels::{DType, Float};
@@ -12,6 +15,8 @@ pub(super) struct RowsOfLoss<'a> {
     pub logits: &'a ViewMut<f32>,
     pub labels: &'a View<i32>,
     pub to: &'a View<i32>,
+    /// The places, where they follow one another.
+    pub span: Option<Range<usize>>,
     pub losses: &'a ViewMut<f32>,
 }
 
@@ -39,6 +44,17 @@ impl RowsOfLoss<'_> {
         call.u64(n).run(geometry::elements(n))
     }
 
+    /// Has the losses written by `kernel`, in their places or on the way to them.
+    fn in_places(&self, gpu: &Kernels<'_>, rows: usize, kernel: impl FnOnce(Slice<'_>) -> Form) -> Form {
+        if let Some(Range { start, end }) = self.span {
+            return kernel(forms::part(gpu.slice(self.losses)?, 4 * start..4 * end)?);
+        }
+        let losses = gpu.temporary(4 * rows)?;
+        let losses = losses.part(0, 4 * rows)?;
+        kernel(losses)?;
+        forms::place_rows(gpu, losses, self.to, (self.losses, DType::F32), [rows, 1])
+    }
+
     /// The losses alone.
     pub fn losses(
         &self,
@@ -49,11 +65,11 @@ impl RowsOfLoss<'_> {
     ) -> Form {
         let (kind, smoothing) = kind(loss)?;
         self.capped(gpu, cap, [rows, vocab])?;
-        let losses = gpu.temporary(4 * rows)?;
-        let call = gpu.kernel("token_loss", &[DType::F32])?.view(self.logits).view(self.labels).u32(kind);
-        let call = call.f32(smoothing).slice(losses.part(0, 4 * rows)?).u32(rows).u32(vocab);
-        call.run(geometry::losses(rows))?;
-        forms::place_rows(gpu, losses.part(0, 4 * rows)?, self.to, (self.losses, DType::F32), [rows, 1])
+        self.in_places(gpu, rows, |losses| {
+            let call = gpu.kernel("token_loss", &[DType::F32])?.view(self.logits).view(self.labels);
+            let call = call.u32(kind).f32(smoothing).slice(losses).u32(rows).u32(vocab);
+            call.run(geometry::losses(rows))
+        })
     }
 
     /// The losses, and the gradients of the logits, written over the logits where they have no other place.
@@ -69,13 +85,9 @@ impl RowsOfLoss<'_> {
         let (kind, smoothing) = kind(loss)?;
         self.capped(gpu, cap, [rows, vocab])?;
         let bytes = 4 * rows;
-        let memory = gpu.temporary(4 * bytes)?;
-        let [losses, scales, gathered, zeros] = [
-            memory.part(0, bytes)?,
-            memory.part(bytes, bytes)?,
-            memory.part(2 * bytes, bytes)?,
-            memory.part(3 * bytes, bytes)?,
-        ];
+        let memory = gpu.temporary(3 * bytes)?;
+        let [scales, gathered, zeros] =
+            [memory.part(0, bytes)?, memory.part(bytes, bytes)?, memory.part(2 * bytes, bytes)?];
         if let Some(grad) = scale.grad {
             // scales = grad[to], with the other sign for log-probabilities, or grad[0] for all.
             gpu.fill_slice(scales, 0)?;
@@ -88,18 +100,19 @@ impl RowsOfLoss<'_> {
             call.slice(gathered).slice(scales).u64(rows).run(geometry::elements(rows))?;
         }
         let to = d_logits.map_or(DType::F32, |_| T::DTYPE);
-        let call = gpu.kernel("token_loss_grad", &[DType::F32, to])?.view(self.logits).view(self.labels);
-        let call = call.u32(kind).f32(smoothing).f32(scale.seed.unwrap_or(0.0));
-        let call = match scale.grad {
-            Some(_) => call.slice(scales),
-            None => call.optional(None::<&View<f32>>),
-        };
-        let call = call.f32(cap.unwrap_or(0.0)).slice(losses);
-        let call = match d_logits {
-            Some(d_logits) => call.view(d_logits),
-            None => call.view(self.logits),
-        };
-        call.u32(rows).u32(vocab).run(geometry::losses(rows))?;
-        forms::place_rows(gpu, losses, self.to, (self.losses, DType::F32), [rows, 1])
+        self.in_places(gpu, rows, |losses| {
+            let call = gpu.kernel("token_loss_grad", &[DType::F32, to])?.view(self.logits).view(self.labels);
+            let call = call.u32(kind).f32(smoothing).f32(scale.seed.unwrap_or(0.0));
+            let call = match scale.grad {
+                Some(_) => call.slice(scales),
+                None => call.optional(None::<&View<f32>>),
+            };
+            let call = call.f32(cap.unwrap_or(0.0)).slice(losses);
+            let call = match d_logits {
+                Some(d_logits) => call.view(d_logits),
+                None => call.view(self.logits),
+            };
+            call.u32(rows).u32(vocab).run(geometry::losses(rows))
+        })
     }
 }

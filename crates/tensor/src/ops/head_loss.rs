@@ -11,6 +11,7 @@ use oarlock_kernels::{DType, Error, Result, cross_entropy};
 use crate::launch::Mode;
 use crate::ops::cross_entropy::reduced;
 use crate::ops::head_chunks::{self, Head, Upstream};
+use crate::ops::head_rows::chunk_rows;
 use crate::ops::transfer::DeviceF64;
 use crate::ops::{IGNORE_INDEX, Labels, Reduction, WeightLayout, linear, wrong_shape};
 use crate::param::Param;
@@ -107,7 +108,7 @@ pub fn head_token_loss(
     let losses = head_chunks::run(&head, seed.map(Upstream::Seed), dx.as_mut())?;
     let (exact, mut loss) =
         (DeviceF64::zero(x.device(), "losses")?, Tensor::uninit([], DType::F32, x.device(), "tensor")?);
-    let chunk = head_chunks::chunk_rows(x.shape().n_rows(), weight.shape().sizes()[0]);
+    let chunk = chunk_rows(x.device(), x.shape().n_rows(), weight.shape().sizes()[0]);
     let mut launch = x.device().quiet_launch(op);
     let n = losses.n_elems();
     let (losses, out) = (launch.read::<f32>(&losses)?, launch.write::<f32>(&mut loss)?);

@@ -109,8 +109,10 @@ impl Function for LayerNormBackward {
                 let call = call.view(&dy).view(&dx).added(store).slice(of_weight).slice(of_bias);
                 call.u32(n_rows).u32(dim).run(geometry::norm_backward(n_rows, dim, 2))?;
                 let sizes = [1, n_partials, dim];
-                gpu.sum_rows((of_weight, DType::F32), sizes, (&d_weight, DType::F32, Store::Overwrite))?;
-                gpu.sum_rows((of_bias, DType::F32), sizes, (&d_bias, DType::F32, Store::Overwrite))
+                [(of_weight, &d_weight), (of_bias, &d_bias)].into_iter().try_for_each(|(from, to)| {
+                    let to = (gpu.slice(to)?, DType::F32, Store::Overwrite);
+                    gpu.sum_rows(1.0, (from, DType::F32), sizes, to)
+                })
             })?;
             launch.run(move |cpu| {
                 norm::layer_norm_backward(

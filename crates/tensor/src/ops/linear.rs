@@ -186,7 +186,7 @@ impl Function for LinearBackward {
                 let (dy, out) = (launch.read::<T>(&dy)?, launch.grad(&mut slot)?);
                 launch.cuda(|gpu| {
                     let rows = [1, n_rows, n_out];
-                    gpu.sum_rows((gpu.slice(&dy)?, T::DTYPE), rows, (&out, DType::F32, store))
+                    gpu.sum_rows(1.0, (gpu.slice(&dy)?, T::DTYPE), rows, (gpu.slice(&out)?, DType::F32, store))
                 })?;
                 launch.run(move |cpu| {
                     elementwise::bias_grad(cpu, dy.slice(cpu), (out.slice(cpu), store), scratch.slice(cpu));

@@ -18,6 +18,7 @@ mod gated;
 mod head_chunks;
 mod head_form;
 mod head_loss;
+mod head_rows;
 mod labels;
 mod layer_norm;
 mod linear;

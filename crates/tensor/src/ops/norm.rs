@@ -103,7 +103,7 @@ impl Function for RmsNormBackward {
                     call.run(geometry::norm_backward(n_rows, dim, 1))?;
                     let Some((store, grad)) = &grad else { return Ok(()) };
                     let sums = (partials.slice()?, DType::F32);
-                    gpu.sum_rows(sums, [1, n_partials, dim], (grad, DType::F32, *store))
+                    gpu.sum_rows(1.0, sums, [1, n_partials, dim], (gpu.slice(grad)?, DType::F32, *store))
                 })?;
                 $launch.run(move |cpu| {
                     let (scratch, unused) = scratch.slice(cpu).split_at_mut(n_scratch);

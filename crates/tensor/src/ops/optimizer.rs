@@ -3,6 +3,7 @@
 mod ad_ema_mix;
 mod custom;
 mod form;
+mod pieces;
 mod rms_prop;
 mod rule;
 
@@ -28,6 +29,7 @@ use crate::shape::Shape;
 
 pub use self::ad_ema_mix::AdEmaMixArgs;
 pub use self::custom::{Custom, CustomRule, Update};
+pub use self::pieces::update_all;
 pub use self::rms_prop::RmsPropArgs;
 use self::rule::is_matrix;
 pub use self::rule::{

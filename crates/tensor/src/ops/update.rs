@@ -2,9 +2,10 @@
 
 use std::ops::Range;
 
-use oarlock_cuda::geometry;
+use oarlock_cuda::{Pieces, geometry};
 use oarlock_kernels::{DType, Error, Result, elementwise, gemm, sums};
 
+use crate::cuda::Unable;
 use crate::device::Device;
 use crate::flat::FlatBuffer;
 use crate::launch::Mode;
@@ -55,6 +56,47 @@ pub fn sum_f64(device: &Device, x: &FlatBuffer, n: usize) -> Result<f64> {
     launch.run(move |cpu| out.slice(cpu)[0] = tree_sum(x.slice(cpu)))?;
     drop(lease);
     sum.read()
+}
+
+/// As [`squared_norms`] of pairs of x and the place of its sums; on a GPU in one launch for many.
+///
+/// # Errors
+/// As [`squared_norms`].
+pub fn all_squared_norms(device: &Device, pairs: &[(Part<'_>, Part<'_>)]) -> Result<()> {
+    let Some(out) = pairs.first().map(|(_, out)| out.flat).filter(|_| device.is_cuda()) else {
+        return pairs.iter().try_for_each(|(x, out)| squared_norms(device, x, out));
+    };
+    let fits = |(x, to): &(Part<'_>, Part<'_>)| {
+        to.flat.same(out) && to.range.len() == x.range.len().div_ceil(NORM_BLOCK)
+    };
+    if let Some((x, to)) = pairs.iter().find(|pair| !fits(pair)) {
+        let expected = format!("sums of {} elements in one buffer", x.range.len());
+        return Err(Error::Shape { op: "squared_norms", expected, got: format!("{:?}", to.range) });
+    }
+    let filled: Vec<_> = pairs.iter().filter(|(x, _)| !x.range.is_empty()).collect();
+    for some in filled.chunks(Pieces::MOST) {
+        let n: usize = some.iter().map(|(x, _)| x.range.len()).sum();
+        let mut launch = device.launch("gradient norm", 0, 4 * n as u64);
+        let sums = out.write()?;
+        let leases = some.iter().map(|(x, _)| x.flat.read()).collect::<Result<Vec<_>>>()?;
+        let mut declared = Vec::with_capacity(some.len());
+        for ((x, to), lease) in some.iter().zip(&leases) {
+            let sums = launch.stretch::<f64>(&sums, &to.range, Mode::Write)?;
+            declared.push((x.range.len(), launch.read_flat::<f32>(lease, &x.range)?, sums));
+        }
+        launch.cuda(|gpu| {
+            let mut pieces = Pieces::new();
+            for (n, x, sums) in &declared {
+                if !pieces.push(*n, [Some(gpu.slice(x)?), Some(gpu.slice(sums)?), None, None, None]) {
+                    return Err(Unable::NoForm);
+                }
+            }
+            gpu.kernel("squared_norms", &[])?.pieces(&pieces).run(geometry::pieces(&pieces))
+        })?;
+        launch
+            .run(|_| -> Result<()> { Err(Error::Usage("squared_norms: too many elements".to_string())) })?;
+    }
+    Ok(())
 }
 
 /// Multiplies f32 elements by `scale` and cuts them off at `-bound` and `bound`, which is at least 0; NaN stays.

@@ -208,7 +208,7 @@ fn free_blocks_give_way_where_the_memory_of_a_gpu_is_used_up() {
 #[test]
 fn a_pool_of_segments_calls_the_driver_seldom() {
     let Some(device) = gpu_in_segments() else { return };
-    let dry = Device::dry_gpu(Isa::detect(), Par::solo());
+    let dry = Device::dry(Isa::detect(), Par::solo()).as_dry_gpu(80 << 30);
     let mut state = 1u64;
     let mut random = move |most: usize| {
         state = state.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);

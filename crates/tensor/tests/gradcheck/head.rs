@@ -6,7 +6,7 @@ use oarlock_tensor::cpu::{Cpu, Isa, Store};
 use oarlock_tensor::ops::{self, HeadOptions, IGNORE_INDEX, Labels};
 use oarlock_tensor::{DType, Device, Float, Par, Tape, bf16, f16};
 
-use crate::common::{array, f64s, grad_of, settle, tensor};
+use crate::common::{array, assert_close, f64s, grad_of, own_gpu, settle, tensor};
 
 const SEED: f32 = 0.25;
 
@@ -102,4 +102,46 @@ fn rows_without_a_label_cost_nothing_and_change_no_bit() {
             check::<f16>(Isa::detect(), n_rows, vocab, chunk, &labels);
         }
     }
+}
+
+/// A GPU takes chunks by its memory. Those that have most of their rows get their gradients where these belong, the others
+/// are gathered.
+#[test]
+fn a_gpu_in_several_chunks_is_near_the_cpu() {
+    let Some(gpu) = own_gpu() else { return };
+    let cpu = Device::cpu(Isa::detect(), Par::solo());
+    // The emulated GPU has 256 MB, so its chunks have a million elements.
+    let (n_rows, vocab, dim) = (300, 4000, 8);
+    let (x, w) = (array(1, &[n_rows, dim]), array(2, &[vocab, dim]));
+    let label = |row: usize| (row * 31 % vocab) as i32;
+    for (dtype, every, n_chunks, expected, absent) in
+        [(DType::BF16, 100, 2, vec![], "head input"), (DType::F32, 2, 1, vec!["head input"], "")]
+    {
+        let labels: Vec<i32> =
+            (0..n_rows).map(|row| if row % every == 1 { IGNORE_INDEX } else { label(row) }).collect();
+        let [want, got] = [&cpu, &gpu].map(|device| {
+            let (params, home) = settle(std::slice::from_ref(&w), dtype, device, true);
+            let tape = Tape::with_seed(SEED);
+            let x = tape.leaf(&tensor(&x, dtype, device));
+            device.profile().enable();
+            let head =
+                ops::head_loss(&x, &params[0], &Labels::new(&labels[..]), HeadOptions::default()).unwrap();
+            let gradients = tape.backward(&head.loss, SEED).unwrap();
+            let ran = device.profile().take();
+            if device.is_cuda() {
+                let calls = |op| ran.iter().find(|(name, _)| *name == op).map_or(0, |(_, op)| op.calls);
+                for op in ["head forward", "cross entropy", "head input grad", "head weight grad"] {
+                    assert_eq!(calls(op), n_chunks, "{dtype}: {op} of {ran:?}");
+                }
+                assert!(expected.iter().all(|op| calls(op) == n_chunks), "{dtype}: {ran:?}");
+                assert_eq!(calls(absent), 0, "{dtype}: {ran:?}");
+            }
+            let dx = f64s(gradients.of(&x).unwrap());
+            (head.sum().unwrap(), dx, grad_of(&home, 0))
+        });
+        assert!((got.0 - want.0).abs() <= 1e-5 * want.0, "{dtype}: {} is not {}", got.0, want.0);
+        assert_close(&got.1, &want.1, dtype, 1.0, "gradient of x");
+        assert_close(&got.2, &want.2, dtype, 1.0, "gradient of the weight");
+    }
+    assert_eq!(gpu.staged_ops(), Vec::<&str>::new());
 }

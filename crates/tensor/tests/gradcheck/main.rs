@@ -15,6 +15,7 @@ mod gpu;
 mod gpu_cost;
 mod gpu_forms;
 mod gpu_memory;
+mod gpu_norms;
 mod gpu_steps;
 mod gpu_waits;
 mod head;

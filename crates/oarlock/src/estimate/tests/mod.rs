@@ -246,6 +246,25 @@ fn a_dry_run_of_a_large_model_takes_no_memory() {
 }
 
 #[test]
+fn a_forecast_knows_the_chunks_of_a_gpu() {
+    let model = llama(64, 1, 50_000, 512);
+    let shape = StepShape { batch: 8, len: 512, documents: false, eval_batch: None, longest: None, parts: 1 };
+    let logits = |device: &Device| {
+        let run = decoder_step(&model, DType::BF16, device, shape, &dry_pass(&Pretrain)).unwrap();
+        run.by_name.iter().find(|(name, _)| *name == "logits").unwrap().1
+    };
+    let cpu = Device::dry(Isa::detect(), Par::solo());
+    // In f32, and in bf16 their gradient: all 4,096 rows at once with 80 GB, 640 of them with 8 GB.
+    assert!((20 << 20..30 << 20).contains(&logits(&cpu)), "{}", logits(&cpu));
+    for (memory, rows) in [(80 << 30, 4096), (8 << 30, 640)] {
+        let (got, want) = (logits(&cpu.as_dry_gpu(memory)), rows * 50_000 * 6);
+        assert!((want..want + want / 8).contains(&got), "{got}, not {want}");
+        // As a run on such a GPU asks for its forecast.
+        assert_eq!(logits(&cpu.as_dry_gpu(memory).as_dry()), got);
+    }
+}
+
+#[test]
 fn a_dry_device_has_no_values_and_says_so() {
     let device = Device::dry(Isa::detect(), Par::solo());
     let x = Tensor::from_slice(&[1.0f32, 2.0], [2], &device).unwrap();

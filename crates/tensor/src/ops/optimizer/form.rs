@@ -1,15 +1,13 @@
 //! A step of a rule on a GPU. Nothing of it waits for the host: norms and lengths stay on the GPU.
 
+use oarlock_cuda::Pieces;
 use oarlock_cuda::driver::Slice;
 use oarlock_cuda::geometry::{self, NORM_BLOCK};
 use oarlock_kernels::optim::adafactor::{AdafactorArgs, Extent};
-use oarlock_kernels::optim::adagrad::Adagrad;
-use oarlock_kernels::optim::adam::Adam;
-use oarlock_kernels::optim::lion::Lion;
 use oarlock_kernels::optim::muon::MuonArgs;
-use oarlock_kernels::optim::sgd::Sgd;
 use oarlock_kernels::{DType, Float, Store};
 
+use super::pieces::ElementKernel;
 use super::{Step, is_matrix, muon_adam, muon_args};
 use crate::cuda::{Form, Found, Kernels, Matrix, Unable, forms};
 use crate::launch::ViewMut;
@@ -33,30 +31,11 @@ impl Step {
         if self.n == 0 {
             return Ok(());
         }
-        let elementwise = |op, states: &[usize], scalars: &[f32], switches: [Option<bool>; 2]| {
-            self.elementwise(gpu, (op, switches), &weights, states, scalars)
-        };
         let args = &self.args;
+        if let Some(kernel) = ElementKernel::of(&self.rule, args) {
+            return self.elementwise(gpu, &kernel, &weights, [0, 1]);
+        }
         match self.rule {
-            Rule::AdamW { beta1, beta2, eps } => {
-                let scalars = Adam::<true>::new(beta1, beta2, eps, args).scalars();
-                elementwise("adam", &[0, 1], &scalars, [Some(true), None])
-            }
-            Rule::Adam { beta1, beta2, eps } => {
-                let scalars = Adam::<false>::new(beta1, beta2, eps, args).scalars();
-                elementwise("adam", &[0, 1], &scalars, [Some(false), None])
-            }
-            Rule::Sgd { momentum, dampening, nesterov } => {
-                let (scalars, nesterov) = Sgd::new(momentum, dampening, nesterov, args).scalars();
-                elementwise("sgd", &[0], &scalars, [None, Some(nesterov)])
-            }
-            Rule::Adagrad { lr_decay, initial_accumulator_value, eps } => {
-                let scalars = Adagrad::new(lr_decay, initial_accumulator_value, eps, args).scalars();
-                elementwise("adagrad", &[0], &scalars, [None; 2])
-            }
-            Rule::Lion { beta1, beta2 } => {
-                elementwise("lion", &[0], &Lion::new(beta1, beta2, args).scalars(), [None; 2])
-            }
             Rule::Lamb { .. } => self.lamb(gpu, &weights),
             Rule::Adafactor(_) => self.adafactor(gpu, &weights),
             Rule::Muon { .. } => match *self.shape.sizes() {
@@ -65,34 +44,37 @@ impl Step {
                     self.muon(gpu, &weights, &muon, [rows, cols])
                 }
                 _ => {
-                    let scalars = muon_adam(&self.rule, args).ok_or(Unable::NoForm)?.scalars();
-                    elementwise("adam", &[1, 2], &scalars, [Some(true), None])
+                    let adam = muon_adam(&self.rule, args).ok_or(Unable::NoForm)?;
+                    self.elementwise(gpu, &ElementKernel::adam(&adam), &weights, [1, 2])
                 }
             },
-            Rule::LowRank(_) | Rule::OneBit(_) | Rule::Custom(_) => Err(Unable::NoForm),
+            _ => Err(Unable::NoForm),
         }
     }
 
-    /// A rule for each element by itself. Its switches stand before and behind the scalars.
+    /// A rule for each element by itself, with these of the step's states.
     fn elementwise<T: Float>(
         &self,
         gpu: &Kernels<'_>,
-        (op, switches): (&'static str, [Option<bool>; 2]),
+        kernel: &ElementKernel,
         weights: &Weights<'_, T>,
-        states: &[usize],
-        scalars: &[f32],
+        states: [usize; 2],
     ) -> Form {
-        let call = gpu.kernel(op, &[T::DTYPE])?.view(weights.master);
-        let call = states.iter().fold(call, |call, &state| call.optional(self.state[state].as_ref()));
-        let mut call = call.view(&self.grad).optional(weights.working);
-        if let Some(switch) = switches[0] {
-            call = call.u32(usize::from(switch));
+        let [first, second] = states.map(|state| self.state[state].as_ref());
+        let state = |view: Option<&ViewMut<f32>>| view.map(|view| gpu.slice(view)).transpose();
+        let working = weights.working.map(|working| gpu.slice(working)).transpose()?;
+        let operands = [
+            Some(gpu.slice(weights.master)?),
+            state(first)?,
+            state(second)?,
+            Some(gpu.slice(&self.grad)?),
+            working,
+        ];
+        let mut pieces = Pieces::new();
+        if !pieces.push(self.n, operands) {
+            return Err(Unable::NoForm);
         }
-        call = call.f32s(scalars);
-        if let Some(switch) = switches[1] {
-            call = call.u32(usize::from(switch));
-        }
-        call.u64(self.n).run(geometry::elements(self.n))
+        kernel.run(gpu, T::DTYPE, &pieces)
     }
 
     /// A state that the rule has for this parameter.
@@ -161,7 +143,7 @@ impl Step {
             call.u32(batch * rows).u32(cols).run(geometry::rows(batch * rows, cols))?;
             let call = gpu.kernel("adafactor_columns", &[])?.view(&self.grad).view(col_var).f32(scale);
             let call = call.f32(weight).u32(batch).u32(rows).u32(cols);
-            call.run(geometry::sum_rows(batch, cols))?;
+            call.run(geometry::columns(batch, cols))?;
             let call = gpu.kernel("adafactor_means", &[])?.view(row_var).slice(means).f32(eps1 as f32);
             call.u32(batch).u32(rows).run(geometry::rows(batch, rows))?;
         } else {
