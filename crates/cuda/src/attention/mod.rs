@@ -6,6 +6,7 @@ mod tuned;
 
 use std::f32::consts::LOG2_E;
 
+use crate::cudnn::Pass;
 use crate::element::Element;
 use crate::geometry::Geometry;
 pub use tile::{Tile, TiledKernel, tiled_instances};
@@ -72,8 +73,8 @@ impl AttentionShape {
     }
 
     /// The tile that its unit has without another choice.
-    pub fn usual_tile(&self, element: Element) -> Tile {
-        Tile::usual(element, self.compiled_head_dim() as u32)
+    pub fn usual_tile(&self, pass: Pass, element: Element) -> Tile {
+        Tile::usual(pass, element, self.compiled_head_dim() as u32)
     }
 
     /// Elements of a head in the tiles of its unit.
@@ -91,30 +92,32 @@ impl AttentionShape {
         let (row_bytes, rows, walked) = (self.row_bytes(element), tile.rows as usize, tile.walked as usize);
         let scratch_bytes = tile.scratch_bytes(element);
         let over_queries = [self.q_len.div_ceil(rows), self.heads, self.batch];
-        let (grid, tile_rows, more) = match kernel {
-            TiledKernel::Forward => (over_queries, rows + 4 * walked, 0),
-            TiledKernel::BackwardQ => (over_queries, 2 * rows + 2 * walked, 0),
+        let stages = kernel.stages(element, self.compiled_head_dim());
+        let (grid, own_rows, more) = match kernel {
+            TiledKernel::Forward => (over_queries, rows, 0),
+            TiledKernel::BackwardQ => (over_queries, 2 * rows, 0),
             TiledKernel::BackwardKv => {
                 let passes = if self.compiled_head_dim() > 128 { 2 } else { 1 };
                 let grid = [passes * self.kv_capacity.div_ceil(rows), self.kv_heads, self.batch];
                 // Log-sum-exps, inner products and visible keys of the queries.
-                (grid, 2 * rows + 2 * walked, walked * 16)
+                (grid, 2 * rows, stages * walked * 16)
             }
         };
-        let shared_bytes = tile_rows * row_bytes + scratch_bytes + more;
+        let shared_bytes = (own_rows + 2 * stages * walked) * row_bytes + scratch_bytes + more;
         Geometry { threads: tile.threads(), ..self.geometry(grid, shared_bytes) }
     }
 
-    /// Of the inner products of outputs and their gradients.
+    /// Of the inner products of outputs and their gradients: a lane has eight elements of a row.
     pub fn delta(&self) -> Geometry {
-        self.geometry([(self.batch * self.heads * self.q_len).div_ceil(WARPS), 1, 1], 0)
+        let lanes = (self.compiled_head_dim() / 8).next_power_of_two();
+        self.geometry([(self.batch * self.heads * self.q_len * lanes).div_ceil(THREADS as usize), 1, 1], 0)
     }
 
     /// Into how many splits the pass for few queries divides the keys that they see: as many as fill a GPU with the other
     /// blocks of the launch, each of a tile at least; 1 where the usual forward pass serves as well. The number does not
     /// depend on the GPU, so that the bits do not.
     pub fn n_splits(&self, element: Element) -> usize {
-        let tiles = self.seen_keys().div_ceil(self.usual_tile(element).walked as usize);
+        let tiles = self.seen_keys().div_ceil(self.usual_tile(Pass::Forward, element).walked as usize);
         if self.q_len > FEW_QUERIES || tiles < LEAST_TILES {
             return 1;
         }
@@ -137,7 +140,7 @@ impl AttentionShape {
 
     /// Of the pass for few queries, with this many splits of the keys.
     pub fn decode(&self, element: Element, n_splits: usize) -> Geometry {
-        let walked = self.usual_tile(element).walked as usize;
+        let walked = self.usual_tile(Pass::Forward, element).walked as usize;
         let floats = DECODE_ROWS * (self.compiled_head_dim() + walked + 5);
         let shared_bytes = 2 * walked * self.row_bytes(element) + 4 * floats;
         self.geometry([n_splits, self.kv_heads * self.decode_chunks(), self.batch], shared_bytes)
@@ -145,7 +148,7 @@ impl AttentionShape {
 
     /// Of the joining of splits.
     pub fn decode_join(&self) -> Geometry {
-        self.delta()
+        self.geometry([(self.batch * self.heads * self.q_len).div_ceil(WARPS), 1, 1], 0)
     }
 
     fn geometry(&self, grid: [usize; 3], shared_bytes: usize) -> Geometry {
@@ -204,8 +207,8 @@ mod tests {
             for element in [Element::F32, Element::BF16, Element::F16] {
                 let shape = AttentionShape { head_dim: dim as usize, ..base };
                 let most = if element == Element::F32 && dim > 192 { MOST[1] } else { MOST[0] };
-                let tiled =
-                    TiledKernel::ALL.map(|kernel| shape.tiled(kernel, element, shape.usual_tile(element)));
+                let tiled = TiledKernel::ALL
+                    .map(|kernel| shape.tiled(kernel, element, shape.usual_tile(kernel.pass(), element)));
                 for pass in tiled.into_iter().chain([shape.decode(element, 3)]) {
                     assert!(pass.shared_bytes <= most, "{element} {dim}: {}", pass.shared_bytes);
                 }

@@ -57,14 +57,15 @@ impl<'a> Bench<'a> {
             of_keys: [keys()?, keys()?, keys()?, keys()?],
             statistics: [rows()?, rows()?],
         };
-        bench.run(TiledKernel::Forward, shape.usual_tile(element))?;
+        bench.run(TiledKernel::Forward, shape.usual_tile(Pass::Forward, element))?;
         bench.delta()?;
         Ok(bench)
     }
 
     /// The tiles for which a GPU has enough shared memory, the usual one first.
     pub fn tiles(&self, kernel: TiledKernel) -> Vec<Tile> {
-        let (usual, most) = (self.shape.usual_tile(self.element), self.stream.context().shared_bytes());
+        let (usual, most) =
+            (self.shape.usual_tile(kernel.pass(), self.element), self.stream.context().shared_bytes());
         let fits = |tile: &Tile| self.shape.tiled(kernel, self.element, *tile).shared_bytes <= most;
         let others = Tile::all().filter(|tile| *tile != usual);
         std::iter::once(usual).chain(others).filter(fits).collect()

@@ -117,7 +117,7 @@ impl Tuned {
         let measured = self.get((shape, element, pass));
         let tile = measured.map(|measured| if is_second { measured.of_queries } else { measured.tile });
         let fits = |tile: &Tile| shape.tiled(kernel, element, *tile).shared_bytes <= shared_bytes;
-        tile.filter(fits).unwrap_or_else(|| shape.usual_tile(element))
+        tile.filter(fits).unwrap_or_else(|| shape.usual_tile(kernel.pass(), element))
     }
 
     /// How many there are.
