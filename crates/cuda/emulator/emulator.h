@@ -26,6 +26,7 @@ void sync_warp(const char* file, int line);
 u32 shuffle_xor(u32 v, int mask);
 void mma(f32* c, const u32* a, u32 b0, u32 b1, f32 (*to_f32)(u16));
 void ldmatrix(u32* r, const void* row, bool trans);
+void check_words(const void* to);
 void cp_async(void* to, const void* from, bool valid);
 void cp_async_commit();
 void cp_async_wait(int n);
@@ -195,5 +196,10 @@ template <class T> inline void mma(T, f32 (&c)[4], const u32 (&a)[4], u32 b0, u3
 inline void ldmatrix(u32 (&r)[4], const void* row) { emulator::ldmatrix(r, row, false); }
 inline void ldmatrix_trans(u32 (&r)[4], const void* row) { emulator::ldmatrix(r, row, true); }
 inline void cp_async(void* to, const void* from, bool valid) { emulator::cp_async(to, from, valid); }
+inline void store_words(void* to, u32 a, u32 b, u32 c, u32 d) {
+  u32 words[4] = {a, b, c, d};
+  emulator::check_words(to);
+  memcpy(to, words, 16);
+}
 inline void cp_async_commit() { emulator::cp_async_commit(); }
 template <int N> inline void cp_async_wait() { emulator::cp_async_wait(N); }

@@ -335,6 +335,11 @@ void ldmatrix(u32* r, const void* row, bool trans) {
   memcpy(r, m->now().warp->results[m->now().lane], 16);
 }
 
+void check_words(const void* to) {
+  if ((uintptr_t)to % 16) machine->fail("a store of 16 bytes to an address that is not a multiple of 16");
+  if (machine->is_shared(to, 1)) machine->fail("a store to global memory of an address in shared memory");
+}
+
 void cp_async(void* to, const void* from, bool valid) {
   Machine* m = machine;
   if ((uintptr_t)to % 16 || (uintptr_t)from % 16)

@@ -13,11 +13,15 @@ namespace {
 const int D = HEAD_DIM;
 typedef ELEMENT T;
 const int LD = Row<T, D>::STRIDE;
-// Rows of the tiles that a pass walks over: usually so many that the tiles of a block fit into shared memory.
+// Rows of the tiles that a pass walks over: usually so many that the tiles of a block fit into shared memory. The backward
+// passes hold more of them at a time.
+const int HEAD_BYTES = D * (int)sizeof(T);
 #ifdef OF_WALKED
 const int WALKED = OF_WALKED;
+#elif defined(IS_BACKWARD)
+const int WALKED = HEAD_BYTES <= 128 ? 64 : HEAD_BYTES <= 512 ? 32 : 16;
 #else
-const int WALKED = D * (int)sizeof(T) <= 256 ? 64 : D * (int)sizeof(T) <= 512 ? 32 : 16;
+const int WALKED = HEAD_BYTES <= 256 ? 64 : HEAD_BYTES <= 512 ? 32 : 16;
 #endif
 
 #define JOIN_(a, b, c) a##_##b##_##c
@@ -48,11 +52,14 @@ struct Keys {
   int low, high;
 };
 
-// Those that query i sees; `starts` says where its document begins, where there are such.
-DEVICE Keys visible(const Shape& s, const i32* starts, int i) {
+// Where the document of query i begins, where there are such.
+DEVICE int start_of(const Shape& s, const i32* starts, int i) { return starts && i < s.q_len ? starts[i] : 0; }
+
+// Those that query i sees, whose document begins at `start`.
+DEVICE Keys visible(const Shape& s, int start, int i) {
   if (i >= s.q_len) return {MANY, 0};
   int own_end = max(s.kv_len - s.q_len + i + 1, 0);
-  int low = starts ? min(max(starts[i], 0), s.kv_len) : 0;
+  int low = min(max(start, 0), s.kv_len);
   if (s.window) low = max(low, own_end - s.window);
   return {low, min(s.causal ? own_end : s.kv_len, s.kv_len)};
 }
@@ -67,10 +74,18 @@ DEVICE int highest(int v) { return -lowest(-v); }
 struct Span {
   Keys any, all;
   DEVICE Span(const Shape& s, const i32* starts, int first, int n) {
+    if (!starts) {
+      // Later queries see later keys.
+      int last = min(first + n, s.q_len) - 1;
+      Keys earliest = visible(s, 0, first), latest = visible(s, 0, last);
+      any = {earliest.low, latest.high};
+      all = first + n <= s.q_len ? Keys{latest.low, earliest.high} : Keys{MANY, 0};
+      return;
+    }
     any = {MANY, 0};
     all = {0, MANY};
     for (int i = threadIdx.x % 32; i < n; i += 32) {
-      Keys keys = visible(s, starts, first + i);
+      Keys keys = visible(s, start_of(s, starts, first + i), first + i);
       if (keys.low < keys.high) {
         any.low = min(any.low, keys.low);
         any.high = max(any.high, keys.high);
@@ -84,6 +99,9 @@ struct Span {
   DEVICE bool sees_some(int from, int to) const { return any.low < to && from < any.high; }
   DEVICE bool sees_all(int from, int to) const { return all.low <= from && to <= all.high; }
 };
+
+// Whether a score is its product times a factor above 0. Then the factor waits for the exponential, where it costs nothing.
+DEVICE bool is_plain(const Shape& s) { return s.cap == 0.f && s.factor > 0.f; }
 
 // A score in powers of two; `slope` is that of the cap.
 DEVICE f32 score(const Shape& s, f32 product, f32& slope) {

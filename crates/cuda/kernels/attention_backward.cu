@@ -3,9 +3,29 @@
 //
 // P = exp(scale K Q^T - lse), dS = P (V dO^T - delta), dV = P dO, dK = scale dS Q, dQ = scale dS^T K. Where scores have a
 // cap, dS is multiplied by its slope as well. `delta` is the inner product of a query's output and its gradient.
+//
+// One pass sums the gradients of keys and values, the other one those of queries, so that two of seven products are computed
+// twice. A single pass would have to leave a part of dQ in memory for each tile of keys, to be summed in a fixed order: with
+// tiles of 64 keys, writing and reading those takes as long as the two products, and memory as often as there are tiles.
+#define IS_BACKWARD
 #include "attention.h"
 
 namespace {
+
+// Tiles of a walk that are held at a time: with two, the next one is on its way while products of one are computed.
+const int STAGES = HEAD_BYTES <= 256 ? 2 : 1;
+
+// The rows that a warp owns as left operands: in registers where there are enough of them beside sums and scores.
+const bool HOLDS_KEYS = D <= 64 && WALKED <= 64, HOLDS_QUERIES = D * WALKED <= 4096;
+template <class E, bool HELD> struct Owned {
+  typedef SharedRows<E, D> Type;
+};
+template <> struct Owned<bf16, true> {
+  typedef HeldRows<bf16, D> Type;
+};
+template <> struct Owned<f16, true> {
+  typedef HeldRows<f16, D> Type;
+};
 
 struct Pointers {
   const T *q, *k, *v, *d_o;
@@ -13,16 +33,43 @@ struct Pointers {
   const f32 *lse, *delta;
 };
 
-// delta [batch, heads, q_len]: a warp for each.
+// delta [batch, heads, q_len]: some lanes of a warp for each, with eight elements at a time.
+const int DELTA_LANES = D <= 32 ? 4 : D <= 64 ? 8 : D <= 128 ? 16 : 32;
 DEVICE void attention_delta(const T* o, const T* d_o, f32* delta, int q_len, int heads, int head_dim, int batch) {
-  int at = blockIdx.x * WARPS + threadIdx.x / 32;
-  if (at >= batch * heads * q_len) return;
-  int row = at % q_len, head = at / q_len % heads, b = at / q_len / heads;
-  u64 from = (((u64)b * q_len + row) * heads + head) * head_dim;
-  f32 sum = 0;
-  for (int c = threadIdx.x % 32; c < head_dim; c += 32) sum += to_f32(o[from + c]) * to_f32(d_o[from + c]);
-  sum = warp_sum(sum);
-  if (threadIdx.x % 32 == 0) delta[at] = sum;
+  int at = (blockIdx.x * ATTENTION_THREADS + threadIdx.x) / DELTA_LANES, n = batch * heads * q_len;
+  int col = threadIdx.x % DELTA_LANES * 8, row = at % q_len, head = at / q_len % heads, b = at / q_len / heads;
+  f32 x[8], y[8], sum = 0;
+  if ((at < n) & (col < head_dim)) {
+    u64 from = (((u64)b * q_len + row) * heads + head) * head_dim + col;
+    load8(x, o + from, 8, true);
+    load8(y, d_o + from, 8, true);
+    UNROLL for (int i = 0; i < 8; i++) sum += x[i] * y[i];
+  }
+  UNROLL for (int m = DELTA_LANES / 2; m; m >>= 1) sum += shuffle_xor(sum, m);
+  if ((at < n) & (col == 0)) delta[at] = sum;
+}
+
+// Products of queries and keys become probabilities, those of values and gradients of outputs the gradients of scores.
+// `lse`, `delta` and `sees` say of element e of part j what is known of its query, and whether that sees its key.
+template <class Lse, class Delta, class Sees>
+DEVICE void to_gradients(f32 (&probs)[WALKED / 8][4], f32 (&grads)[WALKED / 8][4], const Shape& s, bool masked, Lse lse,
+                         Delta delta, Sees sees) {
+  // What most tiles do not need is branched over as a whole: a branch for each score would take longer than the products.
+  if (is_plain(s))
+    UNROLL for (int j = 0; j < WALKED / 8; j++) UNROLL for (int e = 0; e < 4; e++) {
+      probs[j][e] = exp2_fast(probs[j][e] * s.factor - lse(j, e));
+      grads[j][e] -= delta(j, e);
+    }
+  else
+    UNROLL for (int j = 0; j < WALKED / 8; j++) UNROLL for (int e = 0; e < 4; e++) {
+      f32 slope, power = score(s, probs[j][e], slope) - lse(j, e);
+      probs[j][e] = exp2_fast(power);
+      grads[j][e] = (grads[j][e] - delta(j, e)) * slope;
+    }
+  if (masked)
+    UNROLL for (int j = 0; j < WALKED / 8; j++) UNROLL for (int e = 0; e < 4; e++)
+      probs[j][e] = sees(j, e) ? probs[j][e] : 0.f;
+  UNROLL for (int j = 0; j < WALKED / 8; j++) UNROLL for (int e = 0; e < 4; e++) grads[j][e] *= probs[j][e];
 }
 
 // Writes the 16 rows of a warp, times a factor.
@@ -36,17 +83,56 @@ DEVICE void write_rows(T* to, u64 stride, const f32 (&c)[D / 8][4], f32 factor, 
   }
 }
 
-// The gradients of 64 keys and values: the sum over all heads of their group and all queries that see one of them, in
+// What a thread knows of a query of the next tile, on its way from memory.
+struct Statistics {
+  f32 lse, delta;
+  int start;
+};
+// The same of all queries of a tile.
+struct alignas(16) Queries {
+  f32 lse[WALKED], delta[WALKED];
+  Keys seen[WALKED];
+};
+
+// The tiles of queries that see one of the keys of a block: of all heads of their group, in this order.
+struct Walk {
+  const Shape& s;
+  const i32* starts;
+  int k0, from, last_head, head, q0;
+  bool more, masked;
+  DEVICE Walk(const Shape& s, const i32* starts, int k0, int kv_head)
+      : s(s), starts(starts), k0(k0),
+        // Earlier queries see none of these keys.
+        from(s.causal ? max(k0 - (s.kv_len - s.q_len), 0) / WALKED * WALKED : 0),
+        last_head((kv_head + 1) * (s.heads / s.kv_heads) - 1), head(kv_head * (s.heads / s.kv_heads)), q0(from - WALKED) {
+    next();
+  }
+  DEVICE void next() {
+    for (more = true; more;) {
+      q0 += WALKED;
+      if (q0 >= s.q_len) {
+        more = head < last_head;
+        head++;
+        q0 = from - WALKED;
+        continue;
+      }
+      Span span(s, starts, q0, WALKED);
+      masked = !span.sees_all(k0, k0 + TILE_ROWS);
+      if (span.sees_some(k0, k0 + TILE_ROWS)) return;
+    }
+  }
+};
+
+// The gradients of a tile of keys and values: the sum over all heads of their group and all queries that see one of them, in
 // this order. Heads of more than 128 elements take two passes, as registers hold only one of both.
 template <bool KEYS, bool VALUES>
 DEVICE void key_gradients(Pointers p, T* dk, T* dv, f32 scale, const Shape& s, int tile) {
   DYNAMIC_SHARED(memory);
-  T *tile_k = (T*)memory, *tile_v = tile_k + TILE_ROWS * LD, *tile_q = tile_v + TILE_ROWS * LD;
-  T *tile_do = tile_q + WALKED * LD, *scratches = tile_do + WALKED * LD;
+  T *tile_k = (T*)memory, *tile_v = tile_k + TILE_ROWS * LD, *tiles = tile_v + TILE_ROWS * LD;
+  T* scratches = tiles + STAGES * 2 * WALKED * LD;
   T* scratch = scratches + threadIdx.x / 32 * Scratch<T, WALKED>::ELEMS;
-  f32 *lses = (f32*)(scratches + WARPS * Scratch<T, WALKED>::ELEMS), *deltas = lses + WALKED;
-  Keys* seen = (Keys*)(deltas + WALKED);
-  int k0 = tile * TILE_ROWS, kv_head = blockIdx.y, b = blockIdx.z, group = s.heads / s.kv_heads;
+  Queries* queries = (Queries*)(scratches + WARPS * Scratch<T, WALKED>::ELEMS);
+  int k0 = tile * TILE_ROWS, kv_head = blockIdx.y, b = blockIdx.z;
   u64 q_stride = (u64)s.heads * s.head_dim, kv_stride = (u64)s.kv_heads * s.head_dim;
   u64 kv_start = (u64)b * s.kv_capacity * kv_stride + (u64)kv_head * s.head_dim;
   const i32* starts = p.starts ? p.starts + (u64)b * s.q_len : nullptr;
@@ -55,45 +141,66 @@ DEVICE void key_gradients(Pointers p, T* dk, T* dv, f32 scale, const Shape& s, i
   zero(grad_v);
   int warp_row = threadIdx.x / 32 * 16;
   if (k0 < s.kv_len) {
+    Walk walk(s, starts, k0, kv_head);
+    Statistics ahead;
+    // Begins to bring a tile; `there` puts down what it brings into registers.
+    auto begin = [&](int stage) {
+      if (!walk.more) return;
+      T* to = tiles + stage * 2 * WALKED * LD;
+      u64 q_start = (u64)b * s.q_len * q_stride + (u64)walk.head * s.head_dim;
+      fetch<WALKED, D>(to, p.q + q_start, q_stride, walk.q0, s.q_len, s.head_dim);
+      fetch<WALKED, D>(to + WALKED * LD, p.d_o + q_start, q_stride, walk.q0, s.q_len, s.head_dim);
+      cp_async_commit();
+      int i = walk.q0 + threadIdx.x;
+      bool valid = ((int)threadIdx.x < WALKED) & (i < s.q_len);
+      u64 at = ((u64)b * s.heads + walk.head) * s.q_len + (valid ? i : 0);
+      ahead = {valid ? p.lse[at] : 0.f, valid ? p.delta[at] : 0.f, valid ? start_of(s, starts, i) : 0};
+    };
+    auto there = [&](int stage) {
+      if (!walk.more || (int)threadIdx.x >= WALKED) return;
+      queries[stage].lse[threadIdx.x] = ahead.lse * LOG2_E;
+      queries[stage].delta[threadIdx.x] = ahead.delta;
+      queries[stage].seen[threadIdx.x] = visible(s, ahead.start, walk.q0 + threadIdx.x);
+    };
     fetch<TILE_ROWS, D>(tile_k, p.k + kv_start, kv_stride, k0, s.kv_len, s.head_dim);
     fetch<TILE_ROWS, D>(tile_v, p.v + kv_start, kv_stride, k0, s.kv_len, s.head_dim);
     cp_async_commit();
+    begin(0);
+    there(0);
     cp_async_wait<0>();
     sync_block();
-    SharedRows<T, D> keys(tile_k + warp_row * LD), values(tile_v + warp_row * LD);
-    for (int head = kv_head * group; head < (kv_head + 1) * group; head++) {
-      u64 q_start = (u64)b * s.q_len * q_stride + (u64)head * s.head_dim, statistic = ((u64)b * s.heads + head) * s.q_len;
-      // Earlier queries see none of these keys.
-      int from = s.causal ? max(k0 - (s.kv_len - s.q_len), 0) / WALKED * WALKED : 0;
-      for (int q0 = from; q0 < s.q_len; q0 += WALKED) {
-        Span span(s, starts, q0, WALKED);
-        if (!span.sees_some(k0, k0 + TILE_ROWS)) continue;
-        sync_block();
-        fetch<WALKED, D>(tile_q, p.q + q_start, q_stride, q0, s.q_len, s.head_dim);
-        fetch<WALKED, D>(tile_do, p.d_o + q_start, q_stride, q0, s.q_len, s.head_dim);
-        cp_async_commit();
-        if (threadIdx.x < WALKED) {
-          int i = q0 + threadIdx.x;
-          lses[threadIdx.x] = i < s.q_len ? p.lse[statistic + i] * LOG2_E : 0.f;
-          deltas[threadIdx.x] = i < s.q_len ? p.delta[statistic + i] : 0.f;
-          seen[threadIdx.x] = visible(s, starts, i);
-        }
-        cp_async_wait<0>();
-        sync_block();
-        f32 probs[WALKED / 8][4], grads[WALKED / 8][4];
-        zero(probs);
-        zero(grads);
-        multiply_transposed<WALKED, D>(probs, keys, tile_q);
-        if (KEYS) multiply_transposed<WALKED, D>(grads, values, tile_do);
-        UNROLL for (int j = 0; j < WALKED / 8; j++) UNROLL for (int e = 0; e < 4; e++) {
-          int key = k0 + warp_row + row_of(e), col = col_of(j, e);
-          f32 slope, power = score(s, probs[j][e], slope) - lses[col];
-          probs[j][e] = seen[col].low <= key && key < seen[col].high ? exp2_fast(power) : 0.f;
-          grads[j][e] = probs[j][e] * (grads[j][e] - deltas[col]) * slope;
-        }
-        if constexpr (VALUES) multiply<D, WALKED>(grad_v, Rounded<T, WALKED>(probs, scratch), tile_do);
-        if constexpr (KEYS) multiply<D, WALKED>(grad_k, Rounded<T, WALKED>(grads, scratch), tile_q);
+    typename Owned<T, HOLDS_KEYS>::Type keys(tile_k + warp_row * LD), values(tile_v + warp_row * LD);
+    for (int stage = 0; walk.more; stage = (stage + 1) % STAGES) {
+      cp_async_wait<0>();
+      sync_block();  // The tile is there, and nobody reads the one before any more.
+      T *tile_q = tiles + stage * 2 * WALKED * LD, *tile_do = tile_q + WALKED * LD;
+      const Queries& of = queries[stage];
+      bool masked = walk.masked;
+      if (STAGES == 2) {
+        walk.next();
+        begin(1 - stage);
       }
+      f32 probs[WALKED / 8][4], grads[WALKED / 8][4];
+      zero(probs);
+      zero(grads);
+      multiply_transposed<WALKED, D>(probs, keys, tile_q);
+      if (KEYS) multiply_transposed<WALKED, D>(grads, values, tile_do);
+      int key = k0 + warp_row;
+      to_gradients(
+          probs, grads, s, masked, [&](int j, int e) { return of.lse[col_of(j, e)]; },
+          [&](int j, int e) { return of.delta[col_of(j, e)]; },
+          [&](int j, int e) {
+            Keys seen = of.seen[col_of(j, e)];
+            return (seen.low <= key + row_of(e)) & (key + row_of(e) < seen.high);
+          });
+      if constexpr (VALUES) multiply<D, WALKED>(grad_v, Rounded<T, WALKED>(probs, scratch), tile_do);
+      if constexpr (KEYS) multiply<D, WALKED>(grad_k, Rounded<T, WALKED>(grads, scratch), tile_q);
+      if (STAGES == 1) {
+        sync_block();  // Nobody reads the tile any more.
+        walk.next();
+        begin(0);
+      }
+      there((stage + 1) % STAGES);
     }
   }
   // Rows behind the keys get zeros.
@@ -110,53 +217,65 @@ DEVICE void attention_backward_kv(Pointers p, T* dk, T* dv, f32 scale, const Sha
 #endif
 }
 
-// The gradients of 64 queries.
+// The gradients of a tile of queries.
 DEVICE void attention_backward_q(Pointers p, T* dq, f32 scale, const Shape& s) {
   DYNAMIC_SHARED(memory);
-  T *tile_q = (T*)memory, *tile_do = tile_q + TILE_ROWS * LD, *tile_k = tile_do + TILE_ROWS * LD;
-  T *tile_v = tile_k + WALKED * LD, *scratch = tile_v + WALKED * LD + threadIdx.x / 32 * Scratch<T, WALKED>::ELEMS;
+  T *tile_q = (T*)memory, *tile_do = tile_q + TILE_ROWS * LD, *tiles = tile_do + TILE_ROWS * LD;
+  T* scratch = tiles + STAGES * 2 * WALKED * LD + threadIdx.x / 32 * Scratch<T, WALKED>::ELEMS;
   int q0 = ((int)gridDim.x - 1 - (int)blockIdx.x) * TILE_ROWS, head = blockIdx.y, b = blockIdx.z;
   u64 q_stride = (u64)s.heads * s.head_dim, kv_stride = (u64)s.kv_heads * s.head_dim;
   u64 q_start = (u64)b * s.q_len * q_stride + (u64)head * s.head_dim, statistic = ((u64)b * s.heads + head) * s.q_len;
   u64 kv_start = (u64)b * s.kv_capacity * kv_stride + (u64)(head / (s.heads / s.kv_heads)) * s.head_dim;
   const i32* starts = p.starts ? p.starts + (u64)b * s.q_len : nullptr;
+  auto begin = [&](int stage, int k0) {
+    T* to = tiles + stage * 2 * WALKED * LD;
+    fetch<WALKED, D>(to, p.k + kv_start, kv_stride, k0, s.kv_len, s.head_dim);
+    fetch<WALKED, D>(to + WALKED * LD, p.v + kv_start, kv_stride, k0, s.kv_len, s.head_dim);
+    cp_async_commit();
+  };
+  Span span(s, starts, q0, TILE_ROWS);
+  int k0 = span.any.high > 0 ? span.any.low / WALKED * WALKED : 0;
   fetch<TILE_ROWS, D>(tile_q, p.q + q_start, q_stride, q0, s.q_len, s.head_dim);
   fetch<TILE_ROWS, D>(tile_do, p.d_o + q_start, q_stride, q0, s.q_len, s.head_dim);
   cp_async_commit();
+  if (k0 < span.any.high) begin(0, k0);
   int warp_row = threadIdx.x / 32 * 16;
-  SharedRows<T, D> queries(tile_q + warp_row * LD), d_outs(tile_do + warp_row * LD);
   Keys seen[2];
   f32 lse[2], delta[2], grad_q[D / 8][4];
   UNROLL for (int half = 0; half < 2; half++) {
     int i = q0 + warp_row + row_of(2 * half);
-    seen[half] = visible(s, starts, i);
+    seen[half] = visible(s, start_of(s, starts, i), i);
     lse[half] = i < s.q_len ? p.lse[statistic + i] * LOG2_E : 0.f;
     delta[half] = i < s.q_len ? p.delta[statistic + i] : 0.f;
   }
   zero(grad_q);
-  Span span(s, starts, q0, TILE_ROWS);
-  int first = span.any.high > 0 ? span.any.low / WALKED * WALKED : 0;
-  for (int k0 = first; k0 < span.any.high; k0 += WALKED) {
-    sync_block();
-    fetch<WALKED, D>(tile_k, p.k + kv_start, kv_stride, k0, s.kv_len, s.head_dim);
-    fetch<WALKED, D>(tile_v, p.v + kv_start, kv_stride, k0, s.kv_len, s.head_dim);
-    cp_async_commit();
+  cp_async_wait<0>();
+  sync_block();
+  typename Owned<T, HOLDS_QUERIES>::Type queries(tile_q + warp_row * LD), d_outs(tile_do + warp_row * LD);
+  for (int stage = 0; k0 < span.any.high; k0 += WALKED, stage = (stage + 1) % STAGES) {
     cp_async_wait<0>();
-    sync_block();
+    sync_block();  // The tile is there, and nobody reads the one before any more.
+    T *tile_k = tiles + stage * 2 * WALKED * LD, *tile_v = tile_k + WALKED * LD;
+    bool more = k0 + WALKED < span.any.high;
+    if (STAGES == 2 && more) begin(1 - stage, k0 + WALKED);
     f32 probs[WALKED / 8][4], grads[WALKED / 8][4];
     zero(probs);
     zero(grads);
     multiply_transposed<WALKED, D>(probs, queries, tile_k);
     multiply_transposed<WALKED, D>(grads, d_outs, tile_v);
-    UNROLL for (int j = 0; j < WALKED / 8; j++) UNROLL for (int e = 0; e < 4; e++) {
-      int key = k0 + col_of(j, e);
-      f32 slope, power = score(s, probs[j][e], slope) - lse[e / 2];
-      f32 prob = seen[e / 2].low <= key && key < seen[e / 2].high ? exp2_fast(power) : 0.f;
-      grads[j][e] = prob * (grads[j][e] - delta[e / 2]) * slope;
-    }
+    to_gradients(
+        probs, grads, s, !span.sees_all(k0, k0 + WALKED), [&](int, int e) { return lse[e / 2]; },
+        [&](int, int e) { return delta[e / 2]; },
+        [&](int j, int e) {
+          int key = k0 + col_of(j, e);
+          return (seen[e / 2].low <= key) & (key < seen[e / 2].high);
+        });
     multiply<D, WALKED>(grad_q, Rounded<T, WALKED>(grads, scratch), tile_k);
+    if (STAGES == 1 && more) {
+      sync_block();  // Nobody reads the tile any more.
+      begin(0, k0 + WALKED);
+    }
   }
-  cp_async_wait<0>();
   write_rows(dq + q_start, q_stride, grad_q, scale, q0 + warp_row, s.q_len, s.head_dim);
 }
 

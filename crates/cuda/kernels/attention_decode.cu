@@ -29,7 +29,8 @@ DEVICE void decode_split(const T* q, const T* k, const T* v, const i32* starts, 
   if (threadIdx.x < ROWS) {
     int row = first_row + threadIdx.x;
     bool valid = (int)threadIdx.x < rows;
-    seen[threadIdx.x] = valid ? visible(s, starts ? starts + (u64)b * s.q_len : nullptr, row % s.q_len) : Keys{MANY, 0};
+    int i = row % s.q_len, start = start_of(s, starts ? starts + (u64)b * s.q_len : nullptr, i);
+    seen[threadIdx.x] = valid ? visible(s, start, i) : Keys{MANY, 0};
     top[threadIdx.x] = -1e30f;
     total[threadIdx.x] = 0.f;
   }

@@ -10,18 +10,18 @@ const f32 FLOOR = -1e30f;
 struct Running {
   f32 max[2], sum[2], out[D / 8][4];
 
-  // Scores become probabilities, still to be divided by their sum.
-  DEVICE void take(f32 (&s)[WALKED / 8][4]) {
+  // Scores become probabilities, still to be divided by their sum. They are `unit` times what they are given as.
+  DEVICE void take(f32 (&s)[WALKED / 8][4], f32 unit) {
     UNROLL for (int half = 0; half < 2; half++) {
       f32 top = max[half];
       UNROLL for (int j = 0; j < WALKED / 8; j++) top = ::max(top, ::max(s[j][2 * half], s[j][2 * half + 1]));
       // The four lanes that share a row.
       top = ::max(top, shuffle_xor(top, 1));
       top = ::max(top, shuffle_xor(top, 2));
-      f32 back = exp2_fast(max[half] - top), added = 0;
+      f32 shift = top * unit, back = exp2_fast(max[half] * unit - shift), added = 0;
       max[half] = top;
       UNROLL for (int j = 0; j < WALKED / 8; j++) UNROLL for (int e = 2 * half; e < 2 * half + 2; e++) {
-        s[j][e] = exp2_fast(s[j][e] - top);
+        s[j][e] = exp2_fast(s[j][e] * unit - shift);
         added += s[j][e];
       }
       sum[half] = sum[half] * back + added;
@@ -74,7 +74,13 @@ DEVICE void attention_forward(const T* q, const T* k, const T* v, const i32* sta
   sync_block();
   int warp_row = threadIdx.x / 32 * 16;
   typename Queries<T>::Type queries(tile_q + warp_row * LD);
-  Keys seen[2] = {visible(s, starts, q0 + warp_row + row_of(0)), visible(s, starts, q0 + warp_row + row_of(2))};
+  Keys seen[2];
+  UNROLL for (int half = 0; half < 2; half++) {
+    int i = q0 + warp_row + row_of(2 * half);
+    seen[half] = visible(s, start_of(s, starts, i), i);
+  }
+  bool plain = is_plain(s);
+  f32 unit = plain ? s.factor : 1.f;
   Running run = {{FLOOR, FLOOR}, {0.f, 0.f}, {}};
   zero(run.out);
   for (int t = first; t < end; t++) {
@@ -91,13 +97,16 @@ DEVICE void attention_forward(const T* q, const T* k, const T* v, const i32* sta
     f32 scores[WALKED / 8][4], slope;
     zero(scores);
     multiply_transposed<WALKED, D>(scores, queries, tile_k);
-    bool masked = !span.sees_all(t * WALKED, (t + 1) * WALKED);
-    UNROLL for (int j = 0; j < WALKED / 8; j++) UNROLL for (int e = 0; e < 4; e++) {
-      int key = t * WALKED + col_of(j, e);
-      bool sees = !masked || (seen[e / 2].low <= key && key < seen[e / 2].high);
-      scores[j][e] = sees ? score(s, scores[j][e], slope) : minus_infinity();
-    }
-    run.take(scores);
+    // What most tiles do not need is branched over as a whole: a branch for each score would take longer than the products.
+    if (!plain)
+      UNROLL for (int j = 0; j < WALKED / 8; j++) UNROLL for (int e = 0; e < 4; e++)
+        scores[j][e] = score(s, scores[j][e], slope);
+    if (!span.sees_all(t * WALKED, (t + 1) * WALKED))
+      UNROLL for (int j = 0; j < WALKED / 8; j++) UNROLL for (int e = 0; e < 4; e++) {
+        int key = t * WALKED + col_of(j, e);
+        scores[j][e] = (seen[e / 2].low <= key) & (key < seen[e / 2].high) ? scores[j][e] : minus_infinity();
+      }
+    run.take(scores, unit);
     Rounded<T, WALKED> probs(scores, scratch);
     multiply<D, WALKED>(run.out, probs, tile_v);
   }
@@ -110,7 +119,7 @@ DEVICE void attention_forward(const T* q, const T* k, const T* v, const i32* sta
     // A query that sees no key gets zeros.
     f32 factor = sum != 0.f ? 1.f / sum : 0.f;
     if (threadIdx.x % 4 == 0)
-      lse[((u64)b * s.heads + head) * s.q_len + row] = sum != 0.f ? run.max[half] * LN_2 + logf(sum) : minus_infinity();
+      lse[((u64)b * s.heads + head) * s.q_len + row] = sum != 0.f ? run.max[half] * unit * LN_2 + logf(sum) : minus_infinity();
     T* to = o + q_start + row * q_stride;
     UNROLL for (int j = 0; j < D / 8; j++)
       if (col_of(j, 0) < s.head_dim)

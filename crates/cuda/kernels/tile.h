@@ -22,11 +22,23 @@ const int WARPS = TILE_ROWS / 16, ATTENTION_THREADS = 32 * WARPS;
 
 // Begins to copy rows first .. first + R of a matrix into a tile; zeros behind row `end` and column `dim`.
 template <int R, int D, class T> DEVICE void fetch(T* tile, const T* from, u64 stride, int first, int end, int dim) {
-  const int PER_ROW = D / Row<T, D>::PER_COPY;
-  for (int i = threadIdx.x; i < R * PER_ROW; i += ATTENTION_THREADS) {
-    int row = i / PER_ROW, col = i % PER_ROW * Row<T, D>::PER_COPY;
-    bool valid = first + row < end && col < dim;
-    cp_async(tile + row * Row<T, D>::STRIDE + col, valid ? from + (u64)(first + row) * stride + col : from, valid);
+  const int PER_ROW = D / Row<T, D>::PER_COPY, COPIES = R * PER_ROW, ROUNDS = (COPIES + ATTENTION_THREADS - 1) / ATTENTION_THREADS;
+  // Where a thread stays in its column, one address follows from the other.
+  const int DOWN = ATTENTION_THREADS % PER_ROW == 0 ? ATTENTION_THREADS / PER_ROW : 0;
+  int row = threadIdx.x / PER_ROW, col = threadIdx.x % PER_ROW * Row<T, D>::PER_COPY;
+  const T* own = from + (u64)(first + row) * stride + col;
+  UNROLL for (int k = 0; k < ROUNDS; k++) {
+    int i = threadIdx.x + k * ATTENTION_THREADS;
+    if (COPIES % ATTENTION_THREADS && i >= COPIES) break;
+    if (DOWN == 0 && k > 0) {
+      row = i / PER_ROW;
+      col = i % PER_ROW * Row<T, D>::PER_COPY;
+      own = from + (u64)(first + row) * stride + col;
+    }
+    bool valid = (first + row < end) & (col < dim);
+    cp_async(tile + row * Row<T, D>::STRIDE + col, valid ? own : from, valid);
+    row += DOWN;
+    own += (u64)DOWN * stride;
   }
 }
 

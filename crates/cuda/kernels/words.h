@@ -125,6 +125,11 @@ DEVICE void cp_async(void* to, const void* from, bool valid) {
   asm volatile("cp.async.cg.shared.global [%0], [%1], 16, %2;" ::"r"(shared_address(to)), "l"(from), "r"(n)
                : "memory");
 }
+// 16 bytes to global memory in one store: compilers do not always join those of single elements.
+DEVICE void store_words(void* to, u32 a, u32 b, u32 c, u32 d) {
+  asm volatile("st.global.v4.b32 [%0], {%1, %2, %3, %4};" ::"l"(__cvta_generic_to_global(to)), "r"(a), "r"(b), "r"(c), "r"(d)
+               : "memory");
+}
 DEVICE void cp_async_commit() { asm volatile("cp.async.commit_group;" ::: "memory"); }
 // Waits until at most N groups are under way.
 template <int N> DEVICE void cp_async_wait() { asm volatile("cp.async.wait_group %0;" ::"n"(N) : "memory"); }
@@ -165,12 +170,20 @@ template <class T> DEVICE void load8(f32 (&v)[8], const T* from, u64 left, bool 
     UNROLL for (u32 i = 0; i < 8; i++) v[i] = i < left ? to_f32(from[i]) : 0.f;
   }
 }
+// Eight elements to the memory of a pack, by stores of 16 bytes; those of 16 bits are rounded in pairs.
+template <class T> DEVICE void put8(T* to, const f32 (&v)[8]) {
+  store_words(to, pair<T>(v[0], v[1]), pair<T>(v[2], v[3]), pair<T>(v[4], v[5]), pair<T>(v[6], v[7]));
+}
+template <> DEVICE void put8<f32>(f32* to, const f32 (&v)[8]) {
+  store_words(to, as_u32(v[0]), as_u32(v[1]), as_u32(v[2]), as_u32(v[3]));
+  store_words(to + 4, as_u32(v[4]), as_u32(v[5]), as_u32(v[6]), as_u32(v[7]));
+}
 template <class T> DEVICE void store8(T* to, const f32 (&v)[8], u64 left, bool packed, u32 add) {
   if (packed && left >= PACK) {
-    Pack<T> pack;
-    if (add) pack = *(Pack<T>*)to;
-    UNROLL for (u32 i = 0; i < 8; i++) store(pack.of[i], v[i], add);
-    *(Pack<T>*)to = pack;
+    f32 sums[8] = {};
+    if (add) load8(sums, to, PACK, true);
+    UNROLL for (u32 i = 0; i < 8; i++) sums[i] = add ? sums[i] + v[i] : v[i];
+    put8(to, sums);
   } else {
     UNROLL for (u32 i = 0; i < 8; i++)
       if (i < left) store(to[i], v[i], add);

@@ -54,7 +54,8 @@ pub fn norm_partials(n_rows: usize) -> usize {
 /// Of a norm's backward pass, with `n_sums` gradients that are sums over rows.
 pub fn norm_backward(n_rows: usize, dim: usize, n_sums: usize) -> Geometry {
     let n_teams = if dim <= WARP_ROW { THREADS as usize / 32 } else { 1 };
-    let shared_bytes = (n_sums * n_teams * dim * 4).next_multiple_of(128);
+    // Sums lie in runs of eight.
+    let shared_bytes = (n_sums * n_teams * dim.next_multiple_of(8) * 4).next_multiple_of(128);
     Geometry { shared_bytes, ..Geometry::blocks(norm_partials(n_rows)) }
 }
 

@@ -114,7 +114,7 @@ impl Instance {
 
     /// The same with a tile, where it is one of attention; the usual tile has no name of its own.
     pub fn with_tile(self, tile: Tile) -> Instance {
-        let other = |head_dim| tile != Tile::usual(self.dtypes[0], head_dim);
+        let other = |head_dim| tile != Tile::of_unit(self.kernel.source, self.dtypes[0], head_dim);
         Instance { tile: self.head_dim.is_some_and(other).then_some(tile), ..self }
     }
 

@@ -1,13 +1,13 @@
 //! RMSNorm and LayerNorm against f64 references.
 
 use half::{bf16, f16};
-use oarlock_cuda::geometry;
+use oarlock_cuda::{Element, geometry};
 
 use crate::emulator::{Library, args, in_every_order, on_emulator};
 use crate::numbers::{Float, assert_close, f64s, values};
 
 const EPS: f64 = 1e-5;
-const SHAPES: [(usize, usize); 6] = [(1, 1), (3, 7), (70, 64), (33, 513), (35, 96), (3, 1160)];
+const SHAPES: [(usize, usize); 7] = [(1, 1), (3, 7), (70, 64), (33, 513), (35, 96), (3, 1160), (2, 8216)];
 
 struct Case<X, W, Y> {
     x: Vec<X>,
@@ -66,8 +66,14 @@ fn rms<X: Float, W: Float, Y: Float>(library: &Library, rows: usize, dim: usize,
             let dx = if add == 1 { gpu.buffer(&start) } else { gpu.fresh(rows * dim) };
             let partials = gpu.fresh::<f32>(geometry::norm_partials(rows) * dim);
             let grid = geometry::norm_backward(rows, dim, 1);
-            let args = args![x, weight, offset, rstd, dy, dx, add, partials, n, d];
+            let rounded = gpu.fresh::<Y>(rows * dim);
+            let args =
+                args![x, weight, offset, rstd, dy, dx, (add == 1).then_some(&rounded), add, partials, n, d];
             gpu.run("rms_norm_backward", &dtypes, grid, args);
+            if add == 1 {
+                let whole: Vec<Y> = dx.read().iter().map(|dx| Y::of(dx.f64())).collect();
+                assert_eq!(rounded.read(), whole, "the gradient in the type of the output");
+            }
             (dx.read(), total(&partials.read(), dim))
         };
         let ((dx, dw), (added, _)) = (backward(0), backward(1));
@@ -81,8 +87,58 @@ fn rms<X: Float, W: Float, Y: Float>(library: &Library, rows: usize, dim: usize,
     assert_close("d_weight", &dw, &want_dw, 1e-5);
 }
 
+/// A norm of a stream to which a part is added: the same bits as by two kernels.
+fn add_rms<Y: Float>(library: &Library, rows: usize, dim: usize) {
+    let (stream, weight) = (values::<f32>(1, rows * dim), values::<f32>(2, dim));
+    let part = values::<Y>(3, rows * dim);
+    let added: Vec<f32> = stream.iter().zip(&part).map(|(x, part)| x + part.f64() as f32).collect();
+    let dtypes = [Element::F32, Element::F32, Y::ELEMENT];
+    let (n, d, offset, eps) = (rows as u32, dim as u32, 0f32, EPS as f32);
+    let (by_one, by_two) = in_every_order(library, |gpu| {
+        let (stream, part, weight) = (gpu.buffer(&stream), gpu.buffer(&part), gpu.buffer(&weight));
+        let fresh = || (gpu.fresh::<f32>(rows * dim), gpu.fresh::<Y>(rows * dim), gpu.fresh::<f32>(rows));
+        let by_rows = geometry::rows(rows, dim);
+        let (sum, y, rstd) = fresh();
+        let args = args![stream, part, sum, weight, offset, eps, y, rstd, n, d];
+        gpu.run("add_rms_norm_forward", &dtypes, by_rows, args);
+        let by_one = (sum.read(), y.read(), rstd.read());
+        let (_, y, rstd) = fresh();
+        let sum = gpu.buffer(&added);
+        gpu.run("rms_norm_forward", &dtypes, by_rows, args![sum, weight, offset, eps, y, rstd, n, d]);
+        (by_one, (added.clone(), y.read(), rstd.read()))
+    });
+    assert_eq!(by_one, by_two, "{rows} rows of {dim}");
+}
+
+#[test]
+fn a_norm_adds_a_part_to_its_rows_first() {
+    on_emulator(|library| {
+        add_rms::<f32>(library, 33, 513);
+        add_rms::<f32>(library, 3, 1160);
+        add_rms::<bf16>(library, 35, 96);
+        add_rms::<f16>(library, 2, 8 * 1024 + 24);
+    });
+}
+
+/// The lanes of a warp that access eight sums each, four by four in turns of eight lanes, meet all banks.
+#[test]
+fn sums_of_weights_lie_in_different_banks() {
+    let place = |c: usize| c ^ ((c >> 5 & 1) << 2);
+    for first in (0..2048).step_by(64) {
+        for half in [0, 4] {
+            let mut banks: Vec<usize> = (0..8).map(|lane| place(first + 8 * lane + half) / 4 % 8).collect();
+            banks.sort_unstable();
+            assert_eq!(banks, [0, 1, 2, 3, 4, 5, 6, 7], "from column {first} on");
+        }
+    }
+    let text = oarlock_cuda::source::NORM.text;
+    assert!(text.contains("return c ^ (c >> 5 & 1) << 2;"), "the formula of the kernel is another one");
+}
+
 /// Every kernel of the family, those for f32 first.
 pub fn check(library: &Library) {
+    add_rms::<f32>(library, 70, 64);
+    add_rms::<f32>(library, 3, 7);
     for (rows, dim) in SHAPES {
         rms::<f32, f32, f32>(library, rows, dim, 0.0);
         layer::<f32>(library, rows, dim, true);

@@ -6,8 +6,8 @@ use oarlock_cuda::geometry;
 use crate::emulator::{Buffer, Library, args, in_every_order, on_emulator};
 use crate::numbers::{Float, assert_close, f64s, indices, values};
 
-fn rope<T: Float>(library: &Library, interleaved: bool, explicit: bool) {
-    let (rows, heads, head_dim, half, seq, offset) = (10, 3, 14, 5, 4, 2);
+fn rope<T: Float>(library: &Library, interleaved: bool, explicit: bool, [head_dim, half]: [usize; 2]) {
+    let (rows, heads, seq, offset) = (10, 3, 4, 2);
     let x = values::<T>(1, rows * heads * head_dim);
     let table = |f: fn(f64) -> f64| -> Vec<f32> {
         (0..16 * half).map(|i| f((i / half) as f64 / 10f64.powf((i % half) as f64 / 5.0)) as f32).collect()
@@ -18,14 +18,16 @@ fn rope<T: Float>(library: &Library, interleaved: bool, explicit: bool) {
         let (buffer, cos, sin, places) =
             (gpu.buffer(&x), gpu.buffer(&cos), gpu.buffer(&sin), gpu.buffer(&places));
         let positions: Option<&Buffer<i32>> = explicit.then_some(&places);
-        let turn = |sign: f32| {
+        let turn = |from: &Buffer<T>, sign: f32| {
+            let to = gpu.fresh::<T>(x.len());
             let (s, o, r, h) = (seq as u32, offset as u32, rows as u32, heads as u32);
             let (d, half, style) = (head_dim as u32, half as u32, u32::from(interleaved));
-            let args = args![buffer, cos, sin, positions, s, o, sign, r, h, d, half, style];
-            gpu.run("rope", &[T::ELEMENT], geometry::elements(rows * heads * half as usize), args);
-            buffer.read()
+            let args = args![from, to, cos, sin, positions, s, o, sign, r, h, d, half, style];
+            gpu.run("rope", &[T::ELEMENT], geometry::elements(x.len()), args);
+            to
         };
-        (turn(1.0), turn(-1.0))
+        let there = turn(&buffer, 1.0);
+        (there.read(), turn(&there, -1.0).read())
     });
     let x = f64s(&x);
     let mut want = x.clone();
@@ -45,10 +47,15 @@ fn rope<T: Float>(library: &Library, interleaved: bool, explicit: bool) {
 
 /// Every kernel of the family.
 pub fn check(library: &Library) {
-    rope::<f32>(library, false, false);
-    rope::<f32>(library, true, true);
-    rope::<bf16>(library, false, true);
-    rope::<f16>(library, true, false);
+    rope::<f32>(library, false, false, [14, 5]);
+    rope::<f32>(library, true, true, [14, 5]);
+    // In packs, all elements of a head or some.
+    rope::<f32>(library, true, false, [32, 8]);
+    rope::<bf16>(library, false, true, [14, 5]);
+    rope::<f16>(library, true, false, [14, 7]);
+    rope::<bf16>(library, false, false, [64, 32]);
+    rope::<f16>(library, false, true, [40, 8]);
+    rope::<bf16>(library, true, true, [16, 8]);
 }
 
 #[test]

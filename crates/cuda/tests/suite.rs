@@ -30,6 +30,7 @@ mod reduce;
 mod rope;
 mod row_loss;
 mod sanitizers;
+mod sass;
 mod softmax;
 mod sort;
 mod table;

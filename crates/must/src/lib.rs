@@ -10,7 +10,7 @@ use std::process::Command;
 use std::sync::{Mutex, OnceLock, PoisonError};
 
 /// What tests may need that not every machine has.
-pub const NAMES: [&str; 14] = [
+pub const NAMES: [&str; 15] = [
     "gpu",
     "g++",
     "mpi",
@@ -18,6 +18,7 @@ pub const NAMES: [&str; 14] = [
     "netns",
     "root",
     "nvrtc",
+    "nvdisasm",
     "cudnn",
     "nccl",
     "tsan",

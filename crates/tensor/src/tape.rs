@@ -10,7 +10,7 @@ mod recorder;
 use std::any::Any;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
-use oarlock_kernels::{Error, Result};
+use oarlock_kernels::{DType, Error, Result};
 
 use crate::active::ActiveTapes;
 use crate::away::Away;
@@ -80,6 +80,8 @@ struct Node {
     inputs: Vec<Option<VarId>>,
     /// The gradient of the output, as far as its users have given it.
     grad: Option<Tensor>,
+    /// The same in the dtype of [`Function::rounds`], where the last of them has made both.
+    rounded: Option<Tensor>,
     /// The output when it was computed again, until this node's own backward pass.
     replayed: Option<Tensor>,
 }
@@ -120,6 +122,11 @@ impl Var {
 pub(crate) trait Function: Send {
     /// Takes the gradient of the output and gives those of the inputs.
     fn backward(self: Box<Self>, grad: Tensor, cx: &mut Backward<'_>) -> Result<()>;
+
+    /// The input whose gradient is that of the output in another dtype, and that dtype.
+    fn rounds(&self) -> Option<(usize, DType)> {
+        None
+    }
 
     /// Whether the output can be computed again at the cost of one pass over memory.
     fn can_replay(&self) -> bool {
@@ -378,7 +385,7 @@ impl Tape {
         for index in (0..recording.nodes.len()).rev() {
             let node = &mut recording.nodes[index];
             node.replayed = None;
-            let grad = node.grad.take();
+            let (grad, rounded) = (node.grad.take(), node.rounded.take());
             match (node.op.take(), grad) {
                 (Some(Step::UnitLeave(hook)), _) => hook.before_backward()?,
                 (Some(Step::UnitEnter(hook)), _) => hook.after_backward()?,
@@ -386,7 +393,7 @@ impl Tape {
                 (Some(Step::Op(op)), Some(grad)) => {
                     let (inputs, base) = (std::mem::take(&mut node.inputs), node.base);
                     let nodes = &mut recording.nodes;
-                    op.backward(grad, &mut Backward { nodes, inputs: &inputs, base })?;
+                    op.backward(grad, &mut Backward { nodes, inputs: &inputs, base, rounded })?;
                 }
                 (Some(Step::Op(_)), None) | (None, _) => {}
             }

@@ -6,6 +6,7 @@ mod tuned;
 
 use std::f32::consts::LOG2_E;
 
+use crate::cudnn::Pass;
 use crate::element::Element;
 use crate::geometry::{Geometry, grid};
 pub use tile::{Tile, TiledKernel, tiled_instances};
@@ -72,13 +73,13 @@ impl AttentionShape {
     }
 
     /// The tile that its unit has without another choice.
-    pub fn usual_tile(&self, element: Element) -> Tile {
-        Tile::usual(element, self.compiled_head_dim() as u32)
+    pub fn usual_tile(&self, pass: Pass, element: Element) -> Tile {
+        Tile::usual(pass, element, self.compiled_head_dim() as u32)
     }
 
     /// That one, and behind it those that need less shared memory, ever less.
-    pub fn usual_tiles(&self, element: Element) -> impl Iterator<Item = Tile> {
-        Tile::usual_or_less(element, self.compiled_head_dim() as u32)
+    pub fn usual_tiles(&self, pass: Pass, element: Element) -> impl Iterator<Item = Tile> {
+        Tile::usual_or_less(pass, element, self.compiled_head_dim() as u32)
     }
 
     /// Elements of a head in the tiles of its unit.
@@ -96,30 +97,32 @@ impl AttentionShape {
         let (row_bytes, rows, walked) = (self.row_bytes(element), tile.rows as usize, tile.walked as usize);
         let scratch_bytes = tile.scratch_bytes(element);
         let over_queries = [self.q_len.div_ceil(rows), self.heads, self.batch];
-        let (grid, tile_rows, more) = match kernel {
-            TiledKernel::Forward => (over_queries, rows + 4 * walked, 0),
-            TiledKernel::BackwardQ => (over_queries, 2 * rows + 2 * walked, 0),
+        let stages = kernel.stages(element, self.compiled_head_dim());
+        let (grid, own_rows, more) = match kernel {
+            TiledKernel::Forward => (over_queries, rows, 0),
+            TiledKernel::BackwardQ => (over_queries, 2 * rows, 0),
             TiledKernel::BackwardKv => {
                 let passes = if self.compiled_head_dim() > 128 { 2 } else { 1 };
                 let grid = [passes * self.kv_capacity.div_ceil(rows), self.kv_heads, self.batch];
                 // Log-sum-exps, inner products and visible keys of the queries.
-                (grid, 2 * rows + 2 * walked, walked * 16)
+                (grid, 2 * rows, stages * walked * 16)
             }
         };
-        let shared_bytes = tile_rows * row_bytes + scratch_bytes + more;
+        let shared_bytes = (own_rows + 2 * stages * walked) * row_bytes + scratch_bytes + more;
         Geometry { threads: tile.threads(), ..self.geometry(grid, shared_bytes) }
     }
 
-    /// Of the inner products of outputs and their gradients.
+    /// Of the inner products of outputs and their gradients: a lane has eight elements of a row.
     pub fn delta(&self) -> Geometry {
-        self.geometry([(self.batch * self.heads * self.q_len).div_ceil(WARPS), 1, 1], 0)
+        let lanes = (self.compiled_head_dim() / 8).next_power_of_two();
+        self.geometry([(self.batch * self.heads * self.q_len * lanes).div_ceil(THREADS as usize), 1, 1], 0)
     }
 
     /// Into how many splits the pass for few queries divides the keys that they see: as many as fill a GPU with the other
     /// blocks of the launch, each of a tile at least; 1 where the usual forward pass serves as well. The number does not
     /// depend on the GPU, so that the bits do not.
     pub fn n_splits(&self, element: Element) -> usize {
-        let tiles = self.seen_keys().div_ceil(self.usual_tile(element).walked as usize);
+        let tiles = self.seen_keys().div_ceil(self.usual_tile(Pass::Forward, element).walked as usize);
         if self.q_len > FEW_QUERIES || tiles < LEAST_TILES {
             return 1;
         }
@@ -142,7 +145,7 @@ impl AttentionShape {
 
     /// Of the pass for few queries, with this many splits of the keys.
     pub fn decode(&self, element: Element, n_splits: usize) -> Geometry {
-        let walked = self.usual_tile(element).walked as usize;
+        let walked = self.usual_tile(Pass::Forward, element).walked as usize;
         let floats = DECODE_ROWS * (self.compiled_head_dim() + walked + 5);
         let shared_bytes = 2 * walked * self.row_bytes(element) + 4 * floats;
         self.geometry([n_splits, self.kv_heads * self.decode_chunks(), self.batch], shared_bytes)
@@ -150,7 +153,7 @@ impl AttentionShape {
 
     /// Of the joining of splits.
     pub fn decode_join(&self) -> Geometry {
-        self.delta()
+        self.geometry([(self.batch * self.heads * self.q_len).div_ceil(WARPS), 1, 1], 0)
     }
 
     fn geometry(&self, blocks: [usize; 3], shared_bytes: usize) -> Geometry {
@@ -221,7 +224,7 @@ mod tests {
             }
             // The largest GPU has room for the usual ones.
             let usual = TiledKernel::ALL.map(|kernel| tile(dim, element, kernel, MOST[2]));
-            assert_eq!(usual, [of(dim).usual_tile(element); 3]);
+            assert_eq!(usual, TiledKernel::ALL.map(|kernel| of(dim).usual_tile(kernel.pass(), element)));
         }
         let said =
             |dim, element| TiledKernel::ALL.map(|kernel| tile(dim, element, kernel, MOST[0]).to_string());

@@ -6,8 +6,10 @@
 
 use std::fmt;
 
+use crate::cudnn::Pass;
 use crate::element::Element;
 use crate::kernel::Instance;
+use crate::source::{ATTENTION_BACKWARD, Source};
 use crate::table;
 
 /// Rows of a block's own tile, of which each warp has 16.
@@ -41,6 +43,17 @@ impl TiledKernel {
     /// All of them.
     pub const ALL: [TiledKernel; 3] = [TiledKernel::Forward, TiledKernel::BackwardKv, TiledKernel::BackwardQ];
 
+    /// The pass that it is a part of.
+    pub fn pass(self) -> Pass {
+        if self == TiledKernel::Forward { Pass::Forward } else { Pass::Backward }
+    }
+
+    /// How many tiles it holds of each operand that it walks over: with two, one is on its way while the other is used.
+    pub(super) fn stages(self, element: Element, head_dim: usize) -> usize {
+        let is_wide = head_dim * element.size() > 256;
+        if self.pass() == Pass::Backward && is_wide { 1 } else { 2 }
+    }
+
     /// Its op in the table of kernels.
     pub fn op(self) -> &'static str {
         match self {
@@ -53,13 +66,20 @@ impl TiledKernel {
 
 impl Tile {
     /// The one that a unit has without another choice.
-    pub fn usual(element: Element, head_dim: u32) -> Tile {
+    pub fn usual(pass: Pass, element: Element, head_dim: u32) -> Tile {
+        let most_for_64 = if pass == Pass::Backward { 128 } else { 256 };
         let walked = match head_dim as usize * element.size() {
-            0..=256 => 64,
-            257..=512 => 32,
+            bytes if bytes <= most_for_64 => 64,
+            0..=512 => 32,
             _ => 16,
         };
         Tile { rows: ROWS[0], walked }
+    }
+
+    /// The usual one of the units of a source.
+    pub(crate) fn of_unit(source: Source, element: Element, head_dim: u32) -> Tile {
+        let pass = if source == ATTENTION_BACKWARD { Pass::Backward } else { Pass::Forward };
+        Tile::usual(pass, element, head_dim)
     }
 
     /// All of them, for some of which a GPU has too little shared memory.
@@ -73,8 +93,8 @@ impl Tile {
     }
 
     /// The usual one, and behind it those that need less shared memory, ever less.
-    pub(super) fn usual_or_less(element: Element, head_dim: u32) -> impl Iterator<Item = Tile> {
-        let usual = Tile::usual(element, head_dim);
+    pub(super) fn usual_or_less(pass: Pass, element: Element, head_dim: u32) -> impl Iterator<Item = Tile> {
+        let usual = Tile::usual(pass, element, head_dim);
         let walks = WALKED.into_iter().rev().filter(move |walked| *walked < usual.walked);
         let less = walks.map(move |walked| Tile { walked, ..usual });
         std::iter::once(usual).chain(less).chain(SMALL)

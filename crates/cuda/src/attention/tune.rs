@@ -57,7 +57,11 @@ impl<'a> Bench<'a> {
             of_keys: [keys()?, keys()?, keys()?, keys()?],
             statistics: [rows()?, rows()?],
         };
-        let first = bench.tiles(TiledKernel::Forward).first().copied().unwrap_or(shape.usual_tile(element));
+        let first = bench
+            .tiles(TiledKernel::Forward)
+            .first()
+            .copied()
+            .unwrap_or(shape.usual_tile(Pass::Forward, element));
         bench.run(TiledKernel::Forward, first)?;
         bench.delta()?;
         Ok(bench)
@@ -68,7 +72,7 @@ impl<'a> Bench<'a> {
     pub fn tiles(&self, kernel: TiledKernel) -> Vec<Tile> {
         let most = self.stream.context().limits().shared_bytes;
         let fits = |tile: &Tile| self.shape.tiled(kernel, self.element, *tile).shared_bytes <= most;
-        let first = self.shape.usual_tiles(self.element).find(fits);
+        let first = self.shape.usual_tiles(kernel.pass(), self.element).find(fits);
         let others = Tile::large().filter(|tile| Some(*tile) != first && fits(tile));
         first.into_iter().chain(others).collect()
     }

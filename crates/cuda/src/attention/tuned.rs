@@ -117,7 +117,7 @@ impl Tuned {
         let measured = self.get((shape, element, pass));
         let tile = measured.map(|measured| if is_second { measured.of_queries } else { measured.tile });
         let fits = |tile: &Tile| shape.tiled(kernel, element, *tile).shared_bytes <= shared_bytes;
-        tile.filter(fits).or_else(|| shape.usual_tiles(element).find(fits))
+        tile.filter(fits).or_else(|| shape.usual_tiles(kernel.pass(), element).find(fits))
     }
 
     /// How many there are.

@@ -64,7 +64,7 @@ kernels! { REDUCE_WORDS, source::REDUCE;
 }
 
 kernels! { ROPE, source::ROPE;
-    rope (x: update(0), cos: read(f32), sin: read(f32), positions: read(i32), seq: value(u32), offset: value(u32),
+    rope (x: read(0), y: write(0), cos: read(f32), sin: read(f32), positions: read(i32), seq: value(u32), offset: value(u32),
         sign: value(f32), rows: value(u32), heads: value(u32), head_dim: value(u32), half: value(u32),
         interleaved: value(u32)) for FLOATS;
 }

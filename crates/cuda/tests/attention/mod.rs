@@ -84,7 +84,8 @@ fn near<T: Float>(what: &str, got: &[T], want: &[f64], tolerance: f64) {
         error += (got - want).powi(2);
         size += want * want;
     }
-    let relative = (error / size.max(1e-30)).sqrt();
+    // The gradient of a query that sees one key is nothing, of which roundings are left.
+    let relative = (error / size.max(1e-6 * want.len() as f64)).sqrt();
     assert!(relative <= tolerance, "{what}: a relative error of {relative:.2e}");
 }
 
@@ -99,7 +100,8 @@ struct Results<T> {
     grads: [Vec<T>; 3],
 }
 
-fn passes<T: Float>(gpu: Gpu, s: &AttentionShape, x: &Inputs<T>, tile: Tile) -> Results<T> {
+/// With this tile, or the usual one of each pass.
+fn passes<T: Float>(gpu: Gpu, s: &AttentionShape, x: &Inputs<T>, tile: Option<Tile>) -> Results<T> {
     let (q, k, v, d_o) = (gpu.buffer(&x.q), gpu.buffer(&x.k), gpu.buffer(&x.v), gpu.buffer(&x.d_o));
     let starts = x.doc_start.as_ref().map(|starts| gpu.buffer(starts));
     let starts: Option<&Buffer<i32>> = starts.as_ref();
@@ -108,6 +110,7 @@ fn passes<T: Float>(gpu: Gpu, s: &AttentionShape, x: &Inputs<T>, tile: Tile) -> 
         (gpu.fresh::<T>(x.q.len()), gpu.fresh::<f32>(n_statistics), gpu.fresh::<f32>(n_statistics));
     let (dq, dk, dv) = (gpu.fresh::<T>(x.q.len()), gpu.fresh::<T>(x.k.len()), gpu.fresh::<T>(x.k.len()));
     let run = |kernel: TiledKernel, args: &[_]| {
+        let tile = tile.unwrap_or_else(|| s.usual_tile(kernel.pass(), T::ELEMENT));
         let instance = instance::<T>(kernel.op(), s).with_tile(tile);
         gpu.launch(&instance, s.tiled(kernel, T::ELEMENT, tile), args);
     };
@@ -122,10 +125,15 @@ fn passes<T: Float>(gpu: Gpu, s: &AttentionShape, x: &Inputs<T>, tile: Tile) -> 
 }
 
 fn compare<T: Float>(library: &Library, s: AttentionShape, doc_start: Option<Vec<i32>>) {
-    compare_tiled::<T>(library, s, doc_start, s.usual_tile(T::ELEMENT));
+    compare_tiled::<T>(library, s, doc_start, None);
 }
 
-fn compare_tiled<T: Float>(library: &Library, s: AttentionShape, doc_start: Option<Vec<i32>>, tile: Tile) {
+fn compare_tiled<T: Float>(
+    library: &Library,
+    s: AttentionShape,
+    doc_start: Option<Vec<i32>>,
+    tile: Option<Tile>,
+) {
     let x = Inputs::<T>::new(&s, doc_start);
     let (o, lse, grads) = in_every_order(library, |gpu| {
         let results = passes(gpu, &s, &x, tile);
@@ -133,7 +141,7 @@ fn compare_tiled<T: Float>(library: &Library, s: AttentionShape, doc_start: Opti
     });
     let want = x.reference(&s);
     let tolerance = tolerance::<T>();
-    let label = |what: &str| format!("{what} of {} {s:?} in tiles of {tile}", T::ELEMENT);
+    let label = |what: &str| format!("{what} of {} {s:?} in tiles of {tile:?}", T::ELEMENT);
     near(&label("o"), &o, &want.o, tolerance);
     near(&label("lse"), &lse, &want.lse, 2e-6);
     for (what, (got, want)) in ["dq", "dk", "dv"].iter().zip(grads.iter().zip([&want.dq, &want.dk, &want.dv]))
@@ -195,7 +203,7 @@ fn passes_match_the_reference() {
 #[test]
 fn other_tiles_match_the_reference() {
     on_emulator(|library| {
-        let tile = |rows, walked| Tile { rows, walked };
+        let tile = |rows, walked| Some(Tile { rows, walked });
         let s = shape(2, 150, 4, 2, 32);
         compare_tiled::<bf16>(library, s, Some(documents(&s, 50)), tile(128, 32));
         compare_tiled::<bf16>(library, s, None, tile(64, 128));

@@ -5,6 +5,7 @@ use std::time::Instant;
 
 use half::bf16;
 use oarlock_cuda::attention::{AttentionShape, TiledKernel};
+use oarlock_cuda::cudnn::Pass;
 use oarlock_cuda::driver::{Arg, Context, Function, Stream};
 use oarlock_cuda::geometry::{self, Geometry};
 use oarlock_cuda::{Element, Error, Walk, table};
@@ -118,7 +119,8 @@ fn a_kernel_gets_the_shared_memory_that_it_asks_for() {
         window: None,
         logit_cap: None,
     };
-    let grid = shape.tiled(TiledKernel::Forward, Element::BF16, shape.usual_tile(Element::BF16));
+    let grid =
+        shape.tiled(TiledKernel::Forward, Element::BF16, shape.usual_tile(Pass::Forward, Element::BF16));
     assert!(grid.shared_bytes > 48 << 10);
     let kernel = table::find("attention_forward").expect("a kernel");
     let instance = kernel.instance(&[Element::BF16], Some(128)).expect("an instance");

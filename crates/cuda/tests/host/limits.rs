@@ -5,6 +5,7 @@ use std::ffi::{CString, c_char, c_int, c_uint, c_void};
 use std::ptr::null_mut;
 
 use oarlock_cuda::attention::{AttentionShape, TiledKernel, Tuned};
+use oarlock_cuda::cudnn::Pass;
 use oarlock_cuda::driver::{Arg, DeviceLimits, KernelNeeds};
 use oarlock_cuda::gemm::{GemmShape, MOST_BATCH};
 use oarlock_cuda::geometry::{self, Geometry, RowSums};
@@ -304,7 +305,7 @@ fn a_grid_beyond_32_bits_is_refused_and_not_cut_off() {
     let needs = KernelNeeds { threads: 256, registers: 255, static_shared_bytes: 0 };
     let shape = AttentionShape { batch: (1 << 32) + 1, ..attention(64) };
     for geometry in [
-        shape.tiled(TiledKernel::Forward, Element::BF16, shape.usual_tile(Element::BF16)),
+        shape.tiled(TiledKernel::Forward, Element::BF16, shape.usual_tile(Pass::Forward, Element::BF16)),
         shape.delta(),
         geometry::norm_backward((1 << 37) + 1, 64, 1),
         order::tiles((1 << 43) + 1),

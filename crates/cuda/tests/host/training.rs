@@ -108,6 +108,7 @@ fn a_step_of_training_matches_the_reference() {
         arg::<f32>(&rstd),
         arg::<f32>(&dh),
         arg::<f32>(&dx),
+        Arg::null(F32),
         Arg::u32(0),
         arg::<f32>(&partials),
         rows,

@@ -109,13 +109,14 @@ impl Block {
         } else {
             self.attended(x, rope, mask)?
         };
-        let h = self.attention_norms.add(x, self.self_attn.project_out(&attended)?)?;
-        let activated = if recompute.mlp {
-            let block = self.clone();
+        let part = self.self_attn.project_out(&attended)?;
+        let (h, activated) = if recompute.mlp {
+            let (h, block) = (self.attention_norms.add(x, part)?, self.clone());
             let forward = move |h: &Tensor| block.activated(h);
-            ops::checkpoint_without_output(&h, is_trained(self)?, Arc::new(forward))?
+            let activated = ops::checkpoint_without_output(&h, is_trained(self)?, Arc::new(forward))?;
+            (h, activated)
         } else {
-            self.activated(&h)?
+            self.add_and_activate(x, part)?
         };
         self.mlp_norms.add(&h, self.mlp.project_down(&activated)?)
     }
@@ -128,8 +129,8 @@ impl Block {
     ) -> Result<Tensor> {
         let normed = self.attention_norms.enter(x, self.mlp.dtype()?)?;
         let attended = self.self_attn.attend_cached(&normed, rope, cache)?;
-        let h = self.attention_norms.add(x, self.self_attn.o_proj.forward(&attended)?)?;
-        self.mlp_norms.add(&h, self.mlp.down_proj.forward(&self.activated(&h)?)?)
+        let (h, activated) = self.add_and_activate(x, self.self_attn.o_proj.forward(&attended)?)?;
+        self.mlp_norms.add(&h, self.mlp.down_proj.forward(&activated)?)
     }
 
     /// As [`Block::forward_cached`], for one position of each of several sequences: x `[B, 1, E]` and B caches.
@@ -141,13 +142,26 @@ impl Block {
     ) -> Result<Tensor> {
         let normed = self.attention_norms.enter(x, self.mlp.dtype()?)?;
         let attended = self.self_attn.attend_cached_each(&normed, ropes, caches)?;
-        let h = self.attention_norms.add(x, self.self_attn.o_proj.forward(&attended)?)?;
-        self.mlp_norms.add(&h, self.mlp.down_proj.forward(&self.activated(&h)?)?)
+        let (h, activated) = self.add_and_activate(x, self.self_attn.o_proj.forward(&attended)?)?;
+        self.mlp_norms.add(&h, self.mlp.down_proj.forward(&activated)?)
     }
 
     /// Attention up to its output projection.
     fn attended(&self, x: &Tensor, rope: &Arc<Rope>, mask: &Mask) -> Result<Tensor> {
         self.self_attn.attend(&self.attention_norms.enter(x, self.mlp.dtype()?)?, rope, mask)
+    }
+
+    /// The stream with what attention has computed, and the MLP of that up to its down projection.
+    fn add_and_activate(&self, x: &Tensor, part: Tensor) -> Result<(Tensor, Tensor)> {
+        let dtype = self.mlp.dtype()?;
+        let (h, normed) = match &self.mlp_norms.before {
+            Some(norm) => norm.add_and_forward_to(x, &self.attention_norms.leave(part)?, dtype)?,
+            None => {
+                let h = self.attention_norms.add(x, part)?;
+                (h.clone(), self.mlp_norms.enter(&h, dtype)?)
+            }
+        };
+        Ok((h, self.mlp.activate(&normed)?))
     }
 
     /// The MLP up to its down projection.
@@ -171,12 +185,17 @@ impl Norms {
         }
     }
 
+    /// What a part has computed as it is added to the stream: normed where norms stand behind parts.
+    fn leave(&self, part: Tensor) -> Result<Tensor> {
+        match &self.after {
+            Some(norm) => norm.forward(&part),
+            None => Ok(part),
+        }
+    }
+
     /// The stream with what a part has computed.
     fn add(&self, x: &Tensor, part: Tensor) -> Result<Tensor> {
-        match &self.after {
-            Some(norm) => ops::add_residual(x, &norm.forward(&part)?),
-            None => ops::add_residual(x, &part),
-        }
+        ops::add_residual(x, &self.leave(part)?)
     }
 }
 

@@ -52,6 +52,28 @@ impl RmsNorm {
     }
 }
 
+impl RmsNorm {
+    /// The residual stream with what a part has computed, and the norm of that in `dtype`.
+    ///
+    /// # Errors
+    /// Shapes or dtypes that do not fit.
+    pub(crate) fn add_and_forward_to(
+        &self,
+        stream: &Tensor,
+        part: &Tensor,
+        dtype: DType,
+    ) -> Result<(Tensor, Tensor)> {
+        if !stream.device().is_cuda() {
+            let sum = ops::add_residual(stream, part)?;
+            let normed = self.forward_to(&sum, dtype)?;
+            return Ok((sum, normed));
+        }
+        in_scope(self, stream.device(), || {
+            ops::add_rms_norm(stream, part, &self.weight, self.eps, self.offset, dtype)
+        })
+    }
+}
+
 impl Module for RmsNorm {
     fn visit(&self, visitor: &mut dyn Visitor) {
         visitor.param("weight", &self.weight);

@@ -94,7 +94,7 @@ pub use layer_norm::layer_norm;
 pub use linear::{WeightLayout, linear, linear_add};
 pub use linear_quantized::{dequantize, linear_quantized};
 pub use noise::{NoisePart, uniform_noise};
-pub use norm::{rms_norm, rms_norm_to};
+pub use norm::{add_rms_norm, rms_norm, rms_norm_to};
 pub use oarlock_kernels::glu::Activation;
 pub use oarlock_kernels::token_loss::TokenLoss;
 pub use operand::{Number, Operand};

@@ -13,13 +13,7 @@ use crate::tensor::Tensor;
 /// # Errors
 /// Unequal shapes, or a stream that is not f32.
 pub fn add_residual(stream: &Tensor, part: &Tensor) -> Result<Tensor> {
-    check_device("add_residual", stream, &[part])?;
-    if stream.dtype() != DType::F32 {
-        return Err(Error::DType { op: "add_residual", expected: "a stream in f32", got: stream.dtype() });
-    }
-    if stream.shape() != part.shape() {
-        return Err(wrong_shape("add_residual", format!("{:?}", stream.shape()), part));
-    }
+    check(stream, part)?;
     let recorder = Recorder::new(&[stream, part], &[])?;
     let mut sum = Tensor::uninit(*stream.shape(), DType::F32, stream.device(), "activation")?;
     let bytes = (2 * stream.len_bytes() + part.len_bytes()) as u64;
@@ -34,7 +28,23 @@ pub fn add_residual(stream: &Tensor, part: &Tensor) -> Result<Tensor> {
         })?;
         launch.run(move |cpu| elementwise::add_mixed(cpu, stream.slice(cpu), part.slice(cpu), sum.slice(cpu)))
     })?;
-    Ok(Recorder::record(recorder, sum, |_| AddResidualBackward { part: part.dtype() }))
+    Ok(record(recorder, sum, part.dtype()))
+}
+
+pub(super) fn check(stream: &Tensor, part: &Tensor) -> Result<()> {
+    check_device("add_residual", stream, &[part])?;
+    if stream.dtype() != DType::F32 {
+        return Err(Error::DType { op: "add_residual", expected: "a stream in f32", got: stream.dtype() });
+    }
+    if stream.shape() != part.shape() {
+        return Err(wrong_shape("add_residual", format!("{:?}", stream.shape()), part));
+    }
+    Ok(())
+}
+
+/// Records that `sum` is that of a stream and a part of this dtype, its inputs in this order.
+pub(super) fn record(recorder: Option<Recorder>, sum: Tensor, part: DType) -> Tensor {
+    Recorder::record(recorder, sum, |_| AddResidualBackward { part })
 }
 
 struct AddResidualBackward {
@@ -46,9 +56,17 @@ impl Function for AddResidualBackward {
         if self.part == DType::F32 {
             cx.give(1, d_sum.clone())?;
         } else if cx.needs(1) {
-            cx.give(1, rounded(&d_sum, self.part)?)?;
+            let of_part = match cx.take_rounded() {
+                Some(there) => there,
+                None => rounded(&d_sum, self.part)?,
+            };
+            cx.give(1, of_part)?;
         }
         cx.give(0, d_sum)
+    }
+
+    fn rounds(&self) -> Option<(usize, DType)> {
+        (self.part != DType::F32).then_some((1, self.part))
     }
 }
 

@@ -102,7 +102,7 @@ fn turn(
     rotation: Rotation,
     name: &'static str,
 ) -> Result<Tensor> {
-    let mut y = x.copied("activation")?;
+    let mut y = Tensor::uninit(*x.shape(), x.dtype(), x.device(), "activation")?;
     let &[_, seq, heads, dim] = x.sizes() else { return Err(wrong_shape("rope", "[B, S, H, D]", x)) };
     let shape = RopeShape { heads, head_dim: dim, rot_dim: table.rot_dim, style: table.style };
     let (table, mut launch) = (table.clone(), x.device().launch(name, 0, 2 * x.len_bytes() as u64));
@@ -111,19 +111,21 @@ fn turn(
         None => None,
     };
     with_float!(x.dtype(), "rope", T => {
-        let y = launch.update::<T>(&mut y)?;
+        let (from, y) = (launch.read::<T>(x)?, launch.write::<T>(&mut y)?);
         launch.cuda(|gpu| {
             let (cos, sin) = tables.filter(|_| first + seq <= table.positions.len()).ok_or(Unable::NoForm)?;
             let sign = if rotation == Rotation::Forward { 1.0 } else { -1.0 };
             let (rows, half) = (x.sizes()[0] * seq, table.rot_dim / 2);
-            let call = gpu.kernel("rope", &[T::DTYPE])?.view(&y).view(&cos).view(&sin);
+            let call = gpu.kernel("rope", &[T::DTYPE])?.view(&from).view(&y).view(&cos).view(&sin);
             let call = call.optional(None::<&View<i32>>).u32(seq).u32(first).f32(sign).u32(rows).u32(heads).u32(dim);
             let interleaved = usize::from(table.style == RopeStyle::Interleaved);
-            call.u32(half).u32(interleaved).run(geometry::elements(8 * rows * heads * half))
+            call.u32(half).u32(interleaved).run(geometry::elements(x.n_elems()))
         })?;
         launch.run(move |cpu| {
             let (positions, table) = (Positions::Counted { seq, offset: first }, &table.table);
-            kernel::rope(cpu, shape, rotation, positions, (&table.cos, &table.sin), y.slice(cpu))
+            let y = y.slice(cpu);
+            y.copy_from_slice(from.slice(cpu));
+            kernel::rope(cpu, shape, rotation, positions, (&table.cos, &table.sin), y)
         })
     })?;
     Ok(y)

@@ -1,7 +1,7 @@
 //! How ops use a tape: they record themselves in the forward pass, and give the gradients of their inputs in the backward
 //! pass.
 
-use oarlock_kernels::{Error, Result};
+use oarlock_kernels::{DType, Error, Result};
 
 use super::{Function, Node, Recording, Saved, Step, Tape, Var, VarId};
 use crate::away::Away;
@@ -128,6 +128,8 @@ pub(crate) struct Backward<'a> {
     pub(super) inputs: &'a [Option<VarId>],
     /// What the places in `inputs` and in what the op kept are counted from.
     pub(super) base: usize,
+    /// The gradient of the output in the dtype of [`Function::rounds`], where somebody has made it.
+    pub(super) rounded: Option<Tensor>,
 }
 
 impl Backward<'_> {
@@ -143,10 +145,36 @@ impl Backward<'_> {
         Ok(())
     }
 
-    /// Where the gradient of an input is summed.
+    /// Where the gradient of an input is summed. What was rounded of it before is then of no use.
     fn grad_of(&mut self, index: usize) -> Option<&mut Option<Tensor>> {
         let id = self.inputs[index]?;
-        Some(&mut self.nodes[id.node + self.base].grad)
+        let node = &mut self.nodes[id.node + self.base];
+        node.rounded = None;
+        Some(&mut node.grad)
+    }
+
+    /// The dtype in which the op that made input `index` will want its gradient as well.
+    pub fn wants_rounded(&self, index: usize) -> Option<DType> {
+        let node = &self.nodes[self.inputs[index]?.node + self.base];
+        let Some(Step::Op(op)) = &node.op else { return None };
+        let (of, dtype) = op.rounds()?;
+        node.inputs[of].map(|_| dtype)
+    }
+
+    /// As [`Backward::give`], for the whole sum that [`Backward::slot`] has begun, with the same in the dtype that
+    /// [`Backward::wants_rounded`] said.
+    pub fn give_rounded(&mut self, index: usize, grad: Tensor, rounded: Option<Tensor>) -> Result<()> {
+        let is_whole = self.grad_of(index).is_some_and(|slot| slot.is_none());
+        self.give(index, grad)?;
+        if let Some(id) = self.inputs[index].filter(|_| is_whole) {
+            self.nodes[id.node + self.base].rounded = rounded;
+        }
+        Ok(())
+    }
+
+    /// The gradient of the output in the dtype of [`Function::rounds`], where somebody has made it.
+    pub fn take_rounded(&mut self) -> Option<Tensor> {
+        self.rounded.take()
     }
 
     /// Whether anybody wants the gradient of input `index`.

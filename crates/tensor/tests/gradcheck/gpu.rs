@@ -23,7 +23,7 @@ use crate::quantized::settle_words;
 const DTYPES: [DType; 3] = [DType::F32, DType::BF16, DType::F16];
 
 /// The names of the ops that `f` runs.
-fn ops_of(gpu: &Device, f: impl FnOnce()) -> BTreeSet<String> {
+pub fn ops_of(gpu: &Device, f: impl FnOnce()) -> BTreeSet<String> {
     gpu.profile().enable();
     f();
     gpu.profile().take().into_iter().map(|(name, _)| name.into_owned()).collect()
@@ -40,7 +40,7 @@ pub fn assert_forms(gpu: &Device, what: &str, expected: &[&str], f: impl FnOnce(
 }
 
 /// One number of all elements of these tensors.
-fn loss_of(tensors: &[Tensor]) -> Result<Tensor> {
+pub fn loss_of(tensors: &[Tensor]) -> Result<Tensor> {
     let mut loss = Tensor::zeros([], DType::F32, tensors[0].device())?;
     for tensor in tensors {
         loss = loss.add(&tensor.cast(DType::F32)?.square()?.sum_all()?)?;

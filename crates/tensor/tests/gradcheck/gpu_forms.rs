@@ -8,8 +8,8 @@ use oarlock_tensor::cpu::{Isa, Par};
 use oarlock_tensor::ops::{self, NoisePart, Rope};
 use oarlock_tensor::{DType, Device, Error, Result, RopeScaling, Tape, Tensor};
 
-use crate::common::{array, assert_close, f64s, own_gpu, tensor};
-use crate::gpu::assert_forms;
+use crate::common::{array, assert_close, f64s, own_gpu, settle, tensor};
+use crate::gpu::{assert_forms, loss_of, ops_of};
 
 const DTYPES: [DType; 3] = [DType::F32, DType::BF16, DType::F16];
 
@@ -279,5 +279,39 @@ fn losses_of_pairs_and_of_classes_are_not_staged() {
             let loss = losses.iter().skip(1).fold(losses[0].clone(), |sum, loss| sum.add(loss).unwrap());
             tape.backward(&loss, 1.0).unwrap();
         });
+    }
+}
+
+/// One kernel adds a part to the stream and norms it, and one makes the gradient in both dtypes: with the bits of two each.
+#[test]
+fn a_norm_takes_its_neighbours_along() {
+    let Some(gpu) = own_gpu() else { return };
+    for (dtype, dim) in [(DType::BF16, 64), (DType::F16, 24), (DType::F32, 64)] {
+        let run = |is_one: bool| {
+            let (norm, home) = settle(&[array(9, &[dim])], DType::F32, &gpu, true);
+            let tape = Tape::new();
+            let stream = tape.leaf(&tensor(&array(1, &[2, 5, dim]), DType::F32, &gpu));
+            let part = tape.leaf(&tensor(&array(2, &[2, 5, dim]), dtype, &gpu));
+            let (sum, y) = match is_one {
+                true => ops::add_rms_norm(&stream, &part, &norm[0], 1e-5, 0.5, dtype).unwrap(),
+                false => {
+                    let sum = ops::add_residual(&stream, &part).unwrap();
+                    let y = ops::rms_norm_to(&sum, &norm[0], 1e-5, 0.5, dtype).unwrap();
+                    (sum, y)
+                }
+            };
+            // As in a block, what comes later adds to the same stream.
+            let last = ops::add_residual(&sum, &y.scale(0.5).unwrap()).unwrap();
+            let gradients = tape.backward(&loss_of(&[last]).unwrap(), 1.0).unwrap();
+            let of = |leaf: &Tensor| f64s(&gradients.of(leaf).expect("a gradient"));
+            drop(home);
+            [f64s(&sum), f64s(&y), of(&stream), of(&part)]
+        };
+        let ran = ops_of(&gpu, || drop(run(true)));
+        let has = |name: &str| ran.contains(name);
+        assert!(has("add and rms_norm forward") && !has("rms_norm forward"), "{dtype}: {ran:?}");
+        assert!(!has("round gradient") || dtype == DType::F32, "{dtype}: {ran:?}");
+        let (one, two) = (run(true), run(false));
+        assert!(one == two, "{dtype}: {one:?}, by two kernels {two:?}");
     }
 }

@@ -198,7 +198,10 @@ impl Bench {
                     Err(error) => return Err(error),
                 }
             }
-            let usual = times.first().copied().unwrap_or((shape.usual_tile(Element::BF16), f32::INFINITY));
+            let usual = times
+                .first()
+                .copied()
+                .unwrap_or((shape.usual_tile(kernel.pass(), Element::BF16), f32::INFINITY));
             let (tile, time) = least(usual, &times);
             Ok((tile, time, usual.1))
         };
