@@ -58,9 +58,12 @@ pub(super) fn check(part: &mut Part<'_>, devices: &Devices, quick: bool) -> Outc
     device::tell_kernels(part, devices)
 }
 
-/// Attention alone, by whoever computes it in this process.
+/// Attention in 16 bits alone, by cuDNN where that computes it in this process.
 pub(super) fn check_attention(part: &mut Part<'_>, devices: &Devices, quick: bool) -> Outcome {
-    check_cases(part, devices, cases::attention(quick))
+    let mut cases = cases::attention(quick);
+    let dtypes: &[DType] = if quick { &[DType::BF16] } else { &[DType::BF16, DType::F16] };
+    cases.iter_mut().for_each(|case| case.dtypes = dtypes);
+    check_cases(part, devices, cases)
 }
 
 fn check_cases(part: &mut Part<'_>, devices: &Devices, cases: Vec<Case>) -> Outcome {
