@@ -186,7 +186,7 @@ impl Modules {
     fn load(&self, unit: &Unit) -> Result<Module> {
         let nvrtc = self.nvrtc()?;
         let key = Key::of(unit, &self.arch, nvrtc.version());
-        if let Some(module) = self.from_disk(unit, &key)? {
+        if let Some(module) = self.kept(unit, &key)? {
             return Ok(module);
         }
         let _timed = Timed { total: &self.compiling, start: Instant::now() };
@@ -194,7 +194,7 @@ impl Modules {
             && let Some(_held) = self.cache.lock()
         {
             self.compile_ahead(nvrtc, unit);
-            if let Some(module) = self.from_disk(unit, &key)? {
+            if let Some(module) = self.kept(unit, &key)? {
                 return Ok(module);
             }
         }
@@ -206,7 +206,7 @@ impl Modules {
     }
 
     /// The module of a unit, if the cache has it under its key.
-    fn from_disk(&self, unit: &Unit, key: &Key) -> Result<Option<Module>> {
+    fn kept(&self, unit: &Unit, key: &Key) -> Result<Option<Module>> {
         let Some(cubin) = self.cache.read(key) else { return Ok(None) };
         match self.context.load(&cubin) {
             Ok(module) => {
