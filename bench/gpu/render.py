@@ -1,4 +1,5 @@
-"""The numbers of gpu-check as a page: the machine, what failed or was left out, and the trainings beside their peers."""
+"""A report of gpu-check as a page: the machine, what failed, what to do next, trainings beside their peers, and ops beside
+what the GPU can."""
 
 
 def row(*cells):
@@ -35,10 +36,11 @@ def trainings(checks):
     ours, peers = of("throughput"), of("peers")
     if not ours:
         return []
-    lines = [row("training", "tokens/s", "MFU", "GB", "peer's tokens/s", "peer's GB", "speed", "memory"),
-             row("---", *["---:"] * 7)]
+    lines = [row("training", "tokens/s", "MFU", "GB", "predicted GB", "peer's tokens/s", "peer's GB", "speed", "memory"),
+             row("---", *["---:"] * 8)]
     for name, numbers in ours.items():
         own = [f"{numbers['tokens_per_second']:.0f}", f"{100 * numbers['mfu']:.1f} %", f"{numbers['bytes'] / 1e9:.2f}"]
+        own.append(f"{numbers['predicted_bytes'] / 1e9:.2f}")
         peer = peers.get(name)
         beside = ["", "", "", ""]
         if peer:
@@ -51,14 +53,31 @@ def trainings(checks):
     return lines
 
 
+def next_steps(found):
+    steps = found.get("next", [])
+    return ["What to do next:", "", *[f"{number}. {step}" for number, step in enumerate(steps, 1)]] if steps else []
+
+
 def speeds(checks):
-    rows = [row(c["name"], c["detail"]) for c in checks if c["section"] == "speed" and c["result"] == "ok"]
-    return [row("speed", "measured"), row("---", "---"), *rows] if rows else []
+    measured = [c for c in checks if c["section"] in ("speed", "cudnn") and "milliseconds" in c["numbers"]]
+    by = {"speed": "", "cudnn": " by cuDNN"}
+    rows = [row(c["name"] + by[c["section"]], c["detail"]) for c in measured]
+    return [row("op, forward and backward", "measured, of what the GPU can"), row("---", "---"), *rows] if rows else []
+
+
+def dearest(found):
+    """The dearest ops of each step, as gpu-check has set them."""
+    lines = []
+    for name, table in found.get("facts", {}).items():
+        if name.startswith("dearest ops of "):
+            lines += [f"{name[0].upper()}{name[1:]}:", "", "```text", *table, "```", ""]
+    return lines[:-1]
 
 
 def table(found):
     if "error" in found:
         return f"{found['error']}\n"
     checks = found["checks"]
-    parts = [["# GPU check", ""] + machine(found), sections(checks), trainings(checks), speeds(checks)]
+    parts = [["# GPU check", ""] + machine(found), next_steps(found), sections(checks), trainings(checks), speeds(checks)]
+    parts.append(dearest(found))
     return "\n\n".join("\n".join(part) for part in parts if part) + "\n"

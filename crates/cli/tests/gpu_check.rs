@@ -63,8 +63,7 @@ fn well(site: &Site, libraries: &Path, sections: &str) -> Value {
     left.retain(|section| !checks.iter().any(|check| check["section"] == *section));
     assert!(left.is_empty(), "no checks of {left:?}");
     for check in checks {
-        let is_left = check["section"] == "speed" || check["section"] == "peers";
-        assert_eq!(check["result"], if is_left { "skipped" } else { "ok" }, "{check}");
+        assert_eq!(check["result"], if check["section"] == "peers" { "skipped" } else { "ok" }, "{check}");
         assert!(check["detail"].is_string() && check["seconds"].as_f64().unwrap() >= 0.0, "{check}");
     }
     found
@@ -79,14 +78,46 @@ fn named<'a>(found: &'a Value, name: &str) -> &'a Value {
 #[test]
 fn ranks_and_trainings_are_well_on_an_emulated_gpu() {
     let Some(libraries) = fakes() else { return };
-    let found = well(&Site::new(), libraries, "device,ranks,speed,throughput,peers");
+    let found = well(&Site::new(), libraries, "device,ranks,throughput,peers");
     for stage in 0..4 {
         let check = named(&found, &format!("2 ranks ZeRO-{stage}"));
         assert_eq!(check["numbers"]["losses"].as_array().unwrap().len(), 3);
     }
     let training = &named(&found, "tiny, 2x8")["numbers"];
-    for key in ["tokens_per_second", "mfu", "bytes", "parameters"] {
+    for key in
+        ["tokens_per_second", "mfu", "bytes", "predicted_bytes", "parameters", "peak_flops", "peak_bytes"]
+    {
         assert!(training[key].as_f64().unwrap() > 0.0, "{key}: {training}");
+    }
+    // The dearest ops have a line each, beside what the GPU can.
+    let table = found["facts"]["dearest ops of tiny, 2x8"].as_array().unwrap();
+    assert!(table.len() == 11 && table[1].as_str().unwrap().contains(" of "), "{table:?}");
+    let op = &training["ops"]["linear forward"];
+    for key in ["calls", "milliseconds", "tflops", "share_of_ceiling"] {
+        assert!(op[key].as_f64().unwrap() > 0.0, "{key}: {training}");
+    }
+    assert!(
+        found["next"][0].as_str().unwrap().starts_with("tiny, 2x8: most time is lost in "),
+        "{}",
+        found["next"]
+    );
+}
+
+#[test]
+fn nccl_speed_offloading_cudnn_and_large_operands_are_well_on_an_emulated_gpu() {
+    let Some(libraries) = fakes() else { return };
+    let found = well(&Site::new(), libraries, "device,nccl,speed,offload,cudnn,large");
+    let count = |section: &str| {
+        found["checks"].as_array().unwrap().iter().filter(|check| check["section"] == section).count()
+    };
+    assert_eq!([count("nccl"), count("offload"), count("large")], [41, 4, 8], "{found}");
+    let norm = &named(&found, "rms_norm 32x64")["numbers"];
+    assert!(norm["gb_per_second"].as_f64().unwrap() > 0.0, "{norm}");
+    assert!(named(&found, "product 64^3")["detail"].as_str().unwrap().contains("TFLOP/s"));
+    // Attention is in the sections of both who can compute it.
+    for section in ["speed", "cudnn"] {
+        let mut checks = found["checks"].as_array().unwrap().iter();
+        assert!(checks.any(|c| c["section"] == section && c["name"] == "attention 1x16x2x32"), "{section}");
     }
 }
 
@@ -256,6 +287,8 @@ fn the_fastest_tile_and_cudnn_are_written_and_obeyed() {
     let ran = |table: &str| {
         let runs = site.path("runs");
         fs::write(&runs, "").unwrap();
+        // Anew, instead of going on.
+        fs::remove_file(site.path("found.json")).unwrap();
         let variables = [("OARLOCK_CUDA_TUNED", table), ("OARLOCK_FAKE_RUNS", runs.to_str().unwrap())];
         let with = if table.is_empty() { &variables[1..] } else { &variables[..] };
         let (said, found) = check_with(&site, libraries, &["--only", "throughput"], with);
@@ -318,7 +351,11 @@ fn without_a_compiler_of_kernels_it_says_so_once_and_stops() {
     assert!(said.stdout.contains("FAILED: device: first kernel: libnvrtc, the compiler"), "{said:?}");
     assert!(said.stdout.contains("pip install nvidia-cuda-nvrtc"), "{said:?}");
     let summary = &found["summary"];
-    assert_eq!([&summary["ok"], &summary["failed"], &summary["skipped"]], [0, 1, 8], "{found}");
+    assert_eq!([&summary["ok"], &summary["failed"], &summary["skipped"]], [0, 1, 12], "{found}");
+    assert!(
+        said.stdout.contains("NEXT: device: 1 failed, the first is first kernel: no kernel runs"),
+        "{said:?}"
+    );
 }
 
 #[test]
@@ -329,10 +366,43 @@ fn what_has_no_time_left_is_named() {
     assert_eq!(said.code, Some(0), "{said:?}");
     let checks = found["checks"].as_array().unwrap();
     assert!(checks.len() > 150, "{}", checks.len());
-    for check in checks.iter().filter(|check| check["section"] != "speed") {
-        assert_eq!(check["detail"], "the time of this section was over", "{check}");
+    for check in checks {
+        assert_eq!(check["detail"], "the time was over", "{check}");
     }
     assert!(said.stdout.contains("skipped mma bf16"), "{said:?}");
+    assert_eq!(found["summary"]["left"].as_u64(), Some(checks.len() as u64));
+
+    // Another call goes on, one section after the other, and does nothing twice.
+    let words = checks.iter().filter(|check| check["section"] == "words").count();
+    let (said, found) = check_with(&site, libraries, &["--only", "words"], &[]);
+    assert_eq!(found["summary"]["ok"].as_u64(), Some(1 + words as u64), "{said:?}");
+    assert_eq!(found["finished"], serde_json::json!(["device", "words"]));
+    let (said, found) = check_with(&site, libraries, &["--only", "words,large"], &[]);
+    assert!(!said.stdout.contains("Words:") && said.stdout.contains("Large:"), "{said:?}");
+    assert_eq!(found["finished"], serde_json::json!(["words", "device", "large"]));
+    // What is left of a section begins behind what is done.
+    let mut changed = found.clone();
+    changed["finished"] = serde_json::json!(["words"]);
+    changed["checks"].as_array_mut().unwrap().retain(|check| check["name"] != "rows by their index");
+    site.write("found.json", &changed.to_string());
+    let (said, found) = check_with(&site, libraries, &["--only", "large"], &[]);
+    assert!(said.stdout.contains("(7 checks were done before)"), "{said:?}");
+    let large: Vec<_> =
+        found["checks"].as_array().unwrap().iter().filter(|c| c["section"] == "large").collect();
+    assert_eq!((large.len(), &large[7]["name"]), (8, &"rows by their index".into()));
+    // What somebody else has written is not touched.
+    for (text, says) in [
+        ("{}", "it is no report of gpu-check"),
+        ("no JSON", "it is no report"),
+        (r#"{"version": "0.0.1"}"#, "of version 0.0.1"),
+    ] {
+        site.write("found.json", text);
+        let mut command = site.oarlock(&["gpu-check", "--quick", "--json", "found.json"]);
+        command.env("OARLOCK_CUDA_LIBRARIES", libraries);
+        let said = run(command);
+        assert!(said.code == Some(1) && said.stderr.contains(says), "{said:?}");
+        assert_eq!(site.read("found.json"), text.as_bytes());
+    }
 }
 
 #[test]

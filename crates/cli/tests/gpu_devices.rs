@@ -133,6 +133,41 @@ fn what_is_missing_to_use_a_gpu_is_said_in_a_line_and_the_cpu_trains() {
 }
 
 #[test]
+fn text_is_generated_on_a_gpu_by_itself_and_plans_are_those_of_the_cpu() {
+    let Some(libraries) = fakes() else { return };
+    let site = site();
+    let words = ["generate", "--model", "model", "--prompt", "The", "--max-new-tokens", "1"];
+    let driver_only = site.path("driver only");
+    std::fs::create_dir(&driver_only).unwrap();
+    symlink(libraries.join("libcuda.so.1"), driver_only.join("libcuda.so.1")).unwrap();
+    for (device, folder, says) in [
+        ("", libraries.as_path(), Some("note: Emulated H100")),
+        ("--device cpu", libraries, None),
+        ("--device auto", &site.path("model"), None),
+        (
+            "",
+            &driver_only,
+            Some("was not found; `pip install nvidia-cuda-nvrtc` gets it; the CPU is used until then"),
+        ),
+    ] {
+        let words: Vec<&str> = words.into_iter().chain(device.split_whitespace()).collect();
+        let mut command = site.oarlock(&words);
+        command.env_remove("CUDA_VISIBLE_DEVICES").env("OARLOCK_CUDA_LIBRARIES", folder);
+        command.env("XDG_CACHE_HOME", site.path("cache"));
+        let said = run(command);
+        assert_eq!(said.code, Some(0), "{said:?}");
+        assert_eq!(says.is_some(), said.stderr.contains("GPU") || said.stderr.contains("H100"), "{said:?}");
+        assert!(says.is_none_or(|says| said.stderr.contains(says)), "{said:?}");
+    }
+    // What GPUs do is not predicted; where nobody asked for one, the CPU's plan is made.
+    let asked = said(&site, "plan train.yaml device=cuda output_dir=out", &[]);
+    assert!(
+        asked.code == Some(1) && asked.stderr.contains("a training on GPUs (`device: cuda`)"),
+        "{asked:?}"
+    );
+}
+
+#[test]
 fn the_launchers_of_other_programs_do_what_they_say() {
     if fakes().is_none() {
         return;

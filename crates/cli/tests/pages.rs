@@ -32,6 +32,7 @@ const NOT_RUN: &[(&str, &str)] = &[
     ),
     ("oarlock plan ", "measures the machine for some seconds; tests/plan.rs"),
     ("oarlock gpu-check", "needs a GPU; tests/gpu_check.rs"),
+    ("oarlock gpu-compile", "needs NVRTC; tests/gpu_compile.rs"),
     ("OARLOCK_CUDA_LIBRARIES=$PWD/fakes ", "compiles the emulator; tests/gpu.rs"),
     ("oarlock generate --model out/pretrain --device cuda", "needs a GPU; tests/gpu.rs"),
     ("oarlock eval ", "needs the files of a benchmark; tests/eval.rs"),

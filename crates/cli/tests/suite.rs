@@ -19,6 +19,7 @@ mod generate;
 mod gloo;
 mod gpu;
 mod gpu_check;
+mod gpu_compile;
 mod gpu_devices;
 mod gpu_offload;
 mod gpu_step;

@@ -1,12 +1,18 @@
 //! Machine code on disk, by a hash of all that it depends on.
 
+use std::fs::File;
 use std::path::{Path, PathBuf};
 use std::sync::{Mutex, PoisonError};
+
+use crate::nvrtc;
+use crate::source::{HEADERS, Unit};
 
 /// What a file begins with. The number changes with the format.
 const MAGIC: &[u8; 16] = b"oarlock cubin 1\n";
 /// Magic, checksum, length.
 const HEADER: usize = 16 + 16 + 8;
+/// Held by whoever compiles many units.
+const LOCK: &str = "compile.lock";
 
 /// A folder of machine code, or none.
 pub struct Cache {
@@ -32,7 +38,12 @@ impl Cache {
             std::env::var_os(name).map(PathBuf::from).filter(|path| path.is_absolute())
         };
         let caches = absolute("XDG_CACHE_HOME").or_else(|| Some(absolute("HOME")?.join(".cache")));
-        caches.map_or(Cache::none(), |caches| Cache::in_folder(caches.join("oarlock/cuda")))
+        caches.map_or(Cache::none(), |caches| Cache::among(&caches))
+    }
+
+    /// Where [`Cache::from_environment`] finds it if `XDG_CACHE_HOME` is this folder.
+    pub fn among(caches: &Path) -> Cache {
+        Cache::in_folder(caches.join("oarlock/cuda"))
     }
 
     /// Where it is.
@@ -41,7 +52,7 @@ impl Cache {
     }
 
     /// Why something was not written, if so.
-    pub(crate) fn problem(&self) -> Option<String> {
+    pub fn problem(&self) -> Option<String> {
         self.problem.lock().unwrap_or_else(PoisonError::into_inner).clone()
     }
 
@@ -53,6 +64,17 @@ impl Cache {
             return None;
         }
         Some(file.split_off(HEADER))
+    }
+
+    /// Waits until no other process compiles many units into the folder: ranks of a machine begin together, and one of them
+    /// compiles what all need. None where nothing is kept. The lock ends with the file.
+    pub(crate) fn lock(&self) -> Option<File> {
+        let folder = self.folder.as_ref()?;
+        oarlock_files::private_folder(folder).ok()?;
+        let file = oarlock_files::open_or_create(&folder.join(LOCK)).ok()?;
+        // A file system without locks has units compiled more than once.
+        let _ = file.lock();
+        Some(file)
     }
 
     /// Writes a file that nobody sees before it is whole. A failure costs only time, later.
@@ -96,6 +118,18 @@ impl Key {
         self.add_bytes(&(text.len() as u64).to_le_bytes());
     }
 
+    /// What the machine code of a unit depends on, by this version of the compiler.
+    pub(crate) fn of(unit: &Unit, arch: &str, version: &str) -> Key {
+        let mut key = Key::new();
+        key.add(version);
+        nvrtc::options(unit, arch).iter().for_each(|option| key.add(option));
+        for source in [unit.source].iter().chain(HEADERS) {
+            key.add(source.file);
+            key.add(source.text);
+        }
+        key
+    }
+
     /// The name of its file.
     pub(crate) fn name(&self) -> String {
         format!("{:032x}.cubin", self.0)
@@ -105,6 +139,7 @@ impl Key {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::{source, table};
 
     #[test]
     fn the_hash_is_that_of_its_authors() {
@@ -118,5 +153,24 @@ mod tests {
         // The environment of a test may have neither variable.
         let cache = Cache::from_environment();
         assert!(cache.folder().is_none_or(|folder| folder.ends_with("oarlock/cuda")));
+    }
+
+    #[test]
+    fn a_key_depends_on_all_that_the_code_depends_on() {
+        let unit = table::units().remove(0);
+        let base = Key::of(&unit, "sm_90a", "13.0").name();
+        assert_eq!(base, Key::of(&unit, "sm_90a", "13.0").name());
+        let mut others = vec![Key::of(&unit, "sm_80", "13.0"), Key::of(&unit, "sm_90a", "13.1")];
+        let mut changed = unit.clone();
+        changed.source.text = "";
+        others.push(Key::of(&changed, "sm_90a", "13.0"));
+        let mut defined = unit.clone();
+        defined.defines.push(("X", "1".into()));
+        others.push(Key::of(&defined, "sm_90a", "13.0"));
+        others.push(Key::of(&Unit { source: source::COPY, ..unit }, "sm_90a", "13.0"));
+        let mut names: Vec<String> = others.iter().map(Key::name).chain([base]).collect();
+        names.sort();
+        names.dedup();
+        assert_eq!(names.len(), 6);
     }
 }

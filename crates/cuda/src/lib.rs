@@ -12,6 +12,7 @@ pub mod attention;
 mod binding;
 pub mod blas;
 pub mod cache;
+pub mod compile;
 pub mod cudnn;
 pub mod driver;
 mod element;

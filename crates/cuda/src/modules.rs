@@ -1,19 +1,21 @@
 //! The kernels of a context: compiled when they are first asked for, kept on disk, loaded once.
 
-use std::collections::{BTreeMap, HashMap};
+use std::collections::{BTreeMap, BTreeSet, HashMap};
 use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::thread;
 use std::time::{Duration, Instant};
 
 use crate::attention::Tile;
 use crate::cache::{Cache, Key};
+use crate::compile::{self, Outcome};
 use crate::driver::{Context, Function, Module};
 use crate::element::Element;
 use crate::error::{Error, Result};
 use crate::kernel::Instance;
 use crate::libraries::Libraries;
-use crate::nvrtc::{self, Compiler, Compilers};
-use crate::source::{HEADERS, Unit};
+use crate::nvrtc::{Compiler, Compilers, Nvrtc};
+use crate::source::Unit;
 use crate::table;
 
 /// The first compute capability with `mma` of bfloat16 and `cp.async`.
@@ -29,7 +31,10 @@ pub struct Modules {
     functions: Mutex<HashMap<String, Arc<Function>>>,
     /// The same by what launches ask for, found without a name.
     asked: Mutex<HashMap<Asked, Option<Arc<Function>>>>,
-    n_compiled: AtomicUsize,
+    /// Whether the first unit of a training brings the others with it.
+    compiles_ahead: bool,
+    /// The units that were compiled.
+    compiled: Mutex<BTreeSet<Unit>>,
     n_from_disk: AtomicUsize,
     /// Nanoseconds.
     compiling: AtomicU64,
@@ -48,6 +53,19 @@ pub struct Counts {
     pub compiled: usize,
     /// Units that the cache had.
     pub from_disk: usize,
+}
+
+/// Adds the time of its life to a number of nanoseconds.
+struct Timed<'a> {
+    total: &'a AtomicU64,
+    start: Instant,
+}
+
+impl Drop for Timed<'_> {
+    fn drop(&mut self) {
+        let nanos = u64::try_from(self.start.elapsed().as_nanos()).unwrap_or(u64::MAX);
+        self.total.fetch_add(nanos, Ordering::Relaxed);
+    }
 }
 
 fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
@@ -71,10 +89,16 @@ impl Modules {
             units: Mutex::default(),
             functions: Mutex::default(),
             asked: Mutex::default(),
-            n_compiled: AtomicUsize::new(0),
+            compiles_ahead: false,
+            compiled: Mutex::default(),
             n_from_disk: AtomicUsize::new(0),
             compiling: AtomicU64::new(0),
         })
+    }
+
+    /// The same, but where a training needs a unit that is not on disk, all that it is about to need are compiled on all cores.
+    pub fn compiling_ahead(self) -> Modules {
+        Modules { compiles_ahead: true, ..self }
     }
 
     /// The context that they belong to.
@@ -126,10 +150,7 @@ impl Modules {
 
     /// Where the modules came from so far.
     pub fn counts(&self) -> Counts {
-        Counts {
-            compiled: self.n_compiled.load(Ordering::Relaxed),
-            from_disk: self.n_from_disk.load(Ordering::Relaxed),
-        }
+        Counts { compiled: lock(&self.compiled).len(), from_disk: self.n_from_disk.load(Ordering::Relaxed) }
     }
 
     /// The time that compilations took so far.
@@ -171,67 +192,59 @@ impl Modules {
     }
 
     fn load_by(&self, Compiler { nvrtc, arch }: &Compiler, unit: &Unit) -> Result<Module> {
-        let key = key(unit, arch, nvrtc.version());
-        if let Some(cubin) = self.cache.read(&key) {
-            match self.context.load(&cubin) {
-                Ok(module) => {
-                    self.n_from_disk.fetch_add(1, Ordering::Relaxed);
-                    return Ok(module);
-                }
-                // The file is whole, and its code is none for this driver.
-                Err(Error::Driver(error)) if error.is_of_image() => {}
-                Err(error) => return Err(error),
+        let key = Key::of(unit, arch, nvrtc.version());
+        if let Some(module) = self.kept(unit, &key)? {
+            return Ok(module);
+        }
+        let _timed = Timed { total: &self.compiling, start: Instant::now() };
+        if self.compiles_ahead
+            && let Some(_held) = self.cache.lock()
+        {
+            self.compile_ahead(nvrtc, arch, unit);
+            if let Some(module) = self.kept(unit, &key)? {
+                return Ok(module);
             }
         }
-        let start = Instant::now();
         let compiled = nvrtc.compile(unit, arch)?;
-        let nanos = u64::try_from(start.elapsed().as_nanos()).unwrap_or(u64::MAX);
-        self.compiling.fetch_add(nanos, Ordering::Relaxed);
-        self.n_compiled.fetch_add(1, Ordering::Relaxed);
+        lock(&self.compiled).insert(unit.clone());
         let module = self.context.load(&compiled.cubin)?;
         self.cache.write(&key, &compiled.cubin);
         Ok(module)
     }
-}
 
-/// What the machine code of a unit depends on.
-fn key(unit: &Unit, arch: &str, version: &str) -> Key {
-    let mut key = Key::new();
-    key.add(version);
-    nvrtc::options(unit, arch).iter().for_each(|option| key.add(option));
-    for source in [unit.source].iter().chain(HEADERS) {
-        key.add(source.file);
-        key.add(source.text);
+    /// The module of a unit, if the cache has it under its key.
+    fn kept(&self, unit: &Unit, key: &Key) -> Result<Option<Module>> {
+        let Some(cubin) = self.cache.read(key) else { return Ok(None) };
+        match self.context.load(&cubin) {
+            Ok(module) => {
+                let is_own = lock(&self.compiled).contains(unit);
+                self.n_from_disk.fetch_add(usize::from(!is_own), Ordering::Relaxed);
+                Ok(Some(module))
+            }
+            // The file is whole, and its code is none for this driver.
+            Err(Error::Driver(error)) if error.is_of_image() => Ok(None),
+            Err(error) => Err(error),
+        }
     }
-    key
+
+    /// Fills the cache with a unit and those that are needed with it.
+    fn compile_ahead(&self, nvrtc: &Nvrtc, arch: &str, unit: &Unit) {
+        let n_threads = thread::available_parallelism().map_or(1, usize::from);
+        compile::fill(nvrtc, &self.cache, arch, compile::together(unit), n_threads, &|unit, outcome| {
+            // What fails is compiled again when it is needed, and its error comes out there.
+            if let Outcome::Compiled(..) = outcome {
+                lock(&self.compiled).insert(unit.clone());
+            }
+        });
+    }
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::source;
 
     #[test]
     fn what_is_asked_for_has_room() {
         assert!(table::all().flat_map(|kernel| kernel.dtypes).all(|dtypes| dtypes.len() <= MOST_DTYPES));
-    }
-
-    #[test]
-    fn a_key_depends_on_all_that_the_code_depends_on() {
-        let unit = table::units().remove(0);
-        let base = key(&unit, "sm_90a", "13.0").name();
-        assert_eq!(base, key(&unit, "sm_90a", "13.0").name());
-        let mut others = vec![key(&unit, "sm_80", "13.0"), key(&unit, "sm_90a", "13.1")];
-        let mut changed = unit.clone();
-        changed.source.text = "";
-        others.push(key(&changed, "sm_90a", "13.0"));
-        let mut defined = unit.clone();
-        defined.defines.push(("X", "1".into()));
-        others.push(key(&defined, "sm_90a", "13.0"));
-        others.push(key(&Unit { source: source::COPY, ..unit }, "sm_90a", "13.0"));
-        let mut names: Vec<String> = others.iter().map(Key::name).chain([base]).collect();
-        names.sort();
-        names.dedup();
-        assert_eq!(names.len(), 6);
     }
 }

@@ -41,7 +41,7 @@ pub use oarlock_kernels::{DType, Element, Error, Float, IS_OPTIMIZED, Par, Resul
 
 pub use active::{ActivePass, ActiveTapes};
 pub use arena::{ALIGN, Arena, Buffer, GpuOutOfMemory, Held, Usage, is_out_of_memory};
-pub use cuda::{GpuInfo, SideStream};
+pub use cuda::{GpuInfo, SideStream, is_refused_by_driver};
 pub use device::{Device, DeviceKind};
 pub use dims::Dims;
 pub use flat::{Backing, FlatBuffer, Lease, PendingLaunches, WriteLease};

@@ -9,6 +9,7 @@ mod export;
 mod gather_checkpoint;
 mod generate;
 mod gpu_check;
+mod gpu_compile;
 mod import_checkpoint;
 mod licenses;
 mod link_tools;
@@ -94,6 +95,8 @@ enum Command {
     LinkTools(link_tools::LinkArgs),
     /// Check that the GPU of this machine gives right results, and how fast it is (experimental)
     GpuCheck(gpu_check::GpuCheckArgs),
+    /// Compile the kernels for GPUs into the cache, on a machine that needs no GPU (experimental)
+    GpuCompile(gpu_compile::GpuCompileArgs),
     /// Print the version, the machine and what the kernels use of it
     Env,
     /// Print the licences of the works of others that this program contains
@@ -152,6 +155,7 @@ pub fn main() -> ExitCode {
         Command::Plan(args) => plan::run(&args),
         Command::LinkTools(args) => link_tools::run(&args),
         Command::GpuCheck(args) => gpu_check::run(&args),
+        Command::GpuCompile(args) => gpu_compile::run(&args),
         Command::Env => env::run(),
         Command::Licenses => licenses::run(),
     };

@@ -10,10 +10,11 @@ use oarlock::generate::Generator;
 use oarlock_comm::available_cores;
 use oarlock_tensor::cpu::Isa;
 use oarlock_tensor::cpu::quantized::{Code, Format};
-use oarlock_tensor::{DType, Device, DeviceKind, Par};
+use oarlock_tensor::{Automatic, DType, Device, DeviceKind, Par};
 
 use super::dtypes;
 use crate::console::eprint;
+use crate::front::gpus::EXPERIMENTAL;
 
 /// Which model, and how it computes.
 #[derive(Args)]
@@ -36,8 +37,8 @@ pub(super) struct LoadArgs {
     /// The dtype of the arithmetic
     #[arg(long, value_parser = dtypes(["f32", "bf16"]), default_value = "f32")]
     dtype: DType,
-    /// Where it computes; cuda: on the first NVIDIA GPU (experimental)
-    #[arg(long, value_parser = ["cpu", "cuda"], default_value = "cpu")]
+    /// Where it computes; auto: on the first NVIDIA GPU that can be used (experimental), else on the CPU
+    #[arg(long, value_parser = ["auto", "cpu", "cuda"], default_value = "auto")]
     device: String,
     /// Threads; by default all cores
     #[arg(long)]
@@ -53,8 +54,7 @@ impl LoadArgs {
     /// The model and its tokenizer.
     pub fn load(&self) -> Result<(Generator, Tokenizer)> {
         let par = Par::threads(self.threads.unwrap_or_else(|| available_cores().len()))?;
-        let kind = if self.device == "cuda" { DeviceKind::Cuda(0) } else { DeviceKind::Cpu };
-        let device = Device::open(kind, Isa::detect(), par)?;
+        let device = self.device(par)?;
         let (dir, adapters) = (&self.model, &self.adapter);
         let tokenizer = Tokenizer::open(self.tokenizer_folder())?;
         let model = match self.format() {
@@ -65,6 +65,29 @@ impl LoadArgs {
         };
         model.config.notes().iter().for_each(|note| eprint(&format!("{note}\n")));
         Ok((Generator::new(model), tokenizer))
+    }
+
+    /// Where the model computes. By itself that is a GPU only if it opens; a line says so, or why it is the CPU.
+    fn device(&self, par: Par) -> Result<Device> {
+        let open = |kind| Device::open(kind, Isa::detect(), par.clone());
+        let why = match (self.device.as_str(), Device::automatic()) {
+            ("cuda", _) => return Ok(open(DeviceKind::Cuda(0))?),
+            ("cpu", _) | (_, Automatic::Cpu) => return Ok(open(DeviceKind::Cpu)?),
+            (_, Automatic::Lacks(why)) => why.clone(),
+            (_, Automatic::Gpus(_)) => match open(DeviceKind::Auto) {
+                Ok(device) => {
+                    let on = device.describe();
+                    eprint(&format!("note: {on}; {EXPERIMENTAL} (--device cpu: on the CPU)\n"));
+                    return Ok(device);
+                }
+                Err(error) if oarlock_tensor::is_refused_by_driver(&error) => {
+                    format!("this machine has a GPU that cannot be used ({error})")
+                }
+                Err(error) => return Err(error.into()),
+            },
+        };
+        eprint(&format!("note: {why}; the CPU is used until then\n"));
+        Ok(open(DeviceKind::Cpu)?)
     }
 
     /// The format of quantized weights, where they are asked for.

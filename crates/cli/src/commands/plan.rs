@@ -17,6 +17,7 @@ use oarlock::planner::{
     self, Choice, Cluster, Facts, Network, Prediction, Profile, choices, measure, predict, recommended,
 };
 use oarlock::rank;
+use oarlock_tensor::DeviceKind;
 
 #[derive(Args)]
 pub(super) struct PlanArgs {
@@ -87,6 +88,11 @@ pub(super) fn run(args: &PlanArgs) -> Outcome {
     }
     let measured = ProcessMemory::current().map_or(0, |own| own.pss);
     let config = train_config(&written::arguments(&Words::new(&args.arguments))?, &env_var)?;
+    if config.ranks.device == DeviceKind::Auto && config.ranks.device.is_gpu() {
+        eprint(
+            "note: this training would take the GPU of this machine; the plan is that of ranks on the CPU (device=cpu)\n",
+        );
+    }
     let (cluster, threads) = cluster(args, &config)?;
     let batches = batches(args, &config)?;
     let mut facts = Facts::of(&config, &batches, measured)?;

@@ -5,7 +5,7 @@ use oarlock::terminal::readable;
 use oarlock_tensor::{Automatic, CudaLibraries, Device, FoundGpu, FoundLibrary, GpuSurvey};
 
 /// What is said wherever a GPU is used.
-const EXPERIMENTAL: &str = "experimental: verified in emulation, not yet on hardware";
+pub(crate) const EXPERIMENTAL: &str = "experimental: verified in emulation, not yet on hardware";
 
 /// Names and values, for a line each; of a machine without a driver there is one.
 pub(crate) fn described() -> Vec<(String, String)> {

@@ -4,6 +4,7 @@ use std::fs;
 use std::path::{Path, PathBuf};
 
 use oarlock_cuda::cache::Cache;
+use oarlock_cuda::compile::TRAINING;
 use oarlock_cuda::driver::Context;
 use oarlock_cuda::libraries::Libraries;
 use oarlock_cuda::modules::{Counts, Modules};
@@ -65,6 +66,40 @@ fn machine_code_is_kept_for_each_architecture() {
     assert_eq!(files(&folder).len(), 1);
     assert_eq!(load(&machine, &machine.context(1), &folder), COMPILED);
     assert_eq!(files(&folder).len(), 2);
+}
+
+#[test]
+fn the_first_unit_of_a_training_brings_the_others_and_is_compiled_once_for_all_ranks() {
+    let Some(machine) = Machine::new() else { return };
+    let folder = machine.folder().join("cache");
+    let context = machine.context(0);
+    let ahead = || in_folder(&machine, &context, &folder).compiling_ahead();
+    // Ranks of a machine begin at the same time.
+    let counts: Vec<Counts> = std::thread::scope(|scope| {
+        let rank = || {
+            let modules = ahead();
+            modules.function(&cast()).expect("a function");
+            modules.counts()
+        };
+        let ranks: Vec<_> = (0..3).map(|_| scope.spawn(rank)).collect();
+        ranks.into_iter().map(|rank| rank.join().expect("a rank")).collect()
+    });
+    assert_eq!(counts.iter().map(|counts| counts.compiled).sum::<usize>(), TRAINING.len(), "{counts:?}");
+    assert_eq!(counts.iter().map(|counts| counts.from_disk).sum::<usize>(), 2, "{counts:?}");
+    let norm = table::find("rms_norm_forward").and_then(|kernel| kernel.instance(&[Element::F32; 3], None));
+    let modules = ahead();
+    modules.function(&norm.expect("an instance")).expect("a function");
+    assert_eq!(modules.counts(), FROM_DISK);
+    // Without a folder each unit is compiled when it is needed, and what cannot be compiled is told by whoever needs it.
+    let modules =
+        Modules::new(&context, &machine.libraries(), Cache::none()).expect("modules").compiling_ahead();
+    machine.fail_nvrtc("compile");
+    assert!(matches!(modules.function(&cast()), Err(Error::Call { .. })));
+    let nowhere = machine.folder().join("other");
+    let modules = in_folder(&machine, &context, &nowhere).compiling_ahead();
+    assert!(matches!(modules.function(&cast()), Err(Error::Call { .. })));
+    machine.fail_nvrtc("");
+    modules.function(&cast()).expect("a function");
 }
 
 #[test]

@@ -188,19 +188,12 @@ impl Accelerator {
             Some(n) => n,
             None => rank::default_threads(&comm),
         };
-        let kind = match config.device {
-            DeviceKind::Cuda(first) => DeviceKind::Cuda(gpu_of_rank(first, &comm)?),
-            DeviceKind::Auto => match Device::automatic() {
-                Automatic::Gpus(_) => DeviceKind::Cuda(gpu_of_rank(0, &comm)?),
-                Automatic::Lacks(why) if comm.rank() == 0 => {
-                    rank::tell_note_once(&format!("{why}; the CPU is used until then"));
-                    DeviceKind::Cpu
-                }
-                Automatic::Cpu | Automatic::Lacks(_) => DeviceKind::Cpu,
-            },
-            other => other,
+        let open = |kind| Device::open(kind, isa, Par::threads(threads)?);
+        let device = match config.device {
+            DeviceKind::Cuda(first) => open(DeviceKind::Cuda(gpu_of_rank(first, &comm)?))?,
+            DeviceKind::Auto => automatic(&comm, &open)?,
+            other => open(other)?,
         };
-        let device = Device::open(kind, isa, Par::threads(threads)?)?;
         device.set_tf32(config.tf32);
         let comm = between_gpus(comm, &device)?;
         let plugins = Arc::new(Plugins::of(config.deepspeed_plugin.as_ref(), &config.deepspeed_plugins)?);
@@ -371,6 +364,55 @@ fn between_gpus(comm: Communicator, device: &Device) -> Result<Communicator> {
     }
 }
 
+/// A GPU for each rank, else the CPU for all of them: why is said by rank 0 in a line, unless no rank sees any GPU.
+fn automatic(
+    comm: &Communicator,
+    open: &dyn Fn(DeviceKind) -> oarlock_tensor::Result<Device>,
+) -> Result<Device> {
+    let found = match Device::automatic() {
+        Automatic::Gpus(_) => match open(DeviceKind::Cuda(gpu_of_rank(0, comm)?)) {
+            Err(error) if oarlock_tensor::is_refused_by_driver(&error) => {
+                Err(Some(format!("this machine has a GPU that cannot be used ({error})")))
+            }
+            opened => Ok(opened?),
+        },
+        Automatic::Lacks(why) => Err(Some(why.clone())),
+        Automatic::Cpu => Err(None),
+    };
+    match of_all(comm, found)? {
+        Ok(device) => Ok(device),
+        Err(why) => {
+            if let Some(why) = why.filter(|_| comm.rank() == 0) {
+                rank::tell_note_once(&format!("{why}; the CPU is used until then"));
+            }
+            Ok(open(DeviceKind::Cpu)?)
+        }
+    }
+}
+
+/// What a rank has found, if all have found a GPU: ranks of other machines may see none, or one that does not work. Otherwise why
+/// not; nothing where no rank sees one.
+fn of_all<T>(
+    comm: &Communicator,
+    found: std::result::Result<T, Option<String>>,
+) -> Result<std::result::Result<T, Option<String>>> {
+    const GPU: &[u8] = b"gpu";
+    const CPU: &[u8] = b"cpu";
+    let said = match &found {
+        Ok(_) => GPU,
+        Err(None) => CPU,
+        Err(Some(why)) => why.as_bytes(),
+    };
+    let all = comm.all_gather_bytes(said)?;
+    let lacks = all.iter().find(|said| *said != GPU && *said != CPU);
+    let without = all.iter().position(|said| said == CPU).filter(|_| all.iter().any(|said| said == GPU));
+    Ok(match (lacks, without) {
+        (Some(why), _) => Err(Some(String::from_utf8_lossy(why).into_owned())),
+        (None, Some(rank)) => Err(Some(format!("rank {rank} sees no GPU"))),
+        (None, None) => found,
+    })
+}
+
 /// The GPU of a rank.
 fn gpu_of_rank(first: usize, comm: &Communicator) -> Result<usize> {
     // By the machine alone: ranks that are bound to cores of their own share its GPUs as well.
@@ -386,6 +428,29 @@ fn gpu_of<T: PartialEq>(first: usize, machines: &[T], rank: usize, gpus: &[usize
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn all_ranks_have_gpus_or_none_has() {
+        let lacks = || Err(Some("no compiler".to_owned()));
+        for (found, expected) in [
+            ([Ok(1), Ok(2)], [Ok(1), Ok(2)]),
+            ([Err(None), Err(None)], [Err(None), Err(None)]),
+            ([Ok(1), lacks()], [lacks(), lacks()]),
+            ([Err(None), lacks()], [lacks(), lacks()]),
+            (
+                [Err(None), Ok(2)],
+                [Err(Some("rank 0 sees no GPU".to_owned())), Err(Some("rank 0 sees no GPU".to_owned()))],
+            ),
+        ] {
+            let ranks = oarlock_comm::shm::threads(2).unwrap().into_iter().zip(found);
+            let got: Vec<_> = std::thread::scope(|scope| {
+                let ranks: Vec<_> =
+                    ranks.map(|(comm, found)| scope.spawn(move || of_all(&comm, found).unwrap())).collect();
+                ranks.into_iter().map(|rank| rank.join().unwrap()).collect()
+            });
+            assert_eq!(got, expected);
+        }
+    }
 
     #[test]
     fn ranks_of_a_machine_take_its_gpus_in_turns() {

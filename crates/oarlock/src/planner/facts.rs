@@ -1,7 +1,7 @@
 //! What is known of a training before it is measured: sizes of units, memory of micro-batches, the steps to do.
 
 use oarlock_tensor::cpu::Isa;
-use oarlock_tensor::{Device, Par};
+use oarlock_tensor::{Device, DeviceKind, Par};
 
 use crate::config::{Finetuning, Length, ObjectiveArgs, PartitionMethod, Recompute, ShardGroup, TrainConfig};
 use crate::error::{Error, Result};
@@ -115,7 +115,8 @@ impl Facts {
 fn check(config: &TrainConfig) -> Result<()> {
     let adapters = matches!(&config.train.finetuning, Finetuning::Adapter(args) if !args.adapters.is_empty());
     let unknown = [
-        (config.ranks.device.is_gpu(), "a training on GPUs"),
+        // What takes a GPU by itself is planned for the CPU.
+        (matches!(config.ranks.device, DeviceKind::Cuda(_)), "a training on GPUs (`device: cuda`)"),
         (config.train.objective != ObjectiveArgs::NextToken, "a training on pairs or judgements"),
         (matches!(config.train.finetuning, Finetuning::Freeze(_)), "`finetuning_type: freeze`"),
         (config.model.quantization.is_some(), "quantized weights"),

@@ -25,6 +25,7 @@ mod step;
 
 pub use forecast::forecast;
 pub use lock::clear_lock;
+pub use model::head_dims;
 pub use objective::{
     Evaluation, Inputs, Judgement, Metric, NextToken, Objective, ObjectiveLoss, Preference, Pretrain,
     Reference, Reward,

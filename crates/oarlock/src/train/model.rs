@@ -50,6 +50,15 @@ pub fn settings(args: &ModelArgs) -> Result<HfConfig> {
     new_tokens::with_room(hf, args)
 }
 
+/// The elements of a head in each layer of a configuration's model.
+///
+/// # Errors
+/// What is wrong with the model's settings.
+pub fn head_dims(config: &TrainConfig) -> Result<Vec<usize>> {
+    let hf = settings(&config.model)?;
+    Ok(hf.decoder().layers.iter().map(|layer| layer.attention.head_dim).collect())
+}
+
 /// What a run makes of its model before the first step: adapters, frozen layers, quantized weights.
 pub struct Start {
     /// Adapters that are merged into the base, in order.

@@ -112,6 +112,13 @@ pub(crate) fn failed(error: oarlock_cuda::Error) -> Error {
     Error::Gpu(Box::new(error))
 }
 
+/// Whether the driver refused something, as where other programs have a GPU or all of its memory for themselves: nothing that was
+/// asked for is wrong, and another device can do it.
+pub fn is_refused_by_driver(error: &Error) -> bool {
+    let Error::Gpu(error) = error else { return false };
+    matches!(error.downcast_ref(), Some(oarlock_cuda::Error::Driver(_)))
+}
+
 /// The GPUs that this process sees.
 pub(crate) fn gpus(libraries: &Libraries) -> Result<Vec<FoundGpu>> {
     Driver::find(libraries).and_then(|driver| survey::gpus(&driver)).map_err(failed)
@@ -128,7 +135,8 @@ impl Gpu {
             let device = driver.device(index)?;
             let context = device.context()?;
             let stream = Arc::new(context.stream()?);
-            let modules = Arc::new(Modules::new(&context, libraries, Cache::from_environment())?);
+            let modules = Modules::new(&context, libraries, Cache::from_environment())?.compiling_ahead();
+            let modules = Arc::new(modules);
             let blas = Blas::with_modules(&stream, libraries, WORKSPACE_BYTES, &modules)?;
             let attention = AttentionForms::from_environment(libraries, &device, &stream)?;
             let ((major, minor), gigabytes) = (driver.version()?, device.memory_bytes()? as f64 / 1e9);

@@ -9,11 +9,13 @@ mod moves;
 mod pairs;
 mod products;
 mod quantized;
+mod sizes;
 
 use oarlock_tensor::Result;
 
 use super::case::{Call, Case, Given};
 use super::formula::Array;
+pub(super) use elements::silu;
 
 /// Sizes: B sequences of S tokens (or as many as attention needs for more than one tile), H heads and G for keys, heads of
 /// D elements, hidden size I, vocabulary V.
@@ -26,11 +28,45 @@ struct Sizes {
     heads: [usize; 2],
     i: usize,
     v: usize,
+    /// Of cases at sizes of their own: rows of wide norms, the other sizes of heads, the vocabulary of Qwen2.5, the rows and the
+    /// width that meet it.
+    wide_rows: usize,
+    other_heads: &'static [usize],
+    large: [usize; 3],
 }
 
-const FULL: Sizes = Sizes { b: 2, s: 512, tiles: 512, h: 8, g: 2, heads: [64, 128], i: 512, v: 4096 };
+const FULL: Sizes = Sizes {
+    b: 2,
+    s: 512,
+    tiles: 512,
+    h: 8,
+    g: 2,
+    heads: [64, 128],
+    i: 512,
+    v: 4096,
+    wide_rows: 300,
+    other_heads: &[96, 192, 256],
+    large: [151_936, 64, 32],
+};
 /// With the sizes of heads that the fake libraries of the tests have.
-const QUICK: Sizes = Sizes { b: 2, s: 20, tiles: 72, h: 2, g: 1, heads: [64, 32], i: 40, v: 72 };
+const QUICK: Sizes = Sizes {
+    b: 2,
+    s: 20,
+    tiles: 72,
+    h: 2,
+    g: 1,
+    heads: [64, 32],
+    i: 40,
+    v: 72,
+    wide_rows: 3,
+    other_heads: &[],
+    large: [1500, 20, 8],
+};
+
+/// Those of attention.
+pub(super) fn attention(quick: bool) -> Vec<Case> {
+    attention::cases(if quick { &QUICK } else { &FULL })
+}
 
 /// All cases.
 pub(super) fn all(quick: bool) -> Result<Vec<Case>> {
@@ -44,5 +80,6 @@ pub(super) fn all(quick: bool) -> Result<Vec<Case>> {
     cases.extend(pairs::cases(&sizes));
     cases.extend(quantized::cases(&sizes)?);
     cases.extend(exact::cases(&sizes));
+    cases.extend(sizes::cases(&sizes));
     Ok(cases)
 }

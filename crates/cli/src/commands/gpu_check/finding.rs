@@ -27,6 +27,9 @@ impl Verdict {
     }
 }
 
+/// Marks what was not come to.
+const LEFT: &str = "left";
+
 /// What a check found.
 pub(super) struct Finding {
     pub verdict: Verdict,
@@ -47,6 +50,21 @@ impl Finding {
     /// It was not looked at, for this reason.
     pub fn skipped(reason: impl Into<String>) -> Finding {
         Finding::new(Verdict::Skipped, reason)
+    }
+
+    /// It was not come to, for this reason; another call may.
+    pub fn left(reason: impl Into<String>) -> Finding {
+        Finding::skipped(reason).to_do_again()
+    }
+
+    /// The same, of what another call looks at again.
+    pub fn to_do_again(self) -> Finding {
+        self.with(LEFT, true)
+    }
+
+    /// Whether another call has to look at it.
+    pub fn is_left(&self) -> bool {
+        self.numbers.contains_key(LEFT)
     }
 
     /// Good if `holds`.

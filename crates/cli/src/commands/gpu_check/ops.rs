@@ -6,6 +6,7 @@ use oarlock_tensor::cpu::difference::{Incomparable, largest_difference, largest_
 use oarlock_tensor::{DType, Result};
 
 use super::Devices;
+use super::case::Case;
 use super::cases;
 use super::device;
 use super::finding::{Finding, number};
@@ -36,17 +37,7 @@ struct Wanted {
 }
 
 pub(super) fn check(part: &mut Part<'_>, devices: &Devices, quick: bool) -> Outcome {
-    for case in cases::all(quick)? {
-        for &dtype in case.dtypes {
-            let allowed = if case.exact { 0.0 } else { tolerance(dtype) };
-            let run = |place: &Place<'_>| case.run(place);
-            let want = |place: &Place<'_>| {
-                let want = case.want(place, &devices.cpu)?;
-                Ok(want.into_iter().map(|values| Wanted { values, allowed }).collect())
-            };
-            part.check(&format!("{} {dtype}", case.name), || compare(devices, dtype, &run, &want))?;
-        }
-    }
+    check_cases(part, devices, cases::all(quick)?)?;
     for rule in optimizers::rules() {
         for dtype in DTYPES {
             let run = |place: &Place<'_>| optimizers::run(&rule, place, quick);
@@ -65,6 +56,29 @@ pub(super) fn check(part: &mut Part<'_>, devices: &Devices, quick: bool) -> Outc
         }
     }
     device::tell_kernels(part, devices)
+}
+
+/// Attention in 16 bits alone, by cuDNN where that computes it in this process.
+pub(super) fn check_attention(part: &mut Part<'_>, devices: &Devices, quick: bool) -> Outcome {
+    let mut cases = cases::attention(quick);
+    let dtypes: &[DType] = if quick { &[DType::BF16] } else { &[DType::BF16, DType::F16] };
+    cases.iter_mut().for_each(|case| case.dtypes = dtypes);
+    check_cases(part, devices, cases)
+}
+
+fn check_cases(part: &mut Part<'_>, devices: &Devices, cases: Vec<Case>) -> Outcome {
+    for case in cases {
+        for &dtype in case.dtypes {
+            let allowed = if case.exact { 0.0 } else { tolerance(dtype) };
+            let run = |place: &Place<'_>| case.run(place);
+            let want = |place: &Place<'_>| {
+                let want = case.want(place, &devices.cpu)?;
+                Ok(want.into_iter().map(|values| Wanted { values, allowed }).collect())
+            };
+            part.check(&format!("{} {dtype}", case.name), || compare(devices, dtype, &run, &want))?;
+        }
+    }
+    Ok(())
 }
 
 /// Runs a case twice on the GPU and compares it with its formula. The second run is timed op by op, which waits for each

@@ -84,7 +84,7 @@ impl<'a> Part<'a> {
         }
         write(&Line::Begin(name.to_owned()))?;
         if self.time_left().is_zero() {
-            return write(&Line::End(Finding::skipped("the time of this section was over"), 0.0));
+            return write(&Line::End(Finding::left("the time was over"), 0.0));
         }
         let start = Instant::now();
         let ended = catch_unwind(AssertUnwindSafe(check));

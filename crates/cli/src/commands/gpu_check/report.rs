@@ -7,34 +7,43 @@ use std::time::{Duration, Instant};
 use serde_json::{Map, Value, json};
 
 use super::finding::{Finding, Verdict};
-use crate::console::{Outcome, print};
+use super::next;
+use crate::console::{Failure, Outcome, print};
 
-/// The parts of a check, in their order.
+/// The parts of a check, in the order of what they tell.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, clap::ValueEnum)]
 pub(super) enum Section {
     Device,
     Words,
     Ops,
     Training,
+    Nccl,
+    Tune,
+    Throughput,
+    Speed,
+    Offload,
+    Cudnn,
+    Large,
     Ranks,
     Sanitizer,
-    Tune,
-    Speed,
-    Throughput,
     Peers,
 }
 
 impl Section {
-    pub const ALL: [Section; 10] = [
+    pub const ALL: [Section; 14] = [
         Section::Device,
         Section::Words,
         Section::Ops,
         Section::Training,
+        Section::Nccl,
+        Section::Tune,
+        Section::Throughput,
+        Section::Speed,
+        Section::Offload,
+        Section::Cudnn,
+        Section::Large,
         Section::Ranks,
         Section::Sanitizer,
-        Section::Tune,
-        Section::Speed,
-        Section::Throughput,
         Section::Peers,
     ];
 
@@ -44,13 +53,22 @@ impl Section {
             Section::Words => "words",
             Section::Ops => "ops",
             Section::Training => "training",
+            Section::Nccl => "nccl",
+            Section::Tune => "tune",
+            Section::Throughput => "throughput",
+            Section::Speed => "speed",
+            Section::Offload => "offload",
+            Section::Cudnn => "cudnn",
+            Section::Large => "large",
             Section::Ranks => "ranks",
             Section::Sanitizer => "sanitizer",
-            Section::Tune => "tune",
-            Section::Speed => "speed",
-            Section::Throughput => "throughput",
             Section::Peers => "peers",
         }
+    }
+
+    /// The section of this name.
+    pub fn named(name: &str) -> Option<Section> {
+        Section::ALL.into_iter().find(|section| section.name() == name)
     }
 
     fn title(self) -> &'static str {
@@ -59,33 +77,26 @@ impl Section {
             Section::Words => "Words: each instruction that the kernels are written in, by itself",
             Section::Ops => "Ops: the GPU beside formulas in f64, errors relative to the largest value",
             Section::Training => "Training: losses on the GPU beside those on the CPU",
+            Section::Nccl => "NCCL: each call with one rank",
+            Section::Tune => "Tuning: the algorithms of matrix products, the tiles of attention",
+            Section::Throughput => "Throughput: training in bf16, AdamW, random weights",
+            Section::Speed => "Speed: ops beside the memory and the products of this GPU",
+            Section::Offload => {
+                "Offloading: losses beside those of a training that keeps everything on the GPU"
+            }
+            Section::Cudnn => "cuDNN: attention beside formulas in f64, and its speed",
+            Section::Large => "Large: operands of more than 2^31 elements",
             Section::Ranks => "Ranks: losses of two ranks on one GPU beside those of one rank",
             Section::Sanitizer => "Sanitizer: small checks under compute-sanitizer",
-            Section::Tune => "Tuning: the algorithms of matrix products, the tiles of attention",
-            Section::Speed => "Speed of products, copies and attention",
-            Section::Throughput => "Throughput: training in bf16, AdamW, random weights",
             Section::Peers => {
                 "Peers: transformers and Accelerate with torch.compile and SDPA, the same steps"
             }
         }
     }
-
-    /// When it must be over, as a share of the whole time. What a section does not use is left for those behind it.
-    pub fn end(self) -> f64 {
-        match self {
-            Section::Device => 0.08,
-            Section::Words => 0.12,
-            Section::Ops => 0.42,
-            Section::Training => 0.54,
-            Section::Ranks => 0.58,
-            Section::Sanitizer => 0.68,
-            Section::Tune => 0.76,
-            Section::Speed => 0.78,
-            Section::Throughput => 0.9,
-            Section::Peers => 1.0,
-        }
-    }
 }
+
+/// What a file is not that has something else in it.
+pub(super) const NO_REPORT: &str = "it is no report of gpu-check";
 
 struct Check {
     section: Section,
@@ -99,21 +110,92 @@ pub(super) struct Report {
     quick: bool,
     section: Section,
     checks: Vec<Check>,
+    /// The sections of which nothing is left to check.
+    finished: Vec<Section>,
     facts: Map<String, Value>,
     start: Instant,
+    /// Of the calls before this one.
+    seconds_before: f64,
 }
 
 impl Report {
     pub fn new(quick: bool) -> Report {
-        let (checks, facts, section) = (Vec::new(), Map::new(), Section::Device);
-        Report { quick, section, checks, facts, start: Instant::now() }
+        Report {
+            quick,
+            section: Section::Device,
+            checks: Vec::new(),
+            finished: Vec::new(),
+            facts: Map::new(),
+            start: Instant::now(),
+            seconds_before: 0.0,
+        }
     }
 
-    /// What comes from here on belongs to this section.
-    pub fn begin(&mut self, section: Section) -> Outcome {
-        let gap = if self.checks.is_empty() { "" } else { "\n" };
+    /// Goes on with what a call before has found on the GPU of this name, by its JSON. The device is looked at anew: it may be
+    /// another one of its kind, with other libraries.
+    ///
+    /// # Errors
+    /// Why it does not go on.
+    pub fn resumed(found: &Value, quick: bool, gpu: &str) -> Result<Report, String> {
+        let mut report = Report::new(quick);
+        let of_report = || NO_REPORT.to_owned();
+        let version = found["version"].as_str().ok_or_else(of_report)?;
+        if version != env!("CARGO_PKG_VERSION") {
+            return Err(format!("it is of version {version}"));
+        }
+        if found["quick"] != quick {
+            return Err("one of both has --quick, and the other has not".to_owned());
+        }
+        report.facts = found["facts"].as_object().ok_or_else(of_report)?.clone();
+        match report.gpu() {
+            Some((name, _)) if name != gpu => {
+                return Err(format!("it is of another GPU ({name}), here is {gpu}"));
+            }
+            _ => {}
+        }
+        for check in found["checks"].as_array().ok_or_else(of_report)? {
+            let section = check["section"].as_str().and_then(Section::named).ok_or_else(of_report)?;
+            let (name, seconds) = (check["name"].as_str(), check["seconds"].as_f64());
+            let (Some(name), Some(seconds)) = (name, seconds) else { return Err(of_report()) };
+            let finding = Finding::from_json(check.clone()).ok_or_else(of_report)?;
+            if !finding.is_left() && section != Section::Device {
+                report.checks.push(Check { section, name: name.to_owned(), finding, seconds });
+            }
+        }
+        let finished = found["finished"].as_array().into_iter().flatten();
+        report.finished = finished.filter_map(|name| Section::named(name.as_str()?)).collect();
+        report.finished.retain(|section| *section != Section::Device);
+        report.seconds_before = found["summary"]["seconds"].as_f64().unwrap_or(0.0);
+        Ok(report)
+    }
+
+    /// What comes from here on belongs to this section. The checks of it that were found before.
+    pub fn begin(&mut self, section: Section) -> Result<usize, Failure> {
+        let gap = if self.section == Section::Device && section == Section::Device { "" } else { "\n" };
         self.section = section;
-        print(&format!("{gap}{}\n", section.title()))
+        let n_before = self.checks.iter().filter(|check| check.section == section).count();
+        let before =
+            if n_before > 0 { format!(" ({n_before} checks were done before)") } else { String::new() };
+        print(&format!("{gap}{}{before}\n", section.title()))?;
+        Ok(n_before)
+    }
+
+    /// The section that has begun is over; it is finished if nothing of it is left.
+    pub fn end(&mut self) {
+        let section = self.section;
+        if !self.checks.iter().any(|check| check.section == section && check.finding.is_left()) {
+            self.finished.push(section);
+        }
+    }
+
+    /// Whether nothing of a section is left to check.
+    pub fn is_finished(&self, section: Section) -> bool {
+        self.finished.contains(&section)
+    }
+
+    /// How many checks were begun and not come to.
+    fn n_left(&self) -> usize {
+        self.checks.iter().filter(|check| check.finding.is_left()).count()
     }
 
     /// How long the whole check has taken so far.
@@ -184,6 +266,10 @@ impl Report {
         self.checks.iter().any(|check| check.finding.verdict == Verdict::Failed)
     }
 
+    pub fn has_failed_in(&self, section: Section) -> bool {
+        self.count(section, Verdict::Failed) > 0
+    }
+
     fn count(&self, section: Section, verdict: Verdict) -> usize {
         let checks = self.checks.iter().filter(|check| check.section == section);
         checks.filter(|check| check.finding.verdict == verdict).count()
@@ -214,11 +300,20 @@ impl Report {
         for check in self.checks.iter().filter(|check| check.finding.verdict == Verdict::Failed) {
             text += &format!("FAILED: {}: {}: {}\n", check.section.name(), check.name, check.finding.detail);
         }
+        for step in next::steps(&self.found()) {
+            text += &format!("NEXT: {step}\n");
+        }
         text + if self.has_failed() { "Something does not work on this GPU.\n" } else { "Nothing failed.\n" }
     }
 
-    /// Everything.
+    /// Everything, and what to do next.
     pub fn json(&self) -> Value {
+        let mut found = self.found();
+        found["next"] = next::steps(&found).into();
+        found
+    }
+
+    fn found(&self) -> Value {
         let checks = self.checks.iter().map(|check| {
             let mut value = check.finding.to_json();
             value["section"] = check.section.name().into();
@@ -230,7 +325,8 @@ impl Report {
             Section::ALL.iter().map(|section| self.count(*section, verdict)).sum()
         };
         let [ok, failed, skipped] = Verdict::ALL.map(count);
-        let seconds = self.start.elapsed().as_secs_f64();
+        let seconds = self.seconds_before + self.start.elapsed().as_secs_f64();
+        let finished: Vec<&str> = self.finished.iter().map(|section| section.name()).collect();
         let beside = self.beside().into_iter().map(|(name, [rate, peer], [bytes, of_peer])| {
             json!({ "name": name, "speed": rate / peer, "memory": bytes / of_peer })
         });
@@ -240,7 +336,67 @@ impl Report {
             "quick": self.quick,
             "facts": self.facts,
             "checks": checks.collect::<Vec<_>>(),
-            "summary": { "ok": ok, "failed": failed, "skipped": skipped, "seconds": seconds },
+            "finished": finished,
+            "summary": { "ok": ok, "failed": failed, "skipped": skipped, "left": self.n_left(), "seconds": seconds },
         })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// A report of a GPU called A, with a check that is done and one that is left.
+    fn report() -> Report {
+        let mut report = Report::new(true);
+        report.facts.insert("gpu".into(), json!({ "name": "A", "compute_capability": "9.0" }));
+        let mut add = |section, name: &str, finding| {
+            report.checks.push(Check { section, name: name.into(), finding, seconds: 1.0 });
+        };
+        add(Section::Device, "first kernel", Finding::ok("fine"));
+        add(Section::Words, "mma", Finding::of(false, "wrong").with("x", 1.5));
+        add(Section::Ops, "linear", Finding::ok("fine"));
+        add(Section::Ops, "softmax", Finding::left("no time"));
+        for section in [Section::Words, Section::Ops] {
+            report.section = section;
+            report.end();
+        }
+        report
+    }
+
+    #[test]
+    fn a_report_goes_on_with_what_is_left() {
+        let first = report();
+        assert!(first.is_finished(Section::Words) && !first.is_finished(Section::Ops));
+        let json = first.json();
+        assert_eq!((json["summary"]["left"].as_u64(), &json["finished"]), (Some(1), &json!(["words"])));
+        assert!(first.summary().contains("NEXT: 1 checks are left"), "{}", first.summary());
+        let again = Report::resumed(&json, true, "A").unwrap();
+        let names: Vec<&str> = again.checks.iter().map(|check| check.name.as_str()).collect();
+        assert_eq!(names, ["mma", "linear"]);
+        assert!(again.is_finished(Section::Words) && !again.is_finished(Section::Ops) && again.has_failed());
+        assert_eq!(again.checks[0].finding.numbers["x"], 1.5);
+    }
+
+    #[test]
+    fn a_report_of_something_else_is_not_gone_on_with() {
+        let json = report().json();
+        let why = |found: &Value, quick, gpu| Report::resumed(found, quick, gpu).err().unwrap();
+        assert!(why(&json, false, "A").contains("--quick"));
+        assert!(why(&json, true, "B").contains("another GPU (A), here is B"));
+        let change = |key: &str, value: Value| {
+            let mut changed = json.clone();
+            changed[key] = value;
+            why(&changed, true, "A")
+        };
+        assert!(change("version", json!("0.0.0")).contains("version 0.0.0"));
+        for (key, value) in [
+            ("version", json!(1)),
+            ("checks", json!(2)),
+            ("checks", json!([{ "section": "none" }])),
+            ("facts", json!([])),
+        ] {
+            assert!(change(key, value).contains("no report"), "{key}");
+        }
     }
 }

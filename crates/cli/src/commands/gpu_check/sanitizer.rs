@@ -13,13 +13,15 @@ use crate::error::Error;
 const TOOLS: [&str; 3] = ["memcheck", "racecheck", "synccheck"];
 /// The sections that run under it.
 const SECTIONS: [&str; 2] = ["words", "ops"];
+/// Seconds for one of both under a tool, which makes all of it many times slower.
+const LONG: f64 = 60.0;
 /// Its exit code where it has found something, which is none of the program's.
 const FOUND: i32 = 99;
 
 pub(super) fn check(part: &mut Part<'_>) -> Outcome {
     let tool = find();
     for (name, section) in TOOLS.into_iter().flat_map(|tool| SECTIONS.map(|section| (tool, section))) {
-        let seconds = part.time_left().as_secs_f64() / 2.0;
+        let seconds = part.time_left().as_secs_f64().min(LONG);
         part.check(&format!("{name} of {section}"), || match &tool {
             Some(tool) => run(tool, name, section, seconds),
             None => Ok(Finding::skipped("compute-sanitizer is neither in PATH nor in CUDA_HOME")),

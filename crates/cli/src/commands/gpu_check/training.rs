@@ -1,6 +1,7 @@
 //! Trainings of a tiny decoder on the GPU and on the CPU, as a program would write them.
 
-use oarlock::model::{Decoder, DecoderConfig};
+use oarlock::config::Offload;
+use oarlock::model::{Decoder, DecoderConfig, Recompute};
 use oarlock::shard::Placements;
 use oarlock::{Accelerator, AcceleratorConfig, Options, Result, distributed, optim};
 use oarlock_tensor::cpu::difference::largest_difference;
@@ -19,12 +20,41 @@ const VOCAB: usize = 256;
 /// Sequences of a step, of all ranks together.
 const ROWS: usize = 2;
 
+/// What a training keeps elsewhere while the GPU does not need it.
+#[derive(Clone, Copy, PartialEq)]
+pub(super) enum Offloaded {
+    Nothing,
+    OptimizerToMemory,
+    OptimizerToFiles,
+    Parameters,
+    Activations,
+}
+
+impl Offloaded {
+    fn options(self, placements: Placements) -> Options {
+        let files = || Offload { dir: Some(std::env::temp_dir()), ..Offload::TO_MEMORY };
+        let options = Options { placements, ..Options::default() };
+        match self {
+            Offloaded::Nothing | Offloaded::Activations => options,
+            Offloaded::OptimizerToMemory => {
+                Options { offload_optimizer: Some(Offload::TO_MEMORY), ..options }
+            }
+            Offloaded::OptimizerToFiles => Options { offload_optimizer: Some(files()), ..options },
+            // Small parameters stay on the GPU otherwise.
+            Offloaded::Parameters => {
+                Options { offload_params: Some(Offload::TO_MEMORY), persistence_elems: 0, ..options }
+            }
+        }
+    }
+}
+
 /// What is trained, and where.
 #[derive(Clone, Copy)]
 pub(super) struct Training {
     pub device: DeviceKind,
     pub dtype: DType,
     pub placements: Placements,
+    pub offloaded: Offloaded,
     pub n_ranks: usize,
     pub n_steps: usize,
     pub n_tokens: usize,
@@ -37,6 +67,7 @@ impl Training {
             device: DeviceKind::Cuda(0),
             dtype,
             placements: Placements::WHOLE,
+            offloaded: Offloaded::Nothing,
             n_ranks: 1,
             n_steps: if quick { 3 } else { 30 },
             n_tokens: if quick { 8 } else { 128 },
@@ -51,13 +82,17 @@ impl Training {
 
     fn rank(&self) -> Result<Vec<f64>> {
         let config = AcceleratorConfig {
-            shard: Options { placements: self.placements, ..Options::default() },
+            shard: self.offloaded.options(self.placements),
             mixed_precision: Some(self.dtype),
             device: self.device,
             ..AcceleratorConfig::default()
         };
         let accelerator = Accelerator::new(&config)?;
-        let model = Decoder::new(config_of_model(), self.n_tokens)?;
+        let mut model = Decoder::new(config_of_model(), self.n_tokens)?;
+        if self.offloaded == Offloaded::Activations {
+            model.set_recompute(Recompute::Units { every: 1 });
+            model.set_activation_offload(true);
+        }
         let adamw = optim::adamw(&model).lr(3e-3);
         let (model, optimizer) = accelerator.prepare((model, adamw))?;
         let (n_rows, first) = (ROWS / self.n_ranks, ROWS / self.n_ranks * accelerator.process_index());

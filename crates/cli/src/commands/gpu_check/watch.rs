@@ -27,11 +27,15 @@ enum End {
 /// Makes the process that leaves so many checks out and ends in so long.
 pub(super) type Make<'a> = dyn FnMut(usize, Duration) -> Result<Command, Error> + 'a;
 
-/// Checks a section for at most this time, in one process, or in several where one is lost. A check that takes longer
-/// than `patience` is ended.
-pub(super) fn watch(report: &mut Report, time: Duration, patience: Duration, make: &mut Make<'_>) -> Outcome {
+/// Checks a section, but for `n_done` checks, for at most this time, in one process, or in several where one is lost. A check
+/// that takes longer than `patience` is ended.
+pub(super) fn watch(
+    report: &mut Report,
+    mut n_done: usize,
+    (time, patience): (Duration, Duration),
+    make: &mut Make<'_>,
+) -> Outcome {
     let deadline = Instant::now() + time;
-    let mut n_done = 0;
     for _ in 0..MOST_PROCESSES {
         let left = deadline.saturating_duration_since(Instant::now());
         let mut process = Process::start(make(n_done, left)?)?;
@@ -48,14 +52,14 @@ pub(super) fn watch(report: &mut Report, time: Duration, patience: Duration, mak
         };
         let Some((name, start)) = running else {
             // Before the first check or between two: another process would do the same.
-            return report.add("its process", Finding::of(false, why), 0.0);
+            return report.add("its process", Finding::of(false, why).to_do_again(), 0.0);
         };
         n_done += 1;
         report.add(&name, Finding::of(false, why), start.elapsed().as_secs_f64())?;
     }
     report.add(
         "the rest",
-        Finding::skipped(format!("the GPU was lost {MOST_PROCESSES} times in this section")),
+        Finding::left(format!("the GPU was lost {MOST_PROCESSES} times in this section")),
         0.0,
     )
 }
@@ -137,7 +141,7 @@ mod tests {
             command.args(["-c", script, "sh", &skip.to_string()]);
             Ok(command)
         };
-        watch(&mut report, hour, Duration::from_millis(1500), &mut make)
+        watch(&mut report, 0, (hour, Duration::from_millis(1500)), &mut make)
             .unwrap_or_else(|_| panic!("watched"));
         let json = report.json();
         let text = |value: &serde_json::Value| value.as_str().unwrap_or_default().to_owned();

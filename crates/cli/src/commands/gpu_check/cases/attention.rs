@@ -17,9 +17,9 @@ enum Seen {
 
 /// q, k and v with a mask.
 pub(super) fn cases(n: &Sizes) -> Vec<Case> {
-    let &Sizes { b, tiles: s, h, g, heads: [d, other], .. } = n;
+    let &Sizes { b, tiles: s, h, g, heads: [d, other], other_heads, .. } = n;
     let case = |name: &str, [s, h, d]: [usize; 3], seen| of(name, [b, s, h, d], [b, s, g, d], seen);
-    vec![
+    let mut cases = vec![
         case(&format!("causal, heads of {d}"), [s, h, d], Seen::Before),
         case(&format!("causal, heads of {other}"), [s, h, other], Seen::Before),
         // As in generation: two queries at the end of many keys.
@@ -31,7 +31,11 @@ pub(super) fn cases(n: &Sizes) -> Vec<Case> {
         case("with a window", [s, h, d], Seen::Window(s / 4)),
         case("of documents", [s, h, d], Seen::Documents),
         case("with as many heads for keys", [s, g, d], Seen::Before),
-    ]
+    ];
+    // Less of these, whose formula takes long.
+    let of_dim = |&d: &usize| case(&format!("causal, heads of {d}"), [s / 2, h / 2, d], Seen::Before);
+    cases.extend(other_heads.iter().map(of_dim));
+    cases
 }
 
 fn of(name: &str, q: [usize; 4], kv: [usize; 4], seen: Seen) -> Case {

@@ -12,7 +12,7 @@ use super::{Array, Case, Sizes};
 use crate::commands::gpu_check::place::ints;
 
 /// Of norms: large enough that errors show where it is.
-const EPS: f32 = 0.1;
+pub(super) const EPS: f32 = 0.1;
 const THETA: f64 = 1e4;
 /// The first position.
 const FIRST: usize = 3;
@@ -115,7 +115,7 @@ fn kept(sizes: &[usize]) -> Result<Vec<f64>> {
 }
 
 /// Rows divided by the root of their mean square.
-fn normed(x: &Array) -> Array {
+pub(super) fn normed(x: &Array) -> Array {
     x.mul(&x.mul(x).mean_of_rows().inverse_root(f64::from(EPS)))
 }
 

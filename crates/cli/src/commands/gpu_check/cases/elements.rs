@@ -59,7 +59,7 @@ fn sigmoid(x: f64) -> f64 {
     1.0 / (1.0 + (-x).exp())
 }
 
-pub(super) fn silu(x: f64) -> f64 {
+pub(in crate::commands::gpu_check) fn silu(x: f64) -> f64 {
     x * sigmoid(x)
 }
 

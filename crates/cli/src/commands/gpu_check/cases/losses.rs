@@ -63,7 +63,7 @@ pub(super) fn label(row: usize, vocab: usize) -> Option<usize> {
 }
 
 /// The sum of the losses of all rows, `[N, V]`.
-fn total_loss(logits: &Array) -> Array {
+pub(super) fn total_loss(logits: &Array) -> Array {
     let [n, v] = logits.sizes[..] else { panic!("rows, not {:?}", logits.sizes) };
     let of_labels: Vec<usize> = (0..n).filter_map(|row| Some(row * v + label(row, v)?)).collect();
     logits.log_softmax().pick(&[of_labels.len()], of_labels).sum_all().times(-1.0)
