@@ -36,8 +36,7 @@ pub enum Error {
     },
     /// The compiler is older than the GPU.
     #[error(
-        "NVRTC {version} ({}) does not know {arch}, the architecture of this GPU: install {needs} (`{}`)", .file.display(),
-        .command
+        "NVRTC {version} ({}) does not know {arch}, the architecture of this GPU: install {help}", .file.display()
     )]
     UnknownArch {
         /// The version of the compiler.
@@ -46,10 +45,8 @@ pub enum Error {
         file: PathBuf,
         /// The architecture.
         arch: String,
-        /// What knows it.
-        needs: String,
-        /// What gets that.
-        command: String,
+        /// What knows it, and the command that gets that.
+        help: String,
     },
     /// The driver refused what every compiler that was found has made.
     #[error(
@@ -66,7 +63,7 @@ pub enum Error {
         /// What the driver supports.
         cuda: Cuda,
         /// What the driver said.
-        reason: DriverError,
+        reason: Box<DriverError>,
     },
     /// The file is there and cannot be used.
     #[error("{} cannot be loaded as {library}: {reason}. Install another version of it", .file.display())]

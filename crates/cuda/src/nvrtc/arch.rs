@@ -42,8 +42,7 @@ impl Nvrtc {
                 version: self.version.clone(),
                 file: self.file.clone(),
                 arch: arch.to_owned(),
-                needs,
-                command: Library::Nvrtc.command(cuda),
+                help: format!("{needs} (`{}`)", Library::Nvrtc.command(cuda)),
             }
         })
     }

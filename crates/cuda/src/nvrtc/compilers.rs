@@ -98,7 +98,7 @@ impl Compilers {
             file: first.nvrtc.file().to_owned(),
             arch: first.arch.clone(),
             cuda: self.cuda,
-            reason,
+            reason: Box::new(reason),
         })
     }
 
