@@ -148,8 +148,8 @@ fn whether_the_model_thinks_is_said_to_the_template() {
         {{ ' thinks' if enable_thinking else ' answers' }}{{ open_thinking }}{% endif %}";
     let prompt = |template: ChatTemplate| template.render_prompt(&talk(&["Hi"])).unwrap();
     assert_eq!(prompt(template_of(asks)), "Hi");
-    assert_eq!(prompt(template_of(asks).thinking(true)), "Hi thinkstrue");
-    assert_eq!(prompt(template_of(asks).thinking(false)), "Hi answersfalse");
+    assert_eq!(prompt(template_of(asks).thinking(true)), "Hi thinksTrue");
+    assert_eq!(prompt(template_of(asks).thinking(false)), "Hi answersFalse");
 }
 
 #[test]
