@@ -69,9 +69,9 @@ fn what_cannot_be_asked_is_refused_with_a_reason() {
     site.write("evaluation/mmlu/mapping.json", r#"{"boats": {"name": "boats", "category": "Water"}}"#);
     let other = said(&["--task", "mmlu_test"]);
     assert!(other.stderr.contains("the category of boats is `Water`"), "{other:?}");
-    let refused = run(site.oarlock(&["llamafactory-cli", "eval", "model_name_or_path=model", "dataset=x"]));
+    let refused = run(site.oarlock(&["llamafactory-cli", "eval", "model_name_or_path=model", "num_beams=4"]));
     assert!(
-        refused.stderr.contains("`dataset: x` is not there in `eval`")
+        refused.stderr.contains("`num_beams: 4` is not there in `eval`")
             && refused.stderr.contains("`task` is missing"),
         "{refused:?}"
     );

@@ -295,9 +295,17 @@ fn a_run_never_writes_into_what_it_reads() {
             _ => assert_eq!(after.get(name), Some(bytes), "{name}"),
         }
     }
+    // What is evaluated is the model that is named, not the last checkpoint of the folder.
+    let words = ["do_train=false", "eval_dataset=text.jsonl", "num_processes=1"];
+    let of_model = |output: &str| {
+        let said = site.train(output, &words);
+        assert!(!said.stdout.contains("Resuming"), "{said:?}");
+        let evals = site.log(output).into_iter().filter_map(|record| record["eval_loss"].as_f64());
+        evals.last().unwrap()
+    };
+    assert_eq!(of_model("out"), of_model("apart"));
     // It writes its results beside a model of somebody, and no more.
     let before = files(&site.path("model"));
-    let words = ["do_train=false", "eval_dataset=text.jsonl", "num_processes=1"];
     site.train("model", &words);
     site.train("model", &words);
     let after = files(&site.path("model"));

@@ -49,10 +49,26 @@ fn every_rank_is_told_its_place() {
         (0..3).map(|r| format!("{r} {r} 3 3 0 1 {r} 3 x 127.0.0.1 0 2 r7 False 1 1")).collect();
     assert_eq!(lines(&said.stdout), expected);
     assert!(said.stderr.contains("OMP_NUM_THREADS is 1"), "{said:?}");
-    // The second of two machines.
-    let flags = "--nproc-per-node 2 --nnodes 2 --node-rank 1 --master-addr node0 --master-port 29777";
-    let said = run(torchrun(&site, flags, "echo $RANK $WORLD_SIZE $GROUP_RANK $MASTER_ADDR:$MASTER_PORT"));
-    assert_eq!(lines(&said.stdout), ["2 4 1 node0:29777", "3 4 1 node0:29777"], "{said:?}");
+}
+
+#[test]
+fn numbered_machines_may_have_other_numbers_of_ranks() {
+    let sites = [Site::new(), Site::new()];
+    let port = TcpListener::bind(("127.0.0.1", 0)).unwrap().local_addr().unwrap().port();
+    let script = "echo $RANK $LOCAL_RANK $WORLD_SIZE $LOCAL_WORLD_SIZE $GROUP_RANK $MASTER_ADDR";
+    let machine = |node: usize, ranks: usize| {
+        let flags = format!(
+            "--nproc-per-node {ranks} --nnodes 2 --node-rank {node} --master-addr 127.0.0.1 --master-port {port}"
+        );
+        start(torchrun(&sites[node], &flags, script))
+    };
+    let said = [machine(0, 1), machine(1, 3)].map(Running::wait);
+    assert!(said.iter().all(|said| said.code == Some(0)), "{said:?}");
+    assert_eq!(lines(&said[0].stdout), ["0 0 4 1 0 127.0.0.1"], "{said:?}");
+    let of_second: Vec<String> = (0..3).map(|rank| format!("{} {rank} 4 3 1 127.0.0.1", rank + 1)).collect();
+    assert_eq!(lines(&said[1].stdout), of_second, "{said:?}");
+    // What its ranks say to each other is theirs to protect.
+    assert!(said.iter().all(|said| !said.stderr.contains("no token")), "{said:?}");
 }
 
 #[test]

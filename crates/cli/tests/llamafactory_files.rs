@@ -176,6 +176,10 @@ fn what_is_said_to_run_runs() {
     let said = run(site.oarlock(&["llamafactory-cli", "train", "predict.yaml"]));
     assert_eq!(said.code, Some(0), "{said:?}");
     assert!(site.path("predict/generated_predictions.jsonl").is_file());
+    // Nothing is trained, so nothing is kept for that, and the data sets are named once.
+    assert!(said.stdout.contains("; nothing is trained"), "{said:?}");
+    assert!(!said.stdout.contains("gradients") && !said.stdout.contains("trainable"), "{said:?}");
+    assert_eq!(said.stdout.matches("identity, alpaca_en_demo: ").count(), 1, "{said:?}");
     let export = "export_dir: merged\nexport_size: 5\nexport_device: cpu  # choices: [cpu, auto]\nexport_legacy_format: false\n";
     site.write("merge.yaml", &format!("{beside}{export}"));
     let said = run(site.oarlock(&["llamafactory-cli", "export", "merge.yaml"]));

@@ -9,6 +9,7 @@ use oarlock::adapters::{
     LowRank, OftBlocks, OftConfig, Targets, adapt, adapt_quantized, adapter_files, export,
     load_for_inference,
 };
+use oarlock::config::{RopeArgs, RopeKind};
 use oarlock::model::{Decoder, HfConfig, LoadedModel, QuantizedLayers, SafetensorsSource};
 use oarlock::nn::{self, Mask};
 use oarlock::shard::{Placements, WeightSource};
@@ -19,7 +20,7 @@ use oarlock::{
 use oarlock_tensor::cpu::Isa;
 use oarlock_tensor::cpu::difference::largest_difference;
 use oarlock_tensor::cpu::quantized::{Code, Format};
-use oarlock_tensor::{Device, Par};
+use oarlock_tensor::{Device, Par, RopeScaling};
 use serde_json::Value;
 
 use crate::ranks::on_ranks;
@@ -300,6 +301,7 @@ fn an_export_is_one_model_that_says_the_same() {
     let folder = tempfile::tempdir().unwrap();
     let adapters = [golden("adapters").join("lora"), golden("adapters").join("dora")];
     let base = golden("train-llama");
+    let n_positions = HfConfig::read(&base).unwrap().decoder().max_positions;
     for (dtype, bound) in [(DType::F32, 1e-4), (DType::BF16, 0.5)] {
         let out = folder.path().join(dtype.to_string());
         let options = ExportOptions {
@@ -311,6 +313,7 @@ fn an_export_is_one_model_that_says_the_same() {
             dtype: Some(dtype),
             overwrite: false,
             chat: None,
+            rope_scaling: None,
         };
         let exported = export(&options, &device()).unwrap();
         assert!(exported.compared.difference < bound, "{:?}", exported.compared);
@@ -333,8 +336,24 @@ fn an_export_is_one_model_that_says_the_same() {
         dtype: None,
         overwrite: false,
         chat: None,
+        rope_scaling: None,
     };
     assert!(export(&same, &device()).unwrap_err().to_string().contains("name another folder"));
+    // The written model is the scaled one, which is what it is compared with.
+    let out = folder.path().join("longer");
+    for (max_len, factor) in [(None, 2.0), (Some(1), 1.0), (Some(4 * n_positions), 4.0)] {
+        let rope_scaling = Some(RopeArgs { kind: RopeKind::Linear, max_len });
+        let longer =
+            ExportOptions { out: &out, rope_scaling, overwrite: true, max_shard_bytes: 1 << 20, ..same };
+        assert!(export(&longer, &device()).unwrap().compared.difference < 1e-4);
+        let written = HfConfig::read(&out).unwrap();
+        assert_eq!(written.decoder().max_positions, n_positions * factor as usize);
+        let scaling = match factor {
+            1.0 => RopeScaling::None,
+            _ => RopeScaling::Linear { factor },
+        };
+        assert_eq!(written.decoder().layers[0].attention.rope.scaling, scaling);
+    }
 }
 
 #[test]

@@ -141,6 +141,7 @@ fn an_export_and_a_quantized_base_take_them() {
             dtype: Some(DType::F32),
             overwrite: false,
             chat: None,
+            rope_scaling: None,
         };
         let exported = export(&options, &device()).unwrap();
         assert!(exported.compared.difference < 1e-4, "{:?}", exported.compared);

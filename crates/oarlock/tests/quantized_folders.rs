@@ -80,6 +80,7 @@ fn an_export_in_few_bits_is_such_a_folder() {
             dtype: None,
             overwrite: false,
             chat: None,
+            rope_scaling: None,
         };
         let exported = export(&options, &device()).unwrap();
         assert!(exported.compared.difference > 0.0 && exported.compared.difference < 3.0, "{exported:?}");
@@ -252,7 +253,10 @@ fn what_is_not_there_or_damaged_is_named() {
         HfConfig::read(dir.path()).unwrap_err().to_string()
     };
     for (settings, part) in [
-        (json!({ "quant_method": "hqq" }), "supported are quantized weights of bitsandbytes, GPTQ and AWQ"),
+        (
+            json!({ "quant_method": "hqq" }),
+            "of quant_method \"hqq\" are not read, only those of bitsandbytes, GPTQ and AWQ",
+        ),
         (json!({ "quant_method": "gptq", "bits": 3 }), "of 3 bits are not supported"),
         (json!({ "quant_method": "gptq", "checkpoint_format": "marlin" }), "\"marlin\" is not supported"),
         (json!({ "quant_method": "awq", "version": "gemv" }), "of the version gemm are supported"),

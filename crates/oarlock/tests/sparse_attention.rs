@@ -254,6 +254,7 @@ fn a_model_whose_layout_is_shorter_than_its_positions_is_used_by_all() {
         dtype: None,
         overwrite: false,
         chat: None,
+        rope_scaling: None,
     };
     let exported = oarlock::adapters::export(&options, &device).unwrap();
     assert!(exported.compared.difference < 1e-4, "{:?}", exported.compared);

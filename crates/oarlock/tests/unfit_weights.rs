@@ -58,6 +58,7 @@ fn options<'a>(model: &'a Path, out: &'a Path) -> ExportOptions<'a> {
         dtype: None,
         overwrite: true,
         chat: None,
+        rope_scaling: None,
     }
 }
 

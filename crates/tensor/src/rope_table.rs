@@ -125,6 +125,15 @@ impl RopeTable {
         positions: Range<usize>,
     ) -> Result<RopeTable> {
         let (inv_freq, attention_factor) = inverse_frequencies(theta, rot_dim, &scaling, seq_len)?;
+        RopeTable::of_frequencies(&inv_freq, attention_factor, positions)
+    }
+
+    /// The table of these inverse frequencies and this factor on cos and sin.
+    pub(crate) fn of_frequencies(
+        inv_freq: &[f32],
+        attention_factor: f64,
+        positions: Range<usize>,
+    ) -> Result<RopeTable> {
         let n = positions.len().saturating_mul(inv_freq.len());
         let (mut cos, mut sin) = (Vec::new(), Vec::new());
         for table in [&mut cos, &mut sin] {
@@ -134,7 +143,7 @@ impl RopeTable {
         }
         let attention_factor = attention_factor as f32;
         for position in positions {
-            for frequency in &inv_freq {
+            for frequency in inv_freq {
                 let (s, c) = f64::from(position as f32 * frequency).sin_cos();
                 cos.push(c as f32 * attention_factor);
                 sin.push(s as f32 * attention_factor);

@@ -60,6 +60,9 @@ pub(super) struct ChatArgs {
     /// The template of the prompts, by the names of LLaMA-Factory; by default the model's own
     #[arg(long)]
     template: Option<String>,
+    /// Whether a reasoning model is to think; by default its template decides
+    #[arg(long)]
+    enable_thinking: Option<bool>,
     /// A JSON file with a list of functions that the model may call
     #[arg(long)]
     tools: Option<PathBuf>,
@@ -117,11 +120,17 @@ pub(super) fn chat(args: &ChatArgs) -> Outcome {
     let template = match &args.template {
         None => ChatTemplate::read(side)?,
         Some(name) => {
-            let named = config::ChatArgs { template: Some(name.clone()), ..config::ChatArgs::default() };
+            let plain = config::ChatArgs::default();
+            let enable_thinking = args.enable_thinking.map_or(plain.enable_thinking, Some);
+            let named = config::ChatArgs { template: Some(name.clone()), enable_thinking, ..plain };
             let named = data::Chat::new(&tokenizer, side, &named, usize::MAX)?;
             options.stop_ids.extend(stop_ids(&named, &tokenizer, generator.config())?);
             named.prompts(&tokenizer, side)?
         }
+    };
+    let template = match args.enable_thinking {
+        Some(on) => template.thinking(on),
+        None => template,
     };
     let mut chat = Chat::new(&generator, &tokenizer, &template, options, args.system.as_deref());
     if let Some(path) = &args.tools {

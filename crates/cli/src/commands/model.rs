@@ -4,7 +4,10 @@ use std::path::{Path, PathBuf};
 
 use clap::{ArgAction, Args};
 use oarlock::Result;
-use oarlock::adapters::{load_for_inference, load_quantized_for_inference, tokenizer_folder};
+use oarlock::adapters::{
+    load_for_inference_as, load_quantized_for_inference_as, settings_beside, tokenizer_folder,
+};
+use oarlock::config::{RopeArgs, RopeKind};
 use oarlock::data::Tokenizer;
 use oarlock::generate::Generator;
 use oarlock_comm::available_cores;
@@ -34,6 +37,9 @@ pub(super) struct LoadArgs {
     /// Quantize the scales of 4 bits, too
     #[arg(long, action = ArgAction::Set, default_value_t = true, requires = "quantization_bit")]
     double_quantization: bool,
+    /// Twice as many positions as the model was made for, by this scaling of its rotary embedding
+    #[arg(long, value_parser = RopeKind::NAMES.map(|(name, _)| name))]
+    rope_scaling: Option<String>,
     /// The dtype of the arithmetic
     #[arg(long, value_parser = dtypes(["f32", "bf16"]), default_value = "f32")]
     dtype: DType,
@@ -57,10 +63,16 @@ impl LoadArgs {
         let device = self.device(par)?;
         let (dir, adapters) = (&self.model, &self.adapter);
         let tokenizer = Tokenizer::open(self.tokenizer_folder())?;
+        let settings = settings_beside(dir, adapters)?;
+        let settings = match self.rope_scaling.as_deref().and_then(RopeKind::named) {
+            Some(kind) => settings.with_rope_scaling(RopeArgs { kind, max_len: None })?,
+            None => settings,
+        };
+        let (dtype, all) = (self.dtype, usize::MAX);
         let model = match self.format() {
-            None => load_for_inference(dir, adapters, &device, self.dtype, usize::MAX)?,
+            None => load_for_inference_as(settings, dir, adapters, &device, dtype, all)?,
             Some(format) => {
-                load_quantized_for_inference(dir, adapters, format, &device, self.dtype, usize::MAX)?
+                load_quantized_for_inference_as(settings, dir, adapters, format, &device, dtype, all)?
             }
         };
         model.config.notes().iter().for_each(|note| eprint(&format!("{note}\n")));

@@ -139,7 +139,8 @@ pub fn build(
             Value::Bool(true) => Resume::Newest,
             Value::Bool(false) => Resume::Never,
             Value::Text(path) => Resume::From(PathBuf::from(path)),
-            _ if overwrite => Resume::Never,
+            // What is only evaluated is the model that is named, as in LLaMA-Factory.
+            _ if overwrite || !read.bool("do_train") => Resume::Never,
             _ => Resume::IfPresent,
         },
         resume_anyway: read.bool("resume_anyway"),

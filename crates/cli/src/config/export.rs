@@ -3,7 +3,7 @@
 use std::path::PathBuf;
 
 use oarlock::adapters::Quantized;
-use oarlock::config::ChatArgs;
+use oarlock::config::{ChatArgs, RopeArgs, RopeKind};
 use oarlock::settings::problem::{Problem, Problems};
 use oarlock::settings::resolve::{self, Settings};
 use oarlock_tensor::DType;
@@ -31,6 +31,8 @@ pub struct ExportArgs {
     pub overwrite: bool,
     /// The template that is named.
     pub chat: Option<ChatArgs>,
+    /// How positions are scaled.
+    pub rope_scaling: Option<RopeArgs>,
     /// The keys that are written and that no export follows.
     pub idle: Vec<&'static str>,
 }
@@ -45,7 +47,7 @@ pub fn folder_problem(layers: &[Layer], message: String, help: String) -> Proble
 }
 
 /// The keys that an export follows, or refuses.
-const FOLLOWED: [&str; 21] = [
+const FOLLOWED: [&str; 22] = [
     "adapter_folder",
     "adapter_name_or_path",
     "default_system",
@@ -65,6 +67,7 @@ const FOLLOWED: [&str; 21] = [
     "quantization_bit",
     "quantization_method",
     "quantization_type",
+    "rope_scaling",
     "template",
     "tool_format",
 ];
@@ -74,6 +77,9 @@ const FOLLOWED: [&str; 21] = [
 /// # Errors
 /// Everything that is wrong, all at once.
 pub fn export(layers: &[Layer]) -> Result<ExportArgs, Problems> {
+    if let Some(problem) = table::newer_format(layers) {
+        return Err(problem.into());
+    }
     let (mut settings, mut problems) = (Settings::of(table::KEYS), Problems::default());
     for layer in layers {
         resolve::add(layer, &mut settings, &table::unknown, &mut problems);
@@ -178,6 +184,9 @@ pub fn export(layers: &[Layer]) -> Result<ExportArgs, Problems> {
     };
     // Fractions of a gigabyte count as well.
     let shard_bytes = (settings.f64("export_size") * 1e9).max(1.0) as u64;
+    // A length that is written says how far, as in LLaMA-Factory.
+    let max_len = settings.said("cutoff_len").map(|_| settings.usize("cutoff_len"));
+    let kind = settings.said("rope_scaling").and_then(|_| RopeKind::named(settings.word("rope_scaling")));
     let args = ExportArgs {
         model: PathBuf::from(settings.word("model_name_or_path")),
         out: PathBuf::from(settings.word("export_dir")),
@@ -187,8 +196,10 @@ pub fn export(layers: &[Layer]) -> Result<ExportArgs, Problems> {
         dtype,
         overwrite: settings.bool("overwrite_output_dir"),
         chat: settings.said("template").map(|_| chat(&settings)),
+        rope_scaling: kind.map(|kind| RopeArgs { kind, max_len }),
         idle: (table::KEYS.iter().map(|key| key.name))
             .filter(|name| settings.get(name).is_written() && !FOLLOWED.contains(name))
+            .filter(|name| kind.is_none() || *name != "cutoff_len")
             .collect(),
     };
     problems.into_result(|| args)
@@ -221,6 +232,7 @@ mod tests {
             dtype: Some(DType::BF16),
             overwrite: false,
             chat: Some(ChatArgs { template: Some("llama3".into()), ..ChatArgs::default() }),
+            rope_scaling: None,
             idle: vec!["trust_remote_code", "export_device"],
         };
         let mut args = args.unwrap();
@@ -231,6 +243,12 @@ mod tests {
         assert_eq!(read("model_name_or_path=m export_dir=o").unwrap().max_shard_bytes, 5_000_000_000);
         let small = read("model_name_or_path=m export_dir=o export_size=0.25").unwrap();
         assert_eq!(small.max_shard_bytes, 250_000_000);
+        let longer = |words: &str| read(&format!("model_name_or_path=m export_dir=o {words}")).unwrap();
+        let scaled = |max_len| Some(RopeArgs { kind: RopeKind::Yarn, max_len });
+        assert_eq!(longer("rope_scaling=yarn").rope_scaling, scaled(None));
+        let to = longer("rope_scaling=yarn cutoff_len=4096");
+        assert_eq!((to.rope_scaling, to.idle), (scaled(Some(4096)), Vec::new()));
+        assert_eq!(longer("cutoff_len=4096").idle, ["cutoff_len"]);
     }
 
     #[test]

@@ -70,6 +70,9 @@ pub fn train_config_of(
     mut layers: Vec<written::Layer>,
     environment: &dyn Fn(&str) -> Option<String>,
 ) -> Result<ResolvedConfig, Problems> {
+    if let Some(problem) = table::newer_format(&layers) {
+        return Err(problem.into());
+    }
     layers.insert(0, monitor::environment(environment));
     let refused = match environment::layer(environment) {
         Ok(layer) => {

@@ -90,14 +90,8 @@ pub fn model(settings: &Settings, problems: &mut Problems) -> ModelArgs {
 
 /// The rotary scaling for sequences of `cutoff_len`.
 fn rope_scaling(settings: &Settings) -> Option<RopeArgs> {
-    let kind = match settings.word("rope_scaling") {
-        "linear" => RopeKind::Linear,
-        "dynamic" => RopeKind::Dynamic,
-        "yarn" => RopeKind::Yarn,
-        "llama3" => RopeKind::Llama3,
-        _ => return None,
-    };
-    Some(RopeArgs { kind, max_len: settings.usize("cutoff_len") })
+    let kind = RopeKind::named(settings.word("rope_scaling"))?;
+    Some(RopeArgs { kind, max_len: Some(settings.usize("cutoff_len")) })
 }
 
 /// A tokenizer is known by its folder; who names the file means the folder.

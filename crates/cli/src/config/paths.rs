@@ -96,10 +96,21 @@ pub fn check(config: &ResolvedConfig) -> Result<(), Problems> {
         );
     }
     let info = config.data.dataset_dir.join("dataset_info.json");
+    // What is tokenized already is read without its sources.
+    let is_tokenized =
+        config.data.tokenized.as_ref().is_some_and(|tokens| tokens.join("train.tokens").is_file());
+    let data_dir = config.data.dataset_dir.to_string_lossy();
+    let is_on_hub = data_dir == "ONLINE" || data_dir.starts_with("REMOTE:");
+    if is_on_hub && !is_tokenized {
+        report(
+            "dataset_dir",
+            format!("`{data_dir}` stands for data sets of a hub, and nothing is downloaded here"),
+            "download them, and write the folder that holds dataset_info.json and its files".to_owned(),
+        );
+    }
     for (key, names) in [("dataset", &config.data.datasets), ("eval_dataset", &config.data.eval_datasets)] {
         let dir = &config.data.dataset_dir;
-        // What is tokenized already is read without its sources.
-        if config.data.tokenized.as_ref().is_some_and(|tokens| tokens.join("train.tokens").is_file()) {
+        if is_tokenized || is_on_hub {
             continue;
         }
         let is_found = |name: &str| Path::new(name).exists() || dir.join(name).exists();

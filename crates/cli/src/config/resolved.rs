@@ -123,7 +123,11 @@ impl ResolvedConfig {
                 Some((setting, "stage pt uses no chat template"))
             }
             _ if setting.is_written() && !self.is_read_by_stage(setting.key.name) => {
-                Some((setting, "this stage compares no answers so"))
+                let reason = match setting.key.name {
+                    "do_predict" => "this stage predicts nothing; do_eval evaluates",
+                    _ => "this stage compares no answers so",
+                };
+                Some((setting, reason))
             }
             _ => None,
         })
@@ -138,7 +142,8 @@ impl ResolvedConfig {
     /// Whether the stage reads a key that only some do.
     fn is_read_by_stage(&self, name: &str) -> bool {
         let stage = self.settings.word("stage");
-        let stages = table::PREFERENCE_KEYS.iter().find(|(key, _)| *key == name);
+        let mut keys = table::PREFERENCE_KEYS.iter().chain([&("do_predict", table::PREDICTING_STAGES)]);
+        let stages = keys.find(|(key, _)| *key == name);
         stages.is_none_or(|(_, stages)| stages.contains(&stage))
     }
 

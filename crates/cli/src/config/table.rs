@@ -9,6 +9,7 @@ use oarlock::settings::keys::ValueType::{
     Bool, BoolOrPath, Choice, Float, Int, List, Map, Path, Secret, Steps, Text,
 };
 use oarlock::settings::keys::{Key, key, row};
+use oarlock::settings::layer::Layer;
 use oarlock::settings::node::Entry;
 use oarlock::settings::problem::Problem;
 use oarlock::settings::table::TRAINING;
@@ -76,6 +77,9 @@ pub const PREFERENCE_KEYS: &[(&str, &[&str])] = &[
     ("ref_model_adapters", &["dpo", "kto"]),
     ("ref_model_quantization_bit", &["dpo", "kto"]),
 ];
+
+/// The stages that predict something; the others have no more than their loss, as in LLaMA-Factory.
+pub const PREDICTING_STAGES: &[&str] = &["sft", "rm"];
 
 /// The keys that only stages with conversations read.
 pub const CHAT_KEYS: &[&str] =
@@ -275,7 +279,7 @@ pub const KEYS: &[Key] = &[
     key(Method, Int(1), "galore_update_interval", "200", Used, "Steps for which GaLore keeps a subspace"),
     key(Method, Float(NotNegative), "galore_scale", "2", Used, "What steps of GaLore are multiplied with"),
     key(Method, Choice(&["std", "reverse_std", "right", "left", "full"]), "galore_proj_type", "std", Used, "Which dims of a gradient a subspace of GaLore is of: the smaller one (std), the larger one, columns, rows, or both"),
-    key(Method, Bool, "galore_layerwise", "false", Later("the optimizer steps after the backward pass, when gradients are summed over the ranks and clipped"), "GaLore layer by layer"),
+    key(Method, Bool, "galore_layerwise", "false", Later("write false: the optimizer steps after the backward pass, when gradients are summed over the ranks and clipped"), "GaLore layer by layer"),
     key(Method, Bool, "use_apollo", "false", Used, "Gradients of linear layers that are scaled as AdamW in a subspace says (APOLLO), with optim adamw_torch and finetuning_type full or freeze"),
     key(Method, List, "apollo_target", "all", Used, "Words in the names of the linear layers that APOLLO is for; all: every one but lm_head"),
     key(Method, Int(1), "apollo_rank", "16", Used, "Dims of the subspaces of APOLLO"),
@@ -284,7 +288,7 @@ pub const KEYS: &[Key] = &[
     key(Method, Choice(&["svd", "random"]), "apollo_proj", "random", Used, "Subspaces of APOLLO: random ones, or those of the largest singular values of the gradient"),
     key(Method, Choice(&["std", "right", "left"]), "apollo_proj_type", "std", Used, "Which dims of a gradient a subspace of APOLLO is of: the smaller one (std), columns or rows"),
     key(Method, Choice(&["channel", "tensor"]), "apollo_scale_type", "channel", Used, "APOLLO has one factor for each row or column (channel), or one for the matrix (tensor)"),
-    key(Method, Bool, "apollo_layerwise", "false", Later("the optimizer steps after the backward pass, when gradients are summed over the ranks and clipped"), "APOLLO layer by layer"),
+    key(Method, Bool, "apollo_layerwise", "false", Later("write false: the optimizer steps after the backward pass, when gradients are summed over the ranks and clipped"), "APOLLO layer by layer"),
     key(Method, Bool, "apollo_scale_front", "false", Used, "Multiply with the scale before the growth of the norm is limited"),
     key(Method, Bool, "use_badam", "false", Later("it is not among the optimizers of optim"), "Optimizer BAdam"),
     key(Method, Choice(&["layer", "ratio"]), "badam_mode", "layer", NoEffect("this optimizer is not among those of optim"), "What BAdam updates"),
@@ -470,16 +474,19 @@ pub fn nearest(name: &str) -> Option<&'static str> {
     nearest_of(name, KEYS.iter().map(|key| key.name))
 }
 
+/// What to say of a file in LLaMA-Factory's newer format, none of whose keys mean anything here.
+pub fn newer_format(layers: &[Layer]) -> Option<Problem> {
+    let mut entries = layers.iter().flat_map(|layer| &layer.entries);
+    let entry = entries.find(|entry| OF_NEWER_FORMAT.contains(&entry.key.as_str()))?;
+    let told = format!("`{}` is a key of LLaMA-Factory's v1 format, which is not read", entry.key);
+    let help = "write the keys of its other examples: model_name_or_path, stage, finetuning_type, dataset, …";
+    Some(Problem::new(told).at(&entry.location, "").help(help))
+}
+
 /// What to say of an entry under a key that is not in the table.
 pub fn unknown(entry: &Entry) -> Problem {
     let name = entry.key.split('.').next().unwrap_or_default();
     let problem = Problem::new(format!("unknown key `{name}`")).at(&entry.location, "");
-    if OF_NEWER_FORMAT.contains(&name) {
-        return problem.help(
-            "this is a key of LLaMA-Factory's v1 format, which is not read; write the keys of its other examples \
-             (model_name_or_path, stage, finetuning_type, dataset, …)",
-        );
-    }
     match nearest(name) {
         Some(near) => problem.help(format!("did you mean `{near}`?")),
         None => problem.help("`oarlock train --help` lists every key"),
@@ -488,7 +495,7 @@ pub fn unknown(entry: &Entry) -> Problem {
 
 #[cfg(test)]
 mod tests {
-    use super::super::words::Words;
+    use super::super::written;
     use super::*;
 
     #[test]
@@ -503,8 +510,17 @@ mod tests {
 
     #[test]
     fn a_file_of_the_newer_format_is_told_as_such() {
-        let entry = Entry::new("model_class", "llm", &Words::new(&["x".to_owned()]).location(0));
-        assert!(unknown(&entry).line().contains("LLaMA-Factory's v1 format"));
+        let words = ["model: Qwen/Qwen3-0.6B", "train_dataset: d.yaml", "model_class: llm"].join("\n");
+        let told = |text: &str| {
+            let layer = written::text_of_file("v1.yaml", text.to_owned()).unwrap();
+            super::super::train_config_of(vec![layer], &|_| None).map(|_| ()).unwrap_err().to_string()
+        };
+        assert_eq!(
+            told(&words),
+            "v1.yaml:3:1: `model_class` is a key of LLaMA-Factory's v1 format, which is not read (write the keys of its \
+             other examples: model_name_or_path, stage, finetuning_type, dataset, …)"
+        );
+        assert!(told("model: x").contains("did you mean `model_name_or_path`"));
         assert!(OF_NEWER_FORMAT.iter().all(|name| find(name).is_none()));
     }
 

@@ -87,9 +87,9 @@ impl Rounds for Known {
     }
 }
 
-/// The meeting that a launch describes; `None` if its machines need not meet: there is one, or they are known and start
-/// another program. Those of a training of our own (`own`) always meet, since their ranks need a token of the round, and
-/// what happens on one of them ends or restarts all.
+/// The meeting that a launch describes; `None` if its machines need not meet: there is one, or they are known with their
+/// ranks and start another program. Those of a training of our own (`own`) always meet, since their ranks need a token of
+/// the round, and what happens on one of them ends or restarts all.
 pub(super) fn meeting(launch: &Launch, own: bool) -> Result<Option<Meeting>> {
     let read = |name: &str| std::env::var(name).ok();
     let mut meeting = match &launch.nodes {
@@ -98,12 +98,14 @@ pub(super) fn meeting(launch: &Launch, own: bool) -> Result<Option<Meeting>> {
             meeting.local_ranks = *ranks;
             meeting
         }
-        Nodes::Static { ranks, this } if own && ranks.len() > 1 => {
+        Nodes::Static { ranks, this } if (own || launch.meets) && ranks.len() > 1 => {
             let endpoint = (launch.master.addr.clone(), launch.master.port);
             let mut meeting = Meeting::new(endpoint, launch.run_id.clone(), ranks.len()..=ranks.len());
             meeting.local_ranks = launch.local_ranks();
             meeting.place = Some(*this);
             meeting.join_timeout = oarlock_comm::join_limit()?;
+            // What ranks of another program say to each other is not protected by this launcher.
+            meeting.access.insecure = !own;
             meeting
         }
         Nodes::Static { .. } => return Ok(None),

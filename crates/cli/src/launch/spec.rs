@@ -46,6 +46,8 @@ pub struct Launch {
     pub signals: Vec<i32>,
     /// Says nothing that is not an error.
     pub quiet: bool,
+    /// Machines that are known may have other numbers of ranks than this one: they meet to tell each other, as under torchrun.
+    pub meets: bool,
     /// What must be the same on all machines of a training, by name.
     pub same: Vec<(String, String)>,
 }
@@ -232,6 +234,7 @@ impl Launch {
             stopped_notice: oarlock_comm::AllStopped::NOTICE,
             signals: oarlock_comm::STOPPING.to_vec(),
             quiet: false,
+            meets: false,
             same: Vec::new(),
         }
     }

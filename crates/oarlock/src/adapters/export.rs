@@ -8,10 +8,10 @@ use serde_json::Value;
 
 use super::compare::{Compared, compared, logits, prompts};
 use super::folder::settings_beside;
-use super::inference::{beside, load_for_inference, merging};
+use super::inference::{beside, load_for_inference, load_for_inference_as, merging};
 use super::modelfile::modelfile;
 use super::template_files::{TemplateFiles, stop_ids, template_files};
-use crate::config::ChatArgs;
+use crate::config::{ChatArgs, RopeArgs};
 use crate::data::{Chat, ChatTemplate, Tokenizer};
 use crate::error::{Error, Result};
 use crate::model::hf::{ModelFiles, QuantizedFiles, generation_stops};
@@ -40,6 +40,8 @@ pub struct ExportOptions<'a> {
     pub overwrite: bool,
     /// The template with which the model is to be talked to, where it is not the one of the folders.
     pub chat: Option<&'a ChatArgs>,
+    /// How positions are scaled ([`HfConfig::with_rope_scaling`]).
+    pub rope_scaling: Option<RopeArgs>,
 }
 
 /// What the record of a folder calls the writer of an export.
@@ -76,8 +78,8 @@ pub struct Exported {
 /// What is wrong with the folders, and [`Error::Occupied`] where `out` holds something that may not be replaced; `out` is then as
 /// it was.
 pub fn export(options: &ExportOptions<'_>, device: &Device) -> Result<Exported> {
-    let ExportOptions { model: dir, adapters, quantized, out, max_shard_bytes, dtype, overwrite, chat } =
-        *options;
+    let ExportOptions { model: dir, adapters, out, max_shard_bytes, overwrite, chat, .. } = *options;
+    let ExportOptions { quantized, dtype, rope_scaling, .. } = *options;
     let same =
         |path: &Path| path.canonicalize().ok().is_some_and(|path| out.canonicalize().ok() == Some(path));
     if let Some(path) =
@@ -89,6 +91,10 @@ pub fn export(options: &ExportOptions<'_>, device: &Device) -> Result<Exported> 
         )));
     }
     let hf = settings_beside(dir, adapters)?;
+    let hf = match rope_scaling {
+        Some(scaling) => hf.with_rope_scaling(scaling)?,
+        None => hf,
+    };
     let dtype = dtype.unwrap_or(dtype_of(dir)?);
     let side = tokenizer_folder(dir, adapters);
     let tokenizer = Tokenizer::open(side)?;
@@ -104,7 +110,8 @@ pub fn export(options: &ExportOptions<'_>, device: &Device) -> Result<Exported> 
     let mut decoder = Decoder::new(hf.decoder().clone(), n_positions)?;
     let prompts = prompts(&tokenizer, n_positions)?;
     // A base that cannot be used is found before anything is written.
-    let before = logits(&beside(dir, adapters, quantized, device, DType::F32, n_positions)?, dir, &prompts)?;
+    let before = beside(hf.clone(), dir, adapters, quantized, device, DType::F32, n_positions)?;
+    let before = logits(&before, dir, &prompts)?;
     let mut source = merging(dir, &hf, &mut decoder, adapters, quantized, device)?;
     let notes = [hf.notes(), &source.notes()].concat();
     let mut files = ModelFiles::of_model(&hf, &decoder, &save)?;
@@ -174,9 +181,10 @@ fn export_packed(
 
     let n_positions = hf.decoder().positions(256);
     let prompts = prompts(tokenizer, n_positions)?;
-    let of =
-        |dir: &Path| logits(&load_for_inference(dir, &[], device, DType::F32, n_positions)?, dir, &prompts);
-    let compared = compared(&of(dir)?, &of(out)?, hf.decoder().vocab_size)?;
+    let before = load_for_inference_as(hf.clone(), dir, &[], device, DType::F32, n_positions)?;
+    let before = logits(&before, dir, &prompts)?;
+    let after = logits(&load_for_inference(out, &[], device, DType::F32, n_positions)?, out, &prompts)?;
+    let compared = compared(&before, &after, hf.decoder().vocab_size)?;
     Ok(Exported { n_elems, dtype, files: names, notes: [hf.notes(), &told].concat(), compared })
 }
 

@@ -25,9 +25,23 @@ pub fn load_for_inference(
     dtype: DType,
     n_positions: usize,
 ) -> Result<LoadedModel> {
-    let mut config = settings_beside(dir, adapters)?;
+    load_for_inference_as(settings_beside(dir, adapters)?, dir, adapters, device, dtype, n_positions)
+}
+
+/// As [`load_for_inference`], with other settings than those of the folders: [`settings_beside`], changed.
+///
+/// # Errors
+/// As [`load_for_inference`].
+pub fn load_for_inference_as(
+    mut config: HfConfig,
+    dir: &Path,
+    adapters: &[PathBuf],
+    device: &Device,
+    dtype: DType,
+    n_positions: usize,
+) -> Result<LoadedModel> {
     if config.quantization().is_some_and(StoredQuantization::is_kept) && adapters.len() < 2 {
-        return beside(dir, adapters, None, device, dtype, n_positions);
+        return beside(config, dir, adapters, None, device, dtype, n_positions);
     }
     let n_positions = config.decoder().positions(n_positions);
     let mut decoder = Decoder::new(config.decoder().clone(), n_positions)?;
@@ -49,18 +63,36 @@ pub fn load_quantized_for_inference(
     dtype: DType,
     n_positions: usize,
 ) -> Result<LoadedModel> {
+    let config = settings_beside(dir, adapters)?;
+    load_quantized_for_inference_as(config, dir, adapters, format, device, dtype, n_positions)
+}
+
+/// As [`load_quantized_for_inference`], with other settings than those of the folders: [`settings_beside`], changed.
+///
+/// # Errors
+/// As [`load_quantized_for_inference`].
+pub fn load_quantized_for_inference_as(
+    config: HfConfig,
+    dir: &Path,
+    adapters: &[PathBuf],
+    format: Format,
+    device: &Device,
+    dtype: DType,
+    n_positions: usize,
+) -> Result<LoadedModel> {
     if adapters.len() > 1 {
         return Err(Error::Usage(
             "a quantized model takes a single adapter; merge the adapters into the unquantized model first"
                 .to_owned(),
         ));
     }
-    beside(dir, adapters, Some(format), device, dtype, n_positions)
+    beside(config, dir, adapters, Some(format), device, dtype, n_positions)
 }
 
 /// The model with the last adapter beside it, as it was trained, and the others merged into it, unless its weights are
 /// quantized, in this format or as the folder holds them.
 pub(super) fn beside(
+    mut config: HfConfig,
     dir: &Path,
     adapters: &[PathBuf],
     format: Option<Format>,
@@ -68,7 +100,6 @@ pub(super) fn beside(
     dtype: DType,
     n_positions: usize,
 ) -> Result<LoadedModel> {
-    let mut config = settings_beside(dir, adapters)?;
     let n_positions = config.decoder().positions(n_positions);
     let new = || Decoder::new(config.decoder().clone(), n_positions);
     let (decoder, mut source) = assemble(dir, &config, &new, adapters, format, device, dtype)?;

@@ -32,7 +32,9 @@ pub use export::{ExportOptions, Exported, Quantized, export, tokenizer_folder};
 pub use folder::{Adapter, adapter_files, settings_beside};
 pub use freeze::freeze;
 pub(crate) use inference::assemble;
-pub use inference::{load_for_inference, load_quantized_for_inference};
+pub use inference::{
+    load_for_inference, load_for_inference_as, load_quantized_for_inference, load_quantized_for_inference_as,
+};
 pub use lora::{Lora, LoraLayer};
 pub use oft::{Oft, OftLayer};
 pub use pissa::convert_pissa;

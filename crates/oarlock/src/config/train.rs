@@ -109,8 +109,8 @@ impl NewTokens {
 pub struct RopeArgs {
     /// Its kind.
     pub kind: RopeKind,
-    /// The longest sequence.
-    pub max_len: usize,
+    /// The longest sequence; `None` stands for twice as many positions as the model was made for.
+    pub max_len: Option<usize>,
 }
 
 /// A kind of rotary scaling that a run can choose: `rope_type` in transformers.
@@ -124,6 +124,21 @@ pub enum RopeKind {
     Yarn,
     /// Low frequencies are divided.
     Llama3,
+}
+
+impl RopeKind {
+    /// All of them, by name.
+    pub const NAMES: [(&'static str, RopeKind); 4] = [
+        ("linear", RopeKind::Linear),
+        ("dynamic", RopeKind::Dynamic),
+        ("yarn", RopeKind::Yarn),
+        ("llama3", RopeKind::Llama3),
+    ];
+
+    /// The one of this name.
+    pub fn named(name: &str) -> Option<RopeKind> {
+        RopeKind::NAMES.into_iter().find(|(known, _)| *known == name).map(|(_, kind)| kind)
+    }
 }
 
 /// Where the settings of a model come from.

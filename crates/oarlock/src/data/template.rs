@@ -65,6 +65,14 @@ impl ChatTemplate {
         ChatTemplate::compile(source, tokens(dir)?, dir.into())
     }
 
+    /// The same, told whether the model is to think (`enable_thinking`); otherwise the template decides.
+    #[must_use]
+    pub fn thinking(mut self, on: bool) -> ChatTemplate {
+        self.compiled.thinks = Some(on);
+        self.with_tools = self.with_tools.map(|other| Box::new(other.thinking(on)));
+        self
+    }
+
     /// Whether a folder has a chat template.
     ///
     /// # Errors

@@ -36,7 +36,7 @@ impl DryRun {
 /// The shape of a rank's micro-batch.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct StepShape {
-    /// Sequences of a forward pass.
+    /// Sequences of a pass that is trained on; 0 where nothing is trained.
     pub batch: usize,
     /// Tokens of a sequence.
     pub len: usize,
@@ -71,7 +71,11 @@ impl StepShape {
 
     /// The shape with the largest batches of its numbers of sequences.
     pub(super) fn with_longest(self, of: Option<&LongestOf<'_>>) -> StepShape {
-        StepShape { longest: of.map(|of| of(self.batch, self.eval_batch)), ..self }
+        let longest = of.map(|of| {
+            let longest = of(self.batch.max(1), self.eval_batch);
+            Longest { train: if self.batch == 0 { 0 } else { longest.train }, ..longest }
+        });
+        StepShape { longest, ..self }
     }
 
     /// The tokens of a batch that is trained on.
@@ -80,15 +84,15 @@ impl StepShape {
     }
 
     /// The passes over a batch: one that trains and one that evaluates.
-    fn passes(&self) -> (Pass, Option<Pass>) {
+    fn passes(&self) -> (Option<Pass>, Option<Pass>) {
         let &StepShape { documents, parts, .. } = self;
         let pass = |sequences, tokens: Option<usize>, trains| match tokens {
             Some(len) => Pass { rows: 1, len, segments: sequences, documents, trains, parts },
             None => Pass { rows: sequences, len: self.len, segments: 1, documents, trains, parts },
         };
-        let train = pass(self.batch, self.longest.map(|longest| longest.train.max(1)), true);
+        let train = |batch| pass(batch, self.longest.map(|longest| longest.train.max(1)), true);
         let eval = |batch| pass(batch, self.longest.map(|longest| longest.eval.max(1)), false);
-        (train, self.eval_batch.map(eval))
+        (Some(self.batch).filter(|batch| *batch > 0).map(train), self.eval_batch.map(eval))
     }
 }
 
@@ -177,8 +181,8 @@ pub fn decoder_step(
     micro_batch: &MicroBatch<'_>,
 ) -> Result<DryRun> {
     let widest = decoder.config().widest();
-    let (pass, evaluation) = shape.passes();
-    for Pass { rows, len, .. } in [Some(pass), evaluation].into_iter().flatten() {
+    let (training, evaluation) = shape.passes();
+    for Pass { rows, len, .. } in [training, evaluation].into_iter().flatten() {
         if rows.checked_mul(len).and_then(|n| n.checked_mul(widest * 8)).is_none_or(|n| n > MOST_BYTES) {
             return Err(Error::Usage(format!(
                 "a batch of {rows} sequences of {len} tokens is beyond all memory"
@@ -187,7 +191,7 @@ pub fn decoder_step(
     }
     let (mut ops, mut free) = (Vec::new(), None);
     let mut run = dry_run(decoder, dtype, like, |device| {
-        for _ in 0..2 {
+        for pass in [training, training].into_iter().flatten() {
             device.profile().enable();
             micro_batch(decoder, device, pass)?;
             // The first update may come before a second micro-batch.

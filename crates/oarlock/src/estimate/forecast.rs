@@ -1,6 +1,7 @@
 //! The forecast of a run: made and checked before anything is loaded, compared with what was used at the end.
 
 use oarlock_comm::{MachineMemory, ProcessMemory};
+use oarlock_tensor::ops::Rope;
 use oarlock_tensor::ops::optimizer::Rule;
 use oarlock_tensor::{DType, Device, Held};
 
@@ -117,7 +118,7 @@ impl Forecast {
         }
         let evaluates = config.eval.at_start || config.eval.at_end || config.eval.when != When::Never;
         let shape = StepShape {
-            batch: config.train.batch_size,
+            batch: if config.train.enabled { config.train.batch_size } else { 0 },
             len: config.data.cutoff_len,
             documents: config.data.packing.has_documents(),
             eval_batch: evaluates.then_some(config.eval.batch_size),
@@ -335,10 +336,13 @@ pub fn program_bytes(
     accumulation: usize,
     ranks: usize,
 ) -> u64 {
-    // The angles of the positions lie in the model already; they are a part of what is measured.
-    let angles = model.config().rotary_kinds().iter().map(|(_, dim)| (shape.len * dim * 4) as u64).sum();
+    // The angles of positions are computed when a row has them for the first time.
+    let row = shape.longest.map_or(shape.len, |longest| longest.train.max(longest.eval));
+    let kinds = model.config().rotary_kinds();
+    let angles = kinds.iter().map(|(_, dim)| Rope::bytes(row, *dim));
     let later = LATER_BYTES + LATER_CODE_BYTES / ranks.max(1) as u64;
-    (measured.max(angles) + later).saturating_add(windows_bytes(shape, accumulation))
+    let all = angles.chain([later, windows_bytes(shape, accumulation)]);
+    all.fold(measured, u64::saturating_add)
 }
 
 /// The batches that a rank of this program holds, which are a part of [`program_bytes`].
@@ -389,18 +393,21 @@ impl Training<'_> {
         let Training { shape, settings, program, .. } = *self;
         let mut found = Vec::new();
         let size = self.size();
+        let (key, now) = match shape.batch {
+            0 => ("per_device_eval_batch_size", shape.eval_batch.unwrap_or(0)),
+            batch => ("per_device_train_batch_size", batch),
+        };
         let halved = |batch: usize| {
             let eval_batch = shape.eval_batch.map(|b| b.min(batch));
-            StepShape { batch, eval_batch, ..shape }.with_longest(self.longest)
+            StepShape { batch: shape.batch.min(batch), eval_batch, ..shape }.with_longest(self.longest)
         };
-        let batches =
-            std::iter::successors(Some(shape.batch / 2), |batch| Some(batch / 2)).take_while(|b| *b > 0);
+        let batches = std::iter::successors(Some(now / 2), |batch| Some(batch / 2)).take_while(|b| *b > 0);
         let mut smallest = shape;
         for batch in batches {
             smallest = halved(batch);
             let estimate = self.with_shape(smallest).predict()?;
             if fits(&estimate) {
-                found.push((format!("per_device_train_batch_size: {batch}"), estimate));
+                found.push((format!("{key}: {batch}"), estimate));
                 break;
             }
         }
@@ -439,8 +446,8 @@ impl Training<'_> {
             if fits(&estimate) {
                 let what = format!(
                     "ZeRO-3 with parameters and optimizer state offloaded to NVMe, gradient_checkpointing: true, \
-                     per_device_train_batch_size: {}",
-                    smallest.shape.batch
+                     {key}: {}",
+                    smallest.shape.batch.max(smallest.shape.eval_batch.unwrap_or(0))
                 );
                 found.push((what, estimate));
             }

@@ -296,7 +296,10 @@ impl Caches<'_> {
             let mut lines = report.lines(self.config.data.cutoff_len);
             let of = if datasets.is_empty() { path.display().to_string() } else { datasets.join(", ") };
             lines[0].insert_str(0, &format!("{of}: "));
-            self.told.append(&mut lines);
+            // Where nothing is trained the data to evaluate on stand for both.
+            if !self.told.contains(&lines[0]) {
+                self.told.append(&mut lines);
+            }
         }
         Ok(Arc::new(cache))
     }

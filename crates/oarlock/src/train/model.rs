@@ -9,7 +9,7 @@ use crate::adapters::{
     Adaptation, AdaptedSource, Adapter, adapt, adapt_quantized, assemble, convert_pissa, freeze,
 };
 use crate::config::{
-    Finetuning, LoraInit, ModelArgs, ModelSource, ObjectiveArgs, Predict, RopeArgs, TrainConfig,
+    Finetuning, LoraInit, ModelArgs, ModelSource, ObjectiveArgs, Predict, Resume, TrainConfig,
 };
 use crate::data::Tokenizer;
 use crate::error::{Error, Result};
@@ -44,7 +44,7 @@ pub fn settings(args: &ModelArgs) -> Result<HfConfig> {
         None => hf,
     };
     let hf = match args.rope_scaling {
-        Some(RopeArgs { kind, max_len }) => hf.with_rope_scaling(kind, max_len)?,
+        Some(scaling) => hf.with_rope_scaling(scaling)?,
         None => hf,
     };
     new_tokens::with_room(hf, args)
@@ -265,6 +265,10 @@ impl Start {
         };
         if config.train.objective == ObjectiveArgs::Rewards {
             decoder.add_value_head(hf.value_head_dropout().unwrap_or(VALUE_HEAD_DROPOUT))?;
+        }
+        // Nothing is trained, so no gradients and no states are kept; but a checkpoint holds what was trained.
+        if !config.train.enabled && !matches!(config.save.resume, Resume::Newest | Resume::From(_)) {
+            nn::freeze(&decoder);
         }
         Ok((decoder, weights))
     }

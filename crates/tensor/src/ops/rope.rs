@@ -11,20 +11,34 @@ use crate::cuda::Unable;
 use crate::device::Device;
 use crate::launch::View;
 use crate::ops::{with_float, wrong_shape};
-use crate::rope_table::{RopeScaling, RopeTable};
+use crate::rope_table::{RopeScaling, RopeTable, inverse_frequencies};
 use crate::tape::{Backward, Function, Recorder};
 use crate::tensor::Tensor;
 
-/// The angles of all positions and how channels pair up.
+/// The angles of all positions and how channels pair up. Angles are computed when a position is turned for the first time,
+/// so a table for many positions takes the memory of those that come.
 #[derive(Debug)]
 pub struct Rope {
-    table: RopeTable,
+    inv_freq: Vec<f32>,
+    attention_factor: f64,
     rot_dim: usize,
     style: RopeStyle,
     positions: Range<usize>,
+    /// Those of the first positions, as many as were turned so far.
+    angles: Mutex<Arc<Angles>>,
+}
+
+/// The angles of so many positions.
+#[derive(Debug)]
+struct Angles {
+    n: usize,
+    table: RopeTable,
     /// Cosines and sines on each GPU that used them.
     on_gpus: Mutex<Vec<[Tensor; 2]>>,
 }
+
+/// Positions of a table at the least.
+const FEWEST_POSITIONS: usize = 64;
 
 impl Rope {
     /// For the first `rot_dim` channels of each head and positions `0..n_positions`, on the base `theta`.
@@ -53,12 +67,50 @@ impl Rope {
         seq_len: usize,
         positions: Range<usize>,
     ) -> Result<Rope> {
-        let table = RopeTable::of_positions(theta, rot_dim, scaling, seq_len, positions.clone())?;
-        Ok(Rope { table, rot_dim, style, positions, on_gpus: Mutex::default() })
+        let (inv_freq, attention_factor) = inverse_frequencies(theta, rot_dim, &scaling, seq_len)?;
+        let angles = Mutex::new(Arc::new(Angles::new(&inv_freq, attention_factor, 0..0)?));
+        Ok(Rope { inv_freq, attention_factor, rot_dim, style, positions, angles })
+    }
+
+    /// The bytes of the angles of `n` positions with `rot_dim` rotated channels.
+    pub fn bytes(n: usize, rot_dim: usize) -> u64 {
+        Rope::n_computed(n).saturating_mul(rot_dim).saturating_mul(size_of::<f32>()) as u64
+    }
+
+    /// How many positions are computed where `n` are turned: the table grows seldom where lengths grow slowly.
+    fn n_computed(n: usize) -> usize {
+        n.checked_next_power_of_two().unwrap_or(n).max(FEWEST_POSITIONS)
+    }
+
+    /// The angles of the first `n` positions at least, or of all that there are.
+    fn angles(&self, n: usize, device: &Device) -> Result<Arc<Angles>> {
+        // Whoever panicked here has changed nothing.
+        let mut angles = self.angles.lock().unwrap_or_else(PoisonError::into_inner);
+        let all = self.positions.len();
+        // On a dry device nobody looks at them.
+        if angles.n < n.min(all) && !device.is_dry() {
+            let first = self.positions.start;
+            let positions = first..first + Rope::n_computed(n).min(all);
+            *angles = Arc::new(Angles::new(&self.inv_freq, self.attention_factor, positions)?);
+        }
+        Ok(angles.clone())
+    }
+
+    /// The positions that it is for.
+    pub fn positions(&self) -> Range<usize> {
+        self.positions.clone()
+    }
+}
+
+impl Angles {
+    fn new(inv_freq: &[f32], attention_factor: f64, positions: Range<usize>) -> Result<Angles> {
+        let n = positions.len();
+        let table = RopeTable::of_frequencies(inv_freq, attention_factor, positions)?;
+        Ok(Angles { n, table, on_gpus: Mutex::default() })
     }
 
     /// Cosines and sines where the kernels of a GPU find them; none for another device.
-    fn tables(&self, device: &Device) -> Result<Option<[Tensor; 2]>> {
+    fn on(&self, device: &Device) -> Result<Option<[Tensor; 2]>> {
         if !device.is_cuda() {
             return Ok(None);
         }
@@ -71,11 +123,6 @@ impl Rope {
         let made = [copied(&self.table.cos)?, copied(&self.table.sin)?];
         tables.push(made.clone());
         Ok(Some(made))
-    }
-
-    /// The positions that it is for.
-    pub fn positions(&self) -> Range<usize> {
-        self.positions.clone()
     }
 }
 
@@ -105,8 +152,9 @@ fn turn(
     let mut y = Tensor::uninit(*x.shape(), x.dtype(), x.device(), "activation")?;
     let &[_, seq, heads, dim] = x.sizes() else { return Err(wrong_shape("rope", "[B, S, H, D]", x)) };
     let shape = RopeShape { heads, head_dim: dim, rot_dim: table.rot_dim, style: table.style };
-    let (table, mut launch) = (table.clone(), x.device().launch(name, 0, 2 * x.len_bytes() as u64));
-    let tables = match table.tables(x.device())? {
+    let angles = table.angles(first.saturating_add(seq), x.device())?;
+    let mut launch = x.device().launch(name, 0, 2 * x.len_bytes() as u64);
+    let tables = match angles.on(x.device())? {
         Some([cos, sin]) => Some((launch.read::<f32>(&cos)?, launch.read::<f32>(&sin)?)),
         None => None,
     };
@@ -122,10 +170,10 @@ fn turn(
             call.u32(half).u32(interleaved).run(geometry::elements(x.n_elems()))
         })?;
         launch.run(move |cpu| {
-            let (positions, table) = (Positions::Counted { seq, offset: first }, &table.table);
+            let (positions, angles) = (Positions::Counted { seq, offset: first }, &angles.table);
             let y = y.slice(cpu);
             y.copy_from_slice(from.slice(cpu));
-            kernel::rope(cpu, shape, rotation, positions, (&table.cos, &table.sin), y)
+            kernel::rope(cpu, shape, rotation, positions, (&angles.cos, &angles.sin), y)
         })
     })?;
     Ok(y)
@@ -139,5 +187,44 @@ struct RopeBackward {
 impl Function for RopeBackward {
     fn backward(self: Box<Self>, dy: Tensor, cx: &mut Backward<'_>) -> Result<()> {
         cx.give(0, turn(&dy, &self.table, self.first, Rotation::Inverse, "rope backward")?)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use oarlock_kernels::{DType, Isa, Par};
+
+    use super::*;
+
+    fn cpu() -> Device {
+        Device::cpu(Isa::detect(), Par::threads(1).unwrap())
+    }
+
+    /// All ones, turned from position `first` on.
+    fn turned(table: &Arc<Rope>, first: usize, seq: usize) -> Vec<f32> {
+        let x = Tensor::from_slice(&vec![1f32; 4 * seq], [1, seq, 1, 4], &cpu()).unwrap();
+        rope(&x, table, first).unwrap().to_vec().unwrap()
+    }
+
+    #[test]
+    fn a_table_of_many_positions_holds_those_that_are_turned() {
+        let of = |n| Arc::new(Rope::new(1e4, 4, RopeStyle::Half, RopeScaling::None, n).unwrap());
+        // So many would be an error if they were computed.
+        let (many, few) = (of(1 << 60), of(300));
+        let held = |table: &Arc<Rope>| table.angles.lock().unwrap().n;
+        assert_eq!(held(&many), 0);
+        assert_eq!(turned(&many, 0, 5), turned(&few, 0, 5));
+        assert_eq!((held(&many), held(&few)), (64, 64));
+        assert_eq!(turned(&many, 290, 10), turned(&few, 290, 10));
+        assert_eq!((held(&many), held(&few)), (512, 300));
+        assert_eq!(Rope::bytes(300, 4), 512 * 4 * 4);
+        // What is known stays.
+        assert_eq!(turned(&many, 0, 5), turned(&few, 0, 5));
+        assert_eq!(held(&many), 512);
+        // No angles are needed where nothing is computed.
+        let dry = of(1 << 60);
+        let x = Tensor::zeros([1, 1 << 20, 1, 4], DType::F32, &cpu().as_dry()).unwrap();
+        rope(&x, &dry, 0).unwrap();
+        assert_eq!(held(&dry), 0);
     }
 }

@@ -245,6 +245,12 @@ fn what_differs_is_reported_all_at_once_with_both_places() {
 }
 
 #[test]
+fn keys_that_begin_with_an_underscore_are_comments() {
+    let json = "{\"_comment\": \"all models\", \"zero_optimization\": {\"_why\": 1, \"stage\": 2}}";
+    assert_eq!(placements(&file(json, "").shard), [S, S, W]);
+}
+
+#[test]
 fn every_wrong_deepspeed_file_says_where_and_what_to_do() {
     let mut failed = String::new();
     for (json, expected) in [

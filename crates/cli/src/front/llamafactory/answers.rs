@@ -3,10 +3,12 @@
 use std::os::unix::process::CommandExt;
 use std::process::Command;
 
+use oarlock::settings::keys::{Group, Status};
 use oarlock::terminal::readable;
 use oarlock_comm::{MachineMemory, available_cores};
 use oarlock_tensor::cpu::Isa;
 
+use crate::config::table;
 use crate::config::written::{self, Entry};
 use crate::config::yaml::Data;
 use crate::config::{Problem, Problems, Words};
@@ -35,11 +37,13 @@ pub(super) const CHAT: Answered = Answered {
         ("model_name_or_path", "--model"),
         ("adapter_name_or_path", "--adapter"),
         ("quantization_bit", "--quantization-bit"),
+        ("rope_scaling", "--rope-scaling"),
         ("quantization_type", "--quantization-type"),
         ("double_quantization", "--double-quantization"),
         DTYPE,
         ("template", "--template"),
         ("default_system", "--system"),
+        ("enable_thinking", "--enable-thinking"),
         ("max_new_tokens", "--max-new-tokens"),
         ("temperature", "--temperature"),
         ("top_p", "--top-p"),
@@ -47,7 +51,7 @@ pub(super) const CHAT: Answered = Answered {
         ("repetition_penalty", "--repetition-penalty"),
         ("seed", "--seed"),
     ],
-    idle: &[TRUST, BACKEND, METHOD, QUANTIZATION, DEVICES, ("do_sample", &["true"])],
+    idle: &[BACKEND, METHOD, QUANTIZATION, STAGE, BEAMS, THOUGHTS, SPECIAL],
     defaults: &[
         ("--temperature", "0.95"),
         ("--top-p", "0.7"),
@@ -63,6 +67,7 @@ pub(super) const EVAL: Answered = Answered {
         ("model_name_or_path", "--model"),
         ("adapter_name_or_path", "--adapter"),
         ("quantization_bit", "--quantization-bit"),
+        ("rope_scaling", "--rope-scaling"),
         ("quantization_type", "--quantization-type"),
         ("double_quantization", "--double-quantization"),
         DTYPE,
@@ -74,26 +79,29 @@ pub(super) const EVAL: Answered = Answered {
         ("save_dir", "--save-dir"),
     ],
     // Questions are asked one after the other, behind shots in their order.
-    idle: &[
-        ("batch_size", &[]),
-        ("seed", &[]),
-        ("download_mode", &[]),
-        TRUST,
-        BACKEND,
-        METHOD,
-        QUANTIZATION,
-        DEVICES,
-    ],
+    idle: &[("batch_size", &[]), ("seed", &[]), ("download_mode", &[]), BACKEND, METHOD, QUANTIZATION, STAGE],
     defaults: &[],
     needed: &["model_name_or_path", "task"],
 };
 
 type Idle = (&'static str, &'static [&'static str]);
-const TRUST: Idle = ("trust_remote_code", &[]);
 const BACKEND: Idle = ("infer_backend", &["huggingface"]);
 const METHOD: Idle = ("finetuning_type", &["full", "lora", "oft", "freeze"]);
 const QUANTIZATION: Idle = ("quantization_method", &["bnb", "bitsandbytes"]);
-const DEVICES: Idle = ("quantization_device_map", &[]);
+const STAGE: Idle = ("stage", &["pt", "sft", "dpo", "kto"]);
+const BEAMS: Idle = ("num_beams", &["1"]);
+const THOUGHTS: Idle = ("preserve_thinking", &["false"]);
+const SPECIAL: Idle = ("skip_special_tokens", &["true"]);
+
+/// Keys that say how a model answers, none of which is passed over.
+const OF_ANSWERS: [&str; 5] =
+    ["adapter_folder", "tool_format", "default_system", "enable_thinking", "preserve_thinking"];
+
+/// Whether a key is about how a model is trained, or changes nothing anywhere.
+fn is_of_training(name: &str) -> bool {
+    let Some(key) = table::find(name).filter(|_| !OF_ANSWERS.contains(&name)) else { return false };
+    key.group != Group::Model || matches!(key.status, Status::NoEffect(_))
+}
 
 /// Ours takes other words: [`DTYPES`].
 const DTYPE: (&str, &str) = ("infer_dtype", "--dtype");
@@ -105,11 +113,7 @@ pub(super) fn answer(answered: &Answered, words: &Words) -> Outcome {
     let arguments = written::arguments(words)?;
     let layers = arguments.layers().map_err(Problems::from)?;
     let entries: Vec<Entry> = layers.into_iter().flat_map(|layer| layer.entries).collect();
-    let words = answered.words(&entries)?;
-    let idle: Vec<&str> = (entries.iter())
-        .filter(|entry| answered.idle.iter().any(|(name, _)| *name == entry.key))
-        .map(|entry| entry.key.as_str())
-        .collect();
+    let (words, idle) = answered.words(&entries)?;
     let without_effect = match idle.is_empty() {
         true => String::new(),
         false => format!("; without effect here: {}", idle.join(", ")),
@@ -122,11 +126,13 @@ pub(super) fn answer(answered: &Answered, words: &Words) -> Outcome {
 }
 
 impl Answered {
-    /// The words of our command that mean the same; later entries count.
-    fn words(&self, entries: &[Entry]) -> Result<Vec<String>, Problems> {
+    /// The words of our command that mean the same, and the keys that change nothing; later entries count.
+    fn words<'e>(&self, entries: &'e [Entry]) -> Result<(Vec<String>, Vec<&'e str>), Problems> {
         let mut problems = Problems::default();
         let mut found: Vec<(&str, String)> = Vec::new();
-        for entry in entries {
+        let (mut ignored, mut is_greedy) = (Vec::new(), false);
+        // What is null says nothing.
+        for entry in entries.iter().filter(|entry| !entry.value.is_null()) {
             let value = match &entry.value.data {
                 Data::Scalar { text, .. } => text.clone(),
                 _ => entry.value.describe(),
@@ -145,10 +151,20 @@ impl Answered {
             if let Some((_, flag)) = self.flags.iter().find(|(name, _)| *name == entry.key) {
                 found.retain(|(other, _)| other != flag);
                 found.push((flag, value));
-            } else if !idle.is_some_and(|(_, values)| values.is_empty() || values.contains(&value.as_str())) {
+            } else if entry.key == "do_sample" && self.flags.iter().any(|(name, _)| *name == "temperature") {
+                is_greedy = value == "false";
+            } else if idle.is_some_and(|(_, values)| values.is_empty() || values.contains(&value.as_str()))
+                || idle.is_none() && is_of_training(&entry.key)
+            {
+                ignored.push(entry.key.as_str());
+            } else {
                 let message = format!("`{}: {value}` is not there in `{}`", entry.key, self.command);
                 problems.push(Problem::new(message).at(&entry.location, "").help("remove it"));
             }
+        }
+        if is_greedy {
+            found.retain(|(flag, _)| *flag != "--temperature");
+            found.push(("--temperature", "0".to_owned()));
         }
         for needed in self.needed {
             let flag = self.flags.iter().find(|(name, _)| name == needed).map(|(_, flag)| *flag);
@@ -170,7 +186,8 @@ impl Answered {
             unwritten.map(|(flag, value)| (*flag, (*value).to_owned())).collect();
         found.extend(unwritten);
         let words = found.into_iter().flat_map(|(flag, value)| [flag.to_owned(), value]);
-        problems.into_result(|| std::iter::once(self.command.to_owned()).chain(words).collect())
+        let words = std::iter::once(self.command.to_owned()).chain(words);
+        problems.into_result(|| (words.collect(), ignored))
     }
 }
 
@@ -214,7 +231,10 @@ mod tests {
     fn words(line: &str) -> Result<Vec<String>, Problems> {
         let words: Vec<String> = line.split_whitespace().map(str::to_owned).collect();
         let layers = written::arguments(&Words::new(&words)).unwrap().layers().unwrap();
-        CHAT.words(&layers.into_iter().flat_map(|layer| layer.entries).collect::<Vec<_>>())
+        let entries: Vec<Entry> = layers.into_iter().flat_map(|layer| layer.entries).collect();
+        CHAT.words(&entries).map(|(words, ignored)| {
+            [words, ignored.into_iter().map(|key| format!("({key})")).collect()].concat()
+        })
     }
 
     #[test]
@@ -228,7 +248,7 @@ mod tests {
             "chat --model {model} --template llama3 --temperature 0.5 --dtype bf16 --top-k 0 --max-new-tokens 9"
         );
         // What is not written is as in LLaMA-Factory.
-        assert_eq!(said.unwrap().join(" "), format!("{expected} --top-p 0.7"));
+        assert_eq!(said.unwrap().join(" "), format!("{expected} --top-p 0.7 (infer_backend)"));
         let refused = words("model_name_or_path=nowhere infer_dtype=float16 infer_backend=vllm").unwrap_err();
         assert_eq!(refused.len(), 3, "{refused}");
         let adapted =
@@ -242,6 +262,22 @@ mod tests {
         assert!(
             words("template=llama3").unwrap_err().to_string().contains("`model_name_or_path` is missing")
         );
+        // What LLaMA-Factory reads beside: keys of the training change nothing, null is not said.
+        let said = words(&format!(
+            "model_name_or_path={model} adapter_name_or_path=null do_sample=false temperature=0.5 enable_thinking=false \
+             rope_scaling=yarn stage=sft lora_rank=8 cutoff_len=4096 flash_attn=fa2 num_beams=1 top_k=0 max_new_tokens=9"
+        ));
+        let expected = format!(
+            "chat --model {model} --enable-thinking false --rope-scaling yarn --top-k 0 --max-new-tokens 9 --temperature 0 \
+             --top-p 0.7 (stage) (lora_rank) (cutoff_len) (flash_attn) (num_beams)"
+        );
+        assert_eq!(said.unwrap().join(" "), expected);
+        for refused in
+            ["stage=rm", "num_beams=4", "adapter_folder=x", "resize_vocab=true", "skip_special_tokens=false"]
+        {
+            let said = words(&format!("model_name_or_path={model} {refused}")).unwrap_err().to_string();
+            assert!(said.contains("is not there in `chat`"), "{said}");
+        }
     }
 
     #[test]

@@ -12,8 +12,18 @@ use crate::console::{Failure, Outcome, blocked, eprint, print};
 /// Exports what a file, flags and `key=value` say.
 pub(crate) fn export(words: &[String]) -> Outcome {
     let layers = written::arguments(&Words::new(words))?.layers().map_err(Problems::from)?;
-    let ExportArgs { model, adapters, quantized, out, max_shard_bytes, dtype, overwrite, chat, idle } =
-        export::export(&layers)?;
+    let ExportArgs {
+        model,
+        adapters,
+        quantized,
+        out,
+        max_shard_bytes,
+        dtype,
+        overwrite,
+        chat,
+        rope_scaling,
+        idle,
+    } = export::export(&layers)?;
     if !idle.is_empty() {
         eprint(&format!("note: without effect in an export: {}\n", idle.join(", ")));
     }
@@ -26,6 +36,7 @@ pub(crate) fn export(words: &[String]) -> Outcome {
         dtype,
         overwrite,
         chat: chat.as_ref(),
+        rope_scaling,
     };
     let par = Par::threads(available_cores().len()).map_err(oarlock::Error::from)?;
     let exported =

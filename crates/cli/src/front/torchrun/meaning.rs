@@ -41,6 +41,7 @@ pub(super) fn launch(settings: &Settings, read: Read, problems: &mut Problems) -
             .map(|name| filters(settings.text(name).as_deref().unwrap_or(""))),
     };
     Launch {
+        meets: true,
         nodes,
         master,
         rdzv_conf: take.or(String::new(), |s| conf(s, read)),

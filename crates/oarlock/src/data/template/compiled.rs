@@ -24,6 +24,8 @@ pub(super) struct Compiled {
     environment: Environment<'static>,
     /// `bos_token` and the others, by name.
     tokens: Vec<(String, String)>,
+    /// Whether the model is to think, where that is said.
+    pub(super) thinks: Option<bool>,
     pub(super) path: PathBuf,
 }
 
@@ -73,7 +75,7 @@ impl Compiled {
             },
         })?;
         let environment = compiled.map_err(|e| refuse(format!("the chat template is broken: {e}")))?;
-        Ok(Compiled { environment, tokens, path })
+        Ok(Compiled { environment, tokens, thinks: None, path })
     }
 
     /// What `body` returns, which renders the conversation any number of times.
@@ -120,7 +122,11 @@ impl Compiled {
     /// The text of these messages, with the system message and the functions of a conversation.
     pub(super) fn text(&self, of: &Conversation, messages: &[Message], prompt: bool) -> Result<String> {
         let max_steps = self.environment.fuel().unwrap_or_default();
-        let tokens = Jinja::from_pairs(self.tokens.iter().map(|(name, text)| (name.as_str(), text.as_str())));
+        let tokens = self.tokens.iter().map(|(name, text)| (name.as_str(), Jinja::from(text.as_str())));
+        // The second name is that of MiniMind.
+        let names = ["enable_thinking", "open_thinking"];
+        let thinks = self.thinks.into_iter().flat_map(|on| names.map(|name| (name, Jinja::from(on))));
+        let known = Jinja::from_pairs(tokens.chain(thinks));
         let system = of.system.as_ref().map(|text| Message::new("system", text.as_str()));
         let messages: Jinja = system.iter().chain(messages).map(turn).collect();
         // Some templates ask whether there is a list of functions, and not whether there is any in it.
@@ -129,7 +135,7 @@ impl Compiled {
         let mut text = BoundedText(Vec::new());
         let render = || {
             let template = self.environment.get_template(NAME)?;
-            let context = context! { messages, tools, add_generation_prompt => prompt, ..tokens };
+            let context = context! { messages, tools, add_generation_prompt => prompt, ..known };
             template.render_captured_to(context, &mut text).map(drop)
         };
         let endless = |cause: String| Error::EndlessTemplate { path: self.path.clone(), cause };

@@ -143,6 +143,16 @@ fn a_prompt_that_begins_an_empty_thought_is_masked_as_far_as_it_agrees() {
 }
 
 #[test]
+fn whether_the_model_thinks_is_said_to_the_template() {
+    let asks = "{% for m in messages %}{{ m.content }}{% endfor %}{% if enable_thinking is defined %}\
+        {{ ' thinks' if enable_thinking else ' answers' }}{{ open_thinking }}{% endif %}";
+    let prompt = |template: ChatTemplate| template.render_prompt(&talk(&["Hi"])).unwrap();
+    assert_eq!(prompt(template_of(asks)), "Hi");
+    assert_eq!(prompt(template_of(asks).thinking(true)), "Hi thinksTrue");
+    assert_eq!(prompt(template_of(asks).thinking(false)), "Hi answersFalse");
+}
+
+#[test]
 fn the_template_may_say_it_by_itself() {
     let blocks = "{% for m in messages %}{% if m.role == 'assistant' %}A:{%- generation -%} {{ m.content }}.\
         {%- endgeneration %}{% else %}U: {{ m.content }}{% endif %}{{ '\n' }}{% endfor %}{% if add_generation_prompt %}A:{% endif %}";

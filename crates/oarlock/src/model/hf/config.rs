@@ -9,7 +9,7 @@ use serde_json::{Map, Value, json};
 use super::fields::{Asked, FieldWriter, Fields};
 use super::quantization::{self, StoredQuantization};
 use super::{heads, rope, sparsity, unread};
-use crate::config::RopeKind;
+use crate::config::RopeArgs;
 use crate::error::{Error, Result};
 use crate::model::DecoderConfig;
 use crate::model::family::{self, Family};
@@ -196,11 +196,11 @@ impl HfConfig {
     }
 
     /// The same for sequences of up to `max_len`, where that is more than what the model was made for: LLaMA-Factory's
-    /// `rope_scaling`, with its factor, the next whole number.
+    /// `rope_scaling`, with its factor, the next whole number. Without a length the factor is 2, as in its inference.
     ///
     /// # Errors
     /// A family whose files cannot say so.
-    pub fn with_rope_scaling(mut self, kind: RopeKind, max_len: usize) -> Result<HfConfig> {
+    pub fn with_rope_scaling(mut self, RopeArgs { kind, max_len }: RopeArgs) -> Result<HfConfig> {
         let kinds = self.decoder.rotary_kinds();
         let [(known, _)] = kinds.as_slice() else {
             return Err(Error::Model(
@@ -209,13 +209,13 @@ impl HfConfig {
             ));
         };
         let original = rope::original_max_positions(&known.scaling).unwrap_or(self.decoder.max_positions);
-        if max_len <= original {
+        if let Some(max_len) = max_len.filter(|max_len| *max_len <= original) {
             self.notes.push(format!(
                 "note: rope_scaling changes nothing: cutoff_len is {max_len}, and the model was made for {original}"
             ));
             return Ok(self);
         }
-        let factor = max_len.div_ceil(original);
+        let factor = max_len.map_or(2, |max_len| max_len.div_ceil(original));
         let longest = original.saturating_mul(factor);
         let scaling = rope::scaled(kind, original, factor);
         self.decoder.max_positions = longest;

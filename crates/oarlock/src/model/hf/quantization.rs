@@ -96,10 +96,13 @@ impl StoredQuantization {
                 }
                 Ok(Some(StoredQuantization::Awq { group_size: group()? }))
             }
-            _ => Err(refused(
-                "supported are quantized weights of bitsandbytes, GPTQ and AWQ; else take the original model"
-                    .to_owned(),
-            )),
+            other => {
+                let found = other.map_or(String::new(), |method| format!(" of quant_method \"{method}\""));
+                Err(refused(format!(
+                    "its weights{found} are not read, only those of bitsandbytes, GPTQ and AWQ; take the original model, \
+                     which can be quantized while it is read (quantization_bit: 4)"
+                )))
+            }
         }
     }
 }

@@ -108,7 +108,7 @@ impl Dialect {
         } else if has_inner && !entry.value.is_null() {
             let message = format!("`{path}` takes a mapping, not {}", entry.value.describe());
             problems.push(Problem::new(message).at(&entry.value.location, ""));
-        } else if !has_inner {
+        } else if !has_inner && !is_comment(path) {
             problems.push(self.unknown(keys, path, entry));
         }
     }
@@ -205,4 +205,9 @@ pub(super) fn divides(block: &Dialect, name: &str, part: usize, ranks: Option<i6
         let message = format!("`{name}` ({part}) does not divide the {ranks} ranks");
         block.settings.report(problems, message, &[name], "groups of ranks are of one size");
     }
+}
+
+/// Whether a key stands for a comment, as JSON has no other: LLaMA-Factory's files have `_comment`.
+fn is_comment(path: &str) -> bool {
+    path.rsplit('.').next().is_some_and(|name| name.starts_with('_'))
 }

@@ -57,6 +57,9 @@ impl<O: Objective<Model = Decoder>> Run<'_, O> {
                      are in {output}",
                     dir.display()
                 ),
+                _ if !self.config.train.enabled => {
+                    format!("{word}: nothing was trained; the results are in {output}")
+                }
                 _ => format!("{word}: {done} steps; model and logs are in {output}"),
             };
             text.push_str(&format!("\ntime by phase: {}", self.timer.take()));

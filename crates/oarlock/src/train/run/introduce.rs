@@ -72,7 +72,10 @@ pub(super) fn introduce(
     if let Some(dir) = resumed {
         journal.message(&format!("Resuming training from {}.", dir.display()))?;
     }
-    if config.train.finetuning != Finetuning::Full {
+    let trains = config.train.enabled;
+    if !trains {
+        journal.message(&format!("all params: {}", grouped(n_params)))?;
+    } else if config.train.finetuning != Finetuning::Full {
         journal.message(&format!("Fine-tuning method: {}", config.train.finetuning.name()))?;
         journal.message(&format!(
             "trainable params: {} || all params: {} || trainable%: {:.4}",
@@ -90,13 +93,17 @@ pub(super) fn introduce(
         true => format!("all {n_rows} rows, fewer than the {per_step} that a step may have"),
         false => format!("{per_step} rows"),
     };
+    let steps = match trains {
+        true => format!("{total_steps} steps of {step}"),
+        false => "nothing is trained".to_owned(),
+    };
     let up_to = if config.data.packing.is_unpadded() { "up to " } else { "" };
     let by = match accelerator.device().is_cuda() && accelerator.num_processes() > 1 {
         true => format!(", collectives by {}", accelerator.communicator().describe()),
         false => String::new(),
     };
     journal.message(&format!(
-        "{:.2} M parameters in {}; {} rank(s) of {}{by}; {n_rows} rows of {up_to}{row_len} tokens; {total_steps} steps of {step}",
+        "{:.2} M parameters in {}; {} rank(s) of {}{by}; {n_rows} rows of {up_to}{row_len} tokens; {steps}",
         n_params as f64 / 1e6,
         accelerator.dtype(),
         accelerator.num_processes(),

@@ -1,0 +1,252 @@
+//! What a run does before its first step: it looks at model, data and memory, and goes on from a checkpoint.
+
+use std::time::SystemTime;
+
+use oarlock_comm::ProcessMemory;
+use oarlock_tensor::Device;
+
+use super::Run;
+use super::doubts::Doubts;
+use super::introduce::{introduce, stages_line};
+use crate::accelerator::{Accelerator, TokenLoader};
+use crate::checkpoint::Saver;
+use crate::config::{Length, TrainConfig, When};
+use crate::data::Sampler;
+use crate::error::Result;
+use crate::estimate::{Forecast, GpuMemory, Known, Longest, LongestOf};
+use crate::lr_scheduler::Scheduler;
+use crate::model::Decoder;
+use crate::optim::Schedule;
+use crate::report::speed::PhaseTimer;
+use crate::report::state::TrainerState;
+use crate::train::data;
+use crate::train::inputs::Reading;
+use crate::train::journal::Journal;
+use crate::train::lock::OutputLock;
+use crate::train::model::{self, ReferenceModel, Start};
+use crate::train::objective::{Objective, Reference, dry_pass};
+use crate::train::obstacles::note_logs;
+use crate::train::options::optimizer;
+use crate::train::output_folder::look_at_stores;
+use crate::train::pool_limit::PoolLimit;
+use crate::train::record::RunRecord;
+use crate::train::resume::{Resumed, checkpoint_to_resume, load_undamaged};
+
+/// Tokens that a micro-batch has at the least.
+const SHORTEST: usize = 8;
+
+impl<'a, O: Objective<Model = Decoder>> Run<'a, O> {
+    /// Sets a run up on this rank.
+    pub(super) fn set_up(
+        config: &'a TrainConfig,
+        accelerator: &'a Accelerator,
+        objective: impl Fn(Reference) -> O,
+        started: SystemTime,
+    ) -> Result<Run<'a, O>> {
+        accelerator.communicator().set_timeout(config.ranks.timeout);
+        accelerator.communicator().set_phase("setting up");
+        if let Some(comms) = &config.monitor.engine.comms_logger {
+            accelerator.communicator().record(comms.recorded.clone());
+        }
+        let reading = Reading::begin(accelerator.communicator(), config)?;
+        let hf = model::settings(&config.model)?;
+        let start = Start::new(config, &hf)?;
+        let decoder = || {
+            let mut model = start.decoder(config, &hf)?;
+            if let Some(sequence) = accelerator.sequence_parallel() {
+                model.set_sequence_parallel(sequence)?;
+            }
+            Ok(model)
+        };
+        let mut model = decoder()?;
+        model.set_recompute(config.train.recompute);
+        model.set_activation_offload(config.train.offload_activations);
+        let second = start.second(config, &hf, accelerator.device())?;
+        let predict = |longest: Option<&LongestOf<'_>>| -> Result<Option<Forecast>> {
+            // What the stages of a pipeline take is not predicted.
+            if !accelerator.is_main_process() || config.ranks.pipeline.is_on() {
+                return Ok(None);
+            }
+            let (device, apart) = (accelerator.device(), ranks_apart(accelerator));
+            let dry = objective(Reference::Absent);
+            let second = second.as_ref().map(|(second, _)| second);
+            let models = (&model, &decoder as &dyn Fn() -> Result<Decoder>, second);
+            let measured = ProcessMemory::current().map_or(0, |own| own.pss);
+            let gpu = GpuMemory::now(device, ranks_of_gpu(accelerator)?);
+            let known = Known { device, apart, measured, longest, gpu };
+            Ok(Some(Forecast::new(config, models, known, &dry_pass(&dry))?))
+        };
+        let is_unpadded = config.data.packing.is_unpadded();
+        let mut forecast = match is_unpadded {
+            true => {
+                // What would not fit with the shortest rows is refused before the data are read.
+                predict(Some(&|_, _| Longest { train: SHORTEST, eval: 0 }))?;
+                None
+            }
+            false => predict(None)?,
+        };
+        let lock = match accelerator.is_main_process() {
+            true => Some(OutputLock::take(&config.save.output_dir)?),
+            false => None,
+        };
+        let apart = look_at_stores(accelerator, &config.save.output_dir)?;
+        let mut data = data::open(accelerator, config, &hf)?;
+        let loader = TokenLoader {
+            rows: data.train.clone(),
+            shuffle: config.data.shuffle,
+            seed: config.train.data_seed,
+            micro_batch: config.train.batch_size as u64,
+            accumulation: config.train.accumulation as u64,
+        };
+        let loader = accelerator.prepare(loader)?;
+        let total_steps = match config.train.length {
+            Length::Steps(steps) => steps,
+            Length::Epochs(epochs) => (epochs * loader.sampler().steps_per_epoch() as f64).ceil() as u64,
+        };
+        let mut pool_limit = None;
+        if is_unpadded {
+            let longest = |batch, eval_batch: Option<usize>| {
+                data.longest(loader.sampler(), total_steps, batch, eval_batch)
+            };
+            forecast = predict(Some(&longest))?;
+            if !config.ranks.pipeline.is_on() {
+                pool_limit = Some(PoolLimit::agreed(accelerator, forecast.as_ref())?);
+            }
+        }
+        let schedule = Schedule::new(&config.train.schedule, total_steps, config.train.accumulation as u64);
+        let unfinished = schedule.unfinished();
+        let mut checkpoint = checkpoint_to_resume(config, accelerator)?;
+
+        accelerator.communicator().set_phase("loading weights");
+        let (adaptation, told) = (start.adaptation.clone(), start.told.clone());
+        let compared = start.reference;
+        let weights = start.weights(config, &hf, checkpoint.is_some(), accelerator.device())?;
+        let counts = model::sizes(&model);
+        // The log of rank 0 counts them; the mean length takes a look at all rows.
+        let flops = match accelerator.is_main_process() {
+            true => model::flops(&model, hf.decoder().attention_width(data.train.mean_sequence_len())),
+            false => 0.0,
+        };
+        let optimizer = optimizer(config, &model);
+        let scheduler = Scheduler::scheduled(&optimizer, schedule);
+        let (model, optimizer, scheduler) =
+            accelerator.prepare_with_weights((model, optimizer, scheduler), weights)?;
+        let reference = match (compared, second) {
+            (ReferenceModel::SameWeights, _) => Reference::SameWeights,
+            (_, Some((second, weights))) => {
+                Reference::Second(accelerator.prepare_with_weights(second, weights)?)
+            }
+            (_, None) => Reference::Absent,
+        };
+        let objective = objective(reference);
+        objective.register(accelerator);
+        let inputs = reading.finish(accelerator.communicator(), std::mem::take(&mut data.read))?;
+        let rows = accelerator.data_parallel().0 * config.train.batch_size * config.train.accumulation;
+        let record = RunRecord::new(config, total_steps, rows as u64, inputs);
+        let (mut done, mut other) = (0, Vec::new());
+        let mut state = first_state(config, loader.sampler(), total_steps);
+        if let Some(found) = &mut checkpoint {
+            let Resumed { client, told } = load_undamaged(config, accelerator, &record, found)?;
+            other = told;
+            done = client.step;
+            loader.set_position(client.consumed_samples);
+            // The learning rate is that of this configuration, whatever the checkpoint was saved with.
+            scheduler.set_steps(optimizer.n_steps()?);
+            if accelerator.is_main_process() {
+                let resumed = TrainerState::load(&found.dir)?;
+                state = TrainerState { max_steps: state.max_steps, ..resumed };
+            }
+        }
+
+        let resumed = checkpoint.map(|found| found.dir);
+        if accelerator.is_main_process() {
+            note_logs(config)?;
+        }
+        let mut journal = match accelerator.is_main_process() {
+            true => Some(Journal::new(config, accelerator.communicator(), state, loader.position(), flops)?),
+            false => None,
+        };
+        if let Some(journal) = &mut journal {
+            let sizes = (counts, data.train.n_rows(), data.train.row_len());
+            if let Some(pipeline) = model.pipeline() {
+                journal.message(&stages_line(pipeline))?;
+            }
+            introduce(journal, config, accelerator, sizes, total_steps, resumed.as_deref())?;
+            told.iter().chain(&apart).chain(&data.told).try_for_each(|line| journal.message(line))?;
+            if let Some([plain, colored]) = &data.first {
+                journal.example(plain, colored)?;
+            }
+            other.iter().try_for_each(|line| journal.message(line))?;
+            unfinished.iter().try_for_each(|line| journal.message(line))?;
+            forecast.iter().try_for_each(|forecast| journal.message(&forecast.line()))?;
+        }
+        let run = Run {
+            config,
+            accelerator,
+            objective,
+            n_positions: model::positions(config, &hf),
+            hf,
+            adaptation,
+            compared,
+            model,
+            optimizer,
+            scheduler,
+            first_position: loader.position(),
+            loader,
+            pool_limit,
+            data,
+            record,
+            resumed,
+            done,
+            total_steps,
+            skipped: 0,
+            stopped: false,
+            journal,
+            doubts: Doubts::default(),
+            forecast,
+            started,
+            timer: PhaseTimer::new(),
+            saver: Saver::default(),
+            lock,
+        };
+        run.check_metric()?;
+        run.check_output()?;
+        Ok(run)
+    }
+}
+
+fn first_state(config: &TrainConfig, sampler: &Sampler, total_steps: u64) -> TrainerState {
+    let steps_of = |when: When| match when {
+        When::Every(steps) => steps.of(total_steps),
+        When::Epoch => sampler.steps_per_epoch(),
+        When::Never => 0,
+    };
+    TrainerState {
+        max_steps: total_steps,
+        num_train_epochs: total_steps.div_ceil(sampler.steps_per_epoch()),
+        logging_steps: steps_of(config.log.when),
+        eval_steps: steps_of(config.eval.when),
+        save_steps: steps_of(config.save.when),
+        train_batch_size: Some(config.train.batch_size as u64),
+        ..TrainerState::default()
+    }
+}
+
+/// How many ranks of this machine share a GPU at most.
+fn ranks_of_gpu(accelerator: &Accelerator) -> Result<usize> {
+    if !accelerator.device().is_cuda() {
+        return Ok(1);
+    }
+    let (comm, gpus) = (accelerator.communicator(), Device::cuda_indices()?.len());
+    let machines = comm.machines();
+    let here = |machine: &&usize| machines.get(comm.rank()) == Some(*machine);
+    Ok(machines.iter().filter(here).count().div_ceil(gpus.max(1)))
+}
+
+/// How many ranks are on this machine, where they share no memory.
+fn ranks_apart(accelerator: &Accelerator) -> Option<usize> {
+    let comm = accelerator.communicator();
+    let machines = comm.machines();
+    let here = |machine: &&usize| **machine == machines[comm.rank()];
+    (!comm.shares_memory()).then(|| machines.iter().filter(here).count())
+}
