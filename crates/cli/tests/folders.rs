@@ -263,6 +263,70 @@ fn a_finished_run_is_not_begun_anew_and_goes_on_where_it_has_a_checkpoint() {
     }
 }
 
+/// What a message says, without the lines around it.
+fn plain(said: &Said) -> String {
+    said.stderr.replace('│', " ").split_whitespace().collect::<Vec<_>>().join(" ")
+}
+
+#[test]
+fn what_could_not_be_written_at_the_end_is_told_before_a_run_starts() {
+    let site = Site::new();
+    let pissa: &[&str] = &["finetuning_type=lora", "pissa_init=true", "pissa_convert=true"];
+    // Folders of the run that lead elsewhere.
+    fs::create_dir(site.path("elsewhere")).unwrap();
+    site.write("elsewhere/notes", "somebody's notes");
+    for (name, words) in [("cache", &[][..]), ("pissa_converted", pissa), ("runs", &["report_to=jsonl,csv"])]
+    {
+        lay_out(&site, &[]);
+        fs::create_dir(site.path("out")).unwrap();
+        std::os::unix::fs::symlink(site.path("elsewhere"), site.path("out").join(name)).unwrap();
+        let said = run(site.training("out", words));
+        assert_eq!(said.code, Some(2), "{name}: {said:?}");
+        assert!(plain(&said).contains(&format!("`out/{name}` is a link to")), "{name}: {said:?}");
+        assert_eq!(files(&site.path("elsewhere")).len(), 1, "{name}");
+    }
+    // An adapter where pissa_convert writes one.
+    let names = ["pissa_converted/adapter_model.safetensors", "pissa_converted/notes.txt"];
+    lay_out(&site, &names);
+    let before = files(&site.path("out"));
+    let said = run(site.training("out", pissa));
+    assert_eq!(said.code, Some(2), "{said:?}");
+    assert!(plain(&said).contains("`out/pissa_converted` holds adapter_model.safetensors"), "{said:?}");
+    assert_eq!(files(&site.path("out")), before);
+    // A checkpoint.
+    site.train("trained", &["max_steps=1", "num_processes=1", "save_strategy=steps"]);
+    let before = files(&site.path("trained"));
+    for words in
+        [&[][..], &["overwrite_output_dir=true"], &["finetuning_type=lora", "overwrite_output_dir=true"]]
+    {
+        let said = run(site.training("trained/checkpoint-1", words));
+        assert_eq!(said.code, Some(2), "{words:?}: {said:?}");
+        assert!(
+            plain(&said).contains("`trained/checkpoint-1`, which is a checkpoint"),
+            "{words:?}: {said:?}"
+        );
+        assert_eq!(files(&site.path("trained")), before, "{words:?}");
+    }
+}
+
+#[test]
+fn what_a_killed_removal_left_goes_with_the_next_start() {
+    let site = Site::new();
+    site.train("out", &["max_steps=1", "num_processes=1", "save_strategy=steps"]);
+    for name in ["checkpoint-5.tmp-0123456789abcdef/state/x", "checkpoint-5.tmp-mine/x", "checkpoint-5.old/x"]
+    {
+        fs::create_dir_all(site.path("out").join(name).parent().unwrap()).unwrap();
+        site.write(&format!("out/{name}"), "x");
+    }
+    // A run that is at its end makes no step, and so saves nothing.
+    let said = site.train("out", &["max_steps=1", "num_processes=1", "save_strategy=steps"]);
+    assert!(said.stdout.contains("nothing was trained"), "{said:?}");
+    assert!(!site.path("out/checkpoint-5.tmp-0123456789abcdef").exists());
+    assert!(
+        site.path("out/checkpoint-5.tmp-mine/x").exists() && site.path("out/checkpoint-5.old/x").exists()
+    );
+}
+
 #[test]
 fn a_run_never_writes_into_what_it_reads() {
     let site = Site::new();

@@ -12,6 +12,33 @@ fn state(site: &Site, checkpoint: &str) -> Vec<Vec<u8>> {
 }
 
 #[test]
+fn data_that_is_read_otherwise_is_other_data() {
+    let site = Site::new();
+    site.write(
+        "talk.json",
+        r#"[{"one": "the river", "other": "a boat"}, {"one": "the lock", "other": "a gate"}]"#,
+    );
+    let columns = |prompt: &str, response: &str| {
+        let columns = serde_json::json!({"prompt": prompt, "response": response});
+        let info = serde_json::json!({"talk": {"file_name": "talk.json", "columns": columns}});
+        site.write("dataset_info.json", &info.to_string());
+    };
+    let words = |steps| {
+        let talk = ["stage=sft", "template=default", "dataset=talk", "dataset_dir=.", "cutoff_len=64"];
+        [&talk[..], &["num_processes=1", "save_strategy=steps", steps]].concat()
+    };
+    columns("one", "other");
+    site.train("out", &words("max_steps=1"));
+    // The file is the same, and so are the numbers of rows and of tokens.
+    columns("other", "one");
+    let said = run(site.training("out", &words("max_steps=2")));
+    assert_eq!(said.code, Some(2), "{said:?}");
+    assert!(said.stderr.contains("dataset: its files become other tokens"), "{said:?}");
+    columns("one", "other");
+    site.train("out", &words("max_steps=2"));
+}
+
+#[test]
 fn from_any_step_it_goes_on_to_the_bit() {
     for (precision, steps) in [("bf16=false", &[1, 4, 5, 9][..]), ("bf16=true", &[3, 7])] {
         let site = Site::new();

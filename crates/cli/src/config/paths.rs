@@ -131,13 +131,11 @@ pub fn check(config: &ResolvedConfig) -> Result<(), Problems> {
             }
         }
     }
-    let output = &config.save.output_dir;
-    if output.exists() && !output.is_dir() {
-        report(
-            "output_dir",
-            format!("`{}` is a file, not a folder", output.display()),
-            "name another folder".to_owned(),
-        );
+    // The folder itself, or the nearest above it that is there; a link may be there and lead nowhere.
+    let output = config.save.output_dir.ancestors().find(|path| path.symlink_metadata().is_ok());
+    if let Some(found) = output.filter(|path| !path.is_dir()) {
+        let what = if found.exists() { "is a file, not a folder" } else { "is a link that leads nowhere" };
+        report("output_dir", format!("`{}` {what}", found.display()), "name another folder".to_owned());
     }
     if let Resume::From(path) = &config.save.resume
         && !path.is_dir()

@@ -581,6 +581,15 @@ fn paths_are_checked_apart() {
     for name in ["config.json", "tokenizer.json"] {
         std::fs::write(at(name), "{}").unwrap();
     }
+    std::os::unix::fs::symlink(at("nowhere"), at("link")).unwrap();
+    for (output, expected) in
+        [("file/below/it", "file` is a file, not a folder"), ("link", "link` is a link that leads nowhere")]
+    {
+        let text =
+            text.replace(&format!("output_dir: {}", at("file")), &format!("output_dir: {}", at(output)));
+        let problems = paths::check(&train(&text, &[], &[]).unwrap()).unwrap_err().to_string();
+        assert!(problems.contains(expected), "{problems}");
+    }
     let text = text.replace(&format!("output_dir: {}", at("file")), &format!("output_dir: {}", at("new")));
     assert!(paths::check(&train(&text, &[], &[]).unwrap()).is_ok());
 }

@@ -200,6 +200,15 @@ pub fn recover(parent: &Path, name: &str) -> Result<()> {
     Ok(())
 }
 
+/// Finishes or removes what runs that died have left in the folder of a run: half a save, or half a removal.
+///
+/// # Errors
+/// When something cannot be read or removed.
+pub fn clear_leftovers(output_dir: &Path) -> Result<()> {
+    recover(output_dir, "")?;
+    sweep(output_dir, "")
+}
+
 /// Removes the temporary folders of runs that died.
 fn sweep(parent: &Path, name: &str) -> Result<()> {
     for Leftover { path, .. } in leftovers(parent, TEMPORARY, name)? {

@@ -54,7 +54,7 @@ pub use crate::error::{CheckpointError, Missing, OtherBase, Problem};
 pub use agreed::{Agreed, newest_of_all};
 pub use assemble::Assembler;
 pub use export::{MergeOptions, Merged, merge_weights};
-pub use folder::remove;
+pub use folder::{clear_leftovers, remove};
 pub use frozen::Frozen;
 pub(crate) use frozen::{BASE_KEY, compare_base, describe_base};
 pub use gather::{Gathered, gather};

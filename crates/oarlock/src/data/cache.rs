@@ -47,6 +47,9 @@ struct Origin {
     /// What it was encoded with.
     #[serde(default)]
     encoder: String,
+    /// A sum over the tokens and what is learned of them; caches of before this was kept have none.
+    #[serde(default)]
+    tokens: Option<u64>,
 }
 
 /// A file as it was. Size and time are looked at first; only when they differ is the content hashed.
@@ -88,6 +91,7 @@ impl Origin {
             report: None,
             parts: Vec::new(),
             encoder: String::new(),
+            tokens: None,
         })
     }
 
@@ -159,6 +163,14 @@ struct Layout {
 struct Lists {
     offsets: Range<usize>,
     numbers: Range<usize>,
+}
+
+impl Layout {
+    /// Where all ends that says what the tokens are.
+    fn end_of_tokens(&self) -> usize {
+        let lists = self.segments.as_ref().or(self.labels.as_ref());
+        lists.map_or(self.offsets.end, |lists| lists.numbers.end)
+    }
 }
 
 impl Header {
@@ -396,16 +408,16 @@ impl TokenCache {
         Ok(self.origin()?.report)
     }
 
-    /// The files that it was built from, each with the hash of what was in it, and a hash of all that decides which tokens
-    /// they became. Where they lay, and when they were written, is no part of it.
+    /// The files that it was built from, each with the hash of what was in it, and a hash of what they became: the tokens, what is
+    /// learned of them, and the data set of each. Where they lay, and when they were written, is no part of it.
     ///
     /// # Errors
     /// A damaged file.
     pub fn made_of(&self) -> Result<(Vec<(PathBuf, u64)>, u64)> {
-        let Origin { files, report: _, parts, encoder } = self.origin()?;
-        let hashes: Vec<u64> = files.iter().map(|stamp| stamp.hash).collect();
-        let counts = (self.n_records(), self.offsets().last(), self.vocab_size);
-        let identity = format!("{hashes:x?} {parts:?} {counts:?} {encoder}");
+        let Origin { files, report: _, parts, encoder: _, tokens } = self.origin()?;
+        let tokens =
+            tokens.unwrap_or_else(|| hash_bytes(&self.map[HEADER_BYTES..self.layout.end_of_tokens()]));
+        let identity = format!("{tokens:x} {parts:?} {}", self.vocab_size);
         let files = files.into_iter().map(|stamp| (stamp.path, stamp.hash)).collect();
         Ok((files, hash_bytes(identity.as_bytes())))
     }

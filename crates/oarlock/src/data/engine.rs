@@ -22,6 +22,9 @@ const MAX_WORD_BYTES: usize = 1 << 24;
 const MAX_ADDED_BYTES: usize = 1 << 14;
 const MAX_ALL_ADDED_BYTES: usize = 1 << 24;
 
+/// The most characters of a word that WordPiece may look at, in a time that grows with more than their square. BERT's are 100.
+const MAX_WORDPIECE_CHARS: u64 = 1024;
+
 /// A built `tokenizer.json`.
 pub(super) struct Engine {
     tokenizer: tokenizers::Tokenizer,
@@ -43,6 +46,40 @@ struct Parts {
     pre_tokenizer: Value,
     #[serde(default)]
     decoder: Value,
+    #[serde(default)]
+    model: Model,
+}
+
+/// What is looked at of the model; the library knows the rest.
+#[derive(Default, Deserialize)]
+struct Model {
+    dropout: Option<f32>,
+    max_input_chars_per_word: Option<u64>,
+    continuing_subword_prefix: Option<String>,
+    end_of_word_suffix: Option<String>,
+}
+
+impl Model {
+    fn check(&self) -> Result<()> {
+        if let Some(dropout) = self.dropout.filter(|dropout| *dropout > 0.0) {
+            return Err(format!(
+                "its model leaves out merges at random (\"dropout\": {dropout}), so that no run could be repeated; write null"
+            ));
+        }
+        if let Some(found) = self.max_input_chars_per_word.filter(|found| *found > MAX_WORDPIECE_CHARS) {
+            return Err(format!(
+                "its model looks at words of up to {found} characters (\"max_input_chars_per_word\"), and supported are at most \
+                 {MAX_WORDPIECE_CHARS}; write a smaller number"
+            ));
+        }
+        let ends = [&self.continuing_subword_prefix, &self.end_of_word_suffix].into_iter().flatten();
+        match ends.map(String::len).find(|n_bytes| *n_bytes > MAX_GROWTH) {
+            Some(found) => Err(format!(
+                "what its model adds to the parts of a word has {found} bytes, and may have {MAX_GROWTH}; repair the file"
+            )),
+            None => Ok(()),
+        }
+    }
 }
 
 #[derive(Deserialize)]
@@ -79,6 +116,7 @@ impl Engine {
                 ));
             }
         }
+        parts.model.check()?;
         let mut patterns = Vec::new();
         for part in [&parts.normalizer, &parts.pre_tokenizer] {
             collect_patterns(part, &mut patterns)?;
@@ -214,6 +252,9 @@ fn growth(part: &Value) -> usize {
             let content = part["content"].as_str().map_or(0, str::len);
             if shortest == 0 { content.saturating_add(1) } else { content.div_ceil(shortest).max(1) }
         }
+        Value::Object(fields) if fields.get("type").is_some_and(|kind| kind == "Prepend") => {
+            part["prepend"].as_str().map_or(1, |content| content.len().saturating_add(1))
+        }
         // Each byte beyond ASCII becomes a letter of two bytes.
         Value::Object(fields) if fields.get("type").is_some_and(|kind| kind == "ByteLevel") => 2,
         Value::Object(fields) => fields.values().map(growth).fold(1, usize::saturating_mul),
@@ -311,8 +352,32 @@ mod tests {
                 "{message}"
             );
         }
-        let spaces = replace(json!({"String": " "}), "▁");
-        assert!(damaged(|json| json["normalizer"] = spaces).is_ok());
+        let prepend = |content: &str| json!({"type": "Prepend", "prepend": content});
+        let message = damaged(|json| json["normalizer"] = prepend(&"x".repeat(100_000))).unwrap_err();
+        assert!(message.contains("its normalizer can make a text more than 64 times as long"), "{message}");
+        // SentencePiece's.
+        let spaces = [prepend("▁"), replace(json!({"String": " "}), "▁")];
+        assert!(
+            damaged(|json| json["normalizer"] = json!({"type": "Sequence", "normalizers": spaces})).is_ok()
+        );
+    }
+
+    #[test]
+    fn a_model_that_draws_or_takes_too_long_is_refused() {
+        for (key, value, expected) in [
+            ("dropout", json!(0.5), "leaves out merges at random (\"dropout\": 0.5)"),
+            ("max_input_chars_per_word", json!(1_000_000), "supported are at most 1024"),
+            ("end_of_word_suffix", json!("x".repeat(100_000)), "has 100000 bytes, and may have 64"),
+            ("continuing_subword_prefix", json!("x".repeat(100_000)), "has 100000 bytes, and may have 64"),
+        ] {
+            let message = damaged(|json| json["model"][key] = value).unwrap_err();
+            assert!(message.contains(expected), "{message}");
+        }
+        let usual = |json: &mut serde_json::Value| {
+            json["model"]["dropout"] = json!(0.0);
+            json["model"]["end_of_word_suffix"] = json!("");
+        };
+        assert!(damaged(usual).is_ok());
     }
 
     #[test]

@@ -332,7 +332,8 @@ impl Run<'_> {
             return;
         }
         let mut wire = self.now;
-        for (index, group) in self.step.groups.iter().enumerate().filter(|(_, group)| !group.is_gathered) {
+        let travels = |group: &Group| group.is_trained && !group.is_gathered;
+        for (index, group) in self.step.groups.iter().enumerate().filter(|(_, group)| travels(group)) {
             let bytes = (group.elems * group.element_bytes) as u64;
             let call = Call { operation: CallKind::AllGather, bytes, over: Over::Shard };
             let time = (self.time_of)(call);

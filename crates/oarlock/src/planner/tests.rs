@@ -144,6 +144,10 @@ fn a_step_takes_the_longer_of_computation_and_communication_where_they_overlap()
     let blocking = plain_step(4, 1, false).run(&half, &nothing);
     assert_eq!(blocking.seconds, passes + 2.0 + rest + 2.0);
     assert_eq!((blocking.communication, blocking.exposed), (4.0, 4.0));
+    // What is frozen is neither reduced nor gathered.
+    let mut frozen = plain_step(4, 1, false);
+    frozen.groups[2].is_trained = false;
+    assert_eq!(frozen.run(&half, &nothing).seconds, passes + 1.5 + rest + 1.5);
     // Three reductions are hidden behind the backward passes of other units; the last is not. Of the gathers the first is not,
     // but for the rest of the step before.
     assert_eq!(seconds(&plain_step(4, 1, true)), passes + 0.5 + rest + 0.5 - 0.125);

@@ -14,6 +14,20 @@ pub fn replace(path: &Path, content: &[u8]) -> Result<()> {
     oarlock_files::replace(path, content).map_err(io_error("write", path))
 }
 
+/// Makes room where others may have a file of this name: what is there goes to the first free `NAME.1`, `NAME.2` ….
+pub fn set_aside(path: &Path) -> Result<()> {
+    if !fs::metadata(path).is_ok_and(|found| found.is_file() && found.len() > 0) {
+        return Ok(());
+    }
+    let named = |number: u32| {
+        let mut name = path.file_name().unwrap_or_default().to_owned();
+        name.push(format!(".{number}"));
+        path.with_file_name(name)
+    };
+    let free = (1..).map(named).find(|path| fs::symlink_metadata(path).is_err());
+    free.map_or(Ok(()), |free| fs::rename(path, free)).map_err(io_error("move", path))
+}
+
 /// Writes a JSON value as Hugging Face does: indented, with a newline at the end.
 pub fn replace_json(path: &Path, value: &serde_json::Value) -> Result<()> {
     replace(path, format!("{value:#}\n").as_bytes())
@@ -77,17 +91,9 @@ impl LineFile {
         Ok(LineFile { path: path.to_owned(), file, len: 0 })
     }
 
-    /// Begins an empty file where others may have one of this name: what is there goes to the first free `NAME.1`, `NAME.2` ….
+    /// Begins an empty file where others may have one of this name, which is [set aside](set_aside).
     pub fn beside(path: &Path) -> Result<Self> {
-        if fs::metadata(path).is_ok_and(|found| found.len() > 0) {
-            let named = |number: u32| {
-                let mut name = path.file_name().unwrap_or_default().to_owned();
-                name.push(format!(".{number}"));
-                path.with_file_name(name)
-            };
-            let free = (1..).map(named).find(|path| fs::symlink_metadata(path).is_err());
-            free.map_or(Ok(()), |free| fs::rename(path, free)).map_err(io_error("move", path))?;
-        }
+        set_aside(path)?;
         LineFile::create(path)
     }
 
@@ -207,6 +213,27 @@ mod tests {
         assert_eq!(std::fs::read_dir(folder.path()).unwrap().count(), 1, "nothing else is left");
         let error = replace(&folder.path().join("no/such/file"), b"x").unwrap_err().to_string();
         assert!(error.starts_with("cannot write `") && error.contains("no/such/file"), "{error}");
+    }
+
+    #[test]
+    fn what_is_there_is_set_aside() {
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join("profile.txt");
+        set_aside(&path).unwrap();
+        for (number, text) in [(1, "first"), (2, "second")] {
+            fs::write(&path, text).unwrap();
+            super::super::flops::save(&path, "a profile").unwrap();
+            assert_eq!(fs::read_to_string(&path).unwrap(), "a profile\n");
+            assert_eq!(
+                fs::read_to_string(folder.path().join(format!("profile.txt.{number}"))).unwrap(),
+                text
+            );
+            fs::remove_file(&path).unwrap();
+        }
+        // A folder keeps its name, and nothing goes into its place.
+        fs::create_dir(&path).unwrap();
+        assert!(super::super::flops::save(&path, "a profile").is_err());
+        assert!(path.is_dir());
     }
 
     #[test]

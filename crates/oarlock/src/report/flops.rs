@@ -99,6 +99,7 @@ pub fn save(path: &Path, report: &str) -> Result<()> {
     if let Some(folder) = path.parent() {
         std::fs::create_dir_all(folder).map_err(io_error("create", folder))?;
     }
+    files::set_aside(path)?;
     files::replace(path, format!("{report}\n").as_bytes())
 }
 

@@ -13,6 +13,9 @@ use super::problem::Problem;
 /// Deeper nesting than any configuration has; it bounds the recursion over a tree.
 pub const MAX_DEPTH: usize = 32;
 
+/// A longer text than any configuration has; a tree takes more than a hundred times its memory.
+const MAX_BYTES: u64 = 4 << 20;
+
 /// The settings in a file; `what` names it in messages, as in "the DeepSpeed configuration".
 ///
 /// # Errors
@@ -26,11 +29,10 @@ pub fn file(path: &str, what: &str) -> Result<Vec<Entry>, Problem> {
 /// # Errors
 /// If it cannot be read or is no text.
 pub fn read_file(path: &str, what: &str) -> Result<String, Problem> {
-    let bytes =
-        oarlock_comm::read_file(Path::new(path), oarlock_comm::MAX_CONFIG_BYTES).map_err(|error| {
-            Problem::new(format!("cannot read {what} `{path}`: {error}"))
-                .help("paths are relative to the working directory")
-        })?;
+    let bytes = oarlock_comm::read_file(Path::new(path), MAX_BYTES).map_err(|error| {
+        Problem::new(format!("cannot read {what} `{path}`: {error}"))
+            .help("paths are relative to the working directory")
+    })?;
     String::from_utf8(bytes).map_err(|error| {
         let byte = error.utf8_error().valid_up_to();
         Problem::new(format!("{what} `{path}` is not UTF-8 text: byte {byte} is wrong"))
@@ -350,6 +352,20 @@ mod tests {
         let fields = text("t.json", "{/* 中 */\n  \"a\": 1}".to_owned(), "the file").unwrap();
         assert_eq!(fields[0].location.to_string(), "t.json:2:3");
         assert_eq!(fields[0].value.location.text(), "1");
+    }
+
+    #[test]
+    fn a_text_without_end_is_refused_at_once() {
+        let keys = |n: usize| format!("{{{}}}", (0..n).map(|i| format!("\"a{i}\": 1,")).collect::<String>());
+        assert!(text("t.json", keys(2000), "the file").is_ok());
+        assert!(shown(&keys(2001)).contains("a mapping of more than 2000 keys is no configuration"));
+        let inner = format!("{{\"a\": {}}}", keys(2001));
+        assert!(shown(&inner).contains("a mapping of more than 2000 keys"));
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join("long.json");
+        std::fs::write(&path, " ".repeat((4 << 20) + 1)).unwrap();
+        let refused = file(path.to_str().unwrap(), "the file").unwrap_err().line();
+        assert!(refused.contains("it has more than 4 MiB"), "{refused}");
     }
 
     proptest! {

@@ -268,7 +268,7 @@ impl Engine {
                 }
             }
         }
-        self.core.publish()?;
+        self.core.publish(|_| true)?;
         self.core.await_published()
     }
 
@@ -487,8 +487,8 @@ impl Engine {
         self.core.await_published()?;
         self.core.update(param_groups, grad_scale, &step)?;
         self.reduced = false;
-        // The ops of the next step wait for what they use.
-        self.core.publish()
+        // The ops of the next step wait for what they use. Frozen weights are as they were.
+        self.core.publish(|group| group.trainable)
     }
 
     /// Each parameter has its numbers, and its state is that of its rule.
@@ -555,7 +555,12 @@ impl Engine {
     /// When the slice is not on this rank.
     pub fn write_state(&mut self, slice: &Slice, values: &[f32]) -> Result<()> {
         self.core.await_published()?;
-        let (column, range) = state::find(self.core.groups.iter().map(|group| &group.state), slice)?;
+        let states = || self.core.groups.iter().map(|group| &group.state);
+        // What is being saved stays as it is until it is written.
+        states()
+            .filter(|state| state.layout.index_of(&slice.name).is_some())
+            .for_each(|state| state.gate.wait());
+        let (column, range) = state::find(states(), slice)?;
         column.write(&self.core.device, range.start, values)
     }
 
@@ -573,7 +578,7 @@ impl Engine {
             one_bit.resume(n_steps)?;
         }
         self.clear_grads()?;
-        self.core.publish()?;
+        self.core.publish(|_| true)?;
         self.core.await_published()
     }
 }

@@ -6,7 +6,7 @@ use std::sync::{MutexGuard, PoisonError};
 use oarlock_comm::Ready;
 
 use crate::error::Result;
-use crate::shard::group::Weights;
+use crate::shard::group::{Group, Weights};
 use crate::shard::order::ready;
 use crate::shard::passes::Core;
 use crate::shard::placement::Placement;
@@ -16,16 +16,20 @@ impl Core {
         self.on_their_way.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Begins to make the weights that each rank has written visible to all, in the order in which a forward pass uses them.
-    pub fn publish(&self) -> Result<()> {
+    /// Begins to make the weights that each rank has written visible to all, in the order in which a forward pass uses them:
+    /// those of the groups of which `is_written` says so, the same on all ranks.
+    pub fn publish(&self, is_written: impl Fn(&Group) -> bool) -> Result<()> {
         if self.options.placements.optimizer == Placement::Whole {
             return Ok(());
         }
         let comm = self.mesh.behind.as_ref().unwrap_or(&self.mesh.shard);
         let mut on_their_way = self.on_their_way();
         on_their_way.resize_with(self.groups.len(), || None);
-        for (group, on_its_way) in self.groups.iter().zip(on_their_way.iter_mut()) {
+        let groups = self.groups.iter().zip(on_their_way.iter_mut());
+        for (group, on_its_way) in groups.filter(|(group, _)| is_written(group)) {
             if let Weights::Resident(region) = &group.weights {
+                // A save reads weights where they lie. The update has waited for it only where it had something to change here.
+                group.state.gate.wait();
                 let (dtype, owners) = (group.params.dtype(), &group.owners);
                 let written = group.params.weights().map_or(Ok(Ready::now()), |flat| ready(&flat))?;
                 let gathered = comm.all_gather(region, dtype, owners, written)?;

@@ -18,6 +18,7 @@ use crate::estimate::Longest;
 use crate::model::hf::HfConfig;
 use crate::train::inputs::{DATASET, Input};
 use crate::train::model::place_of_vocab_size;
+use crate::train::obstacles::CACHE;
 
 /// Rows to train on, and rows to evaluate on where there are any.
 pub struct RunData {
@@ -335,7 +336,7 @@ impl Caches<'_> {
         let config = self.config;
         let source = source(config, datasets)?;
         self.told.extend(source.unread().cloned());
-        let dir = config.save.output_dir.join("cache");
+        let dir = config.save.output_dir.join(CACHE);
         let encoder = self.encoder;
         let path = TokenCache::path(&dir, &source, encoder);
         let (stores, rank) = (self.accelerator.stores(), self.accelerator.process_index());

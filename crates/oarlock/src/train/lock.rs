@@ -4,11 +4,16 @@ use std::fs::{self, File};
 use std::io::{ErrorKind, Read, Write};
 use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
+use std::time::{Duration, Instant};
 
 use rustix::fs::{FlockOperation, flock};
 use rustix::io::Errno;
 
 use crate::error::{Error, Result};
+
+/// How long a holder that is about to end is waited for, and how often it is looked at.
+const ENDING: Duration = Duration::from_secs(30);
+const ASK: Duration = Duration::from_millis(5);
 
 /// The right to write an output folder. The kernel takes it back when the process ends, however it ends; the file
 /// `run.lock` then says nothing any more, and the next run takes it over.
@@ -26,12 +31,19 @@ impl OutputLock {
     /// Another process holds it, which the message names; a folder that cannot be written.
     pub fn take(folder: &Path) -> Result<OutputLock> {
         fs::create_dir_all(folder).map_err(Error::io("create", folder))?;
-        let path = folder.join("run.lock");
+        let (path, begin) = (folder.join("run.lock"), Instant::now());
         loop {
             let mut file = oarlock_files::open_or_create(&path).map_err(Error::io("create", &path))?;
             match flock(&file, FlockOperation::NonBlockingLockExclusive) {
                 Ok(()) => {}
-                Err(Errno::WOULDBLOCK) => return Err(held(folder, &mut file)),
+                Err(Errno::WOULDBLOCK) => {
+                    let holder = holder(&mut file);
+                    if !is_ending(&holder) || begin.elapsed() > ENDING {
+                        return Err(held(folder, &holder));
+                    }
+                    std::thread::sleep(ASK);
+                    continue;
+                }
                 // Some network file systems have no locks.
                 Err(Errno::NOSYS | Errno::OPNOTSUPP | Errno::NOLCK) => {
                     return Ok(OutputLock { path, file: None });
@@ -96,12 +108,27 @@ fn is_named(file: &File, path: &Path) -> Result<bool> {
     }
 }
 
-/// The error of a folder that another process writes.
-fn held(folder: &Path, file: &mut File) -> Error {
+/// What the file says of its holder; nothing while that has not written its name yet.
+fn holder(file: &mut File) -> String {
     let mut holder = String::new();
-    // A holder that has not written its name yet is still one.
     let _ = file.take(1000).read_to_string(&mut holder);
-    let holder = if holder.trim().is_empty() { "another process" } else { holder.trim() };
+    holder.trim().to_owned()
+}
+
+/// Whether the holder is a process of this machine that has been killed and is about to be gone. The kernel takes back its
+/// memory first, and of a large one that takes seconds, and then its locks.
+fn is_ending(holder: &str) -> bool {
+    let host = rustix::system::uname().nodename().to_string_lossy().into_owned();
+    let process = holder.strip_prefix("process ").and_then(|rest| rest.split_once(" on "));
+    process.filter(|(_, on)| *on == host).and_then(|(id, _)| id.parse::<u32>().ok()).is_some_and(|id| {
+        // A process without memory has no program any more.
+        fs::read_link(format!("/proc/{id}/exe")).is_err_and(|error| error.kind() == ErrorKind::NotFound)
+    })
+}
+
+/// The error of a folder that another process writes.
+fn held(folder: &Path, holder: &str) -> Error {
+    let holder = if holder.is_empty() { "another process" } else { holder };
     Error::Usage(format!(
         "output_dir {} is written by another run ({holder}); wait for its end, or give another output_dir",
         folder.display()
@@ -141,6 +168,28 @@ mod tests {
         assert!(OutputLock::take(&folder).is_err());
         drop(second);
         OutputLock::take(&folder).unwrap();
+    }
+
+    #[test]
+    fn a_holder_that_is_about_to_end_is_waited_for() {
+        let dir = tempfile::tempdir().unwrap();
+        let path = dir.path().join("run.lock");
+        let lock = oarlock_files::open_or_create(&path).unwrap();
+        flock(&lock, FlockOperation::NonBlockingLockExclusive).unwrap();
+        let host = rustix::system::uname().nodename().to_string_lossy().into_owned();
+        // No process has such a number: it stands for one whose memory is gone already.
+        fs::write(&path, format!("process {} on {host}\n", i32::MAX)).unwrap();
+        let late = std::thread::spawn(move || {
+            std::thread::sleep(Duration::from_millis(100));
+            drop(lock);
+        });
+        OutputLock::take(dir.path()).unwrap();
+        late.join().unwrap();
+        // A process of another machine is not looked at, and neither is one without a name.
+        for holder in ["", "process 1 on another machine", &format!("process x on {host}")] {
+            assert!(!is_ending(holder), "{holder}");
+        }
+        assert!(!is_ending(&format!("process {} on {host}", std::process::id())));
     }
 
     #[test]

@@ -5,7 +5,7 @@ use std::fs;
 use std::path::{Path, PathBuf};
 
 use crate::checkpoint::{self, Listed, Problem};
-use crate::config::{Finetuning, ModelSource, Resume, TrainConfig, When};
+use crate::config::{Finetuning, ModelSource, Resume, Tracker, TrainConfig, When};
 use crate::disk::{Outputs, Part, Writer};
 use crate::error::{Error, Result};
 use crate::model::hf::{ResultFile, side_files};
@@ -43,6 +43,10 @@ const PICTURES: [&str; 5] = [
 ];
 /// Answers, which a run writes in one go.
 pub const PREDICTIONS: &str = "generated_predictions.jsonl";
+/// The folder of an adapter of PiSSA as one of the base as it was, below that of the run.
+pub const CONVERTED: &str = "pissa_converted";
+/// The folder of token caches, below that of the run.
+pub const CACHE: &str = "cache";
 const ELSEWHERE: &str = "name another output_dir";
 
 /// Who writes the result of this run.
@@ -93,7 +97,7 @@ pub fn obstacles(config: &TrainConfig) -> Result<Vec<Obstacle>> {
     let folder = Folder { config, dir, outputs: Outputs::of(dir), listed: checkpoint::list(dir)? };
     let mut found = Vec::new();
     if config.train.enabled {
-        found.extend(folder.is_read());
+        found.extend(folder.is_read().or_else(|| folder.is_checkpoint()));
         if found.is_empty() {
             found.extend(folder.checkpoints());
         }
@@ -102,7 +106,7 @@ pub fn obstacles(config: &TrainConfig) -> Result<Vec<Obstacle>> {
         }
     }
     if found.is_empty() {
-        found.extend(folder.others());
+        found.extend(folder.others().or_else(|| folder.converted()).or_else(|| folder.links()));
     }
     Ok(found)
 }
@@ -169,6 +173,18 @@ impl Folder<'_> {
             keys: vec!["output_dir", key],
             message: format!("`output_dir` is `{}`, which the run reads as {key}", path.display()),
             help: format!("{ELSEWHERE}; `overwrite_output_dir` does not allow it either"),
+        })
+    }
+
+    /// A checkpoint: its manifest lists its files as they are, so that no model could get its name in it at the end.
+    fn is_checkpoint(&self) -> Option<Obstacle> {
+        self.dir.join("state/manifest.json").exists().then(|| Obstacle {
+            keys: vec!["output_dir"],
+            message: format!("`output_dir` is `{}`, which is a checkpoint", self.dir.display()),
+            help: format!(
+                "{ELSEWHERE}, such as the one above it; `resume_from_checkpoint: PATH` goes on from a checkpoint, and \
+                 `overwrite_output_dir` does not allow to write into one"
+            ),
         })
     }
 
@@ -284,6 +300,44 @@ impl Folder<'_> {
         }))
     }
 
+    /// An adapter of somebody where the run would write that of `pissa_convert`.
+    fn converted(&self) -> Option<Obstacle> {
+        let config = self.config;
+        let converts = match &config.train.finetuning {
+            Finetuning::Adapter(args) => args.convert_pissa && config.train.enabled,
+            _ => false,
+        };
+        let dir = self.dir.join(CONVERTED);
+        if !converts || !dir.is_dir() {
+            return None;
+        }
+        let names = ["adapter_model.safetensors", "adapter_config.json"];
+        self.taken(&dir, Outputs::of(&dir).foreign(writer(config), names))
+    }
+
+    /// Folders of the run below its own that are links, through which it would write elsewhere.
+    fn links(&self) -> Option<Obstacle> {
+        let of_tracker = |tracker: &Tracker| match tracker {
+            Tracker::Csv(folder) | Tracker::TensorBoard(folder) => Some(folder.clone()),
+            Tracker::Jsonl(file) => file.parent().map(Path::to_path_buf),
+            Tracker::Wandb { .. } => None,
+        };
+        let trackers = self.config.monitor.trackers.iter().filter_map(of_tracker);
+        let own = [CACHE, CONVERTED].map(|name| self.dir.join(name));
+        let mut below = own.into_iter().chain(trackers.filter(|folder| folder.starts_with(self.dir)));
+        let (link, to) = below.find_map(|path| fs::read_link(&path).ok().map(|to| (path, to)))?;
+        Some(Obstacle {
+            keys: vec!["output_dir"],
+            message: format!(
+                "`{}` is a link to `{}`, and nothing is written through links below output_dir",
+                link.display(),
+                to.display()
+            ),
+            help: "remove the link; `tokenized_path` and `logging_dir` name other folders for token caches and trackers"
+                .to_owned(),
+        })
+    }
+
     /// Files of somebody under names that the run writes.
     fn others(&self) -> Option<Obstacle> {
         let config = self.config;
@@ -311,14 +365,19 @@ impl Folder<'_> {
         if !is_lock(&self.dir.join("run.lock")) {
             taken.push("run.lock".to_owned());
         }
-        (!taken.is_empty()).then(|| Obstacle {
+        self.taken(self.dir, taken)
+    }
+
+    /// Files of somebody, which the run would replace.
+    fn taken(&self, dir: &Path, names: Vec<String>) -> Option<Obstacle> {
+        (!names.is_empty()).then(|| Obstacle {
             keys: vec!["output_dir"],
             message: format!(
                 "`{}` holds {}, which the run would replace, and which no run wrote there, or which was changed since",
-                self.dir.display(),
-                listed(&taken)
+                dir.display(),
+                listed(&names)
             ),
-            help: match writer.overwrites {
+            help: match self.config.save.overwrite {
                 true => format!("{ELSEWHERE}; or move it away"),
                 false => format!("{ELSEWHERE}; or write `overwrite_output_dir: true` to replace it"),
             },

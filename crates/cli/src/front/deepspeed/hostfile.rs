@@ -1,5 +1,6 @@
 //! The hostfile: a line `NAME slots=N` for each machine.
 
+use std::collections::HashSet;
 use std::ops::Range;
 use std::path::Path;
 use std::sync::Arc;
@@ -10,8 +11,9 @@ use crate::config::location::{Location, SourceText, ValueSource};
 /// Machines with their slots, in the order of the file.
 pub type Pool = Vec<(String, usize)>;
 
-/// More slots than any machine has.
+/// More slots than any machine has, and more machines than any run.
 const MOST_SLOTS: usize = 1 << 16;
+const MOST_MACHINES: usize = 1 << 16;
 
 /// What is wrong with a hostfile.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
@@ -25,6 +27,9 @@ pub enum Error {
     /// A name that no machine has.
     #[error("`{0}` is no name of a machine")]
     BadName(String),
+    /// More machines than any run has.
+    #[error("the hostfile names more than {} machines", MOST_MACHINES)]
+    TooMany,
     /// No machine at all.
     #[error("the hostfile names no machine")]
     Empty,
@@ -37,6 +42,7 @@ impl Error {
             Error::BadName(_) => {
                 "a name or address has letters, digits and the characters -_.:,@[]%, and does not begin with -"
             }
+            Error::TooMany => "is this the file that was meant?",
             Error::BadLine(_) | Error::Empty => {
                 "write `NAME slots=N`, as in `worker-1 slots=4`; # begins a comment"
             }
@@ -46,7 +52,7 @@ impl Error {
 
 /// The machines of a text, or what is wrong with it and where.
 pub fn parse(text: &str) -> Result<Pool, (Error, Range<usize>)> {
-    let mut pool = Pool::new();
+    let (mut pool, mut known) = (Pool::new(), HashSet::new());
     let mut start = 0;
     for whole in text.split_inclusive('\n') {
         let line = whole.trim();
@@ -59,9 +65,10 @@ pub fn parse(text: &str) -> Result<Pool, (Error, Range<usize>)> {
         match machine(line) {
             None => return Err((Error::BadLine(line.to_owned()), location)),
             Some((name, _)) if !is_name(name) => return Err((Error::BadName(name.to_owned()), location)),
-            Some((name, _)) if pool.iter().any(|(other, _)| other == name) => {
+            Some((name, _)) if !known.insert(name) => {
                 return Err((Error::Twice(name.to_owned()), location));
             }
+            Some(_) if pool.len() == MOST_MACHINES => return Err((Error::TooMany, location)),
             Some((name, slots)) => pool.push((name.to_owned(), slots)),
         }
     }

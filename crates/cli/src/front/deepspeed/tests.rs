@@ -47,11 +47,19 @@ fn hostfiles_are_read_as_by_the_original() {
                 hostfile::Error::Twice(_) => "multiple entries for ",
                 hostfile::Error::BadLine(_) | hostfile::Error::BadName(_) => "a bad entry: ",
                 hostfile::Error::Empty => "is empty",
+                hostfile::Error::TooMany => panic!("{case}: the original has no such limit"),
             };
             assert!(theirs.as_str().unwrap().contains(kind), "{case}: {error}");
         }
         same(&case, ours.map(|pool| serde_json::to_value(pool).unwrap()).map_err(|(error, _)| error));
     }
+}
+
+#[test]
+fn a_hostfile_without_end_is_refused_at_once() {
+    let lines = |n: usize| (0..n).map(|i| format!("worker-{i} slots=8\n")).collect::<String>();
+    assert_eq!(hostfile::parse(&lines(1 << 16)).unwrap().len(), 1 << 16);
+    assert_eq!(hostfile::parse(&lines((1 << 16) + 1)).unwrap_err().0, hostfile::Error::TooMany);
 }
 
 #[test]

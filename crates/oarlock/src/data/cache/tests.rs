@@ -72,6 +72,27 @@ fn texts_that_are_null_are_dropped_and_counted() {
 }
 
 #[test]
+fn what_files_become_is_known_by_their_tokens() {
+    let (dir, tokenizer) = small();
+    let made_of = |name: &str, text: &str| {
+        std::fs::write(dir.path().join(name), text).unwrap();
+        let source = Source::resolve(name, dir.path(), None).unwrap();
+        let built = TokenCache::build(&dir.path().join("cache"), &source, &tokenizer, &mut |_| {}).unwrap();
+        let cache = TokenCache::open(&built.path).unwrap();
+        // What is kept is what caches without it are asked for.
+        let sum = hash_bytes(&cache.map[HEADER_BYTES..cache.layout.end_of_tokens()]);
+        assert_eq!(cache.origin().unwrap().tokens, Some(sum));
+        cache.made_of().unwrap()
+    };
+    let first = made_of("first.txt", "the end\nof");
+    let same = made_of("same.txt", "the end\nof\n");
+    assert_ne!(first.0[0].1, same.0[0].1);
+    assert_eq!(first.1, same.1);
+    // As many records of as many tokens.
+    assert_ne!(first.1, made_of("turned.txt", "of\nthe end").1);
+}
+
+#[test]
 fn the_same_bytes_on_any_number_of_threads() {
     let f = fixture();
     let bytes = [1, 2, 7].map(|n| {

@@ -141,10 +141,7 @@ fn write_to(
         return Err(report.nothing_left());
     }
     let report = (encoder.reads_formats() || report.n_dropped() > 0).then_some(report);
-    let origin =
-        serde_json::to_vec(&OriginOut { files: &origin.files, report, parts, encoder: encoder.identity() })
-            .map_err(|e| failed(e.into()))?;
-    let mut finish = || -> io::Result<()> {
+    let finish = || -> io::Result<()> {
         out.part(bytemuck::cast_slice(&offsets))?;
         if conversations {
             out.lists(&labels)?;
@@ -152,6 +149,9 @@ fn write_to(
         if !segments.numbers.is_empty() {
             out.lists(&segments)?;
         }
+        let tokens = out.hasher.finish();
+        let origin = OriginOut { files: &origin.files, report, parts, encoder: encoder.identity(), tokens };
+        let origin = serde_json::to_vec(&origin)?;
         out.part(&origin)?;
         let header = Header {
             id_bytes,
@@ -179,6 +179,7 @@ struct OriginOut<'o> {
     report: Option<RowReport>,
     parts: Vec<u64>,
     encoder: String,
+    tokens: u64,
 }
 
 /// The next records, about `BATCH_BYTES` of them; none at the end.

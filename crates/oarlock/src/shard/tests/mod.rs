@@ -13,7 +13,7 @@ use oarlock_tensor::{DType, Device, Par, Tape, Tensor, UnitHook, ops};
 
 use crate::nn::{Linear, Module, NamedParam, Unit, Visitor};
 use crate::optim::OptimizerConfig;
-use crate::shard::{Engine, Gather, Lifetime, Options, ParamGroup, Placements, SeededInit};
+use crate::shard::{Engine, Gather, Lifetime, Options, ParamGroup, Placements, SeededInit, Untouched};
 
 const DIM: usize = 96;
 
@@ -217,6 +217,74 @@ fn frozen_parameters_stay_as_they_are_and_have_no_state() {
     let whole = train(&Options { placements: Placements::WHOLE, ..Options::default() });
     for (way, options) in ways() {
         assert!(train(&options) == whole, "{way}");
+    }
+}
+
+#[test]
+fn frozen_weights_do_not_travel_again_after_a_step() {
+    for (way, options) in ways().into_iter().take(3) {
+        let gathers = on_ranks(2, |comm| {
+            let model = Chain::new(3, false);
+            model.links[1].module().weight.freeze();
+            let mut engine = engine(&model, comm, options.clone());
+            let count =
+                || comm.traffic().iter().find(|t| t.operation == Operation::AllGather).map(|t| t.calls);
+            let before = count().unwrap();
+            backward(&engine, &model, 0, |_| true);
+            step(&mut engine);
+            weights(&engine);
+            count().unwrap() - before
+        });
+        // Two whole links, and the bias of the one between.
+        assert_eq!(gathers, [3, 3], "{way}");
+    }
+}
+
+#[test]
+fn a_step_waits_for_a_save_also_where_it_changes_nothing() {
+    for (way, options) in ways().into_iter().take(3) {
+        for frozen in [true, false] {
+            let ranks = on_ranks(2, |comm| {
+                let model = Chain::new(3, false);
+                if frozen {
+                    model.links[2].module().weight.freeze();
+                }
+                let options = Options { untouched: Untouched::Skip, ..options.clone() };
+                let mut engine = engine(&model, comm, options);
+                let before = weights(&engine);
+                backward(&engine, &model, 0, |link| link < 2);
+                let mut snapshot = engine.snapshot();
+                // The last unit, which the step leaves alone, is read last.
+                let save = std::thread::spawn(move || {
+                    let mut saved = Vec::new();
+                    for unit in 0..snapshot.units() {
+                        for slice in snapshot.slices(unit) {
+                            let mut bits: Vec<u32> = Vec::new();
+                            let shown = snapshot.with_bytes(&slice, &mut |bytes| {
+                                std::thread::sleep(std::time::Duration::from_millis(4));
+                                bits.extend(
+                                    bytes.chunks_exact(4).map(|b| u32::from_le_bytes(b.try_into().unwrap())),
+                                );
+                                Ok(())
+                            });
+                            shown.unwrap();
+                            if slice.kind == crate::shard::MASTER {
+                                saved.push((slice.name, slice.elements.start, bits));
+                            }
+                        }
+                        snapshot.release(unit);
+                    }
+                    saved
+                });
+                let stepped =
+                    engine.step(&numbers(engine.rule().clone()), 1.0).map_err(|error| error.to_string());
+                (stepped, before, save.join().unwrap())
+            });
+            for (stepped, before, saved) in ranks {
+                assert_eq!(stepped, Ok(()), "{way}, frozen: {frozen}");
+                assert!(saved == before, "{way}, frozen: {frozen}");
+            }
+        }
     }
 }
 

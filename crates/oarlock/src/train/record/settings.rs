@@ -4,6 +4,7 @@
 use std::fmt::Debug;
 
 use oarlock_tensor::DType;
+use oarlock_tensor::cpu::Isa;
 use serde_json::Value;
 
 use crate::config::{
@@ -367,18 +368,14 @@ impl Settings {
     }
 
     fn ranks(&mut self, args: &RankArgs) {
-        let RankArgs {
-            num_processes,
-            sequence_parallel,
-            threads: _,
-            device,
-            cpu_path: _,
-            timeout: _,
-            pipeline,
-        } = args;
+        let RankArgs { num_processes, sequence_parallel, threads: _, device, cpu_path, timeout: _, pipeline } =
+            args;
         self.nothing("num_processes", *num_processes);
         self.nothing("sequence_parallel_size", *sequence_parallel);
         self.nothing("device", words(device));
+        // The one in use: another machine may have another one.
+        let cpu_path = cpu_path.clone().unwrap_or_else(|| Isa::detect().path().to_string());
+        self.nothing("cpu_path", cpu_path);
         self.nothing("pipeline", words(pipeline));
     }
 }

@@ -9,9 +9,7 @@ use crate::model::Decoder;
 use crate::train::lock::OutputLock;
 use crate::train::model::convert;
 use crate::train::objective::Objective;
-
-/// The folder of an adapter of PiSSA as one of the base as it was, below that of the run.
-const CONVERTED: &str = "pissa_converted";
+use crate::train::obstacles::CONVERTED;
 
 impl<O: Objective<Model = Decoder>> Run<'_, O> {
     pub(super) fn finish(&mut self) -> Result<()> {

@@ -9,7 +9,7 @@ use super::Run;
 use super::doubts::Doubts;
 use super::introduce::{introduce, stages_line};
 use crate::accelerator::{Accelerator, TokenLoader};
-use crate::checkpoint::Saver;
+use crate::checkpoint::{Saver, clear_leftovers};
 use crate::config::{Length, TrainConfig, When};
 use crate::data::Sampler;
 use crate::error::Result;
@@ -86,7 +86,12 @@ impl<'a, O: Objective<Model = Decoder>> Run<'a, O> {
             false => predict(None)?,
         };
         let lock = match accelerator.is_main_process() {
-            true => Some(OutputLock::take(&config.save.output_dir)?),
+            true => {
+                let lock = OutputLock::take(&config.save.output_dir)?;
+                // A run that makes no step saves nothing, and so would leave it there.
+                clear_leftovers(&config.save.output_dir)?;
+                Some(lock)
+            }
             false => None,
         };
         let apart = look_at_stores(accelerator, &config.save.output_dir)?;
