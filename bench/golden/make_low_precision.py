@@ -21,13 +21,14 @@ STEPS = 30
 
 
 def base(out, dtype, bits):
-    model = AutoModelForCausalLM.from_pretrained(os.path.join(out, "train-llama"), dtype=dtype)
-    for layer in model.model.layers.modules() if bits == 4 else []:
+    folder = os.path.join(out, "train-llama")
+    model, full = (AutoModelForCausalLM.from_pretrained(folder, dtype=of) for of in [dtype, torch.float32])
+    for name, layer in model.model.layers.named_modules() if bits == 4 else []:
         if isinstance(layer, torch.nn.Linear):
+            weight = full.model.layers.get_submodule(name).weight.data
             # As one row: the kernel of bitsandbytes for the CPU is wrong where a row ends within a block.
-            weight = layer.weight.data.reshape(1, -1)
-            codes, state = F.quantize_4bit(weight, blocksize=64, quant_type="nf4", compress_statistics=True)
-            layer.weight.data = F.dequantize_4bit(codes, state).reshape(layer.weight.shape).to(dtype)
+            codes, state = F.quantize_4bit(weight.reshape(1, -1), blocksize=64, quant_type="nf4", compress_statistics=True)
+            layer.weight.data = F.dequantize_4bit(codes, state).reshape(weight.shape).to(dtype)
     return model
 
 

@@ -56,8 +56,10 @@ fn frequent(library: &Library) {
         let ids: Vec<i32> = counts.iter().enumerate().flat_map(|(id, &n)| vec![2 * id as i32; n]).collect();
         // In no order.
         let n = ids.len();
-        let step =
-            (0..).map(|k| 2 * k + 37).find(|step| (2..=*step).all(|d| step % d > 0 || n % d > 0)).unwrap();
+        let step = (0..)
+            .map(|k| 2 * k + 37)
+            .find(|step| (2..=*step).all(|d| step % d > 0 || !n.is_multiple_of(d)))
+            .unwrap();
         let shuffled: Vec<i32> = (0..n).map(|i| ids[i * step % n]).collect();
         backward_of::<f32>(library, &shuffled, 2 * counts.len(), 9, counts.len() > 2);
     }

@@ -85,7 +85,11 @@ fn of_gpu(labels: &[i32], chunk: usize) -> Vec<Group> {
     };
     let rows: Vec<i32> =
         (0..labels.len()).filter(|&row| is_kept(labels[row])).map(|row| row as i32).collect();
-    let group = |rows: &[i32]| Group { rows: rows.to_vec(), blocks: vec![0..rows.len()], alone: false };
+    let group = |rows: &[i32]| Group {
+        rows: rows.to_vec(),
+        blocks: std::iter::once(0..rows.len()).collect(),
+        alone: false,
+    };
     rows.chunks(chunk).map(group).collect()
 }
 

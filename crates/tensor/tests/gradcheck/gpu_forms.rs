@@ -303,7 +303,7 @@ fn a_norm_takes_its_neighbours_along() {
             // As in a block, what comes later adds to the same stream.
             let last = ops::add_residual(&sum, &y.scale(0.5).unwrap()).unwrap();
             let gradients = tape.backward(&loss_of(&[last]).unwrap(), 1.0).unwrap();
-            let of = |leaf: &Tensor| f64s(&gradients.of(leaf).expect("a gradient"));
+            let of = |leaf: &Tensor| f64s(gradients.of(leaf).expect("a gradient"));
             drop(home);
             [f64s(&sum), f64s(&y), of(&stream), of(&part)]
         };

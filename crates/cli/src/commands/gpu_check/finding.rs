@@ -54,11 +54,11 @@ impl Finding {
 
     /// It was not come to, for this reason; another call may.
     pub fn left(reason: impl Into<String>) -> Finding {
-        Finding::skipped(reason).to_do_again()
+        Finding::skipped(reason).done_again()
     }
 
     /// The same, of what another call looks at again.
-    pub fn to_do_again(self) -> Finding {
+    pub fn done_again(self) -> Finding {
         self.with(LEFT, true)
     }
 

@@ -95,7 +95,8 @@ impl Rank {
     }
 }
 
-type Check = (String, Box<dyn FnOnce(&Rank) -> Result<bool>>);
+type Call = Box<dyn FnOnce(&Rank) -> Result<bool>>;
+type Check = (String, Call);
 
 pub(super) fn check(part: &mut Part<'_>) -> Outcome {
     let mut rank = None;
@@ -130,7 +131,7 @@ pub(super) fn check(part: &mut Part<'_>) -> Outcome {
 
 fn checks() -> Vec<Check> {
     let mut checks: Vec<Check> = Vec::new();
-    let mut add = |name: String, check: Box<dyn FnOnce(&Rank) -> Result<bool>>| checks.push((name, check));
+    let mut add = |name: String, check: Call| checks.push((name, check));
     add("join".to_owned(), Box::new(|rank| Ok((rank.comm.rank(), rank.comm.world()) == (0, 1))));
     for element in ELEMENTS {
         add(

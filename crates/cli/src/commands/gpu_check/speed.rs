@@ -180,7 +180,7 @@ fn ops(n: Sizes) -> Result<Vec<(String, Make)>> {
     ops.push(of_one("cast to f32", &[tokens, ffn], &[], |x, _| ops::cast(x, DType::F32)));
     let embedding = move |device: &Device| -> Result<Run> {
         // Half of the tokens are padding or one of a few frequent ones.
-        let id = |at: usize| if at % 2 == 0 { at / 2 % 8 / 4 * (at % 5) } else { at * 7919 % vocab };
+        let id = |at: usize| if at.is_multiple_of(2) { at / 2 % 8 / 4 * (at % 5) } else { at * 7919 % vocab };
         let ids: Vec<i32> = (0..tokens).map(|at| id(at) as i32).collect();
         let ids = Tensor::from_slice(&ids, [tokens], device)?;
         let params = Place { device, dtype: DTYPE }.params(&[vec![vocab, hidden]])?;

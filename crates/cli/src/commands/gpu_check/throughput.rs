@@ -62,7 +62,7 @@ fn dearest(ops: &[(String, OpTime)], ceilings: &Ceilings) -> Vec<String> {
     let seconds = |op: &OpTime| op.time.as_secs_f64();
     let whole: f64 = ops.iter().map(|(_, op)| seconds(op)).sum();
     let mut sorted: Vec<_> = ops.iter().collect();
-    sorted.sort_by(|(_, a), (_, b)| b.time.cmp(&a.time));
+    sorted.sort_by_key(|(_, op)| std::cmp::Reverse(op.time));
     let head = format!(
         "{:32}{:>7}{:>10}{:>7}  reached of what the GPU can",
         "the dearest ops", "calls", "ms", "share"

@@ -52,7 +52,7 @@ pub(super) fn watch(
         };
         let Some((name, start)) = running else {
             // Before the first check or between two: another process would do the same.
-            return report.add("its process", Finding::of(false, why).to_do_again(), 0.0);
+            return report.add("its process", Finding::of(false, why).done_again(), 0.0);
         };
         n_done += 1;
         report.add(&name, Finding::of(false, why), start.elapsed().as_secs_f64())?;
