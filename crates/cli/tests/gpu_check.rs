@@ -161,7 +161,7 @@ fn ops_are_well_on_an_emulated_gpu() {
 }
 
 /// Kernels that no check runs, and why.
-const NOT_RUN: [(&str, &[&str]); 8] = [
+const NOT_RUN: [(&str, &[&str]); 10] = [
     (
         "no op launches them",
         &[
@@ -201,6 +201,7 @@ const NOT_RUN: [(&str, &[&str]); 8] = [
         "no check norms 16 bits by f32 weights, or norms again for a backward pass, but in the types of the training",
         &[
             "rms_norm_forward_f32_f32_f16",
+            "add_rms_norm_forward_f32_f32_f16",
             "rms_norm_forward_bf16_f32_bf16",
             "rms_norm_forward_f16_f32_f16",
             "rms_norm_apply_bf16_bf16_bf16",
@@ -213,6 +214,11 @@ const NOT_RUN: [(&str, &[&str]); 8] = [
             "rms_norm_backward_f16_f32_f16",
         ],
     ),
+    (
+        "with few rows all of them fill one unit of the head",
+        &["place_rows_f32", "place_rows_bf16", "place_rows_f16"],
+    ),
+    ("sums over few rows take one launch", &["sum_rows_f32_bf16", "sum_rows_f32_f16"]),
     ("no check sums 16 bits along the last dim into f32", &["sum_last_bf16_f32", "sum_last_f16_f32"]),
 ];
 

@@ -64,8 +64,9 @@ fn nvdisasm(nvrtc: &Nvrtc) -> Option<&'static Path> {
         let mut folders = std::env::split_paths(&path).chain(of_packages).chain(toolkit);
         folders.find_map(|folder| Some(folder.join("nvdisasm")).filter(|file| file.exists()))
     });
-    let why = "install it with `pip install nvidia-cuda-nvdisasm` into the active Python";
-    oarlock_must::have("nvdisasm", found.is_some(), why);
+    let file = nvrtc.file().display();
+    let why = format!("install it with `pip install nvidia-cuda-nvdisasm` into the Python of {file}");
+    oarlock_must::have("nvdisasm", found.is_some(), &why);
     found.as_deref()
 }
 

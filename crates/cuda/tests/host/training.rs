@@ -2,6 +2,7 @@
 
 use std::sync::Arc;
 
+use oarlock_cuda::Pieces;
 use oarlock_cuda::blas::{Blas, Form, Layout, Operand, Precision, Product};
 use oarlock_cuda::driver::{Arg, DeviceMemory};
 use oarlock_cuda::geometry::{self, Geometry};
@@ -123,11 +124,12 @@ fn a_step_of_training_matches_the_reference() {
         let numbers = [1.0, 0.1, 1.0 - LR * 0.1, 0.1, 0.95, 0.05, 0.05f64.sqrt(), 1e-8, LR / 0.1];
         let [scale, decay, keep, beta1_rest, beta2, beta2_rest, root, eps, size] =
             numbers.map(|number| Arg::f32(number as f32));
-        let memory = [arg::<f32>(weights), arg::<f32>(&first), arg::<f32>(&second), arg::<f32>(grad)];
-        let settings =
-            [scale, decay, keep, beta1_rest, beta2, beta2_rest, root, eps, size, Arg::u64(n as u64)];
-        let args = [&memory[..], &[Arg::null(F32), Arg::u32(1)], &settings].concat();
-        gpu.run("adam", &[F32], geometry::elements(n), &args);
+        let mut piece = Pieces::new();
+        let [w, m, v, g] = [weights, &first, &second, grad].map(|memory| Some(memory.all()));
+        assert!(piece.push(n, [w, m, v, g, None]));
+        let (all, decoupled) = (Arg::pieces(&piece), Arg::u32(1));
+        let args = [all, decoupled, scale, decay, keep, beta1_rest, beta2, beta2_rest, root, eps, size];
+        gpu.run("adam", &[F32], geometry::pieces(&piece), &args);
     }
     let [new_w, new_gain] = want;
     assert_close("the weights", &download::<f32>(&stream, &w), &new_w, 2e-5);
