@@ -67,8 +67,8 @@ fn numbered_machines_may_have_other_numbers_of_ranks() {
     assert_eq!(lines(&said[0].stdout), ["0 0 4 1 0 127.0.0.1"], "{said:?}");
     let of_second: Vec<String> = (0..3).map(|rank| format!("{} {rank} 4 3 1 127.0.0.1", rank + 1)).collect();
     assert_eq!(lines(&said[1].stdout), of_second, "{said:?}");
-    // What its ranks say to each other is theirs to protect.
-    assert!(said.iter().all(|said| !said.stderr.contains("no token")), "{said:?}");
+    // Strangers can keep them apart or take a place, as with a training.
+    assert!(said.iter().all(|said| said.stderr.contains("warning: no token")), "{said:?}");
 }
 
 #[test]

@@ -104,8 +104,6 @@ pub(super) fn meeting(launch: &Launch, own: bool) -> Result<Option<Meeting>> {
             meeting.local_ranks = launch.local_ranks();
             meeting.place = Some(*this);
             meeting.join_timeout = oarlock_comm::join_limit()?;
-            // What ranks of another program say to each other is not protected by this launcher.
-            meeting.access.insecure = !own;
             meeting
         }
         Nodes::Static { .. } => return Ok(None),

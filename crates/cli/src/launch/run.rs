@@ -19,7 +19,7 @@ use super::failure::{self, Failure, exit_code};
 use super::logs::{ErrorFile, Logs, Message};
 use super::output::Outputs;
 use super::rounds::{Known, Rounds, meeting, unless_stopped};
-use super::spec::{Launch, Nodes};
+use super::spec::Launch;
 use super::{ERROR_FILE, FINAL, ROUND, STARTED};
 use crate::console::eprint;
 use crate::error::{Error, Result};
@@ -77,9 +77,7 @@ pub fn run(
     }
     let Some(meeting) = meeting(launch, own)? else { return run.all(&mut Known::new(launch)?) };
     meeting.waits().iter().for_each(|note| run.note(note));
-    if own || matches!(launch.nodes, Nodes::Elastic { .. }) {
-        meeting.warnings().iter().for_each(|warning| run.say(&format!("warning: {warning}\n")));
-    }
+    meeting.warnings().iter().for_each(|warning| run.say(&format!("warning: {warning}\n")));
     let stop = || signals.received().is_some();
     match unless_stopped(Agent::join(&meeting, &stop))? {
         Some(mut agent) => run.all(&mut agent),
