@@ -55,7 +55,12 @@ struct Mix {
 fn nvdisasm(nvrtc: &Nvrtc) -> Option<&'static Path> {
     static FOUND: OnceLock<Option<PathBuf>> = OnceLock::new();
     let found = FOUND.get_or_init(|| {
-        let packages = nvrtc.file().ancestors().find(|folder| folder.ends_with("site-packages"));
+        // A library that is loaded already is found by its name alone, so its file is looked up among those that are mapped.
+        let maps = std::fs::read_to_string("/proc/self/maps").unwrap_or_default();
+        let mapped = maps.lines().filter_map(|line| line.find('/').map(|at| Path::new(&line[at..])));
+        let mut files = mapped.filter(|file| file.to_string_lossy().contains("/libnvrtc.so"));
+        let packages =
+            files.find_map(|file| file.ancestors().find(|folder| folder.ends_with("site-packages")));
         let of_packages = packages.into_iter().flat_map(|packages| {
             ["nvidia/cu13/bin", "triton/backends/nvidia/bin"].map(|folder| packages.join(folder))
         });

@@ -249,7 +249,7 @@ mod tests {
         assert_eq!(of(TiledKernel::BackwardQ, SHARED).as_deref(), Some("128x32"));
         // What does not fit is not launched.
         assert_eq!(of(TiledKernel::BackwardQ, 40 << 10).as_deref(), Some("64x32"));
-        assert_eq!(of(TiledKernel::BackwardQ, 15 << 10).as_deref(), Some("32x16"));
+        assert_eq!(of(TiledKernel::BackwardQ, 15 << 10).as_deref(), Some("16x16"));
         assert_eq!(of(TiledKernel::BackwardQ, 1 << 10), None);
     }
 

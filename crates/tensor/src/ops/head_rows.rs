@@ -145,7 +145,7 @@ mod tests {
         let rows = |device: &Device, vocab| chunk_rows(device, 16_384, vocab);
         assert_eq!((rows(&cpu, 151_936), rows(&cpu, 6400)), (32, 672));
         assert_eq!((rows(&gpu(80 << 30), 151_936), rows(&gpu(80 << 30), 6400)), (2048, 16_384));
-        assert_eq!((rows(&gpu(192 << 30), 151_936), rows(&gpu(24 << 30), 151_936)), (3328, 640));
+        assert_eq!((rows(&gpu(192 << 30), 151_936), rows(&gpu(24 << 30), 151_936)), (3328, 768));
         assert_eq!((rows(&gpu(0), 151_936), chunk_rows(&gpu(80 << 30), 0, 5)), (128, 1));
     }
 
