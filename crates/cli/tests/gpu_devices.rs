@@ -284,8 +284,9 @@ fn the_memory_of_the_gpu_is_predicted_and_compared() {
         let measured = megabytes(after, "measured peak") - workspace;
         // NCCL, which takes nothing of a fake GPU, gets a sixteenth of it.
         let nccl = if ranks > 1 { megabytes(before, ", NCCL") } else { 0.0 };
-        assert!(ranks == 1 || (nccl - 268.4 / 16.0).abs() < 1.0, "{before}");
-        let share = measured / (rank - nccl);
+        assert!(ranks == 1 || (nccl - 268.4 / 16.0).abs() <= 0.5, "{before}");
+        // Megabytes are printed whole, so each of them may be half of one more or less.
+        let (least, most) = ((measured - 0.5) / (rank - nccl + 0.5), (measured + 0.5) / (rank - nccl - 0.5));
         assert_eq!(before.contains("rests of the pool's segments"), in_segments, "{before}");
         if in_segments {
             assert!((rank - 24.0..rank + 2.0).contains(&measured), "{before}\n{after}");
@@ -294,7 +295,10 @@ fn the_memory_of_the_gpu_is_predicted_and_compared() {
             assert!(of_pool[1] <= of_pool[0] && (of_pool[0] - measured).abs() < 2.0, "{before}\n{after}");
             continue;
         }
-        assert!((0.8..1.05).contains(&share), "{ranks} ranks, ZeRO-{zero}: {share}: {before}\n{after}");
+        assert!(
+            most >= 0.85 && least < 1.05,
+            "{ranks} ranks, ZeRO-{zero}: {least} to {most}: {before}\n{after}"
+        );
     }
     // More than the GPU has is refused before anything is loaded.
     let much = "train train.yaml train_from_scratch=true max_steps=1 output_dir=much num_processes=1 \
