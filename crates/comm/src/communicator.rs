@@ -1,29 +1,26 @@
 //! The handle on a group of ranks: checks arguments, numbers and counts the collectives, records the caller, and leaves the
 //! bytes to a [`Transport`].
 
-use std::ops::Range;
+mod regions;
+mod values;
+
 use std::panic::Location;
 use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 use std::sync::{Arc, Mutex, PoisonError, Weak};
 use std::time::{Duration, Instant};
 
 use oarlock_tensor::DType;
-use oarlock_tensor::cpu::rank_sum::tree_fold;
 
 use crate::call::Request;
-use crate::digest::{digest, mix};
+use crate::digest::mix;
 use crate::draft::Draft;
 use crate::error::{Error, Result};
-use crate::held::Held;
 use crate::ledger::RankStatus;
 use crate::members::Members;
 use crate::observer::{CommunicationTime, Observer};
-use crate::operation::{Operation, Scalar};
-use crate::ownership::Ownership;
+use crate::operation::Operation;
 use crate::patience::LongWait;
 use crate::progress::Progress;
-use crate::ready::Ready;
-use crate::region::{Region, Sharing};
 use crate::slowed::{Link, Slowed};
 use crate::solo::Solo;
 use crate::stats::{OpStats, Recorded, Recorder};
@@ -200,189 +197,6 @@ impl Communicator {
         self.run(Draft::small(Operation::Barrier, "", 0), |t, r| t.barrier(r))
     }
 
-    /// Reserves a zeroed region of `bytes` bytes on each rank, all in the same order and under the same name.
-    ///
-    /// # Errors
-    /// As every collective, and when the memory cannot be allocated.
-    #[track_caller]
-    pub fn allocate(&self, name: &str, bytes: usize, sharing: Sharing) -> Result<Region> {
-        let detail = mix(digest(name.as_bytes()), sharing as u64);
-        let draft = Draft { elements: bytes, ..Draft::small(Operation::Allocate, name, detail) };
-        Ok(self.run(draft, |t, r| t.allocate(r, sharing))?.of(&self.0.members))
-    }
-
-    /// Sums the elements of `range` over all ranks, in a fixed pairwise tree over ranks; each rank then holds the sums.
-    /// 16-bit elements are added in f32 and rounded once. Over NCCL the order is that of NCCL, the same on every run with the
-    /// same GPUs and settings, and 16-bit elements are rounded at every rank.
-    ///
-    /// # Errors
-    /// As every collective, and when the arguments do not fit the region.
-    #[track_caller]
-    pub fn all_reduce(
-        &self,
-        region: &Region,
-        dtype: DType,
-        range: Range<usize>,
-        after: Ready,
-    ) -> Result<Ready> {
-        self.check_reach(Operation::AllReduce, region)?;
-        region.check_summable(Operation::AllReduce, dtype)?;
-        let draft = Draft::range(Operation::AllReduce, region, dtype, &range, 0)?;
-        self.run_on([region], draft, after, |t, r, [held], after| t.all_reduce(r, held, range, after))
-    }
-
-    /// Sums over all ranks, as [`all_reduce`](Communicator::all_reduce) does, but each owner alone receives the sums of
-    /// its ranges. The rest of the region keeps this rank's values.
-    ///
-    /// # Errors
-    /// As every collective, and when the arguments do not fit the region.
-    #[track_caller]
-    pub fn reduce_scatter(
-        &self,
-        region: &Region,
-        dtype: DType,
-        owners: &Ownership,
-        after: Ready,
-    ) -> Result<Ready> {
-        self.check_reach(Operation::ReduceScatter, region)?;
-        region.check_summable(Operation::ReduceScatter, dtype)?;
-        let draft = self.draft_owners(Operation::ReduceScatter, region, dtype, owners)?;
-        self.run_on([region], draft, after, |t, r, [held], after| t.reduce_scatter(r, held, owners, after))
-    }
-
-    /// Brings each owner's ranges to all ranks. Over a replicated region nothing moves: the call orders the owners' writes
-    /// before the reads of all ranks.
-    ///
-    /// # Errors
-    /// As every collective, and when the arguments do not fit the region.
-    #[track_caller]
-    pub fn all_gather(
-        &self,
-        region: &Region,
-        dtype: DType,
-        owners: &Ownership,
-        after: Ready,
-    ) -> Result<Ready> {
-        self.check_reach(Operation::AllGather, region)?;
-        let draft = self.draft_owners(Operation::AllGather, region, dtype, owners)?;
-        self.run_on([region], draft, after, |t, r, [held], after| t.all_gather(r, held, owners, after))
-    }
-
-    /// Brings the elements of `range` on the rank `root` to all ranks.
-    ///
-    /// # Errors
-    /// As every collective, and when the arguments do not fit the region or there is no such rank.
-    #[track_caller]
-    pub fn broadcast(
-        &self,
-        region: &Region,
-        dtype: DType,
-        range: Range<usize>,
-        root: usize,
-        after: Ready,
-    ) -> Result<Ready> {
-        self.check_reach(Operation::Broadcast, region)?;
-        self.check_rank(Operation::Broadcast, root)?;
-        let draft = Draft::range(Operation::Broadcast, region, dtype, &range, root as u64 + 1)?;
-        self.run_on([region], draft, after, |t, r, [held], after| t.broadcast(r, held, range, root, after))
-    }
-
-    /// Divides the elements of `range` into one block for each rank, all of the same size. Block `j` of `from` goes to rank
-    /// `j`, where it becomes the block of `to` that has the sender's number: the blocks of a matrix of ranks, transposed.
-    ///
-    /// # Errors
-    /// As every collective, and when the elements do not fit the regions or are no multiple of the ranks, or when the regions
-    /// are one, replicated, or not both in memory of the same kind.
-    #[track_caller]
-    pub fn all_to_all(
-        &self,
-        from: &Region,
-        to: &Region,
-        dtype: DType,
-        range: Range<usize>,
-        after: Ready,
-    ) -> Result<Ready> {
-        self.check_reach(Operation::AllToAll, from)?;
-        self.check_reach(Operation::AllToAll, to)?;
-        let draft = Draft::range(Operation::AllToAll, from, dtype, &range, 0)?;
-        let other = Draft::range(Operation::AllToAll, to, dtype, &range, draft.detail)?;
-        let wrong = |expected: String, got: String| {
-            Err(Error::Argument { operation: Operation::AllToAll.name(), expected, got })
-        };
-        if from.is(to) || [from, to].iter().any(|region| region.sharing() == Sharing::Replicated) {
-            let expected = "two regions, each with a buffer for each rank".into();
-            return wrong(expected, format!("{from:?} and {to:?}"));
-        }
-        if from.gpu().is_some() != to.gpu().is_some() {
-            let expected = "two regions in memory of the host, or two of the GPU".into();
-            return wrong(expected, format!("{from:?} and {to:?}"));
-        }
-        if !range.len().is_multiple_of(self.world_size()) {
-            let expected = format!("an equal block for each of {} ranks", self.world_size());
-            return wrong(expected, format!("{} elements", range.len()));
-        }
-        let draft = Draft { detail: other.detail, ..draft };
-        self.run_on([from, to], draft, after, |t, r, [from, to], after| {
-            t.all_to_all(r, from, to, range, after)
-        })
-    }
-
-    /// The bytes of each rank, in the order of ranks; lengths may differ. For small values: they are copied.
-    ///
-    /// # Errors
-    /// As every collective.
-    #[track_caller]
-    pub fn all_gather_bytes(&self, bytes: &[u8]) -> Result<Vec<Vec<u8>>> {
-        self.run(Draft::small(Operation::AllGatherBytes, "", 0), |t, r| t.all_gather_bytes(r, bytes))
-    }
-
-    /// The bytes of the rank `root`; those given by the others are ignored.
-    ///
-    /// # Errors
-    /// As every collective, and when there is no such rank.
-    #[track_caller]
-    pub fn broadcast_bytes(&self, root: usize, bytes: &[u8]) -> Result<Vec<u8>> {
-        self.check_rank(Operation::BroadcastBytes, root)?;
-        let mine = if self.rank() == root { bytes } else { &[] };
-        let draft = Draft::small(Operation::BroadcastBytes, "", root as u64);
-        Ok(self.run(draft, |t, r| t.all_gather_bytes(r, mine))?.swap_remove(root))
-    }
-
-    /// Combines a few numbers elementwise over all ranks, in a fixed pairwise tree over ranks.
-    ///
-    /// # Errors
-    /// As every collective; the count must be the same on all ranks.
-    #[track_caller]
-    pub fn all_reduce_f64(&self, values: &mut [f64], how: Scalar) -> Result<()> {
-        let draft =
-            Draft { elements: 8 * values.len(), ..Draft::small(Operation::AllReduceScalars, "", how as u64) };
-        let all = self.run(draft, |t, r| t.all_gather_bytes(r, bytemuck::cast_slice(values)))?;
-        for (i, value) in values.iter_mut().enumerate() {
-            let of_rank = |rank: usize| bytemuck::pod_read_unaligned::<f64>(&all[rank][8 * i..8 * i + 8]);
-            *value = tree_fold(0..all.len(), &of_rank, &|a, b| how.combine(a, b));
-        }
-        Ok(())
-    }
-
-    /// Checks that all ranks hold the same value.
-    ///
-    /// # Errors
-    /// As every collective, and [`Error::Disagreement`] on all ranks when one holds another value.
-    #[track_caller]
-    pub fn agree(&self, what: &str, value: u64) -> Result<()> {
-        let draft = Draft::small(Operation::Agree, what, digest(what.as_bytes()));
-        let all = self.run(draft, |t, r| t.all_gather_bytes(r, &value.to_ne_bytes()))?;
-        let of_rank = |rank: usize| bytemuck::pod_read_unaligned::<u64>(&all[rank]);
-        match (1..all.len()).find(|&rank| of_rank(rank) != of_rank(0)) {
-            None => Ok(()),
-            Some(rank) => Err(Error::Disagreement {
-                what: what.to_owned(),
-                first: (0, of_rank(0)),
-                other: (rank, of_rank(rank)),
-            }),
-        }
-    }
-
     /// Splits the ranks into groups and returns the communicator of this rank's group, in which rank `i` is the `i`-th of the
     /// group's list. All ranks give the same groups.
     ///
@@ -481,32 +295,6 @@ impl Communicator {
         self.0.transport.finish();
     }
 
-    /// A collective on regions, which nobody else reads or writes until it is over.
-    #[track_caller]
-    fn run_on<const N: usize>(
-        &self,
-        regions: [&Region; N],
-        draft: Draft<'_>,
-        after: Ready,
-        call: impl FnOnce(&dyn Transport, &Request, [&Held; N], Ready) -> Result<Ready>,
-    ) -> Result<Ready> {
-        let operation = draft.operation;
-        let hold = || {
-            regions
-                .into_iter()
-                .map(|region| region.held_by(self.0.number, operation))
-                .collect::<Result<Vec<_>>>()
-        };
-        self.run_holding(draft, hold, |transport, request, held| {
-            let after = held.iter().fold(after, |after, held| held.ready(after));
-            let result = call(transport, request, std::array::from_fn(|i| &held[i]), after);
-            if result.is_err() {
-                held.into_iter().for_each(Held::lose);
-            }
-            result
-        })
-    }
-
     #[track_caller]
     fn run<T>(
         &self,
@@ -545,25 +333,6 @@ impl Communicator {
         result
     }
 
-    /// A region is for the ranks that have allocated it, and on a GPU for a communicator that reaches it.
-    fn check_reach(&self, operation: Operation, region: &Region) -> Result<()> {
-        if !region.is_for(&self.0.members) {
-            return Err(Error::Argument {
-                operation: operation.name(),
-                expected: "a region that the ranks of this group have allocated together".to_owned(),
-                got: format!("{:?}, which other ranks have allocated", region.name()),
-            });
-        }
-        if region.gpu().is_none() || self.reaches_gpus() {
-            return Ok(());
-        }
-        Err(Error::Argument {
-            operation: operation.name(),
-            expected: format!("a region that {} reaches", self.describe()),
-            got: format!("{:?}, in memory of a GPU", region.name()),
-        })
-    }
-
     fn check_rank(&self, operation: Operation, rank: usize) -> Result<()> {
         if rank < self.world_size() {
             return Ok(());
@@ -573,23 +342,5 @@ impl Communicator {
             expected: format!("a rank below {}", self.world_size()),
             got: rank.to_string(),
         })
-    }
-
-    fn draft_owners<'a>(
-        &self,
-        operation: Operation,
-        region: &'a Region,
-        dtype: DType,
-        owners: &Ownership,
-    ) -> Result<Draft<'a>> {
-        if owners.world_size() != self.world_size() {
-            return Err(Error::Argument {
-                operation: operation.name(),
-                expected: format!("ranges for each of {} ranks", self.world_size()),
-                got: format!("ranges for {}", owners.world_size()),
-            });
-        }
-        let draft = Draft::range(operation, region, dtype, &(0..owners.end()), owners.digest())?;
-        Ok(Draft { elements: owners.elements(), ..draft })
     }
 }

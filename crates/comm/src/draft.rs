@@ -47,4 +47,17 @@ impl<'a> Draft<'a> {
         let detail = mix(mix(digest(region.name().as_bytes()), detail), range.start as u64);
         Ok(Draft { operation, elements: range.len(), dtype: Some(dtype), subject: region.name(), detail })
     }
+
+    /// Of an all-to-all, in which no rank sends more than the first of these ranges or receives more than the second.
+    pub fn exchange(
+        from: &'a Region,
+        to: &'a Region,
+        dtype: DType,
+        [sent, received]: [&Range<usize>; 2],
+        detail: u64,
+    ) -> Result<Draft<'a>> {
+        let first = Draft::range(Operation::AllToAll, from, dtype, sent, detail)?;
+        let other = Draft::range(Operation::AllToAll, to, dtype, received, first.detail)?;
+        Ok(Draft { detail: other.detail, ..first })
+    }
 }

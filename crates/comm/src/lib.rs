@@ -2,7 +2,9 @@
 //!
 //! This crate knows bytes, ranks and time; it knows no parameter and no configuration.
 
+mod blocks;
 mod call;
+mod collective;
 mod communicator;
 mod cores;
 mod digest;
@@ -44,7 +46,9 @@ mod transport_kind;
 mod whole_file;
 pub mod wire;
 
+pub use blocks::Blocks;
 pub use call::{Call, Request};
+pub use collective::Collective;
 pub use communicator::{Communicator, Traffic, WeakCommunicator};
 pub use cores::{available_cores, bind, cores_for_rank, pin_current_thread, share};
 pub use error::{Error, Result};

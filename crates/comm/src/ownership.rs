@@ -1,6 +1,7 @@
 //! Who owns which elements of a region, as the collectives need it: checked once, the same on all ranks.
 
 use std::ops::Range;
+use std::sync::Arc;
 
 use crate::digest::mix;
 use crate::error::{Error, Result};
@@ -9,7 +10,7 @@ use crate::error::{Error, Result};
 /// that no rank owns.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Ownership {
-    ranges: Vec<Vec<Range<usize>>>,
+    ranges: Arc<[Vec<Range<usize>>]>,
     end: usize,
     owned: usize,
     digest: u64,
@@ -49,7 +50,7 @@ impl Ownership {
             .fold(ranges.len() as u64, |d, r| [r.0, r.1, r.2].into_iter().fold(d, |d, x| mix(d, x as u64)));
         let owned = all.iter().map(|r| r.1 - r.0).sum();
         let end = all.last().map_or(0, |r| r.1);
-        Ok(Ownership { ranges, end, owned, digest })
+        Ok(Ownership { ranges: ranges.into(), end, owned, digest })
     }
 
     /// `range` sharded evenly: one piece for each rank, cut at multiples of 16 elements (a cache line of f32).
@@ -61,15 +62,9 @@ impl Ownership {
             if rank == world_size { range.start + length } else { range.start + at / LINE * LINE }
         };
         let piece = |rank: usize| cut(rank)..cut(rank + 1);
-        let ranges: Vec<_> = (0..world_size).map(|rank| vec![piece(rank)]).collect();
+        let ranges = (0..world_size).map(|rank| vec![piece(rank)]).collect();
         let digest = [range.start, length, world_size].into_iter().fold(0, |d, x| mix(d, x as u64));
         Ownership { ranges, end: range.start + length, owned: length, digest }
-    }
-
-    /// `range` in one block for each rank, all of the same size; what does not fill a block for each is left out.
-    pub(crate) fn blocks(range: Range<usize>, world_size: usize) -> Vec<Range<usize>> {
-        let block = range.len() / world_size.max(1);
-        (0..world_size).map(|rank| range.start + rank * block..range.start + (rank + 1) * block).collect()
     }
 
     /// The ranges of a rank.

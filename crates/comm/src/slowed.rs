@@ -1,6 +1,5 @@
 //! A transport slowed on purpose: a link of a given latency and bandwidth, for tests and experiments without a network.
 
-use std::ops::Range;
 use std::str::FromStr;
 use std::sync::Arc;
 use std::time::Duration;
@@ -8,11 +7,10 @@ use std::time::Duration;
 use oarlock_tensor::DType;
 
 use crate::call::Request;
+use crate::collective::Collective;
 use crate::error::{Error, Result};
-use crate::held::Held;
 use crate::ledger::RankStatus;
 use crate::operation::Operation;
-use crate::ownership::Ownership;
 use crate::patience::Patience;
 use crate::ready::Ready;
 use crate::region::{Region, Sharing};
@@ -149,61 +147,9 @@ impl Transport for Slowed {
         self.inner.barrier(request)
     }
 
-    fn all_reduce(
-        &self,
-        request: &Request,
-        region: &Held,
-        range: Range<usize>,
-        after: Ready,
-    ) -> Result<Ready> {
+    fn run(&self, request: &Request, collective: &Collective, after: Ready) -> Result<Ready> {
         self.sleep(request);
-        self.inner.all_reduce(request, region, range, after)
-    }
-
-    fn reduce_scatter(
-        &self,
-        request: &Request,
-        region: &Held,
-        owners: &Ownership,
-        after: Ready,
-    ) -> Result<Ready> {
-        self.sleep(request);
-        self.inner.reduce_scatter(request, region, owners, after)
-    }
-
-    fn all_gather(
-        &self,
-        request: &Request,
-        region: &Held,
-        owners: &Ownership,
-        after: Ready,
-    ) -> Result<Ready> {
-        self.sleep(request);
-        self.inner.all_gather(request, region, owners, after)
-    }
-
-    fn broadcast(
-        &self,
-        request: &Request,
-        region: &Held,
-        range: Range<usize>,
-        root: usize,
-        after: Ready,
-    ) -> Result<Ready> {
-        self.sleep(request);
-        self.inner.broadcast(request, region, range, root, after)
-    }
-
-    fn all_to_all(
-        &self,
-        request: &Request,
-        from: &Held,
-        to: &Held,
-        range: Range<usize>,
-        after: Ready,
-    ) -> Result<Ready> {
-        self.sleep(request);
-        self.inner.all_to_all(request, from, to, range, after)
+        self.inner.run(request, collective, after)
     }
 
     fn all_gather_bytes(&self, request: &Request, bytes: &[u8]) -> Result<Vec<Vec<u8>>> {

@@ -1,13 +1,11 @@
 //! A world of one rank: the same collectives, with nothing to move.
 
-use std::ops::Range;
 use std::sync::{Arc, Mutex, PoisonError};
 
 use crate::call::Request;
+use crate::collective::Collective;
 use crate::error::Result;
-use crate::held::Held;
 use crate::ledger::{RankState, RankStatus};
-use crate::ownership::Ownership;
 use crate::patience::Patience;
 use crate::ready::Ready;
 use crate::region::{PrivateBuffer, Region, Sharing, copy};
@@ -49,34 +47,13 @@ impl Transport for Solo {
         Ok(())
     }
 
-    fn all_reduce(&self, _: &Request, _: &Held, _: Range<usize>, after: Ready) -> Result<Ready> {
-        Ok(after)
-    }
-
-    fn reduce_scatter(&self, _: &Request, _: &Held, _: &Ownership, after: Ready) -> Result<Ready> {
-        Ok(after)
-    }
-
-    fn all_gather(&self, _: &Request, _: &Held, _: &Ownership, after: Ready) -> Result<Ready> {
-        Ok(after)
-    }
-
-    fn broadcast(&self, _: &Request, _: &Held, _: Range<usize>, _: usize, after: Ready) -> Result<Ready> {
-        Ok(after)
-    }
-
-    fn all_to_all(
-        &self,
-        request: &Request,
-        from: &Held,
-        to: &Held,
-        range: Range<usize>,
-        after: Ready,
-    ) -> Result<Ready> {
+    fn run(&self, request: &Request, collective: &Collective, after: Ready) -> Result<Ready> {
+        let Collective::AllToAll { from, to, blocks } = collective else { return Ok(after) };
         after.wait()?;
         let size = request.dtype.map_or(1, |dtype| dtype.size());
-        // SAFETY: the communicator checked that both regions hold the range and are two; they are held.
-        unsafe { copy(from.as_ptr(), to.as_ptr(), [range.start, range.start], range.len(), size) };
+        let (sent, received) = (blocks.sent(0, 0), blocks.received(0, 0));
+        // SAFETY: the communicator checked that the regions hold the blocks and are two; they are held.
+        unsafe { copy(from.as_ptr(), to.as_ptr(), [sent.start, received.start], sent.len(), size) };
         Ok(Ready::now())
     }
 

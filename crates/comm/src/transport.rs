@@ -1,21 +1,18 @@
 //! The trait of what carries the bytes, behind a [`Communicator`](crate::Communicator).
 
-use std::ops::Range;
 use std::sync::Arc;
 
 use crate::call::Request;
+use crate::collective::Collective;
 use crate::error::{Error, Result};
-use crate::held::Held;
 use crate::ledger::RankStatus;
-use crate::ownership::Ownership;
 use crate::patience::Patience;
 use crate::ready::Ready;
 use crate::region::{Region, Sharing};
 
 /// An engine that carries bytes between ranks: shared memory, MPI, Gloo, or a world of one.
 ///
-/// The communicator in front of it has checked the arguments (ranges inside regions, one list of ranges a rank, dtypes
-/// that can be added) and makes one call at a time. A transport compares the requests of all ranks and fails on every
+/// The communicator in front of it has checked the arguments and makes one call at a time. A transport compares the requests of all ranks and fails on every
 /// rank when they differ. It begins after `after` is over. The caller may touch the regions again once it has waited for the
 /// `Ready` that is returned. Transports of host memory work on the calling thread and return [`Ready::now`]; a progress
 /// thread in front of them, and NCCL with a stream of its own, return a pending one.
@@ -67,59 +64,11 @@ pub trait Transport: Send + Sync {
     /// # Errors
     /// See [`allocate`](Transport::allocate).
     fn barrier(&self, request: &Request) -> Result<()>;
-    /// Sums `range` over ranks in the fixed tree; all ranks hold the sum.
+    /// Runs a collective on regions.
     ///
     /// # Errors
     /// See [`allocate`](Transport::allocate).
-    fn all_reduce(
-        &self,
-        request: &Request,
-        region: &Held,
-        range: Range<usize>,
-        after: Ready,
-    ) -> Result<Ready>;
-    /// Sums over ranks in the fixed tree; each owner holds the sums of its ranges.
-    ///
-    /// # Errors
-    /// See [`allocate`](Transport::allocate).
-    fn reduce_scatter(
-        &self,
-        request: &Request,
-        region: &Held,
-        owners: &Ownership,
-        after: Ready,
-    ) -> Result<Ready>;
-    /// Brings each owner's ranges to all ranks.
-    ///
-    /// # Errors
-    /// See [`allocate`](Transport::allocate).
-    fn all_gather(&self, request: &Request, region: &Held, owners: &Ownership, after: Ready)
-    -> Result<Ready>;
-    /// Brings `range` of the rank `root` to all ranks.
-    ///
-    /// # Errors
-    /// See [`allocate`](Transport::allocate).
-    fn broadcast(
-        &self,
-        request: &Request,
-        region: &Held,
-        range: Range<usize>,
-        root: usize,
-        after: Ready,
-    ) -> Result<Ready>;
-    /// Divides `range` into one block for each rank. Block `j` of `from` becomes, on rank `j`, the block of this rank's number
-    /// of `to`. The regions are two different ones, each with a buffer for each rank, and the blocks are equal.
-    ///
-    /// # Errors
-    /// See [`allocate`](Transport::allocate).
-    fn all_to_all(
-        &self,
-        request: &Request,
-        from: &Held,
-        to: &Held,
-        range: Range<usize>,
-        after: Ready,
-    ) -> Result<Ready>;
+    fn run(&self, request: &Request, collective: &Collective, after: Ready) -> Result<Ready>;
     /// The bytes of each rank, in the order of ranks. Lengths may differ.
     ///
     /// # Errors

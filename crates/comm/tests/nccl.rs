@@ -177,6 +177,25 @@ impl Rank {
                 false => own(i),
             });
         }
+        // Rank i sends 100 i + 3 elements to rank 0, and from the second on nothing to the others.
+        let count =
+            |from: usize, to: usize| if to == 0 { 100 * from + 3 } else { 5 * usize::from(from == 0) };
+        self.between_launches(&received, |_| Ready::now());
+        let counts: Vec<usize> = (0..n).map(|to| count(comm.rank(), to)).collect();
+        self.between_launches(&region, |after| {
+            let (ready, came) = comm.all_to_all_v(&region, &received, DType::F32, &counts, after).unwrap();
+            assert_eq!(came, (0..n).map(|from| count(from, comm.rank())).collect::<Vec<_>>());
+            ready
+        });
+        let mut got = vec![0.0; N];
+        transfer::load(&received.flat(), 0, DType::F32, &mut got).unwrap();
+        let came: Vec<f32> = (0..n)
+            .flat_map(|from| {
+                let begin: usize = (0..comm.rank()).map(|to| count(from, to)).sum();
+                (begin..begin + count(from, comm.rank())).map(move |i| Rank::value(from, i))
+            })
+            .collect();
+        check("all_to_all_v", got, &|i| came.get(i).copied().unwrap_or_else(|| own(i)));
         // A result that nobody waits for still comes before later launches.
         let got = self.between_launches(&region, |after| {
             drop(comm.all_reduce(&region, DType::F32, 0..N, after).unwrap());

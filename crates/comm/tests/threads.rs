@@ -153,6 +153,77 @@ fn all_to_all_transposes_the_blocks_of_the_ranks() {
     }
 }
 
+/// Some ranks send nothing to some, and rank 1 sends nothing to anybody.
+fn count(from: usize, to: usize) -> usize {
+    if from == 1 { 0 } else { (from * 7 + to * 3) % 5 * 101 }
+}
+
+/// Invariant 6.
+#[test]
+fn uneven_blocks_arrive_behind_each_other_in_the_order_of_their_senders() {
+    for n in worlds() {
+        let all = ranks(n, move |comm| {
+            let counts: Vec<usize> = (0..n).map(|to| count(comm.rank(), to)).collect();
+            let from = comm.allocate("sent", 4 * 404 * n, Sharing::PerRank).unwrap();
+            let to = comm.allocate("received", 4 * 404 * n, Sharing::PerRank).unwrap();
+            let mine: Vec<f32> = (0..404 * n).map(|i| value(comm.rank(), i)).collect();
+            from.write(0, &mine).unwrap();
+            to.write(0, &vec![-1f32; mine.len()]).unwrap();
+            let (ready, came) = comm.all_to_all_v(&from, &to, DType::F32, &counts, Ready::now()).unwrap();
+            ready.wait().unwrap();
+            from.write(0, &vec![-2f32; mine.len()]).unwrap();
+            let mut out = mine;
+            to.read(0, &mut out).unwrap();
+            comm.finish();
+            (came, out)
+        });
+        for (rank, (came, out)) in all.iter().enumerate() {
+            assert_eq!(
+                *came,
+                (0..n).map(|peer| count(peer, rank)).collect::<Vec<_>>(),
+                "{n} ranks, rank {rank}"
+            );
+            let of_peer = |peer: usize| {
+                let begin: usize = (0..rank).map(|before| count(peer, before)).sum();
+                (begin..begin + count(peer, rank)).map(move |i| value(peer, i))
+            };
+            let mut expected: Vec<f32> = (0..n).flat_map(of_peer).collect();
+            expected.resize(404 * n, -1.0);
+            assert_eq!(bytemuck::cast_slice::<_, u32>(out), bytemuck::cast_slice::<_, u32>(&expected));
+        }
+    }
+}
+
+/// What one rank may not receive no rank sends.
+#[test]
+fn uneven_blocks_that_do_not_fit_are_refused_by_all_ranks() {
+    let errors = ranks(3, |comm| {
+        let from = comm.allocate("sent", 4 * 30, Sharing::PerRank).unwrap();
+        let to = comm.allocate("received", 4 * 20, Sharing::PerRank).unwrap();
+        let all_to = |counts: &[usize]| comm.all_to_all_v(&from, &to, DType::F32, counts, Ready::now());
+        // 21 elements for rank 2.
+        let too_many = all_to(&[0, 0, 7]).err().unwrap();
+        // Only one rank sends too many.
+        let beyond = all_to(&[[10, 10, 11], [0; 3], [0; 3]][comm.rank()]).err().unwrap();
+        let uncounted = all_to(&[[usize::MAX, 1, 0], [0; 3], [0; 3]][comm.rank()]).err().unwrap();
+        let two = all_to(&[1, 2]).err().unwrap();
+        let (ready, came) = all_to(&[6, 6, 6]).unwrap();
+        ready.wait().unwrap();
+        assert_eq!(came, [6; 3]);
+        comm.finish();
+        [too_many, beyond, uncounted, two].map(|error| error.to_string())
+    });
+    for [too_many, beyond, uncounted, two] in errors {
+        assert!(
+            too_many.contains("the 80 bytes of region \"received\"") && too_many.contains("0..21"),
+            "{too_many}"
+        );
+        assert!(beyond.contains("the 120 bytes of region \"sent\"") && beyond.contains("0..31"), "{beyond}");
+        assert!(uncounted.contains("a count of elements for each of 3 ranks"), "{uncounted}");
+        assert!(two.contains("2 counts"), "{two}");
+    }
+}
+
 #[test]
 fn sixteen_bit_regions_are_gathered_broadcast_and_summed() {
     let all = ranks(3, |comm| {

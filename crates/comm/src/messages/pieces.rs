@@ -16,10 +16,12 @@ pub(super) fn pieces(length: usize, piece: usize) -> impl Iterator<Item = (usize
 
 /// The elements that a rank owns, in pieces of at most `piece` elements.
 pub(super) fn parts(owners: &Ownership, rank: usize, piece: usize) -> impl Iterator<Item = Range<usize>> {
-    owners.of(rank).iter().flat_map(move |range| {
-        let start = range.start;
-        pieces(range.len(), piece).map(move |(at, n)| start + at..start + at + n)
-    })
+    owners.of(rank).iter().flat_map(move |range| pieces_of(range.clone(), piece))
+}
+
+/// A range in pieces of at most `piece` elements.
+pub(super) fn pieces_of(range: Range<usize>, piece: usize) -> impl Iterator<Item = Range<usize>> {
+    pieces(range.len(), piece).map(move |(at, n)| range.start + at..range.start + at + n)
 }
 
 /// The bytes of elements in this rank's buffer.

@@ -11,10 +11,12 @@ use super::exchange::Exchange;
 use super::headers::INLINE;
 use super::member::{CHANNELS, Group};
 use super::notice::{FINISHED, Notice};
-use super::pieces::{PIECE, parts, pieces, span};
+use super::pieces::{PIECE, parts, pieces_of, span};
 use super::shared_buffer::{Offer, SharedBuffer};
 use super::world::World;
+use crate::blocks::Blocks;
 use crate::call::Request;
+use crate::collective::Collective;
 use crate::error::{Error, Result};
 use crate::held::Held;
 use crate::ledger::RankStatus;
@@ -69,8 +71,8 @@ impl Messages {
     }
 
     /// The sums of few bytes, which headers bring: one message of each rank to each other.
-    fn sum_inline(&self, request: &Request, region: &Held, range: Range<usize>, dtype: DType) -> Result<()> {
-        let mine = span(region, &range, dtype.size());
+    fn sum_inline(&self, request: &Request, region: &Held, range: &Range<usize>, dtype: DType) -> Result<()> {
+        let mine = span(region, range, dtype.size());
         // SAFETY: the communicator checked the range; the region is held, so that nobody else touches it now.
         let bytes = unsafe { std::slice::from_raw_parts(mine.at.cast_const(), mine.bytes) };
         let (_, all) = self.group.exchange_headers(request, bytes)?;
@@ -131,124 +133,22 @@ impl Transport for Messages {
         self.group.exchange_headers(request, &[]).map(drop)
     }
 
-    fn all_reduce(
-        &self,
-        request: &Request,
-        region: &Held,
-        range: Range<usize>,
-        after: Ready,
-    ) -> Result<Ready> {
-        let dtype = request.dtype.unwrap_or(DType::F32);
-        let bytes = range.len() * dtype.size();
-        if bytes <= INLINE && bytes * self.world_size() <= FEW {
-            after.wait().map_err(|error| self.group.member.fail_locally(error))?;
-            self.sum_inline(request, region, range, dtype)?;
-            return Ok(Ready::now());
-        }
-        let stamp = self.enter(request, after)?;
-        let owners = Ownership::even(range, self.world_size());
-        self.group.sum(&stamp, region, dtype, &owners, true)?;
-        Ok(Ready::now())
-    }
-
-    fn reduce_scatter(
-        &self,
-        request: &Request,
-        region: &Held,
-        owners: &Ownership,
-        after: Ready,
-    ) -> Result<Ready> {
-        let stamp = self.enter(request, after)?;
-        self.group.sum(&stamp, region, request.dtype.unwrap_or(DType::F32), owners, false)?;
-        Ok(Ready::now())
-    }
-
-    fn all_gather(
-        &self,
-        request: &Request,
-        region: &Held,
-        owners: &Ownership,
-        after: Ready,
-    ) -> Result<Ready> {
-        let stamp = self.enter(request, after)?;
-        self.group.gather(&stamp, region, element(request), owners, None)?;
-        Ok(Ready::now())
-    }
-
-    fn broadcast(
-        &self,
-        request: &Request,
-        region: &Held,
-        range: Range<usize>,
-        root: usize,
-        after: Ready,
-    ) -> Result<Ready> {
-        let stamp = self.enter(request, after)?;
-        let (size, me) = (element(request), self.rank());
-        // Each rank gets a part from the root and sends it on: no rank sends more than twice what it receives.
-        let owners = Ownership::even(range, self.world_size());
-        let mut exchange = Exchange::new(&self.group, &stamp);
-        exchange.keep(region);
-        if me == root {
-            for peer in exchange.peers() {
-                for part in parts(&owners, peer, PIECE / size) {
-                    // SAFETY: the communicator checked the range, which nobody writes on the root.
-                    unsafe { exchange.send(peer, span(region, &part, size)) };
-                }
+    fn run(&self, request: &Request, collective: &Collective, after: Ready) -> Result<Ready> {
+        match collective {
+            Collective::AllReduce { region, range } => self.all_reduce(request, region, range, after),
+            Collective::ReduceScatter { region, owners } => {
+                let stamp = self.enter(request, after)?;
+                self.group.sum(&stamp, region, request.dtype.unwrap_or(DType::F32), owners, false)
             }
-        } else {
-            for part in parts(&owners, me, PIECE / size) {
-                // SAFETY: as above; nothing else touches it before it is received.
-                unsafe { exchange.receive(root, span(region, &part, size)) };
+            Collective::AllGather { region, owners } => {
+                let stamp = self.enter(request, after)?;
+                self.group.gather(&stamp, region, element(request), owners, None)
             }
-        }
-        exchange.finish()?;
-        drop(exchange);
-        self.group.gather(&stamp, region, size, &owners, Some(root))?;
-        Ok(Ready::now())
-    }
-
-    fn all_to_all(
-        &self,
-        request: &Request,
-        from: &Held,
-        to: &Held,
-        range: Range<usize>,
-        after: Ready,
-    ) -> Result<Ready> {
-        let stamp = self.enter(request, after)?;
-        let (size, me) = (element(request), self.rank());
-        let blocks = Ownership::blocks(range, self.world_size());
-        // SAFETY: the communicator checked that both regions hold the range and are two; they are held.
-        unsafe { copy(from.as_ptr(), to.as_ptr(), [blocks[me].start; 2], blocks[me].len(), size) };
-        let mut exchange = Exchange::new(&self.group, &stamp);
-        [from, to].into_iter().for_each(|region| exchange.keep(region));
-        let layout = self.group.layout_of(&[from, to]);
-        let place =
-            |rank: &usize| layout.row.iter().position(|row| row == rank).filter(|_| !layout.is_flat());
-        for peer in exchange.peers().filter(|peer| place(peer).is_none()) {
-            let block = &blocks[peer];
-            for (at, n) in pieces(block.len(), PIECE / size) {
-                let part = block.start + at..block.start + at + n;
-                // SAFETY: as above; nobody writes `from`, and this block of `to` is that peer's alone.
-                unsafe {
-                    exchange.send(peer, span(from, &part, size));
-                    exchange.receive(peer, span(to, &part, size));
-                }
+            Collective::Broadcast { region, range, root } => {
+                self.broadcast(request, region, range, *root, after)
             }
-        }
-        if !layout.is_flat() {
-            for (buffer, &peer) in from.buffers().zip(&layout.row).filter(|(_, peer)| **peer != me) {
-                // SAFETY: as above: that rank has entered, and writes nothing before its row has settled.
-                unsafe {
-                    copy(buffer, to.as_ptr(), [blocks[me].start, blocks[peer].start], blocks[me].len(), size);
-                }
-                // Messages move meanwhile.
-                exchange.wait_until(|_| true)?;
-            }
-        }
-        exchange.finish()?;
-        exchange.settle(&layout)?;
+            Collective::AllToAll { from, to, blocks } => self.all_to_all(request, [from, to], blocks, after),
+        }?;
         Ok(Ready::now())
     }
 
@@ -296,5 +196,92 @@ impl Transport for Messages {
 
     fn finish(&self) {
         self.group.member.world.leave(FINISHED);
+    }
+}
+
+impl Messages {
+    fn all_reduce(&self, request: &Request, region: &Held, range: &Range<usize>, after: Ready) -> Result<()> {
+        let dtype = request.dtype.unwrap_or(DType::F32);
+        let bytes = range.len() * dtype.size();
+        if bytes <= INLINE && bytes * self.world_size() <= FEW {
+            after.wait().map_err(|error| self.group.member.fail_locally(error))?;
+            return self.sum_inline(request, region, range, dtype);
+        }
+        let stamp = self.enter(request, after)?;
+        let owners = Ownership::even(range.clone(), self.world_size());
+        self.group.sum(&stamp, region, dtype, &owners, true)
+    }
+
+    fn broadcast(
+        &self,
+        request: &Request,
+        region: &Held,
+        range: &Range<usize>,
+        root: usize,
+        after: Ready,
+    ) -> Result<()> {
+        let stamp = self.enter(request, after)?;
+        let (size, me) = (element(request), self.rank());
+        // Each rank gets a part from the root and sends it on: no rank sends more than twice what it receives.
+        let owners = Ownership::even(range.clone(), self.world_size());
+        let mut exchange = Exchange::new(&self.group, &stamp);
+        exchange.keep(region);
+        if me == root {
+            for peer in exchange.peers() {
+                for part in parts(&owners, peer, PIECE / size) {
+                    // SAFETY: the communicator checked the range, which nobody writes on the root.
+                    unsafe { exchange.send(peer, span(region, &part, size)) };
+                }
+            }
+        } else {
+            for part in parts(&owners, me, PIECE / size) {
+                // SAFETY: as above; nothing else touches it before it is received.
+                unsafe { exchange.receive(root, span(region, &part, size)) };
+            }
+        }
+        exchange.finish()?;
+        drop(exchange);
+        self.group.gather(&stamp, region, size, &owners, Some(root))
+    }
+
+    fn all_to_all(
+        &self,
+        request: &Request,
+        [from, to]: [&Held; 2],
+        blocks: &Blocks,
+        after: Ready,
+    ) -> Result<()> {
+        let stamp = self.enter(request, after)?;
+        let (size, me) = (element(request), self.rank());
+        let (own, place_of_own) = (blocks.sent(me, me), blocks.received(me, me).start);
+        // SAFETY: the communicator checked that the regions hold the blocks and are two; they are held.
+        unsafe { copy(from.as_ptr(), to.as_ptr(), [own.start, place_of_own], own.len(), size) };
+        let mut exchange = Exchange::new(&self.group, &stamp);
+        [from, to].into_iter().for_each(|region| exchange.keep(region));
+        let layout = self.group.layout_of(&[from, to]);
+        let place =
+            |rank: &usize| layout.row.iter().position(|row| row == rank).filter(|_| !layout.is_flat());
+        for peer in exchange.peers().filter(|peer| place(peer).is_none()) {
+            // SAFETY: as above; nobody writes `from`, and this block of `to` is that peer's alone.
+            unsafe {
+                for part in pieces_of(blocks.sent(me, peer), PIECE / size) {
+                    exchange.send(peer, span(from, &part, size));
+                }
+                for part in pieces_of(blocks.received(me, peer), PIECE / size) {
+                    exchange.receive(peer, span(to, &part, size));
+                }
+            }
+        }
+        if !layout.is_flat() {
+            for (buffer, &peer) in from.buffers().zip(&layout.row).filter(|(_, peer)| **peer != me) {
+                let (sent, received) = (blocks.sent(peer, me), blocks.received(me, peer));
+                // SAFETY: as above: that rank has entered, and writes nothing before its row has settled.
+                unsafe { copy(buffer, to.as_ptr(), [sent.start, received.start], sent.len(), size) };
+                // Messages move meanwhile.
+                exchange.wait_until(|_| true)?;
+            }
+        }
+        exchange.finish()?;
+        exchange.settle(&layout)
     }
 }

@@ -10,7 +10,7 @@ use crate::error::Result;
 use crate::ready::Pending;
 
 /// A collective in the stream of NCCL. Launches come after it, also when nobody has waited.
-pub(super) struct Collective {
+pub(super) struct InStream {
     pub side: Arc<SideStream>,
     pub event: Arc<Event>,
     pub watch: Arc<Watch>,
@@ -19,7 +19,7 @@ pub(super) struct Collective {
     pub is_ordered: bool,
 }
 
-impl Collective {
+impl InStream {
     fn order(&mut self) -> Result<()> {
         if !std::mem::replace(&mut self.is_ordered, true) {
             self.side.precede(&self.event).map_err(|error| self.watch.fail(&error.to_string()))?;
@@ -28,7 +28,7 @@ impl Collective {
     }
 }
 
-impl Pending for Collective {
+impl Pending for InStream {
     fn wait(mut self: Box<Self>) -> Result<()> {
         self.order()?;
         self.watch.wait(&self.event)
@@ -39,7 +39,7 @@ impl Pending for Collective {
     }
 }
 
-impl Drop for Collective {
+impl Drop for InStream {
     fn drop(&mut self) {
         // Nobody is there to hear of a failure, and the watch has told the others.
         drop(self.order());

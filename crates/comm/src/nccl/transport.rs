@@ -9,12 +9,12 @@ use oarlock_cuda::nccl::{Comm, Group, Nccl, Patience as NcclPatience, Reduction}
 use oarlock_tensor::{DType, Device, FlatBuffer, PendingLaunches, SideStream};
 
 use super::connect::connect;
-use super::pending::Collective;
+use super::pending::InStream;
 use super::watch::Watch;
 use crate::call::Request;
+use crate::collective::Collective;
 use crate::communicator::Communicator;
 use crate::error::{Error, Result};
-use crate::held::Held;
 use crate::ledger::RankStatus;
 use crate::ownership::Ownership;
 use crate::patience::Patience;
@@ -69,12 +69,12 @@ impl NcclTransport {
 
     /// A collective of NCCL on elements of regions: when all ranks have come to it, it is put into the stream behind what
     /// `after` says.
-    fn start<const N: usize>(
+    fn start(
         &self,
         request: &Request,
-        flats: [&FlatBuffer; N],
+        flats: &[&FlatBuffer],
         after: Ready,
-        build: impl for<'a> FnOnce(&mut Group<'a>, &[Elements<'a>; N]) -> oarlock_cuda::Result<()>,
+        build: impl for<'a> FnOnce(&mut Group<'a>, &[Elements<'a>]) -> oarlock_cuda::Result<()>,
     ) -> Result<Ready> {
         self.watch.check()?;
         // Compares the calls, and waits for all ranks with the failures that have names.
@@ -86,27 +86,27 @@ impl NcclTransport {
                 }
             }
             // What is in this stream already has its place, and launches that come after it are not needed here.
-            Err(other) => match other.into_pending::<Collective>() {
+            Err(other) => match other.into_pending::<InStream>() {
                 Ok(_) => {}
                 Err(other) => other.wait().map_err(|error| self.failed(error))?,
             },
         }
         let Some(comm) = &self.comm else { return Err(self.failed("the group has ended")) };
         let (element, size) = element(request.dtype);
-        let mut slices = Vec::with_capacity(N);
+        let mut elements = Vec::with_capacity(flats.len());
         for flat in flats {
-            slices.push(self.side.slice(flat, 0..flat.len_bytes()).map_err(|error| self.failed(error))?);
+            let all = self.side.slice(flat, 0..flat.len_bytes()).map_err(|error| self.failed(error))?;
+            elements.push(Elements { all, element, size });
         }
-        let elements: [Elements; N] = std::array::from_fn(|i| Elements { all: slices[i], element, size });
         let put = comm.group(self.side.stream(), |group| build(group, &elements));
         put.map_err(|error| self.failed(error))?;
         let event = Arc::new(self.side.stream().mark().map_err(|error| self.failed(error))?);
         let of =
             if request.subject.is_empty() { String::new() } else { format!(" on {:?}", request.subject) };
         self.watch.add(&event, format!("{}{of} (call {})", request.operation.name(), request.sequence));
-        let (side, watch, memory) =
-            (self.side.clone(), self.watch.clone(), flats.map(FlatBuffer::clone).into());
-        Ok(Ready::after(Collective { side, event, watch, memory, is_ordered: false }))
+        let memory = flats.iter().copied().cloned().collect();
+        let (side, watch) = (self.side.clone(), self.watch.clone());
+        Ok(Ready::after(InStream { side, event, watch, memory, is_ordered: false }))
     }
 }
 
@@ -149,6 +149,47 @@ fn in_equal_parts(owners: &Ownership) -> Option<(Range<usize>, usize)> {
     };
     let n_ranks = owners.world_size();
     (0..n_ranks).all(fits).then_some((first.start..first.start + n_ranks * n, n))
+}
+
+/// Sums over ranks; each owner gets the sums of its ranges.
+fn reduce_scatter<'a>(
+    group: &mut Group<'a>,
+    elements: &Elements<'a>,
+    owners: &Ownership,
+    rank: usize,
+) -> oarlock_cuda::Result<()> {
+    if let Some((all, n)) = in_equal_parts(owners) {
+        let own = all.start + rank * n..all.start + (rank + 1) * n;
+        let (all, own) = (elements.part(&all)?, elements.part(&own)?);
+        return group.reduce_scatter(all, own, elements.element, Reduction::Sum);
+    }
+    for root in 0..owners.world_size() {
+        for range in owners.of(root) {
+            let part = elements.part(range)?;
+            group.reduce(part, part, elements.element, Reduction::Sum, root)?;
+        }
+    }
+    Ok(())
+}
+
+/// Brings each owner's ranges to all ranks.
+fn all_gather<'a>(
+    group: &mut Group<'a>,
+    elements: &Elements<'a>,
+    owners: &Ownership,
+    rank: usize,
+) -> oarlock_cuda::Result<()> {
+    if let Some((all, n)) = in_equal_parts(owners) {
+        let own = all.start + rank * n..all.start + (rank + 1) * n;
+        let (all, own) = (elements.part(&all)?, elements.part(&own)?);
+        return group.all_gather(own, all, elements.element);
+    }
+    for root in 0..owners.world_size() {
+        for range in owners.of(root) {
+            group.broadcast(elements.part(range)?, elements.element, root)?;
+        }
+    }
+    Ok(())
 }
 
 impl Transport for NcclTransport {
@@ -197,106 +238,34 @@ impl Transport for NcclTransport {
         self.host().barrier(request)
     }
 
-    fn all_reduce(
-        &self,
-        request: &Request,
-        region: &Held,
-        range: Range<usize>,
-        after: Ready,
-    ) -> Result<Ready> {
-        let Some(flat) = region.gpu() else { return self.host().all_reduce(request, region, range, after) };
-        self.start(request, [flat], after, |group, [elements]| {
-            let part = elements.part(&range)?;
-            group.all_reduce(part, part, elements.element, Reduction::Sum)
-        })
-    }
-
-    fn reduce_scatter(
-        &self,
-        request: &Request,
-        region: &Held,
-        owners: &Ownership,
-        after: Ready,
-    ) -> Result<Ready> {
-        let Some(flat) = region.gpu() else {
-            return self.host().reduce_scatter(request, region, owners, after);
+    fn run(&self, request: &Request, collective: &Collective, after: Ready) -> Result<Ready> {
+        // The communicator has checked that all are in memory of the same kind.
+        let Some(flats) = collective.regions().map(|region| region.gpu()).collect::<Option<Vec<_>>>() else {
+            return self.host().run(request, collective, after);
         };
         let (rank, n_ranks) = (self.rank(), self.world_size());
-        self.start(request, [flat], after, |group, [elements]| {
-            if let Some((all, n)) = in_equal_parts(owners) {
-                let own = all.start + rank * n..all.start + (rank + 1) * n;
-                let (all, own) = (elements.part(&all)?, elements.part(&own)?);
-                return group.reduce_scatter(all, own, elements.element, Reduction::Sum);
+        self.start(request, &flats, after, |group, elements| match collective {
+            Collective::AllReduce { range, .. } => {
+                let part = elements[0].part(range)?;
+                group.all_reduce(part, part, elements[0].element, Reduction::Sum)
             }
-            for root in 0..n_ranks {
-                for range in owners.of(root) {
-                    let part = elements.part(range)?;
-                    group.reduce(part, part, elements.element, Reduction::Sum, root)?;
+            Collective::ReduceScatter { owners, .. } => reduce_scatter(group, &elements[0], owners, rank),
+            Collective::AllGather { owners, .. } => all_gather(group, &elements[0], owners, rank),
+            Collective::Broadcast { range, root, .. } => {
+                group.broadcast(elements[0].part(range)?, elements[0].element, *root)
+            }
+            Collective::AllToAll { blocks, .. } => {
+                for peer in 0..n_ranks {
+                    let (sent, received) = (blocks.sent(rank, peer), blocks.received(rank, peer));
+                    if !sent.is_empty() {
+                        group.send(elements[0].part(&sent)?, elements[0].element, peer)?;
+                    }
+                    if !received.is_empty() {
+                        group.recv(elements[1].part(&received)?, elements[1].element, peer)?;
+                    }
                 }
+                Ok(())
             }
-            Ok(())
-        })
-    }
-
-    fn all_gather(
-        &self,
-        request: &Request,
-        region: &Held,
-        owners: &Ownership,
-        after: Ready,
-    ) -> Result<Ready> {
-        let Some(flat) = region.gpu() else { return self.host().all_gather(request, region, owners, after) };
-        let (rank, n_ranks) = (self.rank(), self.world_size());
-        self.start(request, [flat], after, |group, [elements]| {
-            if let Some((all, n)) = in_equal_parts(owners) {
-                let own = all.start + rank * n..all.start + (rank + 1) * n;
-                let (all, own) = (elements.part(&all)?, elements.part(&own)?);
-                return group.all_gather(own, all, elements.element);
-            }
-            for root in 0..n_ranks {
-                for range in owners.of(root) {
-                    group.broadcast(elements.part(range)?, elements.element, root)?;
-                }
-            }
-            Ok(())
-        })
-    }
-
-    fn broadcast(
-        &self,
-        request: &Request,
-        region: &Held,
-        range: Range<usize>,
-        root: usize,
-        after: Ready,
-    ) -> Result<Ready> {
-        let Some(flat) = region.gpu() else {
-            return self.host().broadcast(request, region, range, root, after);
-        };
-        self.start(request, [flat], after, |group, [elements]| {
-            group.broadcast(elements.part(&range)?, elements.element, root)
-        })
-    }
-
-    fn all_to_all(
-        &self,
-        request: &Request,
-        from: &Held,
-        to: &Held,
-        range: Range<usize>,
-        after: Ready,
-    ) -> Result<Ready> {
-        // The communicator has checked that both are in memory of the same kind.
-        let (Some(from), Some(to)) = (from.gpu(), to.gpu()) else {
-            return self.host().all_to_all(request, from, to, range, after);
-        };
-        let blocks = Ownership::blocks(range, self.world_size());
-        self.start(request, [from, to], after, |group, [from, to]| {
-            for (peer, block) in blocks.iter().enumerate() {
-                group.send(from.part(block)?, from.element, peer)?;
-                group.recv(to.part(block)?, to.element, peer)?;
-            }
-            Ok(())
         })
     }
 

@@ -1,7 +1,6 @@
 //! The transport in front of another: collectives on regions go to the thread, all others wait until it has none.
 
 use std::any::Any;
-use std::ops::Range;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::Arc;
 use std::time::Instant;
@@ -9,11 +8,10 @@ use std::time::Instant;
 use super::pending::{Background, Outcome};
 use super::worker::Worker;
 use crate::call::{OwnedRequest, Request};
+use crate::collective::Collective;
 use crate::error::{Error, Result};
-use crate::held::Held;
 use crate::ledger::RankStatus;
 use crate::observer::Observer;
-use crate::ownership::Ownership;
 use crate::patience::Patience;
 use crate::ready::{Pending, Ready};
 use crate::region::{Region, Sharing};
@@ -42,13 +40,7 @@ impl Progress {
     }
 
     /// Hands a collective to the thread (invariants 1 to 4).
-    fn start(
-        &self,
-        request: &Request,
-        held: Vec<Held>,
-        after: Ready,
-        run: impl FnOnce(&dyn Transport, &Request, Ready) -> Result<Ready> + Send + 'static,
-    ) -> Result<Ready> {
+    fn start(&self, request: &Request, collective: Collective, after: Ready) -> Result<Ready> {
         let request = OwnedRequest::of(request);
         let (inner, observer, outcome) =
             (self.inner.clone(), self.observer.clone(), Arc::<Outcome>::default());
@@ -58,7 +50,7 @@ impl Progress {
                 // What it comes after is no time of this collective.
                 let after = after.wait().map_or_else(|error| Ready::after(Failed(error)), |()| Ready::now());
                 let begin = Instant::now();
-                let result = run(&*inner, &request.request(), after).and_then(Ready::wait);
+                let result = inner.run(&request.request(), &collective, after).and_then(Ready::wait);
                 observer.ran(&request.request(), inner.world_size(), begin);
                 result
             });
@@ -66,8 +58,8 @@ impl Progress {
             drop(inner);
             // Who waits for the end finds the regions free.
             match &result {
-                Ok(()) => drop(held),
-                Err(_) => held.into_iter().for_each(Held::lose),
+                Ok(()) => drop(collective),
+                Err(_) => collective.lose(),
             }
             set.set(result);
         }))?;
@@ -76,7 +68,7 @@ impl Progress {
     }
 
     /// Runs a collective here, once all before it are over (invariant 1).
-    fn run<T>(&self, request: &Request, run: impl FnOnce(&dyn Transport) -> Result<T>) -> Result<T> {
+    fn run_here<T>(&self, request: &Request, run: impl FnOnce(&dyn Transport) -> Result<T>) -> Result<T> {
         let waits = Instant::now();
         self.worker.wait_until_idle();
         let begin = Instant::now();
@@ -135,86 +127,23 @@ impl Transport for Progress {
     }
 
     fn allocate(&self, request: &Request, sharing: Sharing) -> Result<Region> {
-        self.run(request, |inner| inner.allocate(request, sharing))
+        self.run_here(request, |inner| inner.allocate(request, sharing))
     }
 
     fn barrier(&self, request: &Request) -> Result<()> {
-        self.run(request, |inner| inner.barrier(request))
+        self.run_here(request, |inner| inner.barrier(request))
     }
 
-    fn all_reduce(
-        &self,
-        request: &Request,
-        region: &Held,
-        range: Range<usize>,
-        after: Ready,
-    ) -> Result<Ready> {
-        let region = region.clone();
-        self.start(request, vec![region.clone()], after, move |inner, request, after| {
-            inner.all_reduce(request, &region, range, after)
-        })
-    }
-
-    fn reduce_scatter(
-        &self,
-        request: &Request,
-        region: &Held,
-        owners: &Ownership,
-        after: Ready,
-    ) -> Result<Ready> {
-        let (region, owners) = (region.clone(), owners.clone());
-        self.start(request, vec![region.clone()], after, move |inner, request, after| {
-            inner.reduce_scatter(request, &region, &owners, after)
-        })
-    }
-
-    fn all_gather(
-        &self,
-        request: &Request,
-        region: &Held,
-        owners: &Ownership,
-        after: Ready,
-    ) -> Result<Ready> {
-        let (region, owners) = (region.clone(), owners.clone());
-        self.start(request, vec![region.clone()], after, move |inner, request, after| {
-            inner.all_gather(request, &region, &owners, after)
-        })
-    }
-
-    fn broadcast(
-        &self,
-        request: &Request,
-        region: &Held,
-        range: Range<usize>,
-        root: usize,
-        after: Ready,
-    ) -> Result<Ready> {
-        let region = region.clone();
-        self.start(request, vec![region.clone()], after, move |inner, request, after| {
-            inner.broadcast(request, &region, range, root, after)
-        })
-    }
-
-    fn all_to_all(
-        &self,
-        request: &Request,
-        from: &Held,
-        to: &Held,
-        range: Range<usize>,
-        after: Ready,
-    ) -> Result<Ready> {
-        let (from, to) = (from.clone(), to.clone());
-        self.start(request, vec![from.clone(), to.clone()], after, move |inner, request, after| {
-            inner.all_to_all(request, &from, &to, range, after)
-        })
+    fn run(&self, request: &Request, collective: &Collective, after: Ready) -> Result<Ready> {
+        self.start(request, collective.clone(), after)
     }
 
     fn all_gather_bytes(&self, request: &Request, bytes: &[u8]) -> Result<Vec<Vec<u8>>> {
-        self.run(request, |inner| inner.all_gather_bytes(request, bytes))
+        self.run_here(request, |inner| inner.all_gather_bytes(request, bytes))
     }
 
     fn split(&self, request: &Request, group: &[usize]) -> Result<Arc<dyn Transport>> {
-        let inner = self.run(request, |inner| inner.split(request, group))?;
+        let inner = self.run_here(request, |inner| inner.split(request, group))?;
         Ok(Arc::new(Progress::new(inner, self.observer.clone())))
     }
 

@@ -11,7 +11,9 @@ use super::failure::Failure;
 use super::group::{Group, Member};
 use super::layout::{CHANNELS, CHUNK, FINISHED, RUNNING};
 use super::status::status;
+use crate::blocks::Blocks;
 use crate::call::Request;
+use crate::collective::Collective;
 use crate::error::{Error, Result};
 use crate::held::Held;
 use crate::ledger::RankStatus;
@@ -115,108 +117,18 @@ impl Transport for SharedMemory {
         self.group.barrier(&stamp, &[], 0)
     }
 
-    fn all_reduce(
-        &self,
-        request: &Request,
-        region: &Held,
-        range: Range<usize>,
-        after: Ready,
-    ) -> Result<Ready> {
-        let mine = Ownership::even(range, self.world_size()).of(self.rank())[0].clone();
-        let buffers: Vec<*mut u8> = region.buffers().collect();
-        let dtype = request.dtype.unwrap_or(oarlock_tensor::DType::F32);
-        self.between_barriers(request, after, || {
-            let sources: Vec<*const u8> = buffers.iter().map(|b| b.cast_const()).collect();
-            // SAFETY: the communicator checked range, dtype and that all ranks of the region are here, which hold it; between
-            // the two barriers this piece of every buffer is this rank's alone (invariant 5).
-            unsafe { sum_range(dtype, &sources, &buffers, mine) };
-        })
-    }
-
-    fn reduce_scatter(
-        &self,
-        request: &Request,
-        region: &Held,
-        owners: &Ownership,
-        after: Ready,
-    ) -> Result<Ready> {
-        let sources: Vec<*const u8> = region.buffers().map(|b| b.cast_const()).collect();
-        let dtype = request.dtype.unwrap_or(oarlock_tensor::DType::F32);
-        self.between_barriers(request, after, || {
-            for range in owners.of(self.rank()) {
-                // SAFETY: the communicator checked ranges, dtype and that all ranks of the region are here, which hold it;
-                // between the two barriers only their owner reads these elements, in any buffer, and it writes its own buffer
-                // alone (invariant 4).
-                unsafe { sum_range(dtype, &sources, &[region.as_ptr()], range.clone()) };
+    fn run(&self, request: &Request, collective: &Collective, after: Ready) -> Result<Ready> {
+        match collective {
+            Collective::AllReduce { region, range } => self.all_reduce(request, region, range, after),
+            Collective::ReduceScatter { region, owners } => {
+                self.reduce_scatter(request, region, owners, after)
             }
-        })
-    }
-
-    fn all_gather(
-        &self,
-        request: &Request,
-        region: &Held,
-        owners: &Ownership,
-        after: Ready,
-    ) -> Result<Ready> {
-        if region.sharing() == Sharing::Replicated {
-            return self.one_barrier(request, after);
+            Collective::AllGather { region, owners } => self.all_gather(request, region, owners, after),
+            Collective::Broadcast { region, range, root } => {
+                self.broadcast(request, region, range, *root, after)
+            }
+            Collective::AllToAll { from, to, blocks } => self.all_to_all(request, [from, to], blocks, after),
         }
-        let size = request.dtype.map_or(1, |d| d.size());
-        let buffers: Vec<*mut u8> = region.buffers().collect();
-        self.between_barriers(request, after, || {
-            for (owner, from) in buffers.iter().enumerate().filter(|&(owner, _)| owner != self.rank()) {
-                for range in owners.of(owner) {
-                    // SAFETY: the communicator checked the ranges and that all ranks of the region are here, which hold it;
-                    // between the two barriers nobody writes an owner's ranges in its buffer, and only this rank touches the
-                    // others' ranges in its own (invariant 6).
-                    unsafe { copy(*from, region.as_ptr(), [range.start; 2], range.len(), size) };
-                }
-            }
-        })
-    }
-
-    fn broadcast(
-        &self,
-        request: &Request,
-        region: &Held,
-        range: Range<usize>,
-        root: usize,
-        after: Ready,
-    ) -> Result<Ready> {
-        if region.sharing() == Sharing::Replicated {
-            return self.one_barrier(request, after);
-        }
-        let size = request.dtype.map_or(1, |d| d.size());
-        let from = region.buffers().nth(root);
-        self.between_barriers(request, after, || {
-            if let Some(from) = from.filter(|_| root != self.rank()) {
-                // SAFETY: as for a gather in which the root owns the range (invariant 6).
-                unsafe { copy(from, region.as_ptr(), [range.start; 2], range.len(), size) };
-            }
-        })
-    }
-
-    fn all_to_all(
-        &self,
-        request: &Request,
-        from: &Held,
-        to: &Held,
-        range: Range<usize>,
-        after: Ready,
-    ) -> Result<Ready> {
-        let size = request.dtype.map_or(1, |d| d.size());
-        let blocks = Ownership::blocks(range, self.world_size());
-        let sources: Vec<*mut u8> = from.buffers().collect();
-        let mine = &blocks[self.rank()];
-        self.between_barriers(request, after, || {
-            for (block, source) in blocks.iter().zip(&sources) {
-                // SAFETY: the communicator checked the range, that the regions are two and that all their ranks are here,
-                // which hold them; between the two barriers nobody writes `from`, and only this rank touches its own buffer of
-                // `to` (invariant 6).
-                unsafe { copy(*source, to.as_ptr(), [mine.start, block.start], block.len(), size) };
-            }
-        })
     }
 
     fn all_gather_bytes(&self, request: &Request, bytes: &[u8]) -> Result<Vec<Vec<u8>>> {
@@ -281,7 +193,111 @@ impl Transport for SharedMemory {
     }
 }
 
+/// What ranks do between the barriers.
 impl SharedMemory {
+    fn all_reduce(
+        &self,
+        request: &Request,
+        region: &Held,
+        range: &Range<usize>,
+        after: Ready,
+    ) -> Result<Ready> {
+        let mine = Ownership::even(range.clone(), self.world_size()).of(self.rank())[0].clone();
+        let buffers: Vec<*mut u8> = region.buffers().collect();
+        let dtype = request.dtype.unwrap_or(oarlock_tensor::DType::F32);
+        self.between_barriers(request, after, || {
+            let sources: Vec<*const u8> = buffers.iter().map(|b| b.cast_const()).collect();
+            // SAFETY: the communicator checked range, dtype and that all ranks of the region are here, which hold it; between
+            // the two barriers this piece of every buffer is this rank's alone (invariant 5).
+            unsafe { sum_range(dtype, &sources, &buffers, mine) };
+        })
+    }
+
+    fn reduce_scatter(
+        &self,
+        request: &Request,
+        region: &Held,
+        owners: &Ownership,
+        after: Ready,
+    ) -> Result<Ready> {
+        let sources: Vec<*const u8> = region.buffers().map(|b| b.cast_const()).collect();
+        let dtype = request.dtype.unwrap_or(oarlock_tensor::DType::F32);
+        self.between_barriers(request, after, || {
+            for range in owners.of(self.rank()) {
+                // SAFETY: the communicator checked ranges, dtype and that all ranks of the region are here, which hold it;
+                // between the two barriers only their owner reads these elements, in any buffer, and it writes its own buffer
+                // alone (invariant 4).
+                unsafe { sum_range(dtype, &sources, &[region.as_ptr()], range.clone()) };
+            }
+        })
+    }
+
+    fn all_gather(
+        &self,
+        request: &Request,
+        region: &Held,
+        owners: &Ownership,
+        after: Ready,
+    ) -> Result<Ready> {
+        if region.sharing() == Sharing::Replicated {
+            return self.one_barrier(request, after);
+        }
+        let size = request.dtype.map_or(1, |d| d.size());
+        let buffers: Vec<*mut u8> = region.buffers().collect();
+        self.between_barriers(request, after, || {
+            for (owner, from) in buffers.iter().enumerate().filter(|&(owner, _)| owner != self.rank()) {
+                for range in owners.of(owner) {
+                    // SAFETY: the communicator checked the ranges and that all ranks of the region are here, which hold it;
+                    // between the two barriers nobody writes an owner's ranges in its buffer, and only this rank touches the
+                    // others' ranges in its own (invariant 6).
+                    unsafe { copy(*from, region.as_ptr(), [range.start; 2], range.len(), size) };
+                }
+            }
+        })
+    }
+
+    fn broadcast(
+        &self,
+        request: &Request,
+        region: &Held,
+        range: &Range<usize>,
+        root: usize,
+        after: Ready,
+    ) -> Result<Ready> {
+        if region.sharing() == Sharing::Replicated {
+            return self.one_barrier(request, after);
+        }
+        let size = request.dtype.map_or(1, |d| d.size());
+        let from = region.buffers().nth(root);
+        self.between_barriers(request, after, || {
+            if let Some(from) = from.filter(|_| root != self.rank()) {
+                // SAFETY: as for a gather in which the root owns the range (invariant 6).
+                unsafe { copy(from, region.as_ptr(), [range.start; 2], range.len(), size) };
+            }
+        })
+    }
+
+    fn all_to_all(
+        &self,
+        request: &Request,
+        [from, to]: [&Held; 2],
+        blocks: &Blocks,
+        after: Ready,
+    ) -> Result<Ready> {
+        let size = request.dtype.map_or(1, |d| d.size());
+        let me = self.rank();
+        let sources: Vec<*mut u8> = from.buffers().collect();
+        self.between_barriers(request, after, || {
+            for (peer, source) in sources.iter().enumerate() {
+                let (sent, received) = (blocks.sent(peer, me), blocks.received(me, peer));
+                // SAFETY: the communicator checked the blocks, that the regions are two and that all their ranks are here,
+                // which hold them; between the two barriers nobody writes `from`, and only this rank touches its own buffer of
+                // `to` (invariant 6).
+                unsafe { copy(*source, to.as_ptr(), [sent.start, received.start], sent.len(), size) };
+            }
+        })
+    }
+
     /// One barrier, for a buffer that all ranks share: nothing has to move.
     fn one_barrier(&self, request: &Request, after: Ready) -> Result<Ready> {
         let stamp = self.enter(request)?;

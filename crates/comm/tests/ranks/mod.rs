@@ -222,6 +222,13 @@ pub fn results(comm: &Communicator) -> String {
     let received = comm.allocate("received", 4 * N, Sharing::PerRank).unwrap();
     run(comm.all_to_all(&region, &received, DType::F32, 7..7 + (N - 7) / n * n, Ready::now()));
     tell("all_to_all", &received);
+    // Over several messages; the last rank receives nothing.
+    let counts: Vec<usize> = (0..n)
+        .map(|peer| if peer + 1 < n { (rank * 5 + peer * 3 + 1) % 7 * 150_000 / n } else { 0 })
+        .collect();
+    let (ready, came) = comm.all_to_all_v(&region, &received, DType::F32, &counts, Ready::now()).unwrap();
+    run(Ok(ready));
+    tell(&format!("uneven {came:?}"), &received);
     // Nothing to move, and less than one element for each rank.
     run(comm.all_reduce(&region, DType::F32, 9..9, Ready::now()));
     run(comm.all_reduce(&region, DType::F32, 9..10, Ready::now()));
