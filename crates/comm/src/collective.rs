@@ -40,6 +40,17 @@ pub enum Collective {
         /// The rank whose elements they are.
         root: usize,
     },
+    /// Brings `range` of the rank `from` to the rank `to`.
+    SendReceive {
+        /// Of each rank.
+        region: Held,
+        /// Elements.
+        range: Range<usize>,
+        /// The rank that sends.
+        from: usize,
+        /// The rank that receives, which is another one.
+        to: usize,
+    },
     /// Brings a block of each rank's `from` into each rank's `to`. They are two regions, each with a buffer for each rank.
     AllToAll {
         /// What is sent.
@@ -58,7 +69,8 @@ impl Collective {
             Collective::AllReduce { region, .. }
             | Collective::ReduceScatter { region, .. }
             | Collective::AllGather { region, .. }
-            | Collective::Broadcast { region, .. } => (region, None),
+            | Collective::Broadcast { region, .. }
+            | Collective::SendReceive { region, .. } => (region, None),
             Collective::AllToAll { from, to, .. } => (from, Some(to)),
         };
         std::iter::once(first).chain(second)
@@ -70,7 +82,8 @@ impl Collective {
             Collective::AllReduce { region, .. }
             | Collective::ReduceScatter { region, .. }
             | Collective::AllGather { region, .. }
-            | Collective::Broadcast { region, .. } => region.lose(),
+            | Collective::Broadcast { region, .. }
+            | Collective::SendReceive { region, .. } => region.lose(),
             Collective::AllToAll { from, to, .. } => {
                 from.lose();
                 to.lose();

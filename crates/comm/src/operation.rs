@@ -18,6 +18,8 @@ pub enum Operation {
     AllGather,
     /// One rank's range, everywhere.
     Broadcast,
+    /// One rank's range, at another rank.
+    SendReceive,
     /// Block j of each rank, at rank j.
     AllToAll,
     /// A few bytes of each rank, everywhere.
@@ -32,7 +34,7 @@ pub enum Operation {
 
 impl Operation {
     /// All operations, in the order of their numbers.
-    pub const ALL: [Operation; 12] = [
+    pub const ALL: [Operation; 13] = [
         Operation::Barrier,
         Operation::Allocate,
         Operation::Split,
@@ -40,6 +42,7 @@ impl Operation {
         Operation::ReduceScatter,
         Operation::AllGather,
         Operation::Broadcast,
+        Operation::SendReceive,
         Operation::AllToAll,
         Operation::AllGatherBytes,
         Operation::BroadcastBytes,
@@ -62,6 +65,7 @@ impl Operation {
             Operation::ReduceScatter => "reduce_scatter",
             Operation::AllGather => "all_gather",
             Operation::Broadcast => "broadcast",
+            Operation::SendReceive => "send_receive",
             Operation::AllToAll => "all_to_all",
             Operation::AllGatherBytes => "all_gather_bytes",
             Operation::BroadcastBytes => "broadcast_bytes",

@@ -18,7 +18,7 @@ use crate::transport::Transport;
 
 /// A link between ranks. A collective takes `latency + bytes / bandwidth` on it, where `bytes` are what a rank sends in a
 /// ring of `n` ranks: `(n - 1) / n` of the region to gather, broadcast, exchange or reduce-scatter it, twice that to
-/// all-reduce it, and nothing for small values.
+/// all-reduce it, all of it to send it to one rank, and nothing for small values.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Link {
     /// The time of any collective.
@@ -46,6 +46,7 @@ impl Link {
             Operation::ReduceScatter | Operation::AllGather | Operation::Broadcast | Operation::AllToAll => {
                 sent
             }
+            Operation::SendReceive => bytes as f64,
             _ => 0.0,
         };
         self.latency + Duration::from_secs_f64(sent / self.bandwidth)

@@ -205,11 +205,12 @@ fn a_collective_in_the_background_has_the_region_alone() {
         let owners = Ownership::even(0..N, 2);
         let [region, other] = ["a", "b"].map(|name| comm.allocate(name, 4 * N, Sharing::PerRank).unwrap());
         type Start<'a> = &'a dyn Fn(Ready) -> Result<Ready>;
-        let starts: [(&str, Start<'_>); 6] = [
+        let starts: [(&str, Start<'_>); 7] = [
             ("all_reduce", &|after| comm.all_reduce(&region, DType::F32, 0..N, after)),
             ("reduce_scatter", &|after| comm.reduce_scatter(&region, DType::F32, &owners, after)),
             ("all_gather", &|after| comm.all_gather(&region, DType::F32, &owners, after)),
             ("broadcast", &|after| comm.broadcast(&region, DType::F32, 0..N, 1, after)),
+            ("send_receive", &|after| comm.send_receive(&region, DType::F32, 0..N, [1, 0], after)),
             ("all_to_all", &|after| comm.all_to_all(&region, &other, DType::F32, 0..N, after)),
             ("all_to_all_v", &|after| {
                 comm.all_to_all_v(&region, &other, DType::F32, &[N / 4; 2], after).map(|(ready, _)| ready)

@@ -136,6 +136,13 @@ impl Rank {
                 check("broadcast", got, &want);
             }
         }
+        for range in [0..N, 3..1000, 5..5] {
+            let got = self.between_launches(&region, |after| {
+                comm.send_receive(&region, DType::F32, range.clone(), [n - 1, 0], after).unwrap()
+            });
+            let is_sent = |i: usize| comm.rank() == 0 && range.contains(&i);
+            check("send_receive", got, &|i| if is_sent(i) { Rank::value(n - 1, i) } else { own(i) });
+        }
         let one_each = |first, second| vec![Vec::from([first]), Vec::from([second])];
         let equal = one_each(7..107, 107..207);
         let uneven = vec![vec![1..2, 700..1003], vec![2..699]];

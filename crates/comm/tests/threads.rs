@@ -153,6 +153,34 @@ fn all_to_all_transposes_the_blocks_of_the_ranks() {
     }
 }
 
+/// Invariant 6.
+#[test]
+fn a_range_is_sent_from_one_rank_to_another() {
+    for n in worlds().skip(1) {
+        let all = ranks(n, move |comm| {
+            let region = comm.allocate("messages", 4 * 1000, Sharing::PerRank).unwrap();
+            let mine: Vec<f32> = (0..1000).map(|i| value(comm.rank(), i)).collect();
+            region.write(0, &mine).unwrap();
+            comm.send_receive(&region, DType::F32, 7..900, [n - 1, 0], Ready::now()).unwrap().wait().unwrap();
+            // The next call may write what the other rank has read.
+            let mut out = mine;
+            region.read(0, &mut out).unwrap();
+            region.write(0, &vec![-2f32; 1000]).unwrap();
+            let traffic = *comm.traffic().iter().find(|t| t.operation == Operation::SendReceive).unwrap();
+            assert_eq!((traffic.calls, traffic.bytes, traffic.sent_bytes(n)), (1, 4 * 893, 4.0 * 893.0));
+            comm.finish();
+            out
+        });
+        for (rank, out) in all.iter().enumerate() {
+            let sender = |i: usize| if rank == 0 && (7..900).contains(&i) { n - 1 } else { rank };
+            assert!(
+                (0..1000).all(|i| out[i].to_bits() == value(sender(i), i).to_bits()),
+                "{n} ranks, rank {rank}"
+            );
+        }
+    }
+}
+
 /// Some ranks send nothing to some, and rank 1 sends nothing to anybody.
 fn count(from: usize, to: usize) -> usize {
     if from == 1 { 0 } else { (from * 7 + to * 3) % 5 * 101 }
@@ -565,6 +593,10 @@ fn wrong_arguments_are_refused_and_harm_nobody() {
                 comm.all_to_all(&region, &region, DType::F32, 0..4, Ready::now()).err(),
                 comm.all_to_all(&region, &other, DType::F32, 0..9, Ready::now()).err(),
                 comm.all_to_all(&other, &region, DType::F32, 14..18, Ready::now()).err(),
+                comm.send_receive(&region, DType::F32, 0..4, [0, n], Ready::now()).err(),
+                comm.send_receive(&region, DType::F32, 0..4, [0, 0], Ready::now()).err(),
+                comm.send_receive(&shared, DType::F32, 0..4, [0, n - 1], Ready::now()).err(),
+                comm.send_receive(&region, DType::F32, 0..usize::MAX, [0, n - 1], Ready::now()).err(),
                 comm.broadcast_bytes(n, b"").err(),
                 comm.split(&[vec![0, n]]).err(),
                 region.read(15, &mut [0f32; 2]).err(),

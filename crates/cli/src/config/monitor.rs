@@ -30,7 +30,7 @@ const OTHERS: [&str; 12] = [
 ];
 
 /// Collectives by DeepSpeed's names for them.
-const COLLECTIVES: [(&str, Operation); 13] = [
+const COLLECTIVES: [(&str, Operation); 15] = [
     ("all_reduce", Operation::AllReduce),
     ("all_reduce_coalesced", Operation::AllReduce),
     ("reduce_scatter", Operation::ReduceScatter),
@@ -42,6 +42,8 @@ const COLLECTIVES: [(&str, Operation); 13] = [
     ("broadcast", Operation::Broadcast),
     ("all_to_all", Operation::AllToAll),
     ("all_to_all_single", Operation::AllToAll),
+    ("send", Operation::SendReceive),
+    ("recv", Operation::SendReceive),
     ("barrier", Operation::Barrier),
     ("all_gather_object", Operation::AllGatherBytes),
 ];

@@ -109,6 +109,39 @@ impl Communicator {
         self.run_on(draft, after, |hold| Ok(Collective::Broadcast { region: hold(region)?, range, root }))
     }
 
+    /// Brings the elements of `range` on the rank `from` to the rank `to`. The other ranks of the group call it, too, and keep
+    /// theirs; where only two ranks have to meet, they are a group.
+    ///
+    /// # Errors
+    /// As every collective, and when the arguments do not fit the region, there are no such ranks, or they are one, or the region
+    /// is replicated.
+    #[track_caller]
+    pub fn send_receive(
+        &self,
+        region: &Region,
+        dtype: DType,
+        range: Range<usize>,
+        [from, to]: [usize; 2],
+        after: Ready,
+    ) -> Result<Ready> {
+        let operation = Operation::SendReceive;
+        self.check_reach(operation, region)?;
+        self.check_rank(operation, from)?;
+        self.check_rank(operation, to)?;
+        if from == to || region.sharing() == Sharing::Replicated {
+            return Err(Error::Argument {
+                operation: operation.name(),
+                expected: "two ranks, and a region with a buffer for each".to_owned(),
+                got: format!("ranks {from} and {to}, and {region:?}"),
+            });
+        }
+        let ranks = mix(from as u64 + 1, to as u64 + 1);
+        let draft = Draft::range(operation, region, dtype, &range, ranks)?;
+        self.run_on(draft, after, |hold| {
+            Ok(Collective::SendReceive { region: hold(region)?, range, from, to })
+        })
+    }
+
     /// Divides the elements of `range` into one block for each rank, all of the same size. Block `j` of `from` goes to rank
     /// `j`, where it becomes the block of `to` that has the sender's number: the blocks of a matrix of ranks, transposed.
     ///

@@ -147,6 +147,9 @@ impl Transport for Messages {
             Collective::Broadcast { region, range, root } => {
                 self.broadcast(request, region, range, *root, after)
             }
+            Collective::SendReceive { region, range, from, to } => {
+                self.send_receive(request, region, range, [*from, *to], after)
+            }
             Collective::AllToAll { from, to, blocks } => self.all_to_all(request, [from, to], blocks, after),
         }?;
         Ok(Ready::now())
@@ -242,6 +245,31 @@ impl Messages {
         exchange.finish()?;
         drop(exchange);
         self.group.gather(&stamp, region, size, &owners, Some(root))
+    }
+
+    fn send_receive(
+        &self,
+        request: &Request,
+        region: &Held,
+        range: &Range<usize>,
+        [from, to]: [usize; 2],
+        after: Ready,
+    ) -> Result<()> {
+        let stamp = self.enter(request, after)?;
+        let (size, me) = (element(request), self.rank());
+        let mut exchange = Exchange::new(&self.group, &stamp);
+        exchange.keep(region);
+        for part in pieces_of(range.clone(), PIECE / size) {
+            // SAFETY: the communicator checked the range; the region is held, and the others do not touch this rank's buffer.
+            unsafe {
+                if me == from {
+                    exchange.send(to, span(region, &part, size));
+                } else if me == to {
+                    exchange.receive(from, span(region, &part, size));
+                }
+            }
+        }
+        exchange.finish()
     }
 
     fn all_to_all(

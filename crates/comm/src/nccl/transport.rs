@@ -254,6 +254,15 @@ impl Transport for NcclTransport {
             Collective::Broadcast { range, root, .. } => {
                 group.broadcast(elements[0].part(range)?, elements[0].element, *root)
             }
+            Collective::SendReceive { range, from, to, .. } => {
+                let part = elements[0].part(range)?;
+                match rank {
+                    _ if range.is_empty() => Ok(()),
+                    rank if rank == *from => group.send(part, elements[0].element, *to),
+                    rank if rank == *to => group.recv(part, elements[0].element, *from),
+                    _ => Ok(()),
+                }
+            }
             Collective::AllToAll { blocks, .. } => {
                 for peer in 0..n_ranks {
                     let (sent, received) = (blocks.sent(rank, peer), blocks.received(rank, peer));

@@ -127,6 +127,10 @@ impl Transport for SharedMemory {
             Collective::Broadcast { region, range, root } => {
                 self.broadcast(request, region, range, *root, after)
             }
+            Collective::SendReceive { region, range, from, to } => {
+                let source = region.buffers().nth(*from).filter(|_| *to == self.rank());
+                self.copy_between_barriers(request, region, range, source, after)
+            }
             Collective::AllToAll { from, to, blocks } => self.all_to_all(request, [from, to], blocks, after),
         }
     }
@@ -267,12 +271,24 @@ impl SharedMemory {
         if region.sharing() == Sharing::Replicated {
             return self.one_barrier(request, after);
         }
+        let source = region.buffers().nth(root).filter(|_| root != self.rank());
+        self.copy_between_barriers(request, region, range, source, after)
+    }
+
+    /// Copies elements of another rank's buffer, where this rank receives any.
+    fn copy_between_barriers(
+        &self,
+        request: &Request,
+        region: &Held,
+        range: &Range<usize>,
+        source: Option<*mut u8>,
+        after: Ready,
+    ) -> Result<Ready> {
         let size = request.dtype.map_or(1, |d| d.size());
-        let from = region.buffers().nth(root);
         self.between_barriers(request, after, || {
-            if let Some(from) = from.filter(|_| root != self.rank()) {
-                // SAFETY: as for a gather in which the root owns the range (invariant 6).
-                unsafe { copy(from, region.as_ptr(), [range.start; 2], range.len(), size) };
+            if let Some(source) = source {
+                // SAFETY: as for a gather in which the rank that sends owns the range (invariant 6).
+                unsafe { copy(source, region.as_ptr(), [range.start; 2], range.len(), size) };
             }
         })
     }

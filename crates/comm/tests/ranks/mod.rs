@@ -219,6 +219,12 @@ pub fn results(comm: &Communicator) -> String {
     tell("all_gather", &region);
     run(comm.broadcast(&region, DType::F32, 3..N - 1, n - 1, Ready::now()));
     tell("broadcast", &region);
+    if n > 1 {
+        fill();
+        run(comm.send_receive(&region, DType::F32, 3..N - 1, [n - 1, 0], Ready::now()));
+        run(comm.send_receive(&region, DType::F32, 0..0, [0, 1], Ready::now()));
+        tell("send_receive", &region);
+    }
     let received = comm.allocate("received", 4 * N, Sharing::PerRank).unwrap();
     run(comm.all_to_all(&region, &received, DType::F32, 7..7 + (N - 7) / n * n, Ready::now()));
     tell("all_to_all", &received);

@@ -1,5 +1,5 @@
-//! Messages between the stages of a pipeline: each pair of neighbours is a group of two ranks, in which a broadcast is a
-//! message from one to the other. Both come to it in the order of their schedules.
+//! Messages between the stages of a pipeline: each pair of neighbors is a group of two ranks, which come to their messages in the
+//! order of their schedules.
 
 use std::collections::BTreeMap;
 use std::time::Instant;
@@ -65,7 +65,8 @@ impl Links {
         let bytes = tensor.to_bytes()?;
         transfer::write_with::<u8, _>(&region.flat(), 0..n_bytes, |out| out.copy_from_slice(&bytes))?;
         let all = 0..tensor.n_elems();
-        link.comm.broadcast(&region, tensor.dtype(), all, own, Ready::now())?.precede_launches()?;
+        let sent = link.comm.send_receive(&region, tensor.dtype(), all, [own, 1 - own], Ready::now())?;
+        sent.precede_launches()?;
         Ok(())
     }
 
@@ -73,14 +74,15 @@ impl Links {
     pub fn receive(&mut self, from: usize) -> Result<Tensor> {
         let device = self.device.clone();
         let link = self.link(from)?;
-        let root = 1 - link.comm.rank();
-        let header = link.comm.broadcast_bytes(root, &[])?;
+        let sender = 1 - link.comm.rank();
+        let header = link.comm.broadcast_bytes(sender, &[])?;
         let (code, sizes): Header = rmp_serde::from_slice(&header).map_err(unreadable)?;
         let dtype = DTYPES.get(usize::from(code)).copied().unwrap_or(DType::F32);
         let sizes: Vec<usize> = sizes.into_iter().map(|size| size as usize).collect();
         let n_elems = sizes.iter().product::<usize>();
         let region = link.region(n_elems * dtype.size())?;
-        link.comm.broadcast(&region, dtype, 0..n_elems, root, Ready::now())?.precede_launches()?;
+        let sent = link.comm.send_receive(&region, dtype, 0..n_elems, [sender, 1 - sender], Ready::now())?;
+        sent.precede_launches()?;
         let flat = region.flat();
         let all = 0..n_elems;
         let tensor = match dtype {
