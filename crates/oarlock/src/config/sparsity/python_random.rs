@@ -1,54 +1,21 @@
 //! The random choices of Python's `random` module, which DeepSpeed's layouts draw with: the Mersenne Twister (Matsumoto and
 //! Nishimura 1998) and `random.sample`.
 
-const N: usize = 624;
-const M: usize = 397;
+use rand_mt::Mt;
 
 /// `random.Random`.
-pub(super) struct PythonRandom {
-    state: [u32; N],
-    next: usize,
-}
+pub(super) struct PythonRandom(Mt);
 
 impl PythonRandom {
     /// In the state after `random.seed(seed)`.
     pub(super) fn new(seed: u64) -> PythonRandom {
-        let halves = [seed as u32, (seed >> 32) as u32];
-        let key = if halves[1] == 0 { &halves[..1] } else { &halves[..] };
-        let mut state = [0u32; N];
-        state[0] = 19_650_218;
-        for i in 1..N {
-            state[i] = mixed(state[i - 1], 1_812_433_253).wrapping_add(i as u32);
-        }
-        let mut i = 1;
-        for k in 0..N {
-            let word = key[k % key.len()].wrapping_add((k % key.len()) as u32);
-            state[i] = (state[i] ^ mixed(state[i - 1], 1_664_525)).wrapping_add(word);
-            i = advance(&mut state, i);
-        }
-        for _ in 1..N {
-            state[i] = (state[i] ^ mixed(state[i - 1], 1_566_083_941)).wrapping_sub(i as u32);
-            i = advance(&mut state, i);
-        }
-        state[0] = 1 << 31;
-        PythonRandom { state, next: N }
+        let (low, high) = (seed as u32, (seed >> 32) as u32);
+        let words = if high == 0 { vec![low] } else { vec![low, high] };
+        PythonRandom(Mt::new_with_key(words))
     }
 
     fn bits(&mut self) -> u32 {
-        if self.next == N {
-            for i in 0..N {
-                let y = self.state[i] & 1 << 31 | self.state[(i + 1) % N] & !(1 << 31);
-                let odd = if y & 1 == 1 { 0x9908_b0df } else { 0 };
-                self.state[i] = self.state[(i + M) % N] ^ y >> 1 ^ odd;
-            }
-            self.next = 0;
-        }
-        let mut y = self.state[self.next];
-        self.next += 1;
-        y ^= y >> 11;
-        y ^= y << 7 & 0x9d2c_5680;
-        y ^= y << 15 & 0xefc6_0000;
-        y ^ y >> 18
+        self.0.next_u32()
     }
 
     /// A number below `n`, which is not 0.
@@ -86,19 +53,6 @@ impl PythonRandom {
         }
         chosen
     }
-}
-
-fn mixed(x: u32, factor: u32) -> u32 {
-    (x ^ x >> 30).wrapping_mul(factor)
-}
-
-/// The next index; the first word takes over the last one where a round ends.
-fn advance(state: &mut [u32; N], i: usize) -> usize {
-    if i + 1 < N {
-        return i + 1;
-    }
-    state[0] = state[N - 1];
-    1
 }
 
 #[cfg(test)]
