@@ -187,7 +187,7 @@ pub const KEYS: &[Key] = &[
     Key::flag(Bool, "comms_logger.enabled", "false", Used, "Time collectives and report them at the end"),
     Key::flag(Bool, "comms_logger.verbose", "false", Used, "And every steps_per_print"),
     Key::flag(Bool, "comms_logger.prof_all", "true", Used, "All collectives; false: those of prof_ops"),
-    Key::flag(List, "comms_logger.prof_ops", "", Used, "Collectives: all_reduce, reduce_scatter, all_gather, broadcast, all_to_all, barrier, under any of DeepSpeed's names"),
+    Key::flag(List, "comms_logger.prof_ops", "", Used, "Collectives: all_reduce, reduce_scatter, all_gather, broadcast, send, recv, all_to_all, barrier, under any of DeepSpeed's names"),
     Key::flag(Bool, "comms_logger.debug", "false", Used, "Report calls of different places separately"),
     Key::flag(Bool, "tensorboard.enabled", "false", Used, "Event files of TensorBoard"),
     Key::flag(Path, "tensorboard.output_path", "", Used, "Their folder is job_name in this one"),
