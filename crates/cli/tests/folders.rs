@@ -10,7 +10,7 @@ use crate::common::{Said, Site, run};
 /// Files by their path in a folder.
 type Files = BTreeMap<String, Vec<u8>>;
 
-/// All files below a folder.
+/// All files below a folder; of a link, where it leads.
 fn files(folder: &Path) -> Files {
     let mut found = Files::new();
     let mut folders = vec![folder.to_path_buf()];
@@ -21,7 +21,11 @@ fn files(folder: &Path) -> Files {
                 true => folders.push(path),
                 false => {
                     let name = path.strip_prefix(folder).unwrap().to_str().unwrap().to_owned();
-                    found.insert(name, fs::read(&path).unwrap());
+                    let content = match fs::read_link(&path) {
+                        Ok(target) => format!("link to {}", target.display()).into_bytes(),
+                        Err(_) => fs::read(&path).unwrap(),
+                    };
+                    found.insert(name, content);
                 }
             }
         }

@@ -4,11 +4,12 @@
 // warp is a meeting of its 32 fibers. The emulator itself is built without sanitizers, so that a sanitizer sees the
 // accesses of kernels alone: two CUDA threads that touch one byte without a barrier between them are a data race.
 #pragma once
-#include <math.h>
 #include <stddef.h>
 #include <string.h>
-
-#include <utility>
+// The header of C: that of C++ takes longer to read than a kernel takes to compile.
+#define _GLIBCXX_INCLUDE_NEXT_C_HEADERS
+#include <math.h>
+#undef _GLIBCXX_INCLUDE_NEXT_C_HEADERS
 
 namespace emulator {
 
@@ -103,13 +104,14 @@ struct Registered {
     static constexpr size_t sizes[] = {sizeof(A)...};
     enter(name, {(Function)function, &call<A...>, threads, sizeof...(A), types, sizes, file});
   }
+  template <class... A> struct Call {
+    Call(Function function, A... args) { ((void (*)(A...))function)(args...); }
+  };
   template <class... A> static void call(Function function, void* const* args) {
-    apply<A...>(function, args, std::index_sequence_for<A...>{});
+    // Arguments in braces are read in their order, in parentheses in any.
+    Call<A...>{function, next<A>(args)...};
   }
-  template <class... A, size_t... I>
-  static void apply(Function function, void* const* args, std::index_sequence<I...>) {
-    ((void (*)(A...))function)(*(A*)args[I]...);
-  }
+  template <class T> static T next(void* const*& args) { return *(T*)*args++; }
 };
 
 }  // namespace emulator

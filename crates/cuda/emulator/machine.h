@@ -60,9 +60,12 @@ class Guarded {
   const std::string& name() const { return label; }
   bool contains(const void* p, size_t n) const { return (char*)p >= at && (char*)p + n <= at + size; }
   bool maps(const void* p) const { return (char*)p >= pages && (char*)p < pages + mapped; }
+  // Whether nobody wrote beside it while it was open.
   bool intact() const;
   // Opens or closes it to everybody.
   void protect(bool reachable);
+  // Opens what is around an address; false where that is open already.
+  bool open_around(const void* p);
   // The end of its content. Its addresses stay taken, so that a later use is an error.
   void retire();
 
@@ -76,21 +79,27 @@ class Guarded {
   void poison() { fill(at, size); }
 
  private:
+  char* inside() const;
+  size_t n_inside() const;
+
   char *pages, *at;
   size_t mapped, size;
   std::string label;
+  // For each stretch whether it is open. The system visits every page that it opens or closes, and those of one memory are as many
+  // as all tensors of a model have.
+  std::vector<bool> is_open;
 };
 
-// Opens closed memory at the first access of a kernel to it. To open and to close all memory of a device for each launch takes
-// several times as long as the launch.
+// Opens closed memory at the first access of the work of a stream to it. To open and to close all memory of a device for each
+// launch takes several times as long as the launch.
 struct Opener {
-  // False where a kernel may not touch the address.
+  // False where that work may not touch the address.
   virtual bool open(const void* address) = 0;
 
  protected:
   ~Opener() = default;
 };
-// That of this OS thread, while it launches.
+// That of this OS thread, while it works.
 extern thread_local Opener* opener;
 
 struct SharedArray {

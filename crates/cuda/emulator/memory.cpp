@@ -1,4 +1,5 @@
 // Guarded memory, and the accesses outside of it that the CPU reports.
+#include <algorithm>
 #include <csignal>
 #include <mutex>
 #include <sys/mman.h>
@@ -8,6 +9,8 @@
 namespace emulator {
 
 static const size_t PAGE = 4096;
+// As many bytes as are opened in the time of an access that opens them.
+static const size_t STRETCH = 64 * PAGE;
 static const char PATTERN = (char)0xff;
 
 // All guarded memory, to name what an address was near to.
@@ -27,6 +30,7 @@ Guarded::Guarded(size_t bytes, size_t align, std::string name, bool odd) : size(
   size_t steps = (inside - bytes) / align;
   if (odd && steps % 2 == 0) steps--;
   at = pages + PAGE + steps * align;
+  is_open.assign((inside + STRETCH - 1) / STRETCH, true);
   std::lock_guard<std::mutex> held(lock);
   all().push_back(this);
 }
@@ -39,16 +43,34 @@ Guarded::~Guarded() {
   munmap(pages, mapped);
 }
 
+char* Guarded::inside() const { return pages + PAGE; }
+size_t Guarded::n_inside() const { return mapped - 2 * PAGE; }
+
 bool Guarded::intact() const {
-  for (char* p = pages + PAGE; p < at; p++)
-    if (*p != PATTERN) return false;
-  for (char* p = at + size; p < pages + mapped - PAGE; p++)
-    if (*p != PATTERN) return false;
-  return true;
+  // What is closed nobody could write.
+  auto holds_pattern = [&](const char* from, const char* to) {
+    for (const char* end; from < to; from = end) {
+      size_t stretch = (from - inside()) / STRETCH;
+      end = std::min<const char*>(to, inside() + (stretch + 1) * STRETCH);
+      for (; is_open[stretch] && from < end; from++)
+        if (*from != PATTERN) return false;
+    }
+    return true;
+  };
+  return holds_pattern(inside(), at) && holds_pattern(at + size, inside() + n_inside());
 }
 
 void Guarded::protect(bool reachable) {
-  mprotect(pages + PAGE, mapped - 2 * PAGE, reachable ? PROT_READ | PROT_WRITE : PROT_NONE);
+  mprotect(inside(), n_inside(), reachable ? PROT_READ | PROT_WRITE : PROT_NONE);
+  is_open.assign(is_open.size(), reachable);
+}
+
+bool Guarded::open_around(const void* p) {
+  size_t stretch = ((const char*)p - inside()) / STRETCH, from = stretch * STRETCH;
+  if (is_open[stretch]) return false;
+  mprotect(inside() + from, std::min(STRETCH, n_inside() - from), PROT_READ | PROT_WRITE);
+  is_open[stretch] = true;
+  return true;
 }
 
 void Guarded::retire() {
@@ -76,7 +98,7 @@ static struct sigaction before[3];
 static void on_fault(int signal, siginfo_t* info, void* context) {
   // What the compiler puts where an address does not fit its type. A GPU refuses it, and this CPU does not.
   if (signal == SIGILL && machine) machine->fail("an address that is not a multiple of what its type needs");
-  if (machine && opener && opener->open(info->si_addr)) return;
+  if (opener && opener->open(info->si_addr)) return;
   if (machine) machine->fault(info->si_addr);
   // Not a kernel's, or that of another copy of this library: for whoever was here before.
   struct sigaction& other = before[signal == SIGILL ? 2 : signal == SIGBUS];

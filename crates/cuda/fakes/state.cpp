@@ -162,33 +162,37 @@ static Code close(const std::vector<const Memory*>& all) {
   return intact ? 0 : say(ILLEGAL_ADDRESS, "somebody wrote beside device memory");
 }
 
-Code opened(const std::vector<const Memory*>& all, const std::function<void()>& work) {
-  for (const Memory* memory : all)
-    if (!memory->pinned) memory->pages->protect(true);
-  work();
-  return close(all);
-}
+// Device memory is opened where it is touched.
+struct Touched : emulator::Opener {
+  const std::function<bool(const Memory&)>& may_touch;
+  std::vector<const Memory*> all;
+  explicit Touched(const std::function<bool(const Memory&)>& may_touch) : may_touch(may_touch) {}
+  bool open(const void* address) override {
+    const Memory* memory = find_device(address, 1);
+    if (!memory || !may_touch(*memory) || !memory->pages->open_around(address)) return false;
+    if (std::find(all.begin(), all.end(), memory) == all.end()) all.push_back(memory);
+    return true;
+  }
+};
 
-Code opened_by_kernels(Context* context, const std::function<void()>& work) {
-  struct Touched : emulator::Opener {
-    Context* context;
-    std::vector<const Memory*> all;
-    bool open(const void* address) override {
-      const Memory* memory = find_device(address, 1);
-      if (!memory || memory->context != context || std::find(all.begin(), all.end(), memory) != all.end()) return false;
-      memory->pages->protect(true);
-      all.push_back(memory);
-      return true;
-    }
-  } touched;
-  touched.context = context;
+static Code opened_where(const std::function<bool(const Memory&)>& may_touch, const std::function<void()>& work) {
+  Touched touched(may_touch);
+  emulator::watch_faults();
   emulator::opener = &touched;
   work();
   emulator::opener = nullptr;
   // Pinned memory is always open.
   for (auto& entry : state.memory)
-    if (entry.second.pinned && entry.second.context == context) touched.all.push_back(&entry.second);
+    if (entry.second.pinned && may_touch(entry.second)) touched.all.push_back(&entry.second);
   return close(touched.all);
+}
+
+Code opened(const std::vector<const Memory*>& all, const std::function<void()>& work) {
+  return opened_where([&](const Memory& memory) { return std::find(all.begin(), all.end(), &memory) != all.end(); }, work);
+}
+
+Code opened_by_kernels(Context* context, const std::function<void()>& work) {
+  return opened_where([&](const Memory& memory) { return memory.context == context; }, work);
 }
 
 // Tells a test what has run, and how much memory of each device the process has used.

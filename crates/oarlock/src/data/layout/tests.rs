@@ -1,6 +1,6 @@
 //! Layouts against what LLaMA-Factory itself makes of the same conversations (bench/golden/make_chat_layouts.py).
 
-use std::collections::BTreeSet;
+use std::collections::{BTreeSet, HashMap};
 
 use serde_json::{Value, json};
 use tempfile::TempDir;
@@ -119,8 +119,10 @@ const GOLDEN: &str = include_str!("../../../tests/golden/chat_layouts.json");
 #[test]
 fn every_layout_writes_what_the_original_writes() {
     let golden: Map<String, Value> = serde_json::from_str(GOLDEN).unwrap();
+    let letters = format!("{LAYOUTS}{GOLDEN}");
     let mut n_cases = 0;
     for (name, cases) in &golden {
+        let mut fixtures: HashMap<Vec<String>, Characters> = HashMap::new();
         for (case_name, expected) in cases.as_object().unwrap() {
             let (conversation, args, cutoff_len) = case(case_name);
             let layout = Layout::named(name).unwrap().with(&args).unwrap();
@@ -138,7 +140,9 @@ fn every_layout_writes_what_the_original_writes() {
                     special.push(token);
                 }
             }
-            let fixture = characters(&format!("{LAYOUTS}{GOLDEN}"), &special);
+            let fixture = fixtures
+                .entry(special.iter().map(ToString::to_string).collect())
+                .or_insert_with(|| characters(&letters, &special));
             let turns = layout.turns(&fixture.tokenizer, &conversation, &args).unwrap().unwrap();
             let end = layout.end_token(&fixture.tokenizer).unwrap();
             let joining = Joining {

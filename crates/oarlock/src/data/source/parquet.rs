@@ -1,16 +1,19 @@
 //! Parquet: the strings of one column, a row group at a time, or whole rows as JSON objects.
 
-use std::fs::File;
+mod file;
+
 use std::path::Path;
 use std::sync::Arc;
 
 use parquet::basic::Type;
 use parquet::column::reader::{ColumnReader, ColumnReaderImpl};
 use parquet::data_type::{ByteArray, ByteArrayType};
-use parquet::file::reader::{FileReader, SerializedFileReader};
+use parquet::file::reader::FileReader;
 use parquet::record::reader::RowIter;
 use parquet::record::{Field, Row};
 use serde_json::{Map, Value, json};
+
+use file::ParquetFile;
 
 use super::super::error::{Error, Result};
 use super::super::fence::fenced;
@@ -26,7 +29,7 @@ pub(super) fn open(path: &Path, columns: &[String]) -> Result<Records> {
     if file.metadata().map_err(|e| Error::read(path, e))?.len() == 0 {
         return Ok(Box::new(std::iter::empty()));
     }
-    let reader = guarded(path, || SerializedFileReader::new(file))?;
+    let reader = guarded(path, || ParquetFile::new(file))?;
     let schema = reader.metadata().file_metadata().schema_descr();
     let names: Vec<String> = schema.root_schema().get_fields().iter().map(|f| f.name().to_owned()).collect();
     let name =
@@ -63,7 +66,7 @@ pub(super) fn objects(path: &Path) -> Result<Records> {
     if file.metadata().map_err(|e| Error::read(path, e))?.len() == 0 {
         return Ok(Box::new(std::iter::empty()));
     }
-    let reader = guarded(path, || SerializedFileReader::new(file))?;
+    let reader = guarded(path, || ParquetFile::new(file))?;
     let mut rows = guarded(path, || Ok(RowIter::from_file_into(Box::new(reader))))?;
     let (path, mut line): (Arc<Path>, u64) = (path.into(), 0);
     let next = move || {
@@ -140,7 +143,7 @@ struct Rows {
     column: usize,
     optional: bool,
     n_groups: usize,
-    reader: SerializedFileReader<File>,
+    reader: ParquetFile,
     group: usize,
     pages: Option<ColumnReaderImpl<ByteArrayType>>,
     batch: std::vec::IntoIter<Option<ByteArray>>,
