@@ -37,17 +37,31 @@ pub fn slope(act: Activation, x: f64) -> f64 {
     (value(act, x + h) - value(act, x - h)) / (2.0 * h)
 }
 
-fn gated<T: Float>(library: &Library, act: Activation, n: usize) {
+/// `n` gates and ups, in rows of `width` with the rest of `stride` between them, or all one after the other.
+fn gated<T: Float>(library: &Library, act: Activation, n: usize, rows: Option<[usize; 2]>) {
     // No gate is 0, where the slope of ReLU is a matter of taste.
     let gates: Vec<T> = values::<T>(1, n).iter().map(|x| T::of(3.0 * x.f64() + 0.01)).collect();
     let (ups, dys) = (values::<T>(2, n), values::<T>(3, n));
+    let [width, stride] = rows.unwrap_or([n, n]);
+    let spread = |x: &[T]| -> Vec<T> {
+        x.chunks(width).flat_map(|row| row.iter().copied().chain(vec![T::of(9.0); stride - width])).collect()
+    };
     let (y, d_gate, d_up) = in_every_order(library, |gpu| {
-        let (gate, up, dy) = (gpu.buffer(&gates), gpu.buffer(&ups), gpu.buffer(&dys));
-        let (y, d_gate, d_up) = (gpu.fresh::<T>(n), gpu.fresh::<T>(n), gpu.fresh::<T>(n));
+        let (gate, up, dy) = (gpu.buffer(&spread(&gates)), gpu.buffer(&spread(&ups)), gpu.buffer(&dys));
+        let nines = vec![T::of(9.0); n / width * stride];
+        let (y, d_gate, d_up) = (gpu.fresh::<T>(n), gpu.buffer(&nines), gpu.buffer(&nines));
         let (grid, count, act) = (geometry::elements(n), n as u64, act as u32);
-        gpu.run("gated_forward", &[T::ELEMENT], grid, args![act, gate, up, y, count]);
-        gpu.run("gated_backward", &[T::ELEMENT], grid, args![act, gate, up, dy, d_gate, d_up, count]);
-        (y.read(), d_gate.read(), d_up.read())
+        let [w, s] = rows.unwrap_or([0, 0]).map(|n| n as u32);
+        gpu.run("gated_forward", &[T::ELEMENT], grid, args![act, gate, up, y, count, w, s]);
+        gpu.run("gated_backward", &[T::ELEMENT], grid, args![act, gate, up, dy, d_gate, d_up, count, w, s]);
+        let packed = |spread: Vec<T>| -> Vec<T> {
+            assert!(
+                spread.chunks(stride).all(|row| row[width..].iter().all(|x| x.f64() == 9.0)),
+                "between rows"
+            );
+            spread.chunks(stride).flat_map(|row| row[..width].to_vec()).collect()
+        };
+        (y.read(), packed(d_gate.read()), packed(d_up.read()))
     });
     let (g, u, d) = (f64s(&gates), f64s(&ups), f64s(&dys));
     let each = |f: &dyn Fn(usize) -> f64| (0..n).map(f).collect::<Vec<_>>();
@@ -59,11 +73,15 @@ fn gated<T: Float>(library: &Library, act: Activation, n: usize) {
 /// Every kernel of the family.
 pub fn check(library: &Library) {
     for act in ALL {
-        gated::<f32>(library, act, 1001);
+        gated::<f32>(library, act, 1001, None);
     }
-    gated::<bf16>(library, Activation::Silu, 4096);
-    gated::<f16>(library, Activation::GeluTanh, 77);
-    gated::<f32>(library, Activation::Gelu, 1);
+    gated::<bf16>(library, Activation::Silu, 4096, None);
+    gated::<f16>(library, Activation::GeluTanh, 77, None);
+    gated::<f32>(library, Activation::Gelu, 1, None);
+    // Gates and ups side by side.
+    gated::<f32>(library, Activation::Silu, 3 * 40, Some([40, 80]));
+    gated::<bf16>(library, Activation::Silu, 5 * 328, Some([328, 656]));
+    gated::<f16>(library, Activation::Gelu, 2 * 16, Some([16, 24]));
 }
 
 #[test]

@@ -281,6 +281,11 @@ impl Device {
         self.0.gpu_bytes
     }
 
+    /// Whether it is a GPU, or a dry device that stands for one.
+    pub fn is_gpu(&self) -> bool {
+        self.0.gpu_bytes.is_some()
+    }
+
     /// Whether it is a GPU.
     pub fn is_cuda(&self) -> bool {
         self.gpu().is_some()

@@ -18,6 +18,7 @@ mod init;
 mod ints;
 mod launch;
 mod lines;
+mod neighbors;
 pub mod ops;
 mod param;
 mod print;

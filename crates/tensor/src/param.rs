@@ -1,5 +1,6 @@
 //! Parameters: handles that a model holds and ops remember; where the numbers live is their home's business.
 
+use std::ops::Range;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, RwLock};
 
@@ -40,10 +41,12 @@ struct Words {
     computes_in: DType,
 }
 
+/// Where a parameter has its home.
 #[derive(Clone)]
-struct Slot {
-    home: Arc<dyn ParamHome>,
-    index: usize,
+pub(crate) struct Slot {
+    pub home: Arc<dyn ParamHome>,
+    /// Its number there.
+    pub index: usize,
 }
 
 /// Where parameters live: lends their weights to ops and takes their gradients.
@@ -69,6 +72,12 @@ pub trait ParamHome: Send + Sync {
     /// Whether parameter `index` is trained.
     fn trainable(&self, index: usize) -> bool;
 
+    /// Which elements of the buffers of all its parameters are those of parameter `index`; `None` where there are no such
+    /// buffers.
+    fn place(&self, _index: usize) -> Option<Range<usize>> {
+        None
+    }
+
     /// The tape on which a forward pass of the model is being recorded, for ops whose inputs are on none.
     fn active_tape(&self) -> Option<Tape> {
         None
@@ -88,6 +97,17 @@ impl GradSlot {
     /// Its memory.
     pub(crate) fn span(&self) -> Result<Span<'_>> {
         self.lease.span().elements::<f32>(&(self.first..self.first + self.len))
+    }
+
+    /// The number of its elements.
+    pub(crate) fn n_elems(&self) -> usize {
+        self.len
+    }
+
+    /// The memory of this gradient and of those of the same home before it, from element `first` on.
+    pub(crate) fn beginning_at(self, first: usize) -> GradSlot {
+        let len = (self.first + self.len).saturating_sub(first);
+        GradSlot { first: first.min(self.first), len: len.max(self.len), ..self }
     }
 
     /// Stores an f32 gradient as [`GradSlot::store`] says.
@@ -204,7 +224,7 @@ impl Param {
         self.0.slot.read().unwrap_or_else(PoisonError::into_inner).is_some()
     }
 
-    fn slot(&self) -> Result<Slot> {
+    pub(crate) fn slot(&self) -> Result<Slot> {
         let slot = self.0.slot.read().unwrap_or_else(PoisonError::into_inner);
         slot.clone().ok_or_else(|| {
             Error::Usage(
@@ -454,5 +474,9 @@ impl ParamHome for FlatParams {
 
     fn trainable(&self, _index: usize) -> bool {
         self.trainable
+    }
+
+    fn place(&self, index: usize) -> Option<Range<usize>> {
+        self.places.get(index).map(|place| place.first..place.first + place.shape.n_elems())
     }
 }

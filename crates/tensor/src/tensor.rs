@@ -126,6 +126,19 @@ impl Tensor {
         }
     }
 
+    /// What is lent with it from its first element on, in another shape.
+    ///
+    /// # Errors
+    /// A shape that leaves the memory, or of a tensor that is not lent.
+    pub(crate) fn lent_on(self, shape: Shape) -> Result<Tensor> {
+        let Memory::Leased { lease, .. } = &self.memory else {
+            return Err(Error::Usage("only a weight that is lent has neighbors".to_owned()));
+        };
+        let bytes = shape.n_elems().saturating_mul(self.dtype.size());
+        lease.span().part(self.offset_bytes..self.offset_bytes.saturating_add(bytes))?;
+        Ok(Tensor { shape, known: None, ..self })
+    }
+
     /// The same as the working copy of a parameter, which lends it.
     pub(crate) fn lent_by(mut self, param: &Param) -> Tensor {
         if let Memory::Leased { of, .. } = &mut self.memory {

@@ -67,6 +67,12 @@ kernels! { ROPE, source::ROPE;
     rope (x: read(0), y: write(0), cos: read(f32), sin: read(f32), positions: read(i32), seq: value(u32), offset: value(u32),
         sign: value(f32), rows: value(u32), heads: value(u32), head_dim: value(u32), half: value(u32),
         interleaved: value(u32)) for FLOATS;
+    rope_split (x: read(0), q: write(0), k: write(0), v: write(0), cos: read(f32), sin: read(f32), seq: value(u32),
+        offset: value(u32), rows: value(u32), heads: value(u32), kv_heads: value(u32), head_dim: value(u32),
+        half: value(u32), interleaved: value(u32)) for FLOATS;
+    rope_join (q: read(0), k: read(0), v: read(0), x: write(0), cos: read(f32), sin: read(f32), seq: value(u32),
+        offset: value(u32), rows: value(u32), heads: value(u32), kv_heads: value(u32), head_dim: value(u32),
+        half: value(u32), interleaved: value(u32)) for FLOATS;
 }
 
 kernels! { ROW_LOSS, source::ROW_LOSS;

@@ -8,7 +8,7 @@ use oarlock_tensor::{DType, Device, FlatBuffer, FlatParams, OpTime, ParamLocatio
 use crate::error::{Error, Result};
 use crate::model::Decoder;
 use crate::nn::{Module, parameters, units_of};
-use crate::shard::{Grain, Layout};
+use crate::shard::{Grain, Layout, in_order_on};
 
 /// The accounts of a dry run.
 #[derive(Clone, Debug)]
@@ -110,6 +110,7 @@ pub fn dry_run(
     let device = like.as_dry();
     for unit in units_of(model) {
         for (dtype, params) in unit.by_dtype(dtype) {
+            let params = in_order_on(&device, params);
             let layout =
                 Layout::new(params.iter().map(|p| (p.name.clone(), *p.param.shape(), 0)), Grain::Blocks);
             let places: Vec<ParamLocation> = layout.params().iter().map(|p| p.place).collect();

@@ -4,7 +4,7 @@
 
 use std::sync::Arc;
 
-use oarlock_tensor::ops::{self, Activation, AttentionOptions, BlockMask, Mask, Rope};
+use oarlock_tensor::ops::{self, Activation, AttentionOptions, BlockMask, Mask, QkvHeads, Rope};
 use oarlock_tensor::{DType, Result, Tensor};
 
 use super::cache::LayerCache;
@@ -249,6 +249,13 @@ impl Attention {
                 let o = ops::attention(&q, &k, &v, mask, &self.config.options(blocks.clone()))?;
                 return ops::merge_heads(&sequence.gather_heads(&o)?);
             }
+            if self.config.qk_norm == QkNorm::None
+                && let Some(qkv) = self.qkv.forward_fused(x)?
+            {
+                let AttentionConfig { n_heads: heads, n_kv_heads: kv_heads, head_dim, .. } = self.config;
+                let heads = QkvHeads { heads, kv_heads, head_dim };
+                return ops::merge_heads(&ops::attention_fused(&qkv, heads, rope, 0, mask, &self.options())?);
+            }
             let (q, k, v) = self.project(x, rope, 0)?;
             ops::merge_heads(&ops::attention(&q, &k, &v, mask, &self.options())?)
         })
@@ -323,6 +330,9 @@ impl Mlp {
 
     fn activate(&self, x: &Tensor) -> Result<Tensor> {
         in_scope(self, x.device(), || {
+            if let Some(gate_up) = self.gate_up.forward_fused(x)? {
+                return ops::gated_fused(&gate_up, self.activation);
+            }
             let [gate, up] = self.gate_up.forward(x)?;
             ops::gated(&gate, &up, self.activation)
         })

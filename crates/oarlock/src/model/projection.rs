@@ -3,7 +3,7 @@
 
 use std::sync::Arc;
 
-use oarlock_tensor::{DType, Error, Result, Tensor, ops};
+use oarlock_tensor::{DType, Error, Param, Result, Tensor, ops};
 
 use crate::nn::{Layer, Linear, Module, Visitor, parameters};
 
@@ -98,6 +98,31 @@ impl<const N: usize> Projections<N> {
             layers => layers.iter().map(|(_, layer)| layer.forward(x)).collect::<Result<_>>()?,
         };
         outputs.try_into().map_err(|_| Error::Usage(format!("a layer has no {N} projections")))
+    }
+
+    /// What all of them make of x side by side in each row, on a GPU, where one product is worth more than several that are
+    /// smaller: by the one layer that is all of them, or by linear layers whose weights follow each other in memory. `None` where
+    /// each computes by itself.
+    pub fn forward_fused(&self, x: &Tensor) -> Result<Option<Tensor>> {
+        if !x.device().is_gpu() {
+            return Ok(None);
+        }
+        if let [(_, fused)] = self.layers.as_slice() {
+            return fused.forward(x).map(Some);
+        }
+        let (mut weights, mut biases) = (Vec::with_capacity(N), Vec::with_capacity(N));
+        for (_, layer) in &self.layers {
+            let Projection::Linear(linear) = layer else { return Ok(None) };
+            weights.push(&linear.weight);
+            biases.extend(&linear.bias);
+        }
+        let Some(weight) = Param::side_by_side(&weights)? else { return Ok(None) };
+        let bias = Param::side_by_side(&biases)?;
+        // Biases that lie elsewhere, or of some layers only.
+        if !biases.is_empty() && (bias.is_none() || biases.len() < N) {
+            return Ok(None);
+        }
+        Linear { weight, bias }.compute(x).map(Some)
     }
 
     /// What they compute in.

@@ -65,10 +65,13 @@ impl Linear {
     /// # Errors
     /// Shapes that do not fit.
     pub fn forward(&self, x: &Tensor) -> Result<Tensor> {
-        in_scope(self, x.device(), || {
-            let x = in_dtype_of(&self.weight, x)?;
-            ops::linear(&x, &self.weight, self.bias.as_ref(), WeightLayout::OutIn)
-        })
+        in_scope(self, x.device(), || self.compute(x))
+    }
+
+    /// As [`Linear::forward`], as a part of another module's pass.
+    pub(crate) fn compute(&self, x: &Tensor) -> Result<Tensor> {
+        let x = in_dtype_of(&self.weight, x)?;
+        ops::linear(&x, &self.weight, self.bias.as_ref(), WeightLayout::OutIn)
     }
 
     /// y + W·x in the dtype of y, without the bias; written over y where nobody else has it.

@@ -12,13 +12,13 @@ use std::sync::Arc;
 use oarlock_comm::{Communicator, Scalar};
 use oarlock_tensor::ops::optimizer::{Part, Role, Rule};
 use oarlock_tensor::ops::{transfer, update};
-use oarlock_tensor::{ActiveTapes, Device, FlatBuffer, UnitHook};
+use oarlock_tensor::{ActiveTapes, Device, FlatBuffer, ParamHome, UnitHook};
 
 use crate::error::{Error, Result};
 use crate::nn::{Module, NamedParam, UnitParams, parameters, wrapped_units_of};
 use crate::shard::finite::check_range;
 use crate::shard::group::{Grads, Group, GroupBuilder, Kind, Weights, offload_file};
-use crate::shard::layout::{BLOCK, runs};
+use crate::shard::layout::{BLOCK, in_order_on, runs};
 use crate::shard::leaving::UnitUse;
 use crate::shard::mesh::{Mesh, ranks_per_machine};
 use crate::shard::one_bit::OneBitSteps;
@@ -197,6 +197,7 @@ impl Engine {
             }
             let first = groups.len();
             for (kind, params) in kinds {
+                let params = in_order_on(device, params);
                 homes.extend(params.iter().enumerate().map(|(i, p)| (p.param.clone(), groups.len(), i)));
                 let in_unit = unit.run.is_some();
                 groups.push(builder.group(groups.len(), kind, &params, in_unit, param_group, role)?);
@@ -212,9 +213,12 @@ impl Engine {
             }
         }
         let core = Arc::new(Core::new(mesh, device.clone(), options, groups, units)?);
+        let home = |(group, of): (usize, &Group)| -> Arc<dyn ParamHome> {
+            Arc::new(Home { core: Arc::downgrade(&core), group, params: of.params.clone() })
+        };
+        let of_groups: Vec<_> = core.groups.iter().enumerate().map(home).collect();
         for (param, group, index) in homes {
-            let params = core.groups[group].params.clone();
-            param.settle(Arc::new(Home { core: Arc::downgrade(&core), group, params }), index);
+            param.settle(of_groups[group].clone(), index);
         }
         for (unit, run) in held.units.iter().filter_map(|unit| unit.run.as_ref()).enumerate() {
             if run.attach(Arc::new(UnitPasses { core: Arc::downgrade(&core), unit })).is_err() {

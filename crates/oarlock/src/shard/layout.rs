@@ -6,13 +6,15 @@
 //! owners, N=2   |rank 0           |rank 1                 |     whole blocks, contiguous, in rank order
 //! ```
 //!
-//! The layout depends on the parameters alone. Sums over elements go block by block, and only whole blocks change
+//! The layout depends on the parameters alone, and on a GPU matrices come before vectors ([`in_order_on`]). Sums over elements go block by block, and only whole blocks change
 //! hands, so no sum depends on the number of ranks, or on how parameters are grouped.
 
 use std::ops::Range;
 use std::rc::Rc;
 
-use oarlock_tensor::{ParamLocation, Shape};
+use oarlock_tensor::{Device, ParamLocation, Shape};
+
+use crate::nn::NamedParam;
 
 /// Elements of a block: what is owned, and summed, as a whole.
 pub const BLOCK: usize = oarlock_tensor::ops::update::NORM_BLOCK;
@@ -24,6 +26,15 @@ const ALIGN: usize = 16;
 pub(crate) fn runs(range: Range<usize>, most: usize) -> impl Iterator<Item = Range<usize>> {
     let end = range.end;
     range.step_by(most).map(move |start| start..end.min(start.saturating_add(most)))
+}
+
+/// The parameters of a group in the order in which they lie on a device. On a GPU matrices come before vectors, so that no bias
+/// is between the weights of projections that are multiplied by at once, or between runs of weights of one update.
+pub(crate) fn in_order_on(device: &Device, mut params: Vec<NamedParam>) -> Vec<NamedParam> {
+    if device.is_gpu() {
+        params.sort_by_key(|named| named.param.shape().sizes().len() < 2);
+    }
+    params
 }
 
 /// One parameter in a group's flat buffers.

@@ -2,6 +2,7 @@
 //! step where they are whole. Where collectives proceed in the background, a group's is begun when its gradients are complete and
 //! taken up later ([`Leaving`]).
 
+use std::ops::Range;
 use std::sync::{Arc, Weak};
 
 use oarlock_comm::{Ready, Region};
@@ -214,7 +215,7 @@ impl Core {
     }
 }
 
-/// The home of a parameter: its group's buffers, with a place for gradients made when the first comes.
+/// The home of the parameters of a group: its buffers, with a place for gradients made when the first comes.
 pub(super) struct Home {
     pub core: Weak<Core>,
     pub group: usize,
@@ -275,5 +276,9 @@ impl ParamHome for Home {
 
     fn active_tape(&self) -> Option<Tape> {
         self.core.upgrade()?.active.current()
+    }
+
+    fn place(&self, index: usize) -> Option<Range<usize>> {
+        self.params.place(index)
     }
 }

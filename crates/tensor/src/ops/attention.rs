@@ -68,22 +68,13 @@ pub fn attention(
     mask: &Mask,
     options: &AttentionOptions,
 ) -> Result<Tensor> {
-    check_device("attention", q, &[k, v])?;
-    check_dtype("attention", q, k)?;
-    check_dtype("attention", q, v)?;
-    let shape = shape_of(q, k, k.sizes().get(1).copied().unwrap_or(0), v, mask, options)?;
     let recorder = Recorder::new(&[q, k, v], &[])?;
-    let blocks = options.blocks.as_ref();
-    let (o, lse) = forward(q, k, v, mask, &shape, blocks)?;
-    Ok(Recorder::record(recorder, o.clone(), |recorder| AttentionBackward {
+    let attended = Attended::new([q, k, v], mask, options)?;
+    Ok(Recorder::record(recorder, attended.output(), |recorder| AttentionBackward {
         q: recorder.save(q),
         k: recorder.save(k),
         v: recorder.save(v),
-        o,
-        lse,
-        mask: mask.clone(),
-        shape,
-        blocks: blocks.cloned(),
+        attended,
     }))
 }
 
@@ -286,6 +277,21 @@ struct AttentionBackward {
     q: Saved,
     k: Saved,
     v: Saved,
+    attended: Attended,
+}
+
+impl Function for AttentionBackward {
+    fn backward(self: Box<Self>, d_o: Tensor, cx: &mut Backward<'_>) -> Result<()> {
+        let (q, k, v) = (cx.get(&self.q)?, cx.get(&self.k)?, cx.get(&self.v)?);
+        let [dq, dk, dv] = self.attended.gradients([&q, &k, &v], &d_o)?;
+        cx.give(0, dq)?;
+        cx.give(1, dk)?;
+        cx.give(2, dv)
+    }
+}
+
+/// What a forward pass leaves for the backward pass, beside queries, keys and values.
+pub(super) struct Attended {
     o: Tensor,
     lse: Tensor,
     mask: Mask,
@@ -293,21 +299,37 @@ struct AttentionBackward {
     blocks: Option<BlockMask>,
 }
 
-impl Function for AttentionBackward {
-    fn backward(self: Box<Self>, d_o: Tensor, cx: &mut Backward<'_>) -> Result<()> {
-        let (q, k, v) = (cx.get(&self.q)?, cx.get(&self.k)?, cx.get(&self.v)?);
+impl Attended {
+    /// The forward pass, not recorded.
+    pub fn new([q, k, v]: [&Tensor; 3], mask: &Mask, options: &AttentionOptions) -> Result<Attended> {
+        check_device("attention", q, &[k, v])?;
+        check_dtype("attention", q, k)?;
+        check_dtype("attention", q, v)?;
+        let shape = shape_of(q, k, k.sizes().get(1).copied().unwrap_or(0), v, mask, options)?;
+        let blocks = options.blocks.clone();
+        let (o, lse) = forward(q, k, v, mask, &shape, blocks.as_ref())?;
+        Ok(Attended { o, lse, mask: mask.clone(), shape, blocks })
+    }
+
+    /// What attention has computed.
+    pub fn output(&self) -> Tensor {
+        self.o.clone()
+    }
+
+    /// The gradients of queries, keys and values.
+    pub fn gradients(&self, [q, k, v]: [&Tensor; 3], d_o: &Tensor) -> Result<[Tensor; 3]> {
         let device = q.device().clone();
         let like = |t: &Tensor| Tensor::uninit(*t.shape(), t.dtype(), &device, "gradient");
-        let (mut dq, mut dk, mut dv) = (like(&q)?, like(&k)?, like(&v)?);
-        let (shape, blocks) = (self.shape, self.blocks);
+        let (mut dq, mut dk, mut dv) = (like(q)?, like(k)?, like(v)?);
+        let (shape, blocks) = (self.shape, self.blocks.clone());
         let flops = 5 * product_flops(&shape, blocks.as_ref());
         let mut launch = device.launch("attention backward", flops, 0);
         let scratch =
             launch.scratch(kernel::attention_backward_scratch_bytes(device.host(), &shape, q.dtype()))?;
         let starts = doc_start(&mut launch, &self.mask)?;
         with_float!(q.dtype(), "attention", T => {
-            let (q, k, v) = (launch.read::<T>(&q)?, launch.read::<T>(&k)?, launch.read::<T>(&v)?);
-            let (o, lse, d_o) = (launch.read::<T>(&self.o)?, launch.read::<f32>(&self.lse)?, launch.read::<T>(&d_o)?);
+            let (q, k, v) = (launch.read::<T>(q)?, launch.read::<T>(k)?, launch.read::<T>(v)?);
+            let (o, lse, d_o) = (launch.read::<T>(&self.o)?, launch.read::<f32>(&self.lse)?, launch.read::<T>(d_o)?);
             let (dq, dk, dv) =
                 (launch.write::<T>(&mut dq)?, launch.write::<T>(&mut dk)?, launch.write::<T>(&mut dv)?);
             launch.cuda(|gpu| {
@@ -342,8 +364,6 @@ impl Function for AttentionBackward {
                 )
             })
         })?;
-        cx.give(0, dq)?;
-        cx.give(1, dk)?;
-        cx.give(2, dv)
+        Ok([dq, dk, dv])
     }
 }

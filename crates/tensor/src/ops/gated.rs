@@ -55,7 +55,8 @@ fn forward(
         let (gate, up, y) = (launch.read::<T>(gate)?, launch.read::<T>(up)?, launch.write::<T>(&mut y)?);
         launch.cuda(|gpu| {
             let call = gpu.kernel("gated_forward", &[T::DTYPE])?.u32(activation as usize);
-            call.view(&gate).view(&up).view(&y).u64(n).run(geometry::elements(n))
+            // Without gaps between rows.
+            call.view(&gate).view(&up).view(&y).u64(n).u32(0).u32(0).run(geometry::elements(n))
         })?;
         launch.run(move |cpu| {
             glu::gated_forward(cpu, activation, gate.slice(cpu), up.slice(cpu), y.slice(cpu));
@@ -84,7 +85,7 @@ impl Function for GatedBackward {
             launch.cuda(|gpu| {
                 let call = gpu.kernel("gated_backward", &[T::DTYPE])?.u32(activation as usize);
                 let call = call.view(&gate).view(&up).view(&dy).view(&d_gate).view(&d_up);
-                call.u64(n).run(geometry::elements(n))
+                call.u64(n).u32(0).u32(0).run(geometry::elements(n))
             })?;
             launch.run(move |cpu| {
                 let (gate, up, dy) = (gate.slice(cpu), up.slice(cpu), dy.slice(cpu));

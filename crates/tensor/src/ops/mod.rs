@@ -5,6 +5,7 @@
 
 pub(crate) mod accumulate;
 mod attention;
+mod attention_fused;
 mod binary;
 pub mod block_int;
 mod cast;
@@ -15,6 +16,7 @@ mod custom;
 mod dropout;
 mod embedding;
 mod gated;
+mod gated_fused;
 mod head_chunks;
 mod head_form;
 mod head_loss;
@@ -78,6 +80,7 @@ pub use pool::{
 pub use row_loss::{RowLossOptions, RowLosses, row_losses};
 
 pub use attention::{AttentionOptions, BlockMask, Mask, attention, attention_cached};
+pub use attention_fused::{QkvHeads, attention_fused};
 pub use binary::{add, div, floor_divide, maximum, minimum, mul, pow, remainder, sub};
 pub use cast::cast;
 pub use compare::{
@@ -88,6 +91,7 @@ pub use custom::{CustomOp, CustomOps, custom, custom_linear, custom_outputs};
 pub use dropout::dropout;
 pub use embedding::{embedding, embedding_to};
 pub use gated::{gated, glu};
+pub use gated_fused::gated_fused;
 pub use head_loss::{HeadLoss, HeadOptions, head_hits, head_log_probs, head_loss, head_token_loss, logits};
 pub use labels::{IGNORE_INDEX, Labels};
 pub use layer_norm::layer_norm;

@@ -5,11 +5,11 @@ use std::sync::{Arc, Mutex, PoisonError};
 
 use oarlock_cuda::geometry;
 use oarlock_kernels::rope::{self as kernel, Positions, RopeShape, RopeStyle, Rotation};
-use oarlock_kernels::{Element, Result};
+use oarlock_kernels::{Cpu, Element, Float, Result};
 
 use crate::cuda::Unable;
 use crate::device::Device;
-use crate::launch::View;
+use crate::launch::{Launch, View};
 use crate::ops::{with_float, wrong_shape};
 use crate::rope_table::{RopeScaling, RopeTable, inverse_frequencies};
 use crate::tape::{Backward, Function, Recorder};
@@ -100,6 +100,65 @@ impl Rope {
     pub fn positions(&self) -> Range<usize> {
         self.positions.clone()
     }
+
+    /// A position of `x`, counted from the first one of the table.
+    pub(super) fn from_its_first(&self, x: &Tensor, position: usize) -> Result<usize> {
+        position.checked_sub(self.positions.start).ok_or_else(|| {
+            wrong_shape("rope", format!("positions of {:?} instead of {position}", self.positions), x)
+        })
+    }
+
+    /// The channels of a head that are turned.
+    pub(super) fn rot_dim(&self) -> usize {
+        self.rot_dim
+    }
+
+    /// What turns `seq` positions from `first` on, which is counted from the first one of the table.
+    pub(super) fn turn(&self, first: usize, seq: usize, device: &Device) -> Result<Turn> {
+        let angles = self.angles(first.saturating_add(seq), device)?;
+        let on_gpu = angles.on(device)?;
+        let is_whole = first.saturating_add(seq) <= self.positions.len();
+        Ok(Turn { angles, on_gpu, is_whole, rot_dim: self.rot_dim, style: self.style, seq, first })
+    }
+}
+
+/// The angles of some positions, for a launch.
+pub(super) struct Turn {
+    angles: Arc<Angles>,
+    on_gpu: Option<[Tensor; 2]>,
+    /// Whether the table has them all.
+    is_whole: bool,
+    rot_dim: usize,
+    style: RopeStyle,
+    seq: usize,
+    first: usize,
+}
+
+impl Turn {
+    /// The cosines and sines, as a launch on a GPU reads them.
+    pub fn read(&self, launch: &mut Launch<'_>) -> Result<Option<[View<f32>; 2]>> {
+        let Some([cos, sin]) = &self.on_gpu else { return Ok(None) };
+        Ok(Some([launch.read::<f32>(cos)?, launch.read::<f32>(sin)?]).filter(|_| self.is_whole))
+    }
+
+    /// The pairs of a head, and whether they lie side by side, as the kernels of a GPU take them.
+    pub fn pairs(&self) -> [usize; 2] {
+        [self.rot_dim / 2, usize::from(self.style == RopeStyle::Interleaved)]
+    }
+
+    /// Turns rows of heads on a CPU.
+    pub fn run<T: Float>(
+        &self,
+        cpu: &Cpu,
+        rotation: Rotation,
+        [heads, head_dim]: [usize; 2],
+        x: &mut [T],
+    ) -> Result<()> {
+        let shape = RopeShape { heads, head_dim, rot_dim: self.rot_dim, style: self.style };
+        let positions = Positions::Counted { seq: self.seq, offset: self.first };
+        let RopeTable { cos, sin, .. } = &self.angles.table;
+        kernel::rope(cpu, shape, rotation, positions, (cos, sin), x)
+    }
 }
 
 impl Angles {
@@ -134,9 +193,7 @@ pub fn rope(x: &Tensor, table: &Arc<Rope>, first: usize) -> Result<Tensor> {
     if x.sizes().len() != 4 || x.shape().last() < table.rot_dim {
         return Err(wrong_shape("rope", format!("[B, S, H, D] with D of at least {}", table.rot_dim), x));
     }
-    let Some(first) = first.checked_sub(table.positions.start) else {
-        return Err(wrong_shape("rope", format!("positions of {:?} instead of {first}", table.positions), x));
-    };
+    let first = table.from_its_first(x, first)?;
     let recorder = Recorder::new(&[x], &[])?;
     let y = turn(x, table, first, Rotation::Forward, "rope forward")?;
     Ok(Recorder::record(recorder, y, |_| RopeBackward { table: table.clone(), first }))
@@ -151,29 +208,23 @@ fn turn(
 ) -> Result<Tensor> {
     let mut y = Tensor::uninit(*x.shape(), x.dtype(), x.device(), "activation")?;
     let &[_, seq, heads, dim] = x.sizes() else { return Err(wrong_shape("rope", "[B, S, H, D]", x)) };
-    let shape = RopeShape { heads, head_dim: dim, rot_dim: table.rot_dim, style: table.style };
-    let angles = table.angles(first.saturating_add(seq), x.device())?;
+    let turn = table.turn(first, seq, x.device())?;
     let mut launch = x.device().launch(name, 0, 2 * x.len_bytes() as u64);
-    let tables = match angles.on(x.device())? {
-        Some([cos, sin]) => Some((launch.read::<f32>(&cos)?, launch.read::<f32>(&sin)?)),
-        None => None,
-    };
+    let angles = turn.read(&mut launch)?;
     with_float!(x.dtype(), "rope", T => {
         let (from, y) = (launch.read::<T>(x)?, launch.write::<T>(&mut y)?);
         launch.cuda(|gpu| {
-            let (cos, sin) = tables.filter(|_| first + seq <= table.positions.len()).ok_or(Unable::NoForm)?;
+            let [cos, sin] = angles.ok_or(Unable::NoForm)?;
             let sign = if rotation == Rotation::Forward { 1.0 } else { -1.0 };
-            let (rows, half) = (x.sizes()[0] * seq, table.rot_dim / 2);
+            let (rows, [half, interleaved]) = (x.sizes()[0] * seq, turn.pairs());
             let call = gpu.kernel("rope", &[T::DTYPE])?.view(&from).view(&y).view(&cos).view(&sin);
             let call = call.optional(None::<&View<i32>>).u32(seq).u32(first).f32(sign).u32(rows).u32(heads).u32(dim);
-            let interleaved = usize::from(table.style == RopeStyle::Interleaved);
             call.u32(half).u32(interleaved).run(geometry::elements(x.n_elems()))
         })?;
         launch.run(move |cpu| {
-            let (positions, angles) = (Positions::Counted { seq, offset: first }, &angles.table);
             let y = y.slice(cpu);
             y.copy_from_slice(from.slice(cpu));
-            kernel::rope(cpu, shape, rotation, positions, (&angles.cos, &angles.sin), y)
+            turn.run(cpu, rotation, [heads, dim], y)
         })
     })?;
     Ok(y)

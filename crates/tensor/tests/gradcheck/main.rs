@@ -11,6 +11,7 @@ mod custom;
 mod einsum;
 mod elementwise;
 mod fused;
+mod fused_products;
 mod gpu;
 mod gpu_cost;
 mod gpu_forms;

@@ -11,7 +11,7 @@ use super::weights::SafetensorsSource;
 use crate::error::{Error, Result};
 use crate::model::Decoder;
 use crate::nn::{NamedParam, units_of};
-use crate::shard::{Grain, Layout, ParamSlice, WeightSource, check_range};
+use crate::shard::{Grain, Layout, ParamSlice, WeightSource, check_range, in_order_on};
 
 /// Elements that are converted at a time.
 const CHUNK_ELEMS: usize = 1 << 18;
@@ -67,7 +67,7 @@ pub fn load_from(
     }
     for unit in units_of(&decoder) {
         for (dtype, params) in unit.by_dtype(dtype) {
-            fill(&params, source, device, dtype)?;
+            fill(&in_order_on(device, params), source, device, dtype)?;
         }
     }
     Ok(LoadedModel { config, decoder, dtype, device: device.clone(), n_positions })
