@@ -7,7 +7,7 @@ use ruzstd::decoding::StreamingDecoder;
 
 /// The dictionary of jieba, whose words have numbers here but no kinds: bench/golden/make_words.py. The crate would compress its
 /// own while it is built, which takes longer than all the rest of it.
-const DICTIONARY: &[u8] = include_bytes!("words.txt.zst");
+const DICTIONARY: &[u8] = include_bytes!("../../data/words.txt.zst");
 
 /// Divides texts into words.
 pub(super) struct Words(Jieba);
