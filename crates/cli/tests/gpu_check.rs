@@ -161,7 +161,7 @@ fn ops_are_well_on_an_emulated_gpu() {
 }
 
 /// Kernels that no check runs, and why.
-const NOT_RUN: [(&str, &[&str]); 10] = [
+const NOT_RUN: [(&str, &[&str]); 8] = [
     (
         "no op launches them",
         &[
@@ -214,11 +214,6 @@ const NOT_RUN: [(&str, &[&str]); 10] = [
             "rms_norm_backward_f16_f32_f16",
         ],
     ),
-    (
-        "with few rows all of them fill one unit of the head",
-        &["place_rows_f32", "place_rows_bf16", "place_rows_f16"],
-    ),
-    ("sums over few rows take one launch", &["sum_rows_f32_bf16", "sum_rows_f32_f16"]),
     ("no check sums 16 bits along the last dim into f32", &["sum_last_bf16_f32", "sum_last_f16_f32"]),
 ];
 

@@ -37,6 +37,7 @@ void cp_async_wait(int n);
 void* shared_array(const void* site, const char* name, size_t bytes, size_t align);
 void* dynamic_shared();
 [[noreturn]] void out_of_bounds(const char* name, u64 index, u64 n);
+void tell_tile(bool masked);
 
 template <class T> class Shared {
  public:
@@ -125,6 +126,7 @@ struct Registered {
   const emulator::Shared<type> name(&site_##name, #name, n, SHARED_ALIGN)
 #define DYNAMIC_SHARED(name) u8* const name = (u8*)emulator::dynamic_shared()
 #define UNROLL
+#define TELL_TILE(masked) emulator::tell_tile(masked)
 #define threadIdx emulator::ids->thread
 #define blockIdx emulator::ids->block
 #define blockDim emulator::ids->threads

@@ -31,12 +31,16 @@ const Kernel* find(const std::string& name) {
   return found == table().end() ? nullptr : &found->second.kernel;
 }
 
+// Those of the last launch of this OS thread.
+static thread_local Tiles told;
+
 static std::string run(const Launch& launch, u32 n_workers) {
   u64 n_blocks = (u64)launch.grid.x * launch.grid.y * launch.grid.z;
   std::atomic<u64> next{0};
   std::atomic<bool> stopped{false};
   std::mutex lock;
   std::string error;
+  Tiles tiles;
   auto worker = [&] {
     Machine here(launch);
     for (u64 i; !stopped && (i = next++) < n_blocks;) {
@@ -49,11 +53,15 @@ static std::string run(const Launch& launch, u32 n_workers) {
       std::lock_guard<std::mutex> held(lock);
       if (error.empty()) error = here.error;
     }
+    std::lock_guard<std::mutex> held(lock);
+    tiles.all += here.tiles.all;
+    tiles.masked += here.tiles.masked;
   };
   std::vector<std::thread> others;
   for (u32 i = 1; i < n_workers; i++) others.emplace_back(worker);
   worker();
   for (std::thread& other : others) other.join();
+  told = tiles;
   return error;
 }
 
@@ -86,6 +94,12 @@ extern "C" int emulator_launch(const char* name, const unsigned grid[3], unsigne
   memcpy(error, message.data(), n);
   error[n] = 0;
   return 1;
+}
+
+// The tiles of scores that the last launch of this OS thread told of, and those whose masks were looked at.
+extern "C" void emulator_tiles(u64 tiles[2]) {
+  tiles[0] = emulator::told.all;
+  tiles[1] = emulator::told.masked;
 }
 
 // The parameters of a kernel as C declares them; null where there is none of this name.

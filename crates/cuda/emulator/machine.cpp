@@ -265,6 +265,12 @@ void out_of_bounds(const char* name, u64 index, u64 n) {
                 std::to_string(n));
 }
 
+void tell_tile(bool masked) {
+  if (ids->thread.x) return;
+  machine->tiles.all++;
+  machine->tiles.masked += masked;
+}
+
 u32 shuffle_xor(u32 v, int mask) {
   Machine* m = machine;
   // Results have an array of their own: lanes that take them late must not find the operands of the next meeting.

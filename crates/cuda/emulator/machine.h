@@ -118,6 +118,11 @@ struct Launch {
   u32 order;
 };
 
+// The tiles of scores that blocks have told of, and those among them whose masks were looked at.
+struct Tiles {
+  u64 all = 0, masked = 0;
+};
+
 // A kernel of this library; null where there is none of this name.
 const Kernel* find(const std::string& name);
 
@@ -129,6 +134,7 @@ class Machine {
   // Runs a block; false where it failed, with `error`.
   bool run(Dim block);
   std::string error;
+  Tiles tiles;
 
   void sync_block(const char* file, int line);
   template <class Put, class Work> void meet(Op op, const char* file, int line, int argument, Put put, Work work);

@@ -70,7 +70,8 @@ DEVICE int lowest(int v) {
 }
 DEVICE int highest(int v) { return -lowest(-v); }
 
-// The keys that any of the queries first .. first + n sees, and those that all of them see. Every warp finds the same.
+// The keys that any of the queries first .. first + n sees, and those that all of them see. Rows behind the queries are zeros
+// whose results nobody writes: they need no mask. Every warp finds the same.
 struct Span {
   Keys any, all;
   DEVICE Span(const Shape& s, const i32* starts, int first, int n) {
@@ -79,13 +80,13 @@ struct Span {
       int last = min(first + n, s.q_len) - 1;
       Keys earliest = visible(s, 0, first), latest = visible(s, 0, last);
       any = {earliest.low, latest.high};
-      all = first + n <= s.q_len ? Keys{latest.low, earliest.high} : Keys{MANY, 0};
+      all = {latest.low, earliest.high};
       return;
     }
     any = {MANY, 0};
     all = {0, MANY};
-    for (int i = threadIdx.x % 32; i < n; i += 32) {
-      Keys keys = visible(s, start_of(s, starts, first + i), first + i);
+    for (int i = first + threadIdx.x % 32; i < min(first + n, s.q_len); i += 32) {
+      Keys keys = visible(s, starts[i], i);
       if (keys.low < keys.high) {
         any.low = min(any.low, keys.low);
         any.high = max(any.high, keys.high);
@@ -96,7 +97,6 @@ struct Span {
     any = {lowest(any.low), highest(any.high)};
     all = {highest(all.low), lowest(all.high)};
   }
-  DEVICE bool sees_some(int from, int to) const { return any.low < to && from < any.high; }
   DEVICE bool sees_all(int from, int to) const { return all.low <= from && to <= all.high; }
 };
 

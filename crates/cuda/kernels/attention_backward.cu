@@ -54,6 +54,7 @@ DEVICE void attention_delta(const T* o, const T* d_o, f32* delta, int q_len, int
 template <class Lse, class Delta, class Sees>
 DEVICE void to_gradients(f32 (&probs)[WALKED / 8][4], f32 (&grads)[WALKED / 8][4], const Shape& s, bool masked, Lse lse,
                          Delta delta, Sees sees) {
+  TELL_TILE(masked);
   // What most tiles do not need is branched over as a whole: a branch for each score would take longer than the products.
   if (is_plain(s))
     UNROLL for (int j = 0; j < WALKED / 8; j++) UNROLL for (int e = 0; e < 4; e++) {
@@ -98,28 +99,41 @@ struct alignas(16) Queries {
 struct Walk {
   const Shape& s;
   const i32* starts;
-  int k0, from, last_head, head, q0;
+  int k0, from, end, last_head, head, q0;
   bool more, masked;
   DEVICE Walk(const Shape& s, const i32* starts, int k0, int kv_head)
-      : s(s), starts(starts), k0(k0),
-        // Earlier queries see none of these keys.
-        from(s.causal ? max(k0 - (s.kv_len - s.q_len), 0) / WALKED * WALKED : 0),
-        last_head((kv_head + 1) * (s.heads / s.kv_heads) - 1), head(kv_head * (s.heads / s.kv_heads)), q0(from - WALKED) {
-    next();
+      : s(s), starts(starts), k0(k0), last_head((kv_head + 1) * (s.heads / s.kv_heads) - 1),
+        head(kv_head * (s.heads / s.kv_heads)) {
+    // Queries before and behind these see none of the keys. All heads have the same, so they are found once.
+    int ahead = k0 - (s.kv_len - s.q_len);
+    from = s.causal ? max(ahead, 0) : 0;
+    end = s.window ? min(ahead + TILE_ROWS - 1 + min(s.window, s.kv_len), s.q_len) : s.q_len;
+    if (starts) {
+      int first = MANY, last = -1;
+      for (int i = from + threadIdx.x % 32; i < end; i += 32) {
+        Keys keys = visible(s, starts[i], i);
+        if (keys.low >= min(keys.high, k0 + TILE_ROWS) || keys.high <= k0) continue;
+        first = min(first, i);
+        last = i;
+      }
+      from = lowest(first);
+      end = highest(last) + 1;
+    }
+    more = from < end;
+    q0 = from = from / WALKED * WALKED;
+    look();
   }
   DEVICE void next() {
-    for (more = true; more;) {
-      q0 += WALKED;
-      if (q0 >= s.q_len) {
-        more = head < last_head;
-        head++;
-        q0 = from - WALKED;
-        continue;
-      }
-      Span span(s, starts, q0, WALKED);
-      masked = !span.sees_all(k0, k0 + TILE_ROWS);
-      if (span.sees_some(k0, k0 + TILE_ROWS)) return;
+    q0 += WALKED;
+    if (q0 >= end) {
+      more = head < last_head;
+      head++;
+      q0 = from;
     }
+    look();
+  }
+  DEVICE void look() {
+    if (more) masked = !Span(s, starts, q0, WALKED).sees_all(k0, k0 + TILE_ROWS);
   }
 };
 

@@ -101,7 +101,9 @@ DEVICE void attention_forward(const T* q, const T* k, const T* v, const i32* sta
     if (!plain)
       UNROLL for (int j = 0; j < WALKED / 8; j++) UNROLL for (int e = 0; e < 4; e++)
         scores[j][e] = score(s, scores[j][e], slope);
-    if (!span.sees_all(t * WALKED, (t + 1) * WALKED))
+    bool masked = !span.sees_all(t * WALKED, (t + 1) * WALKED);
+    TELL_TILE(masked);
+    if (masked)
       UNROLL for (int j = 0; j < WALKED / 8; j++) UNROLL for (int e = 0; e < 4; e++) {
         int key = t * WALKED + col_of(j, e);
         scores[j][e] = (seen[e / 2].low <= key) & (key < seen[e / 2].high) ? scores[j][e] : minus_infinity();

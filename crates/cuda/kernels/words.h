@@ -51,6 +51,8 @@ struct pieces {
 #define SHARED(type, name, n) __shared__ __align__(SHARED_ALIGN) type name[n]
 #define DYNAMIC_SHARED(name) extern __shared__ __align__(128) u8 name[]
 #define UNROLL _Pragma("unroll")
+// Tells the emulator, which counts them, of a tile of scores and whether its masks are looked at.
+#define TELL_TILE(masked)
 
 DEVICE void sync_block() { __syncthreads(); }
 DEVICE void sync_warp() { __syncwarp(); }

@@ -214,19 +214,20 @@ impl Device {
         Device::new(Kind::Strict(queue.clone()), host, Arena::protected(&queue), profile)
     }
 
-    /// A dry device with the kernels and threads of this one, and an empty pool; of a GPU, one that stands for that.
+    /// A dry device with the kernels and threads of this one, and an empty pool that cuts blocks out of segments if this one's does;
+    /// of a GPU, one that stands for that.
     pub fn as_dry(&self) -> Device {
-        self.dry_with(self.0.gpu_bytes)
+        let arena = if self.arena().is_in_segments() { Arena::dry_of_gpu() } else { Arena::dry() };
+        self.dry_with(self.0.gpu_bytes, arena)
     }
 
     /// A dry device that stands for a GPU with so much memory, with the accounts of its pool, which cuts blocks out of segments.
     pub fn as_dry_gpu(&self, memory_bytes: usize) -> Device {
-        self.dry_with(Some(memory_bytes))
+        self.dry_with(Some(memory_bytes), Arena::dry_of_gpu())
     }
 
-    fn dry_with(&self, gpu_bytes: Option<usize>) -> Device {
+    fn dry_with(&self, gpu_bytes: Option<usize>, arena: Arena) -> Device {
         let (host, profile) = (self.0.host.clone(), Arc::default());
-        let arena = if gpu_bytes.is_some() { Arena::dry_of_gpu() } else { Arena::dry() };
         Device(Arc::new(Inner { kind: Kind::Dry, host, arena, pinned: None, profile, gpu_bytes }))
     }
 

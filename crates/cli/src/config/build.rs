@@ -52,7 +52,8 @@ pub fn build(
     let read = &settings;
     let learning_rate = read.f64("learning_rate");
     let known = read.known_ranks().and_then(|n| i64::try_from(n).ok());
-    let ranks = Ranks { n: known, on_gpus: read.word("device") == "cuda" };
+    let device = device(read, found);
+    let ranks = Ranks { n: known, on_gpus: device.is_gpu() };
     let (shard, loss_scale) = dialect::shard(&mut dialects, ranks, found);
     let recompute = recompute::recompute(&settings, &dialects, found);
     let shape = schedule::shape(&settings, learning_rate, found);
@@ -164,7 +165,7 @@ pub fn build(
         num_processes: read.usize("num_processes"),
         sequence_parallel: read.usize("sequence_parallel_size"),
         threads: read.count("num_threads_per_process"),
-        device: device(&settings, &mut problems),
+        device,
         cpu_path: Some(read.word("cpu_path").to_owned()).filter(|name| name != AUTO),
         timeout: Duration::from_secs(read.int("ddp_timeout").unsigned_abs()),
         pipeline: pipeline::pipeline(&settings, &shard, &mut problems),

@@ -13,7 +13,6 @@ use oarlock::settings::problem::{Problem, Problems};
 use oarlock::settings::resolve::{self, Setting, Settings};
 use oarlock::settings::secret::masked;
 use oarlock::settings::value::{Value, quoted};
-use oarlock_tensor::DeviceKind;
 
 use super::table;
 
@@ -106,14 +105,11 @@ impl ResolvedConfig {
 
     /// What somebody wrote although it changes nothing here, each with the reason.
     pub fn without_effect(&self) -> impl Iterator<Item = (&Setting, &'static str)> {
-        let on_gpus = matches!(self.values.ranks.device, DeviceKind::Cuda(_));
+        let on_gpus = self.values.ranks.device.is_gpu();
         self.all().filter_map(move |setting| match setting.key.status {
             _ if on_gpus && OF_GPUS.contains(&setting.key.name) => None,
             Status::NoEffect(reason) if setting.is_written() => Some((setting, reason)),
-            _ if setting.key.name == "tf32"
-                && self.values.train.tf32
-                && !self.values.ranks.device.is_gpu() =>
-            {
+            _ if setting.key.name == "tf32" && self.values.train.tf32 && !on_gpus => {
                 Some((setting, "products of f32 are in f32 on the CPU"))
             }
             _ if self.values.data.chat.is_none()

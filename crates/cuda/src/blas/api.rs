@@ -13,6 +13,8 @@ pub(super) type Status = c_int;
 pub(super) type Handle = *mut c_void;
 /// `CUBLAS_STATUS_INVALID_VALUE`.
 pub(super) const INVALID_VALUE: Status = 7;
+/// `CUBLAS_STATUS_ARCH_MISMATCH`.
+pub(super) const ARCH_MISMATCH: Status = 8;
 /// `CUBLAS_STATUS_NOT_SUPPORTED`.
 pub(super) const NOT_SUPPORTED: Status = 15;
 

@@ -1,4 +1,4 @@
-//! Matrix products by cuBLASLt, or by the kernels of this crate where it is not there.
+//! Matrix products by cuBLASLt, or by the kernels of this crate where it is not there, or has no algorithm for one on this GPU.
 //!
 //! Matrices lie row after row. cuBLASLt chooses an algorithm for each shape, once, among those that make do with the
 //! workspace, unless a table has one that was measured ([`Tuned`]). Its bits can differ between versions of the library and kinds of GPUs, but not between two runs.
@@ -25,9 +25,9 @@ use crate::driver::{Context, DeviceMemory, Stream};
 use crate::error::{Error, Result};
 use crate::libraries::{Cuda, Libraries, Library, expect_usable};
 use crate::modules::Modules;
-use api::{Api, INVALID_VALUE, NOT_SUPPORTED, Owned, call};
+use api::{Api, INVALID_VALUE, Owned, call};
 use own::Own;
-use plan::{Key, Origin, Plan};
+use plan::{Key, LACKS, Origin, Plan};
 use product::Dims;
 
 /// A workspace that is enough for the algorithms of all GPUs that cuBLAS has a recommendation for.
@@ -57,6 +57,8 @@ enum Engine {
 }
 
 struct CublasLt {
+    /// For what the library cannot.
+    own: Own,
     workspace: DeviceMemory,
     /// The library's handle, and what was chosen for shapes before. Ends before the functions do.
     state: Mutex<State>,
@@ -65,34 +67,40 @@ struct CublasLt {
 
 struct State {
     tuned: Tuned,
-    plans: HashMap<Key, Plan>,
+    plans: HashMap<Key, Way>,
     handle: Owned,
+}
+
+/// How the products of a shape are computed.
+enum Way {
+    Library(Plan),
+    /// By the own kernels, and why.
+    Own(Error),
+}
+
+impl Way {
+    fn why_own(&self) -> Option<String> {
+        match self {
+            Way::Own(why) => Some(why.to_string()),
+            Way::Library(_) => None,
+        }
+    }
+
+    fn is_of_table(&self) -> bool {
+        matches!(self, Way::Library(plan) if plan.origin == Origin::Table)
+    }
 }
 
 impl Blas {
     /// Loads libcublasLt where these libraries are, for products on a stream. Where there is none that the driver can use, the
     /// kernels of this crate compute, and need no workspace; they are compiled at the first product, or are in the cache of the
-    /// environment.
+    /// environment. They also compute what the library has no algorithm for on this GPU.
     ///
     /// # Errors
-    /// The driver's own.
+    /// [`Error::OldDevice`], or the driver's own.
     pub fn new(stream: &Arc<Stream>, libraries: &Libraries, workspace_bytes: usize) -> Result<Blas> {
-        let modules = || Modules::new(stream.context(), libraries, Cache::from_environment()).map(Arc::new);
-        Blas::or_else(stream, libraries, workspace_bytes, modules)
-    }
-
-    /// The same with modules that have the kernels.
-    ///
-    /// # Errors
-    /// As [`Blas::new`], and [`Error::OtherContext`] if the modules are those of another one.
-    pub fn with_modules(
-        stream: &Arc<Stream>,
-        libraries: &Libraries,
-        workspace_bytes: usize,
-        modules: &Arc<Modules>,
-    ) -> Result<Blas> {
-        stream.context().expect_same(modules.context(), "a module")?;
-        Blas::or_else(stream, libraries, workspace_bytes, || Ok(modules.clone()))
+        let modules = Modules::new(stream.context(), libraries, Cache::from_environment())?;
+        Blas::with_modules(stream, libraries, workspace_bytes, &Arc::new(modules))
     }
 
     /// By the kernels of this crate, whether cuBLASLt is there or not.
@@ -104,12 +112,18 @@ impl Blas {
         Ok(Blas { stream: stream.clone(), engine: Engine::Own(Own::new(modules.clone()), None) })
     }
 
-    fn or_else(
+    /// The same with modules that have the kernels.
+    ///
+    /// # Errors
+    /// The driver's own, and [`Error::OtherContext`] if the modules are those of another one.
+    pub fn with_modules(
         stream: &Arc<Stream>,
         libraries: &Libraries,
         workspace_bytes: usize,
-        modules: impl FnOnce() -> Result<Arc<Modules>>,
+        modules: &Arc<Modules>,
     ) -> Result<Blas> {
+        stream.context().expect_same(modules.context(), "a module")?;
+        let own = Own::new(modules.clone());
         // The library makes its handle in the current context. What the driver has to say about that is no fault of a library.
         stream.context().enter()?;
         let cuda = stream.context().device().cuda_version()?;
@@ -118,7 +132,7 @@ impl Blas {
                 let tuned = Tuned::of(stream.context().device())?;
                 let workspace = stream.context().alloc(workspace_bytes)?;
                 let state = Mutex::new(State { tuned, plans: HashMap::new(), handle });
-                Engine::CublasLt(Box::new(CublasLt { workspace, state, api }))
+                Engine::CublasLt(Box::new(CublasLt { own, workspace, state, api }))
             }
             Err(error) => {
                 let why = match error {
@@ -127,7 +141,7 @@ impl Blas {
                     }
                     error => error.to_string(),
                 };
-                Engine::Own(Own::new(modules()?), Some(why))
+                Engine::Own(own, Some(why))
             }
         };
         Ok(Blas { stream: stream.clone(), engine })
@@ -153,7 +167,10 @@ impl Blas {
         match &self.engine {
             Engine::CublasLt(lt) => {
                 let (state, version) = (lt.state(), lt.api.version());
-                let count = |origin| state.plans.values().filter(|plan| plan.origin == origin).count();
+                let count = |origin| {
+                    let of = |way: &&Way| matches!(way, Way::Library(plan) if plan.origin == origin);
+                    state.plans.values().filter(of).count()
+                };
                 match (count(Origin::Table), count(Origin::Instead)) {
                     (0, 0) => format!("cuBLASLt {version}"),
                     (n, 0) => format!("cuBLASLt {version}, {n} shapes by measured algorithms"),
@@ -167,10 +184,21 @@ impl Blas {
         }
     }
 
-    /// The products that were computed so far whose algorithm a table may have.
+    /// What cuBLASLt has no algorithm for on this GPU so far, so that the own kernels compute it: how many shapes, and why.
+    pub fn lacks(&self) -> Option<String> {
+        let Engine::CublasLt(lt) = &self.engine else { return None };
+        let state = lt.state();
+        let lacks: Vec<String> = state.plans.values().filter_map(Way::why_own).collect();
+        let why = lacks.iter().min()?;
+        Some(format!("{} shapes by own kernels: {why}", lacks.len()))
+    }
+
+    /// The products that cuBLASLt has computed so far whose algorithm a table may have.
     pub fn shapes(&self) -> Vec<Shape> {
         let Engine::CublasLt(lt) = &self.engine else { return Vec::new() };
-        let mut shapes: Vec<Shape> = lt.state().plans.keys().filter_map(Shape::of).collect();
+        let state = lt.state();
+        let by_library = state.plans.iter().filter(|(_, way)| matches!(way, Way::Library(_)));
+        let mut shapes: Vec<Shape> = by_library.filter_map(|(key, _)| Shape::of(key)).collect();
         shapes.sort_by_key(Shape::to_string);
         shapes.dedup();
         shapes
@@ -187,7 +215,9 @@ impl Blas {
     /// For how many shapes cuBLASLt chose an algorithm.
     pub fn n_plans(&self) -> usize {
         match &self.engine {
-            Engine::CublasLt(lt) => lt.state().plans.len(),
+            Engine::CublasLt(lt) => {
+                lt.state().plans.values().filter(|way| matches!(way, Way::Library(_))).count()
+            }
             Engine::Own(..) => 0,
         }
     }
@@ -195,8 +225,7 @@ impl Blas {
     /// Computes a product later, in the order of the stream.
     ///
     /// # Errors
-    /// [`Error::Product`] if it has no meaning, [`Error::OtherContext`], [`Error::NoAlgorithm`], or those of the library or
-    /// of the modules.
+    /// [`Error::Product`] if it has no meaning, [`Error::OtherContext`], or those of the library or of the modules.
     pub fn multiply(&self, product: &Product<'_>) -> Result<()> {
         expect(self.stream.context(), product)?;
         let dims = product.check()?;
@@ -228,30 +257,44 @@ impl CublasLt {
 
     fn multiply(&self, stream: &Stream, product: &Product<'_>, dims: Dims) -> Result<()> {
         stream.context().enter()?;
-        stream.context().count_launch();
         let mut state = self.state();
         let State { tuned, plans, handle } = &mut *state;
         let (key, handle) = (Key::new(product, dims), handle.handle);
         let workspace = (self.workspace.address(), self.workspace.bytes());
-        let make = |key: &Key, tuned| Plan::new(&self.api, handle, product, key, workspace.1, tuned);
+        let make = |key: &Key, tuned| match Plan::new(&self.api, handle, product, key, workspace.1, tuned) {
+            Ok(plan) => Ok(Way::Library(plan)),
+            Err(why @ Error::NoAlgorithm { .. }) => Ok(Way::Own(why)),
+            Err(error) => Err(error),
+        };
         let mut entry = match plans.entry(key) {
             Entry::Occupied(known) => known,
             Entry::Vacant(unknown) => {
                 let algorithm = Shape::of(unknown.key()).and_then(|shape| tuned.get(&shape));
-                let plan = make(unknown.key(), algorithm)?;
-                unknown.insert_entry(plan)
+                let way = make(unknown.key(), algorithm)?;
+                unknown.insert_entry(way)
             }
         };
-        let plan = entry.get_mut();
-        let mut called = plan.run(&self.api, handle, product, workspace, stream.handle())?;
-        if plan.origin == Origin::Table && [NOT_SUPPORTED, INVALID_VALUE].contains(&called.1) {
-            // What was accepted for the shape may still need memory of another kind.
-            let mut other = make(entry.key(), None)?;
-            other.origin = Origin::Instead;
-            *entry.get_mut() = other;
-            called = entry.get_mut().run(&self.api, handle, product, workspace, stream.handle())?;
+        while let Way::Library(plan) = entry.get() {
+            let called = plan.run(&self.api, handle, product, workspace, stream.handle())?;
+            let (lacks, from_table) = (LACKS.contains(&called.1), plan.origin == Origin::Table);
+            if !lacks && !(from_table && called.1 == INVALID_VALUE) {
+                stream.context().count_launch();
+                return self.api.check(called);
+            }
+            // What was accepted for the shape may still need memory of another kind, or a kernel that is not there.
+            let instead = if from_table {
+                let mut way = make(entry.key(), None)?;
+                if let Way::Library(other) = &mut way {
+                    other.origin = Origin::Instead;
+                }
+                way
+            } else {
+                Way::Own(plan::none(&self.api, product, workspace.1))
+            };
+            entry.insert(instead);
         }
-        self.api.check(called)
+        drop(state);
+        self.own.multiply(stream, product, dims)
     }
 }
 

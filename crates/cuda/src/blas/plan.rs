@@ -3,7 +3,7 @@
 use std::ffi::{c_int, c_void};
 
 use super::algorithm::Algorithm;
-use super::api::{Algo, Api, Choice, Destroy, Handle, NOT_SUPPORTED, Owned, Status, call};
+use super::api::{ARCH_MISMATCH, Algo, Api, Choice, Destroy, Handle, NOT_SUPPORTED, Owned, Status, call};
 use super::product::{Dims, Form, Layout, Precision, Product};
 use crate::binding::Function;
 use crate::element::Element;
@@ -25,6 +25,8 @@ const EPILOGUE_BIAS: u32 = 4;
 pub(super) const TYPE_F32: c_int = 0;
 const COMPUTE_F32: c_int = 68;
 const COMPUTE_TF32: c_int = 77;
+/// What the library answers that has no kernel for a product on this GPU; nothing was launched then.
+pub(super) const LACKS: [Status; 2] = [ARCH_MISMATCH, NOT_SUPPORTED];
 /// No algorithm asks for more.
 const MOST_ALIGNMENT: u64 = 256;
 
@@ -239,12 +241,16 @@ fn choose(
     let n_found = usize::try_from(count).unwrap_or(0);
     let found: Vec<Algo> =
         choices.iter().take(n_found).filter(|choice| choice.state == 0).map(|choice| choice.algo).collect();
-    if status == NOT_SUPPORTED || (status == 0 && found.is_empty()) {
-        let (version, product) = (api.version(), product.to_string());
-        return Err(Error::NoAlgorithm { version, product, workspace_bytes });
+    if LACKS.contains(&status) || (status == 0 && found.is_empty()) {
+        return Err(none(api, product, workspace_bytes));
     }
     api.check((name, status))?;
     Ok(found)
+}
+
+/// The error that there is no algorithm.
+pub(super) fn none(api: &Api, product: &Product<'_>, workspace_bytes: usize) -> Error {
+    Error::NoAlgorithm { version: api.version(), product: product.to_string(), workspace_bytes }
 }
 
 fn layout(api: &Api, of: c_int, layout: &Layout, batch: usize) -> Result<Owned> {

@@ -1,15 +1,15 @@
 //! The algorithms that cuBLASLt has for a product, and how long each takes.
 
-use super::plan::{Key, Origin, Plan};
+use super::plan::{Key, Plan};
 use super::product::Product;
 use super::{Algorithm, Blas, Engine, Shape, Tuned, expect};
-use crate::error::Result;
+use crate::error::{Error, Result};
 
 /// Runs before those that count: the clock of the GPU rises, and what is read is where it will be.
 const WARM: usize = 3;
 
 impl Blas {
-    /// The algorithms that cuBLASLt proposes, the one it would take first; none without cuBLASLt.
+    /// The algorithms that cuBLASLt proposes, the one it would take first; none without cuBLASLt, or where it has none.
     ///
     /// # Errors
     /// As [`Blas::multiply`].
@@ -23,7 +23,10 @@ impl Blas {
         self.stream.context().enter()?;
         let (key, state) = (Key::new(product, dims), lt.state());
         let handle = state.handle.handle;
-        Plan::candidates(&lt.api, handle, product, &key, lt.workspace.bytes(), wanted)
+        match Plan::candidates(&lt.api, handle, product, &key, lt.workspace.bytes(), wanted) {
+            Err(Error::NoAlgorithm { .. }) => Ok(Vec::new()),
+            found => found,
+        }
     }
 
     /// The milliseconds that a product takes with an algorithm, by events around `runs` of them; none if the library refuses
@@ -45,7 +48,7 @@ impl Blas {
             self.multiply(product)?;
         }
         if let Engine::CublasLt(lt) = &self.engine
-            && lt.state().plans.values().any(|plan| plan.origin != Origin::Table)
+            && lt.state().plans.values().any(|way| !way.is_of_table())
         {
             return Ok(None);
         }

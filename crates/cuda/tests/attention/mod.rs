@@ -1,6 +1,7 @@
 //! Attention forward, backward and for few queries, against f64.
 
 pub mod reference;
+mod tiles;
 
 use half::{bf16, f16};
 use oarlock_cuda::attention::{AttentionShape, Tile, TiledKernel};
@@ -30,6 +31,11 @@ fn shape(batch: usize, len: usize, heads: usize, kv_heads: usize, head_dim: usiz
 /// Where the document of each query begins, with documents of about `len`.
 fn documents(s: &AttentionShape, len: usize) -> Vec<i32> {
     (0..s.batch * s.q_len).map(|i| ((i % s.q_len + s.kv_len - s.q_len) / len * len) as i32).collect()
+}
+
+/// Few queries that see the end of the first tile of keys, all of the second and third and the beginning of the fourth.
+fn windowed() -> AttentionShape {
+    AttentionShape { q_len: 9, kv_len: 200, kv_capacity: 210, window: Some(150), ..shape(1, 9, 2, 1, 64) }
 }
 
 /// Inputs in the type of a kernel.
@@ -100,8 +106,14 @@ struct Results<T> {
     grads: [Vec<T>; 3],
 }
 
-/// With this tile, or the usual one of each pass.
-fn passes<T: Float>(gpu: Gpu, s: &AttentionShape, x: &Inputs<T>, tile: Option<Tile>) -> Results<T> {
+/// With this tile, or the usual one of each pass. Of each pass also the tiles of scores that it computed, and those whose masks it
+/// looked at.
+fn passes<T: Float>(
+    gpu: Gpu,
+    s: &AttentionShape,
+    x: &Inputs<T>,
+    tile: Option<Tile>,
+) -> (Results<T>, Vec<(TiledKernel, [u64; 2])>) {
     let (q, k, v, d_o) = (gpu.buffer(&x.q), gpu.buffer(&x.k), gpu.buffer(&x.v), gpu.buffer(&x.d_o));
     let starts = x.doc_start.as_ref().map(|starts| gpu.buffer(starts));
     let starts: Option<&Buffer<i32>> = starts.as_ref();
@@ -109,10 +121,12 @@ fn passes<T: Float>(gpu: Gpu, s: &AttentionShape, x: &Inputs<T>, tile: Option<Ti
     let (o, lse, delta) =
         (gpu.fresh::<T>(x.q.len()), gpu.fresh::<f32>(n_statistics), gpu.fresh::<f32>(n_statistics));
     let (dq, dk, dv) = (gpu.fresh::<T>(x.q.len()), gpu.fresh::<T>(x.k.len()), gpu.fresh::<T>(x.k.len()));
-    let run = |kernel: TiledKernel, args: &[_]| {
+    let mut tiles = vec![];
+    let mut run = |kernel: TiledKernel, args: &[_]| {
         let tile = tile.unwrap_or_else(|| s.usual_tile(kernel.pass(), T::ELEMENT));
         let instance = instance::<T>(kernel.op(), s).with_tile(tile);
         gpu.launch(&instance, s.tiled(kernel, T::ELEMENT, tile), args);
+        tiles.push((kernel, gpu.tiles()));
     };
     run(TiledKernel::Forward, with_shape!(s, q, k, v, starts, o, lse));
     let sizes = [s.q_len, s.heads, s.head_dim, s.batch].map(|n| n as i32);
@@ -121,7 +135,7 @@ fn passes<T: Float>(gpu: Gpu, s: &AttentionShape, x: &Inputs<T>, tile: Option<Ti
     let kv_args = with_shape!(s, q, k, v, starts, d_o, lse, delta, dk, dv, s.scale);
     run(TiledKernel::BackwardKv, kv_args);
     run(TiledKernel::BackwardQ, with_shape!(s, q, k, v, starts, d_o, lse, delta, dq, s.scale));
-    Results { o: o.read(), lse: lse.read(), grads: [dq.read(), dk.read(), dv.read()] }
+    (Results { o: o.read(), lse: lse.read(), grads: [dq.read(), dk.read(), dv.read()] }, tiles)
 }
 
 fn compare<T: Float>(library: &Library, s: AttentionShape, doc_start: Option<Vec<i32>>) {
@@ -135,13 +149,18 @@ fn compare_tiled<T: Float>(
     tile: Option<Tile>,
 ) {
     let x = Inputs::<T>::new(&s, doc_start);
-    let (o, lse, grads) = in_every_order(library, |gpu| {
-        let results = passes(gpu, &s, &x, tile);
-        (results.o, results.lse, results.grads)
+    let (o, lse, grads, tiles) = in_every_order(library, |gpu| {
+        let (results, tiles) = passes(gpu, &s, &x, tile);
+        (results.o, results.lse, results.grads, tiles)
     });
     let want = x.reference(&s);
     let tolerance = tolerance::<T>();
     let label = |what: &str| format!("{what} of {} {s:?} in tiles of {tile:?}", T::ELEMENT);
+    for (kernel, tiles) in tiles {
+        let tile = tile.unwrap_or_else(|| s.usual_tile(kernel.pass(), T::ELEMENT));
+        let least = tiles::least(&s, x.doc_start.as_deref(), tile, kernel);
+        assert_eq!(tiles, least, "{}: all and masked tiles", label(kernel.op()));
+    }
     near(&label("o"), &o, &want.o, tolerance);
     near(&label("lse"), &lse, &want.lse, 2e-6);
     for (what, (got, want)) in ["dq", "dk", "dv"].iter().zip(grads.iter().zip([&want.dq, &want.dk, &want.dv]))
@@ -179,7 +198,12 @@ fn decode<T: Float>(library: &Library, s: AttentionShape, doc_start: Option<Vec<
 /// Every kernel of the family, with one of the shapes that each needs.
 pub fn check(library: &Library) {
     let s = shape(2, 130, 4, 2, 64);
-    compare::<bf16>(library, s, Some(documents(&s, 50)));
+    // The second sequence is one document, so that a tile with masks is followed by one without.
+    let starts =
+        documents(&s, 50).into_iter().enumerate().map(|(i, start)| if i < s.q_len { start } else { 0 });
+    compare::<bf16>(library, s, Some(starts.collect()));
+    // So is the first tile of keys here.
+    compare::<bf16>(library, windowed(), None);
     decode::<bf16>(library, AttentionShape { q_len: 3, kv_capacity: 140, ..s }, None, 2);
 }
 

@@ -21,7 +21,7 @@ pub struct Operands<'a> {
 }
 
 /// Whether query `i` of sequence `b` sees key `j`.
-fn sees(s: &AttentionShape, doc_start: Option<&[i32]>, b: usize, i: usize, j: usize) -> bool {
+pub fn sees(s: &AttentionShape, doc_start: Option<&[i32]>, b: usize, i: usize, j: usize) -> bool {
     let (j, position) = (j as i64, s.kv_len as i64 - s.q_len as i64 + i as i64);
     let start = doc_start.map_or(0, |starts| i64::from(starts[b * s.q_len + i]));
     (!s.causal || j <= position) && j >= start && s.window.is_none_or(|w| j + w as i64 > position)

@@ -26,6 +26,7 @@ type Alloc = unsafe extern "C" fn(usize, usize) -> *mut c_void;
 type Data = unsafe extern "C" fn(*mut c_void) -> *mut c_void;
 type Free = unsafe extern "C" fn(*mut c_void) -> c_int;
 type Signature = unsafe extern "C" fn(*const c_char) -> *const c_char;
+type TilesFn = unsafe extern "C" fn(*mut u64);
 type KernelName = unsafe extern "C" fn(usize) -> *const c_char;
 
 /// A loaded library. It stays loaded until the process ends.
@@ -36,6 +37,7 @@ pub struct Library {
     free: Free,
     signature: Signature,
     kernel_name: KernelName,
+    tiles: TilesFn,
 }
 
 /// Device memory.
@@ -213,6 +215,7 @@ impl Library {
                 free: *library.get(b"emulator_free\0").map_err(text)?,
                 signature: *library.get(b"emulator_signature\0").map_err(text)?,
                 kernel_name: *library.get(b"emulator_kernel\0").map_err(text)?,
+                tiles: *library.get(b"emulator_tiles\0").map_err(text)?,
             }
         };
         // Its functions and its signal handler are used until the end.
@@ -259,6 +262,14 @@ impl Library {
         // SAFETY: the emulator wrote a string that ends inside of `error`.
         let text = || unsafe { CStr::from_ptr(error.as_ptr()) }.to_string_lossy().into_owned();
         if failed { Err(text()) } else { Ok(()) }
+    }
+
+    /// The tiles of scores that the last launch of this thread computed, and those whose masks it looked at.
+    pub fn tiles(&self) -> [u64; 2] {
+        let mut tiles = [0; 2];
+        // SAFETY: it writes two numbers.
+        unsafe { (self.tiles)(tiles.as_mut_ptr()) };
+        tiles
     }
 
     /// The parameters of a kernel as C declares them.

@@ -138,6 +138,11 @@ impl Gpu<'_> {
         Buffer { memory, len, element: std::marker::PhantomData }
     }
 
+    /// The tiles of scores that the last launch computed, and those whose masks it looked at.
+    pub fn tiles(&self) -> [u64; 2] {
+        self.library.tiles()
+    }
+
     /// Runs the instance of an op for these dtypes.
     #[track_caller]
     pub fn run(&self, op: &str, dtypes: &[Element], geometry: Geometry, args: &[Arg]) {
@@ -164,11 +169,16 @@ impl Gpu<'_> {
     }
 }
 
+/// Runs `work` in one order alone, for what no order changes.
+pub fn in_one_order<R>(library: &Library, work: impl FnOnce(Gpu) -> R) -> R {
+    work(Gpu { library, n_workers: 1, order: 0 })
+}
+
 /// Runs `work` with every order of threads and blocks, and returns its result, which must have the same bits in all. None
 /// where there is no C++ compiler.
 #[track_caller]
 pub fn in_every_order<R: PartialEq + Debug>(library: &Library, work: impl Fn(Gpu) -> R) -> R {
-    let first = work(Gpu { library, n_workers: 1, order: 0 });
+    let first = in_one_order(library, &work);
     // A sanitizer finds a race in any order, and takes its time for each.
     if crate::sanitizers::is_inner() {
         return first;

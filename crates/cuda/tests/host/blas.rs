@@ -3,7 +3,7 @@
 use std::sync::Arc;
 
 use half::{bf16, f16};
-use oarlock_cuda::blas::{Blas, Form, Layout, Operand, Precision, Product};
+use oarlock_cuda::blas::{Blas, Form, Layout, Operand, Precision, Product, Tuned};
 use oarlock_cuda::driver::{DeviceMemory, Stream};
 use oarlock_cuda::{Element, Error};
 
@@ -292,13 +292,63 @@ fn products_without_a_meaning_are_errors() {
     assert!(matches!(error, Error::OtherContext { .. }), "{error}");
 }
 
+/// Products with a workspace of this size, whose kernels are not kept on disk.
+fn uncached(machine: &Machine, workspace_bytes: usize) -> (Arc<Stream>, Blas) {
+    let context = machine.context(0);
+    let stream = Arc::new(context.stream().expect("a stream"));
+    let modules = Arc::new(machine.modules(&context));
+    let blas = Blas::with_modules(&stream, &machine.libraries(), workspace_bytes, &modules);
+    (stream, blas.expect("a library"))
+}
+
 #[test]
-fn a_workspace_that_is_too_small_leaves_no_algorithm() {
+fn where_the_library_has_no_algorithm_own_kernels_compute() {
     let Some(machine) = Machine::new() else { return };
-    let stream = Arc::new(machine.context(0).stream().expect("a stream"));
-    let blas = Blas::new(&stream, &machine.libraries(), 100).expect("a library");
+    // It has none that makes do with this workspace.
+    let (stream, blas) = uncached(&machine, 100);
+    all_products(&blas);
     let memory = upload(&stream, &[1f32; 64]);
-    let error = blas.multiply(&small(&memory)).expect_err("no algorithm");
-    assert!(matches!(error, Error::NoAlgorithm { workspace_bytes: 100, .. }), "{error}");
-    assert!(error.to_string().contains("1 x [2, 2] [2, 2] of F32 to f32"), "{error}");
+    blas.multiply(&small(&memory)).expect("own kernels");
+    assert!(blas.candidates(&small(&memory), 3).expect("an answer").is_empty());
+    assert_eq!((blas.n_plans(), blas.shapes().len()), (0, 0));
+    let said = blas.lacks().expect("what it lacks");
+    assert!(said.starts_with("23 shapes by own kernels: cuBLASLt 13.1.0 has no algorithm"), "{said}");
+    assert!(said.ends_with("with 100 bytes of workspace"), "{said}");
+    // A library without code for this GPU says so when it is asked for an algorithm, or not before it should run one.
+    for (call, status) in ["cublasLtMatmulAlgoGetHeuristic", "cublasLtMatmul"]
+        .into_iter()
+        .flat_map(|call| [(call, 8), (call, 15)])
+    {
+        let (stream, blas) = uncached(&machine, WORKSPACE);
+        let memory = upload(&stream, &[1f32; 64]);
+        machine.fail(call, 0, status);
+        let before = stream.context().counts().launches;
+        for _ in 0..2 {
+            blas.multiply(&small(&memory)).unwrap_or_else(|error| panic!("{call} {status}: {error}"));
+            assert_eq!(download::<f32>(&stream, &memory)[8..12], [2.0; 4], "{call} {status}");
+        }
+        assert_eq!(stream.context().counts().launches, before + 2, "{call} {status}");
+        // It is asked once for a shape, and goes on computing the others.
+        compare::<f32, f32>(&blas, Precision::F32, &PLAIN, 1e-5);
+        assert_eq!(blas.n_plans(), 1, "{call} {status}");
+        let said = blas.lacks().expect("what it lacks");
+        assert!(
+            said.starts_with("1 shapes by own kernels: ") && said.contains("1 x [2, 2] [2, 2]"),
+            "{said}"
+        );
+    }
+    // What it met while it ran is none of these.
+    let (stream, blas) = uncached(&machine, WORKSPACE);
+    let memory = upload(&stream, &[1f32; 64]);
+    for (call, status) in
+        [("cublasLtMatmul", 13), ("cublasLtMatmul", 7), ("cublasLtMatmulAlgoGetHeuristic", 14)]
+    {
+        machine.fail(call, 0, status);
+        let error = blas.multiply(&small(&memory)).expect_err("the planned failure");
+        assert!(matches!(error, Error::Blas { call: failed, .. } if failed == call), "{error}");
+        let other = Product { alpha: 2.0, ..small(&memory) };
+        blas.multiply(&other).unwrap_or_else(|error| panic!("{call} {status}: {error}"));
+        assert_eq!(blas.lacks(), None);
+        blas.tune(Tuned::default());
+    }
 }

@@ -52,6 +52,8 @@ pub(super) type Hook = dyn Fn(&Accelerator, &Path) -> Result<()> + Send + Sync;
 /// What everything that an accelerator prepared has in common.
 pub(crate) struct Inner {
     pub comm: Communicator,
+    /// The same ranks as they met, without NCCL.
+    on_host: Communicator,
     /// The ranks that see different data: all, or those of one stage of a pipeline.
     pub data: Communicator,
     /// The ranks that hold the stages of a pipeline, this one among them.
@@ -195,13 +197,32 @@ impl Accelerator {
             other => open(other)?,
         };
         device.set_tf32(config.tf32);
-        let comm = between_gpus(comm, &device)?;
+        let over = between_gpus(comm.clone(), &device)?;
         let plugins = Arc::new(Plugins::of(config.deepspeed_plugin.as_ref(), &config.deepspeed_plugins)?);
-        Accelerator::build(comm, device, config, plugins)
+        Accelerator::build((over, comm), device, config, plugins)
     }
 
+    /// Whether rank 0 has a reason why all ranks are to turn to the CPU, which it says. All ranks must call it.
+    pub(crate) fn turns_to_cpu(&self, why: Option<String>) -> Result<bool> {
+        let why = why.filter(|_| self.is_main_process());
+        why.iter().for_each(|why| rank::tell_note_once(why));
+        Ok(self.comm.broadcast_bytes(0, &[u8::from(why.is_some())])? == [1])
+    }
+
+    /// The same rank once more, on the CPU. All ranks must call it.
+    pub(crate) fn on_cpu(&self) -> Result<Accelerator> {
+        let config = AcceleratorConfig { device: DeviceKind::Cpu, ..self.inner.config.clone() };
+        Accelerator::over(self.inner.on_host.clone(), &config)
+    }
+
+    /// The ranks with NCCL, where they have it, and as they met without it.
+    pub(super) fn both(&self) -> (Communicator, Communicator) {
+        (self.comm.clone(), self.inner.on_host.clone())
+    }
+
+    /// Over [`Accelerator::both`].
     pub(super) fn build(
-        comm: Communicator,
+        (comm, on_host): (Communicator, Communicator),
         device: Device,
         config: &AcceleratorConfig,
         plugins: Arc<Plugins>,
@@ -224,6 +245,7 @@ impl Accelerator {
         }
         let inner = Inner {
             comm: comm.clone(),
+            on_host,
             data,
             pipe,
             sequence,

@@ -50,7 +50,7 @@ impl Accelerator {
 
     /// For a DeepSpeed engine: the same process group and device, and no plugin.
     pub(crate) fn without_plugins(&self, config: &AcceleratorConfig) -> Result<Accelerator> {
-        Accelerator::build(self.comm.clone(), self.device.clone(), &without_plugins(config), Arc::default())
+        Accelerator::build(self.both(), self.device.clone(), &without_plugins(config), Arc::default())
     }
 
     /// A second accelerator on the same process group and device, with the same plugins: Python's `Accelerator()` when
@@ -74,7 +74,7 @@ impl Accelerator {
                     .to_owned(),
             ));
         }
-        Accelerator::build(self.comm.clone(), self.device.clone(), config, self.inner.plugins.clone())
+        Accelerator::build(self.both(), self.device.clone(), config, self.inner.plugins.clone())
     }
 }
 

@@ -28,6 +28,28 @@ pub struct Limit {
     pub needs: u64,
 }
 
+impl NotEnoughMemory {
+    /// The change that puts a training on the CPU.
+    pub(crate) const ON_CPU: &str = "device: cpu";
+
+    /// What to say where the CPU does what a GPU has no memory for; none where it cannot.
+    pub(crate) fn instead_on_cpu(&self) -> Option<String> {
+        let (on_cpu, on_gpu): (Vec<_>, Vec<_>) = self
+            .fitting
+            .iter()
+            .map(|(change, _)| change.as_str())
+            .partition(|change| *change == Self::ON_CPU);
+        let of_gpu = match on_gpu[..] {
+            [] => "no smaller batch would fit there".to_owned(),
+            _ => format!("there would fit: {}", on_gpu.join(", or ")),
+        };
+        let limit = &self.limit;
+        (!on_cpu.is_empty()).then(|| {
+            format!("{limit}, so the CPU trains ({of_gpu}; `device: cuda` refuses what does not fit)")
+        })
+    }
+}
+
 impl fmt::Display for NotEnoughMemory {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "not enough memory to train: {}\n  predicted: {}", self.limit, self.predicted)?;

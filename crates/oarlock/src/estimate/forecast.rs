@@ -23,9 +23,6 @@ const LATER_BYTES: u64 = 1 << 20;
 /// Code that is used for the first time after the start, which the ranks of a machine share.
 const LATER_CODE_BYTES: u64 = 4 << 20;
 
-/// What fits where main memory is larger than that of the GPU.
-const ON_CPU: &str = "device: cpu";
-
 /// Windows of batches that the loader and the step hold at a time.
 const N_WINDOWS: u64 = 4;
 
@@ -154,9 +151,11 @@ impl Forecast {
         };
         let step = training.step()?;
         let size = training.size();
-        let mut estimate = estimate(&size, settings, Some(&step), program);
+        let mut estimate = self::estimate(&size, settings, Some(&step), program);
         let whole = estimate.rank();
-        let on_cpu = estimate.clone();
+        let of_files = settings.offload_parameters.clone().filter(Offload::is_in_files);
+        let on_cpu = Settings { offload_parameters: of_files, ..settings.clone() };
+        let on_cpu = self::estimate(&size, &on_cpu, Some(&step), program);
         let on_gpu = |estimate: &mut Estimate| {
             let updates_on_cpu = config.shard.offload_optimizer.is_some();
             gpu.map(|memory| OnGpu::taken_from(estimate, &size, memory, updates_on_cpu))
@@ -177,7 +176,7 @@ impl Forecast {
             let mut fitting: Vec<_> =
                 fitting.into_iter().map(|(change, estimate)| (change, estimate.rank())).collect();
             if gpu.is_some() && broken(&on_cpu, &None).is_none() {
-                fitting.push((ON_CPU.to_owned(), on_cpu.rank()));
+                fitting.push((NotEnoughMemory::ON_CPU.to_owned(), on_cpu.rank()));
             }
             let predicted = match gpu.as_ref().filter(|gpu| gpu.broken().is_some()) {
                 Some(gpu) => gpu.line(),

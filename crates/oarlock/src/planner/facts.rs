@@ -3,7 +3,9 @@
 use oarlock_tensor::cpu::Isa;
 use oarlock_tensor::{Device, DeviceKind, Par};
 
-use crate::config::{Finetuning, Length, ObjectiveArgs, PartitionMethod, Recompute, ShardGroup, TrainConfig};
+use crate::config::{
+    Finetuning, Length, ObjectiveArgs, Offload, PartitionMethod, Recompute, ShardGroup, TrainConfig,
+};
 use crate::error::{Error, Result};
 use crate::estimate::{
     DryRun, ModelSize, Settings, Stage, StepShape, decoder_step, program_bytes, settings_of,
@@ -114,6 +116,7 @@ impl Facts {
 /// Refuses what the planner has no model of.
 fn check(config: &TrainConfig) -> Result<()> {
     let adapters = matches!(&config.train.finetuning, Finetuning::Adapter(args) if !args.adapters.is_empty());
+    let offloaded = [&config.shard.offload_optimizer, &config.shard.offload_parameters];
     let unknown = [
         // What takes a GPU by itself is planned for the CPU.
         (matches!(config.ranks.device, DeviceKind::Cuda(_)), "a training on GPUs (`device: cuda`)"),
@@ -123,7 +126,8 @@ fn check(config: &TrainConfig) -> Result<()> {
         (adapters, "a training that continues an adapter"),
         (config.shard.quantized.any(), "quantized communication (`zero_quantized_weights` and the like)"),
         (config.ranks.sequence_parallel > 1, "`sequence_parallel_size`"),
-        (config.shard.offload_optimizer.is_some() || config.shard.offload_parameters.is_some(), "offloading"),
+        // The CPU has in main memory what a GPU would offload to it.
+        (offloaded.into_iter().flatten().any(Offload::is_in_files), "offloading"),
         (config.ranks.pipeline.virtual_stages > 1, "virtual stages of a pipeline"),
     ];
     match unknown.into_iter().find(|(is_so, _)| *is_so) {

@@ -69,7 +69,14 @@ fn carry_out<O: Objective<Model = Decoder>>(
     objective: impl Fn(Reference) -> O,
     started: SystemTime,
 ) -> Result<Option<TrainerState>> {
-    let mut run = Run::set_up(config, accelerator, objective, started)?;
+    let on_cpu;
+    let mut set_up = Run::set_up(config, accelerator, &objective, started)?;
+    if set_up.is_none() {
+        on_cpu = accelerator.on_cpu()?;
+        set_up = Run::set_up(config, &on_cpu, &objective, started)?;
+    }
+    // There is no other device to turn to.
+    let Some(mut run) = set_up else { return Ok(None) };
     if config.train.enabled {
         run.train()?;
     }
@@ -166,6 +173,7 @@ impl<'a, O: Objective<Model = Decoder>> Run<'a, O> {
             self.scheduler.step();
             if step == first {
                 self.note_startup("first step")?;
+                self.note_products()?;
                 // The first step has made the optimizer's state.
                 self.limit_pool();
             }

@@ -23,6 +23,8 @@ pub struct GpuInfo {
     pub cublas_lt: Option<String>,
     /// What computes matrix products, in words.
     pub products: String,
+    /// The products so far that cuBLASLt has no algorithm for on this GPU, and the own kernels compute, in words.
+    pub without_algorithm: Option<String>,
     /// What computes attention, in words.
     pub attention: String,
     /// The version of NVRTC; `None` before a kernel was needed.
@@ -62,6 +64,7 @@ impl Gpu {
             driver: self.driver,
             cublas_lt: self.blas.version(),
             products: self.blas.describe(),
+            without_algorithm: self.blas.lacks(),
             attention: self.attention.describe(),
             nvrtc: self.modules.compiler_version(),
             compiled: counts.compiled,

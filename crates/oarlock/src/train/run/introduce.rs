@@ -25,6 +25,16 @@ impl<O: Objective<Model = Decoder>> Run<'_, O> {
         }
     }
 
+    /// What the first step has found out about a GPU.
+    pub(super) fn note_products(&mut self) -> Result<()> {
+        let Some(journal) = &mut self.journal else { return Ok(()) };
+        let info = self.accelerator.device().gpu_info()?;
+        match info.and_then(|info| info.without_algorithm) {
+            Some(lacks) => journal.message(&format!("GPU: matrix products of {lacks}")),
+            None => Ok(()),
+        }
+    }
+
     /// What the cores of all ranks can do at the same time, for the utilisation. One measurement on a machine with other
     /// work, or on a core that has just left its sleep, is too low; the highest of several counts.
     pub(super) fn measure_peak(&mut self) -> Result<()> {

@@ -3,7 +3,7 @@
 use std::time::SystemTime;
 
 use oarlock_comm::ProcessMemory;
-use oarlock_tensor::Device;
+use oarlock_tensor::{Device, DeviceKind};
 
 use super::Run;
 use super::doubts::Doubts;
@@ -12,7 +12,7 @@ use crate::accelerator::{Accelerator, TokenLoader};
 use crate::checkpoint::{Saver, clear_leftovers};
 use crate::config::{Length, TrainConfig, When};
 use crate::data::Sampler;
-use crate::error::Result;
+use crate::error::{Error, Result};
 use crate::estimate::{Forecast, GpuMemory, Known, Longest, LongestOf};
 use crate::lr_scheduler::Scheduler;
 use crate::model::Decoder;
@@ -36,13 +36,14 @@ use crate::train::resume::{Resumed, checkpoint_to_resume, load_undamaged};
 const SHORTEST: usize = 8;
 
 impl<'a, O: Objective<Model = Decoder>> Run<'a, O> {
-    /// Sets a run up on this rank.
+    /// Sets a run up on this rank. None where GPUs that nobody asked for have too little memory for it and the CPU has enough:
+    /// rank 0 has said so, and all ranks are to set it up there.
     pub(super) fn set_up(
         config: &'a TrainConfig,
         accelerator: &'a Accelerator,
         objective: impl Fn(Reference) -> O,
         started: SystemTime,
-    ) -> Result<Run<'a, O>> {
+    ) -> Result<Option<Run<'a, O>>> {
         accelerator.communicator().set_timeout(config.ranks.timeout);
         accelerator.communicator().set_phase("setting up");
         if let Some(comms) = &config.monitor.engine.comms_logger {
@@ -77,14 +78,13 @@ impl<'a, O: Objective<Model = Decoder>> Run<'a, O> {
             Ok(Some(Forecast::new(config, models, known, &dry_pass(&dry))?))
         };
         let is_unpadded = config.data.packing.is_unpadded();
-        let mut forecast = match is_unpadded {
-            true => {
-                // What would not fit with the shortest rows is refused before the data are read.
-                predict(Some(&|_, _| Longest { train: SHORTEST, eval: 0 }))?;
-                None
-            }
-            false => predict(None)?,
-        };
+        // What would not fit with the shortest rows is refused before the data are read.
+        let shortest: &LongestOf<'_> = &|_, _| Longest { train: SHORTEST, eval: 0 };
+        let first = predict(is_unpadded.then_some(shortest));
+        if turns_to_cpu(config, accelerator, &first)? {
+            return Ok(None);
+        }
+        let mut forecast = first?.filter(|_| !is_unpadded);
         let lock = match accelerator.is_main_process() {
             true => {
                 let lock = OutputLock::take(&config.save.output_dir)?;
@@ -113,7 +113,11 @@ impl<'a, O: Objective<Model = Decoder>> Run<'a, O> {
             let longest = |batch, eval_batch: Option<usize>| {
                 data.longest(loader.sampler(), total_steps, batch, eval_batch)
             };
-            forecast = predict(Some(&longest))?;
+            let known = predict(Some(&longest));
+            if turns_to_cpu(config, accelerator, &known)? {
+                return Ok(None);
+            }
+            forecast = known?;
             if !config.ranks.pipeline.is_on() {
                 pool_limit = Some(PoolLimit::agreed(accelerator, forecast.as_ref())?);
             }
@@ -216,8 +220,25 @@ impl<'a, O: Objective<Model = Decoder>> Run<'a, O> {
         };
         run.check_metric()?;
         run.check_output()?;
-        Ok(run)
+        Ok(Some(run))
     }
+}
+
+/// Whether all ranks turn to the CPU, since the memory that rank 0 predicts is there and not on GPUs that nobody asked for. Rank 0
+/// says why.
+fn turns_to_cpu(
+    config: &TrainConfig,
+    accelerator: &Accelerator,
+    predicted: &Result<Option<Forecast>>,
+) -> Result<bool> {
+    if config.ranks.device != DeviceKind::Auto || !accelerator.device().is_cuda() {
+        return Ok(false);
+    }
+    let why = match predicted {
+        Err(Error::Memory(refused)) => refused.instead_on_cpu(),
+        _ => None,
+    };
+    accelerator.turns_to_cpu(why)
 }
 
 fn first_state(config: &TrainConfig, sampler: &Sampler, total_steps: u64) -> TrainerState {

@@ -1,5 +1,6 @@
-//! Sizes at which kernels change their path: norms as wide as the shared memory of a block, and a vocabulary of 151,936 tokens
-//! with ids that come again and again, as those of padding do.
+//! Sizes at which kernels change their path: norms as wide as the shared memory of a block, a vocabulary of 151,936 tokens with
+//! ids that come again and again, as those of padding do, more rows than one launch sums, and a head most of whose rows have no
+//! label.
 
 use oarlock_tensor::Tensor;
 use oarlock_tensor::ops::{self, HeadOptions, Labels};
@@ -13,11 +14,18 @@ use super::{Case, Sizes};
 const LAYER_NORMS: [usize; 3] = [767, 768, 6144];
 const RMS_NORMS: [usize; 2] = [896, 12_288];
 
+/// Rows and columns whose sums take a second launch.
+const LONG: [usize; 2] = [1100, 40];
+
+/// Rows of a head of which one in [`ONE_IN`] has a label: the others fill up two units of 128 rows, not all of them.
+const SPARSE: usize = 600;
+const ONE_IN: usize = 3;
+
 /// An id that is a fourth of all.
 const PADDING: usize = 0;
 
 pub(super) fn cases(n: &Sizes) -> Vec<Case> {
-    let &Sizes { wide_rows: rows, large: [vocab, tokens, width], .. } = n;
+    let &Sizes { wide_rows: rows, large: [vocab, tokens, width], i, v, .. } = n;
     let layer_norm = |dim: usize| {
         Case::new(
             format!("layer_norm, {dim} wide"),
@@ -67,7 +75,37 @@ pub(super) fn cases(n: &Sizes) -> Vec<Case> {
             total_loss(&rows.product(&x.params[0].permute([1, 0])))
         },
     ));
+    cases.push(Case::new(
+        format!("sum of {} rows", LONG[0]),
+        [&LONG],
+        [],
+        |call| ops::sum(&call.inputs[0], 0),
+        |x| x.inputs[0].sum(0).reshape(&LONG[1..]),
+    ));
+    cases.push(Case::new(
+        format!("head loss, a label for one row in {ONE_IN}"),
+        [&[1, SPARSE, i]],
+        [&[v, i]],
+        move |call| {
+            let ids = (0..SPARSE).map(|row| if row % ONE_IN == 0 { target(row, v) as i32 } else { -100 });
+            let ids = Tensor::from_slice(&ids.collect::<Vec<_>>(), [1, SPARSE], call.place.device)?;
+            let labels = Labels::from_tensor(&ids)?;
+            Ok(ops::head_loss(&call.inputs[0], &call.params[0], &labels, HeadOptions::default())?.loss)
+        },
+        move |x| {
+            let labeled: Vec<usize> = (0..SPARSE).step_by(ONE_IN).collect();
+            let n = labeled.len();
+            let rows = x.inputs[0].reshape(&[SPARSE, i]).select(0, &labeled);
+            let places = labeled.iter().enumerate().map(|(at, row)| at * v + target(*row, v)).collect();
+            rows.product(&x.params[0].permute([1, 0])).log_softmax().pick(&[n], places).sum_all().times(-1.0)
+        },
+    ));
     cases
+}
+
+/// The label of a row, where it has one.
+fn target(row: usize, vocab: usize) -> usize {
+    row * 31 % vocab
 }
 
 /// The token at a place: padding, one of seven that are frequent, or any one, the last of the vocabulary among them.
