@@ -85,7 +85,9 @@ struct Span {
     }
     any = {MANY, 0};
     all = {0, MANY};
-    for (int i = first + threadIdx.x % 32; i < min(first + n, s.q_len); i += 32) {
+    for (int row = threadIdx.x % 32; row < n; row += 32) {
+      int i = first + row;
+      if (i >= s.q_len) continue;
       Keys keys = visible(s, starts[i], i);
       if (keys.low < keys.high) {
         any.low = min(any.low, keys.low);

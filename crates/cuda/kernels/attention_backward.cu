@@ -100,7 +100,7 @@ struct Walk {
   const Shape& s;
   const i32* starts;
   int k0, from, end, last_head, head, q0;
-  bool more, masked;
+  bool more;
   DEVICE Walk(const Shape& s, const i32* starts, int k0, int kv_head)
       : s(s), starts(starts), k0(k0), last_head((kv_head + 1) * (s.heads / s.kv_heads) - 1),
         head(kv_head * (s.heads / s.kv_heads)) {
@@ -121,7 +121,6 @@ struct Walk {
     }
     more = from < end;
     q0 = from = from / WALKED * WALKED;
-    look();
   }
   DEVICE void next() {
     q0 += WALKED;
@@ -130,10 +129,6 @@ struct Walk {
       head++;
       q0 = from;
     }
-    look();
-  }
-  DEVICE void look() {
-    if (more) masked = !Span(s, starts, q0, WALKED).sees_all(k0, k0 + TILE_ROWS);
   }
 };
 
@@ -189,7 +184,7 @@ DEVICE void key_gradients(Pointers p, T* dk, T* dv, f32 scale, const Shape& s, i
       sync_block();  // The tile is there, and nobody reads the one before any more.
       T *tile_q = tiles + stage * 2 * WALKED * LD, *tile_do = tile_q + WALKED * LD;
       const Queries& of = queries[stage];
-      bool masked = walk.masked;
+      bool masked = !Span(s, starts, walk.q0, WALKED).sees_all(k0, k0 + TILE_ROWS);
       if (STAGES == 2) {
         walk.next();
         begin(1 - stage);
