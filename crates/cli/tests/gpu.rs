@@ -79,6 +79,42 @@ fn a_training_follows_the_cpus_losses_in_every_placement() {
     compare(&site, "hybrid", &[r#"deepspeed={"zero_optimization":{"stage":3,"mics_shard_size":1}}"#], 1e-5);
 }
 
+/// Models of which one product makes queries, keys and values on a GPU: of layers with biases, and of layers that are one.
+#[test]
+fn models_with_biases_and_with_fused_layers_follow_the_cpus_losses() {
+    if fakes().is_none() {
+        return;
+    }
+    let config = |kind: &str, class: &str, more: &str| {
+        format!(
+            r#"{{"architectures": ["{class}ForCausalLM"], "model_type": "{kind}", "vocab_size": 320, "hidden_size": 64,
+            "intermediate_size": 96, "num_hidden_layers": 2, "num_attention_heads": 2, "num_key_value_heads": 1,
+            "max_position_embeddings": 64, "rms_norm_eps": 1e-6, "rope_theta": 10000.0, "hidden_act": "silu",
+            "bos_token_id": 1, "eos_token_id": 2, "dtype": "float32"{more}}}"#
+        )
+    };
+    let scratch = ["num_processes=1", "train_from_scratch=true"];
+    let site = Site::new();
+    site.write("model/config.json", &config("phi3", "Phi3", r#", "pad_token_id": 0"#));
+    compare(&site, "fused layers", &scratch, 1e-5);
+    site.write("model/config.json", &config("qwen2", "Qwen2", r#", "tie_word_embeddings": true"#));
+    compare(&site, "biases", &[&scratch[..], &["save_steps=2", "save_strategy=steps"]].concat(), 1e-5);
+    // The order in memory is the GPU's own: a checkpoint of the CPU goes on there.
+    std::fs::remove_dir_all(site.path("biases cpu/checkpoint-4")).unwrap();
+    let more = [
+        "device=cuda",
+        "max_steps=4",
+        "output_dir=resumed",
+        "resume_from_checkpoint=biases cpu/checkpoint-2",
+    ];
+    on_gpu(&site, &[&["train", "train.yaml"][..], &scratch, &more].concat());
+    let (whole, resumed) = (losses(&site, "biases cpu"), losses(&site, "resumed"));
+    assert_eq!(resumed.len(), 2, "{resumed:?}");
+    for (want, got) in whole[2..].iter().zip(&resumed) {
+        assert!((want - got).abs() <= 1e-5, "{whole:?} on the CPU, {resumed:?} on the GPU from step 2 on");
+    }
+}
+
 #[test]
 fn ranks_with_a_gpu_each_go_on_from_their_checkpoint() {
     if fakes().is_none() {

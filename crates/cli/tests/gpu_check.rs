@@ -198,14 +198,13 @@ const NOT_RUN: [(&str, &[&str]); 8] = [
         ],
     ),
     (
-        "no check norms 16 bits by f32 weights, or norms again for a backward pass, but in the types of the training",
+        "no check norms 16 bits by f32 weights, or f32 to 16 bits again for a backward pass, but in the types of the training",
         &[
             "rms_norm_forward_f32_f32_f16",
             "add_rms_norm_forward_f32_f32_f16",
             "rms_norm_forward_bf16_f32_bf16",
             "rms_norm_forward_f16_f32_f16",
-            "rms_norm_apply_bf16_bf16_bf16",
-            "rms_norm_apply_f16_f16_f16",
+            "rms_norm_apply_f32_f32_bf16",
             "rms_norm_apply_f32_f32_f16",
             "rms_norm_apply_bf16_f32_bf16",
             "rms_norm_apply_f16_f32_f16",

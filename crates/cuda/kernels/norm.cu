@@ -139,7 +139,7 @@ DEVICE void layer_norm(const T* x, const T* weight, const T* bias, f32 eps, T* y
 // ---- Backward
 
 // Where the tensors of a backward pass are; `mean` and `d_bias` only of a LayerNorm, `rounded` if dx is wanted in the type of
-// the output as well.
+// the output as well, and `y` if the output is wanted once more.
 template <class X, class W, class Y> struct NormGrad {
   const X* x;
   const W* weight;
@@ -147,7 +147,7 @@ template <class X, class W, class Y> struct NormGrad {
   const f32 *mean, *rstd;
   const Y* dy;
   X* dx;
-  Y* rounded;
+  Y *rounded, *y;
   f32 *d_weight, *d_bias;
   u32 add, rows, dim;
 };
@@ -206,12 +206,14 @@ DEVICE void norm_grad_rows(NormGrad<X, W, Y> g) {
     each_run<TEAM, KEPT>(dim, [&](u32 k, u32 c) {
       if (k == KEPT) read(k, c);
       load8(w, g.weight + c, left(c), PACKED);
-      f32 dx[8], of_weight[8], before[8];
+      f32 dx[8], of_weight[8], before[8], y[8];
       UNROLL for (u32 i = 0; i < 8; i++) {
-        f32 x_hat = (x[k][i] - m) * r;
-        dx[i] = r * (dy[k][i] * plus_offset(w[i], g.offset) - offset - x_hat * slope);
+        f32 x_hat = (x[k][i] - m) * r, factor = plus_offset(w[i], g.offset);
+        dx[i] = r * (dy[k][i] * factor - offset - x_hat * slope);
         of_weight[i] = dy[k][i] * x_hat;
+        y[i] = x_hat * factor;
       }
+      if (g.y) store8(g.y + first + c, y, left(c), PACKED, 0);
       add_to(weight_sums, c, of_weight);
       if (CENTRED) add_to(bias_sums, c, dy[k]);
       if (g.add) {
@@ -236,7 +238,8 @@ DEVICE void norm_grad_rows(NormGrad<X, W, Y> g) {
 }
 
 template <bool CENTRED, class X, class W, class Y> DEVICE void norm_grad(NormGrad<X, W, Y> g) {
-  bool packed = packs(g.x, g.dim) && packs(g.weight) && packs(g.dy) && packs(g.dx) && packs(g.rounded);
+  bool packed = packs(g.x, g.dim) && packs(g.weight) && packs(g.dy) && packs(g.dx) && packs(g.rounded) &&
+                packs(g.y);
   with_team(g.dim, packed, [&](auto team) { norm_grad_rows<team.SIZE, team.RUNS, CENTRED>(g); });
 }
 
@@ -252,10 +255,10 @@ template <bool CENTRED, class X, class W, class Y> DEVICE void norm_grad(NormGra
          (const X* x, const W* weight, f32 offset, const f32* rstd, Y* y, u32 rows, u32 dim), \
          rms_norm_apply(x, weight, offset, rstd, y, rows, dim)) \
   KERNEL(rms_norm_backward_##X##_##W##_##Y, THREADS, \
-         (const X* x, const W* weight, f32 offset, const f32* rstd, const Y* dy, X* dx, Y* rounded, u32 add, \
+         (const X* x, const W* weight, f32 offset, const f32* rstd, const Y* dy, X* dx, Y* rounded, Y* y, u32 add, \
           f32* partials, u32 rows, u32 dim), \
-         norm_grad<false>(NormGrad<X, W, Y>{x, weight, offset, nullptr, rstd, dy, dx, rounded, partials, nullptr, add, \
-                                            rows, dim}))
+         norm_grad<false>(NormGrad<X, W, Y>{x, weight, offset, nullptr, rstd, dy, dx, rounded, y, partials, nullptr, \
+                                            add, rows, dim}))
 
 #define ADD_RMS_NORM(X, W, Y) \
   KERNEL(add_rms_norm_forward_##X##_##W##_##Y, THREADS, \
@@ -269,8 +272,8 @@ template <bool CENTRED, class X, class W, class Y> DEVICE void norm_grad(NormGra
   KERNEL(layer_norm_backward_##T, THREADS, \
          (const T* x, const T* weight, const f32* mean, const f32* rstd, const T* dy, T* dx, u32 add, \
           f32* weight_partials, f32* bias_partials, u32 rows, u32 dim), \
-         norm_grad<true>(NormGrad<T, T, T>{x, weight, 0.f, mean, rstd, dy, dx, nullptr, weight_partials, bias_partials, \
-                                           add, rows, dim}))
+         norm_grad<true>(NormGrad<T, T, T>{x, weight, 0.f, mean, rstd, dy, dx, nullptr, nullptr, weight_partials, \
+                                           bias_partials, add, rows, dim}))
 
 RMS_NORM(f32, f32, f32)
 RMS_NORM(bf16, bf16, bf16)

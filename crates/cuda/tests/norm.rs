@@ -66,13 +66,14 @@ fn rms<X: Float, W: Float, Y: Float>(library: &Library, rows: usize, dim: usize,
             let dx = if add == 1 { gpu.buffer(&start) } else { gpu.fresh(rows * dim) };
             let partials = gpu.fresh::<f32>(geometry::norm_partials(rows) * dim);
             let grid = geometry::norm_backward(rows, dim, 1);
-            let rounded = gpu.fresh::<Y>(rows * dim);
-            let args =
-                args![x, weight, offset, rstd, dy, dx, (add == 1).then_some(&rounded), add, partials, n, d];
+            let (rounded, again) = (gpu.fresh::<Y>(rows * dim), gpu.fresh::<Y>(rows * dim));
+            let to = [&rounded, &again].map(|to| (add == 1).then_some(to));
+            let args = args![x, weight, offset, rstd, dy, dx, to[0], to[1], add, partials, n, d];
             gpu.run("rms_norm_backward", &dtypes, grid, args);
             if add == 1 {
                 let whole: Vec<Y> = dx.read().iter().map(|dx| Y::of(dx.f64())).collect();
                 assert_eq!(rounded.read(), whole, "the gradient in the type of the output");
+                assert_eq!(again.read(), y.read(), "the output once more");
             }
             (dx.read(), total(&partials.read(), dim))
         };

@@ -32,12 +32,15 @@ const MOST: &[Most] = &[
     most("attention_backward_q_bf16_128", 2100, 8, 0),
     most("attention_delta_bf16_64", 200, 0, 0),
     most("rope_bf16", 450, 0, 3),
+    most("rope_split_bf16", 480, 0, 3),
+    most("rope_join_bf16", 480, 0, 3),
     most("rms_norm_forward_f32_f32_bf16", 1800, 0, 16),
     most("add_rms_norm_forward_f32_f32_bf16", 2100, 0, 16),
-    most("rms_norm_backward_f32_f32_bf16", 4300, 0, 8),
+    most("rms_norm_backward_f32_f32_bf16", 4700, 0, 16),
     most("rms_norm_apply_f32_f32_bf16", 250, 0, 8),
     most("cast_f32_bf16", 160, 0, 8),
-    most("gated_forward_bf16", 2800, 0, 48),
+    most("gated_forward_bf16", 2900, 0, 48),
+    most("gated_backward_bf16", 4400, 0, 144),
 ];
 
 /// What a kernel has.

@@ -133,6 +133,16 @@ pub(crate) trait Function: Send {
         false
     }
 
+    /// Whether [`Function::finish`] takes fewer passes over memory than [`Function::backward`] and [`Function::replay`].
+    fn can_finish(&self) -> bool {
+        false
+    }
+
+    /// As [`Function::backward`]; gives the output, computed again.
+    fn finish(self: Box<Self>, _grad: Tensor, _cx: &mut Backward<'_>) -> Result<Tensor> {
+        Err(Error::Usage("the backward pass of this op does not compute its output".to_string()))
+    }
+
     /// Begins to bring back what it has kept in pinned memory; whether it keeps anything there.
     fn fetch_ahead(&self) -> Result<bool> {
         Ok(false)
@@ -393,7 +403,7 @@ impl Tape {
                 (Some(Step::Op(op)), Some(grad)) => {
                     let (inputs, base) = (std::mem::take(&mut node.inputs), node.base);
                     let nodes = &mut recording.nodes;
-                    op.backward(grad, &mut Backward { nodes, inputs: &inputs, base, rounded })?;
+                    op.backward(grad, &mut Backward { nodes, inputs: &inputs, base, own: index, rounded })?;
                 }
                 (Some(Step::Op(_)), None) | (None, _) => {}
             }

@@ -59,7 +59,7 @@ kernels! { GLU, source::GLU;
     gated_forward (act: value(u32), gate: read(0), up: read(0), y: write(0), n: value(u64), width: value(u32),
         stride: value(u32)) for FLOATS;
     gated_backward (act: value(u32), gate: read(0), up: read(0), dy: read(0), d_gate: write(0), d_up: write(0),
-        n: value(u64), width: value(u32), stride: value(u32)) for FLOATS;
+        y: write(0), n: value(u64), width: value(u32), stride: value(u32)) for FLOATS;
 }
 
 kernels! { PAIR_LOSS, source::PAIR_LOSS;

@@ -26,7 +26,7 @@ kernels! { KERNELS, NORM;
     rms_norm_apply (x: read(0), weight: read(1), offset: value(f32), rstd: read(f32), y: write(2), rows: value(u32),
         dim: value(u32)) for RMS;
     rms_norm_backward (x: read(0), weight: read(1), offset: value(f32), rstd: read(f32), dy: read(2), dx: update(0),
-        rounded: write(2), add: value(u32), partials: write(f32), rows: value(u32), dim: value(u32)) for RMS;
+        rounded: write(2), y: write(2), add: value(u32), partials: write(f32), rows: value(u32), dim: value(u32)) for RMS;
     layer_norm_forward (x: read(0), weight: read(0), bias: read(0), eps: value(f32), y: write(0), mean: write(f32),
         rstd: write(f32), rows: value(u32), dim: value(u32)) for FLOATS;
     layer_norm_backward (x: read(0), weight: read(0), mean: read(f32), rstd: read(f32), dy: read(0), dx: update(0),

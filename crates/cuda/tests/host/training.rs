@@ -110,6 +110,7 @@ fn a_step_of_training_matches_the_reference() {
         arg::<f32>(&dh),
         arg::<f32>(&dx),
         Arg::null(F32),
+        Arg::null(F32),
         Arg::u32(0),
         arg::<f32>(&partials),
         rows,

@@ -84,7 +84,7 @@ impl Function for GatedBackward {
             let (d_gate, d_up) = (launch.write::<T>(&mut d_gate)?, launch.write::<T>(&mut d_up)?);
             launch.cuda(|gpu| {
                 let call = gpu.kernel("gated_backward", &[T::DTYPE])?.u32(activation as usize);
-                let call = call.view(&gate).view(&up).view(&dy).view(&d_gate).view(&d_up);
+                let call = call.view(&gate).view(&up).view(&dy).view(&d_gate).view(&d_up).null();
                 call.u64(n).u32(0).u32(0).run(geometry::elements(n))
             })?;
             launch.run(move |cpu| {

@@ -81,31 +81,45 @@ struct GatedFusedBackward {
     activation: Activation,
 }
 
-impl Function for GatedFusedBackward {
-    fn backward(self: Box<Self>, dy: Tensor, cx: &mut Backward<'_>) -> Result<()> {
-        let gate_up = cx.get(&self.gate_up)?;
-        let device = gate_up.device().clone();
-        let mut grads = Tensor::uninit(*gate_up.shape(), gate_up.dtype(), &device, "gradient")?;
+impl GatedFusedBackward {
+    /// The gradients of gates and ups; with `y`, the output is written there.
+    fn gradients(&self, gate_up: &Tensor, dy: &Tensor, mut y: Option<&mut Tensor>) -> Result<Tensor> {
+        let device = gate_up.device();
+        let mut grads = Tensor::uninit(*gate_up.shape(), gate_up.dtype(), device, "gradient")?;
         let (activation, width, n) = (self.activation, self.width, dy.n_elems());
         let mut launch = device.launch("gated backward", 0, 5 * dy.len_bytes() as u64);
         with_float!(dy.dtype(), "gated", T => {
-            let (gate_up, dy) = (launch.read::<T>(&gate_up)?, launch.read::<T>(&dy)?);
+            let (gate_up, dy) = (launch.read::<T>(gate_up)?, launch.read::<T>(dy)?);
             let grads = launch.write::<T>(&mut grads)?;
+            let y = y.as_mut().map(|y| launch.write::<T>(y)).transpose()?;
             launch.cuda(|gpu| {
                 let call = gpu.kernel("gated_backward", &[T::DTYPE])?.u32(activation as usize).view(&gate_up);
                 let call = call.slice(ups(gpu.slice(&gate_up)?, width, size_of::<T>())?).view(&dy).view(&grads);
-                in_rows(call.slice(ups(gpu.slice(&grads)?, width, size_of::<T>())?), n, width)
+                let call = call.slice(ups(gpu.slice(&grads)?, width, size_of::<T>())?).optional(y.as_ref());
+                in_rows(call, n, width)
             })?;
             launch.run(move |cpu| {
-                let size = 2 * width.max(1);
-                let rows = gate_up.slice(cpu).chunks_exact(size).zip(dy.slice(cpu).chunks_exact(width.max(1)));
-                for ((row, dy), grads) in rows.zip(grads.slice(cpu).chunks_exact_mut(size)) {
+                let (gate_up, one, two) = (gate_up.slice(cpu), width.max(1), 2 * width.max(1));
+                let rows = gate_up.chunks_exact(two).zip(dy.slice(cpu).chunks_exact(one));
+                for ((row, dy), grads) in rows.zip(grads.slice(cpu).chunks_exact_mut(two)) {
                     let ((gate, up), (d_gate, d_up)) = (row.split_at(width), grads.split_at_mut(width));
                     glu::gated_backward(cpu, activation, gate, up, dy, d_gate, d_up);
                 }
+                let Some(y) = y else { return };
+                for (row, y) in gate_up.chunks_exact(two).zip(y.slice(cpu).chunks_exact_mut(one)) {
+                    let (gate, up) = row.split_at(width);
+                    glu::gated_forward(cpu, activation, gate, up, y);
+                }
             })
         })?;
-        cx.give(0, grads)
+        Ok(grads)
+    }
+}
+
+impl Function for GatedFusedBackward {
+    fn backward(self: Box<Self>, dy: Tensor, cx: &mut Backward<'_>) -> Result<()> {
+        let gate_up = cx.get(&self.gate_up)?;
+        cx.give(0, self.gradients(&gate_up, &dy, None)?)
     }
 
     fn can_replay(&self) -> bool {
@@ -115,5 +129,17 @@ impl Function for GatedFusedBackward {
     fn replay(&self, cx: &mut Backward<'_>) -> Result<Tensor> {
         let gate_up = cx.get(&self.gate_up)?;
         forward(&gate_up, self.width, self.activation, "replayed", "gated replay")
+    }
+
+    fn can_finish(&self) -> bool {
+        true
+    }
+
+    fn finish(self: Box<Self>, dy: Tensor, cx: &mut Backward<'_>) -> Result<Tensor> {
+        let gate_up = cx.get(&self.gate_up)?;
+        let mut y = Tensor::uninit(*dy.shape(), dy.dtype(), dy.device(), "replayed")?;
+        let grads = self.gradients(&gate_up, &dy, Some(&mut y))?;
+        cx.give(0, grads)?;
+        Ok(y)
     }
 }

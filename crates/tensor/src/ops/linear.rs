@@ -152,73 +152,96 @@ struct LinearBackward {
 
 impl Function for LinearBackward {
     fn backward(self: Box<Self>, dy: Tensor, cx: &mut Backward<'_>) -> Result<()> {
-        let x = cx.get(&self.x)?;
-        let (op, Sizes { layout, n_in, n_out }) = (&self.op, self.op.sizes);
-        let (device, n_rows) = (dy.device().clone(), dy.shape().n_rows());
-        if let Some(mut slot) = op.weight.grad()? {
-            // dW[O, I] = dyᵀ·x, or its transpose.
-            let (left, right, o, i) = match layout {
-                WeightLayout::OutIn => (&dy, &x, n_out, n_in),
-                WeightLayout::InOut => (&x, &dy, n_in, n_out),
-            };
-            let (mut launch, scratch) = product(&device, "linear weight grad", dy.dtype(), [o, i, n_rows])?;
-            with_float!(dy.dtype(), "linear", T => {
-                let (left, right) = (launch.read::<T>(left)?, launch.read::<T>(right)?);
-                let (store, out) = (slot.store, launch.grad(&mut slot)?);
-                launch.cuda(|gpu| {
-                    let (left, right) = (gpu.matrix(&left, n_rows, o)?.t(), gpu.matrix(&right, n_rows, i)?);
-                    gpu.multiply((T::DTYPE, 1), [left, right], (&out, DType::F32, store), None)
-                })?;
-                launch.run(move |cpu| {
-                    let left = MatRef { data: left.slice(cpu), rows: o, cols: n_rows, row_stride: o, transposed: true };
-                    let right = MatRef::new(right.slice(cpu), n_rows, i);
-                    gemm::gemm(cpu, left, right, MatMut::new(out.slice(cpu), o, i), store, scratch.slice(cpu));
-                })
-            })?;
+        let trains = self.op.weight.trainable()?;
+        // The op that made x may compute it once more in its own backward pass, which needs the gradient of x.
+        let finishes = trains && cx.can_finish(0, &self.x);
+        if finishes {
+            self.op.input_gradient(&dy, cx)?;
         }
-        if let Some(bias) = &op.bias
-            && let Some(mut slot) = bias.grad()?
-        {
-            let store = slot.store;
-            let mut launch = device.launch("linear bias grad", 0, dy.len_bytes() as u64);
-            let scratch = launch.scratch::<f32>(elementwise::bias_grad_scratch(n_rows, n_out))?;
-            with_float!(dy.dtype(), "linear", T => {
-                let (dy, out) = (launch.read::<T>(&dy)?, launch.grad(&mut slot)?);
-                launch.cuda(|gpu| {
-                    let rows = [1, n_rows, n_out];
-                    gpu.sum_rows(1.0, (gpu.slice(&dy)?, T::DTYPE), rows, (gpu.slice(&out)?, DType::F32, store))
-                })?;
-                launch.run(move |cpu| {
-                    elementwise::bias_grad(cpu, dy.slice(cpu), (out.slice(cpu), store), scratch.slice(cpu));
-                })
-            })?;
+        if trains {
+            let x = if finishes { cx.finish(&self.x)? } else { cx.get(&self.x)? };
+            self.op.weight_gradient(&x, &dy)?;
         }
-        if cx.needs(0) {
-            let (mut dx, store) = cx.slot(0, &x)?;
-            let w = op.weight.weight()?;
-            let (mut launch, scratch) =
-                product(&device, "linear input grad", dy.dtype(), [n_rows, n_in, n_out])?;
-            with_float!(dy.dtype(), "linear", T => {
-                let (op, dy, w) = (op.sizes, launch.read::<T>(&dy)?, launch.read::<T>(&w)?);
-                let dx = launch.store::<T>(&mut dx, store)?;
-                launch.cuda(|gpu| {
-                    let (dy, w) = (gpu.matrix(&dy, n_rows, n_out)?, op.right_matrix(gpu.slice(&w)?).t());
-                    gpu.multiply((T::DTYPE, 1), [dy, w], (&dx, T::DTYPE, store), None)
-                })?;
-                launch.run(move |cpu| {
-                    // dx[T, I] = dy[T, O]·W[O, I]
-                    let right = op.as_right(w.slice(cpu));
-                    let right = MatRef { rows: n_out, cols: n_in, transposed: !right.transposed, ..right };
-                    let (dy, out) = (MatRef::new(dy.slice(cpu), n_rows, n_out), MatMut::new(dx.slice(cpu), n_rows, n_in));
-                    gemm::gemm(cpu, dy, right, out, store, scratch.slice(cpu));
-                })
-            })?;
-            cx.give(0, dx)?;
+        self.op.bias_gradient(&dy)?;
+        if !finishes {
+            self.op.input_gradient(&dy, cx)?;
         }
         if self.adds {
             cx.give(1, dy)?;
         }
         Ok(())
+    }
+}
+
+impl Linear {
+    fn weight_gradient(&self, x: &Tensor, dy: &Tensor) -> Result<()> {
+        let (Sizes { layout, n_in, n_out }, n_rows) = (self.sizes, dy.shape().n_rows());
+        let Some(mut slot) = self.weight.grad()? else { return Ok(()) };
+        // dW[O, I] = dyᵀ·x, or its transpose.
+        let (left, right, o, i) = match layout {
+            WeightLayout::OutIn => (dy, x, n_out, n_in),
+            WeightLayout::InOut => (x, dy, n_in, n_out),
+        };
+        let (mut launch, scratch) = product(dy.device(), "linear weight grad", dy.dtype(), [o, i, n_rows])?;
+        with_float!(dy.dtype(), "linear", T => {
+            let (left, right) = (launch.read::<T>(left)?, launch.read::<T>(right)?);
+            let (store, out) = (slot.store, launch.grad(&mut slot)?);
+            launch.cuda(|gpu| {
+                let (left, right) = (gpu.matrix(&left, n_rows, o)?.t(), gpu.matrix(&right, n_rows, i)?);
+                gpu.multiply((T::DTYPE, 1), [left, right], (&out, DType::F32, store), None)
+            })?;
+            launch.run(move |cpu| {
+                let left = MatRef { data: left.slice(cpu), rows: o, cols: n_rows, row_stride: o, transposed: true };
+                let right = MatRef::new(right.slice(cpu), n_rows, i);
+                gemm::gemm(cpu, left, right, MatMut::new(out.slice(cpu), o, i), store, scratch.slice(cpu));
+            })
+        })
+    }
+
+    fn bias_gradient(&self, dy: &Tensor) -> Result<()> {
+        let (n_out, n_rows) = (self.sizes.n_out, dy.shape().n_rows());
+        let Some(bias) = &self.bias else { return Ok(()) };
+        let Some(mut slot) = bias.grad()? else { return Ok(()) };
+        let store = slot.store;
+        let mut launch = dy.device().launch("linear bias grad", 0, dy.len_bytes() as u64);
+        let scratch = launch.scratch::<f32>(elementwise::bias_grad_scratch(n_rows, n_out))?;
+        with_float!(dy.dtype(), "linear", T => {
+            let (dy, out) = (launch.read::<T>(dy)?, launch.grad(&mut slot)?);
+            launch.cuda(|gpu| {
+                let rows = [1, n_rows, n_out];
+                gpu.sum_rows(1.0, (gpu.slice(&dy)?, T::DTYPE), rows, (gpu.slice(&out)?, DType::F32, store))
+            })?;
+            launch.run(move |cpu| {
+                elementwise::bias_grad(cpu, dy.slice(cpu), (out.slice(cpu), store), scratch.slice(cpu));
+            })
+        })
+    }
+
+    fn input_gradient(&self, dy: &Tensor, cx: &mut Backward<'_>) -> Result<()> {
+        if !cx.needs(0) {
+            return Ok(());
+        }
+        let (Sizes { n_in, n_out, .. }, n_rows) = (self.sizes, dy.shape().n_rows());
+        let (mut dx, store) = cx.slot_of(0, dy.shape().with_last(n_in)?, dy)?;
+        let w = self.weight.weight()?;
+        let sizes = [n_rows, n_in, n_out];
+        let (mut launch, scratch) = product(dy.device(), "linear input grad", dy.dtype(), sizes)?;
+        with_float!(dy.dtype(), "linear", T => {
+            let (op, dy, w) = (self.sizes, launch.read::<T>(dy)?, launch.read::<T>(&w)?);
+            let dx = launch.store::<T>(&mut dx, store)?;
+            launch.cuda(|gpu| {
+                let (dy, w) = (gpu.matrix(&dy, n_rows, n_out)?, op.right_matrix(gpu.slice(&w)?).t());
+                gpu.multiply((T::DTYPE, 1), [dy, w], (&dx, T::DTYPE, store), None)
+            })?;
+            launch.run(move |cpu| {
+                // dx[T, I] = dy[T, O]·W[O, I]
+                let right = op.as_right(w.slice(cpu));
+                let right = MatRef { rows: n_out, cols: n_in, transposed: !right.transposed, ..right };
+                let (dy, out) = (MatRef::new(dy.slice(cpu), n_rows, n_out), MatMut::new(dx.slice(cpu), n_rows, n_in));
+                gemm::gemm(cpu, dy, right, out, store, scratch.slice(cpu));
+            })
+        })?;
+        cx.give(0, dx)
     }
 }
 

@@ -136,8 +136,9 @@ struct RmsNormBackward {
     dtype: DType,
 }
 
-impl Function for RmsNormBackward {
-    fn backward(self: Box<Self>, dy: Tensor, cx: &mut Backward<'_>) -> Result<()> {
+impl RmsNormBackward {
+    /// The backward pass; with `y`, the output is written there.
+    fn run(&self, dy: Tensor, mut y: Option<&mut Tensor>, cx: &mut Backward<'_>) -> Result<()> {
         let x = cx.get(&self.x)?;
         let w = self.weight.weight()?;
         let device = x.device().clone();
@@ -162,7 +163,7 @@ impl Function for RmsNormBackward {
         let (offset, dtypes) = (self.offset, [x.dtype(), w.dtype(), self.dtype]);
         // For x and its gradient in one of two dtypes.
         macro_rules! run {
-            ($launch:ident, $X:ty, $rstd:ident, $dy:ident, $w:ident, $rounded:ident) => {{
+            ($launch:ident, $X:ty, $rstd:ident, $dy:ident, $w:ident, $rounded:ident, $y:ident) => {{
                 let (x, dx) = ($launch.read::<$X>(&x)?, $launch.store::<$X>(&mut dx, store)?);
                 $launch.cuda(|gpu| {
                     let n_partials = geometry::norm_partials(n_rows);
@@ -173,6 +174,7 @@ impl Function for RmsNormBackward {
                         .view(&$dy)
                         .view(&dx)
                         .optional($rounded.as_ref())
+                        .optional($y.as_ref())
                         .added(store)
                         .slice(partials.slice()?)
                         .u32(n_rows)
@@ -190,6 +192,9 @@ impl Function for RmsNormBackward {
                     };
                     let w = RmsWeight { weight: $w.slice(cpu), offset };
                     let (x, rstd, dy) = (x.slice(cpu), $rstd.slice(cpu), $dy.slice(cpu));
+                    if let Some(y) = $y {
+                        norm::rms_norm_apply(cpu, x, w, rstd, y.slice(cpu));
+                    }
                     let dx = dx.slice(cpu);
                     norm::rms_norm_backward(cpu, x, w, rstd, dy, (&mut *dx, store), d_weight, scratch);
                     if let Some(rounded) = $rounded {
@@ -204,12 +209,32 @@ impl Function for RmsNormBackward {
                 Some(rounded) => Some(launch.write::<T>(rounded)?),
                 None => None,
             };
+            let y = match &mut y {
+                Some(y) => Some(launch.write::<T>(y)?),
+                None => None,
+            };
             with_float_or_f32!(launch, &w, T, w => match x.dtype() {
-                DType::F32 => run!(launch, f32, rstd, dy, w, rounded),
-                _ => run!(launch, T, rstd, dy, w, rounded),
+                DType::F32 => run!(launch, f32, rstd, dy, w, rounded, y),
+                _ => run!(launch, T, rstd, dy, w, rounded, y),
             })
         })?;
         cx.give_rounded(0, dx, rounded)
+    }
+}
+
+impl Function for RmsNormBackward {
+    fn backward(self: Box<Self>, dy: Tensor, cx: &mut Backward<'_>) -> Result<()> {
+        self.run(dy, None, cx)
+    }
+
+    fn can_finish(&self) -> bool {
+        self.rstd.device().is_gpu()
+    }
+
+    fn finish(self: Box<Self>, dy: Tensor, cx: &mut Backward<'_>) -> Result<Tensor> {
+        let mut y = Tensor::uninit(*dy.shape(), self.dtype, dy.device(), "replayed")?;
+        self.run(dy, Some(&mut y), cx)?;
+        Ok(y)
     }
 
     fn can_replay(&self) -> bool {

@@ -128,6 +128,8 @@ pub(crate) struct Backward<'a> {
     pub(super) inputs: &'a [Option<VarId>],
     /// What the places in `inputs` and in what the op kept are counted from.
     pub(super) base: usize,
+    /// The place of the op itself.
+    pub(super) own: usize,
     /// The gradient of the output in the dtype of [`Function::rounds`], where somebody has made it.
     pub(super) rounded: Option<Tensor>,
 }
@@ -206,6 +208,30 @@ impl Backward<'_> {
         let tensor = tensor?;
         node.replayed = Some(tensor.clone());
         Ok(tensor)
+    }
+
+    /// Whether [`Backward::finish`] gives what was kept of input `index`: the op that made it stands right before this one, so
+    /// that nobody else can still give to its gradient, and computes its output in its backward pass.
+    pub fn can_finish(&self, index: usize, saved: &Saved) -> bool {
+        let Saved::Replay(id) = saved else { return false };
+        let place = id.node + self.base;
+        let node = &self.nodes[place];
+        self.inputs[index] == Some(*id)
+            && place + 1 == self.own
+            && node.replayed.is_none()
+            && matches!(&node.op, Some(Step::Op(op)) if op.can_finish())
+    }
+
+    /// Runs the op that made what was kept backward, whose gradient is complete now, and gives its output.
+    pub fn finish(&mut self, saved: &Saved) -> Result<Tensor> {
+        let Saved::Replay(id) = saved else { return self.get(saved) };
+        let own = id.node + self.base;
+        let node = &mut self.nodes[own];
+        let (inputs, base, rounded) = (std::mem::take(&mut node.inputs), node.base, node.rounded.take());
+        let (Some(Step::Op(op)), Some(grad)) = (node.op.take(), node.grad.take()) else {
+            return Err(Error::Usage("an op is run backward before its gradient is there".to_owned()));
+        };
+        op.finish(grad, &mut Backward { nodes: &mut *self.nodes, inputs: &inputs, base, own, rounded })
     }
 
     /// Adds to the gradient of input `index`; nothing happens when nobody wants it.

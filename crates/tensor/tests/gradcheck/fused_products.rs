@@ -11,7 +11,7 @@ use oarlock_tensor::{
 };
 
 use crate::common::{array, assert_close, case, f64s, own_gpu, tensor};
-use crate::gpu::{assert_forms, loss_of};
+use crate::gpu::{assert_forms, loss_of, ops_of};
 
 const DTYPES: [DType; 3] = [DType::F32, DType::BF16, DType::F16];
 
@@ -200,6 +200,40 @@ fn a_layer_of_fused_products_is_not_staged() {
             let y = layer(&[qkv]).unwrap();
             tape.backward(&loss_of(&[y]).unwrap(), 1.0).unwrap();
         });
+    }
+}
+
+#[test]
+fn an_output_is_computed_again_by_the_backward_pass() {
+    let gpu = own_gpu();
+    for (device, dtype) in [cpu()].iter().chain(&gpu).flat_map(|device| DTYPES.map(|dtype| (device, dtype))) {
+        let (p, home) = settle_at(&APART, dtype, device, true);
+        // Once, and twice, where the gradient is not there before the second backward pass.
+        let run = |fused: bool, uses: usize| {
+            home.clear_grads();
+            let tape = Tape::new();
+            let gate_up = tape.leaf(&tensor(&array(9, &[5, 16]), dtype, device));
+            let y = match fused {
+                true => ops::gated_fused(&gate_up, Activation::Silu),
+                false => ops::split(&gate_up, 8, -1).and_then(|x| ops::gated(&x[0], &x[1], Activation::Silu)),
+            };
+            let linear =
+                |index: usize| ops::linear(y.as_ref().unwrap(), &p[index], None, WeightLayout::OutIn);
+            let outputs: Vec<_> = (0..uses).map(|index| linear(index).unwrap()).collect();
+            let loss = loss_of(&outputs).unwrap();
+            let mut seen = Vec::new();
+            let ran = ops_of(device, || {
+                seen.push(f64s(tape.backward(&loss, 1.0).unwrap().of(&gate_up).unwrap()));
+            });
+            seen.extend((0..uses).map(|index| f64s(&p[index].gradient().unwrap().unwrap())));
+            (seen, ran.contains("gated replay"))
+        };
+        for uses in [1, 2] {
+            let ((got, replays), (want, _)) = (run(true, uses), run(false, uses));
+            let what = format!("{}, {dtype}, {uses} uses", device.describe());
+            assert_eq!(replays, uses == 2, "{what}");
+            got.iter().zip(&want).for_each(|(got, want)| assert_close(got, want, dtype, 2.0, &what));
+        }
     }
 }
 

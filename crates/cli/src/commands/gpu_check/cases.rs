@@ -4,6 +4,7 @@ mod attention;
 mod decoders;
 mod elements;
 mod exact;
+mod fused;
 mod losses;
 mod moves;
 mod pairs;
@@ -74,6 +75,7 @@ pub(super) fn all(quick: bool) -> Result<Vec<Case>> {
     let mut cases = attention::cases(&sizes);
     cases.extend(products::cases(&sizes));
     cases.extend(decoders::cases(&sizes)?);
+    cases.extend(fused::cases(&sizes));
     cases.extend(losses::cases(&sizes));
     cases.extend(elements::cases(&sizes));
     cases.extend(moves::cases(&sizes));

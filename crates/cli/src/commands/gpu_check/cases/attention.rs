@@ -7,7 +7,7 @@ use super::{Array, Call, Case, Given, Sizes};
 
 /// Which keys a query sees.
 #[derive(Clone, Copy, PartialEq)]
-enum Seen {
+pub(super) enum Seen {
     All,
     Before,
     /// At most so many, the query's own position among them.
@@ -68,7 +68,7 @@ fn documents(call: &Call<'_>) -> Result<Mask> {
 }
 
 /// `softmax(scale Q K') V` of the visible keys. The last query is at the last key.
-fn attention(inputs: &[Array], scale: f64, seen: Seen) -> Array {
+pub(super) fn attention(inputs: &[Array], scale: f64, seen: Seen) -> Array {
     let [q, k, v] = inputs else { panic!("three inputs") };
     let ([b, s, h, d], [_, t, g, _]) = (sizes(q), sizes(k));
     // `[B H, S, D]`, where heads of a group have the same keys.

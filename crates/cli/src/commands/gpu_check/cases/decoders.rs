@@ -13,9 +13,9 @@ use crate::commands::gpu_check::place::ints;
 
 /// Of norms: large enough that errors show where it is.
 pub(super) const EPS: f32 = 0.1;
-const THETA: f64 = 1e4;
+pub(super) const THETA: f64 = 1e4;
 /// The first position.
-const FIRST: usize = 3;
+pub(super) const FIRST: usize = 3;
 /// Of dropout: the probability, the seed and the stream.
 const DROPOUT: (f32, u64, u64) = (0.1, 5, 3);
 
@@ -120,7 +120,7 @@ pub(super) fn normed(x: &Array) -> Array {
 }
 
 /// Pairs of channels turned by the angle of their position: `[B, S, H, D]`.
-fn rotated(x: &Array, style: RopeStyle) -> Array {
+pub(super) fn rotated(x: &Array, style: RopeStyle) -> Array {
     let (s, d) = (x.sizes[1], x.sizes[3]);
     // The other channel of a pair, the pair's number, and whether it is the second one.
     let pair = |channel: usize| match style {
