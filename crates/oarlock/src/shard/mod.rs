@@ -38,7 +38,7 @@ mod topology;
 pub use engine::{Engine, GradNorm, Resident};
 pub(crate) use finite::{Findings, Unfit, check_range};
 pub(crate) use layout::runs;
-pub use layout::{BLOCK, Grain, Layout, LayoutParam};
+pub use layout::{BLOCK, Grain, Layout, LayoutParam, role_of};
 pub use outer::{Outer, OuterStep};
 pub use placement::{Gather, Lifetime, Offload, Options, Placement, Placements, Quantized, Untouched};
 pub use source::{ParamSlice, SeededInit, WeightSource};
