@@ -83,6 +83,17 @@ fn optimizers_of_other_programs_have_stand_ins_that_the_run_names() {
 }
 
 #[test]
+fn pure_bf16_says_what_stays_in_f32() {
+    let notes = |text: &str| good(text).description().notes.join("\n");
+    let said = "pure_bf16: master weights, gradients and the optimizer's states stay in f32";
+    assert!(notes("pure_bf16: true\n").contains(said));
+    // Elsewhere, too, adapters are trained in f32.
+    for text in ["bf16: true\n", "pure_bf16: true\nstage: sft\nfinetuning_type: lora\n"] {
+        assert!(!notes(text).contains("pure_bf16:"), "{text}");
+    }
+}
+
+#[test]
 fn wrong_arguments_say_where_and_what_to_do() {
     let mut wrong = String::new();
     for (text, expected) in [
