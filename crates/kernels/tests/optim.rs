@@ -3,12 +3,14 @@
 use oarlock_kernels::optim::adafactor::{self, AdafactorArgs, Extent};
 use oarlock_kernels::optim::adagrad::Adagrad;
 use oarlock_kernels::optim::adam::Adam;
+use oarlock_kernels::optim::eight_bit;
 use oarlock_kernels::optim::lamb::{self, LambArgs};
 use oarlock_kernels::optim::lion::Lion;
 use oarlock_kernels::optim::muon::{self, MuonArgs};
 use oarlock_kernels::optim::sgd::Sgd;
 use oarlock_kernels::optim::{self, Buffers, Elementwise, StepArgs, states};
 use oarlock_kernels::pieces::TASK_ELEMS;
+use oarlock_kernels::quantized::{dynamic_map, unsigned_dynamic_map};
 use oarlock_kernels::{Cpu, Par, bf16};
 
 use crate::everywhere::{assert_close, cpus, f64s, same_everywhere, values};
@@ -62,6 +64,72 @@ fn elementwise_rules_give_the_same_bits_everywhere() {
     elementwise(Sgd::new(0.9, 0.0, true, &ARGS), 1);
     elementwise(Adagrad::new(0.01, 0.1, 1e-10, &ARGS), 1);
     elementwise(Lion::new(0.9, 0.99, &ARGS), 1);
+}
+
+#[test]
+fn states_of_8_bits_have_the_same_bits_everywhere() {
+    let signs = [true, false, true, true, true, true, true, true];
+    for n in [0, 1, 1030, TASK_ELEMS + 333] {
+        let words = eight_bit::words(n);
+        // Any bits are a state, but for those of no scale.
+        let run = |cpu: &Cpu, n_states: usize, step: &dyn Fn(Buffers<'_, bf16>)| {
+            let grad = values::<f32>(1, n);
+            let (mut weights, mut copy) = (values::<f32>(2, n), vec![bf16::ZERO; n]);
+            let mut state = [3, 4].map(|seed| values::<f32>(seed, words));
+            state.iter_mut().flatten().for_each(|x| *x = x.abs());
+            let [first, second] = &mut state;
+            let kept = [&mut first[..], if n_states > 1 { second } else { &mut [] }];
+            step(Buffers {
+                weights: &mut weights,
+                state: states(kept),
+                grad: &grad,
+                working: Some(&mut copy),
+            });
+            assert!(copy.iter().zip(&weights).all(|(c, w)| *c == bf16::from_f32(*w)), "{cpu:?}");
+            // Codes are no numbers.
+            (weights, state.concat().into_iter().map(f32::to_bits).collect::<Vec<_>>())
+        };
+        let adam = Adam::<true>::new(0.9, 0.95, 1e-8, &ARGS);
+        same_everywhere(|cpu| run(cpu, 2, &|buffers| eight_bit::step(cpu, adam, signs, buffers)));
+        let lion = Lion::new(0.9, 0.99, &ARGS);
+        same_everywhere(|cpu| run(cpu, 1, &|buffers| eight_bit::step(cpu, lion, signs, buffers)));
+    }
+}
+
+#[test]
+fn a_code_is_that_of_the_nearest_value() {
+    for (is_signed, map) in [(true, dynamic_map()), (false, unsigned_dynamic_map())] {
+        // Both ends of each upper half of a float from 2^-25 on, and two floats between them.
+        let shares =
+            (0x3300..0x3f80).flat_map(|upper: u32| [0, 1, 0x5555, 0xffff].map(|low| upper << 16 | low));
+        let mut shares: Vec<f32> = shares.map(f32::from_bits).collect();
+        shares.extend([0.0, -0.0, 1.0, 1e-40]);
+        if is_signed {
+            shares.extend(shares.clone().iter().map(|x| -x));
+        }
+        let isa = cpus()[0].isa;
+        // Each block has a 1, so that shares are what they are.
+        for shares in shares.chunks(eight_bit::BLOCK - 1) {
+            let values = [shares, &[1.0]].concat();
+            let mut words = vec![0.0; eight_bit::words(values.len())];
+            eight_bit::quantize(isa, is_signed, &mut values.clone(), &mut words);
+            let mut found = vec![0.0; values.len()];
+            eight_bit::dequantize(isa, is_signed, &words, &mut found);
+            for (x, found) in values.iter().zip(&found) {
+                let distance = |value: &f32| (f64::from(*value) - f64::from(*x)).abs();
+                let nearest = map.iter().map(distance).fold(f64::INFINITY, f64::min);
+                // Of two that are as near as an f32 can tell either will do.
+                assert!(distance(found) <= nearest + 1e-6 * f64::from(x.abs()), "{is_signed}, {x}: {found}");
+            }
+        }
+        // Numbers that are none do no harm, and nothing stays nothing.
+        let mut words = vec![0.0; eight_bit::WORDS];
+        eight_bit::quantize(isa, is_signed, &mut [f32::NAN, f32::INFINITY, -1.0, 0.0], &mut words);
+        eight_bit::quantize(isa, is_signed, &mut [0.0; 4], &mut words);
+        let mut found = [1.0; 4];
+        eight_bit::dequantize(isa, is_signed, &words, &mut found);
+        assert_eq!(found, [0.0; 4]);
+    }
 }
 
 #[test]

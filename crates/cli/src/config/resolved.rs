@@ -153,6 +153,17 @@ impl ResolvedConfig {
         self.settings.iter().chain(self.dialects.iter().flat_map(|block| block.settings.iter()))
     }
 
+    /// What takes more memory here than in the program whose names it has.
+    fn told(&self) -> impl Iterator<Item = String> {
+        let trains_weights = ["full", "freeze"].contains(&self.settings.word("finetuning_type"));
+        let pure_bf16 = (self.settings.bool("pure_bf16") && trains_weights).then(|| {
+            "pure_bf16: master weights, gradients and the optimizer's states stay in f32; `optim: adamw_8bit` gives the states \
+             8 bits"
+                .to_owned()
+        });
+        optimizer::told(&self.settings).into_iter().chain(pure_bf16)
+    }
+
     /// The same in one line for the start of a run; `None` if there is nothing to say.
     pub fn without_effect_line(&self) -> Option<String> {
         let names: Vec<&str> = self.without_effect().map(|(setting, _)| setting.key.name).collect();
@@ -189,7 +200,7 @@ impl ResolvedConfig {
                 let _ = writeln!(out, "  {name:names$}  {value:values$}  {origin}");
             }
         }
-        for note in self.notes().iter().chain(&optimizer::told(&self.settings)) {
+        for note in self.notes().iter().cloned().chain(self.told()) {
             let _ = writeln!(out, "Note: {note}");
         }
         out
@@ -205,9 +216,8 @@ impl ResolvedConfig {
 
     /// What logs and trackers are to say about the configuration.
     pub fn description(&self) -> RunDescription {
-        let told = optimizer::told(&self.settings);
-        let notes =
-            self.without_effect_line().into_iter().chain(self.notes().iter().cloned()).chain(told).collect();
+        let notes = self.notes().iter().cloned().chain(self.told());
+        let notes = self.without_effect_line().into_iter().chain(notes).collect();
         RunDescription { yaml: self.as_yaml(), values: self.as_json(), notes }
     }
 

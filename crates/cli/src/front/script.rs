@@ -127,7 +127,7 @@ pub fn resolve(words: &Words, call: Call, command: &str) -> Result<Script, Probl
 pub fn note(argv: &[String]) -> Option<String> {
     let script = argv.iter().find(|word| word.ends_with(".py"))?;
     let instead = if LLAMA_FACTORY[..1].contains(&script.trim_start_matches("./")) {
-        "`llamafactory-cli train` in its place".to_owned()
+        "the same command in a folder without it, as `llamafactory-cli train` with its arguments,".to_owned()
     } else {
         let file = Path::new(script).file_name()?.to_str()?;
         let name = file.strip_suffix(".py").filter(|_| minimind::SCRIPTS.contains(&file))?;
@@ -216,4 +216,21 @@ pub fn program_in_path(program: &str) -> Option<PathBuf> {
         |path: &PathBuf| path.metadata().is_ok_and(|m| m.is_file() && m.permissions().mode() & 0o111 != 0);
     let paths = std::env::var_os("PATH")?;
     std::env::split_paths(&paths).map(|folder| folder.join(program)).find(can_run)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_trains_in_place_of_a_script_is_a_command_that_works() {
+        let told = |script: &str| note(&["python".to_owned(), script.to_owned()]).unwrap_or_default();
+        assert_eq!(
+            told("src/train.py"),
+            "`src/train.py` is a file here, and Python runs it; the same command in a folder without it, as \
+             `llamafactory-cli train` with its arguments, trains with this program"
+        );
+        assert!(told("train_pretrain.py").contains("`train_pretrain` without .py"));
+        assert_eq!(told("mine.py"), "");
+    }
 }

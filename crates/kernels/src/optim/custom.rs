@@ -62,7 +62,7 @@ instances! {
 }
 
 multiversion! {
-    fn scale(grad: &[f32], by: f32, scaled: &mut [f32]) {
+    pub(super) fn scale(grad: &[f32], by: f32, scaled: &mut [f32]) {
         for (scaled, g) in scaled.iter_mut().zip(grad) {
             *scaled = g * by;
         }
@@ -70,7 +70,7 @@ multiversion! {
 }
 
 multiversion! {
-    fn round[T: Float](weights: &[f32], working: &mut [T]) {
+    pub(super) fn round[T: Float](weights: &[f32], working: &mut [T]) {
         for (rounded, weight) in working.iter_mut().zip(weights) {
             *rounded = T::from_f32(*weight);
         }

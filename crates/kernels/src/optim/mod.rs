@@ -5,6 +5,7 @@ pub mod adafactor;
 pub mod adagrad;
 pub mod adam;
 pub mod custom;
+pub mod eight_bit;
 pub mod lamb;
 pub mod lion;
 pub mod low_rank;

@@ -12,7 +12,7 @@ mod nested;
 mod product;
 mod quantize;
 
-pub use nested::{BLOCK as NESTED_BLOCK, dynamic_map};
+pub use nested::{BLOCK as NESTED_BLOCK, dynamic_map, unsigned_dynamic_map};
 pub use product::{Side, dequantize, product, product_scratch_bytes};
 
 /// Elements of 4 bits that share a scale.

@@ -10,27 +10,36 @@ pub const BLOCK: usize = 256;
 /// The 256 values of the signed dynamic data type (Dettmers 2016), ascending: the nearer to 0, the more exponents and the
 /// fewer fractions.
 pub fn dynamic_map() -> &'static [f32; 256] {
-    static MAP: LazyLock<[f32; 256]> = LazyLock::new(|| {
-        let mut values = vec![0.0, 1.0];
-        for exponent in 0..7 {
-            let n = 1usize << exponent;
-            let step = (1.0 - 0.1f32) / n as f32;
-            // From both ends, each rounded once, as torch counts where the CPU has fused multiplication and addition.
-            let bound = |i: usize| {
-                let (from, steps) =
-                    if i < n.div_ceil(2) { (0.1f32, i as f64) } else { (1.0, i as f64 - n as f64) };
-                (f64::from(from) + f64::from(step) * steps) as f32
-            };
-            let scale = 10f64.powi(exponent - 6) as f32;
-            for i in 0..n {
-                let mean = (bound(i) + bound(i + 1)) / 2.0;
-                values.extend([scale * mean, -scale * mean]);
-            }
-        }
-        values.sort_by(f32::total_cmp);
-        std::array::from_fn(|i| values[i])
-    });
+    static MAP: LazyLock<[f32; 256]> = LazyLock::new(|| dynamic_values(true));
     &MAP
+}
+
+/// The 256 values of the unsigned dynamic data type, ascending: the sign's bit is one more for fractions.
+pub fn unsigned_dynamic_map() -> &'static [f32; 256] {
+    static MAP: LazyLock<[f32; 256]> = LazyLock::new(|| dynamic_values(false));
+    &MAP
+}
+
+fn dynamic_values(is_signed: bool) -> [f32; 256] {
+    let mut values = vec![0.0, 1.0];
+    for exponent in 0..7 {
+        let n = 1usize << (exponent + usize::from(!is_signed));
+        let step = (1.0 - 0.1f32) / n as f32;
+        // From both ends, each rounded once, as torch counts where the CPU has fused multiplication and addition.
+        let bound = |i: usize| {
+            let (from, steps) =
+                if i < n.div_ceil(2) { (0.1f32, i as f64) } else { (1.0, i as f64 - n as f64) };
+            (f64::from(from) + f64::from(step) * steps) as f32
+        };
+        let scale = 10f64.powi(exponent as i32 - 6) as f32;
+        for i in 0..n {
+            let mean = (bound(i) + bound(i + 1)) / 2.0;
+            values.push(scale * mean);
+            values.extend(is_signed.then_some(-scale * mean));
+        }
+    }
+    values.sort_by(f32::total_cmp);
+    std::array::from_fn(|i| values[i])
 }
 
 /// Quantizes scales into codes, with a scale for each block of them; what they lie around is returned.

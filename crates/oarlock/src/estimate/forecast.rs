@@ -300,7 +300,9 @@ pub(crate) fn settings_of(config: &TrainConfig, hidden_size: usize, apart: Optio
         Rule::Adafactor { .. } => Optim::Factored,
         Rule::Muon { .. } => Optim::Muon,
         Rule::LowRank(low) => Optim::LowRank(*low, config.train.optimizer.targets.clone()),
-        Rule::Custom(_) | Rule::OneBit(_) => Optim::Other(config.train.optimizer.rule.clone()),
+        Rule::Custom(_) | Rule::EightBit(_) | Rule::OneBit(_) => {
+            Optim::Other(config.train.optimizer.rule.clone())
+        }
     };
     let ranks = config.ranks.num_processes;
     Settings {

@@ -23,7 +23,7 @@
 use oarlock_tensor::DType;
 use std::ops::Range;
 
-use oarlock_tensor::ops::optimizer::{self, Needs, Role, Rule};
+use oarlock_tensor::ops::optimizer::{self, EightBit, Needs, Role, Rule};
 
 use super::activations::DryRun;
 use super::gathering::Gathered;
@@ -34,7 +34,11 @@ use crate::shard::{Grain, Layout, LayoutParam};
 
 /// The model states of a training, part by part, and what an update borrows beyond the memory of `step`'s activations.
 pub fn model_states(size: &ModelSize, settings: &Settings, step: Option<&DryRun>) -> Vec<Part> {
-    let grain = if elementwise(&settings.optim).is_some() { Grain::Blocks } else { Grain::Parameters };
+    let grain = match &settings.optim {
+        Optim::Other(rule) if rule.needs() == Needs::Blocks => Grain::BlocksOfParameters,
+        optim if elementwise(optim).is_some() => Grain::Blocks,
+        _ => Grain::Parameters,
+    };
     let all = &size.with_grain(grain);
     let size = &all.trained();
     let Settings { stage, ranks, .. } = *settings;
@@ -188,7 +192,7 @@ impl Share {
                 let param = &layout.params()[param];
                 let states = match elementwise(&settings.optim) {
                     Some(kinds) => vec![flat.len(); kinds],
-                    None => state_elems(&settings.optim, param),
+                    None => state_elems(&settings.optim, param, &flat),
                 };
                 share.kept += states.iter().sum::<usize>() as u64;
                 let workspace = step.map_or(0, |step| workspace(step, &settings.optim, param));
@@ -272,30 +276,26 @@ pub(super) fn charged(regions: &[Vec<&Layout>], ranks: usize) -> Vec<u64> {
 fn workspace(step: &DryRun, optim: &Optim, param: &LayoutParam) -> u64 {
     let shape = &param.place.shape;
     match (optim, shape.sizes()) {
-        (Optim::Muon, &[rows, cols]) if is_hidden(&param.name) => {
+        (Optim::Muon, &[rows, cols]) if param.role() == Role::Matrix => {
             optimizer::muon_workspace_bytes(&step.device, rows, cols) as u64
         }
         (Optim::LowRank(low, targets), _) => {
             let role = low_rank_role(targets, param);
             optimizer::workspace_bytes(&step.device, &Rule::LowRank(*low), shape, role) as u64
         }
-        (Optim::Other(rule), _) => optimizer::workspace_bytes(&step.device, rule, shape, Role::Other) as u64,
+        (Optim::Other(rule), _) => optimizer::workspace_bytes(&step.device, rule, shape, param.role()) as u64,
         _ => 0,
     }
 }
 
-/// Whether Muon takes a matrix of this name for a hidden one.
-fn is_hidden(name: &str) -> bool {
-    !name.contains("embed") && !name.contains("lm_head")
-}
-
 /// What a parameter is to a rule with a subspace.
 fn low_rank_role(targets: &[String], param: &LayoutParam) -> Role {
-    let is_target = match targets {
-        [] => is_hidden(&param.name),
-        names => names.iter().any(|name| param.name.contains(name)),
-    };
-    if is_target && param.place.shape.sizes().len() == 2 { Role::Matrix } else { Role::Other }
+    match targets {
+        [] => param.role(),
+        names if !names.iter().any(|name| param.name.contains(name)) => Role::Other,
+        _ if param.place.shape.sizes().len() == 2 => Role::Matrix,
+        _ => Role::Other,
+    }
 }
 
 /// The sum over the elements of the unit for which it is the largest.
@@ -318,7 +318,7 @@ fn elementwise(optim: &Optim) -> Option<usize> {
 }
 
 /// The numbers of each kind that any other optimizer keeps for a parameter, besides master weights.
-fn state_elems(optim: &Optim, param: &LayoutParam) -> Vec<usize> {
+fn state_elems(optim: &Optim, param: &LayoutParam, flat: &Range<usize>) -> Vec<usize> {
     let shape = &param.place.shape;
     match (optim, shape.sizes()) {
         (Optim::Factored, [rest @ .., rows, cols]) => {
@@ -330,11 +330,17 @@ fn state_elems(optim: &Optim, param: &LayoutParam) -> Vec<usize> {
             (0..rule.state_names().len()).map(|index| rule.state_len(index, shape, role)).collect()
         }
         (Optim::Other(rule), _) => {
-            let len = |index| rule.state_len(index, shape, Role::Other);
+            let role = param.role();
+            let elements = flat.start - param.place.first..flat.end - param.place.first;
+            let len = |index| match rule.on(shape, role) {
+                Rule::EightBit(_) => EightBit::words(&elements).len(),
+                rule if rule.needs() == Needs::WholeParameters => rule.state_len(index, shape, role),
+                _ => elements.len(),
+            };
             (0..rule.state_names().len()).map(len).collect()
         }
         (Optim::Lamb, _) => vec![shape.n_elems(); 2],
-        (Optim::Muon, sizes) if sizes.len() != 2 || !is_hidden(&param.name) => vec![shape.n_elems(); 2],
+        (Optim::Muon, _) if param.role() != Role::Matrix => vec![shape.n_elems(); 2],
         _ => vec![shape.n_elems()],
     }
 }

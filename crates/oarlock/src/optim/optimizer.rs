@@ -9,7 +9,7 @@ use super::loss_scale::{LossScaler, LossScalerState, Verdict};
 use crate::config::LossScale;
 use crate::error::{Error, Result};
 use crate::nn::NamedParam;
-use crate::shard::{Engine, ParamGroup};
+use crate::shard::{Engine, ParamGroup, role_of};
 
 /// Which optimizer, and its numbers.
 #[derive(Clone, Debug, PartialEq)]
@@ -39,8 +39,7 @@ impl Default for OptimizerConfig {
 impl OptimizerConfig {
     /// What a parameter is to the optimizer: embeddings and the head are no hidden matrices.
     pub fn role(param: &NamedParam) -> Role {
-        let outer = ["embed", "lm_head"].iter().any(|word| param.name.contains(word));
-        if param.param.shape().sizes().len() == 2 && !outer { Role::Matrix } else { Role::Other }
+        role_of(&param.name, param.param.shape())
     }
 
     /// The same where names select the matrices.

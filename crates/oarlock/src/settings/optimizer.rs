@@ -53,7 +53,7 @@ pub const OPTIMIZERS: &[&str] = &[
     "paged_ademamix_8bit",
 ];
 
-/// The optimizer that takes the same steps as one whose name begins so, but for the rounding of its states.
+/// The optimizer that takes the same steps as one whose name begins so, with states in f32.
 const STAND_INS: [(&str, &str); 4] =
     [("adamw_", "adamw"), ("lion_", "lion"), ("rmsprop_", "rmsprop"), ("ademamix_", "ademamix")];
 
@@ -63,17 +63,21 @@ fn method(name: &str) -> &str {
     STAND_INS.iter().find(|(prefix, _)| name.starts_with(prefix)).map_or(name, |(_, method)| method)
 }
 
+/// Whether the states of an optimizer of this name have 8 bits, also where they have 4 elsewhere.
+fn has_8_bits(name: &str) -> bool {
+    name.ends_with("_8bit") || name.ends_with("_4bit")
+}
+
 /// What is to be told of an optimizer whose states take less memory elsewhere.
 pub fn told(settings: &Settings) -> Option<String> {
     let name = settings.text("optim").unwrap_or_default();
-    let bits = ["8bit", "4bit"].into_iter().find(|bits| name.ends_with(bits)).map(|bits| &bits[..1]);
-    let other = match (bits, name.starts_with("paged_")) {
-        (None, false) => return None,
-        (Some(bits), false) => format!("they do not have {bits} bits"),
-        (None, true) => "they are not paged".to_owned(),
-        (Some(bits), true) => format!("they neither have {bits} bits nor are paged"),
+    let other = match (name.ends_with("_4bit"), name.starts_with("paged_")) {
+        (true, _) => "have 8 bits, not 4",
+        (_, true) => "are not paged",
+        _ => return None,
     };
-    Some(format!("optim: {name} takes the steps of {}, with states in f32: {other}", method(&name)))
+    let bits = if has_8_bits(&name) { "_8bit" } else { "" };
+    Some(format!("optim: {name} takes the steps of {}{bits}: its states {other}", method(&name)))
 }
 
 /// The optimizer; what is wrong with it goes to `problems`.
@@ -134,6 +138,10 @@ pub fn optimizer(settings: &Settings, problems: &mut Problems) -> OptimizerArgs 
         _ => Rule::AdamW { beta1, beta2, eps },
     };
     kwargs.finish();
+    let rule = match has_8_bits(&name) {
+        true => rule.clone().in_8_bits().unwrap_or(rule),
+        false => rule,
+    };
     OptimizerArgs { rule, weight_decay: settings.f64("weight_decay"), targets: Vec::new() }
 }
 

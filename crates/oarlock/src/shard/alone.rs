@@ -1,5 +1,7 @@
 //! Steps that a rank takes on its own gradients: local SGD, and those of 1-bit optimizers, which exchange signs instead.
 
+use oarlock_tensor::ops::optimizer::Needs;
+
 use crate::error::{Error, Result};
 use crate::shard::engine::Engine;
 use crate::shard::outer::{Outer, OuterStep};
@@ -59,6 +61,12 @@ impl Engine {
         if local && self.one_bit.is_some() {
             return Err(Error::Usage(format!(
                 "ranks cannot step by themselves with {}, which has its own way of sending less",
+                self.rule.name()
+            )));
+        }
+        if local && self.rule.needs() == Needs::Blocks {
+            return Err(Error::Usage(format!(
+                "ranks cannot step by themselves with {}: states of 8 bits have no mean",
                 self.rule.name()
             )));
         }

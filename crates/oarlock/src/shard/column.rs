@@ -5,6 +5,7 @@ use std::ops::Range;
 use std::os::unix::fs::FileExt;
 use std::sync::Arc;
 
+use oarlock_tensor::ops::optimizer::EightBit;
 use oarlock_tensor::ops::transfer;
 use oarlock_tensor::{DType, Device, FlatBuffer, Float, bf16, f16};
 
@@ -76,6 +77,29 @@ enum Places {
     From(usize),
     /// It holds something for each parameter, at these elements; empty where it holds nothing.
     Each(Vec<Range<usize>>),
+    /// It holds what belongs to blocks of the parameters.
+    Blocks(Vec<Blocks>),
+}
+
+/// What a column holds for the blocks of a parameter that a rank has.
+#[derive(Clone, Debug)]
+pub struct Blocks {
+    /// Where the column holds it.
+    pub at: usize,
+    /// The first element of the parameter in the group.
+    pub first: usize,
+    /// Which elements of the parameter's state it is.
+    pub elements: Range<usize>,
+    /// Whether the state is packed, so that its elements are not those of the parameter.
+    pub is_packed: bool,
+}
+
+impl Blocks {
+    /// Which elements of the state belong to the elements `flat` of the group.
+    pub fn of(&self, flat: &Range<usize>) -> Range<usize> {
+        let elements = flat.start - self.first..flat.end - self.first;
+        if self.is_packed { EightBit::words(&elements) } else { elements }
+    }
 }
 
 impl Column {
@@ -89,12 +113,43 @@ impl Column {
         Column { kind, dtype: DType::F32, store, places: Places::Each(places) }
     }
 
+    /// A column that holds `blocks[i]` for parameter `i`.
+    pub fn of_blocks(kind: &'static str, store: Store, blocks: Vec<Blocks>) -> Column {
+        Column { kind, dtype: DType::F32, store, places: Places::Blocks(blocks) }
+    }
+
+    /// Of the state of parameter `param`, the elements that belong to the elements `flat` of the group, and nothing where the
+    /// column holds something else than blocks.
+    pub fn elements(&self, param: usize, flat: &Range<usize>) -> Option<Range<usize>> {
+        match &self.places {
+            Places::Blocks(blocks) => Some(blocks.get(param)?.of(flat)),
+            _ => None,
+        }
+    }
+
+    /// Where the column has these elements of the state of parameter `param`: the inverse of [`Column::elements`].
+    pub fn find(&self, param: usize, elements: &Range<usize>) -> Option<Range<usize>> {
+        let Places::Blocks(blocks) = &self.places else { return None };
+        let Blocks { at, elements: held, .. } = blocks.get(param)?;
+        let is_here = held.start <= elements.start && elements.end <= held.end;
+        is_here.then(|| at + elements.start - held.start..at + elements.end - held.start)
+    }
+
+    /// Whether it holds blocks.
+    pub fn is_of_blocks(&self) -> bool {
+        matches!(self.places, Places::Blocks(_))
+    }
+
     /// What the column holds for the elements `flat` of the group, which belong to parameter `param` (where it holds
     /// something for each: for all of the parameter).
     pub fn at(&self, param: usize, flat: &Range<usize>) -> Range<usize> {
         match &self.places {
             Places::From(first) => flat.start - first..flat.end - first,
             Places::Each(places) => places.get(param).cloned().unwrap_or_default(),
+            Places::Blocks(blocks) => {
+                let found = blocks.get(param).and_then(|blocks| self.find(param, &blocks.of(flat)));
+                found.unwrap_or_default()
+            }
         }
     }
 

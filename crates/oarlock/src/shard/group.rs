@@ -8,12 +8,12 @@ use std::sync::Arc;
 
 use oarlock_comm::{Ownership, Region, Sharing};
 use oarlock_tensor::ops::optimizer::{Needs, Role, Rule};
-use oarlock_tensor::{DType, Device, FlatBuffer, FlatParams, Init, ParamLocation};
+use oarlock_tensor::{DType, Device, FlatBuffer, FlatParams, Init, ParamLocation, Shape};
 
 use crate::error::{Error, Result};
 use crate::nn::NamedParam;
-use crate::shard::column::{Column, Store};
-use crate::shard::layout::{BLOCK, Grain, Layout, runs};
+use crate::shard::column::{Blocks, Column, Store};
+use crate::shard::layout::{BLOCK, Grain, Layout, LayoutParam, runs};
 use crate::shard::mesh::Mesh;
 use crate::shard::placement::{Gather, Offload, Options, Placement};
 use crate::shard::pool::flat_of;
@@ -147,6 +147,7 @@ impl GroupBuilder<'_> {
     ) -> Result<Group> {
         let grain = match self.rule.needs() {
             Needs::Elementwise => Grain::Blocks,
+            Needs::Blocks => Grain::BlocksOfParameters,
             Needs::WholeParameters => Grain::Parameters,
         };
         let layout = Arc::new(Layout::new(
@@ -303,6 +304,10 @@ impl GroupBuilder<'_> {
                         let store = memory_or_file(updated.len(), "optimizer state")?;
                         Column::of_elements(name, DType::F32, store, updated.start)
                     }
+                    Needs::Blocks => {
+                        let (blocks, end) = blocks(layout, &shapes, &updated);
+                        Column::of_blocks(name, memory_or_file(end, "optimizer state")?, blocks)
+                    }
                     Needs::WholeParameters => {
                         let mut end = 0;
                         let mut places = Vec::new();
@@ -328,6 +333,24 @@ impl GroupBuilder<'_> {
             gate: Arc::default(),
         })
     }
+}
+
+/// What a column holds for the parameters whose blocks it has, given the shapes of the state, and its length.
+fn blocks(layout: &Layout, shapes: &[Option<Shape>], updated: &Range<usize>) -> (Vec<Blocks>, usize) {
+    let mut end = 0;
+    let of = |(param, shape): (&LayoutParam, &Option<Shape>)| {
+        let range = param.range();
+        let first = range.start;
+        let here = updated.start.clamp(first, range.end)..updated.end.clamp(first, range.end);
+        let is_packed = shape.is_some_and(|shape| shape != param.place.shape);
+        let mut blocks = Blocks { at: end, first, elements: 0..0, is_packed };
+        if shape.is_some() && !here.is_empty() {
+            blocks.elements = blocks.of(&here);
+        }
+        end += blocks.elements.len();
+        blocks
+    };
+    (layout.params().iter().zip(shapes).map(of).collect(), end)
 }
 
 /// A file for offloaded state, which vanishes with its last user.

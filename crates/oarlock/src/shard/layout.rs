@@ -12,6 +12,7 @@
 use std::ops::Range;
 use std::rc::Rc;
 
+use oarlock_tensor::ops::optimizer::Role;
 use oarlock_tensor::{Device, ParamLocation, Shape};
 
 use crate::nn::NamedParam;
@@ -54,9 +55,24 @@ impl LayoutParam {
         self.place.first..self.place.first + self.place.shape.n_elems()
     }
 
+    /// What it is to an optimizer.
+    pub fn role(&self) -> Role {
+        role_of(&self.name, &self.place.shape)
+    }
+
     /// The number of its blocks.
     pub fn n_blocks(&self) -> usize {
         self.place.shape.n_elems().div_ceil(BLOCK)
+    }
+}
+
+/// What a parameter of this name and shape is to an optimizer.
+pub fn role_of(name: &str, shape: &Shape) -> Role {
+    match shape.sizes() {
+        // The adapter of an embedding is none itself.
+        _ if name.contains("embed") && !name.contains("lora_") => Role::Embedding,
+        [_, _] if !name.contains("embed") && !name.contains("lm_head") => Role::Matrix,
+        _ => Role::Other,
     }
 }
 
@@ -65,6 +81,8 @@ impl LayoutParam {
 pub enum Grain {
     /// Blocks of elements.
     Blocks,
+    /// Blocks of elements, for optimizers that look at blocks of one parameter at a time.
+    BlocksOfParameters,
     /// Parameters, for optimizers that look at all of one at once.
     Parameters,
 }
@@ -137,7 +155,7 @@ impl Layout {
         let next = next.unwrap_or(self.n_elems);
         let (below, above) = match self.grain {
             Grain::Parameters => (start, next),
-            Grain::Blocks => {
+            Grain::Blocks | Grain::BlocksOfParameters => {
                 let below = start + (at - start) / BLOCK * BLOCK;
                 (below, if below + BLOCK < param.range().end { below + BLOCK } else { next })
             }
@@ -155,7 +173,7 @@ impl Layout {
     }
 
     /// What an optimizer updates at once, with the first parameter of each: whole parameters where those are the grain,
-    /// otherwise runs of at most `most` elements of one parameter group. `step` is the number of the step for a
+    /// otherwise runs of at most `most` elements of one parameter group, or of blocks of one parameter. `step` is the number of the step for a
     /// parameter, the same for all of a run, and `None` for one that the step leaves out.
     pub fn pieces<'a>(
         &'a self,
@@ -163,7 +181,8 @@ impl Layout {
         most: usize,
         step: impl Fn(usize) -> Option<u64> + 'a,
     ) -> impl Iterator<Item = (usize, Range<usize>)> + 'a {
-        let (whole, most) = (self.grain == Grain::Parameters, most.max(1));
+        let (whole, apart) = (self.grain == Grain::Parameters, self.grain != Grain::Blocks);
+        let most = if apart { most.max(BLOCK) / BLOCK * BLOCK } else { most.max(1) };
         let cut = move |(param, part): (usize, Range<usize>)| {
             let most = if whole { part.len() } else { most };
             runs(part, most).map(move |run| (param, run))
@@ -176,7 +195,7 @@ impl Layout {
             let (param, Range { start, mut end }) = cuts.next()?;
             let mut last = param;
             let joins = |last: usize, next: &(usize, Range<usize>)| {
-                !whole
+                !apart
                     && next.0 <= last + 1
                     && step(next.0) == step(param)
                     && self.params[next.0].param_group == self.params[param].param_group

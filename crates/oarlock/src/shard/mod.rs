@@ -37,7 +37,7 @@ mod topology;
 
 pub use engine::{Engine, GradNorm, Resident};
 pub(crate) use finite::{Findings, Unfit, check_range};
-pub use layout::{BLOCK, Grain, Layout, LayoutParam};
+pub use layout::{BLOCK, Grain, Layout, LayoutParam, role_of};
 pub(crate) use layout::{in_order_on, runs};
 pub use outer::{Outer, OuterStep};
 pub use placement::{Gather, Lifetime, Offload, Options, Placement, Placements, Quantized, Untouched};

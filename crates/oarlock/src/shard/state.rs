@@ -103,9 +103,12 @@ impl GroupState {
         for (column, shapes) in &self.moments {
             for (index, part) in self.layout.parts(range.clone()) {
                 let (param, Some(shape)) = (&self.layout.params()[index], shapes[index]) else { continue };
-                let elements = match shape == param.place.shape {
-                    true => part.start - param.place.first..part.end - param.place.first,
-                    false => 0..shape.n_elems(),
+                let elements = match column.elements(index, &part) {
+                    Some(elements) => elements,
+                    None if shape == param.place.shape => {
+                        part.start - param.place.first..part.end - param.place.first
+                    }
+                    None => 0..shape.n_elems(),
                 };
                 slices.push(Slice { kind: column.kind, name: param.name.clone(), shape, elements });
             }
@@ -121,6 +124,9 @@ impl GroupState {
             MASTER => self.master(),
             kind => self.moments.iter().map(|(column, _)| column).find(|column| column.kind == kind)?,
         };
+        if column.is_of_blocks() {
+            return Some((column, column.find(index, &slice.elements)?));
+        }
         if slice.shape != param.place.shape {
             // Rows or columns of a parameter, which is whole here.
             let whole = column.at(index, &param.range());

@@ -2,6 +2,7 @@
 
 mod ad_ema_mix;
 mod custom;
+mod eight_bit;
 mod form;
 mod pieces;
 mod rms_prop;
@@ -12,6 +13,7 @@ use std::ops::Range;
 use oarlock_kernels::optim::adafactor::{self, Extent};
 use oarlock_kernels::optim::adagrad::Adagrad;
 use oarlock_kernels::optim::adam::Adam;
+use oarlock_kernels::optim::eight_bit as packed;
 use oarlock_kernels::optim::lamb::{self, LambArgs};
 use oarlock_kernels::optim::lion::Lion;
 use oarlock_kernels::optim::low_rank::{self, Subspace};
@@ -29,6 +31,7 @@ use crate::shape::Shape;
 
 pub use self::ad_ema_mix::AdEmaMixArgs;
 pub use self::custom::{Custom, CustomRule, Update};
+pub use self::eight_bit::EightBit;
 pub use self::pieces::update_all;
 pub use self::rms_prop::RmsPropArgs;
 use self::rule::is_matrix;
@@ -123,8 +126,8 @@ fn muon_iterate_bytes(rows: usize, cols: usize) -> usize {
     (4 * muon::scratch_len(rows, cols)).next_multiple_of(ALIGN)
 }
 
-/// One step: on any run of elements where the rule is [`Needs::Elementwise`] (`shape` and `role` then say nothing), or
-/// on one whole parameter of this shape.
+/// One step: on any run of elements where the rule is [`Needs::Elementwise`] (`shape` and `role` then say nothing), on blocks
+/// of one parameter of this shape, or on all of it.
 ///
 /// # Errors
 /// Parts that do not fit the rule or their buffers, or that are in use elsewhere.
@@ -137,6 +140,7 @@ pub fn update(
     parts: &UpdateParts<'_>,
     workspace: &mut Workspace,
 ) -> Result<()> {
+    let rule = rule.on(shape, role);
     check(rule, shape, role, parts)?;
     let n = parts.grads.range.len();
     let n_state: usize = parts.state.iter().map(|part| part.range.len()).sum();
@@ -247,6 +251,7 @@ fn dispatch<T: Float>(
             low_rank::step(cpu, low, args, sizes, buffers, bytemuck::cast_slice_mut(own), products);
         }
         Rule::LowRank(ref low) => low_rank::whole_step(cpu, low, args, buffers),
+        Rule::EightBit(ref eight_bit) => eight_bit_step(cpu, eight_bit, args, buffers),
         Rule::Custom(ref rule) => custom_step(cpu, rule, args, shape, buffers, scratch),
         // `check` has refused it.
         Rule::OneBit(_) => {}
@@ -304,7 +309,7 @@ fn custom_step<T: Float>(
     scratch: &mut [u8],
 ) {
     match rule.needs() {
-        Needs::Elementwise => {
+        Needs::Elementwise | Needs::Blocks => {
             optim::custom::elementwise(cpu, args.grad_scale, buffers, &|weights, states, grad| {
                 rule.update(args, &[grad.len()], weights, states, grad);
             })
@@ -315,6 +320,23 @@ fn custom_step<T: Float>(
                 rule.update(args, shape.sizes(), weights, states, grad);
             });
         }
+    }
+}
+
+fn eight_bit_step<T: Float>(cpu: &Cpu, eight_bit: &EightBit, args: &StepArgs, buffers: Buffers<'_, T>) {
+    let signs = eight_bit.signs();
+    match *eight_bit.rule() {
+        Rule::AdamW { beta1, beta2, eps } => {
+            packed::step(cpu, Adam::<true>::new(beta1, beta2, eps, args), signs, buffers);
+        }
+        Rule::Lion { beta1, beta2 } => packed::step(cpu, Lion::new(beta1, beta2, args), signs, buffers),
+        Rule::Custom(ref rule) => {
+            packed::custom(cpu, args.grad_scale, signs, buffers, &|weights, states, grad| {
+                rule.update(args, &[grad.len()], weights, states, grad);
+            });
+        }
+        // `Rule::in_8_bits` makes no others.
+        _ => {}
     }
 }
 
@@ -338,7 +360,11 @@ fn check(rule: &Rule, shape: &Shape, role: Role, parts: &UpdateParts<'_>) -> Res
         vec![("weights", &parts.weights, n, parts.dtype), ("gradients", &parts.grads, n, f32::DTYPE)];
     all.extend(parts.master.iter().map(|master| ("master weights", master, n, f32::DTYPE)));
     all.extend(names.iter().zip(parts.state).enumerate().map(|(index, (name, part))| {
-        let len = if whole { rule.state_len(index, shape, role) } else { n };
+        let len = match rule.needs() {
+            _ if matches!(rule, Rule::EightBit(_)) => packed::words(n),
+            Needs::Elementwise | Needs::Blocks => n,
+            Needs::WholeParameters => rule.state_len(index, shape, role),
+        };
         (*name, part, len, f32::DTYPE)
     }));
     for (name, part, len, dtype) in all {

@@ -125,7 +125,9 @@ pub(super) fn step(rule: &Rule, args: &StepArgs, weight: &mut Weight, mut grad: 
             };
             (orthogonal(x, [rows, cols], ns_coefficients, ns_steps, eps), lr * adjusted)
         }
-        Rule::LowRank(_) | Rule::OneBit(_) | Rule::Custom(_) => unreachable!("they have no form for a GPU"),
+        Rule::LowRank(_) | Rule::OneBit(_) | Rule::EightBit(_) | Rule::Custom(_) => {
+            unreachable!("they have no form for a GPU")
+        }
     };
     let is_in_direction = matches!(rule, Rule::Lamb { .. });
     let keep = if is_decoupled && !is_in_direction { 1.0 - lr * decay } else { 1.0 };

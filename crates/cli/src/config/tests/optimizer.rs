@@ -45,22 +45,20 @@ fn optimizers_have_the_names_of_transformers_and_deepspeed() {
 }
 
 #[test]
-fn optimizers_with_states_of_fewer_bits_have_stand_ins_that_the_run_names() {
+fn optimizers_of_other_programs_have_stand_ins_that_the_run_names() {
     let notes = |optim: &str| good(&format!("optim: {optim}\n")).description().notes.join("\n");
     for (name, same, told) in [
+        ("adamw_bnb_8bit", "adamw_8bit", ""),
+        ("adamw_torch_8bit", "adamw_8bit", ""),
         (
+            "adamw_torch_4bit",
             "adamw_8bit",
-            "adamw",
-            "optim: adamw_8bit takes the steps of adamw, with states in f32: they do not have 8 bits",
+            "optim: adamw_torch_4bit takes the steps of adamw_8bit: its states have 8 bits, not 4",
         ),
-        ("adamw_torch_4bit", "adamw", "they do not have 4 bits"),
-        ("paged_adamw_32bit", "adamw", "takes the steps of adamw, with states in f32: they are not paged"),
-        ("paged_adamw", "adamw", "they are not paged"),
-        (
-            "paged_lion_8bit",
-            "lion",
-            "takes the steps of lion, with states in f32: they neither have 8 bits nor are paged",
-        ),
+        ("paged_adamw_8bit", "adamw_8bit", "takes the steps of adamw_8bit: its states are not paged"),
+        ("paged_adamw_32bit", "adamw", "takes the steps of adamw: its states are not paged"),
+        ("paged_adamw", "adamw", "its states are not paged"),
+        ("paged_lion_8bit", "lion_8bit", "takes the steps of lion_8bit: its states are not paged"),
         ("adamw_apex_fused", "adamw", ""),
         ("adamw_torch", "adamw", ""),
         ("lion_32bit", "lion", ""),
@@ -68,19 +66,31 @@ fn optimizers_with_states_of_fewer_bits_have_stand_ins_that_the_run_names() {
         assert_eq!(rule(&format!("optim: {name}\n")), rule(&format!("optim: {same}\n")), "{name}");
         let notes = notes(name);
         assert!(
-            notes.contains(told) && told.is_empty() != notes.contains("states in f32"),
+            notes.contains(told) && told.is_empty() != notes.contains("takes the steps"),
             "{name}: {notes}"
         );
     }
     let written = |text: &str| format!("{:?}", rule(text));
     for (name, method) in [("rmsprop_bnb_8bit", "rmsprop"), ("paged_ademamix_8bit", "ademamix")] {
-        assert_eq!(written(&format!("optim: {name}\n")), written(&format!("optim: {method}\n")));
-        assert!(notes(name).contains(&format!("takes the steps of {method}")), "{}", notes(name));
+        let plain = written(&format!("optim: {method}\n"));
+        assert_eq!(written(&format!("optim: {name}\n")), format!("EightBit(EightBit({plain}))"));
     }
+    assert!(notes("paged_ademamix_8bit").contains("takes the steps of ademamix_8bit"));
     let args = written("optim: rmsprop\noptim_args: alpha=0.9,momentum=0.5,centered=true,eps=1e-6\n");
     assert!(args.contains("alpha: 0.9, eps: 1e-6, momentum: 0.5, centered: true"), "{args}");
     let args = written("optim: ademamix\nadam_beta2: 0.99\noptim_args: beta3=0.999,alpha=2,t_alpha=10\n");
     assert!(args.contains("betas: [0.9, 0.99, 0.999], alpha: 2.0, eps: 1e-8, t_alpha: Some(10)"), "{args}");
+}
+
+#[test]
+fn pure_bf16_says_what_stays_in_f32() {
+    let notes = |text: &str| good(text).description().notes.join("\n");
+    let said = "pure_bf16: master weights, gradients and the optimizer's states stay in f32";
+    assert!(notes("pure_bf16: true\n").contains(said));
+    // Elsewhere, too, adapters are trained in f32.
+    for text in ["bf16: true\n", "pure_bf16: true\nstage: sft\nfinetuning_type: lora\n"] {
+        assert!(!notes(text).contains("pure_bf16:"), "{text}");
+    }
 }
 
 #[test]

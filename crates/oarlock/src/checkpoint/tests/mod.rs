@@ -18,7 +18,7 @@ use oarlock_tensor::{DType, Device, Par};
 use super::{ClientState, Contents, Saver};
 use crate::error::Result;
 use crate::nn::{Embedding, Linear, Module, NamedParam, RmsNorm, Unit, Visitor};
-use crate::optim::OptimizerConfig;
+use crate::optim::{OptimizerConfig, Rule};
 use crate::shard::{Engine, Options, Placements, SeededInit, Slice};
 
 /// Units of several blocks, so that three ranks share each, and of less than one.
@@ -76,8 +76,18 @@ pub fn engine_of(model: &Model, comm: &Communicator, placements: Placements, dty
 
 /// An engine without weights.
 pub fn bare_engine(model: &dyn Module, comm: &Communicator, placements: Placements, dtype: DType) -> Engine {
+    engine_with(OptimizerConfig::default().rule, model, comm, placements, dtype)
+}
+
+/// An engine without weights, for a rule.
+pub fn engine_with(
+    rule: Rule,
+    model: &dyn Module,
+    comm: &Communicator,
+    placements: Placements,
+    dtype: DType,
+) -> Engine {
     let options = Options { dtype, placements, ..Options::default() };
-    let rule = OptimizerConfig::default().rule;
     let (param_group, role) =
         (&|named: &NamedParam| usize::from(named.param.shape().sizes().len() < 2), &OptimizerConfig::role);
     Engine::new(model, comm, &device(), options, rule, param_group, role).unwrap()

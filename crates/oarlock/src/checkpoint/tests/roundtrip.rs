@@ -116,6 +116,58 @@ fn a_run_goes_on_as_if_it_had_not_stopped() {
     }
 }
 
+/// Blocks of 8 bits lie on one rank each, whatever the ranks, and are saved as they are.
+#[test]
+fn states_of_8_bits_go_on_with_the_same_bits_on_any_number_of_ranks() {
+    let run = |saving: usize, loading: usize, placement: Placements| {
+        let folder = tempfile::tempdir().unwrap();
+        let dir = folder.path().join("checkpoint-3");
+        let engine = |model: &Model, comm: &Communicator| {
+            let rule = OptimizerConfig::default().rule.in_8_bits().unwrap();
+            let mut engine = engine_with(rule, model, comm, placement, DType::BF16);
+            engine.initialize(&mut SeededInit::new(1, &device())).unwrap();
+            engine
+        };
+        on_ranks(saving, |comm| {
+            let model = Model::new(90, true);
+            let mut engine = engine(&model, comm);
+            for slice in engine.needed_slices().iter().filter(|slice| slice.kind != "master") {
+                assert_eq!(slice.shape.sizes() == [47, 65], slice.name == "proj.weight", "{slice:?}");
+                // Four codes in each word, and every 65th is a scale.
+                let values: Vec<f32> = slice.elements.clone().map(|i| 1.0 + i as f32 / 7.0).collect();
+                engine.write_state(slice, &values).unwrap();
+            }
+            steps(&mut engine, 3);
+            save(&dir, comm, &engine, Contents::state(client(3))).unwrap();
+        });
+        let states = on_ranks(loading, |comm| {
+            let model = Model::new(90, true);
+            let mut engine = engine(&model, comm);
+            load(&dir, comm, &mut engine).unwrap();
+            steps(&mut engine, 2);
+            state_of(&engine)
+        });
+        let mut all: Vec<_> = (states.into_iter().flatten())
+            .flat_map(|(slice, bits)| {
+                let Slice { kind, name, elements, .. } = slice;
+                elements.zip(bits).map(move |(at, bits)| (kind, name.clone(), at, bits))
+            })
+            .collect();
+        all.sort();
+        all
+    };
+    let alone = run(1, 1, Placements::WHOLE);
+    assert_eq!(
+        alone.iter().filter(|(kind, name, ..)| *kind == "exp_avg" && name == "proj.weight").count(),
+        47 * 65
+    );
+    for (saving, loading, placement) in
+        [(2, 3, Placements::OPTIMIZER), (3, 2, Placements::PARAMETERS), (4, 1, Placements::OPTIMIZER)]
+    {
+        assert!(run(saving, loading, placement) == alone, "{saving} to {loading}, {placement:?}");
+    }
+}
+
 #[test]
 fn the_accelerator_saves_and_loads() {
     use crate::accelerator::{Accelerator, AcceleratorConfig};

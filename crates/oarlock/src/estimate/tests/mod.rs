@@ -142,6 +142,7 @@ fn an_update_borrows_what_the_estimate_says() {
         adam_eps: 1e-8,
     };
     let adafactor = Rule::Adafactor(AdafactorArgs::TORCH);
+    let adamw_8bit = Rule::AdamW { beta1: 0.9, beta2: 0.999, eps: 1e-8 }.in_8_bits().unwrap();
     let (mut n_beyond, mut n_within) = (0, 0);
     for (rule, optim) in [
         (muon, Optim::Muon),
@@ -149,6 +150,7 @@ fn an_update_borrows_what_the_estimate_says() {
         (Rule::custom(Rows), Optim::Other(Rule::custom(Rows))),
         (Rule::LowRank(galore_args()), Optim::LowRank(galore_args(), Vec::new())),
         (Rule::AdamW { beta1: 0.9, beta2: 0.999, eps: 1e-8 }, Optim::TwoMoments),
+        (adamw_8bit.clone(), Optim::Other(adamw_8bit)),
     ] {
         for (dtype, in_files, (rows, len)) in [
             (DType::F32, false, (1, 8)),

@@ -137,7 +137,7 @@ impl Custom {
     pub(super) fn state_shape(&self, index: usize, shape: &Shape) -> Option<Shape> {
         match self.needs() {
             _ if index >= self.states().len() => None,
-            Needs::Elementwise => Some(*shape),
+            Needs::Elementwise | Needs::Blocks => Some(*shape),
             Needs::WholeParameters => self.0.state_shape(index, shape),
         }
     }

@@ -5,6 +5,7 @@ use oarlock_kernels::optim::low_rank::Subspace;
 pub use oarlock_kernels::optim::low_rank::{LowRankArgs, Method, Sides};
 
 use super::custom::Custom;
+use super::eight_bit::EightBit;
 use crate::shape::Shape;
 
 /// How gradients change weights. The parameters have the names of `torch.optim` and DeepSpeed.
@@ -101,6 +102,8 @@ pub enum Rule {
     LowRank(LowRankArgs),
     /// An optimizer whose ranks exchange signs: DeepSpeed's 1-bit family. Its steps need all ranks, so an engine takes them.
     OneBit(OneBit),
+    /// A rule for each element by itself with states of 8 bits, which [`Rule::in_8_bits`] makes.
+    EightBit(EightBit),
     /// A rule from outside of this crate, which [`Rule::custom`] wraps.
     Custom(Custom),
 }
@@ -170,6 +173,8 @@ pub enum AdjustLr {
 pub enum Needs {
     /// Any run of elements, also over the borders of parameters.
     Elementwise,
+    /// Elements of one parameter, from a multiple of 256 on to another or to its end.
+    Blocks,
     /// One whole parameter.
     WholeParameters,
 }
@@ -179,7 +184,9 @@ pub enum Needs {
 pub enum Role {
     /// A weight of a hidden layer.
     Matrix,
-    /// Anything else: embeddings, the head, norms, biases.
+    /// The weight of an embedding.
+    Embedding,
+    /// Anything else: the head, norms, biases.
     Other,
 }
 
@@ -201,6 +208,7 @@ impl Rule {
             Rule::OneBit(OneBit { kind: OneBitKind::Adam { .. }, .. }) => "onebit_adam",
             Rule::OneBit(OneBit { kind: OneBitKind::ZeroOneAdam { .. }, .. }) => "zero_one_adam",
             Rule::OneBit(OneBit { kind: OneBitKind::Lamb { .. }, .. }) => "onebit_lamb",
+            Rule::EightBit(rule) => rule.name(),
             Rule::Custom(rule) => rule.name(),
         }
     }
@@ -212,6 +220,7 @@ impl Rule {
                 Needs::WholeParameters
             }
             Rule::OneBit(OneBit { kind: OneBitKind::Lamb { .. }, .. }) => Needs::WholeParameters,
+            Rule::EightBit(_) => Needs::Blocks,
             Rule::Custom(rule) => rule.needs(),
             _ => Needs::Elementwise,
         }
@@ -237,6 +246,7 @@ impl Rule {
             Rule::LowRank(_) => &LOW_RANK_STATES,
             Rule::OneBit(OneBit { kind: OneBitKind::Lamb { .. }, .. }) => &ONE_BIT_LAMB_STATES,
             Rule::OneBit(_) => &ONE_BIT_LAMB_STATES[..2],
+            Rule::EightBit(rule) => rule.rule().state_names(),
             Rule::Custom(rule) => rule.states(),
         }
     }
@@ -262,6 +272,7 @@ impl Rule {
             }
             Rule::LowRank(low) => low_rank_state(low, index, shape, role),
             Rule::OneBit(_) if index == 3 => Shape::new(&[3]).ok(),
+            Rule::EightBit(rule) => rule.state_shape(index, shape, role),
             Rule::Custom(rule) => rule.state_shape(index, shape),
             _ => (index < self.state_names().len()).then_some(*shape),
         }
@@ -282,6 +293,7 @@ impl Rule {
             Rule::LowRank(LowRankArgs { beta1, beta2, .. }) | Rule::OneBit(OneBit { beta1, beta2, .. }) => {
                 Some([beta1, beta2])
             }
+            Rule::EightBit(ref rule) => rule.rule().betas(),
             Rule::Custom(ref rule) => rule.betas(),
             Rule::Sgd { .. } | Rule::Adagrad { .. } | Rule::Adafactor(_) | Rule::Muon { .. } => None,
         }
@@ -297,6 +309,7 @@ impl Rule {
             | Rule::Lamb { beta1, beta2, .. }
             | Rule::LowRank(LowRankArgs { beta1, beta2, .. })
             | Rule::OneBit(OneBit { beta1, beta2, .. }) => [*beta1, *beta2] = betas,
+            Rule::EightBit(rule) => *rule = rule.with_betas(betas),
             Rule::Custom(rule) => *rule = rule.with_betas(betas),
             Rule::Sgd { .. } | Rule::Adagrad { .. } | Rule::Adafactor(_) | Rule::Muon { .. } => {}
         }
