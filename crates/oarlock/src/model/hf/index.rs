@@ -81,8 +81,11 @@ pub(super) fn contradictions(dir: &Path) -> Vec<String> {
     let files: Vec<&String> = map.values().collect::<BTreeSet<_>>().into_iter().collect();
     let Ok(found) = MappedFiles::open(files.iter().map(|name| dir.join(name))) else { return Vec::new() };
     let file_of = |weight: &String| found.tensors.get(weight).map(|located| files[located.file]);
-    let elsewhere: Vec<&String> =
-        map.iter().filter(|(weight, file)| file_of(weight) != Some(*file)).map(|(weight, _)| weight).collect();
+    let elsewhere: Vec<&String> = map
+        .iter()
+        .filter(|(weight, file)| file_of(weight) != Some(*file))
+        .map(|(weight, _)| weight)
+        .collect();
     let unnamed: Vec<&String> = found.tensors.keys().filter(|weight| !map.contains_key(*weight)).collect();
     let told = |weights: &[&String], problem: &str| {
         let shown: Vec<&str> = weights.iter().take(SHOWN).map(|name| name.as_str()).collect();

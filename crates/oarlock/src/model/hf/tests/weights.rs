@@ -186,7 +186,7 @@ fn an_index_that_contradicts_its_files_is_told() {
     let said = told(&|map| drop(map.remove("model.norm.weight")));
     assert!(said.contains("it does not name, what is read all the same: model.norm.weight"), "{said}");
     // Both forms at once: one is read, and the other one is said not to be.
-    std::fs::copy(from.join("model.safetensors"), dir.path().join("model.safetensors")).unwrap();
+    std::fs::write(dir.path().join("model.safetensors"), "weights").unwrap();
     let said = told(&|_| ());
     assert!(
         said.contains("model.safetensors is read, as in transformers, and what the index names is not"),
