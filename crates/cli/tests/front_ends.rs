@@ -62,6 +62,17 @@ fn deepspeed_trains_on_cpu_ranks_and_says_so_where_gpus_are_missing() {
     assert_refused(&bare, 2, &["`--deepspeed` names no configuration"]);
 }
 
+/// A rank gets the words of its launcher, and sees of the machine's cores its own alone.
+#[test]
+fn ranks_that_deepspeed_binds_to_cores_train() {
+    let site = Site::new();
+    let ranks = oarlock_comm::available_cores().len().min(2).to_string();
+    let words = ["deepspeed", "--cpu", "--num_gpus", &ranks, "--bind_cores_to_rank", "src/train.py"];
+    let said = said(&site, &words, TRAINING, &[]);
+    assert_eq!(said.code, Some(0), "{said:?}");
+    assert!(site.path("out/model.safetensors").exists());
+}
+
 #[test]
 fn deepspeed_reaches_other_machines_by_a_program_and_ends_as_it_does() {
     let site = Site::new();

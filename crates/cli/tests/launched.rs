@@ -106,6 +106,25 @@ fn wrong_variables_and_several_machines_are_refused_at_once() {
     }
 }
 
+/// Two launchers on one machine may have been started in two folders, where a relative path means two places.
+#[test]
+fn ranks_of_a_machine_that_run_in_two_folders_are_refused() {
+    let (site, other) = (Site::new(), Site::new());
+    let dress = |command: &mut Command, rank: usize| {
+        deepspeed(command, rank, port(6));
+        if rank == 1 {
+            command.current_dir(other.path(""));
+        }
+    };
+    for said in ends(ranks(&site, "out", &[], dress)) {
+        assert_eq!(said.code, Some(2), "{said:?}");
+        let told =
+            "so that one relative path means two places: start both in one folder, or give absolute paths";
+        assert!(said.stderr.contains("rank 1 runs in the folder ") && said.stderr.contains(told), "{said:?}");
+    }
+    assert!(!site.path("out/trainer_log.jsonl").exists());
+}
+
 /// Another launcher knows exit codes only: the ranks tell it themselves, and none is left.
 #[test]
 fn a_rank_that_is_killed_is_told_by_the_other() {

@@ -175,6 +175,7 @@ mod gloo {
         }
         let site = site();
         site.train("one", &["num_processes=4"]);
+        run(site.oarlock(&["token", "new", "run.token"]));
         let flags = "--stage pt --finetuning_type full --model_name_or_path model --dataset text.jsonl --cutoff_len 32 --per_device_train_batch_size 6 \
             --learning_rate 3e-3 --lr_scheduler_type cosine --warmup_steps 2 --weight_decay 0.1 --max_steps 10 \
             --logging_steps 1 --save_strategy no --num_threads_per_process 1 --output_dir";
@@ -199,6 +200,7 @@ mod gloo {
                 "of-elastic-llamafactory",
             ),
             (all, torchrun(2, "", "output_dir=of-torchrun"), "of-torchrun"),
+            (all, torchrun(2, "--rdzv-conf token_file=run.token", "output_dir=of-token"), "of-token"),
             (
                 all,
                 "torchrun --nnodes 2 --nproc-per-node 2 --rdzv-backend c10d --rdzv-endpoint 192.168.0.1:29400 --rdzv-id 7 \

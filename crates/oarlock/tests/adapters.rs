@@ -492,11 +492,34 @@ fn settings_that_contradict_the_weights_are_refused_and_unknown_ones_told() {
         (set("lora", "target_modules", list(&["q_proj", "v_proj"])), "which is none of them"),
         (
             set("rslora", "target_modules", list(&["q_proj", "v_proj", "o_proj"])),
-            "names model.layers.0.self_attn.o_proj by its target_modules, and the weights hold no adapter of it",
+            "names q_proj, v_proj, o_proj in target_modules, and the weights hold no adapter of \
+             model.layers.0.self_attn.o_proj",
         ),
+        (
+            set("rslora", "layers_to_transform", 1.into()),
+            "an adapter of model.layers.0.self_attn.q_proj, which is none of",
+        ),
+        (
+            of("rslora", &|config| {
+                config["layers_to_transform"] = serde_json::json!([0, 1]);
+                config["layers_pattern"] = "blocks".into();
+            }),
+            "of the blocks 0, 1 (layers_to_transform), and the weights hold an adapter of model.layers.0",
+        ),
+        (set("rslora", "exclude_modules", list(&["v_proj"])), "without v_proj (exclude_modules)"),
+        (set("rslora", "target_modules", ".*q_proj".into()), "an adapter of model.layers.0.self_attn.v_proj"),
+        (
+            set("rslora", "target_modules", ".*[qvo]_proj".into()),
+            "no adapter of model.layers.0.self_attn.o_proj",
+        ),
+        (set("rslora", "target_modules", "all-linear".into()), "no adapter of model.layers.0"),
         (set("lora", "modules_to_save", list(&["norm"])), "names norm in modules_to_save"),
         (set("dora", "use_dora", false.into()), "says use_dora: false, and the weights hold magnitudes"),
         (set("lora", "use_dora", true.into()), "lacks model.layers.0"),
+        (
+            set("oft", "oft_block_size", 16.into()),
+            "(oft_block_size, r), and its weights there are of blocks of",
+        ),
         (set("lora", "peft_type", "OFT".into()), "oft_block_size"),
         (set("lora", "bias", "all".into()), "only \"none\" is supported"),
     ] {
@@ -510,6 +533,11 @@ fn settings_that_contradict_the_weights_are_refused_and_unknown_ones_told() {
             set("rslora", "target_modules", list(&["q_proj", "v_proj", "query"])),
             "target_modules of the adapter names query, which the model does not have",
         ),
+        (
+            set("lora", "alpha_pattern", serde_json::json!({"query": 3})),
+            "alpha_pattern of the adapter names query, and no layer of that name has an adapter",
+        ),
+        (set("rslora", "layers_to_transform", serde_json::json!([1, 0])), ""),
         (set("lora", "newer_setting", Value::Null), ""),
         (set("lora", "newer_setting", false.into()), ""),
         (set("rslora", "target_modules", ".*[qv]_proj".into()), ""),

@@ -9,6 +9,7 @@ use serde_json::{Map, Value};
 
 use crate::error::{Error, Result};
 use crate::nearest::nearest_of;
+use crate::report::Rest;
 use crate::report::monitor::Monitor;
 use crate::report::monitor::csv::Csv;
 use crate::report::monitor::jsonl::Jsonl;
@@ -166,7 +167,7 @@ impl BuiltIn {
     fn open(&self, project: &str) -> Result<Box<dyn Monitor>> {
         let (folder, after): (&Path, _) = (&self.folder, self.options.resume_after);
         Ok(match self.kind {
-            LogWith::Csv => Box::new(Csv::open(folder, after)?),
+            LogWith::Csv => Box::new(Csv::open(folder, after, Rest::SetAside)?),
             LogWith::TensorBoard => Box::new(TensorBoard::open(folder, after)?),
             LogWith::Wandb => {
                 let WandbRun { entity, group, name, .. } = self.options.wandb.clone();
@@ -178,7 +179,10 @@ impl BuiltIn {
                 };
                 Box::new(Wandb::begin(folder, belongs, None)?)
             }
-            LogWith::Jsonl | LogWith::All => Box::new(Jsonl::open(&folder.join("metrics.jsonl"), after)?),
+            LogWith::Jsonl | LogWith::All => {
+                let file = folder.join("metrics.jsonl");
+                Box::new(Jsonl::open(&file, after, Rest::SetAside)?)
+            }
         })
     }
 }

@@ -89,7 +89,10 @@ impl Adaptation {
             .collect();
         let module = |path: &str| match &config.kind {
             AdapterKind::Lora(lora) => {
-                let found = |pattern: &str| ends_with(path, pattern);
+                // The settings are written as they are, beside the names of the family's files.
+                let stored = hf.stored(&format!("{path}.weight"));
+                let stored = stored.trim_end_matches(".weight");
+                let found = |pattern: &str| ends_with(stored, pattern);
                 let ranks = &lora.rank_pattern;
                 let rank = ranks.iter().find(|(key, _)| found(key)).map_or(lora.rank, |(_, rank)| *rank);
                 let alpha = lora.alpha_pattern.iter().find(|(key, _)| found(key)).map(|(_, alpha)| *alpha);
@@ -97,10 +100,7 @@ impl Adaptation {
             }
             AdapterKind::Oft(oft) => {
                 let n_in = n_inputs.get(path).copied().unwrap_or(1);
-                AdaptedModule::Rotated(match oft.blocks {
-                    OftBlocks::Size(size) => nearest_divisor(n_in, size),
-                    OftBlocks::Count(count) => n_in / nearest_divisor(n_in, count),
-                })
+                AdaptedModule::Rotated(block_in(oft.blocks, n_in))
             }
         };
         let whole = whole_modules(model, &config.modules_to_save)?;
@@ -208,6 +208,14 @@ pub(super) fn scale(config: &LoraConfig, rank: usize, alpha: Option<f64>) -> f32
     let alpha = alpha.or(config.alpha).unwrap_or(2.0 * config.rank as f64);
     let rank = rank as f64;
     (alpha / if config.use_rslora { rank.sqrt() } else { rank }) as f32
+}
+
+/// The inputs of a block of a layer with `n_in` of them.
+pub(super) fn block_in(blocks: OftBlocks, n_in: usize) -> usize {
+    match blocks {
+        OftBlocks::Size(size) => nearest_divisor(n_in, size),
+        OftBlocks::Count(count) => n_in / nearest_divisor(n_in, count),
+    }
 }
 
 /// The divisor of `n` that is nearest to `wanted`, of two the smaller one, as PEFT chooses it.

@@ -7,7 +7,7 @@ use oarlock_comm::MappedFile;
 use oarlock_tensor::DType;
 use safetensors::SafeTensors;
 
-use super::adapt::{Adaptation, AdaptedModule, LowRank, ends_with, linears, refuse_tied, scale};
+use super::adapt::{Adaptation, AdaptedModule, LowRank, block_in, ends_with, linears, refuse_tied, scale};
 use super::origin;
 use super::peft_config::{self, PeftConfig};
 use crate::config::{AdapterConfig, AdapterKind};
@@ -35,6 +35,8 @@ pub struct Adapter {
     beside: ModelMark,
     /// What is to be told of how it was read.
     notes: Vec<String>,
+    /// The names of linear layers in the files of the model's family, which are those of the settings, by our names.
+    stored: BTreeMap<String, String>,
     /// By the names that an adapted model shows: its shape and its values.
     tensors: BTreeMap<String, (Vec<usize>, Vec<f32>)>,
 }
@@ -81,7 +83,8 @@ impl Adapter {
             tensors.insert(name, (view.shape().to_vec(), values));
         }
         map.check().map_err(Error::io("read", &path))?;
-        let mut adapter = Adapter { config: peft.config.clone(), beside, notes, tensors };
+        let stored = known.linears.iter().map(|(stored, own)| (own.clone(), stored.clone())).collect();
+        let mut adapter = Adapter { config: peft.config.clone(), beside, notes, stored, tensors };
         let is_output =
             |name: &String| name.starts_with("lm_head.") || name.starts_with("model.embed_tokens.");
         if adapter.tensors.keys().any(is_output) {
@@ -127,7 +130,8 @@ impl Adapter {
         match &self.config.kind {
             AdapterKind::Lora(lora) => {
                 let rank = self.values(path, PARTS[0])?.0[0];
-                let found = |key: &String| ends_with(path, key);
+                let stored = self.stored.get(path).map_or(path, String::as_str);
+                let found = |key: &String| ends_with(stored, key);
                 let alpha = lora.alpha_pattern.iter().find(|(key, _)| found(key)).map(|(_, alpha)| *alpha);
                 Some(AdaptedModule::LowRank(LowRank { rank, scale: scale(lora, rank, alpha) }))
             }
@@ -213,17 +217,14 @@ impl Adapter {
 
 impl Adapter {
     /// Whether the settings are those of these weights; what is to be told of names that the model does not have.
-    fn check_settings(
-        &self,
-        known: &Names,
-        peft: &PeftConfig,
-    ) -> std::result::Result<Option<String>, String> {
+    fn check_settings(&self, known: &Names, peft: &PeftConfig) -> std::result::Result<Vec<String>, String> {
         let paths: BTreeSet<&str> = (self.tensors.keys())
             .filter_map(|name| PARTS.iter().find_map(|part| name.strip_suffix(part)?.strip_suffix('.')))
             .collect();
         if let AdapterKind::Lora(lora) = &self.config.kind {
             for path in &paths {
-                let pattern = lora.rank_pattern.iter().find(|(key, _)| ends_with(path, key));
+                let stored = known.stored(path);
+                let pattern = lora.rank_pattern.iter().find(|(key, _)| ends_with(&stored, key));
                 let expected = pattern.map_or(lora.rank, |(_, rank)| *rank);
                 let found = self.values(path, PARTS[0]).and_then(|(shape, _)| shape.first().copied());
                 if found.is_some_and(|found| found != expected) {
@@ -240,6 +241,18 @@ impl Adapter {
                 }
             }
         }
+        if let AdapterKind::Oft(oft) = &self.config.kind {
+            for path in &paths {
+                let expected = block_in(oft.blocks, known.sizes(path)[1].max(1));
+                let found = self.values(path, PARTS[3]).and_then(|(shape, _)| shape.get(1).copied());
+                if let Some(found) = found.map(block_of).filter(|found| *found != expected) {
+                    return Err(format!(
+                        "says blocks of {expected} for {path} (oft_block_size, r), and its weights there are of blocks of \
+                         {found}; the files are of two adapters, or were changed"
+                    ));
+                }
+            }
+        }
         for name in &self.config.modules_to_save {
             if !self.whole().iter().any(|path| ends_with(path, name)) {
                 return Err(format!(
@@ -247,37 +260,48 @@ impl Adapter {
                 ));
             }
         }
-        let Some(targets) = &peft.targets else { return Ok(None) };
-        // Paths as PEFT knows them.
-        let stored = |path: &str| known.stored(path);
-        if let Some(path) =
-            paths.iter().find(|path| !targets.iter().any(|name| ends_with(&stored(path), name)))
-        {
-            return Err(format!(
-                "names {} in target_modules, and the weights hold an adapter of {path}, which is none of them; the files are \
-                 of two adapters, or were changed",
-                targets.join(", ")
-            ));
-        }
-        if peft.has_all_targets {
-            let lacks = |path: &&String| {
-                targets.iter().any(|name| ends_with(path, name))
-                    && known.linears.get(*path).is_some_and(|own| !paths.contains(own.as_str()))
-            };
-            if let Some(path) = known.linears.keys().find(lacks) {
-                return Err(format!(
-                    "names {path} by its target_modules, and the weights hold no adapter of it; copy the adapter again"
-                ));
+        let mut strange = self.patterns_without_layer(&paths, known);
+        let Some(targeted) = &peft.targeted else { return Ok(strange) };
+        for (stored, own) in &known.linears {
+            match (targeted.names(stored)?, paths.contains(own.as_str())) {
+                (false, true) => {
+                    return Err(format!(
+                        "{}, and the weights hold an adapter of {stored}, which is none of them; the files are of two \
+                         adapters, or were changed",
+                        targeted.said()
+                    ));
+                }
+                (true, false) => {
+                    return Err(format!(
+                        "{}, and the weights hold no adapter of {stored}; copy the adapter again",
+                        targeted.said()
+                    ));
+                }
+                _ => {}
             }
         }
-        let is_there = |name: &&String| known.linears.keys().any(|path| ends_with(path, name));
-        let strange: Vec<&str> = targets.iter().filter(|name| !is_there(name)).map(String::as_str).collect();
-        Ok((!strange.is_empty()).then(|| {
-            format!(
+        let stored: Vec<&str> = known.linears.keys().map(String::as_str).collect();
+        let unknown = targeted.strange(&stored);
+        if !unknown.is_empty() {
+            strange.push(format!(
                 "note: target_modules of the adapter names {}, which the model does not have",
-                strange.join(", ")
-            )
-        }))
+                unknown.join(", ")
+            ));
+        }
+        Ok(strange)
+    }
+
+    /// A line for names in `rank_pattern` and `alpha_pattern` that no adapted layer has.
+    fn patterns_without_layer(&self, paths: &BTreeSet<&str>, known: &Names) -> Vec<String> {
+        let AdapterKind::Lora(lora) = &self.config.kind else { return Vec::new() };
+        let ranks = lora.rank_pattern.iter().map(|(key, _)| ("rank_pattern", key));
+        let alphas = lora.alpha_pattern.iter().map(|(key, _)| ("alpha_pattern", key));
+        let is_there = |key: &str| paths.iter().any(|path| ends_with(&known.stored(path), key));
+        let strange = ranks.chain(alphas).filter(|(_, key)| !is_there(key));
+        let told = |(setting, key)| {
+            format!("note: {setting} of the adapter names {key}, and no layer of that name has an adapter")
+        };
+        strange.map(told).collect()
     }
 }
 

@@ -18,6 +18,7 @@ mod peft_config;
 mod pissa;
 mod reference;
 mod source;
+mod targeted;
 mod template_files;
 mod update;
 

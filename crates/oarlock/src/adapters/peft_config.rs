@@ -4,6 +4,7 @@ use std::path::Path;
 
 use serde_json::{Map, Value, json};
 
+use super::targeted::Targeted;
 use crate::config::{AdapterConfig, AdapterKind, LoraConfig, LoraInit, OftBlocks, OftConfig, Targets};
 use crate::error::{Error, Result};
 
@@ -76,10 +77,8 @@ pub(super) struct PeftConfig {
     pub(super) config: AdapterConfig,
     /// `base_model_name_or_path`.
     pub(super) base: Option<String>,
-    /// The names in `target_modules`; none where it is a regular expression or a word for all.
-    pub(super) targets: Option<Vec<String>>,
-    /// Whether every layer that `target_modules` names has an adapter.
-    pub(super) has_all_targets: bool,
+    /// The layers that have an adapter; none where the file leaves them to PEFT.
+    pub(super) targeted: Option<Targeted>,
     /// What is to be told: settings that nothing reads.
     pub(super) notes: Vec<String>,
 }
@@ -207,13 +206,9 @@ pub(super) fn read(path: &Path) -> Result<PeftConfig> {
     };
     let modules_to_save = names("modules_to_save")?;
     let listed = names("target_modules")?;
-    let is_left_out = ["exclude_modules", "layers_to_transform", "layers_pattern"]
-        .iter()
-        .any(|name| fields.get(*name).is_some_and(says_something));
     Ok(PeftConfig {
         base: fields.get("base_model_name_or_path").and_then(Value::as_str).map(str::to_owned),
-        targets: matches!(fields.get("target_modules"), Some(Value::Array(_))).then(|| listed.clone()),
-        has_all_targets: !is_left_out,
+        targeted: Targeted::read(&fields, &modules_to_save).map_err(bad)?,
         notes,
         // Which layers these are the weights say.
         config: AdapterConfig { kind, targets: Targets::Named(listed), modules_to_save },

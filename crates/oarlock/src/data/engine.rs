@@ -8,6 +8,7 @@ use serde_json::Value;
 use super::added_tokens::AddedToken;
 use super::fence::fenced;
 use super::pieces::Pieces;
+use super::scored_tokens::ScoredTokens;
 
 type Result<T> = std::result::Result<T, String>;
 
@@ -24,6 +25,10 @@ const MAX_ALL_ADDED_BYTES: usize = 1 << 24;
 
 /// The most characters of a word that WordPiece may look at, in a time that grows with more than their square. BERT's are 100.
 const MAX_WORDPIECE_CHARS: u64 = 1024;
+
+/// The most bytes of tokens of a Unigram vocabulary that may begin at one place of a text: the library looks at all of them at
+/// each place. Pieces of SentencePiece have up to 16 characters.
+const MAX_PIECES_BYTES: usize = 1 << 12;
 
 /// A built `tokenizer.json`.
 pub(super) struct Engine {
@@ -57,6 +62,9 @@ struct Model {
     max_input_chars_per_word: Option<u64>,
     continuing_subword_prefix: Option<String>,
     end_of_word_suffix: Option<String>,
+    /// Of a Unigram model; others write an object.
+    #[serde(default)]
+    vocab: ScoredTokens,
 }
 
 impl Model {
@@ -70,6 +78,13 @@ impl Model {
             return Err(format!(
                 "its model looks at words of up to {found} characters (\"max_input_chars_per_word\"), and supported are at most \
                  {MAX_WORDPIECE_CHARS}; write a smaller number"
+            ));
+        }
+        let found = self.vocab.most_at_a_place();
+        if found > MAX_PIECES_BYTES {
+            return Err(format!(
+                "tokens of its vocabulary that begin alike, or one of them alone, have {found} bytes, and may have \
+                 {MAX_PIECES_BYTES}: a long text would take hours; repair the file"
             ));
         }
         let ends = [&self.continuing_subword_prefix, &self.end_of_word_suffix].into_iter().flatten();
@@ -373,6 +388,20 @@ mod tests {
             let message = damaged(|json| json["model"][key] = value).unwrap_err();
             assert!(message.contains(expected), "{message}");
         }
+        let unigram = |pieces: Vec<String>| {
+            damaged(move |json| {
+                let vocab: Vec<_> = pieces.iter().map(|piece| json!([piece, -1.0])).collect();
+                json["model"] = json!({"type": "Unigram", "unk_id": 0, "vocab": vocab});
+            })
+        };
+        let nested = |n: usize| (1..=n).map(|n| "a".repeat(n)).collect::<Vec<_>>();
+        // Many that begin alike, and one that nothing begins but itself.
+        for pieces in [nested(100), vec!["a".repeat(5000)]] {
+            let message = unigram(pieces).unwrap_err();
+            assert!(message.contains("bytes, and may have 4096: a long text would take hours"), "{message}");
+        }
+        let told = unigram(nested(32)).err().unwrap_or_default();
+        assert!(!told.contains("may have 4096"), "{told}");
         let usual = |json: &mut serde_json::Value| {
             json["model"]["dropout"] = json!(0.0);
             json["model"]["end_of_word_suffix"] = json!("");

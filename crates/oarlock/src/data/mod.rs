@@ -36,6 +36,8 @@ mod pre_tokenizer;
 mod questions;
 mod report;
 mod sampler;
+#[cfg(feature = "tokenizers")]
+mod scored_tokens;
 mod selection;
 mod sft;
 mod shards;

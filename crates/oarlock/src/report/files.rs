@@ -34,7 +34,7 @@ pub fn replace_json(path: &Path, value: &serde_json::Value) -> Result<()> {
 }
 
 /// The file at a path where that is not the open `file` any more, to go on in: a new one with what `file` holds if it was
-/// removed, or another one that somebody put there. What was written to the old one would be lost with it. Says so once in
+/// removed, or another one that somebody put in its place without a name for the old one. What was written to the old one would be lost with it. Says so once in
 /// a process.
 pub(super) fn moved(file: &mut File, path: &Path) -> Option<File> {
     static WARN: Once = Once::new();
@@ -42,6 +42,14 @@ pub(super) fn moved(file: &mut File, path: &Path) -> Option<File> {
         Ok(named) => {
             let own = file.metadata().ok()?;
             if (own.dev(), own.ino()) == (named.dev(), named.ino()) {
+                return None;
+            }
+            // It has another name now, as where another run set it aside: what is in its place is not this run's.
+            if own.nlink() > 0 {
+                WARN.call_once(|| {
+                    let told = "it was moved, and another file is in its place; the run goes on in the one that was moved";
+                    let _ = writeln!(io::stderr(), "warning: {}: {told}", path.display());
+                });
                 return None;
             }
             let now = oarlock_files::append(path);
@@ -74,6 +82,22 @@ fn copy_of(file: &mut File, path: &Path) -> io::Result<File> {
     file.rewind()?;
     io::copy(file, &mut new)?;
     Ok(new)
+}
+
+/// What becomes of lines that a resumed run does not keep.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Rest {
+    /// They are the run's own, which writes them again.
+    Dropped,
+    /// They may be another run's: the file is [set aside](set_aside) as it is.
+    SetAside,
+}
+
+impl Rest {
+    /// Of a file in `folder` for a run whose own folder is `own`.
+    pub fn of(folder: &Path, own: &Path) -> Rest {
+        if folder.starts_with(own) { Rest::Dropped } else { Rest::SetAside }
+    }
 }
 
 /// A file that grows by whole lines.
@@ -110,19 +134,23 @@ impl LineFile {
 
     /// Continues a file of JSON records, or begins it. It keeps the records whose number under `key` is at most `last`; a
     /// resumed run writes the later ones again.
-    pub fn resume(path: &Path, key: &str, last: u64) -> Result<Self> {
+    pub fn resume(path: &Path, key: &str, last: u64, rest: Rest) -> Result<Self> {
         let number = |line: &str| serde_json::from_str::<serde_json::Value>(line).ok()?.get(key)?.as_u64();
-        Self::keep(path, |line| number(line).is_some_and(|at| at <= last))
+        Self::keep(path, |line| number(line).is_some_and(|at| at <= last), rest)
     }
 
     /// Continues a file, or begins it. It keeps the whole lines for which `is_kept` holds.
-    pub fn keep(path: &Path, is_kept: impl Fn(&str) -> bool) -> Result<Self> {
+    pub fn keep(path: &Path, is_kept: impl Fn(&str) -> bool, rest: Rest) -> Result<Self> {
         if path.exists() {
             let text = oarlock_comm::read_file(path, oarlock_comm::MAX_RECORDS_BYTES)
                 .map_err(io_error("read", path))?;
             let text = String::from_utf8_lossy(&text);
-            let lines = text.split_inclusive('\n').filter(|line| line.ends_with('\n') && is_kept(line));
-            replace(path, lines.collect::<String>().as_bytes())?;
+            let whole = text.split_inclusive('\n').filter(|line| line.ends_with('\n'));
+            let (kept, cut): (Vec<&str>, Vec<&str>) = whole.partition(|line| is_kept(line));
+            if rest == Rest::SetAside && !cut.is_empty() {
+                set_aside(path)?;
+            }
+            replace(path, kept.concat().as_bytes())?;
         }
         Self::open(path)
     }
@@ -189,6 +217,15 @@ mod tests {
                 lines.push(line).unwrap();
             }
             assert_eq!(fs::read_to_string(&path).unwrap(), "before\nafter\nmore\n");
+            // Another run sets it aside and begins its own, which stays its own.
+            set_aside(&path).unwrap();
+            let mut others = LineFile::create(&path).unwrap();
+            others.push("other").unwrap();
+            lines.push("aside").unwrap();
+            assert_eq!(fs::read_to_string(&path).unwrap(), "other\n");
+            let aside = path.with_file_name("log.1");
+            assert_eq!(fs::read_to_string(&aside).unwrap(), "before\nafter\nmore\naside\n");
+            fs::rename(&aside, &path).unwrap();
             // An editor puts another file in its place.
             fs::write(folder.path().join("edited"), "edited\n").unwrap();
             fs::rename(folder.path().join("edited"), &path).unwrap();

@@ -7,7 +7,7 @@ use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
 use serde_json::{Map, Value, json};
 
-use super::files::{self, LineFile};
+use super::files::{self, LineFile, Rest};
 use super::speed::Clock;
 use super::state::TrainerState;
 use super::{Result, io_error};
@@ -132,7 +132,7 @@ impl RunLog {
                 at => at.is_some_and(|at| at < step),
             }
         };
-        Self::open(folder, state, |path| LineFile::keep(path, is_kept), LineFile::open)
+        Self::open(folder, state, |path| LineFile::keep(path, is_kept, Rest::Dropped), LineFile::open)
     }
 
     /// Goes on behind earlier logs in the folder, which stay: those of a training whose model is evaluated.

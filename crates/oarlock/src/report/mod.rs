@@ -15,7 +15,7 @@ pub mod python;
 pub mod speed;
 pub mod state;
 
-pub use files::replace;
+pub use files::{Rest, replace};
 
 use std::io;
 use std::path::{Path, PathBuf};

@@ -8,7 +8,7 @@ use std::path::Path;
 use oarlock_tensor::OpTime;
 use serde_json::{Map, Value, json};
 
-use super::files::LineFile;
+use super::files::{LineFile, Rest};
 use super::progress::{bar, thousands};
 use super::speed::{Phase, PhaseTimes};
 use super::{Result, io_error};
@@ -92,7 +92,7 @@ impl Profiler {
     /// # Errors
     /// If the file cannot be written.
     pub fn new(folder: &Path, every: u64, step: u64) -> Result<Profiler> {
-        let log = LineFile::resume(&folder.join(PROFILE), "current_steps", step)?;
+        let log = LineFile::resume(&folder.join(PROFILE), "current_steps", step, Rest::Dropped)?;
         let before = PhaseTimes::default();
         Ok(Profiler { every: every.max(1), log, n_steps: 0, n_tokens: 0, before, peak_pss: 0 })
     }

@@ -5,6 +5,7 @@
 //! cache knows the fingerprints already.
 
 use std::collections::{BTreeMap, BTreeSet};
+use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
 use std::thread::JoinHandle;
 
@@ -185,6 +186,7 @@ impl Reading {
     /// # Errors
     /// A file that is not the same on all machines, and one that cannot be read.
     pub fn begin(comm: &Communicator, config: &TrainConfig) -> Result<Reading> {
+        compare_folders(comm, is_anything_relative(config))?;
         if !is_first_of_machine(comm) {
             compare(comm, None)?;
             return Ok(Reading { small: Inputs::default(), weights: None });
@@ -228,6 +230,45 @@ impl Reading {
 fn is_first_of_machine(comm: &Communicator) -> bool {
     let machines = comm.machines();
     machines.iter().position(|machine| machine == &machines[comm.rank()]) == Some(comm.rank())
+}
+
+/// Whether the run names anything by a path that depends on the folder in which it is started.
+fn is_anything_relative(config: &TrainConfig) -> bool {
+    let data = &config.data;
+    // A name of `dataset_info.json` is none.
+    let is_path = |name: &&String| Path::new(name.as_str()).exists();
+    let mut data = data.datasets.iter().chain(&data.eval_datasets).filter(is_path).map(Path::new);
+    config.save.output_dir.is_relative()
+        || config.data.dataset_dir.is_relative()
+        || data.any(Path::is_relative)
+        || files_of(config).iter().any(|(_, path)| path.is_relative())
+}
+
+/// Ranks of one machine read and write for each other, so where paths are relative they must run in one folder: two launchers
+/// may have been started in two.
+fn compare_folders(comm: &Communicator, is_relative: bool) -> Result<()> {
+    let mine = std::env::current_dir().map_err(|error| error.to_string()).map(|dir| {
+        let found = std::fs::metadata(&dir).map(|found| (found.dev(), found.ino())).ok();
+        (dir.display().to_string(), found, is_relative)
+    });
+    let all = share(comm, mine)?.map_err(|(rank, cause)| {
+        Error::Refused(format!("rank {rank}: the folder in which it runs cannot be found: {cause}"))
+    })?;
+    if !all.iter().any(|(_, _, is_relative)| *is_relative) {
+        return Ok(());
+    }
+    let machines = comm.machines();
+    for (rank, (folder, found, _)) in all.iter().enumerate() {
+        let first = machines.iter().position(|machine| *machine == machines[rank]).unwrap_or(rank);
+        let (its_folder, its, _) = &all[first];
+        if rank != first && (found.is_none() || found != its) {
+            return Err(Error::Refused(format!(
+                "rank {rank} runs in the folder {folder}, and rank {first} of the same machine in {its_folder}, so that one \
+                 relative path means two places: start both in one folder, or give absolute paths"
+            )));
+        }
+    }
+    Ok(())
 }
 
 /// Compares what the first ranks of machines have read with what rank 0 has.

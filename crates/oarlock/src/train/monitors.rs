@@ -8,6 +8,7 @@ use serde_json::{Map, Value};
 
 use crate::config::{EngineReports, Tracker, TrainConfig};
 use crate::error::Result;
+use crate::report::Rest;
 use crate::report::comms;
 use crate::report::engine::{self, EngineStep, Momentum};
 use crate::report::monitor::Monitor;
@@ -51,7 +52,7 @@ impl Monitors {
         let open = |trackers: &[Tracker], after: Option<u64>, axis: Option<&'static str>| {
             let mut monitors = Vec::with_capacity(trackers.len());
             for tracker in trackers {
-                let mut monitor = monitor_of(tracker, after, axis)?;
+                let mut monitor = monitor_of(tracker, after, axis, &config.save.output_dir)?;
                 monitor.config(values)?;
                 monitors.push(monitor);
             }
@@ -125,10 +126,16 @@ impl Monitors {
     }
 }
 
-fn monitor_of(tracker: &Tracker, after: Option<u64>, axis: Option<&'static str>) -> Result<Box<dyn Monitor>> {
+/// `own` is the folder of the run: what lies in others may be of other runs as well.
+fn monitor_of(
+    tracker: &Tracker,
+    after: Option<u64>,
+    axis: Option<&'static str>,
+    own: &Path,
+) -> Result<Box<dyn Monitor>> {
     Ok(match tracker {
-        Tracker::Csv(folder) => Box::new(Csv::open(folder, after)?),
-        Tracker::Jsonl(file) => Box::new(Jsonl::open(file, after)?),
+        Tracker::Csv(folder) => Box::new(Csv::open(folder, after, Rest::of(folder, own))?),
+        Tracker::Jsonl(file) => Box::new(Jsonl::open(file, after, Rest::of(file, own))?),
         Tracker::TensorBoard(folder) => Box::new(TensorBoard::open(folder, after)?),
         Tracker::Wandb { project, entity, group, name } => {
             let belongs = Belongs {

@@ -12,8 +12,8 @@ use crate::config::resolve::Settings;
 use crate::config::{Problem, Problems};
 use crate::console::{Failure, Outcome};
 use crate::error::{Error, Result};
-use crate::launch::Launch;
 use crate::launch::spec::{Binding, Master, Nodes, Output, PerRank, Streams};
+use crate::launch::{Launch, is_our_rank};
 
 /// How the ranks of machine `node` are started.
 pub fn launch(
@@ -59,7 +59,8 @@ fn binding(
     ranks: usize,
     here: bool,
 ) -> std::result::Result<(Binding, Option<usize>), Problem> {
-    if !settings.bool("bind_cores_to_rank") {
+    // A rank of ours gets the words of its launcher, is bound already, and sees its own cores alone.
+    if !settings.bool("bind_cores_to_rank") || is_our_rank() {
         return Ok((Binding::None, None));
     }
     let (binding, cores) = match settings.text("bind_core_list") {

@@ -4,14 +4,15 @@ use std::ops::RangeInclusive;
 use std::path::PathBuf;
 use std::time::Duration;
 
+use oarlock_comm::wire::{TOKEN, TOKEN_FILE};
 use oarlock_comm::{STOPPING, StopSignals, signal_of_name};
 
 use crate::config::resolve::Settings;
 use crate::config::{MOST_RANKS, Problem, Problems};
-use crate::launch::Launch;
 use crate::launch::agents::{self, AgentsError, Meeting};
 use crate::launch::devices::Devices;
 use crate::launch::spec::{Binding, Master, Near, Nodes, Output, PerRank, Restarts};
+use crate::launch::{Launch, STARTED};
 
 /// Looks up a variable.
 type Read<'a> = &'a dyn Fn(&str) -> Option<String>;
@@ -187,7 +188,11 @@ fn conf(settings: &Settings, read: Read) -> Result<String, Problem> {
     let parts = settings.text("rdzv_conf").into_iter().chain(addr).chain(insecure);
     let text = parts.filter(|part| !part.is_empty()).collect::<Vec<_>>().join(",");
     let mut meeting = Meeting::new((String::new(), 1), String::new(), 1..=1);
-    meeting.configure(&text, read).map_err(|error| wrong(settings, &error, "rdzv_conf"))?;
+    // A rank of ours has the words of its launcher, and in the variable the token of its round, which is another one.
+    let is_our_rank = read(STARTED).is_some();
+    let is_token = |name: &str| name == TOKEN || name == TOKEN_FILE;
+    let read = |name: &str| if is_our_rank && is_token(name) { None } else { read(name) };
+    meeting.configure(&text, &read).map_err(|error| wrong(settings, &error, "rdzv_conf"))?;
     Ok(text)
 }
 

@@ -15,8 +15,11 @@ pub(super) fn read(format: &Format, row: &Row, record: &Record) -> Result<Exampl
         let wanted: Vec<&str> =
             [&columns.prompt, &columns.query].into_iter().flatten().map(String::as_str).collect();
         let found: Vec<&str> = row.keys().take(12).map(String::as_str).collect();
-        let cause =
-            format!("no column \"{}\"; the columns are {}", wanted.join("\" or \""), found.join(", "));
+        let none = match wanted.is_empty() {
+            true => "\"columns\" of its entry names neither prompt nor query".to_owned(),
+            false => format!("no column \"{}\"", wanted.join("\" or \"")),
+        };
+        let cause = format!("{none}; the columns are {}", found.join(", "));
         let remedy = "name the columns in dataset_info.json: \"columns\": {\"prompt\": \"...\"}";
         return Err(record.error(cause, &or_unwrap(remedy, row)).into());
     }

@@ -53,10 +53,18 @@ fn alpaca_joins_question_and_input_after_the_history() {
     // Columns that are not named are none: here the answer.
     let entry = json!({"columns": {"prompt": "instruction"}});
     assert_eq!(reason(&entry, &json!({"instruction": "a", "output": "b"})), "it has no answer");
-    let format = Format::of_entry(&Map::new()).unwrap();
-    let error = Format::read(Some(&format), &record(&json!({"text": "a"}))).err().unwrap().to_string();
+    let told = |entry: &Map<String, Value>| {
+        let format = Format::of_entry(entry).unwrap();
+        Format::read(Some(&format), &record(&json!({"text": "a"}))).err().unwrap().to_string()
+    };
+    let error = told(&Map::new());
     assert!(
         error.contains("rows.jsonl:7: no column \"instruction\" or \"input\"; the columns are text"),
+        "{error}"
+    );
+    let error = told(json!({"columns": {"response": "text"}}).as_object().unwrap());
+    assert!(
+        error.contains("\"columns\" of its entry names neither prompt nor query; the columns are text"),
         "{error}"
     );
 }

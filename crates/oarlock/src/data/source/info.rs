@@ -85,6 +85,15 @@ impl DatasetInfo {
                 }
             }
         }
+        // LLaMA-Factory takes what is on a hub first.
+        for (key, value) in entry.iter().filter(|(key, value)| {
+            file_name.is_some() && REMOTE_KEYS.contains(&key.as_str()) && !value.is_null()
+        }) {
+            unread.push(format!(
+                "note: {key}: {value} of {name} in {} is not read, since file_name names a file here",
+                self.path.display()
+            ));
+        }
         if file_name.is_none() && folder.is_none() {
             return Err(fail("no file_name".into(), "name the file or folder in file_name"));
         }

@@ -440,6 +440,8 @@ fn what_is_not_read_is_told() {
         assert!(told.starts_with("note: ") && told.contains(expected), "{told}");
     }
     assert_eq!(Source::resolve("demo,tests", dir.path(), None).unwrap().unread().count(), 0);
+    let both: Vec<String> = Source::resolve("both", dir.path(), None).unwrap().unread().cloned().collect();
+    assert!(both.iter().any(|told| told.contains("since file_name names a file here")), "{both:?}");
 }
 
 #[test]

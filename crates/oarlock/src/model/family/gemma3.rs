@@ -33,6 +33,7 @@ const SLIDING: (&str, &str, f64) = ("sliding_attention", "rope_local_base_freq",
 fn read(fields: &Fields<'_>) -> Result<DecoderConfig> {
     let pattern = fields.count_or("sliding_window_pattern", 6)?.max(1);
     let config = gemma2::read_common(fields, &FAMILY, &DEFAULTS, |index| (index + 1) % pattern != 0)?;
+    rope::one_of_both(fields)?;
     let nested = fields.object("rope_parameters")?;
     let rope = |(kind, theta, default): (&str, &str, f64)| {
         let object = match &nested {

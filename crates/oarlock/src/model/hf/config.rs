@@ -8,7 +8,7 @@ use serde_json::{Map, Value, json};
 
 use super::fields::{Asked, FieldWriter, Fields};
 use super::quantization::{self, StoredQuantization};
-use super::{heads, rope, sparsity, unread};
+use super::{heads, index, rope, sparsity, unread};
 use crate::config::RopeArgs;
 use crate::error::{Error, Result};
 use crate::model::DecoderConfig;
@@ -62,6 +62,9 @@ impl HfConfig {
                  adapter where it is to be used",
                 path.display()
             ));
+        }
+        if is_folder {
+            config.notes.extend(index::contradictions(path));
         }
         if is_folder && config.decoder.tie_embeddings && heads::differ(path, &config) {
             config.decoder.tie_embeddings = false;

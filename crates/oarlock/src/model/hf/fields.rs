@@ -46,6 +46,19 @@ impl<'a> Fields<'a> {
         }
     }
 
+    pub(super) fn is_empty(&self) -> bool {
+        self.map.is_empty()
+    }
+
+    /// Whether this object says all that another one does, with the same values.
+    pub(super) fn says_as_much_as(&self, other: &Fields<'_>) -> bool {
+        let same = |a: &Value, b: &Value| a == b || a.as_f64().is_some_and(|a| b.as_f64() == Some(a));
+        // Older files say `type` for `rope_type`.
+        let own =
+            |name: &str| self.map.get(name).or_else(|| self.map.get("rope_type").filter(|_| name == "type"));
+        other.map.iter().all(|(name, value)| own(name).is_some_and(|own| same(own, value)))
+    }
+
     /// Whether the field is written at all, be it null.
     pub(in crate::model) fn has(&self, name: &str) -> bool {
         self.asks(name);

@@ -5,7 +5,8 @@ use std::path::Path;
 
 use super::config::HfConfig;
 use super::elements;
-use super::weights::{MappedFiles, weight_files};
+use super::index::weight_files;
+use super::weights::MappedFiles;
 
 /// Elements that are compared at a time.
 const CHUNK_ELEMS: usize = 1 << 16;

@@ -8,6 +8,7 @@ mod files;
 mod generation;
 mod grown;
 mod heads;
+mod index;
 mod load;
 mod mark;
 mod packed;
@@ -26,6 +27,7 @@ pub(super) use files::Content;
 pub use files::{FileDType, ModelFiles, ModelWriter, Weight, WrittenFile, check_weights_dtype};
 pub use generation::{generation_note, generation_stops};
 pub use grown::{NewRows, open_weights};
+pub(crate) use index::weight_files;
 pub use load::{LoadedModel, load_for_inference, load_from};
 pub use mark::ModelMark;
 pub use quantization::StoredQuantization;
@@ -34,7 +36,6 @@ pub use save::{ReadElements, SaveOptions, WorkingCopies, save_pretrained};
 pub(crate) use staged::ResultFile;
 pub use staged::{Staged, staged_path};
 pub use weights::SafetensorsSource;
-pub(crate) use weights::weight_files;
 
 #[cfg(test)]
 mod tests;

@@ -1,5 +1,7 @@
 //! The rotary settings of `config.json`: `rope_parameters` of newer files, `rope_theta` and `rope_scaling` of older ones.
 
+use std::path::Path;
+
 use oarlock_tensor::cpu::rope::RopeStyle;
 use oarlock_tensor::{LongRope, RopeScaling, Yarn};
 use serde_json::{Map, Value, json};
@@ -27,17 +29,56 @@ pub(in crate::model) fn read(
     max_positions: usize,
     style: RopeStyle,
 ) -> Result<RopeSettings> {
-    let nested = match fields.object("rope_parameters")? {
-        Some(object) => Some(object),
-        None => fields.object("rope_scaling")?,
-    };
-    let original = fields.count("original_max_position_embeddings")?;
+    let nested = one_of_both(fields)?;
+    let name = "original_max_position_embeddings";
+    let (beside, within) =
+        (fields.count(name)?, nested.as_ref().map_or(Ok(None), |nested| nested.count(name))?);
+    // Phi-3 has it beside the other settings; elsewhere transformers reads what stands among the rotary ones alone.
+    let original = beside.or(defaults.original_max_positions);
+    if defaults.original_max_positions.is_none() && beside.is_some() && beside != within {
+        let remedy = "transformers reads it in rope_parameters (or rope_scaling) alone; write it there, and nowhere else";
+        return Err(fields.wrong(name, remedy));
+    }
     let defaults = RopeDefaults {
         theta: fields.number_or("rope_theta", defaults.theta)?,
         share: share(fields, defaults.share)?,
-        original_max_positions: original.or(defaults.original_max_positions),
+        original_max_positions: original,
     };
     read_object(nested.as_ref(), &defaults, max_positions, style)
+}
+
+/// What stands in `rope_parameters` or `rope_scaling`. An empty object is none.
+///
+/// # Errors
+/// Both of them that say different things: transformers takes the older one, and whoever wrote the newer one meant that.
+pub(in crate::model) fn one_of_both<'a>(fields: &Fields<'a>) -> Result<Option<Fields<'a>>> {
+    let object = |name| -> Result<_> { Ok(fields.object(name)?.filter(|object| !object.is_empty())) };
+    match (object("rope_parameters")?, object("rope_scaling")?) {
+        (Some(newer), Some(older)) if !newer.says_as_much_as(&older) => Err(fields.wrong(
+            "rope_scaling",
+            "\"rope_parameters\" says something else; keep one of them (transformers would take rope_scaling)",
+        )),
+        (newer, older) => Ok(newer.or(older)),
+    }
+}
+
+/// Lines for settings that also stand outside of the rotary ones with another value, which does not count there.
+pub(super) fn overruled(path: &Path, fields: &Fields<'_>) -> Vec<String> {
+    let Ok(Some(nested)) = one_of_both(fields) else { return Vec::new() };
+    let kinds = ["full_attention", "sliding_attention"];
+    let objects = kinds.iter().filter_map(|kind| nested.object(kind).ok().flatten());
+    let objects: Vec<Fields<'_>> = objects.chain([nested]).collect();
+    let told = |name: &str| {
+        let outer = fields.number(name).ok().flatten()?;
+        let inner = objects.iter().find_map(|object| object.number(name).ok().flatten())?;
+        (inner != outer).then(|| {
+            format!(
+                "note: {}: \"{name}\" is {outer}, and {inner} among the rotary settings, which counts, as in transformers",
+                path.display()
+            )
+        })
+    };
+    ["rope_theta", "partial_rotary_factor"].into_iter().filter_map(told).collect()
 }
 
 /// Reads the settings in an object such as `rope_parameters`.

@@ -3,6 +3,7 @@
 use std::path::Path;
 
 use super::fields::Fields;
+use super::rope;
 
 /// Fields that say nothing of what a decoder computes: names, versions, labels, training, generation, and how other programs
 /// run it.
@@ -114,13 +115,15 @@ pub(super) fn of(path: &Path, fields: &Fields<'_>) -> Vec<String> {
             unread.extend(nested.map(|(name, value)| shown(&format!("{outer}.{name}"), value)));
         }
     }
+    let mut notes = rope::overruled(path, fields);
     if unread.is_empty() {
-        return Vec::new();
+        return notes;
     }
-    vec![format!(
+    notes.push(format!(
         "note: of {} nothing reads {}; models of this kind are computed without {}",
         path.display(),
         unread.join(", "),
         if unread.len() == 1 { "it" } else { "them" }
-    )]
+    ));
+    notes
 }

@@ -1,6 +1,6 @@
 //! The weights of a folder: safetensors files, mapped into memory and read in slices.
 
-use std::collections::{BTreeMap, BTreeSet, HashMap};
+use std::collections::{BTreeMap, HashMap};
 use std::ops::Range;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
@@ -9,11 +9,11 @@ use oarlock_comm::MappedFile;
 use oarlock_tensor::cpu::Isa;
 use oarlock_tensor::{DType, Device, Par};
 use safetensors::{Dtype, SafeTensors};
-use serde_json::Value;
 
 use super::config::HfConfig;
 use super::elements;
 use super::files::CHUNK_ELEMS;
+use super::index::weight_files;
 use super::packed::{self, Packed};
 use crate::error::{Error, Result};
 use crate::model::matching::{Differences, Matched, Named, Strict};
@@ -287,46 +287,4 @@ impl SafetensorsSource {
 /// What was read of files that others can make shorter counts if they did not.
 fn are_whole(files: &[MappedFile]) -> Result<()> {
     files.iter().try_for_each(|file| file.check().map_err(Error::io("read", file.path())))
-}
-
-/// The names of the folder's safetensors files.
-///
-/// # Errors
-/// A folder without any, and an index that is none.
-pub(crate) fn weight_files(dir: &Path) -> Result<BTreeSet<String>> {
-    if dir.join("model.safetensors").exists() {
-        return Ok(BTreeSet::from(["model.safetensors".to_string()]));
-    }
-    let path = dir.join("model.safetensors.index.json");
-    if !path.exists() {
-        let pickled =
-            ["pytorch_model.bin", "pytorch_model.bin.index.json"].iter().any(|name| dir.join(name).exists());
-        let problem = match pickled {
-            true => {
-                "holds pytorch_model.bin, but only safetensors files are read; save the model again with transformers"
-            }
-            false => {
-                "holds no model.safetensors and no model.safetensors.index.json; put the weights there, or begin without \
-                 them with train_from_scratch: true"
-            }
-        };
-        return Err(Error::bad_file(dir, problem));
-    }
-    let text =
-        oarlock_comm::read_text(&path, oarlock_comm::MAX_CONFIG_BYTES).map_err(Error::io("read", &path))?;
-    let index: Value = serde_json::from_str(&text).map_err(|e| Error::bad_file(&path, e.to_string()))?;
-    let Some(map) = index.get("weight_map").and_then(Value::as_object) else {
-        return Err(Error::bad_file(
-            &path,
-            "\"weight_map\" is missing; expected an object of weight and file names",
-        ));
-    };
-    let file = |(weight, file): (&String, &Value)| match file.as_str() {
-        Some(name) if Path::new(name).file_name().is_some_and(|base| base == name) => Ok(name.to_string()),
-        _ => Err(Error::bad_file(
-            &path,
-            format!("the file of \"{weight}\" is {file}; expected the name of a file beside it"),
-        )),
-    };
-    map.iter().map(file).collect()
 }

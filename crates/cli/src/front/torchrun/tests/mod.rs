@@ -278,3 +278,15 @@ fn the_ranks_of_other_machines_are_not_guessed() {
         "{wrong}"
     );
 }
+
+/// A rank of ours gets the words of its launcher, with the token of its round in the variable.
+#[test]
+fn a_rank_is_not_asked_for_the_token_of_the_meeting() {
+    let (one, other) = ("9f86d081884c7d659a2feaa0c55ad015", "a3f5c2e19b7d4068e1d2c3b4a5968778");
+    let conf = format!("token={one}");
+    let line = ["--nnodes", "2", "--master-addr", "node0", "--rdzv-conf", &conf, "--no-python", "sh"];
+    let refused = parse(&line, &[("OARLOCK_RDZV_TOKEN", other)]).map(|_| ()).unwrap_err();
+    assert!(refused.contains("token is given as well"), "{refused}");
+    let rank = [("OARLOCK_RDZV_TOKEN", other), ("OARLOCK_STARTED", "1")];
+    assert_eq!(parse(&line, &rank).map(|job| job.launch.rdzv_conf), Ok(conf.clone()));
+}

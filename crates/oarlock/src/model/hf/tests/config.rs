@@ -78,6 +78,10 @@ fn rotary_settings_in_both_spellings() {
         with("rope_scaling", json!({ "rope_type": "dynamic", "factor": 4 })).scaling,
         RopeScaling::Dynamic { factor: 4.0, original_max_positions: 4096 }
     );
+    // An empty object is none, as in transformers.
+    let both = json!({"model_type": "llama", "rope_theta": 5e5, "rope_parameters": {},
+                      "rope_scaling": {"type": "linear", "factor": 2.0}});
+    assert_eq!(first(&decoder(both)).0.rope, linear);
     let yarn = Yarn {
         factor: 4.0,
         original_max_positions: 1024,
@@ -348,10 +352,28 @@ fn fields_that_nothing_reads_are_told() {
         std::fs::write(dir.path().join(name), llama.to_string()).unwrap();
     }
     assert!(HfConfig::read(dir.path()).unwrap().notes()[0].contains("holds an adapter beside the model"));
+    let said =
+        told(llama.clone(), json!({"rope_theta": 5e5, "rope_parameters": {"rope_theta": 1e4}})).unwrap();
+    assert!(
+        said.contains("\"rope_theta\" is 500000, and 10000 among the rotary settings, which counts"),
+        "{said}"
+    );
+    let linear = json!({"rope_type": "linear", "factor": 2.0, "rope_theta": 5e5});
+    for same in [
+        json!({"rope_theta": 5e5, "rope_parameters": {"rope_theta": 500_000}}),
+        json!({"rope_parameters": linear, "rope_scaling": {"type": "linear", "factor": 2}}),
+        json!({"rope_parameters": {}, "rope_scaling": {"type": "linear", "factor": 2}}),
+    ] {
+        assert_eq!(told(llama.clone(), same.clone()).unwrap(), "", "{same}");
+    }
     // What a family reads is not told, what nobody can compute is refused, and what says nothing is nothing.
     assert_eq!(told(json!({"model_type": "gemma2"}), json!({"attn_logit_softcapping": 50.0})).unwrap(), "");
     assert_eq!(told(json!({"model_type": "mistral"}), json!({"sliding_window": 128})).unwrap(), "");
+    let llama3 = json!({"rope_type": "llama3", "factor": 2.0});
     for fields in [
+        json!({"rope_parameters": linear, "rope_scaling": {"type": "linear", "factor": 4.0}}),
+        json!({"rope_parameters": {"rope_type": "default"}, "rope_scaling": {"type": "linear", "factor": 4.0}}),
+        json!({"rope_parameters": llama3, "original_max_position_embeddings": 64}),
         json!({"rope_scaling": {"type": "ntk", "factor": 2.0}}),
         json!({"layer_types": ["sliding_attention"]}),
         json!({"num_local_experts": 8}),

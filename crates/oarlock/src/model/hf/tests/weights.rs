@@ -160,6 +160,40 @@ fn broken_files_are_named_with_the_reason() {
     }
 }
 
+#[test]
+fn an_index_that_contradicts_its_files_is_told() {
+    let from = golden("llama");
+    let model = load(&from, DType::F32);
+    let dir = tempfile::tempdir().unwrap();
+    let mut copies = WorkingCopies::of(&model.decoder);
+    let shards = SaveOptions { dtype: DType::F32, max_shard_bytes: 12_000, side_files_from: Some(&from) };
+    save_pretrained(dir.path(), &model.config, &model.decoder, &mut copies, &shards).unwrap();
+    let index = dir.path().join("model.safetensors.index.json");
+    let whole: Value = serde_json::from_str(&std::fs::read_to_string(&index).unwrap()).unwrap();
+    let told = |edit: &dyn Fn(&mut serde_json::Map<String, Value>)| {
+        let mut changed = whole.clone();
+        edit(changed["weight_map"].as_object_mut().unwrap());
+        std::fs::write(&index, changed.to_string()).unwrap();
+        HfConfig::read(dir.path()).unwrap().notes().join("\n")
+    };
+    assert_eq!(told(&|_| ()), "");
+    let said =
+        told(&|map| drop(map.insert("model.extra.weight".into(), "model-00001-of-00003.safetensors".into())));
+    assert!(said.contains("where it says they are, there are no model.extra.weight"), "{said}");
+    let said =
+        told(&|map| drop(map.insert("model.norm.weight".into(), "model-00001-of-00003.safetensors".into())));
+    assert!(said.contains("there are no model.norm.weight"), "{said}");
+    let said = told(&|map| drop(map.remove("model.norm.weight")));
+    assert!(said.contains("it does not name, what is read all the same: model.norm.weight"), "{said}");
+    // Both forms at once: one is read, and the other one is said not to be.
+    std::fs::write(dir.path().join("model.safetensors"), "weights").unwrap();
+    let said = told(&|_| ());
+    assert!(
+        said.contains("model.safetensors is read, as in transformers, and what the index names is not"),
+        "{said}"
+    );
+}
+
 /// A source that fails at the last weight.
 struct Failing(WorkingCopies);
 
