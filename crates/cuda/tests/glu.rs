@@ -82,16 +82,16 @@ fn gated<T: Float>(library: &Library, act: Activation, n: usize, rows: Option<[u
     assert_close("d_up", &d_up, &each(&|i| d[i] * value(act, g[i])), 1e-6 + T::ROUNDING);
 }
 
-/// Every kernel of the family.
+/// Every kernel of the family; f32 comes first, as planted faults have no other kernels.
 pub fn check(library: &Library) {
     for act in ALL {
         gated::<f32>(library, act, 1001, None);
     }
-    gated::<bf16>(library, Activation::Silu, 4096, None);
-    gated::<f16>(library, Activation::GeluTanh, 77, None);
     gated::<f32>(library, Activation::Gelu, 1, None);
     // Gates and ups side by side.
     gated::<f32>(library, Activation::Silu, 3 * 40, Some([40, 80]));
+    gated::<bf16>(library, Activation::Silu, 4096, None);
+    gated::<f16>(library, Activation::GeluTanh, 77, None);
     gated::<bf16>(library, Activation::Silu, 5 * 328, Some([328, 656]));
     gated::<f16>(library, Activation::Gelu, 2 * 16, Some([16, 24]));
 }

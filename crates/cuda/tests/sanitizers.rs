@@ -93,8 +93,8 @@ fn behind_its_end() -> Changed {
     let source = table::units().into_iter().map(|unit| unit.source).find(|source| source.file == "rope.cu");
     let source = source.expect("a source");
     let (old, new) = (
-        ", u = to_f32(x[a]), v = to_f32(x[b]);",
-        "; f32 pair[2] = {to_f32(x[a]), to_f32(x[b])}; volatile u32 last = 2; volatile f32 unused = pair[last]; (void)unused; \
+        ", u = to_f32(h.from[a]), v = to_f32(h.from[b]);",
+        "; f32 pair[2] = {to_f32(h.from[a]), to_f32(h.from[b])}; volatile u32 last = 2; volatile f32 unused = pair[last]; (void)unused; \
          f32 u = pair[0], v = pair[1];",
     );
     assert!(source.text.contains(old), "the text of the fault");

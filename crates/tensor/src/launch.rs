@@ -441,9 +441,16 @@ impl<'d> Launch<'d> {
     /// Memory of arbitrary content for the kernel, given back when it has run.
     pub fn scratch<T: Pod>(&mut self, len: usize) -> Result<ViewMut<T>> {
         let bytes = len * size_of::<T>();
-        if let Target::Cuda(target) = &mut self.target {
-            // The op's own form takes other memory; only a staged kernel needs this.
-            target.accesses.push(target.gpu.scratch(bytes));
+        let for_gpu = match &mut self.target {
+            Target::Cuda(target) => {
+                // The op's own form takes other memory; only a staged kernel needs this.
+                target.accesses.push(target.gpu.scratch(bytes));
+                true
+            }
+            // Nothing runs on a device that counts for a GPU.
+            _ => self.device.is_dry() && self.device.is_gpu(),
+        };
+        if for_gpu {
             let access = self.n_accesses;
             self.n_accesses += 1;
             return Ok(ViewMut { ptr: NonNull::dangling(), len, access, elements: PhantomData });

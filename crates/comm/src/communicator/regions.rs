@@ -4,7 +4,7 @@ use std::ops::Range;
 
 use oarlock_tensor::DType;
 
-use super::Communicator;
+use super::handle::Communicator;
 use crate::blocks::Blocks;
 use crate::collective::Collective;
 use crate::digest::{digest, mix};

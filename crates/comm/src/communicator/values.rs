@@ -2,7 +2,7 @@
 
 use oarlock_tensor::cpu::rank_sum::tree_fold;
 
-use super::Communicator;
+use super::handle::Communicator;
 use crate::digest::digest;
 use crate::draft::Draft;
 use crate::error::{Error, Result};

@@ -1,9 +1,6 @@
 //! The handle on a group of ranks: checks arguments, numbers and counts the collectives, records the caller, and leaves the
 //! bytes to a [`Transport`].
 
-mod regions;
-mod values;
-
 use std::panic::Location;
 use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 use std::sync::{Arc, Mutex, PoisonError, Weak};
@@ -33,7 +30,7 @@ use crate::transport::Transport;
 /// Collectives may come from any thread but run one at a time. After a failure of any rank each further collective
 /// returns that failure.
 #[derive(Clone)]
-pub struct Communicator(Arc<Inner>);
+pub struct Communicator(pub(super) Arc<Inner>);
 
 /// A weak handle: it does not keep the rank in its group.
 #[derive(Clone)]
@@ -46,14 +43,14 @@ impl WeakCommunicator {
     }
 }
 
-struct Inner {
+pub(super) struct Inner {
     transport: Arc<dyn Transport>,
     /// The sequence number of the last collective; held while one runs.
     sequence: Mutex<u64>,
     counts: [Count; Operation::ALL.len()],
-    members: Arc<Members>,
+    pub(super) members: Arc<Members>,
     /// What its collectives hold regions by.
-    number: u64,
+    pub(super) number: u64,
     /// Shared with the communicators that are split from this one.
     observer: Arc<Observer>,
 }
@@ -296,7 +293,7 @@ impl Communicator {
     }
 
     #[track_caller]
-    fn run<T>(
+    pub(super) fn run<T>(
         &self,
         draft: Draft<'_>,
         call: impl FnOnce(&dyn Transport, &Request) -> Result<T>,
@@ -306,7 +303,7 @@ impl Communicator {
 
     /// Runs a collective on what it holds. If that is in use elsewhere nothing is sent, and the call does not count.
     #[track_caller]
-    fn run_holding<H, T>(
+    pub(super) fn run_holding<H, T>(
         &self,
         draft: Draft<'_>,
         hold: impl FnOnce() -> Result<H>,
@@ -333,7 +330,7 @@ impl Communicator {
         result
     }
 
-    fn check_rank(&self, operation: Operation, rank: usize) -> Result<()> {
+    pub(super) fn check_rank(&self, operation: Operation, rank: usize) -> Result<()> {
         if rank < self.world_size() {
             return Ok(());
         }
