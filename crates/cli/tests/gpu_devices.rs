@@ -262,7 +262,7 @@ fn the_memory_of_the_gpu_is_predicted_and_compared() {
     let offload = ",\"offload_optimizer\":{\"device\":\"cpu\"}";
     let runs = [
         (1, 0, 16384, "", ""),
-        (2, 0, 8192, "", ""),
+        (2, 0, 6144, "", ""),
         (2, 1, 4096, "", ""),
         (2, 3, 4096, "", ""),
         // GPUs that nobody asked for offload as well.
