@@ -277,7 +277,7 @@ impl CublasLt {
         while let Way::Library(plan) = entry.get() {
             let called = plan.run(&self.api, handle, product, workspace, stream.handle())?;
             let (lacks, from_table) = (LACKS.contains(&called.1), plan.origin == Origin::Table);
-            if !lacks && !(from_table && called.1 == INVALID_VALUE) {
+            if !(lacks || from_table && called.1 == INVALID_VALUE) {
                 stream.context().count_launch();
                 return self.api.check(called);
             }

@@ -51,7 +51,7 @@ pub fn attention_fused(
         let expected = format!("[B, S, {width}] with heads of at least {}", rope.rot_dim());
         return Err(wrong_shape("attention_fused", expected, qkv));
     }
-    let rows = Rows { heads, rope: rope.clone(), first: rope.from_its_first(qkv, first)? };
+    let rows = Rows { heads, rope: rope.clone(), first: rope.offset_of(qkv, first)? };
     let recorder = Recorder::new(&[qkv], &[])?;
     let [q, k, v] = rows.split(qkv)?;
     let attended = Attended::new([&q, &k, &v], mask, options)?;

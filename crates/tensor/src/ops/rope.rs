@@ -102,7 +102,7 @@ impl Rope {
     }
 
     /// A position of `x`, counted from the first one of the table.
-    pub(super) fn from_its_first(&self, x: &Tensor, position: usize) -> Result<usize> {
+    pub(super) fn offset_of(&self, x: &Tensor, position: usize) -> Result<usize> {
         position.checked_sub(self.positions.start).ok_or_else(|| {
             wrong_shape("rope", format!("positions of {:?} instead of {position}", self.positions), x)
         })
@@ -193,7 +193,7 @@ pub fn rope(x: &Tensor, table: &Arc<Rope>, first: usize) -> Result<Tensor> {
     if x.sizes().len() != 4 || x.shape().last() < table.rot_dim {
         return Err(wrong_shape("rope", format!("[B, S, H, D] with D of at least {}", table.rot_dim), x));
     }
-    let first = table.from_its_first(x, first)?;
+    let first = table.offset_of(x, first)?;
     let recorder = Recorder::new(&[x], &[])?;
     let y = turn(x, table, first, Rotation::Forward, "rope forward")?;
     Ok(Recorder::record(recorder, y, |_| RopeBackward { table: table.clone(), first }))
