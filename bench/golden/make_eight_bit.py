@@ -63,9 +63,9 @@ def main():
         assert state["state1"].dtype == torch.uint8
         # The first state: of AdEMAMix the fast mean.
         codes, absmax = state["state1"].reshape(-1, N)[0], state["absmax1"].reshape(-1, -(-N // 256))[0]
-        values = ", ".join(repr(float(x)) for x in p.detach()[::EVERY])
-        scales = ", ".join(repr(float(x)) for x in absmax)
-        some = ", ".join(str(int(x)) for x in codes[::EVERY])
+        values = ", ".join(str(x) for x in p.detach()[::EVERY].numpy())
+        scales = ", ".join(str(x) for x in absmax.numpy())
+        some = ", ".join(str(int(x)) for x in codes[::EVERY].numpy())
         lines.append(f'    ("{name}", &[{values}], &[{scales}], &[{some}]),\n')
     lines.append("]\n")
     (ROOT / "crates/tensor/tests/golden/eight_bit.in").write_text("".join(lines))
