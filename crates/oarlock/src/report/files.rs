@@ -89,7 +89,7 @@ fn copy_of(file: &mut File, path: &Path) -> io::Result<File> {
 pub enum Rest {
     /// They are the run's own, which writes them again.
     Dropped,
-    /// They may be another run's: the file is [set aside](set_aside) as it is.
+    /// They may be another run's: the file is set aside as it is.
     SetAside,
 }
 
@@ -115,7 +115,7 @@ impl LineFile {
         Ok(LineFile { path: path.to_owned(), file, len: 0 })
     }
 
-    /// Begins an empty file where others may have one of this name, which is [set aside](set_aside).
+    /// Begins an empty file where others may have one of this name, which is set aside.
     pub fn beside(path: &Path) -> Result<Self> {
         set_aside(path)?;
         LineFile::create(path)
