@@ -158,7 +158,7 @@ impl Communicator {
         self.0.transport.shares_memory()
     }
 
-    /// Whether collectives on regions proceed while this rank computes, until it waits for their [`Ready`].
+    /// Whether collectives on regions proceed while this rank computes, until it waits for their [`Ready`](crate::Ready).
     pub fn works_in_background(&self) -> bool {
         self.0.transport.works_in_background()
     }
