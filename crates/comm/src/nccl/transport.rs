@@ -135,20 +135,18 @@ fn element(dtype: Option<DType>) -> (Element, usize) {
     (element, dtype.map_or(1, |dtype| dtype.size()))
 }
 
-/// The elements of all ranks together, if each owns as many and they lie in the order of the ranks: what the collectives of
-/// NCCL take that have no owners.
-fn in_equal_parts(owners: &Ownership) -> Option<(Range<usize>, usize)> {
+/// The elements of all ranks together and those of one, if each owns as many and they lie in the order of the ranks: what the
+/// collectives of NCCL take that have no owners.
+fn in_equal_parts(owners: &Ownership, rank: usize) -> Option<(Range<usize>, Range<usize>)> {
     let part = |rank| match owners.of(rank) {
         [range] => Some(range.clone()),
         _ => None,
     };
     let first = part(0)?;
-    let n = first.len();
-    let fits = |rank: usize| {
-        part(rank).is_some_and(|range| range == (first.start + rank * n..first.start + (rank + 1) * n))
-    };
+    let nth = |rank: usize| first.start + rank * first.len()..first.start + (rank + 1) * first.len();
     let n_ranks = owners.world_size();
-    (0..n_ranks).all(fits).then_some((first.start..first.start + n_ranks * n, n))
+    let fits = (0..n_ranks).all(|rank| part(rank) == Some(nth(rank)));
+    fits.then(|| (first.start..nth(n_ranks).start, nth(rank)))
 }
 
 /// Sums over ranks; each owner gets the sums of its ranges.
@@ -158,8 +156,7 @@ fn reduce_scatter<'a>(
     owners: &Ownership,
     rank: usize,
 ) -> oarlock_cuda::Result<()> {
-    if let Some((all, n)) = in_equal_parts(owners) {
-        let own = all.start + rank * n..all.start + (rank + 1) * n;
+    if let Some((all, own)) = in_equal_parts(owners, rank) {
         let (all, own) = (elements.part(&all)?, elements.part(&own)?);
         return group.reduce_scatter(all, own, elements.element, Reduction::Sum);
     }
@@ -179,8 +176,7 @@ fn all_gather<'a>(
     owners: &Ownership,
     rank: usize,
 ) -> oarlock_cuda::Result<()> {
-    if let Some((all, n)) = in_equal_parts(owners) {
-        let own = all.start + rank * n..all.start + (rank + 1) * n;
+    if let Some((all, own)) = in_equal_parts(owners, rank) {
         let (all, own) = (elements.part(&all)?, elements.part(&own)?);
         return group.all_gather(own, all, elements.element);
     }
