@@ -264,6 +264,7 @@ fn the_memory_of_the_gpu_is_predicted_and_compared() {
         (1, 0, 16384, "", ""),
         (2, 0, 6144, "", ""),
         (2, 1, 4096, "", ""),
+        (2, 2, 4096, "", ""),
         (2, 3, 4096, "", ""),
         // GPUs that nobody asked for offload as well.
         (1, 2, 16384, offload, ""),
