@@ -40,9 +40,10 @@ const LIBRARY: Edges = &[
     ("sequence_parallel", &["data", "error", "nn"]),
     // From shard a model takes where weights come from and how a unit's buffer is laid out; it never learns that it is
     // sharded.
-    ("model", &["config", "disk", "error", "nested", "nn", "sequence_parallel", "shard"]),
+    ("model", &["checkpoint", "config", "error", "nested", "nn", "sequence_parallel", "shard", "weights"]),
     ("generate", &["data", "error", "model"]),
-    ("checkpoint", &["disk", "error", "model", "shard"]),
+    ("weights", &["disk", "error", "nn", "shard"]),
+    ("checkpoint", &["disk", "error", "shard", "weights"]),
     ("optim", &["config", "error", "nn", "shard"]),
     ("lr_scheduler", &["config", "error", "optim"]),
     ("estimate", &["config", "error", "model", "nn", "shard", "terminal"]),

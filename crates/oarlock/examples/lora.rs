@@ -7,8 +7,9 @@
 use std::path::{Path, PathBuf};
 
 use oarlock::dataloader::DataLoader;
-use oarlock::model::{Decoder, HfConfig, Strict};
+use oarlock::model::{Decoder, HfConfig};
 use oarlock::nn::{self, Forward, Init, Layer, Linear, Mask, Module};
+use oarlock::weights::Strict;
 use oarlock::{Accelerator, AcceleratorConfig, Prepared, ReduceOp, Result, Tensor, optim};
 
 const TEXT: &str = include_str!("data/stories.txt");

@@ -7,7 +7,7 @@ use std::sync::Arc;
 
 use oarlock::data::{Packing, RowSettings, Rows, Source, TokenCache, Tokenizer};
 use oarlock::model::Decoder;
-use oarlock::model::hf::{HfConfig, ModelFiles, SaveOptions};
+use oarlock::model::hf::{HfConfig, SaveOptions};
 use oarlock::train::Inputs;
 use oarlock::{Accelerator, AcceleratorConfig, DType, Result, TokenLoader, lr_scheduler, optim};
 
@@ -52,5 +52,5 @@ pub fn train(root: &Path, out: &Path, max_steps: Option<u64>) -> Result<()> {
         accelerator.print(format_args!("step {step}: norm {norm:?}"));
     }
     let options = SaveOptions::new(accelerator.dtype(), Some(&folder));
-    accelerator.save_pretrained(&model, out, ModelFiles::of_model(&hf, model.module(), &options)?)
+    accelerator.save_pretrained(&model, out, hf.files_of(model.module(), &options)?)
 }

@@ -6,7 +6,7 @@ use std::path::Path;
 use std::time::Instant;
 
 use oarlock::checkpoint::{ClientState, Contents, Saver};
-use oarlock::model::hf::{HfConfig, ModelFiles, SaveOptions};
+use oarlock::model::hf::{HfConfig, SaveOptions};
 use oarlock::model::{Decoder, DecoderConfig};
 use oarlock::shard::{Engine, Options};
 use oarlock::train::Inputs;
@@ -83,7 +83,7 @@ fn rank(comm: &oarlock_comm::Communicator, folder: &Path, steps: usize, config: 
     let mut saver = Saver::default();
     let options = SaveOptions::new(DType::BF16, None);
     let contents = || -> Result<Contents> {
-        let model = Some(ModelFiles::of_model(&hf, model.module(), &options)?);
+        let model = Some(hf.files_of(model.module(), &options)?);
         Ok(Contents { model, ..Contents::state(ClientState::default()) })
     };
     let bytes = (optimizer.with_engine(Engine::n_params)? * (12 + 2)) as f64;

@@ -199,6 +199,7 @@ pub mod shard;
 pub mod terminal;
 pub mod text_metrics;
 pub mod train;
+pub mod weights;
 
 pub use accelerator::{
     Accelerator, AcceleratorConfig, ApplyPadding, Checkpointed, DataLoaderConfiguration, DeepSpeedPlugin,

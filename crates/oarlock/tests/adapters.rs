@@ -10,9 +10,10 @@ use oarlock::adapters::{
     load_for_inference,
 };
 use oarlock::config::{RopeArgs, RopeKind};
-use oarlock::model::{Decoder, HfConfig, LoadedModel, QuantizedLayers, SafetensorsSource};
+use oarlock::model::{Decoder, HfConfig, LoadedModel};
 use oarlock::nn::{self, Mask};
 use oarlock::shard::{Placements, WeightSource};
+use oarlock::weights::{QuantizedLayers, SafetensorsSource};
 use oarlock::{
     Accelerator, AcceleratorConfig, DType, DataLoaderConfiguration, Options, Prepared, PreparedOptimizer,
     ReduceOp, Result, Tensor, optim,

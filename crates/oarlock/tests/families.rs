@@ -6,10 +6,11 @@ use std::path::{Path, PathBuf};
 
 use oarlock::model::hf::HfConfig;
 use oarlock::model::{
-    Decoder, LoadedModel, SaveOptions, SequenceClassifier, WorkingCopies, load_for_inference, save_pretrained,
+    Decoder, LoadedModel, SaveOptions, SequenceClassifier, load_for_inference, save_pretrained,
 };
 use oarlock::nn::{Module, cross_entropy, names_of};
 use oarlock::optim::Optim;
+use oarlock::weights::WorkingCopies;
 use oarlock::{Accelerator, AcceleratorConfig, Tensor};
 use oarlock_tensor::cpu::Isa;
 use oarlock_tensor::cpu::difference::largest_difference;

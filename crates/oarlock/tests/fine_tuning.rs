@@ -11,10 +11,11 @@ use oarlock::adapters::{Adaptation, AdaptedSource, Adapter, adapt, adapt_quantiz
 use oarlock::checkpoint::{Contents, Saver};
 use oarlock::config::{Learned, PreferenceArgs, TokenLossArgs};
 use oarlock::data::{Loader, Rows, Sampler};
-use oarlock::model::{Decoder, HfConfig, QuantizedLayers, SafetensorsSource};
+use oarlock::model::{Decoder, HfConfig};
 use oarlock::report::speed::PhaseTimer;
 use oarlock::shard::{Options, Placements, WeightSource};
 use oarlock::train::{NextToken, Objective, Preference, Reference, train_step};
+use oarlock::weights::{QuantizedLayers, SafetensorsSource};
 use oarlock::{Accelerator, AcceleratorConfig, ClientState, Prepared, PreparedOptimizer, optim};
 use oarlock_comm::Communicator;
 use oarlock_tensor::DType;

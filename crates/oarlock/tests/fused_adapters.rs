@@ -8,7 +8,8 @@ use oarlock::adapters::{
     Adaptation, AdapterConfig, ExportOptions, adapt_quantized, export, load_for_inference,
     load_quantized_for_inference,
 };
-use oarlock::model::{Decoder, HfConfig, QuantizedLayers};
+use oarlock::model::{Decoder, HfConfig};
+use oarlock::weights::QuantizedLayers;
 use oarlock_tensor::cpu::Isa;
 use oarlock_tensor::cpu::quantized::{Code, Format};
 use oarlock_tensor::{DType, Device, Par};

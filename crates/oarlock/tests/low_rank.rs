@@ -1,8 +1,9 @@
 //! GaLore and APOLLO against galore_torch and apollo_torch: the losses of `tests/golden/low_rank.json`, written by
 //! bench/golden/make_low_rank.py upon the model of `tests/golden/train-llama`.
 
-use oarlock::model::{Decoder, HfConfig, SafetensorsSource};
+use oarlock::model::{Decoder, HfConfig};
 use oarlock::optim::{LowRankArgs, Method, Optim, Rule, Sides};
+use oarlock::weights::SafetensorsSource;
 use oarlock::{Accelerator, AcceleratorConfig, Result};
 use serde_json::Value;
 

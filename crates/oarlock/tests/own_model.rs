@@ -6,11 +6,12 @@ mod parts;
 use oarlock_tensor::cpu::difference::largest_magnitude;
 use std::path::{Path, PathBuf};
 
-use oarlock::model::{ClassifierInput, HfConfig, SequenceClassifier, Strict};
+use oarlock::model::{ClassifierInput, HfConfig, SequenceClassifier};
 use oarlock::nn::{
     self, CrossEntropyLoss, CustomOp, Dropout, Embedding, Forward, KlReduction, KlTarget, LayerNorm, Linear,
     Mlp, Module, MultiHeadAttention, Param, Reduction, RmsNorm, Sequential, Silu, Unit,
 };
+use oarlock::weights::Strict;
 use oarlock::{Accelerator, AcceleratorConfig, DType, Prepared, Result, Tensor, optim};
 use safetensors::tensor::TensorView;
 use serde_json::Value;

@@ -6,10 +6,10 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
 use oarlock::data::{Loader, Packing, RowSettings, Rows, Sampler, Source, TokenCache, Tokenizer};
-use oarlock::model::Decoder;
-use oarlock::model::{HfConfig, SafetensorsSource};
+use oarlock::model::{Decoder, HfConfig};
 use oarlock::report::speed::PhaseTimer;
 use oarlock::train::{Pretrain, StepReport, train_step};
+use oarlock::weights::SafetensorsSource;
 use oarlock::{Accelerator, AcceleratorConfig, Options, Result, optim};
 use oarlock_comm::Communicator;
 use oarlock_tensor::DType;

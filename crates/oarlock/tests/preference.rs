@@ -13,12 +13,13 @@ use oarlock::data::{
     Chat, Encoder, Loader, Packing, RowReport, RowSettings, Rows, Sampler, Source, TokenCache, Tokenizer,
     eval_batches,
 };
-use oarlock::model::{Decoder, HfConfig, SafetensorsSource, ValueHeadSource};
+use oarlock::model::{Decoder, HfConfig, ValueHeadSource};
 use oarlock::report::speed::PhaseTimer;
 use oarlock::shard::{Options, Placements, WeightSource};
 use oarlock::train::{
     Evaluation, Judgement, Objective, Preference, Reference, Reward, StepReport, evaluate, train_step,
 };
+use oarlock::weights::SafetensorsSource;
 use oarlock::{Accelerator, AcceleratorConfig, optim};
 use oarlock_comm::Communicator;
 use serde_json::Value;

@@ -3,9 +3,10 @@
 
 use std::path::{Path, PathBuf};
 
-use oarlock::model::{Decoder, HfConfig, SafetensorsSource};
+use oarlock::model::{Decoder, HfConfig};
 use oarlock::nn::{self, Forward, Init, Layer, Linear, LinearQuantized, Mask, Module};
 use oarlock::shard::{Gather, ParamSlice, Placements, WeightSource};
+use oarlock::weights::SafetensorsSource;
 use oarlock::{Accelerator, AcceleratorConfig, DType, Options, Result, Tensor, optim};
 use oarlock_tensor::cpu::quantized::{Code, Format, Layout, dequantize};
 use oarlock_tensor::cpu::{Cpu, Isa, Par};

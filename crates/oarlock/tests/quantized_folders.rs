@@ -6,9 +6,10 @@ use std::path::{Path, PathBuf};
 
 use half::f16;
 use oarlock::adapters::{ExportOptions, Quantized, export, load_for_inference};
-use oarlock::model::{Decoder, HfConfig, SafetensorsSource, StoredQuantization};
+use oarlock::model::{Decoder, HfConfig};
 use oarlock::nn::{Mask, names_of};
 use oarlock::shard::{ParamSlice, WeightSource};
+use oarlock::weights::{SafetensorsSource, StoredQuantization};
 use oarlock::{DType, Tensor};
 use oarlock_tensor::cpu::Isa;
 use oarlock_tensor::cpu::difference::largest_difference;

@@ -5,12 +5,13 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
 use crate::common::golden;
-use oarlock::checkpoint::{Contents, MergeOptions, Saver, merge_weights};
+use oarlock::checkpoint::{Contents, MergeOptions, Saver};
 use oarlock::data::{Loader, Packing, RowSettings, Rows, Sampler, Source, TokenCache, Tokenizer};
-use oarlock::model::{Decoder, HfConfig, SafetensorsSource};
+use oarlock::model::{Decoder, HfConfig, merge_weights};
 use oarlock::report::speed::PhaseTimer;
 use oarlock::shard::{Engine, Gather, Options, Placements, Slice};
 use oarlock::train::{Pretrain, train_step};
+use oarlock::weights::SafetensorsSource;
 use oarlock::{Accelerator, AcceleratorConfig, ClientState, optim};
 use oarlock_comm::Communicator;
 use oarlock_tensor::DType;

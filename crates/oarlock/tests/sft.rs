@@ -9,12 +9,12 @@ use oarlock::config::{ChatArgs, TokenLossArgs};
 use oarlock::data::{
     Chat, Encoder, Loader, Packing, RowReport, RowSettings, Rows, Sampler, Source, TokenCache, Tokenizer,
 };
-use oarlock::model::{Decoder, HfConfig, SafetensorsSource};
-use oarlock::optim;
+use oarlock::model::{Decoder, HfConfig};
 use oarlock::report::speed::PhaseTimer;
 use oarlock::shard::{Options, Placements};
 use oarlock::train::{NextToken, StepReport, train_step};
-use oarlock::{Accelerator, AcceleratorConfig};
+use oarlock::weights::SafetensorsSource;
+use oarlock::{Accelerator, AcceleratorConfig, optim};
 use oarlock_comm::Communicator;
 use oarlock_tensor::cpu::difference::{largest_difference, largest_difference_by};
 use oarlock_tensor::ops::TokenLoss;

@@ -2,10 +2,11 @@
 
 use std::path::{Path, PathBuf};
 
-use oarlock::model::hf::{SafetensorsSource, load_from};
+use oarlock::model::hf::load_from;
 use oarlock::model::{Decoder, HfConfig, LoadedModel};
 use oarlock::nn::functional::Labels;
 use oarlock::nn::{AttentionMasks, BlockMask, Direction, Mask, MultiHeadAttention, Pattern, SparsityConfig};
+use oarlock::weights::SafetensorsSource;
 use oarlock::{Tensor, optim};
 use oarlock_tensor::cpu::Isa;
 use oarlock_tensor::cpu::difference::{largest_difference, largest_magnitude};

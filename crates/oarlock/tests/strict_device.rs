@@ -4,9 +4,10 @@
 
 use std::path::{Path, PathBuf};
 
-use oarlock::model::{Decoder, HfConfig, SafetensorsSource};
+use oarlock::model::{Decoder, HfConfig};
 use oarlock::shard::{Engine, Options};
 use oarlock::train::Inputs;
+use oarlock::weights::SafetensorsSource;
 use oarlock::{Accelerator, AcceleratorConfig, SeededInit, WeightSource, optim};
 use oarlock_comm::Communicator;
 use oarlock_tensor::ops::{Labels, Mask};

@@ -4,12 +4,13 @@
 use std::path::Path;
 
 use oarlock::adapters::{ExportOptions, Quantized, export, load_for_inference};
-use oarlock::checkpoint::{MergeOptions, merge_weights};
+use oarlock::checkpoint::MergeOptions;
 use oarlock::generate::Generator;
-use oarlock::model::hf::{ModelFiles, SaveOptions};
-use oarlock::model::{Decoder, HfConfig, SafetensorsSource};
+use oarlock::model::hf::SaveOptions;
+use oarlock::model::{Decoder, HfConfig, merge_weights};
 use oarlock::nn::Module;
 use oarlock::shard::{ParamSlice, WeightSource};
+use oarlock::weights::SafetensorsSource;
 use oarlock::{Accelerator, AcceleratorConfig, DType, Result, optim};
 use oarlock_tensor::cpu::Isa;
 use oarlock_tensor::cpu::quantized::Format;
@@ -173,11 +174,8 @@ fn saves_and_merges_of_weights_that_are_not_finite_are_refused() {
         let (model, _optimizer) =
             accelerator.prepare_with_weights((decoder, optimizer), Box::new(source)).unwrap();
         let module: &dyn Module = model.module();
-        let files = || {
-            ModelFiles::of_model(&hf, module, &SaveOptions::new(dtype, None))
-                .unwrap()
-                .written_by("a test", true)
-        };
+        let files =
+            || hf.files_of(module, &SaveOptions::new(dtype, None)).unwrap().written_by("a test", true);
         let text = accelerator.save_pretrained(&model, &out, files()).unwrap_err().to_string();
         assert!(text.contains(told) && text.contains(&format!("\"{WEIGHT}\" (1 of 2560)")), "{text}");
         assert_eq!(content(&out), before);

@@ -7,7 +7,8 @@ use oarlock_tensor::DType;
 
 use super::dtypes;
 use crate::console::{OVERWRITE, Outcome, occupied, print};
-use oarlock::checkpoint::{MergeOptions, merge_weights, shard_size};
+use oarlock::checkpoint::{MergeOptions, shard_size};
+use oarlock::model::merge_weights;
 
 #[derive(Args)]
 pub(super) struct MergeArgs {

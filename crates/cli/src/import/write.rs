@@ -3,6 +3,8 @@
 use std::path::Path;
 
 use oarlock::checkpoint::{Assembler, ClientState, PlanEntry};
+use oarlock::model::SaveOptions;
+use oarlock::model::hf::lay_out;
 use serde_json::Value as Json;
 
 use super::deepspeed::{DeepSpeedCheckpoint, KINDS};
@@ -19,11 +21,13 @@ const CHUNK_ELEMS: usize = if cfg!(test) { 5 } else { 1 << 18 };
 /// # Errors
 /// When a file cannot be read or written; `to` is then as it was.
 pub fn write(source: &DeepSpeedCheckpoint, beside: Option<&Path>, to: &Path) -> Result<()> {
+    let shapes = source.parameters.iter().map(|(name, parameter)| (name.clone(), parameter.shape.clone()));
+    let model = lay_out(beside, shapes.collect(), source.dtype, SaveOptions::MAX_SHARD_BYTES)?;
     let parameters = source.parameters.iter().map(|(name, parameter)| {
         let kinds = KINDS.into_iter().filter(|kind| parameter.state.contains_key(kind)).collect();
         (name.as_str(), parameter.shape.as_slice(), kinds)
     });
-    let mut checkpoint = Assembler::create(to, beside, source.dtype, parameters)?;
+    let mut checkpoint = Assembler::create(to, model, parameters)?;
     let mut values: Vec<f32> = std::iter::repeat_n(0.0, CHUNK_ELEMS).collect();
     for parameter in source.parameters.values() {
         for piece in KINDS.iter().filter_map(|kind| parameter.state.get(kind)).flatten() {

@@ -10,10 +10,10 @@ use super::handle::Accelerator;
 use super::prepared::Prepared;
 use crate::checkpoint::{BASE_KEY, compare_base};
 use crate::error::{Error, Result};
-use crate::model::{Differences, SafetensorsSource, StateDictSource, Strict};
 use crate::nn::Module;
 use crate::shard::WeightSource;
 use crate::terminal::tell;
+use crate::weights::{Differences, SafetensorsSource, StateDictSource, Strict};
 
 impl Accelerator {
     /// Loads the weights of a safetensors file, or of a folder of them (`model.safetensors`, or several with their

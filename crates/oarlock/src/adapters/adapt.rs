@@ -10,8 +10,9 @@ use super::lora::{Lora, LoraLayer};
 use super::oft::{Oft, OftLayer};
 use crate::config::{AdapterConfig, AdapterKind, LoraConfig, OftBlocks, Targets};
 use crate::error::{Error, Result};
-use crate::model::{Decoder, HfConfig, ModelMark, QuantizedLayers, QuantizedWeights};
+use crate::model::{Decoder, HfConfig, ModelMark};
 use crate::nn::{self, Layer, Linear, names_of};
+use crate::weights::{QuantizedLayers, QuantizedWeights};
 
 /// The output weights, which `Targets::All` leaves out.
 const LM_HEAD: &str = "lm_head";

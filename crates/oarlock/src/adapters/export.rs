@@ -14,10 +14,12 @@ use super::template_files::{TemplateFiles, stop_ids, template_files};
 use crate::config::{ChatArgs, RopeArgs};
 use crate::data::{Chat, ChatTemplate, Tokenizer};
 use crate::error::{Error, Result};
-use crate::model::hf::{ModelFiles, QuantizedFiles, generation_stops};
-use crate::model::{Decoder, HfConfig, SafetensorsSource, SaveOptions};
+
+use crate::model::hf::{QuantizedFiles, generation_stops, take_over_side_files};
+use crate::model::{Decoder, HfConfig, SaveOptions, take_over_value_head};
 use crate::nn::parameters;
 use crate::shard::{ParamSlice, WeightSource};
+use crate::weights::SafetensorsSource;
 
 const TOKENIZER_CONFIG: &str = "tokenizer_config.json";
 
@@ -114,14 +116,14 @@ pub fn export(options: &ExportOptions<'_>, device: &Device) -> Result<Exported> 
     let before = logits(&before, dir, &prompts)?;
     let mut source = merging(dir, &hf, &mut decoder, adapters, quantized, device)?;
     let notes = [hf.notes(), &source.notes()].concat();
-    let mut files = ModelFiles::of_model(&hf, &decoder, &save)?;
+    let mut files = hf.files_of(&decoder, &save)?;
     if side != dir {
-        files.take_over(side, &[]);
+        take_over_side_files(&mut files, side, &[]);
     }
     let (texts, told) = beside_weights(side, &hf, &tokenizer, chat)?;
     texts.into_iter().for_each(|(name, text)| files.add_text(name, text));
     let notes = [notes, told].concat();
-    files.take_over_value_head(adapters.iter().rev().map(PathBuf::as_path).chain([dir]));
+    take_over_value_head(&mut files, adapters.iter().rev().map(PathBuf::as_path).chain([dir]));
     let files = files.written_by(EXPORT, overwrite);
     let names: Vec<String> = files.names().map(str::to_owned).collect();
     let params = parameters(&decoder);

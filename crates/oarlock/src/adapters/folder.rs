@@ -12,9 +12,10 @@ use super::origin;
 use super::peft_config::{self, PeftConfig};
 use crate::config::{AdapterConfig, AdapterKind};
 use crate::error::{Error, Result};
-use crate::model::hf::{ModelFiles, Weight, floats, not_finite};
-use crate::model::{Decoder, HfConfig, ModelMark, is_of_value_head};
+use crate::model::hf::take_over_side_files;
+use crate::model::{Decoder, HfConfig, ModelMark, is_of_value_head, with_value_head};
 use crate::nn::{NamedParam, names_of, parameters};
+use crate::weights::{ModelFiles, Weight, floats, not_finite};
 
 /// The settings of an adapter.
 pub(super) const CONFIG: &str = "adapter_config.json";
@@ -423,10 +424,10 @@ pub fn adapter_files(
         })
         .collect();
     let laid_out = ModelFiles::with_metadata(&weights, u64::MAX, origin::metadata(adaptation.base.as_ref()))?;
-    let mut files = as_adapter(laid_out).with_value_head(model)?;
+    let mut files = with_value_head(as_adapter(laid_out), model)?;
     adapter_text(&mut files, hf, model, adaptation, base);
     if let Some(tokenizer) = tokenizer {
-        files.take_over(tokenizer, &[]);
+        take_over_side_files(&mut files, tokenizer, &[]);
     }
     Ok(files)
 }

@@ -10,8 +10,9 @@ use super::folder::{Adapter, settings_beside};
 use super::source::AdaptedSource;
 use crate::error::{Error, Result};
 use crate::model::hf::{NewRows, load_from, open_weights};
-use crate::model::{Decoder, HfConfig, LoadedModel, QuantizedLayers, SafetensorsSource, StoredQuantization};
+use crate::model::{Decoder, HfConfig, LoadedModel};
 use crate::shard::WeightSource;
+use crate::weights::{QuantizedLayers, SafetensorsSource, StoredQuantization};
 
 /// Loads a Hugging Face folder for inference with adapters merged into it, in order. Weights that the folder holds in 4 or
 /// 8 bits of bitsandbytes stay so, with an adapter beside them, unless there are several.

@@ -13,9 +13,10 @@ use super::update::add_update;
 use crate::config::{AdapterConfig, AdapterKind, LoraInit};
 use crate::disk::Writer;
 use crate::error::{Error, Result};
-use crate::model::hf::{ModelFiles, Weight};
+use crate::model::hf::take_over_side_files;
 use crate::model::{Decoder, HfConfig};
 use crate::shard::{ParamSlice, WeightSource};
+use crate::weights::{ModelFiles, Weight};
 
 /// What PiSSA takes out of a weight: its best approximation of a rank.
 #[derive(Clone, Debug)]
@@ -134,7 +135,7 @@ pub fn convert_pissa(
     let mut files = ModelFiles::with_metadata(&weights, u64::MAX, metadata)?;
     adapter_text(&mut files, hf, model, &converted, base);
     if let Some(tokenizer) = tokenizer {
-        files.take_over(tokenizer, &[]);
+        take_over_side_files(&mut files, tokenizer, &[]);
     }
     as_adapter(files).written_by(writer.by, writer.overwrites).save(out, &mut |name, elements, values| {
         if let Some((_, _, found)) = tensors.iter().find(|(own, _, _)| own == name) {

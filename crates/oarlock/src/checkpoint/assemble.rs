@@ -5,17 +5,16 @@ use std::collections::VecDeque;
 use std::path::Path;
 use std::sync::Arc;
 
-use oarlock_tensor::{DType, Shape};
+use oarlock_tensor::Shape;
 
-use super::export::lay_out;
 use super::folder::TempFolder;
 use super::job::{RankFiles, entry_of};
 use super::manifest::{ClientState, FileEntry, Manifest, PlanEntry};
 use super::publish::{publish, write_rest};
 use super::state_file::StateFile;
 use crate::error::{Error, Result};
-use crate::model::hf::{ModelFiles, ModelWriter, SaveOptions};
 use crate::shard::{MASTER, Slice};
+use crate::weights::{ModelFiles, ModelWriter};
 
 /// A checkpoint that is written. Nothing is in its place before [`finish`](Assembler::finish).
 pub struct Assembler {
@@ -31,19 +30,17 @@ pub struct Assembler {
 }
 
 impl Assembler {
-    /// Begins the checkpoint `to` with settings and tokenizer of the folder `beside`. Parameters have a name, their sizes,
-    /// and the kinds of state that there are of them.
+    /// Begins the checkpoint `to` with the files of its model. Parameters have a name, their sizes, and the kinds of state
+    /// that there are of them.
     ///
     /// # Errors
     /// When a file cannot be made; impossible sizes.
     pub fn create<'p>(
         to: &Path,
-        beside: Option<&Path>,
-        dtype: DType,
-        parameters: impl Iterator<Item = (&'p str, &'p [usize], Vec<&'static str>)> + Clone,
+        model: ModelFiles,
+        parameters: impl Iterator<Item = (&'p str, &'p [usize], Vec<&'static str>)>,
     ) -> Result<Assembler> {
-        let shapes = parameters.clone().map(|(name, shape, _)| (name, shape));
-        let model = Arc::new(lay_out(beside, shapes, dtype, SaveOptions::MAX_SHARD_BYTES)?);
+        let model = Arc::new(model);
         let mut slices = VecDeque::new();
         for (name, shape, kinds) in parameters {
             let shape = Shape::new(shape)?;

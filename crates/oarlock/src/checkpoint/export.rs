@@ -8,9 +8,8 @@ use super::manifest::{Manifest, qualified};
 use super::read::{Reader, verify};
 use super::tags::find;
 use crate::error::{CheckpointError, Error, Problem, Result};
-use crate::model::hf::{HfConfig, ModelFiles, Weight, check_weights_dtype};
-use crate::model::is_of_value_head;
 use crate::shard::MASTER;
+use crate::weights::ModelFiles;
 
 /// How [`merge_weights`] writes.
 #[derive(Clone, Copy, Debug)]
@@ -43,14 +42,23 @@ pub struct Merged {
     pub files: Vec<String>,
 }
 
-/// Writes the weights of a checkpoint, whatever ranks wrote it and however they held the model, into the folder `out` in
-/// Hugging Face form, with the settings and the tokenizer that the checkpoint has. Checksums are verified first; memory
-/// stays small, whatever the size.
+/// Which files a merged model gets: called with the folder of the checkpoint, the names and shapes of the parameters, the
+/// dtype of the weights and the most bytes of weights in one file.
+pub type LayOut<'a> = dyn Fn(&Path, Vec<(String, Vec<usize>)>, DType, u64) -> Result<ModelFiles> + 'a;
+
+/// Writes the weights of a checkpoint, whatever ranks wrote it and however they held the model, into the files that
+/// `lay_out` plans for the folder `out`. Checksums are verified first; memory stays small, whatever the size.
+/// [`model::merge_weights`](crate::model::merge_weights) writes folders in Hugging Face form.
 ///
 /// # Errors
 /// [`Error::Occupied`] where `out` holds something that may not be replaced. When there is no such checkpoint, when it is damaged, holds no state or several models of which `options` names none
 /// ([`CheckpointError`]), or a file cannot be written; `out` is then as it was.
-pub fn merge_weights(checkpoint: &Path, out: &Path, options: &MergeOptions<'_>) -> Result<Merged> {
+pub fn merge_weights(
+    checkpoint: &Path,
+    out: &Path,
+    options: &MergeOptions<'_>,
+    lay_out: &LayOut<'_>,
+) -> Result<Merged> {
     let dir = find(checkpoint, options.tag)?;
     let refused = |problem| Error::from(CheckpointError::NotLoaded { path: dir.clone(), problem });
     let manifest = Manifest::open(&dir).map_err(refused)?;
@@ -66,8 +74,8 @@ pub fn merge_weights(checkpoint: &Path, out: &Path, options: &MergeOptions<'_>) 
         Some(dtype) => dtype,
         None => dtype_of(&manifest, model).map_err(refused)?,
     };
-    let shapes = manifest.of_model(model).map(|(name, parameter)| (name, parameter.shape.as_slice()));
-    let files = lay_out(Some(&dir), shapes, dtype, options.max_shard_bytes)?;
+    let shapes = manifest.of_model(model).map(|(name, parameter)| (name.to_owned(), parameter.shape.clone()));
+    let files = lay_out(&dir, shapes.collect(), dtype, options.max_shard_bytes)?;
     let files = files.written_by("merge-weights", options.overwrite);
     files.check(out)?;
     verify_weights(&dir, &manifest, model).map_err(refused)?;
@@ -144,39 +152,4 @@ fn dtype_of(manifest: &Manifest, model: usize) -> std::result::Result<DType, Pro
         .into_iter()
         .find(|dtype| dtype.to_string() == said)
         .ok_or_else(|| Problem::BadManifest { why: format!("it has the dtype {said:?}") })
-}
-
-/// The files of a model with these weights, with the settings and the tokenizer in a folder.
-pub fn lay_out<'a>(
-    dir: Option<&Path>,
-    shapes: impl Iterator<Item = (&'a str, &'a [usize])>,
-    dtype: DType,
-    max_shard_bytes: u64,
-) -> Result<ModelFiles> {
-    // Settings that we do not know belong to somebody's own model: they are taken over as they are.
-    let config = dir.and_then(|dir| HfConfig::read(dir).ok());
-    let stored = |name: &str| match &config {
-        Some(config) => config.stored(name),
-        None => name.to_owned(),
-    };
-    check_weights_dtype(dtype)?;
-    // The value head of a reward model has a file of its own.
-    let (head, shapes): (Vec<_>, Vec<_>) =
-        shapes.partition(|(name, _)| config.is_some() && is_of_value_head(name));
-    let weights: Vec<Weight> = shapes
-        .into_iter()
-        .map(|(name, shape)| Weight {
-            name: name.to_owned(),
-            stored: stored(name),
-            shape: shape.to_vec(),
-            dtype: dtype.into(),
-        })
-        .collect();
-    let head = head.into_iter().map(|(name, shape)| (name.to_owned(), shape.to_vec()));
-    let mut files = ModelFiles::new(&weights, max_shard_bytes)?.with_value_head_of(head)?;
-    match &config {
-        Some(config) => files.settle(config, dtype, dir),
-        None => dir.into_iter().for_each(|dir| files.take_over(dir, &["config.json".to_string()])),
-    }
-    Ok(files)
 }

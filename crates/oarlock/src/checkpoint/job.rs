@@ -13,8 +13,8 @@ use super::manifest::{FileEntry, qualified, state_file_of};
 use super::state_file::{StateFile, WrittenPiece};
 use crate::disk::Sum;
 use crate::error::{Error, Result};
-use crate::model::hf::{ModelFiles, ModelWriter, WrittenFile};
 use crate::shard::{MASTER, Slice, Snapshot};
+use crate::weights::{ModelFiles, ModelWriter, WrittenFile};
 
 /// Bytes that are handled at once, so that what the next one does with them finds them in the cache.
 const CHUNK_BYTES: usize = 1 << 20;

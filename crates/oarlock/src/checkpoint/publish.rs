@@ -1,11 +1,10 @@
 //! The end of a save, on rank 0: waits for the others' parts, adds the manifest, and gives the folder its name.
 
 use std::collections::BTreeSet;
-use std::fs;
-use std::io;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::Duration;
+use std::{fs, io};
 
 use super::folder::TempFolder;
 use super::frozen;
@@ -14,7 +13,7 @@ use super::manifest::{FileEntry, MANIFEST, Manifest, ParameterEntry, STATE_DTYPE
 use super::state_file::WrittenPiece;
 use crate::disk::{Algorithm, Sum, SummedFile, sync_folder};
 use crate::error::{Error, Result};
-use crate::model::hf::ModelFiles;
+use crate::weights::ModelFiles;
 
 /// Something that rank 0 does in the background, with the folder of the checkpoint.
 pub type Deed = Box<dyn FnOnce(&Path) -> Result<()> + Send>;

@@ -31,8 +31,8 @@ use super::parts::{Parts, RANKS};
 use super::publish::{Deed, await_report, publish, report, seal_rest, write_rest};
 use super::stores::Stores;
 use crate::error::{CheckpointError, Error, Result};
-use crate::model::hf::ModelFiles;
 use crate::shard::{Engine, Placement, Placements};
+use crate::weights::ModelFiles;
 
 /// How often [`Saver::finish`] asks.
 const ASK: Duration = Duration::from_millis(2);

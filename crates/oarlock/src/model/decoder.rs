@@ -17,7 +17,9 @@ use super::projection::{MapLinear, Projection};
 use super::recompute::{Parts, Recompute};
 use super::rope::{RopeTables, longest_sequence};
 use super::value_head::ValueHead;
-use crate::nn::{Embedding, Layer, Linear, Module, RmsNorm, Unit, Visitor, in_scope, parameters};
+use crate::nn::{
+    Embedding, Layer, Linear, Module, RmsNorm, StoredNames, Unit, Visitor, in_scope, parameters,
+};
 use crate::sequence_parallel::{self, SequenceParallel};
 
 /// A decoder-only language model.
@@ -34,6 +36,8 @@ pub struct Decoder {
 pub(super) struct Body {
     #[module(skip)]
     config: DecoderConfig,
+    #[module(name = "")]
+    stored_names: StoredNames,
     #[module(name = "model.embed_tokens")]
     embed_tokens: Unit<Embedding>,
     #[module(name = "model.layers")]
@@ -425,7 +429,9 @@ impl Body {
         }
         let blocks = |layer: &LayerConfig| layouts.get(&layer.attention.n_heads).cloned().flatten();
         let block = |layer| Ok(Unit::new(Block::new(&config, layer, blocks(layer))?));
+        let names = config.clone();
         Ok(Body {
+            stored_names: StoredNames::new(move |name| names.family.stored(&names, name)),
             layers: config.layers.iter().map(block).collect::<Result<_>>()?,
             embed_tokens: Unit::new(Embedding::normal(
                 config.vocab_size,

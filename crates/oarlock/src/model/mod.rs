@@ -8,12 +8,10 @@ mod config;
 mod decoder;
 mod family;
 pub mod hf;
-mod matching;
 mod projection;
-mod quantized;
+mod quantize;
 mod recompute;
 mod rope;
-mod state_dict;
 mod value_head;
 
 pub use answers::LogProbs;
@@ -26,12 +24,9 @@ pub use config::{
 pub use decoder::{Decoder, Head, LossOptions};
 pub use family::Family;
 pub use hf::{
-    HfConfig, LoadedModel, ModelMark, SafetensorsSource, SaveOptions, SpecialTokens, StoredQuantization,
-    WorkingCopies, load_for_inference, save_pretrained,
+    HfConfig, LoadedModel, ModelMark, SaveOptions, SpecialTokens, load_for_inference, merge_weights,
+    save_pretrained,
 };
-pub use matching::{Differences, Strict};
-pub use quantized::{QuantizedLayers, QuantizedSource, QuantizedWeights};
 pub use recompute::Recompute;
-pub use state_dict::StateDictSource;
-pub(crate) use value_head::is_of_value_head;
 pub use value_head::{ValueHead, ValueHeadSource, value_head_folder};
+pub(crate) use value_head::{is_of_value_head, take_over_value_head, with_value_head};

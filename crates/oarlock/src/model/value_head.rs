@@ -4,10 +4,9 @@ use std::path::Path;
 
 use oarlock_tensor::{DType, Device, Init, Param, Result, Shape, Tensor, ops};
 
-use super::hf::{Content, ModelFiles, SafetensorsSource, Weight};
-use super::matching::Strict;
 use crate::nn::{Dropout, Module, parameters};
 use crate::shard::{ParamSlice, SeededInit, WeightSource};
+use crate::weights::{Content, ModelFiles, SafetensorsSource, Strict, Weight};
 
 /// The file beside those of a model, as LLaMA-Factory names it.
 const FILE: &str = "value_head.safetensors";
@@ -52,39 +51,37 @@ pub(crate) fn is_of_value_head(name: &str) -> bool {
     name.starts_with(PREFIX)
 }
 
-impl ModelFiles {
-    /// With the file of the value head, where `model` has one.
-    ///
-    /// # Errors
-    /// Weights that cannot be laid out.
-    pub(crate) fn with_value_head(self, model: &dyn Module) -> crate::Result<ModelFiles> {
-        let shapes = parameters(model).into_iter();
-        self.with_value_head_of(shapes.map(|named| (named.name, named.param.shape().sizes().to_vec())))
-    }
+/// The files of `model` with that of its value head, where it has one.
+///
+/// # Errors
+/// Weights that cannot be laid out.
+pub(crate) fn with_value_head(files: ModelFiles, model: &dyn Module) -> crate::Result<ModelFiles> {
+    let shapes = parameters(model).into_iter();
+    with_value_head_of(files, shapes.map(|named| (named.name, named.param.shape().sizes().to_vec())))
+}
 
-    /// With the file of the value head, where it is among parameters of these names and shapes.
-    ///
-    /// # Errors
-    /// Weights that cannot be laid out.
-    pub(crate) fn with_value_head_of(
-        self,
-        shapes: impl Iterator<Item = (String, Vec<usize>)>,
-    ) -> crate::Result<ModelFiles> {
-        let weights: Vec<Weight> = shapes
-            .filter(|(name, _)| is_of_value_head(name))
-            .map(|(name, shape)| Weight { stored: name.clone(), shape, dtype: DType::F32.into(), name })
-            .collect();
-        match weights.is_empty() {
-            true => Ok(self),
-            false => Ok(self.and(ModelFiles::new(&weights, u64::MAX)?.renamed(FILE))),
-        }
+/// The same of a model with parameters of these names and shapes.
+///
+/// # Errors
+/// Weights that cannot be laid out.
+pub(crate) fn with_value_head_of(
+    files: ModelFiles,
+    shapes: impl Iterator<Item = (String, Vec<usize>)>,
+) -> crate::Result<ModelFiles> {
+    let weights: Vec<Weight> = shapes
+        .filter(|(name, _)| is_of_value_head(name))
+        .map(|(name, shape)| Weight { stored: name.clone(), shape, dtype: DType::F32.into(), name })
+        .collect();
+    match weights.is_empty() {
+        true => Ok(files),
+        false => Ok(files.and(ModelFiles::new(&weights, u64::MAX)?.renamed(FILE))),
     }
+}
 
-    /// Adds the value head of the first of these folders that has one, as it is.
-    pub(crate) fn take_over_value_head<'d>(&mut self, mut dirs: impl Iterator<Item = &'d Path>) {
-        if let Some(file) = dirs.find_map(|dir| Some(dir.join(FILE)).filter(|file| file.is_file())) {
-            self.add(FILE, Content::CopyOf(file));
-        }
+/// Adds the value head of the first of these folders that has one to the files of a model, as it is.
+pub(crate) fn take_over_value_head<'d>(files: &mut ModelFiles, mut dirs: impl Iterator<Item = &'d Path>) {
+    if let Some(file) = dirs.find_map(|dir| Some(dir.join(FILE)).filter(|file| file.is_file())) {
+        files.add(FILE, Content::CopyOf(file));
     }
 }
 

@@ -3,6 +3,7 @@
 use oarlock_tensor::Param;
 
 use super::buffer::Buffer;
+use super::stored_names::StoredNames;
 use super::training::Mode;
 use super::{Module, UnitRun, Visitor};
 
@@ -11,6 +12,7 @@ pub(super) enum Leaf<'a> {
     Param(&'a Param),
     Buffer(&'a Buffer),
     Mode(&'a Mode),
+    StoredNames(&'a StoredNames),
 }
 
 /// Shows every leaf of a model with the path of its module and its own name; units are modules like others.
@@ -40,6 +42,10 @@ impl Visitor for Leaves<'_> {
 
     fn mode(&mut self, mode: &Mode) {
         (self.f)(&self.path, "", Leaf::Mode(mode));
+    }
+
+    fn stored_names(&mut self, names: &StoredNames) {
+        (self.f)(&self.path, "", Leaf::StoredNames(names));
     }
 
     fn buffer(&mut self, name: &str, buffer: &Buffer) {

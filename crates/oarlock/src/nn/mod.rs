@@ -20,6 +20,7 @@ mod recurrent;
 mod resample;
 mod scope;
 mod sequential;
+mod stored_names;
 mod training;
 mod unit;
 mod wrap;
@@ -44,19 +45,19 @@ pub use norm::{GroupNorm, LayerNorm, RmsNorm};
 pub use oarlock_derive::Module;
 pub use oarlock_tensor::cpu::quantized::{Code as FourBitCode, Format as QuantizedFormat};
 pub use oarlock_tensor::cpu::rope::RopeStyle;
-/// The ops that layers are made of, under the name of torch's `nn.functional`.
-pub use oarlock_tensor::ops as functional;
 pub use oarlock_tensor::ops::{
     BlockMask, CustomOp, CustomOps, IGNORE_INDEX, Interpolation, KlReduction, KlTarget, Mask, Reduction,
     Rope, custom, custom_outputs, parameter,
 };
-pub use oarlock_tensor::{Fan, Init, Nonlinearity, Param, Result, RopeScaling, Yarn};
+/// The ops that layers are made of, under the name of torch's `nn.functional`.
+pub use oarlock_tensor::{Fan, Init, Nonlinearity, Param, Result, RopeScaling, Yarn, ops as functional};
 pub use pool::{AdaptiveAvgPool1d, AdaptiveAvgPool2d, AvgPool1d, AvgPool2d, MaxPool1d, MaxPool2d};
 pub use quantized::LinearQuantized;
 pub use recurrent::{Gru, Lstm, Rnn};
 pub use resample::{PixelShuffle, PixelUnshuffle, Upsample};
 pub(crate) use scope::{in_scope, time_of};
 pub use sequential::{Layer, Sequential};
+pub use stored_names::StoredNames;
 pub use training::{Mode, n_passes, set_passes, set_training};
 pub(crate) use training::{begin_pass, has_modes, seed_layers};
 pub use unit::{Unit, UnitRun, is_trained};
@@ -148,6 +149,9 @@ pub trait Visitor {
 
     /// What tells a layer whether it trains.
     fn mode(&mut self, _mode: &Mode) {}
+
+    /// What files of other programs call the parameters of the module.
+    fn stored_names(&mut self, _names: &StoredNames) {}
 
     /// A tensor of the module that is no parameter.
     fn buffer(&mut self, _name: &str, _buffer: &Buffer) {}

@@ -17,7 +17,7 @@ use crate::config::{Finetuning, ModelSource, TrainConfig};
 use crate::data::TokenCache;
 use crate::disk::{Algorithm, Sum};
 use crate::error::{Error, Result};
-use crate::model::hf::weight_files;
+use crate::weights::weight_files;
 
 /// The key under which the files of data sets are, which a run trains on.
 pub const DATASET: &str = "dataset";

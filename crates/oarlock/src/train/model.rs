@@ -13,15 +13,14 @@ use crate::config::{
 };
 use crate::data::Tokenizer;
 use crate::error::{Error, Result};
-use crate::model::hf::{HfConfig, SafetensorsSource, SpecialTokens, open_weights};
-use crate::model::{
-    Decoder, QuantizedLayers, QuantizedWeights, StoredQuantization, ValueHeadSource, value_head_folder,
-};
+use crate::model::hf::{HfConfig, SpecialTokens, open_weights};
+use crate::model::{Decoder, ValueHeadSource, value_head_folder};
 use crate::nn::{self, NamedParam, names_of, parameters};
 use crate::report::speed::flops_per_token_of;
 use crate::shard::{SeededInit, WeightSource};
 use crate::train::data::RunData;
 use crate::train::{new_tokens, obstacles};
+use crate::weights::{QuantizedLayers, QuantizedWeights, SafetensorsSource, StoredQuantization};
 
 /// The settings of the model. Those that stand in the configuration itself take the tokens with a meaning from the
 /// tokenizer.

@@ -8,7 +8,8 @@ use crate::checkpoint::{self, Listed, Problem};
 use crate::config::{Finetuning, ModelSource, Resume, Tracker, TrainConfig, When};
 use crate::disk::{Outputs, Part, Writer};
 use crate::error::{Error, Result};
-use crate::model::hf::{ResultFile, side_files};
+use crate::model::hf::side_files;
+use crate::weights::ResultFile;
 
 /// What the record of a folder calls the writer of all that a run writes.
 pub const TRAINING: &str = "training";

@@ -5,8 +5,8 @@ use std::path::Path;
 
 use oarlock::checkpoint::{Manifest, Problem};
 use oarlock::deepspeed::{self, Config, InitializeArgs};
-use oarlock::model::{Differences, Strict};
 use oarlock::nn::{self, Forward, Init, Linear, Module, Unit};
+use oarlock::weights::{Differences, Strict};
 use oarlock::{
     Accelerator, AcceleratorConfig, DType, Frozen, Prepared, PreparedOptimizer, ProjectConfiguration, Result,
     SaveModel, Tensor, optim,

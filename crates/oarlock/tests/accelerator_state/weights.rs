@@ -1,8 +1,9 @@
 //! The weights alone: as tensors, and in files that others read.
 
-use oarlock::checkpoint::{MergeOptions, merge_weights};
-use oarlock::model::{Differences, StateDictSource, Strict};
+use oarlock::checkpoint::MergeOptions;
+use oarlock::model::merge_weights;
 use oarlock::nn::BufferValues;
+use oarlock::weights::{Differences, StateDictSource, Strict};
 use oarlock::{DType, SaveModel, ShardSize, Tensor};
 use safetensors::SafeTensors;
 

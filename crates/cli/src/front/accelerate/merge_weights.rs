@@ -7,7 +7,8 @@ use crate::config::Words;
 use crate::config::flags::Flags;
 use crate::config::keys::{Key, Status, ValueType};
 use crate::console::{OVERWRITE, Outcome, occupied, print};
-use oarlock::checkpoint::{self, MergeOptions, merge_weights};
+use oarlock::checkpoint::{self, MergeOptions};
+use oarlock::model::merge_weights;
 
 pub(super) const FLAGS: Flags = Flags {
     command: "accelerate merge-weights",

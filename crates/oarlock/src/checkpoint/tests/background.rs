@@ -10,9 +10,8 @@ use super::*;
 use crate::checkpoint::{Problem, list, load, newest, retain, save_model};
 use crate::error::Error;
 use crate::model::Decoder;
-use crate::model::hf::{
-    HfConfig, ModelFiles, SafetensorsSource, SaveOptions, WorkingCopies, save_pretrained,
-};
+use crate::model::hf::{HfConfig, SaveOptions, save_pretrained};
+use crate::weights::{SafetensorsSource, WorkingCopies};
 
 /// Contents whose last file takes a moment.
 fn slow(step: u64) -> Contents {
@@ -181,7 +180,7 @@ fn ranks_together_write_the_model_that_one_writes_alone() {
                 ["together", "checkpoint-4", "merged"].map(|name| folder.path().join(name));
             on_ranks(n_ranks, |comm| {
                 let (config, model, engine) = prepared(name, comm, placements, working);
-                let files = || ModelFiles::of_model(&config, &model, &options).unwrap();
+                let files = || config.files_of(&model, &options).unwrap();
                 save_model(&together, comm, &engine, files(), &BTreeSet::new(), |_| Ok(())).unwrap();
                 let contents = Contents { model: Some(files()), ..Contents::state(client(4)) };
                 save(&checkpoint, comm, &engine, contents).unwrap();
@@ -193,7 +192,7 @@ fn ranks_together_write_the_model_that_one_writes_alone() {
                 max_shard_bytes,
                 overwrite: false,
             };
-            crate::checkpoint::merge_weights(&checkpoint, &merged, &merge).unwrap();
+            crate::model::merge_weights(&checkpoint, &merged, &merge).unwrap();
             let all = names(&alone);
             assert!(all.iter().any(|name| name == "tokenizer.json" || name == "config.json"));
             assert_eq!(names(&together), all);
@@ -227,7 +226,7 @@ fn a_checkpoint_with_the_model_alone_counts_but_is_not_resumed() {
         let (config, model, mut engine) = prepared("qwen2", comm, Placements::GRADIENTS, DType::F32);
         let options = SaveOptions::new(DType::F32, None);
         for n in [2, 3] {
-            let files = ModelFiles::of_model(&config, &model, &options).unwrap();
+            let files = config.files_of(&model, &options).unwrap();
             let contents = Contents { state: false, model: Some(files), ..Contents::state(client(n)) };
             save(&dir(n), comm, &engine, contents).unwrap();
         }

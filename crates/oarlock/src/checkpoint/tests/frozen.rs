@@ -2,7 +2,8 @@
 
 use super::*;
 use crate::checkpoint::manifest::Manifest;
-use crate::checkpoint::{Frozen, MergeOptions, load, merge_weights};
+use crate::checkpoint::{Frozen, MergeOptions, load};
+use crate::model::merge_weights;
 use crate::nn;
 
 /// A model whose embedding is frozen.

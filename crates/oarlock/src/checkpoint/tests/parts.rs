@@ -10,7 +10,8 @@ use crate::checkpoint::load::check_in;
 use crate::checkpoint::manifest::Manifest;
 use crate::checkpoint::{Problem, Stores, gather, load, newest, save_model_in};
 use crate::error::Error;
-use crate::model::hf::{ModelFiles, SaveOptions, WorkingCopies, save_pretrained};
+use crate::model::hf::{SaveOptions, save_pretrained};
+use crate::weights::WorkingCopies;
 
 /// Four ranks on two machines.
 fn stores() -> Stores {
@@ -158,7 +159,7 @@ fn every_machine_has_the_whole_model() {
     });
     on_ranks(4, |comm| {
         let (config, model, engine) = prepared("llama", comm, Placements::PARAMETERS, DType::F32);
-        let files = || ModelFiles::of_model(&config, &model, &options).unwrap();
+        let files = || config.files_of(&model, &options).unwrap();
         let dir = on_machine(base.path(), comm.rank());
         let model = dir.with_file_name("model");
         save_model_in(&model, comm, &stores(), &engine, files(), &BTreeSet::new(), |_| Ok(())).unwrap();

@@ -3,7 +3,8 @@
 use std::fs;
 
 use super::*;
-use crate::checkpoint::{MergeOptions, find, load_checkpoint, merge_weights, save_checkpoint};
+use crate::checkpoint::{MergeOptions, find, load_checkpoint, save_checkpoint};
+use crate::model::merge_weights;
 
 #[test]
 fn the_latest_is_the_last_one_that_is_whole() {

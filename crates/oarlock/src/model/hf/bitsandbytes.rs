@@ -9,13 +9,13 @@ use oarlock_tensor::{DType, Init, Shape};
 use serde_json::json;
 
 use super::config::{HfConfig, dtype_name};
-use super::files::{FileDType, ModelFiles, Weight, check_weights_dtype};
 use super::quantization;
 use super::save::SaveOptions;
 use crate::error::Result;
 use crate::model::Decoder;
 use crate::nn::names_of;
 use crate::shard::{ParamSlice, WeightSource};
+use crate::weights::{FileDType, ModelFiles, Weight, check_weights_dtype};
 
 /// The files of a decoder whose linear layers, but the output weights, are written in 4 or 8 bits.
 pub struct QuantizedFiles {
@@ -82,7 +82,7 @@ impl QuantizedFiles {
             weights.sort_by_key(|weight| Reverse(weight.dtype.size()));
         }
         let mut files = ModelFiles::new(&weights, options.max_shard_bytes)?;
-        files.settle(config, options.dtype, options.side_files_from);
+        config.add_settings(&mut files, options.dtype, options.side_files_from);
         files.add_text(
             "config.json",
             config.to_quantized_json(options.dtype, quantization::quantized_json(format)),
@@ -107,7 +107,7 @@ impl QuantizedFiles {
     }
 
     /// Writes all files into the folder `dir`, as [`ModelFiles::save`], with the weights of a source that gives quantized
-    /// ones as words ([`QuantizedSource`](crate::model::QuantizedSource)); `dtype` is that of the options.
+    /// ones as words ([`QuantizedSource`](crate::weights::QuantizedSource)); `dtype` is that of the options.
     ///
     /// # Errors
     /// When a file cannot be written, or a weight cannot be read.

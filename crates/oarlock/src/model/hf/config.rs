@@ -7,13 +7,13 @@ use oarlock_tensor::DType;
 use serde_json::{Map, Value, json};
 
 use super::fields::{Asked, FieldWriter, Fields};
-use super::quantization::{self, StoredQuantization};
-use super::{heads, index, rope, sparsity, unread};
+use super::{heads, quantization, rope, sparsity, unread};
 use crate::config::RopeArgs;
 use crate::error::{Error, Result};
 use crate::model::DecoderConfig;
 use crate::model::family::{self, Family};
 use crate::nn::SparsityConfig;
+use crate::weights::{StoredForm, StoredQuantization, contradictions};
 
 /// The settings of a Hugging Face folder.
 #[derive(Clone, Debug, PartialEq)]
@@ -64,7 +64,7 @@ impl HfConfig {
             ));
         }
         if is_folder {
-            config.notes.extend(index::contradictions(path));
+            config.notes.extend(contradictions(path));
         }
         if is_folder && config.decoder.tie_embeddings && heads::differ(path, &config) {
             config.decoder.tie_embeddings = false;
@@ -119,7 +119,7 @@ impl HfConfig {
             eos,
             pad: first("pad_token_id", family.pad)?,
         };
-        let quantization = StoredQuantization::read(&fields)?;
+        let quantization = quantization::read(&fields)?;
         let value_head_dropout = value_head_dropout(path, &fields)?;
         let notes = unread::of(path, &fields);
         let (stored, folder) = (None, None);
@@ -381,4 +381,28 @@ fn pretty(fields: &Map<String, Value>) -> String {
     let sorted: BTreeMap<&String, &Value> = fields.iter().collect();
     // Maps with string keys always become JSON.
     serde_json::to_string_pretty(&sorted).unwrap_or_default() + "\n"
+}
+
+impl StoredForm for HfConfig {
+    fn title(&self) -> &str {
+        "config.json"
+    }
+
+    fn stored(&self, name: &str) -> String {
+        HfConfig::stored(self, name)
+    }
+
+    fn quantization(&self) -> Option<StoredQuantization> {
+        self.quantization
+    }
+
+    fn explain_missing(&self, names: &[String]) -> Option<String> {
+        let output = self.stored("lm_head.weight");
+        (names == [output.as_str()]).then(|| {
+            format!(
+                "lacks the output weights {output}; where they are the embedding's, set \"tie_word_embeddings\" to true in \
+                 config.json"
+            )
+        })
+    }
 }

@@ -7,10 +7,10 @@ use std::path::Path;
 use oarlock_tensor::{Device, Init, Shape};
 
 use super::config::HfConfig;
-use super::weights::SafetensorsSource;
 use crate::error::Result;
 use crate::model::Decoder;
 use crate::shard::{ParamSlice, SeededInit, WeightSource};
+use crate::weights::SafetensorsSource;
 
 /// The embedding, and the output weights.
 const EMBEDDING: &str = "model.embed_tokens.weight";

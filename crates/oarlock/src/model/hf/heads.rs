@@ -4,9 +4,7 @@
 use std::path::Path;
 
 use super::config::HfConfig;
-use super::elements;
-use super::index::weight_files;
-use super::weights::MappedFiles;
+use crate::weights::{MappedFiles, elements, weight_files};
 
 /// Elements that are compared at a time.
 const CHUNK_ELEMS: usize = 1 << 16;

@@ -7,11 +7,11 @@ use oarlock_tensor::ops::transfer;
 use oarlock_tensor::{DType, Device, FlatBuffer, FlatParams, ParamLocation};
 
 use super::config::HfConfig;
-use super::weights::SafetensorsSource;
 use crate::error::{Error, Result};
 use crate::model::Decoder;
 use crate::nn::{NamedParam, units_of};
 use crate::shard::{Grain, Layout, ParamSlice, WeightSource, check_range, in_order_on};
+use crate::weights::SafetensorsSource;
 
 /// Elements that are converted at a time.
 const CHUNK_ELEMS: usize = 1 << 18;

@@ -7,10 +7,10 @@ use serde::{Deserialize, Serialize};
 use twox_hash::XxHash3_64;
 
 use super::config::HfConfig;
-use super::weights::SafetensorsSource;
 use crate::model::Decoder;
 use crate::nn::parameters;
 use crate::shard::{ParamSlice, WeightSource};
+use crate::weights::SafetensorsSource;
 
 /// Elements of each parameter that the fingerprint is made of, from its middle.
 const SAMPLE_ELEMS: usize = 32;

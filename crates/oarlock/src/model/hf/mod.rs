@@ -2,40 +2,26 @@
 
 mod bitsandbytes;
 mod config;
-pub(crate) mod elements;
 pub(super) mod fields;
-mod files;
 mod generation;
 mod grown;
 mod heads;
-mod index;
 mod load;
 mod mark;
-mod packed;
 mod quantization;
 pub(super) mod rope;
 mod save;
 mod sparsity;
-mod staged;
 mod unread;
-mod weights;
 
 pub use bitsandbytes::QuantizedFiles;
 pub use config::{HfConfig, SpecialTokens};
-pub(crate) use elements::{floats, not_finite};
-pub(super) use files::Content;
-pub use files::{FileDType, ModelFiles, ModelWriter, Weight, WrittenFile, check_weights_dtype};
 pub use generation::{generation_note, generation_stops};
 pub use grown::{NewRows, open_weights};
-pub(crate) use index::weight_files;
 pub use load::{LoadedModel, load_for_inference, load_from};
 pub use mark::ModelMark;
-pub use quantization::StoredQuantization;
 pub(crate) use save::side_files;
-pub use save::{ReadElements, SaveOptions, WorkingCopies, save_pretrained};
-pub(crate) use staged::ResultFile;
-pub use staged::{Staged, staged_path};
-pub use weights::SafetensorsSource;
+pub use save::{SaveOptions, lay_out, merge_weights, save_pretrained, take_over_side_files};
 
 #[cfg(test)]
 mod tests;

@@ -6,103 +6,62 @@ use serde_json::{Value, json};
 use super::bitsandbytes::{is_nested, name_of};
 use super::fields::Fields;
 use crate::error::Result;
+use crate::weights::StoredQuantization;
 
 /// The name of the field.
 pub(super) const FIELD: &str = "quantization_config";
 
-/// How the weights of a folder are quantized.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum StoredQuantization {
-    /// bitsandbytes, 4 bits.
-    FourBit,
-    /// bitsandbytes, 8 bits and a scale for each row.
-    EightBit,
-    /// GPTQ: groups along the inputs, zero points.
-    Gptq {
-        /// Bits of a weight: 2, 4 or 8.
-        bits: u32,
-        /// Inputs of a group.
-        group_size: usize,
-        /// Whether zero points are stored less 1, as in all but format 2.
-        zeros_less_one: bool,
-    },
-    /// AWQ, 4 bits in the order of its GEMM kernels.
-    Awq {
-        /// Inputs of a group.
-        group_size: usize,
-    },
-}
-
-impl StoredQuantization {
-    /// What it is called.
-    pub fn name(self) -> &'static str {
-        match self {
-            StoredQuantization::FourBit => "bitsandbytes (4 bits)",
-            StoredQuantization::EightBit => "bitsandbytes (8 bits)",
-            StoredQuantization::Gptq { .. } => "GPTQ",
-            StoredQuantization::Awq { .. } => "AWQ",
+/// What the settings of a model say, if they say anything.
+pub(super) fn read(fields: &Fields<'_>) -> Result<Option<StoredQuantization>> {
+    let Some(inner) = fields.object(FIELD)? else { return Ok(None) };
+    let refused = |told: String| fields.wrong(FIELD, told);
+    let flag = |name: &str| inner.flag_or(name, false);
+    let group = || match inner.value("group_size").and_then(Value::as_i64) {
+        // All inputs are one group.
+        Some(-1) => Ok(usize::MAX),
+        Some(n) if n > 0 => Ok(n as usize),
+        None => Ok(128),
+        Some(n) => Err(refused(format!("a group_size of {n} is none"))),
+    };
+    let method = inner.text("quant_method")?;
+    let bits = inner.count("bits")?;
+    match method {
+        Some("bitsandbytes") | None if flag("load_in_4bit")? => Ok(Some(StoredQuantization::FourBit)),
+        Some("bitsandbytes") | None if flag("load_in_8bit")? => Ok(Some(StoredQuantization::EightBit)),
+        Some("gptq") => {
+            let bits = bits.unwrap_or(4);
+            if ![2, 4, 8].contains(&bits) {
+                return Err(refused(format!(
+                    "GPTQ weights of {bits} bits are not supported, only of 2, 4 and 8"
+                )));
+            }
+            let zeros_less_one = match inner.text("checkpoint_format")?.unwrap_or("gptq") {
+                "gptq" => true,
+                "gptq_v2" => false,
+                other => {
+                    let told =
+                        format!("its checkpoint_format \"{other}\" is not supported, only gptq and gptq_v2");
+                    return Err(refused(told));
+                }
+            };
+            Ok(Some(StoredQuantization::Gptq { bits: bits as u32, group_size: group()?, zeros_less_one }))
         }
-    }
-
-    /// Whether layers compute with such weights as they are; others are dequantized when they are read.
-    pub fn is_kept(self) -> bool {
-        matches!(self, StoredQuantization::FourBit | StoredQuantization::EightBit)
-    }
-
-    /// What the settings of a model say, if they say anything.
-    pub(super) fn read(fields: &Fields<'_>) -> Result<Option<StoredQuantization>> {
-        let Some(inner) = fields.object(FIELD)? else { return Ok(None) };
-        let refused = |told: String| fields.wrong(FIELD, told);
-        let flag = |name: &str| inner.flag_or(name, false);
-        let group = || match inner.value("group_size").and_then(Value::as_i64) {
-            // All inputs are one group.
-            Some(-1) => Ok(usize::MAX),
-            Some(n) if n > 0 => Ok(n as usize),
-            None => Ok(128),
-            Some(n) => Err(refused(format!("a group_size of {n} is none"))),
-        };
-        let method = inner.text("quant_method")?;
-        let bits = inner.count("bits")?;
-        match method {
-            Some("bitsandbytes") | None if flag("load_in_4bit")? => Ok(Some(StoredQuantization::FourBit)),
-            Some("bitsandbytes") | None if flag("load_in_8bit")? => Ok(Some(StoredQuantization::EightBit)),
-            Some("gptq") => {
-                let bits = bits.unwrap_or(4);
-                if ![2, 4, 8].contains(&bits) {
-                    return Err(refused(format!(
-                        "GPTQ weights of {bits} bits are not supported, only of 2, 4 and 8"
-                    )));
-                }
-                let zeros_less_one = match inner.text("checkpoint_format")?.unwrap_or("gptq") {
-                    "gptq" => true,
-                    "gptq_v2" => false,
-                    other => {
-                        let told = format!(
-                            "its checkpoint_format \"{other}\" is not supported, only gptq and gptq_v2"
-                        );
-                        return Err(refused(told));
-                    }
-                };
-                Ok(Some(StoredQuantization::Gptq { bits: bits as u32, group_size: group()?, zeros_less_one }))
+        Some("awq") => {
+            let version = inner.text("version")?.unwrap_or("gemm");
+            let plain = bits.unwrap_or(4) == 4 && version.eq_ignore_ascii_case("gemm");
+            if !plain || !inner.flag_or("zero_point", true)? {
+                return Err(refused(
+                    "of AWQ, weights of 4 bits with zero points of the version gemm are supported".to_owned(),
+                ));
             }
-            Some("awq") => {
-                let version = inner.text("version")?.unwrap_or("gemm");
-                let plain = bits.unwrap_or(4) == 4 && version.eq_ignore_ascii_case("gemm");
-                if !plain || !inner.flag_or("zero_point", true)? {
-                    return Err(refused(
-                        "of AWQ, weights of 4 bits with zero points of the version gemm are supported"
-                            .to_owned(),
-                    ));
-                }
-                Ok(Some(StoredQuantization::Awq { group_size: group()? }))
-            }
-            other => {
-                let found = other.map_or(String::new(), |method| format!(" of quant_method \"{method}\""));
-                Err(refused(format!(
-                    "its weights{found} are not read, only those of bitsandbytes, GPTQ and AWQ; take the original model, \
-                     which can be quantized while it is read (quantization_bit: 4)"
-                )))
-            }
+            Ok(Some(StoredQuantization::Awq { group_size: group()? }))
+        }
+        other => {
+            let found = other.map_or(String::new(), |method| format!(" of quant_method \"{method}\""));
+            Err(refused(format!(
+                "its weights{found} are not read, only those of bitsandbytes, GPTQ and AWQ; take the original model, \
+                 which can be quantized while it is read (quantization_bit: 4)"
+            )))
         }
     }
 }

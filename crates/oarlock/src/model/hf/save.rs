@@ -1,23 +1,17 @@
 //! Writing a model as a Hugging Face folder that transformers loads: weights in shards, settings, tokenizer.
-//!
-//! Everything is first written beside its place and synced; only when all of it is on the disk do the files get their
-//! names. Whatever fails before that leaves the folder as it was. Files that somebody else wrote are never replaced
-//! ([`ModelFiles::written_by`]).
 
 use std::collections::{BTreeSet, HashMap};
-use std::ops::Range;
 use std::path::Path;
-use std::sync::Arc;
 
 use oarlock_tensor::DType;
 
 use super::config::HfConfig;
-use super::files::{CHUNK_ELEMS, Content, ModelFiles, Weight, check_weights_dtype};
-use super::staged::Staged;
-use crate::error::{Error, Result};
-use crate::model::is_of_value_head;
+use crate::checkpoint::{self, MergeOptions, Merged};
+use crate::error::Result;
+use crate::model::value_head::{is_of_value_head, with_value_head, with_value_head_of};
 use crate::nn::{Module, NamedParam, names_of};
 use crate::shard::{ParamSlice, WeightSource};
+use crate::weights::{Content, ModelFiles, Weight, check_weights_dtype};
 
 /// What belongs to a tokenizer, and the settings of generation: taken over as they are.
 const SIDE_FILES: [&str; 9] = [
@@ -59,99 +53,88 @@ impl<'a> SaveOptions<'a> {
     }
 }
 
-/// The working copies of a prepared model, in whatever dtype they are.
-pub struct WorkingCopies(HashMap<String, NamedParam>);
-
-impl WorkingCopies {
-    /// Those of `model`.
-    pub fn of(model: &dyn Module) -> WorkingCopies {
-        WorkingCopies(names_of(model).into_iter().map(|named| (named.name.clone(), named)).collect())
-    }
-}
-
-impl WeightSource for WorkingCopies {
-    fn read(&mut self, slice: &ParamSlice<'_>, out: &mut [f32]) -> Result<()> {
-        let ParamSlice { name, elements, .. } = slice;
-        let Some(named) = self.0.get(*name) else {
-            return Err(Error::Usage(format!("the model has no parameter \"{name}\"")));
-        };
-        Ok(named.param.weight()?.read_f32(elements.start, out)?)
-    }
-}
-
-/// Fills a buffer with elements of a weight.
-pub type ReadElements<'a> = dyn FnMut(&str, Range<usize>, &mut [f32]) -> Result<()> + 'a;
-
-impl ModelFiles {
+impl HfConfig {
     /// The files of `model`: weights, `config.json`, and what is taken over from another folder. Shared weights are there
     /// once.
     ///
     /// # Errors
     /// A dtype in which weights cannot be written.
-    pub fn of_model(config: &HfConfig, model: &dyn Module, options: &SaveOptions<'_>) -> Result<ModelFiles> {
+    pub fn files_of(&self, model: &dyn Module, options: &SaveOptions<'_>) -> Result<ModelFiles> {
         check_weights_dtype(options.dtype)?;
         let mut seen = BTreeSet::new();
         let weights: Vec<Weight> = names_of(model)
             .into_iter()
             .filter(|named| seen.insert(named.param.id()) && !is_of_value_head(&named.name))
             .map(|NamedParam { name, param }| Weight {
-                stored: config.stored(&name),
+                stored: self.stored(&name),
                 shape: param.shape().sizes().to_vec(),
                 dtype: options.dtype.into(),
                 name,
             })
             .collect();
-        let mut files = ModelFiles::new(&weights, options.max_shard_bytes)?.with_value_head(model)?;
-        files.settle(config, options.dtype, options.side_files_from);
+        let files = ModelFiles::new(&weights, options.max_shard_bytes)?;
+        let mut files = with_value_head(files, model)?;
+        self.add_settings(&mut files, options.dtype, options.side_files_from);
         Ok(files)
     }
 
     /// Adds the settings, with what belongs to them in the folder `from`.
-    pub(crate) fn settle(&mut self, config: &HfConfig, dtype: DType, from: Option<&Path>) {
-        self.add("config.json", Content::Text(config.to_json(dtype)));
-        self.add("generation_config.json", Content::Text(config.generation_json()));
+    pub(crate) fn add_settings(&self, files: &mut ModelFiles, dtype: DType, from: Option<&Path>) {
+        files.add("config.json", Content::Text(self.to_json(dtype)));
+        files.add("generation_config.json", Content::Text(self.generation_json()));
         if let Some(from) = from {
-            self.take_over(from, &config.code_files());
+            take_over_side_files(files, from, &self.code_files());
         }
     }
+}
 
-    /// Adds the files of the tokenizer, those of generation, and `more`, as far as a folder has them.
-    pub fn take_over(&mut self, from: &Path, more: &[String]) {
-        for name in SIDE_FILES.into_iter().chain(more.iter().map(String::as_str)) {
-            let path = from.join(name);
-            if path.is_file() {
-                self.add(name, Content::CopyOf(path));
-            }
+/// Takes the files of the tokenizer, those of generation, and `more` over from a folder, as far as it has them.
+pub fn take_over_side_files(files: &mut ModelFiles, from: &Path, more: &[String]) {
+    files.take_over(from, SIDE_FILES.into_iter().chain(more.iter().map(String::as_str)));
+}
+
+/// The files of a model with parameters of these names and shapes, with the settings and the tokenizer in a folder.
+///
+/// # Errors
+/// A dtype in which weights cannot be written.
+pub fn lay_out(
+    dir: Option<&Path>,
+    shapes: Vec<(String, Vec<usize>)>,
+    dtype: DType,
+    max_shard_bytes: u64,
+) -> Result<ModelFiles> {
+    // Settings that we do not know belong to somebody's own model: they are taken over as they are.
+    let config = dir.and_then(|dir| HfConfig::read(dir).ok());
+    check_weights_dtype(dtype)?;
+    // The value head of a reward model has a file of its own.
+    let (head, shapes): (Vec<_>, Vec<_>) =
+        shapes.into_iter().partition(|(name, _)| config.is_some() && is_of_value_head(name));
+    let weight = |(name, shape): (String, Vec<usize>)| Weight {
+        stored: config.as_ref().map_or_else(|| name.clone(), |config| config.stored(&name)),
+        name,
+        shape,
+        dtype: dtype.into(),
+    };
+    let weights: Vec<Weight> = shapes.into_iter().map(weight).collect();
+    let mut files = with_value_head_of(ModelFiles::new(&weights, max_shard_bytes)?, head.into_iter())?;
+    match &config {
+        Some(config) => config.add_settings(&mut files, dtype, dir),
+        None => {
+            dir.into_iter().for_each(|dir| take_over_side_files(&mut files, dir, &["config.json".to_owned()]))
         }
     }
+    Ok(files)
+}
 
-    /// Writes all files into the folder `dir`, which is as it was when that fails. Those of an earlier save by the same writer
-    /// are replaced, and removed where none takes their place.
-    ///
-    /// # Errors
-    /// [`Error::Occupied`] where something is in the way that this writer may not replace; when a file cannot be written,
-    /// such as on a full disk, or a weight cannot be read.
-    pub fn save(self, dir: &Path, read: &mut ReadElements<'_>) -> Result<()> {
-        let files = Arc::new(self);
-        let staged = Staged::new(dir, files.clone(), std::process::id().to_string())?;
-        let mut attempt = || {
-            let mut written = files.create(&|name| staged.path_of(name))?;
-            let mut writer = staged.writer();
-            let mut values = Vec::new();
-            for (name, n_elems) in files.weights() {
-                for start in (0..n_elems).step_by(CHUNK_ELEMS) {
-                    let elements = start..(start + CHUNK_ELEMS).min(n_elems);
-                    values.resize(elements.len(), 0.0);
-                    read(name, elements, &mut values)?;
-                    writer.write(name, start, &values)?;
-                }
-            }
-            written.extend(writer.finish()?);
-            files.write_rest(&|name| staged.path_of(name)).map(|()| written)
-        };
-        let written = attempt().map_err(|error| staged.by_final_name(error))?;
-        staged.publish(written)
-    }
+/// [`checkpoint::merge_weights`](crate::checkpoint::merge_weights) into a folder in Hugging Face form, with the settings and
+/// the tokenizer that the checkpoint has.
+///
+/// # Errors
+/// As that one.
+pub fn merge_weights(checkpoint: &Path, out: &Path, options: &MergeOptions<'_>) -> Result<Merged> {
+    checkpoint::merge_weights(checkpoint, out, options, &|dir, shapes, dtype, max_shard_bytes| {
+        lay_out(Some(dir), shapes, dtype, max_shard_bytes)
+    })
 }
 
 /// Writes `model`, whose weights come from `weights`, to the folder `dir`. Shared weights are written once. Files of an earlier
@@ -169,6 +152,7 @@ pub fn save_pretrained(
 ) -> Result<()> {
     let params: HashMap<String, NamedParam> =
         names_of(model).into_iter().map(|named| (named.name.clone(), named)).collect();
-    ModelFiles::of_model(config, model, options)?
+    config
+        .files_of(model, options)?
         .save(dir, &mut |name, elements, out| weights.read(&ParamSlice::of(&params[name], elements), out))
 }

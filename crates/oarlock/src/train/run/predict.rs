@@ -13,13 +13,14 @@ use crate::data::{Rows, Tokenizer, eval_batches};
 use crate::disk::Outputs;
 use crate::error::{Error, Result};
 use crate::generate::{GenerateOptions, Model, Prompt, Sampling};
-use crate::model::{Decoder, StateDictSource, Strict};
+use crate::model::Decoder;
 use crate::report::log::PredictRecord;
 use crate::text_metrics::{TextMetrics, TextScores};
 use crate::train::evaluate;
 use crate::train::model::Start;
 use crate::train::objective::{Inputs, Objective};
 use crate::train::obstacles::{PREDICTIONS, writer};
+use crate::weights::{StateDictSource, Strict};
 
 /// A row of generated_predictions.jsonl, with its place in the data.
 #[derive(Clone, Debug, Serialize, Deserialize)]

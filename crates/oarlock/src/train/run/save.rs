@@ -6,13 +6,14 @@ use crate::checkpoint::{self, CheckpointError, ClientState, Contents};
 use crate::config::{Placement, Resume, StateDict};
 use crate::error::{Error, Result};
 use crate::model::Decoder;
-use crate::model::hf::{ModelFiles, SaveOptions};
+use crate::model::hf::SaveOptions;
 use crate::terminal::tell;
 use crate::train::best;
 use crate::train::lock::OutputLock;
 use crate::train::model::{ReferenceModel, base_name};
 use crate::train::objective::Objective;
 use crate::train::obstacles::TRAINING;
+use crate::weights::ModelFiles;
 
 impl<O: Objective<Model = Decoder>> Run<'_, O> {
     /// Begins a checkpoint; training goes on while it is written.
@@ -135,6 +136,6 @@ impl<O: Objective<Model = Decoder>> Run<'_, O> {
             return adapter_files(&self.hf, self.model.module(), adaptation, &base, tokenizer);
         }
         let options = SaveOptions::new(self.accelerator.dtype(), Some(&self.config.model.tokenizer));
-        ModelFiles::of_model(&self.hf, self.model.module(), &options)
+        self.hf.files_of(self.model.module(), &options)
     }
 }

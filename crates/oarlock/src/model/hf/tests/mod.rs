@@ -1,7 +1,6 @@
 //! Tests of Hugging Face folders against models that transformers wrote and ran (`tests/golden`, bench/golden).
 
 mod config;
-mod folders;
 mod weights;
 
 use std::path::{Path, PathBuf};
@@ -14,6 +13,7 @@ use serde_json::Value;
 
 use super::*;
 use crate::error::Error;
+use crate::weights::*;
 
 /// The golden folders.
 const MODELS: [&str; 7] =

@@ -11,6 +11,7 @@ use super::*;
 use crate::model::Decoder;
 use crate::nn::{NamedParam, names_of};
 use crate::shard::{ParamSlice, WeightSource};
+use crate::weights::*;
 
 fn decoder_of(dir: &Path) -> (HfConfig, Decoder) {
     let config = HfConfig::read(dir).unwrap();

@@ -6,12 +6,12 @@ use half::f16;
 use oarlock_comm::MappedFile;
 use safetensors::Dtype;
 
-use super::super::weights::Located;
+use super::super::source::Located;
 use super::{Parts, Problem, f32s};
 
 /// Where the words have which integer.
 #[derive(Clone, Copy, Debug)]
-pub(in crate::model::hf) enum Order {
+pub(in crate::weights) enum Order {
     /// Words of consecutive inputs; zero points of consecutive outputs.
     Gptq {
         bits: u32,
@@ -24,7 +24,7 @@ pub(in crate::model::hf) enum Order {
 
 /// A matrix in groups.
 #[derive(Clone, Debug)]
-pub(in crate::model::hf) struct Grouped {
+pub(in crate::weights) struct Grouped {
     pub shape: [usize; 2],
     order: Order,
     values: Located,

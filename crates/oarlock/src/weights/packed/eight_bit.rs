@@ -4,12 +4,12 @@ use oarlock_comm::MappedFile;
 use oarlock_tensor::cpu::quantized::{Format, Layout};
 use safetensors::Dtype;
 
-use super::super::weights::Located;
+use super::super::source::Located;
 use super::{Parts, Problem, words_of};
 
 /// A matrix of 8 bits.
 #[derive(Clone, Debug)]
-pub(in crate::model::hf) struct EightBit {
+pub(in crate::weights) struct EightBit {
     pub layout: Layout,
     codes: Located,
     absmax: Located,

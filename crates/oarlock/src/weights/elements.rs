@@ -44,7 +44,7 @@ pub(crate) fn not_finite(name: &str, n: usize, n_elems: usize) -> String {
 ///
 /// # Errors
 /// A finite number beyond the range of f32.
-pub(super) fn to_f32(name: &str, dtype: Dtype, bytes: &[u8], out: &mut [f32]) -> Result<()> {
+pub(crate) fn to_f32(name: &str, dtype: Dtype, bytes: &[u8], out: &mut [f32]) -> Result<()> {
     match dtype {
         Dtype::F32 => widen(bytes, out, f32::from_le_bytes),
         Dtype::BF16 => widen(bytes, out, |b| bf16::from_le_bytes(b).to_f32()),
@@ -58,7 +58,7 @@ pub(super) fn to_f32(name: &str, dtype: Dtype, bytes: &[u8], out: &mut [f32]) ->
 ///
 /// # Errors
 /// A number outside of the range of what the buffer holds.
-pub(super) fn like(name: &str, values: &BufferValues, dtype: Dtype, bytes: &[u8]) -> Result<BufferValues> {
+pub(crate) fn like(name: &str, values: &BufferValues, dtype: Dtype, bytes: &[u8]) -> Result<BufferValues> {
     let ints = match (values, dtype) {
         (BufferValues::Floats(values), _) => {
             let mut floats = vec![0.0; values.len()];

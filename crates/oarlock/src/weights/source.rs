@@ -10,15 +10,15 @@ use oarlock_tensor::cpu::Isa;
 use oarlock_tensor::{DType, Device, Par};
 use safetensors::{Dtype, SafeTensors};
 
-use super::config::HfConfig;
 use super::elements;
 use super::files::CHUNK_ELEMS;
 use super::index::weight_files;
+use super::matching::{Differences, Matched, Named, Strict};
 use super::packed::{self, Packed};
+use super::quantized::{QuantizedLayers, words_or_values};
+use super::stored::StoredForm;
 use crate::error::{Error, Result};
-use crate::model::matching::{Differences, Matched, Named, Strict};
-use crate::model::quantized::{QuantizedLayers, words_or_values};
-use crate::nn::{Buffer, BufferValues, Module, NamedBuffer};
+use crate::nn::{Buffer, BufferValues, Module, NamedBuffer, StoredNames};
 use crate::shard::{ParamSlice, Unfit, WeightSource};
 
 /// The weights of a Hugging Face folder, checked against a model as a whole when opened.
@@ -38,13 +38,13 @@ pub struct SafetensorsSource {
 
 /// A tensor of some files.
 #[derive(Clone, Debug)]
-pub(super) struct Located {
+pub(crate) struct Located {
     pub file: usize,
     pub bytes: Range<usize>,
     pub shape: Vec<usize>,
     pub dtype: Dtype,
     /// A quantized matrix, of which the files hold several parts.
-    pub packed: Option<Arc<Packed>>,
+    pub(super) packed: Option<Arc<Packed>>,
 }
 
 impl Named for Located {
@@ -63,21 +63,20 @@ impl SafetensorsSource {
     ///
     /// # Errors
     /// [`Error::BadFile`] for a broken file, and for missing, unexpected or misshapen weights (at most five listed).
-    pub fn open(dir: &Path, config: &HfConfig, model: &dyn Module) -> Result<SafetensorsSource> {
+    pub fn open(dir: &Path, form: &dyn StoredForm, model: &dyn Module) -> Result<SafetensorsSource> {
         let names = weight_files(dir)?;
         let mut files = MappedFiles::open(names.iter().map(|name| dir.join(name)))?;
-        if let Some(quantization) = config.quantization() {
+        if let Some(quantization) = form.quantization() {
             let gathered = packed::gather(quantization, &mut files.tensors, &files.files);
             gathered.map_err(|problem| Error::bad_file(dir, problem))?;
         }
         let found = &files.tensors;
-        let matched = Matched::parameters(model, &|name| config.stored(name), "config.json", found);
-        let output = config.stored("lm_head.weight");
-        let mut problems = matched.problems("config.json asks for", Strict::Yes);
-        if matched.differences.missing == [output.as_str()] {
-            problems[0] = format!(
-                "lacks the output weights {output}; where they are the embedding's, set \"tie_word_embeddings\" to true in config.json"
-            );
+        let title = form.title();
+        let matched = Matched::parameters(model, &|name| form.stored(name), title, found);
+        let mut problems = matched.problems(&format!("{title} asks for"), Strict::Yes);
+        let missing = &matched.differences.missing;
+        if let Some(told) = (!missing.is_empty()).then(|| form.explain_missing(missing)).flatten() {
+            problems[0] = told;
         }
         match problems.is_empty() {
             true => Ok(SafetensorsSource::of(dir, files, matched)?.0),
@@ -86,7 +85,7 @@ impl SafetensorsSource {
     }
 
     /// Opens the weights of any model: a safetensors file, or a folder of them as [`SafetensorsSource::open`] takes it,
-    /// under the names that the model shows, or as its family stores a decoder. What the files lack keeps the values that
+    /// under the names that the model shows, or under its [`StoredNames`]. What the files lack keeps the values that
     /// it has; the result says what that is.
     ///
     /// # Errors
@@ -104,12 +103,11 @@ impl SafetensorsSource {
         let found = &files.tensors;
         let mut matched = Matched::parameters(model, &str::to_owned, "the model", found);
         if !matched.differences.missing.is_empty()
-            && let Ok(config) = HfConfig::read(path)
+            && let Some(stored) = StoredNames::of(model)
         {
-            // A decoder of a family whose files have other names than the model.
-            let of_family = Matched::parameters(model, &|name| config.stored(name), "the model", found);
-            if of_family.differences.missing.len() < matched.differences.missing.len() {
-                matched = of_family;
+            let by_stored = Matched::parameters(model, &|name| stored.stored(name), "the model", found);
+            if by_stored.differences.missing.len() < matched.differences.missing.len() {
+                matched = by_stored;
             }
         }
         matched.and_buffers(model, found);
@@ -184,16 +182,16 @@ impl SafetensorsSource {
 
 /// Files in memory, and what is in them.
 #[derive(Default)]
-pub(super) struct MappedFiles {
-    pub(super) files: Vec<MappedFile>,
+pub(crate) struct MappedFiles {
+    pub(crate) files: Vec<MappedFile>,
     /// By the names that the files use.
-    pub(super) tensors: BTreeMap<String, Located>,
+    pub(crate) tensors: BTreeMap<String, Located>,
     /// What the files say of themselves.
     metadata: HashMap<String, String>,
 }
 
 impl MappedFiles {
-    pub(super) fn open(paths: impl Iterator<Item = PathBuf>) -> Result<MappedFiles> {
+    pub(crate) fn open(paths: impl Iterator<Item = PathBuf>) -> Result<MappedFiles> {
         let mut mapped = MappedFiles::default();
         for path in paths {
             let map = MappedFile::open(&path).map_err(Error::io("read", &path))?;

@@ -34,7 +34,7 @@ impl Named for Tensor {
 /// ```
 /// use std::collections::BTreeMap;
 ///
-/// use oarlock::model::{StateDictSource, Strict};
+/// use oarlock::weights::{StateDictSource, Strict};
 /// use oarlock::nn::Linear;
 /// use oarlock::{Accelerator, AcceleratorConfig, Tensor};
 ///

@@ -5,7 +5,7 @@ use std::collections::{BTreeMap, BTreeSet, HashMap};
 use oarlock_tensor::Shape;
 use safetensors::Dtype;
 
-use super::hf::elements;
+use super::elements;
 use crate::error::OtherBase;
 use crate::nn::{Module, NamedBuffer, buffers, names_of};
 

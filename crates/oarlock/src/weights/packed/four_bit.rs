@@ -5,7 +5,7 @@ use oarlock_tensor::cpu::quantized::{BLOCK, Code, Format, Layout, NESTED_BLOCK, 
 use safetensors::Dtype;
 use serde_json::Value;
 
-use super::super::weights::Located;
+use super::super::source::Located;
 use super::{Parts, Problem, f32s, words_of};
 
 /// How far the stored values of a code may be from ours: torch's own depend on the CPU in the last bit.
@@ -13,7 +13,7 @@ const LAST_BITS: f32 = 2.5e-7;
 
 /// A matrix of 4 bits.
 #[derive(Clone, Debug)]
-pub(in crate::model::hf) struct FourBit {
+pub(in crate::weights) struct FourBit {
     pub layout: Layout,
     codes: Located,
     absmax: Located,

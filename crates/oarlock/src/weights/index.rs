@@ -6,7 +6,7 @@ use std::path::Path;
 use serde_json::Value;
 
 use super::files::INDEX;
-use super::weights::MappedFiles;
+use super::source::MappedFiles;
 use crate::error::{Error, Result};
 
 /// The file of weights that are in one.
@@ -66,7 +66,7 @@ fn weight_map(path: &Path) -> Result<BTreeMap<String, String>> {
 /// Lines for what a folder says of its weights that is not so: an index beside all weights in one file, which is not read;
 /// weights that the index names and their file does not hold; and weights of its files that it does not name, which are read
 /// all the same, as in transformers. What cannot be read is explained when the weights are opened.
-pub(super) fn contradictions(dir: &Path) -> Vec<String> {
+pub(crate) fn contradictions(dir: &Path) -> Vec<String> {
     let path = dir.join(INDEX);
     if !path.is_file() {
         return Vec::new();

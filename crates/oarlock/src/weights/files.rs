@@ -53,7 +53,7 @@ impl From<DType> for FileDType {
 }
 
 impl FileDType {
-    pub(super) fn size(self) -> usize {
+    pub(crate) fn size(self) -> usize {
         match self {
             FileDType::Number(dtype) => dtype.size(),
             FileDType::Byte | FileDType::SignedByte => 1,
@@ -108,8 +108,10 @@ struct Location {
 
 /// What a file beside the weights holds.
 #[derive(Clone, Debug)]
-pub(crate) enum Content {
+pub enum Content {
+    /// A text.
     Text(String),
+    /// What another file holds.
     CopyOf(PathBuf),
 }
 
@@ -232,7 +234,7 @@ impl ModelFiles {
     }
 
     /// Adds a file beside the weights.
-    pub(crate) fn add(&mut self, name: &str, content: Content) {
+    pub fn add(&mut self, name: &str, content: Content) {
         self.rest.insert(name.to_string(), content);
     }
 

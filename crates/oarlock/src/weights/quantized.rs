@@ -1,4 +1,4 @@
-//! Decoders with weights of 4 or 8 bits: their layers, and their weights quantized while they are read.
+//! Layers with weights of 4 or 8 bits, whose weights are quantized while they are read.
 
 use std::collections::{BTreeMap, HashMap};
 
@@ -6,14 +6,13 @@ use oarlock_tensor::cpu::quantized::{Format, Layout};
 use oarlock_tensor::ops::quantized;
 use oarlock_tensor::{DType, Device, Init, Result, Shape};
 
-use super::Decoder;
-use crate::nn::{Layer, Linear, LinearQuantized};
+use crate::nn::{Linear, LinearQuantized};
 use crate::shard::{ParamSlice, WeightSource};
 
-/// Which linear layers of a decoder have quantized weights. The output weights are none of them.
+/// Which linear layers of a model have quantized weights. The output weights of a language model are none of them.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum QuantizedLayers {
-    /// Those of all blocks.
+    /// All of its blocks.
     All(Format),
     /// Those with these paths.
     At(BTreeMap<String, Format>),
@@ -40,25 +39,6 @@ impl QuantizedLayers {
 pub struct QuantizedWeights {
     /// With what the full weights would start as.
     layouts: HashMap<String, (Layout, Init)>,
-}
-
-impl Decoder {
-    /// Puts layers with frozen quantized weights in the place of linear layers of its blocks; embedding, norms and output
-    /// weights stay. `dtype` is what the model will compute in. To be called before the model is prepared; its weights
-    /// then come from [`QuantizedWeights::source`]. With adapters, call
-    /// `adapters::adapt_quantized` instead.
-    ///
-    /// # Errors
-    /// A model that is in use already.
-    pub fn quantize(&mut self, layers: impl Into<QuantizedLayers>, dtype: DType) -> Result<QuantizedWeights> {
-        let (layers, mut weights) = (layers.into(), QuantizedWeights::default());
-        self.map_linears(|path, linear| {
-            let Some(format) = layers.format(path) else { return Ok(None) };
-            let layer = weights.layer(path, linear, format, dtype)?;
-            Ok(Some(Box::new(layer) as Box<dyn Layer>))
-        })?;
-        Ok(weights)
-    }
 }
 
 impl QuantizedWeights {
@@ -130,7 +110,7 @@ impl<S: WeightSource> WeightSource for QuantizedSource<S> {
 
 /// Elements of a parameter with the weight in `words`: these words, or where its shape is that of the weight, what they
 /// stand for.
-pub(super) fn words_or_values(
+pub(crate) fn words_or_values(
     device: &Device,
     layout: Layout,
     words: &[i32],

@@ -2,10 +2,14 @@
 
 use std::collections::BTreeMap;
 use std::fs;
+use std::path::Path;
 use std::sync::Arc;
+
+use oarlock_tensor::DType;
 
 use super::*;
 use crate::disk::{Outputs, Part, RECORD};
+use crate::error::Error;
 
 /// Files with two weights, in two shards or in one.
 fn files(by: &'static str, overwrites: bool, n_shards: usize) -> ModelFiles {

@@ -3,6 +3,7 @@
 mod eight_bit;
 mod four_bit;
 mod grouped;
+mod stored;
 
 use std::collections::BTreeMap;
 use std::ops::Range;
@@ -14,8 +15,8 @@ use safetensors::Dtype;
 use self::eight_bit::EightBit;
 use self::four_bit::FourBit;
 use self::grouped::{Grouped, Order};
-use super::quantization::StoredQuantization;
-use super::weights::Located;
+pub use self::stored::StoredQuantization;
+use super::source::Located;
 
 /// A quantized matrix `[outputs, inputs]` in files.
 #[derive(Clone, Debug)]
