@@ -5,8 +5,8 @@
 
 use std::path::{Path, PathBuf};
 
-use oarlock::data::DistributedSampler;
 use oarlock::dataloader::DataLoader;
+use oarlock::dataloader::DistributedSampler;
 use oarlock::distributed::{self, Backend, DistributedDataParallel as DDP, InitOptions, ReduceOp};
 use oarlock::nn::Linear;
 use oarlock::optim::{self, Optim};

@@ -205,10 +205,9 @@ pub use accelerator::{
     Accelerator, AcceleratorConfig, ApplyPadding, Checkpointed, DataLoaderConfiguration, DeepSpeedPlugin,
     DevicePlacement, DeviceSpecific, DivideBy, DummyOptim, DummyScheduler, Ema, Ends, GradientAccumulation,
     GradientState, HookHandle, KeyAverage, LocalSgd, LocalSteps, LogWith, Loss, OffloadDevice, Pad,
-    PartOutput, PartPasses, Plan, Prepare, Prepared, PreparedOptimizer, PreparedScheduler,
-    PreparedTokenLoader, ProfileConfig, ProfileSchedule, Profiler, ProjectConfiguration, ReduceOp,
-    STARTING_BATCH_SIZE, SaveModel, SchedulerSteps, ShardSize, Stateful, TokenLoader, Tracker,
-    TrackerOptions, WandbRun,
+    PartOutput, PartPasses, Plan, Prepare, Prepared, PreparedOptimizer, PreparedScheduler, ProfileConfig,
+    ProfileSchedule, Profiler, ProjectConfiguration, ReduceOp, STARTING_BATCH_SIZE, SaveModel,
+    SchedulerSteps, ShardSize, Stateful, Tracker, TrackerOptions, WandbRun,
 };
 pub use checkpoint::{ClientState, Frozen};
 pub use data::Batch;
@@ -219,3 +218,4 @@ pub use nested::{Nested, Parcel};
 pub use oarlock_comm::MeteredAllocator;
 pub use oarlock_tensor::{DType, Device, Gradients, Tape, Tensor};
 pub use shard::{Options, OuterStep, ParamSlice, Placements, SeededInit, WeightSource};
+pub use train::{PreparedTokenLoader, TokenLoader};

@@ -82,7 +82,7 @@ fn train(accelerator: &Accelerator, case: Case) -> Result<Trained> {
             .map(|micro| batch(10 * step + micro, case.documents))
             .collect();
         if let Some(sequence) = sequence {
-            window.iter_mut().for_each(|batch| sequence.take_part(batch));
+            window.iter_mut().for_each(|batch| batch.keep_part(sequence.rank(), sequence.size()));
         }
         let n_targets: usize = window.iter().map(|batch| batch.n_targets).sum();
         accelerator.accumulation_window(&optimizer, n_targets as f64)?;

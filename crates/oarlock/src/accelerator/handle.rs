@@ -291,7 +291,7 @@ impl Accelerator {
     }
 
     /// The number of groups of ranks that get rows of their own, and of this one's: of ranks, where sequences are whole.
-    pub(crate) fn data_parallel(&self) -> (usize, usize) {
+    pub fn data_parallel(&self) -> (usize, usize) {
         let size = self.sequence_parallel().map_or(1, SequenceParallel::size);
         (self.data_ranks().world_size() / size, self.data_ranks().rank() / size)
     }

@@ -10,6 +10,7 @@ use twox_hash::XxHash64;
 use super::handle::Accelerator;
 use super::prepared_state::PreparedState;
 use super::resolved::Resolved;
+use super::stateful::Stateful;
 use crate::error::{Error, Result};
 use crate::nn::NamedParam;
 use crate::optim::Optim;
@@ -53,6 +54,11 @@ impl Plan {
             states: Vec::new(),
             weights: RefCell::new(None),
         }
+    }
+
+    /// Has checkpoints keep the state of a prepared object, by what it is.
+    pub(crate) fn add_stateful(&self, what: &'static str, part: Arc<dyn Stateful>) {
+        self.accelerator.inner.add_stateful(what, part);
     }
 
     /// Finds the model of each optimizer.

@@ -39,8 +39,8 @@ mod sampler;
 #[cfg(feature = "tokenizers")]
 mod scored_tokens;
 mod selection;
+mod sequence_part;
 mod sft;
-mod shards;
 mod show;
 mod source;
 mod template;
@@ -66,8 +66,6 @@ pub use report::{Dropped, RowReport, Unread};
 pub use sampler::{Sampler, StepRows};
 pub use selection::Split;
 pub use sft::Chat;
-pub use shards::{BatchSamplerShard, DistributedSampler};
-pub(crate) use shards::{randperm, room};
 pub use show::{Statistics, bracketed, colored};
 pub use source::{Content, Record, Records, Source};
 pub use template::{ChatTemplate, Rendered};

@@ -37,6 +37,7 @@ mod position;
 mod prefetch;
 mod prepared;
 mod sampler;
+mod shards;
 mod state;
 
 pub use batches::Batches;
@@ -45,6 +46,7 @@ pub use dataset::{Dataset, Items, IterableDataset, from_fn, stream};
 pub use json_lines::json_lines;
 pub use prepared::{PreparedLoader, skip_first_batches};
 pub use sampler::{BatchSampler, Replica, Sampler};
+pub use shards::{BatchSamplerShard, DistributedSampler};
 
 use std::sync::atomic::{AtomicBool, AtomicUsize};
 use std::sync::{Arc, Mutex};
@@ -58,7 +60,6 @@ use self::position::Position;
 use self::prepared::Core;
 use self::sampler::Order;
 use self::state::LoaderState;
-use crate::data::BatchSamplerShard;
 use crate::error::{Error, Result};
 
 /// A loader: torch's `DataLoader`. It works as it stands, giving all batches to whoever iterates, and it can be prepared.
@@ -154,7 +155,7 @@ impl<I: Send + 'static, C> DataLoader<I, C> {
         self
     }
 
-    /// Takes the samples in the order of a sampler, such as [`crate::data::DistributedSampler`].
+    /// Takes the samples in the order of a sampler, such as [`DistributedSampler`].
     pub fn sampler(mut self, sampler: impl Sampler) -> Self {
         self.settings.sampler = Some(Arc::new(sampler));
         self

@@ -8,7 +8,7 @@ use oarlock_tensor::Device;
 
 use super::dataset::{Data, Dataset, Items, IterableDataset};
 use super::sampler::{Order, Units};
-use crate::data::{BatchSamplerShard, room};
+use super::shards::{BatchSamplerShard, room};
 use crate::error::Result;
 
 /// A batch that is yet to be made.

@@ -2,7 +2,7 @@
 
 use std::sync::Arc;
 
-use crate::data::{DistributedSampler, randperm};
+use super::shards::{DistributedSampler, randperm};
 use crate::error::{Error, Result};
 
 /// An order of samples: torch's `Sampler`.

@@ -113,7 +113,7 @@ impl Decoder {
     }
 
     /// Divides sequences over the ranks of a group: from then on losses and logits are those of this rank's part of each
-    /// row ([`SequenceParallel::take_part`]), with [`Mask::Documents`] of whole rows. To be called before the model is
+    /// row ([`Batch::keep_part`](crate::data::Batch::keep_part)), with [`Mask::Documents`] of whole rows. To be called before the model is
     /// prepared. Answers with a cache are not divided.
     ///
     /// # Errors

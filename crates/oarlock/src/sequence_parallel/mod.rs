@@ -11,7 +11,6 @@
 //! sequence's.
 
 mod exchange;
-mod part;
 
 use std::ops::Range;
 use std::sync::Arc;
@@ -21,7 +20,6 @@ use oarlock_tensor::Tensor;
 use oarlock_tensor::ops::{self, BlockMask};
 
 use self::exchange::Exchange;
-use crate::data::Batch;
 use crate::error::{Error, Result};
 use crate::nn;
 
@@ -68,13 +66,6 @@ impl SequenceParallel {
     /// The parts of a sequence.
     pub fn size(&self) -> usize {
         self.0.comm.world_size()
-    }
-
-    /// Leaves this rank's part of a micro-batch: of each row the tokens and the labels, which stay shifted as they are, and
-    /// of [`Batch::doc_start`] all, for attention. A row that the ranks do not divide is filled up behind with tokens that
-    /// nothing sees and that have no targets.
-    pub fn take_part(&self, batch: &mut Batch) {
-        part::take(batch, self.rank(), self.size());
     }
 
     /// Whether the heads of an attention can be divided.

@@ -22,6 +22,7 @@ mod record;
 mod resume;
 mod run;
 mod step;
+mod token_loader;
 
 pub use forecast::forecast;
 pub use lock::clear_lock;
@@ -35,3 +36,4 @@ pub use options::{accelerator_config, missing_class, optimizer};
 pub use preflight::{Fault, preflight};
 pub use run::{run, started};
 pub use step::{StepReport, evaluate, train_step};
+pub use token_loader::{PreparedTokenLoader, TokenLoader};

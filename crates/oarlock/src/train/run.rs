@@ -13,7 +13,7 @@ mod set_up;
 use std::path::PathBuf;
 use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 
-use crate::accelerator::{Accelerator, Prepared, PreparedOptimizer, PreparedScheduler, PreparedTokenLoader};
+use crate::accelerator::{Accelerator, Prepared, PreparedOptimizer, PreparedScheduler};
 use crate::adapters::Adaptation;
 use crate::checkpoint::Saver;
 use crate::config::{ObjectiveArgs, TrainConfig, When};
@@ -35,6 +35,7 @@ use crate::train::monitors::momentum;
 use crate::train::objective::{Judgement, NextToken, Objective, Preference, Reference, Reward};
 use crate::train::pool_limit::PoolLimit;
 use crate::train::record::RunRecord;
+use crate::train::token_loader::PreparedTokenLoader;
 use crate::train::train_step;
 use doubts::Doubts;
 

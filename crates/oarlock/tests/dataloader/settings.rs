@@ -2,7 +2,7 @@
 
 use std::collections::BTreeMap;
 
-use oarlock::data::{BatchSamplerShard, DistributedSampler};
+use oarlock::dataloader::{BatchSamplerShard, DistributedSampler};
 use oarlock::dataloader::{DataLoader, skip_first_batches, stream};
 use oarlock::{DataLoaderConfiguration, Error, Result, Tensor};
 use proptest::prelude::*;

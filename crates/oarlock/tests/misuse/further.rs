@@ -4,8 +4,8 @@ use std::path::PathBuf;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 
-use oarlock::data::DistributedSampler;
 use oarlock::dataloader::DataLoader;
+use oarlock::dataloader::DistributedSampler;
 use oarlock::deepspeed::{self, Config, InitializeArgs};
 use oarlock::distributed::{self, InitOptions};
 use oarlock::nn::Linear;

@@ -32,7 +32,7 @@ impl<O: Objective<Model = Decoder>> Run<'_, O> {
         let micro_batch = self.config.eval.batch_size as u64;
         let sequence = self.accelerator.sequence_parallel();
         let part = |mut batch: Batch| {
-            sequence.iter().for_each(|sequence| sequence.take_part(&mut batch));
+            sequence.iter().for_each(|sequence| batch.keep_part(sequence.rank(), sequence.size()));
             batch
         };
         let batches = eval_batches(rows.clone(), world, rank, micro_batch)?.map(part);

@@ -8,7 +8,7 @@ use oarlock_tensor::{Device, DeviceKind};
 use super::Run;
 use super::doubts::Doubts;
 use super::introduce::{introduce, stages_line};
-use crate::accelerator::{Accelerator, TokenLoader};
+use crate::accelerator::Accelerator;
 use crate::checkpoint::{Saver, clear_leftovers};
 use crate::config::{Length, TrainConfig, When};
 use crate::data::Sampler;
@@ -31,6 +31,7 @@ use crate::train::output_folder::look_at_stores;
 use crate::train::pool_limit::PoolLimit;
 use crate::train::record::RunRecord;
 use crate::train::resume::{Resumed, checkpoint_to_resume, load_undamaged};
+use crate::train::token_loader::TokenLoader;
 
 /// Tokens that a micro-batch has at the least.
 const SHORTEST: usize = 8;

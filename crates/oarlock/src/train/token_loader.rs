@@ -5,9 +5,7 @@ use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 
 use serde_json::{Value, json};
 
-use super::plan::Plan;
-use super::prepare::Prepare;
-use super::stateful::Stateful;
+use crate::accelerator::{Plan, Prepare, Stateful};
 use crate::data::{Loader, Rows, Sampler, StepBatches};
 use crate::error::{Error, Result};
 use crate::sequence_parallel::SequenceParallel;
@@ -59,7 +57,7 @@ impl PreparedTokenLoader {
         let mut step = loader.next_step()?;
         *next = step.position;
         if let Some(sequence) = &self.sequence {
-            step.batches.iter_mut().for_each(|batch| sequence.take_part(batch));
+            step.batches.iter_mut().for_each(|batch| batch.keep_part(sequence.rank(), sequence.size()));
         }
         self.set_position(step.position);
         Ok(step)
@@ -126,7 +124,7 @@ impl Prepare for TokenLoader {
         };
         sampler.check()?;
         let position = Position::default();
-        accelerator.inner.add_stateful("dataloader", Arc::new(position.clone()));
+        plan.add_stateful("dataloader", Arc::new(position.clone()));
         Ok(PreparedTokenLoader { rows: self.rows, sampler, sequence, position, running: None })
     }
 }

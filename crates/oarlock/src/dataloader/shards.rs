@@ -5,7 +5,7 @@ use std::ops::Range;
 
 use rand_mt::Mt;
 
-use super::error::{Error, Result};
+use crate::error::{Error, Result};
 
 /// The batches of one rank: accelerate's `BatchSamplerShard` over a sequential order of samples.
 ///
@@ -43,18 +43,18 @@ impl BatchSamplerShard {
     ) -> Result<BatchSamplerShard> {
         if batch_size == 0 || world == 0 || rank >= world {
             let cause = format!("batches of {batch_size} for rank {rank} of {world}");
-            return Err(Error::Setting { key: "batch_size", cause });
+            return Err(of_batch_size(&cause));
         }
         if split_batches && !batch_size.is_multiple_of(world) {
             let cause = format!(
                 "with split_batches a batch ({batch_size}) is divided among the ranks ({world}); give a multiple"
             );
-            return Err(Error::Setting { key: "batch_size", cause });
+            return Err(of_batch_size(&cause));
         }
         let batch_size = if split_batches { batch_size / world } else { batch_size };
         if batch_size.checked_mul(world).is_none() {
             let cause = format!("batches of {batch_size} samples for each of {world} ranks are too large");
-            return Err(Error::Setting { key: "batch_size", cause });
+            return Err(of_batch_size(&cause));
         }
         Ok(BatchSamplerShard { len, first: 0, batch_size, world, rank, drop_last: false, even_batches: true })
     }
@@ -118,13 +118,16 @@ impl BatchSamplerShard {
 ///
 /// # Errors
 /// No memory for so many.
-pub(crate) fn room<T>(n: usize) -> Result<Vec<T>> {
+pub(super) fn room<T>(n: usize) -> Result<Vec<T>> {
     let mut list = Vec::new();
-    list.try_reserve_exact(n).map_err(|_| Error::Setting {
-        key: "batch_size",
-        cause: format!("a batch of {n} samples does not fit into memory; give a smaller one"),
+    list.try_reserve_exact(n).map_err(|_| {
+        of_batch_size(&format!("a batch of {n} samples does not fit into memory; give a smaller one"))
     })?;
     Ok(list)
+}
+
+fn of_batch_size(cause: &str) -> Error {
+    Error::Usage(format!("batch_size: {cause}"))
 }
 
 /// The samples of one rank: torch's `DistributedSampler`, with the same order as torch's for the same seed.
@@ -178,7 +181,7 @@ impl DistributedSampler {
 }
 
 /// torch's `randperm` on a CPU generator of this seed: Fisher and Yates' shuffle, drawn from a Mersenne Twister.
-pub(crate) fn randperm(n: usize, seed: u64) -> Vec<usize> {
+pub(super) fn randperm(n: usize, seed: u64) -> Vec<usize> {
     // torch's generator keeps the low half of a seed.
     let mut random = Mt::new(seed as u32);
     let mut order: Vec<usize> = (0..n).collect();

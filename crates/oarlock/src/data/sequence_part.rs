@@ -2,26 +2,30 @@
 
 use oarlock_tensor::ops::IGNORE_INDEX;
 
-use crate::data::Batch;
+use super::Batch;
 
-/// Leaves part `rank` of `n` of each row.
-pub(super) fn take(batch: &mut Batch, rank: usize, n: usize) {
-    let (rows, len) = (batch.rows, batch.len);
-    let own = len.div_ceil(n);
-    let whole = own * n;
-    if let Some(starts) = &mut batch.doc_start
-        && whole > len
-    {
-        // Each token that fills up is a document of its own.
-        let row = |row: &[i32]| row.iter().copied().chain(len as i32..whole as i32).collect::<Vec<i32>>();
-        *starts = starts.chunks(len.max(1)).flat_map(row).collect();
+impl Batch {
+    /// Leaves one of `n` parts of the sequences: of each row the tokens and the labels, which stay shifted as they are, and of
+    /// [`Batch::doc_start`] all, for attention. A row that the ranks do not divide is filled up behind with tokens that
+    /// nothing sees and that have no targets.
+    pub fn keep_part(&mut self, rank: usize, n: usize) {
+        let (rows, len) = (self.rows, self.len);
+        let own = len.div_ceil(n);
+        let whole = own * n;
+        if let Some(starts) = &mut self.doc_start
+            && whole > len
+        {
+            // Each token that fills up is a document of its own.
+            let row = |row: &[i32]| row.iter().copied().chain(len as i32..whole as i32).collect::<Vec<i32>>();
+            *starts = starts.chunks(len.max(1)).flat_map(row).collect();
+        }
+        keep(&mut self.input_ids, (rows, len), rank * own..(rank + 1) * own, 0);
+        keep(&mut self.labels, (rows, len), rank * own..(rank + 1) * own, IGNORE_INDEX);
+        self.len = own;
+        self.n_targets = self.labels.iter().filter(|label| **label != IGNORE_INDEX).count();
+        // Where examples stand among the tokens is no longer known.
+        self.samples.clear();
     }
-    keep(&mut batch.input_ids, (rows, len), rank * own..(rank + 1) * own, 0);
-    keep(&mut batch.labels, (rows, len), rank * own..(rank + 1) * own, IGNORE_INDEX);
-    batch.len = own;
-    batch.n_targets = batch.labels.iter().filter(|label| **label != IGNORE_INDEX).count();
-    // Where examples stand among the tokens is no longer known.
-    batch.samples.clear();
 }
 
 /// Keeps some columns of `rows` rows of `len`; those that are not there are `fill`. In place.
@@ -56,7 +60,7 @@ mod tests {
     fn parts(n: usize) -> Vec<Batch> {
         let part = |rank| {
             let mut batch = batch();
-            take(&mut batch, rank, n);
+            batch.keep_part(rank, n);
             batch
         };
         (0..n).map(part).collect()
