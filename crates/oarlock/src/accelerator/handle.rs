@@ -282,7 +282,7 @@ impl Accelerator {
     }
 
     /// The ranks that divide each sequence among them, where [`AcceleratorConfig::sequence_parallel_size`] says so. A
-    /// [`Decoder`](crate::model::Decoder) is told of them before it is prepared; loaders of tokens then deal the same rows to
+    /// `Decoder` is told of them before it is prepared; loaders of tokens then deal the same rows to
     /// all of them, and each takes its part.
     ///
     /// [`AcceleratorConfig::sequence_parallel_size`]: crate::AcceleratorConfig::sequence_parallel_size

@@ -104,7 +104,7 @@ impl Accelerator {
     }
 
     /// Loads what a Hugging Face folder (or a file) has of a model's weights: `from_pretrained` for a model with a fresh
-    /// head, such as a [`SequenceClassifier`](crate::model::SequenceClassifier) on a language model. Process 0 says on
+    /// head, such as a `SequenceClassifier` on a language model. Process 0 says on
     /// stderr which weights keep their initial values, and that adapters belong to another base; the result has more.
     ///
     /// # Errors

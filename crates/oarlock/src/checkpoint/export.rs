@@ -48,7 +48,7 @@ pub type LayOut<'a> = dyn Fn(&Path, Vec<(String, Vec<usize>)>, DType, u64) -> Re
 
 /// Writes the weights of a checkpoint, whatever ranks wrote it and however they held the model, into the files that
 /// `lay_out` plans for the folder `out`. Checksums are verified first; memory stays small, whatever the size.
-/// [`model::merge_weights`](crate::model::merge_weights) writes folders in Hugging Face form.
+/// `model::merge_weights` writes folders in Hugging Face form.
 ///
 /// # Errors
 /// [`Error::Occupied`] where `out` holds something that may not be replaced. When there is no such checkpoint, when it is damaged, holds no state or several models of which `options` names none

@@ -1,17 +1,13 @@
 //! Saving while training goes on.
 
-use std::collections::BTreeSet;
 use std::fs;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
 use super::roundtrip::steps;
 use super::*;
-use crate::checkpoint::{Problem, list, load, newest, retain, save_model};
+use crate::checkpoint::{load, newest, retain};
 use crate::error::Error;
-use crate::model::Decoder;
-use crate::model::hf::{HfConfig, SaveOptions, save_pretrained};
-use crate::weights::{SafetensorsSource, WorkingCopies};
 
 /// Contents whose last file takes a moment.
 fn slow(step: u64) -> Contents {
@@ -138,107 +134,4 @@ fn the_folder_has_its_name_before_others_go() {
     });
     assert!(looked.into_inner());
     assert_eq!(names(folder.path()), ["checkpoint-2"]);
-}
-
-pub fn golden(name: &str) -> std::path::PathBuf {
-    Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/golden").join(name)
-}
-
-/// An engine over a golden model on this rank, with what is needed to write it.
-pub fn prepared(
-    name: &str,
-    comm: &Communicator,
-    placements: Placements,
-    dtype: DType,
-) -> (HfConfig, Decoder, Engine) {
-    let config = HfConfig::read(&golden(name)).unwrap();
-    let model = Decoder::new(config.decoder().clone(), 8).unwrap();
-    let mut weights = SafetensorsSource::open(&golden(name), &config, &model).unwrap();
-    let mut engine = bare_engine(&model, comm, placements, dtype);
-    engine.initialize(&mut weights).unwrap();
-    (config, model, engine)
-}
-
-#[test]
-fn ranks_together_write_the_model_that_one_writes_alone() {
-    for (name, working, dtype, max_shard_bytes) in [
-        ("llama", DType::F32, DType::F32, 8000),
-        ("llama", DType::BF16, DType::BF16, SaveOptions::MAX_SHARD_BYTES),
-        ("minimind", DType::F32, DType::F16, SaveOptions::MAX_SHARD_BYTES),
-    ] {
-        let (from, folder) = (golden(name), tempfile::tempdir().unwrap());
-        let options = SaveOptions { dtype, max_shard_bytes, side_files_from: Some(&from) };
-        let alone = folder.path().join("alone");
-        on_ranks(1, |comm| {
-            let (config, model, _engine) = prepared(name, comm, Placements::WHOLE, working);
-            save_pretrained(&alone, &config, &model, &mut WorkingCopies::of(&model), &options).unwrap();
-        });
-        for (n_ranks, placements) in
-            [(1, Placements::OPTIMIZER), (2, Placements::PARAMETERS), (3, Placements::WHOLE)]
-        {
-            let [together, checkpoint, merged] =
-                ["together", "checkpoint-4", "merged"].map(|name| folder.path().join(name));
-            on_ranks(n_ranks, |comm| {
-                let (config, model, engine) = prepared(name, comm, placements, working);
-                let files = || config.files_of(&model, &options).unwrap();
-                save_model(&together, comm, &engine, files(), &BTreeSet::new(), |_| Ok(())).unwrap();
-                let contents = Contents { model: Some(files()), ..Contents::state(client(4)) };
-                save(&checkpoint, comm, &engine, contents).unwrap();
-            });
-            let merge = crate::checkpoint::MergeOptions {
-                tag: None,
-                model: None,
-                dtype: Some(dtype),
-                max_shard_bytes,
-                overwrite: false,
-            };
-            crate::model::merge_weights(&checkpoint, &merged, &merge).unwrap();
-            let all = names(&alone);
-            assert!(all.iter().any(|name| name == "tokenizer.json" || name == "config.json"));
-            assert_eq!(names(&together), all);
-            for file in &all {
-                let expected = fs::read(alone.join(file)).unwrap();
-                assert!(fs::read(together.join(file)).unwrap() == expected, "{name} {n_ranks} {file}");
-                assert!(fs::read(checkpoint.join(file)).unwrap() == expected, "{name} {n_ranks} {file}");
-            }
-            let tensors = |dir: &Path| {
-                let mut all = std::collections::BTreeMap::new();
-                for file in names(dir).iter().filter(|name| name.ends_with(".safetensors")) {
-                    let bytes = fs::read(dir.join(file)).unwrap();
-                    let read = safetensors::SafeTensors::deserialize(&bytes).unwrap();
-                    all.extend(read.iter().map(|(name, t)| {
-                        (name.to_string(), (t.dtype(), t.shape().to_vec(), t.data().to_vec()))
-                    }));
-                }
-                all
-            };
-            assert!(tensors(&merged) == tensors(&alone), "{name} {n_ranks}");
-        }
-    }
-}
-
-#[test]
-fn a_checkpoint_with_the_model_alone_counts_but_is_not_resumed() {
-    let folder = tempfile::tempdir().unwrap();
-    let dir = |n: u64| folder.path().join(format!("checkpoint-{n}"));
-    save_pattern(&dir(1), 1, 1);
-    on_ranks(2, |comm| {
-        let (config, model, mut engine) = prepared("qwen2", comm, Placements::GRADIENTS, DType::F32);
-        let options = SaveOptions::new(DType::F32, None);
-        for n in [2, 3] {
-            let files = config.files_of(&model, &options).unwrap();
-            let contents = Contents { state: false, model: Some(files), ..Contents::state(client(n)) };
-            save(&dir(n), comm, &engine, contents).unwrap();
-        }
-        let error = load(&dir(3), comm, &mut engine).unwrap_err().to_string();
-        assert!(error.ends_with(&Problem::OnlyModel.to_string()), "{error}");
-    });
-    assert_eq!(names(&dir(3)), ["config.json", "generation_config.json", "model.safetensors", "state"]);
-    assert_eq!(names(&dir(3).join("state")), ["manifest.json"]);
-    let listed: Vec<_> =
-        list(folder.path()).unwrap().into_iter().map(|l| (l.only_model, l.problem)).collect();
-    assert_eq!(listed, [(false, None), (true, None), (true, None)]);
-    let newest = newest(folder.path()).unwrap();
-    assert_eq!((newest.path, newest.skipped), (Some(dir(1)), vec![]));
-    assert_eq!(retain(folder.path(), 2).unwrap(), [dir(1)]);
 }

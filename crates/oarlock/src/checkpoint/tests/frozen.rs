@@ -2,8 +2,7 @@
 
 use super::*;
 use crate::checkpoint::manifest::Manifest;
-use crate::checkpoint::{Frozen, MergeOptions, load};
-use crate::model::merge_weights;
+use crate::checkpoint::{Frozen, MergeOptions, load, merge_weights};
 use crate::nn;
 
 /// A model whose embedding is frozen.
@@ -108,12 +107,12 @@ fn another_base_is_refused_with_what_to_do() {
     );
     let options =
         MergeOptions { tag: None, model: None, dtype: None, max_shard_bytes: u64::MAX, overwrite: false };
-    let told = merge_weights(&dir, &folder.path().join("out"), &options).unwrap_err().to_string();
+    let told = merge_weights(&dir, &folder.path().join("out"), &options, &lay_out).unwrap_err().to_string();
     assert!(told.contains("it leaves out its frozen parameters (1, such as \"embed.weight\"), so"), "{told}");
     assert!(told.contains("`save_pretrained`"), "{told}");
     // Of an adapter, a command says more than a function.
     std::fs::write(dir.join("adapter_config.json"), "{}").unwrap();
-    let told = merge_weights(&dir, &folder.path().join("out"), &options).unwrap_err().to_string();
+    let told = merge_weights(&dir, &folder.path().join("out"), &options, &lay_out).unwrap_err().to_string();
     let command = format!(
         "`oarlock export model_name_or_path=BASE adapter_name_or_path={} export_dir=OUT`",
         dir.display()

@@ -20,6 +20,7 @@ use crate::error::Result;
 use crate::nn::{Embedding, Linear, Module, NamedParam, RmsNorm, Unit, Visitor};
 use crate::optim::{OptimizerConfig, Rule};
 use crate::shard::{Engine, Options, Placements, SeededInit, Slice};
+use crate::weights::{ModelFiles, Weight};
 
 /// Units of several blocks, so that three ranks share each, and of less than one.
 pub struct Model {
@@ -183,4 +184,23 @@ pub fn refusal_for(dir: &Path, model: impl Fn() -> Model + Sync) -> String {
     });
     assert_eq!(errors[0], errors[1]);
     errors.swap_remove(0)
+}
+
+/// The files of a model as other programs may lay them out: the names of the parameters, and one file more.
+pub fn lay_out(
+    dir: &Path,
+    shapes: Vec<(String, Vec<usize>)>,
+    dtype: DType,
+    max_shard_bytes: u64,
+) -> Result<ModelFiles> {
+    let weight = |(name, shape): (String, Vec<usize>)| Weight {
+        stored: name.clone(),
+        name,
+        shape,
+        dtype: dtype.into(),
+    };
+    let weights: Vec<Weight> = shapes.into_iter().map(weight).collect();
+    let mut files = ModelFiles::new(&weights, max_shard_bytes)?;
+    files.take_over(dir, ["config.json"]);
+    Ok(files)
 }

@@ -1,17 +1,13 @@
 //! Machines without a common folder: each has its part of a checkpoint and the whole model; parts are loaded, and joined.
 
-use std::collections::BTreeSet;
 use std::fs;
 use std::path::PathBuf;
 
-use super::background::{golden, prepared};
 use super::*;
 use crate::checkpoint::load::check_in;
 use crate::checkpoint::manifest::Manifest;
-use crate::checkpoint::{Problem, Stores, gather, load, newest, save_model_in};
+use crate::checkpoint::{Problem, Stores, gather, load, newest};
 use crate::error::Error;
-use crate::model::hf::{SaveOptions, save_pretrained};
-use crate::weights::WorkingCopies;
 
 /// Four ranks on two machines.
 fn stores() -> Stores {
@@ -146,38 +142,6 @@ fn parts_are_joined_to_the_whole() {
     save_parts(&other, Placements::WHOLE);
     let said = gather(&[first, on_machine(&other, 2)], &base.path().join("not")).unwrap_err().to_string();
     assert!(said.contains("is not a part of the checkpoint in"), "{said}");
-}
-
-#[test]
-fn every_machine_has_the_whole_model() {
-    let (from, base) = (golden("llama"), tempfile::tempdir().unwrap());
-    let options = SaveOptions { dtype: DType::F32, max_shard_bytes: 8000, side_files_from: Some(&from) };
-    let alone = base.path().join("alone");
-    on_ranks(1, |comm| {
-        let (config, model, _engine) = prepared("llama", comm, Placements::WHOLE, DType::F32);
-        save_pretrained(&alone, &config, &model, &mut WorkingCopies::of(&model), &options).unwrap();
-    });
-    on_ranks(4, |comm| {
-        let (config, model, engine) = prepared("llama", comm, Placements::PARAMETERS, DType::F32);
-        let files = || config.files_of(&model, &options).unwrap();
-        let dir = on_machine(base.path(), comm.rank());
-        let model = dir.with_file_name("model");
-        save_model_in(&model, comm, &stores(), &engine, files(), &BTreeSet::new(), |_| Ok(())).unwrap();
-        let mut saver = Saver::default();
-        saver.set_stores(stores());
-        let contents = Contents { model: Some(files()), ..Contents::state(client(7)) };
-        saver.begin(&dir, comm, &engine, contents).unwrap();
-        saver.finish(comm).unwrap();
-    });
-    for rank in [0, 2] {
-        let dir = on_machine(base.path(), rank);
-        assert_eq!(names(&dir.with_file_name("model")), names(&alone));
-        for file in names(&alone) {
-            let expected = fs::read(alone.join(&file)).unwrap();
-            assert!(fs::read(dir.join(&file)).unwrap() == expected, "{file}");
-            assert!(fs::read(dir.with_file_name("model").join(&file)).unwrap() == expected, "{file}");
-        }
-    }
 }
 
 #[test]

@@ -3,8 +3,7 @@
 use std::fs;
 
 use super::*;
-use crate::checkpoint::{MergeOptions, find, load_checkpoint, save_checkpoint};
-use crate::model::merge_weights;
+use crate::checkpoint::{MergeOptions, find, load_checkpoint, merge_weights, save_checkpoint};
 
 #[test]
 fn the_latest_is_the_last_one_that_is_whole() {
@@ -109,7 +108,7 @@ fn weights_come_out_of_any_checkpoint_and_out_of_no_damaged_one() {
     save_pattern(&dir, 3, 5);
     let options =
         MergeOptions { tag: None, model: None, dtype: None, max_shard_bytes: 20_000, overwrite: false };
-    let merged = merge_weights(folder.path(), &out, &options).unwrap();
+    let merged = merge_weights(folder.path(), &out, &options, &lay_out).unwrap();
     assert_eq!((merged.n_elems, merged.dtype), (90 * 50 + 90 * 131 + 131 + 33, DType::F32));
     // Settings that are none of ours are taken over as they are.
     assert_eq!(fs::read(out.join("config.json")).unwrap(), fs::read(dir.join("config.json")).unwrap());
@@ -133,13 +132,16 @@ fn weights_come_out_of_any_checkpoint_and_out_of_no_damaged_one() {
     let mut bytes = fs::read(&path).unwrap();
     bytes[piece.offset as usize + 17] ^= 4;
     fs::write(&path, bytes).unwrap();
-    let error = merge_weights(&dir, &folder.path().join("other"), &options).unwrap_err().to_string();
+    let error =
+        merge_weights(&dir, &folder.path().join("other"), &options, &lay_out).unwrap_err().to_string();
     assert!(error.contains(&format!("{} has changed since it was written", piece.file)), "{error}");
     assert!(!folder.path().join("other").exists());
 
     // The only checkpoint of a folder.
     fs::remove_file(&path).unwrap();
-    let error = merge_weights(folder.path(), &folder.path().join("other"), &options).unwrap_err().to_string();
+    let error = merge_weights(folder.path(), &folder.path().join("other"), &options, &lay_out)
+        .unwrap_err()
+        .to_string();
     let expected = format!(
         "{} holds no whole checkpoint: checkpoint-7, the newest, cannot be loaded: the file {} is missing; restore it from \
          a copy, or give another checkpoint",

@@ -1,5 +1,6 @@
 //! Tests of Hugging Face folders against models that transformers wrote and ran (`tests/golden`, bench/golden).
 
+mod checkpoints;
 mod config;
 mod weights;
 
