@@ -30,9 +30,17 @@ pub enum Error {
     /// From between the ranks.
     #[error(transparent)]
     Comm(#[from] oarlock_comm::Error),
-    /// From the data.
+    /// From what makes batches of data, in its own words.
     #[error(transparent)]
-    Data(#[from] crate::data::Error),
+    Data(Box<dyn std::error::Error + Send + Sync>),
+    /// A setting outside of its range.
+    #[error("{key}: {cause}")]
+    Setting {
+        /// The setting.
+        key: &'static str,
+        /// What is wrong with it and what to do.
+        cause: String,
+    },
     /// From the logs.
     #[error(transparent)]
     Report(#[from] crate::report::Error),
@@ -155,7 +163,7 @@ impl Error {
     /// Whether the same command ends with this error again, whatever was transient about its first end.
     pub fn is_final(&self) -> bool {
         match self {
-            Error::Refused(_) => true,
+            Error::Refused(_) | Error::Setting { .. } => true,
             Error::Checkpoint(CheckpointError::NotLoaded { problem, .. }) => {
                 !matches!(problem, Problem::Unreadable { .. } | Problem::Interrupted { .. })
             }

@@ -14,7 +14,6 @@ use crate::launch::spec::{Nodes, Output};
 use crate::launch::{self, FINAL, Launch, STARTED, environment, exit_code};
 use crate::plots;
 use oarlock::Accelerator;
-use oarlock::data;
 use oarlock::rank;
 use oarlock::settings::secret::{HIDDEN, is_secret_name};
 use oarlock::train;
@@ -400,7 +399,7 @@ fn run_rank(config: &ResolvedConfig, started: SystemTime) -> Outcome {
     comm.set_timeout(config.ranks.timeout);
     let spelled = |error: &Error| match error {
         Error::Library(oarlock::Error::Memory(_)) => config.spelled(&error.to_string()),
-        Error::Library(oarlock::Error::Data(data::Error::Setting { key, .. })) => match config.origin(key) {
+        Error::Library(oarlock::Error::Setting { key, .. }) => match config.origin(key) {
             Some(origin @ Origin::Written(_)) => format!("{error} ({origin})"),
             _ => error.to_string(),
         },
@@ -456,7 +455,6 @@ fn run_rank(config: &ResolvedConfig, started: SystemTime) -> Outcome {
 /// is wrong.
 fn code_of(error: &Error) -> u8 {
     match error {
-        Error::Library(oarlock::Error::Data(data::Error::Setting { .. })) => FINAL,
         Error::Library(error) if error.is_final() => FINAL,
         _ => 1,
     }

@@ -167,6 +167,15 @@ impl Error {
     }
 }
 
+impl From<Error> for crate::error::Error {
+    fn from(error: Error) -> crate::error::Error {
+        match error {
+            Error::Setting { key, cause } => crate::error::Error::Setting { key, cause },
+            error => crate::error::Error::Data(Box::new(error)),
+        }
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;

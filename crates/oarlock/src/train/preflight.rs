@@ -83,7 +83,7 @@ impl Faults {
             Err(error) => error,
         };
         let (keys, message) = match error {
-            Error::Data(crate::data::Error::Setting { key, cause }) => (vec![key], cause),
+            Error::Setting { key, cause } => (vec![key], cause),
             error => (keys.to_vec(), error.to_string()),
         };
         // One fault may be in the way of two things.
