@@ -61,7 +61,7 @@ pub use stored_names::StoredNames;
 pub use training::{Mode, n_passes, set_passes, set_training};
 pub(crate) use training::{begin_pass, has_modes, seed_layers};
 pub use unit::{Unit, UnitRun, is_trained};
-pub use wrap::Wrap;
+pub use wrap::{Wrap, missing_class};
 
 use std::collections::{BTreeMap, HashSet};
 use std::sync::Arc;
@@ -343,7 +343,7 @@ impl Visitor for Collect<'_> {
     }
 
     fn unit(&mut self, unit: &UnitRun, inside: &dyn Module) {
-        if self.inside || !self.wrap.keeps(inside) {
+        if self.inside || !wrap::keeps(self.wrap, inside) {
             // A unit inside a unit moves with the outer one.
             return inside.visit(self);
         }

@@ -5,30 +5,28 @@ use oarlock_tensor::Param;
 pub use crate::config::Wrap;
 use crate::nn::{Module, UnitRun, Visitor, parameters};
 
-impl Wrap {
-    /// What to say of a class that no unit of the model is of: which, and the classes that there are.
-    pub fn missing(&self, model: &dyn Module) -> Option<String> {
-        let Wrap::Transformer(classes) = self else { return None };
-        let mut declared = Declared(Vec::new());
-        model.visit(&mut declared);
-        let missing = classes.iter().find(|class| !declared.0.contains(&class.as_str()))?;
-        Some(format!(
-            "could not find the transformer layer class {missing} in the model; its units are of the classes {}",
-            declared.0.join(", ")
-        ))
-    }
+/// What to say of a class that no unit of the model is of: which, and the classes that there are.
+pub fn missing_class(wrap: &Wrap, model: &dyn Module) -> Option<String> {
+    let Wrap::Transformer(classes) = wrap else { return None };
+    let mut declared = Declared(Vec::new());
+    model.visit(&mut declared);
+    let missing = classes.iter().find(|class| !declared.0.contains(&class.as_str()))?;
+    Some(format!(
+        "could not find the transformer layer class {missing} in the model; its units are of the classes {}",
+        declared.0.join(", ")
+    ))
+}
 
-    /// Whether a declared unit stays one.
-    pub(super) fn keeps(&self, inside: &dyn Module) -> bool {
-        match self {
-            Wrap::Declared => true,
-            Wrap::Transformer(kinds) => kinds.iter().any(|kind| kind == inside.kind()),
-            Wrap::Size(least) => {
-                let params = parameters(inside);
-                params.iter().map(|named| named.param.shape().n_elems()).sum::<usize>() >= *least
-            }
-            Wrap::None => false,
+/// Whether a declared unit stays one.
+pub(super) fn keeps(wrap: &Wrap, inside: &dyn Module) -> bool {
+    match wrap {
+        Wrap::Declared => true,
+        Wrap::Transformer(kinds) => kinds.iter().any(|kind| kind == inside.kind()),
+        Wrap::Size(least) => {
+            let params = parameters(inside);
+            params.iter().map(|named| named.param.shape().n_elems()).sum::<usize>() >= *least
         }
+        Wrap::None => false,
     }
 }
 

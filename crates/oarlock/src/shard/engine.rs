@@ -15,7 +15,7 @@ use oarlock_tensor::ops::{transfer, update};
 use oarlock_tensor::{ActiveTapes, Device, FlatBuffer, ParamHome, UnitHook};
 
 use crate::error::{Error, Result};
-use crate::nn::{Module, NamedParam, UnitParams, parameters, wrapped_units_of};
+use crate::nn::{self, Module, NamedParam, UnitParams, parameters, wrapped_units_of};
 use crate::shard::finite::check_range;
 use crate::shard::group::{Grads, Group, GroupBuilder, Kind, Weights, offload_file};
 use crate::shard::layout::{BLOCK, in_order_on, runs};
@@ -150,7 +150,7 @@ impl Engine {
             options.check_stage()?;
         }
         let options = options.on(device);
-        if let Some(missing) = options.wrap.missing(model) {
+        if let Some(missing) = nn::missing_class(&options.wrap, model) {
             return Err(Error::Model(missing));
         }
         let group = match options.by_machine && options.group.is_none() {

@@ -6,7 +6,7 @@ use crate::accelerator::{AcceleratorConfig, engine_options};
 use crate::config::{AdapterArgs, Finetuning, LoraPlus, TrainConfig, Wrap};
 use crate::error::{Error, Result};
 use crate::model::Decoder;
-use crate::nn::NamedParam;
+use crate::nn::{self, NamedParam};
 use crate::optim::{Optim, Parameters};
 use crate::train::model;
 
@@ -38,7 +38,7 @@ pub fn missing_class(config: &TrainConfig) -> Option<String> {
     }
     let hf = model::settings(&config.model).ok()?;
     let decoder = Decoder::new(hf.decoder().clone(), config.data.cutoff_len).ok()?;
-    config.shard.wrap.missing(&decoder)
+    nn::missing_class(&config.shard.wrap, &decoder)
 }
 
 /// The optimizer that a configuration asks for: all parameters of the model, vectors (biases and norms) without weight
