@@ -28,23 +28,6 @@ pub struct RowSettings {
     pub special: SpecialIds,
 }
 
-impl ValSize {
-    /// Reads `val_size`: below 1 a part, else a whole number; 0 holds nothing out.
-    ///
-    /// # Errors
-    /// When it is negative, or above 1 and not whole.
-    pub fn parse(val_size: f64) -> Result<ValSize> {
-        if (0.0..1.0).contains(&val_size) {
-            Ok(ValSize::Fraction(val_size))
-        } else if val_size >= 1.0 && val_size.fract() == 0.0 && val_size < u64::MAX as f64 {
-            Ok(ValSize::Count(val_size as u64))
-        } else {
-            let cause = format!("{val_size} is neither a part below 1 nor a whole number of records");
-            Err(Error::Setting { key: "val_size", cause })
-        }
-    }
-}
-
 /// The part of a record that stands in a row.
 struct Part {
     /// The record's number in the cache.

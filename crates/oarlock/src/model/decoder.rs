@@ -14,7 +14,7 @@ use super::block::{Block, norm};
 use super::cache::LayerCache;
 use super::config::{DecoderConfig, LayerConfig};
 use super::projection::{MapLinear, Projection};
-use super::recompute::{Parts, Recompute};
+use super::recompute::{Parts, Recompute, is_whole_unit};
 use super::rope::{RopeTables, longest_sequence};
 use super::value_head::ValueHead;
 use crate::nn::{
@@ -450,9 +450,9 @@ impl Body {
     }
 
     pub(super) fn set_recompute(&mut self, recompute: Recompute) {
-        self.parts = recompute.parts();
+        self.parts = recompute.into();
         for (index, layer) in self.layers.iter().enumerate() {
-            layer.unit_run().set_recompute(recompute.whole_unit(index));
+            layer.unit_run().set_recompute(is_whole_unit(recompute, index));
         }
     }
 

@@ -9,16 +9,16 @@ pub(super) struct Parts {
     pub(super) mlp: bool,
 }
 
-impl Recompute {
-    /// Whether block `index` is run again as a whole.
-    pub(super) fn whole_unit(self, index: usize) -> bool {
-        matches!(self, Recompute::Units { every } if index.is_multiple_of(every.max(1)))
-    }
+/// Whether block `index` is run again as a whole.
+pub(super) fn is_whole_unit(recompute: Recompute, index: usize) -> bool {
+    matches!(recompute, Recompute::Units { every } if index.is_multiple_of(every.max(1)))
+}
 
-    pub(super) fn parts(self) -> Parts {
-        match self {
+impl From<Recompute> for Parts {
+    fn from(recompute: Recompute) -> Parts {
+        match recompute {
             Recompute::Parts { attention, mlp } => Parts { attention, mlp },
-            _ => Parts::default(),
+            Recompute::None | Recompute::Units { .. } => Parts::default(),
         }
     }
 }
