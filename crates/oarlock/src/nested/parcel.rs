@@ -19,6 +19,7 @@ impl Parcel {
         Parcel::open(Vec::new(), device)
     }
 
+    /// What is in bytes from another rank; its tensors come to `device`.
     pub(crate) fn open(bytes: Vec<u8>, device: &Device) -> Parcel {
         Parcel { bytes, at: 0, device: device.clone() }
     }

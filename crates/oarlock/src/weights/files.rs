@@ -53,6 +53,7 @@ impl From<DType> for FileDType {
 }
 
 impl FileDType {
+    /// Bytes of an element.
     pub(crate) fn size(self) -> usize {
         match self {
             FileDType::Number(dtype) => dtype.size(),

@@ -183,6 +183,7 @@ impl SafetensorsSource {
 /// Files in memory, and what is in them.
 #[derive(Default)]
 pub(crate) struct MappedFiles {
+    /// In the order in which they were opened.
     pub(crate) files: Vec<MappedFile>,
     /// By the names that the files use.
     pub(crate) tensors: BTreeMap<String, Located>,
@@ -191,6 +192,10 @@ pub(crate) struct MappedFiles {
 }
 
 impl MappedFiles {
+    /// Maps safetensors files and reads their headers.
+    ///
+    /// # Errors
+    /// A file that cannot be read or is damaged, and a tensor that two of them hold.
     pub(crate) fn open(paths: impl Iterator<Item = PathBuf>) -> Result<MappedFiles> {
         let mut mapped = MappedFiles::default();
         for path in paths {

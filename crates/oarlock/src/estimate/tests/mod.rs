@@ -14,7 +14,7 @@ use super::*;
 use crate::data::Batch;
 use crate::model::{Decoder, DecoderConfig, QkNorm, Recompute};
 use crate::nn::Wrap;
-use crate::optim::{self, testing::Rows};
+use crate::optim::{self, CustomRule, Needs, Update};
 use crate::report::speed::PhaseTimer;
 use crate::shard::{Engine, Grain, Layout, Offload, Options, Placements};
 use crate::train::objective::dry_pass;
@@ -41,6 +41,37 @@ fn batch(rows: usize, len: usize, documents: bool) -> Batch {
         len,
         n_targets: rows * len,
         ..Batch::default()
+    }
+}
+
+/// A custom rule that needs whole parameters, and one of whose states has another shape than they.
+#[derive(Clone, Debug)]
+struct Rows;
+
+impl CustomRule<2> for Rows {
+    fn name(&self) -> &'static str {
+        "rows"
+    }
+
+    fn states(&self) -> [&'static str; 2] {
+        ["momentum_buffer", "row_var"]
+    }
+
+    fn update(&self, update: Update<'_, 2>) {
+        let Update { weights, grad, lr, .. } = update;
+        weights.iter_mut().zip(grad).for_each(|(w, g)| *w -= lr as f32 * g);
+    }
+
+    fn needs(&self) -> Needs {
+        Needs::WholeParameters
+    }
+
+    fn state_shape(&self, index: usize, shape: &Shape) -> Option<Shape> {
+        match (index, shape.sizes()) {
+            (1, &[rows, _]) => Shape::new(&[rows, 1]).ok(),
+            (1, _) => None,
+            _ => Some(*shape),
+        }
     }
 }
 
