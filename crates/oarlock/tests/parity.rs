@@ -9,7 +9,7 @@ use oarlock::data::{Loader, Packing, RowSettings, Rows, Sampler, Source, TokenCa
 use oarlock::model::Decoder;
 use oarlock::model::{HfConfig, SafetensorsSource};
 use oarlock::report::speed::PhaseTimer;
-use oarlock::train::{Pretrain, StepReport, train_step};
+use oarlock::train::{NextToken, StepReport, train_step};
 use oarlock::{Accelerator, AcceleratorConfig, Options, Result, optim};
 use oarlock_comm::Communicator;
 use oarlock_tensor::DType;
@@ -108,7 +108,7 @@ impl Golden {
             let window = loader.next_step()?;
             train_step(
                 &accelerator,
-                &Pretrain,
+                &NextToken::PLAIN,
                 &model,
                 &optimizer,
                 &window.batches,
