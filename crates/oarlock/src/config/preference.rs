@@ -28,6 +28,21 @@ impl ObjectiveArgs {
         }
     }
 
+    /// The key that names this model.
+    pub fn reference_key(&self) -> &'static str {
+        if self.scores_with_reference() { "reward_model" } else { "ref_model" }
+    }
+
+    /// Whether this model is one with a value head, which scores answers.
+    pub fn scores_with_reference(&self) -> bool {
+        false
+    }
+
+    /// Whether the run answers prompts and trains on its answers.
+    pub fn makes_answers(&self) -> bool {
+        false
+    }
+
     /// Whether dropout is switched off: differences of log-probabilities would be those of what is dropped.
     pub fn is_without_dropout(&self) -> bool {
         matches!(self, ObjectiveArgs::Preferences(_) | ObjectiveArgs::Judgements(_))

@@ -5,6 +5,7 @@
 //! `pack` (rows of a fixed length), `sampler` (which rows, when, on which rank), `loader` (batches, ahead of time).
 
 mod added_tokens;
+mod answered;
 mod answers;
 mod cache;
 mod confined;
@@ -51,6 +52,7 @@ mod tool_calls;
 mod train_bpe;
 mod written_template;
 
+pub use answered::AnsweredPrompt;
 pub use cache::{Build, Made, Progress, TokenCache};
 pub use encode::{Encoded, Encoder, Labels};
 pub use error::{Error, Result};

@@ -14,7 +14,7 @@ use crate::model::Decoder;
 use crate::model::hf::HfConfig;
 use crate::pipeline::{UnitWeight, unit_weights};
 use crate::train::model::{Start, settings};
-use crate::train::objective::{self, Reference, dry_pass};
+use crate::train::objective::{self, Given, dry_pass};
 
 use super::choices::Choice;
 
@@ -67,7 +67,7 @@ impl Facts {
         let dtype = config.train.dtype;
         let hidden_size = hf.decoder().hidden_size;
         let device = Device::dry(Isa::detect(), Par::threads(config.ranks.threads.unwrap_or(1))?);
-        let objective = objective::of(&config.train, Reference::Absent);
+        let objective = objective::of(&config.train, Given::default());
         let mut micro_batches = Vec::new();
         for recompute in [false, true] {
             let model = decoder(config, &hf, recompute)?;

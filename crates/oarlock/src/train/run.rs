@@ -17,7 +17,7 @@ use crate::accelerator::{Accelerator, Prepared, PreparedOptimizer, PreparedSched
 use crate::adapters::Adaptation;
 use crate::checkpoint::Saver;
 use crate::config::{TrainConfig, When};
-use crate::data::Batch;
+use crate::data::{Batch, StepBatches};
 use crate::error::Result;
 use crate::estimate::Forecast;
 use crate::model::Decoder;
@@ -131,7 +131,7 @@ impl<'a> Run<'a> {
             }
             let before = self.timer.so_far();
             self.timer.enter(Phase::Data);
-            let window = self.loader.next_step()?;
+            let window = self.next_window()?;
             if step == first {
                 self.note_startup("first forward")?;
             }
@@ -211,6 +211,14 @@ impl<'a> Run<'a> {
         Ok(())
     }
 
+    /// The micro-batches of the next step: rows of the data, or what the objective makes of them.
+    fn next_window(&mut self) -> Result<StepBatches> {
+        let Some(source) = self.objective.source() else { return self.loader.next_step() };
+        let step = self.done + 1;
+        self.accelerator.communicator().set_phase(&format!("step {step}: making examples"));
+        self.loader.next_step_of(|step| source.make(self.accelerator, &self.model, step))
+    }
+
     fn limit_pool(&self) {
         if let Some(limit) = &self.pool_limit {
             limit.set(self.accelerator.device().arena());
@@ -244,8 +252,15 @@ impl<'a> Run<'a> {
         }
         let accumulation = self.config.train.accumulation;
         let begin = Instant::now();
-        let report =
-            flops::profile(self.accelerator, &*self.objective, &self.model, args, batch, accumulation, times)?;
+        let report = flops::profile(
+            self.accelerator,
+            &*self.objective,
+            &self.model,
+            args,
+            batch,
+            accumulation,
+            times,
+        )?;
         let Some(journal) = &mut self.journal else { return Ok(()) };
         journal.paused(begin.elapsed());
         journal.flops_profile(args.file.as_deref(), &report)

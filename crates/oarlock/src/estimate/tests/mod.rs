@@ -61,7 +61,8 @@ fn a_dry_step_takes_what_a_real_one_takes_by_the_byte() {
         let mut model = llama(64, 2, 200, len);
         model.set_recompute(recompute);
         let shape = StepShape { batch: rows, len, documents, eval_batch: Some(5), longest: None, parts: 1 };
-        let dry = decoder_step(&model, dtype, accelerator.device(), shape, &dry_pass(&NextToken::PLAIN)).unwrap();
+        let dry =
+            decoder_step(&model, dtype, accelerator.device(), shape, &dry_pass(&NextToken::PLAIN)).unwrap();
         assert_eq!(accelerator.device().arena().bytes(), 0, "a dry run takes nothing of the real pool");
 
         let adamw = optim::adamw(&model).weight_decay(0.0);
@@ -70,8 +71,16 @@ fn a_dry_step_takes_what_a_real_one_takes_by_the_byte() {
         let window = vec![batch(rows, len, documents); 2];
         accelerator.device().profile().enable();
         for _ in 0..2 {
-            train_step(&accelerator, &NextToken::PLAIN, &model, &optimizer, &window, 1.0, &mut PhaseTimer::new())
-                .unwrap();
+            train_step(
+                &accelerator,
+                &NextToken::PLAIN,
+                &model,
+                &optimizer,
+                &window,
+                1.0,
+                &mut PhaseTimer::new(),
+            )
+            .unwrap();
         }
         let work = accelerator.device().profile().take();
         evaluate(&accelerator, &NextToken::PLAIN, &model, [batch(5, len, documents)].into_iter()).unwrap();
@@ -169,7 +178,8 @@ fn an_update_borrows_what_the_estimate_says() {
             model.set_recompute(Recompute::Units { every: 1 });
             let shape =
                 StepShape { batch: rows, len, documents: false, eval_batch: None, longest: None, parts: 1 };
-            let dry = decoder_step(&model, dtype, accelerator.device(), shape, &dry_pass(&NextToken::PLAIN)).unwrap();
+            let dry = decoder_step(&model, dtype, accelerator.device(), shape, &dry_pass(&NextToken::PLAIN))
+                .unwrap();
             let settings = Settings {
                 optim: optim.clone(),
                 offload_optimizer,

@@ -13,9 +13,10 @@ use crate::model::{Decoder, LogProbs};
 use crate::nn;
 
 /// The model that a loss compares the trained one with.
-#[derive(Clone)]
+#[derive(Clone, Default)]
 pub enum Reference {
     /// None.
+    #[default]
     Absent,
     /// The trained one without its adapters, or with those that it began with ([`as_reference`]).
     SameWeights,

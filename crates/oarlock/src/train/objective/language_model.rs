@@ -6,8 +6,9 @@ use oarlock_tensor::Tensor;
 use oarlock_tensor::ops::{HeadLoss, TokenLoss};
 
 use super::Inputs;
-use crate::accelerator::Prepared;
-use crate::error::Result;
+use crate::accelerator::{Accelerator, Prepared};
+use crate::error::{Error, Result};
+use crate::generate::{GenerateOptions, Generation, Model, Prompt};
 use crate::model::{Decoder, LogProbs, LossOptions};
 use crate::nn::{self, Module};
 
@@ -49,6 +50,18 @@ pub trait LanguageModel: Module {
     /// # Errors
     /// As [`LanguageModel::stream_through`], and a model without a value head.
     fn values(&self, inputs: &Inputs, places: &[usize]) -> nn::Result<Tensor>;
+
+    /// Answers to prompts, `at_once` of them at a time, on all ranks in step: each answers its own.
+    ///
+    /// # Errors
+    /// A prompt that is empty or too long, and the failure of another rank.
+    fn generate(
+        &self,
+        accelerator: &Accelerator,
+        prompts: &[Prompt],
+        options: &GenerateOptions,
+        at_once: usize,
+    ) -> Result<Vec<Generation<Vec<u32>>>>;
 }
 
 impl LanguageModel for Decoder {
@@ -91,6 +104,27 @@ impl LanguageModel for Decoder {
             None => self.values(&inputs.ids, &inputs.mask, places),
         }
     }
+
+    fn generate(
+        &self,
+        accelerator: &Accelerator,
+        prompts: &[Prompt],
+        options: &GenerateOptions,
+        at_once: usize,
+    ) -> Result<Vec<Generation<Vec<u32>>>> {
+        let model = Model {
+            decoder: self,
+            dtype: accelerator.dtype(),
+            device: accelerator.device(),
+            n_positions: self.n_positions(),
+        };
+        let goes_on = |own: bool| {
+            let mut any = [f64::from(u8::from(own))];
+            accelerator.reduce_sum(&mut any)?;
+            Ok(any[0] > 0.0)
+        };
+        model.generate_in_step(prompts, options, at_once, &mut |_| (), &goes_on)
+    }
 }
 
 fn options(inputs: &Inputs, kind: TokenLoss) -> LossOptions<'_> {
@@ -108,6 +142,18 @@ pub trait Unrecorded {
         inputs: &Inputs,
         pass: &dyn Fn(&dyn LanguageModel, &Inputs) -> nn::Result<Tensor>,
     ) -> Result<Tensor>;
+
+    /// [`LanguageModel::generate`] of the weights as they are now.
+    ///
+    /// # Errors
+    /// As there, and a model that is divided into stages.
+    fn generate(
+        &self,
+        accelerator: &Accelerator,
+        prompts: &[Prompt],
+        options: &GenerateOptions,
+        at_once: usize,
+    ) -> Result<Vec<Generation<Vec<u32>>>>;
 }
 
 impl<M: LanguageModel> Unrecorded for Prepared<M> {
@@ -116,13 +162,36 @@ impl<M: LanguageModel> Unrecorded for Prepared<M> {
         inputs: &Inputs,
         pass: &dyn Fn(&dyn LanguageModel, &Inputs) -> nn::Result<Tensor>,
     ) -> Result<Tensor> {
-        let trains = self.is_training();
-        self.eval();
-        let found = self
-            .call(&inputs.ids.detach(), |model, ids| pass(model, &Inputs { ids: ids.clone(), ..inputs.clone() }));
-        if trains {
-            self.train();
-        }
-        found
+        evaluating(self, || {
+            let pass = |model: &M, ids: &Tensor| pass(model, &Inputs { ids: ids.clone(), ..inputs.clone() });
+            self.call(&inputs.ids.detach(), pass)
+        })
     }
+
+    fn generate(
+        &self,
+        accelerator: &Accelerator,
+        prompts: &[Prompt],
+        options: &GenerateOptions,
+        at_once: usize,
+    ) -> Result<Vec<Generation<Vec<u32>>>> {
+        if let Some(pipeline) = self.pipeline() {
+            return Err(Error::Usage(format!(
+                "the model is divided into {} stages, and answers need it whole; leave pipeline_model_parallel_size out",
+                pipeline.n_stages()
+            )));
+        }
+        evaluating(self, || self.module().generate(accelerator, prompts, options, at_once))
+    }
+}
+
+/// Runs `f` while the model is in evaluation mode.
+fn evaluating<M: Module, R>(model: &Prepared<M>, f: impl FnOnce() -> R) -> R {
+    let trains = model.is_training();
+    model.eval();
+    let found = f();
+    if trains {
+        model.train();
+    }
+    found
 }

@@ -29,12 +29,13 @@ pub use self::preference::Preference;
 pub use self::reward::{Reward, scores};
 use crate::accelerator::{Accelerator, Loss};
 use crate::config::{ObjectiveArgs, TrainArgs};
-use crate::data::{Batch, Fields, Sample};
+use crate::data::{Batch, Fields, Sample, StepBatches, Tokenizer};
 use crate::error::Result;
 use crate::nn;
 
-/// The objective of a run; `reference` is the model that it compares the trained one with.
-pub fn of(train: &TrainArgs, reference: Reference) -> Box<dyn Objective> {
+/// The objective of a run. One that is only looked at needs nothing of the run.
+pub fn of(train: &TrainArgs, given: Given) -> Box<dyn Objective> {
+    let Given { reference, .. } = given;
     match &train.objective {
         ObjectiveArgs::NextToken => Box::new(NextToken { args: train.loss, seed: train.seed }),
         ObjectiveArgs::Preferences(args) => Box::new(Preference::new(args.clone(), reference)),
@@ -65,6 +66,11 @@ pub trait Objective {
     /// an evaluation is one of tokens, which has a perplexity.
     fn is_token_loss(&self) -> bool {
         false
+    }
+
+    /// What makes its examples, where they are not the rows of the data as they are.
+    fn source(&self) -> Option<&dyn Source> {
+        None
     }
 
     /// Noise that is added to the embeddings of a micro-batch that is trained on, whose elements for each token are
@@ -107,6 +113,32 @@ pub trait Objective {
     fn first_loss(&self) -> Option<f64> {
         None
     }
+}
+
+/// Makes the examples of each step while training, such as answers of the model to the prompts of the data (rollouts).
+pub trait Source {
+    /// Puts examples in the place of the rows of a step, which are whole. All ranks call it together.
+    ///
+    /// # Errors
+    /// What the model reports, and the failure of another rank.
+    fn make(&self, accelerator: &Accelerator, model: &dyn Unrecorded, step: &mut StepBatches) -> Result<()>;
+}
+
+/// What an objective gets of a run beside its settings.
+#[derive(Default)]
+pub struct Given {
+    /// The frozen model that it compares the trained one with, or scores answers with.
+    pub reference: Reference,
+    /// What answers are made of, where it makes some.
+    pub answering: Option<Answering>,
+}
+
+/// What text and tokens an answer is made of.
+pub struct Answering {
+    /// The tokenizer of the run.
+    pub tokenizer: Tokenizer,
+    /// The tokens that end an answer; the first of them ends those that are trained on.
+    pub stop_ids: Vec<u32>,
 }
 
 /// The tensors of a micro-batch on the device of a rank.

@@ -24,7 +24,7 @@ use crate::train::inputs::Reading;
 use crate::train::journal::Journal;
 use crate::train::lock::OutputLock;
 use crate::train::model::{self, ReferenceModel, Start};
-use crate::train::objective::{self, Reference, dry_pass};
+use crate::train::objective::{self, Given, Reference, dry_pass};
 use crate::train::obstacles::note_logs;
 use crate::train::options::optimizer;
 use crate::train::output_folder::look_at_stores;
@@ -68,7 +68,7 @@ impl<'a> Run<'a> {
                 return Ok(None);
             }
             let (device, apart) = (accelerator.device(), ranks_apart(accelerator));
-            let dry = objective::of(&config.train, Reference::Absent);
+            let dry = objective::of(&config.train, Given::default());
             let second = second.as_ref().map(|(second, _)| second);
             let models = (&model, &decoder as &dyn Fn() -> Result<Decoder>, second);
             let measured = ProcessMemory::current().map_or(0, |own| own.pss);
@@ -109,10 +109,10 @@ impl<'a> Run<'a> {
         };
         let mut pool_limit = None;
         if is_unpadded {
-            let longest = |batch, eval_batch: Option<usize>| {
-                data.longest(loader.sampler(), total_steps, batch, eval_batch)
-            };
-            let known = predict(Some(&longest));
+            let longest: &LongestOf<'_> =
+                &|batch, eval_batch| data.longest(loader.sampler(), total_steps, batch, eval_batch);
+            // How long the answers of the model will be nobody knows.
+            let known = predict((!config.train.objective.makes_answers()).then_some(longest));
             if turns_to_cpu(config, accelerator, &known)? {
                 return Ok(None);
             }
@@ -146,7 +146,7 @@ impl<'a> Run<'a> {
             }
             (_, None) => Reference::Absent,
         };
-        let objective = objective::of(&config.train, reference);
+        let objective = objective::of(&config.train, Given { reference, answering: data.answering.take() });
         objective.register(accelerator);
         let inputs = reading.finish(accelerator.communicator(), std::mem::take(&mut data.read))?;
         let rows = accelerator.data_parallel().0 * config.train.batch_size * config.train.accumulation;
