@@ -12,6 +12,7 @@ mod metric;
 mod next_token;
 mod preference;
 mod preference_loss;
+mod raft;
 mod reward;
 
 use std::ops::Range;
@@ -26,6 +27,7 @@ pub use self::language_model::{LanguageModel, Unrecorded};
 pub use self::metric::{Evaluation, Mean, Metric, Sum, Tally, Totals};
 pub use self::next_token::NextToken;
 pub use self::preference::Preference;
+pub use self::raft::Raft;
 pub use self::reward::{Reward, scores};
 use crate::accelerator::{Accelerator, Loss};
 use crate::config::{ObjectiveArgs, TrainArgs};
@@ -35,12 +37,12 @@ use crate::nn;
 
 /// The objective of a run. One that is only looked at needs nothing of the run.
 pub fn of(train: &TrainArgs, given: Given) -> Box<dyn Objective> {
-    let Given { reference, .. } = given;
     match &train.objective {
         ObjectiveArgs::NextToken => Box::new(NextToken { args: train.loss, seed: train.seed }),
-        ObjectiveArgs::Preferences(args) => Box::new(Preference::new(args.clone(), reference)),
-        ObjectiveArgs::Judgements(args) => Box::new(Judgement::new(args.clone(), reference)),
+        ObjectiveArgs::Preferences(args) => Box::new(Preference::new(args.clone(), given.reference)),
+        ObjectiveArgs::Judgements(args) => Box::new(Judgement::new(args.clone(), given.reference)),
         ObjectiveArgs::Rewards => Box::new(Reward),
+        ObjectiveArgs::Raft(args) => Box::new(Raft::new(args.clone(), train, given)),
     }
 }
 
