@@ -44,6 +44,7 @@ mod preference;
 mod preflight;
 mod pretrain_loop;
 mod quantization;
+mod raft;
 mod recipes;
 mod rendezvous;
 mod restart;

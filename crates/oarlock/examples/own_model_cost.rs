@@ -14,7 +14,7 @@ use oarlock::nn::{
     RopeScaling, RopeStyle, Unit,
 };
 use oarlock::report::speed::PhaseTimer;
-use oarlock::train::{Pretrain, train_step};
+use oarlock::train::{NextToken, train_step};
 use oarlock::{
     Accelerator, AcceleratorConfig, Batch, Error, Loss, Options, PreparedOptimizer, Result, Tensor, optim,
 };
@@ -163,7 +163,7 @@ fn main() -> Result<()> {
             timed(&accelerator, &settings, || {
                 let timer = &mut PhaseTimer::new();
                 let batches = std::slice::from_ref(&batch);
-                train_step(&accelerator, &Pretrain, &model, &optimizer, batches, MAX_GRAD_NORM, timer)
+                train_step(&accelerator, &NextToken::PLAIN, &model, &optimizer, batches, MAX_GRAD_NORM, timer)
                     .map(|_| ())
             })
         }

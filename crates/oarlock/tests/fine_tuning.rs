@@ -148,10 +148,10 @@ impl Task {
     }
 
     /// Loss and gradient norm of each step.
-    fn steps<O: Objective<Model = Decoder>>(
+    fn steps(
         &self,
         accelerator: &Accelerator,
-        objective: &O,
+        objective: &dyn Objective,
         (model, optimizer): &(Prepared<Decoder>, PreparedOptimizer),
         leg: Leg<'_>,
     ) -> Vec<(u64, u64)> {

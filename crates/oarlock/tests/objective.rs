@@ -4,11 +4,11 @@ use oarlock::model::{Decoder, DecoderConfig};
 use oarlock::nn;
 use oarlock::report::speed::PhaseTimer;
 use oarlock::shard::Placements;
-use oarlock::train::objective::{Inputs, Mean, Objective, ObjectiveLoss, Sum};
+use oarlock::train::objective::{Inputs, LanguageModel, Mean, Objective, ObjectiveLoss, Sum};
 use oarlock::train::{evaluate, train_step};
 use oarlock::{Accelerator, AcceleratorConfig, Batch, Options, Prepared, Tensor, optim};
 use oarlock_comm::Communicator;
-use oarlock_tensor::ops;
+use oarlock_tensor::ops::{self, TokenLoss};
 
 const LEN: usize = 12;
 const VOCAB: usize = 40;
@@ -19,16 +19,14 @@ struct BySequence {
 }
 
 impl Objective for BySequence {
-    type Model = Decoder;
-
     fn weight(&self, batch: &Batch) -> f64 {
         batch.rows as f64
     }
 
-    fn loss(&self, model: &Decoder, inputs: &Inputs) -> nn::Result<ObjectiveLoss> {
+    fn loss(&self, model: &dyn LanguageModel, inputs: &Inputs) -> nn::Result<ObjectiveLoss> {
         // All sequences of these batches have as many targets.
         let per_sequence = (LEN - 1) as f32;
-        let found = model.loss(&inputs.ids, &inputs.labels, &inputs.mask)?;
+        let found = model.token_loss(inputs, TokenLoss::CrossEntropy)?;
         let share = Tensor::from_slice(&[1.0 / per_sequence], [], inputs.ids.device())?;
         let loss = ops::mul(&found.loss, &share)?;
         let ids = inputs.ids.detach();
@@ -38,7 +36,7 @@ impl Objective for BySequence {
         Ok(ObjectiveLoss { sum: Sum::from(&loss), loss, weight: rows, metrics: vec![reference] })
     }
 
-    fn metrics(&self) -> &'static [&'static str] {
+    fn metrics(&self, _evaluates: bool) -> &'static [&'static str] {
         &["reference_loss"]
     }
 }

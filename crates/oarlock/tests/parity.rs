@@ -8,7 +8,7 @@ use std::sync::Arc;
 use oarlock::data::{Loader, Packing, RowSettings, Rows, Sampler, Source, TokenCache, Tokenizer};
 use oarlock::model::{Decoder, HfConfig};
 use oarlock::report::speed::PhaseTimer;
-use oarlock::train::{Pretrain, StepReport, train_step};
+use oarlock::train::{NextToken, StepReport, train_step};
 use oarlock::weights::SafetensorsSource;
 use oarlock::{Accelerator, AcceleratorConfig, Options, Result, optim};
 use oarlock_comm::Communicator;
@@ -108,7 +108,7 @@ impl Golden {
             let window = loader.next_step()?;
             train_step(
                 &accelerator,
-                &Pretrain,
+                &NextToken::PLAIN,
                 &model,
                 &optimizer,
                 &window.batches,

@@ -16,7 +16,7 @@ use oarlock::nn::{self, Linear, Tanh};
 use oarlock::optim::{self, Stepped};
 use oarlock::report::speed::PhaseTimer;
 use oarlock::shard::{Engine, Options, Placements};
-use oarlock::train::{Pretrain, evaluate, train_step};
+use oarlock::train::{NextToken, evaluate, train_step};
 use oarlock::{Accelerator, AcceleratorConfig, ClientState, Error, SeededInit};
 use oarlock_comm::{Communicator, shm};
 use oarlock_tensor::DType;
@@ -128,7 +128,7 @@ fn rank(data: &Data, comm: Communicator, case: &Case<'_>) -> Seen {
         let window = loader.next_step().unwrap();
         position = window.position;
         let report =
-            train_step(&accelerator, &Pretrain, &model, &optimizer, &window.batches, 0.5, &mut timer)
+            train_step(&accelerator, &NextToken::PLAIN, &model, &optimizer, &window.batches, 0.5, &mut timer)
                 .unwrap();
         assert_eq!(report.stepped, Stepped::Done);
         assert!(report.grad_norm > 0.5, "clipping has nothing to do");
@@ -141,7 +141,7 @@ fn rank(data: &Data, comm: Communicator, case: &Case<'_>) -> Seen {
         saver.finish(&comm).unwrap();
     }
     let batches = eval_batches(data.rows.clone(), world, rank, 2).unwrap().take(9);
-    let evaluated = evaluate(&accelerator, &Pretrain, &model, batches).unwrap().loss;
+    let evaluated = evaluate(&accelerator, &NextToken::PLAIN, &model, batches).unwrap().loss;
     let state = accelerator.get_state_dict(&model).unwrap();
     let weights = state.values().flat_map(|tensor| tensor.to_vec::<f64>().unwrap()).sum();
     let n_params = optimizer.with_engine(Engine::n_params).unwrap();

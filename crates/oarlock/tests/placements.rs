@@ -12,7 +12,7 @@ use oarlock::nn::Wrap;
 use oarlock::optim::{self, Stepped};
 use oarlock::report::speed::PhaseTimer;
 use oarlock::shard::{Engine, Gather, Lifetime, Offload, Options, Placement, Placements, Slice};
-use oarlock::train::{Pretrain, train_step};
+use oarlock::train::{NextToken, train_step};
 use oarlock::weights::SafetensorsSource;
 use oarlock::{Accelerator, AcceleratorConfig, PreparedOptimizer, SeededInit, WeightSource};
 use oarlock_comm::Communicator;
@@ -127,7 +127,7 @@ fn rank(
     for _ in 0..steps {
         let window = loader.next_step().unwrap();
         let report =
-            train_step(&accelerator, &Pretrain, &model, &optimizer, &window.batches, 0.5, &mut timer)
+            train_step(&accelerator, &NextToken::PLAIN, &model, &optimizer, &window.batches, 0.5, &mut timer)
                 .unwrap();
         assert!(report.grad_norm > 0.5, "clipping has nothing to do");
         losses.push((report.totals.loss_sum.to_bits(), report.grad_norm.to_bits()));
@@ -424,7 +424,7 @@ fn an_overflow_on_one_rank_is_skipped_by_all_and_the_loss_scale_follows_deepspee
                     let before = optimizer.n_steps().unwrap();
                     let report = train_step(
                         &accelerator,
-                        &Pretrain,
+                        &NextToken::PLAIN,
                         &model,
                         &optimizer,
                         &window.batches,

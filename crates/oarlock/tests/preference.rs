@@ -149,9 +149,9 @@ fn rank(
     reports
 }
 
-fn steps<O: Objective<Model = Decoder>>(
+fn steps(
     accelerator: &Accelerator,
-    objective: &O,
+    objective: &dyn Objective,
     (model, optimizer): &(oarlock::Prepared<Decoder>, oarlock::PreparedOptimizer),
     split: &Split,
     rows: &Arc<Rows>,

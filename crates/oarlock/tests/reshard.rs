@@ -10,7 +10,7 @@ use oarlock::data::{Loader, Packing, RowSettings, Rows, Sampler, Source, TokenCa
 use oarlock::model::{Decoder, HfConfig, merge_weights};
 use oarlock::report::speed::PhaseTimer;
 use oarlock::shard::{Engine, Gather, Options, Placements, Slice};
-use oarlock::train::{Pretrain, train_step};
+use oarlock::train::{NextToken, train_step};
 use oarlock::weights::SafetensorsSource;
 use oarlock::{Accelerator, AcceleratorConfig, ClientState, optim};
 use oarlock_comm::Communicator;
@@ -79,7 +79,7 @@ fn rank(data: &Data, comm: Communicator, options: &Options, leg: Leg<'_>) -> (Ve
         let window = loader.next_step().unwrap();
         position = window.position;
         let report =
-            train_step(&accelerator, &Pretrain, &model, &optimizer, &window.batches, 1.0, &mut timer)
+            train_step(&accelerator, &NextToken::PLAIN, &model, &optimizer, &window.batches, 1.0, &mut timer)
                 .unwrap();
         losses.push(report.loss().to_bits());
     }

@@ -51,13 +51,7 @@ fn train(folder: &Path, device: DeviceKind, dtype: DType) -> (Vec<u64>, Vec<u32>
             let starts: Vec<i32> =
                 (0..2 * LEN as i32).map(|i| if i % LEN as i32 >= 5 { 5 } else { 0 }).collect();
             let mask = if micro == 0 { Mask::Causal } else { Mask::Documents(place(&starts)) };
-            let inputs = Inputs {
-                ids: place(&ids),
-                labels: Labels::new(labels),
-                mask,
-                segments: Vec::new(),
-                documents: Vec::new(),
-            };
+            let inputs = Inputs::of_tensors(place(&ids), Labels::new(labels), mask);
             let loss = |model: &Decoder, ids: &Tensor| model.loss(ids, &inputs.labels, &inputs.mask);
             let loss = model.loss(&inputs.ids, loss).unwrap();
             accelerator.backward(&loss).unwrap();

@@ -43,6 +43,7 @@ mod ranks;
 mod recompute;
 mod recurrent;
 mod reshard;
+mod rollouts;
 mod sequence_parallel;
 mod sft;
 mod sparse_attention;

@@ -18,7 +18,7 @@ use oarlock::estimate::{
 };
 use oarlock::model::hf::HfConfig;
 use oarlock::model::{Decoder, DecoderConfig, Recompute};
-use oarlock::train::objective::{Pretrain, dry_pass};
+use oarlock::train::objective::{NextToken, dry_pass};
 
 #[derive(Clone, Copy, PartialEq, ValueEnum)]
 enum OffloadDevice {
@@ -200,7 +200,7 @@ pub(super) fn run(args: &EstimateArgs) -> Outcome {
             "cuda" => device.as_dry_gpu(estimate::USUAL_GPU_BYTES),
             _ => device,
         };
-        step = Some(decoder_step(model, dtype, &device, shape, &dry_pass(&Pretrain))?);
+        step = Some(decoder_step(model, dtype, &device, shape, &dry_pass(&NextToken::PLAIN))?);
     }
     let size = match (&model, args.params) {
         (Some(model), None) => ModelSize::of(model, dtype),

@@ -119,7 +119,7 @@ pub fn build(
         schedule: ScheduleArgs { learning_rate, shape, warmup: warmup(&settings) },
         loss: learning::token_loss(read, found),
         finetuning,
-        objective: objective::objective(read),
+        objective: objective::objective(read, found),
         enabled: read.bool("do_train"),
     };
     let has_eval = val_size.is_some() || !data.eval_datasets.is_empty();
@@ -233,7 +233,8 @@ pub(super) fn chat(settings: &Settings) -> ChatArgs {
         },
         preserve_thinking: settings.bool("preserve_thinking"),
         train_on_prompt: settings.bool("train_on_prompt"),
-        mask_history: settings.bool("mask_history"),
+        // Of a prompt that is answered anew, the last answer alone is the expected one.
+        mask_history: settings.bool("mask_history") || settings.word("stage") == "raft",
         split_special_tokens: settings.bool("split_special_tokens"),
         ..ChatArgs::default()
     }
@@ -293,6 +294,7 @@ fn derive(settings: &mut Settings) {
         "dpo" => Some("stage dpo"),
         "kto" => Some("stage kto"),
         "rm" => Some("stage rm"),
+        "raft" => Some("stage raft"),
         _ => Some("stage sft"),
     };
     if let Some(stage) = stage.filter(|_| !settings.get("packing").is_written()) {
@@ -358,8 +360,8 @@ fn between(settings: &Settings, problems: &mut Problems) {
                 report(&what, &[name, size], "each group of so many ranks has a part of a sequence on each");
             }
         }
-        if !matches!(stage, "pt" | "sft") {
-            let what = format!("`{size}` divides sequences of the stages pt and sft");
+        if !matches!(stage, "pt" | "sft" | "raft") {
+            let what = format!("`{size}` divides sequences of the stages pt, sft and raft");
             report(&what, &[size, "stage"], "the losses of other stages compare whole answers; remove it");
         }
         let written =

@@ -27,6 +27,9 @@ const fn stays(key: &'static str, ours: &'static str, theirs: &'static str, why:
     Difference { key, ours, theirs, stays: Some(why) }
 }
 
+/// The stages that LLaMA-Factory does not have.
+pub const OWN_STAGES: [&str; 1] = ["raft"];
+
 /// All of them.
 pub const DIFFERENCES: [Difference; 6] = [
     holds("stage", "pt", "sft"),

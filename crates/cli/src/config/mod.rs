@@ -27,6 +27,7 @@ pub mod paths;
 mod pipeline;
 mod predicting;
 mod quantization;
+mod raft;
 mod recompute;
 pub mod render;
 pub mod resolved;

@@ -3,12 +3,13 @@
 use std::path::PathBuf;
 
 use oarlock::config::{JudgementArgs, Learned, ObjectiveArgs, PreferenceArgs, PreferenceLoss, ReferenceArgs};
+use oarlock::settings::problem::Problems;
 use oarlock::settings::resolve::Settings;
 
-use super::quantization;
+use super::{quantization, raft};
 
-/// What a step optimises.
-pub fn objective(settings: &Settings) -> ObjectiveArgs {
+/// What a step optimizes. What is wrong with it goes to `problems`.
+pub fn objective(settings: &Settings, problems: &mut Problems) -> ObjectiveArgs {
     let number = |name: &str| settings.f64(name) as f32;
     match settings.word("stage") {
         "dpo" => ObjectiveArgs::Preferences(PreferenceArgs {
@@ -35,6 +36,7 @@ pub fn objective(settings: &Settings) -> ObjectiveArgs {
             reference: reference(settings),
         }),
         "rm" => ObjectiveArgs::Rewards,
+        "raft" => ObjectiveArgs::Raft(raft::raft(settings, problems)),
         _ => ObjectiveArgs::NextToken,
     }
 }

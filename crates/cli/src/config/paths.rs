@@ -90,7 +90,7 @@ pub fn check(config: &ResolvedConfig) -> Result<(), Problems> {
     let reference = config.train.objective.reference().and_then(|reference| reference.model.as_ref());
     if let Some(model) = reference.filter(|model| !model.join("config.json").is_file()) {
         report(
-            "ref_model",
+            config.train.objective.reference_key(),
             format!("no model folder `{}`", model.display()),
             "it is a local folder with config.json and weights, relative to the working directory".to_owned(),
         );

@@ -69,7 +69,7 @@ pub fn pipeline(settings: &Settings, shard: &ShardArgs, problems: &mut Problems)
     }
     if !matches!(settings.word("stage"), "pt" | "sft") {
         report(
-            "pipeline parallelism is for next tokens: the losses of pairs and judgements take whole models",
+            "pipeline parallelism is for stages pt and sft: the others need the whole model on each rank",
             &[STAGES, "stage"],
             "write `stage: pt` or `stage: sft`, or remove the stages",
         );

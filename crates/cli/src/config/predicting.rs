@@ -16,18 +16,21 @@ pub fn predict(settings: &Settings, shard: &ShardArgs, problems: &mut Problems) 
 }
 
 fn answers(settings: &Settings, shard: &ShardArgs, problems: &mut Problems) -> PredictArgs {
+    if shard.parameters != Placement::Whole {
+        let message = "`predict_with_generate` needs the weights on every rank, and they are sharded";
+        let help = "generate after the training, or shard gradients and optimizer state only";
+        settings.report(problems, message, &["predict_with_generate"], help);
+    }
+    sampling(settings, problems)
+}
+
+/// How answers are made. What is wrong with it goes to `problems`.
+pub fn sampling(settings: &Settings, problems: &mut Problems) -> PredictArgs {
     let mut report = |message: &str, names: &[&str], help: &str| {
         settings.report(problems, message, names, help);
     };
     if settings.int("num_beams") != 1 {
         report("`num_beams` is more than 1: there is no beam search", &["num_beams"], "remove it");
-    }
-    if shard.parameters != Placement::Whole {
-        report(
-            "`predict_with_generate` needs the weights on every rank, and they are sharded",
-            &["predict_with_generate"],
-            "generate after the training, or shard gradients and optimizer state only",
-        );
     }
     let top_p = settings.f64("top_p") as f32;
     if !(top_p > 0.0 && top_p <= 1.0) {

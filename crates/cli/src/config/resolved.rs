@@ -121,7 +121,7 @@ impl ResolvedConfig {
             _ if setting.is_written() && !self.is_read_by_stage(setting.key.name) => {
                 let reason = match setting.key.name {
                     "do_predict" => "this stage predicts nothing; do_eval evaluates",
-                    _ => "this stage compares no answers so",
+                    _ => "this stage does not read it",
                 };
                 Some((setting, reason))
             }

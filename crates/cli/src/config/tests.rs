@@ -352,8 +352,8 @@ fn every_wrong_configuration_says_where_and_what_to_do() {
         ),
         (
             "stage: ppo",
-            "t.yaml:4:8: `stage: ppo` is not supported yet (pretraining, supervised fine-tuning, preferences (dpo, kto) and \
-             reward models (rm) are there)",
+            "t.yaml:4:8: `stage: ppo` is not supported yet (pretraining, supervised fine-tuning, preferences (dpo, kto), \
+             reward models (rm) and rejection sampling (raft) are there)",
         ),
         (
             "finetuning_type: oft\noft_rank: 8",

@@ -158,6 +158,17 @@ fn built_in(name: &str, words: &Words) -> Option<Result<Training, Problems>> {
 /// As [`training`].
 pub fn llama_factory(arguments: &Arguments) -> Result<Training, Problems> {
     let mut training = training(arguments)?;
+    let stages = training.layers.iter().flat_map(|layer| &layer.entries).filter(|entry| entry.key == "stage");
+    for stage in stages {
+        if let Data::Scalar { text, .. } = &stage.value.data
+            && defaults::OWN_STAGES.contains(&text.as_str())
+        {
+            return Err(Problem::new(format!("LLaMA-Factory has no `stage: {text}`"))
+                .at(&stage.value.location, "")
+                .help("run it with `oarlock train`")
+                .into());
+        }
+    }
     let (defaults, notes) = defaults::of_llama_factory(&training.layers);
     training.layers.insert(0, defaults);
     training.notes.extend(notes);

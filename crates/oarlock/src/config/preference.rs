@@ -4,6 +4,8 @@ use std::path::PathBuf;
 
 use oarlock_tensor::cpu::quantized::Format;
 
+use super::raft::{RaftArgs, RewardArgs};
+
 /// What a step optimises.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub enum ObjectiveArgs {
@@ -16,6 +18,8 @@ pub enum ObjectiveArgs {
     Judgements(JudgementArgs),
     /// A number for each answer that is larger for the better one (`stage: rm`).
     Rewards,
+    /// The next token of the model's own best answers (`stage: raft`).
+    Raft(RaftArgs),
 }
 
 impl ObjectiveArgs {
@@ -24,8 +28,24 @@ impl ObjectiveArgs {
         match self {
             ObjectiveArgs::Preferences(args) if args.loss.has_reference() => Some(&args.reference),
             ObjectiveArgs::Judgements(args) => Some(&args.reference),
+            ObjectiveArgs::Raft(RaftArgs { reward: RewardArgs::Model(model), .. }) => Some(model),
             _ => None,
         }
+    }
+
+    /// The key that names this model.
+    pub fn reference_key(&self) -> &'static str {
+        if self.scores_with_reference() { "reward_model" } else { "ref_model" }
+    }
+
+    /// Whether this model is one with a value head, which scores answers.
+    pub fn scores_with_reference(&self) -> bool {
+        matches!(self, ObjectiveArgs::Raft(_))
+    }
+
+    /// Whether the run answers prompts and trains on its answers.
+    pub fn makes_answers(&self) -> bool {
+        matches!(self, ObjectiveArgs::Raft(_))
     }
 
     /// Whether dropout is switched off: differences of log-probabilities would be those of what is dropped.

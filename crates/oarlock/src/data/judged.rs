@@ -4,6 +4,7 @@
 use std::ops::Range;
 
 use super::cut::divide;
+use super::fields::{ANSWERS, Field};
 use super::loader::Batch;
 use super::pack::Rows;
 
@@ -104,10 +105,10 @@ impl Batch {
     pub(super) fn fill_mismatched(&mut self, data: &Rows, rows: &[Option<u64>]) {
         self.input_ids.clear();
         self.labels.clear();
-        self.segments.clear();
         let mut starts = self.doc_start.take().unwrap_or_default();
         starts.clear();
         self.n_targets = 0;
+        let mut spans = Vec::with_capacity(rows.len());
         for row in rows.iter().flatten() {
             let answered = data.answered(*row, data.other(*row));
             let at = self.input_ids.len()..self.input_ids.len() + answered.len();
@@ -116,7 +117,7 @@ impl Batch {
             let (ids, labels) = (&mut self.input_ids[at.clone()], &mut self.labels[at.clone()]);
             self.n_targets += data.write_answered(&answered, ids, labels);
             starts.resize(at.end, at.start as i32);
-            self.segments.push(at);
+            spans.push(at);
         }
         if self.input_ids.is_empty() {
             // A rank without a row takes part with one token and no target.
@@ -125,6 +126,7 @@ impl Batch {
         }
         (self.rows, self.len) = (1, self.input_ids.len());
         self.doc_start = Some(starts);
+        self.fields.set(ANSWERS, Field::Spans(spans));
     }
 }
 
@@ -193,7 +195,7 @@ mod tests {
                 let (prompt, answer) = (&whole[row][0], &whole[row][1]);
                 let other = &whole[(row + 4) % 5][1];
                 let (ids, labels) = cut(prompt, other, room);
-                let at = batch.segments[row].clone();
+                let at = batch.fields.spans(ANSWERS)[row].clone();
                 assert_eq!(
                     (&batch.input_ids[at.clone()], &batch.labels[at.clone()]),
                     (&ids[..], &labels[..])

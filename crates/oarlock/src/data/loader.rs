@@ -7,12 +7,13 @@ use std::thread::JoinHandle;
 
 use super::deal::share;
 use super::error::{Error, Result};
+use super::fields::{Fields, MISMATCHED};
 use super::pack::Rows;
 use super::sampler::Sampler;
 use crate::panics;
 
 /// One micro-batch of one rank.
-#[derive(Clone, Debug, Default, PartialEq, Eq)]
+#[derive(Clone, Debug, Default, PartialEq)]
 pub struct Batch {
     /// Token ids, `rows * len`.
     pub input_ids: Vec<i32>,
@@ -27,11 +28,8 @@ pub struct Batch {
     pub len: usize,
     /// Targets that are not -100.
     pub n_targets: usize,
-    /// Where the segments of each example stand among the tokens, where examples have several: of a pair the better
-    /// answer with its prompt and the worse one with its. Of a judged answer the one that it is not is empty.
-    pub segments: Vec<Range<usize>>,
-    /// Of judged answers: their prompts with the answers of other rows.
-    pub mismatched: Option<Box<Batch>>,
+    /// What an objective needs to know of the examples besides.
+    pub fields: Fields,
     /// Which samples of the training it holds, in the order of their tokens; rows that are there for the shape only are
     /// none.
     pub samples: Vec<Sample>,
@@ -93,12 +91,9 @@ impl Batch {
         self.labels.resize(len, 0);
         let mut starts = self.doc_start.take().unwrap_or_default();
         starts.resize(len, 0);
-        self.segments.clear();
         let mut begin = 0;
         for (row, n) in rows.iter().zip(lens()) {
             let Some(row) = row else { continue };
-            let segments = data.segments(*row).into_iter();
-            self.segments.extend(segments.map(|segment| begin + segment.start..begin + segment.end));
             let at = begin..begin + n;
             let (ids, labels) = (&mut self.input_ids[at.clone()], &mut self.labels[at.clone()]);
             self.n_targets += data.write(*row, ids, labels, Some(&mut starts[at.clone()]));
@@ -109,14 +104,15 @@ impl Batch {
             data.write_filler(&mut self.input_ids, &mut self.labels, Some(&mut starts));
         }
         self.doc_start = Some(starts);
+        data.fill_answers(rows, &mut self.fields);
         if data.is_judged() {
-            self.mismatched.get_or_insert_default().fill_mismatched(data, rows);
+            self.fields.fill_batch(MISMATCHED, |batch| batch.fill_mismatched(data, rows));
         }
     }
 }
 
 /// The micro-batches of one step of one rank.
-#[derive(Clone, Debug, Default, PartialEq, Eq)]
+#[derive(Clone, Debug, Default, PartialEq)]
 pub struct StepBatches {
     /// One after the other; equally many on all ranks.
     pub batches: Vec<Batch>,

@@ -5,6 +5,7 @@
 //! `pack` (rows of a fixed length), `sampler` (which rows, when, on which rank), `loader` (batches, ahead of time).
 
 mod added_tokens;
+mod answered;
 mod answers;
 mod cache;
 mod confined;
@@ -16,6 +17,7 @@ mod engine;
 mod error;
 mod example;
 mod fence;
+mod fields;
 mod format;
 mod hash;
 mod judged;
@@ -50,10 +52,12 @@ mod tool_calls;
 mod train_bpe;
 mod written_template;
 
+pub use answered::AnsweredPrompt;
 pub use cache::{Build, Made, Progress, TokenCache};
 pub use encode::{Encoded, Encoder, Labels};
 pub use error::{Error, Result};
 pub use example::{Conversation, Example, Judged, Message, Pair};
+pub use fields::{ANSWERS, CHOSEN, Field, Fields, MISMATCHED, REJECTED};
 pub use layout::layout_names;
 pub use lengths::Lengths;
 pub use loader::{Batch, Loader, Sample, StepBatches, eval_batches};

@@ -8,6 +8,7 @@ use std::sync::Arc;
 
 use super::cache::TokenCache;
 use super::error::{Error, Result};
+use super::fields::{CHOSEN, Fields, REJECTED};
 use super::knapsack::Bins;
 use super::lengths::Lengths;
 use super::selection::{Selection, Split};
@@ -256,6 +257,24 @@ impl Rows {
         labels[n_next..].fill(IGNORED);
         let n_targets = n_next - self.for_each_ignored(row, |tokens| labels[tokens].fill(IGNORED));
         n_targets + self.for_each_end(row, |at| labels[at] = self.eos)
+    }
+
+    /// Says where the answers that are compared stand in a batch of these rows, one after another.
+    pub(super) fn fill_answers(&self, rows: &[Option<u64>], fields: &mut Fields) {
+        if !self.selection.cache.has_segments() {
+            return;
+        }
+        for (index, name) in [CHOSEN, REJECTED].into_iter().enumerate() {
+            let mut begin = 0;
+            let spans = rows.iter().flatten().flat_map(|&row| {
+                let first = begin;
+                begin += self.tokens_in(row);
+                let own = self.segments(row).into_iter().skip(index).step_by(2);
+                own.map(move |span| first + span.start..first + span.end)
+            });
+            // Of a judged answer the one that it is not is empty.
+            fields.fill_spans(name, spans.filter(|span| !self.is_judged() || !span.is_empty()));
+        }
     }
 
     /// Where the segments of a row stand, in order, where its record has several; one of them may be empty.

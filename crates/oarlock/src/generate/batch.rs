@@ -11,7 +11,7 @@ use crate::model::{Decoder, LayerCache};
 /// A model that generates, wherever its weights came from.
 #[derive(Clone, Copy, Debug)]
 pub struct Model<'a> {
-    /// The model. Its weights are not sharded.
+    /// The model. Where its weights are sharded, all ranks answer in step ([`Model::generate_in_step`]).
     pub decoder: &'a Decoder,
     /// The dtype that it computes in.
     pub dtype: DType,
@@ -68,14 +68,31 @@ impl Model<'_> {
         at_once: usize,
         on_answer: &mut dyn FnMut(usize),
     ) -> Result<Vec<Generation<Vec<u32>>>> {
+        self.generate_in_step(prompts, options, at_once, on_answer, &Ok)
+    }
+
+    /// As [`Model::generate_batch`], on ranks whose passes move weights between them, so that all run equally many. Before
+    /// each pass `goes_on` is told whether this rank has one to run, and says whether any rank has: one that has not takes
+    /// part with a token of its own.
+    ///
+    /// # Errors
+    /// As [`Generator::generate`], and what `goes_on` reports.
+    pub fn generate_in_step(
+        &self,
+        prompts: &[Prompt],
+        options: &GenerateOptions,
+        at_once: usize,
+        on_answer: &mut dyn FnMut(usize),
+        goes_on: &dyn Fn(bool) -> Result<bool>,
+    ) -> Result<Vec<Generation<Vec<u32>>>> {
         let mut answers: Vec<Option<Generation<Vec<u32>>>> = vec![None; prompts.len()];
         let mut waiting = prompts.iter().enumerate();
         let (mut rows, mut n_done) = (Vec::new(), 0);
         loop {
-            let mut logits: Vec<Vec<f32>> = self.next_logits(&mut rows)?;
+            let mut logits: Vec<Vec<f32>> = self.next_logits(&mut rows, goes_on)?;
             while rows.len() < at_once.max(1) {
                 let Some((index, prompt)) = waiting.next() else { break };
-                let (row, first) = self.begin(index, prompt, options)?;
+                let (row, first) = self.begin(index, prompt, options, goes_on)?;
                 rows.push(row);
                 logits.push(first);
             }
@@ -96,11 +113,22 @@ impl Model<'_> {
             }
             rows = going_on;
         }
+        while goes_on(false)? {
+            let ids = Tensor::from_slice(&[0], [1, 1], self.device)?;
+            let mut cache = self.decoder.empty_cache(1, self.dtype, self.device)?;
+            self.decoder.next_logits(&ids, &mut cache)?;
+        }
         Ok(answers.into_iter().flatten().collect())
     }
 
     /// Reads a prompt; with the logits after it.
-    fn begin(&self, index: usize, prompt: &Prompt, options: &GenerateOptions) -> Result<(Row, Vec<f32>)> {
+    fn begin(
+        &self,
+        index: usize,
+        prompt: &Prompt,
+        options: &GenerateOptions,
+        goes_on: &dyn Fn(bool) -> Result<bool>,
+    ) -> Result<(Row, Vec<f32>)> {
         let n_positions = self.check_prompt(&prompt.ids)?;
         let n_prompt = prompt.ids.len();
         let capacity = n_positions.min(n_prompt.saturating_add(options.max_new_tokens));
@@ -110,6 +138,7 @@ impl Model<'_> {
         for part in prompt.ids.chunks(PREFILL_TOKENS) {
             let ids: Vec<i32> = part.iter().map(|&id| id as i32).collect();
             let ids = Tensor::from_slice(&ids, [1, ids.len()], self.device)?;
+            goes_on(true)?;
             logits = self.decoder.next_logits(&ids, &mut cache)?.to_f32_vec()?;
         }
         let seed = options.sampling.seed ^ prompt.number.wrapping_mul(0x9e37_79b9_7f4a_7c15);
@@ -118,10 +147,11 @@ impl Model<'_> {
     }
 
     /// The logits after the last token of each row.
-    fn next_logits(&self, rows: &mut [Row]) -> Result<Vec<Vec<f32>>> {
+    fn next_logits(&self, rows: &mut [Row], goes_on: &dyn Fn(bool) -> Result<bool>) -> Result<Vec<Vec<f32>>> {
         if rows.is_empty() {
             return Ok(Vec::new());
         }
+        goes_on(true)?;
         let last: Vec<i32> = rows.iter().filter_map(|row| row.ids.last()).map(|&id| id as i32).collect();
         let ids = Tensor::from_slice(&last, [last.len(), 1], self.device)?;
         let mut caches: Vec<&mut [LayerCache]> = rows.iter_mut().map(|row| &mut row.cache[..]).collect();

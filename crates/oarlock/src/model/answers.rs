@@ -31,6 +31,14 @@ impl Decoder {
         })
     }
 
+    /// As [`Decoder::log_probs`], from the residual stream `[B, S, E]` behind the last layer.
+    ///
+    /// # Errors
+    /// As [`Decoder::loss`].
+    pub fn log_probs_of_stream(&self, x: &Tensor, labels: &Labels) -> Result<LogProbs> {
+        in_scope(self, x.device(), || self.head().run(x, |head| head.log_probs(x, labels)))
+    }
+
     /// ids `[B, S]` → the reward at each of these places among the B·S tokens, `[N]` in f32.
     ///
     /// # Errors
@@ -38,12 +46,20 @@ impl Decoder {
     pub fn values(&self, ids: &Tensor, mask: &Mask, places: &[usize]) -> Result<Tensor> {
         in_scope(self, ids.device(), || {
             let x = self.hidden(ids, mask)?;
-            let places: Vec<i32> = places.iter().map(|&place| place as i32).collect();
-            let places = Tensor::from_slice(&places, [places.len()], ids.device())?;
-            self.head().run(&x, |head| {
-                let rows = ops::reshape(&x, [x.shape().n_rows(), x.shape().last()])?;
-                head.values(&ops::index_select(&rows, 0, &places)?)
-            })
+            self.values_of_stream(&x, places)
+        })
+    }
+
+    /// As [`Decoder::values`], from the residual stream `[B, S, E]` behind the last layer.
+    ///
+    /// # Errors
+    /// As [`Decoder::values`].
+    pub fn values_of_stream(&self, x: &Tensor, places: &[usize]) -> Result<Tensor> {
+        let places: Vec<i32> = places.iter().map(|&place| place as i32).collect();
+        let places = Tensor::from_slice(&places, [places.len()], x.device())?;
+        self.head().run(x, |head| {
+            let rows = ops::reshape(x, [x.shape().n_rows(), x.shape().last()])?;
+            head.values(&ops::index_select(&rows, 0, &places)?)
         })
     }
 }

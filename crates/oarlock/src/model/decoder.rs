@@ -50,6 +50,9 @@ pub(super) struct Body {
     /// The ranks that a sequence is divided over.
     #[module(skip)]
     n_parts: usize,
+    /// The longest sequence.
+    #[module(skip)]
+    n_positions: usize,
 }
 
 /// What [`Decoder::loss_with`] computes beside the cross-entropy.
@@ -162,6 +165,11 @@ impl Decoder {
 
     pub(super) fn hidden(&self, ids: &Tensor, mask: &Mask) -> Result<Tensor> {
         self.body.hidden(ids, mask)
+    }
+
+    /// The positions of the longest sequence.
+    pub fn n_positions(&self) -> usize {
+        self.body.n_positions
     }
 
     /// Its settings.
@@ -384,12 +392,13 @@ impl Decoder {
     /// # Errors
     /// As [`Decoder::loss`], or a full cache.
     pub fn next_logits(&self, ids: &Tensor, cache: &mut [LayerCache]) -> Result<Tensor> {
-        let mut x = self.body.embed(self.body.embed_tokens.module(), ids, None)?;
+        let mut x = self.body.embed_tokens.run(ids, |embed| self.body.embed(embed, ids, None))?;
         for ((layer, ropes), cache) in self.body.layers.iter().zip(&self.body.ropes).zip(cache) {
             let rope = ropes.of_pass(cache, x.sizes().get(1).copied().unwrap_or(0))?;
-            x = layer.module().forward_cached(&x, &rope, cache)?;
+            x = layer.run(&x, |block| block.forward_cached(&x, &rope, cache))?;
         }
-        self.head.module().logits(&ops::last_position(&x)?)
+        let x = ops::last_position(&x)?;
+        self.head.run(&x, |head| head.logits(&x))
     }
 }
 
@@ -404,13 +413,14 @@ impl Decoder {
             let what = format!("next_logits_of_each: ids are {:?} for {} caches", ids.sizes(), caches.len());
             return Err(Error::Usage(what));
         }
-        let mut x = self.body.embed(self.body.embed_tokens.module(), ids, None)?;
+        let mut x = self.body.embed_tokens.run(ids, |embed| self.body.embed(embed, ids, None))?;
         for (index, (layer, ropes)) in self.body.layers.iter().zip(&self.body.ropes).enumerate() {
             let mut of_layer: Vec<&mut LayerCache> =
                 caches.iter_mut().filter_map(|cache| cache.get_mut(index)).collect();
-            x = layer.module().forward_cached_each(&x, ropes, &mut of_layer)?;
+            x = layer.run(&x, |block| block.forward_cached_each(&x, ropes, &mut of_layer))?;
         }
-        self.head.module().logits(&x.reshape([caches.len(), x.shape().last()])?)
+        let x = x.reshape([caches.len(), x.shape().last()])?;
+        self.head.run(&x, |head| head.logits(&x))
     }
 }
 
@@ -442,6 +452,7 @@ impl Body {
             config,
             parts: Parts::default(),
             n_parts: 1,
+            n_positions,
         })
     }
 

@@ -14,7 +14,7 @@ use crate::model::Decoder;
 use crate::model::hf::HfConfig;
 use crate::pipeline::{UnitWeight, unit_weights};
 use crate::train::model::{Start, settings};
-use crate::train::objective::{NextToken, dry_pass};
+use crate::train::objective::{self, Given, dry_pass};
 
 use super::choices::Choice;
 
@@ -67,12 +67,13 @@ impl Facts {
         let dtype = config.train.dtype;
         let hidden_size = hf.decoder().hidden_size;
         let device = Device::dry(Isa::detect(), Par::threads(config.ranks.threads.unwrap_or(1))?);
+        let objective = objective::of(&config.train, Given::default());
         let mut micro_batches = Vec::new();
         for recompute in [false, true] {
             let model = decoder(config, &hf, recompute)?;
             for &batch in batches {
                 let shape = shape(config, batch);
-                let run = decoder_step(&model, dtype, &device, shape, &dry_pass(&objective(config)))?;
+                let run = decoder_step(&model, dtype, &device, shape, &dry_pass(&*objective))?;
                 let program = program_bytes(program, &model, shape, 1, config.ranks.num_processes);
                 micro_batches.push(MicroBatch { batch, recompute, run, program });
             }
@@ -120,7 +121,10 @@ fn check(config: &TrainConfig) -> Result<()> {
     let unknown = [
         // What takes a GPU by itself is planned for the CPU.
         (matches!(config.ranks.device, DeviceKind::Cuda(_)), "a training on GPUs (`device: cuda`)"),
-        (config.train.objective != ObjectiveArgs::NextToken, "a training on pairs or judgements"),
+        (
+            config.train.objective != ObjectiveArgs::NextToken,
+            "a training on pairs, judgements or its own answers",
+        ),
         (matches!(config.train.finetuning, Finetuning::Freeze(_)), "`finetuning_type: freeze`"),
         (config.model.quantization.is_some(), "quantized weights"),
         (adapters, "a training that continues an adapter"),
@@ -147,11 +151,6 @@ pub(super) fn decoder(config: &TrainConfig, hf: &HfConfig, recompute: bool) -> R
     };
     model.set_recompute(if recompute { every } else { Recompute::None });
     Ok(model)
-}
-
-/// What is done with a micro-batch.
-pub(super) fn objective(config: &TrainConfig) -> NextToken {
-    NextToken { args: config.train.loss, seed: config.train.seed }
 }
 
 /// The shape of micro-batches of so many sequences, each as long as it may be.

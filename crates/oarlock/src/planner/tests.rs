@@ -22,7 +22,7 @@ use crate::pipeline::unit_weights;
 use crate::report::speed::PhaseTimer;
 use crate::shard::{Options, Placements};
 use crate::train::objective::dry_pass;
-use crate::train::{Pretrain, train_step};
+use crate::train::{NextToken, train_step};
 use crate::{Accelerator, AcceleratorConfig, Device};
 
 fn call(operation: CallKind, bytes: u64) -> Call {
@@ -201,7 +201,7 @@ fn facts(dtype: DType, hidden: usize, n_layers: usize, persistence_elems: usize)
             if recompute {
                 model.set_recompute(crate::config::Recompute::Units { every: 1 });
             }
-            let run = decoder_step(&model, dtype, &device, shape, &dry_pass(&Pretrain)).unwrap();
+            let run = decoder_step(&model, dtype, &device, shape, &dry_pass(&NextToken::PLAIN)).unwrap();
             micro_batches.push(MicroBatch { batch, recompute, run, program: 1 << 20 });
         }
     }
@@ -289,7 +289,7 @@ fn counted(
         let batch = Batch { input_ids: ids, labels, rows: 1, len: LEN, n_targets: LEN, ..Batch::default() };
         comm.record(Recorded::default());
         let window = vec![batch; micro];
-        train_step(&accelerator, &Pretrain, &model, &optimizer, &window, 1.0, &mut PhaseTimer::new())
+        train_step(&accelerator, &NextToken::PLAIN, &model, &optimizer, &window, 1.0, &mut PhaseTimer::new())
             .unwrap();
         // Those that a step has begun to gather are there when somebody looks at them.
         parameters(model.module()).iter().for_each(|named| drop(named.param.weight()));

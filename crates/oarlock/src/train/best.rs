@@ -25,9 +25,9 @@ pub struct Verdict {
 }
 
 /// What an evaluation of this objective is measured by.
-pub fn metrics(objective: &impl Objective) -> Vec<&'static str> {
-    let per_token = objective.is_head_loss().then_some(PER_TOKEN);
-    ["loss"].into_iter().chain(objective.eval_metrics().iter().copied()).chain(per_token).collect()
+pub fn metrics(objective: &dyn Objective) -> Vec<&'static str> {
+    let per_token = objective.is_token_loss().then_some(PER_TOKEN);
+    ["loss"].into_iter().chain(objective.metrics(true).iter().copied()).chain(per_token).collect()
 }
 
 /// Refuses a metric that no evaluation will have: each has these `metrics`, under the name of its data set where each is

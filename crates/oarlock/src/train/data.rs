@@ -18,6 +18,7 @@ use crate::estimate::Longest;
 use crate::model::hf::HfConfig;
 use crate::train::inputs::{DATASET, Input};
 use crate::train::model::place_of_vocab_size;
+use crate::train::objective::Answering;
 use crate::train::obstacles::CACHE;
 
 /// Rows to train on, and rows to evaluate on where there are any.
@@ -28,6 +29,8 @@ pub struct RunData {
     pub eval: Vec<EvalData>,
     /// Rows to answer after the training.
     pub predict: Option<PredictData>,
+    /// What answers are made of, where the objective makes some.
+    pub answering: Option<Answering>,
     /// What is saved beside the model, so that it is talked to as it is trained.
     pub template_files: TemplateFiles,
     /// What rank 0 tells of them before the run.
@@ -177,6 +180,13 @@ pub fn open(accelerator: &Accelerator, config: &TrainConfig, hf: &HfConfig) -> R
         }
         _ => None,
     };
+    let answering = match &chat {
+        Some(chat) if config.train.objective.makes_answers() => Some(Answering {
+            tokenizer: Tokenizer::open_with(&config.model.tokenizer, &config.model.new_tokens)?,
+            stop_ids: stop_ids(chat, &tokenizer, hf)?,
+        }),
+        _ => None,
+    };
     // What tokenizing took the steps do not need, and no prediction counts it.
     drop(chat);
     drop(tokenizer);
@@ -185,7 +195,7 @@ pub fn open(accelerator: &Accelerator, config: &TrainConfig, hf: &HfConfig) -> R
         on_passing_threads(None, || drop(rayon::broadcast(|_| release_freed_memory())))?;
     }
     release_freed_memory();
-    Ok(RunData { train: Arc::new(train), eval, predict, template_files: saved, told, read, first })
+    Ok(RunData { train: Arc::new(train), eval, predict, answering, template_files: saved, told, read, first })
 }
 
 /// Refuses a tokenizer with more tokens than the model knows.

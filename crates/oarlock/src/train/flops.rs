@@ -20,9 +20,9 @@ use crate::train::{Objective, evaluate};
 ///
 /// # Errors
 /// As [`evaluate`].
-pub fn profile<O: Objective<Model = Decoder>>(
+pub fn profile(
     accelerator: &Accelerator,
-    objective: &O,
+    objective: &dyn Objective,
     model: &Prepared<Decoder>,
     args: &FlopsArgs,
     batch: &Batch,

@@ -5,8 +5,8 @@ use oarlock_tensor::cpu::Isa;
 use oarlock_tensor::{Device, Par};
 
 use super::model::{Start, settings};
-use super::objective::{Judgement, NextToken, Objective, Preference, Reference, Reward, dry_pass};
-use crate::config::{LogArgs, ObjectiveArgs, TrainConfig};
+use super::objective::{self, Given, dry_pass};
+use crate::config::{LogArgs, TrainConfig};
 use crate::error::Result;
 use crate::estimate::{Forecast, GpuMemory, Known, USUAL_GPU_BYTES};
 use crate::model::Decoder;
@@ -16,17 +16,7 @@ use crate::model::Decoder;
 /// # Errors
 /// What is wrong with the model or its adapters, or sizes that are impossible.
 pub fn forecast(config: &TrainConfig) -> Result<String> {
-    match &config.train.objective {
-        ObjectiveArgs::NextToken => {
-            of(config, &NextToken { args: config.train.loss, seed: config.train.seed })
-        }
-        ObjectiveArgs::Preferences(args) => of(config, &Preference::new(args.clone(), Reference::Absent)),
-        ObjectiveArgs::Judgements(args) => of(config, &Judgement::new(args.clone(), Reference::Absent)),
-        ObjectiveArgs::Rewards => of(config, &Reward),
-    }
-}
-
-fn of(config: &TrainConfig, objective: &impl Objective<Model = Decoder>) -> Result<String> {
+    let objective = objective::of(&config.train, Given::default());
     let hf = settings(&config.model)?;
     let start = Start::new(config, &hf)?;
     let mut model = start.decoder(config, &hf)?;
@@ -52,7 +42,7 @@ fn of(config: &TrainConfig, objective: &impl Objective<Model = Decoder>) -> Resu
     // With a GPU for each rank they use NCCL.
     let apart = gpu.filter(|gpu| gpu.ranks == 1 && ranks > 1).map(|_| ranks);
     let known = Known { device: &device, apart, measured, longest: None, gpu };
-    let mut line = Forecast::new(&config, models, known, &dry_pass(objective))?.line();
+    let mut line = Forecast::new(&config, models, known, &dry_pass(&*objective))?.line();
     if config.data.packing.is_unpadded() {
         let len = config.data.cutoff_len;
         line.push_str(&format!(

@@ -319,7 +319,8 @@ fn files_of(config: &TrainConfig) -> Vec<(&'static str, PathBuf)> {
         args.adapters.iter().for_each(|dir| folder("adapter_name_or_path", dir, true));
     }
     if let Some(reference) = config.train.objective.reference() {
-        reference.model.iter().for_each(|dir| folder("ref_model", dir, true));
+        let key = config.train.objective.reference_key();
+        reference.model.iter().for_each(|dir| folder(key, dir, true));
         reference.adapters.iter().for_each(|dir| folder("ref_model_adapters", dir, true));
     }
     if let ModelSource::Fields(_) = &config.model.source

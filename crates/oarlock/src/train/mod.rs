@@ -16,6 +16,7 @@ pub mod objective;
 mod obstacles;
 mod options;
 mod output_folder;
+mod passes;
 mod pool_limit;
 mod preflight;
 mod record;
@@ -28,7 +29,7 @@ pub use forecast::forecast;
 pub use lock::clear_lock;
 pub use model::head_dims;
 pub use objective::{
-    Evaluation, Inputs, Judgement, Metric, NextToken, Objective, ObjectiveLoss, Preference, Pretrain,
+    Evaluation, Inputs, Judgement, LanguageModel, Metric, NextToken, Objective, ObjectiveLoss, Preference,
     Reference, Reward,
 };
 pub use obstacles::{Obstacle, obstacles};

@@ -288,13 +288,14 @@ impl Start {
         else {
             return Ok(None);
         };
-        let seed = config.train.seed;
-        let (decoder, base, merged) = match &args.model {
+        let (objective, seed) = (&config.train.objective, config.train.seed);
+        let key = objective.reference_key();
+        let (mut decoder, base, merged) = match &args.model {
             Some(dir) => {
                 let own = HfConfig::read(dir)?;
                 if own.decoder().vocab_size != hf.decoder().vocab_size {
                     return Err(Error::Model(format!(
-                        "ref_model: {} has a vocabulary of {} tokens, the model that is trained one of {}; they must be those \
+                        "{key}: {} has a vocabulary of {} tokens, the model that is trained one of {}; they must be those \
                          of one tokenizer",
                         dir.display(),
                         own.decoder().vocab_size,
@@ -325,9 +326,22 @@ impl Start {
                 (plain(config, hf)?, base(config, hf, false, device)?, merged)
             }
         };
-        nn::freeze(&decoder);
         let source = AdaptedSource::new(base, &decoder, seed, device).merging(merged);
-        Ok(Some((decoder, Box::new(source))))
+        let mut source: Box<dyn WeightSource> = Box::new(source);
+        if let (Some(dir), true) = (&args.model, objective.scores_with_reference()) {
+            if value_head_folder(std::iter::once(dir.as_path()))?.is_none() {
+                return Err(Error::Model(format!(
+                    "{key}: {} has no value head (value_head.safetensors), so it cannot score answers; name the folder of \
+                     a reward model (stage rm writes one)",
+                    dir.display()
+                )));
+            }
+            decoder.add_value_head(0.0)?;
+            let size = (decoder.config().hidden_size, seed);
+            source = Box::new(ValueHeadSource::new(source, Some(dir), size, device)?);
+        }
+        nn::freeze(&decoder);
+        Ok(Some((decoder, source)))
     }
 
     /// The weights that a run begins with; those of a checkpoint replace what is trained.

@@ -164,7 +164,8 @@ impl Folder<'_> {
             read.extend(args.adapters.iter().map(|dir| ("adapter_name_or_path", dir.as_path())));
         }
         if let Some(reference) = config.train.objective.reference() {
-            read.extend(reference.model.iter().map(|dir| ("ref_model", dir.as_path())));
+            let key = config.train.objective.reference_key();
+            read.extend(reference.model.iter().map(|dir| (key, dir.as_path())));
             read.extend(reference.adapters.iter().map(|dir| ("ref_model_adapters", dir.as_path())));
         }
         let own = self.dir.canonicalize().ok()?;

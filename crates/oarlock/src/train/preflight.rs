@@ -6,14 +6,14 @@ use oarlock_tensor::{CudaLibraries, Device, DeviceKind, GpuSurvey, Par};
 
 use crate::adapters::template_files;
 use crate::checkpoint;
-use crate::config::{ModelSource, ObjectiveArgs, Resume, TrainConfig};
+use crate::config::{ModelSource, Resume, TrainConfig};
 use crate::data::{Chat, Source, Tokenizer};
 use crate::error::{Error, Result};
 use crate::model::hf::HfConfig;
 use crate::train::best;
 use crate::train::data::{added_tokens, check_vocab_size, source};
 use crate::train::model::{Start, settings};
-use crate::train::objective::{Judgement, NextToken, Preference, Reference, Reward};
+use crate::train::objective::{self, Given};
 use crate::train::obstacles::resumes;
 use crate::train::resume::none_to_resume;
 
@@ -27,10 +27,11 @@ pub struct Fault {
 }
 
 /// What makes a model of its folder, and what of it is trained.
-const OF_MODEL: [&str; 16] = [
+const OF_MODEL: [&str; 17] = [
     "adapter_name_or_path",
     "ref_model",
     "ref_model_adapters",
+    "reward_model",
     "lora_target",
     "additional_target",
     "oft_target",
@@ -125,14 +126,7 @@ fn resume(config: &TrainConfig) -> Result<()> {
 
 fn metric(config: &TrainConfig) -> Result<()> {
     let Some(args) = &config.save.best else { return Ok(()) };
-    let metrics = match &config.train.objective {
-        ObjectiveArgs::NextToken => {
-            best::metrics(&NextToken { args: config.train.loss, seed: config.train.seed })
-        }
-        ObjectiveArgs::Preferences(args) => best::metrics(&Preference::new(args.clone(), Reference::Absent)),
-        ObjectiveArgs::Judgements(args) => best::metrics(&Judgement::new(args.clone(), Reference::Absent)),
-        ObjectiveArgs::Rewards => best::metrics(&Reward),
-    };
+    let metrics = best::metrics(&*objective::of(&config.train, Given::default()));
     let held_out = config.data.val_size.iter().map(|_| None);
     let each = config.data.eval_datasets.iter().map(|name| Some(name.as_str()));
     let evals: Vec<Option<&str>> = match config.data.eval_each {

@@ -16,8 +16,8 @@ use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 use crate::accelerator::{Accelerator, Prepared, PreparedOptimizer, PreparedScheduler};
 use crate::adapters::Adaptation;
 use crate::checkpoint::Saver;
-use crate::config::{ObjectiveArgs, TrainConfig, When};
-use crate::data::Batch;
+use crate::config::{TrainConfig, When};
+use crate::data::{Batch, StepBatches};
 use crate::error::Result;
 use crate::estimate::Forecast;
 use crate::model::Decoder;
@@ -32,7 +32,7 @@ use crate::train::journal::{Journal, StepLog};
 use crate::train::lock::OutputLock;
 use crate::train::model::ReferenceModel;
 use crate::train::monitors::momentum;
-use crate::train::objective::{Judgement, NextToken, Objective, Preference, Reference, Reward};
+use crate::train::objective::Objective;
 use crate::train::pool_limit::PoolLimit;
 use crate::train::record::RunRecord;
 use crate::train::token_loader::PreparedTokenLoader;
@@ -49,32 +49,11 @@ pub fn run(
     accelerator: &Accelerator,
     started: SystemTime,
 ) -> Result<Option<TrainerState>> {
-    match &config.train.objective {
-        ObjectiveArgs::NextToken => {
-            let objective = NextToken { args: config.train.loss, seed: config.train.seed };
-            carry_out(config, accelerator, |_| objective, started)
-        }
-        ObjectiveArgs::Preferences(args) => {
-            carry_out(config, accelerator, |reference| Preference::new(args.clone(), reference), started)
-        }
-        ObjectiveArgs::Judgements(args) => {
-            carry_out(config, accelerator, |reference| Judgement::new(args.clone(), reference), started)
-        }
-        ObjectiveArgs::Rewards => carry_out(config, accelerator, |_| Reward, started),
-    }
-}
-
-fn carry_out<O: Objective<Model = Decoder>>(
-    config: &TrainConfig,
-    accelerator: &Accelerator,
-    objective: impl Fn(Reference) -> O,
-    started: SystemTime,
-) -> Result<Option<TrainerState>> {
     let on_cpu;
-    let mut set_up = Run::set_up(config, accelerator, &objective, started)?;
+    let mut set_up = Run::set_up(config, accelerator, started)?;
     if set_up.is_none() {
         on_cpu = accelerator.on_cpu()?;
-        set_up = Run::set_up(config, &on_cpu, &objective, started)?;
+        set_up = Run::set_up(config, &on_cpu, started)?;
     }
     // There is no other device to turn to.
     let Some(mut run) = set_up else { return Ok(None) };
@@ -89,10 +68,10 @@ fn carry_out<O: Objective<Model = Decoder>>(
 /// A GPU is measured once: its matrices take memory, and nobody else has its cores.
 const PEAK_MEASUREMENTS: u64 = 3;
 
-struct Run<'a, O> {
+struct Run<'a> {
     config: &'a TrainConfig,
     accelerator: &'a Accelerator,
-    objective: O,
+    objective: Box<dyn Objective>,
     hf: HfConfig,
     /// The longest sequence that the model can take.
     n_positions: usize,
@@ -131,7 +110,7 @@ struct Run<'a, O> {
     lock: Option<OutputLock>,
 }
 
-impl<'a, O: Objective<Model = Decoder>> Run<'a, O> {
+impl<'a> Run<'a> {
     fn train(&mut self) -> Result<()> {
         let max_grad_norm = self.config.train.max_grad_norm.unwrap_or(0.0);
         let first = self.done;
@@ -153,14 +132,14 @@ impl<'a, O: Objective<Model = Decoder>> Run<'a, O> {
             }
             let before = self.timer.so_far();
             self.timer.enter(Phase::Data);
-            let window = self.loader.next_step()?;
+            let window = self.next_window()?;
             if step == first {
                 self.note_startup("first forward")?;
             }
             let lr = self.optimizer.lr();
             let report = train_step(
                 self.accelerator,
-                &self.objective,
+                &*self.objective,
                 &self.model,
                 &self.optimizer,
                 &window.batches,
@@ -233,6 +212,14 @@ impl<'a, O: Objective<Model = Decoder>> Run<'a, O> {
         Ok(())
     }
 
+    /// The micro-batches of the next step: rows of the data, or what the objective makes of them.
+    fn next_window(&mut self) -> Result<StepBatches> {
+        let Some(source) = self.objective.source() else { return self.loader.next_step() };
+        let step = self.done + 1;
+        self.accelerator.communicator().set_phase(&format!("step {step}: making examples"));
+        self.loader.next_step_of(|step| source.make(self.accelerator, &self.model, step))
+    }
+
     fn limit_pool(&self) {
         if let Some(limit) = &self.pool_limit {
             limit.set(self.accelerator.device().arena());
@@ -266,8 +253,15 @@ impl<'a, O: Objective<Model = Decoder>> Run<'a, O> {
         }
         let accumulation = self.config.train.accumulation;
         let begin = Instant::now();
-        let report =
-            flops::profile(self.accelerator, &self.objective, &self.model, args, batch, accumulation, times)?;
+        let report = flops::profile(
+            self.accelerator,
+            &*self.objective,
+            &self.model,
+            args,
+            batch,
+            accumulation,
+            times,
+        )?;
         let Some(journal) = &mut self.journal else { return Ok(()) };
         journal.paused(begin.elapsed());
         journal.flops_profile(args.file.as_deref(), &report)

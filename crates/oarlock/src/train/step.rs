@@ -21,12 +21,13 @@
 //! The gathers and releases of ZeRO-3 and the early reductions of ZeRO-2 happen inside of `forward` and `backward`: each
 //! unit of the model calls its engine there (`nn/unit.rs`, then `shard/passes.rs`).
 
-use crate::accelerator::{Accelerator, PartPasses, Prepared, PreparedOptimizer};
+use crate::accelerator::{Accelerator, Prepared, PreparedOptimizer};
 use crate::data::Batch;
 use crate::error::{Error, Result};
 use crate::optim::Stepped;
 use crate::report::speed::{Phase, PhaseTimer};
-use crate::train::objective::{Evaluation, Inputs, Objective, ObjectiveLoss, Tally, Totals};
+use crate::train::objective::{Evaluation, LanguageModel, Objective, Totals};
+use crate::train::passes::Passes;
 
 /// What a step did.
 #[derive(Clone, Debug, PartialEq)]
@@ -51,10 +52,10 @@ impl StepReport {
 ///
 /// # Errors
 /// A failed rank, a gradient that is not finite, a token that the model does not know.
-pub fn train_step<O: Objective>(
+pub fn train_step<M: LanguageModel>(
     accelerator: &Accelerator,
-    objective: &O,
-    model: &Prepared<O::Model>,
+    objective: &dyn Objective,
+    model: &Prepared<M>,
     optimizer: &PreparedOptimizer,
     batches: &[Batch],
     max_grad_norm: f64,
@@ -71,28 +72,7 @@ pub fn train_step<O: Objective>(
 
     // Gradients add up in the flat buffers of the units, micro-batch by micro-batch.
     phase("forward and backward");
-    let mut tally = Tally::default();
-    timer.enter(Phase::Forward);
-    objective.before_step(accelerator, model, batches)?;
-    if model.pipeline().is_some() {
-        // The micro-batches go through the stages one behind another, several at a time; the losses are on the last.
-        let losses = through_stages(accelerator, objective, model, batches)?;
-        losses.into_iter().for_each(|loss| tally.add(loss));
-    }
-    for (index, batch) in batches.iter().enumerate().filter(|_| model.pipeline().is_none()) {
-        timer.enter(Phase::Forward);
-        let inputs = Inputs::new(batch, accelerator.device())?;
-        // ZeRO-3: each unit gathers its weights before its forward pass and releases them after it.
-        let loss = objective.forward(model, &inputs)?;
-        timer.enter(Phase::Backward);
-        if index + 1 == batches.len() {
-            // Between machines, DDP and ZeRO-1: the sums of a unit are under way while the units before it run backward.
-            optimizer.expect_step()?;
-        }
-        // ZeRO-3: again, in reverse. ZeRO-2 and -3: the gradients of a unit leave for their owners when it is done.
-        accelerator.backward(&loss)?;
-        tally.add(loss);
-    }
+    let tally = Passes { accelerator, objective, model }.train(batches, optimizer, timer)?;
 
     // Each rank sums what it owns over all ranks; the norm is a sum over fixed blocks, so all ranks get the same bits.
     timer.enter(Phase::Reduce);
@@ -103,7 +83,7 @@ pub fn train_step<O: Objective>(
 
     // The losses are read only now, so that no micro-batch waits for its own; and not behind the new weights.
     timer.enter(Phase::Other);
-    let totals = tally.over_ranks(accelerator, objective.metrics(), Some(weight))?;
+    let totals = tally.over_ranks(accelerator, objective.metrics(false), Some(weight))?;
 
     // One fused pass over the owned slice: master weights, moments, new working copy; then all see the new weights.
     timer.enter(Phase::Optimizer);
@@ -126,78 +106,25 @@ pub fn train_step<O: Objective>(
     })
 }
 
-/// The passes of micro-batches through a model that is divided into the stages of a pipeline.
-fn through_stages<O: Objective>(
-    accelerator: &Accelerator,
-    objective: &O,
-    model: &Prepared<O::Model>,
-    batches: &[Batch],
-) -> Result<Vec<ObjectiveLoss>> {
-    let inputs =
-        batches.iter().map(|batch| Inputs::new(batch, accelerator.device())).collect::<Result<Vec<_>>>()?;
-    let weights: Vec<f64> = batches.iter().map(|batch| objective.weight(batch)).collect();
-    let evaluates = !model.is_training();
-    accelerator.pipeline_window(
-        model,
-        PartPasses {
-            weights: &weights,
-            input: &|micro_batch| Ok(inputs[micro_batch].ids.clone()),
-            forward: &mut |model, units, micro_batch, x| {
-                objective.part(model, &inputs[micro_batch], units, x, evaluates)
-            },
-            is_head_loss: objective.is_head_loss(),
-        },
-    )
-}
-
-/// Micro-batches for each stage that an evaluation sends through a pipeline at a time: enough that it is seldom empty.
-const EVAL_WINDOW: usize = 16;
-
 /// Loss and metrics of all ranks over `batches`, without gradients. The model is in evaluation mode meanwhile.
 ///
 /// # Errors
 /// As [`train_step`].
-pub fn evaluate<O: Objective>(
+pub fn evaluate<M: LanguageModel>(
     accelerator: &Accelerator,
-    objective: &O,
-    model: &Prepared<O::Model>,
+    objective: &dyn Objective,
+    model: &Prepared<M>,
     batches: impl Iterator<Item = Batch>,
 ) -> Result<Evaluation> {
     let trains = model.is_training();
     model.eval();
-    let (mut tally, mut rows) = (Tally::default(), Vec::new());
+    let mut rows = Vec::new();
     let batches = batches.inspect(|batch| rows.push(batch.samples.len()));
-    let evaluated = evaluate_batches(accelerator, objective, model, batches, &mut tally);
+    let tally = Passes { accelerator, objective, model }.evaluate(batches);
     if trains {
         model.train();
     }
-    evaluated?;
-    let totals = tally.over_ranks(accelerator, objective.eval_metrics(), None)?;
+    let tally = tally?;
+    let totals = tally.over_ranks(accelerator, objective.metrics(true), None)?;
     Ok(Evaluation { loss: tally.mean_of_batches(accelerator, &rows)?, totals })
-}
-
-fn evaluate_batches<O: Objective>(
-    accelerator: &Accelerator,
-    objective: &O,
-    model: &Prepared<O::Model>,
-    mut batches: impl Iterator<Item = Batch>,
-    tally: &mut Tally,
-) -> Result<()> {
-    if let Some(pipeline) = model.pipeline() {
-        let size = EVAL_WINDOW * pipeline.n_stages();
-        loop {
-            let window: Vec<Batch> = batches.by_ref().take(size).collect();
-            if window.is_empty() {
-                return Ok(());
-            }
-            through_stages(accelerator, objective, model, &window)?
-                .into_iter()
-                .for_each(|loss| tally.add(loss));
-        }
-    }
-    for batch in batches {
-        objective.before_step(accelerator, model, std::slice::from_ref(&batch))?;
-        tally.add(objective.eval_forward(model, &Inputs::new(&batch, accelerator.device())?)?);
-    }
-    Ok(())
 }

@@ -46,6 +46,14 @@ impl PreparedTokenLoader {
     /// # Errors
     /// When the thread that prepares them cannot be started, or has died.
     pub fn next_step(&mut self) -> Result<StepBatches> {
+        self.next_step_of(|_| Ok(()))
+    }
+
+    /// As [`PreparedTokenLoader::next_step`], with what `make` makes of the whole rows of the step.
+    ///
+    /// # Errors
+    /// As there, and what `make` reports.
+    pub fn next_step_of(&mut self, make: impl FnOnce(&mut StepBatches) -> Result<()>) -> Result<StepBatches> {
         let position = self.position();
         let (loader, next) = match self.running.take_if(|(_, next)| *next == position) {
             Some(running) => self.running.insert(running),
@@ -56,6 +64,7 @@ impl PreparedTokenLoader {
         };
         let mut step = loader.next_step()?;
         *next = step.position;
+        make(&mut step)?;
         if let Some(sequence) = &self.sequence {
             step.batches.iter_mut().for_each(|batch| batch.keep_part(sequence.rank(), sequence.size()));
         }

@@ -5,7 +5,7 @@ use std::time::{Duration, Instant};
 use oarlock::estimate::{self, GpuMemory, ModelSize, OnGpu, Settings, Stage, StepShape, decoder_step};
 use oarlock::optim::Parameters;
 use oarlock::report::speed::{flops_per_token, utilisation};
-use oarlock::train::objective::{Pretrain, dry_pass};
+use oarlock::train::objective::{NextToken, dry_pass};
 use oarlock::{Accelerator, AcceleratorConfig, Options, distributed, optim};
 use oarlock_cuda::blas;
 use oarlock_tensor::ops::{Labels, Mask};
@@ -130,7 +130,7 @@ fn predicted_bytes(shape: &Shape, device: &Device) -> oarlock::Result<u64> {
         longest: None,
         parts: 1,
     };
-    let step = decoder_step(&model, DTYPE, &device.as_dry(), step, &dry_pass(&Pretrain))?;
+    let step = decoder_step(&model, DTYPE, &device.as_dry(), step, &dry_pass(&NextToken::PLAIN))?;
     let (size, settings) = (ModelSize::of(&model, DTYPE), Settings::new(DTYPE, Stage::Whole, 1));
     let mut estimate = estimate::estimate(&size, &settings, Some(&step), 0);
     Ok(OnGpu::taken_from(&mut estimate, &size, GpuMemory::unknown(1), false).rank())

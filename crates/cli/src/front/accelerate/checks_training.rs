@@ -10,7 +10,7 @@ use oarlock::data::{Batch, Sampler};
 use oarlock::model::{Decoder, DecoderConfig};
 use oarlock::report::speed::PhaseTimer;
 use oarlock::shard::{Options, Placements};
-use oarlock::train::{Pretrain, train_step};
+use oarlock::train::{NextToken, train_step};
 use oarlock::{Accelerator, AcceleratorConfig, Prepared, PreparedOptimizer, Result, optim};
 
 /// The placements of a model, by their names.
@@ -69,7 +69,7 @@ impl Run {
             let batches: Vec<Batch> = window.micro_batches.iter().map(|rows| batch(rows)).collect();
             let report = train_step(
                 &self.accelerator,
-                &Pretrain,
+                &NextToken::PLAIN,
                 &self.model,
                 &self.optimizer,
                 &batches,

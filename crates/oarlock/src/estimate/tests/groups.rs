@@ -15,7 +15,8 @@ fn held(ranks: usize, options: &Options) -> Vec<(Resident, u64)> {
         let (model, optimizer) = accelerator.prepare((model, adamw)).unwrap();
         let (window, mut timer) = (vec![batch(2, 32, false)], PhaseTimer::new());
         for _ in 0..3 {
-            train_step(&accelerator, &Pretrain, &model, &optimizer, &window, 1.0, &mut timer).unwrap();
+            train_step(&accelerator, &NextToken::PLAIN, &model, &optimizer, &window, 1.0, &mut timer)
+                .unwrap();
         }
         let usage = accelerator.device().arena().usage();
         let second = usage.iter().find(|(name, _)| *name == "secondary parameters");

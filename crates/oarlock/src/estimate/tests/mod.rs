@@ -18,7 +18,7 @@ use crate::optim::{self, CustomRule, Needs, Update};
 use crate::report::speed::PhaseTimer;
 use crate::shard::{Engine, Grain, Layout, Offload, Options, Placements};
 use crate::train::objective::dry_pass;
-use crate::train::{Pretrain, evaluate, train_step};
+use crate::train::{NextToken, evaluate, train_step};
 use crate::{Accelerator, AcceleratorConfig};
 
 fn llama(hidden: usize, n_layers: usize, vocab_size: usize, len: usize) -> Decoder {
@@ -92,7 +92,8 @@ fn a_dry_step_takes_what_a_real_one_takes_by_the_byte() {
         let mut model = llama(64, 2, 200, len);
         model.set_recompute(recompute);
         let shape = StepShape { batch: rows, len, documents, eval_batch: Some(5), longest: None, parts: 1 };
-        let dry = decoder_step(&model, dtype, accelerator.device(), shape, &dry_pass(&Pretrain)).unwrap();
+        let dry =
+            decoder_step(&model, dtype, accelerator.device(), shape, &dry_pass(&NextToken::PLAIN)).unwrap();
         assert_eq!(accelerator.device().arena().bytes(), 0, "a dry run takes nothing of the real pool");
 
         let adamw = optim::adamw(&model).weight_decay(0.0);
@@ -101,11 +102,19 @@ fn a_dry_step_takes_what_a_real_one_takes_by_the_byte() {
         let window = vec![batch(rows, len, documents); 2];
         accelerator.device().profile().enable();
         for _ in 0..2 {
-            train_step(&accelerator, &Pretrain, &model, &optimizer, &window, 1.0, &mut PhaseTimer::new())
-                .unwrap();
+            train_step(
+                &accelerator,
+                &NextToken::PLAIN,
+                &model,
+                &optimizer,
+                &window,
+                1.0,
+                &mut PhaseTimer::new(),
+            )
+            .unwrap();
         }
         let work = accelerator.device().profile().take();
-        evaluate(&accelerator, &Pretrain, &model, [batch(5, len, documents)].into_iter()).unwrap();
+        evaluate(&accelerator, &NextToken::PLAIN, &model, [batch(5, len, documents)].into_iter()).unwrap();
 
         let arena = accelerator.device().arena();
         assert_eq!(dry.pool_bytes, arena.bytes() as u64 - states, "{dtype}, {threads} thread(s)");
@@ -200,7 +209,8 @@ fn an_update_borrows_what_the_estimate_says() {
             model.set_recompute(Recompute::Units { every: 1 });
             let shape =
                 StepShape { batch: rows, len, documents: false, eval_batch: None, longest: None, parts: 1 };
-            let dry = decoder_step(&model, dtype, accelerator.device(), shape, &dry_pass(&Pretrain)).unwrap();
+            let dry = decoder_step(&model, dtype, accelerator.device(), shape, &dry_pass(&NextToken::PLAIN))
+                .unwrap();
             let settings = Settings {
                 optim: optim.clone(),
                 offload_optimizer,
@@ -215,7 +225,7 @@ fn an_update_borrows_what_the_estimate_says() {
             let window = vec![batch(rows, len, false)];
             for _ in 0..3 {
                 let timer = &mut PhaseTimer::new();
-                train_step(&accelerator, &Pretrain, &model, &optimizer, &window, 1.0, timer).unwrap();
+                train_step(&accelerator, &NextToken::PLAIN, &model, &optimizer, &window, 1.0, timer).unwrap();
             }
             let borrowed = ["state between file and use", "optimizer's workspace"];
             let parts = ["master weights", "optimizer state", "activations, logits, scratch"];
@@ -268,7 +278,7 @@ fn a_dry_run_of_a_large_model_takes_no_memory() {
     let shape =
         StepShape { batch: 8, len: 2048, documents: false, eval_batch: None, longest: None, parts: 1 };
     let before = oarlock_comm::ProcessMemory::current().unwrap().peak_rss;
-    let run = decoder_step(&model, DType::BF16, &device, shape, &dry_pass(&Pretrain)).unwrap();
+    let run = decoder_step(&model, DType::BF16, &device, shape, &dry_pass(&NextToken::PLAIN)).unwrap();
     let grown = oarlock_comm::ProcessMemory::current().unwrap().peak_rss - before;
     assert!(run.pool_bytes > 40 << 30 && grown < 1 << 30, "{} and {grown}", run.pool_bytes);
     let size = ModelSize::of(&model, DType::BF16);
@@ -283,7 +293,7 @@ fn a_forecast_knows_the_chunks_of_a_gpu() {
     let model = llama(64, 1, 50_000, 512);
     let shape = StepShape { batch: 8, len: 512, documents: false, eval_batch: None, longest: None, parts: 1 };
     let logits = |device: &Device| {
-        let run = decoder_step(&model, DType::BF16, device, shape, &dry_pass(&Pretrain)).unwrap();
+        let run = decoder_step(&model, DType::BF16, device, shape, &dry_pass(&NextToken::PLAIN)).unwrap();
         run.by_name.iter().find(|(name, _)| *name == "logits").unwrap().1
     };
     let cpu = Device::dry(Isa::detect(), Par::solo());
@@ -422,7 +432,7 @@ fn gradients_are_what_the_engine_holds_of_them_whatever_becomes_a_unit() {
         let (model, optimizer) = accelerator.prepare((model, adamw)).unwrap();
         let window = vec![batch(2, 32, false)];
         let timer = &mut PhaseTimer::new();
-        train_step(&accelerator, &Pretrain, &model, &optimizer, &window, 1.0, timer).unwrap();
+        train_step(&accelerator, &NextToken::PLAIN, &model, &optimizer, &window, 1.0, timer).unwrap();
         let resident = optimizer.with_engine(Engine::resident).unwrap();
         assert_eq!(predicted, (resident.gradients + resident.leaving) as u64, "{wrap:?}");
     }
@@ -468,7 +478,7 @@ fn every_limit_is_held_and_what_is_proposed_fits() {
     let shape =
         StepShape { batch: 16, len: 128, documents: false, eval_batch: Some(16), longest: None, parts: 1 };
     let settings = Settings::new(DType::BF16, Stage::Optimizer, 4);
-    let (wrap, micro_batch) = (Wrap::Declared, dry_pass(&Pretrain));
+    let (wrap, micro_batch) = (Wrap::Declared, dry_pass(&NextToken::PLAIN));
     let rebuild = || Decoder::new(model.config().clone(), 128);
     let training = Training {
         model: &model,

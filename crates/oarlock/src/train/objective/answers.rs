@@ -5,7 +5,7 @@ use std::ops::Range;
 use oarlock_tensor::ops::{self, IGNORE_INDEX};
 use oarlock_tensor::{DType, Device, Tensor};
 
-use super::{Inputs, Mean, Sum};
+use super::{Inputs, LanguageModel, Mean, Sum, Unrecorded};
 use crate::accelerator::Prepared;
 use crate::adapters::as_reference;
 use crate::error::Result;
@@ -13,9 +13,10 @@ use crate::model::{Decoder, LogProbs};
 use crate::nn;
 
 /// The model that a loss compares the trained one with.
-#[derive(Clone)]
+#[derive(Clone, Default)]
 pub enum Reference {
     /// None.
+    #[default]
     Absent,
     /// The trained one without its adapters, or with those that it began with ([`as_reference`]).
     SameWeights,
@@ -28,34 +29,36 @@ impl Reference {
     ///
     /// # Errors
     /// What the model reports.
-    pub fn log_probs(&self, model: &Prepared<Decoder>, inputs: &Inputs) -> Result<Tensor> {
+    pub fn log_probs(&self, model: &dyn Unrecorded, inputs: &Inputs) -> Result<Tensor> {
         match self {
             Reference::Absent => Ok(no_reference(inputs)?),
-            Reference::SameWeights => as_reference(|| unrecorded(model, inputs)),
-            Reference::Second(second) => unrecorded(second, inputs),
+            Reference::SameWeights => as_reference(|| log_probs(model, inputs)),
+            Reference::Second(second) => log_probs(second, inputs),
         }
     }
 }
 
 /// What stands for the log-probabilities of a reference where there is none, and on a dry device.
-pub fn no_reference(inputs: &Inputs) -> nn::Result<Tensor> {
+fn no_reference(inputs: &Inputs) -> nn::Result<Tensor> {
     Tensor::zeros(inputs.ids.sizes(), DType::F32, inputs.ids.device())
+}
+
+/// What the reference says of the labels, where it was asked before the pass.
+///
+/// # Errors
+/// No memory.
+pub fn of_reference(inputs: &Inputs) -> nn::Result<Tensor> {
+    inputs.reference.clone().map_or_else(|| no_reference(inputs), Ok)
 }
 
 /// The log-probabilities of the labels by a model, on no tape.
 ///
 /// # Errors
 /// What the model reports.
-pub fn unrecorded(model: &Prepared<Decoder>, inputs: &Inputs) -> Result<Tensor> {
-    let trains = model.is_training();
-    model.eval();
-    let found = model.call(&inputs.ids.detach(), |model, ids| {
-        model.log_probs(ids, &inputs.labels, &inputs.mask).map(|found| found.of_labels)
-    });
-    if trains {
-        model.train();
-    }
-    found
+pub fn log_probs(model: &dyn Unrecorded, inputs: &Inputs) -> Result<Tensor> {
+    model.unrecorded(inputs, &|model: &dyn LanguageModel, inputs| {
+        model.log_probs(inputs).map(|found| found.of_labels)
+    })
 }
 
 /// Some of the answers of a micro-batch, all of one kind: the better ones, say.
@@ -67,11 +70,9 @@ pub struct Answers<'i> {
 }
 
 impl<'i> Answers<'i> {
-    /// Every other segment of the examples: from the first on the better answers, from the second on the worse ones. There
-    /// is at least one, which may be empty.
-    pub fn of(inputs: &'i Inputs, first: usize) -> Answers<'i> {
-        let mut segments: Vec<Range<usize>> =
-            inputs.segments.iter().skip(first).step_by(2).cloned().collect();
+    /// Those of a field. There is at least one, which may be empty.
+    pub fn of(inputs: &'i Inputs, field: &str) -> Answers<'i> {
+        let mut segments = inputs.fields.spans(field).to_vec();
         if segments.is_empty() {
             segments.push(0..0);
         }

@@ -4,13 +4,12 @@ use std::cell::Cell;
 
 use oarlock_tensor::{DType, Tensor};
 
-use super::answers::{Answers, Reference, constant, mean_of, no_reference, unrecorded};
-use super::{Inputs, Objective, ObjectiveLoss, Sum};
-use crate::accelerator::{Accelerator, Prepared};
+use super::answers::{Answers, Reference, constant, log_probs, mean_of, of_reference};
+use super::{Inputs, LanguageModel, Objective, ObjectiveLoss, Sum, Unrecorded};
+use crate::accelerator::Accelerator;
 use crate::config::JudgementArgs;
-use crate::data::Batch;
+use crate::data::{ANSWERS, Batch, CHOSEN, Fields, MISMATCHED, REJECTED};
 use crate::error::Result;
-use crate::model::Decoder;
 use crate::nn;
 
 const METRICS: [&str; 7] = [
@@ -36,19 +35,33 @@ impl Judgement {
     pub fn new(args: JudgementArgs, reference: Reference) -> Judgement {
         Judgement { args, reference, kl: Cell::new(0.0) }
     }
+}
 
-    /// The loss of the answers of a micro-batch, given the reference's log-probabilities of its labels.
-    fn compared(&self, model: &Decoder, inputs: &Inputs, reference: &Tensor) -> nn::Result<ObjectiveLoss> {
-        let (args, n, kl) = (&self.args, inputs.segments.len() / 2, self.kl.get());
-        let device = inputs.ids.device();
-        let found = model.log_probs(&inputs.ids, &inputs.labels, &inputs.mask)?;
+/// 1 - σ(±β·(Δ - kl)) for log-ratios Δ `[N]`: + for wanted answers, - for unwanted ones.
+fn judged_losses(ratios: &Tensor, kl: f32, beta: f32, sign: f32) -> nn::Result<Tensor> {
+    ratios.add_scalar(-kl)?.scale(-sign * beta)?.sigmoid()
+}
+
+/// The answers of a batch, wanted or not.
+fn n_answers(fields: &Fields) -> usize {
+    fields.spans(CHOSEN).len() + fields.spans(REJECTED).len()
+}
+
+impl Objective for Judgement {
+    fn weight(&self, batch: &Batch) -> f64 {
+        n_answers(&batch.fields) as f64
+    }
+
+    fn loss(&self, model: &dyn LanguageModel, inputs: &Inputs) -> nn::Result<ObjectiveLoss> {
+        let (args, n, kl) = (&self.args, n_answers(&inputs.fields), self.kl.get());
+        let (device, reference) = (inputs.ids.device(), &of_reference(inputs)?);
+        let found = model.log_probs(inputs)?;
         let mut loss = found.of_labels.sum_all()?.scale(0.0)?;
         let (mut rewards, mut log_probs, mut logits) = (Vec::new(), Vec::new(), Vec::new());
-        for (first, sign, weight) in [(0, 1.0, args.chosen_weight), (1, -1.0, args.rejected_weight)] {
-            // Of each example one of the two is empty.
-            let segments =
-                inputs.segments.iter().skip(first).step_by(2).filter(|segment| !segment.is_empty());
-            let answers = Answers::new(inputs, segments.cloned().collect());
+        for (field, sign, weight) in
+            [(CHOSEN, 1.0, args.chosen_weight), (REJECTED, -1.0, args.rejected_weight)]
+        {
+            let answers = Answers::new(inputs, inputs.fields.spans(field).to_vec());
             if answers.n() == 0 {
                 let nothing = || constant(0.0, 0, device);
                 rewards.push(nothing()?);
@@ -71,51 +84,32 @@ impl Judgement {
         let metrics = metrics.collect();
         Ok(ObjectiveLoss { sum: Sum::from(&loss), loss, weight: n as f64, metrics })
     }
-}
-
-/// 1 - σ(±β·(Δ - kl)) for log-ratios Δ `[N]`: + for wanted answers, - for unwanted ones.
-fn judged_losses(ratios: &Tensor, kl: f32, beta: f32, sign: f32) -> nn::Result<Tensor> {
-    ratios.add_scalar(-kl)?.scale(-sign * beta)?.sigmoid()
-}
-
-impl Objective for Judgement {
-    type Model = Decoder;
-
-    fn weight(&self, batch: &Batch) -> f64 {
-        (batch.segments.len() / 2) as f64
-    }
-
-    fn loss(&self, model: &Decoder, inputs: &Inputs) -> nn::Result<ObjectiveLoss> {
-        self.compared(model, inputs, &no_reference(inputs)?)
-    }
 
     /// Estimates how far the model is from its reference, on prompts with the answers of others.
     fn before_step(
         &self,
         accelerator: &Accelerator,
-        model: &Prepared<Decoder>,
+        model: &dyn Unrecorded,
         batches: &[Batch],
     ) -> Result<()> {
         let mut sums = [0.0, 0.0];
-        for batch in batches.iter().filter_map(|batch| batch.mismatched.as_deref()) {
+        for batch in batches.iter().filter_map(|batch| batch.fields.batch(MISMATCHED)) {
             let inputs = Inputs::new(batch, accelerator.device())?;
-            let ratios = unrecorded(model, &inputs)?.sub(&self.reference.log_probs(model, &inputs)?)?;
+            let ratios = log_probs(model, &inputs)?.sub(&self.reference.log_probs(model, &inputs)?)?;
             sums[0] += f64::from(ratios.cast(DType::F32)?.sum_all()?.item::<f32>()?);
-            sums[1] += batch.segments.len() as f64;
+            sums[1] += batch.fields.spans(ANSWERS).len() as f64;
         }
         accelerator.reduce_sum(&mut sums)?;
         self.kl.set((sums[0] / sums[1].max(1.0)).max(0.0));
         Ok(())
     }
 
-    fn forward(&self, model: &Prepared<Decoder>, inputs: &Inputs) -> Result<ObjectiveLoss> {
-        let reference = self.reference.log_probs(model, inputs)?;
-        model.call(&inputs.ids, |model, ids| {
-            self.compared(model, &Inputs { ids: ids.clone(), ..inputs.clone() }, &reference)
-        })
+    fn prepare(&self, model: &dyn Unrecorded, inputs: &mut Inputs) -> Result<()> {
+        inputs.reference = Some(self.reference.log_probs(model, inputs)?);
+        Ok(())
     }
 
-    fn metrics(&self) -> &'static [&'static str] {
+    fn metrics(&self, _evaluates: bool) -> &'static [&'static str] {
         &METRICS
     }
 }

@@ -153,6 +153,13 @@ impl Tally {
         self.metrics.push(loss.metrics);
     }
 
+    /// Adds other micro-batches.
+    pub fn append(&mut self, other: Tally) {
+        self.losses.extend(other.losses);
+        self.weights.extend(other.weights);
+        self.metrics.extend(other.metrics);
+    }
+
     /// The mean of the mean losses of the batches of which this rank has so many `rows` each. As in the Trainer of transformers,
     /// all batches count alike on one rank, and on several the last, which may be smaller, counts with its rows. All ranks call
     /// it together. A batch without targets has no loss.

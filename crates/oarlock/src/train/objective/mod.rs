@@ -1,17 +1,18 @@
-//! Objectives: what a step optimises. An objective turns a micro-batch and the model into a loss, what the loss weighs
-//! and named metrics; the trainer, evaluation, logs and the memory forecast know nothing else of it.
+//! Objectives: what a step optimizes. An objective turns a micro-batch and a language model into a loss, what the loss
+//! weighs and named metrics; the trainer, evaluation, logs and the memory forecast know nothing else of it.
 //!
-//! One objective is one file beside this one. It may hold more than numbers: a second model that is prepared without an
-//! optimizer, and so frozen, whose passes take `ids.detach()` and are not recorded.
+//! One objective is one file beside this one, and its line in [`of`]. It may hold more than numbers: a second model that is
+//! prepared without an optimizer, and so frozen, which runs before the pass that is recorded ([`Objective::prepare`]).
 
 mod answers;
 mod dry;
 mod judgement;
+mod language_model;
 mod metric;
 mod next_token;
 mod preference;
 mod preference_loss;
-mod pretrain;
+mod raft;
 mod reward;
 
 use std::ops::Range;
@@ -22,44 +23,73 @@ use oarlock_tensor::{Device, Tensor};
 pub use self::answers::Reference;
 pub use self::dry::dry_pass;
 pub use self::judgement::Judgement;
+pub use self::language_model::{LanguageModel, Unrecorded};
 pub use self::metric::{Evaluation, Mean, Metric, Sum, Tally, Totals};
 pub use self::next_token::NextToken;
 pub use self::preference::Preference;
-pub use self::pretrain::Pretrain;
-pub use self::reward::Reward;
-use crate::accelerator::{Accelerator, Loss, PartOutput, Prepared};
-use crate::data::{Batch, Sample};
+pub use self::raft::Raft;
+pub use self::reward::{Reward, scores};
+use crate::accelerator::{Accelerator, Loss};
+use crate::config::{ObjectiveArgs, TrainArgs};
+use crate::data::{Batch, Fields, Sample, StepBatches, Tokenizer};
 use crate::error::Result;
-use crate::nn::{self, Module};
+use crate::nn;
 
-/// What a step optimises.
+/// The objective of a run. One that is only looked at needs nothing of the run.
+pub fn of(train: &TrainArgs, given: Given) -> Box<dyn Objective> {
+    match &train.objective {
+        ObjectiveArgs::NextToken => Box::new(NextToken { args: train.loss, seed: train.seed }),
+        ObjectiveArgs::Preferences(args) => Box::new(Preference::new(args.clone(), given.reference)),
+        ObjectiveArgs::Judgements(args) => Box::new(Judgement::new(args.clone(), given.reference)),
+        ObjectiveArgs::Rewards => Box::new(Reward),
+        ObjectiveArgs::Raft(args) => Box::new(Raft::new(args.clone(), train, given)),
+    }
+}
+
+/// What a step optimizes.
 pub trait Objective {
-    /// The model that it trains.
-    type Model: Module;
-
     /// What the loss of a micro-batch will weigh: its targets, its sequences or its pairs. The step divides the sum of all
     /// losses by the sum of all weights, over micro-batches and ranks.
     fn weight(&self, batch: &Batch) -> f64;
 
-    /// The loss of a micro-batch. `inputs.ids` is on the tape where gradients are wanted.
+    /// The loss of a micro-batch, with its metrics. `inputs.ids` is on the tape where gradients are wanted.
     ///
     /// # Errors
     /// What the model reports.
-    fn loss(&self, model: &Self::Model, inputs: &Inputs) -> nn::Result<ObjectiveLoss>;
+    fn loss(&self, model: &dyn LanguageModel, inputs: &Inputs) -> nn::Result<ObjectiveLoss>;
 
-    /// Runs the objective on a micro-batch, recorded while the model trains. An objective that compares the model with
-    /// another one runs that before.
+    /// The names of the metrics of each loss, in their order: of an evaluation, or of a micro-batch that is trained on.
+    fn metrics(&self, _evaluates: bool) -> &'static [&'static str] {
+        &[]
+    }
+
+    /// Whether the loss is the sum over targets that the head of the model gives, neither scaled nor added to others. The
+    /// head then makes its first gradient in the forward pass ([`Prepared::loss`](crate::Prepared::loss)), and the mean of
+    /// an evaluation is one of tokens, which has a perplexity.
+    fn is_token_loss(&self) -> bool {
+        false
+    }
+
+    /// What makes its examples, where they are not the rows of the data as they are.
+    fn source(&self) -> Option<&dyn Source> {
+        None
+    }
+
+    /// Noise that is added to the embeddings of a micro-batch that is trained on, whose elements for each token are
+    /// `hidden_size`: `[rows, len, hidden_size]`.
+    ///
+    /// # Errors
+    /// No memory.
+    fn noise(&self, _hidden_size: usize, _inputs: &Inputs) -> nn::Result<Option<Tensor>> {
+        Ok(None)
+    }
+
+    /// Puts into the inputs of a micro-batch what other models say of it, before the pass that is recorded.
     ///
     /// # Errors
     /// What the models report.
-    fn forward(&self, model: &Prepared<Self::Model>, inputs: &Inputs) -> Result<ObjectiveLoss> {
-        let loss = |model: &Self::Model, ids: &Tensor| {
-            self.loss(model, &Inputs { ids: ids.clone(), ..inputs.clone() })
-        };
-        match self.is_head_loss() {
-            true => model.loss(&inputs.ids, loss),
-            false => model.call(&inputs.ids, loss),
-        }
+    fn prepare(&self, _model: &dyn Unrecorded, _inputs: &mut Inputs) -> Result<()> {
+        Ok(())
     }
 
     /// Sees all micro-batches of a step before the first is run; of an evaluation each batch. All ranks call it together.
@@ -69,7 +99,7 @@ pub trait Objective {
     fn before_step(
         &self,
         _accelerator: &Accelerator,
-        _model: &Prepared<Self::Model>,
+        _model: &dyn Unrecorded,
         _batches: &[Batch],
     ) -> Result<()> {
         Ok(())
@@ -85,60 +115,32 @@ pub trait Objective {
     fn first_loss(&self) -> Option<f64> {
         None
     }
+}
 
-    /// The names of the metrics of each loss, in their order.
-    fn metrics(&self) -> &'static [&'static str] {
-        &[]
-    }
-
-    /// Runs the objective on a micro-batch of an evaluation, with the metrics of [`Objective::eval_metrics`].
+/// Makes the examples of each step while training, such as answers of the model to the prompts of the data (rollouts).
+pub trait Source {
+    /// Puts examples in the place of the rows of a step, which are whole. All ranks call it together.
     ///
     /// # Errors
-    /// As [`Objective::forward`].
-    fn eval_forward(&self, model: &Prepared<Self::Model>, inputs: &Inputs) -> Result<ObjectiveLoss> {
-        self.forward(model, inputs)
-    }
+    /// What the model reports, and the failure of another rank.
+    fn make(&self, accelerator: &Accelerator, model: &dyn Unrecorded, step: &mut StepBatches) -> Result<()>;
+}
 
-    /// The names of the metrics of each loss of an evaluation, in their order.
-    fn eval_metrics(&self) -> &'static [&'static str] {
-        self.metrics()
-    }
+/// What an objective gets of a run beside its settings.
+#[derive(Default)]
+pub struct Given {
+    /// The frozen model that it compares the trained one with, or scores answers with.
+    pub reference: Reference,
+    /// What answers are made of, where it makes some.
+    pub answering: Option<Answering>,
+}
 
-    /// The scores of the better and the worse answer of each pair of a micro-batch, where the objective trains a model that
-    /// gives scores.
-    ///
-    /// # Errors
-    /// What the model reports.
-    fn scores(&self, _model: &Prepared<Self::Model>, _inputs: &Inputs) -> Result<Vec<[f32; 2]>> {
-        Ok(Vec::new())
-    }
-
-    /// Runs units of a model that is divided into the stages of a pipeline on a micro-batch, from what the units before have
-    /// made or from the ids. The last unit gives the loss; where `evaluates` says so, that of
-    /// [`Objective::eval_forward`].
-    ///
-    /// # Errors
-    /// What the model reports; an objective that takes whole models only.
-    fn part(
-        &self,
-        _model: &Self::Model,
-        _inputs: &Inputs,
-        _units: Range<usize>,
-        _x: &Tensor,
-        _evaluates: bool,
-    ) -> nn::Result<PartOutput<ObjectiveLoss>> {
-        Err(oarlock_tensor::Error::Usage(
-            "this objective takes whole models; leave pipeline_parallel_size out, or train on next tokens (pretraining, \
-             supervised fine-tuning)"
-                .to_owned(),
-        ))
-    }
-
-    /// Whether the loss is the sum of a head as it is, neither scaled nor added to others. The head then makes its first
-    /// gradient in the forward pass, as [`Prepared::loss`] says.
-    fn is_head_loss(&self) -> bool {
-        false
-    }
+/// What text and tokens an answer is made of.
+pub struct Answering {
+    /// The tokenizer of the run.
+    pub tokenizer: Tokenizer,
+    /// The tokens that end an answer; the first of them ends those that are trained on.
+    pub stop_ids: Vec<u32>,
 }
 
 /// The tensors of a micro-batch on the device of a rank.
@@ -150,10 +152,18 @@ pub struct Inputs {
     pub labels: Labels,
     /// Which positions see which.
     pub mask: Mask,
-    /// Where the segments of each example stand among the tokens, as in [`Batch::segments`].
-    pub segments: Vec<Range<usize>>,
     /// The examples of the training that it holds.
     pub documents: Vec<Document>,
+    /// What the objective needs to know of them besides.
+    pub fields: Fields,
+    /// What is added to the embeddings of the tokens ([`Objective::noise`]).
+    pub noise: Option<Tensor>,
+    /// The log-probabilities of the labels by another model ([`Objective::prepare`]).
+    pub reference: Option<Tensor>,
+    /// The residual stream before the head, in the last stage of a pipeline.
+    pub stream: Option<Tensor>,
+    /// Whether they are evaluated: with the metrics of an evaluation, and without gradients.
+    pub evaluates: bool,
 }
 
 /// An example in a micro-batch: a sample, or one of several that share its row.
@@ -182,13 +192,28 @@ impl Inputs {
             }
             None => Mask::Causal,
         };
+        let ids = Tensor::from_slice(&batch.input_ids, shape, device)?;
+        let labels = Labels::new(batch.labels.as_slice());
         Ok(Inputs {
-            ids: Tensor::from_slice(&batch.input_ids, shape, device)?,
-            labels: Labels::new(batch.labels.as_slice()),
-            mask,
-            segments: batch.segments.clone(),
             documents: documents(batch),
+            fields: batch.fields.clone(),
+            ..Inputs::of_tensors(ids, labels, mask)
         })
+    }
+
+    /// Tokens with a label for each, of which nothing else is known.
+    pub fn of_tensors(ids: Tensor, labels: Labels, mask: Mask) -> Inputs {
+        Inputs {
+            ids,
+            labels,
+            mask,
+            documents: Vec::new(),
+            fields: Fields::default(),
+            noise: None,
+            reference: None,
+            stream: None,
+            evaluates: false,
+        }
     }
 }
 

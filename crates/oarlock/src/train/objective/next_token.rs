@@ -1,18 +1,13 @@
 //! The loss of each next token as a run configures it: plain or smoothed cross-entropy, DFT or EAFT, with or without noise
 //! on the embeddings (NEFTune).
 
-use std::ops::Range;
-
 use oarlock_tensor::Tensor;
 use oarlock_tensor::cpu::random::Stream;
-use oarlock_tensor::ops::{IGNORE_INDEX, NoisePart, uniform_noise};
+use oarlock_tensor::ops::{IGNORE_INDEX, NoisePart, TokenLoss, uniform_noise};
 
-use super::{Document, Inputs, Mean, Objective, ObjectiveLoss, Sum};
-use crate::accelerator::{PartOutput, Prepared};
+use super::{Document, Inputs, LanguageModel, Mean, Objective, ObjectiveLoss, Sum};
 use crate::config::TokenLossArgs;
 use crate::data::Batch;
-use crate::error::Result;
-use crate::model::{Decoder, LossOptions};
 use crate::nn;
 
 /// Separates the noise from the random numbers of others with the same seed.
@@ -28,14 +23,41 @@ pub struct NextToken {
 }
 
 impl NextToken {
-    /// The noise on the embeddings of a micro-batch that is trained on. An example of L tokens has
-    /// `±alpha / √(L · hidden_size)`, as in the paper. It depends on the seed and on the place of the example in the order
-    /// of the training alone, so it is the same however a step is split, and after a checkpoint.
-    fn noise(&self, model: &Decoder, inputs: &Inputs) -> nn::Result<Option<Tensor>> {
-        let Some(alpha) = self.args.neftune_alpha.filter(|_| inputs.ids.tape().is_some()) else {
-            return Ok(None);
-        };
-        let hidden = model.config().hidden_size;
+    /// Cross-entropy, as in pretraining.
+    pub const PLAIN: NextToken = NextToken {
+        args: TokenLossArgs { kind: TokenLoss::CrossEntropy, neftune_alpha: None, accuracy: false },
+        seed: 0,
+    };
+}
+
+impl Objective for NextToken {
+    fn weight(&self, batch: &Batch) -> f64 {
+        batch.n_targets as f64
+    }
+
+    fn loss(&self, model: &dyn LanguageModel, inputs: &Inputs) -> nn::Result<ObjectiveLoss> {
+        if !(inputs.evaluates && self.args.accuracy) {
+            return Ok(model.token_loss(inputs, self.args.kind)?.into());
+        }
+        let (loss, hits) = model.token_loss_and_hits(inputs, self.args.kind)?;
+        let mut loss = ObjectiveLoss::from(loss);
+        loss.metrics.push(accuracy(inputs, &hits)?);
+        Ok(loss)
+    }
+
+    fn metrics(&self, evaluates: bool) -> &'static [&'static str] {
+        if evaluates && self.args.accuracy { &["accuracy"] } else { &[] }
+    }
+
+    fn is_token_loss(&self) -> bool {
+        true
+    }
+
+    /// An example of L tokens has `±alpha / √(L · hidden_size)`, as in the paper. The noise depends on the seed and on the
+    /// place of the example in the order of the training alone, so it is the same however a step is split, and after a
+    /// checkpoint.
+    fn noise(&self, hidden: usize, inputs: &Inputs) -> nn::Result<Option<Tensor>> {
+        let Some(alpha) = self.args.neftune_alpha else { return Ok(None) };
         let part = |document: &Document| NoisePart {
             stream: Stream { seed: self.seed ^ STREAM, stream: document.position },
             first: (document.first * hidden) as u64,
@@ -45,67 +67,6 @@ impl NextToken {
         let parts = inputs.documents.iter().map(part).collect();
         let &[rows, len] = inputs.ids.sizes() else { return Ok(None) };
         Ok(Some(uniform_noise([rows, len, hidden], parts, inputs.ids.device())?))
-    }
-}
-
-impl Objective for NextToken {
-    type Model = Decoder;
-
-    fn weight(&self, batch: &Batch) -> f64 {
-        batch.n_targets as f64
-    }
-
-    fn loss(&self, model: &Decoder, inputs: &Inputs) -> nn::Result<ObjectiveLoss> {
-        let noise = self.noise(model, inputs)?;
-        let options = LossOptions { kind: self.args.kind, noise: noise.as_ref() };
-        Ok(model.loss_with(&inputs.ids, &inputs.labels, &inputs.mask, &options)?.into())
-    }
-
-    fn eval_forward(&self, model: &Prepared<Decoder>, inputs: &Inputs) -> Result<ObjectiveLoss> {
-        if !self.args.accuracy {
-            return self.forward(model, inputs);
-        }
-        let options = LossOptions { kind: self.args.kind, noise: None };
-        model.call(&inputs.ids, |model: &Decoder, ids: &Tensor| {
-            let (loss, hits) = model.loss_and_hits(ids, &inputs.labels, &inputs.mask, &options)?;
-            let mut loss = ObjectiveLoss::from(loss);
-            loss.metrics.push(accuracy(inputs, &hits)?);
-            Ok(loss)
-        })
-    }
-
-    fn part(
-        &self,
-        model: &Decoder,
-        inputs: &Inputs,
-        units: Range<usize>,
-        x: &Tensor,
-        evaluates: bool,
-    ) -> nn::Result<PartOutput<ObjectiveLoss>> {
-        let noise = match units.start {
-            0 => self.noise(model, &Inputs { ids: x.clone(), ..inputs.clone() })?,
-            _ => None,
-        };
-        let is_last = units.end == model.n_units();
-        let x = model.stream_through(units, x, &inputs.mask, noise.as_ref())?;
-        if !is_last {
-            return Ok(PartOutput::Activations(x));
-        }
-        if !(evaluates && self.args.accuracy) {
-            return Ok(PartOutput::Loss(model.loss_of_stream(&x, &inputs.labels, self.args.kind)?.into()));
-        }
-        let (loss, hits) = model.loss_and_hits_of_stream(&x, &inputs.labels, self.args.kind)?;
-        let mut loss = ObjectiveLoss::from(loss);
-        loss.metrics.push(accuracy(inputs, &hits)?);
-        Ok(PartOutput::Loss(loss))
-    }
-
-    fn eval_metrics(&self) -> &'static [&'static str] {
-        if self.args.accuracy { &["accuracy"] } else { &[] }
-    }
-
-    fn is_head_loss(&self) -> bool {
-        true
     }
 }
 

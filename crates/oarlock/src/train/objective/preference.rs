@@ -4,14 +4,13 @@ use std::sync::Arc;
 
 use oarlock_tensor::Tensor;
 
-use super::answers::{Answers, Reference, mean_of, no_reference};
+use super::answers::{Answers, Reference, mean_of, of_reference};
 use super::preference_loss::{PairLosses, Pairs, first_loss};
-use super::{Inputs, Objective, ObjectiveLoss, Sum, Totals};
-use crate::accelerator::{Accelerator, Checkpointed, Prepared};
+use super::{Inputs, LanguageModel, Objective, ObjectiveLoss, Sum, Totals, Unrecorded};
+use crate::accelerator::{Accelerator, Checkpointed};
 use crate::config::{PreferenceArgs, PreferenceLoss};
-use crate::data::Batch;
+use crate::data::{Batch, CHOSEN, REJECTED};
 use crate::error::Result;
-use crate::model::Decoder;
 use crate::nn;
 
 const METRICS: [&str; 9] = [
@@ -40,12 +39,18 @@ impl Preference {
     pub fn new(args: PreferenceArgs, reference: Reference) -> Preference {
         Preference { args, reference, rewards: Arc::new(Checkpointed::new((0.0, 0.0))) }
     }
+}
 
-    /// The loss of the pairs of a micro-batch, given the reference's log-probabilities of its labels.
-    fn compared(&self, model: &Decoder, inputs: &Inputs, reference: &Tensor) -> nn::Result<ObjectiveLoss> {
-        let (args, n) = (&self.args, inputs.segments.len() / 2);
-        let found = model.log_probs(&inputs.ids, &inputs.labels, &inputs.mask)?;
-        let (chosen, rejected) = (Answers::of(inputs, 0), Answers::of(inputs, 1));
+impl Objective for Preference {
+    fn weight(&self, batch: &Batch) -> f64 {
+        batch.fields.spans(REJECTED).len() as f64
+    }
+
+    fn loss(&self, model: &dyn LanguageModel, inputs: &Inputs) -> nn::Result<ObjectiveLoss> {
+        let (args, n) = (&self.args, inputs.fields.spans(REJECTED).len());
+        let reference = &of_reference(inputs)?;
+        let found = model.log_probs(inputs)?;
+        let (chosen, rejected) = (Answers::of(inputs, CHOSEN), Answers::of(inputs, REJECTED));
         let whole = |answers: &Answers<'_>, values: &Tensor| match args.loss.takes_means() {
             true => answers.means(values),
             false => answers.sums(values, |_, _| 1.0),
@@ -102,27 +107,13 @@ impl Preference {
         }
         Ok(ObjectiveLoss { sum: Sum::from(&loss), loss, weight: n as f64, metrics })
     }
-}
 
-impl Objective for Preference {
-    type Model = Decoder;
-
-    fn weight(&self, batch: &Batch) -> f64 {
-        (batch.segments.len() / 2) as f64
+    fn prepare(&self, model: &dyn Unrecorded, inputs: &mut Inputs) -> Result<()> {
+        inputs.reference = Some(self.reference.log_probs(model, inputs)?);
+        Ok(())
     }
 
-    fn loss(&self, model: &Decoder, inputs: &Inputs) -> nn::Result<ObjectiveLoss> {
-        self.compared(model, inputs, &no_reference(inputs)?)
-    }
-
-    fn forward(&self, model: &Prepared<Decoder>, inputs: &Inputs) -> Result<ObjectiveLoss> {
-        let reference = self.reference.log_probs(model, inputs)?;
-        model.call(&inputs.ids, |model, ids| {
-            self.compared(model, &Inputs { ids: ids.clone(), ..inputs.clone() }, &reference)
-        })
-    }
-
-    fn metrics(&self) -> &'static [&'static str] {
+    fn metrics(&self, _evaluates: bool) -> &'static [&'static str] {
         match self.args.loss {
             PreferenceLoss::Orpo => &METRICS,
             _ => &METRICS[..7],

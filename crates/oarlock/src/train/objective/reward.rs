@@ -4,11 +4,9 @@
 use oarlock_tensor::{DType, Tensor, ops};
 
 use super::answers::mean_of;
-use super::{Inputs, Objective, ObjectiveLoss, Sum};
-use crate::accelerator::Prepared;
-use crate::data::Batch;
+use super::{Inputs, LanguageModel, Objective, ObjectiveLoss, Sum, Unrecorded};
+use crate::data::{Batch, CHOSEN, REJECTED};
 use crate::error::Result;
-use crate::model::Decoder;
 use crate::nn;
 
 /// The loss of a model with a value head: of pairs, -ln σ(score of the better - score of the worse answer). The score is
@@ -17,14 +15,12 @@ use crate::nn;
 pub struct Reward;
 
 impl Objective for Reward {
-    type Model = Decoder;
-
     fn weight(&self, batch: &Batch) -> f64 {
-        (batch.segments.len() / 2) as f64
+        batch.fields.spans(REJECTED).len() as f64
     }
 
-    fn loss(&self, model: &Decoder, inputs: &Inputs) -> nn::Result<ObjectiveLoss> {
-        let (n, values) = (inputs.segments.len() / 2, values(model, &inputs.ids, inputs)?);
+    fn loss(&self, model: &dyn LanguageModel, inputs: &Inputs) -> nn::Result<ObjectiveLoss> {
+        let (n, values) = (inputs.fields.spans(REJECTED).len(), values(model, inputs)?);
         let half = values.shape().n_elems() / 2;
         let chosen: Tensor = ops::narrow(&values, 0, 0..half)?;
         let rejected = ops::narrow(&values, 0, half..2 * half)?;
@@ -35,26 +31,28 @@ impl Objective for Reward {
         Ok(ObjectiveLoss { sum: Sum::from(&loss), loss, weight: n as f64, metrics })
     }
 
-    fn metrics(&self) -> &'static [&'static str] {
+    fn metrics(&self, _evaluates: bool) -> &'static [&'static str] {
         &["accuracy"]
-    }
-
-    fn scores(&self, model: &Prepared<Decoder>, inputs: &Inputs) -> Result<Vec<[f32; 2]>> {
-        let n = inputs.segments.len() / 2;
-        let values = model.call(&inputs.ids, |model, ids| values(model, ids, inputs))?.to_vec::<f32>()?;
-        Ok((0..n).map(|pair| [values[pair], values[n + pair]]).collect())
     }
 }
 
-/// The values at the last tokens of the better answers, and then of the worse ones.
-fn values(model: &Decoder, ids: &Tensor, inputs: &Inputs) -> nn::Result<Tensor> {
-    let last = |first: usize| {
-        inputs.segments.iter().skip(first).step_by(2).map(|segment| segment.end.saturating_sub(1))
-    };
-    let mut places: Vec<usize> = last(0).chain(last(1)).collect();
+/// The scores of the chosen and the rejected answer of each pair of a micro-batch, by a model with a value head.
+///
+/// # Errors
+/// What the model reports.
+pub fn scores(model: &dyn Unrecorded, inputs: &Inputs) -> Result<Vec<[f32; 2]>> {
+    let n = inputs.fields.spans(REJECTED).len();
+    let values = model.unrecorded(inputs, &values)?.to_vec::<f32>()?;
+    Ok((0..n).map(|pair| [values[pair], values[n + pair]]).collect())
+}
+
+/// The values at the last tokens of the chosen answers, and then of the rejected ones.
+fn values(model: &dyn LanguageModel, inputs: &Inputs) -> nn::Result<Tensor> {
+    let spans = [CHOSEN, REJECTED].into_iter().flat_map(|field| inputs.fields.spans(field));
+    let mut places: Vec<usize> = spans.map(|span| span.end.saturating_sub(1)).collect();
     if places.is_empty() {
         // A rank without a pair takes part all the same, and what comes of it counts nothing.
         places = vec![0, 0];
     }
-    model.values(ids, &inputs.mask, &places)
+    model.values(inputs, &places)
 }

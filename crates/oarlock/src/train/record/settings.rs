@@ -10,8 +10,8 @@ use serde_json::Value;
 use crate::config::{
     AdapterArgs, AdapterConfig, AdapterKind, BestArgs, ChatArgs, DataArgs, EvalArgs, Finetuning, FreezeArgs,
     JudgementArgs, Length, LoraConfig, LoraPlus, ModelArgs, ModelSource, ObjectiveArgs, OftConfig,
-    OptimizerArgs, PreferenceArgs, RankArgs, ReferenceArgs, SaveArgs, ScheduleArgs, ShardArgs, Steps,
-    TokenLossArgs, TrainArgs, TrainConfig, When,
+    OptimizerArgs, PreferenceArgs, RaftArgs, RankArgs, ReferenceArgs, RewardArgs, SaveArgs, ScheduleArgs,
+    ShardArgs, Steps, TokenLossArgs, TrainArgs, TrainConfig, When,
 };
 
 /// What follows where a setting is another one than before.
@@ -264,6 +264,21 @@ impl Settings {
             }
             ObjectiveArgs::Rewards => {
                 self.computes("objective", "a reward");
+                return;
+            }
+            ObjectiveArgs::Raft(args) => {
+                let RaftArgs { num_generations, sampling, reward, min_reward } = args;
+                self.computes("objective", "the model's best answers");
+                self.computes("num_generations", *num_generations);
+                self.computes("sampling", words(sampling));
+                self.computes("min_reward", *min_reward);
+                match reward {
+                    // Its weights are compared by their fingerprints.
+                    RewardArgs::Model(ReferenceArgs { model, adapters: _, quantization: _ }) => {
+                        self.nothing("reward_model", maybe(model.as_ref()));
+                    }
+                    rule => self.computes("reward_function", words(rule)),
+                }
                 return;
             }
             ObjectiveArgs::Preferences(args) => {

@@ -3,20 +3,18 @@
 use super::Run;
 use crate::checkpoint;
 use crate::error::Result;
-use crate::model::Decoder;
 use crate::report::log::Metrics;
 use crate::train::best::{self, Verdict};
 use crate::train::data::EvalData;
-use crate::train::objective::Objective;
 
-impl<O: Objective<Model = Decoder>> Run<'_, O> {
+impl Run<'_> {
     /// Refuses a metric that no evaluation will have.
     pub(super) fn check_metric(&self) -> Result<()> {
         let Some(args) = self.config.save.best.as_ref().filter(|_| !self.data.eval.is_empty()) else {
             return Ok(());
         };
         let evals: Vec<Option<&str>> = self.data.eval.iter().map(|data| data.name.as_deref()).collect();
-        best::check_metric(&args.metric, &evals, &best::metrics(&self.objective))
+        best::check_metric(&args.metric, &evals, &best::metrics(&*self.objective))
     }
 
     /// Compares the results of an evaluation with those before; all ranks get the same verdict.

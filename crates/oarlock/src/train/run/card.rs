@@ -6,12 +6,10 @@ use super::Run;
 use crate::config::{Finetuning, Length, ModelSource, TrainConfig};
 use crate::disk::{Outputs, Writer};
 use crate::error::{Error, Result};
-use crate::model::Decoder;
 use crate::report::model_card::{FILE, ModelCard};
-use crate::train::objective::Objective;
 use crate::train::obstacles::TRAINING;
 
-impl<O: Objective<Model = Decoder>> Run<'_, O> {
+impl Run<'_> {
     /// Writes the card beside the final model. A file of the name that no training wrote stays, whatever else may be replaced.
     pub(super) fn write_card(&mut self) -> Result<()> {
         let n_ranks = self.accelerator.data_ranks().world_size();

@@ -5,8 +5,6 @@ use std::collections::BTreeMap;
 
 use super::Run;
 use crate::error::{Error, Result};
-use crate::model::Decoder;
-use crate::train::objective::Objective;
 
 /// Results that are no finite numbers, the newest of their kind, as they are told. The same on all ranks.
 #[derive(Debug, Default)]
@@ -37,7 +35,7 @@ impl Doubts {
     }
 }
 
-impl<O: Objective<Model = Decoder>> Run<'_, O> {
+impl Run<'_> {
     /// Takes note of a result, and tells what of it is not finite.
     pub(super) fn doubt(&mut self, what: &str, when: &str, values: &[(String, f64)]) -> Result<()> {
         match (self.doubts.look(what, when, values), &mut self.journal) {

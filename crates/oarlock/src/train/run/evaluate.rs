@@ -6,13 +6,11 @@ use super::Run;
 use super::best::named;
 use crate::data::{Batch, eval_batches};
 use crate::error::{Error, Result};
-use crate::model::Decoder;
 use crate::report::log::{EvalRecord, PER_TOKEN};
 use crate::train::data::EvalData;
 use crate::train::evaluate;
-use crate::train::objective::Objective;
 
-impl<O: Objective<Model = Decoder>> Run<'_, O> {
+impl Run<'_> {
     /// Evaluates on the data of the evaluation, on each data set by itself where that is asked for; gives the results by
     /// the names that the log has for them.
     pub(super) fn evaluate(&mut self, done: u64) -> Result<Vec<(String, f64)>> {
@@ -36,14 +34,14 @@ impl<O: Objective<Model = Decoder>> Run<'_, O> {
             batch
         };
         let batches = eval_batches(rows.clone(), world, rank, micro_batch)?.map(part);
-        let evaluation = evaluate(self.accelerator, &self.objective, &self.model, batches)?;
+        let evaluation = evaluate(self.accelerator, &*self.objective, &self.model, batches)?;
         rows.check()?;
         if evaluation.totals.weight == 0.0 {
             return Err(Error::Usage(format!("the evaluation data{of} hold no target")));
         }
         let (epoch, loss) = (self.epoch(), evaluation.loss);
         let mut metrics = evaluation.totals.means();
-        if self.objective.is_head_loss() {
+        if self.objective.is_token_loss() {
             metrics.push((PER_TOKEN, evaluation.totals.loss()));
         }
         let results = named(data, loss, &metrics);
@@ -54,7 +52,7 @@ impl<O: Objective<Model = Decoder>> Run<'_, O> {
                 epoch,
                 loss,
                 metrics,
-                has_perplexity: self.objective.is_head_loss(),
+                has_perplexity: self.objective.is_token_loss(),
                 runtime: begin.elapsed(),
                 samples: rows.n_rows(),
                 steps: rows.n_rows().div_ceil(world * micro_batch),

@@ -5,13 +5,11 @@ use oarlock_comm::{ProcessMemory, Scalar};
 use super::Run;
 use crate::config::Finetuning;
 use crate::error::Result;
-use crate::model::Decoder;
 use crate::train::lock::OutputLock;
 use crate::train::model::convert;
-use crate::train::objective::Objective;
 use crate::train::obstacles::CONVERTED;
 
-impl<O: Objective<Model = Decoder>> Run<'_, O> {
+impl Run<'_> {
     pub(super) fn finish(&mut self) -> Result<()> {
         let done = self.done;
         if self.config.eval.at_end {

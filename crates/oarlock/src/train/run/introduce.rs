@@ -10,12 +10,10 @@ use super::Run;
 use crate::accelerator::Accelerator;
 use crate::config::{Finetuning, TrainConfig};
 use crate::error::Result;
-use crate::model::Decoder;
 use crate::pipeline::Pipeline;
 use crate::train::journal::Journal;
-use crate::train::objective::Objective;
 
-impl<O: Objective<Model = Decoder>> Run<'_, O> {
+impl Run<'_> {
     /// The time since the command began, in running_log.txt.
     pub(super) fn note_startup(&mut self, what: &str) -> Result<()> {
         let time = self.started.elapsed().unwrap_or(Duration::ZERO);

@@ -18,7 +18,7 @@ use crate::report::log::PredictRecord;
 use crate::text_metrics::{TextMetrics, TextScores};
 use crate::train::evaluate;
 use crate::train::model::Start;
-use crate::train::objective::{Inputs, Objective};
+use crate::train::objective::{Inputs, scores};
 use crate::train::obstacles::{PREDICTIONS, writer};
 use crate::weights::{StateDictSource, Strict};
 
@@ -31,7 +31,7 @@ struct Prediction {
     label: String,
 }
 
-impl<O: Objective<Model = Decoder>> Run<'_, O> {
+impl Run<'_> {
     /// Predicts what is asked for.
     pub(super) fn predict(&mut self) -> Result<()> {
         match self.config.predict {
@@ -52,8 +52,7 @@ impl<O: Objective<Model = Decoder>> Run<'_, O> {
         let (mut own, mut steps) = (Vec::new(), 0);
         for (index, data) in self.data.eval.iter().enumerate() {
             for batch in eval_batches(data.rows.clone(), world, rank, batch)? {
-                let scores =
-                    self.objective.scores(&self.model, &Inputs::new(&batch, accelerator.device())?)?;
+                let scores = scores(&self.model, &Inputs::new(&batch, accelerator.device())?)?;
                 let rows = batch.samples.iter().map(|sample| sample.position);
                 own.extend(rows.zip(scores).map(|(row, [chosen, rejected])| (index, row, chosen, rejected)));
                 steps += 1;
@@ -121,7 +120,7 @@ impl<O: Objective<Model = Decoder>> Run<'_, O> {
         let data_ranks = accelerator.data_ranks();
         let (world, rank) = (data_ranks.world_size() as u64, data_ranks.rank() as u64);
         let batches = eval_batches(data.rows.clone(), world, rank, batch as u64)?;
-        let loss = evaluate(accelerator, &self.objective, &self.model, batches)?.loss;
+        let loss = evaluate(accelerator, &*self.objective, &self.model, batches)?.loss;
         let tokenizer = Tokenizer::open_with(&self.config.model.tokenizer, &self.config.model.new_tokens)?;
         // Each rank answers on its own, also where it holds a stage of the model otherwise.
         let (world, rank) = (accelerator.num_processes() as u64, accelerator.process_index() as u64);

@@ -5,17 +5,15 @@ use crate::adapters::adapter_files;
 use crate::checkpoint::{self, CheckpointError, ClientState, Contents};
 use crate::config::{Placement, Resume, StateDict};
 use crate::error::{Error, Result};
-use crate::model::Decoder;
 use crate::model::hf::SaveOptions;
 use crate::terminal::tell;
 use crate::train::best;
 use crate::train::lock::OutputLock;
 use crate::train::model::{ReferenceModel, base_name};
-use crate::train::objective::Objective;
 use crate::train::obstacles::TRAINING;
 use crate::weights::ModelFiles;
 
-impl<O: Objective<Model = Decoder>> Run<'_, O> {
+impl Run<'_> {
     /// Begins a checkpoint; training goes on while it is written.
     pub(super) fn save(&mut self, done: u64) -> Result<()> {
         let comm = self.accelerator.communicator();

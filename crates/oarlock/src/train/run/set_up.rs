@@ -24,7 +24,7 @@ use crate::train::inputs::Reading;
 use crate::train::journal::Journal;
 use crate::train::lock::OutputLock;
 use crate::train::model::{self, ReferenceModel, Start};
-use crate::train::objective::{Objective, Reference, dry_pass};
+use crate::train::objective::{self, Given, Reference, dry_pass};
 use crate::train::obstacles::note_logs;
 use crate::train::options::optimizer;
 use crate::train::output_folder::look_at_stores;
@@ -36,15 +36,14 @@ use crate::train::token_loader::TokenLoader;
 /// Tokens that a micro-batch has at the least.
 const SHORTEST: usize = 8;
 
-impl<'a, O: Objective<Model = Decoder>> Run<'a, O> {
+impl<'a> Run<'a> {
     /// Sets a run up on this rank. None where GPUs that nobody asked for have too little memory for it and the CPU has enough:
     /// rank 0 has said so, and all ranks are to set it up there.
     pub(super) fn set_up(
         config: &'a TrainConfig,
         accelerator: &'a Accelerator,
-        objective: impl Fn(Reference) -> O,
         started: SystemTime,
-    ) -> Result<Option<Run<'a, O>>> {
+    ) -> Result<Option<Run<'a>>> {
         accelerator.communicator().set_timeout(config.ranks.timeout);
         accelerator.communicator().set_phase("setting up");
         if let Some(comms) = &config.monitor.engine.comms_logger {
@@ -70,13 +69,13 @@ impl<'a, O: Objective<Model = Decoder>> Run<'a, O> {
                 return Ok(None);
             }
             let (device, apart) = (accelerator.device(), ranks_apart(accelerator));
-            let dry = objective(Reference::Absent);
+            let dry = objective::of(&config.train, Given::default());
             let second = second.as_ref().map(|(second, _)| second);
             let models = (&model, &decoder as &dyn Fn() -> Result<Decoder>, second);
             let measured = ProcessMemory::current().map_or(0, |own| own.pss);
             let gpu = GpuMemory::now(device, ranks_of_gpu(accelerator)?);
             let known = Known { device, apart, measured, longest, gpu };
-            Ok(Some(Forecast::new(config, models, known, &dry_pass(&dry))?))
+            Ok(Some(Forecast::new(config, models, known, &dry_pass(&*dry))?))
         };
         let is_unpadded = config.data.packing.is_unpadded();
         // What would not fit with the shortest rows is refused before the data are read.
@@ -111,10 +110,10 @@ impl<'a, O: Objective<Model = Decoder>> Run<'a, O> {
         };
         let mut pool_limit = None;
         if is_unpadded {
-            let longest = |batch, eval_batch: Option<usize>| {
-                data.longest(loader.sampler(), total_steps, batch, eval_batch)
-            };
-            let known = predict(Some(&longest));
+            let longest: &LongestOf<'_> =
+                &|batch, eval_batch| data.longest(loader.sampler(), total_steps, batch, eval_batch);
+            // How long the answers of the model will be nobody knows.
+            let known = predict((!config.train.objective.makes_answers()).then_some(longest));
             if turns_to_cpu(config, accelerator, &known)? {
                 return Ok(None);
             }
@@ -148,7 +147,7 @@ impl<'a, O: Objective<Model = Decoder>> Run<'a, O> {
             }
             (_, None) => Reference::Absent,
         };
-        let objective = objective(reference);
+        let objective = objective::of(&config.train, Given { reference, answering: data.answering.take() });
         objective.register(accelerator);
         let inputs = reading.finish(accelerator.communicator(), std::mem::take(&mut data.read))?;
         let rows = accelerator.data_parallel().0 * config.train.batch_size * config.train.accumulation;

@@ -1,0 +1,136 @@
+//! Reads stage raft: how many answers each prompt gets, how they are made, and what scores them.
+
+use std::path::PathBuf;
+
+use oarlock::config::{RaftArgs, ReferenceArgs, RewardArgs};
+use oarlock::settings::problem::Problems;
+use oarlock::settings::resolve::Settings;
+
+use super::predicting;
+
+/// What a run of this stage does. What is wrong with it goes to `problems`.
+pub fn raft(settings: &Settings, problems: &mut Problems) -> RaftArgs {
+    let mut report = |message: &str, names: &[&str], help: &str| {
+        settings.report(problems, message, names, help);
+    };
+    let (function, pattern) = (settings.text("reward_function"), settings.text("reward_pattern"));
+    let model = settings.said("reward_model").map(|_| PathBuf::from(settings.word("reward_model")));
+    if function.is_some() && model.is_some() {
+        let help = "keep one of them";
+        report(
+            "`reward_function` and `reward_model` exclude each other",
+            &["reward_function", "reward_model"],
+            help,
+        );
+    }
+    if pattern.is_some() && function.as_deref() != Some("regex") {
+        let help = "write `reward_function: regex`, or remove it";
+        report("`reward_pattern` belongs to `reward_function: regex`", &["reward_pattern"], help);
+    }
+    for name in ["packing", "neat_packing"] {
+        if settings.get(name).is_written() && settings.bool(name) {
+            report("prompts are not packed: each is answered by itself", &[name, "stage"], "remove it");
+        }
+    }
+    let reward = match (function.as_deref(), model) {
+        (None, Some(model)) => {
+            RewardArgs::Model(ReferenceArgs { model: Some(model), ..ReferenceArgs::default() })
+        }
+        (Some("length"), _) => RewardArgs::Length,
+        (Some("regex"), _) => {
+            let pattern = pattern.unwrap_or_default();
+            match fancy_regex::Regex::new(&pattern.replace("{answer}", "0")) {
+                Ok(_) if pattern.is_empty() => report(
+                    "`reward_function: regex` has no pattern",
+                    &["reward_function"],
+                    "write `reward_pattern: …`; {answer} in it stands for the final answer of the data",
+                ),
+                Ok(_) => {}
+                Err(error) => report(
+                    &format!("`reward_pattern` is not a regular expression: {error}"),
+                    &["reward_pattern"],
+                    "put a \\ before characters that stand for themselves",
+                ),
+            }
+            RewardArgs::Regex(pattern)
+        }
+        (Some(_), _) => RewardArgs::ExactMatch,
+        (None, None) => {
+            report(
+                "stage raft has nothing that scores answers",
+                &["stage"],
+                "write `reward_function: exact_match`, `regex` or `length`, or `reward_model: …`, the folder of a reward \
+                 model (stage rm writes one)",
+            );
+            RewardArgs::ExactMatch
+        }
+    };
+    let sampling = predicting::sampling(settings, problems);
+    RaftArgs {
+        num_generations: settings.usize("num_generations"),
+        sampling,
+        min_reward: match (&reward, settings.said("min_reward")) {
+            (_, Some(_)) => Some(settings.f64("min_reward")),
+            // The scores of a model have no zero of their own.
+            (RewardArgs::Model(_), None) => None,
+            (_, None) => Some(0.0),
+        },
+        reward,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use oarlock::config::ObjectiveArgs;
+
+    use super::super::tests::{bad, good};
+    use super::*;
+
+    fn read(text: &str) -> RaftArgs {
+        match &good(&format!("stage: raft\n{text}")).train.objective {
+            ObjectiveArgs::Raft(args) => args.clone(),
+            other => panic!("{other:?}"),
+        }
+    }
+
+    #[test]
+    fn a_rule_or_a_model_scores_answers() {
+        let args =
+            read("reward_function: exact_match\nnum_generations: 8\ntemperature: 1\nmax_new_tokens: 16");
+        assert_eq!(
+            (args.num_generations, args.reward, args.min_reward),
+            (8, RewardArgs::ExactMatch, Some(0.0))
+        );
+        assert_eq!((args.sampling.temperature, args.sampling.max_new_tokens), (1.0, 16));
+        let args = read("reward_function: regex\nreward_pattern: 'is {answer}'\nmin_reward: 0.5");
+        assert_eq!((args.reward, args.min_reward), (RewardArgs::Regex("is {answer}".into()), Some(0.5)));
+        assert_eq!(read("reward_function: length").reward, RewardArgs::Length);
+        let args = read("reward_model: rm");
+        let RewardArgs::Model(model) = args.reward else { panic!("{args:?}") };
+        assert_eq!((model.model, args.min_reward), (Some("rm".into()), None));
+        let chat = good("stage: raft\nreward_function: length").data.chat.clone().unwrap();
+        assert!(chat.mask_history, "the last answer alone is the expected one");
+    }
+
+    #[test]
+    fn what_scores_nothing_is_refused() {
+        for (text, message) in [
+            ("", "stage raft has nothing that scores answers"),
+            (
+                "reward_function: length\nreward_model: m",
+                "`reward_function` and `reward_model` exclude each other",
+            ),
+            ("reward_function: regex", "`reward_function: regex` has no pattern"),
+            ("reward_function: regex\nreward_pattern: '('", "`reward_pattern` is not a regular expression"),
+            (
+                "reward_function: length\nreward_pattern: a",
+                "`reward_pattern` belongs to `reward_function: regex`",
+            ),
+            ("reward_function: length\nneat_packing: true", "prompts are not packed"),
+            ("reward_function: length\ntop_p: 0", "`top_p` is not above 0"),
+        ] {
+            let told = bad(&format!("stage: raft\n{text}"), &[], &[]);
+            assert!(told.contains(message), "{text}: {told}");
+        }
+    }
+}
