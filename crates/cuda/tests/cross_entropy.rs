@@ -3,7 +3,7 @@
 use half::{bf16, f16};
 use oarlock_cuda::functions::TokenLoss;
 use oarlock_cuda::geometry;
-use oarlock_reference::loss::{Case, Weighting};
+use oarlock_reference::loss::{Case, SHAPES, Weighting};
 
 use crate::emulator::{Buffer, Library, args, in_every_order, on_emulator};
 use crate::numbers::{Float, f64s, indices, values};
@@ -67,7 +67,7 @@ pub fn check(library: &Library) {
     total(library, 3, 3);
     use TokenLoss::*;
     for kind in [CrossEntropy, Smoothed, ByProbability] {
-        losses::<f32, f32>(library, kind, [5, 33], None);
+        SHAPES.iter().for_each(|shape| losses::<f32, f32>(library, kind, *shape, None));
         losses::<f32, f32>(library, kind, [3, 2500], Some(5.0));
     }
     losses::<f32, bf16>(library, CrossEntropy, [4, 104], None);

@@ -202,9 +202,7 @@ pub fn check(library: &Library) {
     norms::<f32>(library, 10_001);
     norms_of_pieces(library);
     extremes::<f32>(library, true);
-    sums::<f32, f32>(library, [2, 9, 33]);
-    sums::<f32, f32>(library, [1, 77, 5]);
-    sums::<f32, f32>(library, [1, 2, 1500]);
+    reference::SIZES.iter().for_each(|sizes| sums::<f32, f32>(library, *sizes));
     sums_of_ints(library, [3, 700, 1], 1, None);
     sums_of_ints(library, [2, 9, 300], 1 << 20, None);
     sums_of_ints(library, [2, 40, 3], 1 << 24, Some(0));

@@ -3,7 +3,7 @@
 use half::{bf16, f16};
 use oarlock_cuda::geometry;
 use oarlock_reference::compare::tolerance;
-use oarlock_reference::rope::{Pairs, of_rows};
+use oarlock_reference::rope::{Pairs, SHAPES, of_rows};
 
 use crate::emulator::{Buffer, Library, args, in_every_order, on_emulator};
 use crate::numbers::{Float, assert_close, f64s, indices, values};
@@ -101,8 +101,10 @@ pub fn check(library: &Library) {
     of_one_product::<f32>(library, false, [2, 2, 14, 5]);
     of_one_product::<bf16>(library, false, [3, 1, 64, 32]);
     of_one_product::<f16>(library, true, [2, 1, 10, 5]);
-    rope::<f32>(library, false, false, [14, 5]);
-    rope::<f32>(library, true, true, [14, 5]);
+    for shape in SHAPES {
+        rope::<f32>(library, false, false, shape);
+        rope::<f32>(library, true, true, shape);
+    }
     // In packs, all elements of a head or some.
     rope::<f32>(library, true, false, [32, 8]);
     rope::<bf16>(library, false, true, [14, 5]);

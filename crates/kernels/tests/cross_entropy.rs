@@ -5,14 +5,14 @@ use oarlock_kernels::cross_entropy::{
     RowScale, cross_entropy, cross_entropy_grad, cross_entropy_grad_in_place, soft_cap,
 };
 use oarlock_reference::formula::value;
-use oarlock_reference::loss::{self, Case, Weighting};
+use oarlock_reference::loss::{self, Case, SHAPES, Weighting};
 
 use crate::everywhere::{assert_close, cpus, f64s, same_everywhere, values};
 
 #[test]
 fn loss_and_gradient_match_the_reference() {
-    let shapes = [[1, 1], [5, 3], [9, 6400], [40, 1001]].map(|shape| (shape, None));
-    for (shape, cap) in shapes.into_iter().chain([([7, 77], Some(1.5))]) {
+    let shapes = SHAPES.into_iter().chain([[9, 6400], [40, 1001]]).map(|shape| (shape, None));
+    for (shape, cap) in shapes.chain([([7, 77], Some(1.5))]) {
         let c = Case::<f32>::new(shape, 6.0, cap, 0.0, Weighting::None);
         let (logits, labels, vocab) = (&c.logits, &c.labels, c.vocab);
         for (scale, even) in [(RowScale::PerRow(&c.scales), None), (RowScale::Uniform(0.5), Some(0.5))] {

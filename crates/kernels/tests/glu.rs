@@ -6,7 +6,7 @@ use oarlock_kernels::pieces::TASK_ELEMS;
 use oarlock_kernels::unary::{self, Unary};
 use oarlock_kernels::{Store, bf16};
 use oarlock_reference::function::Activation as Reference;
-use oarlock_reference::gated::Case;
+use oarlock_reference::gated::{Case, SIZES};
 
 use crate::everywhere::{Element, assert_close, f64s, same_everywhere, scaled, sum, values};
 
@@ -33,7 +33,7 @@ fn gated<T: Element>((act, reference): (Activation, Reference), n: usize) {
 #[test]
 fn gated_units_match_the_reference() {
     for act in ALL {
-        for n in [0, 1, 77, 1001] {
+        for n in SIZES.into_iter().chain([0]) {
             gated::<f32>(act, n);
             gated::<bf16>(act, n);
         }

@@ -3,7 +3,7 @@
 use oarlock_kernels::bf16;
 use oarlock_kernels::rope::{Positions, RopeShape, RopeStyle, Rotation, rope};
 use oarlock_reference::compare::tolerance;
-use oarlock_reference::rope::{Pairs, of_rows};
+use oarlock_reference::rope::{Pairs, SHAPES, of_rows};
 
 use crate::everywhere::{Element, assert_close, cpus, f64s, same_everywhere, values};
 
@@ -34,7 +34,8 @@ fn check<T: Element>(style: RopeStyle, (heads, head_dim, rot_dim): (usize, usize
 #[test]
 fn pairs_turn_by_the_angle_and_back() {
     for style in [RopeStyle::Half, RopeStyle::Interleaved] {
-        for shape in [(1, 2, 2), (2, 64, 64), (3, 96, 40), (2, 10, 6)] {
+        for (i, [head_dim, half]) in SHAPES.into_iter().enumerate() {
+            let shape = (1 + i % 3, head_dim, 2 * half);
             check::<f32>(style, shape);
             check::<bf16>(style, shape);
         }

@@ -7,6 +7,9 @@ use crate::number::{Number, f64s, scaled};
 /// The label of a row that has no loss.
 pub const IGNORED: i32 = -100;
 
+/// Rows and tokens that every suite takes: one token, more than a vector, more than a block.
+pub const SHAPES: [[usize; 2]; 8] = [[1, 1], [1, 2], [5, 3], [5, 7], [5, 33], [9, 33], [3, 301], [3, 2500]];
+
 /// What a token's cross-entropy is multiplied by. It has no gradient.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub enum Weighting {

@@ -104,10 +104,10 @@ pub struct Case {
 }
 
 impl Case {
-    /// Random ones. Second moments, which are all states but the first of rules for elements, are not negative.
-    pub fn new(sizes: &[usize], state_lens: [usize; 3], is_elementwise: bool) -> Case {
+    /// Random ones. States are second moments, which are not negative, but for a momentum in the first place.
+    pub fn new(sizes: &[usize], state_lens: [usize; 3], has_momentum: bool) -> Case {
         let n = sizes.iter().product();
-        let first = if is_elementwise { values } else { magnitudes };
+        let first = if has_momentum { values } else { magnitudes };
         let [a, b, c] = state_lens;
         let states = [first(3, a), magnitudes(4, b), magnitudes(5, c)];
         Case { sizes: sizes.to_vec(), weights: values(1, n), states, grad: values(2, n) }

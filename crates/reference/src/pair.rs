@@ -1,6 +1,6 @@
 //! Functions of two elements.
 
-use crate::compare::{assert_close, assert_within, tolerance};
+use crate::compare::{assert_close, assert_within};
 use crate::function::slope;
 use crate::number::{Number, f64s, scaled, values};
 
@@ -106,7 +106,7 @@ impl<T: Number> Case<T> {
         let pairs: Vec<_> = self.pairs().collect();
         for (which, (gradient, name)) in gradients.into_iter().zip(["elements", "targets"]).enumerate() {
             let want: Vec<f64> = pairs.iter().map(|(x, t)| scale * self.loss.slopes(*x, *t)[which]).collect();
-            let bound = tolerance::<T>(1e-6, 1.0);
+            let bound = f64::max(T::ROUNDING, 1e-6);
             let allowed =
                 |i: usize| if is_smooth(pairs[i]) { bound * (1.0 + want[i].abs()) } else { f64::MAX };
             assert_within(&format!("{:?}, gradient of {name}", self.loss), gradient, &want, allowed);

@@ -1,5 +1,8 @@
 //! Sums, products and extremes along the middle dim of `[outer, n, inner]`.
 
+/// Sizes that every suite takes.
+pub const SIZES: [[usize; 3]; 5] = [[3, 7, 5], [2, 9, 33], [1, 77, 5], [1, 2, 1500], [2, 99, 33]];
+
 /// What is reduced to each element: the places, in their order.
 pub fn rows([outer, n, inner]: [usize; 3]) -> impl Iterator<Item = Vec<usize>> {
     (0..outer * inner).map(move |j| (0..n).map(|k| (j / inner * n + k) * inner + j % inner).collect())

@@ -2,6 +2,9 @@
 
 use crate::formula::{Array, value};
 
+/// Sizes of heads, and how many pairs of their channels are turned: all or some, in whole vectors or not.
+pub const SHAPES: [[usize; 2]; 6] = [[2, 1], [10, 3], [14, 5], [32, 8], [64, 32], [96, 20]];
+
 /// Which channels of a head are pairs.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub enum Pairs {
