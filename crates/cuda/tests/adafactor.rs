@@ -2,23 +2,16 @@
 
 use half::{bf16, f16};
 use oarlock_cuda::geometry;
+use oarlock_reference::optimizer::{Adafactor, Args, Case, Rule};
+use oarlock_reference::reduce::block_squares;
 
 use crate::emulator::{Buffer, Library, args, in_every_order, on_emulator};
-use crate::numbers::{Float, assert_close, block_squares, f64s, values};
+use crate::numbers::{Float, f64s};
 
 const SCALE: f64 = 0.5;
 const EPS: [f64; 2] = [1e-3, 0.02];
 const RATE: f64 = 0.05;
 const KEEP: f64 = 0.999;
-
-/// Numbers that are not negative.
-fn variances(seed: u64, n: usize) -> Vec<f32> {
-    values::<f32>(seed, n).iter().map(|x| x.abs()).collect()
-}
-
-fn blend(old: f64, new: f64, weight: f64) -> f64 {
-    old + weight * (new - old)
-}
 
 /// A step with the weight of the new second moment, and the length from which on a direction is shortened.
 fn step<T: Float>(
@@ -29,73 +22,52 @@ fn step<T: Float>(
     d: f64,
 ) {
     let n = batch * rows * cols;
-    let [w, g] = [1, 2].map(|seed| values::<f32>(seed, n));
-    let (row_var, col_var) = (variances(3, batch * rows), variances(4, batch * cols));
-    let (got, working) = in_every_order(library, |gpu| {
-        let weights = &w;
-        let (w, g) = (gpu.buffer(&w), gpu.buffer(&g));
-        let (row_var, col_var) = (gpu.buffer(&row_var), gpu.buffer(&col_var));
+    let (sizes, lens) = if factored {
+        (vec![batch, rows, cols], [batch * rows, batch * cols, 0])
+    } else {
+        (vec![n], [0, 0, n])
+    };
+    let c = Case::new(&sizes, lens, false);
+    let (w, row_var, col_var, working) = in_every_order(library, |gpu| {
+        let (w, g) = (gpu.buffer(&c.weights), gpu.buffer(&c.grad));
+        let row_var = gpu.buffer(&c.states[0]);
+        let col_var = gpu.buffer(&c.states[if factored { 1 } else { 2 }]);
         let means = gpu.fresh::<f32>(batch);
         let [s, beta, eps1, eps2, rate, keep, d] =
             [SCALE, weight, EPS[0], EPS[1], RATE, KEEP, d].map(|x| x as f32);
-        let [b, r, c] = [batch, rows, cols].map(|x| x as u32);
+        let [b, r, width] = [batch, rows, cols].map(|x| x as u32);
         if factored {
             let by_rows = geometry::rows(batch * rows, cols);
-            gpu.run("adafactor_rows", &[], by_rows, args![g, row_var, s, beta, b * r, c]);
+            gpu.run("adafactor_rows", &[], by_rows, args![g, row_var, s, beta, b * r, width]);
             let by_columns = geometry::columns(batch, cols);
-            gpu.run("adafactor_columns", &[], by_columns, args![g, col_var, s, beta, b, r, c]);
+            gpu.run("adafactor_columns", &[], by_columns, args![g, col_var, s, beta, b, r, width]);
             gpu.run("adafactor_means", &[], geometry::rows(batch, rows), args![row_var, means, eps1, b, r]);
         } else {
             gpu.run("adafactor_variance", &[], geometry::elements(n), args![col_var, g, s, beta, n as u64]);
         }
         let n_blocks = n.div_ceil(geometry::NORM_BLOCK);
-        let (of_weights, of_direction) = (gpu.buffer(&block_squares(weights)), gpu.fresh::<f64>(n_blocks));
+        let of_weights = gpu.buffer(&block_squares(&f64s(&c.weights), geometry::NORM_BLOCK));
+        let of_direction = gpu.fresh::<f64>(n_blocks);
         let blocks = geometry::squared_norm(n);
         let rows_of: Option<&Buffer<f32>> = factored.then_some(&row_var);
         let means_of: Option<&Buffer<f32>> = factored.then_some(&means);
         let floor = eps1 * eps1;
-        let args = args![g, rows_of, means_of, col_var, of_direction, s, floor, r, c, n as u64];
+        let args = args![g, rows_of, means_of, col_var, of_direction, s, floor, r, width, n as u64];
         gpu.run("adafactor_squares", &[], blocks, args);
         let (alpha, working) = (gpu.fresh::<f32>(1), gpu.fresh::<T>(n));
-        let relative = u32::from(relative);
-        let args = args![of_weights, of_direction, n_blocks as u64, rate, eps2, d, relative, alpha, n as u64];
+        let is_relative = u32::from(relative);
+        let args =
+            args![of_weights, of_direction, n_blocks as u64, rate, eps2, d, is_relative, alpha, n as u64];
         gpu.run("adafactor_alpha", &[], geometry::one_block(), args);
-        let args = args![w, g, rows_of, means_of, col_var, alpha, working, s, floor, keep, r, c, n as u64];
+        let args =
+            args![w, g, rows_of, means_of, col_var, alpha, working, s, floor, keep, r, width, n as u64];
         gpu.run("adafactor_apply", &[T::ELEMENT], geometry::elements(n), args);
-        ([w.read(), row_var.read(), col_var.read()], working.read())
+        (w.read(), row_var.read(), col_var.read(), working.read())
     });
-    let [mut w, g, mut row_var, mut col_var] = [w, g, row_var, col_var].map(|x| f64s(&x));
-    let square = |i: usize| (SCALE * g[i]).powi(2);
-    let mut means = vec![0.0; batch];
-    if factored {
-        for (i, var) in row_var.iter_mut().enumerate() {
-            *var = blend(*var, (0..cols).map(|c| square(i * cols + c)).sum::<f64>() / cols as f64, weight);
-        }
-        for (i, var) in col_var.iter_mut().enumerate() {
-            let at = |r: usize| (i / cols * rows + r) * cols + i % cols;
-            *var = blend(*var, (0..rows).map(|r| square(at(r))).sum::<f64>() / rows as f64, weight);
-        }
-        for (mean, var) in means.iter_mut().zip(row_var.chunks(rows)) {
-            *mean = (var.iter().sum::<f64>() / rows as f64).max(EPS[0]);
-        }
-    } else {
-        col_var.iter_mut().enumerate().for_each(|(i, var)| *var = blend(*var, square(i), weight));
-    }
-    let direction = |i: usize| {
-        let (row, col) = (i / cols, i % cols);
-        let factor = if factored { row_var[row] / means[row / rows] } else { 1.0 };
-        SCALE * g[i] / (factor * col_var[row / rows * cols + col]).max(EPS[0] * EPS[0]).sqrt()
-    };
-    let u: Vec<f64> = (0..n).map(direction).collect();
-    let size = |x: &[f64]| (x.iter().map(|x| x * x).sum::<f64>() / n as f64).sqrt();
-    let alpha = if relative { size(&w).max(EPS[1]) } else { 1.0 } * RATE / (size(&u) / d).max(1.0);
-    w.iter_mut().zip(&u).for_each(|(w, u)| *w = *w * KEEP - alpha * u);
-    for (what, (got, want)) in
-        ["weights", "rows", "columns"].iter().zip(got.iter().zip([w, row_var, col_var]))
-    {
-        assert_close(what, got, &want, 3e-6);
-    }
-    assert_eq!(working, got[0].iter().map(|w| T::of(f64::from(*w))).collect::<Vec<_>>());
+    let rule = Adafactor { share: weight, eps: EPS, floor: EPS[0] * EPS[0], d, relative, rate: RATE };
+    let args = Args { step: 2, lr: 1.0 - KEEP, weight_decay: 1.0, grad_scale: SCALE };
+    let states: [&[f32]; 3] = if factored { [&row_var, &col_var, &[]] } else { [&[], &[], &col_var] };
+    c.check((&Rule::Adafactor(rule), &args), &w, states, &working, 3e-6);
 }
 
 /// Every kernel of the family.

@@ -2,6 +2,7 @@
 
 use half::{bf16, f16};
 use oarlock_cuda::geometry;
+use oarlock_reference::reduce::running_sums;
 
 use crate::emulator::{Library, args, in_every_order, on_emulator};
 use crate::numbers::{Float, Plain, assert_close, f64s, values};
@@ -17,23 +18,10 @@ fn run<T: Plain>(library: &Library, x: &[T], [outer, n, inner]: [usize; 3], reve
     })
 }
 
-fn sums(x: &[f64], [outer, n, inner]: [usize; 3], reverse: bool) -> Vec<f64> {
-    let mut y = x.to_vec();
-    for (o, i) in (0..outer).flat_map(|o| (0..inner).map(move |i| (o, i))) {
-        let mut sum = 0.0;
-        for k in 0..n {
-            let at = (o * n + if reverse { n - 1 - k } else { k }) * inner + i;
-            sum += x[at];
-            y[at] = sum;
-        }
-    }
-    y
-}
-
 fn floats<T: Float>(library: &Library, dims: [usize; 3], reverse: bool) {
     let x = values::<T>(1, dims.iter().product());
     let got = run(library, &x, dims, reverse);
-    assert_close(&format!("{dims:?}"), &got, &sums(&f64s(&x), dims, reverse), T::ROUNDING.max(1e-7));
+    assert_close(&format!("{dims:?}"), &got, &running_sums(&f64s(&x), dims, reverse), T::ROUNDING.max(1e-7));
 }
 
 /// Every kernel of the family.
@@ -45,7 +33,7 @@ pub fn check(library: &Library) {
     floats::<f16>(library, [1, 9, 3], false);
     for dims in [[2, 40, 1], [2, 20, 2]] {
         let x: Vec<i32> = (0..80).map(|i: i32| i.wrapping_mul(0x1357_9bdf) / 2).collect();
-        let want = sums(&x.iter().map(|x| f64::from(*x)).collect::<Vec<_>>(), dims, true);
+        let want = running_sums(&x.iter().map(|x| f64::from(*x)).collect::<Vec<_>>(), dims, true);
         // Out of their range integers become the nearest one.
         assert_eq!(run(library, &x, dims, true), want.iter().map(|x| *x as i32).collect::<Vec<_>>());
     }

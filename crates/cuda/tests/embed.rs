@@ -2,9 +2,10 @@
 
 use half::{bf16, f16};
 use oarlock_cuda::geometry;
+use oarlock_reference::gather;
 
 use crate::emulator::{Library, args, in_every_order, on_emulator};
-use crate::numbers::{Float, assert_close, by_id, f64s, indices, padded_by_id, values};
+use crate::numbers::{Float, Number, assert_close, by_id, f64s, indices, padded_by_id, values};
 
 fn forward<T: Float, U: Float>(library: &Library, rows: usize, vocab: usize, dim: usize) {
     let (table, ids) = (values::<T>(1, vocab * dim), indices(2, rows, vocab));
@@ -14,8 +15,7 @@ fn forward<T: Float, U: Float>(library: &Library, rows: usize, vocab: usize, dim
         gpu.run("embed_forward", &[T::ELEMENT, U::ELEMENT], geometry::elements(rows * dim), args);
         y.read()
     });
-    let want = ids.iter().flat_map(|&id| &table[id as usize * dim..][..dim]).map(|x| U::of(x.f64()));
-    assert_eq!(got, want.collect::<Vec<_>>());
+    assert_eq!(got, gather::rows(&table, dim, &ids).iter().map(|x| U::of(x.f64())).collect::<Vec<_>>());
 }
 
 fn backward<T: Float>(library: &Library, rows: usize, vocab: usize, dim: usize, padded: bool) {
@@ -42,9 +42,7 @@ fn backward_of<T: Float>(library: &Library, ids: &[i32], vocab: usize, dim: usiz
         table.read()
     });
     let mut want = f64s(&start);
-    for (dy, &id) in f64s(&dy).chunks(dim).zip(ids) {
-        dy.iter().zip(&mut want[id as usize * dim..]).for_each(|(dy, want)| *want += dy);
-    }
+    gather::add_rows(&mut want, dim, ids, &dy);
     assert_close("d_table", &got, &want, 1e-5);
 }
 

@@ -2,9 +2,11 @@
 
 use half::{bf16, f16};
 use oarlock_cuda::gemm::GemmShape;
+use oarlock_reference::quantized::{FourBit, Int8};
 
 use crate::emulator::{Buffer, Library, args, in_every_order, on_emulator};
 use crate::numbers::{Float, assert_close, f64s, values};
+use crate::quantized::nested;
 
 /// Compares `y = x Wᵀ` or `x W`, and what was added to it, with the product of the rounded elements of the weight.
 fn compare<T: Float>(
@@ -29,36 +31,19 @@ fn compare<T: Float>(
     assert_close(&what, &got, &want, T::ROUNDING.max(2e-6));
 }
 
-fn four_bits<T: Float>(library: &Library, m: usize, size: [usize; 2], forward: bool, nested: bool) {
+fn four_bits<T: Float>(library: &Library, m: usize, size: [usize; 2], forward: bool, is_nested: bool) {
     let [rows, cols] = size;
-    let (n_elems, n_blocks) = (rows * cols, (rows * cols).div_ceil(64));
-    // Codes end at whole words, as the parts of a weight do.
-    let codes: Vec<u8> = (0..n_elems.div_ceil(8) * 4).map(|i| (i * 37 + i / 7) as u8).collect();
-    let table = values::<f32>(4, 16);
-    let scale_codes: Vec<u8> = (0..n_blocks).map(|i| (i * 91) as u8).collect();
-    let (map, offset) = (values::<f32>(5, 256), [0.3f32]);
-    let absmax = values::<f32>(6, if nested { n_blocks.div_ceil(256) } else { n_blocks });
-    let element = |at: usize| {
-        let block = at / 64;
-        let scale = match nested {
-            true => map[usize::from(scale_codes[block])] * absmax[block / 256] + offset[0],
-            false => absmax[block],
-        };
-        let code = if at.is_multiple_of(2) { codes[at / 2] >> 4 } else { codes[at / 2] & 15 };
-        T::of(f64::from(table[usize::from(code)] * scale))
-    };
-    let weight: Vec<T> = (0..n_elems).map(element).collect();
+    let w = FourBit::new(rows * cols, is_nested);
+    let weight: Vec<T> = (0..rows * cols).map(|at| T::of(f64::from(w.element(at)))).collect();
     let shape = GemmShape::quantized(m, size, forward);
     let op = if forward { "product_4bit_forward" } else { "product_4bit_backward" };
-    compare(op, (m, size, forward), &weight, nested, |x, bias, before, beta| {
+    compare(op, (m, size, forward), &weight, is_nested, |x, bias, before, beta| {
         in_every_order(library, |gpu| {
             let (x, y, bias) = (gpu.buffer(x), gpu.buffer(before), gpu.buffer(bias));
-            let (codes, table, absmax) = (gpu.buffer(&codes), gpu.buffer(&table), gpu.buffer(&absmax));
-            let (scales, map) = (gpu.buffer(&scale_codes), gpu.buffer(&map));
-            let scales: Option<&Buffer<u8>> = nested.then_some(&scales);
-            let (map, offset): (Option<&Buffer<f32>>, _) = (nested.then_some(&map), gpu.buffer(&offset));
-            let offset = nested.then_some(&offset);
-            let bias: Option<&Buffer<T>> = nested.then_some(&bias);
+            let (codes, table, absmax) = (gpu.buffer(&w.codes), gpu.buffer(&w.table), gpu.buffer(&w.absmax));
+            let (scales, map, offset) = nested(gpu, &w);
+            let (scales, map, offset) = (scales.as_ref(), map.as_ref(), offset.as_ref());
+            let bias: Option<&Buffer<T>> = is_nested.then_some(&bias);
             let (k, n) = (shape.k as u64, shape.n as u64);
             let [m, rows, cols] = [m, rows, cols].map(|x| x as u32);
             let args =
@@ -71,16 +56,14 @@ fn four_bits<T: Float>(library: &Library, m: usize, size: [usize; 2], forward: b
 
 fn eight_bits<T: Float>(library: &Library, m: usize, size: [usize; 2], forward: bool) {
     let [rows, cols] = size;
-    let codes: Vec<i8> = (0..rows * cols).map(|i| (i * 37 + i / 7) as i8).collect();
-    let absmax = values::<f32>(4, rows);
-    let element = |i: usize| f32::from(codes[i]) * (absmax[i / cols] * (1.0 / 127.0));
-    let weight: Vec<T> = (0..rows * cols).map(|i| T::of(f64::from(element(i)))).collect();
+    let w = Int8::new(rows, cols);
+    let weight: Vec<T> = (0..rows * cols).map(|at| T::of(f64::from(w.element(at)))).collect();
     let shape = GemmShape::quantized(m, size, forward);
     let op = if forward { "product_int8_forward" } else { "product_int8_backward" };
     compare(op, (m, size, forward), &weight, forward, |x, bias, before, beta| {
         in_every_order(library, |gpu| {
             let (x, y, bias) = (gpu.buffer(x), gpu.buffer(before), gpu.buffer(bias));
-            let (codes, absmax) = (gpu.buffer(&codes), gpu.buffer(&absmax));
+            let (codes, absmax) = (gpu.buffer(&w.codes), gpu.buffer(&w.absmax));
             let bias: Option<&Buffer<T>> = forward.then_some(&bias);
             let (k, n) = (shape.k as u64, shape.n as u64);
             let [m, rows, cols] = [m, rows, cols].map(|x| x as u32);

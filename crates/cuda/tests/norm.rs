@@ -2,47 +2,10 @@
 
 use half::{bf16, f16};
 use oarlock_cuda::{Element, geometry};
+use oarlock_reference::norm::{Case, EPS, Results, SHAPES};
 
 use crate::emulator::{Library, args, in_every_order, on_emulator};
-use crate::numbers::{Float, assert_close, f64s, values};
-
-const EPS: f64 = 1e-5;
-const SHAPES: [(usize, usize); 7] = [(1, 1), (3, 7), (70, 64), (33, 513), (35, 96), (3, 1160), (2, 8216)];
-
-struct Case<X, W, Y> {
-    x: Vec<X>,
-    weight: Vec<W>,
-    bias: Vec<W>,
-    dy: Vec<Y>,
-}
-
-fn case<X: Float, W: Float, Y: Float>(rows: usize, dim: usize) -> Case<X, W, Y> {
-    let n = rows * dim;
-    Case { x: values(1, n), weight: values(2, dim), bias: values(3, dim), dy: values(4, n) }
-}
-
-/// Output, dx, d_weight and d_bias of a norm in f64; RMSNorm where `centre` is 0.
-fn reference<X: Float, W: Float, Y: Float>(c: &Case<X, W, Y>, offset: f64, centre: f64) -> [Vec<f64>; 4] {
-    let (x, b, dy) = (f64s(&c.x), f64s(&c.bias), f64s(&c.dy));
-    let w: Vec<f64> = f64s(&c.weight).iter().map(|w| w + offset).collect();
-    let (dim, n) = (w.len(), w.len() as f64);
-    let (mut y, mut dx, mut dw, mut db) = (vec![], vec![], vec![0.0; dim], vec![0.0; dim]);
-    for (x, dy) in x.chunks(dim).zip(dy.chunks(dim)) {
-        let mean = centre * x.iter().sum::<f64>() / n;
-        let r = 1.0 / (x.iter().map(|x| (x - mean).powi(2)).sum::<f64>() / n + EPS).sqrt();
-        let x_hat: Vec<f64> = x.iter().map(|x| (x - mean) * r).collect();
-        let g: Vec<f64> = dy.iter().zip(&w).map(|(dy, w)| dy * w).collect();
-        let shift = centre * g.iter().sum::<f64>() / n;
-        let slope = g.iter().zip(&x_hat).map(|(g, x)| g * x).sum::<f64>() / n;
-        for j in 0..dim {
-            y.push(x_hat[j] * w[j] + centre * b[j]);
-            dx.push(r * (g[j] - shift - x_hat[j] * slope));
-            dw[j] += dy[j] * x_hat[j];
-            db[j] += dy[j];
-        }
-    }
-    [y, dx, dw, db]
-}
+use crate::numbers::{Float, values};
 
 /// The sum of rows of partial sums.
 fn total(partials: &[f32], dim: usize) -> Vec<f32> {
@@ -50,20 +13,19 @@ fn total(partials: &[f32], dim: usize) -> Vec<f32> {
 }
 
 fn rms<X: Float, W: Float, Y: Float>(library: &Library, rows: usize, dim: usize, offset: f32) {
-    let c = case::<X, W, Y>(rows, dim);
-    let start = values::<X>(5, rows * dim);
+    let c = Case::<X, W, Y>::new(rows, dim);
     let dtypes = [X::ELEMENT, W::ELEMENT, Y::ELEMENT];
     let (n, d) = (rows as u32, dim as u32);
-    let (y, dx, added, dw) = in_every_order(library, |gpu| {
+    let got = in_every_order(library, |gpu| {
         let (x, weight, dy) = (gpu.buffer(&c.x), gpu.buffer(&c.weight), gpu.buffer(&c.dy));
         let (y, again, rstd) =
             (gpu.fresh::<Y>(rows * dim), gpu.fresh::<Y>(rows * dim), gpu.fresh::<f32>(rows));
         let by_rows = geometry::rows(rows, dim);
-        gpu.run("rms_norm_forward", &dtypes, by_rows, args![x, weight, offset, EPS as f32, y, rstd, n, d]);
+        gpu.run("rms_norm_forward", &dtypes, by_rows, args![x, weight, offset, EPS, y, rstd, n, d]);
         gpu.run("rms_norm_apply", &dtypes, by_rows, args![x, weight, offset, rstd, again, n, d]);
         assert_eq!(y.read(), again.read());
         let backward = |add: u32| {
-            let dx = if add == 1 { gpu.buffer(&start) } else { gpu.fresh(rows * dim) };
+            let dx = if add == 1 { gpu.buffer(&c.start) } else { gpu.fresh(rows * dim) };
             let partials = gpu.fresh::<f32>(geometry::norm_partials(rows) * dim);
             let grid = geometry::norm_backward(rows, dim, 1);
             let (rounded, again) = (gpu.fresh::<Y>(rows * dim), gpu.fresh::<Y>(rows * dim));
@@ -77,15 +39,10 @@ fn rms<X: Float, W: Float, Y: Float>(library: &Library, rows: usize, dim: usize,
             }
             (dx.read(), total(&partials.read(), dim))
         };
-        let ((dx, dw), (added, _)) = (backward(0), backward(1));
-        (y.read(), dx, added, dw)
+        let ((dx, d_weight), (added, _)) = (backward(0), backward(1));
+        Results { y: y.read(), dx, added, d_weight, d_bias: vec![] }
     });
-    let [want_y, want_dx, want_dw, _] = reference(&c, f64::from(offset), 0.0);
-    assert_close("y", &y, &want_y, 2e-6 + Y::ROUNDING);
-    assert_close("dx", &dx, &want_dx, 2e-5 + X::ROUNDING);
-    let want_added: Vec<f64> = want_dx.iter().zip(f64s(&start)).map(|(dx, start)| dx + start).collect();
-    assert_close("dx added", &added, &want_added, 2e-5 + 2.0 * X::ROUNDING);
-    assert_close("d_weight", &dw, &want_dw, 1e-5);
+    c.rms_norm(offset).check(&got);
 }
 
 /// A norm of a stream to which a part is added: the same bits as by two kernels.
@@ -94,7 +51,7 @@ fn add_rms<Y: Float>(library: &Library, rows: usize, dim: usize) {
     let part = values::<Y>(3, rows * dim);
     let added: Vec<f32> = stream.iter().zip(&part).map(|(x, part)| x + part.f64() as f32).collect();
     let dtypes = [Element::F32, Element::F32, Y::ELEMENT];
-    let (n, d, offset, eps) = (rows as u32, dim as u32, 0f32, EPS as f32);
+    let (n, d, offset, eps) = (rows as u32, dim as u32, 0f32, EPS);
     let (by_one, by_two) = in_every_order(library, |gpu| {
         let (stream, part, weight) = (gpu.buffer(&stream), gpu.buffer(&part), gpu.buffer(&weight));
         let fresh = || (gpu.fresh::<f32>(rows * dim), gpu.fresh::<Y>(rows * dim), gpu.fresh::<f32>(rows));
@@ -156,31 +113,28 @@ pub fn check(library: &Library) {
 }
 
 fn layer<T: Float>(library: &Library, rows: usize, dim: usize, with_bias: bool) {
-    let mut c = case::<T, T, T>(rows, dim);
-    if !with_bias {
-        c.bias.fill(T::of(0.0));
-    }
+    let c = Case::<T, T, T>::new(rows, dim);
+    let c = if with_bias { c } else { c.without_bias() };
     let (n, d) = (rows as u32, dim as u32);
-    let (y, dx, dw, db) = in_every_order(library, |gpu| {
+    let got = in_every_order(library, |gpu| {
         let (x, weight, bias, dy) =
             (gpu.buffer(&c.x), gpu.buffer(&c.weight), gpu.buffer(&c.bias), gpu.buffer(&c.dy));
         let (y, mean, rstd) = (gpu.fresh::<T>(rows * dim), gpu.fresh::<f32>(rows), gpu.fresh::<f32>(rows));
         let bias = with_bias.then_some(&bias);
-        let forward = args![x, weight, bias, EPS as f32, y, mean, rstd, n, d];
+        let forward = args![x, weight, bias, EPS, y, mean, rstd, n, d];
         gpu.run("layer_norm_forward", &[T::ELEMENT], geometry::rows(rows, dim), forward);
-        let dx = gpu.fresh::<T>(rows * dim);
-        let n_partials = geometry::norm_partials(rows) * dim;
-        let (dw, db) = (gpu.fresh::<f32>(n_partials), gpu.fresh::<f32>(n_partials));
-        let backward = args![x, weight, mean, rstd, dy, dx, 0u32, dw, db, n, d];
-        gpu.run("layer_norm_backward", &[T::ELEMENT], geometry::norm_backward(rows, dim, 2), backward);
-        (y.read(), dx.read(), total(&dw.read(), dim), total(&db.read(), dim))
+        let backward = |add: u32| {
+            let dx = if add == 1 { gpu.buffer(&c.start) } else { gpu.fresh(rows * dim) };
+            let n_partials = geometry::norm_partials(rows) * dim;
+            let (dw, db) = (gpu.fresh::<f32>(n_partials), gpu.fresh::<f32>(n_partials));
+            let backward = args![x, weight, mean, rstd, dy, dx, add, dw, db, n, d];
+            gpu.run("layer_norm_backward", &[T::ELEMENT], geometry::norm_backward(rows, dim, 2), backward);
+            (dx.read(), total(&dw.read(), dim), total(&db.read(), dim))
+        };
+        let ((dx, d_weight, d_bias), (added, ..)) = (backward(0), backward(1));
+        Results { y: y.read(), dx, added, d_weight, d_bias }
     });
-    let [want_y, want_dx, want_dw, want_db] = reference(&c, 0.0, 1.0);
-    let slack = if dim == 1 { 1e-2 } else { 1e-4 };
-    assert_close("y", &y, &want_y, slack + T::ROUNDING);
-    assert_close("dx", &dx, &want_dx, slack + T::ROUNDING);
-    assert_close("d_weight", &dw, &want_dw, slack);
-    assert_close("d_bias", &db, &want_db, 1e-5);
+    c.layer_norm().check(&got);
 }
 
 #[test]

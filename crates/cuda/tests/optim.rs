@@ -2,30 +2,14 @@
 
 use half::{bf16, f16};
 use oarlock_cuda::{Pieces, geometry};
+use oarlock_reference::optimizer::{Args, Case, Rule};
 
 use crate::emulator::{Buffer, Library, args, in_every_order, on_emulator};
-use crate::numbers::{Float, assert_close, f64s, values};
+use crate::numbers::{Float, assert_close, f64s};
 
-/// Weights, two states, the second not negative, and gradients.
-fn slices(n: usize) -> [Vec<f32>; 4] {
-    let [w, m, mut v, g] = [1, 2, 3, 4].map(|seed| values::<f32>(seed, n));
-    v.iter_mut().for_each(|v| *v = v.abs());
-    [w, m, v, g]
-}
-
-/// Compares the slices behind a step with what `rule` makes of each element; the working copy is the rounded weight.
-fn compare<T: Float>(got: &[Vec<f32>; 3], working: &[T], rule: impl Fn(&mut [f64; 3], f64)) {
-    let [w, m, v, g] = slices(working.len());
-    let mut want = [vec![], vec![], vec![]];
-    for (i, g) in g.iter().enumerate() {
-        let mut element = [w[i], m[i], v[i]].map(f64::from);
-        rule(&mut element, f64::from(*g));
-        want.iter_mut().zip(element).for_each(|(want, x)| want.push(x));
-    }
-    for (what, (got, want)) in ["weights", "first", "second"].iter().zip(got.iter().zip(&want)) {
-        assert_close(what, got, want, 2e-6);
-    }
-    assert_eq!(working, got[0].iter().map(|w| T::of(f64::from(*w))).collect::<Vec<_>>());
+/// A weight with two states.
+fn case(n: usize) -> Case {
+    Case::new(&[n], [n, n, 0], true)
 }
 
 /// Three pieces of so many elements in all: weights, two states, gradients and the working copy, of which some are absent.
@@ -46,12 +30,13 @@ fn pieces<T: Float>(
 }
 
 fn adam<T: Float>(library: &Library, decoupled: bool, n: usize) {
-    let [w, m, v, g] = slices(n);
-    let (lr, decay, beta1, beta2, eps, scale, step) = (0.01, 0.1, 0.9, 0.95, 1e-6, 0.5, 3);
-    let (correction1, correction2) = (1.0 - f64::powi(beta1, step), 1.0 - f64::powi(beta2, step));
-    let (got, working) = in_every_order(library, |gpu| {
-        let (w, m, v, g) = (gpu.buffer(&w), gpu.buffer(&m), gpu.buffer(&v), gpu.buffer(&g));
-        let working = gpu.fresh::<T>(n);
+    let c = case(n);
+    let (lr, decay, beta1, beta2, eps, scale) = (0.01, 0.1, 0.9, 0.95, 1e-6, 0.5);
+    let args = Args { step: 3, lr, weight_decay: decay, grad_scale: scale };
+    let (correction1, correction2) = (1.0 - f64::powi(beta1, 3), 1.0 - f64::powi(beta2, 3));
+    let (w, m, v, working) = in_every_order(library, |gpu| {
+        let (w, m, v) = (gpu.buffer(&c.weights), gpu.buffer(&c.states[0]), gpu.buffer(&c.states[1]));
+        let (g, working) = (gpu.buffer(&c.grad), gpu.fresh::<T>(n));
         let all = pieces(n, [Some(&w), Some(&m), Some(&v), Some(&g)], Some(&working));
         let args = args![
             all,
@@ -67,113 +52,100 @@ fn adam<T: Float>(library: &Library, decoupled: bool, n: usize) {
             (lr / correction1) as f32
         ];
         gpu.run("adam", &[T::ELEMENT], geometry::pieces(&all), args);
-        ([w.read(), m.read(), v.read()], working.read())
+        (w.read(), m.read(), v.read(), working.read())
     });
-    compare(&got, &working, |[w, m, v], g| {
-        let mut g = g * scale;
-        let kept = if decoupled { *w * (1.0 - lr * decay) } else { *w };
-        g += if decoupled { 0.0 } else { decay * *w };
-        *m = beta1 * *m + (1.0 - beta1) * g;
-        *v = beta2 * *v + (1.0 - beta2) * g * g;
-        *w = kept - lr * (*m / correction1) / ((*v / correction2).sqrt() + eps);
-    });
+    let rule = if decoupled { Rule::AdamW { beta1, beta2, eps } } else { Rule::Adam { beta1, beta2, eps } };
+    c.check((&rule, &args), &w, [&m, &v, &[]], &working, 2e-6);
 }
 
 fn sgd<T: Float>(library: &Library, nesterov: bool, n: usize) {
-    let [w, m, v, g] = slices(n);
+    let c = Case::new(&[n], [n, 0, 0], true);
     let (lr, decay, momentum, scale) = (0.05, 0.1, 0.9, 2.0);
-    let (got, working, plain) = in_every_order(library, |gpu| {
-        let (weights, m, g) = (gpu.buffer(&w), gpu.buffer(&m), gpu.buffer(&g));
-        let (working, none) = (gpu.fresh::<T>(n), None::<&Buffer<T>>);
-        let [s, d, lr, mu, nest] =
-            [scale, decay, lr, momentum, f64::from(u8::from(nesterov))].map(|x| x as f32);
+    let (w, m, working, plain) = in_every_order(library, |gpu| {
+        let (weights, m, g) = (gpu.buffer(&c.weights), gpu.buffer(&c.states[0]), gpu.buffer(&c.grad));
+        let working = [0; 2].map(|_| gpu.fresh::<T>(n));
+        let [s, d, lr, mu] = [scale, decay, lr, momentum].map(|x| x as f32);
         let run = |weights, buffer: Option<&Buffer<f32>>, working: Option<&Buffer<T>>| {
             let all = pieces(n, [weights, buffer, None, Some(&g)], working);
-            let args = args![all, s, d, lr, mu, mu, 1f32, nest as u32];
+            let args = args![all, s, d, lr, mu, mu, 1f32, u32::from(nesterov)];
             gpu.run("sgd", &[T::ELEMENT], geometry::pieces(&all), args);
         };
-        let alone = gpu.buffer(&w);
-        run(Some(&weights), Some(&m), Some(&working));
-        run(Some(&alone), None, none);
-        ([weights.read(), m.read(), v.clone()], working.read(), alone.read())
+        let alone = gpu.buffer(&c.weights);
+        run(Some(&weights), Some(&m), Some(&working[0]));
+        run(Some(&alone), None, None);
+        (weights.read(), m.read(), working[0].read(), alone.read())
     });
-    compare(&got, &working, |[w, m, _], g| {
-        let g = g * scale + decay * *w;
-        *m = *m * momentum + g;
-        *w -= lr * if nesterov { g + momentum * *m } else { *m };
-    });
-    let want: Vec<f64> =
-        f64s(&w).iter().zip(f64s(&g)).map(|(w, g)| w - lr * (g * scale + decay * w)).collect();
-    assert_close("without momentum", &plain, &want, 1e-6);
+    let args = Args { step: 2, lr, weight_decay: decay, grad_scale: scale };
+    let rule = |momentum| Rule::Sgd { momentum, dampening: 0.0, nesterov };
+    c.check((&rule(momentum), &args), &w, [&m, &[], &[]], &working, 2e-6);
+    Case::new(&[n], [0; 3], true).check((&rule(0.0), &args), &plain, [&[]; 3], &plain, 1e-6);
 }
 
 fn lion<T: Float>(library: &Library, n: usize) {
-    let [w, m, v, g] = slices(n);
+    let c = Case::new(&[n], [n, 0, 0], true);
     let (lr, decay, beta1, beta2, scale) = (0.01, 0.1, 0.9, 0.99, 0.5);
-    let (got, working) = in_every_order(library, |gpu| {
-        let (w, m, g, working) = (gpu.buffer(&w), gpu.buffer(&m), gpu.buffer(&g), gpu.fresh::<T>(n));
+    let (w, m, working) = in_every_order(library, |gpu| {
+        let (w, m, g) = (gpu.buffer(&c.weights), gpu.buffer(&c.states[0]), gpu.buffer(&c.grad));
+        let working = gpu.fresh::<T>(n);
         let [s, keep, lr, b1, r1, b2, r2] =
             [scale, 1.0 - lr * decay, lr, beta1, 1.0 - beta1, beta2, 1.0 - beta2].map(|x| x as f32);
         let all = pieces(n, [Some(&w), Some(&m), None, Some(&g)], Some(&working));
-        let args = args![all, s, keep, lr, b1, r1, b2, r2];
-        gpu.run("lion", &[T::ELEMENT], geometry::pieces(&all), args);
-        ([w.read(), m.read(), v.clone()], working.read())
+        gpu.run("lion", &[T::ELEMENT], geometry::pieces(&all), args![all, s, keep, lr, b1, r1, b2, r2]);
+        (w.read(), m.read(), working.read())
     });
-    compare(&got, &working, |[w, m, _], g| {
-        let g = g * scale;
-        let blend = beta1 * *m + (1.0 - beta1) * g;
-        *w = *w * (1.0 - lr * decay) - if blend == 0.0 { 0.0 } else { lr * blend.signum() };
-        *m = beta2 * *m + (1.0 - beta2) * g;
-    });
+    let args = Args { step: 2, lr, weight_decay: decay, grad_scale: scale };
+    c.check((&Rule::Lion { beta1, beta2 }, &args), &w, [&m, &[], &[]], &working, 2e-6);
 }
 
 fn adagrad<T: Float>(library: &Library, start: f64, n: usize) {
-    let [w, _, v, g] = slices(n);
+    let c = Case::new(&[n], [n, 0, 0], false);
     let (lr, decay, eps, scale) = (0.05, 0.1, 1e-3, 0.5);
-    let (got, working) = in_every_order(library, |gpu| {
-        let (w, sum, g, working) = (gpu.buffer(&w), gpu.buffer(&v), gpu.buffer(&g), gpu.fresh::<T>(n));
+    let (w, sum, working) = in_every_order(library, |gpu| {
+        let (w, sum, g) = (gpu.buffer(&c.weights), gpu.buffer(&c.states[0]), gpu.buffer(&c.grad));
+        let working = gpu.fresh::<T>(n);
         let [scale, decay, lr, start, eps] = [scale, decay, lr, start, eps].map(|x| x as f32);
         let all = pieces(n, [Some(&w), Some(&sum), None, Some(&g)], Some(&working));
         let args = args![all, scale, decay, lr, start, eps];
         gpu.run("adagrad", &[T::ELEMENT], geometry::pieces(&all), args);
-        ([w.read(), slices(n)[1].clone(), sum.read()], working.read())
+        (w.read(), sum.read(), working.read())
     });
-    compare(&got, &working, |[w, _, sum], g| {
-        let g = g * scale + decay * *w;
-        *sum = (*sum + start) + g * g;
-        *w -= lr * g / (sum.sqrt() + eps);
-    });
+    let args = Args { step: 1, lr, weight_decay: decay, grad_scale: scale };
+    let rule = Rule::Adagrad { lr_decay: 0.0, initial_accumulator_value: start, eps };
+    c.check((&rule, &args), &w, [&sum, &[], &[]], &working, 2e-6);
 }
 
 /// The elementwise parts of Muon.
 fn muon<T: Float>(library: &Library, nesterov: bool, n: usize) {
-    let [w, m, _, g] = slices(n);
+    let c = case(n);
+    let (w, m, g) = (&c.weights, &c.states[0], &c.grad);
     let (scale, momentum, keep, step) = (0.5, 0.95, 0.99, -0.02);
     let squares = [m.iter().map(|m| f64::from(*m).powi(2)).sum::<f64>(), 1e-30];
-    let (got, divided, working) = in_every_order(library, |gpu| {
-        let (direction, buffer, grad) = (gpu.fresh::<f32>(n), gpu.buffer(&m), gpu.buffer(&g));
+    let (x, buffer, direction, divided, working) = in_every_order(library, |gpu| {
+        let (direction, buffer, grad) = (gpu.fresh::<f32>(n), gpu.buffer(m), gpu.buffer(g));
         let [s, mu, take] = [scale, momentum, 1.0 - momentum].map(|x| x as f32);
         let args = args![direction, buffer, grad, s, mu, take, u32::from(nesterov), n as u64];
         gpu.run("muon_momentum", &[], geometry::elements(n), args);
         let divided = squares.map(|squares| {
-            let (x, squares) = (gpu.buffer(&m), gpu.buffer(&[squares]));
+            let (x, squares) = (gpu.buffer(m), gpu.buffer(&[squares]));
             gpu.run("muon_divide", &[], geometry::elements(n), args![x, squares, 1e-7f32, n as u64]);
             x.read()
         });
-        let (x, working) = (gpu.buffer(&w), gpu.fresh::<T>(n));
+        let (x, working) = (gpu.buffer(w), gpu.fresh::<T>(n));
         let args = args![x, grad, working, keep as f32, step as f32, n as u64];
         gpu.run("muon_blend", &[T::ELEMENT], geometry::elements(n), args);
-        ([x.read(), buffer.read(), direction.read()], divided, working.read())
+        (x.read(), buffer.read(), direction.read(), divided, working.read())
     });
+    let [w, m, g] = [w, m, g].map(|x| f64s(x));
+    let each = |f: &dyn Fn(usize) -> f64| (0..n).map(f).collect::<Vec<_>>();
     for (divided, norm) in divided.iter().zip([squares[0].sqrt(), f64::from(1e-7f32)]) {
-        assert_close("divided", divided, &f64s(&m).iter().map(|m| m / norm).collect::<Vec<_>>(), 2e-7);
+        assert_close("divided", divided, &each(&|i| m[i] / norm), 2e-7);
     }
-    compare(&got, &working, |[w, m, direction], g| {
-        *w = *w * keep + step * g;
-        let g = g * scale;
-        *m = momentum * *m + (1.0 - momentum) * g;
-        *direction = if nesterov { (1.0 - momentum) * g + momentum * *m } else { *m };
-    });
+    let moved = |i: usize| momentum * m[i] + (1.0 - momentum) * scale * g[i];
+    let ahead = |i: usize| (1.0 - momentum) * scale * g[i] + momentum * moved(i);
+    assert_close("blend", &x, &each(&|i| w[i] * keep + step * g[i]), 2e-6);
+    assert_close("momentum", &buffer, &each(&moved), 2e-6);
+    assert_close("direction", &direction, &each(&|i| if nesterov { ahead(i) } else { moved(i) }), 2e-6);
+    assert_eq!(working, x.iter().map(|w| T::of(f64::from(*w))).collect::<Vec<_>>());
 }
 
 /// Every kernel of the family.

@@ -3,10 +3,10 @@
 use half::{bf16, f16};
 use oarlock_cuda::functions::PairLoss;
 use oarlock_cuda::geometry;
-use oarlock_kernels::pair_loss::PairLoss as Reference;
+use oarlock_reference::pair::{Case, PairLoss as Reference};
 
 use crate::emulator::{Buffer, Library, args, in_every_order, on_emulator};
-use crate::numbers::{Float, assert_close, f64s, values};
+use crate::numbers::Float;
 
 const BETA: f32 = 0.7;
 const FACTOR: f32 = 1.5;
@@ -16,31 +16,19 @@ fn reference(kind: PairLoss) -> Reference {
     match kind {
         PairLoss::Squared => Reference::Squared,
         PairLoss::Absolute => Reference::Absolute,
-        PairLoss::Smooth => Reference::Smooth { beta: BETA, factor: FACTOR },
+        PairLoss::Smooth => Reference::Smooth { beta: f64::from(BETA), factor: f64::from(FACTOR) },
         PairLoss::Binary => Reference::Binary,
         PairLoss::KlProbs => Reference::KlProbs,
         PairLoss::KlLogProbs => Reference::KlLogProbs,
     }
 }
 
-fn pairs<T: Float>(kind: PairLoss, n: usize) -> [Vec<T>; 2] {
-    let (x, t) = (values::<f32>(1, n), values::<f32>(2, n));
-    let prob = |v: &f32| T::of(f64::from(*v) / 5.0 + 0.5);
-    let log = |v: &f32| T::of(f64::from(*v) - 2.5);
-    match kind {
-        PairLoss::Binary => [x.iter().map(prob).collect(), t.iter().map(prob).collect()],
-        PairLoss::KlProbs => [x.iter().map(log).collect(), t.iter().map(prob).collect()],
-        PairLoss::KlLogProbs => [x.iter().map(log).collect(), t.iter().map(log).collect()],
-        _ => [values(1, n), values(2, n)],
-    }
-}
-
 fn loss<T: Float>(library: &Library, kind: PairLoss, n: usize) {
-    let [x, t] = pairs::<T>(kind, n);
+    let c = Case::<T>::new(reference(kind), n);
     let n_blocks = n.div_ceil(geometry::NORM_BLOCK);
     let (blocks, each, grads) = in_every_order(library, |gpu| {
         let (x, t, blocks, each) =
-            (gpu.buffer(&x), gpu.buffer(&t), gpu.fresh::<f64>(n_blocks), gpu.fresh::<T>(n));
+            (gpu.buffer(&c.x), gpu.buffer(&c.target), gpu.fresh::<f64>(n_blocks), gpu.fresh::<T>(n));
         let (number, dtype, launch) = (kind as u32, &[T::ELEMENT], geometry::elements(n));
         let args = args![number, BETA, FACTOR, x, t, blocks, n as u64];
         gpu.run("pair_loss_sum", dtype, geometry::squared_norm(n), args);
@@ -58,23 +46,9 @@ fn loss<T: Float>(library: &Library, kind: PairLoss, n: usize) {
         });
         (blocks.read(), each.read(), grads)
     });
-    let (x, t) = (f64s(&x), f64s(&t));
-    let cost = |x: f64, t: f64| reference(kind).value(x, t);
-    let costs: Vec<f64> = x.iter().zip(&t).map(|(x, t)| cost(*x, *t)).collect();
-    let sum = costs.iter().sum::<f64>();
-    assert!(
-        (blocks.iter().sum::<f64>() - sum).abs() <= 1e-12 * sum.abs(),
-        "{kind:?}: {blocks:?}, want {sum}"
-    );
-    assert_close(&format!("{kind:?}"), &each, &costs, T::ROUNDING.max(1e-7));
-    // Of the formulas, by central differences; they are smooth but where the difference is 0 or beta.
-    let h = 1e-5;
-    let slopes = |of: &dyn Fn(usize, f64) -> f64| -> Vec<f64> {
-        (0..n).map(|i| f64::from(SCALE) * (of(i, h) - of(i, -h)) / (2.0 * h)).collect()
-    };
-    let tolerance = T::ROUNDING.max(2e-6);
-    assert_close(&format!("{kind:?}, input"), &grads[0], &slopes(&|i, h| cost(x[i] + h, t[i])), tolerance);
-    assert_close(&format!("{kind:?}, target"), &grads[1], &slopes(&|i, h| cost(x[i], t[i] + h)), tolerance);
+    c.check_sum(blocks.iter().sum());
+    c.check_each(&each);
+    c.check_gradients([&grads[0], &grads[1]], f64::from(SCALE));
 }
 
 /// What formulas say at their ends.

@@ -2,52 +2,47 @@
 
 use half::{bf16, f16};
 use oarlock_cuda::geometry;
+use oarlock_reference::quantized::{FourBit, Int8};
 
-use crate::emulator::{Buffer, Library, args, in_every_order, on_emulator};
-use crate::numbers::{Float, values};
+use crate::emulator::{Buffer, Gpu, Library, args, in_every_order, on_emulator};
+use crate::numbers::Float;
 
-fn four_bits<T: Float>(library: &Library, first: usize, n: usize, nested: bool) {
-    let n_blocks = (first + n).div_ceil(64);
-    let codes: Vec<u8> = (0..(first + n).div_ceil(2)).map(|i| (i * 37 + 11) as u8).collect();
-    let table = values::<f32>(1, 16);
-    let scale_codes: Vec<u8> = (0..n_blocks).map(|i| (i * 91) as u8).collect();
-    let (map, offset) = (values::<f32>(2, 256), [0.3f32]);
-    let absmax = values::<f32>(3, if nested { n_blocks.div_ceil(256) } else { n_blocks });
+/// The codes, the map and the offset of nested scales; none of others.
+pub fn nested(gpu: Gpu, weight: &FourBit) -> (Option<Buffer<u8>>, Option<Buffer<f32>>, Option<Buffer<f32>>) {
+    let nested = weight.nested.as_ref();
+    (
+        nested.map(|nested| gpu.buffer(&nested.codes)),
+        nested.map(|nested| gpu.buffer(&nested.map)),
+        nested.map(|nested| gpu.buffer(&[nested.offset])),
+    )
+}
+
+fn four_bits<T: Float>(library: &Library, first: usize, n: usize, is_nested: bool) {
+    let w = FourBit::new(first + n, is_nested);
     let got = in_every_order(library, |gpu| {
-        let (codes, table, absmax) = (gpu.buffer(&codes), gpu.buffer(&table), gpu.buffer(&absmax));
-        let (scales, map, out) = (gpu.buffer(&scale_codes), gpu.buffer(&map), gpu.fresh::<T>(n));
-        let scales: Option<&Buffer<u8>> = nested.then_some(&scales);
-        let (map, offset): (Option<&Buffer<f32>>, _) = (nested.then_some(&map), gpu.buffer(&offset));
-        let offset = nested.then_some(&offset);
+        // No byte behind the last code is there to be read.
+        let codes = gpu.buffer(&w.codes[..(first + n).div_ceil(2)]);
+        let (table, absmax) = (gpu.buffer(&w.table), gpu.buffer(&w.absmax));
+        let ((scales, map, offset), out) = (nested(gpu, &w), gpu.fresh::<T>(n));
+        let (scales, map, offset) = (scales.as_ref(), map.as_ref(), offset.as_ref());
         let args = args![codes, table, absmax, scales, map, offset, out, first as u64, n as u64];
         gpu.run("dequantize_4bit", &[T::ELEMENT], geometry::elements(n), args);
         out.read()
     });
-    let want: Vec<T> = (first..first + n)
-        .map(|at| {
-            let block = at / 64;
-            let scale = match nested {
-                true => map[usize::from(scale_codes[block])] * absmax[block / 256] + offset[0],
-                false => absmax[block],
-            };
-            let code = if at % 2 == 0 { codes[at / 2] >> 4 } else { codes[at / 2] & 15 };
-            T::of(f64::from(table[usize::from(code)] * scale))
-        })
-        .collect();
-    assert_eq!(got, want);
+    assert_eq!(got, (first..first + n).map(|at| T::of(f64::from(w.element(at)))).collect::<Vec<_>>());
 }
 
 fn eight_bits<T: Float>(library: &Library, first: usize, rows: usize, cols: usize) {
-    let codes: Vec<i8> = (0..(first + rows) * cols).map(|i| (i * 37) as i8).collect();
-    let absmax = values::<f32>(1, first + rows);
+    let w = Int8::new(first + rows, cols);
     let got = in_every_order(library, |gpu| {
-        let (codes, absmax, out) = (gpu.buffer(&codes), gpu.buffer(&absmax), gpu.fresh::<T>(rows * cols));
+        let (codes, absmax) = (gpu.buffer(&w.codes), gpu.buffer(&w.absmax));
+        let out = gpu.fresh::<T>(rows * cols);
         let args = args![codes, absmax, out, first as u32, rows as u32, cols as u32];
         gpu.run("dequantize_int8", &[T::ELEMENT], geometry::elements(rows * cols), args);
         out.read()
     });
-    let element = |i: usize| f32::from(codes[first * cols + i]) * (absmax[first + i / cols] * (1.0 / 127.0));
-    assert_eq!(got, (0..rows * cols).map(|i| T::of(f64::from(element(i)))).collect::<Vec<_>>());
+    let want = (first * cols..(first + rows) * cols).map(|at| T::of(f64::from(w.element(at))));
+    assert_eq!(got, want.collect::<Vec<_>>());
 }
 
 /// Every kernel of the family.

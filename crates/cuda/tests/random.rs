@@ -6,7 +6,7 @@ use oarlock_kernels::random::{self, Stream};
 use oarlock_kernels::{Cpu, Isa, Par};
 
 use crate::emulator::{Library, args, in_every_order, on_emulator};
-use crate::numbers::{Float, assert_close, values};
+use crate::numbers::{Number, assert_close, values};
 
 const STREAM: Stream = Stream { seed: 0x0123_4567_89ab_cdef, stream: 0xfedc_ba98_7654_3210 };
 

@@ -3,6 +3,8 @@
 use half::{bf16, f16};
 use oarlock_cuda::geometry::{self, RowSums};
 use oarlock_cuda::{Element, Pieces};
+use oarlock_reference::compare::tolerance;
+use oarlock_reference::reduce as reference;
 
 use crate::emulator::{Buffer, Gpu, Library, args, in_every_order, on_emulator};
 use crate::numbers::{Float, Plain, assert_close, f64s, values};
@@ -38,13 +40,14 @@ fn sums<T: Float, U: Float>(library: &Library, [outer, n, inner]: [usize; 3]) {
         (out.read(), last.read())
     });
     let x = f64s(&x);
-    let mut want = f64s(&start);
-    for (at, x) in x.iter().enumerate() {
-        want[at / (n * inner) * inner + at % inner] += 0.5 * x;
-    }
-    assert_close("sum of rows", &rows, &want, 1e-5 + U::ROUNDING);
+    let want: Vec<f64> = reference::sums(&x, [outer, n, inner])
+        .iter()
+        .zip(f64s(&start))
+        .map(|(sum, start)| start + 0.5 * sum)
+        .collect();
+    assert_close("sum of rows", &rows, &want, tolerance::<U>(1e-5, 1.0));
     let want: Vec<f64> = x.chunks(inner).map(|x| 2.0 * x.iter().sum::<f64>()).collect();
-    assert_close("sum of the last dim", &last, &want, 1e-5 + U::ROUNDING);
+    assert_close("sum of the last dim", &last, &want, tolerance::<U>(1e-5, 1.0));
 }
 
 /// The sum of rows is the pairwise tree of the CPU's kernels, to the bit, in one launch and in several.
@@ -107,8 +110,7 @@ fn norms<T: Float>(library: &Library, n: usize) {
         gpu.run("mean_f64", &[], geometry::one_block(), args![blocks, mean, 7u64, n_blocks as u64]);
         (blocks.read(), total.read(), mean.read())
     });
-    let want: Vec<f64> =
-        f64s(&x).chunks(geometry::NORM_BLOCK).map(|x| x.iter().map(|x| x * x).sum::<f64>()).collect();
+    let want = reference::block_squares(&f64s(&x), geometry::NORM_BLOCK);
     let near = |got: f64, want: f64| assert!((got - want).abs() <= 1e-12 * want, "got {got}, want {want}");
     blocks.iter().zip(&want).for_each(|(got, want)| near(*got, *want));
     near(total[0], want.iter().sum());
@@ -149,14 +151,11 @@ fn extremes<T: Float>(library: &Library, least: bool) {
         gpu.run("extreme", &[T::ELEMENT], geometry::elements(outer * inner), args);
         (f64s(&v.read()).iter().map(|x| x.to_bits()).collect::<Vec<_>>(), p.read())
     });
-    for (at, (value, place)) in values.iter().zip(places).enumerate() {
-        let column: Vec<f64> = (0..n).map(|k| x[(at / inner * n + k) * inner + at % inner].f64()).collect();
-        let best = (0..n).reduce(|best, k| {
-            let before = if least { column[k] < column[best] } else { column[k] > column[best] };
-            if before || (column[k].is_nan() && !column[best].is_nan()) { k } else { best }
-        });
-        assert_eq!((Some(place as usize), *value), (best, column[place as usize].to_bits()));
-    }
+    let sizes = [outer, n, inner];
+    let want = reference::extremes(&f64s(&x), sizes, least);
+    let elements = reference::rows(sizes).zip(&want).map(|(row, place)| x[row[*place]].f64().to_bits());
+    assert_eq!(values, elements.collect::<Vec<_>>());
+    assert_eq!(places, want.into_iter().map(|place| place as i32).collect::<Vec<_>>());
 }
 
 /// Integers that f32 does not tell apart.
@@ -203,9 +202,7 @@ pub fn check(library: &Library) {
     norms::<f32>(library, 10_001);
     norms_of_pieces(library);
     extremes::<f32>(library, true);
-    sums::<f32, f32>(library, [2, 9, 33]);
-    sums::<f32, f32>(library, [1, 77, 5]);
-    sums::<f32, f32>(library, [1, 2, 1500]);
+    reference::SIZES.iter().for_each(|sizes| sums::<f32, f32>(library, *sizes));
     sums_of_ints(library, [3, 700, 1], 1, None);
     sums_of_ints(library, [2, 9, 300], 1 << 20, None);
     sums_of_ints(library, [2, 40, 3], 1 << 24, Some(0));

@@ -2,44 +2,31 @@
 
 use half::{bf16, f16};
 use oarlock_cuda::geometry;
+use oarlock_reference::compare::tolerance;
+use oarlock_reference::rope::{Pairs, SHAPES, of_rows};
 
 use crate::emulator::{Buffer, Library, args, in_every_order, on_emulator};
 use crate::numbers::{Float, assert_close, f64s, indices, values};
 
-/// Cosines and sines of 16 positions.
-fn angles(half: usize) -> (Vec<f32>, Vec<f32>) {
-    let table = |f: fn(f64) -> f64| -> Vec<f32> {
-        (0..16 * half).map(|i| f((i / half) as f64 / 10f64.powf((i % half) as f64 / 5.0)) as f32).collect()
-    };
-    (table(f64::cos), table(f64::sin))
+/// Angles of 16 positions.
+fn angles(half: usize) -> Vec<f64> {
+    (0..16 * half).map(|i| (i / half) as f64 / 10f64.powf((i % half) as f64 / 5.0)).collect()
 }
 
-/// Rows of heads, turned to the positions of the rows.
-fn turned(
-    x: &[f64],
-    heads: usize,
-    (cos, sin): (&[f32], &[f32]),
-    interleaved: bool,
-    [head_dim, half]: [usize; 2],
-    position: impl Fn(usize) -> usize,
-) -> Vec<f64> {
-    let mut want = x.to_vec();
-    for (at, _) in x.iter().enumerate().step_by(head_dim) {
-        let position = position(at / head_dim / heads);
-        for j in 0..half {
-            let (a, b) = if interleaved { (2 * j, 2 * j + 1) } else { (j, j + half) };
-            let (c, s) = (f64::from(cos[position * half + j]), f64::from(sin[position * half + j]));
-            want[at + a] = x[at + a] * c - x[at + b] * s;
-            want[at + b] = x[at + b] * c + x[at + a] * s;
-        }
-    }
-    want
+/// Their cosines and sines.
+fn tables(angles: &[f64]) -> [Vec<f32>; 2] {
+    [f64::cos, f64::sin].map(|f: fn(f64) -> f64| angles.iter().map(|angle| f(*angle) as f32).collect())
+}
+
+fn pairs(interleaved: bool) -> Pairs {
+    if interleaved { Pairs::Neighbors } else { Pairs::Halves }
 }
 
 fn rope<T: Float>(library: &Library, interleaved: bool, explicit: bool, [head_dim, half]: [usize; 2]) {
     let (rows, heads, seq, offset) = (10, 3, 4, 2);
     let x = values::<T>(1, rows * heads * head_dim);
-    let (cos, sin) = angles(half);
+    let angles = angles(half);
+    let [cos, sin] = tables(&angles);
     let places = indices(2, rows, 16);
     let (there, back) = in_every_order(library, |gpu| {
         let (buffer, cos, sin, places) =
@@ -58,9 +45,9 @@ fn rope<T: Float>(library: &Library, interleaved: bool, explicit: bool, [head_di
     });
     let x = f64s(&x);
     let position = |row: usize| if explicit { places[row] as usize } else { row % seq + offset };
-    let want = turned(&x, heads, (&cos, &sin), interleaved, [head_dim, half], position);
-    assert_close("rope", &there, &want, 1e-6 + T::ROUNDING);
-    assert_close("its inverse", &back, &x, 2e-6 + 3.0 * T::ROUNDING);
+    let want = of_rows(x.clone(), [heads, head_dim], (pairs(interleaved), half), &angles, position);
+    assert_close("rope", &there, &want, tolerance::<T>(1e-6, 1.0));
+    assert_close("its inverse", &back, &x, tolerance::<T>(2e-6, 3.0));
 }
 
 /// Queries, keys and values of one product, into three tensors and back.
@@ -71,7 +58,8 @@ fn of_one_product<T: Float>(
 ) {
     let (rows, seq, offset, all) = (6, 4, 2, heads + 2 * kv_heads);
     let x = values::<T>(1, rows * all * head_dim);
-    let (cos, sin) = angles(half);
+    let angles = angles(half);
+    let [cos, sin] = tables(&angles);
     let sizes = [heads, kv_heads, kv_heads].map(|heads| rows * heads * head_dim);
     let (q, k, v, back) = in_every_order(library, |gpu| {
         let (from, cos, sin) = (gpu.buffer(&x), gpu.buffer(&cos), gpu.buffer(&sin));
@@ -98,12 +86,12 @@ fn of_one_product<T: Float>(
         x.chunks(all * head_dim).flat_map(|row| row[first * head_dim..][..n * head_dim].to_vec()).collect()
     };
     let turned = |part: Vec<f64>, heads| {
-        turned(&part, heads, (&cos, &sin), interleaved, [head_dim, half], |row| row % seq + offset)
+        of_rows(part, [heads, head_dim], (pairs(interleaved), half), &angles, |row| row % seq + offset)
     };
-    assert_close("q", &q, &turned(part(0, heads), heads), 1e-6 + T::ROUNDING);
-    assert_close("k", &k, &turned(part(heads, kv_heads), kv_heads), 1e-6 + T::ROUNDING);
+    assert_close("q", &q, &turned(part(0, heads), heads), tolerance::<T>(1e-6, 1.0));
+    assert_close("k", &k, &turned(part(heads, kv_heads), kv_heads), tolerance::<T>(1e-6, 1.0));
     assert_close("v", &v, &part(heads + kv_heads, kv_heads), 0.0);
-    assert_close("what is joined", &back, &x, 2e-6 + 3.0 * T::ROUNDING);
+    assert_close("what is joined", &back, &x, tolerance::<T>(2e-6, 3.0));
 }
 
 /// Every kernel of the family.
@@ -113,8 +101,10 @@ pub fn check(library: &Library) {
     of_one_product::<f32>(library, false, [2, 2, 14, 5]);
     of_one_product::<bf16>(library, false, [3, 1, 64, 32]);
     of_one_product::<f16>(library, true, [2, 1, 10, 5]);
-    rope::<f32>(library, false, false, [14, 5]);
-    rope::<f32>(library, true, true, [14, 5]);
+    for shape in SHAPES {
+        rope::<f32>(library, false, false, shape);
+        rope::<f32>(library, true, true, shape);
+    }
     // In packs, all elements of a head or some.
     rope::<f32>(library, true, false, [32, 8]);
     rope::<bf16>(library, false, true, [14, 5]);

@@ -2,9 +2,11 @@
 
 use half::{bf16, f16};
 use oarlock_cuda::geometry;
+use oarlock_reference::formula::{Array, with_gradients};
+use oarlock_reference::loss::{IGNORED, row_losses};
 
 use crate::emulator::{Buffer, Library, args, in_every_order, on_emulator};
-use crate::numbers::{Float, assert_close, f64s, indices, values};
+use crate::numbers::{Float, assert_close, f64s, indices, magnitudes, values};
 
 #[derive(Clone, Copy)]
 struct Case {
@@ -18,9 +20,9 @@ struct Case {
 fn compare<T: Float>(library: &Library, case: Case) {
     let Case { rows, classes, weighted, smoothing, log_probs } = case;
     let mut labels = indices(1, rows, classes);
-    labels[rows / 2] = -100;
+    labels[rows / 2] = IGNORED;
     let (x, dy) = (values::<f32>(2, rows * classes), values::<f32>(3, rows));
-    let weight: Vec<f32> = values::<f32>(4, classes).iter().map(|w| w.abs()).collect();
+    let weight = magnitudes::<f32>(4, classes);
     let (losses, weights, dx) = in_every_order(library, |gpu| {
         let (x, labels, dy) = (gpu.buffer(&x), gpu.buffer(&labels), gpu.buffer(&dy));
         let (losses, weights, dx) =
@@ -34,27 +36,15 @@ fn compare<T: Float>(library: &Library, case: Case) {
         gpu.run("row_loss_grad", &[T::ELEMENT], launch, args);
         (losses.read(), weights.read(), dx.read())
     });
-    let weight = if weighted { f64s(&weight) } else { vec![1.0; classes] };
-    let (smoothing, dim) = (f64::from(smoothing), classes as f64);
-    let [mut want, mut want_weights, mut grads] = [vec![], vec![], vec![]];
-    for ((x, &label), dy) in f64s(&x).chunks(classes).zip(&labels).zip(f64s(&dy)) {
-        if label == -100 {
-            want.push(0.0);
-            want_weights.push(0.0);
-            grads.extend(vec![0.0; classes]);
-            continue;
-        }
-        let label = label as usize;
-        let log_sum = if log_probs { 0.0 } else { x.iter().map(|x| x.exp()).sum::<f64>().ln() };
-        let share = |c: usize| {
-            smoothing / dim * weight[c] + if c == label { (1.0 - smoothing) * weight[c] } else { 0.0 }
-        };
-        want.push((0..classes).map(|c| share(c) * (log_sum - x[c])).sum());
-        want_weights.push(weight[label]);
-        let all: f64 = (0..classes).map(share).sum();
-        let prob = |c: usize| if log_probs { 0.0 } else { (x[c] - log_sum).exp() };
-        grads.extend((0..classes).map(|c| dy * (all * prob(c) - share(c))));
-    }
+    let of_classes = f64s(&weight);
+    let row = |[x]: &[Array; 1]| {
+        let log_probs = if log_probs { x.clone() } else { x.log_softmax() };
+        row_losses(&log_probs, &labels, weighted.then_some(&of_classes[..]), f64::from(smoothing))
+    };
+    let (want, [grads]) = with_gradients([(&[rows, classes], f64s(&x))], &f64s(&dy), row);
+    let weight_of = |label: i32| if weighted { of_classes[label as usize] } else { 1.0 };
+    let want_weights: Vec<f64> =
+        labels.iter().map(|&label| if label == IGNORED { 0.0 } else { weight_of(label) }).collect();
     assert_close("losses", &losses, &want, 3e-6);
     assert_close("weights", &weights, &want_weights, 0.0);
     assert_close("gradient", &dx, &grads, T::ROUNDING.max(2e-6));

@@ -3,42 +3,20 @@
 use half::{bf16, f16};
 use oarlock_cuda::geometry;
 use oarlock_cuda::order::{ByKey, n_counts, shifts, tiles};
+use oarlock_reference::sort::places as places_of;
 
 use crate::emulator::{Buffer, Library, args, in_every_order, on_emulator};
 use crate::host::{Machine, download, fresh, upload};
 use crate::numbers::{Float, Plain};
 
-/// What the elements of `[outer, n, inner]` are compared by, and where the first `k` along the dim are.
-struct Wanted<'a> {
-    keys: &'a dyn Fn(usize) -> f64,
-    sizes: [usize; 3],
+fn sort<T: Plain>(
+    library: &Library,
+    x: &[T],
+    of: impl Fn(&T) -> f64,
+    [outer, n, inner]: [usize; 3],
     k: usize,
     descending: bool,
-}
-
-impl Wanted<'_> {
-    fn places(&self) -> Vec<i32> {
-        let [outer, n, inner] = self.sizes;
-        let mut places = vec![0; outer * self.k * inner];
-        for row in 0..outer * inner {
-            let (o, i) = (row / inner, row % inner);
-            let key = |k: usize| (self.keys)((o * n + k) * inner + i);
-            let mut order: Vec<usize> = (0..n).collect();
-            // A stable sort keeps equal ones in order.
-            order.sort_by(|&a, &b| {
-                let (a, b) = if self.descending { (b, a) } else { (a, b) };
-                key(a).partial_cmp(&key(b)).expect("numbers")
-            });
-            for rank in 0..self.k {
-                places[(o * self.k + rank) * inner + i] = order[rank] as i32;
-            }
-        }
-        places
-    }
-}
-
-fn sort<T: Plain>(library: &Library, x: &[T], wanted: &Wanted<'_>) {
-    let &Wanted { sizes: [outer, n, inner], k, descending, .. } = wanted;
+) {
     let n_elems = x.len();
     let places = in_every_order(library, |gpu| {
         let (x, grid, tiles) = (gpu.buffer(x), geometry::elements(n_elems), tiles(n_elems));
@@ -63,7 +41,12 @@ fn sort<T: Plain>(library: &Library, x: &[T], wanted: &Wanted<'_>) {
         gpu.run("sort_places", &[], geometry::elements(outer * k * inner), args);
         places.read()
     });
-    assert_eq!(places, wanted.places(), "{:?}, {k} along the dim", wanted.sizes);
+    let want = places_of(&x.iter().map(of).collect::<Vec<_>>(), [outer, n, inner], k, descending);
+    assert_eq!(
+        places,
+        want.into_iter().map(|i| i as i32).collect::<Vec<_>>(),
+        "{k} of [{outer}, {n}, {inner}]"
+    );
 }
 
 /// NaN is the largest, and -0 is 0.
@@ -75,11 +58,7 @@ fn floats<T: Float>(library: &Library, sizes: [usize; 3], k: usize, descending: 
         m => (m % 23) as f64 - 11.0,
     };
     let x: Vec<T> = (0..sizes.iter().product()).map(|i| T::of(number(i))).collect();
-    let keys = |i: usize| {
-        let x = x[i].f64();
-        if x.is_nan() { f64::INFINITY } else { x.clamp(-1e300, 1e300) }
-    };
-    sort(library, &x, &Wanted { keys: &keys, sizes, k, descending });
+    sort(library, &x, |x| x.f64(), sizes, k, descending);
 }
 
 /// Every kernel of the family.
@@ -89,9 +68,8 @@ pub fn check(library: &Library) {
     floats::<bf16>(library, [1, 70, 1], 70, false);
     floats::<f16>(library, [1, 8, 20], 3, true);
     let ints: Vec<i32> = (0..66).map(|i: i32| i.wrapping_mul(0x1357_9bdf) | 1 << 24).collect();
-    let keys = |i: usize| f64::from(ints[i]);
-    sort(library, &ints, &Wanted { keys: &keys, sizes: [3, 22, 1], k: 22, descending: false });
-    sort(library, &ints, &Wanted { keys: &keys, sizes: [1, 11, 6], k: 4, descending: true });
+    sort(library, &ints, |x| f64::from(*x), [3, 22, 1], 22, false);
+    sort(library, &ints, |x| f64::from(*x), [1, 11, 6], 4, true);
 }
 
 #[test]

@@ -2,6 +2,7 @@
 
 use half::{bf16, f16};
 use oarlock_cuda::geometry;
+use oarlock_reference::sort::places as places_of;
 
 use crate::emulator::{Library, args, in_every_order, on_emulator};
 use crate::numbers::{Float, Plain};
@@ -21,18 +22,7 @@ fn top_k<T: Plain>(
         gpu.run("top_k", &[T::ELEMENT], geometry::rows(rows, n), args);
         (values.read().iter().map(|v| format!("{v:?}")).collect::<Vec<_>>(), places.read())
     });
-    let mut want = vec![];
-    for row in x.chunks(n) {
-        let mut order: Vec<usize> = (0..n).collect();
-        // NaN is the largest; a stable sort keeps equal ones in order.
-        let key =
-            |i: usize| if of(&row[i]).is_nan() { f64::INFINITY } else { of(&row[i]).clamp(-1e300, 1e300) };
-        order.sort_by(|&a, &b| {
-            let (a, b) = (key(a), key(b));
-            if descending { b.partial_cmp(&a) } else { a.partial_cmp(&b) }.expect("numbers")
-        });
-        want.extend_from_slice(&order[..k]);
-    }
+    let want = places_of(&x.iter().map(of).collect::<Vec<_>>(), [rows, n, 1], k, descending);
     assert_eq!(places, want.iter().map(|&i| i as i32).collect::<Vec<_>>(), "{k} of {n}");
     let elements = want.iter().enumerate().map(|(i, &place)| format!("{:?}", x[i / k * n + place]));
     assert_eq!(values, elements.collect::<Vec<_>>());

@@ -1,12 +1,13 @@
 //! Every function of one element, and its slope, against f64.
 
 use half::{bf16, f16};
-use oarlock_cuda::functions::{Activation, Unary};
+use oarlock_cuda::functions::Unary;
 use oarlock_cuda::geometry;
+use oarlock_reference::compare::tolerance;
+use oarlock_reference::function::{Activation as Reference, erf};
 
 use crate::emulator::{Library, args, in_every_order, on_emulator};
-use crate::glu;
-use crate::numbers::{Float, assert_close, erf, f64s, values};
+use crate::numbers::{Float, assert_close, f64s, values};
 
 /// A function, its parameters, where it begins to be defined, and what it is.
 type Case = (Unary, f32, f32, f64, fn(f64) -> f64);
@@ -46,12 +47,12 @@ const ALL: [Case; 40] = [
     (Unary::Hardswish, 0.0, 0.0, -9.0, |x| x * (x / 6.0 + 0.5).clamp(0.0, 1.0)),
     (Unary::LogSigmoid, 0.0, 0.0, -9.0, |x| -(-x).exp().ln_1p()),
     (Unary::Softsign, 0.0, 0.0, -9.0, |x| x / (1.0 + x.abs())),
-    (Unary::Silu, 0.0, 0.0, -9.0, |x| glu::value(Activation::Silu, x)),
-    (Unary::Gelu, 0.0, 0.0, -9.0, |x| glu::value(Activation::Gelu, x)),
-    (Unary::GeluTanh, 0.0, 0.0, -9.0, |x| glu::value(Activation::GeluTanh, x)),
-    (Unary::Relu, 0.0, 0.0, -9.0, |x| glu::value(Activation::Relu, x)),
-    (Unary::Tanh, 0.0, 0.0, -9.0, |x| glu::value(Activation::Tanh, x)),
-    (Unary::Sigmoid, 0.0, 0.0, -9.0, |x| glu::value(Activation::Sigmoid, x)),
+    (Unary::Silu, 0.0, 0.0, -9.0, |x| Reference::Silu.value(x)),
+    (Unary::Gelu, 0.0, 0.0, -9.0, |x| Reference::Gelu.value(x)),
+    (Unary::GeluTanh, 0.0, 0.0, -9.0, |x| Reference::GeluTanh.value(x)),
+    (Unary::Relu, 0.0, 0.0, -9.0, |x| Reference::Relu.value(x)),
+    (Unary::Tanh, 0.0, 0.0, -9.0, |x| Reference::Tanh.value(x)),
+    (Unary::Sigmoid, 0.0, 0.0, -9.0, |x| Reference::Sigmoid.value(x)),
 ];
 
 fn unary<T: Float>(library: &Library, (f, a, b, least, value): Case, n: usize) {
@@ -68,11 +69,11 @@ fn unary<T: Float>(library: &Library, (f, a, b, least, value): Case, n: usize) {
     });
     let what = format!("{f:?} of {}", T::ELEMENT);
     let x = f64s(&xs);
-    assert_close(&what, &y, &x.iter().map(|x| value(*x)).collect::<Vec<_>>(), 3e-6 + T::ROUNDING);
+    assert_close(&what, &y, &x.iter().map(|x| value(*x)).collect::<Vec<_>>(), tolerance::<T>(3e-6, 1.0));
     let h = 1e-6;
     let slope = |x: f64| (value(x + h) - value(x - h)) / (2.0 * h);
     let want: Vec<f64> = (0..n).map(|i| start[i].f64() + dys[i].f64() * slope(x[i])).collect();
-    assert_close(&format!("the slope of {what}"), &dx, &want, 1e-5 + 2.0 * T::ROUNDING);
+    assert_close(&format!("the slope of {what}"), &dx, &want, tolerance::<T>(1e-5, 2.0));
 }
 
 /// Every kernel of the family.

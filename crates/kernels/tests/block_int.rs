@@ -3,14 +3,14 @@
 
 use oarlock_kernels::block_int::{Bits, dequantize, quantize};
 use oarlock_kernels::difference::largest_magnitude;
-use oarlock_kernels::{Float, Store, bf16, f16};
+use oarlock_kernels::{Store, bf16, f16};
 
-use crate::everywhere::{same_everywhere, values};
+use crate::everywhere::{Element, same_everywhere, values};
 
 const LENGTHS: [usize; 9] = [0, 1, 2, 7, 511, 513, 4096, 4099, 40_001];
 
 /// The codes of all elements and the scales of all blocks.
-fn reference<T: Float>(bits: Bits, x: &[T]) -> (Vec<i32>, Vec<f32>) {
+fn reference<T: Element>(bits: Bits, x: &[T]) -> (Vec<i32>, Vec<f32>) {
     let limit = if bits == Bits::Eight { 128.0 } else { 8.0 };
     let (mut codes, mut scales) = (Vec::new(), Vec::new());
     for block in x.chunks(bits.block()) {
@@ -40,7 +40,7 @@ fn apart(bits: Bits, words: &[i32], n: usize) -> (Vec<i32>, Vec<f32>) {
     ((0..n).map(code).collect(), scales.iter().map(|word| f32::from_bits(*word as u32)).collect())
 }
 
-fn encoded<T: Float>(bits: Bits, x: &[T]) -> Vec<i32> {
+fn encoded<T: Element>(bits: Bits, x: &[T]) -> Vec<i32> {
     same_everywhere(|cpu| {
         let mut words = vec![-1; bits.n_words(x.len())];
         quantize(cpu, bits, x, &mut words);
@@ -48,7 +48,7 @@ fn encoded<T: Float>(bits: Bits, x: &[T]) -> Vec<i32> {
     })
 }
 
-fn check<T: Float>(bits: Bits) {
+fn check<T: Element>(bits: Bits) {
     for n in LENGTHS {
         let mut x = values::<T>(11 + n as u64, n);
         if n > 4096 {

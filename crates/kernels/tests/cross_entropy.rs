@@ -2,86 +2,50 @@
 
 use oarlock_kernels::bf16;
 use oarlock_kernels::cross_entropy::{
-    IGNORE, RowScale, cross_entropy, cross_entropy_grad, cross_entropy_grad_in_place, soft_cap,
+    RowScale, cross_entropy, cross_entropy_grad, cross_entropy_grad_in_place, soft_cap,
 };
+use oarlock_reference::formula::value;
+use oarlock_reference::loss::{self, Case, SHAPES, Weighting};
 
 use crate::everywhere::{assert_close, cpus, f64s, same_everywhere, values};
 
-fn labels(rows: usize, vocab: usize) -> Vec<i32> {
-    (0..rows).map(|r| if r % 4 == 3 { IGNORE } else { (r * 31 % vocab) as i32 }).collect()
-}
-
 #[test]
 fn loss_and_gradient_match_the_reference() {
-    for (rows, vocab) in [(1, 1), (5, 3), (9, 6400), (40, 1001)] {
-        let logits: Vec<f32> = values::<f32>(1, rows * vocab).iter().map(|x| x * 6.0).collect();
-        let labels = labels(rows, vocab);
-        let scales: Vec<f32> = (0..rows).map(|row| 0.37 + row as f32 / 64.0).collect();
-        let scale = RowScale::PerRow(&scales);
-        let (total, losses, d, d_bf16) = same_everywhere(|cpu| {
-            let (mut losses, mut d, mut d_bf16) =
-                (vec![9.0; rows], logits.clone(), vec![bf16::ONE; logits.len()]);
-            let total = cross_entropy(cpu, &logits, &labels, vocab, &mut losses).unwrap();
-            let mut again = vec![9.0; rows];
-            let result =
-                cross_entropy_grad(cpu, &logits, &labels, vocab, scale, None, &mut again, &mut d_bf16)
-                    .unwrap();
-            assert_eq!((result, &again), (total, &losses));
-            let result =
-                cross_entropy_grad_in_place(cpu, &mut d, &labels, vocab, scale, None, &mut again).unwrap();
-            assert_eq!((result, &again), (total, &losses));
-            (total, losses, d, d_bf16)
-        });
-        let (mut want_losses, mut want_d) = (vec![], vec![]);
-        for ((x, &label), &scale) in f64s(&logits).chunks(vocab).zip(&labels).zip(&scales) {
-            let max = x.iter().copied().fold(f64::MIN, f64::max);
-            let sum: f64 = x.iter().map(|x| (x - max).exp()).sum();
-            let counts = label != IGNORE;
-            want_losses.push(if counts { sum.ln() + max - x[label as usize] } else { 0.0 });
-            want_d.extend(x.iter().enumerate().map(|(j, x)| {
-                let onehot = if j as i32 == label { 1.0 } else { 0.0 };
-                if counts { ((x - max).exp() / sum - onehot) * f64::from(scale) } else { 0.0 }
-            }));
+    let shapes = SHAPES.into_iter().chain([[9, 6400], [40, 1001]]).map(|shape| (shape, None));
+    for (shape, cap) in shapes.chain([([7, 77], Some(1.5))]) {
+        let c = Case::<f32>::new(shape, 6.0, cap, 0.0, Weighting::None);
+        let (logits, labels, vocab) = (&c.logits, &c.labels, c.vocab);
+        for (scale, even) in [(RowScale::PerRow(&c.scales), None), (RowScale::Uniform(0.5), Some(0.5))] {
+            let (total, losses, d, d_bf16) = same_everywhere(|cpu| {
+                let (mut losses, mut d, mut d_bf16) =
+                    (vec![9.0; c.rows], logits.clone(), vec![bf16::ONE; logits.len()]);
+                let total = cross_entropy(cpu, logits, labels, vocab, &mut losses).unwrap();
+                let mut again = vec![9.0; c.rows];
+                let result =
+                    cross_entropy_grad(cpu, logits, labels, vocab, scale, cap, &mut again, &mut d_bf16);
+                assert_eq!((result.unwrap(), &again), (total, &losses));
+                let result = cross_entropy_grad_in_place(cpu, &mut d, labels, vocab, scale, cap, &mut again);
+                assert_eq!((result.unwrap(), &again), (total, &losses));
+                (total, losses, d, d_bf16)
+            });
+            c.check_losses(&losses);
+            c.check_gradient(&d, even);
+            c.check_gradient(&d_bf16, even);
+            assert!((total.sum - c.total()).abs() < 1e-5 * (1.0 + total.sum));
+            assert_eq!(total.count, c.n_targets());
         }
-        assert_close(&losses, &want_losses, 1e-6);
-        assert_close(&d, &want_d, 1e-6);
-        assert_close(&d_bf16, &want_d, 2e-3);
-        assert!((total.sum - want_losses.iter().sum::<f64>()).abs() < 1e-5 * (1.0 + total.sum));
-        assert_eq!(total.count, labels.iter().filter(|&&l| l != IGNORE).count());
     }
 }
 
 #[test]
-fn capped_logits_and_their_gradient() {
-    let (vocab, cap, label) = (77, 1.5, 5);
-    let x = values::<f32>(1, vocab);
-    let capped = |x: &[f64]| x.iter().map(|x| 1.5 * (x / 1.5).tanh()).collect::<Vec<f64>>();
-    let loss = |x: &[f64]| {
-        let capped = capped(x);
-        capped.iter().map(|x| x.exp()).sum::<f64>().ln() - capped[label]
-    };
-    let (y, d, d_bf16) = same_everywhere(|cpu| {
+fn logits_are_capped() {
+    let x = values::<f32>(1, 77);
+    let y = same_everywhere(|cpu| {
         let mut y = x.clone();
-        soft_cap(cpu, cap, &mut y);
-        let (mut d, mut d_bf16, mut losses) = (y.clone(), vec![bf16::ONE; vocab], [0.0]);
-        let (labels, scale) = (&[label as i32], RowScale::Uniform(0.5));
-        cross_entropy_grad(cpu, &y, labels, vocab, scale, Some(cap), &mut losses, &mut d_bf16).unwrap();
-        cross_entropy_grad_in_place(cpu, &mut d, labels, vocab, scale, Some(cap), &mut losses).unwrap();
-        (y, d, d_bf16)
+        soft_cap(cpu, 1.5, &mut y);
+        y
     });
-    let x = f64s(&x);
-    assert_close(&y, &capped(&x), 1e-6);
-    let slope = |i: usize| {
-        let at = |h: f64| {
-            let mut x = x.clone();
-            x[i] += h;
-            loss(&x)
-        };
-        0.5 * (at(1e-5) - at(-1e-5)) / 2e-5
-    };
-    let want: Vec<f64> = (0..vocab).map(slope).collect();
-    assert_close(&d, &want, 1e-6);
-    assert_close(&d_bf16, &want, 2e-3);
+    assert_close("soft_cap", &y, &value([(&[77], f64s(&x))], |[x]| loss::soft_cap(x, Some(1.5))), 1e-6);
 }
 
 #[test]

@@ -1,6 +1,14 @@
-//! What the tests of the kernels share: every code path and thread count, and reproducible data.
+//! What the tests of the kernels share: every code path and thread count, and element types that the references know.
 
 use oarlock_kernels::{Cpu, Float, Isa, Par};
+use oarlock_reference::number::Number;
+
+pub use oarlock_reference::compare::assert_close;
+pub use oarlock_reference::number::{f64s, scaled, values};
+
+/// An element type of kernels and of references.
+pub trait Element: Float + Number {}
+impl<T: Float + Number> Element for T {}
 
 /// Every instruction set of this CPU, alone and with 2 and 7 threads; alone under Miri, to which the queues of rayon's threads
 /// are undefined behaviour.
@@ -11,31 +19,9 @@ pub fn cpus() -> Vec<Cpu> {
     pairs.collect()
 }
 
-/// `n` values in about -2..2, different for each seed, exact in `T`.
-pub fn values<T: Float>(seed: u64, n: usize) -> Vec<T> {
-    let mut state = seed.wrapping_mul(0x9e37_79b9_7f4a_7c15) | 1;
-    let mut next = || {
-        state ^= state << 13;
-        state ^= state >> 7;
-        state ^= state << 17;
-        T::from_f32((state >> 40) as f32 / (1u64 << 22) as f32 - 2.0)
-    };
-    (0..n).map(|_| next()).collect()
-}
-
-/// The values as f64, for references.
-pub fn f64s<T: Float>(x: &[T]) -> Vec<f64> {
-    x.iter().map(|x| f64::from(x.to_f32())).collect()
-}
-
-/// Asserts `|got - want| <= tolerance * (1 + |want|)` for each element.
-#[track_caller]
-pub fn assert_close<T: Float>(got: &[T], want: &[f64], tolerance: f64) {
-    assert_eq!(got.len(), want.len());
-    for (i, (got, want)) in f64s(got).iter().zip(want).enumerate() {
-        let error = (got - want).abs() / (1.0 + want.abs());
-        assert!(error <= tolerance, "element {i}: got {got}, want {want}");
-    }
+/// Each of two added.
+pub fn sum(x: &[f64], y: &[f64]) -> Vec<f64> {
+    x.iter().zip(y).map(|(x, y)| x + y).collect()
 }
 
 /// Runs `kernel` on every CPU of [`cpus`] and returns its result, which must be the same to the bit everywhere.

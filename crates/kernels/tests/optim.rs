@@ -201,7 +201,7 @@ fn muon_does_not_depend_on_threads_and_hardly_on_the_path() {
         for cpu in cpus() {
             let found = step(&cpu);
             assert_eq!(found, step(&Cpu { isa: cpu.isa, par: Par::solo() }), "{cpu:?}");
-            assert_close(&found.0, &f64s(&reference), 1e-5);
+            assert_close("weights", &found.0, &f64s(&reference), 1e-5);
         }
     }
 }

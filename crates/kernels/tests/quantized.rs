@@ -7,10 +7,10 @@ use oarlock_kernels::quantized::{
     Code, Format, Layout, Parts, Scales, Side, Weight, dequantize, dynamic_map, product,
     product_scratch_bytes,
 };
-use oarlock_kernels::{Cpu, Float, Store, bf16, f16};
+use oarlock_kernels::{Cpu, Store, bf16, f16};
 use serde_json::Value;
 
-use crate::everywhere::{cpus, values};
+use crate::everywhere::{Element, cpus, values};
 
 /// What `bench/golden/make_quantized.py` wrote.
 fn golden() -> Value {
@@ -120,7 +120,7 @@ fn codes_of_many_scales_are_those_of_bitsandbytes() {
 
 #[test]
 fn integers_of_rows_and_what_they_stand_for_are_those_of_bitsandbytes() {
-    fn check<T: Float>(weight: Weight, expected: &Value) {
+    fn check<T: Element>(weight: Weight, expected: &Value) {
         for cpu in cpus() {
             let mut whole = vec![T::from_f32(9.0); weight.layout.n_elems()];
             dequantize(&cpu, weight, 0..weight.layout.rows, 0..weight.layout.cols, &mut whole);
@@ -174,7 +174,7 @@ fn zeros_stay_zeros_and_what_is_not_finite_is_seen() {
 }
 
 /// A product, and the same with the dequantized weight.
-fn products<T: Float>(cpu: &Cpu, side: Side, layout: Layout, words: &[i32], m: usize) -> [Vec<T>; 2] {
+fn products<T: Element>(cpu: &Cpu, side: Side, layout: Layout, words: &[i32], m: usize) -> [Vec<T>; 2] {
     let weight = layout.weight(words);
     let (rows, cols) = (layout.rows, layout.cols);
     let (k, n) = if side == Side::Forward { (cols, rows) } else { (rows, cols) };
@@ -194,7 +194,7 @@ fn products<T: Float>(cpu: &Cpu, side: Side, layout: Layout, words: &[i32], m: u
     [ours, theirs]
 }
 
-fn products_agree<T: Float>() {
+fn products_agree<T: Element>() {
     // The last has several parts in both directions; columns of the second split blocks and bytes.
     for (rows, cols, m) in [(64, 64, 3), (33, 37, 20), (1100, 1000, 9)] {
         for format in [Format::FourBit { code: Code::Nf4, nested: true }, Format::Int8] {
@@ -221,7 +221,7 @@ fn products_have_the_bits_of_those_with_the_dequantized_weight() {
 
 #[test]
 fn parts_that_begin_anywhere_are_those_of_the_whole() {
-    fn check<T: Float>(format: Format) {
+    fn check<T: Element>(format: Format) {
         let (rows, cols) = (9, 331);
         let layout = Layout { rows, cols, format };
         let words = quantized_everywhere(layout, &values(6, rows * cols));

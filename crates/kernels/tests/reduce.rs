@@ -4,12 +4,14 @@ use oarlock_kernels::reduce::{
     Dims, Extreme, extreme, extreme_ints, prod, prod_backward, sum, sum_ints, sum_scratch,
 };
 use oarlock_kernels::{Store, bf16};
+use oarlock_reference::reduce::{SIZES, extremes, reduced, rows, sums};
 
-use crate::everywhere::{assert_close, f64s, same_everywhere, values};
+use crate::everywhere::{assert_close, f64s, same_everywhere, sum as plus, values};
 
 #[test]
 fn sums_and_maxima_match_plain_loops() {
-    for (outer, n, inner) in [(1, 20_001, 1), (3, 7, 5), (2, 99, 33), (301, 5, 1), (1, 1000, 77), (2, 0, 3)] {
+    let more = [[1, 20_001, 1], [301, 5, 1], [1, 1000, 77], [2, 0, 3]];
+    for [outer, n, inner] in SIZES.into_iter().chain(more) {
         let dims = Dims { outer, n, inner };
         let x = values::<bf16>(1, dims.n_elems());
         let start = values::<f32>(2, outer * inner);
@@ -20,12 +22,10 @@ fn sums_and_maxima_match_plain_loops() {
             sum(cpu, dims, 0.5, &x, (&mut added, Store::Add), &mut scratch);
             (written, added)
         });
-        let x64 = f64s(&x);
-        let at = |j: usize, k: usize| (j / inner * n + k) * inner + j % inner;
-        let want: Vec<f64> =
-            (0..outer * inner).map(|j| 0.5 * (0..n).map(|k| x64[at(j, k)]).sum::<f64>()).collect();
-        assert_close(&written, &want, 2e-5);
-        assert_close(&added, &want.iter().zip(f64s(&start)).map(|(w, s)| w + s).collect::<Vec<_>>(), 2e-5);
+        let sizes = [outer, n, inner];
+        let want: Vec<f64> = sums(&f64s(&x), sizes).into_iter().map(|sum| 0.5 * sum).collect();
+        assert_close("sums", &written, &want, 2e-5);
+        assert_close("sums, added", &added, &plus(&want, &f64s(&start)), 2e-5);
         if n == 0 {
             continue;
         }
@@ -34,12 +34,10 @@ fn sums_and_maxima_match_plain_loops() {
             extreme(cpu, Extreme::Max, dims, &x, &mut largest, &mut places);
             (largest, places)
         });
-        for j in 0..outer * inner {
-            let row: Vec<f64> = (0..n).map(|k| x64[at(j, k)]).collect();
-            let best = row.iter().copied().fold(f64::MIN, f64::max);
-            assert_eq!(f64::from(largest[j].to_f32()), best);
-            assert_eq!(places[j] as usize, row.iter().position(|&x| x == best).unwrap());
-        }
+        let want = extremes(&f64s(&x), sizes, false);
+        assert_eq!(places, want.into_iter().map(|place| place as i32).collect::<Vec<_>>());
+        let largest_of = |row: &[f64]| row.iter().copied().fold(f64::MIN, f64::max);
+        assert_eq!(f64s(&largest), reduced(&f64s(&x), sizes, largest_of));
     }
 }
 
@@ -74,16 +72,16 @@ fn products_and_integers_match_plain_loops() {
             }
             (y, dx, sums, least)
         });
-        let row = |j: usize| (0..n).map(move |k| (j / inner * n + k) * inner + j % inner);
-        for j in 0..outer * inner {
+        for (j, row) in rows([outer, n, inner]).enumerate() {
             let product = |but: usize| {
-                let factors = row(j).filter(|at| *at != but).map(|at| f64::from(x[at]));
+                let factors = row.iter().filter(|at| **at != but).map(|at| f64::from(x[*at]));
                 factors.product::<f64>()
             };
-            assert_close(&[y[j]], &[product(usize::MAX)], 1e-6);
-            row(j).for_each(|at| assert_close(&[dx[at]], &[f64::from(dy[j]) * product(at)], 1e-6));
-            assert_eq!(sums[j], row(j).map(|at| ints[at]).sum::<i32>());
-            assert_eq!(Some(least[j]), row(j).map(|at| ints[at]).min().or(Some(9)));
+            assert_close("product", &[y[j]], &[product(usize::MAX)], 1e-6);
+            let want: Vec<f64> = row.iter().map(|at| f64::from(dy[j]) * product(*at)).collect();
+            assert_close("its gradient", &row.iter().map(|at| dx[*at]).collect::<Vec<_>>(), &want, 1e-6);
+            assert_eq!(sums[j], row.iter().map(|at| ints[*at]).sum::<i32>());
+            assert_eq!(least[j], row.iter().map(|at| ints[*at]).min().unwrap_or(9));
         }
     }
     let cpu = &crate::everywhere::cpus()[0];

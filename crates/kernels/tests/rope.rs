@@ -1,11 +1,13 @@
 //! Rotations of pairs against f64 references.
 
+use oarlock_kernels::bf16;
 use oarlock_kernels::rope::{Positions, RopeShape, RopeStyle, Rotation, rope};
-use oarlock_kernels::{Float, bf16};
+use oarlock_reference::compare::tolerance;
+use oarlock_reference::rope::{Pairs, SHAPES, of_rows};
 
-use crate::everywhere::{assert_close, cpus, f64s, same_everywhere, values};
+use crate::everywhere::{Element, assert_close, cpus, f64s, same_everywhere, values};
 
-fn check<T: Float>(style: RopeStyle, (heads, head_dim, rot_dim): (usize, usize, usize), tolerance: f64) {
+fn check<T: Element>(style: RopeStyle, (heads, head_dim, rot_dim): (usize, usize, usize)) {
     let (batch, seq, offset, n_positions) = (3, 5, 2, 9);
     let (rows, half) = (batch * seq, rot_dim / 2);
     let shape = RopeShape { heads, head_dim, rot_dim, style };
@@ -21,31 +23,21 @@ fn check<T: Float>(style: RopeStyle, (heads, head_dim, rot_dim): (usize, usize, 
         rope(cpu, shape, Rotation::Forward, Positions::Explicit(&positions), (&cos, &sin), &mut b).unwrap();
         assert_eq!(a, b);
         rope(cpu, shape, Rotation::Inverse, counted, (&cos, &sin), &mut b).unwrap();
-        assert_close(&b, &f64s(&x), 2.0 * tolerance);
+        assert_close("its inverse", &b, &f64s(&x), tolerance::<T>(2e-6, 2.0));
         a
     });
-    let mut want = f64s(&x);
-    for (i, head) in want.chunks_mut(head_dim).enumerate() {
-        for j in 0..half {
-            let angle = angles[positions[i / heads] as usize * half + j];
-            let (p, q) = match style {
-                RopeStyle::Half => (j, j + half),
-                RopeStyle::Interleaved => (2 * j, 2 * j + 1),
-            };
-            let (a, b) = (head[p], head[q]);
-            head[p] = a * angle.cos() - b * angle.sin();
-            head[q] = b * angle.cos() + a * angle.sin();
-        }
-    }
-    assert_close(&turned, &want, tolerance);
+    let pairs = if style == RopeStyle::Half { Pairs::Halves } else { Pairs::Neighbors };
+    let want = of_rows(f64s(&x), [heads, head_dim], (pairs, half), &angles, |row| row % seq + offset);
+    assert_close("rope", &turned, &want, tolerance::<T>(1e-6, 1.0));
 }
 
 #[test]
 fn pairs_turn_by_the_angle_and_back() {
     for style in [RopeStyle::Half, RopeStyle::Interleaved] {
-        for shape in [(1, 2, 2), (2, 64, 64), (3, 96, 40), (2, 10, 6)] {
-            check::<f32>(style, shape, 1e-6);
-            check::<bf16>(style, shape, 0.01);
+        for (i, [head_dim, half]) in SHAPES.into_iter().enumerate() {
+            let shape = (1 + i % 3, head_dim, 2 * half);
+            check::<f32>(style, shape);
+            check::<bf16>(style, shape);
         }
     }
 }

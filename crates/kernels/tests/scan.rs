@@ -2,8 +2,9 @@
 
 use oarlock_kernels::reduce::Dims;
 use oarlock_kernels::scan::cumsum;
+use oarlock_reference::reduce::running_sums;
 
-use crate::everywhere::{same_everywhere, values};
+use crate::everywhere::{f64s, same_everywhere, values};
 
 #[test]
 fn running_sums_match_plain_loops() {
@@ -16,15 +17,8 @@ fn running_sums_match_plain_loops() {
                 cumsum(cpu, dims, reverse, &x, &mut y, &mut carry);
                 y
             });
-            let mut carry = vec![0.0; outer * inner];
-            for step in 0..n {
-                let k = if reverse { n - 1 - step } else { step };
-                for (j, carry) in carry.iter_mut().enumerate() {
-                    let at = (j / inner * n + k) * inner + j % inner;
-                    *carry += f64::from(x[at]);
-                    assert_eq!(got[at], *carry as f32);
-                }
-            }
+            let want = running_sums(&f64s(&x), [outer, n, inner], reverse);
+            assert_eq!(got, want.into_iter().map(|sum| sum as f32).collect::<Vec<_>>());
         }
     }
 }

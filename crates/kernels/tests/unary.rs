@@ -4,7 +4,7 @@ use oarlock_kernels::Store;
 use oarlock_kernels::pieces::TASK_ELEMS;
 use oarlock_kernels::unary::{Unary, backward, forward};
 
-use crate::everywhere::{assert_close, f64s, same_everywhere, values};
+use crate::everywhere::{assert_close, f64s, same_everywhere, sum, values};
 
 type Formula = fn(f64) -> f64;
 
@@ -70,9 +70,10 @@ fn functions_and_slopes_match_their_formulas() {
         });
         let (x, dy) = (f64s(&x), f64s(&dy));
         let want: Vec<f64> = x.iter().zip(&dy).map(|(x, dy)| slope(*x) * dy).collect();
-        assert_close(&y, &x.iter().map(|x| value(*x)).collect::<Vec<_>>(), 5e-7);
-        assert_close(&dx, &want, 5e-7);
-        assert_close(&added, &want.iter().zip(x).map(|(d, x)| d + x).collect::<Vec<_>>(), 5e-7);
+        let what = format!("{f:?}");
+        assert_close(&what, &y, &x.iter().map(|x| value(*x)).collect::<Vec<_>>(), 5e-7);
+        assert_close(&format!("the slope of {what}"), &dx, &want, 5e-7);
+        assert_close(&format!("the slope of {what}, added"), &added, &sum(&want, &x), 5e-7);
     }
 }
 

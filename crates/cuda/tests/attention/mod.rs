@@ -1,12 +1,12 @@
 //! Attention forward, backward and for few queries, against f64.
 
-pub mod reference;
 mod tiles;
 
 use half::{bf16, f16};
 use oarlock_cuda::attention::{AttentionShape, Tile, TiledKernel};
 use oarlock_cuda::{Instance, table};
-use reference::{Operands, attention};
+use oarlock_reference::attention::{Attention, Operands, Shape};
+use oarlock_reference::compare::assert_near_as_a_whole as near;
 
 use crate::emulator::{Buffer, Gpu, Library, args, in_every_order, on_emulator};
 use crate::numbers::{Float, f64s, values};
@@ -54,10 +54,27 @@ impl<T: Float> Inputs<T> {
         Inputs { q: values(1, n_q), k: values(2, n_kv), v: values(3, n_kv), d_o: values(4, n_q), doc_start }
     }
 
-    fn reference(&self, s: &AttentionShape) -> reference::Attention {
+    fn reference(&self, s: &AttentionShape) -> Attention {
         let [q, k, v, d_o] = [&self.q, &self.k, &self.v, &self.d_o].map(|x| f64s(x));
         let doc_start = self.doc_start.as_deref();
-        attention(s, &Operands { q: &q, k: &k, v: &v, d_o: &d_o, doc_start })
+        of_reference(s).attention(&Operands { q: &q, k: &k, v: &v, d_o: &d_o, doc_start, keeps: None })
+    }
+}
+
+/// The same shape for the reference.
+pub fn of_reference(s: &AttentionShape) -> Shape {
+    Shape {
+        batch: s.batch,
+        q_len: s.q_len,
+        kv_len: s.kv_len,
+        kv_capacity: s.kv_capacity,
+        heads: s.heads,
+        kv_heads: s.kv_heads,
+        head_dim: s.head_dim,
+        scale: f64::from(s.scale),
+        causal: s.causal,
+        window: s.window,
+        logit_cap: s.logit_cap.map(f64::from),
     }
 }
 
@@ -72,27 +89,6 @@ macro_rules! with_shape {
             $s.head_dim as i32, i32::from($s.causal), $s.window.unwrap_or(0) as i32, $s.score_scale().0,
             $s.score_scale().1]
     };
-}
-
-/// Asserts that the whole is near: the root of the sum of squared errors, relative to the reference.
-#[track_caller]
-fn near<T: Float>(what: &str, got: &[T], want: &[f64], tolerance: f64) {
-    let got = f64s(got);
-    assert_eq!(got.len(), want.len(), "{what}: lengths");
-    let (mut error, mut size) = (0.0, 0.0);
-    for (i, (got, want)) in got.iter().zip(want).enumerate() {
-        if want.is_infinite() {
-            assert_eq!(got, want, "{what}, element {i}");
-            continue;
-        }
-        let most = 12.0 * tolerance * (1.0 + want.abs());
-        assert!((got - want).abs() <= most, "{what}, element {i}: got {got}, want {want}");
-        error += (got - want).powi(2);
-        size += want * want;
-    }
-    // The gradient of a query that sees one key is nothing, of which roundings are left.
-    let relative = (error / size.max(1e-6 * want.len() as f64)).sqrt();
-    assert!(relative <= tolerance, "{what}: a relative error of {relative:.2e}");
 }
 
 /// What roundings inside of a pass may come to.

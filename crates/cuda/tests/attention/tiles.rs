@@ -6,8 +6,7 @@ use half::bf16;
 use oarlock_cuda::Element;
 use oarlock_cuda::attention::{AttentionShape, Tile, TiledKernel};
 
-use super::reference::sees;
-use super::{Inputs, documents, passes, shape, windowed};
+use super::{Inputs, documents, of_reference, passes, shape, windowed};
 use crate::emulator::{in_one_order, on_emulator};
 
 /// The tiles with a score that somebody sees, and those among them with one that somebody may not see. Heads of more than 128
@@ -25,7 +24,8 @@ pub fn least(s: &AttentionShape, starts: Option<&[i32]>, tile: Tile, kernel: Til
                 let queries = of(q0, n_queries, s.q_len);
                 // Keys behind the last one are in the tile, and seen by nobody.
                 let pairs = queries.flat_map(|i| of(k0, n_keys, usize::MAX).map(move |j| (i, j)));
-                let seen: Vec<bool> = pairs.map(|(i, j)| j < s.kv_len && sees(s, starts, b, i, j)).collect();
+                let seen: Vec<bool> =
+                    pairs.map(|(i, j)| j < s.kv_len && of_reference(s).sees(starts, b, i, j)).collect();
                 all += u64::from(seen.contains(&true));
                 masked += u64::from(seen.contains(&true) && seen.contains(&false));
             }

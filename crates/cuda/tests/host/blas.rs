@@ -6,9 +6,10 @@ use half::{bf16, f16};
 use oarlock_cuda::blas::{Blas, Form, Layout, Operand, Precision, Product, Tuned};
 use oarlock_cuda::driver::{DeviceMemory, Stream};
 use oarlock_cuda::{Element, Error};
+use oarlock_reference::product;
 
 use super::{Machine, download, upload};
-use crate::numbers::{Float, assert_close, f64s, values};
+use crate::numbers::{Float, Number};
 
 const WORKSPACE: usize = 1 << 16;
 
@@ -56,53 +57,41 @@ fn stored(rows: usize, cols: usize, form: Form, gaps: usize) -> Layout {
     }
 }
 
-/// Where the element of op(X) is.
-fn place(layout: &Layout, form: Form, i: usize, row: usize, col: usize) -> usize {
-    let (row, col) = if form == Form::Transposed { (col, row) } else { (row, col) };
-    i * layout.batch_stride + row * layout.row_stride + col
+/// The same for the reference.
+fn of_reference(layout: &Layout, form: Form) -> product::Layout {
+    let &Layout { row_stride, batch_stride, .. } = layout;
+    product::Layout { row_stride, batch_stride, transposed: form == Form::Transposed }
 }
 
 fn compare<T: Float, O: Float>(blas: &Blas, precision: Precision, case: &Case, tolerance: f64) {
     let stream = blas.stream();
-    let Case { m, n, k, batch, gaps, alpha, beta, .. } = *case;
-    let (a, d) = (stored(m, k, case.forms[0], gaps), layout(m, n, gaps));
-    let mut b = stored(k, n, case.forms[1], gaps);
+    let Case { m, n, k, batch, gaps, alpha, beta, with_c, with_bias, forms, .. } = *case;
+    let (a, d) = (stored(m, k, forms[0], gaps), layout(m, n, gaps));
+    let mut b = stored(k, n, forms[1], gaps);
     if case.shares_b {
         b.batch_stride = 0;
     }
-    let n_of = |layout: &Layout| (batch - 1) * layout.batch_stride + layout.rows * layout.row_stride;
-    let (xs, ys) = (values::<T>(1, n_of(&a)), values::<T>(2, n_of(&b)));
-    let (before, cs, bias) = (values::<O>(3, n_of(&d)), values::<O>(4, n_of(&d)), values::<O>(5, n));
-    let [on_a, on_b] = [upload(stream, &xs), upload(stream, &ys)];
-    let [on_d, on_c, on_bias] = [upload(stream, &before), upload(stream, &cs), upload(stream, &bias)];
+    let [at_a, at_b] = [of_reference(&a, forms[0]), of_reference(&b, forms[1])];
+    let at_d = of_reference(&d, Form::AsStored);
+    let of = product::Product { batch, m, n, k, a: at_a, b: at_b, d: at_d, alpha, beta, with_c, with_bias };
+    let x = of.operands::<T, O>();
+    let [on_a, on_b] = [upload(stream, &x.a), upload(stream, &x.b)];
+    let [on_d, on_c, on_bias] = [upload(stream, &x.before), upload(stream, &x.c), upload(stream, &x.bias)];
     let product = Product {
         precision,
         out: O::ELEMENT,
         batch,
         alpha,
         beta,
-        a: Operand { memory: on_a.all(), layout: a, form: case.forms[0] },
-        b: Operand { memory: on_b.all(), layout: b, form: case.forms[1] },
-        c: case.with_c.then_some(on_c.all()),
+        a: Operand { memory: on_a.all(), layout: a, form: forms[0] },
+        b: Operand { memory: on_b.all(), layout: b, form: forms[1] },
+        c: with_c.then_some(on_c.all()),
         d: on_d.all(),
         d_layout: d,
-        bias: case.with_bias.then_some(on_bias.all()),
+        bias: with_bias.then_some(on_bias.all()),
     };
     blas.multiply(&product).unwrap_or_else(|error| panic!("{error}"));
-    let got = download::<O>(stream, &on_d);
-    let (xs, ys) = (f64s(&xs), f64s(&ys));
-    // What is between rows and matrices stays.
-    let mut want = f64s(&before);
-    let added = f64s(if case.with_c { &cs } else { &before });
-    for (i, row, col) in
-        (0..batch).flat_map(|i| (0..m).flat_map(move |row| (0..n).map(move |col| (i, row, col))))
-    {
-        let term = |k| xs[place(&a, case.forms[0], i, row, k)] * ys[place(&b, case.forms[1], i, k, col)];
-        let at = place(&d, Form::AsStored, i, row, col);
-        want[at] = f64::from(alpha) * (0..k).map(term).sum::<f64>() + f64::from(beta) * added[at];
-        want[at] += if case.with_bias { bias[col].f64() } else { 0.0 };
-    }
-    assert_close(&product.to_string(), &got, &want, tolerance);
+    of.check(&product.to_string(), &x, &download::<O>(stream, &on_d), tolerance);
 }
 
 fn blas(machine: &Machine) -> (Arc<Stream>, Blas) {

@@ -8,9 +8,10 @@ use oarlock_cuda::cudnn::{Backward, Cudnn, CudnnAttention, Forward, Pass};
 use oarlock_cuda::driver::Stream;
 use oarlock_cuda::libraries::{Libraries, Library};
 use oarlock_cuda::{Element, Error};
+use oarlock_reference::attention::Operands;
 
 use super::{Machine, download, fresh, upload};
-use crate::attention::reference::{Operands, attention};
+use crate::attention::of_reference;
 use crate::numbers::{Float, assert_close, f64s, values};
 
 /// A workspace that is enough.
@@ -42,7 +43,8 @@ fn compare<T: Float>(stream: &Arc<Stream>, cudnn: &CudnnAttention, s: &Attention
     let (n_q, n_k) = (s.batch * s.q_len * s.heads * s.head_dim, s.batch * s.kv_len * s.kv_heads * s.head_dim);
     let [q, k, v, d_o] = [(1, n_q), (2, n_k), (3, n_k), (4, n_q)].map(|(seed, n)| values::<T>(seed, n));
     let (xq, xk, xv, x_o) = (f64s(&q), f64s(&k), f64s(&v), f64s(&d_o));
-    let want = attention(s, &Operands { q: &xq, k: &xk, v: &xv, d_o: &x_o, doc_start: None });
+    let x = Operands { q: &xq, k: &xk, v: &xv, d_o: &x_o, doc_start: None, keeps: None };
+    let want = of_reference(s).attention(&x);
     let [q, k, v, d_o] = [q, k, v, d_o].map(|x| upload(stream, &x));
     let [o, d_q] = [n_q; 2].map(|n| fresh::<T>(stream, n));
     let [d_k, d_v] = [n_k; 2].map(|n| fresh::<T>(stream, n));

@@ -8,6 +8,9 @@ use oarlock_cuda::driver::{Arg, DeviceMemory};
 use oarlock_cuda::geometry::{self, Geometry};
 use oarlock_cuda::modules::Modules;
 use oarlock_cuda::{Element, table};
+use oarlock_reference::formula::with_gradients;
+use oarlock_reference::norm::rms_norm;
+use oarlock_reference::optimizer::{self, Rule, Weight};
 
 use super::{Machine, arg, download, fresh, upload};
 use crate::numbers::{assert_close, f64s, values};
@@ -60,22 +63,18 @@ impl Gpu {
     }
 }
 
-/// Weights and gain after a step of AdamW on `sum(dy * (norm(x) W))`, in f64.
-fn reference(x: &[f64], gain: &[f64], w: &[f64], dy: &[f64]) -> [Vec<f64>; 2] {
-    let (mut dw, mut d_gain) = (vec![0.0; DIM * OUT], vec![0.0; DIM]);
-    for (x, dy) in x.chunks(DIM).zip(dy.chunks(OUT)) {
-        let r = 1.0 / (x.iter().map(|x| x * x).sum::<f64>() / DIM as f64 + EPS).sqrt();
-        for i in 0..DIM {
-            let dh: f64 = (0..OUT).map(|j| w[i * OUT + j] * dy[j]).sum();
-            d_gain[i] += dh * x[i] * r;
-            (0..OUT).for_each(|j| dw[i * OUT + j] += x[i] * r * gain[i] * dy[j]);
-        }
-    }
-    // The first step of Adam, whose corrected moments are the gradient and its square.
-    let step = |w: &[f64], g: &[f64]| -> Vec<f64> {
-        w.iter().zip(g).map(|(w, g)| w * (1.0 - LR * 0.1) - LR * g / (g.abs() + 1e-8)).collect()
-    };
-    [step(w, &dw), step(gain, &d_gain)]
+/// Weights and gain after the first step of AdamW on `sum(dy * (norm(x) W))`, in f64.
+fn reference(x: Vec<f64>, gain: Vec<f64>, w: Vec<f64>, dy: &[f64]) -> [Vec<f64>; 2] {
+    let inputs = [(&[ROWS, DIM][..], x), (&[DIM], gain.clone()), (&[DIM, OUT], w.clone())];
+    let (_, [_, d_gain, dw]) =
+        with_gradients(inputs, dy, |[x, gain, w]| rms_norm(x, gain, 0.0, EPS).product(w));
+    let rule = Rule::AdamW { beta1: 0.9, beta2: 0.95, eps: 1e-8 };
+    let args = optimizer::Args { step: 1, lr: LR, weight_decay: 0.1, grad_scale: 1.0 };
+    [(w, dw), (gain, d_gain)].map(|(weight, grad)| {
+        let mut weight = Weight::new(vec![weight.len()], weight);
+        optimizer::step(&rule, &args, &mut weight, &grad);
+        weight.values
+    })
 }
 
 #[test]
@@ -88,7 +87,7 @@ fn a_step_of_training_matches_the_reference() {
     let gpu = Gpu { modules: machine.modules(&context), blas };
     let [x, gain, w, dy] =
         [(1, ROWS * DIM), (2, DIM), (3, DIM * OUT), (4, ROWS * OUT)].map(|(s, n)| values::<f32>(s, n));
-    let want = reference(&f64s(&x), &f64s(&gain), &f64s(&w), &f64s(&dy));
+    let want = reference(f64s(&x), f64s(&gain), f64s(&w), &f64s(&dy));
     let [x, gain, w, dy] = [&x, &gain, &w, &dy].map(|values| upload(&stream, values));
     let new = |n: usize| fresh::<f32>(&stream, n);
     let (h, rstd, y) = (new(ROWS * DIM), new(ROWS), new(ROWS * OUT));

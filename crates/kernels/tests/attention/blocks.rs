@@ -13,12 +13,7 @@ fn mask(block: usize, len: usize, n_heads: usize, seed: u64) -> BlockMask {
 }
 
 fn check(shape: AttentionShape, doc_start: Option<Vec<i32>>, blocks: &BlockMask) {
-    for cpu in cpus() {
-        let blocks = Some(blocks.clone());
-        Case::<f32> { blocks: blocks.clone(), ..Case::new(shape, doc_start.clone()) }.check(&cpu, 4e-6);
-        Case::<bf16> { blocks: blocks.clone(), ..Case::new(shape, doc_start.clone()) }.check(&cpu, 2e-2);
-        Case::<f16> { blocks, ..Case::new(shape, doc_start.clone()) }.check(&cpu, 2e-3);
-    }
+    check_under(shape, doc_start, Some(blocks.clone()));
 }
 
 #[test]

@@ -6,12 +6,15 @@ use std::path::Path;
 use std::process::Command;
 use std::sync::Arc;
 
+use oarlock_reference::attention::{Keeps, Shape};
+use oarlock_reference::formula::value;
+use oarlock_reference::rope::{Pairs, angle, rotated};
 use oarlock_tensor::cpu::Isa;
 use oarlock_tensor::cpu::rope::RopeStyle;
 use oarlock_tensor::ops::{self, AttentionOptions, BlockMask, Mask, Rope};
-use oarlock_tensor::{CudaLibraries, DType, Device, Par, RopeScaling, Tensor};
+use oarlock_tensor::{CudaLibraries, DType, Device, Par, Param, RopeScaling, Tensor};
 
-use crate::common::{Array, Case, array, assert_close, case, f64s, fakes, tensor};
+use crate::common::{Array, Case, Env, Node, array, assert_close, f64s, fakes, formula_case, tensor};
 
 /// Batch, queries, keys, heads, kv heads, head size.
 #[derive(Clone, Copy)]
@@ -24,7 +27,7 @@ struct Dims {
     d: usize,
 }
 
-/// Which keys position `i` of the keys sees.
+/// Which keys a query sees.
 #[derive(Clone, Copy, PartialEq)]
 enum Sight {
     Full,
@@ -32,38 +35,28 @@ enum Sight {
     Documents,
 }
 
-/// The first position of the document of position `i`: documents of three, shifted in each batch row.
-fn doc_start(b: usize, i: usize) -> usize {
-    ((i + b) / 3 * 3).saturating_sub(b)
+impl Dims {
+    /// The first positions of the documents of queries: documents of three, shifted in each batch row.
+    fn doc_starts(&self) -> Vec<i32> {
+        let start = |b: usize, i: usize| ((i + b) / 3 * 3).saturating_sub(b) as i32;
+        (0..self.b * self.q).map(|at| start(at / self.q, at % self.q)).collect()
+    }
 }
 
-fn reference(x: &[&[f64]], n: Dims, sight: Sight, options: &AttentionOptions) -> Vec<f64> {
+fn formula(x: [&Node; 3], n: Dims, sight: Sight, options: &AttentionOptions) -> Node {
     let &AttentionOptions { scale, window, logit_cap, ref blocks } = options;
-    let mut y = vec![0.0; n.b * n.q * n.h * n.d];
-    for (b, i, h) in (0..n.b).flat_map(|b| (0..n.q).flat_map(move |i| (0..n.h).map(move |h| (b, i, h)))) {
-        let at = ((b * n.q + i) * n.h + h) * n.d;
-        let kv = |j: usize| ((b * n.k + j) * n.g + h / (n.h / n.g)) * n.d;
-        let place = i + n.k - n.q;
-        let seen: Vec<usize> = (0..n.k)
-            .filter(|&j| match sight {
-                Sight::Full => true,
-                Sight::Causal => j <= place,
-                Sight::Documents => j <= place && j >= doc_start(b, i),
-            })
-            .filter(|&j| window.is_none_or(|window| j + window > place))
-            .filter(|&j| {
-                blocks.as_ref().is_none_or(|mask| mask.keeps(h % mask.n_heads(), place / 16, j / 16))
-            })
-            .collect();
-        let dot = |j: usize| (0..n.d).map(|d| x[0][at + d] * x[1][kv(j) + d]).sum::<f64>();
-        let capped = |x: f64| logit_cap.map_or(x, |cap| f64::from(cap) * (x / f64::from(cap)).tanh());
-        let e: Vec<f64> = seen.iter().map(|&j| capped(f64::from(scale) * dot(j)).exp()).collect();
-        let total: f64 = e.iter().sum();
-        for d in 0..n.d {
-            y[at + d] = seen.iter().zip(&e).map(|(&j, e)| e / total * x[2][kv(j) + d]).sum();
-        }
-    }
-    y
+    let shape = Shape {
+        q_len: n.q,
+        scale: f64::from(scale),
+        causal: sight != Sight::Full,
+        window,
+        logit_cap: logit_cap.map(f64::from),
+        ..Shape::causal(n.b, n.k, n.h, n.g, n.d)
+    };
+    let keeps = blocks.clone().map(|mask| -> Box<Keeps<'static>> {
+        Box::new(move |h, i, j| mask.keeps(h % mask.n_heads(), i / 16, j / 16))
+    });
+    shape.of_arrays(x, (sight == Sight::Documents).then(|| n.doc_starts()), keeps)
 }
 
 fn check(n: Dims, sight: Sight) {
@@ -78,17 +71,18 @@ fn attention_case(n: Dims, sight: Sight, options: AttentionOptions) -> Case {
     let inputs =
         [array(1, &[n.b, n.q, n.h, n.d]), array(2, &[n.b, n.k, n.g, n.d]), array(3, &[n.b, n.k, n.g, n.d])];
     let of_op = options.clone();
-    let op = move |x: &[Tensor]| {
-        let starts: Vec<i32> = (0..n.b * n.q).map(|i| doc_start(i / n.q, i % n.q) as i32).collect();
+    let op = move |_: &Env, x: &[Tensor], _: &[Param]| {
         let mask = match sight {
             Sight::Full => Mask::Full,
             Sight::Causal => Mask::Causal,
-            Sight::Documents => Mask::Documents(Tensor::from_slice(&starts, [n.b, n.q], x[0].device())?),
+            Sight::Documents => {
+                Mask::Documents(Tensor::from_slice(&n.doc_starts(), [n.b, n.q], x[0].device())?)
+            }
         };
         ops::attention(&x[0], &x[1], &x[2], &mask, &of_op)
     };
-    let reference = move |x: &[&[f64]]| reference(x, n, sight, &options);
-    Case { slack: 2.0, ..case("attention", inputs, op, reference) }
+    let formula = move |x: &[Node], _: &[Node]| formula([&x[0], &x[1], &x[2]], n, sight, &options);
+    Case { slack: 2.0, ..formula_case("attention", inputs, [], op, formula) }
 }
 
 #[test]
@@ -226,7 +220,9 @@ fn cached_attention_is_attention_over_the_filled_part() {
                 |a: &Array| a.data.chunks(capacity * row).flat_map(|b| b[..n.k * row].to_vec()).collect();
             let (k, v): (Vec<f64>, Vec<f64>) = (filled(&k), filled(&v));
             for options in [plain.clone(), options] {
-                let want = reference(&[&q.data, &k, &v], n, Sight::Causal, &options);
+                let sizes = [[n.b, n.q, n.h, n.d], [n.b, n.k, n.g, n.d], [n.b, n.k, n.g, n.d]];
+                let given = [(&sizes[0][..], q.data.clone()), (&sizes[1], k.clone()), (&sizes[2], v.clone())];
+                let want = value(given, |[q, k, v]| formula([q, k, v], n, Sight::Causal, &options));
                 assert_close(&cached(&options), &want, dtype, 1.0, &device.describe());
             }
             let text = ops::attention_cached(&tq, &tk, &tv, capacity + 1, &plain).unwrap_err().to_string();
@@ -242,24 +238,13 @@ fn rotary_positions_in_both_styles() {
     for (style, rot) in [(half, 8), (interleaved, 8), (half, 6), (interleaved, 4)] {
         let table = Arc::new(Rope::new(100.0, rot, style, RopeScaling::None, 9).unwrap());
         let first = 3;
-        let reference = move |x: &[&[f64]]| {
-            let mut y = x[0].to_vec();
-            for row in 0..b * s * h {
-                let position = (row / h % s + first) as f64;
-                for pair in 0..rot / 2 {
-                    let (sin, cos) = (position * 100f64.powf(-2.0 * pair as f64 / rot as f64)).sin_cos();
-                    let (i, j) = match style {
-                        RopeStyle::Half => (pair, pair + rot / 2),
-                        RopeStyle::Interleaved => (2 * pair, 2 * pair + 1),
-                    };
-                    let (u, v) = (x[0][row * d + i], x[0][row * d + j]);
-                    (y[row * d + i], y[row * d + j]) = (u * cos - v * sin, u * sin + v * cos);
-                }
-            }
-            y
+        let pairs = if style == half { Pairs::Halves } else { Pairs::Neighbors };
+        let formula = move |x: &[Node], _: &[Node]| {
+            let half = rot / 2;
+            rotated(&x[0], pairs, half, |row, pair| angle(row / h % s + first, pair, half, 100.0))
         };
-        let op = move |x: &[Tensor]| ops::rope(&x[0], &table, first);
-        case("rope", [array(1, &[b, s, h, d])], op, reference).check();
+        let op = move |_: &Env, x: &[Tensor], _: &[Param]| ops::rope(&x[0], &table, first);
+        formula_case("rope", [array(1, &[b, s, h, d])], [], op, formula).check();
     }
 }
 

@@ -3,6 +3,9 @@
 use std::path::PathBuf;
 use std::sync::{Arc, OnceLock};
 
+use oarlock_reference::compare::is_within;
+pub use oarlock_reference::formula::Array as Node;
+use oarlock_reference::formula::Formula;
 use oarlock_tensor::cpu::Isa;
 use oarlock_tensor::cpu::difference::largest_magnitude;
 use oarlock_tensor::ops::{self, CustomOp, transfer};
@@ -84,7 +87,16 @@ pub fn gpu_in_segments() -> Option<Device> {
 }
 
 type Op = dyn Fn(&Env, &[Tensor], &[Param]) -> Result<Tensor>;
-type Reference = dyn Fn(&[&[f64]], &[&[f64]]) -> Vec<f64>;
+type Numbers = dyn Fn(&[&[f64]], &[&[f64]]) -> Vec<f64>;
+type OfNodes = dyn Fn(&[Node], &[Node]) -> Node;
+
+/// What a case should give, of its inputs and parameters.
+pub enum Reference {
+    /// A formula, which has its gradients.
+    Formula(Box<OfNodes>),
+    /// Numbers, whose gradients are central differences.
+    Numbers(Box<Numbers>),
+}
 
 /// An op with inputs and parameters, and its reference.
 pub struct Case {
@@ -92,7 +104,7 @@ pub struct Case {
     pub inputs: Vec<Array>,
     pub params: Vec<Array>,
     pub op: Box<Op>,
-    pub reference: Box<Reference>,
+    pub reference: Reference,
     /// Allowed errors, as a multiple of the table's.
     pub slack: f64,
 }
@@ -109,7 +121,25 @@ pub fn case(
         inputs: inputs.into_iter().collect(),
         params: Vec::new(),
         op: Box::new(move |_, x, _| op(x)),
-        reference: Box::new(move |x, _| reference(x)),
+        reference: Reference::Numbers(Box::new(move |x, _| reference(x))),
+        slack: 1.0,
+    }
+}
+
+/// A case whose reference is a formula.
+pub fn formula_case(
+    name: &'static str,
+    inputs: impl IntoIterator<Item = Array>,
+    params: impl IntoIterator<Item = Array>,
+    op: impl Fn(&Env, &[Tensor], &[Param]) -> Result<Tensor> + 'static,
+    formula: impl Fn(&[Node], &[Node]) -> Node + 'static,
+) -> Case {
+    Case {
+        name,
+        inputs: inputs.into_iter().collect(),
+        params: params.into_iter().collect(),
+        op: Box::new(op),
+        reference: Reference::Formula(Box::new(formula)),
         slack: 1.0,
     }
 }
@@ -143,7 +173,7 @@ fn assert_within(got: &[f64], want: &[f64], sizes: &[f64], dtype: DType, slack: 
     for (i, ((got, want), size)) in got.iter().zip(want).zip(sizes).enumerate() {
         let allowed = tolerance(dtype) * slack * size.max(1e-3);
         assert!(
-            (got - want).abs() <= allowed,
+            is_within(*got, *want, allowed),
             "{what} [{i}]: got {got}, want {want}, allowed error {allowed:e}"
         );
     }
@@ -287,6 +317,31 @@ impl Case {
     /// values of its terms: of the gradient of an element, one for each output that it is in; of an output, its value, or
     /// the shares of the elements of the first input in it, `x ∂y/∂x`, which are its terms if it is linear in that input.
     fn expected(&self) -> (Run, Run) {
+        match &self.reference {
+            Reference::Numbers(reference) => self.by_differences(reference),
+            Reference::Formula(formula) => {
+                let run = self.by_formula(formula);
+                // Nobody asks for the terms of a formula.
+                (run.clone(), run)
+            }
+        }
+    }
+
+    /// The values and gradients of a formula.
+    fn by_formula(&self, of: &OfNodes) -> Run {
+        let formula = Formula::default();
+        let nodes = |arrays: &[Array]| -> Vec<Node> {
+            arrays.iter().map(|a| formula.array(&a.shape, a.data.clone())).collect()
+        };
+        let (inputs, params) = (nodes(&self.inputs), nodes(&self.params));
+        let y = of(&inputs, &params);
+        let upstream = weights_of_loss(y.values.len()).iter().map(|w| f64::from(SEED) * w).collect();
+        let mut d_inputs = formula.gradients(&y, upstream, &[inputs, params].concat());
+        let d_params = d_inputs.split_off(self.inputs.len());
+        Run { y: y.values.to_vec(), d_inputs, d_params }
+    }
+
+    fn by_differences(&self, reference: &Numbers) -> (Run, Run) {
         const H: f64 = 1e-5;
         let seed = f64::from(SEED);
         fn views(arrays: &[Vec<f64>]) -> Vec<&[f64]> {
@@ -294,7 +349,7 @@ impl Case {
         }
         let data = |arrays: &[Array]| arrays.iter().map(|a| a.data.clone()).collect::<Vec<_>>();
         let mut all = [data(&self.inputs), data(&self.params)];
-        let value = |all: &[Vec<Vec<f64>>; 2]| (self.reference)(&views(&all[0]), &views(&all[1]));
+        let value = |all: &[Vec<Vec<f64>>; 2]| reference(&views(&all[0]), &views(&all[1]));
         let y = value(&all);
         let weights = weights_of_loss(y.len());
         let mut shares = vec![0.0; y.len()];

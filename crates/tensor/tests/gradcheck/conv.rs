@@ -1,10 +1,11 @@
 //! Convolutions in one and two dims.
 
+use oarlock_reference::conv::Conv;
 use oarlock_tensor::cpu::Isa;
 use oarlock_tensor::ops::{self, ConvOptions};
-use oarlock_tensor::{Device, Par, Tensor};
+use oarlock_tensor::{Device, Par, Param, Tensor};
 
-use crate::common::{Array, Case, array, settle};
+use crate::common::{Array, Env, Node, array, formula_case, settle};
 
 /// The sizes of a convolution of images `[n, c, h, w]`; in one dim h is 1.
 #[derive(Clone, Copy)]
@@ -23,32 +24,10 @@ impl Sizes {
         (self.input[d] + 2 * padding[d] - dilation[d] * (self.kernel[d] - 1) - 1) / stride[d] + 1
     }
 
-    fn reference(&self, x: &[f64], w: &[f64], bias: Option<&[f64]>) -> Vec<f64> {
+    fn reference(&self) -> Conv {
         let ConvOptions { stride, padding, dilation, groups } = self.options;
-        let ([height, width], [kh, kw]) = (self.input, self.kernel);
-        let (c_in, o_in) = (self.c / groups, self.o / groups);
-        let mut y = Vec::new();
-        for (n, o) in (0..self.n).flat_map(|n| (0..self.o).map(move |o| (n, o))) {
-            for (oh, ow) in (0..self.output(0)).flat_map(|h| (0..self.output(1)).map(move |w| (h, w))) {
-                let mut sum = bias.map_or(0.0, |bias| bias[o]);
-                for (c, i, j) in
-                    (0..c_in).flat_map(|c| (0..kh).flat_map(move |i| (0..kw).map(move |j| (c, i, j))))
-                {
-                    let h = (oh * stride[0] + i * dilation[0]).checked_sub(padding[0]);
-                    let v = (ow * stride[1] + j * dilation[1]).checked_sub(padding[1]);
-                    if let (Some(h), Some(v)) = (h, v)
-                        && h < height
-                        && v < width
-                    {
-                        let channel = o / o_in * c_in + c;
-                        let at = ((n * self.c + channel) * height + h) * width + v;
-                        sum += x[at] * w[((o * c_in + c) * kh + i) * kw + j];
-                    }
-                }
-                y.push(sum);
-            }
-        }
-        y
+        let output = [self.output(0), self.output(1)];
+        Conv { input: self.input, output, kernel: self.kernel, stride, padding, dilation, groups }
     }
 
     fn check(self, with_bias: bool) {
@@ -63,24 +42,18 @@ impl Sizes {
         let mut params = vec![w];
         params.extend(with_bias.then(|| array(3, &[self.o])));
         let options = self.options;
-        Case {
-            name: "conv",
-            inputs: vec![x],
-            params,
-            op: Box::new(move |_, x, p| {
-                if one_dim {
-                    let [stride, padding, dilation] =
-                        [options.stride, options.padding, options.dilation].map(|[_, size]| [size]);
-                    let options = ConvOptions { stride, padding, dilation, groups: options.groups };
-                    ops::conv1d(&x[0], &p[0], p.get(1), &options)
-                } else {
-                    ops::conv2d(&x[0], &p[0], p.get(1), &options)
-                }
-            }),
-            reference: Box::new(move |x, p| self.reference(x[0], p[0], p.get(1).copied())),
-            slack: 1.0,
-        }
-        .check();
+        let op = move |_: &Env, x: &[Tensor], p: &[Param]| {
+            if one_dim {
+                let [stride, padding, dilation] =
+                    [options.stride, options.padding, options.dilation].map(|[_, size]| [size]);
+                let options = ConvOptions { stride, padding, dilation, groups: options.groups };
+                ops::conv1d(&x[0], &p[0], p.get(1), &options)
+            } else {
+                ops::conv2d(&x[0], &p[0], p.get(1), &options)
+            }
+        };
+        let formula = move |x: &[Node], p: &[Node]| self.reference().conv(&x[0], &p[0], p.get(1));
+        formula_case("conv", [x], params, op, formula).check();
     }
 }
 

@@ -1,10 +1,11 @@
 //! Transposed convolutions in one and two dims.
 
+use oarlock_reference::conv::Conv;
 use oarlock_tensor::cpu::Isa;
 use oarlock_tensor::ops::{self, ConvTransposeOptions};
-use oarlock_tensor::{DType, Device, Par, Tensor};
+use oarlock_tensor::{DType, Device, Par, Param, Tensor};
 
-use crate::common::{Array, Case, array, settle};
+use crate::common::{Array, Env, Node, array, formula_case, settle};
 
 /// The sizes of a transposed convolution of images `[n, c, h, w]`; in one dim h is 1.
 #[derive(Clone, Copy)]
@@ -24,33 +25,11 @@ impl Sizes {
             - 2 * padding[d]
     }
 
-    /// Each element of x is spread by the kernel.
-    fn reference(&self, x: &[f64], w: &[f64], bias: Option<&[f64]>) -> Vec<f64> {
+    /// The convolution that it is the transpose of.
+    fn reference(&self) -> Conv {
         let ConvTransposeOptions { stride, padding, dilation, groups, .. } = self.options;
-        let ([height, width], [kh, kw]) = (self.input, self.kernel);
-        let (out_height, out_width) = (self.output(0), self.output(1));
-        let (c_in, o_of) = (self.c / groups, self.o / groups);
-        let plane = out_height * out_width;
-        let of_bias = |i: usize| bias.map_or(0.0, |bias| bias[i / plane % self.o]);
-        let mut y: Vec<f64> = (0..self.n * self.o * plane).map(of_bias).collect();
-        for (at, x) in x.iter().enumerate() {
-            let (v, h) = (at % width, at / width % height);
-            let (c, n) = (at / width / height % self.c, at / width / height / self.c);
-            for (o, i, j) in
-                (0..o_of).flat_map(|o| (0..kh).flat_map(move |i| (0..kw).map(move |j| (o, i, j))))
-            {
-                let to_h = (h * stride[0] + i * dilation[0]).checked_sub(padding[0]);
-                let to_v = (v * stride[1] + j * dilation[1]).checked_sub(padding[1]);
-                if let (Some(to_h), Some(to_v)) = (to_h, to_v)
-                    && to_h < out_height
-                    && to_v < out_width
-                {
-                    let channel = n * self.o + c / c_in * o_of + o;
-                    y[channel * plane + to_h * out_width + to_v] += x * w[((c * o_of + o) * kh + i) * kw + j];
-                }
-            }
-        }
-        y
+        let input = [self.output(0), self.output(1)];
+        Conv { input, output: self.input, kernel: self.kernel, stride, padding, dilation, groups }
     }
 
     fn check(self, with_bias: bool) {
@@ -65,26 +44,20 @@ impl Sizes {
         let mut params = vec![w];
         params.extend(with_bias.then(|| array(3, &[self.o])));
         let options = self.options;
-        Case {
-            name: "transposed conv",
-            inputs: vec![x],
-            params,
-            op: Box::new(move |_, x, p| {
-                if one_dim {
-                    let [stride, padding, output_padding, dilation] =
-                        [options.stride, options.padding, options.output_padding, options.dilation]
-                            .map(|[_, size]| [size]);
-                    let groups = options.groups;
-                    let options = ConvTransposeOptions { stride, padding, output_padding, dilation, groups };
-                    ops::conv_transpose1d(&x[0], &p[0], p.get(1), &options)
-                } else {
-                    ops::conv_transpose2d(&x[0], &p[0], p.get(1), &options)
-                }
-            }),
-            reference: Box::new(move |x, p| self.reference(x[0], p[0], p.get(1).copied())),
-            slack: 1.0,
-        }
-        .check();
+        let op = move |_: &Env, x: &[Tensor], p: &[Param]| {
+            if one_dim {
+                let [stride, padding, output_padding, dilation] =
+                    [options.stride, options.padding, options.output_padding, options.dilation]
+                        .map(|[_, size]| [size]);
+                let groups = options.groups;
+                let options = ConvTransposeOptions { stride, padding, output_padding, dilation, groups };
+                ops::conv_transpose1d(&x[0], &p[0], p.get(1), &options)
+            } else {
+                ops::conv_transpose2d(&x[0], &p[0], p.get(1), &options)
+            }
+        };
+        let formula = move |x: &[Node], p: &[Node]| self.reference().transposed(&x[0], &p[0], p.get(1));
+        formula_case("transposed conv", [x], params, op, formula).check();
     }
 }
 

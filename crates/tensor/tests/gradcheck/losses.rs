@@ -1,33 +1,28 @@
 //! Losses: cross-entropy on logits, errors, binary cross-entropy, Kullback-Leibler divergence.
 
+use oarlock_reference::loss::{IGNORED, Weighting, row_losses, token_losses};
 use oarlock_tensor::cpu::Isa;
 use oarlock_tensor::ops::{self, KlReduction, KlTarget, Reduction, RowLossOptions};
-use oarlock_tensor::{Device, Par, Tensor};
+use oarlock_tensor::{Device, Par, Param, Tensor};
 
-use crate::common::{array, case, positive};
-
-/// The summed cross-entropy of rows of logits, and the number of targets.
-pub fn cross_entropy(logits: &[f64], labels: &[i32], vocab: usize, ignored: i32) -> (f64, usize) {
-    let targets = logits.chunks(vocab).zip(labels).filter(|(_, label)| **label != ignored);
-    let losses =
-        targets.map(|(row, label)| row.iter().map(|x| x.exp()).sum::<f64>().ln() - row[*label as usize]);
-    let losses: Vec<f64> = losses.collect();
-    (losses.iter().sum(), losses.len())
-}
+use crate::common::{Env, Node, array, case, formula_case, positive};
 
 #[test]
 fn cross_entropies() {
     for (labels, ignored) in [([3, -100, 0, 6, 6, -100], -100), ([0, 2, 0, 5, 6, 0], 0), ([-1; 6], -1)] {
         for reduction in [Reduction::Sum, Reduction::Mean] {
-            let op = move |x: &[Tensor]| {
+            let op = move |_: &Env, x: &[Tensor], _: &[Param]| {
                 let labels = Tensor::from_slice(&labels, [2, 3], x[0].device())?;
                 ops::cross_entropy(&x[0], &labels, ignored, reduction)
             };
-            let reference = move |x: &[&[f64]]| {
-                let (sum, n) = cross_entropy(x[0], &labels, 7, ignored);
-                vec![if reduction == Reduction::Mean { sum / n.max(1) as f64 } else { sum }]
+            let formula = move |x: &[Node], _: &[Node]| {
+                let labels = labels.map(|label| if label == ignored { IGNORED } else { label });
+                let n = labels.iter().filter(|label| **label != IGNORED).count().max(1);
+                let logits = x[0].reshape(&[6, 7]);
+                let sum = token_losses(&logits, &labels, 0.0, Weighting::None).sum_all();
+                if reduction == Reduction::Mean { sum.times(1.0 / n as f64) } else { sum }
             };
-            case("cross_entropy", [array(1, &[2, 3, 7])], op, reference).check();
+            formula_case("cross_entropy", [array(1, &[2, 3, 7])], [], op, formula).check();
         }
     }
     let device = Device::cpu(Isa::detect(), Par::solo());
@@ -142,27 +137,20 @@ fn losses_of_rows() {
     for (weighted, smoothing, log_probs) in
         [(false, 0.0, false), (true, 0.0, false), (false, 0.3, false), (true, 0.3, false), (true, 0.0, true)]
     {
-        let op = move |x: &[Tensor]| {
+        let op = move |_: &Env, x: &[Tensor], _: &[Param]| {
             let device = x[0].device();
             let weight = weighted.then(|| Tensor::from_slice(&weight, [7], device)).transpose()?;
             let options = RowLossOptions { ignore_index: -1, weight, label_smoothing: smoothing, log_probs };
             let labels = Tensor::from_slice(&labels, [2, 3], device)?;
             Ok(ops::row_losses(&x[0], &labels, &options)?.losses)
         };
-        let reference = move |x: &[&[f64]]| {
-            let of = |(row, &label): (&[f64], &i32)| {
-                if label == -1 {
-                    return 0.0;
-                }
-                let log_sum = if log_probs { 0.0 } else { row.iter().map(|x| x.exp()).sum::<f64>().ln() };
-                let cost =
-                    |c: usize| (if weighted { f64::from(weight[c]) } else { 1.0 }) * (log_sum - row[c]);
-                let smoothing = f64::from(smoothing);
-                (1.0 - smoothing) * cost(label as usize) + smoothing / 7.0 * (0..7).map(cost).sum::<f64>()
-            };
-            x[0].chunks(7).zip(&labels).map(of).collect()
+        let formula = move |x: &[Node], _: &[Node]| {
+            let log_probs = if log_probs { x[0].clone() } else { x[0].log_softmax() };
+            let weights = weight.map(f64::from);
+            let classes = weighted.then_some(&weights[..]);
+            row_losses(&log_probs, &labels, classes, f64::from(smoothing)).reshape(&[2, 3])
         };
-        case("row_losses", [array(1, &[2, 3, 7])], op, reference).check();
+        formula_case("row_losses", [array(1, &[2, 3, 7])], [], op, formula).check();
     }
     let device = Device::cpu(Isa::detect(), Par::solo());
     let x = Tensor::from_slice(&[0f32; 6], [2, 3], &device).unwrap();

@@ -2,9 +2,9 @@
 
 use oarlock_tensor::cpu::Isa;
 use oarlock_tensor::ops::{self, Transposed, WeightLayout};
-use oarlock_tensor::{Device, Par, Tensor};
+use oarlock_tensor::{Device, Par, Param, Tensor};
 
-use crate::common::{Case, array, case};
+use crate::common::{Case, Env, Node, array, case, formula_case};
 
 /// C[m, n] = A · B, each stored transposed where its flag says so.
 pub fn product(a: &[f64], ta: bool, b: &[f64], tb: bool, [m, n, k]: [usize; 3]) -> Vec<f64> {
@@ -13,10 +13,17 @@ pub fn product(a: &[f64], ta: bool, b: &[f64], tb: bool, [m, n, k]: [usize; 3]) 
     (0..m * n).map(|c| (0..k).map(|l| at(c / n, l) * bt(l, c % n)).sum()).collect()
 }
 
+/// Rows times a weight.
+pub fn linear_of(x: &Node, weight: &Node, layout: WeightLayout) -> Node {
+    let weight = if layout == WeightLayout::OutIn { &weight.permute([1, 0]) } else { weight };
+    let [lead @ .., n_in] = &x.sizes[..] else { panic!("no dims") };
+    let rows: usize = lead.iter().product();
+    x.reshape(&[rows, *n_in]).product(weight).reshape(&[lead, &weight.sizes[1..]].concat())
+}
+
 #[test]
 fn linear() {
     for (rows, n_in, n_out) in [(vec![3, 5], 7, 11), (vec![], 5, 3), (vec![2], 1, 1), (vec![0], 3, 2)] {
-        let n: usize = rows.iter().product();
         for (layout, with_bias) in
             [WeightLayout::OutIn, WeightLayout::InOut].into_iter().flat_map(|l| [(l, false), (l, true)])
         {
@@ -24,46 +31,31 @@ fn linear() {
             let mut params = vec![array(2, &stored)];
             params.extend(with_bias.then(|| array(3, &[n_out])));
             let shape: Vec<usize> = rows.iter().copied().chain([n_in]).collect();
-            let transposed = layout == WeightLayout::OutIn;
-            Case {
-                name: "linear",
-                inputs: vec![array(1, &shape)],
-                params,
-                op: Box::new(move |_, x, p| ops::linear(&x[0], &p[0], p.get(1), layout)),
-                reference: Box::new(move |x, p| {
-                    let mut y = product(x[0], false, p[0], transposed, [n, n_out, n_in]);
-                    y.iter_mut().enumerate().for_each(|(i, y)| *y += p.get(1).map_or(0.0, |b| b[i % n_out]));
-                    y
-                }),
-                slack: 1.0,
-            }
-            .check();
+            let op = move |_: &Env, x: &[Tensor], p: &[Param]| ops::linear(&x[0], &p[0], p.get(1), layout);
+            let formula = move |x: &[Node], p: &[Node]| {
+                let y = linear_of(&x[0], &p[0], layout);
+                p.get(1).map_or(y.clone(), |bias| y.plus(bias))
+            };
+            formula_case("linear", [array(1, &shape)], params, op, formula).check();
         }
     }
 }
 
 #[test]
 fn linear_add() {
-    let (n, n_in, n_out) = (15, 7, 11);
+    let (n_in, n_out) = (7, 11);
     for in_place in [false, true] {
-        Case {
-            name: "linear_add",
-            inputs: vec![array(1, &[3, 5, n_in]), array(2, &[3, 5, n_out])],
-            params: vec![array(3, &[n_out, n_in])],
-            op: Box::new(move |_, x, p| {
-                // The inputs belong to the test as well, what an op makes of one does not.
-                let y = if in_place { x[1].scale(2.0)? } else { x[1].clone() };
-                ops::linear_add(y, &x[0], &p[0])
-            }),
-            reference: Box::new(move |x, p| {
-                let mut y = product(x[0], false, p[0], true, [n, n_out, n_in]);
-                let factor = if in_place { 2.0 } else { 1.0 };
-                y.iter_mut().zip(x[1]).for_each(|(y, added)| *y += factor * added);
-                y
-            }),
-            slack: 1.0,
-        }
-        .check();
+        let op = move |_: &Env, x: &[Tensor], p: &[Param]| {
+            // The inputs belong to the test as well, what an op makes of one does not.
+            let y = if in_place { x[1].scale(2.0)? } else { x[1].clone() };
+            ops::linear_add(y, &x[0], &p[0])
+        };
+        let formula = move |x: &[Node], p: &[Node]| {
+            let added = x[1].times(if in_place { 2.0 } else { 1.0 });
+            linear_of(&x[0], &p[0], WeightLayout::OutIn).plus(&added)
+        };
+        let inputs = [array(1, &[3, 5, n_in]), array(2, &[3, 5, n_out])];
+        formula_case("linear_add", inputs, [array(3, &[n_out, n_in])], op, formula).check();
     }
 }
 

@@ -1,9 +1,10 @@
 //! Sums, means, maxima, softmax.
 
+use oarlock_reference::reduce::reduced;
 use oarlock_tensor::cpu::Isa;
-use oarlock_tensor::{DType, Device, Par, Result, Tensor};
+use oarlock_tensor::{DType, Device, Par, Param, Result, Tensor};
 
-use crate::common::{Array, array, case, f64s};
+use crate::common::{Array, Env, Node, array, case, f64s, formula_case};
 
 /// Distinct values.
 fn distinct(shape: &[usize]) -> Array {
@@ -14,10 +15,8 @@ fn distinct(shape: &[usize]) -> Array {
 
 /// `f` of each row along `dim`.
 fn along(shape: &[usize], dim: usize, x: &[f64], f: impl Fn(&[f64]) -> f64) -> Vec<f64> {
-    let (outer, n) = (shape[..dim].iter().product::<usize>(), shape[dim]);
-    let inner: usize = shape[dim + 1..].iter().product();
-    let row = |o: usize, i: usize| (0..n).map(|k| x[(o * n + k) * inner + i]).collect::<Vec<_>>();
-    (0..outer).flat_map(|o| (0..inner).map(move |i| (o, i))).map(|(o, i)| f(&row(o, i))).collect()
+    let sizes = [shape[..dim].iter().product(), shape[dim], shape[dim + 1..].iter().product()];
+    reduced(x, sizes, f)
 }
 
 fn sum_of(row: &[f64]) -> f64 {
@@ -81,30 +80,24 @@ fn shapes_and_places() {
 
 #[test]
 fn softmaxes() {
-    let normalise = |x: &[f64]| {
-        let sum: f64 = x.iter().map(|x| x.exp()).sum();
-        x.iter().map(|x| x.exp() / sum).collect::<Vec<f64>>()
-    };
-    for shape in [[1usize, 1], [3, 7], [2, 65]] {
-        let rows = move |x: &[f64]| x.chunks(shape[1]).flat_map(normalise).collect::<Vec<f64>>();
-        case("softmax", [array(1, &shape)], |x| x[0].softmax(-1), move |x| rows(x[0])).check();
-        let log = move |x: &[&[f64]]| rows(x[0]).into_iter().map(f64::ln).collect();
-        case("log_softmax", [array(1, &shape)], |x| x[0].log_softmax(-1), log).check();
-    }
-    // Along other dims than the last.
-    for (sizes, dim) in [([2usize, 3, 5], 1isize), ([2, 3, 5], -3), ([1, 4, 1], -2), ([3, 70, 4], 1)] {
-        let at = dim.rem_euclid(3) as usize;
-        let (n, inner) = (sizes[at], sizes[at + 1..].iter().product::<usize>());
-        let along = move |x: &[f64]| {
-            let exps: Vec<f64> = x.iter().map(|x| x.exp()).collect();
-            let mut sums = vec![0.0; x.len() / n];
-            exps.iter().enumerate().for_each(|(i, e)| sums[i / (n * inner) * inner + i % inner] += e);
-            let share = |(i, e): (usize, &f64)| e / sums[i / (n * inner) * inner + i % inner];
-            exps.iter().enumerate().map(share).collect::<Vec<f64>>()
-        };
-        case("softmax", [array(1, &sizes)], move |x| x[0].softmax(dim), move |x| along(x[0])).check();
-        let log = move |x: &[&[f64]]| along(x[0]).into_iter().map(f64::ln).collect();
-        case("log_softmax", [array(1, &sizes)], move |x| x[0].log_softmax(dim), log).check();
+    let all: [(&[usize], isize); 7] = [
+        (&[1, 1], -1),
+        (&[3, 7], -1),
+        (&[2, 65], -1),
+        (&[2, 3, 5], 1),
+        (&[2, 3, 5], -3),
+        (&[1, 4, 1], -2),
+        (&[3, 70, 4], 1),
+    ];
+    for (sizes, dim) in all {
+        let at = dim.rem_euclid(sizes.len() as isize) as usize;
+        let outer = [sizes[..at].iter().product(), sizes[at], sizes[at + 1..].iter().product()];
+        let log = move |x: &Node| x.reshape(&outer).permute([0, 2, 1]).log_softmax().permute([0, 2, 1]);
+        let x = || [array(1, sizes)];
+        let op = move |_: &Env, x: &[Tensor], _: &[Param]| x[0].softmax(dim);
+        formula_case("softmax", x(), [], op, move |x, _| log(&x[0]).exp()).check();
+        let op = move |_: &Env, x: &[Tensor], _: &[Param]| x[0].log_softmax(dim);
+        formula_case("log_softmax", x(), [], op, move |x, _| log(&x[0])).check();
     }
     let x = Tensor::zeros([2, 0, 3], DType::F32, &Device::default()).unwrap();
     assert_eq!(x.softmax(-1).unwrap().sizes(), [2, 0, 3]);

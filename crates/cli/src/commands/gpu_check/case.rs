@@ -1,8 +1,8 @@
 //! A case: an op with its inputs and parameters, run forward and backward on a device, beside its formula in f64.
 
+use oarlock_reference::formula::{Array, Formula};
 use oarlock_tensor::{DType, Device, Param, Result, Tape, Tensor};
 
-use super::formula::{Array, Formula};
 use super::ops::DTYPES;
 use super::place::{Place, Values, leaves};
 

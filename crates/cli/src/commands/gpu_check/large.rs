@@ -2,11 +2,11 @@
 
 use std::ops::Range;
 
+use oarlock_reference::function::Activation as Reference;
 use oarlock_tensor::cpu::difference::{largest_difference, largest_magnitude};
 use oarlock_tensor::ops::{self, Activation, Transposed};
 use oarlock_tensor::{DType, Device, Error, Result, Tensor};
 
-use super::cases::silu;
 use super::finding::{Finding, number};
 use super::part::Part;
 use crate::console::Outcome;
@@ -60,7 +60,7 @@ const CASES: [Case; 6] = [
     Case {
         name: "gated silu",
         op: |x, _| ops::gated(x, x, Activation::Silu),
-        of_row: |x, _| x.iter().map(|x| silu(*x) * x).collect(),
+        of_row: |x, _| x.iter().map(|x| Reference::Silu.value(*x) * x).collect(),
     },
     Case { name: "sum of rows", op: |x, _| ops::sum(x, -1), of_row: |x, _| vec![x.iter().sum()] },
     Case {

@@ -1,5 +1,6 @@
 //! Steps of optimizers on flat buffers, and the same steps in f64.
 
+use oarlock_reference::optimizer::{self as reference, Adafactor, Args, Lamb, Muon, Weight};
 use oarlock_tensor::ops::optimizer::{
     AdafactorArgs, AdjustLr, Needs, Part, Role, Rule, StepArgs, UpdateParts, Workspace, update,
     workspace_bytes,
@@ -8,7 +9,6 @@ use oarlock_tensor::ops::transfer;
 use oarlock_tensor::{DType, FlatBuffer, Result, Shape};
 
 use super::place::{Place, Values, normal};
-use super::steps::{Weight, step};
 
 /// Of a weight with one dim; all others are matrices.
 const OF_VECTOR: &str = "adafactor, a vector";
@@ -120,8 +120,49 @@ pub(super) fn want((name, rule): &(&str, Rule), place: &Place<'_>, quick: bool) 
     let f64s = |x: Vec<f32>| x.into_iter().map(f64::from).collect::<Vec<_>>();
     let mut weight = Weight::new(sizes, f64s(place.values(1, n, 1.0)));
     for at in 1..=N_STEPS {
-        step(rule, &step_args(at), &mut weight, f64s(gradients(at, n)));
+        let StepArgs { step, lr, weight_decay, grad_scale } = step_args(at);
+        let args = Args { step, lr, weight_decay, grad_scale: f64::from(grad_scale) };
+        reference::step(
+            &of_reference(rule, &args, &weight.sizes),
+            &args,
+            &mut weight,
+            &f64s(gradients(at, n)),
+        );
     }
     let states = (0..rule.state_names().len()).map(|i| weight.states[i].clone());
     [weight.values.clone()].into_iter().chain(states).chain([weight.values.clone()]).collect()
+}
+
+/// The same rule for the reference, at a step of a weight of these sizes.
+fn of_reference(rule: &Rule, args: &Args, sizes: &[usize]) -> reference::Rule {
+    match *rule {
+        Rule::AdamW { beta1, beta2, eps } => reference::Rule::AdamW { beta1, beta2, eps },
+        Rule::Adam { beta1, beta2, eps } => reference::Rule::Adam { beta1, beta2, eps },
+        Rule::Sgd { momentum, dampening, nesterov } => reference::Rule::Sgd { momentum, dampening, nesterov },
+        Rule::Adagrad { lr_decay, initial_accumulator_value, eps } => {
+            reference::Rule::Adagrad { lr_decay, initial_accumulator_value, eps }
+        }
+        Rule::Lion { beta1, beta2 } => reference::Rule::Lion { beta1, beta2 },
+        Rule::Lamb { beta1, beta2, eps, eps_inside_sqrt, bias_correction, max_coeff, min_coeff } => {
+            let lamb = Lamb { beta1, beta2, eps, eps_inside_sqrt, bias_correction, max_coeff, min_coeff };
+            reference::Rule::Lamb(lamb)
+        }
+        Rule::Adafactor(adafactor) => {
+            let AdafactorArgs { beta2_decay, eps1, eps2, d, relative } = adafactor;
+            let (share, floor) = ((args.step as f64).powf(beta2_decay), adafactor.floor());
+            let rate = adafactor.rate(args.lr, args.step);
+            reference::Rule::Adafactor(Adafactor { share, eps: [eps1, eps2], floor, d, relative, rate })
+        }
+        Rule::Muon { momentum, nesterov, ns_coefficients, ns_steps, eps, adjust_lr, .. } => {
+            let [rows, cols] = [sizes[0], *sizes.last().unwrap_or(&1)].map(|n| n as f64);
+            let adjusted = match adjust_lr {
+                AdjustLr::Original => (rows / cols).max(1.0).sqrt(),
+                AdjustLr::MatchRmsAdamW => 0.2 * rows.max(cols).sqrt(),
+            };
+            reference::Rule::Muon(Muon { momentum, nesterov, ns_coefficients, ns_steps, eps, adjusted })
+        }
+        Rule::LowRank(_) | Rule::OneBit(_) | Rule::EightBit(_) | Rule::Custom(_) => {
+            unreachable!("they have no form for a GPU")
+        }
+    }
 }

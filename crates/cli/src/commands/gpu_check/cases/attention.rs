@@ -1,5 +1,6 @@
 //! Attention under every mask, and of few queries as in generation.
 
+use oarlock_reference::attention::Shape;
 use oarlock_tensor::ops::{self, AttentionOptions, Mask};
 use oarlock_tensor::{Result, Tensor};
 
@@ -55,42 +56,28 @@ fn of(name: &str, q: [usize; 4], kv: [usize; 4], seen: Seen) -> Case {
     Case::new(format!("attention {name}"), [&q, &kv, &kv], [], op, formula)
 }
 
-/// Where the document of a position begins: documents of different lengths, cut differently in each row.
-fn start(row: usize, i: usize, s: usize) -> usize {
-    let cut = s / (row + 2) + 1;
-    i / cut * cut
+/// Where the documents of positions begin: of different lengths, cut differently in each row.
+fn starts([b, s]: [usize; 2]) -> Vec<i32> {
+    let start = |at: usize| {
+        let cut = s / (at / s + 2) + 1;
+        (at % s / cut * cut) as i32
+    };
+    (0..b * s).map(start).collect()
 }
 
 fn documents(call: &Call<'_>) -> Result<Mask> {
     let [b, s] = [call.inputs[0].sizes()[0], call.inputs[0].sizes()[1]];
-    let starts: Vec<i32> = (0..b * s).map(|at| start(at / s, at % s, s) as i32).collect();
-    Ok(Mask::Documents(Tensor::from_slice(&starts, [b, s], call.place.device)?))
+    Ok(Mask::Documents(Tensor::from_slice(&starts([b, s]), [b, s], call.place.device)?))
 }
 
 /// `softmax(scale Q K') V` of the visible keys. The last query is at the last key.
 pub(super) fn attention(inputs: &[Array], scale: f64, seen: Seen) -> Array {
     let [q, k, v] = inputs else { panic!("three inputs") };
     let ([b, s, h, d], [_, t, g, _]) = (sizes(q), sizes(k));
-    // `[B H, S, D]`, where heads of a group have the same keys.
-    let of_heads: Vec<usize> = (0..h).map(|head| head * g / h).collect();
-    let of_keys = |x: &Array, order| {
-        x.permute([0, 2, 1, 3]).select(1, &of_heads).reshape(&[b * h, t, d]).permute(order)
-    };
-    let rows = q.permute([0, 2, 1, 3]).reshape(&[b * h, s, d]);
-    let scores = rows.product(&of_keys(k, [0, 2, 1])).times(scale);
-    let hidden = |at: usize| {
-        let (row, i, j) = (at / (h * s * t), at / t % s + t - s, at % t);
-        let is_seen = match seen {
-            Seen::All => true,
-            Seen::Before => j <= i,
-            Seen::Window(window) => j <= i && j + window > i,
-            Seen::Documents => j <= i && j >= start(row, i, s),
-        };
-        if is_seen { 0.0 } else { f64::NEG_INFINITY }
-    };
-    let mask = scores.beside(&[b * h, s, t], (0..b * h * s * t).map(hidden).collect());
-    let weights = scores.plus(&mask).log_softmax().exp();
-    weights.product(&of_keys(v, [0, 1, 2])).reshape(&[b, h, s, d]).permute([0, 2, 1, 3])
+    let window = if let Seen::Window(window) = seen { Some(window) } else { None };
+    let plain = Shape { q_len: s, scale, ..Shape::causal(b, t, h, g, d) };
+    let starts = (seen == Seen::Documents).then(|| starts([b, s]));
+    Shape { causal: seen != Seen::All, window, ..plain }.of_arrays([q, k, v], starts, None)
 }
 
 fn sizes(x: &Array) -> [usize; 4] {

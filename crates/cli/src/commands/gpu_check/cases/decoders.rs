@@ -2,12 +2,14 @@
 
 use std::sync::Arc;
 
+use oarlock_reference::function::Activation;
+use oarlock_reference::norm::{layer_norm, rms_norm};
+use oarlock_reference::rope::{Pairs, angle, rotated};
 use oarlock_tensor::cpu::Isa;
 use oarlock_tensor::cpu::rope::RopeStyle;
 use oarlock_tensor::ops::{self, Rope};
 use oarlock_tensor::{DType, Device, Par, Result, RopeScaling, Tensor};
 
-use super::elements::{silu, silu_slope};
 use super::{Array, Case, Sizes};
 use crate::commands::gpu_check::place::ints;
 
@@ -31,7 +33,7 @@ pub(super) fn cases(n: &Sizes) -> Result<Vec<Case>> {
                 let table = Arc::new(Rope::new(THETA, d, style, RopeScaling::None, s + FIRST)?);
                 ops::rope(&call.inputs[0], &table, FIRST)
             },
-            move |x| rotated(&x.inputs[0], style),
+            move |x| turned(&x.inputs[0], style),
         )
     };
     let kept = kept(&x)?;
@@ -41,17 +43,14 @@ pub(super) fn cases(n: &Sizes) -> Result<Vec<Case>> {
             [&x],
             [&[i]],
             |call| ops::rms_norm(&call.inputs[0], &call.params[0], EPS),
-            |x| normed(&x.inputs[0]).mul(&x.params[0]),
+            |x| rms_norm(&x.inputs[0], &x.params[0], 0.0, f64::from(EPS)),
         ),
         Case::new(
             "layer_norm",
             [&x],
             [&[i], &[i]],
             |call| ops::layer_norm(&call.inputs[0], &call.params[0], Some(&call.params[1]), EPS),
-            |x| {
-                let centred = x.inputs[0].minus(&x.inputs[0].mean_of_rows());
-                normed(&centred).mul(&x.params[0]).plus(&x.params[1])
-            },
+            |x| layer_norm(&x.inputs[0], &x.params[0], Some(&x.params[1]), f64::from(EPS)),
         ),
         rope("rope", RopeStyle::Half),
         rope("rope, interleaved", RopeStyle::Interleaved),
@@ -60,7 +59,7 @@ pub(super) fn cases(n: &Sizes) -> Result<Vec<Case>> {
             [&x, &x],
             [],
             |call| ops::gated(&call.inputs[0], &call.inputs[1], ops::Activation::Silu),
-            |x| x.inputs[0].map(silu, silu_slope).mul(&x.inputs[1]),
+            |x| Activation::Silu.gated(&x.inputs[0], &x.inputs[1]),
         ),
         Case::new(
             "add_residual",
@@ -114,27 +113,9 @@ fn kept(sizes: &[usize]) -> Result<Vec<f64>> {
     Ok(kept.into_iter().map(f64::from).collect())
 }
 
-/// Rows divided by the root of their mean square.
-pub(super) fn normed(x: &Array) -> Array {
-    x.mul(&x.mul(x).mean_of_rows().inverse_root(f64::from(EPS)))
-}
-
 /// Pairs of channels turned by the angle of their position: `[B, S, H, D]`.
-pub(super) fn rotated(x: &Array, style: RopeStyle) -> Array {
-    let (s, d) = (x.sizes[1], x.sizes[3]);
-    // The other channel of a pair, the pair's number, and whether it is the second one.
-    let pair = |channel: usize| match style {
-        RopeStyle::Half => ((channel + d / 2) % d, channel % (d / 2), channel >= d / 2),
-        RopeStyle::Interleaved => (channel ^ 1, channel / 2, channel % 2 == 1),
-    };
-    let turned = |f: fn(f64) -> f64, is_signed: bool| {
-        let at = |at: usize| {
-            let (_, pair, is_second) = pair(at % d);
-            let angle = (FIRST + at / d) as f64 * THETA.powf(-2.0 * pair as f64 / d as f64);
-            if is_signed && !is_second { -f(angle) } else { f(angle) }
-        };
-        x.beside(&[s, 1, d], (0..s * d).map(at).collect())
-    };
-    let other = x.select(3, &(0..d).map(|channel| pair(channel).0).collect::<Vec<_>>());
-    x.mul(&turned(f64::cos, false)).plus(&other.mul(&turned(f64::sin, true)))
+pub(super) fn turned(x: &Array, style: RopeStyle) -> Array {
+    let [_, s, h, d] = x.sizes[..] else { panic!("four dims, not {:?}", x.sizes) };
+    let pairs = if style == RopeStyle::Half { Pairs::Halves } else { Pairs::Neighbors };
+    rotated(x, pairs, d / 2, |head, pair| angle(FIRST + head / h % s, pair, d / 2, THETA))
 }

@@ -2,13 +2,14 @@
 
 use std::sync::Arc;
 
+use oarlock_reference::function::Activation;
+use oarlock_reference::norm::rms_norm;
 use oarlock_tensor::RopeScaling;
 use oarlock_tensor::cpu::rope::RopeStyle;
 use oarlock_tensor::ops::{self, AttentionOptions, Mask, QkvHeads, Rope, WeightLayout};
 
 use super::attention::{Seen, attention};
-use super::decoders::{EPS, FIRST, THETA, normed, rotated};
-use super::elements::{silu, silu_slope};
+use super::decoders::{EPS, FIRST, THETA, turned};
 use super::{Case, Sizes};
 
 pub(super) fn cases(n: &Sizes) -> Vec<Case> {
@@ -23,7 +24,7 @@ pub(super) fn cases(n: &Sizes) -> Vec<Case> {
             |call| ops::gated_fused(&call.inputs[0], ops::Activation::Silu),
             move |x| {
                 let half = |first: usize| x.inputs[0].select(2, &(first..first + i).collect::<Vec<_>>());
-                half(0).map(silu, silu_slope).mul(&half(i))
+                Activation::Silu.gated(&half(0), &half(i))
             },
         ),
         Case::new(
@@ -41,9 +42,8 @@ pub(super) fn cases(n: &Sizes) -> Vec<Case> {
                     let columns: Vec<usize> = (first * d..(first + n) * d).collect();
                     x.inputs[0].select(2, &columns).reshape(&[b, s, n, d])
                 };
-                let turned = |first, n| rotated(&part(first, n), RopeStyle::Half);
-                let all = [turned(0, h), turned(h, g), part(h + g, g)];
-                attention(&all, f64::from(scale), Seen::Before)
+                let half = |first, n| turned(&part(first, n), RopeStyle::Half);
+                attention(&[half(0, h), half(h, g), part(h + g, g)], f64::from(scale), Seen::Before)
             },
         ),
         // Both products need the output of the norm in their backward passes, so that the norm's own cannot give it.
@@ -57,7 +57,7 @@ pub(super) fn cases(n: &Sizes) -> Vec<Case> {
                 ops::add(&product()?, &product()?)
             },
             move |x| {
-                let normed = normed(&x.inputs[0]).mul(&x.params[0]).reshape(&rows);
+                let normed = rms_norm(&x.inputs[0], &x.params[0], 0.0, f64::from(EPS)).reshape(&rows);
                 normed.product(&x.params[1].permute([1, 0])).times(2.0).reshape(&y)
             },
         ),
@@ -71,7 +71,7 @@ pub(super) fn cases(n: &Sizes) -> Vec<Case> {
                 ops::linear(&h, &call.params[1], None, WeightLayout::OutIn)
             },
             move |x| {
-                let normed = normed(&x.inputs[0]).mul(&x.params[0]).reshape(&rows);
+                let normed = rms_norm(&x.inputs[0], &x.params[0], 0.0, f64::from(EPS)).reshape(&rows);
                 normed.product(&x.params[1].permute([1, 0])).reshape(&y)
             },
         ),

@@ -1,5 +1,7 @@
 //! Losses, and the softmax in them.
 
+use oarlock_reference::loss::{IGNORED, Weighting, token_losses};
+use oarlock_reference::softmax::softmax;
 use oarlock_tensor::ops::{self, HeadOptions, Labels, Reduction};
 use oarlock_tensor::{Result, Tensor};
 
@@ -18,7 +20,10 @@ pub(super) fn cases(n: &Sizes) -> Vec<Case> {
                 let loss = ops::head_loss(&call.inputs[0], &call.params[0], &labels, HeadOptions::default())?;
                 Ok(loss.loss)
             },
-            move |x| total_loss(&x.inputs[0].reshape(&[n_rows, i]).product(&x.params[0].permute([1, 0]))),
+            move |x| {
+                let logits = x.inputs[0].reshape(&[n_rows, i]).product(&x.params[0].permute([1, 0]));
+                total_loss(&logits, &label_ids(n_rows, v))
+            },
         )
     };
     vec![
@@ -28,8 +33,9 @@ pub(super) fn cases(n: &Sizes) -> Vec<Case> {
             [],
             move |call| ops::cross_entropy(&call.inputs[0], &labels(call, [b, s], v)?, -100, Reduction::Mean),
             move |x| {
-                let n_targets = (0..n_rows).filter_map(|row| label(row, v)).count();
-                total_loss(&x.inputs[0].reshape(&[n_rows, v])).times(1.0 / n_targets as f64)
+                let labels = label_ids(n_rows, v);
+                let n_targets = labels.iter().filter(|label| **label != IGNORED).count();
+                total_loss(&x.inputs[0].reshape(&[n_rows, v]), &labels).times(1.0 / n_targets as f64)
             },
         ),
         head("head loss"),
@@ -39,7 +45,7 @@ pub(super) fn cases(n: &Sizes) -> Vec<Case> {
             [&logits],
             [],
             |call| ops::softmax(&call.inputs[0], -1),
-            |x| x.inputs[0].log_softmax().exp(),
+            |x| softmax(&x.inputs[0]),
         ),
         Case::new(
             "log_softmax",
@@ -53,18 +59,15 @@ pub(super) fn cases(n: &Sizes) -> Vec<Case> {
 
 /// A target for each row.
 pub(super) fn labels(call: &Call<'_>, sizes: [usize; 2], vocab: usize) -> Result<Tensor> {
-    let ids = (0..sizes[0] * sizes[1]).map(|at| label(at, vocab).map_or(-100, |label| label as i32));
-    Tensor::from_slice(&ids.collect::<Vec<_>>(), sizes, call.place.device)
+    Tensor::from_slice(&label_ids(sizes[0] * sizes[1], vocab), sizes, call.place.device)
 }
 
-/// The target of a row; every fifth has none.
-pub(super) fn label(row: usize, vocab: usize) -> Option<usize> {
-    (!row.is_multiple_of(5)).then_some(row * 31 % vocab)
+/// The targets of rows; every fifth has none.
+pub(super) fn label_ids(n: usize, vocab: usize) -> Vec<i32> {
+    (0..n).map(|row| if row % 5 == 0 { IGNORED } else { (row * 31 % vocab) as i32 }).collect()
 }
 
 /// The sum of the losses of all rows, `[N, V]`.
-pub(super) fn total_loss(logits: &Array) -> Array {
-    let [n, v] = logits.sizes[..] else { panic!("rows, not {:?}", logits.sizes) };
-    let of_labels: Vec<usize> = (0..n).filter_map(|row| Some(row * v + label(row, v)?)).collect();
-    logits.log_softmax().pick(&[of_labels.len()], of_labels).sum_all().times(-1.0)
+pub(super) fn total_loss(logits: &Array, labels: &[i32]) -> Array {
+    token_losses(logits, labels, 0.0, Weighting::None).sum_all()
 }

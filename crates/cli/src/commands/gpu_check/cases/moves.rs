@@ -1,5 +1,6 @@
 //! Reductions, orders, indices and slices.
 
+use oarlock_reference::sort::places;
 use oarlock_tensor::ops;
 use oarlock_tensor::{Result, Tensor};
 
@@ -106,8 +107,8 @@ pub(super) fn cases(n: &Sizes) -> Vec<Case> {
             |x| ops::pad(x, [1, 2], 0.0),
             |x| {
                 let [b, s, i] = dims(x);
-                let places = (0..b * s * i).map(|at| at / i * (i + 3) + 1 + at % i).collect();
-                x.sum_by(&[b, s, i + 3], places)
+                let to = (0..b * s * i).map(|at| at / i * (i + 3) + 1 + at % i).collect();
+                x.sum_by(&[b, s, i + 3], to)
             },
         )
         .exactly(),
@@ -160,17 +161,11 @@ fn without(x: &Array, dim: usize) -> Array {
 
 /// The first `k` of a dim from the largest element on, where equal ones stay in their order.
 fn ordered(x: &Array, dim: usize, k: usize) -> Array {
-    let (n, inner) = (x.sizes[dim], x.sizes[dim + 1..].iter().product::<usize>());
+    let inner = x.sizes[dim + 1..].iter().product::<usize>();
+    let (n, outer) = (x.sizes[dim], x.sizes[..dim].iter().product::<usize>());
     let mut sizes = x.sizes.clone();
     sizes[dim] = k;
-    let mut places = vec![0; sizes.iter().product()];
-    for line in 0..x.values.len() / n {
-        let (outer, rest) = (line / inner, line % inner);
-        let mut order: Vec<usize> = (0..n).map(|at| (outer * n + at) * inner + rest).collect();
-        order.sort_by(|a, b| x.values[*b].total_cmp(&x.values[*a]));
-        for (at, from) in order.into_iter().take(k).enumerate() {
-            places[(outer * k + at) * inner + rest] = from;
-        }
-    }
-    x.pick(&sizes, places)
+    let along = places(&x.values, [outer, n, inner], k, true).into_iter().enumerate();
+    let from = along.map(|(to, at)| (to / (k * inner) * n + at) * inner + to % inner).collect();
+    x.pick(&sizes, from)
 }

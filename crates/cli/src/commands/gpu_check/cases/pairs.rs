@@ -1,11 +1,12 @@
 //! Losses of pairs and of rows, and the other losses of the head.
 
+use oarlock_reference::loss::{Weighting, soft_cap, token_losses};
 use oarlock_tensor::ops::{
     self, HeadOptions, KlReduction, KlTarget, Labels, Reduction, RowLossOptions, TokenLoss,
 };
 use oarlock_tensor::{Result, Tensor};
 
-use super::losses::{label, labels};
+use super::losses::{label_ids, labels};
 use super::{Array, Case, Sizes};
 
 /// Smoothing of labels, and the soft cap of logits.
@@ -25,7 +26,7 @@ pub(super) fn cases(n: &Sizes) -> Vec<Case> {
             move |x| formula(&x.inputs[0], &x.inputs[1]),
         )
     };
-    let head = move |name: &str, kind: TokenLoss, formula: fn(&Array, usize) -> Array| {
+    let head = move |name: &str, kind: TokenLoss, smoothing: f32, weighting: Weighting| {
         Case::new(
             name,
             [&x[..]],
@@ -38,7 +39,8 @@ pub(super) fn cases(n: &Sizes) -> Vec<Case> {
             },
             move |x| {
                 let logits = x.inputs[0].reshape(&[n_rows, i]).product(&x.params[0].permute([1, 0]));
-                formula(&capped(&logits), v)
+                let logits = soft_cap(&logits, Some(f64::from(CAP)));
+                token_losses(&logits, &label_ids(n_rows, v), f64::from(smoothing), weighting).sum_all()
             },
         )
     };
@@ -75,17 +77,14 @@ pub(super) fn cases(n: &Sizes) -> Vec<Case> {
                 };
                 Ok(ops::row_losses(&call.inputs[0], &labels(call, [b, s], v)?, &options)?.losses)
             },
-            move |x| smoothed(&x.inputs[0].reshape(&[n_rows, v]), v).reshape(&[b, s]),
+            move |x| {
+                let logits = x.inputs[0].reshape(&[n_rows, v]);
+                let labels = label_ids(n_rows, v);
+                token_losses(&logits, &labels, f64::from(SMOOTHING), Weighting::None).reshape(&[b, s])
+            },
         ),
-        head("head loss, smoothed labels", TokenLoss::Smoothed(SMOOTHING), |logits, v| {
-            smoothed(logits, v).sum_all()
-        }),
-        head("head loss by probability", TokenLoss::ByProbability, |logits, v| {
-            let loss = of_labels(logits, v);
-            // The probability is a weight, without a gradient.
-            loss.mul(&loss.beside(&loss.sizes, loss.values.iter().map(|loss| (-loss).exp()).collect()))
-                .sum_all()
-        }),
+        head("head loss, smoothed labels", TokenLoss::Smoothed(SMOOTHING), SMOOTHING, Weighting::None),
+        head("head loss by probability", TokenLoss::ByProbability, 0.0, Weighting::ByProbability),
         Case::new(
             "log-probabilities by the head",
             [&x[..]],
@@ -97,33 +96,9 @@ pub(super) fn cases(n: &Sizes) -> Vec<Case> {
             },
             move |x| {
                 let logits = x.inputs[0].reshape(&[n_rows, i]).product(&x.params[0].permute([1, 0]));
-                of_labels(&logits, v).times(-1.0).reshape(&[b, s])
+                let losses = token_losses(&logits, &label_ids(n_rows, v), 0.0, Weighting::None);
+                losses.times(-1.0).reshape(&[b, s])
             },
         ),
     ]
-}
-
-fn capped(logits: &Array) -> Array {
-    let cap = f64::from(CAP);
-    logits.map(|x| cap * (x / cap).tanh(), move |x| 1.0 - (x / cap).tanh().powi(2))
-}
-
-/// 1 for rows with a target, else 0.
-fn targets(logits: &Array, v: usize) -> Array {
-    let n = logits.sizes[0];
-    logits.beside(&[n], (0..n).map(|row| f64::from(u8::from(label(row, v).is_some()))).collect())
-}
-
-/// The cross-entropy of each row, 0 of those without a target.
-fn of_labels(logits: &Array, v: usize) -> Array {
-    let n = logits.sizes[0];
-    let places = (0..n).map(|row| row * v + label(row, v).unwrap_or(0)).collect();
-    logits.log_softmax().pick(&[n], places).mul(&targets(logits, v)).times(-1.0)
-}
-
-/// The same with smoothed labels.
-fn smoothed(logits: &Array, v: usize) -> Array {
-    let (n, part) = (logits.sizes[0], f64::from(SMOOTHING));
-    let of_all = logits.log_softmax().mean_of_rows().reshape(&[n]).mul(&targets(logits, v));
-    of_labels(logits, v).times(1.0 - part).plus(&of_all.times(-part))
 }

@@ -2,11 +2,13 @@
 //! ids that come again and again, as those of padding do, more rows than one launch sums, and a head most of whose rows have no
 //! label.
 
+use oarlock_reference::loss::IGNORED;
+use oarlock_reference::norm::{layer_norm, rms_norm};
 use oarlock_tensor::Tensor;
 use oarlock_tensor::ops::{self, HeadOptions, Labels};
 
-use super::decoders::{EPS, normed};
-use super::losses::{labels, total_loss};
+use super::decoders::EPS;
+use super::losses::{label_ids, labels, total_loss};
 use super::{Case, Sizes};
 
 /// The widths of norms: of BERT and GPT-2, which asks for all of the 48 KiB that a block has without asking, and others around
@@ -32,10 +34,7 @@ pub(super) fn cases(n: &Sizes) -> Vec<Case> {
             [&[rows, dim]],
             [&[dim], &[dim]],
             |call| ops::layer_norm(&call.inputs[0], &call.params[0], Some(&call.params[1]), EPS),
-            |x| {
-                let centred = x.inputs[0].minus(&x.inputs[0].mean_of_rows());
-                normed(&centred).mul(&x.params[0]).plus(&x.params[1])
-            },
+            |x| layer_norm(&x.inputs[0], &x.params[0], Some(&x.params[1]), f64::from(EPS)),
         )
     };
     let rms_norm = |dim: usize| {
@@ -44,7 +43,7 @@ pub(super) fn cases(n: &Sizes) -> Vec<Case> {
             [&[rows, dim]],
             [&[dim]],
             |call| ops::rms_norm(&call.inputs[0], &call.params[0], EPS),
-            |x| normed(&x.inputs[0]).mul(&x.params[0]),
+            |x| rms_norm(&x.inputs[0], &x.params[0], 0.0, f64::from(EPS)),
         )
     };
     let ids: Vec<usize> = (0..16 * tokens).map(|at| id(at, vocab)).collect();
@@ -72,7 +71,7 @@ pub(super) fn cases(n: &Sizes) -> Vec<Case> {
         },
         move |x| {
             let rows = x.inputs[0].reshape(&[tokens, width]);
-            total_loss(&rows.product(&x.params[0].permute([1, 0])))
+            total_loss(&rows.product(&x.params[0].permute([1, 0])), &label_ids(tokens, vocab))
         },
     ));
     cases.push(Case::new(
@@ -87,25 +86,21 @@ pub(super) fn cases(n: &Sizes) -> Vec<Case> {
         [&[1, SPARSE, i]],
         [&[v, i]],
         move |call| {
-            let ids = (0..SPARSE).map(|row| if row % ONE_IN == 0 { target(row, v) as i32 } else { -100 });
-            let ids = Tensor::from_slice(&ids.collect::<Vec<_>>(), [1, SPARSE], call.place.device)?;
+            let ids = Tensor::from_slice(&sparse(v), [1, SPARSE], call.place.device)?;
             let labels = Labels::from_tensor(&ids)?;
             Ok(ops::head_loss(&call.inputs[0], &call.params[0], &labels, HeadOptions::default())?.loss)
         },
         move |x| {
-            let labeled: Vec<usize> = (0..SPARSE).step_by(ONE_IN).collect();
-            let n = labeled.len();
-            let rows = x.inputs[0].reshape(&[SPARSE, i]).select(0, &labeled);
-            let places = labeled.iter().enumerate().map(|(at, row)| at * v + target(*row, v)).collect();
-            rows.product(&x.params[0].permute([1, 0])).log_softmax().pick(&[n], places).sum_all().times(-1.0)
+            let rows = x.inputs[0].reshape(&[SPARSE, i]);
+            total_loss(&rows.product(&x.params[0].permute([1, 0])), &sparse(v))
         },
     ));
     cases
 }
 
-/// The label of a row, where it has one.
-fn target(row: usize, vocab: usize) -> usize {
-    row * 31 % vocab
+/// The labels of few rows.
+fn sparse(vocab: usize) -> Vec<i32> {
+    (0..SPARSE).map(|row| if row % ONE_IN == 0 { (row * 31 % vocab) as i32 } else { IGNORED }).collect()
 }
 
 /// The token at a place: padding, one of seven that are frequent, or any one, the last of the vocabulary among them.

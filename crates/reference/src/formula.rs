@@ -1,4 +1,4 @@
-//! Formulas in f64 with their gradients: what the ops of the GPU are compared with.
+//! Formulas in f64 with their gradients.
 //!
 //! Everything is made of five operations on arrays, whose gradients are below: functions of an element, functions of two,
 //! picked elements, sums of elements by place, and products of matrices. Nothing of the ops' own code takes part.
@@ -7,29 +7,27 @@ use std::cell::RefCell;
 use std::rc::Rc;
 use std::thread;
 
-use oarlock_comm::available_cores;
-use oarlock_tensor::DType;
-
-use super::place::round;
-
 /// What a node gives to those that it was made of, for a gradient of its own.
 type Back = Box<dyn Fn(&[f64]) -> Vec<(usize, Vec<f64>)>>;
 
 /// All arrays of a formula, in the order in which they were made.
 #[derive(Clone, Default)]
-pub(super) struct Formula(Rc<RefCell<Vec<Back>>>);
+pub struct Formula(Rc<RefCell<Vec<Back>>>);
 
 /// Numbers with sizes, row after row.
 #[derive(Clone)]
-pub(super) struct Array {
+pub struct Array {
     formula: Formula,
     at: usize,
+    /// The sizes of its dims.
     pub sizes: Vec<usize>,
+    /// Its elements.
     pub values: Rc<Vec<f64>>,
 }
 
 impl Formula {
-    fn made(&self, sizes: &[usize], values: Vec<f64>, back: Back) -> Array {
+    /// Numbers that were computed from others, with what gives those their gradients.
+    pub(crate) fn made(&self, sizes: &[usize], values: Vec<f64>, back: Back) -> Array {
         assert_eq!(sizes.iter().product::<usize>(), values.len(), "sizes {sizes:?}");
         let mut nodes = self.0.borrow_mut();
         nodes.push(back);
@@ -132,6 +130,9 @@ impl Array {
         let (m, k, n) = (*m, *k, *n);
         let values = multiply(&a, &b, [m, k, n]);
         let back = move |dy: &[f64]| {
+            if dy.is_empty() {
+                return of.into_iter().zip([&a, &b].map(|x| vec![0.0; x.len()])).collect();
+            }
             let da = multiply(dy, &transposed(&b, [k, n]), [m, n, k]);
             vec![(of[0], da), (of[1], multiply(&transposed(&a, [m, k]), dy, [k, m, n]))]
         };
@@ -194,22 +195,27 @@ impl Array {
         self.sum(last).times(1.0 / self.sizes[last] as f64)
     }
 
+    /// Sums.
     pub fn plus(&self, other: &Array) -> Array {
         self.zip(other, |x, y| x + y, |_, _| (1.0, 1.0))
     }
 
+    /// Differences.
     pub fn minus(&self, other: &Array) -> Array {
         self.zip(other, |x, y| x - y, |_, _| (1.0, -1.0))
     }
 
+    /// Products of elements.
     pub fn mul(&self, other: &Array) -> Array {
         self.zip(other, |x, y| x * y, |x, y| (y, x))
     }
 
+    /// Times a number.
     pub fn times(&self, by: f64) -> Array {
         self.map(|x| by * x, move |_| by)
     }
 
+    /// Exponentials.
     pub fn exp(&self) -> Array {
         self.map(f64::exp, f64::exp)
     }
@@ -235,21 +241,47 @@ impl Array {
         x.minus(&x.exp().sum(sizes.len() - 1).map(f64::ln, |x| 1.0 / x))
     }
 
-    /// As stored in a dtype, which has the gradient as well.
-    pub fn stored(&self, dtype: DType) -> Array {
+    /// With each element rounded, as its gradient is.
+    pub fn rounded(&self, round: impl Fn(f64) -> f64 + 'static) -> Array {
         let at = self.at;
-        let rounded =
-            move |x: &[f64]| x.iter().map(|x| f64::from(round(*x as f32, dtype))).collect::<Vec<_>>();
+        let rounded = move |x: &[f64]| x.iter().map(|x| round(*x)).collect::<Vec<_>>();
         let values = rounded(&self.values);
         self.formula.made(&self.sizes, values, Box::new(move |dy| vec![(at, rounded(dy))]))
     }
+
+    /// The formula that it is a part of, and its place there.
+    pub(crate) fn node(&self) -> (&Formula, usize) {
+        (&self.formula, self.at)
+    }
+}
+
+/// What a formula makes of these inputs, and their gradients where that of the result is `upstream`.
+pub fn with_gradients<const N: usize>(
+    inputs: [(&[usize], Vec<f64>); N],
+    upstream: &[f64],
+    of: impl FnOnce(&[Array; N]) -> Array,
+) -> (Vec<f64>, [Vec<f64>; N]) {
+    let formula = Formula::default();
+    let inputs = inputs.map(|(sizes, values)| formula.array(sizes, values));
+    let y = of(&inputs);
+    let mut gradients = formula.gradients(&y, upstream.to_vec(), &inputs).into_iter();
+    (y.values.to_vec(), [(); N].map(|()| gradients.next().unwrap_or_default()))
+}
+
+/// What a formula makes of these inputs.
+pub fn value<const N: usize>(
+    inputs: [(&[usize], Vec<f64>); N],
+    of: impl FnOnce(&[Array; N]) -> Array,
+) -> Vec<f64> {
+    let formula = Formula::default();
+    of(&inputs.map(|(sizes, values)| formula.array(sizes, values))).values.to_vec()
 }
 
 /// From these many products on they are divided over all cores.
 const LARGE: usize = 1 << 22;
 
 /// Products of matrices, `[M, K]` times `[K, N]`, as many as there are.
-pub(super) fn multiply(a: &[f64], b: &[f64], [m, k, n]: [usize; 3]) -> Vec<f64> {
+pub fn multiply(a: &[f64], b: &[f64], [m, k, n]: [usize; 3]) -> Vec<f64> {
     let mut c = vec![0.0; a.len() / k * n];
     let row = |i: usize, c: &mut [f64]| {
         let b = &b[i / m * k * n..][..k * n];
@@ -260,7 +292,7 @@ pub(super) fn multiply(a: &[f64], b: &[f64], [m, k, n]: [usize; 3]) -> Vec<f64> 
             }
         }
     };
-    let cores = if a.len() * n < LARGE { 1 } else { available_cores().len() };
+    let cores = if a.len() * n < LARGE { 1 } else { thread::available_parallelism().map_or(1, usize::from) };
     let rows = (a.len() / k).div_ceil(cores).max(1);
     thread::scope(|scope| {
         for (piece, c) in c.chunks_mut(rows * n).enumerate() {
@@ -273,28 +305,19 @@ pub(super) fn multiply(a: &[f64], b: &[f64], [m, k, n]: [usize; 3]) -> Vec<f64> 
 }
 
 /// `[M, N]` to `[N, M]`, as many as there are.
-pub(super) fn transposed(a: &[f64], [m, n]: [usize; 2]) -> Vec<f64> {
+pub fn transposed(a: &[f64], [m, n]: [usize; 2]) -> Vec<f64> {
     let of_one = |a: &[f64]| (0..m * n).map(|i| a[i % m * n + i / m]).collect::<Vec<_>>();
     a.chunks(m * n).flat_map(of_one).collect()
-}
-
-/// The error function, by a series whose terms are all positive (Abramowitz and Stegun 7.1.6).
-pub(super) fn erf(x: f64) -> f64 {
-    let (mut term, mut sum) = (x, x);
-    for n in 1..200 {
-        term *= 2.0 * x * x / f64::from(2 * n + 1);
-        sum += term;
-    }
-    std::f64::consts::FRAC_2_SQRT_PI * (-x * x).exp() * sum
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::function::erf;
 
     /// Everything once, of two inputs.
     fn all([x, y]: &[Array; 2]) -> Array {
-        let product = x.product(&y.permute([0, 2, 1])).stored(DType::F32);
+        let product = x.product(&y.permute([0, 2, 1])).rounded(|x| f64::from(x as f32));
         let z = product.log_softmax().plus(&product.mean_of_rows()).select(2, &[1, 0, 1]);
         let z = z.mul(&x.sum(2)).mul(&y.map(|y| y * y + 1.0, |y| 2.0 * y).select(2, &[0]).sum(1));
         z.times(0.5)
@@ -324,15 +347,6 @@ mod tests {
             // So large that the roundings to f32 inside are small beside it.
             let want = (run(i, 1e-2).0 - run(i, -1e-2).0) / 2e-2;
             assert!((got - want).abs() < 1e-3, "{i}: {got}, not {want}");
-        }
-    }
-
-    #[test]
-    fn the_error_function_is_that_of_tables() {
-        for (x, want) in
-            [(0.0, 0.0), (0.5, 0.520_499_877_813), (-1.0, -0.842_700_792_950), (3.0, 0.999_977_909_503)]
-        {
-            assert!((erf(x) - want).abs() < 1e-11, "{x}: {}", erf(x));
         }
     }
 }
