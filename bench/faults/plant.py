@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""Plants the faults of engine.txt in a copy of the repository, one at a time; the tests that are named must fail.
+"""Plants the faults of engine.txt and host.txt in a copy of the repository, one at a time; the tests that are named must fail.
 
     python3 bench/faults/plant.py                 # all, about a minute each
     python3 bench/faults/plant.py stream wait     # those with one of these words in their text or tests
@@ -15,19 +15,21 @@ import time
 
 ROOT = pathlib.Path(__file__).resolve().parents[2]
 TARGET = ROOT / "target/faults"
+LISTS = ["engine.txt", "host.txt"]
 # The tests take seconds. One that hangs has found the fault as well, since tests in CI have a limit.
 LIMIT = 600
 
 
 def faults():
     found = []
-    for number, line in enumerate((ROOT / "bench/faults/engine.txt").read_text().splitlines(), 1):
+    lines = [line for name in LISTS for line in (ROOT / "bench/faults" / name).read_text().splitlines()]
+    for line in lines:
         if not line or line.startswith("#"):
             continue
         key, value = line.split(":", 1)
         value = value.removeprefix(" ").replace("\\n", "\n")
         if key == "fault":
-            found.append({"fault": value, "line": number})
+            found.append({"fault": value})
         else:
             found[-1][key] = value
     return found

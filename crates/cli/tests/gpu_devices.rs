@@ -269,6 +269,9 @@ fn the_memory_of_the_gpu_is_predicted_and_compared() {
         // GPUs that nobody asked for offload as well.
         (1, 2, 16384, offload, ""),
         (1, 0, 16384, "", "gradient_checkpointing=true"),
+        // Dropout copies its inputs, and products of many rows take a quantized weight dequantized.
+        (1, 0, 16384, "", "finetuning_type=lora lora_target=all lora_dropout=0.1"),
+        (1, 0, 2048, "", "finetuning_type=lora quantization_bit=4 per_device_train_batch_size=17"),
     ];
     // Each tensor has memory of its own, and at last a pool with segments, of which one of each kind is not full.
     let all = runs.map(|run| (run, false)).into_iter().chain([(runs[0], true)]);

@@ -4,6 +4,9 @@ use std::collections::BTreeSet;
 use std::fs;
 use std::path::{Path, PathBuf};
 
+#[path = "tidy/planted.rs"]
+mod planted;
+
 #[path = "tidy/rings.rs"]
 mod rings;
 

@@ -37,7 +37,8 @@ static bool becomes(int device, const std::string& name) {
   return false;
 }
 
-// For programs: the models of the devices, as `L4,B200,L4`, and what the driver supports, as `12040`.
+// For programs: the models of the devices, as `L4,B200,L4`, what the driver supports, as `12040`, and a call that fails once,
+// as `cudnnBackendExecute=5000`.
 static struct Chosen {
   Chosen() {
     const char* list = getenv("OARLOCK_FAKE_GPUS");
@@ -45,6 +46,9 @@ static struct Chosen {
     int device = 0;
     for (std::string word; device < 3 && std::getline(words, word, ','); device++) becomes(device, word);
     if (const char* version = getenv("OARLOCK_FAKE_CUDA")) state.version = atoi(version);
+    std::string fails = getenv("OARLOCK_FAKE_FAILS") ? getenv("OARLOCK_FAKE_FAILS") : "";
+    if (size_t at = fails.find('='); at != std::string::npos)
+      state.planned[fails.substr(0, at)] = {0, atoi(fails.c_str() + at + 1)};
   }
 } from_environment;
 

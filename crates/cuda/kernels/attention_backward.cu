@@ -5,8 +5,9 @@
 // cap, dS is multiplied by its slope as well. `delta` is the inner product of a query's output and its gradient.
 //
 // One pass sums the gradients of keys and values, the other one those of queries, so that two of seven products are computed
-// twice. A single pass would have to leave a part of dQ in memory for each tile of keys, to be summed in a fixed order: with
-// tiles of 64 keys, writing and reading those takes as long as the two products, and memory as often as there are tiles.
+// twice. A single pass would have to add dQ in memory for each tile of keys: reading and writing that, the gradients of the
+// heads of a group that are added behind, and multiprocessors without a block take longer than the two products.
+// bench/runs/2026-11-26-gpu-roofline.md has the arithmetic.
 #define IS_BACKWARD
 #include "attention.h"
 

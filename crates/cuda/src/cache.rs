@@ -167,6 +167,15 @@ mod tests {
         let mut defined = unit.clone();
         defined.defines.push(("X", "1".into()));
         others.push(Key::of(&defined, "sm_90a", "13.0"));
+        // All headers are a part of it.
+        let mut by_hand = Key::new();
+        by_hand.add("13.0");
+        nvrtc::options(&unit, "sm_90a").iter().for_each(|option| by_hand.add(option));
+        for source in std::iter::once(&unit.source).chain(HEADERS) {
+            by_hand.add(source.file);
+            by_hand.add(source.text);
+        }
+        assert_eq!(by_hand.name(), base);
         others.push(Key::of(&Unit { source: source::COPY, ..unit }, "sm_90a", "13.0"));
         let mut names: Vec<String> = others.iter().map(Key::name).chain([base]).collect();
         names.sort();

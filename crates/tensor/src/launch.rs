@@ -461,6 +461,14 @@ impl<'d> Launch<'d> {
         view
     }
 
+    /// Has a device that counts for a GPU count what the op's own form there takes by [`Kernels::temporary`].
+    pub fn counts_temporary(&mut self, bytes: usize) -> Result<()> {
+        if self.device.is_dry() && self.device.is_gpu() {
+            self.scratch = Some(self.device.arena().allocate(bytes, "scratch")?);
+        }
+        Ok(())
+    }
+
     /// The first bytes of a buffer that the caller keeps, for the same.
     pub fn buffer<T: Pod>(&mut self, buffer: &mut Buffer, bytes: usize) -> Result<ViewMut<T>> {
         self.view_mut(buffer.span().part(0..bytes)?, Mode::Write)

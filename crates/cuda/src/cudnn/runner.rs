@@ -2,7 +2,7 @@
 
 use std::collections::HashMap;
 use std::collections::hash_map::Entry;
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use super::api::{Api, Handle, call};
 use super::attention::{Pass, id};
@@ -53,8 +53,26 @@ pub struct CudnnAttention {
 }
 
 struct State {
-    plans: HashMap<Key, Option<Plan>>,
+    plans: HashMap<Key, Way>,
     handle: OwnedHandle,
+}
+
+/// How a pass is computed.
+enum Way {
+    Plan(Plan),
+    /// Not by cuDNN, which has no plan.
+    NoPlan,
+    /// Not by cuDNN any more, and why.
+    Failed(String),
+}
+
+impl Way {
+    fn plan(&self) -> Option<&Plan> {
+        match self {
+            Way::Plan(plan) => Some(plan),
+            Way::NoPlan | Way::Failed(_) => None,
+        }
+    }
 }
 
 /// A shape's numbers, with the bits of its factor, and what else a plan depends on.
@@ -100,10 +118,10 @@ impl CudnnAttention {
     }
 
     /// Bytes of workspace that a pass needs, of at most `limit`; none where cuDNN has no deterministic plan for it that makes
-    /// do with them.
+    /// do with them, or fails to make one or to run it.
     ///
     /// # Errors
-    /// cuDNN's or the driver's own.
+    /// The driver's own.
     pub fn workspace_bytes(
         &self,
         (shape, element, pass): (&AttentionShape, Element, Pass),
@@ -117,8 +135,29 @@ impl CudnnAttention {
         })
     }
 
+    /// The passes that cuDNN failed to plan or to run so far, so that others compute them: how many, and why.
+    pub fn lacks(&self) -> Option<String> {
+        let state = self.state();
+        let why = |way: &'_ Way| match way {
+            Way::Failed(why) => Some(why.clone()),
+            Way::Plan(_) | Way::NoPlan => None,
+        };
+        let lacks: Vec<String> = state.plans.values().filter_map(why).collect();
+        let why = lacks.iter().min()?;
+        Some(format!("{} shapes by own kernels: {why}", lacks.len()))
+    }
+
+    /// From now on cuDNN has no plan for a pass with this limit.
+    pub fn give_up(&self, of: (&AttentionShape, Element, Pass), limit: usize, why: String) {
+        self.state().plans.insert(key(of, limit), Way::Failed(why));
+    }
+
+    fn state(&self) -> MutexGuard<'_, State> {
+        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
     /// Computes the output and the log-sum-exps later, in the order of the stream. `limit` is the one that the bytes of the
-    /// workspace were asked for with.
+    /// workspace were asked for with. A plan that fails is not asked for again: the pass then has none.
     ///
     /// # Errors
     /// [`Error::Attention`] if an operand has other bytes than the shape says, [`Error::OtherContext`], [`Error::NoPlan`], or
@@ -175,7 +214,7 @@ impl CudnnAttention {
         if !super::is_supported(of.0, of.1) {
             return wrong("cuDNN is not asked for such shapes".to_string());
         }
-        self.with_plan(of, limit, |plan, handle| {
+        let done = self.with_plan(of, limit, |plan, handle| {
             let own_bytes = delta_bytes(of.0, of.2);
             let Some(plan) = plan else {
                 return Err(super::plan::none(
@@ -194,7 +233,11 @@ impl CudnnAttention {
             }
             // SAFETY: all memory is of the stream's context and has the graph's sizes; its end waits for the GPU.
             unsafe { plan.execute(&self.api, handle, &tensors, workspace.address() + own_bytes as u64) }
-        })
+        });
+        if let Err(error @ Error::Cudnn { .. }) = &done {
+            self.give_up(of, limit, error.to_string());
+        }
+        done
     }
 
     /// Gives the plan of a pass, made at the first time.
@@ -205,17 +248,24 @@ impl CudnnAttention {
         then: impl FnOnce(Option<&Plan>, Handle) -> Result<T>,
     ) -> Result<T> {
         self.stream.context().enter()?;
-        let mut state = self.state.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut state = self.state();
         let State { plans, handle } = &mut *state;
-        let plan = match plans.entry(key(of, limit)) {
+        let way = match plans.entry(key(of, limit)) {
             Entry::Occupied(known) => known.into_mut(),
             Entry::Vacant(unknown) => {
                 let limit = limit.saturating_sub(delta_bytes(of.0, of.2));
                 let target = Target::Handle(handle.handle);
-                unknown.insert(Plan::choose(&self.api, &target, graph(&self.api, of)?, limit)?)
+                let chosen =
+                    graph(&self.api, of).and_then(|graph| Plan::choose(&self.api, &target, graph, limit));
+                unknown.insert(match chosen {
+                    Ok(Some(plan)) => Way::Plan(plan),
+                    Ok(None) => Way::NoPlan,
+                    Err(error @ Error::Cudnn { .. }) => Way::Failed(error.to_string()),
+                    Err(error) => return Err(error),
+                })
             }
         };
-        then(plan.as_ref(), handle.handle)
+        then(way.plan(), handle.handle)
     }
 }
 

@@ -124,13 +124,48 @@ fn operands_that_do_not_fit_and_failures_are_errors() {
     let other = machine.context(1).alloc(n_k).expect("memory");
     let result = run(&Forward { k: other.all(), ..pass }, workspace.all());
     assert!(matches!(result, Err(Error::OtherContext { .. })), "{result:?}");
-    for call in ["cudnnBackendCreateDescriptor", "cudnnBackendSetAttribute", "cudnnBackendExecute"] {
-        machine.fail(call, 0, 5000);
-        let error = run(&pass, workspace.all()).expect_err("the planned failure").to_string();
-        assert!(error.starts_with(call) && error.contains("9.28.1"), "{error}");
-    }
     run(&pass, workspace.all()).unwrap_or_else(|error| panic!("{error}"));
     stream.synchronize().expect("all work");
+    assert_eq!(cudnn.lacks(), None);
+}
+
+#[test]
+fn a_pass_that_fails_has_no_plan_any_more_and_others_have() {
+    let Some(machine) = Machine::new() else { return };
+    let (n_q, n_k) = (2 * 2 * 13 * 4 * 16, 2 * 2 * 13 * 2 * 16);
+    let calls = ["cudnnBackendCreateDescriptor", "cudnnBackendSetAttribute", "cudnnBackendExecute"];
+    for (call, is_planned) in calls.iter().flat_map(|call| [(*call, false), (*call, true)]) {
+        let (stream, cudnn) = cudnn(&machine);
+        let [q, o] = [n_q; 2].map(|n| fresh::<u8>(&stream, n));
+        let [k, v] = [n_k; 2].map(|n| fresh::<u8>(&stream, n));
+        let (lse, workspace) = (fresh::<f32>(&stream, 2 * 4 * 13), fresh::<u8>(&stream, ROOM));
+        let pass = Forward { q: q.all(), k: k.all(), v: v.all(), o: o.all(), lse: lse.all() };
+        let bytes = |scale| {
+            let shape = AttentionShape { scale, ..SHAPE };
+            cudnn.workspace_bytes((&shape, Element::BF16, Pass::Forward), ROOM).expect("an answer")
+        };
+        if is_planned {
+            bytes(SHAPE.scale).expect("a plan");
+        }
+        machine.fail(call, 0, 5000);
+        // A plan that cannot be made is none; one that cannot be run is none from then on.
+        let error = match is_planned || call == "cudnnBackendExecute" {
+            true => {
+                let done = cudnn.forward((&SHAPE, Element::BF16), &pass, (workspace.all(), ROOM));
+                done.expect_err("the planned failure").to_string()
+            }
+            false => {
+                assert_eq!(bytes(SHAPE.scale), None, "{call}");
+                cudnn.lacks().expect("why")
+            }
+        };
+        assert!(error.contains(call) && error.contains("9.28.1"), "{error}");
+        assert_eq!(bytes(SHAPE.scale), None, "{call}");
+        let said = cudnn.lacks().expect("why");
+        assert!(said.starts_with(&format!("1 shapes by own kernels: {call} of cuDNN 9.28.1")), "{said}");
+        bytes(2.0 * SHAPE.scale).expect("a plan for another shape");
+        stream.synchronize().expect("all work");
+    }
 }
 
 #[test]

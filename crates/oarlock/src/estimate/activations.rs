@@ -7,7 +7,7 @@ use oarlock_tensor::{DType, Device, FlatBuffer, FlatParams, OpTime, ParamLocatio
 
 use crate::error::{Error, Result};
 use crate::model::Decoder;
-use crate::nn::{Module, parameters, units_of};
+use crate::nn::{Module, parameters, set_training, units_of};
 use crate::shard::{Grain, Layout, in_order_on};
 
 /// The accounts of a dry run.
@@ -191,7 +191,9 @@ pub fn decoder_step(
         }
     }
     let (mut ops, mut free) = (Vec::new(), None);
-    let mut run = dry_run(decoder, dtype, like, |device| {
+    let run = dry_run(decoder, dtype, like, |device| {
+        // Dropout copies what it changes, and an evaluation has none.
+        set_training(decoder, true);
         for pass in [training, training].into_iter().flatten() {
             device.profile().enable();
             micro_batch(decoder, device, pass)?;
@@ -199,8 +201,11 @@ pub fn decoder_step(
             free.get_or_insert_with(|| free_of(device));
         }
         ops = device.profile().take();
+        set_training(decoder, false);
         evaluation.map_or(Ok(()), |pass| micro_batch(decoder, device, pass))
-    })?;
+    });
+    set_training(decoder, false);
+    let mut run = run?;
     (run.ops, run.free) = (ops, free.unwrap_or_default());
     if shape.longest.is_some() {
         run.pool_bytes += run.pool_bytes / 8;

@@ -13,6 +13,7 @@ use oarlock_cuda::libraries::Libraries;
 use oarlock_cuda::{Element, Error};
 
 use super::{AttentionShape, Call, Found, Gpu, Kernels, Unable, failed};
+use crate::arena::is_out_of_memory;
 
 /// The choices for a GPU.
 pub(super) struct AttentionForms {
@@ -56,6 +57,11 @@ impl AttentionForms {
             ),
             (None, ..) => format!("own kernels or cuDNN and tiles by {n} measured entries"),
         }
+    }
+
+    /// What cuDNN failed at so far, so that the own kernels compute it: how many shapes, and why.
+    pub(super) fn lacks(&self) -> Option<String> {
+        self.cudnn.get()?.as_ref().ok()?.lacks()
     }
 
     fn load(&self, gpu: &Gpu) -> oarlock_cuda::Result<Option<&CudnnAttention>> {
@@ -127,18 +133,28 @@ impl<'l> Kernels<'l> {
         let Some(cudnn) = forms.load(gpu).map_err(failed)? else { return Ok(false) };
         let bytes = cudnn.workspace_bytes((shape, of, pass), ATTENTION_WORKSPACE_BYTES).map_err(failed)?;
         let Some(bytes) = bytes else { return Ok(false) };
-        let workspace = self.temporary(bytes.max(1))?;
+        let workspace = match self.temporary(bytes.max(1)) {
+            Err(Unable::Failed(error)) if is_out_of_memory(&error) => {
+                cudnn.give_up((shape, of, pass), ATTENTION_WORKSPACE_BYTES, error.to_string());
+                return Ok(false);
+            }
+            workspace => workspace?,
+        };
         let room = (workspace.slice()?, ATTENTION_WORKSPACE_BYTES);
         let forward = |&[q, k, v, o, lse]: &[Slice<'l>; 5]| Forward { q, k, v, o, lse };
-        match operands {
+        let done = match operands {
             Operands::Forward(all) => cudnn.forward((shape, of), &forward(all), room),
             Operands::Backward(all, [d_o, d_q, d_k, d_v]) => cudnn.backward(
                 (shape, of),
                 &Backward { forward: forward(all), d_o: *d_o, d_q: *d_q, d_k: *d_k, d_v: *d_v },
                 room,
             ),
+        };
+        match done {
+            // The plan is given up, and the own kernels write all that it may have written.
+            Err(Error::Cudnn { .. }) => return Ok(false),
+            done => done.map_err(failed)?,
         }
-        .map_err(failed)?;
         self.note_launch();
         Ok(true)
     }

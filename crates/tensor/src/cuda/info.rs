@@ -27,6 +27,8 @@ pub struct GpuInfo {
     pub without_algorithm: Option<String>,
     /// What computes attention, in words.
     pub attention: String,
+    /// The attention so far that cuDNN failed to plan or to run, and the own kernels compute, in words.
+    pub without_plan: Option<String>,
     /// The version of NVRTC; `None` before a kernel was needed.
     pub nvrtc: Option<String>,
     /// Units of kernels that were compiled.
@@ -66,6 +68,7 @@ impl Gpu {
             products: self.blas.describe(),
             without_algorithm: self.blas.lacks(),
             attention: self.attention.describe(),
+            without_plan: self.attention.lacks(),
             nvrtc: self.modules.compiler_version(),
             compiled: counts.compiled,
             from_disk: counts.from_disk,

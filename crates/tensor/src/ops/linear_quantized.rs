@@ -174,6 +174,10 @@ fn multiply(
     let words = weight.weight()?;
     let (m, k, n) = (a.shape().n_rows(), a.shape().last(), c.shape().last());
     let (mut launch, scratch) = product(a.device(), side, a.dtype(), m, layout)?;
+    let whole_bytes = layout.n_elems() * a.dtype().size();
+    if m > FUSED_ROWS {
+        launch.counts_temporary(whole_bytes)?;
+    }
     with_float!(a.dtype(), OP, T => {
         let (a, words) = (launch.read::<T>(a)?, launch.read::<i32>(&words)?);
         let c = launch.store::<T>(c, store)?;
@@ -182,10 +186,9 @@ fn multiply(
             if m <= FUSED_ROWS || !gpu.has_cublas() {
                 return words.multiply(gpu, (side, m, T::DTYPE), gpu.slice(&a)?, (gpu.slice(&c)?, store));
             }
-            let bytes = layout.n_elems() * T::DTYPE.size();
-            let whole = gpu.temporary(bytes)?;
-            words.expand(gpu, (whole.part(0, bytes)?, T::DTYPE))?;
-            let weight = Matrix::new(whole.part(0, bytes)?, layout.rows, layout.cols).t_if(side == Side::Forward);
+            let whole = gpu.temporary(whole_bytes)?;
+            words.expand(gpu, (whole.part(0, whole_bytes)?, T::DTYPE))?;
+            let weight = Matrix::new(whole.part(0, whole_bytes)?, layout.rows, layout.cols).t_if(side == Side::Forward);
             gpu.multiply((T::DTYPE, 1), [gpu.matrix(&a, m, k)?, weight], (&c, T::DTYPE, store), None)
         })?;
         launch.run(move |cpu| {

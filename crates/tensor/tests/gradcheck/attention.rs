@@ -159,6 +159,26 @@ fn attention_by_cudnn() {
     attention_case(documents, Sight::Documents, plain).check_dtypes(&[DType::BF16, DType::F16]);
 }
 
+/// As above. The first pass that cuDNN computes fails, of heads for which the fake libraries have own kernels.
+#[test]
+fn attention_that_cudnn_fails_at_is_computed_by_own_kernels() {
+    const NAME: &str = "attention::attention_that_cudnn_fails_at_is_computed_by_own_kernels";
+    const FAILS: (&str, &str) = ("OARLOCK_FAKE_FAILS", "cudnnBackendExecute=5000");
+    if std::env::var_os(FAILS.0).is_none() {
+        let mut again = Command::new(std::env::current_exe().expect("this program"));
+        again.args(["--exact", NAME]).env("OARLOCK_ATTENTION", "cudnn").env(FAILS.0, FAILS.1);
+        let output = again.output().expect("a process");
+        let said = String::from_utf8_lossy(&output.stdout);
+        assert!(output.status.success() && said.contains("1 passed"), "{said}");
+        return;
+    }
+    let n = Dims { b: 2, q: 4, k: 4, h: 2, g: 1, d: 64 };
+    attention_case(n, Sight::Causal, AttentionOptions::new(0.1)).check_dtypes(&[DType::BF16]);
+    let Some(gpu) = crate::common::gpu() else { return };
+    let said = gpu.gpu_info().unwrap().unwrap().without_plan.unwrap();
+    assert!(said.starts_with("1 shapes by own kernels: cudnnBackendExecute of cuDNN"), "{said}");
+}
+
 /// What was asked for and is not there is an error before anything is computed by something else.
 #[test]
 fn cudnn_that_was_asked_for_and_is_missing_is_an_error() {

@@ -4,9 +4,13 @@ use std::cell::UnsafeCell;
 use std::sync::Arc;
 
 use oarlock_tensor::cpu::Isa;
+use oarlock_tensor::cpu::quantized::{Format, Layout};
 use oarlock_tensor::ops::optimizer::Part;
-use oarlock_tensor::ops::transfer;
-use oarlock_tensor::{Backing, DType, Device, FlatBuffer, Par, Store, Tensor, is_out_of_memory};
+use oarlock_tensor::ops::{self, transfer};
+use oarlock_tensor::{
+    Backing, DType, Device, FlatBuffer, FlatParams, Init, Par, Param, ParamLocation, Shape, Store, Tape,
+    Tensor, is_out_of_memory,
+};
 
 use crate::common::{gpu, gpu_in_segments, own_gpu};
 
@@ -270,4 +274,33 @@ fn a_piece_keeps_the_copies_of_its_former_owners() {
         assert_eq!(seen, [value; 128], "what was launched later does not come before the copy");
     }
     drop(next);
+}
+
+#[test]
+fn a_device_that_counts_for_a_gpu_counts_a_weight_that_is_dequantized() {
+    let Some(gpu) = own_gpu() else { return };
+    let layout = Layout { rows: 48, cols: 32, format: Format::Int8 };
+    let scratch = |device: &Device, rows: usize| {
+        let shape = Shape::new(&[layout.n_words()]).unwrap();
+        let (places, bytes) = (vec![ParamLocation { first: 0, shape }], 4 * layout.n_words());
+        let flat = match device.is_dry() {
+            true => FlatBuffer::dry(bytes),
+            false => FlatBuffer::pooled(device, bytes, "words").unwrap(),
+        };
+        let words = Param::new(shape, Init::Zeros);
+        words.settle(Arc::new(FlatParams::new(places, DType::I32, flat, None, device).unwrap()), 0);
+        let tape = Tape::new();
+        let x = tape.leaf(&Tensor::zeros([rows, layout.cols], DType::BF16, device).unwrap());
+        let y = ops::linear_quantized(&x, &words, layout).unwrap();
+        drop(tape.backward(&y.sum([0, 1]).unwrap(), 1.0).unwrap());
+        device.synchronize().unwrap();
+        let usage = device.arena().usage().into_iter();
+        usage.filter(|(name, _)| *name == "scratch").map(|(_, usage)| usage.peak_bytes).max().unwrap_or(0)
+    };
+    let dry = gpu.as_dry();
+    // Few rows are multiplied by the codes.
+    assert_eq!([scratch(&gpu, 256), scratch(&dry, 256)], [0; 2]);
+    let of_whole = [scratch(&gpu, 257), scratch(&dry, 257)];
+    assert_eq!(of_whole[0], of_whole[1]);
+    assert!(of_whole[0] >= 2 * layout.n_elems(), "{of_whole:?}");
 }

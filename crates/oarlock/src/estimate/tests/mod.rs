@@ -11,9 +11,10 @@ use super::forecast::windows_bytes;
 use super::limits::soft_limit;
 use super::states::charged;
 use super::*;
+use crate::adapters::{Lora, LoraLayer};
 use crate::data::Batch;
 use crate::model::{Decoder, DecoderConfig, QkNorm, Recompute};
-use crate::nn::Wrap;
+use crate::nn::{self, Layer, Linear, Wrap, parameters};
 use crate::optim::{self, CustomRule, Needs, Update};
 use crate::report::speed::PhaseTimer;
 use crate::shard::{Engine, Grain, Layout, Offload, Options, Placements};
@@ -29,6 +30,17 @@ fn llama(hidden: usize, n_layers: usize, vocab_size: usize, len: usize) -> Decod
         (attention.qkv_bias, attention.qk_norm) = (true, QkNorm::PerHead);
     });
     Decoder::new(DecoderConfig { tie_embeddings: true, ..config }, len).unwrap()
+}
+
+/// With an adapter around each of its linear layers, which alone are trained, and half of whose inputs are dropped.
+fn adapted(mut model: Decoder) -> Decoder {
+    parameters(&model).iter().for_each(|named| named.param.freeze());
+    let settings = LoraLayer { rank: 4, scale: 2.0, dropout: 0.5, dora: false, init: Default::default() };
+    let mut around = |_: &str, linear: &Linear| -> nn::Result<Option<Box<dyn Layer>>> {
+        Ok(Some(Box::new(Lora::around(linear, settings)?)))
+    };
+    model.map_linears(&mut around).unwrap();
+    model
 }
 
 fn batch(rows: usize, len: usize, documents: bool) -> Batch {
@@ -79,17 +91,20 @@ impl CustomRule<2> for Rows {
 fn a_dry_step_takes_what_a_real_one_takes_by_the_byte() {
     let (rows, len) = (3, 40);
     let parts = Recompute::Parts { attention: true, mlp: false };
-    for (dtype, threads, documents, recompute) in [
-        (DType::F32, 1, false, Recompute::None),
-        (DType::BF16, 1, false, Recompute::None),
-        (DType::F32, 3, true, Recompute::Units { every: 1 }),
-        (DType::BF16, 3, true, Recompute::Units { every: 2 }),
-        (DType::BF16, 1, false, parts),
+    for (dtype, threads, documents, recompute, is_adapted) in [
+        (DType::F32, 1, false, Recompute::None, false),
+        (DType::BF16, 1, false, Recompute::None, false),
+        (DType::F32, 3, true, Recompute::Units { every: 1 }, false),
+        (DType::BF16, 3, true, Recompute::Units { every: 2 }, false),
+        (DType::BF16, 1, false, parts, false),
+        (DType::F32, 1, false, Recompute::None, true),
+        (DType::BF16, 1, false, Recompute::Units { every: 1 }, true),
     ] {
         let shard = Options { dtype, ..Options::default() };
         let config = AcceleratorConfig { shard, threads: Some(threads), ..AcceleratorConfig::default() };
         let accelerator = Accelerator::over(Communicator::solo(), &config).unwrap();
-        let mut model = llama(64, 2, 200, len);
+        let model = llama(64, 2, 200, len);
+        let mut model = if is_adapted { adapted(model) } else { model };
         model.set_recompute(recompute);
         let shape = StepShape { batch: rows, len, documents, eval_batch: Some(5), longest: None, parts: 1 };
         let dry =

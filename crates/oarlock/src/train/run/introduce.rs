@@ -26,11 +26,13 @@ impl Run<'_> {
     /// What the first step has found out about a GPU.
     pub(super) fn note_products(&mut self) -> Result<()> {
         let Some(journal) = &mut self.journal else { return Ok(()) };
-        let info = self.accelerator.device().gpu_info()?;
-        match info.and_then(|info| info.without_algorithm) {
-            Some(lacks) => journal.message(&format!("GPU: matrix products of {lacks}")),
-            None => Ok(()),
+        let Some(info) = self.accelerator.device().gpu_info()? else { return Ok(()) };
+        for (what, lacks) in [("matrix products", info.without_algorithm), ("attention", info.without_plan)] {
+            if let Some(lacks) = lacks {
+                journal.message(&format!("GPU: {what} of {lacks}"))?;
+            }
         }
+        Ok(())
     }
 
     /// What the cores of all ranks can do at the same time, for the utilisation. One measurement on a machine with other
