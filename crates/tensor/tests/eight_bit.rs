@@ -166,6 +166,7 @@ fn only_rules_for_each_element_by_itself_have_8_bits() {
     let sgd = Rule::Sgd { momentum: 0.0, dampening: 0.0, nesterov: false };
     assert!(sgd.in_8_bits().is_none());
     let rule = Rule::AdamW { beta1: 0.9, beta2: 0.95, eps: 1e-8 }.in_8_bits().unwrap();
+    assert_eq!(rule, Rule::adamw_8bit(0.9, 0.95, 1e-8));
     assert!(rule.clone().in_8_bits().is_none());
     // A schedule sets the decays of the rule inside.
     assert_eq!(rule.betas(), Some([0.9, 0.95]));

@@ -208,14 +208,14 @@ impl<'a> Meeting<'a> {
                     door.refused().iter().map(|(address, why)| strange(*address, why)).collect();
                 format!("{what} rank {}{more} at {at}{strangers}{}", who.join(", "), turned_away.concat())
             };
-            if self.left().is_zero() {
-                let seconds = self.limit.as_secs();
-                return refuse(format!("rank 0 waited {seconds} s {}", waits("in vain for")));
-            }
             if notice.is_some_and(|notice| began.elapsed() >= notice) {
                 notice = None;
                 let seconds = self.limit.as_secs();
                 notify(&format!("{}, at most {seconds} s", waits("rank 0 waits for")));
+            }
+            if self.left().is_zero() {
+                let seconds = self.limit.as_secs();
+                return refuse(format!("rank 0 waited {seconds} s {}", waits("in vain for")));
             }
             let Some((mut channel, hello)) = door.next(self.left().min(PAUSE)) else { continue };
             let said = match Hello::read(&hello) {
@@ -316,13 +316,13 @@ impl<'a> Meeting<'a> {
         let said = loop {
             match channel.receive(Instant::now() + notice.min(self.left()), &|| true) {
                 Ok(said) => break said,
-                Err(Broken::Silent) if !self.left().is_zero() => {
-                    note(&format!("rank {rank} waits with rank 0 ({at}) for other ranks"));
-                }
                 Err(Broken::Silent) => {
-                    return refuse(format!(
-                        "rank {rank} waited {seconds} s with rank 0 ({at}) for other ranks"
-                    ));
+                    note(&format!("rank {rank} waits with rank 0 ({at}) for other ranks"));
+                    if self.left().is_zero() {
+                        return refuse(format!(
+                            "rank {rank} waited {seconds} s with rank 0 ({at}) for other ranks"
+                        ));
+                    }
                 }
                 Err(broken) => return Err(lost(0, &broken)),
             }

@@ -224,12 +224,13 @@ impl Rendezvous<'_> {
             {
                 peers.remove(oldest);
             }
-            if Instant::now() >= deadline {
-                return Err(self.missing(peers, refused.unwrap_or_default()));
-            }
+            // Before it gives up, which a process that got no time until then does at once.
             if notice.is_some_and(|at| Instant::now() >= at) {
                 notice = None;
                 self.notify_waiting(&format!("ranks {} of {}", self.absent(peers), self.place.world_size));
+            }
+            if Instant::now() >= deadline {
+                return Err(self.missing(peers, refused.unwrap_or_default()));
             }
             let files: Vec<_> = peers.iter().map(|peer| peer.connection.as_fd()).collect();
             wait(&[&[listener.as_fd()], files.as_slice()].concat(), notice.unwrap_or(deadline));
@@ -387,6 +388,10 @@ impl Rendezvous<'_> {
                 Ok(connection) => return Ok(connection),
                 Err(squatter) => squatter,
             };
+            if notice.is_some_and(|at| Instant::now() >= at) {
+                notice = None;
+                self.notify_waiting("local rank 0");
+            }
             if began.elapsed() >= self.limit {
                 let squatter = squatter.map_or_else(String::new, |(pid, uid)| {
                     format!("; {} of user {uid} has taken the address of this run", describe(pid))
@@ -404,10 +409,6 @@ impl Rendezvous<'_> {
                     return Err(self.address_in_use());
                 }
                 check_at = Instant::now() + GRACE;
-            }
-            if notice.is_some_and(|at| Instant::now() >= at) {
-                notice = None;
-                self.notify_waiting("local rank 0");
             }
             std::thread::sleep(pause);
             pause = Duration::from_millis(50).min(pause * 2);
@@ -451,4 +452,43 @@ impl Rendezvous<'_> {
 
 fn ended(who: &str) -> Error {
     Error::Join(format!("{who}, ended while the ranks were joining; look for its error above"))
+}
+
+#[cfg(test)]
+mod tests {
+    use std::cell::RefCell;
+
+    use super::*;
+
+    /// However late a rank looks at the clock, it has said for whom it waits when it gives up.
+    #[test]
+    fn who_gives_up_has_said_before_for_whom_it_waits() {
+        let said = RefCell::new(Vec::new());
+        let place = Launched {
+            launcher: "a test",
+            rank: 0,
+            world_size: 2,
+            world_size_variable: "WORLD_SIZE",
+            local_rank: 0,
+            local_world_size: 2,
+            run_id: "a test".into(),
+            common_id: String::new(),
+            rank_variables: Vec::new(),
+            is_mpi: false,
+            has_address: false,
+            requested: None,
+        };
+        let rendezvous = Rendezvous {
+            place: &place,
+            name: format!("oarlock-test-{}", std::process::id()),
+            uid: rustix::process::getuid().as_raw(),
+            launcher: LauncherId::of_this_process(&[]).unwrap(),
+            limit: Duration::ZERO,
+            notify: &|text| said.borrow_mut().push(text.to_owned()),
+        };
+        assert!(rendezvous.host().is_err() && rendezvous.connect().is_err());
+        let whom = |text: &String| text.split(", at most").next().map(str::to_owned);
+        let whom: Vec<String> = said.borrow().iter().filter_map(whom).collect();
+        assert_eq!(whom, ["rank 0 waits for ranks 1 of 2", "rank 0 waits for local rank 0"]);
+    }
 }

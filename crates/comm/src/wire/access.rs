@@ -38,7 +38,8 @@ impl std::fmt::Debug for Access {
 
 /// Why a token is not taken. The text never holds it.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
-#[error("{what}: {why}")]
+// In quotes, a name does not look as if its secret followed, to the filter that hides secrets.
+#[error("`{what}`: {why}")]
 pub struct Denied {
     /// Where it comes from.
     pub what: String,

@@ -288,8 +288,7 @@ pub fn adamw(params: impl Into<Parameters>) -> Optim {
 /// bitsandbytes' `AdamW8bit` with its defaults: [`adamw`], whose moments have 8 bits. Any optimizer for which
 /// [`Rule::in_8_bits`] has one gets such states by [`Optim::new`].
 pub fn adamw_8bit(params: impl Into<Parameters>) -> Optim {
-    let rule = Rule::AdamW { beta1: 0.9, beta2: 0.999, eps: 1e-8 };
-    Optim::new(params, rule.clone().in_8_bits().unwrap_or(rule), 1e-3, 0.01)
+    Optim::new(params, Rule::adamw_8bit(0.9, 0.999, 1e-8), 1e-3, 0.01)
 }
 
 /// `torch.optim.Adam` with torch's defaults: lr 1e-3, betas 0.9 and 0.999, eps 1e-8.

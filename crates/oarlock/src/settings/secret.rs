@@ -184,6 +184,10 @@ mod tests {
             ("hub_token:", "hub_token:"),
             ("a token is text: yes", "a token is text: yes"),
             ("eos_token: </s>", "eos_token: </s>"),
+            ("OARLOCK_RDZV_TOKEN=abc torchrun x", "OARLOCK_RDZV_TOKEN=*** torchrun x"),
+            ("OARLOCK_RDZV_TOKEN must be the same", "OARLOCK_RDZV_TOKEN must be the same"),
+            ("`OARLOCK_RDZV_TOKEN`: the token is weak", "`OARLOCK_RDZV_TOKEN`: the token is weak"),
+            ("`--rdzv-conf token`: it has 3 characters", "`--rdzv-conf token`: it has 3 characters"),
         ] {
             assert_eq!(masked(text), shown);
             assert_eq!(masked(text).len(), text.len());

@@ -20,7 +20,12 @@ impl Rule {
             Rule::Custom(rule) => rule.needs() == Needs::Elementwise,
             _ => false,
         };
-        has_kernel.then(|| Rule::EightBit(EightBit(Box::new(self))))
+        has_kernel.then(|| EightBit::of(self))
+    }
+
+    /// [`Rule::AdamW`] with states of 8 bits.
+    pub fn adamw_8bit(beta1: f64, beta2: f64, eps: f64) -> Rule {
+        EightBit::of(Rule::AdamW { beta1, beta2, eps })
     }
 
     /// The rule for a parameter: that with states in f32 where this one keeps them so.
@@ -33,6 +38,11 @@ impl Rule {
 }
 
 impl EightBit {
+    /// Of a rule that has such a kernel.
+    fn of(rule: Rule) -> Rule {
+        Rule::EightBit(EightBit(Box::new(rule)))
+    }
+
     /// How gradients change weights and the values of the states.
     pub fn rule(&self) -> &Rule {
         &self.0

@@ -7,6 +7,7 @@ use proptest::prelude::*;
 use super::meeting;
 use crate::launch::agents::message::{self, Reply, Request, View};
 use crate::launch::agents::{AgentsError, Meeting, endpoint, nodes};
+use oarlock::settings::secret::masked;
 
 #[test]
 fn endpoints_and_numbers_of_nodes() {
@@ -74,7 +75,14 @@ fn settings_of_the_rendezvous() {
     let variable =
         |token: &'static str| move |name: &str| (name == "OARLOCK_RDZV_TOKEN").then(|| token.into());
     let error = ours.configure("", &variable(OTHER)).unwrap_err().to_string();
-    assert!(error.starts_with("OARLOCK_RDZV_TOKEN: another token is given as well"), "{error}");
+    assert!(error.starts_with("`OARLOCK_RDZV_TOKEN`: another token is given as well"), "{error}");
+    let weak_variable = ours.configure("", &variable("hunter2")).unwrap_err().to_string();
+    let no_file = ours.configure("token_file=/nowhere/run.token", &|_| None).unwrap_err().to_string();
+    // The filter of secrets leaves every word of them.
+    for told in [error, weak, weak_variable, no_file] {
+        assert_eq!(masked(&told), told);
+        assert!(!told.contains("hunter2"), "{told}");
+    }
     ours.configure("", &variable(ONE)).unwrap();
     ours.access.token = None;
     ours.configure("", &variable(OTHER)).unwrap();
