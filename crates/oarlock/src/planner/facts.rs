@@ -121,7 +121,10 @@ fn check(config: &TrainConfig) -> Result<()> {
     let unknown = [
         // What takes a GPU by itself is planned for the CPU.
         (matches!(config.ranks.device, DeviceKind::Cuda(_)), "a training on GPUs (`device: cuda`)"),
-        (config.train.objective != ObjectiveArgs::NextToken, "a training on pairs, judgements or its own answers"),
+        (
+            config.train.objective != ObjectiveArgs::NextToken,
+            "a training on pairs, judgements or its own answers",
+        ),
         (matches!(config.train.finetuning, Finetuning::Freeze(_)), "`finetuning_type: freeze`"),
         (config.model.quantization.is_some(), "quantized weights"),
         (adapters, "a training that continues an adapter"),
