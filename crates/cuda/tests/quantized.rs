@@ -7,8 +7,11 @@ use oarlock_reference::quantized::{FourBit, Int8};
 use crate::emulator::{Buffer, Gpu, Library, args, in_every_order, on_emulator};
 use crate::numbers::Float;
 
-/// The codes, the map and the offset of nested scales; none of others.
-pub fn nested(gpu: Gpu, weight: &FourBit) -> (Option<Buffer<u8>>, Option<Buffer<f32>>, Option<Buffer<f32>>) {
+/// The codes, the map and the offset of scales.
+type Nested = (Option<Buffer<u8>>, Option<Buffer<f32>>, Option<Buffer<f32>>);
+
+/// Those of nested scales; none of others.
+pub fn nested(gpu: Gpu, weight: &FourBit) -> Nested {
     let nested = weight.nested.as_ref();
     (
         nested.map(|nested| gpu.buffer(&nested.codes)),

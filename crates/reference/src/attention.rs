@@ -34,6 +34,7 @@ pub struct Operands<'a> {
     pub q: &'a [f64],
     pub k: &'a [f64],
     pub v: &'a [f64],
+    /// Empty where no gradients are wanted.
     pub d_o: &'a [f64],
     /// The first position of the document of each query.
     pub doc_start: Option<&'a [i32]>,
@@ -84,14 +85,17 @@ impl Shape {
         (!self.causal || j <= position) && j >= start && self.window.is_none_or(|w| j + w as i64 > position)
     }
 
-    /// The results of one head: rows of queries, keys and values, which begin at `at(row)`.
-    fn of_head(&self, x: &Operands<'_>, b: usize, head: usize, out: &mut Attention) {
+    /// The results of one head, with rows one after the other.
+    fn of_head(&self, x: &Operands<'_>, b: usize, head: usize) -> Attention {
         let d = self.head_dim;
         let kv_head = head / (self.heads / self.kv_heads);
         let at = |j: usize| ((b * self.kv_capacity + j) * self.kv_heads + kv_head) * d;
+        let [queries, keys] = [self.q_len, self.kv_len].map(|n| vec![0.0; n * d]);
+        let lse = Vec::with_capacity(self.q_len);
+        let mut out = Attention { o: queries.clone(), lse, dq: queries, dk: keys.clone(), dv: keys };
         for i in 0..self.q_len {
             let row = ((b * self.q_len + i) * self.heads + head) * d;
-            let (q, d_o) = (&x.q[row..row + d], &x.d_o[row..row + d]);
+            let q = &x.q[row..row + d];
             let position = (self.kv_len + i).wrapping_sub(self.q_len);
             let is_seen = |j: &usize| {
                 self.sees(x.doc_start, b, i, *j) && x.keeps.is_none_or(|keeps| keeps(head, position, *j))
@@ -108,66 +112,60 @@ impl Shape {
             let lse = max + p.iter().map(|x| (x - max).exp()).sum::<f64>().ln();
             out.lse.push(if keys.is_empty() { f64::NEG_INFINITY } else { lse });
             p.iter_mut().for_each(|x| *x = (*x - lse).exp());
+            let to = i * d..(i + 1) * d;
+            for (p, &j) in p.iter().zip(&keys) {
+                add(&mut out.o[to.clone()], *p, &x.v[at(j)..][..d]);
+            }
+            let Some(d_o) = x.d_o.get(row..row + d) else { continue };
             let dp: Vec<f64> = keys.iter().map(|&j| dot(d_o, &x.v[at(j)..][..d])).collect();
             let delta = dot(&p, &dp);
-            let (first, from) = (out.o.len(), |j: usize| j * d);
-            out.o.resize(first + d, 0.0);
-            out.dq.resize(first + d, 0.0);
             for (n, &j) in keys.iter().enumerate() {
                 let ds = p[n] * (dp[n] - delta) * slopes[n] * self.scale;
-                add(&mut out.o[first..], p[n], &x.v[at(j)..][..d]);
-                add(&mut out.dq[first..], ds, &x.k[at(j)..][..d]);
-                add(&mut out.dv[from(j)..][..d], p[n], d_o);
-                add(&mut out.dk[from(j)..][..d], ds, q);
+                add(&mut out.dq[to.clone()], ds, &x.k[at(j)..][..d]);
+                add(&mut out.dv[j * d..][..d], p[n], d_o);
+                add(&mut out.dk[j * d..][..d], ds, q);
             }
         }
+        out
     }
 
-    /// Attention with its gradients; a query that sees no key gets zeros. Heads of keys are divided over all cores.
+    /// Attention with its gradients, which are zeros where no gradient of the output is given; a query that sees no key gets
+    /// zeros. Heads are divided over all cores.
     pub fn attention(&self, x: &Operands<'_>) -> Attention {
-        let (d, group) = (self.head_dim, self.heads / self.kv_heads.max(1));
-        let mut out = Attention {
-            o: vec![0.0; x.q.len()],
-            lse: vec![0.0; self.batch * self.heads * self.q_len],
-            dq: vec![0.0; x.q.len()],
-            dk: vec![0.0; x.k.len()],
-            dv: vec![0.0; x.k.len()],
-        };
-        let of_group = |b: usize, kv_head: usize| {
-            let keys = vec![0.0; self.kv_len * d];
-            let mut part = Attention { dk: keys.clone(), dv: keys, ..Attention::default() };
-            (kv_head * group..(kv_head + 1) * group).for_each(|head| self.of_head(x, b, head, &mut part));
-            part
-        };
-        let groups: Vec<[usize; 2]> =
-            (0..self.batch).flat_map(|b| (0..self.kv_heads).map(move |head| [b, head])).collect();
-        let cores = thread::available_parallelism().map_or(1, usize::from);
-        let parts: Vec<Attention> = thread::scope(|scope| {
-            let work = |groups: &[[usize; 2]]| groups.iter().map(|[b, head]| of_group(*b, *head)).collect();
-            let n_each = groups.len().div_ceil(cores).max(1);
-            if groups.len() * self.q_len * self.kv_len * d < 1 << 20 {
-                return work(&groups);
+        let d = self.head_dim;
+        let [queries, keys] = [x.q, x.k].map(|x| vec![0.0; x.len()]);
+        let lse = vec![0.0; self.batch * self.heads * self.q_len];
+        let mut out = Attention { o: queries.clone(), lse, dq: queries, dk: keys.clone(), dv: keys };
+        let heads: Vec<[usize; 2]> =
+            (0..self.batch).flat_map(|b| (0..self.heads).map(move |head| [b, head])).collect();
+        let is_small = heads.len() * self.q_len * self.kv_len * d < 1 << 20;
+        let cores = if is_small { 1 } else { thread::available_parallelism().map_or(1, usize::from) };
+        let mut parts: Vec<Option<Attention>> = vec![None; heads.len()];
+        let n_each = heads.len().div_ceil(cores).max(1);
+        thread::scope(|scope| {
+            for (heads, parts) in heads.chunks(n_each).zip(parts.chunks_mut(n_each)) {
+                let work = move || {
+                    for ([b, head], part) in heads.iter().zip(parts) {
+                        *part = Some(self.of_head(x, *b, *head));
+                    }
+                };
+                if is_small { work() } else { drop(scope.spawn(work)) }
             }
-            let threads: Vec<_> =
-                groups.chunks(n_each).map(|groups| scope.spawn(move || work(groups))).collect::<Vec<_>>();
-            let done = threads.into_iter().flat_map(|thread| -> Vec<Attention> {
-                thread.join().expect("the reference does not panic")
-            });
-            done.collect()
         });
-        for ([b, kv_head], part) in groups.into_iter().zip(parts) {
-            for (at, (o, dq)) in part.o.chunks(d.max(1)).zip(part.dq.chunks(d.max(1))).enumerate() {
-                let (head, i) = (kv_head * group + at / self.q_len, at % self.q_len);
+        let rows = |n: usize| (0..n).map(move |i| (i, i * d..(i + 1) * d));
+        for ([b, head], part) in heads.into_iter().zip(parts.into_iter().flatten()) {
+            for (i, from) in rows(self.q_len) {
                 let row = ((b * self.q_len + i) * self.heads + head) * d;
-                out.o[row..row + d].copy_from_slice(o);
-                out.dq[row..row + d].copy_from_slice(dq);
+                add(&mut out.o[row..row + d], 1.0, &part.o[from.clone()]);
+                add(&mut out.dq[row..row + d], 1.0, &part.dq[from]);
             }
-            let first = (b * self.heads + kv_head * group) * self.q_len;
-            out.lse[first..first + part.lse.len()].copy_from_slice(&part.lse);
-            for (j, (dk, dv)) in part.dk.chunks(d.max(1)).zip(part.dv.chunks(d.max(1))).enumerate() {
+            let first = (b * self.heads + head) * self.q_len;
+            out.lse[first..first + self.q_len].copy_from_slice(&part.lse);
+            let kv_head = head / (self.heads / self.kv_heads);
+            for (j, from) in rows(self.kv_len) {
                 let row = ((b * self.kv_capacity + j) * self.kv_heads + kv_head) * d;
-                out.dk[row..row + d].copy_from_slice(dk);
-                out.dv[row..row + d].copy_from_slice(dv);
+                add(&mut out.dk[row..row + d], 1.0, &part.dk[from.clone()]);
+                add(&mut out.dv[row..row + d], 1.0, &part.dv[from]);
             }
         }
         out
@@ -187,7 +185,7 @@ impl Shape {
             let (doc_start, keeps) = (doc_start.as_deref(), keeps.as_deref());
             shape.attention(&Operands { q, k, v, d_o, doc_start, keeps })
         };
-        let values = run(&vec![0.0; q.values.len()]).o;
+        let values = run(&[]).o;
         let back = move |dy: &[f64]| {
             let Attention { dq, dk, dv, .. } = run(dy);
             places.into_iter().zip([dq, dk, dv]).collect()

@@ -1,5 +1,6 @@
 //! Functions of one and two elements, dropout, casts.
 
+use oarlock_reference::formula::value;
 use oarlock_reference::function::{Activation, erf, sigmoid};
 use oarlock_tensor::cpu::Isa;
 use oarlock_tensor::{DType, Device, Par, Result, Tape, Tensor, bf16, ops};
@@ -118,20 +119,6 @@ fn kinks_and_edges() {
     }
 }
 
-/// The element of an operand of shape `from` that stands at element `i` of shape `to`.
-fn spread(from: &[usize], to: &[usize], i: usize) -> usize {
-    let (mut rest, mut step, mut at) = (i, 1, 0);
-    for d in (0..to.len()).rev() {
-        let here = rest % to[d];
-        rest /= to[d];
-        if let Some(d) = (d + from.len()).checked_sub(to.len()) {
-            at += if from[d] == 1 { 0 } else { here * step };
-            step *= from[d];
-        }
-    }
-    at
-}
-
 #[test]
 fn functions_of_two_elements_with_broadcasting() {
     let shapes: [(&[usize], &[usize], &[usize]); 9] = [
@@ -164,8 +151,9 @@ fn functions_of_two_elements_with_broadcasting() {
             // No multiple of a divisor, where quotients jump.
             let mut dividend = array(1, a);
             dividend.data.iter_mut().for_each(|x| *x -= (1.0 / 128.0f64).copysign(*x));
+            let spread = |x: &[f64], from: &[usize]| value([(from, x.to_vec())], |[x]| x.to(to));
             let reference = move |x: &[&[f64]]| {
-                (0..to.iter().product()).map(|i| f(x[0][spread(a, to, i)], x[1][spread(b, to, i)])).collect()
+                spread(x[0], a).iter().zip(spread(x[1], b)).map(|(x, y)| f(*x, y)).collect()
             };
             let case = case(name, [dividend, divisor], move |x| op(&x[0], &x[1]), reference);
             // The terms of a spread exponent's gradient have both signs, and their sum may be small beside them.

@@ -1,9 +1,9 @@
 //! Ops with a tensor of indices: gather, scatter, sums by index, classes.
 
 use oarlock_tensor::cpu::Isa;
-use oarlock_tensor::{DType, Device, Par, Result, Tape, Tensor};
+use oarlock_tensor::{DType, Device, Par, Param, Result, Tape, Tensor};
 
-use crate::common::{array, case, f64s};
+use crate::common::{Env, Node, array, case, f64s, formula_case};
 use crate::shapes::{coordinates, element};
 
 /// `n` indices below `bound`, some of them more than once.
@@ -50,10 +50,10 @@ fn elements_are_gathered_and_scattered() {
         let ids = indices(n, data[dim]);
         let at = places(shapes, dim, &ids);
         let (from, back) = (ids.clone(), dim as i32 - data.len() as i32);
-        let gather = move |x: &[Tensor]| x[0].gather(back, &on(&x[0], &from, index)?);
+        let gather = move |_: &Env, x: &[Tensor], _: &[Param]| x[0].gather(back, &on(&x[0], &from, index)?);
         let places = at.clone();
-        let gathered = move |x: &[&[f64]]| places.iter().map(|&place| x[0][place]).collect();
-        case("gather", [array(1, data)], gather, gathered).check();
+        let gathered = move |x: &[Node], _: &[Node]| x[0].pick(index, places.clone());
+        formula_case("gather", [array(1, data)], [], gather, gathered).check();
 
         // The source is larger than the index.
         let source: Vec<usize> = index.iter().map(|size| size + 1).collect();
@@ -69,15 +69,13 @@ fn elements_are_gathered_and_scattered() {
         };
         case("scatter", inputs(), scatter, scattered).check();
         let (to, places, sizes) = (ids, at, source.clone());
-        let add = move |x: &[Tensor]| x[0].scatter_add(dim, &on(&x[0], &to, index)?, &x[1]);
-        let added = move |x: &[&[f64]]| {
-            let mut y = x[0].to_vec();
-            for (i, &place) in places.iter().enumerate() {
-                y[place] += x[1][element(&sizes, &coordinates(index, i))];
-            }
-            y
+        let add =
+            move |_: &Env, x: &[Tensor], _: &[Param]| x[0].scatter_add(dim, &on(&x[0], &to, index)?, &x[1]);
+        let added = move |x: &[Node], _: &[Node]| {
+            let taken = (0..n).map(|i| element(&sizes, &coordinates(index, i))).collect();
+            x[0].plus(&x[1].pick(index, taken).sum_by(data, places.clone()))
         };
-        case("scatter_add", inputs(), add, added).check();
+        formula_case("scatter_add", inputs(), [], add, added).check();
     }
 }
 

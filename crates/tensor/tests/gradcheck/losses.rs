@@ -1,11 +1,12 @@
 //! Losses: cross-entropy on logits, errors, binary cross-entropy, Kullback-Leibler divergence.
 
 use oarlock_reference::loss::{IGNORED, Weighting, row_losses, token_losses};
+use oarlock_reference::pair::PairLoss;
 use oarlock_tensor::cpu::Isa;
 use oarlock_tensor::ops::{self, KlReduction, KlTarget, Reduction, RowLossOptions};
-use oarlock_tensor::{Device, Par, Param, Tensor};
+use oarlock_tensor::{DType, Device, Par, Param, Tensor};
 
-use crate::common::{Env, Node, array, case, formula_case, positive};
+use crate::common::{Array, Env, Node, array, case, formula_case, positive};
 
 #[test]
 fn cross_entropies() {
@@ -54,21 +55,23 @@ fn squared_errors() {
     }
 }
 
+/// The loss of each element and its target.
+fn each(loss: PairLoss, x: &[&[f64]]) -> Vec<f64> {
+    x[0].iter().zip(x[1]).map(|(x, t)| loss.value(*x, *t)).collect()
+}
+
 #[test]
 fn divergences() {
     for (reduction, divisor) in
         [(KlReduction::Sum, 1.0), (KlReduction::Mean, 35.0), (KlReduction::BatchMean, 5.0)]
     {
-        let probs = move |x: &[&[f64]]| {
-            vec![x[0].iter().zip(x[1]).map(|(x, p)| p * (p.ln() - x)).sum::<f64>() / divisor]
-        };
+        let sum = move |loss: PairLoss| move |x: &[&[f64]]| vec![each(loss, x).iter().sum::<f64>() / divisor];
         let op = move |x: &[Tensor]| ops::kl_div(&x[0], &x[1], KlTarget::Probs, reduction);
-        case("kl_div", [array(1, &[5, 7]), positive(2, &[5, 7])], op, probs).check();
-        let logs = move |x: &[&[f64]]| {
-            vec![x[0].iter().zip(x[1]).map(|(x, t)| t.exp() * (t - x)).sum::<f64>() / divisor]
-        };
+        let inputs = [array(1, &[5, 7]), positive(2, &[5, 7])];
+        case("kl_div", inputs, op, sum(PairLoss::KlProbs)).check();
         let op = move |x: &[Tensor]| ops::kl_div(&x[0], &x[1], KlTarget::LogProbs, reduction);
-        case("kl_div of logarithms", [array(1, &[5, 7]), array(2, &[5, 7])], op, logs).check();
+        let inputs = [array(1, &[5, 7]), array(2, &[5, 7])];
+        case("kl_div of logarithms", inputs, op, sum(PairLoss::KlLogProbs)).check();
     }
 }
 
@@ -86,41 +89,23 @@ fn losses_of_elements() {
             target.data.iter_mut().for_each(|t| *t += 1.0 / 128.0);
             [array(1, &[5, 7]), target]
         };
-        let each = move |f: fn(f64) -> f64| {
-            move |x: &[&[f64]]| reduced(x[0].iter().zip(x[1]).map(|(x, t)| f((x - t).abs())).collect())
-        };
-        let of = |name, op: fn(&Tensor, &Tensor, Reduction) -> oarlock_tensor::Result<Tensor>, f| {
+        type Op = fn(&Tensor, &Tensor, Reduction) -> oarlock_tensor::Result<Tensor>;
+        let of = |name, inputs: [Array; 2], op: Op, loss: PairLoss| {
             let op = move |x: &[Tensor]| op(&x[0], &x[1], reduction);
             // In 16 bits the differences are rounded before they are multiplied.
-            case(name, inputs(), op, each(f)).check_dtypes(&[oarlock_tensor::DType::F32]);
+            case(name, inputs, op, move |x| reduced(each(loss, x))).check_dtypes(&[DType::F32]);
         };
-        of("mse_loss", ops::mse_loss, |d| d * d);
-        of("l1_loss", ops::l1_loss, |d| d);
-        of(
-            "smooth_l1_loss",
-            |x, t, r| ops::smooth_l1_loss(x, t, 0.7, r),
-            |d| {
-                if d < 0.7 { 0.5 * d * d / 0.7 } else { d - 0.35 }
-            },
-        );
-        of(
-            "huber_loss",
-            |x, t, r| ops::huber_loss(x, t, 1.7, r),
-            |d| {
-                if d < 1.7 { 0.5 * d * d } else { 1.7 * (d - 0.85) }
-            },
-        );
+        of("mse_loss", inputs(), ops::mse_loss, PairLoss::Squared);
+        of("l1_loss", inputs(), ops::l1_loss, PairLoss::Absolute);
+        let smooth = |beta, factor| PairLoss::Smooth { beta, factor };
+        of("smooth_l1_loss", inputs(), |x, t, r| ops::smooth_l1_loss(x, t, 0.7, r), smooth(0.7, 1.0));
+        of("huber_loss", inputs(), |x, t, r| ops::huber_loss(x, t, 1.7, r), smooth(1.7, 1.7));
         let probs = |seed| {
             let mut array = array(seed, &[5, 7]);
             array.data.iter_mut().for_each(|x| *x = 0.5 + *x / 4.5);
             array
         };
-        let op = move |x: &[Tensor]| ops::binary_cross_entropy(&x[0], &x[1], reduction);
-        let reference = move |x: &[&[f64]]| {
-            reduced(x[0].iter().zip(x[1]).map(|(x, t)| -t * x.ln() - (1.0 - t) * (1.0 - x).ln()).collect())
-        };
-        case("binary_cross_entropy", [probs(1), probs(2)], op, reference)
-            .check_dtypes(&[oarlock_tensor::DType::F32]);
+        of("binary_cross_entropy", [probs(1), probs(2)], ops::binary_cross_entropy, PairLoss::Binary);
     }
     let device = Device::cpu(Isa::detect(), Par::solo());
     let x = Tensor::from_slice(&[0f32; 2], [2], &device).unwrap();

@@ -1,17 +1,11 @@
 //! Matrix products: linear in both layouts, batched products.
 
+use oarlock_reference::attention::Shape;
 use oarlock_tensor::cpu::Isa;
 use oarlock_tensor::ops::{self, Transposed, WeightLayout};
 use oarlock_tensor::{Device, Par, Param, Tensor};
 
-use crate::common::{Case, Env, Node, array, case, formula_case};
-
-/// C[m, n] = A · B, each stored transposed where its flag says so.
-pub fn product(a: &[f64], ta: bool, b: &[f64], tb: bool, [m, n, k]: [usize; 3]) -> Vec<f64> {
-    let at = |i, l| if ta { a[l * m + i] } else { a[i * k + l] };
-    let bt = |l, j| if tb { b[j * k + l] } else { b[l * n + j] };
-    (0..m * n).map(|c| (0..k).map(|l| at(c / n, l) * bt(l, c % n)).sum()).collect()
-}
+use crate::common::{Case, Env, Node, array, formula_case};
 
 /// Rows times a weight.
 pub fn linear_of(x: &Node, weight: &Node, layout: WeightLayout) -> Node {
@@ -73,18 +67,23 @@ fn batched_products() {
             let b_lead = if shared { &[][..] } else { &lead[..] };
             let inputs =
                 [array(1, &matrix(a_rows, a_cols, &lead)), array(2, &matrix(b_rows, b_cols, b_lead))];
-            let reference = move |x: &[&[f64]]| {
-                let b_of = |i: usize| if shared { x[1] } else { &x[1][i * n * k..(i + 1) * n * k] };
-                let one = |i: usize| product(&x[0][i * m * k..(i + 1) * m * k], ta, b_of(i), tb, [m, n, k]);
-                (0..batch).flat_map(one).collect()
+            // `[batch, rows, columns]`, where one matrix may serve all.
+            let of = move |x: &Node, sizes: [usize; 2], transposed: bool| {
+                let n = x.values.len() / (sizes[0] * sizes[1]);
+                let x = x.reshape(&[n, sizes[0], sizes[1]]).to(&[batch, sizes[0], sizes[1]]);
+                if transposed { x.permute([0, 2, 1]) } else { x }
             };
-            let op = move |x: &[Tensor]| ops::matmul_transposed(&x[0], &x[1], transposed);
-            case("matmul", inputs, op, reference).check();
+            let formula = move |x: &[Node], _: &[Node]| {
+                of(&x[0], [a_rows, a_cols], ta).product(&of(&x[1], [b_rows, b_cols], tb))
+            };
+            let op =
+                move |_: &Env, x: &[Tensor], _: &[Param]| ops::matmul_transposed(&x[0], &x[1], transposed);
+            formula_case("matmul", inputs, [], op, formula).check();
         }
     }
-    let square = |x: &[Tensor]| ops::matmul_transposed(&x[0], &x[0], Transposed::Right);
-    let reference = move |x: &[&[f64]]| product(x[0], false, x[0], true, [4, 4, 6]);
-    case("x · xᵀ", [array(1, &[4, 6])], square, reference).check();
+    let square = |_: &Env, x: &[Tensor], _: &[Param]| ops::matmul_transposed(&x[0], &x[0], Transposed::Right);
+    let formula = |x: &[Node], _: &[Node]| x[0].product(&x[0].permute([1, 0]));
+    formula_case("x · xᵀ", [array(1, &[4, 6])], [], square, formula).check();
 }
 
 #[test]
@@ -103,67 +102,43 @@ fn products_of_vectors_and_spread_batches() {
         (&[2, 0, 7], &[7], &[2, 0]),
     ];
     for (a, b, y) in shapes {
-        let reference = move |x: &[&[f64]]| {
-            let (a_full, b_full) = (
-                if a.len() == 1 { &[&[1], a].concat() } else { a },
-                if b.len() == 1 { &[b, &[1]].concat() } else { b },
-            );
+        let formula = move |x: &[Node], _: &[Node]| {
+            let a_full = if a.len() == 1 { &[&[1], a].concat() } else { a };
+            let b_full = if b.len() == 1 { &[b, &[1]].concat() } else { b };
             let (&[ref a_lead @ .., m, k], &[ref b_lead @ .., _, n]) = (a_full, b_full) else { panic!() };
             let n_lead = a_lead.len().max(b_lead.len());
             let size = |lead: &[usize], d: usize| (d + lead.len()).checked_sub(n_lead).map_or(1, |d| lead[d]);
             let lead: Vec<usize> = (0..n_lead).map(|d| size(a_lead, d).max(size(b_lead, d))).collect();
-            // The number of the matrix of a batch that is spread.
-            let matrix = |of: &[usize], mut i: usize| {
-                let (mut number, mut stride) = (0, 1);
-                for d in (0..n_lead).rev() {
-                    number += if size(of, d) == 1 { 0 } else { i % lead[d] * stride };
-                    (i, stride) = (i / lead[d], stride * size(of, d));
-                }
-                number
+            let spread = |x: &Node, full: &[usize], matrix: [usize; 2]| {
+                x.reshape(full).to(&[&lead[..], &matrix].concat())
             };
-            let one = |i: usize| {
-                let (ia, ib) = (matrix(a_lead, i), matrix(b_lead, i));
-                product(&x[0][ia * m * k..][..m * k], false, &x[1][ib * k * n..][..k * n], false, [m, n, k])
-            };
-            (0..lead.iter().product()).flat_map(one).collect()
+            spread(&x[0], a_full, [m, k]).product(&spread(&x[1], b_full, [k, n]))
         };
-        let op = move |x: &[Tensor]| {
+        let op = move |_: &Env, x: &[Tensor], _: &[Param]| {
             let product = x[0].matmul(&x[1])?;
             assert_eq!(product.sizes(), y);
             Ok(product)
         };
-        case("matmul", [array(1, a), array(2, b)], op, reference).check();
+        formula_case("matmul", [array(1, a), array(2, b)], [], op, formula).check();
     }
-    let reference = |x: &[&[f64]]| {
-        let one = |i: usize| product(&x[0][i * 6..][..6], false, &x[1][i * 12..][..12], false, [2, 4, 3]);
-        (0..3).flat_map(one).collect()
-    };
     let inputs = [array(1, &[3, 2, 3]), array(2, &[3, 3, 4])];
-    case("bmm", inputs, |x| x[0].bmm(&x[1]), reference).check();
+    let bmm = |_: &Env, x: &[Tensor], _: &[Param]| x[0].bmm(&x[1]);
+    formula_case("bmm", inputs, [], bmm, |x, _| x[0].product(&x[1])).check();
 }
 
 #[test]
 fn attention_from_small_ops_is_attention() {
     let (seq, dim) = (5, 4);
-    let op = move |x: &[Tensor]| {
+    let op = move |_: &Env, x: &[Tensor], _: &[Param]| {
         let scores = ops::matmul_transposed(&x[0], &x[1], Transposed::Right)?.scale(0.5)?;
         let later: Vec<i32> = (0..seq * seq).map(|i| i32::from(i % seq > i / seq)).collect();
         let later = Tensor::from_slice(&later, [seq, seq], x[0].device())?;
         scores.masked_fill(&later, f32::NEG_INFINITY)?.softmax(-1)?.matmul(&x[2])
     };
-    let reference = move |x: &[&[f64]]| {
-        let mut y = Vec::new();
-        for (head, i) in (0..2).flat_map(|h| (0..seq).map(move |i| (h, i))) {
-            let row = |t: usize, j: usize| &x[t][(head * seq + j) * dim..][..dim];
-            let dot = |j| row(0, i).iter().zip(row(1, j)).map(|(q, k)| q * k).sum::<f64>();
-            let e: Vec<f64> = (0..=i).map(|j| (0.5 * dot(j)).exp()).collect();
-            let total: f64 = e.iter().sum();
-            y.extend((0..dim).map(|d| (0..=i).map(|j| e[j] / total * row(2, j)[d]).sum::<f64>()));
-        }
-        y
-    };
+    let shape = Shape { scale: 0.5, ..Shape::causal(2, seq, 1, 1, dim) };
+    let formula = move |x: &[Node], _: &[Node]| shape.of_arrays([&x[0], &x[1], &x[2]], None, None);
     let inputs = [1, 2, 3].map(|seed| array(seed, &[2, seq, dim]));
-    Case { slack: 2.0, ..case("attention from small ops", inputs, op, reference) }.check();
+    Case { slack: 2.0, ..formula_case("attention from small ops", inputs, [], op, formula) }.check();
 }
 
 #[test]
