@@ -255,25 +255,34 @@ fn a_piece_keeps_the_copies_of_its_former_owners() {
     fn all(flat: &FlatBuffer) -> Part<'_> {
         Part { flat, range: 0..128 }
     }
-    // Two neighbors are copied and freed, become one piece, and that is cut in another way.
-    let (first, second) = (filled(3.0), filled(4.0));
-    let hosts = [&first, &second].map(|flat| {
-        let host = FlatBuffer::pinned(device, bytes, "test").unwrap();
-        transfer::copy(device, DType::F32, &all(flat), &all(&host)).unwrap();
-        host
-    });
-    let fresh = device.arena().n_fresh();
-    drop((first, second));
-    // Zeros, by launches.
-    let (wide, narrow) = (3 * bytes / 2, bytes / 2);
-    let next = [wide, narrow].map(|bytes| FlatBuffer::pooled(device, bytes, "test").unwrap());
-    assert_eq!(device.arena().n_fresh(), fresh, "it is the same memory");
-    device.synchronize().unwrap();
-    for (host, value) in hosts.iter().zip([3.0, 4.0]) {
-        let seen = transfer::read_with::<f32, _>(host, 0..128, <[f32]>::to_vec).unwrap();
-        assert_eq!(seen, [value; 128], "what was launched later does not come before the copy");
+    // Two neighbors are copied and freed in these orders, become one piece, and that is cut in another way. The copies follow
+    // each other, so that whoever waits for the later one waits for both.
+    for (copied, freed, is_quiet) in [
+        ([0, 1], [0, 1], false),
+        ([0, 1], [1, 0], false),
+        ([1, 0], [0, 1], false),
+        ([0, 1], [0, 1], true),
+    ] {
+        let mut flats = [3.0, 4.0].map(|value| Some(filled(value)));
+        let hosts = [(); 2].map(|()| FlatBuffer::pinned(device, bytes, "test").unwrap());
+        for i in copied {
+            let from = flats[i].as_ref().unwrap();
+            transfer::copy(device, DType::F32, &all(from), &all(&hosts[i])).unwrap();
+        }
+        let fresh = device.arena().n_fresh();
+        freed.into_iter().for_each(|i| flats[i] = None);
+        let next = |bytes| FlatBuffer::pooled(device, bytes, "test").unwrap();
+        // Zeros, by launches; or the first owner launches nothing, and what is left has another one.
+        let quiet = is_quiet.then(|| device.arena().allocate(bytes, "test").unwrap());
+        let next = if is_quiet { vec![next(bytes)] } else { vec![next(3 * bytes / 2), next(bytes / 2)] };
+        assert_eq!(device.arena().n_fresh(), fresh, "it is the same memory");
+        device.synchronize().unwrap();
+        for (host, value) in hosts.iter().zip([3.0, 4.0]) {
+            let seen = transfer::read_with::<f32, _>(host, 0..128, <[f32]>::to_vec).unwrap();
+            assert_eq!(seen, [value; 128], "what was launched later does not come before the copy");
+        }
+        drop((next, quiet));
     }
-    drop(next);
 }
 
 #[test]
