@@ -8,9 +8,10 @@ use serde_json::{Map, Value, json};
 
 use super::fields::{Asked, FieldWriter, Fields};
 use super::quantization::{self, StoredQuantization};
-use super::{heads, index, rope, sparsity, unread};
+use super::{heads, rope, sparsity, unread};
 use crate::config::RopeArgs;
 use crate::error::{Error, Result};
+use crate::json;
 use crate::model::DecoderConfig;
 use crate::model::family::{self, Family};
 use crate::nn::SparsityConfig;
@@ -63,9 +64,6 @@ impl HfConfig {
                 path.display()
             ));
         }
-        if is_folder {
-            config.notes.extend(index::contradictions(path));
-        }
         if is_folder && config.decoder.tie_embeddings && heads::differ(path, &config) {
             config.decoder.tie_embeddings = false;
             config.notes.push(format!(
@@ -93,7 +91,7 @@ impl HfConfig {
     }
 
     fn parse(path: &Path, text: &str) -> Result<HfConfig> {
-        let map: Map<String, Value> = serde_json::from_str(text).map_err(|e| {
+        let map: Map<String, Value> = json::from_str(text).map_err(|e| {
             Error::bad_file(path, format!("{e}; expected the JSON object of a Hugging Face model"))
         })?;
         let asked = Asked::default();
@@ -246,6 +244,11 @@ impl HfConfig {
     /// What the folder's files call a parameter.
     pub fn stored(&self, name: &str) -> String {
         self.decoder.family.stored(&self.decoder, name)
+    }
+
+    /// What the file says of quantized weights.
+    pub(super) fn quantization_fields(&self) -> Option<&Map<String, Value>> {
+        self.fields.get(quantization::FIELD)?.as_object()
     }
 
     /// How the files of the folder hold quantized weights, where they do.

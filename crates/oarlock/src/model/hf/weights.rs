@@ -9,13 +9,16 @@ use oarlock_comm::MappedFile;
 use oarlock_tensor::cpu::Isa;
 use oarlock_tensor::{DType, Device, Par};
 use safetensors::{Dtype, SafeTensors};
+use serde::de::IgnoredAny;
 
 use super::config::HfConfig;
 use super::elements;
 use super::files::CHUNK_ELEMS;
-use super::index::weight_files;
+use super::index::Listing;
 use super::packed::{self, Packed};
+use super::quantization::contradictions;
 use crate::error::{Error, Result};
+use crate::json;
 use crate::model::matching::{Differences, Matched, Named, Strict};
 use crate::model::quantized::{QuantizedLayers, words_or_values};
 use crate::nn::{Buffer, BufferValues, Module, NamedBuffer};
@@ -32,6 +35,8 @@ pub struct SafetensorsSource {
     buffers: Vec<(Buffer, BufferValues)>,
     /// What the files say of themselves.
     metadata: HashMap<String, String>,
+    /// What is to be told of the files.
+    notes: Vec<String>,
     /// The words of the quantized weight that was read last, of which other parts may be asked for next.
     last: Option<(String, Vec<i32>)>,
 }
@@ -64,11 +69,11 @@ impl SafetensorsSource {
     /// # Errors
     /// [`Error::BadFile`] for a broken file, and for missing, unexpected or misshapen weights (at most five listed).
     pub fn open(dir: &Path, config: &HfConfig, model: &dyn Module) -> Result<SafetensorsSource> {
-        let names = weight_files(dir)?;
-        let mut files = MappedFiles::open(names.iter().map(|name| dir.join(name)))?;
+        let mut files = MappedFiles::of_folder(dir)?;
         if let Some(quantization) = config.quantization() {
             let gathered = packed::gather(quantization, &mut files.tensors, &files.files);
             gathered.map_err(|problem| Error::bad_file(dir, problem))?;
+            files.notes.extend(contradictions(dir, config, &files.tensors));
         }
         let found = &files.tensors;
         let matched = Matched::parameters(model, &|name| config.stored(name), "config.json", found);
@@ -98,7 +103,7 @@ impl SafetensorsSource {
         strict: Strict,
     ) -> Result<(SafetensorsSource, Differences)> {
         let files = match path.is_dir() {
-            true => MappedFiles::open(weight_files(path)?.iter().map(|name| path.join(name)))?,
+            true => MappedFiles::of_folder(path)?,
             false => MappedFiles::open(std::iter::once(path.to_path_buf()))?,
         };
         let found = &files.tensors;
@@ -123,7 +128,7 @@ impl SafetensorsSource {
     /// What a model takes of these files, which are at `path`.
     fn of(
         path: &Path,
-        MappedFiles { files, tensors: found, metadata }: MappedFiles,
+        MappedFiles { files, tensors: found, metadata, notes }: MappedFiles,
         matched: Matched,
     ) -> Result<(SafetensorsSource, Differences)> {
         let mut buffers = Vec::new();
@@ -137,7 +142,8 @@ impl SafetensorsSource {
         let tensors = matched.tensors.into_iter();
         let tensors = tensors.map(|(name, tensor)| (name, found[&tensor].clone())).collect();
         let path = path.to_path_buf();
-        Ok((SafetensorsSource { path, files, tensors, buffers, metadata, last: None }, matched.differences))
+        let source = SafetensorsSource { path, files, tensors, buffers, metadata, notes, last: None };
+        Ok((source, matched.differences))
     }
 
     /// The linear layers whose weights the files hold quantized, in the format of layers that compute with them.
@@ -190,9 +196,19 @@ pub(super) struct MappedFiles {
     pub(super) tensors: BTreeMap<String, Located>,
     /// What the files say of themselves.
     metadata: HashMap<String, String>,
+    /// What is to be told of them.
+    notes: Vec<String>,
 }
 
 impl MappedFiles {
+    /// The files of a folder.
+    fn of_folder(dir: &Path) -> Result<MappedFiles> {
+        let listing = Listing::of(dir)?;
+        let mut mapped = MappedFiles::open(listing.files.iter().map(|name| dir.join(name)))?;
+        mapped.notes = listing.contradictions(&mapped.tensors);
+        Ok(mapped)
+    }
+
     pub(super) fn open(paths: impl Iterator<Item = PathBuf>) -> Result<MappedFiles> {
         let mut mapped = MappedFiles::default();
         for path in paths {
@@ -215,6 +231,7 @@ impl MappedFiles {
             )
         })?;
         let (data, file) = (8 + header_len, self.files.len());
+        json::from_slice::<IgnoredAny>(&map[8..data]).map_err(|e| Error::bad_file(path, e.to_string()))?;
         for (name, info) in metadata.tensors() {
             let (start, end) = info.data_offsets;
             let bytes = data + start..data + end;
@@ -234,6 +251,10 @@ impl MappedFiles {
 impl WeightSource for SafetensorsSource {
     fn has(&self, name: &str) -> bool {
         self.tensors.contains_key(name)
+    }
+
+    fn notes(&self) -> Vec<String> {
+        self.notes.clone()
     }
 
     fn read(&mut self, slice: &ParamSlice<'_>, out: &mut [f32]) -> Result<()> {
