@@ -186,6 +186,11 @@ fn a_folder_of_4_bits_trains_as_the_model_that_is_quantized_while_it_is_read() {
         let from = golden().join("../quantized/nf4").join(name);
         fs::copy(from, site.path("model").join(name)).unwrap();
     }
+    // What the settings say of the weights is another thing than the weights are.
+    let settings = String::from_utf8(site.read("model/config.json")).unwrap();
+    let (own, other) = ("\"bnb_4bit_quant_type\": \"nf4\"", "\"bnb_4bit_quant_type\": \"fp4\"");
+    assert!(settings.contains(own));
+    fs::write(site.path("model/config.json"), settings.replace(own, other)).unwrap();
     let stored = [&words[..4], &words[5..]].concat();
     for (output, more) in [
         ("stored", "bf16=false"),
@@ -195,6 +200,8 @@ fn a_folder_of_4_bits_trains_as_the_model_that_is_quantized_while_it_is_read() {
     ] {
         let said = site.train(output, &[&stored[..], &[more]].concat());
         assert!(said.stdout.contains("stay as the files hold them, bitsandbytes (4 bits)"), "{said:?}");
+        let told = format!("{other}, and these are of another type: ");
+        assert_eq!(said.stdout.matches(&told).count(), 1, "{said:?}");
         assert_eq!(said.stdout.contains("`quantization_bit` changes nothing"), output == "stored twice");
         assert!(said.stdout.contains("all params: 36,320"), "{said:?}");
         // torch sums up the mean of the scales in another order.

@@ -224,23 +224,23 @@ fn a_run_that_computes_something_else_does_not_go_on() {
     };
     for (word, line) in [
         ("learning_rate=1e-4", "learning_rate was 0.003, is 0.0001"),
-        ("lr_scheduler_type=linear", "lr_scheduler_type was Cosine"),
+        ("lr_scheduler_type=linear", "lr_scheduler_type was cosine {num_cycles: 0.5}, is linear"),
         ("warmup_steps=1", "warmup_steps was 2, is 1"),
         ("weight_decay=0.2", "weight_decay was 0.1, is 0.2"),
-        ("adam_beta2=0.9", "optim was AdamW"),
+        ("adam_beta2=0.9", "optim was adamw {beta1: 0.9"),
         ("max_grad_norm=0.5", "max_grad_norm was 1.0, is 0.5"),
         ("bf16=true", "dtype was "),
         ("seed=7", "seed was 42, is 7"),
         ("data_seed=7", "data_seed was 42, is 7"),
         ("cutoff_len=16", "cutoff_len was 32, is 16"),
-        ("packing=false", "packing was Concat, is Truncate"),
+        ("packing=false", "packing was true, is false"),
         ("disable_shuffling=true", "disable_shuffling was false, is true"),
         ("max_samples=20", "max_samples was not set, is 20"),
         ("per_device_train_batch_size=3", "rows of a step was 12, is 6"),
         ("gradient_accumulation_steps=2", "rows of a step was 12, is 24"),
         ("num_processes=1", "rows of a step was 12, is 6"),
         ("neftune_noise_alpha=5", "neftune_noise_alpha was not set, is 5"),
-        ("finetuning_type=lora", "finetuning_type was Full, is LoRA"),
+        ("finetuning_type=lora", "finetuning_type was full, is lora"),
     ] {
         refused(&[word], &[line]);
     }

@@ -24,13 +24,14 @@ const LIBRARY: Edges = &[
     ("lookalikes", &[]),
     ("nearest", &["lookalikes"]),
     ("panics", &[]),
+    ("json", &[]),
     // Plain values, which everybody shares, and what reads them from configurations of other programs.
     ("config", &[]),
     ("settings", &["config", "lookalikes", "nearest"]),
     ("report", &["terminal"]),
     ("terminal", &[]),
     ("text_metrics", &[]),
-    ("data", &["config", "nearest", "panics", "terminal"]),
+    ("data", &["config", "json", "nearest", "panics", "terminal"]),
     // It joins the errors of the modules below it; those above make theirs one of it themselves.
     ("error", &["data", "report", "settings", "terminal"]),
     ("rank", &["error", "terminal"]),
@@ -43,14 +44,17 @@ const LIBRARY: Edges = &[
     ("sequence_parallel", &["data", "error", "nn"]),
     // From shard a model takes where weights come from and how a unit's buffer is laid out; it never learns that it is
     // sharded.
-    ("model", &["checkpoint", "config", "error", "nested", "nn", "sequence_parallel", "shard", "weights"]),
+    (
+        "model",
+        &["checkpoint", "config", "error", "json", "nested", "nn", "sequence_parallel", "shard", "weights"],
+    ),
     ("generate", &["data", "error", "model"]),
     ("weights", &["disk", "error", "nn", "shard"]),
     ("checkpoint", &["disk", "error", "shard", "weights"]),
     ("optim", &["config", "error", "nn", "shard"]),
     ("lr_scheduler", &["config", "error", "optim"]),
     ("estimate", &["config", "error", "model", "nn", "shard", "terminal"]),
-    ("adapters", &["config", "data", "disk", "error", "model", "nn", "shard"]),
+    ("adapters", &["config", "data", "disk", "error", "json", "model", "nn", "shard"]),
     (
         "accelerator",
         &[
@@ -74,7 +78,7 @@ const LIBRARY: Edges = &[
             "terminal",
         ],
     ),
-    ("dataloader", &["accelerator", "data", "error", "nested", "panics"]),
+    ("dataloader", &["accelerator", "data", "error", "json", "nested", "panics"]),
     (
         "train",
         &[

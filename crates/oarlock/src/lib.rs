@@ -180,6 +180,7 @@ pub mod distributed;
 mod error;
 pub mod estimate;
 pub mod generate;
+pub mod json;
 pub mod launch;
 pub mod lookalikes;
 pub mod lr_scheduler;

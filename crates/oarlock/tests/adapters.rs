@@ -527,6 +527,13 @@ fn settings_that_contradict_the_weights_are_refused_and_unknown_ones_told() {
         let said = said.unwrap_err();
         assert!(said.contains(expected), "{expected}: {said}");
     }
+    let to = folder.path().join("twice");
+    copied(&golden("adapters/lora"), &to, "adapter_config.json", |_| ());
+    let path = to.join("adapter_config.json");
+    let text = std::fs::read_to_string(&path).unwrap();
+    std::fs::write(&path, text.replacen('{', "{\"lora_alpha\": 1,", 1)).unwrap();
+    let said = told(&to, &base).unwrap_err();
+    assert!(said.contains("\"lora_alpha\" stands twice with two values"), "{said}");
     for (said, expected) in [
         (set("lora", "new_setting", serde_json::json!({"a": 1})), "nothing reads \"new_setting\": {\"a\":1}"),
         (set("lora", "lora_ga_config", "x".into()), "nothing reads \"lora_ga_config\": \"x\""),

@@ -62,6 +62,99 @@ fn folders_of_bitsandbytes_say_what_they_say_there() {
     }
 }
 
+/// A copy of a golden folder with other settings of its weights, and other weights.
+fn changed(
+    name: &str,
+    settings: impl FnOnce(&mut Value),
+    weights: impl FnOnce(&mut HashMap<String, Part>),
+) -> tempfile::TempDir {
+    let (from, folder) = (golden("quantized").join(name), tempfile::tempdir().unwrap());
+    let text = std::fs::read_to_string(from.join("config.json")).unwrap();
+    let mut config: Value = serde_json::from_str(&text).unwrap();
+    settings(&mut config["quantization_config"]);
+    std::fs::write(folder.path().join("config.json"), config.to_string()).unwrap();
+    let bytes = std::fs::read(from.join("model.safetensors")).unwrap();
+    let file = safetensors::SafeTensors::deserialize(&bytes).unwrap();
+    let part = |view: TensorView<'_>| (view.dtype(), view.shape().to_vec(), view.data().to_vec());
+    let mut tensors = file.tensors().into_iter().map(|(name, view)| (name, part(view))).collect();
+    weights(&mut tensors);
+    std::fs::write(folder.path().join("model.safetensors"), file_of(&tensors)).unwrap();
+    folder
+}
+
+#[test]
+fn settings_that_are_not_those_of_the_stored_weights_are_told() {
+    const Q: &str = "model.layers.0.self_attn.q_proj";
+    let told = |folder: &tempfile::TempDir| {
+        let model = load_for_inference(folder.path(), &[], &device(), DType::F32, 64).unwrap();
+        model.config.notes().join("\n")
+    };
+    for name in ["nf4", "fp4", "int8"] {
+        let whole = golden("quantized").join(name);
+        let model = load_for_inference(&whole, &[], &device(), DType::F32, 64).unwrap();
+        assert!(model.config.notes().is_empty(), "{name}: {:?}", model.config.notes());
+    }
+    let list = |names: &[&str]| Value::from(names.to_vec());
+    for (name, key, value, expected) in [
+        (
+            "nf4",
+            "bnb_4bit_quant_type",
+            "fp4".into(),
+            "\"bnb_4bit_quant_type\": \"fp4\", and these are of another type: ",
+        ),
+        (
+            "fp4",
+            "bnb_4bit_quant_type",
+            "nf4".into(),
+            "\"nf4\", and these are of another type: model.layers.0.",
+        ),
+        ("nf4", "bnb_4bit_use_double_quant", false.into(), "and the scales of these are quantized: "),
+        ("fp4", "bnb_4bit_use_double_quant", true.into(), "and the scales of these are not quantized: "),
+        ("nf4", "bnb_4bit_quant_storage", "bfloat16".into(), "and these are stored as another type: "),
+        (
+            "nf4",
+            "llm_int8_skip_modules",
+            list(&["q_proj"]),
+            "that some layers are not quantized, and these are: ",
+        ),
+        ("int8", "llm_int8_skip_modules", list(&["model.layers.1"]), "and these are: model.layers.1."),
+        (
+            "int8",
+            "modules_to_not_convert",
+            list(&["o_proj"]),
+            "and these are: model.layers.0.self_attn.o_proj.weight",
+        ),
+    ] {
+        let said = told(&changed(name, |settings| settings[key] = value, |_| ()));
+        assert!(
+            said.contains("config.json: quantization_config says ") && said.contains(expected),
+            "{key}: {said}"
+        );
+        assert_eq!(said.lines().count(), 1, "{said}");
+    }
+    // One layer that is not quantized, and all.
+    let plain = |of: &'static str| {
+        move |tensors: &mut HashMap<String, Part>| {
+            let bytes = std::fs::read(golden("train-llama").join("model.safetensors")).unwrap();
+            let file = safetensors::SafeTensors::deserialize(&bytes).unwrap();
+            tensors.retain(|name, _| !name.starts_with(of) || !name.contains("_proj"));
+            for (name, view) in file.tensors().into_iter().filter(|(name, _)| name.starts_with(of)) {
+                tensors.insert(name, (view.dtype(), view.shape().to_vec(), view.data().to_vec()));
+            }
+        }
+    };
+    let said = told(&changed("nf4", |_| (), plain(Q)));
+    assert!(said.contains(&format!("it is not quantized, and these are not: {Q}.weight; what")), "{said}");
+    let skips = |settings: &mut Value| settings["llm_int8_skip_modules"] = list(&[Q, "lm_head"]);
+    assert_eq!(told(&changed("nf4", skips, plain(Q))), "");
+    let said = told(&changed("nf4", |_| (), plain("")));
+    assert!(said.contains("says that weights are quantized, and none of the files' is: "), "{said}");
+    // What transformers refuses.
+    let both = changed("nf4", |settings| settings["load_in_8bit"] = true.into(), |_| ());
+    let error = HfConfig::read(both.path()).unwrap_err().to_string();
+    assert!(error.contains("load_in_4bit and load_in_8bit are both true"), "{error}");
+}
+
 #[test]
 fn an_export_in_few_bits_is_such_a_folder() {
     let folder = tempfile::tempdir().unwrap();
@@ -117,12 +210,15 @@ fn folder(settings: Value, parts: impl Fn(&str, [usize; 2]) -> Vec<(String, Part
             None => drop(tensors.insert(name, (view.dtype(), view.shape().to_vec(), view.data().to_vec()))),
         }
     }
+    std::fs::write(folder.path().join("model.safetensors"), file_of(&tensors)).unwrap();
+    folder
+}
+
+fn file_of(tensors: &HashMap<String, Part>) -> Vec<u8> {
     let views = tensors.iter().map(|(name, (dtype, shape, data))| {
         (name.as_str(), TensorView::new(*dtype, shape.clone(), data).unwrap())
     });
-    let bytes = safetensors::serialize(views.collect::<Vec<_>>(), None).unwrap();
-    std::fs::write(folder.path().join("model.safetensors"), bytes).unwrap();
-    folder
+    safetensors::serialize(views.collect::<Vec<_>>(), None).unwrap()
 }
 
 type Part = (Dtype, Vec<usize>, Vec<u8>);

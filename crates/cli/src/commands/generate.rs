@@ -14,7 +14,7 @@ use oarlock::config;
 use oarlock::data::{self, ChatTemplate, Tokenizer};
 use oarlock::generate::{Chat, GenerateOptions, Generator, Sampling, Stop};
 use oarlock::model::hf::{generation_note, generation_stops};
-use oarlock::{Error, Result, terminal};
+use oarlock::{Error, Result, json, terminal};
 
 /// What both commands take.
 #[derive(Args)]
@@ -136,8 +136,7 @@ pub(super) fn chat(args: &ChatArgs) -> Outcome {
     if let Some(path) = &args.tools {
         let text = oarlock_comm::read_text(path, oarlock_comm::MAX_RECORDS_BYTES)
             .map_err(Error::io("read", path))?;
-        let tools =
-            serde_json::from_str(&text).map_err(|e| Error::Usage(format!("{}: {e}", path.display())))?;
+        let tools = json::from_str(&text).map_err(|e| Error::Usage(format!("{}: {e}", path.display())))?;
         chat = chat.with_tools(tools)?;
     }
     chat.run(&mut std::io::stdin().lock(), &mut terminal::stdout())?;

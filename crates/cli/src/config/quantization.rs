@@ -22,7 +22,7 @@ pub fn quantization(settings: &Settings, problems: &mut Problems) -> Option<Form
         report(
             &format!("`quantization_bit: {bits}` is none of what {name} takes: {}", listed.join(", ")),
             &["quantization_bit"],
-            "write `quantization_bit: 4`",
+            if possible.contains(&4) { "write `quantization_bit: 4`" } else { "write `quantization_bit: 8`" },
         );
     }
     if settings.bool("do_train") && settings.get("quantization_device_map").is_written() {

@@ -14,7 +14,7 @@ use super::template_files::{TemplateFiles, stop_ids, template_files};
 use crate::config::{ChatArgs, RopeArgs};
 use crate::data::{Chat, ChatTemplate, Tokenizer};
 use crate::error::{Error, Result};
-
+use crate::json;
 use crate::model::hf::{QuantizedFiles, generation_stops, take_over_side_files};
 use crate::model::{Decoder, HfConfig, SaveOptions, take_over_value_head};
 use crate::nn::parameters;
@@ -177,6 +177,7 @@ fn export_packed(
         (Decoder::new(hf.decoder().clone(), 1)?, Decoder::new(hf.decoder().clone(), 1)?);
     let n_elems = parameters(&plain).iter().map(|named| named.param.shape().n_elems()).sum();
     let full = SafetensorsSource::open(dir, hf, &plain)?;
+    let notes = [hf.notes(), &full.notes(), &told].concat();
     let mut source = quantized.quantize(format, DType::F32)?.source(full, device);
     files.save(out, &mut source, dtype)?;
     drop(source);
@@ -187,7 +188,7 @@ fn export_packed(
     let before = logits(&before, dir, &prompts)?;
     let after = logits(&load_for_inference(out, &[], device, DType::F32, n_positions)?, out, &prompts)?;
     let compared = compared(&before, &after, hf.decoder().vocab_size)?;
-    Ok(Exported { n_elems, dtype, files: names, notes: [hf.notes(), &told].concat(), compared })
+    Ok(Exported { n_elems, dtype, files: names, notes, compared })
 }
 
 /// Texts beside the weights: a `Modelfile`, the settings of the tokenizer, and the chat template where one is named; and what
@@ -233,7 +234,7 @@ fn dtype_of(dir: &Path) -> Result<DType> {
     let path = dir.join("config.json");
     let text =
         oarlock_comm::read_text(&path, oarlock_comm::MAX_CONFIG_BYTES).map_err(Error::io("read", &path))?;
-    let config: Value = serde_json::from_str(&text).map_err(|e| Error::bad_file(&path, e.to_string()))?;
+    let config: Value = json::from_str(&text).map_err(|e| Error::bad_file(&path, e.to_string()))?;
     let named = ["dtype", "torch_dtype"].iter().find_map(|key| config.get(key)?.as_str());
     Ok(match named.map(|name| name.trim_start_matches("torch.")) {
         Some("bfloat16") => DType::BF16,

@@ -7,6 +7,7 @@ use serde_json::{Map, Value, json};
 use super::targeted::Targeted;
 use crate::config::{AdapterConfig, AdapterKind, LoraConfig, LoraInit, OftBlocks, OftConfig, Targets};
 use crate::error::{Error, Result};
+use crate::json;
 
 /// The version of PEFT whose files these are.
 const PEFT_VERSION: &str = "0.18.1";
@@ -91,8 +92,8 @@ pub(super) fn read(path: &Path) -> Result<PeftConfig> {
     let text =
         oarlock_comm::read_text(path, oarlock_comm::MAX_CONFIG_BYTES).map_err(Error::io("read", path))?;
     let bad = |problem: String| Error::bad_file(path, problem);
-    let fields: Map<String, Value> = serde_json::from_str(&text)
-        .map_err(|e| bad(format!("{e}; expected the JSON object of a PEFT adapter")))?;
+    let fields: Map<String, Value> =
+        json::from_str(&text).map_err(|e| bad(format!("{e}; expected the JSON object of a PEFT adapter")))?;
     for (name, plain) in PLAIN {
         if let Some(value) = fields.get(name)
             && !plain.contains(&value.to_string().as_str())

@@ -80,11 +80,6 @@ impl AdaptedSource {
         AdaptedSource { principal: adaptation.config.is_pissa().then(|| adaptation.clone()), ..self }
     }
 
-    /// What is to be told of its adapters ([`Adapter::notes`]).
-    pub fn notes(&self) -> Vec<String> {
-        self.merged.iter().chain(&self.trained).flat_map(|adapter| adapter.notes().iter().cloned()).collect()
-    }
-
     /// Elements of a weight of the base with all adapters merged into it.
     fn merged(&mut self, slice: &ParamSlice<'_>, out: &mut [f32]) -> Result<()> {
         let (path, n_merged) = (path_of(slice.name), self.merged.len());
@@ -269,6 +264,12 @@ impl WeightSource for AdaptedSource {
             || self.trained.as_ref().is_some_and(is_copied)
             || self.replaced_by(name, self.merged.len()).is_some()
             || self.base.has(name)
+    }
+
+    fn notes(&self) -> Vec<String> {
+        let of_adapters =
+            self.merged.iter().chain(&self.trained).flat_map(|adapter| adapter.notes().iter().cloned());
+        self.base.notes().into_iter().chain(of_adapters).collect()
     }
 }
 

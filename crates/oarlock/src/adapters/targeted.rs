@@ -141,6 +141,7 @@ impl Targeted {
     /// What it says, for messages.
     pub(super) fn said(&self) -> String {
         let mut said = match &self.targets {
+            Names::Listed(names) if names.is_empty() => "names nothing in target_modules".to_owned(),
             Names::Listed(names) => format!("names {} in target_modules", names.join(", ")),
             Names::Matching(expression) => format!("has target_modules {}", expression.as_str()),
             Names::AllLinear => "has target_modules all-linear".to_owned(),

@@ -7,6 +7,7 @@ use serde_json::{Map, Value, json};
 
 use crate::data::{Chat, Tokenizer};
 use crate::error::{Error, Result};
+use crate::json;
 use crate::model::hf::HfConfig;
 
 /// Files with their texts, which replace those of the tokenizer.
@@ -71,7 +72,7 @@ pub fn stop_ids(chat: &Chat, tokenizer: &Tokenizer, hf: &HfConfig) -> Result<Vec
 fn object(dir: &Path, name: &str) -> Result<Option<Map<String, Value>>> {
     let path = dir.join(name);
     match oarlock_comm::read_text(&path, oarlock_comm::MAX_CONFIG_BYTES) {
-        Ok(text) => serde_json::from_str(&text).map(Some).map_err(|e| Error::bad_file(&path, e.to_string())),
+        Ok(text) => json::from_str(&text).map(Some).map_err(|e| Error::bad_file(&path, e.to_string())),
         Err(e) if e.kind() == std::io::ErrorKind::NotFound => Ok(None),
         Err(e) => Err(Error::io("read", &path)(e)),
     }

@@ -7,6 +7,7 @@ use serde_json::{Map, Value, json};
 
 use super::error::{Error, Result};
 use crate::config::NewTokens;
+use crate::json;
 
 /// A token that is found in texts before they are split.
 #[derive(Clone, Debug, PartialEq, Eq, Deserialize)]
@@ -207,7 +208,7 @@ fn specials(file: &Path, config: &Map<String, Value>) -> Result<Vec<AddedToken>>
 pub(super) fn side_file(dir: &Path, name: &str) -> Result<Value> {
     let path = dir.join(name);
     match oarlock_comm::read_file(&path, oarlock_comm::MAX_CONFIG_BYTES) {
-        Ok(bytes) => serde_json::from_slice(&bytes).map_err(|e| Error::Tokenizer {
+        Ok(bytes) => json::from_slice(&bytes).map_err(|e| Error::Tokenizer {
             path,
             cause: format!("broken JSON: {e}; repair or remove the file"),
         }),

@@ -101,23 +101,25 @@ impl<'a> Encoder<'a> {
     /// # Errors
     /// As [`Encoder::encode`]; a row without text, and one that `stage: sft` cannot use, is dropped instead.
     pub(super) fn row(&self, mut row: Row) -> Result<Encoding> {
+        let twice: Vec<String> = row.record.unread().into_iter().collect();
         let Some(chat) = self.sft else {
             if row.record.lacks_text() {
                 let (part, record) = (row.part, row.record);
                 let outcome = Outcome::Dropped("its text is null".into());
-                return Ok(Encoding { outcome, guessed: None, unread: Vec::new(), part, record });
+                return Ok(Encoding { outcome, guessed: None, unread: twice, part, record });
             }
             let example = Example::read(&mut row.record, self.content())?;
             let encoded = self.encode(&example).map_err(|error| row.record.explain(error))?;
             return Ok(Encoding {
                 outcome: Outcome::Encoded(encoded, Cuts::default()),
                 guessed: None,
-                unread: Vec::new(),
+                unread: twice,
                 part: row.part,
                 record: row.record,
             });
         };
         let Read { reading, guessed, mut unread } = row.read()?;
+        unread.extend(twice);
         let outcome = match reading {
             Reading::Dropped(reason) => Outcome::Dropped(reason),
             Reading::Example(example) => {

@@ -6,9 +6,11 @@ use serde::Deserialize;
 use serde_json::Value;
 
 use super::added_tokens::AddedToken;
+use super::distinct_ids;
 use super::fence::fenced;
 use super::pieces::Pieces;
 use super::scored_tokens::ScoredTokens;
+use crate::json;
 
 type Result<T> = std::result::Result<T, String>;
 
@@ -99,6 +101,7 @@ impl Model {
 
 #[derive(Deserialize)]
 struct Added {
+    id: Option<u32>,
     #[serde(default)]
     content: String,
 }
@@ -107,7 +110,7 @@ impl Engine {
     /// Builds the vocabulary of a `tokenizer.json`, and adds tokens to it: those that the vocabulary lacks get the next ids.
     pub(super) fn build(json: &[u8], added: &[AddedToken]) -> Result<Engine> {
         let whole = |cause: String| format!("{cause}; is it a whole tokenizer.json?");
-        let parts: Parts = serde_json::from_slice(json).map_err(|e| whole(e.to_string()))?;
+        let parts: Parts = json::from_slice(json).map_err(|e| whole(e.to_string()))?;
         let of_file = parts.added_tokens.iter().map(|token| token.content.len());
         let sizes: Vec<usize> = of_file.chain(added.iter().map(|token| token.content.len())).collect();
         if let Some(found) = sizes.iter().find(|n_bytes| **n_bytes > MAX_ADDED_BYTES) {
@@ -153,6 +156,11 @@ impl Engine {
             special: token.special,
         });
         fence(|| tokenizer.add_tokens(added))?;
+        let of_file = parts.added_tokens.iter();
+        distinct_ids::check(
+            &tokenizer,
+            of_file.filter_map(|token| Some((token.content.as_str(), token.id?))),
+        )?;
         let pieces = Pieces::of(&tokenizer);
         let is_byte_level_bpe = is_byte_level_bpe(&parts.normalizer, &parts.pre_tokenizer);
         Ok(Engine { tokenizer, pieces, is_byte_level_bpe, patterns })
@@ -320,6 +328,33 @@ mod tests {
     }
 
     #[test]
+    fn a_token_has_an_id_of_its_own_which_the_file_says_once() {
+        let (dir, whole) = small();
+        let n = whole.vocab_size().unwrap();
+        let id = |token: &str| json!(whole.id_of(token).unwrap().unwrap());
+        let message = damaged(|json| json["model"]["vocab"]["the"] = id("a")).unwrap_err();
+        assert!(message.contains("its tokens \"a\" and \"the\" have one id"), "{message}");
+        let added = |content: &str, id: usize| {
+            let token = json!({"id": id, "content": content, "single_word": false, "lstrip": false, "rstrip": false,
+                               "normalized": false, "special": true});
+            damaged(move |json| json["added_tokens"].as_array_mut().unwrap().push(token))
+        };
+        assert!(added("<new>", n).is_ok());
+        assert!(added("the", whole.id_of("the").unwrap().unwrap() as usize).is_ok());
+        for (content, wrong) in [("<new>", n + 5), ("<new>", 1), ("the", n)] {
+            let message = added(content, wrong).unwrap_err();
+            assert!(message.contains(&format!("give {content:?} the id {wrong}, and it gets ")), "{message}");
+        }
+        // The same key twice, with another value.
+        let path = dir.path().join("tokenizer.json");
+        let text = std::fs::read_to_string(&path).unwrap();
+        let at = text.find("\"vocab\"").and_then(|at| Some(at + text[at..].find('{')? + 1)).unwrap();
+        std::fs::write(&path, format!("{}\"a\": 7,{}", &text[..at], &text[at..])).unwrap();
+        let message = Tokenizer::open(dir.path()).unwrap().encode("the").unwrap_err().to_string();
+        assert!(message.contains("\"a\" stands twice with two values, first in "), "{message}");
+    }
+
+    #[test]
     fn damaged_files_end_in_messages() {
         assert!(damaged(|_| ()).is_ok());
         // Each of these ends the library in a panic.
@@ -343,9 +378,10 @@ mod tests {
 
     #[test]
     fn an_added_token_without_end_is_refused() {
+        let first = small().1.vocab_size().unwrap();
         let added = |length: usize, n: usize| {
             let token = |id: usize| {
-                json!({"id": 4000 + id, "content": "x".repeat(length - 4) + &format!("{id:04}"), "special": true, "lstrip": false,
+                json!({"id": first + id, "content": "x".repeat(length - 4) + &format!("{id:04}"), "special": true, "lstrip": false,
                     "rstrip": false, "single_word": false, "normalized": false})
             };
             damaged(|json| json["added_tokens"].as_array_mut().unwrap().extend((0..n).map(token)))

@@ -11,6 +11,8 @@ mod cache;
 mod confined;
 mod cut;
 mod deal;
+#[cfg(feature = "tokenizers")]
+mod distinct_ids;
 mod encode;
 #[cfg_attr(not(feature = "tokenizers"), path = "engine_absent.rs")]
 mod engine;

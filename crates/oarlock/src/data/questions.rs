@@ -10,6 +10,7 @@ use serde_json::{Map, Value};
 use super::error::{Error, Result};
 use super::example::{Conversation, Message};
 use super::source::csv_rows;
+use crate::json;
 
 /// The letters of answers.
 pub const CHOICES: [&str; 4] = ["A", "B", "C", "D"];
@@ -80,7 +81,7 @@ pub fn subjects(dir: &Path, task: &str) -> Result<Vec<Subject>> {
         cause,
         remedy: "expected for each subject a name and a category".into(),
     };
-    let listed: Map<String, Value> = serde_json::from_str(&text).map_err(|e| broken(e.to_string()))?;
+    let listed: Map<String, Value> = json::from_str(&text).map_err(|e| broken(e.to_string()))?;
     let split = match split {
         "validation" => "val",
         "train" => "dev",

@@ -126,6 +126,11 @@ impl RowReport {
         }
     }
 
+    /// Whether something of the rows, or some of them, is not learned from.
+    pub(super) fn is_worth_telling(&self) -> bool {
+        !self.unread.is_empty() || self.n_dropped() > 0
+    }
+
     /// Rows that are not learned from.
     pub fn n_dropped(&self) -> u64 {
         self.dropped.iter().map(|dropped| dropped.rows).sum()

@@ -6,6 +6,7 @@ use serde_json::Value;
 
 use super::added_tokens::settings;
 use super::error::{Error, Result};
+use crate::json;
 
 /// The Jinja text of a template, and its file.
 pub(super) type Text = (String, PathBuf);
@@ -57,7 +58,7 @@ impl WrittenTemplate {
         if default.is_none()
             && let Some((json, path)) = text(&of_json)?
         {
-            let parsed: Value = serde_json::from_str(&json)
+            let parsed: Value = json::from_str(&json)
                 .map_err(|e| Error::Template { path: path.clone(), cause: e.to_string() })?;
             default = parsed["chat_template"].as_str().map(|template| (template.to_owned(), path));
         }

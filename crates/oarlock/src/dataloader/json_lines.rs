@@ -5,6 +5,7 @@ use std::path::Path;
 use serde::de::DeserializeOwned;
 
 use crate::error::{Error, Result};
+use crate::json;
 
 /// Reads a file with one JSON value a line into a data set in memory; empty lines do not count.
 ///
@@ -31,7 +32,7 @@ pub fn json_lines<T: DeserializeOwned>(path: impl AsRef<Path>) -> Result<Vec<T>>
     lines
         .map(|(i, line)| {
             let problem = |error| Error::bad_file(path, format!("line {}: {error}", i + 1));
-            serde_json::from_str(line).map_err(problem)
+            json::from_str(line).map_err(problem)
         })
         .collect()
 }

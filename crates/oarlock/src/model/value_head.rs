@@ -150,4 +150,8 @@ impl WeightSource for ValueHeadSource {
     fn has(&self, name: &str) -> bool {
         if is_of_value_head(name) { self.head.has(name) } else { self.base.has(name) }
     }
+
+    fn notes(&self) -> Vec<String> {
+        [self.base.notes(), self.head.notes()].concat()
+    }
 }

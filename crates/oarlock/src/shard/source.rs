@@ -52,6 +52,12 @@ pub trait WeightSource {
     fn has(&self, _name: &str) -> bool {
         true
     }
+
+    /// What is to be told of the files that it reads: what they contradict themselves in. A source that reads from others
+    /// asks them.
+    fn notes(&self) -> Vec<String> {
+        Vec::new()
+    }
 }
 
 impl<S: WeightSource + ?Sized> WeightSource for Box<S> {
@@ -61,6 +67,10 @@ impl<S: WeightSource + ?Sized> WeightSource for Box<S> {
 
     fn has(&self, name: &str) -> bool {
         (**self).has(name)
+    }
+
+    fn notes(&self) -> Vec<String> {
+        (**self).notes()
     }
 }
 

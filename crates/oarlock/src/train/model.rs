@@ -116,7 +116,6 @@ impl Start {
         let Finetuning::Adapter(args) = &config.train.finetuning else { return Ok(start) };
         let open = |dir: &PathBuf| Adapter::open(dir, hf, &mut plain);
         start.merged = args.adapters.iter().map(open).collect::<Result<_>>()?;
-        start.told.extend(start.merged.iter().flat_map(|adapter| adapter.notes().iter().cloned()));
         let is_quantized = start.quantized.is_some();
         if is_quantized && (start.merged.len() > 1 || args.create_new && !start.merged.is_empty()) {
             return Err(Error::Model(

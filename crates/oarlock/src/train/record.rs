@@ -2,6 +2,7 @@
 //! with its own.
 
 mod settings;
+mod spelled;
 
 use std::collections::BTreeMap;
 use std::fmt::Write as _;
@@ -14,7 +15,8 @@ use crate::checkpoint::ClientState;
 use crate::config::TrainConfig;
 use crate::error::{Error, Result};
 use crate::train::inputs::Inputs;
-use settings::{Effect, ROWS, Settings};
+use settings::{Effect, ROWS, Setting, Settings};
+use spelled::spelled;
 
 /// Its place among what a checkpoint keeps.
 const KEY: &str = "run";
@@ -41,7 +43,7 @@ impl RunRecord {
     /// Of a run of so many steps, with so many rows in each.
     pub fn new(config: &TrainConfig, total_steps: u64, rows: u64, inputs: Inputs) -> RunRecord {
         let settings = Settings::of(config, rows).0.into_iter();
-        let settings = settings.map(|(name, value, _)| (name.to_owned(), value)).collect();
+        let settings = settings.map(|Setting { name, value, .. }| (name.to_owned(), value)).collect();
         RunRecord { total_steps, settings, inputs }
     }
 
@@ -102,22 +104,25 @@ impl RunRecord {
 
     fn differences(&self, then: &RunRecord, done: u64, config: &TrainConfig) -> Differences {
         let mut found = Differences::default();
-        let effects: BTreeMap<&str, Effect> =
-            Settings::of(config, 0).0.into_iter().map(|(name, _, effect)| (name, effect)).collect();
+        let known: BTreeMap<&str, Setting> =
+            Settings::of(config, 0).0.into_iter().map(|setting| (setting.name, setting)).collect();
         let names: std::collections::BTreeSet<&String> =
             then.settings.keys().chain(self.settings.keys()).collect();
         for name in names {
-            let effect = effects.get(name.as_str());
+            let setting = known.get(name.as_str());
+            let effect = setting.map(|setting| setting.effect);
             let values = [then.settings.get(name), self.settings.get(name)];
             // What one run does not have at all follows from another setting, or another version does not know it.
-            if values.contains(&None) && effect != Some(&Effect::Length) {
+            if values.contains(&None) && effect != Some(Effect::Length) {
                 continue;
             }
             let [before, now] = values.map(|value| value.cloned().unwrap_or(Value::Null));
             if before == now {
                 continue;
             }
-            let line = format!("{name} was {}, is {}", shown(&before), shown(&now));
+            let is_rust = setting.is_some_and(|setting| setting.is_rust);
+            let line =
+                format!("{name} was {}, is {}", shown(name, &before, is_rust), shown(name, &now, is_rust));
             let is_harmless = match effect {
                 Some(Effect::Computes) => false,
                 Some(Effect::Ranks) => config.save.restarted.is_some(),
@@ -141,9 +146,11 @@ impl RunRecord {
     }
 }
 
-fn shown(value: &Value) -> String {
+/// A value as a file holds it.
+fn shown(name: &str, value: &Value, is_rust: bool) -> String {
     match value {
         Value::Null => "not set".to_owned(),
+        Value::String(text) if is_rust => spelled(name, text),
         Value::String(text) => text.clone(),
         other => other.to_string(),
     }

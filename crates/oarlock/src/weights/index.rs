@@ -1,13 +1,14 @@
 //! Which safetensors files of a folder hold its weights, and where that and the files contradict each other.
 
 use std::collections::{BTreeMap, BTreeSet};
-use std::path::Path;
+use std::path::{Path, PathBuf};
 
 use serde_json::Value;
 
 use super::files::INDEX;
-use super::source::MappedFiles;
+use super::source::Located;
 use crate::error::{Error, Result};
+use crate::json;
 
 /// The file of weights that are in one.
 const WHOLE: &str = "model.safetensors";
@@ -19,11 +20,29 @@ const SHOWN: usize = 3;
 /// # Errors
 /// A folder without any, and an index that is none.
 pub(crate) fn weight_files(dir: &Path) -> Result<BTreeSet<String>> {
-    if dir.join(WHOLE).exists() {
-        return Ok(BTreeSet::from([WHOLE.to_owned()]));
-    }
-    let path = dir.join(INDEX);
-    if !path.exists() {
+    Ok(Listing::of(dir)?.files)
+}
+
+/// The safetensors files of a folder.
+pub(super) struct Listing {
+    path: PathBuf,
+    pub(super) files: BTreeSet<String>,
+    /// The file of each weight, where an index says it.
+    named: Option<BTreeMap<String, String>>,
+}
+
+impl Listing {
+    /// # Errors
+    /// As [`weight_files`].
+    pub(super) fn of(dir: &Path) -> Result<Listing> {
+        let path = dir.join(INDEX);
+        if dir.join(WHOLE).exists() {
+            return Ok(Listing { path, files: BTreeSet::from([WHOLE.to_owned()]), named: None });
+        }
+        if path.exists() {
+            let named = weight_map(&path)?;
+            return Ok(Listing { path, files: named.values().cloned().collect(), named: Some(named) });
+        }
         let pickled =
             ["pytorch_model.bin", "pytorch_model.bin.index.json"].iter().any(|name| dir.join(name).exists());
         let problem = match pickled {
@@ -35,16 +54,56 @@ pub(crate) fn weight_files(dir: &Path) -> Result<BTreeSet<String>> {
                  them with train_from_scratch: true"
             }
         };
-        return Err(Error::bad_file(dir, problem));
+        Err(Error::bad_file(dir, problem))
     }
-    Ok(weight_map(&path)?.into_values().collect())
+
+    /// Lines for what the folder says of its weights, which are `found` in files in the order of their names, that is not
+    /// so: an index beside all weights in one file, which is not read; weights that the index names and their file does not
+    /// hold; and weights of its files that it does not name, which are read all the same, as in transformers.
+    pub(super) fn contradictions(&self, found: &BTreeMap<String, Located>) -> Vec<String> {
+        let Some(named) = &self.named else {
+            let told = format!(
+                "warning: {} lies beside {WHOLE}, which is read, as in transformers; what the index names is not",
+                self.path.display()
+            );
+            return if self.path.is_file() { vec![told] } else { Vec::new() };
+        };
+        let files: Vec<&String> = self.files.iter().collect();
+        let file_of = |weight: &String| found.get(weight).map(|located| files[located.file]);
+        let elsewhere = named.iter().filter(|(weight, file)| file_of(weight) != Some(*file));
+        let unnamed = found.keys().filter(|weight| !named.contains_key(*weight));
+        let told = |names: Option<String>, problem: &str| {
+            names.map(|names| {
+                format!(
+                    "warning: {} and the files that it names are of two models, or were changed: {problem} {names}",
+                    self.path.display()
+                )
+            })
+        };
+        let lines = [
+            told(some_of(elsewhere.map(|(weight, _)| weight)), "where it says they are, there are no"),
+            told(some_of(unnamed), "the files hold, and it does not name, what is read all the same:"),
+        ];
+        lines.into_iter().flatten().collect()
+    }
+}
+
+/// Some of these names, and how many more there are; none where there is none.
+pub(crate) fn some_of<'a>(names: impl Iterator<Item = &'a String>) -> Option<String> {
+    let names: Vec<&str> = names.map(String::as_str).collect();
+    let shown = names.iter().take(SHOWN).copied().collect::<Vec<_>>().join(", ");
+    match names.len() {
+        0 => None,
+        n if n > SHOWN => Some(format!("{shown} and {} more", n - SHOWN)),
+        _ => Some(shown),
+    }
 }
 
 /// The files of weights by an index.
 fn weight_map(path: &Path) -> Result<BTreeMap<String, String>> {
     let text =
         oarlock_comm::read_text(path, oarlock_comm::MAX_CONFIG_BYTES).map_err(Error::io("read", path))?;
-    let index: Value = serde_json::from_str(&text).map_err(|e| Error::bad_file(path, e.to_string()))?;
+    let index: Value = json::from_str(&text).map_err(|e| Error::bad_file(path, e.to_string()))?;
     let Some(map) = index.get("weight_map").and_then(Value::as_object) else {
         return Err(Error::bad_file(
             path,
@@ -61,50 +120,4 @@ fn weight_map(path: &Path) -> Result<BTreeMap<String, String>> {
         )),
     };
     map.iter().map(file).collect()
-}
-
-/// Lines for what a folder says of its weights that is not so: an index beside all weights in one file, which is not read;
-/// weights that the index names and their file does not hold; and weights of its files that it does not name, which are read
-/// all the same, as in transformers. What cannot be read is explained when the weights are opened.
-pub(crate) fn contradictions(dir: &Path) -> Vec<String> {
-    let path = dir.join(INDEX);
-    if !path.is_file() {
-        return Vec::new();
-    }
-    if dir.join(WHOLE).exists() {
-        return vec![format!(
-            "warning: {} holds {WHOLE} and {INDEX}; {WHOLE} is read, as in transformers, and what the index names is not",
-            dir.display()
-        )];
-    }
-    let Ok(map) = weight_map(&path) else { return Vec::new() };
-    let files: Vec<&String> = map.values().collect::<BTreeSet<_>>().into_iter().collect();
-    let Ok(found) = MappedFiles::open(files.iter().map(|name| dir.join(name))) else { return Vec::new() };
-    let file_of = |weight: &String| found.tensors.get(weight).map(|located| files[located.file]);
-    let elsewhere: Vec<&String> = map
-        .iter()
-        .filter(|(weight, file)| file_of(weight) != Some(*file))
-        .map(|(weight, _)| weight)
-        .collect();
-    let unnamed: Vec<&String> = found.tensors.keys().filter(|weight| !map.contains_key(*weight)).collect();
-    let told = |weights: &[&String], problem: &str| {
-        let shown: Vec<&str> = weights.iter().take(SHOWN).map(|name| name.as_str()).collect();
-        let more = if weights.len() > SHOWN {
-            format!(" and {} more", weights.len() - SHOWN)
-        } else {
-            String::new()
-        };
-        (!weights.is_empty()).then(|| {
-            format!(
-                "warning: {} and the files that it names are of two models, or were changed: {problem} {}{more}",
-                path.display(),
-                shown.join(", ")
-            )
-        })
-    };
-    let lines = [
-        told(&elsewhere, "where it says they are, there are no"),
-        told(&unnamed, "the files hold, and it does not name, what is read all the same:"),
-    ];
-    lines.into_iter().flatten().collect()
 }

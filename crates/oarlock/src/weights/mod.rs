@@ -15,13 +15,13 @@ mod stored;
 
 pub(crate) use elements::{floats, not_finite};
 pub use files::{Content, FileDType, ModelFiles, ModelWriter, Weight, WrittenFile, check_weights_dtype};
-pub(crate) use index::{contradictions, weight_files};
+pub(crate) use index::{some_of, weight_files};
 pub use matching::{Differences, Strict};
 pub use packed::StoredQuantization;
 pub use quantized::{QuantizedLayers, QuantizedSource, QuantizedWeights};
 pub use save::{ReadElements, WorkingCopies};
 pub(crate) use source::MappedFiles;
-pub use source::SafetensorsSource;
+pub use source::{Located, SafetensorsSource};
 pub(crate) use staged::ResultFile;
 pub use staged::{Staged, staged_path};
 pub use state_dict::StateDictSource;

@@ -106,6 +106,10 @@ impl<S: WeightSource> WeightSource for QuantizedSource<S> {
     fn has(&self, name: &str) -> bool {
         self.full.has(name)
     }
+
+    fn notes(&self) -> Vec<String> {
+        self.full.notes()
+    }
 }
 
 /// Elements of a parameter with the weight in `words`: these words, or where its shape is that of the weight, what they

@@ -7,17 +7,20 @@ use std::sync::Arc;
 
 use oarlock_comm::MappedFile;
 use oarlock_tensor::cpu::Isa;
+use oarlock_tensor::cpu::quantized::Format;
 use oarlock_tensor::{DType, Device, Par};
 use safetensors::{Dtype, SafeTensors};
+use serde::de::IgnoredAny;
 
 use super::elements;
 use super::files::CHUNK_ELEMS;
-use super::index::weight_files;
+use super::index::Listing;
 use super::matching::{Differences, Matched, Named, Strict};
 use super::packed::{self, Packed};
 use super::quantized::{QuantizedLayers, words_or_values};
 use super::stored::StoredForm;
 use crate::error::{Error, Result};
+use crate::json;
 use crate::nn::{Buffer, BufferValues, Module, NamedBuffer, StoredNames};
 use crate::shard::{ParamSlice, Unfit, WeightSource};
 
@@ -32,19 +35,40 @@ pub struct SafetensorsSource {
     buffers: Vec<(Buffer, BufferValues)>,
     /// What the files say of themselves.
     metadata: HashMap<String, String>,
+    /// What is to be told of the files.
+    notes: Vec<String>,
     /// The words of the quantized weight that was read last, of which other parts may be asked for next.
     last: Option<(String, Vec<i32>)>,
 }
 
 /// A tensor of some files.
 #[derive(Clone, Debug)]
-pub(crate) struct Located {
+pub struct Located {
+    /// The number of its file.
     pub file: usize,
+    /// Where its elements lie in that file.
     pub bytes: Range<usize>,
+    /// Its sizes.
     pub shape: Vec<usize>,
+    /// The dtype of its elements.
     pub dtype: Dtype,
     /// A quantized matrix, of which the files hold several parts.
     pub(super) packed: Option<Arc<Packed>>,
+}
+
+impl Located {
+    /// Whether it is a quantized matrix, of which the files hold several parts.
+    pub(crate) fn is_quantized(&self) -> bool {
+        self.packed.is_some()
+    }
+
+    /// The format of a matrix of 4 bits, and the type that the files give the bytes of its codes.
+    pub(crate) fn four_bit(&self) -> Option<(Format, Dtype)> {
+        match self.packed.as_deref()? {
+            Packed::FourBit(packed) => Some((packed.layout.format, packed.storage())),
+            Packed::EightBit(_) | Packed::Grouped(_) => None,
+        }
+    }
 }
 
 impl Named for Located {
@@ -64,11 +88,11 @@ impl SafetensorsSource {
     /// # Errors
     /// [`Error::BadFile`] for a broken file, and for missing, unexpected or misshapen weights (at most five listed).
     pub fn open(dir: &Path, form: &dyn StoredForm, model: &dyn Module) -> Result<SafetensorsSource> {
-        let names = weight_files(dir)?;
-        let mut files = MappedFiles::open(names.iter().map(|name| dir.join(name)))?;
+        let mut files = MappedFiles::of_folder(dir)?;
         if let Some(quantization) = form.quantization() {
             let gathered = packed::gather(quantization, &mut files.tensors, &files.files);
             gathered.map_err(|problem| Error::bad_file(dir, problem))?;
+            files.notes.extend(form.contradictions(dir, &files.tensors));
         }
         let found = &files.tensors;
         let title = form.title();
@@ -97,7 +121,7 @@ impl SafetensorsSource {
         strict: Strict,
     ) -> Result<(SafetensorsSource, Differences)> {
         let files = match path.is_dir() {
-            true => MappedFiles::open(weight_files(path)?.iter().map(|name| path.join(name)))?,
+            true => MappedFiles::of_folder(path)?,
             false => MappedFiles::open(std::iter::once(path.to_path_buf()))?,
         };
         let found = &files.tensors;
@@ -121,7 +145,7 @@ impl SafetensorsSource {
     /// What a model takes of these files, which are at `path`.
     fn of(
         path: &Path,
-        MappedFiles { files, tensors: found, metadata }: MappedFiles,
+        MappedFiles { files, tensors: found, metadata, notes }: MappedFiles,
         matched: Matched,
     ) -> Result<(SafetensorsSource, Differences)> {
         let mut buffers = Vec::new();
@@ -135,7 +159,8 @@ impl SafetensorsSource {
         let tensors = matched.tensors.into_iter();
         let tensors = tensors.map(|(name, tensor)| (name, found[&tensor].clone())).collect();
         let path = path.to_path_buf();
-        Ok((SafetensorsSource { path, files, tensors, buffers, metadata, last: None }, matched.differences))
+        let source = SafetensorsSource { path, files, tensors, buffers, metadata, notes, last: None };
+        Ok((source, matched.differences))
     }
 
     /// The linear layers whose weights the files hold quantized, in the format of layers that compute with them.
@@ -189,9 +214,19 @@ pub(crate) struct MappedFiles {
     pub(crate) tensors: BTreeMap<String, Located>,
     /// What the files say of themselves.
     metadata: HashMap<String, String>,
+    /// What is to be told of them.
+    notes: Vec<String>,
 }
 
 impl MappedFiles {
+    /// The files of a folder.
+    fn of_folder(dir: &Path) -> Result<MappedFiles> {
+        let listing = Listing::of(dir)?;
+        let mut mapped = MappedFiles::open(listing.files.iter().map(|name| dir.join(name)))?;
+        mapped.notes = listing.contradictions(&mapped.tensors);
+        Ok(mapped)
+    }
+
     /// Maps safetensors files and reads their headers.
     ///
     /// # Errors
@@ -218,6 +253,7 @@ impl MappedFiles {
             )
         })?;
         let (data, file) = (8 + header_len, self.files.len());
+        json::from_slice::<IgnoredAny>(&map[8..data]).map_err(|e| Error::bad_file(path, e.to_string()))?;
         for (name, info) in metadata.tensors() {
             let (start, end) = info.data_offsets;
             let bytes = data + start..data + end;
@@ -237,6 +273,10 @@ impl MappedFiles {
 impl WeightSource for SafetensorsSource {
     fn has(&self, name: &str) -> bool {
         self.tensors.contains_key(name)
+    }
+
+    fn notes(&self) -> Vec<String> {
+        self.notes.clone()
     }
 
     fn read(&mut self, slice: &ParamSlice<'_>, out: &mut [f32]) -> Result<()> {

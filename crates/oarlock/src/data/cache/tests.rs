@@ -4,6 +4,7 @@ use std::time::{Duration, SystemTime};
 
 use tempfile::TempDir;
 
+use super::super::template::ChatTemplate;
 use super::super::tokenizer::Tokenizer;
 use super::super::tokenizer::tests::small;
 use super::*;
@@ -69,6 +70,29 @@ fn texts_that_are_null_are_dropped_and_counted() {
     assert!(report.dropped[0].reason.contains("null") && report.dropped[0].first.ends_with("data.jsonl:2"));
     let none = build("{\"text\": null}").unwrap_err().to_string();
     assert!(none.contains("none of 1 rows can be learned from; 1 dropped: its text is null"), "{none}");
+}
+
+#[test]
+fn a_key_that_stands_twice_in_records_is_told_and_the_last_counts() {
+    let (dir, tokenizer) = small();
+    let template = ChatTemplate::read(dir.path()).unwrap();
+    let rows = |rows: &str, encoder: Encoder<'_>| {
+        std::fs::write(dir.path().join("data.jsonl"), rows).unwrap();
+        let source = Source::resolve("data.jsonl", dir.path(), None).unwrap();
+        let built = TokenCache::build(&dir.path().join("cache"), &source, encoder, &mut |_| {}).unwrap();
+        let cache = TokenCache::open(&built.path).unwrap();
+        (records(&cache), cache.report().unwrap().unwrap().lines(64).join("\n"))
+    };
+    let told =
+        |key: &str| format!("the first value of \"{key}\", which stands twice in a record, is not read");
+    let texts =
+        "{\"text\": \"of\"}\n{\"text\": \"the end\", \"text\": \"of\"}\n{\"text\": \"of\", \"text\": \"of\"}";
+    let (found, said) = rows(texts, Encoder::from(&tokenizer));
+    assert!(found[1] == found[0] && found[2] == found[0]);
+    assert!(said.contains(&told("text")) && said.contains("(1 rows, the first is "), "{said}");
+    let conversation = "{\"id\": 1, \"messages\": [{\"role\": \"user\", \"content\": \"the\"}, {\"role\": \"assistant\", \"content\": \"end\"}], \"id\": 2}";
+    let (_, said) = rows(conversation, Encoder::chat(&tokenizer, &template));
+    assert!(said.contains(&told("id")) && said.contains("data.jsonl:1)"), "{said}");
 }
 
 #[test]

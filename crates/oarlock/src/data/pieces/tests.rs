@@ -58,19 +58,21 @@ fn shapes() -> Vec<Shape> {
 /// The small tokenizer with these parts, and with added tokens that begin alike, are normalised, or look at what stands
 /// beside them.
 fn tokenizer_json(normalizer: Value, pre_tokenizer: Value) -> Value {
-    let (dir, _) = small();
+    let (dir, tokenizer) = small();
+    let mut next = tokenizer.vocab_size().unwrap();
     let mut json: Value =
         serde_json::from_slice(&std::fs::read(dir.path().join("tokenizer.json")).unwrap()).unwrap();
     json["normalizer"] = normalizer;
     json["pre_tokenizer"] = pre_tokenizer;
     let tokens = json["added_tokens"].as_array_mut().unwrap();
     let mut add = |content: &str, normalized: bool, aside: &str| {
-        let mut token = json!({"id": 400 + tokens.len(), "content": content, "normalized": normalized,
+        let mut token = json!({"id": next, "content": content, "normalized": normalized,
             "special": false, "single_word": false, "lstrip": false, "rstrip": false});
         if !aside.is_empty() {
             token[aside] = true.into();
         }
         tokens.push(token);
+        next += 1;
     };
     for content in ["<|im", "<think>\n\n", "日本語", "\u{301}1", "|><|"] {
         add(content, false, "");

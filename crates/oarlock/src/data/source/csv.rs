@@ -53,8 +53,21 @@ fn begin(path: &Path, separator: u8) -> Result<(Reader<Quotes<File>>, Vec<String
         .buffer_capacity(1 << 18)
         .from_reader(Quotes::new(path, separator, file));
     let header = reader.headers().map_err(|e| explain(path, e))?;
-    let names = header.iter().map(|n| n.trim_start_matches('\u{feff}').to_owned()).collect();
+    let names = header.iter().map(|n| n.trim_start_matches('\u{feff}'));
+    let names = distinct(names);
     Ok((reader, names))
+}
+
+/// A name that stands several times as pandas has it: the second `text` is `text.1`, so that the first is the column of that
+/// name.
+fn distinct<'a>(header: impl Iterator<Item = &'a str>) -> Vec<String> {
+    let mut names: Vec<String> = Vec::new();
+    for name in header {
+        let numbered = (1..).map(|n| format!("{name}.{n}"));
+        let free = std::iter::once(name.to_owned()).chain(numbered).find(|name| !names.contains(name));
+        names.extend(free);
+    }
+    names
 }
 
 fn records(

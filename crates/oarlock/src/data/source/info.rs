@@ -8,6 +8,7 @@ use serde_json::{Map, Value};
 use super::super::error::{Error, Result};
 use super::super::format::Format;
 use super::{Files, Part, files_of};
+use crate::json;
 use crate::nearest::edits;
 
 const REMOTE_KEYS: [&str; 5] = ["hf_hub_url", "ms_hub_url", "om_hub_url", "script_url", "cloud_file_name"];
@@ -37,7 +38,7 @@ impl DatasetInfo {
         };
         // Some editors begin files with a byte order mark.
         let bytes = bytes.strip_prefix(b"\xef\xbb\xbf").unwrap_or(&bytes);
-        let entries = serde_json::from_slice(bytes).map_err(|e| {
+        let entries = json::from_slice(bytes).map_err(|e| {
             Error::record(
                 &path,
                 e.line() as u64,

@@ -16,6 +16,7 @@ use super::text::{Parts, lines, utf8};
 use super::{
     Content, MAX_RECORD_BYTES, NAME_COLUMN, Record, Records, no_column, or_unwrap, until_error, wrong_type,
 };
+use crate::json::Twice;
 
 /// Streams a file of one object a line, of objects over several lines, or of one array of objects; its beginning tells which
 /// it is.
@@ -29,13 +30,14 @@ pub(super) fn open(path: &Path, columns: Vec<String>, content: Content) -> Resul
     Ok(Box::new(objects.map(move |object| {
         let (line, bytes) = object?;
         let mut record = Record::new(&file, line, utf8(&file, line, bytes)?);
+        let twice = Twice::first(&record.content).map(|twice| twice.key);
         if content == Content::Text {
             match text_of(&record, &columns)? {
                 Some(text) => record.content = text,
                 None => record = Record::without_text(&file, line),
             }
         }
-        Ok(record)
+        Ok(Record { twice, ..record })
     })))
 }
 

@@ -36,6 +36,8 @@ pub struct Record {
     pub content: String,
     /// Whether its text is null.
     lacks_text: bool,
+    /// A key that stands twice in it with two values, of which the last counts, as in Python.
+    twice: Option<String>,
 }
 
 /// A record with the format of its data set, where that is known.
@@ -67,17 +69,22 @@ pub enum Content {
 
 impl Record {
     pub(super) fn new(file: &Arc<Path>, line: u64, content: String) -> Record {
-        Record { file: file.clone(), line, content, lacks_text: false }
+        Record { file: file.clone(), line, content, lacks_text: false, twice: None }
     }
 
     /// A record whose text is null.
     fn without_text(file: &Arc<Path>, line: u64) -> Record {
-        Record { file: file.clone(), line, content: String::new(), lacks_text: true }
+        Record { lacks_text: true, ..Record::new(file, line, String::new()) }
     }
 
     /// Whether its text is null, so that there is nothing to learn in it.
     pub(super) fn lacks_text(&self) -> bool {
         self.lacks_text
+    }
+
+    /// What of it is not read.
+    pub(super) fn unread(&self) -> Option<String> {
+        Some(format!("the first value of \"{}\", which stands twice in a record,", self.twice.as_ref()?))
     }
 
     /// The error of a record that cannot be used.

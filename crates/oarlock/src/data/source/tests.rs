@@ -238,6 +238,9 @@ fn parquet_in_every_compression() {
     }
 }
 
+/// How a frame of Zstandard begins.
+const MAGIC: [u8; 4] = [0x28, 0xb5, 0x2f, 0xfd];
+
 /// Files of pyarrow (bench/golden/make_parquet.py), in both versions of pages.
 #[test]
 fn parquet_in_zstandard() {
@@ -263,12 +266,28 @@ fn parquet_in_zstandard() {
             assert_eq!(*row, expected, "{name}");
         }
         assert_eq!(rows.len(), 40, "{name}");
-        // Whatever byte is another one, it has an end: texts or an error.
+        // Frames that do not begin as such, and half of a file.
+        let mut without_magic = file.clone();
+        for at in 0..file.len() - MAGIC.len() {
+            if file[at..].starts_with(&MAGIC) {
+                without_magic[at] ^= 0x55;
+            }
+        }
+        let said = error("a.parquet", &without_magic);
+        assert!(said.starts_with("a.parquet: broken Parquet: ") && said.contains("Zstandard: "), "{said}");
+        let said = error("a.parquet", &file[..file.len() / 2]);
+        assert!(said.starts_with("a.parquet: broken Parquet: "), "{said}");
+        // Whatever byte is another one: other texts, or an error that names the file.
+        let mut n_errors = 0;
         for at in (4..file.len()).step_by(23) {
             let mut changed = file.clone();
             changed[at] ^= 0x55;
-            drop(read(&folder(&[("a.parquet", &changed)]), "a.parquet"));
+            if let Err(error) = read(&folder(&[("a.parquet", &changed)]), "a.parquet") {
+                assert!(error.to_string().contains("a.parquet: "), "byte {at} of {name}: {error}");
+                n_errors += 1;
+            }
         }
+        assert!(n_errors > 5, "{n_errors} of {} damaged files are errors", file.len() / 23);
     }
 }
 
@@ -442,6 +461,26 @@ fn what_is_not_read_is_told() {
     assert_eq!(Source::resolve("demo,tests", dir.path(), None).unwrap().unread().count(), 0);
     let both: Vec<String> = Source::resolve("both", dir.path(), None).unwrap().unread().cloned().collect();
     assert!(both.iter().any(|told| told.contains("since file_name names a file here")), "{both:?}");
+}
+
+#[test]
+fn a_column_that_stands_twice_in_a_table_has_a_number() {
+    let dir = folder(&[("a.csv", b"text,id,text,text\nfirst,1,second,third\n")]);
+    assert_eq!(read(&dir, "a.csv").unwrap(), ["first"]);
+    let rows = Source::resolve("a.csv", dir.path(), None).unwrap().records(Content::Object);
+    let rows: Vec<Value> = rows.map(|row| serde_json::from_str(&row.unwrap().content).unwrap()).collect();
+    assert_eq!(rows, [json!({"text": "first", "id": "1", "text.1": "second", "text.2": "third"})]);
+}
+
+#[test]
+fn a_name_that_is_defined_twice_is_an_error() {
+    let dir = folder(&[("a.txt", b"a"), ("b.txt", b"b")]);
+    let info = |text: &str| std::fs::write(dir.path().join("dataset_info.json"), text).unwrap();
+    info("{\"demo\": {\"file_name\": \"a.txt\"},\n\"demo\": {\"file_name\": \"b.txt\"}}");
+    let error = read(&dir, "demo").unwrap_err().to_string();
+    assert!(error.contains("dataset_info.json:2: \"demo\" stands twice with two values"), "{error}");
+    info("{\"demo\": {\"file_name\": \"a.txt\"}, \"demo\": {\"file_name\": \"a.txt\"}}");
+    assert_eq!(read(&dir, "demo").unwrap(), ["a"]);
 }
 
 #[test]

@@ -10,10 +10,11 @@ use super::fields::{Asked, FieldWriter, Fields};
 use super::{heads, quantization, rope, sparsity, unread};
 use crate::config::RopeArgs;
 use crate::error::{Error, Result};
+use crate::json;
 use crate::model::DecoderConfig;
 use crate::model::family::{self, Family};
 use crate::nn::SparsityConfig;
-use crate::weights::{StoredForm, StoredQuantization, contradictions};
+use crate::weights::{Located, StoredForm, StoredQuantization};
 
 /// The settings of a Hugging Face folder.
 #[derive(Clone, Debug, PartialEq)]
@@ -63,9 +64,6 @@ impl HfConfig {
                 path.display()
             ));
         }
-        if is_folder {
-            config.notes.extend(contradictions(path));
-        }
         if is_folder && config.decoder.tie_embeddings && heads::differ(path, &config) {
             config.decoder.tie_embeddings = false;
             config.notes.push(format!(
@@ -93,7 +91,7 @@ impl HfConfig {
     }
 
     fn parse(path: &Path, text: &str) -> Result<HfConfig> {
-        let map: Map<String, Value> = serde_json::from_str(text).map_err(|e| {
+        let map: Map<String, Value> = json::from_str(text).map_err(|e| {
             Error::bad_file(path, format!("{e}; expected the JSON object of a Hugging Face model"))
         })?;
         let asked = Asked::default();
@@ -248,6 +246,11 @@ impl HfConfig {
         self.decoder.family.stored(&self.decoder, name)
     }
 
+    /// What the file says of quantized weights.
+    pub(super) fn quantization_fields(&self) -> Option<&Map<String, Value>> {
+        self.fields.get(quantization::FIELD)?.as_object()
+    }
+
     /// How the files of the folder hold quantized weights, where they do.
     pub fn quantization(&self) -> Option<StoredQuantization> {
         self.quantization
@@ -394,6 +397,10 @@ impl StoredForm for HfConfig {
 
     fn quantization(&self) -> Option<StoredQuantization> {
         self.quantization
+    }
+
+    fn contradictions(&self, dir: &Path, found: &BTreeMap<String, Located>) -> Vec<String> {
+        quantization::contradictions(dir, self, found)
     }
 
     fn explain_missing(&self, names: &[String]) -> Option<String> {

@@ -5,6 +5,7 @@ use std::path::Path;
 use serde_json::Value;
 
 use crate::error::{Error, Result};
+use crate::json;
 
 /// The tokens that end an answer by the `generation_config.json` of a folder; none where there is no such file.
 ///
@@ -89,7 +90,7 @@ fn read(dir: &Path) -> Result<Value> {
         Err(e) if e.kind() == std::io::ErrorKind::NotFound => return Ok(Value::Null),
         Err(e) => return Err(Error::io("read", &path)(e)),
     };
-    serde_json::from_str(&text).map_err(|e| Error::bad_file(&path, e.to_string()))
+    json::from_str(&text).map_err(|e| Error::bad_file(&path, e.to_string()))
 }
 
 #[cfg(test)]

@@ -149,4 +149,8 @@ impl WeightSource for GrownSource {
     fn has(&self, name: &str) -> bool {
         self.full.has(name)
     }
+
+    fn notes(&self) -> Vec<String> {
+        self.full.notes()
+    }
 }

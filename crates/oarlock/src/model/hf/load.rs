@@ -42,10 +42,11 @@ pub fn load_for_inference(
     dtype: DType,
     n_positions: usize,
 ) -> Result<LoadedModel> {
-    let config = HfConfig::read(dir)?;
+    let mut config = HfConfig::read(dir)?;
     let n_positions = config.decoder().positions(n_positions);
     let decoder = Decoder::new(config.decoder().clone(), n_positions)?;
     let mut source = SafetensorsSource::open(dir, &config, &decoder)?;
+    config.note(source.notes());
     load_from(config, decoder, &mut source, device, dtype, n_positions)
 }
 

@@ -30,9 +30,20 @@ pub enum Effect {
 /// The rows of a step, over all ranks.
 pub const ROWS: &str = "rows of a step";
 
-/// Named values, each with what it changes.
+/// A named value.
+#[derive(Debug)]
+pub struct Setting {
+    pub name: &'static str,
+    pub value: Value,
+    /// What it changes.
+    pub effect: Effect,
+    /// Whether the value is a text that Rust's names and brackets make, and not one that somebody wrote.
+    pub is_rust: bool,
+}
+
+/// Named values.
 #[derive(Debug, Default)]
-pub struct Settings(pub Vec<(&'static str, Value, Effect)>);
+pub struct Settings(pub Vec<Setting>);
 
 impl Settings {
     /// Those of a configuration. `rows`: of a step, over all ranks.
@@ -66,7 +77,18 @@ impl Settings {
     }
 
     fn add(&mut self, name: &'static str, value: impl Into<Value>, effect: Effect) {
-        self.0.push((name, value.into(), effect));
+        self.0.push(Setting { name, value: value.into(), effect, is_rust: false });
+    }
+
+    /// Adds a value of several parts.
+    fn parts(&mut self, name: &'static str, value: Option<&impl Debug>, effect: Effect) {
+        let Some(value) = value else { return self.add(name, Value::Null, effect) };
+        let text = format!("{value:?}");
+        // A path or a word is no text in quotes.
+        match text.strip_prefix('"').and_then(|text| text.strip_suffix('"')) {
+            Some(text) => self.add(name, text, effect),
+            None => self.0.push(Setting { name, value: text.into(), effect, is_rust: true }),
+        }
     }
 
     fn computes(&mut self, name: &'static str, value: impl Into<Value>) {
@@ -89,21 +111,21 @@ impl Settings {
         } = args;
         match source {
             ModelSource::Folder(dir) => {
-                self.nothing("model_name_or_path", words(dir));
+                self.parts("model_name_or_path", Some(dir), Effect::Nothing);
                 self.computes("model_config", Value::Null);
             }
             ModelSource::Fields(fields) => self.computes("model_config", fields.clone()),
         }
-        self.nothing("tokenizer_path", words(tokenizer));
+        self.parts("tokenizer_path", Some(tokenizer), Effect::Nothing);
         self.computes("train_from_scratch", *from_scratch);
-        self.computes("quantization_bit", maybe(quantization.as_ref()));
-        self.computes("sparse_attention", maybe(sparse_attention.as_ref()));
+        self.parts("quantization_bit", quantization.as_ref(), Effect::Computes);
+        self.parts("sparse_attention", sparse_attention.as_ref(), Effect::Computes);
         // What older checkpoints do not name they did without.
         if new_tokens.may_grow() {
-            self.computes("add_tokens", words(new_tokens));
+            self.parts("add_tokens", Some(new_tokens), Effect::Computes);
         }
         if let Some(scaling) = rope_scaling {
-            self.computes("rope_scaling", words(scaling));
+            self.parts("rope_scaling", Some(scaling), Effect::Computes);
         }
     }
 
@@ -127,16 +149,16 @@ impl Settings {
         } = args;
         self.nothing("dataset", datasets.clone());
         self.nothing("eval_dataset", eval_datasets.clone());
-        self.nothing("dataset_dir", words(dataset_dir));
+        self.parts("dataset_dir", Some(dataset_dir), Effect::Nothing);
         self.computes("cutoff_len", *cutoff_len);
-        self.computes("packing", words(packing));
+        self.parts("packing", Some(packing), Effect::Computes);
         self.computes("disable_shuffling", !*shuffle);
         self.computes("max_samples", *max_samples);
-        self.computes("val_size", maybe(val_size.as_ref()));
-        self.computes("mix_strategy", words(mix));
+        self.parts("val_size", val_size.as_ref(), Effect::Computes);
+        self.parts("mix_strategy", Some(mix), Effect::Computes);
         self.computes("group_by_length", *group_by_length);
         self.nothing("eval_on_each_dataset", *eval_each);
-        self.nothing("tokenized_path", maybe(tokenized.as_ref()));
+        self.parts("tokenized_path", tokenized.as_ref(), Effect::Nothing);
         let Some(ChatArgs {
             template,
             tool_format,
@@ -193,48 +215,53 @@ impl Settings {
         self.computes("max_grad_norm", *max_grad_norm);
         self.computes("dtype", dtype.to_string());
         if *dtype == DType::F16 {
-            self.computes("loss scale", words(loss_scale));
+            self.parts("loss scale", Some(loss_scale), Effect::Computes);
         }
         self.nothing("tf32", *tf32);
-        self.nothing("activation_checkpointing", words(recompute));
+        self.parts("activation_checkpointing", Some(recompute), Effect::Nothing);
         self.nothing("activation_checkpointing_offload", *offload_activations);
         self.computes("seed", *seed);
         self.computes("data_seed", *data_seed);
         let OptimizerArgs { rule, weight_decay, targets } = optimizer;
-        self.computes("optim", words(rule));
+        self.parts("optim", Some(rule), Effect::Computes);
         self.computes("weight_decay", *weight_decay);
         self.computes("modules of the optimizer", targets.clone());
         let ScheduleArgs { learning_rate, shape, warmup } = schedule;
         self.computes("learning_rate", *learning_rate);
-        self.computes("lr_scheduler_type", words(shape));
+        self.parts("lr_scheduler_type", Some(shape), Effect::Computes);
         self.computes("warmup_steps", steps(*warmup));
         let TokenLossArgs { kind, neftune_alpha, accuracy: _ } = loss;
-        self.computes("loss", words(kind));
+        self.parts("loss", Some(kind), Effect::Computes);
         self.computes("neftune_noise_alpha", *neftune_alpha);
         self.finetuning(finetuning);
         self.objective(objective);
     }
 
     fn finetuning(&mut self, method: &Finetuning) {
-        self.computes("finetuning_type", method.name());
+        self.0.push(Setting {
+            name: "finetuning_type",
+            value: method.name().into(),
+            effect: Effect::Computes,
+            is_rust: true,
+        });
         match method {
             Finetuning::Full => {}
             Finetuning::Freeze(FreezeArgs { layers, modules, extra }) => {
-                self.computes("freeze_trainable_layers", words(layers));
+                self.parts("freeze_trainable_layers", Some(layers), Effect::Computes);
                 self.computes("freeze_trainable_modules", modules.clone());
                 self.computes("freeze_extra_modules", extra.clone());
             }
             Finetuning::Adapter(AdapterArgs { config, adapters, create_new, convert_pissa: _, plus }) => {
                 let AdapterConfig { kind, targets, modules_to_save } = config;
-                self.computes("lora_target", words(targets));
+                self.parts("lora_target", Some(targets), Effect::Computes);
                 self.computes("additional_target", modules_to_save.clone());
-                self.nothing("adapter_name_or_path", words(adapters));
+                self.parts("adapter_name_or_path", Some(adapters), Effect::Nothing);
                 self.computes("create_new_adapter", *create_new);
                 self.computes("loraplus_lr_ratio", plus.map(|LoraPlus { lr_ratio }| lr_ratio));
                 match kind {
                     AdapterKind::Lora(lora) => self.lora(lora),
                     AdapterKind::Oft(OftConfig { blocks, dropout, terms }) => {
-                        self.computes("oft_block_size", words(blocks));
+                        self.parts("oft_block_size", Some(blocks), Effect::Computes);
                         self.computes("module_dropout", number(*dropout));
                         self.computes("terms of a rotation", *terms);
                     }
@@ -249,11 +276,11 @@ impl Settings {
         self.computes("lora_rank", *rank);
         self.computes("lora_alpha", *alpha);
         self.computes("lora_dropout", number(*dropout));
-        self.computes("rank_pattern", words(rank_pattern));
-        self.computes("alpha_pattern", words(alpha_pattern));
+        self.parts("rank_pattern", Some(rank_pattern), Effect::Computes);
+        self.parts("alpha_pattern", Some(alpha_pattern), Effect::Computes);
         self.computes("use_rslora", *use_rslora);
         self.computes("use_dora", *use_dora);
-        self.computes("pissa_init", words(init));
+        self.parts("pissa_init", Some(init), Effect::Computes);
     }
 
     fn objective(&mut self, objective: &ObjectiveArgs) {
@@ -270,14 +297,14 @@ impl Settings {
                 let RaftArgs { num_generations, sampling, reward, min_reward } = args;
                 self.computes("objective", "the model's best answers");
                 self.computes("num_generations", *num_generations);
-                self.computes("sampling", words(sampling));
+                self.parts("sampling", Some(sampling), Effect::Computes);
                 self.computes("min_reward", *min_reward);
                 match reward {
                     // Its weights are compared by their fingerprints.
                     RewardArgs::Model(ReferenceArgs { model, adapters: _, quantization: _ }) => {
-                        self.nothing("reward_model", maybe(model.as_ref()));
+                        self.parts("reward_model", model.as_ref(), Effect::Nothing);
                     }
-                    rule => self.computes("reward_function", words(rule)),
+                    rule => self.parts("reward_function", Some(rule), Effect::Computes),
                 }
                 return;
             }
@@ -293,7 +320,7 @@ impl Settings {
                     reference,
                 } = args;
                 self.computes("objective", "pairs of answers");
-                self.computes("pref_loss", words(loss));
+                self.parts("pref_loss", Some(loss), Effect::Computes);
                 self.computes("pref_beta", number(*beta));
                 self.computes("pref_ftx", number(*ftx));
                 self.computes("pref_bco_weight", number(*bco_weight));
@@ -313,9 +340,9 @@ impl Settings {
             }
         };
         let ReferenceArgs { model, adapters, quantization } = reference;
-        self.nothing("ref_model", maybe(model.as_ref()));
-        self.nothing("ref_model_adapters", words(adapters));
-        self.computes("ref_model_quantization_bit", maybe(quantization.as_ref()));
+        self.parts("ref_model", model.as_ref(), Effect::Nothing);
+        self.parts("ref_model_adapters", Some(adapters), Effect::Nothing);
+        self.parts("ref_model_quantization_bit", quantization.as_ref(), Effect::Computes);
     }
 
     fn eval(&mut self, args: &EvalArgs) {
@@ -337,7 +364,7 @@ impl Settings {
             only_model,
             best,
         } = args;
-        self.nothing("output_dir", words(output_dir));
+        self.parts("output_dir", Some(output_dir), Effect::Nothing);
         self.nothing("save_steps", interval(*when));
         self.nothing("save_total_limit", *keep);
         self.nothing("save_only_model", *only_model);
@@ -372,14 +399,14 @@ impl Settings {
             state_dict: _,
         } = args;
         let placed = [("optimizer", optimizer), ("gradients", gradients), ("parameters", parameters)];
-        let placed = placed.map(|(what, at)| format!("{what} {}", words(at).to_lowercase()));
+        let placed = placed.map(|(what, at)| format!("{what} {}", format!("{at:?}").to_lowercase()));
         self.nothing("sharding", placed.join(", "));
-        self.nothing("units", words(wrap));
-        self.nothing("sharding group", words(group));
-        self.computes("dtype of reduced gradients", maybe(reduce_dtype.as_ref()));
-        self.computes("quantized communication", words(quantized));
-        self.nothing("offloaded optimizer", maybe(offload_optimizer.as_ref()));
-        self.nothing("offloaded parameters", maybe(offload_parameters.as_ref()));
+        self.parts("units", Some(wrap), Effect::Nothing);
+        self.parts("sharding group", Some(group), Effect::Nothing);
+        self.parts("dtype of reduced gradients", reduce_dtype.as_ref(), Effect::Computes);
+        self.parts("quantized communication", Some(quantized), Effect::Computes);
+        self.parts("offloaded optimizer", offload_optimizer.as_ref(), Effect::Nothing);
+        self.parts("offloaded parameters", offload_parameters.as_ref(), Effect::Nothing);
     }
 
     fn ranks(&mut self, args: &RankArgs) {
@@ -387,11 +414,11 @@ impl Settings {
             args;
         self.nothing("num_processes", *num_processes);
         self.nothing("sequence_parallel_size", *sequence_parallel);
-        self.nothing("device", words(device));
+        self.parts("device", Some(device), Effect::Nothing);
         // The one in use: another machine may have another one.
         let cpu_path = cpu_path.clone().unwrap_or_else(|| Isa::detect().path().to_string());
         self.nothing("cpu_path", cpu_path);
-        self.nothing("pipeline", words(pipeline));
+        self.parts("pipeline", Some(pipeline), Effect::Nothing);
     }
 }
 
@@ -409,20 +436,6 @@ fn steps(steps: Steps) -> Value {
         Steps::Count(count) => count.into(),
         Steps::Share(share) => share.into(),
     }
-}
-
-/// A value of several parts, as the program writes it for people.
-fn words(value: &impl Debug) -> String {
-    let text = format!("{value:?}");
-    // A path or a word is no text in quotes.
-    match text.strip_prefix('"').and_then(|text| text.strip_suffix('"')) {
-        Some(text) => text.to_owned(),
-        None => text,
-    }
-}
-
-fn maybe(value: Option<&impl Debug>) -> Value {
-    value.map_or(Value::Null, |value| words(value).into())
 }
 
 /// The number that a short float was written as.

@@ -127,9 +127,11 @@ impl<'a> Run<'a> {
         let mut checkpoint = checkpoint_to_resume(config, accelerator)?;
 
         accelerator.communicator().set_phase("loading weights");
-        let (adaptation, told) = (start.adaptation.clone(), start.told.clone());
+        let (adaptation, mut told) = (start.adaptation.clone(), start.told.clone());
         let compared = start.reference;
         let weights = start.weights(config, &hf, checkpoint.is_some(), accelerator.device())?;
+        told.extend(weights.notes());
+        told.extend(second.iter().flat_map(|(_, weights)| weights.notes()));
         let counts = model::sizes(&model);
         // The log of rank 0 counts them; the mean length takes a look at all rows.
         let flops = match accelerator.is_main_process() {

@@ -7,6 +7,7 @@ use serde_json::Value;
 
 use super::super::source::Located;
 use super::{Parts, Problem, f32s, words_of};
+use crate::json;
 
 /// How far the stored values of a code may be from ours: torch's own depend on the CPU in the last bit.
 const LAST_BITS: f32 = 2.5e-7;
@@ -24,7 +25,7 @@ pub(in crate::weights) struct FourBit {
 impl FourBit {
     pub(super) fn take(parts: &mut Parts<'_>, mark: &str) -> Result<FourBit, Problem> {
         let state = parts.take(mark)?;
-        let state: Value = serde_json::from_slice(parts.bytes(&state))
+        let state: Value = json::from_slice(parts.bytes(&state))
             .map_err(|error| parts.wrong(&format!("whose state is no JSON: {error}")))?;
         let count = |name: &str| state[name].as_u64().and_then(|n| usize::try_from(n).ok());
         let shape: Option<Vec<usize>> = state["shape"].as_array().and_then(|sizes| {
@@ -82,6 +83,11 @@ impl FourBit {
             }
         };
         Ok(FourBit { layout, codes, absmax, nested })
+    }
+
+    /// The type that the files give the bytes of the codes.
+    pub fn storage(&self) -> Dtype {
+        self.codes.dtype
     }
 
     /// The words that layers compute with.

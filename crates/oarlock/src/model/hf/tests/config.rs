@@ -206,6 +206,9 @@ fn what_cannot_be_built_is_refused_with_line_and_field() {
         let error = refused(&text.to_string());
         assert!(error.contains("config.json: ") && error.contains(part), "{text}: {error}");
     }
+    let twice = refused("{\"model_type\": \"llama\",\n\"hidden_size\": 64,\n\"hidden_size\": 128}");
+    assert!(twice.contains("\"hidden_size\" stands twice with two values, first in line 2"), "{twice}");
+    assert!(twice.contains("remove one of them at line 3 column 1"), "{twice}");
     let missing = message(HfConfig::read(Path::new("nowhere")));
     assert!(missing.contains("cannot read nowhere"), "{missing}");
 }

@@ -154,6 +154,10 @@ fn broken_files_are_named_with_the_reason() {
         ("{}", "\"weight_map\" is missing"),
         (r#"{"weight_map": {"a": "../b.safetensors"}}"#, "expected the name of a file beside it"),
         (r#"{"weight_map": {"a": "b.safetensors"}}"#, "cannot read"),
+        (
+            r#"{"weight_map": {"a": "b.safetensors", "a": "c.safetensors"}}"#,
+            "\"a\" stands twice with two values",
+        ),
     ] {
         std::fs::write(&index, text).unwrap();
         let error = message(open(dir.path()));
@@ -170,12 +174,12 @@ fn an_index_that_contradicts_its_files_is_told() {
     let shards = SaveOptions { dtype: DType::F32, max_shard_bytes: 12_000, side_files_from: Some(&from) };
     save_pretrained(dir.path(), &model.config, &model.decoder, &mut copies, &shards).unwrap();
     let index = dir.path().join("model.safetensors.index.json");
-    let whole: Value = serde_json::from_str(&std::fs::read_to_string(&index).unwrap()).unwrap();
+    let listed: Value = serde_json::from_str(&std::fs::read_to_string(&index).unwrap()).unwrap();
     let told = |edit: &dyn Fn(&mut serde_json::Map<String, Value>)| {
-        let mut changed = whole.clone();
+        let mut changed = listed.clone();
         edit(changed["weight_map"].as_object_mut().unwrap());
         std::fs::write(&index, changed.to_string()).unwrap();
-        HfConfig::read(dir.path()).unwrap().notes().join("\n")
+        open(dir.path()).map_or_else(|error| error.to_string(), |source| source.notes().join("\n"))
     };
     assert_eq!(told(&|_| ()), "");
     let said =
@@ -187,12 +191,14 @@ fn an_index_that_contradicts_its_files_is_told() {
     let said = told(&|map| drop(map.remove("model.norm.weight")));
     assert!(said.contains("it does not name, what is read all the same: model.norm.weight"), "{said}");
     // Both forms at once: one is read, and the other one is said not to be.
-    std::fs::write(dir.path().join("model.safetensors"), "weights").unwrap();
+    let whole = SaveOptions { max_shard_bytes: SaveOptions::MAX_SHARD_BYTES, ..shards };
+    let other = tempfile::tempdir().unwrap();
+    save_pretrained(other.path(), &model.config, &model.decoder, &mut copies, &whole).unwrap();
+    std::fs::rename(other.path().join("model.safetensors"), dir.path().join("model.safetensors")).unwrap();
     let said = told(&|_| ());
-    assert!(
-        said.contains("model.safetensors is read, as in transformers, and what the index names is not"),
-        "{said}"
-    );
+    assert!(said.contains("lies beside model.safetensors, which is read, as in transformers"), "{said}");
+    // Who asks for the model hears of it.
+    assert_eq!(load(dir.path(), DType::F32).config.notes().join("\n"), said);
 }
 
 /// A source that fails at the last weight.
