@@ -257,12 +257,9 @@ fn a_piece_keeps_the_copies_of_its_former_owners() {
     }
     // Two neighbors are copied and freed in these orders, become one piece, and that is cut in another way. The copies follow
     // each other, so that whoever waits for the later one waits for both.
-    for (copied, freed, is_quiet) in [
-        ([0, 1], [0, 1], false),
-        ([0, 1], [1, 0], false),
-        ([1, 0], [0, 1], false),
-        ([0, 1], [0, 1], true),
-    ] {
+    for (copied, freed, is_quiet) in
+        [([0, 1], [0, 1], false), ([0, 1], [1, 0], false), ([1, 0], [0, 1], false), ([0, 1], [0, 1], true)]
+    {
         let mut flats = [3.0, 4.0].map(|value| Some(filled(value)));
         let hosts = [(); 2].map(|()| FlatBuffer::pinned(device, bytes, "test").unwrap());
         for i in copied {
