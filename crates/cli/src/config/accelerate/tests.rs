@@ -20,7 +20,7 @@ fn every_name_is_declared_once() {
         assert!(flag(name), "{name}");
     }
     for variable in OF_DEEPSPEED.iter().chain(OF_FSDP) {
-        assert!(flag(variable.flag), "{}", variable.flag);
+        assert!(flag(variable.flag.name), "{}", variable.flag);
     }
     // Names of two blocks never meet.
     for (block, prefix) in BLOCKS.iter().filter(|(_, prefix)| !prefix.is_empty()) {
@@ -38,7 +38,7 @@ fn values_are_handed_on_as_python_writes_them() {
          gradient_clipping: 1\n  zero_stage: 3\n  deepspeed_moe_layer_cls_names: A,B\n  gradient_accumulation_steps: auto\n",
     )
     .unwrap();
-    let text = |name: &str| exported(file.settings.get(name));
+    let text = |name: &str| exported(file.settings.find(name).unwrap());
     for (name, expected) in [
         ("gradient_clipping", Some("1")),
         ("zero_stage", Some("3")),

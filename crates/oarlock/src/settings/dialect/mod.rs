@@ -13,6 +13,7 @@ mod sparse_attention;
 
 use super::problem::Problems;
 use super::resolve::Settings;
+use super::table as keys;
 use crate::config::{LossScale, ShardArgs};
 
 pub use block::{Dialect, Dialects, Ranks, ReadFile, join, settle};
@@ -27,7 +28,7 @@ pub fn read(settings: &mut Settings, file: &ReadFile<'_>, problems: &mut Problem
         notes: Vec::new(),
     };
     if dialects.deepspeed.is_some() && dialects.fsdp.is_some() {
-        let names = ["deepspeed", "fsdp", "fsdp_config"];
+        let names = [keys::DEEPSPEED.row, keys::FSDP.row, keys::FSDP_CONFIG.row];
         let message = "`deepspeed` and `fsdp` exclude each other";
         settings.report(problems, message, &names, "keep one of them");
     }
