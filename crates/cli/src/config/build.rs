@@ -54,7 +54,8 @@ pub fn build(
     let known = read.known(keys::NUM_PROCESSES).and_then(|n| i64::try_from(n).ok());
     let device = device(read, found);
     let ranks = Ranks { n: known, on_gpus: device.is_gpu() };
-    let (shard, loss_scale) = dialect::shard(&mut dialects, ranks, found);
+    let sharding = dialect::shard(&mut dialects, ranks, found);
+    let shard = sharding.config;
     let recompute = recompute::recompute(&settings, &dialects, found);
     let shape = schedule::shape(&settings, learning_rate, found);
     let optimizer = low_rank::low_rank(&settings, optimizer::optimizer(&settings, found));
@@ -111,7 +112,7 @@ pub fn build(
             (false, false) => DType::F32,
         },
         tf32: read.get(keys::TF32),
-        loss_scale,
+        loss_scale: sharding.loss_scale,
         recompute,
         offload_activations: recompute::offloads(&dialects),
         seed: read.get(keys::SEED),
@@ -151,6 +152,8 @@ pub fn build(
         when: saved,
         keep: read.get(keys::SAVE_TOTAL_LIMIT).filter(|keep| *keep > 0),
         only_model: read.get(keys::SAVE_ONLY_MODEL),
+        state_dict: sharding.state_dict,
+        whole_weights: sharding.whole_weights_on_save,
         best,
     };
     let log = LogArgs {

@@ -1,7 +1,7 @@
 //! The keys of pipeline parallelism, and what does not go with it.
 
 use super::table as keys;
-use oarlock::config::{MOST_RANKS, PartitionMethod, PipelineArgs, Placement, ShardArgs, Wrap};
+use oarlock::config::{Elems, MOST_RANKS, PartitionMethod, PipelineArgs, Placement, ShardingConfig, Wrap};
 use oarlock::settings::keys::{Key, Row};
 use oarlock::settings::problem::Problems;
 use oarlock::settings::resolve::Settings;
@@ -12,7 +12,7 @@ const VIRTUAL: Key<usize> = keys::NUM_VIRTUAL_STAGES;
 const PARTITION: Key<String> = keys::PARTITION_METHOD;
 
 /// The stages of the model that the settings ask for.
-pub fn pipeline(settings: &Settings, shard: &ShardArgs, problems: &mut Problems) -> PipelineArgs {
+pub fn pipeline(settings: &Settings, shard: &ShardingConfig<Elems>, problems: &mut Problems) -> PipelineArgs {
     let stages = settings.get(STAGES).min(MOST_RANKS);
     let written = settings.get(VIRTUAL);
     let is_interleaved = settings.get(SCHEDULE) == "interleaved";
@@ -48,7 +48,7 @@ pub fn pipeline(settings: &Settings, shard: &ShardArgs, problems: &mut Problems)
             &format!("start a multiple of {stages} ranks"),
         );
     }
-    if shard.gradients == Placement::Sharded {
+    if shard.placements.gradients == Placement::Sharded {
         report(
             "ZeRO-2 and ZeRO-3 are incompatible with pipeline parallelism",
             &[STAGES.row, keys::DEEPSPEED.row, keys::FSDP.row],

@@ -1,13 +1,17 @@
 //! Reads what is predicted after the training: answers of a chat model, or scores of a reward model.
 
 use super::table as keys;
-use oarlock::config::{Placement, Predict, PredictArgs, ShardArgs};
+use oarlock::config::{Elems, Placement, Predict, PredictArgs, ShardingConfig};
 use oarlock::settings::keys::Row;
 use oarlock::settings::problem::Problems;
 use oarlock::settings::resolve::Settings;
 
 /// What is predicted; `None` for nothing. What is wrong with it goes to `problems`.
-pub fn predict(settings: &Settings, shard: &ShardArgs, problems: &mut Problems) -> Option<Predict> {
+pub fn predict(
+    settings: &Settings,
+    shard: &ShardingConfig<Elems>,
+    problems: &mut Problems,
+) -> Option<Predict> {
     match settings.get(keys::STAGE) {
         "rm" if settings.get(keys::DO_PREDICT) => Some(Predict::Scores),
         "sft" if settings.get(keys::DO_PREDICT) && settings.get(keys::PREDICT_WITH_GENERATE) => {
@@ -17,14 +21,14 @@ pub fn predict(settings: &Settings, shard: &ShardArgs, problems: &mut Problems) 
     }
 }
 
-fn answers(settings: &Settings, shard: &ShardArgs, problems: &mut Problems) -> PredictArgs {
+fn answers(settings: &Settings, shard: &ShardingConfig<Elems>, problems: &mut Problems) -> PredictArgs {
     let mut report = |message: &str, keys: &[&'static Row], help: &str| {
         settings.report(problems, message, keys, help);
     };
     if settings.get(keys::NUM_BEAMS) != 1 {
         report("`num_beams` is more than 1: there is no beam search", &[keys::NUM_BEAMS.row], "remove it");
     }
-    if shard.parameters != Placement::Whole {
+    if shard.placements.parameters != Placement::Whole {
         report(
             "`predict_with_generate` needs the weights on every rank, and they are sharded",
             &[keys::PREDICT_WITH_GENERATE.row],

@@ -12,7 +12,7 @@ use super::problem::Problems;
 use super::resolve::{Setting, Settings};
 use super::table::TRAINING;
 use super::value::{self, Value, boolean};
-use crate::config::ShardArgs;
+use crate::config::{Elems, ShardingConfig};
 
 /// The variable that asks for FSDP.
 pub const USE_FSDP: &str = "ACCELERATE_USE_FSDP";
@@ -86,7 +86,7 @@ pub type Lookup<'a> = dyn Fn(&str) -> Option<String> + 'a;
 ///
 /// # Errors
 /// Everything that is wrong in them, or not there.
-pub fn fsdp(read: &Lookup<'_>, ranks: usize) -> Result<Option<ShardArgs>, Problems> {
+pub fn fsdp(read: &Lookup<'_>, ranks: usize) -> Result<Option<ShardingConfig<Elems>>, Problems> {
     let Some(chosen) = asks(USE_FSDP, read) else { return Ok(None) };
     let mut problems = Problems::default();
     let mut flags = Settings::of(FSDP_FLAGS);
@@ -96,8 +96,8 @@ pub fn fsdp(read: &Lookup<'_>, ranks: usize) -> Result<Option<ShardArgs>, Proble
     let mut dialects = dialect::read(&mut settings, &json::file, &mut problems);
     problems.append(dialects.missing());
     // An engine on the CPU has in main memory what is offloaded there, and the notes go to nobody.
-    let (shard, _) = dialect::shard(&mut dialects, Ranks::new(ranks, true), &mut problems);
-    problems.into_result(|| Some(shard))
+    let sharding = dialect::shard(&mut dialects, Ranks::new(ranks, true), &mut problems);
+    problems.into_result(|| Some(sharding.config))
 }
 
 /// Takes what variables say about flags.

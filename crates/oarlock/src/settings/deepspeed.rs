@@ -17,7 +17,9 @@ use super::resolve::{AUTO, Settings};
 use super::schedule;
 use super::table::{self as keys, TRAINING};
 use super::value::Value;
-use crate::config::{DeepSpeedShape, LossScale, OptimizerArgs, ScheduleArgs, Shape, ShardArgs, Steps};
+use crate::config::{
+    DeepSpeedShape, Elems, LossScale, OptimizerArgs, ScheduleArgs, Shape, ShardingConfig, Steps,
+};
 
 /// The highest rate of DeepSpeed's warm-ups.
 const PEAK: &str = "scheduler.params.warmup_max_lr";
@@ -79,7 +81,7 @@ pub struct DeepSpeedArgs {
     /// 0 to 3.
     pub stage: u8,
     /// What is sharded across the ranks.
-    pub shard: ShardArgs,
+    pub shard: ShardingConfig<Elems>,
     /// The dtype in which the model computes.
     pub dtype: DType,
     /// How the loss is scaled, in f16.
@@ -255,9 +257,9 @@ impl DeepSpeedConfig {
         });
         let optimizer = has_optimizer.then(|| optimizer::optimizer(&settings, &mut problems));
         // An engine on the CPU has in main memory what is offloaded there, and the notes go to nobody.
-        let (shard, loss_scale) = dialect::shard(&mut dialects, Ranks::new(ranks, true), &mut problems);
+        let sharding = dialect::shard(&mut dialects, Ranks::new(ranks, true), &mut problems);
         if let Some(optimizer) = &optimizer {
-            optimizer::check_placement(&settings, optimizer, &shard, &mut problems);
+            optimizer::check_placement(&settings, optimizer, &sharding.config, &mut problems);
         }
         let dtype = match (settings.get(keys::BF16), settings.get(keys::FP16)) {
             (true, _) => DType::BF16,
@@ -281,9 +283,9 @@ impl DeepSpeedConfig {
         problems.into_result(|| DeepSpeedArgs {
             stage,
             notes,
-            shard,
+            shard: sharding.config,
             dtype,
-            loss_scale: (dtype == DType::F16).then_some(loss_scale),
+            loss_scale: (dtype == DType::F16).then_some(sharding.loss_scale),
             optimizer,
             learning_rate,
             schedule,
@@ -409,7 +411,6 @@ fn needs_total(shape: &Shape, problems: &mut Problems) {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::config::Elems;
 
     fn resolve(text: &str, ranks: usize) -> Result<DeepSpeedArgs, String> {
         let config = DeepSpeedConfig::from_text("ds.json", text).map_err(|problems| problems.to_string())?;
@@ -506,8 +507,8 @@ mod tests {
         let mut config = DeepSpeedConfig::from_text("ds.json", text).unwrap();
         config.fill("optimizer.params.lr", 0.25);
         let args = config.resolve(1, Some(10)).unwrap();
-        assert_eq!((args.learning_rate, args.shard.max_live), (0.25, Elems::Count(1_000_000_000)));
-        assert_eq!(args.shard.reduce_bucket, Elems::HiddenSquared);
+        assert_eq!((args.learning_rate, args.shard.max_live_elems), (0.25, Elems::Count(1_000_000_000)));
+        assert_eq!(args.shard.reduce_bucket_elems, Elems::HiddenSquared);
     }
 
     #[test]

@@ -11,7 +11,7 @@ use super::problem::Problems;
 use super::resolve::Settings;
 use super::table as keys;
 use crate::config::Placement;
-use crate::config::{OptimizerArgs, ShardArgs};
+use crate::config::{Elems, OptimizerArgs, ShardingConfig};
 
 /// The optimizer that takes the same steps as one whose name begins so, with states in f32.
 const STAND_INS: [(&str, &str); 4] =
@@ -146,10 +146,10 @@ fn one_bit(name: &str, kwargs: &mut Kwargs<'_>) -> OneBitKind {
 pub fn check_placement(
     settings: &Settings,
     optimizer: &OptimizerArgs,
-    shard: &ShardArgs,
+    shard: &ShardingConfig<Elems>,
     problems: &mut Problems,
 ) {
-    if matches!(optimizer.rule, Rule::OneBit(_)) && shard.optimizer == Placement::Sharded {
+    if matches!(optimizer.rule, Rule::OneBit(_)) && shard.placements.optimizer == Placement::Sharded {
         let message = format!("`{}` is not compatible with ZeRO or FSDP", optimizer.rule.name());
         let help = "each rank has errors of its own for the whole model: write a DeepSpeed block with \
                     \"zero_optimization\": {\"stage\": 0}";

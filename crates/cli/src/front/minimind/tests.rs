@@ -230,7 +230,7 @@ fn defaults_of_the_script_yield_to_deepspeed_and_flags_do_not() {
                 warmup_num_steps: auto, total_num_steps: auto}}";
     let config = with_said(GUIDE, &block(auto)).unwrap();
     assert_eq!((config.train.accumulation, config.train.dtype), (32, DType::BF16));
-    assert_eq!(config.shard.gradients, Placement::Sharded);
+    assert_eq!(config.shard.placements.gradients, Placement::Sharded);
     // The script's own learning rate counts, and that is said.
     assert_eq!(config.train.schedule.shape, Shape::MinimindSeed);
     assert!(

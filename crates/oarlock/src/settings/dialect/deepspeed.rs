@@ -11,9 +11,7 @@ use super::super::value::{Value, float};
 use super::block::{self, Dialect, Ranks, ReadFile, divides};
 use super::deepspeed_keys;
 use super::methods;
-use crate::config::{
-    Elems, Lifetime, LossScale, Offload, Placement, Quantized, ShardArgs, ShardGroup, StateDict,
-};
+use crate::config::{Elems, Lifetime, LossScale, Offload, Placements, Quantized, ShardingConfig};
 use oarlock_tensor::DType;
 
 /// Settings that have a key of ours.
@@ -177,10 +175,14 @@ pub fn batch(block: &Dialect, settings: &mut Settings, problems: &mut Problems) 
 }
 
 /// Placements, sizes and offloading.
-pub fn shard(block: &Dialect, ranks: Ranks, notes: &mut Vec<String>, problems: &mut Problems) -> ShardArgs {
+pub fn shard(
+    block: &Dialect,
+    ranks: Ranks,
+    notes: &mut Vec<String>,
+    problems: &mut Problems,
+) -> ShardingConfig<Elems> {
     let settings = &block.settings;
     let stage = stage(block, notes, problems);
-    let from = |least: i64| if stage >= least { Placement::Sharded } else { Placement::Whole };
     let elems = |key: Key<usize>, auto: Elems| match settings.setting(key).is_auto() {
         true => auto,
         false => Elems::Count(settings.get(key)),
@@ -240,26 +242,32 @@ pub fn shard(block: &Dialect, ranks: Ranks, notes: &mut Vec<String>, problems: &
             settings.report(problems, what, &[key.row, STAGE.row], help);
         }
     }
-    ShardArgs {
-        optimizer: from(1),
-        gradients: from(2),
-        parameters: from(3),
+    ShardingConfig {
+        placements: match stage {
+            ..=0 => Placements::WHOLE,
+            1 => Placements::OPTIMIZER,
+            2 => Placements::GRADIENTS,
+            3.. => Placements::PARAMETERS,
+        },
         lifetime: Lifetime::OneUse,
-        group: if group > 0 { ShardGroup::Ranks(group) } else { ShardGroup::World },
+        group: (group > 0).then_some(group),
         secondary: (secondary > 1).then_some(secondary),
-        prefetch: elems(
+        prefetch_elems: elems(
             deepspeed_keys::ZERO_OPTIMIZATION_STAGE3_PREFETCH_BUCKET_SIZE,
             Elems::NineTenthsOfHiddenSquared,
         ),
-        max_live: elems(
+        max_live_elems: elems(
             deepspeed_keys::ZERO_OPTIMIZATION_STAGE3_MAX_LIVE_PARAMETERS,
             Elems::Count(1_000_000_000),
         ),
-        persistence: elems(
+        persistence_elems: elems(
             deepspeed_keys::ZERO_OPTIMIZATION_STAGE3_PARAM_PERSISTENCE_THRESHOLD,
             Elems::TenHidden,
         ),
-        reduce_bucket: elems(deepspeed_keys::ZERO_OPTIMIZATION_REDUCE_BUCKET_SIZE, Elems::HiddenSquared),
+        reduce_bucket_elems: elems(
+            deepspeed_keys::ZERO_OPTIMIZATION_REDUCE_BUCKET_SIZE,
+            Elems::HiddenSquared,
+        ),
         overlap: settings.said(deepspeed_keys::ZERO_OPTIMIZATION_OVERLAP_COMM).is_none()
             || settings.get(deepspeed_keys::ZERO_OPTIMIZATION_OVERLAP_COMM),
         reduce_dtype: match settings.get(deepspeed_keys::COMMUNICATION_DATA_TYPE) {
@@ -271,12 +279,8 @@ pub fn shard(block: &Dialect, ranks: Ranks, notes: &mut Vec<String>, problems: &
         },
         quantized,
         offload_optimizer: offload_optimizer.flatten(),
-        offload_parameters: offload_parameters.flatten(),
-        whole_weights_on_save: settings
-            .get(deepspeed_keys::ZERO_OPTIMIZATION_STAGE3_GATHER_16BIT_WEIGHTS_ON_MODEL_SAVE)
-            || settings.get(deepspeed_keys::ZERO_OPTIMIZATION_STAGE3_GATHER_FP16_WEIGHTS_ON_MODEL_SAVE),
-        state_dict: StateDict::Sharded,
-        ..ShardArgs::UNSAID
+        offload_params: offload_parameters.flatten(),
+        ..ShardingConfig::default()
     }
 }
 
@@ -344,6 +348,13 @@ fn offload(
         }
         _ => None,
     }
+}
+
+/// Whether every checkpoint has whole weights beside the sharded ones.
+pub fn whole_weights_on_save(block: &Dialect) -> bool {
+    let settings = &block.settings;
+    settings.get(deepspeed_keys::ZERO_OPTIMIZATION_STAGE3_GATHER_16BIT_WEIGHTS_ON_MODEL_SAVE)
+        || settings.get(deepspeed_keys::ZERO_OPTIMIZATION_STAGE3_GATHER_FP16_WEIGHTS_ON_MODEL_SAVE)
 }
 
 /// How the loss is scaled.

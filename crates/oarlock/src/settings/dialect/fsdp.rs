@@ -8,7 +8,7 @@ use super::super::table as keys;
 use super::super::value::{Value, boolean};
 use super::block::{self, Dialect, Ranks, ReadFile, divides};
 use super::fsdp_keys;
-use crate::config::{Elems, Lifetime, Offload, Placement, ShardArgs, ShardGroup, StateDict, Wrap};
+use crate::config::{Elems, Lifetime, Offload, Placements, ShardingConfig, StateDict, Wrap};
 use crate::nearest::nearest_of;
 use oarlock_tensor::DType;
 
@@ -95,10 +95,15 @@ fn normal(name: &str) -> String {
     name.strip_prefix("fsdp_").unwrap_or(name).to_owned()
 }
 
-/// Placements, sizes and offloading.
-pub fn shard(block: &Dialect, ranks: Ranks, notes: &mut Vec<String>, problems: &mut Problems) -> ShardArgs {
+/// Placements, sizes and offloading, and the form of checkpoints.
+pub fn shard(
+    block: &Dialect,
+    ranks: Ranks,
+    notes: &mut Vec<String>,
+    problems: &mut Problems,
+) -> (ShardingConfig<Elems>, StateDict) {
     let (strategy, secondary) = strategy(block, problems);
-    let placement = if strategy == "NO_SHARD" { Placement::Whole } else { Placement::Sharded };
+    let placements = if strategy == "NO_SHARD" { Placements::WHOLE } else { Placements::PARAMETERS };
     if let Some(size) = secondary {
         divides(block, fsdp_keys::RESHARD_AFTER_FORWARD.row, size, ranks.n, problems);
     }
@@ -127,23 +132,21 @@ pub fn shard(block: &Dialect, ranks: Ranks, notes: &mut Vec<String>, problems: &
         &["FLOAT32", "BFLOAT16", "FLOAT16", "FP32", "BF16", "FP16"],
         problems,
     );
-    ShardArgs {
+    let config = ShardingConfig {
         wrap: wrap(block, notes, problems),
-        optimizer: placement,
-        gradients: placement,
-        parameters: placement,
+        placements,
         lifetime: match strategy {
             "SHARD_GRAD_OP" | "HYBRID_SHARD_ZERO2" => Lifetime::ForwardToBackward,
             _ => Lifetime::OneUse,
         },
-        group: if strategy.starts_with("HYBRID") { ShardGroup::Machine } else { ShardGroup::World },
+        by_machine: strategy.starts_with("HYBRID"),
         secondary,
-        prefetch: match prefetch {
+        prefetch_elems: match prefetch {
             Some("NO_PREFETCH") => Elems::Count(0),
-            _ => ShardArgs::UNSAID.prefetch,
+            _ => ShardingConfig::<Elems>::default().prefetch_elems,
         },
         // FSDP keeps no parameter whole.
-        persistence: Elems::Count(0),
+        persistence_elems: Elems::Count(0),
         reduce_dtype: match reduce {
             Some("FLOAT16" | "FP16") => Some(DType::F16),
             Some("BFLOAT16" | "BF16") => Some(DType::BF16),
@@ -151,14 +154,15 @@ pub fn shard(block: &Dialect, ranks: Ranks, notes: &mut Vec<String>, problems: &
             None => None,
         },
         offload_optimizer: (offloaded && ranks.on_gpus).then_some(Offload::TO_MEMORY),
-        offload_parameters: (offloaded && ranks.on_gpus).then_some(Offload::TO_MEMORY),
-        state_dict: match state_dict {
-            Some("FULL_STATE_DICT") => StateDict::Full,
-            Some("LOCAL_STATE_DICT") => StateDict::Local,
-            _ => StateDict::Sharded,
-        },
-        ..ShardArgs::UNSAID
-    }
+        offload_params: (offloaded && ranks.on_gpus).then_some(Offload::TO_MEMORY),
+        ..ShardingConfig::default()
+    };
+    let state_dict = match state_dict {
+        Some("FULL_STATE_DICT") => StateDict::Full,
+        Some("LOCAL_STATE_DICT") => StateDict::Local,
+        _ => StateDict::Sharded,
+    };
+    (config, state_dict)
 }
 
 /// What becomes a unit. Class names alone ask for the policy that reads them.

@@ -8,10 +8,10 @@ use oarlock_tensor::cpu::Isa;
 use serde_json::Value;
 
 use crate::config::{
-    AdapterArgs, AdapterConfig, AdapterKind, BestArgs, ChatArgs, DataArgs, EvalArgs, Finetuning, FreezeArgs,
-    JudgementArgs, Length, LoraConfig, LoraPlus, ModelArgs, ModelSource, ObjectiveArgs, OftConfig,
-    OptimizerArgs, PreferenceArgs, RankArgs, ReferenceArgs, SaveArgs, ScheduleArgs, ShardArgs, Steps,
-    TokenLossArgs, TrainArgs, TrainConfig, When,
+    AdapterArgs, AdapterConfig, AdapterKind, BestArgs, ChatArgs, DataArgs, Elems, EvalArgs, Finetuning,
+    FreezeArgs, JudgementArgs, Length, LoraConfig, LoraPlus, ModelArgs, ModelSource, ObjectiveArgs,
+    OftConfig, OptimizerArgs, Placements, PreferenceArgs, RankArgs, ReferenceArgs, SaveArgs, ScheduleArgs,
+    ShardingConfig, Steps, TokenLossArgs, TrainArgs, TrainConfig, When,
 };
 
 /// What follows where a setting is another one than before.
@@ -320,6 +320,8 @@ impl Settings {
             when,
             keep,
             only_model,
+            state_dict: _,
+            whole_weights: _,
             best,
         } = args;
         self.nothing("output_dir", words(output_dir));
@@ -335,36 +337,41 @@ impl Settings {
         }
     }
 
-    fn shard(&mut self, args: &ShardArgs) {
-        let ShardArgs {
-            optimizer,
-            gradients,
-            parameters,
-            wrap,
+    fn shard(&mut self, args: &ShardingConfig<Elems>) {
+        let ShardingConfig {
+            dtype: _,
+            placements: Placements { optimizer, gradients, parameters },
             lifetime: _,
             group,
+            by_machine,
             secondary: _,
-            prefetch: _,
-            max_live: _,
-            persistence: _,
-            reduce_bucket: _,
+            gather: _,
+            wrap,
+            untouched: _,
+            prefetch_elems: _,
+            max_live_elems: _,
+            persistence_elems: _,
+            reduce_bucket_elems: _,
             overlap: _,
             reduce_dtype,
             quantized,
             offload_optimizer,
-            offload_parameters,
-            whole_weights_on_save: _,
-            state_dict: _,
+            offload_params,
         } = args;
         let placed = [("optimizer", optimizer), ("gradients", gradients), ("parameters", parameters)];
         let placed = placed.map(|(what, at)| format!("{what} {}", words(at).to_lowercase()));
         self.nothing("sharding", placed.join(", "));
         self.nothing("units", words(wrap));
-        self.nothing("sharding group", words(group));
+        let group = match (group, by_machine) {
+            (Some(ranks), _) => format!("Ranks({ranks})"),
+            (None, true) => "Machine".to_owned(),
+            (None, false) => "World".to_owned(),
+        };
+        self.nothing("sharding group", group);
         self.computes("dtype of reduced gradients", maybe(reduce_dtype.as_ref()));
         self.computes("quantized communication", words(quantized));
         self.nothing("offloaded optimizer", maybe(offload_optimizer.as_ref()));
-        self.nothing("offloaded parameters", maybe(offload_parameters.as_ref()));
+        self.nothing("offloaded parameters", maybe(offload_params.as_ref()));
     }
 
     fn ranks(&mut self, args: &RankArgs) {
