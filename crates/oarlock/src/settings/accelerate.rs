@@ -17,7 +17,7 @@ use crate::config::{Elems, ShardingConfig};
 /// The variable that asks for FSDP.
 pub const USE_FSDP: &str = "ACCELERATE_USE_FSDP";
 
-crate::key_table! {
+super::keys::key_table! {
     /// The flags of the launcher.
     pub const FSDP_FLAGS = [
         FSDP_VERSION: String = Row::flag(Choice(&["1", "2"]), "fsdp_version", "1", Used, "Version of FSDP: 1 reads fsdp_sharding_strategy, 2 fsdp_reshard_after_forward"),

@@ -403,3 +403,5 @@ macro_rules! key_table {
         $vis const $table: &[$crate::settings::keys::Row] = &[$(*$key.row),*];
     };
 }
+
+pub use key_table;

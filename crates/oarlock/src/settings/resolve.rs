@@ -357,7 +357,7 @@ mod tests {
     use super::super::keys::ValueType::{Bool, Float, Int, List, Map, Text};
     use super::*;
 
-    crate::key_table! {
+    super::super::keys::key_table! {
         /// A key of each type.
         const KEYS = [
             SWITCH: bool = Row::flag(Bool, "switch", "", Used, "A switch"),

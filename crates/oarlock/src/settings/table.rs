@@ -75,7 +75,7 @@ pub const SCHEDULES: &[&str] = &[
 /// MiniMind's among them.
 pub const MINIMIND_SCHEDULES: &[&str] = &["minimind_seed", "minimind", "minimind3"];
 
-crate::key_table! {
+super::keys::key_table! {
     /// The keys.
     pub const TRAINING = [
         PER_DEVICE_TRAIN_BATCH_SIZE: usize = key(Train, Int(1), "per_device_train_batch_size", "8", Used, "Sequences of a rank in one forward pass"),

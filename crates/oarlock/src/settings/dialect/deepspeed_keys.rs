@@ -25,7 +25,7 @@ const DATA: Status = Later("data comes in the order of the sampler");
 const PARALLEL: Status =
     Later("there are no such ranks; pipelines and sequence_parallel_size divide a model and its sequences");
 
-crate::key_table! {
+super::super::keys::key_table! {
     /// The keys, by their paths.
     pub const KEYS = [
         TRAIN_BATCH_SIZE: Option<usize> = Row::flag(Int(1), "train_batch_size", "", Used, "Sequences of an optimizer step over all ranks"),

@@ -10,7 +10,7 @@ const ORIGINAL: Status = NoEffect("parameters keep their names and shapes");
 const BOTH_PASSES: Status = NoEffect("both passes gather ahead");
 const OF_XLA: Status = Later("ranks are CPU processes");
 
-crate::key_table! {
+super::super::keys::key_table! {
     /// The keys, by their paths.
     pub const KEYS = [
         SHARDING_STRATEGY: Option<String> = Row::flag(Text, "sharding_strategy", "", Used, "FULL_SHARD, SHARD_GRAD_OP, NO_SHARD, HYBRID_SHARD or HYBRID_SHARD_ZERO2, or its number from 1"),
