@@ -20,7 +20,7 @@ use oarlock::model::hf::HfConfig;
 use oarlock::nn::names_of;
 use oarlock::shard::{ParamSlice, WeightSource};
 use oarlock::weights::{SafetensorsSource, Strict};
-use oarlock_cli::config::accelerate::{Engine, File, meaning};
+use oarlock_cli::config::accelerate::{Engine, File, keys, meaning};
 use oarlock_cli::config::render::render;
 use oarlock_cli::config::{Problems, Words, train_config, written};
 
@@ -106,7 +106,7 @@ fn files_of_accelerate() {
     fuzz("accelerate", seeds.into(), |_, input| {
         match File::text("c.yaml", &String::from_utf8_lossy(input)) {
             Ok(file) => {
-                let Some(place) = file.own.get("distributed_type").location() else { return };
+                let Some(place) = file.own.setting(keys::DISTRIBUTED_TYPE).location() else { return };
                 for engine in [Engine::DeepSpeed(place.clone()), Engine::Fsdp(place.clone()), Engine::Plain] {
                     let mut problems = Problems::default();
                     drop(meaning::entries(&file.settings, &engine, &mut problems));

@@ -54,7 +54,7 @@ fn every_deepspeed_file_goes_with_a_run() {
             let config =
                 train_config(&arguments, &|_| None).unwrap_or_else(|e| panic!("{}", render(&e, false, 100)));
             assert_eq!(config.without_effect().count(), 0, "{}: a recipe has no idle keys", path.display());
-            assert_eq!(config.shard.gradients, Placement::Sharded, "{}", path.display());
+            assert_eq!(config.shard.placements.gradients, Placement::Sharded, "{}", path.display());
             n_files += 1;
         }
     }

@@ -9,7 +9,9 @@ use std::time::Instant;
 use oarlock::deepspeed;
 use oarlock::model::{Decoder, DecoderConfig};
 use oarlock::shard::Gather;
-use oarlock::{Accelerator, AcceleratorConfig, DeepSpeedPlugin, Error, Options, Result, Tensor, optim};
+use oarlock::{
+    Accelerator, AcceleratorConfig, DeepSpeedPlugin, Error, Result, ShardingConfig, Tensor, optim,
+};
 use oarlock_tensor::DType;
 use oarlock_tensor::ops::Mask;
 use serde_json::json;
@@ -57,7 +59,7 @@ fn main() -> Result<()> {
     };
     let student_plugin = plugin(settings.number("student-stage", 2)?, batch)?;
     let accelerator = Accelerator::new(&AcceleratorConfig {
-        shard: Options { gather, ..Options::default() },
+        shard: ShardingConfig { gather, ..ShardingConfig::default() },
         mixed_precision: Some(settings.dtype()?).filter(|dtype| *dtype != DType::F32),
         threads: Some(settings.number("threads", 1)?),
         deepspeed_plugins: vec![

@@ -10,7 +10,7 @@ use std::path::Path;
 use oarlock::nn::{self, Linear, Sequential, Tanh};
 use oarlock::optim::{self, Optim, Rule};
 use oarlock::{
-    Accelerator, AcceleratorConfig, Error, Options, Placements, ReduceOp, Result, SaveModel, Tensor,
+    Accelerator, AcceleratorConfig, Error, Placements, ReduceOp, Result, SaveModel, ShardingConfig, Tensor,
     distributed,
 };
 
@@ -60,7 +60,7 @@ fn digits() -> Result<(Vec<f32>, Vec<i32>)> {
 fn train(n_ranks: usize, steps: usize, freeze: u64, name: &str, weights: &Path) -> Result<Course> {
     let is_first = name == OPTIMIZERS[0];
     let ranks = distributed::spawn(n_ranks, |rank| {
-        let shard = Options { placements: Placements::WHOLE, ..Options::default() };
+        let shard = ShardingConfig { placements: Placements::WHOLE, ..ShardingConfig::default() };
         let config = AcceleratorConfig { threads: Some(1), shard, ..AcceleratorConfig::default() };
         let accelerator = Accelerator::new(&config)?;
         let model = Sequential::new().add(Linear::new(64, 128)?).add(Tanh).add(Linear::new(128, 10)?);

@@ -16,7 +16,8 @@ use oarlock::nn::{
 use oarlock::report::speed::PhaseTimer;
 use oarlock::train::{NextToken, train_step};
 use oarlock::{
-    Accelerator, AcceleratorConfig, Batch, Error, Loss, Options, PreparedOptimizer, Result, Tensor, optim,
+    Accelerator, AcceleratorConfig, Batch, Error, Loss, PreparedOptimizer, Result, ShardingConfig, Tensor,
+    optim,
 };
 
 #[path = "throughput.rs"]
@@ -118,7 +119,7 @@ fn main() -> Result<()> {
     let (rows, len) = (settings.number("batch", 4)?, settings.number("seq", 512)?);
     let (dim, layers) = (settings.number("hidden", 512)?, settings.number("layers", 8)?);
     let accelerator = Accelerator::new(&AcceleratorConfig {
-        shard: Options { dtype: settings.dtype()?, ..Options::default() },
+        shard: ShardingConfig { dtype: settings.dtype()?, ..ShardingConfig::default() },
         threads: Some(settings.number("threads", 1)?),
         ..AcceleratorConfig::default()
     })?;

@@ -8,7 +8,7 @@ use std::time::Instant;
 use oarlock::checkpoint::{ClientState, Contents, Saver};
 use oarlock::model::hf::{HfConfig, SaveOptions};
 use oarlock::model::{Decoder, DecoderConfig};
-use oarlock::shard::{Engine, Options};
+use oarlock::shard::{Engine, ShardingConfig};
 use oarlock::train::Inputs;
 use oarlock::{Accelerator, AcceleratorConfig, Batch, Result, optim};
 use oarlock_tensor::DType;
@@ -58,7 +58,7 @@ enum Saves {
 }
 
 fn rank(comm: &oarlock_comm::Communicator, folder: &Path, steps: usize, config: DecoderConfig) -> Result<()> {
-    let shard = Options { dtype: DType::BF16, ..Options::default() };
+    let shard = ShardingConfig { dtype: DType::BF16, ..ShardingConfig::default() };
     let settings = AcceleratorConfig { shard, threads: Some(1), ..AcceleratorConfig::default() };
     let accelerator = Accelerator::over(comm.clone(), &settings)?;
     let hf = HfConfig::new(config.clone(), Default::default());

@@ -6,7 +6,7 @@ use std::time::Instant;
 
 use oarlock::model::{Decoder, DecoderConfig, Recompute};
 use oarlock::train::Inputs;
-use oarlock::{Accelerator, AcceleratorConfig, Batch, Options, Result, optim};
+use oarlock::{Accelerator, AcceleratorConfig, Batch, Result, ShardingConfig, optim};
 use oarlock_tensor::DType;
 
 fn main() -> Result<()> {
@@ -53,7 +53,7 @@ fn rank(
 ) -> Result<()> {
     let start = Instant::now();
     let config = AcceleratorConfig {
-        shard: Options { dtype, ..Options::default() },
+        shard: ShardingConfig { dtype, ..ShardingConfig::default() },
         threads: Some(1),
         seed: Some(0),
         ..AcceleratorConfig::default()

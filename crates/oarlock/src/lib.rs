@@ -100,9 +100,9 @@
 //!         head: Unit::new(Linear::new(dim, vocab)?),
 //!     })
 //! }
-//! # use oarlock::{Accelerator, AcceleratorConfig, Options, shard::Placements, optim};
+//! # use oarlock::{Accelerator, AcceleratorConfig, ShardingConfig, shard::Placements, optim};
 //! # fn main() -> Result<()> {
-//! # let config = AcceleratorConfig { shard: Options { placements: Placements::PARAMETERS, ..Options::default() }, ..AcceleratorConfig::default() };
+//! # let config = AcceleratorConfig { shard: ShardingConfig { placements: Placements::PARAMETERS, ..ShardingConfig::default() }, ..AcceleratorConfig::default() };
 //! # let accelerator = Accelerator::new(&config)?;
 //! # let model = transformer(50, 16, 2)?;
 //! # let optimizer = optim::adamw(&model);
@@ -125,10 +125,10 @@
 //!
 //! ```
 //! use oarlock::shard::Placements;
-//! use oarlock::{AcceleratorConfig, DType, GradientAccumulation, Options};
+//! use oarlock::{AcceleratorConfig, DType, GradientAccumulation, ShardingConfig};
 //!
 //! let config = AcceleratorConfig {
-//!     shard: Options { placements: Placements::PARAMETERS, ..Options::default() },
+//!     shard: ShardingConfig { placements: Placements::PARAMETERS, ..ShardingConfig::default() },
 //!     mixed_precision: Some(DType::BF16),
 //!     gradient_accumulation: GradientAccumulation::steps(4),
 //!     ..AcceleratorConfig::default()
@@ -218,5 +218,5 @@ pub use error::{Error, Occupied, Result};
 pub use nested::{Nested, Parcel};
 pub use oarlock_comm::MeteredAllocator;
 pub use oarlock_tensor::{DType, Device, Gradients, Tape, Tensor};
-pub use shard::{Options, OuterStep, ParamSlice, Placements, SeededInit, WeightSource};
+pub use shard::{OuterStep, ParamSlice, Placements, SeededInit, ShardingConfig, WeightSource};
 pub use train::{PreparedTokenLoader, TokenLoader};

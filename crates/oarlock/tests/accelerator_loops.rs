@@ -4,8 +4,8 @@ use std::path::Path;
 
 use oarlock::shard::{OuterStep, Placements};
 use oarlock::{
-    Accelerator, AcceleratorConfig, DType, GradientAccumulation, LocalSgd, Options, Prepared,
-    PreparedOptimizer, ProfileConfig, ProfileSchedule, Result, Tensor, optim,
+    Accelerator, AcceleratorConfig, DType, GradientAccumulation, LocalSgd, Prepared, PreparedOptimizer,
+    ProfileConfig, ProfileSchedule, Result, ShardingConfig, Tensor, optim,
 };
 use serde_json::Value;
 
@@ -25,7 +25,7 @@ fn weights(accelerator: &Accelerator, net: &Prepared<Net>, inputs: usize) -> Res
 
 fn config(placements: Placements, steps: usize) -> AcceleratorConfig {
     AcceleratorConfig {
-        shard: Options { placements, persistence_elems: 0, ..Options::default() },
+        shard: ShardingConfig { placements, persistence_elems: 0, ..ShardingConfig::default() },
         gradient_accumulation: GradientAccumulation::steps(steps),
         threads: Some(1),
         ..AcceleratorConfig::default()

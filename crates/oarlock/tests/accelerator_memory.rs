@@ -6,7 +6,7 @@ use std::sync::{Arc, Mutex};
 use oarlock::nn::Linear;
 use oarlock::shard::Placements;
 use oarlock::{
-    Accelerator, AcceleratorConfig, DType, Error, Options, Result, STARTING_BATCH_SIZE, Tensor, optim,
+    Accelerator, AcceleratorConfig, DType, Error, Result, STARTING_BATCH_SIZE, ShardingConfig, Tensor, optim,
 };
 use oarlock_comm::ProcessMemory;
 
@@ -18,7 +18,7 @@ fn on_ranks<R: Send + 'static>(
     placements: Placements,
     rank: impl Fn(&Accelerator) -> Result<R> + Clone + Send + 'static,
 ) -> Vec<Result<R>> {
-    let shard = Options { placements, ..Options::default() };
+    let shard = ShardingConfig { placements, ..ShardingConfig::default() };
     ranks::on_ranks(
         world,
         AcceleratorConfig { shard, threads: Some(1), ..AcceleratorConfig::default() },

@@ -9,7 +9,7 @@ use oarlock::optim::Optim;
 use oarlock::shard::Placements;
 use oarlock::{
     Accelerator, AcceleratorConfig, DType, DeepSpeedPlugin, DivideBy, Error, GradientAccumulation, LocalSgd,
-    Options, Prepared, PreparedOptimizer, Result, Tensor, optim,
+    Prepared, PreparedOptimizer, Result, ShardingConfig, Tensor, optim,
 };
 use oarlock_tensor::cpu::difference::largest_difference;
 use oarlock_tensor::ops::optimizer::Rule;
@@ -45,7 +45,7 @@ fn rows(accelerator: &Accelerator, seed: usize, columns: usize) -> Result<Tensor
 
 fn config(placements: Placements, steps: usize, divide_by: DivideBy) -> AcceleratorConfig {
     AcceleratorConfig {
-        shard: Options { placements, persistence_elems: 0, ..Options::default() },
+        shard: ShardingConfig { placements, persistence_elems: 0, ..ShardingConfig::default() },
         gradient_accumulation: GradientAccumulation { divide_by, ..GradientAccumulation::steps(steps) },
         threads: Some(1),
         ..AcceleratorConfig::default()

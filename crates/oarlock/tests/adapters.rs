@@ -15,8 +15,8 @@ use oarlock::nn::{self, Mask};
 use oarlock::shard::{Placements, WeightSource};
 use oarlock::weights::{QuantizedLayers, SafetensorsSource};
 use oarlock::{
-    Accelerator, AcceleratorConfig, DType, DataLoaderConfiguration, Options, Prepared, PreparedOptimizer,
-    ReduceOp, Result, Tensor, optim,
+    Accelerator, AcceleratorConfig, DType, DataLoaderConfiguration, Prepared, PreparedOptimizer, ReduceOp,
+    Result, ShardingConfig, Tensor, optim,
 };
 use oarlock_tensor::cpu::Isa;
 use oarlock_tensor::cpu::difference::largest_difference;
@@ -97,14 +97,14 @@ fn logits_are_those_of_peft_beside_the_base_and_merged_into_it() {
     check(merged(&["dora", "oft"]), "dora_then_oft");
 }
 
-pub fn placement(name: &str) -> Options {
-    Options {
+pub fn placement(name: &str) -> ShardingConfig {
+    ShardingConfig {
         placements: match name {
             "DDP" => Placements::WHOLE,
             "ZeRO-2" => Placements::GRADIENTS,
             _ => Placements::PARAMETERS,
         },
-        ..Options::default()
+        ..ShardingConfig::default()
     }
 }
 
@@ -202,7 +202,7 @@ pub fn losses_of_steps(
     Ok(losses)
 }
 
-fn losses(world: usize, options: Options, name: &'static str, out: Option<PathBuf>) -> Vec<f64> {
+fn losses(world: usize, options: ShardingConfig, name: &'static str, out: Option<PathBuf>) -> Vec<f64> {
     losses_of(&Trainings::of_llama(), world, options, name, out)
 }
 
@@ -210,7 +210,7 @@ fn losses(world: usize, options: Options, name: &'static str, out: Option<PathBu
 pub fn losses_of(
     trainings: &Trainings,
     world: usize,
-    options: Options,
+    options: ShardingConfig,
     name: &'static str,
     out: Option<PathBuf>,
 ) -> Vec<f64> {
@@ -243,7 +243,7 @@ fn losses_are_those_of_peft_on_any_ranks_and_in_any_placement() {
 /// LoRA beside a base in bf16, as PEFT trains under autocast. Seen: 9.3e-3.
 #[test]
 fn losses_in_bf16_are_those_of_peft() {
-    let shard = Options { dtype: DType::BF16, ..Options::default() };
+    let shard = ShardingConfig { dtype: DType::BF16, ..ShardingConfig::default() };
     let expected = floats(&numbers("low_precision.json")["lora_bf16"]);
     let far = largest_difference(&losses(1, shard, "lora", None), &expected).unwrap();
     assert!(far < 2e-2, "{far:e}");
@@ -258,7 +258,7 @@ fn losses_beside_four_bits_are_those_of_bitsandbytes_and_peft() {
         let expected = floats(&numbers("low_precision.json")[name]);
         let trainings = Trainings { quantized: Some((format, dtype)), ..Trainings::of_llama() };
         for world in [1, 2] {
-            let shard = Options { dtype, ..Options::default() };
+            let shard = ShardingConfig { dtype, ..ShardingConfig::default() };
             let found = losses_of(&trainings, world, shard, "lora", None);
             let far = largest_difference(&found, &expected).unwrap();
             assert!(far < bound, "{name} on {world}: {far:e}");

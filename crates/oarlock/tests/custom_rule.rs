@@ -6,8 +6,8 @@ use oarlock::nn::{self, Forward, Linear, Module, Unit};
 use oarlock::optim::{self, CustomRule, Optim, Update};
 use oarlock::shard::{Gather, Offload, Placements};
 use oarlock::{
-    Accelerator, AcceleratorConfig, DType, Options, Prepared, PreparedOptimizer, PreparedScheduler, Result,
-    Tensor, lr_scheduler,
+    Accelerator, AcceleratorConfig, DType, Prepared, PreparedOptimizer, PreparedScheduler, Result,
+    ShardingConfig, Tensor, lr_scheduler,
 };
 
 use crate::ranks::net::ALL;
@@ -101,12 +101,12 @@ fn weights(accelerator: &Accelerator, net: &Prepared<Net>) -> Result<Vec<(String
     accelerator.get_state_dict(net)?.iter().map(bits).collect()
 }
 
-fn config(shard: Options) -> AcceleratorConfig {
+fn config(shard: ShardingConfig) -> AcceleratorConfig {
     AcceleratorConfig { shard, threads: Some(1), ..AcceleratorConfig::default() }
 }
 
 /// The bits of rank 0 after ten steps.
-fn train(world: usize, shard: &Options, by_hand: bool) -> Vec<(String, Vec<u32>)> {
+fn train(world: usize, shard: &ShardingConfig, by_hand: bool) -> Vec<(String, Vec<u32>)> {
     let mut ranks = on_ranks(world, config(shard.clone()), move |accelerator| {
         let model = prepare(accelerator, by_hand)?;
         steps(accelerator, &model, 0..10)?;
@@ -117,11 +117,11 @@ fn train(world: usize, shard: &Options, by_hand: bool) -> Vec<(String, Vec<u32>)
 
 #[test]
 fn it_has_the_bits_of_the_built_in_rule_in_every_placement() {
-    let expected = train(1, &Options::default(), false);
+    let expected = train(1, &ShardingConfig::default(), false);
     let file = Offload { dir: Some(std::env::temp_dir()), sub_group_elems: 1000, buffers: 2 };
-    let mut ways = ALL.map(|placements| Options { placements, ..Options::default() }).to_vec();
-    let copied = Options { gather: Gather::Copy, persistence_elems: 0, ..ways[3].clone() };
-    ways.push(Options { offload_optimizer: Some(file), ..copied });
+    let mut ways = ALL.map(|placements| ShardingConfig { placements, ..ShardingConfig::default() }).to_vec();
+    let copied = ShardingConfig { gather: Gather::Copy, persistence_elems: 0, ..ways[3].clone() };
+    ways.push(ShardingConfig { offload_optimizer: Some(file), ..copied });
     for world in [1, 2] {
         for options in &ways {
             assert_eq!(train(world, options, true), expected, "{world} {options:?}");
@@ -132,7 +132,8 @@ fn it_has_the_bits_of_the_built_in_rule_in_every_placement() {
 #[test]
 fn it_has_the_bits_of_the_built_in_rule_with_16_bit_weights_and_a_loss_scale() {
     for dtype in [DType::BF16, DType::F16] {
-        let options = Options { dtype, placements: Placements::GRADIENTS, ..Options::default() };
+        let options =
+            ShardingConfig { dtype, placements: Placements::GRADIENTS, ..ShardingConfig::default() };
         assert_eq!(train(2, &options, true), train(2, &options, false), "{dtype}");
     }
 }
@@ -143,7 +144,7 @@ fn its_states_are_saved_and_go_on_on_another_number_of_ranks() {
     let dir = folder.path().join("state");
     let save = |dir: &Path, by_hand: bool| {
         let dir = dir.to_path_buf();
-        let shard = Options { placements: Placements::PARAMETERS, ..Options::default() };
+        let shard = ShardingConfig { placements: Placements::PARAMETERS, ..ShardingConfig::default() };
         let saved = on_ranks(2, config(shard), move |accelerator| {
             let model = prepare(accelerator, by_hand)?;
             steps(accelerator, &model, 0..5)?;
@@ -152,7 +153,7 @@ fn its_states_are_saved_and_go_on_on_another_number_of_ranks() {
         saved.into_iter().for_each(|saved| saved.unwrap());
     };
     save(&dir, true);
-    let go_on = |options: Options, world| {
+    let go_on = |options: ShardingConfig, world| {
         let dir = dir.clone();
         let mut ranks = on_ranks(world, config(options), move |accelerator| {
             let model = prepare(accelerator, true)?;
@@ -162,10 +163,10 @@ fn its_states_are_saved_and_go_on_on_another_number_of_ranks() {
         });
         ranks.remove(0).unwrap()
     };
-    let expected = train(1, &Options::default(), false);
+    let expected = train(1, &ShardingConfig::default(), false);
     for placements in ALL {
         for world in [1, 2] {
-            let options = Options { placements, ..Options::default() };
+            let options = ShardingConfig { placements, ..ShardingConfig::default() };
             assert_eq!(go_on(options, world), expected, "{world} {placements:?}");
         }
     }
@@ -173,7 +174,7 @@ fn its_states_are_saved_and_go_on_on_another_number_of_ranks() {
     // The name of the rule says whose states they are.
     let other = folder.path().join("other");
     save(&other, false);
-    let told = on_ranks(1, config(Options::default()), move |accelerator| {
+    let told = on_ranks(1, config(ShardingConfig::default()), move |accelerator| {
         let _model = prepare(accelerator, true)?;
         accelerator.load_state(Some(&other)).map(|_| ())
     });

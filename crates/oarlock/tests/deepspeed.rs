@@ -11,7 +11,7 @@ use oarlock::optim::Stepped;
 use oarlock::shard::Gather;
 use oarlock::{
     Accelerator, AcceleratorConfig, DType, DeepSpeedPlugin, DummyOptim, DummyScheduler, OffloadDevice,
-    Options, Result, Tensor, lr_scheduler, optim,
+    Result, ShardingConfig, Tensor, lr_scheduler, optim,
 };
 use oarlock_comm::{Communicator, shm};
 use oarlock_tensor::cpu::difference::largest_difference;
@@ -345,7 +345,7 @@ fn whole_parameters_are_read_everywhere_and_written_by_one_rank() {
         (3, Gather::Copy, DType::BF16),
     ] {
         let weights = same(2, move |comm| {
-            let shard = Options { gather, ..Options::default() };
+            let shard = ShardingConfig { gather, ..ShardingConfig::default() };
             let accelerator = accelerator(comm, AcceleratorConfig { shard, ..AcceleratorConfig::default() })?;
             let mut value = ds_config(stage);
             value["bf16"] = json!({ "enabled": dtype == DType::BF16 });
@@ -391,7 +391,7 @@ fn written_parameters_are_those_of_the_next_pass() {
         [(0, Gather::InPlace), (1, Gather::InPlace), (3, Gather::InPlace), (3, Gather::Copy)]
     {
         let losses = same(2, move |comm| {
-            let shard = Options { gather, ..Options::default() };
+            let shard = ShardingConfig { gather, ..ShardingConfig::default() };
             let accelerator = accelerator(comm, AcceleratorConfig { shard, ..AcceleratorConfig::default() })?;
             let engine = engine(&accelerator, &ds_config(stage))?;
             zero::gathered_parameters(engine.model(), engine.module(), Some(0), |params| {

@@ -2,7 +2,7 @@
 
 use oarlock::nn::{Linear, Module, Unit};
 use oarlock::shard::{Gather, Placements};
-use oarlock::{Accelerator, AcceleratorConfig, DType, Ema, Options, Prepared, Result, Tensor, optim};
+use oarlock::{Accelerator, AcceleratorConfig, DType, Ema, Prepared, Result, ShardingConfig, Tensor, optim};
 
 use crate::ranks::{alone, on_ranks};
 
@@ -64,7 +64,7 @@ fn it_is_the_average_in_every_placement_and_goes_back_to_the_bit() {
         (Placements::PARAMETERS, Gather::InPlace),
         (Placements::PARAMETERS, Gather::Copy),
     ] {
-        let shard = Options { placements, gather, persistence_elems: 0, ..Options::default() };
+        let shard = ShardingConfig { placements, gather, persistence_elems: 0, ..ShardingConfig::default() };
         let config = AcceleratorConfig { shard, threads: Some(1), ..AcceleratorConfig::default() };
         for rank in on_ranks(2, config, run) {
             assert_eq!(rank.unwrap()[0], averaged, "{placements:?} {gather:?}");

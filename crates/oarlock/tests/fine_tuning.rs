@@ -13,7 +13,7 @@ use oarlock::config::{Learned, PreferenceArgs, TokenLossArgs};
 use oarlock::data::{Loader, Rows, Sampler};
 use oarlock::model::{Decoder, HfConfig};
 use oarlock::report::speed::PhaseTimer;
-use oarlock::shard::{Options, Placements, WeightSource};
+use oarlock::shard::{Placements, ShardingConfig, WeightSource};
 use oarlock::train::{NextToken, Objective, Preference, Reference, train_step};
 use oarlock::weights::{QuantizedLayers, SafetensorsSource};
 use oarlock::{Accelerator, AcceleratorConfig, ClientState, Prepared, PreparedOptimizer, optim};
@@ -116,7 +116,7 @@ impl Task {
         Reference::Second(accelerator.prepare_with_weights(model, weights).unwrap())
     }
 
-    fn run(&self, ranks: usize, options: &Options, leg: Leg<'_>) -> Trace {
+    fn run(&self, ranks: usize, options: &ShardingConfig, leg: Leg<'_>) -> Trace {
         let ranks = std::thread::scope(|scope| {
             let start = |comm| scope.spawn(move || self.rank(comm, options, leg));
             let ranks: Vec<_> = oarlock_comm::shm::threads(ranks).unwrap().into_iter().map(start).collect();
@@ -125,8 +125,8 @@ impl Task {
         Trace::of(ranks, options)
     }
 
-    fn rank(&self, comm: Communicator, options: &Options, leg: Leg<'_>) -> (Vec<(u64, u64)>, Pieces) {
-        let shard = Options { dtype: self.dtype, ..options.clone() };
+    fn rank(&self, comm: Communicator, options: &ShardingConfig, leg: Leg<'_>) -> (Vec<(u64, u64)>, Pieces) {
+        let shard = ShardingConfig { dtype: self.dtype, ..options.clone() };
         let config = AcceleratorConfig { shard, threads: Some(1), ..AcceleratorConfig::default() };
         let accelerator = Accelerator::over(comm.clone(), &config).unwrap();
         let (model, weights) = self.model(&accelerator);

@@ -2,7 +2,7 @@
 
 use oarlock::nn::{self, Embedding, Forward, Linear, Module};
 use oarlock::shard::{Gather, Placements};
-use oarlock::{Accelerator, AcceleratorConfig, DType, Error, Options, Result, Tensor, optim};
+use oarlock::{Accelerator, AcceleratorConfig, DType, Error, Result, ShardingConfig, Tensor, optim};
 
 use crate::ranks::on_ranks;
 
@@ -71,7 +71,7 @@ fn read(accelerator: &Accelerator) -> Result<Read> {
 fn gradients_of_inputs_and_parameters_are_read() {
     let run = |world: usize, placements: Placements| {
         let config = AcceleratorConfig {
-            shard: Options { placements, ..Options::default() },
+            shard: ShardingConfig { placements, ..ShardingConfig::default() },
             threads: Some(1),
             ..AcceleratorConfig::default()
         };
@@ -150,12 +150,12 @@ fn train_aside(accelerator: &Accelerator, pass: bool, recompute: bool) -> Result
 #[test]
 fn layers_are_trained_whatever_their_inputs_are() {
     let run = |world, placements, pass, recompute| {
-        let shard = Options {
+        let shard = ShardingConfig {
             placements,
             gather: Gather::Copy,
             persistence_elems: 0,
             reduce_bucket_elems: 8,
-            ..Options::default()
+            ..ShardingConfig::default()
         };
         let config = AcceleratorConfig { shard, threads: Some(1), ..AcceleratorConfig::default() };
         let train = move |accelerator: &Accelerator| train_aside(accelerator, pass, recompute);

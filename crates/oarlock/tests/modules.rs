@@ -8,7 +8,7 @@ use oarlock::nn::{
 };
 use oarlock::optim;
 use oarlock::shard::{Gather, Placements};
-use oarlock::{Accelerator, AcceleratorConfig, DType, Device, Options, Prepared, Result, Tensor};
+use oarlock::{Accelerator, AcceleratorConfig, DType, Device, Prepared, Result, ShardingConfig, Tensor};
 use oarlock_tensor::cpu::difference::largest_magnitude;
 
 use crate::layers::{assert_close, expected, floats, golden, wave};
@@ -131,7 +131,7 @@ fn placed<R: Send + 'static>(
     gather: Gather,
     run: fn(&Accelerator) -> Result<R>,
 ) -> R {
-    let shard = Options { placements, gather, persistence_elems: 0, ..Options::default() };
+    let shard = ShardingConfig { placements, gather, persistence_elems: 0, ..ShardingConfig::default() };
     let config = AcceleratorConfig { shard, threads: Some(1), ..AcceleratorConfig::default() };
     on_ranks(2, config, run).swap_remove(0).unwrap()
 }

@@ -6,7 +6,7 @@ use oarlock::report::speed::PhaseTimer;
 use oarlock::shard::Placements;
 use oarlock::train::objective::{Inputs, LanguageModel, Mean, Objective, ObjectiveLoss, Sum};
 use oarlock::train::{evaluate, train_step};
-use oarlock::{Accelerator, AcceleratorConfig, Batch, Options, Prepared, Tensor, optim};
+use oarlock::{Accelerator, AcceleratorConfig, Batch, Prepared, ShardingConfig, Tensor, optim};
 use oarlock_comm::Communicator;
 use oarlock_tensor::ops::{self, TokenLoss};
 
@@ -49,7 +49,7 @@ fn batch(seed: usize) -> Batch {
 
 /// Losses and metrics of some steps and of an evaluation, on one of several ranks.
 fn rank(comm: Communicator, placements: Placements) -> Vec<f64> {
-    let shard = Options { placements, ..Options::default() };
+    let shard = ShardingConfig { placements, ..ShardingConfig::default() };
     let config = AcceleratorConfig { shard, threads: Some(1), ..AcceleratorConfig::default() };
     let accelerator = Accelerator::over(comm.clone(), &config).unwrap();
     let decoder = || Decoder::new(DecoderConfig::llama(VOCAB, 32, 2, LEN), LEN).unwrap();

@@ -7,7 +7,7 @@ use oarlock::nn::functional::Labels;
 use oarlock::nn::{self, Forward, Init, Layer, Linear, Mask, Module};
 use oarlock::optim;
 use oarlock::shard::{Gather, Placements};
-use oarlock::{Accelerator, AcceleratorConfig, Options, Result, Tensor};
+use oarlock::{Accelerator, AcceleratorConfig, Result, ShardingConfig, Tensor};
 
 use crate::ranks::{alone, on_ranks};
 
@@ -113,7 +113,12 @@ fn adapters_keep_names_begin_at_the_model_and_train_alone() {
 /// ZeRO-3, with small parameters divided as well.
 fn sharded() -> AcceleratorConfig {
     let placements = Placements::PARAMETERS;
-    let shard = Options { placements, gather: Gather::Copy, persistence_elems: 0, ..Options::default() };
+    let shard = ShardingConfig {
+        placements,
+        gather: Gather::Copy,
+        persistence_elems: 0,
+        ..ShardingConfig::default()
+    };
     AcceleratorConfig { shard, threads: Some(1), ..AcceleratorConfig::default() }
 }
 

@@ -3,8 +3,8 @@
 use oarlock::nn::{self, Forward, Linear, Module};
 use oarlock::shard::{Gather, Lifetime, Placements};
 use oarlock::{
-    Accelerator, AcceleratorConfig, GradientAccumulation, Options, Prepared, Result, Tensor, lr_scheduler,
-    optim,
+    Accelerator, AcceleratorConfig, GradientAccumulation, Prepared, Result, ShardingConfig, Tensor,
+    lr_scheduler, optim,
 };
 use oarlock_tensor::ops::{HeadOptions, Labels, head_loss};
 
@@ -38,7 +38,7 @@ fn of_two_passes(net: &Prepared<Net>, x: &Tensor, y: &Tensor) -> Result<Tensor> 
 }
 
 /// Losses of each rank of `world`, which divide each batch of 8 rows among them.
-fn train(world: usize, shard: &Options, accumulation: usize, loss: LossOf) -> Vec<Vec<f32>> {
+fn train(world: usize, shard: &ShardingConfig, accumulation: usize, loss: LossOf) -> Vec<Vec<f32>> {
     let config = AcceleratorConfig {
         shard: shard.clone(),
         gradient_accumulation: GradientAccumulation::steps(accumulation),
@@ -93,18 +93,21 @@ fn rank(accelerator: &Accelerator, accumulation: usize, loss_of: LossOf) -> Resu
 }
 
 /// All ways to hold a model.
-fn ways() -> Vec<Options> {
+fn ways() -> Vec<ShardingConfig> {
     let all = [Placements::WHOLE, Placements::OPTIMIZER, Placements::GRADIENTS, Placements::PARAMETERS];
-    let in_place = all.map(|placements| Options { placements, ..Options::default() });
-    let copied =
-        in_place.clone().map(|options| Options { gather: Gather::Copy, persistence_elems: 0, ..options });
-    let kept = Options { lifetime: Lifetime::ForwardToBackward, ..copied[3].clone() };
+    let in_place = all.map(|placements| ShardingConfig { placements, ..ShardingConfig::default() });
+    let copied = in_place.clone().map(|options| ShardingConfig {
+        gather: Gather::Copy,
+        persistence_elems: 0,
+        ..options
+    });
+    let kept = ShardingConfig { lifetime: Lifetime::ForwardToBackward, ..copied[3].clone() };
     in_place.into_iter().chain(copied).chain([kept]).collect()
 }
 
 #[test]
 fn a_loop_trains_alike_in_every_placement_and_on_any_number_of_ranks() {
-    let expected = train(1, &Options::default(), 1, of_one_pass).remove(0);
+    let expected = train(1, &ShardingConfig::default(), 1, of_one_pass).remove(0);
     assert!(expected[9] < 0.5 * expected[0], "{expected:?}");
     for options in ways() {
         for (world, accumulation) in [(1, 4), (2, 1), (2, 2), (4, 1), (4, 2)] {

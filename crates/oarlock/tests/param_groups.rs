@@ -9,8 +9,8 @@ use oarlock::nn::{self, Forward, Linear, Module, Unit};
 use oarlock::optim::{self, Optim, Parameters};
 use oarlock::shard::{Gather, Offload, Placements};
 use oarlock::{
-    Accelerator, AcceleratorConfig, DummyOptim, DummyScheduler, Options, Prepared, PreparedOptimizer,
-    PreparedScheduler, Result, Tensor, lr_scheduler,
+    Accelerator, AcceleratorConfig, DummyOptim, DummyScheduler, Prepared, PreparedOptimizer,
+    PreparedScheduler, Result, ShardingConfig, Tensor, lr_scheduler,
 };
 use oarlock_tensor::ops::optimizer::{AdafactorArgs, AdjustLr, Rule};
 use serde_json::{Value, json};
@@ -302,7 +302,7 @@ fn rules() -> Vec<Rule> {
 /// same bits on 1, 2 and 4.
 fn train(
     world: usize,
-    shard: &Options,
+    shard: &ShardingConfig,
     optimizer: impl Fn(&Net) -> Optim + Clone + Send + 'static,
 ) -> Vec<(String, Vec<u32>)> {
     let config = AcceleratorConfig { shard: shard.clone(), threads: Some(1), ..AcceleratorConfig::default() };
@@ -327,15 +327,19 @@ fn train(
 }
 
 /// All ways to hold a model; the last ones have the state in files, updated in small pieces.
-fn ways() -> Vec<Options> {
+fn ways() -> Vec<ShardingConfig> {
     let all = [Placements::WHOLE, Placements::OPTIMIZER, Placements::GRADIENTS, Placements::PARAMETERS];
-    let mut ways = all.map(|placements| Options { placements, ..Options::default() }).to_vec();
-    let copied =
-        Options { gather: Gather::Copy, persistence_elems: 0, placements: all[3], ..Options::default() };
+    let mut ways = all.map(|placements| ShardingConfig { placements, ..ShardingConfig::default() }).to_vec();
+    let copied = ShardingConfig {
+        gather: Gather::Copy,
+        persistence_elems: 0,
+        placements: all[3],
+        ..ShardingConfig::default()
+    };
     let file = Offload { dir: Some(std::env::temp_dir()), sub_group_elems: 24, buffers: 3 };
     ways.push(copied.clone());
-    ways.push(Options { offload_optimizer: Some(file.clone()), ..copied.clone() });
-    ways.push(Options { offload_optimizer: Some(file.clone()), offload_params: Some(file), ..copied });
+    ways.push(ShardingConfig { offload_optimizer: Some(file.clone()), ..copied.clone() });
+    ways.push(ShardingConfig { offload_optimizer: Some(file.clone()), offload_params: Some(file), ..copied });
     ways
 }
 
@@ -348,9 +352,10 @@ fn every_rule_has_the_same_bits_with_groups_in_every_placement() {
                 .group(net.head(), |group| group.lr(0.04).weight_decay(0.3).betas(0.8, 0.95))
                 .no_decay(net.biases())
         };
-        let expected = train(1, &Options::default(), grouped.clone());
+        let expected = train(1, &ShardingConfig::default(), grouped.clone());
         let plain = rule.clone();
-        let plain = train(1, &Options::default(), move |net| Optim::new(net, plain.clone(), 0.01, 0.1));
+        let plain =
+            train(1, &ShardingConfig::default(), move |net| Optim::new(net, plain.clone(), 0.01, 0.1));
         assert_ne!(expected, plain);
         for world in [1, 2, 4] {
             for options in ways() {
@@ -362,21 +367,21 @@ fn every_rule_has_the_same_bits_with_groups_in_every_placement() {
 
 #[test]
 fn a_group_at_rest_stays_and_groups_that_say_nothing_change_nothing() {
-    let start = train(1, &Options::default(), |net| optim::sgd(net).lr(0.0));
+    let start = train(1, &ShardingConfig::default(), |net| optim::sgd(net).lr(0.0));
     for rule in rules() {
         let new = {
             let rule = rule.clone();
             move |net: &Net, lr, weight_decay| Optim::new(net, rule.clone(), lr, weight_decay)
         };
         let [at_rest, alone, silent] = [(); 3].map(|()| new.clone());
-        let resting = train(1, &Options::default(), move |net| {
+        let resting = train(1, &ShardingConfig::default(), move |net| {
             at_rest(net, 0.01, 0.1).group(net.head(), |group| group.lr(0.0))
         });
         for ((name, ended), (_, began)) in resting.iter().zip(&start) {
             assert_eq!(ended == began, name == "down.weight", "{rule:?}: {name}");
         }
-        let plain = train(1, &Options::default(), move |net| alone(net, 0.01, 0.1));
-        let silent = train(1, &Options::default(), move |net| {
+        let plain = train(1, &ShardingConfig::default(), move |net| alone(net, 0.01, 0.1));
+        let silent = train(1, &ShardingConfig::default(), move |net| {
             silent(net, 1.0, 0.7).group(net.head(), |group| group).lr(0.01).weight_decay(0.1)
         });
         assert_eq!(plain, silent, "{rule:?}");

@@ -10,7 +10,7 @@ use oarlock::model::{Decoder, HfConfig};
 use oarlock::report::speed::PhaseTimer;
 use oarlock::train::{NextToken, StepReport, train_step};
 use oarlock::weights::SafetensorsSource;
-use oarlock::{Accelerator, AcceleratorConfig, Options, Result, optim};
+use oarlock::{Accelerator, AcceleratorConfig, Result, ShardingConfig, optim};
 use oarlock_comm::Communicator;
 use oarlock_tensor::DType;
 use oarlock_tensor::cpu::difference::largest_difference;
@@ -79,7 +79,7 @@ impl Golden {
         accumulation: u64,
     ) -> Result<Vec<StepReport>> {
         let settings = AcceleratorConfig {
-            shard: Options { dtype, ..Options::default() },
+            shard: ShardingConfig { dtype, ..ShardingConfig::default() },
             threads: Some(1),
             ..AcceleratorConfig::default()
         };

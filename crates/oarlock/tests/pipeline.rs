@@ -15,7 +15,7 @@ use oarlock::model::{Decoder, HfConfig, Recompute};
 use oarlock::nn::{self, Linear, Tanh};
 use oarlock::optim::{self, Stepped};
 use oarlock::report::speed::PhaseTimer;
-use oarlock::shard::{Engine, Options, Placements};
+use oarlock::shard::{Engine, Placements, ShardingConfig};
 use oarlock::train::{NextToken, evaluate, train_step};
 use oarlock::{Accelerator, AcceleratorConfig, ClientState, Error, SeededInit};
 use oarlock_comm::{Communicator, shm};
@@ -50,7 +50,7 @@ impl Data {
 struct Case<'a> {
     ranks: usize,
     pipeline: PipelineArgs,
-    options: Options,
+    options: ShardingConfig,
     tied: bool,
     /// Micro-batches of a step.
     accumulation: u64,

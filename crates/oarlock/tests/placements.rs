@@ -11,7 +11,7 @@ use oarlock::model::{Decoder, HfConfig};
 use oarlock::nn::Wrap;
 use oarlock::optim::{self, Stepped};
 use oarlock::report::speed::PhaseTimer;
-use oarlock::shard::{Engine, Gather, Lifetime, Offload, Options, Placement, Placements, Slice};
+use oarlock::shard::{Engine, Gather, Lifetime, Offload, Placement, Placements, ShardingConfig, Slice};
 use oarlock::train::{NextToken, train_step};
 use oarlock::weights::SafetensorsSource;
 use oarlock::{Accelerator, AcceleratorConfig, PreparedOptimizer, SeededInit, WeightSource};
@@ -72,7 +72,7 @@ pub fn pieces(optimizer: &PreparedOptimizer) -> Pieces {
 
 impl Trace {
     /// What the ranks of a run saw and own.
-    pub fn of(ranks: Vec<(Vec<(u64, u64)>, Pieces)>, options: &Options) -> Trace {
+    pub fn of(ranks: Vec<(Vec<(u64, u64)>, Pieces)>, options: &ShardingConfig) -> Trace {
         assert!(ranks.iter().all(|rank| rank.0 == ranks[0].0), "the ranks disagree: {options:?}");
         let mut pieces: Pieces = ranks.iter().flat_map(|rank| rank.1.clone()).collect();
         pieces.sort();
@@ -90,7 +90,7 @@ fn rank(
     data: &Data,
     device: DeviceKind,
     comm: Communicator,
-    options: &Options,
+    options: &ShardingConfig,
     steps: usize,
     accumulation: u64,
 ) -> (Vec<(u64, u64)>, Pieces) {
@@ -137,7 +137,7 @@ fn rank(
     (losses, pieces)
 }
 
-fn train(data: &Data, ranks: usize, options: &Options, steps: usize, accumulation: u64) -> Trace {
+fn train(data: &Data, ranks: usize, options: &ShardingConfig, steps: usize, accumulation: u64) -> Trace {
     train_on(DeviceKind::Cpu, data, ranks, options, steps, accumulation)
 }
 
@@ -145,7 +145,7 @@ fn train_on(
     device: DeviceKind,
     data: &Data,
     ranks: usize,
-    options: &Options,
+    options: &ShardingConfig,
     steps: usize,
     accumulation: u64,
 ) -> Trace {
@@ -157,17 +157,18 @@ fn train_on(
     Trace::of(ranks, options)
 }
 
-pub fn placed(placements: Placements, dtype: DType) -> Options {
-    Options { dtype, placements, ..Options::default() }
+pub fn placed(placements: Placements, dtype: DType) -> ShardingConfig {
+    ShardingConfig { dtype, placements, ..ShardingConfig::default() }
 }
 
 /// All ways to hold a model on `ranks` ranks, each with a name.
-pub fn ways(ranks: usize, dtype: DType, disk: &Path, layer: &str) -> Vec<(&'static str, Options)> {
+pub fn ways(ranks: usize, dtype: DType, disk: &Path, layer: &str) -> Vec<(&'static str, ShardingConfig)> {
     let zero = |placements| placed(placements, dtype);
-    let copied = |placements| Options { gather: Gather::Copy, persistence_elems: 0, ..zero(placements) };
+    let copied =
+        |placements| ShardingConfig { gather: Gather::Copy, persistence_elems: 0, ..zero(placements) };
     let full = || copied(Placements::PARAMETERS);
     let nvme = || Some(Offload { dir: Some(disk.to_path_buf()), sub_group_elems: 5000, buffers: 3 });
-    let wrapped = |wrap, options| Options { wrap, ..options };
+    let wrapped = |wrap, options| ShardingConfig { wrap, ..options };
     let layers = || Wrap::Transformer(vec![layer.to_owned()]);
     let mut ways = vec![
         ("ZeRO-1", zero(Placements::OPTIMIZER)),
@@ -176,22 +177,29 @@ pub fn ways(ranks: usize, dtype: DType, disk: &Path, layer: &str) -> Vec<(&'stat
         ("ZeRO-1, copies", copied(Placements::OPTIMIZER)),
         (
             "ZeRO-2, copies, buckets of 1000",
-            Options { reduce_bucket_elems: 1000, ..copied(Placements::GRADIENTS) },
+            ShardingConfig { reduce_bucket_elems: 1000, ..copied(Placements::GRADIENTS) },
         ),
-        ("DDP, buckets of 777", Options { reduce_bucket_elems: 777, ..zero(Placements::WHOLE) }),
+        ("DDP, buckets of 777", ShardingConfig { reduce_bucket_elems: 777, ..zero(Placements::WHOLE) }),
         ("FULL_SHARD, copies", full()),
-        ("FULL_SHARD, copies, no prefetch", Options { prefetch_elems: 0, ..full() }),
-        ("FULL_SHARD, copies, little live", Options { max_live_elems: 20_000, ..full() }),
-        ("FULL_SHARD, copies, small ones stay", Options { persistence_elems: 3000, ..full() }),
-        ("SHARD_GRAD_OP, copies", Options { lifetime: Lifetime::ForwardToBackward, ..full() }),
-        ("ZeRO-1, optimizer on disk", Options { offload_optimizer: nvme(), ..zero(Placements::OPTIMIZER) }),
+        ("FULL_SHARD, copies, no prefetch", ShardingConfig { prefetch_elems: 0, ..full() }),
+        ("FULL_SHARD, copies, little live", ShardingConfig { max_live_elems: 20_000, ..full() }),
+        ("FULL_SHARD, copies, small ones stay", ShardingConfig { persistence_elems: 3000, ..full() }),
+        ("SHARD_GRAD_OP, copies", ShardingConfig { lifetime: Lifetime::ForwardToBackward, ..full() }),
+        (
+            "ZeRO-1, optimizer on disk",
+            ShardingConfig { offload_optimizer: nvme(), ..zero(Placements::OPTIMIZER) },
+        ),
         (
             "ZeRO-3, both on disk",
-            Options { offload_optimizer: nvme(), offload_params: nvme(), ..zero(Placements::PARAMETERS) },
+            ShardingConfig {
+                offload_optimizer: nvme(),
+                offload_params: nvme(),
+                ..zero(Placements::PARAMETERS)
+            },
         ),
         (
             "ZeRO-3, both on disk but for small ones",
-            Options {
+            ShardingConfig {
                 offload_optimizer: nvme(),
                 offload_params: nvme(),
                 persistence_elems: 100,
@@ -200,7 +208,7 @@ pub fn ways(ranks: usize, dtype: DType, disk: &Path, layer: &str) -> Vec<(&'stat
         ),
         (
             "ZeRO-3, parameters on disk",
-            Options { offload_params: nvme(), persistence_elems: 0, ..zero(Placements::PARAMETERS) },
+            ShardingConfig { offload_params: nvme(), persistence_elems: 0, ..zero(Placements::PARAMETERS) },
         ),
         ("FULL_SHARD, copies, a layer a unit", wrapped(layers(), full())),
         ("FULL_SHARD, copies, units of 10,000", wrapped(Wrap::Size(10_000), full())),
@@ -210,13 +218,13 @@ pub fn ways(ranks: usize, dtype: DType, disk: &Path, layer: &str) -> Vec<(&'stat
         ("SHARD_GRAD_OP, a layer a unit", wrapped(layers(), zero(Placements::PARAMETERS))),
     ];
     if ranks == 4 {
-        let hybrid = |options| Options { group: Some(2), ..options };
+        let hybrid = |options| ShardingConfig { group: Some(2), ..options };
         ways.push(("HYBRID_SHARD", hybrid(zero(Placements::PARAMETERS))));
         ways.push(("HYBRID_SHARD, copies", hybrid(full())));
         let lifetime = Lifetime::ForwardToBackward;
-        ways.push(("HYBRID_SHARD_ZERO2, copies", Options { lifetime, ..hybrid(full()) }));
-        ways.push(("hpZ", Options { secondary: Some(2), ..full() }));
-        ways.push(("hpZ, no prefetch", Options { secondary: Some(2), prefetch_elems: 0, ..full() }));
+        ways.push(("HYBRID_SHARD_ZERO2, copies", ShardingConfig { lifetime, ..hybrid(full()) }));
+        ways.push(("hpZ", ShardingConfig { secondary: Some(2), ..full() }));
+        ways.push(("hpZ, no prefetch", ShardingConfig { secondary: Some(2), prefetch_elems: 0, ..full() }));
     }
     ways
 }
@@ -266,8 +274,10 @@ fn a_class_that_the_model_lacks_is_named_with_those_that_it_has() {
     let data = Data::open("qwen3");
     let hf = HfConfig::read(&data.dir).unwrap();
     let model = Decoder::new(hf.decoder().clone(), data.rows.row_len()).unwrap();
-    let shard =
-        Options { wrap: Wrap::Transformer(vec!["LlamaDecoderLayer".to_owned()]), ..Options::default() };
+    let shard = ShardingConfig {
+        wrap: Wrap::Transformer(vec!["LlamaDecoderLayer".to_owned()]),
+        ..ShardingConfig::default()
+    };
     let config = AcceleratorConfig { shard, threads: Some(1), ..AcceleratorConfig::default() };
     let accelerator = Accelerator::over(Communicator::solo(), &config).unwrap();
     let adamw = optim::adamw(&model);
@@ -311,7 +321,7 @@ fn reducing_every_micro_batch_stays_within_rounding() {
     let disk = tempfile::tempdir().unwrap();
     let data = Data::open("llama");
     for (dtype, tolerance) in [(DType::F32, 1e-5), (DType::BF16, 5e-3)] {
-        let losses = |options: &Options| -> Vec<f64> {
+        let losses = |options: &ShardingConfig| -> Vec<f64> {
             let trace = train(&data, 2, options, 10, 4);
             trace.losses.iter().map(|(loss, _)| f64::from_bits(*loss) / (2.0 * 4.0 * 31.0)).collect()
         };
@@ -325,7 +335,7 @@ fn reducing_every_micro_batch_stays_within_rounding() {
 
 /// What decides the bits of a step of several micro-batches: how often gradients are reduced (the classes of
 /// docs/sharding.md), and, where micro-batch by micro-batch, the units.
-pub fn class(options: &Options) -> (Option<Option<usize>>, Wrap) {
+pub fn class(options: &ShardingConfig) -> (Option<Option<usize>>, Wrap) {
     match options.placements.gradients {
         Placement::Whole => (None, Wrap::Declared),
         Placement::Sharded => (Some(options.group), options.wrap.clone()),

@@ -15,7 +15,7 @@ use oarlock::data::{
 };
 use oarlock::model::{Decoder, HfConfig, ValueHeadSource};
 use oarlock::report::speed::PhaseTimer;
-use oarlock::shard::{Options, Placements, WeightSource};
+use oarlock::shard::{Placements, ShardingConfig, WeightSource};
 use oarlock::train::{
     Evaluation, Judgement, Objective, Preference, Reference, Reward, StepReport, evaluate, train_step,
 };
@@ -98,7 +98,7 @@ fn rank(
     split: &Split,
     rows: &Arc<Rows>,
 ) -> Vec<StepReport> {
-    let options = Options { placements: split.placements, ..Options::default() };
+    let options = ShardingConfig { placements: split.placements, ..ShardingConfig::default() };
     let config = AcceleratorConfig { shard: options, threads: Some(1), ..AcceleratorConfig::default() };
     let accelerator = Accelerator::over(comm.clone(), &config).unwrap();
     let hf = HfConfig::read(&golden()).unwrap();

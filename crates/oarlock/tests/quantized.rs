@@ -7,7 +7,7 @@ use oarlock::model::{Decoder, HfConfig};
 use oarlock::nn::{self, Forward, Init, Layer, Linear, LinearQuantized, Mask, Module};
 use oarlock::shard::{Gather, ParamSlice, Placements, WeightSource};
 use oarlock::weights::SafetensorsSource;
-use oarlock::{Accelerator, AcceleratorConfig, DType, Options, Result, Tensor, optim};
+use oarlock::{Accelerator, AcceleratorConfig, DType, Result, ShardingConfig, Tensor, optim};
 use oarlock_tensor::cpu::quantized::{Code, Format, Layout, dequantize};
 use oarlock_tensor::cpu::{Cpu, Isa, Par};
 
@@ -118,8 +118,12 @@ fn quantized_weights_train_as_the_same_weights_in_full() {
         [nf4, Format::Int8].into_iter().flat_map(|format| [(format, DType::F32), (format, DType::BF16)])
     {
         let run = |world, placements, quantized| {
-            let shard =
-                Options { placements, gather: Gather::Copy, persistence_elems: 0, ..Options::default() };
+            let shard = ShardingConfig {
+                placements,
+                gather: Gather::Copy,
+                persistence_elems: 0,
+                ..ShardingConfig::default()
+            };
             let mixed_precision = (dtype != DType::F32).then_some(dtype);
             let config = AcceleratorConfig {
                 shard,

@@ -5,7 +5,7 @@ use oarlock::model::{Decoder, DecoderConfig, Family, NormConfig, QkNorm, Recompu
 use oarlock::nn::{self, CustomOps, Forward, Linear, Module, Param, Unit, Wrap, names_of};
 use oarlock::shard::{Gather, Placements};
 use oarlock::train::Inputs;
-use oarlock::{Accelerator, AcceleratorConfig, Batch, Options, Result, Tensor, optim};
+use oarlock::{Accelerator, AcceleratorConfig, Batch, Result, ShardingConfig, Tensor, optim};
 use oarlock_comm::Communicator;
 use oarlock_tensor::DType;
 use oarlock_tensor::ops::Mask;
@@ -59,7 +59,12 @@ struct Run {
 }
 
 /// What a training does on one rank, and the most bytes of activations that it held.
-fn train(comm: Communicator, shard: Options, recompute: Recompute, threads: usize) -> Result<(Run, usize)> {
+fn train(
+    comm: Communicator,
+    shard: ShardingConfig,
+    recompute: Recompute,
+    threads: usize,
+) -> Result<(Run, usize)> {
     let is_f16 = shard.dtype == DType::F16;
     let settings =
         AcceleratorConfig { shard, threads: Some(threads), seed: Some(3), ..AcceleratorConfig::default() };
@@ -109,11 +114,16 @@ fn train(comm: Communicator, shard: Options, recompute: Recompute, threads: usiz
     Ok((Run { losses, norms, eval, weights }, peak))
 }
 
-fn on_ranks(ranks: usize, shard: &Options, recompute: Recompute) -> (Vec<Run>, usize) {
+fn on_ranks(ranks: usize, shard: &ShardingConfig, recompute: Recompute) -> (Vec<Run>, usize) {
     on_threads(ranks, shard, recompute, 1)
 }
 
-fn on_threads(ranks: usize, shard: &Options, recompute: Recompute, threads: usize) -> (Vec<Run>, usize) {
+fn on_threads(
+    ranks: usize,
+    shard: &ShardingConfig,
+    recompute: Recompute,
+    threads: usize,
+) -> (Vec<Run>, usize) {
     std::thread::scope(|scope| {
         let start = |comm| scope.spawn(move || train(comm, shard.clone(), recompute, threads));
         let ranks: Vec<_> = oarlock_comm::shm::threads(ranks).unwrap().into_iter().map(start).collect();
@@ -135,7 +145,7 @@ fn a_training_is_the_same_to_the_bit_and_needs_less_memory() {
     ];
     for dtype in [DType::F32, DType::BF16] {
         for ranks in [1, 2] {
-            let shard = Options { dtype, ..Options::default() };
+            let shard = ShardingConfig { dtype, ..ShardingConfig::default() };
             let (want, all) = on_ranks(ranks, &shard, Recompute::None);
             for mode in modes {
                 let (got, some) = on_ranks(ranks, &shard, mode);
@@ -158,7 +168,7 @@ fn it_is_the_same_in_f16_and_with_several_threads() {
     let parts = Recompute::Parts { attention: true, mlp: true };
     for (dtype, mode) in [(DType::F16, units), (DType::F16, parts), (DType::BF16, units), (DType::F32, parts)]
     {
-        let shard = Options { dtype, ..Options::default() };
+        let shard = ShardingConfig { dtype, ..ShardingConfig::default() };
         let (want, _) = on_ranks(1, &shard, Recompute::None);
         assert!(want[0].norms.iter().all(|norm| norm.is_finite() && *norm > 0.0), "{dtype}");
         for (recompute, threads) in [(Recompute::None, 3), (mode, 1), (mode, 2), (mode, 3)] {
@@ -170,12 +180,12 @@ fn it_is_the_same_in_f16_and_with_several_threads() {
 
 #[test]
 fn it_is_the_same_whatever_becomes_a_unit() {
-    let divided = |wrap| Options {
+    let divided = |wrap| ShardingConfig {
         placements: Placements::PARAMETERS,
         gather: Gather::Copy,
         persistence_elems: 0,
         wrap,
-        ..Options::default()
+        ..ShardingConfig::default()
     };
     let layers = Wrap::Transformer(vec!["Qwen3DecoderLayer".to_owned()]);
     for wrap in [Wrap::Declared, layers, Wrap::Size(4000), Wrap::None] {
@@ -243,7 +253,8 @@ fn ops_of_several_outputs_are_recomputed_in_every_placement() {
     let run = |placements, gather, recompute: bool| {
         let ranks = oarlock_comm::shm::threads(2).unwrap().into_iter().map(|comm| {
             std::thread::spawn(move || -> Result<Vec<Vec<f32>>> {
-                let shard = Options { placements, gather, persistence_elems: 0, ..Options::default() };
+                let shard =
+                    ShardingConfig { placements, gather, persistence_elems: 0, ..ShardingConfig::default() };
                 let config = AcceleratorConfig { shard, threads: Some(1), ..AcceleratorConfig::default() };
                 let accelerator = Accelerator::over(comm, &config)?;
                 let layer = || -> Result<Unit<Layer>> {

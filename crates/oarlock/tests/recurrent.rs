@@ -3,7 +3,7 @@
 use oarlock::nn::{self, Forward, Gru, Lstm, Module, Rnn, Unit};
 use oarlock::optim;
 use oarlock::shard::{Gather, Placements};
-use oarlock::{Accelerator, AcceleratorConfig, DType, Options, Prepared, Result, Tensor};
+use oarlock::{Accelerator, AcceleratorConfig, DType, Prepared, Result, ShardingConfig, Tensor};
 use oarlock_comm::Communicator;
 
 use crate::layers::{assert_close, expected, floats, golden, wave};
@@ -85,7 +85,8 @@ fn every_placement_has_the_same_bits() {
     let of = |placements, gather| {
         let ranks = oarlock_comm::shm::threads(2).unwrap().into_iter().map(|comm| {
             std::thread::spawn(move || {
-                let shard = Options { placements, gather, persistence_elems: 0, ..Options::default() };
+                let shard =
+                    ShardingConfig { placements, gather, persistence_elems: 0, ..ShardingConfig::default() };
                 run(comm, AcceleratorConfig { shard, ..AcceleratorConfig::default() }).unwrap()
             })
         });

@@ -9,7 +9,7 @@ use oarlock::checkpoint::{Contents, MergeOptions, Saver};
 use oarlock::data::{Loader, Packing, RowSettings, Rows, Sampler, Source, TokenCache, Tokenizer};
 use oarlock::model::{Decoder, HfConfig, merge_weights};
 use oarlock::report::speed::PhaseTimer;
-use oarlock::shard::{Engine, Gather, Options, Placements, Slice};
+use oarlock::shard::{Engine, Gather, Placements, ShardingConfig, Slice};
 use oarlock::train::{NextToken, train_step};
 use oarlock::weights::SafetensorsSource;
 use oarlock::{Accelerator, AcceleratorConfig, ClientState, optim};
@@ -49,7 +49,7 @@ struct Leg<'a> {
 type State = Vec<(Slice, Vec<u32>)>;
 
 /// The losses of a leg, and the state with which it began.
-fn rank(data: &Data, comm: Communicator, options: &Options, leg: Leg<'_>) -> (Vec<u64>, State) {
+fn rank(data: &Data, comm: Communicator, options: &ShardingConfig, leg: Leg<'_>) -> (Vec<u64>, State) {
     let config =
         AcceleratorConfig { shard: options.clone(), threads: Some(1), ..AcceleratorConfig::default() };
     let accelerator = Accelerator::over(comm.clone(), &config).unwrap();
@@ -93,7 +93,7 @@ fn rank(data: &Data, comm: Communicator, options: &Options, leg: Leg<'_>) -> (Ve
     (losses, began)
 }
 
-fn run(data: &Data, ranks: usize, options: &Options, leg: Leg<'_>) -> (Vec<u64>, Vec<State>) {
+fn run(data: &Data, ranks: usize, options: &ShardingConfig, leg: Leg<'_>) -> (Vec<u64>, Vec<State>) {
     std::thread::scope(|scope| {
         let start = |comm| scope.spawn(move || rank(data, comm, options, leg));
         let ranks: Vec<_> = oarlock_comm::shm::threads(ranks).unwrap().into_iter().map(start).collect();
@@ -130,9 +130,9 @@ fn any_stage_on_any_number_of_ranks_goes_on_where_another_stopped() {
     let data = Data::open(folder.path());
     let stages = [Placements::WHOLE, Placements::OPTIMIZER, Placements::GRADIENTS, Placements::PARAMETERS];
     for (dtype, tolerance) in [(DType::F32, 1e-5), (DType::BF16, 5e-3)] {
-        let placed = |placements| Options { dtype, placements, ..Options::default() };
+        let placed = |placements| ShardingConfig { dtype, placements, ..ShardingConfig::default() };
         let full_shard =
-            Options { gather: Gather::Copy, persistence_elems: 0, ..placed(Placements::PARAMETERS) };
+            ShardingConfig { gather: Gather::Copy, persistence_elems: 0, ..placed(Placements::PARAMETERS) };
         // The uninterrupted run, on four ranks with all of the state divided.
         let whole = run(&data, 4, &full_shard, Leg { from: None, steps: 3 + STEPS, to: None }).0;
         let mut saved = Vec::new();

@@ -6,7 +6,7 @@ use oarlock::report::speed::PhaseTimer;
 use oarlock::shard::Placements;
 use oarlock::train::objective::Unrecorded;
 use oarlock::train::{NextToken, train_step};
-use oarlock::{Accelerator, AcceleratorConfig, Batch, Options, optim};
+use oarlock::{Accelerator, AcceleratorConfig, Batch, ShardingConfig, optim};
 use oarlock_comm::Communicator;
 
 const LEN: usize = 24;
@@ -23,7 +23,7 @@ fn batch() -> Batch {
 
 /// The answers of a rank before the first step and after it.
 fn rank(comm: Communicator, placements: Placements) -> [Answers; 2] {
-    let shard = Options { placements, ..Options::default() };
+    let shard = ShardingConfig { placements, ..ShardingConfig::default() };
     let config = AcceleratorConfig { shard, threads: Some(1), ..AcceleratorConfig::default() };
     let accelerator = Accelerator::over(comm.clone(), &config).unwrap();
     let model = Decoder::new(DecoderConfig::llama(VOCAB as usize, 32, 2, LEN), LEN).unwrap();

@@ -7,7 +7,7 @@ use oarlock::model::{Decoder, HfConfig, Recompute};
 use oarlock::nn::{Pattern, SparsityConfig};
 use oarlock::shard::Placements;
 use oarlock::train::Inputs;
-use oarlock::{Accelerator, AcceleratorConfig, Batch, Options, Result, optim};
+use oarlock::{Accelerator, AcceleratorConfig, Batch, Result, ShardingConfig, optim};
 
 use crate::ranks::on_ranks;
 
@@ -108,7 +108,7 @@ fn train(accelerator: &Accelerator, case: Case) -> Result<Trained> {
     Ok((losses, values, peak))
 }
 
-fn on(world: usize, parts: usize, shard: Options, case: Case) -> Trained {
+fn on(world: usize, parts: usize, shard: ShardingConfig, case: Case) -> Trained {
     let config = AcceleratorConfig {
         shard,
         sequence_parallel_size: parts,
@@ -132,21 +132,21 @@ fn assert_same(whole: &Trained, divided: &Trained, of: &str) {
 
 #[test]
 fn a_training_is_that_of_whole_sequences() {
-    let sharded = Options { placements: Placements::PARAMETERS, ..Options::default() };
+    let sharded = ShardingConfig { placements: Placements::PARAMETERS, ..ShardingConfig::default() };
     for case in [
         PLAIN,
         Case { documents: true, ..PLAIN },
         Case { is_sparse: true, ..PLAIN },
         Case { documents: true, recompute: Recompute::Units { every: 1 }, ..PLAIN },
     ] {
-        let whole = on(1, 1, Options::default(), case);
+        let whole = on(1, 1, ShardingConfig::default(), case);
         // Two parts; four, where two ranks share a head of keys and values; two groups of two.
         for (world, parts) in [(2, 2), (4, 4), (4, 2)] {
             let of = format!(
                 "{world} ranks, {parts} parts, documents {}, sparse {}",
                 case.documents, case.is_sparse
             );
-            assert_same(&whole, &on(world, parts, Options::default(), case), &of);
+            assert_same(&whole, &on(world, parts, ShardingConfig::default(), case), &of);
         }
         assert_same(&whole, &on(2, 2, sharded.clone(), case), "sharded");
     }
@@ -154,7 +154,7 @@ fn a_training_is_that_of_whole_sequences() {
 
 #[test]
 fn activations_of_a_rank_are_its_share() {
-    let [whole, half, quarter] = [1, 2, 4].map(|n| on(n, n, Options::default(), PLAIN).2 as f64);
+    let [whole, half, quarter] = [1, 2, 4].map(|n| on(n, n, ShardingConfig::default(), PLAIN).2 as f64);
     println!("activations: {whole} bytes whole, {half} of 2 parts, {quarter} of 4");
     assert!(half < 0.6 * whole && quarter < 0.4 * whole, "{whole} {half} {quarter}");
 }

@@ -11,7 +11,7 @@ use oarlock::data::{
 };
 use oarlock::model::{Decoder, HfConfig};
 use oarlock::report::speed::PhaseTimer;
-use oarlock::shard::{Options, Placements};
+use oarlock::shard::{Placements, ShardingConfig};
 use oarlock::train::{NextToken, StepReport, train_step};
 use oarlock::weights::SafetensorsSource;
 use oarlock::{Accelerator, AcceleratorConfig, optim};
@@ -90,7 +90,7 @@ fn train(run: &Run) -> Vec<StepReport> {
 fn rank(comm: Communicator, run: &Run, rows: &Arc<Rows>) -> Vec<StepReport> {
     let settings = settings();
     let number = |key: &str| settings[key].as_f64().unwrap();
-    let options = Options { placements: run.placements, ..Options::default() };
+    let options = ShardingConfig { placements: run.placements, ..ShardingConfig::default() };
     let config = AcceleratorConfig { shard: options, threads: Some(1), ..AcceleratorConfig::default() };
     let accelerator = Accelerator::over(comm.clone(), &config).unwrap();
     let hf = HfConfig::read(&golden()).unwrap();

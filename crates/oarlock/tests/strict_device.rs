@@ -5,7 +5,7 @@
 use std::path::{Path, PathBuf};
 
 use oarlock::model::{Decoder, HfConfig};
-use oarlock::shard::{Engine, Options};
+use oarlock::shard::{Engine, ShardingConfig};
 use oarlock::train::Inputs;
 use oarlock::weights::SafetensorsSource;
 use oarlock::{Accelerator, AcceleratorConfig, SeededInit, WeightSource, optim};
@@ -27,7 +27,7 @@ fn models() -> Vec<PathBuf> {
 
 /// Losses of two steps of two micro-batches, one of them packed, and the bits of the state afterwards.
 fn train(folder: &Path, device: DeviceKind, dtype: DType) -> (Vec<u64>, Vec<u32>) {
-    let shard = Options { dtype, ..Options::default() };
+    let shard = ShardingConfig { dtype, ..ShardingConfig::default() };
     let config = AcceleratorConfig { shard, device, threads: Some(1), ..AcceleratorConfig::default() };
     let accelerator = Accelerator::over(Communicator::solo(), &config).unwrap();
     let hf = HfConfig::read(folder).unwrap();

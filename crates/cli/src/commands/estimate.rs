@@ -11,7 +11,7 @@ use oarlock_tensor::{DType, Device, Par};
 use super::dtypes;
 use crate::console::{Outcome, print};
 use crate::error::{Error, Result};
-use oarlock::config::Offload;
+use oarlock::config::{Offload, ShardingConfig};
 use oarlock::estimate::{
     self, DryRun, Estimate, GpuMemory, ModelSize, OnGpu, Optim, Settings, Stage, StepShape, decoder_step,
     offload_to_files,
@@ -162,11 +162,15 @@ fn settings(args: &EstimateArgs, dtype: DType, stage: Stage) -> Result<Settings>
         // With a GPU for each rank they use NCCL.
         apart: (args.device == "cuda" && ranks > 1).then_some(ranks),
         optim,
-        offload_optimizer: offload(args.offload_optimizer),
-        offload_parameters: match args.offload_param {
-            // Beside a GPU, main memory is a place of its own.
-            OffloadDevice::Cpu if args.device == "cuda" => Some(Offload::TO_MEMORY),
-            device => offload(device),
+        sharding: ShardingConfig {
+            dtype,
+            offload_optimizer: offload(args.offload_optimizer),
+            offload_params: match args.offload_param {
+                // Beside a GPU, main memory is a place of its own.
+                OffloadDevice::Cpu if args.device == "cuda" => Some(Offload::TO_MEMORY),
+                device => offload(device),
+            },
+            ..ShardingConfig::default()
         },
         ..Settings::new(dtype, stage, ranks)
     })

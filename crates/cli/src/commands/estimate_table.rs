@@ -21,7 +21,7 @@ pub fn table(size: &ModelSize, estimates: &[Estimate], step: Option<&DryRun>) ->
     let mut text = format!(
         "{:.2} M parameters in {}, {} rank(s) of one machine; P parameters, N ranks, U the largest unit{largest}\n\n",
         size.n_params() as f64 / 1e6,
-        settings.dtype,
+        settings.sharding.dtype,
         settings.ranks,
     );
     let mut names: Vec<&str> = Vec::new();
@@ -72,8 +72,8 @@ pub fn table(size: &ModelSize, estimates: &[Estimate], step: Option<&DryRun>) ->
 /// What the model states of a rank come to, in bytes.
 fn formula(estimate: &Estimate) -> String {
     let settings = &estimate.settings;
-    let working = settings.dtype.size();
-    let master = if settings.dtype == DType::F32 { 0 } else { 4 };
+    let working = settings.sharding.dtype.size();
+    let master = if settings.sharding.dtype == DType::F32 { 0 } else { 4 };
     let state = match &settings.optim {
         Optim::TwoMoments | Optim::Lamb => master + 8,
         Optim::OneState => master + 4,
@@ -124,7 +124,7 @@ pub fn json(size: &ModelSize, estimates: &[Estimate], on_gpu: &[OnGpu], step: Op
     json!({
         "parameters": size.n_params(),
         "largest_unit": size.is_known().then(|| size.largest_unit()),
-        "dtype": estimates.first().map(|e| e.settings.dtype.to_string()),
+        "dtype": estimates.first().map(|e| e.settings.sharding.dtype.to_string()),
         "ranks": estimates.first().map(|e| e.settings.ranks),
         "stages": stages,
         "step": step,

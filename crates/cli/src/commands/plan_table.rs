@@ -29,7 +29,7 @@ pub fn table(shown: &Shown<'_>) -> String {
     let mut text = format!(
         "{:.2} M parameters in {}, {} machine(s) of {} rank(s) and {}; a step has {} sequences of {} tokens\n\n",
         facts.size.n_params() as f64 / 1e6,
-        facts.settings.dtype,
+        facts.settings.sharding.dtype,
         cluster.machines,
         cluster.ranks,
         readable(cluster.memory),
@@ -180,7 +180,7 @@ pub fn json(shown: &Shown<'_>, profile: &Profile) -> Value {
     let network = cluster.network.map(|link| json!({ "latency": link.latency, "bandwidth": link.bandwidth }));
     json!({
         "parameters": facts.size.n_params(),
-        "dtype": facts.settings.dtype.to_string(),
+        "dtype": facts.settings.sharding.dtype.to_string(),
         "machines": cluster.machines,
         "ranks": cluster.ranks,
         "memory": cluster.memory,

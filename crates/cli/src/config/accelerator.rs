@@ -1,20 +1,24 @@
 //! Reads `accelerator_config`: the settings of transformers that stand there are those of loaders that feed ranks, which here
 //! have one form.
 
+use oarlock::settings::keys::Key;
 use oarlock::settings::kwargs::Kwargs;
+use oarlock::settings::node::Entry;
 use oarlock::settings::problem::Problems;
 use oarlock::settings::resolve::Settings;
 
+use super::table as keys;
+
 /// The key.
-const NAME: &str = "accelerator_config";
+const KEY: Key<Vec<Entry>> = keys::ACCELERATOR_CONFIG;
 
 /// Checks that nothing is asked for that the loaders do not do; what is wrong with it goes to `problems`.
 pub fn check(settings: &Settings, problems: &mut Problems) {
-    let setting = settings.get(NAME);
+    let setting = settings.setting(KEY);
     if setting.broken {
         return;
     }
-    let mut kwargs = Kwargs::new(NAME, [setting, setting], settings.entries(NAME), problems);
+    let mut kwargs = Kwargs::new(KEY.name(), [setting, setting], settings.get(KEY), problems);
     // Which process reads a batch, and how it is copied, changes no batch.
     for name in ["dispatch_batches", "use_seedable_sampler", "non_blocking"] {
         kwargs.flag(name);

@@ -2,66 +2,73 @@
 //! transformers, and 1e9 for the two that those cannot resolve.
 
 use oarlock::config::{Elems, ModelSource};
+use oarlock::settings::dialect::deepspeed_keys;
+use oarlock::settings::keys::{Key, Row};
 use oarlock::settings::resolve::{AUTO, Settings};
 use oarlock::settings::value::{self, Value, number};
 
 use super::resolved::ResolvedConfig;
+use super::table as keys;
 use super::yaml::Node;
 
 /// Settings that take the value of one of ours.
-const SAME: [(&str, &str); 8] = [
-    ("train_micro_batch_size_per_gpu", "per_device_train_batch_size"),
-    ("gradient_accumulation_steps", "gradient_accumulation_steps"),
-    ("gradient_clipping", "max_grad_norm"),
-    ("fp16.enabled", "fp16"),
-    ("bf16.enabled", "bf16"),
-    ("optimizer.params.lr", "learning_rate"),
-    ("optimizer.params.eps", "adam_epsilon"),
-    ("optimizer.params.weight_decay", "weight_decay"),
+const SAME: [(&Row, &Row); 8] = [
+    (deepspeed_keys::TRAIN_MICRO_BATCH_SIZE_PER_GPU.row, keys::PER_DEVICE_TRAIN_BATCH_SIZE.row),
+    (deepspeed_keys::GRADIENT_ACCUMULATION_STEPS.row, keys::GRADIENT_ACCUMULATION_STEPS.row),
+    (deepspeed_keys::GRADIENT_CLIPPING.row, keys::MAX_GRAD_NORM.row),
+    (deepspeed_keys::FP16_ENABLED.row, keys::FP16.row),
+    (deepspeed_keys::BF16_ENABLED.row, keys::BF16.row),
+    (deepspeed_keys::OPTIMIZER_PARAMS_LR.row, keys::LEARNING_RATE.row),
+    (deepspeed_keys::OPTIMIZER_PARAMS_EPS.row, keys::ADAM_EPSILON.row),
+    (deepspeed_keys::OPTIMIZER_PARAMS_WEIGHT_DECAY.row, keys::WEIGHT_DECAY.row),
 ];
 
 /// Settings that follow from the hidden size of the model.
-const SIZES: [(&str, Elems, &str); 3] = [
-    ("reduce_bucket_size", Elems::HiddenSquared, "h x h"),
-    ("stage3_prefetch_bucket_size", Elems::NineTenthsOfHiddenSquared, "0.9 x h x h"),
-    ("stage3_param_persistence_threshold", Elems::TenHidden, "10 x h"),
+const SIZES: [(Key<usize>, Elems, &str); 3] = [
+    (deepspeed_keys::ZERO_OPTIMIZATION_REDUCE_BUCKET_SIZE, Elems::HiddenSquared, "h x h"),
+    (
+        deepspeed_keys::ZERO_OPTIMIZATION_STAGE3_PREFETCH_BUCKET_SIZE,
+        Elems::NineTenthsOfHiddenSquared,
+        "0.9 x h x h",
+    ),
+    (deepspeed_keys::ZERO_OPTIMIZATION_STAGE3_PARAM_PERSISTENCE_THRESHOLD, Elems::TenHidden, "10 x h"),
 ];
 
 /// Writes into the block what each `"auto"` became.
 pub fn describe(config: &mut ResolvedConfig) {
     let hidden = hidden_size(&config.model.source);
-    let ours = |name: &str| config.settings.get(name).value.clone();
-    let size = |name: &str| match ours(name) {
+    let ours = |key: &'static Row| config.settings.setting(key).value.clone();
+    let size = |key: Key<usize>| match ours(key.row) {
         Value::Int(size) => size,
         _ => 1,
     };
-    let whole = ["per_device_train_batch_size", "gradient_accumulation_steps", "num_processes"];
-    let whole = whole.into_iter().map(size).fold(1, i64::saturating_mul);
-    let betas = format!("{}, {}", ours("adam_beta1"), ours("adam_beta2"));
+    let factors = [keys::PER_DEVICE_TRAIN_BATCH_SIZE, keys::GRADIENT_ACCUMULATION_STEPS, keys::NUM_PROCESSES];
+    let whole = factors.into_iter().map(size).fold(1, i64::saturating_mul);
+    let betas = format!("{}, {}", ours(keys::ADAM_BETA1.row), ours(keys::ADAM_BETA2.row));
     let course = Course::of(&config.settings);
-    let mut became: Vec<(String, String)> =
-        SAME.iter().map(|(theirs, name)| ((*theirs).to_owned(), format!("{}, {name}", ours(name)))).collect();
+    let mut became: Vec<(&Row, String)> =
+        SAME.iter().map(|(theirs, key)| (*theirs, format!("{}, {key}", ours(key)))).collect();
     let formula = "batch x accumulation x ranks";
-    let batch = match config.settings.known_ranks() {
+    let batch = match config.settings.known(keys::NUM_PROCESSES) {
         Some(_) => format!("{whole}, {formula}"),
         None => formula.to_owned(),
     };
-    became.push(("train_batch_size".to_owned(), batch));
-    became.push(("optimizer.params.betas".to_owned(), betas));
-    for (name, elems, formula) in SIZES {
+    became.push((deepspeed_keys::TRAIN_BATCH_SIZE.row, batch));
+    became.push((deepspeed_keys::OPTIMIZER_PARAMS_BETAS.row, betas));
+    for (key, elems, formula) in SIZES {
         let text = hidden.map_or(formula.to_owned(), |hidden| format!("{}, {formula}", elems.of(hidden)));
-        became.push((format!("zero_optimization.{name}"), text));
+        became.push((key.row, text));
     }
-    became.push(("zero_optimization.stage3_max_live_parameters".to_owned(), "1e9".to_owned()));
+    became.push((deepspeed_keys::ZERO_OPTIMIZATION_STAGE3_MAX_LIVE_PARAMETERS.row, "1e9".to_owned()));
     let Some(block) = &mut config.dialects.deepspeed else { return };
     for setting in block.settings.autos() {
-        let text = match became.iter().find(|(name, _)| name == setting.key.name) {
+        let text = match became.iter().find(|(key, _)| key.name == setting.key.name) {
             Some((_, text)) => text.clone(),
             None => format!("{}, default", value::default(setting.key)),
         };
         setting.value = Value::Text(format!("auto: {text}"));
     }
-    if let Some(setting) = block.settings.get_mut("scheduler.params")
+    if let Some(setting) = block.settings.find_mut(deepspeed_keys::SCHEDULER_PARAMS.name())
         && let Value::Map(entries) = &mut setting.value
     {
         for entry in entries.iter_mut().filter(|entry| entry.value.word() == Some(AUTO)) {
@@ -81,8 +88,9 @@ struct Course {
 
 impl Course {
     fn of(settings: &Settings) -> Course {
-        let [rate, steps, warmup, ratio] = ["learning_rate", "max_steps", "warmup_steps", "warmup_ratio"]
-            .map(|name| settings.f64_or_int(name));
+        let [rate, warmup, ratio] =
+            [keys::LEARNING_RATE, keys::WARMUP_STEPS, keys::WARMUP_RATIO].map(|key| settings.get(key));
+        let steps = settings.get(keys::MAX_STEPS) as f64;
         let all = if steps > 0.0 { number(steps) } else { "all steps".to_owned() };
         // Never shorter than DeepSpeed makes it.
         let count = |steps: f64| number(steps.max(2.0));

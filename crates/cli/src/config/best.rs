@@ -1,52 +1,51 @@
 //! Reads by what the best model is found, and what follows from it: checkpoints, the end of the training, the final model.
 
+use super::table as keys;
 use oarlock::config::{BestArgs, Steps, When};
+use oarlock::settings::keys::Row;
 use oarlock::settings::problem::Problems;
 use oarlock::settings::resolve::Settings;
 
 /// How evaluations are compared; `None` where nobody asks. `evaluated` and `saved` say when that is done. What is wrong
 /// goes to `problems`.
 pub fn best(settings: &Settings, evaluated: When, saved: When, problems: &mut Problems) -> Option<BestArgs> {
-    let loads = settings.bool("load_best_model_at_end");
-    let saves = settings.word("save_strategy") == "best";
-    let patience =
-        settings.said("early_stopping_steps").map(|_| settings.int("early_stopping_steps").unsigned_abs());
-    let named = settings.said("metric_for_best_model").is_some();
+    let loads = settings.get(keys::LOAD_BEST_MODEL_AT_END);
+    let saves = settings.get(keys::SAVE_STRATEGY) == "best";
+    let patience = settings.get(keys::EARLY_STOPPING_STEPS);
+    let named = settings.said(keys::METRIC_FOR_BEST_MODEL).is_some();
     if !(loads || saves || named || patience.is_some()) {
         return None;
     }
-    let mut report = |message: &str, names: &[&str], help: &str| {
-        settings.report(problems, message, names, help);
+    let mut report = |message: &str, keys: &[&'static Row], help: &str| {
+        settings.report(problems, message, keys, help);
     };
     let asks = [
-        ("load_best_model_at_end", loads),
-        ("save_strategy", saves),
-        ("early_stopping_steps", patience.is_some()),
+        (keys::LOAD_BEST_MODEL_AT_END.row, loads),
+        (keys::SAVE_STRATEGY.row, saves),
+        (keys::EARLY_STOPPING_STEPS.row, patience.is_some()),
     ];
     if evaluated == When::Never {
-        for (name, _) in asks.into_iter().filter(|(_, asked)| *asked) {
+        for (key, _) in asks.into_iter().filter(|(_, asked)| *asked) {
             report(
-                &format!("`{name}` needs evaluations during the training"),
-                &[name, "eval_strategy"],
+                &format!("`{key}` needs evaluations during the training"),
+                &[key, keys::EVAL_STRATEGY.row],
                 "write `eval_strategy: steps` and `eval_steps: …`",
             );
         }
     } else if loads && !saves {
         check_pace(settings, evaluated, saved, &mut report);
     }
-    if loads && settings.bool("save_only_model") {
+    if loads && settings.get(keys::SAVE_ONLY_MODEL) {
         report(
             "`load_best_model_at_end` goes back to a whole checkpoint, and `save_only_model` leaves none",
-            &["save_only_model", "load_best_model_at_end"],
+            &[keys::SAVE_ONLY_MODEL.row, keys::LOAD_BEST_MODEL_AT_END.row],
             "remove save_only_model; save_total_limit keeps the folder small",
         );
     }
-    let metric = if named { settings.word("metric_for_best_model") } else { "loss" };
+    let metric = if named { settings.word(keys::METRIC_FOR_BEST_MODEL) } else { "loss" };
     let metric = metric.strip_prefix("eval_").unwrap_or(metric);
-    let greater_is_better = match settings.said("greater_is_better") {
-        Some(_) => settings.bool("greater_is_better"),
-        None => !["loss", "loss_per_token"].iter().any(|name| metric.ends_with(name)),
-    };
+    let is_loss = || ["loss", "loss_per_token"].iter().any(|name| metric.ends_with(name));
+    let greater_is_better = settings.get(keys::GREATER_IS_BETTER).unwrap_or_else(|| !is_loss());
     let metric = format!("eval_{metric}");
     Some(BestArgs { metric, greater_is_better, patience, saves, load_at_end: loads })
 }
@@ -56,7 +55,7 @@ fn check_pace(
     settings: &Settings,
     evaluated: When,
     saved: When,
-    report: &mut impl FnMut(&str, &[&str], &str),
+    report: &mut impl FnMut(&str, &[&'static Row], &str),
 ) {
     let is_multiple = match (evaluated, saved) {
         (When::Every(Steps::Count(evaluated)), When::Every(Steps::Count(saved))) => {
@@ -69,13 +68,13 @@ fn check_pace(
         (When::Epoch, When::Epoch) => true,
         (When::Every(_), When::Every(_)) => false,
         _ => {
-            let [evaluated, saved] = ["eval_strategy", "save_strategy"].map(|name| settings.word(name));
+            let [evaluated, saved] = [keys::EVAL_STRATEGY, keys::SAVE_STRATEGY].map(|key| settings.get(key));
             return report(
                 &format!(
                     "`load_best_model_at_end` needs an evaluation of every checkpoint, and `eval_strategy` is {evaluated}, \
                      `save_strategy` {saved}"
                 ),
-                &["save_strategy", "eval_strategy", "load_best_model_at_end"],
+                &[keys::SAVE_STRATEGY.row, keys::EVAL_STRATEGY.row, keys::LOAD_BEST_MODEL_AT_END.row],
                 &format!("write `save_strategy: {evaluated}`, or `save_strategy: best`"),
             );
         }
@@ -84,7 +83,7 @@ fn check_pace(
         report(
             "`load_best_model_at_end` needs an evaluation of every checkpoint, and `save_steps` is no multiple of \
              `eval_steps`",
-            &["save_steps", "eval_steps", "load_best_model_at_end"],
+            &[keys::SAVE_STEPS.row, keys::EVAL_STEPS.row, keys::LOAD_BEST_MODEL_AT_END.row],
             "write the same number for both, or a multiple for save_steps",
         );
     }

@@ -1,6 +1,8 @@
 //! Turns settings into a [`TrainConfig`] and finds what is wrong between keys: what is missing, what contradicts,
 //! what is out of range only because of another key.
 
+use super::table as keys;
+use oarlock::settings::keys::Row;
 use std::path::PathBuf;
 use std::time::Duration;
 
@@ -39,10 +41,8 @@ pub fn build(
     mut dialects: Dialects,
     mut problems: Problems,
 ) -> Result<ResolvedConfig, Problems> {
-    for (old, new) in [("evaluation_strategy", "eval_strategy"), ("new_special_tokens", "add_special_tokens")]
-    {
-        rename(old, new, &mut settings, &mut problems);
-    }
+    rename(keys::EVALUATION_STRATEGY.row, keys::EVAL_STRATEGY.row, &mut settings, &mut problems);
+    rename(keys::NEW_SPECIAL_TOKENS.row, keys::ADD_SPECIAL_TOKENS.row, &mut settings, &mut problems);
     derive(&mut settings);
     let found = &mut problems;
     required(&settings, found);
@@ -50,11 +50,12 @@ pub fn build(
     checks::between(&mut settings, &dialects, found);
     accelerator::check(&settings, found);
     let read = &settings;
-    let learning_rate = read.f64("learning_rate");
-    let known = read.known_ranks().and_then(|n| i64::try_from(n).ok());
+    let learning_rate = read.get(keys::LEARNING_RATE);
+    let known = read.known(keys::NUM_PROCESSES).and_then(|n| i64::try_from(n).ok());
     let device = device(read, found);
     let ranks = Ranks { n: known, on_gpus: device.is_gpu() };
-    let (shard, loss_scale) = dialect::shard(&mut dialects, ranks, found);
+    let sharding = dialect::shard(&mut dialects, ranks, found);
+    let shard = sharding.config;
     let recompute = recompute::recompute(&settings, &dialects, found);
     let shape = schedule::shape(&settings, learning_rate, found);
     let optimizer = low_rank::low_rank(&settings, optimizer::optimizer(&settings, found));
@@ -63,7 +64,7 @@ pub fn build(
 
     let mut model = model::model(&settings, found);
     let finetuning = finetuning::finetuning(&settings, found);
-    let val_size = match read.f64("val_size") {
+    let val_size = match read.get(keys::VAL_SIZE) {
         0.0 => None,
         share if share < 1.0 => Some(ValSize::Fraction(share)),
         records => Some(ValSize::Count(records as u64)),
@@ -72,12 +73,13 @@ pub fn build(
     let chats = learned.is_some();
     let (shuffle, group_by_length) = learning::order(read, found);
     let data = DataArgs {
-        datasets: read.list("dataset").to_vec(),
-        eval_datasets: read.list("eval_dataset").to_vec(),
-        dataset_dir: PathBuf::from(read.word("dataset_dir")),
-        cutoff_len: read.usize("cutoff_len"),
+        datasets: read.get(keys::DATASET).to_vec(),
+        eval_datasets: read.get(keys::EVAL_DATASET).to_vec(),
+        dataset_dir: PathBuf::from(read.word(keys::DATASET_DIR)),
+        cutoff_len: read.get(keys::CUTOFF_LEN),
         chat: learned.map(|learned| ChatArgs { learned, ..chat(read) }),
-        packing: match (read.bool("minimind_rows"), read.bool("neat_packing"), read.bool("packing")) {
+        packing: match (read.get(keys::MINIMIND_ROWS), read.get(keys::NEAT_PACKING), read.get(keys::PACKING))
+        {
             (_, neat, packing) if chats && (neat || packing) => Packing::Knapsack,
             _ if chats => Packing::Examples,
             (true, _, _) => Packing::MiniMind,
@@ -86,88 +88,90 @@ pub fn build(
             (false, false, false) => Packing::Truncate,
         },
         shuffle,
-        max_samples: read.count("max_samples"),
+        max_samples: read.get(keys::MAX_SAMPLES),
         val_size,
-        overwrite_cache: read.bool("overwrite_cache"),
+        overwrite_cache: read.get(keys::OVERWRITE_CACHE),
         mix: learning::mix(read, found),
         group_by_length,
-        eval_each: read.bool("eval_on_each_dataset"),
-        workers: read.count("preprocessing_num_workers"),
+        eval_each: read.get(keys::EVAL_ON_EACH_DATASET),
+        workers: read.get(keys::PREPROCESSING_NUM_WORKERS),
         tokenized: learning::tokenized(read),
     };
-    model.sparse_attention = sparse_attention(&dialects, &data, read.int("seed").unsigned_abs(), found);
+    model.sparse_attention = sparse_attention(&dialects, &data, read.get(keys::SEED), found);
     let train = TrainArgs {
-        batch_size: read.usize("per_device_train_batch_size"),
-        accumulation: read.usize("gradient_accumulation_steps"),
-        length: match read.int("max_steps") {
+        batch_size: read.get(keys::PER_DEVICE_TRAIN_BATCH_SIZE),
+        accumulation: read.get(keys::GRADIENT_ACCUMULATION_STEPS),
+        length: match read.get(keys::MAX_STEPS) {
             steps if steps > 0 => Length::Steps(steps.unsigned_abs()),
-            _ => Length::Epochs(read.f64("num_train_epochs")),
+            _ => Length::Epochs(read.get(keys::NUM_TRAIN_EPOCHS)),
         },
-        max_grad_norm: Some(read.f64("max_grad_norm")).filter(|norm| *norm > 0.0),
-        dtype: match (read.bool("bf16"), read.bool("fp16")) {
+        max_grad_norm: Some(read.get(keys::MAX_GRAD_NORM)).filter(|norm| *norm > 0.0),
+        dtype: match (read.get(keys::BF16), read.get(keys::FP16)) {
             (true, _) => DType::BF16,
             (false, true) => DType::F16,
             (false, false) => DType::F32,
         },
-        tf32: read.bool("tf32"),
-        loss_scale,
+        tf32: read.get(keys::TF32),
+        loss_scale: sharding.loss_scale,
         recompute,
         offload_activations: recompute::offloads(&dialects),
-        seed: read.int("seed").unsigned_abs(),
-        data_seed: read.int("data_seed").unsigned_abs(),
+        seed: read.get(keys::SEED),
+        data_seed: read.get(keys::DATA_SEED).unwrap_or_default(),
         optimizer,
         schedule: ScheduleArgs { learning_rate, shape, warmup: warmup(&settings) },
         loss: learning::token_loss(read, found),
         finetuning,
         objective: objective::objective(read, found),
-        enabled: read.bool("do_train"),
+        enabled: read.get(keys::DO_TRAIN),
     };
     let has_eval = val_size.is_some() || !data.eval_datasets.is_empty();
     let eval = EvalArgs {
-        when: when(&settings, "eval_strategy", "eval_steps"),
-        delay: read.f64("eval_delay"),
-        at_start: read.bool("eval_on_start"),
-        at_end: has_eval && read.bool("do_eval"),
-        batch_size: read.usize("per_device_eval_batch_size"),
+        when: when(settings.get(keys::EVAL_STRATEGY), settings.get(keys::EVAL_STEPS).unwrap_or_default()),
+        delay: read.get(keys::EVAL_DELAY),
+        at_start: read.get(keys::EVAL_ON_START),
+        at_end: has_eval && read.get(keys::DO_EVAL),
+        batch_size: read.get(keys::PER_DEVICE_EVAL_BATCH_SIZE),
     };
-    let saved = when(&settings, "save_strategy", "save_steps");
+    let saved = when(settings.get(keys::SAVE_STRATEGY), settings.get(keys::SAVE_STEPS));
     let best = best::best(read, eval.when, saved, found);
     let predict = predicting::predict(read, &shard, found);
-    let overwrite = read.bool("overwrite_output_dir");
+    let overwrite = read.get(keys::OVERWRITE_OUTPUT_DIR);
     let save = SaveArgs {
-        output_dir: PathBuf::from(read.word("output_dir")),
-        resume: match &settings.get("resume_from_checkpoint").value {
+        output_dir: PathBuf::from(read.word(keys::OUTPUT_DIR)),
+        resume: match &settings.setting(keys::RESUME_FROM_CHECKPOINT).value {
             Value::Bool(true) => Resume::Newest,
             Value::Bool(false) => Resume::Never,
             Value::Text(path) => Resume::From(PathBuf::from(path)),
             // What is only evaluated is the model that is named, as in LLaMA-Factory.
-            _ if overwrite || !read.bool("do_train") => Resume::Never,
+            _ if overwrite || !read.get(keys::DO_TRAIN) => Resume::Never,
             _ => Resume::IfPresent,
         },
-        resume_anyway: read.bool("resume_anyway"),
+        resume_anyway: read.get(keys::RESUME_ANYWAY),
         restarted: None,
         overwrite,
         when: saved,
-        keep: read.count("save_total_limit").filter(|keep| *keep > 0),
-        only_model: read.bool("save_only_model"),
+        keep: read.get(keys::SAVE_TOTAL_LIMIT).filter(|keep| *keep > 0),
+        only_model: read.get(keys::SAVE_ONLY_MODEL),
+        state_dict: sharding.state_dict,
+        whole_weights: sharding.whole_weights_on_save,
         best,
     };
     let log = LogArgs {
-        when: when(&settings, "logging_strategy", "logging_steps"),
-        first_step: read.bool("logging_first_step"),
-        plot_loss: read.bool("plot_loss"),
-        plain: read.bool("disable_tqdm"),
-        memory_steps: read.usize("memory_steps"),
-        memory_check: read.bool("memory_check"),
-        profile: read.bool("profile").then(|| read.int("profile_interval").unsigned_abs()),
+        when: when(settings.get(keys::LOGGING_STRATEGY), settings.get(keys::LOGGING_STEPS)),
+        first_step: read.get(keys::LOGGING_FIRST_STEP),
+        plot_loss: read.get(keys::PLOT_LOSS),
+        plain: read.get(keys::DISABLE_TQDM),
+        memory_steps: read.get(keys::MEMORY_STEPS),
+        memory_check: read.get(keys::MEMORY_CHECK),
+        profile: read.get(keys::PROFILE).then(|| read.get(keys::PROFILE_INTERVAL)),
     };
     let ranks = RankArgs {
-        num_processes: read.usize("num_processes"),
-        sequence_parallel: read.usize("sequence_parallel_size"),
-        threads: read.count("num_threads_per_process"),
+        num_processes: read.get(keys::NUM_PROCESSES),
+        sequence_parallel: read.get(keys::SEQUENCE_PARALLEL_SIZE),
+        threads: read.get(keys::NUM_THREADS_PER_PROCESS),
         device,
-        cpu_path: Some(read.word("cpu_path").to_owned()).filter(|name| name != AUTO),
-        timeout: Duration::from_secs(read.int("ddp_timeout").unsigned_abs()),
+        cpu_path: Some(read.get(keys::CPU_PATH).to_owned()).filter(|name| name != AUTO),
+        timeout: Duration::from_secs(read.get(keys::DDP_TIMEOUT)),
         pipeline: pipeline::pipeline(&settings, &shard, &mut problems),
     };
     if !problems.is_empty() {
@@ -203,11 +207,13 @@ fn sparse_attention(
 
 /// Where ranks compute. `use_cpu` and its older name choose the CPU as well.
 fn device(settings: &Settings, problems: &mut Problems) -> DeviceKind {
-    let cpu = ["use_cpu", "no_cuda"].into_iter().find(|name| settings.bool(name));
-    match (settings.word("device"), cpu) {
-        ("cuda", Some(name)) => {
-            let problem = settings
-                .problem(format!("`{name}` and `device: cuda` exclude each other"), &[name, "device"]);
+    let cpu = [keys::USE_CPU, keys::NO_CUDA].into_iter().find(|key| settings.get(*key));
+    match (settings.get(keys::DEVICE), cpu) {
+        ("cuda", Some(key)) => {
+            let problem = settings.problem(
+                format!("`{key}` and `device: cuda` exclude each other"),
+                &[key.row, keys::DEVICE.row],
+            );
             problems.push(problem.help("keep one of them"));
             DeviceKind::Cpu
         }
@@ -220,76 +226,81 @@ fn device(settings: &Settings, problems: &mut Problems) -> DeviceKind {
 /// How conversations become tokens.
 pub(super) fn chat(settings: &Settings) -> ChatArgs {
     ChatArgs {
-        template: settings.text("template"),
-        tool_format: settings.text("tool_format"),
-        default_system: settings.text("default_system"),
+        template: settings.get(keys::TEMPLATE).map(str::to_owned),
+        tool_format: settings.get(keys::TOOL_FORMAT).map(str::to_owned),
+        default_system: settings.get(keys::DEFAULT_SYSTEM).map(str::to_owned),
         // A written null has a meaning of its own.
-        enable_thinking: match settings.get("enable_thinking") {
+        enable_thinking: match settings.setting(keys::ENABLE_THINKING) {
             setting if setting.location().is_some() => match setting.value {
                 Value::Bool(thinks) => Some(thinks),
                 _ => None,
             },
             _ => Some(true),
         },
-        preserve_thinking: settings.bool("preserve_thinking"),
-        train_on_prompt: settings.bool("train_on_prompt"),
+        preserve_thinking: settings.get(keys::PRESERVE_THINKING),
+        train_on_prompt: settings.get(keys::TRAIN_ON_PROMPT),
         // Of a prompt that is answered anew, the last answer alone is the expected one.
-        mask_history: settings.bool("mask_history") || settings.word("stage") == "raft",
-        split_special_tokens: settings.bool("split_special_tokens"),
+        mask_history: settings.get(keys::MASK_HISTORY) || settings.get(keys::STAGE) == "raft",
+        split_special_tokens: settings.get(keys::SPLIT_SPECIAL_TOKENS),
         ..ChatArgs::default()
     }
 }
 
 /// A setting that older files call otherwise.
-fn rename(old_name: &'static str, new_name: &'static str, settings: &mut Settings, problems: &mut Problems) {
-    let (old, new) = (settings.get(old_name), settings.get(new_name));
+fn rename(old_key: &'static Row, new_key: &'static Row, settings: &mut Settings, problems: &mut Problems) {
+    let (old, new) = (settings.setting(old_key), settings.setting(new_key));
     if !old.is_written() || old.broken {
         return;
     }
     if new.is_written() && !new.value.agrees(&old.value) {
-        let message = format!("`{old_name}` and `{new_name}` differ");
-        let help = format!("they are two names of one setting; keep {new_name}");
-        settings.report(problems, &message, &[old_name, new_name], &help);
+        let message = format!("`{old_key}` and `{new_key}` differ");
+        let help = format!("they are two names of one setting; keep {new_key}");
+        settings.report(problems, &message, &[old_key, new_key], &help);
     } else {
         let value = old.value.clone();
-        settings.derive(new_name, value, old_name);
+        settings.derive(new_key, value, old_key.name);
     }
 }
 
 /// Values that follow from other settings when nobody wrote them.
 fn derive(settings: &mut Settings) {
-    if !settings.get("data_seed").is_written() {
-        settings.derive("data_seed", settings.get("seed").value.clone(), "seed");
+    if !settings.setting(keys::DATA_SEED).is_written() {
+        settings.derive(keys::DATA_SEED, settings.setting(keys::SEED).value.clone(), "seed");
     }
-    if !settings.get("eval_steps").is_written() {
-        settings.derive("eval_steps", settings.get("logging_steps").value.clone(), "logging_steps");
+    if !settings.setting(keys::EVAL_STEPS).is_written() {
+        settings.derive(
+            keys::EVAL_STEPS,
+            settings.setting(keys::LOGGING_STEPS).value.clone(),
+            "logging_steps",
+        );
     }
-    let evaluates = settings.f64("val_size") > 0.0 || !settings.list("eval_dataset").is_empty();
-    if evaluates && !settings.get("do_eval").is_written() {
-        settings.derive("do_eval", Value::Bool(true), "there is something to evaluate on");
+    let evaluates = settings.get(keys::VAL_SIZE) > 0.0 || !settings.get(keys::EVAL_DATASET).is_empty();
+    if evaluates && !settings.setting(keys::DO_EVAL).is_written() {
+        settings.derive(keys::DO_EVAL, Value::Bool(true), "there is something to evaluate on");
     }
-    if settings.bool("pure_bf16") && !settings.bool("fp16") {
-        settings.derive("bf16", Value::Bool(true), "pure_bf16");
+    if settings.get(keys::PURE_BF16) && !settings.get(keys::FP16) {
+        settings.derive(keys::BF16, Value::Bool(true), "pure_bf16");
     }
-    if settings.bool("use_muon")
-        && (!settings.get("optim").is_written() || settings.word("optim").starts_with("adamw"))
+    if settings.get(keys::USE_MUON)
+        && (!settings.setting(keys::OPTIM).is_written() || settings.get(keys::OPTIM).starts_with("adamw"))
     {
-        settings.derive("optim", Value::Text("muon".to_owned()), "use_muon");
+        settings.derive(keys::OPTIM, Value::Text("muon".to_owned()), "use_muon");
     }
-    if settings.bool("use_muon") && !settings.get("optim_args").is_written() {
-        settings.derive("optim_args", Value::Text("adjust_lr_fn=match_rms_adamw".to_owned()), "use_muon");
+    if settings.get(keys::USE_MUON) && !settings.setting(keys::OPTIM_ARGS).is_written() {
+        settings.derive(keys::OPTIM_ARGS, Value::Text("adjust_lr_fn=match_rms_adamw".to_owned()), "use_muon");
     }
-    let has_dataset = ["dataset", "tokenized_path"].iter().any(|name| settings.get(name).is_written());
-    if !has_dataset && !settings.list("eval_dataset").is_empty() {
-        if !settings.get("do_train").is_written() {
-            settings.derive("do_train", Value::Bool(false), "there is no dataset");
+    let has_dataset =
+        [keys::DATASET.row, keys::TOKENIZED_PATH.row].iter().any(|key| settings.setting(*key).is_written());
+    if !has_dataset && !settings.get(keys::EVAL_DATASET).is_empty() {
+        if !settings.setting(keys::DO_TRAIN).is_written() {
+            settings.derive(keys::DO_TRAIN, Value::Bool(false), "there is no dataset");
         }
-        if !settings.bool("do_train") {
-            let value = settings.get("eval_dataset").value.clone();
-            settings.derive("dataset", value, "eval_dataset, as nothing is trained");
+        if !settings.get(keys::DO_TRAIN) {
+            let value = settings.setting(keys::EVAL_DATASET).value.clone();
+            settings.derive(keys::DATASET, value, "eval_dataset, as nothing is trained");
         }
     }
-    let stage = match settings.word("stage") {
+    let stage = match settings.get(keys::STAGE) {
         "pt" => None,
         "dpo" => Some("stage dpo"),
         "kto" => Some("stage kto"),
@@ -297,30 +308,29 @@ fn derive(settings: &mut Settings) {
         "raft" => Some("stage raft"),
         _ => Some("stage sft"),
     };
-    if let Some(stage) = stage.filter(|_| !settings.get("packing").is_written()) {
-        settings.derive("packing", Value::Bool(settings.bool("neat_packing")), stage);
+    if let Some(stage) = stage.filter(|_| !settings.setting(keys::PACKING).is_written()) {
+        settings.derive(keys::PACKING, Value::Bool(settings.get(keys::NEAT_PACKING)), stage);
     }
-    let warmup = settings.get("warmup_steps");
-    if matches!(warmup.value, Value::Float(steps) if steps > 0.0) && settings.get("warmup_ratio").is_written()
+    let warmup = settings.setting(keys::WARMUP_STEPS);
+    if matches!(warmup.value, Value::Float(steps) if steps > 0.0)
+        && settings.setting(keys::WARMUP_RATIO).is_written()
     {
-        settings.derive("warmup_ratio", Value::Float(0.0), "warmup_steps is given");
+        settings.derive(keys::WARMUP_RATIO, Value::Float(0.0), "warmup_steps is given");
     }
 }
 
 fn required(settings: &Settings, problems: &mut Problems) {
-    for (name, example) in [
-        ("model_name_or_path", "the folder of a model"),
-        ("dataset", "a file such as corpus.jsonl, or a name in dataset_info.json"),
-        ("output_dir", "the folder to write to"),
+    let has_config = settings.setting(keys::MODEL_CONFIG).is_written();
+    let has_data =
+        settings.setting(keys::TOKENIZED_PATH).is_written() || !settings.get(keys::DATASET).is_empty();
+    for (key, example, elsewhere) in [
+        (keys::MODEL_NAME_OR_PATH.row, "the folder of a model", has_config),
+        (keys::DATASET.row, "a file such as corpus.jsonl, or a name in dataset_info.json", has_data),
+        (keys::OUTPUT_DIR.row, "the folder to write to", false),
     ] {
-        let elsewhere = match name {
-            "model_name_or_path" => settings.get("model_config").is_written(),
-            "dataset" => settings.get("tokenized_path").is_written() || !settings.list("dataset").is_empty(),
-            _ => false,
-        };
-        if !elsewhere && !settings.get(name).is_written() {
+        if !elsewhere && !settings.setting(key).is_written() {
             problems.push(
-                Problem::new(format!("`{name}` is missing")).help(format!("write `{name}: …`, {example}")),
+                Problem::new(format!("`{key}` is missing")).help(format!("write `{key}: …`, {example}")),
             );
         }
     }
@@ -328,128 +338,149 @@ fn required(settings: &Settings, problems: &mut Problems) {
 
 /// What contradicts.
 fn between(settings: &Settings, problems: &mut Problems) {
-    let get = |name: &str| settings.get(name);
+    let get = |key: &'static Row| settings.setting(key);
 
-    let mut report = |message: &str, names: &[&str], help: &str| {
-        settings.report(problems, message, names, help);
+    let mut report = |message: &str, keys: &[&'static Row], help: &str| {
+        settings.report(problems, message, keys, help);
     };
-    let is_true = |name: &str| matches!(get(name).value, Value::Bool(true));
-    let written_true = |name: &str| get(name).location().is_some_and(|_| get(name).broken || is_true(name));
-    if written_true("bf16") && written_true("fp16") {
-        report("`bf16` and `fp16` exclude each other", &["bf16", "fp16"], "keep one of them");
+    let is_true = |key: &'static Row| matches!(get(key).value, Value::Bool(true));
+    let written_true =
+        |key: &'static Row| get(key).location().is_some_and(|_| get(key).broken || is_true(key));
+    if written_true(keys::BF16.row) && written_true(keys::FP16.row) {
+        report("`bf16` and `fp16` exclude each other", &[keys::BF16.row, keys::FP16.row], "keep one of them");
     }
-    if written_true("pure_bf16") && written_true("fp16") {
-        report("`pure_bf16` and `fp16` exclude each other", &["pure_bf16", "fp16"], "keep one of them");
+    if written_true(keys::PURE_BF16.row) && written_true(keys::FP16.row) {
+        report(
+            "`pure_bf16` and `fp16` exclude each other",
+            &[keys::PURE_BF16.row, keys::FP16.row],
+            "keep one of them",
+        );
     }
-    if settings.usize("num_processes") > MOST_RANKS {
+    if settings.get(keys::NUM_PROCESSES) > MOST_RANKS {
         report(
             &format!("`num_processes` is more than {MOST_RANKS}"),
-            &["num_processes"],
+            &[keys::NUM_PROCESSES.row],
             "ranks are processes; write a number that the machines can start",
         );
     }
-    let stage = settings.word("stage");
-    let parts = settings.usize("sequence_parallel_size");
+    let stage = settings.get(keys::STAGE);
+    let parts = settings.get(keys::SEQUENCE_PARALLEL_SIZE);
     if parts > 1 {
-        let size = "sequence_parallel_size";
-        for (name, known) in
-            [("num_processes", settings.known_ranks()), ("cutoff_len", Some(settings.usize("cutoff_len")))]
-        {
+        let size = keys::SEQUENCE_PARALLEL_SIZE.row;
+        for (key, known) in [
+            (keys::NUM_PROCESSES.row, settings.known(keys::NUM_PROCESSES)),
+            (keys::CUTOFF_LEN.row, Some(settings.get(keys::CUTOFF_LEN))),
+        ] {
             if let Some(n) = known.filter(|n| !n.is_multiple_of(parts)) {
-                let what = format!("`{name}` is {n}, which `{size}` ({parts}) does not divide");
-                report(&what, &[name, size], "each group of so many ranks has a part of a sequence on each");
+                let what = format!("`{key}` is {n}, which `{size}` ({parts}) does not divide");
+                report(&what, &[key, size], "each group of so many ranks has a part of a sequence on each");
             }
         }
         if !matches!(stage, "pt" | "sft" | "raft") {
             let what = format!("`{size}` divides sequences of the stages pt, sft and raft");
-            report(&what, &[size, "stage"], "the losses of other stages compare whole answers; remove it");
+            report(
+                &what,
+                &[size, keys::STAGE.row],
+                "the losses of other stages compare whole answers; remove it",
+            );
         }
         let written =
-            |name: &&str| settings.get(name).is_written() && !matches!(get(name).value, Value::Bool(false));
-        for name in ["neftune_noise_alpha", "compute_accuracy", "do_predict"].into_iter().filter(written) {
-            let what = format!("`{name}` needs whole sequences, and `{size}` divides them");
-            report(&what, &[name, size], "remove one of them");
+            |key: &&'static Row| get(key).is_written() && !matches!(get(key).value, Value::Bool(false));
+        let whole = [keys::NEFTUNE_NOISE_ALPHA.row, keys::COMPUTE_ACCURACY.row, keys::DO_PREDICT.row];
+        for key in whole.into_iter().filter(written) {
+            let what = format!("`{key}` needs whole sequences, and `{size}` divides them");
+            report(&what, &[key, size], "remove one of them");
         }
     }
-    if stage != "pt" && is_true("minimind_rows") {
+    if stage != "pt" && is_true(keys::MINIMIND_ROWS.row) {
         report(
             "`minimind_rows` are rows of texts",
-            &["minimind_rows", "stage"],
+            &[keys::MINIMIND_ROWS.row, keys::STAGE.row],
             &format!("remove it; stage {stage} has rows of conversations"),
         );
     }
-    if stage == "pt" && settings.said("split_special_tokens").is_some() {
+    if stage == "pt" && settings.said(keys::SPLIT_SPECIAL_TOKENS).is_some() {
         let help = "remove it; in texts special tokens are always read as tokens";
-        report("`split_special_tokens` belongs to stage sft", &["split_special_tokens", "stage"], help);
+        report(
+            "`split_special_tokens` belongs to stage sft",
+            &[keys::SPLIT_SPECIAL_TOKENS.row, keys::STAGE.row],
+            help,
+        );
     }
-    let (val_size, eval_dataset) = (settings.f64("val_size"), !settings.list("eval_dataset").is_empty());
+    let (val_size, eval_dataset) =
+        (settings.get(keys::VAL_SIZE), !settings.get(keys::EVAL_DATASET).is_empty());
     if val_size > 0.0 && eval_dataset {
         report(
             "`val_size` and `eval_dataset` exclude each other",
-            &["val_size", "eval_dataset"],
+            &[keys::VAL_SIZE.row, keys::EVAL_DATASET.row],
             "hold out a part of the training data, or evaluate on data of its own",
         );
     }
     if val_size > 1.0 && val_size.fract() != 0.0 {
         report(
             "`val_size` is a whole number of records, or a share below 1",
-            &["val_size"],
+            &[keys::VAL_SIZE.row],
             &format!("write {} or {}", val_size.floor(), val_size / 100.0),
         );
     }
     let nothing = val_size == 0.0 && !eval_dataset;
-    let evaluates = when(settings, "eval_strategy", "eval_steps") != When::Never;
-    for (name, on) in [
-        ("eval_strategy", evaluates),
-        ("do_eval", is_true("do_eval")),
-        ("eval_on_start", is_true("eval_on_start")),
+    let every = settings.get(keys::EVAL_STEPS).unwrap_or_default();
+    let evaluates = when(settings.get(keys::EVAL_STRATEGY), every) != When::Never;
+    for (key, on) in [
+        (keys::EVAL_STRATEGY.row, evaluates),
+        (keys::DO_EVAL.row, is_true(keys::DO_EVAL.row)),
+        (keys::EVAL_ON_START.row, is_true(keys::EVAL_ON_START.row)),
     ] {
         if on && nothing {
-            let message = format!("`{name}` is on, but there is nothing to evaluate on");
-            report(&message, &[name], "write `val_size: 0.01` or `eval_dataset: …`");
+            let message = format!("`{key}` is on, but there is nothing to evaluate on");
+            report(&message, &[key], "write `val_size: 0.01` or `eval_dataset: …`");
         }
     }
-    if !settings.bool("do_train") && nothing {
-        report("`do_train` is off and there is nothing to evaluate on", &["do_train"], "remove it to train");
+    if !settings.get(keys::DO_TRAIN) && nothing {
+        report(
+            "`do_train` is off and there is nothing to evaluate on",
+            &[keys::DO_TRAIN.row],
+            "remove it to train",
+        );
     }
-    for (strategy, steps) in [
-        ("logging_strategy", "logging_steps"),
-        ("save_strategy", "save_steps"),
-        ("eval_strategy", "eval_steps"),
+    for (strategy, steps, interval) in [
+        (keys::LOGGING_STRATEGY, keys::LOGGING_STEPS.row, settings.get(keys::LOGGING_STEPS)),
+        (keys::SAVE_STRATEGY, keys::SAVE_STEPS.row, settings.get(keys::SAVE_STEPS)),
+        (keys::EVAL_STRATEGY, keys::EVAL_STEPS.row, every),
     ] {
-        let is_zero = when(settings, strategy, steps) == When::Every(Steps::Count(0));
+        let is_zero = when(settings.get(strategy), interval) == When::Every(Steps::Count(0));
         if is_zero && get(steps).location().is_some() {
             let help = format!("write a number of steps, or `{strategy}: \"no\"`");
             report(&format!("`{steps}` is 0"), &[steps], &help);
         }
     }
-    let names = ["resume_from_checkpoint", "overwrite_output_dir"];
-    if names.iter().all(|name| is_true(name)) {
+    let both = [keys::RESUME_FROM_CHECKPOINT.row, keys::OVERWRITE_OUTPUT_DIR.row];
+    if both.iter().all(|key| is_true(key)) {
         report(
             "`resume_from_checkpoint: true` and `overwrite_output_dir: true` exclude each other",
-            &names,
+            &both,
             "resume the run in output_dir, or start a new one",
         );
     }
 }
 
-fn steps(settings: &Settings, name: &str) -> Steps {
-    match settings.f64(name) {
+fn steps(steps: f64) -> Steps {
+    match steps {
         share if share > 0.0 && share < 1.0 => Steps::Share(share),
         count => Steps::Count(count as u64),
     }
 }
 
 fn warmup(settings: &Settings) -> Steps {
-    match steps(settings, "warmup_steps") {
-        Steps::Count(0) => Steps::Share(settings.f64("warmup_ratio")),
+    match steps(settings.get(keys::WARMUP_STEPS)) {
+        Steps::Count(0) => Steps::Share(settings.get(keys::WARMUP_RATIO)),
         steps => steps,
     }
 }
 
-fn when(settings: &Settings, strategy: &str, interval: &str) -> When {
-    match settings.word(strategy) {
-        "steps" => When::Every(steps(settings, interval)),
+fn when(strategy: &str, interval: f64) -> When {
+    match strategy {
+        "steps" => When::Every(steps(interval)),
         "epoch" => When::Epoch,
         _ => When::Never,
     }

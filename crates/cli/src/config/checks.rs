@@ -2,7 +2,9 @@
 //! all of it can be run here. Left out is what is no restriction here: DeepSpeed without a launcher, kernels of Unsloth
 //! with ZeRO-3, neat packing before stage sft.
 
-use oarlock::settings::dialect::Dialects;
+use super::table as keys;
+use oarlock::settings::dialect::{Dialects, deepspeed_keys};
+use oarlock::settings::keys::{Key, Row};
 use oarlock::settings::problem::Problems;
 use oarlock::settings::resolve::Settings;
 use oarlock::settings::value::Value;
@@ -10,7 +12,7 @@ use oarlock::settings::value::Value;
 /// Keys that cannot be written together.
 struct Rule {
     /// The keys; the first is the one to change.
-    keys: &'static [&'static str],
+    keys: &'static [&'static Row],
     /// Whether they stand so that they cannot.
     broken: fn(&Choices) -> bool,
     /// What is wrong.
@@ -27,283 +29,290 @@ struct Choices<'s> {
 }
 
 impl Choices<'_> {
-    fn on(&self, name: &str) -> bool {
-        self.settings.bool(name)
+    fn on(&self, key: Key<bool>) -> bool {
+        self.settings.get(key)
     }
 
-    fn said(&self, name: &str) -> bool {
-        self.settings.said(name).is_some()
+    fn said(&self, key: impl Into<&'static Row>) -> bool {
+        self.settings.said(key).is_some()
     }
 
-    fn is(&self, name: &str, one_of: &[&str]) -> bool {
-        self.settings.text(name).is_some_and(|text| one_of.contains(&text.as_str()))
+    fn is(&self, key: Key<String>, one_of: &[&str]) -> bool {
+        one_of.contains(&self.settings.get(key))
     }
 
     fn sft(&self) -> bool {
-        self.is("stage", &["sft"])
+        self.is(keys::STAGE, &["sft"])
     }
 
     fn has_no_reference(&self) -> bool {
-        self.is("stage", &["dpo"]) && self.is("pref_loss", &["orpo", "simpo"])
+        self.is(keys::STAGE, &["dpo"]) && self.is(keys::PREF_LOSS, &["orpo", "simpo"])
     }
 
     fn compares(&self) -> bool {
-        self.is("stage", &["rm", "dpo", "kto"])
+        self.is(keys::STAGE, &["rm", "dpo", "kto"])
     }
 
     fn predicts(&self) -> bool {
-        self.on("do_predict") || self.on("predict_with_generate")
+        self.on(keys::DO_PREDICT) || self.on(keys::PREDICT_WITH_GENERATE)
     }
 }
 
 const RULES: &[Rule] = &[
     Rule {
-        keys: &["adapter_name_or_path", "finetuning_type"],
+        keys: &[keys::ADAPTER_NAME_OR_PATH.row, keys::FINETUNING_TYPE.row],
         broken: |choices| {
-            choices.said("adapter_name_or_path") && !choices.is("finetuning_type", &["lora", "oft"])
+            choices.said(keys::ADAPTER_NAME_OR_PATH) && !choices.is(keys::FINETUNING_TYPE, &["lora", "oft"])
         },
         message: "an adapter is of finetuning_type lora or oft only",
         help: "write `finetuning_type: lora`, or remove adapter_name_or_path",
     },
     Rule {
-        keys: &["quantization_bit", "finetuning_type"],
+        keys: &[keys::QUANTIZATION_BIT.row, keys::FINETUNING_TYPE.row],
         broken: |choices| {
-            choices.said("quantization_bit") && !choices.is("finetuning_type", &["lora", "oft"])
+            choices.said(keys::QUANTIZATION_BIT) && !choices.is(keys::FINETUNING_TYPE, &["lora", "oft"])
         },
         message: "quantized weights can only be trained through adapters",
         help: "write `finetuning_type: lora`, or remove quantization_bit",
     },
     Rule {
-        keys: &["pissa_init", "quantization_bit"],
-        broken: |choices| choices.said("quantization_bit") && choices.on("pissa_init"),
+        keys: &[keys::PISSA_INIT.row, keys::QUANTIZATION_BIT.row],
+        broken: |choices| choices.said(keys::QUANTIZATION_BIT) && choices.on(keys::PISSA_INIT),
         message: "PiSSA begins with singular vectors of weights that are not quantized",
         help: "remove pissa_init or quantization_bit",
     },
     Rule {
         keys: &[
-            "resize_vocab",
-            "add_tokens",
-            "add_special_tokens",
-            "new_special_tokens_config",
-            "quantization_bit",
+            keys::RESIZE_VOCAB.row,
+            keys::ADD_TOKENS.row,
+            keys::ADD_SPECIAL_TOKENS.row,
+            keys::NEW_SPECIAL_TOKENS_CONFIG.row,
+            keys::QUANTIZATION_BIT.row,
         ],
         broken: |choices| {
-            let names = ["add_tokens", "add_special_tokens", "new_special_tokens_config"];
-            choices.said("quantization_bit")
-                && (choices.on("resize_vocab") || names.iter().any(|name| choices.said(name)))
+            let tokens =
+                [keys::ADD_TOKENS.row, keys::ADD_SPECIAL_TOKENS.row, keys::NEW_SPECIAL_TOKENS_CONFIG.row];
+            choices.said(keys::QUANTIZATION_BIT)
+                && (choices.on(keys::RESIZE_VOCAB) || tokens.iter().any(|key| choices.said(*key)))
         },
         message: "the embedding of a quantized model cannot be resized",
         help: "give the tokens to the unquantized model first, or remove quantization_bit",
     },
     Rule {
-        keys: &["create_new_adapter", "quantization_bit"],
+        keys: &[keys::CREATE_NEW_ADAPTER.row, keys::QUANTIZATION_BIT.row],
         broken: |choices| {
-            choices.said("quantization_bit")
-                && choices.said("adapter_name_or_path")
-                && choices.on("create_new_adapter")
+            choices.said(keys::QUANTIZATION_BIT)
+                && choices.said(keys::ADAPTER_NAME_OR_PATH)
+                && choices.on(keys::CREATE_NEW_ADAPTER)
         },
         message: "a new adapter cannot be begun upon a quantized model with another one",
         help: "remove create_new_adapter, or merge the first adapter into the model",
     },
     Rule {
-        keys: &["adapter_name_or_path", "quantization_bit"],
+        keys: &[keys::ADAPTER_NAME_OR_PATH.row, keys::QUANTIZATION_BIT.row],
         broken: |choices| {
-            choices.said("quantization_bit") && choices.settings.list("adapter_name_or_path").len() > 1
+            choices.said(keys::QUANTIZATION_BIT) && choices.settings.get(keys::ADAPTER_NAME_OR_PATH).len() > 1
         },
         message: "a quantized model takes a single adapter: nothing can be merged into its weights",
         help: "merge them into the unquantized model first (`oarlock export`)",
     },
     Rule {
-        keys: &["fp8", "quantization_bit"],
-        broken: |choices| choices.said("quantization_bit") && choices.on("fp8"),
+        keys: &[keys::FP8.row, keys::QUANTIZATION_BIT.row],
+        broken: |choices| choices.said(keys::QUANTIZATION_BIT) && choices.on(keys::FP8),
         message: "`fp8` and `quantization_bit` exclude each other",
         help: "keep one of them",
     },
     Rule {
-        keys: &["predict_with_generate", "stage"],
-        broken: |choices| !choices.sft() && choices.on("predict_with_generate"),
+        keys: &[keys::PREDICT_WITH_GENERATE.row, keys::STAGE.row],
+        broken: |choices| !choices.sft() && choices.on(keys::PREDICT_WITH_GENERATE),
         message: "`predict_with_generate` belongs to stage sft",
         help: "remove it",
     },
     Rule {
-        keys: &["train_on_prompt", "stage"],
-        broken: |choices| !choices.sft() && choices.on("train_on_prompt"),
+        keys: &[keys::TRAIN_ON_PROMPT.row, keys::STAGE.row],
+        broken: |choices| !choices.sft() && choices.on(keys::TRAIN_ON_PROMPT),
         message: "`train_on_prompt` belongs to stage sft",
         help: "remove it; stage pt learns every token",
     },
     Rule {
-        keys: &["mask_history", "stage"],
-        broken: |choices| !choices.sft() && choices.on("mask_history"),
+        keys: &[keys::MASK_HISTORY.row, keys::STAGE.row],
+        broken: |choices| !choices.sft() && choices.on(keys::MASK_HISTORY),
         message: "`mask_history` belongs to stage sft",
         help: "remove it; stage pt has no turns",
     },
     Rule {
-        keys: &["train_on_prompt", "mask_history"],
-        broken: |choices| choices.sft() && choices.on("train_on_prompt") && choices.on("mask_history"),
+        keys: &[keys::TRAIN_ON_PROMPT.row, keys::MASK_HISTORY.row],
+        broken: |choices| {
+            choices.sft() && choices.on(keys::TRAIN_ON_PROMPT) && choices.on(keys::MASK_HISTORY)
+        },
         message: "`train_on_prompt` and `mask_history` exclude each other",
         help: "keep one of them",
     },
     Rule {
-        keys: &["packing", "neat_packing", "stage"],
-        broken: |choices| choices.compares() && (choices.on("packing") || choices.on("neat_packing")),
+        keys: &[keys::PACKING.row, keys::NEAT_PACKING.row, keys::STAGE.row],
+        broken: |choices| choices.compares() && (choices.on(keys::PACKING) || choices.on(keys::NEAT_PACKING)),
         message: "answers that are compared are not packed",
         help: "remove it; they run without padding as they are",
     },
     Rule {
-        keys: &["dpo_label_smoothing", "pref_loss"],
+        keys: &[keys::DPO_LABEL_SMOOTHING.row, keys::PREF_LOSS.row],
         broken: |choices| {
-            choices.settings.f64("dpo_label_smoothing") > 0.0
-                && choices.is("stage", &["dpo"])
-                && !choices.is("pref_loss", &["sigmoid"])
+            choices.settings.get(keys::DPO_LABEL_SMOOTHING) > 0.0
+                && choices.is(keys::STAGE, &["dpo"])
+                && !choices.is(keys::PREF_LOSS, &["sigmoid"])
         },
         message: "`dpo_label_smoothing` is only valid for sigmoid loss function",
         help: "write `pref_loss: sigmoid`, or remove dpo_label_smoothing",
     },
     Rule {
-        keys: &["pref_bco_weight", "pref_loss"],
-        broken: |choices| choices.settings.f64("pref_bco_weight") > 0.0 && choices.has_no_reference(),
+        keys: &[keys::PREF_BCO_WEIGHT.row, keys::PREF_LOSS.row],
+        broken: |choices| choices.settings.get(keys::PREF_BCO_WEIGHT) > 0.0 && choices.has_no_reference(),
         message: "`pref_bco_weight` compares with a reference, and this loss has none",
         help: "write `pref_loss: sigmoid`, or remove pref_bco_weight",
     },
     Rule {
-        keys: &["ref_model", "pref_loss"],
-        broken: |choices| choices.said("ref_model") && choices.has_no_reference(),
+        keys: &[keys::REF_MODEL.row, keys::PREF_LOSS.row],
+        broken: |choices| choices.said(keys::REF_MODEL) && choices.has_no_reference(),
         message: "orpo and simpo have no reference model",
         help: "remove ref_model, or write `pref_loss: sigmoid`",
     },
     Rule {
-        keys: &["ref_model_adapters", "ref_model"],
-        broken: |choices| choices.said("ref_model_adapters") && !choices.said("ref_model"),
+        keys: &[keys::REF_MODEL_ADAPTERS.row, keys::REF_MODEL.row],
+        broken: |choices| choices.said(keys::REF_MODEL_ADAPTERS) && !choices.said(keys::REF_MODEL),
         message: "`ref_model_adapters` are merged into `ref_model`, which is not there",
         help: "write `ref_model: …`, too",
     },
     Rule {
-        keys: &["ref_model_quantization_bit", "ref_model"],
-        broken: |choices| choices.said("ref_model_quantization_bit") && !choices.said("ref_model"),
+        keys: &[keys::REF_MODEL_QUANTIZATION_BIT.row, keys::REF_MODEL.row],
+        broken: |choices| choices.said(keys::REF_MODEL_QUANTIZATION_BIT) && !choices.said(keys::REF_MODEL),
         message: "`ref_model_quantization_bit` quantizes `ref_model`, which is not there",
         help: "write `ref_model: …`, too; a second model with the weights of the beginning is as that one",
     },
     Rule {
-        keys: &["ref_model_quantization_bit"],
+        keys: &[keys::REF_MODEL_QUANTIZATION_BIT.row],
         broken: |choices| {
-            choices.settings.count("ref_model_quantization_bit").is_some_and(|bits| ![4, 8].contains(&bits))
+            choices.settings.get(keys::REF_MODEL_QUANTIZATION_BIT).is_some_and(|bits| ![4, 8].contains(&bits))
         },
         message: "bitsandbytes has weights of 4 and of 8 bits",
         help: "write `ref_model_quantization_bit: 4` or `8`",
     },
     Rule {
-        keys: &["ld_alpha", "pref_loss"],
+        keys: &[keys::LD_ALPHA.row, keys::PREF_LOSS.row],
         broken: |choices| {
-            choices.said("ld_alpha")
-                && choices.is("stage", &["dpo"])
-                && !choices.is("pref_loss", &["sigmoid", "hinge"])
+            choices.said(keys::LD_ALPHA)
+                && choices.is(keys::STAGE, &["dpo"])
+                && !choices.is(keys::PREF_LOSS, &["sigmoid", "hinge"])
         },
         message: "`ld_alpha` weighs sums over tokens, and this loss takes means",
         help: "write `pref_loss: sigmoid`, or remove ld_alpha",
     },
     Rule {
-        keys: &["do_predict"],
-        broken: |choices| choices.sft() && choices.on("do_predict") && !choices.on("predict_with_generate"),
+        keys: &[keys::DO_PREDICT.row],
+        broken: |choices| {
+            choices.sft() && choices.on(keys::DO_PREDICT) && !choices.on(keys::PREDICT_WITH_GENERATE)
+        },
         message: "`do_predict` without `predict_with_generate` would keep no answers",
         help: "write `predict_with_generate: true`, too",
     },
     Rule {
-        keys: &["predict_with_generate", "compute_accuracy"],
-        broken: |choices| choices.on("predict_with_generate") && choices.on("compute_accuracy"),
+        keys: &[keys::PREDICT_WITH_GENERATE.row, keys::COMPUTE_ACCURACY.row],
+        broken: |choices| choices.on(keys::PREDICT_WITH_GENERATE) && choices.on(keys::COMPUTE_ACCURACY),
         message: "`predict_with_generate` and `compute_accuracy` exclude each other",
         help: "keep one of them",
     },
     Rule {
-        keys: &["predict_with_generate", "deepspeed"],
-        broken: |choices| choices.on("predict_with_generate") && choices.zero_stage == Some(3),
+        keys: &[keys::PREDICT_WITH_GENERATE.row, keys::DEEPSPEED.row],
+        broken: |choices| choices.on(keys::PREDICT_WITH_GENERATE) && choices.zero_stage == Some(3),
         message: "`predict_with_generate` does not go with ZeRO-3",
         help: "write stage 2, or generate after the training",
     },
     Rule {
-        keys: &["do_predict", "predict_with_generate", "eval_dataset"],
+        keys: &[keys::DO_PREDICT.row, keys::PREDICT_WITH_GENERATE.row, keys::EVAL_DATASET.row],
         broken: |choices| {
-            choices.predicts() && !choices.said("eval_dataset") && choices.settings.f64("val_size") == 0.0
+            choices.predicts()
+                && !choices.said(keys::EVAL_DATASET)
+                && choices.settings.get(keys::VAL_SIZE) == 0.0
         },
         message: "there is nothing to predict on",
         help: "write `eval_dataset: …` or `val_size: 0.01`",
     },
     Rule {
-        keys: &["load_best_model_at_end", "stage"],
-        broken: |choices| choices.is("stage", &["ppo"]) && choices.on("load_best_model_at_end"),
+        keys: &[keys::LOAD_BEST_MODEL_AT_END.row, keys::STAGE.row],
+        broken: |choices| choices.is(keys::STAGE, &["ppo"]) && choices.on(keys::LOAD_BEST_MODEL_AT_END),
         message: "stage ppo knows no best model",
         help: "remove load_best_model_at_end",
     },
     Rule {
-        keys: &["do_train", "stage"],
-        broken: |choices| choices.is("stage", &["ppo"]) && !choices.on("do_train"),
+        keys: &[keys::DO_TRAIN.row, keys::STAGE.row],
+        broken: |choices| choices.is(keys::STAGE, &["ppo"]) && !choices.on(keys::DO_TRAIN),
         message: "stage ppo cannot only evaluate",
         help: "evaluate with stage sft",
     },
     Rule {
-        keys: &["shift_attn", "stage"],
-        broken: |choices| choices.is("stage", &["ppo"]) && choices.on("shift_attn"),
+        keys: &[keys::SHIFT_ATTN.row, keys::STAGE.row],
+        broken: |choices| choices.is(keys::STAGE, &["ppo"]) && choices.on(keys::SHIFT_ATTN),
         message: "stage ppo does not go with shifted sparse attention",
         help: "remove shift_attn",
     },
     Rule {
-        keys: &["streaming", "max_steps"],
-        broken: |choices| choices.on("streaming") && choices.settings.int("max_steps") <= 0,
+        keys: &[keys::STREAMING.row, keys::MAX_STEPS.row],
+        broken: |choices| choices.on(keys::STREAMING) && choices.settings.get(keys::MAX_STEPS) <= 0,
         message: "a stream has no length: `max_steps` is needed",
         help: "write `max_steps: …`, or remove streaming",
     },
     Rule {
-        keys: &["max_samples", "streaming"],
-        broken: |choices| choices.on("streaming") && choices.said("max_samples"),
+        keys: &[keys::MAX_SAMPLES.row, keys::STREAMING.row],
+        broken: |choices| choices.on(keys::STREAMING) && choices.said(keys::MAX_SAMPLES),
         message: "`max_samples` and `streaming` exclude each other",
         help: "write max_steps instead of max_samples",
     },
     Rule {
-        keys: &["val_size", "streaming"],
+        keys: &[keys::VAL_SIZE.row, keys::STREAMING.row],
         broken: |choices| {
-            let held_out = choices.settings.f64("val_size");
-            choices.on("streaming") && held_out > 0.0 && held_out < 1.0
+            let held_out = choices.settings.get(keys::VAL_SIZE);
+            choices.on(keys::STREAMING) && held_out > 0.0 && held_out < 1.0
         },
         message: "a share of a stream cannot be held out",
         help: "write `val_size` as a number of records",
     },
     Rule {
-        keys: &["pissa_init", "finetuning_type"],
-        broken: |choices| choices.on("pissa_init") && !choices.is("finetuning_type", &["lora"]),
+        keys: &[keys::PISSA_INIT.row, keys::FINETUNING_TYPE.row],
+        broken: |choices| choices.on(keys::PISSA_INIT) && !choices.is(keys::FINETUNING_TYPE, &["lora"]),
         message: "`pissa_init` is only valid for LoRA training",
         help: "write `finetuning_type: lora`, or remove pissa_init",
     },
     Rule {
-        keys: &["pure_bf16", "deepspeed"],
-        broken: |choices| choices.on("pure_bf16") && choices.zero_stage == Some(3),
+        keys: &[keys::PURE_BF16.row, keys::DEEPSPEED.row],
+        broken: |choices| choices.on(keys::PURE_BF16) && choices.zero_stage == Some(3),
         message: "`pure_bf16` does not go with ZeRO-3",
         help: "write `bf16: true` instead",
     },
     Rule {
-        keys: &["use_galore", "use_apollo"],
-        broken: |choices| choices.on("use_galore") && choices.on("use_apollo"),
+        keys: &[keys::USE_GALORE.row, keys::USE_APOLLO.row],
+        broken: |choices| choices.on(keys::USE_GALORE) && choices.on(keys::USE_APOLLO),
         message: "GaLore and APOLLO cannot be used together",
         help: "remove one of them",
     },
     Rule {
-        keys: &["use_muon", "optim"],
-        broken: |choices| choices.on("use_muon") && !choices.is("optim", &["muon"]),
+        keys: &[keys::USE_MUON.row, keys::OPTIM.row],
+        broken: |choices| choices.on(keys::USE_MUON) && !choices.is(keys::OPTIM, &["muon"]),
         message: "`use_muon` names another optimizer than `optim`",
         help: "keep one of them",
     },
     Rule {
-        keys: &["use_galore", "use_apollo", "finetuning_type"],
+        keys: &[keys::USE_GALORE.row, keys::USE_APOLLO.row, keys::FINETUNING_TYPE.row],
         broken: |choices| {
-            (choices.on("use_galore") || choices.on("use_apollo"))
-                && !choices.is("finetuning_type", &["full", "freeze"])
+            (choices.on(keys::USE_GALORE) || choices.on(keys::USE_APOLLO))
+                && !choices.is(keys::FINETUNING_TYPE, &["full", "freeze"])
         },
         message: "GaLore and APOLLO are for whole weights, not for adapters, whose matrices are small",
         help: "remove them, or write `finetuning_type: full`",
     },
     Rule {
-        keys: &["use_galore", "use_apollo", "optim"],
+        keys: &[keys::USE_GALORE.row, keys::USE_APOLLO.row, keys::OPTIM.row],
         broken: |choices| {
-            (choices.on("use_galore") || choices.on("use_apollo"))
-                && !choices.is("optim", &["adamw_torch", "adamw_torch_fused", "adamw_hf", "adamw"])
+            (choices.on(keys::USE_GALORE) || choices.on(keys::USE_APOLLO))
+                && !choices.is(keys::OPTIM, &["adamw_torch", "adamw_torch_fused", "adamw_hf", "adamw"])
         },
         message: "GaLore and APOLLO are there for AdamW only",
         help: "write `optim: adamw_torch`, or remove them",
@@ -312,13 +321,14 @@ const RULES: &[Rule] = &[
 
 /// Reports the rules that are broken. Their keys then count as reported.
 pub(super) fn between(settings: &mut Settings, dialects: &Dialects, problems: &mut Problems) {
-    let zero_stage = dialects.deepspeed.as_ref().map(|block| block.settings.int("zero_optimization.stage"));
+    let zero_stage =
+        dialects.deepspeed.as_ref().map(|block| block.settings.get(deepspeed_keys::ZERO_OPTIMIZATION_STAGE));
     let choices = Choices { settings, zero_stage };
     let broken: Vec<&Rule> = RULES.iter().filter(|rule| (rule.broken)(&choices)).collect();
     for rule in broken {
         problems.push(settings.problem(rule.message, rule.keys).help(rule.help));
-        for name in rule.keys {
-            if let Some(setting) = settings.get_mut(name)
+        for key in rule.keys {
+            if let Some(setting) = settings.find_mut(key.name)
                 && matches!(setting.value, Value::Bool(true))
             {
                 setting.broken = true;
@@ -405,7 +415,7 @@ mod tests {
             ("deepspeed: {}\nuse_galore: true", &[]),
         ] {
             let broken = broken(text);
-            assert_eq!(broken.iter().map(|i| RULES[*i].keys[0]).collect::<Vec<_>>(), expected, "{text}");
+            assert_eq!(broken.iter().map(|i| RULES[*i].keys[0].name).collect::<Vec<_>>(), expected, "{text}");
             seen.extend(broken);
         }
         assert!((0..RULES.len()).all(|i| seen.contains(&i)), "{seen:?}");

@@ -7,7 +7,7 @@ use oarlock::settings::resolve::Settings;
 use oarlock::settings::value::boolean;
 use oarlock_comm::Launched;
 
-use super::accelerate::keys::{FLAGS, OF_DEEPSPEED, OF_FSDP, PRECISION, Variable};
+use super::accelerate::keys::{self, FLAGS, OF_DEEPSPEED, OF_FSDP, PRECISION, Variable};
 use super::accelerate::{Engine, meaning};
 use super::written::{Authority, Entry, Layer};
 use super::yaml::Node;
@@ -89,8 +89,8 @@ fn accelerate(lookup: &Lookup<'_>) -> Result<Vec<Entry>, Problems> {
         Engine::DeepSpeed(_) | Engine::Plain => OF_DEEPSPEED,
         Engine::Fsdp(_) => OF_FSDP,
     };
-    let precision = Variable { flag: "mixed_precision", name: PRECISION, lower: false };
-    let accumulation = OF_DEEPSPEED.iter().filter(|one| one.flag.starts_with("gradient_"));
+    let precision = Variable { flag: keys::MIXED_PRECISION.row, name: PRECISION, lower: false };
+    let accumulation = OF_DEEPSPEED.iter().filter(|one| one.flag.name.starts_with("gradient_"));
     let mut read: Vec<&Variable> = vec![&precision];
     read.extend(of_engine);
     if matches!(engine, Engine::Fsdp(_)) {

@@ -2,14 +2,14 @@
 
 use std::fmt::Write as _;
 
-use oarlock::settings::keys::{Group, Key, Status, ValueType};
+use oarlock::settings::keys::{Group, Row, Status, ValueType};
 
 use super::table::KEYS;
 
 /// The help text of the keys: those that have a meaning, in groups, then the names of the others.
 pub fn help() -> String {
     let mut out = String::new();
-    let name = |key: &Key| format!("{}={}", key.name, key.value_type.placeholder());
+    let name = |key: &Row| format!("{}={}", key.name, key.value_type.placeholder());
     let width = used().map(|key| name(key).len()).max().unwrap_or(0);
     for group in Group::ALL {
         let _ = writeln!(out, "{}:", group.title());
@@ -29,7 +29,7 @@ pub fn help() -> String {
 }
 
 /// What a key means, with the values it takes and its default, for help texts.
-pub fn described(key: &Key) -> String {
+pub fn described(key: &Row) -> String {
     let mut text = key.doc.to_owned();
     if let ValueType::Choice(names) = key.value_type {
         let _ = write!(text, " ({})", names.join(", "));
@@ -41,11 +41,11 @@ pub fn described(key: &Key) -> String {
 }
 
 /// The default of a key as a cell of a table.
-fn default_cell(key: &Key) -> String {
+fn default_cell(key: &Row) -> String {
     if key.default.is_empty() { String::new() } else { format!("`{}`", key.default) }
 }
 
-fn used() -> impl Iterator<Item = &'static Key> {
+fn used() -> impl Iterator<Item = &'static Row> {
     KEYS.iter().filter(|key| key.is_used())
 }
 
@@ -108,7 +108,7 @@ pub fn page() -> String {
 }
 
 /// The keys of another program's block as tables, for its page.
-pub fn block_tables(keys: &[Key]) -> String {
+pub fn block_tables(keys: &[Row]) -> String {
     let mut out = String::new();
     for (title, heading, wanted) in [
         ("With a meaning", "meaning here", 0),

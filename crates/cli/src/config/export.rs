@@ -1,5 +1,7 @@
 //! What `oarlock export FILE.yaml` writes: the keys of LLaMA-Factory's export.
 
+use super::table as keys;
+use oarlock::settings::keys::Row;
 use std::path::PathBuf;
 
 use oarlock::adapters::Quantized;
@@ -43,33 +45,33 @@ pub fn folder_problem(layers: &[Layer], message: String, help: String) -> Proble
     for layer in layers {
         resolve::add(layer, &mut settings, &table::unknown, &mut problems);
     }
-    settings.problem(message, &["export_dir"]).help(help)
+    settings.problem(message, &[keys::EXPORT_DIR.row]).help(help)
 }
 
 /// The keys that an export follows, or refuses.
-const FOLLOWED: [&str; 22] = [
-    "adapter_folder",
-    "adapter_name_or_path",
-    "default_system",
-    "double_quantization",
-    "enable_thinking",
-    "export_dequantized",
-    "export_dir",
-    "export_hub_model_id",
-    "export_legacy_format",
-    "export_quantization_bit",
-    "export_size",
-    "finetuning_type",
-    "infer_dtype",
-    "model_name_or_path",
-    "overwrite_output_dir",
-    "preserve_thinking",
-    "quantization_bit",
-    "quantization_method",
-    "quantization_type",
-    "rope_scaling",
-    "template",
-    "tool_format",
+const FOLLOWED: [&Row; 22] = [
+    keys::ADAPTER_FOLDER.row,
+    keys::ADAPTER_NAME_OR_PATH.row,
+    keys::DEFAULT_SYSTEM.row,
+    keys::DOUBLE_QUANTIZATION.row,
+    keys::ENABLE_THINKING.row,
+    keys::EXPORT_DEQUANTIZED.row,
+    keys::EXPORT_DIR.row,
+    keys::EXPORT_HUB_MODEL_ID.row,
+    keys::EXPORT_LEGACY_FORMAT.row,
+    keys::EXPORT_QUANTIZATION_BIT.row,
+    keys::EXPORT_SIZE.row,
+    keys::FINETUNING_TYPE.row,
+    keys::INFER_DTYPE.row,
+    keys::MODEL_NAME_OR_PATH.row,
+    keys::OVERWRITE_OUTPUT_DIR.row,
+    keys::PRESERVE_THINKING.row,
+    keys::QUANTIZATION_BIT.row,
+    keys::QUANTIZATION_METHOD.row,
+    keys::QUANTIZATION_TYPE.row,
+    keys::ROPE_SCALING.row,
+    keys::TEMPLATE.row,
+    keys::TOOL_FORMAT.row,
 ];
 
 /// What layers of settings say together.
@@ -84,30 +86,30 @@ pub fn export(layers: &[Layer]) -> Result<ExportArgs, Problems> {
     for layer in layers {
         resolve::add(layer, &mut settings, &table::unknown, &mut problems);
     }
-    for (name, what) in
-        [("model_name_or_path", "the folder of a model"), ("export_dir", "the folder to write to")]
+    for (key, what) in
+        [(keys::MODEL_NAME_OR_PATH, "the folder of a model"), (keys::EXPORT_DIR, "the folder to write to")]
     {
-        if !settings.get(name).is_written() {
-            let problem = Problem::new(format!("`{name}` is missing"));
-            problems.push(problem.help(format!("write `{name}: …`, {what}")));
+        if !settings.setting(key).is_written() {
+            let problem = Problem::new(format!("`{key}` is missing"));
+            problems.push(problem.help(format!("write `{key}: …`, {what}")));
         }
     }
     let adapters = finetuning::adapters(&settings);
-    let mut refuse = |message: &str, names: &[&str], help: &str| {
-        settings.report(&mut problems, message, names, help);
+    let mut refuse = |message: &str, keys: &[&'static Row], help: &str| {
+        settings.report(&mut problems, message, keys, help);
     };
     // The folder of an adapter says its kind. The original would take it for full where no word is said.
     if !adapters.is_empty()
-        && settings.get("finetuning_type").is_written()
-        && !["lora", "oft"].contains(&settings.word("finetuning_type"))
+        && settings.setting(keys::FINETUNING_TYPE).is_written()
+        && !["lora", "oft"].contains(&settings.get(keys::FINETUNING_TYPE))
     {
         refuse(
             "an adapter is of finetuning_type lora or oft only",
-            &["adapter_name_or_path", "finetuning_type"],
+            &[keys::ADAPTER_NAME_OR_PATH.row, keys::FINETUNING_TYPE.row],
             "write `finetuning_type: lora`, or remove adapter_name_or_path",
         );
     }
-    if settings.said("export_quantization_bit").is_some() {
+    if settings.said(keys::EXPORT_QUANTIZATION_BIT).is_some() {
         let (message, help) = match adapters.is_empty() {
             true => (
                 "`export_quantization_bit` is not supported: it asks for weights of GPTQ, which need data",
@@ -115,21 +117,21 @@ pub fn export(layers: &[Layer]) -> Result<ExportArgs, Problems> {
             ),
             false => ("Please merge adapters before quantizing the model.", "remove export_quantization_bit"),
         };
-        refuse(message, &["export_quantization_bit"], help);
+        refuse(message, &[keys::EXPORT_QUANTIZATION_BIT.row], help);
     }
-    let dequantizes = settings.bool("export_dequantized");
-    let bits = settings.count("quantization_bit");
+    let dequantizes = settings.get(keys::EXPORT_DEQUANTIZED);
+    let bits = settings.get(keys::QUANTIZATION_BIT);
     if dequantizes && bits.is_none() {
         refuse(
             "`export_dequantized` needs `quantization_bit`",
-            &["export_dequantized"],
+            &[keys::EXPORT_DEQUANTIZED.row],
             "write the format of the weights that the adapter was trained against",
         );
     }
     if let (Some(_), false, false) = (bits, adapters.is_empty(), dequantizes) {
         refuse(
             "Cannot merge adapters to a quantized model.",
-            &["quantization_bit"],
+            &[keys::QUANTIZATION_BIT.row],
             "remove it to merge into the unquantized weights, or write `export_dequantized: true` to merge into what the \
              quantized weights stand for, which is what the adapter was trained against",
         );
@@ -137,69 +139,72 @@ pub fn export(layers: &[Layer]) -> Result<ExportArgs, Problems> {
     if bits.is_some() && adapters.len() > 1 {
         refuse(
             "a quantized model takes a single adapter",
-            &["adapter_name_or_path", "quantization_bit"],
+            &[keys::ADAPTER_NAME_OR_PATH.row, keys::QUANTIZATION_BIT.row],
             "merge them into the unquantized model, one after the other",
         );
     }
     let quantized = match bits {
         Some(bits @ (4 | 8)) if quantization::method(&settings) == "bnb" => {
-            let (kind, nested) = (settings.word("quantization_type"), settings.bool("double_quantization"));
+            let (kind, nested) =
+                (settings.get(keys::QUANTIZATION_TYPE), settings.get(keys::DOUBLE_QUANTIZATION));
             let format = quantization::format(bits, kind, nested);
             Some(if dequantizes { Quantized::Dequantized(format) } else { Quantized::Packed(format) })
         }
         Some(_) => {
             refuse(
                 "only `quantization_bit` 4 and 8 with `quantization_method: bnb` are there",
-                &["quantization_bit", "quantization_method"],
+                &[keys::QUANTIZATION_BIT.row, keys::QUANTIZATION_METHOD.row],
                 "write `quantization_bit: 4` or `quantization_bit: 8`, or remove it",
             );
             None
         }
         None => None,
     };
-    if settings.bool("export_legacy_format") {
+    if settings.get(keys::EXPORT_LEGACY_FORMAT) {
         refuse(
             "`export_legacy_format: true` asks for a pickle, which runs code when it is read; only safetensors are written",
-            &["export_legacy_format"],
+            &[keys::EXPORT_LEGACY_FORMAT.row],
             "remove it",
         );
     }
-    if settings.said("export_hub_model_id").is_some() {
+    if settings.said(keys::EXPORT_HUB_MODEL_ID).is_some() {
         refuse(
             "`export_hub_model_id` is not supported: nothing is sent to a hub",
-            &["export_hub_model_id"],
+            &[keys::EXPORT_HUB_MODEL_ID.row],
             "remove it",
         );
     }
-    let dtype = match settings.word("infer_dtype") {
+    let dtype = match settings.word(keys::INFER_DTYPE) {
         "auto" => None,
         "float32" => Some(DType::F32),
         "bfloat16" => Some(DType::BF16),
         "float16" => Some(DType::F16),
         other => {
             let message = format!("`infer_dtype` is {other}");
-            refuse(&message, &["infer_dtype"], "write auto, float32, bfloat16 or float16");
+            refuse(&message, &[keys::INFER_DTYPE.row], "write auto, float32, bfloat16 or float16");
             None
         }
     };
     // Fractions of a gigabyte count as well.
-    let shard_bytes = (settings.f64("export_size") * 1e9).max(1.0) as u64;
+    let shard_bytes = (settings.get(keys::EXPORT_SIZE) * 1e9).max(1.0) as u64;
     // A length that is written says how far, as in LLaMA-Factory.
-    let max_len = settings.said("cutoff_len").map(|_| settings.usize("cutoff_len"));
-    let kind = settings.said("rope_scaling").and_then(|_| RopeKind::named(settings.word("rope_scaling")));
+    let max_len = settings.said(keys::CUTOFF_LEN).map(|_| settings.get(keys::CUTOFF_LEN));
+    let kind =
+        settings.said(keys::ROPE_SCALING).and_then(|_| RopeKind::named(settings.word(keys::ROPE_SCALING)));
     let args = ExportArgs {
-        model: PathBuf::from(settings.word("model_name_or_path")),
-        out: PathBuf::from(settings.word("export_dir")),
+        model: PathBuf::from(settings.word(keys::MODEL_NAME_OR_PATH)),
+        out: PathBuf::from(settings.word(keys::EXPORT_DIR)),
         adapters,
         quantized,
         max_shard_bytes: shard_bytes,
         dtype,
-        overwrite: settings.bool("overwrite_output_dir"),
-        chat: settings.said("template").map(|_| chat(&settings)),
+        overwrite: settings.get(keys::OVERWRITE_OUTPUT_DIR),
+        chat: settings.said(keys::TEMPLATE).map(|_| chat(&settings)),
         rope_scaling: kind.map(|kind| RopeArgs { kind, max_len }),
-        idle: (table::KEYS.iter().map(|key| key.name))
-            .filter(|name| settings.get(name).is_written() && !FOLLOWED.contains(name))
-            .filter(|name| kind.is_none() || *name != "cutoff_len")
+        idle: (settings.iter().filter(|setting| setting.is_written()))
+            .map(|setting| setting.key.name)
+            .filter(|name| !FOLLOWED.iter().any(|key| key.name == *name))
+            .filter(|name| kind.is_none() || *name != keys::CUTOFF_LEN.name())
             .collect(),
     };
     problems.into_result(|| args)

@@ -1,5 +1,7 @@
 //! Reads which parameters are trained: all, some layers, or an adapter with its settings.
 
+use super::table as keys;
+use oarlock::settings::keys::{Key, Row};
 use std::path::PathBuf;
 
 use oarlock::config::{
@@ -11,50 +13,50 @@ use oarlock::settings::resolve::Settings;
 
 /// What is trained; what is wrong with it goes to `problems`.
 pub fn finetuning(settings: &Settings, problems: &mut Problems) -> Finetuning {
-    let mut report = |message: &str, names: &[&str], help: &str| {
-        settings.report(problems, message, names, help);
+    let mut report = |message: &str, keys: &[&'static Row], help: &str| {
+        settings.report(problems, message, keys, help);
     };
-    match settings.word("finetuning_type") {
+    match settings.get(keys::FINETUNING_TYPE) {
         "lora" => {
-            if settings.bool("use_llama_pro") {
+            if settings.get(keys::USE_LLAMA_PRO) {
                 report(
                     "`use_llama_pro` with adapters is not supported: it is there for finetuning_type freeze",
-                    &["use_llama_pro", "finetuning_type"],
+                    &[keys::USE_LLAMA_PRO.row, keys::FINETUNING_TYPE.row],
                     "remove it, or name the layers in lora_target",
                 );
             }
-            if settings.bool("pissa_convert") && settings.bool("use_dora") {
+            if settings.get(keys::PISSA_CONVERT) && settings.get(keys::USE_DORA) {
                 report(
                     "`pissa_convert` does not go with `use_dora`: the lengths of rows are of the base without what PiSSA took \
                      out of it",
-                    &["pissa_convert", "use_dora"],
+                    &[keys::PISSA_CONVERT.row, keys::USE_DORA.row],
                     "remove one of them",
                 );
             }
             Finetuning::Adapter(AdapterArgs {
-                config: adapter(settings, "lora_target", AdapterKind::Lora(lora(settings))),
-                convert_pissa: settings.bool("pissa_convert"),
-                plus: settings
-                    .said("loraplus_lr_ratio")
-                    .map(|_| LoraPlus { lr_ratio: settings.f64("loraplus_lr_ratio") }),
+                config: adapter(settings, keys::LORA_TARGET, AdapterKind::Lora(lora(settings))),
+                convert_pissa: settings.get(keys::PISSA_CONVERT),
+                plus: settings.said(keys::LORAPLUS_LR_RATIO).map(|_| LoraPlus {
+                    lr_ratio: settings.get(keys::LORAPLUS_LR_RATIO).unwrap_or_default(),
+                }),
                 ..begin_with(settings)
             })
         }
         "freeze" => Finetuning::Freeze(freeze(settings)),
         "oft" => {
-            let (count, size) = (settings.usize("oft_rank"), settings.usize("oft_block_size"));
+            let (count, size) = (settings.get(keys::OFT_RANK), settings.get(keys::OFT_BLOCK_SIZE));
             if (count == 0) == (size == 0) {
                 report(
                     "one of `oft_rank` (blocks of a layer) and `oft_block_size` (inputs of a block) is 0, and the other one is \
                      not",
-                    &["oft_rank", "oft_block_size"],
+                    &[keys::OFT_RANK.row, keys::OFT_BLOCK_SIZE.row],
                     if count == 0 { "write `oft_block_size: 32`" } else { "write `oft_block_size: 0`" },
                 );
             }
             let blocks = if size == 0 { OftBlocks::Count(count) } else { OftBlocks::Size(size) };
-            let dropout = settings.f64("module_dropout") as f32;
+            let dropout = settings.get(keys::MODULE_DROPOUT) as f32;
             let kind = AdapterKind::Oft(OftConfig { blocks, dropout, ..OftConfig::default() });
-            let config = adapter(settings, "oft_target", kind);
+            let config = adapter(settings, keys::OFT_TARGET, kind);
             Finetuning::Adapter(AdapterArgs { config, ..begin_with(settings) })
         }
         _ => Finetuning::Full,
@@ -65,35 +67,35 @@ pub fn finetuning(settings: &Settings, problems: &mut Problems) -> Finetuning {
 fn begin_with(settings: &Settings) -> AdapterArgs {
     AdapterArgs {
         adapters: adapters(settings),
-        create_new: settings.bool("create_new_adapter"),
+        create_new: settings.get(keys::CREATE_NEW_ADAPTER),
         ..AdapterArgs::default()
     }
 }
 
-fn adapter(settings: &Settings, target: &str, kind: AdapterKind) -> AdapterConfig {
+fn adapter(settings: &Settings, target: Key<Vec<String>>, kind: AdapterKind) -> AdapterConfig {
     AdapterConfig {
         kind,
-        targets: match settings.list(target) {
+        targets: match settings.get(target) {
             [] => Targets::All,
             [all] if all == "all" => Targets::All,
             names => Targets::Named(names.to_vec()),
         },
-        modules_to_save: settings.list("additional_target").to_vec(),
+        modules_to_save: settings.get(keys::ADDITIONAL_TARGET).to_vec(),
     }
 }
 
 fn lora(settings: &Settings) -> LoraConfig {
     LoraConfig {
-        rank: settings.usize("lora_rank"),
+        rank: settings.get(keys::LORA_RANK),
         // The original takes 0 for unset.
-        alpha: settings.count("lora_alpha").filter(|alpha| *alpha > 0).map(|alpha| alpha as f64),
-        dropout: settings.f64("lora_dropout") as f32,
+        alpha: settings.get(keys::LORA_ALPHA).filter(|alpha| *alpha > 0).map(|alpha| alpha as f64),
+        dropout: settings.get(keys::LORA_DROPOUT) as f32,
         rank_pattern: Vec::new(),
         alpha_pattern: Vec::new(),
-        use_rslora: settings.bool("use_rslora"),
-        use_dora: settings.bool("use_dora"),
-        init: match settings.bool("pissa_init") {
-            true => LoraInit::Pissa { iterations: usize::try_from(settings.int("pissa_iter")).ok() },
+        use_rslora: settings.get(keys::USE_RSLORA),
+        use_dora: settings.get(keys::USE_DORA),
+        init: match settings.get(keys::PISSA_INIT) {
+            true => LoraInit::Pissa { iterations: usize::try_from(settings.get(keys::PISSA_ITER)).ok() },
             false => LoraInit::Kaiming,
         },
     }
@@ -101,27 +103,27 @@ fn lora(settings: &Settings) -> LoraConfig {
 
 /// The folders of `adapter_name_or_path`, below `adapter_folder` each where that is written.
 pub fn adapters(settings: &Settings) -> Vec<PathBuf> {
-    let below = settings.said("adapter_folder").map(|_| settings.word("adapter_folder"));
+    let below = settings.said(keys::ADAPTER_FOLDER).map(|_| settings.word(keys::ADAPTER_FOLDER));
     let folder = |name: &String| match below {
         Some(below) => PathBuf::from(name).join(below),
         None => PathBuf::from(name),
     };
-    settings.list("adapter_name_or_path").iter().map(folder).collect()
+    settings.get(keys::ADAPTER_NAME_OR_PATH).iter().map(folder).collect()
 }
 
 fn freeze(settings: &Settings) -> FreezeArgs {
-    let n = settings.int("freeze_trainable_layers");
+    let n = settings.get(keys::FREEZE_TRAINABLE_LAYERS);
     let count = usize::try_from(n.unsigned_abs()).unwrap_or(usize::MAX);
     FreezeArgs {
-        layers: match settings.bool("use_llama_pro") {
+        layers: match settings.get(keys::USE_LLAMA_PRO) {
             true => TrainedLayers::Spread(count),
             false if n < 0 => TrainedLayers::First(count),
             false => TrainedLayers::Last(count),
         },
-        modules: match settings.list("freeze_trainable_modules") {
+        modules: match settings.get(keys::FREEZE_TRAINABLE_MODULES) {
             [all] if all == "all" => Vec::new(),
             names => names.to_vec(),
         },
-        extra: settings.list("freeze_extra_modules").to_vec(),
+        extra: settings.get(keys::FREEZE_EXTRA_MODULES).to_vec(),
     }
 }

@@ -6,7 +6,7 @@ use std::fmt::Write as _;
 
 use oarlock::lookalikes::is_argument;
 use oarlock::nearest::nearest_of;
-use oarlock::settings::keys::{Key, Status, ValueType};
+use oarlock::settings::keys::{Row, Status, ValueType};
 use oarlock::settings::location::{Location, Origin};
 use oarlock::settings::most;
 use oarlock::settings::problem::{Problem, Problems};
@@ -28,7 +28,7 @@ pub struct Flags {
     /// What the command does, in a line.
     pub about: &'static str,
     /// The flags, by their names without hyphens. A [`ValueType::Bool`] needs no value.
-    pub keys: &'static [Key],
+    pub keys: &'static [Row],
     /// Names of one letter, and other names.
     pub aliases: &'static [(&'static str, &'static str)],
     /// Which names may be cut short.
@@ -46,7 +46,7 @@ pub enum Abbreviations {
 
 /// What a name means.
 enum Named {
-    Flag(&'static Key),
+    Flag(&'static Row),
     Help,
     /// It begins several names.
     Ambiguous(Vec<&'static str>),
@@ -157,7 +157,7 @@ impl Flags {
         problems: &mut Problems,
     ) {
         for key in self.keys {
-            if settings.get(key.name).location().is_some() {
+            if settings.setting(key).location().is_some() {
                 continue;
             }
             let name = format!("{prefix}{}", key.name.to_uppercase());
@@ -170,7 +170,7 @@ impl Flags {
     }
 
     /// The flag that a word with its hyphens means, if it means one and has no value of its own.
-    pub fn meant(&self, word: &str) -> Option<&'static Key> {
+    pub fn meant(&self, word: &str) -> Option<&'static Row> {
         let (name, long) = match word.strip_prefix("--") {
             Some(name) => (name, true),
             None => (word.strip_prefix('-')?, false),
@@ -212,7 +212,7 @@ impl Flags {
         }
     }
 
-    fn find(&self, name: &str) -> Option<&'static Key> {
+    fn find(&self, name: &str) -> Option<&'static Row> {
         let normal = name.replace('-', "_");
         let name =
             self.aliases.iter().find(|(alias, _)| *alias == normal).map_or(normal.as_str(), |(_, key)| key);
@@ -226,7 +226,7 @@ impl Flags {
 
     fn settle(
         &self,
-        key: &'static Key,
+        key: &'static Row,
         location: &Location,
         value: Option<Location>,
         settings: &mut Settings,
@@ -240,7 +240,7 @@ impl Flags {
             }
         };
         let read = most::read(key, &node).ok_or_else(|| wrong_type(key, &node, &node.location))?;
-        if let Some(setting) = settings.get_mut(key.name) {
+        if let Some(setting) = settings.find_mut(key.name) {
             setting.value = read;
             setting.origin = Origin::Written(node.location);
         }
@@ -264,7 +264,7 @@ impl Flags {
             let _ = write!(out, " {}", self.operands);
         }
         out.push_str("\n\n");
-        let left = |key: &Key| match key.value_type {
+        let left = |key: &Row| match key.value_type {
             ValueType::Bool => format!("--{}", key.name),
             value_type => format!("--{} {}", key.name, value_type.placeholder()),
         };
@@ -321,7 +321,7 @@ pub(crate) fn assert_abbreviations(flags: &Flags, command: &str) {
 }
 
 /// Whether the word after a flag is its value: a switch takes one only if it is true or false.
-fn takes(key: &Key, next: &str, bare_switches: bool) -> bool {
+fn takes(key: &Row, next: &str, bare_switches: bool) -> bool {
     match key.value_type {
         ValueType::Bool if bare_switches => false,
         ValueType::Bool => next.eq_ignore_ascii_case("true") || next.eq_ignore_ascii_case("false"),
@@ -335,8 +335,17 @@ fn takes(key: &Key, next: &str, bare_switches: bool) -> bool {
 mod tests {
     use super::*;
 
-    const fn key(value_type: ValueType, name: &'static str, status: Status) -> Key {
-        Key::flag(value_type, name, "", status, "a flag")
+    const fn key(value_type: ValueType, name: &'static str, status: Status) -> Row {
+        Row::flag(value_type, name, "", status, "a flag")
+    }
+
+    oarlock::key_table! {
+        /// Some flags.
+        const KEYS = [
+            NPROC_PER_NODE: Option<usize> = key(ValueType::Int(1), "nproc_per_node", Status::Used),
+            STANDALONE: bool = key(ValueType::Bool, "standalone", Status::Used),
+            ROLE: Option<String> = key(ValueType::Text, "role", Status::Used),
+        ];
     }
 
     const FLAGS: Flags = Flags {
@@ -344,11 +353,7 @@ mod tests {
         bare_switches: false,
         operands: "SCRIPT …",
         about: "Launches.",
-        keys: &[
-            key(ValueType::Int(1), "nproc_per_node", Status::Used),
-            key(ValueType::Bool, "standalone", Status::Used),
-            key(ValueType::Text, "role", Status::Used),
-        ],
+        keys: KEYS,
         aliases: &[("r", "role")],
         abbreviations: Abbreviations::AllBut(&[]),
     };
@@ -365,7 +370,7 @@ mod tests {
         let (parsed, _) = parse("--standalone true");
         assert_eq!(parsed.rest.to_vec(), ["true"]);
         let (parsed, _) = parse("--standalone false train.py");
-        assert!(!parsed.settings.bool("standalone"));
+        assert!(!parsed.settings.get(STANDALONE));
         assert_eq!(parsed.rest.to_vec(), ["train.py"]);
     }
 
@@ -374,9 +379,9 @@ mod tests {
         for line in ["--nproc-per-node 2", "--nproc_per_node=2", "--nproc-per-node=4 --nproc_per_node 2"] {
             let (parsed, problems) = parse(&format!("{line} --standalone -r x train.py --role y"));
             assert!(problems.is_empty(), "{problems}");
-            assert_eq!(parsed.settings.int("nproc_per_node"), 2);
-            assert!(parsed.settings.bool("standalone"));
-            assert_eq!(parsed.settings.text("role").as_deref(), Some("x"));
+            assert_eq!(parsed.settings.get(NPROC_PER_NODE), Some(2));
+            assert!(parsed.settings.get(STANDALONE));
+            assert_eq!(parsed.settings.get(ROLE), Some("x"));
             assert_eq!(parsed.rest.to_vec(), ["train.py", "--role", "y"]);
         }
     }
@@ -385,8 +390,8 @@ mod tests {
     fn the_beginning_of_one_name_stands_for_it_and_that_of_several_for_none() {
         let (parsed, problems) = parse("--nproc-per 2 --stand --ro=x train.py --nproc 3");
         assert!(problems.is_empty(), "{problems}");
-        assert_eq!((parsed.settings.int("nproc_per_node"), parsed.settings.bool("standalone")), (2, true));
-        assert_eq!(parsed.settings.text("role").as_deref(), Some("x"));
+        assert_eq!((parsed.settings.get(NPROC_PER_NODE), parsed.settings.get(STANDALONE)), (Some(2), true));
+        assert_eq!(parsed.settings.get(ROLE), Some("x"));
         assert_eq!(parsed.rest.to_vec(), ["train.py", "--nproc", "3"], "what follows is the program's");
         assert!(parse("--he").0.help);
         const TWO: Flags = Flags {
@@ -427,9 +432,9 @@ mod tests {
     #[test]
     fn a_switch_takes_only_words_for_true_and_false() {
         let (parsed, _) = parse("--standalone false x");
-        assert!(!parsed.settings.bool("standalone"));
+        assert!(!parsed.settings.get(STANDALONE));
         let (parsed, _) = parse("--standalone 1");
-        assert!(parsed.settings.bool("standalone"));
+        assert!(parsed.settings.get(STANDALONE));
         assert_eq!(parsed.rest.to_vec(), ["1"]);
     }
 
@@ -438,7 +443,7 @@ mod tests {
         let words = ["--standalone", "true", "x"].map(str::to_owned);
         let flags = Flags { bare_switches: true, ..FLAGS };
         let parsed = flags.parse(&Words::new(&words), &mut Problems::default());
-        assert!(parsed.settings.bool("standalone"));
+        assert!(parsed.settings.get(STANDALONE));
         assert_eq!(parsed.rest.to_vec(), ["true", "x"]);
     }
 

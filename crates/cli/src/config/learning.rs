@@ -1,5 +1,7 @@
 //! Reads what is learned of which rows: the loss of a token, how data sets are mixed, how sequences are drawn.
 
+use super::table as keys;
+use oarlock::settings::keys::Row;
 use std::path::PathBuf;
 
 use oarlock::config::{Mix, MixEnd, TokenLossArgs};
@@ -12,47 +14,44 @@ const SLACK: f64 = 1e-6;
 
 /// The loss of a token; what is wrong with it goes to `problems`.
 pub fn token_loss(settings: &Settings, problems: &mut Problems) -> TokenLossArgs {
-    let mut report = |message: &str, names: &[&str], help: &str| {
-        settings.report(problems, message, names, help);
+    let mut report = |message: &str, keys: &[&'static Row], help: &str| {
+        settings.report(problems, message, keys, help);
     };
-    let smoothing = settings.f64("label_smoothing_factor") as f32;
+    let smoothing = settings.get(keys::LABEL_SMOOTHING_FACTOR) as f32;
     let losses = [
-        ("use_dft_loss", settings.bool("use_dft_loss"), TokenLoss::ByProbability),
+        (keys::USE_DFT_LOSS.row, settings.get(keys::USE_DFT_LOSS), TokenLoss::ByProbability),
         (
-            "use_eaft_loss",
-            settings.bool("use_eaft_loss"),
-            TokenLoss::ByEntropy { alpha: settings.f64("eaft_alpha") as f32 },
+            keys::USE_EAFT_LOSS.row,
+            settings.get(keys::USE_EAFT_LOSS),
+            TokenLoss::ByEntropy { alpha: settings.get(keys::EAFT_ALPHA) as f32 },
         ),
-        ("label_smoothing_factor", smoothing > 0.0, TokenLoss::Smoothed(smoothing)),
+        (keys::LABEL_SMOOTHING_FACTOR.row, smoothing > 0.0, TokenLoss::Smoothed(smoothing)),
     ];
     let chosen: Vec<_> = losses.iter().filter(|(_, on, _)| *on).collect();
     if let [first, second, ..] = chosen[..] {
         let message = format!("`{}` and `{}` are two losses of a token", second.0, first.0);
         report(&message, &[second.0, first.0], "keep one of them");
     }
-    for (name, _, _) in &chosen {
-        if *name != "label_smoothing_factor" && settings.word("stage") != "sft" {
-            let message = format!("`{name}` belongs to stage sft");
-            report(&message, &[name, "stage"], "remove it; stage pt learns by plain cross-entropy");
+    for (key, ..) in &chosen {
+        if key.name != keys::LABEL_SMOOTHING_FACTOR.name() && settings.get(keys::STAGE) != "sft" {
+            let message = format!("`{key}` belongs to stage sft");
+            report(&message, &[*key, keys::STAGE.row], "remove it; stage pt learns by plain cross-entropy");
         }
     }
     TokenLossArgs {
         kind: chosen.first().map_or(TokenLoss::CrossEntropy, |(_, _, kind)| *kind),
-        neftune_alpha: settings
-            .said("neftune_noise_alpha")
-            .map(|_| settings.f64("neftune_noise_alpha"))
-            .filter(|alpha| *alpha > 0.0),
-        accuracy: settings.bool("compute_accuracy"),
+        neftune_alpha: settings.get(keys::NEFTUNE_NOISE_ALPHA).filter(|alpha| *alpha > 0.0),
+        accuracy: settings.get(keys::COMPUTE_ACCURACY),
     }
 }
 
 /// How several data sets become one; what is wrong with it goes to `problems`.
 pub fn mix(settings: &Settings, problems: &mut Problems) -> Mix {
-    let mut report = |message: &str, names: &[&str], help: &str| {
-        settings.report(problems, message, names, help);
+    let mut report = |message: &str, keys: &[&'static Row], help: &str| {
+        settings.report(problems, message, keys, help);
     };
-    let written = settings.list("interleave_probs");
-    let end = match settings.word("mix_strategy") {
+    let written = settings.get(keys::INTERLEAVE_PROBS);
+    let end = match settings.get(keys::MIX_STRATEGY) {
         "interleave_under" => MixEnd::FirstExhausted,
         "interleave_over" => MixEnd::AllExhausted,
         "interleave_once" => MixEnd::Once,
@@ -60,7 +59,7 @@ pub fn mix(settings: &Settings, problems: &mut Problems) -> Mix {
             if !written.is_empty() {
                 report(
                     "`interleave_probs` is only valid for interleaved mixing",
-                    &["interleave_probs", "mix_strategy"],
+                    &[keys::INTERLEAVE_PROBS.row, keys::MIX_STRATEGY.row],
                     "write `mix_strategy: interleave_under`, interleave_over or interleave_once, or remove interleave_probs",
                 );
             }
@@ -68,27 +67,26 @@ pub fn mix(settings: &Settings, problems: &mut Problems) -> Mix {
         }
     };
     let read: Option<Vec<f64>> = written.iter().map(|text| text.trim().parse().ok()).collect();
-    let names = ["interleave_probs"];
     let Some(probabilities) = read else {
         report(
             "`interleave_probs` are not all numbers",
-            &names,
+            &[keys::INTERLEAVE_PROBS.row],
             "write one for each data set, such as 0.7,0.3",
         );
         return Mix::Concat;
     };
-    let n_datasets = settings.list("dataset").len();
+    let n_datasets = settings.get(keys::DATASET).len();
     if !probabilities.is_empty() {
         if probabilities.len() != n_datasets {
             let message =
                 format!("`interleave_probs` has {} values for {n_datasets} data sets", probabilities.len());
-            report(&message, &["interleave_probs", "dataset"], "write one for each data set");
+            report(&message, &[keys::INTERLEAVE_PROBS.row, keys::DATASET.row], "write one for each data set");
         } else if probabilities.iter().any(|p| !(*p > 0.0 && p.is_finite()))
             || (probabilities.iter().sum::<f64>() - 1.0).abs() > SLACK
         {
             let help =
                 "write probabilities above 0 that add up to 1; leave a data set out instead of giving it 0";
-            report("`interleave_probs` are no probabilities", &names, help);
+            report("`interleave_probs` are no probabilities", &[keys::INTERLEAVE_PROBS.row], help);
         }
     }
     Mix::Interleave { end, probabilities: (!probabilities.is_empty()).then_some(probabilities) }
@@ -96,19 +94,22 @@ pub fn mix(settings: &Settings, problems: &mut Problems) -> Mix {
 
 /// Whether sequences are drawn in a random order, and those of similar length together.
 pub fn order(settings: &Settings, problems: &mut Problems) -> (bool, bool) {
-    let strategy = settings.word("train_sampling_strategy");
-    let grouped = settings.bool("group_by_length") || strategy == "group_by_length";
-    let in_order = settings.bool("disable_shuffling") || strategy == "sequential";
+    let strategy = settings.get(keys::TRAIN_SAMPLING_STRATEGY);
+    let grouped = settings.get(keys::GROUP_BY_LENGTH) || strategy == "group_by_length";
+    let in_order = settings.get(keys::DISABLE_SHUFFLING) || strategy == "sequential";
     if grouped && in_order {
-        let name = match settings.bool("group_by_length") {
-            true => "group_by_length",
-            false => "train_sampling_strategy",
+        let by_length = match settings.get(keys::GROUP_BY_LENGTH) {
+            true => keys::GROUP_BY_LENGTH.row,
+            false => keys::TRAIN_SAMPLING_STRATEGY.row,
         };
-        let other = if strategy == "sequential" { "train_sampling_strategy" } else { "disable_shuffling" };
+        let in_order = match strategy {
+            "sequential" => keys::TRAIN_SAMPLING_STRATEGY.row,
+            _ => keys::DISABLE_SHUFFLING.row,
+        };
         settings.report(
             problems,
             "sequences cannot be drawn both by their length and in the order of the files",
-            &[name, other],
+            &[by_length, in_order],
             "keep one of them",
         );
     }
@@ -117,7 +118,7 @@ pub fn order(settings: &Settings, problems: &mut Problems) -> (bool, bool) {
 
 /// The folder of a tokenized data set.
 pub fn tokenized(settings: &Settings) -> Option<PathBuf> {
-    settings.said("tokenized_path").map(|_| PathBuf::from(settings.word("tokenized_path")))
+    settings.said(keys::TOKENIZED_PATH).map(|_| PathBuf::from(settings.word(keys::TOKENIZED_PATH)))
 }
 
 #[cfg(test)]

@@ -1,33 +1,59 @@
 //! Reads the keys of optimizers that work in subspaces of gradients: GaLore and APOLLO.
 
+use super::table as keys;
 use oarlock::config::OptimizerArgs;
+use oarlock::settings::keys::Key;
 use oarlock::settings::resolve::Settings;
 use oarlock_tensor::ops::optimizer::{LowRankArgs, Method, Rule, Sides};
+
+/// The keys that both methods have.
+struct Keys {
+    rank: Key<usize>,
+    update_interval: Key<u64>,
+    scale: Key<f64>,
+    proj_type: Key<String>,
+    target: Key<Vec<String>>,
+}
+
+const GALORE: Keys = Keys {
+    rank: keys::GALORE_RANK,
+    update_interval: keys::GALORE_UPDATE_INTERVAL,
+    scale: keys::GALORE_SCALE,
+    proj_type: keys::GALORE_PROJ_TYPE,
+    target: keys::GALORE_TARGET,
+};
+
+const APOLLO: Keys = Keys {
+    rank: keys::APOLLO_RANK,
+    update_interval: keys::APOLLO_UPDATE_INTERVAL,
+    scale: keys::APOLLO_SCALE,
+    proj_type: keys::APOLLO_PROJ_TYPE,
+    target: keys::APOLLO_TARGET,
+};
 
 /// The optimizer with the subspaces that the settings ask for; what cannot go with them the checks between keys report.
 pub fn low_rank(settings: &Settings, args: OptimizerArgs) -> OptimizerArgs {
     let Rule::AdamW { beta1, beta2, eps } = args.rule else { return args };
-    let (name, method) = match (settings.bool("use_galore"), settings.bool("use_apollo")) {
-        (true, _) => ("galore", Method::GaLore),
+    let (of, method) = match (settings.get(keys::USE_GALORE), settings.get(keys::USE_APOLLO)) {
+        (true, _) => (GALORE, Method::GaLore),
         (false, true) => (
-            "apollo",
+            APOLLO,
             Method::Apollo {
-                is_random: settings.word("apollo_proj") == "random",
-                by_tensor: settings.word("apollo_scale_type") == "tensor",
-                scale_front: settings.bool("apollo_scale_front"),
+                is_random: settings.get(keys::APOLLO_PROJ) == "random",
+                by_tensor: settings.get(keys::APOLLO_SCALE_TYPE) == "tensor",
+                scale_front: settings.get(keys::APOLLO_SCALE_FRONT),
             },
         ),
         (false, false) => return args,
     };
-    let key = |of: &str| format!("{name}_{of}");
     let low = LowRankArgs {
         beta1,
         beta2,
         eps,
-        rank: settings.usize(&key("rank")),
-        interval: settings.usize(&key("update_interval")) as u64,
-        scale: settings.f64(&key("scale")),
-        sides: match settings.word(&key("proj_type")) {
+        rank: settings.get(of.rank),
+        interval: settings.get(of.update_interval),
+        scale: settings.get(of.scale),
+        sides: match settings.get(of.proj_type) {
             "reverse_std" => Sides::Larger,
             "right" => Sides::Right,
             "left" => Sides::Left,
@@ -36,7 +62,7 @@ pub fn low_rank(settings: &Settings, args: OptimizerArgs) -> OptimizerArgs {
         },
         method,
     };
-    let targets = match settings.list(&key("target")) {
+    let targets = match settings.get(of.target) {
         [] => Vec::new(),
         [all] if all == "all" => Vec::new(),
         names => names.to_vec(),

@@ -1,5 +1,7 @@
 //! Reads which model is trained: a folder, or `model_config`, the settings of a config.json written in place.
 
+use super::table as keys;
+use oarlock::settings::keys::Row;
 use std::path::{Path, PathBuf};
 
 use oarlock::config::{ModelArgs, ModelSource, RopeArgs, RopeKind};
@@ -30,21 +32,25 @@ const NUMBERS: [&str; 3] = ["rms_norm_eps", "rope_theta", "initializer_range"];
 /// The model; what is wrong with it goes to `problems`.
 pub fn model(settings: &Settings, problems: &mut Problems) -> ModelArgs {
     let quantization = quantization(settings, problems);
-    let [folder, config, tokenizer, scratch] =
-        ["model_name_or_path", "model_config", "tokenizer_path", "train_from_scratch"]
-            .map(|name| settings.get(name));
-    let mut report = |message: &str, names: &[&str], help: &str| {
-        settings.report(problems, message, names, help);
+    let [folder, config, tokenizer, scratch] = [
+        keys::MODEL_NAME_OR_PATH.row,
+        keys::MODEL_CONFIG.row,
+        keys::TOKENIZER_PATH.row,
+        keys::TRAIN_FROM_SCRATCH.row,
+    ]
+    .map(|key| settings.setting(key));
+    let mut report = |message: &str, keys: &[&'static Row], help: &str| {
+        settings.report(problems, message, keys, help);
     };
     if !config.is_written() {
         if tokenizer.is_written() {
             report(
                 "`tokenizer_path` goes with `model_config`",
-                &["tokenizer_path"],
+                &[keys::TOKENIZER_PATH.row],
                 "the tokenizer of a model folder lies in it; remove tokenizer_path",
             );
         }
-        let path = PathBuf::from(settings.word("model_name_or_path"));
+        let path = PathBuf::from(settings.word(keys::MODEL_NAME_OR_PATH));
         let from_scratch = matches!(scratch.value, Value::Bool(true));
         return ModelArgs {
             tokenizer: path.clone(),
@@ -59,27 +65,27 @@ pub fn model(settings: &Settings, problems: &mut Problems) -> ModelArgs {
     if folder.is_written() {
         report(
             "`model_name_or_path` and `model_config` exclude each other",
-            &["model_name_or_path", "model_config"],
+            &[keys::MODEL_NAME_OR_PATH.row, keys::MODEL_CONFIG.row],
             "name the folder of a model, or say what a new one is made of",
         );
     }
     if scratch.is_written() && matches!(scratch.value, Value::Bool(false)) {
         report(
             "`train_from_scratch` is off, but `model_config` brings no weights",
-            &["train_from_scratch", "model_config"],
+            &[keys::TRAIN_FROM_SCRATCH.row, keys::MODEL_CONFIG.row],
             "remove it, or name the folder of a model in model_name_or_path",
         );
     }
     if !tokenizer.is_written() {
         report(
             "`model_config` needs a tokenizer",
-            &["model_config"],
+            &[keys::MODEL_CONFIG.row],
             "write `tokenizer_path: …`, a tokenizer.json or its folder",
         );
     }
     ModelArgs {
         source: ModelSource::Fields(fields(settings, problems)),
-        tokenizer: folder_of(Path::new(settings.word("tokenizer_path"))),
+        tokenizer: folder_of(Path::new(settings.word(keys::TOKENIZER_PATH))),
         from_scratch: true,
         quantization,
         sparse_attention: None,
@@ -90,8 +96,8 @@ pub fn model(settings: &Settings, problems: &mut Problems) -> ModelArgs {
 
 /// The rotary scaling for sequences of `cutoff_len`.
 fn rope_scaling(settings: &Settings) -> Option<RopeArgs> {
-    let kind = RopeKind::named(settings.word("rope_scaling"))?;
-    Some(RopeArgs { kind, max_len: Some(settings.usize("cutoff_len")) })
+    let kind = RopeKind::named(settings.word(keys::ROPE_SCALING))?;
+    Some(RopeArgs { kind, max_len: Some(settings.get(keys::CUTOFF_LEN)) })
 }
 
 /// A tokenizer is known by its folder; who names the file means the folder.
@@ -107,8 +113,8 @@ fn folder_of(path: &Path) -> PathBuf {
 /// The settings under the names of a config.json.
 fn fields(settings: &Settings, problems: &mut Problems) -> Map<String, Json> {
     let mut out = Map::new();
-    let setting = settings.get("model_config");
-    let written = settings.entries("model_config");
+    let setting = settings.setting(keys::MODEL_CONFIG);
+    let written = settings.get(keys::MODEL_CONFIG);
     if setting.broken {
         return out;
     }

@@ -1,10 +1,12 @@
 //! What a run reports beside its own logs: the trackers of `report_to`, and DeepSpeed's monitors, profiler and lines.
 
+use super::table as keys;
 use std::path::{Path, PathBuf};
 
 use oarlock::config::{CommsArgs, EngineReports, FlopsArgs, MonitorArgs, Tracker};
 use oarlock::settings::accelerate::said_in;
-use oarlock::settings::dialect::{Dialect, Dialects};
+use oarlock::settings::dialect::{Dialect, Dialects, deepspeed_keys};
+use oarlock::settings::keys::Key;
 use oarlock::settings::problem::{Problem, Problems};
 use oarlock::settings::resolve::Settings;
 use oarlock_comm::{Operation, Recorded};
@@ -69,7 +71,7 @@ pub(super) fn monitors(settings: &Settings, dialects: &Dialects, problems: &mut 
 
 fn trackers(settings: &Settings, problems: &mut Problems) -> Vec<Tracker> {
     let mut names: Vec<&str> = Vec::new();
-    for word in settings.list("report_to") {
+    for word in settings.get(keys::REPORT_TO) {
         match word.as_str() {
             "none" => {}
             "all" => names.extend(TRACKERS),
@@ -77,8 +79,8 @@ fn trackers(settings: &Settings, problems: &mut Problems) -> Vec<Tracker> {
             name => problems.push(no_tracker(name, settings)),
         }
     }
-    let folder = match settings.word("logging_dir") {
-        "" => Path::new(settings.word("output_dir")).join("runs"),
+    let folder = match settings.word(keys::LOGGING_DIR) {
+        "" => Path::new(settings.word(keys::OUTPUT_DIR)).join("runs"),
         folder => PathBuf::from(folder),
     };
     let tracker = |name: &str| match name {
@@ -86,10 +88,10 @@ fn trackers(settings: &Settings, problems: &mut Problems) -> Vec<Tracker> {
         "csv" => Tracker::Csv(folder.clone()),
         "jsonl" => Tracker::Jsonl(folder.join("metrics.jsonl")),
         _ => Tracker::Wandb {
-            project: settings.word("wandb_project").to_owned(),
+            project: settings.word(keys::WANDB_PROJECT).to_owned(),
             entity: String::new(),
             group: String::new(),
-            name: settings.word("run_name").to_owned(),
+            name: settings.word(keys::RUN_NAME).to_owned(),
         },
     };
     TRACKERS.iter().filter(|name| names.contains(name)).map(|name| tracker(name)).collect()
@@ -97,8 +99,8 @@ fn trackers(settings: &Settings, problems: &mut Problems) -> Vec<Tracker> {
 
 fn no_tracker(name: &str, settings: &Settings) -> Problem {
     let problem = match OTHERS.contains(&name) {
-        true => settings.problem(format!("`report_to: {name}` is not supported yet"), &["report_to"]),
-        false => settings.problem(format!("no tracker `{name}`"), &["report_to"]),
+        true => settings.problem(format!("`report_to: {name}` is not supported yet"), &[keys::REPORT_TO.row]),
+        false => settings.problem(format!("no tracker `{name}`"), &[keys::REPORT_TO.row]),
     };
     let otherwise = format!("there are {}, all and none", TRACKERS.join(", "));
     problem.did_you_mean(name, TRACKERS.into_iter().chain(["none", "all"]), otherwise)
@@ -106,60 +108,67 @@ fn no_tracker(name: &str, settings: &Settings) -> Problem {
 
 fn engine(block: &Dialect, problems: &mut Problems) -> EngineReports {
     let read = &block.settings;
-    let text = |name: &str| read.text(name).unwrap_or_default();
+    let text = |key: Key<Option<String>>| read.get(key).unwrap_or_default().to_owned();
     let mut monitors = Vec::new();
-    let job = |name: &str| {
-        PathBuf::from(text(&format!("{name}.output_path"))).join(text(&format!("{name}.job_name")))
-    };
-    if read.bool("tensorboard.enabled") {
-        monitors.push(Tracker::TensorBoard(job("tensorboard")));
+    let job = |path, name| PathBuf::from(text(path)).join(read.get(name));
+    if read.get(deepspeed_keys::TENSORBOARD_ENABLED) {
+        monitors.push(Tracker::TensorBoard(job(
+            deepspeed_keys::TENSORBOARD_OUTPUT_PATH,
+            deepspeed_keys::TENSORBOARD_JOB_NAME,
+        )));
     }
-    if read.bool("wandb.enabled") {
+    if read.get(deepspeed_keys::WANDB_ENABLED) {
         monitors.push(Tracker::Wandb {
-            project: text("wandb.project"),
-            entity: text("wandb.team"),
-            group: text("wandb.group"),
+            project: read.get(deepspeed_keys::WANDB_PROJECT).to_owned(),
+            entity: text(deepspeed_keys::WANDB_TEAM),
+            group: text(deepspeed_keys::WANDB_GROUP),
             name: String::new(),
         });
     }
-    if read.bool("csv_monitor.enabled") {
-        monitors.push(Tracker::Csv(job("csv_monitor")));
+    if read.get(deepspeed_keys::CSV_MONITOR_ENABLED) {
+        monitors.push(Tracker::Csv(job(
+            deepspeed_keys::CSV_MONITOR_OUTPUT_PATH,
+            deepspeed_keys::CSV_MONITOR_JOB_NAME,
+        )));
     }
     let flops = || FlopsArgs {
-        after_steps: read.int("flops_profiler.profile_step").unsigned_abs(),
-        depth: usize::try_from(read.int("flops_profiler.module_depth")).ok(),
-        top: read.usize("flops_profiler.top_modules"),
-        detailed: read.bool("flops_profiler.detailed"),
-        recompute_factor: read.f64("flops_profiler.recompute_fwd_factor"),
-        file: Some(text("flops_profiler.output_file")).filter(|file| !file.is_empty()).map(PathBuf::from),
+        after_steps: read.get(deepspeed_keys::FLOPS_PROFILER_PROFILE_STEP),
+        depth: usize::try_from(read.get(deepspeed_keys::FLOPS_PROFILER_MODULE_DEPTH)).ok(),
+        top: read.get(deepspeed_keys::FLOPS_PROFILER_TOP_MODULES),
+        detailed: read.get(deepspeed_keys::FLOPS_PROFILER_DETAILED),
+        recompute_factor: read.get(deepspeed_keys::FLOPS_PROFILER_RECOMPUTE_FWD_FACTOR),
+        file: Some(text(deepspeed_keys::FLOPS_PROFILER_OUTPUT_FILE))
+            .filter(|file| !file.is_empty())
+            .map(PathBuf::from),
     };
     EngineReports {
         monitors,
-        steps_per_print: Some(read.int("steps_per_print").unsigned_abs()).filter(|steps| *steps > 0),
-        wall_clock_breakdown: read.bool("wall_clock_breakdown"),
-        flops_profiler: read.bool("flops_profiler.enabled").then(flops),
-        comms_logger: read.bool("comms_logger.enabled").then(|| comms(block, problems)),
+        steps_per_print: Some(read.get(deepspeed_keys::STEPS_PER_PRINT).unwrap_or_default())
+            .filter(|steps| *steps > 0),
+        wall_clock_breakdown: read.get(deepspeed_keys::WALL_CLOCK_BREAKDOWN),
+        flops_profiler: read.get(deepspeed_keys::FLOPS_PROFILER_ENABLED).then(flops),
+        comms_logger: read.get(deepspeed_keys::COMMS_LOGGER_ENABLED).then(|| comms(block, problems)),
     }
 }
 
 fn comms(block: &Dialect, problems: &mut Problems) -> CommsArgs {
-    const NAMES: &str = "comms_logger.prof_ops";
+    const NAMES: Key<Vec<String>> = deepspeed_keys::COMMS_LOGGER_PROF_OPS;
     let read = &block.settings;
     let mut only = Vec::new();
-    for word in read.list(NAMES) {
+    for word in read.get(NAMES) {
         match COLLECTIVES.iter().find(|(name, _)| name == word) {
             Some((_, operation)) => only.push(*operation),
             None => {
                 let names = COLLECTIVES.map(|(name, _)| name);
                 let otherwise = format!("there are {}", names.join(", "));
-                let problem = read.problem(format!("no collective `{word}`"), &[NAMES]);
+                let problem = read.problem(format!("no collective `{word}`"), &[NAMES.row]);
                 problems.push(problem.did_you_mean(word, names, otherwise));
             }
         }
     }
-    let only = (!read.bool("comms_logger.prof_all")).then_some(only);
+    let only = (!read.get(deepspeed_keys::COMMS_LOGGER_PROF_ALL)).then_some(only);
     CommsArgs {
-        recorded: Recorded { only, by_site: read.bool("comms_logger.debug") },
-        verbose: read.bool("comms_logger.verbose"),
+        recorded: Recorded { only, by_site: read.get(deepspeed_keys::COMMS_LOGGER_DEBUG) },
+        verbose: read.get(deepspeed_keys::COMMS_LOGGER_VERBOSE),
     }
 }

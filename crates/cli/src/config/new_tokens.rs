@@ -1,5 +1,6 @@
 //! Reads which tokens a model gets, and what describes them.
 
+use super::table as keys;
 use oarlock::config::NewTokens;
 use oarlock::settings::problem::{Problem, Problems};
 use oarlock::settings::resolve::Settings;
@@ -12,7 +13,7 @@ const OF_VOCABULARY: [&str; 2] = ["embed_tokens", "lm_head"];
 /// The tokens; what is wrong with them goes to `problems`.
 pub fn new_tokens(settings: &Settings, problems: &mut Problems) -> NewTokens {
     let descriptions = described(settings, problems);
-    let begins_by = settings.word("init_special_tokens");
+    let begins_by = settings.get(keys::INIT_SPECIAL_TOKENS);
     let (described, special) = match descriptions {
         Some(descriptions) => {
             let special = descriptions.iter().map(|(token, _)| token.clone()).collect();
@@ -23,30 +24,30 @@ pub fn new_tokens(settings: &Settings, problems: &mut Problems) -> NewTokens {
                 settings.report(
                     problems,
                     format!("`init_special_tokens: {begins_by}` needs descriptions of the tokens"),
-                    &["init_special_tokens"],
+                    &[keys::INIT_SPECIAL_TOKENS.row],
                     "name their file in `new_special_tokens_config`, or write `init_special_tokens: noise_init`",
                 );
             }
-            (Vec::new(), settings.list("add_special_tokens").to_vec())
+            (Vec::new(), settings.get(keys::ADD_SPECIAL_TOKENS).to_vec())
         }
     };
-    let trains_adapter = ["lora", "oft"].contains(&settings.word("finetuning_type"));
-    let whole = settings.list("additional_target");
+    let trains_adapter = ["lora", "oft"].contains(&settings.get(keys::FINETUNING_TYPE));
+    let whole = settings.get(keys::ADDITIONAL_TARGET);
     let names_both = OF_VOCABULARY.iter().all(|name| whole.iter().any(|whole| whole == name));
     NewTokens {
-        tokens: settings.list("add_tokens").to_vec(),
+        tokens: settings.get(keys::ADD_TOKENS).to_vec(),
         special,
         descriptions: described,
         noise_on_descriptions: begins_by == "desc_init_w_noise",
-        resize: settings.bool("resize_vocab"),
+        resize: settings.get(keys::RESIZE_VOCAB),
         unties: trains_adapter && (whole.is_empty() || names_both),
     }
 }
 
 /// The tokens of `new_special_tokens_config`, each with its description.
 fn described(settings: &Settings, problems: &mut Problems) -> Option<Vec<(String, String)>> {
-    settings.said("new_special_tokens_config")?;
-    let path = settings.word("new_special_tokens_config");
+    settings.said(keys::NEW_SPECIAL_TOKENS_CONFIG)?;
+    let path = settings.word(keys::NEW_SPECIAL_TOKENS_CONFIG);
     let entries = match yaml::file(path, "the descriptions of tokens") {
         Ok(entries) => entries,
         Err(problem) => {
@@ -68,11 +69,11 @@ fn described(settings: &Settings, problems: &mut Problems) -> Option<Vec<(String
             }
         }
     }
-    if settings.said("add_special_tokens").is_some() {
+    if settings.said(keys::ADD_SPECIAL_TOKENS).is_some() {
         settings.report(
             problems,
             "`new_special_tokens_config` and `add_special_tokens` name special tokens both",
-            &["new_special_tokens_config", "add_special_tokens"],
+            &[keys::NEW_SPECIAL_TOKENS_CONFIG.row, keys::ADD_SPECIAL_TOKENS.row],
             "keep one of them",
         );
     }

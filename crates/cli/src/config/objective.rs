@@ -1,8 +1,10 @@
 //! Reads what a step optimises: the stage and the keys of its loss.
 
+use super::table as keys;
 use std::path::PathBuf;
 
 use oarlock::config::{JudgementArgs, Learned, ObjectiveArgs, PreferenceArgs, PreferenceLoss, ReferenceArgs};
+use oarlock::settings::keys::Key;
 use oarlock::settings::problem::Problems;
 use oarlock::settings::resolve::Settings;
 
@@ -10,29 +12,29 @@ use super::{quantization, raft};
 
 /// What a step optimizes. What is wrong with it goes to `problems`.
 pub fn objective(settings: &Settings, problems: &mut Problems) -> ObjectiveArgs {
-    let number = |name: &str| settings.f64(name) as f32;
-    match settings.word("stage") {
+    let number = |key: Key<f64>| settings.get(key) as f32;
+    match settings.get(keys::STAGE) {
         "dpo" => ObjectiveArgs::Preferences(PreferenceArgs {
-            loss: match settings.word("pref_loss") {
+            loss: match settings.get(keys::PREF_LOSS) {
                 "hinge" => PreferenceLoss::Hinge,
                 "ipo" => PreferenceLoss::Ipo,
                 "orpo" => PreferenceLoss::Orpo,
                 "simpo" => PreferenceLoss::Simpo,
                 _ => PreferenceLoss::Sigmoid,
             },
-            beta: number("pref_beta"),
-            ftx: number("pref_ftx"),
-            bco_weight: number("pref_bco_weight"),
-            label_smoothing: number("dpo_label_smoothing"),
-            simpo_gamma: number("simpo_gamma"),
-            ld_alpha: settings.said("ld_alpha").map(|_| number("ld_alpha")),
+            beta: number(keys::PREF_BETA),
+            ftx: number(keys::PREF_FTX),
+            bco_weight: number(keys::PREF_BCO_WEIGHT),
+            label_smoothing: number(keys::DPO_LABEL_SMOOTHING),
+            simpo_gamma: number(keys::SIMPO_GAMMA),
+            ld_alpha: settings.get(keys::LD_ALPHA).map(|alpha| alpha as f32),
             reference: reference(settings),
         }),
         "kto" => ObjectiveArgs::Judgements(JudgementArgs {
-            beta: number("pref_beta"),
-            chosen_weight: number("kto_chosen_weight"),
-            rejected_weight: number("kto_rejected_weight"),
-            ftx: number("pref_ftx"),
+            beta: number(keys::PREF_BETA),
+            chosen_weight: number(keys::KTO_CHOSEN_WEIGHT),
+            rejected_weight: number(keys::KTO_REJECTED_WEIGHT),
+            ftx: number(keys::PREF_FTX),
             reference: reference(settings),
         }),
         "rm" => ObjectiveArgs::Rewards,
@@ -43,7 +45,7 @@ pub fn objective(settings: &Settings, problems: &mut Problems) -> ObjectiveArgs 
 
 /// Which rows the stage learns from, where it learns from conversations.
 pub fn learned(settings: &Settings) -> Option<Learned> {
-    match settings.word("stage") {
+    match settings.get(keys::STAGE) {
         "pt" => None,
         "dpo" | "rm" => Some(Learned::Pairs),
         "kto" => Some(Learned::Judgements),
@@ -53,13 +55,13 @@ pub fn learned(settings: &Settings) -> Option<Learned> {
 
 fn reference(settings: &Settings) -> ReferenceArgs {
     ReferenceArgs {
-        model: settings.said("ref_model").map(|_| PathBuf::from(settings.word("ref_model"))),
-        adapters: settings.list("ref_model_adapters").iter().map(PathBuf::from).collect(),
-        quantization: settings.count("ref_model_quantization_bit").map(|bits| {
+        model: settings.said(keys::REF_MODEL).map(|_| PathBuf::from(settings.word(keys::REF_MODEL))),
+        adapters: settings.get(keys::REF_MODEL_ADAPTERS).iter().map(PathBuf::from).collect(),
+        quantization: settings.get(keys::REF_MODEL_QUANTIZATION_BIT).map(|bits| {
             quantization::format(
                 bits,
-                settings.word("quantization_type"),
-                settings.bool("double_quantization"),
+                settings.get(keys::QUANTIZATION_TYPE),
+                settings.get(keys::DOUBLE_QUANTIZATION),
             )
         }),
     }

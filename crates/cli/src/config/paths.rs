@@ -4,10 +4,12 @@ use std::path::Path;
 
 use oarlock::config::{ModelSource, Resume};
 use oarlock::data::Source;
+use oarlock::settings::keys::Row;
 use oarlock::settings::problem::Problems;
 use oarlock::train::{Fault, Obstacle, obstacles, preflight};
 
 use super::resolved::ResolvedConfig;
+use super::table as keys;
 
 /// What is in the way of the run in its output folder.
 ///
@@ -16,6 +18,7 @@ use super::resolved::ResolvedConfig;
 pub fn check_output(config: &ResolvedConfig) -> oarlock::Result<Problems> {
     let mut problems = Problems::default();
     for Obstacle { keys, message, help } in obstacles(config)? {
+        let keys: Vec<&Row> = keys.iter().filter_map(|name| keys::find(name)).collect();
         config.settings.report(&mut problems, message, &keys, help);
     }
     Ok(problems)
@@ -25,14 +28,14 @@ pub fn check_output(config: &ResolvedConfig) -> oarlock::Result<Problems> {
 pub fn check_before_start(config: &ResolvedConfig) -> Problems {
     let mut problems = Problems::default();
     for Fault { keys, message } in preflight(config) {
-        let is_written = |key: &&str| config.settings.get(key).is_written();
-        let is_named = |key: &&str| is_written(key) && names(&message, key);
-        let is_quoted = |key: &&str| {
-            let value = config.settings.get(key).value.to_string();
+        let is_written = |key: &&'static Row| config.settings.setting(*key).is_written();
+        let is_named = |key: &&'static Row| is_written(key) && names(&message, key.name);
+        let is_quoted = |key: &&'static Row| {
+            let value = config.settings.setting(*key).value.to_string();
             is_written(key) && value.len() > 1 && names(&message, &value)
         };
-        let keys = keys.iter().copied();
-        let named: Vec<&str> = keys.clone().filter(is_named).collect();
+        let keys = keys.iter().filter_map(|name| keys::find(name));
+        let named: Vec<&Row> = keys.clone().filter(is_named).collect();
         let quoted = || keys.clone().find(is_quoted).or(keys.clone().next());
         let at = if named.is_empty() { quoted().into_iter().collect() } else { named };
         problems.push(config.problem(message.clone(), &at));
@@ -54,12 +57,12 @@ fn names(message: &str, words: &str) -> bool {
 /// Every path that leads nowhere.
 pub fn check(config: &ResolvedConfig) -> Result<(), Problems> {
     let mut problems = Problems::default();
-    let mut report = |key: &str, message: String, help: String| {
+    let mut report = |key: &'static Row, message: String, help: String| {
         config.settings.report(&mut problems, message, &[key], help);
     };
     match &config.model.source {
         ModelSource::Folder(model) if !model.is_dir() => report(
-            "model_name_or_path",
+            keys::MODEL_NAME_OR_PATH.row,
             format!("no model folder `{}`", model.display()),
             "it is a local folder, relative to the working directory; models are not downloaded".to_owned(),
         ),
@@ -67,7 +70,7 @@ pub fn check(config: &ResolvedConfig) -> Result<(), Problems> {
             let missing = |file: &&str| !model.join(file).is_file();
             for file in ["config.json", "tokenizer.json"].into_iter().filter(missing) {
                 report(
-                    "model_name_or_path",
+                    keys::MODEL_NAME_OR_PATH.row,
                     format!("the model folder `{}` holds no {file}", model.display()),
                     "a model folder holds config.json, tokenizer.json and, unless train_from_scratch is true, weights"
                         .to_owned(),
@@ -78,7 +81,7 @@ pub fn check(config: &ResolvedConfig) -> Result<(), Problems> {
             let tokenizer = &config.model.tokenizer;
             if !tokenizer.join("tokenizer.json").is_file() {
                 report(
-                    "tokenizer_path",
+                    keys::TOKENIZER_PATH.row,
                     format!("no tokenizer.json in `{}`", tokenizer.display()),
                     "it is a tokenizer.json or its folder, relative to the working directory; \
                      `oarlock tokenizer train` makes one"
@@ -90,7 +93,11 @@ pub fn check(config: &ResolvedConfig) -> Result<(), Problems> {
     let reference = config.train.objective.reference().and_then(|reference| reference.model.as_ref());
     if let Some(model) = reference.filter(|model| !model.join("config.json").is_file()) {
         report(
-            config.train.objective.reference_key(),
+            if config.train.objective.scores_with_reference() {
+                keys::REWARD_MODEL.row
+            } else {
+                keys::REF_MODEL.row
+            },
             format!("no model folder `{}`", model.display()),
             "it is a local folder with config.json and weights, relative to the working directory".to_owned(),
         );
@@ -103,12 +110,14 @@ pub fn check(config: &ResolvedConfig) -> Result<(), Problems> {
     let is_on_hub = data_dir == "ONLINE" || data_dir.starts_with("REMOTE:");
     if is_on_hub && !is_tokenized {
         report(
-            "dataset_dir",
+            keys::DATASET_DIR.row,
             format!("`{data_dir}` stands for data sets of a hub, and nothing is downloaded here"),
             "download them, and write the folder that holds dataset_info.json and its files".to_owned(),
         );
     }
-    for (key, names) in [("dataset", &config.data.datasets), ("eval_dataset", &config.data.eval_datasets)] {
+    for (key, names) in
+        [(keys::DATASET.row, &config.data.datasets), (keys::EVAL_DATASET.row, &config.data.eval_datasets)]
+    {
         let dir = &config.data.dataset_dir;
         if is_tokenized || is_on_hub {
             continue;
@@ -135,13 +144,17 @@ pub fn check(config: &ResolvedConfig) -> Result<(), Problems> {
     let output = config.save.output_dir.ancestors().find(|path| path.symlink_metadata().is_ok());
     if let Some(found) = output.filter(|path| !path.is_dir()) {
         let what = if found.exists() { "is a file, not a folder" } else { "is a link that leads nowhere" };
-        report("output_dir", format!("`{}` {what}", found.display()), "name another folder".to_owned());
+        report(
+            keys::OUTPUT_DIR.row,
+            format!("`{}` {what}", found.display()),
+            "name another folder".to_owned(),
+        );
     }
     if let Resume::From(path) = &config.save.resume
         && !path.is_dir()
     {
         report(
-            "resume_from_checkpoint",
+            keys::RESUME_FROM_CHECKPOINT.row,
             format!("no checkpoint folder `{}`", path.display()),
             "name a folder such as output_dir/checkpoint-100, or true for the newest".to_owned(),
         );

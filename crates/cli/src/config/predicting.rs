@@ -1,55 +1,61 @@
 //! Reads what is predicted after the training: answers of a chat model, or scores of a reward model.
 
-use oarlock::config::{Placement, Predict, PredictArgs, ShardArgs};
+use super::table as keys;
+use oarlock::config::{Elems, Placement, Predict, PredictArgs, ShardingConfig};
+use oarlock::settings::keys::Row;
 use oarlock::settings::problem::Problems;
 use oarlock::settings::resolve::Settings;
 
 /// What is predicted; `None` for nothing. What is wrong with it goes to `problems`.
-pub fn predict(settings: &Settings, shard: &ShardArgs, problems: &mut Problems) -> Option<Predict> {
-    match settings.word("stage") {
-        "rm" if settings.bool("do_predict") => Some(Predict::Scores),
-        "sft" if settings.bool("do_predict") && settings.bool("predict_with_generate") => {
+pub fn predict(
+    settings: &Settings,
+    shard: &ShardingConfig<Elems>,
+    problems: &mut Problems,
+) -> Option<Predict> {
+    match settings.get(keys::STAGE) {
+        "rm" if settings.get(keys::DO_PREDICT) => Some(Predict::Scores),
+        "sft" if settings.get(keys::DO_PREDICT) && settings.get(keys::PREDICT_WITH_GENERATE) => {
             Some(Predict::Answers(answers(settings, shard, problems)))
         }
         _ => None,
     }
 }
 
-fn answers(settings: &Settings, shard: &ShardArgs, problems: &mut Problems) -> PredictArgs {
-    if shard.parameters != Placement::Whole {
+fn answers(settings: &Settings, shard: &ShardingConfig<Elems>, problems: &mut Problems) -> PredictArgs {
+    if shard.placements.parameters != Placement::Whole {
         let message = "`predict_with_generate` needs the weights on every rank, and they are sharded";
         let help = "generate after the training, or shard gradients and optimizer state only";
-        settings.report(problems, message, &["predict_with_generate"], help);
+        settings.report(problems, message, &[keys::PREDICT_WITH_GENERATE.row], help);
     }
     sampling(settings, problems)
 }
 
 /// How answers are made. What is wrong with it goes to `problems`.
 pub fn sampling(settings: &Settings, problems: &mut Problems) -> PredictArgs {
-    let mut report = |message: &str, names: &[&str], help: &str| {
-        settings.report(problems, message, names, help);
+    let mut report = |message: &str, keys: &[&'static Row], help: &str| {
+        settings.report(problems, message, keys, help);
     };
-    if settings.int("num_beams") != 1 {
-        report("`num_beams` is more than 1: there is no beam search", &["num_beams"], "remove it");
+    if settings.get(keys::NUM_BEAMS) != 1 {
+        report("`num_beams` is more than 1: there is no beam search", &[keys::NUM_BEAMS.row], "remove it");
     }
-    let top_p = settings.f64("top_p") as f32;
+    let top_p = settings.get(keys::TOP_P) as f32;
     if !(top_p > 0.0 && top_p <= 1.0) {
-        report("`top_p` is not above 0 and at most 1", &["top_p"], "write 1 to draw from all tokens");
+        report("`top_p` is not above 0 and at most 1", &[keys::TOP_P.row], "write 1 to draw from all tokens");
     }
-    let penalty = settings.f64("repetition_penalty") as f32;
+    let penalty = settings.get(keys::REPETITION_PENALTY) as f32;
     if penalty <= 0.0 {
-        report("`repetition_penalty` is 0", &["repetition_penalty"], "write 1 for none");
+        report("`repetition_penalty` is 0", &[keys::REPETITION_PENALTY.row], "write 1 for none");
     }
     PredictArgs {
-        max_new_tokens: settings.usize("max_new_tokens"),
-        temperature: match settings.bool("do_sample") {
-            true => settings.f64("temperature") as f32,
+        max_new_tokens: settings.get(keys::MAX_NEW_TOKENS),
+        temperature: match settings.get(keys::DO_SAMPLE) {
+            true => settings.get(keys::TEMPERATURE) as f32,
             false => 0.0,
         },
-        top_k: usize::try_from(settings.int("top_k")).unwrap_or(0),
+        top_k: usize::try_from(settings.get(keys::TOP_K)).unwrap_or(0),
         top_p,
         repetition_penalty: penalty,
-        skip_special_tokens: settings.bool("skip_special_tokens"),
+        skip_special_tokens: settings.get(keys::SKIP_SPECIAL_TOKENS),
     }
 }
 

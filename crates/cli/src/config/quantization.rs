@@ -1,14 +1,16 @@
 //! Reads in how many bits the weights of a frozen base are kept.
 
+use super::table as keys;
+use oarlock::settings::keys::Row;
 use oarlock::settings::problem::Problems;
 use oarlock::settings::resolve::Settings;
 use oarlock_tensor::cpu::quantized::{Code, Format};
 
 /// The format of the weights, if they are quantized; what is wrong with it goes to `problems`.
 pub fn quantization(settings: &Settings, problems: &mut Problems) -> Option<Format> {
-    let bits = settings.count("quantization_bit")?;
-    let mut report = |message: &str, names: &[&str], help: &str| {
-        settings.report(problems, message, names, help);
+    let bits = settings.get(keys::QUANTIZATION_BIT)?;
+    let mut report = |message: &str, keys: &[&'static Row], help: &str| {
+        settings.report(problems, message, keys, help);
     };
     let method = method(settings);
     let possible: &[usize] = match method {
@@ -21,24 +23,25 @@ pub fn quantization(settings: &Settings, problems: &mut Problems) -> Option<Form
         let name = if method == "bnb" { "bitsandbytes" } else { method };
         report(
             &format!("`quantization_bit: {bits}` is none of what {name} takes: {}", listed.join(", ")),
-            &["quantization_bit"],
+            &[keys::QUANTIZATION_BIT.row],
             if possible.contains(&4) { "write `quantization_bit: 4`" } else { "write `quantization_bit: 8`" },
         );
     }
-    if settings.bool("do_train") && settings.get("quantization_device_map").is_written() {
+    if settings.get(keys::DO_TRAIN) && settings.setting(keys::QUANTIZATION_DEVICE_MAP).is_written() {
         report(
             "`quantization_device_map` does not go with training",
-            &["quantization_device_map"],
+            &[keys::QUANTIZATION_DEVICE_MAP.row],
             "remove it; a training chooses where weights are by its placement",
         );
     }
     let is_there = method == "bnb" && [4, 8].contains(&bits);
-    is_there.then(|| format(bits, settings.word("quantization_type"), settings.bool("double_quantization")))
+    is_there
+        .then(|| format(bits, settings.get(keys::QUANTIZATION_TYPE), settings.get(keys::DOUBLE_QUANTIZATION)))
 }
 
 /// The method, under the newer of its names.
 pub fn method(settings: &Settings) -> &str {
-    match settings.word("quantization_method") {
+    match settings.get(keys::QUANTIZATION_METHOD) {
         "bitsandbytes" => "bnb",
         method => method,
     }

@@ -3,33 +3,38 @@
 use std::path::PathBuf;
 
 use oarlock::config::{RaftArgs, ReferenceArgs, RewardArgs};
+use oarlock::settings::keys::Row;
 use oarlock::settings::problem::Problems;
 use oarlock::settings::resolve::Settings;
 
-use super::predicting;
+use super::{predicting, table as keys};
 
 /// What a run of this stage does. What is wrong with it goes to `problems`.
 pub fn raft(settings: &Settings, problems: &mut Problems) -> RaftArgs {
-    let mut report = |message: &str, names: &[&str], help: &str| {
+    let mut report = |message: &str, names: &[&'static Row], help: &str| {
         settings.report(problems, message, names, help);
     };
-    let (function, pattern) = (settings.text("reward_function"), settings.text("reward_pattern"));
-    let model = settings.said("reward_model").map(|_| PathBuf::from(settings.word("reward_model")));
+    let (function, pattern) = (settings.get(keys::REWARD_FUNCTION), settings.get(keys::REWARD_PATTERN));
+    let model = settings.get(keys::REWARD_MODEL).map(PathBuf::from);
     if function.is_some() && model.is_some() {
         let help = "keep one of them";
         report(
             "`reward_function` and `reward_model` exclude each other",
-            &["reward_function", "reward_model"],
+            &[keys::REWARD_FUNCTION.row, keys::REWARD_MODEL.row],
             help,
         );
     }
     if pattern.is_some() && function.as_deref() != Some("regex") {
         let help = "write `reward_function: regex`, or remove it";
-        report("`reward_pattern` belongs to `reward_function: regex`", &["reward_pattern"], help);
+        report("`reward_pattern` belongs to `reward_function: regex`", &[keys::REWARD_PATTERN.row], help);
     }
-    for name in ["packing", "neat_packing"] {
-        if settings.get(name).is_written() && settings.bool(name) {
-            report("prompts are not packed: each is answered by itself", &[name, "stage"], "remove it");
+    for key in [keys::PACKING, keys::NEAT_PACKING] {
+        if settings.setting(key).is_written() && settings.get(key) {
+            report(
+                "prompts are not packed: each is answered by itself",
+                &[key.row, keys::STAGE.row],
+                "remove it",
+            );
         }
     }
     let reward = match (function.as_deref(), model) {
@@ -42,23 +47,23 @@ pub fn raft(settings: &Settings, problems: &mut Problems) -> RaftArgs {
             match fancy_regex::Regex::new(&pattern.replace("{answer}", "0")) {
                 Ok(_) if pattern.is_empty() => report(
                     "`reward_function: regex` has no pattern",
-                    &["reward_function"],
+                    &[keys::REWARD_FUNCTION.row],
                     "write `reward_pattern: …`; {answer} in it stands for the final answer of the data",
                 ),
                 Ok(_) => {}
                 Err(error) => report(
                     &format!("`reward_pattern` is not a regular expression: {error}"),
-                    &["reward_pattern"],
+                    &[keys::REWARD_PATTERN.row],
                     "put a \\ before characters that stand for themselves",
                 ),
             }
-            RewardArgs::Regex(pattern)
+            RewardArgs::Regex(pattern.to_owned())
         }
         (Some(_), _) => RewardArgs::ExactMatch,
         (None, None) => {
             report(
                 "stage raft has nothing that scores answers",
-                &["stage"],
+                &[keys::STAGE.row],
                 "write `reward_function: exact_match`, `regex` or `length`, or `reward_model: …`, the folder of a reward \
                  model (stage rm writes one)",
             );
@@ -67,10 +72,10 @@ pub fn raft(settings: &Settings, problems: &mut Problems) -> RaftArgs {
     };
     let sampling = predicting::sampling(settings, problems);
     RaftArgs {
-        num_generations: settings.usize("num_generations"),
+        num_generations: settings.get(keys::NUM_GENERATIONS),
         sampling,
-        min_reward: match (&reward, settings.said("min_reward")) {
-            (_, Some(_)) => Some(settings.f64("min_reward")),
+        min_reward: match (&reward, settings.get(keys::MIN_REWARD)) {
+            (_, Some(min_reward)) => Some(min_reward),
             // The scores of a model have no zero of their own.
             (RewardArgs::Model(_), None) => None,
             (_, None) => Some(0.0),

@@ -1,18 +1,22 @@
 //! Which activations are recomputed: the one answer of all keys about it.
 
 use oarlock::config::Recompute;
-use oarlock::settings::dialect::{Dialect, Dialects};
+use oarlock::settings::dialect::{Dialect, Dialects, deepspeed_keys, fsdp_keys};
+use oarlock::settings::keys::{Key, Row};
 use oarlock::settings::problem::{Problem, Problems};
 use oarlock::settings::resolve::{Setting, Settings, at};
 use oarlock::settings::value::{Value, boolean};
+
+use super::table as keys;
 
 const FULL: Recompute = Recompute::Units { every: 1 };
 
 /// The answer of all keys; those that differ are reported together.
 pub fn recompute(settings: &Settings, dialects: &Dialects, problems: &mut Problems) -> Recompute {
-    const OWN: &str = "activation_checkpointing";
+    const OWN: Key<String> = keys::ACTIVATION_CHECKPOINTING;
     let [on, off, own] =
-        ["gradient_checkpointing", "disable_gradient_checkpointing", OWN].map(|name| settings.get(name));
+        [keys::GRADIENT_CHECKPOINTING.row, keys::DISABLE_GRADIENT_CHECKPOINTING.row, OWN.row]
+            .map(|key| settings.setting(key));
     let mut requested: Vec<(&Setting, Recompute)> = Vec::new();
     if on.is_written() {
         requested.push((on, if is_true(on) { FULL } else { Recompute::None }));
@@ -27,12 +31,13 @@ pub fn recompute(settings: &Settings, dialects: &Dialects, problems: &mut Proble
             Some(recompute) => requested.push((own, recompute)),
             None => {
                 let message = format!("`{OWN}` takes none, full, every-N, attention or mlp, not `{text}`");
-                settings.report(problems, message, &[OWN], "every-2 recomputes every second unit");
+                settings.report(problems, message, &[OWN.row], "every-2 recomputes every second unit");
             }
         }
     }
-    let deepspeed = of_block(&dialects.deepspeed, "activation_checkpointing.number_checkpoints");
-    let fsdp = of_block(&dialects.fsdp, "activation_checkpointing");
+    let deepspeed =
+        of_block(&dialects.deepspeed, deepspeed_keys::ACTIVATION_CHECKPOINTING_NUMBER_CHECKPOINTS.row);
+    let fsdp = of_block(&dialects.fsdp, fsdp_keys::ACTIVATION_CHECKPOINTING.row);
     requested.extend(deepspeed.into_iter().chain(fsdp).map(|setting| (setting, FULL)));
     if let Some(fsdp) = fsdp.filter(|_| is_true(on)) {
         let message = "`gradient_checkpointing` and FSDP's `activation_checkpointing` are both on";
@@ -52,15 +57,14 @@ pub fn recompute(settings: &Settings, dialects: &Dialects, problems: &mut Proble
 
 /// Whether what recomputed units keep is to wait in main memory.
 pub fn offloads(dialects: &Dialects) -> bool {
-    let is_on =
-        |block: &Option<Dialect>, name: &str| block.as_ref().is_some_and(|block| block.settings.bool(name));
-    is_on(&dialects.deepspeed, "activation_checkpointing.cpu_checkpointing")
-        || is_on(&dialects.fsdp, "activation_checkpointing_offload")
+    let is_on = |block: &Option<Dialect>, key| block.as_ref().is_some_and(|block| block.settings.get(key));
+    is_on(&dialects.deepspeed, deepspeed_keys::ACTIVATION_CHECKPOINTING_CPU_CHECKPOINTING)
+        || is_on(&dialects.fsdp, fsdp_keys::ACTIVATION_CHECKPOINTING_OFFLOAD)
 }
 
 /// The setting of a block, if it switches recomputation on.
-fn of_block<'d>(block: &'d Option<Dialect>, name: &str) -> Option<&'d Setting> {
-    let setting = block.as_ref()?.settings.get(name);
+fn of_block<'d>(block: &'d Option<Dialect>, key: &'static Row) -> Option<&'d Setting> {
+    let setting = block.as_ref()?.settings.setting(key);
     matches!(setting.value, Value::Bool(true) | Value::Int(_)).then_some(setting)
 }
 

@@ -1,11 +1,12 @@
 //! A training configuration with what is known of its writing: where every value comes from, and what changes nothing.
 
+use super::table as keys;
 use std::fmt::Write as _;
 use std::ops::Deref;
 
 use oarlock::config::{RunDescription, TrainConfig};
 use oarlock::settings::dialect::Dialects;
-use oarlock::settings::keys::{Group, Status};
+use oarlock::settings::keys::{Group, Key, Row, Status};
 use oarlock::settings::location::{Origin, ValueSource};
 use oarlock::settings::node::to_yaml;
 use oarlock::settings::optimizer;
@@ -30,7 +31,7 @@ pub struct ResolvedConfig {
     pub(super) settings: Settings,
     pub(super) dialects: Dialects,
     /// The flags of a script of another program under which its settings are written; empty for those of our own names.
-    pub flags: &'static [(&'static str, &'static str)],
+    pub flags: &'static [(&'static Row, &'static str)],
 }
 
 impl Deref for ResolvedConfig {
@@ -49,12 +50,12 @@ impl ResolvedConfig {
 
     /// The number of all ranks, unless other machines are still to say how many they have.
     pub fn known_ranks(&self) -> Option<usize> {
-        self.settings.known_ranks()
+        self.settings.known(keys::NUM_PROCESSES)
     }
 
-    /// A problem of the keys with these names, at the locations at which they are written.
-    pub fn problem(&self, message: impl Into<String>, names: &[&str]) -> Problem {
-        self.settings.problem(message, names)
+    /// A problem of these keys, at the locations at which they are written.
+    pub fn problem(&self, message: impl Into<String>, keys: &[&'static Row]) -> Problem {
+        self.settings.problem(message, keys)
     }
 
     /// A text in which settings stand as `key: value`, as they are written in the command in use: as flags of its script, and
@@ -64,12 +65,12 @@ impl ResolvedConfig {
         for (flag, key) in self.flags {
             out = out.replace(&format!("{key}: "), &format!("--{flag} "));
         }
-        let batch = "per_device_train_batch_size";
+        let batch = keys::PER_DEVICE_TRAIN_BATCH_SIZE;
         match self.foreign_name(batch) {
             Some((name, file)) => out
                 .lines()
                 .map(|line| match line.contains(&format!("{batch}: ")) {
-                    true => line.replace(batch, &name).replacen(" (", &format!(" in {file} ("), 1),
+                    true => line.replace(batch.name(), &name).replacen(" (", &format!(" in {file} ("), 1),
                     false => line.to_owned(),
                 })
                 .collect::<Vec<_>>()
@@ -79,13 +80,13 @@ impl ResolvedConfig {
     }
 
     /// What a file of another program calls a setting that it says, and the file.
-    fn foreign_name(&self, key: &str) -> Option<(String, &str)> {
+    fn foreign_name<T>(&self, key: Key<T>) -> Option<(String, &str)> {
         let location =
-            self.settings.get(key).location().filter(|at| at.source.read_from == ValueSource::File)?;
+            self.settings.setting(key).location().filter(|at| at.source.read_from == ValueSource::File)?;
         let (name, _) = location.line_text().split_once(':')?;
         let name = name.trim().trim_matches(['"', '\'', '{', ' ']);
         let is_name = !name.is_empty() && name.chars().all(|c| c.is_ascii_alphanumeric() || c == '_');
-        (is_name && name != key).then(|| (name.to_owned(), location.source.name.as_str()))
+        (is_name && name != key.name()).then(|| (name.to_owned(), location.source.name.as_str()))
     }
 
     /// What is asked for and is not there: the configuration can be shown, but not run.
@@ -137,7 +138,7 @@ impl ResolvedConfig {
 
     /// Whether the stage reads a key that only some do.
     fn is_read_by_stage(&self, name: &str) -> bool {
-        let stage = self.settings.word("stage");
+        let stage = self.settings.get(keys::STAGE);
         let mut keys = table::PREFERENCE_KEYS.iter().chain([&("do_predict", table::PREDICTING_STAGES)]);
         let stages = keys.find(|(key, _)| *key == name);
         stages.is_none_or(|(_, stages)| stages.contains(&stage))
@@ -155,8 +156,8 @@ impl ResolvedConfig {
 
     /// What takes more memory here than in the program whose names it has.
     fn told(&self) -> impl Iterator<Item = String> {
-        let trains_weights = ["full", "freeze"].contains(&self.settings.word("finetuning_type"));
-        let pure_bf16 = (self.settings.bool("pure_bf16") && trains_weights).then(|| {
+        let trains_weights = ["full", "freeze"].contains(&self.settings.get(keys::FINETUNING_TYPE));
+        let pure_bf16 = (self.settings.get(keys::PURE_BF16) && trains_weights).then(|| {
             "pure_bf16: master weights, gradients and the optimizer's states stay in f32; `optim: adamw_8bit` gives the states \
              8 bits"
                 .to_owned()
@@ -174,18 +175,18 @@ impl ResolvedConfig {
     /// Every value that has a meaning, with its origin, and what changes nothing, with the reason. Of other programs'
     /// blocks it shows what was written.
     pub fn table(&self) -> String {
-        let mut parts: Vec<(&str, Vec<Row>)> = Vec::new();
+        let mut parts: Vec<(&str, Vec<Line>)> = Vec::new();
         for group in Group::ALL {
             let of_group = |setting: &&Setting| self.has_meaning(setting) && setting.key.group == group;
-            parts.push((group.title(), self.settings.iter().filter(of_group).map(Row::of).collect()));
+            parts.push((group.title(), self.settings.iter().filter(of_group).map(Line::of).collect()));
         }
         for block in self.dialects.iter() {
             let written = |setting: &&Setting| setting.key.is_used() && setting.is_written();
-            parts.push((block.title, block.settings.iter().filter(written).map(Row::of).collect()));
+            parts.push((block.title, block.settings.iter().filter(written).map(Line::of).collect()));
         }
         let ignored = self.without_effect().map(|(setting, reason)| {
-            let row = Row::of(setting);
-            Row { origin: format!("{}: {reason}", row.origin), ..row }
+            let row = Line::of(setting);
+            Line { origin: format!("{}: {reason}", row.origin), ..row }
         });
         parts.push(("Accepted without effect", ignored.collect()));
         parts.retain(|(_, rows)| !rows.is_empty());
@@ -196,7 +197,7 @@ impl ResolvedConfig {
         let mut out = String::new();
         for (title, rows) in &parts {
             let _ = writeln!(out, "{title}");
-            for Row { name, value, origin } in rows {
+            for Line { name, value, origin } in rows {
                 let _ = writeln!(out, "  {name:names$}  {value:values$}  {origin}");
             }
         }
@@ -245,15 +246,15 @@ impl ResolvedConfig {
 }
 
 /// A line of [`ResolvedConfig::table`].
-struct Row {
+struct Line {
     name: &'static str,
     value: String,
     origin: String,
 }
 
-impl Row {
+impl Line {
     fn of(setting: &Setting) -> Self {
-        Row { name: setting.key.name, value: setting.value.to_string(), origin: setting.origin.to_string() }
+        Line { name: setting.key.name, value: setting.value.to_string(), origin: setting.origin.to_string() }
     }
 }
 

@@ -1,5 +1,6 @@
 //! Runs what a front end made of its words: shows it, starts the ranks, or is one of them.
 
+use crate::config::table as keys;
 use std::time::SystemTime;
 
 use crate::config::environment::{number_of_ranks, said_by};
@@ -257,10 +258,10 @@ impl Job {
                 "{why}; or build with `--features mpi`, and start it with mpirun, srun or `deepspeed --launcher openmpi`; or \
                  start all ranks on one machine"
             );
-            missing.push(config.problem(message, &["num_processes"]).help(help));
+            missing.push(config.problem(message, &[keys::NUM_PROCESSES.row]).help(help));
         }
         if let Some(message) = train::missing_class(config) {
-            let problem = config.problem(message, &["fsdp_config", "fsdp"]);
+            let problem = config.problem(message, &[keys::FSDP_CONFIG.row, keys::FSDP.row]);
             missing.push(problem.help("write one of these, or leave the classes out"));
         }
         missing
@@ -297,7 +298,7 @@ fn enough(config: &ResolvedConfig, launch: &Launch) -> Result<(), Problem> {
             "`num_processes` is {all}, but this machine has {here} of the ranks of {machines} machines"
         );
         let help = "`num_processes` counts the ranks of all machines; correct it, or remove it";
-        Err(config.problem(message, &["num_processes"]).help(help))
+        Err(config.problem(message, &[keys::NUM_PROCESSES.row]).help(help))
     })
 }
 

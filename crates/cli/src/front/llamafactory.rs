@@ -4,6 +4,7 @@
 mod answers;
 mod export;
 
+use crate::config::table as keys;
 use std::ops::RangeInclusive;
 use std::time::SystemTime;
 
@@ -258,7 +259,7 @@ impl Ranks {
             None if total % machines == 0 => total / machines,
             None => {
                 let message = format!("{total} ranks cannot be divided among {machines} machines");
-                let problem = config.problem(message, &["num_processes"]);
+                let problem = config.problem(message, &[keys::NUM_PROCESSES.row]);
                 return Err(problem
                     .help("write a multiple, or say with NPROC_PER_NODE how many ranks this machine has"));
             }

@@ -8,7 +8,7 @@ use std::sync::Arc;
 use std::time::SystemTime;
 
 use crate::config::flags::Parsed;
-use crate::config::keys::{Key, Status};
+use crate::config::keys::{Row, Status};
 use crate::config::location::{Location, SourceText, ValueSource};
 use crate::config::value::{self, Value};
 use crate::config::written::{Authority, Entry, Layer};
@@ -86,27 +86,34 @@ enum Era {
 impl Era {
     /// The flags that only one of the scripts has; those of the model come first, and decide. A launcher may add
     /// `--local_rank`, so that one says nothing.
-    const MINIMIND2: [&str; 6] = ["dim", "n_layers", "out_dir", "ddp", "warmup_iters", "use_flash_attn"];
-    const MINIMIND3: [&str; 7] = [
-        "hidden_size",
-        "num_hidden_layers",
-        "save_dir",
-        "save_weight",
-        "from_weight",
-        "from_resume",
-        "use_compile",
+    const MINIMIND2: [&Row; 6] = [
+        flags::DIM.row,
+        flags::N_LAYERS.row,
+        flags::OUT_DIR.row,
+        flags::DDP.row,
+        flags::WARMUP_ITERS.row,
+        flags::USE_FLASH_ATTN.row,
+    ];
+    const MINIMIND3: [&Row; 7] = [
+        flags::HIDDEN_SIZE.row,
+        flags::NUM_HIDDEN_LAYERS.row,
+        flags::SAVE_DIR.row,
+        flags::SAVE_WEIGHT.row,
+        flags::FROM_WEIGHT.row,
+        flags::FROM_RESUME.row,
+        flags::USE_COMPILE.row,
     ];
     const N_OF_MODEL: usize = 2;
 
     /// Whether the texts that its script reads by default are there.
     fn has_data(self) -> bool {
-        let place = defaults(self).into_iter().find(|(key, _)| key.text() == "data_path");
+        let place = defaults(self).into_iter().find(|(key, _)| key.text() == flags::DATA_PATH.name());
         place.is_some_and(|(_, path)| Path::new(path.text()).is_file())
     }
 
     fn of(parsed: &Parsed, problems: &mut Problems) -> Era {
-        let written = |names: &[&'static str]| {
-            names.iter().copied().find(|name| parsed.settings.get(name).is_written())
+        let written = |keys: &[&'static Row]| {
+            keys.iter().copied().find(|key| parsed.settings.setting(*key).is_written())
         };
         let of_model =
             (written(&Era::MINIMIND2[..Era::N_OF_MODEL]), written(&Era::MINIMIND3[..Era::N_OF_MODEL]));
@@ -215,7 +222,7 @@ fn fixed(era: Era) -> Layer {
 
 /// The default of every flag, as a text in which each has its place.
 fn defaults(era: Era) -> Vec<(Location, Location)> {
-    let default = |key: &Key| match NEWEST.iter().find(|(name, _)| *name == key.name) {
+    let default = |key: &Row| match NEWEST.iter().find(|(name, _)| *name == key.name) {
         Some((_, newest)) if era == Era::Minimind3 => format!("{}: {newest}\n", key.name),
         _ => format!("{}: {}\n", key.name, key.default),
     };
@@ -232,24 +239,24 @@ struct Reader<'p> {
 }
 
 impl Reader<'_> {
-    fn is_written(&self, name: &str) -> bool {
-        self.parsed.settings.get(name).is_written()
+    fn is_written(&self, flag: impl Into<&'static Row>) -> bool {
+        self.parsed.settings.setting(flag).is_written()
     }
 
     /// The value of a flag, and where it stands: on the command line, or among the defaults.
-    fn value(&self, name: &str) -> Option<(String, Location)> {
-        let setting = self.parsed.settings.get(name);
+    fn value(&self, flag: impl Into<&'static Row>) -> Option<(String, Location)> {
+        let setting = self.parsed.settings.setting(flag);
         match setting.location().filter(|_| setting.is_written()) {
             Some(location) => Some((setting.value.to_string(), location.clone())),
             None => {
-                let (_, value) = self.defaults.iter().find(|(key, _)| key.text() == name)?;
+                let (_, value) = self.defaults.iter().find(|(key, _)| key.text() == setting.key.name)?;
                 Some((value.text().to_owned(), value.clone())).filter(|(value, _)| !value.is_empty())
             }
         }
     }
 
-    fn count(&self, name: &str) -> u64 {
-        self.value(name).and_then(|(text, _)| value::float(&text)).map_or(1, |x| x as u64)
+    fn count(&self, flag: impl Into<&'static Row>) -> u64 {
+        self.value(flag).and_then(|(text, _)| value::float(&text)).map_or(1, |x| x as u64)
     }
 
     /// Adds a setting that says what a flag says in another way.
@@ -258,70 +265,76 @@ impl Reader<'_> {
     }
 
     /// The flags of the model belong to one of the scripts.
-    fn is_of_era(&self, name: &str) -> bool {
-        match self.era {
-            Era::Minimind2 => !Era::MINIMIND3.contains(&name),
-            Era::Minimind3 => !Era::MINIMIND2.contains(&name),
-        }
+    fn is_of_era(&self, flag: &Row) -> bool {
+        let of_other: &[&Row] = match self.era {
+            Era::Minimind2 => &Era::MINIMIND3,
+            Era::Minimind3 => &Era::MINIMIND2,
+        };
+        !of_other.iter().any(|other| other.name == flag.name)
     }
 
     /// What MiniMind has and this program has not.
     fn refuse(&mut self, problems: &mut Problems) {
         let settings = &self.parsed.settings;
-        let text = |name: &str| settings.text(name).unwrap_or_default();
-        if matches!(text("use_moe").as_str(), "1" | "true" | "True") {
-            let problem =
-                settings.problem("mixtures of experts (`--use_moe`) are not supported", &["use_moe"]);
+        if matches!(settings.get(flags::USE_MOE), "1" | "true" | "True") {
+            let problem = settings
+                .problem("mixtures of experts (`--use_moe`) are not supported", &[flags::USE_MOE.row]);
             problems.push(problem.help("remove it to train the dense model"));
         }
-        if self.is_written("use_moe") && text("use_moe").eq_ignore_ascii_case("false") {
+        if self.is_written(flags::USE_MOE) && settings.get(flags::USE_MOE).eq_ignore_ascii_case("false") {
             let note = "`--use_moe False` is read as false; MiniMind2's script takes every word for true";
             self.notes.push(note.to_owned());
         }
-        if settings.said("from_weight").is_some() && text("from_weight") != "none" {
-            let problem = settings
-                .problem("weights of MiniMind's .pth files (`--from_weight`) are not read", &["from_weight"]);
+        if settings.said(flags::FROM_WEIGHT).is_some() && settings.get(flags::FROM_WEIGHT) != "none" {
+            let problem = settings.problem(
+                "weights of MiniMind's .pth files (`--from_weight`) are not read",
+                &[flags::FROM_WEIGHT.row],
+            );
             problems.push(problem.help(
                 "convert them with MiniMind's scripts/convert_model.py, then `oarlock train model_name_or_path=FOLDER …`",
             ));
         }
-        let device = text("device");
-        if settings.said("device").is_some() && !["cpu", "cuda", "cuda:0"].contains(&&*device) {
-            let problem = settings.problem(format!("ranks do not run on `{device}`"), &["device"]);
+        let device = settings.get(flags::DEVICE).unwrap_or_default();
+        if settings.said(flags::DEVICE).is_some() && !["cpu", "cuda", "cuda:0"].contains(&device) {
+            let problem = settings.problem(format!("ranks do not run on `{device}`"), &[flags::DEVICE.row]);
             problems.push(problem.help(
                 "write --device cuda or --device cpu; CUDA_VISIBLE_DEVICES=N selects another GPU than the first",
             ));
         }
-        if self.is_written("out_dir") && self.is_written("save_dir") {
+        if self.is_written(flags::OUT_DIR) && self.is_written(flags::SAVE_DIR) {
             let message = "`--out_dir` and `--save_dir` are one setting of two scripts";
-            problems.push(settings.problem(message, &["out_dir", "save_dir"]).help("keep one of them"));
+            problems.push(
+                settings
+                    .problem(message, &[flags::OUT_DIR.row, flags::SAVE_DIR.row])
+                    .help("keep one of them"),
+            );
         }
     }
 
     fn rename(&mut self) {
-        for (name, key) in RENAMED {
-            if let Some((value, location)) = self.value(name).filter(|_| self.is_of_era(name)) {
+        for (flag, key) in RENAMED {
+            if let Some((value, location)) = self.value(flag).filter(|_| self.is_of_era(flag)) {
                 self.put(key, &value, location);
             }
         }
-        if let Some((value, location)) = self.value("device") {
+        if let Some((value, location)) = self.value(flags::DEVICE) {
             let device = value.split(':').next().unwrap_or_default().to_owned();
             self.put("device", &device, location);
         }
-        if let Some((_, location)) = self.value("use_wandb").filter(|(value, _)| value == "true") {
+        if let Some((_, location)) = self.value(flags::USE_WANDB).filter(|(value, _)| value == "true") {
             self.put("report_to", "wandb", location);
         }
     }
 
     fn intervals(&mut self) {
-        let accumulation = self.count("accumulation_steps").max(1);
+        let accumulation = self.count(flags::ACCUMULATION_STEPS).max(1);
         let mut rounded = Vec::new();
-        for (name, key) in INTERVALS {
-            let Some((value, location)) = self.value(name) else { continue };
-            let steps = ((self.count(name) as f64 / accumulation as f64).round() as u64).max(1);
+        for (flag, key) in INTERVALS {
+            let Some((value, location)) = self.value(flag) else { continue };
+            let steps = ((self.count(flag) as f64 / accumulation as f64).round() as u64).max(1);
             self.put(key, &steps.to_string(), location);
-            if name != "profile_interval" || self.parsed.settings.bool("profile") {
-                rounded.push(format!("--{name} {value} is every {steps}"));
+            if flag.name != flags::PROFILE_INTERVAL.name() || self.parsed.settings.get(flags::PROFILE) {
+                rounded.push(format!("--{flag} {value} is every {steps}"));
             }
         }
         if accumulation > 1 {
@@ -334,7 +347,7 @@ impl Reader<'_> {
 
     fn precision(&mut self, environment: &dyn Fn(&str) -> Option<String>, problems: &mut Problems) {
         const VARIABLE: &str = "ACCELERATE_MIXED_PRECISION";
-        let Some((mut dtype, mut location)) = self.value("dtype") else { return };
+        let Some((mut dtype, mut location)) = self.value(flags::DTYPE) else { return };
         if let Some(precision) = environment(VARIABLE).filter(|value| !value.is_empty()) {
             let text = format!("{VARIABLE}={precision}");
             let bytes = VARIABLE.len() + 1..text.len();
@@ -366,27 +379,28 @@ impl Reader<'_> {
     /// MiniMind's file `{folder}/{name}_{width}.pth` is a folder here. Without `--from_resume 1` its training begins
     /// anew and replaces what an earlier one left.
     fn output(&mut self) {
-        let written = |name: &&str| self.is_written(name);
-        let by_era = if self.era == Era::Minimind2 { "out_dir" } else { "save_dir" };
-        let name = ["out_dir", "save_dir"].into_iter().find(written).unwrap_or(by_era);
-        let width = if self.era == Era::Minimind2 { "dim" } else { "hidden_size" };
+        let written = |flag: &&'static Row| self.is_written(*flag);
+        let by_era = if self.era == Era::Minimind2 { flags::OUT_DIR.row } else { flags::SAVE_DIR.row };
+        let name = [flags::OUT_DIR.row, flags::SAVE_DIR.row].into_iter().find(written).unwrap_or(by_era);
+        let width = if self.era == Era::Minimind2 { flags::DIM.row } else { flags::HIDDEN_SIZE.row };
         if let (Some((dir, location)), Some((weight, _)), Some((width, _))) =
-            (self.value(name), self.value("save_weight"), self.value(width))
+            (self.value(name), self.value(flags::SAVE_WEIGHT), self.value(width))
         {
             let folder = Path::new(&dir).join(format!("{weight}_{width}"));
             self.put("output_dir", &folder.display().to_string(), location);
         }
-        if let Some((value, location)) = self.value("from_resume").filter(|(value, _)| value == "0") {
+        if let Some((value, location)) = self.value(flags::FROM_RESUME).filter(|(value, _)| value == "0") {
             self.put("resume_from_checkpoint", &value, location.clone());
             self.put("overwrite_output_dir", "true", location);
         }
-        if let Some((value, location)) = self.value("resume_anyway").filter(|(value, _)| value == "true") {
+        if let Some((value, location)) = self.value(flags::RESUME_ANYWAY).filter(|(value, _)| value == "true")
+        {
             self.put("resume_anyway", &value, location);
         }
     }
 
     fn tokenizer(&mut self, problems: &mut Problems) {
-        if let Some((path, location)) = self.value("tokenizer_path") {
+        if let Some((path, location)) = self.value(flags::TOKENIZER_PATH) {
             return self.put("tokenizer_path", &path, location);
         }
         let holds = |dir: &&str| Path::new(dir).join("tokenizer.json").is_file();

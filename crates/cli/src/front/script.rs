@@ -6,6 +6,7 @@ use std::os::unix::fs::PermissionsExt;
 use std::path::{Path, PathBuf};
 
 use crate::config::defaults;
+use crate::config::keys::Row;
 use crate::config::location::Location;
 use crate::config::resolve::Settings;
 use crate::config::written::{self, Entry, Layer};
@@ -39,7 +40,7 @@ pub struct Training {
     pub stands_for: Option<Location>,
     /// The flags of its script that are settings of ours under another name; where there are none, settings are written
     /// under their names.
-    pub flags: &'static [(&'static str, &'static str)],
+    pub flags: &'static [(&'static Row, &'static str)],
 }
 
 impl Training {
@@ -65,15 +66,14 @@ pub struct Call {
 }
 
 impl Call {
-    /// Reads the flags `--module` and `--no_python`, which exclude each other.
-    pub fn read(settings: &Settings, problems: &mut Problems) -> Call {
-        let call = Call { module: settings.bool("module"), no_python: settings.bool("no_python") };
-        if call.module && call.no_python {
+    /// Checks that the flags that say both, which exclude each other, are not both written.
+    pub fn checked(self, settings: &Settings, keys: [&'static Row; 2], problems: &mut Problems) -> Call {
+        if self.module && self.no_python {
             let message = "`--module` and `--no_python` exclude each other";
-            let problem = settings.problem(message, &["module", "no_python"]);
+            let problem = settings.problem(message, &keys);
             problems.push(problem.help("a module is run by Python; keep one of them"));
         }
-        call
+        self
     }
 }
 

@@ -20,7 +20,7 @@ use super::{deepspeed, import_checkpoint};
 use oarlock::checkpoint::{Manifest, MergeOptions, load};
 use oarlock::model::hf::HfConfig;
 use oarlock::model::{Decoder, merge_weights};
-use oarlock::shard::{Engine, MASTER, Options, Placements};
+use oarlock::shard::{Engine, MASTER, Placements, ShardingConfig};
 use oarlock_tensor::cpu::Isa;
 use oarlock_tensor::{Device, Par};
 
@@ -106,7 +106,8 @@ fn an_engine_goes_on_from_it_and_the_weights_merge() {
     let model = Decoder::new(config.decoder().clone(), 8).unwrap();
     let comm = shm::threads(1).unwrap().pop().unwrap();
     let device = Device::cpu(Isa::detect(), Par::threads(1).unwrap());
-    let options = Options { dtype: DType::BF16, placements: Placements::OPTIMIZER, ..Options::default() };
+    let options =
+        ShardingConfig { dtype: DType::BF16, placements: Placements::OPTIMIZER, ..ShardingConfig::default() };
     let rule = Rule::AdamW { beta1: 0.9, beta2: 0.999, eps: 1e-8 };
     let param_group = |named: &NamedParam| usize::from(named.param.shape().sizes().len() < 2);
     let role = |_: &NamedParam| Role::Other;

@@ -7,14 +7,14 @@ use super::deepspeed_plugin::DeepSpeedPlugin;
 use super::project::ProjectConfiguration;
 use super::trackers::LogWith;
 use crate::config::PipelineArgs;
-use crate::shard::Options;
+use crate::shard::ShardingConfig;
 
 /// How an [`Accelerator`](crate::Accelerator) runs.
 #[derive(Clone, Debug, Default)]
 pub struct AcceleratorConfig {
     /// What is sharded over the ranks, and in which dtype the model computes; master weights, moments and gradient
     /// sums are f32 whatever that is.
-    pub shard: Options,
+    pub shard: ShardingConfig,
     /// The ranks over which each sequence is divided; 0 and 1: none. See [`Accelerator::sequence_parallel`].
     ///
     /// [`Accelerator::sequence_parallel`]: crate::Accelerator::sequence_parallel

@@ -3,11 +3,10 @@
 use oarlock_tensor::{DType, DeviceKind};
 
 use super::config::AcceleratorConfig;
-use super::options::engine_options;
 use crate::error::{Error, Result};
 use crate::rank;
 use crate::settings::accelerate::{USE_FSDP, asks, fsdp};
-use crate::shard::Options;
+use crate::shard::ShardingConfig;
 
 /// The variable that says in which dtype to compute.
 pub(crate) const MIXED_PRECISION: &str = "ACCELERATE_MIXED_PRECISION";
@@ -77,12 +76,12 @@ fn with(
             _ => return Err(wrong(ACCUMULATION, &value, "a whole number from 1 on, or auto")),
         };
     }
-    if config.shard == Options::default()
+    if config.shard == ShardingConfig::default()
         && !has_plugin(&config)
         && let Some(shard) = fsdp(lookup, ranks)?
     {
         // FSDP has no size that follows from the model's.
-        config.shard = engine_options(&shard, DType::F32, 0);
+        config.shard = shard.resolve(DType::F32, 0);
     }
     Ok(config)
 }
@@ -154,15 +153,19 @@ mod tests {
         let told = shard(&unsaid, &variables).unwrap();
         assert_eq!((told.placements, told.lifetime), (Placements::PARAMETERS, Lifetime::ForwardToBackward));
         assert_eq!(told.wrap, Wrap::Transformer(vec!["Block".to_owned(), "Head".to_owned()]));
-        assert_eq!(shard(&unsaid, &variables[1..]).unwrap(), Options::default(), "nothing asks for FSDP");
-        let own = Options { placements: Placements::GRADIENTS, ..Options::default() };
+        assert_eq!(
+            shard(&unsaid, &variables[1..]).unwrap(),
+            ShardingConfig::default(),
+            "nothing asks for FSDP"
+        );
+        let own = ShardingConfig { placements: Placements::GRADIENTS, ..ShardingConfig::default() };
         let program = AcceleratorConfig { shard: own.clone(), ..AcceleratorConfig::default() };
         assert_eq!(shard(&program, &variables).unwrap(), own);
         let plugin = AcceleratorConfig {
             deepspeed_plugin: Some(DeepSpeedPlugin::default()),
             ..AcceleratorConfig::default()
         };
-        assert_eq!(shard(&plugin, &variables).unwrap(), Options::default());
+        assert_eq!(shard(&plugin, &variables).unwrap(), ShardingConfig::default());
         let wrong = [("ACCELERATE_USE_FSDP", "true"), ("FSDP_AUTO_WRAP_POLICY", "SIZE_BASED")];
         let told = shard(&unsaid, &wrong).unwrap_err().to_string();
         assert!(told.contains("FSDP_AUTO_WRAP_POLICY: `auto_wrap_policy` takes one of"), "{told}");

@@ -24,7 +24,7 @@ use crate::error::{Error, Result};
 use crate::nested::Nested;
 use crate::rank;
 use crate::sequence_parallel::SequenceParallel;
-use crate::shard::{DATA, Options, PIPE, Topology};
+use crate::shard::{DATA, PIPE, ShardingConfig, Topology};
 
 /// The seed where none is given.
 const SEED: u64 = 42;
@@ -42,7 +42,7 @@ const UNOPTIMIZED: &str = "the kernels were compiled without optimization, which
 pub struct Accelerator {
     pub(super) comm: Communicator,
     pub(super) device: Device,
-    pub(super) options: Options,
+    pub(super) options: ShardingConfig,
     pub(crate) inner: Arc<Inner>,
 }
 
@@ -350,7 +350,7 @@ impl Accelerator {
 fn axes(
     comm: &Communicator,
     config: &AcceleratorConfig,
-    options: &Options,
+    options: &ShardingConfig,
 ) -> Result<(Communicator, Option<Communicator>)> {
     let (args, world) = (&config.pipeline, comm.world_size());
     if !args.is_on() {

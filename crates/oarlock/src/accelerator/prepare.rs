@@ -295,7 +295,7 @@ tuples!(A B C D E F G H);
 mod tests {
     use super::*;
     use crate::nn::Linear;
-    use crate::{AcceleratorConfig, Options, Tensor, optim};
+    use crate::{AcceleratorConfig, ShardingConfig, Tensor, optim};
 
     struct Net(Vec<Linear>);
 
@@ -314,7 +314,7 @@ mod tests {
 
     #[test]
     fn checkpoints_keep_the_steps_that_left_parameters_out() {
-        let shard = Options { untouched: Untouched::Skip, ..Options::default() };
+        let shard = ShardingConfig { untouched: Untouched::Skip, ..ShardingConfig::default() };
         let config = AcceleratorConfig { shard, threads: Some(1), ..AcceleratorConfig::default() };
         let accelerator = Accelerator::over(oarlock_comm::Communicator::solo(), &config).unwrap();
         let net = Net((0..2).map(|_| Linear::new(2, 3).unwrap()).collect());

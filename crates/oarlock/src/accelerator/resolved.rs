@@ -2,30 +2,34 @@
 
 use oarlock_tensor::Param;
 
-use super::options::engine_options;
 use super::prepared_state::StepOptions;
 use crate::error::{Error, Result};
 use crate::lr_scheduler::Scheduler;
 use crate::nn::{Module, UnitRun, Visitor, parameters};
 use crate::optim::{Optim, Schedule};
 use crate::settings::DeepSpeedArgs;
-use crate::shard::Options;
+use crate::shard::ShardingConfig;
 
 /// What a DeepSpeed configuration makes of what is prepared.
 #[derive(Clone)]
 pub(crate) struct Resolved {
     pub plan: DeepSpeedArgs,
     /// How the model is held.
-    pub options: Options,
+    pub options: ShardingConfig,
     /// What an error calls the configuration.
     pub title: String,
 }
 
 impl Resolved {
     /// On top of the options that no DeepSpeed configuration speaks of.
-    pub fn new(plan: DeepSpeedArgs, hidden_size: Option<usize>, base: &Options, title: String) -> Resolved {
-        let options = engine_options(&plan.shard, plan.dtype, hidden_size.unwrap_or(0));
-        Resolved { options: Options { gather: base.gather, ..options }, plan, title }
+    pub fn new(
+        plan: DeepSpeedArgs,
+        hidden_size: Option<usize>,
+        base: &ShardingConfig,
+        title: String,
+    ) -> Resolved {
+        let options = plan.shard.resolve(plan.dtype, hidden_size.unwrap_or(0));
+        Resolved { options: ShardingConfig { gather: base.gather, ..options }, plan, title }
     }
 
     /// What DeepSpeed's steps do besides stepping.

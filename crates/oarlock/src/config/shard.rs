@@ -5,69 +5,154 @@ use std::path::PathBuf;
 
 use oarlock_tensor::DType;
 
-/// What is sharded across the ranks.
+/// How a model is sharded over ranks: all that engine, estimate and planner are told. A size is a number of elements, or in
+/// a `ShardingConfig<Elems>` a rule, as long as the model's hidden size is not known.
 #[derive(Clone, Debug, PartialEq)]
-pub struct ShardArgs {
-    /// Where master weights and the states of the optimizer lie.
-    pub optimizer: Placement,
-    /// Where gradients lie.
-    pub gradients: Placement,
-    /// Where parameters lie.
-    pub parameters: Placement,
-    /// What becomes a unit: what is gathered and reduced together.
-    pub wrap: Wrap,
-    /// How long a gathered copy of sharded parameters lives.
+pub struct ShardingConfig<Size = usize> {
+    /// The dtype of the working copies and of the arithmetic on them.
+    pub dtype: DType,
+    /// What is sharded over the ranks.
+    pub placements: Placements,
+    /// How long gathered parameters live.
     pub lifetime: Lifetime,
-    /// The ranks over which a state is sharded; other groups of ranks hold replicas.
-    pub group: ShardGroup,
-    /// The ranks of a group that keeps a second sharded copy of the parameters from forward to backward.
+    /// State is sharded inside groups of so many neighboring ranks, and equal across groups. All ranks, by default.
+    pub group: Option<usize>,
+    /// Where `group` says nothing, the groups are the ranks of each machine.
+    pub by_machine: bool,
+    /// From forward to backward, parameters stay sharded inside groups of so many neighboring ranks.
     pub secondary: Option<usize>,
-    /// Parameters that are gathered ahead of their use.
-    pub prefetch: Elems,
-    /// The most gathered parameters at a time.
-    pub max_live: Elems,
-    /// A parameter of fewer elements stays whole.
-    pub persistence: Elems,
-    /// Gradients that are reduced together.
-    pub reduce_bucket: Elems,
-    /// Whether communication proceeds while units compute, where the transport can do that.
+    /// How sharded parameters come together.
+    pub gather: Gather,
+    /// Which declared units are units: what is gathered and reduced together.
+    pub wrap: Wrap,
+    /// What a step does to parameters that no rank touched.
+    pub untouched: Untouched,
+    /// Units are gathered ahead of their use until so many elements are; 0 for none.
+    pub prefetch_elems: Size,
+    /// Elements beyond which nothing is gathered ahead.
+    pub max_live_elems: Size,
+    /// Parameters with fewer elements stay whole.
+    pub persistence_elems: Size,
+    /// Elements of a reduction.
+    pub reduce_bucket_elems: Size,
+    /// Whether gathers and reductions proceed while units compute, over transports that can: `overlap_comm`.
     pub overlap: bool,
-    /// What gradients are reduced in; `None`: what the engine always uses.
+    /// What gradients are reduced in; `None`: f32. Sums are f32 before and after.
     pub reduce_dtype: Option<DType>,
-    /// What ranks send in few bits.
+    /// What ranks send in few bits: ZeRO++.
     pub quantized: Quantized,
-    /// Where the states of the optimizer lie instead of the memory of their rank's device.
+    /// Master weights and optimizer state in a file or, beside a GPU, in main memory; there the CPU updates them.
     pub offload_optimizer: Option<Offload>,
-    /// The same of parameters.
-    pub offload_parameters: Option<Offload>,
-    /// Write whole weights beside the sharded ones into every checkpoint.
-    pub whole_weights_on_save: bool,
-    /// The form of checkpoints.
-    pub state_dict: StateDict,
+    /// Working copies there, and gathered from there.
+    pub offload_params: Option<Offload>,
 }
 
-impl ShardArgs {
-    /// What holds when nobody says anything: each rank keeps its part of the optimizer's states and all the rest.
-    pub const UNSAID: ShardArgs = ShardArgs {
-        optimizer: Placement::Sharded,
-        gradients: Placement::Whole,
-        parameters: Placement::Whole,
-        wrap: Wrap::Declared,
-        lifetime: Lifetime::OneUse,
-        group: ShardGroup::World,
-        secondary: None,
-        prefetch: Elems::Count(50_000_000),
-        max_live: Elems::Count(1_000_000_000),
-        persistence: Elems::Count(100_000),
-        reduce_bucket: Elems::Count(500_000_000),
-        overlap: true,
-        reduce_dtype: None,
-        quantized: Quantized::NONE,
-        offload_optimizer: None,
-        offload_parameters: None,
-        whole_weights_on_save: false,
-        state_dict: StateDict::Sharded,
-    };
+impl<Size: From<usize>> Default for ShardingConfig<Size> {
+    /// ZeRO-1 in f32, DeepSpeed's sizes.
+    fn default() -> Self {
+        ShardingConfig {
+            dtype: DType::F32,
+            placements: Placements::OPTIMIZER,
+            lifetime: Lifetime::OneUse,
+            group: None,
+            by_machine: false,
+            secondary: None,
+            gather: Gather::InPlace,
+            wrap: Wrap::Declared,
+            untouched: Untouched::Zero,
+            prefetch_elems: Size::from(50_000_000),
+            max_live_elems: Size::from(1_000_000_000),
+            persistence_elems: Size::from(100_000),
+            reduce_bucket_elems: Size::from(500_000_000),
+            overlap: true,
+            reduce_dtype: None,
+            quantized: Quantized::NONE,
+            offload_optimizer: None,
+            offload_params: None,
+        }
+    }
+}
+
+impl<Size> ShardingConfig<Size> {
+    /// The dtype in which gradients are reduced.
+    pub fn reduces_in(&self) -> DType {
+        self.reduce_dtype.unwrap_or(DType::F32)
+    }
+}
+
+impl ShardingConfig<Elems> {
+    /// The same for a model of this dtype and hidden size, which counts only where sizes follow from it.
+    pub fn resolve(&self, dtype: DType, hidden_size: usize) -> ShardingConfig {
+        let of = |size: Elems| size.of(hidden_size);
+        ShardingConfig {
+            dtype,
+            placements: self.placements,
+            lifetime: self.lifetime,
+            group: self.group,
+            by_machine: self.by_machine,
+            secondary: self.secondary,
+            gather: self.gather,
+            wrap: self.wrap.clone(),
+            untouched: self.untouched,
+            prefetch_elems: of(self.prefetch_elems),
+            max_live_elems: of(self.max_live_elems),
+            persistence_elems: of(self.persistence_elems),
+            reduce_bucket_elems: of(self.reduce_bucket_elems),
+            overlap: self.overlap,
+            reduce_dtype: self.reduce_dtype,
+            quantized: self.quantized,
+            offload_optimizer: self.offload_optimizer.clone(),
+            offload_params: self.offload_params.clone(),
+        }
+    }
+}
+
+/// Where the three kinds of state lie.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub struct Placements {
+    /// Master weights and the optimizer's state.
+    pub optimizer: Placement,
+    /// Gradient sums.
+    pub gradients: Placement,
+    /// Working copies of the weights.
+    pub parameters: Placement,
+}
+
+impl Placements {
+    /// DDP, ZeRO-0, NO_SHARD.
+    pub const WHOLE: Placements = Placements::new(Placement::Whole, Placement::Whole, Placement::Whole);
+    /// ZeRO-1.
+    pub const OPTIMIZER: Placements = Placements::new(Placement::Sharded, Placement::Whole, Placement::Whole);
+    /// ZeRO-2.
+    pub const GRADIENTS: Placements =
+        Placements::new(Placement::Sharded, Placement::Sharded, Placement::Whole);
+    /// ZeRO-3, FULL_SHARD, SHARD_GRAD_OP.
+    pub const PARAMETERS: Placements =
+        Placements::new(Placement::Sharded, Placement::Sharded, Placement::Sharded);
+
+    const fn new(optimizer: Placement, gradients: Placement, parameters: Placement) -> Placements {
+        Placements { optimizer, gradients, parameters }
+    }
+}
+
+/// How sharded parameters come together.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub enum Gather {
+    /// The ranks of one machine see one copy, of which each updates its part: a gather moves nothing.
+    InPlace,
+    /// Each rank keeps its part, and a unit is gathered into a buffer when it is used, as between machines.
+    Copy,
+}
+
+/// What a step does to trained parameters that got no gradient on any rank since the step before.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
+pub enum Untouched {
+    /// Their gradient is zero: weight decay applies, and moments decay. Bits do not depend on who touched what.
+    #[default]
+    Zero,
+    /// They are left out of the step altogether, as torch does with a gradient of None: weights and moments stay, and
+    /// steps that leave a parameter out do not count in its bias correction.
+    Skip,
 }
 
 /// Where one kind of state (optimizer state, gradients, parameters) lies.
@@ -104,17 +189,6 @@ pub enum Lifetime {
     ForwardToBackward,
 }
 
-/// The ranks over which a state is sharded.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum ShardGroup {
-    /// All ranks.
-    World,
-    /// The ranks of one machine.
-    Machine,
-    /// So many neighbouring ranks.
-    Ranks(usize),
-}
-
 /// A number of elements, which may follow from the model's hidden size h.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Elems {
@@ -126,6 +200,12 @@ pub enum Elems {
     NineTenthsOfHiddenSquared,
     /// 10 h.
     TenHidden,
+}
+
+impl From<usize> for Elems {
+    fn from(count: usize) -> Elems {
+        Elems::Count(count)
+    }
 }
 
 impl Elems {

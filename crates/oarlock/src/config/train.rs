@@ -15,7 +15,7 @@ use super::pipeline::PipelineArgs;
 use super::predict::Predict;
 use super::preference::ObjectiveArgs;
 use super::schedule::{ScheduleArgs, Steps};
-use super::shard::{LossScale, Recompute, ShardArgs};
+use super::shard::{Elems, LossScale, Recompute, ShardingConfig, StateDict};
 use super::sparsity::SparsityConfig;
 use super::token_loss::TokenLossArgs;
 
@@ -42,7 +42,7 @@ pub struct TrainConfig {
     /// Trackers, and what DeepSpeed's engine reports.
     pub monitor: MonitorArgs,
     /// What is sharded across the ranks.
-    pub shard: ShardArgs,
+    pub shard: ShardingConfig<Elems>,
     /// Processes.
     pub ranks: RankArgs,
     /// How the configuration was written, for logs and trackers.
@@ -300,6 +300,10 @@ pub struct SaveArgs {
     pub keep: Option<usize>,
     /// Save weights without what resuming needs.
     pub only_model: bool,
+    /// The form of checkpoints.
+    pub state_dict: StateDict,
+    /// Write whole weights beside the sharded ones into every checkpoint.
+    pub whole_weights: bool,
     /// By what the best model is found, where that is looked for.
     pub best: Option<BestArgs>,
 }

@@ -3,7 +3,7 @@
 use oarlock_comm::{MachineMemory, ProcessMemory};
 use oarlock_tensor::ops::Rope;
 use oarlock_tensor::ops::optimizer::Rule;
-use oarlock_tensor::{DType, Device, Held};
+use oarlock_tensor::{Device, Held};
 
 use super::activations::{DryRun, Longest, LongestOf, MicroBatch, StepShape, decoder_step};
 use super::gpu::{GpuMemory, OnGpu};
@@ -11,7 +11,7 @@ use super::limits::Limits;
 use super::prediction::{Estimate, estimate};
 use super::settings::{Optim, Settings, Stage};
 use super::size::ModelSize;
-use crate::config::{Offload, Placement, Recompute, ShardGroup, TrainConfig, When, Wrap};
+use crate::config::{Offload, Placement, Quantized, Recompute, ShardingConfig, TrainConfig, When, Wrap};
 use crate::error::{NotEnoughMemory, Result};
 use crate::model::Decoder;
 use crate::terminal::readable;
@@ -111,7 +111,7 @@ impl Forecast {
         let mut settings = settings_of(config, model.config().hidden_size, apart);
         if gpu.is_some() {
             // Beside a GPU, main memory is a place of its own.
-            settings.offload_parameters = config.shard.offload_parameters.clone();
+            settings.sharding.offload_params = config.shard.offload_params.clone();
         }
         let evaluates = config.eval.at_start || config.eval.at_end || config.eval.when != When::Never;
         let shape = StepShape {
@@ -153,8 +153,8 @@ impl Forecast {
         let size = training.size();
         let mut estimate = self::estimate(&size, settings, Some(&step), program);
         let whole = estimate.rank();
-        let of_files = settings.offload_parameters.clone().filter(Offload::is_in_files);
-        let on_cpu = Settings { offload_parameters: of_files, ..settings.clone() };
+        let mut on_cpu = settings.clone();
+        on_cpu.sharding.offload_params = on_cpu.sharding.offload_params.filter(Offload::is_in_files);
         let on_cpu = self::estimate(&size, &on_cpu, Some(&step), program);
         let on_gpu = |estimate: &mut Estimate| {
             let updates_on_cpu = config.shard.offload_optimizer.is_some();
@@ -286,7 +286,8 @@ impl Forecast {
 /// What a configuration says about memory; `apart` as in [`Settings::apart`].
 pub(crate) fn settings_of(config: &TrainConfig, hidden_size: usize, apart: Option<usize>) -> Settings {
     let shard = &config.shard;
-    let stage = match (shard.optimizer, shard.gradients, shard.parameters) {
+    let placements = shard.placements;
+    let stage = match (placements.optimizer, placements.gradients, placements.parameters) {
         (Placement::Whole, ..) => Stage::Whole,
         (_, Placement::Whole, _) => Stage::Optimizer,
         (.., Placement::Whole) => Stage::Gradients,
@@ -307,23 +308,20 @@ pub(crate) fn settings_of(config: &TrainConfig, hidden_size: usize, apart: Optio
     let ranks = config.ranks.num_processes;
     Settings {
         group: match shard.group {
-            ShardGroup::World => ranks,
+            Some(n) => n.min(ranks),
             // Ranks that share memory are on one machine.
-            ShardGroup::Machine => apart.unwrap_or(ranks),
-            ShardGroup::Ranks(n) => n.min(ranks),
+            None if shard.by_machine => apart.unwrap_or(ranks),
+            None => ranks,
         },
-        secondary: shard.secondary.filter(|&n| n < ranks),
         apart,
         optim,
-        lifetime: shard.lifetime,
-        prefetch_elems: shard.prefetch.of(hidden_size),
-        max_live_elems: shard.max_live.of(hidden_size),
-        persistence_elems: shard.persistence.of(hidden_size),
-        in_8_bits: shard.quantized.weights && ranks > 1,
-        overlap: shard.overlap,
-        reduce_dtype: shard.reduce_dtype.unwrap_or(DType::F32),
-        offload_optimizer: shard.offload_optimizer.clone().filter(Offload::is_in_files),
-        offload_parameters: shard.offload_parameters.clone().filter(Offload::is_in_files),
+        sharding: ShardingConfig {
+            secondary: shard.secondary.filter(|&n| n < ranks),
+            quantized: if ranks > 1 { shard.quantized } else { Quantized::NONE },
+            offload_optimizer: shard.offload_optimizer.clone().filter(Offload::is_in_files),
+            offload_params: shard.offload_params.clone().filter(Offload::is_in_files),
+            ..shard.resolve(config.train.dtype, hidden_size)
+        },
         ..Settings::new(config.train.dtype, stage, ranks)
     }
 }
@@ -365,7 +363,7 @@ impl Training<'_> {
 
     /// The sizes of the units of all models.
     fn size(&self) -> ModelSize {
-        let of = |model: &Decoder| ModelSize::wrapped(model, self.settings.dtype, self.wrap);
+        let of = |model: &Decoder| ModelSize::wrapped(model, self.settings.sharding.dtype, self.wrap);
         match self.second {
             Some(second) => of(self.model).and(of(second)),
             None => of(self.model),
@@ -382,7 +380,7 @@ impl Training<'_> {
     /// A step on a dry device.
     fn step(&self) -> Result<DryRun> {
         let shape = self.shape.of_segments(self.n_segments);
-        decoder_step(self.model, self.settings.dtype, self.device, shape, self.micro_batch)
+        decoder_step(self.model, self.settings.sharding.dtype, self.device, shape, self.micro_batch)
     }
 
     /// Changes of the training that make it fit, each with its estimate: the smallest change of each kind, and all
@@ -433,15 +431,12 @@ impl Training<'_> {
                 break;
             }
         }
-        let nvme = Settings {
-            offload_optimizer: Some(settings.files()),
-            stage: settings.stage.max(Stage::Optimizer),
-            ..settings.clone()
-        };
+        let mut nvme = Settings { stage: settings.stage.max(Stage::Optimizer), ..settings.clone() };
+        nvme.sharding.offload_optimizer = Some(settings.files());
         keep("the optimizer state offloaded to NVMe".to_owned(), &nvme, &now);
         if found.is_empty() {
-            let offload_parameters = Some(nvme.files());
-            let all = Settings { stage: Stage::Parameters, offload_parameters, ..nvme };
+            let mut all = Settings { stage: Stage::Parameters, ..nvme };
+            all.sharding.offload_params = Some(all.files());
             let smallest = recomputing.with_shape(smallest);
             let estimate = estimate(&size, &all, Some(&smallest.step()?), smallest.program);
             if fits(&estimate) {

@@ -83,7 +83,7 @@ struct Passes<'a> {
 impl Passes<'_> {
     fn new<'a>(size: &ModelSize, settings: &'a Settings) -> Passes<'a> {
         let (mut groups, mut own) = (Vec::new(), Vec::new());
-        for unit in size.gathered_groups(settings.persistence_elems) {
+        for unit in size.gathered_groups(settings.sharding.persistence_elems) {
             let first = groups.len();
             groups.extend(unit.into_iter().map(|(dtype, elems)| (elems, (dtype.size() * elems) as u64)));
             own.push(first..groups.len());
@@ -108,7 +108,7 @@ impl Passes<'_> {
         let n = self.units.len();
         for unit in 0..n {
             self.enter(unit, true);
-            let stays = self.settings.lifetime == Lifetime::ForwardToBackward || unit + 1 == n;
+            let stays = self.settings.sharding.lifetime == Lifetime::ForwardToBackward || unit + 1 == n;
             if !stays {
                 self.release(unit);
             }
@@ -132,7 +132,8 @@ impl Passes<'_> {
             let closed = self.units[unit].iter().copied().filter(|&group| self.open[group].is_none());
             let more: usize = closed.map(|group| self.groups[group].0).sum();
             live += more;
-            if ahead >= self.settings.prefetch_elems || live > self.settings.max_live_elems {
+            if ahead >= self.settings.sharding.prefetch_elems || live > self.settings.sharding.max_live_elems
+            {
                 break;
             }
             ahead += more;
@@ -145,7 +146,7 @@ impl Passes<'_> {
             return;
         }
         // In the backward pass weights come from the second copy, where there is one.
-        let pool = usize::from(!forward && self.settings.secondary.is_some());
+        let pool = usize::from(!forward && self.settings.sharding.secondary.is_some());
         for &group in &self.units[unit] {
             self.n_holds[group] += 1;
             if self.open[group].is_none() {

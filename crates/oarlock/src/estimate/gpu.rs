@@ -118,10 +118,11 @@ impl OnGpu {
         if settings.ranks > 1 && !meets_on_host {
             parts.push(Part::each("NCCL", memory.of_nccl(), settings.ranks));
         }
-        let in_memory = settings.offload_parameters.as_ref().is_some_and(|offload| !offload.is_in_files());
+        let in_memory =
+            settings.sharding.offload_params.as_ref().is_some_and(|offload| !offload.is_in_files());
         if in_memory && settings.stage == Stage::Parameters {
             let bytes = |(dtype, elems): (DType, usize)| (dtype.size() * elems) as u64;
-            let groups = size.gathered_groups(settings.persistence_elems);
+            let groups = size.gathered_groups(settings.sharding.persistence_elems);
             let gathered: u64 = groups.into_iter().flatten().map(bytes).sum();
             let own = gathered.div_ceil(settings.shard_ranks() as u64);
             estimate.parts.push(Part::each("weights in main memory", own, settings.ranks));
@@ -199,7 +200,7 @@ fn copied(name: &str, size: &ModelSize, settings: &Settings) -> Option<u64> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::config::Offload;
+    use crate::config::{Offload, ShardingConfig};
 
     const N: usize = 1 << 20;
     /// What a rank has on its GPU and what is left for the host, each part of as many bytes as its place says.
@@ -272,8 +273,11 @@ mod tests {
     fn parameters_in_main_memory_are_shared_out_over_the_ranks() {
         let settings = |ranks, offload| Settings {
             apart: (ranks > 1).then_some(ranks),
-            offload_parameters: Some(offload),
-            persistence_elems: 0,
+            sharding: ShardingConfig {
+                offload_params: Some(offload),
+                persistence_elems: 0,
+                ..ShardingConfig::default()
+            },
             ..Settings::new(DType::F32, Stage::Parameters, ranks)
         };
         let weights = |settings| divided(settings, false)[1].iter().copied().find(|part| part.0 != PROGRAM);

@@ -5,7 +5,7 @@ use std::path::PathBuf;
 use oarlock_tensor::DType;
 use oarlock_tensor::ops::optimizer::{LowRankArgs, Rule};
 
-use crate::config::{Lifetime, Offload};
+use crate::config::{Gather, Offload, ShardingConfig};
 
 /// How much of the model's state is sharded over the ranks: DeepSpeed's stages of ZeRO.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
@@ -65,8 +65,9 @@ pub enum Optim {
 /// What is trained how, as far as memory is concerned.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Settings {
-    /// The dtype of the arithmetic.
-    pub dtype: DType,
+    /// How the model is sharded: its dtype, sizes, files. What is sharded over how many ranks, `stage` and `group` say; only
+    /// files count among what is offloaded.
+    pub sharding: ShardingConfig,
     /// What is sharded over the ranks.
     pub stage: Stage,
     /// Ranks, all of this machine where they share memory.
@@ -74,55 +75,22 @@ pub struct Settings {
     /// The ranks of a group over which states are sharded, and whose states other groups hold as well: MiCS and
     /// HYBRID_SHARD; only from [`Stage::Gradients`] on. All ranks, by default.
     pub group: usize,
-    /// The ranks of a group that keeps a second sharded copy of gathered weights for the backward pass: hpZ.
-    pub secondary: Option<usize>,
     /// Where ranks share no memory, as over MPI, how many are on this machine.
     pub apart: Option<usize>,
     /// The optimizer.
     pub optim: Optim,
-    /// Files in which master weights and optimizer state are kept; `None`: in memory.
-    pub offload_optimizer: Option<Offload>,
-    /// Files in which parameters are kept; only for [`Stage::Parameters`]. `None`: in memory.
-    pub offload_parameters: Option<Offload>,
-    /// How long gathered weights live.
-    pub lifetime: Lifetime,
-    /// Elements that are gathered ahead of their use.
-    pub prefetch_elems: usize,
-    /// Elements beyond which nothing is gathered ahead.
-    pub max_live_elems: usize,
-    /// Parameters with fewer elements are not gathered: each rank has them.
-    pub persistence_elems: usize,
-    /// Whether gathered parameters are copied, as between machines, or read where their owners keep them.
-    pub gather_copies: bool,
-    /// Whether they come in 8 bits, each rank with a copy of its own: qwZ.
-    pub in_8_bits: bool,
-    /// Whether communication proceeds while units compute, where ranks share no memory.
-    pub overlap: bool,
-    /// The dtype in which gradients are summed over the ranks; 16 bits need a buffer to round into.
-    pub reduce_dtype: DType,
 }
 
 impl Settings {
     /// In-memory states, AdamW, and everything else as by default.
     pub fn new(dtype: DType, stage: Stage, ranks: usize) -> Settings {
         Settings {
-            dtype,
+            sharding: ShardingConfig { dtype, ..ShardingConfig::default() },
             stage,
             ranks: ranks.max(1),
             group: ranks.max(1),
-            secondary: None,
             apart: None,
             optim: Optim::TwoMoments,
-            offload_optimizer: None,
-            offload_parameters: None,
-            lifetime: Lifetime::OneUse,
-            prefetch_elems: 50_000_000,
-            max_live_elems: 1_000_000_000,
-            persistence_elems: 100_000,
-            gather_copies: false,
-            in_8_bits: false,
-            overlap: true,
-            reduce_dtype: DType::F32,
         }
     }
 
@@ -138,19 +106,31 @@ impl Settings {
 
     /// Whether sharded parameters are gathered into buffers, rather than read where their owners keep them.
     pub(super) fn gathers(&self) -> bool {
-        let moves =
-            self.gather_copies || self.in_8_bits || self.apart.is_some() || self.offload_parameters.is_some();
+        let moves = self.copies()
+            || self.in_8_bits()
+            || self.apart.is_some()
+            || self.sharding.offload_params.is_some();
         self.stage == Stage::Parameters && moves
+    }
+
+    /// Whether gathered parameters are copied, as between machines, rather than read where their owners keep them.
+    pub(super) fn copies(&self) -> bool {
+        self.sharding.gather == Gather::Copy
+    }
+
+    /// Whether gathered parameters come in 8 bits, each rank with a copy of its own: qwZ.
+    pub(super) fn in_8_bits(&self) -> bool {
+        self.sharding.quantized.weights
     }
 
     /// Whether the gradients of two units are on their way at a time.
     pub(super) fn overlaps(&self) -> bool {
-        self.overlap && self.apart.is_some() && self.ranks > 1
+        self.sharding.overlap && self.apart.is_some() && self.ranks > 1
     }
 
     /// How states in files are read and written: as the optimizer's are, where both kinds of state are in files.
     pub(super) fn files(&self) -> Offload {
-        let files = self.offload_optimizer.as_ref().or(self.offload_parameters.as_ref());
+        let files = self.sharding.offload_optimizer.as_ref().or(self.sharding.offload_params.as_ref());
         files.cloned().unwrap_or_else(offload_to_files)
     }
 }

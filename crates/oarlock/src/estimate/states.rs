@@ -64,17 +64,17 @@ pub fn model_states(size: &ModelSize, settings: &Settings, step: Option<&DryRun>
         let machine = shares.iter().map(of).sum::<u64>() * times;
         parts.push(Part { name, rank: of(&share), machine, shared: false });
     };
-    if settings.offload_optimizer.is_none() {
+    if settings.sharding.offload_optimizer.is_none() {
         push("master weights", &|share| 4 * share.with_master);
         push("optimizer state", &|share| 4 * share.kept);
     }
     push("state between file and use", &|share| share.beyond(step).1);
     push("optimizer's workspace", &|share| share.beyond(step).0);
-    if settings.reduce_dtype != DType::F32 && ranks > 1 {
+    if settings.sharding.reduces_in() != DType::F32 && ranks > 1 {
         // The largest unit is unknown where only the number of parameters is known.
         let unit = if size.known { largest(size, |_| 1) } else { 0 };
         let copies = if settings.overlaps() { 2 } else { 1 };
-        let bytes = copies * settings.reduce_dtype.size() as u64 * unit;
+        let bytes = copies * settings.sharding.reduces_in().size() as u64 * unit;
         parts.push(Part::each("gradients rounded for the sum", bytes, ranks));
     }
     parts.retain(|part| part.machine > 0);
@@ -101,10 +101,10 @@ fn weights(size: &ModelSize, settings: &Settings) -> Vec<Part> {
         return vec![shared("working weights", all, n)];
     }
     let gathered: u64 =
-        size.gathered_groups(settings.persistence_elems).into_iter().flatten().map(bytes).sum();
-    let (resident, in_files) = (all.saturating_sub(gathered), settings.offload_parameters.is_some());
+        size.gathered_groups(settings.sharding.persistence_elems).into_iter().flatten().map(bytes).sum();
+    let (resident, in_files) = (all.saturating_sub(gathered), settings.sharding.offload_params.is_some());
     let at_rest = if in_files { 0 } else { gathered };
-    let mut parts = vec![match apart.is_some() || settings.gather_copies || settings.in_8_bits {
+    let mut parts = vec![match apart.is_some() || settings.copies() || settings.in_8_bits() {
         // What is not gathered each rank has for itself.
         true => Part {
             name: "working weights",
@@ -116,13 +116,13 @@ fn weights(size: &ModelSize, settings: &Settings) -> Vec<Part> {
     }];
     // The units are unknown where only the number of parameters is known.
     let buffers = if size.known { size.gathered(settings) } else { Gathered::default() };
-    let second = settings.secondary.unwrap_or(ranks).clamp(1, ranks) as u64;
+    let second = settings.sharding.secondary.unwrap_or(ranks).clamp(1, ranks) as u64;
     let name = if in_files { "weights between file and use" } else { "gathered weights" };
     parts.push(match apart {
-        _ if settings.in_8_bits => {
+        _ if settings.in_8_bits() => {
             // What comes lies beside its copy, a byte for each element.
             let copies = buffers.first + buffers.second;
-            Part::each(name, copies + copies.div_ceil(settings.dtype.size() as u64), ranks)
+            Part::each(name, copies + copies.div_ceil(settings.sharding.dtype.size() as u64), ranks)
         }
         Some(_) => Part::each(name, buffers.first + buffers.second, ranks),
         None => Part {
@@ -132,7 +132,7 @@ fn weights(size: &ModelSize, settings: &Settings) -> Vec<Part> {
             shared: true,
         },
     });
-    if settings.secondary.is_some() {
+    if settings.sharding.secondary.is_some() {
         parts.push(Part::each("second copy of the weights", gathered.div_ceil(second), ranks));
     }
     parts
@@ -176,8 +176,9 @@ impl Share {
         step: Option<&DryRun>,
         (rank, ranks): (usize, usize),
     ) -> Share {
-        let optimizer_in_file = settings.offload_optimizer.is_some();
-        let weights_in_file = settings.offload_parameters.is_some() && settings.stage == Stage::Parameters;
+        let optimizer_in_file = settings.sharding.offload_optimizer.is_some();
+        let weights_in_file =
+            settings.sharding.offload_params.is_some() && settings.stage == Stage::Parameters;
         let files = settings.files();
         let (mut share, mut n_pieces) = (Share::default(), 0);
         if settings.stage >= Stage::Gradients {
@@ -220,7 +221,8 @@ impl Share {
 
     /// All of it that depends on the rank.
     fn bytes(&self, settings: &Settings) -> u64 {
-        let states = if settings.offload_optimizer.is_none() { self.with_master + self.kept } else { 0 };
+        let states =
+            if settings.sharding.offload_optimizer.is_none() { self.with_master + self.kept } else { 0 };
         self.gradients + 4 * states + self.workspace + self.staged.iter().flatten().sum::<u64>()
     }
 

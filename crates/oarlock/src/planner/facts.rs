@@ -3,9 +3,7 @@
 use oarlock_tensor::cpu::Isa;
 use oarlock_tensor::{Device, DeviceKind, Par};
 
-use crate::config::{
-    Finetuning, Length, ObjectiveArgs, Offload, PartitionMethod, Recompute, ShardGroup, TrainConfig,
-};
+use crate::config::{Finetuning, Length, ObjectiveArgs, Offload, PartitionMethod, Recompute, TrainConfig};
 use crate::error::{Error, Result};
 use crate::estimate::{
     DryRun, ModelSize, Settings, Stage, StepShape, decoder_step, program_bytes, settings_of,
@@ -85,7 +83,7 @@ impl Facts {
             size: ModelSize::wrapped(&model, dtype, &shard.wrap),
             written: Choice {
                 stage: settings.stage,
-                by_machine: shard.group == ShardGroup::Machine && settings.stage >= Stage::Gradients,
+                by_machine: shard.group.is_none() && shard.by_machine && settings.stage >= Stage::Gradients,
                 stages,
                 recompute: config.train.recompute != Recompute::None,
                 batch: config.train.batch_size,
@@ -102,7 +100,7 @@ impl Facts {
                 Length::Epochs(_) => None,
             },
             ranks: ranks.num_processes,
-            bucket_elems: shard.reduce_bucket.of(hidden_size),
+            bucket_elems: shard.reduce_bucket_elems.of(hidden_size),
             partition: ranks.pipeline.partition.clone(),
             unit_weights: unit_weights(&model)?,
             micro_batches,
@@ -117,7 +115,7 @@ impl Facts {
 /// Refuses what the planner has no model of.
 fn check(config: &TrainConfig) -> Result<()> {
     let adapters = matches!(&config.train.finetuning, Finetuning::Adapter(args) if !args.adapters.is_empty());
-    let offloaded = [&config.shard.offload_optimizer, &config.shard.offload_parameters];
+    let offloaded = [&config.shard.offload_optimizer, &config.shard.offload_params];
     let unknown = [
         // What takes a GPU by itself is planned for the CPU.
         (matches!(config.ranks.device, DeviceKind::Cuda(_)), "a training on GPUs (`device: cuda`)"),

@@ -9,8 +9,8 @@ use oarlock_tensor::ops::optimizer::Part;
 use oarlock_tensor::ops::transfer;
 use oarlock_tensor::{DType, Device, FlatBuffer, Par, Store};
 
-use crate::accelerator::{Accelerator, AcceleratorConfig, Prepared, PreparedOptimizer, engine_options};
-use crate::config::{Placement, ShardArgs, TrainConfig};
+use crate::accelerator::{Accelerator, AcceleratorConfig, Prepared, PreparedOptimizer};
+use crate::config::{Elems, ShardingConfig, TrainConfig};
 use crate::data::Batch;
 use crate::distributed;
 use crate::error::{Error, Result};
@@ -258,12 +258,12 @@ impl Args<'_> {
 
     fn accelerator(&self) -> Result<Accelerator> {
         let config = self.config;
-        let unsharded =
-            ShardArgs { optimizer: Placement::Sharded, wrap: config.shard.wrap.clone(), ..ShardArgs::UNSAID };
+        let unsharded: ShardingConfig<Elems> =
+            ShardingConfig { wrap: config.shard.wrap.clone(), ..ShardingConfig::default() };
         let hidden_size = self.depths.hf[0].decoder().hidden_size;
         let cpu_path = config.ranks.cpu_path.as_deref().map(str::parse).transpose().map_err(Error::Usage)?;
         Accelerator::new(&AcceleratorConfig {
-            shard: engine_options(&unsharded, config.train.dtype, hidden_size),
+            shard: unsharded.resolve(config.train.dtype, hidden_size),
             threads: Some(self.threads),
             seed: Some(config.train.seed),
             cpu_path,

@@ -2,7 +2,7 @@
 
 use std::ops::Range;
 
-use crate::config::Lifetime;
+use crate::config::{Lifetime, ShardingConfig};
 use crate::error::{Error, Result};
 use crate::estimate::{Settings, Stage, estimate, model_states};
 use crate::pipeline::partition;
@@ -135,7 +135,7 @@ impl Costs<'_> {
 
     /// The ranks of a collective.
     fn ranks(&self, call: Call) -> Ranks {
-        let sum_bytes = self.facts.settings.reduce_dtype.size();
+        let sum_bytes = self.facts.settings.sharding.reduces_in().size();
         match call.over {
             Over::Shard => self.cluster.neighbours(self.shard_ranks(), sum_bytes),
             Over::All => self.cluster.neighbours(self.data_ranks, sum_bytes),
@@ -175,7 +175,7 @@ impl Costs<'_> {
     /// The groups of each unit of the model.
     fn groups(&self) -> Vec<Vec<crate::estimate::UnitGroup>> {
         let gathers = self.choice.stage == Stage::Parameters && !self.shares_memory();
-        self.facts.size.unit_groups(gathers.then_some(self.facts.settings.persistence_elems))
+        self.facts.size.unit_groups(gathers.then_some(self.facts.settings.sharding.persistence_elems))
     }
 
     /// The units with their times, and without their groups: embedding, blocks, and a head, which has the time of both ends.
@@ -244,14 +244,14 @@ impl Costs<'_> {
             micro_batches: if part.is_some() { 1 } else { accumulation },
             shards_gradients,
             shards_optimizer: stage >= Stage::Optimizer,
-            lifetime: settings.lifetime,
-            prefetch_elems: settings.prefetch_elems,
-            max_live_elems: settings.max_live_elems,
+            lifetime: settings.sharding.lifetime,
+            prefetch_elems: settings.sharding.prefetch_elems,
+            max_live_elems: settings.sharding.max_live_elems,
             bucket_elems: self.facts.bucket_elems,
-            reduce_bytes: settings.reduce_dtype.size(),
+            reduce_bytes: settings.sharding.reduces_in().size(),
             replicas_of: by_machine.then_some(shard),
             // The passes of a pipeline are over when its gradients leave.
-            overlaps: settings.overlap && !self.shares_memory() && part.is_none(),
+            overlaps: settings.sharding.overlap && !self.shares_memory() && part.is_none(),
             n_blocks,
             accumulate: if self.data_ranks > 1 || shards_gradients {
                 self.profile.accumulate / shard as f64
@@ -275,7 +275,7 @@ impl Costs<'_> {
             Part { forward: sum(|times| times.0), backward: sum(|times| times.1) }
         };
         let parts: Vec<Part> = ranges.iter().map(part).collect();
-        let bytes = (batch * len * hidden_size * self.facts.settings.dtype.size()) as f64;
+        let bytes = (batch * len * hidden_size * self.facts.settings.sharding.dtype.size()) as f64;
         // Neighbouring ranks are in the same stage.
         let machine_of = |stage: usize| stage * self.data_ranks / self.cluster.ranks;
         let crossing = self.data_ranks.min(self.cluster.ranks) as f64;
@@ -340,10 +340,13 @@ impl Costs<'_> {
             ranks: self.data_ranks,
             group: if by_machine { self.cluster.ranks } else { self.data_ranks },
             apart,
-            lifetime: if stage == Stage::Parameters {
-                self.facts.settings.lifetime
-            } else {
-                Lifetime::OneUse
+            sharding: ShardingConfig {
+                lifetime: if stage == Stage::Parameters {
+                    self.facts.settings.sharding.lifetime
+                } else {
+                    Lifetime::OneUse
+                },
+                ..self.facts.settings.sharding.clone()
             },
             ..self.facts.settings.clone()
         };

@@ -20,7 +20,7 @@ use crate::nn::parameters;
 use crate::optim;
 use crate::pipeline::unit_weights;
 use crate::report::speed::PhaseTimer;
-use crate::shard::{Options, Placements};
+use crate::shard::{Placements, ShardingConfig};
 use crate::train::objective::dry_pass;
 use crate::train::{NextToken, train_step};
 use crate::{Accelerator, AcceleratorConfig, Device};
@@ -207,7 +207,10 @@ fn facts(dtype: DType, hidden: usize, n_layers: usize, persistence_elems: usize)
     }
     Facts {
         size: ModelSize::of(&model, dtype),
-        settings: Settings { persistence_elems, ..Settings::new(dtype, Stage::Optimizer, 1) },
+        settings: Settings {
+            sharding: ShardingConfig { dtype, persistence_elems, ..ShardingConfig::default() },
+            ..Settings::new(dtype, Stage::Optimizer, 1)
+        },
         written: choice(Stage::Optimizer, 2, 4),
         global_batch: 16,
         len: LEN,
@@ -270,7 +273,7 @@ fn predicted(facts: &Facts, cluster: &Cluster, choice: Choice) -> Prediction {
 
 /// What each rank of a real training step calls, with what is sharded.
 fn counted(
-    options: Options,
+    options: ShardingConfig,
     ranks: usize,
     n_layers: usize,
     micro: usize,
@@ -320,22 +323,21 @@ fn the_traffic_of_a_step_is_what_engines_count() {
         (DType::BF16, Stage::Parameters, Placements::PARAMETERS, 0, kept, false, DType::F32),
     ] {
         for micro in [1, 2] {
-            let options = Options {
+            let options = ShardingConfig {
                 dtype,
                 placements,
                 persistence_elems: persistence,
                 lifetime,
                 overlap,
-                reduce_dtype,
+                reduce_dtype: Some(reduce_dtype),
                 prefetch_elems: 20_000,
                 max_live_elems: 60_000,
                 reduce_bucket_elems: 10_000,
-                ..Options::default()
+                ..ShardingConfig::default()
             };
             let mut facts = facts(dtype, 64, n_layers, persistence);
             let settings = &mut facts.settings;
-            (settings.lifetime, settings.overlap, settings.reduce_dtype) = (lifetime, overlap, reduce_dtype);
-            (settings.prefetch_elems, settings.max_live_elems) = (20_000, 60_000);
+            settings.sharding = options.clone();
             facts.bucket_elems = 10_000;
             let prediction = predicted(&facts, &cluster(ranks, 1), choice(stage, 1, micro));
             let mut calls = BTreeMap::new();
@@ -403,7 +405,8 @@ fn a_pipeline_costs_its_slowest_stage_and_the_idle_time() {
 #[test]
 fn shards_take_less_memory_than_what_they_are_shards_of() {
     let facts = facts(DType::BF16, 64, 12, 0);
-    let facts = Facts { settings: Settings { prefetch_elems: 0, ..facts.settings.clone() }, ..facts };
+    let mut facts = facts;
+    facts.settings.sharding.prefetch_elems = 0;
     for cluster in [cluster(1, 4), cluster(4, 1), cluster(2, 2)] {
         let memory = Stage::ALL.map(|stage| predicted(&facts, &cluster, choice(stage, 1, 4)).memory);
         assert!(memory.windows(2).all(|two| two[1] <= two[0]), "{cluster:?}: {memory:?}");
@@ -454,7 +457,7 @@ proptest! {
         bandwidth in 1e5..1e10f64, factor in 1.0..100.0f64,
     ) {
         let mut facts = SMALL.with(Clone::clone);
-        facts.settings.overlap = overlap;
+        facts.settings.sharding.overlap = overlap;
         let slow = cluster(2, per_machine);
         let with = |network: Network| Cluster { network: Some(network), ..slow };
         let choice = choice(Stage::ALL[stage], 2, 8 / (2 * per_machine));

@@ -3,45 +3,46 @@
 
 use super::dialect::{self, Ranks, settle};
 use super::json;
-use super::keys::Key;
 use super::keys::Status::Used;
 use super::keys::ValueType::{Choice, Int, List, Text};
+use super::keys::{Key, Row};
 use super::location::{Location, ValueSource};
 use super::node::{Entry, Node};
 use super::problem::Problems;
 use super::resolve::{Setting, Settings};
 use super::table::TRAINING;
 use super::value::{self, Value, boolean};
-use crate::config::ShardArgs;
+use crate::config::{Elems, ShardingConfig};
 
 /// The variable that asks for FSDP.
 pub const USE_FSDP: &str = "ACCELERATE_USE_FSDP";
 
-/// The flags of the launcher.
-#[rustfmt::skip]
-pub const FSDP_FLAGS: &[Key] = &[
-    Key::flag(Choice(&["1", "2"]), "fsdp_version", "1", Used, "Version of FSDP: 1 reads fsdp_sharding_strategy, 2 fsdp_reshard_after_forward"),
-    Key::flag(Text, "fsdp_offload_params", "false", Used, "States and parameters in main memory"),
-    Key::flag(Int(0), "fsdp_min_num_params", "100000000", Used, "Least size of a unit of SIZE_BASED_WRAP"),
-    Key::flag(Text, "fsdp_sharding_strategy", "FULL_SHARD", Used, "FULL_SHARD, SHARD_GRAD_OP, NO_SHARD, HYBRID_SHARD or HYBRID_SHARD_ZERO2"),
-    Key::flag(Text, "fsdp_reshard_after_forward", "true", Used, "true: FULL_SHARD; false: SHARD_GRAD_OP"),
-    Key::flag(Text, "fsdp_auto_wrap_policy", "", Used, "What becomes a unit"),
-    Key::flag(List, "fsdp_transformer_layer_cls_to_wrap", "", Used, "Classes of modules that become units"),
-    Key::flag(Text, "fsdp_backward_prefetch", "", Used, "BACKWARD_PRE, BACKWARD_POST or NO_PREFETCH"),
-    Key::flag(Text, "fsdp_state_dict_type", "", Used, "FULL_STATE_DICT, LOCAL_STATE_DICT or SHARDED_STATE_DICT"),
-    Key::flag(Text, "fsdp_forward_prefetch", "false", Used, "Gather ahead in the forward pass, too"),
-    Key::flag(Text, "fsdp_use_orig_params", "true", Used, "Keep the model's parameters"),
-    Key::flag(Text, "fsdp_cpu_ram_efficient_loading", "true", Used, "Only rank 0 reads the weights"),
-    Key::flag(Text, "fsdp_sync_module_states", "true", Used, "Send the weights of rank 0"),
-    Key::flag(Text, "fsdp_activation_checkpointing", "false", Used, "Recompute every unit"),
-    Key::flag(Text, "fsdp_activation_checkpointing_offload", "false", Used, "Keep inputs of recomputed units in main memory"),
-];
+super::keys::key_table! {
+    /// The flags of the launcher.
+    pub const FSDP_FLAGS = [
+        FSDP_VERSION: String = Row::flag(Choice(&["1", "2"]), "fsdp_version", "1", Used, "Version of FSDP: 1 reads fsdp_sharding_strategy, 2 fsdp_reshard_after_forward"),
+        FSDP_OFFLOAD_PARAMS: String = Row::flag(Text, "fsdp_offload_params", "false", Used, "States and parameters in main memory"),
+        FSDP_MIN_NUM_PARAMS: usize = Row::flag(Int(0), "fsdp_min_num_params", "100000000", Used, "Least size of a unit of SIZE_BASED_WRAP"),
+        FSDP_SHARDING_STRATEGY: String = Row::flag(Text, "fsdp_sharding_strategy", "FULL_SHARD", Used, "FULL_SHARD, SHARD_GRAD_OP, NO_SHARD, HYBRID_SHARD or HYBRID_SHARD_ZERO2"),
+        FSDP_RESHARD_AFTER_FORWARD: String = Row::flag(Text, "fsdp_reshard_after_forward", "true", Used, "true: FULL_SHARD; false: SHARD_GRAD_OP"),
+        FSDP_AUTO_WRAP_POLICY: Option<String> = Row::flag(Text, "fsdp_auto_wrap_policy", "", Used, "What becomes a unit"),
+        FSDP_TRANSFORMER_LAYER_CLS_TO_WRAP: Vec<String> = Row::flag(List, "fsdp_transformer_layer_cls_to_wrap", "", Used, "Classes of modules that become units"),
+        FSDP_BACKWARD_PREFETCH: Option<String> = Row::flag(Text, "fsdp_backward_prefetch", "", Used, "BACKWARD_PRE, BACKWARD_POST or NO_PREFETCH"),
+        FSDP_STATE_DICT_TYPE: Option<String> = Row::flag(Text, "fsdp_state_dict_type", "", Used, "FULL_STATE_DICT, LOCAL_STATE_DICT or SHARDED_STATE_DICT"),
+        FSDP_FORWARD_PREFETCH: String = Row::flag(Text, "fsdp_forward_prefetch", "false", Used, "Gather ahead in the forward pass, too"),
+        FSDP_USE_ORIG_PARAMS: String = Row::flag(Text, "fsdp_use_orig_params", "true", Used, "Keep the model's parameters"),
+        FSDP_CPU_RAM_EFFICIENT_LOADING: String = Row::flag(Text, "fsdp_cpu_ram_efficient_loading", "true", Used, "Only rank 0 reads the weights"),
+        FSDP_SYNC_MODULE_STATES: String = Row::flag(Text, "fsdp_sync_module_states", "true", Used, "Send the weights of rank 0"),
+        FSDP_ACTIVATION_CHECKPOINTING: String = Row::flag(Text, "fsdp_activation_checkpointing", "false", Used, "Recompute every unit"),
+        FSDP_ACTIVATION_CHECKPOINTING_OFFLOAD: String = Row::flag(Text, "fsdp_activation_checkpointing_offload", "false", Used, "Keep inputs of recomputed units in main memory"),
+    ];
+}
 
 /// A setting that a process finds in its environment.
 #[derive(Clone, Copy, Debug)]
 pub struct Variable {
     /// The flag.
-    pub flag: &'static str,
+    pub flag: &'static Row,
     /// The variable.
     pub name: &'static str,
     /// Written in small letters.
@@ -49,32 +50,32 @@ pub struct Variable {
 }
 
 /// A variable that is written as it is.
-pub const fn variable(flag: &'static str, name: &'static str) -> Variable {
-    Variable { flag, name, lower: false }
+pub const fn variable<T>(flag: Key<T>, name: &'static str) -> Variable {
+    Variable { flag: flag.row, name, lower: false }
 }
 
 /// A variable that is written in small letters.
-pub const fn lower(flag: &'static str, name: &'static str) -> Variable {
-    Variable { flag, name, lower: true }
+pub const fn lower<T>(flag: Key<T>, name: &'static str) -> Variable {
+    Variable { flag: flag.row, name, lower: true }
 }
 
 /// What a process of FSDP finds, beside ACCELERATE_USE_FSDP.
 pub const OF_FSDP: &[Variable] = &[
-    variable("fsdp_version", "FSDP_VERSION"),
-    variable("fsdp_sharding_strategy", "FSDP_SHARDING_STRATEGY"),
-    lower("fsdp_reshard_after_forward", "FSDP_RESHARD_AFTER_FORWARD"),
-    lower("fsdp_offload_params", "FSDP_OFFLOAD_PARAMS"),
-    variable("fsdp_min_num_params", "FSDP_MIN_NUM_PARAMS"),
-    variable("fsdp_auto_wrap_policy", "FSDP_AUTO_WRAP_POLICY"),
-    variable("fsdp_transformer_layer_cls_to_wrap", "FSDP_TRANSFORMER_CLS_TO_WRAP"),
-    variable("fsdp_backward_prefetch", "FSDP_BACKWARD_PREFETCH"),
-    variable("fsdp_state_dict_type", "FSDP_STATE_DICT_TYPE"),
-    lower("fsdp_forward_prefetch", "FSDP_FORWARD_PREFETCH"),
-    lower("fsdp_use_orig_params", "FSDP_USE_ORIG_PARAMS"),
-    lower("fsdp_cpu_ram_efficient_loading", "FSDP_CPU_RAM_EFFICIENT_LOADING"),
-    lower("fsdp_sync_module_states", "FSDP_SYNC_MODULE_STATES"),
-    lower("fsdp_activation_checkpointing", "FSDP_ACTIVATION_CHECKPOINTING"),
-    lower("fsdp_activation_checkpointing_offload", "FSDP_ACTIVATION_CHECKPOINTING_OFFLOAD"),
+    variable(FSDP_VERSION, "FSDP_VERSION"),
+    variable(FSDP_SHARDING_STRATEGY, "FSDP_SHARDING_STRATEGY"),
+    lower(FSDP_RESHARD_AFTER_FORWARD, "FSDP_RESHARD_AFTER_FORWARD"),
+    lower(FSDP_OFFLOAD_PARAMS, "FSDP_OFFLOAD_PARAMS"),
+    variable(FSDP_MIN_NUM_PARAMS, "FSDP_MIN_NUM_PARAMS"),
+    variable(FSDP_AUTO_WRAP_POLICY, "FSDP_AUTO_WRAP_POLICY"),
+    variable(FSDP_TRANSFORMER_LAYER_CLS_TO_WRAP, "FSDP_TRANSFORMER_CLS_TO_WRAP"),
+    variable(FSDP_BACKWARD_PREFETCH, "FSDP_BACKWARD_PREFETCH"),
+    variable(FSDP_STATE_DICT_TYPE, "FSDP_STATE_DICT_TYPE"),
+    lower(FSDP_FORWARD_PREFETCH, "FSDP_FORWARD_PREFETCH"),
+    lower(FSDP_USE_ORIG_PARAMS, "FSDP_USE_ORIG_PARAMS"),
+    lower(FSDP_CPU_RAM_EFFICIENT_LOADING, "FSDP_CPU_RAM_EFFICIENT_LOADING"),
+    lower(FSDP_SYNC_MODULE_STATES, "FSDP_SYNC_MODULE_STATES"),
+    lower(FSDP_ACTIVATION_CHECKPOINTING, "FSDP_ACTIVATION_CHECKPOINTING"),
+    lower(FSDP_ACTIVATION_CHECKPOINTING_OFFLOAD, "FSDP_ACTIVATION_CHECKPOINTING_OFFLOAD"),
 ];
 
 /// What looks up a variable.
@@ -85,7 +86,7 @@ pub type Lookup<'a> = dyn Fn(&str) -> Option<String> + 'a;
 ///
 /// # Errors
 /// Everything that is wrong in them, or not there.
-pub fn fsdp(read: &Lookup<'_>, ranks: usize) -> Result<Option<ShardArgs>, Problems> {
+pub fn fsdp(read: &Lookup<'_>, ranks: usize) -> Result<Option<ShardingConfig<Elems>>, Problems> {
     let Some(chosen) = asks(USE_FSDP, read) else { return Ok(None) };
     let mut problems = Problems::default();
     let mut flags = Settings::of(FSDP_FLAGS);
@@ -95,8 +96,8 @@ pub fn fsdp(read: &Lookup<'_>, ranks: usize) -> Result<Option<ShardArgs>, Proble
     let mut dialects = dialect::read(&mut settings, &json::file, &mut problems);
     problems.append(dialects.missing());
     // An engine on the CPU has in main memory what is offloaded there, and the notes go to nobody.
-    let (shard, _) = dialect::shard(&mut dialects, Ranks::new(ranks, true), &mut problems);
-    problems.into_result(|| Some(shard))
+    let sharding = dialect::shard(&mut dialects, Ranks::new(ranks, true), &mut problems);
+    problems.into_result(|| Some(sharding.config))
 }
 
 /// Takes what variables say about flags.
@@ -107,7 +108,8 @@ pub fn take<'v>(
     problems: &mut Problems,
 ) {
     for variable in variables {
-        if let (Some(entry), Some(setting)) = (said_in(variable.name, read), flags.get_mut(variable.flag))
+        if let (Some(entry), Some(setting)) =
+            (said_in(variable.name, read), flags.find_mut(variable.flag.name))
             && let Err(problem) = settle(setting, &entry)
         {
             problems.push(problem);
@@ -117,22 +119,22 @@ pub fn take<'v>(
 
 /// `fsdp_config`: everything that the flags say, and a strategy.
 pub fn fsdp_block(settings: &Settings, chosen: &Location) -> Entry {
-    const NAMED: [&str; 2] = ["fsdp_sharding_strategy", "fsdp_reshard_after_forward"];
-    let version = settings.said("fsdp_version").map(|setting| setting.value.to_string());
+    const NAMED: [&Row; 2] = [FSDP_SHARDING_STRATEGY.row, FSDP_RESHARD_AFTER_FORWARD.row];
+    let version = settings.said(FSDP_VERSION).map(|setting| setting.value.to_string());
     // Each version reads one of two keys, and Accelerate always hands on both.
     let idle = match version.as_deref() {
-        Some("1") => NAMED[1],
-        Some("2") if NAMED.iter().all(|name| settings.said(name).is_some()) => NAMED[0],
+        Some("1") => NAMED[1].name,
+        Some("2") if NAMED.iter().all(|key| settings.said(*key).is_some()) => NAMED[0].name,
         _ => "",
     };
     let mut entries = Vec::new();
-    for flag in OF_FSDP.iter().map(|variable| variable.flag).filter(|flag| *flag != idle) {
+    for flag in OF_FSDP.iter().map(|variable| variable.flag).filter(|flag| flag.name != idle) {
         if let Some((setting, location)) = settings.said_at(flag) {
-            entries.push(Entry::new(flag, text(setting), location));
+            entries.push(Entry::new(flag.name, text(setting), location));
         }
     }
-    if !entries.iter().any(|entry| NAMED.contains(&entry.key.as_str())) {
-        entries.push(Entry::new(NAMED[0], "FULL_SHARD", chosen));
+    if !entries.iter().any(|entry| NAMED.iter().any(|key| key.name == entry.key)) {
+        entries.push(Entry::new(NAMED[0].name, "FULL_SHARD", chosen));
     }
     Entry::of("fsdp_config", Node::map(entries, chosen))
 }

@@ -6,18 +6,20 @@ use std::sync::Arc;
 
 use oarlock_tensor::DType;
 
-use super::dialect::{self, Dialect, Dialects, Ranks};
+use super::dialect::{self, Dialect, Dialects, Ranks, deepspeed_keys};
 use super::json;
-use super::keys::Status;
+use super::keys::{Row, Status};
 use super::location::{Location, SourceText, ValueSource};
 use super::node::{Data, Entry, Node, find, find_mut, put};
 use super::optimizer;
 use super::problem::{Problem, Problems};
 use super::resolve::{AUTO, Settings};
 use super::schedule;
-use super::table::TRAINING;
+use super::table::{self as keys, TRAINING};
 use super::value::Value;
-use crate::config::{DeepSpeedShape, LossScale, OptimizerArgs, ScheduleArgs, Shape, ShardArgs, Steps};
+use crate::config::{
+    DeepSpeedShape, Elems, LossScale, OptimizerArgs, ScheduleArgs, Shape, ShardingConfig, Steps,
+};
 
 /// The highest rate of DeepSpeed's warm-ups.
 const PEAK: &str = "scheduler.params.warmup_max_lr";
@@ -79,7 +81,7 @@ pub struct DeepSpeedArgs {
     /// 0 to 3.
     pub stage: u8,
     /// What is sharded across the ranks.
-    pub shard: ShardArgs,
+    pub shard: ShardingConfig<Elems>,
     /// The dtype in which the model computes.
     pub dtype: DType,
     /// How the loss is scaled, in f16.
@@ -191,40 +193,52 @@ impl DeepSpeedConfig {
         let mut settings = Settings::of(TRAINING);
         let own = self.with_defaults();
         let names_peak = own.word(PEAK).is_some();
-        settings.derive("deepspeed", Value::Map(own.entries), "the configuration");
-        settings.derive("num_processes", Value::Int(i64::try_from(ranks).unwrap_or(i64::MAX)), "the ranks");
-        settings.derive("max_grad_norm", Value::Float(GRADIENT_CLIPPING), "DeepSpeed's default");
-        settings.derive("adam_epsilon", Value::Float(1e-8), "DeepSpeed's default");
+        settings.derive(keys::DEEPSPEED, Value::Map(own.entries), "the configuration");
+        settings.derive(
+            keys::NUM_PROCESSES,
+            Value::Int(i64::try_from(ranks).unwrap_or(i64::MAX)),
+            "the ranks",
+        );
+        settings.derive(keys::MAX_GRAD_NORM, Value::Float(GRADIENT_CLIPPING), "DeepSpeed's default");
+        settings.derive(keys::ADAM_EPSILON, Value::Float(1e-8), "DeepSpeed's default");
         let mut problems = Problems::default();
         let mut dialects = dialect::read(&mut settings, &json::file, &mut problems);
         problems.append(dialects.missing());
         let Some(block) = &dialects.deepspeed else { return Err(problems) };
         self.refuse_autos(hidden_size, &mut problems);
-        let said = |name: &str| block.settings.said(name).is_some();
-        if !said("train_batch_size") && !said("train_micro_batch_size_per_gpu") {
+        let said = |key: &'static Row| block.settings.said(key).is_some();
+        if !said(deepspeed_keys::TRAIN_BATCH_SIZE.row)
+            && !said(deepspeed_keys::TRAIN_MICRO_BATCH_SIZE_PER_GPU.row)
+        {
             problems.push(
                 Problem::new("the DeepSpeed configuration says neither `train_batch_size` nor `train_micro_batch_size_per_gpu`")
                     .help("write \"train_micro_batch_size_per_gpu\", also where the model is not trained; the batch of a step is that x gradient_accumulation_steps x ranks"),
             );
         }
-        if settings.usize("sequence_parallel_size") > 1 {
+        if settings.get(keys::SEQUENCE_PARALLEL_SIZE) > 1 {
             let message = "`sequence_parallel_size` divides the sequences of `oarlock train`; an engine does not know them";
             let help = "remove it, and set AcceleratorConfig::sequence_parallel_size in a loop of your own";
-            block.settings.report(&mut problems, message, &["sequence_parallel_size"], help);
+            block.settings.report(
+                &mut problems,
+                message,
+                &[deepspeed_keys::SEQUENCE_PARALLEL_SIZE.row],
+                help,
+            );
         }
-        if settings.bool("fp16") && settings.bool("bf16") {
-            let names = ["fp16.enabled", "bf16.enabled"];
+        if settings.get(keys::FP16) && settings.get(keys::BF16) {
+            let names = [deepspeed_keys::FP16_ENABLED.row, deepspeed_keys::BF16_ENABLED.row];
             let message = "`fp16` and `bf16` exclude each other";
             block.settings.report(&mut problems, message, &names, "keep one of them");
         }
-        let [has_optimizer, has_schedule] = ["optimizer.type", "scheduler.type"].map(said);
+        let [has_optimizer, has_schedule] =
+            [deepspeed_keys::OPTIMIZER_TYPE.row, deepspeed_keys::SCHEDULER_TYPE.row].map(said);
         let (lr, decay) = dialect::optimizer_defaults(block);
-        for (name, default) in [("learning_rate", lr), ("weight_decay", decay)] {
-            if !settings.get(name).is_written() {
-                settings.derive(name, Value::Float(default), "DeepSpeed's default");
+        for (key, default) in [(keys::LEARNING_RATE, lr), (keys::WEIGHT_DECAY, decay)] {
+            if !settings.setting(key).is_written() {
+                settings.derive(key, Value::Float(default), "DeepSpeed's default");
             }
         }
-        let learning_rate = settings.f64("learning_rate");
+        let learning_rate = settings.get(keys::LEARNING_RATE);
         let schedule = has_schedule.then(|| {
             let mut shape = schedule::shape(&settings, learning_rate, &mut problems);
             needs_total(&shape, &mut problems);
@@ -235,22 +249,26 @@ impl DeepSpeedConfig {
                 // A rate that is written holds for all parameter groups, whatever theirs is.
                 warmup.max_lr = names_peak.then_some(learning_rate);
             }
-            ScheduleArgs { learning_rate, shape, warmup: Steps::Count(settings.f64("warmup_steps") as u64) }
+            ScheduleArgs {
+                learning_rate,
+                shape,
+                warmup: Steps::Count(settings.get(keys::WARMUP_STEPS) as u64),
+            }
         });
         let optimizer = has_optimizer.then(|| optimizer::optimizer(&settings, &mut problems));
         // An engine on the CPU has in main memory what is offloaded there, and the notes go to nobody.
-        let (shard, loss_scale) = dialect::shard(&mut dialects, Ranks::new(ranks, true), &mut problems);
+        let sharding = dialect::shard(&mut dialects, Ranks::new(ranks, true), &mut problems);
         if let Some(optimizer) = &optimizer {
-            optimizer::check_placement(&settings, optimizer, &shard, &mut problems);
+            optimizer::check_placement(&settings, optimizer, &sharding.config, &mut problems);
         }
-        let dtype = match (settings.bool("bf16"), settings.bool("fp16")) {
+        let dtype = match (settings.get(keys::BF16), settings.get(keys::FP16)) {
             (true, _) => DType::BF16,
             (false, true) => DType::F16,
             (false, false) => DType::F32,
         };
         let [micro_batch_size, gradient_accumulation_steps] =
-            ["per_device_train_batch_size", "gradient_accumulation_steps"]
-                .map(|name| settings.usize(name).max(1));
+            [keys::PER_DEVICE_TRAIN_BATCH_SIZE, keys::GRADIENT_ACCUMULATION_STEPS]
+                .map(|key| settings.get(key).max(1));
         let train_batch_size =
             micro_batch_size.checked_mul(gradient_accumulation_steps).and_then(|n| n.checked_mul(ranks));
         if train_batch_size.is_none() {
@@ -265,16 +283,16 @@ impl DeepSpeedConfig {
         problems.into_result(|| DeepSpeedArgs {
             stage,
             notes,
-            shard,
+            shard: sharding.config,
             dtype,
-            loss_scale: (dtype == DType::F16).then_some(loss_scale),
+            loss_scale: (dtype == DType::F16).then_some(sharding.loss_scale),
             optimizer,
             learning_rate,
             schedule,
             train_batch_size: train_batch_size.unwrap_or(usize::MAX),
             micro_batch_size,
             gradient_accumulation_steps,
-            gradient_clipping: settings.f64("max_grad_norm"),
+            gradient_clipping: settings.get(keys::MAX_GRAD_NORM),
         })
     }
 
@@ -345,9 +363,9 @@ impl DeepSpeedConfig {
 
 fn stage_of(dialects: &Dialects) -> u8 {
     let Some(block) = &dialects.deepspeed else { return 0 };
-    match block.settings.said("zero_optimization") {
-        Some(_) => u8::from(block.settings.bool("zero_optimization")),
-        None => u8::try_from(block.settings.int("zero_optimization.stage")).unwrap_or(u8::MAX),
+    match block.settings.said(deepspeed_keys::ZERO_OPTIMIZATION) {
+        Some(_) => u8::from(block.settings.get(deepspeed_keys::ZERO_OPTIMIZATION)),
+        None => u8::try_from(block.settings.get(deepspeed_keys::ZERO_OPTIMIZATION_STAGE)).unwrap_or(u8::MAX),
     }
 }
 
@@ -393,7 +411,6 @@ fn needs_total(shape: &Shape, problems: &mut Problems) {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::config::Elems;
 
     fn resolve(text: &str, ranks: usize) -> Result<DeepSpeedArgs, String> {
         let config = DeepSpeedConfig::from_text("ds.json", text).map_err(|problems| problems.to_string())?;
@@ -490,8 +507,8 @@ mod tests {
         let mut config = DeepSpeedConfig::from_text("ds.json", text).unwrap();
         config.fill("optimizer.params.lr", 0.25);
         let args = config.resolve(1, Some(10)).unwrap();
-        assert_eq!((args.learning_rate, args.shard.max_live), (0.25, Elems::Count(1_000_000_000)));
-        assert_eq!(args.shard.reduce_bucket, Elems::HiddenSquared);
+        assert_eq!((args.learning_rate, args.shard.max_live_elems), (0.25, Elems::Count(1_000_000_000)));
+        assert_eq!(args.shard.reduce_bucket_elems, Elems::HiddenSquared);
     }
 
     #[test]

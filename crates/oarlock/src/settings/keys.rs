@@ -1,4 +1,8 @@
-//! What a key is: its name, type, default and meaning.
+//! What a key is: its name, type, default and meaning. A table of keys declares each of them once, as a constant by which
+//! it is read: a key that does not exist, or is read as another type, does not compile.
+
+use std::fmt;
+use std::marker::PhantomData;
 
 /// The owner of a setting: the part of the configuration that it belongs to.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -174,9 +178,56 @@ pub enum Status {
     Later(&'static str),
 }
 
-/// A key of the configuration.
+/// What values have in common that are read alike.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Kind {
+    /// true or false.
+    Bool,
+    /// Whole numbers.
+    Int,
+    /// Numbers.
+    Float,
+    /// Words.
+    Text,
+    /// Words that no output shows.
+    Secret,
+    /// Names.
+    List,
+    /// Settings inside a setting.
+    Map,
+    /// One of several of these.
+    Mixed,
+}
+
+impl Kind {
+    /// The kind of a type of value.
+    pub const fn of(value_type: ValueType) -> Kind {
+        match value_type {
+            ValueType::Bool => Kind::Bool,
+            ValueType::Int(_) => Kind::Int,
+            ValueType::Float(_) | ValueType::Steps => Kind::Float,
+            ValueType::Text | ValueType::Path | ValueType::Choice(_) => Kind::Text,
+            ValueType::Secret => Kind::Secret,
+            ValueType::List => Kind::List,
+            ValueType::Map => Kind::Map,
+            ValueType::BoolOrPath | ValueType::MapOrPath => Kind::Mixed,
+        }
+    }
+}
+
+/// What the type as which a key is read says about the key.
+pub trait Typed {
+    /// The values that it is for.
+    const KIND: Kind;
+    /// Whether it is for keys without a default; `None`: for all.
+    const IS_OPTIONAL: Option<bool>;
+    /// Whether it holds numbers below 0.
+    const IS_SIGNED: bool = true;
+}
+
+/// A row of a table of keys: all that is known of a key but the type as which it is read.
 #[derive(Clone, Copy, Debug)]
-pub struct Key {
+pub struct Row {
     /// Its name.
     pub name: &'static str,
     /// Who owns it.
@@ -191,7 +242,7 @@ pub struct Key {
     pub doc: &'static str,
 }
 
-impl Key {
+impl Row {
     /// A flag of a command, or a key of another program's configuration.
     pub const fn flag(
         value_type: ValueType,
@@ -199,13 +250,20 @@ impl Key {
         default: &'static str,
         status: Status,
         doc: &'static str,
-    ) -> Key {
-        Key { name, group: Group::Ranks, value_type, default, status, doc }
+    ) -> Row {
+        Row { name, group: Group::Ranks, value_type, default, status, doc }
     }
 
     /// Whether the key has a meaning here.
     pub fn is_used(&self) -> bool {
         matches!(self.status, Status::Used | Status::Only(_) | Status::Among(..))
+    }
+}
+
+/// Its name.
+impl fmt::Display for Row {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(self.name)
     }
 }
 
@@ -217,30 +275,133 @@ pub const fn key(
     default: &'static str,
     status: Status,
     doc: &'static str,
-) -> Key {
-    Key { name, group, value_type, default, status, doc }
+) -> Row {
+    Row { name, group, value_type, default, status, doc }
 }
 
-/// The row of another table with this name.
-///
-/// # Panics
-/// If that table has none, when the program is compiled.
-pub const fn row(table: &'static [Key], name: &str) -> Key {
+/// The row of a key of another table, which this one has as well.
+pub const fn row<T>(key: Key<T>) -> Row {
+    *key.row
+}
+
+/// A key that is read as a `T`: a constant that [`key_table!`](crate::key_table) declares.
+pub struct Key<T> {
+    /// What is known of it.
+    pub row: &'static Row,
+    read_as: PhantomData<fn() -> T>,
+}
+
+impl<T: Typed> Key<T> {
+    /// The key of a row, under the name of its constant.
+    ///
+    /// # Panics
+    /// When the program is compiled: if the row is not read as a `T`, or the constant is not called as the key.
+    pub const fn new(constant: &str, row: &'static Row) -> Key<T> {
+        assert!(is_named(constant, row.name), "the constant is not called as its key");
+        let kind = Kind::of(row.value_type);
+        assert!(T::KIND as u8 == kind as u8, "the key has values of another type than it is read as");
+        let is_signed = matches!(row.value_type, ValueType::Int(least) if least < 0);
+        assert!(T::IS_SIGNED || !is_signed, "the key may be negative: read it as i64");
+        if let Some(optional) = T::IS_OPTIONAL {
+            assert!(optional == row.default.is_empty(), "a key is read as an Option if it has no default");
+        }
+        Key { row, read_as: PhantomData }
+    }
+}
+
+impl<T> Key<T> {
+    /// Its name.
+    pub const fn name(self) -> &'static str {
+        self.row.name
+    }
+}
+
+impl<T> Clone for Key<T> {
+    fn clone(&self) -> Self {
+        *self
+    }
+}
+
+impl<T> Copy for Key<T> {}
+
+impl<T> fmt::Debug for Key<T> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_tuple("Key").field(&self.row.name).finish()
+    }
+}
+
+/// Its name.
+impl<T> fmt::Display for Key<T> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        self.row.fmt(f)
+    }
+}
+
+impl<T> From<Key<T>> for &'static Row {
+    fn from(key: Key<T>) -> &'static Row {
+        key.row
+    }
+}
+
+/// Whether a constant is called as a key: in capitals, with `_` for the dots of a path.
+const fn is_named(constant: &str, name: &str) -> bool {
+    let (constant, name) = (constant.as_bytes(), name.as_bytes());
     let mut i = 0;
-    while i < table.len() {
-        if is(table[i].name, name) {
-            return table[i];
+    while i < constant.len() && i < name.len() {
+        let expected = if name[i] == b'.' { b'_' } else { name[i].to_ascii_uppercase() };
+        if constant[i] != expected {
+            return false;
         }
         i += 1;
     }
-    panic!("the table has no key of this name")
+    i == constant.len() && i == name.len()
 }
 
-const fn is(a: &str, b: &str) -> bool {
-    let (a, b) = (a.as_bytes(), b.as_bytes());
-    let mut i = 0;
-    while i < a.len() && i < b.len() && a[i] == b[i] {
-        i += 1;
-    }
-    i == a.len() && i == b.len()
+/// Declares a table of keys: each with the constant by which it is read, the type as which, and its [`Row`].
+///
+/// ```
+/// use oarlock::settings::keys::{Row, Status::Used, ValueType::{Bool, Int}};
+/// use oarlock::settings::resolve::Settings;
+///
+/// oarlock::key_table! {
+///     /// The flags.
+///     pub const FLAGS = [
+///         QUIET: bool = Row::flag(Bool, "quiet", "false", Used, "Print nothing"),
+///         PORT: Option<usize> = Row::flag(Int(0), "port", "", Used, "The port"),
+///     ];
+/// }
+///
+/// let settings = Settings::of(FLAGS);
+/// assert!(!settings.get(QUIET));
+/// assert_eq!(settings.get(PORT), None);
+/// ```
+///
+/// A constant of another type than its row does not compile:
+///
+/// ```compile_fail
+/// use oarlock::settings::keys::{Row, Status::Used, ValueType::Int};
+///
+/// oarlock::key_table! {
+///     /// The flags.
+///     pub const FLAGS = [
+///         PORT: bool = Row::flag(Int(0), "port", "", Used, "The port"),
+///     ];
+/// }
+/// ```
+#[macro_export]
+macro_rules! key_table {
+    ($(#[$doc:meta])* $vis:vis const $table:ident = [$($key:ident: $read_as:ty = $row:expr),* $(,)?];) => {
+        $(
+            #[doc = concat!("The key of [`", stringify!($table), "`] with this name in small letters.")]
+            $vis const $key: $crate::settings::keys::Key<$read_as> = {
+                const ROW: &$crate::settings::keys::Row = &$row;
+                $crate::settings::keys::Key::new(stringify!($key), ROW)
+            };
+        )*
+
+        $(#[$doc])*
+        $vis const $table: &[$crate::settings::keys::Row] = &[$(*$key.row),*];
+    };
 }
+
+pub use key_table;

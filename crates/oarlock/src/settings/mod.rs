@@ -16,6 +16,7 @@ pub mod most;
 pub mod node;
 pub mod optimizer;
 pub mod problem;
+pub mod read;
 pub mod resolve;
 pub mod schedule;
 pub mod secret;

@@ -1,7 +1,7 @@
 //! The largest counts that make sense: beyond them a number is a slip, and a machine would start threads or take memory
 //! without end before anybody noticed.
 
-use super::keys::Key;
+use super::keys::Row;
 use super::node::Node;
 use super::value::{self, Value};
 
@@ -90,7 +90,7 @@ const MOST: &[(i64, &[&str])] = &[
 ];
 
 /// The value of a node for a key; `None` where it is of another type, or a count beyond all sense.
-pub fn read(key: &Key, node: &Node) -> Option<Value> {
+pub fn read(key: &Row, node: &Node) -> Option<Value> {
     value::read(key.value_type, node).filter(|value| match value {
         Value::Int(count) => *count <= most(key.name),
         _ => true,
@@ -98,7 +98,7 @@ pub fn read(key: &Key, node: &Node) -> Option<Value> {
 }
 
 /// What a key takes, in words, as in "takes …"; with the largest count where the node is beyond it.
-pub fn describe(key: &Key, node: &Node) -> String {
+pub fn describe(key: &Row, node: &Node) -> String {
     let (described, most) = (key.value_type.describe(), most(key.name));
     match value::read(key.value_type, node) {
         Some(Value::Int(count)) if count > most => format!("{described} and at most {most}"),

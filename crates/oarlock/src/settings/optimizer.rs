@@ -4,54 +4,14 @@ use oarlock_tensor::ops::optimizer::{
     AdEmaMixArgs, AdafactorArgs, AdjustLr, OneBit, OneBitKind, RmsPropArgs, Rule,
 };
 
-use super::keys::Range;
+use super::keys::{Key, Range};
 use super::kwargs::Kwargs;
 use super::node::Entry;
 use super::problem::Problems;
 use super::resolve::Settings;
+use super::table as keys;
 use crate::config::Placement;
-use crate::config::{OptimizerArgs, ShardArgs};
-
-/// The names of `optim`, those of transformers and DeepSpeed. Those of bitsandbytes, and of AdamW on other devices, follow the
-/// others, and are in `STAND_INS`.
-pub const OPTIMIZERS: &[&str] = &[
-    "adamw_torch",
-    "adamw_torch_fused",
-    "adamw_hf",
-    "adamw",
-    "adam",
-    "sgd",
-    "adagrad",
-    "lion_32bit",
-    "lion",
-    "lamb",
-    "adafactor",
-    "adafactor_torch",
-    "muon",
-    "onebit_adam",
-    "zero_one_adam",
-    "onebit_lamb",
-    "rmsprop",
-    "ademamix",
-    "adamw_apex_fused",
-    "adamw_bnb_8bit",
-    "adamw_8bit",
-    "adamw_torch_8bit",
-    "adamw_torch_4bit",
-    "paged_adamw",
-    "paged_adamw_32bit",
-    "paged_adamw_8bit",
-    "lion_8bit",
-    "paged_lion",
-    "paged_lion_32bit",
-    "paged_lion_8bit",
-    "rmsprop_bnb",
-    "rmsprop_bnb_32bit",
-    "rmsprop_bnb_8bit",
-    "ademamix_8bit",
-    "paged_ademamix_32bit",
-    "paged_ademamix_8bit",
-];
+use crate::config::{Elems, OptimizerArgs, ShardingConfig};
 
 /// The optimizer that takes the same steps as one whose name begins so, with states in f32.
 const STAND_INS: [(&str, &str); 4] =
@@ -70,25 +30,29 @@ fn has_8_bits(name: &str) -> bool {
 
 /// What is to be told of an optimizer whose states take less memory elsewhere.
 pub fn told(settings: &Settings) -> Option<String> {
-    let name = settings.text("optim").unwrap_or_default();
+    let name = settings.get(keys::OPTIM);
     let other = match (name.ends_with("_4bit"), name.starts_with("paged_")) {
         (true, _) => "have 8 bits, not 4",
         (_, true) => "are not paged",
         _ => return None,
     };
-    let bits = if has_8_bits(&name) { "_8bit" } else { "" };
-    Some(format!("optim: {name} takes the steps of {}{bits}: its states {other}", method(&name)))
+    let bits = if has_8_bits(name) { "_8bit" } else { "" };
+    Some(format!("optim: {name} takes the steps of {}{bits}: its states {other}", method(name)))
 }
 
 /// The optimizer; what is wrong with it goes to `problems`.
 pub fn optimizer(settings: &Settings, problems: &mut Problems) -> OptimizerArgs {
-    let name = settings.text("optim").unwrap_or_default();
+    let name = settings.get(keys::OPTIM);
     let fields = pairs(settings, problems);
-    let mut kwargs =
-        Kwargs::new(&name, [settings.get("optim_args"), settings.get("optim")], &fields, problems);
+    let mut kwargs = Kwargs::new(
+        name,
+        [settings.setting(keys::OPTIM_ARGS), settings.setting(keys::OPTIM)],
+        &fields,
+        problems,
+    );
     let (beta1, beta2, eps) =
-        (settings.f64("adam_beta1"), settings.f64("adam_beta2"), settings.f64("adam_epsilon"));
-    let rule = match method(&name) {
+        (settings.get(keys::ADAM_BETA1), settings.get(keys::ADAM_BETA2), settings.get(keys::ADAM_EPSILON));
+    let rule = match method(name) {
         "adam" => Rule::Adam { beta1, beta2, eps },
         "sgd" => sgd(&mut kwargs),
         "adagrad" => Rule::Adagrad {
@@ -138,11 +102,11 @@ pub fn optimizer(settings: &Settings, problems: &mut Problems) -> OptimizerArgs 
         _ => Rule::AdamW { beta1, beta2, eps },
     };
     kwargs.finish();
-    let rule = match has_8_bits(&name) {
+    let rule = match has_8_bits(name) {
         true => rule.clone().in_8_bits().unwrap_or(rule),
         false => rule,
     };
-    OptimizerArgs { rule, weight_decay: settings.f64("weight_decay"), targets: Vec::new() }
+    OptimizerArgs { rule, weight_decay: settings.get(keys::WEIGHT_DECAY), targets: Vec::new() }
 }
 
 /// DeepSpeed's defaults.
@@ -182,14 +146,14 @@ fn one_bit(name: &str, kwargs: &mut Kwargs<'_>) -> OneBitKind {
 pub fn check_placement(
     settings: &Settings,
     optimizer: &OptimizerArgs,
-    shard: &ShardArgs,
+    shard: &ShardingConfig<Elems>,
     problems: &mut Problems,
 ) {
-    if matches!(optimizer.rule, Rule::OneBit(_)) && shard.optimizer == Placement::Sharded {
+    if matches!(optimizer.rule, Rule::OneBit(_)) && shard.placements.optimizer == Placement::Sharded {
         let message = format!("`{}` is not compatible with ZeRO or FSDP", optimizer.rule.name());
         let help = "each rank has errors of its own for the whole model: write a DeepSpeed block with \
                     \"zero_optimization\": {\"stage\": 0}";
-        settings.report(problems, message, &["optim"], help);
+        settings.report(problems, message, &[keys::OPTIM.row], help);
     }
 }
 
@@ -252,20 +216,20 @@ fn ad_ema_mix(kwargs: &mut Kwargs<'_>, [beta1, beta2]: [f64; 2], eps: f64) -> Ad
 
 /// The pairs of `optim_args`, written `key=value,key=value`.
 fn pairs(settings: &Settings, problems: &mut Problems) -> Vec<Entry> {
-    const KEY: &str = "optim_args";
-    let Some(location) = settings.get(KEY).location() else { return Vec::new() };
+    const KEY: Key<Option<String>> = keys::OPTIM_ARGS;
+    let Some(location) = settings.setting(KEY).location() else { return Vec::new() };
     let mut entries: Vec<Entry> = Vec::new();
-    let words = settings.text(KEY).unwrap_or_default();
+    let words = settings.get(KEY).unwrap_or_default();
     for pair in words.split(',').map(str::trim).filter(|pair| !pair.is_empty()) {
         let Some((name, text)) = pair.split_once('=') else {
             let message = format!("`{KEY}` takes pairs such as momentum=0.9, not `{pair}`");
-            settings.report(problems, message, &[KEY], "write key=value, separated by commas");
+            settings.report(problems, message, &[KEY.row], "write key=value, separated by commas");
             continue;
         };
         let name = name.trim();
         if entries.iter().any(|entry| entry.key == name) {
             let message = format!("`{name}` is written twice in `{KEY}`");
-            settings.report(problems, message, &[KEY], "remove one of them");
+            settings.report(problems, message, &[KEY.row], "remove one of them");
             continue;
         }
         entries.push(Entry::new(name, text.trim(), location));

@@ -3,17 +3,17 @@
 
 use std::sync::Arc;
 
-use super::keys::{Key, Status, ValueType};
+use super::keys::{Key, Row, Status, ValueType};
 use super::layer::{Authority, Layer};
 use super::location::{Location, Origin, ValueSource};
 use super::most;
 use super::node::{Entry, Node, written_twice};
 use super::problem::{Problem, Problems};
+use super::read::{Read, Words};
 use super::value::{self, Value};
 use crate::nearest::nearest_of;
 
-/// What is written where a value is to follow from others.
-pub const AUTO: &str = "auto";
+pub use super::value::AUTO;
 
 /// The rule by which a value stands in for one that is not known yet.
 const ASSUMED: &str = "assumed until it is known";
@@ -22,7 +22,7 @@ const ASSUMED: &str = "assumed until it is known";
 #[derive(Clone, Debug)]
 pub struct Setting {
     /// The key.
-    pub key: &'static Key,
+    pub key: &'static Row,
     /// Its value.
     pub value: Value,
     /// Where the value comes from.
@@ -44,6 +44,11 @@ impl Setting {
     pub fn is_written(&self) -> bool {
         self.location().is_some() && (self.broken || !matches!(self.value, Value::Null))
     }
+
+    /// Whether its value is `auto`.
+    pub fn is_auto(&self) -> bool {
+        matches!(&self.value, Value::Text(text) if text == AUTO)
+    }
 }
 
 /// Adds the locations of settings to a problem.
@@ -60,7 +65,7 @@ pub struct Settings(Vec<Setting>);
 
 impl Settings {
     /// The defaults of a table.
-    pub fn of(keys: &'static [Key]) -> Self {
+    pub fn of(keys: &'static [Row]) -> Self {
         let default =
             |key| Setting { key, value: value::default(key), origin: Origin::Default, broken: false };
         Settings(keys.iter().map(default).collect())
@@ -72,139 +77,70 @@ impl Settings {
     }
 
     /// The setting of a key of the table.
-    ///
-    /// # Panics
-    /// If the table has no such key: a slip in this program, not in its input.
-    pub fn get(&self, name: &str) -> &Setting {
-        match self.0.iter().find(|setting| setting.key.name == name) {
-            Some(setting) => setting,
-            None => panic!("`{name}` is not in the table of keys"),
-        }
+    pub fn setting(&self, key: impl Into<&'static Row>) -> &Setting {
+        let key = key.into();
+        let found = self.find(key.name);
+        debug_assert!(found.is_some(), "`{}` is a key of another table", key.name);
+        // What a table does not have, nobody can have written.
+        found.unwrap_or(&ABSENT)
     }
 
-    /// What somebody wrote, other than null and `auto`.
-    pub fn said(&self, name: &str) -> Option<&Setting> {
-        Some(self.get(name)).filter(|setting| setting.is_written() && !is_auto(setting))
+    /// The setting of this name, if the table has one.
+    pub fn find(&self, name: &str) -> Option<&Setting> {
+        self.0.iter().find(|setting| setting.key.name == name)
     }
 
-    /// The same with its location.
-    pub fn said_at(&self, name: &str) -> Option<(&Setting, &Location)> {
-        let setting = self.said(name)?;
-        Some((setting, setting.location()?))
-    }
-
-    /// Whether `auto` is written.
-    pub fn is_auto(&self, name: &str) -> bool {
-        is_auto(self.get(name))
-    }
-
-    /// Those for which `auto` is written.
-    pub fn autos(&mut self) -> impl Iterator<Item = &mut Setting> {
-        self.0.iter_mut().filter(|setting| is_auto(setting))
-    }
-
-    /// What was written, or the default.
-    pub fn value(&self, name: &str) -> Value {
-        let setting = self.get(name);
-        if is_auto(setting) { value::default(setting.key) } else { setting.value.clone() }
-    }
-
-    /// A switch.
-    pub fn bool(&self, name: &str) -> bool {
-        matches!(self.value(name), Value::Bool(true))
-    }
-
-    /// A whole number; 0 for none.
-    pub fn int(&self, name: &str) -> i64 {
-        match self.value(name) {
-            Value::Int(x) => x,
-            _ => 0,
-        }
-    }
-
-    /// A count, if there is one.
-    pub fn count(&self, name: &str) -> Option<usize> {
-        match self.value(name) {
-            Value::Int(x) => usize::try_from(x).ok(),
-            _ => None,
-        }
-    }
-
-    /// A count; 0 for none.
-    pub fn usize(&self, name: &str) -> usize {
-        self.count(name).unwrap_or(0)
-    }
-
-    /// The number of all ranks, unless only a guess stands in for it: machines know it once they have met.
-    pub fn known_ranks(&self) -> Option<usize> {
-        let ranks = self.get("num_processes");
-        let is_guess = matches!(ranks.origin, Origin::Rule(ASSUMED));
-        self.count("num_processes").filter(|_| !is_guess)
-    }
-
-    /// A number; 0 for none.
-    pub fn f64(&self, name: &str) -> f64 {
-        match self.value(name) {
-            Value::Float(x) => x,
-            _ => 0.0,
-        }
-    }
-
-    /// A number of either kind; 0 for none.
-    pub fn f64_or_int(&self, name: &str) -> f64 {
-        match self.value(name) {
-            Value::Int(x) => x as f64,
-            _ => self.f64(name),
-        }
-    }
-
-    /// Words, if there are any.
-    pub fn text(&self, name: &str) -> Option<String> {
-        match self.value(name) {
-            Value::Text(x) => Some(x),
-            _ => None,
-        }
+    /// The value of a key: what was written, or the default.
+    pub fn get<T: Read>(&self, key: Key<T>) -> T::Of<'_> {
+        T::read(&self.setting(key).value, key.row)
     }
 
     /// Words as they were written, `auto` too; empty for none.
-    pub fn word(&self, name: &str) -> &str {
-        match &self.get(name).value {
+    pub fn word<T: Words>(&self, key: Key<T>) -> &str {
+        match &self.setting(key).value {
             Value::Text(x) => x,
             _ => "",
         }
     }
 
-    /// Names; empty for none.
-    pub fn list(&self, name: &str) -> &[String] {
-        match &self.get(name).value {
-            Value::List(names) => names,
-            _ => &[],
-        }
+    /// What somebody wrote, other than null and `auto`.
+    pub fn said(&self, key: impl Into<&'static Row>) -> Option<&Setting> {
+        Some(self.setting(key)).filter(|setting| setting.is_written() && !setting.is_auto())
     }
 
-    /// Settings inside a setting; empty for none.
-    pub fn entries(&self, name: &str) -> &[Entry] {
-        match &self.get(name).value {
-            Value::Map(entries) => entries,
-            _ => &[],
-        }
+    /// The same with its location.
+    pub fn said_at(&self, key: impl Into<&'static Row>) -> Option<(&Setting, &Location)> {
+        let setting = self.said(key)?;
+        Some((setting, setting.location()?))
     }
 
-    /// A problem of the settings with these names.
-    pub fn problem(&self, message: impl Into<String>, names: &[&str]) -> Problem {
-        let settings: Vec<&Setting> = names.iter().map(|name| self.get(name)).collect();
+    /// Those for which `auto` is written.
+    pub fn autos(&mut self) -> impl Iterator<Item = &mut Setting> {
+        self.0.iter_mut().filter(|setting| setting.is_auto())
+    }
+
+    /// The value of a key, unless only a guess stands in for it until it is known.
+    pub fn known<T: Read>(&self, key: Key<T>) -> Option<T::Of<'_>> {
+        let setting = self.setting(key);
+        let is_guess = matches!(setting.origin, Origin::Rule(ASSUMED));
+        (!is_guess).then(|| T::read(&setting.value, setting.key))
+    }
+
+    /// A problem of the settings of these keys.
+    pub fn problem(&self, message: impl Into<String>, keys: &[&'static Row]) -> Problem {
+        let settings: Vec<&Setting> = keys.iter().map(|key| self.setting(*key)).collect();
         at(Problem::new(message), &settings)
     }
 
-    /// Reports a problem of the settings with these names.
+    /// Reports a problem of the settings of these keys.
     pub fn report(
         &self,
         problems: &mut Problems,
         message: impl Into<String>,
-        names: &[&str],
+        keys: &[&'static Row],
         help: impl Into<String>,
     ) {
-        problems.push(self.problem(message, names).help(help));
+        problems.push(self.problem(message, keys).help(help));
     }
 
     /// These, and where nobody wrote one, that of `under`, which are of the same table.
@@ -218,23 +154,27 @@ impl Settings {
         self
     }
 
-    /// The setting of a key, to be changed.
-    pub fn get_mut(&mut self, name: &str) -> Option<&mut Setting> {
+    /// The setting of this name, to be changed.
+    pub fn find_mut(&mut self, name: &str) -> Option<&mut Setting> {
         self.0.iter_mut().find(|setting| setting.key.name == name)
     }
 
     /// Replaces a value by one that follows from other settings.
-    pub fn derive(&mut self, name: &str, value: Value, rule: &'static str) {
-        if let Some(setting) = self.get_mut(name) {
+    pub fn derive(&mut self, key: impl Into<&'static Row>, value: Value, rule: &'static str) {
+        if let Some(setting) = self.find_mut(key.into().name) {
             setting.value = value;
             setting.origin = Origin::Rule(rule);
         }
     }
 }
 
-fn is_auto(setting: &Setting) -> bool {
-    matches!(&setting.value, Value::Text(text) if text == AUTO)
-}
+/// What stands for the setting of a key that a table does not have.
+static ABSENT: Setting = Setting {
+    key: &Row::flag(ValueType::Text, "", "", Status::Used, ""),
+    value: Value::Null,
+    origin: Origin::Default,
+    broken: false,
+};
 
 /// Adds a layer of settings, later ones over earlier ones; `unknown` is what to say of a name that is no key. What is
 /// asked for in vain is found by [`refuse`], when all has been said.
@@ -300,7 +240,7 @@ fn settle(
         Some((name, inner)) => (name, Some(inner)),
         None => (entry.key.as_str(), None),
     };
-    let Some(setting) = settings.get_mut(name) else {
+    let Some(setting) = settings.find_mut(name) else {
         return Err(unknown(entry));
     };
     let key = setting.key;
@@ -357,7 +297,7 @@ fn settle(
 }
 
 /// The default, false, and a block that is empty or not enabled leave everything as it is.
-fn changes_nothing(key: &Key, value: &Value) -> bool {
+fn changes_nothing(key: &Row, value: &Value) -> bool {
     let off = match value {
         Value::Bool(false) => key.default.is_empty(),
         Value::Map(entries) => {
@@ -373,7 +313,7 @@ fn changes_nothing(key: &Key, value: &Value) -> bool {
 }
 
 /// What to say of a value of another type than its key takes.
-pub fn wrong_type(key: &Key, node: &Node, location: &Location) -> Problem {
+pub fn wrong_type(key: &Row, node: &Node, location: &Location) -> Problem {
     let problem =
         Problem::new(format!("`{}` takes {}, not {}", key.name, most::describe(key, node), node.describe()))
             .at(location, "");
@@ -408,4 +348,56 @@ fn conflict(setting: &Setting, value: &Value, location: &Location) -> Problem {
         }
         _ => "remove one of them, or write the same value in both".to_owned(),
     })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::keys::Range::Any;
+    use super::super::keys::Status::Used;
+    use super::super::keys::ValueType::{Bool, Float, Int, List, Map, Text};
+    use super::*;
+
+    super::super::keys::key_table! {
+        /// A key of each type.
+        const KEYS = [
+            SWITCH: bool = Row::flag(Bool, "switch", "", Used, "A switch"),
+            UNSAID: Option<bool> = Row::flag(Bool, "unsaid", "", Used, "A switch that may be unset"),
+            BLOCK_COUNT: usize = Row::flag(Int(1), "block.count", "8", Used, "A count"),
+            OFFSET: i64 = Row::flag(Int(-9), "offset", "-1", Used, "A number"),
+            RATE: f64 = Row::flag(Float(Any), "rate", "0.5", Used, "A rate"),
+            LIMIT: Option<f64> = Row::flag(Float(Any), "limit", "", Used, "A limit"),
+            ROLE: String = Row::flag(Text, "role", "main", Used, "A name"),
+            NOTE: Option<String> = Row::flag(Text, "note", "", Used, "Words"),
+            NAMES: Vec<String> = Row::flag(List, "names", "", Used, "Names"),
+            INNER: Vec<Entry> = Row::flag(Map, "inner", "", Used, "Settings"),
+        ];
+    }
+
+    #[test]
+    fn what_nobody_wrote_is_the_default() {
+        let settings = Settings::of(KEYS);
+        assert_eq!((settings.get(SWITCH), settings.get(UNSAID)), (false, None));
+        assert_eq!((settings.get(BLOCK_COUNT), settings.get(OFFSET)), (8, -1));
+        assert_eq!((settings.get(RATE), settings.get(LIMIT)), (0.5, None));
+        assert_eq!((settings.get(ROLE), settings.get(NOTE)), ("main", None));
+        assert!(settings.get(NAMES).is_empty() && settings.get(INNER).is_empty());
+    }
+
+    #[test]
+    fn auto_is_the_default_and_a_word_as_it_is_written() {
+        let mut settings = Settings::of(KEYS);
+        for key in KEYS {
+            settings.find_mut(key.name).unwrap().value = Value::Text(AUTO.to_owned());
+        }
+        assert_eq!((settings.get(BLOCK_COUNT), settings.get(RATE), settings.get(LIMIT)), (8, 0.5, None));
+        assert_eq!((settings.get(ROLE), settings.get(NOTE)), ("main", None));
+        assert_eq!((settings.word(ROLE), settings.word(NOTE)), (AUTO, AUTO));
+    }
+
+    #[test]
+    fn empty_words_are_no_words() {
+        let mut settings = Settings::of(KEYS);
+        settings.derive(ROLE, Value::Null, "a test");
+        assert_eq!(settings.get(ROLE), "");
+    }
 }

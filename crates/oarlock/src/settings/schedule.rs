@@ -4,7 +4,8 @@ use super::keys::Range;
 use super::kwargs::Kwargs;
 use super::problem::Problems;
 use super::resolve::Settings;
-use super::value::{Value, number};
+use super::table as keys;
+use super::value::number;
 use crate::config::{Curve, CycleMomentum, DeepSpeedShape, OneCycle, Shape, StableSteps, Warmup, WarmupType};
 
 const CURVES: &[(&str, Curve)] =
@@ -12,10 +13,10 @@ const CURVES: &[(&str, Curve)] =
 
 /// The shape of the learning rate; what is wrong with it goes to `problems`.
 pub fn shape(settings: &Settings, learning_rate: f64, problems: &mut Problems) -> Shape {
-    let name = settings.text("lr_scheduler_type").unwrap_or_default();
-    let locations = [settings.get("lr_scheduler_kwargs"), settings.get("lr_scheduler_type")];
-    let mut kwargs = Kwargs::new(&name, locations, settings.entries("lr_scheduler_kwargs"), problems);
-    let shape = match name.as_str() {
+    let name = settings.get(keys::LR_SCHEDULER_TYPE);
+    let locations = [settings.setting(keys::LR_SCHEDULER_KWARGS), settings.setting(keys::LR_SCHEDULER_TYPE)];
+    let mut kwargs = Kwargs::new(name, locations, settings.get(keys::LR_SCHEDULER_KWARGS), problems);
+    let shape = match name {
         "constant" => Shape::Constant,
         "constant_with_warmup" => Shape::ConstantWithWarmup,
         "cosine" => {
@@ -92,19 +93,16 @@ pub fn shape(settings: &Settings, learning_rate: f64, problems: &mut Problems) -
         shape,
         Shape::CosineWithMinLr { .. } | Shape::CosineWarmupWithMinLr { .. } | Shape::WarmupStableDecay { .. }
     );
-    if own_floor(settings).is_some() && !floored && !settings.get("lr_scheduler_type").broken {
+    if own_floor(settings).is_some() && !floored && !settings.setting(keys::LR_SCHEDULER_TYPE).broken {
         let message = format!("`min_lr_ratio` has no meaning for `{name}`");
-        let names = ["min_lr_ratio", "lr_scheduler_type"];
+        let names = [keys::MIN_LR_RATIO.row, keys::LR_SCHEDULER_TYPE.row];
         settings.report(problems, message, &names, "use lr_scheduler_type: cosine_with_min_lr");
     }
     shape
 }
 
 fn own_floor(settings: &Settings) -> Option<f64> {
-    match settings.get("min_lr_ratio").value {
-        Value::Float(share) => Some(share),
-        _ => None,
-    }
+    settings.get(keys::MIN_LR_RATIO)
 }
 
 /// The lowest rate as a share of the peak, from the one of three names that was written.

@@ -4,12 +4,15 @@
 use std::fmt;
 
 use super::json::parse_inside;
-use super::keys::{Key, ValueType};
+use super::keys::{Row, ValueType};
 use super::node::{Data, Entry, Node};
 use super::secret::{HIDDEN, Secret, is_secret_name};
 use super::word::whole;
 
 pub use super::word::{boolean, float, number, quoted};
+
+/// What is written where a value is to follow from others.
+pub const AUTO: &str = "auto";
 
 /// A value of a known type. Paths and choices are [`Value::Text`]; counts and shares of steps are
 /// [`Value::Float`].
@@ -101,7 +104,7 @@ pub fn read(value_type: ValueType, node: &Node) -> Option<Value> {
 }
 
 /// The default of a key.
-pub fn default(key: &Key) -> Value {
+pub fn default(key: &Row) -> Value {
     if key.default.is_empty() {
         Value::Null
     } else {

@@ -23,7 +23,7 @@ use crate::shard::leaving::UnitUse;
 use crate::shard::mesh::{Mesh, ranks_per_machine};
 use crate::shard::one_bit::OneBitSteps;
 use crate::shard::passes::{Core, TapePass, UnitPasses};
-use crate::shard::placement::{Options, Placement, Quantized, Untouched};
+use crate::shard::placement::{Placement, Quantized, ShardingConfig, Untouched};
 use crate::shard::reduce::Home;
 use crate::shard::source::{ParamSlice, WeightSource};
 use crate::shard::stage::{Held, Stage};
@@ -122,7 +122,7 @@ impl Engine {
         model: &dyn Module,
         comm: &Communicator,
         device: &Device,
-        options: Options,
+        options: ShardingConfig,
         rule: Rule,
         param_group: &dyn Fn(&NamedParam) -> usize,
         role: &dyn Fn(&NamedParam) -> Role,
@@ -139,7 +139,7 @@ impl Engine {
         model: &dyn Module,
         comm: &Communicator,
         device: &Device,
-        options: Options,
+        options: ShardingConfig,
         rule: Rule,
         param_group: &dyn Fn(&NamedParam) -> usize,
         role: &dyn Fn(&NamedParam) -> Role,
@@ -159,7 +159,7 @@ impl Engine {
         };
         let (mut mesh, quantized) =
             quantized_mesh(Mesh::new(comm, group, options.secondary)?, options.quantized)?;
-        let options = Options { quantized, ..options };
+        let options = ShardingConfig { quantized, ..options };
         let is_sharded = options.placements.optimizer == Placement::Sharded && mesh.shard.world_size() > 1;
         if is_sharded && options.overlap {
             mesh.publish_behind()?;
@@ -294,7 +294,7 @@ impl Engine {
     }
 
     /// How the model is held.
-    pub fn options(&self) -> &Options {
+    pub fn options(&self) -> &ShardingConfig {
         &self.core.options
     }
 
@@ -363,7 +363,7 @@ impl Engine {
     }
 
     /// Says that a step follows the backward passes that are recorded by now, and that no other adds to its gradients: they
-    /// leave unit by unit while those passes run, where [`Options::overlap`] and the transport allow it. Without it,
+    /// leave unit by unit while those passes run, where [`ShardingConfig::overlap`] and the transport allow it. Without it,
     /// whole gradients (DDP, ZeRO-1) leave after the last pass, with the same bits.
     pub fn expect_step(&self) {
         if !self.steps_alone() && !self.reduced {

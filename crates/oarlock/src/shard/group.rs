@@ -15,7 +15,7 @@ use crate::nn::NamedParam;
 use crate::shard::column::{Blocks, Column, Store};
 use crate::shard::layout::{BLOCK, Grain, Layout, LayoutParam, runs};
 use crate::shard::mesh::Mesh;
-use crate::shard::placement::{Gather, Offload, Options, Placement};
+use crate::shard::placement::{Gather, Offload, Placement, ShardingConfig};
 use crate::shard::pool::flat_of;
 use crate::shard::stage::{Tie, TiedGroup};
 use crate::shard::state::{GroupState, MASTER};
@@ -83,7 +83,7 @@ impl Kind {
     /// How a parameter is held; `in_unit` says whether there is a unit that can gather it.
     pub fn of(
         param: &NamedParam,
-        options: &Options,
+        options: &ShardingConfig,
         shares_memory: bool,
         in_unit: bool,
         tie: Option<usize>,
@@ -114,7 +114,7 @@ impl Kind {
 pub(super) struct GroupBuilder<'a> {
     pub mesh: &'a Mesh,
     pub device: &'a Device,
-    pub options: &'a Options,
+    pub options: &'a ShardingConfig,
     pub rule: &'a Rule,
     /// Files for offloaded state, and their length so far.
     pub optimizer_file: Option<(Arc<File>, u64)>,

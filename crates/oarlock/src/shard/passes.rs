@@ -20,7 +20,7 @@ use crate::error::{Error, Result};
 use crate::shard::group::{Grads, Group, Weights};
 use crate::shard::leaving::{Early, Leaving, UnitUse};
 use crate::shard::mesh::Mesh;
-use crate::shard::placement::{Lifetime, Options, Placement};
+use crate::shard::placement::{Lifetime, Placement, ShardingConfig};
 use crate::shard::pool::{BufferPool, Gathered, PoolBuffer};
 use crate::shard::quantized::Exchanges;
 
@@ -30,7 +30,7 @@ pub(super) struct Core {
     pub device: Device,
     /// What runs the optimizer: the device, or the CPU beside a GPU that does not hold the optimizer's state.
     pub updater: Device,
-    pub options: Options,
+    pub options: ShardingConfig,
     pub groups: Vec<Group>,
     pub units: Vec<UnitUse>,
     /// The passes that are being recorded.
@@ -100,14 +100,14 @@ impl Core {
     pub fn new(
         mesh: Mesh,
         device: Device,
-        options: Options,
+        options: ShardingConfig,
         groups: Vec<Group>,
         units: Vec<UnitUse>,
     ) -> Result<Core> {
         let overlaps = options.overlap && mesh.shard.works_in_background();
         let most = groups.iter().filter(|g| g.trainable).map(|g| g.layout.n_elems()).max().unwrap_or(0);
         let mut staging = BufferPool::new(&mesh.shard, &device, Sharing::PerRank, "16-bit gradients");
-        let staging_bytes = match options.reduce_dtype {
+        let staging_bytes = match options.reduces_in() {
             DType::F32 => 0,
             dtype => most * dtype.size(),
         };

@@ -90,7 +90,7 @@ impl Core {
         let (sent, elements, dtype) = match &staging {
             None => (region, flat, DType::F32),
             Some(staging) => {
-                let dtype = self.options.reduce_dtype;
+                let dtype = self.options.reduces_in();
                 let (full, half) =
                     (Part { flat, range: 0..end }, Part { flat: &staging.flat, range: 0..end });
                 transfer::convert(&self.device, (&full, DType::F32), (&half, dtype))?;
@@ -144,7 +144,7 @@ impl Core {
         if let Some(staging) = staging {
             let full = Part { flat: &flat, range: summed.clone() };
             let half = Part { flat: &staging.flat, range: summed.clone() };
-            transfer::convert(&self.device, (&half, self.options.reduce_dtype), (&full, DType::F32))?;
+            transfer::convert(&self.device, (&half, self.options.reduces_in()), (&full, DType::F32))?;
             pass.staging.give_back(staging)?;
         }
         if let (Some((slot, store)), Grads::Sharded { sums, .. }) = (slot, &self.groups[index].grads) {
@@ -245,7 +245,7 @@ impl ParamHome for Home {
             return Err(oarlock_tensor::Error::Usage(format!(
                 "the parameter {} gets a gradient after those of its unit have left to be summed: it is used outside of its \
                  unit, or a backward pass follows the one that was said to be the last of the step; end the step before, \
-                 or set overlap_comm (`Options::overlap`) to false",
+                 or set overlap_comm (`ShardingConfig::overlap`) to false",
                 core.groups[self.group].layout.params()[index].name
             )));
         }

@@ -2,7 +2,7 @@
 
 use oarlock_tensor::DType;
 
-use crate::accelerator::{AcceleratorConfig, engine_options};
+use crate::accelerator::AcceleratorConfig;
 use crate::config::{AdapterArgs, Finetuning, LoraPlus, TrainConfig, Wrap};
 use crate::error::{Error, Result};
 use crate::model::Decoder;
@@ -18,7 +18,7 @@ pub fn accelerator_config(config: &TrainConfig) -> Result<AcceleratorConfig> {
     let cpu_path = config.ranks.cpu_path.as_deref().map(str::parse).transpose().map_err(Error::Usage)?;
     let hidden_size = model::settings(&config.model)?.decoder().hidden_size;
     Ok(AcceleratorConfig {
-        shard: engine_options(&config.shard, config.train.dtype, hidden_size),
+        shard: config.shard.resolve(config.train.dtype, hidden_size),
         sequence_parallel_size: config.ranks.sequence_parallel,
         threads: config.ranks.threads,
         device: config.ranks.device,

@@ -12,8 +12,8 @@ use oarlock::checkpoint::{CheckpointError, Problem};
 use oarlock::nn::{self, Buffer, Dropout, Forward, Linear, Module};
 use oarlock::shard::{Gather, Placements};
 use oarlock::{
-    Accelerator, AcceleratorConfig, Checkpointed, Error, GradientAccumulation, Options, Prepared,
-    PreparedOptimizer, PreparedScheduler, Result, Tensor, lr_scheduler, optim,
+    Accelerator, AcceleratorConfig, Checkpointed, Error, GradientAccumulation, Prepared, PreparedOptimizer,
+    PreparedScheduler, Result, ShardingConfig, Tensor, lr_scheduler, optim,
 };
 use oarlock_comm::shm;
 
@@ -126,7 +126,7 @@ impl Loop {
 fn config(placements: Placements, gather: Gather) -> AcceleratorConfig {
     AcceleratorConfig {
         // Small parameters are divided as well.
-        shard: Options { placements, gather, persistence_elems: 0, ..Options::default() },
+        shard: ShardingConfig { placements, gather, persistence_elems: 0, ..ShardingConfig::default() },
         gradient_accumulation: GradientAccumulation::steps(2),
         ..AcceleratorConfig::default()
     }

@@ -13,7 +13,7 @@ use oarlock::optim::{self, CustomRule, Rule, Update};
 use oarlock::shard::Placements;
 use oarlock::{
     Accelerator, AcceleratorConfig, Checkpointed, DataLoaderConfiguration, DeepSpeedPlugin, LocalSgd,
-    LogWith, Options, ReduceOp, Result, Tensor, TrackerOptions,
+    LogWith, ReduceOp, Result, ShardingConfig, Tensor, TrackerOptions,
 };
 use oarlock_comm::Communicator;
 use serde_json::{Value, json};
@@ -196,8 +196,10 @@ pub fn all() -> Vec<Wrong> {
             title: "local steps on divided states",
             ranks: 2,
             program: |comm| {
-                let accelerator =
-                    with(comm, Options { placements: Placements::PARAMETERS, ..Options::default() })?;
+                let accelerator = with(
+                    comm,
+                    ShardingConfig { placements: Placements::PARAMETERS, ..ShardingConfig::default() },
+                )?;
                 let (net, _optimizer) = trained(&accelerator)?;
                 accelerator.local_sgd(
                     &net,
@@ -318,8 +320,10 @@ pub fn all() -> Vec<Wrong> {
             title: "a gradient that is not finite, in a loop that does not clip",
             ranks: 2,
             program: |comm| {
-                let accelerator =
-                    with(comm, Options { placements: Placements::PARAMETERS, ..Options::default() })?;
+                let accelerator = with(
+                    comm,
+                    ShardingConfig { placements: Placements::PARAMETERS, ..ShardingConfig::default() },
+                )?;
                 let (net, optimizer) = trained(&accelerator)?;
                 // One rank alone has a bad record.
                 let bad = if comm.rank() == 1 { f32::NAN } else { 0.5 };

@@ -6,8 +6,8 @@ use std::path::Path;
 use oarlock::nn::{self, Forward, Linear, Module, Unit};
 use oarlock::shard::{Gather, Placements};
 use oarlock::{
-    Accelerator, AcceleratorConfig, Error, LocalSgd, Options, Prepared, PreparedOptimizer, Result, Tensor,
-    lr_scheduler, optim,
+    Accelerator, AcceleratorConfig, Error, LocalSgd, Prepared, PreparedOptimizer, Result, ShardingConfig,
+    Tensor, lr_scheduler, optim,
 };
 use oarlock_comm::Communicator;
 use oarlock_tensor::ops::optimizer::Rule;
@@ -41,10 +41,10 @@ impl Forward<Tensor> for Net {
 }
 
 pub fn accelerator(comm: &Communicator) -> Result<Accelerator> {
-    with(comm, Options::default())
+    with(comm, ShardingConfig::default())
 }
 
-pub fn with(comm: &Communicator, shard: Options) -> Result<Accelerator> {
+pub fn with(comm: &Communicator, shard: ShardingConfig) -> Result<Accelerator> {
     Accelerator::over(
         comm.clone(),
         &AcceleratorConfig { shard, threads: Some(1), ..AcceleratorConfig::default() },
@@ -360,8 +360,10 @@ pub fn all() -> Vec<Wrong> {
             title: "weights are asked for while each rank has its own",
             ranks: 2,
             program: |comm| {
-                let accelerator =
-                    with(comm, Options { placements: Placements::WHOLE, ..Options::default() })?;
+                let accelerator = with(
+                    comm,
+                    ShardingConfig { placements: Placements::WHOLE, ..ShardingConfig::default() },
+                )?;
                 let (net, _optimizer) = trained(&accelerator)?;
                 accelerator
                     .local_sgd(&net, LocalSgd::default(), |_| accelerator.get_state_dict(&net).map(|_| ()))
@@ -426,11 +428,11 @@ pub fn all() -> Vec<Wrong> {
             title: "a unit's weight is used outside of it",
             ranks: 2,
             program: |comm| {
-                let options = Options {
+                let options = ShardingConfig {
                     placements: Placements::PARAMETERS,
                     gather: Gather::Copy,
                     persistence_elems: 0,
-                    ..Options::default()
+                    ..ShardingConfig::default()
                 };
                 let accelerator = with(comm, options)?;
                 let net = accelerator.prepare(Net::new()?)?;
@@ -450,7 +452,9 @@ pub fn all() -> Vec<Wrong> {
         Wrong {
             title: "more ranks in a group than there are",
             ranks: 2,
-            program: |comm| with(comm, Options { group: Some(3), ..Options::default() }).map(|_| ()),
+            program: |comm| {
+                with(comm, ShardingConfig { group: Some(3), ..ShardingConfig::default() }).map(|_| ())
+            },
         },
         Wrong {
             title: "one rank skips a step",

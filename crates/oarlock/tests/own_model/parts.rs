@@ -3,7 +3,7 @@
 use oarlock::nn::{self, Buffer, Forward, Linear, Module, Unit, Wrap};
 use oarlock::optim::{self, Optim};
 use oarlock::shard::{Gather, Offload, Placements, Untouched};
-use oarlock::{Accelerator, AcceleratorConfig, GradientAccumulation, Options, Result, Tensor};
+use oarlock::{Accelerator, AcceleratorConfig, GradientAccumulation, Result, ShardingConfig, Tensor};
 use oarlock_comm::Operation;
 use oarlock_tensor::ops::optimizer::Rule;
 
@@ -72,7 +72,7 @@ fn untouched_parameters_are_as_in_torch_with_zero_gradients_and_with_none() {
     for name in ["adamw skip", "adamw zero", "sgd skip", "sgd zero"] {
         let (rule_name, untouched) = name.split_once(' ').unwrap();
         let untouched = if untouched == "skip" { Untouched::Skip } else { Untouched::Zero };
-        let shard = Options { untouched, ..Options::default() };
+        let shard = ShardingConfig { untouched, ..ShardingConfig::default() };
         let accelerator = alone(&AcceleratorConfig { shard, ..AcceleratorConfig::default() });
         let parts = Parts::new().unwrap();
         let optimizer = rule(rule_name, &parts);
@@ -99,7 +99,7 @@ fn untouched_parameters_are_as_in_torch_with_zero_gradients_and_with_none() {
 struct Run {
     world: usize,
     micros: usize,
-    options: Options,
+    options: ShardingConfig,
     rule: &'static str,
 }
 
@@ -167,11 +167,11 @@ fn rank(accelerator: &Accelerator, run: &Run) -> Result<(Vec<f32>, Vec<f32>, u64
     Ok((losses, end, gathers.map(|traffic| traffic.calls).sum()))
 }
 
-fn placed(placements: Placements, gather: Gather) -> Options {
-    Options { placements, gather, persistence_elems: 0, ..Options::default() }
+fn placed(placements: Placements, gather: Gather) -> ShardingConfig {
+    ShardingConfig { placements, gather, persistence_elems: 0, ..ShardingConfig::default() }
 }
 
-fn stages() -> Vec<Options> {
+fn stages() -> Vec<ShardingConfig> {
     vec![
         placed(Placements::WHOLE, Gather::InPlace),
         placed(Placements::OPTIMIZER, Gather::InPlace),
@@ -184,12 +184,12 @@ fn stages() -> Vec<Options> {
 }
 
 /// Groups of ranks, and the optimizer's state in a file, in small pieces.
-fn special(world: usize) -> Vec<Options> {
+fn special(world: usize) -> Vec<ShardingConfig> {
     let parameters = placed(Placements::PARAMETERS, Gather::Copy);
     let file = Offload { dir: Some(std::env::temp_dir()), sub_group_elems: 32, buffers: 3 };
-    let mut special = vec![Options { offload_optimizer: Some(file), ..parameters.clone() }];
+    let mut special = vec![ShardingConfig { offload_optimizer: Some(file), ..parameters.clone() }];
     if world == 4 {
-        special.push(Options { group: Some(2), ..parameters });
+        special.push(ShardingConfig { group: Some(2), ..parameters });
     }
     special
 }
@@ -202,7 +202,8 @@ fn every_stage_gives_the_same_bits_whoever_touches_what() {
         for world in [1, 2, 4] {
             let mut expected: Option<(Vec<f32>, Vec<f32>)> = None;
             for options in stages().into_iter().chain(special(world)) {
-                let run = Run { world, micros: world, options: Options { untouched, ..options }, rule };
+                let run =
+                    Run { world, micros: world, options: ShardingConfig { untouched, ..options }, rule };
                 let (losses, end, _) = train(&run);
                 assert_ne!(losses[0], losses[losses.len() - 1]);
                 match &expected {
@@ -217,8 +218,9 @@ fn every_stage_gives_the_same_bits_whoever_touches_what() {
 #[test]
 fn one_split_trains_alike_on_any_number_of_ranks() {
     for untouched in [Untouched::Zero, Untouched::Skip] {
-        let of = |world: usize, options: Options| {
-            train(&Run { world, micros: 4, options: Options { untouched, ..options }, rule: "adamw" }).1
+        let of = |world: usize, options: ShardingConfig| {
+            train(&Run { world, micros: 4, options: ShardingConfig { untouched, ..options }, rule: "adamw" })
+                .1
         };
         let expected = of(1, stages().remove(0));
         for world in [1, 2, 4] {
@@ -232,7 +234,7 @@ fn one_split_trains_alike_on_any_number_of_ranks() {
 #[test]
 fn a_wrap_policy_changes_what_is_gathered_and_no_bit() {
     let of = |wrap: Wrap| {
-        let options = Options { wrap, ..placed(Placements::PARAMETERS, Gather::Copy) };
+        let options = ShardingConfig { wrap, ..placed(Placements::PARAMETERS, Gather::Copy) };
         train(&Run { world: 2, micros: 2, options, rule: "adamw" })
     };
     let declared = of(Wrap::Declared);
@@ -289,7 +291,8 @@ fn units_inside_of_a_dissolved_unit_train_alike_though_it_was_to_be_computed_aga
             .unwrap()
             .into_iter()
             .map(|comm| {
-                let shard = Options { wrap: wrap.clone(), ..placed(Placements::PARAMETERS, Gather::Copy) };
+                let shard =
+                    ShardingConfig { wrap: wrap.clone(), ..placed(Placements::PARAMETERS, Gather::Copy) };
                 std::thread::spawn(move || -> Result<Vec<f32>> {
                     let config =
                         AcceleratorConfig { shard, threads: Some(1), ..AcceleratorConfig::default() };

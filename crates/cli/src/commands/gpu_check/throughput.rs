@@ -6,7 +6,7 @@ use oarlock::estimate::{self, GpuMemory, ModelSize, OnGpu, Settings, Stage, Step
 use oarlock::optim::Parameters;
 use oarlock::report::speed::{flops_per_token, utilisation};
 use oarlock::train::objective::{NextToken, dry_pass};
-use oarlock::{Accelerator, AcceleratorConfig, Options, distributed, optim};
+use oarlock::{Accelerator, AcceleratorConfig, ShardingConfig, distributed, optim};
 use oarlock_cuda::blas;
 use oarlock_tensor::ops::{Labels, Mask};
 use oarlock_tensor::{Device, DeviceKind, OpTime, Tensor};
@@ -160,7 +160,7 @@ impl Steps {
 fn measure(shape: &Shape, steps: &Steps) -> oarlock::Result<Measured> {
     let ranks = distributed::spawn(1, |_| {
         let config = AcceleratorConfig {
-            shard: Options { dtype: DTYPE, ..Options::default() },
+            shard: ShardingConfig { dtype: DTYPE, ..ShardingConfig::default() },
             device: DeviceKind::Cuda(0),
             ..AcceleratorConfig::default()
         };

@@ -3,7 +3,7 @@
 use oarlock::config::Offload;
 use oarlock::model::{Decoder, DecoderConfig, Recompute};
 use oarlock::shard::Placements;
-use oarlock::{Accelerator, AcceleratorConfig, Options, Result, distributed, optim};
+use oarlock::{Accelerator, AcceleratorConfig, Result, ShardingConfig, distributed, optim};
 use oarlock_tensor::cpu::difference::largest_difference;
 use oarlock_tensor::ops::{Labels, Mask};
 use oarlock_tensor::{DType, DeviceKind, Tensor};
@@ -31,18 +31,18 @@ pub(super) enum Offloaded {
 }
 
 impl Offloaded {
-    fn options(self, placements: Placements) -> Options {
+    fn options(self, placements: Placements) -> ShardingConfig {
         let files = || Offload { dir: Some(std::env::temp_dir()), ..Offload::TO_MEMORY };
-        let options = Options { placements, ..Options::default() };
+        let options = ShardingConfig { placements, ..ShardingConfig::default() };
         match self {
             Offloaded::Nothing | Offloaded::Activations => options,
             Offloaded::OptimizerToMemory => {
-                Options { offload_optimizer: Some(Offload::TO_MEMORY), ..options }
+                ShardingConfig { offload_optimizer: Some(Offload::TO_MEMORY), ..options }
             }
-            Offloaded::OptimizerToFiles => Options { offload_optimizer: Some(files()), ..options },
+            Offloaded::OptimizerToFiles => ShardingConfig { offload_optimizer: Some(files()), ..options },
             // Small parameters stay on the GPU otherwise.
             Offloaded::Parameters => {
-                Options { offload_params: Some(Offload::TO_MEMORY), persistence_elems: 0, ..options }
+                ShardingConfig { offload_params: Some(Offload::TO_MEMORY), persistence_elems: 0, ..options }
             }
         }
     }

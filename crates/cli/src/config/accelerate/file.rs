@@ -1,6 +1,7 @@
 //! Reads the configuration file of Accelerate, YAML or JSON: every key with its location, nested blocks with or without
 //! the prefix of their keys, and what older versions wrote.
 
+use super::keys;
 use oarlock::settings::dialect::settle;
 use oarlock::settings::keys::ValueType;
 use oarlock::settings::node::Entry;
@@ -67,7 +68,7 @@ impl File {
             }
         }
         file.older();
-        if file.own.get("distributed_type").location().is_none() {
+        if file.own.setting(keys::DISTRIBUTED_TYPE).location().is_none() {
             problems.push(
                 Problem::new(format!("`distributed_type` is missing in `{name}`"))
                     .help("write `distributed_type: NO`, MULTI_CPU, MULTI_GPU, DEEPSPEED or FSDP"),
@@ -78,9 +79,9 @@ impl File {
 
     /// What was written for a key of either table.
     fn setting(&mut self, name: &str) -> Option<&mut Setting> {
-        match self.settings.get_mut(name) {
+        match self.settings.find_mut(name) {
             Some(setting) => Some(setting),
-            None => self.own.get_mut(name),
+            None => self.own.find_mut(name),
         }
     }
 
@@ -143,12 +144,12 @@ impl File {
 
     /// What older versions wrote.
     fn older(&mut self) {
-        let fp16 = self.own.get("fp16");
-        if !self.own.bool("fp16") || self.settings.get("mixed_precision").location().is_some() {
+        let fp16 = self.own.setting(keys::FP16);
+        if !self.own.get(keys::FP16) || self.settings.setting(keys::MIXED_PRECISION).location().is_some() {
             return;
         }
         let origin = fp16.origin.clone();
-        if let Some(setting) = self.settings.get_mut("mixed_precision") {
+        if let Some(setting) = self.settings.find_mut(keys::MIXED_PRECISION.name()) {
             setting.value = Value::Text("fp16".to_owned());
             setting.origin = origin;
         }

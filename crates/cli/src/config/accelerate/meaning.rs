@@ -1,11 +1,15 @@
 //! What settings of Accelerate say about a training, as entries for keys of ours: the blocks of DeepSpeed and FSDP,
 //! whose values keep their locations, precision, accumulation and clipping.
 
+use super::keys;
 use oarlock::settings::accelerate::{fsdp_block, text};
+use oarlock::settings::dialect::deepspeed_keys;
+use oarlock::settings::keys::Row;
 use oarlock::settings::location::Location;
 use oarlock::settings::node::{Entry, Node, find, find_mut, put};
 use oarlock::settings::problem::{Problem, Problems};
 use oarlock::settings::resolve::{AUTO, Setting, Settings};
+use oarlock::settings::table as training;
 use oarlock::settings::value::{boolean, float};
 
 use super::super::yaml;
@@ -22,27 +26,35 @@ pub enum Engine {
 }
 
 /// Settings of ours that settings of DeepSpeed in Accelerate are.
-const SAME: [(&str, &str); 2] =
-    [("gradient_accumulation_steps", "gradient_accumulation_steps"), ("gradient_clipping", "max_grad_norm")];
-
-/// Settings of DeepSpeed in Accelerate, and where a configuration of DeepSpeed has them.
-const IN_BLOCK: [(&str, &str); 6] = [
-    ("zero_stage", STAGE),
-    ("offload_optimizer_device", "zero_optimization.offload_optimizer.device"),
-    ("offload_optimizer_nvme_path", "zero_optimization.offload_optimizer.nvme_path"),
-    ("offload_param_device", "zero_optimization.offload_param.device"),
-    ("offload_param_nvme_path", "zero_optimization.offload_param.nvme_path"),
-    ("zero3_save_16bit_model", "zero_optimization.stage3_gather_16bit_weights_on_model_save"),
+const SAME: [(&Row, &Row); 2] = [
+    (keys::GRADIENT_ACCUMULATION_STEPS.row, training::GRADIENT_ACCUMULATION_STEPS.row),
+    (keys::GRADIENT_CLIPPING.row, training::MAX_GRAD_NORM.row),
 ];
 
-const STAGE: &str = "zero_optimization.stage";
+/// Settings of DeepSpeed in Accelerate, and where a configuration of DeepSpeed has them.
+const IN_BLOCK: [(&Row, &str); 6] = [
+    (keys::ZERO_STAGE.row, STAGE),
+    (keys::OFFLOAD_OPTIMIZER_DEVICE.row, deepspeed_keys::ZERO_OPTIMIZATION_OFFLOAD_OPTIMIZER_DEVICE.name()),
+    (
+        keys::OFFLOAD_OPTIMIZER_NVME_PATH.row,
+        deepspeed_keys::ZERO_OPTIMIZATION_OFFLOAD_OPTIMIZER_NVME_PATH.name(),
+    ),
+    (keys::OFFLOAD_PARAM_DEVICE.row, deepspeed_keys::ZERO_OPTIMIZATION_OFFLOAD_PARAM_DEVICE.name()),
+    (keys::OFFLOAD_PARAM_NVME_PATH.row, deepspeed_keys::ZERO_OPTIMIZATION_OFFLOAD_PARAM_NVME_PATH.name()),
+    (
+        keys::ZERO3_SAVE_16BIT_MODEL.row,
+        deepspeed_keys::ZERO_OPTIMIZATION_STAGE3_GATHER_16BIT_WEIGHTS_ON_MODEL_SAVE.name(),
+    ),
+];
+
+const STAGE: &str = deepspeed_keys::ZERO_OPTIMIZATION_STAGE.name();
 
 /// What is said about blocks, accumulation and clipping; it must agree with what a training says itself.
 pub fn entries(settings: &Settings, engine: &Engine, problems: &mut Problems) -> Vec<Entry> {
     let mut entries = Vec::new();
     for (theirs, ours) in SAME {
         if let Some((setting, location)) = settings.said_at(theirs) {
-            entries.push(Entry::new(ours, setting.value.to_string(), location));
+            entries.push(Entry::new(ours.name, setting.value.to_string(), location));
         }
     }
     match engine {
@@ -58,7 +70,7 @@ pub fn entries(settings: &Settings, engine: &Engine, problems: &mut Problems) ->
 /// # Errors
 /// If an Oarlock run cannot compute in it.
 pub fn precision(settings: &Settings) -> Result<Vec<Entry>, Problem> {
-    let Some((setting, location)) = settings.said_at("mixed_precision") else { return Ok(Vec::new()) };
+    let Some((setting, location)) = settings.said_at(keys::MIXED_PRECISION) else { return Ok(Vec::new()) };
     let name = setting.value.to_string();
     if name == "fp8" {
         let problem = Problem::new("an Oarlock run does not compute in fp8").at(location, "");
@@ -70,7 +82,7 @@ pub fn precision(settings: &Settings) -> Result<Vec<Entry>, Problem> {
 
 /// `deepspeed`: the file, the file with what is said beside it, or a block.
 fn deepspeed(settings: &Settings, chosen: &Location, problems: &mut Problems) -> Entry {
-    let Some((setting, location)) = settings.said_at("deepspeed_config_file") else {
+    let Some((setting, location)) = settings.said_at(keys::DEEPSPEED_CONFIG_FILE) else {
         let mut block = Vec::new();
         for (setting, location, path) in said(settings) {
             put(&mut block, path, Node::scalar(text(setting), location.clone()));
@@ -115,12 +127,16 @@ fn deepspeed(settings: &Settings, chosen: &Location, problems: &mut Problems) ->
 
 /// Settings that belong into a block of DeepSpeed, with their paths there.
 fn said(settings: &Settings) -> impl Iterator<Item = (&Setting, &Location, &'static str)> {
-    let nvme = move |name: &str| {
-        let device = name.strip_suffix("_nvme_path").map(|what| settings.text(&format!("{what}_device")));
-        device.is_none_or(|device| device.as_deref() == Some("nvme"))
+    let paths = [
+        (keys::OFFLOAD_OPTIMIZER_NVME_PATH, keys::OFFLOAD_OPTIMIZER_DEVICE),
+        (keys::OFFLOAD_PARAM_NVME_PATH, keys::OFFLOAD_PARAM_DEVICE),
+    ];
+    let nvme = move |key: &Row| {
+        let device = paths.iter().find(|(path, _)| path.name() == key.name);
+        device.is_none_or(|(_, device)| settings.get(*device) == Some("nvme"))
     };
-    IN_BLOCK.into_iter().filter(move |(name, _)| nvme(name)).filter_map(|(name, path)| {
-        let (setting, location) = settings.said_at(name)?;
+    IN_BLOCK.into_iter().filter(move |(key, _)| nvme(key)).filter_map(|(key, path)| {
+        let (setting, location) = settings.said_at(key)?;
         Some((setting, location, path))
     })
 }

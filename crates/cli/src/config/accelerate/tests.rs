@@ -20,7 +20,7 @@ fn every_name_is_declared_once() {
         assert!(flag(name), "{name}");
     }
     for variable in OF_DEEPSPEED.iter().chain(OF_FSDP) {
-        assert!(flag(variable.flag), "{}", variable.flag);
+        assert!(flag(variable.flag.name), "{}", variable.flag);
     }
     // Names of two blocks never meet.
     for (block, prefix) in BLOCKS.iter().filter(|(_, prefix)| !prefix.is_empty()) {
@@ -38,7 +38,7 @@ fn values_are_handed_on_as_python_writes_them() {
          gradient_clipping: 1\n  zero_stage: 3\n  deepspeed_moe_layer_cls_names: A,B\n  gradient_accumulation_steps: auto\n",
     )
     .unwrap();
-    let text = |name: &str| exported(file.settings.get(name));
+    let text = |name: &str| exported(file.settings.find(name).unwrap());
     for (name, expected) in [
         ("gradient_clipping", Some("1")),
         ("zero_stage", Some("3")),
@@ -75,9 +75,9 @@ fn a_training_reads_what_the_launcher_of_accelerate_hands_on() {
         ("WORLD_SIZE", "2"),
     ];
     let config = train(MINIMUM, &[], &deepspeed).unwrap();
-    assert_eq!(config.shard.parameters, Placement::Sharded);
+    assert_eq!(config.shard.placements.parameters, Placement::Sharded);
     assert!(matches!(&config.shard.offload_optimizer, Some(files) if files.dir == Some("disk".into())));
-    assert!(config.shard.offload_parameters.is_none() && config.shard.whole_weights_on_save);
+    assert!(config.shard.offload_params.is_none() && config.save.whole_weights);
     assert_eq!((config.train.accumulation, config.train.max_grad_norm), (8, Some(0.5)));
     assert_eq!((config.train.dtype, config.ranks.num_processes), (DType::BF16, 2));
     assert_eq!(config.origin("bf16").unwrap().to_string(), "ACCELERATE_MIXED_PRECISION");
@@ -97,7 +97,10 @@ fn a_training_reads_what_the_launcher_of_accelerate_hands_on() {
             ("ACCELERATE_GRADIENT_ACCUMULATION_STEPS", "4"),
         ];
         let config = train(&format!("{MINIMUM}bf16: true\n"), &[], &fsdp).unwrap();
-        assert_eq!((config.shard.lifetime, config.shard.gradients), (expected, Placement::Sharded));
+        assert_eq!(
+            (config.shard.lifetime, config.shard.placements.gradients),
+            (expected, Placement::Sharded)
+        );
         assert_eq!((config.train.accumulation, config.train.dtype), (4, DType::BF16));
     }
 }

@@ -3,45 +3,35 @@
 use oarlock_tensor::DType;
 
 use super::super::tests::{bad, good};
-use super::super::{Elems, Lifetime, Recompute, ShardArgs, ShardGroup, StateDict, Wrap};
+use super::super::{Elems, Lifetime, Recompute, ShardingConfig, StateDict, Wrap};
 use super::{S, W, placements};
 
 #[test]
 fn fsdp_strategies_are_placements() {
-    for (text, parameters, lifetime, group) in [
-        ("full_shard auto_wrap", S, Lifetime::OneUse, ShardGroup::World),
-        ("[full_shard, auto_wrap]", S, Lifetime::OneUse, ShardGroup::World),
-        ("\"true\"", S, Lifetime::OneUse, ShardGroup::World),
-        ("shard_grad_op", S, Lifetime::ForwardToBackward, ShardGroup::World),
-        ("no_shard", W, Lifetime::OneUse, ShardGroup::World),
-        ("hybrid_shard auto_wrap", S, Lifetime::OneUse, ShardGroup::Machine),
-        ("hybrid_shard_zero2", S, Lifetime::ForwardToBackward, ShardGroup::Machine),
-        ("\"\"\nfsdp_config: {sharding_strategy: 5}", S, Lifetime::ForwardToBackward, ShardGroup::Machine),
-        (
-            "full_shard\nfsdp_config: {fsdp_sharding_strategy: FULL_SHARD}",
-            S,
-            Lifetime::OneUse,
-            ShardGroup::World,
-        ),
-        (
-            "\"true\"\nfsdp_config: {reshard_after_forward: false}",
-            S,
-            Lifetime::ForwardToBackward,
-            ShardGroup::World,
-        ),
+    for (text, parameters, lifetime, by_machine) in [
+        ("full_shard auto_wrap", S, Lifetime::OneUse, false),
+        ("[full_shard, auto_wrap]", S, Lifetime::OneUse, false),
+        ("\"true\"", S, Lifetime::OneUse, false),
+        ("shard_grad_op", S, Lifetime::ForwardToBackward, false),
+        ("no_shard", W, Lifetime::OneUse, false),
+        ("hybrid_shard auto_wrap", S, Lifetime::OneUse, true),
+        ("hybrid_shard_zero2", S, Lifetime::ForwardToBackward, true),
+        ("\"\"\nfsdp_config: {sharding_strategy: 5}", S, Lifetime::ForwardToBackward, true),
+        ("full_shard\nfsdp_config: {fsdp_sharding_strategy: FULL_SHARD}", S, Lifetime::OneUse, false),
+        ("\"true\"\nfsdp_config: {reshard_after_forward: false}", S, Lifetime::ForwardToBackward, false),
     ] {
         let config = good(&format!("fsdp: {text}\n"));
         let shard = &config.shard;
         assert_eq!(placements(shard), [parameters; 3], "{text}");
-        assert_eq!((shard.lifetime, shard.group), (lifetime, group), "{text}");
-        assert_eq!(shard.persistence, Elems::Count(0));
+        assert_eq!((shard.lifetime, shard.by_machine, shard.group), (lifetime, by_machine, None), "{text}");
+        assert_eq!(shard.persistence_elems, Elems::Count(0));
     }
     let config = good("num_processes: 4\nfsdp: \"true\"\nfsdp_config: {reshard_after_forward: 2}\n");
     assert_eq!(config.shard.secondary, Some(2));
-    assert_eq!(good("fsdp: \"false\"\nfsdp_config: {version: 1}").shard, ShardArgs::UNSAID);
+    assert_eq!(good("fsdp: \"false\"\nfsdp_config: {version: 1}").shard, ShardingConfig::default());
     let config = good("fsdp: full_shard offload\n");
     assert_eq!(config.shard.offload_optimizer, None);
-    assert_eq!(config.shard.offload_parameters, None);
+    assert_eq!(config.shard.offload_params, None);
 }
 
 #[test]
@@ -52,8 +42,8 @@ fn the_fsdp_block_of_llama_factory_is_read_as_it_stands() {
         fsdp_state_dict_type: FULL_STATE_DICT\n  fsdp_sync_module_states: true\n  fsdp_use_orig_params: true\n";
     let config = good(text);
     assert_eq!(placements(&config.shard), [S, S, S]);
-    assert_eq!(config.shard.state_dict, StateDict::Full);
-    assert_eq!(config.shard.offload_parameters, None);
+    assert_eq!(config.save.state_dict, StateDict::Full);
+    assert_eq!(config.shard.offload_params, None);
     let folder = tempfile::tempdir().unwrap();
     let path = folder.path().join("fsdp.yaml");
     let block: String = text.lines().skip(1).map(|line| format!("{}\n", line.trim())).collect();
@@ -63,7 +53,7 @@ fn the_fsdp_block_of_llama_factory_is_read_as_it_stands() {
     let newer = "fsdp_config: {state_dict_type: sharded_state_dict, backward_prefetch: NO_PREFETCH, \
         mixed_precision_policy: {reduce_dtype: bf16}, activation_checkpointing: true}";
     let config = good(newer);
-    assert_eq!((config.shard.state_dict, config.shard.prefetch), (StateDict::Sharded, Elems::Count(0)));
+    assert_eq!((config.save.state_dict, config.shard.prefetch_elems), (StateDict::Sharded, Elems::Count(0)));
     assert_eq!(config.shard.reduce_dtype, Some(DType::BF16));
     assert_eq!(config.train.recompute, Recompute::Units { every: 1 });
 }

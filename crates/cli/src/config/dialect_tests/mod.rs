@@ -13,8 +13,8 @@ use oarlock_tensor::DType;
 use super::dialect::{deepspeed_keys, fsdp_keys};
 use super::tests::{MINIMUM, bad, good, train};
 use super::{
-    Elems, Length, Lifetime, LossScale, Offload, Placement, Quantized, Recompute, ResolvedConfig, ShardArgs,
-    ShardGroup, train_config_of, written,
+    Elems, Length, Lifetime, LossScale, Offload, Placement, Placements, Quantized, Recompute, ResolvedConfig,
+    ShardingConfig, train_config_of, written,
 };
 
 /// The configuration of a DeepSpeed file beside training settings.
@@ -39,8 +39,8 @@ fn wrong(json: &str, text: &str) -> String {
     }
 }
 
-fn placements(shard: &ShardArgs) -> [Placement; 3] {
-    [shard.optimizer, shard.gradients, shard.parameters]
+fn placements(shard: &ShardingConfig<Elems>) -> [Placement; 3] {
+    [shard.placements.optimizer, shard.placements.gradients, shard.placements.parameters]
 }
 
 const W: Placement = Placement::Whole;
@@ -96,18 +96,18 @@ fn the_five_files_of_llama_factory_are_read_as_they_stand() {
         let shard = &config.shard;
         assert_eq!(placements(shard), expected, "{zero}");
         // In main memory they are anyway, which a note says.
-        assert_eq!((&shard.offload_optimizer, &shard.offload_parameters), (&None, &None));
+        assert_eq!((&shard.offload_optimizer, &shard.offload_params), (&None, &None));
         assert_eq!(config.notes().len(), usize::from(offloads.0) + usize::from(offloads.1));
         assert_eq!((config.train.batch_size, config.train.accumulation), (3, 1));
         assert_eq!(config.train.dtype, DType::BF16);
         assert_eq!(config.train.loss_scale, LossScale::UNSAID);
         if expected == [S, S, S] {
-            assert_eq!(shard.prefetch, Elems::NineTenthsOfHiddenSquared);
-            assert_eq!(shard.persistence, Elems::TenHidden);
-            assert_eq!(shard.reduce_bucket, Elems::HiddenSquared);
-            assert!(shard.whole_weights_on_save && shard.lifetime == Lifetime::OneUse);
+            assert_eq!(shard.prefetch_elems, Elems::NineTenthsOfHiddenSquared);
+            assert_eq!(shard.persistence_elems, Elems::TenHidden);
+            assert_eq!(shard.reduce_bucket_elems, Elems::HiddenSquared);
+            assert!(config.save.whole_weights && shard.lifetime == Lifetime::OneUse);
         } else {
-            assert_eq!(shard.reduce_bucket, Elems::Count(500_000_000));
+            assert_eq!(shard.reduce_bucket_elems, Elems::Count(500_000_000));
         }
         assert!(shard.overlap);
         let idle = config.without_effect_line().unwrap();
@@ -144,7 +144,7 @@ fn files_for_two_models_are_read_as_they_stand() {
 "train_micro_batch_size_per_gpu": 1
 }"#;
     let config = file(inference, "");
-    assert_eq!(config.shard.max_live, Elems::Count(1_000_000_000));
+    assert_eq!(config.shard.max_live_elems, Elems::Count(1_000_000_000));
     assert_eq!(config.train.batch_size, 1);
     assert_eq!(
         config.origin("per_device_train_batch_size").unwrap().to_string().rsplit(':').next(),
@@ -407,22 +407,20 @@ fn offloading_and_groups_reach_the_configuration() {
     let config = file(json, "num_processes: 4\n");
     let nvme =
         |path: &str, buffers| Some(Offload { dir: Some(path.into()), sub_group_elems: 1_000_000, buffers });
-    let expected = ShardArgs {
-        optimizer: S,
-        gradients: S,
-        parameters: S,
+    let expected = ShardingConfig {
+        placements: Placements::PARAMETERS,
         secondary: Some(2),
         reduce_dtype: Some(DType::F32),
         quantized: Quantized { weights: true, gradients: true, ..Quantized::NONE },
         offload_optimizer: nvme("disk/a", 3),
-        offload_parameters: nvme("disk/b", 5),
-        ..ShardArgs::UNSAID
+        offload_params: nvme("disk/b", 5),
+        ..ShardingConfig::default()
     };
     assert_eq!(config.shard, expected);
     assert_eq!(config.train.recompute, Recompute::Units { every: 1 });
 
     let mics = file("{\"zero_optimization\": {\"stage\": 3, \"mics_shard_size\": 2}}", "num_processes: 4\n");
-    assert_eq!(mics.shard.group, ShardGroup::Ranks(2));
+    assert_eq!(mics.shard.group, Some(2));
     let older = file("{\"zero_optimization\": {\"stage\": 2, \"cpu_offload\": true}}", "");
     assert_eq!(older.shard.offload_optimizer, None);
     assert_eq!(older.notes().len(), 2);
@@ -430,7 +428,7 @@ fn offloading_and_groups_reach_the_configuration() {
         "{\"zero_optimization\": {\"stage\": 3, \"stage3_gather_fp16_weights_on_model_save\": true}}",
         "",
     );
-    assert!(older.shard.whole_weights_on_save);
+    assert!(older.save.whole_weights);
 }
 
 #[test]

@@ -9,7 +9,7 @@ use oarlock::checkpoint::{ClientState, Contents, Saver};
 use oarlock::data::{Batch, Sampler};
 use oarlock::model::{Decoder, DecoderConfig};
 use oarlock::report::speed::PhaseTimer;
-use oarlock::shard::{Options, Placements};
+use oarlock::shard::{Placements, ShardingConfig};
 use oarlock::train::{NextToken, train_step};
 use oarlock::{Accelerator, AcceleratorConfig, Prepared, PreparedOptimizer, Result, optim};
 
@@ -36,7 +36,7 @@ const TOLERANCE_16: f64 = 2e-2;
 
 /// A rank with one thread, for what is as small as this.
 pub fn accelerator(comm: &Communicator, dtype: DType, placements: Placements) -> Result<Accelerator> {
-    let shard = Options { dtype, placements, ..Options::default() };
+    let shard = ShardingConfig { dtype, placements, ..ShardingConfig::default() };
     Accelerator::over(
         comm.clone(),
         &AcceleratorConfig { shard, threads: Some(1), ..AcceleratorConfig::default() },

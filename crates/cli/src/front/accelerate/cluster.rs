@@ -1,6 +1,7 @@
 //! The configuration of a machine or several, as `accelerate config` keeps it in a file: its keys, their defaults, and
 //! where it lies.
 
+use crate::config::accelerate::keys;
 use std::path::{Path, PathBuf};
 
 use serde_json::{Map, Value};
@@ -109,7 +110,7 @@ impl Cluster {
     /// Everything that is wrong with the file, with the places.
     pub fn configured(flags: &Settings) -> Result<Option<Cluster>, Problems> {
         let path = config_file(flags);
-        let is_there = flags.text("config_file").is_some() || path.is_file();
+        let is_there = flags.get(keys::CONFIG_FILE).is_some() || path.is_file();
         is_there.then(|| Cluster::read(&path)).transpose()
     }
 
@@ -170,7 +171,7 @@ impl Cluster {
 
 /// The file that the flag `--config_file` names, else the default file.
 pub fn config_file(flags: &Settings) -> PathBuf {
-    flags.text("config_file").map_or_else(|| default_file(&env_var), PathBuf::from)
+    flags.get(keys::CONFIG_FILE).map_or_else(|| default_file(&env_var), PathBuf::from)
 }
 
 /// Reads the settings of `accelerate launch` from the named file, else from the default file if there is one.

@@ -16,7 +16,7 @@ use crate::front::script::program_in_path;
 pub(super) const ENV: Flags = Flags {
     command: "accelerate env",
     about: "Shows versions, the machine and the configuration, for a report of a problem.",
-    keys: &[CONFIG_FILE],
+    keys: super::KEYS,
     ..COMMAND
 };
 
@@ -28,7 +28,7 @@ pub fn run(words: &Words) -> Outcome {
         Some(config) => masked(&config.shown()),
         None => "\tNot found\n".to_owned(),
     };
-    let heading = match parsed.settings.text("config_file") {
+    let heading = match parsed.settings.get(CONFIG_FILE) {
         Some(_) => "`Accelerate` config passed:",
         None => "`Accelerate` default config:",
     };

@@ -6,8 +6,7 @@ use std::path::Path;
 use super::{COMMAND, parse, refuse};
 use crate::config::Words;
 use crate::config::flags::Flags;
-use crate::config::keys::{Key, Status, ValueType};
-use crate::config::value::Value;
+use crate::config::keys::{Row, Status, ValueType};
 use crate::console::{Outcome, print};
 use crate::error::Result;
 use oarlock::model::hf::HfConfig;
@@ -15,40 +14,25 @@ use oarlock::model::{Decoder, DecoderConfig};
 use oarlock::nn::units_of;
 use oarlock::report::python;
 
+oarlock::key_table! {
+    /// The flags.
+    pub(super) const KEYS = [
+        LIBRARY_NAME: String = Row::flag(ValueType::Choice(&["transformers", "timm"]), "library_name", "transformers", Status::Only("models of timm are for pictures; only language models of transformers are known here"), "The library of the model"),
+        DTYPES: Vec<String> = Row::flag(ValueType::List, "dtypes", "float32,float16,int8,int4", Status::Used, "Of float32, float16, int8, int4"),
+        TRUST_REMOTE_CODE: bool = Row::flag(ValueType::Bool, "trust_remote_code", "false", Status::NoEffect("no code that comes with a model is run"), "Run code that comes with the model"),
+    ];
+}
+
 pub(super) const FLAGS: Flags = Flags {
     command: "accelerate estimate-memory",
     operands: "MODEL",
     about: "Shows what a model takes of memory in several dtypes: a folder with its config.json is enough.",
-    keys: &[
-        Key::flag(
-            ValueType::Choice(&["transformers", "timm"]),
-            "library_name",
-            "transformers",
-            Status::Only(
-                "models of timm are for pictures; only language models of transformers are known here",
-            ),
-            "The library of the model",
-        ),
-        Key::flag(
-            ValueType::List,
-            "dtypes",
-            "float32,float16,int8,int4",
-            Status::Used,
-            "Of float32, float16, int8, int4",
-        ),
-        Key::flag(
-            ValueType::Bool,
-            "trust_remote_code",
-            "false",
-            Status::NoEffect("no code that comes with a model is run"),
-            "Run code that comes with the model",
-        ),
-    ],
+    keys: KEYS,
     ..COMMAND
 };
 
 /// A dtype, how many times smaller than f32 it is, and how many times the model in f32 its training takes.
-const DTYPES: [(&str, u64, Option<u64>); 4] =
+const KNOWN: [(&str, u64, Option<u64>); 4] =
     [("float32", 1, Some(4)), ("float16", 2, Some(2)), ("int8", 4, None), ("int4", 8, None)];
 
 /// Runs the command.
@@ -63,17 +47,14 @@ pub fn run(words: &Words) -> Outcome {
         let help = "nothing is fetched from the Hugging Face Hub: fetch the model's config.json into a folder, and name it";
         return refuse(format!("there is no folder `{name}`"), help);
     }
-    let dtypes = match parsed.settings.value("dtypes") {
-        Value::List(names) => names,
-        _ => Vec::new(),
-    };
-    if let Some(wrong) = dtypes.iter().find(|name| !DTYPES.iter().any(|(known, ..)| known == name)) {
+    let dtypes = parsed.settings.get(DTYPES);
+    if let Some(wrong) = dtypes.iter().find(|name| !KNOWN.iter().any(|(known, ..)| known == name)) {
         return refuse(format!("`{wrong}` is no dtype"), "take float32, float16, int8 and int4");
     }
     let sizes = Sizes::of(HfConfig::read(dir)?.decoder())?;
     let rows: Vec<[String; 4]> = dtypes
         .iter()
-        .filter_map(|name| DTYPES.iter().find(|(known, ..)| known == name))
+        .filter_map(|name| KNOWN.iter().find(|(known, ..)| known == name))
         .map(|dtype| sizes.row(*dtype))
         .collect();
     print(&format!(
@@ -186,7 +167,7 @@ mod tests {
     fn table_of(name: &str, dtypes: &[&str]) -> String {
         let dir = Path::new(env!("CARGO_MANIFEST_DIR")).join("../oarlock/tests/golden").join(name);
         let sizes = Sizes::of(HfConfig::read(&dir).unwrap().decoder()).unwrap();
-        let chosen = DTYPES.into_iter().filter(|(dtype, ..)| dtypes.contains(dtype));
+        let chosen = KNOWN.into_iter().filter(|(dtype, ..)| dtypes.contains(dtype));
         let rows: Vec<_> = chosen.map(|dtype| sizes.row(dtype)).collect();
         table(&format!("Memory Usage for loading `{name}`"), &rows)
     }

@@ -1,5 +1,6 @@
 //! The variables by which a program that uses Accelerate learns what it was started with.
 
+use crate::config::accelerate::keys;
 use crate::config::accelerate::keys::{FLAGS, OF_DEEPSPEED, OF_FSDP, PRECISION, Variable};
 use crate::config::accelerate::{File, exported};
 use crate::config::resolve::Settings;
@@ -16,10 +17,10 @@ pub(super) fn variables(
 ) -> Vec<(String, String)> {
     let mut out = Exports { settings, variables: Vec::new() };
     let kind = strategy.kind;
-    if settings.bool("debug") {
+    if settings.get(keys::DEBUG) {
         out.put("ACCELERATE_DEBUG_MODE", "true");
     }
-    if let Some(ids) = settings.text("gpu_ids").filter(|ids| ids != "all") {
+    if let Some(ids) = settings.get(keys::GPU_IDS).filter(|ids| *ids != "all") {
         out.put("CUDA_VISIBLE_DEVICES", ids);
     }
     if strategy.cpu || kind == DistributedType::No {
@@ -29,7 +30,7 @@ pub(super) fn variables(
         out.put("KMP_AFFINITY", "granularity=fine,compact,1,0");
         out.put("KMP_BLOCKTIME", "1");
     }
-    let precision = settings.text("mixed_precision").unwrap_or_else(|| "no".to_owned());
+    let precision = settings.get(keys::MIXED_PRECISION).unwrap_or("no");
     let fp8 = precision == "fp8";
     out.put(PRECISION, precision);
     if fp8 {
@@ -49,7 +50,7 @@ pub(super) fn variables(
     if kind == DistributedType::Fsdp {
         out.put("ACCELERATE_USE_FSDP", "true");
         OF_FSDP.iter().for_each(|variable| out.setting(variable));
-        if let Some(names) = file.and_then(|file| exported(file.own.get("fsdp_ignored_modules"))) {
+        if let Some(names) = file.and_then(|file| exported(file.own.setting(keys::FSDP_IGNORED_MODULES))) {
             out.put("FSDP_IGNORED_MODULES", names);
         }
     }
@@ -57,14 +58,14 @@ pub(super) fn variables(
         out.put("ACCELERATE_USE_MEGATRON_LM", "true");
         out.prefixed("megatron_lm_", "");
     }
-    if settings.bool("enable_cpu_affinity") {
+    if settings.get(keys::ENABLE_CPU_AFFINITY) {
         out.put("ACCELERATE_CPU_AFFINITY", "1");
     }
     if parallel(settings, file) && matches!(kind, DistributedType::DeepSpeed | DistributedType::Fsdp) {
         out.put("ACCELERATE_USE_PARALLELISM_CONFIG", "true");
         out.prefixed("parallelism_config_", "");
         let (cp, sp) =
-            (settings.int("parallelism_config_cp_size"), settings.int("parallelism_config_sp_size"));
+            (settings.get(keys::PARALLELISM_CONFIG_CP_SIZE), settings.get(keys::PARALLELISM_CONFIG_SP_SIZE));
         // What belongs to ranks that there are not is left out.
         out.variables.retain(|(name, _)| match name.strip_prefix("PARALLELISM_CONFIG_") {
             Some("CP_COMM_STRATEGY") => cp > 1,
@@ -80,7 +81,7 @@ pub(super) fn parallel(settings: &Settings, file: Option<&File>) -> bool {
     let in_file = |file: &File| {
         file.settings.iter().any(|s| s.key.name.starts_with("parallelism_config_") && s.location().is_some())
     };
-    settings.bool("use_parallelism_config") || file.is_some_and(in_file)
+    settings.get(keys::USE_PARALLELISM_CONFIG) || file.is_some_and(in_file)
 }
 
 /// What a configuration file of DeepSpeed does not say here: the keys of the block beside it, and precision where the
@@ -88,13 +89,13 @@ pub(super) fn parallel(settings: &Settings, file: Option<&File>) -> bool {
 fn fields(settings: &Settings, file: Option<&File>) -> String {
     let Some(file) = file else { return String::new() };
     let mut names = file.deepspeed.clone();
-    let by_flag = settings.get("mixed_precision").location().is_some_and(|location| {
+    let by_flag = settings.setting(keys::MIXED_PRECISION).location().is_some_and(|location| {
         file.settings
-            .get("mixed_precision")
+            .setting(keys::MIXED_PRECISION)
             .location()
             .is_none_or(|own| !std::sync::Arc::ptr_eq(&own.source, &location.source))
     });
-    if !by_flag && file.settings.get("mixed_precision").is_written() {
+    if !by_flag && file.settings.setting(keys::MIXED_PRECISION).is_written() {
         names.push("mixed_precision".to_owned());
     }
     names.join(",")
@@ -111,7 +112,7 @@ impl Exports<'_> {
     }
 
     fn setting(&mut self, variable: &Variable) {
-        if let Some(value) = exported(self.settings.get(variable.flag)) {
+        if let Some(value) = exported(self.settings.setting(variable.flag)) {
             self.put(variable.name, if variable.lower { value.to_lowercase() } else { value });
         }
     }
@@ -119,14 +120,15 @@ impl Exports<'_> {
     /// All flags of a prefix, by their own names behind another prefix.
     fn prefixed(&mut self, prefix: &str, before: &str) {
         for key in FLAGS.iter().filter(|key| key.name.starts_with(prefix)) {
-            if let Some(value) = exported(self.settings.get(key.name)) {
+            if let Some(value) = exported(self.settings.setting(key)) {
                 self.put(format!("{before}{}", key.name.to_uppercase()), value);
             }
         }
     }
 
     fn dynamo(&mut self) {
-        let backend = exported(self.settings.get("dynamo_backend")).unwrap_or_else(|| "no".to_owned());
+        let backend =
+            exported(self.settings.setting(keys::DYNAMO_BACKEND)).unwrap_or_else(|| "no".to_owned());
         self.prefixed("dynamo_", "ACCELERATE_");
         self.variables.retain(|(name, _)| name != "ACCELERATE_DYNAMO_BACKEND");
         self.put("ACCELERATE_DYNAMO_BACKEND", backend.to_uppercase());

@@ -1,13 +1,14 @@
 //! `accelerate launch`: turns the flags and the file into processes and the settings of their training. Where Accelerate
 //! ignores a setting, this command follows it and prints a note.
 
+use crate::config::accelerate::keys;
 use std::time::{Duration, SystemTime};
 
 use crate::config::accelerate::keys::FLAGS;
 use crate::config::accelerate::{File, meaning};
 use crate::config::environment;
 use crate::config::flags::{Abbreviations, Flags, Parsed};
-use crate::config::keys::Status;
+use crate::config::keys::{Key, Row, Status};
 use crate::config::location::ValueSource;
 use crate::config::resolve::{Settings, refuse};
 use crate::config::value::boolean;
@@ -92,7 +93,7 @@ pub(super) fn resolve(words: &Words, machine: &Machine) -> Result<Resolved, Prob
     let mut problems = Problems::default();
     let parsed = LAUNCH.parse(words, &mut problems);
     let flags = &parsed.settings;
-    let file = cluster::launch_settings(flags.text("config_file").as_deref(), machine.environment);
+    let file = cluster::launch_settings(flags.get(keys::CONFIG_FILE).as_deref(), machine.environment);
     let file = file.unwrap_or_else(|wrong| {
         problems.append(wrong);
         None
@@ -105,7 +106,7 @@ pub(super) fn resolve(words: &Words, machine: &Machine) -> Result<Resolved, Prob
     let (mut notes, mut defaulted) = (Vec::new(), Vec::new());
     let mut strategy = strategy::choose(flags, file.as_ref(), &mut notes, &mut problems);
     let chosen = strategy.clone();
-    let visible = all.text("gpu_ids").filter(|ids| ids != "all");
+    let visible = all.get(keys::GPU_IDS).filter(|ids| *ids != "all").map(str::to_owned);
     let visible = visible.or_else(|| (machine.environment)("CUDA_VISIBLE_DEVICES"));
     let devices = (machine.devices)(visible.as_deref());
     let settings = LaunchSettings { flags, all: &all, file: file.as_ref(), devices: &devices };
@@ -127,7 +128,11 @@ pub(super) fn resolve(words: &Words, machine: &Machine) -> Result<Resolved, Prob
         }
     }
     surroundings(&all, &mut launch, &mut problems);
-    let call = Call::read(&all, &mut problems);
+    let call = Call { module: all.get(keys::MODULE), no_python: all.get(keys::NO_PYTHON) }.checked(
+        &all,
+        [keys::MODULE.row, keys::NO_PYTHON.row],
+        &mut problems,
+    );
     let script = script::resolve(&parsed.rest, call, LAUNCH.command);
     let machines = launch.worker(0, 0).local_ranks.len();
     let command = |name: &str| settings.deepspeed_command(name, each, &launch.master, &parsed.rest.to_vec());
@@ -142,12 +147,13 @@ pub(super) fn resolve(words: &Words, machine: &Machine) -> Result<Resolved, Prob
                 // Its ranks meet in shared memory, and only see the port.
                 launch.master.port = PORT;
             }
-            if let Some(ids) = all.text("gpu_ids").filter(|ids| ids != "all") {
-                launch.env = vec![("CUDA_VISIBLE_DEVICES".to_owned(), ids)];
+            if let Some(ids) = all.get(keys::GPU_IDS).filter(|ids| *ids != "all") {
+                launch.env = vec![("CUDA_VISIBLE_DEVICES".to_owned(), ids.to_owned())];
             }
             layers = training_layers(&settings, &strategy, &ranks, training, &mut notes, &mut problems);
-            launch.threads =
-                all.said("num_cpu_threads_per_process").map(|_| all.usize("num_cpu_threads_per_process"));
+            launch.threads = all
+                .said(keys::NUM_CPU_THREADS_PER_PROCESS)
+                .map(|_| all.get(keys::NUM_CPU_THREADS_PER_PROCESS).unwrap_or_default());
         }
         Script::Command(_) => {
             launch.alone = strategy.kind == DistributedType::No && machines == 1 && each == 1;
@@ -160,9 +166,9 @@ pub(super) fn resolve(words: &Words, machine: &Machine) -> Result<Resolved, Prob
     }
     without_meaning(&all, file.as_ref(), &script, &mut notes);
     if file.is_none() {
-        for name in ["mixed_precision", "dynamo_backend"] {
-            if flags.get(name).location().is_none() {
-                defaulted.push(format!("`--{name}` was set to a value of `'no'`"));
+        for key in [keys::MIXED_PRECISION, keys::DYNAMO_BACKEND] {
+            if flags.setting(key).location().is_none() {
+                defaulted.push(format!("`--{key}` was set to a value of `'no'`"));
             }
         }
         notes.insert(0, defaults_note(&defaulted));
@@ -205,10 +211,12 @@ fn starters(
     notes: &mut Vec<String>,
     problems: &mut Problems,
 ) {
-    let name = all.text("deepspeed_multinode_launcher");
+    let name = all.get(keys::DEEPSPEED_MULTINODE_LAUNCHER);
     let Some(command) = command.filter(|_| name.as_deref() != Some("standard")) else {
-        let unread = ["deepspeed_hostfile", "deepspeed_exclusion_filter", "deepspeed_inclusion_filter"];
-        let unread: Vec<&str> = unread.into_iter().filter(|name| all.said(name).is_some()).collect();
+        let unread =
+            [keys::DEEPSPEED_HOSTFILE, keys::DEEPSPEED_EXCLUSION_FILTER, keys::DEEPSPEED_INCLUSION_FILTER];
+        let unread: Vec<&str> =
+            unread.into_iter().filter(|key| all.said(*key).is_some()).map(Key::name).collect();
         if !unread.is_empty() {
             notes.push(format!(
                 "nobody reads {} here, nor with Accelerate: they are for launchers that start several machines \
@@ -221,7 +229,7 @@ fn starters(
     match name.as_deref() {
         Some(name) => {
             let message = format!("`{name}` starts the machines of a hostfile, which is what `deepspeed` does");
-            problems.push(all.problem(message, &["deepspeed_multinode_launcher"]).help(format!(
+            problems.push(all.problem(message, &[keys::DEEPSPEED_MULTINODE_LAUNCHER.row]).help(format!(
                 "run `{}`, which is what Accelerate would run; or write `standard`, and start this command on each machine",
                 command(name)
             )));
@@ -236,22 +244,25 @@ fn starters(
 /// Restarts, output, cores.
 fn surroundings(all: &Settings, launch: &mut Launch, problems: &mut Problems) {
     launch.restarts = Restarts {
-        max: u32::try_from(all.int("max_restarts")).unwrap_or(u32::MAX),
+        max: u32::try_from(all.get(keys::MAX_RESTARTS)).unwrap_or(u32::MAX),
         // A tenth of a second is the least that makes sense, a day the most.
-        monitor_interval: Duration::from_secs_f64(all.f64("monitor_interval").clamp(0.001, 86400.0)),
+        monitor_interval: Duration::from_secs_f64(all.get(keys::MONITOR_INTERVAL).clamp(0.001, 86400.0)),
     };
-    launch.role = all.text("role").unwrap_or_else(|| "default".to_owned());
-    launch.quiet = all.bool("quiet");
-    if all.bool("enable_cpu_affinity") {
+    launch.role = match all.get(keys::ROLE) {
+        "" => keys::ROLE.row.default.to_owned(),
+        role => role.to_owned(),
+    };
+    launch.quiet = all.get(keys::QUIET);
+    if all.get(keys::ENABLE_CPU_AFFINITY) {
         launch.binding = Binding::Share;
     }
-    let tee = all.text("tee").unwrap_or_default();
-    let tee = PerRank::parse(&tee).unwrap_or_else(|| {
+    let tee = all.get(keys::TEE);
+    let tee = PerRank::parse(tee).unwrap_or_else(|| {
         let help = "write 0 (nothing), 1 (stdout), 2 (stderr) or 3 (both), or by local rank as in 0:3,1:1";
-        problems.push(all.problem(format!("`{tee}` says no streams"), &["tee"]).help(help));
+        problems.push(all.problem(format!("`{tee}` says no streams"), &[keys::TEE.row]).help(help));
         PerRank::default()
     });
-    launch.output = Output { log_dir: all.text("log_dir").map(Into::into), tee, ..Output::default() };
+    launch.output = Output { log_dir: all.get(keys::LOG_DIR).map(Into::into), tee, ..Output::default() };
 }
 
 /// OMP_NUM_THREADS of a program: the flag, else the variable, else on the CPU the share of the cores, else one.
@@ -262,15 +273,15 @@ fn threads(
     machine: &Machine,
     defaulted: &mut Vec<String>,
 ) -> Option<usize> {
-    if settings.all.said("num_cpu_threads_per_process").is_some() {
-        return Some(settings.all.usize("num_cpu_threads_per_process"));
+    if settings.all.said(keys::NUM_CPU_THREADS_PER_PROCESS).is_some() {
+        return Some(settings.all.get(keys::NUM_CPU_THREADS_PER_PROCESS).unwrap_or_default());
     }
     if strategy.kind == DistributedType::DeepSpeed && !strategy.cpu {
         return None;
     }
     let variable = (machine.environment)("OMP_NUM_THREADS").and_then(|text| text.parse::<usize>().ok());
     let share = settings.devices.cores / each.max(1);
-    if variable.is_none() && strategy.cpu && settings.all.said("num_processes").is_some() && share > 1 {
+    if variable.is_none() && strategy.cpu && settings.all.said(keys::NUM_PROCESSES).is_some() && share > 1 {
         defaulted.push(format!("`--num_cpu_threads_per_process` was set to `{share}`, the cores of a rank"));
         return Some(share);
     }
@@ -300,18 +311,18 @@ fn training_layers(
     if let Some(file) = file {
         refuse(&mut file.own.clone(), problems);
     }
-    if all.said("deepspeed_moe_layer_cls_names").is_some() {
+    if all.said(keys::DEEPSPEED_MOE_LAYER_CLS_NAMES).is_some() {
         let message = "no model of ours has mixtures of experts";
-        let problem = all.problem(message.to_owned(), &["deepspeed_moe_layer_cls_names"]);
+        let problem = all.problem(message.to_owned(), &[keys::DEEPSPEED_MOE_LAYER_CLS_NAMES.row]);
         problems.push(problem.help("leave the names away"));
     }
-    if all.text("zero3_init_flag").as_deref() == Some("true")
-        && all.said("zero_stage").is_some_and(|_| all.usize("zero_stage") < 3)
+    if all.get(keys::ZERO3_INIT_FLAG).as_deref() == Some("true")
+        && all.said(keys::ZERO_STAGE).is_some_and(|_| all.get(keys::ZERO_STAGE).unwrap_or_default() < 3)
     {
         notes.push("zero3_init_flag is for stage 3, so it is false, as with Accelerate".to_owned());
     }
     let mut entries = meaning::entries(all, &strategy.engine(), problems);
-    let of_deepspeed = ["gradient_accumulation_steps", "gradient_clipping"];
+    let of_deepspeed = [keys::GRADIENT_ACCUMULATION_STEPS.row, keys::GRADIENT_CLIPPING.row];
     if strategy.kind != DistributedType::DeepSpeed {
         let counted = entries_of(all, of_deepspeed);
         if !counted.is_empty() {
@@ -322,7 +333,7 @@ fn training_layers(
         entries.push(Entry::new("num_processes", ranks.count.to_string(), location));
     }
     if exported::parallel(all, file)
-        && let Some(setting) = all.said("parallelism_config_sp_size")
+        && let Some(setting) = all.said(keys::PARALLELISM_CONFIG_SP_SIZE)
         && let Some(location) = setting.location()
     {
         entries.push(Entry::new("sequence_parallel_size", setting.value.to_string(), location));
@@ -332,7 +343,7 @@ fn training_layers(
     {
         entries.push(environment::device_cpu(&location));
     }
-    if let Some(setting) = all.said("num_cpu_threads_per_process")
+    if let Some(setting) = all.said(keys::NUM_CPU_THREADS_PER_PROCESS)
         && let Some(location) = setting.location()
     {
         entries.push(Entry::new("num_threads_per_process", setting.value.to_string(), location));
@@ -342,7 +353,7 @@ fn training_layers(
         Vec::new()
     });
     // `accelerate config` writes `no` into the file where the user chose nothing; as a flag it is a choice.
-    let is_flag = settings.flags.get("mixed_precision").location().is_some();
+    let is_flag = settings.flags.setting(keys::MIXED_PRECISION).location().is_some();
     let mut precision = if is_flag || precision.iter().any(is_on) { precision } else { Vec::new() };
     if let Some(note) = differs(&precision, training) {
         notes.push(note);
@@ -366,8 +377,8 @@ fn training_layers(
 }
 
 /// Those of some settings that say something, as they would be written.
-fn entries_of(all: &Settings, names: [&str; 2]) -> String {
-    let said = names.iter().filter_map(|name| all.said(name));
+fn entries_of(all: &Settings, keys: [&'static Row; 2]) -> String {
+    let said = keys.into_iter().filter_map(|key| all.said(key));
     said.map(|setting| format!("--{} {}", setting.key.name, setting.value)).collect::<Vec<_>>().join(", ")
 }
 
@@ -404,28 +415,29 @@ fn differs(precision: &[Entry], training: &Training) -> Option<String> {
 
 /// Ranks that are parallel in other ways than by their data.
 fn parallel(all: &Settings, ranks: &Ranks, problems: &mut Problems) {
-    let size = |name: &str| all.usize(&format!("parallelism_config_{name}_size"));
-    for (name, what) in [("tp", "matrices"), ("cp", "sequences")] {
-        if size(name) > 1 {
-            let name = format!("parallelism_config_{name}_size");
+    for (key, what) in
+        [(keys::PARALLELISM_CONFIG_TP_SIZE, "matrices"), (keys::PARALLELISM_CONFIG_CP_SIZE, "sequences")]
+    {
+        if all.get(key) > 1 {
             let message =
-                format!("`{name}` divides {what}, and the ranks of an Oarlock run are data parallel");
+                format!("`{key}` divides {what}, and the ranks of an Oarlock run are data parallel");
             problems
-                .push(all.problem(message, &[&name]).help("write 1, and ask for more data parallel ranks"));
+                .push(all.problem(message, &[key.row]).help("write 1, and ask for more data parallel ranks"));
         }
     }
-    let (replicate, shard) = (size("dp_replicate"), size("dp_shard"));
-    let names = ["parallelism_config_dp_replicate_size", "parallelism_config_dp_shard_size"];
+    let both = [keys::PARALLELISM_CONFIG_DP_REPLICATE_SIZE, keys::PARALLELISM_CONFIG_DP_SHARD_SIZE];
+    let [replicate, shard] = both.map(|key| all.get(key));
+    let both = both.map(|key| key.row);
     if replicate > 1 && shard > 1 {
         problems.push(
-            all.problem("groups of ranks that hold the same are not taken from these keys", &names)
+            all.problem("groups of ranks that hold the same are not taken from these keys", &both)
                 .help("write `fsdp_sharding_strategy: HYBRID_SHARD`: a group is a machine"),
         );
     } else if (replicate > 1 || shard > 1) && replicate.max(shard) != ranks.count {
         let message = format!("{} ranks are described, and {} asked for", replicate.max(shard), ranks.count);
-        problems.push(all.problem(message, &names).help("write the number of ranks, or leave it out"));
+        problems.push(all.problem(message, &both).help("write the number of ranks, or leave it out"));
     } else if replicate > 1 {
-        let problem = all.problem("ranks that all hold the same divide nothing", &names[..1]);
+        let problem = all.problem("ranks that all hold the same divide nothing", &both[..1]);
         problems
             .push(problem.help("write `distributed_type: MULTI_GPU` or `fsdp_sharding_strategy: NO_SHARD`"));
     }
@@ -439,38 +451,41 @@ fn programs(
     notes: &mut Vec<String>,
     problems: &mut Problems,
 ) {
-    let from_file = |name: &str| file.is_some_and(|file| file.settings.get(name).location().is_some());
-    if strategy.kind == DistributedType::Fsdp && from_file("fsdp_sync_module_states") {
-        let is = |name: &str| all.text(name).as_deref().and_then(boolean) == Some(true);
-        if is("fsdp_cpu_ram_efficient_loading") && !is("fsdp_sync_module_states") {
-            let names = ["fsdp_sync_module_states", "fsdp_cpu_ram_efficient_loading"];
+    let from_file =
+        |key: &'static Row| file.is_some_and(|file| file.settings.setting(key).location().is_some());
+    if strategy.kind == DistributedType::Fsdp && from_file(keys::FSDP_SYNC_MODULE_STATES.row) {
+        let is = |key: Key<String>| boolean(all.get(key)) == Some(true);
+        if is(keys::FSDP_CPU_RAM_EFFICIENT_LOADING) && !is(keys::FSDP_SYNC_MODULE_STATES) {
+            let both = [keys::FSDP_SYNC_MODULE_STATES.row, keys::FSDP_CPU_RAM_EFFICIENT_LOADING.row];
             problems.push(
-                all.problem("`fsdp_cpu_ram_efficient_loading` needs `fsdp_sync_module_states`: only rank 0 has weights", &names)
+                all.problem("`fsdp_cpu_ram_efficient_loading` needs `fsdp_sync_module_states`: only rank 0 has weights", &both)
                     .help("write `fsdp_sync_module_states: true`"),
             );
         }
     }
-    if strategy.kind == DistributedType::DeepSpeed && all.said("deepspeed_config_file").is_some() {
-        let named =
-            |name: &&str| file.is_some_and(|file| file.settings.get(name).is_written()) && from_file(name);
+    if strategy.kind == DistributedType::DeepSpeed && all.said(keys::DEEPSPEED_CONFIG_FILE).is_some() {
+        let named = |key: &&'static Row| {
+            file.is_some_and(|file| file.settings.setting(*key).is_written()) && from_file(key)
+        };
         let by_flag = all
-            .said("mixed_precision")
+            .said(keys::MIXED_PRECISION)
             .and_then(|s| s.location())
             .is_some_and(|location| location.source.read_from == ValueSource::Arguments);
         let beside: Vec<&str> = [
-            "gradient_accumulation_steps",
-            "gradient_clipping",
-            "zero_stage",
-            "offload_optimizer_device",
-            "offload_param_device",
-            "offload_optimizer_nvme_path",
-            "offload_param_nvme_path",
-            "zero3_save_16bit_model",
-            "mixed_precision",
+            keys::GRADIENT_ACCUMULATION_STEPS.row,
+            keys::GRADIENT_CLIPPING.row,
+            keys::ZERO_STAGE.row,
+            keys::OFFLOAD_OPTIMIZER_DEVICE.row,
+            keys::OFFLOAD_PARAM_DEVICE.row,
+            keys::OFFLOAD_OPTIMIZER_NVME_PATH.row,
+            keys::OFFLOAD_PARAM_NVME_PATH.row,
+            keys::ZERO3_SAVE_16BIT_MODEL.row,
+            keys::MIXED_PRECISION.row,
         ]
         .into_iter()
-        .filter(|name| !(*name == "mixed_precision" && by_flag))
+        .filter(|key| !(key.name == keys::MIXED_PRECISION.name() && by_flag))
         .filter(named)
+        .map(|key| key.name)
         .collect();
         if let (Some(file), false) = (file, beside.is_empty()) {
             notes.push(format!(

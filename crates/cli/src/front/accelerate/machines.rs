@@ -1,6 +1,8 @@
 //! How many ranks on how many machines, and where they meet.
 
 use crate::config::accelerate::File;
+use crate::config::accelerate::keys;
+use crate::config::keys::Key;
 use crate::config::location::Location;
 use crate::config::resolve::Settings;
 use crate::config::{Problem, Problems};
@@ -40,7 +42,7 @@ pub(super) struct Ranks {
 impl LaunchSettings<'_> {
     /// The ranks of all machines together; `defaulted` collects the values that nobody has set.
     pub fn ranks(&self, strategy: &Strategy, defaulted: &mut Vec<String>, problems: &mut Problems) -> Ranks {
-        let setting = self.all.get("num_processes");
+        let setting = self.all.setting(keys::NUM_PROCESSES);
         let location = setting.location().filter(|_| setting.is_written()).cloned();
         if location.is_some() && setting.broken {
             return Ranks { count: 1, location: None };
@@ -48,7 +50,7 @@ impl LaunchSettings<'_> {
         let Some(written_at) = location else {
             return Ranks { count: self.default_ranks(strategy, defaulted, problems), location: None };
         };
-        let count = self.all.int("num_processes");
+        let count = self.all.get(keys::NUM_PROCESSES).unwrap_or_default();
         if count < 1 {
             problems.push(
                 Problem::new(format!(
@@ -59,11 +61,14 @@ impl LaunchSettings<'_> {
             );
             // What the training says is no second mistake.
             return Ranks { count: 1, location: None };
-        } else if count < 2 && self.flags.bool("multi_gpu") && self.flags.said("num_processes").is_some() {
-            let names = ["multi_gpu", "num_processes"];
+        } else if count < 2
+            && self.flags.get(keys::MULTI_GPU)
+            && self.flags.said(keys::NUM_PROCESSES).is_some()
+        {
+            let both = [keys::MULTI_GPU.row, keys::NUM_PROCESSES.row];
             problems.push(
                 self.flags
-                    .problem("`--multi_gpu` is for 2 processes or more", &names)
+                    .problem("`--multi_gpu` is for 2 processes or more", &both)
                     .help("leave `--multi_gpu` out, or ask for more processes"),
             );
         }
@@ -85,7 +90,7 @@ impl LaunchSettings<'_> {
         problems: &mut Problems,
     ) -> usize {
         if let Some(file) = self.file {
-            if file.own.text("distributed_type").as_deref() != Some("NO") {
+            if file.own.get(keys::DISTRIBUTED_TYPE) != Some("NO") {
                 problems.push(
                     Problem::new(format!("`{}` does not say `num_processes`", file.name))
                         .help("write it there, or add `--num_processes N`"),
@@ -105,18 +110,24 @@ impl LaunchSettings<'_> {
         defaulted: &mut Vec<String>,
         problems: &mut Problems,
     ) -> (Nodes, Master) {
-        let setting = self.all.get("num_machines");
+        let setting = self.all.setting(keys::NUM_MACHINES);
         if setting.location().is_none() && self.file.is_none() {
             defaulted.push("`--num_machines` was set to a value of `1`".to_owned());
         }
-        let machines = self.all.usize("num_machines").max(1);
-        let port = match self.all.said("main_process_port") {
+        let machines = self.all.get(keys::NUM_MACHINES).unwrap_or(1);
+        let port = match self.all.said(keys::MAIN_PROCESS_PORT) {
             None => PORT,
-            Some(_) => u16::try_from(self.all.int("main_process_port")).unwrap_or_else(|_| {
-                let message = format!("there is no port {}", self.all.int("main_process_port"));
-                problems.push(self.all.problem(message, &["main_process_port"]).help("ports end at 65535"));
-                PORT
-            }),
+            Some(_) => u16::try_from(self.all.get(keys::MAIN_PROCESS_PORT).unwrap_or_default())
+                .unwrap_or_else(|_| {
+                    let message = format!(
+                        "there is no port {}",
+                        self.all.get(keys::MAIN_PROCESS_PORT).unwrap_or_default()
+                    );
+                    problems.push(
+                        self.all.problem(message, &[keys::MAIN_PROCESS_PORT.row]).help("ports end at 65535"),
+                    );
+                    PORT
+                }),
         };
         if machines == 1 {
             let master = Master { addr: "127.0.0.1".to_owned(), port };
@@ -129,16 +140,18 @@ impl LaunchSettings<'_> {
             let right = if less == 0 { more.to_string() } else { format!("{less} or {more}") };
             let help =
                 format!("`num_processes` counts the ranks of all machines, as many on each: write {right}");
-            problems.push(self.all.problem(message, &["num_processes", "num_machines"]).help(help));
+            problems.push(
+                self.all.problem(message, &[keys::NUM_PROCESSES.row, keys::NUM_MACHINES.row]).help(help),
+            );
         }
         let machines = machines.min(ranks.count);
         let each = ranks.count / machines;
         let this = self.this(machines, problems);
-        let addr = self.all.text("main_process_ip").unwrap_or_else(|| {
+        let addr = self.all.get(keys::MAIN_PROCESS_IP).map(str::to_owned).unwrap_or_else(|| {
             let message = format!("{machines} machines are asked for, and nobody says where they meet");
             problems.push(
                 self.all
-                    .problem(message, &["num_machines"])
+                    .problem(message, &[keys::NUM_MACHINES.row])
                     .help("add `--main_process_ip ADDRESS`, the address of machine 0"),
             );
             String::new()
@@ -149,19 +162,19 @@ impl LaunchSettings<'_> {
 
     /// Which of the machines this is.
     fn this(&self, machines: usize, problems: &mut Problems) -> usize {
-        let this = self.all.usize("machine_rank");
-        if self.all.said("machine_rank").is_none() && self.file.is_none() {
+        let this = self.all.get(keys::MACHINE_RANK).unwrap_or_default();
+        if self.all.said(keys::MACHINE_RANK).is_none() && self.file.is_none() {
             let message = format!("this is one of {machines} machines, and nobody says which");
             problems.push(
                 self.all
-                    .problem(message, &["num_machines"])
+                    .problem(message, &[keys::NUM_MACHINES.row])
                     .help("add `--machine_rank N`, from 0 on machine 0"),
             );
         } else if this >= machines {
             let message = format!("there is no machine {this} among {machines}");
             problems.push(
                 self.all
-                    .problem(message, &["machine_rank", "num_machines"])
+                    .problem(message, &[keys::MACHINE_RANK.row, keys::NUM_MACHINES.row])
                     .help(format!("machines count from 0 to {}", machines - 1)),
             );
         }
@@ -176,12 +189,13 @@ impl LaunchSettings<'_> {
         endpoint: (String, u16),
         problems: &mut Problems,
     ) -> Nodes {
-        let backend = self.all.text("rdzv_backend").unwrap_or_default();
-        match backend.as_str() {
+        let backend = self.all.get(keys::RDZV_BACKEND);
+        match backend {
             "c10d" => Nodes::Elastic { ranks: each, count: machines..=machines, endpoint },
             "etcd" | "etcd-v2" => {
                 let message = format!("machines do not meet by `{backend}` here");
-                problems.push(self.all.problem(message, &["rdzv_backend"]).help("write static or c10d"));
+                problems
+                    .push(self.all.problem(message, &[keys::RDZV_BACKEND.row]).help("write static or c10d"));
                 Nodes::Static { ranks: vec![each; machines], this }
             }
             _ => Nodes::Static { ranks: vec![each; machines], this },
@@ -190,13 +204,14 @@ impl LaunchSettings<'_> {
 
     /// `key=value,key=value`.
     pub fn conf(&self, problems: &mut Problems) -> String {
-        let text = self.all.text("rdzv_conf").unwrap_or_default();
+        let text = self.all.get(keys::RDZV_CONF).unwrap_or_default();
         for part in text.split(',').map(str::trim).filter(|part| !part.is_empty() && !part.contains('=')) {
-            let problem =
-                self.all.problem(format!("`{part}` in `rdzv_conf` is no `key=value`"), &["rdzv_conf"]);
+            let problem = self
+                .all
+                .problem(format!("`{part}` in `rdzv_conf` is no `key=value`"), &[keys::RDZV_CONF.row]);
             problems.push(problem.help("as in timeout=900,join_timeout=60"));
         }
-        text
+        text.to_owned()
     }
 
     /// The problem if this machine has fewer GPUs than ranks.
@@ -206,8 +221,8 @@ impl LaunchSettings<'_> {
             return None;
         }
         let problem = too_few_gpus(each, there, "add `--cpu`");
-        Some(match self.all.said("gpu_ids").and_then(|setting| setting.location()) {
-            Some(location) if self.all.text("gpu_ids").as_deref() != Some("all") => {
+        Some(match self.all.said(keys::GPU_IDS).and_then(|setting| setting.location()) {
+            Some(location) if self.all.get(keys::GPU_IDS) != Some("all") => {
                 problem.at(location, "of these GPUs")
             }
             _ => problem,
@@ -222,19 +237,19 @@ impl LaunchSettings<'_> {
         master: &Master,
         script: &[String],
     ) -> String {
-        let text = |name: &str| self.all.text(name);
+        let text = |key: Key<Option<String>>| self.all.get(key).map(str::to_owned);
         let mut words = vec!["deepspeed".to_owned(), "--hostfile".to_owned()];
-        words.push(text("deepspeed_hostfile").unwrap_or_else(|| "HOSTFILE".to_owned()));
+        words.push(text(keys::DEEPSPEED_HOSTFILE).unwrap_or_else(|| "HOSTFILE".to_owned()));
         if launcher == "nossh" {
             words.extend([
                 "--node_rank".to_owned(),
-                self.all.usize("machine_rank").to_string(),
+                self.all.get(keys::MACHINE_RANK).unwrap_or_default().to_string(),
                 "--no_ssh".to_owned(),
             ]);
         } else {
             words.extend(["--no_local_rank", "--launcher", launcher].map(str::to_owned));
         }
-        match (text("deepspeed_exclusion_filter"), text("deepspeed_inclusion_filter")) {
+        match (text(keys::DEEPSPEED_EXCLUSION_FILTER), text(keys::DEEPSPEED_INCLUSION_FILTER)) {
             (Some(filter), _) => words.extend(["--exclude".to_owned(), filter]),
             (None, Some(filter)) => words.extend(["--include".to_owned(), filter]),
             (None, None) => words.extend(["--num_gpus".to_owned(), each.to_string()]),
@@ -244,10 +259,10 @@ impl LaunchSettings<'_> {
         }
         words.extend(["--master_port".to_owned(), master.port.to_string()]);
         words.extend(
-            ["module", "no_python"]
+            [keys::MODULE, keys::NO_PYTHON]
                 .into_iter()
-                .filter(|name| self.all.bool(name))
-                .map(|name| format!("--{name}")),
+                .filter(|key| self.all.get(*key))
+                .map(|key| format!("--{key}")),
         );
         words.extend(script.iter().cloned());
         words.join(" ")

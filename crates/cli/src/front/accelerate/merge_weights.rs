@@ -5,10 +5,19 @@ use std::path::Path;
 use super::{COMMAND, parse, refuse};
 use crate::config::Words;
 use crate::config::flags::Flags;
-use crate::config::keys::{Key, Status, ValueType};
-use crate::console::{OVERWRITE, Outcome, occupied, print};
+use crate::config::keys::{Row, Status, ValueType};
+use crate::console::{self, Outcome, occupied, print};
 use oarlock::checkpoint::{self, MergeOptions};
 use oarlock::model::merge_weights;
+
+oarlock::key_table! {
+    /// The flags.
+    const KEYS = [
+        UNSAFE_SERIALIZATION: bool = Row::flag(ValueType::Bool, "unsafe_serialization", "false", Status::Later("weights are written as safetensors alone; whatever reads .bin files reads these, too"), "Write .bin files"),
+        REMOVE_CHECKPOINT_DIR: bool = Row::flag(ValueType::Bool, "remove_checkpoint_dir", "false", Status::Used, "Remove the checkpoint when the model is whole"),
+        OVERWRITE: bool = Row::flag(ValueType::Bool, "overwrite", "false", Status::Used, "Replace files that no earlier merge wrote"),
+    ];
+}
 
 pub(super) const FLAGS: Flags = Flags {
     command: "accelerate merge-weights",
@@ -16,31 +25,7 @@ pub(super) const FLAGS: Flags = Flags {
     about: "Puts the model in a sharded checkpoint of this program together, in Hugging Face form.\n\
             Of several models write CHECKPOINT/pytorch_model_fsdp_N, with the number of one from 0.\n\
             `oarlock merge-weights --help` has more choices.",
-    keys: &[
-        Key::flag(
-            ValueType::Bool,
-            "unsafe_serialization",
-            "false",
-            Status::Later(
-                "weights are written as safetensors alone; whatever reads .bin files reads these, too",
-            ),
-            "Write .bin files",
-        ),
-        Key::flag(
-            ValueType::Bool,
-            "remove_checkpoint_dir",
-            "false",
-            Status::Used,
-            "Remove the checkpoint when the model is whole",
-        ),
-        Key::flag(
-            ValueType::Bool,
-            "overwrite",
-            "false",
-            Status::Used,
-            "Replace files that no earlier merge wrote",
-        ),
-    ],
+    keys: KEYS,
     ..COMMAND
 };
 
@@ -55,8 +40,8 @@ pub fn run(words: &Words) -> Outcome {
         return refuse(message, "write `accelerate merge-weights out/checkpoint-100 merged`");
     };
     let (from, model) = model_in(Path::new(from));
-    let remove = parsed.settings.bool("remove_checkpoint_dir");
-    let overwrite = parsed.settings.bool("overwrite");
+    let remove = parsed.settings.get(REMOVE_CHECKPOINT_DIR);
+    let overwrite = parsed.settings.get(OVERWRITE);
     let absolute = |path: &Path| path.canonicalize().or_else(|_| std::path::absolute(path));
     if remove
         && let (Ok(from), Ok(to)) = (absolute(from), absolute(Path::new(to)))
@@ -70,7 +55,8 @@ pub fn run(words: &Words) -> Outcome {
         return print(&format!("would write the model in {} to {to}{then}\n", from.display()));
     }
     let options = MergeOptions { tag: None, model, dtype: None, max_shard_bytes: SHARD_BYTES, overwrite };
-    let merged = merge_weights(from, Path::new(to), &options).map_err(|error| occupied(error, OVERWRITE))?;
+    let merged =
+        merge_weights(from, Path::new(to), &options).map_err(|error| occupied(error, console::OVERWRITE))?;
     let source = merged.checkpoint.display();
     print(&format!(
         "wrote the model of {source} in {} to {to}: {}\n",

@@ -19,7 +19,7 @@ mod to_fsdp2;
 use std::time::SystemTime;
 
 use crate::config::flags::{Abbreviations, Flags, Parsed};
-use crate::config::keys::{Key, Status, ValueType};
+use crate::config::keys::{Row, Status, ValueType};
 use crate::config::{Problem, Problems, Words, resolve};
 use crate::console::{Failure, Outcome, eprint, print};
 use crate::error::Error;
@@ -93,14 +93,12 @@ const COMMAND: Flags = Flags {
     abbreviations: Abbreviations::AllBut(&[]),
 };
 
-/// The flag for the file of a configuration.
-const CONFIG_FILE: Key = Key::flag(
-    ValueType::Path,
-    "config_file",
-    "",
-    Status::Used,
-    "The file; by default default_config.yaml in $HF_HOME/accelerate, else in huggingface/accelerate of the cache",
-);
+oarlock::key_table! {
+    /// The flags of commands that read a configuration and nothing else.
+    const KEYS = [
+        CONFIG_FILE: Option<String> = Row::flag(ValueType::Path, "config_file", "", Status::Used, "The file; by default default_config.yaml in $HF_HOME/accelerate, else in huggingface/accelerate of the cache"),
+    ];
+}
 
 /// Runs `accelerate` with the words that follow its name.
 pub(crate) fn run(words: &[String], started: SystemTime) -> Outcome {

@@ -1,8 +1,10 @@
 //! What ranks run on and what shards their states: by flags, by the file, and by what the other flags imply.
 
 use crate::config::Problems;
+use crate::config::accelerate::keys;
 use crate::config::accelerate::keys::DEEPSPEED;
 use crate::config::accelerate::{Engine, File};
+use crate::config::keys::{Key, Row};
 use crate::config::location::Location;
 use crate::config::resolve::Settings;
 use crate::config::value::Value;
@@ -45,15 +47,15 @@ impl Strategy {
 
     /// Where the CPU is asked for.
     pub fn cpu_location(&self, flags: &Settings, file: Option<&File>) -> Option<Location> {
-        let flag = flags.get("cpu").location().filter(|_| flags.bool("cpu"));
-        let own = |name| file.and_then(|file| file.own.get(name).location());
-        flag.or_else(|| own("use_cpu")).or(self.location.as_ref()).cloned()
+        let flag = flags.setting(keys::CPU).location().filter(|_| flags.get(keys::CPU));
+        let own = || file.and_then(|file| file.own.setting(keys::USE_CPU).location());
+        flag.or_else(own).or(self.location.as_ref()).cloned()
     }
 
     /// What to say of `--cpu` beside this strategy. What shards states is said of a training alone, since in a program
     /// that is not of ours it is up to the program.
     pub fn cpu_note(&self, flags: &Settings, trains: bool) -> Option<String> {
-        if !flags.bool("cpu") || self.kind == DistributedType::No {
+        if !flags.get(keys::CPU) || self.kind == DistributedType::No {
             return None;
         }
         let what = self.location.as_ref().map(|location| format!(" ({location})")).unwrap_or_default();
@@ -75,16 +77,16 @@ impl Strategy {
 }
 
 /// The flags that choose, of which one at most may stand.
-const CHOOSING: [(&str, DistributedType); 4] = [
-    ("multi_gpu", DistributedType::Ddp),
-    ("use_deepspeed", DistributedType::DeepSpeed),
-    ("use_fsdp", DistributedType::Fsdp),
-    ("use_megatron_lm", DistributedType::MegatronLm),
+const CHOOSING: [(Key<bool>, DistributedType); 4] = [
+    (keys::MULTI_GPU, DistributedType::Ddp),
+    (keys::USE_DEEPSPEED, DistributedType::DeepSpeed),
+    (keys::USE_FSDP, DistributedType::Fsdp),
+    (keys::USE_MEGATRON_LM, DistributedType::MegatronLm),
 ];
 
 /// Those of them that are given.
-fn chosen(flags: &Settings) -> Vec<(&'static str, DistributedType)> {
-    CHOOSING.into_iter().filter(|(name, _)| flags.bool(name)).collect()
+fn chosen(flags: &Settings) -> Vec<(Key<bool>, DistributedType)> {
+    CHOOSING.into_iter().filter(|(key, _)| flags.get(*key)).collect()
 }
 
 /// Chooses. Flags weigh more than the file, and what they describe more than what they call it.
@@ -96,26 +98,26 @@ pub(super) fn choose(
 ) -> Strategy {
     let chosen = chosen(flags);
     if chosen.len() > 1 {
-        let names: Vec<&str> = chosen.iter().map(|(name, _)| *name).collect();
-        let written: Vec<String> = names.iter().map(|name| format!("`--{name}`")).collect();
-        let problem = flags.problem(format!("{} exclude each other", written.join(" and ")), &names);
+        let rows: Vec<&Row> = chosen.iter().map(|(key, _)| key.row).collect();
+        let written: Vec<String> = rows.iter().map(|key| format!("`--{key}`")).collect();
+        let problem = flags.problem(format!("{} exclude each other", written.join(" and ")), &rows);
         problems.push(problem.help("keep one of them; `--cpu` goes with each"));
     }
     let mut strategy = match (chosen.first(), file) {
-        (Some((name, kind)), _) => {
-            Strategy { kind: *kind, location: flags.get(name).location().cloned(), cpu: false }
+        (Some((key, kind)), _) => {
+            Strategy { kind: *kind, location: flags.setting(*key).location().cloned(), cpu: false }
         }
         (None, Some(file)) => of_file(file, problems),
         (None, None) => Strategy { kind: DistributedType::No, location: None, cpu: false },
     };
-    strategy.cpu |= flags.bool("cpu") || file.is_some_and(|file| file.own.bool("use_cpu"));
+    strategy.cpu |= flags.get(keys::CPU) || file.is_some_and(|file| file.own.get(keys::USE_CPU));
     described(flags, &mut strategy, notes, problems);
     strategy
 }
 
 /// What a file chooses.
 fn of_file(file: &File, problems: &mut Problems) -> Strategy {
-    let setting = file.own.get("distributed_type");
+    let setting = file.own.setting(keys::DISTRIBUTED_TYPE);
     let name = match &setting.value {
         Value::Text(name) => name.as_str(),
         _ => "NO",
@@ -130,7 +132,7 @@ fn of_file(file: &File, problems: &mut Problems) -> Strategy {
             let message = format!("`distributed_type: {name}` asks for devices that ranks do not run on");
             problems.push(
                 file.own
-                    .problem(message, &["distributed_type"])
+                    .problem(message, &[keys::DISTRIBUTED_TYPE.row])
                     .help("write MULTI_GPU, or MULTI_CPU for ranks on cores"),
             );
             DistributedType::Ddp
@@ -143,7 +145,7 @@ fn of_file(file: &File, problems: &mut Problems) -> Strategy {
 fn described(flags: &Settings, strategy: &mut Strategy, notes: &mut Vec<String>, problems: &mut Problems) {
     let of_deepspeed = |name: &str| DEEPSPEED.contains(&name) && !name.starts_with("gradient_");
     let first = |of: &dyn Fn(&str) -> bool| {
-        flags.iter().find(|setting| of(setting.key.name) && flags.said(setting.key.name).is_some())
+        flags.iter().find(|setting| of(setting.key.name) && flags.said(setting.key).is_some())
     };
     let found = [
         (first(&of_deepspeed), DistributedType::DeepSpeed, "use_deepspeed", "DeepSpeed"),
@@ -160,8 +162,8 @@ fn described(flags: &Settings, strategy: &mut Strategy, notes: &mut Vec<String>,
             strategy.kind = kind;
             strategy.location = setting.location().cloned();
         } else {
-            let problem =
-                flags.problem(format!("`--{name}` is of {title}, and another engine is chosen"), &[name]);
+            let problem = flags
+                .problem(format!("`--{name}` is of {title}, and another engine is chosen"), &[setting.key]);
             let problem = match &strategy.location {
                 Some(location) => problem.at(location, "chosen here"),
                 None => problem,

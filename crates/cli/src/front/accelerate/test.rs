@@ -7,9 +7,9 @@ use oarlock_tensor::DType;
 
 use super::checks::{self, CHECKS, Site};
 use super::cluster::{Cluster, config_file};
-use super::{COMMAND, CONFIG_FILE, parse};
+use super::{COMMAND, parse};
 use crate::config::flags::{Abbreviations, Flags, Parsed};
-use crate::config::keys::{Key, Status, ValueType};
+use crate::config::keys::{Row, Status, ValueType, row};
 use crate::config::{Problem, Problems, Words};
 use crate::console::{Failure, Outcome, eprint, print};
 use crate::error::{Error, Result};
@@ -18,27 +18,20 @@ use crate::launch::devices::Devices;
 use crate::launch::{self, Launch};
 use oarlock::rank;
 
+oarlock::key_table! {
+    /// The flags.
+    const KEYS = [
+        CONFIG_FILE: Option<String> = row(super::CONFIG_FILE),
+        CPU: bool = Row::flag(ValueType::Bool, "cpu", "false", Status::Used, "Check as many ranks on the CPU, whatever the configuration asks for"),
+        NUM_PROCESSES: Option<usize> = Row::flag(ValueType::Int(1), "num_processes", "", Status::Used, "How many ranks; by default those of the configuration, else as many as the machine has devices"),
+    ];
+}
+
 pub(super) const FLAGS: Flags = Flags {
     command: "accelerate test",
     about: "Checks that the ranks of this machine train as one would: collectives, seeds, the split of the data, losses of \
             every way to divide the model, and checkpoints.",
-    keys: &[
-        CONFIG_FILE,
-        Key::flag(
-            ValueType::Bool,
-            "cpu",
-            "false",
-            Status::Used,
-            "Check as many ranks on the CPU, whatever the configuration asks for",
-        ),
-        Key::flag(
-            ValueType::Int(1),
-            "num_processes",
-            "",
-            Status::Used,
-            "How many ranks; by default those of the configuration, else as many as the machine has devices",
-        ),
-    ],
+    keys: KEYS,
     abbreviations: Abbreviations::AllBut(&["cpu", "num_processes"]),
     ..COMMAND
 };
@@ -67,8 +60,8 @@ pub fn run(words: &Words, started: SystemTime) -> Outcome {
 
 fn test_run(parsed: &Parsed, devices: &Devices) -> std::result::Result<TestRun, Problems> {
     let config = Cluster::configured(&parsed.settings)?;
-    let num_processes = parsed.settings.said("num_processes").map(|_| parsed.settings.usize("num_processes"));
-    let on_cpu = parsed.settings.bool("cpu");
+    let num_processes = parsed.settings.get(NUM_PROCESSES);
+    let on_cpu = parsed.settings.get(CPU);
     let dtype = config.as_ref().and_then(|config| match config.text("mixed_precision") {
         Some("bf16") => Some(DType::BF16),
         Some("fp16") => Some(DType::F16),

@@ -7,24 +7,23 @@ use serde_json::{Map, Value};
 use super::cluster::{is_json, save_or_show, value};
 use super::{COMMAND, dump, parse, refuse};
 use crate::config::flags::Flags;
-use crate::config::keys::{Key, Status, ValueType};
+use crate::config::keys::{Key, Row, Status, ValueType};
 use crate::config::{Problems, Words, written};
 use crate::console::{Outcome, eprint};
+
+oarlock::key_table! {
+    /// The flags.
+    const KEYS = [
+        CONFIG_FILE: Option<String> = Row::flag(ValueType::Path, "config_file", "", Status::Used, "The configuration for FSDP 1"),
+        OVERWRITE: bool = Row::flag(ValueType::Bool, "overwrite", "false", Status::Used, "Replace the file that is written to"),
+        OUTPUT_FILE: Option<String> = Row::flag(ValueType::Path, "output_file", "", Status::Used, "The file to write; with --overwrite by default the same"),
+    ];
+}
 
 pub(super) const FLAGS: Flags = Flags {
     command: "accelerate to-fsdp2",
     about: "Turns a configuration for FSDP 1 into one for FSDP 2.",
-    keys: &[
-        Key::flag(ValueType::Path, "config_file", "", Status::Used, "The configuration for FSDP 1"),
-        Key::flag(ValueType::Bool, "overwrite", "false", Status::Used, "Replace the file that is written to"),
-        Key::flag(
-            ValueType::Path,
-            "output_file",
-            "",
-            Status::Used,
-            "The file to write; with --overwrite by default the same",
-        ),
-    ],
+    keys: KEYS,
     ..COMMAND
 };
 
@@ -61,12 +60,12 @@ const RESHARDS: [(&str, bool); 5] = [
 /// Runs the command.
 pub fn run(words: &Words) -> Outcome {
     let Some(parsed) = parse(&FLAGS, words, 0)? else { return Ok(()) };
-    let path = |name| parsed.settings.text(name).map(PathBuf::from);
-    let Some(from) = path("config_file") else {
+    let path = |key: Key<Option<String>>| parsed.settings.get(key).map(PathBuf::from);
+    let Some(from) = path(CONFIG_FILE) else {
         return refuse("`accelerate to-fsdp2` is told no file", "name it with --config_file");
     };
-    let overwrite = parsed.settings.bool("overwrite");
-    let to = match path("output_file") {
+    let overwrite = parsed.settings.get(OVERWRITE);
+    let to = match path(OUTPUT_FILE) {
         Some(to) if overwrite || !to.exists() => to,
         Some(to) => {
             return refuse(

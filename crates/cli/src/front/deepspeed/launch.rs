@@ -1,5 +1,6 @@
 //! The ranks of one machine.
 
+use super::flags as keys;
 use std::os::unix::process::CommandExt;
 use std::path::{Path, PathBuf};
 use std::process::Command;
@@ -8,6 +9,7 @@ use oarlock_comm::available_cores;
 use tempfile::TempPath;
 
 use super::filter::Slots;
+use crate::config::keys::Key;
 use crate::config::resolve::Settings;
 use crate::config::{Problem, Problems};
 use crate::console::{Failure, Outcome};
@@ -28,12 +30,12 @@ pub fn launch(
     let mut launch = Launch::local(own.len());
     (launch.binding, launch.threads) = binding(settings, own.len(), slots.len() == 1)?;
     launch.nodes = Nodes::Static { ranks, this: node };
-    if settings.bool("elastic_training") {
-        let bound = |name: &str, unset: usize| usize::try_from(settings.int(name)).unwrap_or(unset);
-        let (fewest, most) = (bound("min_elastic_nodes", 1), bound("max_elastic_nodes", slots.len()));
+    if settings.get(keys::ELASTIC_TRAINING) {
+        let bound = |key: Key<i64>, unset: usize| usize::try_from(settings.get(key)).unwrap_or(unset);
+        let (fewest, most) = (bound(keys::MIN_ELASTIC_NODES, 1), bound(keys::MAX_ELASTIC_NODES, slots.len()));
         if fewest == 0 || fewest > most {
-            let names = ["min_elastic_nodes", "max_elastic_nodes"];
-            let problem = settings.problem(format!("{fewest} to {most} machines is no range"), &names);
+            let both = [keys::MIN_ELASTIC_NODES.row, keys::MAX_ELASTIC_NODES.row];
+            let problem = settings.problem(format!("{fewest} to {most} machines is no range"), &both);
             return Err(problem.help("write at least 1 for the fewest, and not fewer for the most"));
         }
         let endpoint = (master.addr.clone(), master.port);
@@ -41,15 +43,15 @@ pub fn launch(
     }
     launch.master = master.clone();
     launch.deepspeed_env = true;
-    launch.local_rank_argument = !settings.bool("no_local_rank");
+    launch.local_rank_argument = !settings.get(keys::NO_LOCAL_RANK);
     launch.output = output(settings)?;
     let visible: Vec<String> = own.iter().map(usize::to_string).collect();
     launch.env.push(("CUDA_VISIBLE_DEVICES".to_owned(), visible.join(",")));
     if cpu {
         launch.env.push(("DS_ACCELERATOR".to_owned(), "cpu".to_owned()));
     }
-    let level = settings.text("log_level");
-    launch.quiet = settings.bool("quiet") || matches!(level.as_deref(), Some("error" | "critical"));
+    let level = settings.get(keys::LOG_LEVEL);
+    launch.quiet = settings.get(keys::QUIET) || matches!(level, "error" | "critical");
     Ok(launch)
 }
 
@@ -60,14 +62,15 @@ fn binding(
     here: bool,
 ) -> std::result::Result<(Binding, Option<usize>), Problem> {
     // A rank of ours gets the words of its launcher, is bound already, and sees its own cores alone.
-    if !settings.bool("bind_cores_to_rank") || is_our_rank() {
+    if !settings.get(keys::BIND_CORES_TO_RANK) || is_our_rank() {
         return Ok((Binding::None, None));
     }
-    let (binding, cores) = match settings.text("bind_core_list") {
+    let (binding, cores) = match settings.get(keys::BIND_CORE_LIST) {
         None => (Binding::Share, here.then(|| available_cores().len())),
         Some(text) => {
             let Some(cores) = core_list(&text) else {
-                let problem = settings.problem(format!("`{text}` is no list of cores"), &["bind_core_list"]);
+                let problem =
+                    settings.problem(format!("`{text}` is no list of cores"), &[keys::BIND_CORE_LIST.row]);
                 return Err(problem.help("write numbers and ranges that rise, as in 1,3-5,7"));
             };
             let n_cores = cores.len();
@@ -76,7 +79,7 @@ fn binding(
     };
     if let Some(cores) = cores.filter(|cores| *cores < ranks) {
         let message = format!("{cores} cores cannot be divided among {ranks} ranks");
-        let problem = settings.problem(message, &["bind_core_list", "bind_cores_to_rank"]);
+        let problem = settings.problem(message, &[keys::BIND_CORE_LIST.row, keys::BIND_CORES_TO_RANK.row]);
         return Err(problem.help("every rank needs a core of its own; remove --bind_cores_to_rank"));
     }
     Ok((binding, cores.map(|cores| cores / ranks.max(1))))
@@ -99,11 +102,12 @@ pub fn core_list(text: &str) -> Option<Vec<usize>> {
 }
 
 fn output(settings: &Settings) -> std::result::Result<Output, Problem> {
-    let Some(folder) = settings.text("enable_each_rank_log").filter(|folder| folder != "None") else {
+    let folder = settings.get(keys::ENABLE_EACH_RANK_LOG);
+    if matches!(folder, "" | "None") {
         return Ok(Output::default());
-    };
+    }
     if Path::new(&folder).is_file() {
-        let problem = settings.problem(format!("`{folder}` is a file"), &["enable_each_rank_log"]);
+        let problem = settings.problem(format!("`{folder}` is a file"), &[keys::ENABLE_EACH_RANK_LOG.row]);
         return Err(problem.help("name a folder for the logs of the ranks"));
     }
     let all = PerRank { all: Streams { out: true, err: true }, ranks: Vec::new() };

@@ -13,6 +13,7 @@ mod report;
 #[cfg(test)]
 mod tests;
 
+use self::flags as keys;
 use std::path::Path;
 use std::process::{Command, Stdio};
 use std::time::SystemTime;
@@ -27,6 +28,7 @@ use self::multinode::{Launcher, RUN_NAME, Start, ssh_port};
 use self::remote::Remote;
 use crate::config::environment;
 use crate::config::flags::Parsed;
+use crate::config::keys::Row;
 use crate::config::location::Location;
 use crate::config::resolve::{self, Settings};
 use crate::config::written::{Authority, Entry, Layer};
@@ -74,7 +76,7 @@ pub(crate) fn run(words: &[String], started: SystemTime) -> Outcome {
     match action(&parsed, words, problems, &machine)? {
         Action::Local(job) => {
             let starts = !(is_rank() || job.dry_run || job.print_config);
-            let writes = starts && parsed.settings.bool("save_pid");
+            let writes = starts && parsed.settings.get(keys::SAVE_PID);
             let _file = writes.then(launch::pid_file).transpose()?;
             job.run(started)
         }
@@ -101,10 +103,14 @@ fn action(
 ) -> Result<Action, Problems> {
     let mut settings = parsed.settings.clone();
     resolve::refuse(&mut settings, &mut problems);
-    let call = Call::read(&settings, &mut problems);
+    let call = Call { module: settings.get(keys::MODULE), no_python: settings.get(keys::NO_PYTHON) }.checked(
+        &settings,
+        [keys::MODULE.row, keys::NO_PYTHON.row],
+        &mut problems,
+    );
     let script =
         script::resolve(&parsed.rest, call, FLAGS.command).map_err(|wrong| problems.append(wrong)).ok();
-    let becomes_rank = settings.bool("mpi_rank");
+    let becomes_rank = settings.get(keys::MPI_RANK);
     let found = (!becomes_rank).then(|| find(&mut settings, machine)).transpose();
     let found = found.map_err(|problem| problems.push(problem)).ok().flatten();
     let launcher = Launcher::of(&settings).map_err(|problem| problems.push(problem)).ok();
@@ -145,34 +151,34 @@ struct Found {
 
 /// Finds the slots: of the list that another launcher made, of the hostfile, or of this machine.
 fn find(settings: &mut Settings, machine: &Machine) -> Result<Found, Problem> {
-    let filter_text = |settings: &Settings, name: &str| settings.text(name).unwrap_or_default();
-    let mut cpu = settings.bool("cpu") || (machine.read)("DS_ACCELERATOR").is_some_and(|name| name == "cpu");
+    let mut cpu =
+        settings.get(keys::CPU) || (machine.read)("DS_ACCELERATOR").is_some_and(|name| name == "cpu");
     let mut notes = Vec::new();
-    if let Some(text) = settings.text("world_info") {
-        let slots =
-            filter::of_world(&text).map_err(|error| settings.problem(error.to_string(), &["world_info"]))?;
+    if let Some(text) = settings.get(keys::WORLD_INFO) {
+        let slots = filter::of_world(&text)
+            .map_err(|error| settings.problem(error.to_string(), &[keys::WORLD_INFO.row]))?;
         let pool = slots.iter().map(|(host, slots)| (host.clone(), slots.len())).collect();
-        let location = location(settings, &["world_info"], "the launcher");
+        let location = location(settings, &[keys::WORLD_INFO.row], "the launcher");
         return Ok(Found { pool, slots, listed: true, cpu, notes, location });
     }
-    let path = filter_text(settings, "hostfile");
+    let path = settings.get(keys::HOSTFILE).to_owned();
     let hostfile = hostfile::read(Path::new(&path))?;
-    if hostfile.is_none() && settings.get("hostfile").is_written() {
+    if hostfile.is_none() && settings.setting(keys::HOSTFILE).is_written() {
         notes.push(format!("there is no hostfile `{path}`, so this machine is used alone"));
     }
-    let (num_nodes, num_gpus) = (settings.int("num_nodes"), settings.int("num_gpus"));
-    let filters = ["include", "exclude"];
-    if (num_nodes >= 0 || num_gpus >= 0) && filters.iter().any(|name| !filter_text(settings, name).is_empty())
-    {
-        let names = ["num_nodes", "num_gpus", "include", "exclude"];
-        let problem = settings.problem("--num_nodes and --num_gpus exclude --include and --exclude", &names);
+    let (num_nodes, num_gpus) = (settings.get(keys::NUM_NODES), settings.get(keys::NUM_GPUS));
+    let filters = [keys::INCLUDE, keys::EXCLUDE];
+    if (num_nodes >= 0 || num_gpus >= 0) && filters.iter().any(|key| settings.get(*key).is_some()) {
+        let both = [keys::NUM_NODES.row, keys::NUM_GPUS.row, keys::INCLUDE.row, keys::EXCLUDE.row];
+        let problem = settings.problem("--num_nodes and --num_gpus exclude --include and --exclude", &both);
         return Err(problem.help("keep one kind of them"));
     }
     if num_gpus > MOST_SLOTS {
-        return Err(settings.problem(format!("no machine has {num_gpus} GPUs"), &["num_gpus"]));
+        return Err(settings.problem(format!("no machine has {num_gpus} GPUs"), &[keys::NUM_GPUS.row]));
     }
-    let mut include = filter_text(settings, "include");
-    let exclude = filter_text(settings, "exclude");
+    let filters = filters.map(|key| key.row);
+    let mut include = settings.get(keys::INCLUDE).unwrap_or_default().to_owned();
+    let exclude = settings.get(keys::EXCLUDE).unwrap_or_default().to_owned();
     let visible = (machine.read)("CUDA_VISIBLE_DEVICES").filter(|list| !list.is_empty());
     if let (None, Some(list)) = (&hostfile, visible) {
         if include.is_empty() && exclude.is_empty() && num_nodes <= 1 && num_gpus <= 0 {
@@ -202,7 +208,7 @@ fn find(settings: &mut Settings, machine: &Machine) -> Result<Found, Problem> {
             if num_nodes > 1 {
                 let message =
                     format!("{num_nodes} machines are asked for, and there is no hostfile `{path}`");
-                let problem = settings.problem(message, &["num_nodes"]);
+                let problem = settings.problem(message, &[keys::NUM_NODES.row]);
                 return Err(
                     problem.help("write `--hostfile FILE`, with a line `NAME slots=N` for each machine")
                 );
@@ -236,7 +242,7 @@ fn find(settings: &mut Settings, machine: &Machine) -> Result<Found, Problem> {
     if listed && let Some((host, there)) = pool.iter().find(|(_, slots)| num_gpus > *slots as i64) {
         notes.push(format!("--num_gpus {num_gpus} counts, though `{path}` gives `{host}` {there} slot(s)"));
     }
-    if settings.get("bind_core_list").is_written() && !settings.bool("bind_cores_to_rank") {
+    if settings.setting(keys::BIND_CORE_LIST).is_written() && !settings.get(keys::BIND_CORES_TO_RANK) {
         notes.push("--bind_core_list changes nothing without --bind_cores_to_rank".to_owned());
     }
     let default = match (listed, cpu) {
@@ -244,7 +250,11 @@ fn find(settings: &mut Settings, machine: &Machine) -> Result<Found, Problem> {
         (false, true) => "the cores",
         (false, false) => "the GPUs",
     };
-    let location = location(settings, &["num_gpus", "include", "exclude", "num_nodes"], default);
+    let location = location(
+        settings,
+        &[keys::NUM_GPUS.row, keys::INCLUDE.row, keys::EXCLUDE.row, keys::NUM_NODES.row],
+        default,
+    );
     Ok(Found { pool, slots, listed, cpu, notes, location })
 }
 
@@ -252,8 +262,8 @@ fn find(settings: &mut Settings, machine: &Machine) -> Result<Found, Problem> {
 const MOST_SLOTS: i64 = 1 << 16;
 
 /// The place of the first of some flags that is written, or words for what else says it.
-fn location(settings: &Settings, names: &[&str], otherwise: &str) -> Location {
-    let written = names.iter().find_map(|name| settings.said(name)?.location().cloned());
+fn location(settings: &Settings, keys: &[&'static Row], otherwise: &str) -> Location {
+    let written = keys.iter().find_map(|key| settings.said(*key)?.location().cloned());
     written.unwrap_or_else(|| environment::said_by(otherwise, "").location)
 }
 
@@ -267,16 +277,16 @@ impl Found {
         launcher: Launcher,
         machine: &Machine,
     ) -> Result<Action, Problems> {
-        let no_ssh = settings.bool("no_ssh");
+        let no_ssh = settings.get(keys::NO_SSH);
         let shown = parsed.dry_run || parsed.print_config;
-        let elsewhere = self.listed && (settings.bool("force_multi") || self.slots.len() > 1) && !no_ssh;
+        let elsewhere = self.listed && (settings.get(keys::FORCE_MULTI) || self.slots.len() > 1) && !no_ssh;
         let node = self.node(settings)?;
         if self.listed {
             launcher.check(settings, &self.pool, &self.slots)?;
         }
         let addr = self.master(settings, elsewhere && !shown, machine)?;
-        let port = u16::try_from(settings.int("master_port"))
-            .map_err(|_| settings.problem("a port is at most 65535", &["master_port"]))?;
+        let port = u16::try_from(settings.get(keys::MASTER_PORT))
+            .map_err(|_| settings.problem("a port is at most 65535", &[keys::MASTER_PORT.row]))?;
         let master = Master::at(&addr, port);
         let is_training = matches!(script, Script::Training(_));
         let launch_of = |node: usize| {
@@ -294,7 +304,7 @@ impl Found {
         // In a rank the launcher's variables say how many came.
         let ranks = Entry::new("num_processes", total.to_string(), &self.location);
         let ranks = (!is_our_rank()).then_some(ranks);
-        let cpu = settings.get("cpu").location().filter(|_| settings.bool("cpu"));
+        let cpu = settings.setting(keys::CPU).location().filter(|_| settings.get(keys::CPU));
         let entries = ranks.into_iter().chain(cpu.map(environment::device_cpu)).collect();
         let layer = Layer { authority: Authority::MustAgree, entries };
         let again = std::iter::once(FLAGS.command.to_owned()).chain(words.iter().cloned()).collect();
@@ -332,7 +342,7 @@ impl Found {
         let port = multinode::port_of_ssh(settings);
         // mpirun starts the ranks of this machine without ssh.
         let needs_none = self.is_here() && launcher.is_of_mpi();
-        let asks_ssh = !needs_none && !settings.bool("no_ssh_check");
+        let asks_ssh = !needs_none && !settings.get(keys::NO_SSH_CHECK);
         let launches = (0..self.slots.len()).map(launch_of).collect::<Result<_, _>>()?;
         Ok(Action::Multinode(Box::new(Remote {
             job,
@@ -348,16 +358,16 @@ impl Found {
 
     /// Which machine this is.
     fn node(&self, settings: &Settings) -> Result<usize, Problem> {
-        if !settings.bool("no_ssh") {
+        if !settings.get(keys::NO_SSH) {
             return Ok(0);
         }
-        let node = settings.int("node_rank");
+        let node = settings.get(keys::NODE_RANK);
         usize::try_from(node).ok().filter(|node| *node < self.slots.len()).ok_or_else(|| {
             let message =
                 format!("with --no_ssh each machine is told its number, and {node} is none of them");
             let last = self.slots.len() - 1;
             settings
-                .problem(message, &["node_rank", "no_ssh"])
+                .problem(message, &[keys::NODE_RANK.row, keys::NO_SSH.row])
                 .help(format!("write `--node_rank N`, 0 to {last}"))
         })
     }
@@ -372,8 +382,8 @@ impl Found {
         if !self.listed {
             return Ok("127.0.0.1".to_owned());
         }
-        if let Some(addr) = settings.text("master_addr") {
-            return Ok(addr);
+        if let Some(addr) = settings.get(keys::MASTER_ADDR) {
+            return Ok(addr.to_owned());
         }
         if self.is_here() {
             return Ok("127.0.0.1".to_owned());

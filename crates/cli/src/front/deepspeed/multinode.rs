@@ -1,11 +1,13 @@
 //! The commands that start ranks on other machines: by ssh, pdsh, an MPI or Slurm, as DeepSpeed's runners build them.
 //! Where DeepSpeed would start its own launcher on each machine, this program is started.
 
+use super::flags as keys;
 use oarlock::settings::secret::Secret;
 
 use super::exports::{Exports, Machine, quoted, shell};
 use super::filter::{self, Slots};
 use super::hostfile::Pool;
+use crate::config::keys::{Key, Row};
 use crate::config::resolve::Settings;
 use crate::config::{Problem, Words};
 use crate::launch::spec::Master;
@@ -46,11 +48,12 @@ impl Launcher {
 
     /// The launcher that the flag names.
     pub fn of(settings: &Settings) -> Result<Launcher, Problem> {
-        let name = settings.text("launcher").unwrap_or_default().to_ascii_lowercase();
+        let name = settings.get(keys::LAUNCHER).to_ascii_lowercase();
         Launcher::ALL.iter().find(|(other, _)| *other == name).map(|(_, launcher)| *launcher).ok_or_else(
             || {
                 let names: Vec<&str> = Launcher::ALL.iter().map(|(name, _)| *name).collect();
-                let problem = settings.problem(format!("there is no launcher `{name}`"), &["launcher"]);
+                let problem =
+                    settings.problem(format!("there is no launcher `{name}`"), &[keys::LAUNCHER.row]);
                 problem.help(format!("write one of {}", names.join(", ")))
             },
         )
@@ -81,12 +84,14 @@ impl Launcher {
                     slots.iter().find(|(_, own)| own.iter().ne(&(0..own.len()).collect::<Vec<_>>()))
                 {
                     let message = format!("slurm counts slots and cannot choose {own:?} of `{host}`");
-                    let problem = settings.problem(message, &["include", "exclude"]);
+                    let problem = settings.problem(message, &[keys::INCLUDE.row, keys::EXCLUDE.row]);
                     return Err(problem.help("filter whole machines, or keep the first slots of each"));
                 }
                 if slots.windows(2).any(|two| two[0].1.len() != two[1].1.len()) {
-                    let problem = settings
-                        .problem("slurm needs as many slots on every machine", &["include", "exclude"]);
+                    let problem = settings.problem(
+                        "slurm needs as many slots on every machine",
+                        &[keys::INCLUDE.row, keys::EXCLUDE.row],
+                    );
                     return Err(
                         problem.help("filter alike on every machine, or write the same `slots=` for each")
                     );
@@ -94,9 +99,9 @@ impl Launcher {
                 Ok(())
             }
             _ => {
-                let filters = ["include", "exclude", "num_nodes", "num_gpus"];
-                let written: Vec<&str> =
-                    filters.into_iter().filter(|name| settings.get(name).is_written()).collect();
+                let filters = [keys::INCLUDE.row, keys::EXCLUDE.row, keys::NUM_NODES.row, keys::NUM_GPUS.row];
+                let written: Vec<&Row> =
+                    filters.into_iter().filter(|key| settings.setting(*key).is_written()).collect();
                 if !written.is_empty() {
                     let problem =
                         settings.problem(format!("{name} starts all slots of the hostfile"), &written);
@@ -160,10 +165,10 @@ impl Start<'_> {
     /// variables of their own.
     pub fn commands(&self, launcher: Launcher, machine: &Machine) -> Result<Commands, Problem> {
         let exports = &self.exports;
-        let text = self.settings.text("launcher_args").unwrap_or_default();
+        let text = self.settings.get(keys::LAUNCHER_ARGS).unwrap_or_default();
         let arguments = shlex::split(&text).ok_or_else(|| {
             self.settings
-                .problem(format!("`{text}` is no list of arguments"), &["launcher_args"])
+                .problem(format!("`{text}` is no list of arguments"), &[keys::LAUNCHER_ARGS.row])
                 .help("close its quotes")
         })?;
         let start = match launcher {
@@ -226,12 +231,12 @@ impl Start<'_> {
 
     /// The words that start this program on a machine. `secrets` is the command that prints what exports them.
     fn on_machine(&self, machine: &Machine, exports: &Exports, node: &str, secrets: &str) -> Vec<String> {
-        let on = |name: &str| self.settings.bool(name);
+        let on = |key: &&Key<bool>| self.settings.get(**key);
         let mut command = Vec::new();
         if exports.secret_names().next().is_some() {
             command.push(format!("eval \"$({secrets})\";"));
         }
-        if let Some(script) = self.settings.text("venv_script") {
+        if let Some(script) = self.settings.get(keys::VENV_SCRIPT) {
             command.push(format!("source {};", shell(&script)));
         }
         command.push(exports.script());
@@ -242,18 +247,23 @@ impl Start<'_> {
         command.push(format!("--node_rank={node}"));
         command.push(format!("--master_addr={}", shell(&self.master.addr)));
         command.push(format!("--master_port={}", self.master.port));
-        let switches = ["no_python", "module", "no_local_rank", "save_pid"];
-        command.extend(switches.iter().filter(|name| on(name)).map(|name| format!("--{name}")));
+        let switches = [keys::NO_PYTHON, keys::MODULE, keys::NO_LOCAL_RANK, keys::SAVE_PID];
+        command.extend(switches.iter().filter(on).map(|key| format!("--{key}")));
         // The original forgets those after the log folder.
-        for name in
-            ["enable_each_rank_log", "bind_core_list", "log_level", "min_elastic_nodes", "max_elastic_nodes"]
-        {
-            if self.settings.get(name).is_written() {
-                command.push(format!("--{name}={}", shell(&self.settings.get(name).value.to_string())));
+        for key in [
+            keys::ENABLE_EACH_RANK_LOG.row,
+            keys::BIND_CORE_LIST.row,
+            keys::LOG_LEVEL.row,
+            keys::MIN_ELASTIC_NODES.row,
+            keys::MAX_ELASTIC_NODES.row,
+        ] {
+            let setting = self.settings.setting(key);
+            if setting.is_written() {
+                command.push(format!("--{key}={}", shell(&setting.value.to_string())));
             }
         }
-        let switches = ["bind_cores_to_rank", "elastic_training", "quiet"];
-        command.extend(switches.iter().filter(|name| on(name)).map(|name| format!("--{name}")));
+        let switches = [keys::BIND_CORES_TO_RANK, keys::ELASTIC_TRAINING, keys::QUIET];
+        command.extend(switches.iter().filter(on).map(|key| format!("--{key}")));
         if self.cpu {
             command.push("--cpu".to_owned());
         }
@@ -283,8 +293,8 @@ impl Start<'_> {
     }
 
     fn open_mpi(&self, exports: &Exports, arguments: Vec<String>) -> Vec<String> {
-        let hostfile = self.settings.text("hostfile").unwrap_or_default();
-        let mut command = words(&["mpirun", "-n", &self.total(), "-hostfile", &hostfile]);
+        let hostfile = self.settings.get(keys::HOSTFILE);
+        let mut command = words(&["mpirun", "-n", &self.total(), "-hostfile", hostfile]);
         command.extend(words(&["--mca", "btl", "^openib"]));
         let says_interface = arguments
             .windows(2)
@@ -305,9 +315,9 @@ impl Start<'_> {
         command.extend(self.contract());
         command.extend(words(&["-hosts", &hosts(self.pool)]));
         command.extend(words(&[&machine.program, "deepspeed", "--mpi_rank"]));
-        let switches = ["module", "no_python"];
-        command
-            .extend(switches.iter().filter(|name| self.settings.bool(name)).map(|name| format!("--{name}")));
+        let switches = [keys::MODULE, keys::NO_PYTHON];
+        let on = |key: &&Key<bool>| self.settings.get(**key);
+        command.extend(switches.iter().filter(on).map(|key| format!("--{key}")));
         command.extend(self.script.to_vec());
         command
     }
@@ -349,17 +359,18 @@ impl Start<'_> {
 
     /// The cores to bind ranks to, if they are to be bound.
     fn cores(&self, per_machine: usize) -> Result<Option<Vec<usize>>, Problem> {
-        if !self.settings.bool("bind_cores_to_rank") {
+        if !self.settings.get(keys::BIND_CORES_TO_RANK) {
             return Ok(None);
         }
-        let listed = self.settings.text("bind_core_list");
+        let listed = self.settings.get(keys::BIND_CORE_LIST);
         let cores = listed
             .map_or_else(|| Some(oarlock_comm::available_cores()), |text| super::launch::core_list(&text));
         match cores.filter(|cores| per_machine > 0 && cores.len() >= per_machine) {
             Some(cores) => Ok(Some(cores)),
             None => {
                 let message = format!("there is not a core for each of {per_machine} ranks");
-                let problem = self.settings.problem(message, &["bind_core_list", "bind_cores_to_rank"]);
+                let problem =
+                    self.settings.problem(message, &[keys::BIND_CORE_LIST.row, keys::BIND_CORES_TO_RANK.row]);
                 Err(problem.help("write numbers and ranges that rise, as in --bind_core_list 0-7"))
             }
         }
@@ -378,7 +389,9 @@ impl Start<'_> {
         let total: usize = self.slots.iter().map(|(_, slots)| slots.len()).sum();
         let mut command = words(&["srun", "-n", &total.to_string()]);
         command.extend(arguments);
-        if self.settings.get("include").is_written() || self.settings.get("exclude").is_written() {
+        if self.settings.setting(keys::INCLUDE).is_written()
+            || self.settings.setting(keys::EXCLUDE).is_written()
+        {
             command.extend(words(&[
                 "--nodelist",
                 &hosts(self.slots),
@@ -386,8 +399,8 @@ impl Start<'_> {
                 &self.slots.len().to_string(),
             ]));
         }
-        for (flag, name) in [("--nodes", "num_nodes"), ("--gpus-per-node", "num_gpus")] {
-            let count = self.settings.int(name);
+        for (flag, key) in [("--nodes", keys::NUM_NODES), ("--gpus-per-node", keys::NUM_GPUS)] {
+            let count = self.settings.get(key);
             if count > 0 {
                 command.extend(words(&[flag, &count.to_string()]));
             }
@@ -421,7 +434,7 @@ impl Start<'_> {
 
 /// The port of ssh that the flags name.
 pub fn port_of_ssh(settings: &Settings) -> Option<i64> {
-    settings.get("ssh_port").is_written().then(|| settings.int("ssh_port"))
+    settings.setting(keys::SSH_PORT).is_written().then(|| settings.get(keys::SSH_PORT).unwrap_or_default())
 }
 
 /// The arguments with which ssh uses a port.

@@ -6,7 +6,7 @@ use oarlock::terminal::readable;
 use oarlock_tensor::cpu::Isa;
 
 use crate::config::flags::{Abbreviations, Flags};
-use crate::config::keys::Key;
+use crate::config::keys::Row;
 use crate::config::keys::Status::Used;
 use crate::config::keys::ValueType::Bool;
 use crate::config::{Problem, Problems, Words};
@@ -14,15 +14,20 @@ use crate::console::{Outcome, print, print_styled};
 use crate::front::gpus;
 use crate::launch::devices::Devices;
 
+oarlock::key_table! {
+    /// The flags.
+    const KEYS = [
+        HIDE_OPERATOR_STATUS: bool = Row::flag(Bool, "hide_operator_status", "", Used, "Leave out the table of ops"),
+        HIDE_ERRORS_AND_WARNINGS: bool = Row::flag(Bool, "hide_errors_and_warnings", "", Used, "Leave out warnings"),
+    ];
+}
+
 pub(super) const FLAGS: Flags = Flags {
     command: "ds_report",
     bare_switches: true,
     operands: "",
     about: "Says which ops this machine has, and what surrounds them.",
-    keys: &[
-        Key::flag(Bool, "hide_operator_status", "", Used, "Leave out the table of ops"),
-        Key::flag(Bool, "hide_errors_and_warnings", "", Used, "Leave out warnings"),
-    ],
+    keys: KEYS,
     aliases: &[],
     abbreviations: Abbreviations::AllBut(&[]),
 };
@@ -60,9 +65,8 @@ pub(crate) fn report(words: &[String], _: std::time::SystemTime) -> Outcome {
         problems.push(Problem::new(format!("unexpected argument `{word}`")).at(&parsed.rest.location(0), ""));
     }
     problems.into_result(|| ())?;
-    let hides = |name: &str| parsed.settings.bool(name);
     let mut out = String::new();
-    if !hides("hide_operator_status") {
+    if !parsed.settings.get(HIDE_OPERATOR_STATUS) {
         out.push_str(&operators(Isa::detect()));
     }
     let shared = rustix::fs::statvfs("/dev/shm").ok().map(|stats| stats.f_frsize * stats.f_blocks);
@@ -70,7 +74,7 @@ pub(crate) fn report(words: &[String], _: std::time::SystemTime) -> Outcome {
         Devices::of_training().cores,
         &gpus::described(),
         shared,
-        !hides("hide_errors_and_warnings"),
+        !parsed.settings.get(HIDE_ERRORS_AND_WARNINGS),
     ));
     print_styled(&out)
 }

@@ -5,6 +5,7 @@ mod meaning;
 #[cfg(test)]
 mod tests;
 
+use self::flags as keys;
 use std::time::SystemTime;
 
 use crate::config::environment;
@@ -34,14 +35,16 @@ fn job(again: Vec<String>, words: &Words, read: &dyn Fn(&str) -> Option<String>)
     FLAGS.read_environment("PET_", read, &mut parsed.settings, &mut problems);
     resolve::refuse(&mut parsed.settings, &mut problems);
     let launch = meaning::launch(&parsed.settings, read, &mut problems);
-    let call = Call::read(&parsed.settings, &mut problems);
+    let call =
+        Call { module: parsed.settings.get(keys::MODULE), no_python: parsed.settings.get(keys::NO_PYTHON) }
+            .checked(&parsed.settings, [keys::MODULE.row, keys::NO_PYTHON.row], &mut problems);
     // It takes precedence, as in the original.
-    let call = if parsed.settings.bool("run_path") { Call::default() } else { call };
+    let call = if parsed.settings.get(keys::RUN_PATH) { Call::default() } else { call };
     let script = script::resolve(&parsed.rest, call, "torchrun").map_err(|wrong| problems.append(wrong)).ok();
     let (Some(mut script), true) = (script, problems.is_empty()) else { return Err(problems) };
     if let (Script::Training(training), Some("cpu")) =
-        (&mut script, parsed.settings.text("nproc_per_node").as_deref())
-        && let Some(location) = parsed.settings.get("nproc_per_node").location()
+        (&mut script, Some(parsed.settings.get(keys::NPROC_PER_NODE)))
+        && let Some(location) = parsed.settings.setting(keys::NPROC_PER_NODE).location()
     {
         // Whoever counts cores does not mean ranks that share a GPU; the training's own words come later.
         let entries = vec![environment::device_cpu(location)];
@@ -49,7 +52,7 @@ fn job(again: Vec<String>, words: &Words, read: &dyn Fn(&str) -> Option<String>)
     }
     // The launcher sets the number for its ranks, which may be bound to fewer cores than --nproc-per-node counted.
     let layer = (!launch::is_our_rank()).then(|| {
-        let location = parsed.settings.get("nproc_per_node").location().cloned();
+        let location = parsed.settings.setting(keys::NPROC_PER_NODE).location().cloned();
         let location = location.unwrap_or_else(|| words.location(words.len()));
         let ranks = launch.worker(0, 0).world_size().to_string();
         Layer {

@@ -19,7 +19,7 @@ use super::{ClientState, Contents, Saver};
 use crate::error::Result;
 use crate::nn::{Embedding, Linear, Module, NamedParam, RmsNorm, Unit, Visitor};
 use crate::optim::{OptimizerConfig, Rule};
-use crate::shard::{Engine, Options, Placements, SeededInit, Slice};
+use crate::shard::{Engine, Placements, SeededInit, ShardingConfig, Slice};
 use crate::weights::{ModelFiles, Weight};
 
 /// Units of several blocks, so that three ranks share each, and of less than one.
@@ -88,7 +88,7 @@ pub fn engine_with(
     placements: Placements,
     dtype: DType,
 ) -> Engine {
-    let options = Options { dtype, placements, ..Options::default() };
+    let options = ShardingConfig { dtype, placements, ..ShardingConfig::default() };
     let (param_group, role) =
         (&|named: &NamedParam| usize::from(named.param.shape().sizes().len() < 2), &OptimizerConfig::role);
     Engine::new(model, comm, &device(), options, rule, param_group, role).unwrap()

@@ -6,7 +6,7 @@ use crate::config::Lifetime;
 use crate::shard::{Gather, Quantized, Resident};
 
 /// What the engine of each of `ranks` ranks holds after some steps, and its part of the second copy of the weights.
-fn held(ranks: usize, options: &Options) -> Vec<(Resident, u64)> {
+fn held(ranks: usize, options: &ShardingConfig) -> Vec<(Resident, u64)> {
     let rank = |comm: Communicator| {
         let config = AcceleratorConfig { shard: options.clone(), threads: Some(1), ..Default::default() };
         let accelerator = Accelerator::over(comm.clone(), &config).unwrap();
@@ -35,30 +35,30 @@ fn held(ranks: usize, options: &Options) -> Vec<(Resident, u64)> {
 fn groups_and_second_copies_take_what_the_estimate_says() {
     let ranks = 4;
     let disk = tempfile::tempdir().unwrap();
-    let in_place = Options { placements: Placements::PARAMETERS, ..Options::default() };
-    let copied = Options { gather: Gather::Copy, persistence_elems: 0, ..in_place.clone() };
+    let in_place = ShardingConfig { placements: Placements::PARAMETERS, ..ShardingConfig::default() };
+    let copied = ShardingConfig { gather: Gather::Copy, persistence_elems: 0, ..in_place.clone() };
     let offload = Offload { dir: Some(disk.path().to_path_buf()), sub_group_elems: 1 << 14, buffers: 3 };
-    let in_files = Options { offload_params: Some(offload), persistence_elems: 0, ..in_place.clone() };
+    let in_files = ShardingConfig { offload_params: Some(offload), persistence_elems: 0, ..in_place.clone() };
     let layers = Wrap::Transformer(vec!["LlamaDecoderLayer".to_owned()]);
-    let grouped = |options: &Options| Options { group: Some(2), ..options.clone() };
-    let second = |options: &Options| Options { secondary: Some(2), ..options.clone() };
-    let in_8_bits = |options: &Options| Options {
+    let grouped = |options: &ShardingConfig| ShardingConfig { group: Some(2), ..options.clone() };
+    let second = |options: &ShardingConfig| ShardingConfig { secondary: Some(2), ..options.clone() };
+    let in_8_bits = |options: &ShardingConfig| ShardingConfig {
         quantized: Quantized { weights: true, ..Quantized::NONE },
         persistence_elems: 0,
         ..options.clone()
     };
-    let kept = |options: Options| Options { lifetime: Lifetime::ForwardToBackward, ..options };
-    let not_ahead = |options: Options| Options { prefetch_elems: 0, ..options };
+    let kept = |options: ShardingConfig| ShardingConfig { lifetime: Lifetime::ForwardToBackward, ..options };
+    let not_ahead = |options: ShardingConfig| ShardingConfig { prefetch_elems: 0, ..options };
     let ways = [
         ("ZeRO-3", in_place.clone()),
         ("MiCS", grouped(&in_place)),
-        ("MiCS of one rank", Options { group: Some(1), ..in_place.clone() }),
-        ("MiCS, a layer a unit", Options { wrap: layers.clone(), ..grouped(&in_place) }),
+        ("MiCS of one rank", ShardingConfig { group: Some(1), ..in_place.clone() }),
+        ("MiCS, a layer a unit", ShardingConfig { wrap: layers.clone(), ..grouped(&in_place) }),
         ("MiCS, copies", grouped(&copied)),
-        ("MiCS, copies, small ones stay", Options { persistence_elems: 3000, ..grouped(&copied) }),
-        ("MiCS, copies, little live", Options { max_live_elems: 40_000, ..grouped(&copied) }),
+        ("MiCS, copies, small ones stay", ShardingConfig { persistence_elems: 3000, ..grouped(&copied) }),
+        ("MiCS, copies, little live", ShardingConfig { max_live_elems: 40_000, ..grouped(&copied) }),
         ("HYBRID_SHARD_ZERO2, copies", kept(not_ahead(grouped(&copied)))),
-        ("FULL_SHARD, copies, a layer a unit", not_ahead(Options { wrap: layers, ..copied.clone() })),
+        ("FULL_SHARD, copies, a layer a unit", not_ahead(ShardingConfig { wrap: layers, ..copied.clone() })),
         ("hpZ in one memory", second(&in_place)),
         ("hpZ", second(&copied)),
         ("hpZ, no prefetch", not_ahead(second(&copied))),
@@ -69,18 +69,11 @@ fn groups_and_second_copies_take_what_the_estimate_says() {
     ];
     let model = llama(64, 3, 500, 32);
     for (dtype, (name, options)) in [DType::F32, DType::BF16].into_iter().cycle().zip(&ways) {
-        let options = Options { dtype, ..options.clone() };
+        let options = ShardingConfig { dtype, ..options.clone() };
         let size = ModelSize::wrapped(&model, dtype, &options.wrap);
         let settings = Settings {
             group: options.group.unwrap_or(ranks),
-            secondary: options.secondary,
-            lifetime: options.lifetime,
-            prefetch_elems: options.prefetch_elems,
-            max_live_elems: options.max_live_elems,
-            persistence_elems: options.persistence_elems,
-            gather_copies: options.gather == Gather::Copy,
-            in_8_bits: options.quantized.weights,
-            offload_parameters: options.offload_params.clone(),
+            sharding: options.clone(),
             ..Settings::new(dtype, Stage::Parameters, ranks)
         };
         let parts = model_states(&size, &settings, None);
@@ -106,7 +99,7 @@ fn groups_and_second_copies_take_what_the_estimate_says() {
         near("gradients", sum(&|held| held.gradients + held.leaving), of("gradients"));
         let gathered = if settings.gathers() { size.gathered(&settings) } else { Default::default() };
         let held_gathered = sum(&|held| held.gathered);
-        match settings.in_8_bits {
+        match settings.in_8_bits() {
             // The prediction counts buffers for both kinds of gathers, which share those of decoded weights.
             true => {
                 let predicted = of("gathered weights");
@@ -121,7 +114,7 @@ fn groups_and_second_copies_take_what_the_estimate_says() {
         let second = of("second copy of the weights");
         // These borrow free pieces of the pool, which may be larger.
         within(10, "second copies", held.iter().map(|(_, bytes)| bytes).sum(), second);
-        assert_eq!(second > 0, settings.secondary.is_some() && settings.gathers(), "{name}");
+        assert_eq!(second > 0, settings.sharding.secondary.is_some() && settings.gathers(), "{name}");
         // Ranks of the same group share what it holds: all ranks together are charged for what the machine has.
         let machine: u64 = parts.iter().map(|part| part.machine).sum();
         let charged = ranks as u64 * parts.iter().map(|part| part.rank).sum::<u64>();

@@ -17,7 +17,7 @@ use crate::model::{Decoder, DecoderConfig, QkNorm, Recompute};
 use crate::nn::{self, Layer, Linear, Wrap, parameters};
 use crate::optim::{self, CustomRule, Needs, Update};
 use crate::report::speed::PhaseTimer;
-use crate::shard::{Engine, Grain, Layout, Offload, Options, Placements};
+use crate::shard::{Engine, Gather, Grain, Layout, Offload, Placements, ShardingConfig};
 use crate::train::objective::dry_pass;
 use crate::train::{NextToken, evaluate, train_step};
 use crate::{Accelerator, AcceleratorConfig};
@@ -100,7 +100,7 @@ fn a_dry_step_takes_what_a_real_one_takes_by_the_byte() {
         (DType::F32, 1, false, Recompute::None, true),
         (DType::BF16, 1, false, Recompute::Units { every: 1 }, true),
     ] {
-        let shard = Options { dtype, ..Options::default() };
+        let shard = ShardingConfig { dtype, ..ShardingConfig::default() };
         let config = AcceleratorConfig { shard, threads: Some(threads), ..AcceleratorConfig::default() };
         let accelerator = Accelerator::over(Communicator::solo(), &config).unwrap();
         let model = llama(64, 2, 200, len);
@@ -217,7 +217,11 @@ fn an_update_borrows_what_the_estimate_says() {
             let offload =
                 Offload { dir: Some(disk.path().to_path_buf()), sub_group_elems: 1 << 14, buffers: 3 };
             let offload_optimizer = in_files.then_some(offload);
-            let shard = Options { dtype, offload_optimizer: offload_optimizer.clone(), ..Options::default() };
+            let shard = ShardingConfig {
+                dtype,
+                offload_optimizer: offload_optimizer.clone(),
+                ..ShardingConfig::default()
+            };
             let config = AcceleratorConfig { shard, threads: Some(1), ..AcceleratorConfig::default() };
             let accelerator = Accelerator::over(Communicator::solo(), &config).unwrap();
             let mut model = llama(64, 2, 500, len);
@@ -228,7 +232,7 @@ fn an_update_borrows_what_the_estimate_says() {
                 .unwrap();
             let settings = Settings {
                 optim: optim.clone(),
-                offload_optimizer,
+                sharding: ShardingConfig { dtype, offload_optimizer, ..ShardingConfig::default() },
                 ..Settings::new(dtype, Stage::Optimizer, 1)
             };
             let size = ModelSize::of(&model, dtype);
@@ -365,7 +369,15 @@ fn stages_shard_what_their_formulas_say() {
             assert_eq!(two.machine(), weights + 4 * (elems + n * leaving) + master + state);
             assert!((parts[1] + parts[2] + parts[3]) * n >= 4 * elems + master + state);
             let nvme = Settings {
-                offload_optimizer: Some(Offload { sub_group_elems: 100, buffers: 2, ..offload_to_files() }),
+                sharding: ShardingConfig {
+                    dtype,
+                    offload_optimizer: Some(Offload {
+                        sub_group_elems: 100,
+                        buffers: 2,
+                        ..offload_to_files()
+                    }),
+                    ..ShardingConfig::default()
+                },
                 ..Settings::new(dtype, Stage::Optimizer, ranks)
             };
             let nvme = estimate(&size, &nvme, None, 0);
@@ -407,9 +419,12 @@ fn ranks_that_share_no_memory_have_copies() {
 fn what_no_unit_holds_is_there_for_the_whole_step() {
     let model = llama(64, 3, 500, 32);
     let settings = Settings {
-        gather_copies: true,
-        prefetch_elems: 0,
-        persistence_elems: 0,
+        sharding: ShardingConfig {
+            gather: Gather::Copy,
+            prefetch_elems: 0,
+            persistence_elems: 0,
+            ..ShardingConfig::default()
+        },
         ..Settings::new(DType::F32, Stage::Parameters, 1)
     };
     let weigh = |groups: &[(DType, Layout)]| -> u64 {
@@ -440,7 +455,11 @@ fn gradients_are_what_the_engine_holds_of_them_whatever_becomes_a_unit() {
         let size = ModelSize::wrapped(&model, DType::F32, &wrap);
         let settings = Settings::new(DType::F32, Stage::Gradients, 1);
         let predicted = estimate(&size, &settings, None, 0).part("gradients");
-        let shard = Options { placements: Placements::GRADIENTS, wrap: wrap.clone(), ..Options::default() };
+        let shard = ShardingConfig {
+            placements: Placements::GRADIENTS,
+            wrap: wrap.clone(),
+            ..ShardingConfig::default()
+        };
         let config = AcceleratorConfig { shard, threads: Some(1), ..AcceleratorConfig::default() };
         let accelerator = Accelerator::over(Communicator::solo(), &config).unwrap();
         let adamw = optim::adamw(&model).weight_decay(0.0);

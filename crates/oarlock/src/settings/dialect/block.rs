@@ -1,6 +1,6 @@
 //! A block of another program's configuration, read against the table of its keys.
 
-use super::super::keys::Key;
+use super::super::keys::Row;
 use super::super::layer::{Authority, Layer};
 use super::super::location::Origin;
 use super::super::most;
@@ -70,7 +70,9 @@ impl Dialect {
         // To DeepSpeed a block without keys is one of the usual mode.
         let is_empty = |entry: &&Entry| matches!(&entry.value.data, Data::Map(inner) if inner.is_empty());
         let empty = entries.iter().find(|entry| entry.key == "sparse_attention").filter(is_empty);
-        if let (Some(entry), Some(mode)) = (empty, dialect.settings.get_mut("sparse_attention.mode")) {
+        if let (Some(entry), Some(mode)) =
+            (empty, dialect.settings.find_mut(deepspeed_keys::SPARSE_ATTENTION_MODE.name()))
+        {
             mode.origin = Origin::Written(entry.location.clone());
         }
         dialect
@@ -79,7 +81,7 @@ impl Dialect {
     /// Reads entries against a table; `normal` turns a name at the top into that of the table.
     pub(super) fn new(
         title: &'static str,
-        keys: &'static [Key],
+        keys: &'static [Row],
         entries: &[Entry],
         normal: &dyn Fn(&str) -> String,
         problems: &mut Problems,
@@ -92,7 +94,7 @@ impl Dialect {
     }
 
     /// Reads the entry at `path`: a block, or a setting.
-    fn take(&mut self, keys: &'static [Key], path: &str, entry: &Entry, problems: &mut Problems) {
+    fn take(&mut self, keys: &'static [Row], path: &str, entry: &Entry, problems: &mut Problems) {
         let prefix = format!("{path}.");
         let has_inner = keys.iter().any(|key| key.name.starts_with(&prefix));
         if let Data::Map(entries) = &entry.value.data
@@ -101,7 +103,7 @@ impl Dialect {
             for inner in entries {
                 self.take(keys, &format!("{prefix}{}", inner.key), inner, problems);
             }
-        } else if let Some(setting) = self.settings.get_mut(path) {
+        } else if let Some(setting) = self.settings.find_mut(path) {
             if let Err(problem) = settle(setting, entry) {
                 problems.push(problem);
             }
@@ -113,18 +115,18 @@ impl Dialect {
         }
     }
 
-    fn unknown(&self, keys: &'static [Key], path: &str, entry: &Entry) -> Problem {
+    fn unknown(&self, keys: &'static [Row], path: &str, entry: &Entry) -> Problem {
         let (block, name) = path.rsplit_once('.').unwrap_or(("", path));
         let message = match block {
             "" => format!("unknown key `{name}` in the {} configuration", self.title),
             _ => format!("unknown key `{name}` in `{block}`"),
         };
         let problem = Problem::new(message).at(&entry.location, "");
-        let inner = |key: &'static Key| match block {
+        let inner = |key: &'static Row| match block {
             "" => Some(key.name),
             _ => key.name.strip_prefix(block)?.strip_prefix('.'),
         };
-        let siblings = |is_wanted: &dyn Fn(&Key) -> bool| {
+        let siblings = |is_wanted: &dyn Fn(&Row) -> bool| {
             let names = keys.iter().filter(|key| is_wanted(key)).filter_map(inner);
             let mut names: Vec<&str> = names.filter_map(|name| name.split('.').next()).collect();
             names.dedup();
@@ -134,7 +136,7 @@ impl Dialect {
         match elsewhere.and_then(|key| key.name.rsplit_once('.')) {
             Some((home, _)) => problem.help(format!("`{name}` belongs into `{home}`")),
             None => {
-                let there = siblings(&Key::is_used).join(", ");
+                let there = siblings(&Row::is_used).join(", ");
                 problem.did_you_mean(name, siblings(&|_| true), format!("there are {there}"))
             }
         }
@@ -200,10 +202,16 @@ pub fn join(entries: Vec<Entry>, settings: &mut Settings, problems: &mut Problem
 }
 
 /// Whether a number of ranks divides all ranks, where these are known; else it is reported.
-pub(super) fn divides(block: &Dialect, name: &str, part: usize, ranks: Option<i64>, problems: &mut Problems) {
+pub(super) fn divides(
+    block: &Dialect,
+    key: &'static Row,
+    part: usize,
+    ranks: Option<i64>,
+    problems: &mut Problems,
+) {
     if let Some(ranks) = ranks.filter(|ranks| part as i64 > 0 && ranks % part as i64 != 0) {
-        let message = format!("`{name}` ({part}) does not divide the {ranks} ranks");
-        block.settings.report(problems, message, &[name], "groups of ranks are of one size");
+        let message = format!("`{}` ({part}) does not divide the {ranks} ranks", key.name);
+        block.settings.report(problems, message, &[key], "groups of ranks are of one size");
     }
 }
 

@@ -2,32 +2,65 @@
 
 use std::path::PathBuf;
 
+use super::super::keys::{Key, Row};
 use super::super::node::Entry;
 use super::super::problem::{Problem, Problems};
 use super::super::resolve::{Setting, Settings, at};
-use super::super::table::MINIMIND_SCHEDULES;
+use super::super::table::{self as keys, MINIMIND_SCHEDULES};
 use super::super::value::{Value, float};
 use super::block::{self, Dialect, Ranks, ReadFile, divides};
+use super::deepspeed_keys;
 use super::methods;
-use crate::config::{
-    Elems, Lifetime, LossScale, Offload, Placement, Quantized, ShardArgs, ShardGroup, StateDict,
-};
+use crate::config::{Elems, Lifetime, LossScale, Offload, Placements, Quantized, ShardingConfig};
 use oarlock_tensor::DType;
 
 /// Settings that have a key of ours.
-const SAME: &[(&str, &str)] = &[
-    ("train_micro_batch_size_per_gpu", "per_device_train_batch_size"),
-    ("gradient_accumulation_steps", "gradient_accumulation_steps"),
-    ("gradient_clipping", "max_grad_norm"),
-    ("fp16.enabled", "fp16"),
-    ("bf16.enabled", "bf16"),
-    ("bfloat16.enabled", "bf16"),
-    ("sequence_parallel_size", "sequence_parallel_size"),
+const SAME: &[(&Row, &Row)] = &[
+    (deepspeed_keys::TRAIN_MICRO_BATCH_SIZE_PER_GPU.row, keys::PER_DEVICE_TRAIN_BATCH_SIZE.row),
+    (deepspeed_keys::GRADIENT_ACCUMULATION_STEPS.row, keys::GRADIENT_ACCUMULATION_STEPS.row),
+    (deepspeed_keys::GRADIENT_CLIPPING.row, keys::MAX_GRAD_NORM.row),
+    (deepspeed_keys::FP16_ENABLED.row, keys::FP16.row),
+    (deepspeed_keys::BF16_ENABLED.row, keys::BF16.row),
+    (deepspeed_keys::BFLOAT16_ENABLED.row, keys::BF16.row),
+    (deepspeed_keys::SEQUENCE_PARALLEL_SIZE.row, keys::SEQUENCE_PARALLEL_SIZE.row),
 ];
+
+const STAGE: Key<i64> = deepspeed_keys::ZERO_OPTIMIZATION_STAGE;
+
+/// The keys about where one kind of state is offloaded to.
+struct OffloadKeys {
+    /// The block that they are in.
+    block: &'static str,
+    device: Key<String>,
+    nvme_path: Key<Option<String>>,
+    buffer_count: Key<usize>,
+    /// Older keys, which say `cpu`.
+    older: &'static [Key<bool>],
+}
+
+const OPTIMIZER: OffloadKeys = OffloadKeys {
+    block: "zero_optimization.offload_optimizer",
+    device: deepspeed_keys::ZERO_OPTIMIZATION_OFFLOAD_OPTIMIZER_DEVICE,
+    nvme_path: deepspeed_keys::ZERO_OPTIMIZATION_OFFLOAD_OPTIMIZER_NVME_PATH,
+    buffer_count: deepspeed_keys::ZERO_OPTIMIZATION_OFFLOAD_OPTIMIZER_BUFFER_COUNT,
+    older: &[deepspeed_keys::ZERO_OPTIMIZATION_CPU_OFFLOAD],
+};
+
+const PARAMETERS: OffloadKeys = OffloadKeys {
+    block: "zero_optimization.offload_param",
+    device: deepspeed_keys::ZERO_OPTIMIZATION_OFFLOAD_PARAM_DEVICE,
+    nvme_path: deepspeed_keys::ZERO_OPTIMIZATION_OFFLOAD_PARAM_NVME_PATH,
+    buffer_count: deepspeed_keys::ZERO_OPTIMIZATION_OFFLOAD_PARAM_BUFFER_COUNT,
+    older: &[
+        deepspeed_keys::ZERO_OPTIMIZATION_CPU_OFFLOAD_PARAM,
+        deepspeed_keys::ZERO_OPTIMIZATION_CPU_OFFLOAD_PARAMS,
+    ],
+};
 
 /// The block that `deepspeed` holds or names.
 pub fn read(settings: &Settings, file: &ReadFile<'_>, problems: &mut Problems) -> Option<Dialect> {
-    let entries = block::entries(settings.get("deepspeed"), "the DeepSpeed configuration", file, problems)?;
+    let entries =
+        block::entries(settings.setting(keys::DEEPSPEED), "the DeepSpeed configuration", file, problems)?;
     Some(Dialect::deepspeed(&entries, problems))
 }
 
@@ -35,10 +68,10 @@ pub fn read(settings: &Settings, file: &ReadFile<'_>, problems: &mut Problems) -
 pub fn entries(block: &Dialect, settings: &Settings, problems: &mut Problems) -> Vec<Entry> {
     let mut entries = Vec::new();
     for (theirs, ours) in SAME {
-        if let Some((setting, location)) = block.settings.said_at(theirs)
+        if let Some((setting, location)) = block.settings.said_at(*theirs)
             && !setting.broken
         {
-            entries.push(Entry::new(ours, setting.value.to_string(), location));
+            entries.push(Entry::new(ours.name, setting.value.to_string(), location));
         }
     }
     methods::optimizer(block, settings, &mut entries, problems);
@@ -51,7 +84,8 @@ pub fn entries(block: &Dialect, settings: &Settings, problems: &mut Problems) ->
 /// What to say of a scheduler that has no effect. MiniMind's script sets the learning rate itself before every
 /// micro-step, so whatever DeepSpeed's scheduler sets after a step is gone by the next one.
 pub fn scheduler_of_script(block: &Dialect, settings: &Settings) -> Option<String> {
-    let [theirs, ours] = [block.settings.said("scheduler.type")?, settings.get("lr_scheduler_type")];
+    let [theirs, ours] =
+        [block.settings.said(deepspeed_keys::SCHEDULER_TYPE)?, settings.setting(keys::LR_SCHEDULER_TYPE)];
     let own = matches!(&ours.value, Value::Text(name) if MINIMIND_SCHEDULES.contains(&name.as_str()));
     own.then(|| {
         format!(
@@ -69,7 +103,7 @@ pub fn rate_of_scheduler(entries: &mut Vec<Entry>, settings: &Settings) -> Optio
     let rates: Vec<&Entry> = entries.iter().filter(is_rate).collect();
     let [of_optimizer, of_scheduler] = rates.as_slice() else { return None };
     let [first, second] = [of_optimizer, of_scheduler].map(|entry| entry.value.to_yaml());
-    if settings.get("learning_rate").is_written() || float(&first) == float(&second) {
+    if settings.setting(keys::LEARNING_RATE).is_written() || float(&first) == float(&second) {
         return None;
     }
     let note = format!(
@@ -85,9 +119,9 @@ pub fn rate_of_scheduler(entries: &mut Vec<Entry>, settings: &Settings) -> Optio
 /// Makes `train_batch_size` = batch of a rank x accumulation x ranks true: what was said must agree, what was not said
 /// follows.
 pub fn batch(block: &Dialect, settings: &mut Settings, problems: &mut Problems) {
-    const NAMES: [&str; 2] = ["per_device_train_batch_size", "gradient_accumulation_steps"];
+    const FACTORS: [Key<usize>; 2] = [keys::PER_DEVICE_TRAIN_BATCH_SIZE, keys::GRADIENT_ACCUMULATION_STEPS];
     let (Some(all), [micro, steps]) =
-        (block.settings.said("train_batch_size"), NAMES.map(|name| settings.get(name)))
+        (block.settings.said(deepspeed_keys::TRAIN_BATCH_SIZE), FACTORS.map(|key| settings.setting(key)))
     else {
         return;
     };
@@ -95,16 +129,17 @@ pub fn batch(block: &Dialect, settings: &mut Settings, problems: &mut Problems) 
         Value::Int(x) if setting.is_written() => Some(x),
         _ => None,
     };
-    let differs =
-        |theirs: &str, ours| block.settings.said(theirs).is_some_and(|said| !said.value.agrees(ours));
-    let Some(ranks) = settings.known_ranks() else { return };
+    let differs = |theirs: Key<Option<usize>>, ours| {
+        block.settings.said(theirs).is_some_and(|said| !said.value.agrees(ours))
+    };
+    let Some(ranks) = settings.known(keys::NUM_PROCESSES) else { return };
     let ranks = i64::try_from(ranks).unwrap_or(i64::MAX).max(1);
     // Ranks that divide sequences among them have one batch together.
-    let parts = settings.int("sequence_parallel_size").max(1);
+    let parts = i64::try_from(settings.get(keys::SEQUENCE_PARALLEL_SIZE)).unwrap_or(i64::MAX).max(1);
     let ranks = (ranks / parts).max(1);
     let Value::Int(total) = all.value else { return };
-    if differs("train_micro_batch_size_per_gpu", &micro.value)
-        || differs("gradient_accumulation_steps", &steps.value)
+    if differs(deepspeed_keys::TRAIN_MICRO_BATCH_SIZE_PER_GPU, &micro.value)
+        || differs(deepspeed_keys::GRADIENT_ACCUMULATION_STEPS, &steps.value)
     {
         return;
     }
@@ -135,89 +170,107 @@ pub fn batch(block: &Dialect, settings: &mut Settings, problems: &mut Problems) 
         problems.push(mismatch(format!("`train_batch_size` ({total}) is no multiple of {said}")));
         return;
     }
-    let derived = if micro_said.is_some() { NAMES[1] } else { NAMES[0] };
+    let derived = if micro_said.is_some() { FACTORS[1] } else { FACTORS[0] };
     settings.derive(derived, Value::Int(rest), "train_batch_size");
 }
 
 /// Placements, sizes and offloading.
-pub fn shard(block: &Dialect, ranks: Ranks, notes: &mut Vec<String>, problems: &mut Problems) -> ShardArgs {
-    const OPTIMIZER: &str = "zero_optimization.offload_optimizer";
-    const PARAMS: &str = "zero_optimization.offload_param";
+pub fn shard(
+    block: &Dialect,
+    ranks: Ranks,
+    notes: &mut Vec<String>,
+    problems: &mut Problems,
+) -> ShardingConfig<Elems> {
     let settings = &block.settings;
-    let zero = |name: &str| format!("zero_optimization.{name}");
     let stage = stage(block, notes, problems);
-    let from = |least: i64| if stage >= least { Placement::Sharded } else { Placement::Whole };
-    let elems = |name: &str, auto: Elems| match settings.is_auto(&zero(name)) {
+    let elems = |key: Key<usize>, auto: Elems| match settings.setting(key).is_auto() {
         true => auto,
-        false => Elems::Count(settings.usize(&zero(name))),
+        false => Elems::Count(settings.get(key)),
     };
 
     let on_gpus = ranks.on_gpus;
-    let offload_optimizer = offload(block, OPTIMIZER, &["cpu_offload"], on_gpus, notes, problems);
-    let older = ["cpu_offload_param", "cpu_offload_params"];
-    let offload_parameters = offload(block, PARAMS, &older, on_gpus, notes, problems);
-    for (offloaded, name, least) in [(&offload_optimizer, OPTIMIZER, 1), (&offload_parameters, PARAMS, 3)] {
+    let offload_optimizer = offload(block, &OPTIMIZER, on_gpus, notes, problems);
+    let offload_parameters = offload(block, &PARAMETERS, on_gpus, notes, problems);
+    for (offloaded, keys, least) in
+        [(&offload_optimizer, &OPTIMIZER, 1), (&offload_parameters, &PARAMETERS, 3)]
+    {
         if offloaded.is_some() && stage < least {
-            let device = format!("{name}.device");
+            let name = keys.block;
             let what = format!("`{name}` needs stage {least}{}", if least == 1 { " or higher" } else { "" });
-            let written = [device.as_str(), "zero_optimization.stage", "zero_optimization"];
+            let written = [keys.device.row, STAGE.row, deepspeed_keys::ZERO_OPTIMIZATION.row];
             let help = format!("write \"stage\": {least}, or \"device\": \"none\"");
             settings.report(problems, format!("{what}, and the stage is {stage}"), &written, help);
         }
     }
 
-    let group = settings.usize(&zero("mics_shard_size"));
-    let secondary = settings.usize(&zero("zero_hpz_partition_size"));
-    for (name, size, is_on) in
-        [("mics_shard_size", group, group > 0), ("zero_hpz_partition_size", secondary, secondary > 1)]
+    let (group_key, secondary_key) = (
+        deepspeed_keys::ZERO_OPTIMIZATION_MICS_SHARD_SIZE,
+        deepspeed_keys::ZERO_OPTIMIZATION_ZERO_HPZ_PARTITION_SIZE,
+    );
+    let group = usize::try_from(settings.get(group_key)).unwrap_or(0);
+    let secondary = settings.get(secondary_key);
+    for (key, size, is_on) in
+        [(group_key.row, group, group > 0), (secondary_key.row, secondary, secondary > 1)]
     {
-        let name = zero(name);
         if is_on && stage < 3 {
-            let message = format!("`{name}` needs stage 3, and the stage is {stage}");
-            problems.push(settings.problem(message, &[&name, "zero_optimization.stage"]));
+            let message = format!("`{}` needs stage 3, and the stage is {stage}", key.name);
+            problems.push(settings.problem(message, &[key, STAGE.row]));
         }
         if is_on {
-            divides(block, &name, size, ranks.n, problems);
+            divides(block, key, size, ranks.n, problems);
         }
     }
     if group > 0 && secondary > 1 {
-        let names = [zero("mics_shard_size"), zero("zero_hpz_partition_size")];
         settings.report(
             problems,
             "`mics_shard_size` and `zero_hpz_partition_size` exclude each other",
-            &[&names[0], &names[1]],
+            &[group_key.row, secondary_key.row],
             "both keep parameters near: shard states in groups, or keep a second copy",
         );
     }
-    let asks = |name: &str| settings.bool(&zero(name));
-    let quantized = Quantized {
-        weights: asks("zero_quantized_weights"),
-        frozen_weights: asks("zero_quantized_nontrainable_weights"),
-        gradients: asks("zero_quantized_gradients"),
-        machine: None,
-    };
-    for name in ["zero_quantized_weights", "zero_quantized_nontrainable_weights", "zero_quantized_gradients"]
-        .map(zero)
-    {
-        if settings.bool(&name) && stage < 3 {
-            let what = format!("`{name}` needs stage 3, and the stage is {stage}");
+    let quantizing = [
+        deepspeed_keys::ZERO_OPTIMIZATION_ZERO_QUANTIZED_WEIGHTS,
+        deepspeed_keys::ZERO_OPTIMIZATION_ZERO_QUANTIZED_NONTRAINABLE_WEIGHTS,
+        deepspeed_keys::ZERO_OPTIMIZATION_ZERO_QUANTIZED_GRADIENTS,
+    ];
+    let [weights, frozen_weights, gradients] = quantizing.map(|key| settings.get(key));
+    let quantized = Quantized { weights, frozen_weights, gradients, machine: None };
+    for key in quantizing {
+        if settings.get(key) && stage < 3 {
+            let what = format!("`{key}` needs stage 3, and the stage is {stage}");
             let help = "write \"stage\": 3; other stages send gradients and weights as they are";
-            settings.report(problems, what, &[&name, "zero_optimization.stage"], help);
+            settings.report(problems, what, &[key.row, STAGE.row], help);
         }
     }
-    ShardArgs {
-        optimizer: from(1),
-        gradients: from(2),
-        parameters: from(3),
+    ShardingConfig {
+        placements: match stage {
+            ..=0 => Placements::WHOLE,
+            1 => Placements::OPTIMIZER,
+            2 => Placements::GRADIENTS,
+            3.. => Placements::PARAMETERS,
+        },
         lifetime: Lifetime::OneUse,
-        group: if group > 0 { ShardGroup::Ranks(group) } else { ShardGroup::World },
+        group: (group > 0).then_some(group),
         secondary: (secondary > 1).then_some(secondary),
-        prefetch: elems("stage3_prefetch_bucket_size", Elems::NineTenthsOfHiddenSquared),
-        max_live: elems("stage3_max_live_parameters", Elems::Count(1_000_000_000)),
-        persistence: elems("stage3_param_persistence_threshold", Elems::TenHidden),
-        reduce_bucket: elems("reduce_bucket_size", Elems::HiddenSquared),
-        overlap: settings.said(&zero("overlap_comm")).is_none() || settings.bool(&zero("overlap_comm")),
-        reduce_dtype: match settings.text("communication_data_type").as_deref() {
+        prefetch_elems: elems(
+            deepspeed_keys::ZERO_OPTIMIZATION_STAGE3_PREFETCH_BUCKET_SIZE,
+            Elems::NineTenthsOfHiddenSquared,
+        ),
+        max_live_elems: elems(
+            deepspeed_keys::ZERO_OPTIMIZATION_STAGE3_MAX_LIVE_PARAMETERS,
+            Elems::Count(1_000_000_000),
+        ),
+        persistence_elems: elems(
+            deepspeed_keys::ZERO_OPTIMIZATION_STAGE3_PARAM_PERSISTENCE_THRESHOLD,
+            Elems::TenHidden,
+        ),
+        reduce_bucket_elems: elems(
+            deepspeed_keys::ZERO_OPTIMIZATION_REDUCE_BUCKET_SIZE,
+            Elems::HiddenSquared,
+        ),
+        overlap: settings.said(deepspeed_keys::ZERO_OPTIMIZATION_OVERLAP_COMM).is_none()
+            || settings.get(deepspeed_keys::ZERO_OPTIMIZATION_OVERLAP_COMM),
+        reduce_dtype: match settings.get(deepspeed_keys::COMMUNICATION_DATA_TYPE) {
             Some("fp16" | "float16") => Some(DType::F16),
             Some("bf16" | "bfloat16") => Some(DType::BF16),
             // f64 sums are not there; f32 is what is nearest to it.
@@ -226,108 +279,110 @@ pub fn shard(block: &Dialect, ranks: Ranks, notes: &mut Vec<String>, problems: &
         },
         quantized,
         offload_optimizer: offload_optimizer.flatten(),
-        offload_parameters: offload_parameters.flatten(),
-        whole_weights_on_save: settings.bool(&zero("stage3_gather_16bit_weights_on_model_save"))
-            || settings.bool(&zero("stage3_gather_fp16_weights_on_model_save")),
-        state_dict: StateDict::Sharded,
-        ..ShardArgs::UNSAID
+        offload_params: offload_parameters.flatten(),
+        ..ShardingConfig::default()
     }
 }
 
 fn stage(block: &Dialect, notes: &mut Vec<String>, problems: &mut Problems) -> i64 {
-    if block.settings.said("zero_optimization").is_some() {
-        let stage = i64::from(block.settings.bool("zero_optimization"));
+    if block.settings.said(deepspeed_keys::ZERO_OPTIMIZATION).is_some() {
+        let stage = i64::from(block.settings.get(deepspeed_keys::ZERO_OPTIMIZATION));
         notes.push(format!(
             "\"zero_optimization\": {} is an older form; it means {{\"stage\": {stage}}}",
             stage == 1
         ));
         return stage;
     }
-    let stage = block.settings.int("zero_optimization.stage");
+    let stage = block.settings.get(STAGE);
     if stage > 3 {
         block.settings.report(
             problems,
             format!("there is no stage {stage}"),
-            &["zero_optimization.stage"],
+            &[STAGE.row],
             "stages are 0 (replicated), 1 (optimizer state sharded), 2 (also gradients), 3 (also parameters)",
         );
     }
     stage
 }
 
-/// Where one kind of state is offloaded to, if it is; `None` where it lies anyway. `older` are keys that say `cpu`.
+/// Where one kind of state is offloaded to, if it is; `None` where it lies anyway.
 fn offload(
     block: &Dialect,
-    name: &str,
-    older: &[&str],
+    keys: &OffloadKeys,
     on_gpus: bool,
     notes: &mut Vec<String>,
     problems: &mut Problems,
 ) -> Option<Option<Offload>> {
-    let device_key = format!("{name}.device");
-    let mut device = block.settings.text(&device_key).unwrap_or_default();
-    for older in older {
-        let is_on = block.settings.bool(&format!("zero_optimization.{older}"));
-        if is_on && block.settings.said(&device_key).is_none() {
+    let (name, settings) = (keys.block, &block.settings);
+    let mut device = settings.get(keys.device);
+    for key in keys.older {
+        if settings.get(*key) && settings.said(keys.device).is_none() {
+            let older = key.name().rsplit('.').next().unwrap_or_default();
             notes.push(format!("\"{older}\": true is an older form of {name}.device \"cpu\""));
-            device = "cpu".to_owned();
+            device = "cpu";
         }
     }
-    match device.as_str() {
+    match device {
         "cpu" => {
             if !on_gpus {
                 notes.push(format!(
                     "{name} to cpu: ranks are CPU processes, which have it in main memory anyway"
                 ));
             }
-            let elems = block.settings.usize("zero_optimization.sub_group_size").max(1);
+            let elems = settings.get(deepspeed_keys::ZERO_OPTIMIZATION_SUB_GROUP_SIZE).max(1);
             let sub_group_elems = elems.min(Offload::TO_MEMORY.sub_group_elems);
             Some(on_gpus.then_some(Offload { sub_group_elems, ..Offload::TO_MEMORY }))
         }
         "nvme" => {
-            let path_key = format!("{name}.nvme_path");
-            let path = block.settings.text(&path_key);
+            let path = settings.get(keys.nvme_path);
             if path.is_none() {
                 let message = format!("`{name}` to nvme needs `nvme_path`");
                 let help = "write \"nvme_path\": \"…\", a folder on a fast disk";
-                block.settings.report(problems, message, &[&device_key], help);
+                settings.report(problems, message, &[keys.device.row], help);
             }
             Some(Some(Offload {
                 dir: Some(PathBuf::from(path.unwrap_or_default())),
-                sub_group_elems: block.settings.usize("zero_optimization.sub_group_size").max(1),
-                buffers: block.settings.usize(&format!("{name}.buffer_count")),
+                sub_group_elems: settings.get(deepspeed_keys::ZERO_OPTIMIZATION_SUB_GROUP_SIZE).max(1),
+                buffers: settings.get(keys.buffer_count),
             }))
         }
         _ => None,
     }
 }
 
+/// Whether every checkpoint has whole weights beside the sharded ones.
+pub fn whole_weights_on_save(block: &Dialect) -> bool {
+    let settings = &block.settings;
+    settings.get(deepspeed_keys::ZERO_OPTIMIZATION_STAGE3_GATHER_16BIT_WEIGHTS_ON_MODEL_SAVE)
+        || settings.get(deepspeed_keys::ZERO_OPTIMIZATION_STAGE3_GATHER_FP16_WEIGHTS_ON_MODEL_SAVE)
+}
+
 /// How the loss is scaled.
 pub fn loss_scale(block: &Dialect, problems: &mut Problems) -> LossScale {
-    const POWER: &str = "fp16.initial_scale_power";
-    const LEAST: &str = "fp16.min_loss_scale";
+    const POWER: Key<i64> = deepspeed_keys::FP16_INITIAL_SCALE_POWER;
+    const LEAST: Key<f64> = deepspeed_keys::FP16_MIN_LOSS_SCALE;
     let settings = &block.settings;
-    let fixed = settings.f64("fp16.loss_scale");
+    let fixed = settings.get(deepspeed_keys::FP16_LOSS_SCALE);
     if fixed > 0.0 {
         return LossScale::Static(fixed);
     }
-    let power = settings.int(POWER);
-    let min_scale = settings.f64(LEAST);
+    let power = settings.get(POWER);
+    let min_scale = settings.get(LEAST);
     // 2^120 still leaves room for gradients in f32.
     if power > 120 {
         let message = format!("`{POWER}` is {power}, and 2^{power} times a loss is infinite");
-        settings.report(problems, message, &[POWER], "the default is 16");
+        settings.report(problems, message, &[POWER.row], "the default is 16");
     }
     let first = 2f64.powi(power.clamp(0, 120) as i32);
     if min_scale > first {
         let message = format!("`{LEAST}` ({min_scale}) is greater than the first scale ({first})");
-        settings.report(problems, message, &[LEAST, POWER], "the default is 1");
+        settings.report(problems, message, &[LEAST.row, POWER.row], "the default is 1");
     }
     LossScale::Dynamic {
         initial_power: power.clamp(0, 120) as u32,
-        growth_interval: settings.int("fp16.loss_scale_window").unsigned_abs(),
-        hysteresis: u32::try_from(settings.int("fp16.hysteresis")).unwrap_or(u32::MAX),
-        consecutive_hysteresis: settings.bool("fp16.consecutive_hysteresis"),
+        growth_interval: settings.get(deepspeed_keys::FP16_LOSS_SCALE_WINDOW),
+        hysteresis: u32::try_from(settings.get(deepspeed_keys::FP16_HYSTERESIS)).unwrap_or(u32::MAX),
+        consecutive_hysteresis: settings.get(deepspeed_keys::FP16_CONSECUTIVE_HYSTERESIS),
         min_scale,
     }
 }

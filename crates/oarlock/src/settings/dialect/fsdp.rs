@@ -1,12 +1,14 @@
 //! What `fsdp` and `fsdp_config` mean: sharding strategies as placements.
 
+use super::super::keys::{Key, Row};
 use super::super::node::Entry;
 use super::super::problem::{Problem, Problems};
 use super::super::resolve::{Setting, Settings};
+use super::super::table as keys;
 use super::super::value::{Value, boolean};
 use super::block::{self, Dialect, Ranks, ReadFile, divides};
 use super::fsdp_keys;
-use crate::config::{Elems, Lifetime, Offload, Placement, ShardArgs, ShardGroup, StateDict, Wrap};
+use crate::config::{Elems, Lifetime, Offload, Placements, ShardingConfig, StateDict, Wrap};
 use crate::nearest::nearest_of;
 use oarlock_tensor::DType;
 
@@ -18,15 +20,16 @@ const STRATEGIES: [&str; 5] =
 const POLICIES: [&str; 3] = ["TRANSFORMER_BASED_WRAP", "SIZE_BASED_WRAP", "NO_WRAP"];
 
 /// The names under which classes of units are written.
-const CLASSES: [&str; 2] = ["transformer_layer_cls_to_wrap", "transformer_cls_names_to_wrap"];
+const CLASSES: [Key<Vec<String>>; 2] =
+    [fsdp_keys::TRANSFORMER_LAYER_CLS_TO_WRAP, fsdp_keys::TRANSFORMER_CLS_NAMES_TO_WRAP];
 
 /// The key with these classes outside of the block, as older configurations have it.
-pub const OUTER_CLASSES: &str = "fsdp_transformer_layer_cls_to_wrap";
+pub const OUTER_CLASSES: Key<Vec<String>> = keys::FSDP_TRANSFORMER_LAYER_CLS_TO_WRAP;
 
 /// The block that `fsdp`, `fsdp_config` and the classes of units beside them say together.
 pub fn read(settings: &Settings, file: &ReadFile<'_>, problems: &mut Problems) -> Option<Dialect> {
-    let (options, config) = (settings.get("fsdp"), settings.get("fsdp_config"));
-    let words: Vec<&str> = settings.list("fsdp").iter().flat_map(|name| name.split_whitespace()).collect();
+    let (options, config) = (settings.setting(keys::FSDP), settings.setting(keys::FSDP_CONFIG));
+    let words: Vec<&str> = settings.get(keys::FSDP).iter().flat_map(|name| name.split_whitespace()).collect();
     let off = matches!(words.as_slice(), [word] if boolean(word) == Some(false));
     if off || (words.is_empty() && !config.is_written()) {
         return None;
@@ -56,14 +59,19 @@ pub fn read(settings: &Settings, file: &ReadFile<'_>, problems: &mut Problems) -
     }
     if let Some((classes, location)) = settings.said_at(OUTER_CLASSES) {
         let value = classes.value.to_string();
-        let is_said = |entry: &Entry| CLASSES.contains(&normal(&entry.key).as_str());
+        let is_said = |entry: &Entry| CLASSES.iter().any(|key| key.name() == normal(&entry.key));
         match entries.iter().find(|entry| is_said(entry)).map(|entry| entry.value.to_yaml()) {
             Some(said) if said.trim_matches(['[', ']']) != value.trim_matches(['[', ']']) => {
                 let message = format!("`{OUTER_CLASSES}` is {value}, but fsdp_config says {said}");
-                settings.report(problems, message, &[OUTER_CLASSES, "fsdp_config"], "keep one of them");
+                settings.report(
+                    problems,
+                    message,
+                    &[OUTER_CLASSES.row, keys::FSDP_CONFIG.row],
+                    "keep one of them",
+                );
             }
             Some(_) => {}
-            None => entries.push(Entry::new(CLASSES[0], value, location)),
+            None => entries.push(Entry::new(CLASSES[0].name(), value, location)),
         }
     }
     Some(Dialect::new("FSDP", fsdp_keys::KEYS, &entries, &normal, problems))
@@ -87,50 +95,58 @@ fn normal(name: &str) -> String {
     name.strip_prefix("fsdp_").unwrap_or(name).to_owned()
 }
 
-/// Placements, sizes and offloading.
-pub fn shard(block: &Dialect, ranks: Ranks, notes: &mut Vec<String>, problems: &mut Problems) -> ShardArgs {
+/// Placements, sizes and offloading, and the form of checkpoints.
+pub fn shard(
+    block: &Dialect,
+    ranks: Ranks,
+    notes: &mut Vec<String>,
+    problems: &mut Problems,
+) -> (ShardingConfig<Elems>, StateDict) {
     let (strategy, secondary) = strategy(block, problems);
-    let placement = if strategy == "NO_SHARD" { Placement::Whole } else { Placement::Sharded };
+    let placements = if strategy == "NO_SHARD" { Placements::WHOLE } else { Placements::PARAMETERS };
     if let Some(size) = secondary {
-        divides(block, "reshard_after_forward", size, ranks.n, problems);
+        divides(block, fsdp_keys::RESHARD_AFTER_FORWARD.row, size, ranks.n, problems);
     }
-    let offloaded = block.settings.bool("offload_params") || block.settings.bool("cpu_offload");
+    let offloaded =
+        block.settings.get(fsdp_keys::OFFLOAD_PARAMS) || block.settings.get(fsdp_keys::CPU_OFFLOAD);
     if offloaded && !ranks.on_gpus {
         notes.push(
             "FSDP offloads to cpu: ranks are CPU processes, which have it in main memory anyway".to_owned(),
         );
     }
-    let prefetch =
-        choice(block, "backward_prefetch", &["BACKWARD_PRE", "BACKWARD_POST", "NO_PREFETCH"], problems);
+    let prefetch = choice(
+        block,
+        fsdp_keys::BACKWARD_PREFETCH.row,
+        &["BACKWARD_PRE", "BACKWARD_POST", "NO_PREFETCH"],
+        problems,
+    );
     let state_dict = choice(
         block,
-        "state_dict_type",
+        fsdp_keys::STATE_DICT_TYPE.row,
         &["FULL_STATE_DICT", "LOCAL_STATE_DICT", "SHARDED_STATE_DICT"],
         problems,
     );
     let reduce = choice(
         block,
-        "mixed_precision_policy.reduce_dtype",
+        fsdp_keys::MIXED_PRECISION_POLICY_REDUCE_DTYPE.row,
         &["FLOAT32", "BFLOAT16", "FLOAT16", "FP32", "BF16", "FP16"],
         problems,
     );
-    ShardArgs {
+    let config = ShardingConfig {
         wrap: wrap(block, notes, problems),
-        optimizer: placement,
-        gradients: placement,
-        parameters: placement,
+        placements,
         lifetime: match strategy {
             "SHARD_GRAD_OP" | "HYBRID_SHARD_ZERO2" => Lifetime::ForwardToBackward,
             _ => Lifetime::OneUse,
         },
-        group: if strategy.starts_with("HYBRID") { ShardGroup::Machine } else { ShardGroup::World },
+        by_machine: strategy.starts_with("HYBRID"),
         secondary,
-        prefetch: match prefetch {
+        prefetch_elems: match prefetch {
             Some("NO_PREFETCH") => Elems::Count(0),
-            _ => ShardArgs::UNSAID.prefetch,
+            _ => ShardingConfig::<Elems>::default().prefetch_elems,
         },
         // FSDP keeps no parameter whole.
-        persistence: Elems::Count(0),
+        persistence_elems: Elems::Count(0),
         reduce_dtype: match reduce {
             Some("FLOAT16" | "FP16") => Some(DType::F16),
             Some("BFLOAT16" | "BF16") => Some(DType::BF16),
@@ -138,21 +154,22 @@ pub fn shard(block: &Dialect, ranks: Ranks, notes: &mut Vec<String>, problems: &
             None => None,
         },
         offload_optimizer: (offloaded && ranks.on_gpus).then_some(Offload::TO_MEMORY),
-        offload_parameters: (offloaded && ranks.on_gpus).then_some(Offload::TO_MEMORY),
-        state_dict: match state_dict {
-            Some("FULL_STATE_DICT") => StateDict::Full,
-            Some("LOCAL_STATE_DICT") => StateDict::Local,
-            _ => StateDict::Sharded,
-        },
-        ..ShardArgs::UNSAID
-    }
+        offload_params: (offloaded && ranks.on_gpus).then_some(Offload::TO_MEMORY),
+        ..ShardingConfig::default()
+    };
+    let state_dict = match state_dict {
+        Some("FULL_STATE_DICT") => StateDict::Full,
+        Some("LOCAL_STATE_DICT") => StateDict::Local,
+        _ => StateDict::Sharded,
+    };
+    (config, state_dict)
 }
 
 /// What becomes a unit. Class names alone ask for the policy that reads them.
 fn wrap(block: &Dialect, notes: &mut Vec<String>, problems: &mut Problems) -> Wrap {
-    let policy = choice(block, "auto_wrap_policy", &POLICIES, problems);
-    let classes = CLASSES.into_iter().find_map(|name| match &block.settings.said(name)?.value {
-        Value::List(classes) if !classes.is_empty() => Some((name, classes.clone())),
+    let policy = choice(block, fsdp_keys::AUTO_WRAP_POLICY.row, &POLICIES, problems);
+    let classes = CLASSES.into_iter().find_map(|key| match &block.settings.said(key)?.value {
+        Value::List(classes) if !classes.is_empty() => Some((key.name(), classes.clone())),
         _ => None,
     });
     match (policy, classes) {
@@ -161,8 +178,8 @@ fn wrap(block: &Dialect, notes: &mut Vec<String>, problems: &mut Problems) -> Wr
             if let Some((name, _)) = classes {
                 notes.push(format!("FSDP: `{name}` counts with TRANSFORMER_BASED_WRAP, not with {other}"));
             }
-            match usize::try_from(block.settings.int("min_num_params")) {
-                Ok(least) if other == "SIZE_BASED_WRAP" && least > 0 => Wrap::Size(least),
+            match block.settings.get(fsdp_keys::MIN_NUM_PARAMS) {
+                least if other == "SIZE_BASED_WRAP" && least > 0 => Wrap::Size(least),
                 _ => Wrap::None,
             }
         }
@@ -172,7 +189,7 @@ fn wrap(block: &Dialect, notes: &mut Vec<String>, problems: &mut Problems) -> Wr
 
 /// The strategy, and the ranks of a second sharded copy.
 fn strategy(block: &Dialect, problems: &mut Problems) -> (&'static str, Option<usize>) {
-    let named = block.settings.said("sharding_strategy").and_then(|setting| {
+    let named = block.settings.said(fsdp_keys::SHARDING_STRATEGY).and_then(|setting| {
         let found = by_name(&setting.value.to_string());
         if found.is_none() {
             problems.push(no_such(block, setting, &STRATEGIES));
@@ -180,7 +197,7 @@ fn strategy(block: &Dialect, problems: &mut Problems) -> (&'static str, Option<u
         found
     });
     let mut secondary = None;
-    let resharded = block.settings.said("reshard_after_forward").and_then(|setting| {
+    let resharded = block.settings.said(fsdp_keys::RESHARD_AFTER_FORWARD).and_then(|setting| {
         let text = setting.value.to_string();
         match (boolean(&text), text.parse::<usize>()) {
             // 1 is a number of ranks here, and one rank shards nothing.
@@ -207,7 +224,7 @@ fn strategy(block: &Dialect, problems: &mut Problems) -> (&'static str, Option<u
         (Some(first), Some(second)) if first != second => {
             let message =
                 format!("`sharding_strategy` is {first}, but `reshard_after_forward` means {second}");
-            let names = ["sharding_strategy", "reshard_after_forward"];
+            let names = [fsdp_keys::SHARDING_STRATEGY.row, fsdp_keys::RESHARD_AFTER_FORWARD.row];
             block.settings.report(problems, message, &names, "keep one of them");
             (first, secondary)
         }
@@ -230,11 +247,11 @@ fn by_name(text: &str) -> Option<&'static str> {
 /// One of some names, in letters of either case.
 fn choice(
     block: &Dialect,
-    name: &str,
+    key: &'static Row,
     names: &'static [&'static str],
     problems: &mut Problems,
 ) -> Option<&'static str> {
-    let setting = block.settings.said(name)?;
+    let setting = block.settings.said(key)?;
     let upper = setting.value.to_string().to_ascii_uppercase();
     let found = names.iter().copied().find(|name| *name == upper);
     if found.is_none() {
@@ -247,7 +264,7 @@ fn no_such(block: &Dialect, setting: &Setting, names: &[&str]) -> Problem {
     let name = setting.key.name;
     let text = setting.value.to_string();
     let message = format!("`{name}` takes one of {}, not `{text}`", names.join(", "));
-    let problem = block.settings.problem(message, &[name]);
+    let problem = block.settings.problem(message, &[setting.key]);
     match nearest_of(&text, names.iter().copied()) {
         Some(near) => problem.help(format!("did you mean `{near}`?")),
         None => problem,

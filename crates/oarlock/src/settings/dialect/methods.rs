@@ -5,8 +5,10 @@ use super::super::location::Location;
 use super::super::node::{Entry, Node};
 use super::super::problem::{Problem, Problems};
 use super::super::resolve::{AUTO, Setting, Settings, at};
+use super::super::table as keys;
 use super::super::value::{self, Value};
 use super::block::Dialect;
+use super::deepspeed_keys;
 
 /// An optimizer: its names in DeepSpeed, its name as `optim`, and the parameters it takes.
 struct Method {
@@ -163,15 +165,16 @@ const SCHEDULES: &[&str] = &["WarmupLR", "WarmupDecayLR", "WarmupCosineLR", "LRR
 pub fn optimizer(block: &Dialect, settings: &Settings, entries: &mut Vec<Entry>, problems: &mut Problems) {
     let params =
         || block.settings.iter().filter_map(|s| Some((s, s.key.name.strip_prefix("optimizer.params.")?)));
-    let said = |setting: &Setting| block.settings.said(setting.key.name).is_some() && !setting.broken;
-    if let Some((setting, location)) = block.settings.said_at("optimizer.params.max_grad_norm") {
+    let said = |setting: &Setting| block.settings.said(setting.key).is_some() && !setting.broken;
+    if let Some((setting, location)) = block.settings.said_at(deepspeed_keys::OPTIMIZER_PARAMS_MAX_GRAD_NORM)
+    {
         problems.push(
             Problem::new("`max_grad_norm` is no parameter of an optimizer")
                 .at(location, "")
                 .help(format!("write \"gradient_clipping\": {} at the top", setting.value)),
         );
     }
-    let method = block.settings.said_at("optimizer.type").and_then(|(kind, location)| {
+    let method = block.settings.said_at(deepspeed_keys::OPTIMIZER_TYPE).and_then(|(kind, location)| {
         let name = kind.value.to_string();
         let found = METHODS.iter().find(|method| method.names.iter().any(|n| n.eq_ignore_ascii_case(&name)));
         if found.is_none() {
@@ -184,7 +187,7 @@ pub fn optimizer(block: &Dialect, settings: &Settings, entries: &mut Vec<Entry>,
     });
     let optim = match &method {
         Some((method, ..)) => Some(method.optim.to_owned()),
-        None => settings.text("optim"),
+        None => Some(settings.get(keys::OPTIM).to_owned()),
     };
     let is_lamb = optim.as_deref() == Some("lamb");
     // DeepSpeed takes these of its 1-bit optimizers and does not read them.
@@ -229,10 +232,11 @@ pub fn optimizer(block: &Dialect, settings: &Settings, entries: &mut Vec<Entry>,
         entries.push(Entry::new("optim_args", args.join(","), location));
     }
     if let Some((method, name, location)) = method {
-        let plain = name.eq_ignore_ascii_case("Adam") && !block.settings.bool("optimizer.params.adam_w_mode");
+        let plain = name.eq_ignore_ascii_case("Adam")
+            && !block.settings.get(deepspeed_keys::OPTIMIZER_PARAMS_ADAM_W_MODE);
         let optim = if plain { "adam" } else { method.optim };
         // AdamW has several names, which agree.
-        let written = settings.get("optim");
+        let written = settings.setting(keys::OPTIM);
         let same = optim.starts_with("adamw")
             && written.is_written()
             && matches!(&written.value, Value::Text(name) if name.starts_with("adamw"));
@@ -248,8 +252,13 @@ fn rates<'b>(
     settings: &Settings,
     entries: &mut Vec<Entry>,
 ) -> Option<(f64, &'b Location)> {
-    let [lr, muon, adam] = ["lr", "muon_lr", "adam_lr"].map(|name| {
-        let (setting, location) = block.settings.said_at(&format!("optimizer.params.{name}"))?;
+    let [lr, muon, adam] = [
+        deepspeed_keys::OPTIMIZER_PARAMS_LR,
+        deepspeed_keys::OPTIMIZER_PARAMS_MUON_LR,
+        deepspeed_keys::OPTIMIZER_PARAMS_ADAM_LR,
+    ]
+    .map(|key| {
+        let (setting, location) = block.settings.said_at(key)?;
         match setting.value {
             Value::Float(rate) => Some((rate, location)),
             _ => None,
@@ -259,7 +268,7 @@ fn rates<'b>(
     if let Some((rate, location)) = main {
         entries.push(Entry::new("learning_rate", value::number(rate), location));
     }
-    let written = match settings.get("learning_rate").value {
+    let written = match settings.setting(keys::LEARNING_RATE).value {
         Value::Float(rate) => rate,
         _ => return None,
     };
@@ -270,7 +279,9 @@ fn rates<'b>(
 }
 
 fn betas(block: &Dialect, entries: &mut Vec<Entry>, problems: &mut Problems) {
-    let Some((setting, location)) = block.settings.said_at("optimizer.params.betas") else { return };
+    let Some((setting, location)) = block.settings.said_at(deepspeed_keys::OPTIMIZER_PARAMS_BETAS) else {
+        return;
+    };
     let (Value::List(betas), false) = (&setting.value, setting.broken) else { return };
     match betas.as_slice() {
         [first, second] => {
@@ -291,11 +302,11 @@ fn betas(block: &Dialect, entries: &mut Vec<Entry>, problems: &mut Problems) {
 /// Adds what the block `scheduler` says. The peak and the warm-up have keys of ours; the rest are arguments of the
 /// schedule. What is "auto" or missing follows from the training.
 pub fn scheduler(block: &Dialect, settings: &Settings, entries: &mut Vec<Entry>, problems: &mut Problems) {
-    let Some((kind, location)) = block.settings.said_at("scheduler.type") else {
-        if block.settings.said("scheduler.params").is_some() {
+    let Some((kind, location)) = block.settings.said_at(deepspeed_keys::SCHEDULER_TYPE) else {
+        if block.settings.said(deepspeed_keys::SCHEDULER_PARAMS).is_some() {
             let message = "`scheduler.params` stands without `scheduler.type`";
             let help = format!("there are {}; DeepSpeed would ignore the block", SCHEDULES.join(", "));
-            block.settings.report(problems, message, &["scheduler.params"], help);
+            block.settings.report(problems, message, &[deepspeed_keys::SCHEDULER_PARAMS.row], help);
         }
         return;
     };
@@ -308,12 +319,14 @@ pub fn scheduler(block: &Dialect, settings: &Settings, entries: &mut Vec<Entry>,
     }
     entries.push(Entry::new("lr_scheduler_type", name, location));
     let mut arguments = Vec::new();
-    for entry in block.settings.entries("scheduler.params").iter().filter(|entry| !entry.value.is_null()) {
+    for entry in
+        block.settings.get(deepspeed_keys::SCHEDULER_PARAMS).iter().filter(|entry| !entry.value.is_null())
+    {
         match entry.key.as_str() {
             _ if entry.value.word() == Some(AUTO) => {}
             "warmup_max_lr" => entries.push(Entry::of("learning_rate", entry.value.clone())),
             "warmup_num_steps" => {
-                let ratio = settings.get("warmup_ratio");
+                let ratio = settings.setting(keys::WARMUP_RATIO);
                 if ratio.is_written() && !ratio.value.agrees(&value::default(ratio.key)) {
                     let problem = Problem::new("`warmup_num_steps` and `warmup_ratio` exclude each other");
                     problems.push(

@@ -1,6 +1,6 @@
 //! Front ends: what other programs' configurations say, in this program's terms. A block of theirs is read against a
 //! table of its keys; what has a key of ours joins the settings as if written there, and must agree with them; what
-//! shards states over ranks becomes [`ShardArgs`]. The names of stages and strategies end here.
+//! shards states over ranks becomes [`ShardingConfig`]. The names of stages and strategies end here.
 
 mod block;
 mod deepspeed;
@@ -13,7 +13,8 @@ mod sparse_attention;
 
 use super::problem::Problems;
 use super::resolve::Settings;
-use crate::config::{LossScale, ShardArgs};
+use super::table as keys;
+use crate::config::{Elems, LossScale, ShardingConfig, StateDict};
 
 pub use block::{Dialect, Dialects, Ranks, ReadFile, join, settle};
 pub use left_out::defaults as optimizer_defaults;
@@ -27,7 +28,7 @@ pub fn read(settings: &mut Settings, file: &ReadFile<'_>, problems: &mut Problem
         notes: Vec::new(),
     };
     if dialects.deepspeed.is_some() && dialects.fsdp.is_some() {
-        let names = ["deepspeed", "fsdp", "fsdp_config"];
+        let names = [keys::DEEPSPEED.row, keys::FSDP.row, keys::FSDP_CONFIG.row];
         let message = "`deepspeed` and `fsdp` exclude each other";
         settings.report(problems, message, &names, "keep one of them");
     }
@@ -46,14 +47,38 @@ pub fn read(settings: &mut Settings, file: &ReadFile<'_>, problems: &mut Problem
     dialects
 }
 
-/// What is sharded across the ranks, and how the loss is scaled.
-pub fn shard(dialects: &mut Dialects, ranks: Ranks, problems: &mut Problems) -> (ShardArgs, LossScale) {
+/// What the blocks of a run say of the engine and of checkpoints.
+#[derive(Debug)]
+pub struct Sharding {
+    /// What is sharded across the ranks.
+    pub config: ShardingConfig<Elems>,
+    /// How the loss is scaled.
+    pub loss_scale: LossScale,
+    /// The form of checkpoints.
+    pub state_dict: StateDict,
+    /// Whether every checkpoint has whole weights beside the sharded ones.
+    pub whole_weights_on_save: bool,
+}
+
+/// What is sharded across the ranks, and what goes with it.
+pub fn shard(dialects: &mut Dialects, ranks: Ranks, problems: &mut Problems) -> Sharding {
     let notes = &mut dialects.notes;
+    let mut sharding = Sharding {
+        config: ShardingConfig::default(),
+        loss_scale: LossScale::UNSAID,
+        state_dict: StateDict::Sharded,
+        whole_weights_on_save: false,
+    };
     match (&dialects.deepspeed, &dialects.fsdp) {
         (Some(block), _) => {
-            (deepspeed::shard(block, ranks, notes, problems), deepspeed::loss_scale(block, problems))
+            sharding.config = deepspeed::shard(block, ranks, notes, problems);
+            sharding.loss_scale = deepspeed::loss_scale(block, problems);
+            sharding.whole_weights_on_save = deepspeed::whole_weights_on_save(block);
         }
-        (None, Some(block)) => (fsdp::shard(block, ranks, notes, problems), LossScale::UNSAID),
-        (None, None) => (ShardArgs::UNSAID, LossScale::UNSAID),
+        (None, Some(block)) => {
+            (sharding.config, sharding.state_dict) = fsdp::shard(block, ranks, notes, problems);
+        }
+        (None, None) => {}
     }
+    sharding
 }

@@ -1,26 +1,28 @@
 //! DeepSpeed's block `sparse_attention`: which blocks of its scores attention computes.
 
+use super::super::keys::{Key, Row};
 use super::super::problem::Problems;
 use super::super::resolve::Settings;
 use super::super::value::Value;
 use super::block::Dialect;
+use super::deepspeed_keys;
 use crate::config::{Direction, Pattern, SparsityConfig};
 
 /// The block's keys. A mode reads those that belong to it and leaves the others, as DeepSpeed does.
-const KEYS: [&str; 13] = [
-    "sparse_attention.mode",
-    "sparse_attention.block",
-    "sparse_attention.different_layout_per_head",
-    "sparse_attention.num_local_blocks",
-    "sparse_attention.num_global_blocks",
-    "sparse_attention.attention",
-    "sparse_attention.horizontal_global_attention",
-    "sparse_attention.num_different_global_patterns",
-    "sparse_attention.num_random_blocks",
-    "sparse_attention.local_window_blocks",
-    "sparse_attention.global_block_indices",
-    "sparse_attention.global_block_end_indices",
-    "sparse_attention.num_sliding_window_blocks",
+const KEYS: [&Row; 13] = [
+    deepspeed_keys::SPARSE_ATTENTION_MODE.row,
+    deepspeed_keys::SPARSE_ATTENTION_BLOCK.row,
+    deepspeed_keys::SPARSE_ATTENTION_DIFFERENT_LAYOUT_PER_HEAD.row,
+    deepspeed_keys::SPARSE_ATTENTION_NUM_LOCAL_BLOCKS.row,
+    deepspeed_keys::SPARSE_ATTENTION_NUM_GLOBAL_BLOCKS.row,
+    deepspeed_keys::SPARSE_ATTENTION_ATTENTION.row,
+    deepspeed_keys::SPARSE_ATTENTION_HORIZONTAL_GLOBAL_ATTENTION.row,
+    deepspeed_keys::SPARSE_ATTENTION_NUM_DIFFERENT_GLOBAL_PATTERNS.row,
+    deepspeed_keys::SPARSE_ATTENTION_NUM_RANDOM_BLOCKS.row,
+    deepspeed_keys::SPARSE_ATTENTION_LOCAL_WINDOW_BLOCKS.row,
+    deepspeed_keys::SPARSE_ATTENTION_GLOBAL_BLOCK_INDICES.row,
+    deepspeed_keys::SPARSE_ATTENTION_GLOBAL_BLOCK_END_INDICES.row,
+    deepspeed_keys::SPARSE_ATTENTION_NUM_SLIDING_WINDOW_BLOCKS.row,
 ];
 
 /// What the block says, for a layout of `max_seq_length` positions whose random blocks come from `seed`.
@@ -30,55 +32,61 @@ pub fn sparse_attention(
     problems: &mut Problems,
 ) -> Option<SparsityConfig> {
     let settings = &block.settings;
-    let written: Vec<&str> =
-        KEYS.into_iter().filter(|name| settings.get(name).location().is_some()).collect();
-    if written.is_empty() || written.iter().any(|name| settings.get(name).broken) {
+    let written: Vec<&Row> =
+        KEYS.into_iter().filter(|key| settings.setting(*key).location().is_some()).collect();
+    if written.is_empty() || written.iter().any(|key| settings.setting(*key).broken) {
         return None;
     }
-    let count = |name: &str| settings.usize(&format!("sparse_attention.{name}"));
-    let flag = |name: &str| settings.bool(&format!("sparse_attention.{name}"));
-    let attention = match settings.word("sparse_attention.attention") {
+    let attention = match settings.word(deepspeed_keys::SPARSE_ATTENTION_ATTENTION) {
         "unidirectional" => Direction::Unidirectional,
         _ => Direction::Bidirectional,
     };
-    let starts = counts(settings, "sparse_attention.global_block_indices", problems)?;
+    let starts = counts(settings, deepspeed_keys::SPARSE_ATTENTION_GLOBAL_BLOCK_INDICES, problems)?;
     let starts = starts.unwrap_or_else(|| vec![0]);
-    let ends = counts(settings, "sparse_attention.global_block_end_indices", problems)?;
-    let horizontal_global_attention = flag("horizontal_global_attention");
-    let pattern = match settings.word("sparse_attention.mode") {
+    let ends = counts(settings, deepspeed_keys::SPARSE_ATTENTION_GLOBAL_BLOCK_END_INDICES, problems)?;
+    let horizontal_global_attention =
+        settings.get(deepspeed_keys::SPARSE_ATTENTION_HORIZONTAL_GLOBAL_ATTENTION);
+    let pattern = match settings.word(deepspeed_keys::SPARSE_ATTENTION_MODE) {
         "dense" => Pattern::Dense,
         "variable" => Pattern::Variable {
-            num_random_blocks: count("num_random_blocks"),
-            local_window_blocks: counts(settings, "sparse_attention.local_window_blocks", problems)?
-                .unwrap_or_else(|| vec![4]),
+            num_random_blocks: settings.get(deepspeed_keys::SPARSE_ATTENTION_NUM_RANDOM_BLOCKS),
+            local_window_blocks: counts(
+                settings,
+                deepspeed_keys::SPARSE_ATTENTION_LOCAL_WINDOW_BLOCKS,
+                problems,
+            )?
+            .unwrap_or_else(|| vec![4]),
             global_block_indices: starts,
             global_block_end_indices: ends,
             attention,
             horizontal_global_attention,
         },
         "bigbird" => Pattern::BigBird {
-            num_random_blocks: count("num_random_blocks"),
-            num_sliding_window_blocks: count("num_sliding_window_blocks"),
-            num_global_blocks: count("num_global_blocks"),
+            num_random_blocks: settings.get(deepspeed_keys::SPARSE_ATTENTION_NUM_RANDOM_BLOCKS),
+            num_sliding_window_blocks: settings
+                .get(deepspeed_keys::SPARSE_ATTENTION_NUM_SLIDING_WINDOW_BLOCKS),
+            num_global_blocks: settings.get(deepspeed_keys::SPARSE_ATTENTION_NUM_GLOBAL_BLOCKS),
             attention,
         },
         "bslongformer" => Pattern::BsLongformer {
-            num_sliding_window_blocks: count("num_sliding_window_blocks"),
+            num_sliding_window_blocks: settings
+                .get(deepspeed_keys::SPARSE_ATTENTION_NUM_SLIDING_WINDOW_BLOCKS),
             global_block_indices: starts,
             global_block_end_indices: ends,
             attention,
         },
         _ => Pattern::Fixed {
-            num_local_blocks: count("num_local_blocks"),
-            num_global_blocks: count("num_global_blocks"),
+            num_local_blocks: settings.get(deepspeed_keys::SPARSE_ATTENTION_NUM_LOCAL_BLOCKS),
+            num_global_blocks: settings.get(deepspeed_keys::SPARSE_ATTENTION_NUM_GLOBAL_BLOCKS),
             attention,
             horizontal_global_attention,
-            num_different_global_patterns: count("num_different_global_patterns"),
+            num_different_global_patterns: settings
+                .get(deepspeed_keys::SPARSE_ATTENTION_NUM_DIFFERENT_GLOBAL_PATTERNS),
         },
     };
     let config = SparsityConfig {
-        block: count("block"),
-        different_layout_per_head: flag("different_layout_per_head"),
+        block: settings.get(deepspeed_keys::SPARSE_ATTENTION_BLOCK),
+        different_layout_per_head: settings.get(deepspeed_keys::SPARSE_ATTENTION_DIFFERENT_LAYOUT_PER_HEAD),
         pattern,
         seed,
         max_seq_length: Some(max_seq_length),
@@ -95,15 +103,15 @@ pub fn sparse_attention(
 }
 
 /// A list of block numbers or sizes: `Some(None)` where nobody writes one; `None` if it is not of numbers.
-fn counts(settings: &Settings, name: &str, problems: &mut Problems) -> Option<Option<Vec<usize>>> {
-    let setting = settings.get(name);
+fn counts(settings: &Settings, key: Key<Vec<String>>, problems: &mut Problems) -> Option<Option<Vec<usize>>> {
+    let setting = settings.setting(key);
     let Value::List(words) = &setting.value else {
         return Some(None);
     };
     let numbers: Option<Vec<usize>> = words.iter().map(|word| word.parse().ok()).collect();
     if numbers.is_none() {
-        let message = format!("`{name}` takes whole numbers from 0 on, not `{}`", words.join(", "));
-        settings.report(problems, message, &[name], "blocks are counted from 0");
+        let message = format!("`{key}` takes whole numbers from 0 on, not `{}`", words.join(", "));
+        settings.report(problems, message, &[key.row], "blocks are counted from 0");
     }
     numbers.map(Some)
 }

@@ -13,7 +13,7 @@ use oarlock_tensor::{DType, Device, Par, Tape, Tensor, UnitHook, ops};
 
 use crate::nn::{Linear, Module, NamedParam, Unit, Visitor};
 use crate::optim::OptimizerConfig;
-use crate::shard::{Engine, Gather, Lifetime, Options, ParamGroup, Placements, SeededInit, Untouched};
+use crate::shard::{Engine, Gather, Lifetime, ParamGroup, Placements, SeededInit, ShardingConfig, Untouched};
 
 const DIM: usize = 96;
 
@@ -70,11 +70,11 @@ fn on_ranks<T: Send>(n: usize, f: impl Fn(&Communicator) -> T + Sync) -> Vec<T> 
     })
 }
 
-fn engine(model: &Chain, comm: &Communicator, options: Options) -> Engine {
+fn engine(model: &Chain, comm: &Communicator, options: ShardingConfig) -> Engine {
     engine_with(model, comm, options, OptimizerConfig::default().rule)
 }
 
-fn engine_with(model: &Chain, comm: &Communicator, options: Options, rule: Rule) -> Engine {
+fn engine_with(model: &Chain, comm: &Communicator, options: ShardingConfig, rule: Rule) -> Engine {
     let (param_group, role) =
         (&|named: &NamedParam| usize::from(named.param.shape().sizes().len() < 2), &OptimizerConfig::role);
     let mut engine = Engine::new(model, comm, &model.device, options, rule, param_group, role).unwrap();
@@ -123,18 +123,19 @@ fn weights(engine: &Engine) -> Vec<(String, usize, Vec<u32>)> {
 }
 
 /// All placements that move something, with a name.
-fn ways() -> Vec<(&'static str, Options)> {
-    let placed = |placements| Options { placements, ..Options::default() };
-    let copied = |placements| Options { gather: Gather::Copy, persistence_elems: 0, ..placed(placements) };
+fn ways() -> Vec<(&'static str, ShardingConfig)> {
+    let placed = |placements| ShardingConfig { placements, ..ShardingConfig::default() };
+    let copied =
+        |placements| ShardingConfig { gather: Gather::Copy, persistence_elems: 0, ..placed(placements) };
     vec![
         ("ZeRO-1", placed(Placements::OPTIMIZER)),
         ("ZeRO-2", placed(Placements::GRADIENTS)),
         ("ZeRO-3", placed(Placements::PARAMETERS)),
         ("FULL_SHARD, copies", copied(Placements::PARAMETERS)),
-        ("FULL_SHARD, no prefetch", Options { prefetch_elems: 0, ..copied(Placements::PARAMETERS) }),
+        ("FULL_SHARD, no prefetch", ShardingConfig { prefetch_elems: 0, ..copied(Placements::PARAMETERS) }),
         (
             "SHARD_GRAD_OP, copies",
-            Options { lifetime: Lifetime::ForwardToBackward, ..copied(Placements::PARAMETERS) },
+            ShardingConfig { lifetime: Lifetime::ForwardToBackward, ..copied(Placements::PARAMETERS) },
         ),
     ]
 }
@@ -163,7 +164,7 @@ fn ranks_may_leave_out_different_units_and_some_are_never_used() {
             _ => true,
         }
     };
-    let train = |options: &Options| {
+    let train = |options: &ShardingConfig| {
         let ranks = on_ranks(2, |comm| {
             let model = Chain::new(6, true);
             let mut engine = engine(&model, comm, options.clone());
@@ -180,8 +181,8 @@ fn ranks_may_leave_out_different_units_and_some_are_never_used() {
         let norms = ranks[0].0.clone();
         (norms, of_world(ranks.into_iter().map(|rank| rank.1).collect()))
     };
-    let whole = train(&Options { placements: Placements::WHOLE, ..Options::default() });
-    let in_place = train(&Options { placements: Placements::GRADIENTS, ..Options::default() });
+    let whole = train(&ShardingConfig { placements: Placements::WHOLE, ..ShardingConfig::default() });
+    let in_place = train(&ShardingConfig { placements: Placements::GRADIENTS, ..ShardingConfig::default() });
     for (way, options) in ways() {
         let expected = if options.placements == Placements::OPTIMIZER { &whole } else { &in_place };
         assert!(train(&options) == *expected, "{way}");
@@ -194,7 +195,7 @@ fn ranks_may_leave_out_different_units_and_some_are_never_used() {
 
 #[test]
 fn frozen_parameters_stay_as_they_are_and_have_no_state() {
-    let train = |options: &Options| {
+    let train = |options: &ShardingConfig| {
         let ranks = on_ranks(2, |comm| {
             let model = Chain::new(3, false);
             model.links[1].module().weight.freeze();
@@ -214,7 +215,7 @@ fn frozen_parameters_stay_as_they_are_and_have_no_state() {
         });
         of_world(ranks)
     };
-    let whole = train(&Options { placements: Placements::WHOLE, ..Options::default() });
+    let whole = train(&ShardingConfig { placements: Placements::WHOLE, ..ShardingConfig::default() });
     for (way, options) in ways() {
         assert!(train(&options) == whole, "{way}");
     }
@@ -249,7 +250,7 @@ fn a_step_waits_for_a_save_also_where_it_changes_nothing() {
                 if frozen {
                     model.links[2].module().weight.freeze();
                 }
-                let options = Options { untouched: Untouched::Skip, ..options.clone() };
+                let options = ShardingConfig { untouched: Untouched::Skip, ..options.clone() };
                 let mut engine = engine(&model, comm, options);
                 let before = weights(&engine);
                 backward(&engine, &model, 0, |link| link < 2);
@@ -289,7 +290,7 @@ fn a_step_waits_for_a_save_also_where_it_changes_nothing() {
 }
 
 /// Collectives that a step of `micro` micro-batches makes: (gathers, reductions).
-fn traffic(options: &Options, units: usize, micro: usize) -> (u64, u64) {
+fn traffic(options: &ShardingConfig, units: usize, micro: usize) -> (u64, u64) {
     let counts = on_ranks(2, |comm| {
         let model = Chain::new(units, false);
         let mut engine = engine(&model, comm, options.clone());
@@ -318,7 +319,10 @@ fn the_number_of_collectives_follows_from_the_placement() {
     let all = ways();
     let of =
         |way: &str| traffic(&all.iter().find(|(name, _)| *name == way).unwrap().1, u as usize, m as usize);
-    assert_eq!(traffic(&Options { placements: Placements::WHOLE, ..Options::default() }, 5, 3), (0, u));
+    assert_eq!(
+        traffic(&ShardingConfig { placements: Placements::WHOLE, ..ShardingConfig::default() }, 5, 3),
+        (0, u)
+    );
     assert_eq!(of("ZeRO-1"), (u, u));
     assert_eq!(of("ZeRO-2"), (u, m * u));
     assert_eq!(of("ZeRO-3"), (u, m * u));
@@ -367,19 +371,19 @@ fn what_stays_in_memory_follows_from_the_placement() {
 
 #[test]
 fn options_that_contradict_themselves_are_refused() {
-    let refused = |options: Options| {
+    let refused = |options: ShardingConfig| {
         let error = options.check(4).unwrap_err().to_string();
         assert!(!error.is_empty());
     };
-    let full = || Options { placements: Placements::PARAMETERS, ..Options::default() };
-    refused(Options { group: Some(3), ..full() });
-    refused(Options { group: Some(2), secondary: Some(2), ..full() });
-    refused(Options { group: Some(2), ..Options::default() });
-    refused(Options { reduce_bucket_elems: 0, ..full() });
-    refused(Options { dtype: DType::I32, ..full() });
+    let full = || ShardingConfig { placements: Placements::PARAMETERS, ..ShardingConfig::default() };
+    refused(ShardingConfig { group: Some(3), ..full() });
+    refused(ShardingConfig { group: Some(2), secondary: Some(2), ..full() });
+    refused(ShardingConfig { group: Some(2), ..ShardingConfig::default() });
+    refused(ShardingConfig { reduce_bucket_elems: 0, ..full() });
+    refused(ShardingConfig { dtype: DType::I32, ..full() });
     let offload = || Some(crate::shard::Offload { dir: Some("x".into()), sub_group_elems: 1, buffers: 3 });
-    refused(Options { offload_params: offload(), placements: Placements::GRADIENTS, ..full() });
-    refused(Options { offload_optimizer: offload(), placements: Placements::WHOLE, ..full() });
+    refused(ShardingConfig { offload_params: offload(), placements: Placements::GRADIENTS, ..full() });
+    refused(ShardingConfig { offload_optimizer: offload(), placements: Placements::WHOLE, ..full() });
     assert!(full().check(4).is_ok());
 }
 
@@ -388,7 +392,11 @@ fn a_cpu_has_in_main_memory_what_is_offloaded_there() {
     let device = Device::cpu(Isa::detect(), Par::solo());
     let memory = || Some(crate::shard::Offload::TO_MEMORY);
     let file = Some(crate::shard::Offload { dir: Some("x".into()), ..crate::shard::Offload::TO_MEMORY });
-    let options = Options { offload_optimizer: memory(), offload_params: file.clone(), ..Options::default() };
+    let options = ShardingConfig {
+        offload_optimizer: memory(),
+        offload_params: file.clone(),
+        ..ShardingConfig::default()
+    };
     let on_cpu = options.on(&device);
     assert!(on_cpu.offload_optimizer.is_none() && !on_cpu.updates_beside(&device));
     assert_eq!(on_cpu.offload_params, file);
@@ -397,7 +405,8 @@ fn a_cpu_has_in_main_memory_what_is_offloaded_there() {
 #[test]
 fn gradients_reduced_in_16_bits_stay_near() {
     let norms = |placements, reduce_dtype| {
-        let options = Options { placements, reduce_dtype, ..Options::default() };
+        let options =
+            ShardingConfig { placements, reduce_dtype: Some(reduce_dtype), ..ShardingConfig::default() };
         on_ranks(3, |comm| {
             let model = Chain::new(3, false);
             let mut engine = engine(&model, comm, options.clone());

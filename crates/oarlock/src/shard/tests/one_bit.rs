@@ -88,7 +88,7 @@ struct Run<'a> {
 impl<'a> Run<'a> {
     fn new(comm: &'a Communicator, rule: &Rule) -> Run<'a> {
         let net = Net::new();
-        let options = Options { placements: Placements::WHOLE, ..Options::default() };
+        let options = ShardingConfig { placements: Placements::WHOLE, ..ShardingConfig::default() };
         // The last parameter has no weight decay.
         let param_group = |named: &NamedParam| usize::from(named.param.shape().n_elems() == SIZES[2]);
         let role = &OptimizerConfig::role;
@@ -239,7 +239,7 @@ fn a_larger_model_sends_a_thirtieth_of_adam() {
     let n_elems = 96 * 96;
     let bytes = on_ranks(2, |comm| {
         let model = Chain::new(2, false);
-        let options = Options { placements: Placements::WHOLE, ..Options::default() };
+        let options = ShardingConfig { placements: Placements::WHOLE, ..ShardingConfig::default() };
         let rule = Rule::OneBit(OneBit {
             beta1: 0.9,
             beta2: 0.999,
@@ -265,7 +265,7 @@ fn a_larger_model_sends_a_thirtieth_of_adam() {
 #[test]
 fn collectives_in_the_background_change_no_bits() {
     let train = |comm: &Communicator, name: &str| {
-        let options = Options { placements: Placements::WHOLE, ..Options::default() };
+        let options = ShardingConfig { placements: Placements::WHOLE, ..ShardingConfig::default() };
         let model = Chain::new(3, false);
         let mut engine = engine_with(&model, comm, options, rule(name));
         // Sums with reductions that leave early, then signs; each rank leaves out a unit.
@@ -354,7 +354,8 @@ fn sharded_state_and_lone_steps_are_refused() {
     on_ranks(2, |comm| {
         let (net, role) = (Net::new(), &OptimizerConfig::role);
         let rule = rule("onebit_adam");
-        let sharded = Engine::new(&net, comm, &net.device, Options::default(), rule.clone(), &|_| 0, role);
+        let sharded =
+            Engine::new(&net, comm, &net.device, ShardingConfig::default(), rule.clone(), &|_| 0, role);
         let message = sharded.err().unwrap().to_string();
         assert!(message.contains("onebit_adam is not compatible with ZeRO"), "{message}");
         let mut run = Run::new(comm, &rule);

@@ -22,8 +22,8 @@ fn link(time: Duration) -> Link {
 }
 
 /// DDP and all other placements.
-fn all_ways() -> Vec<(&'static str, Options)> {
-    let whole = ("DDP", Options { placements: Placements::WHOLE, ..Options::default() });
+fn all_ways() -> Vec<(&'static str, ShardingConfig)> {
+    let whole = ("DDP", ShardingConfig { placements: Placements::WHOLE, ..ShardingConfig::default() });
     std::iter::once(whole).chain(ways()).collect()
 }
 
@@ -31,7 +31,7 @@ fn all_ways() -> Vec<(&'static str, Options)> {
 type Bits = (String, usize, Vec<u32>);
 
 /// Trains three steps of two micro-batches, in which ranks leave out different units; the norms, and the weights.
-fn train(comm: &Communicator, options: &Options) -> (Vec<u64>, Vec<Bits>) {
+fn train(comm: &Communicator, options: &ShardingConfig) -> (Vec<u64>, Vec<Bits>) {
     let model = Chain::new(5, true);
     let mut engine = engine(&model, comm, options.clone());
     let uses = |micro: usize| {
@@ -59,10 +59,14 @@ fn backward_expected(engine: &Engine, model: &Chain, salt: usize, uses: impl Fn(
 fn what_proceeds_in_the_background_has_the_same_bits() {
     for (way, options) in all_ways() {
         for reduce_dtype in [DType::F32, DType::BF16] {
-            let options = Options { reduce_dtype, reduce_bucket_elems: 5000, ..options.clone() };
+            let options = ShardingConfig {
+                reduce_dtype: Some(reduce_dtype),
+                reduce_bucket_elems: 5000,
+                ..options.clone()
+            };
             let plain = on_ranks(2, |comm| train(comm, &options));
             for overlap in [true, false] {
-                let options = Options { overlap, ..options.clone() };
+                let options = ShardingConfig { overlap, ..options.clone() };
                 let found = on_link(2, link(Duration::from_micros(300)), |comm| train(comm, &options));
                 for (plain, found) in plain.iter().zip(&found) {
                     assert!(plain.0 == found.0, "{way}, {reduce_dtype}, overlap {overlap}");
@@ -140,7 +144,7 @@ struct Seen {
     waited_for: u64,
 }
 
-fn seen(options: &Options) -> Seen {
+fn seen(options: &ShardingConfig) -> Seen {
     let n = 4;
     let compute = Duration::from_millis(40);
     let ranks = on_link(2, link(Duration::from_millis(2)), |comm| {
@@ -181,7 +185,7 @@ fn reductions_and_gathers_begin_while_units_compute() {
         assert!(with.reductions == [true; 3], "{way}: {:?}", with.reductions);
         assert!(with.gathers.iter().all(|early| *early) || way.ends_with("no prefetch"), "{way}");
         assert!(way != "FULL_SHARD, copies" || with.gathers.len() == 3, "{way}");
-        let without = seen(&Options { overlap: false, ..options.clone() });
+        let without = seen(&ShardingConfig { overlap: false, ..options.clone() });
         let whole = options.placements.gradients == crate::shard::Placement::Whole;
         // A sharded gradient is reduced where its unit ends, and waited for there.
         assert!(without.reductions == [!whole; 3], "{way}: {:?}", without.reductions);
@@ -199,7 +203,7 @@ fn a_step_can_take_less_than_computation_and_communication_together() {
     let (n, unit) = (6, Duration::from_millis(40));
     // The gradients of a unit travel as long as its backward pass takes.
     let time = |placements, overlap| {
-        let options = Options { placements, overlap, ..Options::default() };
+        let options = ShardingConfig { placements, overlap, ..ShardingConfig::default() };
         let speed = if placements == Placements::WHOLE { unit / 2 } else { unit };
         let ranks = on_link(2, link(speed), |comm| {
             let model = Chain::new(n, false);
@@ -234,7 +238,8 @@ fn new_weights_can_travel_while_the_next_step_begins() {
     let (n, unit) = (6, Duration::from_millis(40));
     // The new weights of a unit travel as long as its forward pass takes.
     let time = |overlap| {
-        let options = Options { placements: Placements::OPTIMIZER, overlap, ..Options::default() };
+        let options =
+            ShardingConfig { placements: Placements::OPTIMIZER, overlap, ..ShardingConfig::default() };
         let ranks = on_link(2, link(unit), |comm| {
             let model = Chain::new(n, false);
             let mut engine = engine(&model, comm, options.clone());
@@ -262,7 +267,7 @@ fn new_weights_can_travel_while_the_next_step_begins() {
 fn gradients_that_come_after_their_sum_was_begun_are_refused() {
     for placements in [Placements::WHOLE, Placements::OPTIMIZER] {
         on_link(2, link(Duration::from_micros(100)), |comm| {
-            let options = Options { placements, ..Options::default() };
+            let options = ShardingConfig { placements, ..ShardingConfig::default() };
             let model = Chain::new(2, false);
             let mut engine = engine(&model, comm, options);
             backward_expected(&engine, &model, 0, |_| true);
@@ -283,8 +288,11 @@ fn gradients_that_come_after_their_sum_was_begun_are_refused() {
 fn a_model_that_is_recorded_twice_leaves_when_both_passes_are_over() {
     let train = |comm: &Communicator| {
         let model = Chain::new(3, false);
-        let mut engine =
-            engine(&model, comm, Options { placements: Placements::WHOLE, ..Options::default() });
+        let mut engine = engine(
+            &model,
+            comm,
+            ShardingConfig { placements: Placements::WHOLE, ..ShardingConfig::default() },
+        );
         let norms: Vec<u64> = (0..3)
             .map(|at| {
                 let record = |salt: usize| {

@@ -73,8 +73,13 @@ impl WeightSource for Start {
 const SGD: Rule = Rule::Sgd { momentum: 0.0, dampening: 0.0, nesterov: false };
 
 /// ZeRO-3 in which everything is gathered.
-fn sharded(quantized: Quantized) -> Options {
-    Options { placements: Placements::PARAMETERS, persistence_elems: 0, quantized, ..Options::default() }
+fn sharded(quantized: Quantized) -> ShardingConfig {
+    ShardingConfig {
+        placements: Placements::PARAMETERS,
+        persistence_elems: 0,
+        quantized,
+        ..ShardingConfig::default()
+    }
 }
 
 struct Run {
@@ -84,7 +89,7 @@ struct Run {
 }
 
 impl Run {
-    fn new(comm: &Communicator, options: Options, freeze: bool) -> Run {
+    fn new(comm: &Communicator, options: ShardingConfig, freeze: bool) -> Run {
         let net = Net::new();
         if freeze {
             net.units[0].module().weight.freeze();
@@ -106,7 +111,7 @@ impl Run {
 }
 
 /// Number of ranks, and how a run of this name holds the model; whether the first weight is frozen.
-fn way(name: &str) -> (usize, Options, bool) {
+fn way(name: &str) -> (usize, ShardingConfig, bool) {
     let machines_of = |machine| Quantized { gradients: true, machine: Some(machine), ..Quantized::NONE };
     let weights = Quantized { weights: true, ..Quantized::NONE };
     let (kind, n) = name.split_once(' ').unwrap();
@@ -115,7 +120,7 @@ fn way(name: &str) -> (usize, Options, bool) {
         "qwz" => sharded(weights),
         "frozen" => sharded(Quantized { frozen_weights: true, ..Quantized::NONE }),
         "qgz" => sharded(machines_of(n / 2)),
-        _ => Options { secondary: Some(2), ..sharded(Quantized { weights: true, ..machines_of(2) }) },
+        _ => ShardingConfig { secondary: Some(2), ..sharded(Quantized { weights: true, ..machines_of(2) }) },
     };
     (n, options, kind == "frozen")
 }
@@ -126,7 +131,7 @@ type Bits = (String, usize, Vec<u32>);
 /// The weights after some steps.
 fn train(
     comm: &Communicator,
-    (n, options, freeze): &(usize, Options, bool),
+    (n, options, freeze): &(usize, ShardingConfig, bool),
     shown: &[usize],
 ) -> Vec<Vec<Bits>> {
     let mut run = Run::new(comm, options.clone(), *freeze);
@@ -170,7 +175,7 @@ fn trajectories_are_those_of_the_algorithm_to_the_bit() {
 fn bits_are_the_same_over_any_transport_and_for_any_placement_of_copies() {
     let link = Link { latency: Duration::ZERO, bandwidth: 1e12 };
     for name in ["qwz 2", "all 4"] {
-        let found = |options: Options, change: &(dyn Fn(&Communicator) -> Communicator + Sync)| {
+        let found = |options: ShardingConfig, change: &(dyn Fn(&Communicator) -> Communicator + Sync)| {
             let way = (way(name).0, options, false);
             let ranks = on_ranks(way.0, |comm| train(&change(comm), &way, &[3]).remove(0));
             of_world(ranks)
@@ -186,14 +191,14 @@ fn bits_are_the_same_over_any_transport_and_for_any_placement_of_copies() {
         let background = |comm: &Communicator| comm.clone().slowed(link).in_background();
         assert!(found(options.clone(), &background) == plain, "{name}: in the background");
         assert!(
-            found(Options { prefetch_elems: 0, ..options.clone() }, &background) == plain,
+            found(ShardingConfig { prefetch_elems: 0, ..options.clone() }, &background) == plain,
             "{name}: no prefetch"
         );
         assert!(
-            found(Options { overlap: false, ..options.clone() }, &background) == plain,
+            found(ShardingConfig { overlap: false, ..options.clone() }, &background) == plain,
             "{name}: no overlap"
         );
-        let kept = Options { lifetime: Lifetime::ForwardToBackward, ..options.clone() };
+        let kept = ShardingConfig { lifetime: Lifetime::ForwardToBackward, ..options.clone() };
         let is_same = found(kept, &same) == plain;
         // What stays from forward to backward is not rounded a second time.
         assert_eq!(is_same, options.secondary.is_none(), "{name}: kept from forward to backward");
@@ -205,7 +210,7 @@ fn all_ranks_see_the_same_rounded_weights() {
     let seen = |quantized: Quantized, dtype: DType| {
         on_ranks(4, |comm| {
             let model = Chain::new(2, false);
-            let engine = engine(&model, comm, Options { dtype, ..sharded(quantized) });
+            let engine = engine(&model, comm, ShardingConfig { dtype, ..sharded(quantized) });
             let x = ops::cast(&input(1, &model.device), dtype).unwrap();
             let y = model.links[1].run(&x, |link| link.forward(&x)).unwrap();
             drop(engine);
@@ -225,7 +230,7 @@ fn all_ranks_see_the_same_rounded_weights() {
 }
 
 /// What one step covers: bytes of gathers, of exchanges, of reductions.
-fn covered(name: &str, options: &Options) -> [u64; 3] {
+fn covered(name: &str, options: &ShardingConfig) -> [u64; 3] {
     let (n, _, freeze) = way(name);
     let ranks = on_ranks(n, |comm| {
         let mut run = Run::new(comm, options.clone(), freeze);
@@ -276,7 +281,8 @@ fn steps_send_what_the_formula_says() {
     for (name, machine) in [("qwz 2", 0), ("qwz 4", 0), ("qgz 2", 1), ("qgz 4", 2), ("all 4", 2)] {
         let (n, options, _) = way(name);
         let Quantized { weights, gradients, .. } = options.quantized;
-        let [gathers, exchanges, reductions] = covered(name, &Options { gather: Gather::Copy, ..options });
+        let [gathers, exchanges, reductions] =
+            covered(name, &ShardingConfig { gather: Gather::Copy, ..options });
         let expected = if weights { gathered(&words) } else { gathered(&padded) };
         assert_eq!(gathers, expected, "{name}: gathers");
         assert_eq!(reductions, reduced(!gradients), "{name}: reductions");
@@ -358,7 +364,7 @@ fn a_gradient_that_is_not_finite_is_found() {
 fn what_cannot_be_quantized_is_refused() {
     let all = Quantized { weights: true, gradients: true, ..Quantized::NONE };
     for placements in [Placements::WHOLE, Placements::OPTIMIZER, Placements::GRADIENTS] {
-        let options = Options { placements, quantized: all, ..Options::default() };
+        let options = ShardingConfig { placements, quantized: all, ..ShardingConfig::default() };
         assert!(options.check(4).unwrap_err().to_string().contains("need sharded parameters (ZeRO-3)"));
     }
     on_ranks(4, |comm| {

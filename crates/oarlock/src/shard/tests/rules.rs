@@ -58,7 +58,7 @@ fn rules() -> Vec<Rule> {
 }
 
 /// Twenty steps on the gradient of one rank, so that the number of ranks changes no sum.
-fn train(rule: &Rule, ranks: usize, options: &Options) -> Vec<(String, usize, Vec<u32>)> {
+fn train(rule: &Rule, ranks: usize, options: &ShardingConfig) -> Vec<(String, usize, Vec<u32>)> {
     of_world(on_ranks(ranks, |comm| {
         let model = Chain::new(3, true);
         let mut engine = engine_with(&model, comm, options.clone(), rule.clone());
@@ -78,14 +78,19 @@ fn every_rule_has_the_same_bits_in_every_stage_on_any_number_of_ranks() {
     let offload =
         || Some(Offload { dir: Some(disk.path().to_path_buf()), sub_group_elems: 3000, buffers: 3 });
     for rule in &rules() {
-        let alone = train(rule, 1, &Options { placements: Placements::WHOLE, ..Options::default() });
+        let alone =
+            train(rule, 1, &ShardingConfig { placements: Placements::WHOLE, ..ShardingConfig::default() });
         assert!(alone.iter().flat_map(|(_, _, bits)| bits).all(|bits| f32::from_bits(*bits).is_finite()));
         for ranks in [2, 3] {
             for (way, options) in ways() {
                 assert!(train(rule, ranks, &options) == alone, "{}, {ranks} ranks, {way}", rule.name());
             }
         }
-        let on_disk = |placements| Options { offload_optimizer: offload(), placements, ..Options::default() };
+        let on_disk = |placements| ShardingConfig {
+            offload_optimizer: offload(),
+            placements,
+            ..ShardingConfig::default()
+        };
         for placements in [Placements::OPTIMIZER, Placements::PARAMETERS] {
             assert!(train(rule, 2, &on_disk(placements)) == alone, "{}, on disk", rule.name());
         }

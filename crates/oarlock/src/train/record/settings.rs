@@ -8,10 +8,10 @@ use oarlock_tensor::cpu::Isa;
 use serde_json::Value;
 
 use crate::config::{
-    AdapterArgs, AdapterConfig, AdapterKind, BestArgs, ChatArgs, DataArgs, EvalArgs, Finetuning, FreezeArgs,
-    JudgementArgs, Length, LoraConfig, LoraPlus, ModelArgs, ModelSource, ObjectiveArgs, OftConfig,
-    OptimizerArgs, PreferenceArgs, RaftArgs, RankArgs, ReferenceArgs, RewardArgs, SaveArgs, ScheduleArgs,
-    ShardArgs, Steps, TokenLossArgs, TrainArgs, TrainConfig, When,
+    AdapterArgs, AdapterConfig, AdapterKind, BestArgs, ChatArgs, DataArgs, Elems, EvalArgs, Finetuning,
+    FreezeArgs, JudgementArgs, Length, LoraConfig, LoraPlus, ModelArgs, ModelSource, ObjectiveArgs,
+    OftConfig, OptimizerArgs, Placements, PreferenceArgs, RaftArgs, RankArgs, ReferenceArgs, RewardArgs,
+    SaveArgs, ScheduleArgs, ShardingConfig, Steps, TokenLossArgs, TrainArgs, TrainConfig, When,
 };
 
 /// What follows where a setting is another one than before.
@@ -362,6 +362,8 @@ impl Settings {
             when,
             keep,
             only_model,
+            state_dict: _,
+            whole_weights: _,
             best,
         } = args;
         self.parts("output_dir", Some(output_dir), Effect::Nothing);
@@ -377,36 +379,46 @@ impl Settings {
         }
     }
 
-    fn shard(&mut self, args: &ShardArgs) {
-        let ShardArgs {
-            optimizer,
-            gradients,
-            parameters,
-            wrap,
+    fn shard(&mut self, args: &ShardingConfig<Elems>) {
+        let ShardingConfig {
+            dtype: _,
+            placements: Placements { optimizer, gradients, parameters },
             lifetime: _,
             group,
+            by_machine,
             secondary: _,
-            prefetch: _,
-            max_live: _,
-            persistence: _,
-            reduce_bucket: _,
+            gather: _,
+            wrap,
+            untouched: _,
+            prefetch_elems: _,
+            max_live_elems: _,
+            persistence_elems: _,
+            reduce_bucket_elems: _,
             overlap: _,
             reduce_dtype,
             quantized,
             offload_optimizer,
-            offload_parameters,
-            whole_weights_on_save: _,
-            state_dict: _,
+            offload_params,
         } = args;
         let placed = [("optimizer", optimizer), ("gradients", gradients), ("parameters", parameters)];
         let placed = placed.map(|(what, at)| format!("{what} {}", format!("{at:?}").to_lowercase()));
         self.nothing("sharding", placed.join(", "));
         self.parts("units", Some(wrap), Effect::Nothing);
-        self.parts("sharding group", Some(group), Effect::Nothing);
+        let group = match (group, by_machine) {
+            (Some(ranks), _) => format!("Ranks({ranks})"),
+            (None, true) => "Machine".to_owned(),
+            (None, false) => "World".to_owned(),
+        };
+        self.0.push(Setting {
+            name: "sharding group",
+            value: group.into(),
+            effect: Effect::Nothing,
+            is_rust: true,
+        });
         self.parts("dtype of reduced gradients", reduce_dtype.as_ref(), Effect::Computes);
         self.parts("quantized communication", Some(quantized), Effect::Computes);
         self.parts("offloaded optimizer", offload_optimizer.as_ref(), Effect::Nothing);
-        self.parts("offloaded parameters", offload_parameters.as_ref(), Effect::Nothing);
+        self.parts("offloaded parameters", offload_params.as_ref(), Effect::Nothing);
     }
 
     fn ranks(&mut self, args: &RankArgs) {

@@ -24,12 +24,12 @@ impl Run<'_> {
         let output = self.config.save.output_dir.clone();
         let dir = output.join(format!("checkpoint-{done}"));
         let files = self.model_files()?;
-        let shard = &self.config.shard;
-        let with_model = self.config.save.only_model
+        let save = &self.config.save;
+        let with_model = save.only_model
             || self.adaptation.is_some()
-            || shard.parameters == Placement::Whole
-            || shard.whole_weights_on_save
-            || shard.state_dict == StateDict::Full;
+            || self.config.shard.placements.parameters == Placement::Whole
+            || save.whole_weights
+            || save.state_dict == StateDict::Full;
         let (model, beside) = match with_model {
             true => (Some(files), None),
             false => (None, Some(files.without_weights())),

@@ -16,9 +16,9 @@ use prompter::{LinePrompter, PromptError, Prompter, TerminalPrompter};
 use serde_json::json;
 
 use super::cluster::{Cluster, config_file, save_or_show};
-use super::{COMMAND, CONFIG_FILE, parse};
+use super::{COMMAND, parse};
 use crate::config::flags::Flags;
-use crate::config::keys::{Key, Status, ValueType};
+use crate::config::keys::{Row, Status, ValueType, row};
 use crate::config::{Problem, Problems, Words};
 use crate::console::{Failure, Outcome, eprint, print};
 use crate::error::Error;
@@ -29,30 +29,29 @@ pub(super) const CONFIG: Flags = Flags {
     operands: "[default|update]",
     about: "Asks what a training runs on, and keeps the answers in a file.\n\
             `accelerate config default` asks nothing; `accelerate config update` brings an older file up to date.",
-    keys: &[CONFIG_FILE],
+    keys: super::KEYS,
     ..COMMAND
 };
+
+oarlock::key_table! {
+    /// The flags of `accelerate config default`.
+    const DEFAULT_KEYS = [
+        CONFIG_FILE: Option<String> = row(super::CONFIG_FILE),
+        MIXED_PRECISION: String = Row::flag(ValueType::Choice(&["no", "fp16", "bf16"]), "mixed_precision", "no", Status::Used, "The precision of the arithmetic"),
+    ];
+}
 
 pub(super) const DEFAULT: Flags = Flags {
     command: "accelerate config default",
     about: "Writes a file for this machine without asking.",
-    keys: &[
-        CONFIG_FILE,
-        Key::flag(
-            ValueType::Choice(&["no", "fp16", "bf16"]),
-            "mixed_precision",
-            "no",
-            Status::Used,
-            "The precision of the arithmetic",
-        ),
-    ],
+    keys: DEFAULT_KEYS,
     ..COMMAND
 };
 
 pub(super) const UPDATE: Flags = Flags {
     command: "accelerate config update",
     about: "Reads a file of any age, and writes it with today's keys and defaults.",
-    keys: &[CONFIG_FILE],
+    keys: super::KEYS,
     ..COMMAND
 };
 
@@ -112,9 +111,9 @@ fn default(words: &Words) -> Outcome {
             path.display()
         ));
     }
-    let precision = parsed.settings.text("mixed_precision").unwrap_or_default();
+    let precision = parsed.settings.get(MIXED_PRECISION);
     let done = format!("accelerate configuration saved at {}", path.display());
-    save_or_show(&path, &basic(&Devices::visible(), &precision).to_json(), parsed.dry_run, &done)
+    save_or_show(&path, &basic(&Devices::visible(), precision).to_json(), parsed.dry_run, &done)
 }
 
 /// The configuration of one machine: all its GPUs, or its CPU.

@@ -53,7 +53,7 @@ fn every_flag_of_the_original_is_known() {
                     .collect();
                 let parsed = flags.parse(&Words::new(&words), &mut problems);
                 assert!(problems.is_empty(), "{name} {flag}: {problems}");
-                assert!(parsed.settings.get(key.name).is_written(), "{name} {flag}");
+                assert!(parsed.settings.setting(key).is_written(), "{name} {flag}");
             }
         }
     }
@@ -71,7 +71,7 @@ fn flags_and_operands_stand_in_any_order() {
             panic!("{line}");
         };
         assert_eq!(parsed.rest.to_vec(), ["model"], "{line}");
-        assert_eq!(parsed.settings.value("dtypes").to_string(), "float16, int8", "{line}");
-        assert!(parsed.settings.bool("trust_remote_code"), "{line}");
+        assert_eq!(parsed.settings.get(estimate_memory::DTYPES).join(", "), "float16, int8", "{line}");
+        assert!(parsed.settings.get(estimate_memory::TRUST_REMOTE_CODE), "{line}");
     }
 }

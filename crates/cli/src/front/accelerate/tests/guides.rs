@@ -23,7 +23,7 @@ fn site(gpus: usize) -> Site {
 }
 
 fn placements(config: &ResolvedConfig) -> [Placement; 3] {
-    [config.shard.optimizer, config.shard.gradients, config.shard.parameters]
+    [config.shard.placements.optimizer, config.shard.placements.gradients, config.shard.placements.parameters]
 }
 
 /// A row of the table: a key's value and origin.
@@ -153,7 +153,7 @@ fn stage_3_on_two_machines_without_a_file_of_deepspeed() {
     assert_eq!(placements(&config), [S, S, S]);
     assert_eq!(config.train.accumulation, 8);
     assert_eq!((config.train.dtype, config.ranks.num_processes), (DType::F16, 16));
-    assert!(config.shard.offload_optimizer.is_none() && config.shard.offload_parameters.is_none());
+    assert!(config.shard.offload_optimizer.is_none() && config.shard.offload_params.is_none());
     let folder = site.folder.path().display().to_string();
     let expected = "gradient_accumulation_steps 8 deepspeed_multi_node.yaml:5";
     assert_eq!(row(&config, "gradient_accumulation_steps", &folder), expected);
@@ -165,7 +165,7 @@ fn fsdp_by_its_file() {
     let site = site(2);
     let config = site.plan("--config_file fsdp.yaml src/train.py train.yaml");
     assert_eq!(placements(&config), [S, S, S]);
-    assert_eq!(config.shard.offload_parameters, None);
+    assert_eq!(config.shard.offload_params, None);
     assert_eq!((config.train.dtype, config.ranks.num_processes), (DType::F16, 2));
     for (line, expected) in [
         ("--fsdp_sharding_strategy SHARD_GRAD_OP", [S, S, S]),
@@ -202,15 +202,15 @@ fn every_file_of_deepspeed_goes_with_a_launch() {
         match name {
             // What Accelerate cannot resolve.
             "teacher_zero3.json" => {
-                assert_eq!(config.shard.max_live, Elems::Count(1_000_000_000));
-                assert_eq!(config.shard.prefetch, Elems::NineTenthsOfHiddenSquared);
-                assert_eq!(config.shard.persistence, Elems::TenHidden);
+                assert_eq!(config.shard.max_live_elems, Elems::Count(1_000_000_000));
+                assert_eq!(config.shard.prefetch_elems, Elems::NineTenthsOfHiddenSquared);
+                assert_eq!(config.shard.persistence_elems, Elems::TenHidden);
                 assert_eq!(config.train.batch_size, 1);
             }
             "zero_as_a_switch.json" => {
                 assert_eq!((config.train.batch_size, config.train.dtype), (2, DType::F16));
             }
-            "student_zero2.json" => assert_eq!(config.shard.reduce_bucket, Elems::HiddenSquared),
+            "student_zero2.json" => assert_eq!(config.shard.reduce_bucket_elems, Elems::HiddenSquared),
             _ => {}
         }
     }

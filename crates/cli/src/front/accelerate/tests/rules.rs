@@ -235,7 +235,7 @@ fn on_the_cpu_what_divides_the_states_stays() {
     let note = resolved.notes.iter().find(|note| note.starts_with("--cpu chooses")).unwrap();
     assert!(note.contains("c.yaml:1:19") && note.contains("Accelerate would start one process"), "{note}");
     let config = site.plan(line);
-    assert_eq!(config.shard.parameters, crate::config::Placement::Sharded);
+    assert_eq!(config.shard.placements.parameters, crate::config::Placement::Sharded);
     assert_eq!(config.ranks.num_processes, 2);
 }
 
@@ -251,7 +251,7 @@ fn flags_weigh_more_than_the_file() {
         "--config_file c.yaml --zero_stage 1 --num_processes 4 --mixed_precision bf16 --num_cpu_threads_per_process 3 \
          src/train.py train.yaml",
     );
-    assert_eq!(config.shard.gradients, crate::config::Placement::Whole);
+    assert_eq!(config.shard.placements.gradients, crate::config::Placement::Whole);
     assert_eq!((config.ranks.num_processes, config.ranks.threads), (4, Some(3)));
     assert_eq!((config.train.dtype, config.train.max_grad_norm), (DType::BF16, Some(0.5)));
 }
@@ -290,7 +290,7 @@ fn what_files_say_of_deepspeed_is_joined() {
     let config = site.plan(LINE);
     assert!(
         config.notes().iter().any(|note| note.contains("offload_optimizer to cpu"))
-            && config.shard.gradients == crate::config::Placement::Sharded
+            && config.shard.placements.gradients == crate::config::Placement::Sharded
     );
     file("  zero_stage: 3\n");
     assert_eq!(
@@ -303,7 +303,7 @@ fn what_files_say_of_deepspeed_is_joined() {
     let config = site.plan(LINE);
     assert!(
         config.notes().iter().any(|note| note.contains("offload_optimizer to cpu"))
-            && config.shard.gradients == crate::config::Placement::Whole
+            && config.shard.placements.gradients == crate::config::Placement::Whole
     );
     // Precision beside the file, and another one in it.
     site.write("ds.json", "{\"zero_optimization\": {\"stage\": 2}, \"fp16\": {\"enabled\": true}}");

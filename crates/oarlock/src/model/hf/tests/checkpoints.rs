@@ -14,7 +14,7 @@ use crate::error::Result;
 use crate::model::Decoder;
 use crate::nn::{Module, NamedParam};
 use crate::optim::OptimizerConfig;
-use crate::shard::{Engine, Options, Placements};
+use crate::shard::{Engine, Placements, ShardingConfig};
 use crate::weights::{SafetensorsSource, WorkingCopies};
 
 /// Runs `f` on each of `n` ranks and returns what they return, in their order.
@@ -67,7 +67,7 @@ fn names(folder: &Path) -> Vec<String> {
 }
 
 fn engine_of(model: &dyn Module, comm: &Communicator, placements: Placements, dtype: DType) -> Engine {
-    let options = Options { dtype, placements, ..Options::default() };
+    let options = ShardingConfig { dtype, placements, ..ShardingConfig::default() };
     let (group, role) =
         (&|named: &NamedParam| usize::from(named.param.shape().sizes().len() < 2), &OptimizerConfig::role);
     let device = Device::strict(Isa::detect(), Par::threads(1).unwrap());
