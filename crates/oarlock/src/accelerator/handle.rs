@@ -24,7 +24,7 @@ use crate::error::{Error, Result};
 use crate::nested::Nested;
 use crate::rank;
 use crate::sequence_parallel::SequenceParallel;
-use crate::shard::{DATA, PIPE, ShardingConfig, Topology};
+use crate::shard::{DATA, PIPE, ShardingConfig, Topology, check_sharding, check_stage};
 
 /// The seed where none is given.
 const SEED: u64 = 42;
@@ -230,7 +230,7 @@ impl Accelerator {
         let mut options = config.shard.clone();
         options.dtype = config.mixed_precision.unwrap_or(options.dtype);
         let (data, pipe) = axes(&comm, config, &options)?;
-        options.check(data.world_size())?;
+        check_sharding(&options, data.world_size())?;
         let sequence = SequenceParallel::new(&comm, config.sequence_parallel_size)?;
         if let (Some(_), Some(sequence)) = (&pipe, &sequence) {
             return Err(Error::Usage(format!(
@@ -362,7 +362,7 @@ fn axes(
             args.stages, args.stages
         )));
     }
-    options.check_stage()?;
+    check_stage(options)?;
     let grid = Topology::pipe_data(args.stages, world / args.stages);
     Ok((comm.split(&grid.groups(DATA))?, Some(comm.split(&grid.groups(PIPE))?)))
 }

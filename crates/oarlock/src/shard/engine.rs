@@ -23,7 +23,9 @@ use crate::shard::leaving::UnitUse;
 use crate::shard::mesh::{Mesh, ranks_per_machine};
 use crate::shard::one_bit::OneBitSteps;
 use crate::shard::passes::{Core, TapePass, UnitPasses};
-use crate::shard::placement::{Placement, Quantized, ShardingConfig, Untouched};
+use crate::shard::placement::{
+    Placement, Quantized, ShardingConfig, Untouched, check_sharding, check_stage, on_device,
+};
 use crate::shard::reduce::Home;
 use crate::shard::source::{ParamSlice, WeightSource};
 use crate::shard::stage::{Held, Stage};
@@ -145,11 +147,11 @@ impl Engine {
         role: &dyn Fn(&NamedParam) -> Role,
         stage: Option<Stage>,
     ) -> Result<Engine> {
-        options.check(comm.world_size())?;
+        check_sharding(&options, comm.world_size())?;
         if stage.is_some() {
-            options.check_stage()?;
+            check_stage(&options)?;
         }
-        let options = options.on(device);
+        let options = on_device(options, device);
         if let Some(missing) = nn::missing_class(&options.wrap, model) {
             return Err(Error::Model(missing));
         }

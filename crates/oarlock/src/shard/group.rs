@@ -15,7 +15,7 @@ use crate::nn::NamedParam;
 use crate::shard::column::{Blocks, Column, Store};
 use crate::shard::layout::{BLOCK, Grain, Layout, LayoutParam, runs};
 use crate::shard::mesh::Mesh;
-use crate::shard::placement::{Gather, Offload, Placement, ShardingConfig};
+use crate::shard::placement::{Gather, Offload, Placement, ShardingConfig, updates_beside};
 use crate::shard::pool::flat_of;
 use crate::shard::stage::{Tie, TiedGroup};
 use crate::shard::state::{GroupState, MASTER};
@@ -278,7 +278,7 @@ impl GroupBuilder<'_> {
         saved: Range<usize>,
         weights: Column,
     ) -> Result<GroupState> {
-        let (device, beside) = (self.device, self.options.updates_beside(self.device));
+        let (device, beside) = (self.device, updates_beside(&self.options, self.device));
         let mut memory_or_file = |n_elems: usize, what: &'static str| match &mut self.optimizer_file {
             Some(file) => span(file, n_elems * 4),
             None => memory(device, beside, n_elems * 4, what),

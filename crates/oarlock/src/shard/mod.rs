@@ -40,7 +40,10 @@ pub(crate) use finite::{Findings, Unfit, check_range};
 pub use layout::{BLOCK, Grain, Layout, LayoutParam, role_of};
 pub(crate) use layout::{in_order_on, runs};
 pub use outer::{Outer, OuterStep};
-pub use placement::{Gather, Lifetime, Offload, Placement, Placements, Quantized, ShardingConfig, Untouched};
+pub(crate) use placement::check_stage;
+pub use placement::{
+    Gather, Lifetime, Offload, Placement, Placements, Quantized, ShardingConfig, Untouched, check_sharding,
+};
 pub use source::{ParamSlice, SeededInit, WeightSource};
 pub use stage::Stage;
 pub use state::{MASTER, Slice, Snapshot};

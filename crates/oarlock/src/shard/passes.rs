@@ -20,7 +20,7 @@ use crate::error::{Error, Result};
 use crate::shard::group::{Grads, Group, Weights};
 use crate::shard::leaving::{Early, Leaving, UnitUse};
 use crate::shard::mesh::Mesh;
-use crate::shard::placement::{Lifetime, Placement, ShardingConfig};
+use crate::shard::placement::{Lifetime, Placement, ShardingConfig, updates_beside};
 use crate::shard::pool::{BufferPool, Gathered, PoolBuffer};
 use crate::shard::quantized::Exchanges;
 
@@ -135,7 +135,7 @@ impl Core {
             early: Early::new(&units, groups.len()),
         };
         let active = Arc::default();
-        let updater = if options.updates_beside(&device) { device.beside() } else { device.clone() };
+        let updater = if updates_beside(&options, &device) { device.beside() } else { device.clone() };
         let (pass, on_their_way) = (Mutex::new(pass), Mutex::default());
         Ok(Core {
             mesh,

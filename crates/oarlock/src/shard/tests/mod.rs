@@ -13,7 +13,10 @@ use oarlock_tensor::{DType, Device, Par, Tape, Tensor, UnitHook, ops};
 
 use crate::nn::{Linear, Module, NamedParam, Unit, Visitor};
 use crate::optim::OptimizerConfig;
-use crate::shard::{Engine, Gather, Lifetime, ParamGroup, Placements, SeededInit, ShardingConfig, Untouched};
+use crate::shard::placement::{on_device, updates_beside};
+use crate::shard::{
+    Engine, Gather, Lifetime, ParamGroup, Placements, SeededInit, ShardingConfig, Untouched, check_sharding,
+};
 
 const DIM: usize = 96;
 
@@ -372,7 +375,7 @@ fn what_stays_in_memory_follows_from_the_placement() {
 #[test]
 fn options_that_contradict_themselves_are_refused() {
     let refused = |options: ShardingConfig| {
-        let error = options.check(4).unwrap_err().to_string();
+        let error = check_sharding(&options, 4).unwrap_err().to_string();
         assert!(!error.is_empty());
     };
     let full = || ShardingConfig { placements: Placements::PARAMETERS, ..ShardingConfig::default() };
@@ -384,7 +387,7 @@ fn options_that_contradict_themselves_are_refused() {
     let offload = || Some(crate::shard::Offload { dir: Some("x".into()), sub_group_elems: 1, buffers: 3 });
     refused(ShardingConfig { offload_params: offload(), placements: Placements::GRADIENTS, ..full() });
     refused(ShardingConfig { offload_optimizer: offload(), placements: Placements::WHOLE, ..full() });
-    assert!(full().check(4).is_ok());
+    assert!(check_sharding(&full(), 4).is_ok());
 }
 
 #[test]
@@ -397,8 +400,8 @@ fn a_cpu_has_in_main_memory_what_is_offloaded_there() {
         offload_params: file.clone(),
         ..ShardingConfig::default()
     };
-    let on_cpu = options.on(&device);
-    assert!(on_cpu.offload_optimizer.is_none() && !on_cpu.updates_beside(&device));
+    let on_cpu = on_device(options, &device);
+    assert!(on_cpu.offload_optimizer.is_none() && !updates_beside(&on_cpu, &device));
     assert_eq!(on_cpu.offload_params, file);
 }
 

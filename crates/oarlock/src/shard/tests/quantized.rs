@@ -9,7 +9,7 @@ use serde_json::Value;
 
 use super::*;
 use crate::shard::layout::{Grain, Layout};
-use crate::shard::{ParamSlice, Quantized, WeightSource};
+use crate::shard::{ParamSlice, Quantized, WeightSource, check_sharding};
 
 const SIZES: [usize; 2] = [3 * 4096 + 100, 5000];
 
@@ -365,7 +365,9 @@ fn what_cannot_be_quantized_is_refused() {
     let all = Quantized { weights: true, gradients: true, ..Quantized::NONE };
     for placements in [Placements::WHOLE, Placements::OPTIMIZER, Placements::GRADIENTS] {
         let options = ShardingConfig { placements, quantized: all, ..ShardingConfig::default() };
-        assert!(options.check(4).unwrap_err().to_string().contains("need sharded parameters (ZeRO-3)"));
+        assert!(
+            check_sharding(&options, 4).unwrap_err().to_string().contains("need sharded parameters (ZeRO-3)")
+        );
     }
     on_ranks(4, |comm| {
         let net = Net::new();
