@@ -1,6 +1,6 @@
 """Writes what LLaMA-Factory makes of conversations under each of its text templates, by its own code.
 
-    python make_chat_layouts.py LLaMA-Factory/src crates/oarlock/src/data/layout/layouts.json \\
+    python make_chat_layouts.py LLaMA-Factory/src crates/lm/src/data/layout/layouts.json \\
         crates/oarlock/tests/golden/chat_layouts.json
 
 The tokenizer is a stub: each special token is one token, every other character another. A result is a text, in which « »

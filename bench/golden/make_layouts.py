@@ -1,6 +1,6 @@
 """Writes the table of chat layouts from LLaMA-Factory's registered templates.
 
-    python make_layouts.py LLaMA-Factory/src/llamafactory/data/template.py crates/oarlock/src/data/layout/layouts.json
+    python make_layouts.py LLaMA-Factory/src/llamafactory/data/template.py crates/lm/src/data/layout/layouts.json
 
 One line for each template: the slots of each kind of message, the words that stop an answer, the default system message and
 what else differs from the defaults. Templates of models that take images or sound are left out where no text model uses

@@ -1,7 +1,7 @@
 """Writes the dictionary that divides Chinese texts into words: that of jieba, without the kinds of words.
 
 Needs: pip install jieba==0.42.1 zstandard
-Usage: python bench/golden/make_words.py > crates/oarlock/data/words.txt.zst
+Usage: python bench/golden/make_words.py > crates/lm/data/words.txt.zst
 """
 
 import sys

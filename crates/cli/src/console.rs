@@ -11,8 +11,8 @@ use crate::config::{Problem, Problems};
 use crate::error::Error;
 use oarlock::Occupied;
 use oarlock::checkpoint::Manifest;
-use oarlock::settings::secret::masked;
-use oarlock::terminal::shown;
+use oarlock_config::settings::secret::masked;
+use oarlock_engine::terminal::shown;
 
 /// What can go wrong at the command line: an error, or a list of problems with the configuration.
 pub(crate) enum Failure {

@@ -8,8 +8,8 @@ use std::path::{Path, PathBuf};
 use std::sync::Once;
 
 use crate::error::Result;
-use oarlock::report::state::TrainerState;
-use oarlock::terminal::tell;
+use oarlock_engine::report::state::TrainerState;
+use oarlock_engine::terminal::tell;
 use plotters::prelude::*;
 use plotters::style::register_font;
 
@@ -113,7 +113,7 @@ fn draw(path: &Path, title: &str, axis: &str, curves: &[Curve<'_>]) -> Result<bo
     let failed = |cause: String| PlotError { path: path.to_owned(), cause };
     let fine = drawn(title, axis, curves).map_err(|error| failed(error.to_string()))?;
     let file = encoded(&softened(&fine)).map_err(|error| failed(error.to_string()))?;
-    oarlock::report::replace(path, &file)?;
+    oarlock_engine::report::replace(path, &file)?;
     Ok(true)
 }
 

@@ -11,8 +11,9 @@ use oarlock::model::{Decoder, HfConfig};
 use oarlock::nn::{IGNORE_INDEX, KlReduction, KlTarget, Mask, cross_entropy, kl_div};
 use oarlock::{
     Accelerator, AcceleratorConfig, DeepSpeedPlugin, Device, DummyOptim, DummyScheduler, ReduceOp, Result,
-    Tensor, rank,
+    Tensor,
 };
+use oarlock_engine::rank;
 
 const LEN: usize = 32;
 const BATCH_SIZE: usize = 8;

@@ -13,12 +13,12 @@ use oarlock::nn::{
     self, Activation, Embedding, Forward, LayerNorm, Linear, Mask, Mlp, Module, MultiHeadAttention, Rope,
     RopeScaling, RopeStyle, Unit,
 };
-use oarlock::report::speed::PhaseTimer;
 use oarlock::train::{NextToken, train_step};
 use oarlock::{
     Accelerator, AcceleratorConfig, Batch, Error, Loss, PreparedOptimizer, Result, ShardingConfig, Tensor,
     optim,
 };
+use oarlock_engine::report::speed::PhaseTimer;
 
 #[path = "throughput.rs"]
 #[allow(dead_code)]

@@ -9,8 +9,9 @@ use std::path::{Path, PathBuf};
 use oarlock::deepspeed::Config;
 use oarlock::nn::{self, Forward, Linear, Module};
 use oarlock::{
-    Accelerator, AcceleratorConfig, DeepSpeedPlugin, DummyOptim, DummyScheduler, Result, Tensor, optim, rank,
+    Accelerator, AcceleratorConfig, DeepSpeedPlugin, DummyOptim, DummyScheduler, Result, Tensor, optim,
 };
+use oarlock_engine::rank;
 
 const WIDTH: usize = 4;
 const STEPS: usize = 16;

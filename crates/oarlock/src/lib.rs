@@ -160,63 +160,20 @@
 //!
 //! The examples in the repository run without changes. ARCHITECTURE.md explains a training step.
 
-// The derives name this crate from outside.
-extern crate self as oarlock;
-
-/// As in the program `oarlock`: what runs templates of others counts their memory.
-#[cfg(test)]
-#[global_allocator]
-static ALLOCATOR: oarlock_comm::MeteredAllocator = oarlock_comm::MeteredAllocator;
-
-mod accelerator;
-pub mod adapters;
-pub mod checkpoint;
-pub mod config;
-pub mod data;
-pub mod dataloader;
-pub mod deepspeed;
-mod disk;
-pub mod distributed;
-mod error;
-pub mod estimate;
-pub mod generate;
-pub mod json;
-pub mod launch;
-pub mod lookalikes;
-pub mod lr_scheduler;
-pub mod model;
-pub mod nearest;
-mod nested;
-pub mod nn;
-pub mod optim;
-mod panics;
-pub mod pipeline;
-pub mod planner;
-pub mod rank;
-pub mod report;
-pub mod sequence_parallel;
-pub mod settings;
-pub mod shard;
-pub mod terminal;
-pub mod text_metrics;
-pub mod train;
-pub mod weights;
-
-pub use accelerator::{
-    Accelerator, AcceleratorConfig, ApplyPadding, Checkpointed, DataLoaderConfiguration, DeepSpeedPlugin,
-    DevicePlacement, DeviceSpecific, DivideBy, DummyOptim, DummyScheduler, Ema, Ends, GradientAccumulation,
-    GradientState, HookHandle, KeyAverage, LocalSgd, LocalSteps, LogWith, Loss, OffloadDevice, Pad,
-    PartOutput, PartPasses, Plan, Prepare, Prepared, PreparedOptimizer, PreparedScheduler, ProfileConfig,
-    ProfileSchedule, Profiler, ProjectConfiguration, ReduceOp, STARTING_BATCH_SIZE, SaveModel,
-    SchedulerSteps, ShardSize, Stateful, Tracker, TrackerOptions, WandbRun,
+pub use oarlock_config::config;
+pub use oarlock_engine::{
+    Accelerator, AcceleratorConfig, ApplyPadding, Checkpointed, ClientState, DType, DataLoaderConfiguration,
+    DeepSpeedPlugin, Device, DevicePlacement, DeviceSpecific, DivideBy, DummyOptim, DummyScheduler, Ema,
+    Ends, Error, Frozen, GradientAccumulation, GradientState, Gradients, HookHandle, KeyAverage, LocalSgd,
+    LocalSteps, LogWith, Loss, MeteredAllocator, Nested, Occupied, OffloadDevice, OuterStep, Outputs, Pad,
+    ParamSlice, Parcel, PartOutput, PartPasses, Placements, Plan, Prepare, Prepared, PreparedLoader,
+    PreparedOptimizer, PreparedScheduler, ProfileConfig, ProfileSchedule, Profiler, ProjectConfiguration,
+    ReduceOp, Result, STARTING_BATCH_SIZE, SaveModel, SchedulerSteps, SeededInit, ShardSize, ShardingConfig,
+    Stateful, Tape, Tensor, Tracker, TrackerOptions, WandbRun, WeightSource, Writer,
 };
-pub use checkpoint::{ClientState, Frozen};
-pub use data::Batch;
-pub use dataloader::PreparedLoader;
-pub use disk::{Outputs, Writer};
-pub use error::{Error, Occupied, Result};
-pub use nested::{Nested, Parcel};
-pub use oarlock_comm::MeteredAllocator;
-pub use oarlock_tensor::{DType, Device, Gradients, Tape, Tensor};
-pub use shard::{OuterStep, ParamSlice, Placements, SeededInit, ShardingConfig, WeightSource};
-pub use train::{PreparedTokenLoader, TokenLoader};
+pub use oarlock_engine::{
+    checkpoint, dataloader, deepspeed, distributed, lr_scheduler, nn, optim, pipeline, sequence_parallel,
+    shard, weights,
+};
+pub use oarlock_lm::{Batch, PreparedTokenLoader, TokenLoader};
+pub use oarlock_lm::{adapters, data, estimate, generate, model, train};

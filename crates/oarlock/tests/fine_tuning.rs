@@ -12,12 +12,12 @@ use oarlock::checkpoint::{Contents, Saver};
 use oarlock::config::{Learned, PreferenceArgs, TokenLossArgs};
 use oarlock::data::{Loader, Rows, Sampler};
 use oarlock::model::{Decoder, HfConfig};
-use oarlock::report::speed::PhaseTimer;
 use oarlock::shard::{Placements, ShardingConfig, WeightSource};
 use oarlock::train::{NextToken, Objective, Preference, Reference, train_step};
 use oarlock::weights::{QuantizedLayers, SafetensorsSource};
 use oarlock::{Accelerator, AcceleratorConfig, ClientState, Prepared, PreparedOptimizer, optim};
 use oarlock_comm::Communicator;
+use oarlock_engine::report::speed::PhaseTimer;
 use oarlock_tensor::DType;
 use oarlock_tensor::cpu::quantized::{Code, Format};
 

@@ -2,12 +2,12 @@
 
 use oarlock::model::{Decoder, DecoderConfig};
 use oarlock::nn;
-use oarlock::report::speed::PhaseTimer;
 use oarlock::shard::Placements;
 use oarlock::train::objective::{Inputs, LanguageModel, Mean, Objective, ObjectiveLoss, Sum};
 use oarlock::train::{evaluate, train_step};
 use oarlock::{Accelerator, AcceleratorConfig, Batch, Prepared, ShardingConfig, Tensor, optim};
 use oarlock_comm::Communicator;
+use oarlock_engine::report::speed::PhaseTimer;
 use oarlock_tensor::ops::{self, TokenLoss};
 
 const LEN: usize = 12;

@@ -7,11 +7,11 @@ use std::sync::Arc;
 
 use oarlock::data::{Loader, Packing, RowSettings, Rows, Sampler, Source, TokenCache, Tokenizer};
 use oarlock::model::{Decoder, HfConfig};
-use oarlock::report::speed::PhaseTimer;
 use oarlock::train::{NextToken, StepReport, train_step};
 use oarlock::weights::SafetensorsSource;
 use oarlock::{Accelerator, AcceleratorConfig, Result, ShardingConfig, optim};
 use oarlock_comm::Communicator;
+use oarlock_engine::report::speed::PhaseTimer;
 use oarlock_tensor::DType;
 use oarlock_tensor::cpu::difference::largest_difference;
 use serde_json::Value;

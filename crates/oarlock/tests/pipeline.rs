@@ -14,11 +14,11 @@ use oarlock::deepspeed::{self, Config, InitializeArgs, LayerSpec, PipelineModule
 use oarlock::model::{Decoder, HfConfig, Recompute};
 use oarlock::nn::{self, Linear, Tanh};
 use oarlock::optim::{self, Stepped};
-use oarlock::report::speed::PhaseTimer;
 use oarlock::shard::{Engine, Placements, ShardingConfig};
 use oarlock::train::{NextToken, evaluate, train_step};
 use oarlock::{Accelerator, AcceleratorConfig, ClientState, Error, SeededInit};
 use oarlock_comm::{Communicator, shm};
+use oarlock_engine::report::speed::PhaseTimer;
 use oarlock_tensor::DType;
 use oarlock_tensor::cpu::difference::largest_difference_by;
 

@@ -10,12 +10,12 @@ use oarlock::data::{Loader, Packing, RowSettings, Rows, Sampler, Source, TokenCa
 use oarlock::model::{Decoder, HfConfig};
 use oarlock::nn::Wrap;
 use oarlock::optim::{self, Stepped};
-use oarlock::report::speed::PhaseTimer;
 use oarlock::shard::{Engine, Gather, Lifetime, Offload, Placement, Placements, ShardingConfig, Slice};
 use oarlock::train::{NextToken, train_step};
 use oarlock::weights::SafetensorsSource;
 use oarlock::{Accelerator, AcceleratorConfig, PreparedOptimizer, SeededInit, WeightSource};
 use oarlock_comm::Communicator;
+use oarlock_engine::report::speed::PhaseTimer;
 use oarlock_tensor::cpu::difference::largest_difference;
 use oarlock_tensor::{DType, DeviceKind};
 

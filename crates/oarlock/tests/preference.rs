@@ -14,7 +14,6 @@ use oarlock::data::{
     eval_batches,
 };
 use oarlock::model::{Decoder, HfConfig, ValueHeadSource};
-use oarlock::report::speed::PhaseTimer;
 use oarlock::shard::{Placements, ShardingConfig, WeightSource};
 use oarlock::train::{
     Evaluation, Judgement, Objective, Preference, Reference, Reward, StepReport, evaluate, train_step,
@@ -22,6 +21,7 @@ use oarlock::train::{
 use oarlock::weights::SafetensorsSource;
 use oarlock::{Accelerator, AcceleratorConfig, optim};
 use oarlock_comm::Communicator;
+use oarlock_engine::report::speed::PhaseTimer;
 use serde_json::Value;
 
 /// How steps are taken.

@@ -8,12 +8,12 @@ use crate::common::golden;
 use oarlock::checkpoint::{Contents, MergeOptions, Saver};
 use oarlock::data::{Loader, Packing, RowSettings, Rows, Sampler, Source, TokenCache, Tokenizer};
 use oarlock::model::{Decoder, HfConfig, merge_weights};
-use oarlock::report::speed::PhaseTimer;
 use oarlock::shard::{Engine, Gather, Placements, ShardingConfig, Slice};
 use oarlock::train::{NextToken, train_step};
 use oarlock::weights::SafetensorsSource;
 use oarlock::{Accelerator, AcceleratorConfig, ClientState, optim};
 use oarlock_comm::Communicator;
+use oarlock_engine::report::speed::PhaseTimer;
 use oarlock_tensor::DType;
 use safetensors::SafeTensors;
 

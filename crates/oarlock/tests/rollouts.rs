@@ -2,12 +2,12 @@
 
 use oarlock::generate::{GenerateOptions, Prompt, Sampling};
 use oarlock::model::{Decoder, DecoderConfig};
-use oarlock::report::speed::PhaseTimer;
 use oarlock::shard::Placements;
 use oarlock::train::objective::Unrecorded;
 use oarlock::train::{NextToken, train_step};
 use oarlock::{Accelerator, AcceleratorConfig, Batch, ShardingConfig, optim};
 use oarlock_comm::Communicator;
+use oarlock_engine::report::speed::PhaseTimer;
 
 const LEN: usize = 24;
 const VOCAB: u32 = 40;

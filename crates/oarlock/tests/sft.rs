@@ -10,12 +10,12 @@ use oarlock::data::{
     Chat, Encoder, Loader, Packing, RowReport, RowSettings, Rows, Sampler, Source, TokenCache, Tokenizer,
 };
 use oarlock::model::{Decoder, HfConfig};
-use oarlock::report::speed::PhaseTimer;
 use oarlock::shard::{Placements, ShardingConfig};
 use oarlock::train::{NextToken, StepReport, train_step};
 use oarlock::weights::SafetensorsSource;
 use oarlock::{Accelerator, AcceleratorConfig, optim};
 use oarlock_comm::Communicator;
+use oarlock_engine::report::speed::PhaseTimer;
 use oarlock_tensor::cpu::difference::{largest_difference, largest_difference_by};
 use oarlock_tensor::ops::TokenLoss;
 use serde_json::Value;

@@ -14,7 +14,9 @@ use oarlock::config;
 use oarlock::data::{self, ChatTemplate, Tokenizer};
 use oarlock::generate::{Chat, GenerateOptions, Generator, Sampling, Stop};
 use oarlock::model::hf::{generation_note, generation_stops};
-use oarlock::{Error, Result, json, terminal};
+use oarlock::{Error, Result};
+use oarlock_config::json;
+use oarlock_engine::terminal;
 
 /// What both commands take.
 #[derive(Args)]

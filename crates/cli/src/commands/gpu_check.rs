@@ -30,8 +30,8 @@ use std::process::Command;
 use std::time::Duration;
 
 use clap::Args;
-use oarlock::report::replace;
 use oarlock_comm::available_cores;
+use oarlock_engine::report::replace;
 use oarlock_tensor::cpu::Isa;
 use oarlock_tensor::{Device, Par, Tensor};
 use rustix::process::{Signal, set_parent_process_death_signal};

@@ -6,7 +6,6 @@ use std::time::Instant;
 
 use clap::Args;
 use clap::builder::RangedU64ValueParser;
-use oarlock::terminal::readable;
 use oarlock::train::head_dims;
 use oarlock_comm::available_cores;
 use oarlock_cuda::cache::Cache;
@@ -16,6 +15,7 @@ use oarlock_cuda::libraries::Libraries;
 use oarlock_cuda::nvrtc::Nvrtc;
 use oarlock_cuda::source::Unit;
 use oarlock_cuda::{Element, Error as CudaError};
+use oarlock_engine::terminal::readable;
 use oarlock_tensor::DType;
 
 use crate::config::{Words, train_config, written};

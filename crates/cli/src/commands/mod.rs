@@ -33,7 +33,7 @@ use oarlock_tensor::DType;
 use crate::console;
 use crate::front;
 use crate::launch;
-use oarlock::rank;
+use oarlock_engine::rank;
 
 /// Trains language models on many ranks from one binary.
 #[derive(Parser)]

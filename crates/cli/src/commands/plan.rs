@@ -13,10 +13,10 @@ use crate::error::Error;
 use crate::front::env_var;
 use oarlock::checkpoint::shard_size;
 use oarlock::estimate::Limits;
-use oarlock::planner::{
+use oarlock_engine::rank;
+use oarlock_lm::planner::{
     self, Choice, Cluster, Facts, Network, Prediction, Profile, choices, measure, predict, recommended,
 };
-use oarlock::rank;
 use oarlock_tensor::DeviceKind;
 
 #[derive(Args)]

@@ -5,7 +5,7 @@ use std::fmt::Write;
 use serde_json::{Value, json};
 
 use oarlock::estimate::readable;
-use oarlock::planner::{Choice, Cluster, Facts, Prediction, Profile};
+use oarlock_lm::planner::{Choice, Cluster, Facts, Prediction, Profile};
 
 /// What is shown.
 pub struct Shown<'a> {

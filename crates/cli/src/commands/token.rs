@@ -12,7 +12,7 @@ use rustix::fs::{FileType, Mode};
 
 use crate::console::{Outcome, eprint, print};
 use crate::error::Error;
-use oarlock::settings::Problem;
+use oarlock_config::settings::Problem;
 
 #[derive(Subcommand)]
 pub(super) enum TokenCommand {

@@ -1,11 +1,11 @@
 //! Reads `accelerator_config`: the settings of transformers that stand there are those of loaders that feed ranks, which here
 //! have one form.
 
-use oarlock::settings::keys::Key;
-use oarlock::settings::kwargs::Kwargs;
-use oarlock::settings::node::Entry;
-use oarlock::settings::problem::Problems;
-use oarlock::settings::resolve::Settings;
+use oarlock_config::settings::keys::Key;
+use oarlock_config::settings::kwargs::Kwargs;
+use oarlock_config::settings::node::Entry;
+use oarlock_config::settings::problem::Problems;
+use oarlock_config::settings::resolve::Settings;
 
 use super::table as keys;
 

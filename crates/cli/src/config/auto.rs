@@ -2,10 +2,10 @@
 //! transformers, and 1e9 for the two that those cannot resolve.
 
 use oarlock::config::{Elems, ModelSource};
-use oarlock::settings::dialect::deepspeed_keys;
-use oarlock::settings::keys::{Key, Row};
-use oarlock::settings::resolve::{AUTO, Settings};
-use oarlock::settings::value::{self, Value, number};
+use oarlock_config::settings::dialect::deepspeed_keys;
+use oarlock_config::settings::keys::{Key, Row};
+use oarlock_config::settings::resolve::{AUTO, Settings};
+use oarlock_config::settings::value::{self, Value, number};
 
 use super::resolved::ResolvedConfig;
 use super::table as keys;

@@ -2,9 +2,9 @@
 
 use super::table as keys;
 use oarlock::config::{BestArgs, Steps, When};
-use oarlock::settings::keys::Row;
-use oarlock::settings::problem::Problems;
-use oarlock::settings::resolve::Settings;
+use oarlock_config::settings::keys::Row;
+use oarlock_config::settings::problem::Problems;
+use oarlock_config::settings::resolve::Settings;
 
 /// How evaluations are compared; `None` where nobody asks. `evaluated` and `saved` say when that is done. What is wrong
 /// goes to `problems`.

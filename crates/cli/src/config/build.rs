@@ -2,7 +2,7 @@
 //! what is out of range only because of another key.
 
 use super::table as keys;
-use oarlock::settings::keys::Row;
+use oarlock_config::settings::keys::Row;
 use std::path::PathBuf;
 use std::time::Duration;
 
@@ -11,11 +11,11 @@ use oarlock::config::{
     SaveArgs, ScheduleArgs, Steps, TrainArgs, TrainConfig, ValSize, When,
 };
 use oarlock::nn::SparsityConfig;
-use oarlock::settings::dialect::{self, Dialects, Ranks};
-use oarlock::settings::problem::{Problem, Problems};
-use oarlock::settings::resolve::{self, AUTO, Setting, Settings};
-use oarlock::settings::value::Value;
-use oarlock::settings::{optimizer, schedule};
+use oarlock_config::settings::dialect::{self, Dialects, Ranks};
+use oarlock_config::settings::problem::{Problem, Problems};
+use oarlock_config::settings::resolve::{self, AUTO, Setting, Settings};
+use oarlock_config::settings::value::Value;
+use oarlock_config::settings::{optimizer, schedule};
 use oarlock_tensor::{DType, DeviceKind};
 
 use super::accelerator;

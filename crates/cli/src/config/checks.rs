@@ -3,11 +3,11 @@
 //! with ZeRO-3, neat packing before stage sft.
 
 use super::table as keys;
-use oarlock::settings::dialect::{Dialects, deepspeed_keys};
-use oarlock::settings::keys::{Key, Row};
-use oarlock::settings::problem::Problems;
-use oarlock::settings::resolve::Settings;
-use oarlock::settings::value::Value;
+use oarlock_config::settings::dialect::{Dialects, deepspeed_keys};
+use oarlock_config::settings::keys::{Key, Row};
+use oarlock_config::settings::problem::Problems;
+use oarlock_config::settings::resolve::Settings;
+use oarlock_config::settings::value::Value;
 
 /// Keys that cannot be written together.
 struct Rule {

@@ -1,8 +1,8 @@
 //! What LLaMA-Factory means by keys that are not written, where Oarlock means something else: under its commands its
 //! defaults hold, and those of Oarlock that stay are told.
 
-use oarlock::settings::node::{Data, Entry, Node};
-use oarlock::settings::value::boolean;
+use oarlock_config::settings::node::{Data, Entry, Node};
+use oarlock_config::settings::value::boolean;
 
 use super::environment::said_by;
 use super::written::{Authority, Layer};

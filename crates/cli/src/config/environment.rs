@@ -1,18 +1,18 @@
 //! What the environment says about a training: the ranks, from any launcher, and what Accelerate's launcher hands on.
 
-use oarlock::settings::accelerate::{Lookup, USE_FSDP, asks, take};
-use oarlock::settings::location::Location;
-use oarlock::settings::problem::{Problem, Problems};
-use oarlock::settings::resolve::Settings;
-use oarlock::settings::value::boolean;
 use oarlock_comm::Launched;
+use oarlock_config::settings::accelerate::{Lookup, USE_FSDP, asks, take};
+use oarlock_config::settings::location::Location;
+use oarlock_config::settings::problem::{Problem, Problems};
+use oarlock_config::settings::resolve::Settings;
+use oarlock_config::settings::value::boolean;
 
 use super::accelerate::keys::{self, FLAGS, OF_DEEPSPEED, OF_FSDP, PRECISION, Variable};
 use super::accelerate::{Engine, meaning};
 use super::written::{Authority, Entry, Layer};
 use super::yaml::Node;
 
-pub use oarlock::settings::accelerate::{said_by, said_in};
+pub use oarlock_config::settings::accelerate::{said_by, said_in};
 
 /// The settings that the environment makes; `read` looks up a variable. They must agree with what is written.
 ///

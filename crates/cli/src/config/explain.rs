@@ -2,7 +2,7 @@
 
 use std::fmt::Write as _;
 
-use oarlock::settings::keys::{Group, Row, Status, ValueType};
+use oarlock_config::settings::keys::{Group, Row, Status, ValueType};
 
 use super::table::KEYS;
 
@@ -137,7 +137,7 @@ pub fn block_tables(keys: &[Row]) -> String {
 mod tests {
     use super::super::accelerate::keys as accelerate_keys;
     use super::*;
-    use oarlock::settings::dialect::{deepspeed_keys, fsdp_keys};
+    use oarlock_config::settings::dialect::{deepspeed_keys, fsdp_keys};
 
     #[test]
     fn pages_of_blocks_end_with_their_tables() {

@@ -1,15 +1,15 @@
 //! Reads which parameters are trained: all, some layers, or an adapter with its settings.
 
 use super::table as keys;
-use oarlock::settings::keys::{Key, Row};
+use oarlock_config::settings::keys::{Key, Row};
 use std::path::PathBuf;
 
 use oarlock::config::{
     AdapterArgs, AdapterConfig, AdapterKind, Finetuning, FreezeArgs, LoraConfig, LoraInit, LoraPlus,
     OftBlocks, OftConfig, Targets, TrainedLayers,
 };
-use oarlock::settings::problem::Problems;
-use oarlock::settings::resolve::Settings;
+use oarlock_config::settings::problem::Problems;
+use oarlock_config::settings::resolve::Settings;
 
 /// What is trained; what is wrong with it goes to `problems`.
 pub fn finetuning(settings: &Settings, problems: &mut Problems) -> Finetuning {

@@ -4,13 +4,13 @@
 
 use std::fmt::Write as _;
 
-use oarlock::lookalikes::is_argument;
-use oarlock::nearest::nearest_of;
-use oarlock::settings::keys::{Row, Status, ValueType};
-use oarlock::settings::location::{Location, Origin};
-use oarlock::settings::most;
-use oarlock::settings::problem::{Problem, Problems};
-use oarlock::settings::resolve::{Settings, wrong_type};
+use oarlock_config::lookalikes::is_argument;
+use oarlock_config::nearest::nearest_of;
+use oarlock_config::settings::keys::{Row, Status, ValueType};
+use oarlock_config::settings::location::{Location, Origin};
+use oarlock_config::settings::most;
+use oarlock_config::settings::problem::{Problem, Problems};
+use oarlock_config::settings::resolve::{Settings, wrong_type};
 
 use super::explain::described;
 use super::words::Words;
@@ -339,7 +339,7 @@ mod tests {
         Row::flag(value_type, name, "", status, "a flag")
     }
 
-    oarlock::key_table! {
+    oarlock_config::key_table! {
         /// Some flags.
         const KEYS = [
             NPROC_PER_NODE: Option<usize> = key(ValueType::Int(1), "nproc_per_node", Status::Used),

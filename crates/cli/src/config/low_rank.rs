@@ -2,8 +2,8 @@
 
 use super::table as keys;
 use oarlock::config::OptimizerArgs;
-use oarlock::settings::keys::Key;
-use oarlock::settings::resolve::Settings;
+use oarlock_config::settings::keys::Key;
+use oarlock_config::settings::resolve::Settings;
 use oarlock_tensor::ops::optimizer::{LowRankArgs, Method, Rule, Sides};
 
 /// The keys that both methods have.

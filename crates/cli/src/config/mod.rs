@@ -45,8 +45,8 @@ mod tests;
 use resolve::Settings;
 
 pub use oarlock::config::*;
-pub use oarlock::settings::location::Origin;
-pub use oarlock::settings::{Problem, Problems, dialect, keys, location, problem, resolve, value};
+pub use oarlock_config::settings::location::Origin;
+pub use oarlock_config::settings::{Problem, Problems, dialect, keys, location, problem, resolve, value};
 pub use resolved::ResolvedConfig;
 pub use words::Words;
 pub use written::Arguments;

@@ -1,16 +1,16 @@
 //! Reads which model is trained: a folder, or `model_config`, the settings of a config.json written in place.
 
 use super::table as keys;
-use oarlock::settings::keys::Row;
+use oarlock_config::settings::keys::Row;
 use std::path::{Path, PathBuf};
 
 use oarlock::config::{ModelArgs, ModelSource, RopeArgs, RopeKind};
 use oarlock::model::Family;
-use oarlock::settings::keys::Range;
-use oarlock::settings::kwargs::Kwargs;
-use oarlock::settings::problem::Problems;
-use oarlock::settings::resolve::Settings;
-use oarlock::settings::value::Value;
+use oarlock_config::settings::keys::Range;
+use oarlock_config::settings::kwargs::Kwargs;
+use oarlock_config::settings::problem::Problems;
+use oarlock_config::settings::resolve::Settings;
+use oarlock_config::settings::value::Value;
 use serde_json::{Map, Value as Json, json};
 
 use super::new_tokens::new_tokens;

@@ -4,12 +4,12 @@ use super::table as keys;
 use std::path::{Path, PathBuf};
 
 use oarlock::config::{CommsArgs, EngineReports, FlopsArgs, MonitorArgs, Tracker};
-use oarlock::settings::accelerate::said_in;
-use oarlock::settings::dialect::{Dialect, Dialects, deepspeed_keys};
-use oarlock::settings::keys::Key;
-use oarlock::settings::problem::{Problem, Problems};
-use oarlock::settings::resolve::Settings;
 use oarlock_comm::{Operation, Recorded};
+use oarlock_config::settings::accelerate::said_in;
+use oarlock_config::settings::dialect::{Dialect, Dialects, deepspeed_keys};
+use oarlock_config::settings::keys::Key;
+use oarlock_config::settings::problem::{Problem, Problems};
+use oarlock_config::settings::resolve::Settings;
 
 use super::written::{Authority, Entry, Layer};
 

@@ -2,8 +2,8 @@
 
 use super::table as keys;
 use oarlock::config::NewTokens;
-use oarlock::settings::problem::{Problem, Problems};
-use oarlock::settings::resolve::Settings;
+use oarlock_config::settings::problem::{Problem, Problems};
+use oarlock_config::settings::resolve::Settings;
 
 use super::yaml::{self, Data};
 

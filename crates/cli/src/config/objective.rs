@@ -4,9 +4,9 @@ use super::table as keys;
 use std::path::PathBuf;
 
 use oarlock::config::{JudgementArgs, Learned, ObjectiveArgs, PreferenceArgs, PreferenceLoss, ReferenceArgs};
-use oarlock::settings::keys::Key;
-use oarlock::settings::problem::Problems;
-use oarlock::settings::resolve::Settings;
+use oarlock_config::settings::keys::Key;
+use oarlock_config::settings::problem::Problems;
+use oarlock_config::settings::resolve::Settings;
 
 use super::{quantization, raft};
 

@@ -4,9 +4,9 @@ use std::path::Path;
 
 use oarlock::config::{ModelSource, Resume};
 use oarlock::data::Source;
-use oarlock::settings::keys::Row;
-use oarlock::settings::problem::Problems;
 use oarlock::train::{Fault, Obstacle, obstacles, preflight};
+use oarlock_config::settings::keys::Row;
+use oarlock_config::settings::problem::Problems;
 
 use super::resolved::ResolvedConfig;
 use super::table as keys;

@@ -2,9 +2,9 @@
 
 use super::table as keys;
 use oarlock::config::{Elems, MOST_RANKS, PartitionMethod, PipelineArgs, Placement, ShardingConfig, Wrap};
-use oarlock::settings::keys::{Key, Row};
-use oarlock::settings::problem::Problems;
-use oarlock::settings::resolve::Settings;
+use oarlock_config::settings::keys::{Key, Row};
+use oarlock_config::settings::problem::Problems;
+use oarlock_config::settings::resolve::Settings;
 
 const STAGES: Key<usize> = keys::PIPELINE_MODEL_PARALLEL_SIZE;
 const SCHEDULE: Key<String> = keys::PIPELINE_SCHEDULE;

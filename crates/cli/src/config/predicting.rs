@@ -2,9 +2,9 @@
 
 use super::table as keys;
 use oarlock::config::{Elems, Placement, Predict, PredictArgs, ShardingConfig};
-use oarlock::settings::keys::Row;
-use oarlock::settings::problem::Problems;
-use oarlock::settings::resolve::Settings;
+use oarlock_config::settings::keys::Row;
+use oarlock_config::settings::problem::Problems;
+use oarlock_config::settings::resolve::Settings;
 
 /// What is predicted; `None` for nothing. What is wrong with it goes to `problems`.
 pub fn predict(

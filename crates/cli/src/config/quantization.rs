@@ -1,9 +1,9 @@
 //! Reads in how many bits the weights of a frozen base are kept.
 
 use super::table as keys;
-use oarlock::settings::keys::Row;
-use oarlock::settings::problem::Problems;
-use oarlock::settings::resolve::Settings;
+use oarlock_config::settings::keys::Row;
+use oarlock_config::settings::problem::Problems;
+use oarlock_config::settings::resolve::Settings;
 use oarlock_tensor::cpu::quantized::{Code, Format};
 
 /// The format of the weights, if they are quantized; what is wrong with it goes to `problems`.

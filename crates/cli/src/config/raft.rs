@@ -3,9 +3,9 @@
 use std::path::PathBuf;
 
 use oarlock::config::{RaftArgs, ReferenceArgs, RewardArgs};
-use oarlock::settings::keys::Row;
-use oarlock::settings::problem::Problems;
-use oarlock::settings::resolve::Settings;
+use oarlock_config::settings::keys::Row;
+use oarlock_config::settings::problem::Problems;
+use oarlock_config::settings::resolve::Settings;
 
 use super::{predicting, table as keys};
 

@@ -1,11 +1,11 @@
 //! Which activations are recomputed: the one answer of all keys about it.
 
 use oarlock::config::Recompute;
-use oarlock::settings::dialect::{Dialect, Dialects, deepspeed_keys, fsdp_keys};
-use oarlock::settings::keys::{Key, Row};
-use oarlock::settings::problem::{Problem, Problems};
-use oarlock::settings::resolve::{Setting, Settings, at};
-use oarlock::settings::value::{Value, boolean};
+use oarlock_config::settings::dialect::{Dialect, Dialects, deepspeed_keys, fsdp_keys};
+use oarlock_config::settings::keys::{Key, Row};
+use oarlock_config::settings::problem::{Problem, Problems};
+use oarlock_config::settings::resolve::{Setting, Settings, at};
+use oarlock_config::settings::value::{Value, boolean};
 
 use super::table as keys;
 

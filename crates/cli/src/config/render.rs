@@ -4,10 +4,10 @@ use std::fmt;
 use std::ops::Range;
 
 use miette::{Diagnostic, GraphicalReportHandler, GraphicalTheme, LabeledSpan, NamedSource};
-use oarlock::settings::location::{Location, ValueSource};
-use oarlock::settings::problem::{Problem, Problems};
-use oarlock::settings::secret::masked;
-use oarlock::terminal::is_obeyed;
+use oarlock_config::settings::location::{Location, ValueSource};
+use oarlock_config::settings::problem::{Problem, Problems};
+use oarlock_config::settings::secret::masked;
+use oarlock_engine::terminal::is_obeyed;
 
 /// The most problems that are shown one by one.
 const MOST_SHOWN: usize = 50;

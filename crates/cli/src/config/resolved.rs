@@ -5,15 +5,15 @@ use std::fmt::Write as _;
 use std::ops::Deref;
 
 use oarlock::config::{RunDescription, TrainConfig};
-use oarlock::settings::dialect::Dialects;
-use oarlock::settings::keys::{Group, Key, Row, Status};
-use oarlock::settings::location::{Origin, ValueSource};
-use oarlock::settings::node::to_yaml;
-use oarlock::settings::optimizer;
-use oarlock::settings::problem::{Problem, Problems};
-use oarlock::settings::resolve::{self, Setting, Settings};
-use oarlock::settings::secret::masked;
-use oarlock::settings::value::{Value, quoted};
+use oarlock_config::settings::dialect::Dialects;
+use oarlock_config::settings::keys::{Group, Key, Row, Status};
+use oarlock_config::settings::location::{Origin, ValueSource};
+use oarlock_config::settings::node::to_yaml;
+use oarlock_config::settings::optimizer;
+use oarlock_config::settings::problem::{Problem, Problems};
+use oarlock_config::settings::resolve::{self, Setting, Settings};
+use oarlock_config::settings::secret::masked;
+use oarlock_config::settings::value::{Value, quoted};
 
 use super::table;
 

@@ -1,20 +1,20 @@
 //! THE table: every key that a training YAML of LLaMA-Factory for `stage: pt` can hold, those of its other stages,
 //! methods and programs by which a file is still read whole, and our own, each declared once. Help, `docs/keys.md`, checks and nearest names all read it.
 
-use oarlock::nearest::nearest_of;
-use oarlock::settings::keys::Group::{Data, Eval, Log, Method, Model, Ranks, Save, Train};
-use oarlock::settings::keys::Range::{Any, BelowOne, NotNegative, Positive};
-use oarlock::settings::keys::Status::{Among, Later, NoEffect, Used};
-use oarlock::settings::keys::ValueType::{
+use oarlock_config::nearest::nearest_of;
+use oarlock_config::settings::keys::Group::{Data, Eval, Log, Method, Model, Ranks, Save, Train};
+use oarlock_config::settings::keys::Range::{Any, BelowOne, NotNegative, Positive};
+use oarlock_config::settings::keys::Status::{Among, Later, NoEffect, Used};
+use oarlock_config::settings::keys::ValueType::{
     self, Bool, BoolOrPath, Choice, Float, Int, List, Map, Path, Steps, Text,
 };
-use oarlock::settings::keys::{Row, key, row};
-use oarlock::settings::layer::Layer;
-use oarlock::settings::node::Entry;
-use oarlock::settings::problem::Problem;
-use oarlock::settings::secret::Secret;
-use oarlock::settings::table as training;
-use oarlock::settings::value::Value;
+use oarlock_config::settings::keys::{Row, key, row};
+use oarlock_config::settings::layer::Layer;
+use oarlock_config::settings::node::Entry;
+use oarlock_config::settings::problem::Problem;
+use oarlock_config::settings::secret::Secret;
+use oarlock_config::settings::table as training;
+use oarlock_config::settings::value::Value;
 
 /// What other programs call a key.
 pub const OTHER_NAMES: &[(&str, &str)] = &[
@@ -92,7 +92,7 @@ pub const PREDICTING_STAGES: &[&str] = &["sft", "rm"];
 pub const CHAT_KEYS: &[&str] =
     &["template", "tool_format", "default_system", "enable_thinking", "preserve_thinking"];
 
-oarlock::key_table! {
+oarlock_config::key_table! {
     /// The keys, in the order in which help and tables show them.
     pub const KEYS = [
         MODEL_NAME_OR_PATH: Option<String> = key(Model, Path, "model_name_or_path", "", Used, "Folder of the model: config.json, tokenizer.json and weights"),

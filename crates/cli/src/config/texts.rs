@@ -7,8 +7,8 @@ use std::io::{self, Write};
 use std::os::fd::AsRawFd;
 use std::sync::{Mutex, OnceLock, PoisonError};
 
-use oarlock::settings::json;
-use oarlock::settings::problem::Problem;
+use oarlock_config::settings::json;
+use oarlock_config::settings::problem::Problem;
 use rustix::fs::{MemfdFlags, memfd_create};
 
 /// The variable with the path at which a rank finds the texts that its launcher has read.

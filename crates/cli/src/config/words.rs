@@ -3,7 +3,7 @@
 use std::ops::Range;
 use std::sync::Arc;
 
-use oarlock::settings::location::{Location, SourceText, ValueSource};
+use oarlock_config::settings::location::{Location, SourceText, ValueSource};
 
 /// Words of a command line.
 #[derive(Clone, Debug)]

@@ -3,19 +3,19 @@
 
 use std::path::Path;
 
-use oarlock::lookalikes::is_argument;
-use oarlock::settings::keys::ValueType;
-use oarlock::settings::location::Location;
-use oarlock::settings::problem::{Problem, Problems};
-use oarlock::settings::value::boolean;
+use oarlock_config::lookalikes::is_argument;
+use oarlock_config::settings::keys::ValueType;
+use oarlock_config::settings::location::Location;
+use oarlock_config::settings::problem::{Problem, Problems};
+use oarlock_config::settings::value::boolean;
 
 use super::table;
 use super::texts::read_file;
 use super::words::Words;
 use super::yaml::{self, Node};
 
-pub use oarlock::settings::layer::{Authority, Layer};
-pub use oarlock::settings::node::Entry;
+pub use oarlock_config::settings::layer::{Authority, Layer};
+pub use oarlock_config::settings::node::Entry;
 
 /// The arguments of `oarlock train`, sorted.
 #[derive(Clone, Debug)]

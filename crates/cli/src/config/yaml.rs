@@ -1,17 +1,17 @@
-//! Reads YAML into the tree of [`oarlock::settings::node`].
+//! Reads YAML into the tree of [`oarlock_config::settings::node`].
 
 use std::sync::Arc;
 
-use oarlock::settings::fullwidth;
-use oarlock::settings::json::{self, MAX_DEPTH};
-use oarlock::settings::location::{Location, SourceText};
-use oarlock::settings::node::{Entry, add_entry};
-use oarlock::settings::problem::Problem;
+use oarlock_config::settings::fullwidth;
+use oarlock_config::settings::json::{self, MAX_DEPTH};
+use oarlock_config::settings::location::{Location, SourceText};
+use oarlock_config::settings::node::{Entry, add_entry};
+use oarlock_config::settings::problem::Problem;
 use saphyr_parser::{Event, Parser, ScalarStyle, ScanError, Span};
 
 use super::texts::read_file;
 
-pub use oarlock::settings::node::{Data, Node};
+pub use oarlock_config::settings::node::{Data, Node};
 
 /// Reads a whole text.
 ///

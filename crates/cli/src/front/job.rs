@@ -15,10 +15,10 @@ use crate::launch::spec::{Nodes, Output};
 use crate::launch::{self, FINAL, Launch, STARTED, environment, exit_code};
 use crate::plots;
 use oarlock::Accelerator;
-use oarlock::rank;
-use oarlock::settings::secret::{HIDDEN, is_secret_name};
 use oarlock::train;
 use oarlock_comm::{Exit, available_cores, gloo_obstacle};
+use oarlock_config::settings::secret::{HIDDEN, is_secret_name};
+use oarlock_engine::rank;
 
 /// What to start.
 #[derive(Clone, Debug)]

@@ -4,8 +4,8 @@ use std::fmt::Write as _;
 use std::path::PathBuf;
 use std::time::UNIX_EPOCH;
 
-use oarlock::launch::Memory;
 use oarlock_comm::{Ended, Exit, signal_name};
+use oarlock_engine::launch::Memory;
 
 use super::hostname;
 use super::logs::{ErrorFile, Message};
@@ -101,7 +101,7 @@ fn row(memory: &Memory, number: usize, failure: &Failure, out: &mut String) {
 
 /// `2026-11-20 18:34:02Z`.
 fn timestamp(seconds: u64) -> String {
-    oarlock::report::log::timestamp(seconds) + "Z"
+    oarlock_engine::report::log::timestamp(seconds) + "Z"
 }
 
 #[cfg(test)]

@@ -18,7 +18,7 @@ use super::logs::Attempt;
 use super::spec::Output;
 use crate::console::eprint;
 use crate::error::{Error, Result};
-use oarlock::launch::WorkerEnv;
+use oarlock_engine::launch::WorkerEnv;
 
 /// How often a reader looks whether the writers have ended.
 const LOOK: Timespec = Timespec { tv_sec: 0, tv_nsec: 50_000_000 };

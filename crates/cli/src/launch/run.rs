@@ -23,8 +23,8 @@ use super::spec::Launch;
 use super::{ERROR_FILE, FINAL, ROUND, STARTED};
 use crate::console::eprint;
 use crate::error::{Error, Result};
-use oarlock::launch::{Memory, WorkerEnv, default_omp_threads, port};
-use oarlock::settings::Problems;
+use oarlock_config::settings::Problems;
+use oarlock_engine::launch::{Memory, WorkerEnv, default_omp_threads, port};
 
 /// The file of the program that a process is, also when another one has taken its path.
 const THIS_PROGRAM: &str = "/proc/self/exe";

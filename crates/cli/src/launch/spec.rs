@@ -4,8 +4,8 @@ use std::ops::RangeInclusive;
 use std::path::PathBuf;
 use std::time::Duration;
 
-use oarlock::launch::WorkerEnv;
 use oarlock_comm::wire::bare;
+use oarlock_engine::launch::WorkerEnv;
 
 /// A launch, as every front end describes it.
 #[derive(Clone, Debug, PartialEq)]

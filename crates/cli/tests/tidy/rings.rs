@@ -9,11 +9,11 @@ use std::path::Path;
 /// that nothing passes because it was not read.
 const WITHOUT_RINGS: [(&str, &str, usize, usize); 7] = [
     ("comm", "", 15, 40),
-    ("oarlock", "accelerator", 15, 40),
-    ("oarlock", "checkpoint", 15, 40),
-    ("oarlock", "estimate", 10, 25),
-    ("oarlock", "settings", 15, 40),
-    ("oarlock", "shard", 15, 40),
+    ("engine", "accelerator", 15, 40),
+    ("engine", "checkpoint", 15, 40),
+    ("lm", "estimate", 10, 25),
+    ("config", "settings", 15, 40),
+    ("engine", "shard", 15, 40),
     ("cli", "config", 15, 40),
 ];
 

@@ -4,10 +4,10 @@ use std::time::{Duration, Instant};
 
 use oarlock::estimate::{self, GpuMemory, ModelSize, OnGpu, Settings, Stage, StepShape, decoder_step};
 use oarlock::optim::Parameters;
-use oarlock::report::speed::{flops_per_token, utilisation};
 use oarlock::train::objective::{NextToken, dry_pass};
 use oarlock::{Accelerator, AcceleratorConfig, ShardingConfig, distributed, optim};
 use oarlock_cuda::blas;
+use oarlock_engine::report::speed::{flops_per_token, utilisation};
 use oarlock_tensor::ops::{Labels, Mask};
 use oarlock_tensor::{Device, DeviceKind, OpTime, Tensor};
 use serde_json::{Map, Value};

@@ -5,7 +5,6 @@ use std::collections::BTreeMap;
 use std::path::PathBuf;
 use std::sync::Arc;
 
-use oarlock::report::replace;
 use oarlock_comm::available_cores;
 use oarlock_cuda::Element;
 use oarlock_cuda::attention::{self, AttentionShape, Key, Measured, Tile, TiledKernel};
@@ -15,6 +14,7 @@ use oarlock_cuda::cudnn::{ATTENTION_WORKSPACE_BYTES, Choice, Cudnn, CudnnAttenti
 use oarlock_cuda::driver::{DeviceMemory, Driver};
 use oarlock_cuda::libraries::Libraries;
 use oarlock_cuda::modules::Modules;
+use oarlock_engine::report::replace;
 use serde_json::json;
 
 use super::finding::Finding;

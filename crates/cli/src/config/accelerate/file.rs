@@ -2,12 +2,12 @@
 //! the prefix of their keys, and what older versions wrote.
 
 use super::keys;
-use oarlock::settings::dialect::settle;
-use oarlock::settings::keys::ValueType;
-use oarlock::settings::node::Entry;
-use oarlock::settings::problem::{Problem, Problems};
-use oarlock::settings::resolve::{Setting, Settings};
-use oarlock::settings::value::{Value, boolean};
+use oarlock_config::settings::dialect::settle;
+use oarlock_config::settings::keys::ValueType;
+use oarlock_config::settings::node::Entry;
+use oarlock_config::settings::problem::{Problem, Problems};
+use oarlock_config::settings::resolve::{Setting, Settings};
+use oarlock_config::settings::value::{Value, boolean};
 
 use super::super::yaml::{self, Data};
 use super::keys::{BLOCKS, DEEPSPEED, FILE_ONLY, FLAGS, TOP};

@@ -1,14 +1,14 @@
 //! THE table of Accelerate: every flag of `accelerate launch` and every key of its configuration file, each declared
 //! once, and the variables by which it hands them on to the processes that it starts.
 
-use oarlock::settings::accelerate;
-use oarlock::settings::keys::Range::{NotNegative, Positive};
-use oarlock::settings::keys::Status::{Later, NoEffect, Used};
-use oarlock::settings::keys::ValueType::{Bool, Choice, Float, Int, List, Path, Text};
-use oarlock::settings::keys::{Row, Status, ValueType, row};
-use oarlock::settings::secret::Secret;
+use oarlock_config::settings::accelerate;
+use oarlock_config::settings::keys::Range::{NotNegative, Positive};
+use oarlock_config::settings::keys::Status::{Later, NoEffect, Used};
+use oarlock_config::settings::keys::ValueType::{Bool, Choice, Float, Int, List, Path, Text};
+use oarlock_config::settings::keys::{Row, Status, ValueType, row};
+use oarlock_config::settings::secret::Secret;
 
-pub use oarlock::settings::accelerate::{OF_FSDP, Variable, lower, variable};
+pub use oarlock_config::settings::accelerate::{OF_FSDP, Variable, lower, variable};
 
 const NO_TPU: Status = NoEffect("there is no TPU");
 const DYNAMO: Status = NoEffect("the kernels are compiled already");
@@ -39,7 +39,7 @@ pub const DISTRIBUTED_TYPES: &[&str] = &[
     "MEGATRON_LM",
 ];
 
-oarlock::key_table! {
+oarlock_config::key_table! {
     /// The flags, by the names that blocks of the file know them by, too.
     pub const FLAGS = [
         CONFIG_FILE: Option<String> = Row::flag(Path, "config_file", "", Used, "The configuration file; unset: default_config.yaml in the cache of Hugging Face, if it is there"),
@@ -168,7 +168,7 @@ oarlock::key_table! {
     ];
 }
 
-oarlock::key_table! {
+oarlock_config::key_table! {
     /// The keys that only a file has.
     pub const FILE_ONLY = [
         COMPUTE_ENVIRONMENT: String = Row::flag(Choice(&["LOCAL_MACHINE", "AMAZON_SAGEMAKER"]), "compute_environment", "LOCAL_MACHINE", Used, "Where processes start"),

@@ -2,15 +2,15 @@
 //! whose values keep their locations, precision, accumulation and clipping.
 
 use super::keys;
-use oarlock::settings::accelerate::{fsdp_block, text};
-use oarlock::settings::dialect::deepspeed_keys;
-use oarlock::settings::keys::Row;
-use oarlock::settings::location::Location;
-use oarlock::settings::node::{Entry, Node, find, find_mut, put};
-use oarlock::settings::problem::{Problem, Problems};
-use oarlock::settings::resolve::{AUTO, Setting, Settings};
-use oarlock::settings::table as training;
-use oarlock::settings::value::{boolean, float};
+use oarlock_config::settings::accelerate::{fsdp_block, text};
+use oarlock_config::settings::dialect::deepspeed_keys;
+use oarlock_config::settings::keys::Row;
+use oarlock_config::settings::location::Location;
+use oarlock_config::settings::node::{Entry, Node, find, find_mut, put};
+use oarlock_config::settings::problem::{Problem, Problems};
+use oarlock_config::settings::resolve::{AUTO, Setting, Settings};
+use oarlock_config::settings::table as training;
+use oarlock_config::settings::value::{boolean, float};
 
 use super::super::yaml;
 

@@ -2,9 +2,9 @@
 
 use std::sync::Arc;
 
-use oarlock::settings::keys::{Range, ValueType};
-use oarlock::settings::location::{Location, SourceText, ValueSource};
-use oarlock::settings::value::read;
+use oarlock_config::settings::keys::{Range, ValueType};
+use oarlock_config::settings::location::{Location, SourceText, ValueSource};
+use oarlock_config::settings::value::read;
 
 use super::*;
 

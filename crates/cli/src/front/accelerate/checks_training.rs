@@ -8,10 +8,10 @@ use super::checks::{Finding, Site, sampler};
 use oarlock::checkpoint::{ClientState, Contents, Saver};
 use oarlock::data::{Batch, Sampler};
 use oarlock::model::{Decoder, DecoderConfig};
-use oarlock::report::speed::PhaseTimer;
 use oarlock::shard::{Placements, ShardingConfig};
 use oarlock::train::{NextToken, train_step};
 use oarlock::{Accelerator, AcceleratorConfig, Prepared, PreparedOptimizer, Result, optim};
+use oarlock_engine::report::speed::PhaseTimer;
 
 /// The placements of a model, by their names.
 const PLACEMENTS: [(&str, Placements); 4] = [

@@ -17,7 +17,7 @@ use crate::console::{Failure, Outcome, print};
 use crate::error::Error;
 use crate::front::env_var;
 pub use oarlock::distributed::default_config_file as default_file;
-use oarlock::nearest::nearest_of;
+use oarlock_config::nearest::nearest_of;
 
 /// A value that stands in this program.
 #[derive(Clone, Copy, Debug)]

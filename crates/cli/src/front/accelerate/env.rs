@@ -1,8 +1,8 @@
 //! `accelerate env`: what a report of a problem should contain, in the lines of the original.
 
-use oarlock::settings::secret::masked;
-use oarlock::terminal::readable;
 use oarlock_comm::MachineMemory;
+use oarlock_config::settings::secret::masked;
+use oarlock_engine::terminal::readable;
 use oarlock_tensor::{CudaLibraries, visible_gpus};
 
 use super::cluster::Cluster;

@@ -12,9 +12,9 @@ use crate::error::Result;
 use oarlock::model::hf::HfConfig;
 use oarlock::model::{Decoder, DecoderConfig};
 use oarlock::nn::units_of;
-use oarlock::report::python;
+use oarlock_engine::report::python;
 
-oarlock::key_table! {
+oarlock_config::key_table! {
     /// The flags.
     pub(super) const KEYS = [
         LIBRARY_NAME: String = Row::flag(ValueType::Choice(&["transformers", "timm"]), "library_name", "transformers", Status::Only("models of timm are for pictures; only language models of transformers are known here"), "The library of the model"),

@@ -10,7 +10,7 @@ use crate::console::{self, Outcome, occupied, print};
 use oarlock::checkpoint::{self, MergeOptions};
 use oarlock::model::merge_weights;
 
-oarlock::key_table! {
+oarlock_config::key_table! {
     /// The flags.
     const KEYS = [
         UNSAFE_SERIALIZATION: bool = Row::flag(ValueType::Bool, "unsafe_serialization", "false", Status::Later("weights are written as safetensors alone; whatever reads .bin files reads these, too"), "Write .bin files"),

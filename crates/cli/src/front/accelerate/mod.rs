@@ -23,7 +23,7 @@ use crate::config::keys::{Row, Status, ValueType};
 use crate::config::{Problem, Problems, Words, resolve};
 use crate::console::{Failure, Outcome, eprint, print};
 use crate::error::Error;
-use oarlock::nearest::nearest_of;
+use oarlock_config::nearest::nearest_of;
 
 /// The version of Accelerate whose commands, files and words these are.
 pub const ACCELERATE: &str = "1.15.0";
@@ -93,7 +93,7 @@ const COMMAND: Flags = Flags {
     abbreviations: Abbreviations::AllBut(&[]),
 };
 
-oarlock::key_table! {
+oarlock_config::key_table! {
     /// The flags of commands that read a configuration and nothing else.
     const KEYS = [
         CONFIG_FILE: Option<String> = Row::flag(ValueType::Path, "config_file", "", Status::Used, "The file; by default default_config.yaml in $HF_HOME/accelerate, else in huggingface/accelerate of the cache"),

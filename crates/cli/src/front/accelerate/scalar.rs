@@ -5,7 +5,7 @@ use std::sync::LazyLock;
 use fancy_regex::Regex;
 use serde_json::Value;
 
-use oarlock::report::python::repr;
+use oarlock_engine::report::python::repr;
 
 /// Whole numbers, in base 2, 8, 10, 16 and 60.
 static INT: LazyLock<Option<Regex>> = LazyLock::new(|| {

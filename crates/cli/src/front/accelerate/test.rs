@@ -16,9 +16,9 @@ use crate::error::{Error, Result};
 use crate::front::job::{ended, too_few_gpus};
 use crate::launch::devices::Devices;
 use crate::launch::{self, Launch};
-use oarlock::rank;
+use oarlock_engine::rank;
 
-oarlock::key_table! {
+oarlock_config::key_table! {
     /// The flags.
     const KEYS = [
         CONFIG_FILE: Option<String> = row(super::CONFIG_FILE),

@@ -11,7 +11,7 @@ use crate::config::keys::{Key, Row, Status, ValueType};
 use crate::config::{Problems, Words, written};
 use crate::console::{Outcome, eprint};
 
-oarlock::key_table! {
+oarlock_config::key_table! {
     /// The flags.
     const KEYS = [
         CONFIG_FILE: Option<String> = Row::flag(ValueType::Path, "config_file", "", Status::Used, "The configuration for FSDP 1"),

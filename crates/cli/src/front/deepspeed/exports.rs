@@ -3,7 +3,7 @@
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
-use oarlock::settings::secret::{Secret, is_secret_name};
+use oarlock_config::settings::secret::{Secret, is_secret_name};
 
 use super::multinode::{Launcher, RUN_NAME};
 use crate::config::Problem;

@@ -7,7 +7,7 @@ use crate::config::keys::ValueType::{Bool, Choice, Int, Path, Text};
 
 const ANY: i64 = i64::MIN;
 
-oarlock::key_table! {
+oarlock_config::key_table! {
     /// The flags.
     pub const KEYS = [
         HOSTFILE: String = Row::flag(Path, "hostfile", "/job/hostfile", Used, "File of machines, a line `NAME slots=N` each"),

@@ -2,7 +2,7 @@
 //! Where DeepSpeed would start its own launcher on each machine, this program is started.
 
 use super::flags as keys;
-use oarlock::settings::secret::Secret;
+use oarlock_config::settings::secret::Secret;
 
 use super::exports::{Exports, Machine, quoted, shell};
 use super::filter::{self, Slots};

@@ -2,7 +2,7 @@
 
 use std::fmt::Write as _;
 
-use oarlock::terminal::readable;
+use oarlock_engine::terminal::readable;
 use oarlock_tensor::cpu::Isa;
 
 use crate::config::flags::{Abbreviations, Flags};
@@ -14,7 +14,7 @@ use crate::console::{Outcome, print, print_styled};
 use crate::front::gpus;
 use crate::launch::devices::Devices;
 
-oarlock::key_table! {
+oarlock_config::key_table! {
     /// The flags.
     const KEYS = [
         HIDE_OPERATOR_STATUS: bool = Row::flag(Bool, "hide_operator_status", "", Used, "Leave out the table of ops"),

@@ -3,9 +3,9 @@
 use std::os::unix::process::CommandExt;
 use std::process::Command;
 
-use oarlock::settings::keys::{Group, Status};
-use oarlock::terminal::readable;
 use oarlock_comm::{MachineMemory, available_cores};
+use oarlock_config::settings::keys::{Group, Status};
+use oarlock_engine::terminal::readable;
 use oarlock_tensor::cpu::Isa;
 
 use crate::config::table;

@@ -8,7 +8,7 @@ use crate::config::keys::{Row, Status};
 
 const ELSEWHERE: Status = NoEffect("ranks come from the launcher");
 
-oarlock::key_table! {
+oarlock_config::key_table! {
     /// The flags.
     pub const KEYS = [
         DIM: usize = Row::flag(Int(1), "dim", "512", Used, "Width of the model (MiniMind2)"),

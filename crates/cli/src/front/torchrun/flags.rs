@@ -6,7 +6,7 @@ use crate::config::keys::Row;
 use crate::config::keys::Status::{Later, NoEffect, Used};
 use crate::config::keys::ValueType::{Bool, Choice, Float, Int, Path, Text};
 
-oarlock::key_table! {
+oarlock_config::key_table! {
     /// The flags.
     pub(super) const KEYS = [
         NNODES: String = Row::flag(Text, "nnodes", "1", Used, "Machines: a number, or as few and as many as MIN:MAX"),

@@ -3,7 +3,7 @@
 use oarlock_comm::wire::Denied;
 use serde::{Deserialize, Serialize};
 
-use oarlock::settings::Problem;
+use oarlock_config::settings::Problem;
 
 /// Something that must be the same on all nodes and is not.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]

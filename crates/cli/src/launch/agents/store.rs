@@ -13,10 +13,10 @@ use super::error::AgentsError;
 use super::meeting::{MOST, Meeting};
 use super::message::{self, Reply, Request, View};
 use super::world::{Id, Refusal, Terms, World, silent};
-use oarlock::launch::port;
 use oarlock_comm::wire::{
     Arrival, Broken, Channel, Entrance, Place, hex, listen_at, listen_everywhere, nonce, printable,
 };
+use oarlock_engine::launch::port;
 
 /// How often the store looks at the clock.
 const TICK: Duration = Duration::from_millis(10);

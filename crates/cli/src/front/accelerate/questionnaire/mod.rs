@@ -33,7 +33,7 @@ pub(super) const CONFIG: Flags = Flags {
     ..COMMAND
 };
 
-oarlock::key_table! {
+oarlock_config::key_table! {
     /// The flags of `accelerate config default`.
     const DEFAULT_KEYS = [
         CONFIG_FILE: Option<String> = row(super::CONFIG_FILE),

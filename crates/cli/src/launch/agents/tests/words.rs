@@ -7,7 +7,7 @@ use proptest::prelude::*;
 use super::meeting;
 use crate::launch::agents::message::{self, Reply, Request, View};
 use crate::launch::agents::{AgentsError, Meeting, endpoint, nodes};
-use oarlock::settings::secret::masked;
+use oarlock_config::settings::secret::masked;
 
 #[test]
 fn endpoints_and_numbers_of_nodes() {

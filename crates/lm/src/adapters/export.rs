@@ -1,0 +1,251 @@
+//! A base with its adapters as one model in a Hugging Face folder.
+
+use std::path::{Path, PathBuf};
+
+use oarlock_tensor::cpu::quantized::Format;
+use oarlock_tensor::{DType, Device};
+use serde_json::Value;
+
+use super::compare::{Compared, compared, logits, prompts};
+use super::folder::settings_beside;
+use super::inference::{beside, load_for_inference, load_for_inference_as, merging};
+use super::modelfile::modelfile;
+use super::template_files::{TemplateFiles, stop_ids, template_files};
+use crate::data::{Chat, ChatTemplate, Tokenizer};
+use crate::model::hf::{QuantizedFiles, generation_stops, take_over_side_files};
+use crate::model::{Decoder, HfConfig, SaveOptions, take_over_value_head};
+use oarlock_config::config::{ChatArgs, RopeArgs};
+use oarlock_config::json;
+use oarlock_engine::error::{Error, Result};
+use oarlock_engine::nn::parameters;
+use oarlock_engine::shard::{ParamSlice, WeightSource};
+use oarlock_engine::weights::SafetensorsSource;
+
+const TOKENIZER_CONFIG: &str = "tokenizer_config.json";
+
+/// What [`export`] writes.
+#[derive(Clone, Copy, Debug)]
+pub struct ExportOptions<'a> {
+    /// The folder of the base.
+    pub model: &'a Path,
+    /// The adapters that are merged into it, in order; there may be none.
+    pub adapters: &'a [PathBuf],
+    /// What is done with the base in few bits.
+    pub quantized: Option<Quantized>,
+    /// The folder to write to.
+    pub out: &'a Path,
+    /// The most bytes of weights in one file.
+    pub max_shard_bytes: u64,
+    /// The dtype of the weights; `None` stands for that of the base.
+    pub dtype: Option<DType>,
+    /// Whether files may be replaced that no earlier export wrote.
+    pub overwrite: bool,
+    /// The template with which the model is to be talked to, where it is not the one of the folders.
+    pub chat: Option<&'a ChatArgs>,
+    /// How positions are scaled ([`HfConfig::with_rope_scaling`]).
+    pub rope_scaling: Option<RopeArgs>,
+}
+
+/// What the record of a folder calls the writer of an export.
+const EXPORT: &str = "export";
+
+/// What an export does with a base in few bits.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Quantized {
+    /// Adapters are merged into what its weights in this format stand for: what an adapter of QLoRA was trained against.
+    Dequantized(Format),
+    /// Its weights are written in this format, in the files of bitsandbytes. There are no adapters.
+    Packed(Format),
+}
+
+/// What [`export`] has written.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Exported {
+    /// Elements of all weights.
+    pub n_elems: usize,
+    /// Their dtype.
+    pub dtype: DType,
+    /// The names of the files.
+    pub files: Vec<String>,
+    /// What is to be told of how the base and its adapters were read.
+    pub notes: Vec<String>,
+    /// How far the written model is from the base with its adapters, both computed in f32.
+    pub compared: Compared,
+}
+
+/// Merges adapters into a base and writes the model with its settings, tokenizer and a `Modelfile` for Ollama. Weights are
+/// added up in f32 and rounded once. Then both are asked the same prompts.
+///
+/// # Errors
+/// What is wrong with the folders, and [`Error::Occupied`] where `out` holds something that may not be replaced; `out` is then as
+/// it was.
+pub fn export(options: &ExportOptions<'_>, device: &Device) -> Result<Exported> {
+    let ExportOptions { model: dir, adapters, out, max_shard_bytes, overwrite, chat, .. } = *options;
+    let ExportOptions { quantized, dtype, rope_scaling, .. } = *options;
+    let same =
+        |path: &Path| path.canonicalize().ok().is_some_and(|path| out.canonicalize().ok() == Some(path));
+    if let Some(path) =
+        std::iter::once(dir).chain(adapters.iter().map(PathBuf::as_path)).find(|path| same(path))
+    {
+        return Err(Error::Usage(format!(
+            "export_dir is {}, whose weights are read; name another folder",
+            path.display()
+        )));
+    }
+    let hf = settings_beside(dir, adapters)?;
+    let hf = match rope_scaling {
+        Some(scaling) => hf.with_rope_scaling(scaling)?,
+        None => hf,
+    };
+    let dtype = dtype.unwrap_or(dtype_of(dir)?);
+    let side = tokenizer_folder(dir, adapters);
+    let tokenizer = Tokenizer::open(side)?;
+    let quantized = match quantized {
+        Some(Quantized::Packed(format)) => {
+            return export_packed(options, &hf, (&tokenizer, dtype), format, device);
+        }
+        Some(Quantized::Dequantized(format)) => Some(format),
+        None => None,
+    };
+    let save = SaveOptions { dtype, max_shard_bytes, side_files_from: Some(dir) };
+    let n_positions = hf.decoder().positions(256);
+    let mut decoder = Decoder::new(hf.decoder().clone(), n_positions)?;
+    let prompts = prompts(&tokenizer, n_positions)?;
+    // A base that cannot be used is found before anything is written.
+    let before = beside(hf.clone(), dir, adapters, quantized, device, DType::F32, n_positions)?;
+    let before = logits(&before, dir, &prompts)?;
+    let mut source = merging(dir, &hf, &mut decoder, adapters, quantized, device)?;
+    let notes = [hf.notes(), &source.notes()].concat();
+    let mut files = hf.files_of(&decoder, &save)?;
+    if side != dir {
+        take_over_side_files(&mut files, side, &[]);
+    }
+    let (texts, told) = beside_weights(side, &hf, &tokenizer, chat)?;
+    texts.into_iter().for_each(|(name, text)| files.add_text(name, text));
+    let notes = [notes, told].concat();
+    take_over_value_head(&mut files, adapters.iter().rev().map(PathBuf::as_path).chain([dir]));
+    let files = files.written_by(EXPORT, overwrite);
+    let names: Vec<String> = files.names().map(str::to_owned).collect();
+    let params = parameters(&decoder);
+    let n_elems = params.iter().map(|named| named.param.shape().n_elems()).sum();
+    files.save(out, &mut |name, elements, values| {
+        let Some(named) = params.iter().find(|named| named.name == name) else { return Ok(()) };
+        source.read(&ParamSlice::of(named, elements), values)
+    })?;
+    drop(source);
+
+    let after = logits(&load_for_inference(out, &[], device, DType::F32, n_positions)?, out, &prompts)?;
+    let compared = compared(&before, &after, hf.decoder().vocab_size)?;
+    Ok(Exported { n_elems, dtype, files: names, notes, compared })
+}
+
+/// Where the tokenizer of a model with adapters lies, and the chat template that it was trained with: in the folder of the
+/// last adapter that has one, else in that of the model.
+pub fn tokenizer_folder<'d>(dir: &'d Path, adapters: &'d [PathBuf]) -> &'d Path {
+    let has_one = |dir: &&PathBuf| dir.join("tokenizer.json").is_file();
+    adapters.iter().rev().find(has_one).map_or(dir, PathBuf::as_path)
+}
+
+/// Writes a base in few bits, and compares it with the base.
+fn export_packed(
+    options: &ExportOptions<'_>,
+    hf: &HfConfig,
+    (tokenizer, dtype): (&Tokenizer, DType),
+    format: Format,
+    device: &Device,
+) -> Result<Exported> {
+    let ExportOptions { model: dir, adapters, out, max_shard_bytes, overwrite, chat, .. } = *options;
+    if let Some(kind) = hf.quantization() {
+        return Err(Error::Usage(format!(
+            "the weights of {} are quantized already ({})",
+            dir.display(),
+            kind.name()
+        )));
+    }
+    if !adapters.is_empty() {
+        return Err(Error::Usage(
+            "adapters are merged into a model before its weights are quantized".to_owned(),
+        ));
+    }
+    let save = SaveOptions { dtype, max_shard_bytes, side_files_from: Some(dir) };
+    let mut files = QuantizedFiles::new(hf, format, &save)?;
+    let (texts, told) = beside_weights(dir, hf, tokenizer, chat)?;
+    texts.into_iter().for_each(|(name, text)| files.add_text(name, text));
+    let files = files.written_by(EXPORT, overwrite);
+    let names: Vec<String> = files.names().map(str::to_owned).collect();
+    let (plain, mut quantized) =
+        (Decoder::new(hf.decoder().clone(), 1)?, Decoder::new(hf.decoder().clone(), 1)?);
+    let n_elems = parameters(&plain).iter().map(|named| named.param.shape().n_elems()).sum();
+    let full = SafetensorsSource::open(dir, hf, &plain)?;
+    let notes = [hf.notes(), &full.notes(), &told].concat();
+    let mut source = quantized.quantize(format, DType::F32)?.source(full, device);
+    files.save(out, &mut source, dtype)?;
+    drop(source);
+
+    let n_positions = hf.decoder().positions(256);
+    let prompts = prompts(tokenizer, n_positions)?;
+    let before = load_for_inference_as(hf.clone(), dir, &[], device, DType::F32, n_positions)?;
+    let before = logits(&before, dir, &prompts)?;
+    let after = logits(&load_for_inference(out, &[], device, DType::F32, n_positions)?, out, &prompts)?;
+    let compared = compared(&before, &after, hf.decoder().vocab_size)?;
+    Ok(Exported { n_elems, dtype, files: names, notes, compared })
+}
+
+/// Texts beside the weights: a `Modelfile`, the settings of the tokenizer, and the chat template where one is named; and what
+/// is to be told of the template. That of the folder stays where it writes the same: it may write more, such as calls.
+fn beside_weights(
+    dir: &Path,
+    hf: &HfConfig,
+    tokenizer: &Tokenizer,
+    args: Option<&ChatArgs>,
+) -> Result<(TemplateFiles, Vec<String>)> {
+    let chat = args.map(|args| Chat::new(tokenizer, dir, args, usize::MAX)).transpose()?;
+    let mut stops = hf.special().eos.clone();
+    stops.extend(generation_stops(dir)?);
+    stops.extend(tokenizer.special().eos);
+    let own = ChatTemplate::read(dir).ok();
+    let mut told = Vec::new();
+    if let Some(chat) = &chat {
+        stops.extend(stop_ids(chat, tokenizer, hf)?);
+        told.extend(chat.disagreement(tokenizer, dir)?);
+    }
+    let (mut texts, template) = match &chat {
+        Some(chat) if own.is_none() || !told.is_empty() => {
+            (template_files(chat, tokenizer, dir, hf)?, Some(chat.prompts(tokenizer, dir)?))
+        }
+        _ => (TemplateFiles::new(), own),
+    };
+    stops.sort_unstable();
+    stops.dedup();
+    texts.push(("Modelfile", modelfile(template.as_ref(), tokenizer, &stops)));
+    match texts.iter_mut().find(|(name, _)| *name == TOKENIZER_CONFIG) {
+        Some((_, text)) => *text = padding_left(text).unwrap_or_else(|| text.clone()),
+        None => {
+            let own =
+                oarlock_comm::read_text(dir.join(TOKENIZER_CONFIG), oarlock_comm::MAX_CONFIG_BYTES).ok();
+            texts.extend(own.and_then(|text| Some((TOKENIZER_CONFIG, padding_left(&text)?))));
+        }
+    }
+    Ok((texts, told))
+}
+
+/// The dtype that `config.json` gives the weights.
+fn dtype_of(dir: &Path) -> Result<DType> {
+    let path = dir.join("config.json");
+    let text =
+        oarlock_comm::read_text(&path, oarlock_comm::MAX_CONFIG_BYTES).map_err(Error::io("read", &path))?;
+    let config: Value = json::from_str(&text).map_err(|e| Error::bad_file(&path, e.to_string()))?;
+    let named = ["dtype", "torch_dtype"].iter().find_map(|key| config.get(key)?.as_str());
+    Ok(match named.map(|name| name.trim_start_matches("torch.")) {
+        Some("bfloat16") => DType::BF16,
+        Some("float16") => DType::F16,
+        _ => DType::F32,
+    })
+}
+
+/// A `tokenizer_config.json` with padding on the left, where answers are generated.
+fn padding_left(text: &str) -> Option<String> {
+    let Ok(Value::Object(mut config)) = serde_json::from_str(text) else { return None };
+    config.insert("padding_side".to_owned(), Value::from("left"));
+    Some(format!("{:#}\n", Value::Object(config)))
+}

@@ -1,0 +1,44 @@
+//! Adapters: a model whose own weights stay, with small trained updates beside them (LoRA, DoRA, OFT), in PEFT's folders.
+//!
+//! [`adapt`] puts [`Lora`] or [`Oft`] layers into a decoder, [`AdaptedSource`] gives all of its parameters their first values, and
+//! [`Adapter`] is an adapter that was read from a folder. A model of one's own takes them as layers.
+
+mod adapt;
+mod base;
+mod compare;
+mod export;
+mod folder;
+mod freeze;
+mod inference;
+mod lora;
+mod modelfile;
+mod oft;
+mod origin;
+mod peft_config;
+mod pissa;
+mod reference;
+mod source;
+mod targeted;
+mod template_files;
+mod update;
+
+pub use adapt::{Adaptation, AdaptedModule, LowRank, adapt, adapt_quantized};
+pub use base::Base;
+pub use compare::{Compared, PROMPTS};
+pub use export::{ExportOptions, Exported, Quantized, export, tokenizer_folder};
+pub use folder::{Adapter, adapter_files, settings_beside};
+pub use freeze::freeze;
+pub(crate) use inference::assemble;
+pub use inference::{
+    load_for_inference, load_for_inference_as, load_quantized_for_inference, load_quantized_for_inference_as,
+};
+pub use lora::{Lora, LoraLayer};
+pub use oarlock_config::config::{
+    AdapterArgs, AdapterConfig, AdapterKind, FreezeArgs, LoraConfig, LoraInit, LoraPlus, OftBlocks,
+    OftConfig, Targets, TrainedLayers,
+};
+pub use oft::{Oft, OftLayer};
+pub use pissa::convert_pissa;
+pub use reference::as_reference;
+pub use source::AdaptedSource;
+pub use template_files::{TemplateFiles, stop_ids, template_files};

@@ -1,0 +1,146 @@
+//! Examples as the model sees them, for people, and statistics of their lengths.
+
+use super::encode::{Encoded, Encoder, Labels};
+use super::error::Result;
+use super::report::RowReport;
+use super::sft::Outcome;
+use super::source::Source;
+use super::tokenizer::Tokenizer;
+use oarlock_engine::terminal::shown;
+
+/// The text of tokens, with « » around what is learned.
+///
+/// # Errors
+/// A tokenizer that cannot be used.
+pub fn bracketed(tokenizer: &Tokenizer, ids: &[u32], learned: &[bool]) -> Result<String> {
+    marked(tokenizer, ids, learned, [("", ""), ("«", "»")])
+}
+
+/// The text of tokens for a terminal: what is learned bright, the rest dim.
+///
+/// # Errors
+/// A tokenizer that cannot be used.
+pub fn colored(tokenizer: &Tokenizer, ids: &[u32], learned: &[bool]) -> Result<String> {
+    marked(tokenizer, ids, learned, [("\u{1b}[2m", "\u{1b}[0m"), ("\u{1b}[1m", "\u{1b}[0m")])
+}
+
+fn marked(tokenizer: &Tokenizer, ids: &[u32], learned: &[bool], marks: [(&str, &str); 2]) -> Result<String> {
+    let (mut out, mut begin) = (String::new(), 0);
+    let n = ids.len().min(learned.len());
+    for end in 1..=n {
+        if end < n && learned[end] == learned[begin] {
+            continue;
+        }
+        let (before, behind) = marks[usize::from(learned[begin])];
+        // What control characters a text holds is shown, not obeyed.
+        let text = tokenizer.decode(&ids[begin..end], false)?;
+        out.push_str(before);
+        out.push_str(&shown(&text));
+        out.push_str(behind);
+        begin = end;
+    }
+    Ok(out)
+}
+
+/// What a data set is in tokens.
+#[derive(Clone, Debug, Default)]
+pub struct Statistics {
+    /// What became of the rows.
+    pub report: RowReport,
+    /// The tokens of each example, in the order of the rows.
+    pub lens: Vec<usize>,
+    /// The first examples.
+    pub first: Vec<Encoded>,
+}
+
+impl Statistics {
+    /// Reads all rows of a source and keeps the first `n_shown` examples.
+    ///
+    /// # Errors
+    /// A record that cannot be read, or a tokenizer that cannot be used.
+    pub fn of(source: &Source, encoder: Encoder, n_shown: usize) -> Result<Statistics> {
+        let mut out = Statistics::default();
+        for row in source.rows(encoder.content()) {
+            let encoding = encoder.row(row?)?;
+            encoding.guessed.iter().for_each(|kind| out.report.guess(kind.name()));
+            out.report.unread(encoding.unread, &encoding.record);
+            match encoding.outcome {
+                Outcome::Dropped(reason) => out.report.drop(reason, &encoding.record),
+                Outcome::Encoded(encoded, cuts) => {
+                    out.report.add(&encoded, &cuts);
+                    out.lens.push(encoded.ids.len());
+                    if out.first.len() < n_shown {
+                        out.first.push(encoded);
+                    }
+                }
+            }
+        }
+        Ok(out)
+    }
+
+    /// The statistics as lines for people: an example has so many segments, each cut to `cutoff_len`; `batch_size` is that of a
+    /// micro-batch.
+    pub fn lines(&self, cutoff_len: usize, n_segments: usize, batch_size: usize) -> Vec<String> {
+        let mut lines = self.report.lines(cutoff_len);
+        let mut sorted = self.lens.clone();
+        sorted.sort_unstable();
+        let Some(&longest) = sorted.last() else { return lines };
+        let at = |share: f64| sorted[((sorted.len() - 1) as f64 * share).round() as usize];
+        let total: usize = sorted.iter().sum();
+        let most = match n_segments {
+            1 => format!("cutoff_len {cutoff_len}"),
+            n => format!("{n} times cutoff_len {cutoff_len}, for an answer each"),
+        };
+        lines.push(format!(
+            "lengths: shortest {}, median {}, mean {:.1}, 95 % up to {}, longest {longest} of {most}",
+            sorted[0],
+            at(0.5),
+            total as f64 / sorted.len() as f64,
+            at(0.95),
+        ));
+        let padded: usize = self
+            .lens
+            .chunks(batch_size.max(1))
+            .map(|batch| batch.len() * batch.iter().max().copied().unwrap_or(0).next_multiple_of(8))
+            .sum();
+        lines.push(format!(
+            "padding: {:.1} % of the tokens would be padding in batches of {batch_size} (in the order of the rows); here \
+             0 %, since examples run one after another",
+            100.0 * (padded - total) as f64 / padded.max(1) as f64
+        ));
+        lines
+    }
+}
+
+impl Encoded {
+    /// Which tokens are learned.
+    pub fn learned(&self) -> Vec<bool> {
+        match &self.labels {
+            Labels::All => (0..self.ids.len()).map(|at| at > 0).collect(),
+            Labels::Spans(spans) => {
+                let mut learned = vec![false; self.ids.len()];
+                spans.iter().for_each(|span| learned[span.start as usize..span.end as usize].fill(true));
+                learned
+            }
+        }
+    }
+
+    /// The target at each token, as transformers names it: the token itself, `end` where the end-of-text token is learned
+    /// instead, -100 where nothing is.
+    pub fn labels(&self, end: Option<u32>) -> Vec<i64> {
+        let learned = self.learned();
+        let mut labels: Vec<i64> = self
+            .ids
+            .iter()
+            .zip(learned)
+            .map(|(&id, learned)| if learned { i64::from(id) } else { -100 })
+            .collect();
+        if let (Labels::Spans(spans), Some(end)) = (&self.labels, end) {
+            spans
+                .iter()
+                .filter(|span| span.is_empty())
+                .for_each(|span| labels[span.start as usize] = i64::from(end));
+        }
+        labels
+    }
+}

@@ -1,0 +1,156 @@
+//! The rotary tables of a decoder: one for all layers whose settings are equal, and others where the frequencies depend on
+//! the length of the sequence.
+
+use std::ops::Range;
+use std::sync::{Arc, Mutex, PoisonError};
+
+use oarlock_tensor::ops::{Mask, Rope};
+use oarlock_tensor::{Result, RopeScaling, Tensor};
+
+use super::cache::LayerCache;
+use super::config::{DecoderConfig, RopeSettings};
+
+/// The rotary tables of a layer.
+#[derive(Clone, Debug)]
+pub(super) struct RopeTables {
+    /// Of sequences as long as those of the model's pretraining, or of all.
+    table: Arc<Rope>,
+    longer: Option<Longer>,
+}
+
+/// Tables of sequences that are longer than `original` positions.
+#[derive(Clone, Debug)]
+struct Longer {
+    original: usize,
+    tables: Tables,
+}
+
+#[derive(Clone, Debug)]
+enum Tables {
+    /// One for all of them.
+    One(Arc<Rope>),
+    /// One for each length.
+    Each(Arc<OfEachLength>),
+}
+
+/// A table of each length, of which the last is kept: all layers ask for it.
+#[derive(Debug)]
+struct OfEachLength {
+    settings: RopeSettings,
+    dim: usize,
+    last: Mutex<Option<(usize, Arc<Rope>)>>,
+}
+
+impl RopeTables {
+    /// The tables of each layer, for sequences of up to `n_positions`, or for several in rows of up to `row_len`. What a
+    /// query sees of a key depends on the distance between them alone, so the positions of a row go on from one sequence
+    /// to the next. Positions beyond those of the pretraining are turned on as in transformers.
+    ///
+    /// # Errors
+    /// Scaling settings that make no sense, or more positions than memory has room for.
+    pub(super) fn of_layers(
+        config: &DecoderConfig,
+        n_positions: usize,
+        row_len: usize,
+    ) -> oarlock_engine::Result<Vec<RopeTables>> {
+        let row_len = row_len.max(n_positions);
+        let kinds = config.rotary_kinds();
+        let tables = kinds.iter().map(|(rope, dim)| {
+            let table = |longest: usize, end: usize| {
+                let scaling = rope.scaling.clone();
+                Rope::of_positions(rope.theta, *dim, rope.style, scaling, longest, 0..end).map(Arc::new)
+            };
+            Ok(match &rope.scaling {
+                RopeScaling::LongRope(long) if n_positions > long.original_max_positions => {
+                    let original = long.original_max_positions;
+                    let tables = Tables::One(table(n_positions, row_len)?);
+                    RopeTables { table: table(original, row_len)?, longer: Some(Longer { original, tables }) }
+                }
+                RopeScaling::Dynamic { original_max_positions: original, .. } if n_positions > *original => {
+                    let (settings, last) = ((*rope).clone(), Mutex::default());
+                    let tables = Tables::Each(Arc::new(OfEachLength { settings, dim: *dim, last }));
+                    let table = table(*original, *original)?;
+                    RopeTables { table, longer: Some(Longer { original: *original, tables }) }
+                }
+                _ => RopeTables { table: table(n_positions, row_len)?, longer: None },
+            })
+        });
+        let tables: Vec<RopeTables> = tables.collect::<oarlock_engine::Result<_>>()?;
+        let of_layer = |attention: &super::AttentionConfig| {
+            let kind = (&attention.rope, attention.rotary_dim());
+            kinds.iter().position(|known| *known == kind).map(|index| tables[index].clone())
+        };
+        Ok(config.layers.iter().filter_map(|layer| of_layer(&layer.attention)).collect())
+    }
+
+    /// Whether the length of a sequence counts.
+    pub(super) fn depend_on_length(&self) -> bool {
+        self.longer.is_some()
+    }
+
+    /// The table for these positions, where the longest sequence has `longest`.
+    ///
+    /// # Errors
+    /// More positions than memory has room for.
+    pub(super) fn of(&self, positions: Range<usize>, longest: usize) -> Result<Arc<Rope>> {
+        match &self.longer {
+            Some(Longer { original, tables: Tables::One(table) }) if longest > *original => Ok(table.clone()),
+            // Rows of short sequences may be long as well.
+            Some(Longer { original, tables: Tables::Each(tables) })
+                if longest > *original || positions.end > *original =>
+            {
+                tables.of(positions, longest.max(*original))
+            }
+            _ => Ok(self.table.clone()),
+        }
+    }
+
+    /// The table for the next `n` positions of an answer. With LongRoPE all positions of an answer are turned alike, also
+    /// those of its beginning; with dynamic scaling each pass of a model turns its positions by the length of then, as in
+    /// transformers.
+    ///
+    /// # Errors
+    /// More positions than memory has room for.
+    pub(super) fn of_pass(&self, cache: &LayerCache, n: usize) -> Result<Arc<Rope>> {
+        let end = cache.len() + n;
+        let longest = match &self.longer {
+            Some(Longer { tables: Tables::Each(_), .. }) => end.max(cache.n_prompt()),
+            _ => cache.capacity(),
+        };
+        self.of(cache.len()..end, longest)
+    }
+}
+
+impl OfEachLength {
+    fn of(&self, positions: Range<usize>, longest: usize) -> Result<Arc<Rope>> {
+        // Whoever panicked here has changed nothing.
+        let mut last = self.last.lock().unwrap_or_else(PoisonError::into_inner);
+        let fits = |rope: &Rope| {
+            let own = rope.positions();
+            own.start <= positions.start && positions.end <= own.end
+        };
+        if let Some((length, table)) = &*last
+            && *length == longest
+            && fits(table)
+        {
+            return Ok(table.clone());
+        }
+        let RopeSettings { theta, style, scaling, .. } = &self.settings;
+        let table = Rope::of_positions(*theta, self.dim, *style, scaling.clone(), longest, positions)?;
+        Ok(last.insert((longest, Arc::new(table))).1.clone())
+    }
+}
+
+/// The longest sequence in rows of so many positions.
+///
+/// # Errors
+/// A mask that cannot be read.
+pub(super) fn longest_sequence(mask: &Mask, row_len: usize) -> Result<usize> {
+    let Mask::Documents(firsts) = mask else { return Ok(row_len) };
+    if firsts.device().is_dry() {
+        return Ok(row_len);
+    }
+    let len = |(at, first): (usize, &i32)| (at % row_len.max(1) + 1).saturating_sub(*first as usize);
+    let firsts: Vec<i32> = Tensor::to_vec(firsts)?;
+    Ok(firsts.iter().enumerate().map(len).max().unwrap_or(row_len))
+}
