@@ -20,6 +20,22 @@ const MAX_LINES: usize = 600;
 /// stands below those that it names, so the edges make no circle.
 type Edges = &'static [(&'static str, &'static [&'static str])];
 
+/// The crates, each with those of ours that it is built on. Nothing that is not published is among them, and a program that
+/// depends on the engine builds no language model.
+const CRATES: Edges = &[
+    ("files", &[]),
+    ("kernels", &[]),
+    ("derive", &[]),
+    ("cuda", &["files", "kernels"]),
+    ("tensor", &["cuda", "kernels"]),
+    ("comm", &["cuda", "tensor"]),
+    ("config", &["comm", "tensor"]),
+    ("engine", &["comm", "config", "derive", "files", "tensor"]),
+    ("lm", &["comm", "config", "engine", "files", "tensor"]),
+    ("oarlock", &["config", "engine", "lm"]),
+    ("cli", &["comm", "config", "cuda", "engine", "files", "lm", "oarlock", "tensor"]),
+];
+
 /// Plain values, and what reads them from configurations of other programs.
 const CONFIG: Edges = &[
     ("config", &[]),
@@ -300,10 +316,41 @@ fn modules_name_only_what_they_may() {
     }
 }
 
+/// What the manifest of a crate says it is built on, of ours.
+fn built_on(name: &str) -> BTreeSet<String> {
+    let manifest = fs::read_to_string(root().join("crates").join(name).join("Cargo.toml")).unwrap();
+    let (mut inside, mut found) = (false, BTreeSet::new());
+    for line in manifest.lines() {
+        if line.starts_with('[') {
+            inside = line == "[dependencies]";
+        } else if inside && let Some((name, _)) = line.split_once(['.', ' ', '=']) {
+            found.extend(
+                name.strip_prefix("oarlock-").or((name == "oarlock").then_some(name)).map(str::to_owned),
+            );
+        }
+    }
+    found
+}
+
+#[test]
+fn crates_are_built_on_nothing_but_what_they_may() {
+    for (name, allowed) in CRATES {
+        let allowed: BTreeSet<String> = allowed.iter().map(|name| (*name).to_owned()).collect();
+        assert_eq!(built_on(name), allowed, "{name}");
+    }
+    // The rest is for tests.
+    let listed: BTreeSet<&str> = CRATES.iter().map(|(name, _)| *name).collect();
+    for folder in fs::read_dir(root().join("crates")).unwrap().map(|entry| entry.unwrap().path()) {
+        let name = folder.file_name().unwrap().to_str().unwrap().to_owned();
+        let manifest = fs::read_to_string(folder.join("Cargo.toml")).unwrap();
+        assert!(listed.contains(name.as_str()) != manifest.contains("publish = false"), "{name}");
+    }
+}
+
 /// Takes away module after module that names none that is left; what then stays goes in a circle.
 #[test]
 fn no_modules_go_in_a_circle() {
-    for edges in [CONFIG, ENGINE, LM, PROGRAM] {
+    for edges in [CRATES, CONFIG, ENGINE, LM, PROGRAM] {
         let mut left: Vec<_> = edges.to_vec();
         loop {
             let names: BTreeSet<&str> = left.iter().map(|(module, _)| *module).collect();
