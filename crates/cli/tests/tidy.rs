@@ -26,6 +26,7 @@ const CRATES: Edges = &[
     ("files", &[]),
     ("kernels", &[]),
     ("derive", &[]),
+    ("reference", &[]),
     ("cuda", &["files", "kernels"]),
     ("tensor", &["cuda", "kernels"]),
     ("comm", &["cuda", "tensor"]),
@@ -33,7 +34,7 @@ const CRATES: Edges = &[
     ("engine", &["comm", "config", "derive", "files", "tensor"]),
     ("lm", &["comm", "config", "engine", "files", "tensor"]),
     ("oarlock", &["config", "engine", "lm"]),
-    ("cli", &["comm", "config", "cuda", "engine", "files", "lm", "oarlock", "tensor"]),
+    ("cli", &["comm", "config", "cuda", "engine", "files", "lm", "oarlock", "reference", "tensor"]),
 ];
 
 /// Plain values, and what reads them from configurations of other programs.

@@ -19,7 +19,7 @@ use crate::shard::{ParamGroup, WeightSource};
 /// What one call of `prepare` is given: which model belongs to which optimizer.
 #[doc(hidden)]
 pub struct Plan {
-    pub(crate) accelerator: Accelerator,
+    pub accelerator: Accelerator,
     pub(super) models: Vec<(Vec<NamedParam>, &'static str)>,
     pub(super) optimizers: Vec<Optim>,
     /// Whether each of them stands for that of a DeepSpeed configuration.
