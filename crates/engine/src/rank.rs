@@ -113,7 +113,7 @@ pub(crate) fn tell_note(text: &str) {
 }
 
 /// The same, once in a process.
-pub(crate) fn tell_note_once(text: &str) {
+pub(crate) fn warn_once(text: &str) {
     static TOLD: Mutex<BTreeSet<String>> = Mutex::new(BTreeSet::new());
     if TOLD.lock().unwrap_or_else(PoisonError::into_inner).insert(text.to_owned()) {
         tell_note(text);

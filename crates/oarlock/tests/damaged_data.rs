@@ -393,7 +393,7 @@ fn a_pair_or_a_judgement_without_one_of_its_parts_is_dropped() {
     ] {
         dropped(&pairs, good, &row, reason);
     }
-    let judged = Try::new().learning(Learned::Judgements);
+    let judged = Try::new().learning(Learned::UnpairedPreferences);
     let good = r#"{"instruction": "a", "output": "b", "kto_tag": false}"#;
     for (row, reason) in [
         (json!({"instruction": "a", "output": "b"}), "its answer is not judged"),

@@ -8,7 +8,7 @@ use std::sync::Arc;
 
 use crate::common::golden;
 use oarlock::adapters::{Adaptation, AdaptedSource, Adapter, adapt};
-use oarlock::config::{ChatArgs, JudgementArgs, Learned, PreferenceArgs, PreferenceLoss};
+use oarlock::config::{ChatArgs, KtoArgs, Learned, PreferenceArgs, PreferenceLoss};
 use oarlock::data::{
     Chat, Encoder, Loader, Packing, RowReport, RowSettings, Rows, Sampler, Source, TokenCache, Tokenizer,
     eval_batches,
@@ -16,7 +16,7 @@ use oarlock::data::{
 use oarlock::model::{Decoder, HfConfig, ValueHeadSource};
 use oarlock::shard::{Placements, ShardingConfig, WeightSource};
 use oarlock::train::{
-    Evaluation, Judgement, Objective, Preference, Reference, Reward, StepReport, evaluate, train_step,
+    Evaluation, Kto, Objective, Preference, Reference, Reward, StepReport, evaluate, train_step,
 };
 use oarlock::weights::SafetensorsSource;
 use oarlock::{Accelerator, AcceleratorConfig, optim};
@@ -41,7 +41,7 @@ const GOLDEN: Split = Split { ranks: 1, rows: 6, accumulation: 1, placements: Pl
 #[derive(Clone)]
 enum Loss {
     Pairs(PreferenceArgs),
-    Judged(JudgementArgs),
+    UnpairedPreference(KtoArgs),
     Reward,
 }
 
@@ -78,7 +78,12 @@ pub fn data(learned: Learned) -> (Arc<Rows>, RowReport) {
 }
 
 fn train(loss: &Loss, with_adapter: bool, split: &Split) -> Vec<StepReport> {
-    let rows = data(if matches!(loss, Loss::Judged(_)) { Learned::Judgements } else { Learned::Pairs }).0;
+    let rows = data(if matches!(loss, Loss::UnpairedPreference(_)) {
+        Learned::UnpairedPreferences
+    } else {
+        Learned::Pairs
+    })
+    .0;
     let reports: Vec<_> = std::thread::scope(|scope| {
         let start = |comm| {
             let rows = rows.clone();
@@ -140,8 +145,8 @@ fn rank(
         Loss::Pairs(args) => {
             steps(&accelerator, &Preference::new(args.clone(), reference()), &prepared, split, rows)
         }
-        Loss::Judged(args) => {
-            steps(&accelerator, &Judgement::new(args.clone(), reference()), &prepared, split, rows)
+        Loss::UnpairedPreference(args) => {
+            steps(&accelerator, &Kto::new(args.clone(), reference()), &prepared, split, rows)
         }
         Loss::Reward => steps(&accelerator, &Reward, &prepared, split, rows),
     };
@@ -191,8 +196,8 @@ fn pairs(loss: PreferenceLoss) -> Loss {
 fn runs() -> Vec<(&'static str, Loss, bool)> {
     let more = PreferenceArgs { label_smoothing: 0.1, ftx: 0.2, ..PreferenceArgs::default() };
     let simpo = PreferenceArgs { loss: PreferenceLoss::Simpo, beta: 2.0, ..PreferenceArgs::default() };
-    let kto = JudgementArgs::default();
-    let weighed = JudgementArgs { chosen_weight: 1.5, rejected_weight: 0.5, ..kto.clone() };
+    let kto = KtoArgs::default();
+    let weighed = KtoArgs { chosen_weight: 1.5, rejected_weight: 0.5, ..kto.clone() };
     vec![
         ("sigmoid", pairs(PreferenceLoss::Sigmoid), false),
         ("hinge", pairs(PreferenceLoss::Hinge), false),
@@ -201,9 +206,9 @@ fn runs() -> Vec<(&'static str, Loss, bool)> {
         ("simpo", Loss::Pairs(simpo), false),
         ("sigmoid_more", Loss::Pairs(more), false),
         ("sigmoid_lora", pairs(PreferenceLoss::Sigmoid), true),
-        ("kto", Loss::Judged(kto.clone()), false),
-        ("kto_weights", Loss::Judged(weighed), false),
-        ("kto_lora", Loss::Judged(kto), true),
+        ("kto", Loss::UnpairedPreference(kto.clone()), false),
+        ("kto_weights", Loss::UnpairedPreference(weighed), false),
+        ("kto_lora", Loss::UnpairedPreference(kto), true),
         ("rm", Loss::Reward, false),
         ("rm_lora", Loss::Reward, true),
     ]
@@ -280,7 +285,7 @@ fn every_placement_has_the_same_bits() {
     for (loss, with_adapter) in [
         (pairs(PreferenceLoss::Sigmoid), false),
         (pairs(PreferenceLoss::Sigmoid), true),
-        (Loss::Judged(JudgementArgs::default()), false),
+        (Loss::UnpairedPreference(KtoArgs::default()), false),
         (Loss::Reward, true),
     ] {
         let whole = of_placement(&loss, with_adapter, Placements::WHOLE);
@@ -327,7 +332,7 @@ fn the_report_counts_what_the_original_encodes() {
     assert_eq!((report.tokens, report.trained), (count("tokens"), count("trained")));
     assert_eq!((report.rows, report.examples, report.n_dropped()), (60, 60, 0));
     assert_eq!((0..rows.n_rows()).map(|row| rows.n_targets(row) as u64).sum::<u64>(), report.trained);
-    let (_, report) = data(Learned::Judgements);
+    let (_, report) = data(Learned::UnpairedPreferences);
     assert!(report.judged == 60 && (20..50).contains(&report.wanted), "{report:?}");
     assert!(
         report

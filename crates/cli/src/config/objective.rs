@@ -3,7 +3,7 @@
 use super::table as keys;
 use std::path::PathBuf;
 
-use oarlock::config::{JudgementArgs, Learned, ObjectiveArgs, PreferenceArgs, PreferenceLoss, ReferenceArgs};
+use oarlock::config::{KtoArgs, Learned, ObjectiveArgs, PreferenceArgs, PreferenceLoss, ReferenceArgs};
 use oarlock_config::settings::keys::Key;
 use oarlock_config::settings::problem::Problems;
 use oarlock_config::settings::resolve::Settings;
@@ -14,7 +14,7 @@ use super::{quantization, raft};
 pub fn objective(settings: &Settings, problems: &mut Problems) -> ObjectiveArgs {
     let number = |key: Key<f64>| settings.get(key) as f32;
     match settings.get(keys::STAGE) {
-        "dpo" => ObjectiveArgs::Preferences(PreferenceArgs {
+        "dpo" => ObjectiveArgs::Preference(PreferenceArgs {
             loss: match settings.get(keys::PREF_LOSS) {
                 "hinge" => PreferenceLoss::Hinge,
                 "ipo" => PreferenceLoss::Ipo,
@@ -30,7 +30,7 @@ pub fn objective(settings: &Settings, problems: &mut Problems) -> ObjectiveArgs 
             ld_alpha: settings.get(keys::LD_ALPHA).map(|alpha| alpha as f32),
             reference: reference(settings),
         }),
-        "kto" => ObjectiveArgs::Judgements(JudgementArgs {
+        "kto" => ObjectiveArgs::Kto(KtoArgs {
             beta: number(keys::PREF_BETA),
             chosen_weight: number(keys::KTO_CHOSEN_WEIGHT),
             rejected_weight: number(keys::KTO_REJECTED_WEIGHT),
@@ -48,7 +48,7 @@ pub fn learned(settings: &Settings) -> Option<Learned> {
     match settings.get(keys::STAGE) {
         "pt" => None,
         "dpo" | "rm" => Some(Learned::Pairs),
-        "kto" => Some(Learned::Judgements),
+        "kto" => Some(Learned::UnpairedPreferences),
         _ => Some(Learned::Answers),
     }
 }

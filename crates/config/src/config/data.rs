@@ -99,7 +99,7 @@ pub enum Learned {
     /// Which of two answers to a conversation is better (`stage: dpo` and `rm`).
     Pairs,
     /// Whether the last answer of a conversation is wanted (`stage: kto`).
-    Judgements,
+    UnpairedPreferences,
 }
 
 impl Learned {
@@ -108,7 +108,7 @@ impl Learned {
         match self {
             Learned::Answers => "stage sft",
             Learned::Pairs => "stages dpo and rm",
-            Learned::Judgements => "stage kto",
+            Learned::UnpairedPreferences => "stage kto",
         }
     }
 }

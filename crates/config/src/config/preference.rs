@@ -13,9 +13,9 @@ pub enum ObjectiveArgs {
     #[default]
     NextToken,
     /// Which of two answers is better (`stage: dpo`).
-    Preferences(PreferenceArgs),
+    Preference(PreferenceArgs),
     /// Whether an answer is wanted (`stage: kto`).
-    Judgements(JudgementArgs),
+    Kto(KtoArgs),
     /// A number for each answer that is larger for the better one (`stage: rm`).
     Rewards,
     /// The next token of the model's own best answers (`stage: raft`).
@@ -26,8 +26,8 @@ impl ObjectiveArgs {
     /// The model that the trained one is compared with, where the loss has one.
     pub fn reference(&self) -> Option<&ReferenceArgs> {
         match self {
-            ObjectiveArgs::Preferences(args) if args.loss.has_reference() => Some(&args.reference),
-            ObjectiveArgs::Judgements(args) => Some(&args.reference),
+            ObjectiveArgs::Preference(args) if args.loss.has_reference() => Some(&args.reference),
+            ObjectiveArgs::Kto(args) => Some(&args.reference),
             ObjectiveArgs::Raft(RaftArgs { reward: RewardArgs::Model(model), .. }) => Some(model),
             _ => None,
         }
@@ -50,7 +50,7 @@ impl ObjectiveArgs {
 
     /// Whether dropout is switched off: differences of log-probabilities would be those of what is dropped.
     pub fn is_without_dropout(&self) -> bool {
-        matches!(self, ObjectiveArgs::Preferences(_) | ObjectiveArgs::Judgements(_))
+        matches!(self, ObjectiveArgs::Preference(_) | ObjectiveArgs::Kto(_))
     }
 }
 
@@ -120,7 +120,7 @@ impl PreferenceLoss {
 
 /// KTO (Ethayarajh et al. 2024), with the defaults of LLaMA-Factory.
 #[derive(Clone, Debug, PartialEq)]
-pub struct JudgementArgs {
+pub struct KtoArgs {
     /// `pref_beta`: what differences of log-probabilities are multiplied with.
     pub beta: f32,
     /// `kto_chosen_weight`: what a wanted answer counts.
@@ -133,9 +133,9 @@ pub struct JudgementArgs {
     pub reference: ReferenceArgs,
 }
 
-impl Default for JudgementArgs {
-    fn default() -> JudgementArgs {
-        JudgementArgs {
+impl Default for KtoArgs {
+    fn default() -> KtoArgs {
+        KtoArgs {
             beta: 0.1,
             chosen_weight: 1.0,
             rejected_weight: 1.0,

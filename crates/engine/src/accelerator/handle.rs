@@ -168,7 +168,7 @@ impl Accelerator {
     pub fn new(config: &AcceleratorConfig) -> Result<Accelerator> {
         let comm = rank::join()?;
         if comm.rank() == 0 {
-            environment::without_effect(config).iter().for_each(|note| rank::tell_note_once(note));
+            environment::without_effect(config).iter().for_each(|note| rank::warn_once(note));
         }
         let config = environment::apply(config, comm.world_size())?;
         Accelerator::over(comm, &config)
@@ -205,7 +205,7 @@ impl Accelerator {
     /// Whether rank 0 has a reason why all ranks are to turn to the CPU, which it says. All ranks must call it.
     pub fn turns_to_cpu(&self, why: Option<String>) -> Result<bool> {
         let why = why.filter(|_| self.is_main_process());
-        why.iter().for_each(|why| rank::tell_note_once(why));
+        why.iter().for_each(|why| rank::warn_once(why));
         Ok(self.comm.broadcast_bytes(0, &[u8::from(why.is_some())])? == [1])
     }
 
@@ -241,7 +241,7 @@ impl Accelerator {
         }
         comm.on_long_wait_by_default(LONG_WAIT, |wait| rank::tell_note(&wait.to_string()));
         if comm.rank() == 0 && !oarlock_tensor::IS_OPTIMIZED {
-            rank::tell_note_once(UNOPTIMIZED);
+            rank::warn_once(UNOPTIMIZED);
         }
         let inner = Inner {
             comm: comm.clone(),
@@ -379,7 +379,7 @@ fn between_gpus(comm: Communicator, device: &Device) -> Result<Communicator> {
         nccl::Choice::Host(why) => {
             if let Some(why) = why.filter(|_| comm.rank() == 0) {
                 let host = comm.describe();
-                rank::tell_note_once(&format!("gradients and weights go between GPUs over {host}: {why}"));
+                rank::warn_once(&format!("gradients and weights go between GPUs over {host}: {why}"));
             }
             Ok(comm)
         }
@@ -405,7 +405,7 @@ fn automatic(
         Ok(device) => Ok(device),
         Err(why) => {
             if let Some(why) = why.filter(|_| comm.rank() == 0) {
-                rank::tell_note_once(&format!("{why}; the CPU is used until then"));
+                rank::warn_once(&format!("{why}; the CPU is used until then"));
             }
             Ok(open(DeviceKind::Cpu)?)
         }

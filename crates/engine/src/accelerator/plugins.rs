@@ -44,7 +44,7 @@ impl Accelerator {
     /// Says on rank 0, once, what the user should know of a DeepSpeed configuration.
     pub(crate) fn tell(&self, title: &str, notes: &[String]) {
         if self.is_main_process() {
-            notes.iter().for_each(|note| rank::tell_note_once(&format!("{title}: {note}")));
+            notes.iter().for_each(|note| rank::warn_once(&format!("{title}: {note}")));
         }
     }
 

@@ -100,7 +100,7 @@ impl Module for ChannelDropout {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::nn::training::{Moment, begin_pass, n_passes, seed_layers};
+    use crate::nn::training::{RngSnapshot, begin_pass, n_passes, seed_layers};
     use crate::nn::{Linear, Unit, set_passes, set_training};
     use oarlock_tensor::cpu::Isa;
     use oarlock_tensor::{Device, Par};
@@ -150,7 +150,7 @@ mod tests {
         }
         set_passes(&net, 0);
         assert_eq!(masks(&net, 42, 0), zero);
-        let moment = Moment::of(&net);
+        let moment = RngSnapshot::of(&net);
         let first = net.0[1].forward(&here).unwrap().to_vec::<f32>().unwrap();
         begin_pass(&net);
         let again = moment.again(|| net.0[1].forward(&here)).unwrap().to_vec::<f32>().unwrap();

@@ -101,14 +101,14 @@ fn mix(hash: u64, word: u64) -> u64 {
 }
 
 /// Where the layers of a module stand: so that what is computed again draws the random numbers of the first time.
-pub(super) struct Moment(Vec<(Mode, u64, u64)>);
+pub(super) struct RngSnapshot(Vec<(Mode, u64, u64)>);
 
-impl Moment {
+impl RngSnapshot {
     /// Now.
-    pub fn of(module: &dyn Module) -> Moment {
+    pub fn of(module: &dyn Module) -> RngSnapshot {
         let mut modes = Vec::new();
         each(module, &mut |_, mode| modes.push((mode.clone(), mode.pass(), mode.0.draws.load(Relaxed))));
-        Moment(modes)
+        RngSnapshot(modes)
     }
 
     /// Runs `f` as if it were then.

@@ -6,7 +6,7 @@ use std::sync::{Arc, OnceLock};
 use oarlock_tensor::{Param, Result, Tape, Tensor, UnitHook, ops};
 
 use super::leaf::{Leaf, each_leaf};
-use super::training::Moment;
+use super::training::RngSnapshot;
 use crate::nested::Nested;
 use crate::nn::{Forward, Module, Visitor, in_scope};
 
@@ -142,7 +142,7 @@ impl<M> Unit<M> {
         if !self.run.0.recompute.load(Ordering::Relaxed) || holds_attached(&*self.module) {
             return self.run(x, |module| forward(module, x));
         }
-        let (again, moment) = (self.module.clone(), Moment::of(&*self.module));
+        let (again, moment) = (self.module.clone(), RngSnapshot::of(&*self.module));
         let forward = move |x: &Tensor| moment.again(|| forward(&again, x));
         let active = || self.run.0.hook.get().and_then(|hook| hook.active_tape());
         let x = match x.tape().map_or_else(active, |_| None) {
@@ -150,7 +150,7 @@ impl<M> Unit<M> {
             None => x,
         };
         let checkpoint = match self.run.0.offload.load(Ordering::Relaxed) {
-            true => ops::checkpoint_away,
+            true => ops::offloaded_checkpoint,
             false => ops::checkpoint,
         };
         self.run(x, |module| checkpoint(x, is_trained(module)?, Arc::new(forward)))

@@ -40,7 +40,7 @@ pub(super) struct Core {
     /// Bytes of a 16-bit copy of a group's gradients, where they are reduced so; else 0.
     pub(super) staging_bytes: usize,
     /// The new weights of each group on their way.
-    pub(super) on_their_way: Mutex<Vec<Option<Ready>>>,
+    pub(super) in_flight: Mutex<Vec<Option<Ready>>>,
     pass: Mutex<PassState>,
 }
 
@@ -136,7 +136,7 @@ impl Core {
         };
         let active = Arc::default();
         let updater = if updates_beside(&options, &device) { device.beside() } else { device.clone() };
-        let (pass, on_their_way) = (Mutex::new(pass), Mutex::default());
+        let (pass, in_flight) = (Mutex::new(pass), Mutex::default());
         Ok(Core {
             mesh,
             device,
@@ -147,7 +147,7 @@ impl Core {
             active,
             overlaps,
             staging_bytes,
-            on_their_way,
+            in_flight,
             pass,
         })
     }

@@ -12,8 +12,8 @@ use crate::shard::passes::Core;
 use crate::shard::placement::Placement;
 
 impl Core {
-    fn on_their_way(&self) -> MutexGuard<'_, Vec<Option<Ready>>> {
-        self.on_their_way.lock().unwrap_or_else(PoisonError::into_inner)
+    fn in_flight(&self) -> MutexGuard<'_, Vec<Option<Ready>>> {
+        self.in_flight.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     /// Begins to make the weights that each rank has written visible to all, in the order in which a forward pass uses them:
@@ -23,9 +23,9 @@ impl Core {
             return Ok(());
         }
         let comm = self.mesh.behind.as_ref().unwrap_or(&self.mesh.shard);
-        let mut on_their_way = self.on_their_way();
-        on_their_way.resize_with(self.groups.len(), || None);
-        let groups = self.groups.iter().zip(on_their_way.iter_mut());
+        let mut in_flight = self.in_flight();
+        in_flight.resize_with(self.groups.len(), || None);
+        let groups = self.groups.iter().zip(in_flight.iter_mut());
         for (group, on_its_way) in groups.filter(|(group, _)| is_written(group)) {
             if let Weights::Resident(region) = &group.weights {
                 // A save reads weights where they lie. The update has waited for it only where it had something to change here.
@@ -45,8 +45,8 @@ impl Core {
     /// Waits for the new weights of a group.
     pub fn await_weights(&self, group: usize) -> Result<()> {
         // Locked until they are there: another thread may ask for them, too.
-        let mut on_their_way = self.on_their_way();
-        let on_its_way = on_their_way.get_mut(group).and_then(Option::take);
+        let mut in_flight = self.in_flight();
+        let on_its_way = in_flight.get_mut(group).and_then(Option::take);
         Ok(on_its_way.map_or(Ok(()), Ready::precede_launches)?)
     }
 

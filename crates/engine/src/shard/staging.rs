@@ -184,7 +184,7 @@ impl Core {
     /// The operands of a piece that are not at hand and have elements.
     fn elsewhere(&self, piece: &Piece) -> impl Iterator<Item = Operand> {
         let operands = self.operands(piece).into_iter();
-        operands.filter(|operand| !operand.range.is_empty() && !self.at_hand(&operand.store))
+        operands.filter(|operand| !operand.range.is_empty() && !self.is_resident(&operand.store))
     }
 }
 

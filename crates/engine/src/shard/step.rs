@@ -77,9 +77,9 @@ impl Core {
     ) -> Result<()> {
         let offload = self.options.offload_optimizer.as_ref().or(self.options.offload_params.as_ref());
         let most = offload.map_or(usize::MAX, |offload| offload.sub_group_elems);
-        let (at_hand, elsewhere): (Vec<_>, Vec<_>) = self
+        let (is_resident, elsewhere): (Vec<_>, Vec<_>) = self
             .pieces(most, step)
-            .partition(|piece| self.operands(piece).iter().all(|operand| self.at_hand(&operand.store)));
+            .partition(|piece| self.operands(piece).iter().all(|operand| self.is_resident(&operand.store)));
         let workspace_bytes = |piece: &Piece| {
             let group = &self.groups[piece.group];
             let param = &group.layout.params()[piece.param];
@@ -87,13 +87,13 @@ impl Core {
             optimizer::workspace_bytes(&self.updater, rule, &param.place.shape, group.roles[piece.param])
         };
         // One for all: pieces of many sizes would fit into none of each other's.
-        let bytes = at_hand.iter().chain(&elsewhere).map(workspace_bytes).max().unwrap_or(0);
+        let bytes = is_resident.iter().chain(&elsewhere).map(workspace_bytes).max().unwrap_or(0);
         let workspace = Workspace::new(&self.updater, bytes)?;
         let mut updates = Updates { core: self, numbers, grad_scale, workspace };
         if self.updater.is_cuda() && numbers.iter().all(|group| group.rule.needs() == Needs::Elementwise) {
-            updates.update_together(&at_hand)?;
+            updates.update_together(&is_resident)?;
         } else {
-            for piece in &at_hand {
+            for piece in &is_resident {
                 self.groups[piece.group].state.gate.wait();
                 updates.update(piece, &Vec::new())?;
             }
@@ -108,7 +108,7 @@ impl Core {
     }
 
     /// Whether a step finds it where it runs.
-    pub(super) fn at_hand(&self, store: &Store) -> bool {
+    pub(super) fn is_resident(&self, store: &Store) -> bool {
         match store {
             Store::Memory(flat) => flat.is_pinned() == self.updates_beside(),
             Store::File { .. } => false,
@@ -217,7 +217,7 @@ impl Updates<'_> {
         let Some(Operand { store: Store::Memory(grads), .. }) = operands.first() else { return Ok(()) };
         let mut staged = staged.iter();
         let mut parts = operands.iter().map(|operand| match &operand.store {
-            Store::Memory(flat) if core.at_hand(&operand.store) => {
+            Store::Memory(flat) if core.is_resident(&operand.store) => {
                 Ok(Part { flat, range: operand.range.clone() })
             }
             // Nothing of any buffer.

@@ -5,7 +5,7 @@ use std::borrow::Cow;
 use super::cut::{Cuts, divide};
 use super::encode::{Encoded, Labels};
 use super::error::Result;
-use super::example::{Conversation, Judged, Message, Pair};
+use super::example::{Conversation, Message, Pair, UnpairedPreference};
 use super::sft::{Chat, Outcome, dropped};
 use super::tokenizer::Tokenizer;
 
@@ -34,7 +34,7 @@ impl Chat {
 
     /// One answer as a pair of which the other answer is missing: its segment is empty. It is whole, and cut where rows are
     /// made, as its prompt also comes with another answer.
-    pub(super) fn judged(&self, tokenizer: &Tokenizer, judged: &Judged) -> Result<Outcome> {
+    pub(super) fn judged(&self, tokenizer: &Tokenizer, judged: &UnpairedPreference) -> Result<Outcome> {
         let Answered { prompt, answer } = match self.answered(tokenizer, &judged.conversation)? {
             Ok(answered) => answered,
             Err(reason) => return Ok(Outcome::Dropped(reason)),
@@ -163,9 +163,9 @@ mod tests {
         let judged = |desired: bool| {
             let mut conversation = asked("what is it");
             conversation.messages.push(Message::new("assistant", "a river"));
-            Example::Judged(Box::new(Judged { conversation, desired }))
+            Example::UnpairedPreference(Box::new(UnpairedPreference { conversation, desired }))
         };
-        let chat = chat(&tokenizer, dir.path(), Learned::Judgements, 1000);
+        let chat = chat(&tokenizer, dir.path(), Learned::UnpairedPreferences, 1000);
         let encode = |desired| Encoder::sft(&tokenizer, &chat).encode(&judged(desired)).unwrap();
         let (wanted, unwanted) = (encode(true), encode(false));
         assert_eq!((wanted.segments, unwanted.segments), (vec![wanted.ids.len() as u32], vec![0]));

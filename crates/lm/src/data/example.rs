@@ -16,12 +16,12 @@ pub enum Example {
     /// A conversation with a better and a worse answer, of which the two answers are compared.
     Pair(Box<Pair>),
     /// A conversation with a judgement of its last answer.
-    Judged(Box<Judged>),
+    UnpairedPreference(Box<UnpairedPreference>),
 }
 
 /// A conversation whose last answer is wanted, or is not.
 #[derive(Clone, Debug, PartialEq)]
-pub struct Judged {
+pub struct UnpairedPreference {
     /// The conversation, the answer included.
     pub conversation: Conversation,
     /// Whether the answer is wanted.

@@ -22,7 +22,6 @@ mod fence;
 mod fields;
 mod format;
 mod hash;
-mod judged;
 mod knapsack;
 mod layout;
 mod lengths;
@@ -52,13 +51,14 @@ mod tokenizer;
 mod tool_calls;
 #[cfg(feature = "tokenizers")]
 mod train_bpe;
+mod unpaired;
 mod written_template;
 
 pub use answered::AnsweredPrompt;
 pub use cache::{Build, Made, Progress, TokenCache};
 pub use encode::{Encoded, Encoder, Labels};
 pub use error::{Error, Result};
-pub use example::{Conversation, Example, Judged, Message, Pair};
+pub use example::{Conversation, Example, Message, Pair, UnpairedPreference};
 pub use fields::{ANSWERS, CHOSEN, Field, Fields, MISMATCHED, REJECTED};
 pub use layout::layout_names;
 pub use lengths::Lengths;

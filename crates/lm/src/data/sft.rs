@@ -33,7 +33,7 @@ fn messages_of(example: &Example) -> impl Iterator<Item = &Message> {
     let (messages, answers): (&[Message], [Option<&Message>; 2]) = match example {
         Example::Text(_) => (&[], [None, None]),
         Example::Conversation(conversation) => (&conversation.messages, [None, None]),
-        Example::Judged(judged) => (&judged.conversation.messages, [None, None]),
+        Example::UnpairedPreference(judged) => (&judged.conversation.messages, [None, None]),
         Example::Pair(pair) => (&pair.prompt.messages, [Some(&pair.chosen), Some(&pair.rejected)]),
     };
     messages.iter().chain(answers.into_iter().flatten())
@@ -97,7 +97,7 @@ impl Chat {
         let has_tools = match example {
             Example::Text(_) => false,
             Example::Conversation(conversation) => conversation.tools.is_some(),
-            Example::Judged(judged) => judged.conversation.tools.is_some(),
+            Example::UnpairedPreference(judged) => judged.conversation.tools.is_some(),
             Example::Pair(pair) => pair.prompt.tools.is_some(),
         };
         if has_tools && matches!(self.writing, Writing::Jinja(_)) && !self.writes("tools") {
@@ -216,20 +216,22 @@ impl Chat {
                 self.conversation(tokenizer, conversation)
             }
             (Learned::Pairs, Example::Pair(pair)) => self.pair(tokenizer, pair),
-            (Learned::Judgements, Example::Judged(judged)) => self.judged(tokenizer, judged),
+            (Learned::UnpairedPreferences, Example::UnpairedPreference(judged)) => {
+                self.judged(tokenizer, judged)
+            }
             (Learned::Answers, Example::Pair(_)) => {
                 dropped("it has two answers, which stage sft does not compare")
             }
-            (Learned::Judgements, Example::Pair(_)) => {
+            (Learned::UnpairedPreferences, Example::Pair(_)) => {
                 dropped("it has two answers, and stage kto learns from single ones")
             }
-            (Learned::Answers, Example::Judged(_)) => {
+            (Learned::Answers, Example::UnpairedPreference(_)) => {
                 dropped("its answer is judged (kto_tag), which stage sft does not learn from")
             }
-            (Learned::Pairs, Example::Conversation(_) | Example::Judged(_)) => {
+            (Learned::Pairs, Example::Conversation(_) | Example::UnpairedPreference(_)) => {
                 dropped("it has one answer (columns chosen and rejected hold two)")
             }
-            (Learned::Judgements, Example::Conversation(_)) => {
+            (Learned::UnpairedPreferences, Example::Conversation(_)) => {
                 dropped("its answer is not judged (the column kto_tag holds true or false)")
             }
             (_, Example::Text(_)) => dropped("it is a text without turns"),

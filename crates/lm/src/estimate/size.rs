@@ -237,7 +237,7 @@ impl ModelSize {
     pub(super) fn leaving(&self, overlaps: bool) -> Vec<Vec<&Layout>> {
         let (mut free, mut buffers) = (Vec::<usize>::new(), Vec::<Vec<&Layout>>::new());
         let mut in_use = std::collections::BTreeMap::new();
-        let mut on_their_way = Vec::new();
+        let mut in_flight = Vec::new();
         for unit in (0..self.units.len()).rev() {
             for open in self.shared[unit].iter().copied().chain([unit]) {
                 for (group, (_, layout)) in self.units[open].iter().enumerate() {
@@ -265,7 +265,7 @@ impl ModelSize {
             let complete = (0..self.units[unit].len()).filter_map(|group| in_use.remove(&(unit, group)));
             let complete: Vec<usize> = complete.collect();
             match overlaps {
-                true => free.extend(std::mem::replace(&mut on_their_way, complete)),
+                true => free.extend(std::mem::replace(&mut in_flight, complete)),
                 false => free.extend(complete),
             }
         }

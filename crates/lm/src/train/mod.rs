@@ -29,7 +29,7 @@ pub use forecast::forecast;
 pub use lock::clear_lock;
 pub use model::head_dims;
 pub use objective::{
-    Evaluation, Inputs, Judgement, LanguageModel, Metric, NextToken, Objective, ObjectiveLoss, Preference,
+    Evaluation, Inputs, Kto, LanguageModel, Metric, NextToken, Objective, ObjectiveLoss, Preference,
     Reference, Reward,
 };
 pub use obstacles::{Obstacle, obstacles};

@@ -106,7 +106,7 @@ pub use pair_loss::{
     KlReduction, KlTarget, binary_cross_entropy, huber_loss, kl_div, l1_loss, mse_loss, smooth_l1_loss,
 };
 pub use parameter::parameter;
-pub use recompute::{checkpoint, checkpoint_away, checkpoint_without_output};
+pub use recompute::{checkpoint, checkpoint_without_output, offloaded_checkpoint};
 pub use reduce::{
     argmax, argmin, max, max_all, max_keepdim, mean, mean_all, mean_keepdim, min, min_all, min_keepdim, prod,
     prod_all, prod_keepdim, sum, sum_all, sum_keepdim,

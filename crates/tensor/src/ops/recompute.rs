@@ -27,7 +27,7 @@ pub fn checkpoint(input: &Tensor, trains: bool, forward: Arc<Forward>) -> Result
 ///
 /// # Errors
 /// As [`checkpoint`]; no memory that can be pinned.
-pub fn checkpoint_away(input: &Tensor, trains: bool, forward: Arc<Forward>) -> Result<Tensor> {
+pub fn offloaded_checkpoint(input: &Tensor, trains: bool, forward: Arc<Forward>) -> Result<Tensor> {
     record(input, trains, forward, Keeps::InputAway)
 }
 

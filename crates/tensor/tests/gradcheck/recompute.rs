@@ -182,7 +182,7 @@ fn chain(device: &Device, is_away: bool) -> (Vec<f32>, usize) {
     for at in 0..8 {
         let weight = tensor(&array(6 + at, &[64, DIM]), DType::F32, device);
         let forward = move |x: &Tensor| x.mul(&weight.detach())?.gelu()?.add(x);
-        let checkpoint = if is_away { ops::checkpoint_away } else { ops::checkpoint };
+        let checkpoint = if is_away { ops::offloaded_checkpoint } else { ops::checkpoint };
         h = checkpoint(&h, true, Arc::new(forward)).unwrap();
     }
     let in_use = device.arena().bytes() - device.arena().free().iter().sum::<usize>();

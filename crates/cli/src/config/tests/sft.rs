@@ -60,7 +60,7 @@ fn preferences_are_read_with_the_defaults_of_the_original() {
         (chat.learned, config.data.n_segments(), config.data.packing),
         (Learned::Pairs, 2, Packing::Examples)
     );
-    let ObjectiveArgs::Preferences(args) = &config.train.objective else {
+    let ObjectiveArgs::Preference(args) = &config.train.objective else {
         panic!("{:?}", config.train.objective)
     };
     assert_eq!((args.loss, args.beta, args.ld_alpha), (PreferenceLoss::Ipo, 0.1, None));
@@ -69,9 +69,7 @@ fn preferences_are_read_with_the_defaults_of_the_original() {
     let config = good("stage: dpo\npref_loss: orpo\nld_alpha:");
     assert!(config.train.objective.reference().is_none());
     let config = good("stage: kto\nkto_chosen_weight: 2");
-    let ObjectiveArgs::Judgements(args) = &config.train.objective else {
-        panic!("{:?}", config.train.objective)
-    };
+    let ObjectiveArgs::Kto(args) = &config.train.objective else { panic!("{:?}", config.train.objective) };
     assert_eq!((args.chosen_weight, args.rejected_weight), (2.0, 1.0));
     assert_eq!(good("stage: rm").train.objective, ObjectiveArgs::Rewards);
     assert_eq!(good("stage: sft").train.objective, ObjectiveArgs::NextToken);

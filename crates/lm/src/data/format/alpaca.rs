@@ -2,7 +2,7 @@
 
 use serde_json::Value;
 
-use super::super::example::{Conversation, Example, Judged, Message, Pair};
+use super::super::example::{Conversation, Example, Message, Pair, UnpairedPreference};
 use super::super::source::{Record, or_unwrap};
 use super::{Format, Refusal, Row, answer, dropped, list_in, text, tools, value};
 
@@ -44,7 +44,10 @@ pub(super) fn read(format: &Format, row: &Row, record: &Record) -> Result<Exampl
     if let Some(Value::Bool(desired)) = value(row, &columns.kto_tag) {
         let Some(response) = response() else { return dropped("it has no answer") };
         conversation.messages.push(answer(response));
-        return Ok(Example::Judged(Box::new(Judged { conversation, desired: *desired })));
+        return Ok(Example::UnpairedPreference(Box::new(UnpairedPreference {
+            conversation,
+            desired: *desired,
+        })));
     }
     if format.ranking {
         let said = |column| value(row, column).and_then(Value::as_str);

@@ -4,7 +4,7 @@ use std::path::Path;
 
 use serde_json::json;
 
-use super::super::example::{Conversation, Judged, Pair};
+use super::super::example::{Conversation, Pair, UnpairedPreference};
 use super::*;
 
 fn record(row: &Value) -> Record {
@@ -81,12 +81,12 @@ fn alpaca_with_two_answers_and_with_a_judgement() {
     );
     assert!(reason(&entry, &json!({"q": "Hi", "good": "Hello"})).contains("lacks one of its two answers"));
     let entry = json!({"columns": {"prompt": "q", "response": "a", "kto_tag": "ok"}});
-    let Reading::Example(Example::Judged(judged)) =
+    let Reading::Example(Example::UnpairedPreference(judged)) =
         read(&entry, &json!({"q": "Hi", "a": "Hello", "ok": false}))
     else {
         panic!("no judgement")
     };
-    let Judged { conversation, desired } = *judged;
+    let UnpairedPreference { conversation, desired } = *judged;
     assert_eq!((said(&conversation).len(), desired), (2, false));
 }
 

@@ -4,7 +4,7 @@ use std::borrow::Cow;
 
 use serde_json::Value;
 
-use super::super::example::{Conversation, Example, Judged, Message, Pair};
+use super::super::example::{Conversation, Example, Message, Pair, UnpairedPreference};
 use super::super::source::{Record, or_unwrap};
 use super::{Format, Refusal, Row, calls, dropped, kind_of, list_in, text, tools, value};
 
@@ -211,7 +211,10 @@ pub(super) fn example(
     let columns = &format.columns;
     let conversation = Conversation { system, tools, messages };
     if let Some(Value::Bool(desired)) = value(row, &columns.kto_tag) {
-        return Ok(Example::Judged(Box::new(Judged { conversation, desired: *desired })));
+        return Ok(Example::UnpairedPreference(Box::new(UnpairedPreference {
+            conversation,
+            desired: *desired,
+        })));
     }
     if !format.ranking {
         return Ok(Example::Conversation(conversation));

@@ -6,7 +6,7 @@
 
 mod answers;
 mod dry;
-mod judgement;
+mod kto;
 mod language_model;
 mod metric;
 mod next_token;
@@ -22,7 +22,7 @@ use oarlock_tensor::{Device, Tensor};
 
 pub use self::answers::Reference;
 pub use self::dry::dry_pass;
-pub use self::judgement::Judgement;
+pub use self::kto::Kto;
 pub use self::language_model::{LanguageModel, Unrecorded};
 pub use self::metric::{Evaluation, Mean, Metric, Sum, Tally, Totals};
 pub use self::next_token::NextToken;
@@ -39,8 +39,8 @@ use oarlock_engine::{Accelerator, Loss};
 pub fn of(train: &TrainArgs, given: Given) -> Box<dyn Objective> {
     match &train.objective {
         ObjectiveArgs::NextToken => Box::new(NextToken { args: train.loss, seed: train.seed }),
-        ObjectiveArgs::Preferences(args) => Box::new(Preference::new(args.clone(), given.reference)),
-        ObjectiveArgs::Judgements(args) => Box::new(Judgement::new(args.clone(), given.reference)),
+        ObjectiveArgs::Preference(args) => Box::new(Preference::new(args.clone(), given.reference)),
+        ObjectiveArgs::Kto(args) => Box::new(Kto::new(args.clone(), given.reference)),
         ObjectiveArgs::Rewards => Box::new(Reward),
         ObjectiveArgs::Raft(args) => Box::new(Raft::new(args.clone(), train, given)),
     }

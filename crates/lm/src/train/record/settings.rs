@@ -9,9 +9,9 @@ use serde_json::Value;
 
 use oarlock_config::config::{
     AdapterArgs, AdapterConfig, AdapterKind, BestArgs, ChatArgs, DataArgs, Elems, EvalArgs, Finetuning,
-    FreezeArgs, JudgementArgs, Length, LoraConfig, LoraPlus, ModelArgs, ModelSource, ObjectiveArgs,
-    OftConfig, OptimizerArgs, Placements, PreferenceArgs, RaftArgs, RankArgs, ReferenceArgs, RewardArgs,
-    SaveArgs, ScheduleArgs, ShardingConfig, Steps, TokenLossArgs, TrainArgs, TrainConfig, When,
+    FreezeArgs, KtoArgs, Length, LoraConfig, LoraPlus, ModelArgs, ModelSource, ObjectiveArgs, OftConfig,
+    OptimizerArgs, Placements, PreferenceArgs, RaftArgs, RankArgs, ReferenceArgs, RewardArgs, SaveArgs,
+    ScheduleArgs, ShardingConfig, Steps, TokenLossArgs, TrainArgs, TrainConfig, When,
 };
 
 /// What follows where a setting is another one than before.
@@ -308,7 +308,7 @@ impl Settings {
                 }
                 return;
             }
-            ObjectiveArgs::Preferences(args) => {
+            ObjectiveArgs::Preference(args) => {
                 let PreferenceArgs {
                     loss,
                     beta,
@@ -329,8 +329,8 @@ impl Settings {
                 self.computes("ld_alpha", ld_alpha.map(number));
                 reference
             }
-            ObjectiveArgs::Judgements(args) => {
-                let JudgementArgs { beta, chosen_weight, rejected_weight, ftx, reference } = args;
+            ObjectiveArgs::Kto(args) => {
+                let KtoArgs { beta, chosen_weight, rejected_weight, ftx, reference } = args;
                 self.computes("objective", "judgements of answers");
                 self.computes("pref_beta", number(*beta));
                 self.computes("kto_chosen_weight", number(*chosen_weight));

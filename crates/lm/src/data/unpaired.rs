@@ -157,8 +157,11 @@ mod tests {
         let info = r#"{"rows": {"file_name": "rows.jsonl",
             "columns": {"prompt": "q", "response": "a", "kto_tag": "ok"}}}"#;
         std::fs::write(dir.path().join("dataset_info.json"), info).unwrap();
-        let args =
-            ChatArgs { template: Some("empty".into()), learned: Learned::Judgements, ..ChatArgs::default() };
+        let args = ChatArgs {
+            template: Some("empty".into()),
+            learned: Learned::UnpairedPreferences,
+            ..ChatArgs::default()
+        };
         let chat = Chat::new(&tokenizer, dir.path(), &args, cutoff_len).unwrap();
         let source = Source::resolve("rows", dir.path(), None).unwrap();
         let encoder = Encoder::sft(&tokenizer, &chat);

@@ -1,4 +1,4 @@
-//! Judgements: whether single answers are wanted (KTO, Ethayarajh et al. 2024). Every answer weighs the same.
+//! KTO: whether single answers are wanted (KTO, Ethayarajh et al. 2024). Every answer weighs the same.
 
 use std::cell::Cell;
 
@@ -7,7 +7,7 @@ use oarlock_tensor::{DType, Tensor};
 use super::answers::{Answers, Reference, constant, log_probs, mean_of, of_reference};
 use super::{Inputs, LanguageModel, Objective, ObjectiveLoss, Sum, Unrecorded};
 use crate::data::{ANSWERS, Batch, CHOSEN, Fields, MISMATCHED, REJECTED};
-use oarlock_config::config::JudgementArgs;
+use oarlock_config::config::KtoArgs;
 use oarlock_engine::Accelerator;
 use oarlock_engine::error::Result;
 use oarlock_engine::nn;
@@ -23,17 +23,17 @@ const METRICS: [&str; 7] = [
 ];
 
 /// The loss of answers that are judged.
-pub struct Judgement {
-    args: JudgementArgs,
+pub struct Kto {
+    args: KtoArgs,
     reference: Reference,
     /// How far the model is from its reference: the estimate of this step, over all micro-batches and ranks.
     kl: Cell<f64>,
 }
 
-impl Judgement {
+impl Kto {
     /// A loss and the model that it compares with.
-    pub fn new(args: JudgementArgs, reference: Reference) -> Judgement {
-        Judgement { args, reference, kl: Cell::new(0.0) }
+    pub fn new(args: KtoArgs, reference: Reference) -> Kto {
+        Kto { args, reference, kl: Cell::new(0.0) }
     }
 }
 
@@ -47,7 +47,7 @@ fn n_answers(fields: &Fields) -> usize {
     fields.spans(CHOSEN).len() + fields.spans(REJECTED).len()
 }
 
-impl Objective for Judgement {
+impl Objective for Kto {
     fn weight(&self, batch: &Batch) -> f64 {
         n_answers(&batch.fields) as f64
     }
