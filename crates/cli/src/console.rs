@@ -6,13 +6,14 @@ use std::process::ExitCode;
 use std::sync::mpsc;
 use std::time::Duration;
 
-use crate::config::render::{render, visible};
-use crate::config::{Problem, Problems};
-use crate::error::Error;
 use oarlock::Occupied;
 use oarlock::checkpoint::Manifest;
 use oarlock_config::settings::secret::masked;
 use oarlock_engine::terminal::shown;
+
+use crate::config::render::{render, visible};
+use crate::config::{Problem, Problems};
+use crate::error::Error;
 
 /// What can go wrong at the command line: an error, or a list of problems with the configuration.
 pub(crate) enum Failure {

@@ -7,9 +7,10 @@ use std::ops::Range;
 use std::path::{Path, PathBuf};
 use std::sync::Once;
 
-use crate::error::Result;
 use oarlock_engine::report::state::TrainerState;
 use oarlock_engine::terminal::tell;
+
+use crate::error::Result;
 use plotters::prelude::*;
 use plotters::style::register_font;
 

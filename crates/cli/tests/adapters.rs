@@ -1,11 +1,11 @@
 //! Trainings of adapters and of some layers, from a configuration file to the folder that PEFT loads, and their export.
 
+use oarlock::checkpoint::Manifest;
 use oarlock_tensor::cpu::difference::largest_difference;
 use std::collections::BTreeSet;
 use std::fs;
 
 use crate::common::{Site, run, start, until};
-use oarlock::checkpoint::Manifest;
 use rustix::process::{Pid, Signal, kill_process};
 
 const LORA: [&str; 4] = ["finetuning_type=lora", "lora_rank=4", "lora_dropout=0.1", "learning_rate=1e-2"];

@@ -2,8 +2,9 @@
 
 use std::fs;
 
-use crate::common::{Said, Site, golden, run, start, until};
 use oarlock::checkpoint::Manifest;
+
+use crate::common::{Said, Site, golden, run, start, until};
 use rustix::process::{Pid, Signal, kill_process};
 use serde_json::Value;
 

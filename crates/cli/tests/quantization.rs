@@ -3,8 +3,9 @@
 
 use std::fs;
 
-use crate::common::{Site, golden, run, start, until};
 use oarlock::checkpoint::Manifest;
+
+use crate::common::{Site, golden, run, start, until};
 use rustix::process::{Pid, Signal, kill_process};
 use serde_json::Value;
 

@@ -2,8 +2,9 @@
 
 use std::time::Duration;
 
-use crate::common::{Site, run, start, until};
 use oarlock::checkpoint::newest;
+
+use crate::common::{Site, run, start, until};
 use rustix::process::{Pid, Signal, kill_process};
 
 /// All state of a checkpoint: the files that its ranks wrote.

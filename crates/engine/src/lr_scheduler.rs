@@ -2,9 +2,10 @@
 
 use std::sync::Arc;
 
+use oarlock_config::config::{ScheduleArgs, Shape, Steps};
+
 use crate::error::{Error, Result};
 use crate::optim::{LrState, Optim, Schedule};
-use oarlock_config::config::{ScheduleArgs, Shape, Steps};
 
 /// A schedule that is not prepared yet. It sets the first learning rate at once, as torch's schedulers do.
 #[derive(Clone)]

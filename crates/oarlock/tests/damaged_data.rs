@@ -3,9 +3,10 @@
 
 use std::path::Path;
 
-use crate::common::golden;
 use oarlock::config::{ChatArgs, Learned};
 use oarlock::data::{Chat, Encoder, RowReport, Source, TokenCache, Tokenizer};
+
+use crate::common::golden;
 use serde_json::{Value, json};
 use tempfile::TempDir;
 

@@ -4,9 +4,6 @@
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
-use crate::common::golden;
-use crate::placements::{Pieces, Trace, class, pieces, placed, ways};
-use crate::{preference, sft};
 use oarlock::adapters::{Adaptation, AdaptedSource, Adapter, adapt, adapt_quantized};
 use oarlock::checkpoint::{Contents, Saver};
 use oarlock::config::{Learned, PreferenceArgs, TokenLossArgs};
@@ -20,6 +17,10 @@ use oarlock_comm::Communicator;
 use oarlock_engine::report::speed::PhaseTimer;
 use oarlock_tensor::DType;
 use oarlock_tensor::cpu::quantized::{Code, Format};
+
+use crate::common::golden;
+use crate::placements::{Pieces, Trace, class, pieces, placed, ways};
+use crate::{preference, sft};
 
 const NF4: Format = Format::FourBit { code: Code::Nf4, nested: true };
 

@@ -3,8 +3,6 @@
 use std::path::Path;
 use std::sync::Arc;
 
-use crate::common::golden;
-use crate::placements::{Pieces, Trace, pieces, placed};
 use oarlock::checkpoint::{Contents, Saver};
 use oarlock::config::{PartitionMethod, PipelineArgs};
 use oarlock::data::{
@@ -21,6 +19,9 @@ use oarlock_comm::{Communicator, shm};
 use oarlock_engine::report::speed::PhaseTimer;
 use oarlock_tensor::DType;
 use oarlock_tensor::cpu::difference::largest_difference_by;
+
+use crate::common::golden;
+use crate::placements::{Pieces, Trace, pieces, placed};
 
 /// Rows of a step.
 const ROWS: u64 = 16;

@@ -4,7 +4,6 @@ use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
-use crate::common::golden;
 use oarlock::config::LossScale;
 use oarlock::data::{Loader, Packing, RowSettings, Rows, Sampler, Source, TokenCache, Tokenizer};
 use oarlock::model::{Decoder, HfConfig};
@@ -18,6 +17,8 @@ use oarlock_comm::Communicator;
 use oarlock_engine::report::speed::PhaseTimer;
 use oarlock_tensor::cpu::difference::largest_difference;
 use oarlock_tensor::{DType, DeviceKind};
+
+use crate::common::golden;
 
 /// Both have tied and untied weights, norms of their own, and units of several blocks.
 /// And what FSDP calls their layers.

@@ -2,11 +2,6 @@
 //! metrics of every step of golden trajectories (`tests/golden/preference`, written by bench/golden/make_preference.py),
 //! however they are split and sharded.
 
-use oarlock_tensor::cpu::difference::largest_difference_by;
-use std::path::PathBuf;
-use std::sync::Arc;
-
-use crate::common::golden;
 use oarlock::adapters::{Adaptation, AdaptedSource, Adapter, adapt};
 use oarlock::config::{ChatArgs, KtoArgs, Learned, PreferenceArgs, PreferenceLoss};
 use oarlock::data::{
@@ -22,6 +17,11 @@ use oarlock::weights::SafetensorsSource;
 use oarlock::{Accelerator, AcceleratorConfig, optim};
 use oarlock_comm::Communicator;
 use oarlock_engine::report::speed::PhaseTimer;
+use oarlock_tensor::cpu::difference::largest_difference_by;
+use std::path::PathBuf;
+use std::sync::Arc;
+
+use crate::common::golden;
 use serde_json::Value;
 
 /// How steps are taken.

@@ -4,7 +4,6 @@
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
-use crate::common::golden;
 use oarlock::checkpoint::{Contents, MergeOptions, Saver};
 use oarlock::data::{Loader, Packing, RowSettings, Rows, Sampler, Source, TokenCache, Tokenizer};
 use oarlock::model::{Decoder, HfConfig, merge_weights};
@@ -15,6 +14,8 @@ use oarlock::{Accelerator, AcceleratorConfig, ClientState, optim};
 use oarlock_comm::Communicator;
 use oarlock_engine::report::speed::PhaseTimer;
 use oarlock_tensor::DType;
+
+use crate::common::golden;
 use safetensors::SafeTensors;
 
 /// Rows of a step, which 1, 2, 3 and 4 ranks can divide.

@@ -4,7 +4,6 @@
 
 use std::sync::Arc;
 
-use crate::common::golden;
 use oarlock::config::{ChatArgs, TokenLossArgs};
 use oarlock::data::{
     Chat, Encoder, Loader, Packing, RowReport, RowSettings, Rows, Sampler, Source, TokenCache, Tokenizer,
@@ -18,6 +17,8 @@ use oarlock_comm::Communicator;
 use oarlock_engine::report::speed::PhaseTimer;
 use oarlock_tensor::cpu::difference::{largest_difference, largest_difference_by};
 use oarlock_tensor::ops::TokenLoss;
+
+use crate::common::golden;
 use serde_json::Value;
 
 /// How the records become rows, and how a step takes them.

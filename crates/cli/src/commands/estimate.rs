@@ -4,13 +4,6 @@ use std::path::PathBuf;
 
 use clap::builder::RangedU64ValueParser;
 use clap::{Args, ValueEnum};
-use oarlock_comm::ProcessMemory;
-use oarlock_tensor::cpu::Isa;
-use oarlock_tensor::{DType, Device, Par};
-
-use super::dtypes;
-use crate::console::{Outcome, print};
-use crate::error::{Error, Result};
 use oarlock::config::{Offload, ShardingConfig};
 use oarlock::estimate::{
     self, DryRun, Estimate, GpuMemory, ModelSize, OnGpu, Optim, Settings, Stage, StepShape, decoder_step,
@@ -19,6 +12,13 @@ use oarlock::estimate::{
 use oarlock::model::hf::HfConfig;
 use oarlock::model::{Decoder, DecoderConfig, Recompute};
 use oarlock::train::objective::{NextToken, dry_pass};
+use oarlock_comm::ProcessMemory;
+use oarlock_tensor::cpu::Isa;
+use oarlock_tensor::{DType, Device, Par};
+
+use super::dtypes;
+use crate::console::{Outcome, print};
+use crate::error::{Error, Result};
 
 #[derive(Clone, Copy, PartialEq, ValueEnum)]
 enum OffloadDevice {

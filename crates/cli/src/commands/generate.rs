@@ -6,17 +6,16 @@ use std::path::PathBuf;
 use std::time::Instant;
 
 use clap::Args;
-
-use super::model::LoadArgs;
-use crate::console::{Outcome, eprint};
 use oarlock::adapters::stop_ids;
-use oarlock::config;
 use oarlock::data::{self, ChatTemplate, Tokenizer};
 use oarlock::generate::{Chat, GenerateOptions, Generator, Sampling, Stop};
 use oarlock::model::hf::{generation_note, generation_stops};
-use oarlock::{Error, Result};
+use oarlock::{Error, Result, config};
 use oarlock_config::json;
 use oarlock_engine::terminal;
+
+use super::model::LoadArgs;
+use crate::console::{Outcome, eprint};
 
 /// What both commands take.
 #[derive(Args)]

@@ -3,12 +3,12 @@
 use std::path::PathBuf;
 
 use clap::Args;
+use oarlock::checkpoint::{MergeOptions, shard_size};
+use oarlock::model::merge_weights;
 use oarlock_tensor::DType;
 
 use super::dtypes;
 use crate::console::{OVERWRITE, Outcome, occupied, print};
-use oarlock::checkpoint::{MergeOptions, shard_size};
-use oarlock::model::merge_weights;
 
 #[derive(Args)]
 pub(super) struct MergeArgs {

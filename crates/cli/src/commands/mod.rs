@@ -28,12 +28,10 @@ use std::time::SystemTime;
 
 use clap::builder::{PossibleValuesParser, TypedValueParser};
 use clap::{Parser, Subcommand};
+use oarlock_engine::rank;
 use oarlock_tensor::DType;
 
-use crate::console;
-use crate::front;
-use crate::launch;
-use oarlock_engine::rank;
+use crate::{console, front, launch};
 
 /// Trains language models on many ranks from one binary.
 #[derive(Parser)]

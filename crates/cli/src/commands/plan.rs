@@ -4,20 +4,20 @@ use std::path::PathBuf;
 use std::time::Instant;
 
 use clap::Args;
+use oarlock::checkpoint::shard_size;
+use oarlock::estimate::Limits;
 use oarlock_comm::{ProcessMemory, available_cores, bandwidth_of, latency_of};
+use oarlock_engine::rank;
+use oarlock_lm::planner::{
+    self, Choice, Cluster, Facts, Network, Prediction, Profile, choices, measure, predict, recommended,
+};
+use oarlock_tensor::DeviceKind;
 
 use super::plan_table::{self, Shown};
 use crate::config::{Origin, Problem, Problems, ResolvedConfig, Words, train_config, written};
 use crate::console::{Failure, Outcome, eprint, print};
 use crate::error::Error;
 use crate::front::env_var;
-use oarlock::checkpoint::shard_size;
-use oarlock::estimate::Limits;
-use oarlock_engine::rank;
-use oarlock_lm::planner::{
-    self, Choice, Cluster, Facts, Network, Prediction, Profile, choices, measure, predict, recommended,
-};
-use oarlock_tensor::DeviceKind;
 
 #[derive(Args)]
 pub(super) struct PlanArgs {

@@ -8,11 +8,11 @@ use std::path::{Path, PathBuf};
 
 use clap::Subcommand;
 use oarlock_comm::wire::{Access, hex, nonce};
+use oarlock_config::settings::Problem;
 use rustix::fs::{FileType, Mode};
 
 use crate::console::{Outcome, eprint, print};
 use crate::error::Error;
-use oarlock_config::settings::Problem;
 
 #[derive(Subcommand)]
 pub(super) enum TokenCommand {

@@ -3,10 +3,10 @@
 use std::path::PathBuf;
 
 use clap::Subcommand;
-
-use crate::console::{OVERWRITE, Outcome, occupied, print};
 use oarlock::data::{Source, TOKENIZER_FILES, TrainSettings, learn_bpe};
 use oarlock::{Outputs, Writer};
+
+use crate::console::{OVERWRITE, Outcome, occupied, print};
 
 #[derive(Subcommand)]
 pub(super) enum TokenizerCommand {

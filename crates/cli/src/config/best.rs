@@ -1,10 +1,11 @@
 //! Reads by what the best model is found, and what follows from it: checkpoints, the end of the training, the final model.
 
-use super::table as keys;
 use oarlock::config::{BestArgs, Steps, When};
 use oarlock_config::settings::keys::Row;
 use oarlock_config::settings::problem::Problems;
 use oarlock_config::settings::resolve::Settings;
+
+use super::table as keys;
 
 /// How evaluations are compared; `None` where nobody asks. `evaluated` and `saved` say when that is done. What is wrong
 /// goes to `problems`.

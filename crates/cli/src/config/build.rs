@@ -2,7 +2,6 @@
 //! what is out of range only because of another key.
 
 use super::table as keys;
-use oarlock_config::settings::keys::Row;
 use std::path::PathBuf;
 use std::time::Duration;
 
@@ -12,25 +11,18 @@ use oarlock::config::{
 };
 use oarlock::nn::SparsityConfig;
 use oarlock_config::settings::dialect::{self, Dialects, Ranks};
+use oarlock_config::settings::keys::Row;
 use oarlock_config::settings::problem::{Problem, Problems};
 use oarlock_config::settings::resolve::{self, AUTO, Setting, Settings};
 use oarlock_config::settings::value::Value;
 use oarlock_config::settings::{optimizer, schedule};
 use oarlock_tensor::{DType, DeviceKind};
 
-use super::accelerator;
-use super::best;
-use super::checks;
-use super::finetuning;
-use super::learning;
-use super::low_rank;
-use super::model;
-use super::monitor;
-use super::objective;
-use super::pipeline;
-use super::predicting;
-use super::recompute;
 use super::resolved::ResolvedConfig;
+use super::{
+    accelerator, best, checks, finetuning, learning, low_rank, model, monitor, objective, pipeline,
+    predicting, recompute,
+};
 
 /// Builds the configuration; `problems` are those found before.
 ///

@@ -2,12 +2,13 @@
 //! all of it can be run here. Left out is what is no restriction here: DeepSpeed without a launcher, kernels of Unsloth
 //! with ZeRO-3, neat packing before stage sft.
 
-use super::table as keys;
 use oarlock_config::settings::dialect::{Dialects, deepspeed_keys};
 use oarlock_config::settings::keys::{Key, Row};
 use oarlock_config::settings::problem::Problems;
 use oarlock_config::settings::resolve::Settings;
 use oarlock_config::settings::value::Value;
+
+use super::table as keys;
 
 /// Keys that cannot be written together.
 struct Rule {

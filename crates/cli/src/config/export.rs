@@ -1,11 +1,11 @@
 //! What `oarlock export FILE.yaml` writes: the keys of LLaMA-Factory's export.
 
 use super::table as keys;
-use oarlock_config::settings::keys::Row;
 use std::path::PathBuf;
 
 use oarlock::adapters::Quantized;
 use oarlock::config::{ChatArgs, RopeArgs, RopeKind};
+use oarlock_config::settings::keys::Row;
 use oarlock_config::settings::problem::{Problem, Problems};
 use oarlock_config::settings::resolve::{self, Settings};
 use oarlock_tensor::DType;

@@ -1,13 +1,13 @@
 //! Reads which parameters are trained: all, some layers, or an adapter with its settings.
 
 use super::table as keys;
-use oarlock_config::settings::keys::{Key, Row};
 use std::path::PathBuf;
 
 use oarlock::config::{
     AdapterArgs, AdapterConfig, AdapterKind, Finetuning, FreezeArgs, LoraConfig, LoraInit, LoraPlus,
     OftBlocks, OftConfig, Targets, TrainedLayers,
 };
+use oarlock_config::settings::keys::{Key, Row};
 use oarlock_config::settings::problem::Problems;
 use oarlock_config::settings::resolve::Settings;
 

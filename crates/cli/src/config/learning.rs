@@ -1,10 +1,10 @@
 //! Reads what is learned of which rows: the loss of a token, how data sets are mixed, how sequences are drawn.
 
 use super::table as keys;
-use oarlock_config::settings::keys::Row;
 use std::path::PathBuf;
 
 use oarlock::config::{Mix, MixEnd, TokenLossArgs};
+use oarlock_config::settings::keys::Row;
 use oarlock_config::settings::problem::Problems;
 use oarlock_config::settings::resolve::Settings;
 use oarlock_tensor::ops::TokenLoss;

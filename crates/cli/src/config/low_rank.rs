@@ -1,10 +1,11 @@
 //! Reads the keys of optimizers that work in subspaces of gradients: GaLore and APOLLO.
 
-use super::table as keys;
 use oarlock::config::OptimizerArgs;
 use oarlock_config::settings::keys::Key;
 use oarlock_config::settings::resolve::Settings;
 use oarlock_tensor::ops::optimizer::{LowRankArgs, Method, Rule, Sides};
+
+use super::table as keys;
 
 /// The keys that both methods have.
 struct Keys {

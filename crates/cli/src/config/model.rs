@@ -1,12 +1,11 @@
 //! Reads which model is trained: a folder, or `model_config`, the settings of a config.json written in place.
 
 use super::table as keys;
-use oarlock_config::settings::keys::Row;
 use std::path::{Path, PathBuf};
 
 use oarlock::config::{ModelArgs, ModelSource, RopeArgs, RopeKind};
 use oarlock::model::Family;
-use oarlock_config::settings::keys::Range;
+use oarlock_config::settings::keys::{Range, Row};
 use oarlock_config::settings::kwargs::Kwargs;
 use oarlock_config::settings::problem::Problems;
 use oarlock_config::settings::resolve::Settings;

@@ -1,9 +1,10 @@
 //! Reads which tokens a model gets, and what describes them.
 
-use super::table as keys;
 use oarlock::config::NewTokens;
 use oarlock_config::settings::problem::{Problem, Problems};
 use oarlock_config::settings::resolve::Settings;
+
+use super::table as keys;
 
 use super::yaml::{self, Data};
 

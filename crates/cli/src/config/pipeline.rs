@@ -1,10 +1,11 @@
 //! The keys of pipeline parallelism, and what does not go with it.
 
-use super::table as keys;
 use oarlock::config::{Elems, MOST_RANKS, PartitionMethod, PipelineArgs, Placement, ShardingConfig, Wrap};
 use oarlock_config::settings::keys::{Key, Row};
 use oarlock_config::settings::problem::Problems;
 use oarlock_config::settings::resolve::Settings;
+
+use super::table as keys;
 
 const STAGES: Key<usize> = keys::PIPELINE_MODEL_PARALLEL_SIZE;
 const SCHEDULE: Key<String> = keys::PIPELINE_SCHEDULE;

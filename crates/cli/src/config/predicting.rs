@@ -1,10 +1,11 @@
 //! Reads what is predicted after the training: answers of a chat model, or scores of a reward model.
 
-use super::table as keys;
 use oarlock::config::{Elems, Placement, Predict, PredictArgs, ShardingConfig};
 use oarlock_config::settings::keys::Row;
 use oarlock_config::settings::problem::Problems;
 use oarlock_config::settings::resolve::Settings;
+
+use super::table as keys;
 
 /// What is predicted; `None` for nothing. What is wrong with it goes to `problems`.
 pub fn predict(

@@ -1,10 +1,11 @@
 //! Reads in how many bits the weights of a frozen base are kept.
 
-use super::table as keys;
 use oarlock_config::settings::keys::Row;
 use oarlock_config::settings::problem::Problems;
 use oarlock_config::settings::resolve::Settings;
 use oarlock_tensor::cpu::quantized::{Code, Format};
+
+use super::table as keys;
 
 /// The format of the weights, if they are quantized; what is wrong with it goes to `problems`.
 pub fn quantization(settings: &Settings, problems: &mut Problems) -> Option<Format> {

@@ -1,11 +1,11 @@
 //! Whole configurations and every message of a wrong one.
 
 use oarlock_tensor::ops::optimizer::{AdafactorArgs, AdjustLr, Rule};
+use oarlock_tensor::{DType, DeviceKind};
 
 use std::time::Duration;
 
 use super::*;
-use oarlock_tensor::{DType, DeviceKind};
 
 mod finetuning;
 mod model;

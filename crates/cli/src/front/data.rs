@@ -2,12 +2,13 @@
 
 use std::io::IsTerminal;
 
+use oarlock::data::{Chat, Encoder, Source, Statistics, Tokenizer, bracketed, colored};
+
 use crate::config::environment::said_by;
 use crate::config::written::{Authority, Entry, Layer};
 use crate::config::{Problems, Words, paths, train_config_of, written};
 use crate::console::{Outcome, print, print_styled};
 use crate::front::env_var;
-use oarlock::data::{Chat, Encoder, Source, Statistics, Tokenizer, bracketed, colored};
 
 /// Prints the first `rows` examples of the training that `words` describe, and statistics of all; with `json` the token ids
 /// and labels of these examples alone, one a line.

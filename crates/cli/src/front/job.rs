@@ -1,5 +1,10 @@
 //! Runs what a front end made of its words: shows it, starts the ranks, or is one of them.
 
+use oarlock::{Accelerator, train};
+use oarlock_comm::{Exit, available_cores, gloo_obstacle};
+use oarlock_config::settings::secret::{HIDDEN, is_secret_name};
+use oarlock_engine::rank;
+
 use crate::config::table as keys;
 use std::time::SystemTime;
 
@@ -14,11 +19,6 @@ use crate::front::script::{self, Script, Training};
 use crate::launch::spec::{Nodes, Output};
 use crate::launch::{self, FINAL, Launch, STARTED, environment, exit_code};
 use crate::plots;
-use oarlock::Accelerator;
-use oarlock::train;
-use oarlock_comm::{Exit, available_cores, gloo_obstacle};
-use oarlock_config::settings::secret::{HIDDEN, is_secret_name};
-use oarlock_engine::rank;
 
 /// What to start.
 #[derive(Clone, Debug)]

@@ -13,6 +13,7 @@
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
 
+use oarlock::shard::MASTER;
 use oarlock_tensor::DType;
 use serde_json::{Map, Value as Json, json};
 
@@ -22,7 +23,6 @@ use super::model_states::Model;
 use super::pickle::{Value, View};
 use super::{missing, need, refused, unexpected, unsupported};
 use crate::error::{Error, Result};
-use oarlock::shard::MASTER;
 
 /// The kinds of state of a trained parameter.
 pub const KINDS: [&str; 3] = [MASTER, "exp_avg", "exp_avg_sq"];

@@ -19,10 +19,11 @@ use std::path::{Path, PathBuf};
 
 pub use error::{ImportError, ImportProblem, PickleProblem};
 
-use crate::error::{Error, Result};
-use container::TorchFile;
 use oarlock::checkpoint::find_tag;
 use oarlock_tensor::DType;
+
+use crate::error::{Error, Result};
+use container::TorchFile;
 use pickle::View;
 
 /// What [`import_checkpoint`] has read and written.

@@ -3,6 +3,7 @@
 use std::collections::BTreeMap;
 use std::path::Path;
 
+use oarlock::shard::MASTER;
 use oarlock_tensor::DType;
 use serde_json::{Map, Value as Json};
 
@@ -12,7 +13,6 @@ use super::error::ImportProblem;
 use super::pickle::{Element, Value, View};
 use super::{need, refused, unexpected, unsupported};
 use crate::error::Result;
-use oarlock::shard::MASTER;
 
 /// What DeepSpeed itself keeps beside the model; the rest is of the training loop.
 const OWN_KEYS: [&str; 19] = [

@@ -4,10 +4,15 @@ use std::fs;
 use std::io::{Cursor, Read, Write};
 use std::path::{Path, PathBuf};
 
+use oarlock::checkpoint::{Manifest, MergeOptions, load};
+use oarlock::model::hf::HfConfig;
+use oarlock::model::{Decoder, merge_weights};
 use oarlock::nn::NamedParam;
+use oarlock::shard::{Engine, MASTER, Placements, ShardingConfig};
 use oarlock_comm::shm;
-use oarlock_tensor::DType;
+use oarlock_tensor::cpu::Isa;
 use oarlock_tensor::ops::optimizer::{Role, Rule};
+use oarlock_tensor::{DType, Device, Par};
 use proptest::prelude::*;
 use safetensors::SafeTensors;
 use zip::write::SimpleFileOptions;
@@ -17,12 +22,6 @@ use super::container::{Run, TorchFile};
 use super::deepspeed::{Piece, cut, share_of};
 use super::pickle::{Element, Pickle};
 use super::{deepspeed, import_checkpoint};
-use oarlock::checkpoint::{Manifest, MergeOptions, load};
-use oarlock::model::hf::HfConfig;
-use oarlock::model::{Decoder, merge_weights};
-use oarlock::shard::{Engine, MASTER, Placements, ShardingConfig};
-use oarlock_tensor::cpu::Isa;
-use oarlock_tensor::{Device, Par};
 
 const CASES: [(&str, u64, DType); 6] = [
     ("stage1-bf16", 1, DType::BF16),

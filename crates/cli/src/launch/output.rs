@@ -11,6 +11,7 @@ use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
 use oarlock_comm::{RankGroup, StopSignals};
+use oarlock_engine::launch::WorkerEnv;
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 
 use super::lines::{LineBuffer, mark, marked};
@@ -18,7 +19,6 @@ use super::logs::Attempt;
 use super::spec::Output;
 use crate::console::eprint;
 use crate::error::{Error, Result};
-use oarlock_engine::launch::WorkerEnv;
 
 /// How often a reader looks whether the writers have ended.
 const LOOK: Timespec = Timespec { tv_sec: 0, tv_nsec: 50_000_000 };

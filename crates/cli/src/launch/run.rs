@@ -10,9 +10,10 @@ use oarlock_comm::wire::{ENCRYPTION, TOKEN, TOKEN_FILE};
 use oarlock_comm::{
     Ended as RankEnd, Ending, Exit, Grace, RankGroup, RankState, RankStatus, StopSignals, bind,
 };
+use oarlock_config::settings::Problems;
+use oarlock_engine::launch::{Memory, WorkerEnv, default_omp_threads, port};
 
 use super::agents::{Agent, Decision, Event, Round};
-use super::cores;
 use super::devices::{Devices, MACHINE_GPUS};
 use super::environment::variables;
 use super::failure::{self, Failure, exit_code};
@@ -20,11 +21,9 @@ use super::logs::{ErrorFile, Logs, Message};
 use super::output::Outputs;
 use super::rounds::{Known, Rounds, meeting, unless_stopped};
 use super::spec::Launch;
-use super::{ERROR_FILE, FINAL, ROUND, STARTED};
+use super::{ERROR_FILE, FINAL, ROUND, STARTED, cores};
 use crate::console::eprint;
 use crate::error::{Error, Result};
-use oarlock_config::settings::Problems;
-use oarlock_engine::launch::{Memory, WorkerEnv, default_omp_threads, port};
 
 /// The file of the program that a process is, also when another one has taken its path.
 const THIS_PROGRAM: &str = "/proc/self/exe";

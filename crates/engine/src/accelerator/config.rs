@@ -1,5 +1,6 @@
 //! How an accelerator runs: what `Accelerator::with` is given.
 
+use oarlock_config::config::PipelineArgs;
 use oarlock_tensor::cpu::Path;
 use oarlock_tensor::{DType, DeviceKind};
 
@@ -7,7 +8,6 @@ use super::deepspeed_plugin::DeepSpeedPlugin;
 use super::project::ProjectConfiguration;
 use super::trackers::LogWith;
 use crate::shard::ShardingConfig;
-use oarlock_config::config::PipelineArgs;
 
 /// How an [`Accelerator`](crate::Accelerator) runs.
 #[derive(Clone, Debug, Default)]

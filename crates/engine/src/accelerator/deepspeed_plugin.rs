@@ -4,12 +4,12 @@ use std::collections::HashSet;
 use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicUsize, Ordering::Relaxed};
 
+use oarlock_config::nearest::nearest_of;
+use oarlock_config::settings::DeepSpeedConfig;
 use oarlock_tensor::DType;
 use serde_json::json;
 
 use crate::error::{Error, Result};
-use oarlock_config::nearest::nearest_of;
-use oarlock_config::settings::DeepSpeedConfig;
 
 /// Accelerate's `DeepSpeedPlugin`: a DeepSpeed configuration for what is prepared while it is the active one. The other
 /// fields stand where the configuration says `"auto"` or nothing; where it says something else, that is an error.

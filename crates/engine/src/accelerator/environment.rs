@@ -1,12 +1,12 @@
 //! What `accelerate launch` and the launchers from code tell a program through variables.
 
+use oarlock_config::settings::accelerate::{USE_FSDP, asks, fsdp};
 use oarlock_tensor::{DType, DeviceKind};
 
 use super::config::AcceleratorConfig;
 use crate::error::{Error, Result};
 use crate::rank;
 use crate::shard::ShardingConfig;
-use oarlock_config::settings::accelerate::{USE_FSDP, asks, fsdp};
 
 /// The variable that says in which dtype to compute.
 pub(crate) const MIXED_PRECISION: &str = "ACCELERATE_MIXED_PRECISION";

@@ -1,5 +1,6 @@
 //! What a DeepSpeed configuration makes of what is prepared.
 
+use oarlock_config::settings::DeepSpeedArgs;
 use oarlock_tensor::Param;
 
 use super::prepared_state::StepOptions;
@@ -8,7 +9,6 @@ use crate::lr_scheduler::Scheduler;
 use crate::nn::{Module, UnitRun, Visitor, parameters};
 use crate::optim::{Optim, Schedule};
 use crate::shard::ShardingConfig;
-use oarlock_config::settings::DeepSpeedArgs;
 
 /// What a DeepSpeed configuration makes of what is prepared.
 #[derive(Clone)]

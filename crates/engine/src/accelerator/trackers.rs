@@ -5,6 +5,7 @@ use std::path::{Path, PathBuf};
 use std::str::FromStr;
 use std::sync::{Arc, Mutex};
 
+use oarlock_config::nearest::nearest_of;
 use serde_json::{Map, Value};
 
 use crate::error::{Error, Result};
@@ -14,7 +15,6 @@ use crate::report::monitor::csv::Csv;
 use crate::report::monitor::jsonl::Jsonl;
 use crate::report::monitor::tensorboard::TensorBoard;
 use crate::report::monitor::wandb::{Belongs, Wandb};
-use oarlock_config::nearest::nearest_of;
 
 /// A place that figures go to. The built-in ones are chosen with `log_with`; a custom one implements this trait and
 /// goes to [`Accelerator::add_tracker`](crate::Accelerator::add_tracker).

@@ -4,13 +4,13 @@ use std::collections::BTreeSet;
 use std::path::PathBuf;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
+use oarlock_config::nearest::nearest_of;
 use serde::Serialize;
 use serde_json::{Map, Value};
 
 use super::handle::Accelerator;
 use super::trackers::{BuiltIn, LogWith, Phase, Shared, Tracker, TrackerOptions, Trackers};
 use crate::error::{Error, Result};
-use oarlock_config::nearest::nearest_of;
 
 impl Accelerator {
     /// Adds a custom tracker, before [`Accelerator::init_trackers`]. Processes but the main one drop it.

@@ -2,10 +2,10 @@
 
 use std::path::Path;
 
+use oarlock_config::json;
 use serde::de::DeserializeOwned;
 
 use crate::error::{Error, Result};
-use oarlock_config::json;
 
 /// Reads a file with one JSON value a line into a data set in memory; empty lines do not count.
 ///

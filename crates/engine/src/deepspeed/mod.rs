@@ -45,6 +45,8 @@ pub use engine::DeepSpeedEngine;
 pub use oarlock_config::settings::{DeepSpeedArgs, DeepSpeedConfig as Config};
 pub use pipeline::{LayerSpec, PipelineEngine, PipelineModule, TiedLayerSpec, initialize_pipeline};
 
+use oarlock_config::config::PipelineArgs;
+
 use crate::accelerator::{
     Accelerator, AcceleratorConfig, DivideBy, DummyOptim, GradientAccumulation, Prepare, Resolved,
     hidden_size_of,
@@ -53,7 +55,6 @@ use crate::error::{Error, Result};
 use crate::lr_scheduler::Scheduler;
 use crate::nn::Module;
 use crate::optim::{Optim, adamw};
-use oarlock_config::config::PipelineArgs;
 
 /// What [`initialize`] is given. Write what is not the default after [`InitializeArgs::new`].
 pub struct InitializeArgs<M, L = ()> {

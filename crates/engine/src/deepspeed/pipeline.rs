@@ -5,6 +5,7 @@ use std::collections::HashMap;
 use std::ops::Range;
 use std::sync::Arc;
 
+use oarlock_config::config::{PartitionMethod, PipelineArgs};
 use oarlock_tensor::Tensor;
 
 use super::{DeepSpeedEngine, InitializeArgs};
@@ -12,7 +13,6 @@ use crate::accelerator::{Loss, PartOutput, PartPasses, Prepare};
 use crate::error::{Error, Result};
 use crate::nn::{self, Forward, Layer, Module, Unit, Visitor};
 use crate::optim::Stepped;
-use oarlock_config::config::{PartitionMethod, PipelineArgs};
 
 /// The loss of a micro-batch: a mean, from the output of the last layer and the labels.
 type LossFn = Box<dyn Fn(&Tensor, &Tensor) -> nn::Result<Tensor> + Send + Sync>;

@@ -4,6 +4,7 @@ use std::collections::BTreeMap;
 use std::ops::Range;
 
 use oarlock_comm::Communicator;
+use oarlock_config::nearest::nearest_of;
 use oarlock_tensor::Shape;
 
 use super::Config;
@@ -14,7 +15,6 @@ use crate::error::{Error, Result};
 use crate::nn::{Module, NamedParam, parameters};
 use crate::optim::Parameters;
 use crate::shard::{Engine, MASTER, Slice, runs};
-use oarlock_config::nearest::nearest_of;
 
 /// Elements that travel at once.
 const CHUNK: usize = 1 << 18;

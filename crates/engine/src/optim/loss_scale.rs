@@ -4,10 +4,10 @@
 //! The rule is that of DeepSpeed's `DynamicLossScaler`. It knows nothing of tensors: whoever reduces the gradients says
 //! whether any rank saw an overflow, the same on all ranks, so that all scalers stay equal.
 
+use oarlock_config::config::LossScale;
 use serde::{Deserialize, Serialize};
 
 use crate::error::ScaleAtMinimum;
-use oarlock_config::config::LossScale;
 
 /// The scale of the loss and its history.
 #[derive(Clone, Debug, PartialEq)]

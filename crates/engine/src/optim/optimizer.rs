@@ -2,6 +2,7 @@
 
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
+use oarlock_config::config::LossScale;
 use oarlock_tensor::DType;
 use oarlock_tensor::ops::optimizer::{Role, Rule};
 
@@ -9,7 +10,6 @@ use super::loss_scale::{LossScaler, LossScalerState, Verdict};
 use crate::error::{Error, Result};
 use crate::nn::NamedParam;
 use crate::shard::{Engine, ParamGroup, role_of};
-use oarlock_config::config::LossScale;
 
 /// Which optimizer, and its numbers.
 #[derive(Clone, Debug, PartialEq)]

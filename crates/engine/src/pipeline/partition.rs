@@ -3,9 +3,9 @@
 use std::ops::Range;
 
 use fancy_regex::RegexBuilder;
+use oarlock_config::config::PartitionMethod;
 
 use crate::error::{Error, Result};
-use oarlock_config::config::PartitionMethod;
 
 /// What a partition method knows of a unit.
 #[derive(Clone, Debug, PartialEq, Eq)]

@@ -4,6 +4,7 @@ use std::ops::Range;
 use std::sync::{Mutex, PoisonError};
 
 use oarlock_comm::Communicator;
+use oarlock_config::config::PipelineArgs;
 use oarlock_tensor::{Device, Param, Tensor};
 
 use super::links::Links;
@@ -11,7 +12,6 @@ use super::partition::{UnitWeight, partition};
 use super::schedule::{Instruction, Message, Passes, Place, schedules};
 use crate::error::{Error, Result};
 use crate::nn::{Module, UnitRun, Visitor, units_of};
-use oarlock_config::config::PipelineArgs;
 
 /// A pipeline, as its stage on this rank sees it.
 pub struct Pipeline {

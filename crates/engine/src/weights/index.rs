@@ -3,12 +3,12 @@
 use std::collections::{BTreeMap, BTreeSet};
 use std::path::{Path, PathBuf};
 
+use oarlock_config::json;
 use serde_json::Value;
 
 use super::files::INDEX;
 use super::source::Located;
 use crate::error::{Error, Result};
-use oarlock_config::json;
 
 /// The file of weights that are in one.
 const WHOLE: &str = "model.safetensors";

@@ -6,6 +6,7 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
 use oarlock_comm::MappedFile;
+use oarlock_config::json;
 use oarlock_tensor::cpu::Isa;
 use oarlock_tensor::cpu::quantized::Format;
 use oarlock_tensor::{DType, Device, Par};
@@ -22,7 +23,6 @@ use super::stored::StoredForm;
 use crate::error::{Error, Result};
 use crate::nn::{Buffer, BufferValues, Module, NamedBuffer, StoredNames};
 use crate::shard::{ParamSlice, Unfit, WeightSource};
-use oarlock_config::json;
 
 /// The weights of a Hugging Face folder, checked against a model as a whole when opened.
 pub struct SafetensorsSource {

@@ -2,6 +2,10 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 
+use oarlock_config::config::{AdapterConfig, AdapterKind, LoraConfig, OftBlocks, Targets};
+use oarlock_engine::error::{Error, Result};
+use oarlock_engine::nn::{self, Layer, Linear, names_of};
+use oarlock_engine::weights::{QuantizedLayers, QuantizedWeights};
 use oarlock_tensor::DType;
 
 use super::base::Base;
@@ -9,10 +13,6 @@ use super::folder::Adapter;
 use super::lora::{Lora, LoraLayer};
 use super::oft::{Oft, OftLayer};
 use crate::model::{Decoder, HfConfig, ModelMark};
-use oarlock_config::config::{AdapterConfig, AdapterKind, LoraConfig, OftBlocks, Targets};
-use oarlock_engine::error::{Error, Result};
-use oarlock_engine::nn::{self, Layer, Linear, names_of};
-use oarlock_engine::weights::{QuantizedLayers, QuantizedWeights};
 
 /// The output weights, which `Targets::All` leaves out.
 const LM_HEAD: &str = "lm_head";

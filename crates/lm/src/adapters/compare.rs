@@ -2,13 +2,13 @@
 
 use std::path::Path;
 
+use oarlock_engine::error::{Error, Result};
 use oarlock_tensor::Tensor;
 use oarlock_tensor::cpu::difference::{largest_difference, largest_magnitude};
 use oarlock_tensor::ops::Mask;
 
 use crate::data::Tokenizer;
 use crate::model::LoadedModel;
-use oarlock_engine::error::{Error, Result};
 
 /// What both models are asked.
 pub const PROMPTS: [&str; 3] =

@@ -2,6 +2,12 @@
 
 use std::path::{Path, PathBuf};
 
+use oarlock_config::config::{ChatArgs, RopeArgs};
+use oarlock_config::json;
+use oarlock_engine::error::{Error, Result};
+use oarlock_engine::nn::parameters;
+use oarlock_engine::shard::{ParamSlice, WeightSource};
+use oarlock_engine::weights::SafetensorsSource;
 use oarlock_tensor::cpu::quantized::Format;
 use oarlock_tensor::{DType, Device};
 use serde_json::Value;
@@ -14,12 +20,6 @@ use super::template_files::{TemplateFiles, stop_ids, template_files};
 use crate::data::{Chat, ChatTemplate, Tokenizer};
 use crate::model::hf::{QuantizedFiles, generation_stops, take_over_side_files};
 use crate::model::{Decoder, HfConfig, SaveOptions, take_over_value_head};
-use oarlock_config::config::{ChatArgs, RopeArgs};
-use oarlock_config::json;
-use oarlock_engine::error::{Error, Result};
-use oarlock_engine::nn::parameters;
-use oarlock_engine::shard::{ParamSlice, WeightSource};
-use oarlock_engine::weights::SafetensorsSource;
 
 const TOKENIZER_CONFIG: &str = "tokenizer_config.json";
 

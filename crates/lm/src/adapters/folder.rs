@@ -4,6 +4,10 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::path::Path;
 
 use oarlock_comm::MappedFile;
+use oarlock_config::config::{AdapterConfig, AdapterKind};
+use oarlock_engine::error::{Error, Result};
+use oarlock_engine::nn::{NamedParam, names_of, parameters};
+use oarlock_engine::weights::{ModelFiles, Weight, floats, not_finite};
 use oarlock_tensor::DType;
 use safetensors::SafeTensors;
 
@@ -12,10 +16,6 @@ use super::origin;
 use super::peft_config::{self, PeftConfig};
 use crate::model::hf::take_over_side_files;
 use crate::model::{Decoder, HfConfig, ModelMark, is_of_value_head, with_value_head};
-use oarlock_config::config::{AdapterConfig, AdapterKind};
-use oarlock_engine::error::{Error, Result};
-use oarlock_engine::nn::{NamedParam, names_of, parameters};
-use oarlock_engine::weights::{ModelFiles, Weight, floats, not_finite};
 
 /// The settings of an adapter.
 pub(super) const CONFIG: &str = "adapter_config.json";

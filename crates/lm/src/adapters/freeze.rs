@@ -2,10 +2,11 @@
 
 use std::collections::BTreeSet;
 
-use crate::model::Decoder;
 use oarlock_config::config::{FreezeArgs, TrainedLayers};
 use oarlock_engine::error::{Error, Result};
 use oarlock_engine::nn;
+
+use crate::model::Decoder;
 
 /// Freezes all parameters of a decoder that is not prepared yet, but for those of the layers and modules that `args` names.
 ///

@@ -2,6 +2,9 @@
 
 use std::path::{Path, PathBuf};
 
+use oarlock_engine::error::{Error, Result};
+use oarlock_engine::shard::WeightSource;
+use oarlock_engine::weights::{QuantizedLayers, SafetensorsSource, StoredQuantization};
 use oarlock_tensor::cpu::quantized::Format;
 use oarlock_tensor::{DType, Device};
 
@@ -10,9 +13,6 @@ use super::folder::{Adapter, settings_beside};
 use super::source::AdaptedSource;
 use crate::model::hf::{NewRows, load_from, open_weights};
 use crate::model::{Decoder, HfConfig, LoadedModel};
-use oarlock_engine::error::{Error, Result};
-use oarlock_engine::shard::WeightSource;
-use oarlock_engine::weights::{QuantizedLayers, SafetensorsSource, StoredQuantization};
 
 /// Loads a Hugging Face folder for inference with adapters merged into it, in order. Weights that the folder holds in 4 or
 /// 8 bits of bitsandbytes stay so, with an adapter beside them, unless there are several.

@@ -1,12 +1,12 @@
 //! The layer: a frozen linear layer and a trained update of low rank (Hu et al. 2021), or one of its direction and its
 //! length (DoRA, Liu et al. 2024).
 
+use oarlock_config::config::LoraInit;
+use oarlock_engine::nn::{self, Dropout, Forward, Linear, Module, parameter};
 use oarlock_tensor::{DType, Init, Param, Result, Shape, Tensor};
 
 use super::base::Base;
 use super::reference::is_reference;
-use oarlock_config::config::LoraInit;
-use oarlock_engine::nn::{self, Dropout, Forward, Linear, Module, parameter};
 
 /// What the adapter of one layer is.
 #[derive(Clone, Copy, Debug, PartialEq)]

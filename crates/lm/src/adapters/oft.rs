@@ -1,12 +1,12 @@
 //! The layer: a frozen linear layer whose inputs are rotated in blocks by trained rotations (OFT, Qiu et al. 2023, in the
 //! form of Qiu et al. 2025, which rotates inputs instead of weights).
 
+use oarlock_engine::nn::{self, Dropout, Forward, Module, parameter};
 use oarlock_tensor::ops::einsum;
 use oarlock_tensor::{DType, Error, Init, Param, Result, Shape, Tensor};
 
 use super::base::Base;
 use super::reference::is_reference;
-use oarlock_engine::nn::{self, Dropout, Forward, Module, parameter};
 
 /// What the rotations of one layer are.
 #[derive(Clone, Copy, Debug, PartialEq)]

@@ -2,14 +2,14 @@
 
 use std::path::Path;
 
-use serde_json::{Map, Value, json};
-
-use super::targeted::Targeted;
 use oarlock_config::config::{
     AdapterConfig, AdapterKind, LoraConfig, LoraInit, OftBlocks, OftConfig, Targets,
 };
 use oarlock_config::json;
 use oarlock_engine::error::{Error, Result};
+use serde_json::{Map, Value, json};
+
+use super::targeted::Targeted;
 
 /// The version of PEFT whose files these are.
 const PEFT_VERSION: &str = "0.18.1";

@@ -3,6 +3,11 @@
 
 use std::path::Path;
 
+use oarlock_config::config::{AdapterConfig, AdapterKind, LoraInit};
+use oarlock_engine::disk::Writer;
+use oarlock_engine::error::{Error, Result};
+use oarlock_engine::shard::{ParamSlice, WeightSource};
+use oarlock_engine::weights::{ModelFiles, Weight};
 use oarlock_tensor::ops::singular::{Search, largest_singular};
 use oarlock_tensor::{DType, Device, Init, Shape};
 
@@ -12,11 +17,6 @@ use super::origin;
 use super::update::add_update;
 use crate::model::hf::take_over_side_files;
 use crate::model::{Decoder, HfConfig};
-use oarlock_config::config::{AdapterConfig, AdapterKind, LoraInit};
-use oarlock_engine::disk::Writer;
-use oarlock_engine::error::{Error, Result};
-use oarlock_engine::shard::{ParamSlice, WeightSource};
-use oarlock_engine::weights::{ModelFiles, Weight};
 
 /// What PiSSA takes out of a weight: its best approximation of a rank.
 #[derive(Clone, Debug)]

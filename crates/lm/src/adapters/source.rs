@@ -4,6 +4,10 @@ use std::collections::HashMap;
 use std::ops::Range;
 use std::rc::Rc;
 
+use oarlock_config::config::{AdapterKind, LoraInit};
+use oarlock_engine::error::{Error, Result};
+use oarlock_engine::nn::{Module, names_of};
+use oarlock_engine::shard::{ParamSlice, SeededInit, WeightSource};
 use oarlock_tensor::{Device, Init, Shape};
 
 use super::adapt::{Adaptation, AdaptedModule, LowRank};
@@ -12,10 +16,6 @@ use super::oft::Rotated;
 use super::pissa::Principal;
 use super::reference::REFERENCE;
 use super::update::add_update;
-use oarlock_config::config::{AdapterKind, LoraInit};
-use oarlock_engine::error::{Error, Result};
-use oarlock_engine::nn::{Module, names_of};
-use oarlock_engine::shard::{ParamSlice, SeededInit, WeightSource};
 
 /// Weights of a base, with adapters merged into them in order, and the first values of the adapter that is trained: those
 /// of one that is continued, or new ones of a seed. Merging adds in f32, so that a weight is rounded once, where it is

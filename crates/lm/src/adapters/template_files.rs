@@ -3,12 +3,12 @@
 
 use std::path::Path;
 
+use oarlock_config::json;
+use oarlock_engine::error::{Error, Result};
 use serde_json::{Map, Value, json};
 
 use crate::data::{Chat, Tokenizer};
 use crate::model::hf::HfConfig;
-use oarlock_config::json;
-use oarlock_engine::error::{Error, Result};
 
 /// Files with their texts, which replace those of the tokenizer.
 pub type TemplateFiles = Vec<(&'static str, String)>;

@@ -2,12 +2,12 @@
 
 use std::path::Path;
 
+use oarlock_config::config::NewTokens;
+use oarlock_config::json;
 use serde::Deserialize;
 use serde_json::{Map, Value, json};
 
 use super::error::{Error, Result};
-use oarlock_config::config::NewTokens;
-use oarlock_config::json;
 
 /// A token that is found in texts before they are split.
 #[derive(Clone, Debug, PartialEq, Eq, Deserialize)]

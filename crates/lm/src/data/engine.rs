@@ -2,6 +2,7 @@
 //! a text, and an error where it would silently stop at a pattern that backtracks without end.
 
 use fancy_regex::Regex;
+use oarlock_config::json;
 use serde::Deserialize;
 use serde_json::Value;
 
@@ -10,7 +11,6 @@ use super::distinct_ids;
 use super::fence::fenced;
 use super::pieces::Pieces;
 use super::scored_tokens::ScoredTokens;
-use oarlock_config::json;
 
 type Result<T> = std::result::Result<T, String>;
 

@@ -5,12 +5,13 @@ use std::sync::Arc;
 use std::sync::mpsc::{Receiver, SyncSender, sync_channel};
 use std::thread::JoinHandle;
 
+use oarlock_engine::panics;
+
 use super::deal::share;
 use super::error::{Error, Result};
 use super::fields::{Fields, MISMATCHED};
 use super::pack::Rows;
 use super::sampler::Sampler;
-use oarlock_engine::panics;
 
 /// One micro-batch of one rank.
 #[derive(Clone, Debug, Default, PartialEq)]

@@ -4,13 +4,13 @@ use std::collections::BTreeMap;
 use std::fs;
 use std::path::{Path, PathBuf};
 
+use oarlock_config::json;
 use serde::Deserialize;
 use serde_json::{Map, Value};
 
 use super::error::{Error, Result};
 use super::example::{Conversation, Message};
 use super::source::csv_rows;
-use oarlock_config::json;
 
 /// The letters of answers.
 pub const CHOICES: [&str; 4] = ["A", "B", "C", "D"];

@@ -2,11 +2,12 @@
 
 use std::sync::Arc;
 
+use oarlock_config::config::ValSize;
+
 use super::cache::TokenCache;
 use super::error::{Error, Result};
 use super::mix::{self, Mix};
 use super::numpy_random::Pcg64;
-use oarlock_config::config::ValSize;
 
 /// How records are divided into those to train on and those to validate on, and how the former are mixed: as
 /// `Dataset.train_test_split(val_size, seed=val_seed)` of datasets divides them.

@@ -4,6 +4,8 @@
 use std::borrow::Cow;
 use std::path::Path;
 
+use oarlock_config::config::{ChatArgs, Learned};
+
 use super::cut::{Cuts, Joining, join};
 use super::encode::{Encoded, Labels};
 use super::error::{Error, Result};
@@ -13,7 +15,6 @@ use super::hash::hash_bytes;
 use super::layout::{Layout, Turn};
 use super::template::ChatTemplate;
 use super::tokenizer::Tokenizer;
-use oarlock_config::config::{ChatArgs, Learned};
 
 /// How conversations become tokens for fine-tuning.
 pub struct Chat {

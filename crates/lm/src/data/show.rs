@@ -1,12 +1,13 @@
 //! Examples as the model sees them, for people, and statistics of their lengths.
 
+use oarlock_engine::terminal::shown;
+
 use super::encode::{Encoded, Encoder, Labels};
 use super::error::Result;
 use super::report::RowReport;
 use super::sft::Outcome;
 use super::source::Source;
 use super::tokenizer::Tokenizer;
-use oarlock_engine::terminal::shown;
 
 /// The text of tokens, with « » around what is learned.
 ///

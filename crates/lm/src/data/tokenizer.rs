@@ -3,6 +3,7 @@
 use std::path::{Path, PathBuf};
 use std::sync::OnceLock;
 
+use oarlock_config::config::NewTokens;
 use rayon::prelude::*;
 use serde::Deserialize;
 use serde_json::{Map, Value};
@@ -12,7 +13,6 @@ use super::engine::Engine;
 use super::error::{Error, Result};
 use super::hash::hash_bytes;
 use super::marks::Marks;
-use oarlock_config::config::NewTokens;
 
 /// The ids with a special meaning; a tokenizer need not have them.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]

@@ -2,11 +2,11 @@
 
 use std::path::{Path, PathBuf};
 
+use oarlock_config::json;
 use serde_json::Value;
 
 use super::added_tokens::settings;
 use super::error::{Error, Result};
-use oarlock_config::json;
 
 /// The Jinja text of a template, and its file.
 pub(super) type Text = (String, PathBuf);

@@ -3,12 +3,12 @@
 use std::borrow::Cow;
 use std::sync::Arc;
 
-use oarlock_tensor::{DType, Device, FlatBuffer, FlatParams, OpTime, ParamLocation};
-
-use crate::model::Decoder;
 use oarlock_engine::error::{Error, Result};
 use oarlock_engine::nn::{Module, parameters, set_training, units_of};
 use oarlock_engine::shard::{Grain, Layout, in_order_on};
+use oarlock_tensor::{DType, Device, FlatBuffer, FlatParams, OpTime, ParamLocation};
+
+use crate::model::Decoder;
 
 /// The accounts of a dry run.
 #[derive(Clone, Debug)]

@@ -1,6 +1,11 @@
 //! The forecast of a run: made and checked before anything is loaded, compared with what was used at the end.
 
 use oarlock_comm::{MachineMemory, ProcessMemory};
+use oarlock_config::config::{
+    Offload, Placement, Quantized, Recompute, ShardingConfig, TrainConfig, When, Wrap,
+};
+use oarlock_engine::error::{NotEnoughMemory, Result};
+use oarlock_engine::terminal::readable;
 use oarlock_tensor::ops::Rope;
 use oarlock_tensor::ops::optimizer::Rule;
 use oarlock_tensor::{Device, Held};
@@ -12,11 +17,6 @@ use super::prediction::{Estimate, estimate};
 use super::settings::{Optim, Settings, Stage};
 use super::size::ModelSize;
 use crate::model::Decoder;
-use oarlock_config::config::{
-    Offload, Placement, Quantized, Recompute, ShardingConfig, TrainConfig, When, Wrap,
-};
-use oarlock_engine::error::{NotEnoughMemory, Result};
-use oarlock_engine::terminal::readable;
 
 /// What a rank takes between its start and its first step besides what is counted here by name: the tokenizer, the
 /// allocator's slack, stacks.

@@ -1,11 +1,11 @@
 //! The buffers into which a step gathers sharded weights: taken and given back in the order of the engine's passes.
 
+use oarlock_config::config::Lifetime;
+use oarlock_engine::shard::{Grain, Layout};
 use oarlock_tensor::DType;
 
 use super::settings::Settings;
 use super::size::ModelSize;
-use oarlock_config::config::Lifetime;
-use oarlock_engine::shard::{Grain, Layout};
 
 /// Bytes of the buffers that the steps of a run take.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]

@@ -8,14 +8,14 @@
 //! States are pieces of the pool's segments, whose rests are a part of their own. NCCL takes memory for its buffers when the
 //! ranks first connect, which is after the forecast.
 
+use oarlock_engine::error::Limit;
+use oarlock_engine::terminal::readable;
 use oarlock_tensor::{Arena, DType, Device};
 
 use super::part::Part;
 use super::prediction::Estimate;
 use super::settings::{Settings, Stage};
 use super::size::ModelSize;
-use oarlock_engine::error::Limit;
-use oarlock_engine::terminal::readable;
 
 /// The context of CUDA and the kernels, where no GPU can be asked.
 const CONTEXT_BYTES: u64 = 480 << 20;

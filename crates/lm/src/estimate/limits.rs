@@ -1,10 +1,10 @@
 //! What a training may use: of the machine, of its control group, of its process limits.
 
 use oarlock_comm::{MachineMemory, ProcessMemory};
+use oarlock_engine::error::{Error, Limit, Result};
 
 use super::part::Part;
 use super::prediction::Estimate;
-use oarlock_engine::error::{Error, Limit, Result};
 
 /// The limits that hold for this process and its like.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

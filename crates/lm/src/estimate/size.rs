@@ -1,11 +1,11 @@
 //! The sizes of a model's units: all that model states depend on.
 
-use oarlock_tensor::{DType, Param, Shape};
-
-use super::settings::Settings;
 use oarlock_engine::error::{Error, Result};
 use oarlock_engine::nn::{Module, Wrap, wrapped_units_of};
 use oarlock_engine::shard::{Grain, Layout};
+use oarlock_tensor::{DType, Param, Shape};
+
+use super::settings::Settings;
 
 /// Parameters of a unit that the engine holds alike.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

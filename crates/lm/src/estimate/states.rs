@@ -20,6 +20,7 @@
 //! Ranks that share no memory have working weights of S·E each in ZeRO-1 and 2; in ZeRO-3 S·E/N and the gathered units.
 //! Where weights are gathered, the second copy of hpZ takes S·E/H more, sharded over H ranks.
 
+use oarlock_engine::shard::{Grain, Layout, LayoutParam};
 use oarlock_tensor::DType;
 use std::ops::Range;
 
@@ -30,7 +31,6 @@ use super::gathering::Gathered;
 use super::part::Part;
 use super::settings::{Optim, Settings, Stage};
 use super::size::ModelSize;
-use oarlock_engine::shard::{Grain, Layout, LayoutParam};
 
 /// The model states of a training, part by part, and what an update borrows beyond the memory of `step`'s activations.
 pub fn model_states(size: &ModelSize, settings: &Settings, step: Option<&DryRun>) -> Vec<Part> {

@@ -5,11 +5,11 @@ use std::io::{BufRead, Write};
 use std::ops::ControlFlow;
 use std::path::Path;
 
+use oarlock_engine::error::{Error, Result};
 use serde_json::Value;
 
 use crate::data::{ChatTemplate, Conversation, Message, Tokenizer, ToolCall, tool_calls};
 use crate::generate::{GenerateOptions, Generator};
-use oarlock_engine::error::{Error, Result};
 
 /// A conversation with a model.
 pub struct Chat<'a> {

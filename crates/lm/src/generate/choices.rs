@@ -1,9 +1,10 @@
 //! Which of a few tokens a model finds the likeliest after prompts that begin alike.
 
+use oarlock_engine::error::{Error, Result};
+
 use super::sampler::check_logits;
 use super::{Generator, PREFILL_TOKENS};
 use crate::model::LayerCache;
-use oarlock_engine::error::{Error, Result};
 
 impl Generator {
     /// For each prompt the index of the likeliest of `choices` as its next token, of equal ones the first. What all prompts

@@ -11,12 +11,12 @@ pub use sampler::Sampling;
 
 use std::ops::ControlFlow;
 
+use oarlock_engine::error::Result;
 use oarlock_tensor::Tensor;
 
 use crate::data::Tokenizer;
 use crate::model::LayerCache;
 use crate::model::hf::{HfConfig, LoadedModel};
-use oarlock_engine::error::Result;
 use sampler::Sampler;
 
 /// Tokens of a prompt that go through the model at a time; bounds the memory for activations.

@@ -3,12 +3,13 @@
 //!
 //! Shape legend: B batch, S sequence, E hidden, V vocabulary, N sequences of a batch.
 
+use oarlock_engine::nn::in_scope;
 use oarlock_tensor::ops::{self, HeadOptions, IGNORE_INDEX, Labels, Mask, Transposed};
 use oarlock_tensor::{DType, Result, Tensor};
 
-use super::decoder::{Decoder, Head};
+use super::decoder::Decoder;
+use super::head::Head;
 use super::projection::Projection;
-use oarlock_engine::nn::in_scope;
 
 /// What a head says of labels.
 #[derive(Clone, Debug)]

@@ -4,6 +4,8 @@
 
 use std::sync::Arc;
 
+use oarlock_engine::nn::{Module, RmsNorm, Visitor, in_scope, is_trained};
+use oarlock_engine::sequence_parallel::SequenceParallel;
 use oarlock_tensor::ops::{self, Activation, AttentionOptions, BlockMask, Mask, QkvHeads, Rope};
 use oarlock_tensor::{DType, Result, Tensor};
 
@@ -14,8 +16,6 @@ use super::config::{
 use super::projection::{MapLinear, Projection, Projections};
 use super::recompute::Parts;
 use super::rope::RopeTables;
-use oarlock_engine::nn::{Module, RmsNorm, Visitor, in_scope, is_trained};
-use oarlock_engine::sequence_parallel::SequenceParallel;
 
 /// One layer: attention and a gated MLP, each normed and added to its input. Cloning gives other handles to the same
 /// parameters.

@@ -2,6 +2,8 @@
 //!
 //! Shape legend: B batch, S sequence, E hidden, L labels.
 
+use oarlock_engine::nested::Nested;
+use oarlock_engine::nn::{self, Forward, Linear, Module, RmsNorm, Unit, in_scope};
 use oarlock_tensor::ops::{self, Mask};
 use oarlock_tensor::{DType, Error, Result, Tensor};
 
@@ -9,8 +11,6 @@ use super::block::norm;
 use super::decoder::Body;
 use super::hf::HfConfig;
 use super::recompute::Recompute;
-use oarlock_engine::nested::Nested;
-use oarlock_engine::nn::{self, Forward, Linear, Module, RmsNorm, Unit, in_scope};
 
 /// A decoder whose output is a linear layer without bias, `score`, on the last token of each row that is no padding.
 /// Its weights are named as those of `LlamaForSequenceClassification`.

@@ -2,13 +2,13 @@
 
 use std::fmt::Display;
 
+use oarlock_engine::error::{Error, Result};
+use oarlock_engine::nn::SparsityConfig;
 use oarlock_tensor::RopeScaling;
 use oarlock_tensor::cpu::rope::RopeStyle;
 use oarlock_tensor::ops::{Activation, AttentionOptions, BlockMask};
 
 use super::family::Family;
-use oarlock_engine::error::{Error, Result};
-use oarlock_engine::nn::SparsityConfig;
 
 /// The description of a decoder. The model is composed from it, and the loader, the estimate and the count of
 /// operations read nothing else.

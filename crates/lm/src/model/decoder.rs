@@ -7,20 +7,19 @@ use std::collections::btree_map::Entry;
 use std::ops::Range;
 
 use half::{bf16, f16};
-use oarlock_tensor::ops::{self, HeadLoss, HeadOptions, Labels, Mask, TokenLoss};
+use oarlock_engine::nn::{Embedding, Layer, Linear, Module, StoredNames, Unit, in_scope, parameters};
+use oarlock_engine::sequence_parallel::{self, SequenceParallel};
+use oarlock_tensor::ops::{self, HeadLoss, Labels, Mask, TokenLoss};
 use oarlock_tensor::{DType, Device, Error, Result, Tensor};
 
 use super::block::{Block, norm};
 use super::cache::LayerCache;
 use super::config::{DecoderConfig, LayerConfig};
+use super::head::Head;
 use super::projection::{MapLinear, Projection};
 use super::recompute::{Parts, Recompute, is_whole_unit};
 use super::rope::{RopeTables, longest_sequence};
 use super::value_head::ValueHead;
-use oarlock_engine::nn::{
-    Embedding, Layer, Linear, Module, RmsNorm, StoredNames, Unit, Visitor, in_scope, parameters,
-};
-use oarlock_engine::sequence_parallel::{self, SequenceParallel};
 
 /// A decoder-only language model.
 #[derive(Debug, Module)]
@@ -62,15 +61,6 @@ pub struct LossOptions<'a> {
     pub kind: TokenLoss,
     /// Noise that is added to the embeddings of the tokens `[B, S, E]`, in f32.
     pub noise: Option<&'a Tensor>,
-}
-
-/// The final norm and the output weights; those may be the embedding's. A reward model has a value head beside them.
-#[derive(Debug)]
-pub struct Head {
-    pub(super) norm: RmsNorm,
-    pub(super) lm_head: Projection,
-    pub(super) logit_cap: Option<f32>,
-    pub(super) value: Option<ValueHead>,
 }
 
 impl Decoder {
@@ -550,63 +540,5 @@ impl Body {
             DType::F16 => f16::from_f32(scale).to_f32(),
             DType::F32 | DType::I32 => scale,
         })
-    }
-}
-
-impl Module for Head {
-    fn visit(&self, visitor: &mut dyn Visitor) {
-        visitor.child("model.norm", &self.norm);
-        visitor.child("lm_head", self.lm_head.module());
-        if let Some(value) = &self.value {
-            visitor.child("v_head", value);
-        }
-    }
-}
-
-impl Head {
-    /// The product with the output weights, and the loss in the same pass.
-    fn loss(&self, x: &Tensor, labels: &Labels, kind: TokenLoss) -> Result<HeadLoss> {
-        let normed = self.normed(x)?;
-        let Projection::Linear(linear) = &self.lm_head else {
-            if kind != TokenLoss::CrossEntropy {
-                return Err(Error::Usage(
-                    "smoothed labels, DFT and EAFT need the output weights as they are, and they were replaced".to_owned(),
-                ));
-            }
-            return HeadLoss::of_logits(&self.logits_of(&normed)?, labels);
-        };
-        let options = HeadOptions { logit_cap: self.logit_cap };
-        in_scope(linear, normed.device(), || {
-            ops::head_token_loss(&normed, &linear.weight, labels, options, kind)
-        })
-    }
-
-    /// Whether each label is the likeliest token.
-    fn hits(&self, x: &Tensor, labels: &Labels) -> Result<Tensor> {
-        let normed = self.normed(x)?;
-        let Projection::Linear(linear) = &self.lm_head else {
-            return Err(Error::Usage(
-                "the accuracy needs the output weights as they are, and they were replaced".into(),
-            ));
-        };
-        let options = HeadOptions { logit_cap: self.logit_cap };
-        in_scope(linear, normed.device(), || ops::head_hits(&normed, &linear.weight, labels, options))
-    }
-
-    fn logits(&self, x: &Tensor) -> Result<Tensor> {
-        self.logits_of(&self.normed(x)?)
-    }
-
-    pub(super) fn logits_of(&self, normed: &Tensor) -> Result<Tensor> {
-        let logits = self.lm_head.forward(normed)?;
-        match self.logit_cap {
-            Some(cap) => logits.scale(1.0 / cap)?.tanh()?.scale(cap),
-            None => Ok(logits),
-        }
-    }
-
-    /// The residual stream after the last norm, in the dtype of the output weights.
-    pub(super) fn normed(&self, x: &Tensor) -> Result<Tensor> {
-        self.norm.forward_to(x, self.lm_head.dtype()?)
     }
 }

@@ -7,6 +7,7 @@ mod classifier;
 mod config;
 mod decoder;
 mod family;
+mod head;
 pub mod hf;
 mod projection;
 mod quantize;
@@ -21,8 +22,9 @@ pub use classifier::{ClassifierHead, ClassifierInput, ClassifierOutput, Sequence
 pub use config::{
     AttentionConfig, DecoderConfig, LayerConfig, MlpConfig, NormConfig, NormPlacement, QkNorm, RopeSettings,
 };
-pub use decoder::{Decoder, Head, LossOptions};
+pub use decoder::{Decoder, LossOptions};
 pub use family::Family;
+pub use head::Head;
 pub use hf::{
     HfConfig, LoadedModel, ModelMark, SaveOptions, SpecialTokens, load_for_inference, merge_weights,
     save_pretrained,

@@ -1,10 +1,10 @@
 //! Decoders with weights of 4 or 8 bits.
 
+use oarlock_engine::nn::Layer;
+use oarlock_engine::weights::{QuantizedLayers, QuantizedWeights};
 use oarlock_tensor::{DType, Result};
 
 use super::Decoder;
-use oarlock_engine::nn::Layer;
-use oarlock_engine::weights::{QuantizedLayers, QuantizedWeights};
 
 impl Decoder {
     /// Puts layers with frozen quantized weights in the place of linear layers of its blocks; embedding, norms and output

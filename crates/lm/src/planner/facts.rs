@@ -1,5 +1,10 @@
 //! What is known of a training before it is measured: sizes of units, memory of micro-batches, the steps to do.
 
+use oarlock_config::config::{
+    Finetuning, Length, ObjectiveArgs, Offload, PartitionMethod, Recompute, TrainConfig,
+};
+use oarlock_engine::error::{Error, Result};
+use oarlock_engine::pipeline::{UnitWeight, unit_weights};
 use oarlock_tensor::cpu::Isa;
 use oarlock_tensor::{Device, DeviceKind, Par};
 
@@ -10,11 +15,6 @@ use crate::model::Decoder;
 use crate::model::hf::HfConfig;
 use crate::train::model::{Start, settings};
 use crate::train::objective::{self, Given, dry_pass};
-use oarlock_config::config::{
-    Finetuning, Length, ObjectiveArgs, Offload, PartitionMethod, Recompute, TrainConfig,
-};
-use oarlock_engine::error::{Error, Result};
-use oarlock_engine::pipeline::{UnitWeight, unit_weights};
 
 use super::choices::Choice;
 

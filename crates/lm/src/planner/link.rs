@@ -3,11 +3,11 @@
 use std::time::Instant;
 
 use oarlock_comm::{Communicator, Ownership, Ready, Region, Scalar, Sharing};
+use oarlock_engine::error::{Error, Result};
 use oarlock_tensor::DType;
 
 use super::measure::{ELEMENTS, REPEATS, median};
 use super::network::{Call, CallKind, Network, Over, Ranks};
-use oarlock_engine::error::{Error, Result};
 
 /// Elements of a computation.
 const WORK: usize = 4 << 20;

@@ -4,6 +4,11 @@
 use std::time::Instant;
 
 use oarlock_comm::{Communicator, Ownership, Ready, Scalar, Sharing};
+use oarlock_config::config::{Elems, ShardingConfig, TrainConfig};
+use oarlock_engine::error::{Error, Result};
+use oarlock_engine::pipeline::message_seconds;
+use oarlock_engine::report::speed::{Phase, PhaseTimer};
+use oarlock_engine::{Accelerator, AcceleratorConfig, Prepared, PreparedOptimizer, distributed};
 use oarlock_tensor::cpu::Isa;
 use oarlock_tensor::ops::optimizer::Part;
 use oarlock_tensor::ops::transfer;
@@ -16,12 +21,6 @@ use crate::model::{Decoder, DecoderConfig};
 use crate::train::model::settings;
 use crate::train::objective::{self, Given, dry_pass};
 use crate::train::{optimizer, train_step};
-use oarlock_config::config::{Elems, ShardingConfig, TrainConfig};
-use oarlock_engine::distributed;
-use oarlock_engine::error::{Error, Result};
-use oarlock_engine::pipeline::message_seconds;
-use oarlock_engine::report::speed::{Phase, PhaseTimer};
-use oarlock_engine::{Accelerator, AcceleratorConfig, Prepared, PreparedOptimizer};
 
 use super::facts::{decoder, shape};
 use super::power::Power;

@@ -2,10 +2,11 @@
 
 use std::ops::Range;
 
-use crate::estimate::{Settings, Stage, estimate, model_states};
 use oarlock_config::config::{Lifetime, ShardingConfig};
 use oarlock_engine::error::{Error, Result};
 use oarlock_engine::pipeline::partition;
+
+use crate::estimate::{Settings, Stage, estimate, model_states};
 
 use super::choices::Choice;
 use super::facts::Facts;

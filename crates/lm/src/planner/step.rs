@@ -2,8 +2,9 @@
 //! another, and collectives that block, or proceed on a thread of their own in the order of their calls until they are
 //! waited for.
 
-use super::network::{Call, CallKind, Over};
 use oarlock_config::config::Lifetime;
+
+use super::network::{Call, CallKind, Over};
 
 /// A unit of the model.
 #[derive(Clone, Debug, Default, PartialEq)]

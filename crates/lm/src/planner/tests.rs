@@ -3,6 +3,12 @@
 use std::collections::BTreeMap;
 
 use oarlock_comm::{Communicator, Link, Recorded};
+use oarlock_config::config::{Lifetime, PartitionMethod};
+use oarlock_engine::nn::parameters;
+use oarlock_engine::pipeline::unit_weights;
+use oarlock_engine::report::speed::PhaseTimer;
+use oarlock_engine::shard::{Placements, ShardingConfig};
+use oarlock_engine::{Accelerator, AcceleratorConfig, Device, optim};
 use oarlock_tensor::DType;
 use proptest::prelude::*;
 
@@ -17,13 +23,6 @@ use crate::estimate::{ModelSize, Settings, Stage, StepShape, decoder_step};
 use crate::model::{Decoder, DecoderConfig};
 use crate::train::objective::dry_pass;
 use crate::train::{NextToken, train_step};
-use oarlock_config::config::{Lifetime, PartitionMethod};
-use oarlock_engine::nn::parameters;
-use oarlock_engine::optim;
-use oarlock_engine::pipeline::unit_weights;
-use oarlock_engine::report::speed::PhaseTimer;
-use oarlock_engine::shard::{Placements, ShardingConfig};
-use oarlock_engine::{Accelerator, AcceleratorConfig, Device};
 
 fn call(operation: CallKind, bytes: u64) -> Call {
     Call { operation, bytes, over: Over::Shard }

@@ -3,13 +3,13 @@
 
 use std::path::{Path, PathBuf};
 
-use serde_json::{Value, json};
-
-use crate::train::objective::Objective;
 use oarlock_config::config::BestArgs;
 use oarlock_engine::error::{Error, Result};
 use oarlock_engine::report::log::PER_TOKEN;
 use oarlock_engine::report::state::TrainerState;
+use serde_json::{Value, json};
+
+use crate::train::objective::Objective;
 
 /// The name under which transformers keeps the evaluations without progress.
 const CALLBACK: &str = "EarlyStoppingCallback";

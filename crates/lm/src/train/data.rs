@@ -4,6 +4,9 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
 use oarlock_comm::release_freed_memory;
+use oarlock_config::config::{ChatArgs, Packing, Predict, TrainConfig};
+use oarlock_engine::Accelerator;
+use oarlock_engine::error::{Error, Result};
 use rayon::ThreadPoolBuilder;
 
 use crate::adapters::{TemplateFiles, stop_ids, template_files};
@@ -17,9 +20,6 @@ use crate::train::inputs::{DATASET, Input};
 use crate::train::model::place_of_vocab_size;
 use crate::train::objective::Answering;
 use crate::train::obstacles::CACHE;
-use oarlock_config::config::{ChatArgs, Packing, Predict, TrainConfig};
-use oarlock_engine::Accelerator;
-use oarlock_engine::error::{Error, Result};
 
 /// Rows to train on, and rows to evaluate on where there are any.
 pub struct RunData {

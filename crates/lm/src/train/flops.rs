@@ -4,17 +4,17 @@
 use std::collections::BTreeMap;
 use std::time::Duration;
 
-use oarlock_tensor::{Param, Scope};
-
-use crate::data::Batch;
-use crate::model::Decoder;
-use crate::train::{Objective, evaluate};
 use oarlock_config::config::FlopsArgs;
 use oarlock_engine::error::Result;
 use oarlock_engine::nn::{Module, UnitRun, Visitor, time_of};
 use oarlock_engine::report::flops::{ModuleCost, ProfiledStep, Shown, report};
 use oarlock_engine::report::speed::{Phase, PhaseTimes};
 use oarlock_engine::{Accelerator, Prepared};
+use oarlock_tensor::{Param, Scope};
+
+use crate::data::Batch;
+use crate::model::Decoder;
+use crate::train::{Objective, evaluate};
 
 /// Measures a forward pass over `batch` on all ranks, and writes the report on the step that took `times`.
 ///

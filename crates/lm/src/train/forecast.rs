@@ -1,6 +1,8 @@
 //! What a run would take of memory, without starting it.
 
 use oarlock_comm::ProcessMemory;
+use oarlock_config::config::{LogArgs, TrainConfig};
+use oarlock_engine::error::Result;
 use oarlock_tensor::cpu::Isa;
 use oarlock_tensor::{Device, Par};
 
@@ -8,8 +10,6 @@ use super::model::{Start, settings};
 use super::objective::{self, Given, dry_pass};
 use crate::estimate::{Forecast, GpuMemory, Known, USUAL_GPU_BYTES};
 use crate::model::Decoder;
-use oarlock_config::config::{LogArgs, TrainConfig};
-use oarlock_engine::error::Result;
 
 /// The memory that a configuration would take, as a line of the log says it. Nothing is loaded but settings and adapters.
 ///

@@ -10,14 +10,14 @@ use std::path::{Path, PathBuf};
 use std::thread::JoinHandle;
 
 use oarlock_comm::Communicator;
-use serde::{Deserialize, Serialize};
-
-use crate::data::TokenCache;
 use oarlock_config::config::{Finetuning, ModelSource, TrainConfig};
 use oarlock_engine::checkpoint::share;
 use oarlock_engine::disk::{Algorithm, Sum};
 use oarlock_engine::error::{Error, Result};
 use oarlock_engine::weights::weight_files;
+use serde::{Deserialize, Serialize};
+
+use crate::data::TokenCache;
 
 /// The key under which the files of data sets are, which a run trains on.
 pub const DATASET: &str = "dataset";

@@ -5,11 +5,6 @@ use std::path::Path;
 use std::time::{Duration, Instant};
 
 use oarlock_comm::{Communicator, ProcessMemory};
-use oarlock_tensor::Device;
-
-use crate::train::StepReport;
-use crate::train::monitors::{Monitors, Resumed};
-use crate::train::objective::Totals;
 use oarlock_config::config::TrainConfig;
 use oarlock_engine::Accelerator;
 use oarlock_engine::error::Result;
@@ -20,6 +15,11 @@ use oarlock_engine::report::profile::{MemoryNow, Profiler};
 use oarlock_engine::report::progress::{Progress, Status};
 use oarlock_engine::report::speed::{Peak, PhaseTimer};
 use oarlock_engine::report::state::TrainerState;
+use oarlock_tensor::Device;
+
+use crate::train::StepReport;
+use crate::train::monitors::{Monitors, Resumed};
+use crate::train::objective::Totals;
 
 /// Rank 0's voice. The other ranks have none.
 pub struct Journal {

@@ -3,6 +3,14 @@
 
 use std::path::{Path, PathBuf};
 
+use oarlock_config::config::{
+    Finetuning, LoraInit, ModelArgs, ModelSource, ObjectiveArgs, Predict, Resume, TrainConfig,
+};
+use oarlock_engine::error::{Error, Result};
+use oarlock_engine::nn::{self, NamedParam, names_of, parameters};
+use oarlock_engine::report::speed::flops_per_token_of;
+use oarlock_engine::shard::{SeededInit, WeightSource};
+use oarlock_engine::weights::{QuantizedLayers, QuantizedWeights, SafetensorsSource, StoredQuantization};
 use oarlock_tensor::{Device, Param};
 
 use crate::adapters::{
@@ -13,14 +21,6 @@ use crate::model::hf::{HfConfig, SpecialTokens, open_weights};
 use crate::model::{Decoder, ValueHeadSource, value_head_folder};
 use crate::train::data::RunData;
 use crate::train::{new_tokens, obstacles};
-use oarlock_config::config::{
-    Finetuning, LoraInit, ModelArgs, ModelSource, ObjectiveArgs, Predict, Resume, TrainConfig,
-};
-use oarlock_engine::error::{Error, Result};
-use oarlock_engine::nn::{self, NamedParam, names_of, parameters};
-use oarlock_engine::report::speed::flops_per_token_of;
-use oarlock_engine::shard::{SeededInit, WeightSource};
-use oarlock_engine::weights::{QuantizedLayers, QuantizedWeights, SafetensorsSource, StoredQuantization};
 
 /// The settings of the model. Those that stand in the configuration itself take the tokens with a meaning from the
 /// tokenizer.

@@ -1,9 +1,10 @@
 //! The tokens that a run gives its model: the size of the vocabulary, and how their rows begin.
 
-use crate::data::Tokenizer;
-use crate::model::hf::{HfConfig, NewRows};
 use oarlock_config::config::{ModelArgs, TrainConfig};
 use oarlock_engine::error::{Error, Result};
+
+use crate::data::Tokenizer;
+use crate::model::hf::{HfConfig, NewRows};
 
 /// Sizes of vocabularies that have grown are multiples of this, as in LLaMA-Factory.
 const VOCAB_MULTIPLE: usize = 64;

@@ -4,12 +4,13 @@
 use std::fs;
 use std::path::{Path, PathBuf};
 
-use crate::model::hf::side_files;
 use oarlock_config::config::{Finetuning, ModelSource, Resume, Tracker, TrainConfig, When};
 use oarlock_engine::checkpoint::{self, Listed, Problem};
 use oarlock_engine::disk::{Outputs, Part, Writer};
 use oarlock_engine::error::{Error, Result};
 use oarlock_engine::weights::ResultFile;
+
+use crate::model::hf::side_files;
 
 /// What the record of a folder calls the writer of all that a run writes.
 pub const TRAINING: &str = "training";

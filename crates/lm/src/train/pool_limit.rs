@@ -1,11 +1,11 @@
 //! Holds the pool of a rank to what was predicted, where batches of many lengths leave blocks that fit none of the next.
 
 use oarlock_comm::Scalar;
+use oarlock_engine::Accelerator;
+use oarlock_engine::error::Result;
 use oarlock_tensor::Arena;
 
 use crate::estimate::Forecast;
-use oarlock_engine::Accelerator;
-use oarlock_engine::error::Result;
 
 /// What a step may take of memory besides what is kept between steps.
 #[derive(Clone, Copy, Debug)]

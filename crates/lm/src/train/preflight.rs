@@ -1,6 +1,9 @@
 //! What is wrong with a configuration beyond its own text: its model, weights, adapters, tokenizer, template, data sets and
 //! device. It is found before anything is started; what only the rows themselves show, the ranks find.
 
+use oarlock_config::config::{ModelSource, Resume, TrainConfig};
+use oarlock_engine::checkpoint;
+use oarlock_engine::error::{Error, Result};
 use oarlock_tensor::cpu::Isa;
 use oarlock_tensor::{CudaLibraries, Device, DeviceKind, GpuSurvey, Par};
 
@@ -13,9 +16,6 @@ use crate::train::model::{Start, settings};
 use crate::train::objective::{self, Given};
 use crate::train::obstacles::resumes;
 use crate::train::resume::none_to_resume;
-use oarlock_config::config::{ModelSource, Resume, TrainConfig};
-use oarlock_engine::checkpoint;
-use oarlock_engine::error::{Error, Result};
 
 /// Something that a run would end with.
 #[derive(Debug)]

@@ -8,13 +8,13 @@ use std::collections::BTreeMap;
 use std::fmt::Write as _;
 use std::path::Path;
 
+use oarlock_config::config::TrainConfig;
+use oarlock_engine::checkpoint::ClientState;
+use oarlock_engine::error::{Error, Result};
 use serde::{Deserialize, Serialize};
 use serde_json::Value;
 
 use crate::train::inputs::Inputs;
-use oarlock_config::config::TrainConfig;
-use oarlock_engine::checkpoint::ClientState;
-use oarlock_engine::error::{Error, Result};
 use settings::{Effect, ROWS, Setting, Settings};
 use spelled::spelled;
 

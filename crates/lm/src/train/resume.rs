@@ -3,12 +3,13 @@
 
 use std::path::PathBuf;
 
-use crate::train::record::RunRecord;
 use oarlock_config::config::{Resume, TrainConfig};
 use oarlock_engine::Accelerator;
 use oarlock_engine::checkpoint::{self, Agreed, CheckpointError, ClientState, Manifest, Problem, by_root};
 use oarlock_engine::error::{Error, Result};
 use oarlock_engine::terminal::tell;
+
+use crate::train::record::RunRecord;
 
 /// A checkpoint to go on from.
 pub struct Found {

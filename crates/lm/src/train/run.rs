@@ -13,23 +13,6 @@ mod set_up;
 use std::path::PathBuf;
 use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 
-use crate::adapters::Adaptation;
-use crate::data::{Batch, StepBatches};
-use crate::estimate::Forecast;
-use crate::model::Decoder;
-use crate::model::hf::HfConfig;
-use crate::train::data::RunData;
-use crate::train::flops;
-use crate::train::journal::{Journal, StepLog};
-use crate::train::lock::OutputLock;
-use crate::train::model::ReferenceModel;
-use crate::train::monitors::momentum;
-use crate::train::objective::Objective;
-use crate::train::pool_limit::PoolLimit;
-use crate::train::record::RunRecord;
-use crate::train::token_loader::PreparedTokenLoader;
-use crate::train::train_step;
-use doubts::Doubts;
 use oarlock_config::config::{TrainConfig, When};
 use oarlock_engine::checkpoint::Saver;
 use oarlock_engine::error::Result;
@@ -38,6 +21,23 @@ use oarlock_engine::report::engine::EngineStep;
 use oarlock_engine::report::speed::{Phase, PhaseTimer, PhaseTimes};
 use oarlock_engine::report::state::TrainerState;
 use oarlock_engine::{Accelerator, Prepared, PreparedOptimizer, PreparedScheduler};
+
+use crate::adapters::Adaptation;
+use crate::data::{Batch, StepBatches};
+use crate::estimate::Forecast;
+use crate::model::Decoder;
+use crate::model::hf::HfConfig;
+use crate::train::data::RunData;
+use crate::train::journal::{Journal, StepLog};
+use crate::train::lock::OutputLock;
+use crate::train::model::ReferenceModel;
+use crate::train::monitors::momentum;
+use crate::train::objective::Objective;
+use crate::train::pool_limit::PoolLimit;
+use crate::train::record::RunRecord;
+use crate::train::token_loader::PreparedTokenLoader;
+use crate::train::{flops, train_step};
+use doubts::Doubts;
 
 /// Runs a configuration on this rank. `started` is when the command began, for the start-up figures. Rank 0 gets the
 /// state at the end with all that was logged.

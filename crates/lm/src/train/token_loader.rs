@@ -3,12 +3,12 @@
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 
-use serde_json::{Value, json};
-
-use crate::data::{Loader, Rows, Sampler, StepBatches};
 use oarlock_engine::error::{Error, Result};
 use oarlock_engine::sequence_parallel::SequenceParallel;
 use oarlock_engine::{Plan, Prepare, Stateful};
+use serde_json::{Value, json};
+
+use crate::data::{Loader, Rows, Sampler, StepBatches};
 
 /// Rows of tokens in the order of their training; prepared, it is a [`PreparedTokenLoader`].
 #[derive(Clone)]

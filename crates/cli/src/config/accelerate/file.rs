@@ -1,13 +1,14 @@
 //! Reads the configuration file of Accelerate, YAML or JSON: every key with its location, nested blocks with or without
 //! the prefix of their keys, and what older versions wrote.
 
-use super::keys;
 use oarlock_config::settings::dialect::settle;
 use oarlock_config::settings::keys::ValueType;
 use oarlock_config::settings::node::Entry;
 use oarlock_config::settings::problem::{Problem, Problems};
 use oarlock_config::settings::resolve::{Setting, Settings};
 use oarlock_config::settings::value::{Value, boolean};
+
+use super::keys;
 
 use super::super::yaml::{self, Data};
 use super::keys::{BLOCKS, DEEPSPEED, FILE_ONLY, FLAGS, TOP};

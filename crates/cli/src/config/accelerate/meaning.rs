@@ -1,7 +1,6 @@
 //! What settings of Accelerate say about a training, as entries for keys of ours: the blocks of DeepSpeed and FSDP,
 //! whose values keep their locations, precision, accumulation and clipping.
 
-use super::keys;
 use oarlock_config::settings::accelerate::{fsdp_block, text};
 use oarlock_config::settings::dialect::deepspeed_keys;
 use oarlock_config::settings::keys::Row;
@@ -11,6 +10,8 @@ use oarlock_config::settings::problem::{Problem, Problems};
 use oarlock_config::settings::resolve::{AUTO, Setting, Settings};
 use oarlock_config::settings::table as training;
 use oarlock_config::settings::value::{boolean, float};
+
+use super::keys;
 
 use super::super::yaml;
 

@@ -3,12 +3,12 @@
 use std::path::PathBuf;
 use std::time::{SystemTime, UNIX_EPOCH};
 
+use oarlock::Result;
+use oarlock::data::Sampler;
 use oarlock_comm::{Communicator, Ready, Scalar, Sharing};
 use oarlock_tensor::{DType, Init};
 
 use super::checks_training as training;
-use oarlock::Result;
-use oarlock::data::Sampler;
 
 use oarlock::shard::{ParamSlice, SeededInit, WeightSource};
 

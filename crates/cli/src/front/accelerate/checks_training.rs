@@ -1,17 +1,17 @@
 //! Trains a small model on all ranks and on one, with every placement, and saves and loads it between.
 
-use oarlock_comm::{Communicator, Scalar};
-use oarlock_tensor::DType;
-use oarlock_tensor::cpu::difference::largest_difference;
-
-use super::checks::{Finding, Site, sampler};
 use oarlock::checkpoint::{ClientState, Contents, Saver};
 use oarlock::data::{Batch, Sampler};
 use oarlock::model::{Decoder, DecoderConfig};
 use oarlock::shard::{Placements, ShardingConfig};
 use oarlock::train::{NextToken, train_step};
 use oarlock::{Accelerator, AcceleratorConfig, Prepared, PreparedOptimizer, Result, optim};
+use oarlock_comm::{Communicator, Scalar};
 use oarlock_engine::report::speed::PhaseTimer;
+use oarlock_tensor::DType;
+use oarlock_tensor::cpu::difference::largest_difference;
+
+use super::checks::{Finding, Site, sampler};
 
 /// The placements of a model, by their names.
 const PLACEMENTS: [(&str, Placements); 4] = [

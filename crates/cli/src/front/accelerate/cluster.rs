@@ -4,6 +4,7 @@
 use crate::config::accelerate::keys;
 use std::path::{Path, PathBuf};
 
+use oarlock_config::nearest::nearest_of;
 use serde_json::{Map, Value};
 
 use super::{dump, scalar};
@@ -17,7 +18,6 @@ use crate::console::{Failure, Outcome, print};
 use crate::error::Error;
 use crate::front::env_var;
 pub use oarlock::distributed::default_config_file as default_file;
-use oarlock_config::nearest::nearest_of;
 
 /// A value that stands in this program.
 #[derive(Clone, Copy, Debug)]

@@ -3,16 +3,17 @@
 use std::collections::BTreeMap;
 use std::path::Path;
 
+use oarlock::model::hf::HfConfig;
+use oarlock::model::{Decoder, DecoderConfig};
+use oarlock::nn::units_of;
+use oarlock_engine::report::python;
+
 use super::{COMMAND, parse, refuse};
 use crate::config::Words;
 use crate::config::flags::Flags;
 use crate::config::keys::{Row, Status, ValueType};
 use crate::console::{Outcome, print};
 use crate::error::Result;
-use oarlock::model::hf::HfConfig;
-use oarlock::model::{Decoder, DecoderConfig};
-use oarlock::nn::units_of;
-use oarlock_engine::report::python;
 
 oarlock_config::key_table! {
     /// The flags.

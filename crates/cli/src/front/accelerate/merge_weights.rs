@@ -2,13 +2,14 @@
 
 use std::path::Path;
 
+use oarlock::checkpoint::{self, MergeOptions};
+use oarlock::model::merge_weights;
+
 use super::{COMMAND, parse, refuse};
 use crate::config::Words;
 use crate::config::flags::Flags;
 use crate::config::keys::{Row, Status, ValueType};
 use crate::console::{self, Outcome, occupied, print};
-use oarlock::checkpoint::{self, MergeOptions};
-use oarlock::model::merge_weights;
 
 oarlock_config::key_table! {
     /// The flags.

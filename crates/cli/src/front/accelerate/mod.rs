@@ -18,12 +18,13 @@ mod to_fsdp2;
 
 use std::time::SystemTime;
 
+use oarlock_config::nearest::nearest_of;
+
 use crate::config::flags::{Abbreviations, Flags, Parsed};
 use crate::config::keys::{Row, Status, ValueType};
 use crate::config::{Problem, Problems, Words, resolve};
 use crate::console::{Failure, Outcome, eprint, print};
 use crate::error::Error;
-use oarlock_config::nearest::nearest_of;
 
 /// The version of Accelerate whose commands, files and words these are.
 pub const ACCELERATE: &str = "1.15.0";

@@ -3,6 +3,7 @@
 use std::path::Path;
 use std::time::SystemTime;
 
+use oarlock_engine::rank;
 use oarlock_tensor::DType;
 
 use super::checks::{self, CHECKS, Site};
@@ -16,7 +17,6 @@ use crate::error::{Error, Result};
 use crate::front::job::{ended, too_few_gpus};
 use crate::launch::devices::Devices;
 use crate::launch::{self, Launch};
-use oarlock_engine::rank;
 
 oarlock_config::key_table! {
     /// The flags.

@@ -1,8 +1,9 @@
 //! The commands that start ranks on other machines: by ssh, pdsh, an MPI or Slurm, as DeepSpeed's runners build them.
 //! Where DeepSpeed would start its own launcher on each machine, this program is started.
 
-use super::flags as keys;
 use oarlock_config::settings::secret::Secret;
+
+use super::flags as keys;
 
 use super::exports::{Exports, Machine, quoted, shell};
 use super::filter::{self, Slots};

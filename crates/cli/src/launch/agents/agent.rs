@@ -6,6 +6,8 @@ use std::sync::Arc;
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
+use oarlock_comm::wire::{Broken, Channel, Place, Secret, hex, nonce};
+
 use super::error::AgentsError;
 use super::link::{ANSWER, CONNECT, Link, converse};
 use super::meeting::{Meeting, is_host};
@@ -14,7 +16,6 @@ use super::store::Store;
 use super::world::same;
 use super::{Decision, Event, Round};
 use crate::launch::hostname;
-use oarlock_comm::wire::{Broken, Channel, Place, Secret, hex, nonce};
 
 /// How long a node that is done waits for the others.
 const EXIT_BARRIER: Duration = Duration::from_secs(300);

@@ -6,9 +6,10 @@ use std::net::{SocketAddr, TcpStream};
 use std::sync::{Condvar, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
+use oarlock_comm::wire::{Broken, Channel, Secret};
+
 use super::error::AgentsError;
 use super::message::{self, Node, Reply, Request, View};
-use oarlock_comm::wire::{Broken, Channel, Secret};
 
 /// How long one address may take to answer.
 pub(super) const CONNECT: Duration = Duration::from_secs(3);

@@ -9,14 +9,15 @@ use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
-use super::error::AgentsError;
-use super::meeting::{MOST, Meeting};
-use super::message::{self, Reply, Request, View};
-use super::world::{Id, Refusal, Terms, World, silent};
 use oarlock_comm::wire::{
     Arrival, Broken, Channel, Entrance, Place, hex, listen_at, listen_everywhere, nonce, printable,
 };
 use oarlock_engine::launch::port;
+
+use super::error::AgentsError;
+use super::meeting::{MOST, Meeting};
+use super::message::{self, Reply, Request, View};
+use super::world::{Id, Refusal, Terms, World, silent};
 
 /// How often the store looks at the clock.
 const TICK: Duration = Duration::from_millis(10);

@@ -2,6 +2,8 @@
 
 use std::path::PathBuf;
 
+use oarlock_tensor::DType;
+
 use super::super::keys::{Key, Row};
 use super::super::node::Entry;
 use super::super::problem::{Problem, Problems};
@@ -9,10 +11,8 @@ use super::super::resolve::{Setting, Settings, at};
 use super::super::table::{self as keys, MINIMIND_SCHEDULES};
 use super::super::value::{Value, float};
 use super::block::{self, Dialect, Ranks, ReadFile, divides};
-use super::deepspeed_keys;
-use super::methods;
+use super::{deepspeed_keys, methods};
 use crate::config::{Elems, Lifetime, LossScale, Offload, Placements, Quantized, ShardingConfig};
-use oarlock_tensor::DType;
 
 /// Settings that have a key of ours.
 const SAME: &[(&Row, &Row)] = &[

@@ -1,5 +1,7 @@
 //! What `fsdp` and `fsdp_config` mean: sharding strategies as placements.
 
+use oarlock_tensor::DType;
+
 use super::super::keys::{Key, Row};
 use super::super::node::Entry;
 use super::super::problem::{Problem, Problems};
@@ -10,7 +12,6 @@ use super::block::{self, Dialect, Ranks, ReadFile, divides};
 use super::fsdp_keys;
 use crate::config::{Elems, Lifetime, Offload, Placements, ShardingConfig, StateDict, Wrap};
 use crate::nearest::nearest_of;
-use oarlock_tensor::DType;
 
 /// The strategies in the order of their numbers, from 1.
 const STRATEGIES: [&str; 5] =

@@ -2,8 +2,9 @@
 
 use std::f64::consts::PI;
 
-use super::Schedule;
 use oarlock_config::config::{Curve, Shape, StableSteps};
+
+use super::Schedule;
 
 impl Schedule {
     /// The learning rate of a step as a share of the peak.

@@ -1,13 +1,13 @@
 //! Weights of 4 bits as bitsandbytes stores them: codes, scales, and what the codes mean.
 
 use oarlock_comm::MappedFile;
+use oarlock_config::json;
 use oarlock_tensor::cpu::quantized::{BLOCK, Code, Format, Layout, NESTED_BLOCK, dynamic_map};
 use safetensors::Dtype;
 use serde_json::Value;
 
 use super::super::source::Located;
 use super::{Parts, Problem, f32s, words_of};
-use oarlock_config::json;
 
 /// How far the stored values of a code may be from ours: torch's own depend on the CPU in the last bit.
 const LAST_BITS: f32 = 2.5e-7;

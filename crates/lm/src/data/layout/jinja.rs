@@ -1,9 +1,10 @@
 //! A layout as a chat template in Jinja, for the folder of a model that was trained with it.
 
+use oarlock_config::config::ChatArgs;
+
 use super::super::error::Result;
 use super::super::tokenizer::Tokenizer;
 use super::{CONTENT, Class, Layout, Slot, Special, ToolFormat};
-use oarlock_config::config::ChatArgs;
 
 /// What stands between the messages and the end of a template, in order: the system message, then one message after
 /// another. A user's message brings the header of the answer with it.

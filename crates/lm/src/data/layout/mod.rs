@@ -9,13 +9,13 @@ mod turns;
 
 use std::borrow::Cow;
 
+use oarlock_config::config::ChatArgs;
+use oarlock_config::nearest::nearest_of;
 use serde::Deserialize;
 use serde_json::{Map, Value};
 
 use super::error::{Error, Result};
 use super::tokenizer::Tokenizer;
-use oarlock_config::config::ChatArgs;
-use oarlock_config::nearest::nearest_of;
 
 pub(super) use tools::ToolFormat;
 pub(super) use turns::Turn;

@@ -2,13 +2,13 @@
 
 use std::borrow::Cow;
 
+use oarlock_config::config::ChatArgs;
 use serde_json::Value;
 
 use super::super::error::Result;
 use super::super::example::{Conversation, Message};
 use super::super::tokenizer::Tokenizer;
 use super::{CONTENT, Class, Layout, Slot, Special, ToolFormat};
-use oarlock_config::config::ChatArgs;
 
 /// A question and its answer.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]

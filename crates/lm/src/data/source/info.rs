@@ -3,13 +3,13 @@
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
+use oarlock_config::json;
+use oarlock_config::nearest::edits;
 use serde_json::{Map, Value};
 
 use super::super::error::{Error, Result};
 use super::super::format::Format;
 use super::{Files, Part, files_of};
-use oarlock_config::json;
-use oarlock_config::nearest::edits;
 
 const REMOTE_KEYS: [&str; 5] = ["hf_hub_url", "ms_hub_url", "om_hub_url", "script_url", "cloud_file_name"];
 

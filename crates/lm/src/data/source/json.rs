@@ -8,6 +8,7 @@ use std::io::{BufRead, BufReader, Read};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
+use oarlock_config::json::Twice;
 use serde::de::{DeserializeSeed, Deserializer, IgnoredAny, MapAccess, SeqAccess, Visitor};
 use serde_json::{Map, Value};
 
@@ -16,7 +17,6 @@ use super::text::{Parts, lines, utf8};
 use super::{
     Content, MAX_RECORD_BYTES, NAME_COLUMN, Record, Records, no_column, or_unwrap, until_error, wrong_type,
 };
-use oarlock_config::json::Twice;
 
 /// Streams a file of one object a line, of objects over several lines, or of one array of objects; its beginning tells which
 /// it is.

@@ -1,9 +1,10 @@
 //! States that are sharded inside groups of ranks, gathered weights and second copies: predicted, and as the engines
 //! of all ranks hold them.
 
-use super::*;
 use oarlock_config::config::Lifetime;
 use oarlock_engine::shard::{Gather, Quantized, Resident};
+
+use super::*;
 
 /// What the engine of each of `ranks` ranks holds after some steps, and its part of the second copy of the weights.
 fn held(ranks: usize, options: &ShardingConfig) -> Vec<(Resident, u64)> {

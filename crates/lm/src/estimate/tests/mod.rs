@@ -3,6 +3,11 @@
 mod groups;
 
 use oarlock_comm::Communicator;
+use oarlock_engine::nn::{self, Layer, Linear, Wrap, parameters};
+use oarlock_engine::optim::{self, CustomRule, Needs, Update};
+use oarlock_engine::report::speed::PhaseTimer;
+use oarlock_engine::shard::{Engine, Gather, Grain, Layout, Offload, Placements, ShardingConfig};
+use oarlock_engine::{Accelerator, AcceleratorConfig};
 use oarlock_tensor::cpu::Isa;
 use oarlock_tensor::ops::optimizer::{AdafactorArgs, AdjustLr, LowRankArgs, Method, Rule, Sides};
 use oarlock_tensor::{DType, Device, Par, Shape, Tensor};
@@ -16,11 +21,6 @@ use crate::data::Batch;
 use crate::model::{Decoder, DecoderConfig, QkNorm, Recompute};
 use crate::train::objective::dry_pass;
 use crate::train::{NextToken, evaluate, train_step};
-use oarlock_engine::nn::{self, Layer, Linear, Wrap, parameters};
-use oarlock_engine::optim::{self, CustomRule, Needs, Update};
-use oarlock_engine::report::speed::PhaseTimer;
-use oarlock_engine::shard::{Engine, Gather, Grain, Layout, Offload, Placements, ShardingConfig};
-use oarlock_engine::{Accelerator, AcceleratorConfig};
 
 fn llama(hidden: usize, n_layers: usize, vocab_size: usize, len: usize) -> Decoder {
     let config = DecoderConfig::llama(vocab_size, hidden, n_layers, len).with_layers(|layer| {

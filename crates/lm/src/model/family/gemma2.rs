@@ -1,13 +1,13 @@
 //! Gemma 2: norms of weight 1 + w on both sides of each part, every second layer with a sliding window, caps on scores
 //! and logits, scaled embeddings.
 
+use oarlock_engine::error::Result;
 use serde_json::{Value, json};
 
 use super::standard::{self, Defaults};
 use super::{Family, renamed};
 use crate::model::config::{DecoderConfig, LayerConfig, NormPlacement};
 use crate::model::hf::fields::{FieldWriter, Fields, decimal};
-use oarlock_engine::error::Result;
 
 pub(super) static FAMILY: Family = Family {
     model_type: "gemma2",

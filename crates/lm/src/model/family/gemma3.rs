@@ -1,6 +1,7 @@
 //! Gemma 3, its text models: as Gemma 2 without the cap on scores, with norms on heads, five layers with a sliding window
 //! for each that sees all, and a rotary base for each kind of layer.
 
+use oarlock_engine::error::Result;
 use oarlock_tensor::cpu::rope::RopeStyle;
 use serde_json::Value;
 
@@ -9,7 +10,6 @@ use super::{Family, gemma2, standard};
 use crate::model::config::{DecoderConfig, LayerConfig, QkNorm};
 use crate::model::hf::fields::{FieldWriter, Fields};
 use crate::model::hf::rope::{self, RopeDefaults};
-use oarlock_engine::error::Result;
 
 pub(super) static FAMILY: Family = Family {
     model_type: "gemma3_text",

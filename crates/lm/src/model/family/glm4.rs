@@ -1,6 +1,7 @@
 //! GLM-4: neighbouring channels of half of each head turn, norms stand on both sides of each part, q, k and v have
 //! biases, gate and up are one layer.
 
+use oarlock_engine::error::Result;
 use oarlock_tensor::cpu::rope::RopeStyle;
 use serde_json::json;
 
@@ -9,7 +10,6 @@ use super::{Family, as_named};
 use crate::model::config::{DecoderConfig, LayerConfig, NormPlacement};
 use crate::model::hf::fields::{FieldWriter, Fields};
 use crate::model::hf::rope::RopeDefaults;
-use oarlock_engine::error::Result;
 
 pub(super) static FAMILY: Family = Family {
     model_type: "glm4",

@@ -1,5 +1,6 @@
 //! Llama 2, Llama 3, and MiniMind exported as llama.
 
+use oarlock_engine::error::Result;
 use oarlock_tensor::RopeScaling;
 use oarlock_tensor::cpu::rope::RopeStyle;
 use serde_json::json;
@@ -8,7 +9,6 @@ use super::standard::{self, Defaults, Sizes};
 use super::{Family, as_named};
 use crate::model::config::{DecoderConfig, LayerConfig, RopeSettings};
 use crate::model::hf::fields::{FieldWriter, Fields};
-use oarlock_engine::error::Result;
 
 pub(super) static FAMILY: Family = Family {
     model_type: "llama",

@@ -1,6 +1,7 @@
 //! MiniMind's own classes: the newest (norms on heads), that of 2025, and the seed era (rotary on neighbouring channels,
 //! names of its own). New models are the llama or the qwen3 that computes the same.
 
+use oarlock_engine::error::Result;
 use oarlock_tensor::cpu::rope::RopeStyle;
 use serde_json::json;
 
@@ -9,7 +10,6 @@ use super::{Family, llama, qwen3, renamed};
 use crate::model::config::{DecoderConfig, LayerConfig, QkNorm};
 use crate::model::hf::fields::{FieldWriter, Fields, decimal};
 use crate::model::hf::rope::{self, RopeDefaults};
-use oarlock_engine::error::Result;
 
 pub(super) static FAMILY: Family = Family {
     model_type: "minimind",

@@ -1,12 +1,12 @@
 //! Mistral: a llama whose layers may all see a sliding window.
 
+use oarlock_engine::error::Result;
 use serde_json::json;
 
 use super::standard::{self, Defaults};
 use super::{Family, as_named};
 use crate::model::config::{DecoderConfig, LayerConfig};
 use crate::model::hf::fields::{FieldWriter, Fields};
-use oarlock_engine::error::Result;
 
 pub(super) static FAMILY: Family = Family {
     model_type: "mistral",

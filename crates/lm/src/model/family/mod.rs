@@ -15,10 +15,11 @@ mod standard;
 
 use std::fmt;
 
+use oarlock_engine::error::Result;
+
 pub(super) use self::standard::refuse_unsupported;
 use super::config::{DecoderConfig, LayerConfig};
 use super::hf::fields::{FieldWriter, Fields};
-use oarlock_engine::error::Result;
 
 /// All families.
 static FAMILIES: [&Family; 10] = [

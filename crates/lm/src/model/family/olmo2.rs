@@ -1,12 +1,12 @@
 //! OLMo 2: norms on what each part puts out, and on all heads of q and k together.
 
+use oarlock_engine::error::Result;
 use serde_json::json;
 
 use super::standard::{self, Defaults};
 use super::{Family, renamed};
 use crate::model::config::{DecoderConfig, LayerConfig, NormPlacement, QkNorm};
 use crate::model::hf::fields::{FieldWriter, Fields};
-use oarlock_engine::error::Result;
 
 pub(super) static FAMILY: Family = Family {
     model_type: "olmo2",

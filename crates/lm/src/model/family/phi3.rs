@@ -1,5 +1,6 @@
 //! Phi-3, Phi-3.5 and Phi-4: q, k and v are one layer, gate and up another; LongRoPE on a share of each head.
 
+use oarlock_engine::error::Result;
 use oarlock_tensor::RopeScaling;
 use serde_json::json;
 
@@ -8,7 +9,6 @@ use super::{Family, as_named};
 use crate::model::config::{DecoderConfig, LayerConfig};
 use crate::model::hf::fields::{FieldWriter, Fields};
 use crate::model::hf::rope::RopeDefaults;
-use oarlock_engine::error::Result;
 
 pub(super) static FAMILY: Family = Family {
     model_type: "phi3",

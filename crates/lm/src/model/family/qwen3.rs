@@ -1,12 +1,12 @@
 //! Qwen3, and MiniMind 3 exported as qwen3: norms on the heads of q and k.
 
+use oarlock_engine::error::Result;
 use serde_json::json;
 
 use super::standard::{self, Defaults};
 use super::{Family, as_named, qwen2};
 use crate::model::config::{DecoderConfig, LayerConfig, QkNorm};
 use crate::model::hf::fields::{FieldWriter, Fields};
-use oarlock_engine::error::Result;
 
 pub(super) static FAMILY: Family = Family {
     model_type: "qwen3",

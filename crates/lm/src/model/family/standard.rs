@@ -1,5 +1,6 @@
 //! What most families share: the names of settings in transformers, and what they mean where they are not written.
 
+use oarlock_engine::error::Result;
 use oarlock_tensor::cpu::rope::RopeStyle;
 use oarlock_tensor::ops::Activation;
 use serde_json::{Value, json};
@@ -10,7 +11,6 @@ use crate::model::config::{
 };
 use crate::model::hf::fields::{FieldWriter, Fields, decimal};
 use crate::model::hf::rope::{self, RopeDefaults};
-use oarlock_engine::error::Result;
 
 /// No model has more layers.
 const MOST_LAYERS: usize = 1 << 12;

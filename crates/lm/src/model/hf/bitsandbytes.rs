@@ -4,6 +4,10 @@ use std::cmp::Reverse;
 use std::collections::{HashMap, HashSet};
 use std::path::Path;
 
+use oarlock_engine::error::Result;
+use oarlock_engine::nn::names_of;
+use oarlock_engine::shard::{ParamSlice, WeightSource};
+use oarlock_engine::weights::{FileDType, ModelFiles, Weight, check_weights_dtype};
 use oarlock_tensor::cpu::quantized::{BLOCK, Code, Format, Layout, NESTED_BLOCK, Parts, Scales, dynamic_map};
 use oarlock_tensor::{DType, Init, Shape};
 use serde_json::json;
@@ -12,10 +16,6 @@ use super::config::{HfConfig, dtype_name};
 use super::quantization;
 use super::save::SaveOptions;
 use crate::model::Decoder;
-use oarlock_engine::error::Result;
-use oarlock_engine::nn::names_of;
-use oarlock_engine::shard::{ParamSlice, WeightSource};
-use oarlock_engine::weights::{FileDType, ModelFiles, Weight, check_weights_dtype};
 
 /// The files of a decoder whose linear layers, but the output weights, are written in 4 or 8 bits.
 pub struct QuantizedFiles {

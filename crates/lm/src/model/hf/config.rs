@@ -3,6 +3,11 @@
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
 
+use oarlock_config::config::RopeArgs;
+use oarlock_config::json;
+use oarlock_engine::error::{Error, Result};
+use oarlock_engine::nn::SparsityConfig;
+use oarlock_engine::weights::{Located, StoredForm, StoredQuantization};
 use oarlock_tensor::DType;
 use serde_json::{Map, Value, json};
 
@@ -10,11 +15,6 @@ use super::fields::{Asked, FieldWriter, Fields};
 use super::{heads, quantization, rope, sparsity, unread};
 use crate::model::DecoderConfig;
 use crate::model::family::{self, Family};
-use oarlock_config::config::RopeArgs;
-use oarlock_config::json;
-use oarlock_engine::error::{Error, Result};
-use oarlock_engine::nn::SparsityConfig;
-use oarlock_engine::weights::{Located, StoredForm, StoredQuantization};
 
 /// The settings of a Hugging Face folder.
 #[derive(Clone, Debug, PartialEq)]

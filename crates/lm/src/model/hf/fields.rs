@@ -5,11 +5,11 @@ use std::cell::RefCell;
 use std::collections::BTreeSet;
 use std::path::Path;
 
+use oarlock_engine::error::{Error, Result};
 use serde_json::{Map, Value, json};
 
 use super::rope;
 use crate::model::RopeSettings;
-use oarlock_engine::error::{Error, Result};
 
 /// A JSON object of a file.
 #[derive(Clone, Copy)]

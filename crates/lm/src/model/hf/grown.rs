@@ -4,13 +4,13 @@
 use std::collections::BTreeMap;
 use std::path::Path;
 
+use oarlock_engine::error::Result;
+use oarlock_engine::shard::{ParamSlice, SeededInit, WeightSource};
+use oarlock_engine::weights::SafetensorsSource;
 use oarlock_tensor::{Device, Init, Shape};
 
 use super::config::HfConfig;
 use crate::model::Decoder;
-use oarlock_engine::error::Result;
-use oarlock_engine::shard::{ParamSlice, SeededInit, WeightSource};
-use oarlock_engine::weights::SafetensorsSource;
 
 /// The embedding, and the output weights.
 const EMBEDDING: &str = "model.embed_tokens.weight";

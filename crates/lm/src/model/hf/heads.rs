@@ -3,8 +3,9 @@
 
 use std::path::Path;
 
-use super::config::HfConfig;
 use oarlock_engine::weights::{MappedFiles, elements, weight_files};
+
+use super::config::HfConfig;
 
 /// Elements that are compared at a time.
 const CHUNK_ELEMS: usize = 1 << 16;

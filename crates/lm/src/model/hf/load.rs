@@ -3,15 +3,15 @@
 use std::path::Path;
 use std::sync::Arc;
 
+use oarlock_engine::error::{Error, Result};
+use oarlock_engine::nn::{NamedParam, units_of};
+use oarlock_engine::shard::{Grain, Layout, ParamSlice, WeightSource, check_range, in_order_on};
+use oarlock_engine::weights::SafetensorsSource;
 use oarlock_tensor::ops::transfer;
 use oarlock_tensor::{DType, Device, FlatBuffer, FlatParams, ParamLocation};
 
 use super::config::HfConfig;
 use crate::model::Decoder;
-use oarlock_engine::error::{Error, Result};
-use oarlock_engine::nn::{NamedParam, units_of};
-use oarlock_engine::shard::{Grain, Layout, ParamSlice, WeightSource, check_range, in_order_on};
-use oarlock_engine::weights::SafetensorsSource;
 
 /// Elements that are converted at a time.
 const CHUNK_ELEMS: usize = 1 << 18;

@@ -2,15 +2,15 @@
 
 use std::path::Path;
 
+use oarlock_engine::nn::parameters;
+use oarlock_engine::shard::{ParamSlice, WeightSource};
+use oarlock_engine::weights::SafetensorsSource;
 use oarlock_tensor::bf16;
 use serde::{Deserialize, Serialize};
 use twox_hash::XxHash3_64;
 
 use super::config::HfConfig;
 use crate::model::Decoder;
-use oarlock_engine::nn::parameters;
-use oarlock_engine::shard::{ParamSlice, WeightSource};
-use oarlock_engine::weights::SafetensorsSource;
 
 /// Elements of each parameter that the fingerprint is made of, from its middle.
 const SAMPLE_ELEMS: usize = 32;

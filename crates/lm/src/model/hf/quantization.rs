@@ -3,6 +3,8 @@
 use std::collections::{BTreeMap, BTreeSet};
 use std::path::Path;
 
+use oarlock_engine::error::Result;
+use oarlock_engine::weights::{Located, StoredQuantization, some_of};
 use oarlock_tensor::cpu::quantized::Format;
 use safetensors::Dtype;
 use serde_json::{Map, Value, json};
@@ -10,8 +12,6 @@ use serde_json::{Map, Value, json};
 use super::bitsandbytes::{is_nested, name_of};
 use super::config::HfConfig;
 use super::fields::Fields;
-use oarlock_engine::error::Result;
-use oarlock_engine::weights::{Located, StoredQuantization, some_of};
 
 /// The name of the field.
 pub(super) const FIELD: &str = "quantization_config";

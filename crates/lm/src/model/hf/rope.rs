@@ -2,14 +2,14 @@
 
 use std::path::Path;
 
+use oarlock_config::config::RopeKind;
+use oarlock_engine::error::Result;
 use oarlock_tensor::cpu::rope::RopeStyle;
 use oarlock_tensor::{LongRope, RopeScaling, Yarn};
 use serde_json::{Map, Value, json};
 
 use super::fields::Fields;
 use crate::model::RopeSettings;
-use oarlock_config::config::RopeKind;
-use oarlock_engine::error::Result;
 
 /// What a family means by rotary settings that are not written.
 #[derive(Clone, Copy)]

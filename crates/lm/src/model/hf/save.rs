@@ -3,15 +3,15 @@
 use std::collections::{BTreeSet, HashMap};
 use std::path::Path;
 
-use oarlock_tensor::DType;
-
-use super::config::HfConfig;
-use crate::model::value_head::{is_of_value_head, with_value_head, with_value_head_of};
 use oarlock_engine::checkpoint::{self, MergeOptions, Merged};
 use oarlock_engine::error::Result;
 use oarlock_engine::nn::{Module, NamedParam, names_of};
 use oarlock_engine::shard::{ParamSlice, WeightSource};
 use oarlock_engine::weights::{Content, ModelFiles, Weight, check_weights_dtype};
+use oarlock_tensor::DType;
+
+use super::config::HfConfig;
+use crate::model::value_head::{is_of_value_head, with_value_head, with_value_head_of};
 
 /// What belongs to a tokenizer, and the settings of generation: taken over as they are.
 const SIDE_FILES: [&str; 9] = [

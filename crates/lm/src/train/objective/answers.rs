@@ -2,15 +2,14 @@
 
 use std::ops::Range;
 
+use oarlock_engine::error::Result;
+use oarlock_engine::{Prepared, nn};
 use oarlock_tensor::ops::{self, IGNORE_INDEX};
 use oarlock_tensor::{DType, Device, Tensor};
 
 use super::{Inputs, LanguageModel, Mean, Sum, Unrecorded};
 use crate::adapters::as_reference;
 use crate::model::{Decoder, LogProbs};
-use oarlock_engine::Prepared;
-use oarlock_engine::error::Result;
-use oarlock_engine::nn;
 
 /// The model that a loss compares the trained one with.
 #[derive(Clone, Default)]

@@ -3,6 +3,7 @@
 use std::cell::RefCell;
 use std::ops::Range;
 
+use oarlock_engine::error::Result;
 use oarlock_tensor::ops::{Labels, Mask};
 use oarlock_tensor::{DType, Device, Tape, Tensor};
 
@@ -10,7 +11,6 @@ use super::{Inputs, LanguageModel, Objective};
 use crate::data::{CHOSEN, Field, REJECTED};
 use crate::estimate::Pass;
 use crate::model::Decoder;
-use oarlock_engine::error::Result;
 
 /// What an objective does with a micro-batch: its forward pass, and the backward pass where it trains.
 pub fn dry_pass(objective: &dyn Objective) -> impl Fn(&Decoder, &Device, Pass) -> Result<()> {

@@ -2,15 +2,14 @@
 
 use std::cell::Cell;
 
+use oarlock_config::config::KtoArgs;
+use oarlock_engine::error::Result;
+use oarlock_engine::{Accelerator, nn};
 use oarlock_tensor::{DType, Tensor};
 
 use super::answers::{Answers, Reference, constant, log_probs, mean_of, of_reference};
 use super::{Inputs, LanguageModel, Objective, ObjectiveLoss, Sum, Unrecorded};
 use crate::data::{ANSWERS, Batch, CHOSEN, Fields, MISMATCHED, REJECTED};
-use oarlock_config::config::KtoArgs;
-use oarlock_engine::Accelerator;
-use oarlock_engine::error::Result;
-use oarlock_engine::nn;
 
 const METRICS: [&str; 7] = [
     "rewards/chosen",

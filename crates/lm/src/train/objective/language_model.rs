@@ -2,15 +2,15 @@
 
 use std::ops::Range;
 
+use oarlock_engine::error::{Error, Result};
+use oarlock_engine::nn::{self, Module};
+use oarlock_engine::{Accelerator, Prepared};
 use oarlock_tensor::Tensor;
 use oarlock_tensor::ops::{HeadLoss, TokenLoss};
 
 use super::Inputs;
 use crate::generate::{GenerateOptions, Generation, Model, Prompt};
 use crate::model::{Decoder, LogProbs, LossOptions};
-use oarlock_engine::error::{Error, Result};
-use oarlock_engine::nn::{self, Module};
-use oarlock_engine::{Accelerator, Prepared};
 
 /// A language model in a pass over a micro-batch. Where a pipeline divides it, the residual stream before the head is in
 /// the inputs already, so an objective asks the same of a whole model and of a last stage.

@@ -2,13 +2,13 @@
 
 use std::ops::AddAssign;
 
+use oarlock_engine::Accelerator;
+use oarlock_engine::error::{Error, Result};
 use oarlock_tensor::Tensor;
 use oarlock_tensor::ops::HeadLoss;
 use oarlock_tensor::ops::transfer::DeviceF64;
 
 use super::ObjectiveLoss;
-use oarlock_engine::Accelerator;
-use oarlock_engine::error::{Error, Result};
 
 /// A sum of a micro-batch on the device, read when it is asked for.
 #[derive(Clone, Debug)]

@@ -17,6 +17,9 @@ mod reward;
 
 use std::ops::Range;
 
+use oarlock_config::config::{ObjectiveArgs, TrainArgs};
+use oarlock_engine::error::Result;
+use oarlock_engine::{Accelerator, Loss, nn};
 use oarlock_tensor::ops::{HeadLoss, Labels, Mask};
 use oarlock_tensor::{Device, Tensor};
 
@@ -30,10 +33,6 @@ pub use self::preference::Preference;
 pub use self::raft::Raft;
 pub use self::reward::{Reward, scores};
 use crate::data::{Batch, Fields, Sample, StepBatches, Tokenizer};
-use oarlock_config::config::{ObjectiveArgs, TrainArgs};
-use oarlock_engine::error::Result;
-use oarlock_engine::nn;
-use oarlock_engine::{Accelerator, Loss};
 
 /// The objective of a run. One that is only looked at needs nothing of the run.
 pub fn of(train: &TrainArgs, given: Given) -> Box<dyn Objective> {

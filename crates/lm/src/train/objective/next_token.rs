@@ -1,14 +1,14 @@
 //! The loss of each next token as a run configures it: plain or smoothed cross-entropy, DFT or EAFT, with or without noise
 //! on the embeddings (NEFTune).
 
+use oarlock_config::config::TokenLossArgs;
+use oarlock_engine::nn;
 use oarlock_tensor::Tensor;
 use oarlock_tensor::cpu::random::Stream;
 use oarlock_tensor::ops::{IGNORE_INDEX, NoisePart, TokenLoss, uniform_noise};
 
 use super::{Document, Inputs, LanguageModel, Mean, Objective, ObjectiveLoss, Sum};
 use crate::data::Batch;
-use oarlock_config::config::TokenLossArgs;
-use oarlock_engine::nn;
 
 /// Separates the noise from the random numbers of others with the same seed.
 const STREAM: u64 = 0x4e1f_70bb_21c9_65d3;

@@ -2,16 +2,15 @@
 
 use std::sync::Arc;
 
+use oarlock_config::config::{PreferenceArgs, PreferenceLoss};
+use oarlock_engine::error::Result;
+use oarlock_engine::{Accelerator, Checkpointed, nn};
 use oarlock_tensor::Tensor;
 
 use super::answers::{Answers, Reference, mean_of, of_reference};
 use super::preference_loss::{PairLosses, Pairs, first_loss};
 use super::{Inputs, LanguageModel, Objective, ObjectiveLoss, Sum, Totals, Unrecorded};
 use crate::data::{Batch, CHOSEN, REJECTED};
-use oarlock_config::config::{PreferenceArgs, PreferenceLoss};
-use oarlock_engine::error::Result;
-use oarlock_engine::nn;
-use oarlock_engine::{Accelerator, Checkpointed};
 
 const METRICS: [&str; 9] = [
     "rewards/chosen",

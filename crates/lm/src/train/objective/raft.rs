@@ -3,6 +3,9 @@
 //! supervised fine-tuning.
 
 use fancy_regex::Regex;
+use oarlock_config::config::{RaftArgs, RewardArgs, TrainArgs};
+use oarlock_engine::error::{Error, Result};
+use oarlock_engine::{Accelerator, nn};
 use oarlock_tensor::Tensor;
 
 use super::{
@@ -11,10 +14,6 @@ use super::{
 };
 use crate::data::{AnsweredPrompt, Batch, Field, Fields, StepBatches};
 use crate::generate::{GenerateOptions, Prompt, Sampling, Stop};
-use oarlock_config::config::{RaftArgs, RewardArgs, TrainArgs};
-use oarlock_engine::Accelerator;
-use oarlock_engine::error::{Error, Result};
-use oarlock_engine::nn;
 
 /// The mean reward of all answers, that of the best answers, the share of prompts of which no answer is trained on, and the
 /// mean number of tokens of an answer.

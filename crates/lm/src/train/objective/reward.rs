@@ -1,13 +1,13 @@
 //! Rewards: a number for each answer that is larger for the better one of a pair (Bradley and Terry 1952). Every pair
 //! weighs the same.
 
+use oarlock_engine::error::Result;
+use oarlock_engine::nn;
 use oarlock_tensor::{DType, Tensor, ops};
 
 use super::answers::mean_of;
 use super::{Inputs, LanguageModel, Objective, ObjectiveLoss, Sum, Unrecorded};
 use crate::data::{Batch, CHOSEN, REJECTED};
-use oarlock_engine::error::Result;
-use oarlock_engine::nn;
 
 /// The loss of a model with a value head: of pairs, -ln σ(score of the better - score of the worse answer). The score is
 /// the value at the last token of an answer.

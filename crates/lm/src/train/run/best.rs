@@ -1,11 +1,12 @@
 //! The best model of a run: evaluations compared, the end before the end, and the best checkpoint as the final model.
 
-use super::Run;
-use crate::train::best::{self, Verdict};
-use crate::train::data::EvalData;
 use oarlock_engine::checkpoint;
 use oarlock_engine::error::Result;
 use oarlock_engine::report::log::Metrics;
+
+use super::Run;
+use crate::train::best::{self, Verdict};
+use crate::train::data::EvalData;
 
 impl Run<'_> {
     /// Refuses a metric that no evaluation will have.

@@ -1,13 +1,13 @@
 //! The model card of a run in its folder.
 
-use serde_json::Value;
-
-use super::Run;
-use crate::train::obstacles::TRAINING;
 use oarlock_config::config::{Finetuning, Length, ModelSource, TrainConfig};
 use oarlock_engine::disk::{Outputs, Writer};
 use oarlock_engine::error::{Error, Result};
 use oarlock_engine::report::model_card::{FILE, ModelCard};
+use serde_json::Value;
+
+use super::Run;
+use crate::train::obstacles::TRAINING;
 
 impl Run<'_> {
     /// Writes the card beside the final model. A file of the name that no training wrote stays, whatever else may be replaced.

@@ -3,8 +3,9 @@
 
 use std::collections::BTreeMap;
 
-use super::Run;
 use oarlock_engine::error::{Error, Result};
+
+use super::Run;
 
 /// Results that are no finite numbers, the newest of their kind, as they are told. The same on all ranks.
 #[derive(Debug, Default)]

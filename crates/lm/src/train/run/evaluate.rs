@@ -2,13 +2,14 @@
 
 use std::time::Instant;
 
+use oarlock_engine::error::{Error, Result};
+use oarlock_engine::report::log::{EvalRecord, PER_TOKEN};
+
 use super::Run;
 use super::best::named;
 use crate::data::{Batch, eval_batches};
 use crate::train::data::EvalData;
 use crate::train::evaluate;
-use oarlock_engine::error::{Error, Result};
-use oarlock_engine::report::log::{EvalRecord, PER_TOKEN};
 
 impl Run<'_> {
     /// Evaluates on the data of the evaluation, on each data set by itself where that is asked for; gives the results by

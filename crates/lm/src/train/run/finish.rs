@@ -1,13 +1,13 @@
 //! The end of a run: the last evaluation, the final model, the figures of the whole.
 
 use oarlock_comm::{ProcessMemory, Scalar};
+use oarlock_config::config::Finetuning;
+use oarlock_engine::error::Result;
 
 use super::Run;
 use crate::train::lock::OutputLock;
 use crate::train::model::convert;
 use crate::train::obstacles::CONVERTED;
-use oarlock_config::config::Finetuning;
-use oarlock_engine::error::Result;
 
 impl Run<'_> {
     pub(super) fn finish(&mut self) -> Result<()> {

@@ -3,15 +3,15 @@
 use std::path::Path;
 use std::time::{Duration, Instant};
 
+use oarlock_config::config::{Finetuning, TrainConfig};
+use oarlock_engine::Accelerator;
+use oarlock_engine::error::Result;
+use oarlock_engine::pipeline::Pipeline;
 use oarlock_tensor::Device;
 use oarlock_tensor::ops::update;
 
 use super::Run;
 use crate::train::journal::Journal;
-use oarlock_config::config::{Finetuning, TrainConfig};
-use oarlock_engine::Accelerator;
-use oarlock_engine::error::Result;
-use oarlock_engine::pipeline::Pipeline;
 
 impl Run<'_> {
     /// The time since the command began, in running_log.txt.

@@ -3,6 +3,12 @@
 
 use std::time::Instant;
 
+use oarlock_config::config::{Predict, PredictArgs, TrainConfig};
+use oarlock_engine::Prepared;
+use oarlock_engine::disk::Outputs;
+use oarlock_engine::error::{Error, Result};
+use oarlock_engine::report::log::PredictRecord;
+use oarlock_engine::weights::{StateDictSource, Strict};
 use serde::{Deserialize, Serialize};
 use serde_json::{Value, json};
 
@@ -15,12 +21,6 @@ use crate::train::evaluate;
 use crate::train::model::Start;
 use crate::train::objective::{Inputs, scores};
 use crate::train::obstacles::{PREDICTIONS, writer};
-use oarlock_config::config::{Predict, PredictArgs, TrainConfig};
-use oarlock_engine::Prepared;
-use oarlock_engine::disk::Outputs;
-use oarlock_engine::error::{Error, Result};
-use oarlock_engine::report::log::PredictRecord;
-use oarlock_engine::weights::{StateDictSource, Strict};
 
 /// A row of generated_predictions.jsonl, with its place in the data.
 #[derive(Clone, Debug, Serialize, Deserialize)]

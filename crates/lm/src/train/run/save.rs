@@ -1,5 +1,11 @@
 //! Checkpoints of a run, and what becomes of one that fails.
 
+use oarlock_config::config::{Placement, Resume, StateDict};
+use oarlock_engine::checkpoint::{self, CheckpointError, ClientState, Contents};
+use oarlock_engine::error::{Error, Result};
+use oarlock_engine::terminal::tell;
+use oarlock_engine::weights::ModelFiles;
+
 use super::Run;
 use crate::adapters::adapter_files;
 use crate::model::hf::SaveOptions;
@@ -7,11 +13,6 @@ use crate::train::best;
 use crate::train::lock::OutputLock;
 use crate::train::model::{ReferenceModel, base_name};
 use crate::train::obstacles::TRAINING;
-use oarlock_config::config::{Placement, Resume, StateDict};
-use oarlock_engine::checkpoint::{self, CheckpointError, ClientState, Contents};
-use oarlock_engine::error::{Error, Result};
-use oarlock_engine::terminal::tell;
-use oarlock_engine::weights::ModelFiles;
 
 impl Run<'_> {
     /// Begins a checkpoint; training goes on while it is written.

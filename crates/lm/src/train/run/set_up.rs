@@ -3,6 +3,14 @@
 use std::time::SystemTime;
 
 use oarlock_comm::ProcessMemory;
+use oarlock_config::config::{Length, TrainConfig, When};
+use oarlock_engine::Accelerator;
+use oarlock_engine::checkpoint::{Saver, clear_leftovers};
+use oarlock_engine::error::{Error, Result};
+use oarlock_engine::lr_scheduler::Scheduler;
+use oarlock_engine::optim::Schedule;
+use oarlock_engine::report::speed::PhaseTimer;
+use oarlock_engine::report::state::TrainerState;
 use oarlock_tensor::{Device, DeviceKind};
 
 use super::Run;
@@ -24,14 +32,6 @@ use crate::train::pool_limit::PoolLimit;
 use crate::train::record::RunRecord;
 use crate::train::resume::{Resumed, checkpoint_to_resume, load_undamaged};
 use crate::train::token_loader::TokenLoader;
-use oarlock_config::config::{Length, TrainConfig, When};
-use oarlock_engine::Accelerator;
-use oarlock_engine::checkpoint::{Saver, clear_leftovers};
-use oarlock_engine::error::{Error, Result};
-use oarlock_engine::lr_scheduler::Scheduler;
-use oarlock_engine::optim::Schedule;
-use oarlock_engine::report::speed::PhaseTimer;
-use oarlock_engine::report::state::TrainerState;
 
 /// Tokens that a micro-batch has at the least.
 const SHORTEST: usize = 8;

@@ -1,7 +1,8 @@
 //! The files of the guides, as small equivalents: each loads, says what it means, and prints its table.
 
-use super::{Site, guide};
 use oarlock_tensor::DType;
+
+use super::{Site, guide};
 
 use crate::config::{Elems, Placement, ResolvedConfig};
 use crate::launch::spec::Nodes;

@@ -1,12 +1,12 @@
 //! The rules of a launch: what weighs more, what was meant, and what is refused.
 
+use oarlock_tensor::DType;
 use proptest::prelude::*;
 
 use super::Site;
 use crate::config::accelerate::keys::FLAGS;
 use crate::front::script::Script;
 use crate::launch::spec::{Binding, Nodes, Streams};
-use oarlock_tensor::DType;
 
 const PLAIN: &str = "distributed_type: MULTI_GPU\nnum_processes: 2\n";
 

@@ -6,11 +6,11 @@ use std::sync::Mutex;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
+use oarlock_comm::wire::{Arrival, Broken, Channel, Entrance, MAX_FRAME, Purpose, Secret};
 use proptest::prelude::*;
 
 use super::meeting;
 use crate::launch::agents::{Agent, AgentsError, Meeting};
-use oarlock_comm::wire::{Arrival, Broken, Channel, Entrance, MAX_FRAME, Purpose, Secret};
 
 fn never() -> bool {
     false

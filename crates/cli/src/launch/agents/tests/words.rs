@@ -2,12 +2,12 @@
 
 use std::time::Duration;
 
+use oarlock_config::settings::secret::masked;
 use proptest::prelude::*;
 
 use super::meeting;
 use crate::launch::agents::message::{self, Reply, Request, View};
 use crate::launch::agents::{AgentsError, Meeting, endpoint, nodes};
-use oarlock_config::settings::secret::masked;
 
 #[test]
 fn endpoints_and_numbers_of_nodes() {

@@ -4,9 +4,6 @@ use std::collections::BTreeSet;
 use std::fs;
 
 use oarlock_comm::{Communicator, shm};
-
-use super::*;
-use crate::model::Decoder;
 use oarlock_engine::checkpoint::{
     ClientState, Contents, MergeOptions, Problem, Saver, Stores, list, load, newest, retain, save_model,
     save_model_in,
@@ -16,6 +13,9 @@ use oarlock_engine::nn::{Module, NamedParam};
 use oarlock_engine::optim::OptimizerConfig;
 use oarlock_engine::shard::{Engine, Placements, ShardingConfig};
 use oarlock_engine::weights::{SafetensorsSource, WorkingCopies};
+
+use super::*;
+use crate::model::Decoder;
 
 /// Runs `f` on each of `n` ranks and returns what they return, in their order.
 fn on_ranks<T: Send>(n: usize, f: impl Fn(&Communicator) -> T + Sync) -> Vec<T> {

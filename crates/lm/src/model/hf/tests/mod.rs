@@ -6,6 +6,8 @@ mod weights;
 
 use std::path::{Path, PathBuf};
 
+use oarlock_engine::error::Error;
+use oarlock_engine::weights::*;
 use oarlock_tensor::cpu::Isa;
 use oarlock_tensor::cpu::difference::{largest_difference, largest_magnitude};
 use oarlock_tensor::ops::Mask;
@@ -13,8 +15,6 @@ use oarlock_tensor::{DType, Device, Par, Tensor};
 use serde_json::Value;
 
 use super::*;
-use oarlock_engine::error::Error;
-use oarlock_engine::weights::*;
 
 /// The golden folders.
 const MODELS: [&str; 7] =
