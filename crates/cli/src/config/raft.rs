@@ -24,7 +24,7 @@ pub fn raft(settings: &Settings, problems: &mut Problems) -> RaftArgs {
             help,
         );
     }
-    if pattern.is_some() && function.as_deref() != Some("regex") {
+    if pattern.is_some() && function != Some("regex") {
         let help = "write `reward_function: regex`, or remove it";
         report("`reward_pattern` belongs to `reward_function: regex`", &[keys::REWARD_PATTERN.row], help);
     }
@@ -37,7 +37,7 @@ pub fn raft(settings: &Settings, problems: &mut Problems) -> RaftArgs {
             );
         }
     }
-    let reward = match (function.as_deref(), model) {
+    let reward = match (function, model) {
         (None, Some(model)) => {
             RewardArgs::Model(ReferenceArgs { model: Some(model), ..ReferenceArgs::default() })
         }

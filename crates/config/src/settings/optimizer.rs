@@ -96,7 +96,7 @@ pub fn optimizer(settings: &Settings, problems: &mut Problems) -> OptimizerArgs 
             adam_eps: eps,
         },
         "onebit_adam" | "zero_one_adam" | "onebit_lamb" => {
-            Rule::OneBit(OneBit { beta1, beta2, eps, kind: one_bit(&name, &mut kwargs) })
+            Rule::OneBit(OneBit { beta1, beta2, eps, kind: one_bit(name, &mut kwargs) })
         }
         // AdamW, and the stand-in for a name that was refused before.
         _ => Rule::AdamW { beta1, beta2, eps },

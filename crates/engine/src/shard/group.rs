@@ -278,7 +278,7 @@ impl GroupBuilder<'_> {
         saved: Range<usize>,
         weights: Column,
     ) -> Result<GroupState> {
-        let (device, beside) = (self.device, updates_beside(&self.options, self.device));
+        let (device, beside) = (self.device, updates_beside(self.options, self.device));
         let mut memory_or_file = |n_elems: usize, what: &'static str| match &mut self.optimizer_file {
             Some(file) => span(file, n_elems * 4),
             None => memory(device, beside, n_elems * 4, what),

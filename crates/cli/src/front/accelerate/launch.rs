@@ -93,7 +93,7 @@ pub(super) fn resolve(words: &Words, machine: &Machine) -> Result<Resolved, Prob
     let mut problems = Problems::default();
     let parsed = LAUNCH.parse(words, &mut problems);
     let flags = &parsed.settings;
-    let file = cluster::launch_settings(flags.get(keys::CONFIG_FILE).as_deref(), machine.environment);
+    let file = cluster::launch_settings(flags.get(keys::CONFIG_FILE), machine.environment);
     let file = file.unwrap_or_else(|wrong| {
         problems.append(wrong);
         None
@@ -212,7 +212,7 @@ fn starters(
     problems: &mut Problems,
 ) {
     let name = all.get(keys::DEEPSPEED_MULTINODE_LAUNCHER);
-    let Some(command) = command.filter(|_| name.as_deref() != Some("standard")) else {
+    let Some(command) = command.filter(|_| name != Some("standard")) else {
         let unread =
             [keys::DEEPSPEED_HOSTFILE, keys::DEEPSPEED_EXCLUSION_FILTER, keys::DEEPSPEED_INCLUSION_FILTER];
         let unread: Vec<&str> =
@@ -226,7 +226,7 @@ fn starters(
         }
         return;
     };
-    match name.as_deref() {
+    match name {
         Some(name) => {
             let message = format!("`{name}` starts the machines of a hostfile, which is what `deepspeed` does");
             problems.push(all.problem(message, &[keys::DEEPSPEED_MULTINODE_LAUNCHER.row]).help(format!(
@@ -316,7 +316,7 @@ fn training_layers(
         let problem = all.problem(message.to_owned(), &[keys::DEEPSPEED_MOE_LAYER_CLS_NAMES.row]);
         problems.push(problem.help("leave the names away"));
     }
-    if all.get(keys::ZERO3_INIT_FLAG).as_deref() == Some("true")
+    if all.get(keys::ZERO3_INIT_FLAG) == Some("true")
         && all.said(keys::ZERO_STAGE).is_some_and(|_| all.get(keys::ZERO_STAGE).unwrap_or_default() < 3)
     {
         notes.push("zero3_init_flag is for stage 3, so it is false, as with Accelerate".to_owned());

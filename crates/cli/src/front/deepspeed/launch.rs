@@ -68,7 +68,7 @@ fn binding(
     let (binding, cores) = match settings.get(keys::BIND_CORE_LIST) {
         None => (Binding::Share, here.then(|| available_cores().len())),
         Some(text) => {
-            let Some(cores) = core_list(&text) else {
+            let Some(cores) = core_list(text) else {
                 let problem =
                     settings.problem(format!("`{text}` is no list of cores"), &[keys::BIND_CORE_LIST.row]);
                 return Err(problem.help("write numbers and ranges that rise, as in 1,3-5,7"));

@@ -155,7 +155,7 @@ fn find(settings: &mut Settings, machine: &Machine) -> Result<Found, Problem> {
         settings.get(keys::CPU) || (machine.read)("DS_ACCELERATOR").is_some_and(|name| name == "cpu");
     let mut notes = Vec::new();
     if let Some(text) = settings.get(keys::WORLD_INFO) {
-        let slots = filter::of_world(&text)
+        let slots = filter::of_world(text)
             .map_err(|error| settings.problem(error.to_string(), &[keys::WORLD_INFO.row]))?;
         let pool = slots.iter().map(|(host, slots)| (host.clone(), slots.len())).collect();
         let location = location(settings, &[keys::WORLD_INFO.row], "the launcher");

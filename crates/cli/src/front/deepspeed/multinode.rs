@@ -167,7 +167,7 @@ impl Start<'_> {
     pub fn commands(&self, launcher: Launcher, machine: &Machine) -> Result<Commands, Problem> {
         let exports = &self.exports;
         let text = self.settings.get(keys::LAUNCHER_ARGS).unwrap_or_default();
-        let arguments = shlex::split(&text).ok_or_else(|| {
+        let arguments = shlex::split(text).ok_or_else(|| {
             self.settings
                 .problem(format!("`{text}` is no list of arguments"), &[keys::LAUNCHER_ARGS.row])
                 .help("close its quotes")
@@ -238,7 +238,7 @@ impl Start<'_> {
             command.push(format!("eval \"$({secrets})\";"));
         }
         if let Some(script) = self.settings.get(keys::VENV_SCRIPT) {
-            command.push(format!("source {};", shell(&script)));
+            command.push(format!("source {};", shell(script)));
         }
         command.push(exports.script());
         command.push(format!("cd {};", shell(&machine.folder.display().to_string())));
@@ -364,8 +364,7 @@ impl Start<'_> {
             return Ok(None);
         }
         let listed = self.settings.get(keys::BIND_CORE_LIST);
-        let cores = listed
-            .map_or_else(|| Some(oarlock_comm::available_cores()), |text| super::launch::core_list(&text));
+        let cores = listed.map_or_else(|| Some(oarlock_comm::available_cores()), super::launch::core_list);
         match cores.filter(|cores| per_machine > 0 && cores.len() >= per_machine) {
             Some(cores) => Ok(Some(cores)),
             None => {

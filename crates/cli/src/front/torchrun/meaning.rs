@@ -146,7 +146,7 @@ fn meeting(
                 let problem = settings.problem(text, &[keys::NNODES.row, keys::RDZV_BACKEND.row]);
                 return Err(problem.help("add --rdzv-endpoint HOST:PORT, the same on all machines"));
             };
-            let endpoint = location(&endpoint)?;
+            let endpoint = location(endpoint)?;
             let master = Master { addr: endpoint.0.clone(), port: 0 };
             return Ok((Nodes::Elastic { ranks, count: machines, endpoint }, master));
         }
@@ -238,7 +238,7 @@ fn filters(text: &str) -> Vec<String> {
 }
 
 fn binding(settings: &Settings) -> Binding {
-    match settings.get(keys::NUMA_BINDING).as_deref() {
+    match settings.get(keys::NUMA_BINDING) {
         Some("node") => Binding::Near(Near::Node),
         Some("socket") => Binding::Near(Near::Socket),
         Some("core-complex") => Binding::Near(Near::Cache),
