@@ -164,9 +164,12 @@ fn an_entry_of_dataset_info_that_cannot_be_used_is_named_with_its_file_and_its_k
         false,
         &["dataset_info.json:1: "],
     );
-    // What only looks damaged: a byte order mark, and a key twice, of which the last counts.
-    let info = "\u{feff}{\"d\": {\"file_name\": \"gone.json\", \"file_name\": \"rows.jsonl\"}}";
+    // What only looks damaged: a byte order mark, and a key that says the same twice.
+    let info = "\u{feff}{\"d\": {\"file_name\": \"rows.jsonl\", \"file_name\": \"rows.jsonl\"}}";
     assert_eq!(Try::with("dataset_info.json", info).run("d", false).unwrap().unwrap().examples, 1);
+    let info = info.replacen("rows", "gone", 1);
+    let told = Try::with("dataset_info.json", &info).run("d", false).unwrap_err();
+    assert!(told.contains("dataset_info.json:1: \"file_name\" stands twice with two values"), "{told}");
 }
 
 #[test]
