@@ -49,7 +49,9 @@ fn paths(tree: &str) -> Vec<Vec<String>> {
         for (at, c) in tree.char_indices() {
             depth += i32::from(c == '{') - i32::from(c == '}');
             if (c == ',' && depth == 1) || depth == 0 {
-                found.extend(paths(tree[begin..at].trim()));
+                let part = tree[begin..at].trim();
+                // Behind the last comma there is nothing.
+                found.extend(if part.is_empty() { Vec::new() } else { paths(part) });
                 begin = at + 1;
             }
             if depth == 0 {
