@@ -141,7 +141,7 @@ pub fn merge_weights(checkpoint: &Path, out: &Path, options: &MergeOptions<'_>) 
 /// save are replaced, and removed where none takes their place; what else is in the folder stays.
 ///
 /// # Errors
-/// [`Error::Occupied`] where files of the same names are there that `save_pretrained` did not write, or not as they are now.
+/// [`Error::Occupied`](oarlock_engine::Error::Occupied) where files of the same names are there that `save_pretrained` did not write, or not as they are now.
 /// When a file cannot be written, such as on a full disk, or a weight cannot be read; the folder is then as it was.
 pub fn save_pretrained(
     dir: &Path,
