@@ -57,7 +57,7 @@ pub(super) fn write<'a>(models: impl Iterator<Item = &'a dyn Module>) -> Result<
 ///
 /// # Errors
 /// Buffers that the checkpoint lacks, has besides, or has in another shape or of another kind.
-pub fn read<'a>(
+pub(super) fn read<'a>(
     dir: &Path,
     models: impl Iterator<Item = &'a dyn Module>,
 ) -> std::result::Result<Vec<(Buffer, BufferValues)>, Problem> {

@@ -191,7 +191,7 @@ pub(super) fn together<T>(comm: &Communicator, what: &str, mine: Result<T>) -> R
 }
 
 /// The whole f32 values of a parameter: each rank gives what it updates.
-pub fn read(engine: &Engine, comm: &Communicator, name: &str, out: &mut [f32]) -> Result<()> {
+pub(super) fn read(engine: &Engine, comm: &Communicator, name: &str, out: &mut [f32]) -> Result<()> {
     let own = slices_of(engine, name);
     let mut values = Vec::new();
     for chunk in runs(0..out.len(), CHUNK) {

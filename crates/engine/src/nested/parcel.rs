@@ -20,7 +20,7 @@ impl Parcel {
     }
 
     /// What is in bytes from another rank; its tensors come to `device`.
-    pub fn open(bytes: Vec<u8>, device: &Device) -> Parcel {
+    pub(crate) fn open(bytes: Vec<u8>, device: &Device) -> Parcel {
         Parcel { bytes, at: 0, device: device.clone() }
     }
 

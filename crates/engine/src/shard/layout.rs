@@ -24,7 +24,7 @@ pub const BLOCK: usize = oarlock_tensor::ops::update::NORM_BLOCK;
 const ALIGN: usize = 16;
 
 /// A range in runs of at most `most` elements.
-pub fn runs(range: Range<usize>, most: usize) -> impl Iterator<Item = Range<usize>> {
+pub(crate) fn runs(range: Range<usize>, most: usize) -> impl Iterator<Item = Range<usize>> {
     let end = range.end;
     range.step_by(most).map(move |start| start..end.min(start.saturating_add(most)))
 }

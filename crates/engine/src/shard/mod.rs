@@ -37,8 +37,9 @@ mod topology;
 
 pub use engine::{Engine, GradNorm, Resident};
 pub use finite::{Findings, Unfit, check_range};
+pub use layout::in_order_on;
+pub(crate) use layout::runs;
 pub use layout::{BLOCK, Grain, Layout, LayoutParam, role_of};
-pub use layout::{in_order_on, runs};
 pub use outer::{Outer, OuterStep};
 pub(crate) use placement::check_stage;
 pub use placement::{
