@@ -98,11 +98,7 @@ fn sums_have_the_bits_of_a_transport_without_a_thread() {
         comm.finish();
         out.into_iter().map(f32::to_bits).collect::<Vec<_>>()
     };
-    let plain = std::thread::scope(|scope| {
-        let ranks: Vec<_> =
-            shm::threads(5).unwrap().into_iter().map(|comm| scope.spawn(move || sums(comm))).collect();
-        ranks.into_iter().map(|rank| rank.join().unwrap()).collect::<Vec<_>>()
-    });
+    let plain = shm::on_threads(5, sums).unwrap();
     assert_eq!(ranks(5, 0, sums), plain);
 }
 

@@ -18,17 +18,8 @@ fn main() -> Result<()> {
     let number = |i: usize, default: usize| args.get(i).and_then(|a| a.parse().ok()).unwrap_or(default);
     let folder = args.first().map_or("save_cost", String::as_str);
     let (ranks, steps, hidden, layers) = (number(1, 2), number(2, 6), number(3, 512), number(4, 8));
-    let handles: Vec<_> = oarlock_comm::shm::threads(ranks)?
-        .into_iter()
-        .map(|comm| {
-            let folder = folder.to_string();
-            std::thread::spawn(move || rank(&comm, Path::new(&folder), steps, config(hidden, layers)))
-        })
-        .collect();
-    for handle in handles {
-        handle.join().map_err(|_| oarlock::Error::Usage("a rank panicked".to_string()))??;
-    }
-    Ok(())
+    let rank = |comm| rank(&comm, Path::new(folder), steps, config(hidden, layers));
+    oarlock_comm::shm::try_on_threads(ranks, rank)?.into_iter().collect()
 }
 
 fn config(hidden: usize, layers: usize) -> DecoderConfig {

@@ -16,17 +16,8 @@ fn main() -> Result<()> {
     let (ranks, steps, hidden, layers) = (number(1, 2), number(2, 6), number(3, 512), number(4, 8));
     let (batch, seq) = (number(5, 4), number(6, 512));
     let recompute = recompute(args.get(7).map_or("none", String::as_str))?;
-    let comms = oarlock_comm::shm::threads(ranks)?;
-    let handles: Vec<_> = comms
-        .into_iter()
-        .map(|comm| {
-            std::thread::spawn(move || rank(comm, dtype, steps, hidden, layers, batch, seq, recompute))
-        })
-        .collect();
-    for handle in handles {
-        handle.join().map_err(|_| oarlock::Error::Usage("a rank panicked".to_string()))??;
-    }
-    Ok(())
+    let rank = |comm| rank(comm, dtype, steps, hidden, layers, batch, seq, recompute);
+    oarlock_comm::shm::try_on_threads(ranks, rank)?.into_iter().collect()
 }
 
 fn recompute(word: &str) -> Result<Recompute> {

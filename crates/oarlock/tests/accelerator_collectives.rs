@@ -10,25 +10,16 @@ use serde::{Deserialize, Serialize};
 
 use crate::ranks;
 
-fn on_ranks<R: Send + 'static>(
-    world: usize,
-    rank: impl Fn(&Accelerator) -> Result<R> + Clone + Send + 'static,
-) -> Vec<Result<R>> {
+fn on_ranks<R: Send>(world: usize, rank: impl Fn(&Accelerator) -> Result<R> + Sync) -> Vec<Result<R>> {
     ranks::on_ranks(world, AcceleratorConfig { threads: Some(1), ..AcceleratorConfig::default() }, rank)
 }
 
-fn all<R: Send + 'static>(
-    world: usize,
-    rank: impl Fn(&Accelerator) -> Result<R> + Clone + Send + 'static,
-) -> Vec<R> {
+fn all<R: Send>(world: usize, rank: impl Fn(&Accelerator) -> Result<R> + Sync) -> Vec<R> {
     on_ranks(world, rank).into_iter().map(|result| result.unwrap()).collect()
 }
 
 /// The messages of a program that fails on all ranks.
-fn errors<R: Send + 'static>(
-    world: usize,
-    rank: impl Fn(&Accelerator) -> Result<R> + Clone + Send + 'static,
-) -> Vec<String> {
+fn errors<R: Send>(world: usize, rank: impl Fn(&Accelerator) -> Result<R> + Sync) -> Vec<String> {
     on_ranks(world, rank)
         .into_iter()
         .map(|result| result.err().expect("an error on each rank").to_string())

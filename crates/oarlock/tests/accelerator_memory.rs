@@ -13,10 +13,10 @@ use oarlock_comm::ProcessMemory;
 #[allow(dead_code)]
 mod ranks;
 
-fn on_ranks<R: Send + 'static>(
+fn on_ranks<R: Send>(
     world: usize,
     placements: Placements,
-    rank: impl Fn(&Accelerator) -> Result<R> + Clone + Send + 'static,
+    rank: impl Fn(&Accelerator) -> Result<R> + Sync,
 ) -> Vec<Result<R>> {
     let shard = ShardingConfig { placements, ..ShardingConfig::default() };
     ranks::on_ranks(

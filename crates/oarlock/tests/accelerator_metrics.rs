@@ -1,29 +1,17 @@
 //! `gather_for_metrics` behind prepared loaders: each sample once, in order, however the loader is divided.
 
-use std::thread;
-
 use oarlock::dataloader::{DataLoader, stream};
 use oarlock::{Accelerator, AcceleratorConfig, DataLoaderConfiguration, Result, Tensor};
-use oarlock_comm::shm;
+
+use crate::ranks;
 
 fn on_ranks(
     world: usize,
     dataloader: DataLoaderConfiguration,
-    rank: impl Fn(&Accelerator) -> Result<()> + Clone + Send + 'static,
+    rank: impl Fn(&Accelerator) -> Result<()> + Sync,
 ) {
-    let ranks = shm::threads(world).unwrap().into_iter().map(|comm| {
-        let rank = rank.clone();
-        thread::spawn(move || {
-            let config = AcceleratorConfig { threads: Some(1), dataloader, ..AcceleratorConfig::default() };
-            let result = Accelerator::over(comm.clone(), &config).and_then(|accelerator| rank(&accelerator));
-            match &result {
-                Ok(()) => comm.finish(),
-                Err(error) => comm.abort(&error.to_string()),
-            }
-            result
-        })
-    });
-    ranks.collect::<Vec<_>>().into_iter().for_each(|rank| rank.join().unwrap().unwrap());
+    let config = AcceleratorConfig { threads: Some(1), dataloader, ..AcceleratorConfig::default() };
+    ranks::on_ranks(world, config, rank).into_iter().for_each(Result::unwrap);
 }
 
 /// Goes through a loader of the numbers below `len`, and wants each once and in order, with one loss for each rank and

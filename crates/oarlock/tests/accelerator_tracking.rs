@@ -64,30 +64,23 @@ fn figures_go_to_all_trackers_from_the_main_process() {
     let folder = tempfile::tempdir().unwrap();
     let folder = folder.path();
     let seen = Arc::new(Mutex::new(Vec::new()));
-    let ranks: Vec<_> = shm::threads(2)
-        .unwrap()
-        .into_iter()
-        .map(|comm| {
-            let (config, options, seen) = (config(folder, vec![LogWith::All]), options(folder), seen.clone());
-            std::thread::spawn(move || {
-                let accelerator = Accelerator::over(comm.clone(), &config).unwrap();
-                accelerator.add_tracker(Mine(seen)).unwrap();
-                accelerator.init_trackers("own/loop", &json!({ "lr": 0.5 }), &options).unwrap();
-                for step in [3, 5] {
-                    accelerator.log(&[("loss", 1.0 / step as f64), ("epoch", 0.0)], step).unwrap();
-                }
-                accelerator.log(&[("accuracy", 1.0)], None).unwrap();
-                let tracker = accelerator.get_tracker("tensorboard").unwrap();
-                assert_eq!(tracker.is_some(), accelerator.is_main_process());
-                accelerator.end_training().unwrap();
-                accelerator.end_training().unwrap();
-                let late = accelerator.log(&[("loss", 0.0)], 9).unwrap_err().to_string();
-                assert_eq!(late, "log: the trackers ended with end_training");
-                comm.finish();
-            })
-        })
-        .collect();
-    ranks.into_iter().for_each(|rank| rank.join().unwrap());
+    let (config, options) = (config(folder, vec![LogWith::All]), options(folder));
+    shm::on_threads(2, |comm| {
+        let accelerator = Accelerator::over(comm, &config).unwrap();
+        accelerator.add_tracker(Mine(seen.clone())).unwrap();
+        accelerator.init_trackers("own/loop", &json!({ "lr": 0.5 }), &options).unwrap();
+        for step in [3, 5] {
+            accelerator.log(&[("loss", 1.0 / step as f64), ("epoch", 0.0)], step).unwrap();
+        }
+        accelerator.log(&[("accuracy", 1.0)], None).unwrap();
+        let tracker = accelerator.get_tracker("tensorboard").unwrap();
+        assert_eq!(tracker.is_some(), accelerator.is_main_process());
+        accelerator.end_training().unwrap();
+        accelerator.end_training().unwrap();
+        let late = accelerator.log(&[("loss", 0.0)], 9).unwrap_err().to_string();
+        assert_eq!(late, "log: the trackers ended with end_training");
+    })
+    .unwrap();
     let logs = folder.join("own_loop");
     let read = |name: &str| std::fs::read_to_string(logs.join(name)).unwrap();
     let third = 1.0 / 3.0;

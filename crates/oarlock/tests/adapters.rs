@@ -485,6 +485,8 @@ fn settings_that_contradict_the_weights_are_refused_and_unknown_ones_told() {
     for (said, expected) in [
         (set("lora", "r", 1_000_000_000.into()), "says the rank 1000000000 for model.layers.0"),
         (set("lora", "r", 2.into()), "and its weights there have the rank 4"),
+        (set("lora", "r", Value::Null), "\"r\" is null; expected a number"),
+        (set("lora", "lora_alpha", Value::Null), "\"lora_alpha\" is null; expected a number"),
         (
             set("rslora", "rank_pattern", serde_json::json!({})),
             "says the rank 4 for model.layers.1.self_attn.q_proj",

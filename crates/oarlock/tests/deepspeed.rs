@@ -31,30 +31,12 @@ mod wrong;
 use deepspeed_loop::{Net, batch};
 
 /// What each rank of a world comes to.
-fn on_ranks<T: Send + 'static>(
-    world: usize,
-    run: impl Fn(&Communicator) -> Result<T> + Clone + Send + 'static,
-) -> Vec<Result<T>> {
-    let ranks = shm::threads(world).unwrap().into_iter().map(|comm| {
-        let run = run.clone();
-        std::thread::spawn(move || {
-            let result = run(&comm);
-            match &result {
-                Ok(_) => comm.finish(),
-                Err(error) => comm.abort(&error.to_string()),
-            }
-            result
-        })
-    });
-    let ranks: Vec<_> = ranks.collect();
-    ranks.into_iter().map(|rank| rank.join().unwrap()).collect()
+fn on_ranks<T: Send>(world: usize, run: impl Fn(&Communicator) -> Result<T> + Sync) -> Vec<Result<T>> {
+    shm::try_on_threads(world, |comm| run(&comm)).unwrap()
 }
 
 /// What all ranks come to, which is the same.
-fn same<T: Send + PartialEq + Debug + 'static>(
-    world: usize,
-    run: impl Fn(&Communicator) -> Result<T> + Clone + Send + 'static,
-) -> T {
+fn same<T: Send + PartialEq + Debug>(world: usize, run: impl Fn(&Communicator) -> Result<T> + Sync) -> T {
     let mut all: Vec<T> = on_ranks(world, run).into_iter().map(Result::unwrap).collect();
     let first = all.remove(0);
     assert!(all.iter().all(|other| *other == first), "{first:?} {all:?}");

@@ -7,6 +7,8 @@ use std::path::{Path, PathBuf};
 use oarlock::{Accelerator, AcceleratorConfig, Result};
 use serde_json::Value;
 
+use crate::ranks;
+
 #[path = "../examples/distillation.rs"]
 #[allow(dead_code)]
 pub mod distillation;
@@ -32,29 +34,13 @@ fn numbers(value: &Value) -> Vec<f32> {
 }
 
 /// What each rank of `world` returns; ranks are threads.
-fn on_ranks<R: Send + 'static>(
+fn on_ranks<R: Send>(
     world: usize,
     config: &AcceleratorConfig,
-    rank: impl Fn(&Accelerator) -> Result<R> + Clone + Send + 'static,
+    rank: impl Fn(&Accelerator) -> Result<R> + Sync,
 ) -> Vec<R> {
     let config = AcceleratorConfig { threads: Some(1), ..config.clone() };
-    let threads: Vec<_> = oarlock_comm::shm::threads(world)
-        .unwrap()
-        .into_iter()
-        .map(|comm| {
-            let (config, rank) = (config.clone(), rank.clone());
-            std::thread::spawn(move || {
-                let result =
-                    Accelerator::over(comm.clone(), &config).and_then(|accelerator| rank(&accelerator));
-                match &result {
-                    Ok(_) => comm.finish(),
-                    Err(error) => comm.abort(&error.to_string()),
-                }
-                result.unwrap()
-            })
-        })
-        .collect();
-    threads.into_iter().map(|thread| thread.join().unwrap()).collect()
+    ranks::on_ranks(world, config, rank).into_iter().map(Result::unwrap).collect()
 }
 
 fn assert_near(found: &[f32], expected: &[f32], within: f32, what: &str) {

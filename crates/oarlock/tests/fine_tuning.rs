@@ -118,12 +118,8 @@ impl Task {
     }
 
     fn run(&self, ranks: usize, options: &ShardingConfig, leg: Leg<'_>) -> Trace {
-        let ranks = std::thread::scope(|scope| {
-            let start = |comm| scope.spawn(move || self.rank(comm, options, leg));
-            let ranks: Vec<_> = oarlock_comm::shm::threads(ranks).unwrap().into_iter().map(start).collect();
-            ranks.into_iter().map(|rank| rank.join().unwrap()).collect()
-        });
-        Trace::of(ranks, options)
+        let ranks = oarlock_comm::shm::on_threads(ranks, |comm| self.rank(comm, options, leg));
+        Trace::of(ranks.unwrap(), options)
     }
 
     fn rank(&self, comm: Communicator, options: &ShardingConfig, leg: Leg<'_>) -> (Vec<(u64, u64)>, Pieces) {

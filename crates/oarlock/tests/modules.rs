@@ -126,11 +126,7 @@ fn outputs_and_gradients_are_those_of_torch() {
 }
 
 /// What rank 0 of two has.
-fn placed<R: Send + 'static>(
-    placements: Placements,
-    gather: Gather,
-    run: fn(&Accelerator) -> Result<R>,
-) -> R {
+fn placed<R: Send>(placements: Placements, gather: Gather, run: fn(&Accelerator) -> Result<R>) -> R {
     let shard = ShardingConfig { placements, gather, persistence_elems: 0, ..ShardingConfig::default() };
     let config = AcceleratorConfig { shard, threads: Some(1), ..AcceleratorConfig::default() };
     on_ranks(2, config, run).swap_remove(0).unwrap()

@@ -86,14 +86,10 @@ fn rank(comm: Communicator, placements: Placements) -> Vec<f64> {
 #[test]
 fn an_objective_of_ones_own_trains_alike_on_any_number_of_ranks() {
     let train = |ranks: usize, placements: Placements| -> Vec<f64> {
-        std::thread::scope(|scope| {
-            let start = |comm| scope.spawn(move || rank(comm, placements));
-            let ranks: Vec<_> = oarlock_comm::shm::threads(ranks).unwrap().into_iter().map(start).collect();
-            let mut found: Vec<_> = ranks.into_iter().map(|rank| rank.join().unwrap()).collect();
-            let first = found.swap_remove(0);
-            assert!(found.iter().all(|other| *other == first), "the ranks disagree");
-            first
-        })
+        let mut found = oarlock_comm::shm::on_threads(ranks, |comm| rank(comm, placements)).unwrap();
+        let first = found.swap_remove(0);
+        assert!(found.iter().all(|other| *other == first), "the ranks disagree");
+        first
     };
     let one = train(1, Placements::WHOLE);
     assert!(one[6] < one[0], "nothing was learnt: {one:?}");

@@ -12,7 +12,7 @@ use oarlock::nn::{
     Mlp, Module, MultiHeadAttention, Param, Reduction, RmsNorm, Sequential, Silu, Unit,
 };
 use oarlock::weights::Strict;
-use oarlock::{Accelerator, AcceleratorConfig, DType, Prepared, Result, Tensor, optim};
+use oarlock::{Accelerator, AcceleratorConfig, DType, Prepared, Tensor, optim};
 use safetensors::tensor::TensorView;
 use serde_json::Value;
 
@@ -378,24 +378,17 @@ fn a_language_model_lends_a_classifier_its_body_and_what_is_missing_is_named() {
 
 #[test]
 fn a_file_that_one_rank_cannot_read_is_an_error_of_all() {
-    let ranks: Vec<_> = oarlock_comm::shm::threads(2)
-        .unwrap()
-        .into_iter()
-        .map(|comm| {
-            std::thread::spawn(move || -> Result<String> {
-                let config = AcceleratorConfig { threads: Some(1), ..AcceleratorConfig::default() };
-                let accelerator = Accelerator::over(comm.clone(), &config)?;
-                let model = accelerator.prepare(Layers::new()?)?;
-                let file = ["own_model/layers.safetensors", "own_model/none.safetensors"][comm.rank()];
-                let before = weight(&**model.module(), "rms.weight");
-                let error = accelerator.load_model(&model, golden(file)).unwrap_err().to_string();
-                assert_eq!(weight(&**model.module(), "rms.weight"), before);
-                comm.finish();
-                Ok(error)
-            })
-        })
-        .collect();
-    let errors: Vec<String> = ranks.into_iter().map(|rank| rank.join().unwrap().unwrap()).collect();
+    let config = AcceleratorConfig { threads: Some(1), ..AcceleratorConfig::default() };
+    let errors = oarlock_comm::shm::on_threads(2, |comm| {
+        let accelerator = Accelerator::over(comm.clone(), &config).unwrap();
+        let model = accelerator.prepare(Layers::new().unwrap()).unwrap();
+        let file = ["own_model/layers.safetensors", "own_model/none.safetensors"][comm.rank()];
+        let before = weight(&**model.module(), "rms.weight");
+        let error = accelerator.load_model(&model, golden(file)).unwrap_err().to_string();
+        assert_eq!(weight(&**model.module(), "rms.weight"), before);
+        error
+    })
+    .unwrap();
     assert!(errors[0].contains("another rank"), "{errors:?}");
     assert!(errors[1].contains("none.safetensors"), "{errors:?}");
 }

@@ -303,7 +303,7 @@ fn rules() -> Vec<Rule> {
 fn train(
     world: usize,
     shard: &ShardingConfig,
-    optimizer: impl Fn(&Net) -> Optim + Clone + Send + 'static,
+    optimizer: impl Fn(&Net) -> Optim + Sync,
 ) -> Vec<(String, Vec<u32>)> {
     let config = AcceleratorConfig { shard: shard.clone(), threads: Some(1), ..AcceleratorConfig::default() };
     let mut ranks = on_ranks(world, config, move |accelerator| {

@@ -61,11 +61,8 @@ impl Golden {
         weight_decay: f64,
         (ranks, rows, accumulation): (usize, u64, u64),
     ) -> Vec<StepReport> {
-        let reports: Vec<_> = std::thread::scope(|scope| {
-            let start = |comm| scope.spawn(move || self.rank(comm, dtype, weight_decay, rows, accumulation));
-            let ranks: Vec<_> = oarlock_comm::shm::threads(ranks).unwrap().into_iter().map(start).collect();
-            ranks.into_iter().map(|rank| rank.join().unwrap().unwrap()).collect()
-        });
+        let rank = |comm| self.rank(comm, dtype, weight_decay, rows, accumulation).unwrap();
+        let reports = oarlock_comm::shm::on_threads(ranks, rank).unwrap();
         assert!(reports.iter().all(|of_rank| of_rank == &reports[0]), "the ranks disagree");
         reports.into_iter().next().unwrap()
     }

@@ -152,11 +152,7 @@ fn rank(data: &Data, comm: Communicator, case: &Case<'_>) -> Seen {
 }
 
 fn run(data: &Data, case: &Case<'_>) -> (Trace, Vec<Seen>) {
-    let ranks: Vec<Seen> = std::thread::scope(|scope| {
-        let start = |comm| scope.spawn(move || rank(data, comm, case));
-        let ranks: Vec<_> = shm::threads(case.ranks).unwrap().into_iter().map(start).collect();
-        ranks.into_iter().map(|rank| rank.join().unwrap()).collect()
-    });
+    let ranks: Vec<Seen> = shm::on_threads(case.ranks, |comm| rank(data, comm, case)).unwrap();
     assert!(ranks.iter().all(|rank| rank.evaluated.to_bits() == ranks[0].evaluated.to_bits()));
     assert!(ranks.iter().all(|rank| rank.weights.to_bits() == ranks[0].weights.to_bits()));
     let parts = ranks.iter().map(|rank| (rank.steps.clone(), rank.pieces.clone())).collect();
@@ -249,23 +245,14 @@ fn a_checkpoint_of_a_pipeline_goes_on_anywhere() {
 
 /// What a world of ranks is told that cannot have such a pipeline.
 fn refused(ranks: usize, pipeline: PipelineArgs, placements: Placements) -> String {
-    let errors: Vec<String> = std::thread::scope(|scope| {
-        let start = |comm: Communicator| {
-            let config = AcceleratorConfig {
-                shard: placed(placements, DType::F32),
-                pipeline: pipeline.clone(),
-                threads: Some(1),
-                ..AcceleratorConfig::default()
-            };
-            scope.spawn(move || {
-                let error = refused_on(&comm, &config).unwrap_err().to_string();
-                comm.finish();
-                error
-            })
-        };
-        let ranks: Vec<_> = shm::threads(ranks).unwrap().into_iter().map(start).collect();
-        ranks.into_iter().map(|rank| rank.join().unwrap()).collect()
-    });
+    let config = AcceleratorConfig {
+        shard: placed(placements, DType::F32),
+        pipeline,
+        threads: Some(1),
+        ..AcceleratorConfig::default()
+    };
+    let rank = |comm| refused_on(&comm, &config).unwrap_err().to_string();
+    let errors: Vec<String> = shm::on_threads(ranks, rank).unwrap();
     assert!(errors.iter().all(|error| *error == errors[0]), "{errors:?}");
     errors[0].clone()
 }
@@ -352,18 +339,8 @@ fn losses_of_engines(
     virtual_stages: usize,
     zero: u8,
 ) -> Vec<Result<Vec<f64>, String>> {
-    std::thread::scope(|scope| {
-        let start = |comm: Communicator| {
-            scope.spawn(move || {
-                let losses =
-                    engine_losses(&comm, stages, virtual_stages, zero).map_err(|error| error.to_string());
-                comm.finish();
-                losses
-            })
-        };
-        let ranks: Vec<_> = shm::threads(ranks).unwrap().into_iter().map(start).collect();
-        ranks.into_iter().map(|rank| rank.join().unwrap()).collect()
-    })
+    let rank = |comm| engine_losses(&comm, stages, virtual_stages, zero).map_err(|error| error.to_string());
+    shm::on_threads(ranks, rank).unwrap()
 }
 
 #[test]

@@ -150,12 +150,8 @@ fn train_on(
     steps: usize,
     accumulation: u64,
 ) -> Trace {
-    let ranks = std::thread::scope(|scope| {
-        let start = |comm| scope.spawn(move || rank(data, device, comm, options, steps, accumulation));
-        let ranks: Vec<_> = oarlock_comm::shm::threads(ranks).unwrap().into_iter().map(start).collect();
-        ranks.into_iter().map(|rank| rank.join().unwrap()).collect()
-    });
-    Trace::of(ranks, options)
+    let rank = |comm| rank(data, device, comm, options, steps, accumulation);
+    Trace::of(oarlock_comm::shm::on_threads(ranks, rank).unwrap(), options)
 }
 
 pub fn placed(placements: Placements, dtype: DType) -> ShardingConfig {
@@ -403,61 +399,53 @@ fn an_overflow_on_one_rank_is_skipped_by_all_and_the_loss_scale_follows_deepspee
         min_scale: 1.0,
     };
     let train = |placements| -> Vec<(bool, f64, u64)> {
-        std::thread::scope(|scope| {
-            let data = &data;
-            let rank = |comm: Communicator| {
-                let shard = placed(placements, DType::F16);
-                let config = AcceleratorConfig { shard, threads: Some(1), ..AcceleratorConfig::default() };
-                let accelerator = Accelerator::over(comm.clone(), &config).unwrap();
-                let hf = HfConfig::read(&data.dir).unwrap();
-                let model = Decoder::new(hf.decoder().clone(), data.rows.row_len()).unwrap();
-                let weights = SafetensorsSource::open(&data.dir, &hf, &model).unwrap();
-                let adamw = optim::adamw(&model).lr(1e-3).weight_decay(0.0).loss_scale(loss_scale);
-                let objects = (model, adamw);
-                let (model, optimizer) =
-                    accelerator.prepare_with_weights(objects, Box::new(weights)).unwrap();
-                let (world, rank) = (comm.world_size() as u64, comm.rank() as u64);
-                let (len, shuffle) = (data.rows.n_rows(), true);
-                let sampler = Sampler {
-                    len,
-                    seed: 7,
-                    shuffle,
-                    world,
-                    rank,
-                    micro_batch: 2,
-                    accumulation: 1,
-                    lengths: None,
-                };
-                let mut loader = Loader::new(data.rows.clone(), sampler, 0).unwrap();
-                let mut timer = PhaseTimer::new();
-                let steps = (0..30).map(|_| {
-                    let window = loader.next_step().unwrap();
-                    let before = optimizer.n_steps().unwrap();
-                    let report = train_step(
-                        &accelerator,
-                        &NextToken::PLAIN,
-                        &model,
-                        &optimizer,
-                        &window.batches,
-                        1.0,
-                        &mut timer,
-                    )
-                    .unwrap();
-                    let skipped = report.stepped != Stepped::Done;
-                    assert_eq!(optimizer.n_steps().unwrap() - before, u64::from(!skipped));
-                    assert_eq!(report.grad_norm.is_finite(), !skipped);
-                    (skipped, optimizer.loss_scale().unwrap(), report.totals.loss_sum.to_bits())
-                });
-                let steps: Vec<_> = steps.collect();
-                comm.finish();
-                steps
+        let rank = |comm: Communicator| {
+            let shard = placed(placements, DType::F16);
+            let config = AcceleratorConfig { shard, threads: Some(1), ..AcceleratorConfig::default() };
+            let accelerator = Accelerator::over(comm.clone(), &config).unwrap();
+            let hf = HfConfig::read(&data.dir).unwrap();
+            let model = Decoder::new(hf.decoder().clone(), data.rows.row_len()).unwrap();
+            let weights = SafetensorsSource::open(&data.dir, &hf, &model).unwrap();
+            let adamw = optim::adamw(&model).lr(1e-3).weight_decay(0.0).loss_scale(loss_scale);
+            let objects = (model, adamw);
+            let (model, optimizer) = accelerator.prepare_with_weights(objects, Box::new(weights)).unwrap();
+            let (world, rank) = (comm.world_size() as u64, comm.rank() as u64);
+            let (len, shuffle) = (data.rows.n_rows(), true);
+            let sampler = Sampler {
+                len,
+                seed: 7,
+                shuffle,
+                world,
+                rank,
+                micro_batch: 2,
+                accumulation: 1,
+                lengths: None,
             };
-            let ranks = oarlock_comm::shm::threads(2).unwrap().into_iter();
-            let ranks: Vec<_> = ranks.map(|comm| scope.spawn(move || rank(comm))).collect();
-            let ranks: Vec<_> = ranks.into_iter().map(|rank| rank.join().unwrap()).collect();
-            assert_eq!(ranks[0], ranks[1]);
-            ranks.into_iter().next().unwrap()
-        })
+            let mut loader = Loader::new(data.rows.clone(), sampler, 0).unwrap();
+            let mut timer = PhaseTimer::new();
+            let steps = (0..30).map(|_| {
+                let window = loader.next_step().unwrap();
+                let before = optimizer.n_steps().unwrap();
+                let report = train_step(
+                    &accelerator,
+                    &NextToken::PLAIN,
+                    &model,
+                    &optimizer,
+                    &window.batches,
+                    1.0,
+                    &mut timer,
+                )
+                .unwrap();
+                let skipped = report.stepped != Stepped::Done;
+                assert_eq!(optimizer.n_steps().unwrap() - before, u64::from(!skipped));
+                assert_eq!(report.grad_norm.is_finite(), !skipped);
+                (skipped, optimizer.loss_scale().unwrap(), report.totals.loss_sum.to_bits())
+            });
+            steps.collect::<Vec<_>>()
+        };
+        let mut ranks = oarlock_comm::shm::on_threads(2, rank).unwrap();
+        assert_eq!(ranks[0], ranks[1]);
+        ranks.swap_remove(0)
     };
     let steps = train(Placements::OPTIMIZER);
     let overflows: Vec<bool> = steps.iter().map(|step| step.0).collect();

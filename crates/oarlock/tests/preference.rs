@@ -84,14 +84,8 @@ fn train(loss: &Loss, with_adapter: bool, split: &Split) -> Vec<StepReport> {
         Learned::Pairs
     })
     .0;
-    let reports: Vec<_> = std::thread::scope(|scope| {
-        let start = |comm| {
-            let rows = rows.clone();
-            scope.spawn(move || rank(comm, loss, with_adapter, split, &rows))
-        };
-        let ranks: Vec<_> = oarlock_comm::shm::threads(split.ranks).unwrap().into_iter().map(start).collect();
-        ranks.into_iter().map(|rank| rank.join().unwrap()).collect()
-    });
+    let rank = |comm| rank(comm, loss, with_adapter, split, &rows);
+    let reports = oarlock_comm::shm::on_threads(split.ranks, rank).unwrap();
     assert!(reports.iter().all(|of_rank| of_rank == &reports[0]), "the ranks disagree");
     reports.into_iter().next().unwrap()
 }

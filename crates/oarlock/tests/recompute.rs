@@ -124,13 +124,10 @@ fn on_threads(
     recompute: Recompute,
     threads: usize,
 ) -> (Vec<Run>, usize) {
-    std::thread::scope(|scope| {
-        let start = |comm| scope.spawn(move || train(comm, shard.clone(), recompute, threads));
-        let ranks: Vec<_> = oarlock_comm::shm::threads(ranks).unwrap().into_iter().map(start).collect();
-        let (runs, peaks): (Vec<_>, Vec<_>) =
-            ranks.into_iter().map(|rank| rank.join().unwrap().unwrap()).unzip();
-        (runs, peaks[0])
-    })
+    let rank = |comm| train(comm, shard.clone(), recompute, threads).unwrap();
+    let (runs, peaks): (Vec<_>, Vec<_>) =
+        oarlock_comm::shm::on_threads(ranks, rank).unwrap().into_iter().unzip();
+    (runs, peaks[0])
 }
 
 #[test]
@@ -251,32 +248,29 @@ impl Forward<Tensor> for Layers {
 #[test]
 fn ops_of_several_outputs_are_recomputed_in_every_placement() {
     let run = |placements, gather, recompute: bool| {
-        let ranks = oarlock_comm::shm::threads(2).unwrap().into_iter().map(|comm| {
-            std::thread::spawn(move || -> Result<Vec<Vec<f32>>> {
-                let shard =
-                    ShardingConfig { placements, gather, persistence_elems: 0, ..ShardingConfig::default() };
-                let config = AcceleratorConfig { shard, threads: Some(1), ..AcceleratorConfig::default() };
-                let accelerator = Accelerator::over(comm, &config)?;
-                let layer = || -> Result<Unit<Layer>> {
-                    let weight = nn::param([6], nn::Init::Normal { std: 1.0 })?;
-                    Ok(Unit::new(Layer { linear: Linear::new(6, 6)?, weight }))
-                };
-                let model = Layers { layers: vec![layer()?, layer()?, layer()?] };
-                model.layers.iter().for_each(|unit| unit.unit_run().set_recompute(recompute));
-                let optimizer = optim::sgd(&model).lr(0.5);
-                let (model, optimizer) = accelerator.prepare((model, optimizer))?;
-                for step in 0..2 {
-                    let data: Vec<f32> = (0..24).map(|i| ((i + step) as f32).sin()).collect();
-                    let x = Tensor::from_slice(&data, [4, 6], accelerator.device())?;
-                    accelerator.backward(&model.forward(&x)?.square()?.mean_all()?)?;
-                    optimizer.step()?;
-                }
-                let weights = accelerator.get_state_dict(&model)?;
-                Ok(weights.into_values().map(|weight| weight.to_vec::<f32>()).collect::<nn::Result<_>>()?)
-            })
-        });
-        let ranks: Vec<_> = ranks.collect();
-        ranks.into_iter().map(|rank| rank.join().unwrap().unwrap()).next().unwrap()
+        let rank = |comm| -> Result<Vec<Vec<f32>>> {
+            let shard =
+                ShardingConfig { placements, gather, persistence_elems: 0, ..ShardingConfig::default() };
+            let config = AcceleratorConfig { shard, threads: Some(1), ..AcceleratorConfig::default() };
+            let accelerator = Accelerator::over(comm, &config)?;
+            let layer = || -> Result<Unit<Layer>> {
+                let weight = nn::param([6], nn::Init::Normal { std: 1.0 })?;
+                Ok(Unit::new(Layer { linear: Linear::new(6, 6)?, weight }))
+            };
+            let model = Layers { layers: vec![layer()?, layer()?, layer()?] };
+            model.layers.iter().for_each(|unit| unit.unit_run().set_recompute(recompute));
+            let optimizer = optim::sgd(&model).lr(0.5);
+            let (model, optimizer) = accelerator.prepare((model, optimizer))?;
+            for step in 0..2 {
+                let data: Vec<f32> = (0..24).map(|i| ((i + step) as f32).sin()).collect();
+                let x = Tensor::from_slice(&data, [4, 6], accelerator.device())?;
+                accelerator.backward(&model.forward(&x)?.square()?.mean_all()?)?;
+                optimizer.step()?;
+            }
+            let weights = accelerator.get_state_dict(&model)?;
+            Ok(weights.into_values().map(|weight| weight.to_vec::<f32>()).collect::<nn::Result<_>>()?)
+        };
+        oarlock_comm::shm::try_on_threads(2, rank).unwrap().swap_remove(0).unwrap()
     };
     let want = run(Placements::WHOLE, Gather::InPlace, false);
     for (placements, gather) in [

@@ -83,15 +83,9 @@ fn outputs_and_gradients_are_those_of_torch() {
 #[test]
 fn every_placement_has_the_same_bits() {
     let of = |placements, gather| {
-        let ranks = oarlock_comm::shm::threads(2).unwrap().into_iter().map(|comm| {
-            std::thread::spawn(move || {
-                let shard =
-                    ShardingConfig { placements, gather, persistence_elems: 0, ..ShardingConfig::default() };
-                run(comm, AcceleratorConfig { shard, ..AcceleratorConfig::default() }).unwrap()
-            })
-        });
-        let ranks: Vec<_> = ranks.collect();
-        ranks.into_iter().map(|rank| rank.join().unwrap()).next().unwrap()
+        let shard = ShardingConfig { placements, gather, persistence_elems: 0, ..ShardingConfig::default() };
+        let config = AcceleratorConfig { shard, ..AcceleratorConfig::default() };
+        oarlock_comm::shm::on_threads(2, |comm| run(comm, config.clone()).unwrap()).unwrap().swap_remove(0)
     };
     let ddp = of(Placements::WHOLE, Gather::InPlace);
     assert_eq!(of(Placements::GRADIENTS, Gather::InPlace), ddp);

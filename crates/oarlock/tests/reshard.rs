@@ -95,14 +95,10 @@ fn rank(data: &Data, comm: Communicator, options: &ShardingConfig, leg: Leg<'_>)
 }
 
 fn run(data: &Data, ranks: usize, options: &ShardingConfig, leg: Leg<'_>) -> (Vec<u64>, Vec<State>) {
-    std::thread::scope(|scope| {
-        let start = |comm| scope.spawn(move || rank(data, comm, options, leg));
-        let ranks: Vec<_> = oarlock_comm::shm::threads(ranks).unwrap().into_iter().map(start).collect();
-        let ranks: Vec<_> = ranks.into_iter().map(|rank| rank.join().unwrap()).collect();
-        assert!(ranks.iter().all(|rank| rank.0 == ranks[0].0), "the ranks disagree");
-        let losses = ranks[0].0.clone();
-        (losses, ranks.into_iter().map(|rank| rank.1).collect())
-    })
+    let ranks = oarlock_comm::shm::on_threads(ranks, |comm| rank(data, comm, options, leg)).unwrap();
+    assert!(ranks.iter().all(|rank| rank.0 == ranks[0].0), "the ranks disagree");
+    let losses = ranks[0].0.clone();
+    (losses, ranks.into_iter().map(|rank| rank.1).collect())
 }
 
 /// The elements of a tensor of a checkpoint's merged weights.

@@ -49,18 +49,14 @@ fn rank(comm: Communicator, placements: Placements) -> [Answers; 2] {
 }
 
 fn on(ranks: usize, placements: Placements) -> [Answers; 2] {
-    std::thread::scope(|scope| {
-        let start = |comm| scope.spawn(move || rank(comm, placements));
-        let ranks: Vec<_> = oarlock_comm::shm::threads(ranks).unwrap().into_iter().map(start).collect();
-        let mut all: [Answers; 2] = Default::default();
-        for rank in ranks {
-            for (all, own) in all.iter_mut().zip(rank.join().unwrap()) {
-                all.extend(own);
-            }
+    let mut all: [Answers; 2] = Default::default();
+    for of_rank in oarlock_comm::shm::on_threads(ranks, |comm| rank(comm, placements)).unwrap() {
+        for (all, own) in all.iter_mut().zip(of_rank) {
+            all.extend(own);
         }
-        all.iter_mut().for_each(|answers| answers.sort());
-        all
-    })
+    }
+    all.iter_mut().for_each(|answers| answers.sort());
+    all
 }
 
 #[test]

@@ -76,14 +76,7 @@ pub fn data(run: &Run) -> (Arc<Rows>, RowReport) {
 
 fn train(run: &Run) -> Vec<StepReport> {
     let rows = data(run).0;
-    let reports: Vec<_> = std::thread::scope(|scope| {
-        let start = |comm| {
-            let rows = rows.clone();
-            scope.spawn(move || rank(comm, run, &rows))
-        };
-        let ranks: Vec<_> = oarlock_comm::shm::threads(run.ranks).unwrap().into_iter().map(start).collect();
-        ranks.into_iter().map(|rank| rank.join().unwrap()).collect()
-    });
+    let reports = oarlock_comm::shm::on_threads(run.ranks, |comm| rank(comm, run, &rows)).unwrap();
     assert!(reports.iter().all(|of_rank| of_rank == &reports[0]), "the ranks disagree");
     reports.into_iter().next().unwrap()
 }

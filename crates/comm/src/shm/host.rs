@@ -1,5 +1,5 @@
 //! The launcher's side: creates the segment, hands it to its children, and reads what they write in it. Also how ranks
-//! join a segment: inherited, through a rendezvous, or as threads.
+//! join a segment: inherited, or through a rendezvous.
 
 use std::os::fd::{AsRawFd, BorrowedFd, RawFd};
 use std::os::unix::process::CommandExt;
@@ -101,7 +101,7 @@ pub(crate) fn join_launched(place: &Launched, notify: &dyn Fn(&str)) -> Result<C
 }
 
 /// The communicator of all ranks of a segment.
-fn world(member: Member) -> Communicator {
+pub(super) fn world(member: Member) -> Communicator {
     Communicator::new(Arc::new(SharedMemory::world(member)))
 }
 
@@ -136,13 +136,4 @@ fn join(value: &str) -> Result<Option<Communicator>> {
     }
     let member = Member::join(Arc::new(segment), rank)?;
     Ok(Some(world(member)))
-}
-
-/// Ranks for the threads of this process; each thread takes one.
-///
-/// # Errors
-/// When the system refuses shared memory or the number of ranks is impossible.
-pub fn threads(world_size: usize) -> Result<Vec<Communicator>> {
-    let segment = Arc::new(Segment::create(world_size)?.0);
-    (0..world_size).map(|rank| Ok(world(Member::join(segment.clone(), rank)?))).collect()
 }

@@ -11,7 +11,9 @@ mod segment;
 mod seqlock;
 mod socket;
 mod status;
+mod threads;
 mod transport;
 
-pub use host::{ShmHost, threads};
+pub use host::ShmHost;
 pub(crate) use host::{join_inherited, join_launched};
+pub use threads::{on_threads, threads, try_on_threads};

@@ -48,14 +48,7 @@ pub fn child(rank_variable: &str) {
 
 /// What `results` says on each of `n` ranks in shared memory.
 pub fn in_shared_memory(n: usize) -> Vec<String> {
-    let ranks = shm::threads(n).unwrap().into_iter().map(|comm| {
-        std::thread::spawn(move || {
-            let said = results(&comm);
-            comm.finish();
-            said
-        })
-    });
-    ranks.collect::<Vec<_>>().into_iter().map(|rank| rank.join().unwrap()).collect()
+    shm::on_threads(n, |comm| results(&comm)).unwrap()
 }
 
 fn act(role: &str, comm: Communicator, say: &dyn Fn(&str)) -> String {

@@ -464,13 +464,8 @@ mod tests {
                 [Err(Some("rank 0 sees no GPU".to_owned())), Err(Some("rank 0 sees no GPU".to_owned()))],
             ),
         ] {
-            let ranks = oarlock_comm::shm::threads(2).unwrap().into_iter().zip(found);
-            let got: Vec<_> = std::thread::scope(|scope| {
-                let ranks: Vec<_> =
-                    ranks.map(|(comm, found)| scope.spawn(move || of_all(&comm, found).unwrap())).collect();
-                ranks.into_iter().map(|rank| rank.join().unwrap()).collect()
-            });
-            assert_eq!(got, expected);
+            let of_rank = |comm: Communicator| of_all(&comm, found[comm.rank()].clone()).unwrap();
+            assert_eq!(oarlock_comm::shm::on_threads(2, of_rank).unwrap(), expected);
         }
     }
 

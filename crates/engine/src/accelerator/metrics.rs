@@ -153,15 +153,8 @@ mod tests {
     }
 
     fn on_ranks<R: Send + 'static>(world: usize, rank: fn(Accelerator) -> R) -> Vec<R> {
-        let ranks = shm::threads(world).unwrap().into_iter().map(|comm| {
-            std::thread::spawn(move || {
-                let config = AcceleratorConfig { threads: Some(1), ..AcceleratorConfig::default() };
-                let result = rank(Accelerator::over(comm.clone(), &config).unwrap());
-                comm.finish();
-                result
-            })
-        });
-        ranks.collect::<Vec<_>>().into_iter().map(|rank| rank.join().unwrap()).collect()
+        let config = AcceleratorConfig { threads: Some(1), ..AcceleratorConfig::default() };
+        shm::on_threads(world, |comm| rank(Accelerator::over(comm, &config).unwrap())).unwrap()
     }
 
     /// Every sample once and in order; a loss of one number once for each rank and batch.

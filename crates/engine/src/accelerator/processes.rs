@@ -200,30 +200,23 @@ impl Accelerator {
 #[cfg(test)]
 mod tests {
     use std::sync::Mutex;
-    use std::thread;
 
     use super::*;
     use crate::AcceleratorConfig;
 
     /// Four ranks as if they were on two machines; what each did, in order, and what it got.
     fn on_two_machines(fails: usize) -> (Vec<usize>, Vec<Result<usize>>) {
-        let order = Arc::new(Mutex::new(Vec::new()));
-        let ranks = oarlock_comm::shm::threads(4).unwrap().into_iter().map(|comm| {
-            let order = order.clone();
-            thread::spawn(move || {
-                let config = AcceleratorConfig { threads: Some(1), ..AcceleratorConfig::default() };
-                let accelerator = Accelerator::over(comm, &config).unwrap();
-                let rank = accelerator.process_index();
-                accelerator.first_of_each(&[0, 1, 1, 0], || {
-                    order.lock().unwrap().push(rank);
-                    if rank == fails { Err(Error::Usage("no disk".to_owned())) } else { Ok(rank) }
-                })
+        let order = Mutex::new(Vec::new());
+        let config = AcceleratorConfig { threads: Some(1), ..AcceleratorConfig::default() };
+        let results = oarlock_comm::shm::on_threads(4, |comm| {
+            let accelerator = Accelerator::over(comm, &config).unwrap();
+            let rank = accelerator.process_index();
+            accelerator.first_of_each(&[0, 1, 1, 0], || {
+                order.lock().unwrap().push(rank);
+                if rank == fails { Err(Error::Usage("no disk".to_owned())) } else { Ok(rank) }
             })
         });
-        let ranks: Vec<_> = ranks.collect();
-        let results = ranks.into_iter().map(|rank| rank.join().unwrap()).collect();
-        let order = order.lock().unwrap().clone();
-        (order, results)
+        (order.into_inner().unwrap(), results.unwrap())
     }
 
     #[test]

@@ -180,21 +180,17 @@ mod tests {
 
     /// What two machines with these folders agree on, as both see it.
     fn agreed(folders: [&Path; 2]) -> Agreed {
-        let folders = folders.map(Path::to_path_buf);
-        let ranks = oarlock_comm::shm::threads(2).unwrap().into_iter().zip(folders).map(|(comm, folder)| {
-            std::thread::spawn(move || {
-                let stores = Stores::new(vec![0, 1]).unwrap();
-                let agreed = newest_of_all(&folder, &comm, &stores, None, &[]).unwrap();
-                let names = |path: &PathBuf| PathBuf::from(path.file_name().unwrap());
-                Agreed {
-                    path: agreed.path.as_ref().map(names),
-                    skipped: agreed.skipped.iter().map(|(path, why)| (names(path), why.clone())).collect(),
-                    ..agreed
-                }
-            })
-        });
-        let mut all: Vec<Agreed> =
-            ranks.collect::<Vec<_>>().into_iter().map(|rank| rank.join().unwrap()).collect();
+        let mut all: Vec<Agreed> = oarlock_comm::shm::on_threads(2, |comm| {
+            let stores = Stores::new(vec![0, 1]).unwrap();
+            let agreed = newest_of_all(folders[comm.rank()], &comm, &stores, None, &[]).unwrap();
+            let names = |path: &PathBuf| PathBuf::from(path.file_name().unwrap());
+            Agreed {
+                path: agreed.path.as_ref().map(names),
+                skipped: agreed.skipped.iter().map(|(path, why)| (names(path), why.clone())).collect(),
+                ..agreed
+            }
+        })
+        .unwrap();
         assert_eq!(all[0], all[1]);
         all.swap_remove(0)
     }

@@ -114,8 +114,9 @@ pub(super) fn read(path: &Path) -> Result<PeftConfig> {
         Some(Value::Bool(flag)) => Ok(*flag),
         Some(_) => Err(wrong(name, "true or false")),
     };
+    // PEFT computes with none of them as null.
     let number = |name: &str, default: f64| match fields.get(name) {
-        None | Some(Value::Null) => Ok(default),
+        None => Ok(default),
         Some(value) => {
             value.as_f64().filter(|n| n.is_finite() && *n >= 0.0).ok_or_else(|| wrong(name, "a number"))
         }

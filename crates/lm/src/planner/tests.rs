@@ -299,11 +299,7 @@ fn counted(
         comm.finish();
         recorded.into_iter().map(|one| ((one.operation.name(), one.bytes), one.calls)).collect()
     };
-    std::thread::scope(|scope| {
-        let comms = oarlock_comm::shm::threads(ranks).unwrap();
-        let ranks: Vec<_> = comms.into_iter().map(|comm| scope.spawn(|| rank(comm))).collect();
-        ranks.into_iter().map(|rank| rank.join().unwrap()).next_back().unwrap()
-    })
+    oarlock_comm::shm::on_threads(ranks, rank).unwrap().pop().unwrap()
 }
 
 /// The operation of a few values.

@@ -402,16 +402,14 @@ mod tests {
     /// Two ranks as if they were on two machines.
     #[test]
     fn what_differs_between_machines_is_named() {
-        let ranks = oarlock_comm::shm::threads(2).unwrap().into_iter().enumerate().map(|(rank, comm)| {
-            std::thread::spawn(move || {
-                let weights = if rank == 0 { "2" } else { "3" };
-                let own = input(&[("model/config.json", "1"), ("model/model.safetensors", weights)], None);
-                let inputs = Inputs(BTreeMap::from([("model_name_or_path".to_owned(), own)]));
-                let equal = compare(&comm, Some(Ok(&Inputs::default())));
-                (equal.is_ok(), compare(&comm, Some(Ok(&inputs))).unwrap_err().to_string())
-            })
+        let ranks = oarlock_comm::shm::on_threads(2, |comm| {
+            let weights = if comm.rank() == 0 { "2" } else { "3" };
+            let own = input(&[("model/config.json", "1"), ("model/model.safetensors", weights)], None);
+            let inputs = Inputs(BTreeMap::from([("model_name_or_path".to_owned(), own)]));
+            let equal = compare(&comm, Some(Ok(&Inputs::default())));
+            (equal.is_ok(), compare(&comm, Some(Ok(&inputs))).unwrap_err().to_string())
         });
-        for (equal, said) in ranks.collect::<Vec<_>>().into_iter().map(|rank| rank.join().unwrap()) {
+        for (equal, said) in ranks.unwrap() {
             assert!(equal);
             assert!(said.starts_with("model/model.safetensors differs between rank 0 on "), "{said}");
             assert!(said.contains(" and rank 1 on "), "{said}");

@@ -57,18 +57,7 @@ impl Forward<Tensor> for Net {
 /// Runs `f` on each of `n` ranks and returns what they return.
 fn on_ranks<T: Send>(n: usize, config: &AcceleratorConfig, f: impl Fn(&Accelerator) -> T + Sync) -> Vec<T> {
     let config = AcceleratorConfig { threads: Some(1), ..config.clone() };
-    std::thread::scope(|scope| {
-        let run = |comm: oarlock_comm::Communicator| {
-            let (f, config) = (&f, &config);
-            scope.spawn(move || {
-                let out = f(&Accelerator::over(comm.clone(), config).unwrap());
-                comm.finish();
-                out
-            })
-        };
-        let running: Vec<_> = shm::threads(n).unwrap().into_iter().map(run).collect();
-        running.into_iter().map(|rank| rank.join().unwrap()).collect()
-    })
+    shm::on_threads(n, |comm| f(&Accelerator::over(comm, &config).unwrap())).unwrap()
 }
 
 /// Two models that one loop trains, each with its own optimizer and schedule.

@@ -19,19 +19,7 @@ fn ranks<R: Send>(
     config: &AcceleratorConfig,
     rank: impl Fn(&Accelerator) -> R + Sync,
 ) -> Vec<R> {
-    let comms = oarlock_comm::shm::threads(world).unwrap();
-    std::thread::scope(|scope| {
-        let run = |comm: oarlock_comm::Communicator| {
-            let rank = &rank;
-            scope.spawn(move || {
-                let result = rank(&Accelerator::over(comm.clone(), config).unwrap());
-                comm.finish();
-                result
-            })
-        };
-        let threads: Vec<_> = comms.into_iter().map(run).collect();
-        threads.into_iter().map(|thread| thread.join().unwrap()).collect()
-    })
+    oarlock_comm::shm::on_threads(world, |comm| rank(&Accelerator::over(comm, config).unwrap())).unwrap()
 }
 
 /// The numbers below `n`.

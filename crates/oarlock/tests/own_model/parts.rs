@@ -8,6 +8,7 @@ use oarlock_comm::Operation;
 use oarlock_tensor::ops::optimizer::Rule;
 
 use super::{alone, assert_close, floats, golden, ints, json, weight};
+use crate::ranks;
 
 #[derive(Module)]
 struct Parts {
@@ -106,28 +107,14 @@ struct Run {
 /// Losses of all micro-batches, and what all parts make of a batch in the end, as rank 0 has it; with the gathers that
 /// it took.
 fn train(run: &Run) -> (Vec<f32>, Vec<f32>, u64) {
-    let ranks: Vec<_> = oarlock_comm::shm::threads(run.world)
-        .unwrap()
-        .into_iter()
-        .map(|comm| {
-            let run = run.clone();
-            std::thread::spawn(move || {
-                let config = AcceleratorConfig {
-                    shard: run.options.clone(),
-                    gradient_accumulation: GradientAccumulation::steps(run.micros / run.world),
-                    threads: Some(1),
-                    ..AcceleratorConfig::default()
-                };
-                let result = rank(&Accelerator::over(comm.clone(), &config).unwrap(), &run);
-                match &result {
-                    Ok(_) => comm.finish(),
-                    Err(error) => comm.abort(&error.to_string()),
-                }
-                result
-            })
-        })
-        .collect();
-    let mut results: Vec<_> = ranks.into_iter().map(|rank| rank.join().unwrap().unwrap()).collect();
+    let config = AcceleratorConfig {
+        shard: run.options.clone(),
+        gradient_accumulation: GradientAccumulation::steps(run.micros / run.world),
+        threads: Some(1),
+        ..AcceleratorConfig::default()
+    };
+    let results = ranks::on_ranks(run.world, config, |accelerator| rank(accelerator, run));
+    let mut results: Vec<_> = results.into_iter().map(Result::unwrap).collect();
     let end = results[0].1.clone();
     assert!(results.iter().all(|result| result.1 == end), "ranks differ: {run:?}");
     results.swap_remove(0)
@@ -287,36 +274,25 @@ impl Forward<Tensor> for Outer {
 #[test]
 fn units_inside_of_a_dissolved_unit_train_alike_though_it_was_to_be_computed_again() {
     let of = |wrap: Wrap| {
-        let ranks: Vec<_> = oarlock_comm::shm::threads(2)
-            .unwrap()
-            .into_iter()
-            .map(|comm| {
-                let shard =
-                    ShardingConfig { wrap: wrap.clone(), ..placed(Placements::PARAMETERS, Gather::Copy) };
-                std::thread::spawn(move || -> Result<Vec<f32>> {
-                    let config =
-                        AcceleratorConfig { shard, threads: Some(1), ..AcceleratorConfig::default() };
-                    let accelerator = Accelerator::over(comm.clone(), &config)?;
-                    let pair =
-                        Pair { up: Unit::new(Linear::new(4, 8)?), down: Unit::new(Linear::new(8, 2)?) };
-                    let outer = Outer { block: Unit::new(pair) };
-                    outer.block.unit_run().set_recompute(true);
-                    let optimizer = optim::adamw(&outer).lr(0.05);
-                    let (outer, optimizer) = accelerator.prepare((outer, optimizer))?;
-                    let mut losses = Vec::new();
-                    for step in 0..4 {
-                        let x = batch(&accelerator, 2 * step + comm.rank())?;
-                        let loss = outer.forward(&x)?.square()?.mean_all()?;
-                        accelerator.backward(&loss)?;
-                        optimizer.step()?;
-                        losses.push(loss.item::<f32>()?);
-                    }
-                    comm.finish();
-                    Ok(losses)
-                })
-            })
-            .collect();
-        ranks.into_iter().map(|rank| rank.join().unwrap().unwrap()).collect::<Vec<_>>()
+        let shard = ShardingConfig { wrap, ..placed(Placements::PARAMETERS, Gather::Copy) };
+        let config = AcceleratorConfig { shard, threads: Some(1), ..AcceleratorConfig::default() };
+        let ranks = ranks::on_ranks(2, config, |accelerator| {
+            let pair = Pair { up: Unit::new(Linear::new(4, 8)?), down: Unit::new(Linear::new(8, 2)?) };
+            let outer = Outer { block: Unit::new(pair) };
+            outer.block.unit_run().set_recompute(true);
+            let optimizer = optim::adamw(&outer).lr(0.05);
+            let (outer, optimizer) = accelerator.prepare((outer, optimizer))?;
+            let mut losses = Vec::new();
+            for step in 0..4 {
+                let x = batch(accelerator, 2 * step + accelerator.process_index())?;
+                let loss = outer.forward(&x)?.square()?.mean_all()?;
+                accelerator.backward(&loss)?;
+                optimizer.step()?;
+                losses.push(loss.item::<f32>()?);
+            }
+            Ok(losses)
+        });
+        ranks.into_iter().map(Result::unwrap).collect::<Vec<_>>()
     };
     let declared = of(Wrap::Declared);
     assert_eq!(of(Wrap::Transformer(vec!["Linear".to_owned()])), declared);

@@ -244,45 +244,24 @@ mod tests {
     #[test]
     fn ranks_as_threads_pass_every_check() {
         let folder = tempfile::tempdir().unwrap();
-        let ranks: Vec<_> = oarlock_comm::shm::threads(2)
-            .unwrap()
-            .into_iter()
-            .map(|comm| {
-                let folder = folder.path().to_path_buf();
-                std::thread::spawn(move || {
-                    let site = Site { comm, folder, dtype: Some(DType::BF16) };
-                    let found: Vec<_> = CHECKS
-                        .iter()
-                        .map(|check| (check.name, together(&site.comm, (check.run)(&site).unwrap()).unwrap()))
-                        .collect();
-                    site.comm.finish();
-                    found
-                })
-            })
-            .collect();
-        for rank in ranks {
-            for (name, found) in rank.join().unwrap() {
-                assert!(found.is_ok(), "{name}: {found:?}");
-            }
+        let ranks = oarlock_comm::shm::on_threads(2, |comm| {
+            let site = Site { comm, folder: folder.path().to_path_buf(), dtype: Some(DType::BF16) };
+            let run = |check: &Check| together(&site.comm, (check.run)(&site).unwrap()).unwrap();
+            CHECKS.iter().map(|check| (check.name, run(check))).collect::<Vec<_>>()
+        });
+        for (name, found) in ranks.unwrap().into_iter().flatten() {
+            assert!(found.is_ok(), "{name}: {found:?}");
         }
     }
 
     #[test]
     fn what_one_rank_finds_all_know() {
-        let ranks: Vec<_> = oarlock_comm::shm::threads(3)
-            .unwrap()
-            .into_iter()
-            .map(|comm| {
-                std::thread::spawn(move || {
-                    let mine = if comm.rank() == 1 { Err("it is 7".to_owned()) } else { Ok(String::new()) };
-                    let found = together(&comm, mine).unwrap();
-                    comm.finish();
-                    found
-                })
-            })
-            .collect();
-        for rank in ranks {
-            assert_eq!(rank.join().unwrap(), Err("rank 1: it is 7".to_owned()));
+        let ranks = oarlock_comm::shm::on_threads(3, |comm| {
+            let mine = if comm.rank() == 1 { Err("it is 7".to_owned()) } else { Ok(String::new()) };
+            together(&comm, mine).unwrap()
+        });
+        for found in ranks.unwrap() {
+            assert_eq!(found, Err("rank 1: it is 7".to_owned()));
         }
     }
 

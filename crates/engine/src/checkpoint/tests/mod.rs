@@ -49,19 +49,7 @@ impl Module for Model {
 
 /// Runs `f` on each of `n` ranks and returns what they return, in their order.
 pub fn on_ranks<T: Send>(n: usize, f: impl Fn(&Communicator) -> T + Sync) -> Vec<T> {
-    let comms = shm::threads(n).unwrap();
-    std::thread::scope(|scope| {
-        let run = |comm: Communicator| {
-            let f = &f;
-            scope.spawn(move || {
-                let out = f(&comm);
-                comm.finish();
-                out
-            })
-        };
-        let running: Vec<_> = comms.into_iter().map(run).collect();
-        running.into_iter().map(|rank| rank.join().unwrap()).collect()
-    })
+    shm::on_threads(n, |comm| f(&comm)).unwrap()
 }
 
 /// Saving and loading may touch its memory through copies only.

@@ -59,18 +59,7 @@ impl Module for Chain {
 }
 
 fn on_ranks<T: Send>(n: usize, f: impl Fn(&Communicator) -> T + Sync) -> Vec<T> {
-    std::thread::scope(|scope| {
-        let start = |comm: Communicator| {
-            let f = &f;
-            scope.spawn(move || {
-                let out = f(&comm);
-                comm.finish();
-                out
-            })
-        };
-        let ranks: Vec<_> = shm::threads(n).unwrap().into_iter().map(start).collect();
-        ranks.into_iter().map(|rank| rank.join().unwrap()).collect()
-    })
+    shm::on_threads(n, |comm| f(&comm)).unwrap()
 }
 
 fn engine(model: &Chain, comm: &Communicator, options: ShardingConfig) -> Engine {

@@ -25,11 +25,7 @@ fn held(ranks: usize, options: &ShardingConfig) -> Vec<(Resident, u64)> {
         comm.finish();
         (resident, second.map_or(0, |(_, usage)| usage.peak_bytes as u64))
     };
-    std::thread::scope(|scope| {
-        let ranks: Vec<_> =
-            oarlock_comm::shm::threads(ranks).unwrap().into_iter().map(|c| scope.spawn(|| rank(c))).collect();
-        ranks.into_iter().map(|rank| rank.join().unwrap()).collect()
-    })
+    oarlock_comm::shm::on_threads(ranks, rank).unwrap()
 }
 
 #[test]

@@ -244,17 +244,11 @@ mod tests {
                 tally.add(ObjectiveLoss { sum: Sum::from(&loss), loss, weight, metrics: Vec::new() });
             }
             let rows: Vec<usize> = batches.iter().map(|(.., rows)| *rows).collect();
-            let mean = tally.mean_of_batches(&accelerator, &rows).unwrap();
-            accelerator.communicator().finish();
-            mean
+            tally.mean_of_batches(&accelerator, &rows).unwrap()
         };
-        std::thread::scope(|scope| {
-            let comms = oarlock_comm::shm::threads(ranks).unwrap();
-            let ranks: Vec<_> = comms.into_iter().map(|comm| scope.spawn(move || rank(comm))).collect();
-            let means: Vec<f64> = ranks.into_iter().map(|rank| rank.join().unwrap()).collect();
-            assert!(means.iter().all(|mean| mean.to_bits() == means[0].to_bits()), "{means:?}");
-            means[0]
-        })
+        let means: Vec<f64> = oarlock_comm::shm::on_threads(ranks, rank).unwrap();
+        assert!(means.iter().all(|mean| mean.to_bits() == means[0].to_bits()), "{means:?}");
+        means[0]
     }
 
     #[test]

@@ -19,19 +19,7 @@ use crate::model::Decoder;
 
 /// Runs `f` on each of `n` ranks and returns what they return, in their order.
 fn on_ranks<T: Send>(n: usize, f: impl Fn(&Communicator) -> T + Sync) -> Vec<T> {
-    let comms = shm::threads(n).unwrap();
-    std::thread::scope(|scope| {
-        let run = |comm: Communicator| {
-            let f = &f;
-            scope.spawn(move || {
-                let out = f(&comm);
-                comm.finish();
-                out
-            })
-        };
-        let running: Vec<_> = comms.into_iter().map(run).collect();
-        running.into_iter().map(|rank| rank.join().unwrap()).collect()
-    })
+    shm::on_threads(n, |comm| f(&comm)).unwrap()
 }
 
 /// Saves and waits.
