@@ -35,12 +35,19 @@ class Work:
 
 @dataclass(frozen=True)
 class Machine:
-    """Where it is trained: every rank has `threads` threads; all ranks share `cores`."""
+    """Where it is trained: every rank has `threads` threads; all ranks share `cores`, of which they use one instruction set."""
 
     ranks: int
     threads: int
     cores: tuple
     timeout_s: float
+    cpu_path: str = "auto"
+
+    def peer_environment(self):
+        """What holds the kernels of PyTorch, oneDNN and MKL to the instructions of `cpu_path`."""
+        if self.cpu_path == "auto":
+            return {}
+        return {"ATEN_CPU_CAPABILITY": "avx2", "ONEDNN_MAX_CPU_ISA": "AVX2", "MKL_ENABLE_INSTRUCTIONS": "AVX2"}
 
 
 class Failed(Exception):
@@ -111,7 +118,8 @@ class Peer:
         size = json.loads((HERE / "models" / work.model / "config.json").read_text())
         dtype = {"f32": "fp32", "bf16": "bf16"}[work.dtype]
         # Programs of the environment (a compiler driver of DeepSpeed's) are found beside its Python.
-        environment = {"DS_ACCELERATOR": "cpu", "PATH": f"{self.python.parent}:{os.environ['PATH']}"}
+        environment = {
+            "DS_ACCELERATOR": "cpu", "PATH": f"{self.python.parent}:{os.environ['PATH']}", **machine.peer_environment()}
         return Command(
             [self.python, "-m", "torch.distributed.run", "--nproc-per-node", machine.ranks, HERE / "peers/throughput.py",
              "--engine", self.name, "--dtype", dtype, "--batch", work.batch, "--seq", work.seq,
@@ -166,7 +174,7 @@ class Ours:
             "model_name_or_path": self.model(folder, work.model), "dataset": self.dataset, "cutoff_len": work.seq,
             "per_device_train_batch_size": work.batch, "max_steps": work.warmup + work.steps,
             "bf16": str(work.dtype == "bf16").lower(), "num_processes": machine.ranks,
-            "num_threads_per_process": machine.threads, "output_dir": output}
+            "num_threads_per_process": machine.threads, "cpu_path": machine.cpu_path, "output_dir": output}
         for old in ("trainer_log.jsonl", "running_log.txt"):
             (output / old).unlink(missing_ok=True)
         if self.stage is not None:
