@@ -18,14 +18,15 @@ use crate::error::{Error, Result};
 use crate::nn::{self, Module, NamedParam, UnitParams, parameters, wrapped_units_of};
 use crate::shard::finite::check_range;
 use crate::shard::group::{Grads, Group, GroupBuilder, Kind, Weights, offload_file};
+use crate::shard::hooks::{TapePass, UnitPasses};
 use crate::shard::layout::{BLOCK, in_order_on, runs};
-use crate::shard::leaving::UnitUse;
 use crate::shard::mesh::{Mesh, ranks_per_machine};
 use crate::shard::one_bit::OneBitSteps;
-use crate::shard::passes::{Core, TapePass, UnitPasses};
+use crate::shard::passes::Core;
 use crate::shard::placement::{
     Placement, Quantized, ShardingConfig, Untouched, check_sharding, check_stage, on_device,
 };
+use crate::shard::plan::UnitUse;
 use crate::shard::reduce::Home;
 use crate::shard::source::{ParamSlice, WeightSource};
 use crate::shard::stage::{Held, Stage};
@@ -211,7 +212,7 @@ impl Engine {
                     let home = homes.iter().find(|(param, ..)| param.id() == shared.id());
                     used.extend(home.map(|&(_, group, _)| group).filter(|group| !used.contains(group)));
                 }
-                units.push(UnitUse { name: unit.name.clone(), groups: used, completes: own });
+                units.push(UnitUse { groups: used, completes: own });
             }
         }
         let core = Arc::new(Core::new(mesh, device.clone(), options, groups, units)?);
@@ -222,12 +223,10 @@ impl Engine {
         for (param, group, index) in homes {
             param.settle(of_groups[group].clone(), index);
         }
-        for (unit, run) in held.units.iter().filter_map(|unit| unit.run.as_ref()).enumerate() {
+        let runs = held.units.iter().filter_map(|unit| Some((&unit.name, unit.run.as_ref()?)));
+        for (unit, (name, run)) in runs.enumerate() {
             if run.attach(Arc::new(UnitPasses { core: Arc::downgrade(&core), unit })).is_err() {
-                return Err(Error::Usage(format!(
-                    "unit \"{}\" belongs to another engine already",
-                    core.units[unit].name
-                )));
+                return Err(Error::Usage(format!("unit \"{name}\" belongs to another engine already")));
             }
         }
         let left_out = core.groups.iter().map(|group| vec![0; group.layout.params().len()]).collect();

@@ -16,6 +16,7 @@ use crate::shard::column::{Blocks, Column, Store};
 use crate::shard::layout::{BLOCK, Grain, Layout, LayoutParam, runs};
 use crate::shard::mesh::Mesh;
 use crate::shard::placement::{Gather, Offload, Placement, ShardingConfig, updates_beside};
+use crate::shard::plan::{GradientUse, GroupUse};
 use crate::shard::pool::flat_of;
 use crate::shard::stage::{Tie, TiedGroup};
 use crate::shard::state::{GroupState, MASTER};
@@ -42,6 +43,21 @@ pub(super) struct Group {
     pub in_4_bits: bool,
     /// Where other stages of a pipeline have the same parameters.
     pub tied: Option<TiedGroup>,
+}
+
+impl Group {
+    /// What it is to the order of a step.
+    pub fn in_step(&self) -> GroupUse {
+        GroupUse {
+            elems: self.layout.n_elems(),
+            is_gathered: matches!(self.weights, Weights::Gathered),
+            gradients: match &self.grads {
+                Grads::None => GradientUse::None,
+                Grads::Whole(_) => GradientUse::Whole,
+                Grads::Sharded { across, .. } => GradientUse::Sharded { across: across.is_some() },
+            },
+        }
+    }
 }
 
 /// Where the working copies are.

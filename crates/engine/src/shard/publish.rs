@@ -33,7 +33,7 @@ impl Core {
                 let (dtype, owners) = (group.params.dtype(), &group.owners);
                 let written = group.params.weights().map_or(Ok(Ready::now()), |flat| ready(&flat))?;
                 let gathered = comm.all_gather(region, dtype, owners, written)?;
-                match self.overlaps {
+                match self.plan.overlaps {
                     true => *on_its_way = Some(gathered),
                     false => gathered.precede_launches()?,
                 }
