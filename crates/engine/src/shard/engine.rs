@@ -32,6 +32,7 @@ use crate::shard::source::{ParamSlice, WeightSource};
 use crate::shard::stage::{Held, Stage};
 use crate::shard::state::{self, Slice, Snapshot};
 use crate::shard::step::{CHUNK, ParamGroup};
+use crate::shard::topology::Axis;
 
 /// A model on one rank.
 pub struct Engine {
@@ -88,13 +89,13 @@ pub struct Resident {
 /// The mesh with what quantized gradients need, and what is quantized on it: nothing on a rank alone, and no gradients on one
 /// machine, as in DeepSpeed.
 fn quantized_mesh(mut mesh: Mesh, asked: Quantized) -> Result<(Mesh, Quantized)> {
-    if mesh.shard.world_size() == 1 {
+    if mesh.shard().world_size() == 1 {
         return Ok((mesh, Quantized::NONE));
     }
     if asked.gradients {
-        mesh.add_hops(asked.machine)?;
+        mesh.add_machines(asked.machine)?;
     }
-    let gradients = mesh.hops.is_some();
+    let gradients = mesh.get(Axis::InsideMachine).is_some();
     Ok((mesh, Quantized { gradients, ..asked }))
 }
 
@@ -161,9 +162,9 @@ impl Engine {
             false => options.group,
         };
         let (mut mesh, quantized) =
-            quantized_mesh(Mesh::new(comm, group, options.secondary)?, options.quantized)?;
+            quantized_mesh(Mesh::of_state(comm, group, options.secondary)?, options.quantized)?;
         let options = ShardingConfig { quantized, ..options };
-        let is_sharded = options.placements.optimizer == Placement::Sharded && mesh.shard.world_size() > 1;
+        let is_sharded = options.placements.optimizer == Placement::Sharded && mesh.shard().world_size() > 1;
         if is_sharded && options.overlap {
             mesh.publish_behind()?;
         }
@@ -215,7 +216,7 @@ impl Engine {
                 units.push(UnitUse { groups: used, completes: own });
             }
         }
-        let core = Arc::new(Core::new(mesh, device.clone(), options, groups, units)?);
+        let core = Arc::new(Core::new(vec![mesh], device.clone(), options, groups, units)?);
         let home = |(group, of): (usize, &Group)| -> Arc<dyn ParamHome> {
             Arc::new(Home { core: Arc::downgrade(&core), group, params: of.params.clone() })
         };
@@ -408,7 +409,7 @@ impl Engine {
     /// When a rank failed.
     pub fn grad_norm(&mut self) -> Result<GradNorm> {
         self.reduce_grads()?;
-        let shard = &self.core.mesh.shard;
+        let shard = self.core.mesh().shard();
         let groups = || self.core.groups.iter().filter(|group| group.trainable);
         let n_blocks = self.blocks.n;
         let (device, bytes) = (&self.core.device, n_blocks * size_of::<f64>());
@@ -420,7 +421,10 @@ impl Engine {
             // Each block's sum comes from its one owner; the others hold zeros, so the sum over ranks is exact.
             let owned = match self.steps_alone() {
                 true => 0..group.layout.n_elems(),
-                false => group.layout.owned(shard.rank(), shard.world_size()),
+                false => {
+                    let shard = self.core.meshes[group.mesh].shard();
+                    group.layout.owned(shard.rank(), shard.world_size())
+                }
             };
             let (grads, base) = match &group.grads {
                 Grads::Sharded { sums, .. } => (sums.clone(), owned.start),

@@ -9,19 +9,10 @@ use crate::error::Result;
 use crate::shard::column::Store;
 use crate::shard::group::Group;
 use crate::shard::order::ready;
-use crate::shard::passes::{Buffers, Work};
-use crate::shard::pool::{BufferPool, Gathered};
+use crate::shard::passes::Work;
+use crate::shard::pool::Gathered;
 use crate::shard::quantized;
-
-impl Buffers {
-    /// The buffers that collectives of the secondary group, or of all, gather into.
-    fn pool_of(&mut self, secondary: bool) -> &mut BufferPool {
-        match &mut self.secondary_pool {
-            Some(pool) if secondary => pool,
-            _ => &mut self.pool,
-        }
-    }
-}
+use crate::shard::topology::Axis;
 
 impl Work<'_> {
     /// Begins to bring a group's weights together.
@@ -32,12 +23,13 @@ impl Work<'_> {
         let bytes = group.layout.n_elems() * dtype.size();
         let second = buffers.groups[index].secondary.clone().filter(|_| second_copy);
         let secondary = second.is_some();
-        let pool = buffers.pool_of(secondary);
+        let pools = &mut buffers.pools[group.mesh];
+        let pool = pools.weights(secondary);
         let comm = pool.comm().clone();
         let (buffer, encoded) = match group.in_8_bits {
             true => {
                 let encoded = pool.take(quantized::encoded_bytes(&group.layout, comm.world_size())?)?;
-                (buffers.decoded.take(bytes)?, Some(encoded))
+                (pools.decoded.take(bytes)?, Some(encoded))
             }
             false => (pool.take(bytes)?, None),
         };
@@ -65,7 +57,7 @@ impl Work<'_> {
             }
             None => comm.all_gather(&buffer.region, dtype, &owners, ready(&buffer.flat)?)?,
         };
-        buffers.pool_of(secondary).met();
+        pools.weights(secondary).met();
         buffers.groups[index].gathered = Some(Gathered { buffer, encoded, ready: Some(ready), secondary });
         if core.options.overlap { Ok(()) } else { self.finish_gather(index) }
     }
@@ -79,10 +71,7 @@ impl Work<'_> {
         ready.precede_launches()?;
         let flat = buffer.flat.clone();
         if let Some(encoded) = encoded.take() {
-            let pool = match &mut buffers.secondary_pool {
-                Some(pool) if *secondary => pool,
-                _ => &mut buffers.pool,
-            };
+            let pool = buffers.pools[group.mesh].weights(*secondary);
             let (n, dtype) = (pool.comm().world_size(), group.params.dtype());
             quantized::decode(&core.device, &group.layout, n, &encoded.flat, (&flat, dtype))?;
             pool.give_back(encoded)?;
@@ -103,17 +92,19 @@ impl Work<'_> {
         }
         let group = &core.groups[index];
         group.params.detach_weights();
-        encoded.map_or(Ok(()), |encoded| buffers.pool_of(secondary).give_back(encoded))?;
+        let pools = &mut buffers.pools[group.mesh];
+        encoded.map_or(Ok(()), |encoded| pools.weights(secondary).give_back(encoded))?;
         match group.in_8_bits {
-            true => buffers.decoded.give_back(buffer),
-            false => buffers.pool_of(secondary).give_back(buffer),
+            true => pools.decoded.give_back(buffer),
+            false => pools.weights(secondary).give_back(buffer),
         }
     }
 
     /// Keeps this rank's part of the second copy of what is gathered.
     pub(super) fn copy_own_part(&mut self, index: usize) -> Result<()> {
         let (core, here) = (self.core, &mut self.buffers.groups[index]);
-        let (group, Some(comm)) = (&core.groups[index], &core.mesh.secondary) else { return Ok(()) };
+        let group = &core.groups[index];
+        let Some(comm) = core.meshes[group.mesh].get(Axis::Secondary) else { return Ok(()) };
         let Some(Gathered { buffer, .. }) = &here.gathered else { return Ok(()) };
         let (rank, n) = (comm.rank(), comm.world_size());
         let part = group.layout.owned(rank, n);

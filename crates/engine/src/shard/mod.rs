@@ -45,6 +45,7 @@ pub use finite::{Findings, Unfit, check_range};
 pub use layout::in_order_on;
 pub(crate) use layout::runs;
 pub use layout::{BLOCK, Grain, Layout, LayoutParam, role_of};
+pub use mesh::Mesh;
 pub use outer::{Outer, OuterStep};
 pub(crate) use placement::check_stage;
 pub use placement::{
@@ -56,4 +57,4 @@ pub use source::{ParamSlice, SeededInit, WeightSource};
 pub use stage::Stage;
 pub use state::{MASTER, Slice, Snapshot};
 pub use step::ParamGroup;
-pub use topology::{DATA, PIPE, Topology};
+pub use topology::{Axis, Topology};

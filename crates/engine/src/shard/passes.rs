@@ -21,10 +21,12 @@ use crate::shard::plan::{Plan, UnitUse};
 use crate::shard::pool::{BufferPool, Gathered, PoolBuffer};
 use crate::shard::quantized::Exchanges;
 use crate::shard::schedule::Schedule;
+use crate::shard::topology::Axis;
 
 /// The groups of a model, and what is open of them.
 pub(super) struct Core {
-    pub mesh: Mesh,
+    /// What groups live on; the first has all ranks of the model.
+    pub meshes: Vec<Mesh>,
     pub device: Device,
     /// What runs the optimizer: the device, or the CPU beside a GPU that does not hold the optimizer's state.
     pub updater: Device,
@@ -50,18 +52,59 @@ pub(super) struct Pass {
 /// What is open for a step.
 pub(super) struct Buffers {
     pub(super) groups: Vec<GroupBuffers>,
-    pub(super) pool: BufferPool,
-    pub(super) secondary_pool: Option<BufferPool>,
-    /// Weights that came in 8 bits.
-    pub(super) decoded: BufferPool,
-    pub(super) slots: BufferPool,
-    /// 16-bit copies of gradients on their way.
-    pub(super) staging: BufferPool,
-    pub(super) exchanges: Option<Exchanges>,
+    /// What the ranks of each mesh meet in.
+    pub(super) pools: Vec<Pools>,
     /// Gradients on their way, in the order in which they left.
     pub(super) leaving: VecDeque<Leaving>,
     /// Sums on their way to other groups of ranks.
     pub(super) across: VecDeque<Ready>,
+}
+
+/// The buffers of a mesh.
+pub(super) struct Pools {
+    weights: BufferPool,
+    secondary: Option<BufferPool>,
+    /// Weights that came in 8 bits.
+    pub(super) decoded: BufferPool,
+    pub(super) gradients: BufferPool,
+    /// 16-bit copies of gradients on their way.
+    pub(super) staging: BufferPool,
+    pub(super) exchanges: Option<Exchanges>,
+}
+
+impl Pools {
+    fn new(mesh: &Mesh, device: &Device) -> Pools {
+        let of = |comm, sharing, what| BufferPool::new(comm, device, sharing, what);
+        let (shard, own, seen) = (mesh.shard(), Sharing::PerRank, Sharing::Replicated);
+        let machines = [Axis::InsideMachine, Axis::AcrossMachines].map(|axis| mesh.get(axis));
+        Pools {
+            weights: of(shard, seen, "gathered weights"),
+            secondary: mesh.get(Axis::Secondary).map(|comm| of(comm, seen, "gathered weights")),
+            decoded: of(shard, own, "decoded weights"),
+            gradients: of(shard, own, "gradients on their way"),
+            staging: of(shard, own, "16-bit gradients"),
+            exchanges: match machines {
+                [Some(inside), Some(across)] => Some(Exchanges::new(inside, across, device)),
+                _ => None,
+            },
+        }
+    }
+
+    /// Those that collectives of the secondary group, or of all, gather into.
+    pub(super) fn weights(&mut self, secondary: bool) -> &mut BufferPool {
+        match &mut self.secondary {
+            Some(pool) if secondary => pool,
+            _ => &mut self.weights,
+        }
+    }
+
+    /// All bytes: for weights, for gradients.
+    fn bytes(&self) -> (usize, usize) {
+        let second = self.secondary.as_ref().map_or(0, BufferPool::bytes);
+        let exchanges = self.exchanges.as_ref().map_or(0, Exchanges::bytes);
+        let gradients = self.gradients.bytes() + self.staging.bytes() + exchanges;
+        (self.weights.bytes() + second + self.decoded.bytes(), gradients)
+    }
 }
 
 /// What is open of a group.
@@ -95,38 +138,31 @@ pub(super) struct Work<'a> {
 
 impl Core {
     pub fn new(
-        mesh: Mesh,
+        meshes: Vec<Mesh>,
         device: Device,
         options: ShardingConfig,
         groups: Vec<Group>,
         units: Vec<UnitUse>,
     ) -> Result<Core> {
         let most = groups.iter().filter(|g| g.trainable).map(|g| g.layout.n_elems()).max().unwrap_or(0);
-        let mut staging = BufferPool::new(&mesh.shard, &device, Sharing::PerRank, "16-bit gradients");
         let staging_bytes = match options.reduces_in() {
             DType::F32 => 0,
             dtype => most * dtype.size(),
         };
-        if staging_bytes > 0 {
+        let mut pools: Vec<Pools> = meshes.iter().map(|mesh| Pools::new(mesh, &device)).collect();
+        for Pools { staging, .. } in pools.iter_mut().filter(|_| staging_bytes > 0) {
             let first = staging.take(staging_bytes)?;
             staging.give_back(first)?;
         }
+        let works_in_background = meshes.iter().all(|mesh| mesh.shard().works_in_background());
         let plan = Arc::new(Plan {
-            overlaps: options.overlap && mesh.shard.works_in_background(),
-            keeps_second_copy: mesh.secondary.is_some(),
+            overlaps: options.overlap && works_in_background,
+            keeps_second_copy: meshes.iter().any(|mesh| mesh.get(Axis::Secondary).is_some()),
             ..Plan::new(units, groups.iter().map(Group::in_step).collect(), &options)
         });
         let buffers = Buffers {
             groups: groups.iter().map(|_| GroupBuffers::default()).collect(),
-            pool: BufferPool::new(&mesh.shard, &device, Sharing::Replicated, "gathered weights"),
-            secondary_pool: mesh
-                .secondary
-                .as_ref()
-                .map(|comm| BufferPool::new(comm, &device, Sharing::Replicated, "gathered weights")),
-            decoded: BufferPool::new(&mesh.shard, &device, Sharing::PerRank, "decoded weights"),
-            slots: BufferPool::new(&mesh.shard, &device, Sharing::PerRank, "gradients on their way"),
-            staging,
-            exchanges: mesh.hops.as_ref().map(|hops| Exchanges::new(hops, &device)),
+            pools,
             leaving: VecDeque::new(),
             across: VecDeque::new(),
         };
@@ -134,7 +170,7 @@ impl Core {
         let updater = if updates_beside(&options, &device) { device.beside() } else { device.clone() };
         let pass = Mutex::new(Pass { schedule: Schedule::new(plan.clone()), buffers });
         let in_flight = Mutex::default();
-        Ok(Core { mesh, device, updater, options, groups, plan, active, staging_bytes, in_flight, pass })
+        Ok(Core { meshes, device, updater, options, groups, plan, active, staging_bytes, in_flight, pass })
     }
 
     pub(super) fn pass(&self) -> MutexGuard<'_, Pass> {
@@ -149,12 +185,17 @@ impl Core {
         f(schedule, &mut Work { core: self, buffers })
     }
 
-    /// Bytes of the pool: for weights, for gradients.
+    /// The mesh of the model.
+    pub(super) fn mesh(&self) -> &Mesh {
+        // A core has at least one.
+        &self.meshes[0]
+    }
+
+    /// Bytes of the buffers: for weights, for gradients.
     pub fn pool_bytes(&self) -> (usize, usize) {
-        let Buffers { pool, secondary_pool, decoded, slots, staging, exchanges, .. } = &self.pass().buffers;
-        let second = secondary_pool.as_ref().map_or(0, BufferPool::bytes);
-        let exchanges = exchanges.as_ref().map_or(0, Exchanges::bytes);
-        (pool.bytes() + second + decoded.bytes(), slots.bytes() + staging.bytes() + exchanges)
+        let pass = self.pass();
+        let all = pass.buffers.pools.iter().map(Pools::bytes);
+        all.fold((0, 0), |sum, pools| (sum.0 + pools.0, sum.1 + pools.1))
     }
 
     /// For each group and parameter, whether any rank has touched it since the last step: the same answer on all. To be
@@ -168,8 +209,8 @@ impl Core {
             .flat_map(|(group, n)| (0..n).map(move |param| (group, param)))
             .map(|(group, param)| f64::from(u8::from(here(group, param))))
             .collect();
-        self.mesh.shard.all_reduce_f64(&mut flags, Scalar::Max)?;
-        if let Some(replica) = &self.mesh.replica {
+        self.mesh().shard().all_reduce_f64(&mut flags, Scalar::Max)?;
+        if let Some(replica) = self.mesh().get(Axis::Replicate) {
             replica.all_reduce_f64(&mut flags, Scalar::Max)?;
         }
         let mut flags = flags.into_iter().map(|flag| flag != 0.0);

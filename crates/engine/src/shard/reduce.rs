@@ -19,6 +19,7 @@ use crate::shard::order::ready;
 use crate::shard::passes::{Core, Work};
 use crate::shard::placement::Placement;
 use crate::shard::pool::PoolBuffer;
+use crate::shard::topology::Axis;
 
 impl Core {
     /// A place for the gradients of a group, which an op is about to write.
@@ -40,7 +41,7 @@ impl Work<'_> {
     fn open_slot(&mut self, index: usize) -> Result<()> {
         let (group, buffers) = (&self.core.groups[index], &mut *self.buffers);
         if buffers.groups[index].slot.is_none() && matches!(group.grads, Grads::Sharded { .. }) {
-            let slot = buffers.slots.take(group.layout.n_elems() * 4)?;
+            let slot = buffers.pools[group.mesh].gradients.take(group.layout.n_elems() * 4)?;
             group.params.attach_grads(slot.flat.clone())?;
             buffers.groups[index].slot = Some(slot);
         }
@@ -75,10 +76,11 @@ impl Work<'_> {
         slot: Option<(PoolBuffer, Store)>,
     ) -> Result<()> {
         let (core, buffers) = (self.core, &mut *self.buffers);
-        let (group, shard) = (&core.groups[index], &core.mesh.shard);
+        let group = &core.groups[index];
+        let (shard, pools) = (core.meshes[group.mesh].shard(), &mut buffers.pools[group.mesh]);
         let summed = group.owners.of(shard.rank()).first().cloned().unwrap_or(0..0);
         if group.in_4_bits
-            && let Some(exchanges) = &mut buffers.exchanges
+            && let Some(exchanges) = &mut pools.exchanges
         {
             let (hop, ready) = exchanges.begin(&group.layout, flat)?;
             let (flat, hop, ready) = (flat.clone(), Some(hop), vec![ready]);
@@ -88,7 +90,7 @@ impl Work<'_> {
         let (end, bucket) = (group.layout.n_elems(), core.options.reduce_bucket_elems);
         let staging = match core.staging_bytes {
             0 => None,
-            bytes => Some(buffers.staging.take(bytes)?),
+            bytes => Some(pools.staging.take(bytes)?),
         };
         let (sent, elements, dtype) = match &staging {
             None => (region, flat, DType::F32),
@@ -125,20 +127,21 @@ impl Work<'_> {
         let Leaving { flat, slot, staging, hop, summed, ready } = leaving;
         ready.into_iter().try_for_each(Ready::precede_launches)?;
         let group = &core.groups[index];
-        if let (Some(hop), Some(exchanges)) = (hop, &mut buffers.exchanges) {
+        let pools = &mut buffers.pools[group.mesh];
+        if let (Some(hop), Some(exchanges)) = (hop, &mut pools.exchanges) {
             exchanges.finish(&group.layout, hop, &flat)?;
         }
         if let Some(staging) = staging {
             let full = Part { flat: &flat, range: summed.clone() };
             let half = Part { flat: &staging.flat, range: summed.clone() };
             transfer::convert(&core.device, (&half, core.options.reduces_in()), (&full, DType::F32))?;
-            buffers.staging.give_back(staging)?;
+            pools.staging.give_back(staging)?;
         }
         if let (Some((slot, store)), Grads::Sharded { sums, .. }) = (slot, &group.grads) {
             let to = Part { flat: sums, range: 0..summed.len() };
             transfer::accumulate(&core.device, &Part { flat: &flat, range: summed }, &to, store)?;
             drop(flat);
-            buffers.slots.give_back(slot)?;
+            pools.gradients.give_back(slot)?;
         }
         Ok(())
     }
@@ -147,7 +150,7 @@ impl Work<'_> {
     pub(super) fn begin_sums_across(&mut self, index: usize) -> Result<()> {
         let (core, group) = (self.core, &self.core.groups[index]);
         if let (Some(replica), Grads::Sharded { across: Some(region), sums }) =
-            (&core.mesh.replica, &group.grads)
+            (core.meshes[group.mesh].get(Axis::Replicate), &group.grads)
         {
             let all = 0..region.bytes() / 4;
             self.buffers.across.push_back(replica.all_reduce(region, DType::F32, all, ready(sums)?)?);
