@@ -23,6 +23,9 @@ pub enum Axis {
     Expert,
     /// They divide the matrices of a layer.
     Tensor,
+    /// An axis that only a test knows: whoever adds one adds this line.
+    #[cfg(test)]
+    Added,
 }
 
 /// Ranks in a grid of axes, the last of which runs fastest: neighbouring ranks differ there.
@@ -76,6 +79,30 @@ impl Topology {
 mod tests {
     use super::Axis::{Data, Expert, Pipe, Tensor};
     use super::*;
+    use crate::shard::Mesh;
+
+    #[test]
+    fn an_axis_is_added_by_its_name_alone() {
+        let ranks = oarlock_comm::shm::threads(8).unwrap().into_iter().map(|comm| {
+            std::thread::spawn(move || {
+                let grid = Topology::new(&[(Pipe, 2), (Axis::Added, 2), (Data, 2)]);
+                let mut mesh = Mesh::new(&comm);
+                mesh.divide(&grid, &[Pipe, Axis::Added, Data]).unwrap();
+                let sum = |axis| {
+                    let mut sum = [f64::from(1 << comm.rank())];
+                    let group = mesh.get(axis).unwrap();
+                    group.all_reduce_f64(&mut sum, oarlock_comm::Scalar::Sum).unwrap();
+                    sum[0] as u32
+                };
+                let sums = [Pipe, Axis::Added, Data].map(sum);
+                comm.finish();
+                sums
+            })
+        });
+        let sums: Vec<_> = ranks.collect::<Vec<_>>().into_iter().map(|rank| rank.join().unwrap()).collect();
+        // Rank 5 is stage 1, 0 on the new axis, 1 of the data: with 1, 7 and 4.
+        assert_eq!(sums[5], [1 << 1 | 1 << 5, 1 << 5 | 1 << 7, 1 << 4 | 1 << 5]);
+    }
 
     #[test]
     fn ranks_are_ordered_as_in_deepspeed() {
