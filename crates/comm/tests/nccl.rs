@@ -50,7 +50,9 @@ fn child() {
     let rank = Rank { comm: over, device };
     match role.as_str() {
         "collectives" => rank.collectives(),
-        "killed" | "killed early" => rank.killed(role == "killed"),
+        "killed early" | "killed in all_reduce" | "killed in send_receive" | "killed in all_to_all_v" => {
+            rank.killed(role.strip_prefix("killed in "))
+        }
         "absent" => rank.absent(),
         "error" => rank.error(),
         "stopped" => rank.stopped(false),
@@ -230,13 +232,22 @@ impl Rank {
         assert!(region.as_ptr().is_null() && region.write(N - 1, &[0f32; 2]).is_err());
     }
 
-    /// Rank 1 is killed while its collective is in its stream.
-    fn killed(&self, in_collective: bool) {
-        let region = self.comm.allocate("gradients", 4 * N, Sharing::PerRank).unwrap();
-        if self.comm.rank() == 1 && !in_collective {
+    /// Rank 1 is killed while its collective is in its stream, or before.
+    fn killed(&self, collective: Option<&str>) {
+        let allocate = |name| self.comm.allocate(name, 4 * N, Sharing::PerRank).unwrap();
+        let (region, received) = (allocate("gradients"), allocate("received"));
+        if self.comm.rank() == 1 && collective.is_none() {
             end_by_kill();
         }
-        let begun = self.comm.all_reduce(&region, DType::F32, 0..N, Ready::now());
+        let counts = [N / 3, N / 5];
+        let begun = match collective {
+            Some("send_receive") => self.comm.send_receive(&region, DType::F32, 0..N, [1, 0], Ready::now()),
+            Some("all_to_all_v") => {
+                let begun = self.comm.all_to_all_v(&region, &received, DType::F32, &counts, Ready::now());
+                begun.map(|(ready, _)| ready)
+            }
+            _ => self.comm.all_reduce(&region, DType::F32, 0..N, Ready::now()),
+        };
         if self.comm.rank() == 1 {
             end_by_kill();
         }
@@ -395,7 +406,7 @@ fn collectives_are_those_of_a_reference_whoever_comes_late() {
 #[test]
 fn a_failure_has_the_name_of_the_rank_and_nobody_hangs() {
     let Some(folder) = fakes() else { return };
-    for role in ["killed", "killed early"] {
+    for role in ["killed early", "killed in all_reduce", "killed in send_receive", "killed in all_to_all_v"] {
         let said = run(role, &folder);
         let first = text(&said[0]);
         assert!(!said[1].status.success(), "{}", text(&said[1]));

@@ -51,12 +51,19 @@ fn rank(role: &str, comm: Communicator) {
             std::thread::sleep(Duration::from_secs(1));
         },
         ("busy", _) => {
-            let region = comm.allocate("gradients", 4 * BUSY, Sharing::PerRank).unwrap();
+            let allocate = |name| comm.allocate(name, 4 * BUSY, Sharing::PerRank).unwrap();
+            let (region, received) = (allocate("gradients"), allocate("received"));
+            let all = |round: usize| {
+                comm.all_reduce(&region, DType::F32, 0..BUSY, Ready::now())?.wait()?;
+                comm.send_receive(&region, DType::F32, 0..BUSY, [1, 0], Ready::now())?.wait()?;
+                let counts = [BUSY / 3, BUSY / (4 + round % 2)];
+                comm.all_to_all_v(&region, &received, DType::F32, &counts, Ready::now())?.0.wait()
+            };
             let mut round = 0;
             exit_with(loop {
-                let sum = comm.all_reduce(&region, DType::F32, 0..BUSY, Ready::now()).and_then(Ready::wait);
-                if sum.is_err() {
-                    break sum;
+                let done = all(round);
+                if done.is_err() {
+                    break done;
                 }
                 round += 1;
                 if round == 3 && comm.rank() == 1 {

@@ -4,7 +4,7 @@ use std::sync::mpsc;
 use std::time::{Duration, Instant};
 
 use oarlock_comm::{
-    Communicator, Error, Operation, Ownership, Pending, RankState, Ready, Scalar, Sharing, shm,
+    Communicator, Error, Operation, Ownership, Pending, RankState, Ready, Region, Scalar, Sharing, shm,
 };
 use oarlock_tensor::{DType, bf16};
 
@@ -313,20 +313,35 @@ fn a_rank_that_aborts_panics_or_leaves_is_what_everybody_reports() {
         (|_| {}, "rank 1 failed: it left without finishing"),
         (|c| c.finish(), "rank 1 failed: it finished while others still waited"),
     ];
-    for (leave, expected) in ways {
+    type Wait = fn(&Communicator, &[Region; 2]) -> oarlock_comm::Result<()>;
+    let waits: [(&str, Wait); 3] = [
+        ("barrier", |c, _| c.barrier()),
+        ("send_receive", |c, [from, _]| {
+            c.send_receive(from, DType::F32, 0..64, [1, 0], Ready::now()).and_then(Ready::wait)
+        }),
+        ("all_to_all_v", |c, [from, to]| {
+            let counts = [1, 2, 3].map(|count| count * (c.rank() + 1));
+            c.all_to_all_v(from, to, DType::F32, &counts, Ready::now()).and_then(|(ready, _)| ready.wait())
+        }),
+    ];
+    for ((leave, expected), (name, wait)) in
+        ways.iter().flat_map(|way| waits.iter().map(move |wait| (*way, *wait)))
+    {
         let began = Instant::now();
         let errors = ranks(3, move |comm| {
+            let regions =
+                ["sent", "received"].map(|name| comm.allocate(name, 4 * 64, Sharing::PerRank).unwrap());
             comm.barrier().unwrap();
             if comm.rank() == 1 {
                 leave(&comm);
                 return String::new();
             }
-            let first = comm.barrier().unwrap_err().to_string();
+            let first = wait(&comm, &regions).unwrap_err().to_string();
             assert_eq!(comm.all_gather_bytes(b"later").unwrap_err().to_string(), first);
             first
         });
-        assert!(errors[0].starts_with(expected) && errors[2] == errors[0], "{errors:?}");
-        assert!(began.elapsed() < Duration::from_secs(1));
+        assert!(errors[0].starts_with(expected) && errors[2] == errors[0], "{name}: {errors:?}");
+        assert!(began.elapsed() < Duration::from_secs(1), "{name}");
     }
 }
 

@@ -84,9 +84,19 @@ fn act(role: &str, comm: Communicator, say: &dyn Fn(&str)) -> String {
     }
     comm.set_phase("step 12: forward");
     // Rank 1 may be through these, and have failed, before others are; a link may go down in them.
-    let region = match comm.barrier().and_then(|()| comm.allocate("gradients", 4 * 4096, Sharing::PerRank)) {
-        Ok(region) => region,
+    let allocate = |name| comm.allocate(name, 4 * 4096, Sharing::PerRank);
+    let regions = comm.barrier().and_then(|()| Ok([allocate("received")?, allocate("gradients")?]));
+    let [received, region] = match regions {
+        Ok(regions) => regions,
         Err(error) => end(&comm, &error, say),
+    };
+    // Where others meet the fault, whatever it is: in a collective of some kind each.
+    let send_receive =
+        || comm.send_receive(&region, DType::F32, 0..4096, [1, 0], Ready::now()).and_then(Ready::wait);
+    let all_to_all_v = || {
+        let counts: Vec<usize> = (0..comm.world_size()).map(|to| 100 * (comm.rank() + to)).collect();
+        let (ready, _) = comm.all_to_all_v(&region, &received, DType::F32, &counts, Ready::now())?;
+        ready.wait()
     };
     let error = match (role, comm.rank()) {
         ("killed", 1) => {
@@ -112,6 +122,7 @@ fn act(role: &str, comm: Communicator, say: &dyn Fn(&str)) -> String {
             comm.abort("the loss is NaN");
             comm.barrier().err()
         }
+        ("aborts", _) => send_receive().err(),
         ("waits", _) => loop {
             std::thread::sleep(Duration::from_millis(20));
             if let Err(error) = comm.barrier() {
@@ -127,6 +138,8 @@ fn act(role: &str, comm: Communicator, say: &dyn Fn(&str)) -> String {
             comm.finish();
             return "finished".into();
         }
+        ("killed", _) => all_to_all_v().err(),
+        ("finishes", _) => send_receive().err(),
         _ => comm.barrier().err(),
     };
     end(&comm, &error.expect("a failure"), say)

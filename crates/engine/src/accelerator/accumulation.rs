@@ -40,7 +40,7 @@ impl Accelerator {
     /// A window that has begun with a backward pass, a weight of 0 over all ranks, a failed rank.
     #[track_caller]
     pub fn accumulation_window(&self, optimizer: &PreparedOptimizer, weight: f64) -> Result<f64> {
-        optimizer.state.declare(&self.inner.data, weight)
+        optimizer.state.declare(self.inner.data(), weight)
     }
 
     /// Runs what belongs to one micro-batch, whose number is not 0.

@@ -23,8 +23,8 @@ use super::trackers::Trackers;
 use crate::error::{Error, Result};
 use crate::nested::Nested;
 use crate::rank;
-use crate::sequence_parallel::SequenceParallel;
-use crate::shard::{DATA, PIPE, ShardingConfig, Topology, check_sharding, check_stage};
+use crate::sequence_parallel::{SequenceParallel, check_ranks};
+use crate::shard::{Axis, Mesh, ShardingConfig, Topology, check_sharding, check_stage};
 
 /// The seed where none is given.
 const SEED: u64 = 42;
@@ -54,10 +54,8 @@ pub(crate) struct Inner {
     pub comm: Communicator,
     /// The same ranks as they met, without NCCL.
     on_host: Communicator,
-    /// The ranks that see different data: all, or those of one stage of a pipeline.
-    pub data: Communicator,
-    /// The ranks that hold the stages of a pipeline, this one among them.
-    pub pipe: Option<Communicator>,
+    /// Its ranks by axes: stages of a pipeline, data, parts of sequences.
+    pub mesh: Mesh,
     /// The ranks that divide sequences among them, where some do.
     pub sequence: Option<SequenceParallel>,
     pub device: Device,
@@ -88,6 +86,11 @@ pub(crate) struct Inner {
 }
 
 impl Inner {
+    /// The ranks that see different data: all, or those of one stage of a pipeline.
+    pub fn data(&self) -> &Communicator {
+        self.mesh.get(Axis::Data).unwrap_or(&self.comm)
+    }
+
     /// Where the loop stands in its window; locked for a moment only.
     pub fn gradients(&self) -> MutexGuard<'_, GradientState> {
         // Numbers, whole at every moment.
@@ -229,16 +232,8 @@ impl Accelerator {
     ) -> Result<Accelerator> {
         let mut options = config.shard.clone();
         options.dtype = config.mixed_precision.unwrap_or(options.dtype);
-        let (data, pipe) = axes(&comm, config, &options)?;
-        check_sharding(&options, data.world_size())?;
-        let sequence = SequenceParallel::new(&comm, config.sequence_parallel_size)?;
-        if let (Some(_), Some(sequence)) = (&pipe, &sequence) {
-            return Err(Error::Usage(format!(
-                "sequence_parallel_size={} divides sequences over ranks, which the stages of a pipeline cannot do: take one of \
-                 the two",
-                sequence.size()
-            )));
-        }
+        let mesh = mesh(&comm, config, &options)?;
+        let sequence = mesh.get(Axis::Sequence).map(SequenceParallel::new);
         comm.on_long_wait_by_default(LONG_WAIT, |wait| rank::tell_note(&wait.to_string()));
         if comm.rank() == 0 && !oarlock_tensor::IS_OPTIMIZED {
             rank::warn_once(UNOPTIMIZED);
@@ -246,8 +241,7 @@ impl Accelerator {
         let inner = Inner {
             comm: comm.clone(),
             on_host,
-            data,
-            pipe,
+            mesh,
             sequence,
             device: device.clone(),
             config: config.clone(),
@@ -308,7 +302,7 @@ impl Accelerator {
 
     /// The process group of the ranks that see different data: all ranks, or those of one stage of a pipeline.
     pub fn data_ranks(&self) -> &Communicator {
-        &self.inner.data
+        self.inner.data()
     }
 
     /// The process group.
@@ -346,25 +340,37 @@ impl Accelerator {
         }
     }
 }
-/// The groups of this rank on the axes of a pipeline with data parallelism.
-fn axes(
-    comm: &Communicator,
-    config: &AcceleratorConfig,
-    options: &ShardingConfig,
-) -> Result<(Communicator, Option<Communicator>)> {
-    let (args, world) = (&config.pipeline, comm.world_size());
-    if !args.is_on() {
-        return Ok((comm.clone(), None));
+/// The ranks on the axes that a configuration asks for.
+fn mesh(comm: &Communicator, config: &AcceleratorConfig, options: &ShardingConfig) -> Result<Mesh> {
+    let (args, size, world) = (&config.pipeline, config.sequence_parallel_size, comm.world_size());
+    let mut mesh = Mesh::new(comm);
+    if args.is_on() {
+        if !world.is_multiple_of(args.stages) {
+            return Err(Error::Usage(format!(
+                "pipeline: {} stages must divide the {world} ranks; start a multiple of {} ranks",
+                args.stages, args.stages
+            )));
+        }
+        check_stage(options)?;
+        let grid = Topology::new(&[(Axis::Pipe, args.stages), (Axis::Data, world / args.stages)]);
+        mesh.divide(&grid, &[Axis::Data, Axis::Pipe])?;
     }
-    if !world.is_multiple_of(args.stages) {
-        return Err(Error::Usage(format!(
-            "pipeline: {} stages must divide the {world} ranks; start a multiple of {} ranks",
-            args.stages, args.stages
-        )));
+    check_sharding(options, mesh.get(Axis::Data).unwrap_or(comm).world_size())?;
+    if size > 1 {
+        check_ranks(world, size)?;
+        if args.is_on() {
+            return Err(Error::Usage(format!(
+                "sequence_parallel_size={size} divides sequences over ranks, which the stages of a pipeline cannot do: take one \
+                 of the two"
+            )));
+        }
+        let grid = Topology::new(&[(Axis::Data, world / size), (Axis::Sequence, size)]);
+        match size == world {
+            true => mesh.put_all_on(Axis::Sequence),
+            false => mesh.divide(&grid, &[Axis::Sequence])?,
+        }
     }
-    check_stage(options)?;
-    let grid = Topology::pipe_data(args.stages, world / args.stages);
-    Ok((comm.split(&grid.groups(DATA))?, Some(comm.split(&grid.groups(PIPE))?)))
+    Ok(mesh)
 }
 
 /// The ranks by NCCL where each has a GPU of its own. Where that is not so, what they have on GPUs goes through memory of the

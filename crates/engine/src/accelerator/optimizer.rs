@@ -191,7 +191,7 @@ impl PreparedOptimizer {
     fn close(&self) -> Result<bool> {
         let steps = self.inner.gradients().sync_gradients;
         if steps {
-            self.state.close(&self.inner.data, &self.inner.accumulation())?;
+            self.state.close(self.inner.data(), &self.inner.accumulation())?;
         }
         Ok(steps)
     }

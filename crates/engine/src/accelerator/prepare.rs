@@ -21,7 +21,7 @@ use crate::lr_scheduler::Scheduler;
 use crate::nn::{self, Module, NamedParam, parameters};
 use crate::optim::{Optim, Optimizer, OptimizerConfig};
 use crate::pipeline::Pipeline;
-use crate::shard::{Engine, SeededInit, Stage, Untouched, WeightSource};
+use crate::shard::{Axis, Engine, SeededInit, Stage, Untouched, WeightSource};
 
 /// What [`Accelerator::prepare`] takes: a model, an optimizer, a schedule, a loader, or a tuple of these.
 #[diagnostic::on_unimplemented(
@@ -161,7 +161,7 @@ impl<M: Module> Prepare for M {
         let param_groups = optim.as_ref().map(Optim::param_groups).unwrap_or_default();
         let module = Arc::new(self);
         // A model for inference is whole on every rank.
-        let pipe = accelerator.inner.pipe.as_ref().filter(|_| state.is_trained);
+        let pipe = accelerator.inner.mesh.get(Axis::Pipe).filter(|_| state.is_trained);
         let args = &accelerator.inner.config.pipeline;
         let pipeline =
             pipe.map(|pipe| Pipeline::new(&*module, args, pipe, &accelerator.device)).transpose()?;
@@ -169,7 +169,7 @@ impl<M: Module> Prepare for M {
             pipe: pipeline.communicator().clone(),
             stage_of_unit: pipeline.stage_of_unit(),
         });
-        let ranks = if stage.is_some() { &accelerator.inner.data } else { &accelerator.comm };
+        let ranks = if stage.is_some() { accelerator.inner.data() } else { &accelerator.comm };
         let mut engine = Engine::of_stage(
             &*module,
             ranks,

@@ -34,28 +34,24 @@ pub fn check_heads(n: usize, heads: usize, kv_heads: usize) -> Result<()> {
     )))
 }
 
+/// Whether `n` ranks can be groups of `size` that divide sequences.
+pub fn check_ranks(n: usize, size: usize) -> Result<()> {
+    if n.is_multiple_of(size) {
+        return Ok(());
+    }
+    Err(Error::Usage(format!(
+        "sequence_parallel_size is {size}, which does not divide the {n} ranks; start a multiple of {size}"
+    )))
+}
+
 /// The ranks that divide sequences among them, as one of them sees them. Clones are the same group.
 #[derive(Clone, Debug)]
 pub struct SequenceParallel(Arc<Exchange>);
 
 impl SequenceParallel {
-    /// Divides a world into groups of `size` neighbouring ranks; `None` where a group is one rank. All ranks call it.
-    ///
-    /// # Errors
-    /// Ranks that make no such groups, and a rank that failed.
-    pub fn new(world: &Communicator, size: usize) -> Result<Option<SequenceParallel>> {
-        let n = world.world_size();
-        if size <= 1 {
-            return Ok(None);
-        }
-        if !n.is_multiple_of(size) {
-            return Err(Error::Usage(format!(
-                "sequence_parallel_size is {size}, which does not divide the {n} ranks; start a multiple of {size}"
-            )));
-        }
-        let groups: Vec<Vec<usize>> = (0..n / size).map(|g| (g * size..(g + 1) * size).collect()).collect();
-        let comm = if size == n { world.clone() } else { world.split(&groups)? };
-        Ok(Some(SequenceParallel(Arc::new(Exchange::new(comm)))))
+    /// Those of a group.
+    pub fn new(ranks: &Communicator) -> SequenceParallel {
+        SequenceParallel(Arc::new(Exchange::new(ranks.clone())))
     }
 
     /// The part of a sequence that this rank has, from 0.

@@ -89,8 +89,8 @@ impl Engine {
     /// When a rank failed or has done another number of steps, or while somebody holds a weight.
     pub fn average(&mut self, states: bool, outer: Option<&mut Outer>) -> Result<()> {
         self.core
-            .mesh
-            .shard
+            .mesh()
+            .shard()
             .agree("the number of optimizer steps before weights are averaged", self.n_steps)?;
         self.core.average(states, outer)
     }

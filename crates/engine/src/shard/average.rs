@@ -38,7 +38,7 @@ impl Core {
         column: &Column,
         follow: &mut dyn FnMut(usize, &mut [f64]),
     ) -> Result<()> {
-        let comm = &self.mesh.shard;
+        let comm = self.mesh().shard();
         let n = comm.world_size() as f64;
         let mut values = Vec::new();
         for (index, param) in group.layout.params().iter().enumerate() {

@@ -18,19 +18,21 @@ use crate::error::{Error, Result};
 use crate::nn::{self, Module, NamedParam, UnitParams, parameters, wrapped_units_of};
 use crate::shard::finite::check_range;
 use crate::shard::group::{Grads, Group, GroupBuilder, Kind, Weights, offload_file};
+use crate::shard::hooks::{TapePass, UnitPasses};
 use crate::shard::layout::{BLOCK, in_order_on, runs};
-use crate::shard::leaving::UnitUse;
 use crate::shard::mesh::{Mesh, ranks_per_machine};
 use crate::shard::one_bit::OneBitSteps;
-use crate::shard::passes::{Core, TapePass, UnitPasses};
+use crate::shard::passes::Core;
 use crate::shard::placement::{
     Placement, Quantized, ShardingConfig, Untouched, check_sharding, check_stage, on_device,
 };
+use crate::shard::plan::UnitUse;
 use crate::shard::reduce::Home;
 use crate::shard::source::{ParamSlice, WeightSource};
 use crate::shard::stage::{Held, Stage};
 use crate::shard::state::{self, Slice, Snapshot};
 use crate::shard::step::{CHUNK, ParamGroup};
+use crate::shard::topology::Axis;
 
 /// A model on one rank.
 pub struct Engine {
@@ -87,13 +89,13 @@ pub struct Resident {
 /// The mesh with what quantized gradients need, and what is quantized on it: nothing on a rank alone, and no gradients on one
 /// machine, as in DeepSpeed.
 fn quantized_mesh(mut mesh: Mesh, asked: Quantized) -> Result<(Mesh, Quantized)> {
-    if mesh.shard.world_size() == 1 {
+    if mesh.shard().world_size() == 1 {
         return Ok((mesh, Quantized::NONE));
     }
     if asked.gradients {
-        mesh.add_hops(asked.machine)?;
+        mesh.add_machines(asked.machine)?;
     }
-    let gradients = mesh.hops.is_some();
+    let gradients = mesh.get(Axis::InsideMachine).is_some();
     Ok((mesh, Quantized { gradients, ..asked }))
 }
 
@@ -160,9 +162,9 @@ impl Engine {
             false => options.group,
         };
         let (mut mesh, quantized) =
-            quantized_mesh(Mesh::new(comm, group, options.secondary)?, options.quantized)?;
+            quantized_mesh(Mesh::of_state(comm, group, options.secondary)?, options.quantized)?;
         let options = ShardingConfig { quantized, ..options };
-        let is_sharded = options.placements.optimizer == Placement::Sharded && mesh.shard.world_size() > 1;
+        let is_sharded = options.placements.optimizer == Placement::Sharded && mesh.shard().world_size() > 1;
         if is_sharded && options.overlap {
             mesh.publish_behind()?;
         }
@@ -211,10 +213,10 @@ impl Engine {
                     let home = homes.iter().find(|(param, ..)| param.id() == shared.id());
                     used.extend(home.map(|&(_, group, _)| group).filter(|group| !used.contains(group)));
                 }
-                units.push(UnitUse { name: unit.name.clone(), groups: used, completes: own });
+                units.push(UnitUse { groups: used, completes: own });
             }
         }
-        let core = Arc::new(Core::new(mesh, device.clone(), options, groups, units)?);
+        let core = Arc::new(Core::new(vec![mesh], device.clone(), options, groups, units)?);
         let home = |(group, of): (usize, &Group)| -> Arc<dyn ParamHome> {
             Arc::new(Home { core: Arc::downgrade(&core), group, params: of.params.clone() })
         };
@@ -222,12 +224,10 @@ impl Engine {
         for (param, group, index) in homes {
             param.settle(of_groups[group].clone(), index);
         }
-        for (unit, run) in held.units.iter().filter_map(|unit| unit.run.as_ref()).enumerate() {
+        let runs = held.units.iter().filter_map(|unit| Some((&unit.name, unit.run.as_ref()?)));
+        for (unit, (name, run)) in runs.enumerate() {
             if run.attach(Arc::new(UnitPasses { core: Arc::downgrade(&core), unit })).is_err() {
-                return Err(Error::Usage(format!(
-                    "unit \"{}\" belongs to another engine already",
-                    core.units[unit].name
-                )));
+                return Err(Error::Usage(format!("unit \"{name}\" belongs to another engine already")));
             }
         }
         let left_out = core.groups.iter().map(|group| vec![0; group.layout.params().len()]).collect();
@@ -409,7 +409,7 @@ impl Engine {
     /// When a rank failed.
     pub fn grad_norm(&mut self) -> Result<GradNorm> {
         self.reduce_grads()?;
-        let shard = &self.core.mesh.shard;
+        let shard = self.core.mesh().shard();
         let groups = || self.core.groups.iter().filter(|group| group.trainable);
         let n_blocks = self.blocks.n;
         let (device, bytes) = (&self.core.device, n_blocks * size_of::<f64>());
@@ -421,7 +421,10 @@ impl Engine {
             // Each block's sum comes from its one owner; the others hold zeros, so the sum over ranks is exact.
             let owned = match self.steps_alone() {
                 true => 0..group.layout.n_elems(),
-                false => group.layout.owned(shard.rank(), shard.world_size()),
+                false => {
+                    let shard = self.core.meshes[group.mesh].shard();
+                    group.layout.owned(shard.rank(), shard.world_size())
+                }
             };
             let (grads, base) = match &group.grads {
                 Grads::Sharded { sums, .. } => (sums.clone(), owned.start),

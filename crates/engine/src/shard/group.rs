@@ -16,13 +16,17 @@ use crate::shard::column::{Blocks, Column, Store};
 use crate::shard::layout::{BLOCK, Grain, Layout, LayoutParam, runs};
 use crate::shard::mesh::Mesh;
 use crate::shard::placement::{Gather, Offload, Placement, ShardingConfig, updates_beside};
+use crate::shard::plan::{GradientUse, GroupUse};
 use crate::shard::pool::flat_of;
 use crate::shard::stage::{Tie, TiedGroup};
 use crate::shard::state::{GroupState, MASTER};
+use crate::shard::topology::Axis;
 
 /// The parameters of one group.
 pub(super) struct Group {
     pub layout: Arc<Layout>,
+    /// The number of the mesh that it lives on.
+    pub mesh: usize,
     pub inits: Vec<Init>,
     pub roles: Vec<Role>,
     /// The home that ops see, where weights and gradients are attached while they are there.
@@ -42,6 +46,21 @@ pub(super) struct Group {
     pub in_4_bits: bool,
     /// Where other stages of a pipeline have the same parameters.
     pub tied: Option<TiedGroup>,
+}
+
+impl Group {
+    /// What it is to the order of a step.
+    pub fn in_step(&self) -> GroupUse {
+        GroupUse {
+            elems: self.layout.n_elems(),
+            is_gathered: matches!(self.weights, Weights::Gathered),
+            gradients: match &self.grads {
+                Grads::None => GradientUse::None,
+                Grads::Whole(_) => GradientUse::Whole,
+                Grads::Sharded { across, .. } => GradientUse::Sharded { across: across.is_some() },
+            },
+        }
+    }
 }
 
 /// Where the working copies are.
@@ -112,6 +131,7 @@ impl Kind {
 
 /// What all groups of an engine are made with.
 pub(super) struct GroupBuilder<'a> {
+    /// The mesh that groups live on.
     pub mesh: &'a Mesh,
     pub device: &'a Device,
     pub options: &'a ShardingConfig,
@@ -155,15 +175,15 @@ impl GroupBuilder<'_> {
             grain,
         ));
         let roles: Vec<Role> = named.iter().map(role).collect();
-        let (shard, n_elems) = (&self.mesh.shard, layout.n_elems());
+        let (shard, replica) = (self.mesh.shard(), self.mesh.get(Axis::Replicate));
+        let n_elems = layout.n_elems();
         let n = shard.world_size();
         let owned = layout.owned(shard.rank(), n);
         let updated = match self.options.placements.optimizer {
             Placement::Whole => 0..n_elems,
             Placement::Sharded => owned.clone(),
         };
-        let (replicas, replica) =
-            self.mesh.replica.as_ref().map_or((1, 0), |across| (across.world_size(), across.rank()));
+        let (replicas, replica) = replica.map_or((1, 0), |across| (across.world_size(), across.rank()));
         let tie = kind.tie.and_then(|tie| self.ties.get(tie));
         let saved = match tie {
             Some(Tie { is_first: false, .. }) => 0..0,
@@ -182,6 +202,7 @@ impl GroupBuilder<'_> {
         let first_block = |p: &NamedParam| self.first_blocks.get(&p.param.id()).copied().unwrap_or(0);
         let first_blocks = named.iter().map(first_block).collect();
         Ok(Group {
+            mesh: 0,
             inits: named.iter().map(|p| p.param.init()).collect(),
             roles,
             params,
@@ -224,7 +245,7 @@ impl GroupBuilder<'_> {
             _ => Sharing::PerRank,
         };
         let name = format!("weights {index}");
-        let region = self.mesh.shard.allocate(&name, layout.n_elems() * size, sharing)?;
+        let region = self.mesh.shard().allocate(&name, layout.n_elems() * size, sharing)?;
         let flat = self.flat(&region, "working weights")?;
         params.attach_weights(flat.clone())?;
         let column = Column::of_elements(MASTER, kind.dtype, Store::Memory(flat), 0);
@@ -233,7 +254,7 @@ impl GroupBuilder<'_> {
 
     /// The elements of a region, where launches use them.
     fn flat(&self, region: &Region, what: &'static str) -> Result<FlatBuffer> {
-        let is_alone = self.mesh.shard.world_size() == 1 && self.mesh.replica.is_none();
+        let is_alone = self.mesh.shard().world_size() == 1 && self.mesh.get(Axis::Replicate).is_none();
         flat_of(region, is_alone, self.device, what)
     }
 
@@ -249,14 +270,15 @@ impl GroupBuilder<'_> {
         if !kind.trainable {
             return Ok(Grads::None);
         }
-        if self.options.placements.gradients == Placement::Whole || !in_unit && self.mesh.replica.is_none() {
+        let replica = self.mesh.get(Axis::Replicate);
+        if self.options.placements.gradients == Placement::Whole || !in_unit && replica.is_none() {
             let name = format!("gradients {index}");
-            let region = self.mesh.shard.allocate(&name, layout.n_elems() * 4, Sharing::PerRank)?;
+            let region = self.mesh.shard().allocate(&name, layout.n_elems() * 4, Sharing::PerRank)?;
             params.attach_grads(self.flat(&region, "gradients")?)?;
             return Ok(Grads::Whole(region));
         }
         let bytes = owned.len() * 4;
-        match &self.mesh.replica {
+        match replica {
             Some(replica) => {
                 let name = format!("gradient sums {index}");
                 let region = replica.allocate(&name, bytes, Sharing::PerRank)?;

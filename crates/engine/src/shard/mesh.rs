@@ -1,70 +1,97 @@
-//! The mesh: the groups of ranks that an engine's collectives run in.
+//! The mesh: the groups of ranks that collectives run in, one for each axis on which ranks differ.
 
 use oarlock_comm::Communicator;
 
 use crate::error::{Error, Result};
+use crate::shard::topology::{Axis, Topology};
 
-/// The communicators of one rank.
+/// Some ranks, and the groups on each axis that one of them is in.
 #[derive(Clone, Debug)]
 pub struct Mesh {
-    /// The ranks that divide the state among them.
-    pub shard: Communicator,
-    /// The ranks that hold the same part of it; present where there is more than one sharding group.
-    pub replica: Option<Communicator>,
-    /// The ranks that keep a second copy of the parameters sharded over them.
-    pub secondary: Option<Communicator>,
-    /// The two exchanges of quantized gradients, where the sharding group is on several machines.
-    pub hops: Option<Hops>,
-    /// Those of `shard` once more, where the new weights of a step travel while the next one begins: no other collective waits
-    /// for them.
-    pub behind: Option<Communicator>,
-}
-
-/// The ranks of a sharding group by machines.
-#[derive(Clone, Debug)]
-pub struct Hops {
-    /// Those of this rank's machine.
-    pub inside: Communicator,
-    /// Those that have its place on the other machines, and itself.
-    pub across: Communicator,
+    ranks: Communicator,
+    axes: Vec<(Axis, Communicator)>,
+    /// Those of [`Mesh::shard`] once more, where the new weights of a step travel while the next one begins: no other collective
+    /// waits for them.
+    behind: Option<Communicator>,
 }
 
 impl Mesh {
-    /// Divides the world into groups of `group` ranks, and into secondary groups. All ranks call it.
+    /// Ranks that nothing divides yet.
+    pub fn new(ranks: &Communicator) -> Mesh {
+        Mesh { ranks: ranks.clone(), axes: Vec::new(), behind: None }
+    }
+
+    /// Those of a model: in groups of `group` ranks that divide its state, and in secondary groups. All ranks call it.
     ///
     /// # Errors
     /// When a rank failed.
-    pub fn new(world: &Communicator, group: Option<usize>, secondary: Option<usize>) -> Result<Mesh> {
-        let n = world.world_size();
-        let mut mesh =
-            Mesh { shard: world.clone(), replica: None, secondary: None, hops: None, behind: None };
+    pub fn of_state(ranks: &Communicator, group: Option<usize>, secondary: Option<usize>) -> Result<Mesh> {
+        let (n, mut mesh) = (ranks.world_size(), Mesh::new(ranks));
         if let Some(size) = group.filter(|&size| size < n) {
-            mesh.shard = world.split(&neighbours(n, size))?;
-            mesh.replica = Some(world.split(&across(n, size))?);
+            let grid = Topology::new(&[(Axis::Replicate, n / size), (Axis::Shard, size)]);
+            mesh.divide(&grid, &[Axis::Shard, Axis::Replicate])?;
         }
         if let Some(size) = secondary.filter(|&size| size < n) {
-            mesh.secondary = Some(world.split(&neighbours(n, size))?);
+            let grid = Topology::new(&[(Axis::Replicate, n / size), (Axis::Secondary, size)]);
+            mesh.divide(&grid, &[Axis::Secondary])?;
         }
         Ok(mesh)
     }
 
-    /// Divides the sharding group by machines, if it is on several; `machine` ranks count as those of one, or those that
+    /// Makes the groups on these axes of a grid of all ranks. All ranks call it.
+    ///
+    /// # Errors
+    /// When a rank failed.
+    pub fn divide(&mut self, grid: &Topology, axes: &[Axis]) -> Result<()> {
+        for &axis in axes {
+            self.axes.push((axis, self.ranks.split(&grid.groups(axis))?));
+        }
+        Ok(())
+    }
+
+    /// Puts all ranks on an axis, whose collectives are then calls in the order of all others.
+    pub fn put_all_on(&mut self, axis: Axis) {
+        self.axes.push((axis, self.ranks.clone()));
+    }
+
+    /// All ranks of the mesh.
+    pub fn ranks(&self) -> &Communicator {
+        &self.ranks
+    }
+
+    /// The ranks that differ from this one on an axis alone, and itself, where the mesh has that axis.
+    pub fn get(&self, axis: Axis) -> Option<&Communicator> {
+        self.axes.iter().find(|(name, _)| *name == axis).map(|(_, group)| group)
+    }
+
+    /// The ranks that divide state among them: all, where it is divided over no groups.
+    pub fn shard(&self) -> &Communicator {
+        self.get(Axis::Shard).unwrap_or(&self.ranks)
+    }
+
+    /// The ranks to which new weights travel.
+    pub fn behind(&self) -> &Communicator {
+        self.behind.as_ref().unwrap_or(self.shard())
+    }
+
+    /// Divides the sharding groups by machines, if each is on several; `machine` ranks count as those of one, or those that
     /// are. All ranks call it.
     ///
     /// # Errors
     /// When a rank failed; machines with different numbers of ranks.
-    pub fn add_hops(&mut self, machine: Option<usize>) -> Result<()> {
-        let n = self.shard.world_size();
+    pub fn add_machines(&mut self, machine: Option<usize>) -> Result<()> {
+        let (all, n) = (self.ranks.world_size(), self.shard().world_size());
         let size = match machine {
             Some(size) if size > 0 && n.is_multiple_of(size) => size,
             Some(size) => {
                 return Err(Error::Usage(format!("{n} ranks cannot be split into machines of {size}")));
             }
-            None => ranks_per_machine(&self.shard.machines(), "quantized gradients are added up")?,
+            None => ranks_per_machine(&self.shard().machines(), "quantized gradients are added up")?,
         };
         if size < n {
-            let inside = self.shard.split(&neighbours(n, size))?;
-            self.hops = Some(Hops { inside, across: self.shard.split(&across(n, size))? });
+            let (machines, inside) = ((Axis::AcrossMachines, n / size), (Axis::InsideMachine, size));
+            let grid = Topology::new(&[(Axis::Replicate, all / n), machines, inside]);
+            self.divide(&grid, &[Axis::InsideMachine, Axis::AcrossMachines])?;
         }
         Ok(())
     }
@@ -74,23 +101,14 @@ impl Mesh {
     /// # Errors
     /// When a rank failed.
     pub fn publish_behind(&mut self) -> Result<()> {
+        let shard = self.shard();
         // Between GPUs they have a stream of their own already, in which values of the host do not wait.
-        if self.shard.works_in_background() && !self.shard.reaches_gpus() {
-            let all = (0..self.shard.world_size()).collect();
-            self.behind = Some(self.shard.split(&[all])?);
+        if shard.works_in_background() && !shard.reaches_gpus() {
+            let all = (0..shard.world_size()).collect();
+            self.behind = Some(shard.split(&[all])?);
         }
         Ok(())
     }
-}
-
-/// `n` ranks in groups of `size` neighbours.
-fn neighbours(n: usize, size: usize) -> Vec<Vec<usize>> {
-    (0..n / size).map(|group| (group * size..(group + 1) * size).collect()).collect()
-}
-
-/// The ranks that have the same place in these groups.
-fn across(n: usize, size: usize) -> Vec<Vec<usize>> {
-    (0..size).map(|place| (0..n / size).map(|group| group * size + place).collect()).collect()
 }
 
 /// How many ranks each machine has, by the machine of each rank. `what` is done inside each.

@@ -22,7 +22,6 @@ impl Core {
         if self.options.placements.optimizer == Placement::Whole {
             return Ok(());
         }
-        let comm = self.mesh.behind.as_ref().unwrap_or(&self.mesh.shard);
         let mut in_flight = self.in_flight();
         in_flight.resize_with(self.groups.len(), || None);
         let groups = self.groups.iter().zip(in_flight.iter_mut());
@@ -30,10 +29,11 @@ impl Core {
             if let Weights::Resident(region) = &group.weights {
                 // A save reads weights where they lie. The update has waited for it only where it had something to change here.
                 group.state.gate.wait();
-                let (dtype, owners) = (group.params.dtype(), &group.owners);
+                let (dtype, owners, comm) =
+                    (group.params.dtype(), &group.owners, self.meshes[group.mesh].behind());
                 let written = group.params.weights().map_or(Ok(Ready::now()), |flat| ready(&flat))?;
                 let gathered = comm.all_gather(region, dtype, owners, written)?;
-                match self.overlaps {
+                match self.plan.overlaps {
                     true => *on_its_way = Some(gathered),
                     false => gathered.precede_launches()?,
                 }

@@ -21,7 +21,6 @@ use oarlock_tensor::{DType, Device, FlatBuffer, Store};
 
 use crate::error::Result;
 use crate::shard::layout::Layout;
-use crate::shard::mesh::Hops;
 use crate::shard::order::ready;
 use crate::shard::pool::{BufferPool, PoolBuffer};
 
@@ -142,9 +141,8 @@ pub(super) fn decode(
 
 /// The exchanges of gradients, with their buffers.
 pub(super) struct Exchanges {
-    hops: Hops,
     device: Device,
-    /// Buffers of the first and of the second.
+    /// Buffers of the first, between the ranks of a machine, and of the second, between machines.
     inside: BufferPool,
     across: BufferPool,
 }
@@ -156,10 +154,9 @@ pub(super) struct FirstHop {
 }
 
 impl Exchanges {
-    pub fn new(hops: &Hops, device: &Device) -> Exchanges {
+    pub fn new(inside: &Communicator, across: &Communicator, device: &Device) -> Exchanges {
         let pool = |comm| BufferPool::new(comm, device, Sharing::PerRank, "quantized gradients on their way");
-        let (inside, across) = (pool(&hops.inside), pool(&hops.across));
-        Exchanges { hops: hops.clone(), device: device.clone(), inside, across }
+        Exchanges { device: device.clone(), inside: pool(inside), across: pool(across) }
     }
 
     /// All bytes of the buffers.
@@ -169,7 +166,7 @@ impl Exchanges {
 
     /// Ranks of a machine, and machines.
     fn sizes(&self) -> (usize, usize) {
-        (self.hops.inside.world_size(), self.hops.across.world_size())
+        (self.inside.comm().world_size(), self.across.comm().world_size())
     }
 
     /// Begins the first exchange of the gradients in `flat`.
@@ -187,7 +184,7 @@ impl Exchanges {
         }
         let sent = ready(&hop.sent.flat)?;
         let (from, to) = (&hop.sent.region, &hop.received.region);
-        let ready = self.hops.inside.all_to_all(from, to, DType::I32, 0..words, sent)?;
+        let ready = self.inside.comm().all_to_all(from, to, DType::I32, 0..words, sent)?;
         Ok((hop, ready))
     }
 
@@ -195,7 +192,7 @@ impl Exchanges {
     /// of its machine.
     pub fn finish(&mut self, layout: &Layout, hop: FirstHop, flat: &FlatBuffer) -> Result<()> {
         let (places, machines) = self.sizes();
-        let (own_place, own_machine) = (self.hops.inside.rank(), self.hops.across.rank());
+        let (own_place, own_machine) = (self.inside.comm().rank(), self.across.comm().rank());
         let owner = |machine: usize| machine * places + own_place;
         let encoded = Encoded::of(layout, places * machines, Bits::Four);
         let block = encoded.largest();
@@ -212,7 +209,7 @@ impl Exchanges {
         }
         let (range, after) = (0..machines * block, ready(&sent.flat)?);
         let exchanged =
-            self.hops.across.all_to_all(&sent.region, &received.region, DType::I32, range, after)?;
+            self.across.comm().all_to_all(&sent.region, &received.region, DType::I32, range, after)?;
         exchanged.precede_launches()?;
         for machine in 0..machines {
             let words = (&received.flat, machine * block);

@@ -231,47 +231,6 @@ impl ModelSize {
         self.known
     }
 
-    /// The buffers in which f32 gradients are reduced in a backward pass, each with the groups that it serves. A buffer
-    /// serves the next group of its size or at least half of it, as the engine's do. With `overlaps` those of a unit are
-    /// still on their way while the next unit's are written.
-    pub(super) fn leaving(&self, overlaps: bool) -> Vec<Vec<&Layout>> {
-        let (mut free, mut buffers) = (Vec::<usize>::new(), Vec::<Vec<&Layout>>::new());
-        let mut in_use = std::collections::BTreeMap::new();
-        let mut in_flight = Vec::new();
-        for unit in (0..self.units.len()).rev() {
-            for open in self.shared[unit].iter().copied().chain([unit]) {
-                for (group, (_, layout)) in self.units[open].iter().enumerate() {
-                    let elems = layout.n_elems();
-                    in_use.entry((open, group)).or_insert_with(|| {
-                        // A buffer is as large as its first group.
-                        let size = |buffer: usize| buffers[buffer][0].n_elems();
-                        let fits = |buffer: &usize| (elems..=2 * elems).contains(&size(*buffer));
-                        let found = free.iter().copied().enumerate().filter(|(_, buffer)| fits(buffer));
-                        match found.min_by_key(|(_, buffer)| size(*buffer)) {
-                            Some((index, buffer)) => {
-                                free.remove(index);
-                                buffers[buffer].push(layout);
-                                buffer
-                            }
-                            None => {
-                                buffers.push(vec![layout]);
-                                buffers.len() - 1
-                            }
-                        }
-                    });
-                }
-            }
-            // What no earlier unit uses is complete.
-            let complete = (0..self.units[unit].len()).filter_map(|group| in_use.remove(&(unit, group)));
-            let complete: Vec<usize> = complete.collect();
-            match overlaps {
-                true => free.extend(std::mem::replace(&mut in_flight, complete)),
-                false => free.extend(complete),
-            }
-        }
-        buffers
-    }
-
     pub(super) fn layouts(&self) -> impl Iterator<Item = &(DType, Layout)> {
         self.units.iter().flatten()
     }

@@ -194,6 +194,10 @@ impl Costs<'_> {
             units[n - 1] = (forward.ends, backward.ends);
             return units;
         }
+        if n == 0 {
+            // What no unit holds computes all.
+            return vec![(forward.sum(), backward.sum()); first];
+        }
         let all: usize = elems[first..].iter().sum();
         let share = |index: usize| if index < first { 0.0 } else { elems[index] as f64 / all.max(1) as f64 };
         (0..elems.len()).map(|index| (share(index) * forward.sum(), share(index) * backward.sum())).collect()
@@ -223,6 +227,10 @@ impl Costs<'_> {
         let of = |unit: usize| first[unit]..first.get(unit + 1).copied().unwrap_or(all.len());
         let unit = |index: usize| {
             let (forward, backward) = if part.is_none() { times[index] } else { (0.0, 0.0) };
+            if size.has_root() && index == 0 {
+                // What no unit holds is around all passes, and its gradients stay.
+                return Unit { forward, backward, ..Unit::default() };
+            }
             let shared = size.shared_units()[index].iter().flat_map(|&home| of(home));
             Unit {
                 forward,

@@ -1,8 +1,11 @@
-//! A step of one rank as the engine goes through it (`shard/passes`, `shard/gather`, `shard/reduce`): computations one after
-//! another, and collectives that block, or proceed on a thread of their own in the order of their calls until they are
-//! waited for.
+//! The time of a step of one rank: the engine's own schedule ([`Schedule`]), carried out with a clock. Computations follow one
+//! another; collectives block, or proceed on a thread of their own in the order of their calls until they are waited for.
+
+use std::convert::Infallible;
+use std::sync::Arc;
 
 use oarlock_config::config::Lifetime;
+use oarlock_engine::shard::{DryRun, Executor, GradientUse, GroupUse, Plan, Schedule, UnitUse};
 
 use super::network::{Call, CallKind, Over};
 
@@ -30,6 +33,13 @@ pub struct Group {
     pub is_trained: bool,
     /// Whether its weights are gathered for each use.
     pub is_gathered: bool,
+}
+
+impl Group {
+    /// Bytes of its weights.
+    fn bytes(&self) -> u64 {
+        (self.elems * self.element_bytes) as u64
+    }
 }
 
 /// A step.
@@ -91,7 +101,9 @@ impl Step {
     /// Goes through a step that follows another; `time_of` says how long a collective takes, `lost_to` how much longer what is
     /// computed beside it.
     pub fn run(&self, time_of: &dyn Fn(Call) -> f64, lost_to: &dyn Fn(Call) -> f64) -> Account {
-        let mut run = Run {
+        let plan = Arc::new(self.plan());
+        let mut schedule = Schedule::new(plan.clone());
+        let mut clock = Clock {
             step: self,
             time_of,
             lost_to,
@@ -99,31 +111,53 @@ impl Step {
             now: 0.0,
             wire: 0.0,
             account: Account::default(),
-            holds: vec![false; self.units.len()],
-            n_holds: vec![0; self.groups.len()],
             gathered: vec![None; self.groups.len()],
             published: vec![0.0; self.groups.len()],
-            leaving: Vec::new(),
-            n_left: 0,
+            leaving: vec![0.0; self.groups.len()],
+            across: vec![0.0; self.groups.len()],
+            plan,
         };
-        run.once();
-        let begin = run.now;
-        run.account = Account::default();
-        run.once();
-        Account { seconds: run.now - begin, ..run.account }
+        clock.step(&mut schedule);
+        let begin = clock.now;
+        clock.account = Account::default();
+        clock.step(&mut schedule);
+        Account { seconds: clock.now - begin, ..clock.account }
+    }
+
+    /// What its order depends on.
+    fn plan(&self) -> Plan {
+        let is_in_unit = |group: usize| self.units.iter().any(|unit| unit.completes.contains(&group));
+        let gradients = |(index, group): (usize, &Group)| match self.shards_gradients {
+            _ if !group.is_trained => GradientUse::None,
+            // What is in no unit leaves only where groups of ranks sum across each other.
+            true if is_in_unit(index) || self.replicas_of.is_some() => {
+                GradientUse::Sharded { across: self.replicas_of.is_some() }
+            }
+            _ => GradientUse::Whole,
+        };
+        let in_step = |(index, group): (usize, &Group)| GroupUse {
+            elems: group.elems,
+            is_gathered: group.is_gathered,
+            gradients: gradients((index, group)),
+        };
+        let unit = |unit: &Unit| UnitUse { groups: unit.uses.clone(), completes: unit.completes.clone() };
+        Plan {
+            units: self.units.iter().map(unit).collect(),
+            groups: self.groups.iter().enumerate().map(in_step).collect(),
+            lifetime: self.lifetime,
+            prefetch_elems: self.prefetch_elems,
+            max_live_elems: self.max_live_elems,
+            overlaps: self.overlaps,
+            keeps_second_copy: false,
+            converts_gradients: self.reduce_bytes < 4,
+        }
     }
 }
 
-/// A reduction on its way.
-struct Leaving {
-    group: usize,
-    end: f64,
-    /// How often a backward pass had left a unit.
-    left: u64,
-}
-
-struct Run<'a> {
+/// Carries out a schedule in time.
+struct Clock<'a> {
     step: &'a Step,
+    plan: Arc<Plan>,
     time_of: &'a dyn Fn(Call) -> f64,
     lost_to: &'a dyn Fn(Call) -> f64,
     /// By how much collectives will still prolong computations.
@@ -132,28 +166,25 @@ struct Run<'a> {
     now: f64,
     wire: f64,
     account: Account,
-    holds: Vec<bool>,
-    n_holds: Vec<usize>,
     /// When the weights of a group are there, of those that are gathered.
     gathered: Vec<Option<f64>>,
     /// When its new weights are there, of those that are not.
     published: Vec<f64>,
-    leaving: Vec<Leaving>,
-    n_left: u64,
+    /// When its gradients are sums, and sums over all groups of ranks.
+    leaving: Vec<f64>,
+    across: Vec<f64>,
 }
 
-impl Run<'_> {
-    fn once(&mut self) {
+impl Clock<'_> {
+    /// A step as a trainer takes it: the passes and their sums, the norm, the update, the new weights for all.
+    fn step(&mut self, schedule: &mut Schedule) {
         let step = self.step;
         self.values(VALUE, Over::All);
-        for micro_batch in 0..step.micro_batches {
-            self.forward();
-            self.backward(micro_batch);
-        }
-        self.reduce_rest();
+        let Ok(()) = schedule.dry_step(step.micro_batches, self);
         self.compute(step.norm);
         self.values(VALUE * step.n_blocks as u64, Over::Shard);
         self.values(VALUE, Over::All);
+        let Ok(()) = schedule.begin_step(self);
         self.compute(step.update);
         self.publish();
         self.compute(step.rest);
@@ -165,16 +196,24 @@ impl Run<'_> {
         }
     }
 
-    /// Begins a collective; returns when it is over.
-    fn begin(&mut self, operation: CallKind, bytes: u64, over: Over) -> f64 {
+    /// Counts a collective; returns how long it takes.
+    fn call(&mut self, operation: CallKind, bytes: u64, over: Over) -> f64 {
         let call = Call { operation, bytes, over };
         let time = (self.time_of)(call);
         self.account.calls.push(call);
         self.account.communication += time;
+        if self.step.overlaps {
+            self.lost += (self.lost_to)(call);
+        }
+        time
+    }
+
+    /// Begins a collective; returns when it is over.
+    fn begin(&mut self, operation: CallKind, bytes: u64, over: Over) -> f64 {
+        let time = self.call(operation, bytes, over);
         self.wire = self.wire.max(self.now) + time;
-        match self.step.overlaps {
-            true => self.lost += (self.lost_to)(call),
-            false => self.wait(self.wire),
+        if !self.step.overlaps {
+            self.wait(self.wire);
         }
         self.wire
     }
@@ -192,162 +231,86 @@ impl Run<'_> {
         self.wait(end);
     }
 
-    fn forward(&mut self) {
-        let n = self.step.units.len();
-        for unit in 0..n {
-            self.enter(unit, true);
-            self.compute(self.step.units[unit].forward);
-            // The backward pass begins with the unit that the forward pass ends with.
-            if self.step.lifetime != Lifetime::ForwardToBackward && unit + 1 < n {
-                self.release(unit);
-            }
-        }
-    }
-
-    fn backward(&mut self, micro_batch: usize) {
-        let is_last = micro_batch + 1 == self.step.micro_batches;
-        self.finish_earlier(0);
-        for unit in (0..self.step.units.len()).rev() {
-            self.finish_earlier(1);
-            self.enter(unit, false);
-            self.compute(self.step.units[unit].backward);
-            self.n_left += 1;
-            if self.step.shards_gradients || is_last && self.step.overlaps {
-                for group in self.step.units[unit].completes.clone() {
-                    self.reduce(group);
-                }
-            }
-            self.release(unit);
-        }
-    }
-
-    /// Gathers what a unit uses, waits for it, and begins to gather what the next ones use.
-    fn enter(&mut self, unit: usize, forward: bool) {
-        let step = self.step;
-        self.hold(unit);
-        for &group in &step.units[unit].uses {
-            self.wait(self.gathered[group].unwrap_or(self.published[group]));
-        }
-        let elems = |group: usize| if step.groups[group].is_gathered { step.groups[group].elems } else { 0 };
-        let open = (0..step.groups.len()).filter(|&group| self.gathered[group].is_some());
-        let (mut live, mut ahead): (usize, usize) = (open.map(elems).sum(), 0);
-        let next: Vec<usize> =
-            if forward { (unit + 1..step.units.len()).collect() } else { (0..unit).rev().collect() };
-        for unit in next {
-            let closed = step.units[unit].uses.iter().filter(|&&group| self.gathered[group].is_none());
-            let more: usize = closed.map(|&group| elems(group)).sum();
-            live += more;
-            if ahead >= step.prefetch_elems || live > step.max_live_elems {
-                break;
-            }
-            ahead += more;
-            self.hold(unit);
-        }
-    }
-
-    fn hold(&mut self, unit: usize) {
-        if std::mem::replace(&mut self.holds[unit], true) {
-            return;
-        }
-        for &group in &self.step.units[unit].uses {
-            self.n_holds[group] += 1;
-            let Group { elems, element_bytes, is_gathered, .. } = self.step.groups[group];
-            if is_gathered && self.gathered[group].is_none() {
-                self.gathered[group] =
-                    Some(self.begin(CallKind::AllGather, (elems * element_bytes) as u64, Over::Shard));
-            }
-        }
-    }
-
-    fn release(&mut self, unit: usize) {
-        if !std::mem::replace(&mut self.holds[unit], false) {
-            return;
-        }
-        for &group in &self.step.units[unit].uses {
-            self.n_holds[group] -= 1;
-            if self.n_holds[group] == 0 {
-                self.gathered[group] = None;
-            }
-        }
-    }
-
-    fn reduce(&mut self, group: usize) {
-        let Step { shards_gradients, shards_optimizer, bucket_elems, reduce_bytes, .. } = *self.step;
-        let Group { elems, is_trained, .. } = self.step.groups[group];
-        if !is_trained {
-            return;
-        }
-        let everywhere = !shards_gradients && !shards_optimizer;
-        let operation = if everywhere { CallKind::AllReduce } else { CallKind::ReduceScatter };
-        let mut end = self.now;
-        for start in (0..elems).step_by(bucket_elems.max(1)) {
-            let bucket = (elems - start).min(bucket_elems);
-            end = self.begin(operation, (bucket * reduce_bytes) as u64, Over::Shard);
-        }
-        self.leaving.push(Leaving { group, end, left: self.n_left });
-        if !self.step.overlaps {
-            self.finish_leaving(usize::MAX);
-        }
-    }
-
-    /// Takes up the reductions of all but the `kept` units left last, where sharded gradients leave through buffers.
-    fn finish_earlier(&mut self, kept: u64) {
-        let is_earlier = |leaving: &Leaving| leaving.left + kept <= self.n_left;
-        if self.step.shards_gradients
-            && let Some(last) = self.leaving.iter().rposition(is_earlier)
-        {
-            self.finish_leaving(last + 1);
-        }
-    }
-
-    fn finish_leaving(&mut self, n: usize) {
-        let n = n.min(self.leaving.len());
-        for Leaving { group, end, .. } in self.leaving.drain(..n).collect::<Vec<_>>() {
-            self.wait(end);
-            if self.step.shards_gradients {
-                self.compute(self.step.accumulate * self.step.groups[group].elems as f64);
-            }
-        }
-    }
-
-    /// Ends the passes: whole gradients that have not left do so now.
-    fn reduce_rest(&mut self) {
-        if !self.step.shards_gradients && !self.step.overlaps {
-            for group in self.step.units.iter().rev().flat_map(|unit| unit.completes.clone()) {
-                self.reduce(group);
-            }
-        }
-        self.finish_leaving(usize::MAX);
-        if let Some(ranks) = self.step.replicas_of {
-            let trained = self.step.groups.iter().filter(|group| group.is_trained);
-            for owned in trained.map(|group| group.elems / ranks).collect::<Vec<_>>() {
-                let end = self.begin(CallKind::AllReduce, 4 * owned as u64, Over::Replicas);
-                self.wait(end);
-            }
-        }
-    }
-
     /// Shows the new weights to all: beside the next step, where collectives proceed beside computations.
     fn publish(&mut self) {
         if !self.step.shards_optimizer {
             return;
         }
-        let mut wire = self.now;
-        let travels = |group: &Group| group.is_trained && !group.is_gathered;
-        for (index, group) in self.step.groups.iter().enumerate().filter(|(_, group)| travels(group)) {
-            let bytes = (group.elems * group.element_bytes) as u64;
-            let call = Call { operation: CallKind::AllGather, bytes, over: Over::Shard };
-            let time = (self.time_of)(call);
-            self.account.calls.push(call);
-            self.account.communication += time;
-            if self.step.overlaps {
-                self.lost += (self.lost_to)(call);
-            }
-            wire += time;
+        let (plan, mut wire) = (self.plan.clone(), self.now);
+        for index in plan.published().filter(|&index| self.step.groups[index].is_trained) {
+            let group = self.step.groups[index];
+            wire += self.call(CallKind::AllGather, group.bytes(), Over::Shard);
             self.published[index] = wire;
         }
         if !self.step.overlaps {
             self.wait(wire);
         }
+    }
+}
+
+impl Executor for Clock<'_> {
+    type Error = Infallible;
+
+    fn gather(&mut self, group: usize, _second_copy: bool) -> Result<(), Infallible> {
+        let bytes = self.step.groups[group].bytes();
+        self.gathered[group] = Some(self.begin(CallKind::AllGather, bytes, Over::Shard));
+        Ok(())
+    }
+
+    fn await_weights(&mut self, group: usize) -> Result<(), Infallible> {
+        self.wait(self.gathered[group].unwrap_or(self.published[group]));
+        Ok(())
+    }
+
+    fn release(&mut self, group: usize) -> Result<(), Infallible> {
+        self.gathered[group] = None;
+        Ok(())
+    }
+
+    fn keep_second_copy(&mut self, _group: usize) -> Result<(), Infallible> {
+        Ok(())
+    }
+
+    fn drop_second_copy(&mut self, _group: usize) {}
+
+    fn reduce(&mut self, group: usize, _adds: bool) -> Result<(), Infallible> {
+        let Step { shards_optimizer, bucket_elems, reduce_bytes, .. } = *self.step;
+        let operation = if shards_optimizer { CallKind::ReduceScatter } else { CallKind::AllReduce };
+        let elems = self.step.groups[group].elems;
+        self.leaving[group] = self.now;
+        for start in (0..elems).step_by(bucket_elems.max(1)) {
+            let bucket = (elems - start).min(bucket_elems);
+            self.leaving[group] = self.begin(operation, (bucket * reduce_bytes) as u64, Over::Shard);
+        }
+        Ok(())
+    }
+
+    fn finish_reduction(&mut self, group: usize) -> Result<(), Infallible> {
+        self.wait(self.leaving[group]);
+        if let GradientUse::Sharded { .. } = self.plan.groups[group].gradients {
+            self.compute(self.step.accumulate * self.step.groups[group].elems as f64);
+        }
+        Ok(())
+    }
+
+    fn reduce_across(&mut self, group: usize) -> Result<(), Infallible> {
+        let owned = self.step.groups[group].elems / self.step.replicas_of.unwrap_or(1);
+        self.across[group] = self.begin(CallKind::AllReduce, 4 * owned as u64, Over::Replicas);
+        Ok(())
+    }
+
+    fn finish_across(&mut self, group: usize) -> Result<(), Infallible> {
+        self.wait(self.across[group]);
+        Ok(())
+    }
+}
+
+impl DryRun for Clock<'_> {
+    fn forward(&mut self, unit: usize) {
+        self.compute(self.step.units[unit].forward);
+    }
+
+    fn backward(&mut self, unit: usize) {
+        self.compute(self.step.units[unit].backward);
     }
 }

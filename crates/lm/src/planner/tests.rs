@@ -4,7 +4,7 @@ use std::collections::BTreeMap;
 
 use oarlock_comm::{Communicator, Link, Recorded};
 use oarlock_config::config::{Lifetime, PartitionMethod};
-use oarlock_engine::nn::parameters;
+use oarlock_engine::nn::{Wrap, parameters};
 use oarlock_engine::pipeline::unit_weights;
 use oarlock_engine::report::speed::PhaseTimer;
 use oarlock_engine::shard::{Placements, ShardingConfig};
@@ -308,14 +308,18 @@ const VALUES: &str = "all_reduce_f64";
 #[test]
 fn the_traffic_of_a_step_is_what_engines_count() {
     let (ranks, n_layers) = (2, 3);
-    let kept = Lifetime::ForwardToBackward;
-    for (dtype, stage, placements, persistence, lifetime, overlap, reduce_dtype) in [
-        (DType::F32, Stage::Whole, Placements::WHOLE, 0, Lifetime::OneUse, true, DType::F32),
-        (DType::BF16, Stage::Optimizer, Placements::OPTIMIZER, 0, Lifetime::OneUse, true, DType::F32),
-        (DType::F32, Stage::Optimizer, Placements::OPTIMIZER, 0, Lifetime::OneUse, false, DType::BF16),
-        (DType::BF16, Stage::Gradients, Placements::GRADIENTS, 0, Lifetime::OneUse, true, DType::F32),
-        (DType::F32, Stage::Parameters, Placements::PARAMETERS, 3000, Lifetime::OneUse, true, DType::F32),
-        (DType::BF16, Stage::Parameters, Placements::PARAMETERS, 0, kept, false, DType::F32),
+    let (once, kept) = (Lifetime::OneUse, Lifetime::ForwardToBackward);
+    let layers = || Wrap::Transformer(vec!["LlamaDecoderLayer".to_owned()]);
+    for (dtype, stage, placements, persistence, lifetime, overlap, reduce_dtype, wrap) in [
+        (DType::F32, Stage::Whole, Placements::WHOLE, 0, once, true, DType::F32, Wrap::Declared),
+        (DType::BF16, Stage::Optimizer, Placements::OPTIMIZER, 0, once, true, DType::F32, Wrap::Declared),
+        (DType::F32, Stage::Optimizer, Placements::OPTIMIZER, 0, once, false, DType::BF16, Wrap::Declared),
+        (DType::BF16, Stage::Gradients, Placements::GRADIENTS, 0, once, true, DType::F32, Wrap::Declared),
+        (DType::F32, Stage::Parameters, Placements::PARAMETERS, 3000, once, true, DType::F32, Wrap::Declared),
+        (DType::BF16, Stage::Parameters, Placements::PARAMETERS, 0, kept, false, DType::F32, Wrap::Declared),
+        // What no unit holds is reduced once a step.
+        (DType::F32, Stage::Gradients, Placements::GRADIENTS, 0, once, true, DType::F32, layers()),
+        (DType::F32, Stage::Parameters, Placements::PARAMETERS, 0, once, false, DType::F32, layers()),
     ] {
         for micro in [1, 2] {
             let options = ShardingConfig {
@@ -328,9 +332,11 @@ fn the_traffic_of_a_step_is_what_engines_count() {
                 prefetch_elems: 20_000,
                 max_live_elems: 60_000,
                 reduce_bucket_elems: 10_000,
+                wrap: wrap.clone(),
                 ..ShardingConfig::default()
             };
             let mut facts = facts(dtype, 64, n_layers, persistence);
+            facts.size = ModelSize::wrapped(&llama(64, n_layers, 200, LEN), dtype, &wrap);
             let settings = &mut facts.settings;
             settings.sharding = options.clone();
             facts.bucket_elems = 10_000;
@@ -346,7 +352,7 @@ fn the_traffic_of_a_step_is_what_engines_count() {
                 counted.iter().filter(|((operation, _), _)| *operation == VALUES).map(|(_, n)| n).sum();
             counted.retain(|(operation, _), _| *operation != VALUES);
             counted.insert((VALUES, 0), values);
-            assert_eq!(calls, counted, "{stage:?} in {dtype}, {micro} micro-batch(es)");
+            assert_eq!(calls, counted, "{stage:?} in {dtype}, {wrap:?}, {micro} micro-batch(es)");
         }
     }
 }
@@ -363,6 +369,10 @@ fn predictions_are_those_computed_by_hand() {
     assert_eq!((alone.sent, alone.exposed), (0.0, 0.0));
     assert_eq!(alone.to_the_end, Some(1000.0 * alone.seconds));
     assert_eq!(alone.energy, Some(50.0 * 1000.0 * alone.seconds));
+    // The passes take as long where no part of the model is a unit.
+    let size = ModelSize::wrapped(&llama(64, 4, 200, LEN), DType::F32, &Wrap::None);
+    let whole = predicted(&Facts { size, ..facts.clone() }, &cluster(1, 1), choice(Stage::Optimizer, 2, 8));
+    assert!((whole.seconds - alone.seconds).abs() < 1e-4, "{} {}", whole.seconds, alone.seconds);
     // Two machines halve the passes; their gradients go over the link once, and so do the new weights.
     let two = predicted(&facts, &cluster(2, 1), choice(Stage::Optimizer, 2, 4));
     let values =

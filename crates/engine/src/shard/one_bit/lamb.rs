@@ -72,7 +72,7 @@ impl OneBitSteps {
         }
         let moments = step.places.iter().map(|place| step.slot(*place, &Slot::M));
         let moments = moments.collect::<Result<Vec<_>>>()?;
-        if step.core.mesh.shard.world_size() > 1 {
+        if step.core.mesh().shard().world_size() > 1 {
             self.exchange(step)?.mean(&[moments.iter().map(Held::part).collect()])?;
             for (place, moment) in step.places.iter().zip(&moments) {
                 self.mask(step, *place, moment)?;

@@ -114,7 +114,7 @@ impl OneBitSteps {
             group.state.gate.wait();
         }
         let stage = self.schedule.stage();
-        let n_ranks = core.mesh.shard.world_size() as f32;
+        let n_ranks = core.mesh().shard().world_size() as f32;
         let scale = if stage == Stage::Sums { grad_scale } else { grad_scale * n_ranks };
         for place in &step.places {
             let grads = step.grads(*place)?;
@@ -201,7 +201,7 @@ impl OneBitSteps {
             step.run(Pass::SumMoments { eps }, *place, &[Slot::Other(&sum), Slot::V])?;
             sums.push(sum);
         }
-        if step.core.mesh.shard.world_size() > 1 {
+        if step.core.mesh().shard().world_size() > 1 {
             let values: Vec<Vec<Part>> = sums.iter().map(|sum| vec![sum.part()]).collect();
             self.exchange(step)?.mean(&values)?;
             for (place, sum) in step.places.iter().zip(&sums) {
@@ -219,7 +219,7 @@ impl OneBitSteps {
 
     /// One kind of values of each parameter becomes its mean over the ranks, and is masked.
     fn mean(&mut self, step: &Step, slot: Slot) -> Result<()> {
-        if step.core.mesh.shard.world_size() == 1 {
+        if step.core.mesh().shard().world_size() == 1 {
             return Ok(());
         }
         let all = step.places.iter().map(|place| step.slot(*place, &slot)).collect::<Result<Vec<_>>>()?;
@@ -243,7 +243,7 @@ impl OneBitSteps {
                 OneBitKind::Lamb { .. } => vec![each.sum()],
                 _ => each.collect(),
             };
-            self.exchange = Some(Exchange::new(&step.core.mesh.shard, &step.core.device, &items)?);
+            self.exchange = Some(Exchange::new(step.core.mesh().shard(), &step.core.device, &items)?);
         }
         self.exchange.as_ref().ok_or_else(|| Error::Usage("an exchange that was not made".to_owned()))
     }

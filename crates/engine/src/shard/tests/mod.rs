@@ -1,5 +1,6 @@
 //! What moves in a step, how much stays in memory, and what happens where ranks do not do the same.
 
+mod experts;
 mod one_bit;
 mod overlap;
 mod quantized;

@@ -9,7 +9,7 @@ use serde_json::Value;
 
 use super::*;
 use crate::shard::layout::{Grain, Layout};
-use crate::shard::{ParamSlice, Quantized, WeightSource, check_sharding};
+use crate::shard::{Axis, ParamSlice, Quantized, WeightSource, check_sharding};
 
 const SIZES: [usize; 2] = [3 * 4096 + 100, 5000];
 
@@ -237,9 +237,10 @@ fn covered(name: &str, options: &ShardingConfig) -> [u64; 3] {
         let mut run = Run::new(comm, options.clone(), freeze);
         let count = |run: &Run| {
             // A part of the ranks is a communicator of its own.
-            let mesh = &run.engine.core.mesh;
-            let hops = mesh.hops.iter().flat_map(|hops| [&hops.inside, &hops.across]);
-            let comms: Vec<_> = std::iter::once(&mesh.shard).chain(&mesh.secondary).chain(hops).collect();
+            let mesh = run.engine.core.mesh();
+            let axes = [Axis::Secondary, Axis::InsideMachine, Axis::AcrossMachines];
+            let others = axes.iter().filter_map(|axis| mesh.get(*axis));
+            let comms: Vec<_> = std::iter::once(mesh.shard()).chain(others).collect();
             [Operation::AllGather, Operation::AllToAll, Operation::ReduceScatter].map(|operation| {
                 let of = |comm: &Communicator| {
                     comm.traffic().iter().find(|t| t.operation == operation).map_or(0, |t| t.bytes)
