@@ -218,7 +218,7 @@ fn the_reports_name_gpus_driver_and_libraries() {
             found.unwrap_or_else(|| panic!("{report}: no {name}: {all}"))
         };
         let first = line("GPU 0");
-        for words in ["Emulated A100, 67 MB", "compute capability 8.0", "GPU-00295"] {
+        for words in ["Emulated A100, 134 MB", "compute capability 8.0", "GPU-00295"] {
             assert!(first.contains(words), "{report}: {first}");
         }
         assert!(line("GPU 1").contains("Emulated H100"), "{report}: {all}");
@@ -332,7 +332,8 @@ fn what_a_gpu_has_no_memory_for_is_done_by_the_cpu_unless_the_gpu_was_asked_for(
     let [note] = notes[..] else { panic!("{on_cpu:?}") };
     for words in [
         "note: ",
-        "needed, but the memory of the GPU is 268 MB, so the CPU trains",
+        // The H100 of rank 0 has twice as much.
+        "needed, but the memory of the GPU of rank 1 is 134 MB, so the CPU trains",
         "there would fit: per_device_train",
     ] {
         assert!(note.contains(words), "{words}: {note}");
@@ -341,7 +342,8 @@ fn what_a_gpu_has_no_memory_for_is_done_by_the_cpu_unless_the_gpu_was_asked_for(
     assert_eq!(refused.code, Some(1), "{refused:?}");
     for words in [
         "not enough memory to train",
-        "the memory of the GPU",
+        "the memory of the GPU of rank 1 is 134 MB",
+        "of 134 MB in use",
         "per_device_train_batch_size: ",
         "device: cpu",
     ] {

@@ -87,7 +87,7 @@ const PARTS: [&str; 4] = ["layers", "head and loss", "embedding", "norm and Adam
 fn part_of(kernel: &str) -> usize {
     match kernel {
         _ if kernel.starts_with("token_loss") || kernel == "library" || kernel == "total_loss" => 1,
-        _ if kernel.starts_with("adam") || kernel == "squared_norms" => 3,
+        _ if kernel.starts_with("adam") || kernel == "squared_norms" || kernel == "sum_f64" => 3,
         _ => 2,
     }
 }
@@ -115,6 +115,8 @@ impl Model {
                 "library" | "token_loss_grad_f32_bf16" => n * self.chunks,
                 "order_count" | "order_place" => n - passes(VOCAB) + passes(self.vocab),
                 "order_scan" => n - passes(VOCAB) + passes(self.vocab),
+                // More than 4,096 sums of the norm are summed in two launches.
+                "sum_f64" => 2 * n,
                 _ if part_of(kernel) == 3 => 0,
                 _ => n,
             };
@@ -122,7 +124,7 @@ impl Model {
         }
         // Runs of neighbors with the same numbers: the matrices of a layer, its biases, its norms.
         let (runs, biases) = if self.has_biases { (self.layers, 3) } else { (0, 0) };
-        parts[3] = tables(self.layers + 1) + tables(runs) + tables(self.layers + 1);
+        parts[3] += tables(self.layers + 1) + tables(runs) + tables(self.layers + 1);
         parts[3] += tables((9 + biases) * self.layers + 2);
         parts
     }

@@ -53,6 +53,9 @@ struct Result {
 // Another copy of this file can be of another version.
 static int version = 130100;
 static std::atomic<int> n_alive{0}, n_choices{0}, last_id{0}, is_new{0};
+// What success comes with where the library has nothing for a shape: proposals, none, or some that say that they cannot run.
+static std::atomic<int> proposals{0};
+const int NONE = 1, UNUSABLE = 2;
 
 // The fake driver in the folder of this file.
 static void* driver(const char* symbol) {
@@ -241,13 +244,14 @@ Status cublasLtMatmulAlgoGetHeuristic(void*, const Desc* desc, const Layout* a, 
   if (wanted < 1 || !fits(*desc, *a, *b, *c, *d)) return INVALID_VALUE;
   if (preference->workspace < ALGO_WORKSPACE) return NOT_SUPPORTED;
   const Layout* layouts[] = {a, b, c, d};
-  for (u32 i = 0; i < N_ALGOS && *n < wanted; i++) {
+  for (u32 i = 0; i < N_ALGOS && *n < wanted && proposals != NONE; i++) {
     // The last one splits its sums, and adds the parts in the output.
     u32 reduction = i == N_ALGOS - 1 ? 4 : 0;
     if ((preference->reductions & reduction) != reduction) continue;
     Result& result = results[(*n)++] = {};
     result.algo = {hash_of(*desc, layouts), {FIRST_ID + i, 100 + i, 1 + reduction / 4, reduction, 0, 0, i, i, i}};
     result.workspace = ALGO_WORKSPACE;
+    result.state = proposals == UNUSABLE ? NOT_SUPPORTED : 0;
     for (int j = 0; j < 4; j++) result.algo.alignment[j] = preference->alignment[j];
     u64 bias = alignment_of(desc->bias);
     result.algo.bias_alignment = bias > 256 ? 256 : bias;
@@ -286,7 +290,7 @@ Status cublasLtMatmulAlgoCheck(void*, const Desc* desc, const Layout* a, const L
   u32 i = algo->attributes[0] - FIRST_ID;
   for (int other : {1, 6, 7, 8})
     if (algo->attributes[other] != i + (other == 1 ? 100 : 0)) return NOT_SUPPORTED;
-  *result = {*algo, ALGO_WORKSPACE, 0, 1.f, {}};
+  *result = {*algo, ALGO_WORKSPACE, proposals == UNUSABLE ? NOT_SUPPORTED : 0, 1.f, {}};
   return 0;
 }
 
@@ -324,6 +328,8 @@ Status cublasLtMatmul(void* handle, const Desc* desc, const f32* alpha, u64 at_a
 int fake_blas_alive() { return n_alive; }
 int fake_choices() { return n_choices; }
 int fake_algorithm() { return last_id; }
+// What the library proposes from now on, as above.
+void fake_proposals(int which) { proposals = which; }
 // From now on the library lacks its second algorithm, as another version might. The number of the ids.
 int fake_new_version() {
   is_new = 1;

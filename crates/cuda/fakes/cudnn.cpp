@@ -24,6 +24,8 @@ static const i64 DETERMINISTIC = 1;
 static const size_t WORKSPACE_BYTES = 65536;
 
 static std::atomic<int> n_alive{0}, n_plans{0}, n_runs{0};
+// Configurations that a heuristic proposes.
+static std::atomic<int> n_proposals{2};
 
 // The fake driver in the folder of this file.
 static void* driver(const char* symbol) {
@@ -360,8 +362,8 @@ Status cudnnBackendGetAttribute(Descriptor* descriptor, int name, int, i64 wante
   Data& data = *descriptor->data;
   *n = 1;
   if (data.kind == HEURISTIC && name == 202) {
-    *n = 2;
-    for (i64 i = 0; i < wanted && i < 2; i++) {
+    *n = n_proposals;
+    for (i64 i = 0; i < wanted && i < *n; i++) {
       Data& config = *((Descriptor* const*)elements)[i]->data;
       config.engine = i;
       config.refs[-1] = {data.ref(201)};
@@ -455,5 +457,6 @@ Status cudnnBackendExecute(Library* handle, Descriptor* plan, Descriptor* pack) 
 int fake_cudnn_alive() { return n_alive; }
 int fake_cudnn_plans() { return n_plans; }
 int fake_cudnn_runs() { return n_runs; }
+void fake_cudnn_proposals(int n) { n_proposals = n; }
 
 }  // extern "C"

@@ -98,11 +98,11 @@ int nvrtcGetProgramLog(Program* program, char* log) {
   return 0;
 }
 int nvrtcGetCUBINSize(Program* program, size_t* n) {
-  *n = program->code.size() + 1;
+  *n = fails == "no code" ? 0 : program->code.size() + 1;
   return fails == "cubin" ? 1 : 0;
 }
 int nvrtcGetCUBIN(Program* program, char* code) {
-  strcpy(code, program->code.c_str());
+  if (fails != "no code") strcpy(code, program->code.c_str());
   return 0;
 }
 

@@ -23,7 +23,7 @@ static const Model models[] = {{"Emulated H100", 9, 0, 132, 227 << 10, 228 << 10
                                {"Emulated GB10", 12, 1, 48, 99 << 10, 100 << 10, 1536}};
 
 Device devices[3] = {{models[0], "0000:1b:00.0", 256u << 20},
-                     {models[1], "0000:1c:00.0", 64u << 20},
+                     {models[1], "0000:1c:00.0", 128u << 20},
                      {models[2], "0000:1d:00.0", 64u << 20}};
 State state;
 

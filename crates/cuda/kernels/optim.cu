@@ -48,30 +48,41 @@
            w -= lr * (g / (sqrtf(m) + eps)); \
          })) \
   /* x keep + step y: the last step of Muon, and what its polynomial is put together by. */ \
-  KERNEL(muon_blend_##T, THREADS, (f32* x, const f32* y, T* working, f32 keep, f32 step_size, u64 n), \
-         step(x, y, working, n, [&](f32& w, f32&, f32&, f32 g) { w = w * keep + step_size * g; }))
+  KERNEL(muon_blend_##T, THREADS, (const IN_PLACE pieces all, f32 keep, f32 step_size), \
+         step_pieces<T>(all, [&](f32& w, f32&, f32&, f32 g) { w = w * keep + step_size * g; }))
 
 OPTIM(f32)
 OPTIM(bf16)
 OPTIM(f16)
 
-// The next momentum, and the direction that Muon makes orthogonal.
-KERNEL(muon_momentum, THREADS,
-       (f32* direction, f32* buffer, const f32* grad, f32 grad_scale, f32 momentum, f32 take, u32 nesterov, u64 n),
-       bool packed = packs(direction) && packs(buffer) && packs(grad);
-       each8(n, [&](u64 i, u64 left) {
-         f32 m[8], g[8], u[8];
-         load8(m, buffer + i, left, packed);
-         load8(g, grad + i, left, packed);
-         UNROLL for (u32 k = 0; k < 8; k++) {
-           g[k] *= grad_scale;
-           m[k] = interpolate(m[k], g[k], take);
-           u[k] = nesterov ? interpolate(g[k], m[k], momentum) : m[k];
+// The next momentum, and the direction that Muon makes orthogonal: the operands are the direction, the momentum and the gradient.
+KERNEL(muon_momentum, THREADS, (const IN_PLACE pieces all, f32 grad_scale, f32 momentum, f32 take, u32 nesterov),
+       each_tile(all, [&](u32 piece, u64 start, u64 end) {
+         f32 *direction = operand<f32>(all, 0, piece), *buffer = operand<f32>(all, 1, piece);
+         const f32* grad = operand<f32>(all, 2, piece);
+         bool packed = packs(direction) && packs(buffer) && packs(grad);
+         for (u64 i = start + threadIdx.x * 8; i < end; i += THREADS * 8) {
+           f32 m[8], g[8], u[8];
+           load8(m, buffer + i, end - i, packed);
+           load8(g, grad + i, end - i, packed);
+           UNROLL for (u32 k = 0; k < 8; k++) {
+             g[k] *= grad_scale;
+             m[k] = interpolate(m[k], g[k], take);
+             u[k] = nesterov ? interpolate(g[k], m[k], momentum) : m[k];
+           }
+           store8(buffer + i, m, end - i, packed, 0);
+           store8(direction + i, u, end - i, packed, 0);
          }
-         store8(buffer + i, m, left, packed, 0);
-         store8(direction + i, u, left, packed, 0);
        }))
-// x divided by its norm, the root of `squares`, or by eps where that is larger.
-KERNEL(muon_divide, THREADS, (f32* x, const f64* squares, f32 eps, u64 n),
-       f32 by = (f32)max(sqrt(*squares), (f64)eps);
-       each(n, [&](u64 i) { x[i] /= by; }))
+// The norm of each direction, or eps where that is larger, by a block: the squared norms of its tiles, and the norm.
+KERNEL(muon_norm, THREADS, (const IN_PLACE pieces all, f32 eps),
+       each_task(all, [&](u32 piece, u32) {
+         f64 sum = sum_of(operand<f64>(all, 0, piece), tiles_of(all, piece));
+         if (threadIdx.x == 0) *operand<f32>(all, 1, piece) = (f32)max(sqrt(sum), (f64)eps);
+       }))
+// Directions divided by their norms.
+KERNEL(muon_divide, THREADS, (const IN_PLACE pieces all),
+       each_tile(all, [&](u32 piece, u64 start, u64 end) {
+         f32 *x = operand<f32>(all, 0, piece), by = *operand<f32>(all, 1, piece);
+         for (u64 i = start + threadIdx.x; i < end; i += THREADS) x[i] /= by;
+       }))

@@ -26,13 +26,7 @@ template <class T> DEVICE bool all_pack(f32* weights, f32* first, f32* second, c
   return packs(weights) && packs(first) && packs(second) && packs(grad) && packs(working);
 }
 
-// Of one piece of memory.
-template <class T, class F> DEVICE void step(f32* weights, const f32* grad, T* working, u64 n, F rule) {
-  f32* none = nullptr;
-  bool packed = all_pack(weights, none, none, grad, working);
-  each8(n, [&](u64 i, u64 left) { step8(weights, none, none, grad, working, i, left, packed, rule); });
-}
-// Of many, whose operands are the weights, two states, the gradient and the working copy.
+// Of many pieces, whose operands are the weights, two states, the gradient and the working copy.
 template <class T, class F> DEVICE void step_pieces(const pieces& all, F rule) {
   each_tile(all, [&](u32 piece, u64 start, u64 end) {
     f32 *weights = operand<f32>(all, 0, piece), *first = operand<f32>(all, 1, piece), *second = operand<f32>(all, 2, piece);

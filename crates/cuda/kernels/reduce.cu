@@ -1,5 +1,6 @@
 // Sums in fixed trees, and extreme elements.
 #include "pieces.h"
+#include "sums.h"
 
 namespace {
 
@@ -118,19 +119,17 @@ DEVICE void norms_of_pieces(const pieces& all) {
   });
 }
 
-// out = sum of x, by one block.
+// The sum of each block of 4,096 numbers: of more than one block the sums are summed in the same way.
 DEVICE void sum_doubles(const f64* x, f64* out, u64 n) {
-  f64 sum = 0;
-  for (u64 i = threadIdx.x; i < n; i += THREADS) sum += x[i];
-  sum = team_sum<THREADS>(sum);
-  if (threadIdx.x == 0) *out = sum;
+  for (u64 block = blockIdx.x; block * SUM_BLOCK < n; block += gridDim.x) {
+    f64 sum = sum_of(x + block * SUM_BLOCK, min((u64)SUM_BLOCK, n - block * SUM_BLOCK));
+    if (threadIdx.x == 0) out[block] = sum;
+  }
 }
 
-// The same divided by a number, as f32.
+// The sum divided by a number, as f32, by one block.
 DEVICE void mean_doubles(const f64* x, f32* out, u64 divisor, u64 n) {
-  f64 sum = 0;
-  for (u64 i = threadIdx.x; i < n; i += THREADS) sum += x[i];
-  sum = team_sum<THREADS>(sum);
+  f64 sum = sum_of(x, n);
   if (threadIdx.x == 0) *out = (f32)(sum / (f64)divisor);
 }
 

@@ -113,22 +113,17 @@ impl RowSums {
     }
 }
 
-/// Of the second moments of columns: a block for 32 of them.
-pub fn columns(batch: usize, cols: usize) -> Geometry {
-    Geometry::blocks((batch * cols.div_ceil(32)).min(MOST_BLOCKS))
-}
-
 /// Elements of a block of a squared norm.
 pub const NORM_BLOCK: usize = 4096;
 
-/// Of squared norms.
+/// Of squared norms, and of sums of as many numbers.
 pub fn squared_norm(n: usize) -> Geometry {
     Geometry::blocks(n.div_ceil(NORM_BLOCK).min(MOST_BLOCKS))
 }
 
-/// Of kernels that work on [`Pieces`]: a block for each tile.
+/// Of kernels that work on [`Pieces`]: a block for each task.
 pub fn pieces(pieces: &Pieces<'_>) -> Geometry {
-    Geometry::blocks(pieces.n_tiles().min(MOST_BLOCKS))
+    Geometry::blocks(pieces.n_tasks().min(MOST_BLOCKS))
 }
 
 /// Of the sums of whole runs of rows in the backward pass of an embedding.

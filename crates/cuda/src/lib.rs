@@ -8,6 +8,7 @@
 //! A program finds the [`driver`], makes a context and streams, gets kernels from [`modules`] and launches them, and
 //! computes products with [`blas`]. Several GPUs work together by [`nccl`].
 
+pub mod adafactor;
 pub mod attention;
 mod binding;
 pub mod blas;

@@ -1,82 +1,137 @@
 //! Steps of Adafactor against f64.
 
 use half::{bf16, f16};
-use oarlock_cuda::geometry;
+use oarlock_cuda::adafactor::Matrices;
+use oarlock_cuda::{Pieces, geometry};
 use oarlock_reference::optimizer::{Adafactor, Args, Case, Rule};
-use oarlock_reference::reduce::block_squares;
 
 use crate::emulator::{Buffer, Library, args, in_every_order, on_emulator};
-use crate::numbers::{Float, f64s};
+use crate::numbers::Float;
 
 const SCALE: f64 = 0.5;
 const EPS: [f64; 2] = [1e-3, 0.02];
 const RATE: f64 = 0.05;
 const KEEP: f64 = 0.999;
 
+/// A parameter of matrices, or a vector.
+#[derive(Clone, Copy)]
+struct Of {
+    sizes: [usize; 3],
+    factored: bool,
+}
+
+const fn matrices(sizes: [usize; 3]) -> Of {
+    Of { sizes, factored: true }
+}
+
+const fn vector(n: usize) -> Of {
+    Of { sizes: [1, 1, n], factored: false }
+}
+
+/// The memory of a parameter.
+struct Memory<T> {
+    matrices: Matrices,
+    weights: Buffer<f32>,
+    grad: Buffer<f32>,
+    row_var: Buffer<f32>,
+    col_var: Buffer<f32>,
+    working: Buffer<T>,
+    scratch: Buffer<f64>,
+    factored: bool,
+}
+
 /// A step with the weight of the new second moment, and the length from which on a direction is shortened.
-fn step<T: Float>(
-    library: &Library,
-    [batch, rows, cols]: [usize; 3],
-    [factored, relative]: [bool; 2],
-    weight: f64,
-    d: f64,
-) {
-    let n = batch * rows * cols;
-    let (sizes, lens) = if factored {
-        (vec![batch, rows, cols], [batch * rows, batch * cols, 0])
-    } else {
-        (vec![n], [0, 0, n])
-    };
-    let c = Case::new(&sizes, lens, false);
-    let (w, row_var, col_var, working) = in_every_order(library, |gpu| {
-        let (w, g) = (gpu.buffer(&c.weights), gpu.buffer(&c.grad));
-        let row_var = gpu.buffer(&c.states[0]);
-        let col_var = gpu.buffer(&c.states[if factored { 1 } else { 2 }]);
-        let means = gpu.fresh::<f32>(batch);
+fn step<T: Float>(library: &Library, of: &[Of], relative: bool, weight: f64, d: f64) {
+    let cases: Vec<Case> = of
+        .iter()
+        .map(|Of { sizes: [batch, rows, cols], factored }| match factored {
+            true => Case::new(&[*batch, *rows, *cols], [batch * rows, batch * cols, 0], false),
+            false => Case::new(&[*cols], [0, 0, *cols], false),
+        })
+        .collect();
+    let results = in_every_order(library, |gpu| {
+        let memory = |(c, of): (&Case, &Of)| {
+            let matrices = Matrices::new(of.sizes).expect("sides");
+            Memory::<T> {
+                matrices,
+                weights: gpu.buffer(&c.weights),
+                grad: gpu.buffer(&c.grad),
+                row_var: gpu.buffer(&c.states[0]),
+                col_var: gpu.buffer(&c.states[if of.factored { 1 } else { 2 }]),
+                working: gpu.fresh(matrices.n_elems()),
+                scratch: gpu.fresh(matrices.scratch_bytes() / 8),
+                factored: of.factored,
+            }
+        };
+        let all: Vec<Memory<T>> = cases.iter().zip(of).map(memory).collect();
         let [s, beta, eps1, eps2, rate, keep, d] =
             [SCALE, weight, EPS[0], EPS[1], RATE, KEEP, d].map(|x| x as f32);
-        let [b, r, width] = [batch, rows, cols].map(|x| x as u32);
-        if factored {
-            let by_rows = geometry::rows(batch * rows, cols);
-            gpu.run("adafactor_rows", &[], by_rows, args![g, row_var, s, beta, b * r, width]);
-            let by_columns = geometry::columns(batch, cols);
-            gpu.run("adafactor_columns", &[], by_columns, args![g, col_var, s, beta, b, r, width]);
-            gpu.run("adafactor_means", &[], geometry::rows(batch, rows), args![row_var, means, eps1, b, r]);
-        } else {
-            gpu.run("adafactor_variance", &[], geometry::elements(n), args![col_var, g, s, beta, n as u64]);
+        let table = |tasks: &dyn Fn(&Matrices) -> usize,
+                     operands: &dyn Fn(&Memory<T>) -> Option<[u64; 4]>| {
+            let mut table = Pieces::new();
+            for memory in &all {
+                let (of, sides) = (memory.matrices, Pieces::sides(memory.matrices.sides()));
+                if let Some([a, b, c, d]) = operands(memory) {
+                    assert!(table.push_words(tasks(&of), of.n_elems(), [a, b, c, d, sides]));
+                }
+            }
+            table
+        };
+        let tiles = |of: &Matrices| of.n_elems().div_ceil(Pieces::TILE);
+        let rows_of = |of: &Memory<T>| of.factored.then(|| of.row_var.address());
+        let rows =
+            table(&Matrices::row_tasks, &|of| rows_of(of).map(|row_var| [of.grad.address(), row_var, 0, 0]));
+        if !rows.is_empty() {
+            gpu.run("adafactor_rows", &[], geometry::pieces(&rows), args![rows, s, beta]);
         }
-        let n_blocks = n.div_ceil(geometry::NORM_BLOCK);
-        let of_weights = gpu.buffer(&block_squares(&f64s(&c.weights), geometry::NORM_BLOCK));
-        let of_direction = gpu.fresh::<f64>(n_blocks);
-        let blocks = geometry::squared_norm(n);
-        let rows_of: Option<&Buffer<f32>> = factored.then_some(&row_var);
-        let means_of: Option<&Buffer<f32>> = factored.then_some(&means);
+        let columns =
+            table(&Matrices::column_tasks, &|of| Some([of.grad.address(), of.scratch.address(), 0, 0]));
+        gpu.run("adafactor_columns", &[], geometry::pieces(&columns), args![columns]);
+        let moments =
+            table(&Matrices::moment_tasks, &|of| Some([of.scratch.address(), of.col_var.address(), 0, 0]));
+        gpu.run("adafactor_moments", &[], geometry::pieces(&moments), args![moments, s, beta]);
+        let factors = table(&Matrices::factor_tasks, &|of| {
+            Some([rows_of(of).unwrap_or(0), of.scratch.address(), 0, 0])
+        });
+        gpu.run("adafactor_factors", &[], geometry::pieces(&factors), args![factors, eps1]);
+        let squares = table(&tiles, &|of| {
+            let weights = if relative { of.weights.address() } else { 0 };
+            Some([of.grad.address(), of.col_var.address(), of.scratch.address(), weights])
+        });
         let floor = eps1 * eps1;
-        let args = args![g, rows_of, means_of, col_var, of_direction, s, floor, r, width, n as u64];
-        gpu.run("adafactor_squares", &[], blocks, args);
-        let (alpha, working) = (gpu.fresh::<f32>(1), gpu.fresh::<T>(n));
+        gpu.run("adafactor_squares", &[], geometry::pieces(&squares), args![squares, s, floor]);
+        let alpha = table(&|_: &Matrices| 1, &|of| Some([of.scratch.address(), 0, 0, 0]));
         let is_relative = u32::from(relative);
-        let args =
-            args![of_weights, of_direction, n_blocks as u64, rate, eps2, d, is_relative, alpha, n as u64];
-        gpu.run("adafactor_alpha", &[], geometry::one_block(), args);
-        let args =
-            args![w, g, rows_of, means_of, col_var, alpha, working, s, floor, keep, r, width, n as u64];
-        gpu.run("adafactor_apply", &[T::ELEMENT], geometry::elements(n), args);
-        (w.read(), row_var.read(), col_var.read(), working.read())
+        gpu.run("adafactor_alpha", &[], geometry::pieces(&alpha), args![alpha, rate, eps2, d, is_relative]);
+        let mut apply = Pieces::new();
+        for of in &all {
+            let [w, g, scratch] = [of.weights.address(), of.grad.address(), of.scratch.address()];
+            let words = [w, g, of.col_var.address(), scratch, of.working.address()];
+            assert!(apply.push_addresses(of.matrices.n_elems(), words));
+        }
+        gpu.run("adafactor_apply", &[T::ELEMENT], geometry::pieces(&apply), args![apply, s, floor, keep]);
+        let read = |of: Memory<T>| {
+            (of.weights.read(), of.row_var.read(), of.col_var.read(), of.working.read(), of.factored)
+        };
+        all.into_iter().map(read).collect::<Vec<_>>()
     });
     let rule = Adafactor { share: weight, eps: EPS, floor: EPS[0] * EPS[0], d, relative, rate: RATE };
     let args = Args { step: 2, lr: 1.0 - KEEP, weight_decay: 1.0, grad_scale: SCALE };
-    let states: [&[f32]; 3] = if factored { [&row_var, &col_var, &[]] } else { [&[], &[], &col_var] };
-    c.check((&Rule::Adafactor(rule), &args), &w, states, &working, 3e-6);
+    for (c, (w, row_var, col_var, working, factored)) in cases.iter().zip(&results) {
+        let states: [&[f32]; 3] = if *factored { [row_var, col_var, &[]] } else { [&[], &[], col_var] };
+        c.check((&Rule::Adafactor(rule), &args), w, states, working, 3e-6);
+    }
 }
 
 /// Every kernel of the family.
 pub fn check(library: &Library) {
-    step::<f32>(library, [2, 23, 37], [true, true], 0.3, 0.5);
-    step::<f32>(library, [1, 1, 77], [false, true], 0.7, 100.0);
-    step::<f32>(library, [1, 1, 77], [false, false], 0.7, 0.5);
-    step::<bf16>(library, [1, 3, 1500], [true, false], 0.8, 100.0);
-    step::<f16>(library, [1, 1030, 3], [true, true], 0.2, 1.0);
+    step::<f32>(library, &[matrices([2, 23, 37]), vector(77), matrices([1, 9, 40])], true, 0.3, 0.5);
+    step::<f32>(library, &[vector(77)], true, 0.7, 100.0);
+    step::<f32>(library, &[vector(5000), vector(3)], false, 0.7, 0.5);
+    // Three runs of rows.
+    step::<f32>(library, &[matrices([2, 1030, 3]), matrices([1, 1, 8])], true, 0.2, 1.0);
+    step::<bf16>(library, &[matrices([1, 3, 1500])], false, 0.8, 100.0);
+    step::<f16>(library, &[matrices([2, 9, 3]), vector(8)], true, 0.2, 1.0);
 }
 
 #[test]

@@ -119,26 +119,39 @@ fn muon<T: Float>(library: &Library, nesterov: bool, n: usize) {
     let c = case(n);
     let (w, m, g) = (&c.weights, &c.states[0], &c.grad);
     let (scale, momentum, keep, step) = (0.5, 0.95, 0.99, -0.02);
-    let squares = [m.iter().map(|m| f64::from(*m).powi(2)).sum::<f64>(), 1e-30];
+    // Of one tile, of two, and one that is next to nothing.
+    let squares = [vec![m.iter().map(|m| f64::from(*m).powi(2)).sum::<f64>()], vec![0.5, 0.25], vec![1e-30]];
+    let len_of = |squares: &[f64]| Pieces::TILE * (squares.len() - 1) + n;
     let (x, buffer, direction, divided, working) = in_every_order(library, |gpu| {
         let (direction, buffer, grad) = (gpu.fresh::<f32>(n), gpu.buffer(m), gpu.buffer(g));
         let [s, mu, take] = [scale, momentum, 1.0 - momentum].map(|x| x as f32);
-        let args = args![direction, buffer, grad, s, mu, take, u32::from(nesterov), n as u64];
-        gpu.run("muon_momentum", &[], geometry::elements(n), args);
-        let divided = squares.map(|squares| {
-            let (x, squares) = (gpu.buffer(m), gpu.buffer(&[squares]));
-            gpu.run("muon_divide", &[], geometry::elements(n), args![x, squares, 1e-7f32, n as u64]);
-            x.read()
+        let table = pieces::<f32>(n, [Some(&direction), Some(&buffer), Some(&grad), None], None);
+        let args = args![table, s, mu, take, u32::from(nesterov)];
+        gpu.run("muon_momentum", &[], geometry::pieces(&table), args);
+        let memory = squares.each_ref().map(|squares| {
+            let x: Vec<f32> = m.iter().cycle().take(len_of(squares)).copied().collect();
+            (gpu.buffer(&x), gpu.buffer(squares), gpu.fresh::<f32>(1))
         });
+        let (mut norms, mut divide) = (Pieces::new(), Pieces::new());
+        for ((x, squares, norm), of) in memory.iter().zip(squares.each_ref().map(|squares| len_of(squares))) {
+            assert!(norms.push_words(1, of, [squares.address(), norm.address(), 0, 0, 0]));
+            assert!(divide.push_addresses(of, [x.address(), norm.address(), 0, 0, 0]));
+        }
+        gpu.run("muon_norm", &[], geometry::pieces(&norms), args![norms, 1e-7f32]);
+        gpu.run("muon_divide", &[], geometry::pieces(&divide), args![divide]);
+        let divided = memory.map(|(x, ..)| x.read());
         let (x, working) = (gpu.buffer(w), gpu.fresh::<T>(n));
-        let args = args![x, grad, working, keep as f32, step as f32, n as u64];
-        gpu.run("muon_blend", &[T::ELEMENT], geometry::elements(n), args);
+        let table = pieces(n, [Some(&x), None, None, Some(&grad)], Some(&working));
+        let args = args![table, keep as f32, step as f32];
+        gpu.run("muon_blend", &[T::ELEMENT], geometry::pieces(&table), args);
         (x.read(), buffer.read(), direction.read(), divided, working.read())
     });
     let [w, m, g] = [w, m, g].map(|x| f64s(x));
     let each = |f: &dyn Fn(usize) -> f64| (0..n).map(f).collect::<Vec<_>>();
-    for (divided, norm) in divided.iter().zip([squares[0].sqrt(), f64::from(1e-7f32)]) {
-        assert_close("divided", divided, &each(&|i| m[i] / norm), 2e-7);
+    let norms = [squares[0][0].sqrt(), 0.75f64.sqrt(), f64::from(1e-7f32)];
+    for (divided, norm) in divided.iter().zip(norms) {
+        let want: Vec<f64> = m.iter().cycle().take(divided.len()).map(|m| m / norm).collect();
+        assert_close("divided", divided, &want, 2e-7);
     }
     let moved = |i: usize| momentum * m[i] + (1.0 - momentum) * scale * g[i];
     let ahead = |i: usize| (1.0 - momentum) * scale * g[i] + momentum * moved(i);

@@ -105,7 +105,7 @@ fn norms<T: Float>(library: &Library, n: usize) {
         let n_blocks = n.div_ceil(geometry::NORM_BLOCK);
         let (x, blocks, total) = (gpu.buffer(&x), gpu.fresh::<f64>(n_blocks), gpu.fresh::<f64>(1));
         gpu.run("squared_norm", &[T::ELEMENT], geometry::squared_norm(n), args![x, blocks, n as u64]);
-        gpu.run("sum_f64", &[], geometry::one_block(), args![blocks, total, n_blocks as u64]);
+        gpu.run("sum_f64", &[], geometry::squared_norm(n_blocks), args![blocks, total, n_blocks as u64]);
         let mean = gpu.fresh::<f32>(1);
         gpu.run("mean_f64", &[], geometry::one_block(), args![blocks, mean, 7u64, n_blocks as u64]);
         (blocks.read(), total.read(), mean.read())
@@ -115,6 +115,21 @@ fn norms<T: Float>(library: &Library, n: usize) {
     blocks.iter().zip(&want).for_each(|(got, want)| near(*got, *want));
     near(total[0], want.iter().sum());
     assert_eq!(mean[0], (total[0] / 7.0) as f32);
+}
+
+/// The sums of blocks of many numbers, whatever the grid.
+fn sums_of_blocks(library: &Library, n: usize) {
+    let x: Vec<f64> = (0..n).map(|i| (i % 1009) as f64 - 300.0).collect();
+    let sums = in_every_order(library, |gpu| {
+        let n_sums = n.div_ceil(geometry::NORM_BLOCK);
+        let (x, all, some) = (gpu.buffer(&x), gpu.fresh::<f64>(n_sums), gpu.fresh::<f64>(n_sums));
+        gpu.run("sum_f64", &[], geometry::squared_norm(n), args![x, all, n as u64]);
+        gpu.run("sum_f64", &[], geometry::one_block(), args![x, some, n as u64]);
+        assert_eq!(all.read(), some.read());
+        all.read()
+    });
+    let want: Vec<f64> = x.chunks(geometry::NORM_BLOCK).map(|x| x.iter().sum()).collect();
+    assert_eq!(sums, want);
 }
 
 /// The norms of many pieces are those of each.
@@ -201,6 +216,8 @@ pub fn check(library: &Library) {
     tree(library, 20_000, 9, 2);
     norms::<f32>(library, 10_001);
     norms_of_pieces(library);
+    sums_of_blocks(library, 2049);
+    sums_of_blocks(library, 3 * 4096 + 5);
     extremes::<f32>(library, true);
     reference::SIZES.iter().for_each(|sizes| sums::<f32, f32>(library, *sizes));
     sums_of_ints(library, [3, 700, 1], 1, None);

@@ -3,7 +3,7 @@
 use oarlock_tensor::cpu::Isa;
 use oarlock_tensor::ops::optimizer::{
     AdEmaMixArgs, AdafactorArgs, AdjustLr, CustomRule, Needs, Part, RmsPropArgs, Role, Rule, StepArgs,
-    Update, UpdateParts, Workspace, update, update_all, workspace_bytes,
+    Target, Update, UpdateParts, Workspace, update, update_all, workspace_bytes,
 };
 use oarlock_tensor::ops::transfer;
 use oarlock_tensor::{CudaLibraries, DType, Device, Error, FlatBuffer, Par, Result, Shape, bf16};
@@ -390,23 +390,25 @@ fn many_pieces_are_one_step() {
                         state.iter().map(|(flat, range)| Part { flat, range: range.clone() }).collect()
                     })
                     .collect();
-                let parts: Vec<UpdateParts> = (pieces.iter().zip(&state))
+                let targets: Vec<Target> = (pieces.iter().zip(&state))
                     .map(|((held, _, run), state)| {
                         let part = |flat| Part { flat, range: run.clone() };
-                        UpdateParts {
+                        let parts = UpdateParts {
                             weights: part(&held.weights),
                             dtype: held.dtype,
                             master: held.master.as_ref().map(part),
                             grads: part(&held.grads),
                             state,
-                        }
+                        };
+                        Target { shape: held.shape, role: held.role, parts }
                     })
                     .collect();
                 device.profile().enable();
-                let done = update_all(device, &rule, &args(step), &parts);
+                let none = &mut Workspace::new(device, 0).unwrap();
+                let done = update_all(device, &rule, &args(step), &targets, none);
                 let ran = device.profile().take();
                 if rule.needs() != Needs::Elementwise {
-                    assert!(matches!(done, Err(Error::Usage(_))), "{name}");
+                    assert!(matches!(done, Err(Error::Shape { .. } | Error::Usage(_))), "{name}");
                     break;
                 }
                 done.unwrap();

@@ -64,13 +64,15 @@ impl Algorithm {
             let set = unsafe { call!(api, config_set(&mut algo, i as c_int, from, size(i))) };
             api.check(set).ok()?;
         }
+        // The answer is in the state as well, if the library writes one.
         let mut checked = Choice::none();
+        checked.state = 0;
         let [b, a, d] = &of.layouts;
         let [desc, b, a, d] = [&of.desc, b, a, d].map(|owned| owned.handle);
         // SAFETY: all descriptors are live, and the pointers are valid for the call.
         let answer = unsafe { call!(api, algo_check(handle, desc, b, a, d, d, &algo, &mut checked)) };
         api.check(answer).ok()?;
-        (checked.workspace_bytes <= workspace_bytes).then_some(algo)
+        (checked.state == 0 && checked.workspace_bytes <= workspace_bytes).then_some(algo)
     }
 }
 

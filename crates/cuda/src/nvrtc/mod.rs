@@ -97,6 +97,10 @@ impl Nvrtc {
             return Err(Error::Call { call: "nvrtcCompileProgram", version: self.version.clone(), reason });
         }
         let cubin = program.cubin().map_err(|(call, code)| self.failed(call, code))?;
+        if cubin.is_empty() {
+            let reason = "it has no machine code".to_owned();
+            return Err(Error::Call { call: "nvrtcGetCUBINSize", version: self.version.clone(), reason });
+        }
         let usage = usage::parse(&log);
         Ok(Compiled { cubin, log, usage })
     }

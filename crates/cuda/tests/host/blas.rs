@@ -341,3 +341,25 @@ fn where_the_library_has_no_algorithm_own_kernels_compute() {
         blas.tune(Tuned::default());
     }
 }
+
+#[test]
+fn where_success_comes_without_an_algorithm_own_kernels_compute() {
+    let Some(machine) = Machine::new() else { return };
+    // No proposal at all, and proposals of which each says that it cannot run.
+    for kind in [1, 2] {
+        let (stream, blas) = uncached(&machine, WORKSPACE);
+        let memory = upload(&stream, &[1f32; 64]);
+        machine.tell(2, "fake_proposals", kind);
+        for _ in 0..2 {
+            blas.multiply(&small(&memory)).unwrap_or_else(|error| panic!("{kind}: {error}"));
+            assert_eq!(download::<f32>(&stream, &memory)[8..12], [2.0; 4], "{kind}");
+        }
+        assert!(blas.candidates(&small(&memory), 3).expect("an answer").is_empty(), "{kind}");
+        let said = blas.lacks().expect("what it lacks");
+        assert!(said.starts_with("1 shapes by own kernels: cuBLASLt 13.1.0 has no algorithm"), "{said}");
+        // A shape for which it has some is its own.
+        machine.tell(2, "fake_proposals", 0);
+        compare::<f32, f32>(&blas, Precision::F32, &PLAIN, 1e-5);
+        assert_eq!(blas.n_plans(), 1, "{kind}");
+    }
+}

@@ -103,6 +103,12 @@ fn only_what_has_a_graph_and_fits_is_planned() {
     ] {
         assert_eq!(bytes(&shape, Element::BF16, ROOM), None, "{shape:?}");
     }
+    // Success without a proposal is no plan either.
+    machine.tell(4, "fake_cudnn_proposals", 0);
+    assert_eq!(
+        bytes(&AttentionShape { q_len: 7, kv_len: 7, kv_capacity: 7, ..SHAPE }, Element::BF16, ROOM),
+        None
+    );
 }
 
 #[test]

@@ -143,9 +143,13 @@ fn errors_of_the_compiler_come_out() {
     let Some(machine) = Machine::new() else { return };
     let context = machine.context(0);
     let modules = machine.modules(&context);
-    for (step, call) in
-        [("create", "nvrtcCreateProgram"), ("compile", "nvrtcCompileProgram"), ("cubin", "nvrtcGetCUBINSize")]
-    {
+    // The last one says that all is well, and gives nothing.
+    for (step, call) in [
+        ("create", "nvrtcCreateProgram"),
+        ("compile", "nvrtcCompileProgram"),
+        ("cubin", "nvrtcGetCUBINSize"),
+        ("no code", "nvrtcGetCUBINSize"),
+    ] {
         machine.fail_nvrtc(step);
         let error = modules.function(&cast()).err().expect("an error");
         assert!(matches!(error, Error::Call { call: named, .. } if named == call), "{error}");

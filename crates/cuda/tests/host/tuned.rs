@@ -101,6 +101,19 @@ fn what_a_version_of_the_library_lacks_is_replaced() {
 }
 
 #[test]
+fn what_a_check_refuses_in_its_answer_alone_is_not_used() {
+    let Some(machine) = Machine::new() else { return };
+    let (stream, blas) = blas(&machine);
+    let (memory, want) = memory(&stream);
+    machine.tell(2, "fake_proposals", 2);
+    blas.tune(table(SHAPE, SECOND));
+    blas.multiply(&product(&memory)).expect("own kernels");
+    assert_eq!(download::<f32>(&stream, &memory)[128..144], want);
+    assert_eq!(machine.count(2, "fake_algorithm"), 0);
+    assert!(blas.lacks().is_some_and(|said| said.starts_with("1 shapes by own kernels")));
+}
+
+#[test]
 fn what_is_refused_when_it_runs_is_replaced_as_well() {
     let Some(machine) = Machine::new() else { return };
     let (stream, blas) = blas(&machine);

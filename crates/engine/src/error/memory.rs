@@ -1,5 +1,6 @@
 //! Why a training is refused before its start: the memory that it would need, and what would fit.
 
+use std::borrow::Cow;
 use std::fmt;
 
 use crate::terminal::readable;
@@ -21,7 +22,7 @@ pub struct NotEnoughMemory {
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Limit {
     /// What it is called, and of what.
-    pub name: &'static str,
+    pub name: Cow<'static, str>,
     /// The bytes that it allows.
     pub allows: u64,
     /// The bytes that would be needed of it.

@@ -3,7 +3,7 @@
 
 use std::collections::BTreeMap;
 
-use oarlock_tensor::ops::optimizer::{self, Needs, Part, Rule, StepArgs, UpdateParts, Workspace};
+use oarlock_tensor::ops::optimizer::{self, Part, Rule, StepArgs, Target, UpdateParts, Workspace};
 use oarlock_tensor::{DType, Device};
 
 use crate::error::{Error, Result};
@@ -80,17 +80,10 @@ impl Core {
         let (is_resident, elsewhere): (Vec<_>, Vec<_>) = self
             .pieces(most, step)
             .partition(|piece| self.operands(piece).iter().all(|operand| self.is_resident(&operand.store)));
-        let workspace_bytes = |piece: &Piece| {
-            let group = &self.groups[piece.group];
-            let param = &group.layout.params()[piece.param];
-            let rule = &numbers[param.param_group].rule;
-            optimizer::workspace_bytes(&self.updater, rule, &param.place.shape, group.roles[piece.param])
-        };
-        // One for all: pieces of many sizes would fit into none of each other's.
-        let bytes = is_resident.iter().chain(&elsewhere).map(workspace_bytes).max().unwrap_or(0);
+        let bytes = self.workspace_bytes(numbers, is_resident.iter().chain(&elsewhere));
         let workspace = Workspace::new(&self.updater, bytes)?;
         let mut updates = Updates { core: self, numbers, grad_scale, workspace };
-        if self.updater.is_cuda() && numbers.iter().all(|group| group.rule.needs() == Needs::Elementwise) {
+        if self.updater.is_cuda() {
             updates.update_together(&is_resident)?;
         } else {
             for piece in &is_resident {
@@ -105,6 +98,23 @@ impl Core {
             }
             _ => Ok(()),
         }
+    }
+
+    /// What a step works in besides its pieces: one memory for all, since those of many sizes would fit into none of each other's.
+    fn workspace_bytes<'a>(
+        &self,
+        numbers: &[ParamGroup],
+        pieces: impl Iterator<Item = &'a Piece> + Clone,
+    ) -> usize {
+        let of_group = |(group, numbers): (usize, &ParamGroup)| {
+            let params = pieces.clone().filter_map(|piece| {
+                let held = &self.groups[piece.group];
+                let param = &held.layout.params()[piece.param];
+                (param.param_group == group).then(|| (param.place.shape, held.roles[piece.param]))
+            });
+            optimizer::workspace_bytes_of_all(&self.updater, &numbers.rule, params)
+        };
+        numbers.iter().enumerate().map(of_group).max().unwrap_or(0)
     }
 
     /// Whether a step finds it where it runs.
@@ -182,7 +192,7 @@ impl Core {
 
 impl Updates<'_> {
     /// Updates pieces of which all is at hand, those with the same numbers at once.
-    fn update_together(&self, pieces: &[Piece]) -> Result<()> {
+    fn update_together(&mut self, pieces: &[Piece]) -> Result<()> {
         let core = self.core;
         let key = |piece: &Piece| {
             let param = &core.groups[piece.group].layout.params()[piece.param];
@@ -196,15 +206,18 @@ impl Updates<'_> {
         for ((param_group, step), pieces) in &alike {
             let parts = pieces.iter().map(|(_, operands)| operands.iter().map(at_rest).collect());
             let parts: Vec<Vec<Part<'_>>> = parts.collect::<Option<_>>().unwrap_or_default();
-            let dtypes = pieces.iter().map(|(piece, _)| {
+            let targets = parts.iter().zip(pieces).filter_map(|(parts, (piece, _))| {
                 let group = &core.groups[piece.group];
-                (group.params.dtype(), group.state.master.is_some())
+                let weights = (group.params.dtype(), group.state.master.is_some());
+                let (shape, role) =
+                    (group.layout.params()[piece.param].place.shape, group.roles[piece.param]);
+                Some(Target { shape, role, parts: of_operands((parts, weights))? })
             });
-            let updates: Vec<_> = parts.iter().zip(dtypes).filter_map(of_operands).collect();
+            let targets: Vec<Target<'_>> = targets.collect();
             let ParamGroup { rule, lr, weight_decay } = &self.numbers[*param_group];
             let args =
                 StepArgs { step: *step, lr: *lr, weight_decay: *weight_decay, grad_scale: self.grad_scale };
-            optimizer::update_all(&core.updater, rule, &args, &updates)?;
+            optimizer::update_all(&core.updater, rule, &args, &targets, &mut self.workspace)?;
         }
         Ok(())
     }

@@ -92,8 +92,9 @@ pub struct Known<'a> {
     pub measured: u64,
     /// The largest micro-batches, where sequences have lengths of their own and these are known.
     pub longest: Option<&'a LongestOf<'a>>,
-    /// The memory of the GPU, where ranks compute on GPUs.
-    pub gpu: Option<GpuMemory>,
+    /// The memory of the GPU of each rank, rank 0 the first, where ranks compute on GPUs; that of rank 0 stands for all where the
+    /// others were not asked.
+    pub gpus: &'a [GpuMemory],
 }
 
 impl Forecast {
@@ -109,9 +110,9 @@ impl Forecast {
         known: Known<'_>,
         micro_batch: &MicroBatch<'_>,
     ) -> Result<Forecast> {
-        let Known { device, apart, measured, longest, gpu } = known;
+        let Known { device, apart, measured, longest, gpus } = known;
         let mut settings = settings_of(config, model.config().hidden_size, apart);
-        if gpu.is_some() {
+        if !gpus.is_empty() {
             // Beside a GPU, main memory is a place of its own.
             settings.sharding.offload_params = config.shard.offload_params.clone();
         }
@@ -160,7 +161,8 @@ impl Forecast {
         let on_cpu = self::estimate(&size, &on_cpu, Some(&step), program);
         let on_gpu = |estimate: &mut Estimate| {
             let updates_on_cpu = config.shard.offload_optimizer.is_some();
-            gpu.map(|memory| OnGpu::taken_from(estimate, &size, memory, updates_on_cpu))
+            let first = *gpus.first()?;
+            Some(OnGpu::taken_from(estimate, &size, first, updates_on_cpu).on_gpus(gpus))
         };
         let gpu = on_gpu(&mut estimate);
         let limits = config.log.memory_check.then(Limits::current).transpose()?;
@@ -181,7 +183,7 @@ impl Forecast {
                 fitting.push((NotEnoughMemory::ON_CPU.to_owned(), on_cpu.rank()));
             }
             let predicted = match gpu.as_ref().filter(|gpu| gpu.broken().is_some()) {
-                Some(gpu) => gpu.line(),
+                Some(gpu) => gpu.tightest_line(),
                 None => needs(&estimate),
             };
             let n_ranks = settings.ranks;

@@ -7,6 +7,8 @@
 //!
 //! States are pieces of the pool's segments, whose rests are a part of their own. NCCL takes memory for its buffers when the
 //! ranks first connect, which is after the forecast.
+//!
+//! The parts are the same for all ranks, their GPUs need not be: the one with the least room decides whether a training fits.
 
 use oarlock_engine::error::Limit;
 use oarlock_engine::terminal::readable;
@@ -35,6 +37,8 @@ const NCCL_SHARE: u64 = 16;
 
 /// The part of an estimate that is neither a state of the model nor an activation.
 const PROGRAM: &str = "program, data";
+
+const NCCL: &str = "NCCL";
 
 const OPTIMIZER_STATE: &str = "optimizer state";
 
@@ -82,8 +86,10 @@ impl GpuMemory {
 /// What a rank has on its GPU.
 #[derive(Clone, Debug, PartialEq)]
 pub struct OnGpu {
-    /// The memory that all of it is in.
+    /// The memory that all of it is in on rank 0.
     pub memory: GpuMemory,
+    /// That of each rank, where there are several and all were asked.
+    pub of_ranks: Vec<GpuMemory>,
     /// What takes memory; of each the bytes of the rank with the largest share.
     pub parts: Vec<Part>,
 }
@@ -116,7 +122,7 @@ impl OnGpu {
             );
         }
         if settings.ranks > 1 && !meets_on_host {
-            parts.push(Part::each("NCCL", memory.of_nccl(), settings.ranks));
+            parts.push(Part::each(NCCL, memory.of_nccl(), settings.ranks));
         }
         let in_memory =
             settings.sharding.offload_params.as_ref().is_some_and(|offload| !offload.is_in_files());
@@ -127,7 +133,12 @@ impl OnGpu {
             let own = gathered.div_ceil(settings.shard_ranks() as u64);
             estimate.parts.push(Part::each("weights in main memory", own, settings.ranks));
         }
-        OnGpu { memory, parts }
+        OnGpu { memory, of_ranks: Vec::new(), parts }
+    }
+
+    /// The same where the ranks have GPUs with this memory, rank 0 the first.
+    pub fn on_gpus(self, of_ranks: &[GpuMemory]) -> OnGpu {
+        OnGpu { of_ranks: of_ranks.to_vec(), ..self }
     }
 
     /// Bytes of the rank with the largest share.
@@ -135,24 +146,55 @@ impl OnGpu {
         self.parts.iter().map(|part| part.rank).sum()
     }
 
-    /// Bytes in use on the GPU with all of its ranks.
+    /// Bytes in use on the GPU of rank 0 with all of its ranks.
     pub fn all(&self) -> u64 {
-        let ranks = self.rank().saturating_mul(self.memory.ranks.max(1) as u64);
-        ranks.saturating_add(self.memory.in_use).saturating_add(LATER_BYTES)
+        self.all_on(&self.memory)
     }
 
-    /// The limit that it does not keep.
+    /// Bytes in use on a GPU with all of its ranks.
+    fn all_on(&self, memory: &GpuMemory) -> u64 {
+        let bytes = |part: &Part| if part.name == NCCL { memory.of_nccl() } else { part.rank };
+        let ranks = self.parts.iter().map(bytes).sum::<u64>().saturating_mul(memory.ranks.max(1) as u64);
+        ranks.saturating_add(memory.in_use).saturating_add(LATER_BYTES)
+    }
+
+    /// The GPU with the least room, as far as they were asked, and its rank where there are several.
+    fn tightest(&self) -> (Option<usize>, &GpuMemory) {
+        let room = |memory: &GpuMemory| {
+            let total = memory.total.map_or(i128::MAX, i128::from);
+            total - i128::from(self.all_on(memory))
+        };
+        let ranks = self.of_ranks.iter().enumerate().min_by_key(|(_, memory)| room(memory));
+        let of_several = |(rank, memory)| ((self.of_ranks.len() > 1).then_some(rank), memory);
+        ranks.map_or((None, &self.memory), of_several)
+    }
+
+    /// The limit that it does not keep: the memory of the GPU with the least room.
     pub fn broken(&self) -> Option<Limit> {
-        let (needs, allows) = (self.all(), self.memory.total?);
-        (needs > allows).then_some(Limit { name: "the memory of the GPU", allows, needs })
+        let (rank, memory) = self.tightest();
+        let (needs, allows) = (self.all_on(memory), memory.total?);
+        let name = match rank {
+            Some(rank) => format!("the memory of the GPU of rank {rank}").into(),
+            None => "the memory of the GPU".into(),
+        };
+        (needs > allows).then_some(Limit { name, allows, needs })
     }
 
-    /// In words.
+    /// In words, for the GPU of rank 0.
     pub fn line(&self) -> String {
+        self.line_on(&self.memory)
+    }
+
+    /// In words, for the GPU with the least room.
+    pub fn tightest_line(&self) -> String {
+        self.line_on(self.tightest().1)
+    }
+
+    fn line_on(&self, memory: &GpuMemory) -> String {
         let parts = self.parts.iter().map(|part| format!("{} {}", part.name, readable(part.rank)));
         let parts: Vec<String> = parts.collect();
-        let of = self.memory.total.map_or(String::new(), |total| format!(" of {}", readable(total)));
-        let ranks = match self.memory.ranks {
+        let of = memory.total.map_or(String::new(), |total| format!(" of {}", readable(total)));
+        let ranks = match memory.ranks {
             0 | 1 => String::new(),
             n => format!(", shared by {n} ranks"),
         };
@@ -160,7 +202,7 @@ impl OnGpu {
             "GPU memory: predicted {} a rank ({}); {}{of} in use with context, workspace and other programs{ranks}",
             readable(self.rank()),
             parts.join(", "),
-            readable(self.all()),
+            readable(self.all_on(memory)),
         )
     }
 }
@@ -290,7 +332,11 @@ mod tests {
     #[test]
     fn ranks_that_share_a_gpu_need_as_much_more_and_the_limit_is_that_of_the_gpu() {
         let memory = GpuMemory { in_use: 100, total: Some(10_000_000), ranks: 2, in_segments: true };
-        let gpu = |rank| OnGpu { memory, parts: vec![Part::each("working weights", rank, 2)] };
+        let gpu = |rank| OnGpu {
+            memory,
+            of_ranks: Vec::new(),
+            parts: vec![Part::each("working weights", rank, 2)],
+        };
         assert_eq!(gpu(7).all(), 2 * 7 + 100 + LATER_BYTES);
         assert!(gpu(7).broken().is_none());
         let broken = gpu(1_000_000).broken().unwrap();
@@ -298,5 +344,35 @@ mod tests {
         assert!(gpu(7).line().contains("of 10 MB in use") && gpu(7).line().contains("shared by 2 ranks"));
         let unknown = OnGpu { memory: GpuMemory::unknown(1), ..gpu(u64::MAX) };
         assert!(unknown.broken().is_none());
+    }
+
+    #[test]
+    fn the_gpu_with_the_least_room_decides_and_its_rank_is_named() {
+        let gpu = |in_use, total| GpuMemory { in_use, total: Some(total), ranks: 1, in_segments: true };
+        let parts = vec![Part::each("working weights", 60 << 20, 3), Part::each(NCCL, 8 << 20, 3)];
+        let on = |of_ranks: &[GpuMemory]| {
+            OnGpu { memory: of_ranks[0], of_ranks: Vec::new(), parts: parts.clone() }.on_gpus(of_ranks)
+        };
+        let (large, small) = (gpu(0, 128 << 20), gpu(0, 64 << 20));
+        assert!(on(&[large, large]).broken().is_none());
+        // A smaller GPU, and one of which other programs have a part; NCCL takes less of the smaller one.
+        let of_small = on(&[large, small, large]).broken().unwrap();
+        let needs = (60 << 20) + (4 << 20) + LATER_BYTES;
+        assert_eq!((of_small.allows, of_small.needs), (64 << 20, needs));
+        assert_eq!(
+            of_small.to_string().split("but ").last(),
+            Some("the memory of the GPU of rank 1 is 67 MB")
+        );
+        let used = [large, large, gpu(100 << 20, 128 << 20)];
+        assert_eq!(on(&used).broken().unwrap().name, "the memory of the GPU of rank 2");
+        assert_eq!(on(&used).all(), (68 << 20) + LATER_BYTES, "what rank 0 is compared with is its own");
+        assert!(
+            on(&used).tightest_line().contains("185 MB of 134 MB in use"),
+            "{}",
+            on(&used).tightest_line()
+        );
+        assert_eq!(on(&[small]).broken().unwrap().name, "the memory of the GPU");
+        // One that does not say how much it has is none that decides.
+        assert!(on(&[large, GpuMemory { total: None, ..large }]).broken().is_none());
     }
 }

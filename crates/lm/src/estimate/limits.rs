@@ -57,7 +57,7 @@ impl Limits {
             limits.push(("the limit of the data of a process (ulimit -d)", limit, used + private));
         }
         let broken = limits.into_iter().find(|(_, allows, needs)| needs > allows);
-        broken.map(|(name, allows, needs)| Limit { name, allows, needs })
+        broken.map(|(name, allows, needs)| Limit { name: name.into(), allows, needs })
     }
 }
 

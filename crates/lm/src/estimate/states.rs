@@ -180,7 +180,7 @@ impl Share {
         let weights_in_file =
             settings.sharding.offload_params.is_some() && settings.stage == Stage::Parameters;
         let files = settings.files();
-        let (mut share, mut n_pieces) = (Share::default(), 0);
+        let (mut share, mut n_pieces, mut updated) = (Share::default(), 0, Vec::new());
         if settings.stage >= Stage::Gradients {
             share.gradients =
                 size.divisible(settings).map(|layout| 4 * layout.owned(rank, ranks).len() as u64).sum();
@@ -196,8 +196,7 @@ impl Share {
                     None => state_elems(&settings.optim, param, &flat),
                 };
                 share.kept += states.iter().sum::<usize>() as u64;
-                let workspace = step.map_or(0, |step| workspace(step, &settings.optim, param));
-                share.workspace = share.workspace.max(workspace);
+                updated.push(param);
 
                 let weights = weights_in_file.then_some(dtype.size() * flat.len());
                 let master = (optimizer_in_file && master).then_some(4 * flat.len());
@@ -216,6 +215,7 @@ impl Share {
                 n_pieces += 1;
             }
         }
+        share.workspace = step.map_or(0, |step| workspace(step, &settings.optim, &updated));
         share
     }
 
@@ -274,20 +274,24 @@ pub(super) fn charged(regions: &[Vec<&Layout>], ranks: usize) -> Vec<u64> {
     charged.into_iter().map(|elems| (4.0 * elems) as u64).collect()
 }
 
-/// The workspace of a step on a whole parameter. That of other rules is nothing beside it.
-fn workspace(step: &DryRun, optim: &Optim, param: &LayoutParam) -> u64 {
-    let shape = &param.place.shape;
-    match (optim, shape.sizes()) {
-        (Optim::Muon, &[rows, cols]) if param.role() == Role::Matrix => {
-            optimizer::muon_workspace_bytes(&step.device, rows, cols) as u64
+/// The workspace of a step on whole parameters. That of other rules is nothing beside it.
+fn workspace(step: &DryRun, optim: &Optim, params: &[&LayoutParam]) -> u64 {
+    let device = &step.device;
+    let of_all = |rule: &Rule, role: &dyn Fn(&LayoutParam) -> Role| {
+        let params = params.iter().map(|param| (param.place.shape, role(param)));
+        optimizer::workspace_bytes_of_all(device, rule, params)
+    };
+    let bytes = match optim {
+        Optim::Muon => {
+            let matrices = params.iter().filter(|param| param.role() == Role::Matrix);
+            let sides = matrices.filter_map(|param| <[usize; 2]>::try_from(param.place.shape.sizes()).ok());
+            optimizer::muon_workspace_bytes(device, sides)
         }
-        (Optim::LowRank(low, targets), _) => {
-            let role = low_rank_role(targets, param);
-            optimizer::workspace_bytes(&step.device, &Rule::LowRank(*low), shape, role) as u64
-        }
-        (Optim::Other(rule), _) => optimizer::workspace_bytes(&step.device, rule, shape, param.role()) as u64,
+        Optim::LowRank(low, targets) => of_all(&Rule::LowRank(*low), &|param| low_rank_role(targets, param)),
+        Optim::Other(rule) => of_all(rule, &|param| param.role()),
         _ => 0,
-    }
+    };
+    bytes as u64
 }
 
 /// What a parameter is to a rule with a subspace.

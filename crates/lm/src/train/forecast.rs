@@ -41,7 +41,7 @@ pub fn forecast(config: &TrainConfig) -> Result<String> {
     };
     // With a GPU for each rank they use NCCL.
     let apart = gpu.filter(|gpu| gpu.ranks == 1 && ranks > 1).map(|_| ranks);
-    let known = Known { device: &device, apart, measured, longest: None, gpu };
+    let known = Known { device: &device, apart, measured, longest: None, gpus: gpu.as_slice() };
     let mut line = Forecast::new(&config, models, known, &dry_pass(&*objective))?.line();
     if config.data.packing.is_unpadded() {
         let len = config.data.cutoff_len;

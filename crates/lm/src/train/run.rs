@@ -5,6 +5,7 @@ mod card;
 mod doubts;
 mod evaluate;
 mod finish;
+mod gpus;
 mod introduce;
 mod predict;
 mod save;

@@ -12,7 +12,7 @@ use std::sync::atomic::Ordering;
 use oarlock_cuda::attention::Tile;
 use oarlock_cuda::blas::{self, Layout, Operand, Precision, Product};
 use oarlock_cuda::driver::{Arg, Function, Slice, Use};
-use oarlock_cuda::geometry::{Geometry, RowSums};
+use oarlock_cuda::geometry::{self, Geometry, NORM_BLOCK, RowSums};
 use oarlock_cuda::modules::MOST_DTYPES;
 use oarlock_cuda::{Element, Pieces, Walk};
 use oarlock_kernels::random::Stream;
@@ -178,6 +178,21 @@ impl<'l> Kernels<'l> {
         let memory = self.temporary(size_of::<f32>() * sizes.iter().product::<usize>())?;
         launch(1.0, (memory.slice()?, DType::F32), Store::Overwrite)?;
         self.sum_rows(scale, (memory.slice()?, DType::F32), sizes, (out, out_dtype, store))
+    }
+
+    /// The sum of n numbers of f64, at least one: of blocks of them, and then of those sums, in an order that depends on n alone.
+    pub fn sum_f64(&self, x: Slice<'_>, n: usize, out: Slice<'_>) -> Form {
+        let n_sums = n.div_ceil(NORM_BLOCK);
+        let launch = |out: Slice<'_>| {
+            let call = self.kernel("sum_f64", &[])?.slice(x).slice(out).u64(n);
+            call.run(geometry::squared_norm(n))
+        };
+        if n_sums == 1 {
+            return launch(out);
+        }
+        let memory = self.temporary(size_of::<f64>() * n_sums)?;
+        launch(memory.slice()?)?;
+        self.sum_f64(memory.slice()?, n_sums, out)
     }
 
     /// Writes the same byte everywhere.

@@ -46,7 +46,7 @@ use uploads::Uploads;
 use attention::AttentionForms;
 pub(crate) use attention::Operands;
 pub(crate) use code_tables::CodeTables;
-pub(crate) use form::{Call, Form, Found, Kernels, Matrix, Unable, element};
+pub(crate) use form::{Call, Form, Found, Kernels, Matrix, Temporary, Unable, element};
 pub use info::GpuInfo;
 pub(crate) use mirror::Mirror;
 pub(crate) use oarlock_cuda::attention::{AttentionShape, TiledKernel};

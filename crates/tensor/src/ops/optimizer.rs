@@ -3,6 +3,7 @@
 mod ad_ema_mix;
 mod custom;
 mod eight_bit;
+mod element_kernel;
 mod form;
 mod pieces;
 mod rms_prop;
@@ -32,12 +33,13 @@ use crate::shape::Shape;
 pub use self::ad_ema_mix::AdEmaMixArgs;
 pub use self::custom::{Custom, CustomRule, Update};
 pub use self::eight_bit::EightBit;
-pub use self::pieces::update_all;
+use self::form::Kind;
+pub use self::pieces::{Target, muon_workspace_bytes, update_all, workspace_bytes_of_all};
 pub use self::rms_prop::RmsPropArgs;
-use self::rule::is_matrix;
 pub use self::rule::{
     AdafactorArgs, AdjustLr, LowRankArgs, Method, Needs, OneBit, OneBitKind, Role, Rule, Sides,
 };
+use self::rule::{is_matrix, sides};
 pub use oarlock_kernels::optim::StepArgs;
 
 /// A part of a flat buffer.
@@ -77,9 +79,13 @@ impl Workspace {
         buffer.transpose().map(Workspace)
     }
 
+    fn len_bytes(&self) -> usize {
+        self.0.as_ref().map_or(0, Buffer::len_bytes)
+    }
+
     /// The first bytes of it, for a launch.
     fn view(&mut self, launch: &mut Launch<'_>, bytes: usize) -> Result<Option<ViewMut<u8>>> {
-        let got = self.0.as_ref().map_or(0, Buffer::len_bytes);
+        let got = self.len_bytes();
         match &mut self.0 {
             _ if bytes == 0 => Ok(None),
             Some(buffer) if bytes <= got => launch.buffer(buffer, bytes).map(Some),
@@ -99,10 +105,7 @@ pub fn workspace_bytes(device: &Device, rule: &Rule, shape: &Shape, role: Role) 
         Rule::Custom(rule) if rule.needs() == Needs::WholeParameters => 4 * shape.n_elems(),
         Rule::Lamb { .. } => 8 * lamb::scratch_len(shape.n_elems()),
         Rule::Adafactor(_) => 8 * Extent::new(shape.sizes()).scratch_len(),
-        Rule::Muon { .. } => match *shape.sizes() {
-            [rows, cols] if role == Role::Matrix => muon_workspace_bytes(device, rows, cols),
-            _ => 0,
-        },
+        Rule::Muon { .. } => sides(shape, role).map_or(0, |sides| muon_bytes(device, sides)),
         Rule::LowRank(low) if is_matrix(shape, role) => {
             let space = Subspace::new(low, shape.sizes()[0], shape.sizes()[1]);
             low_rank_bytes(low, &space) + space.product_scratch_bytes(device.host())
@@ -116,13 +119,13 @@ fn low_rank_bytes(low: &LowRankArgs, space: &Subspace) -> usize {
     (4 * space.scratch_len(low)).next_multiple_of(ALIGN)
 }
 
-/// The same for Muon on a matrix of these sizes.
-pub fn muon_workspace_bytes(device: &Device, rows: usize, cols: usize) -> usize {
-    muon_iterate_bytes(rows, cols) + muon::product_scratch_bytes(device.host(), rows, cols)
+/// The same for Muon on a matrix of so many rows and columns.
+fn muon_bytes(device: &Device, sides: [usize; 2]) -> usize {
+    muon_iterate_bytes(sides) + muon::product_scratch_bytes(device.host(), sides[0], sides[1])
 }
 
 /// The first part of it, for the iteration's matrices; what follows is for their products.
-fn muon_iterate_bytes(rows: usize, cols: usize) -> usize {
+fn muon_iterate_bytes([rows, cols]: [usize; 2]) -> usize {
     (4 * muon::scratch_len(rows, cols)).next_multiple_of(ALIGN)
 }
 
@@ -142,6 +145,11 @@ pub fn update(
 ) -> Result<()> {
     let rule = rule.on(shape, role);
     check(rule, shape, role, parts)?;
+    let kind = Kind::of(rule, shape, role).filter(|_| device.is_cuda() && !parts.grads.range.is_empty());
+    if let Some(kind) = kind {
+        let target = Target { shape: *shape, role, parts: parts.clone() };
+        return pieces::launch(device, (rule, args, kind), &[&target], workspace);
+    }
     let n = parts.grads.range.len();
     let n_state: usize = parts.state.iter().map(|part| part.range.len()).sum();
     let bytes = 4 * n + 8 * (n + n_state) + parts.master.as_ref().map_or(0, |_| 2 * n);
@@ -159,7 +167,7 @@ pub fn update(
         }
     }
     let (mut working, range) = (parts.weights.flat.write()?, &parts.weights.range);
-    let step = Step { rule: rule.clone(), args: *args, shape: *shape, role, n, grad, state, scratch };
+    let step = Step { rule: rule.clone(), args: *args, shape: *shape, role, grad, state, scratch };
     match &parts.master {
         None => {
             let weights = launch.write_flat(&mut working, range, Mode::Update)?;
@@ -182,8 +190,6 @@ struct Step {
     args: StepArgs,
     shape: Shape,
     role: Role,
-    /// Elements of the weights.
-    n: usize,
     grad: View<f32>,
     state: [Option<ViewMut<f32>>; MAX_STATES],
     scratch: Option<ViewMut<u8>>,
@@ -192,11 +198,10 @@ struct Step {
 impl Step {
     fn launch<T: Float>(
         self,
-        mut launch: Launch<'_>,
+        launch: Launch<'_>,
         weights: ViewMut<f32>,
         working: Option<ViewMut<T>>,
     ) -> Result<()> {
-        launch.cuda(|gpu| self.form(gpu, &weights, working.as_ref()))?;
         launch.run(move |cpu| {
             let buffers = Buffers {
                 weights: weights.slice(cpu),
@@ -285,16 +290,15 @@ fn muon_step<T: Float>(
     buffers: Buffers<'_, T>,
     scratch: &mut [u8],
 ) {
-    if !is_matrix(shape, role) {
+    let Some([rows, cols]) = sides(shape, role) else {
         let Buffers { weights, state: [_, first, second, ..], grad, working } = buffers;
         let buffers = Buffers { weights, state: states([first, second]), grad, working };
         if let Some(adam) = muon_adam(rule, args) {
             optim::step(cpu, adam, buffers);
         }
         return;
-    }
-    let (rows, cols) = (shape.sizes()[0], shape.sizes()[1]);
-    let (iterate, products) = scratch.split_at_mut(muon_iterate_bytes(rows, cols));
+    };
+    let (iterate, products) = scratch.split_at_mut(muon_iterate_bytes([rows, cols]));
     if let Some(muon) = muon_args(rule, args, [rows, cols]) {
         muon::step(cpu, &muon, args, (rows, cols), buffers, bytemuck::cast_slice_mut(iterate), products);
     }

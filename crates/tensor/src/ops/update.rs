@@ -52,7 +52,7 @@ pub fn sum_f64(device: &Device, x: &FlatBuffer, n: usize) -> Result<f64> {
     let (x_lease, mut lease) = (x.read()?, sum.lease()?);
     let x = launch.read_flat::<f64>(&x_lease, &(0..n))?;
     let out = launch.write_flat::<f64>(&mut lease, &(0..1), Mode::Write)?;
-    launch.cuda(|gpu| gpu.kernel("sum_f64", &[])?.view(&x).view(&out).u64(n).run(geometry::one_block()))?;
+    launch.cuda(|gpu| gpu.sum_f64(gpu.slice(&x)?, n, gpu.slice(&out)?))?;
     launch.run(move |cpu| out.slice(cpu)[0] = tree_sum(x.slice(cpu)))?;
     drop(lease);
     sum.read()

@@ -11,13 +11,14 @@ use oarlock_engine::lr_scheduler::Scheduler;
 use oarlock_engine::optim::Schedule;
 use oarlock_engine::report::speed::PhaseTimer;
 use oarlock_engine::report::state::TrainerState;
-use oarlock_tensor::{Device, DeviceKind};
+use oarlock_tensor::DeviceKind;
 
 use super::Run;
 use super::doubts::Doubts;
+use super::gpus;
 use super::introduce::{introduce, stages_line};
 use crate::data::Sampler;
-use crate::estimate::{Forecast, GpuMemory, Known, Longest, LongestOf};
+use crate::estimate::{Forecast, Known, Longest, LongestOf};
 use crate::model::Decoder;
 use crate::train::data;
 use crate::train::inputs::Reading;
@@ -63,6 +64,7 @@ impl<'a> Run<'a> {
         model.set_recompute(config.train.recompute);
         model.set_activation_offload(config.train.offload_activations);
         let second = start.second(config, &hf, accelerator.device())?;
+        let gpus = gpus::memory_of_ranks(accelerator)?;
         let predict = |longest: Option<&LongestOf<'_>>| -> Result<Option<Forecast>> {
             // What the stages of a pipeline take is not predicted.
             if !accelerator.is_main_process() || config.ranks.pipeline.is_on() {
@@ -73,8 +75,7 @@ impl<'a> Run<'a> {
             let second = second.as_ref().map(|(second, _)| second);
             let models = (&model, &decoder as &dyn Fn() -> Result<Decoder>, second);
             let measured = ProcessMemory::current().map_or(0, |own| own.pss);
-            let gpu = GpuMemory::now(device, ranks_of_gpu(accelerator)?);
-            let known = Known { device, apart, measured, longest, gpu };
+            let known = Known { device, apart, measured, longest, gpus: &gpus };
             Ok(Some(Forecast::new(config, models, known, &dry_pass(&*dry))?))
         };
         let is_unpadded = config.data.packing.is_unpadded();
@@ -258,17 +259,6 @@ fn first_state(config: &TrainConfig, sampler: &Sampler, total_steps: u64) -> Tra
         train_batch_size: Some(config.train.batch_size as u64),
         ..TrainerState::default()
     }
-}
-
-/// How many ranks of this machine share a GPU at most.
-fn ranks_of_gpu(accelerator: &Accelerator) -> Result<usize> {
-    if !accelerator.device().is_cuda() {
-        return Ok(1);
-    }
-    let (comm, gpus) = (accelerator.communicator(), Device::cuda_indices()?.len());
-    let machines = comm.machines();
-    let here = |machine: &&usize| machines.get(comm.rank()) == Some(*machine);
-    Ok(machines.iter().filter(here).count().div_ceil(gpus.max(1)))
 }
 
 /// How many ranks are on this machine, where they share no memory.

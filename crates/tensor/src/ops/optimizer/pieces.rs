@@ -1,45 +1,105 @@
-//! One step of a rule on many pieces of flat buffers: on a GPU up to 64 of them in one launch.
+//! One step of a rule on many parameters, or pieces of some: on a GPU up to 64 of them in each launch.
 
-use oarlock_cuda::{Pieces, geometry};
-use oarlock_kernels::optim::adagrad::Adagrad;
-use oarlock_kernels::optim::adam::Adam;
-use oarlock_kernels::optim::lion::Lion;
-use oarlock_kernels::optim::sgd::Sgd;
+use std::collections::BTreeMap;
+
+use oarlock_cuda::Pieces;
 use oarlock_kernels::{DType, Error, Result};
 
-use super::{Needs, Part, Role, Rule, StepArgs, UpdateParts, Workspace, check, update};
-use crate::cuda::{Form, Kernels, Unable};
+use super::form::{Batch, Declared, Kind};
+use super::rule::sides;
+use super::{
+    Part, Role, Rule, StepArgs, UpdateParts, Workspace, check, muon_bytes, muon_iterate_bytes, update,
+    workspace_bytes,
+};
 use crate::device::Device;
 use crate::flat::{FlatBuffer, Lease, WriteLease};
-use crate::launch::{Launch, Mode, Stretch, View};
+use crate::launch::{Launch, Mode, Stretch};
 use crate::ops::with_float;
 use crate::shape::Shape;
 
-/// One step on each of these pieces, for a rule that is [`Needs::Elementwise`]: the same as [`update`] of one after the other.
-/// No two of them have an element in common.
+/// What a step changes: a parameter, or a piece of some where the rule allows that.
+#[derive(Clone, Debug)]
+pub struct Target<'a> {
+    /// The shape of the parameter. It says nothing where the rule is [`Needs::Elementwise`](super::Needs::Elementwise).
+    pub shape: Shape,
+    /// What the parameter is; the same holds.
+    pub role: Role,
+    /// What is read and written.
+    pub parts: UpdateParts<'a>,
+}
+
+/// What the workspace of Muon on a GPU may take so that hidden matrices of one shape go through its iteration together.
+const TOGETHER_BYTES: usize = 256 << 20;
+
+/// One step on each of these: the same as [`update`] of one after the other, for which the workspace is large enough. No two of
+/// them have an element in common.
 ///
 /// # Errors
-/// As [`update`], and another rule.
-pub fn update_all(device: &Device, rule: &Rule, args: &StepArgs, pieces: &[UpdateParts<'_>]) -> Result<()> {
-    if rule.needs() != Needs::Elementwise {
-        return Err(Error::Usage(format!("a step of {} on pieces of parameters", rule.name())));
-    }
-    let kernel = if device.is_cuda() { ElementKernel::of(rule, args) } else { None };
-    let Some(kernel) = kernel else {
-        let mut none = Workspace::new(device, 0)?;
-        return pieces.iter().try_for_each(|parts| {
-            let shape = Shape::new(&[parts.grads.range.len()])?;
-            update(device, rule, args, &shape, Role::Other, parts, &mut none)
+/// As [`update`].
+pub fn update_all(
+    device: &Device,
+    rule: &Rule,
+    args: &StepArgs,
+    targets: &[Target<'_>],
+    workspace: &mut Workspace,
+) -> Result<()> {
+    if !device.is_cuda() {
+        return targets.iter().try_for_each(|Target { shape, role, parts }| {
+            update(device, rule, args, shape, *role, parts, workspace)
         });
-    };
-    let filled: Vec<&UpdateParts> = pieces.iter().filter(|parts| !parts.grads.range.is_empty()).collect();
-    // A launch is for one kind of working copy.
-    for dtype in [DType::F32, DType::BF16, DType::F16] {
-        let of_dtype: Vec<&UpdateParts> =
-            filled.iter().filter(|parts| working_dtype(parts) == dtype).copied().collect();
-        of_dtype.chunks(Pieces::MOST).try_for_each(|some| launch(device, rule, &kernel, dtype, some))?;
+    }
+    // A launch is for one kind of working copy, and for what the rule treats alike.
+    let mut alike: Vec<(DType, Kind, Vec<&Target>)> = Vec::new();
+    for target in targets {
+        let Target { shape, role, parts } = target;
+        let Some(kind) = Kind::of(rule, shape, *role) else {
+            update(device, rule, args, shape, *role, parts, workspace)?;
+            continue;
+        };
+        check(rule, shape, *role, parts)?;
+        if parts.grads.range.is_empty() {
+            continue;
+        }
+        let dtype = working_dtype(parts);
+        match alike.iter_mut().find(|(other, same, _)| *other == dtype && *same == kind) {
+            Some((.., targets)) => targets.push(target),
+            None => alike.push((dtype, kind, vec![target])),
+        }
+    }
+    for (_, kind, targets) in &alike {
+        let most = kind.workspace_bytes().map_or(Pieces::MOST, |bytes| workspace.len_bytes() / bytes);
+        for some in targets.chunks(most.clamp(1, Pieces::MOST)) {
+            launch(device, (rule, args, *kind), some, workspace)?;
+        }
     }
     Ok(())
+}
+
+/// The bytes of [`Workspace`] for a step of [`update_all`] on parameters of these shapes: those of the largest, or more where
+/// that saves launches.
+pub fn workspace_bytes_of_all(
+    device: &Device,
+    rule: &Rule,
+    params: impl IntoIterator<Item = (Shape, Role)>,
+) -> usize {
+    let params = params.into_iter();
+    match rule {
+        Rule::Muon { .. } => {
+            muon_workspace_bytes(device, params.filter_map(|(shape, role)| sides(&shape, role)))
+        }
+        _ => params.map(|(shape, role)| workspace_bytes(device, rule, &shape, role)).max().unwrap_or(0),
+    }
+}
+
+/// The same for Muon on hidden matrices of so many rows and columns.
+pub fn muon_workspace_bytes(device: &Device, matrices: impl IntoIterator<Item = [usize; 2]>) -> usize {
+    let (mut largest, mut alike) = (0, BTreeMap::new());
+    for sides in matrices {
+        largest = largest.max(muon_bytes(device, sides));
+        *alike.entry(sides).or_insert(0) += muon_iterate_bytes(sides);
+    }
+    let together = alike.into_values().filter(|_| device.is_gpu()).map(|bytes| bytes.min(TOGETHER_BYTES));
+    together.max().map_or(largest, |together| largest.max(together))
 }
 
 /// The dtype of the kernel: of a working copy beside master weights, or f32.
@@ -67,34 +127,28 @@ impl Leases {
     }
 }
 
-/// What a launch has declared of a piece.
-struct Declared {
-    n: usize,
-    weights: Stretch,
-    states: [Option<Stretch>; 2],
-    grad: View<f32>,
-    working: Option<Stretch>,
-}
-
-fn launch(
+/// The step on parameters of one kind with working copies of one dtype, which have been checked; at least one.
+pub(super) fn launch(
     device: &Device,
-    rule: &Rule,
-    kernel: &ElementKernel,
-    dtype: DType,
-    pieces: &[&UpdateParts<'_>],
+    (rule, args, kind): (&Rule, &StepArgs, Kind),
+    targets: &[&Target<'_>],
+    workspace: &mut Workspace,
 ) -> Result<()> {
+    let dtype = targets.first().map_or(DType::F32, |target| working_dtype(&target.parts));
     let (mut leases, mut bytes) = (Leases::default(), 0);
-    for parts in pieces {
+    for Target { parts, .. } in targets {
         let n = parts.grads.range.len();
-        check(rule, &Shape::new(&[n])?, Role::Other, parts)?;
+        let n_state: usize = parts.state.iter().map(|part| part.range.len()).sum();
         let written = parts.state.iter().chain(&parts.master).filter(|part| !part.range.is_empty());
         written.chain([&parts.weights]).try_for_each(|part| leases.take(part.flat))?;
-        bytes += 4 * n + 8 * n * (1 + parts.state.len()) + parts.master.as_ref().map_or(0, |_| 2 * n);
+        bytes += 4 * n + 8 * (n + n_state) + parts.master.as_ref().map_or(0, |_| 2 * n);
     }
-    let grads: Vec<Lease> = pieces.iter().map(|parts| parts.grads.flat.read()).collect::<Result<_>>()?;
+    let read = |target: &&Target<'_>| target.parts.grads.flat.read();
+    let grads: Vec<Lease> = targets.iter().map(read).collect::<Result<_>>()?;
     let mut launch = device.launch(rule.name(), 0, bytes as u64);
-    let mut declared = Vec::with_capacity(pieces.len());
-    for (parts, grad) in pieces.iter().zip(&grads) {
+    let scratch = workspace.view(&mut launch, kind.workspace_bytes().unwrap_or(0) * targets.len())?;
+    let mut declared = Vec::with_capacity(targets.len());
+    for (Target { shape, parts, .. }, grad) in targets.iter().zip(&grads) {
         let working = match &parts.master {
             None => None,
             Some(_) => {
@@ -103,31 +157,20 @@ fn launch(
                 Some(with_float!(dtype, "optimizer", T => launch.stretch::<T>(lease, range, Mode::Write))?)
             }
         };
-        let mut states = [None; 2];
+        let mut states = [None; 3];
         for (state, part) in states.iter_mut().zip(parts.state).filter(|(_, part)| !part.range.is_empty()) {
             *state = Some(f32_stretch(&mut launch, &leases, part)?);
         }
         declared.push(Declared {
             n: parts.grads.range.len(),
+            shape: *shape,
             weights: f32_stretch(&mut launch, &leases, parts.master.as_ref().unwrap_or(&parts.weights))?,
             states,
             grad: launch.read_flat::<f32>(grad, &parts.grads.range)?,
             working,
         });
     }
-    launch.cuda(|gpu| {
-        let mut table = Pieces::new();
-        for Declared { n, weights, states, grad, working } in &declared {
-            let slice = |stretch: Option<&Stretch>| stretch.map(|stretch| gpu.slice(stretch)).transpose();
-            let [first, second] = [slice(states[0].as_ref())?, slice(states[1].as_ref())?];
-            let operands =
-                [slice(Some(weights))?, first, second, Some(gpu.slice(grad)?), slice(working.as_ref())?];
-            if !table.push(*n, operands) {
-                return Err(Unable::NoForm);
-            }
-        }
-        kernel.run(gpu, dtype, &table)
-    })?;
+    launch.cuda(|gpu| Batch::new(*gpu, (rule, args), dtype, &declared).run(kind, scratch.as_ref()))?;
     let name = rule.name();
     launch
         .run(move |_| -> Result<()> { Err(Error::Usage(format!("{name}: too many elements for a launch"))) })
@@ -135,61 +178,4 @@ fn launch(
 
 fn f32_stretch<'d>(launch: &mut Launch<'d>, leases: &'d Leases, part: &Part<'_>) -> Result<Stretch> {
     launch.stretch::<f32>(leases.of(part.flat)?, &part.range, Mode::Update)
-}
-
-/// The kernel of a rule for each element by itself, with its numbers in a step.
-pub(super) struct ElementKernel {
-    op: &'static str,
-    scalars: Vec<f32>,
-    /// Switches that stand before and behind the scalars.
-    switches: [Option<bool>; 2],
-}
-
-impl ElementKernel {
-    /// None of a rule that has no such kernel. The first two states are its own.
-    pub fn of(rule: &Rule, args: &StepArgs) -> Option<ElementKernel> {
-        let kernel =
-            |op, scalars: &[f32], switches| ElementKernel { op, scalars: scalars.to_vec(), switches };
-        Some(match *rule {
-            Rule::AdamW { beta1, beta2, eps } => {
-                ElementKernel::adam(&Adam::<true>::new(beta1, beta2, eps, args))
-            }
-            Rule::Adam { beta1, beta2, eps } => {
-                ElementKernel::adam(&Adam::<false>::new(beta1, beta2, eps, args))
-            }
-            Rule::Sgd { momentum, dampening, nesterov } => {
-                let (scalars, nesterov) = Sgd::new(momentum, dampening, nesterov, args).scalars();
-                kernel("sgd", &scalars, [None, Some(nesterov)])
-            }
-            Rule::Adagrad { lr_decay, initial_accumulator_value, eps } => {
-                let scalars = Adagrad::new(lr_decay, initial_accumulator_value, eps, args).scalars();
-                kernel("adagrad", &scalars, [None; 2])
-            }
-            Rule::Lion { beta1, beta2 } => {
-                kernel("lion", &Lion::new(beta1, beta2, args).scalars(), [None; 2])
-            }
-            _ => return None,
-        })
-    }
-
-    /// That of Adam or AdamW.
-    pub fn adam<const DECOUPLED: bool>(adam: &Adam<DECOUPLED>) -> ElementKernel {
-        let scalars = adam.scalars().to_vec();
-        ElementKernel { op: "adam", scalars, switches: [Some(DECOUPLED), None] }
-    }
-
-    /// Launches it.
-    pub fn run(&self, gpu: &Kernels<'_>, dtype: DType, pieces: &Pieces<'_>) -> Form {
-        let call = gpu.kernel(self.op, &[dtype])?.pieces(pieces);
-        let call = match self.switches[0] {
-            Some(on) => call.u32(usize::from(on)),
-            None => call,
-        };
-        let call = call.f32s(&self.scalars);
-        let call = match self.switches[1] {
-            Some(on) => call.u32(usize::from(on)),
-            None => call,
-        };
-        call.run(geometry::pieces(pieces))
-    }
 }

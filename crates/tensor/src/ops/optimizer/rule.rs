@@ -340,5 +340,13 @@ fn low_rank_state(low: &LowRankArgs, index: usize, shape: &Shape, role: Role) ->
 
 /// Whether the rule for hidden matrices applies, where there is one of its own.
 pub(super) fn is_matrix(shape: &Shape, role: Role) -> bool {
-    role == Role::Matrix && shape.sizes().len() == 2
+    sides(shape, role).is_some()
+}
+
+/// Rows and columns of a hidden matrix.
+pub(super) fn sides(shape: &Shape, role: Role) -> Option<[usize; 2]> {
+    match *shape.sizes() {
+        [rows, cols] if role == Role::Matrix => Some([rows, cols]),
+        _ => None,
+    }
 }
