@@ -38,6 +38,20 @@ const APOLLO: [&Row; 8] = [
     keys::APOLLO_SCALE_FRONT.row,
 ];
 
+const QUANTIZATION: [&Row; 3] =
+    [keys::QUANTIZATION_METHOD.row, keys::QUANTIZATION_TYPE.row, keys::DOUBLE_QUANTIZATION.row];
+const ANSWERS: [&Row; 7] = [
+    keys::DO_SAMPLE.row,
+    keys::TEMPERATURE.row,
+    keys::TOP_P.row,
+    keys::TOP_K.row,
+    keys::MAX_NEW_TOKENS.row,
+    keys::REPETITION_PENALTY.row,
+    keys::SKIP_SPECIAL_TOKENS.row,
+];
+const EVALUATION: [&Row; 3] =
+    [keys::EVAL_STEPS.row, keys::METRIC_FOR_BEST_MODEL.row, keys::GREATER_IS_BETTER.row];
+
 /// Why the run that `settings` describe does not read a key; `None` where it does.
 pub(super) fn obstacle(settings: &Settings, name: &str) -> Option<&'static str> {
     let method = settings.get(keys::FINETUNING_TYPE);
@@ -54,6 +68,23 @@ pub(super) fn obstacle(settings: &Settings, name: &str) -> Option<&'static str> 
     if of(&[keys::ADDITIONAL_TARGET.row, keys::CREATE_NEW_ADAPTER.row]) && !["lora", "oft"].contains(&method)
     {
         return Some("it belongs to `finetuning_type: lora` and `oft`");
+    }
+    let is_quantized = settings.said(keys::QUANTIZATION_BIT).is_some()
+        || settings.said(keys::REF_MODEL_QUANTIZATION_BIT).is_some();
+    if of(&QUANTIZATION) && !is_quantized {
+        return Some("it belongs to `quantization_bit`");
+    }
+    let answers = match settings.get(keys::STAGE) {
+        "raft" => true,
+        stage => {
+            stage == "sft" && settings.get(keys::DO_PREDICT) && settings.get(keys::PREDICT_WITH_GENERATE)
+        }
+    };
+    if of(&ANSWERS) && !answers {
+        return Some("answers are made by `do_predict` with `predict_with_generate`, and in stage raft");
+    }
+    if of(&EVALUATION) && settings.get(keys::EVAL_STRATEGY) == "no" {
+        return Some("nothing is evaluated during the training (`eval_strategy`)");
     }
     if of(&GALORE) && !settings.get(keys::USE_GALORE) {
         return Some("it belongs to `use_galore: true`");
