@@ -163,6 +163,43 @@ fn a_training_begins_anew_unless_it_is_told_to_go_on() {
     );
 }
 
+/// A training that begins anew replaces what trainings left in its folder, and a model of somebody, an adapter or settings end
+/// it before it starts.
+#[test]
+fn what_no_training_wrote_stays_where_one_begins_anew() {
+    let site = minimind();
+    let words = "--dim 32 --n_layers 1 --max_seq_len 32 --batch_size 4 --vocab_size 300 --epochs 1 --accumulation_steps 8";
+    let words: Vec<&str> = words.split(' ').collect();
+    let folder = site.path("out/pretrain_32");
+    for name in [
+        "model.safetensors",
+        "pytorch_model.bin",
+        "adapter_model.safetensors",
+        "config.json",
+        "profile.jsonl",
+    ] {
+        fs::create_dir_all(&folder).unwrap();
+        fs::write(folder.join(name), "somebody's").unwrap();
+        let said = pretrain(&site, &words);
+        assert_eq!(said.code, Some(2), "{name}: {said:?}");
+        assert!(said.told().contains(name) && said.told().contains("or move it away"), "{name}: {said:?}");
+        assert!(!said.told().contains("overwrite_output_dir"), "{name}: {said:?}");
+        assert_eq!(fs::read(folder.join(name)).unwrap(), b"somebody's", "{name}");
+        fs::remove_dir_all(&folder).unwrap();
+    }
+    for _ in 0..2 {
+        let said = pretrain(&site, &words);
+        assert!(said.code == Some(0) && !said.stdout.contains("Resuming"), "{said:?}");
+    }
+    // What a training wrote and somebody changed is of somebody.
+    let mut model = fs::read(folder.join("model.safetensors")).unwrap();
+    *model.last_mut().unwrap() ^= 1;
+    fs::write(folder.join("model.safetensors"), &model).unwrap();
+    let said = pretrain(&site, &words);
+    assert!(said.code == Some(2) && said.told().contains("which was changed since"), "{said:?}");
+    assert!(fs::read(folder.join("model.safetensors")).unwrap() == model);
+}
+
 #[test]
 fn the_guides_command_resolves_as_it_stands() {
     let site = minimind();

@@ -316,6 +316,11 @@ fn a_reward_model_is_whole_out_of_a_checkpoint_and_nothing_else_scores() {
     let whole = scores("merged", "scored", &[]);
     assert_eq!(whole.code, Some(0), "{whole:?}");
 
+    // Another stage says that it leaves the head.
+    let of_pairs = ["stage=dpo", "dataset=pairs", "max_steps=1", "model_name_or_path=merged"];
+    let said = site.train("without", &words(&[&of_pairs]));
+    assert!(said.stdout.contains("the value head of merged is not read"), "{said:?}");
+
     // A model without a head, one with a pickled head, an adapter without its head.
     let refused = |said: Said, told: &str| {
         assert!(said.code != Some(0) && said.told().contains(told), "{told}: {said:?}");

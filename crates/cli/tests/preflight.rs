@@ -28,6 +28,8 @@ fn site() -> Site {
     edit("gpt2", "model_type", "gpt2".into());
     edit("moe", "use_moe", true.into());
     edit("tied", "tie_word_embeddings", true.into());
+    fs::create_dir(site.path("adapter")).unwrap();
+    site.write("adapter/adapter_config.json", "{}");
     site.write("chat.jsonl", "{\"instruction\": \"a\", \"output\": \"b\"}\n");
     site.write("dataset_info.json", "{\"pairs\": {\"file_name\": \"chat.jsonl\", \"ranking\": true, \"columns\": {\"prompt\": \"instruction\", \"chosen\": \"output\", \"rejected\": \"input\"}}}");
     site
@@ -51,6 +53,7 @@ fn what_ranks_would_end_with_is_told_before_they_start() {
             2,
             "leave them out of lora_target",
         ),
+        ("model_name_or_path: adapter", 1, "`adapter` is the folder of an adapter, and not of a model"),
         ("finetuning_type: lora\nadapter_name_or_path: nowhere", 2, "nowhere: holds no adapter_config.json"),
         ("finetuning_type: freeze\nfreeze_trainable_layers: 0", 2, "nothing is trained"),
         ("finetuning_type: freeze\nfreeze_trainable_modules: nix", 2, "Module nix is not found"),

@@ -128,6 +128,7 @@ pub fn build(
     let best = best::best(read, eval.when, saved, found);
     let predict = predicting::predict(read, &shard, found);
     let overwrite = read.get(keys::OVERWRITE_OUTPUT_DIR);
+    let begin_anew = read.get(keys::BEGIN_ANEW);
     let save = SaveArgs {
         output_dir: PathBuf::from(read.word(keys::OUTPUT_DIR)),
         resume: match &settings.setting(keys::RESUME_FROM_CHECKPOINT).value {
@@ -135,12 +136,13 @@ pub fn build(
             Value::Bool(false) => Resume::Never,
             Value::Text(path) => Resume::From(PathBuf::from(path)),
             // What is only evaluated is the model that is named, as in LLaMA-Factory.
-            _ if overwrite || !read.get(keys::DO_TRAIN) => Resume::Never,
+            _ if overwrite || begin_anew || !read.get(keys::DO_TRAIN) => Resume::Never,
             _ => Resume::IfPresent,
         },
         resume_anyway: read.get(keys::RESUME_ANYWAY),
         restarted: None,
         overwrite,
+        begin_anew,
         when: saved,
         keep: read.get(keys::SAVE_TOTAL_LIMIT).filter(|keep| *keep > 0),
         only_model: read.get(keys::SAVE_ONLY_MODEL),
@@ -446,13 +448,12 @@ fn between(settings: &Settings, problems: &mut Problems) {
             report(&format!("`{steps}` is 0"), &[steps], &help);
         }
     }
-    let both = [keys::RESUME_FROM_CHECKPOINT.row, keys::OVERWRITE_OUTPUT_DIR.row];
-    if both.iter().all(|key| is_true(key)) {
-        report(
-            "`resume_from_checkpoint: true` and `overwrite_output_dir: true` exclude each other",
-            &both,
-            "resume the run in output_dir, or start a new one",
-        );
+    for anew in [keys::OVERWRITE_OUTPUT_DIR, keys::BEGIN_ANEW] {
+        let both = [keys::RESUME_FROM_CHECKPOINT.row, anew.row];
+        if both.iter().all(|key| is_true(key)) {
+            let message = format!("`resume_from_checkpoint: true` and `{anew}: true` exclude each other");
+            report(&message, &both, "resume the run in output_dir, or start a new one");
+        }
     }
 }
 

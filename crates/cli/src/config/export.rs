@@ -185,6 +185,16 @@ pub fn export(layers: &[Layer]) -> Result<ExportArgs, Problems> {
             None
         }
     };
+    let out = PathBuf::from(settings.word(keys::EXPORT_DIR));
+    let model = PathBuf::from(settings.word(keys::MODEL_NAME_OR_PATH));
+    let real = |path: &PathBuf| path.canonicalize().ok();
+    if let Some(own) = real(&out)
+        && let Some(read) =
+            [&model].into_iter().chain(&adapters).find(|path| real(path).as_ref() == Some(&own))
+    {
+        let message = format!("`export_dir` is `{}`, whose weights are read", read.display());
+        refuse(&message, &[keys::EXPORT_DIR.row], "name another folder");
+    }
     // Fractions of a gigabyte count as well.
     let shard_bytes = (settings.get(keys::EXPORT_SIZE) * 1e9).max(1.0) as u64;
     // A length that is written says how far, as in LLaMA-Factory.
@@ -192,8 +202,8 @@ pub fn export(layers: &[Layer]) -> Result<ExportArgs, Problems> {
     let kind =
         settings.said(keys::ROPE_SCALING).and_then(|_| RopeKind::named(settings.word(keys::ROPE_SCALING)));
     let args = ExportArgs {
-        model: PathBuf::from(settings.word(keys::MODEL_NAME_OR_PATH)),
-        out: PathBuf::from(settings.word(keys::EXPORT_DIR)),
+        model,
+        out,
         adapters,
         quantized,
         max_shard_bytes: shard_bytes,
@@ -272,6 +282,14 @@ mod tests {
         );
         assert!(both.contains("Please merge adapters before quantizing the model."), "{both}");
         assert!(both.contains("finetuning_type lora or oft only"), "{both}");
+        let own = std::env::temp_dir();
+        let own = own.display();
+        for words in [
+            format!("model_name_or_path={own} export_dir={own}/."),
+            format!("model_name_or_path=m adapter_name_or_path={own} export_dir={own}"),
+        ] {
+            assert!(told(&words).contains("whose weights are read"), "{words}");
+        }
         const BASE: &str = "model_name_or_path=m export_dir=o";
         for (words, part) in [
             ("quantization_bit=4 adapter_name_or_path=a", "Cannot merge adapters to a quantized model."),

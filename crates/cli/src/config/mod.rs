@@ -23,6 +23,7 @@ mod model;
 pub mod monitor;
 mod new_tokens;
 mod objective;
+mod other_methods;
 pub mod paths;
 mod pipeline;
 mod predicting;

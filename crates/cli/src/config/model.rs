@@ -139,7 +139,9 @@ fn fields(settings: &Settings, problems: &mut Problems) -> Map<String, Json> {
     if let Some(tied) = kwargs.flag("tie_word_embeddings") {
         out.insert("tie_word_embeddings".to_owned(), json!(tied));
     }
-    if kwargs.flag("use_moe") == Some(true) {
+    // Asked for where it is written alone, so that the settings that a new model has do not list it.
+    let has_moe = written.iter().any(|entry| entry.key == "use_moe");
+    if has_moe && kwargs.flag("use_moe") == Some(true) {
         kwargs.reject("mixtures of experts (`use_moe`) are not supported, only dense models".to_owned());
     }
     kwargs.finish();

@@ -51,6 +51,11 @@ fn names(message: &str, words: &str) -> bool {
     })
 }
 
+/// Whether a folder holds an adapter alone.
+fn is_adapter(dir: &Path) -> bool {
+    dir.join("adapter_config.json").is_file() && !dir.join("config.json").is_file()
+}
+
 /// Checks the paths that must exist before a training starts.
 ///
 /// # Errors
@@ -65,6 +70,12 @@ pub fn check(config: &ResolvedConfig) -> Result<(), Problems> {
             keys::MODEL_NAME_OR_PATH.row,
             format!("no model folder `{}`", model.display()),
             "it is a local folder, relative to the working directory; models are not downloaded".to_owned(),
+        ),
+        ModelSource::Folder(model) if is_adapter(model) => report(
+            keys::MODEL_NAME_OR_PATH.row,
+            format!("`{}` is the folder of an adapter, and not of a model", model.display()),
+            "name the adapter in `adapter_name_or_path`, and here the model that it was trained beside"
+                .to_owned(),
         ),
         ModelSource::Folder(model) => {
             let missing = |file: &&str| !model.join(file).is_file();

@@ -15,7 +15,7 @@ use oarlock_config::settings::resolve::{self, Setting, Settings};
 use oarlock_config::settings::secret::masked;
 use oarlock_config::settings::value::{Value, quoted};
 
-use super::table;
+use super::{other_methods, table};
 
 /// Keys that change something on GPUs alone.
 const OF_GPUS: [&str; 2] = ["activation_checkpointing.cpu_checkpointing", "activation_checkpointing_offload"];
@@ -126,6 +126,9 @@ impl ResolvedConfig {
                 };
                 Some((setting, reason))
             }
+            _ if setting.is_written() => {
+                other_methods::obstacle(&self.settings, setting.key.name).map(|reason| (setting, reason))
+            }
             _ => None,
         })
     }
@@ -133,7 +136,9 @@ impl ResolvedConfig {
     /// Whether the value changes anything.
     fn has_meaning(&self, setting: &Setting) -> bool {
         let is_said = setting.is_written() || !OLDER.contains(&setting.key.name);
-        setting.key.is_used() && is_said && self.is_read_by_stage(setting.key.name)
+        let name = setting.key.name;
+        let is_of_another = setting.is_written() && other_methods::obstacle(&self.settings, name).is_some();
+        setting.key.is_used() && is_said && self.is_read_by_stage(name) && !is_of_another
     }
 
     /// Whether the stage reads a key that only some do.

@@ -394,6 +394,7 @@ oarlock_config::key_table! {
         COMPUTE_ACCURACY: bool = key(Eval, Bool, "compute_accuracy", "false", Used, "Evaluate the share of learned tokens that are the most probable, too, as eval_accuracy: the mean over examples"),
         OUTPUT_DIR: Option<String> = key(Save, Path, "output_dir", "", Used, "Folder of checkpoints, logs and the final model"),
         OVERWRITE_OUTPUT_DIR: bool = key(Save, Bool, "overwrite_output_dir", "false", Used, "Start from the beginning even if the folder contains checkpoints or a model, and replace files of the same names; later checkpoints are removed with the first save. Also for export"),
+        BEGIN_ANEW: bool = key(Save, Bool, "begin_anew", "false", Used, "Our own: start from the beginning and replace what earlier runs left in output_dir; a file that no run wrote, or that was changed since, ends the run instead"),
         RESUME_FROM_CHECKPOINT: Value = key(Save, BoolOrPath, "resume_from_checkpoint", "", Used, "Folder of a checkpoint, true for the newest, false for none; unset: the newest if there is one"),
         RESUME_ANYWAY: bool = key(Save, Bool, "resume_anyway", "false", Used, "Our own: go on from a checkpoint although settings or data that change what is computed are others than in the run that saved it"),
         SAVE_STRATEGY: String = key(Save, Choice(&["no", "steps", "epoch", "best"]), "save_strategy", "steps", Used, "When to save; best: after each evaluation that is the best so far"),

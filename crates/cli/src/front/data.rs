@@ -55,6 +55,7 @@ pub(crate) fn show(words: &[String], rows: usize, json: bool) -> Outcome {
         out.push_str(&format!("--- example {}: {} tokens, {n_learned} learned\n{text}\n", i + 1, ids.len()));
     }
     out.push_str("---\n");
+    source.unread().for_each(|told| out.push_str(&format!("{told}\n")));
     for line in statistics.lines(cutoff_len, data.n_segments(), config.train.batch_size) {
         out.push_str(&format!("{line}\n"));
     }

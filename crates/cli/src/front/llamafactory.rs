@@ -97,7 +97,7 @@ fn job(
     read: &dyn Fn(&str) -> Option<String>,
 ) -> Result<Job, Problems> {
     let gpus = if environment::asks_for_cpu(&training.layers, read) { 0 } else { devices.gpus };
-    let LauncherEnv { default_ranks, required_ranks, ranks, is_distributed, stand_in } =
+    let LauncherEnv { default_ranks, required_ranks, ranks, is_distributed, told } =
         LauncherEnv::read(read, &Devices { gpus, ..*devices })?;
     training.layers.splice(0..0, default_ranks);
     training.layers.extend(required_ranks);
@@ -105,7 +105,7 @@ fn job(
     if is_distributed {
         job.notes.extend(notes(&job.launch));
     }
-    job.notes.extend(stand_in);
+    job.notes.extend(told);
     Ok(job)
 }
 
@@ -119,8 +119,8 @@ struct LauncherEnv {
     ranks: Ranks,
     /// Whether LLaMA-Factory would start them by torchrun.
     is_distributed: bool,
-    /// What to say where CPU ranks stand for GPUs that are not there.
-    stand_in: Option<String>,
+    /// What to say of variables that are not followed, or otherwise than there.
+    told: Vec<String>,
 }
 
 /// Where the ranks of a training are.
@@ -210,6 +210,10 @@ impl LauncherEnv {
         let stand_in = stands_in.then(|| {
             format!("CUDA_VISIBLE_DEVICES names {named} GPU(s), and none is used here: by default as many CPU ranks start")
         });
+        let is_set = |name: &&str| variables.text(name).is_some_and(|text| boolean(&text) == Some(true));
+        let engines = ENGINES.into_iter().filter(|(name, _)| is_set(name));
+        let engines = engines.map(|(name, what)| format!("{name} is not followed: {what}"));
+        let told = stand_in.into_iter().chain(engines).collect();
         let is_distributed = default_ranks.is_some() || required_ranks.is_some();
         let master = Master::at(&addr, port.map_or(29500, |port| port as u16));
         let max_restarts = u32::try_from(max_restarts.unwrap_or(0)).unwrap_or(u32::MAX);
@@ -219,10 +223,18 @@ impl LauncherEnv {
             required_ranks,
             ranks,
             is_distributed,
-            stand_in,
+            told,
         })
     }
 }
+
+/// Variables by which LLaMA-Factory trains with another engine, and what happens here.
+const ENGINES: [(&str, &str); 4] = [
+    ("USE_RAY", "ranks are started by this program, without Ray"),
+    ("USE_V1", "files are read in LLaMA-Factory's older format"),
+    ("USE_MCA", "Megatron is not there, and this program trains"),
+    ("USE_KT", "KTransformers is not there, and this program trains"),
+];
 
 /// The most machines, ranks of a machine and restarts that make sense.
 const MOST: usize = 1 << 20;

@@ -377,7 +377,7 @@ impl Reader<'_> {
     }
 
     /// MiniMind's file `{folder}/{name}_{width}.pth` is a folder here. Without `--from_resume 1` its training begins
-    /// anew and replaces what an earlier one left.
+    /// anew and replaces what an earlier one left, and nothing of somebody else.
     fn output(&mut self) {
         let written = |flag: &&'static Row| self.is_written(*flag);
         let by_era = if self.era == Era::Minimind2 { flags::OUT_DIR.row } else { flags::SAVE_DIR.row };
@@ -391,7 +391,7 @@ impl Reader<'_> {
         }
         if let Some((value, location)) = self.value(flags::FROM_RESUME).filter(|(value, _)| value == "0") {
             self.put("resume_from_checkpoint", &value, location.clone());
-            self.put("overwrite_output_dir", "true", location);
+            self.put("begin_anew", "true", location);
         }
         if let Some((value, location)) = self.value(flags::RESUME_ANYWAY).filter(|(value, _)| value == "true")
         {

@@ -294,6 +294,8 @@ pub struct SaveArgs {
     pub restarted: Option<SystemTime>,
     /// Whether earlier results in the folder may be replaced.
     pub overwrite: bool,
+    /// Whether the run begins anew over what earlier runs left in the folder, and over nothing else.
+    pub begin_anew: bool,
     /// When to save.
     pub when: When,
     /// Keep the last so many checkpoints; `None`: all.

@@ -104,12 +104,14 @@ impl Start {
         let notes = hf.notes().iter().chain(of_second.iter().flat_map(HfConfig::notes));
         start.told.splice(0..0, notes.cloned());
         start.told.extend(longer_than_known(config, hf));
-        if *objective == ObjectiveArgs::Rewards
-            && config.train.enabled
-            && value_head_folder(value_head_dirs(config))?.is_none()
-        {
+        let scores = *objective == ObjectiveArgs::Rewards;
+        if scores && config.train.enabled && value_head_folder(value_head_dirs(config))?.is_none() {
             start.told.push("the value head begins with random values: no folder has one".to_owned());
         }
+        let is_left = |dir: &&Path| !scores && dir.join("value_head.safetensors").is_file();
+        let left = value_head_dirs(config).find(is_left).map(Path::display);
+        let left = left.map(|dir| format!("the value head of {dir} is not read: stage rm trains one"));
+        start.told.extend(left);
         if objective.reference().is_some() {
             start.reference = ReferenceModel::Second;
         }

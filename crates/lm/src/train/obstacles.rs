@@ -210,7 +210,7 @@ impl Folder<'_> {
                 help: format!("{ELSEWHERE}; or move it away: `overwrite_output_dir` does not remove it"),
             });
         }
-        let newest = own.last().filter(|_| !self.config.save.overwrite)?;
+        let newest = own.last().filter(|_| !self.config.save.overwrite && !self.config.save.begin_anew)?;
         if self.is_damaged() {
             return None;
         }
@@ -265,10 +265,12 @@ impl Folder<'_> {
             }));
         }
         let resumes = self.resumes();
-        // A run that goes on replaces its own result, and that of an adapter leaves a model where it is.
+        let replaces_own = resumes || self.config.save.begin_anew;
+        // Such a run replaces the result of the same kind that a run left, and that of an adapter leaves a model where it is.
         let is_in_the_way = |(name, kind): &&(String, ResultFile)| {
             let is_beside = is_adapter && *kind != ResultFile::Adapter;
-            !resumes || (!is_beside && !self.outputs.is_own(Some(TRAINING), name))
+            let is_mixed = !resumes && !is_adapter && *kind == ResultFile::Adapter;
+            !replaces_own || (!is_beside && (is_mixed || !self.outputs.is_own(Some(TRAINING), name)))
         };
         let in_the_way: Vec<String> =
             found.iter().filter(is_in_the_way).map(|(name, _)| name.clone()).collect();
@@ -278,7 +280,9 @@ impl Folder<'_> {
         // By name alone: to refuse them, weights need not be read.
         let recorded = self.outputs.names(Some(TRAINING), &[Part::Model, Part::Adapter]);
         let all_own = in_the_way.iter().all(|name| recorded.contains(name.as_str()));
-        let whose = match (resumes, all_own) {
+        let is_as_written = |name: &String| self.outputs.is_own(Some(TRAINING), name);
+        let whose = match (replaces_own, all_own) {
+            (true, true) if in_the_way.iter().all(is_as_written) => "which would lie beside the new model",
             (false, true) => "of a finished run, from which no checkpoint goes on",
             (false, false) => "of a model",
             (true, _) => "which this run did not write, or which was changed since",
@@ -291,6 +295,7 @@ impl Folder<'_> {
             (false, true) => {
                 "or write `overwrite_output_dir: true`, which replaces an adapter and leaves a model where it is"
             }
+            (false, false) if replaces_own => "or move it away",
             (false, false) => "or write `overwrite_output_dir: true` to replace it",
         };
         Ok(Some(Obstacle {
@@ -380,7 +385,7 @@ impl Folder<'_> {
                 dir.display(),
                 listed(&names)
             ),
-            help: match self.config.save.overwrite {
+            help: match self.config.save.overwrite || self.config.save.begin_anew {
                 true => format!("{ELSEWHERE}; or move it away"),
                 false => format!("{ELSEWHERE}; or write `overwrite_output_dir: true` to replace it"),
             },

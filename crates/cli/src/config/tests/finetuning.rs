@@ -63,3 +63,39 @@ fn methods_of_fine_tuning_are_those_of_llama_factory() {
         assert_eq!(read, Finetuning::Freeze(expected));
     }
 }
+
+#[test]
+fn keys_of_a_method_that_the_run_does_not_use_are_told() {
+    let told = |text: &str| -> Vec<String> {
+        let config = good(text);
+        config.without_effect().map(|(setting, why)| format!("{}: {why}", setting.key.name)).collect()
+    };
+    let lora = "it belongs to `finetuning_type: lora`";
+    assert_eq!(
+        told("lora_rank: 8\nlora_target: all"),
+        [format!("lora_rank: {lora}"), format!("lora_target: {lora}")]
+    );
+    assert_eq!(told("finetuning_type: freeze\nlora_alpha: 8"), [format!("lora_alpha: {lora}")]);
+    assert!(told("finetuning_type: lora\nlora_rank: 8\nadditional_target: lm_head").is_empty());
+    assert_eq!(
+        told("freeze_trainable_layers: 2"),
+        ["freeze_trainable_layers: it belongs to `finetuning_type: freeze`"]
+    );
+    assert_eq!(told("galore_rank: 4"), ["galore_rank: it belongs to `use_galore: true`"]);
+    for (text, is_told) in [
+        ("quantization_type: fp4", true),
+        ("finetuning_type: lora\nquantization_bit: 4\nquantization_type: fp4", false),
+        ("stage: sft\nmax_new_tokens: 7", true),
+        (
+            "stage: sft\neval_dataset: e\ndo_predict: true\npredict_with_generate: true\nmax_new_tokens: 7",
+            false,
+        ),
+        ("eval_steps: 7", true),
+        ("eval_strategy: steps\neval_steps: 7\nval_size: 0.1\nmetric_for_best_model: loss", false),
+    ] {
+        assert_eq!(told(text).len(), usize::from(is_told), "{text}: {:?}", told(text));
+    }
+    assert!(
+        !good("lora_rank: 8").table().split("Accepted without effect").next().unwrap().contains("lora_rank")
+    );
+}

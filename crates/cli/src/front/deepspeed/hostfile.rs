@@ -7,6 +7,7 @@ use std::sync::Arc;
 
 use crate::config::Problem;
 use crate::config::location::{Location, SourceText, ValueSource};
+use crate::console::eprint;
 
 /// Machines with their slots, in the order of the file.
 pub type Pool = Vec<(String, usize)>;
@@ -84,6 +85,19 @@ fn machine(line: &str) -> Option<(&str, usize)> {
     Some((name, slots))
 }
 
+/// What stands behind the slots of each line, beside a comment and the `max_slots` of MPI, and is not read, with its line.
+pub fn unread(text: &str) -> Vec<(usize, String)> {
+    let of_line = |line: &str| -> Option<String> {
+        let line = line.split('#').next()?;
+        let (_, behind) = line.split_once("slots=")?;
+        let words = behind.trim_start_matches(|c: char| c.is_ascii_digit()).split_whitespace();
+        let words: Vec<&str> =
+            words.filter(|word| !word.replace('-', "_").starts_with("max_slots=")).collect();
+        (!words.is_empty()).then(|| words.join(" "))
+    };
+    (1..).zip(text.lines()).filter_map(|(number, line)| Some((number, of_line(line)?))).collect()
+}
+
 /// Whether a machine can have this name. What another shell or `ssh` would take for more than a name is none.
 fn is_name(name: &str) -> bool {
     !name.starts_with('-') && name.chars().all(|c| c.is_alphanumeric() || "-_.:,@[]%".contains(c))
@@ -97,6 +111,9 @@ pub fn read(path: &Path) -> Result<Option<Pool>, Problem> {
     let name = path.display().to_string();
     let text = oarlock_comm::read_text(path, oarlock_comm::MAX_CONFIG_BYTES)
         .map_err(|error| Problem::new(format!("cannot read the hostfile `{name}`: {error}")))?;
+    for (number, words) in unread(&text) {
+        eprint(&format!("note: {name}:{number}: `{words}` is not read; a line is `NAME slots=N`\n"));
+    }
     parse(&text).map(Some).map_err(|(error, bytes)| {
         let source = Arc::new(SourceText { read_from: ValueSource::File, name, text });
         Problem::new(error.to_string()).at(&Location { source, bytes }, "").help(error.help())

@@ -56,6 +56,12 @@ fn hostfiles_are_read_as_by_the_original() {
 }
 
 #[test]
+fn what_stands_behind_the_slots_of_a_machine_is_told() {
+    let text = "a slots=2 max_slots=4 # both\n# slots=1 x\nb slots=2 max_slot=9\nc slots=3x\nd slots=1 max-slots=2\n";
+    assert_eq!(hostfile::unread(text), [(3, "max_slot=9".to_owned()), (4, "x".to_owned())]);
+}
+
+#[test]
 fn a_hostfile_without_end_is_refused_at_once() {
     let lines = |n: usize| (0..n).map(|i| format!("worker-{i} slots=8\n")).collect::<String>();
     assert_eq!(hostfile::parse(&lines(1 << 16)).unwrap().len(), 1 << 16);

@@ -134,6 +134,15 @@ fn the_master_and_the_elastic_form() {
 }
 
 #[test]
+fn variables_that_ask_for_another_engine_are_told() {
+    for (name, value, is_told) in [("USE_RAY", "1", true), ("USE_RAY", "0", false), ("USE_MCA", "true", true)]
+    {
+        let notes = made("", &[(name, value)], &CPU).unwrap().notes;
+        assert_eq!(notes.iter().any(|note| note.starts_with(name)), is_told, "{name}={value}: {notes:?}");
+    }
+}
+
+#[test]
 fn wrong_variables_are_told_all_at_once() {
     let wrong = [("NPROC_PER_NODE", "gpu"), ("NNODES", "0"), ("MASTER_PORT", "70000"), ("NODE_RANK", "-1")];
     let problems = made("", &wrong, &CPU).unwrap_err();

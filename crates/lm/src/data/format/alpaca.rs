@@ -27,11 +27,11 @@ pub(super) fn read(format: &Format, row: &Row, record: &Record) -> Result<Exampl
     if let Some(history) = value(row, &columns.history) {
         let Some(history) = list_in(history) else { return dropped(BROKEN_HISTORY) };
         for turn in history.iter() {
-            let said = |i: usize| turn.get(i).and_then(Value::as_str);
-            let (Some(asked), Some(answered)) = (said(0), said(1)) else {
+            let pair = turn.as_array().map(Vec::as_slice);
+            let Some([Value::String(asked), Value::String(answered)]) = pair else {
                 return dropped(BROKEN_HISTORY);
             };
-            messages.extend([Message::new("user", asked), answer(answered)]);
+            messages.extend([Message::new("user", asked.as_str()), answer(answered)]);
         }
     }
     let (prompt, query) = (text(row, &columns.prompt, record)?, text(row, &columns.query, record)?);

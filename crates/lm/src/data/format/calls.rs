@@ -44,27 +44,41 @@ pub(super) const FIELDS: [&str; 2] = ["tool_calls", "function_call"];
 /// What a message calls beside its text; `None` where it calls nothing. Some files, such as MiniMind's, hold the list as a
 /// text.
 pub(super) fn beside(said: &Value) -> Result<Option<Value>, Refusal> {
-    for field in FIELDS {
-        let calls = match said.get(field) {
-            None | Some(Value::Null) => continue,
-            Some(Value::String(text)) => match text.trim() {
-                "" => continue,
-                text => match serde_json::from_str(text) {
-                    Ok(calls) => calls,
-                    Err(_) => return dropped(BROKEN),
-                },
-            },
-            Some(calls) => calls.clone(),
-        };
-        return match calls {
-            Value::Null => continue,
-            Value::Array(calls) if calls.is_empty() => continue,
-            Value::Array(calls) => with_objects(&calls).map(Some),
-            call @ Value::Object(_) => with_objects(&[call]).map(Some),
-            _ => dropped(BROKEN),
-        };
+    let mut found: Option<Value> = None;
+    for calls in FIELDS.iter().filter_map(|field| said.get(field)) {
+        let Some(calls) = in_field(calls)? else { continue };
+        match &found {
+            None => found = Some(calls),
+            Some(first) if functions(first).eq(functions(&calls)) => {}
+            Some(_) => return dropped("a message has tool_calls and function_call, and they differ"),
+        }
     }
-    Ok(None)
+    Ok(found)
+}
+
+/// The calls in a field of a message, if there are any.
+fn in_field(field: &Value) -> Result<Option<Value>, Refusal> {
+    let calls = match field {
+        Value::String(text) if text.trim().is_empty() => Value::Null,
+        Value::String(text) => match serde_json::from_str(text.trim()) {
+            Ok(calls) => calls,
+            Err(_) => return dropped(BROKEN),
+        },
+        calls => calls.clone(),
+    };
+    match calls {
+        Value::Null => Ok(None),
+        Value::Array(calls) if calls.is_empty() => Ok(None),
+        Value::Array(calls) => with_objects(&calls).map(Some),
+        call @ Value::Object(_) => with_objects(&[call]).map(Some),
+        _ => dropped(BROKEN),
+    }
+}
+
+/// Names and arguments of calls, with the wrapper that some files put around them or without.
+fn functions(calls: &Value) -> impl Iterator<Item = (&Value, &Value)> {
+    let calls = calls.as_array().into_iter().flatten();
+    calls.map(|call| call.get("function").unwrap_or(call)).map(|call| (&call["name"], &call["arguments"]))
 }
 
 /// OpenAI's calls, their arguments as objects where they are texts that hold one.

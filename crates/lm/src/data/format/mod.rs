@@ -8,6 +8,7 @@ mod openai;
 mod pair;
 mod sharegpt;
 mod turns;
+mod unread;
 
 use std::borrow::Cow;
 
@@ -82,7 +83,7 @@ pub(super) struct Read {
     pub(super) reading: Reading,
     /// As which format, where none is written.
     pub(super) guessed: Option<Kind>,
-    /// Its columns that hold something and that the format does not name.
+    /// What it holds that is not in the example.
     pub(super) unread: Vec<String>,
 }
 
@@ -144,16 +145,6 @@ impl Columns {
             kto_tag: named("kto_tag"),
             ..Columns::default_names()
         }
-    }
-
-    /// Those that are named.
-    fn named(&self) -> impl Iterator<Item = &String> {
-        let Columns {
-            prompt, query, response, history, messages, system, tools, images, videos, audios, ..
-        } = self;
-        let rest = [&self.chosen, &self.rejected, &self.kto_tag];
-        let first = [prompt, query, response, history, messages, system, tools, images, videos, audios];
-        first.into_iter().chain(rest).flatten()
     }
 
     fn none() -> Columns {
@@ -270,7 +261,10 @@ impl Format {
             return Err(error);
         }
         let (reading, unread) = match format.example(&row, record) {
-            Ok(example) => (Reading::Example(example), format.unread(&row)),
+            Ok(example) => {
+                let unread = format.unread(&row, &example);
+                (Reading::Example(example), unread)
+            }
             Err(Refusal::Drop(reason)) => (Reading::Dropped(reason), Vec::new()),
             Err(Refusal::Fail(error)) => return Err(error),
         };
@@ -289,20 +283,6 @@ impl Format {
     /// The column of what is true or false.
     pub(super) fn flag(&self) -> Option<&str> {
         self.columns.kto_tag.as_deref()
-    }
-
-    /// The columns of a row that hold something and that nothing reads.
-    fn unread(&self, row: &Row) -> Vec<String> {
-        let is_named = |name: &String| self.columns.named().any(|column| column == name);
-        let mut unread: Vec<String> = (row.iter())
-            .filter(|(name, value)| !is_named(name) && !is_empty(value))
-            .map(|(name, _)| format!("column \"{name}\""))
-            .collect();
-        if let Some(tag) = value(row, &self.columns.kto_tag).filter(|tag| !tag.is_boolean()) {
-            let column = self.columns.kto_tag.as_deref().unwrap_or_default();
-            unread.push(format!("column \"{column}\", which is {}, not true or false,", kind_of(tag)));
-        }
-        unread
     }
 
     fn example(&self, row: &Row, record: &Record) -> std::result::Result<Example, Refusal> {

@@ -340,6 +340,52 @@ fn columns_that_nothing_reads_are_told() {
     assert!(expected.iter().all(|told| unread.iter().any(|found| found == told)), "{unread:?}");
 }
 
+/// A column that the entry names tells nothing where rows of its kind are not read by it.
+#[test]
+fn columns_that_the_kind_of_row_is_not_read_by_are_told() {
+    let turns = json!([{"from": "human", "value": "Hi"}, {"from": "gpt", "value": "Hello"}]);
+    let beside = json!([{"from": "system", "value": "One"}, {"from": "human", "value": "Hi"}, {"from": "gpt", "value": "Hello"}]);
+    let pair =
+        |asked: &str| json!([{"role": "user", "content": asked}, {"role": "assistant", "content": "a"}]);
+    let rejected = json!([{"role": "user", "content": "who?"}, {"role": "assistant", "content": "b"}]);
+    for (row, expected) in [
+        (
+            json!({"conversations": turns, "instruction": "Q", "input": "", "output": "A"}),
+            &["column \"instruction\"", "column \"output\""][..],
+        ),
+        (json!({"conversations": turns, "history": [["a", "b"]], "system": "S"}), &["column \"history\""]),
+        (
+            json!({"conversations": beside, "system": "Two"}),
+            &["column \"system\" beside a message of the system"],
+        ),
+        (json!({"conversations": beside, "system": "One"}), &[]),
+        (json!({"instruction": "Q", "output": "A", "chosen": "B", "rejected": "C"}), &["column \"output\""]),
+        (json!({"prompt": "who?", "chosen": pair("who?"), "rejected": rejected}), &[]),
+        (
+            json!({"prompt": "what?", "chosen": pair("who?"), "rejected": rejected}),
+            &["column \"prompt\" beside two whole conversations that begin otherwise"],
+        ),
+    ] {
+        let Read { reading, unread, .. } = Format::read(None, &record(&row)).unwrap();
+        assert!(matches!(reading, Reading::Example(_)), "{row}: {reading:?}");
+        assert_eq!(unread, expected, "{row}");
+    }
+    // A part of a value is not left out either.
+    let read = |row: Value| Format::read(None, &record(&row)).unwrap().reading;
+    let history = json!({"instruction": "Q", "output": "A", "history": [["a", "b", "c"]]});
+    assert_eq!(read(history), Reading::Dropped("its history is no list of pairs of texts".into()));
+    let call = |name: &str| json!({"name": name, "arguments": {}});
+    let called = |other: &str| {
+        let answer = json!({"role": "assistant", "content": "", "tool_calls": [{"type": "function", "function": call("f")}], "function_call": call(other)});
+        json!({"messages": [{"role": "user", "content": "q"}, answer]})
+    };
+    assert!(matches!(read(called("f")), Reading::Example(_)));
+    assert_eq!(
+        read(called("g")),
+        Reading::Dropped("a message has tool_calls and function_call, and they differ".into())
+    );
+}
+
 #[test]
 fn the_keys_of_a_row_say_what_it_is() {
     for (row, kind) in [

@@ -359,6 +359,7 @@ impl Settings {
             resume_anyway: _,
             restarted: _,
             overwrite: _,
+            begin_anew: _,
             when,
             keep,
             only_model,

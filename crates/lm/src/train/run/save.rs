@@ -50,7 +50,8 @@ impl Run<'_> {
                 .map(|path| String::from_utf8_lossy(&path).into_owned().into());
         }
         let keep = self.config.save.keep;
-        let replaces = self.config.save.overwrite && self.config.save.resume == Resume::Never;
+        let save = &self.config.save;
+        let replaces = (save.overwrite || save.begin_anew) && save.resume == Resume::Never;
         let mut client = ClientState {
             step: done,
             epoch: self.loader.position() / self.loader.sampler().len,
