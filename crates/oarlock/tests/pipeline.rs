@@ -78,7 +78,7 @@ impl Case<'_> {
 }
 
 /// What a rank saw.
-struct Seen {
+struct RankResult {
     /// Loss and norm of each step.
     steps: Vec<(u64, u64)>,
     evaluated: f64,
@@ -90,7 +90,7 @@ struct Seen {
     weights: f64,
 }
 
-fn rank(data: &Data, comm: Communicator, case: &Case<'_>) -> Seen {
+fn rank(data: &Data, comm: Communicator, case: &Case<'_>) -> RankResult {
     let config = AcceleratorConfig {
         shard: case.options.clone(),
         pipeline: case.pipeline.clone(),
@@ -148,11 +148,11 @@ fn rank(data: &Data, comm: Communicator, case: &Case<'_>) -> Seen {
     let n_params = optimizer.with_engine(Engine::n_params).unwrap();
     let pieces = pieces(&optimizer);
     comm.finish();
-    Seen { steps, evaluated, n_params, began, pieces, weights }
+    RankResult { steps, evaluated, n_params, began, pieces, weights }
 }
 
-fn run(data: &Data, case: &Case<'_>) -> (Trace, Vec<Seen>) {
-    let ranks: Vec<Seen> = std::thread::scope(|scope| {
+fn run(data: &Data, case: &Case<'_>) -> (Trace, Vec<RankResult>) {
+    let ranks: Vec<RankResult> = std::thread::scope(|scope| {
         let start = |comm| scope.spawn(move || rank(data, comm, case));
         let ranks: Vec<_> = shm::threads(case.ranks).unwrap().into_iter().map(start).collect();
         ranks.into_iter().map(|rank| rank.join().unwrap()).collect()
@@ -282,17 +282,20 @@ fn refused_on(comm: &Communicator, config: &AcceleratorConfig) -> Result<(), Err
 
 #[test]
 fn what_a_pipeline_cannot_do_is_told() {
-    let told = refused(3, PipelineArgs::stages(2), Placements::OPTIMIZER);
-    assert!(told.contains("2 stages must divide the 3 ranks"), "{told}");
+    let message = refused(3, PipelineArgs::stages(2), Placements::OPTIMIZER);
+    assert!(message.contains("2 stages must divide the 3 ranks"), "{message}");
     for placements in [Placements::GRADIENTS, Placements::PARAMETERS] {
-        let told = refused(2, PipelineArgs::stages(2), placements);
-        assert!(told.contains("ZeRO-2 and ZeRO-3 are incompatible with pipeline parallelism"), "{told}");
+        let message = refused(2, PipelineArgs::stages(2), placements);
+        assert!(
+            message.contains("ZeRO-2 and ZeRO-3 are incompatible with pipeline parallelism"),
+            "{message}"
+        );
     }
-    let told =
+    let message =
         refused(2, PipelineArgs { virtual_stages: 3, ..PipelineArgs::stages(2) }, Placements::OPTIMIZER);
-    assert!(told.contains("a model of 4 units cannot be divided into 6 parts"), "{told}");
-    let told = refused(2, PipelineArgs::stages(2), Placements::OPTIMIZER);
-    assert!(told.contains("Decoder is divided into 2 stages"), "{told}");
+    assert!(message.contains("a model of 4 units cannot be divided into 6 parts"), "{message}");
+    let message = refused(2, PipelineArgs::stages(2), Placements::OPTIMIZER);
+    assert!(message.contains("Decoder is divided into 2 stages"), "{message}");
 }
 
 /// Layers with tied ends: an encoding, and the same weights the other way round.

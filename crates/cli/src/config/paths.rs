@@ -51,7 +51,7 @@ fn names(message: &str, words: &str) -> bool {
     })
 }
 
-/// Checks the paths that must exist before a training starts.
+/// Checks the paths that must exist before training starts.
 ///
 /// # Errors
 /// Every path that leads nowhere.

@@ -39,7 +39,7 @@ pub fn check_heads(n: usize, heads: usize, kv_heads: usize) -> Result<()> {
 pub struct SequenceParallel(Arc<Exchange>);
 
 impl SequenceParallel {
-    /// Divides a world into groups of `size` neighbouring ranks; `None` where a group is one rank. All ranks call it.
+    /// Divides a world into groups of `size` neighboring ranks; `None` where a group is one rank. All ranks call it.
     ///
     /// # Errors
     /// Ranks that make no such groups, and a rank that failed.

@@ -18,8 +18,8 @@ use crate::error::{Error, Result};
 use crate::nn::{self, Module, NamedParam, UnitParams, parameters, wrapped_units_of};
 use crate::shard::finite::check_range;
 use crate::shard::group::{Grads, Group, GroupBuilder, Kind, Weights, offload_file};
+use crate::shard::in_flight::UnitUse;
 use crate::shard::layout::{BLOCK, in_order_on, runs};
-use crate::shard::leaving::UnitUse;
 use crate::shard::mesh::{Mesh, ranks_per_machine};
 use crate::shard::one_bit::OneBitSteps;
 use crate::shard::passes::{Core, TapePass, UnitPasses};
@@ -28,7 +28,7 @@ use crate::shard::placement::{
 };
 use crate::shard::reduce::Home;
 use crate::shard::source::{ParamSlice, WeightSource};
-use crate::shard::stage::{Held, Stage};
+use crate::shard::stage::{Stage, StageUnits};
 use crate::shard::state::{self, Slice, Snapshot};
 use crate::shard::step::{CHUNK, ParamGroup};
 
@@ -49,8 +49,8 @@ pub struct Engine {
     pub(super) local: bool,
     /// Of a 1-bit optimizer.
     pub(super) one_bit: Option<OneBitSteps>,
-    /// The numbers of its last step.
-    pub(super) last_numbers: Vec<ParamGroup>,
+    /// The hyperparameters of its last step.
+    pub(super) last_hyperparameters: Vec<ParamGroup>,
 }
 
 /// The blocks of all parameters of a model, in its order, by which norms are summed.
@@ -169,8 +169,8 @@ impl Engine {
         let shares_memory = comm.shares_memory();
         let found = wrapped_units_of(model, &options.wrap);
         let held = match &stage {
-            Some(stage) => Held::of_stage(&found, stage)?,
-            None => Held::whole(found.clone()),
+            Some(stage) => StageUnits::of_stage(&found, stage)?,
+            None => StageUnits::whole(found.clone()),
         };
         let mut builder = GroupBuilder {
             mesh: &mesh,
@@ -242,7 +242,7 @@ impl Engine {
             reduced: false,
             local: false,
             one_bit,
-            last_numbers: Vec::new(),
+            last_hyperparameters: Vec::new(),
         })
     }
 
@@ -300,7 +300,8 @@ impl Engine {
         &self.core.options
     }
 
-    /// The kind of rule by which gradients change the weights; a step takes its numbers from the parameter groups.
+    /// The kind of rule by which gradients change the weights; a step takes its hyperparameters from the parameter
+    /// groups.
     pub fn rule(&self) -> &Rule {
         &self.rule
     }
@@ -464,8 +465,9 @@ impl Engine {
         Ok(GradNorm { norm: (n_alike * update::tree_sum(&squares)).sqrt(), first_bad })
     }
 
-    /// One optimizer step on what this rank updates, with the numbers of each parameter group, then the new weights for
-    /// all; gradients are multiplied with `grad_scale`, and forgotten afterwards. The number of the step is counted here.
+    /// One optimizer step on what this rank updates, with the hyperparameters of each parameter group, then the new
+    /// weights for all; gradients are multiplied with `grad_scale`, and forgotten afterward. The number of the step is
+    /// counted here.
     ///
     /// # Errors
     /// When a rank failed, somebody still holds weights, or a parameter group is missing or has another kind of rule.
@@ -497,13 +499,13 @@ impl Engine {
         self.core.publish(|group| group.trainable)
     }
 
-    /// Each parameter has its numbers, and its state is that of its rule.
+    /// Each parameter has its hyperparameters, and its state is that of its rule.
     fn check_param_groups(&self, param_groups: &[ParamGroup]) -> Result<()> {
         let last =
             self.core.groups.iter().flat_map(|group| group.layout.params()).map(|p| p.param_group).max();
         if let Some(last) = last.filter(|last| *last >= param_groups.len()) {
             return Err(Error::Usage(format!(
-                "the model has parameters of the parameter group {last}, and a step has numbers for {} groups",
+                "the model has parameters of the parameter group {last}, and a step has hyperparameters for {} groups",
                 param_groups.len()
             )));
         }
@@ -534,8 +536,8 @@ impl Engine {
 
     /// All state that this rank saves, held constant: the next step waits for it, unit by unit.
     pub fn snapshot(&self) -> Snapshot {
-        // Weights that are on their way are lent. If they do not arrive they stay so, which whoever reads them is told, and
-        // every later collective fails.
+        // Weights that are on their way are lent. If they do not arrive they stay so, which is reported to whoever reads
+        // them, and every later collective fails.
         drop(self.core.await_published());
         Snapshot::new(self.core.groups.iter().map(|group| group.state.clone()).collect())
     }

@@ -39,11 +39,11 @@ impl Mesh {
         let mut mesh =
             Mesh { shard: world.clone(), replica: None, secondary: None, hops: None, behind: None };
         if let Some(size) = group.filter(|&size| size < n) {
-            mesh.shard = world.split(&neighbours(n, size))?;
+            mesh.shard = world.split(&neighbors(n, size))?;
             mesh.replica = Some(world.split(&across(n, size))?);
         }
         if let Some(size) = secondary.filter(|&size| size < n) {
-            mesh.secondary = Some(world.split(&neighbours(n, size))?);
+            mesh.secondary = Some(world.split(&neighbors(n, size))?);
         }
         Ok(mesh)
     }
@@ -63,7 +63,7 @@ impl Mesh {
             None => ranks_per_machine(&self.shard.machines(), "quantized gradients are added up")?,
         };
         if size < n {
-            let inside = self.shard.split(&neighbours(n, size))?;
+            let inside = self.shard.split(&neighbors(n, size))?;
             self.hops = Some(Hops { inside, across: self.shard.split(&across(n, size))? });
         }
         Ok(())
@@ -83,8 +83,8 @@ impl Mesh {
     }
 }
 
-/// `n` ranks in groups of `size` neighbours.
-fn neighbours(n: usize, size: usize) -> Vec<Vec<usize>> {
+/// `n` ranks in groups of `size` neighbors.
+fn neighbors(n: usize, size: usize) -> Vec<Vec<usize>> {
     (0..n / size).map(|group| (group * size..(group + 1) * size).collect()).collect()
 }
 
@@ -96,7 +96,7 @@ fn across(n: usize, size: usize) -> Vec<Vec<usize>> {
 /// How many ranks each machine has, by the machine of each rank. `what` is done inside each.
 ///
 /// # Errors
-/// Where they are not as many neighbouring ranks on each.
+/// Where they are not as many neighboring ranks on each.
 pub fn ranks_per_machine(machines: &[usize], what: &str) -> Result<usize> {
     let size = machines.iter().filter(|&&machine| machine == 0).count().max(1);
     match machines.iter().enumerate().all(|(rank, &machine)| machine == rank / size) {
@@ -114,7 +114,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn machines_have_as_many_neighbouring_ranks_or_are_refused() {
+    fn machines_have_as_many_neighboring_ranks_or_are_refused() {
         assert_eq!(ranks_per_machine(&[0, 0, 0], "").unwrap(), 3);
         assert_eq!(ranks_per_machine(&[0, 0, 1, 1, 2, 2], "").unwrap(), 2);
         for wrong in [&[0, 1, 0, 1][..], &[0, 0, 1], &[0, 1, 1]] {

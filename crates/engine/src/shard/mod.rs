@@ -1,4 +1,4 @@
-//! Who holds which part of the model's state, and how the parts come together.
+//! Who holds which part of the model's state, and how the parts are gathered.
 //!
 //! `placement` says what is sharded, `mesh` among whom, `layout` who owns what. A `group` holds the parameters of a unit
 //! with their homes. During a step `passes` says what happens around the passes of a unit: `gather` brings its weights,
@@ -13,8 +13,8 @@ mod engine;
 mod finite;
 mod gather;
 mod group;
+mod in_flight;
 mod layout;
-mod leaving;
 mod mesh;
 mod one_bit;
 mod order;

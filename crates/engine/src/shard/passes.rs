@@ -18,7 +18,7 @@ use oarlock_tensor::{
 
 use crate::error::{Error, Result};
 use crate::shard::group::{Grads, Group, Weights};
-use crate::shard::leaving::{Early, Leaving, UnitUse};
+use crate::shard::in_flight::{Early, ReductionInFlight, UnitUse};
 use crate::shard::mesh::Mesh;
 use crate::shard::placement::{Lifetime, Placement, ShardingConfig, updates_beside};
 use crate::shard::pool::{BufferPool, Gathered, PoolBuffer};
@@ -39,7 +39,7 @@ pub(super) struct Core {
     pub(super) overlaps: bool,
     /// Bytes of a 16-bit copy of a group's gradients, where they are reduced so; else 0.
     pub(super) staging_bytes: usize,
-    /// The new weights of each group on their way.
+    /// The new weights of each group in flight.
     pub(super) in_flight: Mutex<Vec<Option<Ready>>>,
     pass: Mutex<PassState>,
 }
@@ -60,11 +60,11 @@ pub(super) struct PassState {
     /// Weights that came in 8 bits.
     pub(super) decoded: BufferPool,
     pub(super) slots: BufferPool,
-    /// 16-bit copies of gradients on their way.
+    /// 16-bit copies of gradients in flight.
     pub(super) staging: BufferPool,
     pub(super) exchanges: Option<Exchanges>,
-    /// Gradients on their way, in the order in which they left.
-    pub(super) leaving: VecDeque<Leaving>,
+    /// Gradients in flight, in the order in which they left.
+    pub(super) in_flight: VecDeque<ReductionInFlight>,
     /// How often a backward pass has left a unit.
     pub(super) n_left: u64,
     pub(super) early: Early,
@@ -78,7 +78,7 @@ pub(super) struct GroupPass {
     pub(super) gathered: Option<Gathered>,
     /// This rank's part of the second copy.
     pub(super) secondary: Option<FlatBuffer>,
-    /// Where gradients come together.
+    /// Where gradients accumulate.
     pub(super) slot: Option<PoolBuffer>,
     /// Whether the sums hold something of this step.
     pub(super) summed: bool,
@@ -127,15 +127,15 @@ impl Core {
                 .as_ref()
                 .map(|comm| BufferPool::new(comm, &device, Sharing::Replicated, "gathered weights")),
             decoded: BufferPool::new(&mesh.shard, &device, Sharing::PerRank, "decoded weights"),
-            slots: BufferPool::new(&mesh.shard, &device, Sharing::PerRank, "gradients on their way"),
+            slots: BufferPool::new(&mesh.shard, &device, Sharing::PerRank, "gradients in flight"),
             staging,
             exchanges: mesh.hops.as_ref().map(|hops| Exchanges::new(hops, &device)),
-            leaving: VecDeque::new(),
+            in_flight: VecDeque::new(),
             n_left: 0,
             early: Early::new(&units, groups.len()),
         };
         let active = Arc::default();
-        let updater = if updates_beside(&options, &device) { device.beside() } else { device.clone() };
+        let updater = if updates_beside(&options, &device) { device.host_device() } else { device.clone() };
         let (pass, in_flight) = (Mutex::new(pass), Mutex::default());
         Ok(Core {
             mesh,
@@ -312,7 +312,7 @@ impl Core {
     pub fn begin_step(&self) -> Result<()> {
         let mut pass = self.pass();
         let pass = &mut *pass;
-        self.finish_leaving(pass)?;
+        self.finish_reductions(pass)?;
         pass.early.begin_step();
         for unit in 0..self.units.len() {
             self.release(pass, unit)?;

@@ -157,7 +157,7 @@ pub(super) struct FirstHop {
 
 impl Exchanges {
     pub fn new(hops: &Hops, device: &Device) -> Exchanges {
-        let pool = |comm| BufferPool::new(comm, device, Sharing::PerRank, "quantized gradients on their way");
+        let pool = |comm| BufferPool::new(comm, device, Sharing::PerRank, "quantized gradients in flight");
         let (inside, across) = (pool(&hops.inside), pool(&hops.across));
         Exchanges { hops: hops.clone(), device: device.clone(), inside, across }
     }

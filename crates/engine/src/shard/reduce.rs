@@ -1,6 +1,6 @@
 //! How gradients become sums over the ranks: unit by unit during the backward pass where they are sharded, all before the
 //! step where they are whole. Where collectives proceed in the background, a group's is begun when its gradients are complete and
-//! taken up later ([`Leaving`]).
+//! taken up later ([`ReductionInFlight`]).
 
 use std::ops::Range;
 use std::sync::{Arc, Weak};
@@ -14,8 +14,8 @@ use oarlock_tensor::{
 
 use crate::error::Result;
 use crate::shard::group::Grads;
+use crate::shard::in_flight::ReductionInFlight;
 use crate::shard::layout::runs;
-use crate::shard::leaving::Leaving;
 use crate::shard::order::{ready, settle};
 use crate::shard::passes::{Core, PassState};
 use crate::shard::placement::Placement;
@@ -79,8 +79,17 @@ impl Core {
             let (hop, ready) = exchanges.begin(&group.layout, flat)?;
             let hop = Some(hop);
             let (flat, ready, left) = (flat.clone(), vec![ready], pass.n_left);
-            pass.leaving.push_back(Leaving { index, flat, slot, staging: None, hop, summed, ready, left });
-            return if self.overlaps { Ok(()) } else { self.finish_leaving(pass) };
+            pass.in_flight.push_back(ReductionInFlight {
+                index,
+                flat,
+                slot,
+                staging: None,
+                hop,
+                summed,
+                ready,
+                left,
+            });
+            return if self.overlaps { Ok(()) } else { self.finish_reductions(pass) };
         }
         let (end, bucket) = (group.layout.n_elems(), self.options.reduce_bucket_elems);
         let staging = match self.staging_bytes {
@@ -111,23 +120,33 @@ impl Core {
             false => summed,
         };
         let (flat, left) = (flat.clone(), pass.n_left);
-        pass.leaving.push_back(Leaving { index, flat, slot, staging, hop: None, summed, ready, left });
-        if self.overlaps { Ok(()) } else { self.finish_leaving(pass) }
+        pass.in_flight.push_back(ReductionInFlight {
+            index,
+            flat,
+            slot,
+            staging,
+            hop: None,
+            summed,
+            ready,
+            left,
+        });
+        if self.overlaps { Ok(()) } else { self.finish_reductions(pass) }
     }
 
     /// Takes up reductions in whose buffers the next unit's gradients leave: all but those of the `kept` units left last.
     /// With one that is kept, at most two units have buffers at a time.
     pub(super) fn finish_earlier(&self, pass: &mut PassState, kept: u64) -> Result<()> {
-        let is_earlier = |leaving: &Leaving| leaving.left + kept <= pass.n_left && leaving.has_buffers();
-        match pass.leaving.iter().rposition(is_earlier) {
+        let is_earlier =
+            |reduction: &ReductionInFlight| reduction.left + kept <= pass.n_left && reduction.has_buffers();
+        match pass.in_flight.iter().rposition(is_earlier) {
             Some(last) => (0..=last).try_for_each(|_| self.finish_first(pass)),
             None => Ok(()),
         }
     }
 
     /// Takes up all reductions.
-    pub(super) fn finish_leaving(&self, pass: &mut PassState) -> Result<()> {
-        while !pass.leaving.is_empty() {
+    pub(super) fn finish_reductions(&self, pass: &mut PassState) -> Result<()> {
+        while !pass.in_flight.is_empty() {
             self.finish_first(pass)?;
         }
         Ok(())
@@ -135,8 +154,8 @@ impl Core {
 
     /// Takes up the oldest reduction: its sums are where they belong, and its buffers are free.
     fn finish_first(&self, pass: &mut PassState) -> Result<()> {
-        let Some(leaving) = pass.leaving.pop_front() else { return Ok(()) };
-        let Leaving { index, flat, slot, staging, hop, summed, ready, left: _ } = leaving;
+        let Some(leaving) = pass.in_flight.pop_front() else { return Ok(()) };
+        let ReductionInFlight { index, flat, slot, staging, hop, summed, ready, left: _ } = leaving;
         ready.into_iter().try_for_each(Ready::precede_launches)?;
         if let (Some(hop), Some(exchanges)) = (hop, &mut pass.exchanges) {
             exchanges.finish(&self.groups[index].layout, hop, &flat)?;
@@ -177,7 +196,7 @@ impl Core {
         Ok(())
     }
 
-    /// Ends the passes of a step: afterwards each rank has the sums of what it updates.
+    /// Ends the passes of a step: afterward each rank has the sums of what it updates.
     pub fn reduce_all(&self) -> Result<()> {
         let mut pass = self.pass();
         let pass = &mut *pass;
@@ -197,7 +216,7 @@ impl Core {
                 Grads::Sharded { .. } => {}
             }
         }
-        self.finish_leaving(pass)?;
+        self.finish_reductions(pass)?;
         let Some(replica) = &self.mesh.replica else { return Ok(()) };
         let mut summed = Vec::new();
         for group in &self.groups {
@@ -258,7 +277,7 @@ impl ParamHome for Home {
             match core.groups[self.group].grads {
                 Grads::Sharded { .. } => pass.groups[self.group].summed,
                 // Where the ranks' own gradients were, their sums come to be.
-                _ => !pass.leaving.is_empty() && pass.early.has_left(self.group),
+                _ => !pass.in_flight.is_empty() && pass.early.has_left(self.group),
             }
         };
         if self.core.upgrade().is_some_and(has_left) {

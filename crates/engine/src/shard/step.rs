@@ -14,10 +14,11 @@ use crate::shard::passes::Core;
 use crate::shard::staging::{Operand, Piece, Staged};
 use crate::shard::state::MASTER;
 
-/// The numbers of a group of parameters in a step: an entry of torch's `param_groups`.
+/// The hyperparameters of a group of parameters in a step: an entry of torch's `param_groups`.
 #[derive(Clone, Debug, PartialEq)]
 pub struct ParamGroup {
-    /// How gradients change weights: the same kind of rule in all groups of an optimizer, each with its own numbers.
+    /// How gradients change weights: the same kind of rule in all groups of an optimizer, each with its own
+    /// hyperparameters.
     pub rule: Rule,
     /// The learning rate.
     pub lr: f64,
@@ -26,7 +27,7 @@ pub struct ParamGroup {
 }
 
 impl ParamGroup {
-    /// What of its numbers is none that training takes, as torch looks at them.
+    /// What of its hyperparameters is none that training takes, as torch looks at them.
     pub fn check(&self) -> std::result::Result<(), String> {
         let is_rate = |number: f64| number.is_finite() && number >= 0.0;
         if !is_rate(self.lr) {
@@ -51,7 +52,7 @@ impl ParamGroup {
         }
         match self.rule.betas() {
             Some(betas) if !betas.iter().all(|beta| (0.0..1.0).contains(beta)) => {
-                Err(format!("the betas {} and {}; they are at least 0 and below 1", betas[0], betas[1]))
+                Err(format!("invalid betas ({:?}, {:?}): each must be in [0, 1)", betas[0], betas[1]))
             }
             _ => Ok(()),
         }
@@ -61,17 +62,18 @@ impl ParamGroup {
 /// What a step does to each piece.
 struct Updates<'a> {
     core: &'a Core,
-    numbers: &'a [ParamGroup],
+    hyperparameters: &'a [ParamGroup],
     grad_scale: f32,
     workspace: Workspace,
 }
 
 impl Core {
-    /// One step on what this rank updates, with the numbers of each parameter group; `step` is its number for parameter
+    /// One step on what this rank updates, with the hyperparameters of each parameter group; `step` is its number for
+    /// parameter
     /// `.1` of group `.0`, or `None` where the step leaves it out. Waits for whoever holds the state constant.
     pub fn update(
         &self,
-        numbers: &[ParamGroup],
+        hyperparameters: &[ParamGroup],
         grad_scale: f32,
         step: &dyn Fn(usize, usize) -> Option<u64>,
     ) -> Result<()> {
@@ -83,14 +85,16 @@ impl Core {
         let workspace_bytes = |piece: &Piece| {
             let group = &self.groups[piece.group];
             let param = &group.layout.params()[piece.param];
-            let rule = &numbers[param.param_group].rule;
+            let rule = &hyperparameters[param.param_group].rule;
             optimizer::workspace_bytes(&self.updater, rule, &param.place.shape, group.roles[piece.param])
         };
         // One for all: pieces of many sizes would fit into none of each other's.
         let bytes = is_resident.iter().chain(&elsewhere).map(workspace_bytes).max().unwrap_or(0);
         let workspace = Workspace::new(&self.updater, bytes)?;
-        let mut updates = Updates { core: self, numbers, grad_scale, workspace };
-        if self.updater.is_cuda() && numbers.iter().all(|group| group.rule.needs() == Needs::Elementwise) {
+        let mut updates = Updates { core: self, hyperparameters, grad_scale, workspace };
+        if self.updater.is_cuda()
+            && hyperparameters.iter().all(|group| group.rule.needs() == Needs::Elementwise)
+        {
             updates.update_together(&is_resident)?;
         } else {
             for piece in &is_resident {
@@ -181,7 +185,7 @@ impl Core {
 }
 
 impl Updates<'_> {
-    /// Updates pieces of which all is at hand, those with the same numbers at once.
+    /// Updates pieces that are resident, those with the same hyperparameters at once.
     fn update_together(&self, pieces: &[Piece]) -> Result<()> {
         let core = self.core;
         let key = |piece: &Piece| {
@@ -201,7 +205,7 @@ impl Updates<'_> {
                 (group.params.dtype(), group.state.master.is_some())
             });
             let updates: Vec<_> = parts.iter().zip(dtypes).filter_map(of_operands).collect();
-            let ParamGroup { rule, lr, weight_decay } = &self.numbers[*param_group];
+            let ParamGroup { rule, lr, weight_decay } = &self.hyperparameters[*param_group];
             let args =
                 StepArgs { step: *step, lr: *lr, weight_decay: *weight_decay, grad_scale: self.grad_scale };
             optimizer::update_all(&core.updater, rule, &args, &updates)?;
@@ -209,7 +213,7 @@ impl Updates<'_> {
         Ok(())
     }
 
-    /// Updates a piece; `staged` are its operands that are not at hand, in their order.
+    /// Updates a piece; `staged` are its operands that are not resident, in their order.
     fn update(&mut self, piece: &Piece, staged: &Staged) -> Result<()> {
         let core = self.core;
         let group = &core.groups[piece.group];
@@ -234,7 +238,7 @@ impl Updates<'_> {
         let state = parts.collect::<Result<Vec<_>>>()?;
         let parts = UpdateParts { weights, dtype: group.params.dtype(), master, grads, state: &state };
         let param = &group.layout.params()[piece.param];
-        let ParamGroup { rule, lr, weight_decay } = &self.numbers[param.param_group];
+        let ParamGroup { rule, lr, weight_decay } = &self.hyperparameters[param.param_group];
         let args =
             StepArgs { step: piece.step, lr: *lr, weight_decay: *weight_decay, grad_scale: self.grad_scale };
         let (shape, role) = (&param.place.shape, group.roles[piece.param]);

@@ -6,7 +6,7 @@ pub const PIPE: &str = "pipe";
 /// The axis of the ranks that have the same weights and different data.
 pub const DATA: &str = "data";
 
-/// Ranks in a grid with named axes, the last of which runs fastest: neighbouring ranks differ there.
+/// Ranks in a grid with named axes, the last of which runs fastest: neighboring ranks differ there.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Topology {
     axes: Vec<(&'static str, usize)>,
@@ -18,7 +18,7 @@ impl Topology {
         Topology { axes: axes.to_vec() }
     }
 
-    /// DeepSpeed's `PipeDataParallelTopology`: ranks of one stage are neighbours, since what they exchange is more.
+    /// DeepSpeed's `PipeDataParallelTopology`: ranks of one stage are neighbors, since what they exchange is more.
     pub fn pipe_data(pipe: usize, data: usize) -> Topology {
         Topology::new(&[(PIPE, pipe), (DATA, data)])
     }
@@ -45,7 +45,7 @@ impl Topology {
         first.map(|first| (0..size).map(|place| first + place * stride).collect()).collect()
     }
 
-    /// How far neighbours on an axis are apart.
+    /// How far neighbors on an axis are apart.
     fn stride(&self, axis: &str) -> usize {
         let after = self.axes.iter().skip_while(|(name, _)| *name != axis).skip(1);
         after.map(|(_, size)| size).product()

@@ -233,7 +233,7 @@ impl ModelSize {
 
     /// The buffers in which f32 gradients are reduced in a backward pass, each with the groups that it serves. A buffer
     /// serves the next group of its size or at least half of it, as the engine's do. With `overlaps` those of a unit are
-    /// still on their way while the next unit's are written.
+    /// still in flight while the next unit's are written.
     pub(super) fn leaving(&self, overlaps: bool) -> Vec<Vec<&Layout>> {
         let (mut free, mut buffers) = (Vec::<usize>::new(), Vec::<Vec<&Layout>>::new());
         let mut in_use = std::collections::BTreeMap::new();

@@ -103,7 +103,7 @@ impl Step {
             n_holds: vec![0; self.groups.len()],
             gathered: vec![None; self.groups.len()],
             published: vec![0.0; self.groups.len()],
-            leaving: Vec::new(),
+            in_flight: Vec::new(),
             n_left: 0,
         };
         run.once();
@@ -114,8 +114,8 @@ impl Step {
     }
 }
 
-/// A reduction on its way.
-struct Leaving {
+/// A reduction in flight.
+struct ReductionInFlight {
     group: usize,
     end: f64,
     /// How often a backward pass had left a unit.
@@ -138,7 +138,7 @@ struct Run<'a> {
     gathered: Vec<Option<f64>>,
     /// When its new weights are there, of those that are not.
     published: Vec<f64>,
-    leaving: Vec<Leaving>,
+    in_flight: Vec<ReductionInFlight>,
     n_left: u64,
 }
 
@@ -284,25 +284,25 @@ impl Run<'_> {
             let bucket = (elems - start).min(bucket_elems);
             end = self.begin(operation, (bucket * reduce_bytes) as u64, Over::Shard);
         }
-        self.leaving.push(Leaving { group, end, left: self.n_left });
+        self.in_flight.push(ReductionInFlight { group, end, left: self.n_left });
         if !self.step.overlaps {
-            self.finish_leaving(usize::MAX);
+            self.finish_reductions(usize::MAX);
         }
     }
 
     /// Takes up the reductions of all but the `kept` units left last, where sharded gradients leave through buffers.
     fn finish_earlier(&mut self, kept: u64) {
-        let is_earlier = |leaving: &Leaving| leaving.left + kept <= self.n_left;
+        let is_earlier = |reduction: &ReductionInFlight| reduction.left + kept <= self.n_left;
         if self.step.shards_gradients
-            && let Some(last) = self.leaving.iter().rposition(is_earlier)
+            && let Some(last) = self.in_flight.iter().rposition(is_earlier)
         {
-            self.finish_leaving(last + 1);
+            self.finish_reductions(last + 1);
         }
     }
 
-    fn finish_leaving(&mut self, n: usize) {
-        let n = n.min(self.leaving.len());
-        for Leaving { group, end, .. } in self.leaving.drain(..n).collect::<Vec<_>>() {
+    fn finish_reductions(&mut self, n: usize) {
+        let n = n.min(self.in_flight.len());
+        for ReductionInFlight { group, end, .. } in self.in_flight.drain(..n).collect::<Vec<_>>() {
             self.wait(end);
             if self.step.shards_gradients {
                 self.compute(self.step.accumulate * self.step.groups[group].elems as f64);
@@ -317,7 +317,7 @@ impl Run<'_> {
                 self.reduce(group);
             }
         }
-        self.finish_leaving(usize::MAX);
+        self.finish_reductions(usize::MAX);
         if let Some(ranks) = self.step.replicas_of {
             let trained = self.step.groups.iter().filter(|group| group.is_trained);
             for owned in trained.map(|group| group.elems / ranks).collect::<Vec<_>>() {

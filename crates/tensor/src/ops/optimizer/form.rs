@@ -9,7 +9,7 @@ use oarlock_kernels::{DType, Float, Store};
 
 use super::pieces::ElementKernel;
 use super::{Step, is_matrix, muon_adam, muon_args};
-use crate::cuda::{Form, Found, Kernels, Matrix, Unable, forms};
+use crate::cuda::{Form, FormError, Found, Kernels, Matrix, forms};
 use crate::launch::ViewMut;
 use crate::ops::optimizer::Rule;
 
@@ -40,15 +40,15 @@ impl Step {
             Rule::Adafactor(_) => self.adafactor(gpu, &weights),
             Rule::Muon { .. } => match *self.shape.sizes() {
                 [rows, cols] if is_matrix(&self.shape, self.role) => {
-                    let muon = muon_args(&self.rule, args, [rows, cols]).ok_or(Unable::NoForm)?;
+                    let muon = muon_args(&self.rule, args, [rows, cols]).ok_or(FormError::NoForm)?;
                     self.muon(gpu, &weights, &muon, [rows, cols])
                 }
                 _ => {
-                    let adam = muon_adam(&self.rule, args).ok_or(Unable::NoForm)?;
+                    let adam = muon_adam(&self.rule, args).ok_or(FormError::NoForm)?;
                     self.elementwise(gpu, &ElementKernel::adam(&adam), &weights, [1, 2])
                 }
             },
-            _ => Err(Unable::NoForm),
+            _ => Err(FormError::NoForm),
         }
     }
 
@@ -72,14 +72,14 @@ impl Step {
         ];
         let mut pieces = Pieces::new();
         if !pieces.push(self.n, operands) {
-            return Err(Unable::NoForm);
+            return Err(FormError::NoForm);
         }
         kernel.run(gpu, T::DTYPE, &pieces)
     }
 
     /// A state that the rule has for this parameter.
     fn state(&self, index: usize) -> Found<&ViewMut<f32>> {
-        self.state[index].as_ref().ok_or(Unable::NoForm)
+        self.state[index].as_ref().ok_or(FormError::NoForm)
     }
 
     fn n_blocks(&self) -> usize {
@@ -96,7 +96,7 @@ impl Step {
         let Rule::Lamb { beta1, beta2, eps, eps_inside_sqrt, bias_correction, max_coeff, min_coeff } =
             self.rule
         else {
-            return Err(Unable::NoForm);
+            return Err(FormError::NoForm);
         };
         let (n, blocks) = (self.n, 8 * self.n_blocks());
         let memory = gpu.temporary(2 * blocks + 4)?;
@@ -123,7 +123,7 @@ impl Step {
     }
 
     fn adafactor<T: Float>(&self, gpu: &Kernels<'_>, weights: &Weights<'_, T>) -> Form {
-        let Rule::Adafactor(adafactor) = self.rule else { return Err(Unable::NoForm) };
+        let Rule::Adafactor(adafactor) = self.rule else { return Err(FormError::NoForm) };
         let AdafactorArgs { beta2_decay, eps1, eps2, d, relative } = adafactor;
         let Extent { batch, rows, cols, factored } = Extent::new(self.shape.sizes());
         let (n, blocks, count) = (self.n, 8 * self.n_blocks(), self.args.step as f64);
@@ -179,7 +179,7 @@ impl Step {
         [rows, cols]: [usize; 2],
     ) -> Form {
         let (n, side) = (self.n, rows.min(cols));
-        let scratch = gpu.slice(self.scratch.as_ref().ok_or(Unable::NoForm)?)?;
+        let scratch = gpu.slice(self.scratch.as_ref().ok_or(FormError::NoForm)?)?;
         // The direction, another matrix of its size, and two of the smaller side.
         let matrix = |first: usize, elems: usize| forms::part(scratch, 4 * first..4 * (first + elems));
         let (x, y) = (matrix(0, n)?, matrix(n, n)?);

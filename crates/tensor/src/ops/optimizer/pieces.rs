@@ -8,7 +8,7 @@ use oarlock_kernels::optim::sgd::Sgd;
 use oarlock_kernels::{DType, Error, Result};
 
 use super::{Needs, Part, Role, Rule, StepArgs, UpdateParts, Workspace, check, update};
-use crate::cuda::{Form, Kernels, Unable};
+use crate::cuda::{Form, FormError, Kernels};
 use crate::device::Device;
 use crate::flat::{FlatBuffer, Lease, WriteLease};
 use crate::launch::{Launch, Mode, Stretch, View};
@@ -123,7 +123,7 @@ fn launch(
             let operands =
                 [slice(Some(weights))?, first, second, Some(gpu.slice(grad)?), slice(working.as_ref())?];
             if !table.push(*n, operands) {
-                return Err(Unable::NoForm);
+                return Err(FormError::NoForm);
             }
         }
         kernel.run(gpu, dtype, &table)

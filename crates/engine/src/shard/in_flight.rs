@@ -1,4 +1,4 @@
-//! Which gradients are on their way to their sums, and which may leave next.
+//! Which gradients are being reduced, and which may be next.
 
 use std::ops::Range;
 
@@ -17,8 +17,8 @@ pub(super) struct UnitUse {
     pub completes: Vec<usize>,
 }
 
-/// Gradients of a group on their way.
-pub(super) struct Leaving {
+/// Gradients of a group in flight.
+pub(super) struct ReductionInFlight {
     pub index: usize,
     /// Where they come from.
     pub flat: FlatBuffer,
@@ -35,7 +35,7 @@ pub(super) struct Leaving {
     pub left: u64,
 }
 
-impl Leaving {
+impl ReductionInFlight {
     pub fn has_buffers(&self) -> bool {
         self.slot.is_some() || self.staging.is_some()
     }
