@@ -1,4 +1,4 @@
-"""Compares all that is logged of a training with LLaMA-Factory's own, which trains the same model from the same keys on the
+"""Compares all that is logged of a training run with LLaMA-Factory's own, which trains the same model from the same keys on the
 same rows: losses, gradient norms, learning rates, epochs, evaluations and metrics.
 
     python trajectory.py OARLOCK PYTHON MODEL DATA [--cases lora,dpo] [--dtypes f32,bf16] [--steps 12]
@@ -47,7 +47,7 @@ CASES = {
     "freeze": {**FREEZE, "freeze_trainable_modules": "mlp", "freeze_extra_modules": "norm"},
     "freeze-first": {**FREEZE, "freeze_trainable_layers": -2, "freeze_trainable_modules": "mlp,self_attn"},
     "pretraining": {**FULL, "stage": "pt", "dataset": "texts"},
-    # What is learned.
+    # The loss mask.
     "cut": {**LORA, "cutoff_len": 24},
     "train-on-prompt": {**FULL, "train_on_prompt": True},
     "mask-history": {**LORA, "dataset": "talks", "mask_history": True},
@@ -78,7 +78,7 @@ CASES = {
     "eval-dpo": {**PAIRS, **EVAL, "eval_dataset": "dpo_en_demo"},
     "eval-kto": {**KTO, **EVAL, "eval_dataset": "kto"},
     "eval-rm": {**PAIRS, **EVAL, "stage": "rm", "eval_dataset": "dpo_en_demo"},
-    # Pairs and judgements.
+    # Pairs and unpaired preferences.
     "dpo": {**PAIRS, "pref_loss": "sigmoid"},
     "dpo-bco-ftx": {**PAIRS, "pref_bco_weight": 0.3, "pref_ftx": 0.2},
     "dpo-ld": {**PAIRS, "ld_alpha": 0.5},
@@ -231,7 +231,7 @@ def peers(files):
 
 
 def adapters(model, folder):
-    """In PYTHON: the first adapters of LoRA and DoRA on all projections, as PEFT initialises them."""
+    """In PYTHON: the first adapters of LoRA and DoRA on all projections, as PEFT initializes them."""
     import torch
     from peft import LoraConfig, get_peft_model
     from safetensors.torch import save_file

@@ -4,7 +4,7 @@
         crates/oarlock/tests/golden/chat_layouts.json
 
 The tokenizer is a stub: each special token is one token, every other character another. A result is a text, in which « »
-stand around what is learned, and «token→end» where a token learns the end token instead of itself.
+stand around the supervised tokens, and «token→end» where a token learns the end token instead of itself.
 """
 import copy
 import json

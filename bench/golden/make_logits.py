@@ -5,7 +5,7 @@ transformers + torch compute for a few tokens.
 
 Each folder holds config.json, model.safetensors (f32 or bf16) and logits.json {"ids", "logits"}. The minimind models are
 computed as the llama or qwen3 model that they equal: the newest is a qwen3 with tied embeddings, that of 2025 a llama, and
-the seed era a llama whose rotary pairs are neighbouring channels instead of the two halves of a head.
+the seed era a llama whose rotary pairs are neighboring channels instead of the two halves of a head.
 """
 import json, os, sys
 import torch
@@ -52,7 +52,7 @@ def minimind(folder, config, weights, logits):
     write(folder, logits)
 
 
-def neighbours(weight, heads):
+def neighbors(weight, heads):
     """Rows of a projection reordered so that the pair (j, j + D/2) of each head becomes (2j, 2j + 1)."""
     return weight.view(heads, 2, -1, weight.shape[-1]).transpose(1, 2).reshape(weight.shape)
 
@@ -67,7 +67,7 @@ def seed_era(state):
     out = {}
     for name, tensor in state.items():
         if "q_proj" in name or "k_proj" in name:
-            tensor = neighbours(tensor, 4 if "q_proj" in name else 2)
+            tensor = neighbors(tensor, 4 if "q_proj" in name else 2)
         for ours, theirs in SEED_ERA.items():
             name = name.replace(ours, theirs)
         out[name] = tensor

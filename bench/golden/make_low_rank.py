@@ -108,7 +108,7 @@ def main(out):
     rows = torch.randint(3, 300, (8, 24), generator=torch.Generator().manual_seed(3))
     found = {}
     for name, settings in GALORE.items():
-        # A gradient between both of its bases is diagonal at first, and what rounding leaves beside the diagonal is no step.
+        # A gradient between both of its bases is diagonal at first, and what rounding leaves beside the diagonal is not a step.
         found["galore_" + name] = train(path, rows, GaLoreAdamW, settings, 1e-4 if name == "full" else 1e-8)
     for name, settings in APOLLO.items():
         settings = dict(settings)

@@ -1,8 +1,8 @@
-"""Writes golden trajectories of preferences, judgements and rewards: LLaMA-Factory encodes the answers, torch trains.
+"""Writes golden trajectories of preferences, paired and unpaired, and rewards: LLaMA-Factory encodes the answers, torch trains.
 
     python make_preference.py LLaMA-Factory/src crates/oarlock/tests/golden
 
-It trains the model of train-llama, which make_trajectory.py writes, on pairs of answers and judged answers of its own,
+It trains the model of train-llama, which make_trajectory.py writes, on pairs of answers and unpaired preferences of its own,
 under the template `default`, for 30 steps of six padded pairs in f32: each loss with all parameters against a frozen
 copy, and some with the adapter adapters/lora (make_adapters.py) against a frozen copy of that. Some answers are cut to
 cutoff_len. The folder preference holds the rows in LLaMA-Factory's formats, the first value head, and trajectory.json.

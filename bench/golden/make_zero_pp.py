@@ -48,7 +48,7 @@ def quantized(x, bits):
 
 
 def tree(of_ranks):
-    """The sum in pairs of neighbours."""
+    """The sum in pairs of neighbors."""
     while len(of_ranks) > 1:
         of_ranks = [a + b for a, b in zip(of_ranks[::2], of_ranks[1::2])]
     return of_ranks[0]

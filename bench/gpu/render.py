@@ -1,4 +1,4 @@
-"""A report of gpu-check as a page: the machine, what failed, what to do next, trainings beside their peers, and ops beside
+"""A report of gpu-check as a page: the machine, what failed, what to do next, training runs beside their peers, and ops beside
 what the GPU can."""
 
 

@@ -1,4 +1,4 @@
-//! Passes on how far the kernels are optimised, which a program can only learn while it is built.
+//! Passes on how far the kernels are optimized, which a program can only learn while it is built.
 
 fn main() {
     println!("cargo::rerun-if-changed=build.rs");

@@ -55,18 +55,21 @@ pub(crate) const OVERWRITE: &str = "--overwrite";
 /// `allows` names among others.
 pub(crate) fn occupied(error: impl Into<Error>, allows: &str) -> Failure {
     match error.into() {
-        Error::Library(oarlock::Error::Occupied(told)) => Problems::from(blocked(&told, allows)).into(),
+        Error::Library(oarlock::Error::Occupied(occupied)) => {
+            Problems::from(blocked(&occupied, allows)).into()
+        }
         error => error.into(),
     }
 }
 
 /// The problem of a folder in which something is in the way.
-pub(crate) fn blocked(told: &Occupied, allows: &str) -> Problem {
-    let help = match told.can_overwrite {
+pub(crate) fn blocked(occupied: &Occupied, allows: &str) -> Problem {
+    let help = match occupied.can_overwrite {
         true => format!("name another folder, or add {allows} to replace it"),
         false => "name another folder, or move it away".to_owned(),
     };
-    Problem::new(format!("`{}` is not written into: {}", told.folder.display(), told.what())).help(help)
+    Problem::new(format!("`{}` is not written into: {}", occupied.folder.display(), occupied.what()))
+        .help(help)
 }
 
 /// Refuses to write a folder that is to come into being as a whole where something lies there already.
@@ -77,7 +80,7 @@ pub(crate) fn refuse_taken(folder: &Path, overwrite: bool) -> Outcome {
     }
     if overwrite {
         let message =
-            format!("`{}` is there already, and is no whole checkpoint of this program", folder.display());
+            format!("`{}` is there already, and is not a whole checkpoint of this program", folder.display());
         return Err(Problems::from(Problem::new(message).help("name another folder, or move it away")).into());
     }
     let problem = Problem::new(format!("`{}` is there already", folder.display()));
@@ -93,8 +96,8 @@ pub(crate) fn exit(outcome: Outcome) -> ExitCode {
     match &failure {
         Failure::Reported(_) => {}
         Failure::Problems(problems) => {
-            let (colour, width) = terminal();
-            eprint_styled(&render(problems, colour, width));
+            let (color, width) = terminal();
+            eprint_styled(&render(problems, color, width));
         }
         // It may quote the names of a damaged file.
         Failure::Error(error) => {
@@ -110,7 +113,7 @@ pub(crate) fn print(text: &str) -> Outcome {
     if std::io::stdout().is_terminal() { print_styled(&shown(text)) } else { print_styled(text) }
 }
 
-/// The same for a text of which no part is of others as it is: its colours reach a terminal.
+/// The same for a text of which no part is of others as it is: its colors reach a terminal.
 pub(crate) fn print_styled(text: &str) -> Outcome {
     let mut out = std::io::stdout();
     match out.write_all(text.as_bytes()).and_then(|()| out.flush()) {
@@ -145,7 +148,7 @@ fn eprint_styled(text: &str) {
     }
 }
 
-/// Whether standard error is a terminal that shows colours, and its width.
+/// Whether standard error is a terminal that shows colors, and its width.
 pub(crate) fn terminal() -> (bool, usize) {
     let stderr = std::io::stderr();
     let width = rustix::termios::tcgetwinsize(&stderr).map_or(0, |size| usize::from(size.ws_col));

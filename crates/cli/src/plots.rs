@@ -8,7 +8,7 @@ use std::path::{Path, PathBuf};
 use std::sync::Once;
 
 use oarlock_engine::report::state::TrainerState;
-use oarlock_engine::terminal::tell;
+use oarlock_engine::terminal::eprint;
 
 use crate::error::Result;
 use plotters::prelude::*;
@@ -51,7 +51,7 @@ struct Curve<'a> {
 }
 
 impl<'a> Curve<'a> {
-    /// Values that are no numbers are left out.
+    /// Values that are not numbers are left out.
     fn new(label: &'a str, color: RGBColor, points: &[(u64, f64)]) -> Curve<'a> {
         let points = points.iter().filter(|(_, y)| y.is_finite()).map(|(x, y)| (*x as f64, *y)).collect();
         Curve { label, color, points, is_exact: false }
@@ -71,7 +71,7 @@ pub fn of_run(dir: &Path, state: &TrainerState) -> Result<()> {
     };
     let losses = state.series("loss");
     if losses.is_empty() && state.global_step > 0 {
-        tell(&format!(
+        eprint(&format!(
             "note: no loss was logged, so there is no training_loss.png: a line comes every logging_steps={} steps, and the \
              run had {}\n",
             state.logging_steps, state.global_step
@@ -83,7 +83,7 @@ pub fn of_run(dir: &Path, state: &TrainerState) -> Result<()> {
     }
     let eval = [Curve::exact("evaluation", ORANGE, &evals)];
     pictured("training_eval_loss.png", "Evaluation loss", "eval_loss", &eval)?;
-    // Of preferences, judgements and rewards.
+    // Of preferences, paired and unpaired, and rewards.
     let chosen = ["rewards/accuracies", "rewards/chosen"].map(|key| (key, state.series(key)));
     if let Some((key, points)) = chosen.iter().find(|(_, points)| !points.is_empty()) {
         let name = format!("training_{}.png", key.replace('/', "_"));
@@ -324,6 +324,52 @@ mod tests {
         assert!(count(&|r, _, b| r > 0xc0 && b < 0x20) > 1000, "evaluation");
         let top = &pixels[..(SIZE.0 * 80 * 3) as usize];
         assert!(top.chunks_exact(3).filter(|p| p.iter().all(|c| *c < 0x60)).count() > 200, "title");
+    }
+
+    /// `bench/pictures` makes the picture of the README and the log beside it.
+    #[test]
+    fn the_picture_of_the_readme_is_drawn_from_its_log_and_agrees_with_its_text() {
+        let root = Path::new(env!("CARGO_MANIFEST_DIR")).join("../..");
+        let images = root.join("docs/images");
+        let folder = tempfile::tempdir().unwrap();
+        let run = folder.path().join("pretrain");
+        std::fs::create_dir(&run).unwrap();
+        std::fs::copy(images.join("training_loss.json"), run.join("trainer_state.json")).unwrap();
+        let state = TrainerState::load(&run).unwrap();
+        of_run(&run, &state).unwrap();
+        let [drawn, shown] = [&run, &images].map(|folder| folder.join("training_loss.png"));
+        if std::env::var_os("OARLOCK_BLESS").is_some() {
+            std::fs::copy(&drawn, &shown).unwrap();
+        }
+        let [drawn, shown] = [drawn, shown].map(|path| std::fs::read(path).unwrap());
+        assert!(
+            drawn == shown,
+            "docs/images/training_loss.png is not what the program draws; use OARLOCK_BLESS=1"
+        );
+
+        let readme = std::fs::read_to_string(root.join("README.md")).unwrap();
+        let at = |key: &str, step: u64| {
+            state.series(key).iter().find(|(at, _)| *at == step).map(|(_, value)| *value).unwrap()
+        };
+        let mut n_lines = [0; 2];
+        for line in readme.lines() {
+            if let Some((step, rest)) =
+                line.strip_prefix("evaluation at step ").and_then(|line| line.split_once(": "))
+            {
+                let loss = at("eval_loss", step.parse().unwrap());
+                assert_eq!(rest, format!("loss {loss:.4}, perplexity {:.3}", loss.exp()), "step {step}");
+                n_lines[0] += 1;
+            } else if let Some((step, rest)) =
+                line.strip_prefix("step ").and_then(|line| line.split_once("/672 "))
+            {
+                let step = step.parse().unwrap();
+                let [lr, norm] = ["learning_rate", "grad_norm"].map(|key| at(key, step));
+                let both = format!("  lr {lr:.2e}  norm {norm:.3}  ");
+                assert!(rest.contains(&both), "step {step}: {both:?} is not in {rest:?}");
+                n_lines[1] += 1;
+            }
+        }
+        assert!(n_lines[0] >= 4 && n_lines[1] >= 5, "{n_lines:?}");
     }
 
     #[test]

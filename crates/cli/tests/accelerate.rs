@@ -1,9 +1,9 @@
-//! `accelerate launch` as its user meets it: a training on CPU ranks, by flags, by a file, and by the names of links.
+//! `accelerate launch` as its user meets it: a training run on CPU ranks, by flags, by a file, and by the names of links.
 
 use std::os::unix::fs::symlink;
 use std::process::Command;
 
-use crate::common::{Said, Site, run};
+use crate::common::{CommandOutput, Site, run};
 
 const FILE: &str = "\
 distributed_type: DEEPSPEED
@@ -17,7 +17,7 @@ main_process_port: 0
 ";
 
 /// `oarlock accelerate launch`, where nobody keeps a default file.
-fn launch(site: &Site, words: &[&str]) -> Said {
+fn launch(site: &Site, words: &[&str]) -> CommandOutput {
     let mut command = site.oarlock(&["accelerate", "launch"]);
     command.args(words).env("HF_HOME", site.path("nowhere"));
     run(command)
@@ -62,8 +62,8 @@ fn a_policy_of_fsdp_makes_the_units_and_changes_no_bit() {
     assert!(said.stderr.contains("could not find the transformer layer class Qwen3DecoderLayer"), "{said:?}");
     let said = train("wrong", &format!("{transformer} Qwen3DecoderLayer --dry-run"));
     assert_eq!(said.code, Some(0), "{said:?}");
-    let told = "Qwen3DecoderLayer in the model; its units are of the classes Embedding, LlamaDecoderLayer, Head (write";
-    assert!(said.stderr.contains("missing to run it: ") && said.stderr.contains(told), "{said:?}");
+    let message = "Qwen3DecoderLayer in the model; its units are of the classes Embedding, LlamaDecoderLayer, Head (write";
+    assert!(said.stderr.contains("missing to run it: ") && said.stderr.contains(message), "{said:?}");
     assert!(!site.path("wrong").exists());
 }
 

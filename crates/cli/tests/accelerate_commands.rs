@@ -6,7 +6,7 @@ use std::os::fd::AsFd;
 use std::path::Path;
 use std::process::{Command, Stdio};
 
-use crate::common::{Said, Site, run};
+use crate::common::{CommandOutput, Site, run};
 use rustix::pty::{OpenptFlags, grantpt, openpt, ptsname, unlockpt};
 use rustix::termios::{LocalModes, tcgetattr};
 use serde_json::Value;
@@ -25,11 +25,11 @@ fn accelerate(site: &Site, words: &[&str]) -> Command {
     command
 }
 
-fn told(site: &Site, words: &[&str]) -> Said {
+fn message(site: &Site, words: &[&str]) -> CommandOutput {
     run(accelerate(site, words))
 }
 
-fn answered(site: &Site, answers: &str) -> Said {
+fn answered(site: &Site, answers: &str) -> CommandOutput {
     site.write("answers", answers);
     let mut command = accelerate(site, &["config"]);
     command.stdin(File::open(site.path("answers")).unwrap());
@@ -62,7 +62,7 @@ fn answers_in_a_pipe_make_the_default_file() {
     let before = site.read(DEFAULT);
     assert_eq!(answered(&site, "0\n").code, Some(1));
     assert_eq!(site.read(DEFAULT), before);
-    let shown = told(&site, &["env"]).stdout;
+    let shown = message(&site, &["env"]).stdout;
     assert!(
         shown.ends_with(&format!("- `Accelerate` default config:\n{}", case["shown"].as_str().unwrap())),
         "{shown}"
@@ -157,7 +157,7 @@ fn after_ctrl_c_in_a_menu_the_terminal_is_as_before() {
 #[test]
 fn ranks_check_themselves_and_leave_nothing() {
     let site = Site::new();
-    let said = told(&site, &["test", "--num_processes", "2"]);
+    let said = message(&site, &["test", "--num_processes", "2"]);
     assert_eq!(said.code, Some(0), "{said:?}");
     assert!(
         said.stdout.ends_with("Test is a success! You are ready for your distributed training!\n"),
@@ -171,15 +171,15 @@ fn ranks_check_themselves_and_leave_nothing() {
 fn a_test_that_cannot_be_is_told() {
     let site = Site::new();
     site.write("eight.yaml", golden()["config"]["eight GPUs"]["file"].as_str().unwrap());
-    let said = told(&site, &["test", "--config_file", "eight.yaml"]);
+    let said = message(&site, &["test", "--config_file", "eight.yaml"]);
     assert_eq!(said.code, Some(2), "{said:?}");
     assert!(
         said.stderr.contains("8 GPUs are asked for") && said.stderr.contains("accelerate test --cpu"),
         "{said:?}"
     );
-    let said = told(&site, &["test", "--cpu", "--config_file", "eight.yaml", "--dry-run"]);
+    let said = message(&site, &["test", "--cpu", "--config_file", "eight.yaml", "--dry-run"]);
     assert_eq!((said.code, said.stdout.contains("8 rank(s) on the CPU")), (Some(0), true), "{said:?}");
-    let said = told(&site, &["test", "--num_processes", "100000"]);
+    let said = message(&site, &["test", "--num_processes", "100000"]);
     assert!(said.code != Some(0) && said.stderr.contains("1 to 512 ranks"), "{said:?}");
     // Where the ranks cannot write, the check that needs it is named.
     let said = run({
@@ -237,7 +237,7 @@ fn under_its_links_the_program_is_the_other_command() {
 fn weights_are_merged_and_the_checkpoint_goes_only_when_asked() {
     let site = Site::new();
     site.train("out", &["max_steps=2", "save_steps=2", "save_strategy=steps"]);
-    let merge = |words: &[&str]| told(&site, &[&["merge-weights"], words].concat());
+    let merge = |words: &[&str]| message(&site, &[&["merge-weights"], words].concat());
     assert_eq!(merge(&["out/checkpoint-2", "merged"]).code, Some(0));
     assert!(site.path("merged/model.safetensors").is_file() && site.path("out/checkpoint-2").is_dir());
     let said = merge(&["out/checkpoint-2", "out/checkpoint-2/merged", "--remove_checkpoint_dir"]);
@@ -269,25 +269,25 @@ fn what_is_wrong_is_told_in_words() {
         (&["env", "--config", "nowhere.yaml"], &["nowhere.yaml"]),
         (&["to-fsdp2", "--o", "x"], &["ambiguous option: --o could match --"]),
         (&["env", "x"], &["takes no `x`"]),
-        (&["estimate-memory"], &["is told no model"]),
+        (&["estimate-memory"], &["missing argument: model"]),
         (
             &["estimate-memory", "bert-base-cased"],
             &["there is no folder `bert-base-cased`", "nothing is fetched"],
         ),
-        (&["estimate-memory", "model", "--dtypes", "float32", "float8"], &["`float8` is no dtype"]),
+        (&["estimate-memory", "model", "--dtypes", "float32", "float8"], &["`float8` is not a dtype"]),
         (&["estimate-memory", "--library_name", "timm", "model"], &["not supported", "pictures"]),
         (&["merge-weights", "out"], &["takes a checkpoint and a folder"]),
-        (&["to-fsdp2", "--overwrite"], &["is told no file"]),
+        (&["to-fsdp2", "--overwrite"], &["missing argument: --config_file"]),
         (&["tpu-config", "--command", "ls"], &["there is no training on TPUs here"]),
     ];
     for (words, expected) in cases {
-        let said = told(&site, words);
+        let said = message(&site, words);
         assert!(matches!(said.code, Some(1 | 2)), "{words:?}: {said:?}");
         for part in *expected {
             assert!(said.stderr.contains(part), "{words:?} does not say {part:?}: {}", said.stderr);
         }
     }
-    let said = told(&site, &["estimate_memory", "--dty", "float16", "int8", "--", "model"]);
+    let said = message(&site, &["estimate_memory", "--dty", "float16", "int8", "--", "model"]);
     assert!(said.stdout.contains("│float16│") && !said.stdout.contains("│float32│"), "{said:?}");
     assert!(said.stdout.contains("`oarlock estimate-memory model`"), "{said:?}");
 }

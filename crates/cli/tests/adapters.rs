@@ -1,4 +1,5 @@
-//! Trainings of adapters and of some layers, from a configuration file to the folder that PEFT loads, and their export.
+//! Training runs of adapters and of some layers, from a configuration file to the folder that PEFT loads, and their
+//! export.
 
 use oarlock::checkpoint::Manifest;
 use oarlock_tensor::cpu::difference::largest_difference;
@@ -246,7 +247,7 @@ fn other_methods_and_what_they_refuse() {
     let said = site.train("plus", &[&short[..], &plus].concat());
     assert!(said.stdout.contains("trainable params: 8,992"), "{said:?}");
     assert!(names(&adapter(&site, "plus")).contains("base_model.model.model.norm.weight"));
-    for (words, told) in [
+    for (words, error) in [
         (&["finetuning_type=lora", "lora_target=query"][..], "no linear layer query"),
         (&["finetuning_type=lora", "additional_target=embed_tokens"], "would untie them"),
         (&["finetuning_type=freeze", "freeze_trainable_modules=attn"], "Module attn is not found"),
@@ -262,7 +263,7 @@ fn other_methods_and_what_they_refuse() {
     ] {
         let said = run(site.training("refused", &[&short[..], words].concat()));
         assert_ne!(said.code, Some(0), "{words:?}");
-        assert!(said.told().contains(told), "{told}: {said:?}");
+        assert!(said.message().contains(error), "{error}: {said:?}");
     }
 }
 

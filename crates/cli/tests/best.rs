@@ -164,7 +164,7 @@ fn a_metric_that_is_not_there_is_refused_before_the_first_step() {
     let said = run(site.training("out", &[&TRAINING[..], &["metric_for_best_model=eval_accuracy"]].concat()));
     assert_eq!(said.code, Some(2), "{said:?}");
     let words = "metric_for_best_model is eval_accuracy, and the evaluations of this run have eval_loss";
-    assert!(said.told().contains(words), "{said:?}");
+    assert!(said.message().contains(words), "{said:?}");
     assert!(site.log("out").is_empty());
 }
 

@@ -3,7 +3,7 @@
 use oarlock_tensor::cpu::difference::largest_difference;
 use std::fs;
 
-use crate::common::{Said, Site, golden, run};
+use crate::common::{CommandOutput, Site, golden, run};
 use serde_json::Value;
 
 fn names(site: &Site, folder: &str) -> Vec<String> {
@@ -18,10 +18,10 @@ fn json(site: &Site, file: &str) -> Value {
 }
 
 /// Asserts that a command failed with this code and said all of this, as one error.
-fn assert_refused(said: &Said, code: i32, words: &[&str]) {
+fn assert_refused(said: &CommandOutput, code: i32, words: &[&str]) {
     assert_eq!(said.code, Some(code), "{said:?}");
     for word in words {
-        assert!(said.told().contains(word), "it does not say {word:?}: {}", said.stderr);
+        assert!(said.message().contains(word), "it does not say {word:?}: {}", said.stderr);
     }
     assert!(!said.stderr.contains("panicked") && said.stderr.matches("error:").count() <= 1, "{said:?}");
 }
@@ -34,7 +34,7 @@ fn a_wrong_configuration_is_refused_before_anything_is_written() {
         "model_name_or_path: model\ndataset: text.jsonl\noutput_dir: out\nbf16: maybe\nlearning_rat: 1\n",
     );
     let cases: &[(&[&str], &[&str])] = &[
-        // All that is wrong is told at once, with its file and line.
+        // All that is wrong is reported at once, with its file and line.
         (
             &["wrong.yaml"],
             &[
@@ -172,8 +172,12 @@ fn help_and_plans_are_printed_and_nothing_is_written() {
     {
         let said = run(site.oarlock(words));
         assert_eq!((said.code, said.stderr.as_str()), (Some(0), ""), "{words:?}");
-        assert!(!said.stdout.is_empty());
+        assert!(said.stdout.starts_with("Example: "), "{words:?}");
     }
+    let narrowed = run(site.oarlock(&["train", "--help", "lora"])).stdout;
+    assert!(narrowed.starts_with("Example: ") && narrowed.contains("lora_rank=N"), "{narrowed}");
+    assert!(!narrowed.contains("learning_rate="), "{narrowed}");
+    assert_refused(&run(site.oarlock(&["train", "--help", "wombat"])), 2, &["no key contains `wombat`"]);
     let help = run(site.oarlock(&["train", "-h"])).stdout;
     assert!(
         help.contains("per_device_train_batch_size=N") && help.contains("Peak learning rate [5e-5]"),
@@ -214,7 +218,7 @@ fn a_run_leaves_the_files_of_llama_factory() {
             "save_total_limit=2",
         ],
     );
-    // Standard output is no terminal: plain lines, one a record.
+    // Standard output is not a terminal: plain lines, one a record.
     assert!(!said.stdout.contains(['\r', '\x1b']), "{said:?}");
     assert_eq!(said.stdout.lines().filter(|line| line.starts_with("step ")).count(), 10, "{said:?}");
     assert_eq!(said.stderr, "");
@@ -428,7 +432,7 @@ fn tokens_are_cached_until_the_text_changes() {
     assert_eq!(written(), first, "a warm cache was built anew");
     site.train("out", &[&words[..], &["overwrite_cache=true"]].concat());
     assert_ne!(written(), first, "overwrite_cache kept the cache");
-    let rows = |said: &Said| {
+    let rows = |said: &CommandOutput| {
         said.stdout.split(" rows of ").next().unwrap().rsplit(' ').next().unwrap().parse::<u64>().unwrap()
     };
     let before = rows(&site.train("out", &words));
@@ -548,7 +552,7 @@ fn weights_come_out_of_a_checkpoint() {
     let said = run(site.oarlock(&["generate", "--model", "merged", "--prompt", "the"]));
     assert_eq!(said.code, Some(0), "{said:?}");
     let said = run(site.oarlock(&["merge-weights", "model", "elsewhere"]));
-    assert_refused(&said, 1, &["model is no checkpoint, and holds neither"]);
+    assert_refused(&said, 1, &["model is not a checkpoint, and holds neither"]);
     let said = run(site.oarlock(&["merge-weights", "out", "elsewhere", "-t", "best"]));
     assert_refused(&said, 1, &["out holds no checkpoint \"best\""]);
 }

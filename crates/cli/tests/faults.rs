@@ -1,11 +1,11 @@
-//! Whatever is killed, stopped or full: all ranks end within two seconds, the first failure is told with its rank, and
-//! nothing is left behind.
+//! Whatever is killed, stopped or full: all ranks end within two seconds, the first failure is reported with its rank,
+//! and nothing is left behind.
 
 use std::fs;
 use std::os::unix::process::CommandExt;
 use std::time::{Duration, Instant};
 
-use crate::common::{Running, Said, Site, is_alive, run, start, until};
+use crate::common::{CommandOutput, Running, Site, is_alive, run, start, until};
 use rustix::process::{Pid, Resource, Rlimit, Signal, kill_process, kill_process_group, prlimit};
 
 /// A run that lasts until something ends it; it has done two steps and more.
@@ -28,7 +28,7 @@ fn pid(id: u32) -> Pid {
 }
 
 /// Waits for the end of all, which must come within two seconds of `begin`.
-fn ended(running: Running, ranks: &[u32], begin: Instant) -> Said {
+fn ended(running: Running, ranks: &[u32], begin: Instant) -> CommandOutput {
     let said = running.wait();
     until("the end of the ranks", || ranks.iter().all(|&pid| !is_alive(pid)).then_some(()));
     assert!(begin.elapsed() < Duration::from_secs(2), "it took {:?}: {said:?}", begin.elapsed());
@@ -113,11 +113,11 @@ fn ranks_that_are_all_stopped_are_told_and_go_on() {
     let site = Site::new();
     let (running, ranks) = endless_with(&site, &["ddp_timeout=6"]);
     ranks.iter().for_each(|&rank| kill_process(pid(rank), Signal::STOP).unwrap());
-    let told = format!(
+    let message = format!(
         "note: all ranks have been stopped for 6 s (SIGSTOP); `kill -CONT {} {}` lets them go on",
         ranks[0], ranks[1]
     );
-    until("the note", || running.stderr().contains(&told).then_some(()));
+    until("the note", || running.stderr().contains(&message).then_some(()));
     let steps = site.log("out").len();
     ranks.iter().for_each(|&rank| kill_process(pid(rank), Signal::CONT).unwrap());
     until("a step after it", || (site.log("out").len() > steps).then_some(()));
@@ -163,8 +163,8 @@ fn a_signal_to_the_launcher_ends_all() {
         }
         let said = ended(running, &ranks, Instant::now());
         assert_eq!(said.code, Some(code), "{said:?}");
-        let told = format!("stopped by signal {}; all ranks have ended\n", signal.as_raw());
-        assert_eq!(said.stderr, told, "{said:?}");
+        let message = format!("stopped by signal {}; all ranks have ended\n", signal.as_raw());
+        assert_eq!(said.stderr, message, "{said:?}");
     }
 }
 
@@ -180,8 +180,8 @@ fn a_signal_to_a_run_of_one_process_ends_it_in_the_same_way() {
         kill_process(pid(running.pid()), signal).unwrap();
         let said = running.wait();
         assert_eq!(said.code, Some(code), "{said:?}");
-        let told = format!("stopped by signal {}; all ranks have ended\n", signal.as_raw());
-        assert!(said.stderr.ends_with(&told), "{said:?}");
+        let message = format!("stopped by signal {}; all ranks have ended\n", signal.as_raw());
+        assert!(said.stderr.ends_with(&message), "{said:?}");
         assert!(!site.path("out/run.lock").exists());
     }
 }
@@ -250,7 +250,7 @@ fn a_disk_that_is_full_stops_nothing_but_the_saves() {
         assert!(!said.stderr.contains("error:"), "{said:?}");
 
         let last = whole().unwrap();
-        // So short a training has other learning rates.
+        // So short a training run has other learning rates.
         let again = site.train("out", &[&format!("max_steps={}", last + 2), "resume_anyway=true"]);
         assert!(
             again.stdout.contains(&format!("Resuming training from out/checkpoint-{last}.")),
@@ -291,7 +291,7 @@ fn a_configuration_in_a_pipe_is_refused_before_a_rank_misses_it() {
     let site = Site::new();
     let said = run(site.shell("cat train.yaml | \"$0\" train /dev/stdin output_dir=out"));
     assert_eq!(said.code, Some(2), "{said:?}");
-    let told = "cannot read the configuration `/dev/stdin`: it is a folder, a pipe, a socket or a device";
-    assert!(said.stderr.contains(told), "{said:?}");
+    let message = "cannot read the configuration `/dev/stdin`: it is a folder, a pipe, a socket or a device";
+    assert!(said.stderr.contains(message), "{said:?}");
     assert!(!site.path("out").exists());
 }

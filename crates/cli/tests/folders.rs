@@ -1,11 +1,11 @@
-//! Every command that writes, in every kind of folder: what it did not write itself has the same bytes afterwards, or is what
-//! it was told to overwrite.
+//! Every command that writes, in every kind of folder: what it did not write itself has the same bytes afterward, or is
+//! what it was told to overwrite.
 
 use std::collections::BTreeMap;
 use std::fs;
 use std::path::Path;
 
-use crate::common::{Said, Site, run};
+use crate::common::{CommandOutput, Site, run};
 
 /// Files by their path in a folder.
 type Files = BTreeMap<String, Vec<u8>>;
@@ -121,7 +121,14 @@ fn lay_out(site: &Site, names: &[&str]) {
 }
 
 /// What a command did to the files that were there; panics where it lost one without being told to.
-fn examine(site: &Site, what: &str, before: &Files, said: &Said, may_overwrite: bool, is_adapter: bool) {
+fn examine(
+    site: &Site,
+    what: &str,
+    before: &Files,
+    said: &CommandOutput,
+    may_overwrite: bool,
+    is_adapter: bool,
+) {
     let after = files(&site.path("out"));
     let lost: Vec<&String> =
         before.iter().filter(|(name, bytes)| after.get(*name) != Some(bytes)).map(|(name, _)| name).collect();
@@ -233,7 +240,7 @@ fn a_finished_run_is_not_begun_anew_and_goes_on_where_it_has_a_checkpoint() {
         assert_eq!(site.model("out"), before["model.safetensors"]);
         assert!(site.path("out/adapter_model.safetensors").exists());
     }
-    // Told to, a training of all weights replaces what runs wrote: the model, and the adapter that would lie on it.
+    // Told to, a training run of all weights replaces what runs wrote: the model, and the adapter that would lie on it.
     let anew = run_of(&["max_steps=4", "overwrite_output_dir=true", "save_strategy=steps", "save_steps=3"]);
     assert_eq!(anew.code, Some(0), "{anew:?}");
     assert_ne!(site.model("out"), before["model.safetensors"]);
@@ -268,7 +275,7 @@ fn a_finished_run_is_not_begun_anew_and_goes_on_where_it_has_a_checkpoint() {
 }
 
 /// What a message says, without the lines around it.
-fn plain(said: &Said) -> String {
+fn plain(said: &CommandOutput) -> String {
     said.stderr.replace('│', " ").split_whitespace().collect::<Vec<_>>().join(" ")
 }
 
@@ -349,7 +356,7 @@ fn a_run_never_writes_into_what_it_reads() {
         assert!(said.stderr.contains("which the run reads as"), "{said:?}");
         assert_eq!(files(&site.path(folder)), before, "{folder} {words:?}");
     }
-    // An evaluation goes on behind the logs of the training, and leaves its configuration and its model.
+    // An evaluation goes on behind the logs of the run, and leaves its configuration and its model.
     site.train("out", &["max_steps=2", "num_processes=1"]);
     let before = files(&site.path("out"));
     let words = ["do_train=false", "eval_dataset=text.jsonl", "num_processes=1", "model_name_or_path=out"];

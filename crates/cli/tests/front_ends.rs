@@ -3,7 +3,7 @@
 use std::os::unix::fs::PermissionsExt;
 use std::process::Command;
 
-use crate::common::{Said, Site, run};
+use crate::common::{CommandOutput, Site, run};
 
 const TRAINING: &[&str] = &[
     "--stage",
@@ -24,8 +24,8 @@ const TRAINING: &[&str] = &[
     "1",
 ];
 
-/// A command of a front end, with a training's words at the end, and without what the tests' environment says of devices.
-fn said(site: &Site, words: &[&str], arguments: &[&str], environment: &[(&str, &str)]) -> Said {
+/// A command of a front end, with a run's words at the end, and without what the tests' environment says of devices.
+fn said(site: &Site, words: &[&str], arguments: &[&str], environment: &[(&str, &str)]) -> CommandOutput {
     let mut command: Command = site.oarlock(&[words, arguments].concat());
     for name in ["FORCE_TORCHRUN", "DS_ACCELERATOR", "CUDA_VISIBLE_DEVICES", "NODE_RANK", "RDZV_ID"] {
         command.env_remove(name);
@@ -35,7 +35,7 @@ fn said(site: &Site, words: &[&str], arguments: &[&str], environment: &[(&str, &
 }
 
 /// It ended so, and said all of it.
-fn assert_refused(said: &Said, code: i32, expected: &[&str]) {
+fn assert_refused(said: &CommandOutput, code: i32, expected: &[&str]) {
     assert_eq!(said.code, Some(code), "{said:?}");
     for words in expected {
         assert!(said.stderr.contains(words), "{words}: {said:?}");
@@ -132,6 +132,7 @@ fn what_else_they_answer() {
         (&["lmf", "env"], "- `llamafactory` version: "),
         (&["lmf", "version"], "oarlock "),
         (&["deepspeed", "--help"], "--include TEXT"),
+        (&["torchrun", "--help"], "Example: torchrun --nproc-per-node 2 "),
         (&["lmf"], "Usage: llamafactory-cli COMMAND"),
     ] {
         let said = said(&site, words, &[], &[]);
@@ -164,8 +165,8 @@ fn llama_factorys_defaults_hold_under_its_commands_alone() {
     ] {
         let (values, notes) = shown(words);
         assert_eq!(values, ["sft", "lora", "false"], "{words:?}");
-        let told = "not written: as in LLaMA-Factory: stage: sft, finetuning_type: lora, split_special_tokens: false; otherwise";
-        assert!(notes.contains(told), "{words:?}: {notes}");
+        let message = "not written: as in LLaMA-Factory: stage: sft, finetuning_type: lora, split_special_tokens: false; otherwise";
+        assert!(notes.contains(message), "{words:?}: {notes}");
         assert!(notes.contains("do_train is true"), "{notes}");
     }
     let (values, notes) = shown(&["train"]);

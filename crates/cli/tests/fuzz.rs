@@ -149,10 +149,10 @@ fn command(folder: &Path, words: &[&str], rest: &str) {
         command.env_remove(name);
     }
     let output = command.output().unwrap();
-    let told = String::from_utf8_lossy(&output.stderr);
+    let message = String::from_utf8_lossy(&output.stderr);
     assert!(
         output.status.code().is_some_and(|code| code < 101),
-        "{words:?} {rest}: {}: {told}",
+        "{words:?} {rest}: {}: {message}",
         output.status
     );
 }

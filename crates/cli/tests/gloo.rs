@@ -1,12 +1,12 @@
-//! A training whose ranks meet over Gloo: the bits are those of shared memory, on one machine and on several, and a lost rank is
-//! named.
+//! A training run whose ranks meet over Gloo: the bits are those of shared memory, on one machine and on several, and a
+//! lost rank is named.
 
 use std::process::Command;
 
 #[path = "../../comm/tests/machines/mod.rs"]
 mod machines;
 
-use crate::common::{Running, Said, Site, start, until};
+use crate::common::{CommandOutput, Running, Site, start, until};
 use machines::Machines;
 use rustix::process::{Pid, Signal, kill_process};
 
@@ -56,7 +56,7 @@ fn port() -> u16 {
 }
 
 fn all_end_well(ranks: Vec<Running>) {
-    let said: Vec<Said> = ranks.into_iter().map(Running::wait).collect();
+    let said: Vec<CommandOutput> = ranks.into_iter().map(Running::wait).collect();
     assert!(said.iter().all(|said| said.code == Some(0)), "{said:?}");
 }
 

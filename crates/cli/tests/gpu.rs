@@ -1,4 +1,4 @@
-//! Trainings and text on a GPU over fake libraries of CUDA, beside the CPU.
+//! Training runs and text on a GPU over fake libraries of CUDA, beside the CPU.
 
 use std::path::PathBuf;
 use std::sync::OnceLock;
@@ -35,7 +35,7 @@ pub fn on_gpu_with(site: &Site, words: &[&str], variables: &[(&str, &str)]) -> S
     said.stdout
 }
 
-/// The losses of a training by its log.
+/// The losses of a training run by its log.
 pub fn losses(site: &Site, output: &str) -> Vec<f64> {
     let log = String::from_utf8(site.read(&format!("{output}/trainer_log.jsonl"))).unwrap();
     let lines = log.lines().map(|line| serde_json::from_str::<Value>(line).unwrap());

@@ -8,7 +8,7 @@ use std::path::Path;
 use oarlock_cuda::{Instance, table};
 use serde_json::Value;
 
-use crate::common::{Said, Site, run};
+use crate::common::{CommandOutput, Site, run};
 use crate::gpu::fakes;
 
 /// Stands for compute-sanitizer: runs the checks of words, by a helper that ends before they do, and those of ops without time
@@ -38,12 +38,17 @@ fn tool(site: &Site, name: &str, script: &str) -> String {
 }
 
 /// The command with libraries from a folder, and the JSON that it writes.
-fn check(site: &Site, libraries: &Path) -> (Said, Value) {
+fn check(site: &Site, libraries: &Path) -> (CommandOutput, Value) {
     check_with(site, libraries, &[], &[])
 }
 
 /// With more words, and variables.
-fn check_with(site: &Site, libraries: &Path, words: &[&str], variables: &[(&str, &str)]) -> (Said, Value) {
+fn check_with(
+    site: &Site,
+    libraries: &Path,
+    words: &[&str],
+    variables: &[(&str, &str)],
+) -> (CommandOutput, Value) {
     let mut command = site.oarlock(&[&["gpu-check", "--quick", "--json", "found.json"], words].concat());
     command.env("OARLOCK_CUDA_LIBRARIES", libraries).env("XDG_CACHE_HOME", site.path("cache"));
     command.envs(variables.iter().copied());
@@ -198,7 +203,7 @@ const NOT_RUN: [(&str, &[&str]); 8] = [
         ],
     ),
     (
-        "no check norms 16 bits by f32 weights, or f32 to 16 bits again for a backward pass, but in the types of the training",
+        "no check norms 16 bits by f32 weights, or f32 to 16 bits again for a backward pass, but in the types of the run",
         &[
             "rms_norm_forward_f32_f32_f16",
             "add_rms_norm_forward_f32_f32_f16",
@@ -244,7 +249,7 @@ fn tuned_products_are_written_and_used_and_a_sanitizer_runs_the_checks() {
     let (facts, checks) = (&found["facts"], found["checks"].as_array().unwrap());
     let named = |name: &str| named(&found, name);
     assert!(checks.iter().all(|check| check["section"] != "ops" && check["result"] == "ok"), "{found}");
-    // The table has a line for each product, and what it says is used afterwards.
+    // The table has a line for each product, and what it says is used afterward.
     assert_eq!(facts["table"], "emulated-h100-sm_90.txt");
     let table = String::from_utf8(site.read("emulated-h100-sm_90.txt")).unwrap();
     assert!(table.starts_with("arch sm_90\ndevice Emulated H100\n"), "{table}");
@@ -283,7 +288,7 @@ fn the_fastest_tile_and_cudnn_are_written_and_obeyed() {
         ]
     );
 
-    // What has run in a training with a table, or without one.
+    // What has run in a training run with a table, or without one.
     let ran = |table: &str| {
         let runs = site.path("runs");
         fs::write(&runs, "").unwrap();
@@ -392,8 +397,8 @@ fn what_has_no_time_left_is_named() {
     assert_eq!((large.len(), &large[7]["name"]), (8, &"rows by their index".into()));
     // What somebody else has written is not touched.
     for (text, says) in [
-        ("{}", "it is no report of gpu-check"),
-        ("no JSON", "it is no report"),
+        ("{}", "it is not a report of gpu-check"),
+        ("no JSON", "it is not a report"),
         (r#"{"version": "0.0.1"}"#, "of version 0.0.1"),
     ] {
         site.write("found.json", text);

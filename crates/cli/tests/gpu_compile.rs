@@ -5,10 +5,10 @@ use std::path::Path;
 
 use oarlock_cuda::{compile, table};
 
-use crate::common::{Said, Site, run};
+use crate::common::{CommandOutput, Site, run};
 use crate::gpu::fakes;
 
-fn compiled(site: &Site, libraries: &Path, words: &[&str]) -> Said {
+fn compiled(site: &Site, libraries: &Path, words: &[&str]) -> CommandOutput {
     let mut command = site.oarlock(&[&["gpu-compile"], words].concat());
     command.env("OARLOCK_CUDA_LIBRARIES", libraries).env("XDG_CACHE_HOME", site.path("cache"));
     command.env_remove("CUDA_VISIBLE_DEVICES");
@@ -16,7 +16,7 @@ fn compiled(site: &Site, libraries: &Path, words: &[&str]) -> Said {
 }
 
 /// How many units were compiled, and how many were there.
-fn counts(said: &Said) -> [usize; 2] {
+fn counts(said: &CommandOutput) -> [usize; 2] {
     assert_eq!(said.code, Some(0), "{said:?}");
     let line = said.stdout.lines().find(|line| line.contains(" units compiled by NVRTC ")).unwrap();
     let were = line.split(" were there").next().unwrap();

@@ -1,9 +1,9 @@
-//! Which device a training takes by itself, and by the commands of other programs: over fake libraries of CUDA, whose
+//! Which device a training run takes by itself, and by the commands of other programs: over fake libraries of CUDA, whose
 //! driver shows an H100, an A100 and a V100, and without any.
 
 use std::os::unix::fs::symlink;
 
-use crate::common::{Said, Site, run};
+use crate::common::{CommandOutput, Site, run};
 use crate::gpu::fakes;
 
 const TRAIN: [&str; 6] = ["--max_steps", "1", "--num_train_epochs", "1", "--output_dir", "out"];
@@ -28,7 +28,7 @@ fn site() -> Site {
 }
 
 /// A command over the fake libraries, with these variables and without those that say something of devices.
-fn said(site: &Site, line: &str, variables: &[(&str, &str)]) -> Said {
+fn said(site: &Site, line: &str, variables: &[(&str, &str)]) -> CommandOutput {
     let words: Vec<&str> = line.split(' ').collect();
     let mut command = site.oarlock(&words);
     for name in ["FORCE_TORCHRUN", "DS_ACCELERATOR", "CUDA_VISIBLE_DEVICES", "ACCELERATE_USE_CPU"] {
@@ -43,7 +43,7 @@ fn said(site: &Site, line: &str, variables: &[(&str, &str)]) -> Said {
 }
 
 /// The line that says on how many ranks of which device a training runs.
-fn ranks(said: &Said) -> &str {
+fn ranks(said: &CommandOutput) -> &str {
     assert_eq!(said.code, Some(0), "{said:?}");
     let line = said.stdout.lines().find(|line| line.contains(" rank(s) of "));
     let line = line.unwrap_or_else(|| panic!("{said:?}"));
@@ -87,7 +87,7 @@ fn a_training_takes_the_gpus_that_it_sees_unless_it_is_told_otherwise() {
     assert!(ranks(&shared).starts_with("3 rank(s) of Emulated H100"), "{shared:?}");
     assert!(shared.stdout.contains("3 ranks of this machine share 2 GPU(s)"), "{shared:?}");
     let both = said(&site, &format!("{train} use_cpu=true device=cuda"), &[]);
-    assert!(both.code != Some(0) && both.stderr.contains("exclude each other"), "{both:?}");
+    assert!(both.code != Some(0) && both.stderr.contains("are mutually exclusive"), "{both:?}");
 }
 
 #[test]
@@ -162,7 +162,7 @@ fn text_is_generated_on_a_gpu_by_itself_and_plans_are_those_of_the_cpu() {
     // What GPUs do is not predicted; where nobody asked for one, the CPU's plan is made.
     let asked = said(&site, "plan train.yaml device=cuda output_dir=out", &[]);
     assert!(
-        asked.code == Some(1) && asked.stderr.contains("a training on GPUs (`device: cuda`)"),
+        asked.code == Some(1) && asked.stderr.contains("a training run on GPUs (`device: cuda`)"),
         "{asked:?}"
     );
 }
@@ -230,7 +230,7 @@ fn the_reports_name_gpus_driver_and_libraries() {
         ] {
             assert!(line(library).contains(file), "{report}: {all}");
         }
-        let place = line("Trainings run on");
+        let place = line("Training runs on");
         assert!(place.contains("2 GPUs, a rank on each (experimental: verified in emulation"), "{place}");
     }
     let libraries = fakes().unwrap();
@@ -241,7 +241,7 @@ fn the_reports_name_gpus_driver_and_libraries() {
     for words in [
         "`pip install nvidia-cuda-nvrtc` gets it",
         "`pip install nvidia-cublas` gets it",
-        "Trainings run on: the CPU: ",
+        "Training runs on: the CPU: ",
     ] {
         assert!(bare.contains(words), "{words}: {bare}");
     }

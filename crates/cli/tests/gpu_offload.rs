@@ -1,9 +1,9 @@
-//! Trainings on a GPU whose state lies in main memory or in files, over fake libraries of CUDA.
+//! Training runs on a GPU whose state lies in main memory or in files, over fake libraries of CUDA.
 
 use crate::common::Site;
 use crate::gpu::{fakes, losses, on_gpu};
 
-/// What a training leaves.
+/// What a training run leaves.
 struct Run {
     losses: Vec<f64>,
     weights: Vec<u8>,

@@ -14,7 +14,7 @@ use crate::gpu::{fakes, on_gpu_with};
 type Launches = BTreeMap<String, i64>;
 
 const WAIT: &str = "host_wait";
-/// For the norm of the gradients and for the loss. A call that finds the work done is no wait, so there may be fewer.
+/// For the norm of the gradients and for the loss. A call that finds the work done is not a wait, so there may be fewer.
 const MOST_WAITS: i64 = 2;
 const VOCAB: usize = 320;
 
@@ -28,7 +28,7 @@ fn config(layers: usize) -> String {
     )
 }
 
-/// A step of a training in bf16: what two more steps add to a run, halved.
+/// A step of a training run in bf16: what two more steps add to a run, halved.
 fn step(site: &Site, layers: usize) -> Launches {
     site.write("model/config.json", &config(layers));
     let run = |steps: usize| {

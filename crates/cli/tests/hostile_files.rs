@@ -9,12 +9,12 @@ use std::time::{Duration, Instant};
 
 use rustix::fs::{CWD, FileType, Mode, mknodat};
 
-use crate::common::{Said, Site, run, start, until};
+use crate::common::{CommandOutput, Site, run, start, until};
 
 /// However slow the machine: without the checks these wait for ever.
 const SOON: Duration = Duration::from_secs(60);
 
-/// Makes what is no file.
+/// Makes what is not a file.
 type Make = fn(&Path);
 
 /// What can stand in the place of a file.
@@ -33,7 +33,7 @@ fn put(path: &Path, make: Make) {
     make(path);
 }
 
-fn ends_in_an_error(what: &str, begin: Instant, said: &Said) {
+fn ends_in_an_error(what: &str, begin: Instant, said: &CommandOutput) {
     assert!(matches!(said.code, Some(1 | 2)), "{what}: {said:?}");
     assert!(begin.elapsed() < SOON, "{what}: {:?}", begin.elapsed());
 }
@@ -96,8 +96,8 @@ fn what_is_no_file_is_refused_in_every_place() {
             ends_in_an_error(&what, begin, &said);
             let file = name.rsplit('/').next().unwrap();
             // Of a checkpoint that is none the folder is named.
-            let told = said.stderr.contains(file) || said.stderr.contains("checkpoint-1");
-            assert!(told, "{what}: {}", said.stderr);
+            let message = said.stderr.contains(file) || said.stderr.contains("checkpoint-1");
+            assert!(message, "{what}: {}", said.stderr);
         }
     }
 }
@@ -108,7 +108,7 @@ fn a_token_cache_that_becomes_shorter_ends_the_run_with_its_name() {
     let site = Site::new();
     let running = start(site.training("out", &["max_steps=100000", "num_processes=1", "logging_steps=1"]));
     let log = site.path("out/trainer_log.jsonl");
-    until("the training has begun", || {
+    until("the run has begun", || {
         let log = fs::read_to_string(&log).ok()?;
         (log.lines().count() > 2).then_some(())
     });
@@ -165,7 +165,7 @@ fn counts_beyond_all_sense_are_refused() {
         let key = word.split('=').next().unwrap();
         assert!(said.code == Some(2) && said.stderr.contains(key), "{word}: {said:?}");
         // A narrow terminal breaks the line.
-        let told = said.stderr.replace('│', " ").split_whitespace().collect::<Vec<_>>().join(" ");
-        assert!(told.contains(&format!("at most {most}")), "{word}: {told}");
+        let message = said.stderr.replace('│', " ").split_whitespace().collect::<Vec<_>>().join(" ");
+        assert!(message.contains(&format!("at most {most}")), "{word}: {message}");
     }
 }

@@ -40,8 +40,8 @@ fn what_deepspeed_began_goes_on() {
             &[words, &["resume_from_checkpoint=out/checkpoint-3", "max_steps=5", "cutoff_len=12"]].concat(),
         );
         assert!(said.stdout.contains("Resuming training from out/checkpoint-3."), "{said:?}");
-        let told = "warning: out/checkpoint-3 does not say with which settings and data it was made";
-        assert!(said.stdout.contains(told), "{said:?}");
+        let message = "warning: out/checkpoint-3 does not say with which settings and data it was made";
+        assert!(said.stdout.contains(message), "{said:?}");
         assert!(said.stdout.contains("done: 5 steps"), "{said:?}");
         let losses = site.losses("again");
         assert_eq!(losses.len(), 2, "{losses:?}");

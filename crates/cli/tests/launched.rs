@@ -2,7 +2,7 @@
 
 use std::process::Command;
 
-use crate::common::{Running, Said, Site, is_alive, start, until};
+use crate::common::{CommandOutput, Running, Site, is_alive, start, until};
 use rustix::process::{Pid, Signal, kill_process};
 
 /// What the launchers of torch and Accelerate give a rank; `run` is what else they know it by.
@@ -45,7 +45,7 @@ fn ranks(site: &Site, output: &str, words: &[&str], dress: impl Fn(&mut Command,
         .collect()
 }
 
-fn ends(ranks: Vec<Running>) -> Vec<Said> {
+fn ends(ranks: Vec<Running>) -> Vec<CommandOutput> {
     ranks.into_iter().map(Running::wait).collect()
 }
 
@@ -91,7 +91,7 @@ fn wrong_variables_and_several_machines_are_refused_at_once() {
         true => "`num_processes` is 2, but WORLD_SIZE says 8",
         false => "ranks of several machines meet",
     };
-    for (name, value, told) in
+    for (name, value, message) in
         [("LOCAL_RANK", "one", "LOCAL_RANK=one: expected a whole number"), ("WORLD_SIZE", "8", several)]
     {
         let mut command = site.training("out", &[]);
@@ -102,7 +102,7 @@ fn wrong_variables_and_several_machines_are_refused_at_once() {
         });
         assert_eq!(said.code, Some(2), "{said:?}");
         let words = said.stderr.split_whitespace().filter(|word| *word != "│").collect::<Vec<_>>().join(" ");
-        assert!(words.contains(told), "{said:?}");
+        assert!(words.contains(message), "{said:?}");
     }
 }
 
@@ -118,9 +118,12 @@ fn ranks_of_a_machine_that_run_in_two_folders_are_refused() {
     };
     for said in ends(ranks(&site, "out", &[], dress)) {
         assert_eq!(said.code, Some(2), "{said:?}");
-        let told =
+        let message =
             "so that one relative path means two places: start both in one folder, or give absolute paths";
-        assert!(said.stderr.contains("rank 1 runs in the folder ") && said.stderr.contains(told), "{said:?}");
+        assert!(
+            said.stderr.contains("rank 1 runs in the folder ") && said.stderr.contains(message),
+            "{said:?}"
+        );
     }
     assert!(!site.path("out/trainer_log.jsonl").exists());
 }
@@ -137,8 +140,9 @@ fn a_rank_that_is_killed_is_told_by_the_other() {
     let pid = first.pid();
     let said = first.wait();
     assert_eq!(said.code, Some(1), "{said:?}");
-    let told = format!("rank 0: error: rank 1 failed: its process {} ended without saying why", second.pid());
-    assert!(said.stderr.contains(&told), "{said:?}");
+    let message =
+        format!("rank 0: error: rank 1 failed: its process {} ended without saying why", second.pid());
+    assert!(said.stderr.contains(&message), "{said:?}");
     assert!(!is_alive(pid));
 }
 

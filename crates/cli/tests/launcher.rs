@@ -7,7 +7,7 @@ use std::os::unix::ffi::OsStrExt;
 use std::path::Path;
 use std::process::{Command, Stdio};
 
-use crate::common::{Running, Said, Site, is_alive, run, start, until};
+use crate::common::{CommandOutput, Running, Site, is_alive, run, start, until};
 use rustix::process::{Pid, Signal, kill_process};
 
 /// `torchrun` with flags, and a script of the shell.
@@ -67,7 +67,7 @@ fn numbered_machines_may_have_other_numbers_of_ranks() {
     assert_eq!(lines(&said[0].stdout), ["0 0 4 1 0 127.0.0.1"], "{said:?}");
     let of_second: Vec<String> = (0..3).map(|rank| format!("{} {rank} 4 3 1 127.0.0.1", rank + 1)).collect();
     assert_eq!(lines(&said[1].stdout), of_second, "{said:?}");
-    // Strangers can keep them apart or take a place, as with a training.
+    // Strangers can keep them apart or take a place, as with a training run.
     assert!(said.iter().all(|said| said.stderr.contains("warning: no token")), "{said:?}");
 }
 
@@ -253,7 +253,7 @@ fn a_taken_port_is_told() {
 #[test]
 fn a_program_that_cannot_start_leaves_nothing() {
     let site = Site::new();
-    let said: Said =
+    let said: CommandOutput =
         run(site.oarlock(&["torchrun", "--nproc-per-node", "2", "--no-python", "./no such program"]));
     assert_eq!(said.code, Some(1), "{said:?}");
     assert!(said.stderr.contains("./no such program") && said.stderr.contains("rank 0"), "{said:?}");

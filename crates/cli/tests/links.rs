@@ -6,7 +6,7 @@ use std::fs;
 use std::os::unix::fs::symlink;
 use std::path::{Path, PathBuf};
 
-use crate::common::{Said, Site, run};
+use crate::common::{CommandOutput, Site, run};
 
 const PRECIOUS: &str = "export PATH=/usr/bin\n";
 
@@ -126,7 +126,7 @@ fn site() -> Site {
     site
 }
 
-fn command(site: &Site, case: &Case, folder: &str) -> Said {
+fn command(site: &Site, case: &Case, folder: &str) -> CommandOutput {
     fs::create_dir_all(site.path(folder)).unwrap();
     let text = String::from_utf8(site.read("ds.json")).unwrap();
     site.write(&format!("{folder}.json"), &text.replace("OUT", folder));

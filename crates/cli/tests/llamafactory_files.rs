@@ -6,7 +6,7 @@ use std::io::Write;
 
 use serde_json::{Value, json};
 
-use crate::common::{Said, Site, run};
+use crate::common::{CommandOutput, Site, run};
 
 /// What nearly all of the files have.
 const COMMON: &str = "\
@@ -89,7 +89,7 @@ fn site() -> Site {
     site
 }
 
-fn train(site: &Site, output: &str, parts: &[&str]) -> Said {
+fn train(site: &Site, output: &str, parts: &[&str]) -> CommandOutput {
     site.write("file.yaml", &format!("{COMMON}{}output_dir: {output}\n", parts.concat()));
     let mut command = site.oarlock(&["llamafactory-cli", "train", "file.yaml"]);
     command.env("NPROC_PER_NODE", "2").env("FORCE_TORCHRUN", "1");
@@ -198,7 +198,7 @@ fn what_is_said_to_run_runs() {
 #[test]
 fn what_is_said_to_be_refused_is_refused_by_its_name() {
     let site = site();
-    for (parts, told) in [
+    for (parts, message) in [
         (&[SFT, FULL, "use_adam_mini: true\n"][..], "`use_adam_mini: true`"),
         (&[SFT, FULL, "use_asft_loss: true\nasft_alpha: 0.1\n"], "`use_asft_loss: true`"),
         (&[SFT, FULL, "use_badam: true\nbadam_mode: layer\n"], "`use_badam: true`"),
@@ -208,8 +208,8 @@ fn what_is_said_to_be_refused_is_refused_by_its_name() {
         (&[SFT, FULL, "use_apollo: true\napollo_layerwise: true\npure_bf16: true\n"], "apollo_layerwise"),
     ] {
         let said = train(&site, "refused", parts);
-        assert_eq!(said.code, Some(2), "{told}: {said:?}");
-        assert!(said.stderr.contains(told) && said.stderr.contains("file.yaml:"), "{told}: {said:?}");
+        assert_eq!(said.code, Some(2), "{message}: {said:?}");
+        assert!(said.stderr.contains(message) && said.stderr.contains("file.yaml:"), "{message}: {said:?}");
     }
     assert!(!site.path("refused").exists());
 }

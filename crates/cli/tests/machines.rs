@@ -6,7 +6,7 @@ use std::os::unix::fs::symlink;
 use std::process::Command;
 use std::time::Duration;
 
-use crate::common::{Said, Site, run, start};
+use crate::common::{CommandOutput, Site, run, start};
 
 /// The script that makes machines.
 fn netns() -> String {
@@ -35,7 +35,7 @@ fn on_machines(site: &Site, n: usize, options: &[&str], script: &str) -> Command
     command
 }
 
-fn ran(site: &Site, n: usize, options: &[&str], script: &str) -> Said {
+fn ran(site: &Site, n: usize, options: &[&str], script: &str) -> CommandOutput {
     let said = run(on_machines(site, n, options, script));
     assert_eq!(said.code, Some(0), "{script}: {said:?}");
     said
@@ -124,7 +124,7 @@ fn a_training_on_several_machines_needs_gloo() {
     assert!(!site.path("out").exists());
 }
 
-/// Trainings over Gloo.
+/// Training runs over Gloo.
 mod gloo {
     mod folders;
 
@@ -373,16 +373,16 @@ mod gloo {
             assert_eq!(site.losses(output), site.losses("one"), "{command}");
         }
         // What does not fit is told by each machine before a rank starts.
-        for (words, told) in [
+        for (words, message) in [
             ("num_processes=5", "`num_processes` is 5, but 1 + 3 ranks on 2 machines says 4"),
             (
                 "deepspeed=odd.json per_device_train_batch_size=3",
-                "`train_batch_size` (20) is no multiple of a batch of 3 x 4 ranks",
+                "`train_batch_size` (20) is not a multiple of a batch of 3 x 4 ranks",
             ),
         ] {
             let command = format!("{here}{} output_dir=out", torchrun(words));
             let said = run(on_machines(&site, 2, &["--keep-going"], &command));
-            assert!(said.code == Some(2) && said.stderr.contains(told), "{words}: {said:?}");
+            assert!(said.code == Some(2) && said.stderr.contains(message), "{words}: {said:?}");
             assert!(!site.path("out").exists(), "{words}");
         }
     }
@@ -403,20 +403,20 @@ mod gloo {
     }
 
     /// Runs a command on two machines, of which the second has no network for so many seconds while it trains.
-    fn outage(site: &Site, command: &str, seconds: f64) -> Said {
+    fn outage(site: &Site, command: &str, seconds: f64) -> CommandOutput {
         let script = format!(
             "{UNTIL} {command} & launcher=$!
              if [ $MACHINE = 1 ]; then until_lines out 3; link 1 down; sleep {seconds}; link 1 up; fi
              wait $launcher"
         );
         let running = start(on_machines(site, 2, &[], &script));
-        // The outage is no part of the time that a command may take.
+        // The outage is not part of the time that a command may take.
         std::thread::sleep(Duration::from_secs_f64(seconds));
         let said = running.wait();
         assert_eq!(said.code, Some(0), "{script}: {said:?}");
         // A launcher waits for an answer for a third of the silence that loses it, and for 10 s at most.
-        for told in ["has not answered for", "answers again after"] {
-            assert_eq!(said.stderr.contains(told), seconds != 5.0, "{seconds} s: {told}: {said:?}");
+        for message in ["has not answered for", "answers again after"] {
+            assert_eq!(said.stderr.contains(message), seconds != 5.0, "{seconds} s: {message}: {said:?}");
         }
         said
     }

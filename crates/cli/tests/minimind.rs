@@ -3,7 +3,7 @@
 use std::fs;
 use std::path::Path;
 
-use crate::common::{Said, Site, run};
+use crate::common::{CommandOutput, Site, run};
 use serde_json::Value;
 
 /// The arguments of the guide's command, as it stands.
@@ -48,7 +48,7 @@ fn minimind() -> Site {
     site
 }
 
-fn pretrain(site: &Site, words: &[&str]) -> Said {
+fn pretrain(site: &Site, words: &[&str]) -> CommandOutput {
     run(site.oarlock(&[&["train_pretrain"], words].concat()))
 }
 
@@ -182,8 +182,11 @@ fn what_no_training_wrote_stays_where_one_begins_anew() {
         fs::write(folder.join(name), "somebody's").unwrap();
         let said = pretrain(&site, &words);
         assert_eq!(said.code, Some(2), "{name}: {said:?}");
-        assert!(said.told().contains(name) && said.told().contains("or move it away"), "{name}: {said:?}");
-        assert!(!said.told().contains("overwrite_output_dir"), "{name}: {said:?}");
+        assert!(
+            said.message().contains(name) && said.message().contains("or move it away"),
+            "{name}: {said:?}"
+        );
+        assert!(!said.message().contains("overwrite_output_dir"), "{name}: {said:?}");
         assert_eq!(fs::read(folder.join(name)).unwrap(), b"somebody's", "{name}");
         fs::remove_dir_all(&folder).unwrap();
     }
@@ -196,7 +199,7 @@ fn what_no_training_wrote_stays_where_one_begins_anew() {
     *model.last_mut().unwrap() ^= 1;
     fs::write(folder.join("model.safetensors"), &model).unwrap();
     let said = pretrain(&site, &words);
-    assert!(said.code == Some(2) && said.told().contains("which was changed since"), "{said:?}");
+    assert!(said.code == Some(2) && said.message().contains("which was changed since"), "{said:?}");
     assert!(fs::read(folder.join("model.safetensors")).unwrap() == model);
 }
 
@@ -227,13 +230,16 @@ fn what_is_missing_is_named() {
     fs::remove_dir_all(site.path("model")).unwrap();
     let said = pretrain(&site, GUIDE);
     assert_eq!(said.code, Some(2), "{said:?}");
-    let told: String = said.stderr.split_whitespace().collect::<Vec<_>>().join(" ");
-    assert!(told.contains("no tokenizer.json in ./model/minimind_tokenizer, ./model, ../model"), "{told}");
-    assert!(told.contains("--tokenizer_path"), "{told}");
+    let message: String = said.stderr.split_whitespace().collect::<Vec<_>>().join(" ");
+    assert!(
+        message.contains("no tokenizer.json in ./model/minimind_tokenizer, ./model, ../model"),
+        "{message}"
+    );
+    assert!(message.contains("--tokenizer_path"), "{message}");
     let said = pretrain(&site, &["--tokenizer_path", "nowhere"]);
-    let told: String = said.stderr.split_whitespace().collect::<Vec<_>>().join(" ");
-    assert!(told.contains("no tokenizer.json in `nowhere`"), "{told}");
-    assert!(told.contains("no data set `./dataset/pretrain_hq.jsonl`"), "{told}");
+    let message: String = said.stderr.split_whitespace().collect::<Vec<_>>().join(" ");
+    assert!(message.contains("no tokenizer.json in `nowhere`"), "{message}");
+    assert!(message.contains("no data set `./dataset/pretrain_hq.jsonl`"), "{message}");
     let said = pretrain(&site, &["--help"]);
     assert!(said.code == Some(0) && said.stdout.contains("--profile_interval N"), "{said:?}");
 }

@@ -1,4 +1,4 @@
-//! A training with every monitor on: what their files and lines hold is what trainer_log.jsonl holds.
+//! A training run with every monitor on: what their files and lines hold is what trainer_log.jsonl holds.
 
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -129,11 +129,11 @@ fn every_monitor_holds_the_losses_of_the_log() {
     assert_eq!(named(&scalars, "train/train_loss").len(), 1, "the mean at the end");
     let lines = String::from_utf8(site.read("out/runs/metrics.jsonl")).unwrap();
     let records: Vec<Value> = lines.lines().map(|line| serde_json::from_str(line).unwrap()).collect();
-    let told: Vec<(u64, f64)> = records
+    let reported: Vec<(u64, f64)> = records
         .iter()
         .filter_map(|record| Some((record["step"].as_u64()?, record.get("train/loss")?.as_f64()?)))
         .collect();
-    assert_eq!(told, losses);
+    assert_eq!(reported, losses);
     let table = |path: &str| {
         let text = String::from_utf8(site.read(path)).unwrap();
         let mut lines = text.split_terminator("\r\n").map(|line| line.split_once(',').unwrap());

@@ -1,8 +1,9 @@
-//! A training whose ranks meet through MPI, under `mpirun`: the bits are those of shared memory, and a lost rank is named.
+//! A training run whose ranks meet through MPI, under `mpirun`: the bits are those of shared memory, and a lost rank is
+//! named.
 
 use std::process::{Command, Stdio};
 
-use crate::common::{Running, Said, Site, start, until};
+use crate::common::{CommandOutput, Running, Site, start, until};
 use rustix::process::{Pid, Signal, getuid, kill_process};
 
 /// Whether there is an `mpirun`; without one these tests say so and test nothing.
@@ -22,7 +23,7 @@ fn begin(site: &Site, n: usize, output: &str, words: &[&str]) -> Running {
     start(command)
 }
 
-fn over_mpi(site: &Site, n: usize, output: &str, words: &[&str]) -> Said {
+fn over_mpi(site: &Site, n: usize, output: &str, words: &[&str]) -> CommandOutput {
     let said = begin(site, n, output, words).wait();
     assert_eq!(said.code, Some(0), "{n} ranks, {words:?}: {said:?}");
     said
@@ -97,9 +98,9 @@ fn a_rank_that_is_killed_is_named_and_mpirun_fails() {
     let said = running.wait();
     assert!(said.code != Some(0), "{said:?}");
     // What it was doing came with its last message.
-    let told =
+    let message =
         format!("rank 0: error: rank 1 failed: its process {} ended without saying why, in \"", ranks[1]);
-    assert!(said.stderr.contains(&told), "{said:?}");
+    assert!(said.stderr.contains(&message), "{said:?}");
 }
 
 /// The launcher of DeepSpeed calls `mpirun`, also for the one machine of a hostfile.

@@ -1,4 +1,4 @@
-//! Trainings that give a model tokens, or longer sequences than it was made for; and their model cards.
+//! Training runs that give a model tokens, or longer sequences than it was made for; and their model cards.
 
 use std::fs;
 
@@ -88,8 +88,8 @@ fn a_cutoff_beyond_the_positions_of_the_model_limits_the_data_alone() {
     let generate =
         ["generate", "--prompt", "Ida", "--max-new-tokens", "200", "--temperature", "0", "--model"];
     let said = run(site.oarlock(&[&generate[..], &["model"]].concat()));
-    let told = "note: the text ends at the longest that the model takes, 64 positions";
-    assert!(said.stderr.contains(told) || !said.stderr.contains("tokens/s"), "{said:?}");
+    let message = "note: the text ends at the longest that the model takes, 64 positions";
+    assert!(said.stderr.contains(message) || !said.stderr.contains("tokens/s"), "{said:?}");
 }
 
 #[test]

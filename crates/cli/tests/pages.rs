@@ -1,8 +1,8 @@
 //! The commands that the pages tell to paste: each runs as it stands there, in a folder that has the files which it names.
 //!
 //! Every line of a block ```` ```sh ```` of README.md, CONTRIBUTING.md, docs/ and recipes/ is run here, or is listed below
-//! with the reason why not. Trainings only show what they would do (`--dry-run`); `.ci/run` runs the recipes to their end.
-//! Lines that start cargo are compared with the packages, examples, tests and features that there are.
+//! with the reason why not. Training runs only show what they would do (`--dry-run`); `.ci/run` runs the recipes to their
+//! end. Lines that start cargo are compared with the packages, examples, tests and features that there are.
 
 use std::fs;
 use std::os::unix::fs::symlink;
@@ -39,7 +39,7 @@ const NOT_RUN: &[(&str, &str)] = &[
     ("oarlock gather-checkpoint ", "needs the parts of two machines; tests/machines.rs"),
     ("oarlock merge-weights whole/", "needs the parts of two machines; tests/machines.rs"),
     ("oarlock import-checkpoint ", "needs a checkpoint of DeepSpeed; tests/import.rs"),
-    ("cmp out/first", "needs two whole trainings; tests/cli.rs"),
+    ("cmp out/first", "needs two complete runs; tests/cli.rs"),
     ("RANK=0 WORLD_SIZE=4 ", "waits for ranks of other machines; tests/gloo.rs"),
     ("torchrun --nproc_per_node=2 --no-python oarlock", "torch's own torchrun; tests/launched.rs"),
     ("accelerate config", "asks at the terminal; tests/accelerate_commands.rs"),
@@ -100,7 +100,7 @@ fn pages() -> Vec<(String, Vec<String>)> {
     paths.into_iter().map(read).collect()
 }
 
-/// A folder with everything that the commands name: recipes, the results of trainings, files of other programs.
+/// A folder with everything that the commands name: recipes, the results of training runs, files of other programs.
 fn site() -> Site {
     let site = Site::new();
     symlink(root().join("recipes"), site.path("recipes")).unwrap();
@@ -155,7 +155,7 @@ fn site() -> Site {
     site
 }
 
-/// The command as it is run here: a training only shows what it would do.
+/// The command as it is run here: a training run only shows what it would do.
 fn shown_only(command: &str) -> String {
     let command = command.replace("cargo run --release --", "oarlock");
     let words: Vec<&str> = command.split(' ').collect();

@@ -1,4 +1,5 @@
-//! Trainings of a model in the stages of a pipeline: the losses of one process, evaluation, checkpoints, answers at the end.
+//! Training runs of a model in the stages of a pipeline: the losses of one process, evaluation, checkpoints, answers at
+//! the end.
 
 use oarlock_tensor::cpu::difference::largest_difference_by;
 use serde_json::Value;
@@ -78,25 +79,25 @@ fn answers_are_generated_by_the_whole_model() {
 #[test]
 fn what_does_not_go_with_stages_is_told_with_its_place() {
     let site = Site::new();
-    let told = |words: &[&str]| {
+    let message = |words: &[&str]| {
         let said = run(site.training("refused", words));
         assert_ne!(said.code, Some(0), "{said:?}");
         said.stderr
     };
     site.write("ds.json", "{ \"zero_optimization\": { \"stage\": 2 } }");
-    let text = told(&[&TWO[..], &["num_processes=2", "deepspeed=ds.json"]].concat());
+    let text = message(&[&TWO[..], &["num_processes=2", "deepspeed=ds.json"]].concat());
     assert!(text.contains("ZeRO-2 and ZeRO-3 are incompatible with pipeline parallelism"), "{text}");
-    let text = told(&[&TWO[..], &["num_processes=3"]].concat());
+    let text = message(&[&TWO[..], &["num_processes=3"]].concat());
     assert!(text.contains("2 stages must divide the 3 ranks"), "{text}");
-    let text = told(&[
+    let text = message(&[
         "pipeline_model_parallel_size=2",
         "num_processes=2",
         "num_virtual_stages=2",
         "gradient_accumulation_steps=3",
     ]);
     assert!(text.contains("in groups of as many as there are stages"), "{text}");
-    let text = told(&[&TWO[..], &["num_processes=2", "partition_method=profile"]].concat());
+    let text = message(&[&TWO[..], &["num_processes=2", "partition_method=profile"]].concat());
     assert!(text.contains("write parameters, uniform or type:REGEX"), "{text}");
-    let text = told(&["pp_degree=2"]);
+    let text = message(&["pp_degree=2"]);
     assert!(text.contains("pipeline_model_parallel_size"), "{text}");
 }

@@ -1,14 +1,15 @@
-//! Trainings of preferences, judgements and rewards, from a configuration file to their logs, checkpoints and files.
+//! Training runs of preferences, paired and unpaired, and rewards, from a configuration file to their logs, checkpoints
+//! and files.
 
 use std::fs;
 
 use oarlock::checkpoint::Manifest;
 
-use crate::common::{Said, Site, golden, run, start, until};
+use crate::common::{CommandOutput, Site, golden, run, start, until};
 use rustix::process::{Pid, Signal, kill_process};
 use serde_json::Value;
 
-/// A site with pairs and judged answers.
+/// A site with pairs and unpaired preferences.
 fn site() -> Site {
     let site = Site::new();
     for name in ["pairs.jsonl", "judged.jsonl", "dataset_info.json"] {
@@ -148,7 +149,7 @@ fn a_run_tells_its_metrics_and_a_reference_that_is_another_model() {
 }
 
 #[test]
-fn judgements_and_rewards_leave_their_files() {
+fn unpaired_preferences_and_rewards_leave_their_files() {
     let site = site();
     let short = ["max_steps=4", "save_strategy=steps", "save_steps=2"];
     let said = site.train("kto", &words(&[&["stage=kto", "dataset=judged"], &short]));
@@ -268,7 +269,7 @@ fn a_reward_model_scores_the_pairs_in_their_order_on_any_ranks() {
 fn rows_of_other_stages_and_keys_that_contradict_are_refused() {
     let site = site();
     let short = ["max_steps=1"];
-    for (parts, told) in [
+    for (parts, error) in [
         (&["stage=dpo", "dataset=judged"][..], "holds no pairs of answers"),
         (&["stage=sft", "dataset=pairs"], "holds pairs of answers"),
         (&["stage=kto", "dataset=pairs"], "holds pairs of answers"),
@@ -282,7 +283,7 @@ fn rows_of_other_stages_and_keys_that_contradict_are_refused() {
     ] {
         let said = run(site.training("refused", &words(&[parts, &short])));
         assert_ne!(said.code, Some(0), "{parts:?}");
-        assert!(said.told().contains(told), "{told}: {said:?}");
+        assert!(said.message().contains(error), "{error}: {said:?}");
     }
 }
 
@@ -322,8 +323,8 @@ fn a_reward_model_is_whole_out_of_a_checkpoint_and_nothing_else_scores() {
     assert!(said.stdout.contains("the value head of merged is not read"), "{said:?}");
 
     // A model without a head, one with a pickled head, an adapter without its head.
-    let refused = |said: Said, told: &str| {
-        assert!(said.code != Some(0) && said.told().contains(told), "{told}: {said:?}");
+    let refused = |said: CommandOutput, error: &str| {
+        assert!(said.code != Some(0) && said.message().contains(error), "{error}: {said:?}");
     };
     refused(scores("model", "plain", &[]), "there is nothing to score answers with");
     fs::create_dir(site.path("pickled")).unwrap();

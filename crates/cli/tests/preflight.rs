@@ -45,7 +45,7 @@ fn what_ranks_would_end_with_is_told_before_they_start() {
         ("model_name_or_path: moe", 1, "\"use_moe\" is true; mixtures of experts are not supported"),
         ("model_name_or_path: no_tokens", 1, "is it a whole tokenizer.json?"),
         ("{chat}template: chatlm", 4, "Template chatlm does not exist; did you mean chatml?"),
-        ("{chat}template: llama3", 4, "its end token <|eot_id|> is no token of this tokenizer"),
+        ("{chat}template: llama3", 4, "its end token <|eot_id|> is not a token of this tokenizer"),
         ("{chat}tool_format: nix\ntemplate: chatml", 4, "the tool format nix is not there"),
         ("finetuning_type: lora\nlora_target: nix", 2, "the model has no linear layer nix; choose from"),
         (
@@ -77,10 +77,10 @@ fn what_ranks_would_end_with_is_told_before_they_start() {
         let rest: Vec<&str> = base.lines().filter(is_said).collect();
         site.write("wrong.yaml", &format!("{settings}\n{}\n", rest.join("\n")));
         let said = run(site.oarlock(&["train", "wrong.yaml"]));
-        let told = said.told();
+        let error = said.message();
         assert_eq!(said.code, Some(2), "{settings}: {said:?}");
-        assert!(told.contains(message), "{settings}: {said:?}");
-        assert!(told.contains(&format!("[wrong.yaml:{line}:")), "{settings}: {said:?}");
+        assert!(error.contains(message), "{settings}: {said:?}");
+        assert!(error.contains(&format!("[wrong.yaml:{line}:")), "{settings}: {said:?}");
         assert!(!site.path("out").exists(), "{settings}: something was written");
     }
 }
@@ -91,6 +91,6 @@ fn one_rank_and_a_dry_run_are_told_the_same() {
     for words in [&["num_processes=1"][..], &["--dry-run"]] {
         let said = run(site.training("out", &[&["model_name_or_path=no_weights"][..], words].concat()));
         assert_eq!(said.code, Some(2), "{said:?}");
-        assert!(said.told().contains("holds no model.safetensors"), "{said:?}");
+        assert!(said.message().contains("holds no model.safetensors"), "{said:?}");
     }
 }

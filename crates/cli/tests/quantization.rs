@@ -201,8 +201,8 @@ fn a_folder_of_4_bits_trains_as_the_model_that_is_quantized_while_it_is_read() {
     ] {
         let said = site.train(output, &[&stored[..], &[more]].concat());
         assert!(said.stdout.contains("stay as the files hold them, bitsandbytes (4 bits)"), "{said:?}");
-        let told = format!("{other}, and these are of another type: ");
-        assert_eq!(said.stdout.matches(&told).count(), 1, "{said:?}");
+        let error = format!("{other}, and these are of another type: ");
+        assert_eq!(said.stdout.matches(&error).count(), 1, "{said:?}");
         assert_eq!(said.stdout.contains("`quantization_bit` changes nothing"), output == "stored twice");
         assert!(said.stdout.contains("all params: 36,320"), "{said:?}");
         // torch sums up the mean of the scales in another order.
@@ -266,7 +266,7 @@ fn the_forecast_knows_the_weights_of_4_bits() {
 #[test]
 fn what_cannot_be_quantized_is_refused_with_a_reason() {
     let site = Site::new();
-    for (words, told) in [
+    for (words, error) in [
         (&["quantization_bit=4"][..], "only be trained through adapters"),
         (&["quantization_bit=5", "finetuning_type=lora"], "none of what bitsandbytes takes: 4, 8"),
         (
@@ -284,6 +284,6 @@ fn what_cannot_be_quantized_is_refused_with_a_reason() {
     ] {
         let said = run(site.training("refused", words));
         assert_ne!(said.code, Some(0), "{words:?}");
-        assert!(said.told().contains(told), "{told}: {said:?}");
+        assert!(said.message().contains(error), "{error}: {said:?}");
     }
 }

@@ -1,4 +1,5 @@
-//! A run that is interrupted, anywhere and by anything, and goes on is the run that was not interrupted, to the bit.
+//! A run that is interrupted, anywhere and by anything, and goes on is the run that was not interrupted, bitwise
+//! identical.
 
 use std::time::Duration;
 
@@ -191,8 +192,9 @@ fn a_finished_run_does_nothing_twice() {
     let (losses, model, n_records) = (site.losses("out"), site.model("out"), site.log("out").len());
     assert_eq!(n_records, 12);
     let said = site.train("out", &words);
-    let told = "nothing was trained: this run was finished already, and out/checkpoint-10 is its last step";
-    assert!(said.stdout.contains(told), "{said:?}");
+    let message =
+        "nothing was trained: this run was finished already, and out/checkpoint-10 is its last step";
+    assert!(said.stdout.contains(message), "{said:?}");
     assert_eq!(site.losses("out"), losses);
     assert_eq!(site.log("out").len(), n_records);
     assert!(site.model("out") == model);
@@ -274,14 +276,15 @@ fn a_run_that_computes_something_else_does_not_go_on() {
     std::fs::rename(site.path("text.jsonl"), site.path("moved.jsonl")).unwrap();
     let words = ["max_steps=6", "save_strategy=steps", "save_steps=3", "dataset=moved.jsonl"];
     let said = site.train("out", &words);
-    let told = "what is other than in the run that saved it: ";
-    for part in [told, "max_steps was 4, is 6", "save_steps was ", "Resuming training from out/checkpoint-4."]
+    let message = "what is other than in the run that saved it: ";
+    for part in
+        [message, "max_steps was 4, is 6", "save_steps was ", "Resuming training from out/checkpoint-4."]
     {
         assert!(said.stdout.contains(part), "{part}: {said:?}");
     }
     let said = site
         .train("out", &[&words[1..], &["max_steps=8", "learning_rate=1e-4", "resume_anyway=true"]].concat());
-    let told = "warning: what is computed is other than in the run that saved it, as resume_anyway allows: learning_rate was";
-    assert!(said.stdout.contains(told), "{said:?}");
+    let message = "warning: what is computed is other than in the run that saved it, as resume_anyway allows: learning_rate was";
+    assert!(said.stdout.contains(message), "{said:?}");
     assert_eq!(site.losses("out").len(), 8);
 }

@@ -5,7 +5,7 @@ use std::fs;
 use std::os::unix::fs::PermissionsExt;
 use std::path::Path;
 
-use crate::common::{Said, Site, run};
+use crate::common::{CommandOutput, Site, run};
 
 /// What no output may hold. The letters are not those of any other process of the machine.
 fn marker() -> String {
@@ -17,7 +17,7 @@ fn marker() -> String {
 }
 
 /// Looks for the secret in what a command said and in all files below a folder but for those that the test wrote.
-fn assert_hidden(site: &Site, marker: &str, own: &[&str], said: &Said) {
+fn assert_hidden(site: &Site, marker: &str, own: &[&str], said: &CommandOutput) {
     for text in [&said.stdout, &said.stderr] {
         assert!(!text.contains(marker), "shown: {text}");
     }

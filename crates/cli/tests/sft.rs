@@ -7,7 +7,7 @@ use std::io::Write;
 use std::path::{Path, PathBuf};
 use std::process::Stdio;
 
-use crate::common::{Said, Site, run, start, until};
+use crate::common::{CommandOutput, Site, run, start, until};
 use rustix::process::{Pid, Signal, kill_process};
 use serde_json::Value;
 
@@ -46,7 +46,7 @@ fn completed<'w>(words: &[&'w str]) -> Vec<&'w str> {
     SFT.into_iter().filter(is_free).chain(words.iter().copied()).collect()
 }
 
-fn train(site: &Site, output: &str, words: &[&str]) -> Said {
+fn train(site: &Site, output: &str, words: &[&str]) -> CommandOutput {
     site.train(output, &completed(words))
 }
 
@@ -116,11 +116,11 @@ fn data_sets_are_mixed_and_evaluated_by_themselves() {
     let [loss, per_token] =
         ["loss", "loss_per_token"].map(|name| results[format!("eval_a.json_{name}")].as_f64().unwrap());
     assert!(loss != per_token && (loss - per_token).abs() < 0.5, "{loss} {per_token}");
-    // Every step counts alike in the mean of the training, however many targets it has.
+    // Every step counts alike in the mean of the run, however many targets it has.
     let trained = losses(&site, "out");
     let mean = trained.iter().sum::<f64>() / trained.len() as f64;
-    let told = json(&site, "out/train_results.json")["train_loss"].as_f64().unwrap();
-    assert!((told - mean).abs() < 1e-9, "{told} {mean}");
+    let message = json(&site, "out/train_results.json")["train_loss"].as_f64().unwrap();
+    assert!((message - mean).abs() < 1e-9, "{message} {mean}");
     let under =
         ["dataset=a.json,b.json", "mix_strategy=interleave_under", "max_steps=-1", "num_train_epochs=1"];
     train(&site, "under", &under);
@@ -290,7 +290,7 @@ fn a_run_that_cannot_begin_leaves_an_earlier_one_as_it_was() {
     site.write("useless.jsonl", "{\"instruction\": \"a\"}\n{\"instruction\": \"b\", \"output\": null}\n");
     fs::create_dir(site.path("cats")).unwrap();
     site.write("cats/dataset_info.json", "{\"cats\": {\"file_name\": \"gone.json\"}}");
-    for (words, told) in [
+    for (words, message) in [
         (&["dataset=cut.json"][..], &["cut.json:1: the file ends inside the array"][..]),
         (
             &["dataset=useless.jsonl"],
@@ -299,15 +299,15 @@ fn a_run_that_cannot_begin_leaves_an_earlier_one_as_it_was() {
         (&["dataset=cats", "dataset_dir=cats"], &["dataset cats in", "gone.json: No such file"]),
         (&["dataset=dogs"], &["no data set `dogs`"]),
         (&["dataset=a.json", "template=chatmll"], &["chatmll", "did you mean chatml?"]),
-        (&["dataset=a.json", "template=llama3"], &["<|eot_id|> is no token of this tokenizer"]),
+        (&["dataset=a.json", "template=llama3"], &["<|eot_id|> is not a token of this tokenizer"]),
         (&["dataset=a.json", "cutoff_len=1"], &["`cutoff_len` takes a whole number, at least 2"]),
     ] {
         for more in [&["overwrite_output_dir=true"][..], &[]] {
             let words = completed(&[words, more, &["max_steps=9"]].concat());
             let said = run(site.training("out", &words));
             assert!(said.code.is_some_and(|code| code != 0), "{words:?}: {said:?}");
-            for told in told {
-                assert!(said.stderr.contains(told), "{told}: {said:?}");
+            for message in message {
+                assert!(said.stderr.contains(message), "{message}: {said:?}");
             }
             assert!(!said.stderr.contains("panicked"), "{said:?}");
             let after = files(&site.path("out"));

@@ -4,6 +4,9 @@ use std::collections::BTreeSet;
 use std::fs;
 use std::path::{Path, PathBuf};
 
+#[path = "tidy/pages.rs"]
+mod pages;
+
 #[path = "tidy/planted.rs"]
 mod planted;
 
@@ -228,7 +231,7 @@ fn files_are_read_by_the_functions_that_refuse_what_is_no_file() {
     assert_none(broken, "read with oarlock_comm::{read_text, read_file, open_file}");
 }
 
-/// `max` passes over NaN, so a largest difference that is folded with it is small for results that are no numbers.
+/// `max` passes over NaN, so a largest difference that is folded with it is small for results that are not numbers.
 #[test]
 fn largest_differences_are_found_by_what_passes_over_nothing() {
     // Of checked numbers: sizes and times, and the formats of printed ones, which are finite.
@@ -504,8 +507,8 @@ fn every_link_leads_somewhere() {
 #[test]
 fn the_changelog_tells_this_version() {
     let text = fs::read_to_string(root().join("CHANGELOG.md")).unwrap();
-    let told = ["Unreleased", env!("CARGO_PKG_VERSION")]
+    let message = ["Unreleased", env!("CARGO_PKG_VERSION")]
         .iter()
         .any(|version| text.lines().any(|line| line.starts_with("## ") && line.contains(version)));
-    assert!(told, "CHANGELOG.md has no section for {} or Unreleased", env!("CARGO_PKG_VERSION"));
+    assert!(message, "CHANGELOG.md has no section for {} or Unreleased", env!("CARGO_PKG_VERSION"));
 }

@@ -2,7 +2,7 @@
 
 use std::fs;
 
-use crate::common::{Said, Site, run, weights::change};
+use crate::common::{CommandOutput, Site, run, weights::change};
 use serde_json::Value;
 
 const WEIGHT: &str = "model.layers.1.mlp.up_proj.weight";
@@ -15,7 +15,7 @@ fn beyond_f16() -> Site {
     site
 }
 
-fn ended(said: &Said) -> String {
+fn ended(said: &CommandOutput) -> String {
     assert_eq!(said.code, Some(1), "{said:?}");
     assert!(!said.stdout.contains("done:"), "{said:?}");
     // Messages are wrapped where a terminal is narrow.
@@ -148,8 +148,8 @@ fn the_score_of_the_best_checkpoint_is_that_of_its_step() {
         assert_eq!(state["best_global_step"], best, "{greater}");
         assert_eq!(state["best_metric"], of(best), "{greater}");
         assert_eq!(state["best_model_checkpoint"], format!("{output}/checkpoint-{best}"));
-        let told = format!("Loading best model from {output}/checkpoint-{best} (score: {}).", of(best));
-        assert!(said.stdout.contains(&told), "{told}: {said:?}");
+        let message = format!("Loading best model from {output}/checkpoint-{best} (score: {}).", of(best));
+        assert!(said.stdout.contains(&message), "{message}: {said:?}");
         // Steps behind that checkpoint were taken all the same.
         assert!(!said.stdout.contains("steps were skipped"), "{said:?}");
     }

@@ -25,7 +25,8 @@ impl Blocks {
         Blocks(Kind::Even { start: range.start, block: range.len() / n_ranks.max(1) })
     }
 
-    /// `counts[i][j]` elements go from rank `i` to rank `j`. `None` if these are no square, or more than can be counted.
+    /// `counts[i][j]` elements go from rank `i` to rank `j`. `None` if these are not a square, or more than can be
+    /// counted.
     pub(crate) fn uneven(counts: &[Vec<usize>]) -> Option<Blocks> {
         let n = counts.len();
         if counts.iter().any(|row| row.len() != n) {

@@ -3,7 +3,7 @@
 use std::ops::Range;
 
 use crate::blocks::Blocks;
-use crate::held::Held;
+use crate::held_region::HeldRegion;
 use crate::ownership::Ownership;
 
 /// A collective on regions that are held for it. The communicator has checked the arguments: ranges and blocks lie inside the
@@ -13,28 +13,28 @@ pub enum Collective {
     /// Sums `range` over ranks in the fixed tree; all ranks hold the sums.
     AllReduce {
         /// Of each rank.
-        region: Held,
+        region: HeldRegion,
         /// Elements.
         range: Range<usize>,
     },
     /// Sums over ranks in the fixed tree; each owner holds the sums of its ranges.
     ReduceScatter {
         /// Of each rank.
-        region: Held,
+        region: HeldRegion,
         /// Of the sums.
         owners: Ownership,
     },
     /// Brings each owner's ranges to all ranks.
     AllGather {
         /// Of each rank, or replicated.
-        region: Held,
+        region: HeldRegion,
         /// Of the elements.
         owners: Ownership,
     },
     /// Brings `range` of the rank `root` to all ranks.
     Broadcast {
         /// Of each rank, or replicated.
-        region: Held,
+        region: HeldRegion,
         /// Elements.
         range: Range<usize>,
         /// The rank whose elements they are.
@@ -43,7 +43,7 @@ pub enum Collective {
     /// Brings `range` of the rank `from` to the rank `to`.
     SendReceive {
         /// Of each rank.
-        region: Held,
+        region: HeldRegion,
         /// Elements.
         range: Range<usize>,
         /// The rank that sends.
@@ -54,9 +54,9 @@ pub enum Collective {
     /// Brings a block of each rank's `from` into each rank's `to`. They are two regions, each with a buffer for each rank.
     AllToAll {
         /// What is sent.
-        from: Held,
+        from: HeldRegion,
         /// Where it arrives.
-        to: Held,
+        to: HeldRegion,
         /// Where the blocks lie in both.
         blocks: Blocks,
     },
@@ -64,7 +64,7 @@ pub enum Collective {
 
 impl Collective {
     /// The regions that it works on.
-    pub(crate) fn regions(&self) -> impl Iterator<Item = &Held> {
+    pub(crate) fn regions(&self) -> impl Iterator<Item = &HeldRegion> {
         let (first, second) = match self {
             Collective::AllReduce { region, .. }
             | Collective::ReduceScatter { region, .. }

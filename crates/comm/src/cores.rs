@@ -19,7 +19,7 @@ pub fn available_cores() -> Vec<usize> {
     listed
 }
 
-/// The cores of a rank: neighbouring ones, split as evenly as possible. Where ranks outnumber cores, several share one.
+/// The cores of a rank: neighboring ones, split as evenly as possible. Where ranks outnumber cores, several share one.
 pub fn cores_for_rank(local_rank: usize, local_world_size: usize) -> Vec<usize> {
     share(&available_cores(), local_rank, local_world_size)
 }

@@ -14,7 +14,7 @@ use crate::transport_kind::{TRANSPORT, TransportKind, why_no_gloo, why_no_mpi};
 ///
 /// # Errors
 /// When what was handed down is not this run's segment, another process has taken the rank, a variable makes no sense,
-/// or the ranks of another launcher do not come together.
+/// or the ranks of another launcher do not meet.
 pub fn from_env(notify: &dyn Fn(&str)) -> Result<Option<Communicator>> {
     let link = Link::from_env()?;
     if let Some(comm) = shm::join_inherited()? {
@@ -35,7 +35,7 @@ pub fn from_env(notify: &dyn Fn(&str)) -> Result<Option<Communicator>> {
 /// once with a text that names the missing ranks.
 ///
 /// # Errors
-/// When they have no transport in common, or do not come together.
+/// When they have no transport in common, or do not meet.
 pub fn join_launched(place: &Launched, notify: &dyn Fn(&str)) -> Result<Communicator> {
     join(place, None, notify)
 }

@@ -104,7 +104,7 @@ const FAMILIES: [Family; 6] = [
     },
     Family {
         launcher: "srun",
-        // A batch script has the others too, but no step: it is no rank.
+        // A batch script has the others too, but no step: it is not a rank.
         marker: "SLURM_STEP_ID",
         rank: "SLURM_PROCID",
         world_size: &["SLURM_STEP_NUM_TASKS", "SLURM_NTASKS"],
@@ -274,7 +274,7 @@ impl Family {
 /// seconds, or 300 s.
 ///
 /// # Errors
-/// When the variable is no whole number from 1 on.
+/// When the variable is not a whole number from 1 on.
 pub fn join_limit() -> Result<Duration> {
     seconds(LIMIT, DEFAULT_LIMIT)
 }
@@ -282,7 +282,7 @@ pub fn join_limit() -> Result<Duration> {
 /// How long the network between machines may be gone until a machine counts as lost: `OARLOCK_LINK_TIMEOUT` in seconds, or 120 s.
 ///
 /// # Errors
-/// When the variable is no whole number from 1 on.
+/// When the variable is not a whole number from 1 on.
 pub fn link_timeout() -> Result<Duration> {
     seconds(LINK, DEFAULT_LINK)
 }

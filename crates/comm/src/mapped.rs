@@ -15,7 +15,7 @@ use guard::Guard;
 /// A whole file mapped read-only; it dereferences to its bytes.
 ///
 /// A file that is replaced by a rename keeps its bytes here. One that somebody cuts short shows zeros from there on, and
-/// [`check`](Self::check) says so: whoever has read something of it asks afterwards, before it is used.
+/// [`check`](Self::check) says so: whoever has read something of it asks afterward, before it is used.
 #[derive(Debug)]
 pub struct MappedFile {
     // Before the map, so that the guard of its addresses is gone when they are free for others.

@@ -165,7 +165,7 @@ fn give(bytes: usize, n_pieces: u64) {
 
 // SAFETY: each call is passed on to the system's allocator with the arguments of the caller, who keeps the contract of
 // `GlobalAlloc` for them. Counting neither allocates nor unwinds: the meter is a thread local without a destructor and
-// without lazy initialisation, its counts are atomics, and a held thread sleeps without an end.
+// without lazy initialization, its counts are atomics, and a held thread sleeps without an end.
 unsafe impl GlobalAlloc for MeteredAllocator {
     unsafe fn alloc(&self, layout: Layout) -> *mut u8 {
         take(layout.size(), 1);
@@ -210,14 +210,14 @@ mod tests {
     /// What becomes of a thread that does this: what it returns, or why it is held.
     fn outcome<T: Send + 'static>(body: impl FnOnce() -> T + Send + 'static) -> Result<T, Exceeded> {
         let meter = Meter::new();
-        let (tell, told) = channel();
+        let (tell, message) = channel();
         std::thread::Builder::new()
             .stack_size(1 << 23)
             .spawn(move || tell.send(meter.run(LIMITS, body)))
             .unwrap();
         let begin = Instant::now();
         loop {
-            match told.recv_timeout(Duration::from_millis(5)) {
+            match message.recv_timeout(Duration::from_millis(5)) {
                 Ok(done) => return Ok(done),
                 Err(RecvTimeoutError::Timeout) => {}
                 Err(RecvTimeoutError::Disconnected) => panic!("the thread has ended"),

@@ -78,8 +78,9 @@ impl Region {
     /// A region over `buffers` (one for each rank, or a single one), of which `local` is this rank's. For transports.
     ///
     /// # Safety
-    /// Each buffer holds at least `bytes` initialised bytes, and `local` is less than their number. Nobody else in this process
-    /// has this rank's buffer, other ranks touch it in collectives alone, and it is given to those of these ranks alone.
+    /// Each buffer holds at least `bytes` initialized bytes, and `local` is less than their number. Nobody else in this
+    /// process has this rank's buffer, other ranks touch it in collectives alone, and it is given to those of these ranks
+    /// alone.
     pub unsafe fn new(
         name: &str,
         bytes: usize,
@@ -207,8 +208,8 @@ impl Region {
     /// This rank's elements, as a slice; an empty one for a region on a GPU.
     ///
     /// # Safety
-    /// Until the borrow ends nobody writes them: not this rank elsewhere (the borrow is no lease, so that nothing refuses it),
-    /// not another rank, not a collective, not a launch.
+    /// Until the borrow ends nobody writes them: not this rank elsewhere (the borrow is not a lease, so that nothing
+    /// refuses it), not another rank, not a collective, not a launch.
     pub unsafe fn as_slice<T: Pod>(&self) -> &[T] {
         let (first, n) = self.host_elements::<T>();
         // SAFETY: this rank's buffer begins at a multiple of 64 bytes and holds `n` elements, of which any bits are a value
@@ -219,8 +220,8 @@ impl Region {
     /// This rank's elements, as a slice to write; an empty one for a region on a GPU.
     ///
     /// # Safety
-    /// Until the borrow ends nobody else reads or writes them: not this rank elsewhere (the borrow is no lease, so that nothing
-    /// refuses it), not another rank, no collective, no launch.
+    /// Until the borrow ends nobody else reads or writes them: not this rank elsewhere (the borrow is not a lease, so
+    /// that nothing refuses it), not another rank, no collective, no launch.
     #[allow(clippy::mut_from_ref)]
     pub unsafe fn as_mut_slice<T: Pod>(&self) -> &mut [T] {
         let (first, n) = self.host_elements::<T>();

@@ -146,9 +146,9 @@ mod tests {
         recorder.add(Operation::AllToAll, site, 1000, 4, MS);
         recorder.add(Operation::Barrier, site, 0, 4, Duration::ZERO);
         let stats = recorder.stats();
-        let told: Vec<_> = stats.iter().map(|s| (s.operation, s.bytes, s.calls)).collect();
+        let reported: Vec<_> = stats.iter().map(|s| (s.operation, s.bytes, s.calls)).collect();
         assert_eq!(
-            told,
+            reported,
             [
                 (Operation::Barrier, 0, 1),
                 (Operation::AllReduce, 10, 1),
@@ -190,8 +190,8 @@ mod tests {
         comm.barrier().unwrap();
         part.barrier().unwrap();
         comm.agree("the step", 1).unwrap();
-        let told: Vec<_> = part.recorded().iter().map(|s| (s.operation, s.calls)).collect();
-        assert_eq!(told, [(Operation::Barrier, 2)]);
+        let reported: Vec<_> = part.recorded().iter().map(|s| (s.operation, s.calls)).collect();
+        assert_eq!(reported, [(Operation::Barrier, 2)]);
     }
 
     #[test]

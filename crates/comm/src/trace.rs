@@ -78,8 +78,11 @@ mod tests {
         comm.barrier().unwrap();
         part.all_gather_bytes(&[1, 2]).unwrap();
         let events = comm.take_trace();
-        let told: Vec<_> = events.iter().map(|e| (e.operation, e.ranks)).collect();
-        assert_eq!(told, [(Operation::Split, 1), (Operation::Barrier, 1), (Operation::AllGatherBytes, 1)]);
+        let reported: Vec<_> = events.iter().map(|e| (e.operation, e.ranks)).collect();
+        assert_eq!(
+            reported,
+            [(Operation::Split, 1), (Operation::Barrier, 1), (Operation::AllGatherBytes, 1)]
+        );
         assert!(events.iter().all(|e| e.file.ends_with("trace.rs") && e.line > 0));
         comm.barrier().unwrap();
         assert!(comm.take_trace().is_empty(), "off again");

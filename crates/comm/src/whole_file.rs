@@ -22,7 +22,7 @@ pub const MAX_RECORDS_BYTES: u64 = 4 << 30;
 /// Opens a regular file to read it. It neither waits nor has effects where the name is something else.
 ///
 /// # Errors
-/// A file that cannot be opened, and what is no regular file.
+/// A file that cannot be opened, and what is not a regular file.
 pub fn open_file(path: impl AsRef<Path>) -> io::Result<File> {
     let path = path.as_ref();
     let regular = |metadata: std::fs::Metadata| match metadata.is_file() {
@@ -52,7 +52,7 @@ pub fn open_folder(path: impl AsRef<Path>) -> io::Result<File> {
 /// The bytes of a regular file of at most `max_bytes`.
 ///
 /// # Errors
-/// A file that cannot be read or is longer, and what is no regular file.
+/// A file that cannot be read or is longer, and what is not a regular file.
 pub fn read_file(path: impl AsRef<Path>, max_bytes: u64) -> io::Result<Vec<u8>> {
     let file = open_file(path)?;
     let found = file.metadata()?.len();

@@ -364,7 +364,7 @@ fn who_is_stopped_while_all_join_is_named() {
     });
 }
 
-/// Invariant 14: what is no rank neither joins nor delays those who are.
+/// Invariant 14: what is not a rank neither joins nor delays those who are.
 #[test]
 fn garbage_and_silence_do_not_disturb() {
     within(|| {
@@ -464,11 +464,11 @@ fn variables_that_make_no_sense_are_named() {
         });
         let several = several.end();
         // With Gloo the others can come to any address of this machine.
-        let told = match oarlock_comm::gloo_obstacle().is_none() {
+        let message = match oarlock_comm::gloo_obstacle().is_none() {
             true => "rank 0 waited 1 s in vain for rank 1, 2, 3 at 127.0.0.1:",
             false => "started 4 ranks of which 2 are on this machine",
         };
-        assert!(several.contains(told), "{several}");
+        assert!(several.contains(message), "{several}");
     });
 }
 

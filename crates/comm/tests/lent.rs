@@ -366,8 +366,8 @@ impl Pending for Panics {
 fn what_a_collective_comes_after_cannot_use_the_region_either() {
     ranks(|comm| {
         let region = comm.allocate("a", 4 * N, Sharing::PerRank).unwrap();
-        let (told, heard) = mpsc::channel();
-        let after = Ready::after(Meddler(region.clone(), told));
+        let (message, heard) = mpsc::channel();
+        let after = Ready::after(Meddler(region.clone(), message));
         comm.all_reduce(&region, DType::F32, 0..N, after).unwrap().wait().unwrap();
         assert_eq!((heard.recv().unwrap(), uses(&region)), (WRITTEN, FREE));
         comm.finish();

@@ -100,6 +100,6 @@ fn a_library_that_says_another_place_is_refused() {
     let output = command.output().unwrap();
     assert_eq!(output.status.code(), Some(3), "{output:?}");
     let said = std::fs::read_to_string(folder.path().join("0")).unwrap();
-    let told = "Open MPI says rank 0 of 2, but the MPI library of this program says rank 0 of 1";
-    assert!(said.contains(told), "{said}");
+    let message = "Open MPI says rank 0 of 2, but the MPI library of this program says rank 0 of 1";
+    assert!(said.contains(message), "{said}");
 }

@@ -152,12 +152,12 @@ fn the_callers_of_different_collectives_are_named_at_the_wait() {
             _ => comm.all_reduce(&region, DType::F32, 0..8, Ready::now()).unwrap(),
         };
         let queued = comm.all_reduce(&region, DType::F32, 0..16, Ready::now()).unwrap();
-        let told = one.wait().unwrap_err();
+        let message = one.wait().unwrap_err();
         let later = [queued.wait().unwrap_err(), comm.barrier().unwrap_err()];
         for later in later {
-            assert_eq!(later.to_string(), told.to_string());
+            assert_eq!(later.to_string(), message.to_string());
         }
-        let Error::Mismatch { first, other } = told else { panic!("{told}") };
+        let Error::Mismatch { first, other } = message else { panic!("{message}") };
         [first.site, other.site]
     });
     assert_eq!(all[0], all[1]);
@@ -197,8 +197,8 @@ fn a_panic_in_the_thread_is_a_failure() {
     let all = ranks(2, 0, |comm| {
         let region = comm.allocate("values", 64, Sharing::PerRank).unwrap();
         let after = if comm.rank() == 1 { Ready::after(Panics) } else { Ready::now() };
-        let told = comm.all_reduce(&region, DType::F32, 0..16, after).unwrap().wait().unwrap_err();
-        (told.to_string(), comm.barrier().unwrap_err().to_string())
+        let message = comm.all_reduce(&region, DType::F32, 0..16, after).unwrap().wait().unwrap_err();
+        (message.to_string(), comm.barrier().unwrap_err().to_string())
     });
     let expected = "rank 1 failed: a collective panicked: planted".to_string();
     assert_eq!(all, [(expected.clone(), expected.clone()), (expected.clone(), expected)]);

@@ -11,7 +11,7 @@ use serde_json::{Result, Value};
 /// Reads a text. Of a key that stands twice with one value nothing is said.
 ///
 /// # Errors
-/// What is no JSON, is no `T`, or has a key twice in an object with two values; with the line of the second.
+/// What is not JSON, is not a `T`, or has a key twice in an object with two values; with the line of the second.
 pub fn from_str<'t, T: Deserialize<'t>>(text: &'t str) -> Result<T> {
     let read = serde_json::from_str(text)?;
     match Twice::first(text) {
@@ -27,7 +27,7 @@ pub fn from_str<'t, T: Deserialize<'t>>(text: &'t str) -> Result<T> {
 pub fn from_slice<'t, T: Deserialize<'t>>(bytes: &'t [u8]) -> Result<T> {
     match std::str::from_utf8(bytes) {
         Ok(text) => from_str(text),
-        // Its error says where the bytes are no text.
+        // Its error says where the bytes are not a text.
         Err(_) => serde_json::from_slice(bytes),
     }
 }
@@ -174,9 +174,9 @@ mod tests {
 
     #[test]
     fn a_key_with_two_values_in_an_object_is_an_error_with_its_line() {
-        let told =
+        let message =
             "\"a\" stands twice with two values, first in line 1; remove one of them at line 2 column 2";
-        assert_eq!(said("{\"a\": 1,\n \"a\": 2}"), told);
+        assert_eq!(said("{\"a\": 1,\n \"a\": 2}"), message);
         let error = from_slice::<Value>(b"{\"a\": 1,\n \"a\": 2}").unwrap_err();
         assert_eq!((error.line(), error.column()), (2, 2));
         for text in [

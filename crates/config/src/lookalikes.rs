@@ -57,7 +57,7 @@ mod tests {
 
     #[test]
     fn words_are_told_as_they_were_meant() {
-        for (word, told) in [
+        for (word, message) in [
             ("learning_rate＝1e-3", "`＝` in it is a full-width character; write `learning_rate=1e-3`"),
             ("“data/a.json”", "`“` in it is a typographic quote; write `data/a.json`"),
             ("‘数据，一’", "`‘` in it is a typographic quote; write `数据,一`"),
@@ -65,7 +65,7 @@ mod tests {
             ("１２８", "`１` in it is a full-width character; write `128`"),
             ("a\u{3000}b", "is a wide blank; write `a b`"),
         ] {
-            assert!(advice(word).unwrap().ends_with(told), "{:?}", advice(word));
+            assert!(advice(word).unwrap().ends_with(message), "{:?}", advice(word));
         }
         for word in ["data/数据.json", "你好，世界", "stage", ""] {
             assert_eq!(advice(word), None, "{word}");

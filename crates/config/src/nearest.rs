@@ -34,7 +34,7 @@ fn is_within(a: &[char], b: &[char]) -> bool {
     a.iter().all(|letter| rest.any(|other| other == letter))
 }
 
-/// Edits (insert, delete, replace, swap of neighbours) that turn `a` into `b`.
+/// Edits (insert, delete, replace, swap of neighbors) that turn `a` into `b`.
 pub fn edits(a: &str, b: &str) -> usize {
     let [a, b] = [a, b].map(|text| text.chars().collect::<Vec<_>>());
     distance(&a, &b)

@@ -19,7 +19,7 @@ enum Kind { ENGINE = 2, CONFIG = 3, HEURISTIC = 4, PLAN = 5, POINTWISE_OP = 13, 
             TENSOR = 17, MATMUL_OP = 19, REDUCTION_OP = 22, RESHAPE_OP = 31 };
 enum Type { HANDLE = 0, BOOLEAN = 2, INT64 = 3, POINTER = 6, DESCRIPTOR = 15, CHAR = 24 };
 enum { F32 = 0, F16 = 2, I32 = 4, BF16 = 9, BOOL = 11 };
-// Of the engine that gives the same bits every time; the other one does not, which nobody should take.
+// Of the engine that gives bitwise identical results every time; the other one does not, which nobody should take.
 static const i64 DETERMINISTIC = 1;
 static const size_t WORKSPACE_BYTES = 65536;
 

@@ -130,7 +130,7 @@ Code cuLaunchKernel(void* handle, unsigned grid_x, unsigned grid_y, unsigned gri
     char* at = nullptr;
     if (!kernel.types[i].pointer) continue;
     memcpy(&at, args[i], sizeof at);
-    if (at && !find_device(at, 0)) return say(INVALID_VALUE, "an argument is no device memory");
+    if (at && !find_device(at, 0)) return say(INVALID_VALUE, "an argument is not device memory");
   }
   if (state.dry) return 0;
   // The order of threads is another one at each launch.

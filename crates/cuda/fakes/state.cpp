@@ -272,7 +272,7 @@ extern "C" int fake_enqueue(void* handle, void* const* starts, const size_t* byt
     std::vector<const Memory*> touched;
     for (auto [start, size] : ranges) {
       const Memory* memory = find_device(start, size);
-      if (!memory) return say(ILLEGAL_ADDRESS, "a product touches what is no device memory");
+      if (!memory) return say(ILLEGAL_ADDRESS, "a product touches what is not device memory");
       touched.push_back(memory);
     }
     return opened(touched, [=] { work(owned.get()); });
@@ -327,7 +327,7 @@ extern "C" int fake_open(void* context, void* const* starts, const size_t* bytes
   std::vector<const Memory*> touched;
   for (size_t i = 0; i < n; i++) {
     const Memory* memory = find_device(starts[i], bytes[i]);
-    if (!memory || memory->context != context) return say(ILLEGAL_ADDRESS, "NCCL touches what is no memory of its device");
+    if (!memory || memory->context != context) return say(ILLEGAL_ADDRESS, "NCCL touches what is not memory of its device");
     touched.push_back(memory);
   }
   return opened(touched, [=] { work(argument); });

@@ -13,7 +13,7 @@
 
 namespace {
 
-// Tiles of a walk that are held at a time: with two, the next one is on its way while products of one are computed.
+// Tiles of a walk that are held at a time: with two, the next one is in flight while products of one are computed.
 const int STAGES = HEAD_BYTES <= 256 ? 2 : 1;
 
 // The rows that a warp owns as left operands: in registers where there are enough of them beside sums and scores.

@@ -9,7 +9,7 @@ template <class T> DEVICE void set(T& to, f64 sum) { put(to, (f32)sum); }
 // A sum outside of the range of integers becomes the nearest of them.
 DEVICE void set(i32& to, f64 sum) { to = (i32)min(max(sum, -2147483648.), 2147483647.); }
 
-const u32 EACH = 8;  // Neighbours that a thread adds.
+const u32 EACH = 8;  // Neighbors that a thread adds.
 
 // Rows that lie in one piece: a block for each, in parts of EACH for a thread.
 template <class T> DEVICE void rows_of(u32 reverse, const T* x, T* y, u32 rows, u32 n) {

@@ -65,7 +65,7 @@ KERNEL(soft_cap, THREADS, (f32* x, f32 cap, u64 n), each(n, [&](u64 i) { x[i] = 
   KERNEL(from_integers_##T, THREADS, (const i32* x, T* y, u64 n), each(n, [&](u64 i) { put(y[i], (f32)x[i]); })) \
   KERNEL(to_integers_##T, THREADS, (const T* x, i32* y, u64 n), \
          each(n, [&](u64 i) { \
-           /* Towards zero, kept inside the range; NaN becomes 0. */ \
+           /* Toward zero, kept inside the range; NaN becomes 0. */ \
            f32 v = to_f32(x[i]); \
            y[i] = v != v ? 0 : v >= 2147483648.f ? 2147483647 : v < -2147483648.f ? -2147483647 - 1 : (i32)v; \
          }))

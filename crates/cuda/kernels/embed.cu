@@ -19,7 +19,7 @@ template <class T, class U> DEVICE void embed_forward(const T* table, const i32*
 // Rows of a token that are summed by themselves where it has more of them: otherwise the rows of a frequent token would be the
 // work of one thread, one after the other.
 const u32 RUN = 32;
-// Rows that are on their way at one time.
+// Rows that are in flight at one time.
 const u32 AHEAD = 4;
 
 // sum += the rows of dy that order[at .. end] names, one after the other.

@@ -52,7 +52,7 @@ struct EightBits {
   }
 };
 
-// A weight as the right operand of a product by tensor cores: its codes are on their way while the tile before is multiplied.
+// A weight as the right operand of a product by tensor cores: its codes are in flight while the tile before is multiplied.
 template <class W, class T> struct Dequantized {
   const W& weight;
   bool even;

@@ -24,7 +24,7 @@ template <u32 TEAM, u32 KEPT, class F> DEVICE void each_run(u32 dim, F f) {
     for (u32 c = (KEPT * TEAM + lane) * 8; c < dim; c += TEAM * 8) f(KEPT, c);
 }
 
-// Runs `f` for the team that a row of this length is the work of, and the number of runs that it keeps. Rows that are no packs
+// Runs `f` for the team that a row of this length is the work of, and the number of runs that it keeps. Rows that are not packs
 // are rare: all of them are the work of blocks, as each case takes time to compile.
 template <u32 TEAM, u32 KEPT> struct Team {
   static const u32 SIZE = TEAM, RUNS = KEPT;

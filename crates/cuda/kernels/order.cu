@@ -1,7 +1,7 @@
 // The stable order of rows by an id that each has, and where the rows of each id begin in it.
 //
 // A pass orders by four bits: order_count, order_scan, order_place, from the lowest bits to the highest. Then group_count,
-// order_scan and group_place find where ids begin. A block has a tile of TILE_KEYS rows, a thread KEYS neighbours.
+// order_scan and group_place find where ids begin. A block has a tile of TILE_KEYS rows, a thread KEYS neighbors.
 #include "scan.h"
 
 namespace {

@@ -35,7 +35,7 @@ struct Corner {
   }
 };
 
-// Neighbours in a row that move at once.
+// Neighbors in a row that move at once.
 template <class T, u32 N> struct alignas(N * sizeof(T) < 16 ? N * sizeof(T) : 16) Run {
   T of[N];
 };
@@ -46,7 +46,7 @@ template <class T> DEVICE bool is_even(const T* from, Matrix at) {
   return (u64)from % 16 == 0 && at.stride % STEP == 0 && at.batch % STEP == 0;
 }
 
-// Eight neighbours of a row, in the type of the operands; zeros behind the end.
+// Eight neighbors of a row, in the type of the operands; zeros behind the end.
 template <class T> DEVICE Pack<T> read8(const T* from, u32 left, bool even) {
   if (even && left >= PACK) return *(const Pack<T>*)from;
   Pack<T> pack;
@@ -54,7 +54,7 @@ template <class T> DEVICE Pack<T> read8(const T* from, u32 left, bool even) {
   return pack;
 }
 
-// Sums of N neighbours become elements of D.
+// Sums of N neighbors become elements of D.
 template <u32 N, class O> DEVICE void finish(const Result<O>& r, u32 row, u32 col, const f32 (&sums)[N], bool even) {
   if (row >= r.m || col >= r.n) return;
   u64 at = (u64)blockIdx.z * r.at.batch + (u64)row * r.at.stride + col;

@@ -109,7 +109,7 @@ DEVICE void multiply_tile(const A& a, const B& b, const Result<O>& result) {
   cp_async_wait<0>();
   sync_block();  // The ring is free.
 
-  // Through shared memory, so that each lane has neighbours of a row.
+  // Through shared memory, so that each lane has neighbors of a row.
   f32* passed = (f32*)memory + warp * PASSED * PASSED_STRIDE;
   bool even = moves<PACK>(result);
   UNROLL for (u32 i = 0; i < WARP_ROWS / 16; i++) {

@@ -1,4 +1,4 @@
-// The tile of a matrix product of f32: plain arithmetic, with the next tiles on their way in registers.
+// The tile of a matrix product of f32: plain arithmetic, with the next tiles in flight in registers.
 #pragma once
 #include "product.h"
 
@@ -7,7 +7,7 @@ namespace {
 // Elements of k in a tile. In shared memory a tile lies as [k, rows or columns].
 const u32 PLAIN_DEPTH = 16, PLAIN_STRIDE = TILE + 4, PLAIN_ELEMS = PLAIN_DEPTH * PLAIN_STRIDE;
 
-// Eight neighbours of an operand, for each thread: along k or across it.
+// Eight neighbors of an operand, for each thread: along k or across it.
 template <bool ALONG_K> struct Place {
   DEVICE static u32 across() { return ALONG_K ? threadIdx.x % TILE : threadIdx.x % (TILE / PACK) * PACK; }
   DEVICE static u32 k() { return ALONG_K ? threadIdx.x / TILE * PACK : threadIdx.x / (TILE / PACK); }

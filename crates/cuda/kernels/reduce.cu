@@ -47,7 +47,7 @@ template <class T> DEVICE void sum_of_eight(f32 (&v)[8], const T* x, u64 stride,
 
 // out[o, chunk, i] = scale * sum over the rows k of a chunk of x[o, k, i]. A block takes `width` times eight columns of a chunk.
 // A thread sums a run of `run` rows, which is a power of two, of eight columns, and the runs are joined in pairs: everything is a
-// part of the one pairwise tree over all rows, so that sums have the same bits wherever rows are cut into chunks.
+// part of the one pairwise tree over all rows, so that sums are bitwise identical wherever rows are cut into chunks.
 template <class T, class U>
 DEVICE void sum_rows(f32 scale, const T* x, U* out, u32 add, u32 outer, u32 n, u32 inner, u32 width, u32 run) {
   SHARED(f32, joined, 8 * THREADS);

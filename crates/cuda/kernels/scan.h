@@ -2,7 +2,7 @@
 #pragma once
 #include "words.h"
 
-// The sum over the lanes before this one, and over all: where the sums of the neighbouring halves meet, that of the lower one
+// The sum over the lanes before this one, and over all: where the sums of the neighboring halves meet, that of the lower one
 // is before the upper one.
 template <class V> DEVICE V warp_before(V v, V& all) {
   V before = 0;

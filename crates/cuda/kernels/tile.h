@@ -164,7 +164,7 @@ template <int N, int K, class T, class Left> DEVICE void multiply(f32 (&c)[N / 8
   }
 }
 
-// Two neighbours of a row.
+// Two neighbors of a row.
 template <class T> DEVICE void put2(T* to, f32 low, f32 high) { *(u32*)to = pair<T>(low, high); }
 template <> DEVICE void put2<f32>(f32* to, f32 low, f32 high) {
   to[0] = low;

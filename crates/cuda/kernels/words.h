@@ -192,7 +192,7 @@ template <class T> DEVICE void store8(T* to, const f32 (&v)[8], u64 left, bool p
   }
 }
 
-// Sums and maxima of all lanes, in a butterfly: every lane gets the same bits.
+// Sums and maxima of all lanes, in a butterfly: every lane gets bitwise identical results.
 template <class V> DEVICE V warp_sum(V v) {
   UNROLL for (int m = 16; m; m >>= 1) v += shuffle_xor(v, m);
   return v;

@@ -1,4 +1,5 @@
-//! Compiles units on several threads at a time into the cache: all of them without a GPU, or those of a training at its first.
+//! Compiles units on several threads at a time into the cache: all of them without a GPU, or those of a training run at
+//! its first.
 
 use std::cmp::Reverse;
 use std::sync::atomic::{AtomicUsize, Ordering};
@@ -17,14 +18,14 @@ use crate::table;
 #[derive(Debug)]
 pub enum Outcome {
     /// The cache had it already.
-    Kept,
+    Cached,
     /// It was compiled, in this time, to so many bytes.
     Compiled(Duration, usize),
     /// It was not.
     Failed(Error),
 }
 
-/// What every step of a training of a decoder runs, besides attention.
+/// What every step of a training run of a decoder runs, besides attention.
 pub const TRAINING: &[Source] = &[
     source::COPY,
     source::CROSS_ENTROPY,
@@ -80,11 +81,11 @@ pub fn fill(
     arch: &str,
     units: Vec<Unit>,
     n_threads: usize,
-    tell: &(dyn Fn(&Unit, Outcome) + Sync),
+    report: &(dyn Fn(&Unit, Outcome) + Sync),
 ) {
     let (kept, mut missing): (Vec<Unit>, Vec<Unit>) =
         units.into_iter().partition(|unit| cache.read(&Key::of(unit, arch, nvrtc.version())).is_some());
-    kept.iter().for_each(|unit| tell(unit, Outcome::Kept));
+    kept.iter().for_each(|unit| report(unit, Outcome::Cached));
     let cost = |unit: &Unit| LONG.iter().find(|long| long.0 == unit.source).map_or(0, |long| long.1);
     missing.sort_by_key(|unit| Reverse(cost(unit)));
     let next = AtomicUsize::new(0);
@@ -95,7 +96,7 @@ pub fn fill(
                 cache.write(&Key::of(unit, arch, nvrtc.version()), &compiled.cubin);
                 Outcome::Compiled(start.elapsed(), compiled.cubin.len())
             };
-            tell(unit, nvrtc.compile(unit, arch).map_or_else(Outcome::Failed, keep));
+            report(unit, nvrtc.compile(unit, arch).map_or_else(Outcome::Failed, keep));
         }
     };
     thread::scope(|scope| {

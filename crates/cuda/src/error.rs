@@ -241,7 +241,7 @@ pub enum Error {
         /// What is wrong with it.
         reason: String,
     },
-    /// What is no unique id of a communicator.
+    /// What is not a unique id of a communicator.
     #[error("{reason}: a unique id is 128 bytes, as 256 hexadecimal digits")]
     UniqueId {
         /// What is wrong with it.

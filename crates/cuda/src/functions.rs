@@ -55,7 +55,7 @@ pub enum Unary {
     Ceil,
     /// Rounded to the nearest integer, halves to the even one.
     Round,
-    /// Rounded towards zero.
+    /// Rounded toward zero.
     Trunc,
     /// -1, 0 or 1.
     Sign,

@@ -31,7 +31,7 @@ pub struct Modules {
     functions: Mutex<HashMap<String, Arc<Function>>>,
     /// The same by what launches ask for, found without a name.
     asked: Mutex<HashMap<Asked, Option<Arc<Function>>>>,
-    /// Whether the first unit of a training brings the others with it.
+    /// Whether the first unit of a training run brings the others with it.
     compiles_ahead: bool,
     /// The units that were compiled.
     compiled: Mutex<BTreeSet<Unit>>,
@@ -96,7 +96,8 @@ impl Modules {
         })
     }
 
-    /// The same, but where a training needs a unit that is not on disk, all that it is about to need are compiled on all cores.
+    /// The same, but where a training run needs a unit that is not on disk, all that it is about to need are compiled on
+    /// all cores.
     pub fn compiling_ahead(self) -> Modules {
         Modules { compiles_ahead: true, ..self }
     }

@@ -56,7 +56,7 @@ pub fn check(library: &Library) {
     }
     floats::<bf16>(library, Lt);
     floats::<f16>(library, Xor);
-    // Neighbours that f32 does not tell apart.
+    // Neighbors that f32 does not tell apart.
     let (x, y): (Vec<i32>, Vec<i32>) =
         ((0..60).map(|i| (1 << 24) + i % 3).collect(), (0..20).map(|i| (1 << 24) + i % 2).collect());
     compare(library, Ge, &x, &y, |x| x.iter().map(|x| f64::from(*x)).collect());

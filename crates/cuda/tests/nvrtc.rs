@@ -147,7 +147,7 @@ fn what_is_run_and_the_usual_heads_compile_for_sm_90a() {
 fn a_wrong_source_is_an_error_with_the_log() {
     let Some(nvrtc) = found() else { return };
     let mut unit = table::units().remove(0);
-    unit.source.text = "this is no kernel";
+    unit.source.text = "this is not a kernel";
     match nvrtc.compile(&unit, "sm_80") {
         Err(Error::Compile { log, .. }) => assert!(log.contains("error"), "{log}"),
         other => panic!("{other:?}"),

@@ -1,4 +1,4 @@
-//! Quantized weights: values times scales, to the bit.
+//! Quantized weights: values times scales, bitwise identical.
 
 use half::{bf16, f16};
 use oarlock_cuda::geometry;

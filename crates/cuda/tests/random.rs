@@ -1,4 +1,4 @@
-//! Random numbers, to the bit those of the CPU's kernels, and normal ones against f64.
+//! Random numbers, bitwise identical to those of the CPU's kernels, and normal ones against f64.
 
 use half::{bf16, f16};
 use oarlock_cuda::geometry;

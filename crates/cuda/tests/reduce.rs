@@ -50,7 +50,7 @@ fn sums<T: Float, U: Float>(library: &Library, [outer, n, inner]: [usize; 3]) {
     assert_close("sum of the last dim", &last, &want, tolerance::<U>(1e-5, 1.0));
 }
 
-/// The sum of rows is the pairwise tree of the CPU's kernels, to the bit, in one launch and in several.
+/// The sum of rows is the pairwise tree of the CPU's kernels, bitwise identical, in one launch and in several.
 fn tree(library: &Library, n: usize, columns: usize, launches: usize) {
     let x: Vec<f32> = values::<f32>(n as u64, n * columns)
         .iter()

@@ -68,7 +68,7 @@ fn inner() {
     let library = Library::of_watched(&units, &changed, sanitizer).expect("a compiler").expect("a library");
     faults::tests_of(parts[1])(&library);
     eprintln!("THE TESTS OF {} WENT THROUGH", parts[1]);
-    // The runtime sees only a half of what the standard library does afterwards, and takes it for races.
+    // The runtime sees only a half of what the standard library does afterward, and takes it for races.
     std::process::exit(0);
 }
 

@@ -40,7 +40,7 @@ fn module_of(input: DeriveInput) -> syn::Result<Code> {
             Some(ident) => ident.to_string().trim_start_matches("r#").to_owned(),
             None => index.to_string(),
         });
-        // At the field's type, where the compiler then says that it is no module.
+        // At the field's type, where the compiler then says that it is not a module.
         let at = field.ty.span();
         children.push(quote_spanned! { at=> visitor.child(#name, &self.#member); });
     }

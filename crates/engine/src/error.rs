@@ -83,7 +83,7 @@ pub enum Error {
         /// The parameter.
         parameter: String,
     },
-    /// A training that would not fit into memory.
+    /// A training run that would not fit into memory.
     #[error(transparent)]
     Memory(#[from] NotEnoughMemory),
     /// Ranks that were launched from code.

@@ -44,7 +44,7 @@ pub fn join() -> Result<Communicator> {
     if let Some(comm) = current() {
         return Ok(comm);
     }
-    let comm = from_env(&tell_note)?.unwrap_or_else(Communicator::solo);
+    let comm = from_env(&print_note)?.unwrap_or_else(Communicator::solo);
     remember(&comm);
     Ok(comm)
 }
@@ -70,8 +70,8 @@ pub(crate) fn set_default_group(group: DefaultGroup) {
     THIS.with_borrow_mut(|this| this.group = Some(group));
 }
 
-/// Takes the default process group away. If it is its own, this thread is no rank any more, and the next [`join`] reads the
-/// environment again.
+/// Takes the default process group away. If it is its own, this thread is not a rank any more, and the next [`join`]
+/// reads the environment again.
 pub(crate) fn take_default_group() -> Option<DefaultGroup> {
     THIS.with_borrow_mut(|this| {
         let group = this.group.take()?;
@@ -108,15 +108,15 @@ pub(crate) fn variable(name: &str) -> Option<String> {
 }
 
 /// Prints what the user should know.
-pub(crate) fn tell_note(text: &str) {
-    crate::terminal::tell(&format!("note: {text}\n"));
+pub(crate) fn print_note(text: &str) {
+    crate::terminal::eprint(&format!("note: {text}\n"));
 }
 
 /// The same, once in a process.
 pub(crate) fn warn_once(text: &str) {
     static TOLD: Mutex<BTreeSet<String>> = Mutex::new(BTreeSet::new());
     if TOLD.lock().unwrap_or_else(PoisonError::into_inner).insert(text.to_owned()) {
-        tell_note(text);
+        print_note(text);
     }
 }
 
@@ -151,7 +151,7 @@ mod tests {
             assert!(variable("PATH").is_some());
             within(&first, &[], || assert_eq!(join().unwrap().rank(), 0));
             assert_eq!(join().unwrap().rank(), 1);
-            // Another thread of the rank is no rank.
+            // Another thread of the rank is not a rank.
             std::thread::scope(|scope| scope.spawn(|| assert!(current().is_none())).join()).unwrap();
         });
         assert!(current().is_none() && variable("OARLOCK_TEST_OF_RANK").is_none());
@@ -168,7 +168,7 @@ mod tests {
         };
         assert_eq!(left("oarlock --local_rank=1 train t.yaml"), "oarlock train t.yaml");
         assert_eq!(left("oarlock train --local-rank=-1 t.yaml"), "oarlock train t.yaml");
-        // What is no number is told to be wrong where arguments are read.
+        // What is not a number is reported as wrong where arguments are read.
         assert_eq!(left("oarlock train --local_rank=x t.yaml"), "oarlock train --local_rank=x t.yaml");
         assert_eq!(left("oarlock train local_rank=1"), "oarlock train local_rank=1");
     }

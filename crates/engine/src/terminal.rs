@@ -32,7 +32,7 @@ pub fn stdout() -> Box<dyn Write> {
 }
 
 /// Writes to standard error; to a terminal as [`shown`]. Where that fails there is nobody to tell.
-pub fn tell(text: &str) {
+pub fn eprint(text: &str) {
     let mut out = io::stderr();
     let text = if out.is_terminal() { shown(text) } else { text.to_owned() };
     let _ = out.write_all(text.as_bytes());

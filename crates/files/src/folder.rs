@@ -19,7 +19,7 @@ pub(crate) struct Place {
 impl Place {
     pub(crate) fn of(path: &Path) -> io::Result<Place> {
         let Some(name) = path.file_name() else {
-            return Err(io::Error::new(io::ErrorKind::InvalidInput, "it is no name of a file"));
+            return Err(io::Error::new(io::ErrorKind::InvalidInput, "it is not a name of a file"));
         };
         let folder = path.parent().filter(|folder| !folder.as_os_str().is_empty()).unwrap_or(Path::new("."));
         let flags = OFlags::DIRECTORY | OFlags::CLOEXEC;
@@ -104,7 +104,7 @@ pub fn read_private(folder: &Path, name: &str) -> io::Result<Vec<u8>> {
     Ok(bytes)
 }
 
-/// A folder that is no link.
+/// A folder that is not a link.
 fn held(path: &Path) -> io::Result<OwnedFd> {
     let flags = OFlags::RDONLY | OFlags::DIRECTORY | OFlags::NOFOLLOW | OFlags::CLOEXEC;
     Ok(rustix::fs::open(path, flags, Mode::empty())?)

@@ -85,7 +85,7 @@ fn exclusive(path: &Path, flags: OFlags) -> io::Result<File> {
     Ok(rustix::fs::open(path, flags, Mode::from_raw_mode(0o666))?.into())
 }
 
-/// Opens what is no link; a pipe is not waited for.
+/// Opens what is not a link; a pipe is not waited for.
 fn plain(path: &Path, flags: OFlags) -> io::Result<File> {
     let always = OFlags::RDWR | OFlags::NOFOLLOW | OFlags::NONBLOCK | OFlags::NOCTTY | OFlags::CLOEXEC;
     let file = match rustix::fs::open(path, flags | always, Mode::from_raw_mode(0o666)) {
@@ -94,7 +94,7 @@ fn plain(path: &Path, flags: OFlags) -> io::Result<File> {
         Err(error) => return Err(error.into()),
     };
     if !file.metadata()?.is_file() {
-        return Err(io::Error::new(io::ErrorKind::InvalidInput, "it is no plain file; name a file"));
+        return Err(io::Error::new(io::ErrorKind::InvalidInput, "it is not a plain file; name a file"));
     }
     Ok(file)
 }
@@ -202,16 +202,16 @@ mod tests {
         let mut file = tempfile::tempfile().unwrap();
         file.write_all(b"a longer text").unwrap();
         let handed = format!("/proc/{}/fd/{}", std::process::id(), file.as_raw_fd());
-        overwrite_handed(Path::new(&handed), b"told").unwrap();
+        overwrite_handed(Path::new(&handed), b"message").unwrap();
         let mut text = String::new();
         io::Seek::rewind(&mut file).unwrap();
         file.read_to_string(&mut text).unwrap();
-        assert_eq!(text, "told");
+        assert_eq!(text, "message");
         // Any other path is a name like others.
         let (victim, path) = (folder.path().join("victim"), folder.path().join("error.json"));
         fs::write(&victim, "precious").unwrap();
         symlink(&victim, &path).unwrap();
-        overwrite_handed(&path, b"told").unwrap();
+        overwrite_handed(&path, b"message").unwrap();
         assert_eq!(fs::read(&victim).unwrap(), b"precious");
     }
 }

@@ -1,4 +1,4 @@
-//! How far lists of numbers are apart, for whoever compares results: what is no finite number is never passed over, as
+//! How far lists of numbers are apart, for whoever compares results: what is not a finite number is never passed over, as
 //! `f32::max` passes over NaN, and lists of other lengths are not compared as far as the shorter one goes.
 
 /// Why lists of numbers are no distance apart.

@@ -112,7 +112,7 @@ pub trait Scalar: CheckedBitPattern + NoUninit + Send + Sync + PartialEq + fmt::
 pub trait Element: Scalar + Pod {
     /// Its dtype.
     const DTYPE: DType;
-    /// A number as an element: floats are rounded to nearest, integers towards zero.
+    /// A number as an element: floats are rounded to nearest, integers toward zero.
     fn from_number(x: f64) -> Self;
 }
 

@@ -69,7 +69,7 @@ elementwise! {
 }
 
 elementwise! {
-    /// Floats as integers, rounded towards zero and kept inside their range; NaN becomes 0.
+    /// Floats as integers, rounded toward zero and kept inside their range; NaN becomes 0.
     pub fn to_integers[T: Float]()(x: &[T]) -> (y: &mut [i32]) {
         for (y, x) in y.iter_mut().zip(x) {
             *y = x.to_f32() as i32;

@@ -1,5 +1,5 @@
 //! The transcendental functions of the kernels: branch-free polynomials in f32 that vectorise on every path and
-//! give the same bits on each.
+//! give bitwise identical results on each.
 
 use std::f32::consts::LOG2_E;
 

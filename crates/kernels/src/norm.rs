@@ -93,7 +93,7 @@ multiversion! {
 }
 
 instances! {
-    /// [`rms_norm_forward`] with `rstd` known: the output again, to the bit.
+    /// [`rms_norm_forward`] with `rstd` known: the output again, bitwise identical.
     pub fn rms_norm_apply[X: Float, W: Float, Y: Float](
         cpu: &Cpu,
         x: &[X],

@@ -64,7 +64,7 @@ multiversion! {
     }
 }
 
-/// Lane by lane, so that each instruction set has the same bits.
+/// Lane by lane, so that each instruction set gives bitwise identical results.
 #[inline(always)]
 fn sum_of_products(a: &[f64], b: &[f64]) -> f64 {
     let mut lanes = [0.0; LANES];

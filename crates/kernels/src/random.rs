@@ -1,7 +1,7 @@
 //! Addressed random numbers: each is a pure function of (seed, stream, index), by Philox4x32-10.
 //!
 //! Elements come in groups of 64: lane `l` of 16 Philox blocks gives word `w` to element `16 w + l`, so that a group
-//! is computed and stored as whole vectors. Any split of a range gives the same bits.
+//! is computed and stored as whole vectors. Any split of a range gives bitwise identical results.
 
 use crate::Cpu;
 use crate::dtype::Float;

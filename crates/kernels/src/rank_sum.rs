@@ -1,7 +1,7 @@
 //! The sum over ranks: one pass over all sources, each element in a fixed pairwise tree.
 //!
 //! The tree of `n` ranks joins the largest power of two below `n` with the rest: `((0+1)+(2+3))+4`. A contiguous group of
-//! a power of two of ranks adds as it would inside the whole, so sums of group sums have the same bits.
+//! a power of two of ranks adds as it would inside the whole, so sums of group sums are bitwise identical.
 
 use std::ops::Range;
 
@@ -35,7 +35,7 @@ pub unsafe fn sum_range(dtype: DType, sources: &[*const u8], targets: &[*mut u8]
 }
 
 /// Writes the sum over `sources` of the elements of `range` to each of `targets`, rounded once to the second of `dtypes`. Sums of
-/// groups that are kept in `f32` add up to the same bits as the sum of all (see above).
+/// groups that are kept in `f32` add up bitwise to the sum of all (see above).
 ///
 /// # Safety
 /// All pointers are aligned and valid for elements up to `range.end`, of the first of `dtypes` in sources and of the second in

@@ -143,7 +143,7 @@ impl Matrix<'_> {
 const LANES: usize = 8;
 
 multiversion! {
-    /// Lane by lane, so that each instruction set has the same bits.
+    /// Lane by lane, so that each instruction set gives bitwise identical results.
     fn row_dot(row: &[f32], vector: &[f64]) -> f64 {
         let mut lanes = [0.0; LANES];
         let ((row, row_rest), (vector, vector_rest)) = (row.as_chunks::<LANES>(), vector.as_chunks::<LANES>());

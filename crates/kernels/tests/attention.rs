@@ -269,7 +269,7 @@ fn capped_scores() {
     }
 }
 
-/// A window or documents that exclude nothing, and the plain causal pass, give the same bits.
+/// A window or documents that exclude nothing, and the plain causal pass, give bitwise identical results.
 #[test]
 fn a_window_that_excludes_nothing_changes_no_bit() {
     for cpu in cpus() {

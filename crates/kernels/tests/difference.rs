@@ -1,4 +1,4 @@
-//! Distances between lists of numbers: nothing that is no finite number is passed over, wherever it stands.
+//! Distances between lists of numbers: nothing that is not a finite number is passed over, wherever it stands.
 
 use oarlock_kernels::difference::{
     Incomparable, largest_difference, largest_difference_by, largest_magnitude,

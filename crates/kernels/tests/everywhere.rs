@@ -11,7 +11,7 @@ pub trait Element: Float + Number {}
 impl<T: Float + Number> Element for T {}
 
 /// Every instruction set of this CPU, alone and with 2 and 7 threads; alone under Miri, to which the queues of rayon's threads
-/// are undefined behaviour.
+/// are undefined behavior.
 pub fn cpus() -> Vec<Cpu> {
     let par = |n_threads| if cfg!(miri) { Par::solo() } else { Par::threads(n_threads).unwrap() };
     let pars = [Par::solo(), par(2), par(7)];
@@ -24,7 +24,7 @@ pub fn sum(x: &[f64], y: &[f64]) -> Vec<f64> {
     x.iter().zip(y).map(|(x, y)| x + y).collect()
 }
 
-/// Runs `kernel` on every CPU of [`cpus`] and returns its result, which must be the same to the bit everywhere.
+/// Runs `kernel` on every CPU of [`cpus`] and returns its result, which must be bitwise identical everywhere.
 #[track_caller]
 pub fn same_everywhere<R: PartialEq + std::fmt::Debug>(kernel: impl Fn(&Cpu) -> R) -> R {
     let mut cpus = cpus().into_iter();

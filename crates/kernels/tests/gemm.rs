@@ -1,4 +1,4 @@
-//! Products against f64 references: every path, type pair and layout, odd shapes, and 1, 2 and 7 threads to the bit.
+//! Products against f64 references: every path, type pair and layout, odd shapes, and 1, 2 and 7 threads bitwise.
 
 use std::sync::LazyLock;
 
@@ -202,7 +202,7 @@ fn bf16_results_are_the_f32_sums_rounded_once() {
         let b = Matrix::<bf16>::new(k, n, true, 0, 2);
         let wide = product(&cpu, &a, &b, &Matrix::<f32>::new(m, n, false, 3, 3), Store::Overwrite);
         let got = product(&cpu, &a, &b, &Matrix::<bf16>::new(m, n, false, 3, 3), Store::Overwrite);
-        // The sums have so few digits that some lie between two neighbours in bf16.
+        // The sums have so few digits that some lie between two neighbors in bf16.
         let tie = |x: f32| x.to_bits() & 0xffff == 0x8000;
         assert!((0..m).any(|r| (0..n).any(|j| tie(wide.at(r, j) as f32))));
         for (r, j) in (0..m).flat_map(|r| (0..n).map(move |j| (r, j))) {
@@ -236,7 +236,7 @@ fn peak_is_positive_for_every_path() {
 }
 
 #[test]
-fn every_f16_and_its_neighbourhood_convert_as_half_does() {
+fn every_f16_and_its_neighborhood_convert_as_half_does() {
     for half in 0..=u16::MAX {
         let (ours, theirs) = (widen(f16::from_bits(half)), f16::from_bits(half).to_f32());
         assert!(ours.to_bits() == theirs.to_bits() || (ours.is_nan() && theirs.is_nan()), "{half:#x}");

@@ -1,4 +1,5 @@
-//! Every kernel gives the same bits on every path and for every number of threads, and rounds the working copy.
+//! Every kernel gives bitwise identical results on every path and for every number of threads, and rounds the working
+//! copy.
 
 use oarlock_kernels::optim::adafactor::{self, AdafactorArgs, Extent};
 use oarlock_kernels::optim::adagrad::Adagrad;
@@ -86,7 +87,7 @@ fn states_of_8_bits_have_the_same_bits_everywhere() {
                 working: Some(&mut copy),
             });
             assert!(copy.iter().zip(&weights).all(|(c, w)| *c == bf16::from_f32(*w)), "{cpu:?}");
-            // Codes are no numbers.
+            // Codes are not numbers.
             (weights, state.concat().into_iter().map(f32::to_bits).collect::<Vec<_>>())
         };
         let adam = Adam::<true>::new(0.9, 0.95, 1e-8, &ARGS);

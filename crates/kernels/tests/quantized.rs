@@ -1,4 +1,5 @@
-//! Weights of 4 and 8 bits: the bytes are those of bitsandbytes, and products have the bits of those with the dequantized weight.
+//! Weights of 4 and 8 bits: the bytes are those of bitsandbytes, and products are bitwise identical to those with the
+//! dequantized weight.
 
 use std::path::Path;
 

@@ -70,7 +70,7 @@ impl Trainer {
     }
 }
 
-/// What a training is given.
+/// What a training run is given.
 pub struct Settings<'a> {
     /// How often the data is gone through.
     pub total_epochs: u64,

@@ -1,5 +1,5 @@
 //! DeepSpeed's loop: a configuration file makes the engine, the loop saves now and then with a state of its own, and a run
-//! that was stopped goes on where its last checkpoint stands, to the bit.
+//! that was stopped goes on where its last checkpoint stands, bitwise identical.
 //!
 //! `cargo run --example deepspeed_loop -- FOLDER`, or on several ranks, which divide each batch:
 //! `oarlock torchrun --nproc-per-node 2 --no-python target/debug/examples/deepspeed_loop FOLDER`

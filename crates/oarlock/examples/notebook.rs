@@ -1,4 +1,4 @@
-//! Ranks without a launcher: a training function that runs in several of them, as from a notebook.
+//! Ranks without a launcher: a training run function that runs in several of them, as from a notebook.
 //!
 //! `cargo run --example notebook -- [file for the configuration of accelerate launch]`
 

@@ -40,7 +40,7 @@ fn cpu_seconds() -> f64 {
     fields.skip(11).take(2).filter_map(|ticks| ticks.parse::<f64>().ok()).sum::<f64>() / 100.0
 }
 
-/// What happens beside the training.
+/// What happens beside the run.
 #[derive(Clone, Copy, Debug, PartialEq)]
 enum Saves {
     None,

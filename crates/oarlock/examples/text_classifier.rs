@@ -25,7 +25,7 @@ struct Review {
     label: i32,
 }
 
-/// What came out of a training.
+/// What came out of a training run.
 #[derive(Default)]
 pub struct Outcome {
     /// The loss of every step, the mean over all ranks.

@@ -119,9 +119,10 @@
 //! # Sharding
 //!
 //! One line of the configuration selects what is sharded across the ranks. With one micro-batch per step every choice
-//! produces the same bits (hybrid groups: if their size is a power of two). With gradient accumulation, ZeRO-2, ZeRO-3 and FSDP's sharded strategies reduce every
-//! micro-batch, so their sums are associated differently from those of DDP and ZeRO-1, and losses agree within rounding;
-//! docs/sharding.md lists the exact classes. This is ZeRO-3 in bf16 with four micro-batches per step:
+//! produces bitwise identical results (hybrid groups: if their size is a power of two). With gradient accumulation,
+//! ZeRO-2, ZeRO-3 and FSDP's sharded strategies reduce every micro-batch, so their sums are associated differently from
+//! those of DDP and ZeRO-1, and losses agree within rounding; docs/sharding.md lists the exact classes. This is ZeRO-3 in
+//! bf16 with four micro-batches per step:
 //!
 //! ```
 //! use oarlock::shard::Placements;

@@ -134,13 +134,13 @@ fn values_are_reduced_with_one_rounding() {
         assert_eq!((halves.dtype(), halves.cast(DType::F32)?.to_vec::<f32>()?), (DType::BF16, vec![1.5]));
         let whole = Tensor::from_slice(&[rank as i32, i32::MIN], [2], accelerator.device())?;
         let product = accelerator.reduce(&whole, ReduceOp::Product, 1.0).unwrap_err().to_string();
-        assert_eq!(product, "reduce: the product -9903520314283042199192993792 is no i32");
+        assert_eq!(product, "reduce: the product -9903520314283042199192993792 is not an i32");
         let least = accelerator.reduce(&whole, ReduceOp::Min, 1.0)?;
         assert_eq!(least.to_vec::<i32>()?, [0, i32::MIN]);
         let most = accelerator.reduce(&whole, ReduceOp::Max, 1.0)?;
         assert_eq!(most.to_vec::<i32>()?, [2, i32::MIN]);
         let error = accelerator.reduce(&whole, ReduceOp::Sum, 1.0).unwrap_err().to_string();
-        assert_eq!(error, "reduce: the sum -6442450944 is no i32");
+        assert_eq!(error, "reduce: the sum -6442450944 is not an i32");
         let error = accelerator.reduce(&whole, ReduceOp::Avg, 1.0).unwrap_err().to_string();
         assert!(error.starts_with("reduce: integers have no mean"), "{error}");
         let nan = vector(accelerator, &[if rank == 1.0 { f32::NAN } else { rank }])?;
@@ -201,7 +201,7 @@ fn tensors_and_objects_of_one_process_reach_all() {
             panic!("another variant came")
         };
         let bits = |all: &[f64]| all.iter().map(|x| x.to_bits()).collect::<Vec<_>>();
-        assert_eq!(bits(&got[..5]), bits(&all[..5]), "to the bit, also what JSON cannot write");
+        assert_eq!(bits(&got[..5]), bits(&all[..5]), "bitwise, also what JSON cannot write");
         assert_eq!((got[5], one, got_by_id), (1.0, 0.1, by_id));
 
         let mut list = [Note::Text(format!("a{rank}")), Note::Text(format!("b{rank}"))];
@@ -254,38 +254,40 @@ fn other_shapes_are_told_on_all_ranks_and_nothing_breaks() {
 
 #[test]
 fn other_methods_are_told_with_their_places() {
-    let told = errors(2, |accelerator| {
+    let message = errors(2, |accelerator| {
         let x = vector(accelerator, &[1.0])?;
         match accelerator.process_index() {
             0 => accelerator.gather(&x),
             _ => accelerator.reduce(&x, ReduceOp::Avg, 1.0),
         }
     });
-    assert_eq!(told[0], told[1]);
-    assert!(told[0].starts_with("ranks called different methods"), "{}", told[0]);
-    assert!(told[0].contains("\n  - Process 0: gather at crates/oarlock/tests/accelerator_collectives.rs:"));
-    assert!(told[0].contains("\n  - Process 1: reduce (Avg, scale 1) at "), "{}", told[0]);
-    let told = errors(2, |accelerator| accelerator.broadcast_object(&1, accelerator.process_index()));
-    assert!(told[0].contains("- Process 1: broadcast_object from process 1 at"), "{}", told[0]);
-    let told = errors(2, |accelerator| match accelerator.process_index() {
+    assert_eq!(message[0], message[1]);
+    assert!(message[0].starts_with("ranks called different methods"), "{}", message[0]);
+    assert!(
+        message[0].contains("\n  - Process 0: gather at crates/oarlock/tests/accelerator_collectives.rs:")
+    );
+    assert!(message[0].contains("\n  - Process 1: reduce (Avg, scale 1) at "), "{}", message[0]);
+    let message = errors(2, |accelerator| accelerator.broadcast_object(&1, accelerator.process_index()));
+    assert!(message[0].contains("- Process 1: broadcast_object from process 1 at"), "{}", message[0]);
+    let message = errors(2, |accelerator| match accelerator.process_index() {
         0 => accelerator.gather_object(&[1]).map(|_| ()),
         _ => Ok(accelerator.communicator().all_gather_bytes(&[0xc1]).map(|_| ())?)
             .and_then(|()| accelerator.wait_for_everyone()),
     });
-    assert!(told[0].contains("- Process 1: a collective of its communicator"), "{}", told[0]);
+    assert!(message[0].contains("- Process 1: a collective of its communicator"), "{}", message[0]);
 }
 
 #[test]
 fn a_call_on_one_rank_only_ends_in_an_error_on_all() {
     // The other is in another collective.
-    let told = errors(2, |accelerator| match accelerator.process_index() {
+    let message = errors(2, |accelerator| match accelerator.process_index() {
         0 => accelerator.gather(&vector(accelerator, &[1.0])?).map(|_| ()),
         _ => accelerator.wait_for_everyone(),
     });
-    for told in told {
+    for message in message {
         assert!(
-            told.contains("rank 1 called barrier") && told.contains("accelerator_collectives.rs"),
-            "{told}"
+            message.contains("rank 1 called barrier") && message.contains("accelerator_collectives.rs"),
+            "{message}"
         );
     }
     // The others have left.
@@ -313,10 +315,10 @@ impl<'de> Deserialize<'de> for Stubborn {
 
 #[test]
 fn objects_that_cannot_be_written_or_read_are_told() {
-    let told =
+    let message =
         errors(2, |accelerator| accelerator.gather_object(&[Stubborn(accelerator.process_index() == 1)]));
-    assert_eq!(told[0], told[1]);
-    assert_eq!(told[0], "gather_object: process 1 cannot give its part: it is open");
+    assert_eq!(message[0], message[1]);
+    assert_eq!(message[0], "gather_object: process 1 cannot give its part: it is open");
     let results = on_ranks(2, |accelerator| match accelerator.process_index() {
         0 => accelerator.broadcast_object(&"text".to_owned(), 0).map(|_| ()),
         _ => accelerator.broadcast_object(&3u8, 0).map(|_| ()),

@@ -372,7 +372,7 @@ fn local_sgd_says_where_it_cannot_be() {
         let error = error.unwrap_err().to_string();
         assert!(error.contains("rank 0 has 1, rank 1 has 2"), "{error}");
     }
-    let told = on_ranks(1, config(Placements::WHOLE, 1), |accelerator| {
+    let message = on_ranks(1, config(Placements::WHOLE, 1), |accelerator| {
         let frozen = accelerator.prepare(net(2, 1)?)?;
         let none = accelerator.local_sgd(&frozen, LocalSgd::default(), |_| Ok(())).unwrap_err();
         let net = net(2, 1)?;
@@ -382,18 +382,18 @@ fn local_sgd_says_where_it_cannot_be() {
         let never = accelerator.local_sgd(&net, never, |_| Ok(())).unwrap_err();
         for (lr, momentum, expected) in [(0.0, 0.9, "outer_lr is 0"), (0.7, 1.0, "outer_momentum is 1")] {
             let wrong = LocalSgd { outer: Some(OuterStep { lr, momentum }), ..LocalSgd::default() };
-            let told = accelerator.local_sgd(&net, wrong, |_| Ok(())).unwrap_err().to_string();
-            assert!(told.contains(expected), "{told}");
+            let message = accelerator.local_sgd(&net, wrong, |_| Ok(())).unwrap_err().to_string();
+            assert!(message.contains(expected), "{message}");
         }
         let twice = accelerator.local_sgd(&net, LocalSgd::default(), |_| {
             accelerator.local_sgd(&net, LocalSgd::default(), |_| Ok(()))
         });
         Ok([none, never, twice.unwrap_err()].map(|error| error.to_string()))
     });
-    let told = told.into_iter().next().unwrap().unwrap();
-    assert!(told[0].contains("has no optimizer"), "{told:?}");
-    assert!(told[1].contains("at least one"), "{told:?}");
-    assert!(told[2].contains("is in a `local_sgd` already"), "{told:?}");
+    let message = message.into_iter().next().unwrap().unwrap();
+    assert!(message[0].contains("has no optimizer"), "{message:?}");
+    assert!(message[1].contains("at least one"), "{message:?}");
+    assert!(message[2].contains("is in a `local_sgd` already"), "{message:?}");
 }
 
 fn trace(dir: &Path, rank: usize) -> Vec<Value> {
@@ -466,7 +466,7 @@ fn a_chrome_trace_of_each_rank_holds_the_steps_that_the_schedule_keeps() {
 fn a_profile_without_a_schedule_keeps_all_and_a_failed_one_writes_nothing() {
     let dir = tempfile::tempdir().unwrap();
     let path = dir.path().to_path_buf();
-    let told = on_ranks(1, config(Placements::WHOLE, 1), move |accelerator| {
+    let message = on_ranks(1, config(Placements::WHOLE, 1), move |accelerator| {
         let profiled = ProfileConfig { schedule: None, output_trace_dir: Some(path.clone()) };
         let failed =
             accelerator.profile(&profiled, |_| Err::<(), _>(oarlock::Error::Usage("on purpose".to_owned())));
@@ -485,6 +485,6 @@ fn a_profile_without_a_schedule_keeps_all_and_a_failed_one_writes_nothing() {
             cause,
         })
     });
-    let text = told.into_iter().next().unwrap().unwrap();
+    let text = message.into_iter().next().unwrap().unwrap();
     assert!(text.contains("\"barrier\"") && text.contains("accelerator_loops.rs:"), "{text}");
 }

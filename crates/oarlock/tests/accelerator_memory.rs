@@ -61,7 +61,7 @@ fn memory() {
 fn what_was_prepared_is_given_back() {
     for placements in [Placements::WHOLE, Placements::OPTIMIZER, Placements::PARAMETERS] {
         let ranks = on_ranks(2, placements, |accelerator| {
-            // Code and stacks that come with the first use stay, and what malloc has learnt to keep with the second.
+            // Code and stacks that come with the first use stay, and what malloc has learned to keep with the second.
             train(accelerator)?;
             train(accelerator)?;
             let before = resident(accelerator)?;
@@ -109,26 +109,27 @@ fn the_batch_size_shrinks_until_it_fits_on_all_ranks() {
     let expected = vec![128, 115, 103, 92, 82, 73, 65, 58];
     assert_eq!(*tried.lock().unwrap(), [expected.clone(), expected]);
 
-    let told = on_ranks(2, Placements::OPTIMIZER, |accelerator| {
+    let reported = on_ranks(2, Placements::OPTIMIZER, |accelerator| {
         accelerator.find_executable_batch_size(3, |_| {
             Tensor::zeros([1 << 20, 1 << 20, 1 << 12], DType::F32, accelerator.device())?;
             Ok(())
         })
     });
-    for told in told {
-        let told = told.unwrap_err().to_string();
+    for reported in reported {
+        let reported = reported.unwrap_err().to_string();
         let expected = "find_executable_batch_size: no batch size fits, from 3 down to 1: cannot allocate";
-        assert!(told.starts_with(expected), "{told}");
+        assert!(reported.starts_with(expected), "{reported}");
     }
 
-    // Another error ends the search on all ranks; where it happened it is told as it is.
-    let told = on_ranks(3, Placements::OPTIMIZER, |accelerator| {
+    // Another error ends the search on all ranks; where it happened it is reported as it is.
+    let reported = on_ranks(3, Placements::OPTIMIZER, |accelerator| {
         accelerator.find_executable_batch_size(8, |_| match accelerator.process_index() {
             1 => Err(Error::Usage("another matter".to_owned())),
             rank => Ok(rank),
         })
     });
-    let told: Vec<String> = told.into_iter().map(|told| told.unwrap_err().to_string()).collect();
+    let reported: Vec<String> =
+        reported.into_iter().map(|reported| reported.unwrap_err().to_string()).collect();
     let others = "rank 1 failed: another matter";
-    assert_eq!(told, [others, "another matter", others]);
+    assert_eq!(reported, [others, "another matter", others]);
 }

@@ -130,13 +130,13 @@ fn a_resumed_loop_goes_on_in_its_files() {
 
 #[test]
 fn misuse_is_told() {
-    let told = |name: &str| name.parse::<LogWith>().unwrap_err().to_string();
+    let message = |name: &str| name.parse::<LogWith>().unwrap_err().to_string();
     assert_eq!(
-        told("tensorbord"),
+        message("tensorbord"),
         "log_with: there is no tracker \"tensorbord\"; there are all, jsonl, csv, tensorboard, wandb. Did you mean \
          \"tensorboard\"?"
     );
-    assert!(told("mlflow").starts_with("log_with: mlflow is not built in, as it needs its service"));
+    assert!(message("mlflow").starts_with("log_with: mlflow is not built in, as it needs its service"));
     assert_eq!("wandb".parse::<LogWith>().unwrap(), LogWith::Wandb);
 
     let folder = tempfile::tempdir().unwrap();
@@ -157,10 +157,11 @@ fn misuse_is_told() {
     assert_eq!(accelerator.log(&[("x", f64::NAN)], 1).unwrap_err().to_string(), "no number");
 
     let homeless = AcceleratorConfig { log_with: vec![LogWith::TensorBoard], ..AcceleratorConfig::default() };
-    let told = solo(&homeless).init_trackers("p", &(), &TrackerOptions::default()).unwrap_err().to_string();
+    let message =
+        solo(&homeless).init_trackers("p", &(), &TrackerOptions::default()).unwrap_err().to_string();
     assert!(
-        told.starts_with("init_trackers: tensorboard writes files; say where with logging_dir"),
-        "{told}"
+        message.starts_with("init_trackers: tensorboard writes files; say where with logging_dir"),
+        "{message}"
     );
     // Without any tracker there is nothing to do, and nothing to tell.
     solo(&AcceleratorConfig::default()).log(&[("x", 0.0)], 1).unwrap();

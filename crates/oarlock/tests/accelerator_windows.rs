@@ -270,36 +270,36 @@ impl Pair {
 #[test]
 fn optimizers_of_an_accelerator_have_one_loss_scale_and_each_its_own_overflow() {
     for ranks in [1, 2] {
-        for told in on_ranks(ranks, f16(1), |accelerator| {
+        for reported in on_ranks(ranks, f16(1), |accelerator| {
             let pair = Pair::new(accelerator)?;
             // Both backward passes at 256; the first one overflows, so the scale falls before the second steps.
             pair.backward(accelerator, 0, true)?;
             pair.backward(accelerator, 1, false)?;
-            let mut told = vec![pair.step(0)?, pair.step(1)?];
+            let mut reported = vec![pair.step(0)?, pair.step(1)?];
             // From here on both are at 128, and one loss goes through both models.
             pair.backward_through_both(accelerator)?;
-            told.extend([pair.step(0)?, pair.step(1)?]);
+            reported.extend([pair.step(0)?, pair.step(1)?]);
             // A window that is open keeps its scale while the other's step moves it.
             pair.backward(accelerator, 1, false)?;
             pair.backward(accelerator, 0, true)?;
-            told.push(pair.step(0)?);
+            reported.push(pair.step(0)?);
             pair.backward(accelerator, 1, false)?;
             // One loss cannot have both scales; when one window has ended it has that of the other.
             pair.backward(accelerator, 0, false)?;
             let error = pair.backward_through_both(accelerator).unwrap_err().to_string();
             assert!(error.contains("have the loss scales 64 and 128 so far; end the window"), "{error}");
             pair.optimizers[0].zero_grad()?;
-            told.push(pair.step(1)?);
-            Ok(told)
+            reported.push(pair.step(1)?);
+            Ok(reported)
         }) {
-            let told = told.unwrap();
-            let skipped: Vec<bool> = told.iter().map(|(_, skipped)| *skipped).collect();
+            let reported = reported.unwrap();
+            let skipped: Vec<bool> = reported.iter().map(|(_, skipped)| *skipped).collect();
             assert_eq!(skipped, [true, false, false, false, true, false]);
             // d mean / dw is 0.5 / 2, whatever the scale; two losses of one window add up.
-            assert_eq!((told[0].0, told[4].0), (0.0, 0.0));
-            assert!((told[1].0 - 0.25).abs() < 1e-3, "{told:?}");
-            assert!(told[2].0 != 0.0 && told[3].0 != 0.0, "{told:?}");
-            assert!((told[5].0 - 0.5).abs() < 1e-3, "{told:?}");
+            assert_eq!((reported[0].0, reported[4].0), (0.0, 0.0));
+            assert!((reported[1].0 - 0.25).abs() < 1e-3, "{reported:?}");
+            assert!(reported[2].0 != 0.0 && reported[3].0 != 0.0, "{reported:?}");
+            assert!((reported[5].0 - 0.5).abs() < 1e-3, "{reported:?}");
         }
     }
 }
@@ -310,7 +310,7 @@ fn a_rank_without_a_backward_pass_steps_with_the_scale_of_the_others() {
         mixed_precision: Some(DType::F16),
         ..config(Placements::WHOLE, 1, DivideBy::MicroBatches)
     };
-    for told in on_ranks(2, config, |accelerator| {
+    for reported in on_ranks(2, config, |accelerator| {
         let pair = Pair::new(accelerator)?;
         if accelerator.is_main_process() {
             pair.backward(accelerator, 1, false)?;
@@ -319,7 +319,7 @@ fn a_rank_without_a_backward_pass_steps_with_the_scale_of_the_others() {
         pair.backward(accelerator, 0, true)?;
         Ok([pair.step(0)?, pair.step(1)?])
     }) {
-        let [overflown, (moved, _)] = told.unwrap();
+        let [overflown, (moved, _)] = reported.unwrap();
         assert!(overflown.1 && (moved - 0.25).abs() < 1e-3, "{overflown:?} {moved}");
     }
 }
@@ -330,21 +330,21 @@ fn a_rank_without_a_backward_pass_steps_with_the_scale_of_the_others() {
 fn the_scale_follows_overflows_as_torchs_one_scaler_for_two_optimizers() {
     for case in serde_json::from_str::<Vec<Value>>(include_str!("golden/grad_scaler.json")).unwrap() {
         let turns: Vec<[bool; 2]> = serde_json::from_value(case["overflows"].clone()).unwrap();
-        for told in on_ranks(1, f16(1), move |accelerator| {
+        for reported in on_ranks(1, f16(1), move |accelerator| {
             let pair = Pair::new(accelerator)?;
-            let mut told = Vec::new();
+            let mut reported = Vec::new();
             for turn in &turns {
                 for (which, overflows) in turn.iter().enumerate() {
                     pair.backward(accelerator, which, *overflows)?;
                     let (_, skipped) = pair.step(which)?;
                     // What the next loss is multiplied by.
                     let scale = pair.optimizers[1 - which].loss_scale()?;
-                    told.push(json!([skipped, scale]));
+                    reported.push(json!([skipped, scale]));
                 }
             }
-            Ok(told)
+            Ok(reported)
         }) {
-            assert_eq!(Value::Array(told.unwrap()), case["steps"]);
+            assert_eq!(Value::Array(reported.unwrap()), case["steps"]);
         }
     }
 }
@@ -394,12 +394,12 @@ fn failing(world: usize, fails: fn(usize) -> Option<usize>) -> Vec<Ended> {
 
 #[test]
 fn after_an_error_on_all_ranks_local_sgd_ends_with_the_mean() {
-    for told in [failing(2, |_| None), failing(2, |_| Some(1)), failing(3, |_| Some(0))] {
-        let first = told[0].1.clone().unwrap();
-        assert!(told.iter().all(|(_, used)| used.as_ref() == Ok(&first)), "{told:?}");
+    for reported in [failing(2, |_| None), failing(2, |_| Some(1)), failing(3, |_| Some(0))] {
+        let first = reported[0].1.clone().unwrap();
+        assert!(reported.iter().all(|(_, used)| used.as_ref() == Ok(&first)), "{reported:?}");
     }
-    let told = failing(2, |_| Some(1));
-    assert_eq!(told[1].0.as_deref(), Some("rank 1 has no data"));
+    let reported = failing(2, |_| Some(1));
+    assert_eq!(reported[1].0.as_deref(), Some("rank 1 has no data"));
 }
 
 #[test]
@@ -411,10 +411,10 @@ fn where_the_ranks_cannot_meet_after_local_sgd_the_model_says_so_at_its_next_use
         )
     };
     // One rank fails where the others go on to their next average.
-    let told = failing(3, |rank| (rank == 1).then_some(1));
+    let reported = failing(3, |rank| (rank == 1).then_some(1));
     let why = "local_sgd: the loop of rank 1 has ended with an error (rank 1 has no data) while rank 0 is inside of its \
                own; all ranks do as many steps";
-    for (rank, (ended, used)) in told.iter().enumerate() {
+    for (rank, (ended, used)) in reported.iter().enumerate() {
         assert_eq!(ended.as_deref(), Some(if rank == 1 { "rank 1 has no data" } else { why }));
         assert_eq!(*used, Err(apart(why)));
     }
@@ -428,7 +428,7 @@ fn where_the_ranks_cannot_meet_after_local_sgd_the_model_says_so_at_its_next_use
 
 #[test]
 fn a_panic_inside_of_local_sgd_leaves_no_model_that_looks_whole() {
-    let told = on_ranks(1, config(ALL[0], 1, DivideBy::MicroBatches), |accelerator| {
+    let reported = on_ranks(1, config(ALL[0], 1, DivideBy::MicroBatches), |accelerator| {
         let net = net(2, 1)?;
         let optimizer = optim::sgd(&net);
         let (net, optimizer) = accelerator.prepare((net, optimizer))?;
@@ -441,7 +441,7 @@ fn a_panic_inside_of_local_sgd_leaves_no_model_that_looks_whole() {
         let used = [local_step(accelerator, &net, &optimizer), forward.map(|_| ())];
         Ok(used.map(|used| used.unwrap_err().to_string()))
     });
-    for told in told.into_iter().flat_map(|told| told.unwrap()) {
-        assert!(told.contains("this rank has left it in the middle"), "{told}");
+    for reported in reported.into_iter().flat_map(|reported| reported.unwrap()) {
+        assert!(reported.contains("this rank has left it in the middle"), "{reported}");
     }
 }

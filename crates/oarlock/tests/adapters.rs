@@ -112,9 +112,9 @@ fn pissa(rank: usize) -> LoraConfig {
     LoraConfig { rank, alpha: Some(8.0), init: LoraInit::Pissa { iterations: None }, ..LoraConfig::default() }
 }
 
-/// Trainings of PEFT: the model, the folders in which adapters begin, and the numbers.
+/// Training runs of PEFT: the model, the folders in which adapters begin, and the numbers.
 #[derive(Clone)]
-pub struct Trainings {
+pub struct PeftRuns {
     pub base: PathBuf,
     pub adapters: PathBuf,
     pub numbers: Value,
@@ -124,21 +124,21 @@ pub struct Trainings {
     pub quantized: Option<(Format, DType)>,
 }
 
-impl Trainings {
-    fn of_llama() -> Trainings {
+impl PeftRuns {
+    fn of_llama() -> PeftRuns {
         let (base, adapters) = (golden("train-llama"), golden("adapters"));
-        Trainings { base, adapters, numbers: numbers("train.json"), rank: 4, quantized: None }
+        PeftRuns { base, adapters, numbers: numbers("train.json"), rank: 4, quantized: None }
     }
 }
 
 /// The losses of a model that continues an adapter.
 fn train(
     accelerator: &Accelerator,
-    trainings: &Trainings,
+    trainings: &PeftRuns,
     name: &str,
     out: Option<&Path>,
 ) -> Result<Vec<f64>> {
-    let Trainings { base, adapters, numbers: golden_numbers, rank, quantized } = trainings;
+    let PeftRuns { base, adapters, numbers: golden_numbers, rank, quantized } = trainings;
     let hf = HfConfig::read(base)?;
     let mut decoder = Decoder::new(hf.decoder().clone(), 24)?;
     // The base says how PiSSA begins.
@@ -203,12 +203,12 @@ pub fn losses_of_steps(
 }
 
 fn losses(world: usize, options: ShardingConfig, name: &'static str, out: Option<PathBuf>) -> Vec<f64> {
-    losses_of(&Trainings::of_llama(), world, options, name, out)
+    losses_of(&PeftRuns::of_llama(), world, options, name, out)
 }
 
-/// The losses of one of the trainings on so many ranks.
+/// The losses of one of the run runs on so many ranks.
 pub fn losses_of(
-    trainings: &Trainings,
+    trainings: &PeftRuns,
     world: usize,
     options: ShardingConfig,
     name: &'static str,
@@ -256,7 +256,7 @@ fn losses_beside_four_bits_are_those_of_bitsandbytes_and_peft() {
     let format = Format::FourBit { code: Code::Nf4, nested: true };
     for (name, dtype, bound) in [("qlora", DType::F32, 4e-4), ("qlora_bf16", DType::BF16, 5e-2)] {
         let expected = floats(&numbers("low_precision.json")[name]);
-        let trainings = Trainings { quantized: Some((format, dtype)), ..Trainings::of_llama() };
+        let trainings = PeftRuns { quantized: Some((format, dtype)), ..PeftRuns::of_llama() };
         for world in [1, 2] {
             let shard = ShardingConfig { dtype, ..ShardingConfig::default() };
             let found = losses_of(&trainings, world, shard, "lora", None);
@@ -391,7 +391,7 @@ fn targets_are_names_or_all() {
         assert_eq!(of.modules[expected[0]], AdaptedModule::Rotated(hidden));
         assert_eq!(of.modules["model.layers.0.mlp.down_proj"], AdaptedModule::Rotated(inner));
     }
-    for (config, told) in [
+    for (config, message) in [
         (
             targets(&["query"]),
             "lora_target: the model has no linear layer query; choose from down_proj, gate_proj",
@@ -402,7 +402,7 @@ fn targets_are_names_or_all() {
         (whole(&["embed_tokens"]), "would untie them"),
         (whole(&["score"]), "no module score"),
     ] {
-        assert!(new(config).unwrap_err().to_string().contains(told), "{told}");
+        assert!(new(config).unwrap_err().to_string().contains(message), "{message}");
     }
 }
 
@@ -419,7 +419,7 @@ fn copied(from: &Path, to: &Path, json: &str, edit: impl FnOnce(&mut Value)) {
 }
 
 /// What is told of an adapter beside a base, or why it is none of its.
-fn told(adapter: &Path, base: &Path) -> std::result::Result<String, String> {
+fn message(adapter: &Path, base: &Path) -> std::result::Result<String, String> {
     let hf = HfConfig::read(base).unwrap();
     let mut decoder = Decoder::new(hf.decoder().clone(), 8).unwrap();
     let adapter = Adapter::open(adapter, &hf, &mut decoder).map_err(|e| e.to_string())?;
@@ -455,18 +455,18 @@ fn an_adapter_knows_the_model_that_it_was_trained_beside() {
     std::fs::write(at("other/model.safetensors"), weights).unwrap();
 
     for adapter in ["ours", "peft", "moved"] {
-        assert_eq!(told(&at(adapter), &at("moved/train-llama")).unwrap(), "", "{adapter}");
+        assert_eq!(message(&at(adapter), &at("moved/train-llama")).unwrap(), "", "{adapter}");
     }
     for adapter in ["ours", "peft"] {
-        let said = told(&at(adapter), &at("other")).unwrap();
+        let said = message(&at(adapter), &at("other")).unwrap();
         assert!(
             said.contains("whose weights are not those of") && said.contains("other"),
             "{adapter}: {said}"
         );
-        let said = told(&at(adapter), &at("mistral")).unwrap_err();
+        let said = message(&at(adapter), &at("mistral")).unwrap_err();
         assert!(said.contains("another kind of model") && said.contains("(llama, 2 layers of 32)"), "{said}");
     }
-    let said = told(&at("hub"), &base).unwrap();
+    let said = message(&at("hub"), &base).unwrap();
     assert!(said.contains("was trained beside someone/Other-1B by its adapter_config.json"), "{said}");
 }
 
@@ -477,7 +477,7 @@ fn settings_that_contradict_the_weights_are_refused_and_unknown_ones_told() {
     let of = |name: &str, edit: &dyn Fn(&mut Value)| {
         let to = folder.path().join("adapter");
         copied(&golden("adapters").join(name), &to, "adapter_config.json", |config| edit(config));
-        told(&to, &base)
+        message(&to, &base)
     };
     let set =
         |name: &str, key: &'static str, value: Value| of(name, &move |config| config[key] = value.clone());
@@ -534,7 +534,7 @@ fn settings_that_contradict_the_weights_are_refused_and_unknown_ones_told() {
     let path = to.join("adapter_config.json");
     let text = std::fs::read_to_string(&path).unwrap();
     std::fs::write(&path, text.replacen('{', "{\"lora_alpha\": 1,", 1)).unwrap();
-    let said = told(&to, &base).unwrap_err();
+    let said = message(&to, &base).unwrap_err();
     assert!(said.contains("\"lora_alpha\" stands twice with two values"), "{said}");
     for (said, expected) in [
         (set("lora", "new_setting", serde_json::json!({"a": 1})), "nothing reads \"new_setting\": {\"a\":1}"),

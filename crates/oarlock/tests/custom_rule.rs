@@ -1,4 +1,5 @@
-//! A custom rule of an optimizer: AdamW, written by the trait, has the bits of the built-in one wherever its states are.
+//! A custom rule of an optimizer: AdamW, written by the trait, is bitwise identical to the built-in one wherever its
+//! states are.
 
 use std::path::Path;
 
@@ -79,7 +80,7 @@ fn prepare(accelerator: &Accelerator, by_hand: bool) -> Result<Loop> {
     accelerator.prepare((net, optimizer, scheduler))
 }
 
-/// Steps on the same rows on all ranks, so that the mean over ranks has the same bits on 1 and 2.
+/// Steps on the same rows on all ranks, so that the mean over ranks is bitwise identical on 1 and 2.
 fn steps(accelerator: &Accelerator, model: &Loop, steps: std::ops::Range<usize>) -> Result<()> {
     let (net, optimizer, scheduler) = model;
     for step in steps {
@@ -174,10 +175,10 @@ fn its_states_are_saved_and_go_on_on_another_number_of_ranks() {
     // The name of the rule says whose states they are.
     let other = folder.path().join("other");
     save(&other, false);
-    let told = on_ranks(1, config(ShardingConfig::default()), move |accelerator| {
+    let message = on_ranks(1, config(ShardingConfig::default()), move |accelerator| {
         let _model = prepare(accelerator, true)?;
         accelerator.load_state(Some(&other)).map(|_| ())
     });
-    let told = told[0].as_ref().unwrap_err().to_string();
-    assert!(told.contains("adamw_by_hand") && told.contains("adamw"), "{told}");
+    let message = message[0].as_ref().unwrap_err().to_string();
+    assert!(message.contains("adamw_by_hand") && message.contains("adamw"), "{message}");
 }

@@ -1,9 +1,9 @@
-//! Damaged data sets, templates and tokenizers: each is told with its file, its line or record and the cause. Nothing
-//! panics, nothing is written, and a row that cannot be used is dropped and counted while the others are learned from.
+//! Damaged data sets, templates and tokenizers: each is reported with its file, its line or record and the cause. Nothing
+//! panics, nothing is written, and a row that cannot be used is dropped and counted while the others are trained on.
 
 use std::path::Path;
 
-use oarlock::config::{ChatArgs, Learned};
+use oarlock::config::{ChatArgs, ExampleKind};
 use oarlock::data::{Chat, Encoder, RowReport, Source, TokenCache, Tokenizer};
 
 use crate::common::golden;
@@ -44,8 +44,8 @@ impl Try {
         Try { args: ChatArgs { template: None, ..attempt.args.clone() }, ..attempt }
     }
 
-    fn learning(self, learned: Learned) -> Try {
-        Try { args: ChatArgs { learned, ..self.args.clone() }, ..self }
+    fn examples(self, examples: ExampleKind) -> Try {
+        Try { args: ChatArgs { examples, ..self.args.clone() }, ..self }
     }
 
     /// Reads, encodes and counts; texts instead of conversations with `plain`.
@@ -65,10 +65,12 @@ impl Try {
         result
     }
 
-    /// The run is refused with a message that has all of `told`.
-    fn refused(&self, dataset: &str, plain: bool, told: &[&str]) {
-        let error = self.run(dataset, plain).expect_err(&format!("{told:?} was not refused"));
-        told.iter().for_each(|told| assert!(error.contains(told), "{told:?} is not in: {error}"));
+    /// The run is refused with a message that has all of `reported`.
+    fn refused(&self, dataset: &str, plain: bool, reported: &[&str]) {
+        let error = self.run(dataset, plain).expect_err(&format!("{reported:?} was not refused"));
+        reported
+            .iter()
+            .for_each(|reported| assert!(error.contains(reported), "{reported:?} is not in: {error}"));
         assert!(!error.contains("panick") && error.len() < 1000, "{error}");
     }
 }
@@ -78,7 +80,7 @@ fn an_entry_of_dataset_info_that_cannot_be_used_is_named_with_its_file_and_its_k
     let deep = format!("{{\"d\": {}1{}}}", "[".repeat(300), "]".repeat(300));
     let of = |entry: &str| format!("{{\"d\": {entry}}}");
     let tags = r#"{"role_tag": "role"}"#;
-    for (info, told) in [
+    for (info, reported) in [
         ("[]".to_owned(), &["dataset_info.json:1: ", "must be one JSON object of data sets"][..]),
         ("{\n\"d\": ".into(), &["dataset_info.json:2: EOF while parsing"]),
         (deep, &["dataset_info.json:1: recursion limit exceeded"]),
@@ -156,7 +158,7 @@ fn an_entry_of_dataset_info_that_cannot_be_used_is_named_with_its_file_and_its_k
         std::fs::create_dir(path.join("empty")).unwrap();
         std::fs::write(path.join("words.docx"), "x").unwrap();
         std::os::unix::fs::symlink("loop.jsonl", path.join("loop.jsonl")).unwrap();
-        attempt.refused("d", false, told);
+        attempt.refused("d", false, reported);
     }
     Try::new().refused(" , ", false, &["dataset: Please specify dataset for training."]);
     Try::with("dataset_info.json", b"{\"d\": {\"file_name\": \"\xff\"}}").refused(
@@ -168,8 +170,11 @@ fn an_entry_of_dataset_info_that_cannot_be_used_is_named_with_its_file_and_its_k
     let info = "\u{feff}{\"d\": {\"file_name\": \"rows.jsonl\", \"file_name\": \"rows.jsonl\"}}";
     assert_eq!(Try::with("dataset_info.json", info).run("d", false).unwrap().unwrap().examples, 1);
     let info = info.replacen("rows", "gone", 1);
-    let told = Try::with("dataset_info.json", &info).run("d", false).unwrap_err();
-    assert!(told.contains("dataset_info.json:1: \"file_name\" stands twice with two values"), "{told}");
+    let reported = Try::with("dataset_info.json", &info).run("d", false).unwrap_err();
+    assert!(
+        reported.contains("dataset_info.json:1: \"file_name\" stands twice with two values"),
+        "{reported}"
+    );
 }
 
 #[test]
@@ -209,7 +214,7 @@ fn a_broken_file_is_named_with_the_line_and_what_to_do() {
             "t.jsonl",
             lines(r#"{"instruction": "a", "score": NaN}"#),
             false,
-            &["t.jsonl:2: ", "NaN is no value of JSON, write null"],
+            &["t.jsonl:2: ", "NaN is not a value of JSON, write null"],
         ),
         (
             "t.jsonl",
@@ -296,8 +301,8 @@ fn a_broken_file_is_named_with_the_line_and_what_to_do() {
         ("t.txt", b"a\n\xff\n".to_vec(), true, &["t.txt:2: invalid UTF-8"]),
         ("t.jsonl", lines("x"), true, &["t.jsonl:1: no column \"text\" or \"content\""]),
     ];
-    for (name, content, plain, told) in cases {
-        Try::with(name, content).refused(name, plain, told);
+    for (name, content, plain, reported) in cases {
+        Try::with(name, content).refused(name, plain, reported);
     }
     // With a byte order mark, Windows' line ends, blank lines and a key twice it can be read.
     let odd = "\u{feff}{\"instruction\": \"x\", \"instruction\": \"a\", \"output\": \"b\"}\r\n\r\n";
@@ -319,22 +324,25 @@ fn rows() -> Vec<(Value, &'static str)> {
         (json!({"instruction": "a", "output": null}), "it has no answer"),
         (json!({"instruction": "a", "output": 3}), "it has no answer"),
         (json!({"instruction": "a", "output": ["b"]}), "it has no answer"),
-        (json!({"instruction": "a", "output": "b", "history": "x"}), "its history is no list of pairs"),
-        (json!({"instruction": "a", "output": "b", "history": [["x"]]}), "its history is no list of pairs"),
+        (json!({"instruction": "a", "output": "b", "history": "x"}), "its history is not a list of pairs"),
+        (
+            json!({"instruction": "a", "output": "b", "history": [["x"]]}),
+            "its history is not a list of pairs",
+        ),
         (
             json!({"instruction": "a", "output": "b", "history": [["x", 1]]}),
-            "its history is no list of pairs",
+            "its history is not a list of pairs",
         ),
-        (json!({"instruction": "a", "output": "b", "tools": "{"}), "its tools are no JSON"),
-        (json!({"instruction": "a", "output": "b", "tools": 3}), "its tools are no list of functions"),
+        (json!({"instruction": "a", "output": "b", "tools": "{"}), "its tools are not JSON"),
+        (json!({"instruction": "a", "output": "b", "tools": 3}), "its tools are not a list of functions"),
         (
             json!({"instruction": "a", "output": "b", "tools": "{\"x\": 1}"}),
-            "its tools are no list of functions",
+            "its tools are not a list of functions",
         ),
-        (json!({"instruction": "a", "output": "b", "tools": [1]}), "its tools are no list of functions"),
+        (json!({"instruction": "a", "output": "b", "tools": [1]}), "its tools are not a list of functions"),
         (json!({"instruction": "a", "output": "b", "images": ["x.png"]}), "it has images"),
         (json!({"instruction": "a", "chosen": "b", "rejected": "c"}), "it has two answers"),
-        (json!({"instruction": "a", "output": "b", "kto_tag": true}), "its answer is judged"),
+        (json!({"instruction": "a", "output": "b", "kto_tag": true}), "its answer has a kto_tag"),
         (json!({"conversations": []}), "it has no message"),
         (json!({"conversations": ["a", "b"]}), "to say who speaks"),
         (json!({"conversations": [{"value": "a"}, {"from": "gpt", "value": "b"}]}), "to say who speaks"),
@@ -346,10 +354,10 @@ fn rows() -> Vec<(Value, &'static str)> {
         (said(&[("human", json!(7)), answered.clone()]), "a message holds no text"),
         (said(&[("human", json!({"a": {"b": []}})), answered]), "a message holds no text"),
         (said(&[asked.clone(), ("gpt", json!([{"text": "b"}]))]), "and models are of text only"),
-        (said(&[asked.clone(), ("function_call", json!("now()"))]), "a call of a function is no JSON"),
-        (said(&[asked, ("function_call", json!("{\"name\": 1}"))]), "a call of a function is no JSON"),
-        (call(json!({"function": {"name": "now", "arguments": "{"}})), "a call of a function is no JSON"),
-        (call(json!("now")), "a call of a function is no JSON"),
+        (said(&[asked.clone(), ("function_call", json!("now()"))]), "a call of a function is not JSON"),
+        (said(&[asked, ("function_call", json!("{\"name\": 1}"))]), "a call of a function is not JSON"),
+        (call(json!({"function": {"name": "now", "arguments": "{"}})), "a call of a function is not JSON"),
+        (call(json!("now")), "a call of a function is not JSON"),
         (
             json!({"messages": [role("user", json!("a")), role("tool", json!("b"))]}),
             "its roles do not alternate",
@@ -362,7 +370,7 @@ fn rows() -> Vec<(Value, &'static str)> {
     ]
 }
 
-/// The bad row is dropped with its place, and the good one before it is learned from.
+/// The bad row is dropped with its place, and the good one before it is trained on.
 fn dropped(attempt: &Try, good: &str, row: &Value, reason: &str) {
     std::fs::write(attempt.folder.path().join("rows.jsonl"), format!("{good}\n{row}\n")).unwrap();
     let report = attempt.run("rows.jsonl", false).unwrap_or_else(|error| panic!("{row}: {error}")).unwrap();
@@ -377,13 +385,13 @@ fn a_row_that_cannot_be_used_is_dropped_with_its_reason_and_place() {
     let attempt = Try::new();
     rows().iter().for_each(|(row, reason)| dropped(&attempt, GOOD, row, reason));
     let short = Try { cutoff_len: 1, ..Try::new() };
-    let told = "1 dropped: nothing of its answers is left within cutoff_len";
-    short.refused("rows.jsonl", false, &["Cannot find valid samples", told, "rows.jsonl:1"]);
+    let reported = "1 dropped: nothing of its answers is left within cutoff_len";
+    short.refused("rows.jsonl", false, &["Cannot find valid samples", reported, "rows.jsonl:1"]);
 }
 
 #[test]
-fn a_pair_or_a_judgement_without_one_of_its_parts_is_dropped() {
-    let pairs = Try::new().learning(Learned::Pairs);
+fn a_pair_or_an_unpaired_preference_without_one_of_its_parts_is_dropped() {
+    let pairs = Try::new().examples(ExampleKind::Pairs);
     let good = r#"{"instruction": "a", "chosen": "b", "rejected": "c"}"#;
     let said = |chosen: Value| json!({"conversations": [{"from": "human", "value": "a"}], "chosen": chosen, "rejected": {"from": "gpt", "value": "c"}});
     for (row, reason) in [
@@ -397,12 +405,12 @@ fn a_pair_or_a_judgement_without_one_of_its_parts_is_dropped() {
     ] {
         dropped(&pairs, good, &row, reason);
     }
-    let judged = Try::new().learning(Learned::UnpairedPreferences);
+    let judged = Try::new().examples(ExampleKind::UnpairedPreferences);
     let good = r#"{"instruction": "a", "output": "b", "kto_tag": false}"#;
     for (row, reason) in [
-        (json!({"instruction": "a", "output": "b"}), "its answer is not judged"),
-        (json!({"instruction": "a", "output": "b", "kto_tag": "true"}), "its answer is not judged"),
-        (json!({"instruction": "a", "output": "b", "kto_tag": 1}), "its answer is not judged"),
+        (json!({"instruction": "a", "output": "b"}), "its answer has no label"),
+        (json!({"instruction": "a", "output": "b", "kto_tag": "true"}), "its answer has no label"),
+        (json!({"instruction": "a", "output": "b", "kto_tag": 1}), "its answer has no label"),
         (json!({"instruction": "a", "kto_tag": true}), "it has no answer"),
     ] {
         dropped(&judged, good, &row, reason);
@@ -415,7 +423,7 @@ const CHATML: &str = "{% for m in messages %}[{{ m.role }}]{{ m.content }};{% en
 fn a_broken_template_is_named_with_its_cause() {
     let doubling = "{% set ns = namespace(t='ab') %}{% for i in range(90) %}\n{% set ns.t = ns.t + ns.t %}{% endfor %}{{ ns.t }}";
     let huge = format!("{{# {} #}}x", "a".repeat(200_000));
-    for (template, told) in [
+    for (template, reported) in [
         (
             "{% for m in messages %}{{ m.content }}",
             &["chat_template.jinja: the chat template is broken: ", "(in chat_template:1)"][..],
@@ -426,7 +434,7 @@ fn a_broken_template_is_named_with_its_cause() {
             &["Cannot find valid samples", "filter shuffled is unknown (in chat_template:1)", "rows.jsonl:1"],
         ),
         (&huge, &["the chat template has 200007 bytes; supported are at most 131072"]),
-        // Those that fail for every row leave nothing to learn from.
+        // Those that fail for every row leave nothing to train on.
         ("{{ raise_exception('only cats') }}", &["Cannot find valid samples", "only cats", "rows.jsonl:1"]),
         ("{{ message.content }}", &["Cannot find valid samples", "undefined value", "rows.jsonl:1"]),
         (
@@ -439,7 +447,7 @@ fn a_broken_template_is_named_with_its_cause() {
             "{% for m in messages if m.role != 'user' %}{{ m.content }}{{ m.content }}{% endfor %}{% for m in messages %}{{ m.content }}{% endfor %}",
             &[
                 "Cannot find valid samples",
-                "renders message 2 so that what the assistant says cannot be told",
+                "renders message 2 so that what the assistant says cannot be distinguished",
             ],
         ),
         (
@@ -461,7 +469,7 @@ fn a_broken_template_is_named_with_its_cause() {
             ],
         ),
     ] {
-        Try::rendered(template).refused("rows.jsonl", false, told);
+        Try::rendered(template).refused("rows.jsonl", false, reported);
     }
     let bytes = Try::with("chat_template.jinja", b"\xff\xfe");
     let bytes = Try { args: ChatArgs { template: None, ..bytes.args.clone() }, ..bytes };
@@ -483,7 +491,7 @@ fn a_broken_template_is_named_with_its_cause() {
     named("llama3").refused(
         "rows.jsonl",
         false,
-        &["template: its end token <|eot_id|> is no token of this tokenizer"],
+        &["template: its end token <|eot_id|> is not a token of this tokenizer"],
     );
     let late = named("glm4");
     let late = Try { args: ChatArgs { train_on_prompt: true, ..late.args.clone() }, ..late };
@@ -514,13 +522,13 @@ fn reasons_that_differ_for_every_row_are_not_all_told() {
 
 #[test]
 fn a_broken_tokenizer_is_named_and_one_without_special_tokens_works() {
-    for (name, content, told) in [
+    for (name, content, reported) in [
         ("tokenizer.json", "{\"model\": ", &["tokenizer.json: ", "is it a whole tokenizer.json?"][..]),
         ("tokenizer.json", "{}", &["tokenizer.json: ", "is it a whole tokenizer.json?"]),
         ("tokenizer_config.json", "{", &["tokenizer_config.json"]),
         ("tokenizer_config.json", r#"{"eos_token": 5}"#, &["tokenizer_config.json", "eos_token"]),
     ] {
-        Try::with(name, content).refused("rows.jsonl", false, told);
+        Try::with(name, content).refused("rows.jsonl", false, reported);
     }
     let missing = Try::new();
     std::fs::remove_file(missing.folder.path().join("tokenizer.json")).unwrap();

@@ -1,4 +1,4 @@
-//! DeepSpeed's shape of a training: engines, plugins, whole parameters; the examples beside the Python originals.
+//! DeepSpeed's shape of a training run: engines, plugins, whole parameters; the examples beside the Python originals.
 
 use std::fmt::Debug;
 use std::path::Path;
@@ -191,8 +191,8 @@ fn a_window_ends_where_one_says() {
     pass(&engine, 3).unwrap();
     assert_eq!(engine.step().unwrap(), Some(Stepped::Done));
     assert_eq!((engine.global_steps(), engine.micro_steps()), (1, 4));
-    let told = engine.no_sync(|| engine.step()).unwrap_err().to_string();
-    assert!(told.contains("inside of `no_sync`"), "{told}");
+    let reported = engine.no_sync(|| engine.step()).unwrap_err().to_string();
+    assert!(reported.contains("inside of `no_sync`"), "{reported}");
     assert_eq!(engine.no_sync(|| Ok(7)).unwrap(), 7);
 }
 
@@ -258,8 +258,8 @@ fn the_optimizer_and_the_schedule_of_the_code_win_and_ones_own_rates_hold() {
         pass(&engine, 0).unwrap();
         engine.step().unwrap();
     }
-    let told = engine.set_lr(0.1).unwrap_err().to_string();
-    assert!(told.contains("this engine steps a schedule"), "{told}");
+    let reported = engine.set_lr(0.1).unwrap_err().to_string();
+    assert!(reported.contains("this engine steps a schedule"), "{reported}");
 
     let own = self::engine(&accelerator, &ds_config(0)).unwrap();
     own.set_lr(0.25).unwrap();
@@ -278,12 +278,12 @@ struct Client {
 fn a_client_state_comes_back_as_the_type_that_was_saved_or_not_at_all() {
     let folder = tempfile::tempdir().unwrap();
     let path = folder.path().to_path_buf();
-    let told = same(2, move |comm| {
+    let reported = same(2, move |comm| {
         let engine = engine(&accelerator(comm, AcceleratorConfig::default())?, &ds_config(3))?;
         assert!(engine.load_checkpoint::<Client>(&path, None)?.is_none());
         pass(&engine, 0)?;
-        let told = engine.save_checkpoint(&path, Some("a"), &()).unwrap_err().to_string();
-        assert!(told.contains("a window of micro-batches is open"), "{told}");
+        let reported = engine.save_checkpoint(&path, Some("a"), &()).unwrap_err().to_string();
+        assert!(reported.contains("a window of micro-batches is open"), "{reported}");
         engine.step()?;
         engine.save_checkpoint(&path, Some("a"), &Client { step: 1, best: 0.1 + 0.2 })?;
         let (_, client) = engine.load_checkpoint::<Client>(&path, Some("a"))?.unwrap();
@@ -296,15 +296,15 @@ fn a_client_state_comes_back_as_the_type_that_was_saved_or_not_at_all() {
         pass(&engine, 1)?;
         engine.step()?;
         let before = whole(engine.model())?;
-        let told = engine.load_checkpoint::<Vec<String>>(&path, None).unwrap_err().to_string();
+        let reported = engine.load_checkpoint::<Vec<String>>(&path, None).unwrap_err().to_string();
         assert_eq!(whole(engine.model())?, before);
         assert_eq!(engine.global_steps(), 2);
-        let told = told.replace("load_checkpoint failed on rank 0: ", "");
-        Ok(told.replace(&path.display().to_string(), "…"))
+        let reported = reported.replace("load_checkpoint failed on rank 0: ", "");
+        Ok(reported.replace(&path.display().to_string(), "…"))
     });
     assert!(
-        told.contains("saved as suite::deepspeed::Client and cannot be read as alloc::vec::Vec<"),
-        "{told}"
+        reported.contains("saved as suite::deepspeed::Client and cannot be read as alloc::vec::Vec<"),
+        "{reported}"
     );
 }
 
@@ -343,16 +343,16 @@ fn whole_parameters_are_read_everywhere_and_written_by_one_rank() {
                         *value = i as f32 / 96.0 + rank;
                     }
                     params.values_mut("down.bias")?.fill(rank);
-                    let told = params.values("down.wieght").unwrap_err().to_string();
-                    assert!(told.ends_with("did you mean \"down.weight\"?"), "{told}");
+                    let reported = params.values("down.wieght").unwrap_err().to_string();
+                    assert!(reported.ends_with("did you mean \"down.weight\"?"), "{reported}");
                     Ok(())
                 },
             )?;
             let weights = whole(engine.model())?;
             // What was not written is as it was drawn, and all of it is what a forward pass sees.
             pass(&engine, 0)?;
-            let told = zero::gathered_parameters(engine.model(), engine.module(), Some(0), |_| Ok(()));
-            assert!(told.unwrap_err().to_string().contains("inside of a window"));
+            let reported = zero::gathered_parameters(engine.model(), engine.module(), Some(0), |_| Ok(()));
+            assert!(reported.unwrap_err().to_string().contains("inside of a window"));
             engine.step()?;
             assert_ne!(whole(engine.model())?, weights);
             Ok(weights)
@@ -397,12 +397,12 @@ fn a_closure_that_fails_on_one_rank_fails_on_all() {
             if rank == 1 { params.values("nothing").map(|_| ()) } else { Ok(()) }
         })
     });
-    let told: Vec<String> = results.into_iter().map(|result| result.unwrap_err().to_string()).collect();
+    let reported: Vec<String> = results.into_iter().map(|result| result.unwrap_err().to_string()).collect();
     assert!(
-        told[0].starts_with("gathered_parameters failed on rank 1: no parameter \"nothing\""),
-        "{told:?}"
+        reported[0].starts_with("gathered_parameters failed on rank 1: no parameter \"nothing\""),
+        "{reported:?}"
     );
-    assert!(told[1].starts_with("no parameter \"nothing\""), "{told:?}");
+    assert!(reported[1].starts_with("no parameter \"nothing\""), "{reported:?}");
 }
 
 #[test]
@@ -463,8 +463,8 @@ fn a_plugin_without_a_file_says_all_by_its_fields() {
     let accelerator = solo(settings).unwrap();
     let net = Net::new().unwrap();
     let optimizer = optim::adamw(&net);
-    let told = accelerator.prepare((net, optimizer)).err().unwrap().to_string();
-    assert!(told.contains("\"auto\" for train_micro_batch_size_per_gpu"), "{told}");
+    let reported = accelerator.prepare((net, optimizer)).err().unwrap().to_string();
+    assert!(reported.contains("\"auto\" for train_micro_batch_size_per_gpu"), "{reported}");
 }
 
 #[test]

@@ -78,18 +78,18 @@ fn groups_of_one_process_know_nothing_of_each_other() {
 
 #[test]
 fn the_first_rank_that_fails_is_named_and_the_others_are_told() {
-    let told = Mutex::new(Vec::new());
+    let reported = Mutex::new(Vec::new());
     let result: Result<Vec<()>> = distributed::spawn(3, |rank| {
         let accelerator = Accelerator::new(&one_thread())?;
         if rank == 1 {
             return Err(Error::Usage("no more of this".to_owned()));
         }
         let error = accelerator.wait_for_everyone().unwrap_err();
-        told.lock().unwrap().push(error.to_string());
+        reported.lock().unwrap().push(error.to_string());
         Err(error)
     });
     assert_eq!(message(result), "rank 1 failed: no more of this");
-    assert_eq!(told.into_inner().unwrap(), ["rank 1 failed: no more of this"; 2]);
+    assert_eq!(reported.into_inner().unwrap(), ["rank 1 failed: no more of this"; 2]);
 
     let result = ranks(2, |group| {
         if group.rank() == 0 {
@@ -257,7 +257,9 @@ fn ranks_that_differ_are_told_all_of_them() {
         let list = [tensor(&[1.0_f32])];
         group.scatter(&mut tensor(&[0.0_f32]), (group.rank() == 0).then_some(&list), 0)
     });
-    expect("the mean of i32 [1] is no integer", &|group| group.all_reduce(&mut tensor(&[1]), ReduceOp::Avg));
+    expect("the mean of i32 [1] is not an integer", &|group| {
+        group.all_reduce(&mut tensor(&[1]), ReduceOp::Avg)
+    });
     expect("give one for each rank", &|group| group.reduce_scatter(&[], ReduceOp::Sum).map(|_| ()));
     expect("all_to_all: the tensors i32 [1], i32 [2] for 2 ranks", &|group| {
         group.all_to_all(&[tensor(&[1]), tensor(&[1, 2])]).map(|_| ())

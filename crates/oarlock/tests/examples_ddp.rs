@@ -35,7 +35,7 @@ fn check(program: &str, of: impl Fn(usize) -> Vec<f32>) {
     let torch = expected(program);
     let one = of(1);
     assert_eq!(one.len(), torch.len());
-    assert!(one.last() < one.first(), "nothing was learnt: {one:?}");
+    assert!(one.last() < one.first(), "nothing was learned: {one:?}");
     for world in [1, 2, 4] {
         let ours = of(world);
         assert_eq!(ours.len(), torch.len());

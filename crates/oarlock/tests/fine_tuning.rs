@@ -6,7 +6,7 @@ use std::sync::Arc;
 
 use oarlock::adapters::{Adaptation, AdaptedSource, Adapter, adapt, adapt_quantized};
 use oarlock::checkpoint::{Contents, Saver};
-use oarlock::config::{Learned, PreferenceArgs, TokenLossArgs};
+use oarlock::config::{ExampleKind, PreferenceArgs, TokenLossArgs};
 use oarlock::data::{Loader, Rows, Sampler};
 use oarlock::model::{Decoder, HfConfig};
 use oarlock::shard::{Placements, ShardingConfig, WeightSource};
@@ -64,7 +64,7 @@ const ROWS: u64 = 8;
 fn tasks() -> Vec<Task> {
     let of_stage = |stage| match stage {
         Stage::Sft => sft::data(&sft::GOLDEN).0,
-        Stage::Dpo => preference::data(Learned::Pairs).0,
+        Stage::Dpo => preference::data(ExampleKind::Pairs).0,
     };
     let mut tasks = Vec::new();
     for stage in [Stage::Sft, Stage::Dpo] {
@@ -208,8 +208,8 @@ fn every_placement_of_every_method_and_stage_has_the_same_bits() {
     assert_eq!(std::fs::read_dir(disk.path()).unwrap().count(), 0, "something is left on the disk");
 }
 
-/// With several micro-batches, placements that reduce gradients equally often have the same bits, and all have the same
-/// losses within rounding.
+/// With several micro-batches, placements that reduce gradients equally often are bitwise identical, and all have the
+/// same losses within rounding.
 #[test]
 fn accumulation_keeps_the_bits_of_a_class_and_the_losses_of_all() {
     let disk = tempfile::tempdir().unwrap();
@@ -260,7 +260,7 @@ fn a_checkpoint_of_four_ranks_with_zero3_goes_on_on_two_with_zero1() {
         assert!(loaded.state == saved.state, "{name}: what was loaded is not what was saved");
         let resumed = task.run(2, &zero1, from);
         close(&resumed, &whole.losses[3..], task.dtype, &name);
-        // The same ranks go on to the bit, in any placement.
+        // The same ranks go on bitwise identically, in any placement.
         let resumed = task.run(4, &zero1, from);
         assert_eq!(resumed.losses, whole.losses[3..], "{name}");
         assert!(resumed.state == whole.state, "{name}: other state");

@@ -15,7 +15,7 @@ use oarlock_tensor::cpu::quantized::{Code, Format};
 use oarlock_tensor::{DType, Device, Par};
 use serde_json::Value;
 
-use crate::adapters::{Trainings, beside, check, floats, golden, losses_of, placement, tensors};
+use crate::adapters::{PeftRuns, beside, check, floats, golden, losses_of, placement, tensors};
 
 const FAMILIES: [&str; 2] = ["phi3", "glm4"];
 const NF4: Format = Format::FourBit { code: Code::Nf4, nested: true };
@@ -29,9 +29,9 @@ fn read(path: PathBuf) -> Value {
     serde_json::from_str(&std::fs::read_to_string(path).unwrap()).unwrap()
 }
 
-fn trainings(family: &str) -> Trainings {
+fn trainings(family: &str) -> PeftRuns {
     let (base, adapters) = (golden("families").join(family), golden("adapters/fused").join(family));
-    Trainings { numbers: read(adapters.join("numbers.json")), base, adapters, rank: 2, quantized: None }
+    PeftRuns { numbers: read(adapters.join("numbers.json")), base, adapters, rank: 2, quantized: None }
 }
 
 #[test]
@@ -68,7 +68,7 @@ fn all_targets_are_the_layers_of_the_files() {
 #[test]
 fn logits_are_those_of_peft_beside_the_base_and_merged_into_it() {
     for family in FAMILIES {
-        let Trainings { base, adapters, numbers, .. } = trainings(family);
+        let PeftRuns { base, adapters, numbers, .. } = trainings(family);
         for name in KINDS {
             let adapter = adapters.join(name);
             check(&beside(&base, &adapter), &numbers, name);
@@ -119,7 +119,7 @@ fn what_is_written_has_the_keys_the_shapes_and_the_settings_of_peft() {
 fn an_export_and_a_quantized_base_take_them() {
     let folder = tempfile::tempdir().unwrap();
     for family in FAMILIES {
-        let Trainings { base, adapters, numbers, .. } = trainings(family);
+        let PeftRuns { base, adapters, numbers, .. } = trainings(family);
         // A tokenizer, which the small models lack.
         let model = folder.path().join(family);
         std::fs::create_dir(&model).unwrap();

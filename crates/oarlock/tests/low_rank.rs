@@ -30,7 +30,7 @@ fn rules() -> Vec<(&'static str, LowRankArgs)> {
         ("galore_reverse_std", galore(Sides::Larger)),
         ("galore_left", galore(Sides::Left)),
         ("galore_right", galore(Sides::Right)),
-        // What rounding leaves beside the diagonal, which the gradient is at first, is no step.
+        // What rounding leaves beside the diagonal, which the gradient is at first, is not a step.
         ("galore_full", LowRankArgs { eps: 1e-4, ..galore(Sides::Both) }),
         ("apollo_random", apollo(true, false, false, 32.0)),
         ("apollo_tensor", apollo(false, true, false, 4.0)),

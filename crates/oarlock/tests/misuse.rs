@@ -29,7 +29,7 @@ const LIMIT: Duration = Duration::from_secs(60);
 const PATIENCE: Duration = Duration::from_secs(2);
 
 /// What each rank is told.
-fn told(wrong: &Wrong) -> Vec<String> {
+fn reported(wrong: &Wrong) -> Vec<String> {
     let ranks = shm::threads(wrong.ranks).unwrap().into_iter().map(|comm| {
         let (sender, receiver) = mpsc::channel();
         let program = wrong.program;
@@ -46,19 +46,22 @@ fn told(wrong: &Wrong) -> Vec<String> {
         receiver
     });
     let ranks: Vec<_> = ranks.collect();
-    let told = ranks.into_iter().enumerate().map(|(rank, told)| {
-        told.recv_timeout(LIMIT).unwrap_or_else(|error| panic!("{}: rank {rank}: {error}", wrong.title))
+    let reported = ranks.into_iter().enumerate().map(|(rank, reported)| {
+        reported.recv_timeout(LIMIT).unwrap_or_else(|error| panic!("{}: rank {rank}: {error}", wrong.title))
     });
-    told.collect()
+    reported.collect()
 }
 
 /// A case of the page.
 fn section(wrong: &Wrong) -> String {
-    let told: Vec<String> = told(wrong).iter().map(|text| without_places(text)).collect();
+    let reported: Vec<String> = reported(wrong).iter().map(|text| without_places(text)).collect();
     let mut text = format!("## {}\n\n", wrong.title);
-    match told.first() {
-        Some(first) if told.iter().all(|other| other == first) => text += &format!("{first}\n"),
-        _ => told.iter().enumerate().for_each(|(rank, told)| text += &format!("- rank {rank}: {told}\n")),
+    match reported.first() {
+        Some(first) if reported.iter().all(|other| other == first) => text += &format!("{first}\n"),
+        _ => reported
+            .iter()
+            .enumerate()
+            .for_each(|(rank, reported)| text += &format!("- rank {rank}: {reported}\n")),
     }
     text
 }
@@ -79,7 +82,7 @@ fn every_wrong_program_is_told_what_to_do() {
     let page = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/misuse/messages.md");
     let all: Vec<Wrong> = programs::all().into_iter().chain(further::all()).collect();
     assert!(all.len() >= 25, "{} programs", all.len());
-    let mut text = "# What wrong programs are told\n".to_owned();
+    let mut text = "# Messages about wrong programs\n".to_owned();
     for wrong in &all {
         let section = section(wrong);
         assert!(section.contains(' ') && !section.contains("(nothing)\n\n"), "{section}");

@@ -90,7 +90,7 @@ fn new_rows_begin_near_the_mean_of_the_others_or_as_their_descriptions() {
         let expected = (before[5 * WIDTH + col] + before[9 * WIDTH + col]) / 2.0;
         assert!((whole[303 * WIDTH + col] - expected).abs() < 1e-6);
     }
-    // A rank that reads a part has the bits of the whole.
+    // A rank that reads a part is bitwise identical to the whole.
     for elements in [N_STORED * WIDTH - 7..N_STORED * WIDTH + 45, 303 * WIDTH + 3..305 * WIDTH - 1] {
         assert!(read(&mut *source, EMBEDDING, elements.clone()) == whole[elements]);
     }

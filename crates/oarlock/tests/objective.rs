@@ -92,7 +92,7 @@ fn an_objective_of_ones_own_trains_alike_on_any_number_of_ranks() {
         first
     };
     let one = train(1, Placements::WHOLE);
-    assert!(one[6] < one[0], "nothing was learnt: {one:?}");
+    assert!(one[6] < one[0], "nothing was learned: {one:?}");
     for placements in [Placements::WHOLE, Placements::PARAMETERS] {
         let two = train(2, placements);
         for (a, b) in one.iter().zip(&two) {

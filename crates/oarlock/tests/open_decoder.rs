@@ -165,14 +165,15 @@ fn output_weights_that_are_the_embeddings_stay_so() {
         Ok(Box::new(Linear::new(sizes[1], sizes[0])?.no_bias()) as Box<dyn Layer>)
     };
     let mut tied = Decoder::new(DecoderConfig { tie_embeddings: true, ..config.clone() }, 8).unwrap();
-    let told = tied.map_lm_head(fresh).unwrap_err().to_string();
+    let message = tied.map_lm_head(fresh).unwrap_err().to_string();
     assert!(
-        told.contains("the output weights are the embedding's") && told.contains("tie_embeddings: false")
+        message.contains("the output weights are the embedding's")
+            && message.contains("tie_embeddings: false")
     );
     let mut untied = Decoder::new(DecoderConfig { tie_embeddings: false, ..config }, 8).unwrap();
     untied.map_lm_head(fresh).unwrap();
-    let told = untied.map_lm_head(fresh).unwrap_err().to_string();
-    assert!(told.ends_with("the output weights were replaced before"), "{told}");
+    let message = untied.map_lm_head(fresh).unwrap_err().to_string();
+    assert!(message.ends_with("the output weights were replaced before"), "{message}");
     let accelerator = alone(AcceleratorConfig::default());
     let model = accelerator.prepare(untied).unwrap();
     assert_eq!(logits(&accelerator, &model).unwrap().sizes()[..2], [1, 6]);

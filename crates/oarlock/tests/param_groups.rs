@@ -105,8 +105,9 @@ fn schedule(name: &str, optimizer: &Optim) -> Scheduler {
             let shapes = [(0.001, 0.03), (0.0, 0.02), (0.002, 0.01)].map(|(min_lr, max_lr)| {
                 Shape::DeepSpeed(DeepSpeedShape::WarmupLr(Warmup { min_lr, ..warmup(Some(max_lr)) }))
             });
-            let told = Scheduler::shaped_by_group(optimizer, &shapes[..2], 0, 12).err().unwrap().to_string();
-            assert!(told.contains("2 shapes") && told.contains("3 parameter groups"), "{told}");
+            let message =
+                Scheduler::shaped_by_group(optimizer, &shapes[..2], 0, 12).err().unwrap().to_string();
+            assert!(message.contains("2 shapes") && message.contains("3 parameter groups"), "{message}");
             Scheduler::shaped_by_group(optimizer, &shapes, 0, 12).unwrap()
         }
         "WarmupCosineLR" => shaped(DeepSpeedShape::WarmupCosineLr {
@@ -431,8 +432,8 @@ fn a_run_with_groups_goes_on_to_the_bit_and_not_with_others() {
     let accelerator = alone().unwrap();
     let fewer = prepare(&accelerator, |net| optim::adamw(net).no_decay(net.biases())).unwrap();
     let before = (fewer.1.group_lrs(), weights(&accelerator, &fewer.0).unwrap());
-    let told = accelerator.load_state(Some(&dir)).unwrap_err().to_string();
-    assert!(told.contains("with 3 parameter groups, and this one has 2"), "{told}");
+    let message = accelerator.load_state(Some(&dir)).unwrap_err().to_string();
+    assert!(message.contains("with 3 parameter groups, and this one has 2"), "{message}");
     assert_eq!((fewer.1.group_lrs(), weights(&accelerator, &fewer.0).unwrap()), before);
 }
 
@@ -457,6 +458,6 @@ fn an_engine_without_a_schedule_goes_on_at_the_rates_that_it_had() {
     assert_eq!(again.group_lrs().unwrap(), [0.01, 0.05, 0.01]);
     again.load_checkpoint::<()>(folder.path(), Some("tag")).unwrap();
     assert_eq!(again.group_lrs().unwrap(), [0.25; 3]);
-    let told = engine(false).load_checkpoint::<()>(folder.path(), Some("tag")).unwrap_err().to_string();
-    assert!(told.contains("with 3 parameter groups, and this one has 1"), "{told}");
+    let message = engine(false).load_checkpoint::<()>(folder.path(), Some("tag")).unwrap_err().to_string();
+    assert!(message.contains("with 3 parameter groups, and this one has 1"), "{message}");
 }

@@ -78,7 +78,7 @@ impl Case<'_> {
 }
 
 /// What a rank saw.
-struct Seen {
+struct RankResult {
     /// Loss and norm of each step.
     steps: Vec<(u64, u64)>,
     evaluated: f64,
@@ -90,7 +90,7 @@ struct Seen {
     weights: f64,
 }
 
-fn rank(data: &Data, comm: Communicator, case: &Case<'_>) -> Seen {
+fn rank(data: &Data, comm: Communicator, case: &Case<'_>) -> RankResult {
     let config = AcceleratorConfig {
         shard: case.options.clone(),
         pipeline: case.pipeline.clone(),
@@ -148,11 +148,11 @@ fn rank(data: &Data, comm: Communicator, case: &Case<'_>) -> Seen {
     let n_params = optimizer.with_engine(Engine::n_params).unwrap();
     let pieces = pieces(&optimizer);
     comm.finish();
-    Seen { steps, evaluated, n_params, began, pieces, weights }
+    RankResult { steps, evaluated, n_params, began, pieces, weights }
 }
 
-fn run(data: &Data, case: &Case<'_>) -> (Trace, Vec<Seen>) {
-    let ranks: Vec<Seen> = shm::on_threads(case.ranks, |comm| rank(data, comm, case)).unwrap();
+fn run(data: &Data, case: &Case<'_>) -> (Trace, Vec<RankResult>) {
+    let ranks: Vec<RankResult> = shm::on_threads(case.ranks, |comm| rank(data, comm, case)).unwrap();
     assert!(ranks.iter().all(|rank| rank.evaluated.to_bits() == ranks[0].evaluated.to_bits()));
     assert!(ranks.iter().all(|rank| rank.weights.to_bits() == ranks[0].weights.to_bits()));
     let parts = ranks.iter().map(|rank| (rank.steps.clone(), rank.pieces.clone())).collect();

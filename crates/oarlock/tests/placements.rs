@@ -1,4 +1,4 @@
-//! However the state of a model is sharded, gathered, reduced and offloaded, a run has the same bits.
+//! However the state of a model is sharded, gathered, reduced and offloaded, a run is bitwise identical.
 
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
@@ -278,13 +278,13 @@ fn a_class_that_the_model_lacks_is_named_with_those_that_it_has() {
     let config = AcceleratorConfig { shard, threads: Some(1), ..AcceleratorConfig::default() };
     let accelerator = Accelerator::over(Communicator::solo(), &config).unwrap();
     let adamw = optim::adamw(&model);
-    let told = accelerator.prepare((model, adamw)).map(|_| ()).unwrap_err();
+    let message = accelerator.prepare((model, adamw)).map(|_| ()).unwrap_err();
     assert!(
-        told.to_string().starts_with(
+        message.to_string().starts_with(
             "could not find the transformer layer class LlamaDecoderLayer in the model; its units are of the classes \
              Embedding, Qwen3DecoderLayer, Head"
         ),
-        "{told}"
+        "{message}"
     );
 }
 

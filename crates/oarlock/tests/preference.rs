@@ -1,9 +1,9 @@
-//! Preferences, judgements and rewards against LLaMA-Factory's encoding and torch: the loss, the gradient norm and the
-//! metrics of every step of golden trajectories (`tests/golden/preference`, written by bench/golden/make_preference.py),
-//! however they are split and sharded.
+//! Preferences, paired and unpaired, and rewards against LLaMA-Factory's encoding and torch: the loss, the gradient norm
+//! and the metrics of every step of golden trajectories (`tests/golden/preference`, written by
+//! bench/golden/make_preference.py), however they are split and sharded.
 
 use oarlock::adapters::{Adaptation, AdaptedSource, Adapter, adapt};
-use oarlock::config::{ChatArgs, KtoArgs, Learned, PreferenceArgs, PreferenceLoss};
+use oarlock::config::{ChatArgs, ExampleKind, KtoArgs, PreferenceArgs, PreferenceLoss};
 use oarlock::data::{
     Chat, Encoder, Loader, Packing, RowReport, RowSettings, Rows, Sampler, Source, TokenCache, Tokenizer,
     eval_batches,
@@ -37,7 +37,7 @@ struct Split {
 /// As the golden trajectories: six pairs a step on one rank.
 const GOLDEN: Split = Split { ranks: 1, rows: 6, accumulation: 1, placements: Placements::WHOLE, steps: 30 };
 
-/// What is optimised.
+/// What is optimized.
 #[derive(Clone)]
 enum Loss {
     Pairs(PreferenceArgs),
@@ -53,35 +53,35 @@ fn trajectories() -> Value {
     serde_json::from_str(&std::fs::read_to_string(folder().join("trajectory.json")).unwrap()).unwrap()
 }
 
-pub fn data(learned: Learned) -> (Arc<Rows>, RowReport) {
+pub fn data(examples: ExampleKind) -> (Arc<Rows>, RowReport) {
     let tokenizer = Tokenizer::open(golden()).unwrap();
     let args = ChatArgs {
         template: Some("default".into()),
         enable_thinking: Some(true),
         split_special_tokens: true,
-        learned,
+        examples,
         ..ChatArgs::default()
     };
-    let key = if learned == Learned::Pairs { "cutoff_len" } else { "judged_cutoff_len" };
+    let key = if examples == ExampleKind::Pairs { "cutoff_len" } else { "judged_cutoff_len" };
     let cutoff_len = trajectories()[key].as_u64().unwrap() as usize;
     let chat = Chat::new(&tokenizer, &golden(), &args, cutoff_len).unwrap();
-    let name = if learned == Learned::Pairs { "pairs" } else { "judged" };
+    let name = if examples == ExampleKind::Pairs { "pairs" } else { "judged" };
     let source = Source::resolve(name, &folder(), None).unwrap();
     let caches = tempfile::tempdir().unwrap();
     let cache =
         TokenCache::build(caches.path(), &source, Encoder::sft(&tokenizer, &chat), &mut |_| ()).unwrap();
     let cache = TokenCache::open(&cache.path).unwrap();
     let report = cache.report().unwrap().unwrap();
-    let len = if learned == Learned::Pairs { 2 * cutoff_len } else { cutoff_len };
+    let len = if examples == ExampleKind::Pairs { 2 * cutoff_len } else { cutoff_len };
     let settings = RowSettings { packing: Packing::Examples, len, special: tokenizer.special() };
     (Arc::new(Rows::new(Arc::new(cache), &settings).unwrap()), report)
 }
 
 fn train(loss: &Loss, with_adapter: bool, split: &Split) -> Vec<StepReport> {
     let rows = data(if matches!(loss, Loss::UnpairedPreference(_)) {
-        Learned::UnpairedPreferences
+        ExampleKind::UnpairedPreferences
     } else {
-        Learned::Pairs
+        ExampleKind::Pairs
     })
     .0;
     let rank = |comm| rank(comm, loss, with_adapter, split, &rows);
@@ -320,14 +320,14 @@ fn length_desensitization_leaves_the_reference_whole() {
 
 #[test]
 fn the_report_counts_what_the_original_encodes() {
-    let (rows, report) = data(Learned::Pairs);
+    let (rows, report) = data(ExampleKind::Pairs);
     let golden = trajectories();
     let count = |key: &str| golden[key].as_u64().unwrap();
     assert_eq!((report.tokens, report.trained), (count("tokens"), count("trained")));
     assert_eq!((report.rows, report.examples, report.n_dropped()), (60, 60, 0));
     assert_eq!((0..rows.n_rows()).map(|row| rows.n_targets(row) as u64).sum::<u64>(), report.trained);
-    let (_, report) = data(Learned::UnpairedPreferences);
-    assert!(report.judged == 60 && (20..50).contains(&report.wanted), "{report:?}");
+    let (_, report) = data(ExampleKind::UnpairedPreferences);
+    assert!(report.unpaired == 60 && (20..50).contains(&report.wanted), "{report:?}");
     assert!(
         report
             .lines(48)

@@ -1,5 +1,5 @@
-//! A decoder with quantized weights and adapters trains to the bit as one with the same weights dequantized, in every
-//! placement.
+//! A decoder with quantized weights and adapters trains bitwise identically to one with the same weights dequantized, in
+//! every placement.
 
 use std::path::{Path, PathBuf};
 

@@ -85,7 +85,7 @@ fn changed(
 #[test]
 fn settings_that_are_not_those_of_the_stored_weights_are_told() {
     const Q: &str = "model.layers.0.self_attn.q_proj";
-    let told = |folder: &tempfile::TempDir| {
+    let message = |folder: &tempfile::TempDir| {
         let model = load_for_inference(folder.path(), &[], &device(), DType::F32, 64).unwrap();
         model.config.notes().join("\n")
     };
@@ -125,7 +125,7 @@ fn settings_that_are_not_those_of_the_stored_weights_are_told() {
             "and these are: model.layers.0.self_attn.o_proj.weight",
         ),
     ] {
-        let said = told(&changed(name, |settings| settings[key] = value, |_| ()));
+        let said = message(&changed(name, |settings| settings[key] = value, |_| ()));
         assert!(
             said.contains("config.json: quantization_config says ") && said.contains(expected),
             "{key}: {said}"
@@ -143,11 +143,11 @@ fn settings_that_are_not_those_of_the_stored_weights_are_told() {
             }
         }
     };
-    let said = told(&changed("nf4", |_| (), plain(Q)));
+    let said = message(&changed("nf4", |_| (), plain(Q)));
     assert!(said.contains(&format!("it is not quantized, and these are not: {Q}.weight; what")), "{said}");
     let skips = |settings: &mut Value| settings["llm_int8_skip_modules"] = list(&[Q, "lm_head"]);
-    assert_eq!(told(&changed("nf4", skips, plain(Q))), "");
-    let said = told(&changed("nf4", |_| (), plain("")));
+    assert_eq!(message(&changed("nf4", skips, plain(Q))), "");
+    let said = message(&changed("nf4", |_| (), plain("")));
     assert!(said.contains("says that weights are quantized, and none of the files' is: "), "{said}");
     // What transformers refuses.
     let both = changed("nf4", |settings| settings["load_in_8bit"] = true.into(), |_| ());
@@ -345,7 +345,7 @@ fn awq_is_unpacked_in_its_order() {
 
 #[test]
 fn what_is_not_there_or_damaged_is_named() {
-    let told = |settings: Value| {
+    let message = |settings: Value| {
         let dir = folder(settings, |_, _| Vec::new());
         HfConfig::read(dir.path()).unwrap_err().to_string()
     };
@@ -359,8 +359,8 @@ fn what_is_not_there_or_damaged_is_named() {
         (json!({ "quant_method": "awq", "version": "gemv" }), "of the version gemm are supported"),
         (json!({ "quant_method": "awq", "group_size": 0 }), "a group_size of 0 is none"),
     ] {
-        let told = told(settings);
-        assert!(told.contains(part), "{part}: {told}");
+        let message = message(settings);
+        assert!(message.contains(part), "{part}: {message}");
     }
     // A part of another size, and one that is missing.
     let dir = folder(json!({ "quant_method": "awq" }), |path, [n_out, n_in]| {
@@ -368,6 +368,6 @@ fn what_is_not_there_or_damaged_is_named() {
     });
     let config = HfConfig::read(dir.path()).unwrap();
     let model = Decoder::new(config.decoder().clone(), 16).unwrap();
-    let told = SafetensorsSource::open(dir.path(), &config, &model).err().unwrap().to_string();
-    assert!(told.contains(".qzeros, a part of a quantized weight"), "{told}");
+    let message = SafetensorsSource::open(dir.path(), &config, &model).err().unwrap().to_string();
+    assert!(message.contains(".qzeros, a part of a quantized weight"), "{message}");
 }

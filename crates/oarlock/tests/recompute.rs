@@ -1,4 +1,4 @@
-//! Activation checkpointing changes no bit of a training, only its memory.
+//! Activation checkpointing changes no bit of a training run, only its memory.
 
 use oarlock::config::LossScale;
 use oarlock::model::{Decoder, DecoderConfig, Family, NormConfig, QkNorm, Recompute};
@@ -58,7 +58,7 @@ struct Run {
     weights: Vec<f32>,
 }
 
-/// What a training does on one rank, and the most bytes of activations that it held.
+/// What a training run does on one rank, and the most bytes of activations that it held.
 fn train(
     comm: Communicator,
     shard: ShardingConfig,

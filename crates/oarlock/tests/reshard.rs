@@ -1,4 +1,4 @@
-//! A checkpoint of any placement on any number of ranks goes on in any other: the same state to the bit, and the losses
+//! A checkpoint of any placement on any number of ranks goes on in any other: the same state, bitwise, and the losses
 //! that the uninterrupted run has.
 
 use std::path::{Path, PathBuf};

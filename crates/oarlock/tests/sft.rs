@@ -171,7 +171,7 @@ fn losses_of_tokens_follow_the_originals() {
     }
 }
 
-/// The noise of an example depends on its place in the training alone, and on its own length, not on what shares its batch.
+/// The noise of an example depends on its place in the run alone, and on its own length, not on what shares its batch.
 #[test]
 fn noise_is_the_same_however_a_step_is_split() {
     let loss = TokenLossArgs { neftune_alpha: Some(5.0), ..TokenLossArgs::default() };
@@ -237,11 +237,11 @@ fn rows_that_cannot_be_used_are_dropped_with_their_place_and_none_left_is_an_err
     );
     let report = build(&[good, no_answer, order, no_answer]).unwrap().unwrap();
     assert_eq!((report.rows, report.examples, report.n_dropped()), (4, 1, 3));
-    let told = report.lines(100).join("\n");
-    assert!(told.contains("4 rows: 1 examples of"), "{told}");
-    assert!(told.contains("2 rows dropped: it has no answer (the first is "), "{told}");
-    assert!(told.contains("rows.jsonl:2)") && told.contains("rows.jsonl:3)"), "{told}");
-    assert!(told.contains("3 rows were read as alpaca"), "{told}");
+    let message = report.lines(100).join("\n");
+    assert!(message.contains("4 rows: 1 examples of"), "{message}");
+    assert!(message.contains("2 rows dropped: it has no answer (the first is "), "{message}");
+    assert!(message.contains("rows.jsonl:2)") && message.contains("rows.jsonl:3)"), "{message}");
+    assert!(message.contains("3 rows were read as alpaca"), "{message}");
     let error = build(&[no_answer]).unwrap_err().to_string();
     assert!(error.contains("Cannot find valid samples: none of 1 rows"), "{error}");
     // No template and none in the tokenizer: the layout that adds nothing.

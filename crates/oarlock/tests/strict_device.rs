@@ -25,7 +25,7 @@ fn models() -> Vec<PathBuf> {
     models
 }
 
-/// Losses of two steps of two micro-batches, one of them packed, and the bits of the state afterwards.
+/// Losses of two steps of two micro-batches, one of them packed, and the bits of the state afterward.
 fn train(folder: &Path, device: DeviceKind, dtype: DType) -> (Vec<u64>, Vec<u32>) {
     let shard = ShardingConfig { dtype, ..ShardingConfig::default() };
     let config = AcceleratorConfig { shard, device, threads: Some(1), ..AcceleratorConfig::default() };

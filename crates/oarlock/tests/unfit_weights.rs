@@ -87,7 +87,7 @@ fn a_model_with_weights_that_are_not_finite_is_named_where_it_is_loaded() {
     load_for_inference(&dir, &[], &device(), DType::BF16, 8).unwrap();
 }
 
-/// A model with the weights of a folder, prepared for a training.
+/// A model with the weights of a folder, prepared for a training run.
 fn trained(accelerator: &Accelerator, dir: &Path) -> Result<oarlock::Prepared<Decoder>> {
     let hf = HfConfig::read(dir)?;
     let decoder = Decoder::new(hf.decoder().clone(), 8)?;
@@ -162,7 +162,7 @@ fn saves_and_merges_of_weights_that_are_not_finite_are_refused() {
     copy(&base, &out);
     let before = content(&out);
     let hf = HfConfig::read(&base).unwrap();
-    for (value, dtype, told) in [
+    for (value, dtype, message) in [
         (f32::NAN, DType::F32, "weights are NaN or infinite, so they are not written"),
         (f32::INFINITY, DType::BF16, "weights are NaN or infinite, so they are not written"),
         (1e6, DType::F16, "weights are too large for f16"),
@@ -177,7 +177,7 @@ fn saves_and_merges_of_weights_that_are_not_finite_are_refused() {
         let files =
             || hf.files_of(module, &SaveOptions::new(dtype, None)).unwrap().written_by("a test", true);
         let text = accelerator.save_pretrained(&model, &out, files()).unwrap_err().to_string();
-        assert!(text.contains(told) && text.contains(&format!("\"{WEIGHT}\" (1 of 2560)")), "{text}");
+        assert!(text.contains(message) && text.contains(&format!("\"{WEIGHT}\" (1 of 2560)")), "{text}");
         assert_eq!(content(&out), before);
 
         // The state is kept as it is, so that it can be looked at, and no model is made of it.
@@ -190,7 +190,7 @@ fn saves_and_merges_of_weights_that_are_not_finite_are_refused() {
             overwrite: true,
         };
         let text = merge_weights(&checkpoint, &out, &options).unwrap_err().to_string();
-        assert!(text.contains(told) && text.contains(&format!("\"{WEIGHT}\" (1 of 2560)")), "{text}");
+        assert!(text.contains(message) && text.contains(&format!("\"{WEIGHT}\" (1 of 2560)")), "{text}");
         assert_eq!(content(&out), before);
     }
 }

@@ -59,7 +59,7 @@ impl Formula {
     }
 }
 
-/// The distance of neighbours of each dim.
+/// The distance of neighbors of each dim.
 fn steps(sizes: &[usize]) -> Vec<usize> {
     (0..sizes.len()).map(|dim| sizes[dim + 1..].iter().product()).collect()
 }

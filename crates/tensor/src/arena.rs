@@ -22,7 +22,7 @@ use block::{Block, Source};
 use segments::Segments;
 
 pub use out_of_memory::{GpuOutOfMemory, is_out_of_memory};
-pub use segments::Held;
+pub use segments::MemoryStats;
 
 /// Buffers start at multiples of this many bytes: a cache line and a 512-bit vector.
 pub const ALIGN: usize = 64;
@@ -43,7 +43,7 @@ struct Pool {
     n_freed: u64,
     usage: BTreeMap<&'static str, Usage>,
     /// The bytes of whole blocks; those of pieces are in `segments`.
-    held: Held,
+    held: MemoryStats,
     n_fresh: usize,
     /// Bytes above which a fresh block takes the place of free ones.
     limit: Option<usize>,
@@ -59,8 +59,8 @@ struct Free {
 }
 
 impl Pool {
-    fn held(&self) -> Held {
-        self.segments.as_ref().map_or(self.held, Segments::held)
+    fn memory_stats(&self) -> MemoryStats {
+        self.segments.as_ref().map_or(self.held, Segments::memory_stats)
     }
 
     /// The error that there are no so many bytes.
@@ -68,7 +68,7 @@ impl Pool {
         match &self.source {
             Source::Cuda(gpu) => {
                 let memory = gpu.memory().ok();
-                Error::Gpu(Box::new(GpuOutOfMemory { bytes, what, held: self.held(), memory }))
+                Error::Gpu(Box::new(GpuOutOfMemory { bytes, what, held: self.memory_stats(), memory }))
             }
             _ => Error::OutOfMemory { bytes, what },
         }
@@ -172,7 +172,7 @@ impl Arena {
         self.0.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// A buffer of at least `bytes` bytes; its content is arbitrary (but initialised) memory.
+    /// A buffer of at least `bytes` bytes; its content is arbitrary (but initialized) memory.
     ///
     /// # Errors
     /// [`Error::OutOfMemory`] when the system has none, [`Error::Gpu`] when the GPU has none ([`GpuOutOfMemory`]) or has failed;
@@ -302,12 +302,12 @@ impl Arena {
 
     /// All bytes that the pool took from the system, in use or free.
     pub fn bytes(&self) -> usize {
-        self.held().reserved
+        self.memory_stats().reserved
     }
 
     /// What the pool has taken, and what blocks have of it, now and at most.
-    pub fn held(&self) -> Held {
-        self.pool().held()
+    pub fn memory_stats(&self) -> MemoryStats {
+        self.pool().memory_stats()
     }
 
     /// Bytes that [`Arena::trim`] would not give back: blocks in use, and the segments in which there are some.
@@ -367,7 +367,7 @@ impl Buffer {
         self.block.as_ref().map_or(0, |b| b.bytes)
     }
 
-    /// Its memory, for launches and copies: aligned to [`ALIGN`], and initialised.
+    /// Its memory, for launches and copies: aligned to [`ALIGN`], and initialized.
     pub(crate) fn span(&self) -> Span<'_> {
         let nothing = Span { ptr: None, bytes: 0, owner: Owner::Pool };
         self.block.as_ref().map_or(nothing, Block::span)

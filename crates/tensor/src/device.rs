@@ -233,7 +233,7 @@ impl Device {
 
     /// The CPU that works in memory of the host beside this device, with the same threads and profile, as a device of its
     /// own.
-    pub fn beside(&self) -> Device {
+    pub fn host_device(&self) -> Device {
         Device::new(Kind::Cpu, self.0.host.clone(), Arena::new(), self.0.profile.clone())
     }
 

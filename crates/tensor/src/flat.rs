@@ -20,7 +20,7 @@ use crate::ops::transfer;
 /// it: who touches it from the host (a collective) waits for [`FlatBuffer::pending`] first.
 ///
 /// # Safety
-/// `ptr` is aligned to [`ALIGN`](crate::arena::ALIGN) and valid for reads and writes of `len_bytes` initialised bytes
+/// `ptr` is aligned to [`ALIGN`](crate::arena::ALIGN) and valid for reads and writes of `len_bytes` initialized bytes
 /// for as long as the value lives; neither changes. One flat buffer is made of these bytes, as leases are counted there, and
 /// nobody in this process uses them without a lease.
 pub unsafe trait Backing: Send + Sync {

@@ -14,7 +14,7 @@ impl Tensor {
     }
 
     /// Runs the backward pass from this loss, a tensor of one element, and returns the gradients of the leaves that it
-    /// depends on. Afterwards the tape is empty: a second pass needs the ops again.
+    /// depends on. Afterward the tape is empty: a second pass needs the ops again.
     ///
     /// # Errors
     /// More than one element, nothing that wants a gradient, a loss of a prepared model, and what an op reports.

@@ -181,7 +181,7 @@ impl<T: Pod> View<T> {
     /// The elements, for the kernel of the launch that declared the view.
     pub fn slice<'r>(self, running: &'r Running<'_>) -> &'r [T] {
         let ptr = running.address(self.access, self.ptr);
-        // SAFETY: the launch declared this initialised, aligned memory, which lives and is written by nobody until the
+        // SAFETY: the launch declared this initialized, aligned memory, which lives and is written by nobody until the
         // launch has run: at once, or before any launch or copy that was called later and conflicts with it.
         unsafe { std::slice::from_raw_parts(ptr.as_ptr(), self.len) }
     }

@@ -8,7 +8,6 @@
 
 mod active;
 mod arena;
-mod away;
 mod cuda;
 mod device;
 mod dims;
@@ -19,6 +18,7 @@ mod ints;
 mod launch;
 mod lines;
 mod neighbors;
+mod offloaded;
 pub mod ops;
 mod param;
 mod print;
@@ -41,7 +41,7 @@ pub use oarlock_kernels as cpu;
 pub use oarlock_kernels::{DType, Element, Error, Float, IS_OPTIMIZED, Par, Result, Scalar, bf16, f16};
 
 pub use active::{ActivePass, ActiveTapes};
-pub use arena::{ALIGN, Arena, Buffer, GpuOutOfMemory, Held, Usage, is_out_of_memory};
+pub use arena::{ALIGN, Arena, Buffer, GpuOutOfMemory, MemoryStats, Usage, is_out_of_memory};
 pub use cuda::{GpuInfo, SideStream, is_refused_by_driver};
 pub use device::{Device, DeviceKind};
 pub use dims::Dims;

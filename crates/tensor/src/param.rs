@@ -63,7 +63,7 @@ pub trait ParamHome: Send + Sync {
     /// When it cannot be had.
     fn grad(&self, index: usize) -> Result<Option<GradSlot>>;
 
-    /// A copy of the gradient of parameter `index` that has come together here so far; `None` if none has.
+    /// A copy of the gradient of parameter `index` that has accumulated here so far; `None` if none has.
     ///
     /// # Errors
     /// When it is not here in one piece.

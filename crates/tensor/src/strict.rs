@@ -332,7 +332,7 @@ impl Access {
         let mut copy = Lines::filled(self.bytes, 0xa5);
         if self.mode != Mode::Write {
             let to = copy.first_byte().as_ptr();
-            // SAFETY: the access is `bytes` initialised bytes, open now; the copy has as many of its own.
+            // SAFETY: the access is `bytes` initialized bytes, open now; the copy has as many of its own.
             self.opened(|| unsafe { std::ptr::copy_nonoverlapping(self.ptr.as_ptr(), to, self.bytes) });
         }
         copy

@@ -13,7 +13,7 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use oarlock_kernels::{DType, Error, Result};
 
 use crate::active::ActiveTapes;
-use crate::away::Away;
+use crate::offloaded::OffloadedTensor;
 use crate::ops::accumulate;
 use crate::tensor::{Loan, Tensor};
 
@@ -189,10 +189,10 @@ pub trait UnitHook: Send + Sync {
 /// A tensor kept for the backward pass: itself, the op that makes it again, the parameter that lends it again, or a copy in
 /// pinned memory. A lease on weights is never kept: they may leave between the passes.
 pub(crate) enum Saved {
-    Kept(Tensor),
+    Tensor(Tensor),
     Replay(VarId),
     Lent(Loan),
-    Away(Away),
+    Offloaded(OffloadedTensor),
 }
 
 impl Tape {

@@ -182,7 +182,7 @@ impl Tensor {
         &self.device
     }
 
-    /// Its elements' memory, for launches and copies: initialised, and alive as long as `self`. It is written only
+    /// Its elements' memory, for launches and copies: initialized, and alive as long as `self`. It is written only
     /// through [`Tensor::span_mut`], or after every lease on it has ended.
     pub(crate) fn span(&self) -> Span<'_> {
         let whole = match &self.memory {

@@ -36,7 +36,7 @@ fn gradient(i: usize, step: u64) -> f32 {
 }
 
 /// A parameter of [`N`] elements with its states.
-struct Held {
+struct ParamState {
     device: Device,
     rule: Rule,
     role: Role,
@@ -45,15 +45,15 @@ struct Held {
     states: Vec<FlatBuffer>,
 }
 
-impl Held {
-    fn new(device: Device, rule: &Rule, role: Role) -> Held {
+impl ParamState {
+    fn new(device: Device, rule: &Rule, role: Role) -> ParamState {
         let shape = Shape::new(&[N]).unwrap();
         let flat = |n: usize| FlatBuffer::pooled(&device, 4 * n, "test").unwrap();
         let lens = (0..rule.state_names().len()).map(|index| rule.state_len(index, &shape, role));
         let (states, weights, grads) = (lens.map(flat).collect(), flat(N), flat(N));
         let put = |values: &mut [f32]| values.iter_mut().enumerate().for_each(|(i, x)| *x = weight(i));
         transfer::write_with(&weights, 0..N, put).unwrap();
-        Held { device, rule: rule.clone(), role, weights, grads, states }
+        ParamState { device, rule: rule.clone(), role, weights, grads, states }
     }
 
     /// Steps on these elements, whose states are at these places.
@@ -108,7 +108,7 @@ fn thirty_steps_are_those_of_bitsandbytes() {
     for ((name, rule, lr), (of, weights, absmax, codes)) in rules().into_iter().zip(golden) {
         assert_eq!(name, *of);
         assert_eq!(rule.name(), name);
-        let held = Held::new(cpu(2), &rule, Role::Matrix);
+        let held = ParamState::new(cpu(2), &rule, Role::Matrix);
         (1..=30).for_each(|step| held.step(step, lr, &whole()));
         let got = held.weights();
         let wrong = got.iter().step_by(EVERY).zip(*weights).filter(|(got, want)| (*got - *want).abs() > 1e-5);
@@ -132,7 +132,7 @@ fn pieces_threads_and_devices_change_no_bit() {
     let pieces = [(4096..N, 16 * 65..18 * 65), (0..512, 0..2 * 65), (512..4096, 2 * 65..16 * 65)];
     for (name, rule, lr) in rules() {
         let run = |device: Device, pieces: &[_]| {
-            let held = Held::new(device, &rule, Role::Other);
+            let held = ParamState::new(device, &rule, Role::Other);
             (1..=3).for_each(|step| held.step(step, lr, pieces));
             held.bits()
         };
@@ -153,7 +153,7 @@ fn embeddings_and_small_parameters_keep_f32() {
         assert_eq!(sizes(4096, Role::Other), [16, 65]);
         assert_eq!((sizes(4095, Role::Matrix), sizes(4096, Role::Embedding)), (vec![4095], vec![4096]));
         let [packed, plain] = [&rule, eight_bit.rule()].map(|rule| {
-            let held = Held::new(cpu(1), rule, Role::Embedding);
+            let held = ParamState::new(cpu(1), rule, Role::Embedding);
             (1..=2).for_each(|step| held.step(step, lr, &[(0..N, 0..N)]));
             held.bits()
         });

@@ -170,7 +170,7 @@ fn gradient(i: usize, step: u64) -> f32 {
 }
 
 /// One parameter with everything that a rule keeps for it, each in a flat buffer of its own.
-struct Held {
+struct ParamState {
     device: Device,
     rule: Rule,
     shape: Shape,
@@ -188,12 +188,12 @@ fn fill(flat: &FlatBuffer, of: impl Fn(usize) -> f32) {
     transfer::write_with(flat, 0..flat.len_bytes() / 4, put).unwrap();
 }
 
-impl Held {
-    fn new(rule: &Rule, sizes: &[usize], role: Role, dtype: DType) -> Held {
-        Held::on(Device::cpu(Isa::detect(), Par::threads(2).unwrap()), rule, sizes, role, dtype)
+impl ParamState {
+    fn new(rule: &Rule, sizes: &[usize], role: Role, dtype: DType) -> ParamState {
+        ParamState::on(Device::cpu(Isa::detect(), Par::threads(2).unwrap()), rule, sizes, role, dtype)
     }
 
-    fn on(device: Device, rule: &Rule, sizes: &[usize], role: Role, dtype: DType) -> Held {
+    fn on(device: Device, rule: &Rule, sizes: &[usize], role: Role, dtype: DType) -> ParamState {
         let shape = Shape::new(sizes).unwrap();
         let flat = |n: usize| FlatBuffer::pooled(&device, 4 * n, "test").unwrap();
         let n = shape.n_elems();
@@ -201,7 +201,7 @@ impl Held {
         let master = (dtype != DType::F32).then(|| flat(n));
         let (weights, grads) = (flat(n), flat(n));
         fill(master.as_ref().unwrap_or(&weights), weight);
-        Held { device, rule: rule.clone(), shape, role, dtype, weights, master, grads, state }
+        ParamState { device, rule: rule.clone(), shape, role, dtype, weights, master, grads, state }
     }
 
     fn set_gradient(&self, of: impl Fn(usize) -> f32) {
@@ -249,7 +249,7 @@ fn twenty_steps_are_those_of_torch_and_deepspeed() {
     let mut n_found = 0;
     for (name, rule, lr, weight_decay) in rules() {
         for (_, sizes, want) in golden.iter().filter(|(of, ..)| *of == name) {
-            let held = Held::new(&rule, sizes, Role::Matrix, DType::F32);
+            let held = ParamState::new(&rule, sizes, Role::Matrix, DType::F32);
             for step in 1..=20 {
                 // Twice the gradient, halved: the scale is applied.
                 held.set_gradient(|i| 2.0 * gradient(i, step));
@@ -268,7 +268,7 @@ fn twenty_steps_are_those_of_torch_and_deepspeed() {
 fn zero_gradients_leave_no_nan_and_zero_weights_at_zero() {
     for (name, rule, lr, weight_decay) in rules() {
         for sizes in [&[4, 6][..], &[5], &[0, 3]] {
-            let held = Held::new(&rule, sizes, Role::Matrix, DType::BF16);
+            let held = ParamState::new(&rule, sizes, Role::Matrix, DType::BF16);
             fill(held.master.as_ref().unwrap(), |_| 0.0);
             for step in 1..=3 {
                 held.step(&StepArgs { step, lr, weight_decay, grad_scale: 1.0 }, None).unwrap();
@@ -284,7 +284,7 @@ fn the_working_copy_is_the_master_rounded() {
     for (name, rule, lr, weight_decay) in rules() {
         let args = StepArgs { step: 1, lr, weight_decay, grad_scale: 1.0 };
         let held = [DType::BF16, DType::F32].map(|dtype| {
-            let held = Held::new(&rule, &[6, 10], Role::Matrix, dtype);
+            let held = ParamState::new(&rule, &[6, 10], Role::Matrix, dtype);
             held.set_gradient(|i| gradient(i, 1));
             held.step(&args, None).unwrap();
             held
@@ -296,13 +296,13 @@ fn the_working_copy_is_the_master_rounded() {
     }
 }
 
-/// Steps that nobody looks at run late, on memory that only they can touch, and have the bits of the CPU's.
+/// Steps that nobody looks at run late, on memory that only they can touch, and are bitwise identical to the CPU's.
 #[test]
 fn the_strict_device_has_the_bits_of_the_cpu() {
     for (name, rule, lr, weight_decay) in rules() {
         let run = |device: fn(Isa, Par) -> Device| {
             let device = device(Isa::detect(), Par::threads(2).unwrap());
-            let held = Held::on(device, &rule, &[6, 10], Role::Matrix, DType::BF16);
+            let held = ParamState::on(device, &rule, &[6, 10], Role::Matrix, DType::BF16);
             held.set_gradient(|i| gradient(i, 1));
             for step in 1..=3 {
                 held.step(&StepArgs { step, lr, weight_decay, grad_scale: 1.0 }, None).unwrap();
@@ -325,7 +325,7 @@ fn a_gpu_takes_the_steps_of_the_cpu() {
     for (name, rule, lr, weight_decay) in rules() {
         for dtype in [DType::F32, DType::BF16, DType::F16] {
             let [want, got] = [&cpu, &gpu].map(|device| {
-                let held = Held::on(device.clone(), &rule, &[6, 50], Role::Matrix, dtype);
+                let held = ParamState::on(device.clone(), &rule, &[6, 50], Role::Matrix, dtype);
                 for step in 1..=3 {
                     held.set_gradient(|i| 2.0 * gradient(i, step));
                     held.step(&StepArgs { step, lr, weight_decay, grad_scale: 0.5 }, None).unwrap();
@@ -350,8 +350,8 @@ fn a_gpu_takes_the_steps_of_the_cpu() {
     assert!(own.iter().all(|name| !staged.iter().any(|op| op == name)), "{staged:?}");
 }
 
-/// Many pieces in one step have the bits of one after the other, on a GPU in as many launches as 64 pieces of each kind of
-/// working copy take.
+/// Many pieces in one step are bitwise identical to one after the other, on a GPU in as many launches as 64 pieces of
+/// each kind of working copy take.
 #[test]
 fn many_pieces_are_one_step() {
     let folder = oarlock_fakes::shared_fakes(env!("CARGO_TARGET_TMPDIR").as_ref(), &["32", "64"]).unwrap();
@@ -362,22 +362,22 @@ fn many_pieces_are_one_step() {
     for device in gpu.iter().chain([&cpu]) {
         for (name, rule, lr, weight_decay) in rules() {
             let args = |step| StepArgs { step, lr, weight_decay, grad_scale: 0.5 };
-            let held = |dtype| Held::on(device.clone(), &rule, &[700], Role::Other, dtype);
+            let held = |dtype| ParamState::on(device.clone(), &rule, &[700], Role::Other, dtype);
             let [one, all] = [(), ()].map(|()| [held(DType::F32), held(DType::BF16)]);
             // Gaps between some of them, 70 in all.
-            let runs = |held: &Held| match held.dtype {
+            let runs = |held: &ParamState| match held.dtype {
                 DType::F32 => (0..4).map(|i| 150 * i..150 * i + 101 + i).collect::<Vec<_>>(),
                 _ => (0..66).map(|i| 10 * i..10 * i + 9).collect(),
             };
             for step in 1..=2 {
                 one.iter().chain(&all).for_each(|held| held.set_gradient(|i| gradient(i, step)));
                 if rule.needs() == Needs::Elementwise {
-                    let alone = |held: &Held| {
+                    let alone = |held: &ParamState| {
                         runs(held).into_iter().for_each(|run| held.step(&args(step), Some(run)).unwrap());
                     };
                     one.iter().for_each(alone);
                 }
-                let state = |held: &Held,
+                let state = |held: &ParamState,
                              run: &std::ops::Range<usize>|
                  -> Vec<(FlatBuffer, std::ops::Range<usize>)> {
                     held.state.iter().map(|flat| (flat.clone(), run.clone())).collect()
@@ -427,7 +427,7 @@ fn many_pieces_are_one_step() {
 fn elementwise_rules_may_be_run_in_pieces() {
     for (name, rule, lr, weight_decay) in rules() {
         let args = |step| StepArgs { step, lr, weight_decay, grad_scale: 1.0 };
-        let [whole, pieces] = [(), ()].map(|()| Held::new(&rule, &[3000], Role::Other, DType::F32));
+        let [whole, pieces] = [(), ()].map(|()| ParamState::new(&rule, &[3000], Role::Other, DType::F32));
         for step in 1..=2 {
             for held in [&whole, &pieces] {
                 held.set_gradient(|i| gradient(i, step));
@@ -453,7 +453,7 @@ fn only_hidden_matrices_are_made_orthogonal() {
     assert_eq!(lens(Role::Matrix), [32, 0, 0]);
     assert_eq!(lens(Role::Other), [0, 32, 32]);
     let step = |rule, role, lr| {
-        let held = Held::new(rule, &[8, 4], role, DType::F32);
+        let held = ParamState::new(rule, &[8, 4], role, DType::F32);
         held.set_gradient(|i| gradient(i, 1));
         held.step(&StepArgs { step: 1, lr, weight_decay: 0.0, grad_scale: 1.0 }, None).unwrap();
         held.master()
@@ -479,7 +479,7 @@ fn factored_state_has_torch_shapes() {
 fn wrong_parts_are_refused() {
     let rule = Rule::AdamW { beta1: 0.9, beta2: 0.95, eps: 1e-8 };
     let args = StepArgs { step: 1, lr: 0.1, weight_decay: 0.0, grad_scale: 1.0 };
-    let held = Held::new(&rule, &[16], Role::Other, DType::F32);
+    let held = ParamState::new(&rule, &[16], Role::Other, DType::F32);
     let beyond = held.step(&args, Some(8..17)).unwrap_err();
     assert!(beyond.to_string().contains("a part of the 16 elements of weights"), "{beyond}");
 
@@ -509,7 +509,7 @@ fn one_workspace_serves_matrices_up_to_its_size() {
     let (_, rule, lr, weight_decay) = rules().into_iter().find(|(name, ..)| *name == "muon").unwrap();
     let args = StepArgs { step: 1, lr, weight_decay, grad_scale: 1.0 };
     let step = |sizes: &[usize], of: &[usize]| -> Result<Vec<f32>> {
-        let held = Held::new(&rule, sizes, Role::Matrix, DType::F32);
+        let held = ParamState::new(&rule, sizes, Role::Matrix, DType::F32);
         held.set_gradient(|i| gradient(i, 1));
         let bytes = workspace_bytes(&held.device, &rule, &Shape::new(of).unwrap(), Role::Matrix);
         let state: Vec<Part> = held
@@ -547,7 +547,7 @@ fn a_custom_rule_has_the_bits_of_the_built_in_one() {
     for n in [0, 1, 1500, 40_000] {
         for dtype in [DType::F32, DType::BF16] {
             let run = |rule| {
-                let held = Held::new(rule, &[n], Role::Other, dtype);
+                let held = ParamState::new(rule, &[n], Role::Other, dtype);
                 for step in 1..=3 {
                     held.set_gradient(|i| gradient(i, step));
                     let args = StepArgs { step, lr: 3e-3, weight_decay: 0.1, grad_scale: 0.3 };
@@ -567,7 +567,7 @@ fn a_custom_rule_of_whole_parameters_sees_their_sizes_and_states() {
         [0, 1, 2].map(|index| rule.state_len(index, &Shape::new(sizes).unwrap(), Role::Other))
     };
     assert_eq!((lens(&[8, 4]), lens(&[5])), ([32, 8, 0], [5, 0, 0]));
-    let held = Held::new(&rule, &[2, 3], Role::Other, DType::BF16);
+    let held = ParamState::new(&rule, &[2, 3], Role::Other, DType::BF16);
     held.set_gradient(|i| if i < 3 { 4.0 } else { 0.0 });
     held.step(&StepArgs { step: 1, lr: 0.1, weight_decay: 0.0, grad_scale: 0.5 }, None).unwrap();
     // The scaled gradient is 2, its mean square 4, of which the state takes a tenth.

@@ -1,4 +1,4 @@
-//! `oarlock data`: looks at the data of a training.
+//! `oarlock data`: looks at the data of a training run.
 
 use clap::Subcommand;
 
@@ -9,7 +9,7 @@ use crate::front::data;
 pub(super) enum DataCommand {
     /// Show examples as the model sees them, and what the data are in tokens
     Show {
-        /// The configuration of the training
+        /// The configuration of the run
         #[arg(value_name = "FILE.yaml")]
         file: String,
         /// How many examples to show

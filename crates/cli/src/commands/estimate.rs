@@ -1,4 +1,4 @@
-//! `oarlock estimate-memory`: what a training takes, for every stage, before it is started.
+//! `oarlock estimate-memory`: what a training run takes, for every stage, before it is started.
 
 use std::path::PathBuf;
 
@@ -106,7 +106,7 @@ pub(super) struct EstimateArgs {
     /// The optimizer
     #[arg(long, value_enum, default_value_t = OptimName::Adamw)]
     optim: OptimName,
-    /// Where ranks compute; cuda: a rank on each GPU, whose memory is told apart from that of the host
+    /// Where ranks compute; cuda: a rank on each GPU, whose memory is distinguished from that of the host
     #[arg(long, value_parser = ["cpu", "cuda"], default_value = "cpu")]
     device: String,
     /// Print JSON, in bytes

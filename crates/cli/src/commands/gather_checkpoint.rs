@@ -1,4 +1,4 @@
-//! `oarlock gather-checkpoint`: the parts of a checkpoint that machines without a common folder wrote, in one folder.
+//! `oarlock gather-checkpoint`: the parts of a checkpoint that nodes without a shared filesystem wrote, in one folder.
 
 use std::path::PathBuf;
 

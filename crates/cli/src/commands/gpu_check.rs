@@ -193,7 +193,7 @@ fn run_all(args: &GpuCheckArgs) -> Outcome {
             table = tune::write_table(&mut report)?;
         }
         if section == Section::Ops {
-            report.tell_staged()?;
+            report.record_staged()?;
         }
         // After each section, so that a machine that stops in the next one leaves what was found.
         if let Some(path) = &args.json {

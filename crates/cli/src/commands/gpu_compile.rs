@@ -25,7 +25,8 @@ use crate::front::env_var;
 
 #[derive(Args)]
 pub(super) struct GpuCompileArgs {
-    /// Only what this training needs of attention, as `oarlock train` takes it; by default all that any run can ask for
+    /// Only what this training run needs of attention, as `oarlock train` takes it; by default all that any run can ask
+    /// for
     #[arg(value_name = "FILE.yaml [key=value …]")]
     arguments: Vec<String>,
     /// Architectures, such as sm_80,sm_90a; by default those of the GPUs that this process sees
@@ -56,16 +57,21 @@ pub(super) fn run(args: &GpuCompileArgs) -> Outcome {
         return Err(refused("there is no folder for caches: name one with --out DIR"));
     };
     let n_threads = args.threads.unwrap_or_else(|| available_cores().len());
-    let (told, start) =
-        (Mutex::new(Told { n: archs.len() * units.len(), ..Told::default() }), Instant::now());
+    let (progress, start) = (
+        Mutex::new(CompileProgress { n: archs.len() * units.len(), ..CompileProgress::default() }),
+        Instant::now(),
+    );
     for arch in &archs {
-        let tell = |unit: &Unit, outcome| {
-            told.lock().unwrap_or_else(PoisonError::into_inner).tell(&format!("{unit} for {arch}"), outcome);
+        let report = |unit: &Unit, outcome| {
+            progress
+                .lock()
+                .unwrap_or_else(PoisonError::into_inner)
+                .record(&format!("{unit} for {arch}"), outcome);
         };
-        compile::fill(&nvrtc, &cache, arch, units.clone(), n_threads, &tell);
+        compile::fill(&nvrtc, &cache, arch, units.clone(), n_threads, &report);
     }
-    let told = told.into_inner().unwrap_or_else(PoisonError::into_inner);
-    if let Some(failure) = told.failure {
+    let progress = progress.into_inner().unwrap_or_else(PoisonError::into_inner);
+    if let Some(failure) = progress.failure {
         return Err(failure);
     }
     if let Some(problem) = cache.problem() {
@@ -73,11 +79,11 @@ pub(super) fn run(args: &GpuCompileArgs) -> Outcome {
     }
     print(&format!(
         "{} units compiled by NVRTC {} in {:.1} s ({}), {} were there: {}\n",
-        told.n_compiled,
+        progress.n_compiled,
         nvrtc.version(),
         start.elapsed().as_secs_f64(),
-        readable(told.bytes),
-        told.n_kept,
+        readable(progress.bytes),
+        progress.n_kept,
         folder.display(),
     ))?;
     let Some(caches) = &args.out else { return Ok(()) };
@@ -90,7 +96,7 @@ pub(super) fn run(args: &GpuCompileArgs) -> Outcome {
 
 /// What has become of the units so far.
 #[derive(Default)]
-struct Told {
+struct CompileProgress {
     n: usize,
     n_compiled: usize,
     n_kept: usize,
@@ -99,10 +105,10 @@ struct Told {
     failure: Option<Failure>,
 }
 
-impl Told {
-    fn tell(&mut self, what: &str, outcome: Compiled) {
+impl CompileProgress {
+    fn record(&mut self, what: &str, outcome: Compiled) {
         let result = match outcome {
-            Compiled::Kept => {
+            Compiled::Cached => {
                 self.n_kept += 1;
                 Ok(())
             }

@@ -62,7 +62,7 @@ fn link(folder: &Path, program: &Path, names: &[&str]) -> Result<()> {
     Ok(())
 }
 
-/// Whether something lies there that is no link to a binary of this program's name.
+/// Whether something lies there that is not a link to a binary of this program's name.
 fn is_foreign(path: &Path, program: &Path) -> bool {
     match (fs::symlink_metadata(path), fs::read_link(path)) {
         (Err(error), _) => error.kind() != std::io::ErrorKind::NotFound,

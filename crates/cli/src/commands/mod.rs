@@ -5,6 +5,7 @@ mod env;
 mod estimate;
 mod estimate_table;
 mod eval;
+mod examples;
 mod export;
 mod gather_checkpoint;
 mod generate;
@@ -27,7 +28,7 @@ use std::process::ExitCode;
 use std::time::SystemTime;
 
 use clap::builder::{PossibleValuesParser, TypedValueParser};
-use clap::{Parser, Subcommand};
+use clap::{CommandFactory, FromArgMatches, Parser, Subcommand};
 use oarlock_engine::rank;
 use oarlock_tensor::DType;
 
@@ -43,7 +44,7 @@ struct Cli {
 
 #[derive(Subcommand)]
 enum Command {
-    /// Train a model: oarlock train FILE.yaml [key=value …]; --help lists every key
+    /// Train a model: oarlock train FILE.yaml [key=value …]; --help lists every key, --help WORD some
     #[command(disable_help_flag = true)]
     Train {
         #[arg(trailing_var_arg = true, allow_hyphen_values = true, value_name = "FILE.yaml [key=value …]")]
@@ -58,7 +59,7 @@ enum Command {
     /// Put the model in a checkpoint together, in Hugging Face form
     #[command(alias = "merge_weights")]
     MergeWeights(merge_weights::MergeArgs),
-    /// Join the parts of a checkpoint that machines without a common folder wrote
+    /// Join the parts of a checkpoint that nodes without a shared filesystem wrote
     #[command(alias = "gather_checkpoint")]
     GatherCheckpoint(gather_checkpoint::GatherArgs),
     /// Merge adapters into their base, and write one model: oarlock export FILE.yaml [key=value …]
@@ -79,14 +80,14 @@ enum Command {
         #[command(subcommand)]
         command: token::TokenCommand,
     },
-    /// Look at the data of a training
+    /// Look at the data of a training run
     Data {
         #[command(subcommand)]
         command: data::DataCommand,
     },
-    /// Say what a training takes of memory, by part and for every stage, without starting it
+    /// Say what a training run takes of memory, by part and for every stage, without starting it
     EstimateMemory(estimate::EstimateArgs),
-    /// Predict the time, the memory and the traffic of a training for each placement, and recommend one
+    /// Predict the time, the memory and the traffic of a training run for each placement, and recommend one
     Plan(plan::PlanArgs),
     /// Make links under which this program is torchrun, accelerate, deepspeed and others
     #[command(alias = "link_tools")]
@@ -97,7 +98,7 @@ enum Command {
     GpuCompile(gpu_compile::GpuCompileArgs),
     /// Print the version, the machine and what the kernels use of it
     Env,
-    /// Print the licences of the works of others that this program contains
+    /// Print the licenses of the works of others that this program contains
     Licenses,
 }
 
@@ -137,7 +138,8 @@ pub fn main() -> ExitCode {
         }
         return console::exit((front_end.run)(words, started));
     }
-    let outcome = match Cli::parse_from(arguments).command {
+    let matches = examples::with_examples(Cli::command()).get_matches_from(arguments);
+    let outcome = match Cli::from_arg_matches(&matches).unwrap_or_else(|error| error.exit()).command {
         Command::Train { arguments } => train::run(&arguments, started),
         Command::Generate(args) => generate::generate(&args),
         Command::Chat(args) => generate::chat(&args),

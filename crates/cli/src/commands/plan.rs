@@ -1,4 +1,4 @@
-//! `oarlock plan`: how long a training takes with each placement, on this machine or on machines that are not there.
+//! `oarlock plan`: how long a training run takes with each placement, on this machine or on machines that are not there.
 
 use std::path::PathBuf;
 use std::time::Instant;
@@ -21,13 +21,13 @@ use crate::front::env_var;
 
 #[derive(Args)]
 pub(super) struct PlanArgs {
-    /// The training, as `oarlock train` takes it
+    /// The run, as `oarlock train` takes it
     #[arg(value_name = "FILE.yaml [key=value …]", required_unless_present = "link")]
     arguments: Vec<String>,
     /// Machines, all like this one
     #[arg(long, default_value_t = 1, value_parser = clap::value_parser!(u16).range(1..))]
     machines: u16,
-    /// Ranks of each machine; by default as many as the training starts, divided by the machines
+    /// Ranks of each machine; by default as many as the run starts, divided by the machines
     #[arg(long, value_parser = clap::value_parser!(u16).range(1..=1024))]
     ranks: Option<u16>,
     /// What a machine sends to the others, such as 10Gbit/s or 1.2GB/s
@@ -90,7 +90,7 @@ pub(super) fn run(args: &PlanArgs) -> Outcome {
     let config = train_config(&written::arguments(&Words::new(&args.arguments))?, &env_var)?;
     if config.ranks.device == DeviceKind::Auto && config.ranks.device.is_gpu() {
         eprint(
-            "note: this training would take the GPU of this machine; the plan is that of ranks on the CPU (device=cpu)\n",
+            "note: this training run would take the GPU of this machine; the plan is that of ranks on the CPU (device=cpu)\n",
         );
     }
     let (cluster, threads) = cluster(args, &config)?;

@@ -9,7 +9,7 @@ use oarlock_lm::planner::{Choice, Cluster, Facts, Prediction, Profile};
 
 /// What is shown.
 pub struct Shown<'a> {
-    /// The training.
+    /// The run.
     pub facts: &'a Facts,
     /// Where it runs.
     pub cluster: &'a Cluster,
@@ -44,11 +44,11 @@ pub fn table(shown: &Shown<'_>) -> String {
             "recompute",
             "step",
             "tokens/s",
-            "waits",
-            "idle",
-            "memory a rank",
-            "sent a step",
-            "to the end",
+            "comm wait",
+            "bubble",
+            "memory/rank",
+            "sent/step",
+            "ETA",
             "energy",
         ]
         .map(str::to_owned),
@@ -99,7 +99,7 @@ pub fn table(shown: &Shown<'_>) -> String {
         marks.iter().filter(|(mark, _)| is_used(mark)).map(|(mark, what)| format!("{mark} {what}")).collect();
     let _ = writeln!(text, "{}", marks.join(", "));
     if facts.steps.is_none() {
-        text.push_str("the time to the end needs the number of steps: max_steps in the file, or --steps\n");
+        text.push_str("the ETA needs the number of steps: max_steps in the file, or --steps\n");
     } else if watts.is_none() {
         text.push_str("the energy needs the power of a machine, which cannot be read here: --watts\n");
     }

@@ -1,4 +1,4 @@
-//! `oarlock train`: the training of a configuration file.
+//! `oarlock train`: the run of a configuration file.
 
 use std::time::SystemTime;
 

@@ -50,7 +50,7 @@ mod tests {
             "accelerator_config: {dispatch_batches: false, split_batches: false, even_batches: true, non_blocking: true}",
         );
         good("accelerator_config: {dispatch_batches: null, gradient_accumulation_kwargs: null}");
-        for (text, told) in [
+        for (text, message) in [
             ("{split_batches: true}", "a batch size is that of each rank"),
             ("{even_batches: false}", "every rank has as many batches"),
             ("{gradient_accumulation_kwargs: {num_steps: 2}}", "write gradient_accumulation_steps"),
@@ -59,7 +59,7 @@ mod tests {
         ] {
             let problems = train(&format!("{MINIMUM}accelerator_config: {text}"), &[], &[]).unwrap_err();
             assert_eq!(problems.len(), 1, "{problems}");
-            assert!(problems.to_string().contains(told), "{problems}");
+            assert!(problems.to_string().contains(message), "{problems}");
         }
     }
 }

@@ -1,6 +1,6 @@
-//! Reads by what the best model is found, and what follows from it: checkpoints, the end of the training, the final model.
+//! Reads by what the best model is found, and what follows from it: checkpoints, the end of the run, the final model.
 
-use oarlock::config::{BestArgs, Steps, When};
+use oarlock::config::{BestArgs, IntervalStrategy, Steps};
 use oarlock_config::settings::keys::Row;
 use oarlock_config::settings::problem::Problems;
 use oarlock_config::settings::resolve::Settings;
@@ -9,7 +9,12 @@ use super::table as keys;
 
 /// How evaluations are compared; `None` where nobody asks. `evaluated` and `saved` say when that is done. What is wrong
 /// goes to `problems`.
-pub fn best(settings: &Settings, evaluated: When, saved: When, problems: &mut Problems) -> Option<BestArgs> {
+pub fn best(
+    settings: &Settings,
+    evaluated: IntervalStrategy,
+    saved: IntervalStrategy,
+    problems: &mut Problems,
+) -> Option<BestArgs> {
     let loads = settings.get(keys::LOAD_BEST_MODEL_AT_END);
     let saves = settings.get(keys::SAVE_STRATEGY) == "best";
     let patience = settings.get(keys::EARLY_STOPPING_STEPS);
@@ -25,10 +30,10 @@ pub fn best(settings: &Settings, evaluated: When, saved: When, problems: &mut Pr
         (keys::SAVE_STRATEGY.row, saves),
         (keys::EARLY_STOPPING_STEPS.row, patience.is_some()),
     ];
-    if evaluated == When::Never {
+    if evaluated == IntervalStrategy::Never {
         for (key, _) in asks.into_iter().filter(|(_, asked)| *asked) {
             report(
-                &format!("`{key}` needs evaluations during the training"),
+                &format!("`{key}` needs evaluations during training"),
                 &[key, keys::EVAL_STRATEGY.row],
                 "write `eval_strategy: steps` and `eval_steps: …`",
             );
@@ -54,20 +59,20 @@ pub fn best(settings: &Settings, evaluated: When, saved: When, problems: &mut Pr
 /// Every checkpoint must have been evaluated, so that the best one is known.
 fn check_pace(
     settings: &Settings,
-    evaluated: When,
-    saved: When,
+    evaluated: IntervalStrategy,
+    saved: IntervalStrategy,
     report: &mut impl FnMut(&str, &[&'static Row], &str),
 ) {
     let is_multiple = match (evaluated, saved) {
-        (When::Every(Steps::Count(evaluated)), When::Every(Steps::Count(saved))) => {
+        (IntervalStrategy::Every(Steps::Count(evaluated)), IntervalStrategy::Every(Steps::Count(saved))) => {
             saved.is_multiple_of(evaluated.max(1))
         }
-        (When::Every(Steps::Share(evaluated)), When::Every(Steps::Share(saved))) => {
+        (IntervalStrategy::Every(Steps::Share(evaluated)), IntervalStrategy::Every(Steps::Share(saved))) => {
             let [evaluated, saved] = [evaluated, saved].map(|share| (share * 1e6).round() as u64);
             saved.is_multiple_of(evaluated.max(1))
         }
-        (When::Epoch, When::Epoch) => true,
-        (When::Every(_), When::Every(_)) => false,
+        (IntervalStrategy::Epoch, IntervalStrategy::Epoch) => true,
+        (IntervalStrategy::Every(_), IntervalStrategy::Every(_)) => false,
         _ => {
             let [evaluated, saved] = [keys::EVAL_STRATEGY, keys::SAVE_STRATEGY].map(|key| settings.get(key));
             return report(
@@ -82,7 +87,7 @@ fn check_pace(
     };
     if !is_multiple {
         report(
-            "`load_best_model_at_end` needs an evaluation of every checkpoint, and `save_steps` is no multiple of \
+            "`load_best_model_at_end` needs an evaluation of every checkpoint, and `save_steps` is not a multiple of \
              `eval_steps`",
             &[keys::SAVE_STEPS.row, keys::EVAL_STEPS.row, keys::LOAD_BEST_MODEL_AT_END.row],
             "write the same number for both, or a multiple for save_steps",
@@ -126,7 +131,7 @@ mod tests {
 
     #[test]
     fn evaluations_and_checkpoints_must_go_together() {
-        let told = |text: &str| match train(&format!("{MINIMUM}{text}"), &[], &[]) {
+        let error = |text: &str| match train(&format!("{MINIMUM}{text}"), &[], &[]) {
             Ok(_) => String::new(),
             Err(problems) => problems.to_string(),
         };
@@ -137,20 +142,17 @@ mod tests {
             (format!("{load}save_strategy: epoch"), "`eval_strategy` is steps, `save_strategy` epoch"),
             (format!("{load}save_strategy: no"), "`save_strategy` no"),
             (format!("{load}save_steps: 10\nsave_only_model: true"), "leaves none"),
-            (
-                "eval_dataset: e\nload_best_model_at_end: true".to_owned(),
-                "needs evaluations during the training",
-            ),
-            ("eval_dataset: e\nearly_stopping_steps: 2".to_owned(), "needs evaluations during the training"),
-            ("eval_dataset: e\nsave_strategy: best".to_owned(), "needs evaluations during the training"),
+            ("eval_dataset: e\nload_best_model_at_end: true".to_owned(), "needs evaluations during training"),
+            ("eval_dataset: e\nearly_stopping_steps: 2".to_owned(), "needs evaluations during training"),
+            ("eval_dataset: e\nsave_strategy: best".to_owned(), "needs evaluations during training"),
         ] {
-            assert!(told(&text).contains(words), "{text}: {}", told(&text));
+            assert!(error(&text).contains(words), "{text}: {}", error(&text));
         }
         for text in ["save_steps: 30", "save_strategy: best", "save_steps: 10\nstage: rm"] {
-            assert_eq!(told(&format!("{load}{text}")), "", "{text}");
+            assert_eq!(error(&format!("{load}{text}")), "", "{text}");
         }
         let shares = "eval_dataset: e\neval_strategy: steps\neval_steps: 0.1\nload_best_model_at_end: true\n";
-        assert_eq!(told(&format!("{shares}save_steps: 0.3")), "");
-        assert_ne!(told(&format!("{shares}save_steps: 0.25")), "");
+        assert_eq!(error(&format!("{shares}save_steps: 0.3")), "");
+        assert_ne!(error(&format!("{shares}save_steps: 0.25")), "");
     }
 }

@@ -6,8 +6,8 @@ use std::path::PathBuf;
 use std::time::Duration;
 
 use oarlock::config::{
-    ChatArgs, DataArgs, EvalArgs, Length, LogArgs, MOST_RANKS, Packing, RankArgs, Resume, RunDescription,
-    SaveArgs, ScheduleArgs, Steps, TrainArgs, TrainConfig, ValSize, When,
+    ChatArgs, DataArgs, EvalArgs, IntervalStrategy, Length, LogArgs, MOST_RANKS, Packing, RankArgs, Resume,
+    RunDescription, SaveArgs, ScheduleArgs, Steps, TrainArgs, TrainConfig, ValSize,
 };
 use oarlock::nn::SparsityConfig;
 use oarlock_config::settings::dialect::{self, Dialects, Ranks};
@@ -61,15 +61,15 @@ pub fn build(
         share if share < 1.0 => Some(ValSize::Fraction(share)),
         records => Some(ValSize::Count(records as u64)),
     };
-    let learned = objective::learned(read);
-    let chats = learned.is_some();
+    let examples = objective::examples(read);
+    let chats = examples.is_some();
     let (shuffle, group_by_length) = learning::order(read, found);
     let data = DataArgs {
         datasets: read.get(keys::DATASET).to_vec(),
         eval_datasets: read.get(keys::EVAL_DATASET).to_vec(),
         dataset_dir: PathBuf::from(read.word(keys::DATASET_DIR)),
         cutoff_len: read.get(keys::CUTOFF_LEN),
-        chat: learned.map(|learned| ChatArgs { learned, ..chat(read) }),
+        chat: examples.map(|examples| ChatArgs { examples, ..chat(read) }),
         packing: match (read.get(keys::MINIMIND_ROWS), read.get(keys::NEAT_PACKING), read.get(keys::PACKING))
         {
             (_, neat, packing) if chats && (neat || packing) => Packing::Knapsack,
@@ -205,7 +205,7 @@ fn device(settings: &Settings, problems: &mut Problems) -> DeviceKind {
     match (settings.get(keys::DEVICE), cpu) {
         ("cuda", Some(key)) => {
             let problem = settings.problem(
-                format!("`{key}` and `device: cuda` exclude each other"),
+                format!("`{key}` and `device: cuda` are mutually exclusive"),
                 &[key.row, keys::DEVICE.row],
             );
             problems.push(problem.help("keep one of them"));
@@ -341,11 +341,15 @@ fn between(settings: &Settings, problems: &mut Problems) {
     let written_true =
         |key: &'static Row| get(key).location().is_some_and(|_| get(key).broken || is_true(key));
     if written_true(keys::BF16.row) && written_true(keys::FP16.row) {
-        report("`bf16` and `fp16` exclude each other", &[keys::BF16.row, keys::FP16.row], "keep one of them");
+        report(
+            "`bf16` and `fp16` are mutually exclusive",
+            &[keys::BF16.row, keys::FP16.row],
+            "keep one of them",
+        );
     }
     if written_true(keys::PURE_BF16.row) && written_true(keys::FP16.row) {
         report(
-            "`pure_bf16` and `fp16` exclude each other",
+            "`pure_bf16` and `fp16` are mutually exclusive",
             &[keys::PURE_BF16.row, keys::FP16.row],
             "keep one of them",
         );
@@ -367,7 +371,7 @@ fn between(settings: &Settings, problems: &mut Problems) {
         ] {
             if let Some(n) = known.filter(|n| !n.is_multiple_of(parts)) {
                 let what = format!("`{key}` is {n}, which `{size}` ({parts}) does not divide");
-                report(&what, &[key, size], "each group of so many ranks has a part of a sequence on each");
+                report(&what, &[key, size], "each group of that many ranks shares a sequence");
             }
         }
         if !matches!(stage, "pt" | "sft" | "raft") {
@@ -405,7 +409,7 @@ fn between(settings: &Settings, problems: &mut Problems) {
         (settings.get(keys::VAL_SIZE), !settings.get(keys::EVAL_DATASET).is_empty());
     if val_size > 0.0 && eval_dataset {
         report(
-            "`val_size` and `eval_dataset` exclude each other",
+            "`val_size` and `eval_dataset` are mutually exclusive",
             &[keys::VAL_SIZE.row, keys::EVAL_DATASET.row],
             "hold out a part of the training data, or evaluate on data of its own",
         );
@@ -419,7 +423,7 @@ fn between(settings: &Settings, problems: &mut Problems) {
     }
     let nothing = val_size == 0.0 && !eval_dataset;
     let every = settings.get(keys::EVAL_STEPS).unwrap_or_default();
-    let evaluates = when(settings.get(keys::EVAL_STRATEGY), every) != When::Never;
+    let evaluates = when(settings.get(keys::EVAL_STRATEGY), every) != IntervalStrategy::Never;
     for (key, on) in [
         (keys::EVAL_STRATEGY.row, evaluates),
         (keys::DO_EVAL.row, is_true(keys::DO_EVAL.row)),
@@ -442,7 +446,7 @@ fn between(settings: &Settings, problems: &mut Problems) {
         (keys::SAVE_STRATEGY, keys::SAVE_STEPS.row, settings.get(keys::SAVE_STEPS)),
         (keys::EVAL_STRATEGY, keys::EVAL_STEPS.row, every),
     ] {
-        let is_zero = when(settings.get(strategy), interval) == When::Every(Steps::Count(0));
+        let is_zero = when(settings.get(strategy), interval) == IntervalStrategy::Every(Steps::Count(0));
         if is_zero && get(steps).location().is_some() {
             let help = format!("write a number of steps, or `{strategy}: \"no\"`");
             report(&format!("`{steps}` is 0"), &[steps], &help);
@@ -451,7 +455,7 @@ fn between(settings: &Settings, problems: &mut Problems) {
     for anew in [keys::OVERWRITE_OUTPUT_DIR, keys::BEGIN_ANEW] {
         let both = [keys::RESUME_FROM_CHECKPOINT.row, anew.row];
         if both.iter().all(|key| is_true(key)) {
-            let message = format!("`resume_from_checkpoint: true` and `{anew}: true` exclude each other");
+            let message = format!("`resume_from_checkpoint: true` and `{anew}: true` are mutually exclusive");
             report(&message, &both, "resume the run in output_dir, or start a new one");
         }
     }
@@ -471,10 +475,10 @@ fn warmup(settings: &Settings) -> Steps {
     }
 }
 
-fn when(strategy: &str, interval: f64) -> When {
+fn when(strategy: &str, interval: f64) -> IntervalStrategy {
     match strategy {
-        "steps" => When::Every(steps(interval)),
-        "epoch" => When::Epoch,
-        _ => When::Never,
+        "steps" => IntervalStrategy::Every(steps(interval)),
+        "epoch" => IntervalStrategy::Epoch,
+        _ => IntervalStrategy::Never,
     }
 }

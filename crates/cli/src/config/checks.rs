@@ -1,6 +1,6 @@
 //! What LLaMA-Factory forbids between its keys, of all stages and methods, so that a file is checked whole although not
-//! all of it can be run here. Left out is what is no restriction here: DeepSpeed without a launcher, kernels of Unsloth
-//! with ZeRO-3, neat packing before stage sft.
+//! all of it can be run here. Left out is what is not a restriction here: DeepSpeed without a launcher, kernels of
+//! Unsloth with ZeRO-3, neat packing before stage sft.
 
 use oarlock_config::settings::dialect::{Dialects, deepspeed_keys};
 use oarlock_config::settings::keys::{Key, Row};
@@ -120,7 +120,7 @@ const RULES: &[Rule] = &[
     Rule {
         keys: &[keys::FP8.row, keys::QUANTIZATION_BIT.row],
         broken: |choices| choices.said(keys::QUANTIZATION_BIT) && choices.on(keys::FP8),
-        message: "`fp8` and `quantization_bit` exclude each other",
+        message: "`fp8` and `quantization_bit` are mutually exclusive",
         help: "keep one of them",
     },
     Rule {
@@ -133,7 +133,7 @@ const RULES: &[Rule] = &[
         keys: &[keys::TRAIN_ON_PROMPT.row, keys::STAGE.row],
         broken: |choices| !choices.sft() && choices.on(keys::TRAIN_ON_PROMPT),
         message: "`train_on_prompt` belongs to stage sft",
-        help: "remove it; stage pt learns every token",
+        help: "remove it; stage pt trains on every token",
     },
     Rule {
         keys: &[keys::MASK_HISTORY.row, keys::STAGE.row],
@@ -146,7 +146,7 @@ const RULES: &[Rule] = &[
         broken: |choices| {
             choices.sft() && choices.on(keys::TRAIN_ON_PROMPT) && choices.on(keys::MASK_HISTORY)
         },
-        message: "`train_on_prompt` and `mask_history` exclude each other",
+        message: "`train_on_prompt` and `mask_history` are mutually exclusive",
         help: "keep one of them",
     },
     Rule {
@@ -218,14 +218,14 @@ const RULES: &[Rule] = &[
     Rule {
         keys: &[keys::PREDICT_WITH_GENERATE.row, keys::COMPUTE_ACCURACY.row],
         broken: |choices| choices.on(keys::PREDICT_WITH_GENERATE) && choices.on(keys::COMPUTE_ACCURACY),
-        message: "`predict_with_generate` and `compute_accuracy` exclude each other",
+        message: "`predict_with_generate` and `compute_accuracy` are mutually exclusive",
         help: "keep one of them",
     },
     Rule {
         keys: &[keys::PREDICT_WITH_GENERATE.row, keys::DEEPSPEED.row],
         broken: |choices| choices.on(keys::PREDICT_WITH_GENERATE) && choices.zero_stage == Some(3),
         message: "`predict_with_generate` does not go with ZeRO-3",
-        help: "write stage 2, or generate after the training",
+        help: "write stage 2, or generate after training",
     },
     Rule {
         keys: &[keys::DO_PREDICT.row, keys::PREDICT_WITH_GENERATE.row, keys::EVAL_DATASET.row],
@@ -264,7 +264,7 @@ const RULES: &[Rule] = &[
     Rule {
         keys: &[keys::MAX_SAMPLES.row, keys::STREAMING.row],
         broken: |choices| choices.on(keys::STREAMING) && choices.said(keys::MAX_SAMPLES),
-        message: "`max_samples` and `streaming` exclude each other",
+        message: "`max_samples` and `streaming` are mutually exclusive",
         help: "write max_steps instead of max_samples",
     },
     Rule {

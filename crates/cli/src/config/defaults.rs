@@ -1,5 +1,5 @@
 //! What LLaMA-Factory means by keys that are not written, where Oarlock means something else: under its commands its
-//! defaults hold, and those of Oarlock that stay are told.
+//! defaults hold, and those of Oarlock that stay are listed.
 
 use oarlock_config::settings::node::{Data, Entry, Node};
 use oarlock_config::settings::value::boolean;
@@ -45,7 +45,7 @@ pub const DIFFERENCES: [Difference; 6] = [
     stays("packing", "true", "true for stage pt alone", "it is so here as well, by the stage"),
 ];
 
-/// The defaults of LLaMA-Factory for what `layers` do not write, as the layer below them, and what is to be told.
+/// The defaults of LLaMA-Factory for what `layers` do not write, as the layer below them, and warnings.
 pub fn of_llama_factory(layers: &[Layer]) -> (Layer, Option<String>) {
     let entries = || layers.iter().flat_map(|layer| &layer.entries);
     let last = |key: &str| entries().rfind(|entry| entry.key == key);
@@ -54,7 +54,7 @@ pub fn of_llama_factory(layers: &[Layer]) -> (Layer, Option<String>) {
     // No file of LLaMA-Factory describes a new model; it is trained as a whole.
     let is_new = last("model_config").is_some();
     let mut layer = Layer { authority: Authority::Replaces, entries: Vec::new() };
-    let (mut held, mut told) = (Vec::new(), Vec::new());
+    let (mut held, mut warnings) = (Vec::new(), Vec::new());
     let mut hold = |key: &str, value: &str| {
         layer.entries.push(Entry::of(key, said_by("LLaMA-Factory's default", value)));
     };
@@ -74,13 +74,13 @@ pub fn of_llama_factory(layers: &[Layer]) -> (Layer, Option<String>) {
                 hold(key, "false");
                 held.push("do_train: false".to_owned());
             }
-            Some(why) if *key == "do_train" => told.push(format!("do_train is true ({why})")),
+            Some(why) if *key == "do_train" => warnings.push(format!("do_train is true ({why})")),
             Some(why)
                 if *key == "gradient_checkpointing"
                     && last("disable_gradient_checkpointing").is_none()
                     && last("activation_checkpointing").is_none() =>
             {
-                told.push((*why).to_owned());
+                warnings.push((*why).to_owned());
             }
             Some(_) => {}
         }
@@ -89,8 +89,8 @@ pub fn of_llama_factory(layers: &[Layer]) -> (Layer, Option<String>) {
     if !held.is_empty() {
         parts.push(format!("as in LLaMA-Factory: {}", held.join(", ")));
     }
-    if !told.is_empty() {
-        parts.push(format!("otherwise than there: {}", told.join(", ")));
+    if !warnings.is_empty() {
+        parts.push(format!("otherwise than there: {}", warnings.join(", ")));
     }
     let notes = if parts.is_empty() { None } else { Some(format!("not written: {}", parts.join("; "))) };
     (layer, notes)
@@ -274,7 +274,7 @@ mod tests {
     #[test]
     fn every_default_that_differs_is_listed() {
         for (name, theirs) in ORIGINAL {
-            let key = table::find(name).unwrap_or_else(|| panic!("{name} is no key"));
+            let key = table::find(name).unwrap_or_else(|| panic!("{name} is not a key"));
             let listed = DIFFERENCES.iter().find(|difference| difference.key == *name);
             match listed {
                 None => assert_eq!(key.default, *theirs, "{name}: ours, theirs"),

@@ -1,4 +1,4 @@
-//! What the environment says about a training: the ranks, from any launcher, and what Accelerate's launcher hands on.
+//! What the environment says about a training run: the ranks, from any launcher, and what Accelerate's launcher hands on.
 
 use oarlock_comm::Launched;
 use oarlock_config::settings::accelerate::{Lookup, USE_FSDP, asks, take};

@@ -1,23 +1,41 @@
 //! The table of keys in words: the help text of `oarlock train` and the page `docs/keys.md`.
 
+use std::collections::BTreeSet;
 use std::fmt::Write as _;
 
 use oarlock_config::settings::keys::{Group, Row, Status, ValueType};
 
-use super::table::KEYS;
+use super::table::{KEYS, nearest};
+use super::{Problem, Words, flags};
 
-/// The help text of the keys: those that have a meaning, in groups, then the names of the others.
-pub fn help() -> String {
-    let mut out = String::new();
-    let name = |key: &Row| format!("{}={}", key.name, key.value_type.placeholder());
-    let width = used().map(|key| name(key).len()).max().unwrap_or(0);
-    for group in Group::ALL {
-        let _ = writeln!(out, "{}:", group.title());
-        for key in used().filter(|key| key.group == group) {
-            let _ = writeln!(out, "  {:width$}  {}", name(key), described(key));
-        }
-        out.push('\n');
+/// The help text of a command that trains, which is called as `command`: how it is called, and its keys. `words` narrow
+/// it to groups, or to the keys that contain a word.
+///
+/// # Errors
+/// A word that names no group and that no key contains.
+pub fn help(command: &str, words: &Words) -> Result<String, Problem> {
+    let mut out = format!(
+        "Example: {command} recipes/pretrain.yaml learning_rate=1e-3\n\n\
+         Usage: {command} FILE.yaml [key=value …]\n\n\
+         \x20 --dry-run       Check the configuration, predict the memory, and stop\n\
+         \x20 --print-config  Show every value of the run with its origin\n\
+         \x20 --help [WORD]   List the keys: all of them, those of a group, or those that contain a word\n\n\
+         Groups: {}\n\n",
+        group_names()
+    );
+    let is_own = |word: &str| flags::OWN.iter().any(|(flag, _)| word.strip_prefix("--") == Some(flag));
+    let asked = (0..words.len()).filter(|at| words.get(*at).is_some_and(|word| !is_own(word)));
+    match asked.collect::<Vec<_>>().as_slice() {
+        [] => out.push_str(&all_keys()),
+        asked => out.push_str(&matching_keys(command, words, asked)?),
     }
+    Ok(out)
+}
+
+/// The keys that have a meaning, in groups, then the names of the others.
+fn all_keys() -> String {
+    let keys: Vec<&Row> = used().collect();
+    let mut out = grouped(&keys);
     let names = |keep: &dyn Fn(Status) -> bool| {
         KEYS.iter().filter(|key| keep(key.status)).map(|key| key.name).collect::<Vec<_>>()
     };
@@ -26,6 +44,83 @@ pub fn help() -> String {
     out.push_str("\nNot supported yet (accepted while they change nothing):\n");
     wrap(&mut out, &names(&|status| matches!(status, Status::Later(_))));
     out
+}
+
+/// The keys of the groups that some of the words name, and those that contain one of them.
+fn matching_keys(command: &str, words: &Words, asked: &[usize]) -> Result<String, Problem> {
+    let mut keys: Vec<&Row> = Vec::new();
+    for &at in asked {
+        let word = words.get(at).unwrap_or_default().trim_start_matches('-');
+        let word = word.split('=').next().unwrap_or_default().to_lowercase();
+        let group = Group::ALL.into_iter().find(|group| group_name(*group) == word);
+        let is_meant = |key: &&Row| match group {
+            Some(group) => key.group == group,
+            None => contains(key, &word),
+        };
+        let found: Vec<&Row> = KEYS.iter().filter(is_meant).collect();
+        if found.is_empty() {
+            let problem = Problem::new(format!("no key contains `{word}`")).at(&words.location(at), "");
+            return Err(match nearest(&word) {
+                Some(near) => problem.help(format!("did you mean `{near}`?")),
+                None => {
+                    problem.help(format!("`{command} --help` lists every key; groups: {}", group_names()))
+                }
+            });
+        }
+        keys.extend(found);
+    }
+    Ok(grouped(&keys))
+}
+
+/// Whether a word stands in the name of a key, its meaning or its values.
+fn contains(key: &Row, word: &str) -> bool {
+    let choices = match key.value_type {
+        ValueType::Choice(names) => names,
+        _ => &[],
+    };
+    key.name.contains(&word.replace('-', "_"))
+        || key.doc.to_lowercase().contains(word)
+        || choices.contains(&word)
+}
+
+/// Keys under the headings of their groups; behind one that changes nothing the reason.
+fn grouped(keys: &[&Row]) -> String {
+    let mut out = String::new();
+    let name = |key: &Row| format!("{}={}", key.name, key.value_type.placeholder());
+    let width = keys.iter().map(|key| name(key).len()).max().unwrap_or(0);
+    for group in Group::ALL {
+        let mut of_group: Vec<&Row> = keys.iter().copied().filter(|key| key.group == group).collect();
+        // Two words may have found the same key.
+        let mut seen = BTreeSet::new();
+        of_group.retain(|key| seen.insert(key.name));
+        if of_group.is_empty() {
+            continue;
+        }
+        let _ = writeln!(out, "{}:", group.title());
+        for key in of_group {
+            let _ = writeln!(out, "  {:width$}  {}{}", name(key), described(key), without_effect(key));
+        }
+        out.push('\n');
+    }
+    out
+}
+
+/// The word by which a help text is narrowed to a group.
+fn group_name(group: Group) -> String {
+    group.title().split(' ').next().unwrap_or_default().to_lowercase()
+}
+
+fn group_names() -> String {
+    Group::ALL.map(group_name).join(", ")
+}
+
+/// Why a key changes nothing, for help texts; empty where it has a meaning.
+pub fn without_effect(key: &Row) -> String {
+    match key.status {
+        Status::NoEffect(reason) => format!(" (accepted without effect: {reason})"),
+        Status::Later(reason) => format!(" (not supported: {reason})"),
+        Status::Used | Status::Only(_) | Status::Among(..) => String::new(),
+    }
 }
 
 /// What a key means, with the values it takes and its default, for help texts.
@@ -171,13 +266,37 @@ mod tests {
         assert!(written == page(), "docs/keys.md is not what the table says; update it with OARLOCK_BLESS=1");
     }
 
+    fn help_of(line: &str) -> Result<String, String> {
+        let words: Vec<String> = line.split_whitespace().map(str::to_owned).collect();
+        help("oarlock train", &Words::new(&words)).map_err(|problem| problem.to_string())
+    }
+
     #[test]
-    fn help_names_every_key_and_fits_a_wide_terminal() {
-        let help = help();
+    fn help_begins_with_an_example_and_names_every_key() {
+        let help = help_of("").unwrap();
+        assert!(help.starts_with("Example: oarlock train recipes/pretrain.yaml learning_rate=1e-3\n"));
         for key in KEYS {
             assert!(help.contains(key.name), "{}", key.name);
         }
         assert!(help.contains("  learning_rate=X "));
         assert!(help.contains("Peak learning rate [5e-5]\n"));
+    }
+
+    #[test]
+    fn a_word_narrows_the_help() {
+        let lora = help_of("LoRA").unwrap();
+        for name in ["lora_rank=", "loraplus_lr_ratio=", "use_dora=", "finetuning_type="] {
+            assert!(lora.contains(name), "{name}: {lora}");
+        }
+        assert!(!lora.contains("learning_rate=") && lora.lines().count() < 50, "{lora}");
+        let checkpoints = help_of("checkpoints").unwrap();
+        assert!(checkpoints.contains("save_steps=") && !checkpoints.contains("lora_rank="), "{checkpoints}");
+        // A key as it is written, two words, and a key that changes nothing, with the reason.
+        assert!(help_of("save-steps=5").unwrap().contains("save_steps="));
+        assert!(help_of("lora_rank evaluation").unwrap().contains("eval_steps="));
+        assert!(help_of("full_determinism").unwrap().contains("accepted without effect: every run is"));
+        assert_eq!(help_of("lora_rank lora_rank --dry-run").unwrap().matches("lora_rank=").count(), 1);
+        assert!(help_of("lora_rnak").unwrap_err().contains("did you mean `lora_rank`?"));
+        assert!(help_of("wombat").unwrap_err().contains("no key contains `wombat`"));
     }
 }

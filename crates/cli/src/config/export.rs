@@ -268,8 +268,8 @@ mod tests {
 
     #[test]
     fn what_cannot_be_exported_is_refused_all_at_once() {
-        let told = |line: &str| read(line).unwrap_err().to_string();
-        let all = told(
+        let error = |line: &str| read(line).unwrap_err().to_string();
+        let all = error(
             "export_legacy_format=true export_hub_model_id=x export_quantization_bit=4 infer_dtype=int8",
         );
         for part in
@@ -277,7 +277,7 @@ mod tests {
         {
             assert!(all.contains(part), "{part}: {all}");
         }
-        let both = told(
+        let both = error(
             "model_name_or_path=m export_dir=o adapter_name_or_path=a export_quantization_bit=4 finetuning_type=full",
         );
         assert!(both.contains("Please merge adapters before quantizing the model."), "{both}");
@@ -288,7 +288,7 @@ mod tests {
             format!("model_name_or_path={own} export_dir={own}/."),
             format!("model_name_or_path=m adapter_name_or_path={own} export_dir={own}"),
         ] {
-            assert!(told(&words).contains("whose weights are read"), "{words}");
+            assert!(error(&words).contains("whose weights are read"), "{words}");
         }
         const BASE: &str = "model_name_or_path=m export_dir=o";
         for (words, part) in [
@@ -298,8 +298,8 @@ mod tests {
             ("quantization_bit=3", "only `quantization_bit` 4 and 8"),
             ("quantization_bit=4 quantization_method=hqq", "only `quantization_bit` 4 and 8"),
         ] {
-            let told = told(&format!("{BASE} {words}"));
-            assert!(told.contains(part), "{part}: {told}");
+            let error = error(&format!("{BASE} {words}"));
+            assert!(error.contains(part), "{part}: {error}");
         }
     }
 

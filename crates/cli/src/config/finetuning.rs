@@ -63,7 +63,7 @@ pub fn finetuning(settings: &Settings, problems: &mut Problems) -> Finetuning {
     }
 }
 
-/// The adapters that a training begins with.
+/// The adapters that a training run begins with.
 fn begin_with(settings: &Settings) -> AdapterArgs {
     AdapterArgs {
         adapters: adapters(settings),

@@ -6,13 +6,13 @@ use std::fmt::Write as _;
 
 use oarlock_config::lookalikes::is_argument;
 use oarlock_config::nearest::nearest_of;
-use oarlock_config::settings::keys::{Row, Status, ValueType};
+use oarlock_config::settings::keys::{Row, ValueType};
 use oarlock_config::settings::location::{Location, Origin};
 use oarlock_config::settings::most;
 use oarlock_config::settings::problem::{Problem, Problems};
 use oarlock_config::settings::resolve::{Settings, wrong_type};
 
-use super::explain::described;
+use super::explain::{described, without_effect};
 use super::words::Words;
 use super::yaml::Node;
 
@@ -25,6 +25,8 @@ pub struct Flags {
     pub bare_switches: bool,
     /// What follows the flags, for the help; empty if nothing may.
     pub operands: &'static str,
+    /// A command line, with which the help begins.
+    pub example: &'static str,
     /// What the command does, in a line.
     pub about: &'static str,
     /// The flags, by their names without hyphens. A [`ValueType::Bool`] needs no value.
@@ -56,7 +58,7 @@ enum Named {
 /// Our own flags, which every front end has beside those of its original.
 pub const OWN: [(&str, &str); 2] = [
     ("dry-run", "Stop before anything is started, and show what would be"),
-    ("print-config", "Show every value of the training with its origin"),
+    ("print-config", "Show every value of the run with its origin"),
 ];
 
 /// What was read.
@@ -120,7 +122,7 @@ impl Flags {
                             _ => (self.unknown(name, &location), self.nearest(name)),
                         };
                         problems.push(problem);
-                        // The value of a flag with a slip in its name is no program to start.
+                        // The value of a flag with a slip in its name is not a program to start.
                         let meant = meant.and_then(|near| self.find(near));
                         let has_value = attached.is_none()
                             && words.get(i + 1).is_some_and(|next| {
@@ -203,7 +205,7 @@ impl Flags {
         let mut meant = names.iter().map(|name| self.find(name));
         match meant.next() {
             None => Named::Unknown,
-            // Two names of one flag are no two flags.
+            // Two names of one flag are not two flags.
             Some(first) if meant.any(|other| other.map(|key| key.name) != first.map(|key| key.name)) => {
                 Named::Ambiguous(names)
             }
@@ -259,7 +261,8 @@ impl Flags {
 
     /// The help text.
     pub fn help(&self) -> String {
-        let mut out = format!("{}\n\nUsage: {} [flags]", self.about, self.command);
+        let mut out =
+            format!("Example: {}\n\n{}\n\nUsage: {} [flags]", self.example, self.about, self.command);
         if !self.operands.is_empty() {
             let _ = write!(out, " {}", self.operands);
         }
@@ -270,12 +273,7 @@ impl Flags {
         };
         let width = self.keys.iter().map(|key| left(key).len()).max().unwrap_or(0).min(44);
         for key in self.keys {
-            let status = match key.status {
-                Status::NoEffect(reason) => format!(" (accepted without effect: {reason})"),
-                Status::Later(reason) => format!(" (not supported: {reason})"),
-                Status::Used | Status::Only(_) | Status::Among(..) => String::new(),
-            };
-            let _ = writeln!(out, "  {:width$}  {}{status}", left(key), described(key));
+            let _ = writeln!(out, "  {:width$}  {}{}", left(key), described(key), without_effect(key));
         }
         for (name, doc) in OWN {
             let _ = writeln!(out, "  {:width$}  {doc}", format!("--{name}"));
@@ -333,6 +331,8 @@ fn takes(key: &Row, next: &str, bare_switches: bool) -> bool {
 
 #[cfg(test)]
 mod tests {
+    use oarlock_config::settings::keys::Status;
+
     use super::*;
 
     const fn key(value_type: ValueType, name: &'static str, status: Status) -> Row {
@@ -352,6 +352,7 @@ mod tests {
         command: "launch",
         bare_switches: false,
         operands: "SCRIPT …",
+        example: "launch train.py",
         about: "Launches.",
         keys: KEYS,
         aliases: &[("r", "role")],
@@ -411,7 +412,7 @@ mod tests {
         assert!(
             reported(TWO, "--no").ends_with("ambiguous option: --no could match --no_ssh, --no_ssh_check")
         );
-        assert_eq!(reported(TWO, "--no-ssh"), "", "a name is no beginning");
+        assert_eq!(reported(TWO, "--no-ssh"), "", "a name is not a beginning");
         assert!(reported(TWO, "--no_o").contains("has no flag"), "what the original lacks is written out");
         assert!(reported(TWO, "-no_ssh_c").contains("has no flag"));
         let strict = Flags { abbreviations: Abbreviations::None, ..TWO };
@@ -453,6 +454,6 @@ mod tests {
         for key in FLAGS.keys {
             assert!(help.contains(&format!("--{}", key.name)));
         }
-        assert!(help.contains("--dry-run") && help.starts_with("Launches."));
+        assert!(help.contains("--dry-run") && help.starts_with("Example: launch train.py\n\nLaunches."));
     }
 }

@@ -1,4 +1,5 @@
-//! Reads what is learned of which rows: the loss of a token, how data sets are mixed, how sequences are drawn.
+//! Reads which tokens of which rows count in the loss: the loss of a token, how data sets are mixed, how sequences are
+//! drawn.
 
 use super::table as keys;
 use std::path::PathBuf;
@@ -35,7 +36,7 @@ pub fn token_loss(settings: &Settings, problems: &mut Problems) -> TokenLossArgs
     for (key, ..) in &chosen {
         if key.name != keys::LABEL_SMOOTHING_FACTOR.name() && settings.get(keys::STAGE) != "sft" {
             let message = format!("`{key}` belongs to stage sft");
-            report(&message, &[*key, keys::STAGE.row], "remove it; stage pt learns by plain cross-entropy");
+            report(&message, &[*key, keys::STAGE.row], "remove it; stage pt trains by plain cross-entropy");
         }
     }
     TokenLossArgs {
@@ -86,7 +87,7 @@ pub fn mix(settings: &Settings, problems: &mut Problems) -> Mix {
         {
             let help =
                 "write probabilities above 0 that add up to 1; leave a data set out instead of giving it 0";
-            report("`interleave_probs` are no probabilities", &[keys::INTERLEAVE_PROBS.row], help);
+            report("`interleave_probs` are not probabilities", &[keys::INTERLEAVE_PROBS.row], help);
         }
     }
     Mix::Interleave { end, probabilities: (!probabilities.is_empty()).then_some(probabilities) }
@@ -126,7 +127,7 @@ mod tests {
     use super::super::tests::{MINIMUM, good, train};
     use super::*;
 
-    fn told(text: &str) -> String {
+    fn error(text: &str) -> String {
         train(&format!("{MINIMUM}{text}"), &[], &[]).map(|_| String::new()).unwrap_or_else(|p| p.to_string())
     }
 
@@ -142,8 +143,8 @@ mod tests {
         );
         assert_eq!(good("neftune_noise_alpha: 5").train.loss.neftune_alpha, Some(5.0));
         assert_eq!(good("neftune_noise_alpha: 0").train.loss.neftune_alpha, None);
-        assert!(told("use_dft_loss: true").contains("`use_dft_loss` belongs to stage sft"));
-        let both = told("stage: sft\nuse_dft_loss: true\nlabel_smoothing_factor: 0.1");
+        assert!(error("use_dft_loss: true").contains("`use_dft_loss` belongs to stage sft"));
+        let both = error("stage: sft\nuse_dft_loss: true\nlabel_smoothing_factor: 0.1");
         assert!(both.contains("are two losses of a token"), "{both}");
     }
 
@@ -162,10 +163,10 @@ mod tests {
             ("interleave_probs: 0.7,0.3", "only valid for interleaved mixing"),
             ("mix_strategy: interleave_over\ninterleave_probs: 0.7,0.3", "has 2 values for 1 data sets"),
             ("mix_strategy: interleave_over\ninterleave_probs: x", "are not all numbers"),
-            ("mix_strategy: interleave_over\ninterleave_probs: 0.5", "are no probabilities"),
+            ("mix_strategy: interleave_over\ninterleave_probs: 0.5", "are not probabilities"),
         ] {
-            let told = told(text);
-            assert!(told.contains(expected), "{text}: {told}");
+            let error = error(text);
+            assert!(error.contains(expected), "{text}: {error}");
         }
     }
 
@@ -176,7 +177,7 @@ mod tests {
         assert_eq!(order("group_by_length: true"), (true, true));
         assert_eq!(order("train_sampling_strategy: group_by_length"), (true, true));
         assert_eq!(order("train_sampling_strategy: sequential"), (false, false));
-        let both = told("group_by_length: true\ndisable_shuffling: true");
+        let both = error("group_by_length: true\ndisable_shuffling: true");
         assert!(both.contains("both by their length and in the order of the files"), "{both}");
     }
 }

@@ -63,7 +63,7 @@ pub fn model(settings: &Settings, problems: &mut Problems) -> ModelArgs {
     }
     if folder.is_written() {
         report(
-            "`model_name_or_path` and `model_config` exclude each other",
+            "`model_name_or_path` and `model_config` are mutually exclusive",
             &[keys::MODEL_NAME_OR_PATH.row, keys::MODEL_CONFIG.row],
             "name the folder of a model, or say what a new one is made of",
         );

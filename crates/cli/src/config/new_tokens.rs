@@ -61,7 +61,7 @@ fn described(settings: &Settings, problems: &mut Problems) -> Option<Vec<(String
         match entry.value.data {
             Data::Scalar { text, .. } => found.push((entry.key, text)),
             Data::List(_) | Data::Map(_) => {
-                let problem = Problem::new(format!("the description of {} is no text", entry.key));
+                let problem = Problem::new(format!("the description of {} is not a text", entry.key));
                 problems.push(
                     problem
                         .at(&entry.value.location, "")

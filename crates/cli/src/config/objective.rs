@@ -1,9 +1,9 @@
-//! Reads what a step optimises: the stage and the keys of its loss.
+//! Reads what a step optimizes: the stage and the keys of its loss.
 
 use super::table as keys;
 use std::path::PathBuf;
 
-use oarlock::config::{KtoArgs, Learned, ObjectiveArgs, PreferenceArgs, PreferenceLoss, ReferenceArgs};
+use oarlock::config::{ExampleKind, KtoArgs, ObjectiveArgs, PreferenceArgs, PreferenceLoss, ReferenceArgs};
 use oarlock_config::settings::keys::Key;
 use oarlock_config::settings::problem::Problems;
 use oarlock_config::settings::resolve::Settings;
@@ -43,13 +43,13 @@ pub fn objective(settings: &Settings, problems: &mut Problems) -> ObjectiveArgs 
     }
 }
 
-/// Which rows the stage learns from, where it learns from conversations.
-pub fn learned(settings: &Settings) -> Option<Learned> {
+/// Which rows the stage trains on, where it trains on conversations.
+pub fn examples(settings: &Settings) -> Option<ExampleKind> {
     match settings.get(keys::STAGE) {
         "pt" => None,
-        "dpo" | "rm" => Some(Learned::Pairs),
-        "kto" => Some(Learned::UnpairedPreferences),
-        _ => Some(Learned::Answers),
+        "dpo" | "rm" => Some(ExampleKind::Pairs),
+        "kto" => Some(ExampleKind::UnpairedPreferences),
+        _ => Some(ExampleKind::Answers),
     }
 }
 

@@ -56,7 +56,7 @@ fn is_adapter(dir: &Path) -> bool {
     dir.join("adapter_config.json").is_file() && !dir.join("config.json").is_file()
 }
 
-/// Checks the paths that must exist before a training starts.
+/// Checks the paths that must exist before training starts.
 ///
 /// # Errors
 /// Every path that leads nowhere.

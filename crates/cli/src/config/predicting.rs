@@ -1,4 +1,4 @@
-//! Reads what is predicted after the training: answers of a chat model, or scores of a reward model.
+//! Reads what is predicted after training: answers of a chat model, or scores of a reward model.
 
 use oarlock::config::{Elems, Placement, Predict, PredictArgs, ShardingConfig};
 use oarlock_config::settings::keys::Row;
@@ -25,7 +25,7 @@ pub fn predict(
 fn answers(settings: &Settings, shard: &ShardingConfig<Elems>, problems: &mut Problems) -> PredictArgs {
     if shard.placements.parameters != Placement::Whole {
         let message = "`predict_with_generate` needs the weights on every rank, and they are sharded";
-        let help = "generate after the training, or shard gradients and optimizer state only";
+        let help = "generate after training, or shard gradients and optimizer state only";
         settings.report(problems, message, &[keys::PREDICT_WITH_GENERATE.row], help);
     }
     sampling(settings, problems)
@@ -88,12 +88,12 @@ mod tests {
 
     #[test]
     fn what_is_not_there_is_refused() {
-        let told = |text: &str| match train(&format!("{MINIMUM}{ASKED}{text}"), &[], &[]) {
+        let error = |text: &str| match train(&format!("{MINIMUM}{ASKED}{text}"), &[], &[]) {
             Ok(_) => String::new(),
             Err(problems) => problems.to_string(),
         };
-        assert!(told("num_beams: 4").contains("no beam search"));
-        assert!(told("top_p: 0").contains("`top_p` is not above 0"));
-        assert!(told("fsdp: full_shard").contains("needs the weights on every rank"));
+        assert!(error("num_beams: 4").contains("no beam search"));
+        assert!(error("top_p: 0").contains("`top_p` is not above 0"));
+        assert!(error("fsdp: full_shard").contains("needs the weights on every rank"));
     }
 }

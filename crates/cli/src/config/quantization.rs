@@ -32,7 +32,7 @@ pub fn quantization(settings: &Settings, problems: &mut Problems) -> Option<Form
         report(
             "`quantization_device_map` does not go with training",
             &[keys::QUANTIZATION_DEVICE_MAP.row],
-            "remove it; a training chooses where weights are by its placement",
+            "remove it; a training run chooses where weights are by its placement",
         );
     }
     let is_there = method == "bnb" && [4, 8].contains(&bits);

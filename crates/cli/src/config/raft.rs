@@ -19,7 +19,7 @@ pub fn raft(settings: &Settings, problems: &mut Problems) -> RaftArgs {
     if function.is_some() && model.is_some() {
         let help = "keep one of them";
         report(
-            "`reward_function` and `reward_model` exclude each other",
+            "`reward_function` and `reward_model` are mutually exclusive",
             &[keys::REWARD_FUNCTION.row, keys::REWARD_MODEL.row],
             help,
         );
@@ -123,7 +123,7 @@ mod tests {
             ("", "stage raft has nothing that scores answers"),
             (
                 "reward_function: length\nreward_model: m",
-                "`reward_function` and `reward_model` exclude each other",
+                "`reward_function` and `reward_model` are mutually exclusive",
             ),
             ("reward_function: regex", "`reward_function: regex` has no pattern"),
             ("reward_function: regex\nreward_pattern: '('", "`reward_pattern` is not a regular expression"),
@@ -134,8 +134,8 @@ mod tests {
             ("reward_function: length\nneat_packing: true", "prompts are not packed"),
             ("reward_function: length\ntop_p: 0", "`top_p` is not above 0"),
         ] {
-            let told = bad(&format!("stage: raft\n{text}"), &[], &[]);
-            assert!(told.contains(message), "{text}: {told}");
+            let reported = bad(&format!("stage: raft\n{text}"), &[], &[]);
+            assert!(reported.contains(message), "{text}: {reported}");
         }
     }
 }

@@ -26,7 +26,7 @@ const OLDER: [&str; 1] = ["fsdp_transformer_layer_cls_to_wrap"];
 /// A training configuration whose values know their origins.
 #[derive(Clone, Debug)]
 pub struct ResolvedConfig {
-    /// The values, which are all that a training reads.
+    /// The values, which are all that a training run reads.
     pub values: TrainConfig,
     pub(super) settings: Settings,
     pub(super) dialects: Dialects,
@@ -160,14 +160,14 @@ impl ResolvedConfig {
     }
 
     /// What takes more memory here than in the program whose names it has.
-    fn told(&self) -> impl Iterator<Item = String> {
+    fn warnings(&self) -> impl Iterator<Item = String> {
         let trains_weights = ["full", "freeze"].contains(&self.settings.get(keys::FINETUNING_TYPE));
         let pure_bf16 = (self.settings.get(keys::PURE_BF16) && trains_weights).then(|| {
             "pure_bf16: master weights, gradients and the optimizer's states stay in f32; `optim: adamw_8bit` gives the states \
              8 bits"
                 .to_owned()
         });
-        optimizer::told(&self.settings).into_iter().chain(pure_bf16)
+        optimizer::memory_note(&self.settings).into_iter().chain(pure_bf16)
     }
 
     /// The same in one line for the start of a run; `None` if there is nothing to say.
@@ -206,7 +206,7 @@ impl ResolvedConfig {
                 let _ = writeln!(out, "  {name:names$}  {value:values$}  {origin}");
             }
         }
-        for note in self.notes().iter().cloned().chain(self.told()) {
+        for note in self.notes().iter().cloned().chain(self.warnings()) {
             let _ = writeln!(out, "Note: {note}");
         }
         out
@@ -222,7 +222,7 @@ impl ResolvedConfig {
 
     /// What logs and trackers are to say about the configuration.
     pub fn description(&self) -> RunDescription {
-        let notes = self.notes().iter().cloned().chain(self.told());
+        let notes = self.notes().iter().cloned().chain(self.warnings());
         let notes = self.without_effect_line().into_iter().chain(notes).collect();
         RunDescription { yaml: self.as_yaml(), values: self.as_json(), notes }
     }

@@ -23,7 +23,7 @@ static READ: Mutex<Texts> = Mutex::new(Texts::new());
 /// The text of a file: in a rank what its launcher has read.
 ///
 /// # Errors
-/// If it cannot be read or is no text.
+/// If it cannot be read or is not a text.
 pub fn read_file(path: &str, what: &str) -> Result<String, Problem> {
     if let Some(text) = handed_down()?.get(path) {
         return Ok(text.clone());
@@ -33,7 +33,7 @@ pub fn read_file(path: &str, what: &str) -> Result<String, Problem> {
     Ok(text)
 }
 
-/// What the launcher of this rank has read; nothing in a process that is no rank of ours.
+/// What the launcher of this rank has read; nothing in a process that is not a rank of ours.
 fn handed_down() -> Result<&'static Texts, Problem> {
     static HANDED: OnceLock<Result<Texts, String>> = OnceLock::new();
     let read = || match std::env::var(TEXTS) {
@@ -46,12 +46,12 @@ fn handed_down() -> Result<&'static Texts, Problem> {
     };
     HANDED.get_or_init(read).as_ref().map_err(|error| {
         Problem::new(format!("cannot read the configuration that the launcher of this rank keeps ({error})"))
-            .help(format!("unset {TEXTS} where this process is no rank of a launcher that runs"))
+            .help(format!("unset {TEXTS} where this process is not a rank of a launcher that runs"))
     })
 }
 
 /// What ranks are given: a variable, and the file that it names, which lives as long as this process keeps it.
-pub struct HandedDown {
+pub struct RankVariable {
     _file: File,
     /// The variable and its value.
     pub variable: (String, String),
@@ -61,10 +61,10 @@ pub struct HandedDown {
 ///
 /// # Errors
 /// When the system has no memory for it.
-pub fn hand_down() -> io::Result<HandedDown> {
+pub fn hand_down() -> io::Result<RankVariable> {
     let mut file = File::from(memfd_create("configuration", MemfdFlags::CLOEXEC)?);
     let texts = READ.lock().unwrap_or_else(PoisonError::into_inner).clone();
     file.write_all(&serde_json::to_vec(&texts)?)?;
     let path = format!("/proc/{}/fd/{}", std::process::id(), file.as_raw_fd());
-    Ok(HandedDown { _file: file, variable: (TEXTS.to_owned(), path) })
+    Ok(RankVariable { _file: file, variable: (TEXTS.to_owned(), path) })
 }

@@ -28,8 +28,6 @@ pub struct Arguments {
     pub print_config: bool,
     /// `--dry-run`: stop before anything is loaded.
     pub dry_run: bool,
-    /// `--help` or `-h`.
-    pub help: bool,
 }
 
 impl Arguments {
@@ -70,14 +68,13 @@ pub fn text_of_file(name: &str, text: String) -> Result<Layer, Problem> {
 /// Every argument that is neither a file nor a setting.
 pub fn arguments(words: &Words) -> Result<Arguments, Problems> {
     let overrides = Layer { authority: Authority::Replaces, entries: Vec::new() };
-    let mut out = Arguments { file: None, overrides, print_config: false, dry_run: false, help: false };
+    let mut out = Arguments { file: None, overrides, print_config: false, dry_run: false };
     let mut problems = Problems::default();
     let mut i = 0;
     while let Some(word) = words.get(i) {
         match word {
             "--print-config" | "--print_config" => out.print_config = true,
             "--dry-run" | "--dry_run" => out.dry_run = true,
-            "--help" | "-h" => out.help = true,
             _ => {
                 let body = word.strip_prefix("--").unwrap_or(word);
                 let (flag, start) = (body.len() < word.len(), word.len() - body.len());

@@ -1,4 +1,4 @@
-//! The examples of a training as the model sees them, and what its data are in tokens.
+//! The examples of a training run as the model sees them, and what its data are in tokens.
 
 use std::io::IsTerminal;
 
@@ -10,7 +10,7 @@ use crate::config::{Problems, Words, paths, train_config_of, written};
 use crate::console::{Outcome, print, print_styled};
 use crate::front::env_var;
 
-/// Prints the first `rows` examples of the training that `words` describe, and statistics of all; with `json` the token ids
+/// Prints the first `rows` examples of the run that `words` describe, and statistics of all; with `json` the token ids
 /// and labels of these examples alone, one a line.
 pub(crate) fn show(words: &[String], rows: usize, json: bool) -> Outcome {
     let mut layers = written::arguments(&Words::new(words))?.layers().map_err(Problems::from)?;
@@ -46,19 +46,23 @@ pub(crate) fn show(words: &[String], rows: usize, json: bool) -> Outcome {
         out.push_str(&format!("conversations are written by {}\n", chat.describe()));
     }
     for (i, example) in statistics.first.iter().enumerate() {
-        let (ids, learned) = (&example.ids, example.learned());
+        let (ids, supervised) = (&example.ids, example.loss_mask());
         let text = match is_terminal {
-            true => colored(&tokenizer, ids, &learned)?,
-            false => bracketed(&tokenizer, ids, &learned)?,
+            true => colored(&tokenizer, ids, &supervised)?,
+            false => bracketed(&tokenizer, ids, &supervised)?,
         };
-        let n_learned = learned.iter().filter(|learned| **learned).count();
-        out.push_str(&format!("--- example {}: {} tokens, {n_learned} learned\n{text}\n", i + 1, ids.len()));
+        let n_supervised = supervised.iter().filter(|supervised| **supervised).count();
+        out.push_str(&format!(
+            "--- example {}: {} tokens, {n_supervised} supervised\n{text}\n",
+            i + 1,
+            ids.len()
+        ));
     }
     out.push_str("---\n");
     source.unread().for_each(|told| out.push_str(&format!("{told}\n")));
     for line in statistics.lines(cutoff_len, data.n_segments(), config.train.batch_size) {
         out.push_str(&format!("{line}\n"));
     }
-    // The texts are shown by the library; the colours are its own.
+    // The texts are shown by the library; the colors are its own.
     print_styled(&out)
 }

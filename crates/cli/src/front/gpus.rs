@@ -30,7 +30,7 @@ pub(crate) fn described() -> Vec<(String, String)> {
         };
         lines.push(one(library.name(), value));
     }
-    lines.push(one("Trainings run on", place(Device::automatic())));
+    lines.push(one("Training runs on", place(Device::automatic())));
     lines
 }
 

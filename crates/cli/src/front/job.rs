@@ -33,11 +33,11 @@ pub struct Job {
     pub notes: Vec<String>,
     /// Stop before anything is started.
     pub dry_run: bool,
-    /// Show every value of the training, and stop.
+    /// Show every value of the run, and stop.
     pub print_config: bool,
     /// A launcher of MPI starts the ranks, who so can be on several machines.
     pub through_mpi: bool,
-    /// What was written about a training, by which it is resolved again once machines have met and know all ranks.
+    /// What was written about a training run, by which it is resolved again once machines have met and know all ranks.
     pub layers: Vec<Layer>,
 }
 
@@ -51,11 +51,11 @@ pub enum Program {
 }
 
 impl Job {
-    /// The job that starts a script. `layers` are what the front end itself says about a training; they weigh after the
-    /// training's own words.
+    /// The job that starts a script. `layers` are what the front end itself says about a training run; they weigh after
+    /// the run's own words.
     ///
     /// # Errors
-    /// Everything that is wrong with the training.
+    /// Everything that is wrong with the run.
     pub fn new(
         words: Vec<String>,
         launch: Launch,
@@ -84,10 +84,10 @@ impl Job {
         Ok(job)
     }
 
-    /// The job of a training, whose configuration describes the launch. `environment` looks up a variable.
+    /// The job of a training run, whose configuration describes the launch. `environment` looks up a variable.
     ///
     /// # Errors
-    /// Everything that is wrong with the training.
+    /// Everything that is wrong with the run.
     pub fn of_training(
         words: Vec<String>,
         training: Training,
@@ -136,7 +136,7 @@ impl Job {
             if self.begins() {
                 missing.append(paths::check_output(config)?);
             }
-            // The launcher has seen to it for its ranks; what is not there would only be told twice.
+            // The launcher has seen to it for its ranks; what is not there would only be reported twice.
             if missing.is_empty() && !launch::is_our_rank() && !self.print_config {
                 missing.append(paths::check_before_start(config));
             }
@@ -150,8 +150,9 @@ impl Job {
         Ok(!shown)
     }
 
-    /// Whether this process is where the training begins, so that what lies in its output folder is not of itself: the launcher,
-    /// or the ranks where another one starts them. Of machines that may come later, the ranks of the first round.
+    /// Whether this process is where the run begins, so that what lies in its output folder is not of itself: the
+    /// launcher, or the ranks where another one starts them. Of machines that may come later, the ranks of the first
+    /// round.
     fn begins(&self) -> bool {
         let is_elastic = matches!(self.launch.nodes, Nodes::Elastic { .. });
         match launch::is_our_rank() {
@@ -181,8 +182,8 @@ impl Job {
                     let folder = config.save.output_dir.clone();
                     launch::on_stop(move |signal| {
                         train::clear_lock(&folder);
-                        let told = ended(launch::Outcome::Stopped(signal)).err();
-                        std::process::exit(told.map_or(1, |failure| i32::from(failure.code())));
+                        let outcome = ended(launch::Outcome::Stopped(signal)).err();
+                        std::process::exit(outcome.map_or(1, |failure| i32::from(failure.code())));
                     })?;
                 }
                 run_rank(config, started)
@@ -209,12 +210,12 @@ impl Job {
         }
     }
 
-    /// Whether the training can be on machines with these ranks, now that they have met.
+    /// Whether the run can be on machines with these ranks, now that they have met.
     fn fits(&self, ranks: &[usize]) -> Result<(), Problems> {
         self.on(ranks).map(drop)
     }
 
-    /// The training on machines with these ranks.
+    /// The run on machines with these ranks.
     pub(in crate::front) fn on(&self, ranks: &[usize]) -> Result<ResolvedConfig, Problems> {
         let (n, machines) = (ranks.iter().sum::<usize>(), ranks.len());
         let each = ranks.iter().map(usize::to_string).collect::<Vec<_>>().join(" + ");
@@ -246,7 +247,7 @@ impl Job {
 }
 
 impl Job {
-    /// What it takes to run a training that is not there.
+    /// What it takes to run a training run that is not there.
     pub(crate) fn missing(&self, config: &ResolvedConfig) -> Problems {
         let mut missing = config.missing();
         if self.launch.machines() > 1
@@ -267,7 +268,7 @@ impl Job {
         missing
     }
 
-    /// What a training would take of memory, if it can be run here.
+    /// What a training run would take of memory, if it can be run here.
     fn forecast(&self) -> String {
         let line = match &self.program {
             Program::Training(config) if self.missing(config).is_empty() => train::forecast(config).ok(),
@@ -313,7 +314,7 @@ fn crowded(ranks: usize, cores: usize) -> Option<String> {
     })
 }
 
-/// The training as the ranks of this round do it.
+/// The run as the ranks of this round do it.
 fn goes_on(config: &TrainConfig, started: SystemTime) -> TrainConfig {
     let mut config = config.clone();
     config.save.restarted = launch::is_later_round().then_some(started);
@@ -461,7 +462,7 @@ fn code_of(error: &Error) -> u8 {
     }
 }
 
-/// A number for all values of a configuration. Where they are written is no part of it: machines may have files of their
+/// A number for all values of a configuration. Where they are written is not part of it: machines may have files of their
 /// own.
 fn fingerprint(config: &ResolvedConfig) -> u64 {
     config.values_by_name().iter().flat_map(|(name, value)| [name, "=", value, "\n"]).fold(FNV, hash)

@@ -1,4 +1,4 @@
-//! `llamafactory-cli`: trainings as LLaMA-Factory starts them, alone or as ranks of one or more machines by the
+//! `llamafactory-cli`: training runs as LLaMA-Factory starts them, alone or as ranks of one or more machines by the
 //! variables of its launcher; `oarlock train` is the same. What else the command does is answered plainly.
 
 mod answers;
@@ -64,32 +64,42 @@ pub(crate) fn run(words: &[String], started: SystemTime) -> Outcome {
 pub(crate) struct Called {
     /// The words by which it is called again, for the ranks.
     words: &'static [&'static str],
+    /// How it is called, for the help.
+    command: &'static str,
     /// What its arguments describe.
     training: fn(&written::Arguments) -> Result<script::Training, Problems>,
 }
 
 impl Called {
     /// LLaMA-Factory's own, under which its defaults hold.
-    const LLAMA_FACTORY: Called =
-        Called { words: &["llamafactory-cli", "train"], training: script::llama_factory };
+    const LLAMA_FACTORY: Called = Called {
+        words: &["llamafactory-cli", "train"],
+        command: "llamafactory-cli train",
+        training: script::llama_factory,
+    };
     /// `oarlock train`.
-    pub(crate) const OARLOCK: Called = Called { words: &["train"], training: script::training };
+    pub(crate) const OARLOCK: Called =
+        Called { words: &["train"], command: "oarlock train", training: script::training };
 }
 
 /// Trains: a file, flags and `key=value`.
 pub(crate) fn train(words: &[String], called: &Called, started: SystemTime) -> Outcome {
     let written = Words::new(words);
-    let arguments = written::arguments(&written)?;
-    if arguments.help || words.is_empty() {
-        print(&explain::help())?;
-        return if arguments.help { Ok(()) } else { Err(Failure::Reported(2)) };
+    // What follows `--help` are not arguments: they narrow the help.
+    if let Some(at) = words.iter().position(|word| matches!(word.as_str(), "--help" | "-h")) {
+        return print(&explain::help(called.command, &written.from(at + 1)).map_err(Problems::from)?);
     }
+    if words.is_empty() {
+        print(&explain::help(called.command, &written).map_err(Problems::from)?)?;
+        return Err(Failure::Reported(2));
+    }
+    let arguments = written::arguments(&written)?;
     let again = called.words.iter().map(|word| (*word).to_owned()).chain(words.iter().cloned()).collect();
     let devices = Devices::of_training();
     job((called.training)(&arguments)?, again, &devices, &env_var)?.run(started)
 }
 
-/// The job of a training, and of what the environment says; `words` lead to it again.
+/// The job of a training run, and of what the environment says; `words` lead to it again.
 fn job(
     mut training: script::Training,
     words: Vec<String>,
@@ -123,7 +133,7 @@ struct LauncherEnv {
     told: Vec<String>,
 }
 
-/// Where the ranks of a training are.
+/// Where the ranks of a training run are.
 struct Ranks {
     /// How many machines.
     machines: RangeInclusive<usize>,

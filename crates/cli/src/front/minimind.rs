@@ -27,10 +27,10 @@ pub const SCRIPTS: [&str; 3] = ["train_pretrain", "train_pretrain.py", "train_pr
 
 /// What stands here for one of MiniMind's other scripts.
 enum Instead {
-    /// A training of this stage and kind.
+    /// A training run of this stage and kind.
     Training(&'static str),
     /// What this sentence says.
-    Told(&'static str),
+    Message(&'static str),
 }
 
 /// MiniMind's other scripts.
@@ -38,36 +38,36 @@ const OTHERS: [(&[&str], Instead); 8] = [
     (&["train_full_sft", "train_reason"], Instead::Training("stage=sft finetuning_type=full")),
     (&["train_lora"], Instead::Training("stage=sft finetuning_type=lora")),
     (&["train_dpo"], Instead::Training("stage=dpo finetuning_type=full")),
-    (&["train_tokenizer"], Instead::Told("`oarlock tokenizer train` does the same")),
+    (&["train_tokenizer"], Instead::Message("`oarlock tokenizer train` does the same")),
     (
         &["train_distillation"],
-        Instead::Told("no command does the same; the library's example `distillation` is such a program"),
+        Instead::Message("no command does the same; the library's example `distillation` is such a program"),
     ),
     (
         &["train_ppo", "train_grpo", "train_spo"],
-        Instead::Told("reinforcement learning is not there; `oarlock train stage=dpo` learns from pairs"),
+        Instead::Message("reinforcement learning is not there; `oarlock train stage=dpo` trains on pairs"),
     ),
     (
         &["train_agent"],
-        Instead::Told(
+        Instead::Message(
             "reinforcement learning is not there; `oarlock train stage=sft` learns calls of functions",
         ),
     ),
-    (&["eval_llm", "eval_model"], Instead::Told("`oarlock chat --model FOLDER` talks to a model")),
+    (&["eval_llm", "eval_model"], Instead::Message("`oarlock chat --model FOLDER` talks to a model")),
 ];
 
-/// What does the same as one of MiniMind's scripts that is no file.
+/// What does the same as one of MiniMind's scripts that is not a file.
 pub fn counterpart(name: &str) -> Option<String> {
     let file = Path::new(name).file_name()?.to_str()?;
     let stem = file.strip_suffix(".py").unwrap_or(file);
     let (_, instead) = OTHERS.iter().find(|(scripts, _)| scripts.contains(&stem))?;
-    let told = match instead {
+    let error = match instead {
         Instead::Training(words) => format!(
             "`oarlock train {words} model_name_or_path=FOLDER dataset=FILE.jsonl output_dir=OUT` does the same"
         ),
-        Instead::Told(told) => (*told).to_owned(),
+        Instead::Message(error) => (*error).to_owned(),
     };
-    Some(format!("MiniMind has a script of this name; {told}"))
+    Some(format!("MiniMind has a script of this name; {error}"))
 }
 
 /// Where MiniMind keeps its tokenizer, seen from its root and from its folder of scripts.
@@ -151,7 +151,7 @@ pub(crate) fn run(words: &[String], started: SystemTime) -> Outcome {
     Job::of_training(again, training, &env_var, launch)?.run(started)
 }
 
-/// The training that MiniMind's flags ask for. `environment` looks up a variable: of ACCELERATE_MIXED_PRECISION, which
+/// The run that MiniMind's flags ask for. `environment` looks up a variable: of ACCELERATE_MIXED_PRECISION, which
 /// `accelerate launch` sets, MiniMind's script makes more than of its own `--dtype`.
 ///
 /// # Errors
@@ -161,7 +161,7 @@ pub fn training(words: &Words, environment: &dyn Fn(&str) -> Option<String>) -> 
     let parsed = FLAGS.parse(words, &mut problems);
     if parsed.help {
         let help = format!("`oarlock {COMMAND} --help` shows its flags");
-        problems.push(Problem::new("`--help` starts no training").help(help));
+        problems.push(Problem::new("`--help` starts no training run").help(help));
     }
     if let Some(word) = parsed.rest.get(0) {
         let message = format!("`{COMMAND}` takes flags only, not `{word}`");

@@ -1,4 +1,4 @@
-//! What a launcher starts: a program, a Python script, or one of our trainings under the name of a script of the
+//! What a launcher starts: a program, a Python script, or Oarlock runs under the name of a script of the
 //! originals.
 
 use std::io::Read;
@@ -66,10 +66,10 @@ pub struct Call {
 }
 
 impl Call {
-    /// Checks that the flags that say both, which exclude each other, are not both written.
+    /// Checks that the flags that say both, which are mutually exclusive, are not both written.
     pub fn checked(self, settings: &Settings, keys: [&'static Row; 2], problems: &mut Problems) -> Call {
         if self.module && self.no_python {
-            let message = "`--module` and `--no_python` exclude each other";
+            let message = "`--module` and `--no_python` are mutually exclusive";
             let problem = settings.problem(message, &keys);
             problems.push(problem.help("a module is run by Python; keep one of them"));
         }
@@ -81,13 +81,13 @@ impl Call {
 const LLAMA_FACTORY: [&str; 3] = ["src/train.py", "train.py", "src/llamafactory/launcher.py"];
 
 /// The program that words name, the first of which is the program. A file is run; where there is none, a name of an
-/// original's training script stands for our training.
+/// original's training script stands for an Oarlock run.
 ///
 /// # Errors
-/// If there is no program, or the training's words are wrong.
+/// If there is no program, or the run's words are wrong.
 pub fn resolve(words: &Words, call: Call, command: &str) -> Result<Script, Problems> {
     let Some(name) = words.get(0) else {
-        let problem = Problem::new(format!("`{command}` is told no program to start"));
+        let problem = Problem::new("missing argument: script");
         return Err(problem.help(format!("write `{command} [flags] SCRIPT [arguments]`")).into());
     };
     if !call.module && !Path::new(name).is_file() {
@@ -123,7 +123,7 @@ pub fn resolve(words: &Words, call: Call, command: &str) -> Result<Script, Probl
     Ok(Script::Command(argv))
 }
 
-/// What to say where Python runs a script whose training is built in.
+/// What to say where Python runs a script whose training run is built in.
 pub fn note(argv: &[String]) -> Option<String> {
     let script = argv.iter().find(|word| word.ends_with(".py"))?;
     let instead = if LLAMA_FACTORY[..1].contains(&script.trim_start_matches("./")) {
@@ -143,7 +143,7 @@ fn is_executable(path: &Path) -> bool {
     read.is_ok() && magic == *b"\x7fELF"
 }
 
-/// The training that a script's name stands for.
+/// The run that a script's name stands for.
 fn built_in(name: &str, words: &Words) -> Option<Result<Training, Problems>> {
     if LLAMA_FACTORY.contains(&name.trim_start_matches("./")) {
         return Some(written::arguments(words).and_then(|arguments| llama_factory(&arguments)));
@@ -175,7 +175,7 @@ pub fn llama_factory(arguments: &Arguments) -> Result<Training, Problems> {
     Ok(training)
 }
 
-/// The training that arguments describe.
+/// The run that arguments describe.
 ///
 /// # Errors
 /// If the file cannot be read, or DeepSpeed is chosen without its configuration.
@@ -235,13 +235,13 @@ mod tests {
 
     #[test]
     fn what_trains_in_place_of_a_script_is_a_command_that_works() {
-        let told = |script: &str| note(&["python".to_owned(), script.to_owned()]).unwrap_or_default();
+        let error = |script: &str| note(&["python".to_owned(), script.to_owned()]).unwrap_or_default();
         assert_eq!(
-            told("src/train.py"),
+            error("src/train.py"),
             "`src/train.py` is a file here, and Python runs it; the same command in a folder without it, as \
              `llamafactory-cli train` with its arguments, trains with this program"
         );
-        assert!(told("train_pretrain.py").contains("`train_pretrain` without .py"));
-        assert_eq!(told("mine.py"), "");
+        assert!(error("train_pretrain.py").contains("`train_pretrain` without .py"));
+        assert_eq!(error("mine.py"), "");
     }
 }

@@ -22,7 +22,7 @@ impl From<ImportError> for crate::error::Error {
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum ImportProblem {
     /// Not the container that `torch.save` writes.
-    #[error("it is no file of torch.save: {0}")]
+    #[error("it is not a file of torch.save: {0}")]
     Container(String),
     /// An entry of the container whose bytes are not those that were written.
     #[error(

@@ -1,5 +1,5 @@
-//! Checkpoints that DeepSpeed wrote become checkpoints of ours, to the bit and in little memory. Nothing in the files is
-//! run: a pickle is read as data.
+//! Checkpoints that DeepSpeed wrote become checkpoints of ours, bitwise identical and in little memory. Nothing in the
+//! files is run: a pickle is read as data.
 //!
 //! ```text
 //! container   a file of torch.save: a zip archive of a pickle and of the bytes of tensors

@@ -10,7 +10,7 @@ use serde_json::Value as Json;
 use super::deepspeed::{DeepSpeedCheckpoint, KINDS};
 use crate::error::Result;
 
-/// How far the run is and what it logged, for a training that goes on.
+/// How far the run is and what it logged, for a training run that goes on.
 const TRAINER_STATE: &str = "trainer_state.json";
 
 /// Elements that are moved at once; so few in tests that their small parameters take several moves.

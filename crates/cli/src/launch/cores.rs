@@ -5,7 +5,7 @@ use std::path::Path;
 
 use oarlock_comm::{available_cores, share};
 
-use super::spec::{Binding, Near};
+use super::spec::{Binding, Locality};
 
 /// Where the kernel describes its processors.
 const CPUS: &str = "/sys/devices/system/cpu";
@@ -17,7 +17,7 @@ pub(super) fn of(binding: &Binding, local_rank: usize, n_ranks: usize) -> Option
         Binding::None => None,
         Binding::Share => Some(share(&ordered(available_cores(), place), local_rank, n_ranks)),
         Binding::Of(cores) => Some(share(cores, local_rank, n_ranks)),
-        Binding::Near(near) => {
+        Binding::SharedBy(near) => {
             let cores = ordered(available_cores(), place);
             Some(near_to(&cores, local_rank, n_ranks, |core| shared(Path::new(CPUS), *near, core)))
         }
@@ -50,13 +50,13 @@ fn node(cpus: &Path, core: usize) -> Option<usize> {
 }
 
 /// What a core shares with others, in the words of the kernel.
-fn shared(cpus: &Path, near: Near, core: usize) -> Option<String> {
+fn shared(cpus: &Path, near: Locality, core: usize) -> Option<String> {
     let folder = cpus.join(format!("cpu{core}"));
     let read = |path: &str| Some(std::fs::read_to_string(folder.join(path)).ok()?.trim().to_owned());
     match near {
-        Near::Node => node(cpus, core).map(|node| node.to_string()),
-        Near::Socket => read("topology/physical_package_id"),
-        Near::Cache => {
+        Locality::Node => node(cpus, core).map(|node| node.to_string()),
+        Locality::Socket => read("topology/physical_package_id"),
+        Locality::Cache => {
             let caches = (0..8).filter_map(|i| {
                 let level: usize = read(&format!("cache/index{i}/level"))?.parse().ok()?;
                 Some((level, read(&format!("cache/index{i}/shared_cpu_list"))?))
@@ -101,16 +101,16 @@ mod tests {
         let cpus = machine();
         let cores = ordered((0..8).collect(), |core| node(cpus.path(), core));
         let of = |near, rank| near_to(&cores, rank, 4, |core| shared(cpus.path(), near, core));
-        assert_eq!(of(Near::Node, 1), [0, 2, 4, 6]);
-        assert_eq!(of(Near::Node, 2), [1, 3, 5, 7]);
-        assert_eq!(of(Near::Socket, 3).len(), 8);
-        assert_eq!(of(Near::Cache, 0), [0, 4]);
-        assert_eq!(of(Near::Cache, 3), [1, 5]);
+        assert_eq!(of(Locality::Node, 1), [0, 2, 4, 6]);
+        assert_eq!(of(Locality::Node, 2), [1, 3, 5, 7]);
+        assert_eq!(of(Locality::Socket, 3).len(), 8);
+        assert_eq!(of(Locality::Cache, 0), [0, 4]);
+        assert_eq!(of(Locality::Cache, 3), [1, 5]);
     }
 
     #[test]
     fn every_rank_of_this_machine_has_cores() {
-        for binding in [Binding::Share, Binding::Near(Near::Node), Binding::Of(vec![0])] {
+        for binding in [Binding::Share, Binding::SharedBy(Locality::Node), Binding::Of(vec![0])] {
             for rank in 0..3 {
                 assert!(of(&binding, rank, 3).is_some_and(|cores| !cores.is_empty()), "{binding:?}");
             }

@@ -32,16 +32,16 @@ impl LineBuffer {
 }
 
 /// The mark of a rank before its lines: a template in which `${role_name}`, `${local_rank}` and `${rank}` stand for it.
-pub(super) fn mark(template: Option<&str>, role: &str, worker: &WorkerEnv, colour: bool) -> Vec<u8> {
+pub(super) fn mark(template: Option<&str>, role: &str, worker: &WorkerEnv, color: bool) -> Vec<u8> {
     // Not red, which is for errors.
-    const COLOURS: [u8; 5] = [36, 32, 33, 35, 34];
+    const COLORS: [u8; 5] = [36, 32, 33, 35, 34];
     let mark = template
         .unwrap_or("[${role_name}${local_rank}]:")
         .replace("${role_name}", role)
         .replace("${local_rank}", &worker.local_rank.to_string())
         .replace("${rank}", &worker.rank().to_string());
-    match colour {
-        true => format!("\x1b[{}m{mark}\x1b[0m", COLOURS[worker.local_rank % COLOURS.len()]).into_bytes(),
+    match color {
+        true => format!("\x1b[{}m{mark}\x1b[0m", COLORS[worker.local_rank % COLORS.len()]).into_bytes(),
         false => mark.into_bytes(),
     }
 }

@@ -101,7 +101,7 @@ impl ErrorFile {
         &self.path
     }
 
-    /// Where the user finds it afterwards.
+    /// Where the user finds it afterward.
     pub(super) fn kept(&self) -> Option<&Path> {
         self.memory.is_none().then_some(self.path.as_path())
     }

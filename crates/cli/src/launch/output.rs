@@ -85,7 +85,7 @@ struct Rules<'a> {
     output: &'a Output,
     role: &'a str,
     attempt: Option<&'a Attempt>,
-    /// A training of this program, which marks its lines where that is needed, and wants to see the terminal.
+    /// A training run of this program, which marks its lines where that is needed, and wants to see the terminal.
     own: bool,
     /// More than one rank is shown.
     several: bool,
@@ -141,9 +141,9 @@ impl Rules<'_> {
             None => None,
         };
         let shown = stream.shown.clone().filter(|_| show).map(|shared| {
-            let colour = stream.is_terminal && std::env::var_os("NO_COLOR").is_none();
+            let color = stream.is_terminal && std::env::var_os("NO_COLOR").is_none();
             let mark = match marked {
-                true => mark(self.output.mark.as_deref(), self.role, worker, colour),
+                true => mark(self.output.mark.as_deref(), self.role, worker, color),
                 false => Vec::new(),
             };
             Shown { stream: shared, mark, complete: self.several || marked }
@@ -162,7 +162,7 @@ fn shows(output: &Output, local_rank: usize) -> bool {
 }
 
 impl Outputs {
-    /// Outputs of ranks whose files, if any, belong to an attempt. The output of a training of our own is not read
+    /// Outputs of ranks whose files, if any, belong to an attempt. The output of an Oarlock run is not read
     /// unless somebody asks.
     pub(super) fn new(
         output: &Output,

@@ -88,7 +88,7 @@ impl Rounds for Known {
 }
 
 /// The meeting that a launch describes; `None` if its machines need not meet: there is one, or they are known with their
-/// ranks and start another program. Those of a training of our own (`own`) always meet, since their ranks need a token of
+/// ranks and start another program. Those of an Oarlock run (`own`) always meet, since their ranks need a token of
 /// the round, and what happens on one of them ends or restarts all.
 pub(super) fn meeting(launch: &Launch, own: bool) -> Result<Option<Meeting>> {
     let read = |name: &str| std::env::var(name).ok();
@@ -112,7 +112,7 @@ pub(super) fn meeting(launch: &Launch, own: bool) -> Result<Option<Meeting>> {
     meeting.configure(&launch.rdzv_conf, &read)?;
     meeting.max_restarts = launch.restarts.max;
     if !launch.quiet {
-        meeting.tell = |text| eprint(&format!("note: {text}\n"));
+        meeting.report = |text| eprint(&format!("note: {text}\n"));
     }
     if own {
         meeting.same = launch.same.iter().cloned().collect();

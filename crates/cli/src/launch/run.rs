@@ -44,7 +44,7 @@ pub enum Outcome {
     Stopped(i32),
 }
 
-/// Whether a training can be on machines with so many ranks each.
+/// Whether a training run can be on machines with so many ranks each.
 pub type Fits<'a> = &'a dyn Fn(&[usize]) -> std::result::Result<(), Problems>;
 
 /// Runs a program as the ranks of this machine, and waits until all have ended. Nothing is left of them, whatever
@@ -179,7 +179,7 @@ impl Run<'_> {
         }
     }
 
-    /// The message about failures: the error of a training of our own, and torchrun's table for another program.
+    /// The message about failures: the error of an Oarlock run, and torchrun's table for another program.
     fn message(&self, ended: &Ended, first: &Failure, others: &[Failure]) -> String {
         if self.own {
             let cause = match (&first.message, &ended.ending.failed) {
@@ -255,7 +255,7 @@ impl Run<'_> {
         };
         outputs.finish(self.signals, ending.signal.is_some());
         if self.own && ending.is_success() && event == Event::Nothing {
-            // Whatever ended well there, it was no training.
+            // Whatever ended well there, it was not a training run.
             let is_absent = |status: &RankStatus| status.state == RankState::Absent;
             if host.is_some_and(|host| host.statuses().iter().all(is_absent)) {
                 let text =
@@ -327,7 +327,7 @@ impl Ended {
             .find(|&rank| rank != failed && was_killed(&self.ending.ranks[rank]) && is_meant(rank))
     }
 
-    /// The rank that failed first, and the other ranks that failed. The ranks of a training of our own
+    /// The rank that failed first, and the other ranks that failed. The ranks of an Oarlock run
     /// agree which was first. Another program is believed by the times that it wrote, since one that waits for a rank
     /// that has failed may end before it.
     fn failures(&self, own: bool) -> Option<(Failure, Vec<Failure>)> {

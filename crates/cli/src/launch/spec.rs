@@ -48,7 +48,7 @@ pub struct Launch {
     pub quiet: bool,
     /// Machines that are known may have other numbers of ranks than this one: they meet to tell each other, as under torchrun.
     pub meets: bool,
-    /// What must be the same on all machines of a training, by name.
+    /// What must be the same on all machines of a training run, by name.
     pub same: Vec<(String, String)>,
 }
 
@@ -101,12 +101,12 @@ pub enum Binding {
     /// Each rank has its share of these cores.
     Of(Vec<usize>),
     /// Each rank has all cores that are near to its share.
-    Near(Near),
+    SharedBy(Locality),
 }
 
 /// What cores that are near to each other share.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Near {
+pub enum Locality {
     /// Memory (a NUMA node).
     Node,
     /// A socket.

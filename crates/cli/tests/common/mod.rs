@@ -40,7 +40,7 @@ pub struct Site {
 
 /// What a command said, and how it ended.
 #[derive(Debug)]
-pub struct Said {
+pub struct CommandOutput {
     /// The exit code, unless a signal ended it.
     pub code: Option<i32>,
     /// The signal that ended it.
@@ -135,8 +135,8 @@ impl Site {
         command
     }
 
-    /// A training that must succeed.
-    pub fn train(&self, output: &str, words: &[&str]) -> Said {
+    /// A training run that must succeed.
+    pub fn train(&self, output: &str, words: &[&str]) -> CommandOutput {
         let said = run(self.training(output, words));
         assert_eq!(said.code, Some(0), "{words:?}: {said:?}");
         said
@@ -170,7 +170,7 @@ impl Site {
 }
 
 /// Runs a command to its end.
-pub fn run(command: Command) -> Said {
+pub fn run(command: Command) -> CommandOutput {
     start(command).wait()
 }
 
@@ -184,9 +184,9 @@ pub fn start(mut command: Command) -> Running {
     Running { child, outputs }
 }
 
-impl Said {
+impl CommandOutput {
     /// Standard error in one line: problems are wrapped, in a frame.
-    pub fn told(&self) -> String {
+    pub fn message(&self) -> String {
         let is_frame = |word: &&str| word.chars().all(|c| "│╭╰─·┬╯".contains(c));
         self.stderr.split_whitespace().filter(|word| !is_frame(word)).collect::<Vec<_>>().join(" ")
     }
@@ -203,13 +203,13 @@ impl Running {
     }
 
     /// Waits for its end.
-    pub fn wait(mut self) -> Said {
+    pub fn wait(mut self) -> CommandOutput {
         let status = until("the end of the command", || self.child.try_wait().unwrap());
         let [stdout, stderr] = self
             .outputs
             .each_ref()
             .map(|path| String::from_utf8_lossy(&fs::read(path).unwrap()).into_owned());
-        Said { code: status.code(), signal: status.signal(), stdout, stderr }
+        CommandOutput { code: status.code(), signal: status.signal(), stdout, stderr }
     }
 
     /// The processes of the ranks, in the order of ranks, once all of them run.

@@ -99,7 +99,7 @@ fn graph(modules: &BTreeMap<String, String>) -> Graph {
                 named.insert([own.as_slice(), &[child.to_owned()]].concat().join("::"));
             }
         }
-        // Modules of tests are no part of the graph.
+        // Modules of tests are not part of the graph.
         named.retain(|other| modules.contains_key(other));
         named.remove(module);
         graph.insert(module.clone(), named);

@@ -5,7 +5,7 @@ use std::process::Command;
 
 use serde_json::Value;
 
-/// The crates of others that the program is linked from without features: name and version, source, licence.
+/// The crates of others that the program is linked from without features: name and version, source, license.
 fn linked() -> BTreeMap<String, (String, String)> {
     let mut cargo = Command::new(env!("CARGO"));
     cargo.args([

@@ -109,7 +109,7 @@ impl Communicator {
     }
 
     /// The same rank, whose collectives on regions proceed on a thread of their own from now on, in the order of their
-    /// calls; those that return values wait for it. Use only this one afterwards. All ranks of a group do the same. For
+    /// calls; those that return values wait for it. Use only this one afterward. All ranks of a group do the same. For
     /// transports that copy bytes through a network, which [`from_env`](crate::from_env) hands out like this.
     pub fn in_background(self) -> Communicator {
         let (inner, observer) = (self.0.transport.clone(), Arc::<Observer>::default());
@@ -119,7 +119,7 @@ impl Communicator {
 
     /// The same rank on a link of the given latency and bandwidth, whatever carries the bytes: each rank has its own copy
     /// of every region, as between machines, and collectives take as long as the link says. For tests and experiments. Use
-    /// only this one afterwards. All ranks of a group do the same.
+    /// only this one afterward. All ranks of a group do the same.
     pub fn slowed(self, link: Link) -> Communicator {
         self.over(Arc::new(Slowed::new(self.0.transport.clone(), link)))
     }

@@ -10,14 +10,14 @@ use crate::collective::Collective;
 use crate::digest::{digest, mix};
 use crate::draft::Draft;
 use crate::error::{Error, Result};
-use crate::held::Held;
+use crate::held_region::HeldRegion;
 use crate::operation::Operation;
 use crate::ownership::Ownership;
 use crate::ready::Ready;
 use crate::region::{Region, Sharing};
 
 /// Takes a region for a collective.
-type Hold<'a> = dyn Fn(&Region) -> Result<Held> + 'a;
+type Hold<'a> = dyn Fn(&Region) -> Result<HeldRegion> + 'a;
 
 impl Communicator {
     /// Reserves a zeroed region of `bytes` bytes on each rank, all in the same order and under the same name.
@@ -146,8 +146,8 @@ impl Communicator {
     /// `j`, where it becomes the block of `to` that has the sender's number: the blocks of a matrix of ranks, transposed.
     ///
     /// # Errors
-    /// As every collective, and when the elements do not fit the regions or are no multiple of the ranks, or when the regions
-    /// are one, replicated, or not both in memory of the same kind.
+    /// As every collective, and when the elements do not fit the regions or are not a multiple of the ranks, or when the
+    /// regions are one, replicated, or not both in memory of the same kind.
     #[track_caller]
     pub fn all_to_all(
         &self,

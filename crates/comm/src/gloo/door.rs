@@ -126,7 +126,7 @@ fn hear(mut channel: Channel, shared: &Arc<Shared>, let_in: &mpsc::Sender<(Chann
 }
 
 /// Opens a door at the first of the ports that is free, where `host` is on this machine. If `several` machines have ranks, and the
-/// host is no address of this machine that others can use as well, at all of its addresses.
+/// host is not an address of this machine that others can use as well, at all of its addresses.
 pub(super) fn open_first(host: &str, ports: &[u16], several: bool, lock: &Lock) -> Result<Door> {
     let fail = |why: String| Error::Join(format!("rank 0 cannot listen at MASTER_ADDR={host}: {why}"));
     let mut last = String::from("it has no address");
@@ -136,7 +136,7 @@ pub(super) fn open_first(host: &str, ports: &[u16], several: bool, lock: &Lock) 
             Place::Itself(at) if !several => listen_at(&at),
             Place::Elsewhere(at) if !several => {
                 let ip = at.first().map_or(host.to_owned(), |at| at.ip().to_string());
-                return Err(fail(format!("{ip} is no address of this machine, which has rank 0")));
+                return Err(fail(format!("{ip} is not an address of this machine, which has rank 0")));
             }
             Place::Unknown(why) => return Err(fail(why)),
             Place::Itself(_) | Place::Elsewhere(_) => listen_everywhere(port).map(Some),

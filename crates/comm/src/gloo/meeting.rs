@@ -173,7 +173,7 @@ impl<'a> Meeting<'a> {
         let door = door::open_first(&self.host, &self.ports, self.several(), &self.lock)?;
         if self.several() && matches!(Place::of(&self.host, 0), Place::Elsewhere(_)) {
             notify(&format!(
-                "MASTER_ADDR={} is no address of this machine, which has rank 0; it listens at all of its addresses ({}), and the \
+                "MASTER_ADDR={} is not an address of this machine, which has rank 0; it listens at all of its addresses ({}), and the \
                  others have to reach it there, through a Service or NAT",
                 self.host,
                 outer_addresses()

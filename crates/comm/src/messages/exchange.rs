@@ -7,7 +7,7 @@ use super::library::{ByteSpan, MessageQueue};
 use super::member::Group;
 use super::notice::Notice;
 use crate::error::Result;
-use crate::held::Held;
+use crate::held_region::HeldRegion;
 use crate::ledger::RankState;
 use crate::patience::Wait;
 use crate::progress::runs_beside_computation;
@@ -35,7 +35,7 @@ pub(super) struct Exchange<'a> {
     pub(super) sends: Vec<MessageQueue>,
     pub(super) receives: Vec<MessageQueue>,
     buffers: Vec<PrivateBuffer>,
-    regions: Vec<Held>,
+    regions: Vec<HeldRegion>,
 }
 
 impl<'a> Exchange<'a> {
@@ -72,7 +72,7 @@ impl<'a> Exchange<'a> {
     }
 
     /// Keeps a region that messages are read from or written to.
-    pub(super) fn keep(&mut self, region: &Held) {
+    pub(super) fn keep(&mut self, region: &HeldRegion) {
         self.regions.push(region.clone());
     }
 

@@ -6,7 +6,7 @@ use super::exchange::Exchange;
 use super::member::Group;
 use super::pieces::{PIECE, parts, span};
 use crate::error::Result;
-use crate::held::Held;
+use crate::held_region::HeldRegion;
 use crate::ownership::Ownership;
 use crate::region::copy;
 use crate::stamp::Stamp;
@@ -17,7 +17,7 @@ impl Group {
     pub(super) fn gather(
         &self,
         stamp: &Stamp,
-        region: &Held,
+        region: &HeldRegion,
         size: usize,
         owners: &Ownership,
         without: Option<usize>,

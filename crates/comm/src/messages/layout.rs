@@ -17,7 +17,7 @@ pub(super) struct Layout {
 impl Layout {
     /// The layout of a group whose ranks are on these machines, numbered in order of appearance. Machines must have the same number
     /// of ranks, one after the other, and if there are several machines a power of two of ranks each: then the sum of a row is a
-    /// subtree of the sum of all, so sums of sums have the same bits. Else it is [`flat`](Layout::flat).
+    /// subtree of the sum of all, so sums of sums are bitwise identical. Else it is [`flat`](Layout::flat).
     pub(super) fn of(machines: &[usize], me: usize) -> Layout {
         let n = machines.len();
         let count = machines.iter().max().map_or(1, |last| last + 1);

@@ -8,7 +8,7 @@ use super::layout::Layout;
 use super::notice::{LEFT, Notice};
 use super::world::World;
 use crate::error::{Error, Result};
-use crate::held::Held;
+use crate::held_region::HeldRegion;
 use crate::patience::Patience;
 use crate::region::PrivateBuffer;
 
@@ -85,7 +85,7 @@ impl Group {
     }
 
     /// The layout by which a collective on regions works: flat where the ranks of a machine do not reach each other's memory.
-    pub(super) fn layout_of(&self, regions: &[&Held]) -> Layout {
+    pub(super) fn layout_of(&self, regions: &[&HeldRegion]) -> Layout {
         match regions.iter().all(|region| region.buffers().count() == self.layout.row.len()) {
             true => self.layout.clone(),
             false => Layout::flat(self.ranks.len(), self.me),

@@ -12,7 +12,7 @@ use super::library::ByteSpan;
 use super::member::Group;
 use super::pieces::{parts, span};
 use crate::error::Result;
-use crate::held::Held;
+use crate::held_region::HeldRegion;
 use crate::ownership::Ownership;
 use crate::region::copy;
 use crate::stamp::Stamp;
@@ -39,7 +39,7 @@ struct Sum<'a> {
     layout: Layout,
     /// The buffers of the ranks of this machine, and which is this rank's.
     row: Vec<*mut u8>,
-    region: &'a Held,
+    region: &'a HeldRegion,
     dtype: DType,
     /// What is sent for the sum of a machine.
     wire: DType,
@@ -66,7 +66,7 @@ impl Group {
     pub(super) fn sum(
         &self,
         stamp: &Stamp,
-        region: &Held,
+        region: &HeldRegion,
         dtype: DType,
         owners: &Ownership,
         everywhere: bool,

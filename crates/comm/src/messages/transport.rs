@@ -18,7 +18,7 @@ use crate::blocks::Blocks;
 use crate::call::Request;
 use crate::collective::Collective;
 use crate::error::{Error, Result};
-use crate::held::Held;
+use crate::held_region::HeldRegion;
 use crate::ledger::RankStatus;
 use crate::ownership::Ownership;
 use crate::patience::Patience;
@@ -71,7 +71,13 @@ impl Messages {
     }
 
     /// The sums of few bytes, which headers bring: one message of each rank to each other.
-    fn sum_inline(&self, request: &Request, region: &Held, range: &Range<usize>, dtype: DType) -> Result<()> {
+    fn sum_inline(
+        &self,
+        request: &Request,
+        region: &HeldRegion,
+        range: &Range<usize>,
+        dtype: DType,
+    ) -> Result<()> {
         let mine = span(region, range, dtype.size());
         // SAFETY: the communicator checked the range; the region is held, so that nobody else touches it now.
         let bytes = unsafe { std::slice::from_raw_parts(mine.at.cast_const(), mine.bytes) };
@@ -203,7 +209,13 @@ impl Transport for Messages {
 }
 
 impl Messages {
-    fn all_reduce(&self, request: &Request, region: &Held, range: &Range<usize>, after: Ready) -> Result<()> {
+    fn all_reduce(
+        &self,
+        request: &Request,
+        region: &HeldRegion,
+        range: &Range<usize>,
+        after: Ready,
+    ) -> Result<()> {
         let dtype = request.dtype.unwrap_or(DType::F32);
         let bytes = range.len() * dtype.size();
         if bytes <= INLINE && bytes * self.world_size() <= FEW {
@@ -218,7 +230,7 @@ impl Messages {
     fn broadcast(
         &self,
         request: &Request,
-        region: &Held,
+        region: &HeldRegion,
         range: &Range<usize>,
         root: usize,
         after: Ready,
@@ -250,7 +262,7 @@ impl Messages {
     fn send_receive(
         &self,
         request: &Request,
-        region: &Held,
+        region: &HeldRegion,
         range: &Range<usize>,
         [from, to]: [usize; 2],
         after: Ready,
@@ -275,7 +287,7 @@ impl Messages {
     fn all_to_all(
         &self,
         request: &Request,
-        [from, to]: [&Held; 2],
+        [from, to]: [&HeldRegion; 2],
         blocks: &Blocks,
         after: Ready,
     ) -> Result<()> {

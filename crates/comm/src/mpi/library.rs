@@ -16,7 +16,7 @@ pub(super) struct Mpi {
     size: usize,
 }
 
-/// Held during a call: calls come from several threads, and the library takes one at a time.
+/// HeldRegion during a call: calls come from several threads, and the library takes one at a time.
 static SERIAL: Mutex<()> = Mutex::new(());
 
 fn serial() -> MutexGuard<'static, ()> {

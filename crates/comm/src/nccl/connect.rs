@@ -25,9 +25,9 @@ pub(super) fn connect(
         Ok(id) => id.map(|id| id.to_bytes().to_vec()).unwrap_or_default(),
         Err(_) => Vec::new(),
     };
-    let told = comm.broadcast_bytes(0, &made)?;
+    let message = comm.broadcast_bytes(0, &made)?;
     let patience = Patience::new(comm.transport().patience().limit().min(CONNECT));
-    let joined = match (<[u8; UniqueId::BYTES]>::try_from(&told[..]), id) {
+    let joined = match (<[u8; UniqueId::BYTES]>::try_from(&message[..]), id) {
         (_, Err(error)) => Err(error.to_string()),
         (Err(_), _) => Err("rank 0 could not make an id".to_string()),
         (Ok(id), _) => {

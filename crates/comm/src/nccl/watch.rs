@@ -166,7 +166,7 @@ impl Watch {
         state.comms.push(Arc::downgrade(comm));
     }
 
-    /// Looks after a communicator no longer, and does not hold it afterwards.
+    /// Looks after a communicator no longer, and does not hold it afterward.
     pub fn remove_comm(&self, comm: &Arc<Comm>) {
         self.shared.state().comms.retain(|other| other.as_ptr() != Arc::as_ptr(comm));
     }

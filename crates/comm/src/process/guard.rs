@@ -55,7 +55,7 @@ impl Guard {
         // SAFETY: between fork and exec it makes two system calls and allocates nothing.
         unsafe {
             command.pre_exec(move || {
-                tell(connection.as_fd(), rustix::process::getpid().as_raw_nonzero().get());
+                notify(connection.as_fd(), rustix::process::getpid().as_raw_nonzero().get());
                 Ok(())
             });
         }
@@ -65,13 +65,13 @@ impl Guard {
     /// This group has ended; its number can be used again.
     pub(super) fn remove(&mut self, group: Pid) {
         if let Some(connection) = &self.connection {
-            tell(connection.as_fd(), -group.as_raw_nonzero().get());
+            notify(connection.as_fd(), -group.as_raw_nonzero().get());
         }
     }
 }
 
 /// Adds a group to the list of the guard, or takes the group of the negative number from it.
-fn tell(connection: BorrowedFd, word: i32) {
+fn notify(connection: BorrowedFd, word: i32) {
     // It fails only if the guard was killed; the run goes on without it.
     let _ = rustix::net::send(connection, &word.to_ne_bytes(), SendFlags::NOSIGNAL);
 }

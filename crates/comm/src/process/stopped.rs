@@ -52,7 +52,7 @@ impl fmt::Display for AllStopped {
 pub(super) struct Stops {
     now: Option<(AllStopped, Instant)>,
     /// The owner has heard of it.
-    told: bool,
+    reported: bool,
 }
 
 impl Stops {
@@ -71,8 +71,9 @@ impl Stops {
 
     /// The ranks, once they have been stopped for so long; each time once.
     pub(super) fn longer_than(&mut self, limit: Duration) -> Option<AllStopped> {
-        let (stopped, _) = self.now.as_ref().filter(|(stopped, _)| stopped.time >= limit && !self.told)?;
-        self.told = true;
+        let (stopped, _) =
+            self.now.as_ref().filter(|(stopped, _)| stopped.time >= limit && !self.reported)?;
+        self.reported = true;
         Some(stopped.clone())
     }
 }
@@ -98,21 +99,22 @@ mod tests {
                 Some(AllStopped { pids: vec![7, 8], signal: Some(19), time: limit })
             );
             stops.look(all(), second(10 * round + 4));
-            assert_eq!(stops.longer_than(limit), None, "it is told once");
+            assert_eq!(stops.longer_than(limit), None, "it is reported once");
             stops.look(None, second(10 * round + 5));
         }
     }
 
     #[test]
     fn what_lets_them_go_on_is_told() {
-        let told = |pids: Vec<u32>, signal| AllStopped { pids, signal, time: AllStopped::NOTICE }.to_string();
+        let reported =
+            |pids: Vec<u32>, signal| AllStopped { pids, signal, time: AllStopped::NOTICE }.to_string();
         assert_eq!(
-            told(vec![7, 8], Some(19)),
+            reported(vec![7, 8], Some(19)),
             "all ranks have been stopped for 30 s (SIGSTOP); `kill -CONT 7 8` lets them go on"
         );
-        let many = told((0..99).collect(), Some(19));
+        let many = reported((0..99).collect(), Some(19));
         assert!(many.contains(&format!("`pkill -CONT -P {}`", std::process::id())), "{many}");
-        assert!(told(vec![7], None).contains("a debugger"));
+        assert!(reported(vec![7], None).contains("a debugger"));
     }
 
     #[test]

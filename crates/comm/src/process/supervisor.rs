@@ -392,16 +392,16 @@ mod tests {
             resident: None,
             asked_to_end,
         };
-        let told = |text: &str, last: Ended| {
+        let message = |text: &str, last: Ended| {
             let cause = Error::PeerFailed { rank: 1, cause: text.to_owned() };
             with_signal(cause, &[end(Exit::Code(1), false), last]).to_string()
         };
         let found = "its process 7 ended without saying why";
         let killed = end(Exit::Signal(9), false);
-        assert_eq!(told(found, killed), "rank 1 failed: it was ended by signal 9 (SIGKILL)");
-        assert_eq!(told("no memory", killed), "rank 1 failed: no memory");
+        assert_eq!(message(found, killed), "rank 1 failed: it was ended by signal 9 (SIGKILL)");
+        assert_eq!(message("no memory", killed), "rank 1 failed: no memory");
         for other in [end(Exit::Signal(9), true), end(Exit::Code(3), false)] {
-            assert_eq!(told(found, other), format!("rank 1 failed: {found}"));
+            assert_eq!(message(found, other), format!("rank 1 failed: {found}"));
         }
     }
 

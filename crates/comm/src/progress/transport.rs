@@ -47,7 +47,7 @@ impl Progress {
         let set = outcome.clone();
         self.worker.push(Box::new(move || {
             let work = AssertUnwindSafe(|| {
-                // What it comes after is no time of this collective.
+                // What it comes after is not a time of this collective.
                 let after = after.wait().map_or_else(|error| Ready::after(Failed(error)), |()| Ready::now());
                 let begin = Instant::now();
                 let result = inner.run(&request.request(), &collective, after).and_then(Ready::wait);

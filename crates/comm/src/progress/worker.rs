@@ -178,17 +178,17 @@ mod tests {
     #[test]
     fn jobs_run_in_order_and_the_end_waits_for_them() {
         let worker = Worker::default();
-        let (told, heard) = mpsc::channel();
+        let (message, heard) = mpsc::channel();
         let (open, gate) = mpsc::channel::<()>();
-        let told_first = told.clone();
+        let told_first = message.clone();
         let first = move || {
             gate.recv().unwrap();
             told_first.send((0, runs_beside_computation())).unwrap();
         };
         worker.push(Box::new(first)).unwrap();
         for job in 1..20 {
-            let told = told.clone();
-            worker.push(Box::new(move || told.send((job, true)).unwrap())).unwrap();
+            let message = message.clone();
+            worker.push(Box::new(move || message.send((job, true)).unwrap())).unwrap();
         }
         assert!(!worker.is_idle());
         assert!(heard.try_recv().is_err(), "the first job is not over");
@@ -198,13 +198,13 @@ mod tests {
         worker.wait_until_idle();
         assert!(worker.is_idle());
         worker.queue().waiters().during(|| {
-            let told = told.clone();
-            worker.push(Box::new(move || told.send((20, runs_beside_computation())).unwrap())).unwrap();
+            let message = message.clone();
+            worker.push(Box::new(move || message.send((20, runs_beside_computation())).unwrap())).unwrap();
             assert_eq!(heard.recv().unwrap(), (20, false), "somebody waits");
         });
-        let told_last = told.clone();
+        let told_last = message.clone();
         worker.push(Box::new(move || told_last.send((21, true)).unwrap())).unwrap();
-        drop((worker, told));
+        drop((worker, message));
         assert_eq!(heard.iter().collect::<Vec<_>>(), [(21, true)]);
         assert!(!runs_beside_computation(), "this thread computes itself");
     }

@@ -33,7 +33,7 @@ pub(super) struct Member {
     pub(super) next_channel: AtomicUsize,
     /// The socket where the ranks of another launcher met, kept open by the first of them.
     pub(super) listener: Option<Listener>,
-    /// Held while the ledger is written: it has one writer at a time.
+    /// HeldRegion while the ledger is written: it has one writer at a time.
     ledger: std::sync::Mutex<()>,
 }
 
@@ -90,7 +90,7 @@ impl Drop for Member {
     }
 }
 
-/// The ranks that synchronise in one channel.
+/// The ranks that synchronize in one channel.
 pub(super) struct Group {
     pub(super) member: Arc<Member>,
     channel: usize,

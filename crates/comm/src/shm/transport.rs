@@ -15,7 +15,7 @@ use crate::blocks::Blocks;
 use crate::call::Request;
 use crate::collective::Collective;
 use crate::error::{Error, Result};
-use crate::held::Held;
+use crate::held_region::HeldRegion;
 use crate::ledger::RankStatus;
 use crate::ownership::Ownership;
 use crate::patience::Patience;
@@ -202,7 +202,7 @@ impl SharedMemory {
     fn all_reduce(
         &self,
         request: &Request,
-        region: &Held,
+        region: &HeldRegion,
         range: &Range<usize>,
         after: Ready,
     ) -> Result<Ready> {
@@ -220,7 +220,7 @@ impl SharedMemory {
     fn reduce_scatter(
         &self,
         request: &Request,
-        region: &Held,
+        region: &HeldRegion,
         owners: &Ownership,
         after: Ready,
     ) -> Result<Ready> {
@@ -239,7 +239,7 @@ impl SharedMemory {
     fn all_gather(
         &self,
         request: &Request,
-        region: &Held,
+        region: &HeldRegion,
         owners: &Ownership,
         after: Ready,
     ) -> Result<Ready> {
@@ -263,7 +263,7 @@ impl SharedMemory {
     fn broadcast(
         &self,
         request: &Request,
-        region: &Held,
+        region: &HeldRegion,
         range: &Range<usize>,
         root: usize,
         after: Ready,
@@ -279,7 +279,7 @@ impl SharedMemory {
     fn copy_between_barriers(
         &self,
         request: &Request,
-        region: &Held,
+        region: &HeldRegion,
         range: &Range<usize>,
         source: Option<*mut u8>,
         after: Ready,
@@ -296,7 +296,7 @@ impl SharedMemory {
     fn all_to_all(
         &self,
         request: &Request,
-        [from, to]: [&Held; 2],
+        [from, to]: [&HeldRegion; 2],
         blocks: &Blocks,
         after: Ready,
     ) -> Result<Ready> {

@@ -101,7 +101,7 @@ impl Access {
             .map_err(|e| denied(format!("it cannot be read: {e}; {MAKE}")))?;
         let status = file.metadata().map_err(|e| denied(e.to_string()))?;
         if !status.is_file() || status.len() > LONGEST {
-            return Err(denied("it is no file with one line".into()));
+            return Err(denied("it is not a file with one line".into()));
         }
         if status.mode() & 0o022 != 0 {
             return Err(denied(format!("other users may write it; chmod 600 {}", path.display())));

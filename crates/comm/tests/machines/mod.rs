@@ -64,7 +64,7 @@ impl Machines {
     }
 
     /// Takes a machine off the network.
-    // The tests of trainings lose no network.
+    // The tests of training runs lose no network.
     #[allow(dead_code)]
     pub fn cut_off(&self, machine: usize) {
         ip(&format!("link set {} down", self.names[machine])).unwrap();

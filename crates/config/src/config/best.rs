@@ -1,4 +1,4 @@
-//! The best model of a training as values: by which metric, and what follows from it.
+//! The best model of a training run as values: by which metric, and what follows from it.
 
 /// How evaluations are compared.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -7,7 +7,7 @@ pub struct BestArgs {
     pub metric: String,
     /// Whether more of it is better.
     pub greater_is_better: bool,
-    /// The training ends after so many evaluations in a row without progress.
+    /// The run ends after so many evaluations in a row without progress.
     pub patience: Option<u64>,
     /// Save whenever an evaluation is the best so far.
     pub saves: bool,

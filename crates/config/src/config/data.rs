@@ -34,7 +34,7 @@ impl Packing {
 /// How several data sets become one.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub enum Mix {
-    /// One after another; the shuffling of the training mixes them.
+    /// One after another; the shuffling of the run mixes them.
     #[default]
     Concat,
     /// Row by row from one of them.
@@ -82,17 +82,17 @@ pub struct ChatArgs {
     pub preserve_thinking: bool,
     /// Learn the prompts, too.
     pub train_on_prompt: bool,
-    /// Learn the last answer only.
+    /// Compute the loss on the last answer only.
     pub mask_history: bool,
     /// Special tokens that stand in messages stay text.
     pub split_special_tokens: bool,
     /// What of the rows is learned.
-    pub learned: Learned,
+    pub examples: ExampleKind,
 }
 
 /// What of rows is learned, and so which rows are taken.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub enum Learned {
+pub enum ExampleKind {
     /// The answers of conversations (`stage: sft`).
     #[default]
     Answers,
@@ -102,13 +102,13 @@ pub enum Learned {
     UnpairedPreferences,
 }
 
-impl Learned {
+impl ExampleKind {
     /// What these rows are called in messages.
     pub fn stages(self) -> &'static str {
         match self {
-            Learned::Answers => "stage sft",
-            Learned::Pairs => "stages dpo and rm",
-            Learned::UnpairedPreferences => "stage kto",
+            ExampleKind::Answers => "stage sft",
+            ExampleKind::Pairs => "stages dpo and rm",
+            ExampleKind::UnpairedPreferences => "stage kto",
         }
     }
 }

@@ -1,4 +1,4 @@
-//! Which parameters a training changes: all, those of some layers, or adapters beside the others.
+//! Which parameters a training run changes: all, those of some layers, or adapters beside the others.
 
 use std::path::PathBuf;
 
@@ -177,7 +177,7 @@ pub struct LoraConfig {
     pub rank_pattern: Vec<(String, usize)>,
     /// The same for alpha.
     pub alpha_pattern: Vec<(String, f64)>,
-    /// An update counts `alpha / √rank` (rank-stabilised LoRA).
+    /// An update counts `alpha / √rank` (rank-stabilized LoRA).
     pub use_rslora: bool,
     /// The length of each row of a weight is trained apart from its direction (DoRA).
     pub use_dora: bool,

@@ -52,7 +52,9 @@ impl std::str::FromStr for PartitionMethod {
             (_, Some((kind, pattern))) if kind.eq_ignore_ascii_case("type") && !pattern.is_empty() => {
                 Ok(PartitionMethod::Type(pattern.to_owned()))
             }
-            _ => Err(format!("\"{text}\" is no partition method; write parameters, uniform or type:REGEX")),
+            _ => {
+                Err(format!("\"{text}\" is not a partition method; write parameters, uniform or type:REGEX"))
+            }
         }
     }
 }

@@ -1,6 +1,6 @@
-//! What is predicted after the training: answers, to be compared with those that were expected, or the scores of answers.
+//! What is predicted after training: answers, to be compared with those that were expected, or the scores of answers.
 
-/// What is done with the evaluation data after the training, row by row.
+/// What is done with the evaluation data after training, row by row.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub enum Predict {
     /// They are answered.

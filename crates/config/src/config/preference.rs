@@ -1,4 +1,4 @@
-//! What a step optimises: the next token, which of two answers is better, whether an answer is wanted, a reward.
+//! What a step optimizes: the next token, which of two answers is better, whether an answer is wanted, a reward.
 
 use std::path::PathBuf;
 
@@ -6,7 +6,7 @@ use oarlock_tensor::cpu::quantized::Format;
 
 use super::raft::{RaftArgs, RewardArgs};
 
-/// What a step optimises.
+/// What a step optimizes.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub enum ObjectiveArgs {
     /// The next token of texts, and of the answers of conversations (`stage: pt` and `sft`).
@@ -61,7 +61,7 @@ pub struct PreferenceArgs {
     pub loss: PreferenceLoss,
     /// `pref_beta`: what differences of log-probabilities are multiplied with.
     pub beta: f32,
-    /// `pref_ftx`: what the mean loss of a token of the better answer counts besides.
+    /// `pref_ftx`: what the mean loss of a token of the chosen answer counts besides.
     pub ftx: f32,
     /// `pref_bco_weight`: what the loss of a classifier of single answers counts besides.
     pub bco_weight: f32,

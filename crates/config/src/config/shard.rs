@@ -21,7 +21,7 @@ pub struct ShardingConfig<Size = usize> {
     pub by_machine: bool,
     /// From forward to backward, parameters stay sharded inside groups of so many neighboring ranks.
     pub secondary: Option<usize>,
-    /// How sharded parameters come together.
+    /// How sharded parameters are gathered.
     pub gather: Gather,
     /// Which declared units are units: what is gathered and reduced together.
     pub wrap: Wrap,
@@ -135,7 +135,7 @@ impl Placements {
     }
 }
 
-/// How sharded parameters come together.
+/// How sharded parameters are gathered.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum Gather {
     /// The ranks of one machine see one copy, of which each updates its part: a gather moves nothing.
@@ -233,7 +233,7 @@ pub struct Quantized {
     /// Gradients of units, in 4 bits: qgZ, `zero_quantized_gradients`. They are added up on each machine and then between
     /// machines. As in DeepSpeed, those of vectors travel as they are, and on one machine all do.
     pub gradients: bool,
-    /// So many neighbouring ranks count as those of a machine; `None`: the ranks of each machine.
+    /// So many neighboring ranks count as those of a machine; `None`: the ranks of each machine.
     pub machine: Option<usize>,
 }
 
@@ -323,7 +323,7 @@ pub enum LossScale {
 
 impl LossScale {
     /// What holds when nobody says anything.
-    pub const UNSAID: LossScale = LossScale::Dynamic {
+    pub const UNSET: LossScale = LossScale::Dynamic {
         initial_power: 16,
         growth_interval: 1000,
         hysteresis: 2,

@@ -2,7 +2,7 @@
 
 use oarlock_tensor::ops::TokenLoss;
 
-/// What is learned from each token.
+/// What is trained on each token.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
 pub struct TokenLossArgs {
     /// The loss.

@@ -8,7 +8,7 @@ use oarlock_tensor::ops::optimizer::Rule;
 use oarlock_tensor::{DType, DeviceKind};
 
 use super::best::BestArgs;
-use super::data::{ChatArgs, Learned, Mix, Packing, ValSize};
+use super::data::{ChatArgs, ExampleKind, Mix, Packing, ValSize};
 use super::finetuning::Finetuning;
 use super::monitor::MonitorArgs;
 use super::pipeline::PipelineArgs;
@@ -29,7 +29,7 @@ pub struct TrainConfig {
     pub model: ModelArgs,
     /// The text to train on.
     pub data: DataArgs,
-    /// The training itself.
+    /// The run itself.
     pub train: TrainArgs,
     /// Evaluation.
     pub eval: EvalArgs,
@@ -189,20 +189,20 @@ impl DataArgs {
     /// The sequences of an example: two answers to one prompt are two.
     pub fn n_segments(&self) -> usize {
         match &self.chat {
-            Some(chat) if chat.learned == Learned::Pairs => 2,
+            Some(chat) if chat.examples == ExampleKind::Pairs => 2,
             _ => 1,
         }
     }
 }
 
-/// The training itself.
+/// The run itself.
 #[derive(Clone, Debug, PartialEq)]
 pub struct TrainArgs {
     /// Sequences of a rank in one forward pass.
     pub batch_size: usize,
     /// Forward and backward passes of an optimizer step.
     pub accumulation: usize,
-    /// When the training ends.
+    /// When the run ends.
     pub length: Length,
     /// Norm to which gradients are clipped; `None` leaves them as they are.
     pub max_grad_norm: Option<f64>,
@@ -224,17 +224,17 @@ pub struct TrainArgs {
     pub optimizer: OptimizerArgs,
     /// The course of the learning rate.
     pub schedule: ScheduleArgs,
-    /// What is learned from each token.
+    /// What is trained on each token.
     pub loss: TokenLossArgs,
     /// Which parameters are trained.
     pub finetuning: Finetuning,
-    /// What a step optimises.
+    /// What a step optimizes.
     pub objective: ObjectiveArgs,
     /// Train at all; else only evaluate.
     pub enabled: bool,
 }
 
-/// When a training ends.
+/// When a training run ends.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub enum Length {
     /// After so many passes over the data.
@@ -256,7 +256,7 @@ pub struct OptimizerArgs {
 
 /// When something is done again and again.
 #[derive(Clone, Copy, Debug, PartialEq)]
-pub enum When {
+pub enum IntervalStrategy {
     /// Never.
     Never,
     /// At the end of every epoch.
@@ -268,8 +268,8 @@ pub enum When {
 /// Evaluation.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct EvalArgs {
-    /// When to evaluate during the training.
-    pub when: When,
+    /// When to evaluate during training.
+    pub when: IntervalStrategy,
     /// Steps before the first of these evaluations; epochs where they come with epochs.
     pub delay: f64,
     /// Evaluate before the first step.
@@ -297,7 +297,7 @@ pub struct SaveArgs {
     /// Whether the run begins anew over what earlier runs left in the folder, and over nothing else.
     pub begin_anew: bool,
     /// When to save.
-    pub when: When,
+    pub when: IntervalStrategy,
     /// Keep the last so many checkpoints; `None`: all.
     pub keep: Option<usize>,
     /// Save weights without what resuming needs.
@@ -327,7 +327,7 @@ pub enum Resume {
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct LogArgs {
     /// When to log.
-    pub when: When,
+    pub when: IntervalStrategy,
     /// Log the first step, too.
     pub first_step: bool,
     /// Draw `training_loss.png`.
@@ -336,7 +336,7 @@ pub struct LogArgs {
     pub plain: bool,
     /// Steps between lines on memory; 0 for none.
     pub memory_steps: usize,
-    /// Refuse a training that would not fit into memory.
+    /// Refuse a training run that would not fit into memory.
     pub memory_check: bool,
     /// Steps between tables of the time of each phase; `None` for none.
     pub profile: Option<u64>,

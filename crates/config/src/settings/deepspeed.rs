@@ -227,7 +227,7 @@ impl DeepSpeedConfig {
         }
         if settings.get(keys::FP16) && settings.get(keys::BF16) {
             let names = [deepspeed_keys::FP16_ENABLED.row, deepspeed_keys::BF16_ENABLED.row];
-            let message = "`fp16` and `bf16` exclude each other";
+            let message = "`fp16` and `bf16` are mutually exclusive";
             block.settings.report(&mut problems, message, &names, "keep one of them");
         }
         let [has_optimizer, has_schedule] =

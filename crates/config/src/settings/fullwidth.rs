@@ -87,7 +87,7 @@ mod tests {
     fn the_character_that_breaks_a_text_is_found_where_it_stands() {
         let yaml =
             |text: &str| in_yaml(&SourceText::file("a.yaml", text.to_owned())).map(|found| found.line());
-        for (text, told) in [
+        for (text, error) in [
             ("stage： sft\n", "a.yaml:1:6: `：` is a full-width character, which YAML does not know"),
             ("a: 1\n  b：2 # c\n", "a.yaml:2:4: `：`"),
             ("a: {b: 1，c: 2}\n", "a.yaml:1:9: `，`"),
@@ -95,7 +95,7 @@ mod tests {
             ("－ a\n", "a.yaml:1:1: `－`"),
             ("\u{3000}a: 1\n", "a.yaml:1:1: `\u{3000}` is a wide blank"),
         ] {
-            assert!(yaml(text).is_some_and(|line| line.starts_with(told)), "{:?}", yaml(text));
+            assert!(yaml(text).is_some_and(|line| line.starts_with(error)), "{:?}", yaml(text));
         }
         let plain = [
             "# 注：a\na: b",

@@ -27,7 +27,7 @@ pub fn file(path: &str, what: &str) -> Result<Vec<Entry>, Problem> {
 /// The text of a file.
 ///
 /// # Errors
-/// If it cannot be read or is no text.
+/// If it cannot be read or is not a text.
 pub fn read_file(path: &str, what: &str) -> Result<String, Problem> {
     let bytes = oarlock_comm::read_file(Path::new(path), MAX_BYTES).map_err(|error| {
         Problem::new(format!("cannot read {what} `{path}`: {error}"))
@@ -358,7 +358,7 @@ mod tests {
     fn a_text_without_end_is_refused_at_once() {
         let keys = |n: usize| format!("{{{}}}", (0..n).map(|i| format!("\"a{i}\": 1,")).collect::<String>());
         assert!(text("t.json", keys(2000), "the file").is_ok());
-        assert!(shown(&keys(2001)).contains("a mapping of more than 2000 keys is no configuration"));
+        assert!(shown(&keys(2001)).contains("a mapping of more than 2000 keys is not a configuration"));
         let inner = format!("{{\"a\": {}}}", keys(2001));
         assert!(shown(&inner).contains("a mapping of more than 2000 keys"));
         let folder = tempfile::tempdir().unwrap();

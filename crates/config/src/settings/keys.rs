@@ -13,7 +13,7 @@ pub enum Group {
     Data,
     /// The training method.
     Method,
-    /// Batches, length and precision of the training.
+    /// Batches, length and precision of the run.
     Train,
     /// The optimizer and its learning rate.
     Optimizer,

@@ -109,7 +109,7 @@ pub fn describe(key: &Row, node: &Node) -> String {
 /// The largest value of a key that takes whole numbers.
 fn most(name: &str) -> i64 {
     let last = name.rsplit('.').next().unwrap_or(name);
-    // Seeds are no counts.
+    // Seeds are not counts.
     if last.ends_with("seed") {
         return i64::MAX;
     }

@@ -7,7 +7,8 @@ use super::location::Location;
 use super::problem::Problem;
 use super::word::quoted;
 
-/// More keys than any mapping of a configuration has. Every one that is wrong is told with its place, which takes its time.
+/// More keys than any mapping of a configuration has. Every one that is wrong is reported with its place, which takes its
+/// time.
 const MOST_KEYS: usize = 2000;
 
 /// A node of the tree.
@@ -139,7 +140,7 @@ pub fn add_entry(entries: &mut Vec<Entry>, key: Node, value: Node, depth: usize)
         return Err(Problem::new("a key is a word").at(&key.location, "this is a list or a mapping"));
     };
     if entries.len() == MOST_KEYS {
-        let problem = Problem::new(format!("a mapping of more than {MOST_KEYS} keys is no configuration"));
+        let problem = Problem::new(format!("a mapping of more than {MOST_KEYS} keys is not a configuration"));
         return Err(problem.at(&key.location, "too many").help("is this the file that was meant?"));
     }
     if depth > 0

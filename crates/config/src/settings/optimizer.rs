@@ -28,8 +28,8 @@ fn has_8_bits(name: &str) -> bool {
     name.ends_with("_8bit") || name.ends_with("_4bit")
 }
 
-/// What is to be told of an optimizer whose states take less memory elsewhere.
-pub fn told(settings: &Settings) -> Option<String> {
+/// Warnings about an optimizer whose states take less memory elsewhere.
+pub fn memory_note(settings: &Settings) -> Option<String> {
     let name = settings.get(keys::OPTIM);
     let other = match (name.ends_with("_4bit"), name.starts_with("paged_")) {
         (true, _) => "have 8 bits, not 4",

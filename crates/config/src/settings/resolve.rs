@@ -176,7 +176,7 @@ static ABSENT: Setting = Setting {
     broken: false,
 };
 
-/// Adds a layer of settings, later ones over earlier ones; `unknown` is what to say of a name that is no key. What is
+/// Adds a layer of settings, later ones over earlier ones; `unknown` is what to say of a name that is not a key. What is
 /// asked for in vain is found by [`refuse`], when all has been said.
 pub fn add(
     layer: &Layer,
@@ -361,7 +361,7 @@ mod tests {
         /// A key of each type.
         const KEYS = [
             SWITCH: bool = Row::flag(Bool, "switch", "", Used, "A switch"),
-            UNSAID: Option<bool> = Row::flag(Bool, "unsaid", "", Used, "A switch that may be unset"),
+            UNSET: Option<bool> = Row::flag(Bool, "unset", "", Used, "A switch that may be unset"),
             BLOCK_COUNT: usize = Row::flag(Int(1), "block.count", "8", Used, "A count"),
             OFFSET: i64 = Row::flag(Int(-9), "offset", "-1", Used, "A number"),
             RATE: f64 = Row::flag(Float(Any), "rate", "0.5", Used, "A rate"),
@@ -376,7 +376,7 @@ mod tests {
     #[test]
     fn what_nobody_wrote_is_the_default() {
         let settings = Settings::of(KEYS);
-        assert_eq!((settings.get(SWITCH), settings.get(UNSAID)), (false, None));
+        assert_eq!((settings.get(SWITCH), settings.get(UNSET)), (false, None));
         assert_eq!((settings.get(BLOCK_COUNT), settings.get(OFFSET)), (8, -1));
         assert_eq!((settings.get(RATE), settings.get(LIMIT)), (0.5, None));
         assert_eq!((settings.get(ROLE), settings.get(NOTE)), ("main", None));

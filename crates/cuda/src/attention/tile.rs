@@ -48,7 +48,7 @@ impl TiledKernel {
         if self == TiledKernel::Forward { Pass::Forward } else { Pass::Backward }
     }
 
-    /// How many tiles it holds of each operand that it walks over: with two, one is on its way while the other is used.
+    /// How many tiles it holds of each operand that it walks over: with two, one is in flight while the other is used.
     pub(super) fn stages(self, element: Element, head_dim: usize) -> usize {
         let is_wide = head_dim * element.size() > 256;
         if self.pass() == Pass::Backward && is_wide { 1 } else { 2 }

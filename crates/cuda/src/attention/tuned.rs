@@ -168,7 +168,7 @@ fn entry(line: &str) -> std::result::Result<(Key, usize, Measured), &'static str
     let elements = [Element::F32, Element::BF16, Element::F16];
     let element = elements.into_iter().find(|own| own.to_string() == element);
     let element = element.ok_or("attention has no such type")?;
-    let number = |word: &str| word.parse::<usize>().map_err(|_| "a size is no number");
+    let number = |word: &str| word.parse::<usize>().map_err(|_| "a size is not a number");
     let (heads, kv_heads, head_dim) = (number(heads)?, number(kv_heads)?, number(head_dim)?);
     let words: Vec<&str> = measured.split_whitespace().collect();
     let (by, tiles) = words.split_first().ok_or("nothing says who computes it")?;

@@ -58,7 +58,7 @@ impl Layout {
         Layout { rows, cols, row_stride: cols, batch_stride: rows.saturating_mul(cols) }
     }
 
-    /// Elements of one matrix with the gaps between its rows; none where that is no number.
+    /// Elements of one matrix with the gaps between its rows; none where that is not a number.
     fn span(&self) -> Option<usize> {
         (self.rows.checked_sub(1)?).checked_mul(self.row_stride)?.checked_add(self.cols)
     }

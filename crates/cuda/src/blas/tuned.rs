@@ -152,7 +152,7 @@ fn entry(line: &str) -> std::result::Result<(Shape, Algorithm), &'static str> {
     let [precision, out, batch, m, n, k, forms, bias] = words[..] else {
         return Err("a shape has eight words");
     };
-    let number = |word: &str| word.parse::<usize>().map_err(|_| "a size is no number");
+    let number = |word: &str| word.parse::<usize>().map_err(|_| "a size is not a number");
     let precision =
         PRECISIONS.iter().find(|(name, _)| *name == precision).ok_or("there is no such precision")?;
     let out =
@@ -167,7 +167,7 @@ fn entry(line: &str) -> std::result::Result<(Shape, Algorithm), &'static str> {
         _ => return Err("a bias is b or -"),
     };
     let numbers =
-        algorithm.split_whitespace().map(|word| word.parse().map_err(|_| "an attribute is no number"));
+        algorithm.split_whitespace().map(|word| word.parse().map_err(|_| "an attribute is not a number"));
     let numbers = numbers.collect::<std::result::Result<Vec<u32>, _>>()?;
     let attributes = numbers.try_into().map_err(|_| "an algorithm has nine attributes")?;
     let dims = [number(m)?, number(n)?, number(k)?];

@@ -1,7 +1,7 @@
 //! Attention by cuDNN, as an alternative to the kernels of this crate.
 //!
-//! cuDNN is given a graph of operations and plans how to compute it, once for each shape. Only plans that give the same bits
-//! every time are taken, and only those that make do with the workspace that the caller allows.
+//! cuDNN is given a graph of operations and plans how to compute it, once for each shape. Only plans that give bitwise
+//! identical results every time are taken, and only those that make do with the workspace that the caller allows.
 
 mod api;
 mod attention;

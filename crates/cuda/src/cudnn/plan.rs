@@ -1,4 +1,5 @@
-//! A plan: how cuDNN computes a graph, chosen among what gives the same bits every time and makes do with a workspace.
+//! A plan: how cuDNN computes a graph, chosen among what gives bitwise identical results every time and makes do with a
+//! workspace.
 
 use std::ffi::{c_int, c_void};
 use std::sync::Arc;

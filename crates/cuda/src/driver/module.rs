@@ -31,7 +31,7 @@ unsafe impl Sync for Loaded {}
 
 impl Module {
     pub(super) fn new(context: &Context, cubin: &[u8]) -> Result<Module> {
-        // A cubin says its own length. An image of text ends with zero, so one is added for what is no cubin.
+        // A cubin says its own length. An image of text ends with zero, so one is added for what is not a cubin.
         let image = [cubin, &[0]].concat();
         let mut handle = std::ptr::null_mut();
         // SAFETY: the image lives until the call returns, and ends with zero; the pointer is valid for the call.

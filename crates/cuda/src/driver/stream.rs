@@ -94,7 +94,7 @@ impl Stream {
 
 impl Drop for Stream {
     fn drop(&mut self) {
-        // SAFETY: the handle is a stream's, and nobody uses it afterwards. The driver finishes its work first.
+        // SAFETY: the handle is a stream's, and nobody uses it afterward. The driver finishes its work first.
         self.context.end(|api| unsafe {
             (api.stream_destroy.call)(self.handle);
         });
@@ -167,7 +167,7 @@ impl Event {
 
 impl Drop for Event {
     fn drop(&mut self) {
-        // SAFETY: the handle is an event's, and nobody uses it afterwards; waits that were called stay in effect.
+        // SAFETY: the handle is an event's, and nobody uses it afterward; waits that were called stay in effect.
         self.context.end(|api| unsafe {
             (api.event_destroy.call)(self.handle);
         });

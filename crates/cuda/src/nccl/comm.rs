@@ -299,7 +299,7 @@ impl Comm {
     }
 
     /// Gives up all that this rank does with the others, also from another thread while a call waits. Nothing can be done
-    /// with the communicator afterwards. It is over when the stream of its collectives is empty: where that also has
+    /// with the communicator afterward. It is over when the stream of its collectives is empty: where that also has
     /// collectives of other communicators, [`Comm::begin_abort`] has to be called for all of them first.
     ///
     /// # Errors
@@ -358,7 +358,7 @@ impl Comm {
         self.live.wait_for_call(patience.timeout);
         // The library uses the context of its GPU; one that is lost is its matter.
         drop(self.context.enter());
-        // SAFETY: the handle is a communicator's, and nobody uses it afterwards.
+        // SAFETY: the handle is a communicator's, and nobody uses it afterward.
         let (name, code) = unsafe { call!(self.nccl.api, destroy(taken.handle())) };
         self.nccl.api.check_begun(name, code)
     }

@@ -1,5 +1,5 @@
-//! How a communicator ends while others may use it: its handle, which nobody gets afterwards, and an abort in a thread of its
-//! own.
+//! How a communicator ends while others may use it: its handle, which nobody gets afterward, and an abort in a thread of
+//! its own.
 //!
 //! An abort waits for the stream of its collectives, and so for those of other communicators in the same stream. Whoever
 //! aborts several has begun with all of them before it waits for one.

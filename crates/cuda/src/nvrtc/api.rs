@@ -144,7 +144,7 @@ impl<'a> Program<'a> {
 
 impl Drop for Program<'_> {
     fn drop(&mut self) {
-        // SAFETY: the handle is a program's, and nobody uses it afterwards.
+        // SAFETY: the handle is a program's, and nobody uses it afterward.
         unsafe { (self.api.destroy.call)(&mut self.handle) };
     }
 }

@@ -109,12 +109,12 @@ fn bits(of: Element, x: f32) -> u16 {
     }
 }
 
-/// Numbers, each with the bits that it is rounded to: those in the middle to the even neighbour.
+/// Numbers, each with the bits that it is rounded to: those in the middle to the even neighbor.
 fn rounded(of: Element) -> Vec<(f32, u16)> {
     let step = if of == F16 { 2f32.powi(-10) } else { 2f32.powi(-7) };
     let at = |i: usize| {
         let (sign, n) = (if i.is_multiple_of(3) { -1.0 } else { 1.0 }, (i / 4) as f32);
-        // Below, at and above the middle between two neighbours.
+        // Below, at and above the middle between two neighbors.
         let (part, up) = [(0.25, 0.0), (0.5, n % 2.0), (0.75, 1.0), (0.0, 0.0)][i % 4];
         let scale = sign * 2f32.powi((i % 5) as i32 - 2);
         (scale * (1.0 + step * (n + part)), bits(of, scale * (1.0 + step * (n + up))))

@@ -113,7 +113,7 @@ fn attention_has_deterministic_plans_for_gpus_that_are_not_there() {
         ("not causal", AttentionShape { causal: false, ..grouped }, Element::BF16),
     ];
     for model in &MODELS {
-        // All graphs for one model, and what trainings have for the others.
+        // All graphs for one model, and what training runs have for the others.
         let n = if model.name == "H100" { cases.len() } else { 2 };
         for (what, shape, element) in &cases[..n] {
             assert!(is_supported(shape, *element));

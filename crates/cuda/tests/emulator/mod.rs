@@ -174,8 +174,8 @@ pub fn in_one_order<R>(library: &Library, work: impl FnOnce(Gpu) -> R) -> R {
     work(Gpu { library, n_workers: 1, order: 0 })
 }
 
-/// Runs `work` with every order of threads and blocks, and returns its result, which must have the same bits in all. None
-/// where there is no C++ compiler.
+/// Runs `work` with every order of threads and blocks, and returns its result, which must be bitwise identical in all.
+/// None where there is no C++ compiler.
 #[track_caller]
 pub fn in_every_order<R: PartialEq + Debug>(library: &Library, work: impl Fn(Gpu) -> R) -> R {
     let first = in_one_order(library, &work);

@@ -159,7 +159,7 @@ fn an_algorithm_is_chosen_once_for_a_shape() {
         compare::<f32, f32>(&blas, Precision::F32, case, 1e-5);
     }
     compare::<f32, f32>(&blas, Precision::TF32, &PLAIN, 1e-2);
-    // The factors are no part of the choice.
+    // The factors are not part of the choice.
     compare::<f32, f32>(&blas, Precision::F32, &Case { alpha: 3.0, beta: 1.0, ..PLAIN }, 1e-5);
     assert_eq!((blas.n_plans(), machine.count(2, "fake_choices")), (7, 7));
 }

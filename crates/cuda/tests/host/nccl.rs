@@ -367,8 +367,8 @@ fn what_has_no_meaning_is_refused_before_nccl_sees_it() {
                 "8 elements to 16 among 2 ranks",
             ),
             (comm.all_gather(x.all(), x.all(), Element::F32, stream), "8 elements to 8 among 2 ranks"),
-            (comm.all_reduce(x.all(), odd, Element::F32, sum, stream), "are no elements of type f32"),
-            (comm.all_reduce(short, short, Element::F32, sum, stream), "are no elements of type f32"),
+            (comm.all_reduce(x.all(), odd, Element::F32, sum, stream), "are not elements of type f32"),
+            (comm.all_reduce(short, short, Element::F32, sum, stream), "are not elements of type f32"),
             (comm.broadcast(x.all(), Element::Walk, 0, stream), "no elements of type walk"),
             (comm.broadcast(x.all(), Element::F32, 2, stream), "no rank 2 of 2"),
             (comm.send(x.all(), Element::F32, 9, stream), "no rank 9 of 2"),
@@ -383,7 +383,7 @@ fn what_has_no_meaning_is_refused_before_nccl_sees_it() {
             assert!(said.contains(says), "{said}");
         }
         let error = comm.split(Some(u32::MAX), 0).err().expect("an error");
-        assert!(error.to_string().contains("is no color"), "{error}");
+        assert!(error.to_string().contains("is not a color"), "{error}");
         // Nothing of this has reached the communicator.
         comm.broadcast(x.all(), Element::F32, 0, stream).expect("a broadcast");
         comm.synchronize(stream, patient()).expect("its end");

@@ -26,7 +26,7 @@ fn persistent<'a>(models: impl Iterator<Item = &'a dyn Module>) -> Vec<(String, 
 /// The bytes of the file with all persistent buffers; nothing where there are none.
 ///
 /// # Errors
-/// Buffers that are no file together, such as two of one name.
+/// Buffers that are not a file together, such as two of one name.
 pub(super) fn write<'a>(models: impl Iterator<Item = &'a dyn Module>) -> Result<Option<Vec<u8>>> {
     let buffers: Vec<(String, Vec<usize>, Dtype, Vec<u8>)> = persistent(models)
         .into_iter()

@@ -74,7 +74,7 @@ impl Accelerator {
     /// Each tensor as large along a dim as the largest of all ranks; the other dims stay as they are.
     ///
     /// # Errors
-    /// As [`Accelerator::gather`], where only the number of dims must be the same; a `pad_index` that is no i32 for
+    /// As [`Accelerator::gather`], where only the number of dims must be the same; a `pad_index` that is not an i32 for
     /// integers.
     #[track_caller]
     pub fn pad_across_processes<T: Nested>(&self, value: &T, pad: Pad) -> Result<T> {

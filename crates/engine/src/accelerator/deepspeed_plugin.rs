@@ -130,7 +130,7 @@ impl Plugins {
         let named = match (plugin, named) {
             (Some(_), [_, ..]) => {
                 return Err(Error::Usage(
-                    "deepspeed_plugin and deepspeed_plugins exclude each other; give one plugin, or several with names"
+                    "deepspeed_plugin and deepspeed_plugins are mutually exclusive; give one plugin, or several with names"
                         .to_owned(),
                 ));
             }

@@ -30,11 +30,15 @@ impl DummyOptim {
         DummyOptim(self.0.weight_decay(weight_decay))
     }
 
-    /// Gives some of the parameters numbers of their own, which count before those of the configuration: see
+    /// Gives some of the parameters hyperparameters of their own, which count before those of the configuration: see
     /// [`Optim::group`].
     #[must_use]
-    pub fn group(self, params: impl Into<Parameters>, numbers: impl FnOnce(Group) -> Group) -> DummyOptim {
-        DummyOptim(self.0.group(params, numbers))
+    pub fn group(
+        self,
+        params: impl Into<Parameters>,
+        hyperparameters: impl FnOnce(Group) -> Group,
+    ) -> DummyOptim {
+        DummyOptim(self.0.group(params, hyperparameters))
     }
 }
 

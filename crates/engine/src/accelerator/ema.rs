@@ -80,7 +80,7 @@ impl Ema {
     }
 
     /// Gives the model the averages, and keeps its weights instead; a second call undoes it. All ranks call it, between
-    /// two steps: gradients that have come together are forgotten.
+    /// two steps: accumulated gradients are forgotten.
     ///
     /// # Errors
     /// Another model, or a rank that failed.

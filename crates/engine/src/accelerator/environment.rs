@@ -111,7 +111,7 @@ mod tests {
     use crate::shard::{Lifetime, Placements};
     use crate::{DeepSpeedPlugin, GradientAccumulation};
 
-    fn told(config: AcceleratorConfig, variables: &[(&str, &str)]) -> Result<(Option<DType>, usize)> {
+    fn message(config: AcceleratorConfig, variables: &[(&str, &str)]) -> Result<(Option<DType>, usize)> {
         let lookup =
             |name: &str| variables.iter().find(|(own, _)| *own == name).map(|(_, value)| (*value).to_owned());
         let config = with(&config, 2, &lookup)?;
@@ -126,11 +126,11 @@ mod tests {
             ..AcceleratorConfig::default()
         };
         let variables = [(MIXED_PRECISION, "BF16"), (ACCUMULATION, "4")];
-        assert_eq!(told(AcceleratorConfig::default(), &variables).unwrap(), (Some(DType::BF16), 4));
-        assert_eq!(told(program.clone(), &variables).unwrap(), (Some(DType::F32), 4));
+        assert_eq!(message(AcceleratorConfig::default(), &variables).unwrap(), (Some(DType::BF16), 4));
+        assert_eq!(message(program.clone(), &variables).unwrap(), (Some(DType::F32), 4));
         let variables = [(MIXED_PRECISION, "no"), (ACCUMULATION, "auto")];
-        assert_eq!(told(AcceleratorConfig::default(), &variables).unwrap(), (None, 1));
-        assert_eq!(told(program, &[(ACCUMULATION, "")]).unwrap(), (Some(DType::F32), 3));
+        assert_eq!(message(AcceleratorConfig::default(), &variables).unwrap(), (None, 1));
+        assert_eq!(message(program, &[(ACCUMULATION, "")]).unwrap(), (Some(DType::F32), 3));
     }
 
     #[test]
@@ -149,12 +149,15 @@ mod tests {
             };
             with(config, 2, &lookup).map(|config| config.shard)
         };
-        let unsaid = AcceleratorConfig::default();
-        let told = shard(&unsaid, &variables).unwrap();
-        assert_eq!((told.placements, told.lifetime), (Placements::PARAMETERS, Lifetime::ForwardToBackward));
-        assert_eq!(told.wrap, Wrap::Transformer(vec!["Block".to_owned(), "Head".to_owned()]));
+        let unset = AcceleratorConfig::default();
+        let message = shard(&unset, &variables).unwrap();
         assert_eq!(
-            shard(&unsaid, &variables[1..]).unwrap(),
+            (message.placements, message.lifetime),
+            (Placements::PARAMETERS, Lifetime::ForwardToBackward)
+        );
+        assert_eq!(message.wrap, Wrap::Transformer(vec!["Block".to_owned(), "Head".to_owned()]));
+        assert_eq!(
+            shard(&unset, &variables[1..]).unwrap(),
             ShardingConfig::default(),
             "nothing asks for FSDP"
         );
@@ -167,8 +170,8 @@ mod tests {
         };
         assert_eq!(shard(&plugin, &variables).unwrap(), ShardingConfig::default());
         let wrong = [("ACCELERATE_USE_FSDP", "true"), ("FSDP_AUTO_WRAP_POLICY", "SIZE_BASED")];
-        let told = shard(&unsaid, &wrong).unwrap_err().to_string();
-        assert!(told.contains("FSDP_AUTO_WRAP_POLICY: `auto_wrap_policy` takes one of"), "{told}");
+        let message = shard(&unset, &wrong).unwrap_err().to_string();
+        assert!(message.contains("FSDP_AUTO_WRAP_POLICY: `auto_wrap_policy` takes one of"), "{message}");
     }
 
     #[test]
@@ -179,18 +182,18 @@ mod tests {
             };
             not_taken(config, &lookup)
         };
-        let unsaid = AcceleratorConfig::default();
+        let unset = AcceleratorConfig::default();
         let plugin =
-            AcceleratorConfig { deepspeed_plugin: Some(DeepSpeedPlugin::default()), ..unsaid.clone() };
+            AcceleratorConfig { deepspeed_plugin: Some(DeepSpeedPlugin::default()), ..unset.clone() };
         let deepspeed = [("ACCELERATE_USE_DEEPSPEED", "true"), ("ACCELERATE_DEEPSPEED_ZERO_STAGE", "3")];
-        let said = notes(&unsaid, &deepspeed);
+        let said = notes(&unset, &deepspeed);
         assert!(said.len() == 1 && said[0].starts_with("ACCELERATE_USE_DEEPSPEED is set"), "{said:?}");
         assert!(notes(&plugin, &deepspeed).is_empty());
         let fsdp =
             |recomputes| [("ACCELERATE_USE_FSDP", "true"), ("FSDP_ACTIVATION_CHECKPOINTING", recomputes)];
-        let said = notes(&unsaid, &fsdp("true"));
+        let said = notes(&unset, &fsdp("true"));
         assert!(said.len() == 1 && said[0].starts_with("FSDP_ACTIVATION_CHECKPOINTING is set"), "{said:?}");
-        assert!(notes(&unsaid, &fsdp("false")).is_empty());
+        assert!(notes(&unset, &fsdp("false")).is_empty());
     }
 
     #[test]
@@ -209,7 +212,7 @@ mod tests {
             ),
             (ACCUMULATION, "two", "ACCELERATE_GRADIENT_ACCUMULATION_STEPS=two: expected a whole number"),
         ] {
-            let error = told(AcceleratorConfig::default(), &[(name, value)]).unwrap_err().to_string();
+            let error = message(AcceleratorConfig::default(), &[(name, value)]).unwrap_err().to_string();
             assert!(error.starts_with(expected), "{error}");
         }
     }

@@ -16,7 +16,7 @@ use super::deepspeed_plugin::Plugins;
 use super::environment;
 use super::gradient_state::GradientState;
 use super::hooks::Hooks;
-use super::loaders::{Loaders, Seen};
+use super::loaders::{LastBatch, Loaders};
 use super::prepared_state::PreparedState;
 use super::stateful::Stateful;
 use super::trackers::Trackers;
@@ -102,7 +102,7 @@ impl Inner {
         // Lists of numbers, whole at every moment.
         let mut loaders = self.loaders.lock().unwrap_or_else(PoisonError::into_inner);
         let result = note(&mut loaders);
-        let Seen { is_last, rows, real } = loaders.seen();
+        let LastBatch { is_last, rows, real } = loaders.last_batch();
         let mut gradients = self.gradients();
         (gradients.end_of_dataloader, gradients.rows, gradients.real) = (is_last, rows, real);
         result
@@ -234,7 +234,7 @@ impl Accelerator {
         options.dtype = config.mixed_precision.unwrap_or(options.dtype);
         let mesh = mesh(&comm, config, &options)?;
         let sequence = mesh.get(Axis::Sequence).map(SequenceParallel::new);
-        comm.on_long_wait_by_default(LONG_WAIT, |wait| rank::tell_note(&wait.to_string()));
+        comm.on_long_wait_by_default(LONG_WAIT, |wait| rank::print_note(&wait.to_string()));
         if comm.rank() == 0 && !oarlock_tensor::IS_OPTIMIZED {
             rank::warn_once(UNOPTIMIZED);
         }
@@ -333,7 +333,7 @@ impl Accelerator {
         Ok(self.comm.barrier()?)
     }
 
-    /// Prints a line on process 0 only. A reader that went away is no reason to stop a training.
+    /// Prints a line on process 0 only. A reader that went away is no reason to stop a training run.
     pub fn print(&self, line: Arguments<'_>) {
         if self.is_main_process() {
             let _ = writeln!(std::io::stdout(), "{line}");

@@ -2,7 +2,7 @@
 
 /// What a loader says of the batch that it gave last.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub(crate) struct Seen {
+pub(crate) struct LastBatch {
     /// Whether it is its last.
     pub is_last: bool,
     /// Its samples on this rank.
@@ -23,7 +23,7 @@ struct Running {
     id: u64,
     /// How many loops are around it. Loaders of one level run side by side.
     level: usize,
-    seen: Seen,
+    seen: LastBatch,
     /// Batches that others of its level have given since.
     since: usize,
 }
@@ -33,12 +33,12 @@ impl Loaders {
     pub fn begin(&mut self) -> u64 {
         let level = self.running.last().map_or(0, |around| around.level + 1);
         self.n_begun += 1;
-        self.running.push(Running { id: self.n_begun, level, seen: Seen::default(), since: 0 });
+        self.running.push(Running { id: self.n_begun, level, seen: LastBatch::default(), since: 0 });
         self.n_begun
     }
 
     /// An iteration gives a batch. Those that began later are not inside of its loop, since they still run, but beside it.
-    pub fn give(&mut self, id: u64, seen: Seen) {
+    pub fn give(&mut self, id: u64, seen: LastBatch) {
         let Some(place) = self.running.iter().position(|running| running.id == id) else { return };
         let level = self.running[place].level;
         for running in &mut self.running[place..] {
@@ -58,12 +58,12 @@ impl Loaders {
 
     /// What the innermost loop knows: the samples of the batch that came last, and whether it is its last turn, which of
     /// loaders side by side the shortest decides.
-    pub fn seen(&self) -> Seen {
-        let Some(inner) = self.running.last() else { return Seen::default() };
+    pub fn last_batch(&self) -> LastBatch {
+        let Some(inner) = self.running.last() else { return LastBatch::default() };
         let beside = || self.running.iter().filter(|running| running.level == inner.level);
         let latest = beside().min_by_key(|running| running.since).map_or(inner.seen, |running| running.seen);
         let n = beside().count();
-        Seen { is_last: beside().any(|running| running.seen.is_last && running.since < n), ..latest }
+        LastBatch { is_last: beside().any(|running| running.seen.is_last && running.since < n), ..latest }
     }
 }
 
@@ -71,8 +71,8 @@ impl Loaders {
 mod tests {
     use super::*;
 
-    fn batch(rows: usize, is_last: bool) -> Seen {
-        Seen { is_last, rows: Some(rows), real: None }
+    fn batch(rows: usize, is_last: bool) -> LastBatch {
+        LastBatch { is_last, rows: Some(rows), real: None }
     }
 
     #[test]
@@ -81,13 +81,13 @@ mod tests {
         let outer = loaders.begin();
         loaders.give(outer, batch(4, true));
         let inner = loaders.begin();
-        assert_eq!(loaders.seen(), Seen::default(), "nothing was given yet");
+        assert_eq!(loaders.last_batch(), LastBatch::default(), "nothing was given yet");
         loaders.give(inner, batch(2, false));
-        assert_eq!(loaders.seen(), batch(2, false));
+        assert_eq!(loaders.last_batch(), batch(2, false));
         loaders.end(inner);
-        assert_eq!(loaders.seen(), batch(4, true));
+        assert_eq!(loaders.last_batch(), batch(4, true));
         loaders.end(outer);
-        assert_eq!(loaders.seen(), Seen::default());
+        assert_eq!(loaders.last_batch(), LastBatch::default());
     }
 
     #[test]
@@ -101,12 +101,12 @@ mod tests {
                 for (place, id) in pair.into_iter().enumerate() {
                     loaders.give(id, batch(place, turn == 2 && place == shortest));
                 }
-                assert_eq!(loaders.seen(), batch(1, turn == 2), "{shortest} {turn}");
+                assert_eq!(loaders.last_batch(), batch(1, turn == 2), "{shortest} {turn}");
             }
             // In whatever order they end.
             loaders.end(pair[shortest]);
             loaders.end(pair[1 - shortest]);
-            assert_eq!(loaders.seen(), batch(9, false));
+            assert_eq!(loaders.last_batch(), batch(9, false));
         }
     }
 
@@ -119,8 +119,8 @@ mod tests {
         loaders.give(held, batch(2, true));
         loaders.give(train, batch(4, false));
         loaders.give(train, batch(4, false));
-        assert_eq!(loaders.seen(), batch(4, false));
+        assert_eq!(loaders.last_batch(), batch(4, false));
         loaders.end(held);
-        assert_eq!(loaders.seen(), batch(4, false));
+        assert_eq!(loaders.last_batch(), batch(4, false));
     }
 }

@@ -1,5 +1,5 @@
 //! Local SGD: ranks step by themselves, and average their weights every few steps (Stich 2019), or take an outer step
-//! towards the mean (DiLoCo, Douillard et al. 2023).
+//! toward the mean (DiLoCo, Douillard et al. 2023).
 
 use std::sync::Arc;
 use std::sync::atomic::Ordering::Relaxed;
@@ -100,12 +100,12 @@ impl Alone {
     /// All ranks tell where they are.
     fn meet(&self, place: &LoopPosition) -> Result<()> {
         self.state.check_whole()?;
-        let told = self.comm.all_gather_bytes(&encode(place).map_err(Error::Usage)?)?;
-        let told: Vec<LoopPosition> = decode_all("local_sgd", &told)?;
-        let Some(inside) = told.iter().position(|place| matches!(place, LoopPosition::Inside)) else {
+        let places = self.comm.all_gather_bytes(&encode(place).map_err(Error::Usage)?)?;
+        let places: Vec<LoopPosition> = decode_all("local_sgd", &places)?;
+        let Some(inside) = places.iter().position(|place| matches!(place, LoopPosition::Inside)) else {
             return Ok(());
         };
-        let left = told.iter().enumerate().find_map(|(rank, place)| match place {
+        let left = places.iter().enumerate().find_map(|(rank, place)| match place {
             LoopPosition::Inside => None,
             LoopPosition::End => Some(format!("rank {rank} is at the end of its loop")),
             LoopPosition::Failed(why) => {

@@ -82,7 +82,7 @@ enum Outcome {
     Failed(String),
 }
 
-/// Whether memory was refused, by the system or by the estimate before a training.
+/// Whether memory was refused, by the system or by the estimate before training.
 fn is_out_of_memory(error: &Error) -> bool {
     match error {
         Error::Memory(_) => true,

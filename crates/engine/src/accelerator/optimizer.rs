@@ -28,7 +28,7 @@ impl PreparedOptimizer {
     }
 
     /// One step with the gradients of the window, averaged over its micro-batches and all ranks; the gradients are
-    /// forgotten afterwards. While they accumulate it does nothing, and says `None`. All ranks call it.
+    /// forgotten afterward. While they accumulate it does nothing, and says `None`. All ranks call it.
     ///
     /// # Errors
     /// A window without any backward pass, a failed rank, gradients that are not finite
@@ -52,7 +52,7 @@ impl PreparedOptimizer {
         Ok(Some(stepped))
     }
 
-    /// Forgets the gradients that have come together, where [`PreparedOptimizer::step`] would step; while they accumulate
+    /// Forgets the accumulated gradients, where [`PreparedOptimizer::step`] would step; while they accumulate
     /// it does nothing. `step` has forgotten its own, so behind it there are only those that another model's loss left
     /// here, such as the generator's in a discriminator. All ranks call it.
     ///
@@ -132,8 +132,8 @@ impl PreparedOptimizer {
 
     /// Says that the passes recorded by now are the last of this step: no other backward pass adds to its gradients. To be
     /// called before the last `backward` of a window. With DDP and ZeRO-1 between machines the gradients of a unit then
-    /// travel while the units before it still run backward; elsewhere it changes nothing. Results have the same bits with and
-    /// without it.
+    /// travel while the units before it still run backward; elsewhere it changes nothing. Results are bitwise identical
+    /// with and without it.
     ///
     /// # Errors
     /// Before its model is prepared.
@@ -307,8 +307,8 @@ mod tests {
         state.load_state_dict(&one).unwrap();
         assert_eq!((optimizer.group_lrs(), optimizer.step_was_skipped()), (vec![0.25; 2], true));
         let other = json!({ "lr": 0.125, "group_lrs": [], "skipped": false, "loss_scale": null });
-        let told = state.load_state_dict(&other).unwrap_err().to_string();
-        assert!(told.contains("with 1 parameter groups, and this one has 2"), "{told}");
+        let message = state.load_state_dict(&other).unwrap_err().to_string();
+        assert!(message.contains("with 1 parameter groups, and this one has 2"), "{message}");
         assert_eq!(optimizer.group_lrs(), [0.25; 2]);
         state.load_state_dict(&kept).unwrap();
         assert_eq!(optimizer.group_lrs(), [1e-3, 0.5]);

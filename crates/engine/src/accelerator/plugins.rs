@@ -42,7 +42,7 @@ impl Accelerator {
     }
 
     /// Says on rank 0, once, what the user should know of a DeepSpeed configuration.
-    pub(crate) fn tell(&self, title: &str, notes: &[String]) {
+    pub(crate) fn report_notes(&self, title: &str, notes: &[String]) {
         if self.is_main_process() {
             notes.iter().for_each(|note| rank::warn_once(&format!("{title}: {note}")));
         }
@@ -163,7 +163,7 @@ impl Plan {
         }
         let hidden_size = plugin.hidden_size.or(self.hidden_size);
         let plan = config.resolve(accelerator.comm.world_size(), hidden_size)?;
-        accelerator.tell(&title, &plan.notes);
+        accelerator.report_notes(&title, &plan.notes);
         Ok(Some(Resolved::new(plan, hidden_size, &accelerator.options, title)))
     }
 

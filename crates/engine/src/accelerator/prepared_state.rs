@@ -46,7 +46,7 @@ pub(crate) struct PreparedState {
     window: Mutex<AccumulationWindow>,
 }
 
-/// What has come together since the last step.
+/// What has accumulated since the last step.
 #[derive(Clone, Copy, Debug, Default)]
 struct AccumulationWindow {
     /// What this rank's losses weigh: its micro-batches, or the targets of its sums.
@@ -261,7 +261,7 @@ impl PreparedState {
         Ok(())
     }
 
-    /// Whether gradients have come together that no step has used.
+    /// Whether accumulated gradients exist that no step has used.
     pub fn has_gradients(&self) -> bool {
         self.window().weight != 0.0
     }

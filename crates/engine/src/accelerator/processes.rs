@@ -102,8 +102,8 @@ impl Accelerator {
         if first == self.process_index() {
             let result = body();
             let failed = result.as_ref().err().map(ToString::to_string);
-            let told = self.gather_object(&[failed]);
-            return result.and_then(|value| told.map(|_| value));
+            let message = self.gather_object(&[failed]);
+            return result.and_then(|value| message.map(|_| value));
         }
         match self.gather_object::<Option<String>>(&[None])?.swap_remove(first) {
             None => body(),
@@ -111,7 +111,7 @@ impl Accelerator {
         }
     }
 
-    /// This process's share of a list that all have: neighbours stay together, and the first processes get one more
+    /// This process's share of a list that all have: neighbors stay together, and the first processes get one more
     /// where it cannot be divided evenly.
     pub fn split_between_processes<T: Clone>(&self, values: &[T], padding: ApplyPadding) -> Vec<T> {
         let (share, repeats) = self.share(values.len(), padding);
@@ -180,7 +180,7 @@ impl Accelerator {
 
     /// Runs `body` as it is. Layers compute in the dtype of their weights, which is [`Accelerator::dtype`] wherever they
     /// are used, and what must not be rounded (losses, norms' sums, gradients' sums) is in f32 in their kernels; there
-    /// is no mode to switch. It is here so that a loop written for Accelerate keeps its shape.
+    /// is not a mode to switch. It is here so that a loop written for Accelerate keeps its shape.
     ///
     /// # Errors
     /// What `body` reports.
@@ -235,7 +235,7 @@ mod tests {
         assert!(!order.contains(&2) && order.len() == 3, "{order:?}");
         assert!(results[0].is_ok() && results[3].is_ok());
         assert_eq!(results[1].as_ref().unwrap_err().to_string(), "no disk");
-        let told = results[2].as_ref().unwrap_err().to_string();
-        assert!(told.contains("rank 1") && told.contains("no disk"), "{told}");
+        let message = results[2].as_ref().unwrap_err().to_string();
+        assert!(message.contains("rank 1") && message.contains("no disk"), "{message}");
     }
 }

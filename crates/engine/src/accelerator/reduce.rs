@@ -38,7 +38,7 @@ impl fmt::Display for ReduceOp {
 
 impl Accelerator {
     /// One value of those of all ranks, times `scale`. Floats are added in f64 in the order of ranks and rounded once, so
-    /// every rank gets the same bits.
+    /// every rank gets bitwise identical results.
     ///
     /// Accelerate applies `scale` on TPUs only.
     ///
@@ -125,7 +125,7 @@ fn reduce_integers(parts: &[&[u8]], op: ReduceOp, scale: f64) -> Result<Vec<u8>>
             ReduceOp::Min => values.min().unwrap_or(0),
             ReduceOp::Max => values.max().unwrap_or(0),
         };
-        i32::try_from(value).map_err(|_| Error::Usage(format!("reduce: the {op} {value} is no i32")))
+        i32::try_from(value).map_err(|_| Error::Usage(format!("reduce: the {op} {value} is not an i32")))
     });
     Ok(bytemuck::cast_slice(&reduced.collect::<Result<Vec<i32>>>()?).to_vec())
 }

@@ -65,7 +65,7 @@ impl FromStr for ShardSize {
     fn from_str(text: &str) -> Result<ShardSize> {
         checkpoint::shard_size(text)
             .map(ShardSize)
-            .map_err(|told| Error::Usage(format!("max_shard_size: {told}")))
+            .map_err(|message| Error::Usage(format!("max_shard_size: {message}")))
     }
 }
 

@@ -157,7 +157,7 @@ impl Accelerator {
     }
 
     /// Goes on from what [`Accelerator::save_state`] saved, on any number of ranks and in any placement: the state is the
-    /// same to the bit. Without `dir` it is the newest whole checkpoint of the project, and numbering goes on after it.
+    /// same bitwise. Without `dir` it is the newest whole checkpoint of the project, and numbering goes on after it.
     /// Returns its folder. All ranks call it, after everything is prepared and registered as it was in the loop that
     /// saved. Gradients that have come together are forgotten.
     ///

@@ -16,14 +16,14 @@ pub enum DeviceSpecific {
 
 impl Accelerator {
     /// Sets the seed of what is drawn from now on for this accelerator and its clones: initial weights and dropout of the
-    /// models that are prepared afterwards, the shuffled orders of loaders without a `data_seed` that are prepared
-    /// afterwards, and [`Accelerator::rank_seed`], which is for whatever else a loop draws (augmentation, sampling). What
+    /// models that are prepared afterward, the shuffled orders of loaders without a `data_seed` that are prepared
+    /// afterward, and [`Accelerator::rank_seed`], which is for whatever else a loop draws (augmentation, sampling). What
     /// is drawn is addressed by its seed and its place (parameter and element, epoch and position, rank and pass and
     /// element), so nothing that another part of the program draws moves it.
     ///
     /// With [`DeviceSpecific::Yes`] only `rank_seed` differs by rank: weights and orders must be those of all ranks, and
     /// what dropout draws is each rank's own anyway. In Accelerate all differ, and weights and orders are made equal
-    /// afterwards, by rank 0. Accelerate seeds the global generators of
+    /// afterward, by rank 0. Accelerate seeds the global generators of
     /// Python, NumPy and torch; here there are none.
     pub fn set_seed(&self, seed: u64, device_specific: DeviceSpecific) {
         self.inner.seed.store(seed, Relaxed);

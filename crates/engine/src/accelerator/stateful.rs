@@ -12,7 +12,8 @@ use crate::error::{Error, Result};
 /// A part of a loop that a checkpoint keeps: optimizers, schedules and loaders are from the moment in which they are
 /// prepared, and what [`register_for_checkpointing`](crate::Accelerator::register_for_checkpointing) is given.
 pub trait Stateful: Send + Sync {
-    /// What is to be kept. Every rank gets back what rank 0 gave. Numbers come back to the bit, if they are finite.
+    /// What is to be kept. Every rank gets back what rank 0 gave. Numbers come back bitwise identical, if they are
+    /// finite.
     ///
     /// # Errors
     /// What cannot be written as JSON.

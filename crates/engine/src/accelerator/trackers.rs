@@ -37,7 +37,7 @@ pub trait Tracker: Send {
     /// When they cannot be written.
     fn log(&mut self, values: &[(&str, f64)], step: u64) -> Result<()>;
 
-    /// Brings everything to where it belongs: the end of the training.
+    /// Brings everything to where it belongs: the end of the run.
     ///
     /// # Errors
     /// When that fails.

@@ -41,7 +41,7 @@ impl Accelerator {
     /// writes.
     ///
     /// # Errors
-    /// Settings that are no map, no folder for files, trackers that have begun already; on the main process what a
+    /// Settings that are not a map, no folder for files, trackers that have begun already; on the main process what a
     /// tracker reports.
     pub fn init_trackers(
         &self,
@@ -164,7 +164,7 @@ impl Accelerator {
                  ProjectConfiguration"
             ))
         })?;
-        // The name of a project is no path.
+        // The name of a project is not a path.
         Ok(logs.join(project.replace(['/', '\\'], "_")))
     }
 }

@@ -12,14 +12,14 @@ use crate::checkpoint::{BASE_KEY, compare_base};
 use crate::error::{Error, Result};
 use crate::nn::Module;
 use crate::shard::WeightSource;
-use crate::terminal::tell;
+use crate::terminal::eprint;
 use crate::weights::{Differences, SafetensorsSource, StateDictSource, Strict};
 
 impl Accelerator {
     /// Loads the weights of a safetensors file, or of a folder of them (`model.safetensors`, or several with their
     /// index), into a prepared model, under the names that the model shows them by: those of `state_dict` in torch for
     /// a model whose fields are named alike. All ranks call it; the moments of the optimizer stay as they are, and
-    /// gradients that have come together are forgotten.
+    /// accumulated gradients are forgotten.
     ///
     /// # Errors
     /// A file that one of the ranks cannot read; weights that are missing, unexpected or of another shape. The model
@@ -57,7 +57,7 @@ impl Accelerator {
 
     /// Loads weights that lie in memory into a prepared model, under the names that the model shows them by (those of
     /// [`Accelerator::get_state_dict`]): torch's `load_state_dict`. All ranks call it with the same tensors; each copies
-    /// what it holds. The moments of the optimizer stay as they are, and gradients that have come together are forgotten.
+    /// what it holds. The moments of the optimizer stay as they are, and accumulated gradients are forgotten.
     ///
     /// # Errors
     /// Weights that are missing, unexpected or of another shape, on any rank. The model is then as it was.
@@ -121,9 +121,9 @@ impl Accelerator {
             let missing = (!differences.missing.is_empty()).then(|| kept(kind, path, &differences));
             let other = differences.other_base.as_ref();
             let other = other.map(|other| format!("{kind}: {} is of another base: {other}", path.display()));
-            for told in missing.into_iter().chain(other) {
+            for reported in missing.into_iter().chain(other) {
                 // A reader that went away is no reason to stop.
-                tell(&format!("{told}\n"));
+                eprint(&format!("{reported}\n"));
             }
         }
         Ok(differences)
@@ -152,12 +152,12 @@ mod tests {
 
     #[test]
     fn a_long_list_of_weights_is_told_in_short() {
-        let told = |n: usize| {
+        let reported = |n: usize| {
             let missing = (0..n).map(|i| format!("blocks.{i}.lora_a.weight")).collect();
             kept("Decoder", Path::new("base"), &Differences { missing, ..Differences::default() })
         };
         let few = "blocks.0.lora_a.weight, blocks.1.lora_a.weight; they keep their values";
-        assert!(told(2).starts_with(&format!("Decoder: base has no {few}")), "{}", told(2));
-        assert!(told(96).contains(", blocks.4.lora_a.weight and 91 more; they keep"), "{}", told(96));
+        assert!(reported(2).starts_with(&format!("Decoder: base has no {few}")), "{}", reported(2));
+        assert!(reported(96).contains(", blocks.4.lora_a.weight and 91 more; they keep"), "{}", reported(96));
     }
 }

@@ -29,7 +29,7 @@ pub struct Agreed {
 
 /// What a machine has of a checkpoint.
 #[derive(Clone, Debug, Serialize, Deserialize)]
-struct Held {
+struct LocalCheckpoint {
     step: u64,
     name: String,
     found: std::result::Result<Found, Problem>,
@@ -66,17 +66,17 @@ pub fn newest_of_all(
     };
     let all = share(comm, mine.map(|held| (host, held)))?
         .map_err(|(rank, cause)| Error::Usage(format!("rank {rank}: {cause}")))?;
-    let machines: Vec<(usize, &(String, Vec<Held>))> =
+    let machines: Vec<(usize, &(String, Vec<LocalCheckpoint>))> =
         all.iter().enumerate().filter(|(rank, _)| stores.leader_of(*rank) == *rank).collect();
     let mut agreed = Agreed::default();
     let (with, without): (Vec<_>, Vec<_>) = machines.iter().partition(|(_, (_, held))| !held.is_empty());
     if !with.is_empty() && !without.is_empty() {
-        let names = |held: &[Held]| held.iter().map(|one| one.name.clone()).collect();
+        let names = |held: &[LocalCheckpoint]| held.iter().map(|one| one.name.clone()).collect();
         agreed.apart = with.iter().map(|(rank, (host, held))| (*rank, host.clone(), names(held))).collect();
         agreed.without = without.iter().map(|(rank, (host, _))| (*rank, host.clone())).collect();
     }
     // Of each checkpoint, by step and name: the rank that leads a machine, its host, and what it holds.
-    type Holder<'a> = (usize, &'a str, &'a Held);
+    type Holder<'a> = (usize, &'a str, &'a LocalCheckpoint);
     let mut by_step: BTreeMap<(u64, &str), Vec<Holder<'_>>> = BTreeMap::new();
     for (rank, (host, held)) in &machines {
         for one in held {
@@ -100,7 +100,7 @@ pub fn newest_of_all(
     Ok(agreed)
 }
 
-fn held(output_dir: &Path, since: Option<SystemTime>) -> Result<Vec<Held>> {
+fn held(output_dir: &Path, since: Option<SystemTime>) -> Result<Vec<LocalCheckpoint>> {
     let mut all = Vec::new();
     for (step, path) in folders(output_dir)? {
         let saved = fs::metadata(&path).and_then(|data| data.modified());
@@ -120,13 +120,13 @@ fn held(output_dir: &Path, since: Option<SystemTime>) -> Result<Vec<Held>> {
             }
         });
         let name = path.file_name().unwrap_or_default().to_string_lossy().into_owned();
-        all.push(Held { step, name, found });
+        all.push(LocalCheckpoint { step, name, found });
     }
     Ok(all)
 }
 
 /// Whether what machines have of a checkpoint is whole together, and holds the state; why it is not whole.
-fn whole(held: &[(usize, &str, &Held)]) -> std::result::Result<bool, String> {
+fn whole(held: &[(usize, &str, &LocalCheckpoint)]) -> std::result::Result<bool, String> {
     let mut found =
         held.iter().filter_map(|(rank, host, one)| Some((*rank, *host, one.found.as_ref().ok()?)));
     let Some((_, _, first)) = found.next() else {

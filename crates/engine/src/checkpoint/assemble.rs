@@ -78,7 +78,7 @@ impl Assembler {
         Ok(())
     }
 
-    /// Puts the checkpoint into its place; `rest` writes what else belongs into its folder.
+    /// Puts the checkpoint into its place; `rest` writes what else belongs in its folder.
     ///
     /// # Errors
     /// When a file cannot be written; elements that are missing.

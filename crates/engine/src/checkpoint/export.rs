@@ -99,11 +99,11 @@ fn model_of(manifest: &Manifest, wanted: Option<usize>) -> std::result::Result<u
     // A frozen model that the checkpoint leaves out, such as a reference, has no parameters in it.
     let held: Vec<usize> = (0..n).filter(|&index| manifest.of_model(index).next().is_some()).collect();
     let models = || {
-        let told = held.iter().map(|&index| {
+        let message = held.iter().map(|&index| {
             let names: Vec<&str> = manifest.of_model(index).map(|(name, _)| name).collect();
             format!("{index} ({} parameters, {:?} first)", names.len(), names.first().unwrap_or(&""))
         });
-        told.collect::<Vec<_>>().join(", ")
+        message.collect::<Vec<_>>().join(", ")
     };
     match wanted {
         Some(index) if index < n => Ok(index),

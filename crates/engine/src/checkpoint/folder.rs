@@ -63,7 +63,10 @@ impl TempFolder {
     /// Makes the folder for `target`, and removes what dead runs have left beside it.
     pub fn create(target: &Path) -> Result<TempFolder> {
         let Some(name) = target.file_name() else {
-            return Err(Error::Usage(format!("{} is no name for a checkpoint's folder", target.display())));
+            return Err(Error::Usage(format!(
+                "{} is not a name for a checkpoint's folder",
+                target.display()
+            )));
         };
         let parent = parent_of(target);
         fs::create_dir_all(parent).map_err(Error::io("create", parent))?;

@@ -42,7 +42,7 @@ pub struct Job {
     /// The files of the first model, if they are written; they are there.
     pub model: Option<Arc<ModelFiles>>,
     /// Set when the save has failed elsewhere.
-    pub cancelled: Arc<AtomicBool>,
+    pub canceled: Arc<AtomicBool>,
 }
 
 impl Job {
@@ -60,7 +60,7 @@ impl Job {
         let mut writer = self.model.take().map(|files| files.writer(move |name| folder.join(name)));
         let mut frozen = Vec::new();
         for (model, unit, slices) in &units {
-            let (snapshot, cancelled) = (&mut self.models[*model], &self.cancelled);
+            let (snapshot, canceled) = (&mut self.models[*model], &self.canceled);
             for slice in slices {
                 // The files of an adapter have no place for what is left out.
                 let is_left_out = self.left_out[*model].contains(&slice.name);
@@ -71,7 +71,7 @@ impl Job {
                     frozen.push(part_of(snapshot, slice, qualified(*model, &slice.name))?);
                 }
                 if state.is_some() || writer.is_some() {
-                    write_slice(snapshot, slice, state, writer, cancelled)?;
+                    write_slice(snapshot, slice, state, writer, canceled)?;
                 }
             }
             snapshot.release(*unit);
@@ -120,7 +120,7 @@ pub fn write_slice(
     slice: &Slice,
     mut state: Option<&mut StateFile>,
     model: Option<&mut ModelWriter>,
-    cancelled: &AtomicBool,
+    canceled: &AtomicBool,
 ) -> Result<()> {
     let mut model = model.filter(|_| slice.kind == MASTER);
     let mut first = slice.elements.start;
@@ -128,7 +128,7 @@ pub fn write_slice(
     let mut failure = None;
     let shown = snapshot.with_bytes(slice, &mut |bytes| {
         let mut write = |chunk: &[u8]| {
-            if cancelled.load(Ordering::Relaxed) {
+            if canceled.load(Ordering::Relaxed) {
                 return Err(Error::Usage("the save was given up".to_string()));
             }
             if let Some(state) = &mut state {

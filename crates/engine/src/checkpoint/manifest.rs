@@ -164,7 +164,7 @@ pub struct ClientState {
     pub consumed_samples: u64,
     /// The seeds of the run, by what they are for.
     pub seeds: BTreeMap<String, u64>,
-    /// Anything else: schedule, best metrics, history. Numbers come back to the bit.
+    /// Anything else: schedule, best metrics, history. Numbers come back bitwise identical.
     pub client: serde_json::Map<String, serde_json::Value>,
 }
 

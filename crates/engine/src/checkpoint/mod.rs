@@ -24,7 +24,7 @@
 //! that of the whole. [`gather`] joins the parts.
 //!
 //! Nothing in the files depends on the placement or on the number of ranks but the division into files. Saving goes on
-//! in the background of the training ([`Saver`]).
+//! in the background of the run ([`Saver`]).
 
 mod agreed;
 mod assemble;

@@ -109,7 +109,7 @@ fn write_weights(
 /// # Errors
 /// Another text, or no bytes at all; the message says what was expected.
 pub fn shard_size(text: &str) -> std::result::Result<u64, String> {
-    let wrong = || format!("{text:?} is no size; expected one such as 5GB, 500MB, 4GiB or 1000000");
+    let wrong = || format!("{text:?} is not a size; expected one such as 5GB, 500MB, 4GiB or 1000000");
     let digits = text.trim_end_matches(|c: char| c.is_ascii_alphabetic());
     let unit: u64 = match text[digits.len()..].to_ascii_uppercase().as_str() {
         "" | "B" => 1,
@@ -137,7 +137,7 @@ mod tests {
             assert_eq!(shard_size(text), Ok(expected), "{text}");
         }
         for text in ["", "GB", "0", "-1", "5 GB x", "1.5GB", "99999999999TB"] {
-            assert!(shard_size(text).unwrap_err().contains("is no size"), "{text}");
+            assert!(shard_size(text).unwrap_err().contains("is not a size"), "{text}");
         }
     }
 }

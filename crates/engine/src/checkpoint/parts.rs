@@ -1,5 +1,5 @@
-//! The end of a save whose ranks wrote into folders of their own: what is no rank's own is brought to all of them, each gets the
-//! manifest of the whole, and then its name.
+//! The end of a save whose ranks wrote into folders of their own: what is not a rank's own is brought to all of them,
+//! each gets the manifest of the whole, and then its name.
 
 use std::collections::BTreeSet;
 use std::path::{Path, PathBuf};

@@ -23,7 +23,7 @@ pub fn verify(
 ) -> std::result::Result<(), Problem> {
     let hashed = oarlock_comm::open_file(dir.join(path)).and_then(|file| {
         let found = file.metadata()?.len();
-        // A file of another size is told so, not by a checksum of what is left of it.
+        // A file of another size is reported so, not by a checksum of what is left of it.
         let hash = (found == *bytes).then(|| manifest.algorithm().of_file(&file, sum.offset, sum.bytes));
         Ok((found, hash.transpose()?))
     });

@@ -112,7 +112,7 @@ pub fn retain_beside(output_dir: &Path, keep: usize, best: Option<&Path>) -> Res
     Ok(removed)
 }
 
-/// Removes whole and damaged checkpoints of steps after `step`: those that are left of a training which another one
+/// Removes whole and damaged checkpoints of steps after `step`: those that are left of a training run which another one
 /// replaces, and which would else count as newer than its own. Folders that Oarlock did not write stay.
 ///
 /// # Errors

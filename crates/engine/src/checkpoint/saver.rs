@@ -9,7 +9,7 @@
 //!
 //! The threads meet in the folder alone: a rank that is done leaves a note there, and rank 0 waits for all notes.
 //! Where machines do not see one folder ([`Stores`]) each rank keeps its note, and the ranks exchange them at the poll at which all
-//! have written; what is no rank's own is brought to every machine then, and every machine gives its folder the name.
+//! have written; what is not a rank's own is brought to every machine then, and every machine gives its folder the name.
 //! Whether it succeeded the ranks learn together at the next poll; so does rank 0 of a rank that could not even leave
 //! its note, as on a full disk.
 
@@ -121,7 +121,7 @@ struct Running {
 struct Shared {
     status: Mutex<Status>,
     /// The save has failed elsewhere.
-    cancelled: Arc<AtomicBool>,
+    canceled: Arc<AtomicBool>,
     /// Nobody will ask any more.
     leaving: AtomicBool,
     /// What this rank has written into its own store.
@@ -223,7 +223,7 @@ impl Saver {
             state,
             left_out: engines.iter().map(|engine| frozen.left_out(engine)).collect(),
             model: model.clone(),
-            cancelled: shared.cancelled.clone(),
+            canceled: shared.canceled.clone(),
         };
         let mut manifest = Manifest::new(comm.world_size(), plan_of(engine), engine.n_steps(), client);
         let entry =
@@ -283,7 +283,7 @@ impl Saver {
         let all_written = statuses.iter().all(|status| matches!(status, Status::Written));
         let outcome = match (failed, statuses.into_iter().next()) {
             (Some((rank, cause)), _) => {
-                running.shared.cancelled.store(true, Ordering::Relaxed);
+                running.shared.canceled.store(true, Ordering::Relaxed);
                 Err(CheckpointError::NotSaved { path: running.dir.clone(), rank, cause })
             }
             (None, _) if all_written => running.end_parts(comm)?.map(|()| running.dir.clone()),
@@ -420,7 +420,7 @@ fn write(job: Job, end: Option<End>, shared: &Shared) -> Option<TempFolder> {
     }
 }
 
-/// The thread of a rank that writes into the store of its machine. `rest`: on rank 0, what is no rank's own.
+/// The thread of a rank that writes into the store of its machine. `rest`: on rank 0, what is not a rank's own.
 fn write_part(
     job: Job,
     rest: Option<(Vec<FileEntry>, Option<Arc<ModelFiles>>, Deed)>,
@@ -453,7 +453,7 @@ fn all_parts(own: RankFiles, folder: &Path, world_size: usize, shared: &Shared) 
         if shared.leaving.load(Ordering::Relaxed) && left.get().is_none() {
             left.set(Some(Instant::now()));
         }
-        shared.cancelled.load(Ordering::Relaxed) || left.get().is_some_and(|since| since.elapsed() > LEAVING)
+        shared.canceled.load(Ordering::Relaxed) || left.get().is_some_and(|since| since.elapsed() > LEAVING)
     };
     let mut ranks = vec![own];
     for rank in 1..world_size {

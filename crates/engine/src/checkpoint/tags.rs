@@ -20,7 +20,7 @@ pub const LATEST: &str = "latest";
 /// it is whole. All ranks call it; the rest is as of [`Saver::begin`].
 ///
 /// # Errors
-/// As [`Saver::begin`], and [`CheckpointError::Tag`] on all ranks where the tags differ or are no name for a folder.
+/// As [`Saver::begin`], and [`CheckpointError::Tag`] on all ranks where the tags differ or are not a name for a folder.
 #[track_caller]
 pub fn save_checkpoint(
     saver: &mut Saver,
@@ -33,7 +33,7 @@ pub fn save_checkpoint(
     let tag = tag.map_or_else(|| format!("global_step{}", engine.n_steps()), str::to_string);
     same_everywhere(comm, &tag)?;
     if !is_name(&tag) {
-        return Err(CheckpointError::Tag(format!("the tag \"{tag}\" is no name for a folder")).into());
+        return Err(CheckpointError::Tag(format!("the tag \"{tag}\" is not a name for a folder")).into());
     }
     let target = dir.join(&tag);
     let Contents { then, .. } = contents;
@@ -107,9 +107,9 @@ fn same_everywhere(comm: &Communicator, tag: &str) -> Result<()> {
         None => Ok(()),
         Some(rank) => {
             let [first, other] = [0, rank].map(|rank| String::from_utf8_lossy(&tags[rank]).into_owned());
-            let told =
+            let message =
                 format!("the tag is \"{first}\" on rank 0 and \"{other}\" on rank {rank}; give the same");
-            Err(CheckpointError::Tag(told).into())
+            Err(CheckpointError::Tag(message).into())
         }
     }
 }

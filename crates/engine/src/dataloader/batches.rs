@@ -8,7 +8,7 @@ use super::dispatch::Dispatch;
 use super::plan::Epoch;
 use super::prefetch::{Prefetch, RankBatch};
 use super::prepared::Core;
-use crate::accelerator::loaders::{Loaders, Seen};
+use crate::accelerator::loaders::{LastBatch, Loaders};
 use crate::error::Result;
 
 /// The batches of an iteration. When it ends, or is dropped, the accelerator's state is that of the loop around it.
@@ -118,8 +118,8 @@ impl<B: Send + 'static> Iterator for Batches<B> {
                 order.position.advance(self.epoch, len.map_or(self.given, |len| self.given.min(len)));
                 if let (Some(id), Some(accelerator)) = (self.running, &self.core.accelerator) {
                     let real = self.core.real(self.given, given.real);
-                    let seen = Seen { is_last: given.is_last, rows: Some(given.rows), real };
-                    self.core.set_seen(seen);
+                    let seen = LastBatch { is_last: given.is_last, rows: Some(given.rows), real };
+                    self.core.set_last_batch(seen);
                     accelerator.inner.with_loaders(|loaders| loaders.give(id, seen));
                 }
                 Some(Ok(given.batch))
@@ -130,7 +130,7 @@ impl<B: Send + 'static> Iterator for Batches<B> {
             }
             None => {
                 self.core.order.position.end(self.epoch);
-                self.core.tell_left_out(self.given == 0);
+                self.core.warn_left_out(self.given == 0);
                 self.leave();
                 None
             }

@@ -323,7 +323,7 @@ impl<I: Send + 'static, C: Collator<I>> DataLoader<I, C> {
             num_workers,
             depth: num_workers.saturating_mul(prefetch_factor.max(1)),
             left_out: Arc::new(AtomicUsize::new(0)),
-            told: AtomicBool::new(false),
+            warned: AtomicBool::new(false),
             seen: Mutex::default(),
             accelerator: None,
             codec: None,

@@ -11,7 +11,7 @@ use super::dataset::Data;
 use super::plan::Rule;
 use super::state::LoaderState;
 use super::{DataLoader, Division, Replica};
-use crate::accelerator::loaders::Seen;
+use crate::accelerator::loaders::LastBatch;
 use crate::error::{Error, Result};
 use crate::nested::{Nested, Parcel};
 use crate::{Accelerator, Ends, Plan, Prepare};
@@ -28,10 +28,10 @@ pub(super) struct Core<B> {
     pub depth: usize,
     /// Units of the last epoch that no rank got.
     pub left_out: Arc<AtomicUsize>,
-    /// Whether that was told.
-    pub told: AtomicBool,
+    /// Whether that was reported.
+    pub warned: AtomicBool,
     /// What is to be known of the batch that was given last.
-    pub seen: Mutex<Seen>,
+    pub seen: Mutex<LastBatch>,
     /// None for a loader that was not prepared.
     pub accelerator: Option<Accelerator>,
     /// Where rank 0 reads for all.
@@ -39,14 +39,14 @@ pub(super) struct Core<B> {
 }
 
 impl<B> Core<B> {
-    pub fn set_seen(&self, seen: Seen) {
+    pub fn set_last_batch(&self, seen: LastBatch) {
         *self.seen.lock().unwrap_or_else(PoisonError::into_inner) = seen;
     }
 
     /// Tells once, on rank 0, what no rank gets though nobody asked to drop it, or that there is no batch at all.
-    pub fn tell_left_out(&self, is_empty: bool) {
+    pub fn warn_left_out(&self, is_empty: bool) {
         let n = self.left_out.load(Relaxed);
-        if n == 0 || self.rank != 0 || (self.rule.drop_last && !is_empty) || self.told.swap(true, Relaxed) {
+        if n == 0 || self.rank != 0 || (self.rule.drop_last && !is_empty) || self.warned.swap(true, Relaxed) {
             return;
         }
         let why =

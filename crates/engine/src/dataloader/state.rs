@@ -76,7 +76,7 @@ impl<B: Send + 'static> Stateful for LoaderState<B> {
             |why: String| Err(Error::Usage(format!("the data loader cannot go on from {state}: {why}")));
         let number = |key: &str| state.get(key).and_then(Value::as_u64);
         let (Some(epoch), Some(given)) = (number("epoch"), number("given")) else {
-            return refused("it is no state of a data loader".to_owned());
+            return refused("it is not a state of a data loader".to_owned());
         };
         let n_units = self.n_common(epoch)?;
         let known = |n: Option<u64>, none: &str| n.map_or(none.to_owned(), |n| n.to_string());
@@ -86,8 +86,8 @@ impl<B: Send + 'static> Stateful for LoaderState<B> {
             ("ranks", divided.map(|n| n as u64), "its data was distributed to {} ranks, and now it is {}"),
         ] {
             if number(key) != ours {
-                let told = what.replacen("{}", &known(number(key), "no"), 1);
-                return refused(told.replacen("{}", &known(ours, "no"), 1));
+                let message = what.replacen("{}", &known(number(key), "no"), 1);
+                return refused(message.replacen("{}", &known(ours, "no"), 1));
             }
         }
         let given = usize::try_from(given).unwrap_or(usize::MAX);

@@ -30,7 +30,7 @@ const MODEL_FILE: &str = "model.safetensors";
 
 /// What an engine keeps beside the model's state.
 #[derive(Serialize, Deserialize)]
-struct Kept {
+struct EngineState {
     count: Count,
     loss_scale: Option<LossScalerState>,
     /// The learning rates of the parameter groups; older checkpoints have none.
@@ -54,7 +54,7 @@ impl<M: Module> DeepSpeedEngine<M> {
     ///
     /// # Errors
     /// A client state that cannot be written as JSON, a call inside of a window (whose gradients no checkpoint holds;
-    /// DeepSpeed drops them without a word), tags that differ or are no name for a folder, a disk that fails.
+    /// DeepSpeed drops them without a word), tags that differ or are not a name for a folder, a disk that fails.
     #[track_caller]
     pub fn save_checkpoint<T: Serialize>(
         &self,
@@ -82,7 +82,8 @@ impl<M: Module> DeepSpeedEngine<M> {
         let wrong = |what: &str| {
             Error::Usage(format!("save_checkpoint: the client state {} {what}", type_name::<T>()))
         };
-        let kept = serde_json::to_value(client_state).map_err(|error| wrong(&format!("is no JSON: {error}")));
+        let kept =
+            serde_json::to_value(client_state).map_err(|error| wrong(&format!("is not JSON: {error}")));
         let packed = rmp_serde::to_vec_named(client_state)
             .map_err(|error| wrong(&format!("cannot be packed: {error}")));
         let kept = kept.and_then(|kept| match self.model().state.has_gradients() {
@@ -95,7 +96,7 @@ impl<M: Module> DeepSpeedEngine<M> {
         });
         let (client_state, client_packed) = together(comm, "save_checkpoint", kept)?;
         let optimizer = self.model().state.optimizer()?;
-        let kept = Kept {
+        let kept = EngineState {
             count: self.kept(),
             loss_scale: optimizer.loss_scale_state(),
             group_lrs: self.group_lrs().ok(),
@@ -104,7 +105,7 @@ impl<M: Module> DeepSpeedEngine<M> {
             client_packed,
         };
         let kept = serde_json::to_value(kept)
-            .map_err(|error| Error::Usage(format!("save_checkpoint: the counts are no JSON: {error}")))?;
+            .map_err(|error| Error::Usage(format!("save_checkpoint: the counts are not JSON: {error}")))?;
         let client = ClientState {
             step: self.global_steps(),
             client: serde_json::Map::from_iter([(KEY.to_owned(), kept)]),
@@ -219,13 +220,14 @@ fn look<T: DeserializeOwned>(dir: &Path, tag: Option<&str>, own: Option<Vec<f64>
     }
 }
 
-fn read<T: DeserializeOwned>(path: &Path, client: &ClientState) -> Result<(Kept, T)> {
-    let kept = client.client.get(KEY).and_then(|kept| Kept::deserialize(kept).ok()).ok_or_else(|| {
-        Error::bad_file(
-            path,
-            "it was not saved by `save_checkpoint` of an engine; load it with what has saved it",
-        )
-    })?;
+fn read<T: DeserializeOwned>(path: &Path, client: &ClientState) -> Result<(EngineState, T)> {
+    let kept =
+        client.client.get(KEY).and_then(|kept| EngineState::deserialize(kept).ok()).ok_or_else(|| {
+            Error::bad_file(
+                path,
+                "it was not saved by `save_checkpoint` of an engine; load it with what has saved it",
+            )
+        })?;
     let state = rmp_serde::from_slice(&kept.client_packed).map_err(|error| {
         let (saved, wanted) = (&kept.client_type, type_name::<T>());
         Error::bad_file(

@@ -1,4 +1,4 @@
-//! DeepSpeed's shape of a training: `initialize`, its engine, `zero`.
+//! DeepSpeed's shape of a training run: `initialize`, its engine, `zero`.
 //!
 //! ```
 //! use oarlock::deepspeed::{self, Config, InitializeArgs};
@@ -63,8 +63,8 @@ pub struct InitializeArgs<M, L = ()> {
     /// An optimizer made in code, over the model's parameters; it counts instead of that of the configuration, as in
     /// DeepSpeed.
     pub optimizer: Option<Optim>,
-    /// The parameters that the optimizer of the configuration updates, in groups with numbers of their own; by default all
-    /// of the model, in one. Where an optimizer is made in code, it says that itself.
+    /// The parameters that the optimizer of the configuration updates, in groups with hyperparameters of their own; by
+    /// default all of the model, in one. Where an optimizer is made in code, it says that itself.
     pub model_parameters: Option<DummyOptim>,
     /// A schedule over that optimizer, made in code; it counts instead of that of the configuration. The engine steps it
     /// after every step that was not skipped. A schedule that you step yourself is not given here.
@@ -183,7 +183,7 @@ fn initialize_in<M: Module, L: Prepare>(
         )));
     }
     let title = "the DeepSpeed configuration".to_owned();
-    base.tell(&title, &plan.notes);
+    base.report_notes(&title, &plan.notes);
     let mut resolved = Resolved::new(plan.clone(), hidden_size, &base.inner.config.shard, title);
     // The engine clips, and keeps the norm.
     resolved.plan.gradient_clipping = 0.0;

@@ -184,9 +184,9 @@ fn choose<M: Module>(model: &Prepared<M>, params: &Parameters) -> Result<Vec<Nam
 /// The outcome of a rank, or that of the first that failed.
 #[track_caller]
 pub(super) fn together<T>(comm: &Communicator, what: &str, mine: Result<T>) -> Result<T> {
-    let told = share(comm, mine.as_ref().map(|_| ()).map_err(ToString::to_string))?;
+    let message = share(comm, mine.as_ref().map(|_| ()).map_err(ToString::to_string))?;
     let mine = mine?;
-    told.map_err(|(rank, cause)| Error::Usage(format!("{what} failed on rank {rank}: {cause}")))?;
+    message.map_err(|(rank, cause)| Error::Usage(format!("{what} failed on rank {rank}: {cause}")))?;
     Ok(mine)
 }
 

@@ -106,7 +106,7 @@ impl Outputs {
     pub fn foreign(&self, writer: Writer, names: impl IntoIterator<Item = impl AsRef<str>>) -> Vec<String> {
         let names = names.into_iter().map(|name| name.as_ref().to_owned());
         let is_foreign = |name: &String| match fs::symlink_metadata(self.dir.join(name)) {
-            // What is no file is never replaced.
+            // What is not a file is never replaced.
             Ok(found) if found.is_dir() => true,
             Ok(_) => !writer.overwrites && !self.is_own(Some(writer.by), name),
             // Whatever else is wrong with the folder is told when something is written into it.
@@ -268,8 +268,8 @@ mod tests {
         assert!(Outputs::of(dir).is_own(Some("a test"), "empty"));
         // Another command did not write it.
         let other = Writer { by: "another", ..WRITER };
-        let told = Outputs::write(dir, other, &[("a.json", b"three")]).unwrap_err().to_string();
-        assert!(told.contains("a.json") && told.contains("another"), "{told}");
+        let message = Outputs::write(dir, other, &[("a.json", b"three")]).unwrap_err().to_string();
+        assert!(message.contains("a.json") && message.contains("another"), "{message}");
         // Of the same size, and elsewhere a file grown or replaced by a link or a folder.
         for change in 0..4 {
             Outputs::write(dir, OVERWRITES, &[("a.json", b"two")]).unwrap();
@@ -289,7 +289,7 @@ mod tests {
             assert!(matches!(error, Error::Occupied(_)), "{change}: {error}");
             assert!(!dir.join("new").exists(), "{change}: written in part");
         }
-        assert!(Outputs::write(dir, OVERWRITES, &[("a.json", b"four")]).is_err(), "a folder is no file");
+        assert!(Outputs::write(dir, OVERWRITES, &[("a.json", b"four")]).is_err(), "a folder is not a file");
         assert_eq!(fs::read(dir.join("elsewhere")).unwrap(), b"two");
     }
 

@@ -5,7 +5,7 @@
 //! write      |...|direct       |.|           the edges go through the page cache
 //! ```
 //!
-//! Small neighbours gather in a buffer first. Where a file system refuses direct writes, all goes through the cache.
+//! Small neighbors gather in a buffer first. Where a file system refuses direct writes, all goes through the cache.
 
 use std::fs::File;
 use std::io;
@@ -23,7 +23,7 @@ const RUN_BYTES: usize = 1 << 20;
 /// From here on bytes are written from where they lie instead of being gathered.
 const DIRECT_BYTES: usize = 512 << 10;
 
-/// A file that is written in any order; neighbours in turn are the fastest.
+/// A file that is written in any order; neighbors in turn are the fastest.
 pub struct PlacedFile {
     cached: File,
     /// The same file past the cache.

@@ -1,7 +1,7 @@
 //! The bare collectives on tensors. What they do is checked on all ranks before anything is sent, so that ranks that
 //! differ are told, all of them.
 //!
-//! Every rank reads what the others hold; a training's gradients take the engine's way, which sums without copies.
+//! Every rank reads what the others hold; a run's gradients take the engine's way, which sums without copies.
 
 use bytemuck::{cast_slice, pod_collect_to_vec, pod_read_unaligned};
 use oarlock_comm::{Ready, Sharing, tree_fold};
@@ -305,7 +305,7 @@ impl ProcessGroup {
 fn check(op: ReduceOp, tensor: &Tensor) -> Result<()> {
     if op == ReduceOp::Avg && !tensor.dtype().is_float() {
         return Err(Error::Usage(format!(
-            "the mean of {} is no integer; take the sum (`ReduceOp::Sum`) and divide it",
+            "the mean of {} is not an integer; take the sum (`ReduceOp::Sum`) and divide it",
             shown(tensor)
         )));
     }

@@ -77,7 +77,7 @@ impl<M: Module> DistributedDataParallel<M> {
         self.accelerator.backward(loss)
     }
 
-    /// One step of the optimizer with the gradients averaged over all ranks, which are forgotten afterwards; torch's
+    /// One step of the optimizer with the gradients averaged over all ranks, which are forgotten afterward; torch's
     /// `optimizer.step()` and `optimizer.zero_grad()`. All ranks call it.
     ///
     /// # Errors

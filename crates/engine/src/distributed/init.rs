@@ -92,7 +92,9 @@ impl Method {
             _ => None,
         })?;
         match place {
-            Some(place) if place.world_size > 1 => Ok(oarlock_comm::join_launched(&place, &rank::tell_note)?),
+            Some(place) if place.world_size > 1 => {
+                Ok(oarlock_comm::join_launched(&place, &rank::print_note)?)
+            }
             _ => Ok(Communicator::solo()),
         }
     }
@@ -168,7 +170,7 @@ fn begin(
     let says_nothing = options.rank.is_none() && rank::variable("RANK").is_none();
     let comm = match current {
         Some(comm) => comm,
-        None => match oarlock_comm::from_env(&rank::tell_note)? {
+        None => match oarlock_comm::from_env(&rank::print_note)? {
             Some(comm) => comm,
             None if may_be_alone && says_nothing && method == Method::Env => Communicator::solo(),
             None => method.join(options, &rank::variable)?,

@@ -8,7 +8,7 @@ use super::threads::run;
 use crate::accelerator::MIXED_PRECISION;
 use crate::error::{Error, Result};
 use crate::rank;
-use crate::terminal::tell;
+use crate::terminal::eprint;
 
 /// What [`notebook_launcher`] starts. The fields are those of the original that mean something for threads: there is no
 /// port and no rendezvous.
@@ -80,7 +80,9 @@ where
             Err(Error::Spawn(failure)) if restart < launch.max_restarts => {
                 restart += 1;
                 let max = launch.max_restarts;
-                tell(&format!("error: {failure}\nnote: all ranks start again: restart {restart} of {max}\n"));
+                eprint(&format!(
+                    "error: {failure}\nnote: all ranks start again: restart {restart} of {max}\n"
+                ));
             }
             result => return result.map(|_| ()),
         }

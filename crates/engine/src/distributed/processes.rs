@@ -18,7 +18,7 @@ use crate::error::{Error, Result, SpawnError};
 use crate::launch::{Memory, WorkerEnv, default_omp_threads, port};
 use crate::panics;
 use crate::rank;
-use crate::terminal::tell;
+use crate::terminal::eprint;
 
 /// The variable that makes a process a rank: who started it, and at which call.
 const VARIABLE: &str = "OARLOCK_SPAWN";
@@ -60,8 +60,8 @@ where
     let call = name_of_call(Location::caller())?;
     match std::env::var(VARIABLE) {
         // What a rank starts inherits the variable, but has another parent.
-        Ok(told) if told.starts_with(&parent(std::os::unix::process::parent_id())) => {
-            if told == format!("{}{call}", parent(std::os::unix::process::parent_id())) {
+        Ok(reported) if reported.starts_with(&parent(std::os::unix::process::parent_id())) => {
+            if reported == format!("{}{call}", parent(std::os::unix::process::parent_id())) {
                 CALLS.lock().unwrap_or_else(PoisonError::into_inner).is_rank = true;
                 as_rank(f)
             }
@@ -96,7 +96,7 @@ fn name_of_call(place: &'static Location<'static>) -> Result<String> {
 /// The life of a rank.
 fn as_rank(f: impl FnOnce(usize) -> Result<()>) -> ! {
     let comm = rank::join().unwrap_or_else(|error| {
-        tell(&format!("error: {error}\n"));
+        eprint(&format!("error: {error}\n"));
         std::process::exit(1)
     });
     let rank = comm.rank();
@@ -108,7 +108,7 @@ fn as_rank(f: impl FnOnce(usize) -> Result<()>) -> ! {
         }
         Ok(Err(error)) => {
             comm.abort(&error.to_string());
-            tell(&format!("rank {rank}: error: {error}\n"));
+            eprint(&format!("rank {rank}: error: {error}\n"));
             FAILED
         }
         Err(panic) => {
@@ -159,7 +159,7 @@ fn start(n_ranks: usize, call: &str) -> Result<()> {
             break ending;
         }
         if let Some(stopped) = ranks.stopped_for(AllStopped::NOTICE) {
-            tell(&format!("note: {stopped}\n"));
+            eprint(&format!("note: {stopped}\n"));
         }
     };
     failure(ending, &memory, &host, call).map_or(Ok(()), |failure| Err(failure.into()))

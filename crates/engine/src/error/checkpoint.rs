@@ -28,7 +28,7 @@ pub enum CheckpointError {
         cause: String,
     },
     /// A save that succeeded, and then something about the checkpoints beside it failed.
-    #[error("checkpoint {} was saved, but afterwards: {cause}", path.display())]
+    #[error("checkpoint {} was saved, but afterward: {cause}", path.display())]
     AfterSave {
         /// The checkpoint.
         path: PathBuf,
@@ -60,7 +60,7 @@ pub enum CheckpointError {
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, thiserror::Error)]
 pub enum Missing {
     /// Neither a checkpoint, nor a folder of checkpoints.
-    #[error("is no checkpoint, and holds neither checkpoint-N folders nor a file `latest` that names one")]
+    #[error("is not a checkpoint, and holds neither checkpoint-N folders nor a file `latest` that names one")]
     Checkpoint,
     /// Damaged checkpoints alone.
     #[error(
@@ -76,7 +76,7 @@ pub enum Missing {
     /// A tag that does not exist.
     #[error("holds no checkpoint \"{0}\"")]
     Tag(String),
-    /// What `latest` holds is no name of a folder.
+    /// What `latest` holds is not a name of a folder.
     #[error("has a file `latest` that does not hold the name of a folder beside it")]
     Name,
 }

@@ -3,7 +3,7 @@
 /// The scale cannot fall any further.
 #[derive(Clone, Debug, PartialEq, thiserror::Error)]
 #[error(
-    "gradients overflow although the loss scale is at its minimum ({scale}){}; the training diverges: lower learning_rate, \
+    "gradients overflow although the loss scale is at its minimum ({scale}){}; the run diverges: lower learning_rate, \
      write bf16: true instead of fp16, or lower fp16.min_loss_scale", self.suffix()
 )]
 pub struct ScaleAtMinimum {

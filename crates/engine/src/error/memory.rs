@@ -1,11 +1,11 @@
-//! Why a training is refused before its start: the memory that it would need, and what would fit.
+//! Why a training run is refused before its start: the memory that it would need, and what would fit.
 
 use std::borrow::Cow;
 use std::fmt;
 
 use crate::terminal::readable;
 
-/// A training that would not fit into memory.
+/// A training run that would not fit into memory.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct NotEnoughMemory {
     /// The limit that it would not keep.
@@ -18,7 +18,7 @@ pub struct NotEnoughMemory {
     pub fitting: Vec<(String, u64)>,
 }
 
-/// A limit that a training would not keep.
+/// A limit that a training run would not keep.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Limit {
     /// What it is called, and of what.
@@ -30,7 +30,7 @@ pub struct Limit {
 }
 
 impl NotEnoughMemory {
-    /// The change that puts a training on the CPU.
+    /// The change that puts a training run on the CPU.
     pub const ON_CPU: &str = "device: cpu";
 
     /// What to say where the CPU does what a GPU has no memory for; none where it cannot.

@@ -65,7 +65,7 @@ impl Occupied {
                 format!("{named} would be replaced, and no earlier {by} wrote that, or it was changed since")
             }
             Conflict::Replaced => {
-                format!("{named} would be replaced, and is no file, or part of a checkpoint")
+                format!("{named} would be replaced, and is not a file, or part of a checkpoint")
             }
             Conflict::Mixed => {
                 format!(

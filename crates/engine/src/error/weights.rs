@@ -1,10 +1,10 @@
-//! Weights that are no finite numbers, or would be none in the dtype that they are to have.
+//! Weights that are not finite numbers, or would be none in the dtype that they are to have.
 
 use oarlock_tensor::DType;
 
-/// Weights that are not passed on. Each is told by its parameter, as far as they are few.
+/// Weights that are not passed on. Each is named by its parameter, as far as they are few.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
-#[error("{}", self.told())]
+#[error("{}", self.message())]
 pub struct UnfitWeights {
     /// What becomes of them, such as "written" or "computed with".
     pub purpose: &'static str,
@@ -27,11 +27,11 @@ pub struct UnfitParameter {
     pub too_large: usize,
 }
 
-/// Parameters that are named; of more the number is told.
+/// Parameters that are named; of more the number is reported.
 const NAMED: usize = 3;
 
 impl UnfitWeights {
-    fn told(&self) -> String {
+    fn message(&self) -> String {
         let listed = |of: fn(&UnfitParameter) -> usize| {
             let unfit: Vec<&UnfitParameter> = self.parameters.iter().filter(|one| of(one) > 0).collect();
             let named = |one: &&UnfitParameter| format!("\"{}\" ({} of {})", one.name, of(one), one.n_elems);
@@ -51,7 +51,7 @@ impl UnfitWeights {
         }
         format!(
             "weights are too large for {} and would become infinite, so they are not {purpose}: {}; take bfloat16 or \
-             float32 (`infer_dtype` of an export, `bf16: true` of a training, `--dtype` elsewhere)",
+             float32 (`infer_dtype` of an export, `bf16: true` of a training run, `--dtype` elsewhere)",
             self.dtype,
             listed(|one| one.too_large)
         )

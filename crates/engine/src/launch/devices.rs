@@ -30,8 +30,8 @@ impl Devices {
             Some(_) if visible == own.as_deref() => seen.len(),
             None if own.is_none() => seen.len(),
             list => {
-                let told = std::env::var(MACHINE_GPUS).ok().and_then(|count| count.parse().ok());
-                let all = told.unwrap_or_else(|| machine(&seen, own.as_deref(), &libraries));
+                let message = std::env::var(MACHINE_GPUS).ok().and_then(|count| count.parse().ok());
+                let all = message.unwrap_or_else(|| machine(&seen, own.as_deref(), &libraries));
                 list.map_or(all, |list| chosen(list, all, &seen))
             }
         };
@@ -43,7 +43,7 @@ impl Devices {
         Devices::here(std::env::var(VISIBLE).ok().as_deref())
     }
 
-    /// Those of [`Devices::visible`] that a training which nobody told where to run would run on.
+    /// Those of [`Devices::visible`] that a training run which nobody told where to run would run on.
     pub fn of_training() -> Devices {
         let gpus = match Device::automatic() {
             Automatic::Gpus(usable) => usable.len(),

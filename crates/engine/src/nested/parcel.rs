@@ -191,7 +191,10 @@ mod tests {
 
     #[test]
     fn a_type_that_does_not_say_how_it_travels_is_named() {
-        let told = Own.pack(&mut Parcel::new(&device())).unwrap_err().to_string();
-        assert!(told.contains("tests::Own are not sent to other ranks; derive Nested for it"), "{told}");
+        let message = Own.pack(&mut Parcel::new(&device())).unwrap_err().to_string();
+        assert!(
+            message.contains("tests::Own are not sent to other ranks; derive Nested for it"),
+            "{message}"
+        );
     }
 }

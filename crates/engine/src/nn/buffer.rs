@@ -1,4 +1,4 @@
-//! Buffers: tensors of a model that are no parameters, such as tables that follow from its settings.
+//! Buffers: tensors of a model that are not parameters, such as tables that follow from its settings.
 
 use std::sync::{Arc, PoisonError, RwLock, RwLockReadGuard, RwLockWriteGuard};
 
@@ -7,7 +7,7 @@ use oarlock_tensor::{Device, Error, IntoShape, Result, Scalar, Shape, Tensor};
 use super::leaf::{Leaf, each_leaf};
 use crate::nn::{Module, Visitor};
 
-/// A tensor that is no parameter: `register_buffer` of torch. It is whole on every rank, and never trained, divided or
+/// A tensor that is not a parameter: `register_buffer` of torch. It is whole on every rank, and never trained, divided or
 /// rounded. Forward passes read it with [`Buffer::on`], at the price of a handle. Clones are the same buffer.
 ///
 /// ```

@@ -179,7 +179,7 @@ mod tests {
         let drop = Dropout::new(1.0);
         set_training(&drop, true);
         assert!(drop.forward(&ones()).is_err());
-        // Modules without a mode are no obstacle.
+        // Modules without a mode are not an obstacle.
         set_training(&Unit::new(Linear::new(2, 2).unwrap()), true);
     }
 }

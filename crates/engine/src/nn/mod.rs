@@ -83,7 +83,7 @@ use self::leaf::{Leaf, each_leaf};
 /// }
 /// ```
 ///
-/// A field that is no module is an error at the field:
+/// A field that is not a module is an error at the field:
 ///
 /// ```compile_fail,E0277
 /// use oarlock::nn::{Linear, Module};
@@ -95,8 +95,8 @@ use self::leaf::{Leaf, each_leaf};
 /// }
 /// ```
 #[diagnostic::on_unimplemented(
-    message = "`{Self}` is no module",
-    label = "this is no layer, `Param`, `Buffer` or other module",
+    message = "`{Self}` is not a module",
+    label = "this is not a layer, `Param`, `Buffer` or other module",
     note = "modules are layers, `Param`, `Buffer`, structs with `#[derive(Module)]`, and `Vec`, `Option`, `Box`, `BTreeMap` or `Unit` of modules",
     note = "`#[module(skip)]` leaves a field out that holds no parameter, such as a number"
 )]
@@ -153,7 +153,7 @@ pub trait Visitor {
     /// What files of other programs call the parameters of the module.
     fn stored_names(&mut self, _names: &StoredNames) {}
 
-    /// A tensor of the module that is no parameter.
+    /// A tensor of the module that is not a parameter.
     fn buffer(&mut self, _name: &str, _buffer: &Buffer) {}
 }
 

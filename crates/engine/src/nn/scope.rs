@@ -12,7 +12,7 @@ pub fn in_scope<M: Module, R>(module: &M, device: &Device, forward: impl FnOnce(
     device.profile().scope(|| Scope { name: module.kind(), id: address_of(module) }, forward)
 }
 
-/// The time of a module in scopes that were kept; `None` where its passes are no scopes.
+/// The time of a module in scopes that were kept; `None` where its passes are not scopes.
 pub fn time_of(module: &dyn Module, times: &BTreeMap<Scope, Duration>) -> Option<Duration> {
     times.get(&Scope { name: module.kind(), id: address_of(module) }).copied()
 }

@@ -206,10 +206,10 @@ mod tests {
         let error = scaler.update(true).unwrap_err();
         let found = error.clone().found_in("layers.3: self_attn.q_proj.weight").to_string();
         let expected = "gradients overflow although the loss scale is at its minimum (1), first in \
-                        layers.3: self_attn.q_proj.weight; the training diverges: lower learning_rate, write bf16: \
+                        layers.3: self_attn.q_proj.weight; the run diverges: lower learning_rate, write bf16: \
                         true instead of fp16, or lower fp16.min_loss_scale";
         assert_eq!(found, expected);
-        assert!(error.to_string().contains("minimum (1); the training"), "{error}");
+        assert!(error.to_string().contains("minimum (1); the run"), "{error}");
         assert!(matches!(crate::Error::from(error), crate::Error::LossScale(cause) if cause.scale == 1.0));
     }
 }

@@ -60,7 +60,7 @@ impl<M: Module> From<&M> for Parameters {
     }
 }
 
-/// An optimizer that is not prepared yet: a rule, its numbers, and the parameters that it updates.
+/// An optimizer that is not prepared yet: a rule, its hyperparameters, and the parameters that it updates.
 #[derive(Clone, Debug)]
 pub struct Optim {
     pub(crate) config: OptimizerConfig,
@@ -98,9 +98,9 @@ impl Optim {
         self
     }
 
-    /// Gives some of the parameters numbers of their own: torch's `{"params": .., "lr": ..}`. What the group does not say
-    /// is the optimizer's. Group 0 is all that no group names; the others are counted in the order in which they are
-    /// written. `prepare` refuses a parameter in two groups, or one that the optimizer does not update.
+    /// Gives some of the parameters hyperparameters of their own: torch's `{"params": .., "lr": ..}`. What the group does
+    /// not say is the optimizer's. Group 0 is all that no group names; the others are counted in the order in which they
+    /// are written. `prepare` refuses a parameter in two groups, or one that the optimizer does not update.
     ///
     /// ```
     /// use oarlock::nn::{self, Linear, Module};
@@ -123,9 +123,13 @@ impl Optim {
     /// # Ok(())
     /// # }
     /// ```
-    pub fn group(mut self, params: impl Into<Parameters>, numbers: impl FnOnce(Group) -> Group) -> Optim {
+    pub fn group(
+        mut self,
+        params: impl Into<Parameters>,
+        hyperparameters: impl FnOnce(Group) -> Group,
+    ) -> Optim {
         let params = params.into();
-        let group = numbers(Group { params, lr: None, weight_decay: None, betas: None, rule: None });
+        let group = hyperparameters(Group { params, lr: None, weight_decay: None, betas: None, rule: None });
         self.lr_state.add_group(group.lr);
         self.groups.push(group);
         self
@@ -190,8 +194,8 @@ impl Optim {
         all.map(|((rule, weight_decay), lr)| ParamGroup { rule, lr, weight_decay }).collect()
     }
 
-    /// Refuses groups that share a parameter, that have one of somebody else, or whose numbers are none. `names` are those
-    /// of the parameters in their model, by their ids.
+    /// Refuses groups that share a parameter, that have one of somebody else, or whose hyperparameters are none. `names`
+    /// are those of the parameters in their model, by their ids.
     pub(crate) fn check_groups(&self, names: &HashMap<usize, &str>) -> Result<()> {
         let mut owners = HashMap::new();
         for (group, index) in self.groups.iter().zip(1..) {
@@ -207,7 +211,7 @@ impl Optim {
                 if let Some(other) = owners.insert(id, index).filter(|other| *other != index) {
                     return Err(Error::Usage(format!(
                         "prepare: the parameter \"{name}\" is in the groups {other} and {index} of its optimizer, and one \
-                         group has its numbers; take it out of one of them (`Parameters::filter`)"
+                         group has its hyperparameters; take it out of one of them (`Parameters::filter`)"
                     )));
                 }
             }
@@ -227,7 +231,7 @@ impl Optim {
                 let (own, other) = (self.config.rule.name(), group.rule.name());
                 return Err(Error::Usage(format!(
                     "prepare: group {index} of an optimizer {own} has a rule {other} that keeps other states; groups have \
-                     other numbers of one rule, and another rule is another optimizer with a model of its own"
+                     other hyperparameters of one rule, and another rule is another optimizer with a model of its own"
                 )));
             }
         }
@@ -235,7 +239,7 @@ impl Optim {
     }
 }
 
-/// Some of an optimizer's parameters with numbers of their own; [`Optim::group`] hands it out.
+/// Some of an optimizer's parameters with hyperparameters of their own; [`Optim::group`] hands it out.
 #[derive(Clone, Debug)]
 pub struct Group {
     params: Parameters,
@@ -264,7 +268,7 @@ impl Group {
         Group { betas: Some([beta1, beta2]), ..self }
     }
 
-    /// Sets all numbers of the rule, for those that have no word here, such as the momentum of SGD. It is of the
+    /// Sets all hyperparameters of the rule, for those that have no word here, such as the momentum of SGD. It is of the
     /// optimizer's kind and keeps the same states.
     #[must_use]
     pub fn rule(self, rule: Rule) -> Group {
@@ -303,7 +307,7 @@ pub fn onebit_adam(params: impl Into<Parameters>, freeze_step: u64) -> Optim {
 }
 
 /// DeepSpeed's `ZeroOneAdam` with its defaults, as [`onebit_adam`]. The second moment is updated up to `var_freeze_step` (there
-/// 100,000), more and more seldom; afterwards ranks take up to 16 steps between two exchanges.
+/// 100,000), more and more seldom; afterward ranks take up to 16 steps between two exchanges.
 pub fn zero_one_adam(params: impl Into<Parameters>, var_freeze_step: u64) -> Optim {
     let kind = OneBitKind::ZeroOneAdam {
         var_freeze_step,

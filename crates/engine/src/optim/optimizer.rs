@@ -1,4 +1,4 @@
-//! The optimizer over a prepared model: the numbers of its parameter groups, loss scale, clipping, the step.
+//! The optimizer over a prepared model: the hyperparameters of its parameter groups, loss scale, clipping, the step.
 
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
@@ -11,7 +11,7 @@ use crate::error::{Error, Result};
 use crate::nn::NamedParam;
 use crate::shard::{Engine, ParamGroup, role_of};
 
-/// Which optimizer, and its numbers.
+/// Which optimizer, and its hyperparameters.
 #[derive(Clone, Debug, PartialEq)]
 pub struct OptimizerConfig {
     /// How gradients change weights.
@@ -37,7 +37,7 @@ impl Default for OptimizerConfig {
 }
 
 impl OptimizerConfig {
-    /// What a parameter is to the optimizer: embeddings and the head are no hidden matrices.
+    /// What a parameter is to the optimizer: embeddings and the head are not hidden matrices.
     pub fn role(param: &NamedParam) -> Role {
         role_of(&param.name, param.param.shape())
     }
@@ -60,7 +60,7 @@ pub struct Optimizer {
     param_groups: Vec<ParamGroup>,
     /// One for all optimizers of an accelerator.
     scaler: Option<Arc<Mutex<LossScaler>>>,
-    /// The scale of the gradients that have come together, where the scaler may have moved since.
+    /// The scale of the accumulated gradients, where the scaler may have moved since.
     window_scale: Option<f64>,
     /// What the coming step divides the sum of gradients by.
     divisor: f64,
@@ -96,7 +96,7 @@ impl Optimizer {
         param_groups: Vec<ParamGroup>,
         loss_scale: Option<LossScale>,
     ) -> Optimizer {
-        let in_f16 = (engine.options().dtype == DType::F16).then_some(LossScale::UNSAID);
+        let in_f16 = (engine.options().dtype == DType::F16).then_some(LossScale::UNSET);
         let scaler = loss_scale.or(in_f16).map(|rule| Arc::new(Mutex::new(LossScaler::new(rule))));
         Optimizer {
             engine,
@@ -140,7 +140,7 @@ impl Optimizer {
         scale.unwrap_or(1.0)
     }
 
-    /// The scale of the gradients that have come together, if there are any.
+    /// The scale of the accumulated gradients, if there are any.
     pub(crate) fn window_scale(&self) -> Option<f64> {
         self.window_scale
     }

@@ -108,7 +108,7 @@ impl Links {
 
     fn link(&mut self, other: usize) -> Result<&mut Link> {
         self.links.get_mut(&other).ok_or_else(|| {
-            Error::Usage(format!("no link to stage {other}, which is no neighbour of this one"))
+            Error::Usage(format!("no link to stage {other}, which is not a neighbor of this one"))
         })
     }
 }

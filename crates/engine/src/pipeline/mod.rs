@@ -1,7 +1,7 @@
 //! Pipeline parallelism: a model in stages, each on ranks of its own.
 //!
 //! [`partition`] says which units are in which part of the model, [`schedule`] what a stage does in which order; both are
-//! pure. A [`Pipeline`] is one stage at work: it carries out a schedule over the links to its neighbours.
+//! pure. A [`Pipeline`] is one stage at work: it carries out a schedule over the links to its neighbors.
 
 mod links;
 mod partition;

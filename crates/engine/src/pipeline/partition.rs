@@ -16,10 +16,10 @@ pub struct UnitWeight {
     pub n_trained: usize,
 }
 
-/// Divides units into `n_parts` neighbouring parts, none of them empty.
+/// Divides units into `n_parts` neighboring parts, none of them empty.
 ///
 /// # Errors
-/// Fewer units than parts, a pattern that is no regular expression, or one that no type matches.
+/// Fewer units than parts, a pattern that is not a regular expression, or one that no type matches.
 pub fn partition(
     method: &PartitionMethod,
     units: &[UnitWeight],
@@ -159,13 +159,13 @@ mod tests {
     #[test]
     fn what_cannot_be_divided_is_told() {
         let few = units(&["Embedding", "Block", "Head"]);
-        let told = |method: &str, parts: usize| {
+        let message = |method: &str, parts: usize| {
             partition(&method.parse().unwrap(), &few, parts).unwrap_err().to_string()
         };
-        assert!(told("uniform", 4).contains("a model of 3 units cannot be divided into 4 parts"));
-        let told_types = told("type:Transformer", 2);
+        assert!(message("uniform", 4).contains("a model of 3 units cannot be divided into 4 parts"));
+        let told_types = message("type:Transformer", 2);
         assert!(told_types.contains("those of this model are Embedding, Block, Head"), "{told_types}");
-        assert!(told("type:(", 2).contains("no regular expression"));
+        assert!(message("type:(", 2).contains("no regular expression"));
         assert!("profile".parse::<PartitionMethod>().unwrap_err().contains("type:REGEX"));
     }
 

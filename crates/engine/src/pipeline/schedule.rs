@@ -17,7 +17,7 @@ use std::collections::{BTreeMap, VecDeque};
 
 use crate::error::{Error, Result};
 
-/// What passes between neighbouring parts of the model.
+/// What passes between neighboring parts of the model.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub enum Message {
     /// The gradient of a part's input, to the part before it.
@@ -42,7 +42,7 @@ pub struct Place {
 pub enum Instruction {
     /// Runs the part forward.
     Forward(Place),
-    /// Runs it backward; the buffer is free afterwards, but for what is to be sent.
+    /// Runs it backward; the buffer is free afterward, but for what is to be sent.
     Backward(Place),
     /// Gives the stage `to` what this place has made.
     Send {
@@ -111,7 +111,7 @@ pub fn schedules(passes: Passes, n_stages: usize, n_chunks: usize, n_micro: usiz
     if passes == Passes::Training && n_chunks > 1 && !n_micro.is_multiple_of(n_stages) {
         return Err(Error::Usage(format!(
             "the interleaved schedule takes micro-batches in groups of as many as there are stages: {n_micro} micro-batches of a \
-             step are no multiple of {n_stages} stages; change gradient_accumulation_steps, or use 1F1B (one virtual stage)"
+             step are not a multiple of {n_stages} stages; change gradient_accumulation_steps, or use 1F1B (one virtual stage)"
         )));
     }
     let events = match (passes, n_chunks) {

@@ -38,7 +38,7 @@ pub fn replace_json(path: &Path, value: &serde_json::Value) -> Result<()> {
 /// a process.
 pub(super) fn moved(file: &mut File, path: &Path) -> Option<File> {
     static WARN: Once = Once::new();
-    let (told, now) = match fs::metadata(path) {
+    let (message, now) = match fs::metadata(path) {
         Ok(named) => {
             let own = file.metadata().ok()?;
             if (own.dev(), own.ino()) == (named.dev(), named.ino()) {
@@ -47,8 +47,8 @@ pub(super) fn moved(file: &mut File, path: &Path) -> Option<File> {
             // It has another name now, as where another run set it aside: what is in its place is not this run's.
             if own.nlink() > 0 {
                 WARN.call_once(|| {
-                    let told = "it was moved, and another file is in its place; the run goes on in the one that was moved";
-                    let _ = writeln!(io::stderr(), "warning: {}: {told}", path.display());
+                    let message = "it was moved, and another file is in its place; the run goes on in the one that was moved";
+                    let _ = writeln!(io::stderr(), "warning: {}: {message}", path.display());
                 });
                 return None;
             }
@@ -61,16 +61,16 @@ pub(super) fn moved(file: &mut File, path: &Path) -> Option<File> {
         Err(_) => return None,
     };
     WARN.call_once(|| {
-        let told = now.as_ref().map_or_else(
+        let message = now.as_ref().map_or_else(
             |error| {
                 format!(
                     "it was removed and cannot be made again ({error}); what the run logs from now on is lost"
                 )
             },
-            |_| told.to_owned(),
+            |_| message.to_owned(),
         );
         // Where nobody listens the run goes on all the same.
-        let _ = writeln!(io::stderr(), "warning: {}: {told}", path.display());
+        let _ = writeln!(io::stderr(), "warning: {}: {message}", path.display());
     });
     now.ok()
 }

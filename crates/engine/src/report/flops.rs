@@ -72,7 +72,7 @@ pub fn report(model: &ModuleCost, step: &ProfiledStep, shown: Shown) -> String {
     let _ = writeln!(out, "Profile Summary at step {}:", step.step);
     out.push_str(
         "Times are those of rank 0. MACs are multiply-accumulates of a forward pass over one micro-batch;\n\
-         attention counts all pairs of positions. Flops are two for each; what is no product counts nothing.\n\n",
+         attention counts all pairs of positions. Flops are two for each; what is not a product counts nothing.\n\n",
     );
     summary(&mut out, model, step);
     out.push_str(

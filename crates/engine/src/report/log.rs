@@ -79,7 +79,7 @@ pub struct PredictRecord {
     pub steps: u64,
 }
 
-/// The results of a training.
+/// The results of a training run.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Summary {
     /// Mean loss of the steps of this run.
@@ -135,7 +135,7 @@ impl RunLog {
         Self::open(folder, state, |path| LineFile::keep(path, is_kept, Rest::Dropped), LineFile::open)
     }
 
-    /// Goes on behind earlier logs in the folder, which stay: those of a training whose model is evaluated.
+    /// Goes on behind earlier logs in the folder, which stay: those of a training run whose model is evaluated.
     ///
     /// # Errors
     /// If the folder cannot be written to.
@@ -245,7 +245,7 @@ impl RunLog {
         self.results("predict_results.json", &results)
     }
 
-    /// Ends a training: the last record, train_results.json and trainer_state.json.
+    /// Ends a training run: the last record, train_results.json and trainer_state.json.
     ///
     /// # Errors
     /// If a file cannot be written.

@@ -18,7 +18,7 @@ pub struct ModelCard {
     pub datasets: Vec<String>,
     /// Words by which it is found.
     pub tags: Vec<String>,
-    /// The settings of the training by their names in transformers.
+    /// The settings of the run by their names in transformers.
     pub hyperparameters: Vec<(&'static str, String)>,
     /// What the program is called, with its version.
     pub program: String,
@@ -33,7 +33,7 @@ impl ModelCard {
         let base = self.base.as_deref().filter(|base| !base.is_empty());
         let mut card = self.front_matter(base);
         card.push_str(
-            "\n<!-- This model card was generated automatically from the settings and the log of the training. Proofread and \
+            "\n<!-- This model card was generated automatically from the settings and the log of the run. Proofread and \
              complete it, then remove this comment. -->\n",
         );
         card.push_str(&format!("\n# {}\n\n", self.name));

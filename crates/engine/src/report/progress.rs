@@ -24,7 +24,7 @@ pub struct Status {
     /// Tokens per second of all ranks.
     pub throughput: f64,
     /// Share of the machine's peak, from 0 to 1, where the peak is known.
-    pub utilisation: Option<f64>,
+    pub utilization: Option<f64>,
     /// Memory of a rank, where it is known.
     pub memory_bytes: Option<u64>,
     /// Time since the start.
@@ -117,7 +117,7 @@ impl<W: Write> Progress<W> {
                 // If that fails as well, there is no place to report it.
                 let _ = writeln!(
                     io::stderr(),
-                    "warning: cannot write to standard output: {error}; lines are lost, and the training goes on"
+                    "warning: cannot write to standard output: {error}; lines are lost, and the run goes on"
                 );
             }
             _ => {}
@@ -173,7 +173,7 @@ fn fields(status: &Status) -> Vec<String> {
         format!("norm {:.3}", status.grad_norm),
         format!("{} tok/s", thousands(status.throughput)),
     ];
-    if let Some(share) = status.utilisation {
+    if let Some(share) = status.utilization {
         fields.push(format!("MFU {:.1}%", 100.0 * share));
     }
     if let Some(bytes) = status.memory_bytes {
@@ -210,7 +210,7 @@ mod tests {
             learning_rate: 3e-4,
             grad_norm: 0.5,
             throughput: 1_234_804.4,
-            utilisation: Some(0.634),
+            utilization: Some(0.634),
             memory_bytes: Some(900_000_000),
             elapsed: Duration::from_secs(12),
             remaining: Duration::from_secs(92),
@@ -237,7 +237,7 @@ mod tests {
             plain_line(&status(120)),
             "step 120/1000  loss 4.2500  lr 3.00e-4  norm 0.500  1,234,804 tok/s  MFU 63.4%  900 MB  0:00:12 < 0:01:32"
         );
-        let bare = Status { utilisation: None, memory_bytes: None, loss: f64::NAN, ..status(1) };
+        let bare = Status { utilization: None, memory_bytes: None, loss: f64::NAN, ..status(1) };
         assert_eq!(
             plain_line(&bare),
             "step 1/1000  loss NaN  lr 3.00e-4  norm 0.500  1,234,804 tok/s  0:00:12 < 0:01:32"

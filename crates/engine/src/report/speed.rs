@@ -33,9 +33,9 @@ pub fn flops_per_token_of(params: impl Iterator<Item = (u64, bool, bool)>, atten
     flops
 }
 
-/// Model FLOPs utilisation: the share, from 0 to 1, of a peak in operations per second that a run reaches.
+/// Model FLOPs utilization: the share, from 0 to 1, of a peak in operations per second that a run reaches.
 /// Both rates are of all ranks together. `None` without a peak.
-pub fn utilisation(tokens_per_second: f64, flops_per_token: f64, peak_flops: f64) -> Option<f64> {
+pub fn utilization(tokens_per_second: f64, flops_per_token: f64, peak_flops: f64) -> Option<f64> {
     let share = tokens_per_second * flops_per_token / peak_flops;
     (peak_flops > 0.0 && share.is_finite()).then_some(share)
 }
@@ -55,10 +55,10 @@ impl Peak {
         self.0
     }
 
-    /// The [`utilisation`] of a run. Where it reaches more than was measured, the measurement was too low: what is reached
-    /// becomes the peak, and the utilisation is 1.
-    pub fn utilisation(&mut self, tokens_per_second: f64, flops_per_token: f64) -> Option<f64> {
-        let share = utilisation(tokens_per_second, flops_per_token, self.0)?;
+    /// The [`utilization`] of a run. Where it reaches more than was measured, the measurement was too low: what is
+    /// reached becomes the peak, and the utilization is 1.
+    pub fn utilization(&mut self, tokens_per_second: f64, flops_per_token: f64) -> Option<f64> {
+        let share = utilization(tokens_per_second, flops_per_token, self.0)?;
         self.raise(share * self.0);
         Some(share.min(1.0))
     }
@@ -264,21 +264,21 @@ mod tests {
         let flops = flops_per_token(25_830_912, 8 * 512 * 512);
         assert_eq!(flops, 6.0 * 25_830_912.0 + 6.0 * 8.0 * 512.0 * 512.0);
         assert!((flops / 1e6 - 167.6).abs() < 0.1);
-        assert_eq!(utilisation(1000.0, 168e6, 336e9), Some(0.5));
-        assert_eq!(utilisation(1000.0, 168e6, 0.0), None);
+        assert_eq!(utilization(1000.0, 168e6, 336e9), Some(0.5));
+        assert_eq!(utilization(1000.0, 168e6, 0.0), None);
     }
 
     #[test]
     fn the_peak_is_the_most_that_was_seen() {
         let mut peak = Peak::default();
-        assert_eq!(peak.utilisation(1000.0, 168e6), None, "nothing was measured");
+        assert_eq!(peak.utilization(1000.0, 168e6), None, "nothing was measured");
         peak.raise(336e9);
         peak.raise(100e9);
         peak.raise(f64::NAN);
-        assert_eq!(peak.utilisation(1000.0, 168e6), Some(0.5));
-        assert_eq!(peak.utilisation(4000.0, 168e6), Some(1.0), "more than was measured");
+        assert_eq!(peak.utilization(1000.0, 168e6), Some(0.5));
+        assert_eq!(peak.utilization(4000.0, 168e6), Some(1.0), "more than was measured");
         assert_eq!(peak.flops(), 672e9);
-        assert_eq!(peak.utilisation(1000.0, 168e6), Some(0.25));
+        assert_eq!(peak.utilization(1000.0, 168e6), Some(0.25));
     }
 
     #[test]

@@ -20,7 +20,7 @@ impl Engine {
     /// When a rank failed.
     pub fn end_local_steps(&mut self) -> Result<()> {
         match &mut self.one_bit {
-            Some(one_bit) => one_bit.end_local_steps(&self.core, &self.last_numbers),
+            Some(one_bit) => one_bit.end_local_steps(&self.core, &self.last_hyperparameters),
             None => Ok(()),
         }
     }
@@ -83,7 +83,8 @@ impl Engine {
     }
 
     /// The mean of the weights over all ranks, which have done the same number of steps by themselves, or with `outer` a step
-    /// towards it; with `states`, the mean of the optimizer's states too. Added in f64, so that every rank has the same bits.
+    /// toward it; with `states`, the mean of the optimizer's states too. Added in f64, so that all ranks are bitwise
+    /// identical.
     ///
     /// # Errors
     /// When a rank failed or has done another number of steps, or while somebody holds a weight.
@@ -101,7 +102,7 @@ impl Engine {
         if let Some(one_bit) = &mut self.one_bit {
             one_bit.step(&self.core, param_groups, grad_scale)?;
         }
-        self.last_numbers = param_groups.to_vec();
+        self.last_hyperparameters = param_groups.to_vec();
         self.reduced = false;
         Ok(())
     }

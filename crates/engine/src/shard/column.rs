@@ -35,7 +35,7 @@ impl Store {
     /// Fills `out` with bytes of a file, from byte `first` of the column on.
     ///
     /// # Errors
-    /// When it is no file, or cannot be read.
+    /// When it is not a file, or cannot be read.
     pub fn read_bytes(&self, out: &mut [u8], first: u64) -> Result<()> {
         let (file, first_byte) = self.file()?;
         file.read_exact_at(out, first_byte + first).map_err(Error::io("read", OFFLOADED))
@@ -44,7 +44,7 @@ impl Store {
     /// Writes bytes into a file, from byte `first` of the column on.
     ///
     /// # Errors
-    /// When it is no file, or cannot be written.
+    /// When it is not a file, or cannot be written.
     pub fn write_bytes(&self, bytes: &[u8], first: u64) -> Result<()> {
         let (file, first_byte) = self.file()?;
         file.write_all_at(bytes, first_byte + first).map_err(Error::io("write", OFFLOADED))

@@ -29,7 +29,7 @@ use crate::shard::placement::{
 use crate::shard::plan::UnitUse;
 use crate::shard::reduce::Home;
 use crate::shard::source::{ParamSlice, WeightSource};
-use crate::shard::stage::{Held, Stage};
+use crate::shard::stage::{Stage, StageUnits};
 use crate::shard::state::{self, Slice, Snapshot};
 use crate::shard::step::{CHUNK, ParamGroup};
 use crate::shard::topology::Axis;
@@ -51,8 +51,8 @@ pub struct Engine {
     pub(super) local: bool,
     /// Of a 1-bit optimizer.
     pub(super) one_bit: Option<OneBitSteps>,
-    /// The numbers of its last step.
-    pub(super) last_numbers: Vec<ParamGroup>,
+    /// The hyperparameters of its last step.
+    pub(super) last_hyperparameters: Vec<ParamGroup>,
 }
 
 /// The blocks of all parameters of a model, in its order, by which norms are summed.
@@ -171,8 +171,8 @@ impl Engine {
         let shares_memory = comm.shares_memory();
         let found = wrapped_units_of(model, &options.wrap);
         let held = match &stage {
-            Some(stage) => Held::of_stage(&found, stage)?,
-            None => Held::whole(found.clone()),
+            Some(stage) => StageUnits::of_stage(&found, stage)?,
+            None => StageUnits::whole(found.clone()),
         };
         let mut builder = GroupBuilder {
             mesh: &mesh,
@@ -242,7 +242,7 @@ impl Engine {
             reduced: false,
             local: false,
             one_bit,
-            last_numbers: Vec::new(),
+            last_hyperparameters: Vec::new(),
         })
     }
 
@@ -300,7 +300,7 @@ impl Engine {
         &self.core.options
     }
 
-    /// The kind of rule by which gradients change the weights; a step takes its numbers from the parameter groups.
+    /// The kind of rule by which gradients change the weights; a step takes its hyperparameters from the parameter groups.
     pub fn rule(&self) -> &Rule {
         &self.rule
     }
@@ -467,7 +467,7 @@ impl Engine {
         Ok(GradNorm { norm: (n_alike * update::tree_sum(&squares)).sqrt(), first_bad })
     }
 
-    /// One optimizer step on what this rank updates, with the numbers of each parameter group, then the new weights for
+    /// One optimizer step on what this rank updates, with the hyperparameters of each parameter group, then the new weights for
     /// all; gradients are multiplied with `grad_scale`, and forgotten afterwards. The number of the step is counted here.
     ///
     /// # Errors
@@ -500,13 +500,13 @@ impl Engine {
         self.core.publish(|group| group.trainable)
     }
 
-    /// Each parameter has its numbers, and its state is that of its rule.
+    /// Each parameter has its hyperparameters, and its state is that of its rule.
     fn check_param_groups(&self, param_groups: &[ParamGroup]) -> Result<()> {
         let last =
             self.core.groups.iter().flat_map(|group| group.layout.params()).map(|p| p.param_group).max();
         if let Some(last) = last.filter(|last| *last >= param_groups.len()) {
             return Err(Error::Usage(format!(
-                "the model has parameters of the parameter group {last}, and a step has numbers for {} groups",
+                "the model has parameters of the parameter group {last}, and a step has hyperparameters for {} groups",
                 param_groups.len()
             )));
         }

@@ -1,5 +1,5 @@
-//! Weights that are no finite numbers, or would be none in a dtype: found and counted wherever weights pass, so that none is
-//! written, nor computed with, without a word.
+//! Weights that are not finite numbers, or would be none in a dtype: found and counted wherever weights pass, so that
+//! none is written, nor computed with, without a word.
 
 use std::collections::BTreeMap;
 use std::ops::AddAssign;

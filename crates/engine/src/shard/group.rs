@@ -305,7 +305,7 @@ impl GroupBuilder<'_> {
             Some(file) => span(file, n_elems * 4),
             None => memory(device, beside, n_elems * 4, what),
         };
-        // Where a CPU updates weights of a GPU, they are no master that it could work on.
+        // Where a CPU updates weights of a GPU, they are not a master that it could work on.
         let is_far = beside && matches!(&weights.store, Store::Memory(flat) if !flat.is_pinned());
         let mut master = None;
         let mut moments = Vec::new();

@@ -45,7 +45,7 @@ pub struct LayoutParam {
     pub name: String,
     /// Its first element and its shape.
     pub place: ParamLocation,
-    /// Which of the optimizer's parameter groups has its numbers.
+    /// Which of the optimizer's parameter groups has its hyperparameters.
     pub param_group: usize,
 }
 

@@ -14,7 +14,7 @@ use oarlock_tensor::{ActiveTapes, DType, Device, FlatBuffer, FlatParams};
 
 use crate::error::Result;
 use crate::shard::group::Group;
-use crate::shard::leaving::Leaving;
+use crate::shard::in_flight::ReductionInFlight;
 use crate::shard::mesh::Mesh;
 use crate::shard::placement::{ShardingConfig, updates_beside};
 use crate::shard::plan::{Plan, UnitUse};
@@ -55,7 +55,7 @@ pub(super) struct Buffers {
     /// What the ranks of each mesh meet in.
     pub(super) pools: Vec<Pools>,
     /// Gradients on their way, in the order in which they left.
-    pub(super) leaving: VecDeque<Leaving>,
+    pub(super) in_flight: VecDeque<ReductionInFlight>,
     /// Sums on their way to other groups of ranks.
     pub(super) across: VecDeque<Ready>,
 }
@@ -163,11 +163,11 @@ impl Core {
         let buffers = Buffers {
             groups: groups.iter().map(|_| GroupBuffers::default()).collect(),
             pools,
-            leaving: VecDeque::new(),
+            in_flight: VecDeque::new(),
             across: VecDeque::new(),
         };
         let active = Arc::default();
-        let updater = if updates_beside(&options, &device) { device.beside() } else { device.clone() };
+        let updater = if updates_beside(&options, &device) { device.host_device() } else { device.clone() };
         let pass = Mutex::new(Pass { schedule: Schedule::new(plan.clone()), buffers });
         let in_flight = Mutex::default();
         Ok(Core { meshes, device, updater, options, groups, plan, active, staging_bytes, in_flight, pass })

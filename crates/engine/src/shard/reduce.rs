@@ -1,5 +1,5 @@
 //! How gradients become sums over the ranks. Where collectives proceed in the background, those of a group are begun when its
-//! gradients are complete and taken up later ([`Leaving`]).
+//! gradients are complete and taken up later ([`ReductionInFlight`]).
 
 use std::ops::Range;
 use std::sync::{Arc, Weak};
@@ -13,8 +13,8 @@ use oarlock_tensor::{
 
 use crate::error::Result;
 use crate::shard::group::Grads;
+use crate::shard::in_flight::ReductionInFlight;
 use crate::shard::layout::runs;
-use crate::shard::leaving::Leaving;
 use crate::shard::order::ready;
 use crate::shard::passes::{Core, Work};
 use crate::shard::placement::Placement;
@@ -84,7 +84,7 @@ impl Work<'_> {
         {
             let (hop, ready) = exchanges.begin(&group.layout, flat)?;
             let (flat, hop, ready) = (flat.clone(), Some(hop), vec![ready]);
-            buffers.leaving.push_back(Leaving { flat, slot, staging: None, hop, summed, ready });
+            buffers.in_flight.push_back(ReductionInFlight { flat, slot, staging: None, hop, summed, ready });
             return Ok(());
         }
         let (end, bucket) = (group.layout.n_elems(), core.options.reduce_bucket_elems);
@@ -116,15 +116,15 @@ impl Work<'_> {
             false => summed,
         };
         let flat = flat.clone();
-        buffers.leaving.push_back(Leaving { flat, slot, staging, hop: None, summed, ready });
+        buffers.in_flight.push_back(ReductionInFlight { flat, slot, staging, hop: None, summed, ready });
         Ok(())
     }
 
     /// Takes up the oldest reduction, which is that of this group: its sums are where they belong, and its buffers are free.
     pub(super) fn finish_sums(&mut self, index: usize) -> Result<()> {
         let (core, buffers) = (self.core, &mut *self.buffers);
-        let Some(leaving) = buffers.leaving.pop_front() else { return Ok(()) };
-        let Leaving { flat, slot, staging, hop, summed, ready } = leaving;
+        let Some(reduction) = buffers.in_flight.pop_front() else { return Ok(()) };
+        let ReductionInFlight { flat, slot, staging, hop, summed, ready } = reduction;
         ready.into_iter().try_for_each(Ready::precede_launches)?;
         let group = &core.groups[index];
         let pools = &mut buffers.pools[group.mesh];

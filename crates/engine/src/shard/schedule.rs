@@ -84,7 +84,7 @@ pub struct Schedule {
     holds: Vec<bool>,
     groups: Vec<GroupState>,
     /// Gradients on their way, in the order in which they left.
-    leaving: VecDeque<Leaving>,
+    in_flight: VecDeque<ReductionInFlight>,
     /// How often a backward pass has left a unit.
     n_left: u64,
     early: Early,
@@ -103,7 +103,7 @@ struct GroupState {
 }
 
 #[derive(Debug)]
-struct Leaving {
+struct ReductionInFlight {
     group: usize,
     /// How often a backward pass had left a unit.
     left: u64,
@@ -118,7 +118,7 @@ impl Schedule {
             backward: None,
             holds: vec![false; plan.units.len()],
             groups: vec![GroupState::default(); plan.groups.len()],
-            leaving: VecDeque::new(),
+            in_flight: VecDeque::new(),
             n_left: 0,
             early: Early::new(&plan.units, plan.groups.len()),
             plan,
@@ -240,7 +240,7 @@ impl Schedule {
                 self.reduce(group, x)?;
             }
         }
-        self.finish_leaving(x)?;
+        self.finish_reductions(x)?;
         let is_across =
             |&group: &usize| plan.groups[group].gradients == GradientUse::Sharded { across: true };
         let across = || (0..plan.groups.len()).filter(is_across);
@@ -253,7 +253,7 @@ impl Schedule {
     /// # Errors
     /// See [`Schedule::before_forward`].
     pub fn begin_step<X: Executor>(&mut self, x: &mut X) -> Result<(), X::Error> {
-        self.finish_leaving(x)?;
+        self.finish_reductions(x)?;
         self.early.begin_step();
         for unit in 0..self.plan.units.len() {
             self.release(unit, x)?;
@@ -309,7 +309,7 @@ impl Schedule {
         match self.plan.groups[group].gradients.are_sharded() {
             true => self.groups[group].is_summed,
             // Where the ranks' own gradients were, their sums come to be.
-            false => !self.leaving.is_empty() && self.early.has_left(group),
+            false => !self.in_flight.is_empty() && self.early.has_left(group),
         }
     }
 
@@ -426,8 +426,8 @@ impl Schedule {
                 x.reduce(group, std::mem::replace(&mut here.is_summed, true))?;
             }
         }
-        self.leaving.push_back(Leaving { group, left: self.n_left });
-        if self.plan.overlaps { Ok(()) } else { self.finish_leaving(x) }
+        self.in_flight.push_back(ReductionInFlight { group, left: self.n_left });
+        if self.plan.overlaps { Ok(()) } else { self.finish_reductions(x) }
     }
 
     /// Waits for reductions in whose buffers the next unit's gradients leave: all but those of the `kept` units left last.
@@ -435,21 +435,23 @@ impl Schedule {
     fn finish_earlier<X: Executor>(&mut self, kept: u64, x: &mut X) -> Result<(), X::Error> {
         let has_buffers =
             |group: usize| self.plan.converts_gradients || self.plan.groups[group].gradients.are_sharded();
-        let is_earlier = |leaving: &Leaving| leaving.left + kept <= self.n_left && has_buffers(leaving.group);
-        match self.leaving.iter().rposition(is_earlier) {
+        let is_earlier = |reduction: &ReductionInFlight| {
+            reduction.left + kept <= self.n_left && has_buffers(reduction.group)
+        };
+        match self.in_flight.iter().rposition(is_earlier) {
             Some(last) => (0..=last).try_for_each(|_| self.finish_first(x)),
             None => Ok(()),
         }
     }
 
-    fn finish_leaving<X: Executor>(&mut self, x: &mut X) -> Result<(), X::Error> {
-        while !self.leaving.is_empty() {
+    fn finish_reductions<X: Executor>(&mut self, x: &mut X) -> Result<(), X::Error> {
+        while !self.in_flight.is_empty() {
             self.finish_first(x)?;
         }
         Ok(())
     }
 
     fn finish_first<X: Executor>(&mut self, x: &mut X) -> Result<(), X::Error> {
-        self.leaving.pop_front().map_or(Ok(()), |leaving| x.finish_reduction(leaving.group))
+        self.in_flight.pop_front().map_or(Ok(()), |reduction| x.finish_reduction(reduction.group))
     }
 }

@@ -53,7 +53,7 @@ pub trait WeightSource {
         true
     }
 
-    /// What is to be told of the files that it reads: what they contradict themselves in. A source that reads from others
+    /// Warnings about the files that it reads: what they contradict themselves in. A source that reads from others
     /// asks them.
     fn notes(&self) -> Vec<String> {
         Vec::new()

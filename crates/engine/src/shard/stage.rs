@@ -45,21 +45,21 @@ impl TiedGroup {
 }
 
 /// What a rank holds of a model.
-pub(super) struct Held {
+pub(super) struct StageUnits {
     pub units: Vec<UnitParams>,
     /// The ties that this rank is in or not, and that of each tied parameter by its id.
     pub ties: Vec<Tie>,
     pub tie_of: HashMap<usize, usize>,
 }
 
-impl Held {
+impl StageUnits {
     /// All units.
-    pub fn whole(units: Vec<UnitParams>) -> Held {
-        Held { units, ties: Vec::new(), tie_of: HashMap::new() }
+    pub fn whole(units: Vec<UnitParams>) -> StageUnits {
+        StageUnits { units, ties: Vec::new(), tie_of: HashMap::new() }
     }
 
     /// The units of a stage. All ranks of its pipeline call it.
-    pub fn of_stage(found: &[UnitParams], stage: &Stage) -> Result<Held> {
+    pub fn of_stage(found: &[UnitParams], stage: &Stage) -> Result<StageUnits> {
         let Stage { pipe, stage_of_unit } = stage;
         let own = pipe.rank();
         // The stages of each parameter, in the order of the model.
@@ -106,6 +106,6 @@ impl Held {
             params.extend(first_here);
             units.push(UnitParams { name: unit.name.clone(), params, shared, run: unit.run.clone() });
         }
-        Ok(Held { units, ties, tie_of })
+        Ok(StageUnits { units, ties, tie_of })
     }
 }

@@ -42,7 +42,7 @@ pub(super) struct Operand {
     pub is_written: bool,
 }
 
-/// A buffer for each operand of a piece that is not at hand and has elements, in the operands' order. Which these are
+/// A buffer for each operand of a piece that is not resident and has elements, in the operands' order. Which these are
 /// differs from piece to piece, so the buffers belong to none.
 pub(super) type Staged = Vec<FlatBuffer>;
 
@@ -57,7 +57,7 @@ impl Operand {
 }
 
 impl Core {
-    /// Updates pieces of which something is not at hand, through so many sets of buffers.
+    /// Updates pieces of which something is not resident, through so many sets of buffers.
     pub(super) fn update_staged(
         &self,
         update: &mut dyn FnMut(&Piece, &Staged) -> Result<()>,
@@ -181,7 +181,7 @@ impl Core {
         }
     }
 
-    /// The operands of a piece that are not at hand and have elements.
+    /// The operands of a piece that are not resident and have elements.
     fn elsewhere(&self, piece: &Piece) -> impl Iterator<Item = Operand> {
         let operands = self.operands(piece).into_iter();
         operands.filter(|operand| !operand.range.is_empty() && !self.is_resident(&operand.store))

@@ -14,10 +14,10 @@ use crate::shard::passes::Core;
 use crate::shard::staging::{Operand, Piece, Staged};
 use crate::shard::state::MASTER;
 
-/// The numbers of a group of parameters in a step: an entry of torch's `param_groups`.
+/// The hyperparameters of a group of parameters in a step: an entry of torch's `param_groups`.
 #[derive(Clone, Debug, PartialEq)]
 pub struct ParamGroup {
-    /// How gradients change weights: the same kind of rule in all groups of an optimizer, each with its own numbers.
+    /// How gradients change weights: the same kind of rule in all groups of an optimizer, each with its own hyperparameters.
     pub rule: Rule,
     /// The learning rate.
     pub lr: f64,
@@ -26,7 +26,7 @@ pub struct ParamGroup {
 }
 
 impl ParamGroup {
-    /// What of its numbers is none that training takes, as torch looks at them.
+    /// What of its hyperparameters is none that training takes, as torch looks at them.
     pub fn check(&self) -> std::result::Result<(), String> {
         let is_rate = |number: f64| number.is_finite() && number >= 0.0;
         if !is_rate(self.lr) {
@@ -61,17 +61,17 @@ impl ParamGroup {
 /// What a step does to each piece.
 struct Updates<'a> {
     core: &'a Core,
-    numbers: &'a [ParamGroup],
+    hyperparameters: &'a [ParamGroup],
     grad_scale: f32,
     workspace: Workspace,
 }
 
 impl Core {
-    /// One step on what this rank updates, with the numbers of each parameter group; `step` is its number for parameter
+    /// One step on what this rank updates, with the hyperparameters of each parameter group; `step` is its number for parameter
     /// `.1` of group `.0`, or `None` where the step leaves it out. Waits for whoever holds the state constant.
     pub fn update(
         &self,
-        numbers: &[ParamGroup],
+        hyperparameters: &[ParamGroup],
         grad_scale: f32,
         step: &dyn Fn(usize, usize) -> Option<u64>,
     ) -> Result<()> {
@@ -80,9 +80,9 @@ impl Core {
         let (is_resident, elsewhere): (Vec<_>, Vec<_>) = self
             .pieces(most, step)
             .partition(|piece| self.operands(piece).iter().all(|operand| self.is_resident(&operand.store)));
-        let bytes = self.workspace_bytes(numbers, is_resident.iter().chain(&elsewhere));
+        let bytes = self.workspace_bytes(hyperparameters, is_resident.iter().chain(&elsewhere));
         let workspace = Workspace::new(&self.updater, bytes)?;
-        let mut updates = Updates { core: self, numbers, grad_scale, workspace };
+        let mut updates = Updates { core: self, hyperparameters, grad_scale, workspace };
         if self.updater.is_cuda() {
             updates.update_together(&is_resident)?;
         } else {
@@ -103,18 +103,18 @@ impl Core {
     /// What a step works in besides its pieces: one memory for all, since those of many sizes would fit into none of each other's.
     fn workspace_bytes<'a>(
         &self,
-        numbers: &[ParamGroup],
+        hyperparameters: &[ParamGroup],
         pieces: impl Iterator<Item = &'a Piece> + Clone,
     ) -> usize {
-        let of_group = |(group, numbers): (usize, &ParamGroup)| {
+        let of_group = |(group, hyperparameters): (usize, &ParamGroup)| {
             let params = pieces.clone().filter_map(|piece| {
                 let held = &self.groups[piece.group];
                 let param = &held.layout.params()[piece.param];
                 (param.param_group == group).then(|| (param.place.shape, held.roles[piece.param]))
             });
-            optimizer::workspace_bytes_of_all(&self.updater, &numbers.rule, params)
+            optimizer::workspace_bytes_of_all(&self.updater, &hyperparameters.rule, params)
         };
-        numbers.iter().enumerate().map(of_group).max().unwrap_or(0)
+        hyperparameters.iter().enumerate().map(of_group).max().unwrap_or(0)
     }
 
     /// Whether a step finds it where it runs.
@@ -191,7 +191,7 @@ impl Core {
 }
 
 impl Updates<'_> {
-    /// Updates pieces of which all is at hand, those with the same numbers at once.
+    /// Updates pieces of which all is at hand, those with the same hyperparameters at once.
     fn update_together(&mut self, pieces: &[Piece]) -> Result<()> {
         let core = self.core;
         let key = |piece: &Piece| {
@@ -214,7 +214,7 @@ impl Updates<'_> {
                 Some(Target { shape, role, parts: of_operands((parts, weights))? })
             });
             let targets: Vec<Target<'_>> = targets.collect();
-            let ParamGroup { rule, lr, weight_decay } = &self.numbers[*param_group];
+            let ParamGroup { rule, lr, weight_decay } = &self.hyperparameters[*param_group];
             let args =
                 StepArgs { step: *step, lr: *lr, weight_decay: *weight_decay, grad_scale: self.grad_scale };
             optimizer::update_all(&core.updater, rule, &args, &targets, &mut self.workspace)?;
@@ -247,7 +247,7 @@ impl Updates<'_> {
         let state = parts.collect::<Result<Vec<_>>>()?;
         let parts = UpdateParts { weights, dtype: group.params.dtype(), master, grads, state: &state };
         let param = &group.layout.params()[piece.param];
-        let ParamGroup { rule, lr, weight_decay } = &self.numbers[param.param_group];
+        let ParamGroup { rule, lr, weight_decay } = &self.hyperparameters[param.param_group];
         let args =
             StepArgs { step: piece.step, lr: *lr, weight_decay: *weight_decay, grad_scale: self.grad_scale };
         let (shape, role) = (&param.place.shape, group.roles[piece.param]);

@@ -5,7 +5,7 @@ use safetensors::Dtype;
 
 use crate::nn::BufferValues;
 
-/// Whether weights may be stored in a dtype. Integers are refused: those of a quantized model are no weights without
+/// Whether weights may be stored in a dtype. Integers are refused: those of a quantized model are not weights without
 /// their scales.
 pub fn is_float(dtype: Dtype) -> bool {
     matches!(dtype, Dtype::F32 | Dtype::F64 | Dtype::BF16 | Dtype::F16)
@@ -27,7 +27,7 @@ pub fn floats(name: &str, dtype: Dtype, bytes: &[u8], out: &mut [f32]) -> std::r
     }
 }
 
-/// What is wrong with weights of a file that are no numbers.
+/// What is wrong with weights of a file that are not numbers.
 pub fn not_finite(name: &str, n: usize, n_elems: usize) -> String {
     format!(
         "\"{name}\" holds {n} of {n_elems} elements that are NaN or infinite; the model is damaged or its training had \

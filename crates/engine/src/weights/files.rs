@@ -65,7 +65,7 @@ impl FileDType {
 /// Whether weights can be written in a dtype.
 ///
 /// # Errors
-/// [`Error::Usage`] where that is no float.
+/// [`Error::Usage`] where that is not a float.
 pub fn check_weights_dtype(dtype: DType) -> Result<()> {
     if dtype.is_float() {
         return Ok(());
@@ -131,7 +131,7 @@ impl ModelFiles {
     /// Lays weights out in this order, in files of at most `max_shard_bytes`.
     ///
     /// # Errors
-    /// Weights that are no safetensors file together: two of one name.
+    /// Weights that are not safetensors file together: two of one name.
     pub fn new(weights: &[Weight], max_shard_bytes: u64) -> Result<ModelFiles> {
         ModelFiles::with_metadata(weights, max_shard_bytes, BTreeMap::new())
     }
@@ -341,7 +341,7 @@ impl ModelWriter {
         self.write_buffer(name, first, values)
     }
 
-    /// As [`write`](Self::write), of what is no weight: a mask of a module, for one, may hold infinities.
+    /// As [`write`](Self::write), of what is not a weight: a mask of a module, for one, may hold infinities.
     ///
     /// # Errors
     /// As [`write`](Self::write).

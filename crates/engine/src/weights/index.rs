@@ -12,7 +12,7 @@ use crate::error::{Error, Result};
 
 /// The file of weights that are in one.
 const WHOLE: &str = "model.safetensors";
-/// Names that are told.
+/// Names that are listed.
 const SHOWN: usize = 3;
 
 /// The names of the folder's safetensors files.
@@ -62,17 +62,17 @@ impl Listing {
     /// hold; and weights of its files that it does not name, which are read all the same, as in transformers.
     pub fn contradictions(&self, found: &BTreeMap<String, Located>) -> Vec<String> {
         let Some(named) = &self.named else {
-            let told = format!(
+            let message = format!(
                 "warning: {} lies beside {WHOLE}, which is read, as in transformers; what the index names is not",
                 self.path.display()
             );
-            return if self.path.is_file() { vec![told] } else { Vec::new() };
+            return if self.path.is_file() { vec![message] } else { Vec::new() };
         };
         let files: Vec<&String> = self.files.iter().collect();
         let file_of = |weight: &String| found.get(weight).map(|located| files[located.file]);
         let elsewhere = named.iter().filter(|(weight, file)| file_of(weight) != Some(*file));
         let unnamed = found.keys().filter(|weight| !named.contains_key(*weight));
-        let told = |names: Option<String>, problem: &str| {
+        let message = |names: Option<String>, problem: &str| {
             names.map(|names| {
                 format!(
                     "warning: {} and the files that it names are of two models, or were changed: {problem} {names}",
@@ -81,8 +81,8 @@ impl Listing {
             })
         };
         let lines = [
-            told(some_of(elsewhere.map(|(weight, _)| weight)), "where it says they are, there are no"),
-            told(some_of(unnamed), "the files hold, and it does not name, what is read all the same:"),
+            message(some_of(elsewhere.map(|(weight, _)| weight)), "where it says they are, there are no"),
+            message(some_of(unnamed), "the files hold, and it does not name, what is read all the same:"),
         ];
         lines.into_iter().flatten().collect()
     }

@@ -35,7 +35,7 @@ pub struct SafetensorsSource {
     buffers: Vec<(Buffer, BufferValues)>,
     /// What the files say of themselves.
     metadata: HashMap<String, String>,
-    /// What is to be told of the files.
+    /// Warnings about the files.
     notes: Vec<String>,
     /// The words of the quantized weight that was read last, of which other parts may be asked for next.
     last: Option<(String, Vec<i32>)>,
@@ -99,8 +99,8 @@ impl SafetensorsSource {
         let matched = Matched::parameters(model, &|name| form.stored(name), title, found);
         let mut problems = matched.problems(&format!("{title} asks for"), Strict::Yes);
         let missing = &matched.differences.missing;
-        if let Some(told) = (!missing.is_empty()).then(|| form.explain_missing(missing)).flatten() {
-            problems[0] = told;
+        if let Some(explanation) = (!missing.is_empty()).then(|| form.explain_missing(missing)).flatten() {
+            problems[0] = explanation;
         }
         match problems.is_empty() {
             true => Ok(SafetensorsSource::of(dir, files, matched)?.0),
@@ -214,7 +214,7 @@ pub struct MappedFiles {
     pub tensors: BTreeMap<String, Located>,
     /// What the files say of themselves.
     metadata: HashMap<String, String>,
-    /// What is to be told of them.
+    /// Warnings about them.
     notes: Vec<String>,
 }
 
@@ -281,7 +281,7 @@ impl WeightSource for SafetensorsSource {
 
     fn read(&mut self, slice: &ParamSlice<'_>, out: &mut [f32]) -> Result<()> {
         self.read_any(slice, out)?;
-        // The bits of words are no numbers.
+        // The bits of words are not numbers.
         let is_words = self.tensors.get(slice.name).is_some_and(|tensor| tensor.shape != slice.shape.sizes());
         match is_words || !Unfit::of(out, DType::F32).any() {
             true => Ok(()),

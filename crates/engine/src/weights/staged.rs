@@ -55,7 +55,7 @@ impl Staged {
         self.files.clone().writer(move |name| staged_path(&dir, &token, name))
     }
 
-    /// An error about a file, told by the name that the file was to get.
+    /// An error about a file, by the name that the file was to get.
     pub(super) fn by_final_name(&self, error: Error) -> Error {
         match error {
             Error::Io { action, path, cause } => {

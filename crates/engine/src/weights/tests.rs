@@ -89,8 +89,11 @@ fn a_save_replaces_all_of_its_own_result_and_nothing_of_another() {
     fs::write(&shard, bytes).unwrap();
     let before = contents(dir);
     for overwrites in [false, true] {
-        let told = save(dir, files("two", overwrites, 1), 8.0).unwrap_err().to_string();
-        assert!(told.contains(SHARDS[2]) && told.contains("beside the weights of another model"), "{told}");
+        let message = save(dir, files("two", overwrites, 1), 8.0).unwrap_err().to_string();
+        assert!(
+            message.contains(SHARDS[2]) && message.contains("beside the weights of another model"),
+            "{message}"
+        );
         assert_eq!(contents(dir), before);
     }
 }
@@ -104,10 +107,10 @@ fn what_comes_while_a_model_is_written_stays_and_so_does_the_model() {
     let written = files.create(&|name| staged.path_of(name)).unwrap();
     files.write_rest(&|name| staged.path_of(name)).unwrap();
     fs::write(dir.join("model.safetensors"), "somebody's").unwrap();
-    let told = staged.publish(written).unwrap_err().to_string();
+    let message = staged.publish(written).unwrap_err().to_string();
     assert!(
-        told.contains("model.safetensors would be replaced") && told.contains("unpublished-token"),
-        "{told}"
+        message.contains("model.safetensors would be replaced") && message.contains("unpublished-token"),
+        "{message}"
     );
     assert_eq!(fs::read(dir.join("model.safetensors")).unwrap(), b"somebody's");
     assert_eq!(names(&dir.join("unpublished-token")), ["config.json", "model.safetensors"]);

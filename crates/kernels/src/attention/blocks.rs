@@ -29,7 +29,7 @@ impl BlockMask {
     /// `keeps(head, block of queries, block of keys)` fills.
     ///
     /// # Errors
-    /// A block size that is no multiple of 16, and no heads or blocks.
+    /// A block size that is not a multiple of 16, and no heads or blocks.
     pub fn new(
         block: usize,
         n_blocks: usize,
@@ -171,7 +171,7 @@ impl BlockMask {
     /// Whether an attention of this shape can have the mask.
     ///
     /// # Errors
-    /// Other heads, more keys than it covers, or queries that are no positions of the keys.
+    /// Other heads, more keys than it covers, or queries that are not positions of the keys.
     pub fn check(&self, op: &'static str, shape: &AttentionShape) -> Result<()> {
         let heads_fit = self.n_heads == 1 || self.n_heads == shape.n_heads;
         if heads_fit && shape.kv_len <= self.positions() && shape.q_len <= shape.kv_len {

@@ -186,7 +186,7 @@ unsafe fn queries<T: Float, K: Kernel>(
         pack::transposed::<T, K>(q.skip(q0, n), packed.units, buffers.q_panel, buffers.staging);
         buffers.out.fill(0.0);
         let mut softmax = Softmax::<K> { max: [K::splat(FLOOR); 2], sum: [K::splat(0.0); 2] };
-        let seen = Seen { span, lo, hi, rows: inputs.rows(head, q0, n) };
+        let seen = VisibleKeys { span, lo, hi, rows: inputs.rows(head, q0, n) };
         let mut walk = Walk::new(seen.rows, span.tiles());
         while let Some(tiles) = walk.tiles::<TILES>() {
             let (scale, max) = (shape.score_scale(), softmax.max);
@@ -218,7 +218,7 @@ unsafe fn queries<T: Float, K: Kernel>(
 }
 
 /// The keys that 32 queries see.
-struct Seen<'a> {
+struct VisibleKeys<'a> {
     span: Span,
     lo: [i32; COLS],
     hi: [i32; COLS],
@@ -232,7 +232,7 @@ unsafe fn scores<K: Kernel, const CAPPED: bool>(
     scale: ScoreScale,
     packed: &Packed,
     buffers: &mut Buffers,
-    seen: &Seen,
+    seen: &VisibleKeys,
     tiles: &Tiles<TILES>,
     mut max: tile::Row<K>,
 ) -> tile::Row<K> {
@@ -316,7 +316,7 @@ unsafe fn values<K: Kernel>(
     shape: &AttentionShape,
     packed: &Packed,
     buffers: &mut Buffers,
-    seen: &Seen,
+    seen: &VisibleKeys,
     tiles: &Tiles<TILES>,
     n: usize,
 ) {

@@ -23,7 +23,7 @@ pub fn narrow<T: Float>(x: f32) -> T {
 #[inline(always)]
 fn f16_bits_to_f32(half: u16) -> f32 {
     let magnitude = (u32::from(half) & 0x7fff) << 13;
-    // Multiplying by 2^112 moves the exponent to f32's bias and normalises subnormals.
+    // Multiplying by 2^112 moves the exponent to f32's bias and normalizes subnormals.
     let scaled = (f32::from_bits(magnitude) * f32::from_bits(0x7780_0000)).to_bits();
     let special = if magnitude >= 0x0f80_0000 { 0x7f80_0000 } else { 0 };
     f32::from_bits(scaled | special | (u32::from(half) & 0x8000) << 16)

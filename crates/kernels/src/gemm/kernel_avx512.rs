@@ -118,7 +118,8 @@ unsafe fn bf16_rows<const R: usize, const PACK: bool>(t: &Tile) {
     }
 }
 
-// These two are inlined whatever the optimiser thinks: a call would force all accumulators through memory, in the loop too.
+// These two are inlined whatever the optimizer thinks: a call would force all accumulators through memory, in the loop
+// too.
 
 #[inline(always)]
 unsafe fn widen(x: __m256i) -> __m512 {

@@ -12,7 +12,7 @@ const STEPS: usize = 128;
 const TIME: Duration = Duration::from_millis(8);
 
 /// Floating-point operations per second of one thread of `cpu` in products of `dtype`, the best of many runs in 8 ms:
-/// the ceiling against which a utilisation is stated.
+/// the ceiling against which a utilization is stated.
 pub fn peak_flops(cpu: &Cpu, dtype: DType) -> f64 {
     let micro = Micro::of(cpu.isa, dtype);
     let per_word = if micro.pairs { 2 } else { 1 };

@@ -50,7 +50,8 @@ pub fn product_scratch_bytes(cpu: &Cpu, side: Side, m: usize, weight: [usize; 2]
 const ALIGN: usize = 64;
 
 instances! {
-    /// `c = a · Wᵀ` or `c = a · W`, or added to `c`: to the bit what [`gemm`] gives with the dequantized weight.
+    /// `c = a · Wᵀ` or `c = a · W`, or added to `c`: bitwise identical to what [`gemm`] gives with the dequantized
+    /// weight.
     ///
     /// # Panics
     /// If the shapes do not fit, or `scratch` is smaller than [`product_scratch_bytes`].

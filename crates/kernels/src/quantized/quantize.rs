@@ -13,7 +13,7 @@ const LANES: usize = 16;
 const TASK_BLOCKS: usize = TASK_ELEMS / BLOCK;
 
 impl Code {
-    /// The indices in the order of their values, and the midpoints between neighbours.
+    /// The indices in the order of their values, and the midpoints between neighbors.
     fn sorted(self) -> ([u8; 16], [f32; 15]) {
         let values = self.values();
         let mut order: [u8; 16] = std::array::from_fn(|i| i as u8);

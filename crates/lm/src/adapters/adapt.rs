@@ -69,7 +69,7 @@ impl Adaptation {
                 linears.iter().map(|path| path.rsplit('.').next().unwrap_or(path)).collect();
             known.sort_unstable();
             known.dedup();
-            let told = match name.contains("embed_tokens") {
+            let hint = match name.contains("embed_tokens") {
                 true => {
                     "an embedding has no update of low rank here; train it as a whole with additional_target"
                         .into()
@@ -80,7 +80,7 @@ impl Adaptation {
                 AdapterKind::Lora(_) => "lora_target",
                 AdapterKind::Oft(_) => "oft_target",
             };
-            return Err(Error::Model(format!("{key}: the model has no linear layer {name}; {told}")));
+            return Err(Error::Model(format!("{key}: the model has no linear layer {name}; {hint}")));
         }
         let n_inputs: BTreeMap<String, usize> = names_of(model)
             .into_iter()

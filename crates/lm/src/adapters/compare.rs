@@ -50,7 +50,7 @@ pub(super) fn logits(model: &LoadedModel, dir: &Path, prompts: &[Vec<i32>]) -> R
             Ok(_) => Ok(logits),
             Err(found) => Err(Error::bad_file(
                 dir,
-                format!("the model gives logits that are no finite numbers ({found}); it cannot be used"),
+                format!("the model gives logits that are not finite numbers ({found}); it cannot be used"),
             )),
         }
     };

@@ -67,7 +67,7 @@ pub struct Exported {
     pub dtype: DType,
     /// The names of the files.
     pub files: Vec<String>,
-    /// What is to be told of how the base and its adapters were read.
+    /// Warnings about how the base and its adapters were read.
     pub notes: Vec<String>,
     /// How far the written model is from the base with its adapters, both computed in f32.
     pub compared: Compared,
@@ -120,9 +120,9 @@ pub fn export(options: &ExportOptions<'_>, device: &Device) -> Result<Exported> 
     if side != dir {
         take_over_side_files(&mut files, side, &[]);
     }
-    let (texts, told) = beside_weights(side, &hf, &tokenizer, chat)?;
+    let (texts, warnings) = beside_weights(side, &hf, &tokenizer, chat)?;
     texts.into_iter().for_each(|(name, text)| files.add_text(name, text));
-    let notes = [notes, told].concat();
+    let notes = [notes, warnings].concat();
     take_over_value_head(&mut files, adapters.iter().rev().map(PathBuf::as_path).chain([dir]));
     let files = files.written_by(EXPORT, overwrite);
     let names: Vec<String> = files.names().map(str::to_owned).collect();
@@ -169,7 +169,7 @@ fn export_packed(
     }
     let save = SaveOptions { dtype, max_shard_bytes, side_files_from: Some(dir) };
     let mut files = QuantizedFiles::new(hf, format, &save)?;
-    let (texts, told) = beside_weights(dir, hf, tokenizer, chat)?;
+    let (texts, warnings) = beside_weights(dir, hf, tokenizer, chat)?;
     texts.into_iter().for_each(|(name, text)| files.add_text(name, text));
     let files = files.written_by(EXPORT, overwrite);
     let names: Vec<String> = files.names().map(str::to_owned).collect();
@@ -177,7 +177,7 @@ fn export_packed(
         (Decoder::new(hf.decoder().clone(), 1)?, Decoder::new(hf.decoder().clone(), 1)?);
     let n_elems = parameters(&plain).iter().map(|named| named.param.shape().n_elems()).sum();
     let full = SafetensorsSource::open(dir, hf, &plain)?;
-    let notes = [hf.notes(), &full.notes(), &told].concat();
+    let notes = [hf.notes(), &full.notes(), &warnings].concat();
     let mut source = quantized.quantize(format, DType::F32)?.source(full, device);
     files.save(out, &mut source, dtype)?;
     drop(source);
@@ -192,7 +192,7 @@ fn export_packed(
 }
 
 /// Texts beside the weights: a `Modelfile`, the settings of the tokenizer, and the chat template where one is named; and what
-/// is to be told of the template. That of the folder stays where it writes the same: it may write more, such as calls.
+/// warnings about the template. That of the folder stays where it writes the same: it may write more, such as calls.
 fn beside_weights(
     dir: &Path,
     hf: &HfConfig,
@@ -204,13 +204,13 @@ fn beside_weights(
     stops.extend(generation_stops(dir)?);
     stops.extend(tokenizer.special().eos);
     let own = ChatTemplate::read(dir).ok();
-    let mut told = Vec::new();
+    let mut warnings = Vec::new();
     if let Some(chat) = &chat {
         stops.extend(stop_ids(chat, tokenizer, hf)?);
-        told.extend(chat.disagreement(tokenizer, dir)?);
+        warnings.extend(chat.disagreement(tokenizer, dir)?);
     }
     let (mut texts, template) = match &chat {
-        Some(chat) if own.is_none() || !told.is_empty() => {
+        Some(chat) if own.is_none() || !warnings.is_empty() => {
             (template_files(chat, tokenizer, dir, hf)?, Some(chat.prompts(tokenizer, dir)?))
         }
         _ => (TemplateFiles::new(), own),
@@ -226,7 +226,7 @@ fn beside_weights(
             texts.extend(own.and_then(|text| Some((TOKENIZER_CONFIG, padding_left(&text)?))));
         }
     }
-    Ok((texts, told))
+    Ok((texts, warnings))
 }
 
 /// The dtype that `config.json` gives the weights.

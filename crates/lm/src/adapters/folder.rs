@@ -34,7 +34,7 @@ pub struct Adapter {
     config: AdapterConfig,
     /// The model beside which it was opened.
     beside: ModelMark,
-    /// What is to be told of how it was read.
+    /// Warnings about how it was read.
     notes: Vec<String>,
     /// The names of linear layers in the files of the model's family, which are those of the settings, by our names.
     stored: BTreeMap<String, String>,
@@ -98,7 +98,7 @@ impl Adapter {
         Ok(adapter)
     }
 
-    /// What is to be told of how it was read: settings that nothing reads, and a base that is not the one that it was
+    /// Warnings about how it was read: settings that nothing reads, and a base that is not the one that it was
     /// trained beside.
     pub fn notes(&self) -> &[String] {
         &self.notes
@@ -217,7 +217,7 @@ impl Adapter {
 }
 
 impl Adapter {
-    /// Whether the settings are those of these weights; what is to be told of names that the model does not have.
+    /// Whether the settings are those of these weights; warnings about names that the model does not have.
     fn check_settings(&self, known: &Names, peft: &PeftConfig) -> std::result::Result<Vec<String>, String> {
         let paths: BTreeSet<&str> = (self.tensors.keys())
             .filter_map(|name| PARTS.iter().find_map(|part| name.strip_suffix(part)?.strip_suffix('.')))
@@ -299,10 +299,10 @@ impl Adapter {
         let alphas = lora.alpha_pattern.iter().map(|(key, _)| ("alpha_pattern", key));
         let is_there = |key: &str| paths.iter().any(|path| ends_with(&known.stored(path), key));
         let strange = ranks.chain(alphas).filter(|(_, key)| !is_there(key));
-        let told = |(setting, key)| {
+        let warning = |(setting, key)| {
             format!("note: {setting} of the adapter names {key}, and no layer of that name has an adapter")
         };
-        strange.map(told).collect()
+        strange.map(warning).collect()
     }
 }
 

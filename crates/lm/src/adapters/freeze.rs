@@ -131,13 +131,13 @@ mod tests {
 
     #[test]
     fn what_cannot_be_trained_is_refused() {
-        let told = |args: FreezeArgs| trained(&args).unwrap_err().to_string();
-        let unknown = told(args(TrainedLayers::Last(1), &["attn"], &[]));
+        let error = |args: FreezeArgs| trained(&args).unwrap_err().to_string();
+        let unknown = error(args(TrainedLayers::Last(1), &["attn"], &[]));
         let expected = "Module attn is not found, please choose from input_layernorm, mlp, \
                         post_attention_layernorm, self_attn";
         assert_eq!(unknown, expected);
-        assert!(told(args(TrainedLayers::Last(1), &[], &["mlp"])).contains("embed_tokens, lm_head, norm"));
-        assert!(told(args(TrainedLayers::Spread(3), &[], &[])).contains("should be divisible"));
-        assert!(told(args(TrainedLayers::Last(0), &[], &[])).contains("nothing is trained"));
+        assert!(error(args(TrainedLayers::Last(1), &[], &["mlp"])).contains("embed_tokens, lm_head, norm"));
+        assert!(error(args(TrainedLayers::Spread(3), &[], &[])).contains("should be divisible"));
+        assert!(error(args(TrainedLayers::Last(0), &[], &[])).contains("nothing is trained"));
     }
 }

@@ -51,9 +51,11 @@ fn of_ollama(template: &ChatTemplate) -> Option<String> {
         return None;
     }
     let prefix = one.strip_suffix(question)?;
-    let told = prompt(Some(SYSTEM), vec![user()]);
-    let system =
-        told.as_deref().and_then(|told| told.strip_suffix(question)).filter(|told| told.contains(SYSTEM));
+    let rendered = prompt(Some(SYSTEM), vec![user()]);
+    let system = rendered
+        .as_deref()
+        .and_then(|rendered| rendered.strip_suffix(question))
+        .filter(|rendered| rendered.contains(SYSTEM));
     let answer = answer.replace("{{ .Answer }}", CONTENT);
     let begin = match system {
         Some(system) => format!("{{{{ if .System }}}}{system}{{{{ else }}}}{prefix}{{{{ end }}}}"),

@@ -15,7 +15,7 @@ pub(super) fn metadata(base: Option<&ModelMark>) -> BTreeMap<String, String> {
     text.map(|text| (KEY.to_owned(), text)).into_iter().collect()
 }
 
-/// Compares the base of an adapter with the model `beside` which it is opened, whose settings are `hf`: what is to be told,
+/// Compares the base of an adapter with the model `beside` which it is opened, whose settings are `hf`: warnings,
 /// if anything. `name` is `base_model_name_or_path`, `metadata` that of its weights.
 ///
 /// # Errors

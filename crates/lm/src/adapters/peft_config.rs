@@ -82,7 +82,7 @@ pub(super) struct PeftConfig {
     pub(super) base: Option<String>,
     /// The layers that have an adapter; none where the file leaves them to PEFT.
     pub(super) targeted: Option<Targeted>,
-    /// What is to be told: settings that nothing reads.
+    /// Warnings: settings that nothing reads.
     pub(super) notes: Vec<String>,
 }
 

@@ -1,4 +1,4 @@
-//! Passes in which adapted layers are what they were before the training.
+//! Passes in which adapted layers are what they were before training.
 
 use std::cell::Cell;
 
@@ -9,8 +9,8 @@ thread_local! {
     static IS_REFERENCE: Cell<bool> = const { Cell::new(false) };
 }
 
-/// Runs passes of this thread in which every adapted layer is what it was compared with before the training: the layer
-/// that the adapter is around, or one with a frozen copy of the adapter that the training continues.
+/// Runs passes of this thread in which every adapted layer is what it was compared with before training: the layer
+/// that the adapter is around, or one with a frozen copy of the adapter that the run continues.
 pub fn as_reference<R>(f: impl FnOnce() -> R) -> R {
     /// Ends it also where `f` panics.
     struct Before(bool);

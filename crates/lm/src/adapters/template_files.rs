@@ -16,7 +16,7 @@ pub type TemplateFiles = Vec<(&'static str, String)>;
 /// The files for a model of the tokenizer in `dir`.
 ///
 /// # Errors
-/// A tokenizer that cannot be used, and files that are no JSON.
+/// A tokenizer that cannot be used, and files that are not JSON.
 pub fn template_files(
     chat: &Chat,
     tokenizer: &Tokenizer,

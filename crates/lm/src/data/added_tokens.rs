@@ -63,7 +63,7 @@ const LISTS: [&str; 2] = ["additional_special_tokens", "extra_special_tokens"];
 /// `special_tokens_map.json`.
 ///
 /// # Errors
-/// A file that cannot be read or is no JSON.
+/// A file that cannot be read or is not JSON.
 pub(super) fn settings(dir: &Path) -> Result<Map<String, Value>> {
     let mut settings = match side_file(dir, "tokenizer_config.json")? {
         Value::Object(settings) => settings,
@@ -86,7 +86,7 @@ pub(super) fn settings(dir: &Path) -> Result<Map<String, Value>> {
 /// with other properties gets these.
 ///
 /// # Errors
-/// A token that is no text and no object with a text `content`, and a side file that is no JSON.
+/// A token that is not a text and no object with a text `content`, and a side file that is not JSON.
 pub(super) fn beside(
     dir: &Path,
     config: &Map<String, Value>,
@@ -294,7 +294,7 @@ mod tests {
     #[test]
     fn what_is_no_token_is_explained() {
         let config = "tokenizer_config.json";
-        for (wrong, told) in [
+        for (wrong, message) in [
             (json!({"added_tokens_decoder": {"x": {"content": "a"}}}), "has \"x\" where an id is expected"),
             (
                 json!({"added_tokens_decoder": {"5": {"text": "a"}}}),
@@ -304,7 +304,7 @@ mod tests {
             (json!({"extra_special_tokens": "a"}), "extra_special_tokens is \"a\""),
         ] {
             let error = ids(&[(config, wrong)], "a").unwrap_err();
-            assert!(error.contains(told) && error.contains("tokenizer_config.json: "), "{error}");
+            assert!(error.contains(message) && error.contains("tokenizer_config.json: "), "{error}");
         }
     }
 }

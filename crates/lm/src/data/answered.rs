@@ -5,10 +5,10 @@ use super::loader::{Batch, Sample};
 /// A target that counts for nothing.
 const IGNORED: i32 = -100;
 
-/// A prompt and an answer to it, as an example of the training.
+/// A prompt and an answer to it, as an example of the run.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct AnsweredPrompt {
-    /// The samples of the training before it.
+    /// The samples of the run before it.
     pub position: u64,
     /// The tokens of the prompt.
     pub prompt: Vec<u32>,
@@ -37,7 +37,7 @@ impl Batch {
     }
 
     /// Examples one after another as the documents of one row, whose answers are the targets. Without an example it is one
-    /// token that is no target, so that a rank takes part all the same.
+    /// token that is not a target, so that a rank takes part all the same.
     pub fn of_answered_prompts(examples: &[AnsweredPrompt]) -> Batch {
         let mut batch = Batch { rows: 1, ..Batch::default() };
         let mut starts = Vec::new();

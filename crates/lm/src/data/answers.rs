@@ -1,4 +1,4 @@
-//! Answers that are compared or judged, each behind its prompt, as segments that do not see each other.
+//! Answers that are compared or labeled, each behind its prompt, as segments that do not see each other.
 
 use std::borrow::Cow;
 
@@ -34,7 +34,7 @@ impl Chat {
 
     /// One answer as a pair of which the other answer is missing: its segment is empty. It is whole, and cut where rows are
     /// made, as its prompt also comes with another answer.
-    pub(super) fn judged(&self, tokenizer: &Tokenizer, judged: &UnpairedPreference) -> Result<Outcome> {
+    pub(super) fn unpaired(&self, tokenizer: &Tokenizer, judged: &UnpairedPreference) -> Result<Outcome> {
         let Answered { prompt, answer } = match self.answered(tokenizer, &judged.conversation)? {
             Ok(answered) => answered,
             Err(reason) => return Ok(Outcome::Dropped(reason)),
@@ -113,10 +113,10 @@ mod tests {
     use super::super::example::Example;
     use super::super::tokenizer::tests::small;
     use super::*;
-    use oarlock_config::config::{ChatArgs, Learned};
+    use oarlock_config::config::{ChatArgs, ExampleKind};
 
-    fn chat(tokenizer: &Tokenizer, dir: &std::path::Path, learned: Learned, cutoff_len: usize) -> Chat {
-        let args = ChatArgs { template: Some("empty".into()), learned, ..ChatArgs::default() };
+    fn chat(tokenizer: &Tokenizer, dir: &std::path::Path, examples: ExampleKind, cutoff_len: usize) -> Chat {
+        let args = ChatArgs { template: Some("empty".into()), examples, ..ChatArgs::default() };
         Chat::new(tokenizer, dir, &args, cutoff_len).unwrap()
     }
 
@@ -139,7 +139,7 @@ mod tests {
         let pair = Pair { prompt: asked(question), chosen: answer(good), rejected: answer(bad) };
         let example = Example::Pair(Box::new(pair));
         let encode = |cutoff_len: usize| {
-            let chat = chat(&tokenizer, dir.path(), Learned::Pairs, cutoff_len);
+            let chat = chat(&tokenizer, dir.path(), ExampleKind::Pairs, cutoff_len);
             Encoder::sft(&tokenizer, &chat).encode(&example)
         };
         let whole = encode(1000).unwrap();
@@ -152,20 +152,20 @@ mod tests {
         let cut = encode(cutoff_len).unwrap();
         let kept = of_prompt + (g as usize).min(of_answer);
         assert_eq!((cut.segments[0] as usize, cut.ids.len()), (kept, kept + of_prompt + of_answer));
-        let sft = chat(&tokenizer, dir.path(), Learned::Answers, 1000);
+        let sft = chat(&tokenizer, dir.path(), ExampleKind::Answers, 1000);
         let error = Encoder::sft(&tokenizer, &sft).encode(&example).unwrap_err().to_string();
         assert!(error.contains("two answers"), "{error}");
     }
 
     #[test]
-    fn a_judged_answer_is_a_pair_without_the_other_answer() {
+    fn an_unpaired_preference_is_a_pair_without_the_other_answer() {
         let (dir, tokenizer) = small();
         let judged = |desired: bool| {
             let mut conversation = asked("what is it");
             conversation.messages.push(Message::new("assistant", "a river"));
             Example::UnpairedPreference(Box::new(UnpairedPreference { conversation, desired }))
         };
-        let chat = chat(&tokenizer, dir.path(), Learned::UnpairedPreferences, 1000);
+        let chat = chat(&tokenizer, dir.path(), ExampleKind::UnpairedPreferences, 1000);
         let encode = |desired| Encoder::sft(&tokenizer, &chat).encode(&judged(desired)).unwrap();
         let (wanted, unwanted) = (encode(true), encode(false));
         assert_eq!((wanted.segments, unwanted.segments), (vec![wanted.ids.len() as u32], vec![0]));

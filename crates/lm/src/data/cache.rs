@@ -1,7 +1,7 @@
 //! All tokens of a data set in one memory-mapped file, built once and shared by every rank.
 //!
 //! It holds the ids of every record, where each record begins, and what is learned of it, but no packing: how rows are
-//! cut can change without tokenising again. A file is written under another name and renamed into place, so it is whole
+//! cut can change without tokenizing again. A file is written under another name and renamed into place, so it is whole
 //! or absent; a sum over its content tells damage. It is not synced to disk: what a power cut leaves is found damaged
 //! and built again.
 //!
@@ -201,7 +201,7 @@ impl Header {
             word.map(u64::from_ne_bytes).ok_or("it ends inside the header")
         };
         if word(0)? != MAGIC {
-            return Err("it is no token cache of this kind of machine".into());
+            return Err("it is not a token cache of this kind of machine".into());
         }
         if word(1)? >> 32 != VERSION {
             return Err(format!("it is of version {}, and this program reads {VERSION}", word(1)? >> 32));
@@ -283,7 +283,7 @@ impl TokenCache {
 
     /// Makes sure that the cache of `source` under a tokenizer, or an [`Encoder`], is in `dir`: leaves it when it is
     /// whole and the records have not changed, and builds it otherwise, on all threads of the current pool. One rank
-    /// does this; the others `open` the file afterwards. `on_progress` is called now and then while it builds.
+    /// does this; the others `open` the file afterward. `on_progress` is called now and then while it builds.
     ///
     /// # Errors
     /// When a record is bad, the tokenizer cannot be used, or the file cannot be written.
@@ -409,7 +409,7 @@ impl TokenCache {
     }
 
     /// The files that it was built from, each with the hash of what was in it, and a hash of what they became: the tokens, what is
-    /// learned of them, and the data set of each. Where they lay, and when they were written, is no part of it.
+    /// learned of them, and the data set of each. Where they lay, and when they were written, is not part of it.
     ///
     /// # Errors
     /// A damaged file.
@@ -460,8 +460,8 @@ impl TokenCache {
         self.layout.segments.is_some()
     }
 
-    /// Whether records are single answers with a judgement: pairs of which one is empty.
-    pub(super) fn holds_judgements(&self) -> bool {
+    /// Whether records are single answers with a label: pairs of which one is empty.
+    pub(super) fn holds_unpaired_preferences(&self) -> bool {
         let len = self.offsets().get(1).copied().unwrap_or(0);
         self.n_records() > 0 && matches!(self.segments(0), [at] if *at == 0 || u64::from(*at) == len)
     }

@@ -38,7 +38,7 @@ pub(super) struct Bounds {
 
 /// Why there is no result.
 #[derive(Debug)]
-pub(super) enum GivenUp {
+pub(super) enum Abandoned {
     Exceeded(Exceeded),
     TooSlow,
     Panicked,
@@ -64,11 +64,11 @@ static IDLE: Mutex<Vec<Room>> = Mutex::new(Vec::new());
 pub(super) fn run<T: Send + 'static>(
     bounds: Bounds,
     body: impl FnOnce() -> T + Send + 'static,
-) -> Result<T, GivenUp> {
+) -> Result<T, Abandoned> {
     // Few different sizes, so that threads are used again.
     let stack_bytes = bounds.stack_bytes.next_power_of_two();
-    let room = Room::with_stack(stack_bytes).map_err(GivenUp::NoThread)?;
-    let (tell, told) = sync_channel(1);
+    let room = Room::with_stack(stack_bytes).map_err(Abandoned::NoThread)?;
+    let (tell, message) = sync_channel(1);
     let meter = room.meter;
     let limits = MemoryLimits {
         bytes: bounds.bytes,
@@ -82,27 +82,27 @@ pub(super) fn run<T: Send + 'static>(
         drop(tell.send(done));
     };
     if room.work.send(Box::new(work)).is_err() {
-        return Err(GivenUp::Panicked);
+        return Err(Abandoned::Panicked);
     }
     let mut begin = None;
     for _ in 0..MAX_TICKS {
-        match told.recv_timeout(TICK) {
+        match message.recv_timeout(TICK) {
             Ok(done) => {
                 IDLE.lock().unwrap_or_else(PoisonError::into_inner).push(room);
-                return done.ok_or(GivenUp::Panicked);
+                return done.ok_or(Abandoned::Panicked);
             }
-            Err(RecvTimeoutError::Disconnected) => return Err(GivenUp::Panicked),
+            Err(RecvTimeoutError::Disconnected) => return Err(Abandoned::Panicked),
             Err(RecvTimeoutError::Timeout) => {}
         }
         if let Some(held) = meter.held() {
-            return Err(GivenUp::Exceeded(held));
+            return Err(Abandoned::Exceeded(held));
         }
         let Some(now) = room.processor_time() else { continue };
         if now.saturating_sub(*begin.get_or_insert(now)) > bounds.time {
-            return Err(GivenUp::TooSlow);
+            return Err(Abandoned::TooSlow);
         }
     }
-    Err(GivenUp::TooSlow)
+    Err(Abandoned::TooSlow)
 }
 
 impl Room {
@@ -147,15 +147,15 @@ mod tests {
     #[test]
     fn results_come_back_and_panics_are_values() {
         assert_eq!(run(BOUNDS, || 7).unwrap(), 7);
-        assert!(matches!(run(BOUNDS, || [1][std::hint::black_box(1)]), Err(GivenUp::Panicked)));
+        assert!(matches!(run(BOUNDS, || [1][std::hint::black_box(1)]), Err(Abandoned::Panicked)));
         assert_eq!(run(BOUNDS, || "after a panic".len()).unwrap(), 13);
     }
 
     #[test]
     fn what_goes_beyond_its_bounds_is_given_up() {
         let much = run(BOUNDS, || vec![1_u8; std::hint::black_box(1 << 30)].len());
-        assert!(matches!(much, Err(GivenUp::Exceeded(Exceeded::Memory))), "{much:?}");
+        assert!(matches!(much, Err(Abandoned::Exceeded(Exceeded::Memory))), "{much:?}");
         let slow = run(BOUNDS, || while std::hint::black_box(true) {});
-        assert!(matches!(slow, Err(GivenUp::TooSlow)), "{slow:?}");
+        assert!(matches!(slow, Err(Abandoned::TooSlow)), "{slow:?}");
     }
 }

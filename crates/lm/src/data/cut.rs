@@ -13,7 +13,7 @@ pub(super) struct Joining {
     pub(super) cutoff_len: usize,
     /// Learn the questions, too.
     pub(super) train_on_prompt: bool,
-    /// Learn the last answer only, and keep the last turns where not all fit.
+    /// Compute the loss on the last answer only, and keep the last turns where not all fit.
     pub(super) mask_history: bool,
     /// The end token of layouts whose answers have none: the beginning of the next turn learns it, and it stands once at
     /// the end.
@@ -151,7 +151,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_learned_of_turns_that_fit() {
+    fn the_loss_mask_of_turns_that_fit() {
         let turns = [turn(0, 3, 2), turn(5, 1, 4)];
         let joined = |joining: &Joining| join(&turns, joining);
         let (encoded, cuts) = joined(&ALL);

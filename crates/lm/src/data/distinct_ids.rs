@@ -1,7 +1,8 @@
 //! Whether each token of a tokenizer has an id of its own, and the one that its file says.
 
-/// Refuses two tokens with one id, which could not be told apart in what a model writes, and an added token to which the
-/// library gives another id than the file, `of_file`: where ids are missing before it, and where the vocabulary has it.
+/// Refuses two tokens with one id, which could not be distinguished in what a model writes, and an added token to which
+/// the library gives another id than the file, `of_file`: where ids are missing before it, and where the vocabulary has
+/// it.
 pub(super) fn check<'a>(
     tokenizer: &tokenizers::Tokenizer,
     of_file: impl Iterator<Item = (&'a str, u32)>,

@@ -199,7 +199,7 @@ impl<'a> Encoder<'a> {
         whole.messages.push(answer.clone());
         let (ids, spans) = self.conversation(template, &whole)?;
         let last = spans.last().cloned().filter(|_| answer.role == "assistant");
-        Ok((ids, last.ok_or_else(|| template.error("an answer is no message of the assistant"))?))
+        Ok((ids, last.ok_or_else(|| template.error("an answer is not a message of the assistant"))?))
     }
 }
 

@@ -436,8 +436,8 @@ mod tests {
             let message = unigram(pieces).unwrap_err();
             assert!(message.contains("bytes, and may have 4096: a long text would take hours"), "{message}");
         }
-        let told = unigram(nested(32)).err().unwrap_or_default();
-        assert!(!told.contains("may have 4096"), "{told}");
+        let reported = unigram(nested(32)).err().unwrap_or_default();
+        assert!(!reported.contains("may have 4096"), "{reported}");
         let usual = |json: &mut serde_json::Value| {
             json["model"]["dropout"] = json!(0.0);
             json["model"]["end_of_word_suffix"] = json!("");

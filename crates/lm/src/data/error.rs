@@ -160,7 +160,7 @@ impl Error {
             io::ErrorKind::PermissionDenied | io::ErrorKind::ReadOnlyFilesystem => {
                 format!("make {folder} writable or choose another folder")
             }
-            io::ErrorKind::AlreadyExists => "it is no folder: choose another name".to_owned(),
+            io::ErrorKind::AlreadyExists => "it is not a folder: choose another name".to_owned(),
             _ => format!("check that {folder} is a folder on a healthy disk"),
         };
         Error::Write { path: path.into(), cause, remedy }
@@ -182,19 +182,20 @@ mod tests {
 
     #[test]
     fn a_failed_write_names_the_folder() {
-        let told = |path: &str, kind: io::ErrorKind| Error::write(Path::new(path), kind.into()).to_string();
+        let message =
+            |path: &str, kind: io::ErrorKind| Error::write(Path::new(path), kind.into()).to_string();
         assert!(
-            told("cache", io::ErrorKind::StorageFull)
+            message("cache", io::ErrorKind::StorageFull)
                 .ends_with("make room in . or choose a folder on another disk")
         );
         assert!(
-            told("a/b", io::ErrorKind::PermissionDenied)
+            message("a/b", io::ErrorKind::PermissionDenied)
                 .ends_with("make a writable or choose another folder")
         );
-        assert!(told("a/b", io::ErrorKind::Other).ends_with("check that a is a folder on a healthy disk"));
+        assert!(message("a/b", io::ErrorKind::Other).ends_with("check that a is a folder on a healthy disk"));
         assert!(
-            told("text.jsonl", io::ErrorKind::AlreadyExists)
-                .ends_with("it is no folder: choose another name")
+            message("text.jsonl", io::ErrorKind::AlreadyExists)
+                .ends_with("it is not a folder: choose another name")
         );
     }
 }

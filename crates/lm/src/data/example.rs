@@ -13,9 +13,9 @@ pub enum Example {
     Text(String),
     /// A conversation, of which the assistant's messages are learned.
     Conversation(Conversation),
-    /// A conversation with a better and a worse answer, of which the two answers are compared.
+    /// A conversation with a chosen and a rejected answer, of which the two answers are compared.
     Pair(Box<Pair>),
-    /// A conversation with a judgement of its last answer.
+    /// A conversation with a label of its last answer.
     UnpairedPreference(Box<UnpairedPreference>),
 }
 
@@ -33,9 +33,9 @@ pub struct UnpairedPreference {
 pub struct Pair {
     /// What comes before the answer.
     pub prompt: Conversation,
-    /// The better answer.
+    /// The chosen answer.
     pub chosen: Message,
-    /// The worse answer.
+    /// The rejected answer.
     pub rejected: Message,
 }
 
@@ -106,8 +106,10 @@ impl Example {
                 Value::String(text) if text.trim().is_empty() => Ok(None),
                 Value::String(text) => {
                     let broken = |e: serde_json::Error| {
-                        record
-                            .error(format!("{name} is no JSON: {e}"), &format!("write {name} as a JSON list"))
+                        record.error(
+                            format!("{name} is not JSON: {e}"),
+                            &format!("write {name} as a JSON list"),
+                        )
                     };
                     serde_json::from_str(&text).map(Some).map_err(broken)
                 }

@@ -1,4 +1,4 @@
-//! An order of rows in which neighbours have similar lengths, as transformers' `group_by_length` draws it.
+//! An order of rows in which neighbors have similar lengths, as transformers' `group_by_length` draws it.
 
 use std::cmp::Reverse;
 use std::sync::{Arc, Mutex, PoisonError};
@@ -16,11 +16,11 @@ pub struct Lengths(Arc<Inner>);
 struct Inner {
     lens: Vec<u32>,
     /// The order that was asked for last.
-    last: Mutex<Option<(Asked, Arc<[u64]>)>>,
+    last: Mutex<Option<(OrderKey, Arc<[u64]>)>>,
 }
 
 /// What decides an order: the random numbers and the samples of a step.
-type Asked = (Stream, u64);
+type OrderKey = (Stream, u64);
 
 impl PartialEq for Lengths {
     fn eq(&self, other: &Lengths) -> bool {

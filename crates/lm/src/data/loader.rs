@@ -31,12 +31,12 @@ pub struct Batch {
     pub n_targets: usize,
     /// What an objective needs to know of the examples besides.
     pub fields: Fields,
-    /// Which samples of the training it holds, in the order of their tokens; rows that are there for the shape only are
+    /// Which samples of the run it holds, in the order of their tokens; rows that are there for the shape only are
     /// none.
     pub samples: Vec<Sample>,
 }
 
-/// A sample of the training in a micro-batch: one row of the data set, at its turn.
+/// A sample of the run in a micro-batch: one row of the data set, at its turn.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Sample {
     /// The samples before it, over all epochs and ranks. It is the same however a step is split.
@@ -106,7 +106,7 @@ impl Batch {
         }
         self.doc_start = Some(starts);
         data.fill_answers(rows, &mut self.fields);
-        if data.is_judged() {
+        if data.is_unpaired() {
             self.fields.fill_batch(MISMATCHED, |batch| batch.fill_mismatched(data, rows));
         }
     }
@@ -209,8 +209,8 @@ impl Loader {
     pub fn next_step(&mut self) -> Result<StepBatches> {
         self.ready.recv().map_err(|_| {
             let panic = self.thread.take().and_then(|thread| thread.join().err());
-            let told = panic.as_ref().map_or("it gave no reason", |panic| panics::message(&**panic));
-            Error::Loader(told.to_owned())
+            let reported = panic.as_ref().map_or("it gave no reason", |panic| panics::message(&**panic));
+            Error::Loader(reported.to_owned())
         })?
     }
 

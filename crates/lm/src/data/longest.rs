@@ -6,11 +6,11 @@ use super::deal::shares;
 use super::pack::Rows;
 use super::sampler::Sampler;
 
-/// Samples of which each is looked at; of more, the longest rows are taken to come together.
+/// Samples of which each is looked at; of more, the longest rows are taken to meet.
 const MOST_SAMPLES: u64 = 1 << 22;
 
 /// The most tokens that a micro-batch of any rank has in the steps that consume `samples`, counted from the beginning of
-/// the run over all epochs and ranks. Where answers are judged, the prompts with the answers of others count as well.
+/// the run over all epochs and ranks. With unpaired preferences, the prompts with the answers of others count as well.
 pub fn longest_batch(rows: &Rows, sampler: &Sampler, samples: Range<u64>) -> usize {
     let (world, most) = (sampler.world as usize, sampler.micro_batch as usize);
     if samples.end.saturating_sub(samples.start) > MOST_SAMPLES {

@@ -1,7 +1,7 @@
 //! From records to batches of tokens, on one road for every kind of training.
 //!
 //! Read in the order of a token's life: `source` (records), `example` (what a record means), `template` (conversations
-//! as text), `tokenizer` and `encode` (tokens, and which of them are learned), `cache` (all tokens, memory-mapped),
+//! as text), `tokenizer` and `encode` (tokens, and which of them are supervised), `cache` (all tokens, memory-mapped),
 //! `pack` (rows of a fixed length), `sampler` (which rows, when, on which rank), `loader` (batches, ahead of time).
 
 mod added_tokens;

@@ -80,7 +80,7 @@ impl Rows {
         Ok((Rows::of(rest, settings)?, held_out))
     }
 
-    /// The same rows, of which a training draws those of similar length together.
+    /// The same rows, of which a training run draws those of similar length together.
     pub fn grouped_by_length(mut self) -> Rows {
         let lens = (0..self.n_rows()).map(|row| self.tokens_of(row).min(u32::MAX as usize) as u32);
         self.lengths = Some(Lengths::new(lens.collect()));
@@ -98,11 +98,11 @@ impl Rows {
     }
 
     /// The tokens of a record and which of them are targets, from its first to its last, whatever row they are in: the
-    /// `index`-th of the records that these rows are made of. Of a judged answer those that fit into a row.
+    /// `index`-th of the records that these rows are made of. Of an unpaired preference those that fit into a row.
     pub fn record(&self, index: u64) -> (Vec<u32>, Vec<Range<usize>>) {
-        if self.is_judged() {
+        if self.is_unpaired() {
             let ids = self.shown(index).0;
-            return (ids, vec![self.judged_targets(index)]);
+            return (ids, vec![self.unpaired_targets(index)]);
         }
         let (record, begin, len) = self.selection.record(index);
         let mut ids = vec![0; len];
@@ -227,11 +227,11 @@ impl Rows {
         if self.packing == Packing::MiniMind {
             return self.write_minimind(row, ids, labels);
         }
-        if self.is_judged() {
+        if self.is_unpaired() {
             if let Some(doc_start) = doc_start {
                 doc_start.fill(0);
             }
-            return self.write_judged(row, ids, labels);
+            return self.write_unpaired(row, ids, labels);
         }
         let (cache, mut n) = (&self.selection.cache, 0);
         for Part { record, begin, len, from, at } in self.parts(row) {
@@ -272,15 +272,15 @@ impl Rows {
                 let own = self.segments(row).into_iter().skip(index).step_by(2);
                 own.map(move |span| first + span.start..first + span.end)
             });
-            // Of a judged answer the one that it is not is empty.
-            fields.fill_spans(name, spans.filter(|span| !self.is_judged() || !span.is_empty()));
+            // Of an unpaired preference the one that it is not is empty.
+            fields.fill_spans(name, spans.filter(|span| !self.is_unpaired() || !span.is_empty()));
         }
     }
 
     /// Where the segments of a row stand, in order, where its record has several; one of them may be empty.
     pub(super) fn segments(&self, row: u64) -> Vec<Range<usize>> {
-        if self.is_judged() {
-            return self.judged_segments(row);
+        if self.is_unpaired() {
+            return self.unpaired_segments(row);
         }
         let mut segments = Vec::new();
         for Part { record, from, at, .. } in self.parts(row) {
@@ -314,7 +314,7 @@ impl Rows {
     /// The number of targets that `write` gives for a row.
     pub fn n_targets(&self, row: u64) -> usize {
         match self.packing {
-            _ if self.is_judged() => self.judged_targets(row).len(),
+            _ if self.is_unpaired() => self.unpaired_targets(row).len(),
             Packing::Concat | Packing::ConcatDocuments => {
                 self.len - 1 - self.for_each_ignored(row, |_| ()) + self.for_each_end(row, |_| ())
             }
@@ -358,7 +358,7 @@ impl Rows {
         })
     }
 
-    /// Calls `f` with the tokens of a row whose next token is no target though there is one; gives how many they are.
+    /// Calls `f` with the tokens of a row whose next token is not a target though there is one; gives how many they are.
     fn for_each_ignored(&self, row: u64, mut f: impl FnMut(Range<usize>)) -> usize {
         let cache = &self.selection.cache;
         let is_apart = self.packing == Packing::ConcatDocuments;
@@ -410,15 +410,15 @@ impl Rows {
         n
     }
 
-    /// The tokens of a row, and which of them are learned.
+    /// The tokens of a row, and which of them are supervised.
     pub fn shown(&self, row: u64) -> (Vec<u32>, Vec<bool>) {
         let len = self.tokens_in(row);
         let (mut ids, mut labels) = (vec![0; len], vec![0; len]);
         let mut doc_start = self.has_documents().then(|| vec![0; len]);
         self.write(row, &mut ids, &mut labels, doc_start.as_deref_mut());
-        let learned =
+        let supervised =
             [false].into_iter().chain(labels.iter().map(|&label| label != IGNORED)).take(len).collect();
-        (ids.into_iter().map(|id| id as u32).collect(), learned)
+        (ids.into_iter().map(|id| id as u32).collect(), supervised)
     }
 
     fn write_minimind(&self, row: u64, ids: &mut [i32], labels: &mut [i32]) -> usize {

@@ -1,7 +1,7 @@
 //! A shorter way to the ids of byte-level BPE, the tokenizer of nearly every decoder model.
 //!
 //! The general engine tracks where every character came from, which costs more than the merges. Where a tokenizer is
-//! added tokens, a normalisation to NFC, splits, a byte alphabet and merges, its pieces can be cut and looked up
+//! added tokens, a normalization to NFC, splits, a byte alphabet and merges, its pieces can be cut and looked up
 //! directly. The ids are the same; what does not fit declines and takes the general way.
 
 use std::borrow::Cow;
@@ -22,10 +22,10 @@ const MAX_PIECE_BYTES: usize = 64;
 
 /// How a tokenizer cuts text into pieces.
 pub(super) struct Pieces {
-    /// Added tokens that are found in the text as it is written, then those found in what is normalised.
+    /// Added tokens that are found in the text as it is written, then those found in what is normalized.
     written_tokens: AddedTokens,
     normalized_tokens: AddedTokens,
-    /// Whether text is normalised to NFC.
+    /// Whether text is normalized to NFC.
     composes: bool,
     pre_tokenizer: PreTokenizer,
     /// How each byte is written in the vocabulary.
@@ -157,7 +157,7 @@ impl AddedTokens {
     }
 }
 
-/// Whether a normaliser brings text to NFC; `None` when it changes text in another way.
+/// Whether a normalizer brings text to NFC; `None` when it changes text in another way.
 fn composes(normalizer: &NormalizerWrapper) -> Option<bool> {
     match normalizer {
         NormalizerWrapper::NFC(_) => Some(true),

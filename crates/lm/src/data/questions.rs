@@ -68,7 +68,7 @@ pub fn subjects(dir: &Path, task: &str) -> Result<Vec<Subject>> {
         return Err(Error::Setting {
             key: "task",
             cause: format!(
-                "`{task}` is no task; expected the name of a folder and a part of it, such as mmlu_test"
+                "`{task}` is not a task; expected the name of a folder and a part of it, such as mmlu_test"
             ),
         });
     };
@@ -263,7 +263,7 @@ mod tests {
     fn what_is_missing_or_broken_is_named() {
         let dir = tempfile::tempdir().unwrap();
         let said = |task: &str| subjects(dir.path(), task).unwrap_err().to_string();
-        assert!(said("mmlu").contains("`mmlu` is no task"));
+        assert!(said("mmlu").contains("`mmlu` is not a task"));
         assert!(said("mmlu_test").contains("mapping.json"));
         write(dir.path(), &[("mmlu/mapping.json", r#"{"a": {"name": "a"}}"#)]);
         assert!(said("mmlu_test").contains("a: missing field `category`"));
@@ -272,13 +272,13 @@ mod tests {
             &[("mmlu/mapping.json", r#"{"a": {"name": "a", "category": "Other"}}"#), ("mmlu/a.zip", "")],
         );
         assert!(said("mmlu_test").contains("unpack the archive"), "{}", said("mmlu_test"));
-        for (text, told) in [
+        for (text, message) in [
             ("q,1,2,3,4,E\n", "a_test.csv:1: the answer is `E`; expected A, B, C or D"),
             ("q,1,2,3,4,A\nq,1,2\n", "a_test.csv:2: no field C among 3"),
             ("q,\"1,2,3,4,A\n", "a_test.csv:1: "),
         ] {
             write(dir.path(), &[("mmlu/data/test/a_test.csv", text)]);
-            assert!(said("mmlu_test").contains(told), "{}", said("mmlu_test"));
+            assert!(said("mmlu_test").contains(message), "{}", said("mmlu_test"));
         }
     }
 }

@@ -1,4 +1,4 @@
-//! What became of the rows of a data set: how many are learned from, what was cut, what was dropped and why.
+//! What became of the rows of a data set: how many are trained on, what was cut, what was dropped and why.
 
 use std::borrow::Cow;
 
@@ -9,7 +9,7 @@ use super::encode::{Encoded, Labels};
 use super::error::Error;
 use super::source::Record;
 
-/// Reasons that are told apart.
+/// Reasons that are distinguished.
 const MAX_REASONS: usize = 20;
 const OTHER_REASONS: &str = "for other reasons";
 
@@ -18,11 +18,11 @@ const OTHER_REASONS: &str = "for other reasons";
 pub struct RowReport {
     /// Rows that were read.
     pub rows: u64,
-    /// Rows that are learned from.
+    /// Rows that are trained on.
     pub examples: u64,
     /// Their tokens.
     pub tokens: u64,
-    /// Tokens of these that are learned.
+    /// Supervised tokens of these.
     pub trained: u64,
     /// Rows that were longer than `cutoff_len` and were cut.
     pub cut: u64,
@@ -32,13 +32,13 @@ pub struct RowReport {
     pub cut_answers: u64,
     /// Turns that were left out.
     pub cut_turns: u64,
-    /// Answers that are judged (`kto_tag`).
+    /// Unpaired preferences (`kto_tag`).
     #[serde(default)]
-    pub judged: u64,
+    pub unpaired: u64,
     /// How many of these are wanted.
     #[serde(default)]
     pub wanted: u64,
-    /// Rows that are not learned from, by reason, in the order in which the reasons were met.
+    /// Rows that are not trained on, by reason, in the order in which the reasons were met.
     pub dropped: Vec<Dropped>,
     /// What rows hold that nothing reads, in the order in which it was met.
     #[serde(default)]
@@ -47,7 +47,7 @@ pub struct RowReport {
     pub guessed: Vec<(String, u64)>,
 }
 
-/// Rows that are not learned from, for one reason.
+/// Rows that are not trained on, for one reason.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Dropped {
     /// Why.
@@ -83,7 +83,7 @@ impl RowReport {
         if let [other] = encoded.segments[..]
             && (other == 0 || other as usize == encoded.ids.len())
         {
-            self.judged += 1;
+            self.unpaired += 1;
             self.wanted += u64::from(other > 0);
         }
     }
@@ -126,12 +126,12 @@ impl RowReport {
         }
     }
 
-    /// Whether something of the rows, or some of them, is not learned from.
-    pub(super) fn is_worth_telling(&self) -> bool {
+    /// Whether something of the rows, or some of them, is not trained on.
+    pub(super) fn is_worth_a_warning(&self) -> bool {
         !self.unread.is_empty() || self.n_dropped() > 0
     }
 
-    /// Rows that are not learned from.
+    /// Rows that are not trained on.
     pub fn n_dropped(&self) -> u64 {
         self.dropped.iter().map(|dropped| dropped.rows).sum()
     }
@@ -149,12 +149,12 @@ impl RowReport {
             self.cut,
             self.n_dropped()
         )];
-        if self.judged > 0 {
-            let warning = match self.wanted == 0 || self.wanted == self.judged {
+        if self.unpaired > 0 {
+            let warning = match self.wanted == 0 || self.wanted == self.unpaired {
                 true => "warning: Your dataset only has one preference type: ",
                 false => "",
             };
-            let unwanted = self.judged - self.wanted;
+            let unwanted = self.unpaired - self.wanted;
             lines.push(format!("{warning}{} answers are wanted, {unwanted} are not", self.wanted));
         }
         for (kind, n) in &self.guessed {
@@ -168,12 +168,12 @@ impl RowReport {
                 (self.cut_questions, "questions lost their end, with the header of the answer"),
                 (self.cut_turns, "turns are left out"),
             ];
-            let told: Vec<String> =
+            let reported: Vec<String> =
                 parts.iter().filter(|(n, _)| *n > 0).map(|(n, what)| format!("{n} {what}")).collect();
             lines.push(format!(
                 "warning: {} rows are longer than cutoff_len {cutoff_len} and were cut: {}; raise cutoff_len to keep them whole",
                 self.cut,
-                told.join(", ")
+                reported.join(", ")
             ));
         }
         for Unread { what, rows, first } in &self.unread {
@@ -185,9 +185,9 @@ impl RowReport {
         lines
     }
 
-    /// Why nothing is left to learn from.
+    /// Why nothing is left to train on.
     pub(super) fn nothing_left(&self) -> Error {
-        let mut text = format!("Cannot find valid samples: none of {} rows can be learned from", self.rows);
+        let mut text = format!("Cannot find valid samples: none of {} rows can be trained on", self.rows);
         for Dropped { reason, rows, first } in &self.dropped {
             text.push_str(&format!("; {rows} dropped: {reason} (the first is {first})"));
         }

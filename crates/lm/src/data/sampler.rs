@@ -7,7 +7,7 @@
 //!
 //! Rows without padding are dealt to the ranks of a micro-batch by their tokens instead ([`super::deal`]).
 //!
-//! Where rows have [`Lengths`], the order of an epoch is one in which neighbours are alike.
+//! Where rows have [`Lengths`], the order of an epoch is one in which neighbors are alike.
 //!
 //! The end of an epoch is as in the Hugging Face Trainer: the last step has fewer micro-batches when the epoch is not
 //! a multiple of the step, and no step reaches into the next epoch. Where the last micro-batch is not full, rows are
@@ -38,7 +38,7 @@ pub struct Sampler {
     pub micro_batch: u64,
     /// Micro batches in one step.
     pub accumulation: u64,
-    /// The lengths of the rows, where rows of similar length are to come together. Goes with `shuffle`.
+    /// The lengths of the rows, where rows of similar length are to be batched together. Goes with `shuffle`.
     pub lengths: Option<Lengths>,
 }
 

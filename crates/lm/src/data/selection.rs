@@ -17,7 +17,7 @@ pub struct Split {
     pub val_size: Option<ValSize>,
     /// Chooses what is held out.
     pub val_seed: u64,
-    /// Whether the order of the records to train on is that of the training. Where records are held out, it is a random one,
+    /// Whether the order of the records to train on is that of the run. Where records are held out, it is a random one,
     /// which costs memory.
     pub keeps_order: bool,
     /// How several data sets become one.

@@ -1,10 +1,10 @@
 //! Conversations as fine-tuning sees them: through a layout by name or the tokenizer's chat template, cut to
-//! `cutoff_len`, the answers learned. What compares answers is in `answers`.
+//! `cutoff_len`, the answers supervised. What compares answers is in `answers`.
 
 use std::borrow::Cow;
 use std::path::Path;
 
-use oarlock_config::config::{ChatArgs, Learned};
+use oarlock_config::config::{ChatArgs, ExampleKind};
 
 use super::cut::{Cuts, Joining, join};
 use super::encode::{Encoded, Labels};
@@ -70,7 +70,7 @@ impl Chat {
             None => layout("empty")?,
         };
         // Where answers are compared, what comes before them is the prompt as a model sees it when it answers.
-        let mask_history = args.mask_history || args.learned != Learned::Answers;
+        let mask_history = args.mask_history || args.examples != ExampleKind::Answers;
         Ok(Chat { writing, args: ChatArgs { mask_history, ..args.clone() }, cutoff_len })
     }
 
@@ -107,9 +107,9 @@ impl Chat {
         for message in messages_of(example) {
             for (field, value) in &message.extra {
                 if !is_empty(value) && !self.writes(field) {
-                    let told = format!("\"{field}\" of messages");
-                    if !unread.contains(&told) {
-                        unread.push(told);
+                    let reported = format!("\"{field}\" of messages");
+                    if !unread.contains(&reported) {
+                        unread.push(reported);
                     }
                 }
             }
@@ -212,28 +212,28 @@ impl Chat {
                 "it calls functions, and the chat template of the tokenizer does not write calls; name a template that does",
             );
         }
-        match (self.args.learned, example) {
-            (Learned::Answers, Example::Conversation(conversation)) => {
+        match (self.args.examples, example) {
+            (ExampleKind::Answers, Example::Conversation(conversation)) => {
                 self.conversation(tokenizer, conversation)
             }
-            (Learned::Pairs, Example::Pair(pair)) => self.pair(tokenizer, pair),
-            (Learned::UnpairedPreferences, Example::UnpairedPreference(judged)) => {
-                self.judged(tokenizer, judged)
+            (ExampleKind::Pairs, Example::Pair(pair)) => self.pair(tokenizer, pair),
+            (ExampleKind::UnpairedPreferences, Example::UnpairedPreference(judged)) => {
+                self.unpaired(tokenizer, judged)
             }
-            (Learned::Answers, Example::Pair(_)) => {
+            (ExampleKind::Answers, Example::Pair(_)) => {
                 dropped("it has two answers, which stage sft does not compare")
             }
-            (Learned::UnpairedPreferences, Example::Pair(_)) => {
-                dropped("it has two answers, and stage kto learns from single ones")
+            (ExampleKind::UnpairedPreferences, Example::Pair(_)) => {
+                dropped("it has two answers, and stage kto trains on single ones")
             }
-            (Learned::Answers, Example::UnpairedPreference(_)) => {
-                dropped("its answer is judged (kto_tag), which stage sft does not learn from")
+            (ExampleKind::Answers, Example::UnpairedPreference(_)) => {
+                dropped("its answer has a kto_tag, which stage sft does not train on")
             }
-            (Learned::Pairs, Example::Conversation(_) | Example::UnpairedPreference(_)) => {
+            (ExampleKind::Pairs, Example::Conversation(_) | Example::UnpairedPreference(_)) => {
                 dropped("it has one answer (columns chosen and rejected hold two)")
             }
-            (Learned::UnpairedPreferences, Example::Conversation(_)) => {
-                dropped("its answer is not judged (the column kto_tag holds true or false)")
+            (ExampleKind::UnpairedPreferences, Example::Conversation(_)) => {
+                dropped("its answer has no label (the column kto_tag holds true or false)")
             }
             (_, Example::Text(_)) => dropped("it is a text without turns"),
         }

@@ -9,30 +9,35 @@ use super::sft::Outcome;
 use super::source::Source;
 use super::tokenizer::Tokenizer;
 
-/// The text of tokens, with « » around what is learned.
+/// The text of tokens, with « » around the supervised tokens.
 ///
 /// # Errors
 /// A tokenizer that cannot be used.
-pub fn bracketed(tokenizer: &Tokenizer, ids: &[u32], learned: &[bool]) -> Result<String> {
-    marked(tokenizer, ids, learned, [("", ""), ("«", "»")])
+pub fn bracketed(tokenizer: &Tokenizer, ids: &[u32], supervised: &[bool]) -> Result<String> {
+    marked(tokenizer, ids, supervised, [("", ""), ("«", "»")])
 }
 
-/// The text of tokens for a terminal: what is learned bright, the rest dim.
+/// The text of tokens for a terminal: the supervised tokens bright, the rest dim.
 ///
 /// # Errors
 /// A tokenizer that cannot be used.
-pub fn colored(tokenizer: &Tokenizer, ids: &[u32], learned: &[bool]) -> Result<String> {
-    marked(tokenizer, ids, learned, [("\u{1b}[2m", "\u{1b}[0m"), ("\u{1b}[1m", "\u{1b}[0m")])
+pub fn colored(tokenizer: &Tokenizer, ids: &[u32], supervised: &[bool]) -> Result<String> {
+    marked(tokenizer, ids, supervised, [("\u{1b}[2m", "\u{1b}[0m"), ("\u{1b}[1m", "\u{1b}[0m")])
 }
 
-fn marked(tokenizer: &Tokenizer, ids: &[u32], learned: &[bool], marks: [(&str, &str); 2]) -> Result<String> {
+fn marked(
+    tokenizer: &Tokenizer,
+    ids: &[u32],
+    supervised: &[bool],
+    marks: [(&str, &str); 2],
+) -> Result<String> {
     let (mut out, mut begin) = (String::new(), 0);
-    let n = ids.len().min(learned.len());
+    let n = ids.len().min(supervised.len());
     for end in 1..=n {
-        if end < n && learned[end] == learned[begin] {
+        if end < n && supervised[end] == supervised[begin] {
             continue;
         }
-        let (before, behind) = marks[usize::from(learned[begin])];
+        let (before, behind) = marks[usize::from(supervised[begin])];
         // What control characters a text holds is shown, not obeyed.
         let text = tokenizer.decode(&ids[begin..end], false)?;
         out.push_str(before);
@@ -114,27 +119,27 @@ impl Statistics {
 }
 
 impl Encoded {
-    /// Which tokens are learned.
-    pub fn learned(&self) -> Vec<bool> {
+    /// The loss mask: which tokens are supervised.
+    pub fn loss_mask(&self) -> Vec<bool> {
         match &self.labels {
             Labels::All => (0..self.ids.len()).map(|at| at > 0).collect(),
             Labels::Spans(spans) => {
-                let mut learned = vec![false; self.ids.len()];
-                spans.iter().for_each(|span| learned[span.start as usize..span.end as usize].fill(true));
-                learned
+                let mut supervised = vec![false; self.ids.len()];
+                spans.iter().for_each(|span| supervised[span.start as usize..span.end as usize].fill(true));
+                supervised
             }
         }
     }
 
-    /// The target at each token, as transformers names it: the token itself, `end` where the end-of-text token is learned
-    /// instead, -100 where nothing is.
+    /// The target at each token, as transformers names it: the token itself, `end` where the end-of-text token is
+    /// supervised instead, -100 where nothing is.
     pub fn labels(&self, end: Option<u32>) -> Vec<i64> {
-        let learned = self.learned();
+        let supervised = self.loss_mask();
         let mut labels: Vec<i64> = self
             .ids
             .iter()
-            .zip(learned)
-            .map(|(&id, learned)| if learned { i64::from(id) } else { -100 })
+            .zip(supervised)
+            .map(|(&id, supervised)| if supervised { i64::from(id) } else { -100 })
             .collect();
         if let (Labels::Spans(spans), Some(end)) = (&self.labels, end) {
             spans

@@ -76,7 +76,7 @@ impl ChatTemplate {
     /// Whether a folder has a chat template.
     ///
     /// # Errors
-    /// Files that cannot be read or are no JSON.
+    /// Files that cannot be read or are not JSON.
     pub fn is_in(dir: &Path) -> Result<bool> {
         Ok(WrittenTemplate::find(dir)?.is_some())
     }

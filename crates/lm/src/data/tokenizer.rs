@@ -59,7 +59,7 @@ impl Tokenizer {
     /// silent from `config.json`.
     ///
     /// # Errors
-    /// When `tokenizer.json` is missing or no JSON, or a special token is no text or none of its tokens.
+    /// When `tokenizer.json` is missing or no JSON, or a special token is not a text or none of its tokens.
     pub fn open(dir: impl AsRef<Path>) -> Result<Tokenizer> {
         Tokenizer::open_with(dir, &NewTokens::default())
     }
@@ -96,7 +96,9 @@ impl Tokenizer {
                 };
                 return id.map(Some).ok_or_else(|| Error::Tokenizer {
                     path: dir.join("tokenizer_config.json"),
-                    cause: format!("{what}_token {token:?} is no token; name one of tokenizer.json, or null"),
+                    cause: format!(
+                        "{what}_token {token:?} is not a token; name one of tokenizer.json, or null"
+                    ),
                 });
             }
             let id = &numbered[&format!("{what}_token_id")];
@@ -186,7 +188,7 @@ impl Tokenizer {
         texts.par_iter().with_max_len(1).map(|text| self.encode(text)).collect()
     }
 
-    /// The text of `ids`; bytes that are no UTF-8 become U+FFFD.
+    /// The text of `ids`; bytes that are not UTF-8 become U+FFFD.
     ///
     /// # Errors
     /// When `tokenizer.json` cannot be used.
@@ -272,7 +274,7 @@ pub struct StreamDecoder<'t> {
 }
 
 impl StreamDecoder<'_> {
-    /// Ids that wait for the rest of a character at most: a character has four bytes, so more are no UTF-8.
+    /// Ids that wait for the rest of a character at most: a character has four bytes, so more are not UTF-8.
     const MAX_WAITING: usize = 8;
 
     /// Takes the next id; gives the text that is complete with it, often empty.
@@ -366,7 +368,7 @@ pub(super) mod tests {
         assert_eq!(special, SpecialIds { bos: None, eos: Some(25), pad: Some(7) });
         std::fs::write(&config, r#"{"eos_token": ""}"#).unwrap();
         let error = Tokenizer::open(dir.path()).err().unwrap().to_string();
-        assert!(error.contains(r#"eos_token "" is no token; name one"#), "{error}");
+        assert!(error.contains(r#"eos_token "" is not a token; name one"#), "{error}");
         for wrong in ["5", r#"["<|im_end|>"]"#, r#"{"content":2}"#, "true"] {
             std::fs::write(&config, format!(r#"{{"eos_token": {wrong}}}"#)).unwrap();
             let error = Tokenizer::open(dir.path()).err().unwrap().to_string();
@@ -389,7 +391,7 @@ pub(super) mod tests {
     }
 
     #[test]
-    fn special_tokens_in_the_text_are_recognised() {
+    fn special_tokens_in_the_text_are_recognized() {
         let (_dir, tokenizer) = small();
         assert_eq!(tokenizer.encode("<|im_start|><|im_end|>").unwrap(), [1, 2]);
         assert_eq!(tokenizer.id_of("<think>").unwrap(), Some(25));

@@ -1,5 +1,6 @@
-//! Rows of judged answers: a prompt with its answer, and with the answer of another row, on which KTO estimates the distance
-//! from its reference. A cache keeps both whole, as what is cut of a prompt depends on the answer that follows it.
+//! Rows of unpaired preferences: a prompt with its answer, and with the answer of another row, on which KTO estimates the
+//! distance from its reference. A cache keeps both whole, as what is cut of a prompt depends on the answer that follows
+//! it.
 
 use std::ops::Range;
 
@@ -33,9 +34,9 @@ impl Answered {
 }
 
 impl Rows {
-    /// Whether rows are single answers that are judged.
-    pub(super) fn is_judged(&self) -> bool {
-        self.selection.cache.holds_judgements()
+    /// Whether rows are unpaired preferences.
+    pub(super) fn is_unpaired(&self) -> bool {
+        self.selection.cache.holds_unpaired_preferences()
     }
 
     /// The row whose answer stands behind the prompt of this one: the one before it.
@@ -75,18 +76,18 @@ impl Rows {
         targets.len()
     }
 
-    /// [`Rows::write`] of a judged answer.
-    pub(super) fn write_judged(&self, row: u64, ids: &mut [i32], labels: &mut [i32]) -> usize {
+    /// [`Rows::write`] of an unpaired preference.
+    pub(super) fn write_unpaired(&self, row: u64, ids: &mut [i32], labels: &mut [i32]) -> usize {
         self.write_answered(&self.answered(row, row), ids, labels)
     }
 
-    /// The targets of a judged answer.
-    pub(super) fn judged_targets(&self, row: u64) -> Range<usize> {
+    /// The targets of an unpaired preference.
+    pub(super) fn unpaired_targets(&self, row: u64) -> Range<usize> {
         self.answered(row, row).targets()
     }
 
-    /// The two segments of a judged answer, of which the one that it is not is empty.
-    pub(super) fn judged_segments(&self, row: u64) -> Vec<Range<usize>> {
+    /// The two segments of an unpaired preference, of which the one that it is not is empty.
+    pub(super) fn unpaired_segments(&self, row: u64) -> Vec<Range<usize>> {
         let (record, ..) = self.selection.record(row);
         let (is_unwanted, len) =
             (self.selection.cache.segments(record) == [0], self.answered(row, row).len());
@@ -94,9 +95,9 @@ impl Rows {
         vec![0..border, border..len]
     }
 
-    /// The tokens of a prompt with the answer of another row; 0 where answers are not judged.
+    /// The tokens of a prompt with the answer of another row; 0 where rows are not unpaired preferences.
     pub(super) fn mismatched_len(&self, row: u64) -> usize {
-        if self.is_judged() { self.answered(row, self.other(row)).len() } else { 0 }
+        if self.is_unpaired() { self.answered(row, self.other(row)).len() } else { 0 }
     }
 }
 
@@ -141,7 +142,7 @@ mod tests {
     use super::super::source::Source;
     use super::super::tokenizer::tests::small;
     use super::*;
-    use oarlock_config::config::{ChatArgs, Learned};
+    use oarlock_config::config::{ChatArgs, ExampleKind};
 
     /// Rows of prompts and answers of so many words, and what the tokenizer makes of each prompt and answer.
     fn rows(sizes: &[(usize, usize)], cutoff_len: usize) -> (Rows, Vec<[Vec<i32>; 2]>) {
@@ -159,7 +160,7 @@ mod tests {
         std::fs::write(dir.path().join("dataset_info.json"), info).unwrap();
         let args = ChatArgs {
             template: Some("empty".into()),
-            learned: Learned::UnpairedPreferences,
+            examples: ExampleKind::UnpairedPreferences,
             ..ChatArgs::default()
         };
         let chat = Chat::new(&tokenizer, dir.path(), &args, cutoff_len).unwrap();
@@ -211,14 +212,14 @@ mod tests {
                 assert_eq!((&own, &own_labels, starts), (&ids, &labels, vec![0; n]), "{room} {row}");
                 assert_eq!(
                     (n_targets, rows.n_targets(row as u64)),
-                    (rows.judged_targets(row as u64).len(), n_targets)
+                    (rows.unpaired_targets(row as u64).len(), n_targets)
                 );
                 let segments = if row % 2 == 0 { [0..n, n..n] } else { [0..0, 0..n] };
                 assert_eq!(rows.segments(row as u64), segments);
             }
             let report = rows.selection.cache.report().unwrap().unwrap();
             let tokens: usize = (0..5).map(|row| rows.tokens_in(row)).sum();
-            assert_eq!((report.tokens, report.judged, report.wanted), (tokens as u64, 5, 3));
+            assert_eq!((report.tokens, report.unpaired, report.wanted), (tokens as u64, 5, 3));
         }
     }
 

@@ -24,7 +24,7 @@ impl WrittenTemplate {
     /// `chat_template.json`; beside these the files in `additional_chat_templates`. `None` where there is none.
     ///
     /// # Errors
-    /// Files that cannot be read or are no JSON, and several templates of which none is the default.
+    /// Files that cannot be read or are not JSON, and several templates of which none is the default.
     pub(super) fn find(dir: &Path) -> Result<Option<WrittenTemplate>> {
         let (of_config, of_json) = (dir.join("tokenizer_config.json"), dir.join("chat_template.json"));
         let config = settings(dir).map_err(as_template)?;
@@ -151,7 +151,7 @@ mod tests {
         };
         let own = Chat::new(&tokenizer, dir, &ChatArgs::default(), 64).unwrap();
         let Outcome::Dropped(reason) = own.encode(&tokenizer, &conversation(called.clone())).unwrap() else {
-            panic!("silence is learned")
+            panic!("silence is supervised")
         };
         assert!(reason.contains("does not write calls"), "{reason}");
         let mut said = Message::new("assistant", "Hello");

@@ -97,7 +97,7 @@ impl StepShape {
 }
 
 /// Runs a model on a dry device: its parameters get a home without memory in `dtype`, then `run` does what a step does.
-/// `like` says on which kernels and threads. The model may be prepared for a real device afterwards.
+/// `like` says on which kernels and threads. The model may be prepared for a real device afterward.
 ///
 /// # Errors
 /// Whatever `run` reports; [`oarlock_tensor::Error::Dry`] where it looks at values.
@@ -146,7 +146,7 @@ fn free_of(device: &Device) -> Vec<u64> {
 /// far above.
 const MOST_BYTES: usize = 1 << 46;
 
-/// What a training does with a micro-batch on a dry device.
+/// What a training run does with a micro-batch on a dry device.
 pub type MicroBatch<'a> = dyn Fn(&Decoder, &Device, Pass) -> Result<()> + 'a;
 
 /// A pass over a micro-batch.

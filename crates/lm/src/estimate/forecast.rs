@@ -2,13 +2,13 @@
 
 use oarlock_comm::{MachineMemory, ProcessMemory};
 use oarlock_config::config::{
-    Offload, Placement, Quantized, Recompute, ShardingConfig, TrainConfig, When, Wrap,
+    IntervalStrategy, Offload, Placement, Quantized, Recompute, ShardingConfig, TrainConfig, Wrap,
 };
 use oarlock_engine::error::{NotEnoughMemory, Result};
 use oarlock_engine::terminal::readable;
 use oarlock_tensor::ops::Rope;
 use oarlock_tensor::ops::optimizer::Rule;
-use oarlock_tensor::{Device, Held};
+use oarlock_tensor::{Device, MemoryStats};
 
 use super::activations::{DryRun, Longest, LongestOf, MicroBatch, StepShape, decoder_step};
 use super::gpu::{GpuMemory, OnGpu};
@@ -46,10 +46,10 @@ pub struct Forecast {
     /// The most that was in use on the GPU at the ends of steps.
     gpu_peak: u64,
     /// What the pool had at the last of them.
-    pool: Held,
+    pool: MemoryStats,
 }
 
-/// A training whose memory is predicted.
+/// A training run whose memory is predicted.
 #[derive(Clone, Copy)]
 pub struct Training<'a> {
     /// The model.
@@ -78,13 +78,13 @@ pub struct Training<'a> {
     pub micro_batch: &'a MicroBatch<'a>,
 }
 
-/// The models of a training: the one that is trained, what makes it once more, and a frozen one beside it.
+/// The models of a training run: the one that is trained, what makes it once more, and a frozen one beside it.
 pub type Models<'a> = (&'a Decoder, &'a dyn Fn() -> Result<Decoder>, Option<&'a Decoder>);
 
 /// What a forecast is made from besides the configuration.
 #[derive(Clone, Copy)]
 pub struct Known<'a> {
-    /// On which kernels and threads the training runs.
+    /// On which kernels and threads the run runs.
     pub device: &'a Device,
     /// How many ranks are on this machine, where they share no memory.
     pub apart: Option<usize>,
@@ -99,8 +99,8 @@ pub struct Known<'a> {
 
 impl Forecast {
     /// The forecast of a configuration on this rank, for rank 0 to make; `micro_batch` says what is done with one. With
-    /// `memory_check` a training that would not fit is refused. Where sequences have lengths of their own that are not
-    /// known, all are taken for as long as they may be.
+    /// `memory_check` a training run that would not fit is refused. Where sequences have lengths of their own that are
+    /// not known, all are taken for as long as they may be.
     ///
     /// # Errors
     /// [`Error::Memory`](oarlock_engine::Error::Memory) with what would fit.
@@ -116,7 +116,8 @@ impl Forecast {
             // Beside a GPU, main memory is a place of its own.
             settings.sharding.offload_params = config.shard.offload_params.clone();
         }
-        let evaluates = config.eval.at_start || config.eval.at_end || config.eval.when != When::Never;
+        let evaluates =
+            config.eval.at_start || config.eval.at_end || config.eval.when != IntervalStrategy::Never;
         let shape = StepShape {
             batch: if config.train.enabled { config.train.batch_size } else { 0 },
             len: config.data.cutoff_len,
@@ -205,7 +206,7 @@ impl Forecast {
             every,
             gpu,
             gpu_peak: 0,
-            pool: Held::default(),
+            pool: MemoryStats::default(),
         })
     }
 
@@ -247,7 +248,7 @@ impl Forecast {
         let gpu = GpuMemory::now(device, 1).map_or(0, |memory| memory.in_use);
         self.gpu_peak = self.gpu_peak.max(gpu);
         let arena = device.arena();
-        self.pool = arena.held();
+        self.pool = arena.memory_stats();
         let machine = MachineMemory::current().ok().filter(|_| due)?;
         let gpu = if gpu > 0 { format!("; {} of the GPU used", readable(gpu)) } else { String::new() };
         let in_use: usize = arena.usage().iter().map(|(_, usage)| usage.bytes).sum();
@@ -275,7 +276,7 @@ impl Forecast {
         };
         let gpu = self.gpu.as_ref().filter(|_| self.gpu_peak > 0).map_or(String::new(), |gpu| {
             let (predicted, measured) = compare(gpu.all(), self.gpu_peak);
-            let Held { peak_reserved, peak_allocated, .. } = self.pool;
+            let MemoryStats { peak_reserved, peak_allocated, .. } = self.pool;
             let [reserved, used] = [peak_reserved, peak_allocated].map(|bytes| readable(bytes as u64));
             format!(
                 "\nGPU memory: predicted {predicted} in use, {measured}; the pool reserved at most {reserved}, and buffers \
@@ -330,7 +331,7 @@ pub(crate) fn settings_of(config: &TrainConfig, hidden_size: usize, apart: Optio
     }
 }
 
-/// The memory of a rank of this program that is no model state and no activation. `measured` is the PSS of this very
+/// The memory of a rank of this program that is not a model state and no activation. `measured` is the PSS of this very
 /// process before anything large is loaded.
 pub fn program_bytes(
     measured: u64,
@@ -387,7 +388,7 @@ impl Training<'_> {
         decoder_step(self.model, self.settings.sharding.dtype, self.device, shape, self.micro_batch)
     }
 
-    /// Changes of the training that make it fit, each with its estimate: the smallest change of each kind, and all
+    /// Changes of the run that make it fit, each with its estimate: the smallest change of each kind, and all
     /// together where none is enough.
     ///
     /// # Errors

@@ -1,4 +1,4 @@
-//! What of a training is in the memory of a GPU, and what is left for the host.
+//! What of a training run is in the memory of a GPU, and what is left for the host.
 //!
 //! A rank alone keeps its states on the GPU, as ranks do that exchange them by NCCL. Ranks that meet in shared memory of the
 //! host have a copy of each region there that they use, all of it, and the region itself is the host's. What is offloaded
@@ -207,8 +207,8 @@ impl OnGpu {
     }
 }
 
-/// The bytes of the pool's segments that no state has: each unit has a buffer for each kind of state. `copies` are no part of
-/// the pool.
+/// The bytes of the pool's segments that no state has: each unit has a buffer for each kind of state. `copies` are not
+/// part of the pool.
 fn unused(parts: &[Part], copies: &str, size: &ModelSize, settings: &Settings) -> u64 {
     let elems: Vec<u64> = size.layouts().map(|(_, layout)| layout.n_elems() as u64).collect();
     let all = elems.iter().sum::<u64>().max(1);
@@ -305,7 +305,7 @@ mod tests {
         let [gpu, host] = divided(Settings::new(DType::F32, Stage::Optimizer, 2), false);
         assert_eq!(gpu[..2], [("working weights", bytes), ("gradients", bytes)]);
         assert_eq!(host, [("working weights", 1), ("gradients", 2), (PROGRAM, 6)]);
-        // From the second stage on, sharded gradients are no region.
+        // From the second stage on, sharded gradients are not a region.
         let [gpu, host] = divided(Settings::new(DType::F32, Stage::Gradients, 2), false);
         assert_eq!(gpu[..2], [("working weights", bytes), ("gradients", 2)]);
         assert_eq!(host, [("working weights", 1), (PROGRAM, 6)]);

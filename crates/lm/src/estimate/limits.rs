@@ -1,4 +1,4 @@
-//! What a training may use: of the machine, of its control group, of its process limits.
+//! What a training run may use: of the machine, of its control group, of its process limits.
 
 use oarlock_comm::{MachineMemory, ProcessMemory};
 use oarlock_engine::error::{Error, Limit, Result};
@@ -38,7 +38,7 @@ impl Limits {
         })
     }
 
-    /// The first limit that a training with this estimate would not keep.
+    /// The first limit that a training run with this estimate would not keep.
     pub fn broken_by(&self, estimate: &Estimate) -> Option<Limit> {
         let ranks = estimate.settings.ranks as u64;
         let sum = |of: &dyn Fn(&Part) -> u64| estimate.parts.iter().map(of).sum::<u64>();

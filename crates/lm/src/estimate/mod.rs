@@ -1,9 +1,9 @@
-//! Memory known before the start: what each part of a training takes, for every stage, without running it.
+//! Memory known before the start: what each part of a training run takes, for every stage, without running it.
 //!
 //! Model states follow from the layout of the units by formula. Activations follow from the model's own code, run on a
 //! dry device. The sum is compared with what the machine has before anything is loaded, and with what was used at the end.
 //!
-//! Of a training on GPUs, states and activations are in their memory, and the host has the rest.
+//! Of a training run on GPUs, states and activations are in their memory, and the host has the rest.
 //!
 //! All figures are proportional set sizes (PSS): a page that n processes share counts 1/n for each, so the figures of
 //! the ranks add up to what the machine needs.

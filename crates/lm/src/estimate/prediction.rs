@@ -1,4 +1,4 @@
-//! The prediction of a training: its model states, the activations of a step and the program itself.
+//! The prediction of a training run: its model states, the activations of a step and the program itself.
 
 use super::activations::DryRun;
 use super::part::Part;

@@ -123,7 +123,7 @@ impl Settings {
         self.sharding.quantized.weights
     }
 
-    /// Whether the gradients of two units are on their way at a time.
+    /// Whether the gradients of two units are in flight at a time.
     pub(super) fn overlaps(&self) -> bool {
         self.sharding.overlap && self.apart.is_some() && self.ranks > 1
     }

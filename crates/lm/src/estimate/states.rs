@@ -32,7 +32,8 @@ use super::part::Part;
 use super::settings::{Optim, Settings, Stage};
 use super::size::ModelSize;
 
-/// The model states of a training, part by part, and what an update borrows beyond the memory of `step`'s activations.
+/// The model states of a training run, part by part, and what an update borrows beyond the memory of `step`'s
+/// activations.
 pub fn model_states(size: &ModelSize, settings: &Settings, step: Option<&DryRun>) -> Vec<Part> {
     let grain = match &settings.optim {
         Optim::Other(rule) if rule.needs() == Needs::Blocks => Grain::BlocksOfParameters,

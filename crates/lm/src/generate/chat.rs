@@ -42,7 +42,7 @@ impl<'a> Chat<'a> {
     /// Tells the model of functions that it may call: a list of their descriptions.
     ///
     /// # Errors
-    /// [`Error::Usage`] where it is no list of functions with names.
+    /// [`Error::Usage`] where it is not a list of functions with names.
     pub fn with_tools(mut self, tools: Value) -> Result<Chat<'a>> {
         let named =
             |tool: &Value| Some(tool.get("function").unwrap_or(tool).get("name")?.as_str()?.to_owned());
@@ -56,7 +56,7 @@ impl<'a> Chat<'a> {
         Ok(self)
     }
 
-    /// What the last answer calls; empty where it calls nothing, or was no answer.
+    /// What the last answer calls; empty where it calls nothing, or was not an answer.
     pub fn calls(&self) -> &[ToolCall] {
         &self.calls
     }

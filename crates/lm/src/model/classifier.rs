@@ -12,7 +12,7 @@ use super::decoder::Body;
 use super::hf::HfConfig;
 use super::recompute::Recompute;
 
-/// A decoder whose output is a linear layer without bias, `score`, on the last token of each row that is no padding.
+/// A decoder whose output is a linear layer without bias, `score`, on the last token of each row that is not a padding.
 /// Its weights are named as those of `LlamaForSequenceClassification`.
 #[derive(Debug, Module)]
 pub struct SequenceClassifier {
@@ -127,7 +127,7 @@ impl SequenceClassifier {
         }
     }
 
-    /// The place of each row's last token that is no padding, among all tokens: i32 `[B]`.
+    /// The place of each row's last token that is not a padding, among all tokens: i32 `[B]`.
     fn last_tokens(&self, ids: &Tensor) -> Result<Tensor> {
         let &[batch, seq] = ids.sizes() else {
             return Err(Error::Shape {

@@ -240,7 +240,7 @@ impl DecoderConfig {
     }
 
     /// The longest sequence of up to `n` that the model should write: dynamic rotary scaling is for any length. A sparse
-    /// layout ends where it did in the training, however many positions there are.
+    /// layout ends where it did in the run, however many positions there are.
     pub fn positions(&self, n: usize) -> usize {
         let is_dynamic =
             |(rope, _): &(&RopeSettings, usize)| matches!(rope.scaling, RopeScaling::Dynamic { .. });

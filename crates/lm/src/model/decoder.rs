@@ -353,7 +353,7 @@ impl Decoder {
     /// What `f` reports, a layer without the embedding's weights where they are shared, and a model that is in use or
     /// whose output weights were replaced before.
     pub fn map_lm_head(&mut self, f: impl FnOnce(&Linear) -> Result<Box<dyn Layer>>) -> Result<()> {
-        let usage = |told: &str| Error::Usage(format!("map_lm_head: {told}"));
+        let usage = |message: &str| Error::Usage(format!("map_lm_head: {message}"));
         let tied = self.body.config.tie_embeddings;
         let head = self.head.module_mut();
         let head = head.ok_or_else(|| usage("the model is in use; call it before `prepare`"))?;
@@ -519,7 +519,7 @@ impl Body {
                 x = self.embed_tokens.run(&x, |embed| self.embed(embed, &x, noise))?;
                 continue;
             };
-            // The head is no part of the stream.
+            // The head is not part of the stream.
             let (Some(layer), Some(ropes)) = (self.layers.get(index), self.ropes.get(index)) else { break };
             let (mask, parts) = (mask.clone(), self.parts);
             let rope = ropes.of(0..n_positions, longest)?;

@@ -1,5 +1,5 @@
-//! What can be chosen for a training: placements of its state, stages of a pipeline, recomputation, and how the batch of a
-//! step is divided into micro-batches.
+//! What can be chosen for a training run: placements of its state, stages of a pipeline, recomputation, and how the batch
+//! of a step is divided into micro-batches.
 
 use std::fmt;
 
@@ -8,7 +8,7 @@ use crate::estimate::Stage;
 use super::facts::Facts;
 use super::predict::{Cluster, Prediction};
 
-/// One way to do a training.
+/// One way to do a training run.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Choice {
     /// What is sharded over the ranks of a stage.

@@ -1,4 +1,4 @@
-//! What is known of a training before it is measured: sizes of units, memory of micro-batches, the steps to do.
+//! What is known of a training run before it is measured: sizes of units, memory of micro-batches, the steps to do.
 
 use oarlock_config::config::{
     Finetuning, Length, ObjectiveArgs, Offload, PartitionMethod, Recompute, TrainConfig,
@@ -14,16 +14,16 @@ use crate::estimate::{
 use crate::model::Decoder;
 use crate::model::hf::HfConfig;
 use crate::train::model::{Start, settings};
-use crate::train::objective::{self, Given, dry_pass};
+use crate::train::objective::{self, ObjectiveContext, dry_pass};
 
 use super::choices::Choice;
 
-/// What is known of a training.
+/// What is known of a training run.
 #[derive(Clone, Debug)]
 pub struct Facts {
     /// The sizes of the model's units.
     pub size: ModelSize,
-    /// How its state is kept, as far as that is no choice.
+    /// How its state is kept, as far as that is not a choice.
     pub settings: Settings,
     /// What the configuration itself chooses.
     pub written: Choice,
@@ -33,7 +33,7 @@ pub struct Facts {
     pub len: usize,
     /// Width of what goes from a stage of a pipeline to the next.
     pub hidden_size: usize,
-    /// Optimizer steps of the training, where they are known without its data.
+    /// Optimizer steps of the run, where they are known without its data.
     pub steps: Option<u64>,
     /// Ranks that the configuration starts.
     pub ranks: usize,
@@ -60,14 +60,14 @@ impl Facts {
     /// anything large is loaded.
     ///
     /// # Errors
-    /// What is wrong with the model, and a training that the planner does not know.
+    /// What is wrong with the model, and a training run that the planner does not know.
     pub fn of(config: &TrainConfig, batches: &[usize], program: u64) -> Result<Facts> {
         check(config)?;
         let hf = settings(&config.model)?;
         let dtype = config.train.dtype;
         let hidden_size = hf.decoder().hidden_size;
         let device = Device::dry(Isa::detect(), Par::threads(config.ranks.threads.unwrap_or(1))?);
-        let objective = objective::of(&config.train, Given::default());
+        let objective = objective::of(&config.train, ObjectiveContext::default());
         let mut micro_batches = Vec::new();
         for recompute in [false, true] {
             let model = decoder(config, &hf, recompute)?;
@@ -120,14 +120,14 @@ fn check(config: &TrainConfig) -> Result<()> {
     let offloaded = [&config.shard.offload_optimizer, &config.shard.offload_params];
     let unknown = [
         // What takes a GPU by itself is planned for the CPU.
-        (matches!(config.ranks.device, DeviceKind::Cuda(_)), "a training on GPUs (`device: cuda`)"),
+        (matches!(config.ranks.device, DeviceKind::Cuda(_)), "a training run on GPUs (`device: cuda`)"),
         (
             config.train.objective != ObjectiveArgs::NextToken,
-            "a training on pairs, judgements or its own answers",
+            "a training run on pairs, unpaired preferences or its own answers",
         ),
         (matches!(config.train.finetuning, Finetuning::Freeze(_)), "`finetuning_type: freeze`"),
         (config.model.quantization.is_some(), "quantized weights"),
-        (adapters, "a training that continues an adapter"),
+        (adapters, "a training run that continues an adapter"),
         (config.shard.quantized.any(), "quantized communication (`zero_quantized_weights` and the like)"),
         (config.ranks.sequence_parallel > 1, "`sequence_parallel_size`"),
         // The CPU has in main memory what a GPU would offload to it.

@@ -1,4 +1,5 @@
-//! Measurements of the link between machines, as a training uses it: by ranks that compute before and beside collectives.
+//! Measurements of the link between machines, as a training run uses it: by ranks that compute before and beside
+//! collectives.
 
 use std::time::Instant;
 
@@ -19,7 +20,7 @@ const BURST: usize = 8;
 ///
 /// # Errors
 /// Ranks of one machine, and a failed rank.
-pub fn measure_network(comm: &Communicator, tell: &dyn Fn(&str)) -> Result<Network> {
+pub fn measure_network(comm: &Communicator, report: &dyn Fn(&str)) -> Result<Network> {
     let machines = comm.machines();
     let n = machines.iter().max().map_or(1, |last| last + 1);
     if n < 2 {
@@ -33,16 +34,16 @@ pub fn measure_network(comm: &Communicator, tell: &dyn Fn(&str)) -> Result<Netwo
         Call { operation: CallKind::AllGather, bytes, over: Over::Shard }
     });
     let mut link = Link::new(comm)?;
-    tell("1 of 4: small messages after a computation");
+    report("1 of 4: small messages after a computation");
     let small = link.after_computation(0, 16 * REPEATS.1)?;
-    tell("2 of 4: large messages after a computation");
+    report("2 of 4: large messages after a computation");
     let large = link.after_computation(1, REPEATS.1)?;
     let passes = link.passes_of(2.0 * large)?;
     // Each of what follows computes as long as two large messages take, and the last one twice.
     let rest = |times: usize| (2 * times * REPEATS.1) as f64 * large;
-    tell(&format!("3 of 4: small messages beside a computation, about {:.0} s", rest(1)));
+    report(&format!("3 of 4: small messages beside a computation, about {:.0} s", rest(1)));
     let beside = link.beside_computation(passes)?;
-    tell(&format!("4 of 4: a computation beside large messages, about {:.0} s", rest(2)));
+    report(&format!("4 of 4: a computation beside large messages, about {:.0} s", rest(2)));
     let mut own = [small.max(beside), large, link.lost(passes)?];
     // The slowest rank counts.
     comm.all_reduce_f64(&mut own, Scalar::Max)?;

@@ -19,7 +19,7 @@ use crate::estimate::{Limits, ModelSize, Settings, Stage, decoder_step, estimate
 use crate::model::hf::HfConfig;
 use crate::model::{Decoder, DecoderConfig};
 use crate::train::model::settings;
-use crate::train::objective::{self, Given, dry_pass};
+use crate::train::objective::{self, ObjectiveContext, dry_pass};
 use crate::train::{optimizer, train_step};
 
 use super::facts::{decoder, shape};
@@ -156,7 +156,7 @@ fn check_memory(
     let device = Device::dry(Isa::detect(), Par::threads(threads)?);
     let of = |hf: &HfConfig| -> Result<_> {
         let model = decoder(config, hf, false)?;
-        let objective = objective::of(&config.train, Given::default());
+        let objective = objective::of(&config.train, ObjectiveContext::default());
         let step = decoder_step(&model, dtype, &device, shape(config, largest), &dry_pass(&*objective))?;
         let settings = Settings::new(dtype, Stage::Optimizer, ranks);
         Ok(estimate(&ModelSize::of(&model, dtype), &settings, Some(&step), 0))
@@ -303,7 +303,7 @@ impl Trained<'_> {
         let window = [micro_batch(self.config, batch, vocab, self.accelerator.process_index())];
         let mut timer = PhaseTimer::new();
         let clip = self.config.train.max_grad_norm.unwrap_or(0.0);
-        let objective = objective::of(&self.config.train, Given::default());
+        let objective = objective::of(&self.config.train, ObjectiveContext::default());
         train_step(&self.accelerator, &*objective, &self.model, &self.optimizer, &window, clip, &mut timer)?;
         let times = timer.take();
         Ok(Phase::ALL.map(|phase| times.of(phase).as_secs_f64()))

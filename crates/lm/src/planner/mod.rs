@@ -1,4 +1,4 @@
-//! The planner: how long a step of a training takes, for every placement, before it is started.
+//! The planner: how long a step of a training run takes, for every placement, before it is started.
 //!
 //! [`measure`] times the kernels and the collectives of this machine on a shortened model, in seconds; what it finds is a
 //! [`Profile`], a plain value that is saved as JSON. All else is a pure function of it: [`Facts`] are what is known of the

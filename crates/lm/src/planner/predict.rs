@@ -34,8 +34,8 @@ impl Cluster {
         self.machines * self.ranks
     }
 
-    /// The ranks of one of the groups of `n` neighbouring ranks.
-    fn neighbours(&self, n: usize, sum_bytes: usize) -> Ranks {
+    /// The ranks of one of the groups of `n` neighboring ranks.
+    fn neighbors(&self, n: usize, sum_bytes: usize) -> Ranks {
         let per_machine = n.min(self.ranks);
         let (machines, groups) = ((n / per_machine).max(1), (self.ranks / per_machine).max(1));
         Ranks { machines, per_machine, groups, sum_bytes }
@@ -67,7 +67,7 @@ pub struct Prediction {
     pub machine_memory: u64,
     /// Whether it fits.
     pub fits: bool,
-    /// Seconds to the end of the training, where its steps are known.
+    /// Seconds to the end of the run, where its steps are known.
     pub to_the_end: Option<f64>,
     /// Joules of the processors of all machines to the end.
     pub energy: Option<f64>,
@@ -138,8 +138,8 @@ impl Costs<'_> {
     fn ranks(&self, call: Call) -> Ranks {
         let sum_bytes = self.facts.settings.sharding.reduces_in().size();
         match call.over {
-            Over::Shard => self.cluster.neighbours(self.shard_ranks(), sum_bytes),
-            Over::All => self.cluster.neighbours(self.data_ranks, sum_bytes),
+            Over::Shard => self.cluster.neighbors(self.shard_ranks(), sum_bytes),
+            Over::All => self.cluster.neighbors(self.data_ranks, sum_bytes),
             Over::Replicas => {
                 let Cluster { machines, ranks, .. } = *self.cluster;
                 Ranks { machines, per_machine: 1, groups: ranks, sum_bytes }
@@ -285,7 +285,7 @@ impl Costs<'_> {
         };
         let parts: Vec<Part> = ranges.iter().map(part).collect();
         let bytes = (batch * len * hidden_size * self.facts.settings.sharding.dtype.size()) as f64;
-        // Neighbouring ranks are in the same stage.
+        // Neighboring ranks are in the same stage.
         let machine_of = |stage: usize| stage * self.data_ranks / self.cluster.ranks;
         let crossing = self.data_ranks.min(self.cluster.ranks) as f64;
         let message = |from: usize, to: usize| match self.cluster.network {
@@ -375,7 +375,7 @@ impl Costs<'_> {
             rank = rank.max(own);
             ranks_of_all += own * self.data_ranks as u64;
         }
-        // Machines have neighbouring stages; the mean stands for each where there are several.
+        // Machines have neighboring stages; the mean stands for each where there are several.
         Ok((rank, ranks_of_all / self.cluster.machines as u64))
     }
 }

@@ -113,7 +113,7 @@ impl Step {
             account: Account::default(),
             gathered: vec![None; self.groups.len()],
             published: vec![0.0; self.groups.len()],
-            leaving: vec![0.0; self.groups.len()],
+            in_flight: vec![0.0; self.groups.len()],
             across: vec![0.0; self.groups.len()],
             plan,
         };
@@ -171,7 +171,7 @@ struct Clock<'a> {
     /// When its new weights are there, of those that are not.
     published: Vec<f64>,
     /// When its gradients are sums, and sums over all groups of ranks.
-    leaving: Vec<f64>,
+    in_flight: Vec<f64>,
     across: Vec<f64>,
 }
 
@@ -277,16 +277,16 @@ impl Executor for Clock<'_> {
         let Step { shards_optimizer, bucket_elems, reduce_bytes, .. } = *self.step;
         let operation = if shards_optimizer { CallKind::ReduceScatter } else { CallKind::AllReduce };
         let elems = self.step.groups[group].elems;
-        self.leaving[group] = self.now;
+        self.in_flight[group] = self.now;
         for start in (0..elems).step_by(bucket_elems.max(1)) {
             let bucket = (elems - start).min(bucket_elems);
-            self.leaving[group] = self.begin(operation, (bucket * reduce_bytes) as u64, Over::Shard);
+            self.in_flight[group] = self.begin(operation, (bucket * reduce_bytes) as u64, Over::Shard);
         }
         Ok(())
     }
 
     fn finish_reduction(&mut self, group: usize) -> Result<(), Infallible> {
-        self.wait(self.leaving[group]);
+        self.wait(self.in_flight[group]);
         if let GradientUse::Sharded { .. } = self.plan.groups[group].gradients {
             self.compute(self.step.accumulate * self.step.groups[group].elems as f64);
         }

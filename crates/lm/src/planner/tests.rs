@@ -150,7 +150,7 @@ fn a_step_takes_the_longer_of_computation_and_communication_where_they_overlap()
     // Three reductions are hidden behind the backward passes of other units; the last is not. Of the gathers the first is not,
     // but for the rest of the step before.
     assert_eq!(seconds(&plain_step(4, 1, true)), passes + 0.5 + rest + 0.5 - 0.125);
-    // DDP reduces everywhere, once for two micro-batches, and has nothing to show afterwards.
+    // DDP reduces everywhere, once for two micro-batches, and has nothing to show afterward.
     let ddp = Step { shards_optimizer: false, ..plain_step(4, 2, false) };
     assert_eq!(seconds(&ddp), 2.0 * passes + 2.0 + rest);
     // ZeRO-2 reduces in each of them, and adds what it has received.

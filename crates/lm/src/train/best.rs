@@ -97,7 +97,7 @@ fn note(state: &mut TrainerState, (step, value): (u64, f64)) {
     state.best_metric = Some(value);
 }
 
-/// The step and the value of the best evaluation of the training, of the steps that are `wanted`; the one before its first
+/// The step and the value of the best evaluation of the run, of the steps that are `wanted`; the one before its first
 /// step is none of it.
 pub fn best_evaluation(
     args: &BestArgs,

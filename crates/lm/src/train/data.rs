@@ -27,14 +27,14 @@ pub struct RunData {
     pub train: Arc<Rows>,
     /// Rows to evaluate on: of each data set where each is evaluated by itself.
     pub eval: Vec<EvalData>,
-    /// Rows to answer after the training.
+    /// Rows to answer after training.
     pub predict: Option<PredictData>,
     /// What answers are made of, where the objective makes some.
     pub answering: Option<Answering>,
     /// What is saved beside the model, so that it is talked to as it is trained.
     pub template_files: TemplateFiles,
     /// What rank 0 tells of them before the run.
-    pub told: Vec<String>,
+    pub messages: Vec<String>,
     /// The files that they were made of, by key.
     pub read: Vec<(String, Input)>,
     /// The first row to train on as the model sees it: plain, and for a terminal.
@@ -103,17 +103,17 @@ pub fn open(accelerator: &Accelerator, config: &TrainConfig, hf: &HfConfig) -> R
     // The two answers of a pair have the room of a sequence each.
     let len = config.data.cutoff_len.saturating_mul(config.data.n_segments());
     let settings = RowSettings { packing: config.data.packing, len, special };
-    let mut told: Vec<String> =
+    let mut messages: Vec<String> =
         chat.iter().map(|chat| format!("conversations are written by {}", chat.describe())).collect();
-    told.extend(added_tokens(&tokenizer, config, vocab_size)?);
+    messages.extend(added_tokens(&tokenizer, config, vocab_size)?);
     let mut saved = TemplateFiles::new();
     if let Some(chat) = &chat {
-        told.extend(chat.disagreement(&tokenizer, &config.model.tokenizer)?);
+        messages.extend(chat.disagreement(&tokenizer, &config.model.tokenizer)?);
         saved = template_files(chat, &tokenizer, &config.model.tokenizer, hf)?;
     }
     saved.extend(tokenizer.grown_json()?.map(|json| ("tokenizer.json", json)));
     let read = Vec::new();
-    let mut caches = Caches { accelerator, config, encoder, vocab_size, told, read, tokenized: false };
+    let mut caches = Caches { accelerator, config, encoder, vocab_size, messages, read, tokenized: false };
     let train = caches.open(&config.data.datasets, "train")?;
     let n_records = train.n_records();
     let split = Split {
@@ -138,12 +138,12 @@ pub fn open(accelerator: &Accelerator, config: &TrainConfig, hf: &HfConfig) -> R
     }
     let first = match (&chat, accelerator.is_main_process()) {
         (Some(_), true) => {
-            let (ids, learned) = train.shown(0);
-            Some([bracketed(&tokenizer, &ids, &learned)?, colored(&tokenizer, &ids, &learned)?])
+            let (ids, supervised) = train.shown(0);
+            Some([bracketed(&tokenizer, &ids, &supervised)?, colored(&tokenizer, &ids, &supervised)?])
         }
         _ => None,
     };
-    let Caches { told, mut read, mut tokenized, .. } = caches;
+    let Caches { messages, mut read, mut tokenized, .. } = caches;
     let predict = match (&config.predict, &config.data.chat, &chat) {
         (Some(Predict::Answers(_)), Some(args), Some(chat)) => {
             // Of a conversation that goes on, the last answer alone is expected.
@@ -155,7 +155,7 @@ pub fn open(accelerator: &Accelerator, config: &TrainConfig, hf: &HfConfig) -> R
                 config,
                 encoder,
                 vocab_size,
-                told: Vec::new(),
+                messages: Vec::new(),
                 read: Vec::new(),
                 tokenized: false,
             };
@@ -195,7 +195,16 @@ pub fn open(accelerator: &Accelerator, config: &TrainConfig, hf: &HfConfig) -> R
         on_passing_threads(None, || drop(rayon::broadcast(|_| release_freed_memory())))?;
     }
     release_freed_memory();
-    Ok(RunData { train: Arc::new(train), eval, predict, answering, template_files: saved, told, read, first })
+    Ok(RunData {
+        train: Arc::new(train),
+        eval,
+        predict,
+        answering,
+        template_files: saved,
+        messages,
+        read,
+        first,
+    })
 }
 
 /// Refuses a tokenizer with more tokens than the model knows.
@@ -226,13 +235,13 @@ pub fn source(config: &TrainConfig, datasets: &[String]) -> Result<Source> {
         };
         return Err(Error::Usage(format!(
             "The dataset is not applicable in the current training stage: {name} {holds}, and the rows are for {}",
-            chat.learned.stages()
+            chat.examples.stages()
         )));
     }
     Ok(source)
 }
 
-/// What is to be told of tokens that `tokenizer.json` lacks and that the files beside it add.
+/// Warnings about tokens that `tokenizer.json` lacks and that the files beside it add.
 pub fn added_tokens(
     tokenizer: &Tokenizer,
     config: &TrainConfig,
@@ -269,7 +278,7 @@ struct Caches<'a> {
     encoder: Encoder<'a>,
     vocab_size: usize,
     /// What there is to tell of them.
-    told: Vec<String>,
+    messages: Vec<String>,
     /// What they were made of.
     read: Vec<(String, Input)>,
     /// Whether this rank had to build one.
@@ -308,8 +317,8 @@ impl Caches<'_> {
             let of = if datasets.is_empty() { path.display().to_string() } else { datasets.join(", ") };
             lines[0].insert_str(0, &format!("{of}: "));
             // Where nothing is trained the data to evaluate on stand for both.
-            if !self.told.contains(&lines[0]) {
-                self.told.append(&mut lines);
+            if !self.messages.contains(&lines[0]) {
+                self.messages.append(&mut lines);
             }
         }
         Ok(Arc::new(cache))
@@ -320,15 +329,15 @@ impl Caches<'_> {
         if !kept.exists() {
             let built = self.build(datasets)?;
             TokenCache::copy_file(&built, kept)?;
-            self.told.push(format!("the tokenized data set is kept in {}", kept.display()));
+            self.messages.push(format!("the tokenized data set is kept in {}", kept.display()));
             return Ok(());
         }
         let cache = TokenCache::open(kept)?;
         cache.verify()?;
         let of = format!("the tokenized data set {}", kept.display());
         match cache.made_by(self.encoder)? {
-            Made::Same => self.told.push(format!("{of} is read; dataset and its formats are not looked at")),
-            Made::OtherSettings => self.told.push(format!(
+            Made::Same => self.messages.push(format!("{of} is read; dataset and its formats are not looked at")),
+            Made::OtherSettings => self.messages.push(format!(
                 "warning: {of} was tokenized with other settings of template or cutoff_len; it is read as it is"
             )),
             Made::OtherTokenizer => {
@@ -345,7 +354,7 @@ impl Caches<'_> {
     fn build(&mut self, datasets: &[String]) -> Result<PathBuf> {
         let config = self.config;
         let source = source(config, datasets)?;
-        self.told.extend(source.unread().cloned());
+        self.messages.extend(source.unread().cloned());
         let dir = config.save.output_dir.join(CACHE);
         let encoder = self.encoder;
         let path = TokenCache::path(&dir, &source, encoder);
@@ -358,7 +367,7 @@ impl Caches<'_> {
             let build = || TokenCache::build(&dir, &source, encoder, &mut |_| ());
             let built = on_passing_threads(config.data.workers, build)??;
             self.tokenized |= !built.reused;
-            self.told
+            self.messages
                 .extend(built.reason.map(|reason| format!("{} is built again: {reason}", path.display())));
         }
         Ok(path)

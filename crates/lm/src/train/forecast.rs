@@ -7,7 +7,7 @@ use oarlock_tensor::cpu::Isa;
 use oarlock_tensor::{Device, Par};
 
 use super::model::{Start, settings};
-use super::objective::{self, Given, dry_pass};
+use super::objective::{self, ObjectiveContext, dry_pass};
 use crate::estimate::{Forecast, GpuMemory, Known, USUAL_GPU_BYTES};
 use crate::model::Decoder;
 
@@ -16,7 +16,7 @@ use crate::model::Decoder;
 /// # Errors
 /// What is wrong with the model or its adapters, or sizes that are impossible.
 pub fn forecast(config: &TrainConfig) -> Result<String> {
-    let objective = objective::of(&config.train, Given::default());
+    let objective = objective::of(&config.train, ObjectiveContext::default());
     let hf = settings(&config.model)?;
     let start = Start::new(config, &hf)?;
     let mut model = start.decoder(config, &hf)?;

@@ -195,8 +195,8 @@ impl Reading {
             .into_iter()
             .partition(|(_, path)| path.extension().is_some_and(|end| end == "safetensors"));
         let small = read(&small);
-        let told = small.as_ref().map_err(ToString::to_string);
-        compare(comm, Some(told))?;
+        let warnings = small.as_ref().map_err(ToString::to_string);
+        compare(comm, Some(warnings))?;
         let reader = std::thread::Builder::new().name("fingerprints".into());
         let weights = reader.spawn(move || read(&weights)).map_err(Error::other)?;
         Ok(Reading { small: small?, weights: Some(weights) })
@@ -213,7 +213,7 @@ impl Reading {
             compare(comm, None)?;
             return Ok(all);
         };
-        // A panic there is a fault of this program, which is told as one.
+        // A panic there is a fault of this program, which is reported as one.
         let read = weights.join().unwrap_or_else(|_| {
             Err(Error::Usage("the thread that reads the fingerprints of weights ended early".to_owned()))
         });

@@ -114,7 +114,7 @@ impl Journal {
             0 => RunLog::create(dir, state)?,
             _ => RunLog::resume(dir, state)?,
         };
-        // An evaluation leaves what a training has written.
+        // An evaluation leaves what a training run has written.
         if trains || !log.has_training_args() {
             log.training_args(&config.description.yaml)?;
         }
@@ -140,9 +140,9 @@ impl Journal {
         self.peak.raise(measured);
     }
 
-    fn utilisation(&mut self, throughput: f64) -> Result<Option<f64>> {
+    fn utilization(&mut self, throughput: f64) -> Result<Option<f64>> {
         let measured = self.peak.flops();
-        let share = self.peak.utilisation(throughput, self.flops_per_token);
+        let share = self.peak.utilization(throughput, self.flops_per_token);
         if share.is_some() && self.peak.flops() > measured {
             let (measured, reached) = (measured / 1e9, self.peak.flops() / 1e9);
             self.note(&format!(
@@ -173,11 +173,11 @@ impl Journal {
     pub fn example(&mut self, plain: &str, colored: &str) -> Result<()> {
         let title = "The first row as the model sees it";
         let shown = match self.progress.is_terminal() {
-            true => format!("{title} (bright: learned):\n{colored}"),
-            false => format!("{title} («learned»):\n{plain}"),
+            true => format!("{title} (bright: supervised):\n{colored}"),
+            false => format!("{title} («supervised»):\n{plain}"),
         };
         self.progress.message(&shown);
-        Ok(self.log.message(&format!("{title} («learned»):\n{plain}"))?)
+        Ok(self.log.message(&format!("{title} («supervised»):\n{plain}"))?)
     }
 
     /// After every step.
@@ -194,7 +194,7 @@ impl Journal {
         self.log.advance(done.step, done.epoch, seen, flos);
         let throughput = self.interval.throughput();
         let clock = self.log.clock();
-        let utilisation = self.utilisation(throughput)?;
+        let utilization = self.utilization(throughput)?;
         let memory_bytes = if done.is_logged { ProcessMemory::current().ok().map(|m| m.pss) } else { None };
         let status = Status {
             step: done.step,
@@ -204,7 +204,7 @@ impl Journal {
             learning_rate: done.lr,
             grad_norm: report.grad_norm,
             throughput,
-            utilisation,
+            utilization,
             memory_bytes,
             elapsed: clock.elapsed(),
             remaining: clock.remaining(done.step, self.log.state().max_steps),
@@ -303,10 +303,10 @@ impl Journal {
         self.message(&line)
     }
 
-    /// After predictions were made; `told` says what came of them.
-    pub fn prediction(&mut self, record: &PredictRecord, told: &str) -> Result<()> {
+    /// After predictions were made; `warnings` says what came of them.
+    pub fn prediction(&mut self, record: &PredictRecord, warnings: &str) -> Result<()> {
         self.log.prediction(record)?;
-        self.message(&format!("{told}; they are in generated_predictions.jsonl"))
+        self.message(&format!("{warnings}; they are in generated_predictions.jsonl"))
     }
 
     /// Takes time off the interval that was not training.

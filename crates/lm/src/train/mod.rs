@@ -1,4 +1,4 @@
-//! Training: the story of a step, what a step optimises, and the run around it.
+//! Training: the story of a step, what a step optimizes, and the run around it.
 //!
 //! Begin with `step`.
 

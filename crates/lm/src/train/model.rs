@@ -71,7 +71,7 @@ pub struct Start {
     /// Whether the files hold them so.
     is_stored: bool,
     /// What the log says about quantized weights.
-    pub told: Vec<String>,
+    pub messages: Vec<String>,
     /// Where the model is that the loss compares it with.
     pub reference: ReferenceModel,
 }
@@ -102,16 +102,16 @@ impl Start {
         let second = objective.reference().and_then(|args| args.model.as_deref());
         let of_second = second.and_then(|dir| HfConfig::read(dir).ok());
         let notes = hf.notes().iter().chain(of_second.iter().flat_map(HfConfig::notes));
-        start.told.splice(0..0, notes.cloned());
-        start.told.extend(longer_than_known(config, hf));
+        start.messages.splice(0..0, notes.cloned());
+        start.messages.extend(longer_than_known(config, hf));
         let scores = *objective == ObjectiveArgs::Rewards;
         if scores && config.train.enabled && value_head_folder(value_head_dirs(config))?.is_none() {
-            start.told.push("the value head begins with random values: no folder has one".to_owned());
+            start.messages.push("the value head begins with random values: no folder has one".to_owned());
         }
         let is_left = |dir: &&Path| !scores && dir.join("value_head.safetensors").is_file();
         let left = value_head_dirs(config).find(is_left).map(Path::display);
         let left = left.map(|dir| format!("the value head of {dir} is not read: stage rm trains one"));
-        start.told.extend(left);
+        start.messages.extend(left);
         if objective.reference().is_some() {
             start.reference = ReferenceModel::Second;
         }
@@ -136,7 +136,7 @@ impl Start {
                 let mut new = args.config.clone();
                 if hf.has_grown() && new.modules_to_save.is_empty() {
                     new.modules_to_save = new_tokens::MODULES.map(str::to_owned).into();
-                    start.told.push(format!(
+                    start.messages.push(format!(
                         "the vocabulary has been resized: {} are trained as a whole beside the adapter",
                         new_tokens::MODULES.join(" and ")
                     ));
@@ -154,7 +154,7 @@ impl Start {
                         .to_owned(),
                 ));
             }
-            start.told.push(match iterations {
+            start.messages.push(match iterations {
                 None => "Using PiSSA initialization.".to_owned(),
                 Some(n) => format!("Using PiSSA initialization with FSVD steps {n}."),
             });
@@ -163,7 +163,7 @@ impl Start {
             // Of modules that are trained as a whole nothing is left to compare with.
             if objective.reference().is_some_and(|args| args.model.is_none()) && adaptation.whole.is_empty() {
                 start.reference = ReferenceModel::SameWeights;
-                // Without its adapter a base of PiSSA is not what the training begins with.
+                // Without its adapter a base of PiSSA is not what the run begins with.
                 adaptation.with_reference = start.trained.is_some() || adaptation.config.is_pissa();
             }
             if objective.is_without_dropout() {
@@ -176,11 +176,11 @@ impl Start {
 
     /// A start without adapters: which weights are quantized, by the files or as the configuration asks for.
     fn quantized(config: &TrainConfig, hf: &HfConfig, plain: &Decoder) -> Result<Start> {
-        let (mut quantized, mut told) = (config.model.quantization.map(QuantizedLayers::All), Vec::new());
+        let (mut quantized, mut messages) = (config.model.quantization.map(QuantizedLayers::All), Vec::new());
         let dtype = config.train.dtype;
         let others = format!("embedding, norms and output weights are in {dtype}");
         if let Some(format) = config.model.quantization {
-            told.push(format!(
+            messages.push(format!(
                 "the weights of the linear layers have {} bits ({format}); {others}",
                 format.bits()
             ));
@@ -199,7 +199,7 @@ impl Start {
                 reference: ReferenceModel::Absent,
                 quantized,
                 is_stored: false,
-                told,
+                messages,
             });
         };
         if config.train.enabled && !matches!(config.train.finetuning, Finetuning::Adapter(_)) {
@@ -209,9 +209,9 @@ impl Start {
                 kind.name()
             )));
         }
-        told.clear();
+        messages.clear();
         if quantized.is_some() {
-            told.push(
+            messages.push(
                 "`quantization_bit` changes nothing: the weights of this model are quantized already"
                     .to_owned(),
             );
@@ -221,7 +221,7 @@ impl Start {
             true => Some(SafetensorsSource::open(dir, hf, plain)?.quantized_layers()),
             false => None,
         };
-        told.push(match is_stored {
+        messages.push(match is_stored {
             true => format!(
                 "the weights of the linear layers stay as the files hold them, {}; {others}",
                 kind.name()
@@ -236,7 +236,7 @@ impl Start {
             reference,
             quantized,
             is_stored,
-            told,
+            messages,
         })
     }
 
@@ -454,7 +454,7 @@ pub fn positions(config: &TrainConfig, hf: &HfConfig) -> usize {
     }
 }
 
-/// What is to be told where rows may be longer than what the model was made for.
+/// A warning where rows may be longer than what the model was made for.
 fn longer_than_known(config: &TrainConfig, hf: &HfConfig) -> Option<String> {
     let (len, decoder) = (config.data.cutoff_len, hf.decoder());
     (decoder.positions(len) < len).then(|| {

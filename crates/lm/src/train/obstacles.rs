@@ -4,7 +4,7 @@
 use std::fs;
 use std::path::{Path, PathBuf};
 
-use oarlock_config::config::{Finetuning, ModelSource, Resume, Tracker, TrainConfig, When};
+use oarlock_config::config::{Finetuning, IntervalStrategy, ModelSource, Resume, Tracker, TrainConfig};
 use oarlock_engine::checkpoint::{self, Listed, Problem};
 use oarlock_engine::disk::{Outputs, Part, Writer};
 use oarlock_engine::error::{Error, Result};
@@ -26,7 +26,7 @@ pub struct Obstacle {
     pub help: String,
 }
 
-/// Logs and results that every training writes.
+/// Logs and results that every training run writes.
 const LOGS: [&str; 6] = [
     "trainer_log.jsonl",
     "running_log.txt",
@@ -62,7 +62,7 @@ pub fn logs(config: &TrainConfig) -> Vec<&'static str> {
         true => LOGS.to_vec(),
         false => vec!["trainer_log.jsonl", "running_log.txt", "all_results.json"],
     };
-    if config.eval.at_end || config.eval.when != When::Never {
+    if config.eval.at_end || config.eval.when != IntervalStrategy::Never {
         names.push("eval_results.json");
     }
     if config.predict.is_some() {
@@ -146,7 +146,7 @@ impl Folder<'_> {
         }
     }
 
-    /// Whether the run would go on, and all it finds is damaged: that is told with what is wrong.
+    /// Whether the run would go on, and all it finds is damaged: that is reported with what is wrong.
     fn is_damaged(&self) -> bool {
         let is_damaged = |one: &Listed| !matches!(one.problem, None | Some(Problem::NoManifest));
         self.config.save.resume == Resume::IfPresent && !self.resumes() && self.listed.iter().any(is_damaged)
@@ -200,11 +200,11 @@ impl Folder<'_> {
         let name = |one: &Listed| one.path.file_name().unwrap_or_default().to_string_lossy().into_owned();
         let (foreign, own): (Vec<&Listed>, Vec<&Listed>) =
             (self.listed.iter()).partition(|one| matches!(one.problem, Some(Problem::NoManifest)));
-        if let (Some(first), false) = (foreign.first(), self.config.save.when == When::Never) {
+        if let (Some(first), false) = (foreign.first(), self.config.save.when == IntervalStrategy::Never) {
             return Some(Obstacle {
                 keys: vec!["output_dir"],
                 message: format!(
-                    "`{dir}` holds {}, which is no checkpoint of this program, or not a whole one",
+                    "`{dir}` holds {}, which is not a checkpoint of this program, or not a whole one",
                     name(first)
                 ),
                 help: format!("{ELSEWHERE}; or move it away: `overwrite_output_dir` does not remove it"),

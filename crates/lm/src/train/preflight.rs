@@ -13,7 +13,7 @@ use crate::model::hf::HfConfig;
 use crate::train::best;
 use crate::train::data::{added_tokens, check_vocab_size, source};
 use crate::train::model::{Start, settings};
-use crate::train::objective::{self, Given};
+use crate::train::objective::{self, ObjectiveContext};
 use crate::train::obstacles::resumes;
 use crate::train::resume::none_to_resume;
 
@@ -126,7 +126,7 @@ fn resume(config: &TrainConfig) -> Result<()> {
 
 fn metric(config: &TrainConfig) -> Result<()> {
     let Some(args) = &config.save.best else { return Ok(()) };
-    let metrics = best::metrics(&*objective::of(&config.train, Given::default()));
+    let metrics = best::metrics(&*objective::of(&config.train, ObjectiveContext::default()));
     let held_out = config.data.val_size.iter().map(|_| None);
     let each = config.data.eval_datasets.iter().map(|name| Some(name.as_str()));
     let evals: Vec<Option<&str>> = match config.data.eval_each {

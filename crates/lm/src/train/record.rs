@@ -77,19 +77,19 @@ impl RunRecord {
             )));
         }
         let Differences { changing, harmless } = self.differences(&kept, client.step, config);
-        let mut told = Vec::new();
+        let mut warnings = Vec::new();
         if !harmless.is_empty() {
-            told.push(format!("what is other than in the run that saved it: {}", harmless.join("; ")));
+            warnings.push(format!("what is other than in the run that saved it: {}", harmless.join("; ")));
         }
         if changing.is_empty() {
-            return Ok(told);
+            return Ok(warnings);
         }
         if config.save.resume_anyway {
-            told.push(format!(
+            warnings.push(format!(
                 "warning: what is computed is other than in the run that saved it, as resume_anyway allows: {}",
                 changing.join("; ")
             ));
-            return Ok(told);
+            return Ok(warnings);
         }
         // The end of a long list may be cut off on its way to other ranks, so the remedy comes first.
         let mut text = format!(
@@ -134,7 +134,7 @@ impl RunRecord {
         // A longer training, or one that is at its end, computes nothing else than the two would have together.
         if self.total_steps < then.total_steps && done < self.total_steps && same_rows {
             found.changing.push(format!(
-                "the training was to have {} steps, and is to have {}, by which the learning rate falls earlier",
+                "the run was to have {} steps, and is to have {}, by which the learning rate falls earlier",
                 then.total_steps, self.total_steps
             ));
         }

@@ -7,7 +7,7 @@ use oarlock_config::config::{Resume, TrainConfig};
 use oarlock_engine::Accelerator;
 use oarlock_engine::checkpoint::{self, Agreed, CheckpointError, ClientState, Manifest, Problem, by_root};
 use oarlock_engine::error::{Error, Result};
-use oarlock_engine::terminal::tell;
+use oarlock_engine::terminal::eprint;
 
 use crate::train::record::RunRecord;
 
@@ -24,7 +24,7 @@ pub struct Resumed {
     /// What its checkpoint kept.
     pub client: ClientState,
     /// What is other than in the run that saved it.
-    pub told: Vec<String>,
+    pub messages: Vec<String>,
 }
 
 /// The checkpoint to go on from; all machines look, and all take the same.
@@ -41,7 +41,7 @@ pub fn checkpoint_to_resume(config: &TrainConfig, accelerator: &Accelerator) -> 
         refuse_to_replace(config, &newest)?;
         if accelerator.is_main_process() {
             for (path, problem) in &newest.skipped {
-                tell(&format!("warning: {} is left aside: {problem}\n", path.display()));
+                eprint(&format!("warning: {} is left aside: {problem}\n", path.display()));
             }
         }
         if let Some(dir) = newest.path {
@@ -120,18 +120,18 @@ pub fn load_undamaged(
             false => Ok(Vec::new()),
         };
         // Before anything is loaded, where the folder of rank 0 says it: what does not fit is then named as it was written.
-        let told = by_root(comm, || match Manifest::read(&dir) {
+        let messages = by_root(comm, || match Manifest::read(&dir) {
             Ok(manifest) if manifest.has_state() => compared(&manifest.client_state).map(Some),
             _ => Ok(None),
         })?;
-        let told = told.map_err(Error::Refused)?;
+        let messages = messages.map_err(Error::Refused)?;
         let error = match accelerator.load_checkpoint(&dir) {
             Ok(client) => {
-                let told = match told {
-                    Some(told) => told,
+                let messages = match messages {
+                    Some(messages) => messages,
                     None => by_root(comm, || compared(&client))?.map_err(Error::Refused)?,
                 };
-                return Ok(Resumed { client, told });
+                return Ok(Resumed { client, messages });
             }
             // All ranks were told the same, so all look for another one, or none does.
             Err(error) if found.may_be_older && is_damage(&error) => error,
@@ -139,7 +139,7 @@ pub fn load_undamaged(
         };
         aside.push(dir);
         if accelerator.is_main_process() {
-            tell(&format!("warning: {error}; it is left aside\n"));
+            eprint(&format!("warning: {error}; it is left aside\n"));
         }
         match newest(config, accelerator, &aside)?.path {
             Some(older) => found.dir = older,

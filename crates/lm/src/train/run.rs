@@ -2,11 +2,11 @@
 
 mod best;
 mod card;
-mod doubts;
 mod evaluate;
 mod finish;
 mod gpus;
 mod introduce;
+mod non_finite;
 mod predict;
 mod save;
 mod set_up;
@@ -14,7 +14,7 @@ mod set_up;
 use std::path::PathBuf;
 use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 
-use oarlock_config::config::{TrainConfig, When};
+use oarlock_config::config::{IntervalStrategy, TrainConfig};
 use oarlock_engine::checkpoint::Saver;
 use oarlock_engine::error::Result;
 use oarlock_engine::optim::Stepped;
@@ -38,7 +38,7 @@ use crate::train::pool_limit::PoolLimit;
 use crate::train::record::RunRecord;
 use crate::train::token_loader::PreparedTokenLoader;
 use crate::train::{flops, train_step};
-use doubts::Doubts;
+use non_finite::NonFiniteResults;
 
 /// Runs a configuration on this rank. `started` is when the command began, for the start-up figures. Rank 0 gets the
 /// state at the end with all that was logged.
@@ -96,10 +96,10 @@ struct Run<'a> {
     total_steps: u64,
     /// Steps that changed no weight, as their gradients were not finite.
     skipped: u64,
-    /// Whether the training ends before that.
+    /// Whether the run ends before that.
     stopped: bool,
     journal: Option<Journal>,
-    doubts: Doubts,
+    non_finite: NonFiniteResults,
     /// What memory was predicted to be, on rank 0.
     forecast: Option<Forecast>,
     started: SystemTime,
@@ -277,7 +277,7 @@ impl<'a> Run<'a> {
         let last = done == self.total_steps;
         let eval = &self.config.eval;
         let waited = match eval.when {
-            When::Epoch => self.epoch(),
+            IntervalStrategy::Epoch => self.epoch(),
             _ => done as f64,
         };
         let best = &self.config.save.best;
@@ -312,17 +312,17 @@ impl<'a> Run<'a> {
 }
 
 /// Whether something that happens `when` is due after `done` steps.
-fn due(when: When, done: u64, total: u64, per_epoch: u64) -> bool {
+fn due(when: IntervalStrategy, done: u64, total: u64, per_epoch: u64) -> bool {
     match when {
-        When::Never => false,
-        When::Epoch => done.is_multiple_of(per_epoch) || done == total,
-        When::Every(steps) => done.is_multiple_of(steps.of(total).max(1)),
+        IntervalStrategy::Never => false,
+        IntervalStrategy::Epoch => done.is_multiple_of(per_epoch) || done == total,
+        IntervalStrategy::Every(steps) => done.is_multiple_of(steps.of(total).max(1)),
     }
 }
 
 /// Whether a checkpoint is due: also after the last step, so that a longer training goes on from there.
-fn save_due(when: When, done: u64, total: u64, per_epoch: u64) -> bool {
-    due(when, done, total, per_epoch) || (done == total && when != When::Never)
+fn save_due(when: IntervalStrategy, done: u64, total: u64, per_epoch: u64) -> bool {
+    due(when, done, total, per_epoch) || (done == total && when != IntervalStrategy::Never)
 }
 
 /// The moment a process began, handed down by the launcher in microseconds since 1970.

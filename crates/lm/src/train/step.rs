@@ -49,7 +49,7 @@ impl StepReport {
 }
 
 /// One step: forward and backward for each micro-batch of this rank, gradients summed over the ranks and clipped to the
-/// norm `max_grad_norm` (0: not at all), weights updated. A scheduler moves on afterwards.
+/// norm `max_grad_norm` (0: not at all), weights updated. A scheduler moves on afterward.
 ///
 /// # Errors
 /// A failed rank, a gradient that is not finite, a token that the model does not know.
@@ -75,7 +75,8 @@ pub fn train_step<M: LanguageModel>(
     phase("forward and backward");
     let tally = Passes { accelerator, objective, model }.train(batches, optimizer, timer)?;
 
-    // Each rank sums what it owns over all ranks; the norm is a sum over fixed blocks, so all ranks get the same bits.
+    // Each rank sums what it owns over all ranks; the norm is a sum over fixed blocks, so all ranks get bitwise identical
+    // results.
     timer.enter(Phase::Reduce);
     phase("reducing gradients");
     optimizer.reduce_gradients()?;

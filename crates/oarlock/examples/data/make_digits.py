@@ -1,4 +1,4 @@
-"""Writes digits.csv: 500 grey images of digits, 8 by 8 pixels, drawn from the glyphs below.
+"""Writes digits.csv: 500 gray images of digits, 8 by 8 pixels, drawn from the glyphs below.
 
     python make_digits.py > digits.csv
 

@@ -164,8 +164,8 @@ fn another_base_is_refused_and_the_loop_stays_as_it_is() {
     let halves = AcceleratorConfig { mixed_precision: Some(DType::BF16), ..config };
     on_ranks(1, &halves, |accelerator| {
         let (_net, _adam) = prepared(accelerator, 0.5).unwrap();
-        let told = accelerator.load_state(Some(&dir)).unwrap_err().to_string();
-        assert!(told.contains("resume in f32"), "{told}");
+        let message = accelerator.load_state(Some(&dir)).unwrap_err().to_string();
+        assert!(message.contains("resume in f32"), "{message}");
     });
 }
 

@@ -64,8 +64,8 @@ fn checkpoints_are_numbered_and_the_oldest_goes_when_the_new_one_is_whole() {
     assert_eq!(names(), ["checkpoint_2", "checkpoint_3"]);
 
     let nameless = AcceleratorConfig::default();
-    let told = on_ranks(1, &nameless, |accelerator| accelerator.save_state(None).unwrap_err().to_string());
-    assert!(told[0].contains("give one, or set automatic_checkpoint_naming"), "{}", told[0]);
+    let message = on_ranks(1, &nameless, |accelerator| accelerator.save_state(None).unwrap_err().to_string());
+    assert!(message[0].contains("give one, or set automatic_checkpoint_naming"), "{}", message[0]);
 }
 
 #[test]

@@ -21,17 +21,17 @@ fn what_does_not_fit_is_refused_on_all_ranks_and_nothing_changes() {
     });
 
     // Loops with other parts.
-    let told = on_ranks(2, &config, |accelerator| {
+    let message = on_ranks(2, &config, |accelerator| {
         let training = Loop::new(accelerator).unwrap();
         accelerator.register_for_checkpointing(Arc::new(Checkpointed::new(0u8)));
         let error = accelerator.load_state(Some(&dir)).unwrap_err();
         assert_eq!(training.schedulers[0].steps(), 0);
         error.to_string()
     });
-    assert_eq!(told[0], told[1]);
+    assert_eq!(message[0], message[1]);
     let words =
         "it holds the states of 1 of the loop's objects registered for checkpointing, and this loop has 2";
-    assert!(told[0].contains(words), "{}", told[0]);
+    assert!(message[0].contains(words), "{}", message[0]);
     let problems = on_ranks(2, &config, |accelerator| {
         let net = Net::new(4, 150);
         let adam = optim::adamw(&net);
@@ -122,7 +122,7 @@ fn a_save_belongs_between_two_steps() {
             let x = Tensor::from_slice(&[0.5f32; 4], [1, 4], accelerator.device()).unwrap();
             accelerator
                 .accumulate(|| {
-                    // On one rank alone: all are told.
+                    // On one rank alone: all are reported.
                     if accelerator.is_main_process() {
                         accelerator.backward(&training.nets[1].forward(&x)?.mean_all()?)?;
                     }
@@ -133,12 +133,12 @@ fn a_save_belongs_between_two_steps() {
         })
     };
     let mut config = config(Placements::OPTIMIZER, Gather::InPlace);
-    let told = run(&config);
+    let message = run(&config);
     assert!(
-        told[0].as_ref().unwrap_err().contains("inside of an accumulation window: Net holds"),
-        "{told:?}"
+        message[0].as_ref().unwrap_err().contains("inside of an accumulation window: Net holds"),
+        "{message:?}"
     );
-    assert_eq!(told[0], told[1]);
+    assert_eq!(message[0], message[1]);
     assert!(!dir.exists());
     config.project.save_inside_window = true;
     assert!(run(&config).iter().all(|saved| saved.is_ok()));

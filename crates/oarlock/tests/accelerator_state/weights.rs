@@ -78,7 +78,7 @@ fn weights_are_whole_on_every_rank_and_in_files_that_others_read() {
         assert_eq!(read.tensor(name).unwrap().data(), bytemuck::cast_slice::<f32, u8>(values));
     }
     let wrong = "ten gigabytes".parse::<ShardSize>().unwrap_err().to_string();
-    assert!(wrong.starts_with("max_shard_size: \"ten gigabytes\" is no size"), "{wrong}");
+    assert!(wrong.starts_with("max_shard_size: \"ten gigabytes\" is not a size"), "{wrong}");
 }
 
 #[test]
@@ -103,12 +103,16 @@ fn weights_come_out_of_a_checkpoint_of_two_models() {
         let of_model: &[f32] = &of_ranks[0][model];
         assert_eq!(read.tensor("up.weight").unwrap().data(), bytemuck::cast_slice::<f32, u8>(of_model));
     }
-    let told = |model| merge_weights(&dir, &out, &of(model)).unwrap_err().to_string();
+    let message = |model| merge_weights(&dir, &out, &of(model)).unwrap_err().to_string();
     let models = "0 (4 parameters, \"down.bias\" first), 1 (4 parameters, \"down.bias\" first)";
     let several = "it holds 2 models; say which one by its number (`oarlock merge-weights --model N`, `accelerate \
                    merge-weights CHECKPOINT/pytorch_model_fsdp_N`): ";
-    assert!(told(None).ends_with(&format!("{several}{models}")), "{}", told(None));
-    assert!(told(Some(2)).ends_with(&format!("it holds no model 2; it has {models}")), "{}", told(Some(2)));
+    assert!(message(None).ends_with(&format!("{several}{models}")), "{}", message(None));
+    assert!(
+        message(Some(2)).ends_with(&format!("it holds no model 2; it has {models}")),
+        "{}",
+        message(Some(2))
+    );
 }
 
 #[test]
@@ -142,9 +146,9 @@ fn a_state_dict_goes_into_every_placement_and_names_what_differs() {
             // Names that differ.
             let bias = state.remove("up.bias").unwrap();
             state.insert("up.scale".to_owned(), bias.clone());
-            let told = accelerator.load_state_dict(&from, &state).unwrap_err().to_string();
+            let message = accelerator.load_state_dict(&from, &state).unwrap_err().to_string();
             assert_eq!(
-                told,
+                message,
                 "the state dict lacks weights that the model asks for: up.bias; it holds weights that the model does not \
                  ask for: up.scale"
             );
@@ -162,10 +166,11 @@ fn a_state_dict_goes_into_every_placement_and_names_what_differs() {
             if accelerator.process_index() == 1 {
                 state.insert("up.weight".to_owned(), bias);
             }
-            let told = accelerator.load_state_dict_with(&from, &state, Strict::No).unwrap_err().to_string();
+            let message =
+                accelerator.load_state_dict_with(&from, &state, Strict::No).unwrap_err().to_string();
             let expected =
                 ["another rank could not load it", "up.weight [150] (the model asks for [150, 4])"];
-            assert!(told.contains(expected[accelerator.process_index()]), "{told}");
+            assert!(message.contains(expected[accelerator.process_index()]), "{message}");
         });
     }
 }

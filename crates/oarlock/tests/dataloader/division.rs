@@ -108,8 +108,8 @@ fn every_rank_gets_the_batches_of_the_original() {
         });
         for (i, case) in cases.iter().enumerate() {
             let ours: Option<Vec<String>> = of_ranks.iter().map(|rank| rank[i].clone()).collect();
-            let told = ours.as_ref().map_or("error".to_owned(), |ours| hash(ours));
-            assert_eq!(told, case.expected(), "{}: {ours:?}", case.line);
+            let message = ours.as_ref().map_or("error".to_owned(), |ours| hash(ours));
+            assert_eq!(message, case.expected(), "{}: {ours:?}", case.line);
         }
     }
 }
@@ -279,13 +279,13 @@ fn any_nested_batch_is_dispatched() {
         });
         let loader = accelerator.prepare(loader).unwrap();
         let batches: Vec<Mixed> = loader.iter().unwrap().collect::<Result<_>>().unwrap();
-        let told = |batch: &Mixed| match batch {
+        let message = |batch: &Mixed| match batch {
             Mixed::Rows { ids, texts, weight } => {
                 format!("{:?} {:?} {texts:?} {weight:?}", ids.sizes(), ids.to_vec::<i32>().unwrap())
             }
             Mixed::Nothing => "nothing".to_owned(),
         };
-        batches.iter().map(told).collect::<Vec<_>>()
+        batches.iter().map(message).collect::<Vec<_>>()
     });
     assert_eq!(
         of_ranks[0],

@@ -128,17 +128,17 @@ fn an_error_or_a_panic_of_a_worker_stands_where_the_batch_would() {
         assert!(batches[1].is_ok());
         assert_eq!(batches[2].as_ref().unwrap_err().to_string(), "the ninth is gone");
         let batches: Vec<_> = loader.skip_first_batches(3).unwrap().iter().unwrap().collect();
-        let told = batches[0].as_ref().unwrap_err().to_string();
-        assert_eq!(told, "a worker of the loader panicked: the fourteenth is worse");
+        let message = batches[0].as_ref().unwrap_err().to_string();
+        assert_eq!(message, "a worker of the loader panicked: the fourteenth is worse");
     }
     // Where rank 0 reads for all, all hear of it.
     let dispatched = DataLoaderConfiguration { dispatch_batches: Some(true), ..Default::default() };
-    let told = ranks(2, &config(dispatched), |accelerator| {
+    let message = ranks(2, &config(dispatched), |accelerator| {
         let loader = accelerator.prepare(DataLoader::new(Holed, 2).num_workers(2)).unwrap();
         loader.iter().unwrap().find_map(Result::err).unwrap().to_string()
     });
     assert_eq!(
-        told,
+        message,
         ["the ninth is gone", "rank 0, which reads the batches of all ranks: the ninth is gone"]
     );
 }
@@ -179,14 +179,16 @@ fn a_run_goes_on_at_the_sample_where_it_stood() {
         let (shorter, other) = accelerator
             .prepare((numbers(30, 5).shuffle(true), numbers(31, 5).shuffle(true).seed(7)))
             .unwrap();
-        let told =
+        let message =
             |loader: &PreparedLoader<Ids>, state| loader.load_state_dict(state).unwrap_err().to_string();
-        assert!(told(&shorter, &state[0].1).ends_with("its epochs have 31 samples, and this loader's 30"));
+        assert!(message(&shorter, &state[0].1).ends_with("its epochs have 31 samples, and this loader's 30"));
         assert!(
-            told(&other, &state[0].1)
+            message(&other, &state[0].1)
                 .ends_with("it was shuffled with the seed 42, and this loader is with 7")
         );
-        assert!(told(&other, &serde_json::json!({"steps": 3})).ends_with("it is no state of a data loader"));
+        assert!(
+            message(&other, &serde_json::json!({"steps": 3})).ends_with("it is not a state of a data loader")
+        );
     });
 }
 

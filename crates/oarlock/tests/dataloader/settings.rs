@@ -23,11 +23,13 @@ fn a_distributed_sampler_divides_and_is_not_divided_again() {
     });
     assert_eq!(shares[0], [(vec![0, 3, 6], 3), (vec![9], 1)]);
     assert_eq!(shares[2], [(vec![2, 5, 8], 3), (vec![1], 0)]);
-    let told = ranks(2, &config(Default::default()), |accelerator| {
+    let message = ranks(2, &config(Default::default()), |accelerator| {
         let loader = numbers(10, 3).sampler(DistributedSampler::new(10, (0, 1)));
         accelerator.prepare(loader).map(|_| ()).unwrap_err().to_string()
     });
-    assert!(told[1].contains("the samples of rank 0 of 1, and this is rank 1 of 2; leave the sampler away"));
+    assert!(
+        message[1].contains("the samples of rank 0 of 1, and this is rank 1 of 2; leave the sampler away")
+    );
 }
 
 #[test]
@@ -47,48 +49,51 @@ fn numbers_vectors_and_maps_are_stacked() {
     let batch = DataLoader::new(rows, 2).iter().unwrap().next().unwrap().unwrap();
     assert_eq!(batch["ids"].to_vec::<i32>().unwrap(), [0, 1, 1, 2]);
 
-    let told = |samples: Vec<Vec<i64>>| {
+    let message = |samples: Vec<Vec<i64>>| {
         DataLoader::new(samples, 2).iter().unwrap().next().unwrap().unwrap_err().to_string()
     };
     assert!(
-        told(vec![vec![1, 2], vec![3]])
+        message(vec![vec![1, 2], vec![3]])
             .contains("the first has 2 numbers and another 1 (at place 1 of the batch)")
     );
-    assert!(told(vec![vec![1], vec![1 << 40]]).contains("a sample has 1099511627776"));
+    assert!(message(vec![vec![1], vec![1 << 40]]).contains("a sample has 1099511627776"));
 }
 
 #[test]
 fn what_cannot_be_is_refused_in_words() {
-    let told = |loader: DataLoader<usize>| loader.iter().map(|_| ()).unwrap_err().to_string();
+    let message = |loader: DataLoader<usize>| loader.iter().map(|_| ()).unwrap_err().to_string();
     let ids = || (0..10).collect::<Vec<usize>>();
     assert_eq!(
-        told(DataLoader::new(ids(), 0)),
+        message(DataLoader::new(ids(), 0)),
         "data loader: batches of 0 samples; give a batch size of 1 or more"
     );
     let both = DataLoader::new(ids(), 2).shuffle(true).sampler(DistributedSampler::new(10, (0, 1)));
-    assert!(told(both).contains("sampler is mutually exclusive with shuffle"));
+    assert!(message(both).contains("sampler is mutually exclusive with shuffle"));
     let both = DataLoader::new(ids(), 2).drop_last(true).batch_sampler(|_| vec![vec![0]]);
-    assert!(told(both).contains("batch_sampler is mutually exclusive with shuffle, sampler and drop_last"));
     assert!(
-        told(DataLoader::new(ids(), 2).batch_sampler(|_| vec![vec![3, 10]]))
+        message(both).contains("batch_sampler is mutually exclusive with shuffle, sampler and drop_last")
+    );
+    assert!(
+        message(DataLoader::new(ids(), 2).batch_sampler(|_| vec![vec![3, 10]]))
             .contains("the sample 10 of a data set of 10")
     );
     assert!(
-        told(DataLoader::iterable(stream(|_| 0..4_usize), 2).shuffle(true)).contains("shuffle inside of it")
+        message(DataLoader::iterable(stream(|_| 0..4_usize), 2).shuffle(true))
+            .contains("shuffle inside of it")
     );
-    let told = DataLoader::iterable(stream(|_| 0..4_usize), 2).len().unwrap_err().to_string();
-    assert!(told.contains("an iterable data set has no length"));
+    let message = DataLoader::iterable(stream(|_| 0..4_usize), 2).len().unwrap_err().to_string();
+    assert!(message.contains("an iterable data set has no length"));
 
     let split = DataLoaderConfiguration { split_batches: true, ..Default::default() };
-    let told = ranks(3, &config(split), |accelerator| {
+    let message = ranks(3, &config(split), |accelerator| {
         accelerator.prepare(numbers(10, 4)).map(|_| ()).unwrap_err().to_string()
     });
-    assert!(told[0].contains("a batch (4) is divided among the ranks (3)"), "{}", told[0]);
-    let told = ranks(2, &config(Default::default()), |accelerator| {
+    assert!(message[0].contains("a batch (4) is divided among the ranks (3)"), "{}", message[0]);
+    let message = ranks(2, &config(Default::default()), |accelerator| {
         let n = 10 + accelerator.process_index();
         accelerator.prepare(numbers(n, 4)).map(|_| ()).unwrap_err().to_string()
     });
-    assert!(told[0].contains("the number of samples of a data set"), "{}", told[0]);
+    assert!(message[0].contains("the number of samples of a data set"), "{}", message[0]);
 }
 
 #[test]

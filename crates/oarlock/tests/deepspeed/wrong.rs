@@ -1,4 +1,4 @@
-//! Wrong programs: what each is told.
+//! Wrong programs and their messages.
 
 use oarlock::deepspeed::{self, InitializeArgs, zero};
 use oarlock::nn::{self, Forward, Linear, Module};
@@ -9,7 +9,7 @@ use super::deepspeed_loop::Net;
 use super::{config, ds_config, engine, plugins, solo};
 
 /// What is said of a wrong program on one rank.
-fn told(program: impl FnOnce() -> Result<()>) -> String {
+fn message(program: impl FnOnce() -> Result<()>) -> String {
     program().unwrap_err().to_string()
 }
 
@@ -20,17 +20,17 @@ fn wrong_programs_are_told_what_to_do() {
     let cases: Vec<(&str, String)> = vec![
         (
             "no DeepSpeed plugin is named \"techer\"; did you mean \"teacher\"?",
-            told(|| solo(two())?.select_deepspeed_plugin("techer")),
+            message(|| solo(two())?.select_deepspeed_plugin("techer")),
         ),
-        ("no DeepSpeed plugin is active", told(|| plain()?.get_active_deepspeed_plugin().map(|_| ()))),
-        ("shares the plugins of the first", told(|| solo(two())?.another_with(&two()).map(|_| ()))),
+        ("no DeepSpeed plugin is active", message(|| plain()?.get_active_deepspeed_plugin().map(|_| ()))),
+        ("shares the plugins of the first", message(|| solo(two())?.another_with(&two()).map(|_| ()))),
         (
             "zero stage 2 requires an optimizer, and the model Net comes without one",
-            told(|| solo(two())?.prepare(Net::new()?).map(|_| ())),
+            message(|| solo(two())?.prepare(Net::new()?).map(|_| ())),
         ),
         (
             "gradient_accumulation_steps is 4 for the model Net, and 2 for Net, which this accelerator trains too",
-            told(|| {
+            message(|| {
                 let windows = |n: usize| {
                     let mut value = ds_config(2);
                     value["gradient_accumulation_steps"] = json!(n);
@@ -46,7 +46,7 @@ fn wrong_programs_are_told_what_to_do() {
         ),
         (
             "an optimizer stands both in the code and in the DeepSpeed plugin \"student\"",
-            told(|| {
+            message(|| {
                 let net = Net::new()?;
                 let optimizer = optim::adamw(&net);
                 solo(two())?.prepare((net, optimizer)).map(|_| ())
@@ -54,7 +54,7 @@ fn wrong_programs_are_told_what_to_do() {
         ),
         (
             "a DummyOptim stands for the optimizer of a DeepSpeed plugin, and the accelerator has none",
-            told(|| {
+            message(|| {
                 let net = Net::new()?;
                 let optimizer = DummyOptim::new(&net);
                 plain()?.prepare((net, optimizer)).map(|_| ())
@@ -62,7 +62,7 @@ fn wrong_programs_are_told_what_to_do() {
         ),
         (
             "says neither `train_batch_size` nor `train_micro_batch_size_per_gpu`",
-            told(|| {
+            message(|| {
                 solo(plugins(&[("t", json!({ "zero_optimization": { "stage": 3 } }))]))?
                     .prepare(Net::new()?)
                     .map(|_| ())
@@ -70,7 +70,7 @@ fn wrong_programs_are_told_what_to_do() {
         ),
         (
             "mixed_precision is bf16, and the DeepSpeed plugin \"t\" sets fp16.enabled",
-            told(|| {
+            message(|| {
                 let mut value = ds_config(3);
                 value["fp16"] = json!({ "enabled": true });
                 let settings =
@@ -80,7 +80,7 @@ fn wrong_programs_are_told_what_to_do() {
         ),
         (
             "of the model's hidden size h, and the model does not say one",
-            told(|| {
+            message(|| {
                 let mut value = ds_config(3);
                 value["zero_optimization"]["reduce_bucket_size"] = json!("auto");
                 engine(&plain()?, &value).map(|_| ())
@@ -88,7 +88,7 @@ fn wrong_programs_are_told_what_to_do() {
         ),
         (
             "`optimizer.params.lr` is \"auto\", and nothing here says what it is",
-            told(|| {
+            message(|| {
                 let mut value = ds_config(3);
                 value["optimizer"]["params"]["lr"] = json!("auto");
                 engine(&plain()?, &value).map(|_| ())
@@ -96,7 +96,7 @@ fn wrong_programs_are_told_what_to_do() {
         ),
         (
             "the loss comes from the model Net, which another accelerator prepared",
-            told(|| {
+            message(|| {
                 let accelerator = plain()?;
                 let (first, second) =
                     (engine(&accelerator, &ds_config(1))?, engine(&accelerator, &ds_config(1))?);
@@ -106,7 +106,7 @@ fn wrong_programs_are_told_what_to_do() {
         ),
         (
             "prepared already, or shares parameters with one that is",
-            told(|| {
+            message(|| {
                 let accelerator = plain()?;
                 let head = Linear::normal(4, 1, true, 0.3)?;
                 let shared = Shared { head: Linear::with_weight(head.weight.clone()) };
@@ -122,35 +122,38 @@ fn wrong_programs_are_told_what_to_do() {
                 deepspeed::initialize(args).map(|_| ())
             }),
         ),
-        ("no_sync does not go with stage 2", told(|| engine(&plain()?, &ds_config(2))?.no_sync(|| Ok(())))),
+        (
+            "no_sync does not go with stage 2",
+            message(|| engine(&plain()?, &ds_config(2))?.no_sync(|| Ok(()))),
+        ),
         (
             "step: the engine of Net has no optimizer",
-            told(|| {
+            message(|| {
                 let value = json!({ "train_batch_size": 1, "zero_optimization": { "stage": 3 } });
                 engine(&plain()?, &value)?.step().map(|_| ())
             }),
         ),
         (
             "\"up.weight\" is of no prepared model",
-            told(|| {
+            message(|| {
                 let engine = engine(&plain()?, &ds_config(2))?;
                 zero::gathered_parameters(engine.model(), &Net::new()?, None, |_| Ok(()))
             }),
         ),
         (
             "modifier_rank is 3, and there are 1 ranks",
-            told(|| {
+            message(|| {
                 let engine = engine(&plain()?, &ds_config(2))?;
                 zero::gathered_parameters(engine.model(), engine.module(), Some(3), |_| Ok(()))
             }),
         ),
         (
             "the configuration's stage is 2, and only stage 3 divides parameters",
-            told(|| zero::init(&config(&ds_config(2)), || Linear::normal(4, 1, true, 0.3)).map(|_| ())),
+            message(|| zero::init(&config(&ds_config(2)), || Linear::normal(4, 1, true, 0.3)).map(|_| ())),
         ),
     ];
-    for (expected, told) in cases {
-        assert!(told.contains(expected), "{expected}\n{told}");
+    for (expected, message) in cases {
+        assert!(message.contains(expected), "{expected}\n{message}");
     }
 }
 

@@ -41,7 +41,7 @@ impl Source {
     }
 }
 
-/// Memory from the system: zeroed when fresh, so always initialised. That of a GPU holds whatever was there.
+/// Memory from the system: zeroed when fresh, so always initialized. That of a GPU holds whatever was there.
 pub(super) struct Block {
     pub bytes: usize,
     memory: Memory,
@@ -109,7 +109,7 @@ impl Block {
         Some((*place, memory.as_ref().map_or_else(Uses::default, |block| block.copies())))
     }
 
-    /// Its memory, for launches and copies: aligned to [`ALIGN`], and initialised.
+    /// Its memory, for launches and copies: aligned to [`ALIGN`], and initialized.
     pub fn span(&self) -> Span<'_> {
         let (ptr, owner) = match &self.memory {
             Memory::Allocated(ptr) | Memory::Mapped(ptr, _) => (Some(*ptr), Owner::Pool),

@@ -2,7 +2,7 @@
 
 use oarlock_kernels::Error;
 
-use super::Held;
+use super::MemoryStats;
 
 /// Memory of a GPU that could not be had.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -12,14 +12,14 @@ pub struct GpuOutOfMemory {
     /// What they were for.
     pub what: &'static str,
     /// What the pool has.
-    pub held: Held,
+    pub held: MemoryStats,
     /// The free bytes of the GPU and all of them, where the driver says so.
     pub memory: Option<(usize, usize)>,
 }
 
 impl std::fmt::Display for GpuOutOfMemory {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        let GpuOutOfMemory { bytes, what, held: Held { reserved, allocated, .. }, memory } = self;
+        let GpuOutOfMemory { bytes, what, held: MemoryStats { reserved, allocated, .. }, memory } = self;
         write!(f, "cannot allocate {bytes} bytes of the GPU for {what}")?;
         if let Some((free, total)) = memory {
             write!(f, ": {free} of its {total} bytes are free")?;

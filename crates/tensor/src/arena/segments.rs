@@ -35,12 +35,12 @@ pub(super) struct Segments {
     n_made: u64,
     /// Pieces that came back so far.
     n_freed: u64,
-    held: Held,
+    held: MemoryStats,
 }
 
 /// The bytes of a pool.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct Held {
+pub struct MemoryStats {
     /// Taken from the system or the GPU.
     pub reserved: usize,
     /// Of those, what blocks have.
@@ -51,7 +51,7 @@ pub struct Held {
     pub peak_allocated: usize,
 }
 
-impl Held {
+impl MemoryStats {
     pub(super) fn reserve(&mut self, bytes: usize) {
         self.reserved += bytes;
         self.peak_reserved = self.peak_reserved.max(self.reserved);
@@ -125,7 +125,7 @@ impl Segments {
     }
 
     /// The accounts.
-    pub fn held(&self) -> Held {
+    pub fn memory_stats(&self) -> MemoryStats {
         self.held
     }
 
@@ -269,8 +269,8 @@ mod tests {
         give(&mut segments, b);
         assert_eq!(segments.free(), [2 * MIB]);
         assert_eq!(
-            segments.held(),
-            Held { reserved: 2 * MIB, allocated: 0, peak_reserved: 2 * MIB, peak_allocated: 2048 }
+            segments.memory_stats(),
+            MemoryStats { reserved: 2 * MIB, allocated: 0, peak_reserved: 2 * MIB, peak_allocated: 2048 }
         );
     }
 
@@ -291,9 +291,9 @@ mod tests {
         [1, 0].into_iter().for_each(|i| give(&mut segments, places[i]));
         assert_eq!(segments.occupied(), 50 * MIB);
         segments.evict(100 * MIB);
-        assert_eq!((segments.held().reserved, segments.free()), (80 * MIB, vec![30 * MIB]));
+        assert_eq!((segments.memory_stats().reserved, segments.free()), (80 * MIB, vec![30 * MIB]));
         segments.evict(0);
-        assert_eq!(segments.held().reserved, 50 * MIB, "what is in use stays");
+        assert_eq!(segments.memory_stats().reserved, 50 * MIB, "what is in use stays");
     }
 
     #[test]
@@ -306,7 +306,7 @@ mod tests {
         };
         // What stays: weights, gradients and moments of 24 layers.
         let states: Vec<Place> = (0..96).map(|_| take(&mut segments, 15 * MIB + 4096)).collect();
-        let (kept, before) = (segments.held().reserved, segments.n_made);
+        let (kept, before) = (segments.memory_stats().reserved, segments.n_made);
         let mut made = 0;
         for step in 0..50 {
             // Activations of a step: the forward pass keeps them, the backward pass gives them back.
@@ -328,7 +328,7 @@ mod tests {
                 made = segments.n_made;
             }
         }
-        let held = segments.held();
+        let held = segments.memory_stats();
         let (live, reserved) = (held.peak_allocated - kept, held.peak_reserved - kept);
         // Each block for itself took a call of the driver: 240 a step, and a page more than it needs.
         assert!(segments.n_made - before < 400, "{} segments for 12,000 blocks", segments.n_made - before);
@@ -336,6 +336,9 @@ mod tests {
         assert!(reserved < live + live / 3, "{reserved} for {live}");
         states.into_iter().for_each(|place| give(&mut segments, place));
         segments.evict(0);
-        assert_eq!((segments.held().reserved, segments.held().allocated, segments.free()), (0, 0, vec![]));
+        assert_eq!(
+            (segments.memory_stats().reserved, segments.memory_stats().allocated, segments.free()),
+            (0, 0, vec![])
+        );
     }
 }

@@ -82,7 +82,7 @@ fn above_its_limit_a_pool_resizes_the_mapping_of_a_free_block() {
         unsafe { buffer.span().ptr.unwrap().write_bytes(value, buffer.len_bytes()) }
     };
     let first_byte = |buffer: &Buffer| {
-        // SAFETY: as above; the memory is initialised.
+        // SAFETY: as above; the memory is initialized.
         unsafe { buffer.span().ptr.unwrap().read() }
     };
     for (value, sizes) in [(1, [3 << 20, 4 << 20]), (2, [4 << 20, 2 << 20])] {

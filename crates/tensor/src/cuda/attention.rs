@@ -12,7 +12,7 @@ use oarlock_cuda::geometry::Geometry;
 use oarlock_cuda::libraries::Libraries;
 use oarlock_cuda::{Element, Error};
 
-use super::{AttentionShape, Call, Found, Gpu, Kernels, Unable, failed};
+use super::{AttentionShape, Call, FormError, Found, Gpu, Kernels, failed};
 use crate::arena::is_out_of_memory;
 
 /// The choices for a GPU.
@@ -93,9 +93,9 @@ impl<'l> Kernels<'l> {
     /// A call of a kernel of attention for heads of this shape.
     ///
     /// # Errors
-    /// [`Unable::NoForm`] if there is none.
+    /// [`FormError::NoForm`] if there is none.
     pub fn of_heads(&self, op: &'static str, (shape, of): (&AttentionShape, Element)) -> Found<Call<'l>> {
-        self.kernel_of(op, &[of], Some(shape.unit_head_dim().ok_or(Unable::NoForm)?), None)
+        self.kernel_of(op, &[of], Some(shape.unit_head_dim().ok_or(FormError::NoForm)?), None)
     }
 
     /// A call of a kernel with the tile that was measured to be the fastest, or the usual one, or the largest that the GPU has
@@ -108,10 +108,10 @@ impl<'l> Kernels<'l> {
         kernel: TiledKernel,
         (shape, of): (&AttentionShape, Element),
     ) -> Found<(Call<'l>, Geometry)> {
-        let head_dim = shape.unit_head_dim().ok_or(Unable::NoForm)?;
+        let head_dim = shape.unit_head_dim().ok_or(FormError::NoForm)?;
         let shared_bytes = self.gpu().context.limits().shared_bytes;
         let tile =
-            self.gpu().attention.tuned.tile((shape, of), kernel, shared_bytes).ok_or(Unable::NoForm)?;
+            self.gpu().attention.tuned.tile((shape, of), kernel, shared_bytes).ok_or(FormError::NoForm)?;
         let call = self.kernel_of(kernel.op(), &[of], Some(head_dim), Some(tile))?;
         Ok((call, shape.tiled(kernel, of, tile)))
     }
@@ -134,7 +134,7 @@ impl<'l> Kernels<'l> {
         let bytes = cudnn.workspace_bytes((shape, of, pass), ATTENTION_WORKSPACE_BYTES).map_err(failed)?;
         let Some(bytes) = bytes else { return Ok(false) };
         let workspace = match self.temporary(bytes.max(1)) {
-            Err(Unable::Failed(error)) if is_out_of_memory(&error) => {
+            Err(FormError::Failed(error)) if is_out_of_memory(&error) => {
                 cudnn.give_up((shape, of, pass), ATTENTION_WORKSPACE_BYTES, error.to_string());
                 return Ok(false);
             }

@@ -26,11 +26,11 @@ use crate::launch::{Owner, Stretch, View, ViewMut};
 pub(crate) type Form = Found<()>;
 
 /// What a form looks for: a kernel, memory.
-pub(crate) type Found<T> = Result<T, Unable>;
+pub(crate) type Found<T> = Result<T, FormError>;
 
 /// Why an op did not run in its own form.
 #[derive(Debug)]
-pub(crate) enum Unable {
+pub(crate) enum FormError {
     /// There is none for these elements: the launch is staged.
     NoForm,
     /// It needs more of a launch than this GPU has, as is said: the launch is staged.
@@ -39,9 +39,9 @@ pub(crate) enum Unable {
     Failed(Error),
 }
 
-impl From<Error> for Unable {
-    fn from(error: Error) -> Unable {
-        Unable::Failed(error)
+impl From<Error> for FormError {
+    fn from(error: Error) -> FormError {
+        FormError::Failed(error)
     }
 }
 
@@ -87,10 +87,10 @@ impl<'l> Kernels<'l> {
     /// A call of the kernel of this op for these dtypes, in the order of its name.
     ///
     /// # Errors
-    /// [`Unable::NoForm`] if there is none.
+    /// [`FormError::NoForm`] if there is none.
     pub fn kernel(&self, op: &'static str, dtypes: &[DType]) -> Found<Call<'l>> {
         let mut elements = [Element::F32; MOST_DTYPES];
-        let elements = elements.get_mut(..dtypes.len()).ok_or(Unable::NoForm)?;
+        let elements = elements.get_mut(..dtypes.len()).ok_or(FormError::NoForm)?;
         elements.iter_mut().zip(dtypes).for_each(|(element, dtype)| *element = self::element(*dtype));
         self.kernel_of(op, elements, None, None)
     }
@@ -104,7 +104,7 @@ impl<'l> Kernels<'l> {
         tile: Option<Tile>,
     ) -> Found<Call<'l>> {
         let found = self.gpu.modules.find(op, elements, head_dim, tile);
-        let function = found.map_err(failed)?.ok_or(Unable::NoForm)?;
+        let function = found.map_err(failed)?.ok_or(FormError::NoForm)?;
         let (gpu, accesses, launched) = (self.gpu, self.accesses, self.launched);
         let args = Vec::with_capacity(function.instance().kernel.params.len());
         Ok(Call { gpu, accesses, launched, function, args, wrong: None })
@@ -263,13 +263,13 @@ pub(super) fn product<'l>(
     (d, out_dtype, store): (Slice<'l>, DType, Store),
     bias: Option<Slice<'l>>,
 ) -> Found<Product<'l>> {
-    let precision = precision.ok_or(Unable::NoForm)?;
+    let precision = precision.ok_or(FormError::NoForm)?;
     let rows = if a.transposed { a.cols } else { a.rows };
     let cols = if b.transposed { b.rows } else { b.cols };
     let inner = if a.transposed { a.rows } else { a.cols };
     // A sum of nothing.
     if inner == 0 {
-        return Err(Unable::NoForm);
+        return Err(FormError::NoForm);
     }
     let beta = if store == Store::Add { 1.0 } else { 0.0 };
     Ok(Product {
@@ -300,7 +300,7 @@ impl Temporary {
     pub fn part(&self, start: usize, bytes: usize) -> Found<Slice<'_>> {
         match self.0.span().owner {
             Owner::Cuda(block) => Ok(block.slice(start, bytes)?),
-            _ => Err(Unable::NoForm),
+            _ => Err(FormError::NoForm),
         }
     }
 }
@@ -376,7 +376,7 @@ pub(crate) struct Call<'l> {
     launched: &'l Cell<bool>,
     function: Arc<Function>,
     args: Vec<Arg<'l>>,
-    wrong: Option<Unable>,
+    wrong: Option<FormError>,
 }
 
 impl<'l> Call<'l> {
@@ -467,7 +467,7 @@ impl<'l> Call<'l> {
 
     /// The kernel is not for such sizes.
     fn too_large(mut self) -> Call<'l> {
-        self.wrong.get_or_insert(Unable::NoForm);
+        self.wrong.get_or_insert(FormError::NoForm);
         self
     }
 
@@ -515,7 +515,7 @@ impl<'l> Call<'l> {
         // SAFETY: the views are those that the CPU kernel of the same launch works on, with the numbers of elements that
         // the op has checked.
         match unsafe { self.gpu.stream.launch(&self.function, geometry, &self.args) } {
-            Err(error @ oarlock_cuda::Error::TooLarge { .. }) => Err(Unable::TooLarge(error.to_string())),
+            Err(error @ oarlock_cuda::Error::TooLarge { .. }) => Err(FormError::TooLarge(error.to_string())),
             launched => {
                 self.launched.set(true);
                 Ok(launched.map_err(failed)?)

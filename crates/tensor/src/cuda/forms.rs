@@ -8,7 +8,7 @@ use oarlock_kernels::copy::Window;
 use oarlock_kernels::reduce::Dims;
 use oarlock_kernels::{DType, Store};
 
-use super::{Form, Found, Kernels, Unable, failed};
+use super::{Form, FormError, Found, Kernels, failed};
 use crate::launch::{View, ViewMut};
 
 /// `y = x` in another dtype of floats, rounded to nearest; or the same one.
@@ -66,7 +66,7 @@ pub(crate) fn part(slice: Slice<'_>, bytes: Range<usize>) -> Found<Slice<'_>> {
 
 /// The order in which kernels read two operands for an output of these sizes.
 pub(crate) fn walk(sizes: &[usize], strides: [&[usize]; 2]) -> Found<Walk> {
-    Walk::new(sizes, strides).ok_or(Unable::NoForm)
+    Walk::new(sizes, strides).ok_or(FormError::NoForm)
 }
 
 /// `y = x` in the order of the strides, from x's first element on.

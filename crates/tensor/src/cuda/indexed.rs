@@ -9,7 +9,7 @@ use oarlock_cuda::geometry::{self, Geometry};
 use oarlock_cuda::{Walk, order};
 use oarlock_kernels::{DType, Error};
 
-use super::form::{Form, Found, Kernels, Unable};
+use super::form::{Form, FormError, Found, Kernels};
 use super::{forms, order as by_order};
 use crate::launch::View;
 
@@ -118,7 +118,7 @@ impl Places<'_> {
     fn by_place(&self, gpu: &Kernels<'_>, ids: &View<i32>) -> Found<by_order::RowsById> {
         let (n, walk) = (self.n(), self.walk()?);
         if i32::try_from(n.max(self.n_data)).is_err() {
-            return Err(Unable::NoForm);
+            return Err(FormError::NoForm);
         }
         let memory = gpu.temporary(4 * n)?;
         let places = memory.part(0, 4 * n)?;
@@ -259,7 +259,7 @@ pub(crate) fn first_places(
         return Ok(());
     }
     if n_elems > i32::MAX as usize || order::n_counts(n_elems) > u32::MAX as usize {
-        return Err(Unable::NoForm);
+        return Err(FormError::NoForm);
     }
     if inner == 1 && k <= MOST_PASSES {
         let values = gpu.temporary(dtype.size() * n_places)?;

@@ -46,7 +46,7 @@ use uploads::Uploads;
 use attention::AttentionForms;
 pub(crate) use attention::Operands;
 pub(crate) use code_tables::CodeTables;
-pub(crate) use form::{Call, Form, Found, Kernels, Matrix, Temporary, Unable, element};
+pub(crate) use form::{Call, Form, FormError, Found, Kernels, Matrix, Temporary, element};
 pub use info::GpuInfo;
 pub(crate) use mirror::Mirror;
 pub(crate) use oarlock_cuda::attention::{AttentionShape, TiledKernel};
@@ -332,15 +332,18 @@ impl Gpu {
             let launched = Cell::new(false);
             match form(&Kernels::new(self, arena, accesses, &launched)) {
                 Ok(()) => {}
-                Err(Unable::Failed(error)) => return Err(error),
+                Err(FormError::Failed(error)) => return Err(error),
                 // The CPU kernel would find what the first part of the form has written.
                 Err(unable) if launched.get() => {
-                    let why =
-                        if let Unable::TooLarge(why) = unable { format!(": {why}") } else { String::new() };
+                    let why = if let FormError::TooLarge(why) = unable {
+                        format!(": {why}")
+                    } else {
+                        String::new()
+                    };
                     return Err(Error::Usage(format!("{name}: a part of it has no form for a GPU{why}")));
                 }
-                Err(Unable::NoForm) => return Ok(false),
-                Err(Unable::TooLarge(why)) => {
+                Err(FormError::NoForm) => return Ok(false),
+                Err(FormError::TooLarge(why)) => {
                     self.staged.lock().unwrap_or_else(PoisonError::into_inner).insert(name, Some(why));
                     return Ok(false);
                 }

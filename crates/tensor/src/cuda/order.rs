@@ -4,13 +4,13 @@ use oarlock_cuda::driver::Slice;
 use oarlock_cuda::order::{self, ById, ByKey};
 
 use super::failed;
-use super::form::{Found, Kernels, Temporary, Unable};
+use super::form::{FormError, Found, Kernels, Temporary};
 
 impl Kernels<'_> {
     /// The rows of a tensor in the order of their ids, which are below `bound`; at least one.
     pub fn by_id(&self, ids: Slice<'_>, n: usize, bound: usize) -> Found<RowsById> {
         if i32::try_from(n).is_err() {
-            return Err(Unable::NoForm);
+            return Err(FormError::NoForm);
         }
         let n_counts = order::n_counts(n);
         let memory = self.temporary(4 * (4 * n + 1 + n_counts))?;

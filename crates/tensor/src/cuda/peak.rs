@@ -1,5 +1,5 @@
 //! How fast a GPU computes matrix products, measured with numbers that are none of zeros: those take less power, so that the
-//! clock stays higher than in a training.
+//! clock stays higher than in a training run.
 
 use std::sync::Arc;
 

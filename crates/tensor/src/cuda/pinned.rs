@@ -2,7 +2,7 @@
 //! launches.
 //!
 //! Uploads and downloads have a stream each, so that both directions of the bus and the kernels are busy at once. A copy
-//! begins behind what was launched before it. What uses one of its sides afterwards waits for it, and nothing else does:
+//! begins behind what was launched before it. What uses one of its sides afterward waits for it, and nothing else does:
 //! a launch by the event that the [`Block`] carries, also where the pool has given the block to somebody else meanwhile,
 //! and the host by the event that the pinned memory carries.
 

@@ -36,7 +36,7 @@ impl Mark {
 }
 
 impl SideStream {
-    /// A new stream of a device; `None` where that is no GPU. It has the highest priority: a collective takes few
+    /// A new stream of a device; `None` where that is not a GPU. It has the highest priority: a collective takes few
     /// multiprocessors, and launches that come after it wait for it, on this rank and on others.
     ///
     /// # Errors

@@ -8,7 +8,7 @@ use oarlock_cuda::driver::{Pinned, Slice, Stream};
 
 /// Bytes of a slot: the ids of 65,536 tokens.
 const SLOT: usize = 256 << 10;
-/// As many uploads can be on their way before one waits for the oldest.
+/// As many uploads can be in flight before one waits for the oldest.
 const SLOTS: usize = 16;
 /// The most bytes that go through the ring. What is larger, such as the weights of a model, is copied while the host waits.
 const MOST: usize = 4 * SLOT;
@@ -25,7 +25,7 @@ struct Ring {
 }
 
 impl Uploads {
-    /// Copies bytes to a GPU behind what the stream was given before. The host may change them afterwards.
+    /// Copies bytes to a GPU behind what the stream was given before. The host may change them afterward.
     ///
     /// # Errors
     /// What an earlier launch met.

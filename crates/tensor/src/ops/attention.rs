@@ -5,7 +5,7 @@ pub use oarlock_kernels::attention::BlockMask;
 use oarlock_kernels::attention::{self as kernel, AttentionShape};
 use oarlock_kernels::{DType, Element, Error, Result};
 
-use crate::cuda::{self, Call, Operands, TiledKernel, Unable, element};
+use crate::cuda::{self, Call, FormError, Operands, TiledKernel, element};
 use crate::launch::{Launch, View};
 use crate::ops::{check_device, check_dtype, with_float, wrong_shape};
 use crate::tape::{Backward, Function, Recorder, Saved};
@@ -244,8 +244,8 @@ fn forward(
 }
 
 /// The kernels of a GPU take no block mask yet: the host computes in their place.
-fn no_blocks(blocks: Option<&BlockMask>) -> std::result::Result<(), Unable> {
-    blocks.map_or(Ok(()), |_| Err(Unable::NoForm))
+fn no_blocks(blocks: Option<&BlockMask>) -> std::result::Result<(), FormError> {
+    blocks.map_or(Ok(()), |_| Err(FormError::NoForm))
 }
 
 /// The shape as the kernels of a GPU take it.
@@ -349,7 +349,7 @@ impl Attended {
                 let pass = |kernel| {
                     let (call, grid) = gpu.tiled(kernel, (&s, of))?;
                     let call = call.view(&q).view(&k).view(&v).optional(starts.as_ref());
-                    Ok::<_, Unable>((call.view(&d_o).view::<f32>(&lse).slice(delta.slice()?), grid))
+                    Ok::<_, FormError>((call.view(&d_o).view::<f32>(&lse).slice(delta.slice()?), grid))
                 };
                 let (call, grid) = pass(TiledKernel::BackwardKv)?;
                 with_shape(call.view(&dk).view(&dv).f32(s.scale), &s).run(grid)?;

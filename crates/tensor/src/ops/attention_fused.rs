@@ -7,7 +7,7 @@ use oarlock_cuda::geometry;
 use oarlock_kernels::rope::Rotation;
 use oarlock_kernels::{Element, Float, Result};
 
-use crate::cuda::Unable;
+use crate::cuda::FormError;
 use crate::ops::attention::{Attended, AttentionOptions, Mask};
 use crate::ops::rope::Rope;
 use crate::ops::{with_float, wrong_shape};
@@ -89,7 +89,7 @@ impl Rows {
             let (from, n) = (launch.read::<T>(qkv)?, qkv.n_elems());
             let (q, k, v) = (launch.write::<T>(&mut q)?, launch.write::<T>(&mut k)?, launch.write::<T>(&mut v)?);
             launch.cuda(|gpu| {
-                let ([cos, sin], [half, interleaved]) = (angles.ok_or(Unable::NoForm)?, turn.pairs());
+                let ([cos, sin], [half, interleaved]) = (angles.ok_or(FormError::NoForm)?, turn.pairs());
                 let call = gpu.kernel("rope_split", &[T::DTYPE])?.view(&from).view(&q).view(&k).view(&v);
                 let call = call.view(&cos).view(&sin).u32(seq).u32(self.first).u32(batch * seq).u32(heads);
                 let call = call.u32(kv_heads).u32(head_dim).u32(half).u32(interleaved);
@@ -119,7 +119,7 @@ impl Rows {
             let (q, k, v) = (launch.read::<T>(q)?, launch.read::<T>(k)?, launch.read::<T>(v)?);
             let to = launch.write::<T>(&mut qkv)?;
             launch.cuda(|gpu| {
-                let ([cos, sin], [half, interleaved]) = (angles.ok_or(Unable::NoForm)?, turn.pairs());
+                let ([cos, sin], [half, interleaved]) = (angles.ok_or(FormError::NoForm)?, turn.pairs());
                 let call = gpu.kernel("rope_join", &[T::DTYPE])?.view(&q).view(&k).view(&v).view(&to);
                 let call = call.view(&cos).view(&sin).u32(seq).u32(self.first).u32(batch * seq).u32(heads);
                 let call = call.u32(kv_heads).u32(head_dim).u32(half).u32(interleaved);

@@ -12,7 +12,7 @@ use oarlock_kernels::unary::Unary;
 use oarlock_kernels::walk::Walk;
 use oarlock_kernels::{DType, Element, Error, Result};
 
-use crate::cuda::{Unable, forms};
+use crate::cuda::{FormError, forms};
 use crate::ops::reduce::sum_to;
 use crate::ops::{Operand, beside, check_device, check_dtype, unary, with_float};
 use crate::shape::Shape;
@@ -147,7 +147,7 @@ fn forward(a: &Tensor, b: &Tensor, f: Binary) -> Result<Tensor> {
         launch.cuda(|gpu| {
             // Divisors may be 0, and other functions are refused.
             if !matches!(f, Binary::Add | Binary::Sub | Binary::Mul | Binary::Maximum | Binary::Minimum) {
-                return Err(Unable::NoForm);
+                return Err(FormError::NoForm);
             }
             let [of_a, of_b] = shapes.map(|operand| spread_strides(&operand, &shape));
             let walk = forms::walk(shape.sizes(), [&of_a, &of_b])?;

@@ -12,7 +12,7 @@ pub use oarlock_kernels::block_int::Bits;
 /// Encodes floats in 32-bit words (`words` counts them), as many as [`Bits::n_words`] says.
 ///
 /// # Errors
-/// Parts that do not fit each other or their buffers, or that are in use elsewhere; a dtype that is no float.
+/// Parts that do not fit each other or their buffers, or that are in use elsewhere; a dtype that is not a float.
 pub fn quantize(device: &Device, dtype: DType, bits: Bits, x: &Part<'_>, words: &Part<'_>) -> Result<()> {
     const OP: &str = "block_int::quantize";
     check(OP, bits, x, words)?;

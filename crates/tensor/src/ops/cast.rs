@@ -8,7 +8,7 @@ use crate::ops::{beside, with_float};
 use crate::tape::{Backward, Function, Recorder, Saved};
 use crate::tensor::Tensor;
 
-/// x in another dtype. Floats are rounded to nearest; as integers they are rounded towards zero and kept inside the range
+/// x in another dtype. Floats are rounded to nearest; as integers they are rounded toward zero and kept inside the range
 /// of i32, and NaN becomes 0. Between floats, the gradient is rounded to x's dtype; integers have none.
 ///
 /// # Errors

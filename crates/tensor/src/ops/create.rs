@@ -8,7 +8,7 @@ use oarlock_kernels::pieces::TASK_ELEMS;
 use oarlock_kernels::random::{self, Stream};
 use oarlock_kernels::{DType, Element, Error, Result};
 
-use crate::cuda::Unable;
+use crate::cuda::FormError;
 use crate::device::Device;
 use crate::ops::operand::check_number;
 use crate::ops::{Number, beside, with_element, with_float};
@@ -37,7 +37,7 @@ impl Tensor {
     /// The numbers `start`, `start + step` and so on before `end`.
     ///
     /// # Errors
-    /// A step that does not lead from `start` towards `end`, or a fraction in a tensor of integers.
+    /// A step that does not lead from `start` toward `end`, or a fraction in a tensor of integers.
     pub fn arange(
         start: impl Number,
         end: impl Number,
@@ -190,7 +190,7 @@ fn computed(
         let n = y.n_elems();
         let y = launch.write::<T>(&mut y)?;
         launch.cuda(|gpu| {
-            let call = gpu.kernel("fill", &[T::DTYPE])?.view(&y).value(constant.ok_or(Unable::NoForm)?);
+            let call = gpu.kernel("fill", &[T::DTYPE])?.view(&y).value(constant.ok_or(FormError::NoForm)?);
             call.u64(n).run(geometry::elements(n))
         })?;
         launch.run(move |cpu| {

@@ -5,7 +5,7 @@ use oarlock_cuda::geometry;
 use oarlock_kernels::glu::{self, Activation};
 use oarlock_kernels::{Element, Result};
 
-use crate::cuda::{Call, Form, Found, Unable, forms};
+use crate::cuda::{Call, Form, FormError, Found, forms};
 use crate::ops::{gated, split, with_float, wrong_shape};
 use crate::tape::{Backward, Function, Recorder, Saved};
 use crate::tensor::Tensor;
@@ -44,7 +44,7 @@ fn ups(rows: Slice<'_>, width: usize, element_bytes: usize) -> Found<Slice<'_>> 
 /// Runs a call that ends with the number of outputs and the sizes of rows.
 fn in_rows(call: Call<'_>, n: usize, width: usize) -> Form {
     // The kernel counts packs in 32 bits.
-    u32::try_from(n / PACK).map_err(|_| Unable::NoForm)?;
+    u32::try_from(n / PACK).map_err(|_| FormError::NoForm)?;
     call.u64(n).u32(width).u32(2 * width).run(geometry::elements(n))
 }
 

@@ -9,7 +9,7 @@ use oarlock_kernels::gemm::{self, MatMut, MatRef};
 use oarlock_kernels::token_loss::{self, TokenLoss};
 use oarlock_kernels::{DType, Float, Result, Store};
 
-use crate::cuda::{Unable, forms};
+use crate::cuda::{FormError, forms};
 use crate::launch::Launch;
 use crate::ops::head_form::{RowScales, RowsOfLoss};
 use crate::ops::head_loss::HeadOptions;
@@ -169,7 +169,7 @@ fn passes<T: Float>(
             let rows_of = RowsOfLoss { logits, labels: &labels, to: &to, span, losses: &all_losses };
             let d_logits = d_logits_rows.as_ref();
             match (seed, &grad) {
-                _ if hits => Err(Unable::NoForm),
+                _ if hits => Err(FormError::NoForm),
                 (None, None) => rows_of.losses(gpu, loss, cap, [rows, vocab]),
                 (seed, grad) => {
                     let scale = RowScales { seed, grad: grad.as_ref(), per_row };

@@ -7,7 +7,7 @@ use oarlock_cuda::geometry;
 use oarlock_kernels::token_loss::TokenLoss;
 use oarlock_kernels::{DType, Float};
 
-use crate::cuda::{Form, Kernels, Unable, forms};
+use crate::cuda::{Form, FormError, Kernels, forms};
 use crate::launch::{View, ViewMut};
 
 /// Rows of logits with their labels, and the places of their losses among those of all rows.
@@ -28,12 +28,12 @@ pub(super) struct RowScales<'a> {
 }
 
 /// A loss as the kernels know it, with its smoothing.
-fn kind(loss: TokenLoss) -> Result<(usize, f32), Unable> {
+fn kind(loss: TokenLoss) -> Result<(usize, f32), FormError> {
     match loss {
         TokenLoss::CrossEntropy => Ok((0, 0.0)),
         TokenLoss::Smoothed(smoothing) => Ok((1, smoothing)),
         TokenLoss::ByProbability => Ok((2, 0.0)),
-        TokenLoss::ByEntropy { .. } => Err(Unable::NoForm),
+        TokenLoss::ByEntropy { .. } => Err(FormError::NoForm),
     }
 }
 

@@ -37,7 +37,7 @@ pub struct HeadLoss {
 }
 
 impl HeadLoss {
-    /// The summed cross-entropy of logits `[.., V]` that exist already, for a head that is no product with one weight.
+    /// The summed cross-entropy of logits `[.., V]` that exist already, for a head that is not a product with one weight.
     ///
     /// # Errors
     /// As [`head_loss`].
@@ -132,7 +132,7 @@ pub fn head_token_loss(
 }
 
 /// As [`head_loss`], for the log-probability of each label: f32, of x's shape without its last dim; 0 where the label is
-/// ignored. For losses that are no sum over tokens; the backward pass recomputes the logits.
+/// ignored. For losses that are not a sum over tokens; the backward pass recomputes the logits.
 ///
 /// # Errors
 /// As [`head_loss`].
@@ -213,7 +213,8 @@ struct HeadBackward {
 impl Function for HeadBackward {
     fn backward(self: Box<Self>, upstream: Tensor, cx: &mut Backward<'_>) -> Result<()> {
         if let Some((x, labels)) = &self.again {
-            let head = Again { x, weight: &self.weight, labels, options: self.options, loss: self.kind };
+            let head =
+                RecomputedHead { x, weight: &self.weight, labels, options: self.options, loss: self.kind };
             return head.gradients(cx, Upstream::Loss(&upstream));
         }
         let (seed, device) = (self.seed, upstream.device().clone());
@@ -249,13 +250,13 @@ struct LogProbsBackward {
 impl Function for LogProbsBackward {
     fn backward(self: Box<Self>, dy: Tensor, cx: &mut Backward<'_>) -> Result<()> {
         let (weight, labels, options) = (&self.weight, &self.labels, self.options);
-        let head = Again { x: &self.x, weight, labels, options, loss: TokenLoss::CrossEntropy };
+        let head = RecomputedHead { x: &self.x, weight, labels, options, loss: TokenLoss::CrossEntropy };
         head.gradients(cx, Upstream::LogProbs(&dy))
     }
 }
 
 /// A head whose logits are computed again.
-struct Again<'a> {
+struct RecomputedHead<'a> {
     x: &'a Saved,
     weight: &'a Param,
     labels: &'a Labels,
@@ -263,10 +264,10 @@ struct Again<'a> {
     loss: TokenLoss,
 }
 
-impl Again<'_> {
+impl RecomputedHead<'_> {
     /// Gives the gradients of x and of the weight.
     fn gradients(&self, cx: &mut Backward<'_>, upstream: Upstream<'_>) -> Result<()> {
-        let &Again { x, weight, labels, options, loss } = self;
+        let &RecomputedHead { x, weight, labels, options, loss } = self;
         let x = cx.get(x)?;
         let mut dx = match cx.needs(0) {
             true => Some(Tensor::uninit(*x.shape(), x.dtype(), x.device(), "gradient")?),

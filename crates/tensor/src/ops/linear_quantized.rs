@@ -8,7 +8,7 @@ use oarlock_kernels::gemm::{MatMut, MatRef};
 use oarlock_kernels::quantized::{self, Format, Layout, Side};
 use oarlock_kernels::{DType, Element, Error, Result, Store};
 
-use crate::cuda::{Call, Form, Found, Kernels, Matrix, Unable, element, failed, forms};
+use crate::cuda::{Call, Form, FormError, Found, Kernels, Matrix, element, failed, forms};
 use crate::device::Device;
 use crate::launch::{Launch, ViewMut};
 use crate::ops::{with_float, wrong_shape};
@@ -108,7 +108,7 @@ impl<'l> Words<'l> {
     fn expand(&self, gpu: &Kernels<'l>, (out, dtype): (Slice<'l>, DType)) -> Form {
         let (n, Layout { rows, cols, format }) = (self.layout.n_elems(), self.layout);
         if n == 0 {
-            return Err(Unable::NoForm);
+            return Err(FormError::NoForm);
         }
         let op = if format == Format::Int8 { "dequantize_int8" } else { "dequantize_4bit" };
         let call = self.pass(gpu, gpu.kernel(op, &[dtype])?)?.slice(out);
@@ -129,7 +129,7 @@ impl<'l> Words<'l> {
     ) -> Form {
         let Layout { rows, cols, format } = self.layout;
         if m * rows * cols == 0 {
-            return Err(Unable::NoForm);
+            return Err(FormError::NoForm);
         }
         let forward = side == Side::Forward;
         let op = match (format, forward) {

@@ -27,7 +27,7 @@ pub struct NoisePart {
 /// Noise in f32: each part uniform, 0 outside of all parts.
 ///
 /// # Errors
-/// A part that reaches beyond the tensor, or a magnitude that is no finite number of at least 0.
+/// A part that reaches beyond the tensor, or a magnitude that is not a finite number of at least 0.
 pub fn uniform_noise(shape: impl IntoShape, parts: Vec<NoisePart>, device: &Device) -> Result<Tensor> {
     let mut noise = Tensor::zeros(shape, DType::F32, device)?;
     let n = noise.n_elems();

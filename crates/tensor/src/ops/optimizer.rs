@@ -157,7 +157,7 @@ pub fn update(
     let scratch = workspace.view(&mut launch, workspace_bytes(device, rule, shape, role))?;
     let grad_lease = parts.grads.flat.read()?;
     let grad = launch.read_flat::<f32>(&grad_lease, &parts.grads.range)?;
-    // Held until the launch is made: no part that is written lies in the buffer of another.
+    // MemoryStats until the launch is made: no part that is written lies in the buffer of another.
     let mut leases: [Option<WriteLease>; MAX_STATES] = [const { None }; MAX_STATES];
     let mut state: [Option<ViewMut<f32>>; MAX_STATES] = [const { None }; MAX_STATES];
     for ((lease, state), part) in leases.iter_mut().zip(&mut state).zip(parts.state) {
@@ -275,7 +275,7 @@ fn muon_args(rule: &Rule, args: &StepArgs, [rows, cols]: [usize; 2]) -> Option<M
     Some(MuonArgs { momentum, nesterov, ns_coefficients, ns_steps, eps, adjusted_lr: args.lr * ratio })
 }
 
-/// AdamW's step of Muon on what is no hidden matrix.
+/// AdamW's step of Muon on what is not a hidden matrix.
 fn muon_adam(rule: &Rule, args: &StepArgs) -> Option<Adam<true>> {
     let Rule::Muon { adam_lr_ratio, adam_beta1, adam_beta2, adam_eps, .. } = *rule else { return None };
     let args = StepArgs { lr: args.lr * adam_lr_ratio, ..*args };

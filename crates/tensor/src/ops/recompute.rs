@@ -93,33 +93,33 @@ struct Checkpoint {
     active: Vec<Arc<ActiveTapes>>,
     gives_output: bool,
     /// The second run, where its output was needed before the backward pass came here.
-    again: RefCell<Option<Again>>,
+    again: RefCell<Option<Recomputation>>,
 }
 
-struct Again {
+struct Recomputation {
     tape: Tape,
     input: Tensor,
     output: Tensor,
 }
 
 impl Checkpoint {
-    fn run(&self, cx: &mut Backward<'_>) -> Result<Again> {
+    fn run(&self, cx: &mut Backward<'_>) -> Result<Recomputation> {
         let tape = Tape::new();
         let input = cx.get(&self.input)?;
-        if let Saved::Away(_) = self.input {
+        if let Saved::Offloaded(_) = self.input {
             cx.fetch_ahead()?;
         }
         let input = if self.needs_input { tape.leaf(&input) } else { tape.input(&input) };
         let _recorded = enter(&self.active, Some(&tape));
         let output = input.device().profile().time_recomputing(|| (self.forward)(&input))?;
-        Ok(Again { tape, input, output })
+        Ok(Recomputation { tape, input, output })
     }
 }
 
 impl Function for Checkpoint {
     fn backward(self: Box<Self>, dy: Tensor, cx: &mut Backward<'_>) -> Result<()> {
         let again = self.again.take();
-        let Again { tape, input, output } = again.map_or_else(|| self.run(cx), Ok)?;
+        let Recomputation { tape, input, output } = again.map_or_else(|| self.run(cx), Ok)?;
         if !output.var.as_ref().is_some_and(|var| var.needs_grad()) {
             // Nothing in it is trained, and the input has no part in the output.
             return Ok(());
@@ -143,7 +143,7 @@ impl Function for Checkpoint {
 
     fn fetch_ahead(&self) -> Result<bool> {
         match &self.input {
-            Saved::Away(away) => away.begin().map(|()| true),
+            Saved::Offloaded(away) => away.begin().map(|()| true),
             _ => Ok(false),
         }
     }

@@ -5,7 +5,7 @@ use oarlock_cuda::geometry;
 use oarlock_kernels::reduce::{self as kernel, Dims as Middle, Extreme};
 use oarlock_kernels::{DType, Element, Error, Result, Store};
 
-use crate::cuda::{Kernels, Unable, forms, indexed};
+use crate::cuda::{FormError, Kernels, forms, indexed};
 use crate::dims::{Dims, dim_of, dims_of};
 use crate::ints::Int;
 use crate::ops::{beside, layout, reshape, with_float};
@@ -195,7 +195,7 @@ fn sum_ints(x: &Tensor, dims: Middle, shape: Shape) -> Result<Tensor> {
         let Middle { outer, n, inner } = dims;
         // What f64 holds exactly.
         if n > MOST_SUMMED_INTS {
-            return Err(Unable::NoForm);
+            return Err(FormError::NoForm);
         }
         let grid = if inner == 1 { geometry::losses(outer) } else { geometry::elements(outer * inner) };
         let outside = indexed::first_position(gpu, n_sums, grid, |positions, grid| {

@@ -84,7 +84,7 @@ fn indices(x: &Tensor, n: usize, place: impl Fn(usize) -> usize) -> Result<Tenso
 /// x `[.., C r², H, W]` → `[.., C, H r, W r]`: each group of r² channels becomes a square of r × r places (Shi et al. 2016).
 ///
 /// # Errors
-/// Fewer than three dims, or channels that are no multiple of r².
+/// Fewer than three dims, or channels that are not a multiple of r².
 pub fn pixel_shuffle(x: &Tensor, upscale_factor: usize) -> Result<Tensor> {
     let r = upscale_factor;
     match x.sizes() {
@@ -100,7 +100,7 @@ pub fn pixel_shuffle(x: &Tensor, upscale_factor: usize) -> Result<Tensor> {
 /// x `[.., C, H r, W r]` → `[.., C r², H, W]`: the reverse of [`pixel_shuffle`].
 ///
 /// # Errors
-/// Fewer than three dims, or a height or width that is no multiple of r.
+/// Fewer than three dims, or a height or width that is not a multiple of r.
 pub fn pixel_unshuffle(x: &Tensor, downscale_factor: usize) -> Result<Tensor> {
     let r = downscale_factor;
     match x.sizes() {

@@ -7,7 +7,7 @@ use oarlock_cuda::geometry;
 use oarlock_kernels::rope::{self as kernel, Positions, RopeShape, RopeStyle, Rotation};
 use oarlock_kernels::{Cpu, Element, Float, Result};
 
-use crate::cuda::Unable;
+use crate::cuda::FormError;
 use crate::device::Device;
 use crate::launch::{Launch, View};
 use crate::ops::{with_float, wrong_shape};
@@ -214,7 +214,7 @@ fn turn(
     with_float!(x.dtype(), "rope", T => {
         let (from, y) = (launch.read::<T>(x)?, launch.write::<T>(&mut y)?);
         launch.cuda(|gpu| {
-            let [cos, sin] = angles.ok_or(Unable::NoForm)?;
+            let [cos, sin] = angles.ok_or(FormError::NoForm)?;
             let sign = if rotation == Rotation::Forward { 1.0 } else { -1.0 };
             let (rows, [half, interleaved]) = (x.sizes()[0] * seq, turn.pairs());
             let call = gpu.kernel("rope", &[T::DTYPE])?.view(&from).view(&y).view(&cos).view(&sin);

@@ -211,7 +211,7 @@ fn lend<R>(span: Span<'_>, read: impl FnOnce(&[u8]) -> R) -> Result<R> {
         block.read(block.start_of(ptr), copy.bytes_mut(span.bytes))?;
         return Ok(read(copy.bytes(span.bytes)));
     }
-    // SAFETY: a span is initialised memory that its owner keeps alive; launches that write it have run, later ones wait
+    // SAFETY: a span is initialized memory that its owner keeps alive; launches that write it have run, later ones wait
     // for this call, and hosts that write it hold it alone.
     let read = || read(unsafe { std::slice::from_raw_parts(ptr.as_ptr(), span.bytes) });
     in_order(&span, ptr, Mode::Read, read)
@@ -365,7 +365,7 @@ pub fn copy(device: &Device, dtype: DType, from: &Part<'_>, to: &Part<'_>) -> Re
 /// Copies elements of one dtype as another, rounded to nearest.
 ///
 /// # Errors
-/// Parts of different lengths, dtypes that are no floats, or while one is in use elsewhere.
+/// Parts of different lengths, dtypes that are not floats, or while one is in use elsewhere.
 pub fn convert(
     device: &Device,
     (from, from_dtype): (&Part<'_>, DType),

@@ -81,7 +81,7 @@ ops! {
     ceil() => Unary::Ceil;
     /// Rounded to the nearest integer, halves to the even one; the gradient is 0.
     round() => Unary::Round;
-    /// Rounded towards zero to an integer; the gradient is 0.
+    /// Rounded toward zero to an integer; the gradient is 0.
     trunc() => Unary::Trunc;
     /// -1, 0 or 1, and 0 for NaN; the gradient is 0.
     sign() => Unary::Sign;

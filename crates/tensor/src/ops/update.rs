@@ -5,7 +5,7 @@ use std::ops::Range;
 use oarlock_cuda::{Pieces, geometry};
 use oarlock_kernels::{DType, Error, Result, elementwise, gemm, sums};
 
-use crate::cuda::Unable;
+use crate::cuda::FormError;
 use crate::device::Device;
 use crate::flat::FlatBuffer;
 use crate::launch::Mode;
@@ -88,7 +88,7 @@ pub fn all_squared_norms(device: &Device, pairs: &[(Part<'_>, Part<'_>)]) -> Res
             let mut pieces = Pieces::new();
             for (n, x, sums) in &declared {
                 if !pieces.push(*n, [Some(gpu.slice(x)?), Some(gpu.slice(sums)?), None, None, None]) {
-                    return Err(Unable::NoForm);
+                    return Err(FormError::NoForm);
                 }
             }
             gpu.kernel("squared_norms", &[])?.pieces(&pieces).run(geometry::pieces(&pieces))

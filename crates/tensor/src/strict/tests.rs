@@ -70,7 +70,7 @@ fn an_error_of_a_late_launch_comes_out_of_the_next_copy_with_the_name_of_the_op(
     let error = rows.to_vec::<f32>().unwrap_err();
     assert!(matches!(&error, Error::Launch { op: "index_select", .. }), "{error}");
     assert!(error.to_string().contains("index 7 at position 0 is outside 0..2"), "{error}");
-    assert_eq!(x.to_vec::<f32>().unwrap(), [1.0, 2.0], "it is told once");
+    assert_eq!(x.to_vec::<f32>().unwrap(), [1.0, 2.0], "it is reported once");
 }
 
 #[test]

@@ -4,7 +4,7 @@
 use oarlock_kernels::{DType, Error, Result};
 
 use super::{Function, Node, Recording, Saved, Step, Tape, Var, VarId};
-use crate::away::Away;
+use crate::offloaded::OffloadedTensor;
 use crate::ops::accumulate;
 use crate::param::{Param, Store};
 use crate::shape::Shape;
@@ -91,20 +91,22 @@ impl Recorder {
             })
         };
         let id = tensor.var.as_ref().and_then(|var| var.tape.resolve(var.id).1);
-        id.filter(is_recipe).map_or_else(|| Saved::Kept(tensor.detach()), Saved::Replay)
+        id.filter(is_recipe).map_or_else(|| Saved::Tensor(tensor.detach()), Saved::Replay)
     }
 
     /// As [`Recorder::save`], in pinned memory where it would take memory of a GPU.
     pub fn save_away(&self, tensor: &Tensor) -> Result<Saved> {
         match self.save(tensor) {
-            Saved::Kept(tensor) if tensor.device().is_cuda() => Away::new(&tensor).map(Saved::Away),
+            Saved::Tensor(tensor) if tensor.device().is_cuda() => {
+                OffloadedTensor::new(&tensor).map(Saved::Offloaded)
+            }
             saved => Ok(saved),
         }
     }
 
     /// Keeps a tensor only where that takes no memory.
     pub fn save_recipe(&self, tensor: &Tensor) -> Option<Saved> {
-        Some(self.save(tensor)).filter(|saved| !matches!(saved, Saved::Kept(_)))
+        Some(self.save(tensor)).filter(|saved| !matches!(saved, Saved::Tensor(_)))
     }
 
     /// Records the op and puts its output on the tape, where there is one; `op` is made from what it keeps.
@@ -187,9 +189,9 @@ impl Backward<'_> {
     /// A tensor that was kept.
     pub fn get(&mut self, saved: &Saved) -> Result<Tensor> {
         let index = match saved {
-            Saved::Kept(tensor) => return Ok(tensor.clone()),
+            Saved::Tensor(tensor) => return Ok(tensor.clone()),
             Saved::Lent(loan) => return loan.borrow(),
-            Saved::Away(away) => return away.get(),
+            Saved::Offloaded(away) => return away.get(),
             Saved::Replay(id) => id.node + self.base,
         };
         if let Some(tensor) = &self.nodes[index].replayed {

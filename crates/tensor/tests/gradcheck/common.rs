@@ -80,7 +80,7 @@ pub fn own_gpu() -> Option<Device> {
     Some(gpu)
 }
 
-/// As [`own_gpu`], with the pool that trainings have.
+/// As [`own_gpu`], with the pool that training runs have.
 pub fn gpu_in_segments() -> Option<Device> {
     let libraries = CudaLibraries::Folder(fakes()?);
     Some(Device::cuda_of(&libraries, 0, Isa::detect(), Par::solo()).unwrap())

@@ -284,7 +284,7 @@ fn losses_of_pairs_and_of_classes_are_not_staged() {
 
 /// One kernel adds a part to the stream and norms it, and one makes the gradient in both dtypes: with the bits of two each.
 #[test]
-fn a_norm_takes_its_neighbours_along() {
+fn a_norm_takes_its_neighbors_along() {
     let Some(gpu) = own_gpu() else { return };
     for (dtype, dim) in [(DType::BF16, 64), (DType::F16, 24), (DType::F32, 64)] {
         let run = |is_one: bool| {

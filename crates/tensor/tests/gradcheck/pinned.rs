@@ -112,7 +112,7 @@ fn copies_of_one_piece_of_pinned_memory_keep_their_order() {
 #[test]
 fn the_host_waits_for_the_copies_of_what_it_uses() {
     let Some(device) = gpu() else { return };
-    let beside = device.beside();
+    let beside = device.host_device();
     let (host, other, state) = (pinned(device, 2.0), pinned(device, 20.0), on_gpu(device, 1.0));
     copy(device, &state, &host);
     add(&beside, &host, &other);
@@ -239,6 +239,6 @@ fn pinned_memory_lies_beside_a_gpu_and_only_copies_reach_it_from_there() {
     failed(&Part { flat: &host, range: 0..10 }, &Part { flat: &state, range: 0..11 });
     transfer::accumulate(device, &all(&host), &all(&state), Store::Add).unwrap_err();
     transfer::accumulate(device, &all(&state), &all(&host), Store::Add).unwrap_err();
-    transfer::accumulate(&other.beside(), &all(&host), &all(&state), Store::Add).unwrap_err();
+    transfer::accumulate(&other.host_device(), &all(&host), &all(&state), Store::Add).unwrap_err();
     assert_eq!((value(&host), value(&state)), (2.0, 1.0));
 }

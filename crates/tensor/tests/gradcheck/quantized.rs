@@ -1,4 +1,4 @@
-//! A linear layer with a quantized weight has the bits of one with the dequantized weight, forward and backward.
+//! A linear layer with a quantized weight is bitwise identical to one with the dequantized weight, forward and backward.
 
 use std::sync::Arc;
 

@@ -15,7 +15,7 @@ pub(super) struct Call<'a> {
 }
 
 /// The same in f64.
-pub(super) struct Given {
+pub(super) struct CaseInputs {
     pub inputs: Vec<Array>,
     pub params: Vec<Array>,
 }
@@ -23,7 +23,7 @@ pub(super) struct Given {
 type Op = dyn Fn(&Call<'_>) -> Result<Tensor>;
 
 /// What an op is to give, in f64.
-type Expected = dyn Fn(&Given) -> Array;
+type Expected = dyn Fn(&CaseInputs) -> Array;
 
 /// An op with the shapes of its inputs and parameters, which all get gradients.
 pub(super) struct Case {
@@ -49,7 +49,7 @@ impl Case {
         inputs: [&[usize]; N],
         params: [&[usize]; M],
         op: impl Fn(&Call<'_>) -> Result<Tensor> + 'static,
-        formula: impl Fn(&Given) -> Array + 'static,
+        formula: impl Fn(&CaseInputs) -> Array + 'static,
     ) -> Case {
         Case {
             name: name.into(),
@@ -63,7 +63,7 @@ impl Case {
         }
     }
 
-    /// One whose output has the bits of the CPU's.
+    /// One whose output is bitwise identical to the CPU's.
     pub fn as_on_cpu<const N: usize>(
         name: impl Into<String>,
         inputs: [&[usize]; N],
@@ -147,7 +147,7 @@ impl Case {
             inputs.map(|(i, sizes)| array(sizes, place.values(i as u64, sizes.iter().product(), 1.0)));
         let params = self.params.iter().enumerate();
         let params = params.map(|(i, sizes)| array(sizes, place.weights(i, sizes)));
-        let given = Given { inputs: inputs.collect(), params: params.collect() };
+        let given = CaseInputs { inputs: inputs.collect(), params: params.collect() };
         let y = of_op(&given);
         let upstream = if self.seeded { vec![1.0] } else { place.values(UPSTREAM, y.values.len(), 1.0) };
         let upstream = upstream.into_iter().map(f64::from).collect();

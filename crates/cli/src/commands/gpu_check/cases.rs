@@ -15,7 +15,7 @@ mod sizes;
 use oarlock_reference::formula::Array;
 use oarlock_tensor::Result;
 
-use super::case::{Call, Case, Given};
+use super::case::{Call, Case, CaseInputs};
 
 /// Sizes: B sequences of S tokens (or as many as attention needs for more than one tile), H heads and G for keys, heads of
 /// D elements, hidden size I, vocabulary V.

@@ -35,25 +35,25 @@ pub(super) fn check(part: &mut Part<'_>, devices: &Devices) -> Outcome {
         "{name}, {}, compute capability {major}.{minor}, {multiprocessors} multiprocessors",
         readable(*memory_bytes as u64)
     );
-    part.tell("gpu", gpu, line)?;
+    part.record("gpu", gpu, line)?;
     let version = driver_version();
     let line = match &version {
         Some(version) => format!("driver {version}, for CUDA up to {cuda_major}.{cuda_minor}"),
         None => format!("driver for CUDA up to {cuda_major}.{cuda_minor}"),
     };
     let driver = json!({ "version": version, "cuda": format!("{cuda_major}.{cuda_minor}") });
-    part.tell("driver", driver, line)?;
+    part.record("driver", driver, line)?;
     let line = format!("NVRTC {}", nvrtc.as_deref().unwrap_or("was not needed so far"));
-    part.tell("nvrtc", json!(nvrtc), line)?;
-    part.tell("cublas_lt", json!(cublas_lt), format!("matrix products by {products}"))?;
+    part.record("nvrtc", json!(nvrtc), line)?;
+    part.record("cublas_lt", json!(cublas_lt), format!("matrix products by {products}"))?;
     let files = loaded_libraries();
-    part.tell("libraries", json!(files), format!("libraries: {}", files.join(", ")))?;
+    part.record("libraries", json!(files), format!("libraries: {}", files.join(", ")))?;
     let cpu = devices.cpu.describe();
-    part.tell("cpu", cpu.as_str(), format!("compared with {cpu}"))
+    part.record("cpu", cpu.as_str(), format!("compared with {cpu}"))
 }
 
 /// How many kernels were compiled until now.
-pub(super) fn tell_kernels(part: &mut Part<'_>, devices: &Devices) -> Outcome {
+pub(super) fn record_kernels(part: &mut Part<'_>, devices: &Devices) -> Outcome {
     let Some(info) = info(devices) else { return Ok(()) };
     let GpuInfo { compiled, from_disk, compile_time, cache_problem, .. } = info;
     let seconds = compile_time.as_secs_f64();
@@ -63,7 +63,7 @@ pub(super) fn tell_kernels(part: &mut Part<'_>, devices: &Devices) -> Outcome {
     let line = format!(
         "kernels of the ops: {compiled} units were compiled in {seconds:.1} s, {from_disk} were on disk{problem}"
     );
-    part.tell("kernels", kernels, line)
+    part.record("kernels", kernels, line)
 }
 
 /// None of a GPU that does not answer any more, which other checks have said.

@@ -27,7 +27,9 @@ fn meaning(section: Section) -> &'static str {
             "this NCCL takes or gives something else than its header says: several GPUs must do without it \
              (OARLOCK_TRANSPORT=shm) until that is mended"
         }
-        Section::Tune => "the measurement itself failed: trainings without its table are not touched by it",
+        Section::Tune => {
+            "the measurement itself failed: training runs without its table are not touched by it"
+        }
         Section::Throughput => {
             "what holds in small does not hold in the sizes of a real step: a limit of a launch, or memory beyond the prediction"
         }

@@ -1,4 +1,4 @@
-//! Trainings that keep their states in main memory or in files, beside one that keeps all of it on the GPU.
+//! Training runs that keep their states in main memory or in files, beside one that keeps all of it on the GPU.
 
 use oarlock::shard::Placements;
 use oarlock_tensor::DType;

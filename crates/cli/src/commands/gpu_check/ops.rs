@@ -55,7 +55,7 @@ pub(super) fn check(part: &mut Part<'_>, devices: &Devices, quick: bool) -> Outc
             part.check(&format!("{} {dtype}", rule.0), || compare(devices, dtype, &run, &want))?;
         }
     }
-    device::tell_kernels(part, devices)
+    device::record_kernels(part, devices)
 }
 
 /// Attention in 16 bits alone, by cuDNN where that computes it in this process.

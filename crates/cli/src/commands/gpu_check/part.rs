@@ -23,7 +23,7 @@ pub(super) enum Line {
     /// The last one that began ended so, after so many seconds.
     End(Finding, f64),
     /// Something to know: its name, its value, and how to say it.
-    Tell(String, Value, String),
+    Record(String, Value, String),
 }
 
 impl Line {
@@ -32,7 +32,7 @@ impl Line {
         match self {
             Line::Begin(name) => json!({ "begin": name }),
             Line::End(finding, seconds) => json!({ "end": finding.to_json(), "seconds": seconds }),
-            Line::Tell(key, value, line) => json!({ "tell": key, "value": value, "line": line }),
+            Line::Record(key, value, line) => json!({ "record": key, "value": value, "line": line }),
         }
     }
 
@@ -42,9 +42,9 @@ impl Line {
         if let Some(name) = value["begin"].as_str() {
             return Some(Line::Begin(name.to_owned()));
         }
-        if let Some(key) = value["tell"].as_str() {
+        if let Some(key) = value["record"].as_str() {
             let (key, line) = (key.to_owned(), value["line"].as_str()?.to_owned());
-            return Some(Line::Tell(key, value["value"].take(), line));
+            return Some(Line::Record(key, value["value"].take(), line));
         }
         Some(Line::End(Finding::from_json(value["end"].take())?, value["seconds"].as_f64()?))
     }
@@ -72,8 +72,8 @@ impl<'a> Part<'a> {
     }
 
     /// Something to know, which is neither good nor bad.
-    pub fn tell(&mut self, key: &str, value: impl Into<Value>, line: impl Display) -> Outcome {
-        write(&Line::Tell(key.to_owned(), value.into(), line.to_string()))
+    pub fn record(&mut self, key: &str, value: impl Into<Value>, line: impl Display) -> Outcome {
+        write(&Line::Record(key.to_owned(), value.into(), line.to_string()))
     }
 
     /// Runs a check. An error or a panic is a failure; after one the GPU may be of no use any more, which ends the process.
@@ -121,7 +121,7 @@ mod tests {
         let lines = [
             Line::Begin("a check".into()),
             Line::End(Finding::ok("fine").with("x", 1.5), 0.25),
-            Line::Tell("key".into(), json!([1, 2]), "two".into()),
+            Line::Record("key".into(), json!([1, 2]), "two".into()),
         ];
         for line in lines {
             let text = line.to_json().to_string();

@@ -82,7 +82,7 @@ impl Section {
             Section::Throughput => "Throughput: training in bf16, AdamW, random weights",
             Section::Speed => "Speed: ops beside the memory and the products of this GPU",
             Section::Offload => {
-                "Offloading: losses beside those of a training that keeps everything on the GPU"
+                "Offloading: losses beside those of a training run that keeps everything on the GPU"
             }
             Section::Cudnn => "cuDNN: attention beside formulas in f64, and its speed",
             Section::Large => "Large: operands of more than 2^31 elements",
@@ -96,7 +96,7 @@ impl Section {
 }
 
 /// What a file is not that has something else in it.
-pub(super) const NO_REPORT: &str = "it is no report of gpu-check";
+pub(super) const NO_REPORT: &str = "it is not a report of gpu-check";
 
 struct Check {
     section: Section,
@@ -204,7 +204,7 @@ impl Report {
     }
 
     /// Something to know, which is neither good nor bad.
-    pub fn tell(&mut self, key: &str, value: impl Into<Value>, line: impl Display) -> Outcome {
+    pub fn record(&mut self, key: &str, value: impl Into<Value>, line: impl Display) -> Outcome {
         self.facts.insert(key.to_owned(), value.into());
         print(&format!("  {line}\n"))
     }
@@ -222,7 +222,7 @@ impl Report {
     }
 
     /// The ops that any check has found without a form for the GPU.
-    pub fn tell_staged(&mut self) -> Outcome {
+    pub fn record_staged(&mut self) -> Outcome {
         let lists = self.checks.iter().filter_map(|check| check.finding.numbers.get("staged")?.as_array());
         let staged: BTreeSet<String> =
             lists.flatten().filter_map(|op| Some(op.as_str()?.to_owned())).collect();
@@ -231,10 +231,10 @@ impl Report {
             0 => "no op was staged".to_owned(),
             n => format!("{n} ops have no form for the GPU and were staged: {}", staged.join(", ")),
         };
-        self.tell("staged", staged, line)
+        self.record("staged", staged, line)
     }
 
-    /// Name and compute capability of the GPU, where they were told.
+    /// Name and compute capability of the GPU, where they are known.
     pub fn gpu(&self) -> Option<(String, String)> {
         let gpu = self.facts.get("gpu")?;
         Some((gpu["name"].as_str()?.to_owned(), gpu["compute_capability"].as_str()?.to_owned()))
@@ -246,7 +246,8 @@ impl Report {
         entries.map(str::to_owned).collect()
     }
 
-    /// The trainings beside their peers: model, tokens per second of both, bytes of both. Those that both have measured.
+    /// The training runs beside their peers: model, tokens per second of both, bytes of both. Those that both have
+    /// measured.
     fn beside(&self) -> Vec<(&str, [f64; 2], [f64; 2])> {
         let of = |section, name: &str, key: &str| {
             let is_it = |check: &&Check| check.section == section && check.name == name;

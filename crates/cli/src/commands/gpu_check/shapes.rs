@@ -141,7 +141,7 @@ impl Shape {
         }
     }
 
-    /// For the training beside it.
+    /// For the run beside it.
     pub fn job(&self) -> Value {
         json!({
             "vocab_size": self.vocab,

@@ -7,7 +7,7 @@ use oarlock::optim::Parameters;
 use oarlock::train::objective::{NextToken, dry_pass};
 use oarlock::{Accelerator, AcceleratorConfig, ShardingConfig, distributed, optim};
 use oarlock_cuda::blas;
-use oarlock_engine::report::speed::{flops_per_token, utilisation};
+use oarlock_engine::report::speed::{flops_per_token, utilization};
 use oarlock_tensor::ops::{Labels, Mask};
 use oarlock_tensor::{Device, DeviceKind, OpTime, Tensor};
 use serde_json::{Map, Value};
@@ -44,14 +44,14 @@ pub(super) fn check(part: &mut Part<'_>, device: &Device, quick: bool) -> Outcom
                 Some(ceilings) => ceilings,
                 None => *ceilings.insert(Ceilings::measure(device, quick)?),
             };
-            // The training opens the GPU anew.
+            // The run opens the GPU anew.
             device.arena().trim();
             let measured = measure(&shape, if quick { &ONCE } else { &LONG })?;
             table = Some(dearest(&measured.ops, &ceilings));
             finding(&shape, &measured, &ceilings)
         })?;
         if let Some(table) = table {
-            part.tell(&format!("dearest ops of {}", shape.title()), table.clone(), table.join("\n  "))?;
+            part.record(&format!("dearest ops of {}", shape.title()), table.clone(), table.join("\n  "))?;
         }
     }
     Ok(())
@@ -75,7 +75,7 @@ fn dearest(ops: &[(String, OpTime)], ceilings: &Ceilings) -> Vec<String> {
     std::iter::once(head).chain(sorted.iter().take(DEAREST).map(line)).collect()
 }
 
-/// What a training has found.
+/// What a training run has found.
 struct Measured {
     n_params: usize,
     /// Of attention, for the operations of a token.
@@ -93,7 +93,7 @@ struct Measured {
 fn finding(shape: &Shape, measured: &Measured, ceilings: &Ceilings) -> oarlock::Result<Finding> {
     let &Measured { n_params, width, seconds, pool_bytes, predicted_bytes, .. } = measured;
     let rate = (shape.rows() * shape.seq) as f64 / seconds;
-    let share = utilisation(rate, flops_per_token(n_params as u64, width), ceilings.flops).unwrap_or(0.0);
+    let share = utilization(rate, flops_per_token(n_params as u64, width), ceilings.flops).unwrap_or(0.0);
     let detail = format!(
         "{rate:.0} tokens/s, {:.2} ms, MFU {:.1} % of {:.0} TFLOP/s, {:.2} GB ({:.2} predicted), {:.1}M parameters",
         1e3 * seconds,
@@ -119,7 +119,8 @@ fn finding(shape: &Shape, measured: &Measured, ceilings: &Ceilings) -> oarlock::
     Ok(finding.with("ops", measured.ops.iter().map(numbers).collect::<Map<String, Value>>()))
 }
 
-/// The bytes on the GPU that are predicted for a training of one rank in these shapes, but for what was in use before.
+/// The bytes on the GPU that are predicted for a training run of one rank in these shapes, but for what was in use
+/// before.
 fn predicted_bytes(shape: &Shape, device: &Device) -> oarlock::Result<u64> {
     let model = shape.model()?;
     let step = StepShape {

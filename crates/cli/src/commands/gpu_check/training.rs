@@ -1,4 +1,4 @@
-//! Trainings of a tiny decoder on the GPU and on the CPU, as a program would write them.
+//! Training runs of a tiny decoder on the GPU and on the CPU, as a program would write them.
 
 use oarlock::config::Offload;
 use oarlock::model::{Decoder, DecoderConfig, Recompute};
@@ -20,7 +20,7 @@ const VOCAB: usize = 256;
 /// Sequences of a step, of all ranks together.
 const ROWS: usize = 2;
 
-/// What a training keeps elsewhere while the GPU does not need it.
+/// What a training run keeps elsewhere while the GPU does not need it.
 #[derive(Clone, Copy, PartialEq)]
 pub(super) enum Offloaded {
     Nothing,
@@ -138,7 +138,7 @@ pub(super) fn check(part: &mut Part<'_>, quick: bool) -> Outcome {
     Ok(())
 }
 
-/// Losses beside those that they should be, and whether a second run had the same bits.
+/// Losses beside those that they should be, and whether a second run was bitwise identical.
 pub(super) fn compared(got: &[f64], want: &[f64], allowed: f64, same_bits: bool) -> Finding {
     let worst = largest_difference(got, want).unwrap_or(f64::INFINITY);
     let [first, last] = [got.first(), got.last()].map(|loss| loss.copied().unwrap_or(f64::NAN));

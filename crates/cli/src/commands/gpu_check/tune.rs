@@ -94,7 +94,7 @@ pub(super) fn write_table(report: &mut Report) -> Result<Option<PathBuf>, Failur
     replace(&file, text.as_bytes()).map_err(oarlock::Error::from)?;
     let shown = file.display().to_string();
     let n = entries.len();
-    report.tell("table", shown.as_str(), format!("{n} entries are in {shown}, and used from here on"))?;
+    report.record("table", shown.as_str(), format!("{n} entries are in {shown}, and used from here on"))?;
     Ok(Some(file))
 }
 

@@ -102,7 +102,7 @@ impl Process {
                         *n_done += 1;
                         report.add(&name, finding, seconds)?;
                     }
-                    Some(Line::Tell(key, value, line)) => report.tell(&key, value, line)?,
+                    Some(Line::Record(key, value, line)) => report.record(&key, value, line)?,
                     None => report.pass_on(&text)?,
                 },
                 Err(RecvTimeoutError::Disconnected) => {

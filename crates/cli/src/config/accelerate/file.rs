@@ -26,7 +26,7 @@ pub struct File {
     pub deepspeed: Vec<String>,
 }
 
-/// The keys of blocks that are no flags.
+/// The keys of blocks that are not flags.
 const INNER_ONLY: &[&str] = &["fsdp_ignored_modules", "mpirun_ccl"];
 
 impl File {
@@ -176,7 +176,7 @@ fn unknown(entry: &Entry) -> Problem {
         .at(&entry.location, "");
     let home = BLOCKS.iter().find(|(_, prefix)| inner_names(prefix).contains(&name));
     if let Some((block, _)) = home {
-        return problem.help(format!("`{name}` belongs into `{block}`"));
+        return problem.help(format!("`{name}` belongs in `{block}`"));
     }
     if FLAGS.iter().any(|key| key.name == name) {
         return problem.help(format!("`{name}` is a flag only: `accelerate launch --{name} …`"));

@@ -50,7 +50,7 @@ oarlock_config::key_table! {
         CPU: bool = Row::flag(Bool, "cpu", "false", Used, "Ranks on the CPU, whatever shards the states"),
         MULTI_GPU: bool = Row::flag(Bool, "multi_gpu", "false", Used, "Data parallel ranks on GPUs"),
         TPU: bool = Row::flag(Bool, "tpu", "false", Later("ranks run on cores or GPUs, not on TPUs"), "Ranks on TPUs"),
-        MIXED_PRECISION: Option<String> = Row::flag(PRECISIONS, "mixed_precision", "", Used, "Precision of the training, over what its own settings say [no]"),
+        MIXED_PRECISION: Option<String> = Row::flag(PRECISIONS, "mixed_precision", "", Used, "Precision of the run, over what its own settings say [no]"),
         NUM_PROCESSES: Option<i64> = Row::flag(Int(-1), "num_processes", "", Used, "Ranks of all machines together"),
         NUM_MACHINES: Option<usize> = Row::flag(Int(1), "num_machines", "", Used, "Machines [1]"),
         NUM_CPU_THREADS_PER_PROCESS: Option<usize> = Row::flag(Int(1), "num_cpu_threads_per_process", "", Used, "Threads of a rank (OMP_NUM_THREADS)"),
@@ -237,7 +237,7 @@ pub const DEEPSPEED: &[&str] = &[
     "deepspeed_moe_layer_cls_names",
 ];
 
-/// The variable that says how a training computes.
+/// The variable that says how a training run computes.
 pub const PRECISION: &str = "ACCELERATE_MIXED_PRECISION";
 
 /// What a process of DeepSpeed finds, beside ACCELERATE_USE_DEEPSPEED.

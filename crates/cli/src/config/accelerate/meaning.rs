@@ -1,4 +1,4 @@
-//! What settings of Accelerate say about a training, as entries for keys of ours: the blocks of DeepSpeed and FSDP,
+//! What settings of Accelerate say about a training run, as entries for keys of ours: the blocks of DeepSpeed and FSDP,
 //! whose values keep their locations, precision, accumulation and clipping.
 
 use oarlock_config::settings::accelerate::{fsdp_block, text};
@@ -50,7 +50,7 @@ const IN_BLOCK: [(&Row, &str); 6] = [
 
 const STAGE: &str = deepspeed_keys::ZERO_OPTIMIZATION_STAGE.name();
 
-/// What is said about blocks, accumulation and clipping; it must agree with what a training says itself.
+/// What is said about blocks, accumulation and clipping; it must agree with what a training run says itself.
 pub fn entries(settings: &Settings, engine: &Engine, problems: &mut Problems) -> Vec<Entry> {
     let mut entries = Vec::new();
     for (theirs, ours) in SAME {
@@ -95,7 +95,7 @@ fn deepspeed(settings: &Settings, chosen: &Location, problems: &mut Problems) ->
         return Entry::of("deepspeed", Node::map(block, chosen));
     };
     let path = setting.value.to_string();
-    // A file that cannot be read is reported where the training reads it, with the location that names it.
+    // A file that cannot be read is reported where the run reads it, with the location that names it.
     let mut block = yaml::file(&path, "the DeepSpeed configuration").unwrap_or_default();
     if let Some(zero) = find_mut(&mut block, "zero_optimization")
         && let Some(on) = zero.word().and_then(boolean)
@@ -126,7 +126,7 @@ fn deepspeed(settings: &Settings, chosen: &Location, problems: &mut Problems) ->
     }
 }
 
-/// Settings that belong into a block of DeepSpeed, with their paths there.
+/// Settings that belong in a block of DeepSpeed, with their paths there.
 fn said(settings: &Settings) -> impl Iterator<Item = (&Setting, &Location, &'static str)> {
     let paths = [
         (keys::OFFLOAD_OPTIMIZER_NVME_PATH, keys::OFFLOAD_OPTIMIZER_DEVICE),

@@ -1,5 +1,5 @@
 //! Accelerate's own settings: the flags of its launcher, the keys of its configuration file, the variables that it
-//! hands on, all of one table; and what they say about a training in keys of ours.
+//! hands on, all of one table; and what they say about a training run in keys of ours.
 
 pub mod file;
 pub mod keys;

@@ -117,7 +117,7 @@ fn what_is_handed_on_must_agree_with_the_training() {
         (
             "fp16: true",
             &[("ACCELERATE_MIXED_PRECISION", "bf16")],
-            "ACCELERATE_MIXED_PRECISION: `bf16` and `fp16` exclude each other (t.yaml:4:7: fp16: true; keep one of them)",
+            "ACCELERATE_MIXED_PRECISION: `bf16` and `fp16` are mutually exclusive (t.yaml:4:7: fp16: true; keep one of them)",
         ),
         (
             "",
@@ -142,7 +142,7 @@ fn what_is_handed_on_must_agree_with_the_training() {
     ] {
         assert_eq!(bad(text, &[], variables), expected);
     }
-    // What stays unsaid changes nothing.
+    // What stays unset changes nothing.
     let config =
         train(MINIMUM, &[], &[("ACCELERATE_MIXED_PRECISION", "no"), ("ACCELERATE_USE_FSDP", "false")]);
     assert_eq!(config.unwrap().train.dtype, DType::F32);

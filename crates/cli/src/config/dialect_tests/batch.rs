@@ -3,7 +3,7 @@
 use super::super::tests::{MINIMUM, train};
 
 /// What DeepSpeed makes of every case, written by bench/golden/make_batch_triple.py. The one difference: where
-/// neither batch is given DeepSpeed refuses, and here the training's own batch size (8, as in transformers) holds.
+/// neither batch is given DeepSpeed refuses, and here the run's own batch size (8, as in transformers) holds.
 #[test]
 fn the_triple_is_completed_as_in_deepspeed() {
     let folder = tempfile::tempdir().unwrap();

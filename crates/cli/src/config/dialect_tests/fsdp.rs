@@ -126,7 +126,7 @@ fn every_wrong_fsdp_block_says_where_and_what_to_do() {
         ),
         (
             "deepspeed: {}\nfsdp: full_shard",
-            "t.yaml:4:12: `deepspeed` and `fsdp` exclude each other (keep one of them)",
+            "t.yaml:4:12: `deepspeed` and `fsdp` are mutually exclusive (keep one of them)",
         ),
         (
             "gradient_checkpointing: true\nfsdp_config: {activation_checkpointing: true}",

@@ -36,20 +36,20 @@ fn defaults_that_differ_are_noted() {
         (
             "optimizer: {type: AdamW}",
             "",
-            "the DeepSpeed file leaves out what the training's settings say here: \
+            "the DeepSpeed file leaves out what the run's settings say here: \
              lr (learning_rate, 5e-5; DeepSpeed's default is 0.001)",
         ),
         (
             "optimizer: {type: Adam, params: {lr: 0.01, torch_adam: true}}",
             "adam_beta2: 0.95",
-            "the DeepSpeed file leaves out what the training's settings say here: \
+            "the DeepSpeed file leaves out what the run's settings say here: \
              betas (adam_beta2, 0.95; DeepSpeed's default is 0.999), \
              weight_decay (weight_decay, 0; DeepSpeed's default is 0.01)",
         ),
         (
             "scheduler: {type: WarmupDecayLR, params: {total_num_steps: auto}}",
             "warmup_ratio: 0.1",
-            "the DeepSpeed file leaves out what the training's settings say here: \
+            "the DeepSpeed file leaves out what the run's settings say here: \
              warmup_max_lr (learning_rate, 5e-5; DeepSpeed's default is 0.001), \
              warmup_num_steps (warmup_ratio, 0.1; DeepSpeed's default is 1000)",
         ),

@@ -100,7 +100,7 @@ fn the_five_files_of_llama_factory_are_read_as_they_stand() {
         assert_eq!(config.notes().len(), usize::from(offloads.0) + usize::from(offloads.1));
         assert_eq!((config.train.batch_size, config.train.accumulation), (3, 1));
         assert_eq!(config.train.dtype, DType::BF16);
-        assert_eq!(config.train.loss_scale, LossScale::UNSAID);
+        assert_eq!(config.train.loss_scale, LossScale::UNSET);
         if expected == [S, S, S] {
             assert_eq!(shard.prefetch_elems, Elems::NineTenthsOfHiddenSquared);
             assert_eq!(shard.persistence_elems, Elems::TenHidden);
@@ -186,7 +186,7 @@ fn the_batch_follows_from_what_was_said() {
     ] {
         assert_eq!(batch(&format!("{{{json}}}"), ""), Ok(expected), "{json}");
     }
-    // What the training says counts as said, and "8" is 8.
+    // What the run says counts as said, and "8" is 8.
     assert_eq!(batch("{\"train_batch_size\": \"24\"}", "gradient_accumulation_steps: 4"), Ok((3, 4)));
     assert_eq!(batch("{\"train_batch_size\": 24}", "per_device_train_batch_size: 6"), Ok((6, 2)));
     for (json, text, expected) in [
@@ -199,13 +199,13 @@ fn the_batch_follows_from_what_was_said() {
         (
             "{\"train_batch_size\": 25}",
             "",
-            "ds.json:1:22: `train_batch_size` (25) is no multiple of 2 ranks (write \"auto\" for one of the three, and \
+            "ds.json:1:22: `train_batch_size` (25) is not a multiple of 2 ranks (write \"auto\" for one of the three, and \
              it follows from the others)",
         ),
         (
             "{\"train_batch_size\": 24}",
             "per_device_train_batch_size: 5",
-            "ds.json:1:22: `train_batch_size` (24) is no multiple of a batch of 5 x 2 ranks (t:6:30: per_device_train_batch_size: 5; write \"auto\" for \
+            "ds.json:1:22: `train_batch_size` (24) is not a multiple of a batch of 5 x 2 ranks (t:6:30: per_device_train_batch_size: 5; write \"auto\" for \
              one of the three, and it follows from the others)",
         ),
     ] {
@@ -269,7 +269,7 @@ fn every_wrong_deepspeed_file_says_where_and_what_to_do() {
         ),
         (
             "{\"stage\": 3}",
-            "ds.json:1:2: unknown key `stage` in the DeepSpeed configuration (`stage` belongs into \
+            "ds.json:1:2: unknown key `stage` in the DeepSpeed configuration (`stage` belongs in \
              `zero_optimization`)",
         ),
         (
@@ -325,7 +325,7 @@ fn every_wrong_deepspeed_file_says_where_and_what_to_do() {
         ),
         (
             "{\"fp16\": {\"enabled\": true}, \"bf16\": {\"enabled\": true}}",
-            "ds.json:1:49: `bf16` and `fp16` exclude each other (keep one of them)",
+            "ds.json:1:49: `bf16` and `fp16` are mutually exclusive (keep one of them)",
         ),
         (
             "{\"fp16\": {\"initial_scale_power\": 200}}",
@@ -366,7 +366,7 @@ fn every_wrong_deepspeed_file_says_where_and_what_to_do() {
         ),
         (
             "{\"optimizer\": {\"type\": \"AdamW\", \"params\": {\"max_grad_norm\": 1.0}}}",
-            "ds.json:1:61: `max_grad_norm` is no parameter of an optimizer (write \"gradient_clipping\": 1 at the top)",
+            "ds.json:1:61: `max_grad_norm` is not a parameter of an optimizer (write \"gradient_clipping\": 1 at the top)",
         ),
         (
             "{\"optimizer\": {\"type\": \"AdamW\", \"params\": {\"momentum\": 0.9}}}",
@@ -394,7 +394,7 @@ fn every_wrong_deepspeed_file_says_where_and_what_to_do() {
         "{\"scheduler\": {\"type\": \"WarmupLR\", \"params\": {\"warmup_num_steps\": 5}}}",
         "warmup_ratio: 0.1",
     );
-    assert!(both.contains("`warmup_num_steps` and `warmup_ratio` exclude each other"), "{both}");
+    assert!(both.contains("`warmup_num_steps` and `warmup_ratio` are mutually exclusive"), "{both}");
 }
 
 #[test]
@@ -448,7 +448,7 @@ fn the_loss_scale_reaches_the_configuration() {
     let config = file("{\"fp16\": {\"enabled\": true, \"loss_scale\": 128}}", "");
     assert_eq!(config.train.loss_scale, LossScale::Static(128.0));
     let config = good("fp16: true");
-    assert_eq!((config.train.dtype, config.train.loss_scale), (DType::F16, LossScale::UNSAID));
+    assert_eq!((config.train.dtype, config.train.loss_scale), (DType::F16, LossScale::UNSET));
 }
 
 #[test]
@@ -550,7 +550,7 @@ fn of_two_rates_in_the_file_the_schedulers_counts_and_is_noted() {
         assert!(note.contains(part), "{note}");
     }
     assert!(file(&json("0.0001"), "").notes().is_empty());
-    // What the training says itself must agree with both, as in transformers.
+    // What the run says itself must agree with both, as in transformers.
     for own in ["1e-4", "3e-4"] {
         let reported = try_file(&json("3e-4"), &format!("learning_rate: {own}\n")).unwrap_err();
         assert!(reported.contains("`learning_rate` is"), "{own}: {reported}");

@@ -56,7 +56,7 @@ fn what_is_wrong_with_a_model_is_named() {
         ),
         (
             &format!("{full}model_name_or_path: m\n"),
-            "t.yaml:5:21: `model_name_or_path` and `model_config` exclude each other (name the folder of a model, or \
+            "t.yaml:5:21: `model_name_or_path` and `model_config` are mutually exclusive (name the folder of a model, or \
              say what a new one is made of)",
         ),
         (

@@ -47,7 +47,7 @@ fn optimizers_have_the_names_of_transformers_and_deepspeed() {
 #[test]
 fn optimizers_of_other_programs_have_stand_ins_that_the_run_names() {
     let notes = |optim: &str| good(&format!("optim: {optim}\n")).description().notes.join("\n");
-    for (name, same, told) in [
+    for (name, same, message) in [
         ("adamw_bnb_8bit", "adamw_8bit", ""),
         ("adamw_torch_8bit", "adamw_8bit", ""),
         (
@@ -66,7 +66,7 @@ fn optimizers_of_other_programs_have_stand_ins_that_the_run_names() {
         assert_eq!(rule(&format!("optim: {name}\n")), rule(&format!("optim: {same}\n")), "{name}");
         let notes = notes(name);
         assert!(
-            notes.contains(told) && told.is_empty() != notes.contains("takes the steps"),
+            notes.contains(message) && message.is_empty() != notes.contains("takes the steps"),
             "{name}: {notes}"
         );
     }

@@ -1,6 +1,6 @@
 //! `stage: sft` and the keys that belong to it.
 
-use oarlock::config::{Learned, ObjectiveArgs, Packing, PreferenceLoss};
+use oarlock::config::{ExampleKind, ObjectiveArgs, Packing, PreferenceLoss};
 
 use super::*;
 
@@ -57,8 +57,8 @@ fn preferences_are_read_with_the_defaults_of_the_original() {
     let config = good("stage: dpo\npref_loss: ipo\nref_model: m\nref_model_adapters: a,b");
     let chat = config.data.chat.clone().unwrap();
     assert_eq!(
-        (chat.learned, config.data.n_segments(), config.data.packing),
-        (Learned::Pairs, 2, Packing::Examples)
+        (chat.examples, config.data.n_segments(), config.data.packing),
+        (ExampleKind::Pairs, 2, Packing::Examples)
     );
     let ObjectiveArgs::Preference(args) = &config.train.objective else {
         panic!("{:?}", config.train.objective)

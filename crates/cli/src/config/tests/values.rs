@@ -74,8 +74,9 @@ fn tf32_is_for_gpus_and_the_cpu_is_told_so() {
     let of = |words: &str| {
         let arguments = written::text_of_file("t.yaml", format!("{MINIMUM}{words}")).unwrap();
         let config = train_config_of(vec![arguments], &|_| None).unwrap();
-        let told: Vec<_> = config.without_effect().map(|(setting, why)| (setting.key.name, why)).collect();
-        (config.values.train.tf32, told)
+        let reported: Vec<_> =
+            config.without_effect().map(|(setting, why)| (setting.key.name, why)).collect();
+        (config.values.train.tf32, reported)
     };
     assert_eq!(of("device: cuda\ntf32: true\n"), (true, vec![]));
     assert_eq!(

@@ -1,4 +1,4 @@
-//! What a training relies on, checked on the ranks themselves. Each check says on every rank what differed there.
+//! What a training run relies on, checked on the ranks themselves. Each check says on every rank what differed there.
 
 use std::path::PathBuf;
 use std::time::{SystemTime, UNIX_EPOCH};

@@ -43,7 +43,7 @@ pub fn accelerator(comm: &Communicator, dtype: DType, placements: Placements) ->
     )
 }
 
-/// A training: a model, its optimizer and its place in the data.
+/// A training run: a model, its optimizer and its place in the data.
 struct Run {
     accelerator: Accelerator,
     model: Prepared<Decoder>,
@@ -97,7 +97,7 @@ fn batch(rows: &[Option<u64>]) -> Batch {
     batch
 }
 
-/// The data of the training: steps of 2 micro batches of 2 rows on each rank, and a shorter last step.
+/// The data of the run: steps of 2 micro batches of 2 rows on each rank, and a shorter last step.
 fn data(site: &Site) -> Sampler {
     let world = site.comm.world_size() as u64;
     sampler(site, 10 * world + 3, 2, 2)
@@ -150,7 +150,7 @@ pub fn precision(site: &Site) -> Result<Finding> {
     }
 }
 
-/// A training that is saved and loaded goes on with the same bits.
+/// A training run that is saved and loaded goes on bitwise identically.
 pub fn state(site: &Site) -> Result<Finding> {
     for (number, (name, placements)) in PLACEMENTS.into_iter().enumerate() {
         let folder = site.folder.join(format!("checkpoint-{number}"));

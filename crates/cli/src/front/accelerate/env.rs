@@ -15,6 +15,7 @@ use crate::front::script::program_in_path;
 
 pub(super) const ENV: Flags = Flags {
     command: "accelerate env",
+    example: "accelerate env",
     about: "Shows versions, the machine and the configuration, for a report of a problem.",
     keys: super::KEYS,
     ..COMMAND

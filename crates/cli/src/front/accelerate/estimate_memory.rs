@@ -27,6 +27,7 @@ oarlock_config::key_table! {
 pub(super) const FLAGS: Flags = Flags {
     command: "accelerate estimate-memory",
     operands: "MODEL",
+    example: "accelerate estimate-memory recipes/minimind-small",
     about: "Shows what a model takes of memory in several dtypes: a folder with its config.json is enough.",
     keys: KEYS,
     ..COMMAND
@@ -41,7 +42,7 @@ pub fn run(words: &Words) -> Outcome {
     let Some(parsed) = parse(&FLAGS, words, 1)? else { return Ok(()) };
     let Some(name) = parsed.rest.get(0) else {
         let help = "write `accelerate estimate-memory FOLDER`, where FOLDER holds the model's config.json";
-        return refuse("`accelerate estimate-memory` is told no model", help);
+        return refuse("missing argument: model", help);
     };
     let dir = Path::new(name);
     if !dir.is_dir() {
@@ -50,7 +51,7 @@ pub fn run(words: &Words) -> Outcome {
     }
     let dtypes = parsed.settings.get(DTYPES);
     if let Some(wrong) = dtypes.iter().find(|name| !KNOWN.iter().any(|(known, ..)| known == name)) {
-        return refuse(format!("`{wrong}` is no dtype"), "take float32, float16, int8 and int4");
+        return refuse(format!("`{wrong}` is not a dtype"), "take float32, float16, int8 and int4");
     }
     let sizes = Sizes::of(HfConfig::read(dir)?.decoder())?;
     let rows: Vec<[String; 4]> = dtypes
@@ -59,7 +60,7 @@ pub fn run(words: &Words) -> Outcome {
         .map(|dtype| sizes.row(*dtype))
         .collect();
     print(&format!(
-        "{}\nWithout activations, and for one process; `oarlock estimate-memory {name}` says what a training takes\n",
+        "{}\nWithout activations, and for one process; `oarlock estimate-memory {name}` says what a training run takes\n",
         table(&format!("Memory Usage for loading `{name}`"), &rows)
     ))
 }

@@ -31,6 +31,7 @@ use super::{COMMAND, cluster, exported};
 pub(super) const LAUNCH: Flags = Flags {
     command: "accelerate launch",
     operands: "SCRIPT [arguments]",
+    example: "accelerate launch --num_processes 2 src/train.py recipes/sft.yaml",
     about: "Starts an Oarlock run, or any program, on several processes.",
     keys: FLAGS,
     aliases: &[("q", "quiet"), ("m", "module"), ("t", "tee")],
@@ -74,7 +75,7 @@ fn job(words: Vec<String>, resolved: Resolved, parsed: &Parsed) -> Result<Job, P
     let Resolved { launch, script, layers, notes, ranks_are_default } = resolved;
     let mut job = Job::new(words, launch, script, layers, parsed)?;
     if let (Program::Training(config), true) = (&job.program, ranks_are_default) {
-        // The training's configuration decides.
+        // The run's configuration decides.
         job.launch.nodes = Nodes::Static { ranks: vec![config.ranks.num_processes], this: 0 };
     }
     if job.launch.quiet {
@@ -177,7 +178,7 @@ pub(super) fn resolve(words: &Words, machine: &Machine) -> Result<Resolved, Prob
     if let Script::Training(training) = &script
         && !problems.is_empty()
     {
-        // The problems of the training itself are reported together with the others.
+        // The problems of the run itself are reported together with the others.
         let layers = training.layers.iter().chain(&layers).cloned().collect();
         problems.append(match train_config_of(layers, machine.environment) {
             Ok(config) => config.missing(),
@@ -361,7 +362,7 @@ fn training_layers(
             precision.clear();
         }
     }
-    // As many ranks as GPUs, where neither the launcher nor the training says another number.
+    // As many ranks as GPUs, where neither the launcher nor the run says another number.
     let all_gpus = Some(settings.devices.gpus)
         .filter(|gpus| *gpus > 1 && ranks.location.is_none() && file.is_none() && !strategy.cpu)
         .filter(|_| !environment::asks_for_cpu(&training.layers, &|_| None))
@@ -386,7 +387,7 @@ fn is_on(entry: &Entry) -> bool {
     matches!(&entry.value.data, Data::Scalar { text, .. } if boolean(text) == Some(true))
 }
 
-/// What to say where the training's own settings ask for another precision, and which of them decides.
+/// What to say where the run's own settings ask for another precision, and which of them decides.
 fn differs(precision: &[Entry], training: &Training) -> Option<String> {
     let location = &precision.first()?.location;
     let last = |key: &str| {
@@ -498,7 +499,7 @@ fn programs(
     }
 }
 
-/// One note on all that is known and means nothing: for a training of ours; of other programs only what is about TPUs.
+/// One note on all that is known and means nothing: for an Oarlock run; of other programs only what is about TPUs.
 fn without_meaning(all: &Settings, file: Option<&File>, script: &Script, notes: &mut Vec<String>) {
     let ours = matches!(script, Script::Training(_));
     let handed_on =

@@ -53,13 +53,11 @@ impl LaunchSettings<'_> {
         let count = self.all.get(keys::NUM_PROCESSES).unwrap_or_default();
         if count < 1 {
             problems.push(
-                Problem::new(format!(
-                    "`num_processes` is {count}, so the number of ranks is still to be said"
-                ))
-                .at(&written_at, "")
-                .help("add `--num_processes N`"),
+                Problem::new(format!("`num_processes` is {count}, so the number of ranks must be set"))
+                    .at(&written_at, "")
+                    .help("add `--num_processes N`"),
             );
-            // What the training says is no second mistake.
+            // What the run says is no second mistake.
             return Ranks { count: 1, location: None };
         } else if count < 2
             && self.flags.get(keys::MULTI_GPU)
@@ -135,7 +133,7 @@ impl LaunchSettings<'_> {
         }
         if !ranks.count.is_multiple_of(machines) {
             let message =
-                format!("`num_processes` ({}) is no multiple of `num_machines` ({machines})", ranks.count);
+                format!("`num_processes` ({}) is not a multiple of `num_machines` ({machines})", ranks.count);
             let (less, more) = (ranks.count / machines * machines, ranks.count.next_multiple_of(machines));
             let right = if less == 0 { more.to_string() } else { format!("{less} or {more}") };
             let help =
@@ -208,7 +206,7 @@ impl LaunchSettings<'_> {
         for part in text.split(',').map(str::trim).filter(|part| !part.is_empty() && !part.contains('=')) {
             let problem = self
                 .all
-                .problem(format!("`{part}` in `rdzv_conf` is no `key=value`"), &[keys::RDZV_CONF.row]);
+                .problem(format!("`{part}` in `rdzv_conf` is not a `key=value`"), &[keys::RDZV_CONF.row]);
             problems.push(problem.help("as in timeout=900,join_timeout=60"));
         }
         text.to_owned()

@@ -23,6 +23,7 @@ oarlock_config::key_table! {
 pub(super) const FLAGS: Flags = Flags {
     command: "accelerate merge-weights",
     operands: "CHECKPOINT OUT",
+    example: "accelerate merge-weights out/checkpoint-500 out/merged",
     about: "Puts the model in a sharded checkpoint of this program together, in Hugging Face form.\n\
             Of several models write CHECKPOINT/pytorch_model_fsdp_N, with the number of one from 0.\n\
             `oarlock merge-weights --help` has more choices.",

@@ -49,7 +49,7 @@ const SUBCOMMANDS: &[Subcommand] = &[
     },
     Subcommand {
         name: "launch",
-        about: "Start a training or a program on several processes",
+        about: "Start a training run or a program on several processes",
         run: launch::run,
     },
     Subcommand {
@@ -88,6 +88,7 @@ const COMMAND: Flags = Flags {
     command: "accelerate",
     bare_switches: false,
     operands: "",
+    example: "accelerate launch src/train.py recipes/sft.yaml",
     about: "",
     keys: &[],
     aliases: &[],

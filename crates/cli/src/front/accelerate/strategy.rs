@@ -52,8 +52,8 @@ impl Strategy {
         flag.or_else(own).or(self.location.as_ref()).cloned()
     }
 
-    /// What to say of `--cpu` beside this strategy. What shards states is said of a training alone, since in a program
-    /// that is not of ours it is up to the program.
+    /// What to say of `--cpu` beside this strategy. What shards states is said of a training run alone, since in a
+    /// program that is not of ours it is up to the program.
     pub fn cpu_note(&self, flags: &Settings, trains: bool) -> Option<String> {
         if !flags.get(keys::CPU) || self.kind == DistributedType::No {
             return None;
@@ -100,7 +100,7 @@ pub(super) fn choose(
     if chosen.len() > 1 {
         let rows: Vec<&Row> = chosen.iter().map(|(key, _)| key.row).collect();
         let written: Vec<String> = rows.iter().map(|key| format!("`--{key}`")).collect();
-        let problem = flags.problem(format!("{} exclude each other", written.join(" and ")), &rows);
+        let problem = flags.problem(format!("{} are mutually exclusive", written.join(" and ")), &rows);
         problems.push(problem.help("keep one of them; `--cpu` goes with each"));
     }
     let mut strategy = match (chosen.first(), file) {

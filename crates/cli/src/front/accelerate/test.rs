@@ -1,4 +1,4 @@
-//! `accelerate test`: starts the ranks of a configuration and has them check what a training relies on.
+//! `accelerate test`: starts the ranks of a configuration and has them check what a training run relies on.
 
 use std::path::Path;
 use std::time::SystemTime;
@@ -29,6 +29,7 @@ oarlock_config::key_table! {
 
 pub(super) const FLAGS: Flags = Flags {
     command: "accelerate test",
+    example: "accelerate test",
     about: "Checks that the ranks of this machine train as one would: collectives, seeds, the split of the data, losses of \
             every way to divide the model, and checkpoints.",
     keys: KEYS,

@@ -22,6 +22,7 @@ oarlock_config::key_table! {
 
 pub(super) const FLAGS: Flags = Flags {
     command: "accelerate to-fsdp2",
+    example: "accelerate to-fsdp2 --config_file fsdp1.yaml --output_file fsdp2.yaml",
     about: "Turns a configuration for FSDP 1 into one for FSDP 2.",
     keys: KEYS,
     ..COMMAND
@@ -62,7 +63,7 @@ pub fn run(words: &Words) -> Outcome {
     let Some(parsed) = parse(&FLAGS, words, 0)? else { return Ok(()) };
     let path = |key: Key<Option<String>>| parsed.settings.get(key).map(PathBuf::from);
     let Some(from) = path(CONFIG_FILE) else {
-        return refuse("`accelerate to-fsdp2` is told no file", "name it with --config_file");
+        return refuse("missing argument: --config_file", "write `accelerate to-fsdp2 --config_file FILE`");
     };
     let overwrite = parsed.settings.get(OVERWRITE);
     let to = match path(OUTPUT_FILE) {

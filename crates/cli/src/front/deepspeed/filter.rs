@@ -7,7 +7,7 @@ pub type Slots = Vec<(String, Vec<usize>)>;
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum Error {
     /// Both kinds at once.
-    #[error("`--include` and `--exclude` exclude each other")]
+    #[error("`--include` and `--exclude` are mutually exclusive")]
     Both,
     /// A machine that is not there.
     #[error("there is no machine `{0}` in the hostfile")]
@@ -20,7 +20,7 @@ pub enum Error {
         /// The slot.
         slot: i64,
     },
-    /// Something that is no machine with slots.
+    /// Something that is not a machine with slots.
     #[error("`{0}` is not NAME or NAME:SLOT,SLOT…")]
     BadSpec(String),
 }

@@ -13,8 +13,8 @@ oarlock_config::key_table! {
         HOSTFILE: String = Row::flag(Path, "hostfile", "/job/hostfile", Used, "File of machines, a line `NAME slots=N` each"),
         INCLUDE: Option<String> = Row::flag(Text, "include", "", Used, "Machines and slots to use: NAME[:SLOT[,SLOT …]][@NAME…]"),
         EXCLUDE: Option<String> = Row::flag(Text, "exclude", "", Used, "Machines and slots not to use, written alike"),
-        NUM_NODES: i64 = Row::flag(Int(ANY), "num_nodes", "-1", Used, "Use the first so many machines"),
-        NUM_GPUS: i64 = Row::flag(Int(ANY), "num_gpus", "-1", Used, "Use so many slots of each machine, from 0 on"),
+        NUM_NODES: i64 = Row::flag(Int(ANY), "num_nodes", "-1", Used, "Use the first N machines"),
+        NUM_GPUS: i64 = Row::flag(Int(ANY), "num_gpus", "-1", Used, "Use N slots of each machine, from 0 on"),
         MASTER_PORT: i64 = Row::flag(Int(0), "master_port", "29500", Used, "Port at which rank 0 listens"),
         MASTER_ADDR: Option<String> = Row::flag(Text, "master_addr", "", Used, "Address of the first machine; unset: it is asked"),
         NODE_RANK: i64 = Row::flag(Int(ANY), "node_rank", "-1", Used, "Which machine this is, with --no_ssh"),
@@ -51,6 +51,7 @@ pub const FLAGS: Flags = Flags {
     command: "deepspeed",
     bare_switches: true,
     operands: "SCRIPT [arguments]",
+    example: "deepspeed --num_gpus 2 src/train.py recipes/sft.yaml",
     about: "Starts a program once for each GPU of the machines in a hostfile, or of this one.",
     keys: KEYS,
     aliases: &[

@@ -23,10 +23,10 @@ pub enum Error {
     #[error("the hostfile names `{0}` twice")]
     Twice(String),
     /// A line of another form.
-    #[error("`{0}` is no machine of a hostfile")]
+    #[error("`{0}` is not a machine of a hostfile")]
     BadLine(String),
     /// A name that no machine has.
-    #[error("`{0}` is no name of a machine")]
+    #[error("`{0}` is not a name of a machine")]
     BadName(String),
     /// More machines than any run has.
     #[error("the hostfile names more than {} machines", MOST_MACHINES)]

@@ -35,7 +35,7 @@ pub fn launch(
         let (fewest, most) = (bound(keys::MIN_ELASTIC_NODES, 1), bound(keys::MAX_ELASTIC_NODES, slots.len()));
         if fewest == 0 || fewest > most {
             let both = [keys::MIN_ELASTIC_NODES.row, keys::MAX_ELASTIC_NODES.row];
-            let problem = settings.problem(format!("{fewest} to {most} machines is no range"), &both);
+            let problem = settings.problem(format!("{fewest} to {most} machines is not a range"), &both);
             return Err(problem.help("write at least 1 for the fewest, and not fewer for the most"));
         }
         let endpoint = (master.addr.clone(), master.port);
@@ -70,7 +70,7 @@ fn binding(
         Some(text) => {
             let Some(cores) = core_list(text) else {
                 let problem =
-                    settings.problem(format!("`{text}` is no list of cores"), &[keys::BIND_CORE_LIST.row]);
+                    settings.problem(format!("`{text}` is not a list of cores"), &[keys::BIND_CORE_LIST.row]);
                 return Err(problem.help("write numbers and ranges that rise, as in 1,3-5,7"));
             };
             let n_cores = cores.len();

@@ -170,7 +170,8 @@ fn find(settings: &mut Settings, machine: &Machine) -> Result<Found, Problem> {
     let filters = [keys::INCLUDE, keys::EXCLUDE];
     if (num_nodes >= 0 || num_gpus >= 0) && filters.iter().any(|key| settings.get(*key).is_some()) {
         let both = [keys::NUM_NODES.row, keys::NUM_GPUS.row, keys::INCLUDE.row, keys::EXCLUDE.row];
-        let problem = settings.problem("--num_nodes and --num_gpus exclude --include and --exclude", &both);
+        let problem = settings
+            .problem("--num_nodes and --num_gpus are mutually exclusive with --include and --exclude", &both);
         return Err(problem.help("keep one kind of them"));
     }
     if num_gpus > MOST_SLOTS {
@@ -316,7 +317,7 @@ impl Found {
         job.through_mpi = oarlock_comm::HAS_MPI && launcher.is_of_mpi();
         let machines = format!("/tmp/deepspeed_mvapich_hostfile.{}", std::process::id());
         let mut exports = machine.exports(Exports::of(launcher, self.cpu))?;
-        // The name by which the machines of a training find each other, where nobody gave it one.
+        // The name by which the machines of a training run find each other, where nobody gave it one.
         let run_name = (is_training && !launcher.is_of_mpi() && !shown)
             .then(|| (machine.read)(RUN_NAME).map_or_else(random_name, Ok))
             .transpose()
@@ -364,7 +365,7 @@ impl Found {
         let node = settings.get(keys::NODE_RANK);
         usize::try_from(node).ok().filter(|node| *node < self.slots.len()).ok_or_else(|| {
             let message =
-                format!("with --no_ssh each machine is told its number, and {node} is none of them");
+                format!("invalid value {node} of --node_rank: each node has its own number with --no_ssh");
             let last = self.slots.len() - 1;
             settings
                 .problem(message, &[keys::NODE_RANK.row, keys::NO_SSH.row])

@@ -169,7 +169,7 @@ impl Start<'_> {
         let text = self.settings.get(keys::LAUNCHER_ARGS).unwrap_or_default();
         let arguments = shlex::split(text).ok_or_else(|| {
             self.settings
-                .problem(format!("`{text}` is no list of arguments"), &[keys::LAUNCHER_ARGS.row])
+                .problem(format!("`{text}` is not a list of arguments"), &[keys::LAUNCHER_ARGS.row])
                 .help("close its quotes")
         })?;
         let start = match launcher {

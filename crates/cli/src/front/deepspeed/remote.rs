@@ -33,7 +33,7 @@ pub struct Remote {
     pub commands: Commands,
     /// What ends the ranks there.
     pub ending: Vec<Vec<String>>,
-    /// A file of machines that the commands read, and what belongs into it.
+    /// A file of machines that the commands read, and what belongs in it.
     pub machines: Option<(PathBuf, Pool)>,
     /// The ranks of each machine.
     pub launches: Vec<Launch>,

@@ -26,6 +26,7 @@ pub(super) const FLAGS: Flags = Flags {
     command: "ds_report",
     bare_switches: true,
     operands: "",
+    example: "ds_report",
     about: "Says which ops this machine has, and what surrounds them.",
     keys: KEYS,
     aliases: &[],

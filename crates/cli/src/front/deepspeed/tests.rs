@@ -171,7 +171,7 @@ impl Site {
 /// What stands for the random label of a run.
 const LABEL: &str = "LABEL";
 
-fn unlabelled(word: &str) -> String {
+fn unlabeled(word: &str) -> String {
     let Some((before, label)) = word.split_once("--run_label=") else { return word.to_owned() };
     let end = label.find(|c: char| !c.is_ascii_hexdigit()).unwrap_or(label.len());
     assert!(end >= 16, "{word}");
@@ -253,7 +253,7 @@ fn commands_are_those_of_the_original() {
         let expected = ours(&case, &site, &python);
         let ours: Vec<String> = remote.commands.start[0]
             .iter()
-            .map(|word| unlabelled(&word.replace(&path, path.trim_end_matches(':'))))
+            .map(|word| unlabeled(&word.replace(&path, path.trim_end_matches(':'))))
             .collect();
         assert_eq!(remote.commands.start.len(), 1);
         assert_eq!(ours, expected, "{case}");
@@ -266,7 +266,7 @@ fn summary(plan: &Action) -> String {
         Action::Local(job) => format!("{:?} {:?} {:?} {}", job.launch, job.program, job.notes, job.dry_run),
         Action::Multinode(remote) => {
             let commands: Vec<String> =
-                remote.commands.start.iter().flatten().map(|word| unlabelled(word)).collect();
+                remote.commands.start.iter().flatten().map(|word| unlabeled(word)).collect();
             format!("{commands:?} {:?} {:?} {:?}", remote.launches, remote.check, remote.port)
         }
         Action::Exec(argv) => format!("{argv:?}"),
@@ -393,8 +393,8 @@ fn what_cannot_be_is_refused_with_what_to_do() {
         (&alone, &["--include", "worker-1"], &GPUS, "no machine `worker-1`"),
         (&alone, &["--num_nodes", "2"], &GPUS, "2 machines are asked for, and there is no hostfile"),
         (&alone, &["--exclude", "localhost"], &GPUS, "no slot is left"),
-        (&alone, &["--module", "--no_python"], &GPUS, "exclude each other"),
-        (&alone, &["--bind_cores_to_rank", "--bind_core_list", "3-1"], &GPUS, "`3-1` is no list of cores"),
+        (&alone, &["--module", "--no_python"], &GPUS, "are mutually exclusive"),
+        (&alone, &["--bind_cores_to_rank", "--bind_core_list", "3-1"], &GPUS, "`3-1` is not a list of cores"),
         (
             &alone,
             &["--bind_cores_to_rank", "--bind_core_list", "0-2"],
@@ -403,17 +403,22 @@ fn what_cannot_be_is_refused_with_what_to_do() {
         ),
         (&alone, &["--num_gpus", "9999999999"], &GPUS, "no machine has 9999999999 GPUs"),
         (&alone, &["--master_port", "70000"], &GPUS, "a port is at most 65535"),
-        (&two, &["--include", "a", "--exclude", "b"], &GPUS, "exclude each other"),
-        (&two, &["--include", "a", "--num_gpus", "1"], &GPUS, "--num_nodes and --num_gpus exclude"),
+        (&two, &["--include", "a", "--exclude", "b"], &GPUS, "are mutually exclusive"),
+        (
+            &two,
+            &["--include", "a", "--num_gpus", "1"],
+            &GPUS,
+            "--num_nodes and --num_gpus are mutually exclusive",
+        ),
         (&two, &["--include", "a:x"], &GPUS, "`a:x` is not NAME or NAME:SLOT"),
         (&two, &["--launcher", "teleport"], &GPUS, "there is no launcher `teleport` (write one of pdsh, ssh"),
         (&two, &["--no_ssh"], &GPUS, "-1 is none of them (write `--node_rank N`, 0 to 1)"),
         (&two, &["--no_ssh", "--node_rank", "2"], &GPUS, "2 is none of them"),
-        (&two, &["--launcher_args", "a 'b"], &GPUS, "`a 'b` is no list of arguments"),
-        (&two, &["--elastic_training", "--max_elastic_nodes", "0"], &GPUS, "1 to 0 machines is no range"),
+        (&two, &["--launcher_args", "a 'b"], &GPUS, "`a 'b` is not a list of arguments"),
+        (&two, &["--elastic_training", "--max_elastic_nodes", "0"], &GPUS, "1 to 0 machines is not a range"),
         (&bad, &[], &GPUS, "hostfile:2:1: the hostfile names `a` twice"),
-        (&option, &[], &GPUS, "hostfile:1:1: `-oProxyCommand=x` is no name of a machine"),
-        (&shell, &[], &GPUS, "hostfile:2:1: `b;x` is no name of a machine"),
+        (&option, &[], &GPUS, "hostfile:1:1: `-oProxyCommand=x` is not a name of a machine"),
+        (&shell, &[], &GPUS, "hostfile:2:1: `b;x` is not a name of a machine"),
     ] {
         let said = site.refused(words, &[], devices);
         assert!(said.contains(expected), "{words:?}: {said}");
@@ -448,7 +453,7 @@ fn ssh_starts_this_program_on_each_machine() {
     for (node, (host, command)) in ["a", "b"].iter().zip(&remote.commands.start).enumerate() {
         assert_eq!(command[..4], ["ssh", "-p", "22", host]);
         assert_eq!(
-            unlabelled(&command[4]),
+            unlabeled(&command[4]),
             format!(
                 "eval \"$(cat)\"; export NCCL_DEBUG=WARN; export PYTHONPATH={folder}; export SAID=\"a\\$b\";  cd {folder}; /opt/oarlock \
                  deepspeed --no_ssh --run_label=LABEL --world_info=a:0,1@b:0,1 --node_rank={node} --master_addr='address of a by Some(22)' \

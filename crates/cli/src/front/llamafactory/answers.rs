@@ -262,7 +262,7 @@ mod tests {
         assert!(
             words("template=llama3").unwrap_err().to_string().contains("`model_name_or_path` is missing")
         );
-        // What LLaMA-Factory reads beside: keys of the training change nothing, null is not said.
+        // What LLaMA-Factory reads beside: keys of the run change nothing, null is not said.
         let said = words(&format!(
             "model_name_or_path={model} adapter_name_or_path=null do_sample=false temperature=0.5 enable_thinking=false \
              rope_scaling=yarn stage=sft lora_rank=8 cutoff_len=4096 flash_attn=fa2 num_beams=1 top_k=0 max_new_tokens=9"

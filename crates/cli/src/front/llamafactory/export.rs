@@ -41,8 +41,8 @@ pub(crate) fn export(words: &[String]) -> Outcome {
     let par = Par::threads(available_cores().len()).map_err(oarlock::Error::from)?;
     let exported =
         adapters::export(&options, &Device::cpu(Isa::detect(), par)).map_err(|error| match error {
-            oarlock::Error::Occupied(told) => {
-                let blocked = blocked(&told, "`overwrite_output_dir: true`");
+            oarlock::Error::Occupied(message) => {
+                let blocked = blocked(&message, "`overwrite_output_dir: true`");
                 let help = blocked.advice().unwrap_or_default().to_owned();
                 Problems::from(export::folder_problem(&layers, blocked.to_string(), help)).into()
             }

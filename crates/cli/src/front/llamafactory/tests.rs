@@ -17,7 +17,7 @@ fn made(words: &str, environment: &[(&str, &str)], devices: &Devices) -> Result<
 fn config(job: &Job) -> &ResolvedConfig {
     match &job.program {
         Program::Training(config) => config,
-        Program::Command(argv) => panic!("{argv:?} is no training"),
+        Program::Command(argv) => panic!("{argv:?} is not a training run"),
     }
 }
 
@@ -94,7 +94,7 @@ fn ranks_of_all_machines_count_in_the_batch() {
     assert_eq!(job.on(&[4, 4]).unwrap().train.accumulation, 4);
     assert_eq!(job.on(&[4, 12]).unwrap().train.accumulation, 2);
     let wrong = job.on(&[4, 1]).unwrap_err().to_string();
-    assert!(wrong.contains("`train_batch_size` (64) is no multiple of a batch of 2 x 5 ranks"), "{wrong}");
+    assert!(wrong.contains("`train_batch_size` (64) is not a multiple of a batch of 2 x 5 ranks"), "{wrong}");
 }
 
 #[test]

@@ -58,6 +58,7 @@ pub const FLAGS: Flags = Flags {
     command: super::COMMAND,
     bare_switches: false,
     operands: "",
+    example: "oarlock train_pretrain --data_path pretrain.jsonl --epochs 1",
     about: "Pretrains a MiniMind from scratch: MiniMind2, or minimind-3 where --hidden_size or another flag of its \
             script is given. Intervals count micro-steps, as MiniMind does.",
     keys: KEYS,

@@ -7,7 +7,8 @@ use oarlock_tensor::DType;
 
 use super::*;
 use crate::config::{
-    Length, ModelSource, Packing, Placement, Resume, Shape, Steps, When, keys, train_config_of, written,
+    IntervalStrategy, Length, ModelSource, Packing, Placement, Resume, Shape, Steps, keys, train_config_of,
+    written,
 };
 
 /// The command of the guide, behind the name of the script.
@@ -23,7 +24,7 @@ fn plan_in(line: &str, environment: &[(&str, &str)]) -> Result<(ResolvedConfig, 
     Ok((train_config_of(training.layers, &look_up)?, training.notes))
 }
 
-/// The training of some flags and a tokenizer.
+/// The run of some flags and a tokenizer.
 fn plan(line: &str) -> (ResolvedConfig, Vec<String>) {
     plan_in(&format!("--tokenizer_path tok {line}"), &[]).unwrap_or_else(|problems| panic!("{problems}"))
 }
@@ -58,8 +59,8 @@ fn the_command_of_the_guide_is_a_training() {
     assert_eq!((config.data.cutoff_len, config.data.packing), (1024, Packing::MiniMind));
     assert_eq!(config.data.datasets, ["./dataset/pretrain_hq.jsonl"]);
     // 100, 10000 and 10 micro-steps are 3.125, 312.5 and 0.3125 steps.
-    assert_eq!(config.log.when, When::Every(Steps::Count(3)));
-    assert_eq!(config.save.when, When::Every(Steps::Count(313)));
+    assert_eq!(config.log.when, IntervalStrategy::Every(Steps::Count(3)));
+    assert_eq!(config.save.when, IntervalStrategy::Every(Steps::Count(313)));
     assert_eq!((config.log.profile, config.log.first_step), (Some(1), true));
     assert_eq!(config.save.output_dir, Path::new("out/pretrain_1024"));
     assert_eq!((&config.save.resume, config.save.keep), (&Resume::Never, Some(1)));
@@ -85,7 +86,7 @@ fn no_flag_at_all_is_the_script_as_it_stands() {
     assert_eq!(model(&config)["hidden_size"], 512);
     assert_eq!((config.train.batch_size, config.train.accumulation), (32, 8));
     assert_eq!((config.train.length, config.data.cutoff_len), (Length::Epochs(1.0), 512));
-    assert_eq!((config.log.when, config.log.profile), (When::Every(Steps::Count(13)), None));
+    assert_eq!((config.log.when, config.log.profile), (IntervalStrategy::Every(Steps::Count(13)), None));
     assert_eq!(notes.len(), 1, "{notes:?}");
     assert!(plan("--accumulation_steps 1").1.is_empty());
 }
@@ -98,7 +99,7 @@ fn flags_of_the_newest_script_make_the_newest_model() {
         assert_eq!((config.train.length, config.data.cutoff_len), (Length::Epochs(2.0), 340));
         assert_eq!((config.train.schedule.shape, config.train.seed), (Shape::Minimind3, 42));
         assert_eq!(config.save.output_dir, Path::new("../out/pretrain_768"));
-        assert_eq!(config.save.when, When::Every(Steps::Count(125)));
+        assert_eq!(config.save.when, IntervalStrategy::Every(Steps::Count(125)));
         assert!(!config.log.first_step);
     }
     // What DeepSpeed's launcher adds in front decides nothing.
@@ -176,13 +177,16 @@ fn every_flag_changes_the_plan_or_says_why_not() {
                 assert!(reason.contains(&flag) || reason.contains("report_to"), "{flag}: {reason}");
             }
             Ok((after, notes)) => {
-                let told = notes.iter().any(|note| note.contains(&format!("{flag} ")));
+                let message = notes.iter().any(|note| note.contains(&format!("{flag} ")));
                 let changed = after.as_yaml() != before.as_yaml();
                 match key.status {
                     Status::NoEffect(reason) => {
-                        assert!(!changed && told && notes.iter().any(|note| note.contains(reason)), "{flag}");
+                        assert!(
+                            !changed && message && notes.iter().any(|note| note.contains(reason)),
+                            "{flag}"
+                        );
                     }
-                    _ => assert!(changed || told, "{flag}: {notes:?}"),
+                    _ => assert!(changed || message, "{flag}: {notes:?}"),
                 }
             }
         }
@@ -211,7 +215,7 @@ fn accelerate_decides_over_the_precision_and_says_so() {
     assert_eq!(plan("--dtype float32").0.train.dtype, DType::F32);
 }
 
-/// A training under a launcher that says `text`, too.
+/// A training run under a launcher that says `text`, too.
 fn with_said(line: &str, text: &str) -> Result<ResolvedConfig, Problems> {
     let words: Vec<String> = format!("--tokenizer_path tok {line}").split(' ').map(str::to_owned).collect();
     let mut layers = training(&Words::new(&words), &|_| None)?.layers;

@@ -49,6 +49,7 @@ pub(super) const FLAGS: Flags = Flags {
     command: "torchrun",
     bare_switches: true,
     operands: "SCRIPT [arguments]",
+    example: "torchrun --nproc-per-node 2 src/train.py recipes/sft.yaml",
     about: "Starts a program as many ranks on one or several machines, and again when one of them fails.",
     keys: KEYS,
     aliases: &[("m", "module"), ("r", "redirects"), ("t", "tee")],

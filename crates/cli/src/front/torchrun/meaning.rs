@@ -13,7 +13,7 @@ use crate::config::resolve::Settings;
 use crate::config::{MOST_RANKS, Problem, Problems};
 use crate::launch::agents::{self, AgentsError, Meeting};
 use crate::launch::devices::Devices;
-use crate::launch::spec::{Binding, Master, Near, Nodes, Output, PerRank, Restarts};
+use crate::launch::spec::{Binding, Locality, Master, Nodes, Output, PerRank, Restarts};
 use crate::launch::{Launch, STARTED};
 
 /// Looks up a variable.
@@ -107,8 +107,13 @@ fn ranks(settings: &Settings, visible: Option<&str>) -> Result<usize, Problem> {
         text => match text.parse::<usize>() {
             Ok(ranks) if (1..=MOST_RANKS).contains(&ranks) => Ok(ranks),
             _ => Err(settings
-                .problem(format!("`--nproc-per-node {text}` is no number of ranks"), &[KEY.row])
-                .help(format!("write a number from 1 to {MOST_RANKS}, or auto, cpu or gpu"))),
+                .problem(
+                    format!(
+                        "invalid value `{text}` of --nproc-per-node: expected an integer, auto, gpu or cpu"
+                    ),
+                    &[KEY.row],
+                )
+                .help(format!("an integer is from 1 to {MOST_RANKS}"))),
         },
     }
 }
@@ -224,7 +229,7 @@ fn only(settings: &Settings) -> Result<Option<Vec<usize>>, Problem> {
     ranks.map(Some).map_err(|_| {
         settings
             .problem(
-                format!("`--local-ranks-filter {text}` is no list of ranks"),
+                format!("`--local-ranks-filter {text}` is not a list of ranks"),
                 &[keys::LOCAL_RANKS_FILTER.row],
             )
             .help("write numbers with commas, as in 0,1")
@@ -239,9 +244,9 @@ fn filters(text: &str) -> Vec<String> {
 
 fn binding(settings: &Settings) -> Binding {
     match settings.get(keys::NUMA_BINDING) {
-        Some("node") => Binding::Near(Near::Node),
-        Some("socket") => Binding::Near(Near::Socket),
-        Some("core-complex") => Binding::Near(Near::Cache),
+        Some("node") => Binding::SharedBy(Locality::Node),
+        Some("socket") => Binding::SharedBy(Locality::Socket),
+        Some("core-complex") => Binding::SharedBy(Locality::Cache),
         Some(_) => Binding::Share,
         None => Binding::None,
     }
@@ -254,7 +259,7 @@ fn signals(settings: &Settings) -> Result<Vec<i32>, Problem> {
         signal.ok_or_else(|| {
             settings
                 .problem(
-                    format!("`{}` is no signal that can be handled", name.trim()),
+                    format!("`{}` is not a signal that can be handled", name.trim()),
                     &[keys::SIGNALS_TO_HANDLE.row],
                 )
                 .help("write names with commas, as in SIGTERM,SIGINT,SIGUSR1")
@@ -271,7 +276,7 @@ fn shutdown(value: Option<String>) -> Result<Duration, Problem> {
     let seconds =
         value.trim().parse::<f64>().ok().and_then(|seconds| Duration::try_from_secs_f64(seconds).ok());
     seconds.ok_or_else(|| {
-        Problem::new(format!("TORCH_ELASTIC_SHUTDOWN_TIMEOUT={value} is no number of seconds"))
+        Problem::new(format!("TORCH_ELASTIC_SHUTDOWN_TIMEOUT={value} is not a number of seconds"))
             .help("write seconds, as in 30")
     })
 }

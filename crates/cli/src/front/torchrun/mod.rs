@@ -46,7 +46,7 @@ fn job(again: Vec<String>, words: &Words, read: &dyn Fn(&str) -> Option<String>)
         (&mut script, Some(parsed.settings.get(keys::NPROC_PER_NODE)))
         && let Some(location) = parsed.settings.setting(keys::NPROC_PER_NODE).location()
     {
-        // Whoever counts cores does not mean ranks that share a GPU; the training's own words come later.
+        // Whoever counts cores does not mean ranks that share a GPU; the run's own words come later.
         let entries = vec![environment::device_cpu(location)];
         training.layers.insert(0, Layer { authority: Authority::Replaces, entries });
     }

@@ -69,7 +69,7 @@ fn what_torch_does_not_write_is_refused() {
     assert_eq!(read(b"\x82\x01").unwrap_err(), code(0x82, 2));
     assert_eq!(Pickle::read(b"\x80\x02").unwrap_err(), PickleProblem::Truncated);
     assert_eq!(read(b"X\xff\xff\xff\xffa").unwrap_err(), PickleProblem::Truncated);
-    for (program, told) in [
+    for (program, message) in [
         (&b"\x80\x05"[..], "protocol"),
         (b"", "stack is empty"),
         (b"K\x01(\x85", "stack is empty"),
@@ -83,7 +83,7 @@ fn what_torch_does_not_write_is_refused() {
         (b"K\x01}b", "no object"),
     ] {
         let error = read(program).unwrap_err();
-        assert!(matches!(error, PickleProblem::Malformed { why, .. } if why.contains(told)), "{error}");
+        assert!(matches!(error, PickleProblem::Malformed { why, .. } if why.contains(message)), "{error}");
     }
 }
 

@@ -268,7 +268,7 @@ impl<'a> Unpickler<'a> {
         let list = self.top()?;
         match &mut self.values[list as usize] {
             Value::List(list) => list.extend(ids),
-            _ => return Err(self.malformed("elements are added to what is no list")),
+            _ => return Err(self.malformed("elements are added to what is not a list")),
         }
         Ok(())
     }
@@ -280,7 +280,7 @@ impl<'a> Unpickler<'a> {
         };
         match &mut self.values[dict as usize] {
             Value::Dict(items) => items.extend(pairs.iter().map(|[key, value]| (*key, *value))),
-            _ => return Err(self.malformed("items are added to what is no dictionary")),
+            _ => return Err(self.malformed("items are added to what is not a dictionary")),
         }
         Ok(())
     }
@@ -294,7 +294,7 @@ impl<'a> Unpickler<'a> {
     fn call(&mut self, callee: Id, arguments: Id) -> Result<()> {
         let (Value::Global(global), Value::Tuple(arguments)) = (self.value(callee), self.value(arguments))
         else {
-            return Err(self.malformed("what is called is no class, or has no arguments"));
+            return Err(self.malformed("what is called is not a class, or has no arguments"));
         };
         match (*global, arguments.as_slice()) {
             (Global::Dict, []) => self.push(Value::Dict(Vec::new())),
@@ -349,7 +349,7 @@ impl<'a> Unpickler<'a> {
             },
             _ => None,
         };
-        let storage = storage.ok_or_else(|| self.malformed("a persistent object is no storage"))?;
+        let storage = storage.ok_or_else(|| self.malformed("a persistent object is not a storage"))?;
         self.push(storage)
     }
 
@@ -375,7 +375,7 @@ impl<'a> Unpickler<'a> {
         match &mut self.values[object as usize] {
             Value::Object { state: attributes } => *attributes = Some(state),
             Value::Dict(_) | Value::Tensor { .. } => {}
-            _ => return Err(self.malformed("attributes are given to what is no object")),
+            _ => return Err(self.malformed("attributes are given to what is not an object")),
         }
         Ok(())
     }

@@ -39,7 +39,7 @@ pub struct Agent {
 }
 
 /// Why an attempt to join came to nothing.
-struct Tried {
+struct JoinFailure {
     tried: String,
     /// It is no matter of when the other machine starts.
     is_wrong: bool,
@@ -49,33 +49,33 @@ impl Agent {
     /// Joins the meeting: listens at its endpoint if that is this machine's and free, and connects to it.
     ///
     /// # Errors
-    /// When there is no answer in time, the endpoint is no store of this run, or this node does not fit the run.
+    /// When there is no answer in time, the endpoint is not a store of this run, or this node does not fit the run.
     pub fn join(meeting: &Meeting, stop: &dyn Fn() -> bool) -> Result<Agent, AgentsError> {
         meeting.check()?;
         let deadline = Instant::now() + meeting.join_timeout;
         let mut pause = Duration::from_millis(20);
-        let (began, mut told, mut is_first) = (Instant::now(), false, true);
+        let (began, mut reported, mut is_first) = (Instant::now(), false, true);
         loop {
             let place = Place::of(&meeting.endpoint.0, meeting.endpoint.1);
             if let Some(how) = meeting.how_found(&place).filter(|_| std::mem::take(&mut is_first)) {
-                (meeting.tell)(&how);
+                (meeting.report)(&how);
             }
             let is_here = matches!(place, Place::Here(_) | Place::Itself(_));
             let astray = meeting.keeps() == Some(false) && is_here;
-            let Tried { tried, is_wrong } = match Agent::try_join(meeting, &place)? {
+            let JoinFailure { tried, is_wrong } = match Agent::try_join(meeting, &place)? {
                 Ok(agent) => return Ok(agent),
                 Err(tried) => tried,
             };
-            // Others may start later, so that nobody listens yet is told later than what no start of theirs mends.
-            if !told && (astray || is_wrong || began.elapsed() >= NOTICE) {
-                told = true;
+            // Others may start later, so that nobody listens yet is reported later than what no start of theirs mends.
+            if !reported && (astray || is_wrong || began.elapsed() >= NOTICE) {
+                reported = true;
                 let why = if astray {
                     ", which is this machine itself and not the one that keeps the list of nodes"
                 } else {
                     ""
                 };
                 let seconds = deadline.saturating_duration_since(Instant::now()).as_secs();
-                (meeting.tell)(&format!(
+                (meeting.report)(&format!(
                     "no agent answers at {}{why}: {tried}; it is tried for {seconds} s more",
                     meeting.name()
                 ));
@@ -96,7 +96,7 @@ impl Agent {
     }
 
     /// One attempt; inside, why it may be worth another.
-    fn try_join(meeting: &Meeting, place: &Place) -> Result<Result<Agent, Tried>, AgentsError> {
+    fn try_join(meeting: &Meeting, place: &Place) -> Result<Result<Agent, JoinFailure>, AgentsError> {
         for address in place.addresses() {
             meeting.check_address(address.ip())?;
         }
@@ -104,7 +104,10 @@ impl Agent {
         let addresses = match (&store, place) {
             (Some(store), _) => vec![store.address()],
             (None, Place::Unknown(why)) => {
-                return Ok(Err(Tried { tried: format!("its name has no address ({why})"), is_wrong: true }));
+                return Ok(Err(JoinFailure {
+                    tried: format!("its name has no address ({why})"),
+                    is_wrong: true,
+                }));
             }
             (None, place) => place.addresses().to_vec(),
         };
@@ -140,7 +143,7 @@ impl Agent {
                 }
             }
         }
-        Ok(Err(Tried { tried: tried.join("; "), is_wrong }))
+        Ok(Err(JoinFailure { tried: tried.join("; "), is_wrong }))
     }
 
     fn introduce(
@@ -148,7 +151,7 @@ impl Agent {
         meeting: &Meeting,
         secret: Secret,
         store: Option<Store>,
-    ) -> Result<Result<Agent, Tried>, AgentsError> {
+    ) -> Result<Result<Agent, JoinFailure>, AgentsError> {
         let endpoint = meeting.name();
         let system = |what: &str, cause: String| AgentsError::System { what: what.into(), cause };
         let address =
@@ -167,12 +170,12 @@ impl Agent {
             Ok(Reply::Differs(differences)) => return Err(AgentsError::Differs { endpoint, differences }),
             Ok(Reply::Refused(reason)) => return Err(AgentsError::Refused { endpoint, reason }),
             Ok(_) => return Err(AgentsError::Stranger { endpoint, cause: "it answered out of turn".into() }),
-            Err(broken) => return Ok(Err(Tried { tried: broken.to_string(), is_wrong: false })),
+            Err(broken) => return Ok(Err(JoinFailure { tried: broken.to_string(), is_wrong: false })),
         }
         let (place, secret_of_link) = ((endpoint, address), secret.clone());
         // So that there is time to come again before this node is lost.
         let limits = (ANSWER.min(meeting.silence() / 3), meeting.patience());
-        let link = Link::new(channel, place, secret_of_link, hello, limits, meeting.tell);
+        let link = Link::new(channel, place, secret_of_link, hello, limits, meeting.report);
         let link = Arc::new(link);
         // Often enough to learn of the end before the store stops.
         let (its, every) = (link.clone(), meeting.keep_alive);

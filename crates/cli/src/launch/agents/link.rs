@@ -22,7 +22,7 @@ const PAUSE: Duration = Duration::from_millis(200);
 
 /// The connection to the store, used by the agent and by the thread that shows that it lives.
 pub(super) struct Link {
-    talk: Mutex<Talk>,
+    talk: Mutex<Conversation>,
     /// What was heard last: what there is to know, or why nothing more will be heard.
     heard: Mutex<Result<View, AgentsError>>,
     /// Set when the agent goes.
@@ -37,10 +37,10 @@ pub(super) struct Link {
     answer: Duration,
     /// How long an outage may last.
     patience: Duration,
-    tell: fn(&str),
+    report: fn(&str),
 }
 
-struct Talk {
+struct Conversation {
     channel: Channel,
     /// Since when, and why, there is no answer.
     out: Option<(Instant, Broken)>,
@@ -49,7 +49,7 @@ struct Talk {
 }
 
 /// Why a question has no answer.
-enum Unheard {
+enum NoAnswer {
     /// Not now; the store may be reached again.
     Out,
     /// For good.
@@ -80,10 +80,10 @@ impl Link {
         secret: Secret,
         node: Node,
         (answer, patience): (Duration, Duration),
-        tell: fn(&str),
+        report: fn(&str),
     ) -> Link {
         Link {
-            talk: Mutex::new(Talk { channel, out: None, given_up: None }),
+            talk: Mutex::new(Conversation { channel, out: None, given_up: None }),
             heard: Mutex::new(Ok(View::Waiting { here: 0 })),
             gone: Mutex::new(false),
             wake: Condvar::new(),
@@ -93,7 +93,7 @@ impl Link {
             node,
             answer,
             patience,
-            tell,
+            report,
         }
     }
 
@@ -116,9 +116,9 @@ impl Link {
         loop {
             match self.try_ask(request) {
                 Ok(view) => return Ok(Some(view)),
-                Err(Unheard::Lost(error)) => return Err(error),
-                Err(Unheard::Out) if stop() => return Ok(None),
-                Err(Unheard::Out) => std::thread::sleep(PAUSE),
+                Err(NoAnswer::Lost(error)) => return Err(error),
+                Err(NoAnswer::Out) if stop() => return Ok(None),
+                Err(NoAnswer::Out) => std::thread::sleep(PAUSE),
             }
         }
     }
@@ -132,7 +132,7 @@ impl Link {
                 return;
             }
             drop(gone);
-            if let Err(Unheard::Lost(_)) = self.try_ask(&Request::Look { wait_ms: 0 }) {
+            if let Err(NoAnswer::Lost(_)) = self.try_ask(&Request::Look { wait_ms: 0 }) {
                 return;
             }
             gone = locked(&self.gone);
@@ -154,12 +154,12 @@ impl Link {
         !*locked(&self.gone)
     }
 
-    fn try_ask(&self, request: &Request) -> Result<View, Unheard> {
+    fn try_ask(&self, request: &Request) -> Result<View, NoAnswer> {
         let mut talk = locked(&self.talk);
         // What is final stays so, and the connection may have ended since.
         match &*locked(&self.heard) {
             Ok(view @ (View::Aborted { .. } | View::AllDone)) => return Ok(view.clone()),
-            Err(error) => return Err(Unheard::Lost(error.clone())),
+            Err(error) => return Err(NoAnswer::Lost(error.clone())),
             Ok(_) => {}
         }
         let answer = match &talk.out {
@@ -168,25 +168,25 @@ impl Link {
         };
         if let Ok(view) = &answer {
             locked(&self.heard).clone_from(&Ok(view.clone()));
-        } else if let Err(Unheard::Lost(error)) = &answer {
+        } else if let Err(NoAnswer::Lost(error)) = &answer {
             *locked(&self.heard) = Err(error.clone());
         }
         answer
     }
 
-    fn lost(&self, cause: impl Into<String>) -> Unheard {
-        Unheard::Lost(AgentsError::StoreLost { endpoint: self.endpoint.clone(), cause: cause.into() })
+    fn lost(&self, cause: impl Into<String>) -> NoAnswer {
+        NoAnswer::Lost(AgentsError::StoreLost { endpoint: self.endpoint.clone(), cause: cause.into() })
     }
 
     /// Puts a question over a connection that is there.
-    fn put(&self, talk: &mut Talk, request: &Request) -> Result<View, Unheard> {
+    fn put(&self, talk: &mut Conversation, request: &Request) -> Result<View, NoAnswer> {
         let began = Instant::now();
         let view = match converse(&mut talk.channel, request, self.answer, &|| self.goes_on()) {
             Ok(Reply::View(view)) => view,
             Ok(_) => return Err(self.lost("it answered out of turn")),
             Err(broken @ (Broken::Silent | Broken::Closed(_))) => {
                 if broken == Broken::Silent {
-                    (self.tell)(&format!(
+                    (self.report)(&format!(
                         "the agent at {} has not answered for {} s; ranks go on as far as they can, and it is asked again for {} s",
                         self.endpoint,
                         self.answer.as_secs(),
@@ -194,7 +194,7 @@ impl Link {
                     ));
                 }
                 talk.out = Some((began, broken));
-                return Err(Unheard::Out);
+                return Err(NoAnswer::Out);
             }
             Err(broken) => return Err(self.lost(broken.to_string())),
         };
@@ -211,12 +211,12 @@ impl Link {
 
     /// One attempt to reach the store again after an outage. The old connection stays until there is a new one: its end would
     /// tell the store that this node is gone.
-    fn come_again(&self, talk: &mut Talk) -> Result<(), Unheard> {
+    fn come_again(&self, talk: &mut Conversation) -> Result<(), NoAnswer> {
         let Some((since, broken)) = talk.out.clone() else { return Ok(()) };
         let seconds = since.elapsed().as_secs();
         let out = || {
             match since.elapsed() < self.patience {
-            true => Err(Unheard::Out),
+            true => Err(NoAnswer::Out),
             false => Err(self.lost(format!(
                 "{broken}, nor on another connection for {seconds} s (OARLOCK_LINK_TIMEOUT allows longer outages)"
             ))),
@@ -236,15 +236,15 @@ impl Link {
         };
         let hello = Request::Hello(self.node.clone());
         match converse(&mut channel, &hello, self.answer, &|| self.goes_on()) {
-            Ok(Reply::Again) => {}
+            Ok(Reply::WelcomeBack) => {}
             Ok(Reply::Welcome) => {
                 talk.given_up = Some(format!("this node was not reached for {seconds} s and was given up"));
             }
-            Ok(Reply::Refused(reason)) => return Err(Unheard::Lost(AgentsError::Ended { reason })),
+            Ok(Reply::Refused(reason)) => return Err(NoAnswer::Lost(AgentsError::Ended { reason })),
             Ok(_) => return Err(self.lost("it answered out of turn")),
             Err(_) => return out(),
         }
-        (self.tell)(&format!("the agent at {} answers again after {seconds} s", self.endpoint));
+        (self.report)(&format!("the agent at {} answers again after {seconds} s", self.endpoint));
         (talk.channel, talk.out) = (channel, None);
         Ok(())
     }

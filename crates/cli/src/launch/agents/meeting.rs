@@ -52,7 +52,7 @@ pub struct Meeting {
     /// Whether ranks encrypt what they send to other machines, if the run has a token.
     pub encryption: bool,
     /// Told, on the machine that keeps the list of nodes, who was refused and why.
-    pub tell: fn(&str),
+    pub report: fn(&str),
 }
 
 impl Meeting {
@@ -74,7 +74,7 @@ impl Meeting {
             outage: None,
             same: BTreeMap::new(),
             encryption: true,
-            tell: |_| (),
+            report: |_| (),
         }
     }
 
@@ -179,7 +179,7 @@ impl Meeting {
                 "means this machine only here, so other machines need another name of it"
             }
             Place::Elsewhere(_) if keeps == Some(true) => {
-                "is no address of this machine, so a Service or NAT has to lead there"
+                "is not an address of this machine, so a Service or NAT has to lead there"
             }
             Place::Unknown(_) if keeps == Some(true) => "has no address here",
             _ => return None,

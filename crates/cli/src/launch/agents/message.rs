@@ -50,7 +50,7 @@ pub(super) enum Request {
 pub(super) enum Reply {
     Welcome,
     /// The node is known, and takes its place again on this connection.
-    Again,
+    WelcomeBack,
     Differs(Vec<Difference>),
     Refused(String),
     View(View),

@@ -46,7 +46,7 @@ struct Shared {
     silence: Duration,
     /// Who was refused and why, as the user was told.
     refused: Mutex<BTreeSet<String>>,
-    tell: fn(&str),
+    report: fn(&str),
 }
 
 impl Shared {
@@ -61,7 +61,7 @@ impl Shared {
         if refused.len() < TOLD && refused.insert(text.clone()) {
             self.world().refused(&text);
             let more = if refused.len() == TOLD { "; no more of these are shown" } else { "" };
-            (self.tell)(&format!("{text}{more}"));
+            (self.report)(&format!("{text}{more}"));
         }
     }
 
@@ -116,7 +116,7 @@ impl Store {
             keeper: Mutex::new(None),
             known: AtomicUsize::new(0),
             refused: Mutex::default(),
-            tell: meeting.tell,
+            report: meeting.report,
         });
         let its = shared.clone();
         let thread = std::thread::Builder::new().name("agents' store".into());
@@ -219,7 +219,7 @@ fn talk(channel: &mut Channel, shared: &Shared, peer: SocketAddr, keeper: bool) 
     let (taken, connection) = {
         let mut world = shared.world();
         let taken = match world.comes_again(&node, Instant::now()) {
-            Some(id) => Ok((Reply::Again, id)),
+            Some(id) => Ok((Reply::WelcomeBack, id)),
             None => world.hello(&node, keeper, Instant::now()).map(|id| (Reply::Welcome, id)),
         };
         let connection = taken.as_ref().ok().and_then(|(_, id)| world.connection(*id));

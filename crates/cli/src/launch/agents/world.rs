@@ -104,7 +104,7 @@ pub(super) fn same(meeting: &Meeting) -> BTreeMap<String, String> {
     same.into_iter().map(|(name, value)| (printable(&name, TEXT), short(&value))).collect()
 }
 
-/// A value as it travels; the end of a long one is told apart by its digest.
+/// A value as it travels; the end of a long one is distinguished by its digest.
 fn short(value: &str) -> String {
     match value.len() > TEXT / 4 {
         true => {

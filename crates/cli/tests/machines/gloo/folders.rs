@@ -14,8 +14,8 @@ fn machines_without_a_common_folder_write_their_parts() {
         save_strategy=steps save_steps=4 max_steps=6 overwrite_output_dir=false";
     let command = torchrun(2, "", words).replace("train.yaml", "../train.yaml");
     let said = ran(&site, 2, &["--folders"], &command);
-    let told = "output_dir out is not one folder on all machines: those of ranks 0, 2 write their parts";
-    assert!(said.stdout.contains(told), "{said:?}");
+    let message = "output_dir out is not one folder on all machines: those of ranks 0, 2 write their parts";
+    assert!(said.stdout.contains(message), "{said:?}");
     let part = |machine: usize| format!("machine-{machine}/out/checkpoint-4");
     for (machine, own) in [(0, [0, 1]), (1, [2, 3])] {
         let has = |rank: usize| {
@@ -85,7 +85,7 @@ fn machines_with_other_files_or_builds_do_not_train_together() {
     assert!(said.code != Some(0) && said.stderr.contains("the build of this program is `0.1.0+"), "{said:?}");
 }
 
-/// Without a common folder all machines go on from the newest checkpoint that they have together, or from none.
+/// Without a shared filesystem all nodes go on from the newest checkpoint that they have together, or from none.
 #[test]
 fn machines_of_which_one_lacks_checkpoints_agree_on_an_older_one() {
     if !oarlock_must::have_gloo_machines(oarlock_comm::gloo_obstacle()) {

@@ -134,7 +134,7 @@ impl Dialect {
         };
         let elsewhere = keys.iter().find(|key| key.name.rsplit('.').next() == Some(name));
         match elsewhere.and_then(|key| key.name.rsplit_once('.')) {
-            Some((home, _)) => problem.help(format!("`{name}` belongs into `{home}`")),
+            Some((home, _)) => problem.help(format!("`{name}` belongs in `{home}`")),
             None => {
                 let there = siblings(&Row::is_used).join(", ");
                 problem.did_you_mean(name, siblings(&|_| true), format!("there are {there}"))
@@ -195,7 +195,7 @@ pub(super) fn entries(
 
 /// Joins what a block says about keys of ours to the settings, with which it must agree.
 pub fn join(entries: Vec<Entry>, settings: &mut Settings, problems: &mut Problems) {
-    // A block names no key that a table of a training lacks.
+    // A block names no key that a table of a training run lacks.
     let unknown =
         |entry: &Entry| Problem::new(format!("unknown key `{}`", entry.key)).at(&entry.location, "");
     resolve::add(&Layer { authority: Authority::MustAgree, entries }, settings, &unknown, problems);

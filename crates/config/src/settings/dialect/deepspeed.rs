@@ -97,7 +97,7 @@ pub fn scheduler_of_script(block: &Dialect, settings: &Settings) -> Option<Strin
 }
 
 /// DeepSpeed's scheduler sets the learning rate, whatever its optimizer's is: of two rates in the block the scheduler's
-/// stays, which the note says. Where the training says a rate itself, both must agree with it, as in transformers.
+/// stays, which the note says. Where the run says a rate itself, both must agree with it, as in transformers.
 pub fn rate_of_scheduler(entries: &mut Vec<Entry>, settings: &Settings) -> Option<String> {
     let is_rate = |entry: &&Entry| entry.key == "learning_rate";
     let rates: Vec<&Entry> = entries.iter().filter(is_rate).collect();
@@ -167,7 +167,7 @@ pub fn batch(block: &Dialect, settings: &mut Settings, problems: &mut Problems) 
             (_, Some(steps)) => format!("{steps} accumulation steps x {ranks_text}"),
             _ => ranks_text,
         };
-        problems.push(mismatch(format!("`train_batch_size` ({total}) is no multiple of {said}")));
+        problems.push(mismatch(format!("`train_batch_size` ({total}) is not a multiple of {said}")));
         return;
     }
     let derived = if micro_said.is_some() { FACTORS[1] } else { FACTORS[0] };
@@ -223,7 +223,7 @@ pub fn shard(
     if group > 0 && secondary > 1 {
         settings.report(
             problems,
-            "`mics_shard_size` and `zero_hpz_partition_size` exclude each other",
+            "`mics_shard_size` and `zero_hpz_partition_size` are mutually exclusive",
             &[group_key.row, secondary_key.row],
             "both keep parameters near: shard states in groups, or keep a second copy",
         );

@@ -1,4 +1,4 @@
-//! What DeepSpeed's `optimizer` and `scheduler` blocks leave out. Here the training's own settings count then, where
+//! What DeepSpeed's `optimizer` and `scheduler` blocks leave out. Here the run's own settings count then, where
 //! DeepSpeed would take defaults of its own; where that makes a difference, a note says so.
 
 use super::super::keys::{Key, Row};
@@ -84,10 +84,7 @@ pub fn note(block: &Dialect, settings: &Settings) -> Option<String> {
     });
     let differing: Vec<String> = differing.collect();
     (!differing.is_empty()).then(|| {
-        format!(
-            "the DeepSpeed file leaves out what the training's settings say here: {}",
-            differing.join(", ")
-        )
+        format!("the DeepSpeed file leaves out what the run's settings say here: {}", differing.join(", "))
     })
 }
 

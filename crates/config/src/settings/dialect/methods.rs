@@ -169,7 +169,7 @@ pub fn optimizer(block: &Dialect, settings: &Settings, entries: &mut Vec<Entry>,
     if let Some((setting, location)) = block.settings.said_at(deepspeed_keys::OPTIMIZER_PARAMS_MAX_GRAD_NORM)
     {
         problems.push(
-            Problem::new("`max_grad_norm` is no parameter of an optimizer")
+            Problem::new("`max_grad_norm` is not a parameter of an optimizer")
                 .at(location, "")
                 .help(format!("write \"gradient_clipping\": {} at the top", setting.value)),
         );
@@ -300,7 +300,7 @@ fn betas(block: &Dialect, entries: &mut Vec<Entry>, problems: &mut Problems) {
 }
 
 /// Adds what the block `scheduler` says. The peak and the warm-up have keys of ours; the rest are arguments of the
-/// schedule. What is "auto" or missing follows from the training.
+/// schedule. What is "auto" or missing follows from the run.
 pub fn scheduler(block: &Dialect, settings: &Settings, entries: &mut Vec<Entry>, problems: &mut Problems) {
     let Some((kind, location)) = block.settings.said_at(deepspeed_keys::SCHEDULER_TYPE) else {
         if block.settings.said(deepspeed_keys::SCHEDULER_PARAMS).is_some() {
@@ -328,7 +328,8 @@ pub fn scheduler(block: &Dialect, settings: &Settings, entries: &mut Vec<Entry>,
             "warmup_num_steps" => {
                 let ratio = settings.setting(keys::WARMUP_RATIO);
                 if ratio.is_written() && !ratio.value.agrees(&value::default(ratio.key)) {
-                    let problem = Problem::new("`warmup_num_steps` and `warmup_ratio` exclude each other");
+                    let problem =
+                        Problem::new("`warmup_num_steps` and `warmup_ratio` are mutually exclusive");
                     problems.push(
                         at(problem.at(&entry.value.location, ""), &[ratio])
                             .help("write \"auto\" for warmup_num_steps, and it follows from warmup_ratio"),

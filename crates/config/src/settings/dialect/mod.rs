@@ -29,7 +29,7 @@ pub fn read(settings: &mut Settings, file: &ReadFile<'_>, problems: &mut Problem
     };
     if dialects.deepspeed.is_some() && dialects.fsdp.is_some() {
         let names = [keys::DEEPSPEED.row, keys::FSDP.row, keys::FSDP_CONFIG.row];
-        let message = "`deepspeed` and `fsdp` exclude each other";
+        let message = "`deepspeed` and `fsdp` are mutually exclusive";
         settings.report(problems, message, &names, "keep one of them");
     }
     if dialects.fsdp.is_none() && settings.said(fsdp::OUTER_CLASSES).is_some() {
@@ -65,7 +65,7 @@ pub fn shard(dialects: &mut Dialects, ranks: Ranks, problems: &mut Problems) -> 
     let notes = &mut dialects.notes;
     let mut sharding = Sharding {
         config: ShardingConfig::default(),
-        loss_scale: LossScale::UNSAID,
+        loss_scale: LossScale::UNSET,
         state_dict: StateDict::Sharded,
         whole_weights_on_save: false,
     };

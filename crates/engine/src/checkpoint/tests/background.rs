@@ -98,7 +98,7 @@ fn a_save_that_fails_leaves_training_and_the_next_save_alone() {
         let contents = Contents { then: Box::new(then), ..Contents::state(client(3)) };
         saver.begin(&dir, comm, &engine, contents).unwrap();
         let error = saver.finish(comm).unwrap_err().to_string();
-        assert!(error.ends_with("checkpoint-2 was saved, but afterwards: no more"), "{error}");
+        assert!(error.ends_with("checkpoint-2 was saved, but afterward: no more"), "{error}");
         load(&dir, comm, &mut engine).unwrap();
     });
     assert_eq!(names(folder.path()), ["checkpoint-2", "file"]);

@@ -201,7 +201,7 @@ fn a_folder_of_other_things_is_never_replaced() {
         );
     }
     for error in save_to(Path::new("/")).into_iter().map(|saved| saved.unwrap_err()) {
-        assert!(error.contains("/ is no name for a checkpoint's folder"), "{error}");
+        assert!(error.contains("/ is not a name for a checkpoint's folder"), "{error}");
     }
     assert_eq!(
         (names(folder.path()), names(&dir)),

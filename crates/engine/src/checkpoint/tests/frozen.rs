@@ -78,46 +78,52 @@ fn another_base_is_refused_with_what_to_do() {
     let dir = folder.path().join("checkpoint-7");
     save_without(&dir, 2, Placements::OPTIMIZER);
     let saved = Manifest::open(&dir).unwrap().frozen["embed.weight"].fingerprint.clone();
-    let told = refused(&dir, DType::F32, frozen);
+    let message = refused(&dir, DType::F32, frozen);
     let begin = "it leaves out the frozen parameters, and this model holds others: 1 of 1 differ, first \"embed.weight\" with \
                  the fingerprint ";
-    assert!(told.contains(begin), "{told}");
+    assert!(message.contains(begin), "{message}");
     let end = format!(
         " instead of {saved}; load the base that it was trained on (`load_pretrained`, `load_model`) before the checkpoint, or \
          save the whole model (`Frozen::Include`)"
     );
-    assert!(told.ends_with(&end), "{told}");
-    let told = refused(&dir, DType::BF16, frozen);
+    assert!(message.ends_with(&end), "{message}");
+    let message = refused(&dir, DType::BF16, frozen);
     assert!(
-        told.contains("computed in f32 and this one computes in bf16") && told.contains("resume in f32"),
-        "{told}"
+        message.contains("computed in f32 and this one computes in bf16")
+            && message.contains("resume in f32"),
+        "{message}"
     );
     // A model that trains it, and one of another shape.
-    let told = refused(&dir, DType::F32, || Model::new(90, true));
-    assert!(told.contains("it lacks exp_avg") && told.ends_with("of \"embed.weight\""), "{told}");
+    let message = refused(&dir, DType::F32, || Model::new(90, true));
+    assert!(message.contains("it lacks exp_avg") && message.ends_with("of \"embed.weight\""), "{message}");
     let other = || {
         let model = Model::new(91, true);
         nn::freeze(&model.embed);
         model
     };
-    let told = refused(&dir, DType::F32, other);
+    let message = refused(&dir, DType::F32, other);
     assert!(
-        told.ends_with("\"embed.weight\" has the shape [90, 50] in it and [91, 50] in this model"),
-        "{told}"
+        message.ends_with("\"embed.weight\" has the shape [90, 50] in it and [91, 50] in this model"),
+        "{message}"
     );
     let options =
         MergeOptions { tag: None, model: None, dtype: None, max_shard_bytes: u64::MAX, overwrite: false };
-    let told = merge_weights(&dir, &folder.path().join("out"), &options, &lay_out).unwrap_err().to_string();
-    assert!(told.contains("it leaves out its frozen parameters (1, such as \"embed.weight\"), so"), "{told}");
-    assert!(told.contains("`save_pretrained`"), "{told}");
+    let message =
+        merge_weights(&dir, &folder.path().join("out"), &options, &lay_out).unwrap_err().to_string();
+    assert!(
+        message.contains("it leaves out its frozen parameters (1, such as \"embed.weight\"), so"),
+        "{message}"
+    );
+    assert!(message.contains("`save_pretrained`"), "{message}");
     // Of an adapter, a command says more than a function.
     std::fs::write(dir.join("adapter_config.json"), "{}").unwrap();
-    let told = merge_weights(&dir, &folder.path().join("out"), &options, &lay_out).unwrap_err().to_string();
+    let message =
+        merge_weights(&dir, &folder.path().join("out"), &options, &lay_out).unwrap_err().to_string();
     let command = format!(
         "`oarlock export model_name_or_path=BASE adapter_name_or_path={} export_dir=OUT`",
         dir.display()
     );
-    assert!(told.contains(&command) && !told.contains("Frozen"), "{told}");
+    assert!(message.contains(&command) && !message.contains("Frozen"), "{message}");
 }
 
 #[test]

@@ -1,4 +1,5 @@
-//! Machines without a common folder: each has its part of a checkpoint and the whole model; parts are loaded, and joined.
+//! Nodes without a shared filesystem: each has its part of a checkpoint and the whole model; parts are loaded, and
+//! joined.
 
 use std::fs;
 use std::path::PathBuf;

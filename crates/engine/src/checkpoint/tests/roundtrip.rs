@@ -1,4 +1,4 @@
-//! What is saved comes back to the bit, whatever the ranks and the placement.
+//! What is saved comes back bitwise identical, whatever the ranks and the placement.
 
 use super::*;
 use crate::checkpoint::load;

@@ -51,7 +51,7 @@ fn tags_are_one_name_for_all_ranks() {
             "the tag is \"one\" on rank 0 and \"two\" on rank 1; give the same"
         );
         for tag in ["", "..", "a/b", "/a"] {
-            assert_eq!(attempt(tag), format!("the tag \"{tag}\" is no name for a folder"));
+            assert_eq!(attempt(tag), format!("the tag \"{tag}\" is not a name for a folder"));
         }
         let error = load_checkpoint(folder.path(), Some("gone"), comm, &mut engine).unwrap_err().to_string();
         assert!(error.contains("gone cannot be loaded: there is no state/manifest.json"), "{error}");
@@ -66,7 +66,7 @@ fn tags_are_one_name_for_all_ranks() {
 fn a_rank_in_another_call_is_told_the_line_of_the_program() {
     let folder = tempfile::tempdir().unwrap();
     for saves in [true, false] {
-        let told = on_ranks(2, |comm| {
+        let message = on_ranks(2, |comm| {
             let model = Model::new(90, true);
             let mut engine = engine_of(&model, comm, Placements::OPTIMIZER, DType::F32);
             let error = match (comm.rank(), saves) {
@@ -79,7 +79,7 @@ fn a_rank_in_another_call_is_told_the_line_of_the_program() {
             };
             error.unwrap_err().to_string()
         });
-        assert!(told.iter().all(|told| told.matches("tests/tags.rs:").count() == 2), "{told:?}");
+        assert!(message.iter().all(|message| message.matches("tests/tags.rs:").count() == 2), "{message:?}");
     }
 }
 
@@ -87,18 +87,18 @@ fn a_rank_in_another_call_is_told_the_line_of_the_program() {
 fn a_checkpoint_is_found_where_it_is() {
     let folder = tempfile::tempdir().unwrap();
     let dir = folder.path();
-    let told = |path: &Path, tag| find(path, tag).unwrap_err().to_string();
-    assert!(told(dir, None).contains("is no checkpoint, and holds neither checkpoint-N folders nor"));
+    let message = |path: &Path, tag| find(path, tag).unwrap_err().to_string();
+    assert!(message(dir, None).contains("is not a checkpoint, and holds neither checkpoint-N folders nor"));
     save_pattern(&dir.join("checkpoint-5"), 1, 1);
     save_pattern(&dir.join("best"), 1, 1);
     assert_eq!(find(&dir.join("best"), None).unwrap(), dir.join("best"));
     assert_eq!(find(dir, None).unwrap(), dir.join("checkpoint-5"));
     assert_eq!(find(dir, Some("best")).unwrap(), dir.join("best"));
-    assert!(told(dir, Some("worst")).ends_with("holds no checkpoint \"worst\""));
+    assert!(message(dir, Some("worst")).ends_with("holds no checkpoint \"worst\""));
     fs::write(dir.join("latest"), "best\n").unwrap();
     assert_eq!(find(dir, None).unwrap(), dir.join("best"));
     fs::write(dir.join("latest"), "gone").unwrap();
-    assert!(told(dir, None).ends_with("holds no checkpoint \"gone\""));
+    assert!(message(dir, None).ends_with("holds no checkpoint \"gone\""));
 }
 
 #[test]

@@ -42,8 +42,12 @@ fn one_f_one_b_is_that_of_deepspeed() {
         let mut number = || words.next().unwrap().parse::<usize>().unwrap();
         let (n_stages, n_micro, stage, n_buffers) = (number(), number(), number(), number());
         let own = &schedules(Passes::Training, n_stages, 1, n_micro).unwrap()[stage];
-        let told: Vec<String> = own.instructions.iter().map(short).collect();
-        assert_eq!(told, words.collect::<Vec<_>>(), "stage {stage} of {n_stages}, {n_micro} micro-batches");
+        let reported: Vec<String> = own.instructions.iter().map(short).collect();
+        assert_eq!(
+            reported,
+            words.collect::<Vec<_>>(),
+            "stage {stage} of {n_stages}, {n_micro} micro-batches"
+        );
         assert_eq!(own.n_buffers, n_buffers);
     }
 }
@@ -237,9 +241,10 @@ fn a_planted_swap_is_found() {
 
 #[test]
 fn what_cannot_be_scheduled_is_told() {
-    let told = |passes, s, v, m| schedules(passes, s, v, m).unwrap_err().to_string();
+    let reported = |passes, s, v, m| schedules(passes, s, v, m).unwrap_err().to_string();
     assert!(
-        told(Passes::Training, 2, 2, 3).contains("3 micro-batches of a step are no multiple of 2 stages")
+        reported(Passes::Training, 2, 2, 3)
+            .contains("3 micro-batches of a step are not a multiple of 2 stages")
     );
-    assert!(told(Passes::Forward, 2, 0, 3).contains("each is at least 1"));
+    assert!(reported(Passes::Forward, 2, 0, 3).contains("each is at least 1"));
 }

@@ -45,7 +45,7 @@ mod tests {
 
     #[test]
     fn they_are_those_of_the_catalogue() {
-        // The check values of the catalogue of parametrised CRC algorithms, and RFC 3720, B.4.
+        // The check values of the catalog of parametrized CRC algorithms, and RFC 3720, B.4.
         assert_eq!(crc32(&[b"1234", b"56789"]), 0xcbf4_3926);
         assert_eq!(crc32c(&[b"12345", b"6789"]), 0xe306_9283);
         assert_eq!(crc32c(&[&[0; 32]]), 0x8a91_36aa);

@@ -97,7 +97,7 @@ pub mod read {
         pub fn fields(&self) -> Vec<(u32, Field)> {
             match self {
                 Field::Bytes(bytes) => fields(bytes),
-                other => panic!("{other:?} is no message"),
+                other => panic!("{other:?} is not a message"),
             }
         }
     }

@@ -8,7 +8,7 @@ use oarlock_tensor::ops::{transfer, update};
 use oarlock_tensor::{DType, FlatBuffer};
 
 use super::schedule::Stage;
-use super::steps::{Held, OneBitSteps, Place, Slot, Step, held, param};
+use super::steps::{OneBitSteps, ParamSpan, Place, Slot, Step, held, param};
 use crate::error::{Error, Result};
 use crate::shard::layout::BLOCK;
 use crate::shard::step::ParamGroup;
@@ -73,7 +73,7 @@ impl OneBitSteps {
         let moments = step.places.iter().map(|place| step.slot(*place, &Slot::M));
         let moments = moments.collect::<Result<Vec<_>>>()?;
         if step.core.mesh().shard().world_size() > 1 {
-            self.exchange(step)?.mean(&[moments.iter().map(Held::part).collect()])?;
+            self.exchange(step)?.mean(&[moments.iter().map(ParamSpan::part).collect()])?;
             for (place, moment) in step.places.iter().zip(&moments) {
                 self.mask(step, *place, moment)?;
             }
@@ -125,7 +125,7 @@ impl OneBitSteps {
     }
 }
 
-fn column(step: &Step, (group, index): Place) -> Result<Held> {
+fn column(step: &Step, (group, index): Place) -> Result<ParamSpan> {
     let column = step.core.groups[group].state.moments.get(3).map(|(column, _)| column);
     held(column, index, param(step.core, (group, index)).range())
 }

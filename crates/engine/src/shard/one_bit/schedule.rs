@@ -114,10 +114,10 @@ mod tests {
 
     fn stages(kind: OneBitKind, n: u64) -> String {
         let mut schedule = Schedule::after(kind, 0);
-        let mut told = String::new();
+        let mut stages_so_far = String::new();
         for step in 0..n {
             assert_eq!(Schedule::after(kind, step).stage(), schedule.stage(), "after {step} steps");
-            told.push(match schedule.stage() {
+            stages_so_far.push(match schedule.stage() {
                 Stage::Sums => 'S',
                 Stage::Signs => 's',
                 Stage::Local { meets: true } => 'M',
@@ -125,7 +125,7 @@ mod tests {
             });
             schedule.advance();
         }
-        told
+        stages_so_far
     }
 
     #[test]

@@ -91,7 +91,9 @@ impl OneBitSteps {
         let places = places(core);
         let find = |place: &&Place| param(core, **place).name == name;
         let Some(place) = places.iter().find(find) else {
-            return Err(Error::Usage(format!("exp_avg_mask of \"{name}\", which is no trained parameter")));
+            return Err(Error::Usage(format!(
+                "exp_avg_mask of \"{name}\", which is not a trained parameter"
+            )));
         };
         let n_elems = param(core, *place).range().len();
         if mask.len() != n_elems {
@@ -108,8 +110,8 @@ impl OneBitSteps {
 
     /// One step with the gradients times `grad_scale`: with their sums over ranks, or where signs are exchanged with this
     /// rank's own, which stand for the sums of as many like them.
-    pub fn step(&mut self, core: &Core, numbers: &[ParamGroup], grad_scale: f32) -> Result<()> {
-        let step = Step { core, numbers, places: places(core) };
+    pub fn step(&mut self, core: &Core, hyperparameters: &[ParamGroup], grad_scale: f32) -> Result<()> {
+        let step = Step { core, hyperparameters, places: places(core) };
         for group in core.groups.iter().filter(|group| group.trainable) {
             group.state.gate.wait();
         }
@@ -165,8 +167,8 @@ impl OneBitSteps {
         }
         let Stage::Local { meets } = stage else { return step.adam_steps() };
         let have_met = self.lrs.iter().all(|sum| *sum == 0.0);
-        self.lrs.resize(step.numbers.len(), 0.0);
-        self.lrs.iter_mut().zip(step.numbers).for_each(|(sum, group)| *sum += group.lr);
+        self.lrs.resize(step.hyperparameters.len(), 0.0);
+        self.lrs.iter_mut().zip(step.hyperparameters).for_each(|(sum, group)| *sum += group.lr);
         for place in &step.places {
             let [sum, met] = self.local(step.core, *place)?;
             if have_met {
@@ -181,11 +183,11 @@ impl OneBitSteps {
     }
 
     /// Ends local steps before their time, so that all ranks have the same weights.
-    pub fn end_local_steps(&mut self, core: &Core, numbers: &[ParamGroup]) -> Result<()> {
+    pub fn end_local_steps(&mut self, core: &Core, hyperparameters: &[ParamGroup]) -> Result<()> {
         if self.lrs.iter().all(|sum| *sum == 0.0) {
             return Ok(());
         }
-        let step = Step { core, numbers, places: places(core) };
+        let step = Step { core, hyperparameters, places: places(core) };
         self.meet(&step)?;
         step.refresh()
     }
@@ -228,7 +230,7 @@ impl OneBitSteps {
         step.places.iter().zip(&all).try_for_each(|(place, held)| self.mask(step, *place, held))
     }
 
-    pub(super) fn mask(&self, step: &Step, place: Place, values: &Held) -> Result<()> {
+    pub(super) fn mask(&self, step: &Step, place: Place, values: &ParamSpan) -> Result<()> {
         let Some(flat) = self.masks.get(&param(step.core, place).name) else { return Ok(()) };
         let mask = Part { flat, range: 0..values.range.len() };
         pass(&step.core.device, Pass::Mask, &[values.part(), mask])?;
@@ -249,7 +251,7 @@ impl OneBitSteps {
     }
 
     /// What a parameter's local steps have added up, and its weights where the ranks last met.
-    pub(super) fn local(&mut self, core: &Core, place: Place) -> Result<[Held; 2]> {
+    pub(super) fn local(&mut self, core: &Core, place: Place) -> Result<[ParamSpan; 2]> {
         let range = param(core, place).range();
         let Local { sums, met } = match &mut self.local[place.0] {
             Some(local) => local.clone(),
@@ -259,18 +261,18 @@ impl OneBitSteps {
                 none.insert(Local { sums: memory()?, met: memory()? }).clone()
             }
         };
-        Ok([Held { flat: sums, range: range.clone() }, Held { flat: met, range }])
+        Ok([ParamSpan { flat: sums, range: range.clone() }, ParamSpan { flat: met, range }])
     }
 }
 
 /// The elements of one parameter in one of its buffers.
 #[derive(Clone)]
-pub(super) struct Held {
+pub(super) struct ParamSpan {
     pub(super) flat: FlatBuffer,
     pub(super) range: std::ops::Range<usize>,
 }
 
-impl Held {
+impl ParamSpan {
     pub(super) fn part(&self) -> Part<'_> {
         Part { flat: &self.flat, range: self.range.clone() }
     }
@@ -289,25 +291,25 @@ pub(super) enum Slot<'a> {
     Fresh,
     /// Gradients.
     G,
-    Other(&'a Held),
+    Other(&'a ParamSpan),
 }
 
 /// What a step works on.
 pub(super) struct Step<'a> {
     pub(super) core: &'a Core,
-    pub(super) numbers: &'a [ParamGroup],
+    pub(super) hyperparameters: &'a [ParamGroup],
     /// The trained parameters, those of the first of the optimizer's groups first.
     pub(super) places: Vec<Place>,
 }
 
 impl Step<'_> {
-    pub(super) fn grads(&self, place: Place) -> Result<Held> {
+    pub(super) fn grads(&self, place: Place) -> Result<ParamSpan> {
         let flat = self.core.groups[place.0].params.grads();
         let flat = flat.ok_or_else(|| Error::Usage("a trained parameter without gradients".to_owned()))?;
-        Ok(Held { flat, range: param(self.core, place).range() })
+        Ok(ParamSpan { flat, range: param(self.core, place).range() })
     }
 
-    pub(super) fn slot(&self, place: Place, slot: &Slot) -> Result<Held> {
+    pub(super) fn slot(&self, place: Place, slot: &Slot) -> Result<ParamSpan> {
         let state = &self.core.groups[place.0].state;
         let moment = |index: usize| state.moments.get(index).map(|(column, _)| column);
         let column = match slot {
@@ -324,15 +326,15 @@ impl Step<'_> {
     /// Runs a pass over these buffers of a parameter.
     pub(super) fn run(&self, of: Pass, place: Place, slots: &[Slot]) -> Result<Vec<Vec<f64>>> {
         let held = slots.iter().map(|slot| self.slot(place, slot)).collect::<Result<Vec<_>>>()?;
-        let parts: Vec<Part> = held.iter().map(Held::part).collect();
+        let parts: Vec<Part> = held.iter().map(ParamSpan::part).collect();
         Ok(pass(&self.core.device, of, &parts)?)
     }
 
     pub(super) fn numbers_of(&self, place: Place) -> Result<&ParamGroup> {
         let group = param(self.core, place).param_group;
-        self.numbers
+        self.hyperparameters
             .get(group)
-            .ok_or_else(|| Error::Usage(format!("a step without numbers for group {group}")))
+            .ok_or_else(|| Error::Usage(format!("a step without hyperparameters for group {group}")))
     }
 
     pub(super) fn rule(&self, place: Place) -> Result<OneBit> {
@@ -359,10 +361,14 @@ impl Step<'_> {
 }
 
 /// The elements of a parameter in a column.
-pub(super) fn held(column: Option<&Column>, index: usize, range: std::ops::Range<usize>) -> Result<Held> {
+pub(super) fn held(
+    column: Option<&Column>,
+    index: usize,
+    range: std::ops::Range<usize>,
+) -> Result<ParamSpan> {
     match column.map(|column| (&column.store, column)) {
         Some((Store::Memory(flat), column)) => {
-            Ok(Held { flat: flat.clone(), range: column.at(index, &range) })
+            Ok(ParamSpan { flat: flat.clone(), range: column.at(index, &range) })
         }
         _ => Err(Error::Usage(
             "1-bit optimizers need their state in memory: it cannot be offloaded".to_owned(),

@@ -75,14 +75,14 @@ fn engine_with(model: &Chain, comm: &Communicator, options: ShardingConfig, rule
     engine
 }
 
-/// The numbers of the two parameter groups of a training.
-fn numbers(rule: Rule) -> Vec<ParamGroup> {
+/// The hyperparameters of the two parameter groups of a training run.
+fn hyperparameters(rule: Rule) -> Vec<ParamGroup> {
     [0.1, 0.0].map(|weight_decay| ParamGroup { rule: rule.clone(), lr: 1e-2, weight_decay }).to_vec()
 }
 
 fn step(engine: &mut Engine) -> f64 {
     let norm = engine.grad_norm().unwrap().norm;
-    engine.step(&numbers(engine.rule().clone()), 1.0).unwrap();
+    engine.step(&hyperparameters(engine.rule().clone()), 1.0).unwrap();
     norm
 }
 
@@ -270,8 +270,9 @@ fn a_step_waits_for_a_save_also_where_it_changes_nothing() {
                     }
                     saved
                 });
-                let stepped =
-                    engine.step(&numbers(engine.rule().clone()), 1.0).map_err(|error| error.to_string());
+                let stepped = engine
+                    .step(&hyperparameters(engine.rule().clone()), 1.0)
+                    .map_err(|error| error.to_string());
                 (stepped, before, save.join().unwrap())
             });
             for (stepped, before, saved) in ranks {

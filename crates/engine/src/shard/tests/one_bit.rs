@@ -112,13 +112,13 @@ impl<'a> Run<'a> {
         let rank = self.comm.rank();
         let gradient = |param: usize| values(31 * param + 7 * rank + 101 * self.step + 1, SIZES[param]);
         self.net.backward(&self.engine, &[0, 1, 2].map(gradient));
-        let numbers = [DECAYS[0], DECAYS[2]].map(|weight_decay| ParamGroup {
+        let hyperparameters = [DECAYS[0], DECAYS[2]].map(|weight_decay| ParamGroup {
             rule: self.rule.clone(),
             lr: rate(self.step),
             weight_decay,
         });
         assert!(self.engine.grad_norm().unwrap().norm > 1.0);
-        self.engine.step(&numbers, 1.0 / self.comm.world_size() as f32).unwrap();
+        self.engine.step(&hyperparameters, 1.0 / self.comm.world_size() as f32).unwrap();
     }
 
     fn weights(&self) -> Vec<f32> {
@@ -253,7 +253,7 @@ fn a_larger_model_sends_a_thirtieth_of_adam() {
             let total = || comm.traffic().iter().map(|t| t.sent_bytes(2)).sum::<f64>();
             let before = total();
             backward(&engine, &model, at + 10 * comm.rank(), |_| true);
-            engine.step(&numbers(engine.rule().clone()), 0.5).unwrap();
+            engine.step(&hyperparameters(engine.rule().clone()), 0.5).unwrap();
             of_steps.push(total() - before);
         }
         of_steps

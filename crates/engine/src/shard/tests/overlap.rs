@@ -138,13 +138,13 @@ fn slow_pass(engine: &Engine, model: &Chain, time: Duration) -> Times {
 
 /// What was seen in a step: whether each unit's reduction began before the backward pass of the next unit was over, whether
 /// each gather in the forward pass began before the unit before it was over, and how many collectives were waited for.
-struct Seen {
+struct OverlapCounts {
     reductions: Vec<bool>,
     gathers: Vec<bool>,
     waited_for: u64,
 }
 
-fn seen(options: &ShardingConfig) -> Seen {
+fn seen(options: &ShardingConfig) -> OverlapCounts {
     let n = 4;
     let compute = Duration::from_millis(40);
     let ranks = on_link(2, link(Duration::from_millis(2)), |comm| {
@@ -153,7 +153,7 @@ fn seen(options: &ShardingConfig) -> Seen {
         // The first step allocates buffers.
         slow_pass(&engine, &model, Duration::ZERO);
         step(&mut engine);
-        // Its new weights are no part of what is seen.
+        // Its new weights are not part of what is seen.
         parameters(&model).iter().for_each(|named| drop(named.param.weight()));
         comm.barrier().unwrap();
         let before = comm.communication_time().unwrap();
@@ -168,7 +168,7 @@ fn seen(options: &ShardingConfig) -> Seen {
         let reductions = starts(&[Operation::ReduceScatter, Operation::AllReduce]);
         assert_eq!(reductions.len(), n, "one of each unit");
         let gathers = starts(&[Operation::AllGather]);
-        Seen {
+        OverlapCounts {
             // Units in reverse; behind the last of them nothing is left to compute.
             reductions: (1..n).map(|at| reductions[at - 1] < times.backward[n - 1 - at].unwrap()).collect(),
             gathers: gathers.iter().take(n).skip(1).zip(&times.forward).map(|(at, end)| at < end).collect(),
@@ -274,8 +274,8 @@ fn gradients_that_come_after_their_sum_was_begun_are_refused() {
             let tape = Tape::new();
             tape.enter_unit(engine.pass_hook());
             let loss = model.loss(&tape.input(&input(1, &model.device)), |_| true);
-            let told = tape.backward(&loss, 1.0).err().unwrap().to_string();
-            assert!(told.contains("links.1.") && told.contains("overlap_comm"), "{told}");
+            let message = tape.backward(&loss, 1.0).err().unwrap().to_string();
+            assert!(message.contains("links.1.") && message.contains("overlap_comm"), "{message}");
             // The step of what was said goes on.
             step(&mut engine);
             backward_expected(&engine, &model, 0, |_| true);

@@ -1,4 +1,5 @@
-//! ZeRO++ against its algorithm in numpy (`bench/golden/make_zero_pp.py`), what ranks send, and what a training becomes.
+//! ZeRO++ against its algorithm in numpy (`bench/golden/make_zero_pp.py`), what ranks send, and what a training run
+//! becomes.
 
 use std::time::Duration;
 
@@ -105,8 +106,8 @@ impl Run {
         self.step += 1;
         let factor = |unit: usize| values(31 * unit + 7 * rank + 101 * self.step + 1, SIZES[unit]);
         self.net.backward(&self.engine, [0, 1].map(factor));
-        let numbers = [ParamGroup { rule: SGD, lr: 0.03125, weight_decay: 0.0 }];
-        self.engine.step(&numbers, scale).unwrap();
+        let hyperparameters = [ParamGroup { rule: SGD, lr: 0.03125, weight_decay: 0.0 }];
+        self.engine.step(&hyperparameters, scale).unwrap();
     }
 }
 

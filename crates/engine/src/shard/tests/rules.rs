@@ -1,5 +1,5 @@
-//! Every optimizer has the same bits in every stage, on any number of ranks, and with its state in files. What the bits
-//! are is compared with torch and DeepSpeed in the tensor crate.
+//! Every optimizer is bitwise identical in every stage, on any number of ranks, and with its state in files. What the
+//! bits are is compared with torch and DeepSpeed in the tensor crate.
 
 use oarlock_tensor::ops::optimizer::{AdafactorArgs, AdjustLr, LowRankArgs, Method, Sides};
 
@@ -66,7 +66,7 @@ fn train(rule: &Rule, ranks: usize, options: &ShardingConfig) -> Vec<(String, us
             // The other ranks take part with gradients of zero.
             let seed = if comm.rank() == 0 { 1.0 } else { 0.0 };
             backward_from(&engine, &model, at, seed, |_| true);
-            engine.step(&numbers(rule.clone()), 0.5).unwrap();
+            engine.step(&hyperparameters(rule.clone()), 0.5).unwrap();
         }
         weights(&engine)
     }))

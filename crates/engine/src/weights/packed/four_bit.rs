@@ -26,7 +26,7 @@ impl FourBit {
     pub(super) fn take(parts: &mut Parts<'_>, mark: &str) -> Result<FourBit, Problem> {
         let state = parts.take(mark)?;
         let state: Value = json::from_slice(parts.bytes(&state))
-            .map_err(|error| parts.wrong(&format!("whose state is no JSON: {error}")))?;
+            .map_err(|error| parts.wrong(&format!("whose state is not JSON: {error}")))?;
         let count = |name: &str| state[name].as_u64().and_then(|n| usize::try_from(n).ok());
         let shape: Option<Vec<usize>> = state["shape"].as_array().and_then(|sizes| {
             sizes.iter().map(|n| n.as_u64().and_then(|n| usize::try_from(n).ok())).collect()
@@ -47,23 +47,24 @@ impl FourBit {
             }
         };
         if count("blocksize") != Some(BLOCK) {
-            let told = format!("in blocks of {}; only blocks of {BLOCK} are supported", state["blocksize"]);
-            return Err(parts.wrong(&told));
+            let message =
+                format!("in blocks of {}; only blocks of {BLOCK} are supported", state["blocksize"]);
+            return Err(parts.wrong(&message));
         }
         let nested = state.get("nested_blocksize").is_some();
         if nested && count("nested_blocksize") != Some(NESTED_BLOCK) {
-            let told = format!(
+            let message = format!(
                 "whose scales are in blocks of {}; only of {NESTED_BLOCK}",
                 state["nested_blocksize"]
             );
-            return Err(parts.wrong(&told));
+            return Err(parts.wrong(&message));
         }
         let layout = Layout { rows, cols, format: Format::FourBit { code, nested } };
         let (n_bytes, blocks) = (layout.n_elems().div_ceil(2), layout.n_blocks());
         let codes = parts.take("")?;
         if codes.bytes.len() != n_bytes {
-            let told = format!("of {} bytes; {rows} x {cols} elements have {n_bytes}", codes.bytes.len());
-            return Err(parts.wrong(&told));
+            let message = format!("of {} bytes; {rows} x {cols} elements have {n_bytes}", codes.bytes.len());
+            return Err(parts.wrong(&message));
         }
         let map = parts.take_as(".quant_map", &[Dtype::F32], 16)?;
         check_map(parts, &map, code.values())?;

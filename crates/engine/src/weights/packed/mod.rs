@@ -139,8 +139,8 @@ impl Parts<'_> {
         &self.files[part.file][part.bytes.clone()]
     }
 
-    fn wrong(&self, told: &str) -> Problem {
-        format!("holds a quantized weight {} {told}", self.path)
+    fn wrong(&self, message: &str) -> Problem {
+        format!("holds a quantized weight {} {message}", self.path)
     }
 }
 

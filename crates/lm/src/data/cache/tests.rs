@@ -69,7 +69,7 @@ fn texts_that_are_null_are_dropped_and_counted() {
     assert_eq!((cache.n_records(), report.rows, report.n_dropped()), (1, 3, 2));
     assert!(report.dropped[0].reason.contains("null") && report.dropped[0].first.ends_with("data.jsonl:2"));
     let none = build("{\"text\": null}").unwrap_err().to_string();
-    assert!(none.contains("none of 1 rows can be learned from; 1 dropped: its text is null"), "{none}");
+    assert!(none.contains("none of 1 rows can be trained on; 1 dropped: its text is null"), "{none}");
 }
 
 #[test]
@@ -83,16 +83,16 @@ fn a_key_that_stands_twice_in_records_is_told_and_the_last_counts() {
         let cache = TokenCache::open(&built.path).unwrap();
         (records(&cache), cache.report().unwrap().unwrap().lines(64).join("\n"))
     };
-    let told =
+    let message =
         |key: &str| format!("the first value of \"{key}\", which stands twice in a record, is not read");
     let texts =
         "{\"text\": \"of\"}\n{\"text\": \"the end\", \"text\": \"of\"}\n{\"text\": \"of\", \"text\": \"of\"}";
     let (found, said) = rows(texts, Encoder::from(&tokenizer));
     assert!(found[1] == found[0] && found[2] == found[0]);
-    assert!(said.contains(&told("text")) && said.contains("(1 rows, the first is "), "{said}");
+    assert!(said.contains(&message("text")) && said.contains("(1 rows, the first is "), "{said}");
     let conversation = "{\"id\": 1, \"messages\": [{\"role\": \"user\", \"content\": \"the\"}, {\"role\": \"assistant\", \"content\": \"end\"}], \"id\": 2}";
     let (_, said) = rows(conversation, Encoder::chat(&tokenizer, &template));
-    assert!(said.contains(&told("id")) && said.contains("data.jsonl:1)"), "{said}");
+    assert!(said.contains(&message("id")) && said.contains("data.jsonl:1)"), "{said}");
 }
 
 #[test]
@@ -235,7 +235,7 @@ fn another_version_of_the_format_is_built_again() {
     foreign[..8].reverse();
     for (bytes, reason) in [
         (old, "it is of version 1, and this program reads 2"),
-        (foreign, "it is no token cache of this kind of machine"),
+        (foreign, "it is not a token cache of this kind of machine"),
     ] {
         std::fs::write(&build.path, bytes).unwrap();
         let error = TokenCache::open(&build.path).unwrap_err().to_string();

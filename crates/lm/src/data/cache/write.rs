@@ -140,7 +140,7 @@ fn write_to(
     if report.examples == 0 && report.n_dropped() > 0 {
         return Err(report.nothing_left());
     }
-    let report = (encoder.reads_formats() || report.is_worth_telling()).then_some(report);
+    let report = (encoder.reads_formats() || report.is_worth_a_warning()).then_some(report);
     let finish = || -> io::Result<()> {
         out.part(bytemuck::cast_slice(&offsets))?;
         if conversations {

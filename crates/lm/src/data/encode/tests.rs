@@ -77,17 +77,17 @@ fn tokens(encoded: &Encoded) -> Vec<Token> {
 }
 
 #[test]
-fn the_assistant_is_learned_and_nothing_else() {
+fn the_assistant_is_supervised_and_nothing_else() {
     let f = fixture();
     let encoded = f.encoded(CONVERSATIONS);
-    let learned = |encoded: &Encoded| -> Vec<String> {
+    let supervised = |encoded: &Encoded| -> Vec<String> {
         let Labels::Spans(spans) = &encoded.labels else { panic!("a conversation has spans") };
         let text = |s: &Range<u32>| f.tokenizer.decode(&encoded.ids[s.start as usize..s.end as usize], false);
         spans.iter().map(|span| text(span).unwrap()).collect()
     };
-    assert_eq!(learned(&encoded[0]), ["of the day<|im_end|>\n"]);
-    assert_eq!(learned(&encoded[1]), ["fox<|im_end|>\n", "the lazy dog<|im_end|>\n"]);
-    assert_eq!(learned(&encoded[2]), ["<|im_end|>\n"]);
+    assert_eq!(supervised(&encoded[0]), ["of the day<|im_end|>\n"]);
+    assert_eq!(supervised(&encoded[1]), ["fox<|im_end|>\n", "the lazy dog<|im_end|>\n"]);
+    assert_eq!(supervised(&encoded[2]), ["<|im_end|>\n"]);
     let text = f.tokenizer.decode(&encoded[1].ids, false).unwrap();
     assert!(
         text.starts_with("<|im_start|>system\nbe lazy<|im_end|>\n<|im_start|>user\nthe<|im_end|>"),
@@ -99,7 +99,7 @@ fn the_assistant_is_learned_and_nothing_else() {
     assert_eq!(encoded[0].ids[..prompt.len()], prompt);
 
     let pairs = f.encoded(PAIRS);
-    assert_eq!(learned(&pairs[0]), ["of the day<|im_end|>\n", "fox<|im_end|>\n"]);
+    assert_eq!(supervised(&pairs[0]), ["of the day<|im_end|>\n", "fox<|im_end|>\n"]);
     let second = pairs[0].segments[0] as usize;
     assert_eq!(pairs[0].segments.len(), 1);
     assert_eq!(pairs[0].ids[..prompt.len()], prompt);
@@ -258,7 +258,7 @@ fn bad_records_are_named() {
     check(r#"{"messages": [{"role": "user"}"#, "broken JSON at column 30: EOF");
     check(r#"{"messages": [{"role": "user", "content": "a"}]}"#, "holds nothing that the assistant says");
     check(r#"{"messages": [], "chosen": {"role": "assistant"}}"#, "only one of chosen and rejected");
-    check(r#"{"messages": [], "tools": "["}"#, "tools is no JSON: EOF");
+    check(r#"{"messages": [], "tools": "["}"#, "tools is not JSON: EOF");
     check(
         r#"{"messages": [], "chosen": {"role": "user"}, "rejected": {"role": "assistant"}}"#,
         "the conversation holds nothing that the assistant says",

@@ -6,7 +6,7 @@ use super::super::example::{Conversation, Example, Message, Pair, UnpairedPrefer
 use super::super::source::{Record, or_unwrap};
 use super::{Format, Refusal, Row, answer, dropped, list_in, text, tools, value};
 
-const BROKEN_HISTORY: &str = "its history is no list of pairs of texts";
+const BROKEN_HISTORY: &str = "its history is not a list of pairs of texts";
 
 pub(super) fn read(format: &Format, row: &Row, record: &Record) -> Result<Example, Refusal> {
     let columns = &format.columns;

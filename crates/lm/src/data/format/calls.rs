@@ -10,7 +10,7 @@ const CALL: (&str, &str) = ("<tool_call>", "</tool_call>");
 const THOUGHT: (&str, &str) = ("<think>\n", "\n</think>\n\n");
 
 const BROKEN: &str =
-    "a call of a function is no JSON of name and arguments (Invalid JSON format in function message)";
+    "a call of a function is not JSON of name and arguments (Invalid JSON format in function message)";
 
 /// The message of a function tag: JSON of one call or of a list, after a thought, or between `<tool_call>` marks with text
 /// around.

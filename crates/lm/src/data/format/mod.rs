@@ -25,7 +25,7 @@ type Row = Map<String, Value>;
 #[derive(Clone, Debug, PartialEq)]
 pub(super) struct Format {
     kind: Kind,
-    /// Whether rows hold a better and a worse answer.
+    /// Whether rows hold a chosen and a rejected answer.
     ranking: bool,
     columns: Columns,
     tags: Tags,
@@ -237,7 +237,7 @@ impl Format {
     /// Reads a row; without a format, as its keys say. Gives the format that was guessed.
     ///
     /// # Errors
-    /// A record that is no JSON object, or one without the columns that it must have, with its file and line.
+    /// A record that is not a JSON object, or one without the columns that it must have, with its file and line.
     pub(super) fn read(format: Option<&Format>, record: &Record) -> Result<Read> {
         let row = match serde_json::from_str(&record.content).map_err(|e| record.json_error(&e))? {
             Value::Object(row) => row,
@@ -377,7 +377,7 @@ fn tools(written: Option<&Value>) -> std::result::Result<Option<Value>, Refusal>
         Some(Value::String(text)) if text.trim().is_empty() => return Ok(None),
         Some(Value::String(text)) => match serde_json::from_str(text) {
             Ok(tools) => tools,
-            Err(_) => return dropped("its tools are no JSON (Invalid JSON format in tool description)"),
+            Err(_) => return dropped("its tools are not JSON (Invalid JSON format in tool description)"),
         },
         Some(tools) => tools.clone(),
     };
@@ -387,7 +387,7 @@ fn tools(written: Option<&Value>) -> std::result::Result<Option<Value>, Refusal>
     };
     match list.iter().all(|tool| calls::function_of(tool)["name"].is_string()) {
         true => Ok(Some(Value::Array(list))),
-        false => dropped("its tools are no list of functions with names"),
+        false => dropped("its tools are not a list of functions with names"),
     }
 }
 

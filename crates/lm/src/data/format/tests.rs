@@ -53,16 +53,16 @@ fn alpaca_joins_question_and_input_after_the_history() {
     // Columns that are not named are none: here the answer.
     let entry = json!({"columns": {"prompt": "instruction"}});
     assert_eq!(reason(&entry, &json!({"instruction": "a", "output": "b"})), "it has no answer");
-    let told = |entry: &Map<String, Value>| {
+    let reported = |entry: &Map<String, Value>| {
         let format = Format::of_entry(entry).unwrap();
         Format::read(Some(&format), &record(&json!({"text": "a"}))).err().unwrap().to_string()
     };
-    let error = told(&Map::new());
+    let error = reported(&Map::new());
     assert!(
         error.contains("rows.jsonl:7: no column \"instruction\" or \"input\"; the columns are text"),
         "{error}"
     );
-    let error = told(json!({"columns": {"response": "text"}}).as_object().unwrap());
+    let error = reported(json!({"columns": {"response": "text"}}).as_object().unwrap());
     assert!(
         error.contains("\"columns\" of its entry names neither prompt nor query; the columns are text"),
         "{error}"
@@ -70,7 +70,7 @@ fn alpaca_joins_question_and_input_after_the_history() {
 }
 
 #[test]
-fn alpaca_with_two_answers_and_with_a_judgement() {
+fn alpaca_with_two_answers_and_with_a_label() {
     let entry = json!({"ranking": true, "columns": {"prompt": "q", "chosen": "good", "rejected": "bad"}});
     let row = json!({"q": "Hi", "good": "Hello", "bad": "Go"});
     let Reading::Example(Example::Pair(pair)) = read(&entry, &row) else { panic!("no pair") };
@@ -84,7 +84,7 @@ fn alpaca_with_two_answers_and_with_a_judgement() {
     let Reading::Example(Example::UnpairedPreference(judged)) =
         read(&entry, &json!({"q": "Hi", "a": "Hello", "ok": false}))
     else {
-        panic!("no judgement")
+        panic!("no unpaired preference")
     };
     let UnpairedPreference { conversation, desired } = *judged;
     assert_eq!((said(&conversation).len(), desired), (2, false));
@@ -217,7 +217,7 @@ fn calls_and_functions_may_be_texts() {
         ),
     ] {
         match Format::read(None, &record(&row)).unwrap().reading {
-            Reading::Dropped(told) => assert!(told.contains(reason), "{told}"),
+            Reading::Dropped(reported) => assert!(reported.contains(reason), "{reported}"),
             other => panic!("{other:?}"),
         }
     }
@@ -294,7 +294,7 @@ fn pairs_may_be_whole_conversations() {
         ),
     ] {
         match Format::read(None, &record(&row)).unwrap().reading {
-            Reading::Dropped(told) => assert!(told.contains(reason), "{told}"),
+            Reading::Dropped(reported) => assert!(reported.contains(reason), "{reported}"),
             other => panic!("{other:?}"),
         }
     }
@@ -302,18 +302,24 @@ fn pairs_may_be_whole_conversations() {
 
 #[test]
 fn an_object_around_the_records_is_told_from_a_record() {
-    let told = |entry: Option<&Value>, row: Value| {
+    let reported = |entry: Option<&Value>, row: Value| {
         let format = entry.map(|entry| Format::of_entry(entry.as_object().unwrap()).unwrap());
         Format::read(format.as_ref(), &record(&row)).err().unwrap().to_string()
     };
     let around = json!({"data": [{"instruction": "a", "output": "b"}]});
     let sharegpt = json!({"formatting": "sharegpt"});
     for entry in [None, Some(&json!({})), Some(&sharegpt)] {
-        let told = told(entry, around.clone());
-        assert!(told.contains("where \"data\" is the list of the records, write that list alone"), "{told}");
+        let reported = reported(entry, around.clone());
+        assert!(
+            reported.contains("where \"data\" is the list of the records, write that list alone"),
+            "{reported}"
+        );
     }
-    let told = told(None, json!({"instruction": ["a", "b"], "output": ["c", "d"]}));
-    assert!(told.contains("holds a list of 2 for each column") && told.contains("write one object for each"));
+    let reported = reported(None, json!({"instruction": ["a", "b"], "output": ["c", "d"]}));
+    assert!(
+        reported.contains("holds a list of 2 for each column")
+            && reported.contains("write one object for each")
+    );
 }
 
 #[test]
@@ -337,7 +343,7 @@ fn columns_that_nothing_reads_are_told() {
     let expected =
         ["column \"id\"", "column \"system\"", "column \"ok\", which is a number, not true or false,"];
     assert_eq!(unread.len(), 3);
-    assert!(expected.iter().all(|told| unread.iter().any(|found| found == told)), "{unread:?}");
+    assert!(expected.iter().all(|reported| unread.iter().any(|found| found == reported)), "{unread:?}");
 }
 
 /// A column that the entry names tells nothing where rows of its kind are not read by it.

@@ -144,7 +144,7 @@ pub(super) fn listed<'r>(
     record: &Record,
 ) -> Result<Cow<'r, [Value]>, Refusal> {
     let Some(column) = format.columns.messages.as_deref() else {
-        return dropped("its two answers are no lists of messages, and no column of messages is named");
+        return dropped("its two answers are not lists of messages, and no column of messages is named");
     };
     match row.get(column) {
         Some(Value::Null) => dropped("it has no message"),

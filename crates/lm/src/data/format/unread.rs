@@ -53,18 +53,18 @@ impl Format {
             });
             return read;
         }
-        let is_judged = value(row, &columns.kto_tag).is_some_and(Value::is_boolean);
+        let is_unpaired = value(row, &columns.kto_tag).is_some_and(Value::is_boolean);
         match self.kind {
             Kind::Alpaca => {
                 read.extend([&columns.prompt, &columns.query, &columns.history]);
-                match self.ranking && !is_judged {
+                match self.ranking && !is_unpaired {
                     true => read.extend(answers),
                     false => read.push(&columns.response),
                 }
             }
             Kind::ShareGpt | Kind::OpenAi => {
                 read.push(&columns.messages);
-                if self.ranking && !is_judged {
+                if self.ranking && !is_unpaired {
                     read.extend(answers);
                 }
             }

@@ -11,7 +11,7 @@ use super::{CONTENT, Class, Layout, Slot, Special, ToolFormat};
 impl Layout {
     /// The template. It writes system messages, questions, answers and results of functions; with the tool format `qwen`
     /// also functions and their calls. Of reasoning models it leaves out earlier thoughts, and gives answers an empty one
-    /// to begin with where the training did.
+    /// to begin with where the run did.
     ///
     /// # Errors
     /// A tokenizer that cannot be used.

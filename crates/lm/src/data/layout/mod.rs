@@ -165,7 +165,7 @@ impl Layout {
     /// The end token under this layout: with `replace_eos` the first stop word, else the tokenizer's.
     ///
     /// # Errors
-    /// A stop word that is no token of the tokenizer.
+    /// A stop word that is not a token of the tokenizer.
     pub(super) fn end_token(&self, tokenizer: &Tokenizer) -> Result<Option<u32>> {
         let word = match (self.replace_eos, self.stop_words.first(), tokenizer.special().eos) {
             (true, Some(word), _) => word.as_str(),
@@ -175,7 +175,7 @@ impl Layout {
         match tokenizer.id_of(word)? {
             Some(id) => Ok(Some(id)),
             None => Err(setting(format!(
-                "its end token {word} is no token of this tokenizer; take the template of the model's family, or leave \
+                "its end token {word} is not a token of this tokenizer; take the template of the model's family, or leave \
                  the key out"
             ))),
         }

@@ -153,7 +153,7 @@ fn every_layout_writes_what_the_original_writes() {
             };
             let (encoded, _) = join(&turns, &joining);
             let mut written = shown(&encoded.ids, &encoded.labels, &fixture.tokens);
-            // Nothing predicts the first token; the original counts it where prompts are learned.
+            // Nothing predicts the first token; the original counts it where prompts are supervised.
             if args.train_on_prompt {
                 let first = &fixture.tokens[encoded.ids[0] as usize];
                 written = written.replacen(&format!("{first}«"), &format!("«{first}"), 1);
@@ -257,7 +257,7 @@ fn wrong_settings_are_explained() {
     assert!(error.contains("the tool format lfm2 is not there"), "{error}");
     let fixture = characters(GOLDEN, &["<s>", "</s>"]);
     let error = Layout::named("llama3").unwrap().end_token(&fixture.tokenizer).unwrap_err().to_string();
-    assert!(error.contains("its end token <|eot_id|> is no token of this tokenizer"), "{error}");
+    assert!(error.contains("its end token <|eot_id|> is not a token of this tokenizer"), "{error}");
 }
 
 /// A tokenizer for a layout, with the folder that it lies in.
@@ -297,11 +297,11 @@ fn the_template_of_every_layout_writes_its_prompts() {
                 assert_eq!(text, expected, "{name}, {what}, {thinks:?}");
             };
             for system in [None, Some("Be 'brief'.\n")] {
-                let told = || Conversation { system: system.map(str::to_owned), ..talk(&TALK) };
-                check(told(), 1, "one question");
-                // The turns of a training that thinks hold thoughts that the history of a talk does not.
+                let message = || Conversation { system: system.map(str::to_owned), ..talk(&TALK) };
+                check(message(), 1, "one question");
+                // The turns of a training run that thinks hold thoughts that the history of a talk does not.
                 if layout.class != Class::Reasoning {
-                    check(told(), 2, "two questions");
+                    check(message(), 2, "two questions");
                     n_long += 1;
                 }
             }

@@ -1,4 +1,4 @@
-//! How functions are told to a model, and how their calls are written.
+//! How functions are described to a model, and how their calls are written.
 
 use serde::Serialize;
 use serde_json::ser::{CompactFormatter, PrettyFormatter, Serializer};

@@ -57,7 +57,8 @@ impl Layout {
             return Ok(Err("it does not end with an answer (Invalid message count)"));
         }
         let n_turns = said.len() / 2;
-        // Of a conversation of which the last answer is learned, the thoughts before it are not there when it is given.
+        // Of a conversation of which only the last answer is supervised, the thoughts before it are not there when it is
+        // given.
         let forgets = args.mask_history && !args.preserve_thinking;
         let reasons = self.class == Class::Reasoning;
         if reasons {
@@ -175,7 +176,7 @@ impl Layout {
                     Some(id) => ids.push(id),
                     None => {
                         let cause = format!(
-                            "its token {token} is no token of this tokenizer; take the template of the model's family"
+                            "its token {token} is not a token of this tokenizer; take the template of the model's family"
                         );
                         return Err(super::setting(cause));
                     }

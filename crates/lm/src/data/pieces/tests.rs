@@ -8,7 +8,7 @@ use super::super::engine::Engine;
 use super::super::tokenizer::tests::small;
 use super::*;
 
-/// Whether a conversation may be cut anywhere, the normaliser, and the pre-tokenizer.
+/// Whether a conversation may be cut anywhere, the normalizer, and the pre-tokenizer.
 type Shape = (bool, Value, Value);
 
 const LLAMA: &str = r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}{1,3}| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+";
@@ -55,7 +55,7 @@ fn shapes() -> Vec<Shape> {
     ]
 }
 
-/// The small tokenizer with these parts, and with added tokens that begin alike, are normalised, or look at what stands
+/// The small tokenizer with these parts, and with added tokens that begin alike, are normalized, or look at what stands
 /// beside them.
 fn tokenizer_json(normalizer: Value, pre_tokenizer: Value) -> Value {
     let (dir, tokenizer) = small();

@@ -65,7 +65,10 @@ impl DatasetInfo {
         let mut unread = Vec::new();
         for (key, value) in entry.iter().filter(|(key, value)| !is_known(key) && !value.is_null()) {
             if let Some(near) = KEYS.iter().find(|known| edits(key, known) <= 2) {
-                return Err(fail(format!("{key} is no key of an entry"), &format!("did you mean {near}?")));
+                return Err(fail(
+                    format!("{key} is not a key of an entry"),
+                    &format!("did you mean {near}?"),
+                ));
             }
             unread.push(format!("note: {key}: {value} of {name} in {} is not read", self.path.display()));
         }

@@ -92,7 +92,7 @@ impl Record {
         Error::record(&self.file, self.line, cause, remedy)
     }
 
-    /// The error of a record that is no JSON, or not the JSON that was expected.
+    /// The error of a record that is not JSON, or not the JSON that was expected.
     pub(super) fn json_error(&self, error: &serde_json::Error) -> Error {
         let what = error.to_string();
         let what = what.split(" at line ").next().unwrap_or(&what);
@@ -104,7 +104,7 @@ impl Record {
                 let rest = line.get(error.column().saturating_sub(1)..).unwrap_or_default();
                 let python = ["NaN", "Infinity"].into_iter().find(|word| rest.starts_with(word));
                 let what = match python {
-                    Some(word) => format!("{word} is no value of JSON, write null"),
+                    Some(word) => format!("{word} is not a value of JSON, write null"),
                     None if what == "trailing characters" && rest.starts_with('{') => {
                         remedy = "write each object on a line of its own";
                         "another object follows in the same line".to_owned()

@@ -82,7 +82,7 @@ fn object(row: Row) -> Value {
     Value::Object(fields.collect())
 }
 
-/// A field as JSON. Of one that is no text it is enough to know that it is there.
+/// A field as JSON. Of one that is not a text it is enough to know that it is there.
 fn value(field: &Field) -> Value {
     match field {
         Field::Null => Value::Null,

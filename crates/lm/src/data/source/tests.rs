@@ -102,7 +102,7 @@ fn json_objects_over_several_lines() {
     let dir = folder(&[("a.json", pretty.as_bytes())]);
     let records = Source::resolve("a.json", dir.path(), None).unwrap().records(Content::Object);
     assert_eq!(records.map(|record| record.unwrap().line).collect::<Vec<_>>(), [2, 5, 5]);
-    for (name, content, told) in [
+    for (name, content, reported) in [
         (
             "a.jsonl",
             "{\n\"text\": \"a\"\n},\n{\"text\": \"b\"}",
@@ -127,7 +127,7 @@ fn json_objects_over_several_lines() {
         ),
     ] {
         let error = error(name, content.as_bytes());
-        assert!(error.contains(told), "{error}");
+        assert!(error.contains(reported), "{error}");
     }
 }
 
@@ -452,16 +452,17 @@ fn what_is_not_read_is_told() {
     let dir = defined();
     std::fs::write(dir.path().join("parts/c.jsonl.gz"), b"x").unwrap();
     std::fs::create_dir(dir.path().join("parts/more")).unwrap();
-    let told: Vec<String> = Source::resolve("more", dir.path(), None).unwrap().unread().cloned().collect();
-    assert_eq!(told.len(), 3, "{told:?}");
-    for (told, expected) in
-        told.iter().zip(["comment: \"mine\" of more in ", "c.jsonl.gz is not read", "more is not read"])
+    let reported: Vec<String> =
+        Source::resolve("more", dir.path(), None).unwrap().unread().cloned().collect();
+    assert_eq!(reported.len(), 3, "{reported:?}");
+    for (reported, expected) in
+        reported.iter().zip(["comment: \"mine\" of more in ", "c.jsonl.gz is not read", "more is not read"])
     {
-        assert!(told.starts_with("note: ") && told.contains(expected), "{told}");
+        assert!(reported.starts_with("note: ") && reported.contains(expected), "{reported}");
     }
     assert_eq!(Source::resolve("demo,tests", dir.path(), None).unwrap().unread().count(), 0);
     let both: Vec<String> = Source::resolve("both", dir.path(), None).unwrap().unread().cloned().collect();
-    assert!(both.iter().any(|told| told.contains("since file_name names a file here")), "{both:?}");
+    assert!(both.iter().any(|reported| reported.contains("since file_name names a file here")), "{both:?}");
 }
 
 #[test]
@@ -502,7 +503,7 @@ fn bad_definitions_are_explained() {
         ("samples", "num_samples is 0; give a whole number"),
         ("list", "not a JSON object"),
         ("gone", "gone.txt: No such file"),
-        ("misspelled", "formating is no key of an entry; did you mean formatting?"),
+        ("misspelled", "formating is not a key of an entry; did you mean formatting?"),
     ] {
         let error = read(&dir, name).unwrap_err().to_string();
         assert!(error.contains(wanted), "{error}");

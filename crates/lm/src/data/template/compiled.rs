@@ -13,7 +13,7 @@ use serde::Serialize;
 use serde_json::Value;
 use serde_json::ser::{CompactFormatter, Formatter, PrettyFormatter, Serializer};
 
-use super::super::confined::{self, Bounds, GivenUp};
+use super::super::confined::{self, Abandoned, Bounds};
 use super::super::error::{Error, Result};
 use super::super::example::{Conversation, Message};
 use super::{BEGIN, END};
@@ -65,9 +65,9 @@ impl Compiled {
         let stack_bytes = COMPILING.stack_bytes + text.len() * STACK_PER_BYTE;
         let bounds = Bounds { stack_bytes, ..COMPILING };
         let compiled = confined::run(bounds, || environment(text)).map_err(|given_up| match given_up {
-            GivenUp::NoThread(error) => refuse(format!("cannot parse the chat template: {error}")),
-            GivenUp::Panicked => refuse("the chat template is broken: its values cannot be computed".into()),
-            GivenUp::Exceeded(_) | GivenUp::TooSlow => Error::EndlessTemplate {
+            Abandoned::NoThread(error) => refuse(format!("cannot parse the chat template: {error}")),
+            Abandoned::Panicked => refuse("the chat template is broken: its values cannot be computed".into()),
+            Abandoned::Exceeded(_) | Abandoned::TooSlow => Error::EndlessTemplate {
                 path: path.clone(),
                 cause: "the chat template takes too much memory or time before it renders anything; look for large \
                         constants in it"
@@ -92,27 +92,27 @@ impl Compiled {
         let endless = |cause: String| Error::EndlessTemplate { path: path.clone(), cause };
         confined::run(bounds, move || body(&own, &of)).unwrap_or_else(|given_up| {
             Err(match given_up {
-                GivenUp::Exceeded(Exceeded::Memory) => endless(format!(
+                Abandoned::Exceeded(Exceeded::Memory) => endless(format!(
                     "the chat template takes more than {} MiB to render a conversation; look for a text or a list that grows \
                      without end in it",
                     bounds.bytes >> 20
                 )),
-                GivenUp::Exceeded(Exceeded::Work) => endless(
+                Abandoned::Exceeded(Exceeded::Work) => endless(
                     "the chat template makes large texts without end to render a conversation; look for a loop around them"
                         .into(),
                 ),
-                GivenUp::Exceeded(Exceeded::Stack) => endless(
+                Abandoned::Exceeded(Exceeded::Stack) => endless(
                     "the chat template nests values without end; look for a value that holds itself".into(),
                 ),
-                GivenUp::TooSlow => endless(format!(
+                Abandoned::TooSlow => endless(format!(
                     "the chat template takes more than {:.1} s to render a conversation; look for a loop without end in it",
                     bounds.time.as_secs_f64()
                 )),
-                GivenUp::Panicked => Error::Template {
+                Abandoned::Panicked => Error::Template {
                     path: path.clone(),
                     cause: "the chat template fails: its values cannot be computed".into(),
                 },
-                GivenUp::NoThread(error) => {
+                Abandoned::NoThread(error) => {
                     Error::Template { path: path.clone(), cause: format!("cannot render it: {error}") }
                 }
             })

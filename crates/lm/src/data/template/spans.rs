@@ -58,7 +58,7 @@ impl<'a> Spans<'a> {
                 |span: &Range<usize>| assistant.last().is_none_or(|last| last.end <= span.start);
             assistant.push(span.filter(behind_last).ok_or_else(|| {
                 self.template.error(format!(
-                    "the chat template renders message {} so that what the assistant says cannot be told from the \
+                    "the chat template renders message {} so that what the assistant says cannot be distinguished from the \
                      rest; write {{% generation %}} and {{% endgeneration %}} around it in the template",
                     i + 1
                 ))

@@ -361,7 +361,7 @@ fn stages_shard_what_their_formulas_say() {
             // The machine holds each state once; no rank is charged less than its part.
             assert_eq!(one.machine(), weights + 4 * elems * n + master + state);
             assert!((parts[2] + parts[3]) * n >= master + state);
-            // A layer's gradients are on their way while those of the embedding, which the head shares, come together.
+            // A layer's gradients are in flight while those of the embedding, which the head shares, accumulate.
             let of_unit = |unit: usize| size.units[unit].iter().map(|(_, l)| l.n_elems() as u64).sum::<u64>();
             // The window of the head's norm fits nothing that comes later.
             let leaving = of_unit(0) + of_unit(1) + 64;

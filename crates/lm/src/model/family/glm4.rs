@@ -1,4 +1,4 @@
-//! GLM-4: neighbouring channels of half of each head turn, norms stand on both sides of each part, q, k and v have
+//! GLM-4: neighboring channels of half of each head turn, norms stand on both sides of each part, q, k and v have
 //! biases, gate and up are one layer.
 
 use oarlock_engine::error::Result;

@@ -1,4 +1,4 @@
-//! MiniMind's own classes: the newest (norms on heads), that of 2025, and the seed era (rotary on neighbouring channels,
+//! MiniMind's own classes: the newest (norms on heads), that of 2025, and the seed era (rotary on neighboring channels,
 //! names of its own). New models are the llama or the qwen3 that computes the same.
 
 use oarlock_engine::error::Result;
@@ -109,7 +109,7 @@ fn seed_era(fields: &Fields<'_>) -> Result<DecoderConfig> {
     Ok(DecoderConfig { tie_embeddings: true, max_positions, ..config })
 }
 
-/// MiniMind2 turns neighbouring channels of a head where llama turns those half a head apart; for weights that begin at
+/// MiniMind2 turns neighboring channels of a head where llama turns those half a head apart; for weights that begin at
 /// random that is only another order of the rows of q and k.
 fn new_2025(fields: &Fields<'_>) -> Result<DecoderConfig> {
     let mut config = llama::read_with(fields, &OF_2025)?;

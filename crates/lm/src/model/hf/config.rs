@@ -11,7 +11,7 @@ use oarlock_engine::weights::{Located, StoredForm, StoredQuantization};
 use oarlock_tensor::DType;
 use serde_json::{Map, Value, json};
 
-use super::fields::{Asked, FieldWriter, Fields};
+use super::fields::{FieldWriter, Fields, RequestedFields};
 use super::{heads, quantization, rope, sparsity, unread};
 use crate::model::DecoderConfig;
 use crate::model::family::{self, Family};
@@ -27,7 +27,7 @@ pub struct HfConfig {
     stored: Option<(usize, bool)>,
     /// Where it was read.
     folder: Option<PathBuf>,
-    /// What is to be told of how the folder was read.
+    /// Warnings about how the folder was read.
     notes: Vec<String>,
     /// The file as it was read: what is not understood here is written back as it came.
     fields: Map<String, Value>,
@@ -80,12 +80,12 @@ impl HfConfig {
         self.folder.as_deref()
     }
 
-    /// Adds to what is to be told.
+    /// Adds to the warnings.
     pub(crate) fn note(&mut self, notes: impl IntoIterator<Item = String>) {
         self.notes.extend(notes);
     }
 
-    /// What is to be told of how the folder was read: parts of it that were not, and what it contradicts itself in.
+    /// Warnings about how the folder was read: parts of it that were not, and what it contradicts itself in.
     pub fn notes(&self) -> &[String] {
         &self.notes
     }
@@ -94,7 +94,7 @@ impl HfConfig {
         let map: Map<String, Value> = json::from_str(text).map_err(|e| {
             Error::bad_file(path, format!("{e}; expected the JSON object of a Hugging Face model"))
         })?;
-        let asked = Asked::default();
+        let asked = RequestedFields::default();
         let fields = Fields::new(path, text, &map, &asked);
         let Some(family) = fields.text("model_type")?.and_then(Family::of) else {
             return Err(unknown(&fields, Family::model_types()));
@@ -139,7 +139,7 @@ impl HfConfig {
     /// # Errors
     /// As [`HfConfig::read`].
     pub fn from_fields(of: &str, map: &Map<String, Value>, special: SpecialTokens) -> Result<HfConfig> {
-        let asked = Asked::default();
+        let asked = RequestedFields::default();
         let fields = Fields::new(Path::new(of), "", map, &asked);
         let Some(decoder) = fields.text("model_type")?.and_then(|name| Family::read_new(name, &fields))
         else {

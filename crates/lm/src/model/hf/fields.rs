@@ -17,19 +17,19 @@ pub(in crate::model) struct Fields<'a> {
     path: &'a Path,
     text: &'a str,
     map: &'a Map<String, Value>,
-    asked: &'a Asked,
+    asked: &'a RequestedFields,
 }
 
 /// The fields that somebody has asked for. A field of an object inside the file is known by its own name.
 #[derive(Default)]
-pub(in crate::model) struct Asked(RefCell<BTreeSet<String>>);
+pub(in crate::model) struct RequestedFields(RefCell<BTreeSet<String>>);
 
 impl<'a> Fields<'a> {
     pub(in crate::model) fn new(
         path: &'a Path,
         text: &'a str,
         map: &'a Map<String, Value>,
-        asked: &'a Asked,
+        asked: &'a RequestedFields,
     ) -> Fields<'a> {
         Fields { path, text, map, asked }
     }

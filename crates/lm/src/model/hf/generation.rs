@@ -10,7 +10,7 @@ use oarlock_engine::error::{Error, Result};
 /// The tokens that end an answer by the `generation_config.json` of a folder; none where there is no such file.
 ///
 /// # Errors
-/// A file that cannot be read or is no JSON.
+/// A file that cannot be read or is not JSON.
 pub fn generation_stops(dir: &Path) -> Result<Vec<u32>> {
     let config = read(dir)?;
     let id = |value: &Value| value.as_u64().and_then(|id| u32::try_from(id).ok());
@@ -41,7 +41,7 @@ const SAYS_NOTHING: [&str; 11] = [
 /// where that is nothing.
 ///
 /// # Errors
-/// A file that cannot be read or is no JSON.
+/// A file that cannot be read or is not JSON.
 pub fn generation_note(dir: &Path) -> Result<Option<String>> {
     let config = read(dir)?;
     // What changes nothing where it stands.
@@ -115,15 +115,16 @@ mod tests {
     #[test]
     fn settings_that_are_not_followed_are_told() {
         let dir = tempfile::tempdir().unwrap();
-        let told = |text: &str| {
+        let warnings = |text: &str| {
             std::fs::write(dir.path().join("generation_config.json"), text).unwrap();
             generation_note(dir.path()).unwrap().unwrap_or_default()
         };
         assert_eq!(
-            told(r#"{"eos_token_id": 7, "top_k": 50, "temperature": 1.0, "num_beams": 1, "x": null}"#),
+            warnings(r#"{"eos_token_id": 7, "top_k": 50, "temperature": 1.0, "num_beams": 1, "x": null}"#),
             ""
         );
-        let said = told(r#"{"do_sample": true, "temperature": 0.6, "num_beams": 4, "suppress_tokens": [3]}"#);
+        let said =
+            warnings(r#"{"do_sample": true, "temperature": 0.6, "num_beams": 4, "suppress_tokens": [3]}"#);
         assert!(said.contains("do_sample: true, temperature: 0.6 is for the flags"), "{said}");
         assert!(said.contains("nothing follows num_beams: 4, suppress_tokens: [3]"), "{said}");
     }

@@ -54,7 +54,7 @@ pub fn load_for_inference(
 /// `dtype`.
 ///
 /// # Errors
-/// A dtype that is no float, what the source reports, or no memory.
+/// A dtype that is not a float, what the source reports, or no memory.
 pub fn load_from(
     config: HfConfig,
     decoder: Decoder,

@@ -19,7 +19,7 @@ pub(super) const FIELD: &str = "quantization_config";
 /// What the settings of a model say, if they say anything.
 pub(super) fn read(fields: &Fields<'_>) -> Result<Option<StoredQuantization>> {
     let Some(inner) = fields.object(FIELD)? else { return Ok(None) };
-    let refused = |told: String| fields.wrong(FIELD, told);
+    let refused = |warnings: String| fields.wrong(FIELD, warnings);
     let flag = |name: &str| inner.flag_or(name, false);
     let group = || match inner.value("group_size").and_then(Value::as_i64) {
         // All inputs are one group.
@@ -47,9 +47,9 @@ pub(super) fn read(fields: &Fields<'_>) -> Result<Option<StoredQuantization>> {
                 "gptq" => true,
                 "gptq_v2" => false,
                 other => {
-                    let told =
+                    let warnings =
                         format!("its checkpoint_format \"{other}\" is not supported, only gptq and gptq_v2");
-                    return Err(refused(told));
+                    return Err(refused(warnings));
                 }
             };
             Ok(Some(StoredQuantization::Gptq { bits: bits as u32, group_size: group()?, zeros_less_one }))
@@ -88,20 +88,20 @@ pub(super) fn contradictions(
     let packed = || found.iter().filter(|(_, located)| located.is_quantized());
     let four_bit = || found.iter().filter_map(|(name, located)| Some((name, located.four_bit()?)));
     let path = dir.join("config.json");
-    let told = |names: Option<String>, says: &str, are: &str| {
+    let warnings = |names: Option<String>, says: &str, are: &str| {
         let names = names?;
         let path = path.display();
         Some(format!("warning: {path}: {FIELD} says {says}, and {are}: {names}; what the files hold counts"))
     };
     if packed().next().is_none() {
         let of = some_of(found.keys());
-        return told(of, "that weights are quantized", "none of the files' is").into_iter().collect();
+        return warnings(of, "that weights are quantized", "none of the files' is").into_iter().collect();
     }
     let mut lines = Vec::new();
     if let Some(kind) = fields.get("bnb_4bit_quant_type").and_then(Value::as_str) {
         let others = four_bit().filter(|(_, (format, _))| name_of(*format) != kind);
         let says = format!("\"bnb_4bit_quant_type\": \"{kind}\"");
-        lines.push(told(some_of(others.map(|(name, _)| name)), &says, "these are of another type"));
+        lines.push(warnings(some_of(others.map(|(name, _)| name)), &says, "these are of another type"));
     }
     if let Some(nested) = fields.get("bnb_4bit_use_double_quant").and_then(Value::as_bool) {
         let others = four_bit().filter(|(_, (format, _))| is_nested(*format) != nested);
@@ -111,16 +111,20 @@ pub(super) fn contradictions(
         } else {
             "the scales of these are quantized"
         };
-        lines.push(told(some_of(others.map(|(name, _)| name)), &says, are));
+        lines.push(warnings(some_of(others.map(|(name, _)| name)), &says, are));
     }
     if let Some(storage) = fields.get("bnb_4bit_quant_storage").and_then(Value::as_str) {
         let others = four_bit().filter(|(_, (_, dtype))| !is_called(*dtype, storage));
         let says = format!("\"bnb_4bit_quant_storage\": \"{storage}\"");
-        lines.push(told(some_of(others.map(|(name, _)| name)), &says, "these are stored as another type"));
+        lines.push(warnings(
+            some_of(others.map(|(name, _)| name)),
+            &says,
+            "these are stored as another type",
+        ));
     }
     let left_out = LeftOut::of(fields);
     let names = packed().map(|(name, _)| name).filter(|name| left_out.has(name));
-    lines.push(told(some_of(names), "that some layers are not quantized", "these are"));
+    lines.push(warnings(some_of(names), "that some layers are not quantized", "these are"));
     // Of layers of a kind, others of which are quantized.
     let kinds: BTreeSet<&str> = packed().map(|(name, _)| kind_of(name)).collect();
     let plain = found.iter().filter(|(name, located)| {
@@ -128,7 +132,11 @@ pub(super) fn contradictions(
         is_matrix && kinds.contains(kind_of(name)) && !left_out.has(name)
     });
     let names = some_of(plain.map(|(name, _)| name));
-    lines.push(told(names, "of no layer but the output weights that it is not quantized", "these are not"));
+    lines.push(warnings(
+        names,
+        "of no layer but the output weights that it is not quantized",
+        "these are not",
+    ));
     lines.into_iter().flatten().collect()
 }
 
@@ -161,7 +169,7 @@ fn is_called(dtype: Dtype, name: &str) -> bool {
         Dtype::F16 => "float16",
         Dtype::BF16 => "bfloat16",
         Dtype::F32 => "float32",
-        // Others are no storage of bitsandbytes.
+        // Others are not storage of bitsandbytes.
         _ => return false,
     };
     name.trim_start_matches("torch.") == own

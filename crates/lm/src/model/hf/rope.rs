@@ -68,7 +68,7 @@ pub(super) fn overruled(path: &Path, fields: &Fields<'_>) -> Vec<String> {
     let kinds = ["full_attention", "sliding_attention"];
     let objects = kinds.iter().filter_map(|kind| nested.object(kind).ok().flatten());
     let objects: Vec<Fields<'_>> = objects.chain([nested]).collect();
-    let told = |name: &str| {
+    let warnings = |name: &str| {
         let outer = fields.number(name).ok().flatten()?;
         let inner = objects.iter().find_map(|object| object.number(name).ok().flatten())?;
         (inner != outer).then(|| {
@@ -78,7 +78,7 @@ pub(super) fn overruled(path: &Path, fields: &Fields<'_>) -> Vec<String> {
             )
         })
     };
-    ["rope_theta", "partial_rotary_factor"].into_iter().filter_map(told).collect()
+    ["rope_theta", "partial_rotary_factor"].into_iter().filter_map(warnings).collect()
 }
 
 /// Reads the settings in an object such as `rope_parameters`.

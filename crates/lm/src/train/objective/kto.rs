@@ -21,7 +21,7 @@ const METRICS: [&str; 7] = [
     "kl",
 ];
 
-/// The loss of answers that are judged.
+/// The loss of unpaired preferences.
 pub struct Kto {
     args: KtoArgs,
     reference: Reference,
@@ -37,7 +37,7 @@ impl Kto {
 }
 
 /// 1 - σ(±β·(Δ - kl)) for log-ratios Δ `[N]`: + for wanted answers, - for unwanted ones.
-fn judged_losses(ratios: &Tensor, kl: f32, beta: f32, sign: f32) -> nn::Result<Tensor> {
+fn kto_losses(ratios: &Tensor, kl: f32, beta: f32, sign: f32) -> nn::Result<Tensor> {
     ratios.add_scalar(-kl)?.scale(-sign * beta)?.sigmoid()
 }
 
@@ -70,7 +70,7 @@ impl Objective for Kto {
             }
             let own = answers.sums(&found.of_labels, |_, _| 1.0)?;
             let ratios = own.sub(&answers.sums(reference, |_, _| 1.0)?)?;
-            let losses = judged_losses(&ratios, kl as f32, args.beta, sign)?.scale(weight)?;
+            let losses = kto_losses(&ratios, kl as f32, args.beta, sign)?.scale(weight)?;
             loss = loss.add(&losses.sum_all()?)?;
             if sign > 0.0 && args.ftx > 0.0 {
                 loss = loss.sub(&answers.means(&found.of_labels)?.sum_all()?.scale(args.ftx)?)?;
@@ -125,7 +125,7 @@ mod tests {
         let device = Device::cpu(Isa::detect(), Par::solo());
         let loss = |ratio: f32, sign: f32| {
             let ratios = Tensor::from_slice(&[ratio], [1], &device).unwrap();
-            judged_losses(&ratios, 0.5, 0.1, sign).unwrap().sum_all().unwrap().item::<f32>().unwrap()
+            kto_losses(&ratios, 0.5, 0.1, sign).unwrap().sum_all().unwrap().item::<f32>().unwrap()
         };
         assert!((loss(1.0, 1.0) - 0.487_503).abs() < 1e-6, "{}", loss(1.0, 1.0));
         assert!((loss(-1.0, -1.0) - 0.462_570).abs() < 1e-6, "{}", loss(-1.0, -1.0));

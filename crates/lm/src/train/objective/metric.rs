@@ -72,7 +72,7 @@ impl Metric {
     }
 }
 
-/// The distance between the mean rewards of better and worse answers.
+/// The distance between the mean rewards of chosen and rejected answers.
 const MARGINS: &str = "rewards/margins";
 
 /// What the micro-batches of a rank came to, unread.
@@ -115,8 +115,8 @@ impl Totals {
         self.loss_sum.is_finite() && self.metrics.iter().all(|metric| metric.sum.is_finite())
     }
 
-    /// The means of the metrics with their names, of those that weigh anything. Where better and worse answers have rewards
-    /// of their own, the margin between the means is one of them.
+    /// The means of the metrics with their names, of those that weigh anything. Where chosen and rejected answers have
+    /// rewards of their own, the margin between the means is one of them.
     pub fn means(&self) -> Vec<(&'static str, f64)> {
         let known = self.metrics.iter().filter(|metric| metric.weight != 0.0);
         let mut means: Vec<(&'static str, f64)> = known.map(|metric| (metric.name, metric.mean())).collect();

@@ -35,7 +35,7 @@ pub use self::reward::{Reward, scores};
 use crate::data::{Batch, Fields, Sample, StepBatches, Tokenizer};
 
 /// The objective of a run. One that is only looked at needs nothing of the run.
-pub fn of(train: &TrainArgs, given: Given) -> Box<dyn Objective> {
+pub fn of(train: &TrainArgs, given: ObjectiveContext) -> Box<dyn Objective> {
     match &train.objective {
         ObjectiveArgs::NextToken => Box::new(NextToken { args: train.loss, seed: train.seed }),
         ObjectiveArgs::Preference(args) => Box::new(Preference::new(args.clone(), given.reference)),
@@ -127,7 +127,7 @@ pub trait Source {
 
 /// What an objective gets of a run beside its settings.
 #[derive(Default)]
-pub struct Given {
+pub struct ObjectiveContext {
     /// The frozen model that it compares the trained one with, or scores answers with.
     pub reference: Reference,
     /// What answers are made of, where it makes some.
@@ -151,7 +151,7 @@ pub struct Inputs {
     pub labels: Labels,
     /// Which positions see which.
     pub mask: Mask,
-    /// The examples of the training that it holds.
+    /// The examples of the run that it holds.
     pub documents: Vec<Document>,
     /// What the objective needs to know of them besides.
     pub fields: Fields,
@@ -168,7 +168,7 @@ pub struct Inputs {
 /// An example in a micro-batch: a sample, or one of several that share its row.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Document {
-    /// The samples of the training before its own.
+    /// The samples of the run before its own.
     pub position: u64,
     /// The tokens of the sample before it.
     pub first: usize,

@@ -54,7 +54,7 @@ impl Objective for NextToken {
     }
 
     /// An example of L tokens has `±alpha / √(L · hidden_size)`, as in the paper. The noise depends on the seed and on the
-    /// place of the example in the order of the training alone, so it is the same however a step is split, and after a
+    /// place of the example in the order of the run alone, so it is the same however a step is split, and after a
     /// checkpoint.
     fn noise(&self, hidden: usize, inputs: &Inputs) -> nn::Result<Option<Tensor>> {
         let Some(alpha) = self.args.neftune_alpha else { return Ok(None) };

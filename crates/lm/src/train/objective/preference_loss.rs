@@ -8,13 +8,13 @@ use oarlock_engine::nn::Result;
 /// The log-probabilities of the answers of pairs, `[N]` each: sums or means over their tokens, as
 /// [`PreferenceLoss::takes_means`] says.
 pub struct Pairs<'t> {
-    /// Of the better answers, by the model that is trained.
+    /// Of the chosen answers, by the model that is trained.
     pub chosen: &'t Tensor,
-    /// Of the worse answers.
+    /// Of the rejected answers.
     pub rejected: &'t Tensor,
-    /// Of the better answers, by the reference.
+    /// Of the chosen answers, by the reference.
     pub reference_chosen: &'t Tensor,
-    /// Of the worse answers.
+    /// Of the rejected answers.
     pub reference_rejected: &'t Tensor,
 }
 
@@ -22,9 +22,9 @@ pub struct Pairs<'t> {
 pub struct PairLosses {
     /// The loss of each pair, without `pref_ftx`.
     pub losses: Tensor,
-    /// The reward of each better answer, on the tape.
+    /// The reward of each chosen answer, on the tape.
     pub chosen_rewards: Tensor,
-    /// The reward of each worse answer.
+    /// The reward of each rejected answer.
     pub rejected_rewards: Tensor,
     /// ORPO's part of the odds alone.
     pub odds: Option<Tensor>,

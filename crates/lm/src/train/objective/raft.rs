@@ -9,8 +9,8 @@ use oarlock_engine::{Accelerator, nn};
 use oarlock_tensor::Tensor;
 
 use super::{
-    Answering, Given, Inputs, LanguageModel, Mean, NextToken, Objective, ObjectiveLoss, Reference, Source,
-    Sum, Unrecorded,
+    Answering, Inputs, LanguageModel, Mean, NextToken, Objective, ObjectiveContext, ObjectiveLoss, Reference,
+    Source, Sum, Unrecorded,
 };
 use crate::data::{AnsweredPrompt, Batch, Field, Fields, StepBatches};
 use crate::generate::{GenerateOptions, Prompt, Sampling, Stop};
@@ -39,7 +39,7 @@ pub struct Raft {
 
 impl Raft {
     /// Of a run.
-    pub fn new(args: RaftArgs, train: &TrainArgs, given: Given) -> Raft {
+    pub fn new(args: RaftArgs, train: &TrainArgs, given: ObjectiveContext) -> Raft {
         let sft = NextToken { args: train.loss, seed: train.seed };
         Raft { args, sft, reference: given.reference, answering: given.answering }
     }
@@ -70,7 +70,7 @@ impl Raft {
             max_new_tokens: sampling.max_new_tokens,
             stop_ids: answering.stop_ids.clone(),
         };
-        // The number of a prompt is its place in the order of the training, whichever rank answers it.
+        // The number of a prompt is its place in the order of the run, whichever rank answers it.
         let prompts = asked.iter().flatten().flat_map(|asked| {
             (0..n as u64).map(move |answer| Prompt {
                 number: (asked.position * MOST_ROUNDS + round) * n as u64 + answer,
@@ -178,7 +178,7 @@ fn score(
             let inputs = Inputs::new(&batch, accelerator.device())?;
             let values = reward_model.unrecorded(&inputs, &|model, inputs| model.values(inputs, &places))?;
             for (answers, value) in prompts.iter_mut().zip(values.to_vec::<f32>()?) {
-                // What is no number is worse than every other.
+                // What is not a number is worse than every other.
                 answers[index].reward = if value.is_nan() { f64::NEG_INFINITY } else { f64::from(value) };
             }
         }
@@ -318,7 +318,7 @@ mod tests {
         assert_eq!(reward(RewardArgs::ExactMatch, "3.50"), 0.0);
         let pattern = |text: &str| RewardArgs::Regex(text.to_owned());
         assert_eq!(reward(pattern("= {answer}$"), "7 / 2 = 3.5"), 1.0);
-        // The point of the answer is no pattern.
+        // The point of the answer is not a pattern.
         assert_eq!(reward(pattern("= {answer}$"), "7 / 2 = 315"), 0.0);
         assert_eq!(reward(RewardArgs::Length, "abc"), 0.75);
         assert!(raft(pattern("("), None).rule("", "", 0).is_err());

@@ -9,8 +9,8 @@ use super::answers::mean_of;
 use super::{Inputs, LanguageModel, Objective, ObjectiveLoss, Sum, Unrecorded};
 use crate::data::{Batch, CHOSEN, REJECTED};
 
-/// The loss of a model with a value head: of pairs, -ln σ(score of the better - score of the worse answer). The score is
-/// the value at the last token of an answer.
+/// The loss of a model with a value head: of pairs, -ln σ(score of the chosen - score of the rejected answer). The score
+/// is the value at the last token of an answer.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct Reward;
 

@@ -1,5 +1,5 @@
-//! What a training computes with, as a list of named values. Each part of a configuration is taken apart whole, so that a new
-//! field does not compile before somebody has said what it changes.
+//! What a training run computes with, as a list of named values. Each part of a configuration is taken apart whole, so
+//! that a new field does not compile before somebody has said what it changes.
 
 use std::fmt::Debug;
 
@@ -9,9 +9,9 @@ use serde_json::Value;
 
 use oarlock_config::config::{
     AdapterArgs, AdapterConfig, AdapterKind, BestArgs, ChatArgs, DataArgs, Elems, EvalArgs, Finetuning,
-    FreezeArgs, KtoArgs, Length, LoraConfig, LoraPlus, ModelArgs, ModelSource, ObjectiveArgs, OftConfig,
-    OptimizerArgs, Placements, PreferenceArgs, RaftArgs, RankArgs, ReferenceArgs, RewardArgs, SaveArgs,
-    ScheduleArgs, ShardingConfig, Steps, TokenLossArgs, TrainArgs, TrainConfig, When,
+    FreezeArgs, IntervalStrategy, KtoArgs, Length, LoraConfig, LoraPlus, ModelArgs, ModelSource,
+    ObjectiveArgs, OftConfig, OptimizerArgs, Placements, PreferenceArgs, RaftArgs, RankArgs, ReferenceArgs,
+    RewardArgs, SaveArgs, ScheduleArgs, ShardingConfig, Steps, TokenLossArgs, TrainArgs, TrainConfig,
 };
 
 /// What follows where a setting is another one than before.
@@ -21,7 +21,7 @@ pub enum Effect {
     Computes,
     /// Something else is computed, as it is on another number of ranks.
     Ranks,
-    /// The training ends elsewhere; whether that changes more, the steps say.
+    /// The run ends elsewhere; whether that changes more, the steps say.
     Length,
     /// The same is computed, but for rounding; what files hold is compared by itself.
     Nothing,
@@ -53,7 +53,7 @@ impl Settings {
             data,
             train,
             eval,
-            // Comes after the training.
+            // Comes after training.
             predict: _,
             save,
             // Logs and trackers only look.
@@ -84,7 +84,7 @@ impl Settings {
     fn parts(&mut self, name: &'static str, value: Option<&impl Debug>, effect: Effect) {
         let Some(value) = value else { return self.add(name, Value::Null, effect) };
         let text = format!("{value:?}");
-        // A path or a word is no text in quotes.
+        // A path or a word is not a text in quotes.
         match text.strip_prefix('"').and_then(|text| text.strip_suffix('"')) {
             Some(text) => self.add(name, text, effect),
             None => self.0.push(Setting { name, value: text.into(), effect, is_rust: true }),
@@ -168,7 +168,7 @@ impl Settings {
             train_on_prompt,
             mask_history,
             split_special_tokens,
-            learned,
+            examples,
         }) = chat
         else {
             self.computes("rows", "texts");
@@ -182,7 +182,7 @@ impl Settings {
         self.computes("train_on_prompt", *train_on_prompt);
         self.computes("mask_history", *mask_history);
         self.computes("split_special_tokens", *split_special_tokens);
-        self.computes("rows", learned.stages());
+        self.computes("rows", examples.stages());
     }
 
     fn train(&mut self, args: &TrainArgs) {
@@ -331,7 +331,7 @@ impl Settings {
             }
             ObjectiveArgs::Kto(args) => {
                 let KtoArgs { beta, chosen_weight, rejected_weight, ftx, reference } = args;
-                self.computes("objective", "judgements of answers");
+                self.computes("objective", "unpaired preferences");
                 self.computes("pref_beta", number(*beta));
                 self.computes("kto_chosen_weight", number(*chosen_weight));
                 self.computes("kto_rejected_weight", number(*rejected_weight));
@@ -436,11 +436,11 @@ impl Settings {
 }
 
 /// When something is done, as it is written.
-fn interval(when: When) -> Value {
+fn interval(when: IntervalStrategy) -> Value {
     match when {
-        When::Never => "no".into(),
-        When::Epoch => "epoch".into(),
-        When::Every(every) => steps(every),
+        IntervalStrategy::Never => "no".into(),
+        IntervalStrategy::Epoch => "epoch".into(),
+        IntervalStrategy::Every(every) => steps(every),
     }
 }
 

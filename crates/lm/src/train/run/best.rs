@@ -34,9 +34,9 @@ impl Run<'_> {
                 ))?;
             }
         }
-        let told = [u8::from(verdict.is_best), u8::from(verdict.stops)];
-        let told = self.accelerator.communicator().broadcast_bytes(0, &told)?;
-        Ok(Verdict { is_best: told.first() == Some(&1), stops: told.get(1) == Some(&1) })
+        let warnings = [u8::from(verdict.is_best), u8::from(verdict.stops)];
+        let warnings = self.accelerator.communicator().broadcast_bytes(0, &warnings)?;
+        Ok(Verdict { is_best: warnings.first() == Some(&1), stops: warnings.get(1) == Some(&1) })
     }
 
     /// Whether the run had ended early before it was resumed.
@@ -45,8 +45,8 @@ impl Run<'_> {
             return Ok(false);
         };
         let stopped = self.journal.as_ref().is_some_and(|journal| best::has_stopped(args, journal.state()));
-        let told = self.accelerator.communicator().broadcast_bytes(0, &[u8::from(stopped)])?;
-        Ok(told.first() == Some(&1))
+        let warnings = self.accelerator.communicator().broadcast_bytes(0, &[u8::from(stopped)])?;
+        Ok(warnings.first() == Some(&1))
     }
 
     /// Goes back to the best checkpoint, where the final model is to be that one.

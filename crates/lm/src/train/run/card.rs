@@ -10,7 +10,8 @@ use super::Run;
 use crate::train::obstacles::TRAINING;
 
 impl Run<'_> {
-    /// Writes the card beside the final model. A file of the name that no training wrote stays, whatever else may be replaced.
+    /// Writes the card beside the final model. A file of the name that no training run wrote stays, whatever else may be
+    /// replaced.
     pub(super) fn write_card(&mut self) -> Result<()> {
         let n_ranks = self.accelerator.data_ranks().world_size();
         let Some(journal) = &mut self.journal else { return Ok(()) };
@@ -19,7 +20,7 @@ impl Run<'_> {
         let written = Outputs::write(&self.config.save.output_dir, writer, &[(FILE, text.as_bytes())]);
         match written {
             Err(Error::Occupied(_)) => {
-                journal.message(&format!("note: {FILE} stays as it is: it is not what a training wrote"))
+                journal.message(&format!("note: {FILE} stays as it is: it is not what a training run wrote"))
             }
             written => written,
         }

@@ -45,7 +45,7 @@ impl Run<'_> {
         }
         if let Some(journal) = &mut self.journal {
             let output = self.config.save.output_dir.display();
-            let word = if self.doubts.is_empty() { "done" } else { "ended" };
+            let word = if self.non_finite.is_empty() { "done" } else { "ended" };
             let mut text = match &self.resumed {
                 Some(dir) if self.config.train.enabled && done == first => format!(
                     "nothing was trained: this run was finished already, and {} is its last step; to train further, write a \

@@ -35,7 +35,7 @@ impl Run<'_> {
         Ok(())
     }
 
-    /// What the cores of all ranks can do at the same time, for the utilisation. One measurement on a machine with other
+    /// What the cores of all ranks can do at the same time, for the utilization. One measurement on a machine with other
     /// work, or on a core that has just left its sleep, is too low; the highest of several counts.
     pub(super) fn measure_peak(&mut self) -> Result<()> {
         let begin = Instant::now();
@@ -64,12 +64,12 @@ pub(super) fn stages_line(pipeline: &Pipeline) -> String {
         let parts = pipeline.parts().iter().skip(stage).step_by(stages);
         parts.map(|units| format!("{}..{}", units.start, units.end)).collect::<Vec<_>>().join(" and ")
     };
-    let told: Vec<String> = (0..stages).map(units).collect();
+    let warnings: Vec<String> = (0..stages).map(units).collect();
     let schedule = if pipeline.n_chunks() > 1 { "interleaved" } else { "1F1B" };
-    format!("pipeline of {stages} stages, {schedule}; units of each: {}", told.join(", "))
+    format!("pipeline of {stages} stages, {schedule}; units of each: {}", warnings.join(", "))
 }
 
-/// What is told before the first step.
+/// What is reported before the first step.
 pub(super) fn introduce(
     journal: &mut Journal,
     config: &TrainConfig,
@@ -122,7 +122,7 @@ pub(super) fn introduce(
     gpu_lines(accelerator)?.iter().try_for_each(|line| journal.message(line))
 }
 
-/// What runs a training on GPUs, and how far that is to be trusted; nothing of one on the CPU.
+/// What runs a training run on GPUs, and how far that is to be trusted; nothing of one on the CPU.
 fn gpu_lines(accelerator: &Accelerator) -> Result<Vec<String>> {
     let Some(info) = accelerator.device().gpu_info()? else { return Ok(Vec::new()) };
     let kernels = match &info.nvrtc {

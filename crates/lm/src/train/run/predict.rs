@@ -1,4 +1,4 @@
-//! Predictions on the evaluation data after the training: answers, and how near they are to those that were expected, or
+//! Predictions on the evaluation data after training: answers, and how near they are to those that were expected, or
 //! the scores of the answers of pairs.
 
 use std::time::Instant;
@@ -85,7 +85,7 @@ impl Run<'_> {
             margins.map(of).sum::<f64>() / all.len() as f64
         };
         let accuracy = mean(&|margin| f64::from(u8::from(margin > 0.0)));
-        let told = format!("{} pairs scored: accuracy {accuracy:.4}", all.len());
+        let warnings = format!("{} pairs scored: accuracy {accuracy:.4}", all.len());
         let record = PredictRecord {
             loss: mean(&|margin| {
                 if margin > 0.0 { (-margin).exp().ln_1p() } else { margin.exp().ln_1p() - margin }
@@ -95,7 +95,7 @@ impl Run<'_> {
             samples: all.len() as u64,
             steps,
         };
-        journal.prediction(&record, &told)
+        journal.prediction(&record, &warnings)
     }
 
     /// A model in stages once more as a whole, for inference; nothing of one that every rank can run as it is.
@@ -127,7 +127,7 @@ impl Run<'_> {
         let whole = self.whole()?;
         let answering = whole.as_ref().unwrap_or(&self.model);
         let rows: Vec<u64> = (rank..data.rows.n_records()).step_by(world as usize).collect();
-        let asked: Vec<Asked> = rows.iter().map(|&row| Asked::of(&data.rows, row)).collect();
+        let asked: Vec<PredictedRow> = rows.iter().map(|&row| PredictedRow::of(&data.rows, row)).collect();
         data.rows.check()?;
         let prompts: Vec<Prompt> = asked.iter().map(|asked| asked.prompt.clone()).collect();
         let model = Model {
@@ -170,25 +170,25 @@ impl Run<'_> {
         let scores = TextScores::mean(&scores).named();
         let named: Vec<String> =
             scores.iter().map(|(name, score)| format!("{} {score:.2}", name.to_uppercase())).collect();
-        let told = format!("{n_rows} answers generated: {}", named.join(", "));
+        let warnings = format!("{n_rows} answers generated: {}", named.join(", "));
         let steps = n_rows.div_ceil(world * batch as u64);
-        journal.prediction(&PredictRecord { loss, scores, runtime, samples: n_rows, steps }, &told)
+        journal.prediction(&PredictRecord { loss, scores, runtime, samples: n_rows, steps }, &warnings)
     }
 }
 
 /// A row of the data: what is asked, and the expected answer.
-struct Asked {
+struct PredictedRow {
     prompt: Prompt,
     label: Vec<u32>,
 }
 
-impl Asked {
-    fn of(rows: &Rows, row: u64) -> Asked {
+impl PredictedRow {
+    fn of(rows: &Rows, row: u64) -> PredictedRow {
         let (mut ids, targets) = rows.record(row);
-        // Only the last answer is learned in these rows; an empty run is its end token alone.
+        // Only the last answer is supervised in these rows; an empty run is its end token alone.
         let begin = targets.iter().find(|run| !run.is_empty()).map_or(ids.len(), |run| run.start);
         let label = ids.split_off(begin);
-        Asked { prompt: Prompt { number: row, ids }, label }
+        PredictedRow { prompt: Prompt { number: row, ids }, label }
     }
 }
 

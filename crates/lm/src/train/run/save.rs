@@ -3,7 +3,7 @@
 use oarlock_config::config::{Placement, Resume, StateDict};
 use oarlock_engine::checkpoint::{self, CheckpointError, ClientState, Contents};
 use oarlock_engine::error::{Error, Result};
-use oarlock_engine::terminal::tell;
+use oarlock_engine::terminal::eprint;
 use oarlock_engine::weights::ModelFiles;
 
 use super::Run;
@@ -94,10 +94,10 @@ impl Run<'_> {
                 error @ (CheckpointError::NotSaved { .. } | CheckpointError::AfterSave { .. }),
             )) => {
                 let Some(journal) = &mut self.journal else { return Ok(()) };
-                let told = format!("warning: {error}; training goes on");
+                let warnings = format!("warning: {error}; training goes on");
                 // Where nobody listens the run goes on all the same.
-                tell(&format!("{told}\n"));
-                journal.note(&told)
+                eprint(&format!("{warnings}\n"));
+                journal.note(&warnings)
             }
             saved => saved,
         }
@@ -109,9 +109,9 @@ impl Run<'_> {
             true => self.model_files()?.check(&self.config.save.output_dir),
             false => Ok(()),
         };
-        let told =
+        let warnings =
             checkpoint::share(self.accelerator.communicator(), mine.map_err(|error| error.to_string()))?;
-        told.map(|_| ()).map_err(|(_, told)| Error::Usage(told))
+        warnings.map(|_| ()).map_err(|(_, warnings)| Error::Usage(warnings))
     }
 
     /// Whether this rank is the one that names the files of its output folder.
@@ -128,7 +128,7 @@ impl Run<'_> {
         Ok(files.written_by(TRAINING, self.config.save.overwrite))
     }
 
-    /// The files without what the template of the training changes of them.
+    /// The files without what the template of the run changes of them.
     fn own_files(&self) -> Result<ModelFiles> {
         if let Some(adaptation) = &self.adaptation {
             let base = base_name(self.config);

@@ -3,7 +3,7 @@
 use std::time::SystemTime;
 
 use oarlock_comm::ProcessMemory;
-use oarlock_config::config::{Length, TrainConfig, When};
+use oarlock_config::config::{IntervalStrategy, Length, TrainConfig};
 use oarlock_engine::Accelerator;
 use oarlock_engine::checkpoint::{Saver, clear_leftovers};
 use oarlock_engine::error::{Error, Result};
@@ -14,9 +14,9 @@ use oarlock_engine::report::state::TrainerState;
 use oarlock_tensor::DeviceKind;
 
 use super::Run;
-use super::doubts::Doubts;
 use super::gpus;
 use super::introduce::{introduce, stages_line};
+use super::non_finite::NonFiniteResults;
 use crate::data::Sampler;
 use crate::estimate::{Forecast, Known, Longest, LongestOf};
 use crate::model::Decoder;
@@ -25,7 +25,7 @@ use crate::train::inputs::Reading;
 use crate::train::journal::Journal;
 use crate::train::lock::OutputLock;
 use crate::train::model::{self, ReferenceModel, Start};
-use crate::train::objective::{self, Given, Reference, dry_pass};
+use crate::train::objective::{self, ObjectiveContext, Reference, dry_pass};
 use crate::train::obstacles::note_logs;
 use crate::train::options::optimizer;
 use crate::train::output_folder::look_at_stores;
@@ -71,7 +71,7 @@ impl<'a> Run<'a> {
                 return Ok(None);
             }
             let (device, apart) = (accelerator.device(), ranks_apart(accelerator));
-            let dry = objective::of(&config.train, Given::default());
+            let dry = objective::of(&config.train, ObjectiveContext::default());
             let second = second.as_ref().map(|(second, _)| second);
             let models = (&model, &decoder as &dyn Fn() -> Result<Decoder>, second);
             let measured = ProcessMemory::current().map_or(0, |own| own.pss);
@@ -128,11 +128,11 @@ impl<'a> Run<'a> {
         let mut checkpoint = checkpoint_to_resume(config, accelerator)?;
 
         accelerator.communicator().set_phase("loading weights");
-        let (adaptation, mut told) = (start.adaptation.clone(), start.told.clone());
+        let (adaptation, mut messages) = (start.adaptation.clone(), start.messages.clone());
         let compared = start.reference;
         let weights = start.weights(config, &hf, checkpoint.is_some(), accelerator.device())?;
-        told.extend(weights.notes());
-        told.extend(second.iter().flat_map(|(_, weights)| weights.notes()));
+        messages.extend(weights.notes());
+        messages.extend(second.iter().flat_map(|(_, weights)| weights.notes()));
         let counts = model::sizes(&model);
         // The log of rank 0 counts them; the mean length takes a look at all rows.
         let flops = match accelerator.is_main_process() {
@@ -150,7 +150,8 @@ impl<'a> Run<'a> {
             }
             (_, None) => Reference::Absent,
         };
-        let objective = objective::of(&config.train, Given { reference, answering: data.answering.take() });
+        let objective =
+            objective::of(&config.train, ObjectiveContext { reference, answering: data.answering.take() });
         objective.register(accelerator);
         let inputs = reading.finish(accelerator.communicator(), std::mem::take(&mut data.read))?;
         let rows = accelerator.data_parallel().0 * config.train.batch_size * config.train.accumulation;
@@ -158,8 +159,8 @@ impl<'a> Run<'a> {
         let (mut done, mut other) = (0, Vec::new());
         let mut state = first_state(config, loader.sampler(), total_steps);
         if let Some(found) = &mut checkpoint {
-            let Resumed { client, told } = load_undamaged(config, accelerator, &record, found)?;
-            other = told;
+            let Resumed { client, messages } = load_undamaged(config, accelerator, &record, found)?;
+            other = messages;
             done = client.step;
             loader.set_position(client.consumed_samples);
             // The learning rate is that of this configuration, whatever the checkpoint was saved with.
@@ -184,7 +185,7 @@ impl<'a> Run<'a> {
                 journal.message(&stages_line(pipeline))?;
             }
             introduce(journal, config, accelerator, sizes, total_steps, resumed.as_deref())?;
-            told.iter().chain(&apart).chain(&data.told).try_for_each(|line| journal.message(line))?;
+            messages.iter().chain(&apart).chain(&data.messages).try_for_each(|line| journal.message(line))?;
             if let Some([plain, colored]) = &data.first {
                 journal.example(plain, colored)?;
             }
@@ -214,7 +215,7 @@ impl<'a> Run<'a> {
             skipped: 0,
             stopped: false,
             journal,
-            doubts: Doubts::default(),
+            non_finite: NonFiniteResults::default(),
             forecast,
             started,
             timer: PhaseTimer::new(),
@@ -245,10 +246,10 @@ fn turns_to_cpu(
 }
 
 fn first_state(config: &TrainConfig, sampler: &Sampler, total_steps: u64) -> TrainerState {
-    let steps_of = |when: When| match when {
-        When::Every(steps) => steps.of(total_steps),
-        When::Epoch => sampler.steps_per_epoch(),
-        When::Never => 0,
+    let steps_of = |when: IntervalStrategy| match when {
+        IntervalStrategy::Every(steps) => steps.of(total_steps),
+        IntervalStrategy::Epoch => sampler.steps_per_epoch(),
+        IntervalStrategy::Never => 0,
     };
     TrainerState {
         max_steps: total_steps,

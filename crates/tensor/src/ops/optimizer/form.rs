@@ -12,7 +12,7 @@ use oarlock_kernels::{DType, Store};
 use super::element_kernel::ElementKernel;
 use super::rule::sides;
 use super::{Role, Rule, StepArgs, muon_adam, muon_args, muon_iterate_bytes};
-use crate::cuda::{Form, Found, Kernels, Matrix, Temporary, Unable, forms};
+use crate::cuda::{Form, FormError, Found, Kernels, Matrix, Temporary, forms};
 use crate::launch::{Stretch, View, ViewMut};
 use crate::shape::Shape;
 
@@ -68,7 +68,7 @@ impl Declared {
     /// As Adafactor sees it.
     fn matrices(&self) -> Found<Matrices> {
         let Extent { batch, rows, cols, .. } = Extent::new(self.shape.sizes());
-        Matrices::new([batch, rows, cols]).ok_or(Unable::NoForm)
+        Matrices::new([batch, rows, cols]).ok_or(FormError::NoForm)
     }
 }
 
@@ -107,7 +107,7 @@ impl<'l> Batch<'l> {
 
     /// The step, with the workspace of the kind.
     pub fn run(&self, kind: Kind, workspace: Option<&ViewMut<u8>>) -> Form {
-        let known = |kernel: Option<ElementKernel>| kernel.ok_or(Unable::NoForm);
+        let known = |kernel: Option<ElementKernel>| kernel.ok_or(FormError::NoForm);
         match kind {
             Kind::Elements => self.elements(&known(ElementKernel::of(self.rule, self.args))?, [0, 1]),
             Kind::OtherThanMatrices => {
@@ -119,8 +119,8 @@ impl<'l> Batch<'l> {
                 _ => self.lamb(),
             },
             Kind::Matrices(sides) => {
-                let muon = muon_args(self.rule, self.args, sides).ok_or(Unable::NoForm)?;
-                self.muon(&muon, sides, workspace.ok_or(Unable::NoForm)?)
+                let muon = muon_args(self.rule, self.args, sides).ok_or(FormError::NoForm)?;
+                self.muon(&muon, sides, workspace.ok_or(FormError::NoForm)?)
             }
         }
     }
@@ -159,7 +159,7 @@ impl<'l> Batch<'l> {
         let mut table = Pieces::new();
         for (index, param) in self.params.iter().enumerate() {
             if !add(&mut table, index, param)? {
-                return Err(Unable::NoForm);
+                return Err(FormError::NoForm);
             }
         }
         Ok(table)
@@ -179,7 +179,7 @@ impl<'l> Batch<'l> {
         let Rule::Lamb { beta1, beta2, eps, eps_inside_sqrt, bias_correction, max_coeff, min_coeff } =
             *self.rule
         else {
-            return Err(Unable::NoForm);
+            return Err(FormError::NoForm);
         };
         // A length, and the squared norms of weights and direction.
         let scratch = self.scratch(|param| Ok(8 * (1 + 2 * param.n_blocks())))?;
@@ -316,7 +316,7 @@ impl<'l> Batch<'l> {
         let blend = |x: Slice<'l>, y: Slice<'l>, numbers: [f32; 2], elems: usize| {
             let mut table = Pieces::new();
             if !table.push(elems, [Some(x), None, None, Some(y), None]) {
-                return Err(Unable::NoForm);
+                return Err(FormError::NoForm);
             }
             run("muon_blend", &[DType::F32], &table, &numbers)
         };

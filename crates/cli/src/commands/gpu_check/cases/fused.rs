@@ -8,7 +8,7 @@ use oarlock_tensor::RopeScaling;
 use oarlock_tensor::cpu::rope::RopeStyle;
 use oarlock_tensor::ops::{self, AttentionOptions, Mask, QkvHeads, Rope, WeightLayout};
 
-use super::attention::{Seen, attention};
+use super::attention::{MaskKind, attention};
 use super::decoders::{EPS, FIRST, THETA, turned};
 use super::{Case, Sizes};
 
@@ -43,7 +43,7 @@ pub(super) fn cases(n: &Sizes) -> Vec<Case> {
                     x.inputs[0].select(2, &columns).reshape(&[b, s, n, d])
                 };
                 let half = |first, n| turned(&part(first, n), RopeStyle::Half);
-                attention(&[half(0, h), half(h, g), part(h + g, g)], f64::from(scale), Seen::Before)
+                attention(&[half(0, h), half(h, g), part(h + g, g)], f64::from(scale), MaskKind::Causal)
             },
         ),
         // Both products need the output of the norm in their backward passes, so that the norm's own cannot give it.

@@ -16,7 +16,7 @@ const MARKS: [&str; 2] = ["<!-- confirmed: made of bench/gpu/reports -->", "<!--
 const STATEMENTS: [(&str, Section, &str); 14] = [
     ("The kernels compile, load and run", Section::Device, ""),
     ("Each instruction gives the bits that the kernels are written for", Section::Words, ""),
-    ("Each op agrees with a formula in f64, and gives the same bits again", Section::Ops, ""),
+    ("Each op agrees with a formula in f64, and gives bitwise identical results again", Section::Ops, ""),
     ("Heads have 96, 192 or 256 elements", Section::Ops, "attention causal, heads of "),
     ("A vocabulary has 151,936 tokens", Section::Ops, "head loss of 151936"),
     ("Losses are those of the CPU, and the same bits again", Section::Training, ""),
@@ -115,7 +115,7 @@ fn a_statement_is_confirmed_by_checks_that_hold_and_by_no_others() {
     for line in [
         "- H100: Oarlock 1, driver 580.1, NVRTC 13.0, cuBLASLt unknown",
         "| Each instruction gives the bits that the kernels are written for | H100 (2 checks) |",
-        "| Each op agrees with a formula in f64, and gives the same bits again | not H100: 1 of 3 checks failed |",
+        "| Each op agrees with a formula in f64, and gives bitwise identical results again | not H100: 1 of 3 checks failed |",
         "| A vocabulary has 151,936 tokens | H100 (1 checks) |",
         "| Each call of NCCL does what its header says, with one rank | no GPU yet |",
     ] {

@@ -27,6 +27,7 @@ use crate::launch::devices::Devices;
 pub(super) const CONFIG: Flags = Flags {
     command: "accelerate config",
     operands: "[default|update]",
+    example: "accelerate config",
     about: "Asks what a training runs on, and keeps the answers in a file.\n\
             `accelerate config default` asks nothing; `accelerate config update` brings an older file up to date.",
     keys: super::KEYS,
@@ -43,6 +44,7 @@ oarlock_config::key_table! {
 
 pub(super) const DEFAULT: Flags = Flags {
     command: "accelerate config default",
+    example: "accelerate config default --mixed_precision bf16",
     about: "Writes a file for this machine without asking.",
     keys: DEFAULT_KEYS,
     ..COMMAND
@@ -50,6 +52,7 @@ pub(super) const DEFAULT: Flags = Flags {
 
 pub(super) const UPDATE: Flags = Flags {
     command: "accelerate config update",
+    example: "accelerate config update",
     about: "Reads a file of any age, and writes it with today's keys and defaults.",
     keys: super::KEYS,
     ..COMMAND

@@ -51,7 +51,7 @@ pub const QUESTIONS: &[Item] = &[
                 && !a.more_than_one("num_machines")
                 && !a.more_than_one("num_processes")
         },
-        &[Stop("one GPU of one machine is no distributed training; choose that for the kind of machine")],
+        &[Stop("one GPU of one machine is not a distributed training; choose that for the kind of machine")],
     ),
     When(
         |a| {
@@ -108,7 +108,7 @@ const NODES: &[Item] = &[
     ),
     no(
         "debug",
-        "Check every distributed operation while the training runs? It is slower, and a mismatch is told at once",
+        "Check every distributed operation during the run? It is slower, and a mismatch is reported at once",
     ),
 ];
 
@@ -449,7 +449,7 @@ const TPU: &[Item] = &[
                     ),
                 ],
             ),
-            pieces("tpu_vm", "Which virtual machines, separated by commas, where they are no group?"),
+            pieces("tpu_vm", "Which virtual machines, separated by commas, where they are not a group?"),
             pieces("tpu_env", "Which environment variables in each pod, separated by commas?"),
         ],
     ),

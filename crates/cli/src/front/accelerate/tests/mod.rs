@@ -28,7 +28,7 @@ fn guide(name: &str) -> PathBuf {
 }
 
 impl Site {
-    /// A machine with so many GPUs, and a program `env.py` beside a training `train.yaml`.
+    /// A machine with so many GPUs, and a program `env.py` beside a training run `train.yaml`.
     fn new(gpus: usize) -> Site {
         let site = Site { folder: tempfile::tempdir().unwrap(), gpus, cores: 2, variables: Vec::new() };
         site.write("env.py", "");
@@ -82,7 +82,7 @@ impl Site {
         self.try_resolve(line).unwrap_or_else(|problems| panic!("{line}: {problems}"))
     }
 
-    /// What is wrong with a command, and with the training that it means.
+    /// What is wrong with a command, and with the run that it means.
     fn wrong(&self, line: &str) -> String {
         match self.try_resolve(line) {
             Err(problems) => problems,
@@ -102,7 +102,7 @@ impl Site {
             .map_err(|problems| problems.to_string().replace(&folder, ""))
     }
 
-    /// The training that a command means.
+    /// The run that a command means.
     fn plan(&self, line: &str) -> ResolvedConfig {
         self.try_plan(self.resolve(line)).unwrap_or_else(|problems| panic!("{line}: {problems}")).unwrap()
     }

@@ -16,7 +16,7 @@ fn what_is_wrong_is_said_with_its_place_and_what_to_do() {
         (
             "",
             "--multi_gpu --use_deepspeed env.py",
-            "the command line: `--multi_gpu` and `--use_deepspeed` exclude each other (keep one of them; `--cpu` goes \
+            "the command line: `--multi_gpu` and `--use_deepspeed` are mutually exclusive (keep one of them; `--cpu` goes \
              with each)",
         ),
         (
@@ -28,7 +28,7 @@ fn what_is_wrong_is_said_with_its_place_and_what_to_do() {
         (
             "distributed_type: MULTI_GPU\nnum_processes: -1\n",
             "env.py",
-            "c.yaml:2:16: `num_processes` is -1, so the number of ranks is still to be said (add `--num_processes N`)",
+            "c.yaml:2:16: `num_processes` is -1, so the number of ranks must be set (add `--num_processes N`)",
         ),
         (
             "distributed_type: MULTI_GPU\n",
@@ -45,7 +45,7 @@ fn what_is_wrong_is_said_with_its_place_and_what_to_do() {
             "distributed_type: MULTI_GPU\nnum_process: 2\nnum_processes: 2\nzero_stage: 2\nmax_restarts: 1\n",
             "env.py",
             "c.yaml:2:1: unknown key `num_process` in the configuration of Accelerate (did you mean `num_processes`?)\n\
-             c.yaml:4:1: unknown key `zero_stage` in the configuration of Accelerate (`zero_stage` belongs into \
+             c.yaml:4:1: unknown key `zero_stage` in the configuration of Accelerate (`zero_stage` belongs in \
              `deepspeed_config`)\n\
              c.yaml:5:1: unknown key `max_restarts` in the configuration of Accelerate (`max_restarts` is a flag only: \
              `accelerate launch --max_restarts …`)",
@@ -77,13 +77,13 @@ fn what_is_wrong_is_said_with_its_place_and_what_to_do() {
         (
             "",
             "--multi_gpu --num_processes 3 --num_machines 2 --machine_rank 0 --main_process_ip h env.py",
-            "the command line: `num_processes` (3) is no multiple of `num_machines` (2) (`num_processes` counts the \
+            "the command line: `num_processes` (3) is not a multiple of `num_machines` (2) (`num_processes` counts the \
              ranks of all machines, as many on each: write 2 or 4)",
         ),
         (
             "",
             "--cpu --num_processes 2 --num_machines 999999 --machine_rank 0 --main_process_ip h env.py",
-            "the command line: `num_processes` (2) is no multiple of `num_machines` (999999) (`num_processes` \
+            "the command line: `num_processes` (2) is not a multiple of `num_machines` (999999) (`num_processes` \
              counts the ranks of all machines, as many on each: write 999999)",
         ),
         (
@@ -144,7 +144,7 @@ fn what_is_wrong_is_said_with_its_place_and_what_to_do() {
         (
             "",
             "--module --no_python env.py",
-            "the command line: `--module` and `--no_python` exclude each other (a module is run by Python; keep one of them)",
+            "the command line: `--module` and `--no_python` are mutually exclusive (a module is run by Python; keep one of them)",
         ),
         (
             "",
@@ -185,7 +185,7 @@ fn what_is_wrong_is_said_with_its_place_and_what_to_do() {
             "--config_file nowhere.yaml env.py",
             "cannot read the configuration of Accelerate `nowhere.yaml`",
         ),
-        ("", "", "`accelerate launch` is told no program to start"),
+        ("", "", "missing argument: script"),
         ("", "nowhere.py", "the command line: there is no file `nowhere.py`"),
     ] {
         let site = Site::new(8);
@@ -327,7 +327,7 @@ fn precision_and_accumulation_are_those_of_the_training() {
     );
     assert_eq!(site.plan(line).train.dtype, DType::F16);
     assert_eq!(site.plan("--mixed_precision no src/train.py train.yaml").train.dtype, DType::F16);
-    // Where the training says nothing, or takes it back, the launcher decides.
+    // Where the run says nothing, or takes it back, the launcher decides.
     let plain = "--mixed_precision bf16 src/train.py train.yaml fp16=false gradient_accumulation_steps=1";
     assert_eq!(site.plan(plain).train.dtype, DType::BF16);
     // MiniMind's script follows Accelerate.
@@ -359,7 +359,7 @@ fn a_number_that_is_to_be_said_is_one_mistake() {
     const TRAIN: &str = "model_name_or_path: m\ndataset: d.jsonl\noutput_dir: out\nnum_processes: 2\n";
     site.write("train.yaml", TRAIN);
     let said = site.wrong("--cpu --num_processes -1 src/train.py train.yaml");
-    assert!(said.contains("still to be said") && !said.contains("`num_processes` is 2"), "{said}");
+    assert!(said.contains("must be set") && !said.contains("`num_processes` is 2"), "{said}");
 }
 
 #[test]
@@ -402,7 +402,7 @@ fn the_default_file_is_found_and_flags_stand_alone_without_it() {
     ] {
         assert!(note.contains(line), "{note}");
     }
-    // A training that says how many ranks it has keeps them.
+    // A training run that says how many ranks it has keeps them.
     assert!(Site::new(0).resolve("src/train.py train.yaml").ranks_are_default);
     assert_eq!(Site::new(0).resolve("env.py").launch.local_ranks(), 1);
 }
@@ -423,7 +423,7 @@ fn a_launch_is_described_whole() {
     assert_eq!(launch.binding, Binding::Share);
     match &resolved.script {
         Script::Command(argv) => assert_eq!(argv[1..], ["-u", "-m", "package.module", "--flag"]),
-        Script::Training(_) => panic!("no training"),
+        Script::Training(_) => panic!("no training run"),
     }
 }
 

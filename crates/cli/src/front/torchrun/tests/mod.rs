@@ -7,7 +7,7 @@ use crate::config::Words;
 use crate::config::flags::assert_abbreviations;
 use crate::front::job::{Job, Program};
 use crate::launch::Launch;
-use crate::launch::spec::{Binding, Master, Near, Nodes, Restarts};
+use crate::launch::spec::{Binding, Locality, Master, Nodes, Restarts};
 
 use super::flags::FLAGS;
 
@@ -182,7 +182,7 @@ fn restarts_streams_signals_and_cores_are_read() {
     assert_eq!(tee, [(true, true), (false, true), (false, false)]);
     assert_eq!(launch("--signals-to-handle SIGTERM,usr1").signals, [15, 10]);
     assert_eq!(launch("--numa-binding exclusive").binding, Binding::Share);
-    assert_eq!(launch("--numa-binding core-complex").binding, Binding::Near(Near::Cache));
+    assert_eq!(launch("--numa-binding core-complex").binding, Binding::SharedBy(Locality::Cache));
     let filters = launch("--duplicate-stdout-filters a,b,,c").output.filters;
     assert_eq!(filters[0], ["a", "b,c"]);
     assert_eq!(launch("--log-dir /dev/null").output.log_dir, None);
@@ -228,7 +228,7 @@ fn what_cannot_be_is_told_with_what_to_do() {
         ("--max-restarts -1", "at least 0"),
         ("--master-port 70000 --nnodes 2", "65535"),
         ("--nproc-per-nodes 2", "did you mean"),
-        ("--module", "exclude each other"),
+        ("--module", "are mutually exclusive"),
     ] {
         let problems = refused(line);
         assert!(problems.contains(said), "{line}: {problems}");

@@ -123,7 +123,7 @@ fn a_failure_restarts_all_until_no_restart_is_left() {
         let Decision::Restart { reason } = decision else { panic!() };
         assert!(reason.ends_with("rank 1: it was ended by signal 9 (SIGKILL)"), "{reason}");
         assert_eq!(news(&mut agents[0]), Event::Restart { reason: reason.clone() });
-        // Its own ranks fell over the lost one: that is no second failure.
+        // Its own ranks fell over the lost one: that is not a second failure.
         assert_eq!(
             agents[0].failed(0, "rank 1 failed", false, &never).unwrap(),
             Decision::Restart { reason }
@@ -293,7 +293,8 @@ fn a_node_that_is_killed_or_stopped_is_lost() {
     use rustix::process::{Pid, Signal, kill_process};
 
     within(|| {
-        for (signal, told) in [(Signal::KILL, " was lost: "), (Signal::STOP, " gave no sign of life for 3 s")]
+        for (signal, message) in
+            [(Signal::KILL, " was lost: "), (Signal::STOP, " gave no sign of life for 3 s")]
         {
             let ours = of_processes(meeting(1..=2).endpoint.1);
             let mut keeper = Agent::join(&ours, &never).unwrap();
@@ -311,7 +312,7 @@ fn a_node_that_is_killed_or_stopped_is_lost() {
             assert!(lines.any(|line| line.unwrap().contains("works")));
             kill_process(Pid::from_raw(pid as i32).unwrap(), signal).unwrap();
             let Event::Restart { reason } = news(&mut keeper) else { panic!() };
-            assert!(reason.contains(&format!("(process {pid})")) && reason.contains(told), "{reason}");
+            assert!(reason.contains(&format!("(process {pid})")) && reason.contains(message), "{reason}");
             assert_eq!(keeper.next_round(&never).unwrap().local_ranks, [1]);
             child.kill().unwrap();
             child.wait().unwrap();
@@ -390,17 +391,17 @@ fn who_keeps_the_list_is_said_or_follows_from_the_endpoint() {
             let other = Meeting { endpoint: ("127.0.0.1".into(), ours.endpoint.1), ..other };
             assert!(!join(&other).unwrap().keeps_the_list());
         }
-        // Nobody keeps it, and it is told at once.
+        // Nobody keeps it, and it is reported at once.
         static TOLD: std::sync::Mutex<Vec<String>> = std::sync::Mutex::new(Vec::new());
-        ours.tell = |text| TOLD.lock().unwrap().push(text.into());
+        ours.report = |text| TOLD.lock().unwrap().push(text.into());
         ours.join_timeout = Duration::from_secs(1);
         ours.endpoint.0 = "no-such-host.invalid".into();
         assert!(matches!(join(&ours), Err(AgentsError::Unreachable { .. })));
         ours.endpoint.0 = "localhost".into();
         ours.place = Some(1);
         assert!(matches!(join(&ours), Err(AgentsError::Unreachable { .. })));
-        let told = TOLD.lock().unwrap().clone();
-        assert!(told.len() == 2 && told[0].contains("its name has no address"), "{told:?}");
-        assert!(told[1].contains("which is this machine itself"), "{told:?}");
+        let message = TOLD.lock().unwrap().clone();
+        assert!(message.len() == 2 && message[0].contains("its name has no address"), "{message:?}");
+        assert!(message[1].contains("which is this machine itself"), "{message:?}");
     });
 }

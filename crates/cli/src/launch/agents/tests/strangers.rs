@@ -1,4 +1,4 @@
-//! What is no agent of the run: it neither joins nor stops those who are.
+//! What is not an agent of the run: it neither joins nor stops those who are.
 
 use std::io::{Read, Write};
 use std::net::{SocketAddr, TcpListener, TcpStream};
@@ -229,7 +229,7 @@ fn the_keeper_is_told_once_who_was_refused() {
     let mut ours = meeting(2..=2);
     ours.join_timeout = Duration::from_secs(2);
     // It is told how others find it, too.
-    ours.tell = |text| {
+    ours.report = |text| {
         if text.contains("refused") {
             TOLD.lock().unwrap().push(text.to_owned());
         }
@@ -247,13 +247,16 @@ fn the_keeper_is_told_once_who_was_refused() {
     while TOLD.lock().unwrap().len() < 2 && Instant::now() < deadline {
         std::thread::sleep(Duration::from_millis(5));
     }
-    let told = TOLD.lock().unwrap().clone();
-    assert_eq!(told.len(), 2, "{told:?}");
-    assert_eq!(told[0], "127.0.0.1 was refused: it has another token or run id");
-    assert!(told[1].contains("train.yaml is `�[31mb` on it and `not known` here"), "{told:?}");
+    let message = TOLD.lock().unwrap().clone();
+    assert_eq!(message.len(), 2, "{message:?}");
+    assert_eq!(message[0], "127.0.0.1 was refused: it has another token or run id");
+    assert!(message[1].contains("train.yaml is `�[31mb` on it and `not known` here"), "{message:?}");
     // And the reason for the end names them.
     let end = keeper.next_round(&never).unwrap_err().to_string();
-    assert!(end.contains("1 of at least 2 nodes") && told.iter().all(|told| end.contains(told)), "{end}");
+    assert!(
+        end.contains("1 of at least 2 nodes") && message.iter().all(|message| end.contains(message)),
+        "{end}"
+    );
 }
 
 /// A store is no more trusted with the terminal than an agent: whatever it says is printable.

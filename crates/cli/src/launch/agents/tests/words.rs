@@ -79,9 +79,9 @@ fn settings_of_the_rendezvous() {
     let weak_variable = ours.configure("", &variable("hunter2")).unwrap_err().to_string();
     let no_file = ours.configure("token_file=/nowhere/run.token", &|_| None).unwrap_err().to_string();
     // The filter of secrets leaves every word of them.
-    for told in [error, weak, weak_variable, no_file] {
-        assert_eq!(masked(&told), told);
-        assert!(!told.contains("hunter2"), "{told}");
+    for reported in [error, weak, weak_variable, no_file] {
+        assert_eq!(masked(&reported), reported);
+        assert!(!reported.contains("hunter2"), "{reported}");
     }
     ours.configure("", &variable(ONE)).unwrap();
     ours.access.token = None;

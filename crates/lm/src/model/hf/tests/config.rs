@@ -307,7 +307,7 @@ fn fields_that_nothing_reads_are_told() {
     for entry in std::fs::read_dir(golden("families")).unwrap().flatten() {
         assert_eq!(HfConfig::read(&entry.path()).unwrap().notes(), [""; 0], "{entry:?}");
     }
-    let told = |mut config: Value, fields: Value| {
+    let warnings = |mut config: Value, fields: Value| {
         let Value::Object(fields) = fields else { panic!("no fields") };
         config.as_object_mut().unwrap().extend(fields);
         read(&config.to_string()).map(|config| config.notes().join("\n")).map_err(|e| e.to_string())
@@ -347,7 +347,7 @@ fn fields_that_nothing_reads_are_told() {
             "rope_scaling.finetuned",
         ),
     ] {
-        let said = told(llama.clone(), fields).unwrap();
+        let said = warnings(llama.clone(), fields).unwrap();
         assert!(said.contains(&format!("nothing reads \"{name}\"")), "{name}: {said}");
     }
     let dir = tempfile::tempdir().unwrap();
@@ -356,7 +356,7 @@ fn fields_that_nothing_reads_are_told() {
     }
     assert!(HfConfig::read(dir.path()).unwrap().notes()[0].contains("holds an adapter beside the model"));
     let said =
-        told(llama.clone(), json!({"rope_theta": 5e5, "rope_parameters": {"rope_theta": 1e4}})).unwrap();
+        warnings(llama.clone(), json!({"rope_theta": 5e5, "rope_parameters": {"rope_theta": 1e4}})).unwrap();
     assert!(
         said.contains("\"rope_theta\" is 500000, and 10000 among the rotary settings, which counts"),
         "{said}"
@@ -367,11 +367,14 @@ fn fields_that_nothing_reads_are_told() {
         json!({"rope_parameters": linear, "rope_scaling": {"type": "linear", "factor": 2}}),
         json!({"rope_parameters": {}, "rope_scaling": {"type": "linear", "factor": 2}}),
     ] {
-        assert_eq!(told(llama.clone(), same.clone()).unwrap(), "", "{same}");
+        assert_eq!(warnings(llama.clone(), same.clone()).unwrap(), "", "{same}");
     }
     // What a family reads is not told, what nobody can compute is refused, and what says nothing is nothing.
-    assert_eq!(told(json!({"model_type": "gemma2"}), json!({"attn_logit_softcapping": 50.0})).unwrap(), "");
-    assert_eq!(told(json!({"model_type": "mistral"}), json!({"sliding_window": 128})).unwrap(), "");
+    assert_eq!(
+        warnings(json!({"model_type": "gemma2"}), json!({"attn_logit_softcapping": 50.0})).unwrap(),
+        ""
+    );
+    assert_eq!(warnings(json!({"model_type": "mistral"}), json!({"sliding_window": 128})).unwrap(), "");
     let llama3 = json!({"rope_type": "llama3", "factor": 2.0});
     for fields in [
         json!({"rope_parameters": linear, "rope_scaling": {"type": "linear", "factor": 4.0}}),
@@ -383,12 +386,12 @@ fn fields_that_nothing_reads_are_told() {
         json!({"attention_dropout": 0.1}),
         json!({"quantization_config": {"quant_method": "aqlm"}}),
     ] {
-        assert!(told(llama.clone(), fields.clone()).is_err(), "{fields}");
+        assert!(warnings(llama.clone(), fields.clone()).is_err(), "{fields}");
     }
     for fields in [
         json!({"use_sliding_window": false, "clip_qkv": null, "_name_or_path": "x", "use_cache": true}),
         json!({"temperature": 0.6, "id2label": {"0": "a"}, "transformers_version": "5.0", "tokenizer_class": "T"}),
     ] {
-        assert_eq!(told(llama.clone(), fields).unwrap(), "");
+        assert_eq!(warnings(llama.clone(), fields).unwrap(), "");
     }
 }

@@ -175,27 +175,29 @@ fn an_index_that_contradicts_its_files_is_told() {
     save_pretrained(dir.path(), &model.config, &model.decoder, &mut copies, &shards).unwrap();
     let index = dir.path().join("model.safetensors.index.json");
     let listed: Value = serde_json::from_str(&std::fs::read_to_string(&index).unwrap()).unwrap();
-    let told = |edit: &dyn Fn(&mut serde_json::Map<String, Value>)| {
+    let warnings = |edit: &dyn Fn(&mut serde_json::Map<String, Value>)| {
         let mut changed = listed.clone();
         edit(changed["weight_map"].as_object_mut().unwrap());
         std::fs::write(&index, changed.to_string()).unwrap();
         open(dir.path()).map_or_else(|error| error.to_string(), |source| source.notes().join("\n"))
     };
-    assert_eq!(told(&|_| ()), "");
-    let said =
-        told(&|map| drop(map.insert("model.extra.weight".into(), "model-00001-of-00003.safetensors".into())));
+    assert_eq!(warnings(&|_| ()), "");
+    let said = warnings(&|map| {
+        drop(map.insert("model.extra.weight".into(), "model-00001-of-00003.safetensors".into()))
+    });
     assert!(said.contains("where it says they are, there are no model.extra.weight"), "{said}");
-    let said =
-        told(&|map| drop(map.insert("model.norm.weight".into(), "model-00001-of-00003.safetensors".into())));
+    let said = warnings(&|map| {
+        drop(map.insert("model.norm.weight".into(), "model-00001-of-00003.safetensors".into()))
+    });
     assert!(said.contains("there are no model.norm.weight"), "{said}");
-    let said = told(&|map| drop(map.remove("model.norm.weight")));
+    let said = warnings(&|map| drop(map.remove("model.norm.weight")));
     assert!(said.contains("it does not name, what is read all the same: model.norm.weight"), "{said}");
     // Both forms at once: one is read, and the other one is said not to be.
     let whole = SaveOptions { max_shard_bytes: SaveOptions::MAX_SHARD_BYTES, ..shards };
     let other = tempfile::tempdir().unwrap();
     save_pretrained(other.path(), &model.config, &model.decoder, &mut copies, &whole).unwrap();
     std::fs::rename(other.path().join("model.safetensors"), dir.path().join("model.safetensors")).unwrap();
-    let said = told(&|_| ());
+    let said = warnings(&|_| ());
     assert!(said.contains("lies beside model.safetensors, which is read, as in transformers"), "{said}");
     // Who asks for the model hears of it.
     assert_eq!(load(dir.path(), DType::F32).config.notes().join("\n"), said);

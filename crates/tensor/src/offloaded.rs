@@ -11,7 +11,7 @@ use crate::shape::Shape;
 use crate::tensor::Tensor;
 
 /// A tensor whose elements are in pinned memory.
-pub(crate) struct Away {
+pub(crate) struct OffloadedTensor {
     host: FlatBuffer,
     shape: Shape,
     dtype: DType,
@@ -20,16 +20,22 @@ pub(crate) struct Away {
     back: RefCell<Option<Tensor>>,
 }
 
-impl Away {
+impl OffloadedTensor {
     /// Copies a tensor out, beside what is launched from now on.
     ///
     /// # Errors
     /// No memory that can be pinned; another device than a GPU.
-    pub fn new(tensor: &Tensor) -> Result<Away> {
+    pub fn new(tensor: &Tensor) -> Result<OffloadedTensor> {
         let device = tensor.device().clone();
         let host = FlatBuffer::borrowed_pinned(&device, tensor.len_bytes(), "offloaded activations")?;
         transfer::to_pinned(tensor, &host)?;
-        Ok(Away { host, shape: *tensor.shape(), dtype: tensor.dtype(), device, back: RefCell::default() })
+        Ok(OffloadedTensor {
+            host,
+            shape: *tensor.shape(),
+            dtype: tensor.dtype(),
+            device,
+            back: RefCell::default(),
+        })
     }
 
     /// Begins to copy it back.
@@ -49,7 +55,7 @@ impl Away {
     /// The tensor, for launches from now on.
     ///
     /// # Errors
-    /// As [`Away::begin`].
+    /// As [`OffloadedTensor::begin`].
     pub fn get(&self) -> Result<Tensor> {
         self.begin()?;
         // Its caller keeps it as long as it is needed.

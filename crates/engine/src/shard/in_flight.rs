@@ -9,7 +9,7 @@ use crate::shard::pool::PoolBuffer;
 use crate::shard::quantized::FirstHop;
 
 /// Gradients of a group on their way.
-pub(super) struct Leaving {
+pub(super) struct ReductionInFlight {
     /// Where they come from.
     pub flat: FlatBuffer,
     /// The buffer of sharded ones, and what happens to the sums that are there already.

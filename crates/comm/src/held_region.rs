@@ -1,4 +1,5 @@
-//! Regions while collectives work on them: lent like everything else of a region, until the last of these collectives is over.
+//! Regions while collectives work on them: lent like everything else of a region, until the last of these collectives is
+//! over.
 
 use std::ops::Deref;
 use std::sync::{MutexGuard, PoisonError};
@@ -11,7 +12,7 @@ use crate::region::Region;
 
 /// A region that a collective works on. Until it and its clones are dropped nobody else reads or writes the elements, but
 /// further collectives of the same communicator, which run one after the other.
-pub struct Held(Region);
+pub struct HeldRegion(Region);
 
 fn slot(region: &Region) -> MutexGuard<'_, Option<Hold>> {
     region.hold().lock().unwrap_or_else(PoisonError::into_inner)
@@ -19,7 +20,7 @@ fn slot(region: &Region) -> MutexGuard<'_, Option<Hold>> {
 
 impl Region {
     /// Takes it for a collective of a communicator.
-    pub(crate) fn held_by(&self, communicator: u64, operation: Operation) -> Result<Held> {
+    pub(crate) fn held_by(&self, communicator: u64, operation: Operation) -> Result<HeldRegion> {
         let mut slot = slot(self);
         match &mut *slot {
             Some(hold) if hold.communicator == communicator => hold.n_collectives += 1,
@@ -36,13 +37,13 @@ impl Region {
                 *slot = Some(Hold::new(communicator, lease));
             }
         }
-        Ok(Held(self.clone()))
+        Ok(HeldRegion(self.clone()))
     }
 }
 
-impl Held {
-    /// `after`, and what launches are still to do to the region whatever `after` says: nothing that is called from now on, as
-    /// launches need a lease.
+impl HeldRegion {
+    /// `after`, and what launches are still to do to the region whatever `after` says: nothing that is called from now
+    /// on, as launches need a lease.
     pub(crate) fn ready(&self, after: Ready) -> Ready {
         match self.flat().pending() {
             None => after,
@@ -56,22 +57,22 @@ impl Held {
     }
 }
 
-impl Deref for Held {
+impl Deref for HeldRegion {
     type Target = Region;
     fn deref(&self) -> &Region {
         &self.0
     }
 }
 
-impl Clone for Held {
-    fn clone(&self) -> Held {
+impl Clone for HeldRegion {
+    fn clone(&self) -> HeldRegion {
         // There is one as long as `self` lives.
         slot(&self.0).iter_mut().for_each(|hold| hold.n_collectives += 1);
-        Held(self.0.clone())
+        HeldRegion(self.0.clone())
     }
 }
 
-impl Drop for Held {
+impl Drop for HeldRegion {
     fn drop(&mut self) {
         let mut slot = slot(&self.0);
         if let Some(hold) = &mut *slot {

@@ -1,5 +1,5 @@
-//! What is wrong with the results of a run although no step failed: no weight was ever changed, or a result is no finite
-//! number. Such a run does not end in success.
+//! What is wrong with the results of a run although no step failed: no weight was ever changed, or a result is not a
+//! finite number. Such a run does not end in success.
 
 use std::collections::BTreeMap;
 
@@ -7,12 +7,12 @@ use oarlock_engine::error::{Error, Result};
 
 use super::Run;
 
-/// Results that are no finite numbers, the newest of their kind, as they are told. The same on all ranks.
+/// Results that are not finite numbers, the newest of their kind, as they are reported. The same on all ranks.
 #[derive(Debug, Default)]
-pub(super) struct Doubts(BTreeMap<String, String>);
+pub(super) struct NonFiniteResults(BTreeMap<String, String>);
 
-impl Doubts {
-    /// Takes note of a result, `what` of `when`, with its values by name; returns what is to be told of those that are not
+impl NonFiniteResults {
+    /// Takes note of a result, `what` of `when`, with its values by name; returns warnings about those that are not
     /// finite.
     pub(super) fn look(&mut self, what: &str, when: &str, values: &[(String, f64)]) -> Option<String> {
         let odd = values.iter().filter(|(_, value)| !value.is_finite());
@@ -21,9 +21,9 @@ impl Doubts {
             self.0.remove(what);
             return None;
         }
-        let told = format!("{what}{when}: {}", odd.join(", "));
-        self.0.insert(what.to_owned(), told.clone());
-        Some(format!("warning: {told}"))
+        let warnings = format!("{what}{when}: {}", odd.join(", "));
+        self.0.insert(what.to_owned(), warnings.clone());
+        Some(format!("warning: {warnings}"))
     }
 
     /// Whether all is well.
@@ -39,13 +39,13 @@ impl Doubts {
 impl Run<'_> {
     /// Takes note of a result, and tells what of it is not finite.
     pub(super) fn doubt(&mut self, what: &str, when: &str, values: &[(String, f64)]) -> Result<()> {
-        match (self.doubts.look(what, when, values), &mut self.journal) {
-            (Some(told), Some(journal)) => journal.message(&told),
+        match (self.non_finite.look(what, when, values), &mut self.journal) {
+            (Some(warnings), Some(journal)) => journal.message(&warnings),
             _ => Ok(()),
         }
     }
 
-    /// Refuses to end as a training where no step has ever changed a weight.
+    /// Refuses to end as a training run where no step has ever changed a weight.
     pub(super) fn check_trained(&self) -> Result<()> {
         if self.done == 0 || self.optimizer.n_steps()? > 0 {
             return Ok(());
@@ -63,7 +63,7 @@ impl Run<'_> {
 
     /// The end of a run with results that are not finite.
     pub(super) fn settle_doubts(&self) -> Result<()> {
-        if self.doubts.is_empty() {
+        if self.non_finite.is_empty() {
             return Ok(());
         }
         let training = match self.config.train.enabled {
@@ -72,7 +72,7 @@ impl Run<'_> {
         };
         Err(Error::Model(format!(
             "{training}results are not finite: {}; look at the records of the evaluation, or evaluate with bf16 or float32",
-            self.doubts.list()
+            self.non_finite.list()
         )))
     }
 }
@@ -84,17 +84,17 @@ mod tests {
     #[test]
     fn the_newest_result_of_each_kind_counts() {
         let values = |loss: f64| vec![("eval_loss".to_owned(), loss), ("eval_accuracy".to_owned(), 0.5)];
-        let mut doubts = Doubts::default();
-        assert_eq!(doubts.look("evaluation", " at step 1", &values(2.0)), None);
-        let told = doubts.look("evaluation", " at step 2", &values(f64::NAN));
-        assert_eq!(told.as_deref(), Some("warning: evaluation at step 2: eval_loss is NaN"));
-        doubts.look("evaluation of b", " at step 2", &values(f64::INFINITY));
+        let mut non_finite = NonFiniteResults::default();
+        assert_eq!(non_finite.look("evaluation", " at step 1", &values(2.0)), None);
+        let warnings = non_finite.look("evaluation", " at step 2", &values(f64::NAN));
+        assert_eq!(warnings.as_deref(), Some("warning: evaluation at step 2: eval_loss is NaN"));
+        non_finite.look("evaluation of b", " at step 2", &values(f64::INFINITY));
         assert_eq!(
-            doubts.list(),
+            non_finite.list(),
             "evaluation at step 2: eval_loss is NaN; evaluation of b at step 2: eval_loss is inf"
         );
-        doubts.look("evaluation", " at step 3", &values(2.0));
-        doubts.look("evaluation of b", " at step 3", &values(2.0));
-        assert!(doubts.is_empty());
+        non_finite.look("evaluation", " at step 3", &values(2.0));
+        non_finite.look("evaluation of b", " at step 3", &values(2.0));
+        assert!(non_finite.is_empty());
     }
 }
