@@ -241,3 +241,28 @@ fn a_resumed_run_goes_on_in_no_link() {
     }
     assert!(refused > 0, "running_log.txt goes on where it lies");
 }
+
+/// Folders that a run makes below its own, and whatever is on the way to them.
+#[test]
+fn no_folder_of_a_run_is_one_that_a_link_leads_to() {
+    let site = site();
+    for name in ["cache", "runs", "tables", "tables/DeepSpeedJobName", "profiles"] {
+        let (folder, victim) = (format!("out {name}").replace(['/', ' '], "-"), site.path("victim"));
+        let _ = fs::remove_dir_all(&victim);
+        fs::create_dir_all(&victim).unwrap();
+        fs::create_dir_all(site.path(&folder).join(name).parent().unwrap()).unwrap();
+        symlink(&victim, site.path(&folder).join(name)).unwrap();
+        let text =
+            String::from_utf8(site.read("ds.json")).unwrap().replace("OUT/flops", "OUT/profiles/flops");
+        site.write("in.json", &text.replace("OUT", &folder));
+        let words: Vec<String> =
+            TRAIN.iter().map(|word| word.replace("OUT.json", "in.json").replace("OUT", &folder)).collect();
+        let said = run(site.oarlock(&words.iter().map(String::as_str).collect::<Vec<_>>()));
+        assert_eq!(said.code, Some(2), "{name}: {said:?}");
+        assert!(
+            said.told().contains("nothing is written through links below output_dir"),
+            "{name}: {said:?}"
+        );
+        assert_eq!(fs::read_dir(&victim).unwrap().count(), 0, "{name}: {said:?}");
+    }
+}

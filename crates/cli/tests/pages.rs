@@ -225,3 +225,24 @@ fn not_there(command: &str) -> Option<String> {
     ];
     missing.into_iter().flatten().next()
 }
+
+/// A line of progress of the first recipe is of one run, whichever page shows it.
+#[test]
+fn pages_quote_the_run_that_the_readme_shows() {
+    let of = |text: &str| -> Vec<String> {
+        text.lines()
+            .filter(|line| line.starts_with("step ") && line.contains("/672 "))
+            .map(str::to_owned)
+            .collect()
+    };
+    let readme = of(&fs::read_to_string(root().join("README.md")).unwrap());
+    let mut quoted = 0;
+    for entry in fs::read_dir(root().join("docs")).unwrap().map(|entry| entry.unwrap().path()) {
+        let lines = if entry.is_file() { of(&fs::read_to_string(&entry).unwrap()) } else { Vec::new() };
+        for line in lines {
+            assert!(readme.contains(&line), "{}: {line}", entry.display());
+            quoted += 1;
+        }
+    }
+    assert!(quoted > 0 && !readme.is_empty(), "no page quotes the run of README.md");
+}

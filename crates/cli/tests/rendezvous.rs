@@ -118,3 +118,72 @@ fn who_is_refused_is_told_on_both_machines() {
     assert!(said.code == Some(1) && said.stderr.contains("1 of at least 2 nodes are ready"), "{said:?}");
     assert!(said.stderr.lines().last().is_some_and(|line| line.contains(refused)), "{said:?}");
 }
+
+/// What a program of the user's finds in its environment: the token of its round where machines meet, and that of the user where
+/// they are known. `oarlock train` is such a program too.
+#[test]
+fn the_token_of_a_run_reaches_its_ranks_whatever_program_they_run() {
+    let sites = [Site::new(), Site::new()];
+    run(sites[0].oarlock(&["token", "new", "run.token"]));
+    let token = String::from_utf8(sites[0].read("run.token")).unwrap();
+    sites[1].write("run.token", &token);
+    std::fs::set_permissions(sites[1].path("run.token"), PermissionsExt::from_mode(0o600)).unwrap();
+    let says = [
+        "sh",
+        "-c",
+        "echo ${OARLOCK_RDZV_TOKEN-none} ${OARLOCK_RDZV_TOKEN_FILE-none} ${OARLOCK_LINK_ENCRYPTION-1}",
+    ];
+    let both = |line: &dyn Fn(usize) -> String| {
+        [0, 1].map(|machine| {
+            let line = line(machine);
+            let words: Vec<&str> = line.split_whitespace().chain(["--no-python"]).chain(says).collect();
+            start(sites[machine].oarlock(&words))
+        })
+    };
+    let said = |running: [crate::common::Running; 2]| {
+        let [one, other] = running.map(|running| running.wait());
+        assert!(one.code == Some(0) && one.stdout == other.stdout, "{one:?} {other:?}");
+        let words: Vec<String> = one.stdout.split_whitespace().map(str::to_owned).collect();
+        (words[0].clone(), words[1..].join(" "))
+    };
+    let torchrun = |conf: &str| {
+        let at = format!("127.0.0.1:{}", port());
+        both(&|_| {
+            format!(
+                "torchrun --nnodes 2 --rdzv-backend c10d --rdzv-endpoint {at} --rdzv-conf join_timeout=30{conf}"
+            )
+        })
+    };
+    let (one, rest) = said(torchrun(",token_file=run.token"));
+    assert!(one.len() == 64 && one != token.trim() && rest == "none 1", "{one} {rest}");
+    let (other, rest) = said(torchrun(",token_file=run.token,encryption=0"));
+    assert!(other.len() == 64 && other != one && rest == "none 0", "{other} {rest}");
+    // Without a token of the user's they have one all the same, which only those know who have met.
+    let (other, rest) = said(torchrun(""));
+    assert!(other.len() == 64 && rest == "none 0", "{other} {rest}");
+    let accelerate = |conf: &str| {
+        both(&|machine| {
+            format!(
+                "accelerate launch --cpu --num_machines 2 --num_processes 2 --machine_rank {machine} \
+                 --main_process_ip 127.0.0.1 --main_process_port 29500 --same_network {conf}"
+            )
+        })
+    };
+    assert_eq!(
+        said(accelerate("--rdzv_conf token_file=run.token")),
+        (token.trim().to_owned(), "none 1".to_owned())
+    );
+    assert_eq!(said(accelerate("")), ("none".to_owned(), "none 1".to_owned()));
+    let weak = both(&|machine| {
+        format!(
+            "accelerate launch --cpu --num_machines 2 --num_processes 2 --machine_rank {machine} --main_process_ip 127.0.0.1 \
+             --rdzv_conf token=hunter2"
+        )
+    });
+    for said in weak.map(|running| running.wait()) {
+        assert!(
+            said.code.is_some_and(|code| code != 0) && flat(&said.stderr).contains("the token is weak"),
+            "{said:?}"
+        );
+    }
+}

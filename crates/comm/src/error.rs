@@ -1,7 +1,7 @@
 //! What can go wrong between ranks.
 
 use crate::call::Call;
-use crate::ledger::{RankStatus, list};
+use crate::ledger::{RankStatus, list, way_to};
 
 /// The result of an operation between ranks.
 pub type Result<T> = std::result::Result<T, Error>;
@@ -30,7 +30,7 @@ pub enum Error {
         other: Box<Call>,
     },
     /// A rank is alive but did not enter the collective in time.
-    #[error("{waiting}, and waited {seconds:.1} s for {}", list(.missing))]
+    #[error("{waiting}, and waited {seconds:.1} s for {}{}", list(.missing), way_to(.missing))]
     Timeout {
         /// The collective of the rank that ran out of time.
         waiting: Box<Call>,

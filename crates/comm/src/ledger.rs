@@ -34,6 +34,8 @@ pub struct RankStatus {
     pub phase: String,
     /// Its last collectives, oldest first.
     pub calls: Vec<Call>,
+    /// It runs on another machine: what its process does there is not known here.
+    pub is_elsewhere: bool,
 }
 
 /// What ranks say of one whose process is gone.
@@ -65,6 +67,7 @@ impl fmt::Display for RankStatus {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let state = match self.state {
             RankState::Absent => "has not joined",
+            RankState::Running if self.is_elsewhere => "on another machine",
             RankState::Running => "running",
             RankState::Stopped => "stopped by a signal",
             RankState::Finished => "finished",
@@ -76,6 +79,18 @@ impl fmt::Display for RankStatus {
             write!(f, ", pid {pid}")?;
         }
         write!(f, "{})", self.doing())
+    }
+}
+
+/// What may keep ranks of other machines from those that wait for them, although each has come.
+pub(crate) fn way_to(missing: &[RankStatus]) -> &'static str {
+    let is_far = |status: &RankStatus| status.is_elsewhere && status.state == RankState::Running;
+    match missing.iter().any(is_far) {
+        true => {
+            "; if ranks of two machines wait for each other, the network between them loses what they send: look at its MTU \
+             and its firewalls"
+        }
+        false => "",
     }
 }
 

@@ -81,6 +81,7 @@ impl Transport for Solo {
             pid: Some(std::process::id()),
             phase,
             calls: Vec::new(),
+            is_elsewhere: false,
         }]
     }
 

@@ -44,6 +44,17 @@ impl Known {
             let problem = format!("this is machine {this}, but the run has {}, counted from 0", ranks.len());
             return Err(Error::Usage(problem));
         }
+        // They do not meet, so that their ranks have nothing but the token that the user gave all machines.
+        let mut meeting = Meeting::new((launch.master.addr.clone(), 0), launch.run_id.clone(), 1..=1);
+        if ranks.len() > 1 {
+            // Whatever else is said of a meeting has no effect.
+            let is_of_token = |word: &&str| {
+                let key = word.split('=').next().unwrap_or_default().trim();
+                ["token", "token_file", "encryption"].contains(&key)
+            };
+            let words: Vec<&str> = launch.rdzv_conf.split(',').filter(is_of_token).collect();
+            meeting.configure(&words.join(","), &variable)?;
+        }
         let round = Round {
             number: 1,
             restart: 0,
@@ -51,8 +62,8 @@ impl Known {
             local_ranks: ranks.clone(),
             master_addr: launch.master.addr.clone(),
             master_port: launch.master.port,
-            token: String::new(),
-            encrypts: false,
+            token: meeting.access.token.unwrap_or_default(),
+            encrypts: meeting.encryption,
         };
         Ok(Known { round, begun: false, max_restarts: launch.restarts.max })
     }
@@ -87,11 +98,14 @@ impl Rounds for Known {
     }
 }
 
+fn variable(name: &str) -> Option<String> {
+    std::env::var(name).ok()
+}
+
 /// The meeting that a launch describes; `None` if its machines need not meet: there is one, or they are known with their
 /// ranks and start another program. Those of an Oarlock run (`own`) always meet, since their ranks need a token of
 /// the round, and what happens on one of them ends or restarts all.
 pub(super) fn meeting(launch: &Launch, own: bool) -> Result<Option<Meeting>> {
-    let read = |name: &str| std::env::var(name).ok();
     let mut meeting = match &launch.nodes {
         Nodes::Elastic { ranks, count, endpoint } => {
             let mut meeting = Meeting::new(endpoint.clone(), launch.run_id.clone(), count.clone());
@@ -109,7 +123,7 @@ pub(super) fn meeting(launch: &Launch, own: bool) -> Result<Option<Meeting>> {
         Nodes::Static { .. } => return Ok(None),
     };
     meeting.outage = Some(oarlock_comm::link_timeout()?);
-    meeting.configure(&launch.rdzv_conf, &read)?;
+    meeting.configure(&launch.rdzv_conf, &variable)?;
     meeting.max_restarts = launch.restarts.max;
     if !launch.quiet {
         meeting.report = |text| eprint(&format!("note: {text}\n"));

@@ -285,16 +285,20 @@ impl Run<'_> {
             false => Command::new(name),
         };
         command.args(arguments).envs(variables(launch, worker));
+        // What keeps others out of the meeting keeps them from its ranks, whatever program those run.
+        if round.local_ranks.len() > 1 && !round.token.is_empty() {
+            command.env(TOKEN, &round.token).env_remove(TOKEN_FILE);
+            if !round.encrypts {
+                command.env(ENCRYPTION, "0");
+            }
+        }
         if self.own {
             let micros = self.started.duration_since(UNIX_EPOCH).unwrap_or_default().as_micros();
             command.env(STARTED, micros.to_string()).stdin(Stdio::null());
             command.env(ROUND, round.number.to_string());
             if round.local_ranks.len() > 1 {
                 // Its ranks say here why they failed, as there is no memory that all of them share.
-                command.env(TOKEN, &round.token).env_remove(TOKEN_FILE).env(ERROR_FILE, error_file.path());
-                if !round.encrypts {
-                    command.env(ENCRYPTION, "0");
-                }
+                command.env(ERROR_FILE, error_file.path());
             }
             if launch.env.iter().any(|(name, _)| name == "CUDA_VISIBLE_DEVICES") {
                 command.env(MACHINE_GPUS, Devices::here(None).gpus.to_string());

@@ -123,6 +123,7 @@ mod tests {
             pid: Some(7),
             phase: "step 3".into(),
             calls: Vec::new(),
+            is_elsewhere: rank == 3,
         };
         let all = || (0..4).map(|rank| status(rank, RankState::Running)).collect();
         let over =
@@ -130,12 +131,19 @@ mod tests {
         assert_eq!(over(Notice::peer(3, "no memory")), "rank 3 failed: no memory");
         let long = format!("{}ö", "x".repeat(511));
         assert_eq!(over(Notice::peer(0, &long)), format!("rank 0 failed: {}", "x".repeat(511)));
-        let waited = Duration::from_millis(1500);
+        let waited_for = Duration::from_millis(1500);
         let late = [status(2, RankState::Stopped)];
-        let said = over(Notice::timeout(1, &Stamp::zeroed(), waited, &late));
+        let said = over(Notice::timeout(1, &Stamp::zeroed(), waited_for, &late));
         assert!(said.starts_with("rank 1 called barrier"), "{said}");
         let waited = "and waited 1.5 s for rank 2 (stopped by a signal, pid 7, in \"step 3\")";
         assert!(said.ends_with(waited), "{said}");
+        let far = [status(3, RankState::Running)];
+        let said = over(Notice::timeout(1, &Stamp::zeroed(), waited_for, &far));
+        assert!(said.contains("for rank 3 (on another machine, pid 7"), "{said}");
+        assert!(
+            said.contains("wait for each other, the network between them loses what they send"),
+            "{said}"
+        );
         assert!(Notice::from_bytes(&[0; 9]).is_none());
     }
 }

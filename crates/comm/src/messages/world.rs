@@ -324,7 +324,8 @@ impl World {
         let peer = &state.peers[rank];
         let calls = peer.calls.iter().map(|words| Stamp::from_words(*words).call(rank)).collect();
         let pid = Some(pid).filter(|&pid| pid != 0);
-        RankStatus { rank, state: at, pid, phase: peer.phase.clone(), calls }
+        let is_elsewhere = state.infos[rank].machine != state.infos[self.library.rank()].machine;
+        RankStatus { rank, state: at, pid, phase: peer.phase.clone(), calls, is_elsewhere }
     }
 
     /// Whether the launcher or a user has asked this rank to end.

@@ -54,7 +54,14 @@ pub(super) fn status(segment: &Segment, rank: usize) -> RankStatus {
         .map(|w| Stamp::from_words(w).call(rank))
         .collect();
     let pid = Some(cell.pid.load(Ordering::Relaxed)).filter(|&pid| pid != 0);
-    RankStatus { rank, state: state(segment, rank), pid, phase: cell.phase.read_text(), calls }
+    RankStatus {
+        rank,
+        state: state(segment, rank),
+        pid,
+        phase: cell.phase.read_text(),
+        calls,
+        is_elsewhere: false,
+    }
 }
 
 /// The failure of the run as an error, if there is one.

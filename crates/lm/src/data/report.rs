@@ -20,6 +20,9 @@ pub struct RowReport {
     pub rows: u64,
     /// Rows that are trained on.
     pub examples: u64,
+    /// Texts without a token among them, of which only the end is trained on.
+    #[serde(default)]
+    pub empty: u64,
     /// Their tokens.
     pub tokens: u64,
     /// Supervised tokens of these.
@@ -73,6 +76,7 @@ impl RowReport {
     pub(super) fn add(&mut self, encoded: &Encoded, cuts: &Cuts) {
         self.rows += 1;
         self.examples += 1;
+        self.empty += u64::from(encoded.ids.is_empty());
         let [of_prompt, of_answer] = cuts.left_out;
         self.tokens += encoded.ids.len() as u64 - of_prompt - of_answer;
         self.trained += n_trained(encoded) - of_answer;
@@ -128,7 +132,7 @@ impl RowReport {
 
     /// Whether something of the rows, or some of them, is not trained on.
     pub(super) fn is_worth_a_warning(&self) -> bool {
-        !self.unread.is_empty() || self.n_dropped() > 0
+        !self.unread.is_empty() || self.n_dropped() > 0 || self.empty > 0
     }
 
     /// Rows that are not trained on.
@@ -174,6 +178,13 @@ impl RowReport {
                 "warning: {} rows are longer than cutoff_len {cutoff_len} and were cut: {}; raise cutoff_len to keep them whole",
                 self.cut,
                 reported.join(", ")
+            ));
+        }
+        if self.empty > 0 {
+            let all = if self.empty == self.examples { "warning: all" } else { "note:" };
+            lines.push(format!(
+                "{all} {} texts are empty, so nothing but their ends is trained on",
+                self.empty
             ));
         }
         for Unread { what, rows, first } in &self.unread {

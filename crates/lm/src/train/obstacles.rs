@@ -330,9 +330,17 @@ impl Folder<'_> {
             Tracker::Jsonl(file) => file.parent().map(Path::to_path_buf),
             Tracker::Wandb { .. } => None,
         };
-        let trackers = self.config.monitor.trackers.iter().filter_map(of_tracker);
+        let engine = &self.config.monitor.engine;
+        let trackers = self.config.monitor.trackers.iter().chain(&engine.monitors).filter_map(of_tracker);
         let own = [CACHE, CONVERTED].map(|name| self.dir.join(name));
-        let mut below = own.into_iter().chain(trackers.filter(|folder| folder.starts_with(self.dir)));
+        let flops = engine.flops_profiler.iter().filter_map(|flops| flops.file.as_ref()?.parent());
+        let written = own.into_iter().chain(trackers).chain(flops.map(Path::to_path_buf));
+        // Each folder on the way to it, as one above it may be the link.
+        let below = |path: PathBuf| -> Vec<PathBuf> {
+            let own = |path: &&Path| path.starts_with(self.dir) && *path != self.dir;
+            path.ancestors().filter(own).map(Path::to_path_buf).collect()
+        };
+        let mut below = written.flat_map(below);
         let (link, to) = below.find_map(|path| fs::read_link(&path).ok().map(|to| (path, to)))?;
         Some(Obstacle {
             keys: vec!["output_dir"],

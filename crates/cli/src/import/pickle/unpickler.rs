@@ -16,10 +16,11 @@ const MAX_DIMS: usize = 64;
 /// The longest name of a class or a storage. Like [`MAX_DIMS`] it keeps what is copied small.
 const MAX_NAME_BYTES: usize = 256;
 
-/// How many times the bytes of a program what it makes may take in memory, and what any may take. One that `torch.save`
-/// writes takes some ten times its own; what is copied again and again takes thousands.
+/// How many times the bytes of a program what it makes may take in memory, what any may take, and what none may exceed. One
+/// that `torch.save` writes takes some ten times its own; what is copied again and again takes thousands.
 const MAX_GROWTH: usize = 80;
 const SMALL_BYTES: usize = 1 << 20;
+const MOST_BYTES: usize = 1 << 28;
 
 type Result<T> = std::result::Result<T, PickleProblem>;
 
@@ -28,7 +29,7 @@ pub fn run(bytes: &[u8]) -> Result<(Vec<Value>, Id)> {
     let mut unpickler = Unpickler {
         bytes,
         at: 0,
-        left_bytes: bytes.len().saturating_mul(MAX_GROWTH).saturating_add(SMALL_BYTES),
+        left_bytes: limit(bytes),
         // An instruction makes one value at most, so this never grows; what is not used takes no memory.
         values: Vec::with_capacity(bytes.len().min(MAX_VALUES)),
         stack: Vec::new(),
@@ -40,6 +41,11 @@ pub fn run(bytes: &[u8]) -> Result<(Vec<Value>, Id)> {
             return Ok((unpickler.values, root));
         }
     }
+}
+
+/// What a program may take in memory.
+fn limit(bytes: &[u8]) -> usize {
+    bytes.len().saturating_mul(MAX_GROWTH).saturating_add(SMALL_BYTES).min(MOST_BYTES)
 }
 
 struct Unpickler<'a> {
@@ -206,10 +212,8 @@ impl<'a> Unpickler<'a> {
     /// Counts memory before it is taken.
     fn spend(&mut self, n_bytes: usize) -> Result<()> {
         let left = self.left_bytes.checked_sub(n_bytes);
-        self.left_bytes = left.ok_or_else(|| PickleProblem::TooLarge {
-            what: "bytes in memory",
-            limit: self.bytes.len().saturating_mul(MAX_GROWTH).saturating_add(SMALL_BYTES),
-        })?;
+        self.left_bytes = left
+            .ok_or_else(|| PickleProblem::TooLarge { what: "bytes in memory", limit: limit(self.bytes) })?;
         Ok(())
     }
 

@@ -8,7 +8,7 @@ use std::time::{Duration, Instant};
 
 use oarlock_comm::wire::{Broken, Channel, Place, Secret, hex, nonce};
 
-use super::error::AgentsError;
+use super::error::{AgentsError, NO_ADDRESS};
 use super::link::{ANSWER, CONNECT, Link, converse};
 use super::meeting::{Meeting, is_host};
 use super::message::{Node, Reply, Request, View};
@@ -104,10 +104,7 @@ impl Agent {
         let addresses = match (&store, place) {
             (Some(store), _) => vec![store.address()],
             (None, Place::Unknown(why)) => {
-                return Ok(Err(JoinFailure {
-                    tried: format!("its name has no address ({why})"),
-                    is_wrong: true,
-                }));
+                return Ok(Err(JoinFailure { tried: format!("{NO_ADDRESS} ({why})"), is_wrong: true }));
             }
             (None, place) => place.addresses().to_vec(),
         };

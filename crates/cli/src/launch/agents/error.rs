@@ -44,7 +44,7 @@ pub enum AgentsError {
     },
     /// No answer.
     #[error(
-        "no agent answered at {endpoint} for {seconds} s: {tried}; is the agent on that machine running, is this its address, and does a firewall let the port through?"
+        "no agent answered at {endpoint} for {seconds} s: {tried}; {}", questions(.tried)
     )]
     Unreachable {
         /// The host and port of the rendezvous.
@@ -138,6 +138,19 @@ pub enum AgentsError {
         /// The operating system's word.
         cause: String,
     },
+}
+
+/// Of a name that stands for no machine, before the reason.
+pub(super) const NO_ADDRESS: &str = "its name has no address";
+
+/// What to look at where nobody answered.
+fn questions(tried: &str) -> &'static str {
+    match tried.starts_with(NO_ADDRESS) {
+        true => "is this the name of the machine, and do /etc/hosts or a name server say so on this one?",
+        false => {
+            "is the agent on that machine running, is this its address, and does a firewall let the port through?"
+        }
+    }
 }
 
 /// All that differs, with the value of the joining node and that of the store, and the words for where each is.

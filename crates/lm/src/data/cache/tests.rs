@@ -68,6 +68,20 @@ fn texts_that_are_null_are_dropped_and_counted() {
     let report = cache.report().unwrap().unwrap();
     assert_eq!((cache.n_records(), report.rows, report.n_dropped()), (1, 3, 2));
     assert!(report.dropped[0].reason.contains("null") && report.dropped[0].first.ends_with("data.jsonl:2"));
+    assert_eq!(report.empty, 0);
+    // An empty text is one, of which the end is learned.
+    let said = |lines: &str| {
+        TokenCache::open(&build(lines).unwrap().path)
+            .unwrap()
+            .report()
+            .unwrap()
+            .map(|report| report.lines(64).join("\n"))
+    };
+    assert_eq!(said("{\"text\": \"of\"}"), None);
+    let some = said("{\"text\": \"\"}\n{\"text\": \"of\"}").unwrap();
+    assert!(some.contains("note: 1 texts are empty, so that nothing but their ends is learned"), "{some}");
+    let all = said("{\"text\": \"\"}\n{\"text\": \"\"}").unwrap();
+    assert!(all.contains("warning: all 2 texts are empty"), "{all}");
     let none = build("{\"text\": null}").unwrap_err().to_string();
     assert!(none.contains("none of 1 rows can be trained on; 1 dropped: its text is null"), "{none}");
 }

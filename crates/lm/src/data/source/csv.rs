@@ -1,5 +1,6 @@
 //! CSV and TSV with a header line: the fields of the text column, or whole rows as JSON objects.
 
+use std::collections::{HashMap, HashSet};
 use std::fs::File;
 use std::io::{self, Read};
 use std::path::Path;
@@ -61,11 +62,18 @@ fn begin(path: &Path, separator: u8) -> Result<(Reader<Quotes<File>>, Vec<String
 /// A name that stands several times as pandas has it: the second `text` is `text.1`, so that the first is the column of that
 /// name.
 fn distinct<'a>(header: impl Iterator<Item = &'a str>) -> Vec<String> {
-    let mut names: Vec<String> = Vec::new();
+    let (mut names, mut taken) = (Vec::new(), HashSet::new());
+    // The number that is next for a name: a header may have a million columns of one.
+    let mut next: HashMap<&str, u64> = HashMap::new();
     for name in header {
-        let numbered = (1..).map(|n| format!("{name}.{n}"));
-        let free = std::iter::once(name.to_owned()).chain(numbered).find(|name| !names.contains(name));
-        names.extend(free);
+        let mut free = name.to_owned();
+        while taken.contains(&free) {
+            let n = next.entry(name).or_insert(1);
+            free = format!("{name}.{n}");
+            *n += 1;
+        }
+        taken.insert(free.clone());
+        names.push(free);
     }
     names
 }

@@ -437,9 +437,18 @@ fn missing_column(path: &Path, line: u64, wanted: &[String], found: &[String]) -
     Error::record(path, line, no_column(wanted, found), NAME_COLUMN)
 }
 
+/// Columns that an error lists.
+const LISTED: usize = 40;
+
 fn no_column(wanted: &[String], found: &[String]) -> String {
     match found {
         [] => format!("no column {}: there are no columns", quoted(wanted, " or ")),
+        found if found.len() > LISTED => format!(
+            "no column {}; the first of {} columns are {}",
+            quoted(wanted, " or "),
+            found.len(),
+            quoted(&found[..LISTED], ", ")
+        ),
         found => format!("no column {}; the columns are {}", quoted(wanted, " or "), quoted(found, ", ")),
     }
 }

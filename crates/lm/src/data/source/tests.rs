@@ -467,6 +467,10 @@ fn what_is_not_read_is_told() {
 
 #[test]
 fn a_column_that_stands_twice_in_a_table_has_a_number() {
+    // However many there are; an error lists the first.
+    let many = folder(&[("a.csv", &[&b",".repeat(200_000)[..], b"\n"].concat())]);
+    let said = read(&many, "a.csv").unwrap_err().to_string();
+    assert!(said.contains("the first of 200001 columns are") && said.len() < 2000, "{said}");
     let dir = folder(&[("a.csv", b"text,id,text,text\nfirst,1,second,third\n")]);
     assert_eq!(read(&dir, "a.csv").unwrap(), ["first"]);
     let rows = Source::resolve("a.csv", dir.path(), None).unwrap().records(Content::Object);
