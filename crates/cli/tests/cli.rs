@@ -176,7 +176,7 @@ fn help_and_plans_are_printed_and_nothing_is_written() {
     }
     let narrowed = run(site.oarlock(&["train", "--help", "lora"])).stdout;
     assert!(narrowed.starts_with("Example: ") && narrowed.contains("lora_rank=N"), "{narrowed}");
-    assert!(!narrowed.contains("learning_rate="), "{narrowed}");
+    assert!(!narrowed.contains("learning_rate=X"), "{narrowed}");
     assert_refused(&run(site.oarlock(&["train", "--help", "wombat"])), 2, &["no key contains `wombat`"]);
     let help = run(site.oarlock(&["train", "-h"])).stdout;
     assert!(

@@ -3,7 +3,7 @@
 use clap::Command;
 
 /// A command line of each command. A command with subcommands shows the first of theirs.
-const EXAMPLES: [&str; 18] = [
+const EXAMPLES: [&str; 19] = [
     "oarlock train recipes/pretrain.yaml",
     "oarlock generate --model out/first --prompt Once",
     "oarlock chat --model out/sft",
@@ -14,6 +14,7 @@ const EXAMPLES: [&str; 18] = [
     "oarlock import-checkpoint saved/global_step500 out/checkpoint-500",
     "oarlock tokenizer train --dataset text.jsonl --output-dir out/tokenizer",
     "oarlock token new run.token",
+    "oarlock token check run.token",
     "oarlock data show recipes/sft.yaml",
     "oarlock estimate-memory recipes/minimind-small",
     "oarlock plan recipes/pretrain.yaml",

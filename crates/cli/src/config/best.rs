@@ -137,8 +137,8 @@ mod tests {
         };
         let load = format!("{EVAL}load_best_model_at_end: true\n");
         for (text, words) in [
-            (format!("{load}save_steps: 15"), "no multiple of `eval_steps`"),
-            (format!("{load}save_steps: 0.5"), "no multiple of `eval_steps`"),
+            (format!("{load}save_steps: 15"), "not a multiple of `eval_steps`"),
+            (format!("{load}save_steps: 0.5"), "not a multiple of `eval_steps`"),
             (format!("{load}save_strategy: epoch"), "`eval_strategy` is steps, `save_strategy` epoch"),
             (format!("{load}save_strategy: no"), "`save_strategy` no"),
             (format!("{load}save_steps: 10\nsave_only_model: true"), "leaves none"),

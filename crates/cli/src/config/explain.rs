@@ -4,9 +4,16 @@ use std::collections::BTreeSet;
 use std::fmt::Write as _;
 
 use oarlock_config::settings::keys::{Group, Row, Status, ValueType};
+use oarlock_config::settings::problem::Problem;
 
 use super::table::{KEYS, nearest};
-use super::{Problem, Words, flags};
+use super::words::Words;
+
+/// Our own flags, which every front end has beside those of its original.
+pub const OWN: [(&str, &str); 2] = [
+    ("dry-run", "Stop before anything is started, and show what would be"),
+    ("print-config", "Show every value of the run with its origin"),
+];
 
 /// The help text of a command that trains, which is called as `command`: how it is called, and its keys. `words` narrow
 /// it to groups, or to the keys that contain a word.
@@ -23,7 +30,7 @@ pub fn help(command: &str, words: &Words) -> Result<String, Problem> {
          Groups: {}\n\n",
         group_names()
     );
-    let is_own = |word: &str| flags::OWN.iter().any(|(flag, _)| word.strip_prefix("--") == Some(flag));
+    let is_own = |word: &str| OWN.iter().any(|(flag, _)| word.strip_prefix("--") == Some(flag));
     let asked = (0..words.len()).filter(|at| words.get(*at).is_some_and(|word| !is_own(word)));
     match asked.collect::<Vec<_>>().as_slice() {
         [] => out.push_str(&all_keys()),
@@ -285,10 +292,10 @@ mod tests {
     #[test]
     fn a_word_narrows_the_help() {
         let lora = help_of("LoRA").unwrap();
-        for name in ["lora_rank=", "loraplus_lr_ratio=", "use_dora=", "finetuning_type="] {
+        for name in ["lora_rank=", "loraplus_lr_ratio=", "use_rslora=", "finetuning_type="] {
             assert!(lora.contains(name), "{name}: {lora}");
         }
-        assert!(!lora.contains("learning_rate=") && lora.lines().count() < 50, "{lora}");
+        assert!(!lora.contains("learning_rate=X") && lora.lines().count() < 50, "{lora}");
         let checkpoints = help_of("checkpoints").unwrap();
         assert!(checkpoints.contains("save_steps=") && !checkpoints.contains("lora_rank="), "{checkpoints}");
         // A key as it is written, two words, and a key that changes nothing, with the reason.

@@ -12,7 +12,7 @@ use oarlock_config::settings::most;
 use oarlock_config::settings::problem::{Problem, Problems};
 use oarlock_config::settings::resolve::{Settings, wrong_type};
 
-use super::explain::{described, without_effect};
+use super::explain::{OWN, described, without_effect};
 use super::words::Words;
 use super::yaml::Node;
 
@@ -54,12 +54,6 @@ enum Named {
     Ambiguous(Vec<&'static str>),
     Unknown,
 }
-
-/// Our own flags, which every front end has beside those of its original.
-pub const OWN: [(&str, &str); 2] = [
-    ("dry-run", "Stop before anything is started, and show what would be"),
-    ("print-config", "Show every value of the run with its origin"),
-];
 
 /// What was read.
 #[derive(Clone, Debug)]

@@ -165,7 +165,7 @@ mod tests {
         assert!(message("uniform", 4).contains("a model of 3 units cannot be divided into 4 parts"));
         let told_types = message("type:Transformer", 2);
         assert!(told_types.contains("those of this model are Embedding, Block, Head"), "{told_types}");
-        assert!(message("type:(", 2).contains("no regular expression"));
+        assert!(message("type:(", 2).contains("not a regular expression"));
         assert!("profile".parse::<PartitionMethod>().unwrap_err().contains("type:REGEX"));
     }
 

@@ -397,7 +397,7 @@ mod tests {
             ("checks", json!([{ "section": "none" }])),
             ("facts", json!([])),
         ] {
-            assert!(change(key, value).contains("no report"), "{key}");
+            assert!(change(key, value).contains("not a report"), "{key}");
         }
     }
 }

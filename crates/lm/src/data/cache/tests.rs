@@ -79,7 +79,7 @@ fn texts_that_are_null_are_dropped_and_counted() {
     };
     assert_eq!(said("{\"text\": \"of\"}"), None);
     let some = said("{\"text\": \"\"}\n{\"text\": \"of\"}").unwrap();
-    assert!(some.contains("note: 1 texts are empty, so that nothing but their ends is learned"), "{some}");
+    assert!(some.contains("note: 1 texts are empty, so nothing but their ends is trained on"), "{some}");
     let all = said("{\"text\": \"\"}\n{\"text\": \"\"}").unwrap();
     assert!(all.contains("warning: all 2 texts are empty"), "{all}");
     let none = build("{\"text\": null}").unwrap_err().to_string();

@@ -201,7 +201,7 @@ fn calls_and_functions_may_be_texts() {
         (row(json!(5), Value::Null), "Invalid JSON format in function message"),
         (row(json!("[1]"), Value::Null), "Invalid JSON format in function message"),
         (row(Value::Null, json!("{broken")), "Invalid JSON format in tool description"),
-        (row(Value::Null, json!(7)), "no list of functions with names"),
+        (row(Value::Null, json!(7)), "not a list of functions with names"),
         (
             json!({"messages": [{"role": "user", "content": "a", "tool_calls": [{"name": "b", "arguments": {}}]},
                 {"role": "assistant", "content": "b"}]}),

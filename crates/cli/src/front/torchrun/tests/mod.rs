@@ -212,9 +212,9 @@ fn what_cannot_be_is_told_with_what_to_do() {
         ("--nnodes 3:2", "N or MIN:MAX"),
         ("--nnodes 1:2", "--rdzv-backend c10d"),
         ("--nnodes 2 --node-rank 2", "counted from 0"),
-        ("--nproc-per-node many", "auto, cpu or gpu"),
+        ("--nproc-per-node many", "expected an integer, auto, gpu or cpu"),
         ("--nproc-per-node 0", "from 1"),
-        ("--nproc-per-node xpu", "auto, cpu or gpu"),
+        ("--nproc-per-node xpu", "expected an integer, auto, gpu or cpu"),
         ("--rdzv-backend zeus", "static or c10d"),
         ("--nnodes 2 --rdzv-backend c10d", "--rdzv-endpoint HOST:PORT"),
         ("--nnodes 2 --rdzv-endpoint node0:x", "host:port"),
@@ -223,7 +223,7 @@ fn what_cannot_be_is_told_with_what_to_do() {
         ("--redirects 4", "3 both"),
         ("--tee 0:1,1", "3 both"),
         ("--local-ranks-filter a", "0,1"),
-        ("--signals-to-handle SIGKILL", "no signal that can be handled"),
+        ("--signals-to-handle SIGKILL", "not a signal that can be handled"),
         ("--numa-binding moon", "core-complex"),
         ("--max-restarts -1", "at least 0"),
         ("--master-port 70000 --nnodes 2", "65535"),
@@ -233,7 +233,7 @@ fn what_cannot_be_is_told_with_what_to_do() {
         let problems = refused(line);
         assert!(problems.contains(said), "{line}: {problems}");
     }
-    assert!(parse(&[], &[]).unwrap_err().contains("no program to start"));
+    assert!(parse(&[], &[]).unwrap_err().contains("missing argument: script"));
 }
 
 #[test]
