@@ -260,7 +260,7 @@ fn no_folder_of_a_run_is_one_that_a_link_leads_to() {
         let said = run(site.oarlock(&words.iter().map(String::as_str).collect::<Vec<_>>()));
         assert_eq!(said.code, Some(2), "{name}: {said:?}");
         assert!(
-            said.told().contains("nothing is written through links below output_dir"),
+            said.message().contains("nothing is written through links below output_dir"),
             "{name}: {said:?}"
         );
         assert_eq!(fs::read_dir(&victim).unwrap().count(), 0, "{name}: {said:?}");
