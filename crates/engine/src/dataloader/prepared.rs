@@ -12,9 +12,8 @@ use super::plan::Rule;
 use super::state::LoaderState;
 use super::{DataLoader, Division, Replica};
 use crate::accelerator::loaders::Seen;
-use crate::error::{Error, Result};
-use crate::nested::{Nested, Parcel};
-use crate::{Accelerator, Ends, Plan, Prepare};
+use crate::nn::nested::{Nested, Parcel};
+use crate::{Accelerator, Ends, Error, Plan, Prepare, Result};
 
 /// What iterates: everything that a loader and its division have settled.
 pub(super) struct Core<B> {

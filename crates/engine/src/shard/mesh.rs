@@ -2,7 +2,7 @@
 
 use oarlock_comm::Communicator;
 
-use crate::error::{Error, Result};
+use crate::{Error, Result};
 
 /// The communicators of one rank.
 #[derive(Clone, Debug)]

@@ -16,13 +16,13 @@ use oarlock_tensor::{
     ActiveTapes, DType, Device, FlatBuffer, FlatParams, Result as TensorResult, Tape, UnitHook,
 };
 
-use crate::error::{Error, Result};
 use crate::shard::group::{Grads, Group, Weights};
 use crate::shard::leaving::{Early, Leaving, UnitUse};
 use crate::shard::mesh::Mesh;
 use crate::shard::placement::{Lifetime, Placement, ShardingConfig, updates_beside};
 use crate::shard::pool::{BufferPool, Gathered, PoolBuffer};
 use crate::shard::quantized::Exchanges;
+use crate::{Error, Result};
 
 /// The groups of a model, and what is open of them.
 pub(super) struct Core {

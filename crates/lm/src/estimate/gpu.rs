@@ -8,8 +8,8 @@
 //! States are pieces of the pool's segments, whose rests are a part of their own. NCCL takes memory for its buffers when the
 //! ranks first connect, which is after the forecast.
 
-use oarlock_engine::error::Limit;
-use oarlock_engine::terminal::readable;
+use oarlock_engine::report::error::Limit;
+use oarlock_engine::report::terminal::readable;
 use oarlock_tensor::{Arena, DType, Device};
 
 use super::part::Part;
