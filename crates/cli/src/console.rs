@@ -9,7 +9,7 @@ use std::time::Duration;
 use oarlock::Occupied;
 use oarlock::checkpoint::Manifest;
 use oarlock_config::settings::secret::masked;
-use oarlock_engine::terminal::shown;
+use oarlock_engine::report::terminal::shown;
 
 use crate::config::render::{render, visible};
 use crate::config::{Problem, Problems};

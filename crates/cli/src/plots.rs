@@ -8,7 +8,7 @@ use std::path::{Path, PathBuf};
 use std::sync::Once;
 
 use oarlock_engine::report::state::TrainerState;
-use oarlock_engine::terminal::eprint;
+use oarlock_engine::report::terminal::eprint;
 
 use crate::error::Result;
 use plotters::prelude::*;

@@ -13,7 +13,7 @@ use oarlock::{
     Accelerator, AcceleratorConfig, DeepSpeedPlugin, Device, DummyOptim, DummyScheduler, ReduceOp, Result,
     Tensor,
 };
-use oarlock_engine::rank;
+use oarlock_engine::distributed::rank;
 
 const LEN: usize = 32;
 const BATCH_SIZE: usize = 8;

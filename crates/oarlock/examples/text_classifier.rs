@@ -8,7 +8,7 @@ use std::path::{Path, PathBuf};
 use oarlock::dataloader::{DataLoader, json_lines};
 use oarlock::model::{ClassifierInput, HfConfig, SequenceClassifier};
 use oarlock::{Accelerator, AcceleratorConfig, Device, Error, ReduceOp, Result, Tensor, lr_scheduler, optim};
-use oarlock_engine::rank;
+use oarlock_engine::distributed::rank;
 
 const NUM_EPOCHS: usize = 5;
 const BATCH_SIZE: usize = 8;

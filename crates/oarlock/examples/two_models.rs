@@ -11,7 +11,7 @@ use oarlock::nn::{self, Forward, Linear, Module};
 use oarlock::{
     Accelerator, AcceleratorConfig, DeepSpeedPlugin, DummyOptim, DummyScheduler, Result, Tensor, optim,
 };
-use oarlock_engine::rank;
+use oarlock_engine::distributed::rank;
 
 const WIDTH: usize = 4;
 const STEPS: usize = 16;

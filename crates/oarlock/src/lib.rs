@@ -162,6 +162,10 @@
 //! The examples in the repository run without changes. ARCHITECTURE.md explains a training step.
 
 pub use oarlock_config::config;
+pub use oarlock_engine::accelerator::deepspeed;
+pub use oarlock_engine::checkpoint::weights;
+pub use oarlock_engine::optim::lr_scheduler;
+pub use oarlock_engine::parallel::{pipeline, sequence_parallel};
 pub use oarlock_engine::{
     Accelerator, AcceleratorConfig, ApplyPadding, Checkpointed, ClientState, DType, DataLoaderConfiguration,
     DeepSpeedPlugin, Device, DevicePlacement, DeviceSpecific, DivideBy, DummyOptim, DummyScheduler, Ema,
@@ -172,9 +176,29 @@ pub use oarlock_engine::{
     ReduceOp, Result, STARTING_BATCH_SIZE, SaveModel, SchedulerSteps, SeededInit, ShardSize, ShardingConfig,
     Stateful, Tape, Tensor, Tracker, TrackerOptions, WandbRun, WeightSource, Writer,
 };
-pub use oarlock_engine::{
-    checkpoint, dataloader, deepspeed, distributed, lr_scheduler, nn, optim, pipeline, sequence_parallel,
-    shard, weights,
-};
+pub use oarlock_engine::{checkpoint, dataloader, nn, optim, shard};
 pub use oarlock_lm::{Batch, PreparedTokenLoader, TokenLoader};
 pub use oarlock_lm::{adapters, data, estimate, generate, model, train};
+
+/// Launching from code, process groups and bare collectives: what `torch.multiprocessing` and `torch.distributed` are for,
+/// and the launchers that Accelerate has for notebooks.
+///
+/// [`spawn`](distributed::spawn) runs a function in ranks that are threads,
+/// [`spawn_processes`](distributed::spawn_processes) in ranks that are processes. Inside, and in programs that a launcher
+/// started, [`init_process_group`](distributed::init_process_group) gives the group and its collectives, and
+/// [`DistributedDataParallel`](distributed::DistributedDataParallel) trains a model with it; [`Accelerator::new`] needs no
+/// group to be made before. What a group is belongs to the thread that made it: ranks of one process know nothing of each
+/// other.
+///
+/// There is no `send` and no `recv`: ranks meet all together in shared memory, and a pair of them has no way of its own. A
+/// sub-group of two ([`new_group`](distributed::new_group)) with `broadcast` does the same.
+pub mod distributed {
+    pub use oarlock_engine::accelerator::DistributedDataParallel;
+    pub use oarlock_engine::distributed::{
+        Backend, InitOptions, NotebookLaunch, ProcessGroup, ReduceOp, SpawnError, all_gather,
+        all_gather_object, all_reduce, all_to_all, barrier, broadcast, broadcast_object_list, debug_launcher,
+        default_config_file, destroy_process_group, gather, get_rank, get_world_size, init_distributed,
+        init_process_group, is_initialized, new_group, notebook_launcher, reduce, reduce_scatter, scatter,
+        spawn, spawn_processes, world, write_basic_config,
+    };
+}

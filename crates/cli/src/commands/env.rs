@@ -1,7 +1,7 @@
 //! `oarlock env`: what a report of a problem should contain.
 
 use oarlock_comm::{MachineMemory, available_cores};
-use oarlock_engine::terminal::readable;
+use oarlock_engine::report::terminal::readable;
 use oarlock_tensor::cpu::Isa;
 use oarlock_tensor::ops::update;
 use oarlock_tensor::{DType, Device, Par};

@@ -12,7 +12,7 @@ use oarlock::generate::{Chat, GenerateOptions, Generator, Sampling, Stop};
 use oarlock::model::hf::{generation_note, generation_stops};
 use oarlock::{Error, Result, config};
 use oarlock_config::json;
-use oarlock_engine::terminal;
+use oarlock_engine::report::terminal;
 
 use super::model::LoadArgs;
 use crate::console::{Outcome, eprint};

@@ -15,7 +15,7 @@ use oarlock_cuda::libraries::Libraries;
 use oarlock_cuda::nvrtc::Nvrtc;
 use oarlock_cuda::source::Unit;
 use oarlock_cuda::{Element, Error as CudaError};
-use oarlock_engine::terminal::readable;
+use oarlock_engine::report::terminal::readable;
 use oarlock_tensor::DType;
 
 use crate::config::{Words, train_config, written};

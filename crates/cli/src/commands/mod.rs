@@ -29,7 +29,7 @@ use std::time::SystemTime;
 
 use clap::builder::{PossibleValuesParser, TypedValueParser};
 use clap::{CommandFactory, FromArgMatches, Parser, Subcommand};
-use oarlock_engine::rank;
+use oarlock_engine::distributed::rank;
 use oarlock_tensor::DType;
 
 use crate::{console, front, launch};

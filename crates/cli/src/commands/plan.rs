@@ -7,7 +7,7 @@ use clap::Args;
 use oarlock::checkpoint::shard_size;
 use oarlock::estimate::Limits;
 use oarlock_comm::{ProcessMemory, available_cores, bandwidth_of, latency_of};
-use oarlock_engine::rank;
+use oarlock_engine::distributed::rank;
 use oarlock_lm::planner::{
     self, Choice, Cluster, Facts, Network, Prediction, Profile, choices, measure, predict, recommended,
 };

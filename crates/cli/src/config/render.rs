@@ -7,7 +7,7 @@ use miette::{Diagnostic, GraphicalReportHandler, GraphicalTheme, LabeledSpan, Na
 use oarlock_config::settings::location::{Location, ValueSource};
 use oarlock_config::settings::problem::{Problem, Problems};
 use oarlock_config::settings::secret::masked;
-use oarlock_engine::terminal::is_obeyed;
+use oarlock_engine::report::terminal::is_obeyed;
 
 /// The most problems that are shown one by one.
 const MOST_SHOWN: usize = 50;

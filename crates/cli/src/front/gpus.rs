@@ -1,7 +1,7 @@
 //! What the reports of a machine say about its GPUs: each of them, their driver, and each library with its version and
 //! file, or the command that gets it.
 
-use oarlock_engine::terminal::readable;
+use oarlock_engine::report::terminal::readable;
 use oarlock_tensor::{Automatic, CudaLibraries, Device, FoundGpu, FoundLibrary, GpuSurvey};
 
 /// What is said wherever a GPU is used.

@@ -3,7 +3,7 @@
 use oarlock::{Accelerator, train};
 use oarlock_comm::{Exit, available_cores, gloo_obstacle};
 use oarlock_config::settings::secret::{HIDDEN, is_secret_name};
-use oarlock_engine::rank;
+use oarlock_engine::distributed::rank;
 
 use crate::config::table as keys;
 use std::time::SystemTime;

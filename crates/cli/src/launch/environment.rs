@@ -1,6 +1,6 @@
 //! The environment variables of a rank: those of torchrun, and those that DeepSpeed's launcher adds.
 
-use oarlock_engine::launch::{WorkerEnv, default_omp_threads};
+use oarlock_engine::distributed::launch::{WorkerEnv, default_omp_threads};
 
 use super::spec::Launch;
 

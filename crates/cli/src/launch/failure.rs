@@ -5,7 +5,7 @@ use std::path::PathBuf;
 use std::time::UNIX_EPOCH;
 
 use oarlock_comm::{Ended, Exit, signal_name};
-use oarlock_engine::launch::Memory;
+use oarlock_engine::distributed::launch::Memory;
 
 use super::hostname;
 use super::logs::{ErrorFile, Message};

@@ -1,6 +1,6 @@
 //! What ranks write, as whole lines, each after the mark of its rank where several share a stream.
 
-use oarlock_engine::launch::WorkerEnv;
+use oarlock_engine::distributed::launch::WorkerEnv;
 
 /// The longest line that is kept together.
 const LONGEST: usize = 64 << 10;

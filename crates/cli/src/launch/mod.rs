@@ -3,7 +3,7 @@
 
 pub mod agents;
 mod cores;
-pub use oarlock_engine::launch::devices;
+pub use oarlock_engine::distributed::launch::devices;
 pub mod environment;
 mod failure;
 mod lines;

@@ -11,7 +11,7 @@ use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
 use oarlock_comm::{RankGroup, StopSignals};
-use oarlock_engine::launch::WorkerEnv;
+use oarlock_engine::distributed::launch::WorkerEnv;
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 
 use super::lines::{LineBuffer, mark, marked};

@@ -11,7 +11,7 @@ use oarlock_comm::{
     Ended as RankEnd, Ending, Exit, Grace, RankGroup, RankState, RankStatus, StopSignals, bind,
 };
 use oarlock_config::settings::Problems;
-use oarlock_engine::launch::{Memory, WorkerEnv, default_omp_threads, port};
+use oarlock_engine::distributed::launch::{Memory, WorkerEnv, default_omp_threads, port};
 
 use super::agents::{Agent, Decision, Event, Round};
 use super::devices::{Devices, MACHINE_GPUS};

@@ -5,7 +5,7 @@ use std::path::PathBuf;
 use std::time::Duration;
 
 use oarlock_comm::wire::bare;
-use oarlock_engine::launch::WorkerEnv;
+use oarlock_engine::distributed::launch::WorkerEnv;
 
 /// A launch, as every front end describes it.
 #[derive(Clone, Debug, PartialEq)]

@@ -1,5 +1,6 @@
 //! Files that name each other in one direction only: small types at the bottom, what is built on them above. A file of
 //! modules (`mod.rs`, `lib.rs`) stands above the files that it declares, so those import from each other, not from it.
+//! What the root of a crate exports (`crate::Error`) is named where it is defined.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::fs;
@@ -18,7 +19,7 @@ const WITHOUT_RINGS: [(&str, &str, usize, usize); 7] = [
 ];
 
 /// The modules that a module names, by path (`shm::segment`); the crate's root is the empty path.
-type Graph = BTreeMap<String, BTreeSet<String>>;
+pub type Graph = BTreeMap<String, BTreeSet<String>>;
 
 /// The source of each module below a folder, without comments and unit tests.
 fn sources(folder: &Path, path: &[String], found: &mut BTreeMap<String, String>) {
@@ -74,9 +75,20 @@ fn module_of(path: &[String], modules: &BTreeMap<String, String>) -> String {
     beginnings.into_iter().find(|path| modules.contains_key(path)).unwrap_or_default()
 }
 
+/// The names that the root exports from its modules, with their paths.
+fn exports(modules: &BTreeMap<String, String>) -> BTreeMap<String, Vec<String>> {
+    let root = modules.get("").map(String::as_str).unwrap_or_default();
+    let statements = root.split(';').filter_map(|statement| statement.trim_start().strip_prefix("pub use "));
+    let of_modules = statements.flat_map(|tree| paths(tree.trim_start_matches("crate::")));
+    of_modules
+        .filter(|path| modules.contains_key(&path[0]))
+        .filter_map(|path| Some((path.last()?.clone(), path)))
+        .collect()
+}
+
 /// What each module names by `crate::` and `super::`, and what it declares by `mod`.
 fn graph(modules: &BTreeMap<String, String>) -> Graph {
-    let mut graph = Graph::new();
+    let (mut graph, exports) = (Graph::new(), exports(modules));
     for (module, code) in modules {
         let own: Vec<String> =
             module.split("::").filter(|part| !part.is_empty()).map(str::to_owned).collect();
@@ -90,7 +102,9 @@ fn graph(modules: &BTreeMap<String, String>) -> Graph {
             let n_up = tail.split("::").take_while(|part| *part == "super").count();
             let base = if word == "crate::" { &[][..] } else { &own[..own.len() - n_up] };
             for path in paths(&tail[word.len() * n_up.max(1)..]) {
-                named.insert(module_of(&[base, &path].concat(), modules));
+                let path = [base, &path].concat();
+                let path = path.first().and_then(|name| exports.get(name)).unwrap_or(&path);
+                named.insert(module_of(path, modules));
             }
         }
         for line in code.lines() {
@@ -123,7 +137,8 @@ fn ring(graph: &Graph, module: &str, way: &mut Vec<String>, done: &mut BTreeSet<
     found
 }
 
-fn graph_of(name: &str) -> Graph {
+/// The modules of a crate, without those of tests, and what each names.
+pub fn graph_of(name: &str) -> Graph {
     let mut modules = BTreeMap::new();
     sources(&super::root().join("crates").join(name).join("src"), &[], &mut modules);
     graph(&modules)
@@ -181,4 +196,8 @@ fn a_ring_is_found() {
         assert!(found(&[root, ("a", a), b]).is_some_and(|ring| ring.contains("b -> a")), "{a}");
     }
     assert_eq!(found(&[root, ("a", "use std::fmt;"), b]), None);
+    // A name of the root stands where it is defined.
+    let exporting = ("", "mod a;\npub(crate) mod b;\npub use b::{Error, Result};");
+    assert_eq!(found(&[exporting, ("a", "use crate::Error;"), ("b", "")]), None);
+    assert!(found(&[exporting, ("a", "use crate::Error;"), b]).is_some_and(|ring| ring.contains("b -> a")));
 }

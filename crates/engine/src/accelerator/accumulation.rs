@@ -5,7 +5,7 @@ use std::sync::atomic::Ordering::Relaxed;
 use super::gradient_state::GradientState;
 use super::handle::Accelerator;
 use super::optimizer::PreparedOptimizer;
-use crate::error::Result;
+use crate::Result;
 
 impl Accelerator {
     /// Runs one micro-batch of a window. In the last one of the window, or of the loader, optimizers step; in the

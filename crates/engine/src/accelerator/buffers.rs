@@ -7,8 +7,8 @@ use safetensors::tensor::{TensorView, serialize};
 use safetensors::{Dtype, SafeTensors};
 
 use crate::checkpoint::{Problem, qualified};
-use crate::error::{Error, Result};
 use crate::nn::{self, Buffer, BufferValues, Module};
+use crate::{Error, Result};
 
 /// The file in a checkpoint.
 pub(super) const FILE: &str = "buffers.safetensors";

@@ -10,8 +10,8 @@ use serde::de::DeserializeOwned;
 use serde::{Deserialize, Serialize};
 
 use super::handle::Accelerator;
-use crate::error::{Error, Result};
-use crate::nested::Nested;
+use crate::nn::nested::Nested;
+use crate::{Error, Result};
 
 /// How [`Accelerator::pad_across_processes`] pads. The fields are those of Accelerate.
 #[derive(Clone, Copy, Debug, PartialEq, Default)]

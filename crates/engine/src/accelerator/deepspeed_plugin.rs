@@ -9,7 +9,7 @@ use oarlock_config::settings::DeepSpeedConfig;
 use oarlock_tensor::DType;
 use serde_json::json;
 
-use crate::error::{Error, Result};
+use crate::{Error, Result};
 
 /// Accelerate's `DeepSpeedPlugin`: a DeepSpeed configuration for what is prepared while it is the active one. The other
 /// fields stand where the configuration says `"auto"` or nothing; where it says something else, that is an error.

@@ -4,8 +4,8 @@ use super::optimizer::PreparedOptimizer;
 use super::plan::Plan;
 use super::prepare::Prepare;
 use super::scheduler::PreparedScheduler;
-use crate::error::{Error, Result};
 use crate::optim::{Group, Optim, Parameters, adamw};
+use crate::{Error, Result};
 
 /// Accelerate's `DummyOptim`: stands for the optimizer of the active DeepSpeed plugin. Its learning rate and weight decay
 /// count where that says `"auto"`.

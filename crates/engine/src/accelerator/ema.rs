@@ -4,9 +4,9 @@ use std::collections::HashMap;
 use std::ops::Range;
 
 use super::prepared::Prepared;
-use crate::error::{Error, Result};
 use crate::nn::Module;
 use crate::shard::{Engine, MASTER, ParamSlice, Slice, WeightSource};
+use crate::{Error, Result};
 
 /// The exponential moving average of a prepared model's weights, in f32: torch's `AveragedModel` with
 /// `get_ema_multi_avg_fn`. Where optimizer state is sharded, so is the average, at 4 bytes for each element; it has the same

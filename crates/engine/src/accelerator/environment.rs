@@ -4,12 +4,9 @@ use oarlock_config::settings::accelerate::{USE_FSDP, asks, fsdp};
 use oarlock_tensor::{DType, DeviceKind};
 
 use super::config::AcceleratorConfig;
-use crate::error::{Error, Result};
-use crate::rank;
+use crate::distributed::rank::{self, MIXED_PRECISION};
 use crate::shard::ShardingConfig;
-
-/// The variable that says in which dtype to compute.
-pub(crate) const MIXED_PRECISION: &str = "ACCELERATE_MIXED_PRECISION";
+use crate::{Error, Result};
 
 const USE_DEEPSPEED: &str = "ACCELERATE_USE_DEEPSPEED";
 

@@ -3,7 +3,7 @@
 use oarlock_tensor::{Error as TensorError, Tensor, ops};
 
 use super::handle::Accelerator;
-use crate::error::Result;
+use crate::Result;
 
 impl Accelerator {
     /// As [`Accelerator::gather`] of a tensor, and recorded for the backward pass: the gradient of this rank's rows is the

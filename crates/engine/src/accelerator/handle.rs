@@ -20,11 +20,11 @@ use super::loaders::{LastBatch, Loaders};
 use super::prepared_state::PreparedState;
 use super::stateful::Stateful;
 use super::trackers::Trackers;
-use crate::error::{Error, Result};
-use crate::nested::Nested;
-use crate::rank;
-use crate::sequence_parallel::{SequenceParallel, check_ranks};
+use crate::distributed::rank;
+use crate::nn::nested::Nested;
+use crate::parallel::sequence_parallel::{SequenceParallel, check_ranks};
 use crate::shard::{Axis, Mesh, ShardingConfig, Topology, check_sharding, check_stage};
+use crate::{Error, Result};
 
 /// The seed where none is given.
 const SEED: u64 = 42;

@@ -11,9 +11,9 @@ use super::collectives::{decode_all, encode};
 use super::handle::Accelerator;
 use super::prepared::Prepared;
 use super::prepared_state::PreparedState;
-use crate::error::{Error, Result};
 use crate::nn::Module;
 use crate::shard::{Outer, OuterStep};
+use crate::{Error, Result};
 
 /// How [`Accelerator::local_sgd`] runs. The first two fields are those of Accelerate's `LocalSGD`.
 #[derive(Clone, Copy, Debug, PartialEq)]

@@ -2,7 +2,7 @@
 
 use super::collectives::{decode_all, encode};
 use super::handle::Accelerator;
-use crate::error::{Error, Result};
+use crate::{Error, Result};
 
 /// Where the search for a batch size begins in Accelerate.
 pub const STARTING_BATCH_SIZE: usize = 128;

@@ -6,8 +6,8 @@ use serde::{Deserialize, Serialize};
 
 use super::collectives::{self, Leaf, decode_all, encode, leaves};
 use super::handle::Accelerator;
-use crate::error::Result;
-use crate::nested::Nested;
+use crate::Result;
+use crate::nn::nested::Nested;
 
 /// What a rank brings: how many rows its batch has, how many of these are real, and its values.
 #[derive(Serialize, Deserialize)]

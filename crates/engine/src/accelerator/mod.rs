@@ -4,6 +4,8 @@ mod accumulation;
 mod buffers;
 mod collectives;
 mod config;
+mod ddp;
+pub mod deepspeed;
 mod deepspeed_plugin;
 mod dummies;
 mod ema;
@@ -24,7 +26,7 @@ mod plan;
 mod plugins;
 mod prepare;
 mod prepared;
-pub(crate) mod prepared_state;
+mod prepared_state;
 mod processes;
 mod profile;
 mod project;
@@ -44,10 +46,10 @@ pub use config::{
     AcceleratorConfig, DataLoaderConfiguration, DevicePlacement, DivideBy, Ends, GradientAccumulation,
     SchedulerSteps,
 };
+pub use ddp::DistributedDataParallel;
 pub use deepspeed_plugin::{DeepSpeedPlugin, OffloadDevice};
 pub use dummies::{DummyOptim, DummyScheduler};
 pub use ema::Ema;
-pub(crate) use environment::MIXED_PRECISION;
 pub use gradient_state::GradientState;
 pub use handle::Accelerator;
 pub use hooks::HookHandle;
@@ -62,8 +64,6 @@ pub use prepared::Prepared;
 pub use processes::ApplyPadding;
 pub use profile::{KeyAverage, ProfileConfig, ProfileSchedule, Profiler};
 pub use project::ProjectConfiguration;
-pub use reduce::ReduceOp;
-pub(crate) use resolved::{Resolved, hidden_size_of};
 pub use save_model::{SaveModel, ShardSize};
 pub use scheduler::PreparedScheduler;
 pub use seed::DeviceSpecific;

@@ -5,7 +5,7 @@ use std::sync::atomic::Ordering::Relaxed;
 
 use super::handle::Accelerator;
 use crate::checkpoint::{self, CheckpointError, Missing, by_root};
-use crate::error::{Error, Result};
+use crate::{Error, Result};
 
 impl Accelerator {
     /// The number of the next checkpoint that [`Accelerator::save_state`] writes without a folder.

@@ -10,9 +10,9 @@ use serde_json::Value;
 use super::handle::{Accelerator, Inner};
 use super::prepared_state::PreparedState;
 use super::stateful::Stateful;
-use crate::error::{Error, Result};
 use crate::optim::{LossScalerState, LrState, Stepped};
 use crate::shard::Engine;
+use crate::{Error, Result};
 
 /// A prepared optimizer. Cloning gives another handle.
 #[derive(Clone)]

@@ -9,10 +9,10 @@ use oarlock_tensor::{DType, Tape, Tensor};
 use super::handle::Accelerator;
 use super::passes::{self, Loss};
 use super::prepared::Prepared;
-use crate::error::{Error, Result};
 use crate::nn::{self, Module};
-use crate::pipeline::schedule::{Passes, Place};
-use crate::pipeline::{Pipeline, Work};
+use crate::parallel::pipeline::schedule::{Passes, Place};
+use crate::parallel::pipeline::{Pipeline, Work};
+use crate::{Error, Result};
 
 /// What a part of a model makes of its input.
 pub enum PartOutput<L> {

@@ -8,8 +8,8 @@ use oarlock_tensor::{ActivePass, Gradients, Tape, Tensor};
 
 use super::handle::{Accelerator, Inner};
 use super::prepared_state::PreparedState;
-use crate::error::{Error, Result};
-use crate::nested::Nested;
+use crate::nn::nested::Nested;
+use crate::{Error, Result};
 
 /// A model that a tape goes through, and what prepared it.
 struct Pass {

@@ -11,10 +11,10 @@ use super::handle::Accelerator;
 use super::prepared_state::PreparedState;
 use super::resolved::Resolved;
 use super::stateful::Stateful;
-use crate::error::{Error, Result};
 use crate::nn::NamedParam;
 use crate::optim::Optim;
 use crate::shard::{ParamGroup, WeightSource};
+use crate::{Error, Result};
 
 /// What one call of `prepare` is given: which model belongs to which optimizer.
 #[doc(hidden)]

@@ -9,8 +9,8 @@ use super::deepspeed_plugin::DeepSpeedPlugin;
 use super::handle::Accelerator;
 use super::plan::Plan;
 use super::resolved::Resolved;
-use crate::error::{Error, Result};
-use crate::rank;
+use crate::distributed::rank;
+use crate::{Error, Result};
 
 impl Accelerator {
     /// Makes the plugin of this name the active one: what is prepared from now on follows it. It is the same one for all

@@ -16,12 +16,12 @@ use super::prepared_state::PreparedState;
 use super::resolved::{Resolved, hidden_size_of};
 use super::scheduler::PreparedScheduler;
 use super::stateful::Stateful;
-use crate::error::{Error, Result};
-use crate::lr_scheduler::Scheduler;
 use crate::nn::{self, Module, NamedParam, parameters};
+use crate::optim::lr_scheduler::Scheduler;
 use crate::optim::{Optim, Optimizer, OptimizerConfig};
-use crate::pipeline::Pipeline;
+use crate::parallel::pipeline::Pipeline;
 use crate::shard::{Axis, Engine, SeededInit, Stage, Untouched, WeightSource};
+use crate::{Error, Result};
 
 /// What [`Accelerator::prepare`] takes: a model, an optimizer, a schedule, a loader, or a tuple of these.
 #[diagnostic::on_unimplemented(

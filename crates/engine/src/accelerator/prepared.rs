@@ -8,9 +8,9 @@ use oarlock_comm::Communicator;
 use super::handle::Inner;
 use super::passes::{self, Loss};
 use super::prepared_state::PreparedState;
-use crate::error::{Error, Result};
-use crate::nested::Nested;
+use crate::nn::nested::Nested;
 use crate::nn::{self, Forward, Module, Visitor};
+use crate::{Error, Result};
 
 /// A prepared model. Its forward passes are recorded while it trains; everything else of the model is there as before.
 /// Cloning gives another handle.

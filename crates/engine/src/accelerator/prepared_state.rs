@@ -6,10 +6,10 @@ use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
 use oarlock_comm::{Communicator, Scalar};
 
 use super::config::{DivideBy, GradientAccumulation};
-use crate::error::{Error, Result};
 use crate::nn::Module;
 use crate::optim::Optimizer;
-use crate::pipeline::Pipeline;
+use crate::parallel::pipeline::Pipeline;
+use crate::{Error, Result};
 
 /// What the steps of an optimizer do besides stepping; a dialect asks for it.
 #[derive(Clone, Copy, Debug, Default)]

@@ -9,8 +9,8 @@ use oarlock_tensor::{Tensor, ops};
 
 use super::handle::Accelerator;
 use super::prepared::Prepared;
-use crate::error::{Error, Result};
-use crate::nested::Nested;
+use crate::nn::nested::Nested;
+use crate::{Error, Result};
 
 /// What [`Accelerator::split_between_processes`] does where a list cannot be divided evenly.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Default)]

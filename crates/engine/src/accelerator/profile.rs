@@ -8,7 +8,7 @@ use std::time::{Duration, Instant};
 use serde_json::{Value, json};
 
 use super::handle::Accelerator;
-use crate::error::{Error, Result};
+use crate::{Error, Result};
 
 /// How [`Accelerator::profile`] runs. The fields are those of Accelerate's `ProfileKwargs`.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]

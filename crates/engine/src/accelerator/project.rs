@@ -3,7 +3,7 @@
 use std::path::{Path, PathBuf};
 
 use crate::checkpoint::Frozen;
-use crate::error::{Error, Result};
+use crate::{Error, Result};
 
 /// Where checkpoints and logs go. The fields are those of Accelerate.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]

@@ -1,40 +1,12 @@
 //! `reduce`: one value of those of all ranks.
 
-use std::fmt;
-
 use oarlock_tensor::{DType, Element, Tensor, bf16, f16};
 
 use super::collectives::{check_equal, from_bytes, rebuild};
 use super::handle::Accelerator;
-use crate::error::{Error, Result};
-use crate::nested::Nested;
-
-/// How the elements of all ranks become one.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-pub enum ReduceOp {
-    /// Their sum.
-    Sum,
-    /// Their mean; of floats only.
-    Avg,
-    /// Their product.
-    Product,
-    /// The least; NaN if any is NaN.
-    Min,
-    /// The greatest; NaN if any is NaN.
-    Max,
-}
-
-impl fmt::Display for ReduceOp {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str(match self {
-            ReduceOp::Sum => "sum",
-            ReduceOp::Avg => "avg",
-            ReduceOp::Product => "product",
-            ReduceOp::Min => "min",
-            ReduceOp::Max => "max",
-        })
-    }
-}
+use crate::distributed::ReduceOp;
+use crate::nn::nested::Nested;
+use crate::{Error, Result};
 
 impl Accelerator {
     /// One value of those of all ranks, times `scale`. Floats are added in f64 in the order of ranks and rounded once, so

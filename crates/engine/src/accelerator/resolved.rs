@@ -4,11 +4,11 @@ use oarlock_config::settings::DeepSpeedArgs;
 use oarlock_tensor::Param;
 
 use super::prepared_state::StepOptions;
-use crate::error::{Error, Result};
-use crate::lr_scheduler::Scheduler;
 use crate::nn::{Module, UnitRun, Visitor, parameters};
+use crate::optim::lr_scheduler::Scheduler;
 use crate::optim::{Optim, Schedule};
 use crate::shard::ShardingConfig;
+use crate::{Error, Result};
 
 /// What a DeepSpeed configuration makes of what is prepared.
 #[derive(Clone)]

@@ -9,12 +9,12 @@ use oarlock_tensor::{DType, Tensor};
 
 use super::handle::Accelerator;
 use super::prepared::Prepared;
+use crate::checkpoint::weights::{ModelFiles, Weight, check_weights_dtype};
 use crate::checkpoint::{self, Frozen};
 use crate::disk::A_PROGRAM;
-use crate::error::{Error, Result};
 use crate::nn::{BufferValues, Module, NamedBuffer, NamedParam, buffers, names_of, parameters};
 use crate::shard::{MASTER, Slice, Snapshot};
-use crate::weights::{ModelFiles, Weight, check_weights_dtype};
+use crate::{Error, Result};
 
 /// How [`Accelerator::save_model`] writes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -27,8 +27,8 @@ pub struct SaveModel {
     /// The dtype of the weights in the files; by default that of the arithmetic. f32 writes the master weights.
     pub dtype: Option<DType>,
     /// Whether frozen parameters are in the files. By default a model with adapters is written without them, as PEFT does:
-    /// [`Strict::No`](crate::weights::Strict::No) reads such files. They have a fingerprint of each parameter that they leave
-    /// out, by which [`Differences::other_base`](crate::weights::Differences) knows another base.
+    /// [`Strict::No`](crate::checkpoint::weights::Strict::No) reads such files. They have a fingerprint of each parameter that they leave
+    /// out, by which [`Differences::other_base`](crate::checkpoint::weights::Differences) knows another base.
     pub frozen: Frozen,
     /// Whether files of these names are replaced that no program wrote with this library, or that were changed since. By default
     /// they are not, which is another choice than Accelerate's.

@@ -18,10 +18,10 @@ use super::hooks::{HookHandle, Hooks};
 use super::prepared_state::PreparedState;
 use super::stateful::Stateful;
 use crate::checkpoint::{self, CheckpointError, ClientState, Contents, Problem, Saver, share};
-use crate::error::{Error, Result};
 use crate::nn::{self, Module};
 use crate::optim::Optimizer;
 use crate::shard::Engine;
+use crate::{Error, Result};
 
 /// Where the state of the loop lies in a checkpoint's `client`.
 const LOOP: &str = "loop";

@@ -8,8 +8,8 @@ use serde_json::{Value, json};
 use super::config::SchedulerSteps;
 use super::handle::Inner;
 use super::stateful::Stateful;
-use crate::error::{Error, Result};
-use crate::lr_scheduler::Scheduler;
+use crate::optim::lr_scheduler::Scheduler;
+use crate::{Error, Result};
 
 /// A prepared schedule. Cloning gives another handle.
 #[derive(Clone)]

@@ -7,7 +7,7 @@ use serde::Serialize;
 use serde::de::DeserializeOwned;
 use serde_json::Value;
 
-use crate::error::{Error, Result};
+use crate::{Error, Result};
 
 /// A part of a loop that a checkpoint keeps: optimizers, schedules and loaders are from the moment in which they are
 /// prepared, and what [`register_for_checkpointing`](crate::Accelerator::register_for_checkpointing) is given.

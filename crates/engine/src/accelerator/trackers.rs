@@ -8,13 +8,13 @@ use std::sync::{Arc, Mutex};
 use oarlock_config::nearest::nearest_of;
 use serde_json::{Map, Value};
 
-use crate::error::{Error, Result};
 use crate::report::Rest;
 use crate::report::monitor::Monitor;
 use crate::report::monitor::csv::Csv;
 use crate::report::monitor::jsonl::Jsonl;
 use crate::report::monitor::tensorboard::TensorBoard;
 use crate::report::monitor::wandb::{Belongs, Wandb};
+use crate::{Error, Result};
 
 /// A place that figures go to. The built-in ones are chosen with `log_with`; a custom one implements this trait and
 /// goes to [`Accelerator::add_tracker`](crate::Accelerator::add_tracker).

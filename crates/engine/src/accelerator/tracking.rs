@@ -10,7 +10,7 @@ use serde_json::{Map, Value};
 
 use super::handle::Accelerator;
 use super::trackers::{BuiltIn, LogWith, Phase, Shared, Tracker, TrackerOptions, Trackers};
-use crate::error::{Error, Result};
+use crate::{Error, Result};
 
 impl Accelerator {
     /// Adds a custom tracker, before [`Accelerator::init_trackers`]. Processes but the main one drop it.

@@ -8,12 +8,12 @@ use oarlock_tensor::Tensor;
 
 use super::handle::Accelerator;
 use super::prepared::Prepared;
+use crate::checkpoint::weights::{Differences, SafetensorsSource, StateDictSource, Strict};
 use crate::checkpoint::{BASE_KEY, compare_base};
-use crate::error::{Error, Result};
 use crate::nn::Module;
+use crate::report::terminal::eprint;
 use crate::shard::WeightSource;
-use crate::terminal::eprint;
-use crate::weights::{Differences, SafetensorsSource, StateDictSource, Strict};
+use crate::{Error, Result};
 
 impl Accelerator {
     /// Loads the weights of a safetensors file, or of a folder of them (`model.safetensors`, or several with their

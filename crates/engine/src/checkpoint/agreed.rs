@@ -12,7 +12,8 @@ use super::manifest::Manifest;
 use super::outcome::share;
 use super::retain::folders;
 use super::stores::Stores;
-use crate::error::{Error, Problem, Result};
+use crate::report::error::Problem;
+use crate::{Error, Result};
 
 /// What a run of several machines can go on from.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]

@@ -12,9 +12,9 @@ use super::job::{RankFiles, entry_of};
 use super::manifest::{ClientState, FileEntry, Manifest, PlanEntry};
 use super::publish::{publish, write_rest};
 use super::state_file::StateFile;
-use crate::error::{Error, Result};
+use super::weights::{ModelFiles, ModelWriter};
 use crate::shard::{MASTER, Slice};
-use crate::weights::{ModelFiles, ModelWriter};
+use crate::{Error, Result};
 
 /// A checkpoint that is written. Nothing is in its place before [`finish`](Assembler::finish).
 pub struct Assembler {

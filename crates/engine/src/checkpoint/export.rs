@@ -7,9 +7,10 @@ use oarlock_tensor::DType;
 use super::manifest::{Manifest, qualified};
 use super::read::{Reader, verify};
 use super::tags::find;
-use crate::error::{CheckpointError, Error, Problem, Result};
+use super::weights::ModelFiles;
+use crate::report::error::{CheckpointError, Problem};
 use crate::shard::MASTER;
-use crate::weights::ModelFiles;
+use crate::{Error, Result};
 
 /// How [`merge_weights`] writes.
 #[derive(Clone, Copy, Debug)]

@@ -12,7 +12,8 @@ use super::outcome::share;
 use super::parts::{is_own, make};
 use super::stores::{Delivery, Stores, deliver};
 use crate::disk::sync_folder;
-use crate::error::{Error, Problem, Result};
+use crate::report::error::Problem;
+use crate::{Error, Result};
 
 /// What a file is called until all of it is there.
 const FETCHED: &str = ".fetched";

@@ -9,7 +9,7 @@ use std::path::{Path, PathBuf};
 
 use super::manifest::{MANIFEST, Manifest};
 use crate::disk::sync_folder;
-use crate::error::{Error, Result};
+use crate::{Error, Result};
 
 const TEMPORARY: &str = ".tmp-";
 const ASIDE: &str = ".old-";

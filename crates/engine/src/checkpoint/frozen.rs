@@ -8,8 +8,9 @@ use twox_hash::XxHash3_64;
 
 use super::manifest::{FrozenEntry, Manifest, qualified};
 use super::outcome::share;
-use crate::error::{Error, OtherBase, Problem, Result};
+use crate::report::error::{OtherBase, Problem};
 use crate::shard::{BLOCK, Engine, MASTER, Slice, Snapshot};
+use crate::{Error, Result};
 
 /// What a save does with parameters that are not trained.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]

@@ -10,7 +10,8 @@ use super::parts::make;
 use super::publish::write_manifest;
 use super::read::verify;
 use crate::disk::SummedFile;
-use crate::error::{CheckpointError, Error, Problem, Result};
+use crate::report::error::{CheckpointError, Problem};
+use crate::{Error, Result};
 
 /// Bytes that are copied at once.
 const CHUNK: u64 = 8 << 20;

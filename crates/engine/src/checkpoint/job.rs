@@ -11,10 +11,10 @@ use serde::{Deserialize, Serialize};
 use super::frozen::{FrozenPart, part_of};
 use super::manifest::{FileEntry, qualified, state_file_of};
 use super::state_file::{StateFile, WrittenPiece};
+use super::weights::{ModelFiles, ModelWriter, WrittenFile};
 use crate::disk::Sum;
-use crate::error::{Error, Result};
 use crate::shard::{MASTER, Slice, Snapshot};
-use crate::weights::{ModelFiles, ModelWriter, WrittenFile};
+use crate::{Error, Result};
 
 /// Bytes that are handled at once, so that what the next one does with them finds them in the cache.
 const CHUNK_BYTES: usize = 1 << 20;

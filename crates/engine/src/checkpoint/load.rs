@@ -15,8 +15,9 @@ use super::outcome::share;
 use super::read::{Reader, verify};
 use super::stores::Stores;
 use crate::disk::Sum;
-use crate::error::{CheckpointError, Error, Problem, Result};
+use crate::report::error::{CheckpointError, Problem};
 use crate::shard::{Engine, MASTER, Slice, runs};
+use crate::{Error, Result};
 
 /// Elements that are read at once.
 const CHUNK_ELEMS: usize = 1 << 18;

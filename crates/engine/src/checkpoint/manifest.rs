@@ -10,7 +10,7 @@ use serde_json::Value;
 use twox_hash::XxHash64;
 
 use crate::disk::{Algorithm, Sum};
-use crate::error::Problem;
+use crate::report::error::Problem;
 
 /// The most ranks that a manifest may speak of: more than any machine room has, and few enough to count.
 const MAX_WORLD_SIZE: usize = 1 << 20;

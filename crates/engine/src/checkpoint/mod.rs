@@ -25,6 +25,8 @@
 //!
 //! Nothing in the files depends on the placement or on the number of ranks but the division into files. Saving goes on
 //! in the background of the run ([`Saver`]).
+//!
+//! [`weights`] are named tensors in files, which the model in Hugging Face form and the state are written as.
 
 mod agreed;
 mod assemble;
@@ -48,9 +50,10 @@ mod stores;
 mod tags;
 #[cfg(test)]
 mod tests;
+pub mod weights;
 
 pub use crate::disk::Sum;
-pub use crate::error::{CheckpointError, Missing, OtherBase, Problem};
+pub use crate::report::error::{CheckpointError, Missing, OtherBase, Problem};
 pub use agreed::{Agreed, newest_of_all};
 pub use assemble::Assembler;
 pub use export::{MergeOptions, Merged, merge_weights};
@@ -65,8 +68,7 @@ pub use manifest::{
     ClientState, FORMAT_VERSION, FileEntry, FrozenEntry, Manifest, ModelEntry, ParameterEntry, Piece,
     PlanEntry,
 };
-pub use model::save_model_in;
-pub use model::{save_model, shard_size};
+pub use model::{save_model, save_model_in, shard_size};
 pub use outcome::{by_root, share};
 pub use publish::Deed;
 pub use retain::{Listed, Newest, list, newest, remove_later, retain, retain_beside};

@@ -12,9 +12,10 @@ use super::manifest::FileEntry;
 use super::outcome::share;
 use super::parts::common_runs;
 use super::stores::{Stores, deliver};
-use crate::error::{CheckpointError, Error, Result};
+use super::weights::{ModelFiles, ModelWriter, Staged, WrittenFile, staged_path};
+use crate::report::error::CheckpointError;
 use crate::shard::{Engine, MASTER, Snapshot};
-use crate::weights::{ModelFiles, ModelWriter, Staged, WrittenFile, staged_path};
+use crate::{Error, Result};
 
 /// Writes the files of the model into the folder `dir`, next to what else is there; they get their names when all of
 /// them are on the disk. Parameters in `left_out` are not written, and are not in `files`. Files of an earlier save by the same

@@ -6,7 +6,7 @@ use oarlock_comm::Communicator;
 use serde::Serialize;
 use serde::de::DeserializeOwned;
 
-use crate::error::{Error, Result};
+use crate::{Error, Result};
 
 /// What each rank achieved, in the order of ranks, or the failure of the lowest rank that failed: the same everywhere.
 /// The outer result is that of the communication.

@@ -12,7 +12,8 @@ use super::manifest::{FileEntry, Manifest};
 use super::outcome::{by_root, share};
 use super::publish::{Deed, list, text_of, write_manifest};
 use super::stores::{Delivery, Stores, deliver};
-use crate::error::{CheckpointError, Error, Result};
+use crate::report::error::CheckpointError;
+use crate::{Error, Result};
 
 /// The folder of the files that are of one rank each.
 pub const RANKS: &str = "state";

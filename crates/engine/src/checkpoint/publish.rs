@@ -11,9 +11,9 @@ use super::frozen;
 use super::job::{RankFiles, joined};
 use super::manifest::{FileEntry, MANIFEST, Manifest, ParameterEntry, STATE_DTYPE};
 use super::state_file::WrittenPiece;
+use super::weights::ModelFiles;
 use crate::disk::{Algorithm, Sum, SummedFile, sync_folder};
-use crate::error::{Error, Result};
-use crate::weights::ModelFiles;
+use crate::{Error, Result};
 
 /// Something that rank 0 does in the background, with the folder of the checkpoint.
 pub type Deed = Box<dyn FnOnce(&Path) -> Result<()> + Send>;

@@ -9,7 +9,8 @@ use std::path::Path;
 
 use super::manifest::{FileEntry, Manifest, Piece};
 use crate::disk::Sum;
-use crate::error::{Error, Problem, Result};
+use crate::report::error::Problem;
+use crate::{Error, Result};
 
 /// Verifies a run of bytes of a file.
 ///

@@ -4,7 +4,8 @@ use std::path::{Path, PathBuf};
 
 use super::folder::{entries, recover, remove, step_of};
 use super::manifest::Manifest;
-use crate::error::{Missing, Problem, Result};
+use crate::Result;
+use crate::report::error::{Missing, Problem};
 
 /// A folder `checkpoint-N` or `checkpoint_N`.
 #[derive(Clone, Debug, PartialEq, Eq)]

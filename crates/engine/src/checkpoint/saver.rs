@@ -30,9 +30,10 @@ use super::outcome::share;
 use super::parts::{Parts, RANKS};
 use super::publish::{Deed, await_report, publish, report, seal_rest, write_rest};
 use super::stores::Stores;
-use crate::error::{CheckpointError, Error, Result};
+use super::weights::ModelFiles;
+use crate::report::error::CheckpointError;
 use crate::shard::{Engine, Placement, Placements};
-use crate::weights::ModelFiles;
+use crate::{Error, Result};
 
 /// How often [`Saver::finish`] asks.
 const ASK: Duration = Duration::from_millis(2);

@@ -9,8 +9,8 @@ use serde::{Deserialize, Serialize};
 use serde_json::json;
 
 use super::manifest::{FileEntry, Piece, STATE_DTYPE};
+use crate::Result;
 use crate::disk::{PAGE, SummedFile};
-use crate::error::Result;
 use crate::shard::Slice;
 
 // Safetensors files are little-endian; the state is written as it lies in memory.

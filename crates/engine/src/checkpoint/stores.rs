@@ -7,7 +7,7 @@ use std::path::{Path, PathBuf};
 use oarlock_comm::Communicator;
 
 use super::outcome::share;
-use crate::error::{Error, Result};
+use crate::{Error, Result};
 
 /// Bytes that are sent at once.
 const CHUNK: u64 = 8 << 20;

@@ -10,8 +10,9 @@ use super::manifest::{ClientState, Manifest};
 use super::outcome::by_root;
 use super::retain::newest;
 use super::saver::{Contents, Saver};
-use crate::error::{CheckpointError, Error, Missing, Result};
+use crate::report::error::{CheckpointError, Missing};
 use crate::shard::Engine;
+use crate::{Error, Result};
 
 /// The file that holds the last tag.
 pub const LATEST: &str = "latest";

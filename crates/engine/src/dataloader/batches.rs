@@ -8,8 +8,8 @@ use super::dispatch::Dispatch;
 use super::plan::Epoch;
 use super::prefetch::{Prefetch, RankBatch};
 use super::prepared::Core;
+use crate::Result;
 use crate::accelerator::loaders::{LastBatch, Loaders};
-use crate::error::Result;
 
 /// The batches of an iteration. When it ends, or is dropped, the accelerator's state is that of the loop around it.
 pub struct Batches<B> {

@@ -4,7 +4,7 @@ use std::collections::BTreeMap;
 
 use oarlock_tensor::{Device, Element, Tensor, ops};
 
-use crate::error::{Error, Result};
+use crate::{Error, Result};
 
 /// How a loader makes a batch of samples: [`Stack`], or a function that you give.
 pub trait Collator<I>: Send + Sync + 'static {

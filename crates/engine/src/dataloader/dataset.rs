@@ -3,7 +3,7 @@
 use std::marker::PhantomData;
 use std::sync::Arc;
 
-use crate::error::Result;
+use crate::Result;
 
 /// A data set whose samples have numbers: torch's map-style `Dataset`. Vectors are data sets.
 pub trait Dataset: Send + Sync + 'static {

@@ -8,8 +8,8 @@ use oarlock_comm::Communicator;
 
 use super::prefetch::{Prefetch, RankBatch};
 use super::prepared::Core;
-use crate::error::{Error, Result};
-use crate::nested::{Nested, Parcel};
+use crate::nn::nested::{Nested, Parcel};
+use crate::{Error, Result};
 
 pub(super) struct Dispatch<B> {
     comm: Communicator,

@@ -5,7 +5,7 @@ use std::path::Path;
 use oarlock_config::json;
 use serde::de::DeserializeOwned;
 
-use crate::error::{Error, Result};
+use crate::{Error, Result};
 
 /// Reads a file with one JSON value a line into a data set in memory; empty lines do not count.
 ///

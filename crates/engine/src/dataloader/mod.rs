@@ -60,7 +60,7 @@ use self::position::Position;
 use self::prepared::Core;
 use self::sampler::Order;
 use self::state::LoaderState;
-use crate::error::{Error, Result};
+use crate::{Error, Result};
 
 /// A loader: torch's `DataLoader`. It works as it stands, giving all batches to whoever iterates, and it can be prepared.
 ///

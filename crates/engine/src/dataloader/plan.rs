@@ -9,7 +9,7 @@ use oarlock_tensor::Device;
 use super::dataset::{Data, Dataset, Items, IterableDataset};
 use super::sampler::{Order, Units};
 use super::shards::{BatchSamplerShard, room};
-use crate::error::Result;
+use crate::Result;
 
 /// A batch that is yet to be made.
 pub(super) struct Planned<B> {

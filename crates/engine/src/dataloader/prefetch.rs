@@ -6,8 +6,8 @@ use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use std::thread::JoinHandle;
 
 use super::plan::{EpochPlan, Planned};
-use crate::error::{Error, Result};
-use crate::panics;
+use crate::report::panics;
+use crate::{Error, Result};
 
 /// A batch of a rank.
 pub(super) struct RankBatch<B> {

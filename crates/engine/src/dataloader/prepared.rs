@@ -12,9 +12,9 @@ use super::plan::Rule;
 use super::state::LoaderState;
 use super::{DataLoader, Division, Replica};
 use crate::accelerator::loaders::LastBatch;
-use crate::error::{Error, Result};
-use crate::nested::{Nested, Parcel};
+use crate::nn::nested::{Nested, Parcel};
 use crate::{Accelerator, Ends, Plan, Prepare};
+use crate::{Error, Result};
 
 /// What iterates: everything that a loader and its division have settled.
 pub(super) struct Core<B> {

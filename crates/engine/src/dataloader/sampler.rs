@@ -3,7 +3,7 @@
 use std::sync::Arc;
 
 use super::shards::{DistributedSampler, randperm};
-use crate::error::{Error, Result};
+use crate::{Error, Result};
 
 /// An order of samples: torch's `Sampler`.
 pub trait Sampler: Send + Sync + 'static {

@@ -5,7 +5,7 @@ use std::ops::Range;
 
 use rand_mt::Mt;
 
-use crate::error::{Error, Result};
+use crate::{Error, Result};
 
 /// The batches of one rank: accelerate's `BatchSamplerShard` over a sequential order of samples.
 ///

@@ -7,8 +7,7 @@ use serde_json::{Value, json};
 use super::plan::Source;
 use super::position::Position;
 use super::prepared::PreparedLoader;
-use crate::Stateful;
-use crate::error::{Error, Result};
+use crate::{Error, Result, Stateful};
 
 /// The order of a loader, and where it stands in it.
 pub(super) struct LoaderState<B> {

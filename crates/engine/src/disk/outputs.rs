@@ -13,7 +13,8 @@ use std::path::{Path, PathBuf};
 use serde::{Deserialize, Serialize};
 
 use super::sums::{Algorithm, Sum};
-use crate::error::{Error, Occupied, Result};
+use crate::report::error::Occupied;
+use crate::{Error, Result};
 
 /// The name of the record.
 pub const RECORD: &str = "oarlock_files.json";

@@ -9,7 +9,7 @@ use serde::{Deserialize, Serialize};
 use twox_hash::{XxHash3_64, XxHash64};
 
 use super::placed::PlacedFile;
-use crate::error::{Error, Result};
+use crate::{Error, Result};
 
 /// Bytes that are read at once.
 const CHUNK_BYTES: u64 = 1 << 20;

@@ -4,7 +4,7 @@ use std::str::FromStr;
 
 use oarlock_tensor::DeviceKind;
 
-use crate::error::{Error, Result};
+use crate::{Error, Result};
 
 /// What carries the bytes between ranks. torch's words, such as `"gloo"`, can be parsed into one.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]

@@ -4,8 +4,8 @@ use std::path::{Path, PathBuf};
 
 use serde_json::json;
 
-use crate::error::{Error, Result};
-use crate::launch::devices::Devices;
+use super::launch::devices::Devices;
+use crate::{Error, Result};
 
 /// Writes the configuration of this machine for `accelerate launch`, as `accelerate config default` does: to `path`, or to
 /// the default file. `mixed_precision` is one of no, fp16, bf16 and fp8. The path of the file; `None` where there is one

@@ -8,8 +8,8 @@ use oarlock_comm::{Ready, Sharing, tree_fold};
 use oarlock_tensor::{DType, Element, Float, Tensor, bf16, f16};
 
 use super::group::ProcessGroup;
-use crate::accelerator::ReduceOp;
-use crate::error::{Error, Result};
+use super::reduce_op::ReduceOp;
+use crate::{Error, Result};
 
 /// Elements that are reduced at a time, so that memory for the other ranks' does not grow with a tensor.
 const PIECE: usize = 1 << 20;

@@ -5,7 +5,7 @@ use std::sync::Arc;
 
 use oarlock_comm::Communicator;
 
-use crate::error::{Error, Result};
+use crate::{Error, Result};
 
 /// Ranks that run collectives together. Clones are the same group. Ranks are named by their numbers in the whole run, as
 /// in torch, also in collectives of a sub-group.

@@ -7,9 +7,9 @@ use oarlock_comm::{Communicator, Launched};
 
 use super::backend::Backend;
 use super::group::ProcessGroup;
+use super::rank::{self, DefaultGroup};
 use super::world;
-use crate::error::{Error, Result};
-use crate::rank::{self, DefaultGroup};
+use crate::{Error, Result};
 
 /// How long to wait for a rank that lives but does not come, as torch waits with gloo.
 const TIMEOUT: Duration = Duration::from_secs(30 * 60);

@@ -4,11 +4,10 @@ use std::io::Write;
 
 use oarlock_tensor::DType;
 
+use super::rank::{self, MIXED_PRECISION};
 use super::threads::run;
-use crate::accelerator::MIXED_PRECISION;
-use crate::error::{Error, Result};
-use crate::rank;
-use crate::terminal::eprint;
+use crate::report::terminal::eprint;
+use crate::{Error, Result};
 
 /// What [`notebook_launcher`] starts. The fields are those of the original that mean something for threads: there is no
 /// port and no rendezvous.

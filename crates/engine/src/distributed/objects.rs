@@ -4,7 +4,7 @@ use serde::Serialize;
 use serde::de::DeserializeOwned;
 
 use super::group::ProcessGroup;
-use crate::error::{Error, Result};
+use crate::{Error, Result};
 
 /// The value as JSON, or why it is none.
 fn write<T: Serialize + ?Sized>(object: &T) -> Result<Vec<u8>> {

@@ -14,11 +14,11 @@ use std::time::Duration;
 use oarlock_comm::shm::ShmHost;
 use oarlock_comm::{AllStopped, Ending, Exit, FailedRank, Grace, RankGroup, RankState, StopSignals};
 
-use crate::error::{Error, Result, SpawnError};
-use crate::launch::{Memory, WorkerEnv, default_omp_threads, port};
-use crate::panics;
-use crate::rank;
-use crate::terminal::eprint;
+use crate::distributed::launch::{Memory, WorkerEnv, default_omp_threads, port};
+use crate::distributed::rank;
+use crate::report::error::{Error, Result, SpawnError};
+use crate::report::panics;
+use crate::report::terminal::eprint;
 
 /// The variable that makes a process a rank: who started it, and at which call.
 const VARIABLE: &str = "OARLOCK_SPAWN";

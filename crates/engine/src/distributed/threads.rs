@@ -6,9 +6,10 @@ use std::thread::Builder;
 
 use oarlock_comm::{Communicator, shm};
 
-use crate::error::{Error, Result, SpawnError};
-use crate::panics;
-use crate::rank;
+use super::rank;
+use crate::report::error::SpawnError;
+use crate::report::panics;
+use crate::{Error, Result};
 
 /// Runs `f(rank)` in `n_ranks` threads, which are the ranks of a group, and waits for all of them; returns what each has
 /// returned, in the order of ranks. In each [`Accelerator::new`](crate::Accelerator::new) and

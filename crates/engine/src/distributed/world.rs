@@ -5,9 +5,9 @@ use serde::Serialize;
 use serde::de::DeserializeOwned;
 
 use super::group::ProcessGroup;
-use crate::accelerator::ReduceOp;
-use crate::error::{Error, Result};
-use crate::rank;
+use super::rank;
+use super::reduce_op::ReduceOp;
+use crate::{Error, Result};
 
 /// Whether this rank has a default process group.
 pub fn is_initialized() -> bool {

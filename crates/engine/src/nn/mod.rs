@@ -1,7 +1,8 @@
 //! What models are made of: modules that name their parameters, layers under torch's names, losses, buffers, and units.
 //!
 //! A model is a struct with `#[derive(Module)]`, whose fields are layers and other modules; its parameters are found by
-//! their fields' names. `Unit` around a field makes what is in it move together when state is divided.
+//! their fields' names. `Unit` around a field makes what is in it move together when state is divided. [`nested`] are the values that hold tensors: batches, and what
+//! models return.
 
 mod activation;
 mod attention;
@@ -13,6 +14,7 @@ mod flatten;
 mod layers;
 mod leaf;
 mod loss;
+pub mod nested;
 mod norm;
 mod pool;
 mod quantized;

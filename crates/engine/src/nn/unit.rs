@@ -6,8 +6,8 @@ use std::sync::{Arc, OnceLock};
 use oarlock_tensor::{Param, Result, Tape, Tensor, UnitHook, ops};
 
 use super::leaf::{Leaf, each_leaf};
+use super::nested::Nested;
 use super::training::RngSnapshot;
-use crate::nested::Nested;
 use crate::nn::{Forward, Module, Visitor, in_scope};
 
 /// A module that is a unit.

@@ -7,7 +7,7 @@
 use oarlock_config::config::LossScale;
 use serde::{Deserialize, Serialize};
 
-use crate::error::ScaleAtMinimum;
+use crate::report::error::ScaleAtMinimum;
 
 /// The scale of the loss and its history.
 #[derive(Clone, Debug, PartialEq)]

@@ -3,7 +3,7 @@
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use super::other_groups;
-use crate::error::{Error, Result};
+use crate::{Error, Result};
 
 /// The learning rates of an optimizer's groups, what its schedule says of the moments, and whether the last step was
 /// skipped: shared by the optimizer and its scheduler. Clones are the same one.

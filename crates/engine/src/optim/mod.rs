@@ -4,6 +4,7 @@
 //! makes an optimizer of them that steps.
 
 mod loss_scale;
+pub mod lr_scheduler;
 mod lr_state;
 mod optimizer;
 pub mod schedule;
@@ -12,19 +13,18 @@ pub(crate) mod testing;
 
 use std::collections::{HashMap, HashSet};
 
-use crate::error::{Error, Result};
 use crate::nn::{Module, NamedParam, parameters};
 use crate::shard::ParamGroup;
+use crate::{Error, Result};
 
-pub use crate::error::ScaleAtMinimum;
+pub use crate::report::error::ScaleAtMinimum;
 pub use loss_scale::{LossScaler, LossScalerState, Verdict};
 pub(crate) use lr_state::LrState;
 pub use oarlock_tensor::ops::optimizer::{
     AdEmaMixArgs, AdafactorArgs, AdjustLr, CustomRule, LowRankArgs, Method, Needs, OneBit, OneBitKind,
     RmsPropArgs, Rule, Sides, Update,
 };
-pub use optimizer::Stepped;
-pub use optimizer::{Optimizer, OptimizerConfig};
+pub use optimizer::{Optimizer, OptimizerConfig, Stepped};
 pub use schedule::Schedule;
 
 /// Parameters of a model, each once, in the order in which the model shows them.

@@ -7,9 +7,9 @@ use oarlock_tensor::DType;
 use oarlock_tensor::ops::optimizer::{Role, Rule};
 
 use super::loss_scale::{LossScaler, LossScalerState, Verdict};
-use crate::error::{Error, Result};
 use crate::nn::NamedParam;
 use crate::shard::{Engine, ParamGroup, role_of};
+use crate::{Error, Result};
 
 /// Which optimizer, and its hyperparameters.
 #[derive(Clone, Debug, PartialEq)]

@@ -11,8 +11,8 @@ use serde_json::{Map, Value, json};
 use super::files::{LineFile, Rest};
 use super::progress::{bar, thousands};
 use super::speed::{Phase, PhaseTimes};
+use super::terminal::readable;
 use super::{Result, io_error};
-use crate::terminal::readable;
 
 /// The file of the records.
 const PROFILE: &str = "profile.jsonl";

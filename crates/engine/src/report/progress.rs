@@ -4,7 +4,7 @@ use std::io::{self, IsTerminal, Write};
 use std::time::{Duration, Instant};
 
 use super::log::{Metrics, clock_time};
-use crate::terminal::{readable, shown};
+use super::terminal::{readable, shown};
 
 /// What the line shows.
 #[derive(Clone, Debug, PartialEq)]

@@ -2,11 +2,11 @@
 
 use oarlock_tensor::ops::optimizer::Needs;
 
-use crate::error::{Error, Result};
 use crate::shard::engine::Engine;
 use crate::shard::outer::{Outer, OuterStep};
 use crate::shard::placement::Placements;
 use crate::shard::step::ParamGroup;
+use crate::{Error, Result};
 
 impl Engine {
     /// Whether no other rank adds to the gradients of the coming step.

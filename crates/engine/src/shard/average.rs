@@ -2,7 +2,7 @@
 
 use oarlock_comm::Scalar;
 
-use crate::error::Result;
+use crate::Result;
 use crate::shard::column::Column;
 use crate::shard::group::Group;
 use crate::shard::layout::runs;

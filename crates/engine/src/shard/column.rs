@@ -9,7 +9,7 @@ use oarlock_tensor::ops::optimizer::EightBit;
 use oarlock_tensor::ops::transfer;
 use oarlock_tensor::{DType, Device, FlatBuffer, Float, bf16, f16};
 
-use crate::error::{Error, Result};
+use crate::{Error, Result};
 
 /// Elements that are moved at once between a file and memory.
 const CHUNK: usize = 1 << 18;

@@ -14,7 +14,6 @@ use oarlock_tensor::ops::optimizer::{Part, Role, Rule};
 use oarlock_tensor::ops::{transfer, update};
 use oarlock_tensor::{ActiveTapes, Device, FlatBuffer, ParamHome, UnitHook};
 
-use crate::error::{Error, Result};
 use crate::nn::{self, Module, NamedParam, UnitParams, parameters, wrapped_units_of};
 use crate::shard::finite::check_range;
 use crate::shard::group::{Grads, Group, GroupBuilder, Kind, Weights, offload_file};
@@ -33,6 +32,7 @@ use crate::shard::stage::{Stage, StageUnits};
 use crate::shard::state::{self, Slice, Snapshot};
 use crate::shard::step::{CHUNK, ParamGroup};
 use crate::shard::topology::Axis;
+use crate::{Error, Result};
 
 /// A model on one rank.
 pub struct Engine {

@@ -6,7 +6,8 @@ use std::ops::AddAssign;
 
 use oarlock_tensor::DType;
 
-use crate::error::{Result, UnfitParameter, UnfitWeights};
+use crate::Result;
+use crate::report::error::{UnfitParameter, UnfitWeights};
 
 /// How many of some numbers a dtype cannot hold.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]

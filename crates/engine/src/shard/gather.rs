@@ -5,7 +5,7 @@ use oarlock_tensor::FlatBuffer;
 use oarlock_tensor::ops::optimizer::Part;
 use oarlock_tensor::ops::transfer;
 
-use crate::error::Result;
+use crate::Result;
 use crate::shard::column::Store;
 use crate::shard::group::Group;
 use crate::shard::order::ready;

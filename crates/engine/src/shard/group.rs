@@ -10,7 +10,6 @@ use oarlock_comm::{Ownership, Region, Sharing};
 use oarlock_tensor::ops::optimizer::{Needs, Role, Rule};
 use oarlock_tensor::{DType, Device, FlatBuffer, FlatParams, Init, ParamLocation, Shape};
 
-use crate::error::{Error, Result};
 use crate::nn::NamedParam;
 use crate::shard::column::{Blocks, Column, Store};
 use crate::shard::layout::{BLOCK, Grain, Layout, LayoutParam, runs};
@@ -21,6 +20,7 @@ use crate::shard::pool::flat_of;
 use crate::shard::stage::{Tie, TiedGroup};
 use crate::shard::state::{GroupState, MASTER};
 use crate::shard::topology::Axis;
+use crate::{Error, Result};
 
 /// The parameters of one group.
 pub(super) struct Group {

@@ -7,10 +7,10 @@ use std::sync::Weak;
 
 use oarlock_tensor::{Result as TensorResult, Tape, UnitHook};
 
-use crate::error::{Error, Result};
 use crate::shard::order::settle;
 use crate::shard::passes::{Core, Work};
 use crate::shard::schedule::Executor;
+use crate::{Error, Result};
 
 impl Executor for Work<'_> {
     type Error = Error;

@@ -2,8 +2,8 @@
 
 use oarlock_comm::Communicator;
 
-use crate::error::{Error, Result};
 use crate::shard::topology::{Axis, Topology};
+use crate::{Error, Result};
 
 /// Some ranks, and the groups on each axis that one of them is in.
 #[derive(Clone, Debug)]

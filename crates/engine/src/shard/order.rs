@@ -3,7 +3,7 @@
 use oarlock_comm::Ready;
 use oarlock_tensor::FlatBuffer;
 
-use crate::error::Result;
+use crate::Result;
 
 /// When a collective may work on the memory of a flat buffer: after the launches that use it. Its own result is to be waited
 /// for by [`Ready::precede_launches`], since launches are what uses it next.

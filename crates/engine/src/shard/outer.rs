@@ -1,8 +1,8 @@
 //! The outer step of DiLoCo (Douillard et al. 2023, <https://arxiv.org/abs/2311.08105>): what the ranks have moved on average
 //! since they last met is a gradient, which SGD with Nesterov momentum follows.
 
-use crate::error::{Error, Result};
 use crate::shard::group::Group;
+use crate::{Error, Result};
 
 /// The numbers of the outer step; the default is the paper's.
 #[derive(Clone, Copy, Debug, PartialEq)]

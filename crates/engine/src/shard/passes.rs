@@ -12,7 +12,7 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use oarlock_comm::{Ready, Scalar, Sharing};
 use oarlock_tensor::{ActiveTapes, DType, Device, FlatBuffer, FlatParams};
 
-use crate::error::Result;
+use crate::Result;
 use crate::shard::group::Group;
 use crate::shard::in_flight::ReductionInFlight;
 use crate::shard::mesh::Mesh;

@@ -15,8 +15,8 @@
 
 use oarlock_tensor::Device;
 
-use crate::error::{Error, Result};
 use crate::nn::Wrap;
+use crate::{Error, Result};
 pub use oarlock_config::config::{
     Gather, Lifetime, Offload, Placement, Placements, Quantized, ShardingConfig, Untouched,
 };

@@ -3,8 +3,8 @@
 use oarlock_comm::{Communicator, Ready, Region, Sharing};
 use oarlock_tensor::{Device, FlatBuffer};
 
-use crate::error::{Error, Result};
 use crate::shard::order::settle;
+use crate::{Error, Result};
 
 /// The elements of a region, where launches use them. A rank that is alone on a GPU keeps them there, since no collective
 /// looks into its regions.

@@ -5,7 +5,7 @@ use std::sync::{MutexGuard, PoisonError};
 
 use oarlock_comm::Ready;
 
-use crate::error::Result;
+use crate::Result;
 use crate::shard::group::{Group, Weights};
 use crate::shard::order::ready;
 use crate::shard::passes::Core;

@@ -19,7 +19,7 @@ use oarlock_tensor::ops::block_int::{self, Bits};
 use oarlock_tensor::ops::optimizer::Part;
 use oarlock_tensor::{DType, Device, FlatBuffer, Store};
 
-use crate::error::Result;
+use crate::Result;
 use crate::shard::layout::Layout;
 use crate::shard::order::ready;
 use crate::shard::pool::{BufferPool, PoolBuffer};

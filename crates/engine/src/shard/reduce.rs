@@ -11,7 +11,7 @@ use oarlock_tensor::{
     DType, FlatBuffer, FlatParams, GradSlot, ParamHome, Result as TensorResult, Store, Tape, Tensor,
 };
 
-use crate::error::Result;
+use crate::Result;
 use crate::shard::group::Grads;
 use crate::shard::in_flight::ReductionInFlight;
 use crate::shard::layout::runs;

@@ -5,7 +5,7 @@ use std::ops::Range;
 use oarlock_tensor::ops::update::Stream;
 use oarlock_tensor::{Device, Init, Shape};
 
-use crate::error::Result;
+use crate::Result;
 use crate::nn::NamedParam;
 
 /// A run of elements of a parameter.

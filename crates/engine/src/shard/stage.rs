@@ -9,7 +9,7 @@ use std::collections::{BTreeSet, HashMap, HashSet};
 use oarlock_comm::{Communicator, Region, Sharing};
 use oarlock_tensor::Param;
 
-use crate::error::Result;
+use crate::Result;
 use crate::nn::{NamedParam, UnitParams};
 
 /// The part of a model that this rank holds.

@@ -17,9 +17,9 @@ use oarlock_tensor::ops::optimizer::Part;
 use oarlock_tensor::ops::transfer;
 use oarlock_tensor::{DType, FlatBuffer};
 
-use crate::error::{Error, Result};
 use crate::shard::column::Store;
 use crate::shard::passes::Core;
+use crate::{Error, Result};
 
 /// Elements that are updated at once.
 pub(super) struct Piece {

@@ -10,9 +10,9 @@ use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use oarlock_tensor::ops::transfer;
 use oarlock_tensor::{DType, Shape};
 
-use crate::error::{Error, Result};
 use crate::shard::column::{Column, Store};
 use crate::shard::layout::Layout;
+use crate::{Error, Result};
 
 /// The kind of state that every parameter has: its weights in f32.
 pub const MASTER: &str = "master";

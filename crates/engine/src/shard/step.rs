@@ -6,13 +6,13 @@ use std::collections::BTreeMap;
 use oarlock_tensor::ops::optimizer::{self, Part, Rule, StepArgs, Target, UpdateParts, Workspace};
 use oarlock_tensor::{DType, Device};
 
-use crate::error::{Error, Result};
 use crate::shard::column::{Column, Store};
 use crate::shard::group::{Grads, Group};
 use crate::shard::layout::runs;
 use crate::shard::passes::Core;
 use crate::shard::staging::{Operand, Piece, Staged};
 use crate::shard::state::MASTER;
+use crate::{Error, Result};
 
 /// The hyperparameters of a group of parameters in a step: an entry of torch's `param_groups`.
 #[derive(Clone, Debug, PartialEq)]

@@ -4,7 +4,7 @@ use oarlock_tensor::DType;
 use oarlock_tensor::ops::optimizer::Part;
 use oarlock_tensor::ops::transfer;
 
-use crate::error::Result;
+use crate::Result;
 use crate::shard::order::ready;
 use crate::shard::passes::Core;
 use crate::shard::stage::TiedGroup;

@@ -3,9 +3,9 @@
 use std::collections::{BTreeMap, BTreeSet};
 
 use oarlock_config::config::{AdapterConfig, AdapterKind, LoraConfig, OftBlocks, Targets};
-use oarlock_engine::error::{Error, Result};
+use oarlock_engine::checkpoint::weights::{QuantizedLayers, QuantizedWeights};
 use oarlock_engine::nn::{self, Layer, Linear, names_of};
-use oarlock_engine::weights::{QuantizedLayers, QuantizedWeights};
+use oarlock_engine::{Error, Result};
 use oarlock_tensor::DType;
 
 use super::base::Base;

@@ -2,7 +2,7 @@
 
 use std::path::Path;
 
-use oarlock_engine::error::{Error, Result};
+use oarlock_engine::{Error, Result};
 use oarlock_tensor::Tensor;
 use oarlock_tensor::cpu::difference::{largest_difference, largest_magnitude};
 use oarlock_tensor::ops::Mask;

@@ -4,10 +4,10 @@ use std::path::{Path, PathBuf};
 
 use oarlock_config::config::{ChatArgs, RopeArgs};
 use oarlock_config::json;
-use oarlock_engine::error::{Error, Result};
+use oarlock_engine::checkpoint::weights::SafetensorsSource;
 use oarlock_engine::nn::parameters;
 use oarlock_engine::shard::{ParamSlice, WeightSource};
-use oarlock_engine::weights::SafetensorsSource;
+use oarlock_engine::{Error, Result};
 use oarlock_tensor::cpu::quantized::Format;
 use oarlock_tensor::{DType, Device};
 use serde_json::Value;

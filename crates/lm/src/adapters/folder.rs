@@ -5,9 +5,9 @@ use std::path::Path;
 
 use oarlock_comm::MappedFile;
 use oarlock_config::config::{AdapterConfig, AdapterKind};
-use oarlock_engine::error::{Error, Result};
+use oarlock_engine::checkpoint::weights::{ModelFiles, Weight, floats, not_finite};
 use oarlock_engine::nn::{NamedParam, names_of, parameters};
-use oarlock_engine::weights::{ModelFiles, Weight, floats, not_finite};
+use oarlock_engine::{Error, Result};
 use oarlock_tensor::DType;
 use safetensors::SafeTensors;
 

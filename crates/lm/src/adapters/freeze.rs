@@ -3,8 +3,7 @@
 use std::collections::BTreeSet;
 
 use oarlock_config::config::{FreezeArgs, TrainedLayers};
-use oarlock_engine::error::{Error, Result};
-use oarlock_engine::nn;
+use oarlock_engine::{Error, Result, nn};
 
 use crate::model::Decoder;
 

@@ -2,9 +2,9 @@
 
 use std::path::{Path, PathBuf};
 
-use oarlock_engine::error::{Error, Result};
+use oarlock_engine::checkpoint::weights::{QuantizedLayers, SafetensorsSource, StoredQuantization};
 use oarlock_engine::shard::WeightSource;
-use oarlock_engine::weights::{QuantizedLayers, SafetensorsSource, StoredQuantization};
+use oarlock_engine::{Error, Result};
 use oarlock_tensor::cpu::quantized::Format;
 use oarlock_tensor::{DType, Device};
 

@@ -6,7 +6,7 @@ use oarlock_config::config::{
     AdapterConfig, AdapterKind, LoraConfig, LoraInit, OftBlocks, OftConfig, Targets,
 };
 use oarlock_config::json;
-use oarlock_engine::error::{Error, Result};
+use oarlock_engine::{Error, Result};
 use serde_json::{Map, Value, json};
 
 use super::targeted::Targeted;

@@ -4,10 +4,10 @@
 use std::path::Path;
 
 use oarlock_config::config::{AdapterConfig, AdapterKind, LoraInit};
+use oarlock_engine::checkpoint::weights::{ModelFiles, Weight};
 use oarlock_engine::disk::Writer;
-use oarlock_engine::error::{Error, Result};
 use oarlock_engine::shard::{ParamSlice, WeightSource};
-use oarlock_engine::weights::{ModelFiles, Weight};
+use oarlock_engine::{Error, Result};
 use oarlock_tensor::ops::singular::{Search, largest_singular};
 use oarlock_tensor::{DType, Device, Init, Shape};
 

@@ -5,9 +5,9 @@ use std::ops::Range;
 use std::rc::Rc;
 
 use oarlock_config::config::{AdapterKind, LoraInit};
-use oarlock_engine::error::{Error, Result};
 use oarlock_engine::nn::{Module, names_of};
 use oarlock_engine::shard::{ParamSlice, SeededInit, WeightSource};
+use oarlock_engine::{Error, Result};
 use oarlock_tensor::{Device, Init, Shape};
 
 use super::adapt::{Adaptation, AdaptedModule, LowRank};

@@ -4,7 +4,7 @@
 use std::path::Path;
 
 use oarlock_config::json;
-use oarlock_engine::error::{Error, Result};
+use oarlock_engine::{Error, Result};
 use serde_json::{Map, Value, json};
 
 use crate::data::{Chat, Tokenizer};

@@ -167,11 +167,11 @@ impl Error {
     }
 }
 
-impl From<Error> for oarlock_engine::error::Error {
-    fn from(error: Error) -> oarlock_engine::error::Error {
+impl From<Error> for oarlock_engine::Error {
+    fn from(error: Error) -> oarlock_engine::Error {
         match error {
-            Error::Setting { key, cause } => oarlock_engine::error::Error::Setting { key, cause },
-            error => oarlock_engine::error::Error::Data(Box::new(error)),
+            Error::Setting { key, cause } => oarlock_engine::Error::Setting { key, cause },
+            error => oarlock_engine::Error::Data(Box::new(error)),
         }
     }
 }

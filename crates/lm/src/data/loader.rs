@@ -5,7 +5,7 @@ use std::sync::Arc;
 use std::sync::mpsc::{Receiver, SyncSender, sync_channel};
 use std::thread::JoinHandle;
 
-use oarlock_engine::panics;
+use oarlock_engine::report::panics;
 
 use super::deal::share;
 use super::error::{Error, Result};
@@ -21,7 +21,7 @@ pub struct Batch {
     /// The target of each token, already shifted: the next token, or -100 for none.
     pub labels: Vec<i32>,
     /// Where in its row the document of each token begins; `None` when attention knows no documents. Of the whole rows where
-    /// ranks divide them ([`SequenceParallel`](oarlock_engine::sequence_parallel::SequenceParallel)).
+    /// ranks divide them ([`SequenceParallel`](oarlock_engine::parallel::sequence_parallel::SequenceParallel)).
     pub doc_start: Option<Vec<i32>>,
     /// The number of rows.
     pub rows: usize,

@@ -1,6 +1,6 @@
 //! Examples as the model sees them, for people, and statistics of their lengths.
 
-use oarlock_engine::terminal::shown;
+use oarlock_engine::report::terminal::shown;
 
 use super::encode::{Encoded, Encoder, Labels};
 use super::error::Result;

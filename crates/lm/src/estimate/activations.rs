@@ -3,9 +3,9 @@
 use std::borrow::Cow;
 use std::sync::Arc;
 
-use oarlock_engine::error::{Error, Result};
 use oarlock_engine::nn::{Module, parameters, set_training, units_of};
 use oarlock_engine::shard::{Grain, Layout, in_order_on};
+use oarlock_engine::{Error, Result};
 use oarlock_tensor::{DType, Device, FlatBuffer, FlatParams, OpTime, ParamLocation};
 
 use crate::model::Decoder;

@@ -4,8 +4,9 @@ use oarlock_comm::{MachineMemory, ProcessMemory};
 use oarlock_config::config::{
     IntervalStrategy, Offload, Placement, Quantized, Recompute, ShardingConfig, TrainConfig, Wrap,
 };
-use oarlock_engine::error::{NotEnoughMemory, Result};
-use oarlock_engine::terminal::readable;
+use oarlock_engine::Result;
+use oarlock_engine::report::error::NotEnoughMemory;
+use oarlock_engine::report::terminal::readable;
 use oarlock_tensor::ops::Rope;
 use oarlock_tensor::ops::optimizer::Rule;
 use oarlock_tensor::{Device, MemoryStats};

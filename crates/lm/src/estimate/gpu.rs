@@ -10,8 +10,8 @@
 //!
 //! The parts are the same for all ranks, their GPUs need not be: the one with the least room decides whether a training fits.
 
-use oarlock_engine::error::Limit;
-use oarlock_engine::terminal::readable;
+use oarlock_engine::report::error::Limit;
+use oarlock_engine::report::terminal::readable;
 use oarlock_tensor::{Arena, DType, Device};
 
 use super::part::Part;

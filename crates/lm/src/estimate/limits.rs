@@ -1,7 +1,8 @@
 //! What a training run may use: of the machine, of its control group, of its process limits.
 
 use oarlock_comm::{MachineMemory, ProcessMemory};
-use oarlock_engine::error::{Error, Limit, Result};
+use oarlock_engine::report::error::Limit;
+use oarlock_engine::{Error, Result};
 
 use super::part::Part;
 use super::prediction::Estimate;

@@ -1,8 +1,8 @@
 //! The sizes of a model's units: all that model states depend on.
 
-use oarlock_engine::error::{Error, Result};
 use oarlock_engine::nn::{Module, Wrap, wrapped_units_of};
 use oarlock_engine::shard::{Grain, Layout};
+use oarlock_engine::{Error, Result};
 use oarlock_tensor::{DType, Param, Shape};
 
 use super::settings::Settings;

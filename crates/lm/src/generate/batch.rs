@@ -1,7 +1,7 @@
 //! Answers to many prompts at a time: the products of all of them are one, so that each reads the weights once. Prompts
 //! have lengths of their own and no padding; where an answer ends, the next prompt takes its place.
 
-use oarlock_engine::error::{Error, Result};
+use oarlock_engine::{Error, Result};
 use oarlock_tensor::{DType, Device, Tensor};
 
 use super::sampler::Sampler;

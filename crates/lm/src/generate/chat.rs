@@ -5,7 +5,7 @@ use std::io::{BufRead, Write};
 use std::ops::ControlFlow;
 use std::path::Path;
 
-use oarlock_engine::error::{Error, Result};
+use oarlock_engine::{Error, Result};
 use serde_json::Value;
 
 use crate::data::{ChatTemplate, Conversation, Message, Tokenizer, ToolCall, tool_calls};

@@ -1,6 +1,6 @@
 //! Which of a few tokens a model finds the likeliest after prompts that begin alike.
 
-use oarlock_engine::error::{Error, Result};
+use oarlock_engine::{Error, Result};
 
 use super::sampler::check_logits;
 use super::{Generator, PREFILL_TOKENS};

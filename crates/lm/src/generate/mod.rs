@@ -11,7 +11,7 @@ pub use sampler::Sampling;
 
 use std::ops::ControlFlow;
 
-use oarlock_engine::error::Result;
+use oarlock_engine::Result;
 use oarlock_tensor::Tensor;
 
 use crate::data::Tokenizer;

@@ -4,7 +4,7 @@ use std::cmp::Ordering;
 
 use oarlock_tensor::cpu::random::Stream;
 
-use oarlock_engine::error::{Error, Result};
+use oarlock_engine::{Error, Result};
 
 /// Separates the sampler's random numbers from those of other users of the same seed.
 const STREAM: u64 = 0x5a3c_9d17_00b4_e6f1;

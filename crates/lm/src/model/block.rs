@@ -5,7 +5,7 @@
 use std::sync::Arc;
 
 use oarlock_engine::nn::{Module, RmsNorm, Visitor, in_scope, is_trained};
-use oarlock_engine::sequence_parallel::SequenceParallel;
+use oarlock_engine::parallel::sequence_parallel::SequenceParallel;
 use oarlock_tensor::ops::{self, Activation, AttentionOptions, BlockMask, Mask, QkvHeads, Rope};
 use oarlock_tensor::{DType, Result, Tensor};
 

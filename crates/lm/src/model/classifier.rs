@@ -2,7 +2,7 @@
 //!
 //! Shape legend: B batch, S sequence, E hidden, L labels.
 
-use oarlock_engine::nested::Nested;
+use oarlock_engine::nn::nested::Nested;
 use oarlock_engine::nn::{self, Forward, Linear, Module, RmsNorm, Unit, in_scope};
 use oarlock_tensor::ops::{self, Mask};
 use oarlock_tensor::{DType, Error, Result, Tensor};

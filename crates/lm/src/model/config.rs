@@ -2,8 +2,8 @@
 
 use std::fmt::Display;
 
-use oarlock_engine::error::{Error, Result};
 use oarlock_engine::nn::SparsityConfig;
+use oarlock_engine::{Error, Result};
 use oarlock_tensor::RopeScaling;
 use oarlock_tensor::cpu::rope::RopeStyle;
 use oarlock_tensor::ops::{Activation, AttentionOptions, BlockMask};

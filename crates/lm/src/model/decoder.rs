@@ -8,7 +8,7 @@ use std::ops::Range;
 
 use half::{bf16, f16};
 use oarlock_engine::nn::{Embedding, Layer, Linear, Module, StoredNames, Unit, in_scope, parameters};
-use oarlock_engine::sequence_parallel::{self, SequenceParallel};
+use oarlock_engine::parallel::sequence_parallel::{self, SequenceParallel};
 use oarlock_tensor::ops::{self, HeadLoss, Labels, Mask, TokenLoss};
 use oarlock_tensor::{DType, Device, Error, Result, Tensor};
 

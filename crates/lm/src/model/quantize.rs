@@ -1,7 +1,7 @@
 //! Decoders with weights of 4 or 8 bits.
 
+use oarlock_engine::checkpoint::weights::{QuantizedLayers, QuantizedWeights};
 use oarlock_engine::nn::Layer;
-use oarlock_engine::weights::{QuantizedLayers, QuantizedWeights};
 use oarlock_tensor::{DType, Result};
 
 use super::Decoder;

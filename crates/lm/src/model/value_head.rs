@@ -4,9 +4,9 @@ use std::path::Path;
 
 use oarlock_tensor::{DType, Device, Init, Param, Result, Shape, Tensor, ops};
 
+use oarlock_engine::checkpoint::weights::{Content, ModelFiles, SafetensorsSource, Strict, Weight};
 use oarlock_engine::nn::{Dropout, Module, parameters};
 use oarlock_engine::shard::{ParamSlice, SeededInit, WeightSource};
-use oarlock_engine::weights::{Content, ModelFiles, SafetensorsSource, Strict, Weight};
 
 /// The file beside those of a model, as LLaMA-Factory names it.
 const FILE: &str = "value_head.safetensors";

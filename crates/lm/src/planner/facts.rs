@@ -3,8 +3,8 @@
 use oarlock_config::config::{
     Finetuning, Length, ObjectiveArgs, Offload, PartitionMethod, Recompute, TrainConfig,
 };
-use oarlock_engine::error::{Error, Result};
-use oarlock_engine::pipeline::{UnitWeight, unit_weights};
+use oarlock_engine::parallel::pipeline::{UnitWeight, unit_weights};
+use oarlock_engine::{Error, Result};
 use oarlock_tensor::cpu::Isa;
 use oarlock_tensor::{Device, DeviceKind, Par};
 

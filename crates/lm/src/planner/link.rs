@@ -4,7 +4,7 @@
 use std::time::Instant;
 
 use oarlock_comm::{Communicator, Ownership, Ready, Region, Scalar, Sharing};
-use oarlock_engine::error::{Error, Result};
+use oarlock_engine::{Error, Result};
 use oarlock_tensor::DType;
 
 use super::measure::{ELEMENTS, REPEATS, median};

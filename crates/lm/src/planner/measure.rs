@@ -5,10 +5,11 @@ use std::time::Instant;
 
 use oarlock_comm::{Communicator, Ownership, Ready, Scalar, Sharing};
 use oarlock_config::config::{Elems, ShardingConfig, TrainConfig};
-use oarlock_engine::error::{Error, Result};
-use oarlock_engine::pipeline::message_seconds;
+use oarlock_engine::parallel::pipeline::message_seconds;
 use oarlock_engine::report::speed::{Phase, PhaseTimer};
-use oarlock_engine::{Accelerator, AcceleratorConfig, Prepared, PreparedOptimizer, distributed};
+use oarlock_engine::{
+    Accelerator, AcceleratorConfig, Error, Prepared, PreparedOptimizer, Result, distributed,
+};
 use oarlock_tensor::cpu::Isa;
 use oarlock_tensor::ops::optimizer::Part;
 use oarlock_tensor::ops::transfer;

@@ -3,8 +3,8 @@
 //! Where all parts take the same time and messages take none, S stages with M micro-batches of V parts each are idle for
 //! `(S - 1) / (V M + S - 1)` of the passes (Narayanan et al. 2021).
 
-use oarlock_engine::error::Result;
-use oarlock_engine::pipeline::schedule::{Instruction, Passes, schedules};
+use oarlock_engine::Result;
+use oarlock_engine::parallel::pipeline::schedule::{Instruction, Passes, schedules};
 
 /// Seconds of a part of the model: forward and backward pass of a micro-batch.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]

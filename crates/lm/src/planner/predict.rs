@@ -3,8 +3,8 @@
 use std::ops::Range;
 
 use oarlock_config::config::{Lifetime, ShardingConfig};
-use oarlock_engine::error::{Error, Result};
-use oarlock_engine::pipeline::partition;
+use oarlock_engine::parallel::pipeline::partition;
+use oarlock_engine::{Error, Result};
 
 use crate::estimate::{Settings, Stage, estimate, model_states};
 

@@ -4,7 +4,7 @@ use std::path::Path;
 
 use serde::{Deserialize, Serialize};
 
-use oarlock_engine::error::{Error, Result};
+use oarlock_engine::{Error, Result};
 
 /// Measurements of one machine and one model. All times are seconds, with as many ranks at work as the machine is to have.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]

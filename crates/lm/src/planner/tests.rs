@@ -5,7 +5,7 @@ use std::collections::BTreeMap;
 use oarlock_comm::{Communicator, Link, Recorded};
 use oarlock_config::config::{Lifetime, PartitionMethod};
 use oarlock_engine::nn::{Wrap, parameters};
-use oarlock_engine::pipeline::unit_weights;
+use oarlock_engine::parallel::pipeline::unit_weights;
 use oarlock_engine::report::speed::PhaseTimer;
 use oarlock_engine::shard::{Placements, ShardingConfig};
 use oarlock_engine::{Accelerator, AcceleratorConfig, Device, optim};

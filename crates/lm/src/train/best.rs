@@ -4,9 +4,9 @@
 use std::path::{Path, PathBuf};
 
 use oarlock_config::config::BestArgs;
-use oarlock_engine::error::{Error, Result};
 use oarlock_engine::report::log::PER_TOKEN;
 use oarlock_engine::report::state::TrainerState;
+use oarlock_engine::{Error, Result};
 use serde_json::{Value, json};
 
 use crate::train::objective::Objective;

@@ -5,8 +5,7 @@ use std::sync::Arc;
 
 use oarlock_comm::release_freed_memory;
 use oarlock_config::config::{ChatArgs, Packing, Predict, TrainConfig};
-use oarlock_engine::Accelerator;
-use oarlock_engine::error::{Error, Result};
+use oarlock_engine::{Accelerator, Error, Result};
 use rayon::ThreadPoolBuilder;
 
 use crate::adapters::{TemplateFiles, stop_ids, template_files};

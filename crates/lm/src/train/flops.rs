@@ -5,11 +5,10 @@ use std::collections::BTreeMap;
 use std::time::Duration;
 
 use oarlock_config::config::FlopsArgs;
-use oarlock_engine::error::Result;
 use oarlock_engine::nn::{Module, UnitRun, Visitor, time_of};
 use oarlock_engine::report::flops::{ModuleCost, ProfiledStep, Shown, report};
 use oarlock_engine::report::speed::{Phase, PhaseTimes};
-use oarlock_engine::{Accelerator, Prepared};
+use oarlock_engine::{Accelerator, Prepared, Result};
 use oarlock_tensor::{Param, Scope};
 
 use crate::data::Batch;

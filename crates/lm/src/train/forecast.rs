@@ -2,7 +2,7 @@
 
 use oarlock_comm::ProcessMemory;
 use oarlock_config::config::{LogArgs, TrainConfig};
-use oarlock_engine::error::Result;
+use oarlock_engine::Result;
 use oarlock_tensor::cpu::Isa;
 use oarlock_tensor::{Device, Par};
 

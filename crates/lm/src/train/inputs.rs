@@ -12,9 +12,9 @@ use std::thread::JoinHandle;
 use oarlock_comm::Communicator;
 use oarlock_config::config::{Finetuning, ModelSource, TrainConfig};
 use oarlock_engine::checkpoint::share;
+use oarlock_engine::checkpoint::weights::weight_files;
 use oarlock_engine::disk::{Algorithm, Sum};
-use oarlock_engine::error::{Error, Result};
-use oarlock_engine::weights::weight_files;
+use oarlock_engine::{Error, Result};
 use serde::{Deserialize, Serialize};
 
 use crate::data::TokenCache;

@@ -6,8 +6,6 @@ use std::time::{Duration, Instant};
 
 use oarlock_comm::{Communicator, ProcessMemory};
 use oarlock_config::config::TrainConfig;
-use oarlock_engine::Accelerator;
-use oarlock_engine::error::Result;
 use oarlock_engine::report::engine::EngineStep;
 use oarlock_engine::report::flops;
 use oarlock_engine::report::log::{EvalRecord, PER_TOKEN, PredictRecord, RunLog, StepRecord, Summary};
@@ -15,6 +13,7 @@ use oarlock_engine::report::profile::{MemoryNow, Profiler};
 use oarlock_engine::report::progress::{Progress, Status};
 use oarlock_engine::report::speed::{Peak, PhaseTimer};
 use oarlock_engine::report::state::TrainerState;
+use oarlock_engine::{Accelerator, Result};
 use oarlock_tensor::Device;
 
 use crate::train::StepReport;

@@ -9,7 +9,7 @@ use std::time::{Duration, Instant};
 use rustix::fs::{FlockOperation, flock};
 use rustix::io::Errno;
 
-use oarlock_engine::error::{Error, Result};
+use oarlock_engine::{Error, Result};
 
 /// How long a holder that is about to end is waited for, and how often it is looked at.
 const ENDING: Duration = Duration::from_secs(30);

@@ -6,11 +6,13 @@ use std::path::{Path, PathBuf};
 use oarlock_config::config::{
     Finetuning, LoraInit, ModelArgs, ModelSource, ObjectiveArgs, Predict, Resume, TrainConfig,
 };
-use oarlock_engine::error::{Error, Result};
+use oarlock_engine::checkpoint::weights::{
+    QuantizedLayers, QuantizedWeights, SafetensorsSource, StoredQuantization,
+};
 use oarlock_engine::nn::{self, NamedParam, names_of, parameters};
 use oarlock_engine::report::speed::flops_per_token_of;
 use oarlock_engine::shard::{SeededInit, WeightSource};
-use oarlock_engine::weights::{QuantizedLayers, QuantizedWeights, SafetensorsSource, StoredQuantization};
+use oarlock_engine::{Error, Result};
 use oarlock_tensor::{Device, Param};
 
 use crate::adapters::{

@@ -7,9 +7,7 @@ use oarlock_tensor::ops::optimizer::Rule;
 use serde_json::{Map, Value};
 
 use oarlock_config::config::{EngineReports, Tracker, TrainConfig};
-use oarlock_engine::error::Result;
-use oarlock_engine::report::Rest;
-use oarlock_engine::report::comms;
+use oarlock_engine::Result;
 use oarlock_engine::report::engine::{self, EngineStep, Momentum};
 use oarlock_engine::report::monitor::Monitor;
 use oarlock_engine::report::monitor::csv::Csv;
@@ -17,6 +15,7 @@ use oarlock_engine::report::monitor::jsonl::Jsonl;
 use oarlock_engine::report::monitor::tensorboard::TensorBoard;
 use oarlock_engine::report::monitor::wandb::{Belongs, Wandb};
 use oarlock_engine::report::speed::PhaseTimes;
+use oarlock_engine::report::{Rest, comms};
 
 /// Where a resumed run goes on.
 #[derive(Clone, Copy, Debug)]

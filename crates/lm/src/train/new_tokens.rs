@@ -1,7 +1,7 @@
 //! The tokens that a run gives its model: the size of the vocabulary, and how their rows begin.
 
 use oarlock_config::config::{ModelArgs, TrainConfig};
-use oarlock_engine::error::{Error, Result};
+use oarlock_engine::{Error, Result};
 
 use crate::data::Tokenizer;
 use crate::model::hf::{HfConfig, NewRows};

@@ -5,10 +5,10 @@ use std::fs;
 use std::path::{Path, PathBuf};
 
 use oarlock_config::config::{Finetuning, IntervalStrategy, ModelSource, Resume, Tracker, TrainConfig};
+use oarlock_engine::checkpoint::weights::ResultFile;
 use oarlock_engine::checkpoint::{self, Listed, Problem};
 use oarlock_engine::disk::{Outputs, Part, Writer};
-use oarlock_engine::error::{Error, Result};
-use oarlock_engine::weights::ResultFile;
+use oarlock_engine::{Error, Result};
 
 use crate::model::hf::side_files;
 

@@ -1,10 +1,9 @@
 //! What a configuration asks of the engine, the optimizer and the model.
 
 use oarlock_config::config::{AdapterArgs, Finetuning, LoraPlus, TrainConfig, Wrap};
-use oarlock_engine::AcceleratorConfig;
-use oarlock_engine::error::{Error, Result};
 use oarlock_engine::nn::{self, NamedParam};
 use oarlock_engine::optim::{Optim, Parameters};
+use oarlock_engine::{AcceleratorConfig, Error, Result};
 use oarlock_tensor::DType;
 
 use crate::model::Decoder;

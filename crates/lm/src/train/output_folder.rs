@@ -2,9 +2,8 @@
 
 use std::path::Path;
 
-use oarlock_engine::Accelerator;
 use oarlock_engine::checkpoint::Stores;
-use oarlock_engine::error::Result;
+use oarlock_engine::{Accelerator, Result};
 
 /// Looks whether all machines see one output folder, in which every rank writes its part of checkpoints; else each machine writes
 /// its part into its own. What to say about that.

@@ -1,9 +1,8 @@
 //! The passes of an objective over micro-batches: through a whole model one after another, or through the stages of a
 //! pipeline, several at a time.
 
-use oarlock_engine::error::Result;
 use oarlock_engine::report::speed::{Phase, PhaseTimer};
-use oarlock_engine::{Accelerator, PartOutput, PartPasses, Prepared, PreparedOptimizer, nn};
+use oarlock_engine::{Accelerator, PartOutput, PartPasses, Prepared, PreparedOptimizer, Result, nn};
 use oarlock_tensor::Tensor;
 
 use crate::data::Batch;

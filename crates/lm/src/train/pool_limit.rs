@@ -1,8 +1,7 @@
 //! Holds the pool of a rank to what was predicted, where batches of many lengths leave blocks that fit none of the next.
 
 use oarlock_comm::Scalar;
-use oarlock_engine::Accelerator;
-use oarlock_engine::error::Result;
+use oarlock_engine::{Accelerator, Result};
 use oarlock_tensor::Arena;
 
 use crate::estimate::Forecast;

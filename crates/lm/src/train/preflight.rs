@@ -2,8 +2,7 @@
 //! device. It is found before anything is started; what only the rows themselves show, the ranks find.
 
 use oarlock_config::config::{ModelSource, Resume, TrainConfig};
-use oarlock_engine::checkpoint;
-use oarlock_engine::error::{Error, Result};
+use oarlock_engine::{Error, Result, checkpoint};
 use oarlock_tensor::cpu::Isa;
 use oarlock_tensor::{CudaLibraries, Device, DeviceKind, GpuSurvey, Par};
 

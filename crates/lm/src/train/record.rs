@@ -10,7 +10,7 @@ use std::path::Path;
 
 use oarlock_config::config::TrainConfig;
 use oarlock_engine::checkpoint::ClientState;
-use oarlock_engine::error::{Error, Result};
+use oarlock_engine::{Error, Result};
 use serde::{Deserialize, Serialize};
 use serde_json::Value;
 

@@ -4,10 +4,9 @@
 use std::path::PathBuf;
 
 use oarlock_config::config::{Resume, TrainConfig};
-use oarlock_engine::Accelerator;
 use oarlock_engine::checkpoint::{self, Agreed, CheckpointError, ClientState, Manifest, Problem, by_root};
-use oarlock_engine::error::{Error, Result};
-use oarlock_engine::terminal::eprint;
+use oarlock_engine::report::terminal::eprint;
+use oarlock_engine::{Accelerator, Error, Result};
 
 use crate::train::record::RunRecord;
 

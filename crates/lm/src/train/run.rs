@@ -16,12 +16,11 @@ use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 
 use oarlock_config::config::{IntervalStrategy, TrainConfig};
 use oarlock_engine::checkpoint::Saver;
-use oarlock_engine::error::Result;
 use oarlock_engine::optim::Stepped;
 use oarlock_engine::report::engine::EngineStep;
 use oarlock_engine::report::speed::{Phase, PhaseTimer, PhaseTimes};
 use oarlock_engine::report::state::TrainerState;
-use oarlock_engine::{Accelerator, Prepared, PreparedOptimizer, PreparedScheduler};
+use oarlock_engine::{Accelerator, Prepared, PreparedOptimizer, PreparedScheduler, Result};
 
 use crate::adapters::Adaptation;
 use crate::data::{Batch, StepBatches};

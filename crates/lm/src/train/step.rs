@@ -21,10 +21,9 @@
 //! The gathers and releases of ZeRO-3 and the early reductions of ZeRO-2 happen inside of `forward` and `backward`: each
 //! unit of the model calls its engine there (`nn/unit.rs`, then `shard/passes.rs`).
 
-use oarlock_engine::error::{Error, Result};
 use oarlock_engine::optim::Stepped;
 use oarlock_engine::report::speed::{Phase, PhaseTimer};
-use oarlock_engine::{Accelerator, Prepared, PreparedOptimizer};
+use oarlock_engine::{Accelerator, Error, Prepared, PreparedOptimizer, Result};
 
 use crate::data::Batch;
 use crate::train::objective::{Evaluation, LanguageModel, Objective, Totals};

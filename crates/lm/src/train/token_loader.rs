@@ -3,9 +3,8 @@
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 
-use oarlock_engine::error::{Error, Result};
-use oarlock_engine::sequence_parallel::SequenceParallel;
-use oarlock_engine::{Plan, Prepare, Stateful};
+use oarlock_engine::parallel::sequence_parallel::SequenceParallel;
+use oarlock_engine::{Error, Plan, Prepare, Result, Stateful};
 use serde_json::{Value, json};
 
 use crate::data::{Loader, Rows, Sampler, StepBatches};

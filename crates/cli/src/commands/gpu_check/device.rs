@@ -2,7 +2,7 @@
 
 use std::fs;
 
-use oarlock_engine::terminal::readable;
+use oarlock_engine::report::terminal::readable;
 use oarlock_tensor::{DType, Error, GpuInfo, Tensor, ops};
 use serde_json::json;
 

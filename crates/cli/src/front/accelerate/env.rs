@@ -2,7 +2,7 @@
 
 use oarlock_comm::MachineMemory;
 use oarlock_config::settings::secret::masked;
-use oarlock_engine::terminal::readable;
+use oarlock_engine::report::terminal::readable;
 use oarlock_tensor::{CudaLibraries, visible_gpus};
 
 use super::cluster::Cluster;

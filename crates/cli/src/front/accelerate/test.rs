@@ -3,7 +3,7 @@
 use std::path::Path;
 use std::time::SystemTime;
 
-use oarlock_engine::rank;
+use oarlock_engine::distributed::rank;
 use oarlock_tensor::DType;
 
 use super::checks::{self, CHECKS, Site};

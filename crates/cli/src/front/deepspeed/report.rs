@@ -2,7 +2,7 @@
 
 use std::fmt::Write as _;
 
-use oarlock_engine::terminal::readable;
+use oarlock_engine::report::terminal::readable;
 use oarlock_tensor::cpu::Isa;
 
 use crate::config::flags::{Abbreviations, Flags};

@@ -5,13 +5,12 @@ use std::process::Command;
 
 use oarlock_comm::{MachineMemory, available_cores};
 use oarlock_config::settings::keys::{Group, Status};
-use oarlock_engine::terminal::readable;
+use oarlock_engine::report::terminal::readable;
 use oarlock_tensor::cpu::Isa;
 
-use crate::config::table;
 use crate::config::written::{self, Entry};
 use crate::config::yaml::Data;
-use crate::config::{Problem, Problems, Words};
+use crate::config::{Problem, Problems, Words, table};
 use crate::console::{Outcome, eprint};
 use crate::error::{self, Error};
 use crate::front::gpus;

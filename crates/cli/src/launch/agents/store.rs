@@ -12,7 +12,7 @@ use std::time::{Duration, Instant};
 use oarlock_comm::wire::{
     Arrival, Broken, Channel, Entrance, Place, hex, listen_at, listen_everywhere, nonce, printable,
 };
-use oarlock_engine::launch::port;
+use oarlock_engine::distributed::launch::port;
 
 use super::error::AgentsError;
 use super::meeting::{MOST, Meeting};

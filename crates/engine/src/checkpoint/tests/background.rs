@@ -6,8 +6,8 @@ use std::time::Duration;
 
 use super::roundtrip::steps;
 use super::*;
+use crate::Error;
 use crate::checkpoint::{load, newest, retain};
-use crate::error::Error;
 
 /// Contents whose last file takes a moment.
 fn slow(step: u64) -> Contents {

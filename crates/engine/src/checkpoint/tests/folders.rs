@@ -4,10 +4,10 @@ use std::fs;
 use std::path::PathBuf;
 
 use super::*;
+use crate::Error;
 use crate::checkpoint::folder::TempFolder;
 use crate::checkpoint::manifest::MANIFEST;
 use crate::checkpoint::{Problem, list, load, newest, remove_later, retain};
-use crate::error::Error;
 
 const TOKEN: &str = "0123456789abcdef";
 

@@ -16,11 +16,11 @@ use oarlock_tensor::cpu::Isa;
 use oarlock_tensor::{DType, Device, Par};
 
 use super::{ClientState, Contents, Saver};
-use crate::error::Result;
+use crate::Result;
+use crate::checkpoint::weights::{ModelFiles, Weight};
 use crate::nn::{Embedding, Linear, Module, NamedParam, RmsNorm, Unit, Visitor};
 use crate::optim::{OptimizerConfig, Rule};
 use crate::shard::{Engine, Placements, SeededInit, ShardingConfig, Slice};
-use crate::weights::{ModelFiles, Weight};
 
 /// Units of several blocks, so that three ranks share each, and of less than one.
 pub struct Model {

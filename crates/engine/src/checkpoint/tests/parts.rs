@@ -5,10 +5,10 @@ use std::fs;
 use std::path::PathBuf;
 
 use super::*;
+use crate::Error;
 use crate::checkpoint::load::check_in;
 use crate::checkpoint::manifest::Manifest;
 use crate::checkpoint::{Problem, Stores, gather, load, newest};
-use crate::error::Error;
 
 /// Four ranks on two machines.
 fn stores() -> Stores {

@@ -25,7 +25,7 @@ fn the_latest_is_the_last_one_that_is_whole() {
             assert!(is_pattern(&engine, salt));
         }
         // One that fails is not the latest.
-        let extra = |_: &Path| Err(crate::error::Error::Usage("no".into()));
+        let extra = |_: &Path| Err(crate::Error::Usage("no".into()));
         let contents = Contents { extra: Box::new(extra), ..Contents::state(client(9)) };
         save_checkpoint(&mut saver, dir, Some("worst"), comm, &engine, contents).unwrap();
         assert!(saver.finish(comm).is_err());

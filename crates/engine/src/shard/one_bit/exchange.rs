@@ -16,7 +16,7 @@ use oarlock_tensor::ops::optimizer::Part;
 use oarlock_tensor::ops::{one_bit, transfer, update};
 use oarlock_tensor::{DType, Device, FlatBuffer, Store};
 
-use crate::error::Result;
+use crate::Result;
 use crate::shard::layout::BLOCK;
 use crate::shard::order::ready;
 

@@ -9,9 +9,9 @@ use oarlock_tensor::{DType, FlatBuffer};
 
 use super::schedule::Stage;
 use super::steps::{OneBitSteps, ParamSpan, Place, Slot, Step, held, param};
-use crate::error::{Error, Result};
 use crate::shard::layout::BLOCK;
 use crate::shard::step::ParamGroup;
+use crate::{Error, Result};
 
 /// The numbers of a parameter, in the order of its state; a factor and a scale of 0 are not set yet.
 struct Numbers {

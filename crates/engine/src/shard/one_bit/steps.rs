@@ -10,11 +10,11 @@ use oarlock_tensor::{DType, FlatBuffer};
 
 use super::exchange::Exchange;
 use super::schedule::{Schedule, Stage};
-use crate::error::{Error, Result};
 use crate::shard::column::{Column, Store};
 use crate::shard::passes::Core;
 use crate::shard::placement::Placements;
 use crate::shard::step::ParamGroup;
+use crate::{Error, Result};
 
 /// A parameter, by its group and its number there.
 pub(super) type Place = (usize, usize);

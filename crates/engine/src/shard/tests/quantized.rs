@@ -63,7 +63,7 @@ impl WeightSource for Start {
         true
     }
 
-    fn read(&mut self, slice: &ParamSlice<'_>, out: &mut [f32]) -> crate::error::Result<()> {
+    fn read(&mut self, slice: &ParamSlice<'_>, out: &mut [f32]) -> crate::Result<()> {
         let unit = usize::from(slice.name.starts_with("units.1"));
         let salt = 7 + 2 * unit + usize::from(slice.name.ends_with("bias"));
         out.copy_from_slice(&values(salt, slice.shape.n_elems())[slice.elements.clone()]);

@@ -1,7 +1,7 @@
 //! Gemma 2: norms of weight 1 + w on both sides of each part, every second layer with a sliding window, caps on scores
 //! and logits, scaled embeddings.
 
-use oarlock_engine::error::Result;
+use oarlock_engine::Result;
 use serde_json::{Value, json};
 
 use super::standard::{self, Defaults};

@@ -1,7 +1,7 @@
 //! Gemma 3, its text models: as Gemma 2 without the cap on scores, with norms on heads, five layers with a sliding window
 //! for each that sees all, and a rotary base for each kind of layer.
 
-use oarlock_engine::error::Result;
+use oarlock_engine::Result;
 use oarlock_tensor::cpu::rope::RopeStyle;
 use serde_json::Value;
 

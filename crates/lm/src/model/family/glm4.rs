@@ -1,7 +1,7 @@
 //! GLM-4: neighboring channels of half of each head turn, norms stand on both sides of each part, q, k and v have
 //! biases, gate and up are one layer.
 
-use oarlock_engine::error::Result;
+use oarlock_engine::Result;
 use oarlock_tensor::cpu::rope::RopeStyle;
 use serde_json::json;
 

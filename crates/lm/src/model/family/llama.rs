@@ -1,6 +1,6 @@
 //! Llama 2, Llama 3, and MiniMind exported as llama.
 
-use oarlock_engine::error::Result;
+use oarlock_engine::Result;
 use oarlock_tensor::RopeScaling;
 use oarlock_tensor::cpu::rope::RopeStyle;
 use serde_json::json;

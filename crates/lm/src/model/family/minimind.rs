@@ -1,7 +1,7 @@
 //! MiniMind's own classes: the newest (norms on heads), that of 2025, and the seed era (rotary on neighboring channels,
 //! names of its own). New models are the llama or the qwen3 that computes the same.
 
-use oarlock_engine::error::Result;
+use oarlock_engine::Result;
 use oarlock_tensor::cpu::rope::RopeStyle;
 use serde_json::json;
 

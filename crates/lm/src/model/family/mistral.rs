@@ -1,6 +1,6 @@
 //! Mistral: a llama whose layers may all see a sliding window.
 
-use oarlock_engine::error::Result;
+use oarlock_engine::Result;
 use serde_json::json;
 
 use super::standard::{self, Defaults};

@@ -15,7 +15,7 @@ mod standard;
 
 use std::fmt;
 
-use oarlock_engine::error::Result;
+use oarlock_engine::Result;
 
 pub(super) use self::standard::refuse_unsupported;
 use super::config::{DecoderConfig, LayerConfig};

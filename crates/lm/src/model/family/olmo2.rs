@@ -1,6 +1,6 @@
 //! OLMo 2: norms on what each part puts out, and on all heads of q and k together.
 
-use oarlock_engine::error::Result;
+use oarlock_engine::Result;
 use serde_json::json;
 
 use super::standard::{self, Defaults};

@@ -1,6 +1,6 @@
 //! Phi-3, Phi-3.5 and Phi-4: q, k and v are one layer, gate and up another; LongRoPE on a share of each head.
 
-use oarlock_engine::error::Result;
+use oarlock_engine::Result;
 use oarlock_tensor::RopeScaling;
 use serde_json::json;
 

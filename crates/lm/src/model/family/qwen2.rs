@@ -1,6 +1,6 @@
 //! Qwen2 and Qwen2.5: biases on q, k and v.
 
-use oarlock_engine::error::Result;
+use oarlock_engine::Result;
 use serde_json::json;
 
 use super::standard::{self, Defaults};

@@ -1,6 +1,6 @@
 //! Qwen3, and MiniMind 3 exported as qwen3: norms on the heads of q and k.
 
-use oarlock_engine::error::Result;
+use oarlock_engine::Result;
 use serde_json::json;
 
 use super::standard::{self, Defaults};

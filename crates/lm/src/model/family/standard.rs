@@ -1,6 +1,6 @@
 //! What most families share: the names of settings in transformers, and what they mean where they are not written.
 
-use oarlock_engine::error::Result;
+use oarlock_engine::Result;
 use oarlock_tensor::cpu::rope::RopeStyle;
 use oarlock_tensor::ops::Activation;
 use serde_json::{Value, json};

@@ -4,10 +4,10 @@ use std::cmp::Reverse;
 use std::collections::{HashMap, HashSet};
 use std::path::Path;
 
-use oarlock_engine::error::Result;
+use oarlock_engine::Result;
+use oarlock_engine::checkpoint::weights::{FileDType, ModelFiles, Weight, check_weights_dtype};
 use oarlock_engine::nn::names_of;
 use oarlock_engine::shard::{ParamSlice, WeightSource};
-use oarlock_engine::weights::{FileDType, ModelFiles, Weight, check_weights_dtype};
 use oarlock_tensor::cpu::quantized::{BLOCK, Code, Format, Layout, NESTED_BLOCK, Parts, Scales, dynamic_map};
 use oarlock_tensor::{DType, Init, Shape};
 use serde_json::json;
@@ -107,7 +107,7 @@ impl QuantizedFiles {
     }
 
     /// Writes all files into the folder `dir`, as [`ModelFiles::save`], with the weights of a source that gives quantized
-    /// ones as words ([`QuantizedSource`](oarlock_engine::weights::QuantizedSource)); `dtype` is that of the options.
+    /// ones as words ([`QuantizedSource`](oarlock_engine::checkpoint::weights::QuantizedSource)); `dtype` is that of the options.
     ///
     /// # Errors
     /// When a file cannot be written, or a weight cannot be read.

@@ -5,9 +5,9 @@ use std::path::{Path, PathBuf};
 
 use oarlock_config::config::RopeArgs;
 use oarlock_config::json;
-use oarlock_engine::error::{Error, Result};
+use oarlock_engine::checkpoint::weights::{Located, StoredForm, StoredQuantization};
 use oarlock_engine::nn::SparsityConfig;
-use oarlock_engine::weights::{Located, StoredForm, StoredQuantization};
+use oarlock_engine::{Error, Result};
 use oarlock_tensor::DType;
 use serde_json::{Map, Value, json};
 

@@ -5,7 +5,7 @@ use std::cell::RefCell;
 use std::collections::BTreeSet;
 use std::path::Path;
 
-use oarlock_engine::error::{Error, Result};
+use oarlock_engine::{Error, Result};
 use serde_json::{Map, Value, json};
 
 use super::rope;

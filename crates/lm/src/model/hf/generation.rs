@@ -5,7 +5,7 @@ use std::path::Path;
 use serde_json::Value;
 
 use oarlock_config::json;
-use oarlock_engine::error::{Error, Result};
+use oarlock_engine::{Error, Result};
 
 /// The tokens that end an answer by the `generation_config.json` of a folder; none where there is no such file.
 ///

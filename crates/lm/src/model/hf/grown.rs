@@ -4,9 +4,9 @@
 use std::collections::BTreeMap;
 use std::path::Path;
 
-use oarlock_engine::error::Result;
+use oarlock_engine::Result;
+use oarlock_engine::checkpoint::weights::SafetensorsSource;
 use oarlock_engine::shard::{ParamSlice, SeededInit, WeightSource};
-use oarlock_engine::weights::SafetensorsSource;
 use oarlock_tensor::{Device, Init, Shape};
 
 use super::config::HfConfig;

@@ -3,7 +3,7 @@
 
 use std::path::Path;
 
-use oarlock_engine::weights::{MappedFiles, elements, weight_files};
+use oarlock_engine::checkpoint::weights::{MappedFiles, elements, weight_files};
 
 use super::config::HfConfig;
 

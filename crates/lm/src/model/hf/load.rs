@@ -3,10 +3,10 @@
 use std::path::Path;
 use std::sync::Arc;
 
-use oarlock_engine::error::{Error, Result};
+use oarlock_engine::checkpoint::weights::SafetensorsSource;
 use oarlock_engine::nn::{NamedParam, units_of};
 use oarlock_engine::shard::{Grain, Layout, ParamSlice, WeightSource, check_range, in_order_on};
-use oarlock_engine::weights::SafetensorsSource;
+use oarlock_engine::{Error, Result};
 use oarlock_tensor::ops::transfer;
 use oarlock_tensor::{DType, Device, FlatBuffer, FlatParams, ParamLocation};
 

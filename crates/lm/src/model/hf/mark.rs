@@ -2,9 +2,9 @@
 
 use std::path::Path;
 
+use oarlock_engine::checkpoint::weights::SafetensorsSource;
 use oarlock_engine::nn::parameters;
 use oarlock_engine::shard::{ParamSlice, WeightSource};
-use oarlock_engine::weights::SafetensorsSource;
 use oarlock_tensor::bf16;
 use serde::{Deserialize, Serialize};
 use twox_hash::XxHash3_64;

@@ -3,8 +3,8 @@
 use std::collections::{BTreeMap, BTreeSet};
 use std::path::Path;
 
-use oarlock_engine::error::Result;
-use oarlock_engine::weights::{Located, StoredQuantization, some_of};
+use oarlock_engine::Result;
+use oarlock_engine::checkpoint::weights::{Located, StoredQuantization, some_of};
 use oarlock_tensor::cpu::quantized::Format;
 use safetensors::Dtype;
 use serde_json::{Map, Value, json};

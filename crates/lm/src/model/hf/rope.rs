@@ -3,7 +3,7 @@
 use std::path::Path;
 
 use oarlock_config::config::RopeKind;
-use oarlock_engine::error::Result;
+use oarlock_engine::Result;
 use oarlock_tensor::cpu::rope::RopeStyle;
 use oarlock_tensor::{LongRope, RopeScaling, Yarn};
 use serde_json::{Map, Value, json};

@@ -3,11 +3,11 @@
 use std::collections::{BTreeSet, HashMap};
 use std::path::Path;
 
+use oarlock_engine::Result;
+use oarlock_engine::checkpoint::weights::{Content, ModelFiles, Weight, check_weights_dtype};
 use oarlock_engine::checkpoint::{self, MergeOptions, Merged};
-use oarlock_engine::error::Result;
 use oarlock_engine::nn::{Module, NamedParam, names_of};
 use oarlock_engine::shard::{ParamSlice, WeightSource};
-use oarlock_engine::weights::{Content, ModelFiles, Weight, check_weights_dtype};
 use oarlock_tensor::DType;
 
 use super::config::HfConfig;

@@ -2,7 +2,7 @@
 //! length of the layout, so that a saved model generates with the layout that it was trained with. Other programs do not
 //! know the field.
 
-use oarlock_engine::error::Result;
+use oarlock_engine::Result;
 use oarlock_engine::nn::{Direction, Pattern, SparsityConfig};
 use serde_json::{Map, Value, json};
 

@@ -2,8 +2,7 @@
 
 use std::ops::Range;
 
-use oarlock_engine::error::Result;
-use oarlock_engine::{Prepared, nn};
+use oarlock_engine::{Prepared, Result, nn};
 use oarlock_tensor::ops::{self, IGNORE_INDEX};
 use oarlock_tensor::{DType, Device, Tensor};
 

@@ -3,7 +3,7 @@
 use std::cell::RefCell;
 use std::ops::Range;
 
-use oarlock_engine::error::Result;
+use oarlock_engine::Result;
 use oarlock_tensor::ops::{Labels, Mask};
 use oarlock_tensor::{DType, Device, Tape, Tensor};
 

@@ -3,8 +3,7 @@
 use std::cell::Cell;
 
 use oarlock_config::config::KtoArgs;
-use oarlock_engine::error::Result;
-use oarlock_engine::{Accelerator, nn};
+use oarlock_engine::{Accelerator, Result, nn};
 use oarlock_tensor::{DType, Tensor};
 
 use super::answers::{Answers, Reference, constant, log_probs, mean_of, of_reference};

@@ -2,9 +2,8 @@
 
 use std::ops::Range;
 
-use oarlock_engine::error::{Error, Result};
 use oarlock_engine::nn::{self, Module};
-use oarlock_engine::{Accelerator, Prepared};
+use oarlock_engine::{Accelerator, Error, Prepared, Result};
 use oarlock_tensor::Tensor;
 use oarlock_tensor::ops::{HeadLoss, TokenLoss};
 

@@ -2,8 +2,7 @@
 
 use std::ops::AddAssign;
 
-use oarlock_engine::Accelerator;
-use oarlock_engine::error::{Error, Result};
+use oarlock_engine::{Accelerator, Error, Result};
 use oarlock_tensor::Tensor;
 use oarlock_tensor::ops::HeadLoss;
 use oarlock_tensor::ops::transfer::DeviceF64;

@@ -18,8 +18,7 @@ mod reward;
 use std::ops::Range;
 
 use oarlock_config::config::{ObjectiveArgs, TrainArgs};
-use oarlock_engine::error::Result;
-use oarlock_engine::{Accelerator, Loss, nn};
+use oarlock_engine::{Accelerator, Loss, Result, nn};
 use oarlock_tensor::ops::{HeadLoss, Labels, Mask};
 use oarlock_tensor::{Device, Tensor};
 

@@ -3,8 +3,7 @@
 use std::sync::Arc;
 
 use oarlock_config::config::{PreferenceArgs, PreferenceLoss};
-use oarlock_engine::error::Result;
-use oarlock_engine::{Accelerator, Checkpointed, nn};
+use oarlock_engine::{Accelerator, Checkpointed, Result, nn};
 use oarlock_tensor::Tensor;
 
 use super::answers::{Answers, Reference, mean_of, of_reference};

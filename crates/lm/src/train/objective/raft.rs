@@ -4,8 +4,7 @@
 
 use fancy_regex::Regex;
 use oarlock_config::config::{RaftArgs, RewardArgs, TrainArgs};
-use oarlock_engine::error::{Error, Result};
-use oarlock_engine::{Accelerator, nn};
+use oarlock_engine::{Accelerator, Error, Result, nn};
 use oarlock_tensor::Tensor;
 
 use super::{

@@ -1,8 +1,7 @@
 //! Rewards: a number for each answer that is larger for the better one of a pair (Bradley and Terry 1952). Every pair
 //! weighs the same.
 
-use oarlock_engine::error::Result;
-use oarlock_engine::nn;
+use oarlock_engine::{Result, nn};
 use oarlock_tensor::{DType, Tensor, ops};
 
 use super::answers::mean_of;

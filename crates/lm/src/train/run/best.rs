@@ -1,8 +1,7 @@
 //! The best model of a run: evaluations compared, the end before the end, and the best checkpoint as the final model.
 
-use oarlock_engine::checkpoint;
-use oarlock_engine::error::Result;
 use oarlock_engine::report::log::Metrics;
+use oarlock_engine::{Result, checkpoint};
 
 use super::Run;
 use crate::train::best::{self, Verdict};

@@ -2,8 +2,8 @@
 
 use oarlock_config::config::{Finetuning, Length, ModelSource, TrainConfig};
 use oarlock_engine::disk::{Outputs, Writer};
-use oarlock_engine::error::{Error, Result};
 use oarlock_engine::report::model_card::{FILE, ModelCard};
+use oarlock_engine::{Error, Result};
 use serde_json::Value;
 
 use super::Run;

@@ -2,8 +2,8 @@
 
 use std::time::Instant;
 
-use oarlock_engine::error::{Error, Result};
 use oarlock_engine::report::log::{EvalRecord, PER_TOKEN};
+use oarlock_engine::{Error, Result};
 
 use super::Run;
 use super::best::named;

@@ -2,7 +2,7 @@
 
 use oarlock_comm::{ProcessMemory, Scalar};
 use oarlock_config::config::Finetuning;
-use oarlock_engine::error::Result;
+use oarlock_engine::Result;
 
 use super::Run;
 use crate::train::lock::OutputLock;

@@ -1,7 +1,7 @@
 //! What the ranks tell each other of the memory of their GPUs, before anything is loaded.
 
 use oarlock_engine::Accelerator;
-use oarlock_engine::error::Result;
+use oarlock_engine::Result;
 use oarlock_tensor::Device;
 
 use crate::estimate::GpuMemory;

@@ -4,9 +4,8 @@ use std::path::Path;
 use std::time::{Duration, Instant};
 
 use oarlock_config::config::{Finetuning, TrainConfig};
-use oarlock_engine::Accelerator;
-use oarlock_engine::error::Result;
-use oarlock_engine::pipeline::Pipeline;
+use oarlock_engine::parallel::pipeline::Pipeline;
+use oarlock_engine::{Accelerator, Result};
 use oarlock_tensor::Device;
 use oarlock_tensor::ops::update;
 

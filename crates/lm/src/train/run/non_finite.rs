@@ -3,7 +3,7 @@
 
 use std::collections::BTreeMap;
 
-use oarlock_engine::error::{Error, Result};
+use oarlock_engine::{Error, Result};
 
 use super::Run;
 

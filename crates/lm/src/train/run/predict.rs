@@ -4,11 +4,10 @@
 use std::time::Instant;
 
 use oarlock_config::config::{Predict, PredictArgs, TrainConfig};
-use oarlock_engine::Prepared;
+use oarlock_engine::checkpoint::weights::{StateDictSource, Strict};
 use oarlock_engine::disk::Outputs;
-use oarlock_engine::error::{Error, Result};
 use oarlock_engine::report::log::PredictRecord;
-use oarlock_engine::weights::{StateDictSource, Strict};
+use oarlock_engine::{Error, Prepared, Result};
 use serde::{Deserialize, Serialize};
 use serde_json::{Value, json};
 

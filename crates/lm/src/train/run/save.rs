@@ -1,10 +1,10 @@
 //! Checkpoints of a run, and what becomes of one that fails.
 
 use oarlock_config::config::{Placement, Resume, StateDict};
+use oarlock_engine::checkpoint::weights::ModelFiles;
 use oarlock_engine::checkpoint::{self, CheckpointError, ClientState, Contents};
-use oarlock_engine::error::{Error, Result};
-use oarlock_engine::terminal::eprint;
-use oarlock_engine::weights::ModelFiles;
+use oarlock_engine::report::terminal::eprint;
+use oarlock_engine::{Error, Result};
 
 use super::Run;
 use crate::adapters::adapter_files;

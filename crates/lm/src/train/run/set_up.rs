@@ -4,13 +4,12 @@ use std::time::SystemTime;
 
 use oarlock_comm::ProcessMemory;
 use oarlock_config::config::{IntervalStrategy, Length, TrainConfig};
-use oarlock_engine::Accelerator;
 use oarlock_engine::checkpoint::{Saver, clear_leftovers};
-use oarlock_engine::error::{Error, Result};
-use oarlock_engine::lr_scheduler::Scheduler;
 use oarlock_engine::optim::Schedule;
+use oarlock_engine::optim::lr_scheduler::Scheduler;
 use oarlock_engine::report::speed::PhaseTimer;
 use oarlock_engine::report::state::TrainerState;
+use oarlock_engine::{Accelerator, Error, Result};
 use oarlock_tensor::DeviceKind;
 
 use super::Run;

@@ -4,15 +4,15 @@ use std::collections::BTreeSet;
 use std::fs;
 
 use oarlock_comm::{Communicator, shm};
+use oarlock_engine::Result;
+use oarlock_engine::checkpoint::weights::{SafetensorsSource, WorkingCopies};
 use oarlock_engine::checkpoint::{
     ClientState, Contents, MergeOptions, Problem, Saver, Stores, list, load, newest, retain, save_model,
     save_model_in,
 };
-use oarlock_engine::error::Result;
 use oarlock_engine::nn::{Module, NamedParam};
 use oarlock_engine::optim::OptimizerConfig;
 use oarlock_engine::shard::{Engine, Placements, ShardingConfig};
-use oarlock_engine::weights::{SafetensorsSource, WorkingCopies};
 
 use super::*;
 use crate::model::Decoder;

@@ -6,8 +6,8 @@ mod weights;
 
 use std::path::{Path, PathBuf};
 
-use oarlock_engine::error::Error;
-use oarlock_engine::weights::*;
+use oarlock_engine::Error;
+use oarlock_engine::checkpoint::weights::*;
 use oarlock_tensor::cpu::Isa;
 use oarlock_tensor::cpu::difference::{largest_difference, largest_magnitude};
 use oarlock_tensor::ops::Mask;

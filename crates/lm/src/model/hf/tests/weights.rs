@@ -3,9 +3,9 @@
 use std::collections::HashMap;
 use std::ops::Range;
 
+use oarlock_engine::checkpoint::weights::*;
 use oarlock_engine::nn::{NamedParam, names_of};
 use oarlock_engine::shard::{ParamSlice, WeightSource};
-use oarlock_engine::weights::*;
 use oarlock_tensor::{Init, Shape};
 use safetensors::tensor::TensorView;
 use safetensors::{Dtype, SafeTensors, serialize_to_file};
