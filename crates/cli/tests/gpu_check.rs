@@ -218,6 +218,7 @@ const NOT_RUN: [(&str, &[&str]); 8] = [
             "rms_norm_backward_f16_f32_f16",
         ],
     ),
+    ("of one buffer alone only the 1-bit optimizers take the norm", &["squared_norm_f32"]),
     ("no check sums 16 bits along the last dim into f32", &["sum_last_bf16_f32", "sum_last_f16_f32"]),
 ];
 

@@ -82,7 +82,7 @@ void Guarded::retire() {
 thread_local Opener* opener;
 
 void Machine::fault(const void* address) {
-  std::string what = "an access to an address that is not memory of the device";
+  std::string what = "an access to an address that is no memory of the device";
   for (Guarded* memory : all()) {
     if (!memory->maps(address)) continue;
     long offset = (const char*)address - memory->data();

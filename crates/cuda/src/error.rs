@@ -138,7 +138,7 @@ pub enum Error {
         reason: String,
     },
     /// A stretch of memory that is not inside its memory, or begins where its elements cannot.
-    #[error("bytes {start}..{end} are no {what} in {bytes} bytes of memory")]
+    #[error("bytes {start}..{end} are not {what} in {bytes} bytes of memory")]
     Range {
         /// The first byte.
         start: usize,

@@ -302,7 +302,8 @@ mod tests {
         assert!(help_of("save-steps=5").unwrap().contains("save_steps="));
         assert!(help_of("lora_rank evaluation").unwrap().contains("eval_steps="));
         assert!(help_of("full_determinism").unwrap().contains("accepted without effect: every run is"));
-        assert_eq!(help_of("lora_rank lora_rank --dry-run").unwrap().matches("lora_rank=").count(), 1);
+        let once = help_of("lora_rank lora_rank --dry-run").unwrap();
+        assert_eq!(once.matches("\n  lora_rank=").count(), 1, "{once}");
         assert!(help_of("lora_rnak").unwrap_err().contains("did you mean `lora_rank`?"));
         assert!(help_of("wombat").unwrap_err().contains("no key contains `wombat`"));
     }

@@ -261,7 +261,7 @@ mod tests {
             ("sideways bf16 4 2 64 causal 8 : own 64x64", "forward or backward"),
             ("forward i32 4 2 64 causal 8 : own 64x64", "no such type"),
             ("forward bf16 4 2 64 partly 8 : own 64x64", "causal or full"),
-            ("forward bf16 4 2 x causal 8 : own 64x64", "no number"),
+            ("forward bf16 4 2 x causal 8 : own 64x64", "not a number"),
             ("forward bf16 4 2 64 causal 8 :", "who computes it"),
             ("forward bf16 4 2 64 causal 8 : me 64x64", "own or cudnn"),
             ("forward bf16 4 2 64 causal 8 : own 64x48", "no such tile"),

@@ -237,7 +237,7 @@ mod tests {
         for (line, says) in [
             ("bf16 f32 1 768", "line 2: there is no `:`"),
             ("bf16 f32 1 768 : 1", "eight words"),
-            ("bf16 f32 1 a 2 3 nn - : 0 0 0 0 0 0 0 0 0", "no number"),
+            ("bf16 f32 1 a 2 3 nn - : 0 0 0 0 0 0 0 0 0", "not a number"),
             ("i8 f32 1 1 2 3 nn - : 0 0 0 0 0 0 0 0 0", "no such precision"),
             ("bf16 f32 1 1 2 3 nx - : 0 0 0 0 0 0 0 0 0", "n and t"),
             ("bf16 f32 1 1 2 3 nn - : 0 0", "nine attributes"),

@@ -468,7 +468,7 @@ impl Engine {
     }
 
     /// One optimizer step on what this rank updates, with the hyperparameters of each parameter group, then the new weights for
-    /// all; gradients are multiplied with `grad_scale`, and forgotten afterwards. The number of the step is counted here.
+    /// all; gradients are multiplied with `grad_scale`, and forgotten afterward. The number of the step is counted here.
     ///
     /// # Errors
     /// When a rank failed, somebody still holds weights, or a parameter group is missing or has another kind of rule.
@@ -537,7 +537,7 @@ impl Engine {
 
     /// All state that this rank saves, held constant: the next step waits for it, unit by unit.
     pub fn snapshot(&self) -> Snapshot {
-        // Weights that are on their way are lent. If they do not arrive they stay so, which whoever reads them is told, and
+        // Weights that are in flight are lent. If they do not arrive they stay so, which whoever reads them is told, and
         // every later collective fails.
         drop(self.core.await_published());
         Snapshot::new(self.core.groups.iter().map(|group| group.state.clone()).collect())

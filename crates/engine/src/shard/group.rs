@@ -111,7 +111,7 @@ impl Kind {
         let (dtype, trainable) = (param.param.working_dtype(options.dtype), !param.param.is_frozen());
         let quantized = options.quantized;
         let in_8_bits = dtype.is_float() && (quantized.weights || quantized.frozen_weights && !trainable);
-        // What is to be rounded on its way is, also where ranks could see one copy: bits do not depend on the transport.
+        // What is to be rounded on the way is, also where ranks could see one copy: bits do not depend on the transport.
         let apart =
             options.gather == Gather::Copy || options.offload_params.is_some() || !shares_memory || in_8_bits;
         let gathered = in_unit

@@ -60,7 +60,7 @@ impl Core {
         }
     }
 
-    /// Ends the passes of a step: afterwards each rank has the sums of what it updates.
+    /// Ends the passes of a step: afterward each rank has the sums of what it updates.
     pub fn reduce_all(&self) -> Result<()> {
         self.go_on(|schedule, work| {
             schedule.finish_backward(work)?;

@@ -1,4 +1,4 @@
-//! Gradients on their way to their sums.
+//! Gradients in flight to their sums.
 
 use std::ops::Range;
 
@@ -8,7 +8,7 @@ use oarlock_tensor::{FlatBuffer, Store};
 use crate::shard::pool::PoolBuffer;
 use crate::shard::quantized::FirstHop;
 
-/// Gradients of a group on their way.
+/// Gradients of a group in flight.
 pub(super) struct ReductionInFlight {
     /// Where they come from.
     pub flat: FlatBuffer,

@@ -114,7 +114,7 @@ impl Mesh {
 /// How many ranks each machine has, by the machine of each rank. `what` is done inside each.
 ///
 /// # Errors
-/// Where they are not as many neighbouring ranks on each.
+/// Where they are not as many neighboring ranks on each.
 pub fn ranks_per_machine(machines: &[usize], what: &str) -> Result<usize> {
     let size = machines.iter().filter(|&&machine| machine == 0).count().max(1);
     match machines.iter().enumerate().all(|(rank, &machine)| machine == rank / size) {
@@ -132,7 +132,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn machines_have_as_many_neighbouring_ranks_or_are_refused() {
+    fn machines_have_as_many_neighboring_ranks_or_are_refused() {
         assert_eq!(ranks_per_machine(&[0, 0, 0], "").unwrap(), 3);
         assert_eq!(ranks_per_machine(&[0, 0, 1, 1, 2, 2], "").unwrap(), 2);
         for wrong in [&[0, 1, 0, 1][..], &[0, 0, 1], &[0, 1, 1]] {

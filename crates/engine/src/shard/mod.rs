@@ -1,4 +1,4 @@
-//! Who holds which part of the model's state, and how the parts come together.
+//! Who holds which part of the model's state, and how the parts are gathered.
 //!
 //! `placement` says what is sharded, `mesh` among whom, `layout` who owns what. A `group` holds the parameters of a unit
 //! with their homes. During a step `schedule` says what happens around the passes of a unit, in which order, and nothing else

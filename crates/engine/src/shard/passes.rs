@@ -38,7 +38,7 @@ pub(super) struct Core {
     pub active: Arc<ActiveTapes>,
     /// Bytes of a 16-bit copy of a group's gradients, where they are reduced so; else 0.
     pub(super) staging_bytes: usize,
-    /// The new weights of each group on their way.
+    /// The new weights of each group in flight.
     pub(super) in_flight: Mutex<Vec<Option<Ready>>>,
     pass: Mutex<Pass>,
 }
@@ -54,9 +54,9 @@ pub(super) struct Buffers {
     pub(super) groups: Vec<GroupBuffers>,
     /// What the ranks of each mesh meet in.
     pub(super) pools: Vec<Pools>,
-    /// Gradients on their way, in the order in which they left.
+    /// Gradients in flight, in the order in which they left.
     pub(super) in_flight: VecDeque<ReductionInFlight>,
-    /// Sums on their way to other groups of ranks.
+    /// Sums in flight to other groups of ranks.
     pub(super) across: VecDeque<Ready>,
 }
 
@@ -67,7 +67,7 @@ pub(super) struct Pools {
     /// Weights that came in 8 bits.
     pub(super) decoded: BufferPool,
     pub(super) gradients: BufferPool,
-    /// 16-bit copies of gradients on their way.
+    /// 16-bit copies of gradients in flight.
     pub(super) staging: BufferPool,
     pub(super) exchanges: Option<Exchanges>,
 }
@@ -81,7 +81,7 @@ impl Pools {
             weights: of(shard, seen, "gathered weights"),
             secondary: mesh.get(Axis::Secondary).map(|comm| of(comm, seen, "gathered weights")),
             decoded: of(shard, own, "decoded weights"),
-            gradients: of(shard, own, "gradients on their way"),
+            gradients: of(shard, own, "gradients in flight"),
             staging: of(shard, own, "16-bit gradients"),
             exchanges: match machines {
                 [Some(inside), Some(across)] => Some(Exchanges::new(inside, across, device)),
@@ -114,7 +114,7 @@ pub(super) struct GroupBuffers {
     pub(super) gathered: Option<Gathered>,
     /// This rank's part of the second copy.
     pub(super) secondary: Option<FlatBuffer>,
-    /// Where gradients come together.
+    /// Where gradients accumulate.
     pub(super) slot: Option<PoolBuffer>,
     /// The parameters that this rank has touched since the last step.
     pub(super) touched: Vec<bool>,

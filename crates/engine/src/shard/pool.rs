@@ -24,7 +24,7 @@ pub struct PoolBuffer {
     pub flat: FlatBuffer,
 }
 
-/// A group's weights in a buffer, or on their way.
+/// A group's weights in a buffer, or in flight.
 pub struct Gathered {
     pub buffer: PoolBuffer,
     /// What comes, where they come in 8 bits and are not decoded yet.

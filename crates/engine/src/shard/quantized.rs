@@ -155,7 +155,7 @@ pub(super) struct FirstHop {
 
 impl Exchanges {
     pub fn new(inside: &Communicator, across: &Communicator, device: &Device) -> Exchanges {
-        let pool = |comm| BufferPool::new(comm, device, Sharing::PerRank, "quantized gradients on their way");
+        let pool = |comm| BufferPool::new(comm, device, Sharing::PerRank, "quantized gradients in flight");
         Exchanges { device: device.clone(), inside: pool(inside), across: pool(across) }
     }
 

@@ -83,7 +83,7 @@ pub struct Schedule {
     /// Units that hold their groups open.
     holds: Vec<bool>,
     groups: Vec<GroupState>,
-    /// Gradients on their way, in the order in which they left.
+    /// Gradients in flight, in the order in which they left.
     in_flight: VecDeque<ReductionInFlight>,
     /// How often a backward pass has left a unit.
     n_left: u64,

@@ -51,7 +51,7 @@ impl ParamGroup {
         }
         match self.rule.betas() {
             Some(betas) if !betas.iter().all(|beta| (0.0..1.0).contains(beta)) => {
-                Err(format!("the betas {} and {}; they are at least 0 and below 1", betas[0], betas[1]))
+                Err(format!("invalid betas ({:?}, {:?}): each must be in [0, 1)", betas[0], betas[1]))
             }
             _ => Ok(()),
         }
@@ -191,7 +191,7 @@ impl Core {
 }
 
 impl Updates<'_> {
-    /// Updates pieces of which all is at hand, those with the same hyperparameters at once.
+    /// Updates pieces that are resident, those with the same hyperparameters at once.
     fn update_together(&mut self, pieces: &[Piece]) -> Result<()> {
         let core = self.core;
         let key = |piece: &Piece| {
@@ -222,7 +222,7 @@ impl Updates<'_> {
         Ok(())
     }
 
-    /// Updates a piece; `staged` are its operands that are not at hand, in their order.
+    /// Updates a piece; `staged` are its operands that are not resident, in their order.
     fn update(&mut self, piece: &Piece, staged: &Staged) -> Result<()> {
         let core = self.core;
         let group = &core.groups[piece.group];

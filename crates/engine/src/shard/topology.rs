@@ -28,7 +28,7 @@ pub enum Axis {
     Added,
 }
 
-/// Ranks in a grid of axes, the last of which runs fastest: neighbouring ranks differ there.
+/// Ranks in a grid of axes, the last of which runs fastest: neighboring ranks differ there.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Topology {
     axes: Vec<(Axis, usize)>,
@@ -36,7 +36,7 @@ pub struct Topology {
 
 impl Topology {
     /// A grid of these sizes. DeepSpeed's `PipeDataParallelTopology` is `[(Axis::Pipe, p), (Axis::Data, d)]`: ranks of one stage
-    /// are neighbours, since what they exchange is more.
+    /// are neighbors, since what they exchange is more.
     pub fn new(axes: &[(Axis, usize)]) -> Topology {
         Topology { axes: axes.to_vec() }
     }
@@ -68,7 +68,7 @@ impl Topology {
         first.map(|first| (0..size).map(|place| first + place * stride).collect()).collect()
     }
 
-    /// How far neighbours on an axis are apart.
+    /// How far neighbors on an axis are apart.
     fn stride(&self, axis: Axis) -> usize {
         let after = self.axes.iter().skip_while(|(name, _)| *name != axis).skip(1);
         after.map(|(_, size)| size).product()

@@ -59,7 +59,7 @@ impl ModelSize {
     }
 
     /// The buffers in which f32 gradients are reduced in a backward pass, each with the groups that it serves, first the one
-    /// that it was made for. With `overlaps` those of a unit are still on their way while the next unit's are written.
+    /// that it was made for. With `overlaps` those of a unit are still in flight while the next unit's are written.
     pub(super) fn leaving(&self, overlaps: bool) -> Vec<Vec<&Layout>> {
         let (root, units) = self.units.split_at(usize::from(self.has_root));
         let n_groups: Vec<usize> = root.iter().map(|_| 0).chain(units.iter().map(Vec::len)).collect();

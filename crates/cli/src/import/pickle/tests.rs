@@ -75,12 +75,12 @@ fn what_torch_does_not_write_is_refused() {
         (b"K\x01(\x85", "stack is empty"),
         (b"t", "no mark"),
         (b"h\x05", "memo"),
-        (b"K\x01K\x02a", "no list"),
+        (b"K\x01K\x02a", "not a list"),
         (b"}(K\x01u", "no value"),
-        (b"K\x01)R", "no class"),
-        (b"ctorch\nTensor\nQ", "no storage"),
+        (b"K\x01)R", "not a class"),
+        (b"ctorch\nTensor\nQ", "not a storage"),
         (b"ctorch._utils\n_rebuild_tensor_v2\n(NK\0))tR", "no storage"),
-        (b"K\x01}b", "no object"),
+        (b"K\x01}b", "not an object"),
     ] {
         let error = read(program).unwrap_err();
         assert!(matches!(error, PickleProblem::Malformed { why, .. } if why.contains(message)), "{error}");
@@ -90,7 +90,7 @@ fn what_torch_does_not_write_is_refused() {
 #[test]
 fn values_are_counted() {
     let program = vec![b'N'; (1 << 22) + 1];
-    assert!(matches!(read(&program).unwrap_err(), PickleProblem::TooLarge { what: "values", .. }));
+    assert!(matches!(read(&program).unwrap_err(), PickleProblem::TooLarge { what: "bytes in memory", .. }));
 }
 
 /// A tensor whose 64 sizes are copied by every further five bytes.

@@ -7,9 +7,6 @@ use super::globals::{Global, lookup};
 use super::{Id, Value};
 use crate::import::error::PickleProblem;
 
-/// The most values; a checkpoint of a model with a thousand parameters has some ten thousand.
-const MAX_VALUES: usize = 1 << 22;
-
 /// The most sizes of a tensor, as in torch.
 const MAX_DIMS: usize = 64;
 
@@ -31,7 +28,7 @@ pub fn run(bytes: &[u8]) -> Result<(Vec<Value>, Id)> {
         at: 0,
         left_bytes: limit(bytes),
         // An instruction makes one value at most, so this never grows; what is not used takes no memory.
-        values: Vec::with_capacity(bytes.len().min(MAX_VALUES)),
+        values: Vec::with_capacity(bytes.len().min(MOST_BYTES / size_of::<Value>())),
         stack: Vec::new(),
         marks: Vec::new(),
         memo: HashMap::new(),
@@ -194,9 +191,6 @@ impl<'a> Unpickler<'a> {
     // The stack and the memo.
 
     fn push(&mut self, value: Value) -> Result<()> {
-        if self.values.len() == MAX_VALUES {
-            return Err(PickleProblem::TooLarge { what: "values", limit: MAX_VALUES });
-        }
         let own = match &value {
             Value::Text(text) | Value::Storage { key: text, .. } => text.len(),
             Value::List(ids) | Value::Tuple(ids) => size_of_val(&ids[..]),

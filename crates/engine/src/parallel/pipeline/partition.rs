@@ -40,7 +40,7 @@ pub fn partition(
         PartitionMethod::Type(pattern) => {
             let regex = RegexBuilder::new(pattern).case_insensitive(true).build();
             let regex = regex.map_err(|error| {
-                Error::Usage(format!("partition_method type:{pattern}: no regular expression: {error}"))
+                Error::Usage(format!("partition_method type:{pattern}: not a regular expression: {error}"))
             })?;
             // A pattern that gives up on a name does not match it.
             let matches = |unit: &UnitWeight| u64::from(regex.is_match(unit.kind).unwrap_or(false));

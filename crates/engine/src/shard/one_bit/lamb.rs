@@ -19,7 +19,7 @@ struct Numbers {
     coefficient: f64,
     /// The last factor on it.
     factor: f64,
-    /// What the first moment is multiplied with on its way.
+    /// What the first moment is multiplied with on the way.
     scale: f64,
 }
 

@@ -379,7 +379,7 @@ fn columns_that_the_kind_of_row_is_not_read_by_are_told() {
     // A part of a value is not left out either.
     let read = |row: Value| Format::read(None, &record(&row)).unwrap().reading;
     let history = json!({"instruction": "Q", "output": "A", "history": [["a", "b", "c"]]});
-    assert_eq!(read(history), Reading::Dropped("its history is no list of pairs of texts".into()));
+    assert_eq!(read(history), Reading::Dropped("its history is not a list of pairs of texts".into()));
     let call = |name: &str| json!({"name": name, "arguments": {}});
     let called = |other: &str| {
         let answer = json!({"role": "assistant", "content": "", "tool_calls": [{"type": "function", "function": call("f")}], "function_call": call(other)});
