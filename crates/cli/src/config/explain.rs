@@ -275,7 +275,7 @@ mod tests {
 
     fn help_of(line: &str) -> Result<String, String> {
         let words: Vec<String> = line.split_whitespace().map(str::to_owned).collect();
-        help("oarlock train", &Words::new(&words)).map_err(|problem| problem.to_string())
+        help("oarlock train", &Words::new(&words)).map_err(|problem| format!("{problem:?}"))
     }
 
     #[test]
