@@ -166,7 +166,7 @@ fn ops_are_well_on_an_emulated_gpu() {
 }
 
 /// Kernels that no check runs, and why.
-const NOT_RUN: [(&str, &[&str]); 8] = [
+const NOT_RUN: [(&str, &[&str]); 9] = [
     (
         "no op launches them",
         &[
