@@ -58,7 +58,7 @@ fn locked<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
 }
 
 fn int(call: &'static str, what: &str, value: usize) -> Result<c_int> {
-    let wrong = || Error::Collective { call, reason: format!("{value} is no {what}") };
+    let wrong = || Error::Collective { call, reason: format!("{value} is not a {what}") };
     c_int::try_from(value).map_err(|_| wrong())
 }
 
