@@ -124,7 +124,7 @@ impl FlatBuffer {
     }
 
     /// On pinned memory of the host beside a GPU, zeroed: [`transfer::copy`] from and to there overlaps launches, and
-    /// launches of [`Device::beside`] work in it.
+    /// launches of [`Device::host_device`] work in it.
     ///
     /// # Errors
     /// No memory that can be pinned; another device.
