@@ -76,8 +76,8 @@ struct Model {
 const MODELS: [Model; 4] = [
     Model { name: "MiniMind 26M", vocab: 6400, layers: 8, has_biases: false, chunks: 1 },
     Model { name: "MiniMind 104M", vocab: 6400, layers: 16, has_biases: false, chunks: 1 },
-    Model { name: "Qwen2.5 0.5B", vocab: 151_936, layers: 24, has_biases: true, chunks: 8 },
-    Model { name: "Qwen2.5 1.5B", vocab: 151_936, layers: 28, has_biases: true, chunks: 8 },
+    Model { name: "Qwen2.5 0.5B", vocab: 151_936, layers: 24, has_biases: true, chunks: 4 },
+    Model { name: "Qwen2.5 1.5B", vocab: 151_936, layers: 28, has_biases: true, chunks: 4 },
 ];
 
 /// Parts of a step.

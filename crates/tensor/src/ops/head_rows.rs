@@ -19,8 +19,8 @@ use crate::ops::labels::IGNORE_INDEX;
 const CHUNK_ELEMS: usize = 1 << 22;
 /// The part of a GPU's memory that a chunk of logits may take in f32, and the most bytes of it. It does not depend on what is
 /// free, so that a run is cut in the same way each time.
-const GPU_SHARE: usize = 64;
-const MOST_GPU_BYTES: usize = 2 << 30;
+const GPU_SHARE: usize = 32;
+const MOST_GPU_BYTES: usize = 4 << 30;
 /// Rows of a CPU's chunk are a multiple of the first, those of a GPU's of the second.
 const UNITS: [usize; 2] = [32, 128];
 
@@ -144,8 +144,8 @@ mod tests {
         // The vocabularies of Qwen2.5 and of MiniMind; 16,384 tokens.
         let rows = |device: &Device, vocab| chunk_rows(device, 16_384, vocab);
         assert_eq!((rows(&cpu, 151_936), rows(&cpu, 6400)), (32, 672));
-        assert_eq!((rows(&gpu(80 << 30), 151_936), rows(&gpu(80 << 30), 6400)), (2048, 16_384));
-        assert_eq!((rows(&gpu(192 << 30), 151_936), rows(&gpu(24 << 30), 151_936)), (3328, 768));
+        assert_eq!((rows(&gpu(80 << 30), 151_936), rows(&gpu(80 << 30), 6400)), (4096, 16_384));
+        assert_eq!((rows(&gpu(192 << 30), 151_936), rows(&gpu(24 << 30), 151_936)), (5504, 1280));
         assert_eq!((rows(&gpu(0), 151_936), chunk_rows(&gpu(80 << 30), 0, 5)), (128, 1));
     }
 
