@@ -55,6 +55,7 @@ fn child() {
         }
         "absent" => rank.absent(),
         "error" => rank.error(),
+        "noticed by NCCL" => rank.noticed(),
         "stopped" => rank.stopped(false),
         "given up" => rank.stopped(true),
         "hangs" => {
@@ -306,6 +307,19 @@ impl Rank {
         self.expect(|error| matches!(error, Error::Timeout { missing, .. } if missing[0].rank == 1));
     }
 
+    /// NCCL notices that rank 1 ends before its process is gone.
+    fn noticed(&self) {
+        let region = self.comm.allocate("gradients", 4 * N, Sharing::PerRank).unwrap();
+        let begun = self.comm.all_reduce(&region, DType::F32, 0..N, Ready::now()).unwrap();
+        if self.comm.rank() == 1 {
+            std::thread::sleep(Duration::from_millis(400));
+            end_by_kill();
+        }
+        fail_next("the communicator", 6);
+        drop(begun);
+        self.expect(|error| matches!(error, Error::PeerFailed { rank: 1, .. }));
+    }
+
     /// NCCL fails by itself on rank 1.
     fn error(&self) {
         let region = self.comm.allocate("gradients", 4 * N, Sharing::PerRank).unwrap();
@@ -406,7 +420,8 @@ fn collectives_are_those_of_a_reference_whoever_comes_late() {
 #[test]
 fn a_failure_has_the_name_of_the_rank_and_nobody_hangs() {
     let Some(folder) = fakes() else { return };
-    for role in ["killed early", "killed in all_reduce", "killed in send_receive", "killed in all_to_all_v"] {
+    let killed = ["killed early", "killed in all_reduce", "killed in send_receive", "killed in all_to_all_v"];
+    for role in killed.into_iter().chain(["noticed by NCCL"]) {
         let said = run(role, &folder);
         let first = text(&said[0]);
         assert!(!said[1].status.success(), "{}", text(&said[1]));

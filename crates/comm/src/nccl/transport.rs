@@ -99,7 +99,7 @@ impl NcclTransport {
             elements.push(Elements { all, element, size });
         }
         let put = comm.group(self.side.stream(), |group| build(group, &elements));
-        put.map_err(|error| self.failed(error))?;
+        put.map_err(|error| self.watch.fail_of_nccl(&error))?;
         let event = Arc::new(self.side.stream().mark().map_err(|error| self.failed(error))?);
         let of =
             if request.subject.is_empty() { String::new() } else { format!(" on {:?}", request.subject) };

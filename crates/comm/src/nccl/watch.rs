@@ -17,6 +17,8 @@ use crate::transport::Transport;
 const LOOK: Duration = Duration::from_millis(20);
 /// How long an abort may take, if ranks have no less patience with each other.
 const ABORT: Duration = Duration::from_secs(10);
+/// How long the host may take to notice the end of another rank that NCCL has noticed.
+const NOTICE: Duration = Duration::from_secs(2);
 /// The exit code of a process whose GPU does not give up its collectives: that of a failed run.
 const GPU_HANGS: i32 = 1;
 /// How long a collective is left alone: nearly all are over by then, and a look is a call of the driver.
@@ -102,10 +104,24 @@ impl Shared {
         }
     }
 
+    /// The failure of another rank that NCCL has met. NCCL names nobody, and may notice it before the host, which names the
+    /// rank.
+    fn failure_behind(&self, error: &oarlock_cuda::Error) -> Option<Error> {
+        let is_remote = matches!(error, oarlock_cuda::Error::Nccl(error) if error.is_remote());
+        let until = Instant::now() + NOTICE;
+        loop {
+            let failure = self.host.failure();
+            if failure.is_some() || !is_remote || Instant::now() >= until {
+                return failure;
+            }
+            std::thread::sleep(LOOK);
+        }
+    }
+
     /// What has gone wrong with the collectives that are not over, if anything has.
     fn look(&self) -> Option<Error> {
-        let mut state = self.state();
-        let state = &mut *state;
+        let mut guard = self.state();
+        let state = &mut *guard;
         while let Some(first) = state.flights.front_mut().filter(|first| first.since.elapsed() >= ALONE) {
             match first.event.is_done() {
                 Ok(true) => drop(state.flights.pop_front()),
@@ -120,13 +136,15 @@ impl Shared {
                 Err(error) => return Some(Error::system(format!("run {}", first.what), error)),
             }
         }
-        let newest = state.flights.front()?;
+        let what = state.flights.front()?.what.clone();
         if let Some(failure) = self.host.failure() {
             return Some(failure);
         }
         let comms: Vec<Arc<Comm>> = state.comms.iter().filter_map(Weak::upgrade).collect();
-        let failed = comms.iter().find_map(|comm| comm.async_error().err());
-        failed.map(|error| Error::system(format!("run {}", newest.what), error))
+        // Nobody waits for the state meanwhile.
+        drop(guard);
+        let error = comms.iter().find_map(|comm| comm.async_error().err())?;
+        Some(self.failure_behind(&error).unwrap_or_else(|| Error::system(format!("run {what}"), error)))
     }
 
     fn run(&self) {
@@ -186,6 +204,14 @@ impl Watch {
     /// Ends the run because of something that only this rank has seen.
     pub fn fail(&self, cause: &str) -> Error {
         self.shared.end(Error::PeerFailed { rank: self.shared.host.rank(), cause: cause.to_string() })
+    }
+
+    /// Ends the run because a call of NCCL has failed.
+    pub fn fail_of_nccl(&self, error: &oarlock_cuda::Error) -> Error {
+        match self.shared.failure_behind(error) {
+            Some(failure) => self.shared.end(failure),
+            None => self.fail(&error.to_string()),
+        }
     }
 
     /// Aborts all communicators of a rank whose run has failed.
