@@ -110,8 +110,8 @@ fn rows_without_a_label_cost_nothing_and_change_no_bit() {
 fn a_gpu_in_several_chunks_is_near_the_cpu() {
     let Some(gpu) = own_gpu() else { return };
     let cpu = Device::cpu(Isa::detect(), Par::solo());
-    // The emulated GPU has 256 MB, so its chunks have a million elements.
-    let (n_rows, vocab, dim) = (300, 4000, 8);
+    // The emulated GPU has 256 MB, so its chunks have two million elements.
+    let (n_rows, vocab, dim) = (600, 4000, 8);
     let (x, w) = (array(1, &[n_rows, dim]), array(2, &[vocab, dim]));
     let label = |row: usize| (row * 31 % vocab) as i32;
     for (dtype, every, n_chunks, expected, absent) in
