@@ -4,12 +4,12 @@ use std::sync::Arc;
 
 use oarlock_comm::{Communicator, Scalar};
 
+use super::core::Core;
 use super::dispatch::Dispatch;
 use super::plan::Epoch;
 use super::prefetch::{Prefetch, RankBatch};
-use super::prepared::Core;
 use crate::Result;
-use crate::accelerator::loaders::{LastBatch, Loaders};
+use crate::accelerator::steps::loaders::{LastBatch, Loaders};
 
 /// The batches of an iteration. When it ends, or is dropped, the accelerator's state is that of the loop around it.
 pub struct Batches<B> {
@@ -58,8 +58,10 @@ impl<B: Send + 'static> Batches<B> {
                 Reader::Own { batches, ahead, together }
             }
         };
-        let running =
-            core.accelerator.as_ref().map(|accelerator| accelerator.inner.with_loaders(Loaders::begin));
+        let running = core
+            .accelerator
+            .as_ref()
+            .map(|accelerator| accelerator.inner.window.with_loaders(Loaders::begin));
         Ok(Batches { core, reader, epoch, given: first, running, ended: false })
     }
 }
@@ -120,7 +122,7 @@ impl<B: Send + 'static> Iterator for Batches<B> {
                     let real = self.core.real(self.given, given.real);
                     let seen = LastBatch { is_last: given.is_last, rows: Some(given.rows), real };
                     self.core.set_last_batch(seen);
-                    accelerator.inner.with_loaders(|loaders| loaders.give(id, seen));
+                    accelerator.inner.window.with_loaders(|loaders| loaders.give(id, seen));
                 }
                 Some(Ok(given.batch))
             }
@@ -143,7 +145,7 @@ impl<B> Batches<B> {
     fn leave(&mut self) {
         self.ended = true;
         if let (Some(id), Some(accelerator)) = (self.running.take(), &self.core.accelerator) {
-            accelerator.inner.with_loaders(|loaders| loaders.end(id));
+            accelerator.inner.window.with_loaders(|loaders| loaders.end(id));
         }
     }
 }

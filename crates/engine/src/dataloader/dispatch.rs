@@ -6,8 +6,8 @@ use std::sync::atomic::Ordering::Relaxed;
 
 use oarlock_comm::Communicator;
 
+use super::core::Core;
 use super::prefetch::{Prefetch, RankBatch};
-use super::prepared::Core;
 use crate::nn::nested::{Nested, Parcel};
 use crate::{Error, Result};
 

@@ -6,7 +6,6 @@ use serde_json::{Value, json};
 
 use super::plan::Source;
 use super::position::Position;
-use super::prepared::PreparedLoader;
 use crate::{Error, Result, Stateful};
 
 /// The order of a loader, and where it stands in it.
@@ -46,16 +45,6 @@ impl<B> LoaderState<B> {
 
 /// Epoch and position, counted in samples: a run on another number of ranks, or with another batch size, goes on at the
 /// sample after the last one that was given.
-impl<B: Send + 'static> Stateful for PreparedLoader<B> {
-    fn state_dict(&self) -> Result<Value> {
-        self.core.order.state_dict()
-    }
-
-    fn load_state_dict(&self, state: &Value) -> Result<()> {
-        self.core.order.load_state_dict(state)
-    }
-}
-
 impl<B: Send + 'static> Stateful for LoaderState<B> {
     fn state_dict(&self) -> Result<Value> {
         let LoaderState { divided, seed, position, .. } = self;

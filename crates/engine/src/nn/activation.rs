@@ -3,7 +3,8 @@
 use oarlock_tensor::{Init, Param, Result, Shape, Tensor, ops};
 
 use super::layers::in_dtype_of;
-use crate::nn::{Forward, Module, Visitor, in_scope};
+use super::module::{Forward, Module, Visitor};
+use super::scope::in_scope;
 
 macro_rules! layer {
     ($name:ident, |$own:pat_param, $x:ident| $value:expr) => {

@@ -4,9 +4,6 @@ use std::sync::{Arc, PoisonError, RwLock, RwLockReadGuard, RwLockWriteGuard};
 
 use oarlock_tensor::{Device, Error, IntoShape, Result, Scalar, Shape, Tensor};
 
-use super::leaf::{Leaf, each_leaf};
-use crate::nn::{Module, Visitor};
-
 /// A tensor that is not a parameter: `register_buffer` of torch. It is whole on every rank, and never trained, divided or
 /// rounded. Forward passes read it with [`Buffer::on`], at the price of a handle. Clones are the same buffer.
 ///
@@ -223,35 +220,10 @@ impl std::fmt::Debug for Buffer {
     }
 }
 
-impl Module for Buffer {
-    fn visit(&self, visitor: &mut dyn Visitor) {
-        visitor.buffer("", self);
-    }
-}
-
-/// One buffer as a model shows it.
-#[derive(Clone, Debug)]
-pub struct NamedBuffer {
-    /// Its full path.
-    pub name: String,
-    /// The buffer.
-    pub buffer: Buffer,
-}
-
-/// A model's buffers, each under every name by which the model shows it.
-pub fn buffers(model: &dyn Module) -> Vec<NamedBuffer> {
-    let mut found = Vec::new();
-    each_leaf(model, &mut |path, name, leaf| {
-        if let Leaf::Buffer(buffer) = leaf {
-            found.push(NamedBuffer { name: super::join(path, name), buffer: buffer.clone() });
-        }
-    });
-    found
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::nn::buffers;
     use oarlock_tensor::Par;
     use oarlock_tensor::cpu::Isa;
 

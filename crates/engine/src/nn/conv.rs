@@ -4,7 +4,8 @@ use oarlock_tensor::ops::{self, ConvOptions};
 use oarlock_tensor::{Init, Param, Result, Shape, Tensor};
 
 use super::layers::in_dtype_of;
-use crate::nn::{Forward, Module, Visitor, in_scope};
+use super::module::{Forward, Module, Visitor};
+use super::scope::in_scope;
 
 /// `D` sizes, or one for all dims: a kernel of `3` is `[3, 3]`.
 pub trait IntoSizes<const D: usize> {

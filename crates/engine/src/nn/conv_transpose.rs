@@ -5,7 +5,8 @@ use oarlock_tensor::{Error, Init, Param, Result, Shape, Tensor};
 
 use super::conv::IntoSizes;
 use super::layers::in_dtype_of;
-use crate::nn::{Forward, Module, Visitor, in_scope};
+use super::module::{Forward, Module, Visitor};
+use super::scope::in_scope;
 
 /// A transposed convolution over images of `D` dims, which are 1 or 2: [`ConvTranspose1d`] and [`ConvTranspose2d`].
 #[derive(Clone, Debug)]

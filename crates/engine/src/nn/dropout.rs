@@ -2,7 +2,8 @@
 
 use oarlock_tensor::{Error, Result, Tensor, ops};
 
-use crate::nn::{Mode, Module, Visitor};
+use super::mode::Mode;
+use super::module::{Module, Visitor};
 
 /// Each element becomes 0 with probability `p`, and the others are divided by `1 - p`, while the model trains
 /// (Srivastava et al. 2014); otherwise nothing changes.

@@ -2,7 +2,7 @@
 
 use oarlock_tensor::{Error, Result, Tensor};
 
-use crate::nn::{Forward, Module, Visitor};
+use super::module::{Forward, Module, Visitor};
 
 /// Joins neighboring dims into one: `torch.nn.Flatten`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

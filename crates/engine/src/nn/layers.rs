@@ -3,7 +3,9 @@
 use oarlock_tensor::ops::{self, WeightLayout};
 use oarlock_tensor::{DType, Init, Param, Result, Shape, Tensor};
 
-use crate::nn::{Module, Visitor, in_scope};
+use super::module::{Module, Visitor};
+use super::scope::in_scope;
+use oarlock_derive::Module;
 
 /// y = x·Wᵀ + b, weight `[outputs, inputs]`: `torch.nn.Linear`.
 #[derive(Clone, Debug)]

@@ -3,9 +3,10 @@
 use oarlock_tensor::Param;
 
 use super::buffer::Buffer;
+use super::mode::Mode;
+use super::module::{Module, Visitor};
 use super::stored_names::StoredNames;
-use super::training::Mode;
-use super::{Module, UnitRun, Visitor};
+use super::unit_run::UnitRun;
 
 /// The end of a path.
 pub(super) enum Leaf<'a> {

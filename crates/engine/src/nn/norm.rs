@@ -3,7 +3,8 @@
 use oarlock_tensor::{DType, Error, Init, Param, Result, Shape, Tensor, ops};
 
 use super::layers::in_dtype;
-use crate::nn::{Module, Visitor, in_scope};
+use super::module::{Module, Visitor};
+use super::scope::in_scope;
 
 /// x / √(mean(x²) + eps) · (offset + weight) (Zhang and Sennrich 2019): `torch.nn.RMSNorm` where the offset is 0.
 #[derive(Clone, Debug)]

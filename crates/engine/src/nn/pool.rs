@@ -4,7 +4,7 @@ use oarlock_tensor::ops::{self, PoolOptions};
 use oarlock_tensor::{Result, Tensor};
 
 use super::conv::IntoSizes;
-use crate::nn::{Forward, Module, Visitor};
+use super::module::{Forward, Module, Visitor};
 
 macro_rules! module {
     ($name:ident, $op:expr) => {

@@ -3,8 +3,10 @@
 use oarlock_tensor::cpu::quantized::{Format, Layout};
 use oarlock_tensor::{DType, Error, Param, Result, Tensor, ops};
 
+use super::layers::Linear;
 use super::layers::in_dtype;
-use crate::nn::{Forward, Linear, Module, Visitor, in_scope};
+use super::module::{Forward, Module, Visitor};
+use super::scope::in_scope;
 
 /// y = x·Wᵀ + b with a weight `[outputs, inputs]` of 4 or 8 bits, as `Linear4bit` and `Linear8bitLt` of bitsandbytes (the
 /// latter without outliers apart, as on its CPU path). It is never dequantized as a whole, and gets no gradient.

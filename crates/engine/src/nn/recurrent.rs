@@ -3,8 +3,10 @@
 use oarlock_tensor::ops::{self, Activation, WeightLayout};
 use oarlock_tensor::{Error, Init, Param, Result, Shape, Tensor};
 
+use super::dropout::Dropout;
 use super::layers::in_dtype;
-use crate::nn::{Dropout, Forward, Module, Visitor, in_scope};
+use super::module::{Forward, Module, Visitor};
+use super::scope::in_scope;
 
 /// One layer on top of the other, each with `gates` rows of weights for each of its hidden numbers.
 #[derive(Clone, Debug)]

@@ -3,7 +3,7 @@
 use oarlock_tensor::ops::{self, Interpolation};
 use oarlock_tensor::{Error, Result, Tensor};
 
-use crate::nn::{Forward, Module, Visitor};
+use super::module::{Forward, Module, Visitor};
 
 /// Images of another size: `torch.nn.Upsample`. x `[N, C, ..]` changes along all dims after the channels.
 #[derive(Clone, Debug, PartialEq, Eq)]

@@ -5,7 +5,7 @@ use std::time::Duration;
 
 use oarlock_tensor::{Device, Scope};
 
-use crate::nn::Module;
+use super::module::Module;
 
 /// Runs a forward pass of a module as a scope, which a profile tells from those of other modules of its kind.
 pub fn in_scope<M: Module, R>(module: &M, device: &Device, forward: impl FnOnce() -> R) -> R {

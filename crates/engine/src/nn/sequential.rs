@@ -2,7 +2,7 @@
 
 use oarlock_tensor::{Result, Tensor};
 
-use crate::nn::{Forward, Module, Visitor};
+use super::module::{Forward, Module, Visitor};
 
 /// A module from a tensor to a tensor; whatever is both is one.
 pub trait Layer: Module + Forward<Tensor, Output = Tensor> {}

@@ -3,9 +3,6 @@
 use std::fmt;
 use std::sync::Arc;
 
-use super::leaf::{Leaf, each_leaf};
-use super::{Module, Visitor, join};
-
 /// How files of other programs name the parameters of the module that holds it, and of those beside it and below it. A field of this
 /// type is shown by `#[derive(Module)]`.
 #[derive(Clone)]
@@ -24,30 +21,6 @@ impl StoredNames {
     pub fn stored(&self, name: &str) -> String {
         (self.0)(name)
     }
-
-    /// Those of a whole model, if any module in it says how it is stored.
-    pub fn of(model: &dyn Module) -> Option<StoredNames> {
-        let mut below: Vec<(String, StoredNames)> = Vec::new();
-        each_leaf(model, &mut |path, name, leaf| {
-            if let Leaf::StoredNames(names) = leaf {
-                below.push((join(path, name), names.clone()));
-            }
-        });
-        if below.is_empty() {
-            return None;
-        }
-        let in_model = move |name: &str| {
-            let renamed = below.iter().find_map(|(path, names)| match path.as_str() {
-                "" => Some(names.stored(name)),
-                path => {
-                    let inner = name.strip_prefix(path)?.strip_prefix('.')?;
-                    Some(format!("{path}.{}", names.stored(inner)))
-                }
-            });
-            renamed.unwrap_or_else(|| name.to_owned())
-        };
-        Some(StoredNames::new(in_model))
-    }
 }
 
 impl fmt::Debug for StoredNames {
@@ -56,16 +29,10 @@ impl fmt::Debug for StoredNames {
     }
 }
 
-impl Module for StoredNames {
-    fn visit(&self, visitor: &mut dyn Visitor) {
-        visitor.stored_names(self);
-    }
-}
-
 #[cfg(test)]
 mod tests {
-    use super::super::Linear;
     use super::*;
+    use crate::nn::{Linear, Module};
 
     #[derive(Module)]
     struct Inner {

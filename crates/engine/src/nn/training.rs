@@ -1,52 +1,10 @@
-//! Training and evaluation: what a layer that behaves differently in the two, such as dropout, looks at.
+//! Puts the layers of a model into training or evaluation, and tells them of passes.
 
-use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, AtomicU64, Ordering::Relaxed};
+use std::sync::atomic::Ordering::Relaxed;
 
 use super::leaf::{Leaf, each_leaf};
-use crate::nn::{Module, Visitor};
-
-/// Whether a layer trains, and where its random numbers come from. A layer holds one and shows it with
-/// [`Visitor::mode`]; a field of this type is shown by `#[derive(Module)]`. Clones are the same one.
-#[derive(Clone, Debug, Default)]
-pub struct Mode(Arc<State>);
-
-#[derive(Debug, Default)]
-struct State {
-    training: AtomicBool,
-    /// The number of the forward pass.
-    pass: AtomicU64,
-    /// Random numbers taken in this pass.
-    draws: AtomicU64,
-    /// What the random numbers are those of: seed, layer and rank.
-    seed: AtomicU64,
-}
-
-impl Mode {
-    /// Whether the model is in training mode.
-    pub fn is_training(&self) -> bool {
-        self.0.training.load(Relaxed)
-    }
-
-    /// The number of the forward pass, from 1.
-    pub fn pass(&self) -> u64 {
-        self.0.pass.load(Relaxed)
-    }
-
-    /// Seed and stream of the layer's next random numbers: a pure function of the run's seed, the layer's path, the
-    /// rank, the number of the pass, and how often the layer has drawn in it. A unit that is computed again in the
-    /// backward pass draws the same.
-    pub fn draw(&self) -> (u64, u64) {
-        let draw = self.0.draws.fetch_add(1, Relaxed);
-        (self.0.seed.load(Relaxed), self.pass() << 20 | draw & 0xf_ffff)
-    }
-}
-
-impl Module for Mode {
-    fn visit(&self, visitor: &mut dyn Visitor) {
-        visitor.mode(self);
-    }
-}
+use super::mode::Mode;
+use super::module::Module;
 
 /// Puts all layers of a model into training or evaluation mode.
 pub fn set_training(model: &dyn Module, training: bool) {

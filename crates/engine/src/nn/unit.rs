@@ -1,59 +1,22 @@
 //! Units: the parts of a model whose parameters move together. One word on a field makes a module a unit.
 
-use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::{Arc, OnceLock};
+use std::sync::Arc;
+use std::sync::atomic::Ordering;
 
-use oarlock_tensor::{Param, Result, Tape, Tensor, UnitHook, ops};
+use oarlock_tensor::{Param, Result, Tape, Tensor, ops};
 
 use super::leaf::{Leaf, each_leaf};
+use super::module::{Forward, Module, Visitor};
 use super::nested::Nested;
+use super::scope::in_scope;
 use super::training::RngSnapshot;
-use crate::nn::{Forward, Module, Visitor, in_scope};
+use super::unit_run::UnitRun;
 
 /// A module that is a unit.
 #[derive(Debug)]
 pub struct Unit<M> {
     module: Arc<M>,
     run: UnitRun,
-}
-
-/// How a unit runs: where an engine attaches itself, empty until the model is prepared, and whether the backward pass
-/// computes the unit's activations again instead of keeping them.
-#[derive(Clone, Default)]
-pub struct UnitRun(Arc<State>);
-
-#[derive(Default)]
-struct State {
-    hook: OnceLock<Arc<dyn UnitHook>>,
-    recompute: AtomicBool,
-    /// Whether what recomputation keeps waits in main memory.
-    offload: AtomicBool,
-}
-
-impl UnitRun {
-    /// Attaches the engine. A unit belongs to one engine for its whole life.
-    ///
-    /// # Errors
-    /// Gives the hook back when the unit has one already.
-    pub fn attach(&self, hook: Arc<dyn UnitHook>) -> std::result::Result<(), Arc<dyn UnitHook>> {
-        self.0.hook.set(hook)
-    }
-
-    /// Says whether forward passes from now on keep only the unit's input, where they go through [`Unit::call`].
-    pub fn set_recompute(&self, recompute: bool) {
-        self.0.recompute.store(recompute, Ordering::Relaxed);
-    }
-
-    /// Says whether the input that is kept then waits in main memory while a GPU does not need it.
-    pub fn set_offload(&self, offload: bool) {
-        self.0.offload.store(offload, Ordering::Relaxed);
-    }
-}
-
-impl std::fmt::Debug for UnitRun {
-    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        f.write_str(if self.0.hook.get().is_some() { "UnitRun(attached)" } else { "UnitRun" })
-    }
 }
 
 impl<M> Unit<M> {

@@ -2,7 +2,9 @@
 
 use oarlock_tensor::Param;
 
-use crate::nn::{Module, UnitRun, Visitor, parameters};
+use super::module::{Module, Visitor};
+use super::named::parameters;
+use super::unit_run::UnitRun;
 pub use oarlock_config::config::Wrap;
 
 /// What to say of a class that no unit of the model is of: which, and the classes that there are.

@@ -4,7 +4,9 @@ use std::sync::Arc;
 
 use oarlock_config::config::{ScheduleArgs, Shape, Steps};
 
-use crate::optim::{LrState, Optim, Schedule};
+use super::groups::Optim;
+use super::lr_state::LrState;
+use super::schedule::Schedule;
 use crate::{Error, Result};
 
 /// A schedule that is not prepared yet. It sets the first learning rate at once, as torch's schedulers do.

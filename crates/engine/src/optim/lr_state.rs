@@ -2,7 +2,6 @@
 
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
-use super::other_groups;
 use crate::{Error, Result};
 
 /// The learning rates of an optimizer's groups, what its schedule says of the moments, and whether the last step was
@@ -115,4 +114,12 @@ impl LrState {
         // Numbers, each whole at every moment.
         self.0.lock().unwrap_or_else(PoisonError::into_inner)
     }
+}
+
+/// What to say of a checkpoint with another number of parameter groups.
+pub(crate) fn other_groups(saved: usize, own: usize) -> String {
+    format!(
+        "the checkpoint is of an optimizer with {saved} parameter groups, and this one has {own}; load it with the groups \
+         that saved it"
+    )
 }

@@ -2,7 +2,7 @@
 
 use oarlock_tensor::Shape;
 
-use super::{CustomRule, Needs, Update};
+use oarlock_tensor::ops::optimizer::{CustomRule, Needs, Update};
 
 /// Gradients of matrices are divided by the root mean square of their row, which is kept.
 #[derive(Clone, Debug)]

@@ -7,7 +7,7 @@ use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
 use std::sync::Once;
 
-use super::{Result, io_error};
+use super::file_error::{Result, io_error};
 
 /// Writes a file beside its place and renames it in, so that a reader sees the old or the new one.
 pub fn replace(path: &Path, content: &[u8]) -> Result<()> {

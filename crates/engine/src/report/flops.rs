@@ -4,8 +4,9 @@ use std::fmt::Write as _;
 use std::path::Path;
 use std::time::Duration;
 
+use super::file_error::{Result, io_error};
+use super::files;
 use super::python::general;
-use super::{Result, files, io_error};
 
 /// A module with what is inside it.
 #[derive(Clone, Debug, Default, PartialEq)]

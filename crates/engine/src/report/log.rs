@@ -7,10 +7,10 @@ use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
 use serde_json::{Map, Value, json};
 
+use super::file_error::{Result, io_error};
 use super::files::{self, LineFile, Rest};
 use super::speed::Clock;
 use super::state::TrainerState;
-use super::{Result, io_error};
 
 /// Means of metrics, each with its name.
 pub type Metrics = Vec<(&'static str, f64)>;

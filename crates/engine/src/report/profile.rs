@@ -8,11 +8,11 @@ use std::path::Path;
 use oarlock_tensor::OpTime;
 use serde_json::{Map, Value, json};
 
+use super::file_error::{Result, io_error};
 use super::files::{LineFile, Rest};
 use super::progress::{bar, thousands};
 use super::speed::{Phase, PhaseTimes};
 use super::terminal::readable;
-use super::{Result, io_error};
 
 /// The file of the records.
 const PROFILE: &str = "profile.jsonl";

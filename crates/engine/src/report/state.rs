@@ -5,7 +5,8 @@ use std::path::Path;
 use serde::{Deserialize, Serialize};
 use serde_json::{Map, Value, json};
 
-use super::{Error, Result, files, io_error};
+use super::file_error::{Error, Result, io_error};
+use super::files;
 
 /// The name of the file, in `output_dir` and in every checkpoint.
 pub const FILE: &str = "trainer_state.json";

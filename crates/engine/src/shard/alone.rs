@@ -5,15 +5,9 @@ use oarlock_tensor::ops::optimizer::Needs;
 use crate::shard::engine::Engine;
 use crate::shard::outer::{Outer, OuterStep};
 use crate::shard::placement::Placements;
-use crate::shard::step::ParamGroup;
 use crate::{Error, Result};
 
 impl Engine {
-    /// Whether no other rank adds to the gradients of the coming step.
-    pub(super) fn steps_alone(&self) -> bool {
-        self.local || self.one_bit.as_ref().is_some_and(|one_bit| !one_bit.sums_gradients())
-    }
-
     /// After it all ranks have the same weights: local steps of 0/1 Adam end before their time. All ranks call it.
     ///
     /// # Errors
@@ -94,16 +88,5 @@ impl Engine {
             .shard()
             .agree("the number of optimizer steps before weights are averaged", self.n_steps)?;
         self.core.average(states, outer)
-    }
-
-    pub(super) fn one_bit_step(&mut self, param_groups: &[ParamGroup], grad_scale: f32) -> Result<()> {
-        self.core.begin_step()?;
-        self.n_steps += 1;
-        if let Some(one_bit) = &mut self.one_bit {
-            one_bit.step(&self.core, param_groups, grad_scale)?;
-        }
-        self.last_hyperparameters = param_groups.to_vec();
-        self.reduced = false;
-        Ok(())
     }
 }

@@ -14,12 +14,13 @@ use oarlock_tensor::ops::optimizer::{Part, Role, Rule};
 use oarlock_tensor::ops::{transfer, update};
 use oarlock_tensor::{ActiveTapes, Device, FlatBuffer, ParamHome, UnitHook};
 
-use crate::nn::{self, Module, NamedParam, UnitParams, parameters, wrapped_units_of};
+use crate::nn::{self, Module, NamedParam, parameters, wrapped_units_of};
 use crate::shard::finite::check_range;
 use crate::shard::group::{Grads, Group, GroupBuilder, Kind, Weights, offload_file};
 use crate::shard::hooks::{TapePass, UnitPasses};
 use crate::shard::layout::{BLOCK, in_order_on, runs};
 use crate::shard::mesh::{Mesh, ranks_per_machine};
+use crate::shard::norm::{Blocks, GradNorm};
 use crate::shard::one_bit::OneBitSteps;
 use crate::shard::passes::Core;
 use crate::shard::placement::{
@@ -55,22 +56,6 @@ pub struct Engine {
     pub(super) last_hyperparameters: Vec<ParamGroup>,
 }
 
-/// The blocks of all parameters of a model, in its order, by which norms are summed.
-struct Blocks {
-    n: usize,
-    /// The first of each parameter, its name and that of its unit.
-    of: Vec<(usize, String, String)>,
-}
-
-/// The global norm of the gradients.
-#[derive(Clone, Debug, PartialEq)]
-pub struct GradNorm {
-    /// The L2 norm over all parameters.
-    pub norm: f64,
-    /// The first parameter whose gradient is not finite, and its unit.
-    pub first_bad: Option<(String, String)>,
-}
-
 /// Bytes of a rank by what they are for; memory that all ranks see counts in full.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Resident {
@@ -97,23 +82,6 @@ fn quantized_mesh(mut mesh: Mesh, asked: Quantized) -> Result<(Mesh, Quantized)>
     }
     let gradients = mesh.get(Axis::InsideMachine).is_some();
     Ok((mesh, Quantized { gradients, ..asked }))
-}
-
-impl Blocks {
-    fn of(units: &[UnitParams], builder: &GroupBuilder<'_>) -> Blocks {
-        let params = units.iter().flat_map(|unit| unit.params.iter().map(move |named| (named, &unit.name)));
-        let first = |named: &NamedParam| builder.first_blocks.get(&named.param.id()).copied().unwrap_or(0);
-        let mut of: Vec<_> =
-            params.map(|(named, unit)| (first(named), named.name.clone(), unit.clone())).collect();
-        of.sort_unstable_by_key(|(first, ..)| *first);
-        Blocks { n: builder.n_blocks, of }
-    }
-
-    /// The unit and the parameter of a block.
-    fn owner(&self, block: usize) -> Option<(String, String)> {
-        let (_, param, unit) = self.of.iter().rev().find(|(first, ..)| *first <= block)?;
-        Some((unit.clone(), param.clone()))
-    }
 }
 
 impl Engine {
@@ -364,6 +332,11 @@ impl Engine {
         Ok(())
     }
 
+    /// Whether no other rank adds to the gradients of the coming step.
+    fn steps_alone(&self) -> bool {
+        self.local || self.one_bit.as_ref().is_some_and(|one_bit| !one_bit.sums_gradients())
+    }
+
     /// Says that a step follows the backward passes that are recorded by now, and that no other adds to its gradients: they
     /// leave unit by unit while those passes run, where [`ShardingConfig::overlap`] and the transport allow it. Without it,
     /// whole gradients (DDP, ZeRO-1) leave after the last pass, with the same bits.
@@ -465,6 +438,17 @@ impl Engine {
             false => 1.0,
         };
         Ok(GradNorm { norm: (n_alike * update::tree_sum(&squares)).sqrt(), first_bad })
+    }
+
+    fn one_bit_step(&mut self, param_groups: &[ParamGroup], grad_scale: f32) -> Result<()> {
+        self.core.begin_step()?;
+        self.n_steps += 1;
+        if let Some(one_bit) = &mut self.one_bit {
+            one_bit.step(&self.core, param_groups, grad_scale)?;
+        }
+        self.last_hyperparameters = param_groups.to_vec();
+        self.reduced = false;
+        Ok(())
     }
 
     /// One optimizer step on what this rank updates, with the hyperparameters of each parameter group, then the new weights for

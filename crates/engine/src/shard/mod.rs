@@ -19,7 +19,9 @@ mod hooks;
 mod in_flight;
 mod layout;
 mod mesh;
+mod norm;
 mod one_bit;
+mod operands;
 mod order;
 mod outer;
 mod passes;
@@ -40,12 +42,13 @@ mod tests;
 mod ties;
 mod topology;
 
-pub use engine::{Engine, GradNorm, Resident};
+pub use engine::{Engine, Resident};
 pub use finite::{Findings, Unfit, check_range};
 pub use layout::in_order_on;
 pub(crate) use layout::runs;
 pub use layout::{BLOCK, Grain, Layout, LayoutParam, role_of};
 pub use mesh::Mesh;
+pub use norm::GradNorm;
 pub use outer::{Outer, OuterStep};
 pub(crate) use placement::check_stage;
 pub use placement::{

@@ -9,52 +9,21 @@
 //! Threads of their own fetch ahead and store behind, so that both overlap the arithmetic. Copies between a GPU and pinned
 //! memory only begin there: whoever uses a buffer next waits for them.
 
-use std::ops::Range;
 use std::sync::mpsc::{Receiver, Sender, channel};
 use std::sync::{Mutex, MutexGuard, PoisonError};
 
+use oarlock_tensor::FlatBuffer;
 use oarlock_tensor::ops::optimizer::Part;
 use oarlock_tensor::ops::transfer;
-use oarlock_tensor::{DType, FlatBuffer};
 
 use crate::shard::column::Store;
+use crate::shard::operands::{Operand, Piece, Staged};
 use crate::shard::passes::Core;
 use crate::{Error, Result};
-
-/// Elements that are updated at once.
-pub(super) struct Piece {
-    pub group: usize,
-    pub param: usize,
-    /// Elements of the group; one whole parameter where the rule needs that.
-    pub flat: Range<usize>,
-    /// The number of the step for its parameters.
-    pub step: u64,
-}
-
-/// Elements that the step of a piece works on.
-pub(super) struct Operand {
-    /// Where they are at rest.
-    pub store: Store,
-    pub dtype: DType,
-    /// Which of there.
-    pub range: Range<usize>,
-    pub is_read: bool,
-    pub is_written: bool,
-}
-
-/// A buffer for each operand of a piece that is not resident and has elements, in the operands' order. Which these are
-/// differs from piece to piece, so the buffers belong to none.
-pub(super) type Staged = Vec<FlatBuffer>;
 
 /// The right to call for a copy from or to state at rest: of a buffer one part is read while another one is written, which
 /// must not be tried at the same time.
 type AtRest = Mutex<()>;
-
-impl Operand {
-    fn bytes(&self) -> Range<usize> {
-        self.range.start * self.dtype.size()..self.range.end * self.dtype.size()
-    }
-}
 
 impl Core {
     /// Updates pieces of which something is not resident, through so many sets of buffers.

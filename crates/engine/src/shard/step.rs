@@ -6,11 +6,11 @@ use std::collections::BTreeMap;
 use oarlock_tensor::ops::optimizer::{self, Part, Rule, StepArgs, Target, UpdateParts, Workspace};
 use oarlock_tensor::{DType, Device};
 
-use crate::shard::column::{Column, Store};
-use crate::shard::group::{Grads, Group};
+use crate::shard::column::Store;
+use crate::shard::group::Group;
 use crate::shard::layout::runs;
+use crate::shard::operands::{Operand, Piece, Staged};
 use crate::shard::passes::Core;
-use crate::shard::staging::{Operand, Piece, Staged};
 use crate::shard::state::MASTER;
 use crate::{Error, Result};
 
@@ -115,50 +115,6 @@ impl Core {
             optimizer::workspace_bytes_of_all(&self.updater, &hyperparameters.rule, params)
         };
         hyperparameters.iter().enumerate().map(of_group).max().unwrap_or(0)
-    }
-
-    /// Whether a step finds it where it runs.
-    pub(super) fn is_resident(&self, store: &Store) -> bool {
-        match store {
-            Store::Memory(flat) => flat.is_pinned() == self.updates_beside(),
-            Store::File { .. } => false,
-        }
-    }
-
-    /// Whether the CPU beside a GPU updates.
-    pub(super) fn updates_beside(&self) -> bool {
-        !self.updater.same(&self.device)
-    }
-
-    /// What the step of a piece works on, in the order of [`UpdateParts`] and of the rule's states, after the gradients;
-    /// nothing where there are none.
-    pub(super) fn operands(&self, piece: &Piece) -> Vec<Operand> {
-        let group = &self.groups[piece.group];
-        let (grads, first) = match &group.grads {
-            Grads::Sharded { sums, .. } => (Some(sums.clone()), group.state.updated.start),
-            _ => (group.params.grads(), 0),
-        };
-        let Some(grads) = grads else { return Vec::new() };
-        let state = &group.state;
-        let column = |column: &Column, is_read: bool| Operand {
-            store: column.store.clone(),
-            dtype: column.dtype,
-            range: column.at(piece.param, &piece.flat),
-            is_read,
-            is_written: true,
-        };
-        let mut operands = vec![Operand {
-            store: Store::Memory(grads),
-            dtype: DType::F32,
-            range: piece.flat.start - first..piece.flat.end - first,
-            is_read: true,
-            is_written: false,
-        }];
-        // Where there are master weights, the working copy is only made from them.
-        operands.push(column(&state.weights, state.master.is_none()));
-        operands.extend(state.master.iter().map(|master| column(master, true)));
-        operands.extend(state.moments.iter().map(|(moment, _)| column(moment, true)));
-        operands
     }
 
     /// What this rank updates, in pieces of at most `most` elements where the rule allows.

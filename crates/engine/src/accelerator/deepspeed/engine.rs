@@ -6,11 +6,11 @@ use oarlock_config::settings::DeepSpeedArgs;
 use serde::{Deserialize, Serialize};
 
 use crate::accelerator::handle::Accelerator;
-use crate::accelerator::optimizer::PreparedOptimizer;
-use crate::accelerator::passes::Loss;
-use crate::accelerator::prepare::Prepare;
-use crate::accelerator::prepared::Prepared;
-use crate::accelerator::scheduler::PreparedScheduler;
+use crate::accelerator::models::passes::Loss;
+use crate::accelerator::models::prepare::Prepare;
+use crate::accelerator::models::prepared::Prepared;
+use crate::accelerator::steps::optimizer::PreparedOptimizer;
+use crate::accelerator::steps::scheduler::PreparedScheduler;
 use crate::nn::nested::Nested;
 use crate::nn::{Forward, Module};
 use crate::optim::Stepped;

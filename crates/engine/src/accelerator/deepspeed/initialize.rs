@@ -4,11 +4,11 @@ use oarlock_config::config::PipelineArgs;
 use oarlock_config::settings::DeepSpeedConfig as Config;
 
 use super::engine::DeepSpeedEngine;
-use crate::accelerator::config::{AcceleratorConfig, DivideBy, GradientAccumulation};
-use crate::accelerator::dummies::DummyOptim;
 use crate::accelerator::handle::Accelerator;
-use crate::accelerator::prepare::Prepare;
-use crate::accelerator::resolved::{Resolved, hidden_size_of};
+use crate::accelerator::models::prepare::Prepare;
+use crate::accelerator::settings::config::{AcceleratorConfig, DivideBy, GradientAccumulation};
+use crate::accelerator::settings::dummies::DummyOptim;
+use crate::accelerator::settings::resolved::{Resolved, hidden_size_of};
 use crate::nn::Module;
 use crate::optim::lr_scheduler::Scheduler;
 use crate::optim::{Optim, adamw};

@@ -10,9 +10,9 @@ use oarlock_tensor::Tensor;
 
 use super::engine::DeepSpeedEngine;
 use super::initialize::{InitializeArgs, initialize_in};
-use crate::accelerator::parts::{PartOutput, PartPasses};
-use crate::accelerator::passes::Loss;
-use crate::accelerator::prepare::Prepare;
+use crate::accelerator::models::parts::{PartOutput, PartPasses};
+use crate::accelerator::models::passes::Loss;
+use crate::accelerator::models::prepare::Prepare;
 use crate::nn::{self, Forward, Layer, Module, Unit, Visitor};
 use crate::optim::Stepped;
 use crate::{Error, Result};

@@ -8,8 +8,8 @@ use oarlock_config::nearest::nearest_of;
 use oarlock_config::settings::DeepSpeedConfig as Config;
 use oarlock_tensor::Shape;
 
-use crate::accelerator::prepared::Prepared;
-use crate::accelerator::prepared_state::PreparedState;
+use crate::accelerator::models::prepared::Prepared;
+use crate::accelerator::models::prepared_state::PreparedState;
 use crate::checkpoint::share;
 use crate::nn::{Module, NamedParam, parameters};
 use crate::optim::Parameters;

@@ -11,8 +11,11 @@ use oarlock_tensor::ops::{self, BlockMask, Mask, Rope, Transposed, WeightLayout}
 use oarlock_tensor::{Error, Init, Param, Result, Shape, Tensor};
 
 pub use self::scores::AttentionMasks;
+use super::dropout::Dropout;
+use super::layers::Linear;
 use super::layers::in_dtype_of;
-use crate::nn::{Dropout, Linear, Module, Visitor, in_scope};
+use super::module::{Module, Visitor};
+use super::scope::in_scope;
 
 /// `torch.nn.MultiheadAttention` with `batch_first=True`. The attention weights are formed only where masks of elements
 /// or dropout need them. Several heads of queries can share one of keys and values ([`MultiHeadAttention::kv_heads`]).

@@ -5,7 +5,7 @@
 use oarlock_tensor::ops::{self, BlockMask, Mask, Transposed};
 use oarlock_tensor::{Device, Error, Result, Tensor};
 
-use super::Dropout;
+use crate::nn::dropout::Dropout;
 
 /// What [`MultiHeadAttention::attend`](super::MultiHeadAttention::attend) is given besides its inputs. A mask of integers
 /// hides what is not 0 in it, as a mask of booleans does in torch; one of floats is added to the scores.

@@ -3,8 +3,8 @@
 use oarlock_tensor::ops::{self, Reduction};
 use oarlock_tensor::{DType, Error, Result, Tensor};
 
-use super::{in_f32, reduced};
-use crate::nn::Buffer;
+use super::reduce::{in_f32, reduced};
+use crate::nn::buffer::Buffer;
 
 /// The mean binary cross-entropy of logits and targets between 0 and 1: a scalar. Both get gradients.
 ///

@@ -3,8 +3,8 @@
 use oarlock_tensor::ops::{self, IGNORE_INDEX, Reduction, RowLossOptions};
 use oarlock_tensor::{Error, Result, Tensor};
 
-use super::{in_f32, reduced};
-use crate::nn::Buffer;
+use super::reduce::{in_f32, reduced};
+use crate::nn::buffer::Buffer;
 
 /// The mean cross-entropy of logits `[.., V]` and labels `[..]` (i32), over the labels that are not -100: a scalar.
 /// Without any such label it is 0, where torch gives NaN.

@@ -3,7 +3,7 @@
 use oarlock_tensor::ops::{self, KlReduction, KlTarget, Reduction};
 use oarlock_tensor::{Int, Result, Tensor};
 
-use super::{in_f32, reduced};
+use super::reduce::{in_f32, reduced};
 
 /// The mean of `(x - target)²`: a scalar. Both get gradients.
 ///

@@ -2,7 +2,7 @@
 
 use std::f64::consts::PI;
 
-use super::Schedule;
+use super::course::Schedule;
 
 impl Schedule {
     /// The first formula, which counts micro-steps from 0, as a share of the learning rate.
@@ -25,7 +25,7 @@ impl Schedule {
 
 #[cfg(test)]
 mod tests {
-    use super::super::tests::{assert_close, schedule};
+    use super::super::rates::tests::{assert_close, schedule};
     use oarlock_config::config::Shape;
 
     #[test]

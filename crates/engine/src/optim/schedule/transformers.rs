@@ -4,7 +4,7 @@ use std::f64::consts::PI;
 
 use oarlock_config::config::{Curve, Shape, StableSteps};
 
-use super::Schedule;
+use super::course::Schedule;
 
 impl Schedule {
     /// The learning rate of a step as a share of the peak.
@@ -100,7 +100,7 @@ fn cosine(progress: f64, num_cycles: f64, floor: f64) -> f64 {
 
 #[cfg(test)]
 mod tests {
-    use super::super::tests::{assert_close, schedule};
+    use super::super::rates::tests::{assert_close, schedule};
     use super::*;
 
     /// (shape, peak, warm-up, total, [(step, rate)]), written down by running `get_scheduler` of transformers 5.23

@@ -3,10 +3,10 @@
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
 
-use super::Monitor;
+use super::scalars::Monitor;
+use crate::report::file_error::{Result, io_error};
 use crate::report::files::{LineFile, Rest};
 use crate::report::python::repr;
-use crate::report::{Result, io_error};
 
 /// The files `<folder>/<name>.csv`, with `_` for what separates the words of a name.
 #[derive(Debug)]

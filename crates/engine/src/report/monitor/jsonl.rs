@@ -4,9 +4,9 @@ use std::path::Path;
 
 use serde_json::{Map, Value, json};
 
-use super::Monitor;
+use super::scalars::Monitor;
+use crate::report::file_error::{Result, io_error};
 use crate::report::files::{LineFile, Rest};
-use crate::report::{Result, io_error};
 
 /// One file.
 #[derive(Debug)]

@@ -9,9 +9,9 @@ use serde_json::{Map, Value};
 
 use super::checksum::masked_crc32c;
 use super::protobuf::Message;
-use super::{Monitor, host, now};
+use super::scalars::{Monitor, host, now};
+use crate::report::file_error::{Result, io_error};
 use crate::report::files::moved;
-use crate::report::{Result, io_error};
 
 /// An event file of its own in a folder, which TensorBoard shows as one run with those that are there already.
 #[derive(Debug)]

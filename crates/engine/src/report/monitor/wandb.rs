@@ -13,9 +13,10 @@ use serde_json::{Map, Value, json};
 
 use super::checksum::crc32;
 use super::protobuf::Message;
-use super::{Monitor, host, now};
+use super::scalars::{Monitor, host, now};
+use crate::report::file_error::{Result, io_error};
+use crate::report::files;
 use crate::report::log::timestamp;
-use crate::report::{Result, files, io_error};
 
 /// Where a run belongs.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]

@@ -8,7 +8,7 @@ use oarlock_tensor::ops::{transfer, update};
 use oarlock_tensor::{DType, FlatBuffer};
 
 use super::schedule::Stage;
-use super::steps::{OneBitSteps, ParamSpan, Place, Slot, Step, held, param};
+use super::state::{OneBitSteps, ParamSpan, Place, Slot, Step, held, param};
 use crate::shard::layout::BLOCK;
 use crate::shard::step::ParamGroup;
 use crate::{Error, Result};

@@ -1,8 +1,9 @@
-//! 1-bit optimizers: what they keep (`steps`), when they exchange (`schedule`), how (`exchange`), and LAMB's ratios (`lamb`).
+//! 1-bit optimizers: what they keep (`state`), their steps (`steps`), when they exchange (`schedule`), how (`exchange`), and LAMB's ratios (`lamb`).
 
 mod exchange;
 mod lamb;
 mod schedule;
+mod state;
 mod steps;
 
-pub(super) use steps::OneBitSteps;
+pub(super) use state::OneBitSteps;
