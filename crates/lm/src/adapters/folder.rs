@@ -11,7 +11,9 @@ use oarlock_engine::{Error, Result};
 use oarlock_tensor::DType;
 use safetensors::SafeTensors;
 
-use super::adapt::{Adaptation, AdaptedModule, LowRank, block_in, ends_with, linears, refuse_tied, scale};
+use super::adaptation::{
+    Adaptation, AdaptedModule, LowRank, block_in, ends_with, linears, refuse_tied, scale,
+};
 use super::origin;
 use super::peft_config::{self, PeftConfig};
 use crate::model::hf::take_over_side_files;

@@ -8,7 +8,8 @@ use oarlock_engine::{Error, Result};
 use oarlock_tensor::cpu::quantized::Format;
 use oarlock_tensor::{DType, Device};
 
-use super::adapt::{Adaptation, adapt, adapt_quantized};
+use super::adapt::{adapt, adapt_quantized};
+use super::adaptation::Adaptation;
 use super::folder::{Adapter, settings_beside};
 use super::source::AdaptedSource;
 use crate::model::hf::{NewRows, load_from, open_weights};

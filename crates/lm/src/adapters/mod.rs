@@ -4,6 +4,7 @@
 //! [`Adapter`] is an adapter that was read from a folder. A model of one's own takes them as layers.
 
 mod adapt;
+mod adaptation;
 mod base;
 mod compare;
 mod export;
@@ -22,7 +23,8 @@ mod targeted;
 mod template_files;
 mod update;
 
-pub use adapt::{Adaptation, AdaptedModule, LowRank, adapt, adapt_quantized};
+pub use adapt::{adapt, adapt_quantized};
+pub use adaptation::{Adaptation, AdaptedModule, LowRank};
 pub use base::Base;
 pub use compare::{Compared, PROMPTS};
 pub use export::{ExportOptions, Exported, Quantized, export, tokenizer_folder};

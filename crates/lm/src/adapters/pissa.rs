@@ -11,7 +11,7 @@ use oarlock_engine::{Error, Result};
 use oarlock_tensor::ops::singular::{Search, largest_singular};
 use oarlock_tensor::{DType, Device, Init, Shape};
 
-use super::adapt::{Adaptation, LowRank};
+use super::adaptation::{Adaptation, LowRank};
 use super::folder::{Adapter, PARTS, adapter_text, as_adapter, stored_name};
 use super::origin;
 use super::update::add_update;

@@ -10,7 +10,7 @@ use oarlock_engine::shard::{ParamSlice, SeededInit, WeightSource};
 use oarlock_engine::{Error, Result};
 use oarlock_tensor::{Device, Init, Shape};
 
-use super::adapt::{Adaptation, AdaptedModule, LowRank};
+use super::adaptation::{Adaptation, AdaptedModule, LowRank};
 use super::folder::{Adapter, PARTS};
 use super::oft::Rotated;
 use super::pissa::Principal;

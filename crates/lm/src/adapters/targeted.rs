@@ -3,7 +3,7 @@
 use fancy_regex::{Regex, RegexBuilder};
 use serde_json::{Map, Value};
 
-use super::adapt::ends_with;
+use super::adaptation::ends_with;
 
 /// Steps that an expression of the file may take over the name of a layer.
 const MAX_STEPS: usize = 100_000;

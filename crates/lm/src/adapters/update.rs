@@ -1,6 +1,6 @@
 //! An update of low rank in numbers: added to rows of a weight.
 
-use super::adapt::LowRank;
+use super::adaptation::LowRank;
 
 /// Adds `scale · B·A` to rows of a weight, from `first` on. `a` is `[rank, inputs]`, `b` `[outputs, rank]`.
 pub(super) fn add_update(a: &[f32], b: &[f32], module: LowRank, first: usize, rows: &mut [f32]) {

@@ -1,6 +1,6 @@
 //! Prompts out of rows, and rows of the answers to them: what a source of examples needs that makes them while training.
 
-use super::loader::{Batch, Sample};
+use super::batch::{Batch, Sample};
 
 /// A target that counts for nothing.
 const IGNORED: i32 = -100;

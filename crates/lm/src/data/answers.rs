@@ -3,7 +3,7 @@
 use std::borrow::Cow;
 
 use super::cut::{Cuts, divide};
-use super::encode::{Encoded, Labels};
+use super::encoded::{Encoded, Labels};
 use super::error::Result;
 use super::example::{Conversation, Message, Pair, UnpairedPreference};
 use super::sft::{Chat, Outcome, dropped};

@@ -11,104 +11,22 @@
 //! first token; an empty run is a target that is the end-of-text token). Where records have several segments, the list of where those after the first begin, likewise. Last the
 //! origin (JSON): which files it was built from. A cache of texts has neither list.
 
+mod header;
 mod write;
 
 use std::ops::Range;
 use std::path::{Path, PathBuf};
 
 use oarlock_comm::MappedFile;
-use serde::{Deserialize, Serialize};
 
 use super::encode::Encoder;
 use super::error::{Error, Result};
-use super::hash::{hash_bytes, hash_file};
+use super::hash::hash_bytes;
 use super::report::RowReport;
 use super::source::Source;
 
+use header::{HEADER_BYTES, Header, Layout, Lists, Origin};
 pub use write::Progress;
-
-const MAGIC: u64 = u64::from_ne_bytes(*b"oarltokn");
-/// Version 1 (texts only, a header of 64 bytes) is built again.
-const VERSION: u64 = 2;
-const HEADER_BYTES: usize = 80;
-/// In the header: records are conversations, with runs of targets and with their own ends.
-const CONVERSATIONS: u64 = 1 << 8;
-
-/// What a cache was built from.
-#[derive(Debug, PartialEq, Serialize, Deserialize)]
-struct Origin {
-    files: Vec<Stamp>,
-    /// What became of the rows, where they were read by their format.
-    #[serde(default)]
-    report: Option<RowReport>,
-    /// How many records each data set has; caches of before this was counted have none.
-    #[serde(default)]
-    parts: Vec<u64>,
-    /// What it was encoded with.
-    #[serde(default)]
-    encoder: String,
-    /// A sum over the tokens and what is learned of them; caches of before this was kept have none.
-    #[serde(default)]
-    tokens: Option<u64>,
-}
-
-/// A file as it was. Size and time are looked at first; only when they differ is the content hashed.
-#[derive(Debug, PartialEq, Serialize, Deserialize)]
-struct Stamp {
-    path: PathBuf,
-    n_bytes: u64,
-    modified_ns: u64,
-    hash: u64,
-}
-
-impl Stamp {
-    fn of(path: &Path) -> Result<Stamp> {
-        let (n_bytes, modified_ns) = Stamp::outside(path)?;
-        let hash = hash_file(path).map_err(|e| Error::read(path, e))?;
-        Ok(Stamp { path: path.into(), n_bytes, modified_ns, hash })
-    }
-
-    fn outside(path: &Path) -> Result<(u64, u64)> {
-        let metadata = std::fs::metadata(path).map_err(|e| Error::read(path, e))?;
-        let modified = metadata.modified().map_err(|e| Error::read(path, e))?;
-        let since = modified.duration_since(std::time::UNIX_EPOCH).unwrap_or_default();
-        Ok((metadata.len(), since.as_nanos() as u64))
-    }
-
-    fn holds(&self, path: &Path) -> Result<bool> {
-        let (n_bytes, modified_ns) = Stamp::outside(path)?;
-        if n_bytes != self.n_bytes {
-            return Ok(false);
-        }
-        Ok(modified_ns == self.modified_ns || hash_file(path).map_err(|e| Error::read(path, e))? == self.hash)
-    }
-}
-
-impl Origin {
-    fn of(source: &Source) -> Result<Origin> {
-        Ok(Origin {
-            files: source.files().map(Stamp::of).collect::<Result<_>>()?,
-            report: None,
-            parts: Vec::new(),
-            encoder: String::new(),
-            tokens: None,
-        })
-    }
-
-    fn holds(&self, source: &Source) -> Result<bool> {
-        Ok(source.files().count() == self.files.len() && self.changed(source)?.is_none())
-    }
-
-    /// The first file of the source that is not as it was.
-    fn changed<'s>(&self, source: &'s Source) -> Result<Option<&'s Path>> {
-        for (stamp, file) in self.files.iter().zip(source.files()) {
-            if !stamp.holds(file)? {
-                return Ok(Some(file));
-            }
-        }
-        Ok(None)
-    }
-}
 
 /// What a cache was encoded with, beside another encoder.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -130,114 +48,6 @@ pub struct Build {
     pub reused: bool,
     /// Why a file that was there had to be built again.
     pub reason: Option<String>,
-}
-
-/// The fixed beginning of the file.
-#[derive(Clone, Copy)]
-struct Header {
-    id_bytes: u64,
-    conversations: bool,
-    n_tokens: u64,
-    n_records: u64,
-    /// Numbers in the lists of runs of targets.
-    n_labels: u64,
-    /// Numbers in the lists of segments; with none there are no lists.
-    n_segments: u64,
-    origin_bytes: u64,
-    vocab_size: u64,
-    body_hash: u64,
-}
-
-/// Where the parts of a file stand.
-#[derive(Debug, PartialEq)]
-struct Layout {
-    ids: Range<usize>,
-    offsets: Range<usize>,
-    labels: Option<Lists>,
-    segments: Option<Lists>,
-    origin: Range<usize>,
-}
-
-/// Where a list of numbers for each record stands.
-#[derive(Debug, PartialEq)]
-struct Lists {
-    offsets: Range<usize>,
-    numbers: Range<usize>,
-}
-
-impl Layout {
-    /// Where all ends that says what the tokens are.
-    fn end_of_tokens(&self) -> usize {
-        let lists = self.segments.as_ref().or(self.labels.as_ref());
-        lists.map_or(self.offsets.end, |lists| lists.numbers.end)
-    }
-}
-
-impl Header {
-    fn to_bytes(self) -> [u8; HEADER_BYTES] {
-        let kind = VERSION << 32 | if self.conversations { CONVERSATIONS } else { 0 } | self.id_bytes;
-        let words = [
-            MAGIC,
-            kind,
-            self.n_tokens,
-            self.n_records,
-            self.n_labels,
-            self.n_segments,
-            self.origin_bytes,
-            self.vocab_size,
-            self.body_hash,
-            0,
-        ];
-        let mut bytes = [0; HEADER_BYTES];
-        bytes.copy_from_slice(bytemuck::cast_slice(&words));
-        let hash = hash_bytes(&bytes[..HEADER_BYTES - 8]);
-        bytes[HEADER_BYTES - 8..].copy_from_slice(&hash.to_ne_bytes());
-        bytes
-    }
-
-    fn parse(bytes: &[u8]) -> std::result::Result<Header, String> {
-        let word = |i: usize| {
-            let word = bytes.get(8 * i..8 * i + 8).and_then(|word| word.try_into().ok());
-            word.map(u64::from_ne_bytes).ok_or("it ends inside the header")
-        };
-        if word(0)? != MAGIC {
-            return Err("it is not a token cache of this kind of machine".into());
-        }
-        if word(1)? >> 32 != VERSION {
-            return Err(format!("it is of version {}, and this program reads {VERSION}", word(1)? >> 32));
-        }
-        if word(9)? != hash_bytes(&bytes[..HEADER_BYTES - 8]) {
-            return Err("its header is damaged".into());
-        }
-        Ok(Header {
-            id_bytes: word(1)? & 0xff,
-            conversations: word(1)? & CONVERSATIONS != 0,
-            n_tokens: word(2)?,
-            n_records: word(3)?,
-            n_labels: word(4)?,
-            n_segments: word(5)?,
-            origin_bytes: word(6)?,
-            vocab_size: word(7)?,
-            body_hash: word(8)?,
-        })
-    }
-
-    /// Where the parts stand; `None` when the numbers overflow.
-    fn layout(&self) -> Option<Layout> {
-        let mut end = HEADER_BYTES as u64;
-        let mut part = |n: u64, size: u64| -> Option<Range<usize>> {
-            let begin = end.checked_next_multiple_of(8)?;
-            end = begin.checked_add(n.checked_mul(size)?)?;
-            Some(usize::try_from(begin).ok()?..usize::try_from(end).ok()?)
-        };
-        let n_offsets = self.n_records.checked_add(1)?;
-        let ids = part(self.n_tokens, self.id_bytes)?;
-        let offsets = part(n_offsets, 8)?;
-        let mut lists = |n: u64| Some(Lists { offsets: part(n_offsets, 8)?, numbers: part(n, 4)? });
-        let labels = if self.conversations { Some(lists(self.n_labels)?) } else { None };
-        let segments = if self.n_segments > 0 { Some(lists(self.n_segments)?) } else { None };
-        Some(Layout { ids, offsets, labels, segments, origin: part(self.origin_bytes, 1)? })
-    }
 }
 
 /// The tokens of a data set, record by record.

@@ -3,7 +3,7 @@
 
 use std::ops::Range;
 
-use super::encode::{Encoded, Labels};
+use super::encoded::{Encoded, Labels};
 use super::layout::Turn;
 
 /// What decides how turns are joined.

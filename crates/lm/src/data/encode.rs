@@ -3,36 +3,16 @@
 use std::ops::Range;
 
 use super::cut::Cuts;
+use super::encoded::{Encoded, Labels};
 use super::error::{Error, Result};
 use super::example::{Conversation, Example, Message, Pair};
 use super::format::{Kind, Read, Reading};
 use super::hash::hash_bytes;
+use super::record::{Content, Record};
 use super::sft::{Chat, Outcome};
-use super::source::{Content, Record, Row};
+use super::source::Row;
 use super::template::ChatTemplate;
 use super::tokenizer::Tokenizer;
-
-/// The tokens of an example.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Encoded {
-    /// Token ids.
-    pub ids: Vec<u32>,
-    /// Which of them are targets.
-    pub labels: Labels,
-    /// Where each segment after the first begins, ascending. Segments do not see each other, and none predicts the
-    /// first token of the next: the two answers of a pair are segments.
-    pub segments: Vec<u32>,
-}
-
-/// Which tokens of an example are targets: predicted from what stands before them, and counted in the loss.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub enum Labels {
-    /// All that have a token before them.
-    All,
-    /// These runs of tokens, ascending and apart. The first token of a segment is in none of them. An empty run is one
-    /// target as well: the token there learns the end-of-text token instead of itself.
-    Spans(Vec<Range<u32>>),
-}
 
 /// The version of what rows mean: raised when the same row comes to mean something else.
 const ROWS: u32 = 3;

@@ -9,16 +9,14 @@ use serde_json::Value;
 use super::added_tokens::AddedToken;
 use super::distinct_ids;
 use super::fence::fenced;
-use super::pieces::Pieces;
+use super::pieces::{MAX_WORD_BYTES, Pieces, check_word};
+use super::pre_tokenizer::gave_up;
 use super::scored_tokens::ScoredTokens;
 
 type Result<T> = std::result::Result<T, String>;
 
 /// How many times longer the replacements of a tokenizer may make a text; that of SentencePiece's space is 3.
 const MAX_GROWTH: usize = 64;
-
-/// The longest word. The library takes more than a hundred times the memory of a word to merge it, in each thread.
-const MAX_WORD_BYTES: usize = 1 << 24;
 
 /// The longest added token, and the most bytes of all. The library builds an automaton of them, in a time that grows with
 /// the square of a token's length.
@@ -218,26 +216,6 @@ impl Engine {
         };
         self.patterns.iter().find_map(broken).map_or(Ok(()), Err)
     }
-}
-
-/// What to say of a pattern that backtracks too long.
-pub(super) fn gave_up(pattern: &str, error: &fancy_regex::Error) -> String {
-    format!(
-        "its pattern {pattern:?} does not come to an end with this text ({error}); write it without nested repeats"
-    )
-}
-
-/// Refuses a word that is too long: a stretch of text that is looked up as a whole.
-pub(super) fn check_word(word: &str) -> Result<()> {
-    if word.len() <= MAX_WORD_BYTES {
-        return Ok(());
-    }
-    let (found, most) = (word.len().div_ceil(1 << 20), MAX_WORD_BYTES >> 20);
-    // The space before a word belongs to it in byte-level BPE.
-    let begin: String = word.strip_prefix(' ').unwrap_or(word).chars().take(20).collect();
-    Err(format!(
-        "the word {begin:?}… has {found} MiB, and a word may have {most}; put spaces into it, or cut the record into several"
-    ))
 }
 
 /// Runs the library; its errors and its panics become messages.

@@ -4,7 +4,7 @@ use serde::Deserialize;
 use serde_json::{Map, Value};
 
 use super::error::{Error, Result};
-use super::source::{Content, Record};
+use super::record::{Content, Record};
 
 /// What a model learns from one record.
 #[derive(Clone, Debug, PartialEq)]

@@ -1,49 +1,16 @@
 //! Batches, prepared ahead of time by one thread, from any position on.
 
-use std::ops::Range;
 use std::sync::Arc;
 use std::sync::mpsc::{Receiver, SyncSender, sync_channel};
 use std::thread::JoinHandle;
 
 use oarlock_engine::report::panics;
 
+use super::batch::{Batch, MISMATCHED, Sample};
 use super::deal::share;
 use super::error::{Error, Result};
-use super::fields::{Fields, MISMATCHED};
-use super::pack::Rows;
+use super::rows::Rows;
 use super::sampler::Sampler;
-
-/// One micro-batch of one rank.
-#[derive(Clone, Debug, Default, PartialEq)]
-pub struct Batch {
-    /// Token ids, `rows * len`.
-    pub input_ids: Vec<i32>,
-    /// The target of each token, already shifted: the next token, or -100 for none.
-    pub labels: Vec<i32>,
-    /// Where in its row the document of each token begins; `None` when attention knows no documents. Of the whole rows where
-    /// ranks divide them ([`SequenceParallel`](oarlock_engine::parallel::sequence_parallel::SequenceParallel)).
-    pub doc_start: Option<Vec<i32>>,
-    /// The number of rows.
-    pub rows: usize,
-    /// The tokens of a row.
-    pub len: usize,
-    /// Targets that are not -100.
-    pub n_targets: usize,
-    /// What an objective needs to know of the examples besides.
-    pub fields: Fields,
-    /// Which samples of the run it holds, in the order of their tokens; rows that are there for the shape only are
-    /// none.
-    pub samples: Vec<Sample>,
-}
-
-/// A sample of the run in a micro-batch: one row of the data set, at its turn.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Sample {
-    /// The samples before it, over all epochs and ranks. It is the same however a step is split.
-    pub position: u64,
-    /// Its tokens in the micro-batch, row after row.
-    pub tokens: Range<usize>,
-}
 
 impl Batch {
     /// Fills the batch again, in the memory that it has. Each row is the sample at its position.

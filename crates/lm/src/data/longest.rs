@@ -3,7 +3,7 @@
 use std::ops::Range;
 
 use super::deal::shares;
-use super::pack::Rows;
+use super::rows::Rows;
 use super::sampler::Sampler;
 
 /// Samples of which each is looked at; of more, the longest rows are taken to meet.

@@ -7,6 +7,7 @@
 mod added_tokens;
 mod answered;
 mod answers;
+mod batch;
 mod cache;
 mod confined;
 mod cut;
@@ -14,12 +15,13 @@ mod deal;
 #[cfg(feature = "tokenizers")]
 mod distinct_ids;
 mod encode;
+mod encode_chat;
+mod encoded;
 #[cfg_attr(not(feature = "tokenizers"), path = "engine_absent.rs")]
 mod engine;
 mod error;
 mod example;
 mod fence;
-mod fields;
 mod format;
 mod hash;
 mod knapsack;
@@ -28,6 +30,7 @@ mod lengths;
 mod loader;
 mod longest;
 mod marks;
+mod mismatched;
 mod mix;
 mod numpy_random;
 mod pack;
@@ -37,7 +40,9 @@ mod pieces;
 mod pre_tokenizer;
 #[cfg(feature = "csv")]
 mod questions;
+mod record;
 mod report;
+mod rows;
 mod sampler;
 #[cfg(feature = "tokenizers")]
 mod scored_tokens;
@@ -55,25 +60,28 @@ mod unpaired;
 mod written_template;
 
 pub use answered::AnsweredPrompt;
+pub use batch::{ANSWERS, Batch, CHOSEN, Field, Fields, MISMATCHED, REJECTED, Sample};
 pub use cache::{Build, Made, Progress, TokenCache};
-pub use encode::{Encoded, Encoder, Labels};
+pub use encode::Encoder;
+pub use encoded::{Encoded, Labels};
 pub use error::{Error, Result};
 pub use example::{Conversation, Example, Message, Pair, UnpairedPreference};
-pub use fields::{ANSWERS, CHOSEN, Field, Fields, MISMATCHED, REJECTED};
 pub use layout::layout_names;
 pub use lengths::Lengths;
-pub use loader::{Batch, Loader, Sample, StepBatches, eval_batches};
+pub use loader::{Loader, StepBatches, eval_batches};
 pub use longest::longest_batch;
 pub use mix::{Mix, MixEnd};
-pub use pack::{Packing, RowSettings, Rows, ValSize};
+pub use pack::{Packing, RowSettings, ValSize};
 #[cfg(feature = "csv")]
 pub use questions::{CHOICES, Language, Question, Subject, subjects};
+pub use record::{Content, Record, Records};
 pub use report::{Dropped, RowReport, Unread};
+pub use rows::Rows;
 pub use sampler::{Sampler, StepRows};
 pub use selection::Split;
 pub use sft::Chat;
 pub use show::{Statistics, bracketed, colored};
-pub use source::{Content, Record, Records, Source};
+pub use source::Source;
 pub use template::{ChatTemplate, Rendered};
 pub use tokenizer::{SpecialIds, StreamDecoder, Tokenizer};
 pub use tool_calls::{ToolCall, tool_calls};

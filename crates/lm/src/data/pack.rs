@@ -6,11 +6,12 @@
 use std::ops::Range;
 use std::sync::Arc;
 
+use super::batch::{CHOSEN, Fields, REJECTED};
 use super::cache::TokenCache;
 use super::error::{Error, Result};
-use super::fields::{CHOSEN, Fields, REJECTED};
 use super::knapsack::Bins;
 use super::lengths::Lengths;
+use super::rows::Rows;
 use super::selection::{Selection, Split};
 use super::tokenizer::SpecialIds;
 pub use oarlock_config::config::{Packing, ValSize};
@@ -40,20 +41,6 @@ struct Part {
     from: usize,
     /// Where in the row the part stands, the end token included.
     at: Range<usize>,
-}
-
-/// The rows of a data set.
-#[derive(Clone, Debug)]
-pub struct Rows {
-    pub(super) selection: Selection,
-    packing: Packing,
-    /// The records of each row, where rows hold several whole ones.
-    bins: Option<Arc<Bins>>,
-    len: usize,
-    bos: i32,
-    eos: i32,
-    pad: i32,
-    lengths: Option<Lengths>,
 }
 
 impl Rows {
@@ -87,11 +74,6 @@ impl Rows {
         self
     }
 
-    /// The lengths of the rows, where those of similar length are drawn together.
-    pub fn lengths(&self) -> Option<&Lengths> {
-        self.lengths.as_ref()
-    }
-
     /// The tokens of this row without what fills it up.
     fn tokens_of(&self, row: u64) -> usize {
         self.parts(row).map(|part| part.at.len()).sum()
@@ -109,19 +91,6 @@ impl Rows {
         self.selection.cache.copy(begin, &mut ids);
         let targets = self.selection.cache.targets(record).map(|runs| runs.collect());
         (ids.into_iter().map(|id| id as u32).collect(), targets.unwrap_or_default())
-    }
-
-    /// Whether all tokens that were read so far stood in the file.
-    ///
-    /// # Errors
-    /// When it has become shorter.
-    pub fn check(&self) -> Result<()> {
-        self.selection.cache.check()
-    }
-
-    /// The number of records that these rows are made of.
-    pub fn n_records(&self) -> u64 {
-        self.selection.n_records()
     }
 
     fn of(selection: Selection, settings: &RowSettings) -> Result<Rows> {
@@ -168,31 +137,12 @@ impl Rows {
         Ok(rows)
     }
 
-    /// The number of rows.
-    pub fn n_rows(&self) -> u64 {
-        match self.packing {
-            Packing::Concat | Packing::ConcatDocuments => self.selection.n_tokens() / self.len as u64,
-            Packing::Truncate | Packing::MiniMind | Packing::Examples => self.selection.n_records(),
-            Packing::Knapsack => self.bins.as_ref().map_or(0, |bins| bins.len() as u64),
-        }
-    }
-
-    /// Whether rows have lengths of their own; `write` then takes slices of [`Rows::tokens_in`] elements.
-    pub fn is_unpadded(&self) -> bool {
-        self.packing.is_unpadded()
-    }
-
     /// The tokens of this row.
     pub fn tokens_in(&self, row: u64) -> usize {
         match self.is_unpadded() {
             true => self.parts(row).map(|part| part.at.len()).sum(),
             false => self.row_len(),
         }
-    }
-
-    /// The tokens of a row, or the most of them.
-    pub fn row_len(&self) -> usize {
-        self.len - usize::from(self.packing == Packing::MiniMind)
     }
 
     /// The length of the sequence inside of which an average token looks back: what attention costs depends on it. The

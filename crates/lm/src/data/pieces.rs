@@ -13,8 +13,10 @@ use tokenizers::normalizers::NormalizerWrapper;
 use tokenizers::{AddedToken, Model, ModelWrapper};
 use unicode_normalization_alignments::{UnicodeNormalization, is_nfc};
 
-use super::engine::check_word;
 use super::pre_tokenizer::PreTokenizer;
+
+/// The longest word. The library takes more than a hundred times the memory of a word to merge it, in each thread.
+pub(super) const MAX_WORD_BYTES: usize = 1 << 24;
 
 /// Pieces that a memory holds at most, and the longest of them.
 const MAX_REMEMBERED: usize = 1 << 16;
@@ -124,6 +126,19 @@ impl Pieces {
         }
         Ok(())
     }
+}
+
+/// Refuses a word that is too long: a stretch of text that is looked up as a whole.
+pub(super) fn check_word(word: &str) -> Result<(), String> {
+    if word.len() <= MAX_WORD_BYTES {
+        return Ok(());
+    }
+    let (found, most) = (word.len().div_ceil(1 << 20), MAX_WORD_BYTES >> 20);
+    // The space before a word belongs to it in byte-level BPE.
+    let begin: String = word.strip_prefix(' ').unwrap_or(word).chars().take(20).collect();
+    Err(format!(
+        "the word {begin:?}… has {found} MiB, and a word may have {most}; put spaces into it, or cut the record into several"
+    ))
 }
 
 /// Added tokens, each of which is cut out of a text wherever it stands.

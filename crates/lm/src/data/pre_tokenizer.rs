@@ -5,8 +5,6 @@ use tokenizers::SplitDelimiterBehavior::Isolated;
 use tokenizers::pre_tokenizers::PreTokenizerWrapper;
 use tokenizers::pre_tokenizers::split::SplitPattern;
 
-use super::engine::gave_up;
-
 /// The pieces of GPT-2, into which `ByteLevel` splits by itself.
 const GPT2: &str = r"'s|'t|'re|'ve|'m|'ll|'d| ?\p{L}+| ?\p{N}+| ?[^\s\p{L}\p{N}]+|\s+(?!\S)|\s+";
 
@@ -98,4 +96,11 @@ fn apply(
         }
     }
     apply(rest, &text[begin..], take)
+}
+
+/// What to say of a pattern that backtracks too long.
+pub(super) fn gave_up(pattern: &str, error: &fancy_regex::Error) -> String {
+    format!(
+        "its pattern {pattern:?} does not come to an end with this text ({error}); write it without nested repeats"
+    )
 }

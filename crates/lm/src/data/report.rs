@@ -5,9 +5,9 @@ use std::borrow::Cow;
 use serde::{Deserialize, Serialize};
 
 use super::cut::Cuts;
-use super::encode::{Encoded, Labels};
+use super::encoded::{Encoded, Labels};
 use super::error::Error;
-use super::source::Record;
+use super::record::Record;
 
 /// Reasons that are distinguished.
 const MAX_REASONS: usize = 20;

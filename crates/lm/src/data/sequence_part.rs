@@ -2,7 +2,7 @@
 
 use oarlock_tensor::ops::IGNORE_INDEX;
 
-use super::Batch;
+use super::batch::Batch;
 
 impl Batch {
     /// Leaves one of `n` parts of the sequences: of each row the tokens and the labels, which stay shifted as they are, and of

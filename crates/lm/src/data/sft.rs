@@ -6,8 +6,8 @@ use std::path::Path;
 
 use oarlock_config::config::{ChatArgs, ExampleKind};
 
-use super::cut::{Cuts, Joining, join};
-use super::encode::{Encoded, Labels};
+use super::cut::Cuts;
+use super::encoded::Encoded;
 use super::error::{Error, Result};
 use super::example::{Conversation, Example, Message};
 use super::format::is_empty;
@@ -19,7 +19,7 @@ use super::tokenizer::Tokenizer;
 /// How conversations become tokens for fine-tuning.
 pub struct Chat {
     writing: Writing,
-    args: ChatArgs,
+    pub(super) args: ChatArgs,
     pub(super) cutoff_len: usize,
 }
 
@@ -30,7 +30,7 @@ enum Writing {
 }
 
 /// All messages of an example, the answers that are compared among them.
-fn messages_of(example: &Example) -> impl Iterator<Item = &Message> {
+pub(super) fn messages_of(example: &Example) -> impl Iterator<Item = &Message> {
     let (messages, answers): (&[Message], [Option<&Message>; 2]) = match example {
         Example::Text(_) => (&[], [None, None]),
         Example::Conversation(conversation) => (&conversation.messages, [None, None]),
@@ -129,7 +129,7 @@ impl Chat {
     }
 
     /// Whether a field of messages can reach what is written.
-    fn writes(&self, field: &str) -> bool {
+    pub(super) fn writes(&self, field: &str) -> bool {
         match &self.writing {
             Writing::Layout(_) => field == "tool_calls",
             Writing::Jinja(template) => template.source().contains(field),
@@ -202,43 +202,6 @@ impl Chat {
         }
     }
 
-    /// The tokens of an example.
-    pub(super) fn encode(&self, tokenizer: &Tokenizer, example: &Example) -> Result<Outcome> {
-        // What would be learned is an answer without its calls, which often is an empty one.
-        if !self.writes("tool_calls")
-            && messages_of(example).any(|message| message.extra.contains_key("tool_calls"))
-        {
-            return dropped(
-                "it calls functions, and the chat template of the tokenizer does not write calls; name a template that does",
-            );
-        }
-        match (self.args.examples, example) {
-            (ExampleKind::Answers, Example::Conversation(conversation)) => {
-                self.conversation(tokenizer, conversation)
-            }
-            (ExampleKind::Pairs, Example::Pair(pair)) => self.pair(tokenizer, pair),
-            (ExampleKind::UnpairedPreferences, Example::UnpairedPreference(judged)) => {
-                self.unpaired(tokenizer, judged)
-            }
-            (ExampleKind::Answers, Example::Pair(_)) => {
-                dropped("it has two answers, which stage sft does not compare")
-            }
-            (ExampleKind::UnpairedPreferences, Example::Pair(_)) => {
-                dropped("it has two answers, and stage kto trains on single ones")
-            }
-            (ExampleKind::Answers, Example::UnpairedPreference(_)) => {
-                dropped("its answer has a kto_tag, which stage sft does not train on")
-            }
-            (ExampleKind::Pairs, Example::Conversation(_) | Example::UnpairedPreference(_)) => {
-                dropped("it has one answer (columns chosen and rejected hold two)")
-            }
-            (ExampleKind::UnpairedPreferences, Example::Conversation(_)) => {
-                dropped("its answer has no label (the column kto_tag holds true or false)")
-            }
-            (_, Example::Text(_)) => dropped("it is a text without turns"),
-        }
-    }
-
     /// The turns of a conversation, or why it has none.
     pub(super) fn turns(
         &self,
@@ -258,27 +221,6 @@ impl Chat {
         match &self.writing {
             Writing::Layout(layout) if layout.ends_late() => layout.end_token(tokenizer),
             _ => Ok(None),
-        }
-    }
-
-    fn conversation(&self, tokenizer: &Tokenizer, conversation: &Conversation) -> Result<Outcome> {
-        let turns = match self.turns(tokenizer, conversation)? {
-            Ok(turns) => turns,
-            Err(reason) => return Ok(Outcome::Dropped(reason)),
-        };
-        let late_end = self.late_end(tokenizer)?;
-        let joining = Joining {
-            cutoff_len: self.cutoff_len,
-            train_on_prompt: self.args.train_on_prompt,
-            mask_history: self.args.mask_history,
-            late_end,
-        };
-        let (encoded, cuts) = join(&turns, &joining);
-        match &encoded.labels {
-            Labels::Spans(spans) if spans.is_empty() => {
-                dropped("nothing of its answers is left within cutoff_len")
-            }
-            _ => Ok(Outcome::Encoded(encoded, cuts)),
         }
     }
 

@@ -2,7 +2,8 @@
 
 use oarlock_engine::report::terminal::shown;
 
-use super::encode::{Encoded, Encoder, Labels};
+use super::encode::Encoder;
+use super::encoded::{Encoded, Labels};
 use super::error::Result;
 use super::report::RowReport;
 use super::sft::Outcome;

@@ -3,10 +3,10 @@
 //! A template is a program of whoever made the folder. It runs in bounds of memory and time ([`super::confined`]).
 
 mod compiled;
+mod rendered;
 mod spans;
 
 use std::borrow::Cow;
-use std::ops::Range;
 use std::path::{Path, PathBuf};
 
 use serde_json::Value;
@@ -18,6 +18,9 @@ use super::written_template::{Text, WrittenTemplate};
 use compiled::Compiled;
 use spans::Spans;
 
+pub use rendered::Rendered;
+use rendered::{BEGIN, END};
+
 pub(super) use compiled::Spaced;
 
 /// A compiled chat template.
@@ -28,20 +31,6 @@ pub struct ChatTemplate {
     /// The template of conversations with functions, where that is another one.
     with_tools: Option<Box<ChatTemplate>>,
 }
-
-/// A conversation as text.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Rendered {
-    /// The whole text.
-    pub text: String,
-    /// What the model gives in it (places in bytes, ascending and apart): each message of the assistant, from where
-    /// the generation prompt ends to the end of the turn; or the template's own `{% generation %}` blocks.
-    pub assistant: Vec<Range<usize>>,
-}
-
-/// Around what stands in a `{% generation %}` block, and in the place of a message. No text has these characters.
-const BEGIN: char = '\u{fdd0}';
-const END: char = '\u{fdd1}';
 
 impl ChatTemplate {
     /// Reads the chat template of a folder, from any of the places where transformers looks for it.

@@ -5,42 +5,35 @@
 use std::ops::Range;
 
 use super::cut::divide;
-use super::fields::{ANSWERS, Field};
-use super::loader::Batch;
-use super::pack::Rows;
+use super::rows::Rows;
 
 /// So many rows take the answers of each other in a circle: LLaMA-Factory's `preprocessing_batch_size`.
 const CIRCLE: u64 = 1000;
 
 /// A prompt and an answer: which tokens of the cache are kept of them.
-struct Answered {
+pub(super) struct Answered {
     prompt: Range<u64>,
     answer: Range<u64>,
 }
 
 impl Answered {
-    fn len(&self) -> usize {
+    pub(super) fn len(&self) -> usize {
         self.answer_at() + (self.answer.end - self.answer.start) as usize
     }
 
-    fn answer_at(&self) -> usize {
+    pub(super) fn answer_at(&self) -> usize {
         (self.prompt.end - self.prompt.start) as usize
     }
 
     /// Which tokens are targets. Nothing predicts the first.
-    fn targets(&self) -> Range<usize> {
+    pub(super) fn targets(&self) -> Range<usize> {
         self.answer_at().clamp(1, self.len().max(1))..self.len().max(1)
     }
 }
 
 impl Rows {
-    /// Whether rows are unpaired preferences.
-    pub(super) fn is_unpaired(&self) -> bool {
-        self.selection.cache.holds_unpaired_preferences()
-    }
-
     /// The row whose answer stands behind the prompt of this one: the one before it.
-    fn other(&self, row: u64) -> u64 {
+    pub(super) fn other(&self, row: u64) -> u64 {
         let first = row - row % CIRCLE;
         match row == first {
             true => (first + CIRCLE).min(self.n_rows()) - 1,
@@ -49,7 +42,7 @@ impl Rows {
     }
 
     /// The prompt of a row with the answer of another, or its own, in the room of a row.
-    fn answered(&self, row: u64, other: u64) -> Answered {
+    pub(super) fn answered(&self, row: u64, other: u64) -> Answered {
         let parts = |row: u64| {
             let (record, begin, len) = self.selection.record(row);
             let targets = self.selection.cache.targets(record).and_then(|mut runs| runs.next());
@@ -65,7 +58,7 @@ impl Rows {
         }
     }
 
-    fn write_answered(&self, answered: &Answered, ids: &mut [i32], labels: &mut [i32]) -> usize {
+    pub(super) fn write_answered(&self, answered: &Answered, ids: &mut [i32], labels: &mut [i32]) -> usize {
         let (prompt, answer) = ids.split_at_mut(answered.answer_at());
         self.selection.cache.copy(answered.prompt.start, prompt);
         self.selection.cache.copy(answered.answer.start, answer);
@@ -101,40 +94,11 @@ impl Rows {
     }
 }
 
-impl Batch {
-    /// Fills the batch with the prompts of these rows and the answers of others.
-    pub(super) fn fill_mismatched(&mut self, data: &Rows, rows: &[Option<u64>]) {
-        self.input_ids.clear();
-        self.labels.clear();
-        let mut starts = self.doc_start.take().unwrap_or_default();
-        starts.clear();
-        self.n_targets = 0;
-        let mut spans = Vec::with_capacity(rows.len());
-        for row in rows.iter().flatten() {
-            let answered = data.answered(*row, data.other(*row));
-            let at = self.input_ids.len()..self.input_ids.len() + answered.len();
-            self.input_ids.resize(at.end, 0);
-            self.labels.resize(at.end, 0);
-            let (ids, labels) = (&mut self.input_ids[at.clone()], &mut self.labels[at.clone()]);
-            self.n_targets += data.write_answered(&answered, ids, labels);
-            starts.resize(at.end, at.start as i32);
-            spans.push(at);
-        }
-        if self.input_ids.is_empty() {
-            // A rank without a row takes part with one token and no target.
-            data.write_filler_token(&mut self.input_ids, &mut self.labels);
-            starts.push(0);
-        }
-        (self.rows, self.len) = (1, self.input_ids.len());
-        self.doc_start = Some(starts);
-        self.fields.set(ANSWERS, Field::Spans(spans));
-    }
-}
-
 #[cfg(test)]
 mod tests {
     use std::sync::Arc;
 
+    use super::super::batch::{ANSWERS, Batch};
     use super::super::cache::TokenCache;
     use super::super::encode::Encoder;
     use super::super::pack::{Packing, RowSettings};

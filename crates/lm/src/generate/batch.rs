@@ -4,8 +4,9 @@
 use oarlock_engine::{Error, Result};
 use oarlock_tensor::{DType, Device, Tensor};
 
-use super::sampler::Sampler;
-use super::{GenerateOptions, Generation, Generator, PREFILL_TOKENS, Sampling, Stop};
+use super::generator::{GenerateOptions, Generation, Generator, PREFILL_TOKENS, Stop};
+use super::sampler::{Sampler, Sampling};
+use crate::model::hf::LoadedModel;
 use crate::model::{Decoder, LayerCache};
 
 /// A model that generates, wherever its weights came from.
@@ -42,6 +43,12 @@ struct Row {
 }
 
 impl Generator {
+    /// The model with what it computes in.
+    pub(super) fn as_model(&self) -> Model<'_> {
+        let LoadedModel { decoder, dtype, device, n_positions, .. } = &self.model;
+        Model { decoder, dtype: *dtype, device, n_positions: *n_positions }
+    }
+
     /// The answers to prompts, `at_once` of them at a time.
     ///
     /// # Errors

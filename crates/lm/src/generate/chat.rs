@@ -8,8 +8,8 @@ use std::path::Path;
 use oarlock_engine::{Error, Result};
 use serde_json::Value;
 
+use super::generator::{GenerateOptions, Generator};
 use crate::data::{ChatTemplate, Conversation, Message, Tokenizer, ToolCall, tool_calls};
-use crate::generate::{GenerateOptions, Generator};
 
 /// A conversation with a model.
 pub struct Chat<'a> {

@@ -2,8 +2,8 @@
 
 use oarlock_engine::{Error, Result};
 
+use super::generator::{Generator, PREFILL_TOKENS};
 use super::sampler::check_logits;
-use super::{Generator, PREFILL_TOKENS};
 use crate::model::LayerCache;
 
 impl Generator {

@@ -1,16 +1,18 @@
 //! Generation on the golden models, with a tokenizer and chat templates made here.
 
+use std::ops::ControlFlow;
 use std::path::Path;
 
+use oarlock_engine::Result;
 use oarlock_tensor::cpu::Isa;
 use oarlock_tensor::cpu::difference::largest_difference;
 use oarlock_tensor::ops::Mask;
-use oarlock_tensor::{DType, Device, Par};
+use oarlock_tensor::{DType, Device, Par, Tensor};
 use serde_json::json;
 use tempfile::TempDir;
 
 use super::*;
-use crate::data::ChatTemplate;
+use crate::data::{ChatTemplate, Tokenizer};
 use crate::model::hf::load_for_inference;
 
 fn generator(name: &str, dtype: DType, n_positions: usize) -> Generator {

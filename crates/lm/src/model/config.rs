@@ -1,6 +1,6 @@
 //! What a decoder is made of, layer by layer, checked as a whole.
 
-use std::fmt::Display;
+use std::fmt::{self, Display};
 
 use oarlock_engine::nn::SparsityConfig;
 use oarlock_engine::{Error, Result};
@@ -8,7 +8,7 @@ use oarlock_tensor::RopeScaling;
 use oarlock_tensor::cpu::rope::RopeStyle;
 use oarlock_tensor::ops::{Activation, AttentionOptions, BlockMask};
 
-use super::family::Family;
+use super::hf::fields::{FieldWriter, Fields};
 
 /// The description of a decoder. The model is composed from it, and the loader, the estimate and the count of
 /// operations read nothing else.
@@ -345,5 +345,60 @@ impl Problems {
         if attention.window == Some(0) {
             self.push("sliding_window is 0".to_owned());
         }
+    }
+}
+
+/// Reads a description from the fields of a `config.json`.
+pub(super) type Read = fn(&Fields<'_>) -> Result<DecoderConfig>;
+
+/// A family of models: how its folders are read and written.
+pub struct Family {
+    /// Its `model_type`.
+    pub model_type: &'static str,
+    /// Its class in transformers: the default of `architectures`.
+    pub class: &'static str,
+    /// The class of its layers, which people name in FSDP's settings.
+    pub layer_class: &'static str,
+    /// `bos_token_id` where nothing is written.
+    pub bos: Option<u32>,
+    /// `eos_token_id` where nothing is written.
+    pub eos: &'static [u32],
+    /// `pad_token_id` where nothing is written.
+    pub pad: Option<u32>,
+    /// Reads the settings of a folder.
+    pub(super) read: Read,
+    /// Writes the settings that the description has; the layer is the first.
+    pub(super) write: fn(&DecoderConfig, &LayerConfig, &mut FieldWriter),
+    /// What the files call a parameter.
+    pub(super) stored: fn(&DecoderConfig, &str) -> String,
+    /// What a new model of this kind can be called, and how its settings are read.
+    pub(super) fresh: &'static [(&'static str, Read)],
+}
+
+impl Family {
+    pub(super) fn read(&self, fields: &Fields<'_>) -> Result<DecoderConfig> {
+        (self.read)(fields)
+    }
+
+    pub(super) fn write(&self, config: &DecoderConfig, fields: &mut FieldWriter) {
+        if let Some(layer) = config.layers.first() {
+            (self.write)(config, layer, fields);
+        }
+    }
+
+    pub(super) fn stored(&self, config: &DecoderConfig, name: &str) -> String {
+        (self.stored)(config, name)
+    }
+}
+
+impl fmt::Debug for Family {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(self.model_type)
+    }
+}
+
+impl PartialEq for Family {
+    fn eq(&self, other: &Family) -> bool {
+        self.model_type == other.model_type
     }
 }

@@ -20,10 +20,10 @@ pub use block::Block;
 pub use cache::LayerCache;
 pub use classifier::{ClassifierHead, ClassifierInput, ClassifierOutput, SequenceClassifier};
 pub use config::{
-    AttentionConfig, DecoderConfig, LayerConfig, MlpConfig, NormConfig, NormPlacement, QkNorm, RopeSettings,
+    AttentionConfig, DecoderConfig, Family, LayerConfig, MlpConfig, NormConfig, NormPlacement, QkNorm,
+    RopeSettings,
 };
 pub use decoder::{Decoder, LossOptions};
-pub use family::Family;
 pub use head::Head;
 pub use hf::{
     HfConfig, LoadedModel, ModelMark, SaveOptions, SpecialTokens, load_for_inference, merge_weights,

@@ -4,7 +4,7 @@ use oarlock_engine::checkpoint::weights::{QuantizedLayers, QuantizedWeights};
 use oarlock_engine::nn::Layer;
 use oarlock_tensor::{DType, Result};
 
-use super::Decoder;
+use super::decoder::Decoder;
 
 impl Decoder {
     /// Puts layers with frozen quantized weights in the place of linear layers of its blocks; embedding, norms and output

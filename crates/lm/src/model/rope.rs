@@ -76,7 +76,7 @@ impl RopeTables {
             })
         });
         let tables: Vec<RopeTables> = tables.collect::<oarlock_engine::Result<_>>()?;
-        let of_layer = |attention: &super::AttentionConfig| {
+        let of_layer = |attention: &super::config::AttentionConfig| {
             let kind = (&attention.rope, attention.rotary_dim());
             kinds.iter().position(|known| *known == kind).map(|index| tables[index].clone())
         };

@@ -16,7 +16,7 @@ use crate::model::hf::HfConfig;
 use crate::train::model::{Start, settings};
 use crate::train::objective::{self, ObjectiveContext, dry_pass};
 
-use super::choices::Choice;
+use super::choice::Choice;
 
 /// What is known of a training run.
 #[derive(Clone, Debug)]

@@ -7,6 +7,7 @@
 //!
 //! docs/planner.md has the formulas.
 
+mod choice;
 mod choices;
 mod facts;
 mod link;
@@ -21,7 +22,8 @@ pub mod step;
 #[cfg(test)]
 mod tests;
 
-pub use choices::{Choice, choices, recommended};
+pub use choice::Choice;
+pub use choices::{choices, recommended};
 pub use facts::Facts;
 pub use link::measure_network;
 pub use measure::{measure, subject};

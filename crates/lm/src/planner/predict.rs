@@ -8,7 +8,7 @@ use oarlock_engine::{Error, Result};
 
 use crate::estimate::{Settings, Stage, estimate, model_states};
 
-use super::choices::Choice;
+use super::choice::Choice;
 use super::facts::Facts;
 use super::network::{Call, CallKind, Network, Over, Ranks};
 use super::pipeline::{Part, passes};

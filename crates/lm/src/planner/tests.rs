@@ -12,7 +12,7 @@ use oarlock_engine::{Accelerator, AcceleratorConfig, Device, optim};
 use oarlock_tensor::DType;
 use proptest::prelude::*;
 
-use super::choices::Choice;
+use super::choice::Choice;
 use super::facts::MicroBatch;
 use super::network::{Call, CallKind, Over, Ranks};
 use super::pipeline::{Part, passes};

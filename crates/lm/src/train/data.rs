@@ -4,7 +4,7 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
 use oarlock_comm::release_freed_memory;
-use oarlock_config::config::{ChatArgs, Packing, Predict, TrainConfig};
+use oarlock_config::config::{ChatArgs, ModelArgs, ModelSource, Packing, Predict, TrainConfig};
 use oarlock_engine::{Accelerator, Error, Result};
 use rayon::ThreadPoolBuilder;
 
@@ -16,7 +16,6 @@ use crate::data::{
 use crate::estimate::Longest;
 use crate::model::hf::HfConfig;
 use crate::train::inputs::{DATASET, Input};
-use crate::train::model::place_of_vocab_size;
 use crate::train::objective::Answering;
 use crate::train::obstacles::CACHE;
 
@@ -263,6 +262,14 @@ pub fn added_tokens(
             listed.join(", ")
         )
     }))
+}
+
+/// Where somebody would change the number of tokens that the model knows.
+fn place_of_vocab_size(args: &ModelArgs) -> String {
+    match &args.source {
+        ModelSource::Folder(dir) => dir.join("config.json").display().to_string(),
+        ModelSource::Fields(_) => "model_config".to_owned(),
+    }
 }
 
 /// A name of a data set as part of a file name.

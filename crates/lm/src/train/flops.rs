@@ -11,9 +11,10 @@ use oarlock_engine::report::speed::{Phase, PhaseTimes};
 use oarlock_engine::{Accelerator, Prepared, Result};
 use oarlock_tensor::{Param, Scope};
 
+use super::objective::Objective;
+use super::step::evaluate;
 use crate::data::Batch;
 use crate::model::Decoder;
-use crate::train::{Objective, evaluate};
 
 /// Measures a forward pass over `batch` on all ranks, and writes the report on the step that took `times`.
 ///

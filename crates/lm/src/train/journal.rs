@@ -16,7 +16,7 @@ use oarlock_engine::report::state::TrainerState;
 use oarlock_engine::{Accelerator, Result};
 use oarlock_tensor::Device;
 
-use crate::train::StepReport;
+use super::step::StepReport;
 use crate::train::monitors::{Monitors, Resumed};
 use crate::train::objective::Totals;
 

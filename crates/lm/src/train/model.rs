@@ -495,11 +495,3 @@ pub fn flops(model: &Decoder, attention_width: u64) -> f64 {
     };
     flops_per_token_of(parameters(model).into_iter().map(of), attention_width)
 }
-
-/// Where somebody would change the number of tokens that the model knows.
-pub fn place_of_vocab_size(args: &ModelArgs) -> String {
-    match &args.source {
-        ModelSource::Folder(dir) => dir.join("config.json").display().to_string(),
-        ModelSource::Fields(_) => "model_config".to_owned(),
-    }
-}

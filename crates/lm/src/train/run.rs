@@ -8,36 +8,27 @@ mod gpus;
 mod introduce;
 mod non_finite;
 mod predict;
+mod results;
 mod save;
 mod set_up;
+mod state;
 
-use std::path::PathBuf;
 use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 
 use oarlock_config::config::{IntervalStrategy, TrainConfig};
-use oarlock_engine::checkpoint::Saver;
 use oarlock_engine::optim::Stepped;
 use oarlock_engine::report::engine::EngineStep;
-use oarlock_engine::report::speed::{Phase, PhaseTimer, PhaseTimes};
+use oarlock_engine::report::speed::{Phase, PhaseTimes};
 use oarlock_engine::report::state::TrainerState;
-use oarlock_engine::{Accelerator, Prepared, PreparedOptimizer, PreparedScheduler, Result};
+use oarlock_engine::{Accelerator, Result};
 
-use crate::adapters::Adaptation;
+use state::Run;
+
+use super::step::train_step;
 use crate::data::{Batch, StepBatches};
-use crate::estimate::Forecast;
-use crate::model::Decoder;
-use crate::model::hf::HfConfig;
-use crate::train::data::RunData;
-use crate::train::journal::{Journal, StepLog};
-use crate::train::lock::OutputLock;
-use crate::train::model::ReferenceModel;
+use crate::train::flops;
+use crate::train::journal::StepLog;
 use crate::train::monitors::momentum;
-use crate::train::objective::Objective;
-use crate::train::pool_limit::PoolLimit;
-use crate::train::record::RunRecord;
-use crate::train::token_loader::PreparedTokenLoader;
-use crate::train::{flops, train_step};
-use non_finite::NonFiniteResults;
 
 /// Runs a configuration on this rank. `started` is when the command began, for the start-up figures. Rank 0 gets the
 /// state at the end with all that was logged.
@@ -68,49 +59,7 @@ pub fn run(
 /// A GPU is measured once: its matrices take memory, and nobody else has its cores.
 const PEAK_MEASUREMENTS: u64 = 3;
 
-struct Run<'a> {
-    config: &'a TrainConfig,
-    accelerator: &'a Accelerator,
-    objective: Box<dyn Objective>,
-    hf: HfConfig,
-    /// The longest sequence that the model can take.
-    n_positions: usize,
-    /// The adapter that is trained beside the model.
-    adaptation: Option<Adaptation>,
-    /// What the loss compares the model with.
-    compared: ReferenceModel,
-    model: Prepared<Decoder>,
-    optimizer: PreparedOptimizer,
-    scheduler: PreparedScheduler,
-    loader: PreparedTokenLoader,
-    data: RunData,
-    /// What checkpoints tell of this run.
-    record: RunRecord,
-    /// The checkpoint from which it went on.
-    resumed: Option<PathBuf>,
-    /// Where this run began or went on: the number of ranks may have changed since.
-    first_position: u64,
-    /// Steps so far, skipped ones included.
-    done: u64,
-    total_steps: u64,
-    /// Steps that changed no weight, as their gradients were not finite.
-    skipped: u64,
-    /// Whether the run ends before that.
-    stopped: bool,
-    journal: Option<Journal>,
-    non_finite: NonFiniteResults,
-    /// What memory was predicted to be, on rank 0.
-    forecast: Option<Forecast>,
-    started: SystemTime,
-    timer: PhaseTimer,
-    /// Where rows have lengths of their own.
-    pool_limit: Option<PoolLimit>,
-    saver: Saver,
-    /// Held by rank 0 until everything else has ended.
-    lock: Option<OutputLock>,
-}
-
-impl<'a> Run<'a> {
+impl Run<'_> {
     fn train(&mut self) -> Result<()> {
         let max_grad_norm = self.config.train.max_grad_norm.unwrap_or(0.0);
         let first = self.done;
@@ -298,15 +247,6 @@ impl<'a> Run<'a> {
             journal.paused(begin.elapsed());
         }
         Ok(())
-    }
-
-    fn steps_per_epoch(&self) -> u64 {
-        self.loader.sampler().steps_per_epoch()
-    }
-
-    /// Passes over the data so far.
-    fn epoch(&self) -> f64 {
-        self.loader.sampler().epochs(self.loader.position())
     }
 }
 

@@ -11,12 +11,14 @@ use rayon::prelude::*;
 use serde::Serialize;
 use twox_hash::XxHash64;
 
-use super::super::encode::{Encoded, Encoder, Encoding, Labels};
+use super::super::encode::{Encoder, Encoding};
+use super::super::encoded::{Encoded, Labels};
 use super::super::error::{Error, Result};
+use super::super::record::Content;
 use super::super::report::RowReport;
 use super::super::sft::Outcome;
-use super::super::source::{Content, Row, Source};
-use super::{HEADER_BYTES, Header, Origin, Stamp};
+use super::super::source::{Row, Source};
+use super::header::{HEADER_BYTES, Header, Origin, Stamp};
 
 /// Bytes of records encoded at a time: enough for all threads, little in memory.
 const BATCH_BYTES: usize = 4 << 20;

@@ -6,7 +6,8 @@ use tempfile::TempDir;
 
 use super::super::cache::TokenCache;
 use super::super::loader::eval_batches;
-use super::super::pack::{Packing, RowSettings, Rows};
+use super::super::pack::{Packing, RowSettings};
+use super::super::rows::Rows;
 use super::super::source::Source;
 use super::super::tokenizer::tests::small;
 use super::*;
@@ -52,7 +53,7 @@ impl Fixture {
 
     fn encoded(&self, records: &str) -> Vec<Encoded> {
         let encoder = Encoder::chat(&self.tokenizer, &self.template);
-        let encode = |record: Result<super::super::source::Record>| {
+        let encode = |record: Result<super::super::record::Record>| {
             encoder.encode(&Example::read(&mut record.unwrap(), Content::Object).unwrap()).unwrap()
         };
         self.source(records).records(Content::Object).map(encode).collect()

@@ -3,8 +3,9 @@
 use serde_json::Value;
 
 use super::super::example::{Conversation, Example, Message, Pair, UnpairedPreference};
-use super::super::source::{Record, or_unwrap};
-use super::{Format, Refusal, Row, answer, dropped, list_in, text, tools, value};
+use super::super::record::{Record, or_unwrap};
+use super::calls::tools;
+use super::columns::{Format, Refusal, Row, answer, dropped, list_in, text, value};
 
 const BROKEN_HISTORY: &str = "its history is not a list of pairs of texts";
 

@@ -3,7 +3,7 @@
 use serde_json::{Value, json};
 
 use super::super::example::Message;
-use super::{Refusal, dropped};
+use super::columns::{Refusal, dropped};
 
 /// Around calls and thoughts in the text of a message.
 const CALL: (&str, &str) = ("<tool_call>", "</tool_call>");
@@ -122,4 +122,25 @@ fn between<'t>(text: &'t str, (begin, end): (&str, &str)) -> Option<(&'t str, &'
     let inside = from + begin.len();
     let until = inside + text[inside..].find(end)?;
     Some((&text[from..until + end.len()], &text[inside..until]))
+}
+
+/// Functions: a JSON list, which may be empty, or a text that holds one.
+pub(super) fn tools(written: Option<&Value>) -> std::result::Result<Option<Value>, Refusal> {
+    let parsed = match written {
+        None => return Ok(None),
+        Some(Value::String(text)) if text.trim().is_empty() => return Ok(None),
+        Some(Value::String(text)) => match serde_json::from_str(text) {
+            Ok(tools) => tools,
+            Err(_) => return dropped("its tools are not JSON (Invalid JSON format in tool description)"),
+        },
+        Some(tools) => tools.clone(),
+    };
+    let list = match parsed {
+        Value::Array(list) => list,
+        tool => vec![tool],
+    };
+    match list.iter().all(|tool| function_of(tool)["name"].is_string()) {
+        true => Ok(Some(Value::Array(list))),
+        false => dropped("its tools are not a list of functions with names"),
+    }
 }

@@ -3,7 +3,7 @@
 
 use serde_json::{Map, Value};
 
-use super::{Columns, Format, Kind, Tags};
+use super::columns::{Columns, Format, Kind, Tags};
 
 /// What is wrong with an entry, and what to do.
 type Wrong = (String, &'static str);

@@ -3,6 +3,7 @@
 
 mod alpaca;
 mod calls;
+mod columns;
 mod entry;
 mod openai;
 mod pair;
@@ -12,62 +13,14 @@ mod unread;
 
 use std::borrow::Cow;
 
-use serde_json::{Map, Value};
+use serde_json::Value;
+
+pub(super) use columns::{Format, Kind, is_empty};
 
 use super::error::{Error, Result};
-use super::example::{Example, Message};
-use super::source::{Record, or_unwrap};
-
-/// A row as JSON.
-type Row = Map<String, Value>;
-
-/// What the rows of a data set look like.
-#[derive(Clone, Debug, PartialEq)]
-pub(super) struct Format {
-    kind: Kind,
-    /// Whether rows hold a chosen and a rejected answer.
-    ranking: bool,
-    columns: Columns,
-    tags: Tags,
-}
-
-/// `formatting`.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
-pub(super) enum Kind {
-    Alpaca,
-    ShareGpt,
-    OpenAi,
-}
-
-/// `columns`: which column holds what.
-#[derive(Clone, Debug, PartialEq)]
-struct Columns {
-    prompt: Option<String>,
-    query: Option<String>,
-    response: Option<String>,
-    history: Option<String>,
-    messages: Option<String>,
-    system: Option<String>,
-    tools: Option<String>,
-    images: Option<String>,
-    videos: Option<String>,
-    audios: Option<String>,
-    chosen: Option<String>,
-    rejected: Option<String>,
-    kto_tag: Option<String>,
-}
-
-/// `tags`: how messages say who speaks, and what.
-#[derive(Clone, Debug, PartialEq)]
-struct Tags {
-    role: Option<String>,
-    content: Option<String>,
-    user: Option<String>,
-    assistant: Option<String>,
-    observation: Option<String>,
-    function: Option<String>,
-    system: Option<String>,
-}
+use super::example::Example;
+use super::record::{Record, or_unwrap};
+use columns::{Columns, Refusal, Row, Tags, dropped, kind_of, list_in, named, value};
 
 /// What a row turned out to be.
 #[derive(Clone, Debug, PartialEq)]
@@ -85,126 +38,6 @@ pub(super) struct Read {
     pub(super) guessed: Option<Kind>,
     /// What it holds that is not in the example.
     pub(super) unread: Vec<String>,
-}
-
-/// Why a row cannot be used: it is dropped and counted, or the run ends.
-pub(super) enum Refusal {
-    Drop(Cow<'static, str>),
-    Fail(Error),
-}
-
-impl From<Error> for Refusal {
-    fn from(error: Error) -> Refusal {
-        Refusal::Fail(error)
-    }
-}
-
-fn dropped<T>(reason: &'static str) -> std::result::Result<T, Refusal> {
-    Err(Refusal::Drop(Cow::Borrowed(reason)))
-}
-
-impl Kind {
-    /// Its name in `dataset_info.json`.
-    pub(super) fn name(self) -> &'static str {
-        match self {
-            Kind::Alpaca => "alpaca",
-            Kind::ShareGpt => "sharegpt",
-            Kind::OpenAi => "openai",
-        }
-    }
-}
-
-fn named(name: &str) -> Option<String> {
-    Some(name.to_owned())
-}
-
-impl Columns {
-    /// The names of LLaMA-Factory where an entry names none.
-    fn default_names() -> Columns {
-        Columns {
-            prompt: named("instruction"),
-            query: named("input"),
-            response: named("output"),
-            messages: named("conversations"),
-            ..Columns::none()
-        }
-    }
-
-    /// The names that files without an entry use.
-    fn usual(messages: &str) -> Columns {
-        Columns {
-            messages: named(messages),
-            history: named("history"),
-            system: named("system"),
-            tools: named("tools"),
-            images: named("images"),
-            videos: named("videos"),
-            audios: named("audios"),
-            chosen: named("chosen"),
-            rejected: named("rejected"),
-            kto_tag: named("kto_tag"),
-            ..Columns::default_names()
-        }
-    }
-
-    fn none() -> Columns {
-        Columns {
-            prompt: None,
-            query: None,
-            response: None,
-            history: None,
-            messages: None,
-            system: None,
-            tools: None,
-            images: None,
-            videos: None,
-            audios: None,
-            chosen: None,
-            rejected: None,
-            kto_tag: None,
-        }
-    }
-}
-
-impl Tags {
-    /// The tags of LLaMA-Factory where an entry names none.
-    fn default_names() -> Tags {
-        Tags {
-            role: named("from"),
-            content: named("value"),
-            user: named("human"),
-            assistant: named("gpt"),
-            observation: named("observation"),
-            function: named("function_call"),
-            system: named("system"),
-        }
-    }
-
-    /// Those of OpenAI's messages.
-    fn of_openai() -> Tags {
-        Tags {
-            role: named("role"),
-            content: named("content"),
-            user: named("user"),
-            assistant: named("assistant"),
-            observation: named("tool"),
-            function: named("function"),
-            system: named("system"),
-        }
-    }
-
-    fn none() -> Tags {
-        let none = None;
-        Tags {
-            role: none.clone(),
-            content: none.clone(),
-            user: none.clone(),
-            assistant: none.clone(),
-            observation: none.clone(),
-            function: none.clone(),
-            system: none,
-        }
-    }
 }
 
 impl Format {
@@ -316,84 +149,6 @@ impl Format {
     pub(super) fn is_ranking(&self) -> bool {
         self.ranking
     }
-}
-
-/// What a value is, for people.
-fn kind_of(value: &Value) -> &'static str {
-    match value {
-        Value::Null => "null",
-        Value::Bool(_) => "a boolean",
-        Value::Number(_) => "a number",
-        Value::String(_) => "a string",
-        Value::Array(_) => "an array",
-        Value::Object(_) => "an object",
-    }
-}
-
-/// Whether a value says nothing.
-pub(super) fn is_empty(value: &Value) -> bool {
-    match value {
-        Value::Null => true,
-        Value::String(text) => text.is_empty(),
-        Value::Array(list) => list.is_empty(),
-        Value::Object(fields) => fields.is_empty(),
-        Value::Bool(_) | Value::Number(_) => false,
-    }
-}
-
-/// The value in a column that is named and not null.
-fn value<'r>(row: &'r Row, column: &Option<String>) -> Option<&'r Value> {
-    row.get(column.as_ref()?).filter(|value| !value.is_null())
-}
-
-/// A list, also one that is written as a text, as files without lists have it.
-fn list_in(value: &Value) -> Option<Cow<'_, [Value]>> {
-    match value {
-        Value::Array(list) => Some(Cow::Borrowed(list)),
-        Value::String(text) if text.trim_start().starts_with('[') => {
-            serde_json::from_str(text).ok().map(Cow::Owned)
-        }
-        _ => None,
-    }
-}
-
-/// The text in a column; empty where there is none.
-fn text(row: &Row, column: &Option<String>, record: &Record) -> std::result::Result<String, Refusal> {
-    match value(row, column) {
-        None => Ok(String::new()),
-        Some(Value::String(text)) => Ok(text.clone()),
-        Some(other) => {
-            let column = column.as_deref().unwrap_or_default();
-            let cause = format!("column \"{column}\" holds {} where a string is expected", kind_of(other));
-            Err(record.error(cause, "write the text as a string, or remove the record").into())
-        }
-    }
-}
-
-/// Functions: a JSON list, which may be empty, or a text that holds one.
-fn tools(written: Option<&Value>) -> std::result::Result<Option<Value>, Refusal> {
-    let parsed = match written {
-        None => return Ok(None),
-        Some(Value::String(text)) if text.trim().is_empty() => return Ok(None),
-        Some(Value::String(text)) => match serde_json::from_str(text) {
-            Ok(tools) => tools,
-            Err(_) => return dropped("its tools are not JSON (Invalid JSON format in tool description)"),
-        },
-        Some(tools) => tools.clone(),
-    };
-    let list = match parsed {
-        Value::Array(list) => list,
-        tool => vec![tool],
-    };
-    match list.iter().all(|tool| calls::function_of(tool)["name"].is_string()) {
-        true => Ok(Some(Value::Array(list))),
-        false => dropped("its tools are not a list of functions with names"),
-    }
-}
-
-/// An answer of the assistant.
-fn answer(text: impl Into<String>) -> Message {
-    Message::new("assistant", text)
 }
 
 #[cfg(test)]

@@ -3,9 +3,9 @@
 use serde_json::Value;
 
 use super::super::example::{Example, Message};
-use super::super::source::Record;
+use super::super::record::Record;
+use super::columns::{Format, Refusal, Row, dropped};
 use super::turns::{Begin, Role, begin, compared, example, listed, one, role_of};
-use super::{Format, Refusal, Row, dropped};
 
 pub(super) fn read(format: &Format, row: &Row, record: &Record) -> Result<Example, Refusal> {
     read_messages(format, row, &listed(format, row, record)?, compared(format, row), record)

@@ -6,8 +6,9 @@ use std::borrow::Cow;
 use serde_json::Value;
 
 use super::super::example::Example;
-use super::super::source::Record;
-use super::{Format, Refusal, Row, Tags, dropped, list_in, openai, value};
+use super::super::record::Record;
+use super::columns::{Format, Refusal, Row, Tags, dropped, list_in, value};
+use super::openai;
 
 /// Both lists.
 pub(super) struct Conversations<'r> {

@@ -1,9 +1,9 @@
 //! sharegpt: a list of messages, each with a tag that says who speaks.
 
 use super::super::example::Example;
-use super::super::source::Record;
+use super::super::record::Record;
+use super::columns::{Format, Refusal, Row, dropped};
 use super::turns::{Begin, begin, compared, example, listed, one, role_of};
-use super::{Format, Refusal, Row, dropped};
 
 pub(super) fn read(format: &Format, row: &Row, record: &Record) -> Result<Example, Refusal> {
     let listed = listed(format, row, record)?;

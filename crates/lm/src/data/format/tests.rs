@@ -6,6 +6,7 @@ use serde_json::json;
 
 use super::super::example::{Conversation, Pair, UnpairedPreference};
 use super::*;
+use serde_json::Map;
 
 fn record(row: &Value) -> Record {
     Record::new(&Path::new("rows.jsonl").into(), 7, row.to_string())

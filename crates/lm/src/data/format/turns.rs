@@ -5,8 +5,9 @@ use std::borrow::Cow;
 use serde_json::Value;
 
 use super::super::example::{Conversation, Example, Message, Pair, UnpairedPreference};
-use super::super::source::{Record, or_unwrap};
-use super::{Format, Refusal, Row, calls, dropped, kind_of, list_in, text, tools, value};
+use super::super::record::{Record, or_unwrap};
+use super::calls::{self, tools};
+use super::columns::{Format, Refusal, Row, dropped, kind_of, list_in, text, value};
 
 /// Who speaks.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

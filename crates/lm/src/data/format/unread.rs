@@ -3,7 +3,8 @@
 use serde_json::Value;
 
 use super::super::example::{Conversation, Example};
-use super::{Format, Kind, Row, is_empty, kind_of, list_in, pair, value};
+use super::columns::{Format, Kind, Row, is_empty, kind_of, list_in, value};
+use super::pair;
 
 impl Format {
     /// What of a row is not in the example that it became.

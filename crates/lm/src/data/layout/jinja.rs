@@ -4,7 +4,8 @@ use oarlock_config::config::ChatArgs;
 
 use super::super::error::Result;
 use super::super::tokenizer::Tokenizer;
-use super::{CONTENT, Class, Layout, Slot, Special, ToolFormat};
+use super::parts::{CONTENT, Class, Layout, Slot, Special};
+use super::tools::ToolFormat;
 
 /// What stands between the messages and the end of a template, in order: the system message, then one message after
 /// another. A user's message brings the header of the answer with it.

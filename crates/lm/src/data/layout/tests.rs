@@ -6,8 +6,10 @@ use serde_json::{Value, json};
 use tempfile::TempDir;
 
 use super::super::cut::{Joining, join};
-use super::super::encode::Labels;
+use super::super::encoded::Labels;
 use super::super::example::{Conversation, Message};
+use super::super::tokenizer::Tokenizer;
+use super::parts::{Class, Slot};
 use super::*;
 
 /// A tokenizer in which every character of `texts` is a token, and each of `special` is one.

@@ -8,7 +8,8 @@ use serde_json::Value;
 use super::super::error::Result;
 use super::super::example::{Conversation, Message};
 use super::super::tokenizer::Tokenizer;
-use super::{CONTENT, Class, Layout, Slot, Special, ToolFormat};
+use super::parts::{CONTENT, Class, Layout, Slot, Special, setting};
+use super::tools::ToolFormat;
 
 /// A question and its answer.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
@@ -178,7 +179,7 @@ impl Layout {
                         let cause = format!(
                             "its token {token} is not a token of this tokenizer; take the template of the model's family"
                         );
-                        return Err(super::setting(cause));
+                        return Err(setting(cause));
                     }
                 },
                 Slot::Special { special: Special::Bos } => ids.extend(tokenizer.special().bos),

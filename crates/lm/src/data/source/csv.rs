@@ -10,7 +10,8 @@ use csv::{ErrorKind, Position, Reader, ReaderBuilder, StringRecord};
 use serde_json::{Map, Value};
 
 use super::super::error::{Error, Result};
-use super::{MAX_RECORD_BYTES, REENCODE, Record, Records, missing_column};
+use super::super::record::{Record, Records};
+use super::problems::{MAX_RECORD_BYTES, REENCODE, missing_column};
 
 /// What separates the fields of a line of `.csv`, and of `.tsv`.
 pub(super) const COMMA: u8 = b',';

@@ -9,7 +9,7 @@ use serde_json::{Map, Value};
 
 use super::super::error::{Error, Result};
 use super::super::format::Format;
-use super::{Files, Part, files_of};
+use super::parts::{Files, Part, files_of};
 
 const REMOTE_KEYS: [&str; 5] = ["hf_hub_url", "ms_hub_url", "om_hub_url", "script_url", "cloud_file_name"];
 

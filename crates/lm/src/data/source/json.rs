@@ -13,10 +13,9 @@ use serde::de::{DeserializeSeed, Deserializer, IgnoredAny, MapAccess, SeqAccess,
 use serde_json::{Map, Value};
 
 use super::super::error::Error;
+use super::super::record::{Content, Record, Records, or_unwrap};
+use super::problems::{MAX_RECORD_BYTES, NAME_COLUMN, no_column, until_error, wrong_type};
 use super::text::{Parts, lines, utf8};
-use super::{
-    Content, MAX_RECORD_BYTES, NAME_COLUMN, Record, Records, no_column, or_unwrap, until_error, wrong_type,
-};
 
 /// Streams a file of one object a line, of objects over several lines, or of one array of objects; its beginning tells which
 /// it is.

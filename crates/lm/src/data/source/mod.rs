@@ -9,6 +9,8 @@ mod info;
 mod json;
 #[cfg(feature = "parquet")]
 mod parquet;
+mod parts;
+mod problems;
 mod text;
 
 #[cfg(feature = "csv")]
@@ -17,28 +19,11 @@ pub(super) use csv::rows as csv_rows;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
-use serde_json::{Map, Value};
-
 use super::error::{Error, Result};
 use super::format::{Format as RowFormat, Read};
-
-/// A stream of the records of a data set.
-pub type Records = Box<dyn Iterator<Item = Result<Record>> + Send>;
-
-/// One record of a data set.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Record {
-    /// The file that holds it.
-    pub file: Arc<Path>,
-    /// Its first line, counted from 1 (in a Parquet file its row).
-    pub line: u64,
-    /// What was read of it.
-    pub content: String,
-    /// Whether its text is null.
-    lacks_text: bool,
-    /// A key that stands twice in it with two values, of which the last counts, as in Python.
-    twice: Option<String>,
-}
+use super::record::{Content, Record, Records};
+use parts::{Files, Format, Part, files_of, unknown_format};
+use problems::until_error;
 
 /// A record with the format of its data set, where that is known.
 pub(super) struct Row {
@@ -58,124 +43,11 @@ impl Row {
     }
 }
 
-/// What is read of each record.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Content {
-    /// The text in the text column.
-    Text,
-    /// The whole record as a JSON object.
-    Object,
-}
-
-impl Record {
-    pub(super) fn new(file: &Arc<Path>, line: u64, content: String) -> Record {
-        Record { file: file.clone(), line, content, lacks_text: false, twice: None }
-    }
-
-    /// A record whose text is null.
-    fn without_text(file: &Arc<Path>, line: u64) -> Record {
-        Record { lacks_text: true, ..Record::new(file, line, String::new()) }
-    }
-
-    /// Whether its text is null, so that there is nothing to learn in it.
-    pub(super) fn lacks_text(&self) -> bool {
-        self.lacks_text
-    }
-
-    /// What of it is not read.
-    pub(super) fn unread(&self) -> Option<String> {
-        Some(format!("the first value of \"{}\", which stands twice in a record,", self.twice.as_ref()?))
-    }
-
-    /// The error of a record that cannot be used.
-    pub(super) fn error(&self, cause: impl Into<String>, remedy: &str) -> Error {
-        Error::record(&self.file, self.line, cause, remedy)
-    }
-
-    /// The error of a record that is not JSON, or not the JSON that was expected.
-    pub(super) fn json_error(&self, error: &serde_json::Error) -> Error {
-        let what = error.to_string();
-        let what = what.split(" at line ").next().unwrap_or(&what);
-        let mut remedy = "repair or remove the record";
-        let cause = match error.classify() {
-            serde_json::error::Category::Data => what.to_owned(),
-            _ => {
-                let line = self.content.lines().nth(error.line().saturating_sub(1)).unwrap_or_default();
-                let rest = line.get(error.column().saturating_sub(1)..).unwrap_or_default();
-                let python = ["NaN", "Infinity"].into_iter().find(|word| rest.starts_with(word));
-                let what = match python {
-                    Some(word) => format!("{word} is not a value of JSON, write null"),
-                    None if what == "trailing characters" && rest.starts_with('{') => {
-                        remedy = "write each object on a line of its own";
-                        "another object follows in the same line".to_owned()
-                    }
-                    None => what.to_owned(),
-                };
-                if error.is_eof() {
-                    remedy = "repair or remove the record; where the first object of a file stands on one line, all do";
-                }
-                format!("broken JSON at column {}: {what}", error.column())
-            }
-        };
-        let line = self.line + error.line().saturating_sub(1) as u64;
-        Error::record(&self.file, line, cause, remedy)
-    }
-}
-
 /// The column of what is true or false where no entry names one.
 const FLAG: &str = "kto_tag";
 
 /// The columns that are tried, in this order, when none is named.
 const DEFAULT_COLUMNS: [&str; 2] = ["text", "content"];
-
-/// Longer records are taken for a broken file; the bound keeps memory bounded.
-const MAX_RECORD_BYTES: u64 = 1 << 28;
-
-/// What to do about a record that is not valid UTF-8.
-const REENCODE: &str = "save the file as UTF-8";
-
-/// How records stand in a file.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Format {
-    /// `.jsonl`, `.json`: objects one after another, or one array of objects.
-    Json,
-    /// `.txt`: one record a line.
-    Text,
-    /// `.csv`, with a header line.
-    Csv,
-    /// The same with tabs between fields: `.tsv`.
-    Tsv,
-    /// `.parquet`.
-    Parquet,
-}
-
-impl Format {
-    fn of(path: &Path) -> Option<Format> {
-        match path.extension()?.to_str()?.to_ascii_lowercase().as_str() {
-            "json" | "jsonl" => Some(Format::Json),
-            "txt" => Some(Format::Text),
-            "csv" => Some(Format::Csv),
-            "tsv" => Some(Format::Tsv),
-            "parquet" => Some(Format::Parquet),
-            _ => None,
-        }
-    }
-}
-
-/// The files of one data set, with the column and the number of records to take from them.
-#[derive(Clone, Debug, PartialEq)]
-struct Part {
-    name: String,
-    files: Vec<PathBuf>,
-    /// The named text column; `None` tries `DEFAULT_COLUMNS`.
-    column: Option<String>,
-    /// Take only the first so many records.
-    limit: Option<u64>,
-    /// What rows mean; `None` where no entry says it and each is read as its keys say.
-    format: Option<Arc<RowFormat>>,
-    /// What its entry says that nothing reads, a line for each.
-    unread: Vec<String>,
-}
 
 /// One or more data sets, read one after the other.
 #[derive(Clone, Debug, PartialEq)]
@@ -303,17 +175,6 @@ impl Source {
     }
 }
 
-/// Passes items on up to and including the first error.
-fn until_error<T>(stream: impl Iterator<Item = Result<T>>) -> impl Iterator<Item = Result<T>> {
-    stream.scan(false, |failed, item| {
-        if *failed {
-            return None;
-        }
-        *failed = item.is_err();
-        Some(item)
-    })
-}
-
 /// Opens one file; a failure to open is the only item of the stream. The column `flag` holds what is true or false.
 fn open(path: &Path, column: Option<&str>, content: Content, flag: &str) -> Records {
     let columns: Vec<String> = match column {
@@ -357,133 +218,6 @@ fn open(path: &Path, column: Option<&str>, content: Content, flag: &str) -> Reco
 fn without(path: &Path, format: &str, feature: &str) -> Error {
     let remedy = format!("build oarlock with its feature `{feature}`, or give a .jsonl, .json or .txt file");
     Error::file(path, format!("this build reads no {format}"), &remedy)
-}
-
-fn unknown_format(path: &Path) -> Error {
-    Error::file(path, "unknown data format", "give a .jsonl, .json, .txt, .csv, .tsv or .parquet file")
-}
-
-/// The files of a data set, and lines about what else is in their folder.
-struct Files {
-    read: Vec<PathBuf>,
-    unread: Vec<String>,
-}
-
-/// Whether a file is usual beside data and holds none.
-fn is_about_data(name: &str) -> bool {
-    let name = name.to_lowercase();
-    ["readme", "license"].iter().any(|word| name.starts_with(word))
-        || [".md", ".py", ".yaml", ".yml", ".png", ".lock"].iter().any(|end| name.ends_with(end))
-}
-
-/// The data files at `path`: itself, or those of the folder in the order of their names. Of a named `split` only the
-/// files called `split.*`, `split-*` or `split_*`.
-fn files_of(path: &Path, split: Option<&str>) -> Result<Files> {
-    if !path.is_dir() {
-        if !std::fs::metadata(path).map_err(|e| Error::read(path, e))?.is_file() {
-            let remedy =
-                "give a file that can be read again: its text, its size and its checksum are read one by one";
-            return Err(Error::file(path, "it is a pipe or a device", remedy));
-        }
-        return match Format::of(path) {
-            Some(_) => Ok(Files { read: vec![path.into()], unread: Vec::new() }),
-            None => Err(unknown_format(path)),
-        };
-    }
-    let (mut files, mut others) = (Vec::new(), Vec::new());
-    for entry in std::fs::read_dir(path).map_err(|e| Error::read(path, e))? {
-        let file = entry.map_err(|e| Error::read(path, e))?.path();
-        let name = file.file_name().map(|n| n.to_string_lossy().into_owned()).unwrap_or_default();
-        let wanted =
-            split.is_none_or(|s| name.strip_prefix(s).is_some_and(|rest| rest.starts_with(['.', '-', '_'])));
-        if !wanted || name.starts_with('.') || name == "dataset_info.json" {
-            continue;
-        }
-        match Format::of(&file).is_some() && file.is_file() {
-            true => files.push(file),
-            false if is_about_data(&name) => {}
-            false => others.push(name),
-        }
-    }
-    files.sort();
-    others.sort();
-    let unread = others.iter().map(|name| {
-        format!(
-            "note: {} is not read; data are .jsonl, .json, .txt, .csv, .tsv and .parquet",
-            path.join(name).display()
-        )
-    });
-    match (files.is_empty(), split) {
-        (false, _) => Ok(Files { read: files, unread: unread.collect() }),
-        (true, None) => Err(Error::file(
-            path,
-            "no data file in this folder",
-            "put .jsonl, .json, .txt, .csv, .tsv or .parquet files there",
-        )),
-        (true, Some(split)) => Err(Error::file(
-            path,
-            format!("no file of split {split}"),
-            "name its files split.* or split-*, or drop the split",
-        )),
-    }
-}
-
-/// What to do about a missing text column.
-const NAME_COLUMN: &str = "name the text column in dataset_info.json: \"columns\": {\"prompt\": \"...\"}";
-
-/// The error for a record or file without the text column.
-#[cfg(any(feature = "csv", feature = "parquet"))]
-fn missing_column(path: &Path, line: u64, wanted: &[String], found: &[String]) -> Error {
-    Error::record(path, line, no_column(wanted, found), NAME_COLUMN)
-}
-
-/// Columns that an error lists.
-const LISTED: usize = 40;
-
-fn no_column(wanted: &[String], found: &[String]) -> String {
-    match found {
-        [] => format!("no column {}: there are no columns", quoted(wanted, " or ")),
-        found if found.len() > LISTED => format!(
-            "no column {}; the first of {} columns are {}",
-            quoted(wanted, " or "),
-            found.len(),
-            quoted(&found[..LISTED], ", ")
-        ),
-        found => format!("no column {}; the columns are {}", quoted(wanted, " or "), quoted(found, ", ")),
-    }
-}
-
-/// The remedy for an object that does not have the columns of a record. One around the records has them in a field.
-pub(super) fn or_unwrap(remedy: &str, object: &Map<String, Value>) -> String {
-    let holds_records = |value: &Value| {
-        value.as_array().is_some_and(|list| !list.is_empty() && list.iter().all(Value::is_object))
-    };
-    match object.iter().find(|(_, value)| holds_records(value)) {
-        Some((name, _)) => {
-            format!("{remedy}; or, where \"{name}\" is the list of the records, write that list alone")
-        }
-        None => remedy.to_owned(),
-    }
-}
-
-/// The error for a text column that holds something else.
-fn wrong_type(path: &Path, line: u64, column: &str, found: &str) -> Error {
-    let cause = format!("column \"{column}\" holds {found} where a string is expected");
-    Error::record(
-        path,
-        line,
-        cause,
-        "write the text as a string, each in a record of its own, or remove the record",
-    )
-}
-
-fn quoted(names: &[String], separator: &str) -> String {
-    const SHOWN: usize = 12;
-    let mut out: Vec<String> = names.iter().take(SHOWN).map(|n| format!("\"{n}\"")).collect();
-    if names.len() > SHOWN {
-        out.push(format!("… ({} in all)", names.len()));
-    }
-    out.join(separator)
 }
 
 #[cfg(test)]

@@ -17,8 +17,9 @@ use file::ParquetFile;
 
 use super::super::error::{Error, Result};
 use super::super::fence::fenced;
+use super::super::record::{Record, Records};
+use super::problems::{missing_column, until_error, wrong_type};
 use super::text::utf8;
-use super::{Record, Records, missing_column, until_error, wrong_type};
 
 /// Rows decoded at a time.
 const BATCH_ROWS: usize = 256;

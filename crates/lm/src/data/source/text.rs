@@ -6,7 +6,8 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
 use super::super::error::{Error, Result};
-use super::{MAX_RECORD_BYTES, REENCODE, Record, Records, until_error};
+use super::super::record::{Record, Records};
+use super::problems::{MAX_RECORD_BYTES, REENCODE, until_error};
 
 /// The lines of a file as bytes, with their numbers from 1, without line ends and byte order mark.
 struct Lines {

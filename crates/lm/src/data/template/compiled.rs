@@ -16,7 +16,7 @@ use serde_json::ser::{CompactFormatter, Formatter, PrettyFormatter, Serializer};
 use super::super::confined::{self, Abandoned, Bounds};
 use super::super::error::{Error, Result};
 use super::super::example::{Conversation, Message};
-use super::{BEGIN, END};
+use super::rendered::{BEGIN, END};
 
 /// A template that can be rendered.
 #[derive(Clone, Debug)]

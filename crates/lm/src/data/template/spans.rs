@@ -8,7 +8,7 @@ use serde_json::Map;
 use super::super::error::Result;
 use super::super::example::{Conversation, Message};
 use super::compiled::Compiled;
-use super::{BEGIN, END, Rendered};
+use super::rendered::{BEGIN, END, Rendered};
 
 /// Conversations of so many messages are rendered as a whole for each turn. In longer ones, where that would take a time
 /// that grows with the square of their length, a turn is rendered with those around it.

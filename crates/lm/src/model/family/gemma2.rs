@@ -4,9 +4,9 @@
 use oarlock_engine::Result;
 use serde_json::{Value, json};
 
+use super::standard::renamed;
 use super::standard::{self, Defaults};
-use super::{Family, renamed};
-use crate::model::config::{DecoderConfig, LayerConfig, NormPlacement};
+use crate::model::config::{DecoderConfig, Family, LayerConfig, NormPlacement};
 use crate::model::hf::fields::{FieldWriter, Fields, decimal};
 
 pub(super) static FAMILY: Family = Family {

@@ -5,9 +5,10 @@ use oarlock_engine::Result;
 use oarlock_tensor::cpu::rope::RopeStyle;
 use serde_json::Value;
 
+use super::gemma2;
+use super::standard;
 use super::standard::Defaults;
-use super::{Family, gemma2, standard};
-use crate::model::config::{DecoderConfig, LayerConfig, QkNorm};
+use crate::model::config::{DecoderConfig, Family, LayerConfig, QkNorm};
 use crate::model::hf::fields::{FieldWriter, Fields};
 use crate::model::hf::rope::{self, RopeDefaults};
 

@@ -5,9 +5,9 @@ use oarlock_engine::Result;
 use oarlock_tensor::cpu::rope::RopeStyle;
 use serde_json::json;
 
+use super::standard::as_named;
 use super::standard::{self, Defaults};
-use super::{Family, as_named};
-use crate::model::config::{DecoderConfig, LayerConfig, NormPlacement};
+use crate::model::config::{DecoderConfig, Family, LayerConfig, NormPlacement};
 use crate::model::hf::fields::{FieldWriter, Fields};
 use crate::model::hf::rope::RopeDefaults;
 

@@ -5,9 +5,9 @@ use oarlock_tensor::RopeScaling;
 use oarlock_tensor::cpu::rope::RopeStyle;
 use serde_json::json;
 
+use super::standard::as_named;
 use super::standard::{self, Defaults, Sizes};
-use super::{Family, as_named};
-use crate::model::config::{DecoderConfig, LayerConfig, RopeSettings};
+use crate::model::config::{DecoderConfig, Family, LayerConfig, RopeSettings};
 use crate::model::hf::fields::{FieldWriter, Fields};
 
 pub(super) static FAMILY: Family = Family {

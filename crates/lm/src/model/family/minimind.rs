@@ -5,9 +5,11 @@ use oarlock_engine::Result;
 use oarlock_tensor::cpu::rope::RopeStyle;
 use serde_json::json;
 
+use super::llama;
+use super::qwen3;
+use super::standard::renamed;
 use super::standard::{self, Defaults, Sizes};
-use super::{Family, llama, qwen3, renamed};
-use crate::model::config::{DecoderConfig, LayerConfig, QkNorm};
+use crate::model::config::{DecoderConfig, Family, LayerConfig, QkNorm};
 use crate::model::hf::fields::{FieldWriter, Fields, decimal};
 use crate::model::hf::rope::{self, RopeDefaults};
 

@@ -3,9 +3,9 @@
 use oarlock_engine::Result;
 use serde_json::json;
 
+use super::standard::as_named;
 use super::standard::{self, Defaults};
-use super::{Family, as_named};
-use crate::model::config::{DecoderConfig, LayerConfig};
+use crate::model::config::{DecoderConfig, Family, LayerConfig};
 use crate::model::hf::fields::{FieldWriter, Fields};
 
 pub(super) static FAMILY: Family = Family {

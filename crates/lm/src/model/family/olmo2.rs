@@ -3,9 +3,9 @@
 use oarlock_engine::Result;
 use serde_json::json;
 
+use super::standard::renamed;
 use super::standard::{self, Defaults};
-use super::{Family, renamed};
-use crate::model::config::{DecoderConfig, LayerConfig, NormPlacement, QkNorm};
+use crate::model::config::{DecoderConfig, Family, LayerConfig, NormPlacement, QkNorm};
 use crate::model::hf::fields::{FieldWriter, Fields};
 
 pub(super) static FAMILY: Family = Family {

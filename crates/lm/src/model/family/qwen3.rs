@@ -3,9 +3,10 @@
 use oarlock_engine::Result;
 use serde_json::json;
 
+use super::qwen2;
+use super::standard::as_named;
 use super::standard::{self, Defaults};
-use super::{Family, as_named, qwen2};
-use crate::model::config::{DecoderConfig, LayerConfig, QkNorm};
+use crate::model::config::{DecoderConfig, Family, LayerConfig, QkNorm};
 use crate::model::hf::fields::{FieldWriter, Fields};
 
 pub(super) static FAMILY: Family = Family {

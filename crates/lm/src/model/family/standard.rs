@@ -5,9 +5,8 @@ use oarlock_tensor::cpu::rope::RopeStyle;
 use oarlock_tensor::ops::Activation;
 use serde_json::{Value, json};
 
-use super::Family;
 use crate::model::config::{
-    AttentionConfig, DecoderConfig, LayerConfig, MlpConfig, NormConfig, NormPlacement, QkNorm,
+    AttentionConfig, DecoderConfig, Family, LayerConfig, MlpConfig, NormConfig, NormPlacement, QkNorm,
 };
 use crate::model::hf::fields::{FieldWriter, Fields, decimal};
 use crate::model::hf::rope::{self, RopeDefaults};
@@ -68,7 +67,7 @@ pub(super) fn plain(
     vocab_size: usize,
     sizes: &Sizes,
     eps: f32,
-    rope: crate::model::RopeSettings,
+    rope: crate::model::config::RopeSettings,
 ) -> DecoderConfig {
     let norm = NormConfig { eps, offset: 0.0 };
     let layer = LayerConfig {
@@ -292,4 +291,16 @@ pub(super) fn write_unusual_head_dim(config: &DecoderConfig, layer: &LayerConfig
     if layer.attention.q_dim() != config.hidden_size {
         fields.set("head_dim", json!(layer.attention.head_dim));
     }
+}
+
+/// Under transformers' own names.
+pub(super) fn as_named(_config: &DecoderConfig, name: &str) -> String {
+    name.to_owned()
+}
+
+/// A name whose part before its last word, such as `weight`, ends as one of `names` does, with the other ending.
+pub(super) fn renamed(name: &str, names: &[(&str, &str)]) -> Option<String> {
+    let (module, leaf) = name.rsplit_once('.')?;
+    let prefix = |ours: &str| module.strip_suffix(ours).filter(|rest| rest.is_empty() || rest.ends_with('.'));
+    names.iter().find_map(|(ours, theirs)| Some(format!("{}{theirs}.{leaf}", prefix(ours)?)))
 }

@@ -8,14 +8,14 @@ use oarlock_engine::Result;
 use oarlock_engine::checkpoint::weights::{FileDType, ModelFiles, Weight, check_weights_dtype};
 use oarlock_engine::nn::names_of;
 use oarlock_engine::shard::{ParamSlice, WeightSource};
-use oarlock_tensor::cpu::quantized::{BLOCK, Code, Format, Layout, NESTED_BLOCK, Parts, Scales, dynamic_map};
+use oarlock_tensor::cpu::quantized::{BLOCK, Format, Layout, NESTED_BLOCK, Parts, Scales, dynamic_map};
 use oarlock_tensor::{DType, Init, Shape};
 use serde_json::json;
 
 use super::config::{HfConfig, dtype_name};
-use super::quantization;
+use super::quantization::{self, is_nested, name_of};
 use super::save::SaveOptions;
-use crate::model::Decoder;
+use crate::model::decoder::Decoder;
 
 /// The files of a decoder whose linear layers, but the output weights, are written in 4 or 8 bits.
 pub struct QuantizedFiles {
@@ -237,18 +237,4 @@ fn state(layout: Layout, offset: f32, dtype: DType) -> Vec<u8> {
     let mut text = state.to_string().into_bytes();
     text.resize((text.len() + padding).next_multiple_of(64), b' ');
     text
-}
-
-/// Whether scales are quantized as well.
-pub(super) fn is_nested(format: Format) -> bool {
-    matches!(format, Format::FourBit { nested: true, .. })
-}
-
-/// What bitsandbytes calls the code of a format.
-pub(super) fn name_of(format: Format) -> &'static str {
-    match format {
-        Format::FourBit { code: Code::Nf4, .. } => "nf4",
-        Format::FourBit { code: Code::Fp4, .. } => "fp4",
-        Format::Int8 => "int8",
-    }
 }

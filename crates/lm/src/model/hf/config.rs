@@ -13,8 +13,8 @@ use serde_json::{Map, Value, json};
 
 use super::fields::{FieldWriter, Fields, RequestedFields};
 use super::{heads, quantization, rope, sparsity, unread};
-use crate::model::DecoderConfig;
-use crate::model::family::{self, Family};
+use crate::model::config::{DecoderConfig, Family};
+use crate::model::family;
 
 /// The settings of a Hugging Face folder.
 #[derive(Clone, Debug, PartialEq)]
@@ -64,7 +64,7 @@ impl HfConfig {
                 path.display()
             ));
         }
-        if is_folder && config.decoder.tie_embeddings && heads::differ(path, &config) {
+        if is_folder && config.decoder.tie_embeddings && heads::differ(path, &|name| config.stored(name)) {
             config.decoder.tie_embeddings = false;
             config.notes.push(format!(
                 "warning: {} says \"tie_word_embeddings\": true, and the weights hold an embedding and output weights that \
@@ -400,7 +400,8 @@ impl StoredForm for HfConfig {
     }
 
     fn contradictions(&self, dir: &Path, found: &BTreeMap<String, Located>) -> Vec<String> {
-        quantization::contradictions(dir, self, found)
+        let fields = self.quantization_fields();
+        fields.map_or_else(Vec::new, |fields| quantization::contradictions(dir, fields, found))
     }
 
     fn explain_missing(&self, names: &[String]) -> Option<String> {

@@ -8,9 +8,6 @@ use std::path::Path;
 use oarlock_engine::{Error, Result};
 use serde_json::{Map, Value, json};
 
-use super::rope;
-use crate::model::RopeSettings;
-
 /// A JSON object of a file.
 #[derive(Clone, Copy)]
 pub(in crate::model) struct Fields<'a> {
@@ -168,7 +165,7 @@ fn as_count(value: &Value) -> Option<usize> {
 
 /// The fields of a `config.json` that is being written; those that nobody sets stay as they were read.
 pub(in crate::model) struct FieldWriter {
-    fields: Map<String, Value>,
+    pub(super) fields: Map<String, Value>,
 }
 
 impl FieldWriter {
@@ -187,15 +184,6 @@ impl FieldWriter {
     /// Sets a field that is not written yet.
     pub(in crate::model) fn set_where_absent(&mut self, name: &str, value: Value) {
         self.fields.entry(name).or_insert(value);
-    }
-
-    /// Writes rotary settings as `rope_parameters`, which takes the place of older fields.
-    pub(in crate::model) fn set_rope(&mut self, rope: &RopeSettings) {
-        let mut parameters = self.take_object("rope_parameters");
-        parameters.extend(rope::write(rope));
-        self.fields.insert("rope_parameters".to_owned(), Value::Object(parameters));
-        self.remove("rope_theta");
-        self.remove("rope_scaling");
     }
 
     /// Removes an object and returns what was in it.

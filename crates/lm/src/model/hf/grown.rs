@@ -10,7 +10,7 @@ use oarlock_engine::shard::{ParamSlice, SeededInit, WeightSource};
 use oarlock_tensor::{Device, Init, Shape};
 
 use super::config::HfConfig;
-use crate::model::Decoder;
+use crate::model::decoder::Decoder;
 
 /// The embedding, and the output weights.
 const EMBEDDING: &str = "model.embed_tokens.weight";

@@ -5,17 +5,15 @@ use std::path::Path;
 
 use oarlock_engine::checkpoint::weights::{MappedFiles, elements, weight_files};
 
-use super::config::HfConfig;
-
 /// Elements that are compared at a time.
 const CHUNK_ELEMS: usize = 1 << 16;
 
 /// Whether the folder holds an embedding and output weights that are not equal. What cannot be read is explained when the
 /// weights are opened.
-pub(super) fn differ(dir: &Path, config: &HfConfig) -> bool {
+pub(super) fn differ(dir: &Path, stored: &dyn Fn(&str) -> String) -> bool {
     let Ok(names) = weight_files(dir) else { return false };
     let Ok(files) = MappedFiles::open(names.iter().map(|name| dir.join(name))) else { return false };
-    let find = |name: &str| files.tensors.get(&config.stored(name));
+    let find = |name: &str| files.tensors.get(&stored(name));
     let (Some(embedding), Some(output)) = (find("model.embed_tokens.weight"), find("lm_head.weight")) else {
         return false;
     };

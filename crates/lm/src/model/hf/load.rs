@@ -11,7 +11,7 @@ use oarlock_tensor::ops::transfer;
 use oarlock_tensor::{DType, Device, FlatBuffer, FlatParams, ParamLocation};
 
 use super::config::HfConfig;
-use crate::model::Decoder;
+use crate::model::decoder::Decoder;
 
 /// Elements that are converted at a time.
 const CHUNK_ELEMS: usize = 1 << 18;

@@ -10,7 +10,7 @@ use serde::{Deserialize, Serialize};
 use twox_hash::XxHash3_64;
 
 use super::config::HfConfig;
-use crate::model::Decoder;
+use crate::model::decoder::Decoder;
 
 /// Elements of each parameter that the fingerprint is made of, from its middle.
 const SAMPLE_ELEMS: usize = 32;

@@ -5,12 +5,10 @@ use std::path::Path;
 
 use oarlock_engine::Result;
 use oarlock_engine::checkpoint::weights::{Located, StoredQuantization, some_of};
-use oarlock_tensor::cpu::quantized::Format;
+use oarlock_tensor::cpu::quantized::{Code, Format};
 use safetensors::Dtype;
 use serde_json::{Map, Value, json};
 
-use super::bitsandbytes::{is_nested, name_of};
-use super::config::HfConfig;
 use super::fields::Fields;
 
 /// The name of the field.
@@ -77,14 +75,13 @@ pub(super) fn read(fields: &Fields<'_>) -> Result<Option<StoredQuantization>> {
 /// The layers that stay as they are, as bitsandbytes, and as AWQ calls their list.
 const LEFT_OUT: [&str; 2] = ["llm_int8_skip_modules", "modules_to_not_convert"];
 
-/// Lines for what `config.json` in `dir` says of quantized weights that those `found` in the files are not. The files have
+/// Lines for what the `fields` of `config.json` in `dir` say of quantized weights that those `found` in the files are not. The files have
 /// the word, as in transformers.
 pub(super) fn contradictions(
     dir: &Path,
-    config: &HfConfig,
+    fields: &Map<String, Value>,
     found: &BTreeMap<String, Located>,
 ) -> Vec<String> {
-    let Some(fields) = config.quantization_fields() else { return Vec::new() };
     let packed = || found.iter().filter(|(_, located)| located.is_quantized());
     let four_bit = || found.iter().filter_map(|(name, located)| Some((name, located.four_bit()?)));
     let path = dir.join("config.json");
@@ -191,4 +188,18 @@ pub(super) fn quantized_json(format: Format) -> Value {
         "llm_int8_enable_fp32_cpu_offload": false,
         "llm_int8_has_fp16_weight": false,
     })
+}
+
+/// Whether scales are quantized as well.
+pub(super) fn is_nested(format: Format) -> bool {
+    matches!(format, Format::FourBit { nested: true, .. })
+}
+
+/// What bitsandbytes calls the code of a format.
+pub(super) fn name_of(format: Format) -> &'static str {
+    match format {
+        Format::FourBit { code: Code::Nf4, .. } => "nf4",
+        Format::FourBit { code: Code::Fp4, .. } => "fp4",
+        Format::Int8 => "int8",
+    }
 }

@@ -8,8 +8,8 @@ use oarlock_tensor::cpu::rope::RopeStyle;
 use oarlock_tensor::{LongRope, RopeScaling, Yarn};
 use serde_json::{Map, Value, json};
 
-use super::fields::Fields;
-use crate::model::RopeSettings;
+use super::fields::{FieldWriter, Fields};
+use crate::model::config::RopeSettings;
 
 /// What a family means by rotary settings that are not written.
 #[derive(Clone, Copy)]
@@ -247,4 +247,15 @@ pub(in crate::model) fn write(rope: &RopeSettings) -> Map<String, Value> {
     object.insert("rope_theta".to_string(), json!(rope.theta));
     object.insert("rope_type".to_string(), json!(kind));
     object
+}
+
+impl FieldWriter {
+    /// Writes rotary settings as `rope_parameters`, which takes the place of older fields.
+    pub(in crate::model) fn set_rope(&mut self, rope: &RopeSettings) {
+        let mut parameters = self.take_object("rope_parameters");
+        parameters.extend(write(rope));
+        self.fields.insert("rope_parameters".to_owned(), Value::Object(parameters));
+        self.remove("rope_theta");
+        self.remove("rope_scaling");
+    }
 }

@@ -6,7 +6,9 @@ use oarlock_engine::{Prepared, Result, nn};
 use oarlock_tensor::ops::{self, IGNORE_INDEX};
 use oarlock_tensor::{DType, Device, Tensor};
 
-use super::{Inputs, LanguageModel, Mean, Sum, Unrecorded};
+use super::inputs::Inputs;
+use super::language_model::{LanguageModel, Unrecorded};
+use super::metric::{Mean, Sum};
 use crate::adapters::as_reference;
 use crate::model::{Decoder, LogProbs};
 

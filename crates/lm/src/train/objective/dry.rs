@@ -7,7 +7,9 @@ use oarlock_engine::Result;
 use oarlock_tensor::ops::{Labels, Mask};
 use oarlock_tensor::{DType, Device, Tape, Tensor};
 
-use super::{Inputs, LanguageModel, Objective};
+use super::definition::Objective;
+use super::inputs::Inputs;
+use super::language_model::LanguageModel;
 use crate::data::{CHOSEN, Field, REJECTED};
 use crate::estimate::Pass;
 use crate::model::Decoder;

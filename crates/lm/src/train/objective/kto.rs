@@ -7,7 +7,10 @@ use oarlock_engine::{Accelerator, Result, nn};
 use oarlock_tensor::{DType, Tensor};
 
 use super::answers::{Answers, Reference, constant, log_probs, mean_of, of_reference};
-use super::{Inputs, LanguageModel, Objective, ObjectiveLoss, Sum, Unrecorded};
+use super::definition::Objective;
+use super::inputs::Inputs;
+use super::language_model::{LanguageModel, Unrecorded};
+use super::metric::{ObjectiveLoss, Sum};
 use crate::data::{ANSWERS, Batch, CHOSEN, Fields, MISMATCHED, REJECTED};
 
 const METRICS: [&str; 7] = [

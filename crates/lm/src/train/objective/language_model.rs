@@ -7,7 +7,7 @@ use oarlock_engine::{Accelerator, Error, Prepared, Result};
 use oarlock_tensor::Tensor;
 use oarlock_tensor::ops::{HeadLoss, TokenLoss};
 
-use super::Inputs;
+use super::inputs::Inputs;
 use crate::generate::{GenerateOptions, Generation, Model, Prompt};
 use crate::model::{Decoder, LogProbs, LossOptions};
 

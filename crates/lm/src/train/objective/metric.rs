@@ -2,12 +2,10 @@
 
 use std::ops::AddAssign;
 
-use oarlock_engine::{Accelerator, Error, Result};
+use oarlock_engine::{Accelerator, Error, Loss, Result};
 use oarlock_tensor::Tensor;
 use oarlock_tensor::ops::HeadLoss;
 use oarlock_tensor::ops::transfer::DeviceF64;
-
-use super::ObjectiveLoss;
 
 /// A sum of a micro-batch on the device, read when it is asked for.
 #[derive(Clone, Debug)]
@@ -224,6 +222,36 @@ impl Tally {
             |(&name, place): (&&'static str, &[f64])| Metric { name, sum: place[0], weight: place[1] };
         let metrics = names.iter().zip(sums[first..].chunks_exact(2)).map(metric).collect();
         Ok(Totals { loss_sum: sums[0], weight: weight.unwrap_or_else(|| sums[1]), metrics })
+    }
+}
+
+/// The loss of a micro-batch.
+pub struct ObjectiveLoss {
+    /// The sum on the tape: one number.
+    pub loss: Tensor,
+    /// The same sum, to be read at the end of the step.
+    pub sum: Sum,
+    /// What it weighs: what [`Objective::weight`](super::Objective::weight) said of the batch.
+    pub weight: f64,
+    /// A mean for each name of [`Objective::metrics`](super::Objective::metrics).
+    pub metrics: Vec<Mean>,
+}
+
+impl Loss for ObjectiveLoss {
+    fn value(&self) -> &Tensor {
+        &self.loss
+    }
+
+    fn weight(&self) -> Option<f64> {
+        Some(self.weight)
+    }
+}
+
+impl From<HeadLoss> for ObjectiveLoss {
+    /// The loss of a head, which weighs its targets.
+    fn from(loss: HeadLoss) -> ObjectiveLoss {
+        let weight = loss.n_targets as f64;
+        ObjectiveLoss { sum: Sum::from(&loss), loss: loss.loss, weight, metrics: Vec::new() }
     }
 }
 

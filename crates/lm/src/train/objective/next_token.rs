@@ -7,7 +7,10 @@ use oarlock_tensor::Tensor;
 use oarlock_tensor::cpu::random::Stream;
 use oarlock_tensor::ops::{IGNORE_INDEX, NoisePart, TokenLoss, uniform_noise};
 
-use super::{Document, Inputs, LanguageModel, Mean, Objective, ObjectiveLoss, Sum};
+use super::definition::Objective;
+use super::inputs::{Document, Inputs};
+use super::language_model::LanguageModel;
+use super::metric::{Mean, ObjectiveLoss, Sum};
 use crate::data::Batch;
 
 /// Separates the noise from the random numbers of others with the same seed.

@@ -7,8 +7,11 @@ use oarlock_engine::{Accelerator, Checkpointed, Result, nn};
 use oarlock_tensor::Tensor;
 
 use super::answers::{Answers, Reference, mean_of, of_reference};
+use super::definition::Objective;
+use super::inputs::Inputs;
+use super::language_model::{LanguageModel, Unrecorded};
+use super::metric::{ObjectiveLoss, Sum, Totals};
 use super::preference_loss::{PairLosses, Pairs, first_loss};
-use super::{Inputs, LanguageModel, Objective, ObjectiveLoss, Sum, Totals, Unrecorded};
 use crate::data::{Batch, CHOSEN, REJECTED};
 
 const METRICS: [&str; 9] = [

@@ -7,10 +7,12 @@ use oarlock_config::config::{RaftArgs, RewardArgs, TrainArgs};
 use oarlock_engine::{Accelerator, Error, Result, nn};
 use oarlock_tensor::Tensor;
 
-use super::{
-    Answering, Inputs, LanguageModel, Mean, NextToken, Objective, ObjectiveContext, ObjectiveLoss, Reference,
-    Source, Sum, Unrecorded,
-};
+use super::answers::Reference;
+use super::definition::{Answering, Objective, ObjectiveContext, Source};
+use super::inputs::Inputs;
+use super::language_model::{LanguageModel, Unrecorded};
+use super::metric::{Mean, ObjectiveLoss, Sum};
+use super::next_token::NextToken;
 use crate::data::{AnsweredPrompt, Batch, Field, Fields, StepBatches};
 use crate::generate::{GenerateOptions, Prompt, Sampling, Stop};
 

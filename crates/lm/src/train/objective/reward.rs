@@ -5,7 +5,10 @@ use oarlock_engine::{Result, nn};
 use oarlock_tensor::{DType, Tensor, ops};
 
 use super::answers::mean_of;
-use super::{Inputs, LanguageModel, Objective, ObjectiveLoss, Sum, Unrecorded};
+use super::definition::Objective;
+use super::inputs::Inputs;
+use super::language_model::{LanguageModel, Unrecorded};
+use super::metric::{ObjectiveLoss, Sum};
 use crate::data::{Batch, CHOSEN, REJECTED};
 
 /// The loss of a model with a value head: of pairs, -ln σ(score of the chosen - score of the rejected answer). The score

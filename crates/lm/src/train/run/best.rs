@@ -3,7 +3,7 @@
 use oarlock_engine::report::log::Metrics;
 use oarlock_engine::{Result, checkpoint};
 
-use super::Run;
+use super::state::Run;
 use crate::train::best::{self, Verdict};
 use crate::train::data::EvalData;
 

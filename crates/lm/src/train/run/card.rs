@@ -6,7 +6,7 @@ use oarlock_engine::report::model_card::{FILE, ModelCard};
 use oarlock_engine::{Error, Result};
 use serde_json::Value;
 
-use super::Run;
+use super::state::Run;
 use crate::train::obstacles::TRAINING;
 
 impl Run<'_> {

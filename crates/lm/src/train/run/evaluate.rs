@@ -5,11 +5,11 @@ use std::time::Instant;
 use oarlock_engine::report::log::{EvalRecord, PER_TOKEN};
 use oarlock_engine::{Error, Result};
 
-use super::Run;
 use super::best::named;
+use super::state::Run;
 use crate::data::{Batch, eval_batches};
 use crate::train::data::EvalData;
-use crate::train::evaluate;
+use crate::train::step::evaluate;
 
 impl Run<'_> {
     /// Evaluates on the data of the evaluation, on each data set by itself where that is asked for; gives the results by

@@ -4,7 +4,7 @@ use oarlock_comm::{ProcessMemory, Scalar};
 use oarlock_config::config::Finetuning;
 use oarlock_engine::Result;
 
-use super::Run;
+use super::state::Run;
 use crate::train::lock::OutputLock;
 use crate::train::model::convert;
 use crate::train::obstacles::CONVERTED;

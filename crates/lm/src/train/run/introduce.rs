@@ -9,7 +9,7 @@ use oarlock_engine::{Accelerator, Result};
 use oarlock_tensor::Device;
 use oarlock_tensor::ops::update;
 
-use super::Run;
+use super::state::Run;
 use crate::train::journal::Journal;
 
 impl Run<'_> {

@@ -1,40 +1,9 @@
 //! What is wrong with the results of a run although no step failed: no weight was ever changed, or a result is not a
 //! finite number. Such a run does not end in success.
 
-use std::collections::BTreeMap;
-
 use oarlock_engine::{Error, Result};
 
-use super::Run;
-
-/// Results that are not finite numbers, the newest of their kind, as they are reported. The same on all ranks.
-#[derive(Debug, Default)]
-pub(super) struct NonFiniteResults(BTreeMap<String, String>);
-
-impl NonFiniteResults {
-    /// Takes note of a result, `what` of `when`, with its values by name; returns warnings about those that are not
-    /// finite.
-    pub(super) fn look(&mut self, what: &str, when: &str, values: &[(String, f64)]) -> Option<String> {
-        let odd = values.iter().filter(|(_, value)| !value.is_finite());
-        let odd: Vec<String> = odd.map(|(name, value)| format!("{name} is {value}")).collect();
-        if odd.is_empty() {
-            self.0.remove(what);
-            return None;
-        }
-        let warnings = format!("{what}{when}: {}", odd.join(", "));
-        self.0.insert(what.to_owned(), warnings.clone());
-        Some(format!("warning: {warnings}"))
-    }
-
-    /// Whether all is well.
-    pub(super) fn is_empty(&self) -> bool {
-        self.0.is_empty()
-    }
-
-    fn list(&self) -> String {
-        self.0.values().map(String::as_str).collect::<Vec<_>>().join("; ")
-    }
-}
+use super::state::Run;
 
 impl Run<'_> {
     /// Takes note of a result, and tells what of it is not finite.
@@ -79,7 +48,7 @@ impl Run<'_> {
 
 #[cfg(test)]
 mod tests {
-    use super::*;
+    use super::super::results::NonFiniteResults;
 
     #[test]
     fn the_newest_result_of_each_kind_counts() {

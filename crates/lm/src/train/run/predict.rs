@@ -11,15 +11,15 @@ use oarlock_engine::{Error, Prepared, Result};
 use serde::{Deserialize, Serialize};
 use serde_json::{Value, json};
 
-use super::Run;
+use super::state::Run;
 use crate::data::{Rows, Tokenizer, eval_batches};
 use crate::generate::{GenerateOptions, Model, Prompt, Sampling};
 use crate::model::Decoder;
 use crate::text_metrics::{TextMetrics, TextScores};
-use crate::train::evaluate;
 use crate::train::model::Start;
 use crate::train::objective::{Inputs, scores};
 use crate::train::obstacles::{PREDICTIONS, writer};
+use crate::train::step::evaluate;
 
 /// A row of generated_predictions.jsonl, with its place in the data.
 #[derive(Clone, Debug, Serialize, Deserialize)]

@@ -6,7 +6,7 @@ use oarlock_engine::checkpoint::{self, CheckpointError, ClientState, Contents};
 use oarlock_engine::report::terminal::eprint;
 use oarlock_engine::{Error, Result};
 
-use super::Run;
+use super::state::Run;
 use crate::adapters::adapter_files;
 use crate::model::hf::SaveOptions;
 use crate::train::best;

@@ -12,10 +12,10 @@ use oarlock_engine::report::state::TrainerState;
 use oarlock_engine::{Accelerator, Error, Result};
 use oarlock_tensor::DeviceKind;
 
-use super::Run;
 use super::gpus;
 use super::introduce::{introduce, stages_line};
-use super::non_finite::NonFiniteResults;
+use super::results::NonFiniteResults;
+use super::state::Run;
 use crate::data::Sampler;
 use crate::estimate::{Forecast, Known, Longest, LongestOf};
 use crate::model::Decoder;

@@ -1,9 +1,39 @@
-//! Named fields of a batch: what an objective needs to know of its examples beside their tokens and labels.
+//! A micro-batch: rows of tokens with their targets, and named fields of what an objective needs to know besides.
 
 use std::collections::BTreeMap;
 use std::ops::Range;
 
-use super::loader::Batch;
+/// One micro-batch of one rank.
+#[derive(Clone, Debug, Default, PartialEq)]
+pub struct Batch {
+    /// Token ids, `rows * len`.
+    pub input_ids: Vec<i32>,
+    /// The target of each token, already shifted: the next token, or -100 for none.
+    pub labels: Vec<i32>,
+    /// Where in its row the document of each token begins; `None` when attention knows no documents. Of the whole rows where
+    /// ranks divide them ([`SequenceParallel`](oarlock_engine::parallel::sequence_parallel::SequenceParallel)).
+    pub doc_start: Option<Vec<i32>>,
+    /// The number of rows.
+    pub rows: usize,
+    /// The tokens of a row.
+    pub len: usize,
+    /// Targets that are not -100.
+    pub n_targets: usize,
+    /// What an objective needs to know of the examples besides.
+    pub fields: Fields,
+    /// Which samples of the run it holds, in the order of their tokens; rows that are there for the shape only are
+    /// none.
+    pub samples: Vec<Sample>,
+}
+
+/// A sample of the run in a micro-batch: one row of the data set, at its turn.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Sample {
+    /// The samples before it, over all epochs and ranks. It is the same however a step is split.
+    pub position: u64,
+    /// Its tokens in the micro-batch, row after row.
+    pub tokens: Range<usize>,
+}
 
 /// Where the chosen answers stand among the tokens, each with its prompt.
 pub const CHOSEN: &str = "chosen";

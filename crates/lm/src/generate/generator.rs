@@ -1,0 +1,99 @@
+//! A model that generates text, what it is told, and what an answer is.
+
+use oarlock_engine::Result;
+use oarlock_tensor::Tensor;
+
+use super::sampler::Sampling;
+use crate::data::Tokenizer;
+use crate::model::LayerCache;
+use crate::model::hf::{HfConfig, LoadedModel};
+
+/// Tokens of a prompt that go through the model at a time; bounds the memory for activations.
+pub(super) const PREFILL_TOKENS: usize = 512;
+
+/// Generates with a loaded model.
+#[derive(Debug)]
+pub struct Generator {
+    pub(super) model: LoadedModel,
+}
+
+/// How a text is generated.
+#[derive(Clone, Debug, PartialEq)]
+pub struct GenerateOptions {
+    /// How the next token is chosen.
+    pub sampling: Sampling,
+    /// The most tokens of an answer.
+    pub max_new_tokens: usize,
+    /// The tokens that end an answer; they are not part of it.
+    pub stop_ids: Vec<u32>,
+}
+
+impl Default for GenerateOptions {
+    /// At most 256 tokens, always the likeliest; no token ends an answer, so take those of
+    /// [`Generator::stop_ids`](Generator::stop_ids).
+    fn default() -> GenerateOptions {
+        GenerateOptions { sampling: Sampling::GREEDY, max_new_tokens: 256, stop_ids: Vec::new() }
+    }
+}
+
+/// Why an answer ended.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Stop {
+    /// The model gave a stop token.
+    EndOfText,
+    /// It has as many tokens as were asked for.
+    MaxNewTokens,
+    /// The longest sequence is reached.
+    ModelLength,
+    /// The caller wanted no more.
+    Caller,
+}
+
+/// An answer.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Generation<T> {
+    /// Its tokens or its text.
+    pub output: T,
+    /// Why it ended.
+    pub stop: Stop,
+    /// The number of its tokens.
+    pub n_tokens: usize,
+}
+
+impl Generator {
+    /// Over a loaded model.
+    pub fn new(model: LoadedModel) -> Generator {
+        Generator { model }
+    }
+
+    /// The model.
+    pub fn model(&self) -> &LoadedModel {
+        &self.model
+    }
+
+    /// The tokens that end a text, by the model's settings and the tokenizer's.
+    pub fn stop_ids(&self, tokenizer: &Tokenizer) -> Vec<u32> {
+        let mut ids = self.model.config.special().eos.clone();
+        ids.extend(tokenizer.special().eos);
+        ids.sort_unstable();
+        ids.dedup();
+        ids
+    }
+
+    /// The settings of the model's folder.
+    pub fn config(&self) -> &HfConfig {
+        &self.model.config
+    }
+
+    pub(super) fn empty_cache(&self, capacity: usize) -> Result<Vec<LayerCache>> {
+        let LoadedModel { decoder, dtype, device, .. } = &self.model;
+        Ok(decoder.empty_cache(capacity, *dtype, device)?)
+    }
+
+    pub(super) fn next_logits(&self, ids: &[u32], cache: &mut [LayerCache]) -> Result<Vec<f32>> {
+        let ids: Vec<i32> = ids.iter().map(|&id| id as i32).collect();
+        let ids = Tensor::from_slice(&ids, [1, ids.len()], &self.model.device)?;
+        let logits = self.model.decoder.next_logits(&ids, cache)?;
+        Ok(logits.to_f32_vec()?)
+    }
+}
