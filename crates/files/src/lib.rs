@@ -18,23 +18,9 @@
 mod folder;
 mod opened;
 mod replaced;
+mod token;
 
 pub use folder::{private_folder, read_private};
 pub use opened::{append, append_new, create_new, open, open_or_create, overwrite_handed, refuse_link};
 pub use replaced::{Replacement, begin, link, replace};
-
-use std::io;
-
-/// A name that nobody can guess, so that nobody has put anything at its place: 16 hexadecimal digits.
-///
-/// # Errors
-/// When the operating system gives no random bytes.
-pub fn token() -> io::Result<String> {
-    let mut bytes = [0; 8];
-    let n_bytes = rustix::rand::getrandom(&mut bytes, rustix::rand::GetRandomFlags::empty())?;
-    // So few bytes come at once, once there are any.
-    if n_bytes < bytes.len() {
-        return Err(io::ErrorKind::UnexpectedEof.into());
-    }
-    Ok(format!("{:016x}", u64::from_le_bytes(bytes)))
-}
+pub use token::token;

@@ -8,7 +8,7 @@ use std::path::Path;
 use rustix::fs::OFlags;
 
 use crate::folder::Place;
-use crate::token;
+use crate::token::token;
 
 /// A file in the making. It has a name that nobody guesses until it is published, and vanishes if it never is.
 pub struct Replacement {

@@ -16,7 +16,7 @@ use oarlock_comm::ProcessMemory;
 use oarlock_tensor::cpu::Isa;
 use oarlock_tensor::{DType, Device, Par};
 
-use super::dtypes;
+use super::dtypes::dtypes;
 use crate::console::{Outcome, print};
 use crate::error::{Error, Result};
 

@@ -3,6 +3,7 @@
 mod case;
 mod cases;
 mod device;
+mod devices;
 mod finding;
 mod large;
 mod nccl;
@@ -17,6 +18,7 @@ mod ranks;
 mod report;
 mod roofline;
 mod sanitizer;
+mod section;
 mod shapes;
 mod speed;
 mod throughput;
@@ -30,19 +32,18 @@ use std::process::Command;
 use std::time::Duration;
 
 use clap::Args;
-use oarlock_comm::available_cores;
 use oarlock_engine::report::replace;
-use oarlock_tensor::cpu::Isa;
-use oarlock_tensor::{Device, Par, Tensor};
 use rustix::process::{Signal, set_parent_process_death_signal};
 use serde_json::{Value, json};
 
 use crate::console::{Failure, Outcome, print};
 use crate::error::Error;
 
+use devices::Devices;
 use finding::Finding;
 use part::Part;
-use report::{Report, Section};
+use report::Report;
+use section::Section;
 
 #[derive(Args)]
 pub(super) struct GpuCheckArgs {
@@ -84,26 +85,6 @@ fn seconds(text: &str) -> Result<f64, String> {
 
 /// Names a table of algorithms to `oarlock-cuda`.
 const TABLE: &str = oarlock_cuda::tables::VARIABLE;
-
-/// The two devices that are compared.
-struct Devices {
-    gpu: Device,
-    cpu: Device,
-}
-
-impl Devices {
-    fn open() -> oarlock::Result<Devices> {
-        let par = Par::threads(available_cores().len())?;
-        let cpu = Device::cpu(Isa::detect(), par.clone());
-        Ok(Devices { gpu: Device::cuda(0, Isa::detect(), par)?, cpu })
-    }
-
-    /// Whether the GPU still takes and gives numbers: after some errors of a kernel it does not.
-    fn gpu_answers(&self) -> bool {
-        let there = Tensor::from_slice(&[1.5f32, -2.0], [2], &self.gpu);
-        there.and_then(|there| there.to_vec::<f32>()).is_ok_and(|back| back == [1.5, -2.0])
-    }
-}
 
 pub(super) fn run(args: &GpuCheckArgs) -> Outcome {
     match args.part {

@@ -7,7 +7,7 @@ use oarlock::checkpoint::{MergeOptions, shard_size};
 use oarlock::model::merge_weights;
 use oarlock_tensor::DType;
 
-use super::dtypes;
+use super::dtypes::dtypes;
 use crate::console::{OVERWRITE, Outcome, occupied, print};
 
 #[derive(Args)]

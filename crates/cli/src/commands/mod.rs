@@ -1,6 +1,7 @@
 //! The command line: one file for each subcommand; here they are listed, and errors become exit codes.
 
 mod data;
+mod dtypes;
 mod env;
 mod estimate;
 mod estimate_table;
@@ -27,10 +28,8 @@ use std::path::Path;
 use std::process::ExitCode;
 use std::time::SystemTime;
 
-use clap::builder::{PossibleValuesParser, TypedValueParser};
 use clap::{CommandFactory, FromArgMatches, Parser, Subcommand};
 use oarlock_engine::distributed::rank;
-use oarlock_tensor::DType;
 
 use crate::{console, front, launch};
 
@@ -100,15 +99,6 @@ enum Command {
     Env,
     /// Print the licenses of the works of others that this program contains
     Licenses,
-}
-
-/// Parses the name of a dtype, of which an argument takes only these.
-fn dtypes<const N: usize>(names: [&'static str; N]) -> impl TypedValueParser<Value = DType> {
-    PossibleValuesParser::new(names).map(|name| match name.as_str() {
-        "bf16" => DType::BF16,
-        "f16" | "fp16" => DType::F16,
-        _ => DType::F32,
-    })
 }
 
 /// The commands of other programs, for the help.

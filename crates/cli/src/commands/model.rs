@@ -15,7 +15,7 @@ use oarlock_tensor::cpu::Isa;
 use oarlock_tensor::cpu::quantized::{Code, Format};
 use oarlock_tensor::{Automatic, DType, Device, DeviceKind, Par};
 
-use super::dtypes;
+use super::dtypes::dtypes;
 use crate::console::eprint;
 use crate::front::gpus::EXPERIMENTAL;
 

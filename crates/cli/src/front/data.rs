@@ -4,11 +4,11 @@ use std::io::IsTerminal;
 
 use oarlock::data::{Chat, Encoder, Source, Statistics, Tokenizer, bracketed, colored};
 
+use super::variable::env_var;
 use crate::config::environment::said_by;
 use crate::config::written::{Authority, Entry, Layer};
 use crate::config::{Problems, Words, paths, train_config_of, written};
 use crate::console::{Outcome, print, print_styled};
-use crate::front::env_var;
 
 /// Prints the first `rows` examples of the run that `words` describe, and statistics of all; with `json` the token ids
 /// and labels of these examples alone, one a line.

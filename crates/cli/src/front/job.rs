@@ -8,14 +8,15 @@ use oarlock_engine::distributed::rank;
 use crate::config::table as keys;
 use std::time::SystemTime;
 
+use super::variable::env_var;
 use crate::config::environment::{number_of_ranks, said_by};
 use crate::config::flags::Parsed;
 use crate::config::written::{Authority, Layer};
 use crate::config::{Origin, Problem, Problems, ResolvedConfig, TrainConfig, paths, texts, train_config_of};
 use crate::console::{Failure, Outcome, eprint, print};
 use crate::error::Error;
-use crate::front::env_var;
-use crate::front::script::{self, Script, Training};
+use crate::front::script::{self, Script};
+use crate::front::training::Training;
 use crate::launch::spec::{Nodes, Output};
 use crate::launch::{self, FINAL, Launch, STARTED, environment, exit_code};
 use crate::plots;

@@ -8,15 +8,16 @@ use crate::config::table as keys;
 use std::ops::RangeInclusive;
 use std::time::SystemTime;
 
+use super::variable::env_var;
 use crate::config::environment;
 use crate::config::value::boolean;
 use crate::config::written::{self, Authority, Layer};
 use crate::config::yaml::Node;
 use crate::config::{Problem, Problems, ResolvedConfig, Words, explain};
 use crate::console::{Failure, Outcome, eprint, print};
-use crate::front::env_var;
 use crate::front::job::Job;
 use crate::front::script;
+use crate::front::training::Training;
 use crate::launch::Launch;
 use crate::launch::devices::Devices;
 use crate::launch::spec::{Master, Nodes};
@@ -67,7 +68,7 @@ pub(crate) struct Called {
     /// How it is called, for the help.
     command: &'static str,
     /// What its arguments describe.
-    training: fn(&written::Arguments) -> Result<script::Training, Problems>,
+    training: fn(&written::Arguments) -> Result<Training, Problems>,
 }
 
 impl Called {
@@ -101,7 +102,7 @@ pub(crate) fn train(words: &[String], called: &Called, started: SystemTime) -> O
 
 /// The job of a training run, and of what the environment says; `words` lead to it again.
 fn job(
-    mut training: script::Training,
+    mut training: Training,
     words: Vec<String>,
     devices: &Devices,
     read: &dyn Fn(&str) -> Option<String>,

@@ -10,10 +10,13 @@ pub mod llamafactory;
 pub mod minimind;
 pub mod script;
 pub mod torchrun;
+pub mod training;
+mod variable;
 
 use std::time::SystemTime;
 
 use crate::console::Outcome;
+pub(crate) use variable::env_var;
 
 /// A command that this program answers to, as a subcommand and under its own name.
 pub struct FrontEnd {
@@ -59,11 +62,6 @@ pub const ALL: &[FrontEnd] = &[
         run: llamafactory::run,
     },
 ];
-
-/// The value of an environment variable.
-pub(crate) fn env_var(name: &str) -> Option<String> {
-    std::env::var(name).ok()
-}
 
 /// The front end of this name: a word of the command line, or the name of the binary.
 pub fn find(name: &str) -> Option<&'static FrontEnd> {

@@ -5,14 +5,15 @@ use std::io::Read;
 use std::os::unix::fs::PermissionsExt;
 use std::path::{Path, PathBuf};
 
+use super::variable::env_var;
 use crate::config::defaults;
 use crate::config::keys::Row;
-use crate::config::location::Location;
 use crate::config::resolve::Settings;
 use crate::config::written::{self, Entry, Layer};
 use crate::config::yaml::Data;
 use crate::config::{Arguments, Problem, Problems, Words};
-use crate::front::{env_var, minimind};
+use crate::front::minimind::translation;
+use crate::front::training::Training;
 
 /// What is to be started.
 #[derive(Clone, Debug)]
@@ -21,39 +22,6 @@ pub enum Script {
     Training(Training),
     /// A program with its arguments.
     Command(Vec<String>),
-}
-
-/// An Oarlock run, as its arguments describe it.
-#[derive(Clone, Debug)]
-pub struct Training {
-    /// What was written, in the order of its weight.
-    pub layers: Vec<Layer>,
-    /// What the user should know about how it was read.
-    pub notes: Vec<String>,
-    /// `--dry-run` among the words.
-    pub dry_run: bool,
-    /// `--print-config` among the words.
-    pub print_config: bool,
-    /// Its own `bf16` or `fp16` decides over the precision of Accelerate's launcher, as in transformers.
-    pub own_precision_decides: bool,
-    /// Where the script is named that it stands for, if another one of that name may have been meant.
-    pub stands_for: Option<Location>,
-    /// The flags of its script that are settings of ours under another name; where there are none, settings are written
-    /// under their names.
-    pub flags: &'static [(&'static Row, &'static str)],
-}
-
-impl Training {
-    /// What is wrong with it, behind the file that may be missing.
-    pub fn explain(stands_for: Option<&Location>, problems: Problems) -> Problems {
-        let Some(location) = stands_for else { return problems };
-        let message = format!("there is no file `{}`", location.text());
-        let help = "name a script that exists; where there is none, LLaMA-Factory's training is started under this name, and \
-                    what follows is about that";
-        let mut all = Problems::from(Problem::new(message).at(location, "").help(help));
-        all.append(problems);
-        all
-    }
 }
 
 /// How a program is called.
@@ -106,7 +74,7 @@ pub fn resolve(words: &Words, call: Call, command: &str) -> Result<Script, Probl
             };
             let problem = problem.at(&words.location(0), "");
             let help = "name a script that exists; src/train.py (LLaMA-Factory) and train_pretrain.py (MiniMind) are built in";
-            let help = minimind::counterpart(name).unwrap_or_else(|| help.to_owned());
+            let help = translation::counterpart(name).unwrap_or_else(|| help.to_owned());
             return Err(problem.help(help).into());
         }
     }
@@ -130,7 +98,7 @@ pub fn note(argv: &[String]) -> Option<String> {
         "the same command in a folder without it, as `llamafactory-cli train` with its arguments,".to_owned()
     } else {
         let file = Path::new(script).file_name()?.to_str()?;
-        let name = file.strip_suffix(".py").filter(|_| minimind::SCRIPTS.contains(&file))?;
+        let name = file.strip_suffix(".py").filter(|_| translation::SCRIPTS.contains(&file))?;
         format!("`{name}` without .py")
     };
     Some(format!("`{script}` is a file here, and Python runs it; {instead} trains with this program"))
@@ -149,7 +117,7 @@ fn built_in(name: &str, words: &Words) -> Option<Result<Training, Problems>> {
         return Some(written::arguments(words).and_then(|arguments| llama_factory(&arguments)));
     }
     let file = Path::new(name).file_name()?.to_str()?;
-    minimind::SCRIPTS.contains(&file).then(|| minimind::training(words, &env_var))
+    translation::SCRIPTS.contains(&file).then(|| translation::training(words, &env_var))
 }
 
 /// LLaMA-Factory's training: what arguments describe, and its defaults for what they do not write.

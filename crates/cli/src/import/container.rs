@@ -11,7 +11,7 @@ use zip::{CompressionMethod, ZipArchive};
 
 use super::error::{ImportProblem, PickleProblem};
 use super::pickle::{Element, Pickle, Value, View};
-use super::refused;
+use super::refusal::refused;
 use crate::error::{Error, Result};
 
 /// The largest pickle; the values of tensors are not in it.

@@ -13,6 +13,8 @@ mod deepspeed;
 mod error;
 mod model_states;
 mod pickle;
+mod pieces;
+mod refusal;
 mod write;
 
 use std::path::{Path, PathBuf};
@@ -22,9 +24,8 @@ pub use error::{ImportError, ImportProblem, PickleProblem};
 use oarlock::checkpoint::find_tag;
 use oarlock_tensor::DType;
 
-use crate::error::{Error, Result};
+use crate::error::Result;
 use container::TorchFile;
-use pickle::View;
 
 /// What [`import_checkpoint`] has read and written.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -65,32 +66,12 @@ pub fn import_checkpoint(from: &Path, to: &Path, tag: Option<&str>) -> Result<Im
         stage: source.stage,
         n_ranks: source.n_ranks,
         n_params: source.parameters.len(),
-        n_elems: source.parameters.values().map(|one| deepspeed::n_elems_of(&one.shape)).sum(),
+        n_elems: source.parameters.values().map(|one| pieces::n_elems_of(&one.shape)).sum(),
         dtype: source.dtype,
         steps: source.steps,
         has_config: beside.is_some(),
         from: dir,
     })
-}
-
-fn refused(path: &Path, problem: impl Into<ImportProblem>) -> Error {
-    ImportError { path: path.to_path_buf(), problem: problem.into() }.into()
-}
-
-fn unexpected(path: &Path, what: &str, expected: &str) -> Error {
-    refused(path, ImportProblem::Unexpected { what: what.into(), expected: expected.into() })
-}
-
-fn unsupported(path: &Path, why: impl Into<String>) -> Error {
-    refused(path, ImportProblem::Unsupported(why.into()))
-}
-
-fn missing(path: &Path, what: impl Into<String>) -> Error {
-    refused(path, ImportProblem::Missing(what.into()))
-}
-
-fn need<'a>(path: &Path, view: View<'a>, name: &str) -> Result<View<'a>> {
-    view.get(name).ok_or_else(|| missing(path, name))
 }
 
 #[cfg(test)]

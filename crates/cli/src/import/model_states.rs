@@ -8,10 +8,10 @@ use oarlock_tensor::DType;
 use serde_json::{Map, Value as Json};
 
 use super::container::TorchFile;
-use super::deepspeed::{MODEL_STATES, Parameter, Parameters, Piece, cut, n_elems_of, share_of};
 use super::error::ImportProblem;
 use super::pickle::{Element, Value, View};
-use super::{need, refused, unexpected, unsupported};
+use super::pieces::{MODEL_STATES, Parameter, Parameters, Piece, cut, n_elems_of, share_of};
+use super::refusal::{need, refused, unexpected, unsupported};
 use crate::error::Result;
 
 /// What DeepSpeed itself keeps beside the model; the rest is of the training loop.

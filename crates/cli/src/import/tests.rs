@@ -19,8 +19,8 @@ use zip::write::SimpleFileOptions;
 use zip::{ZipArchive, ZipWriter};
 
 use super::container::{Run, TorchFile};
-use super::deepspeed::{Piece, cut, share_of};
 use super::pickle::{Element, Pickle};
+use super::pieces::{Piece, cut, share_of};
 use super::{deepspeed, import_checkpoint};
 
 const CASES: [(&str, u64, DType); 6] = [

@@ -7,8 +7,8 @@ use std::time::UNIX_EPOCH;
 use oarlock_comm::{Ended, Exit, signal_name};
 use oarlock_engine::distributed::launch::Memory;
 
-use super::hostname;
 use super::logs::{ErrorFile, Message};
+use super::variables::hostname;
 
 /// The failure of a rank.
 #[derive(Clone, Debug)]

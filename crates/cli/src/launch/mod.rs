@@ -3,6 +3,7 @@
 
 pub mod agents;
 mod cores;
+mod variables;
 pub use oarlock_engine::distributed::launch::devices;
 pub mod environment;
 mod failure;
@@ -23,18 +24,8 @@ pub use failure::{Failure, exit_code};
 pub use logs::Message;
 pub use run::{Outcome, run, with_local_rank};
 pub use spec::Launch;
-
-/// The variable with the time at which the command began, for its ranks, in microseconds since 1970.
-pub const STARTED: &str = "OARLOCK_STARTED";
-
-/// The exit code of a rank that would end as it did however often it is started.
-pub const FINAL: u8 = 2;
-
-/// The variable with the number of the round in which our launcher started this rank, from 1.
-const ROUND: &str = "OARLOCK_ROUND";
-
-/// The variable with the file into which a rank may write why it failed.
-const ERROR_FILE: &str = "TORCHELASTIC_ERROR_FILE";
+use variables::{ERROR_FILE, ROUND};
+pub use variables::{FINAL, STARTED};
 
 /// Whether this process is a rank that a launcher started, ours or another.
 pub fn is_rank() -> bool {
@@ -91,9 +82,4 @@ pub fn on_stop(stop: impl Fn(i32) + Send + 'static) -> Result<()> {
         .spawn(watch)
         .map_err(Error::io("start", "a thread"))?;
     Ok(())
-}
-
-/// The name of this machine.
-fn hostname() -> String {
-    rustix::system::uname().nodename().to_string_lossy().into_owned()
 }

@@ -14,16 +14,17 @@ use oarlock_config::settings::Problems;
 use oarlock_engine::distributed::launch::{Memory, WorkerEnv, default_omp_threads, port};
 
 use super::agents::{Agent, Decision, Event, Round};
-use super::devices::{Devices, MACHINE_GPUS};
+use super::cores;
 use super::environment::variables;
 use super::failure::{self, Failure, exit_code};
 use super::logs::{ErrorFile, Logs, Message};
 use super::output::Outputs;
 use super::rounds::{Known, Rounds, meeting, unless_stopped};
 use super::spec::Launch;
-use super::{ERROR_FILE, FINAL, ROUND, STARTED, cores};
+use super::variables::{ERROR_FILE, FINAL, ROUND, STARTED};
 use crate::console::eprint;
 use crate::error::{Error, Result};
+use oarlock_engine::distributed::launch::devices::{Devices, MACHINE_GPUS};
 
 /// The file of the program that a process is, also when another one has taken its path.
 const THIS_PROGRAM: &str = "/proc/self/exe";

@@ -1,10 +1,7 @@
 //! What a step optimizes: the next token, which of two answers is better, whether an answer is wanted, a reward.
 
-use std::path::PathBuf;
-
-use oarlock_tensor::cpu::quantized::Format;
-
 use super::raft::{RaftArgs, RewardArgs};
+use super::reference::ReferenceArgs;
 
 /// What a step optimizes.
 #[derive(Clone, Debug, Default, PartialEq)]
@@ -143,15 +140,4 @@ impl Default for KtoArgs {
             reference: ReferenceArgs::default(),
         }
     }
-}
-
-/// The frozen model of a preference loss. By default it is what the run begins with.
-#[derive(Clone, Debug, Default, PartialEq)]
-pub struct ReferenceArgs {
-    /// `ref_model`: the folder of another model.
-    pub model: Option<PathBuf>,
-    /// `ref_model_adapters`: adapters that are merged into it.
-    pub adapters: Vec<PathBuf>,
-    /// `ref_model_quantization_bit`: how the weights of its linear layers are quantized.
-    pub quantization: Option<Format>,
 }

@@ -1,7 +1,7 @@
 //! RAFT: how many answers each prompt gets, how they are made, and what scores them.
 
 use super::predict::PredictArgs;
-use super::preference::ReferenceArgs;
+use super::reference::ReferenceArgs;
 
 /// Rejection sampling fine-tuning (Dong et al. 2023).
 #[derive(Clone, Debug, PartialEq)]

@@ -3,8 +3,9 @@
 use oarlock_reference::formula::{Array, Formula};
 use oarlock_tensor::{DType, Device, Param, Result, Tape, Tensor};
 
-use super::ops::DTYPES;
 use super::place::{Place, Values, leaves};
+
+pub(super) const DTYPES: [DType; 3] = [DType::F32, DType::BF16, DType::F16];
 
 /// What a case runs.
 pub(super) struct Call<'a> {

@@ -10,30 +10,13 @@ mod moves;
 mod pairs;
 mod products;
 mod quantized;
+mod shapes;
 mod sizes;
 
-use oarlock_reference::formula::Array;
 use oarlock_tensor::Result;
 
-use super::case::{Call, Case, CaseInputs};
-
-/// Sizes: B sequences of S tokens (or as many as attention needs for more than one tile), H heads and G for keys, heads of
-/// D elements, hidden size I, vocabulary V.
-struct Sizes {
-    b: usize,
-    s: usize,
-    tiles: usize,
-    h: usize,
-    g: usize,
-    heads: [usize; 2],
-    i: usize,
-    v: usize,
-    /// Of cases at sizes of their own: rows of wide norms, the other sizes of heads, the vocabulary of Qwen2.5, the rows and the
-    /// width that meet it.
-    wide_rows: usize,
-    other_heads: &'static [usize],
-    large: [usize; 3],
-}
+use super::case::Case;
+use shapes::Sizes;
 
 const FULL: Sizes = Sizes {
     b: 2,

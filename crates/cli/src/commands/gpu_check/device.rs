@@ -6,7 +6,7 @@ use oarlock_engine::report::terminal::readable;
 use oarlock_tensor::{DType, Error, GpuInfo, Tensor, ops};
 use serde_json::json;
 
-use super::Devices;
+use super::devices::Devices;
 use super::finding::Finding;
 use super::part::Part;
 use crate::console::Outcome;

@@ -2,7 +2,7 @@
 
 use serde_json::Value;
 
-use super::report::Section;
+use super::section::Section;
 
 /// What it means where something of a section failed and nothing of the sections before it did, and what to do.
 fn meaning(section: Section) -> &'static str {

@@ -5,17 +5,15 @@ use std::collections::BTreeSet;
 use oarlock_tensor::cpu::difference::{Incomparable, largest_difference, largest_magnitude};
 use oarlock_tensor::{DType, Result};
 
-use super::Devices;
-use super::case::Case;
+use super::case::{Case, DTYPES};
 use super::cases;
 use super::device;
+use super::devices::Devices;
 use super::finding::{Finding, number};
 use super::optimizers;
 use super::part::Part;
 use super::place::{Place, Values};
 use crate::console::Outcome;
-
-pub(super) const DTYPES: [DType; 3] = [DType::F32, DType::BF16, DType::F16];
 
 /// The largest error that a dtype may cause, relative to the largest value of a tensor: its unit roundoff (2^-24, 2^-9,
 /// 2^-12) times a number of roundings. In f32 those of sums of hundreds of terms in another order, in the short dtypes

@@ -1,6 +1,5 @@
 //! What a training run relies on, checked on the ranks themselves. Each check says on every rank what differed there.
 
-use std::path::PathBuf;
 use std::time::{SystemTime, UNIX_EPOCH};
 
 use oarlock::Result;
@@ -9,21 +8,9 @@ use oarlock_comm::{Communicator, Ready, Scalar, Sharing};
 use oarlock_tensor::{DType, Init};
 
 use super::checks_training as training;
+use super::site::{Finding, Site, sampler};
 
 use oarlock::shard::{ParamSlice, SeededInit, WeightSource};
-
-/// Where a check runs.
-pub struct Site {
-    /// The ranks.
-    pub comm: Communicator,
-    /// A folder that all of them see.
-    pub folder: PathBuf,
-    /// The precision of the configuration, where it is not f32.
-    pub dtype: Option<DType>,
-}
-
-/// What a check found on this rank: nothing wrong, and perhaps a word about it; or what differed.
-pub type Finding = std::result::Result<String, String>;
 
 /// A check.
 pub struct Check {
@@ -154,12 +141,6 @@ fn seeds(site: &Site) -> Result<Finding> {
 
 /// Stands for the sample that a rank does not have.
 const FILLER: u64 = u64::MAX;
-
-/// The sampler of this rank.
-pub fn sampler(site: &Site, len: u64, micro_batch: u64, accumulation: u64) -> Sampler {
-    let (world, rank) = (site.comm.world_size() as u64, site.comm.rank() as u64);
-    Sampler { len, seed: 42, shuffle: true, world, rank, micro_batch, accumulation, lengths: None }
-}
 
 /// The numbers of samples to check: multiples of the number of ranks, and others.
 fn lengths(world: u64) -> [u64; 4] {

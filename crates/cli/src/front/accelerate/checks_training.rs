@@ -11,7 +11,7 @@ use oarlock_engine::report::speed::PhaseTimer;
 use oarlock_tensor::DType;
 use oarlock_tensor::cpu::difference::largest_difference;
 
-use super::checks::{Finding, Site, sampler};
+use super::site::{Finding, Site, sampler};
 
 /// The placements of a model, by their names.
 const PLACEMENTS: [(&str, Placements); 4] = [

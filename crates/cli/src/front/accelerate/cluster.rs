@@ -16,7 +16,7 @@ use crate::config::yaml::{Data, Node};
 use crate::config::{Problem, Problems};
 use crate::console::{Failure, Outcome, print};
 use crate::error::Error;
-use crate::front::env_var;
+use crate::front::variable::env_var;
 pub use oarlock::distributed::default_config_file as default_file;
 
 /// A value that stands in this program.

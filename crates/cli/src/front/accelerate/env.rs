@@ -6,7 +6,7 @@ use oarlock_engine::report::terminal::readable;
 use oarlock_tensor::{CudaLibraries, visible_gpus};
 
 use super::cluster::Cluster;
-use super::{ACCELERATE, COMMAND, CONFIG_FILE, parse};
+use super::command::{ACCELERATE, COMMAND, CONFIG_FILE, parse};
 use crate::config::Words;
 use crate::config::flags::Flags;
 use crate::console::{Outcome, print};
@@ -17,7 +17,7 @@ pub(super) const ENV: Flags = Flags {
     command: "accelerate env",
     example: "accelerate env",
     about: "Shows versions, the machine and the configuration, for a report of a problem.",
-    keys: super::KEYS,
+    keys: super::command::KEYS,
     ..COMMAND
 };
 

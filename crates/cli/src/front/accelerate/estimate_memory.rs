@@ -8,7 +8,7 @@ use oarlock::model::{Decoder, DecoderConfig};
 use oarlock::nn::units_of;
 use oarlock_engine::report::python;
 
-use super::{COMMAND, parse, refuse};
+use super::command::{COMMAND, parse, refuse};
 use crate::config::Words;
 use crate::config::flags::Flags;
 use crate::config::keys::{Row, Status, ValueType};

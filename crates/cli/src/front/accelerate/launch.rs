@@ -16,16 +16,18 @@ use crate::config::written::{Authority, Entry, Layer};
 use crate::config::yaml::Data;
 use crate::config::{Problem, Problems, Words, train_config_of};
 use crate::console::{Outcome, print};
-use crate::front::env_var;
 use crate::front::job::{Job, Program};
-use crate::front::script::{self, Call, Script, Training};
+use crate::front::script::{self, Call, Script};
+use crate::front::training::Training;
+use crate::front::variable::env_var;
 use crate::launch::devices::Devices;
 use crate::launch::spec::{Binding, Nodes, Output, PerRank, Restarts};
 use crate::launch::{self, Launch};
 
+use super::command::COMMAND;
 use super::machines::{LaunchSettings, PORT, Ranks};
 use super::strategy::{self, DistributedType, Strategy};
-use super::{COMMAND, cluster, exported};
+use super::{cluster, exported};
 
 /// The flags of the command.
 pub(super) const LAUNCH: Flags = Flags {

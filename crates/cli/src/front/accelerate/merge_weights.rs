@@ -5,7 +5,7 @@ use std::path::Path;
 use oarlock::checkpoint::{self, MergeOptions};
 use oarlock::model::merge_weights;
 
-use super::{COMMAND, parse, refuse};
+use super::command::{COMMAND, parse, refuse};
 use crate::config::Words;
 use crate::config::flags::Flags;
 use crate::config::keys::{Row, Status, ValueType};

@@ -6,9 +6,10 @@ use std::time::SystemTime;
 use oarlock_engine::distributed::rank;
 use oarlock_tensor::DType;
 
-use super::checks::{self, CHECKS, Site};
+use super::checks::{self, CHECKS};
 use super::cluster::{Cluster, config_file};
-use super::{COMMAND, parse};
+use super::command::{COMMAND, parse};
+use super::site::Site;
 use crate::config::flags::{Abbreviations, Flags, Parsed};
 use crate::config::keys::{Row, Status, ValueType, row};
 use crate::config::{Problem, Problems, Words};
@@ -21,7 +22,7 @@ use crate::launch::{self, Launch};
 oarlock_config::key_table! {
     /// The flags.
     const KEYS = [
-        CONFIG_FILE: Option<String> = row(super::CONFIG_FILE),
+        CONFIG_FILE: Option<String> = row(super::command::CONFIG_FILE),
         CPU: bool = Row::flag(ValueType::Bool, "cpu", "false", Status::Used, "Check as many ranks on the CPU, whatever the configuration asks for"),
         NUM_PROCESSES: Option<usize> = Row::flag(ValueType::Int(1), "num_processes", "", Status::Used, "How many ranks; by default those of the configuration, else as many as the machine has devices"),
     ];

@@ -5,7 +5,8 @@ use std::path::PathBuf;
 use serde_json::{Map, Value};
 
 use super::cluster::{is_json, save_or_show, value};
-use super::{COMMAND, dump, parse, refuse};
+use super::command::{COMMAND, parse, refuse};
+use super::dump;
 use crate::config::flags::Flags;
 use crate::config::keys::{Key, Row, Status, ValueType};
 use crate::config::{Problems, Words, written};

@@ -5,7 +5,7 @@ use std::sync::Arc;
 
 use oarlock_config::settings::secret::{Secret, is_secret_name};
 
-use super::multinode::{Launcher, RUN_NAME};
+use super::launcher::{Launcher, RUN_NAME};
 use crate::config::Problem;
 use crate::config::location::{Location, SourceText, ValueSource};
 use crate::launch::devices::Devices;

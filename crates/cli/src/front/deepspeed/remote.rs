@@ -12,7 +12,8 @@ use tempfile::TempPath;
 
 use super::exports::{Machine, shell};
 use super::hostfile::Pool;
-use super::multinode::{Commands, Launcher, ssh_port};
+use super::launcher::Launcher;
+use super::multinode::{Commands, ssh_port};
 use crate::config::{Problem, Problems};
 use crate::console::{Failure, Outcome, eprint, print};
 use crate::error::Error;

@@ -6,6 +6,9 @@ use crate::config::keys::Status::{NoEffect, Used};
 use crate::config::keys::ValueType::{Bool, Choice, Float, Int, Path, Text};
 use crate::config::keys::{Row, Status};
 
+/// The subcommand.
+pub(super) const COMMAND: &str = "train_pretrain";
+
 const ELSEWHERE: Status = NoEffect("ranks come from the launcher");
 
 oarlock_config::key_table! {
@@ -55,7 +58,7 @@ oarlock_config::key_table! {
 /// The flags. A default is that of MiniMind2; [`NEWEST`] holds those that are others in minimind-3.
 #[rustfmt::skip]
 pub const FLAGS: Flags = Flags {
-    command: super::COMMAND,
+    command: COMMAND,
     bare_switches: false,
     operands: "",
     example: "oarlock train_pretrain --data_path pretrain.jsonl --epochs 1",

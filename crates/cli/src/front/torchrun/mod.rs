@@ -8,11 +8,11 @@ mod tests;
 use self::flags as keys;
 use std::time::SystemTime;
 
+use super::variable::env_var;
 use crate::config::environment;
 use crate::config::written::{Authority, Entry, Layer};
 use crate::config::{Problems, Words, resolve};
 use crate::console::{Outcome, print};
-use crate::front::env_var;
 use crate::front::job::Job;
 use crate::front::script::{self, Call, Script};
 use crate::launch;

@@ -4,7 +4,7 @@
 use std::collections::HashMap;
 
 use super::globals::{Global, lookup};
-use super::{Id, Value};
+use super::value::{Id, Value};
 use crate::import::error::PickleProblem;
 
 /// The most sizes of a tensor, as in torch.

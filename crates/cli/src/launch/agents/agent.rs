@@ -12,10 +12,10 @@ use super::error::{AgentsError, NO_ADDRESS};
 use super::link::{ANSWER, CONNECT, Link, converse};
 use super::meeting::{Meeting, is_host};
 use super::message::{Node, Reply, Request, View};
+use super::round::{Decision, Event, Round};
 use super::store::Store;
 use super::world::same;
-use super::{Decision, Event, Round};
-use crate::launch::hostname;
+use crate::launch::variables::hostname;
 
 /// How long a node that is done waits for the others.
 const EXIT_BARRIER: Duration = Duration::from_secs(300);

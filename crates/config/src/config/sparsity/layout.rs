@@ -2,8 +2,8 @@
 
 use oarlock_tensor::{Error, Result};
 
+use super::pattern::{Direction, Pattern, SparsityConfig};
 use super::python_random::PythonRandom;
-use super::{Direction, Pattern, SparsityConfig};
 
 /// The most bits of a layout: 1 GiB of them.
 const MOST_BITS: usize = 1 << 33;

@@ -4,7 +4,9 @@ use oarlock_reference::attention::Shape;
 use oarlock_tensor::ops::{self, AttentionOptions, Mask};
 use oarlock_tensor::{Result, Tensor};
 
-use super::{Array, Call, Case, CaseInputs, Sizes};
+use super::shapes::Sizes;
+use crate::commands::gpu_check::case::{Call, Case, CaseInputs};
+use oarlock_reference::formula::Array;
 
 /// Which keys a query sees.
 #[derive(Clone, Copy, PartialEq)]

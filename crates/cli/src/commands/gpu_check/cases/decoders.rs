@@ -10,8 +10,10 @@ use oarlock_tensor::cpu::rope::RopeStyle;
 use oarlock_tensor::ops::{self, Rope};
 use oarlock_tensor::{DType, Device, Par, Result, RopeScaling, Tensor};
 
-use super::{Array, Case, Sizes};
+use super::shapes::Sizes;
+use crate::commands::gpu_check::case::Case;
 use crate::commands::gpu_check::place::ints;
+use oarlock_reference::formula::Array;
 
 /// Of norms: large enough that errors show where it is.
 pub(super) const EPS: f32 = 0.1;

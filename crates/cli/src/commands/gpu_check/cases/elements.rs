@@ -4,8 +4,10 @@ use oarlock_reference::function::{Activation, maximum};
 use oarlock_tensor::ops;
 use oarlock_tensor::{DType, Result, Tensor};
 
-use super::{Array, Case, Sizes};
+use super::shapes::Sizes;
+use crate::commands::gpu_check::case::{Call, Case};
 use crate::commands::gpu_check::place::round;
+use oarlock_reference::formula::Array;
 
 pub(super) fn cases(n: &Sizes) -> Vec<Case> {
     let &Sizes { b, s, i, .. } = n;
@@ -27,7 +29,7 @@ pub(super) fn cases(n: &Sizes) -> Vec<Case> {
         )
     };
     let cast = |dtype: DType| {
-        let op = move |call: &super::Call<'_>| ops::cast(&call.inputs[0], dtype);
+        let op = move |call: &Call<'_>| ops::cast(&call.inputs[0], dtype);
         Case::new(format!("cast to {dtype}"), [&x], [], op, move |x| {
             x.inputs[0].rounded(move |x| f64::from(round(x as f32, dtype)))
         })

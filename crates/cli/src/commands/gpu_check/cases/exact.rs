@@ -5,7 +5,8 @@ use oarlock_tensor::ops::update::Stream;
 use oarlock_tensor::ops::{self, NoisePart};
 use oarlock_tensor::{DType, Result, Tensor};
 
-use super::{Call, Case, Sizes};
+use super::shapes::Sizes;
+use crate::commands::gpu_check::case::{Call, Case};
 use crate::commands::gpu_check::place::normal;
 
 pub(super) fn cases(n: &Sizes) -> Vec<Case> {

@@ -10,7 +10,8 @@ use oarlock_tensor::ops::{self, AttentionOptions, Mask, QkvHeads, Rope, WeightLa
 
 use super::attention::{MaskKind, attention};
 use super::decoders::{EPS, FIRST, THETA, turned};
-use super::{Case, Sizes};
+use super::shapes::Sizes;
+use crate::commands::gpu_check::case::Case;
 
 pub(super) fn cases(n: &Sizes) -> Vec<Case> {
     let &Sizes { b, s, h, g, heads: [d, _], i, .. } = n;

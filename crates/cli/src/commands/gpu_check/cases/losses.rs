@@ -5,7 +5,9 @@ use oarlock_reference::softmax::softmax;
 use oarlock_tensor::ops::{self, HeadOptions, Labels, Reduction};
 use oarlock_tensor::{Result, Tensor};
 
-use super::{Array, Call, Case, Sizes};
+use super::shapes::Sizes;
+use crate::commands::gpu_check::case::{Call, Case};
+use oarlock_reference::formula::Array;
 
 pub(super) fn cases(n: &Sizes) -> Vec<Case> {
     let &Sizes { b, s, i, v, .. } = n;

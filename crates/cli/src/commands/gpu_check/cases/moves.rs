@@ -4,8 +4,10 @@ use oarlock_reference::sort::places;
 use oarlock_tensor::ops;
 use oarlock_tensor::{Result, Tensor};
 
-use super::{Array, Case, Sizes};
+use super::shapes::Sizes;
+use crate::commands::gpu_check::case::{Call, Case};
 use crate::commands::gpu_check::place::ints;
+use oarlock_reference::formula::Array;
 
 pub(super) fn cases(n: &Sizes) -> Vec<Case> {
     let &Sizes { b, s, i, .. } = n;
@@ -16,7 +18,7 @@ pub(super) fn cases(n: &Sizes) -> Vec<Case> {
     // Indices of the middle dim, each several times.
     type Indexed = fn(&Tensor, &Tensor) -> Result<Tensor>;
     let indexed = |name: &str, op: Indexed, formula: fn(&Array, &[usize]) -> Array| {
-        let op = move |call: &super::Call<'_>| {
+        let op = move |call: &Call<'_>| {
             let index = call.tape.input(&call.place.ints(&[b, s + 3, i], s)?);
             op(&call.inputs[0], &index)
         };

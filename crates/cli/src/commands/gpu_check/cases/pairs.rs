@@ -7,7 +7,9 @@ use oarlock_tensor::ops::{
 use oarlock_tensor::{Result, Tensor};
 
 use super::losses::{label_ids, labels};
-use super::{Array, Case, Sizes};
+use super::shapes::Sizes;
+use crate::commands::gpu_check::case::Case;
+use oarlock_reference::formula::Array;
 
 /// Smoothing of labels, and the soft cap of logits.
 const SMOOTHING: f32 = 0.1;

@@ -2,7 +2,8 @@
 
 use oarlock_tensor::ops::{self, WeightLayout};
 
-use super::{Case, Sizes};
+use super::shapes::Sizes;
+use crate::commands::gpu_check::case::Case;
 
 pub(super) fn cases(n: &Sizes) -> Vec<Case> {
     let &Sizes { b, s, i, .. } = n;

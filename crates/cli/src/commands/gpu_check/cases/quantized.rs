@@ -9,7 +9,8 @@ use oarlock_tensor::{
     DType, Device, FlatBuffer, FlatParams, Init, Par, Param, ParamLocation, Result, Shape, Tensor,
 };
 
-use super::{Case, Sizes};
+use super::shapes::Sizes;
+use crate::commands::gpu_check::case::Case;
 use crate::commands::gpu_check::place::normal;
 
 /// Rows of x: so few that a GPU multiplies by the codes.

@@ -9,7 +9,8 @@ use oarlock_tensor::ops::{self, HeadOptions, Labels};
 
 use super::decoders::EPS;
 use super::losses::{label_ids, labels, total_loss};
-use super::{Case, Sizes};
+use super::shapes::Sizes;
+use crate::commands::gpu_check::case::Case;
 
 /// The widths of norms: of BERT and GPT-2, which asks for all of the 48 KiB that a block has without asking, and others around
 /// the limits of a GPU.

@@ -5,7 +5,7 @@ use std::path::Path;
 
 use serde_json::Value;
 
-use crate::commands::gpu_check::report::Section;
+use crate::commands::gpu_check::section::Section;
 
 const PAGE: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/../../docs/gpu.md");
 const REPORTS: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/../../bench/gpu/reports");

@@ -8,7 +8,7 @@ use super::answers::Answers;
 use super::item::{AnswerType, Item};
 use super::prompter::{PromptError, Prompter};
 use crate::front::accelerate::cluster::expand_home;
-use crate::front::env_var;
+use crate::front::variable::env_var;
 
 /// Asks all questions that the answers call for.
 pub fn ask_all(

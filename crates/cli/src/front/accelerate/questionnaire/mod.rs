@@ -16,7 +16,7 @@ use prompter::{LinePrompter, PromptError, Prompter, TerminalPrompter};
 use serde_json::json;
 
 use super::cluster::{Cluster, config_file, save_or_show};
-use super::{COMMAND, parse};
+use super::command::{COMMAND, parse};
 use crate::config::flags::Flags;
 use crate::config::keys::{Row, Status, ValueType, row};
 use crate::config::{Problem, Problems, Words};
@@ -30,14 +30,14 @@ pub(super) const CONFIG: Flags = Flags {
     example: "accelerate config",
     about: "Asks what a training runs on, and keeps the answers in a file.\n\
             `accelerate config default` asks nothing; `accelerate config update` brings an older file up to date.",
-    keys: super::KEYS,
+    keys: super::command::KEYS,
     ..COMMAND
 };
 
 oarlock_config::key_table! {
     /// The flags of `accelerate config default`.
     const DEFAULT_KEYS = [
-        CONFIG_FILE: Option<String> = row(super::CONFIG_FILE),
+        CONFIG_FILE: Option<String> = row(super::command::CONFIG_FILE),
         MIXED_PRECISION: String = Row::flag(ValueType::Choice(&["no", "fp16", "bf16"]), "mixed_precision", "no", Status::Used, "The precision of the arithmetic"),
     ];
 }
@@ -54,7 +54,7 @@ pub(super) const UPDATE: Flags = Flags {
     command: "accelerate config update",
     example: "accelerate config update",
     about: "Reads a file of any age, and writes it with today's keys and defaults.",
-    keys: super::KEYS,
+    keys: super::command::KEYS,
     ..COMMAND
 };
 

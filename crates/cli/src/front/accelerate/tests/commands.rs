@@ -1,7 +1,9 @@
 //! Every flag of the small commands, against those that the original lists.
 
+use super::super::command::parse;
 use super::super::*;
-use crate::config::flags::assert_abbreviations;
+use crate::config::flags::{Flags, assert_abbreviations};
+use crate::config::keys::ValueType;
 
 /// A value that a flag of this kind takes.
 fn value(kind: ValueType) -> Option<&'static str> {

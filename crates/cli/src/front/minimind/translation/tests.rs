@@ -7,8 +7,8 @@ use oarlock_tensor::DType;
 
 use super::*;
 use crate::config::{
-    IntervalStrategy, Length, ModelSource, Packing, Placement, Resume, Shape, Steps, keys, train_config_of,
-    written,
+    IntervalStrategy, Length, ModelSource, Packing, Placement, ResolvedConfig, Resume, Shape, Steps, keys,
+    train_config_of, written,
 };
 
 /// The command of the guide, behind the name of the script.
