@@ -40,13 +40,14 @@ const CRATES: Edges = &[
     ("cli", &["comm", "config", "cuda", "engine", "files", "lm", "oarlock", "reference", "tensor"]),
 ];
 
-/// Plain values, and what reads them from configurations of other programs.
+/// Settings, plain values with their keys, and what reads them from configurations of other programs.
 const CONFIG: Edges = &[
-    ("config", &[]),
     ("json", &[]),
     ("lookalikes", &[]),
     ("nearest", &["lookalikes"]),
-    ("settings", &["config", "lookalikes", "nearest"]),
+    ("settings", &["lookalikes", "nearest"]),
+    ("config", &["settings"]),
+    ("dialect", &["config", "nearest", "settings"]),
 ];
 
 /// It trains any module and knows no language model, which its manifest holds: it depends on no crate that has one.

@@ -2,7 +2,7 @@
 //! transformers, and 1e9 for the two that those cannot resolve.
 
 use oarlock::config::{Elems, ModelSource};
-use oarlock_config::settings::dialect::deepspeed_keys;
+use oarlock_config::dialect::deepspeed_keys;
 use oarlock_config::settings::keys::{Key, Row};
 use oarlock_config::settings::resolve::{AUTO, Settings};
 use oarlock_config::settings::value::{self, Value, number};

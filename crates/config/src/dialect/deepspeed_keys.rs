@@ -1,12 +1,12 @@
 //! Every key of a DeepSpeed configuration, by its path, with its default there and its meaning here. Reading,
 //! nearest names and the table in `docs/deepspeed.md` use it.
 
-use super::super::keys::Range::{Any, BelowOne, NotNegative, Positive, Share};
-use super::super::keys::Status::{Later, NoEffect, Used};
-use super::super::keys::ValueType::{Bool, Choice, Float, Int, List, Map, Path, Secret, Text};
-use super::super::keys::{Row, Status, ValueType};
-use super::super::node::Entry;
-use super::super::secret::Secret as Hidden;
+use crate::settings::keys::Range::{Any, BelowOne, NotNegative, Positive, Share};
+use crate::settings::keys::Status::{Later, NoEffect, Used};
+use crate::settings::keys::ValueType::{Bool, Choice, Float, Int, List, Map, Path, Secret, Text};
+use crate::settings::keys::{Row, Status, ValueType};
+use crate::settings::node::Entry;
+use crate::settings::secret::Secret as Hidden;
 
 const DTYPES: ValueType = Choice(&["fp32", "fp16", "bf16", "float32", "float16", "bfloat16", "fp64"]);
 const DEVICES: ValueType = Choice(&["none", "cpu", "nvme"]);
@@ -25,7 +25,7 @@ const DATA: Status = Later("data comes in the order of the sampler");
 const PARALLEL: Status =
     Later("there are no such ranks; pipelines and sequence_parallel_size divide a model and its sequences");
 
-super::super::keys::key_table! {
+crate::settings::keys::key_table! {
     /// The keys, by their paths.
     pub const KEYS = [
         TRAIN_BATCH_SIZE: Option<usize> = Row::flag(Int(1), "train_batch_size", "", Used, "Sequences of an optimizer step over all ranks"),

@@ -4,15 +4,15 @@ use std::path::PathBuf;
 
 use oarlock_tensor::DType;
 
-use super::super::keys::{Key, Row};
-use super::super::node::Entry;
-use super::super::problem::{Problem, Problems};
-use super::super::resolve::{Setting, Settings, at};
-use super::super::table::{self as keys, MINIMIND_SCHEDULES};
-use super::super::value::{Value, float};
 use super::block::{self, Dialect, Ranks, ReadFile, divides};
 use super::{deepspeed_keys, methods};
+use crate::config::table::{self as keys, MINIMIND_SCHEDULES};
 use crate::config::{Elems, Lifetime, LossScale, Offload, Placements, Quantized, ShardingConfig};
+use crate::settings::keys::{Key, Row};
+use crate::settings::node::Entry;
+use crate::settings::problem::{Problem, Problems};
+use crate::settings::resolve::{Setting, Settings, at};
+use crate::settings::value::{Value, float};
 
 /// Settings that have a key of ours.
 const SAME: &[(&Row, &Row)] = &[
