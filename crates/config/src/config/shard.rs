@@ -81,6 +81,45 @@ impl<Size> ShardingConfig<Size> {
 }
 
 impl ShardingConfig<Elems> {
+    /// What a run records of it. All fields are named, so that a new one does not compile before somebody has said whether it
+    /// changes more than time and memory.
+    pub fn recorded(&self) -> RecordedSharding<'_> {
+        let ShardingConfig {
+            dtype: _,
+            placements,
+            lifetime: _,
+            group,
+            by_machine,
+            secondary: _,
+            gather: _,
+            wrap,
+            untouched: _,
+            prefetch_elems: _,
+            max_live_elems: _,
+            persistence_elems: _,
+            reduce_bucket_elems: _,
+            overlap: _,
+            reduce_dtype,
+            quantized,
+            offload_optimizer,
+            offload_params,
+        } = self;
+        let group = match (group, by_machine) {
+            (Some(ranks), _) => format!("Ranks({ranks})"),
+            (None, true) => "Machine".to_owned(),
+            (None, false) => "World".to_owned(),
+        };
+        RecordedSharding {
+            placements: *placements,
+            group,
+            wrap,
+            reduce_dtype: *reduce_dtype,
+            quantized: *quantized,
+            offload_optimizer: offload_optimizer.as_ref(),
+            offload_params: offload_params.as_ref(),
+        }
+    }
+
     /// The same for a model of this dtype and hidden size, which counts only where sizes follow from it.
     pub fn resolve(&self, dtype: DType, hidden_size: usize) -> ShardingConfig {
         let of = |size: Elems| size.of(hidden_size);
@@ -105,6 +144,25 @@ impl ShardingConfig<Elems> {
             offload_params: self.offload_params.clone(),
         }
     }
+}
+
+/// What a run records of how its model is sharded.
+#[derive(Clone, Debug)]
+pub struct RecordedSharding<'c> {
+    /// What is sharded over the ranks.
+    pub placements: Placements,
+    /// The ranks inside which state is sharded.
+    pub group: String,
+    /// What is gathered and reduced together.
+    pub wrap: &'c Wrap,
+    /// What gradients are reduced in.
+    pub reduce_dtype: Option<DType>,
+    /// What ranks send in few bits.
+    pub quantized: Quantized,
+    /// Optimizer state that lies elsewhere.
+    pub offload_optimizer: Option<&'c Offload>,
+    /// Parameters that lie elsewhere.
+    pub offload_params: Option<&'c Offload>,
 }
 
 /// Where the three kinds of state lie.
@@ -209,6 +267,16 @@ impl From<usize> for Elems {
 }
 
 impl Elems {
+    /// How it follows from the hidden size; `None` where it does not.
+    pub fn formula(self) -> Option<&'static str> {
+        match self {
+            Elems::Count(_) => None,
+            Elems::HiddenSquared => Some("h x h"),
+            Elems::NineTenthsOfHiddenSquared => Some("0.9 x h x h"),
+            Elems::TenHidden => Some("10 x h"),
+        }
+    }
+
     /// The number, given the hidden size of the model.
     pub fn of(self, hidden_size: usize) -> usize {
         let squared = hidden_size.saturating_mul(hidden_size);

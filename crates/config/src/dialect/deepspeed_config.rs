@@ -46,20 +46,6 @@ const OF_TRAINER: &[&str] = &[
     "wandb.enabled",
 ];
 
-/// Keys that may stay `"auto"`: they have a default that is meant then, or follow from others.
-const MAY_STAY_AUTO: &[&str] = &[
-    "train_batch_size",
-    "zero_optimization.stage3_max_live_parameters",
-    "zero_optimization.stage3_max_reuse_distance",
-];
-
-/// Keys whose `"auto"` follows from the hidden size of the model, and how.
-const OF_HIDDEN_SIZE: &[(&str, &str)] = &[
-    ("zero_optimization.reduce_bucket_size", "h x h"),
-    ("zero_optimization.stage3_prefetch_bucket_size", "0.9 x h x h"),
-    ("zero_optimization.stage3_param_persistence_threshold", "10 x h"),
-];
-
 /// A DeepSpeed configuration as it was written: JSON with comments and trailing commas. A key that does not exist, or a
 /// value of another type, is found when it is read. (DeepSpeed leaves unknown keys at the top alone.)
 ///
@@ -320,14 +306,16 @@ impl DeepSpeedConfig {
 
     fn refuse_autos(&self, hidden_size: Option<usize>, problems: &mut Problems) {
         for (path, location) in self.autos() {
-            let of_hidden = OF_HIDDEN_SIZE.iter().find(|(name, _)| *name == path);
-            let problem = match of_hidden {
-                Some(_) if hidden_size.is_some() => continue,
-                Some((_, formula)) => Problem::new(format!(
+            let size = deepspeed_keys::SIZES.iter().find(|(key, ..)| key.name() == path);
+            let problem = match size.map(|(_, auto, _)| auto.formula()) {
+                // The model or a default says what it is, or other keys do.
+                Some(Some(_)) if hidden_size.is_some() => continue,
+                Some(None) => continue,
+                None if path == deepspeed_keys::TRAIN_BATCH_SIZE.name() => continue,
+                Some(Some(formula)) => Problem::new(format!(
                     "`{path}` is \"auto\", which is {formula} of the model's hidden size h, and the model does not say one"
                 ))
                 .help("write a number, or give `hidden_size`"),
-                None if MAY_STAY_AUTO.contains(&path.as_str()) => continue,
                 None => Problem::new(format!("`{path}` is \"auto\", and nothing here says what it is"))
                     .help("write a value; DeepSpeed itself knows no \"auto\", only Accelerate's `prepare` and transformers do"),
             };

@@ -1,10 +1,11 @@
 //! Every key of a DeepSpeed configuration, by its path, with its default there and its meaning here. Reading,
 //! nearest names and the table in `docs/deepspeed.md` use it.
 
+use crate::config::{Elems, ShardingConfig};
 use crate::settings::keys::Range::{Any, BelowOne, NotNegative, Positive, Share};
 use crate::settings::keys::Status::{Later, NoEffect, Used};
 use crate::settings::keys::ValueType::{Bool, Choice, Float, Int, List, Map, Path, Secret, Text};
-use crate::settings::keys::{Row, Status, ValueType};
+use crate::settings::keys::{Key, Row, Status, ValueType};
 use crate::settings::node::Entry;
 use crate::settings::secret::Secret as Hidden;
 
@@ -255,3 +256,34 @@ crate::settings::keys::key_table! {
         SEQUENCE_PARALLEL_SIZE: i64 = Row::flag(Int(1), "sequence_parallel_size", "1", Used, "sequence_parallel_size: ranks over which each sequence is divided"),
     ];
 }
+
+/// A key that is a number of elements and may be `"auto"`: the key, what `"auto"` stands for, and the field if it has one.
+pub type SizeKey = (Key<usize>, Elems, Option<SizeField>);
+
+/// A size of how a model is sharded.
+pub type SizeField = fn(&mut ShardingConfig<Elems>) -> &mut Elems;
+
+/// All of them.
+pub const SIZES: &[SizeKey] = &[
+    (
+        ZERO_OPTIMIZATION_REDUCE_BUCKET_SIZE,
+        Elems::HiddenSquared,
+        Some(|config| &mut config.reduce_bucket_elems),
+    ),
+    (
+        ZERO_OPTIMIZATION_STAGE3_PREFETCH_BUCKET_SIZE,
+        Elems::NineTenthsOfHiddenSquared,
+        Some(|config| &mut config.prefetch_elems),
+    ),
+    (
+        ZERO_OPTIMIZATION_STAGE3_PARAM_PERSISTENCE_THRESHOLD,
+        Elems::TenHidden,
+        Some(|config| &mut config.persistence_elems),
+    ),
+    (
+        ZERO_OPTIMIZATION_STAGE3_MAX_LIVE_PARAMETERS,
+        Elems::Count(1_000_000_000),
+        Some(|config| &mut config.max_live_elems),
+    ),
+    (ZERO_OPTIMIZATION_STAGE3_MAX_REUSE_DISTANCE, Elems::Count(1_000_000_000), None),
+];

@@ -97,6 +97,12 @@ impl Plan {
         (0..self.groups.len()).filter(|&group| !self.groups[group].is_gathered)
     }
 
+    /// Whether the weights of a unit stay from its forward pass to its backward pass.
+    pub(super) fn keeps_for_backward(&self, unit: usize) -> bool {
+        // The backward pass begins with the unit that the forward pass ends with.
+        self.lifetime == Lifetime::ForwardToBackward || unit + 1 == self.units.len()
+    }
+
     /// Elements that are in a buffer while a group is gathered.
     pub(super) fn gathered_elems(&self, group: usize) -> usize {
         if self.groups[group].is_gathered { self.groups[group].elems } else { 0 }

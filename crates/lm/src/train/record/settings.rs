@@ -324,45 +324,22 @@ impl Settings {
     }
 
     fn shard(&mut self, args: &ShardingConfig<Elems>) {
-        let ShardingConfig {
-            dtype: _,
-            placements: Placements { optimizer, gradients, parameters },
-            lifetime: _,
-            group,
-            by_machine,
-            secondary: _,
-            gather: _,
-            wrap,
-            untouched: _,
-            prefetch_elems: _,
-            max_live_elems: _,
-            persistence_elems: _,
-            reduce_bucket_elems: _,
-            overlap: _,
-            reduce_dtype,
-            quantized,
-            offload_optimizer,
-            offload_params,
-        } = args;
+        let sharding = args.recorded();
+        let Placements { optimizer, gradients, parameters } = sharding.placements;
         let placed = [("optimizer", optimizer), ("gradients", gradients), ("parameters", parameters)];
         let placed = placed.map(|(what, at)| format!("{what} {}", format!("{at:?}").to_lowercase()));
         self.nothing("sharding", placed.join(", "));
-        self.parts("units", Some(wrap), Effect::Nothing);
-        let group = match (group, by_machine) {
-            (Some(ranks), _) => format!("Ranks({ranks})"),
-            (None, true) => "Machine".to_owned(),
-            (None, false) => "World".to_owned(),
-        };
+        self.parts("units", Some(sharding.wrap), Effect::Nothing);
         self.0.push(Setting {
             name: "sharding group",
-            value: group.into(),
+            value: sharding.group.into(),
             effect: Effect::Nothing,
             is_rust: true,
         });
-        self.parts("dtype of reduced gradients", reduce_dtype.as_ref(), Effect::Computes);
-        self.parts("quantized communication", Some(quantized), Effect::Computes);
-        self.parts("offloaded optimizer", offload_optimizer.as_ref(), Effect::Nothing);
-        self.parts("offloaded parameters", offload_params.as_ref(), Effect::Nothing);
+        self.parts("dtype of reduced gradients", sharding.reduce_dtype.as_ref(), Effect::Computes);
+        self.parts("quantized communication", Some(&sharding.quantized), Effect::Computes);
+        self.parts("offloaded optimizer", sharding.offload_optimizer, Effect::Nothing);
+        self.parts("offloaded parameters", sharding.offload_params, Effect::Nothing);
     }
 
     fn ranks(&mut self, args: &RankArgs) {
