@@ -112,7 +112,7 @@ section! {
         REPETITION_PENALTY: f64 = (Float(NotNegative), "repetition_penalty", "1", Used, "For do_predict and stage raft: penalty of repeated tokens; 1: none");
         LENGTH_PENALTY: f64 = (Float(Any), "length_penalty", "1", NoEffect("there is no beam search"), "Penalty of long answers in beam search");
         SKIP_SPECIAL_TOKENS: bool = (Bool, "skip_special_tokens", "true", Used, "For do_predict: leave special tokens out of answers");
-        PRINT_PARAM_STATUS: bool = (Bool, "print_param_status", "false", NoEffect("the run says how many parameters are trained, not each of them"), "Print which parameters are trained");
+        PRINT_PARAM_STATUS: bool = (Bool, "print_param_status", "false", Used, "Print the name, dtype and device of every parameter, and whether it is trained") => Unrecorded print_param_status;
         IMAGE_MAX_PIXELS: usize = (Int(1), "image_max_pixels", "589824", NoEffect("models are of text only"), "Largest image");
         IMAGE_MIN_PIXELS: usize = (Int(1), "image_min_pixels", "1024", NoEffect("models are of text only"), "Smallest image");
         VIDEO_MAX_PIXELS: usize = (Int(1), "video_max_pixels", "65536", NoEffect("models are of text only"), "Largest video frame");
