@@ -31,6 +31,8 @@ pub struct ShardingConfig<Size = usize> {
     pub prefetch_elems: Size,
     /// Elements beyond which nothing is gathered ahead.
     pub max_live_elems: Size,
+    /// A unit stays gathered from its forward to its backward pass if fewer elements than these are used in between.
+    pub reuse_elems: Size,
     /// Parameters with fewer elements stay whole.
     pub persistence_elems: Size,
     /// Elements of a reduction.
@@ -62,6 +64,7 @@ impl<Size: From<usize>> Default for ShardingConfig<Size> {
             untouched: Untouched::Zero,
             prefetch_elems: Size::from(50_000_000),
             max_live_elems: Size::from(1_000_000_000),
+            reuse_elems: Size::from(0),
             persistence_elems: Size::from(100_000),
             reduce_bucket_elems: Size::from(500_000_000),
             overlap: true,
@@ -96,6 +99,7 @@ impl ShardingConfig<Elems> {
             untouched: _,
             prefetch_elems: _,
             max_live_elems: _,
+            reuse_elems: _,
             persistence_elems: _,
             reduce_bucket_elems: _,
             overlap: _,
@@ -135,6 +139,7 @@ impl ShardingConfig<Elems> {
             untouched: self.untouched,
             prefetch_elems: of(self.prefetch_elems),
             max_live_elems: of(self.max_live_elems),
+            reuse_elems: of(self.reuse_elems),
             persistence_elems: of(self.persistence_elems),
             reduce_bucket_elems: of(self.reduce_bucket_elems),
             overlap: self.overlap,

@@ -117,7 +117,7 @@ crate::settings::keys::key_table! {
         ZERO_OPTIMIZATION_STAGE3_PREFETCH_BUCKET_SIZE: usize = Row::flag(Int(0), "zero_optimization.stage3_prefetch_bucket_size", "5e7", Used, "Units are gathered ahead until so many parameters are; auto: 0.9 h x h"),
         ZERO_OPTIMIZATION_STAGE3_PARAM_PERSISTENCE_THRESHOLD: usize = Row::flag(Int(0), "zero_optimization.stage3_param_persistence_threshold", "1e5", Used, "Smaller parameters stay whole; auto: 10 h"),
         ZERO_OPTIMIZATION_STAGE3_MAX_LIVE_PARAMETERS: usize = Row::flag(Int(0), "zero_optimization.stage3_max_live_parameters", "1e9", Used, "The most gathered parameters"),
-        ZERO_OPTIMIZATION_STAGE3_MAX_REUSE_DISTANCE: usize = Row::flag(Int(0), "zero_optimization.stage3_max_reuse_distance", "1e9", NoEffect("a unit is gathered where it is used"), "Keep what is used again so soon"),
+        ZERO_OPTIMIZATION_STAGE3_MAX_REUSE_DISTANCE: usize = Row::flag(Int(0), "zero_optimization.stage3_max_reuse_distance", "0", Used, "Keep a unit until its backward pass if fewer parameters are used before; the default of DeepSpeed is 1e9"),
         ZERO_OPTIMIZATION_STAGE3_MODEL_PERSISTENCE_THRESHOLD: Option<usize> = Row::flag(Int(0), "zero_optimization.stage3_model_persistence_threshold", "", LAYOUT, "The most elements that stay whole"),
         ZERO_OPTIMIZATION_STAGE3_GATHER_16BIT_WEIGHTS_ON_MODEL_SAVE: bool = Row::flag(Bool, "zero_optimization.stage3_gather_16bit_weights_on_model_save", "false", Used, "Write whole weights into every checkpoint"),
         ZERO_OPTIMIZATION_STAGE3_GATHER_FP16_WEIGHTS_ON_MODEL_SAVE: bool = Row::flag(Bool, "zero_optimization.stage3_gather_fp16_weights_on_model_save", "false", Used, "The same by its older name"),
@@ -285,5 +285,9 @@ pub const SIZES: &[SizeKey] = &[
         Elems::Count(1_000_000_000),
         Some(|config| &mut config.max_live_elems),
     ),
-    (ZERO_OPTIMIZATION_STAGE3_MAX_REUSE_DISTANCE, Elems::Count(1_000_000_000), None),
+    (
+        ZERO_OPTIMIZATION_STAGE3_MAX_REUSE_DISTANCE,
+        Elems::Count(1_000_000_000),
+        Some(|config| &mut config.reuse_elems),
+    ),
 ];
