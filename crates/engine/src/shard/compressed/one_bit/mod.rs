@@ -5,4 +5,4 @@ mod lamb;
 mod schedule;
 mod steps;
 
-pub(super) use steps::OneBitSteps;
+pub(in crate::shard) use steps::OneBitSteps;
