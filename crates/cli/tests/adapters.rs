@@ -22,10 +22,16 @@ fn names(bytes: &[u8]) -> BTreeSet<String> {
 #[test]
 fn a_run_leaves_an_adapter_and_its_checkpoints_hold_nothing_else() {
     let site = Site::new();
-    let said = site.train("out", &[&LORA[..], &["save_strategy=steps", "save_steps=5"]].concat());
-    for line in
-        ["Fine-tuning method: LoRA", "trainable params: 4,480 || all params: 35,744 || trainable%: 12.5336"]
-    {
+    let words = ["save_strategy=steps", "save_steps=5", "print_param_status=true"];
+    let said = site.train("out", &[&LORA[..], &words].concat());
+    let is_trained =
+        |trained: &str| said.stdout.matches(&format!(", device: cpu, trainable: {trained}")).count();
+    assert_eq!((is_trained("true"), is_trained("false")), (28, 19 + 1), "{said:?}");
+    for line in [
+        "Fine-tuning method: LoRA",
+        "trainable params: 4,480 || all params: 35,744 || trainable%: 12.5336",
+        "name: model.layers.0.self_attn.q_proj.weight, dtype: f32, device: cpu, trainable: false",
+    ] {
         assert!(said.stdout.contains(line), "{line}: {said:?}");
     }
     let written = adapter(&site, "out");

@@ -1,7 +1,7 @@
 //! Integers in blocks against a plain reference, on every variant: codes, scales, what they stand for, and elements that are
 //! not finite.
 
-use oarlock_kernels::block_int::{Bits, dequantize, quantize};
+use oarlock_kernels::compressed::block_int::{Bits, dequantize, quantize};
 use oarlock_kernels::difference::largest_magnitude;
 use oarlock_kernels::{Store, bf16, f16};
 

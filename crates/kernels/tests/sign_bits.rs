@@ -1,8 +1,8 @@
 //! Signs as bits against plain loops, on every variant, and the passes of the 1-bit optimizers likewise.
 
+use oarlock_kernels::compressed::sign_bits::{pack, sum, unpack};
 use oarlock_kernels::difference::largest_magnitude;
 use oarlock_kernels::optim::one_bit::{self, MAX_SLICES, Pass};
-use oarlock_kernels::sign_bits::{pack, sum, unpack};
 
 use crate::everywhere::{same_everywhere, values};
 

@@ -1,8 +1,8 @@
 //! Singular values and vectors: products, orthogonality, matrices without a direction, equal bits on any threads.
 
+use oarlock_kernels::decompose::singular::{Search, Singular, largest};
 use oarlock_kernels::difference::largest_difference;
 use oarlock_kernels::random::{Stream, fill_normal};
-use oarlock_kernels::singular::{Search, Singular, largest};
 use oarlock_kernels::{Cpu, Isa, Par};
 
 use crate::everywhere::same_everywhere;

@@ -178,6 +178,7 @@ pub fn ways(ranks: usize, dtype: DType, disk: &Path, layer: &str) -> Vec<(&'stat
         ),
         ("DDP, buckets of 777", ShardingConfig { reduce_bucket_elems: 777, ..zero(Placements::WHOLE) }),
         ("FULL_SHARD, copies", full()),
+        ("FULL_SHARD, copies, some kept", ShardingConfig { reuse_elems: 20_000, ..full() }),
         ("FULL_SHARD, copies, no prefetch", ShardingConfig { prefetch_elems: 0, ..full() }),
         ("FULL_SHARD, copies, little live", ShardingConfig { max_live_elems: 20_000, ..full() }),
         ("FULL_SHARD, copies, small ones stay", ShardingConfig { persistence_elems: 3000, ..full() }),

@@ -2,7 +2,7 @@
 
 mod normal;
 
-use oarlock_kernels::orthogonal;
+use oarlock_kernels::decompose::orthogonal;
 use oarlock_kernels::random::{self, Permutation, Stream};
 use oarlock_kernels::{Error, Result};
 

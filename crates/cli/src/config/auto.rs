@@ -1,8 +1,8 @@
 //! What `"auto"` in a DeepSpeed configuration became, for the table of values: by the formulas of Accelerate and
 //! transformers, and 1e9 for the two that those cannot resolve.
 
-use oarlock::config::{Elems, ModelSource};
-use oarlock_config::settings::dialect::deepspeed_keys;
+use oarlock::config::ModelSource;
+use oarlock_config::dialect::deepspeed_keys;
 use oarlock_config::settings::keys::{Key, Row};
 use oarlock_config::settings::resolve::{AUTO, Settings};
 use oarlock_config::settings::value::{self, Value, number};
@@ -21,17 +21,6 @@ const SAME: [(&Row, &Row); 8] = [
     (deepspeed_keys::OPTIMIZER_PARAMS_LR.row, keys::LEARNING_RATE.row),
     (deepspeed_keys::OPTIMIZER_PARAMS_EPS.row, keys::ADAM_EPSILON.row),
     (deepspeed_keys::OPTIMIZER_PARAMS_WEIGHT_DECAY.row, keys::WEIGHT_DECAY.row),
-];
-
-/// Settings that follow from the hidden size of the model.
-const SIZES: [(Key<usize>, Elems, &str); 3] = [
-    (deepspeed_keys::ZERO_OPTIMIZATION_REDUCE_BUCKET_SIZE, Elems::HiddenSquared, "h x h"),
-    (
-        deepspeed_keys::ZERO_OPTIMIZATION_STAGE3_PREFETCH_BUCKET_SIZE,
-        Elems::NineTenthsOfHiddenSquared,
-        "0.9 x h x h",
-    ),
-    (deepspeed_keys::ZERO_OPTIMIZATION_STAGE3_PARAM_PERSISTENCE_THRESHOLD, Elems::TenHidden, "10 x h"),
 ];
 
 /// Writes into the block what each `"auto"` became.
@@ -55,11 +44,14 @@ pub fn describe(config: &mut ResolvedConfig) {
     };
     became.push((deepspeed_keys::TRAIN_BATCH_SIZE.row, batch));
     became.push((deepspeed_keys::OPTIMIZER_PARAMS_BETAS.row, betas));
-    for (key, elems, formula) in SIZES {
-        let text = hidden.map_or(formula.to_owned(), |hidden| format!("{}, {formula}", elems.of(hidden)));
-        became.push((key.row, text));
+    for (key, auto, field) in deepspeed_keys::SIZES {
+        let text = match (auto.formula(), hidden) {
+            (Some(formula), Some(hidden)) => format!("{}, {formula}", auto.of(hidden)),
+            (Some(formula), None) => formula.to_owned(),
+            (None, _) => format!("{:e}", auto.of(0)),
+        };
+        became.extend(field.map(|_| (key.row, text)));
     }
-    became.push((deepspeed_keys::ZERO_OPTIMIZATION_STAGE3_MAX_LIVE_PARAMETERS.row, "1e9".to_owned()));
     let Some(block) = &mut config.dialects.deepspeed else { return };
     for setting in block.settings.autos() {
         let text = match became.iter().find(|(key, _)| key.name == setting.key.name) {

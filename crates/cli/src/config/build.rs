@@ -2,21 +2,19 @@
 //! what is out of range only because of another key.
 
 use super::table as keys;
-use std::path::PathBuf;
-use std::time::Duration;
 
 use oarlock::config::{
-    ChatArgs, DataArgs, EvalArgs, IntervalStrategy, Length, LogArgs, MOST_RANKS, Packing, RankArgs, Resume,
-    RunDescription, SaveArgs, ScheduleArgs, Steps, TrainArgs, TrainConfig, ValSize,
+    ChatArgs, DataArgs, DataParts, EvalArgs, IntervalStrategy, LogArgs, MOST_RANKS, Packing, RankArgs,
+    RankParts, RunDescription, SaveArgs, SaveParts, ScheduleArgs, Steps, TrainArgs, TrainConfig, TrainParts,
 };
 use oarlock::nn::SparsityConfig;
-use oarlock_config::settings::dialect::{self, Dialects, Ranks};
+use oarlock_config::config::{optimizer_keys as optimizer, schedule_keys as schedule};
+use oarlock_config::dialect::{self, Dialects, Ranks};
 use oarlock_config::settings::keys::Row;
 use oarlock_config::settings::problem::{Problem, Problems};
-use oarlock_config::settings::resolve::{self, AUTO, Setting, Settings};
+use oarlock_config::settings::resolve::{self, Setting, Settings};
 use oarlock_config::settings::value::Value;
-use oarlock_config::settings::{optimizer, schedule};
-use oarlock_tensor::{DType, DeviceKind};
+use oarlock_tensor::DeviceKind;
 
 use super::resolved::ResolvedConfig;
 use super::{
@@ -56,20 +54,10 @@ pub fn build(
 
     let mut model = model::model(&settings, found);
     let finetuning = finetuning::finetuning(&settings, found);
-    let val_size = match read.get(keys::VAL_SIZE) {
-        0.0 => None,
-        share if share < 1.0 => Some(ValSize::Fraction(share)),
-        records => Some(ValSize::Count(records as u64)),
-    };
     let examples = objective::examples(read);
     let chats = examples.is_some();
     let (shuffle, group_by_length) = learning::order(read, found);
-    let data = DataArgs {
-        datasets: read.get(keys::DATASET).to_vec(),
-        eval_datasets: read.get(keys::EVAL_DATASET).to_vec(),
-        dataset_dir: PathBuf::from(read.word(keys::DATASET_DIR)),
-        cutoff_len: read.get(keys::CUTOFF_LEN),
-        chat: examples.map(|examples| ChatArgs { examples, ..chat(read) }),
+    let parts = DataParts {
         packing: match (read.get(keys::MINIMIND_ROWS), read.get(keys::NEAT_PACKING), read.get(keys::PACKING))
         {
             (_, neat, packing) if chats && (neat || packing) => Packing::Knapsack,
@@ -79,36 +67,18 @@ pub fn build(
             (false, false, true) => Packing::Concat,
             (false, false, false) => Packing::Truncate,
         },
+        chat: examples.map(|examples| ChatArgs { examples, ..chat(read) }),
         shuffle,
-        max_samples: read.get(keys::MAX_SAMPLES),
-        val_size,
-        overwrite_cache: read.get(keys::OVERWRITE_CACHE),
         mix: learning::mix(read, found),
         group_by_length,
         eval_each: read.get(keys::EVAL_ON_EACH_DATASET),
-        workers: read.get(keys::PREPROCESSING_NUM_WORKERS),
-        tokenized: learning::tokenized(read),
     };
+    let data = DataArgs::read(read, parts);
     model.sparse_attention = sparse_attention(&dialects, &data, read.get(keys::SEED), found);
-    let train = TrainArgs {
-        batch_size: read.get(keys::PER_DEVICE_TRAIN_BATCH_SIZE),
-        accumulation: read.get(keys::GRADIENT_ACCUMULATION_STEPS),
-        length: match read.get(keys::MAX_STEPS) {
-            steps if steps > 0 => Length::Steps(steps.unsigned_abs()),
-            _ => Length::Epochs(read.get(keys::NUM_TRAIN_EPOCHS)),
-        },
-        max_grad_norm: Some(read.get(keys::MAX_GRAD_NORM)).filter(|norm| *norm > 0.0),
-        dtype: match (read.get(keys::BF16), read.get(keys::FP16)) {
-            (true, _) => DType::BF16,
-            (false, true) => DType::F16,
-            (false, false) => DType::F32,
-        },
-        tf32: read.get(keys::TF32),
+    let parts = TrainParts {
         loss_scale: sharding.loss_scale,
         recompute,
         offload_activations: recompute::offloads(&dialects),
-        seed: read.get(keys::SEED),
-        data_seed: read.get(keys::DATA_SEED).unwrap_or_default(),
         optimizer,
         schedule: ScheduleArgs { learning_rate, shape, warmup: warmup(&settings) },
         loss: learning::token_loss(read, found),
@@ -116,58 +86,21 @@ pub fn build(
         objective: objective::objective(read, found),
         enabled: read.get(keys::DO_TRAIN),
     };
-    let has_eval = val_size.is_some() || !data.eval_datasets.is_empty();
-    let eval = EvalArgs {
-        when: when(settings.get(keys::EVAL_STRATEGY), settings.get(keys::EVAL_STEPS).unwrap_or_default()),
-        delay: read.get(keys::EVAL_DELAY),
-        at_start: read.get(keys::EVAL_ON_START),
-        at_end: has_eval && read.get(keys::DO_EVAL),
-        batch_size: read.get(keys::PER_DEVICE_EVAL_BATCH_SIZE),
-    };
-    let saved = when(settings.get(keys::SAVE_STRATEGY), settings.get(keys::SAVE_STEPS));
+    let train = TrainArgs::read(read, parts);
+    let eval = EvalArgs::read(read);
+    let saved = IntervalStrategy::of(read.get(keys::SAVE_STRATEGY), read.get(keys::SAVE_STEPS));
     let best = best::best(read, eval.when, saved, found);
     let predict = predicting::predict(read, &shard, found);
-    let overwrite = read.get(keys::OVERWRITE_OUTPUT_DIR);
-    let begin_anew = read.get(keys::BEGIN_ANEW);
-    let save = SaveArgs {
-        output_dir: PathBuf::from(read.word(keys::OUTPUT_DIR)),
-        resume: match &settings.setting(keys::RESUME_FROM_CHECKPOINT).value {
-            Value::Bool(true) => Resume::Newest,
-            Value::Bool(false) => Resume::Never,
-            Value::Text(path) => Resume::From(PathBuf::from(path)),
-            // What is only evaluated is the model that is named, as in LLaMA-Factory.
-            _ if overwrite || begin_anew || !read.get(keys::DO_TRAIN) => Resume::Never,
-            _ => Resume::IfPresent,
-        },
-        resume_anyway: read.get(keys::RESUME_ANYWAY),
+    let parts = SaveParts {
         restarted: None,
-        overwrite,
-        begin_anew,
-        when: saved,
-        keep: read.get(keys::SAVE_TOTAL_LIMIT).filter(|keep| *keep > 0),
-        only_model: read.get(keys::SAVE_ONLY_MODEL),
         state_dict: sharding.state_dict,
         whole_weights: sharding.whole_weights_on_save,
         best,
     };
-    let log = LogArgs {
-        when: when(settings.get(keys::LOGGING_STRATEGY), settings.get(keys::LOGGING_STEPS)),
-        first_step: read.get(keys::LOGGING_FIRST_STEP),
-        plot_loss: read.get(keys::PLOT_LOSS),
-        plain: read.get(keys::DISABLE_TQDM),
-        memory_steps: read.get(keys::MEMORY_STEPS),
-        memory_check: read.get(keys::MEMORY_CHECK),
-        profile: read.get(keys::PROFILE).then(|| read.get(keys::PROFILE_INTERVAL)),
-    };
-    let ranks = RankArgs {
-        num_processes: read.get(keys::NUM_PROCESSES),
-        sequence_parallel: read.get(keys::SEQUENCE_PARALLEL_SIZE),
-        threads: read.get(keys::NUM_THREADS_PER_PROCESS),
-        device,
-        cpu_path: Some(read.get(keys::CPU_PATH).to_owned()).filter(|name| name != AUTO),
-        timeout: Duration::from_secs(read.get(keys::DDP_TIMEOUT)),
-        pipeline: pipeline::pipeline(&settings, &shard, &mut problems),
-    };
+    let save = SaveArgs::read(read, parts);
+    let log = LogArgs::read(read);
+    let pipeline = pipeline::pipeline(read, &shard, found);
+    let ranks = RankArgs::read(read, RankParts { device, pipeline });
     if !problems.is_empty() {
         problems.append(resolve::missing(&settings));
         problems.append(dialects.missing());
@@ -423,7 +356,7 @@ fn between(settings: &Settings, problems: &mut Problems) {
     }
     let nothing = val_size == 0.0 && !eval_dataset;
     let every = settings.get(keys::EVAL_STEPS).unwrap_or_default();
-    let evaluates = when(settings.get(keys::EVAL_STRATEGY), every) != IntervalStrategy::Never;
+    let evaluates = IntervalStrategy::of(settings.get(keys::EVAL_STRATEGY), every) != IntervalStrategy::Never;
     for (key, on) in [
         (keys::EVAL_STRATEGY.row, evaluates),
         (keys::DO_EVAL.row, is_true(keys::DO_EVAL.row)),
@@ -446,7 +379,8 @@ fn between(settings: &Settings, problems: &mut Problems) {
         (keys::SAVE_STRATEGY, keys::SAVE_STEPS.row, settings.get(keys::SAVE_STEPS)),
         (keys::EVAL_STRATEGY, keys::EVAL_STEPS.row, every),
     ] {
-        let is_zero = when(settings.get(strategy), interval) == IntervalStrategy::Every(Steps::Count(0));
+        let is_zero = IntervalStrategy::of(settings.get(strategy), interval)
+            == IntervalStrategy::Every(Steps::Count(0));
         if is_zero && get(steps).location().is_some() {
             let help = format!("write a number of steps, or `{strategy}: \"no\"`");
             report(&format!("`{steps}` is 0"), &[steps], &help);
@@ -461,24 +395,9 @@ fn between(settings: &Settings, problems: &mut Problems) {
     }
 }
 
-fn steps(steps: f64) -> Steps {
-    match steps {
-        share if share > 0.0 && share < 1.0 => Steps::Share(share),
-        count => Steps::Count(count as u64),
-    }
-}
-
 fn warmup(settings: &Settings) -> Steps {
-    match steps(settings.get(keys::WARMUP_STEPS)) {
+    match Steps::written(settings.get(keys::WARMUP_STEPS)) {
         Steps::Count(0) => Steps::Share(settings.get(keys::WARMUP_RATIO)),
         steps => steps,
-    }
-}
-
-fn when(strategy: &str, interval: f64) -> IntervalStrategy {
-    match strategy {
-        "steps" => IntervalStrategy::Every(steps(interval)),
-        "epoch" => IntervalStrategy::Epoch,
-        _ => IntervalStrategy::Never,
     }
 }

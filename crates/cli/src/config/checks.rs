@@ -2,7 +2,7 @@
 //! all of it can be run here. Left out is what is not a restriction here: DeepSpeed without a launcher, kernels of
 //! Unsloth with ZeRO-3, neat packing before stage sft.
 
-use oarlock_config::settings::dialect::{Dialects, deepspeed_keys};
+use oarlock_config::dialect::{Dialects, deepspeed_keys};
 use oarlock_config::settings::keys::{Key, Row};
 use oarlock_config::settings::problem::Problems;
 use oarlock_config::settings::resolve::Settings;

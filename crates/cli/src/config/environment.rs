@@ -1,7 +1,7 @@
 //! What the environment says about a training run: the ranks, from any launcher, and what Accelerate's launcher hands on.
 
 use oarlock_comm::Launched;
-use oarlock_config::settings::accelerate::{Lookup, USE_FSDP, asks, take};
+use oarlock_config::dialect::accelerate::{Lookup, USE_FSDP, asks, take};
 use oarlock_config::settings::location::Location;
 use oarlock_config::settings::problem::{Problem, Problems};
 use oarlock_config::settings::resolve::Settings;
@@ -12,7 +12,7 @@ use super::accelerate::{Engine, meaning};
 use super::written::{Authority, Entry, Layer};
 use super::yaml::Node;
 
-pub use oarlock_config::settings::accelerate::{said_by, said_in};
+pub use oarlock_config::dialect::accelerate::{said_by, said_in};
 
 /// The settings that the environment makes; `read` looks up a variable. They must agree with what is written.
 ///

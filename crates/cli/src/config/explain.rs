@@ -170,7 +170,7 @@ fn wrap(out: &mut String, names: &[&str]) {
 pub fn page() -> String {
     let mut out = String::from(
         "# Keys of the training configuration\n\n\
-         Generated from the table in `crates/cli/src/config/table.rs`; a test keeps both equal \
+         Generated from the tables in `crates/config/src/config/`; a test keeps both equal \
          (`OARLOCK_BLESS=1 cargo test -p oarlock-cli --lib docs_page` updates it).\n\n\
          A configuration is a YAML or JSON file with the keys of LLaMA-Factory, and `key=value` arguments, which win over it.\n\
          Paths are relative to the working directory.\n\
@@ -239,7 +239,7 @@ pub fn block_tables(keys: &[Row]) -> String {
 mod tests {
     use super::super::accelerate::keys as accelerate_keys;
     use super::*;
-    use oarlock_config::settings::dialect::{deepspeed_keys, fsdp_keys};
+    use oarlock_config::dialect::{deepspeed_keys, fsdp_keys};
 
     #[test]
     fn pages_of_blocks_end_with_their_tables() {

@@ -2,7 +2,6 @@
 //! drawn.
 
 use super::table as keys;
-use std::path::PathBuf;
 
 use oarlock::config::{Mix, MixEnd, TokenLossArgs};
 use oarlock_config::settings::keys::Row;
@@ -115,11 +114,6 @@ pub fn order(settings: &Settings, problems: &mut Problems) -> (bool, bool) {
         );
     }
     (!in_order, grouped)
-}
-
-/// The folder of a tokenized data set.
-pub fn tokenized(settings: &Settings) -> Option<PathBuf> {
-    settings.said(keys::TOKENIZED_PATH).map(|_| PathBuf::from(settings.word(keys::TOKENIZED_PATH)))
 }
 
 #[cfg(test)]

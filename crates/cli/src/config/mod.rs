@@ -46,8 +46,9 @@ mod tests;
 use resolve::Settings;
 
 pub use oarlock::config::*;
+pub use oarlock_config::dialect;
 pub use oarlock_config::settings::location::Origin;
-pub use oarlock_config::settings::{Problem, Problems, dialect, keys, location, problem, resolve, value};
+pub use oarlock_config::settings::{Problem, Problems, keys, location, problem, resolve, value};
 pub use resolved::ResolvedConfig;
 pub use words::Words;
 pub use written::Arguments;

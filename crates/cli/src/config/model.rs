@@ -3,13 +3,14 @@
 use super::table as keys;
 use std::path::{Path, PathBuf};
 
-use oarlock::config::{ModelArgs, ModelSource, RopeArgs, RopeKind};
+use oarlock::config::{ModelArgs, ModelParts, ModelSource, RopeArgs, RopeKind};
 use oarlock::model::Family;
 use oarlock_config::settings::keys::{Range, Row};
 use oarlock_config::settings::kwargs::Kwargs;
 use oarlock_config::settings::problem::Problems;
 use oarlock_config::settings::resolve::Settings;
 use oarlock_config::settings::value::Value;
+use oarlock_tensor::cpu::quantized::Format;
 use serde_json::{Map, Value as Json, json};
 
 use super::new_tokens::new_tokens;
@@ -50,16 +51,7 @@ pub fn model(settings: &Settings, problems: &mut Problems) -> ModelArgs {
             );
         }
         let path = PathBuf::from(settings.word(keys::MODEL_NAME_OR_PATH));
-        let from_scratch = matches!(scratch.value, Value::Bool(true));
-        return ModelArgs {
-            tokenizer: path.clone(),
-            source: ModelSource::Folder(path),
-            from_scratch,
-            quantization,
-            sparse_attention: None,
-            new_tokens: new_tokens(settings, problems),
-            rope_scaling: rope_scaling(settings),
-        };
+        return read(settings, quantization, ModelSource::Folder(path.clone()), path, problems);
     }
     if folder.is_written() {
         report(
@@ -82,15 +74,28 @@ pub fn model(settings: &Settings, problems: &mut Problems) -> ModelArgs {
             "write `tokenizer_path: …`, a tokenizer.json or its folder",
         );
     }
-    ModelArgs {
-        source: ModelSource::Fields(fields(settings, problems)),
-        tokenizer: folder_of(Path::new(settings.word(keys::TOKENIZER_PATH))),
-        from_scratch: true,
+    let source = ModelSource::Fields(fields(settings, problems));
+    let tokenizer = folder_of(Path::new(settings.word(keys::TOKENIZER_PATH)));
+    ModelArgs { from_scratch: true, ..read(settings, quantization, source, tokenizer, problems) }
+}
+
+/// A model from this source, with what the settings say beside.
+fn read(
+    settings: &Settings,
+    quantization: Option<Format>,
+    source: ModelSource,
+    tokenizer: PathBuf,
+    problems: &mut Problems,
+) -> ModelArgs {
+    let parts = ModelParts {
+        source,
+        tokenizer,
         quantization,
         sparse_attention: None,
         new_tokens: new_tokens(settings, problems),
         rope_scaling: rope_scaling(settings),
-    }
+    };
+    ModelArgs::read(settings, parts)
 }
 
 /// The rotary scaling for sequences of `cutoff_len`.

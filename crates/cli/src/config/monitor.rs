@@ -5,8 +5,8 @@ use std::path::{Path, PathBuf};
 
 use oarlock::config::{CommsArgs, EngineReports, FlopsArgs, MonitorArgs, Tracker};
 use oarlock_comm::{Operation, Recorded};
-use oarlock_config::settings::accelerate::said_in;
-use oarlock_config::settings::dialect::{Dialect, Dialects, deepspeed_keys};
+use oarlock_config::dialect::accelerate::said_in;
+use oarlock_config::dialect::{Dialect, Dialects, deepspeed_keys};
 use oarlock_config::settings::keys::Key;
 use oarlock_config::settings::problem::{Problem, Problems};
 use oarlock_config::settings::resolve::Settings;

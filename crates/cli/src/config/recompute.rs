@@ -1,7 +1,7 @@
 //! Which activations are recomputed: the one answer of all keys about it.
 
 use oarlock::config::Recompute;
-use oarlock_config::settings::dialect::{Dialect, Dialects, deepspeed_keys, fsdp_keys};
+use oarlock_config::dialect::{Dialect, Dialects, deepspeed_keys, fsdp_keys};
 use oarlock_config::settings::keys::{Key, Row};
 use oarlock_config::settings::problem::{Problem, Problems};
 use oarlock_config::settings::resolve::{Setting, Settings, at};

@@ -5,11 +5,11 @@ use std::fmt::Write as _;
 use std::ops::Deref;
 
 use oarlock::config::{RunDescription, TrainConfig};
-use oarlock_config::settings::dialect::Dialects;
+use oarlock_config::config::optimizer_keys as optimizer;
+use oarlock_config::dialect::Dialects;
 use oarlock_config::settings::keys::{Group, Key, Row, Status};
 use oarlock_config::settings::location::{Origin, ValueSource};
 use oarlock_config::settings::node::to_yaml;
-use oarlock_config::settings::optimizer;
 use oarlock_config::settings::problem::{Problem, Problems};
 use oarlock_config::settings::resolve::{self, Setting, Settings};
 use oarlock_config::settings::secret::masked;

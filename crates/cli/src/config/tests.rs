@@ -57,6 +57,7 @@ fn defaults_are_those_of_the_originals() {
             source,
             tokenizer: "m".into(),
             from_scratch: false,
+            print_param_status: false,
             quantization: None,
             sparse_attention: None,
             new_tokens: NewTokens::default(),

@@ -10,6 +10,14 @@ pub enum Steps {
 }
 
 impl Steps {
+    /// What a number means: between 0 and 1 a share, else steps.
+    pub fn written(steps: f64) -> Steps {
+        match steps {
+            share if share > 0.0 && share < 1.0 => Steps::Share(share),
+            count => Steps::Count(count as u64),
+        }
+    }
+
     /// The number, given how many steps there are in all.
     pub fn of(self, total: u64) -> u64 {
         match self {

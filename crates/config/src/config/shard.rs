@@ -31,6 +31,8 @@ pub struct ShardingConfig<Size = usize> {
     pub prefetch_elems: Size,
     /// Elements beyond which nothing is gathered ahead.
     pub max_live_elems: Size,
+    /// A unit stays gathered from its forward to its backward pass if fewer elements than these are used in between.
+    pub reuse_elems: Size,
     /// Parameters with fewer elements stay whole.
     pub persistence_elems: Size,
     /// Elements of a reduction.
@@ -62,6 +64,7 @@ impl<Size: From<usize>> Default for ShardingConfig<Size> {
             untouched: Untouched::Zero,
             prefetch_elems: Size::from(50_000_000),
             max_live_elems: Size::from(1_000_000_000),
+            reuse_elems: Size::from(0),
             persistence_elems: Size::from(100_000),
             reduce_bucket_elems: Size::from(500_000_000),
             overlap: true,
@@ -81,6 +84,46 @@ impl<Size> ShardingConfig<Size> {
 }
 
 impl ShardingConfig<Elems> {
+    /// What a run records of it. All fields are named, so that a new one does not compile before somebody has said whether it
+    /// changes more than time and memory.
+    pub fn recorded(&self) -> RecordedSharding<'_> {
+        let ShardingConfig {
+            dtype: _,
+            placements,
+            lifetime: _,
+            group,
+            by_machine,
+            secondary: _,
+            gather: _,
+            wrap,
+            untouched: _,
+            prefetch_elems: _,
+            max_live_elems: _,
+            reuse_elems: _,
+            persistence_elems: _,
+            reduce_bucket_elems: _,
+            overlap: _,
+            reduce_dtype,
+            quantized,
+            offload_optimizer,
+            offload_params,
+        } = self;
+        let group = match (group, by_machine) {
+            (Some(ranks), _) => format!("Ranks({ranks})"),
+            (None, true) => "Machine".to_owned(),
+            (None, false) => "World".to_owned(),
+        };
+        RecordedSharding {
+            placements: *placements,
+            group,
+            wrap,
+            reduce_dtype: *reduce_dtype,
+            quantized: *quantized,
+            offload_optimizer: offload_optimizer.as_ref(),
+            offload_params: offload_params.as_ref(),
+        }
+    }
+
     /// The same for a model of this dtype and hidden size, which counts only where sizes follow from it.
     pub fn resolve(&self, dtype: DType, hidden_size: usize) -> ShardingConfig {
         let of = |size: Elems| size.of(hidden_size);
@@ -96,6 +139,7 @@ impl ShardingConfig<Elems> {
             untouched: self.untouched,
             prefetch_elems: of(self.prefetch_elems),
             max_live_elems: of(self.max_live_elems),
+            reuse_elems: of(self.reuse_elems),
             persistence_elems: of(self.persistence_elems),
             reduce_bucket_elems: of(self.reduce_bucket_elems),
             overlap: self.overlap,
@@ -105,6 +149,25 @@ impl ShardingConfig<Elems> {
             offload_params: self.offload_params.clone(),
         }
     }
+}
+
+/// What a run records of how its model is sharded.
+#[derive(Clone, Debug)]
+pub struct RecordedSharding<'c> {
+    /// What is sharded over the ranks.
+    pub placements: Placements,
+    /// The ranks inside which state is sharded.
+    pub group: String,
+    /// What is gathered and reduced together.
+    pub wrap: &'c Wrap,
+    /// What gradients are reduced in.
+    pub reduce_dtype: Option<DType>,
+    /// What ranks send in few bits.
+    pub quantized: Quantized,
+    /// Optimizer state that lies elsewhere.
+    pub offload_optimizer: Option<&'c Offload>,
+    /// Parameters that lie elsewhere.
+    pub offload_params: Option<&'c Offload>,
 }
 
 /// Where the three kinds of state lie.
@@ -209,6 +272,16 @@ impl From<usize> for Elems {
 }
 
 impl Elems {
+    /// How it follows from the hidden size; `None` where it does not.
+    pub fn formula(self) -> Option<&'static str> {
+        match self {
+            Elems::Count(_) => None,
+            Elems::HiddenSquared => Some("h x h"),
+            Elems::NineTenthsOfHiddenSquared => Some("0.9 x h x h"),
+            Elems::TenHidden => Some("10 x h"),
+        }
+    }
+
     /// The number, given the hidden size of the model.
     pub fn of(self, hidden_size: usize) -> usize {
         let squared = hidden_size.saturating_mul(hidden_size);

@@ -1,26 +1,25 @@
-//! What a training run does: plain structs, one for each part of the program.
+//! A whole training run: its parts, each a struct in a file of its own, and the run itself.
 
-use std::path::PathBuf;
-use std::time::{Duration, SystemTime};
-
-use oarlock_tensor::cpu::quantized::Format;
+use oarlock_tensor::DType;
 use oarlock_tensor::ops::optimizer::Rule;
-use oarlock_tensor::{DType, DeviceKind};
 
-use super::best::BestArgs;
-use super::data::{ChatArgs, ExampleKind, Mix, Packing, ValSize};
+use super::data::DataArgs;
+use super::eval::EvalArgs;
 use super::finetuning::Finetuning;
+use super::log::LogArgs;
+use super::model::ModelArgs;
 use super::monitor::MonitorArgs;
-use super::pipeline::PipelineArgs;
 use super::predict::Predict;
 use super::preference::ObjectiveArgs;
-use super::schedule::{ScheduleArgs, Steps};
-use super::shard::{Elems, LossScale, Recompute, ShardingConfig, StateDict};
-use super::sparsity::SparsityConfig;
+use super::ranks::RankArgs;
+use super::save::SaveArgs;
+use super::schedule::ScheduleArgs;
+use super::shard::{Elems, LossScale, Recompute, ShardingConfig};
 use super::token_loss::TokenLossArgs;
-
-/// The most ranks of a run, and of a machine, that a number is believed to mean.
-pub const MOST_RANKS: usize = 1 << 16;
+use crate::settings::keys::Range::{BelowOne, NotNegative, Positive};
+use crate::settings::keys::Status::{Later, NoEffect, Used};
+use crate::settings::keys::ValueType::{Bool, Float, Int, Text};
+use crate::settings::section::section;
 
 /// A whole training run.
 #[derive(Clone, Debug, PartialEq)]
@@ -61,177 +60,67 @@ pub struct RunDescription {
     pub notes: Vec<String>,
 }
 
-/// The model to train.
-#[derive(Clone, Debug, PartialEq)]
-pub struct ModelArgs {
-    /// Where its settings come from.
-    pub source: ModelSource,
-    /// The folder of tokenizer.json.
-    pub tokenizer: PathBuf,
-    /// Begin with seeded random weights.
-    pub from_scratch: bool,
-    /// Keep the weights of all linear layers but the output weights in this format; they are not trained then.
-    pub quantization: Option<Format>,
-    /// Which blocks of its scores attention computes; `None`: what the model's config.json says.
-    pub sparse_attention: Option<SparsityConfig>,
-    /// Tokens that it gets.
-    pub new_tokens: NewTokens,
-    /// How its rotary frequencies are changed for sequences that are longer than those of its pretraining.
-    pub rope_scaling: Option<RopeArgs>,
-}
-
-/// Tokens that a model gets beside those of its tokenizer.
-#[derive(Clone, Debug, Default, PartialEq)]
-pub struct NewTokens {
-    /// Ordinary ones.
-    pub tokens: Vec<String>,
-    /// Special ones, which answers are shown without.
-    pub special: Vec<String>,
-    /// What describes special ones; their embeddings begin as the mean of those of the description.
-    pub descriptions: Vec<(String, String)>,
-    /// Whether these get noise as well.
-    pub noise_on_descriptions: bool,
-    /// Whether the vocabulary grows to that of the tokenizer also where no token is new.
-    pub resize: bool,
-    /// Whether output weights that are the embedding's become weights of their own, since an adapter trains copies of both.
-    pub unties: bool,
-}
-
-impl NewTokens {
-    /// Whether the vocabulary may grow.
-    pub fn may_grow(&self) -> bool {
-        self.resize || !self.tokens.is_empty() || !self.special.is_empty()
+section! {
+    /// The run itself.
+    #[derive(Clone, Debug, PartialEq)]
+    pub struct TrainArgs of Train with TrainParts {
+        /// How the loss is scaled in f16.
+        loss_scale: LossScale,
+        /// Which activations are recomputed in the backward pass.
+        recompute: Recompute,
+        /// Whether what recomputed units keep waits in main memory, where ranks compute on GPUs.
+        offload_activations: bool,
+        /// The optimizer.
+        optimizer: OptimizerArgs,
+        /// The course of the learning rate.
+        schedule: ScheduleArgs,
+        /// What is trained on each token.
+        loss: TokenLossArgs,
+        /// Which parameters are trained.
+        finetuning: Finetuning,
+        /// What a step optimizes.
+        objective: ObjectiveArgs,
+        /// Train at all; else only evaluate.
+        enabled: bool,
     }
-}
 
-/// A rotary scaling that a run chooses.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct RopeArgs {
-    /// Its kind.
-    pub kind: RopeKind,
-    /// The longest sequence; `None` stands for twice as many positions as the model was made for.
-    pub max_len: Option<usize>,
-}
-
-/// A kind of rotary scaling that a run can choose: `rope_type` in transformers.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum RopeKind {
-    /// All frequencies are divided.
-    Linear,
-    /// The base grows with the length.
-    Dynamic,
-    /// Frequencies are blended along the dimensions.
-    Yarn,
-    /// Low frequencies are divided.
-    Llama3,
-}
-
-impl RopeKind {
-    /// All of them, by name.
-    pub const NAMES: [(&'static str, RopeKind); 4] = [
-        ("linear", RopeKind::Linear),
-        ("dynamic", RopeKind::Dynamic),
-        ("yarn", RopeKind::Yarn),
-        ("llama3", RopeKind::Llama3),
+    /// The keys of the run itself.
+    pub const TRAIN = [
+        PER_DEVICE_TRAIN_BATCH_SIZE: usize = (Int(1), "per_device_train_batch_size", "8", Used, "Sequences of a rank in one forward pass") => Nothing batch_size;
+        GRADIENT_ACCUMULATION_STEPS: usize = (Int(1), "gradient_accumulation_steps", "1", Used, "Forward and backward passes of an optimizer step") => Nothing accumulation;
+        NUM_TRAIN_EPOCHS: f64 = (Float(Positive), "num_train_epochs", "3", Used, "Passes over the data");
+        MAX_STEPS: i64 = (Int(-1), "max_steps", "-1", Used, "Optimizer steps; when positive it replaces num_train_epochs")
+            => ByHand length: Length, "When the run ends." = |settings| match settings.get(MAX_STEPS) {
+                steps if steps > 0 => Length::Steps(steps.unsigned_abs()),
+                _ => Length::Epochs(settings.get(NUM_TRAIN_EPOCHS)),
+            };
+        MAX_GRAD_NORM: f64 = (Float(NotNegative), "max_grad_norm", "1", Used, "Maximum gradient norm; 0: no clipping") => Computes max_grad_norm: Option<f64>, "Norm to which gradients are clipped; `None` leaves them as they are." = |settings| Some(settings.get(MAX_GRAD_NORM)).filter(|norm| *norm > 0.0);
+        BF16: bool = (Bool, "bf16", "false", Used, "Compute in bf16 with f32 master weights")
+            => ByHand dtype: DType, "The dtype in which the model computes; master weights and moments are f32 in every case." = |settings| match (settings.get(BF16), settings.get(FP16)) {
+                (true, _) => DType::BF16,
+                (false, true) => DType::F16,
+                (false, false) => DType::F32,
+            };
+        FP16: bool = (Bool, "fp16", "false", Used, "Compute in f16 with f32 master weights and a scaled loss");
+        PURE_BF16: bool = (Bool, "pure_bf16", "false", Used, "As bf16: true; master weights and moments stay in f32");
+        MIXED_PRECISION: Option<String> = (Text, "mixed_precision", "", Later("write bf16: true or fp16: true"), "Precision, as Accelerate and Megatron name it");
+        FP8: bool = (Bool, "fp8", "false", Later("use bf16: true"), "Compute in fp8");
+        TF32: bool = (Bool, "tf32", "", Used, "On a GPU, compute f32 matrix products in TF32, which is many times faster; no effect on the CPU") => Nothing tf32;
+        SEED: u64 = (Int(0), "seed", "42", Used, "Seed of initial weights, shuffling, dropout and what val_size holds out") => Computes seed;
+        DATA_SEED: Option<u64> = (Int(0), "data_seed", "", Used, "Seed of shuffling alone; unset: seed") => Computes data_seed: u64, "Seed of the order of the data." = |settings| settings.get(DATA_SEED).unwrap_or_default();
+        FULL_DETERMINISM: bool = (Bool, "full_determinism", "false", NoEffect("every run is deterministic"), "Bitwise identical results on every run");
+        LABEL_SMOOTHING_FACTOR: f64 = (Float(BelowOne), "label_smoothing_factor", "0", Used, "Label smoothing: the share of the loss that is spread over the whole vocabulary");
+        NEFTUNE_NOISE_ALPHA: Option<f64> = (Float(NotNegative), "neftune_noise_alpha", "", Used, "Noise on the embeddings (NEFTune): uniform in ±alpha / √(tokens · hidden_size) for each example; 0 or unset: none");
+        EARLY_STOPPING_STEPS: Option<u64> = (Int(1), "early_stopping_steps", "", Used, "Stop after N evaluations in a row without improvement of metric_for_best_model");
+        AVERAGE_TOKENS_ACROSS_DEVICES: bool = (Bool, "average_tokens_across_devices", "true", NoEffect("every token of a step has the same weight on all ranks, always"), "Weight the loss by tokens over all ranks");
+        AUTO_FIND_BATCH_SIZE: bool = (Bool, "auto_find_batch_size", "false", Later("memory is checked before the start"), "Halve the batch until it fits");
+        TORCH_COMPILE: bool = (Bool, "torch_compile", "false", NoEffect("there is nothing to compile"), "Compile the model");
+        TORCH_COMPILE_BACKEND: Option<String> = (Text, "torch_compile_backend", "", NoEffect("there is nothing to compile"), "Backend of compilation");
+        TORCH_COMPILE_MODE: Option<String> = (Text, "torch_compile_mode", "", NoEffect("there is nothing to compile"), "Mode of compilation");
+        USE_CPU: bool = (Bool, "use_cpu", "false", Used, "Train on the CPU, also where there is a GPU (device: cpu)");
+        NO_CUDA: bool = (Bool, "no_cuda", "false", Used, "The older name of use_cpu");
+        TORCH_EMPTY_CACHE_STEPS: Option<usize> = (Int(1), "torch_empty_cache_steps", "", NoEffect("buffers are allocated once"), "Empty the memory cache");
     ];
-
-    /// The one of this name.
-    pub fn named(name: &str) -> Option<RopeKind> {
-        RopeKind::NAMES.into_iter().find(|(known, _)| *known == name).map(|(_, kind)| kind)
-    }
-}
-
-/// Where the settings of a model come from.
-#[derive(Clone, Debug, PartialEq)]
-pub enum ModelSource {
-    /// The folder of config.json, tokenizer.json and weights.
-    Folder(PathBuf),
-    /// The fields of a config.json, written into the configuration.
-    Fields(serde_json::Map<String, serde_json::Value>),
-}
-
-/// The text to train on.
-#[derive(Clone, Debug, PartialEq)]
-pub struct DataArgs {
-    /// Paths, or names in `dataset_info.json`.
-    pub datasets: Vec<String>,
-    /// The same for the evaluation.
-    pub eval_datasets: Vec<String>,
-    /// The folder of `dataset_info.json` and its files.
-    pub dataset_dir: PathBuf,
-    /// Tokens of a sequence.
-    pub cutoff_len: usize,
-    /// How texts become sequences.
-    pub packing: Packing,
-    /// How conversations become tokens; `None` trains on texts.
-    pub chat: Option<ChatArgs>,
-    /// Draw the sequences in a seeded random order.
-    pub shuffle: bool,
-    /// Read at most so many records of a data set.
-    pub max_samples: Option<usize>,
-    /// What is split off for the evaluation, if anything is.
-    pub val_size: Option<ValSize>,
-    /// Build the token cache again.
-    pub overwrite_cache: bool,
-    /// How several data sets become one.
-    pub mix: Mix,
-    /// Draw sequences of similar length together.
-    pub group_by_length: bool,
-    /// Evaluate each data set of the evaluation by itself.
-    pub eval_each: bool,
-    /// Threads that tokenize; `None`: all.
-    pub workers: Option<usize>,
-    /// The folder of a tokenized data set: read if it is there, else written.
-    pub tokenized: Option<PathBuf>,
-}
-
-impl DataArgs {
-    /// The sequences of an example: two answers to one prompt are two.
-    pub fn n_segments(&self) -> usize {
-        match &self.chat {
-            Some(chat) if chat.examples == ExampleKind::Pairs => 2,
-            _ => 1,
-        }
-    }
-}
-
-/// The run itself.
-#[derive(Clone, Debug, PartialEq)]
-pub struct TrainArgs {
-    /// Sequences of a rank in one forward pass.
-    pub batch_size: usize,
-    /// Forward and backward passes of an optimizer step.
-    pub accumulation: usize,
-    /// When the run ends.
-    pub length: Length,
-    /// Norm to which gradients are clipped; `None` leaves them as they are.
-    pub max_grad_norm: Option<f64>,
-    /// The dtype in which the model computes; master weights and moments are f32 in every case.
-    pub dtype: DType,
-    /// Whether products of f32 are in TF32, where ranks compute on GPUs.
-    pub tf32: bool,
-    /// How the loss is scaled in f16.
-    pub loss_scale: LossScale,
-    /// Which activations are recomputed in the backward pass.
-    pub recompute: Recompute,
-    /// Whether what recomputed units keep waits in main memory, where ranks compute on GPUs.
-    pub offload_activations: bool,
-    /// Seed of initial weights and dropout.
-    pub seed: u64,
-    /// Seed of the order of the data.
-    pub data_seed: u64,
-    /// The optimizer.
-    pub optimizer: OptimizerArgs,
-    /// The course of the learning rate.
-    pub schedule: ScheduleArgs,
-    /// What is trained on each token.
-    pub loss: TokenLossArgs,
-    /// Which parameters are trained.
-    pub finetuning: Finetuning,
-    /// What a step optimizes.
-    pub objective: ObjectiveArgs,
-    /// Train at all; else only evaluate.
-    pub enabled: bool,
 }
 
 /// When a training run ends.
@@ -252,111 +141,4 @@ pub struct OptimizerArgs {
     pub weight_decay: f64,
     /// Words in the names of the matrices to which a rule for hidden matrices applies; empty for all of them.
     pub targets: Vec<String>,
-}
-
-/// When something is done again and again.
-#[derive(Clone, Copy, Debug, PartialEq)]
-pub enum IntervalStrategy {
-    /// Never.
-    Never,
-    /// At the end of every epoch.
-    Epoch,
-    /// Every so many steps.
-    Every(Steps),
-}
-
-/// Evaluation.
-#[derive(Clone, Copy, Debug, PartialEq)]
-pub struct EvalArgs {
-    /// When to evaluate during training.
-    pub when: IntervalStrategy,
-    /// Steps before the first of these evaluations; epochs where they come with epochs.
-    pub delay: f64,
-    /// Evaluate before the first step.
-    pub at_start: bool,
-    /// Evaluate after the last step.
-    pub at_end: bool,
-    /// Sequences of a rank in one evaluation pass.
-    pub batch_size: usize,
-}
-
-/// Checkpoints and the final model.
-#[derive(Clone, Debug, PartialEq)]
-pub struct SaveArgs {
-    /// The folder of everything that is written.
-    pub output_dir: PathBuf,
-    /// Where the run begins.
-    pub resume: Resume,
-    /// Whether settings and data that change what is computed may be other than in the run that saved the checkpoint.
-    pub resume_anyway: bool,
-    /// When the run began, where a launcher has started its ranks again: it goes on from what it has saved itself, whatever it
-    /// began from, on as many ranks as are left.
-    pub restarted: Option<SystemTime>,
-    /// Whether earlier results in the folder may be replaced.
-    pub overwrite: bool,
-    /// Whether the run begins anew over what earlier runs left in the folder, and over nothing else.
-    pub begin_anew: bool,
-    /// When to save.
-    pub when: IntervalStrategy,
-    /// Keep the last so many checkpoints; `None`: all.
-    pub keep: Option<usize>,
-    /// Save weights without what resuming needs.
-    pub only_model: bool,
-    /// The form of checkpoints.
-    pub state_dict: StateDict,
-    /// Write whole weights beside the sharded ones into every checkpoint.
-    pub whole_weights: bool,
-    /// By what the best model is found, where that is looked for.
-    pub best: Option<BestArgs>,
-}
-
-/// Where a run begins.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub enum Resume {
-    /// At the newest checkpoint of `output_dir`, or anew if there is none.
-    IfPresent,
-    /// Anew.
-    Never,
-    /// At the newest checkpoint of `output_dir`; none is an error.
-    Newest,
-    /// At this checkpoint.
-    From(PathBuf),
-}
-
-/// Logs.
-#[derive(Clone, Copy, Debug, PartialEq)]
-pub struct LogArgs {
-    /// When to log.
-    pub when: IntervalStrategy,
-    /// Log the first step, too.
-    pub first_step: bool,
-    /// Draw `training_loss.png`.
-    pub plot_loss: bool,
-    /// Plain lines instead of a progress line.
-    pub plain: bool,
-    /// Steps between lines on memory; 0 for none.
-    pub memory_steps: usize,
-    /// Refuse a training run that would not fit into memory.
-    pub memory_check: bool,
-    /// Steps between tables of the time of each phase; `None` for none.
-    pub profile: Option<u64>,
-}
-
-/// Processes.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub struct RankArgs {
-    /// Ranks.
-    pub num_processes: usize,
-    /// Ranks over which each sequence is divided; 1: it is whole on a rank.
-    pub sequence_parallel: usize,
-    /// Threads of a rank; `None`: the cores divided by the ranks.
-    pub threads: Option<usize>,
-    /// Where tensors lie and ops run.
-    pub device: DeviceKind,
-    /// The name of the kernels' instruction set; `None`: the fastest of the CPU.
-    pub cpu_path: Option<String>,
-    /// How long ranks wait in a collective for one that is alive.
-    pub timeout: Duration,
-    /// How the model is divided into stages.
-    pub pipeline: PipelineArgs,
 }

@@ -284,6 +284,31 @@ pub const fn row<T>(key: Key<T>) -> Row {
     *key.row
 }
 
+/// How many rows tables have together.
+pub const fn n_rows(tables: &[&[Row]]) -> usize {
+    let (mut n, mut table) = (0, 0);
+    while table < tables.len() {
+        n += tables[table].len();
+        table += 1;
+    }
+    n
+}
+
+/// The rows of tables, one table after another; `N` is [how many](n_rows) there are.
+pub const fn joined<const N: usize>(tables: &[&[Row]]) -> [Row; N] {
+    let mut rows = [tables[0][0]; N];
+    let (mut n, mut table) = (0, 0);
+    while table < tables.len() {
+        let mut at = 0;
+        while at < tables[table].len() {
+            rows[n] = tables[table][at];
+            (n, at) = (n + 1, at + 1);
+        }
+        table += 1;
+    }
+    rows
+}
+
 /// A key that is read as a `T`: a constant that [`key_table!`](crate::key_table) declares.
 pub struct Key<T> {
     /// What is known of it.

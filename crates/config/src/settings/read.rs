@@ -12,6 +12,9 @@ pub trait Read: Typed {
 
     /// What the value of a key means.
     fn read<'s>(value: &'s Value, key: &'static Row) -> Self::Of<'s>;
+
+    /// The same as a value of its own.
+    fn owned(value: &Value, key: &'static Row) -> Self;
 }
 
 /// A type that is read by value: what a [`Value`] of its kind is; where there is none, the default stands.
@@ -31,6 +34,10 @@ macro_rules! by_value {
                 let default = || of(&value::default(key)).unwrap_or_default();
                 of(value).unwrap_or_else(default)
             }
+
+            fn owned(value: &Value, key: &'static Row) -> $type {
+                Self::read(value, key)
+            }
         }
 
         impl Typed for Option<$type> {
@@ -45,6 +52,10 @@ macro_rules! by_value {
             fn read(value: &Value, _: &'static Row) -> Option<$type> {
                 let of: fn(&Value) -> Option<$type> = $of;
                 of(value)
+            }
+
+            fn owned(value: &Value, key: &'static Row) -> Option<$type> {
+                Self::read(value, key)
             }
         }
     };
@@ -87,6 +98,10 @@ macro_rules! by_reference {
                 let read: for<'v> fn(&'v Value, &'static Row) -> &'v $of = $read;
                 read(value, key)
             }
+
+            fn owned(value: &Value, key: &'static Row) -> $type {
+                Self::read(value, key).to_owned()
+            }
         }
     };
 }
@@ -121,6 +136,10 @@ impl Read for Option<String> {
             _ => None,
         }
     }
+
+    fn owned(value: &Value, key: &'static Row) -> Option<String> {
+        Self::read(value, key).map(str::to_owned)
+    }
 }
 
 impl Typed for Option<Secret> {
@@ -136,6 +155,10 @@ impl Read for Option<Secret> {
             Value::Secret(x) => Some(x),
             _ => None,
         }
+    }
+
+    fn owned(value: &Value, key: &'static Row) -> Option<Secret> {
+        Self::read(value, key).cloned()
     }
 }
 

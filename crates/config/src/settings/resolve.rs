@@ -95,6 +95,11 @@ impl Settings {
         T::read(&self.setting(key).value, key.row)
     }
 
+    /// The same as a value of its own.
+    pub fn owned<T: Read>(&self, key: Key<T>) -> T {
+        T::owned(&self.setting(key).value, key.row)
+    }
+
     /// Words as they were written, `auto` too; empty for none.
     pub fn word<T: Words>(&self, key: Key<T>) -> &str {
         match &self.setting(key).value {

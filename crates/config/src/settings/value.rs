@@ -142,16 +142,3 @@ fn list(mut names: Vec<String>) -> Value {
     names.retain(|name| !name.is_empty());
     if names.is_empty() { Value::Null } else { Value::List(names) }
 }
-
-#[cfg(test)]
-mod tests {
-    use super::super::table::TRAINING;
-    use super::*;
-
-    #[test]
-    fn every_default_is_of_its_type() {
-        for key in TRAINING.iter().filter(|key| !key.default.is_empty()) {
-            assert!(word(key.value_type, key.default).is_some(), "{}: {}", key.name, key.default);
-        }
-    }
-}

@@ -3,7 +3,7 @@
 use oarlock_tensor::ops::optimizer::Needs;
 
 use crate::shard::engine::Engine;
-use crate::shard::outer::{Outer, OuterStep};
+use crate::shard::local_sgd::{Outer, OuterStep};
 use crate::shard::placement::Placements;
 use crate::{Error, Result};
 

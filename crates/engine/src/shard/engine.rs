@@ -15,13 +15,13 @@ use oarlock_tensor::ops::{transfer, update};
 use oarlock_tensor::{ActiveTapes, Device, FlatBuffer, ParamHome, UnitHook};
 
 use crate::nn::{self, Module, NamedParam, parameters, wrapped_units_of};
+use crate::shard::compressed::one_bit::OneBitSteps;
 use crate::shard::finite::check_range;
 use crate::shard::group::{Grads, Group, GroupBuilder, Kind, Weights, offload_file};
 use crate::shard::hooks::{TapePass, UnitPasses};
 use crate::shard::layout::{BLOCK, in_order_on, runs};
 use crate::shard::mesh::{Mesh, ranks_per_machine};
 use crate::shard::norm::{Blocks, GradNorm};
-use crate::shard::one_bit::OneBitSteps;
 use crate::shard::passes::Core;
 use crate::shard::placement::{
     Placement, Quantized, ShardingConfig, Untouched, check_sharding, check_stage, on_device,

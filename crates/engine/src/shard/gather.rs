@@ -7,11 +7,11 @@ use oarlock_tensor::ops::transfer;
 
 use crate::Result;
 use crate::shard::column::Store;
+use crate::shard::compressed::quantized;
 use crate::shard::group::Group;
 use crate::shard::order::ready;
 use crate::shard::passes::Work;
 use crate::shard::pool::Gathered;
-use crate::shard::quantized;
 use crate::shard::topology::Axis;
 
 impl Work<'_> {

@@ -5,8 +5,8 @@ use std::ops::Range;
 use oarlock_comm::Ready;
 use oarlock_tensor::{FlatBuffer, Store};
 
+use crate::shard::compressed::quantized::FirstHop;
 use crate::shard::pool::PoolBuffer;
-use crate::shard::quantized::FirstHop;
 
 /// Gradients of a group in flight.
 pub(super) struct ReductionInFlight {

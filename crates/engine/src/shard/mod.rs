@@ -2,14 +2,14 @@
 //!
 //! `placement` says what is sharded, `mesh` among whom, `layout` who owns what. A `group` holds the parameters of a unit
 //! with their homes. During a step `schedule` says what happens around the passes of a unit, in which order, and nothing else
-//! says so: `hooks` carries it out on what `passes` has open, where `gather` brings weights, `reduce` sums gradients, and
-//! `quantized` is how either travels in few bits; `step` updates (`one_bit` where ranks exchange
-//! signs), through `staging` what is offloaded, and `publish` brings the new weights to all.
-//! `engine` is what the rest of the crate sees; `alone` has its steps of single ranks.
+//! says so: `hooks` carries it out on what `passes` has open, where `gather` brings weights and `reduce` sums gradients;
+//! `step` updates, through `staging` what is offloaded, and `publish` brings the new weights to all.
+//! `engine` is what the rest of the crate sees; `alone` has its steps of single ranks. Two rooms stand apart, for what few runs
+//! use: `compressed` has what travels in few bits, and `local_sgd` what ranks do that meet now and then.
 
 mod alone;
-mod average;
 mod column;
+mod compressed;
 mod early;
 mod engine;
 mod finite;
@@ -18,18 +18,16 @@ mod group;
 mod hooks;
 mod in_flight;
 mod layout;
+mod local_sgd;
 mod mesh;
 mod norm;
-mod one_bit;
 mod operands;
 mod order;
-mod outer;
 mod passes;
 mod placement;
 mod plan;
 mod pool;
 mod publish;
-mod quantized;
 mod reduce;
 mod schedule;
 mod source;
@@ -47,9 +45,9 @@ pub use finite::{Findings, Unfit, check_range};
 pub use layout::in_order_on;
 pub(crate) use layout::runs;
 pub use layout::{BLOCK, Grain, Layout, LayoutParam, role_of};
+pub use local_sgd::{Outer, OuterStep};
 pub use mesh::Mesh;
 pub use norm::GradNorm;
-pub use outer::{Outer, OuterStep};
 pub(crate) use placement::check_stage;
 pub use placement::{
     Gather, Lifetime, Offload, Placement, Placements, Quantized, ShardingConfig, Untouched, check_sharding,

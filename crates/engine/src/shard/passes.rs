@@ -13,13 +13,13 @@ use oarlock_comm::{Ready, Scalar, Sharing};
 use oarlock_tensor::{ActiveTapes, DType, Device, FlatBuffer, FlatParams};
 
 use crate::Result;
+use crate::shard::compressed::quantized::Exchanges;
 use crate::shard::group::Group;
 use crate::shard::in_flight::ReductionInFlight;
 use crate::shard::mesh::Mesh;
 use crate::shard::placement::{ShardingConfig, updates_beside};
 use crate::shard::plan::{Plan, UnitUse};
 use crate::shard::pool::{BufferPool, Gathered, PoolBuffer};
-use crate::shard::quantized::Exchanges;
 use crate::shard::schedule::Schedule;
 use crate::shard::topology::Axis;
 

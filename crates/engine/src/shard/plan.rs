@@ -13,6 +13,8 @@ pub struct Plan {
     pub groups: Vec<GroupUse>,
     /// How long gathered weights live.
     pub lifetime: Lifetime,
+    /// Fewer elements than these between the passes of a unit, and its weights stay gathered.
+    pub reuse_elems: usize,
     /// Elements that are gathered ahead of their use.
     pub prefetch_elems: usize,
     /// Elements beyond which nothing is gathered ahead.
@@ -72,6 +74,7 @@ impl Plan {
             units,
             groups,
             lifetime: config.lifetime,
+            reuse_elems: config.reuse_elems,
             prefetch_elems: config.prefetch_elems,
             max_live_elems: config.max_live_elems,
             overlaps: false,
@@ -95,6 +98,20 @@ impl Plan {
     /// which a forward pass uses them.
     pub fn published(&self) -> impl Iterator<Item = usize> + '_ {
         (0..self.groups.len()).filter(|&group| !self.groups[group].is_gathered)
+    }
+
+    /// Whether the weights of a unit stay from its forward pass to its backward pass.
+    pub(super) fn keeps_for_backward(&self, unit: usize) -> bool {
+        // The backward pass begins with the unit that the forward pass ends with.
+        self.lifetime == Lifetime::ForwardToBackward
+            || unit + 1 == self.units.len()
+            || self.elems_until_backward(unit) < self.reuse_elems
+    }
+
+    /// The elements of the units between the two passes of a unit: each is used forward and backward.
+    fn elems_until_backward(&self, unit: usize) -> usize {
+        let groups = self.units[unit + 1..].iter().flat_map(|unit| &unit.groups);
+        2 * groups.map(|&group| self.groups[group].elems).sum::<usize>()
     }
 
     /// Elements that are in a buffer while a group is gathered.

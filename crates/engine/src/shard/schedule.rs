@@ -10,7 +10,6 @@ use std::collections::VecDeque;
 use std::sync::Arc;
 
 use crate::shard::early::Early;
-use crate::shard::placement::Lifetime;
 use crate::shard::plan::{GradientUse, Plan};
 
 /// What carries out a schedule. Groups go by their numbers in the plan.
@@ -159,9 +158,7 @@ impl Schedule {
     pub fn after_forward<X: Executor>(&mut self, unit: usize, x: &mut X) -> Result<(), X::Error> {
         let plan = self.plan.clone();
         self.forward = unit + 1;
-        let last = unit + 1 == plan.units.len();
-        // The backward pass begins with the unit that the forward pass ends with.
-        let keep = self.trains && (plan.lifetime == Lifetime::ForwardToBackward || last);
+        let keep = self.trains && plan.keeps_for_backward(unit);
         if self.trains && plan.keeps_second_copy {
             for &group in &plan.units[unit].groups {
                 let here = &mut self.groups[group];

@@ -3,12 +3,12 @@
 //! apollo_torch 1.0.3, whose AdamW is that of older versions of transformers.
 
 use super::{Buffers, Elementwise, StepArgs, run};
+use crate::decompose::singular::{Search, largest};
 use crate::dtype::{DType, Float};
 use crate::gemm::{MatMut, MatRef, gemm, gemm_scratch_bytes};
 use crate::instances::instances;
 use crate::pieces::{cut, for_pieces, task_rows};
 use crate::random::{Stream, fill_normal};
-use crate::singular::{Search, largest};
 use crate::sums::tree_sum;
 use crate::{Cpu, Store};
 

@@ -253,11 +253,8 @@ impl Costs<'_> {
             micro_batches: if part.is_some() { 1 } else { accumulation },
             shards_gradients,
             shards_optimizer: stage >= Stage::Optimizer,
-            lifetime: settings.sharding.lifetime,
-            prefetch_elems: settings.sharding.prefetch_elems,
-            max_live_elems: settings.sharding.max_live_elems,
+            sharding: settings.sharding.clone(),
             bucket_elems: self.facts.bucket_elems,
-            reduce_bytes: settings.sharding.reduces_in().size(),
             replicas_of: by_machine.then_some(shard),
             // The passes of a pipeline are over when its gradients leave.
             overlaps: settings.sharding.overlap && !self.shares_memory() && part.is_none(),

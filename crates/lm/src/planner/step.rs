@@ -4,7 +4,7 @@
 use std::convert::Infallible;
 use std::sync::Arc;
 
-use oarlock_config::config::Lifetime;
+use oarlock_config::config::ShardingConfig;
 use oarlock_engine::shard::{DryRun, Executor, GradientUse, GroupUse, Plan, Schedule, UnitUse};
 
 use super::network::{Call, CallKind, Over};
@@ -55,16 +55,10 @@ pub struct Step {
     pub shards_gradients: bool,
     /// Whether the optimizer's state is sharded, so that each rank updates a part.
     pub shards_optimizer: bool,
-    /// How long gathered weights live.
-    pub lifetime: Lifetime,
-    /// Elements that are gathered ahead of their use.
-    pub prefetch_elems: usize,
-    /// Elements beyond which nothing is gathered ahead.
-    pub max_live_elems: usize,
+    /// How the model is sharded.
+    pub sharding: ShardingConfig,
     /// Elements of a reduction.
     pub bucket_elems: usize,
-    /// Bytes of an element of a reduction.
-    pub reduce_bytes: usize,
     /// Whether sums are reduced across groups of ranks at the end, of which each holds the whole state; the ranks of a group.
     pub replicas_of: Option<usize>,
     /// Whether collectives proceed beside computations.
@@ -141,16 +135,9 @@ impl Step {
             gradients: gradients((index, group)),
         };
         let unit = |unit: &Unit| UnitUse { groups: unit.uses.clone(), completes: unit.completes.clone() };
-        Plan {
-            units: self.units.iter().map(unit).collect(),
-            groups: self.groups.iter().enumerate().map(in_step).collect(),
-            lifetime: self.lifetime,
-            prefetch_elems: self.prefetch_elems,
-            max_live_elems: self.max_live_elems,
-            overlaps: self.overlaps,
-            keeps_second_copy: false,
-            converts_gradients: self.reduce_bytes < 4,
-        }
+        let units = self.units.iter().map(unit).collect();
+        let groups = self.groups.iter().enumerate().map(in_step).collect();
+        Plan { overlaps: self.overlaps, ..Plan::new(units, groups, &self.sharding) }
     }
 }
 
@@ -274,7 +261,8 @@ impl Executor for Clock<'_> {
     fn drop_second_copy(&mut self, _group: usize) {}
 
     fn reduce(&mut self, group: usize, _adds: bool) -> Result<(), Infallible> {
-        let Step { shards_optimizer, bucket_elems, reduce_bytes, .. } = *self.step;
+        let Step { shards_optimizer, bucket_elems, .. } = *self.step;
+        let reduce_bytes = self.step.sharding.reduces_in().size();
         let operation = if shards_optimizer { CallKind::ReduceScatter } else { CallKind::AllReduce };
         let elems = self.step.groups[group].elems;
         self.in_flight[group] = self.now;

@@ -100,11 +100,8 @@ fn plain_step(n: usize, micro_batches: usize, overlaps: bool) -> Step {
         micro_batches,
         shards_gradients: false,
         shards_optimizer: true,
-        lifetime: Lifetime::OneUse,
-        prefetch_elems: 100,
-        max_live_elems: 1000,
+        sharding: ShardingConfig { prefetch_elems: 100, max_live_elems: 1000, ..ShardingConfig::default() },
         bucket_elems: 1000,
-        reduce_bytes: 4,
         replicas_of: None,
         overlaps,
         n_blocks: n,
@@ -172,7 +169,8 @@ fn a_step_takes_the_longer_of_computation_and_communication_where_they_overlap()
     let bound = gathered(plain_step(4, 1, true)).run(&slow, &nothing);
     assert!((110.0..110.0 + passes).contains(&(bound.seconds - rest)), "{bound:?}");
     // FSDP's SHARD_GRAD_OP gathers once.
-    let kept = Step { lifetime: Lifetime::ForwardToBackward, ..gathered(plain_step(4, 1, false)) };
+    let mut kept = gathered(plain_step(4, 1, false));
+    kept.sharding.lifetime = Lifetime::ForwardToBackward;
     assert_eq!(seconds(&kept), passes + 2.0 + 2.0 + rest);
 }
 

@@ -1,13 +1,14 @@
 //! Elements as integers of 8 or 4 bits with a scale for each block, which ranks send in their place.
 
-use oarlock_kernels::{DType, Error, Result, Store, block_int};
+use oarlock_kernels::compressed::block_int;
+use oarlock_kernels::{DType, Error, Result, Store};
 
 use crate::device::Device;
 use crate::launch::Mode;
 use crate::ops::optimizer::Part;
 use crate::ops::with_float;
 
-pub use oarlock_kernels::block_int::Bits;
+pub use oarlock_kernels::compressed::block_int::Bits;
 
 /// Encodes floats in 32-bit words (`words` counts them), as many as [`Bits::n_words`] says.
 ///

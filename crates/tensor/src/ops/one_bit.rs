@@ -1,7 +1,8 @@
 //! What 1-bit optimizers do between their exchanges: passes over flat buffers, and signs of elements as bits.
 
+use oarlock_kernels::compressed::sign_bits;
 use oarlock_kernels::optim::one_bit::{self, MAX_SLICES};
-use oarlock_kernels::{Error, Result, sign_bits};
+use oarlock_kernels::{Error, Result};
 
 use crate::device::Device;
 use crate::flat::{FlatBuffer, Lease, WriteLease};

@@ -1,7 +1,8 @@
 //! The largest singular values of a matrix in the memory of the host.
 
-pub use oarlock_kernels::singular::{Search, Singular};
-use oarlock_kernels::{Error, Result, singular};
+use oarlock_kernels::decompose::singular;
+pub use oarlock_kernels::decompose::singular::{Search, Singular};
+use oarlock_kernels::{Error, Result};
 
 use crate::device::Device;
 

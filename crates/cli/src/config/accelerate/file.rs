@@ -1,7 +1,7 @@
 //! Reads the configuration file of Accelerate, YAML or JSON: every key with its location, nested blocks with or without
 //! the prefix of their keys, and what older versions wrote.
 
-use oarlock_config::settings::dialect::settle;
+use oarlock_config::dialect::settle;
 use oarlock_config::settings::keys::ValueType;
 use oarlock_config::settings::node::Entry;
 use oarlock_config::settings::problem::{Problem, Problems};

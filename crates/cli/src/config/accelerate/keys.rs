@@ -1,14 +1,14 @@
 //! THE table of Accelerate: every flag of `accelerate launch` and every key of its configuration file, each declared
 //! once, and the variables by which it hands them on to the processes that it starts.
 
-use oarlock_config::settings::accelerate;
+use oarlock_config::dialect::accelerate;
 use oarlock_config::settings::keys::Range::{NotNegative, Positive};
 use oarlock_config::settings::keys::Status::{Later, NoEffect, Used};
 use oarlock_config::settings::keys::ValueType::{Bool, Choice, Float, Int, List, Path, Text};
 use oarlock_config::settings::keys::{Row, Status, ValueType, row};
 use oarlock_config::settings::secret::Secret;
 
-pub use oarlock_config::settings::accelerate::{OF_FSDP, Variable, lower, variable};
+pub use oarlock_config::dialect::accelerate::{OF_FSDP, Variable, lower, variable};
 
 const NO_TPU: Status = NoEffect("there is no TPU");
 const DYNAMO: Status = NoEffect("the kernels are compiled already");

@@ -1,14 +1,14 @@
 //! What settings of Accelerate say about a training run, as entries for keys of ours: the blocks of DeepSpeed and FSDP,
 //! whose values keep their locations, precision, accumulation and clipping.
 
-use oarlock_config::settings::accelerate::{fsdp_block, text};
-use oarlock_config::settings::dialect::deepspeed_keys;
+use oarlock_config::config::table as training;
+use oarlock_config::dialect::accelerate::{fsdp_block, text};
+use oarlock_config::dialect::deepspeed_keys;
 use oarlock_config::settings::keys::Row;
 use oarlock_config::settings::location::Location;
 use oarlock_config::settings::node::{Entry, Node, find, find_mut, put};
 use oarlock_config::settings::problem::{Problem, Problems};
 use oarlock_config::settings::resolve::{AUTO, Setting, Settings};
-use oarlock_config::settings::table as training;
 use oarlock_config::settings::value::{boolean, float};
 
 use super::keys;

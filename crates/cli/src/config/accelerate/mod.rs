@@ -11,4 +11,4 @@ mod tests;
 pub use file::File;
 pub use meaning::Engine;
 
-pub use oarlock_config::settings::accelerate::exported;
+pub use oarlock_config::dialect::accelerate::exported;

@@ -105,9 +105,11 @@ fn the_five_files_of_llama_factory_are_read_as_they_stand() {
             assert_eq!(shard.prefetch_elems, Elems::NineTenthsOfHiddenSquared);
             assert_eq!(shard.persistence_elems, Elems::TenHidden);
             assert_eq!(shard.reduce_bucket_elems, Elems::HiddenSquared);
+            assert_eq!(shard.reuse_elems, Elems::Count(1_000_000_000));
             assert!(config.save.whole_weights && shard.lifetime == Lifetime::OneUse);
         } else {
             assert_eq!(shard.reduce_bucket_elems, Elems::Count(500_000_000));
+            assert_eq!(shard.reuse_elems, Elems::Count(0));
         }
         assert!(shard.overlap);
         let idle = config.without_effect_line().unwrap();

@@ -17,7 +17,7 @@ proptest! {
     fn no_value_of_a_key_panics(
         i in 0..table::KEYS.len(),
         value in "([0-9eE.+_-]{1,12}|\\PC{0,20}|\\{[a-z_]{0,9}: [0-9.e-]{0,9}\\})",
-        schedule in proptest::sample::select(oarlock_config::settings::table::SCHEDULES),
+        schedule in proptest::sample::select(oarlock_config::config::table::SCHEDULES),
     ) {
         let text = format!("{MINIMUM}lr_scheduler_type: {schedule}\nlearning_rate: 0\n{}: {value}\n", table::KEYS[i].name);
         match train(&text, &[], &[]) {

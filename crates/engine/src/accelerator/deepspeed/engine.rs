@@ -2,7 +2,7 @@
 
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
-use oarlock_config::settings::DeepSpeedArgs;
+use oarlock_config::dialect::DeepSpeedArgs;
 use serde::{Deserialize, Serialize};
 
 use crate::accelerator::handle::Accelerator;

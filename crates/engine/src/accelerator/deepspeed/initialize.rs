@@ -1,7 +1,7 @@
 //! `deepspeed.initialize`: an engine of a model, an optimizer and a configuration.
 
 use oarlock_config::config::PipelineArgs;
-use oarlock_config::settings::DeepSpeedConfig as Config;
+use oarlock_config::dialect::DeepSpeedConfig as Config;
 
 use super::engine::DeepSpeedEngine;
 use crate::accelerator::handle::Accelerator;

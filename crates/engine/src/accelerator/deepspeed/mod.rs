@@ -44,5 +44,5 @@ pub mod zero;
 
 pub use engine::DeepSpeedEngine;
 pub use initialize::{InitializeArgs, initialize};
-pub use oarlock_config::settings::{DeepSpeedArgs, DeepSpeedConfig as Config};
+pub use oarlock_config::dialect::{DeepSpeedArgs, DeepSpeedConfig as Config};
 pub use pipeline::{LayerSpec, PipelineEngine, PipelineModule, TiedLayerSpec, initialize_pipeline};

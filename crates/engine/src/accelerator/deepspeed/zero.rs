@@ -4,8 +4,8 @@ use std::collections::BTreeMap;
 use std::ops::Range;
 
 use oarlock_comm::Communicator;
+use oarlock_config::dialect::DeepSpeedConfig as Config;
 use oarlock_config::nearest::nearest_of;
-use oarlock_config::settings::DeepSpeedConfig as Config;
 use oarlock_tensor::Shape;
 
 use crate::accelerator::models::prepared::Prepared;

@@ -4,8 +4,8 @@ use std::collections::HashSet;
 use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicUsize, Ordering::Relaxed};
 
+use oarlock_config::dialect::DeepSpeedConfig;
 use oarlock_config::nearest::nearest_of;
-use oarlock_config::settings::DeepSpeedConfig;
 use oarlock_tensor::DType;
 use serde_json::json;
 

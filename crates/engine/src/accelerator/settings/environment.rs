@@ -1,6 +1,6 @@
 //! What `accelerate launch` and the launchers from code tell a program through variables.
 
-use oarlock_config::settings::accelerate::{USE_FSDP, asks, fsdp};
+use oarlock_config::dialect::accelerate::{USE_FSDP, asks, fsdp};
 use oarlock_tensor::{DType, DeviceKind};
 
 use super::config::AcceleratorConfig;

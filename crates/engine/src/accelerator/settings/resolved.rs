@@ -1,6 +1,6 @@
 //! What a DeepSpeed configuration makes of what is prepared.
 
-use oarlock_config::settings::DeepSpeedArgs;
+use oarlock_config::dialect::DeepSpeedArgs;
 use oarlock_tensor::Param;
 
 use crate::accelerator::models::prepared_state::StepOptions;

@@ -324,6 +324,10 @@ fn the_number_of_collectives_follows_from_the_placement() {
     assert_eq!(of("FULL_SHARD, copies"), (m * (2 * u - 1), m * u));
     assert_eq!(of("FULL_SHARD, no prefetch"), (m * (2 * u - 1), m * u));
     assert_eq!(of("SHARD_GRAD_OP, copies"), (m * u, m * u));
+    // The second to last unit as well, if it is used again before so many elements are.
+    let full = &all.iter().find(|(name, _)| *name == "FULL_SHARD, copies").unwrap().1;
+    let reused = ShardingConfig { reuse_elems: 3 * (DIM * DIM + DIM), ..full.clone() };
+    assert_eq!(traffic(&reused, 5, 3), (m * (2 * u - 2), m * u));
 }
 
 #[test]

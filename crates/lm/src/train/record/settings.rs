@@ -1,5 +1,5 @@
-//! What a training run computes with, as a list of named values. Each part of a configuration is taken apart whole, so
-//! that a new field does not compile before somebody has said what it changes.
+//! What a training run computes with, as a list of named values. A key says in its section what it changes, and the other
+//! fields of each part of a configuration are taken apart whole: a new one does not compile before somebody has said it.
 
 use std::fmt::Debug;
 
@@ -8,24 +8,15 @@ use oarlock_tensor::cpu::Isa;
 use serde_json::Value;
 
 use oarlock_config::config::{
-    AdapterArgs, AdapterConfig, AdapterKind, BestArgs, ChatArgs, DataArgs, Elems, EvalArgs, Finetuning,
-    FreezeArgs, IntervalStrategy, KtoArgs, Length, LoraConfig, LoraPlus, ModelArgs, ModelSource,
-    ObjectiveArgs, OftConfig, OptimizerArgs, Placements, PreferenceArgs, RaftArgs, RankArgs, ReferenceArgs,
-    RewardArgs, SaveArgs, ScheduleArgs, ShardingConfig, Steps, TokenLossArgs, TrainArgs, TrainConfig,
+    AdapterArgs, AdapterConfig, AdapterKind, BestArgs, ChatArgs, DataArgs, DataParts, Elems, EvalArgs,
+    Finetuning, FreezeArgs, IntervalStrategy, KtoArgs, Length, LoraConfig, LoraPlus, ModelArgs, ModelParts,
+    ModelSource, ObjectiveArgs, OftConfig, OptimizerArgs, Placements, PreferenceArgs, RaftArgs, RankArgs,
+    RankParts, ReferenceArgs, RewardArgs, SaveArgs, SaveParts, ScheduleArgs, ShardingConfig, Steps,
+    TokenLossArgs, TrainArgs, TrainConfig, TrainParts,
 };
+use oarlock_config::settings::section::Recorded;
 
-/// What follows where a setting is another one than before.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Effect {
-    /// Something else is computed.
-    Computes,
-    /// Something else is computed, as it is on another number of ranks.
-    Ranks,
-    /// The run ends elsewhere; whether that changes more, the steps say.
-    Length,
-    /// The same is computed, but for rounding; what files hold is compared by itself.
-    Nothing,
-}
+pub use oarlock_config::settings::section::Effect;
 
 /// The rows of a step, over all ranks.
 pub const ROWS: &str = "rows of a step";
@@ -91,6 +82,13 @@ impl Settings {
         }
     }
 
+    /// Adds what the section of a part says of its keys.
+    fn recorded(&mut self, section: Vec<Recorded>) {
+        for Recorded { name, value, effect } in section {
+            self.add(name, value, effect);
+        }
+    }
+
     fn computes(&mut self, name: &'static str, value: impl Into<Value>) {
         self.add(name, value, Effect::Computes);
     }
@@ -100,65 +98,39 @@ impl Settings {
     }
 
     fn model(&mut self, args: &ModelArgs) {
-        let ModelArgs {
-            source,
-            tokenizer,
-            from_scratch,
-            quantization,
-            sparse_attention,
-            new_tokens,
-            rope_scaling,
-        } = args;
+        self.recorded(args.recorded());
+        let ModelParts { source, tokenizer, quantization, sparse_attention, new_tokens, rope_scaling } =
+            args.parts();
         match source {
             ModelSource::Folder(dir) => {
-                self.parts("model_name_or_path", Some(dir), Effect::Nothing);
+                self.parts("model_name_or_path", Some(&dir), Effect::Nothing);
                 self.computes("model_config", Value::Null);
             }
-            ModelSource::Fields(fields) => self.computes("model_config", fields.clone()),
+            ModelSource::Fields(fields) => self.computes("model_config", fields),
         }
-        self.parts("tokenizer_path", Some(tokenizer), Effect::Nothing);
-        self.computes("train_from_scratch", *from_scratch);
+        self.parts("tokenizer_path", Some(&tokenizer), Effect::Nothing);
         self.parts("quantization_bit", quantization.as_ref(), Effect::Computes);
         self.parts("sparse_attention", sparse_attention.as_ref(), Effect::Computes);
         // What older checkpoints do not name they did without.
         if new_tokens.may_grow() {
-            self.parts("add_tokens", Some(new_tokens), Effect::Computes);
+            self.parts("add_tokens", Some(&new_tokens), Effect::Computes);
         }
         if let Some(scaling) = rope_scaling {
-            self.parts("rope_scaling", Some(scaling), Effect::Computes);
+            self.parts("rope_scaling", Some(&scaling), Effect::Computes);
         }
     }
 
     fn data(&mut self, args: &DataArgs) {
-        let DataArgs {
-            datasets,
-            eval_datasets,
-            dataset_dir,
-            cutoff_len,
-            packing,
-            chat,
-            shuffle,
-            max_samples,
-            val_size,
-            overwrite_cache: _,
-            mix,
-            group_by_length,
-            eval_each,
-            workers: _,
-            tokenized,
-        } = args;
-        self.nothing("dataset", datasets.clone());
-        self.nothing("eval_dataset", eval_datasets.clone());
-        self.parts("dataset_dir", Some(dataset_dir), Effect::Nothing);
-        self.computes("cutoff_len", *cutoff_len);
-        self.parts("packing", Some(packing), Effect::Computes);
-        self.computes("disable_shuffling", !*shuffle);
-        self.computes("max_samples", *max_samples);
-        self.parts("val_size", val_size.as_ref(), Effect::Computes);
-        self.parts("mix_strategy", Some(mix), Effect::Computes);
-        self.computes("group_by_length", *group_by_length);
-        self.nothing("eval_on_each_dataset", *eval_each);
-        self.parts("tokenized_path", tokenized.as_ref(), Effect::Nothing);
+        self.recorded(args.recorded());
+        let DataParts { packing, chat, shuffle, mix, group_by_length, eval_each } = args.parts();
+        self.parts("dataset_dir", Some(&args.dataset_dir), Effect::Nothing);
+        self.parts("packing", Some(&packing), Effect::Computes);
+        self.computes("disable_shuffling", !shuffle);
+        self.parts("val_size", args.val_size.as_ref(), Effect::Computes);
+        self.parts("mix_strategy", Some(&mix), Effect::Computes);
+        self.computes("group_by_length", group_by_length);
+        self.nothing("eval_on_each_dataset", eval_each);
+        self.parts("tokenized_path", args.tokenized.as_ref(), Effect::Nothing);
         let Some(ChatArgs {
             template,
             tool_format,
@@ -174,67 +146,54 @@ impl Settings {
             self.computes("rows", "texts");
             return;
         };
-        self.computes("template", template.clone());
-        self.computes("tool_format", tool_format.clone());
-        self.computes("default_system", default_system.clone());
-        self.computes("enable_thinking", *enable_thinking);
-        self.computes("preserve_thinking", *preserve_thinking);
-        self.computes("train_on_prompt", *train_on_prompt);
-        self.computes("mask_history", *mask_history);
-        self.computes("split_special_tokens", *split_special_tokens);
+        self.computes("template", template);
+        self.computes("tool_format", tool_format);
+        self.computes("default_system", default_system);
+        self.computes("enable_thinking", enable_thinking);
+        self.computes("preserve_thinking", preserve_thinking);
+        self.computes("train_on_prompt", train_on_prompt);
+        self.computes("mask_history", mask_history);
+        self.computes("split_special_tokens", split_special_tokens);
         self.computes("rows", examples.stages());
     }
 
     fn train(&mut self, args: &TrainArgs) {
-        let TrainArgs {
-            batch_size,
-            accumulation,
-            length,
-            max_grad_norm,
-            dtype,
-            tf32,
+        // The product of batches and ranks is what counts.
+        self.recorded(args.recorded());
+        let TrainParts {
             loss_scale,
             recompute,
             offload_activations,
-            seed,
-            data_seed,
             optimizer,
             schedule,
             loss,
             finetuning,
             objective,
             enabled: _,
-        } = args;
-        // Their product with the ranks is what counts.
-        self.nothing("per_device_train_batch_size", *batch_size);
-        self.nothing("gradient_accumulation_steps", *accumulation);
-        match length {
-            Length::Steps(steps) => self.add("max_steps", *steps, Effect::Length),
-            Length::Epochs(epochs) => self.add("num_train_epochs", *epochs, Effect::Length),
+        } = args.parts();
+        match args.length {
+            Length::Steps(steps) => self.add("max_steps", steps, Effect::Length),
+            Length::Epochs(epochs) => self.add("num_train_epochs", epochs, Effect::Length),
         }
-        self.computes("max_grad_norm", *max_grad_norm);
-        self.computes("dtype", dtype.to_string());
-        if *dtype == DType::F16 {
-            self.parts("loss scale", Some(loss_scale), Effect::Computes);
+        self.computes("dtype", args.dtype.to_string());
+        if args.dtype == DType::F16 {
+            self.parts("loss scale", Some(&loss_scale), Effect::Computes);
         }
-        self.nothing("tf32", *tf32);
-        self.parts("activation_checkpointing", Some(recompute), Effect::Nothing);
-        self.nothing("activation_checkpointing_offload", *offload_activations);
-        self.computes("seed", *seed);
-        self.computes("data_seed", *data_seed);
+        self.parts("activation_checkpointing", Some(&recompute), Effect::Nothing);
+        self.nothing("activation_checkpointing_offload", offload_activations);
         let OptimizerArgs { rule, weight_decay, targets } = optimizer;
-        self.parts("optim", Some(rule), Effect::Computes);
-        self.computes("weight_decay", *weight_decay);
-        self.computes("modules of the optimizer", targets.clone());
+        self.parts("optim", Some(&rule), Effect::Computes);
+        self.computes("weight_decay", weight_decay);
+        self.computes("modules of the optimizer", targets);
         let ScheduleArgs { learning_rate, shape, warmup } = schedule;
-        self.computes("learning_rate", *learning_rate);
-        self.parts("lr_scheduler_type", Some(shape), Effect::Computes);
-        self.computes("warmup_steps", steps(*warmup));
+        self.computes("learning_rate", learning_rate);
+        self.parts("lr_scheduler_type", Some(&shape), Effect::Computes);
+        self.computes("warmup_steps", steps(warmup));
         let TokenLossArgs { kind, neftune_alpha, accuracy: _ } = loss;
-        self.parts("loss", Some(kind), Effect::Computes);
-        self.computes("neftune_noise_alpha", *neftune_alpha);
-        self.finetuning(finetuning);
-        self.objective(objective);
+        self.parts("loss", Some(&kind), Effect::Computes);
+        self.computes("neftune_noise_alpha", neftune_alpha);
+        self.finetuning(&finetuning);
+        self.objective(&objective);
     }
 
     fn finetuning(&mut self, method: &Finetuning) {
@@ -346,92 +305,51 @@ impl Settings {
     }
 
     fn eval(&mut self, args: &EvalArgs) {
-        let EvalArgs { when, delay, at_start: _, at_end: _, batch_size } = args;
-        self.nothing("eval_steps", interval(*when));
-        self.nothing("eval_delay", *delay);
-        self.nothing("per_device_eval_batch_size", *batch_size);
+        self.recorded(args.recorded());
+        self.nothing("eval_steps", interval(args.when));
     }
 
     fn save(&mut self, args: &SaveArgs) {
-        let SaveArgs {
-            output_dir,
-            resume: _,
-            resume_anyway: _,
-            restarted: _,
-            overwrite: _,
-            begin_anew: _,
-            when,
-            keep,
-            only_model,
-            state_dict: _,
-            whole_weights: _,
-            best,
-        } = args;
-        self.parts("output_dir", Some(output_dir), Effect::Nothing);
-        self.nothing("save_steps", interval(*when));
-        self.nothing("save_total_limit", *keep);
-        self.nothing("save_only_model", *only_model);
+        self.recorded(args.recorded());
+        let SaveParts { restarted: _, state_dict: _, whole_weights: _, best } = args.parts();
+        self.parts("output_dir", Some(&args.output_dir), Effect::Nothing);
+        self.nothing("save_steps", interval(args.when));
         if let Some(BestArgs { metric, greater_is_better, patience, saves: _, load_at_end }) = best {
             // What was best so far was best by this.
-            self.computes("metric_for_best_model", metric.clone());
-            self.computes("greater_is_better", *greater_is_better);
-            self.nothing("early_stopping_steps", *patience);
-            self.nothing("load_best_model_at_end", *load_at_end);
+            self.computes("metric_for_best_model", metric);
+            self.computes("greater_is_better", greater_is_better);
+            self.nothing("early_stopping_steps", patience);
+            self.nothing("load_best_model_at_end", load_at_end);
         }
     }
 
     fn shard(&mut self, args: &ShardingConfig<Elems>) {
-        let ShardingConfig {
-            dtype: _,
-            placements: Placements { optimizer, gradients, parameters },
-            lifetime: _,
-            group,
-            by_machine,
-            secondary: _,
-            gather: _,
-            wrap,
-            untouched: _,
-            prefetch_elems: _,
-            max_live_elems: _,
-            persistence_elems: _,
-            reduce_bucket_elems: _,
-            overlap: _,
-            reduce_dtype,
-            quantized,
-            offload_optimizer,
-            offload_params,
-        } = args;
+        let sharding = args.recorded();
+        let Placements { optimizer, gradients, parameters } = sharding.placements;
         let placed = [("optimizer", optimizer), ("gradients", gradients), ("parameters", parameters)];
         let placed = placed.map(|(what, at)| format!("{what} {}", format!("{at:?}").to_lowercase()));
         self.nothing("sharding", placed.join(", "));
-        self.parts("units", Some(wrap), Effect::Nothing);
-        let group = match (group, by_machine) {
-            (Some(ranks), _) => format!("Ranks({ranks})"),
-            (None, true) => "Machine".to_owned(),
-            (None, false) => "World".to_owned(),
-        };
+        self.parts("units", Some(sharding.wrap), Effect::Nothing);
         self.0.push(Setting {
             name: "sharding group",
-            value: group.into(),
+            value: sharding.group.into(),
             effect: Effect::Nothing,
             is_rust: true,
         });
-        self.parts("dtype of reduced gradients", reduce_dtype.as_ref(), Effect::Computes);
-        self.parts("quantized communication", Some(quantized), Effect::Computes);
-        self.parts("offloaded optimizer", offload_optimizer.as_ref(), Effect::Nothing);
-        self.parts("offloaded parameters", offload_params.as_ref(), Effect::Nothing);
+        self.parts("dtype of reduced gradients", sharding.reduce_dtype.as_ref(), Effect::Computes);
+        self.parts("quantized communication", Some(&sharding.quantized), Effect::Computes);
+        self.parts("offloaded optimizer", sharding.offload_optimizer, Effect::Nothing);
+        self.parts("offloaded parameters", sharding.offload_params, Effect::Nothing);
     }
 
     fn ranks(&mut self, args: &RankArgs) {
-        let RankArgs { num_processes, sequence_parallel, threads: _, device, cpu_path, timeout: _, pipeline } =
-            args;
-        self.nothing("num_processes", *num_processes);
-        self.nothing("sequence_parallel_size", *sequence_parallel);
-        self.parts("device", Some(device), Effect::Nothing);
+        self.recorded(args.recorded());
+        let RankParts { device, pipeline } = args.parts();
+        self.parts("device", Some(&device), Effect::Nothing);
         // The one in use: another machine may have another one.
-        let cpu_path = cpu_path.clone().unwrap_or_else(|| Isa::detect().path().to_string());
+        let cpu_path = args.cpu_path.clone().unwrap_or_else(|| Isa::detect().path().to_string());
         self.nothing("cpu_path", cpu_path);
-        self.parts("pipeline", Some(pipeline), Effect::Nothing);
+        self.parts("pipeline", Some(&pipeline), Effect::Nothing);
     }
 }
 

@@ -5,6 +5,7 @@ use std::time::SystemTime;
 use oarlock_comm::ProcessMemory;
 use oarlock_config::config::{IntervalStrategy, Length, TrainConfig};
 use oarlock_engine::checkpoint::{Saver, clear_leftovers};
+use oarlock_engine::nn::{NamedParam, parameters};
 use oarlock_engine::optim::Schedule;
 use oarlock_engine::optim::lr_scheduler::Scheduler;
 use oarlock_engine::report::speed::PhaseTimer;
@@ -132,6 +133,9 @@ impl<'a> Run<'a> {
         let weights = start.weights(config, &hf, checkpoint.is_some(), accelerator.device())?;
         messages.extend(weights.notes());
         messages.extend(second.iter().flat_map(|(_, weights)| weights.notes()));
+        if config.model.print_param_status {
+            messages.extend(param_status(&model, accelerator));
+        }
         let counts = model::sizes(&model);
         // The log of rank 0 counts them; the mean length takes a look at all rows.
         let flops = match accelerator.is_main_process() {
@@ -242,6 +246,16 @@ fn turns_to_cpu(
         _ => None,
     };
     accelerator.turns_to_cpu(why)
+}
+
+/// A line for each parameter, in the words of LLaMA-Factory.
+fn param_status(model: &Decoder, accelerator: &Accelerator) -> Vec<String> {
+    let device = if accelerator.device().is_cuda() { "cuda" } else { "cpu" };
+    let line = |NamedParam { name, param }: NamedParam| {
+        let dtype = param.working_dtype(accelerator.dtype());
+        format!("name: {name}, dtype: {dtype}, device: {device}, trainable: {}", !param.is_frozen())
+    };
+    parameters(model).into_iter().map(line).collect()
 }
 
 fn first_state(config: &TrainConfig, sampler: &Sampler, total_steps: u64) -> TrainerState {

@@ -4,15 +4,15 @@ use std::path::PathBuf;
 
 use oarlock_tensor::DType;
 
-use super::super::keys::{Key, Row};
-use super::super::node::Entry;
-use super::super::problem::{Problem, Problems};
-use super::super::resolve::{Setting, Settings, at};
-use super::super::table::{self as keys, MINIMIND_SCHEDULES};
-use super::super::value::{Value, float};
 use super::block::{self, Dialect, Ranks, ReadFile, divides};
 use super::{deepspeed_keys, methods};
+use crate::config::table::{self as keys, MINIMIND_SCHEDULES};
 use crate::config::{Elems, Lifetime, LossScale, Offload, Placements, Quantized, ShardingConfig};
+use crate::settings::keys::{Key, Row};
+use crate::settings::node::Entry;
+use crate::settings::problem::{Problem, Problems};
+use crate::settings::resolve::{Setting, Settings, at};
+use crate::settings::value::{Value, float};
 
 /// Settings that have a key of ours.
 const SAME: &[(&Row, &Row)] = &[
@@ -183,11 +183,6 @@ pub fn shard(
 ) -> ShardingConfig<Elems> {
     let settings = &block.settings;
     let stage = stage(block, notes, problems);
-    let elems = |key: Key<usize>, auto: Elems| match settings.setting(key).is_auto() {
-        true => auto,
-        false => Elems::Count(settings.get(key)),
-    };
-
     let on_gpus = ranks.on_gpus;
     let offload_optimizer = offload(block, &OPTIMIZER, on_gpus, notes, problems);
     let offload_parameters = offload(block, &PARAMETERS, on_gpus, notes, problems);
@@ -242,7 +237,7 @@ pub fn shard(
             settings.report(problems, what, &[key.row, STAGE.row], help);
         }
     }
-    ShardingConfig {
+    let mut config = ShardingConfig {
         placements: match stage {
             ..=0 => Placements::WHOLE,
             1 => Placements::OPTIMIZER,
@@ -252,22 +247,6 @@ pub fn shard(
         lifetime: Lifetime::OneUse,
         group: (group > 0).then_some(group),
         secondary: (secondary > 1).then_some(secondary),
-        prefetch_elems: elems(
-            deepspeed_keys::ZERO_OPTIMIZATION_STAGE3_PREFETCH_BUCKET_SIZE,
-            Elems::NineTenthsOfHiddenSquared,
-        ),
-        max_live_elems: elems(
-            deepspeed_keys::ZERO_OPTIMIZATION_STAGE3_MAX_LIVE_PARAMETERS,
-            Elems::Count(1_000_000_000),
-        ),
-        persistence_elems: elems(
-            deepspeed_keys::ZERO_OPTIMIZATION_STAGE3_PARAM_PERSISTENCE_THRESHOLD,
-            Elems::TenHidden,
-        ),
-        reduce_bucket_elems: elems(
-            deepspeed_keys::ZERO_OPTIMIZATION_REDUCE_BUCKET_SIZE,
-            Elems::HiddenSquared,
-        ),
         overlap: settings.said(deepspeed_keys::ZERO_OPTIMIZATION_OVERLAP_COMM).is_none()
             || settings.get(deepspeed_keys::ZERO_OPTIMIZATION_OVERLAP_COMM),
         reduce_dtype: match settings.get(deepspeed_keys::COMMUNICATION_DATA_TYPE) {
@@ -281,7 +260,16 @@ pub fn shard(
         offload_optimizer: offload_optimizer.flatten(),
         offload_params: offload_parameters.flatten(),
         ..ShardingConfig::default()
+    };
+    for (key, auto, field) in deepspeed_keys::SIZES {
+        if let Some(field) = field {
+            *field(&mut config) = match settings.setting(*key).is_auto() {
+                true => *auto,
+                false => Elems::Count(settings.get(*key)),
+            };
+        }
     }
+    config
 }
 
 fn stage(block: &Dialect, notes: &mut Vec<String>, problems: &mut Problems) -> i64 {

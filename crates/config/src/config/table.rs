@@ -1,13 +1,21 @@
-//! The keys of a training run that configurations of DeepSpeed and FSDP speak of, too. The table of all keys is that of
-//! the program, of which these are rows.
+//! All keys of a training run, and those of them that configurations of DeepSpeed and FSDP speak of, too. Each stands
+//! beside the struct that it fills; those of the optimizer stand here.
 
-use super::keys::Group::{Optimizer, Ranks, Train};
-use super::keys::Range::{BelowOne, NotNegative, Positive, Share};
-use super::keys::Status::Used;
-use super::keys::ValueType::{Bool, Choice, Float, Int, List, Map, MapOrPath, Steps, Text};
-use super::keys::key;
-use super::node::Entry;
-use super::value::Value;
+use crate::settings::keys::Group::Optimizer;
+use crate::settings::keys::Range::{BelowOne, NotNegative, Positive, Share};
+use crate::settings::keys::Status::Used;
+use crate::settings::keys::ValueType::{Choice, Float, Map, Steps, Text};
+use crate::settings::keys::{Row, joined, key, key_table, n_rows};
+use crate::settings::node::Entry;
+
+pub use super::data::*;
+pub use super::eval::*;
+pub use super::log::*;
+pub use super::method::*;
+pub use super::model::*;
+pub use super::ranks::*;
+pub use super::save::*;
+pub use super::train::*;
 
 /// The names of `optim`, those of transformers and DeepSpeed. Those of bitsandbytes, and of AdamW on other devices, follow the
 /// others, each with a stand-in.
@@ -75,14 +83,9 @@ pub const SCHEDULES: &[&str] = &[
 /// MiniMind's among them.
 pub const MINIMIND_SCHEDULES: &[&str] = &["minimind_seed", "minimind", "minimind3"];
 
-super::keys::key_table! {
-    /// The keys.
-    pub const TRAINING = [
-        PER_DEVICE_TRAIN_BATCH_SIZE: usize = key(Train, Int(1), "per_device_train_batch_size", "8", Used, "Sequences of a rank in one forward pass"),
-        GRADIENT_ACCUMULATION_STEPS: usize = key(Train, Int(1), "gradient_accumulation_steps", "1", Used, "Forward and backward passes of an optimizer step"),
-        MAX_GRAD_NORM: f64 = key(Train, Float(NotNegative), "max_grad_norm", "1", Used, "Maximum gradient norm; 0: no clipping"),
-        BF16: bool = key(Train, Bool, "bf16", "false", Used, "Compute in bf16 with f32 master weights"),
-        FP16: bool = key(Train, Bool, "fp16", "false", Used, "Compute in f16 with f32 master weights and a scaled loss"),
+key_table! {
+    /// The keys of optimizers and of the learning rate.
+    pub const OPTIMIZER = [
         OPTIM: String = key(Optimizer, Choice(OPTIMIZERS), "optim", "adamw_torch", Used, "Optimizer; AdamW under any of its names"),
         OPTIM_ARGS: Option<String> = key(Optimizer, Text, "optim_args", "", Used, "Further arguments of the optimizer, as in momentum=0.9,nesterov=true"),
         LEARNING_RATE: f64 = key(Optimizer, Float(NotNegative), "learning_rate", "5e-5", Used, "Peak learning rate"),
@@ -95,11 +98,59 @@ super::keys::key_table! {
         MIN_LR_RATIO: Option<f64> = key(Optimizer, Float(Share), "min_lr_ratio", "", Used, "Our own: lowest learning rate as a share of the peak, for cosine_with_min_lr, cosine_warmup_with_min_lr and warmup_stable_decay"),
         WARMUP_STEPS: f64 = key(Optimizer, Steps, "warmup_steps", "0", Used, "Warm-up steps; below 1 the share of all steps; when positive it replaces warmup_ratio"),
         WARMUP_RATIO: f64 = key(Optimizer, Float(Share), "warmup_ratio", "0", Used, "Warm-up as a share of all steps"),
-        NUM_PROCESSES: usize = key(Ranks, Int(1), "num_processes", "1", Used, "Our own: number of ranks, each a process; must agree with WORLD_SIZE and NPROC_PER_NODE"),
-        SEQUENCE_PARALLEL_SIZE: usize = key(Ranks, Int(1), "sequence_parallel_size", "1", Used, "Ranks that share each sequence (DeepSpeed-Ulysses); must divide the attention heads and cutoff_len; batch sizes then count groups of ranks"),
-        DEEPSPEED: Value = key(Ranks, MapOrPath, "deepspeed", "", Used, "DeepSpeed configuration: a file or a mapping"),
-        FSDP: Vec<String> = key(Ranks, List, "fsdp", "", Used, "FSDP options: a strategy such as full_shard or shard_grad_op, and offload"),
-        FSDP_CONFIG: Value = key(Ranks, MapOrPath, "fsdp_config", "", Used, "FSDP configuration: a file or a mapping"),
-        FSDP_TRANSFORMER_LAYER_CLS_TO_WRAP: Vec<String> = key(Ranks, List, "fsdp_transformer_layer_cls_to_wrap", "", Used, "Classes that FSDP wraps, as in fsdp_config"),
     ];
+}
+
+/// The keys of each group.
+const GROUPS: &[&[Row]] = &[MODEL, DATA, METHOD, TRAIN, OPTIMIZER, EVAL, SAVE, LOG, RANKS];
+
+/// All keys, in the order in which help and tables show them.
+pub const KEYS: &[Row] = &joined::<{ n_rows(GROUPS) }>(GROUPS);
+
+/// Those that a configuration of DeepSpeed or FSDP can be read with by itself.
+pub const TRAINING: &[Row] = &[
+    *PER_DEVICE_TRAIN_BATCH_SIZE.row,
+    *GRADIENT_ACCUMULATION_STEPS.row,
+    *MAX_GRAD_NORM.row,
+    *BF16.row,
+    *FP16.row,
+    *OPTIM.row,
+    *OPTIM_ARGS.row,
+    *LEARNING_RATE.row,
+    *WEIGHT_DECAY.row,
+    *ADAM_BETA1.row,
+    *ADAM_BETA2.row,
+    *ADAM_EPSILON.row,
+    *LR_SCHEDULER_TYPE.row,
+    *LR_SCHEDULER_KWARGS.row,
+    *MIN_LR_RATIO.row,
+    *WARMUP_STEPS.row,
+    *WARMUP_RATIO.row,
+    *NUM_PROCESSES.row,
+    *SEQUENCE_PARALLEL_SIZE.row,
+    *DEEPSPEED.row,
+    *FSDP.row,
+    *FSDP_CONFIG.row,
+    *FSDP_TRANSFORMER_LAYER_CLS_TO_WRAP.row,
+];
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::settings::keys::Group;
+    use crate::settings::value;
+
+    #[test]
+    fn every_default_is_of_its_type() {
+        for key in KEYS.iter().filter(|key| !key.default.is_empty()) {
+            assert!(!matches!(value::default(key), value::Value::Null), "{}: {}", key.name, key.default);
+        }
+    }
+
+    #[test]
+    fn the_keys_of_a_group_stand_together() {
+        let groups: Vec<_> = GROUPS.iter().map(|rows| rows[0].group).collect();
+        assert_eq!(groups, Group::ALL);
+        assert!(GROUPS.iter().all(|rows| rows.iter().all(|row| row.group == rows[0].group)));
+    }
 }

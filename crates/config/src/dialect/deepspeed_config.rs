@@ -6,20 +6,23 @@ use std::sync::Arc;
 
 use oarlock_tensor::DType;
 
-use super::dialect::{self, Dialect, Dialects, Ranks, deepspeed_keys};
-use super::json;
-use super::keys::{Row, Status};
-use super::location::{Location, SourceText, ValueSource};
-use super::node::{Data, Entry, Node, find, find_mut, put};
-use super::optimizer;
-use super::problem::{Problem, Problems};
-use super::resolve::{AUTO, Settings};
-use super::schedule;
-use super::table::{self as keys, TRAINING};
-use super::value::Value;
+use super::block::{Dialect, Dialects, Ranks};
+use super::deepspeed_keys;
+use super::left_out::defaults as optimizer_defaults;
+use super::read::{read, shard};
+use crate::config::optimizer_keys;
+use crate::config::schedule_keys;
+use crate::config::table::{self as keys, TRAINING};
 use crate::config::{
     DeepSpeedShape, Elems, LossScale, OptimizerArgs, ScheduleArgs, Shape, ShardingConfig, Steps,
 };
+use crate::settings::json;
+use crate::settings::keys::{Row, Status};
+use crate::settings::location::{Location, SourceText, ValueSource};
+use crate::settings::node::{Data, Entry, Node, find, find_mut, put};
+use crate::settings::problem::{Problem, Problems};
+use crate::settings::resolve::{AUTO, Settings};
+use crate::settings::value::Value;
 
 /// The highest rate of DeepSpeed's warm-ups.
 const PEAK: &str = "scheduler.params.warmup_max_lr";
@@ -41,20 +44,6 @@ const OF_TRAINER: &[&str] = &[
     "tensorboard.enabled",
     "wall_clock_breakdown",
     "wandb.enabled",
-];
-
-/// Keys that may stay `"auto"`: they have a default that is meant then, or follow from others.
-const MAY_STAY_AUTO: &[&str] = &[
-    "train_batch_size",
-    "zero_optimization.stage3_max_live_parameters",
-    "zero_optimization.stage3_max_reuse_distance",
-];
-
-/// Keys whose `"auto"` follows from the hidden size of the model, and how.
-const OF_HIDDEN_SIZE: &[(&str, &str)] = &[
-    ("zero_optimization.reduce_bucket_size", "h x h"),
-    ("zero_optimization.stage3_prefetch_bucket_size", "0.9 x h x h"),
-    ("zero_optimization.stage3_param_persistence_threshold", "10 x h"),
 ];
 
 /// A DeepSpeed configuration as it was written: JSON with comments and trailing commas. A key that does not exist, or a
@@ -202,7 +191,7 @@ impl DeepSpeedConfig {
         settings.derive(keys::MAX_GRAD_NORM, Value::Float(GRADIENT_CLIPPING), "DeepSpeed's default");
         settings.derive(keys::ADAM_EPSILON, Value::Float(1e-8), "DeepSpeed's default");
         let mut problems = Problems::default();
-        let mut dialects = dialect::read(&mut settings, &json::file, &mut problems);
+        let mut dialects = read(&mut settings, &json::file, &mut problems);
         problems.append(dialects.missing());
         let Some(block) = &dialects.deepspeed else { return Err(problems) };
         self.refuse_autos(hidden_size, &mut problems);
@@ -232,7 +221,7 @@ impl DeepSpeedConfig {
         }
         let [has_optimizer, has_schedule] =
             [deepspeed_keys::OPTIMIZER_TYPE.row, deepspeed_keys::SCHEDULER_TYPE.row].map(said);
-        let (lr, decay) = dialect::optimizer_defaults(block);
+        let (lr, decay) = optimizer_defaults(block);
         for (key, default) in [(keys::LEARNING_RATE, lr), (keys::WEIGHT_DECAY, decay)] {
             if !settings.setting(key).is_written() {
                 settings.derive(key, Value::Float(default), "DeepSpeed's default");
@@ -240,7 +229,7 @@ impl DeepSpeedConfig {
         }
         let learning_rate = settings.get(keys::LEARNING_RATE);
         let schedule = has_schedule.then(|| {
-            let mut shape = schedule::shape(&settings, learning_rate, &mut problems);
+            let mut shape = schedule_keys::shape(&settings, learning_rate, &mut problems);
             needs_total(&shape, &mut problems);
             if let Shape::DeepSpeed(
                 DeepSpeedShape::WarmupLr(warmup) | DeepSpeedShape::WarmupDecayLr { warmup, .. },
@@ -255,11 +244,11 @@ impl DeepSpeedConfig {
                 warmup: Steps::Count(settings.get(keys::WARMUP_STEPS) as u64),
             }
         });
-        let optimizer = has_optimizer.then(|| optimizer::optimizer(&settings, &mut problems));
+        let optimizer = has_optimizer.then(|| optimizer_keys::optimizer(&settings, &mut problems));
         // An engine on the CPU has in main memory what is offloaded there, and the notes go to nobody.
-        let sharding = dialect::shard(&mut dialects, Ranks::new(ranks, true), &mut problems);
+        let sharding = shard(&mut dialects, Ranks::new(ranks, true), &mut problems);
         if let Some(optimizer) = &optimizer {
-            optimizer::check_placement(&settings, optimizer, &sharding.config, &mut problems);
+            optimizer_keys::check_placement(&settings, optimizer, &sharding.config, &mut problems);
         }
         let dtype = match (settings.get(keys::BF16), settings.get(keys::FP16)) {
             (true, _) => DType::BF16,
@@ -317,14 +306,16 @@ impl DeepSpeedConfig {
 
     fn refuse_autos(&self, hidden_size: Option<usize>, problems: &mut Problems) {
         for (path, location) in self.autos() {
-            let of_hidden = OF_HIDDEN_SIZE.iter().find(|(name, _)| *name == path);
-            let problem = match of_hidden {
-                Some(_) if hidden_size.is_some() => continue,
-                Some((_, formula)) => Problem::new(format!(
+            let size = deepspeed_keys::SIZES.iter().find(|(key, ..)| key.name() == path);
+            let problem = match size.map(|(_, auto, _)| auto.formula()) {
+                // The model or a default says what it is, or other keys do.
+                Some(Some(_)) if hidden_size.is_some() => continue,
+                Some(None) => continue,
+                None if path == deepspeed_keys::TRAIN_BATCH_SIZE.name() => continue,
+                Some(Some(formula)) => Problem::new(format!(
                     "`{path}` is \"auto\", which is {formula} of the model's hidden size h, and the model does not say one"
                 ))
                 .help("write a number, or give `hidden_size`"),
-                None if MAY_STAY_AUTO.contains(&path.as_str()) => continue,
                 None => Problem::new(format!("`{path}` is \"auto\", and nothing here says what it is"))
                     .help("write a value; DeepSpeed itself knows no \"auto\", only Accelerate's `prepare` and transformers do"),
             };

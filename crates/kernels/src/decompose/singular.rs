@@ -1,9 +1,9 @@
 //! The largest singular values of a matrix and their vectors, in f64.
 
+use super::eigen;
+use super::orthogonal::{dot, subtract_projection};
 use crate::Cpu;
-use crate::eigen;
 use crate::isa::multiversion;
-use crate::orthogonal::{dot, subtract_projection};
 use crate::random::{Stream, fill_normal};
 
 /// Columns that a task multiplies with at a time, whose sums stay in the first cache.

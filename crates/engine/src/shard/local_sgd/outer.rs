@@ -43,7 +43,10 @@ pub struct Outer {
 
 impl Outer {
     /// Begins where the ranks are; the momentum is zero.
-    pub(super) fn new<'a>(step: OuterStep, trained: impl Iterator<Item = &'a Group>) -> Result<Outer> {
+    pub(in crate::shard) fn new<'a>(
+        step: OuterStep,
+        trained: impl Iterator<Item = &'a Group>,
+    ) -> Result<Outer> {
         step.check()?;
         let mut groups = Vec::new();
         for group in trained {
@@ -56,7 +59,7 @@ impl Outer {
 
     /// From the means of weights, of which the first is element `first` of trained group `group`, to what weights become
     /// (torch's `SGD(nesterov=True)` on where the ranks met minus the mean).
-    pub(super) fn follow(&mut self, group: usize, first: usize, means: &mut [f64]) {
+    pub(in crate::shard) fn follow(&mut self, group: usize, first: usize, means: &mut [f64]) {
         let OuterStep { lr, momentum } = self.step;
         let Some((met, moments)) = self.groups.get_mut(group) else { return };
         let elements = met[first..].iter_mut().zip(&mut moments[first..]);

@@ -2,11 +2,11 @@
 
 use oarlock_comm::Scalar;
 
+use super::outer::Outer;
 use crate::Result;
 use crate::shard::column::Column;
 use crate::shard::group::Group;
 use crate::shard::layout::runs;
-use crate::shard::outer::Outer;
 use crate::shard::passes::Core;
 
 /// Elements that are averaged at once.

@@ -1,13 +1,13 @@
 //! What DeepSpeed's `optimizer` and `scheduler` blocks leave out. Here the run's own settings count then, where
 //! DeepSpeed would take defaults of its own; where that makes a difference, a note says so.
 
-use super::super::keys::{Key, Row};
-use super::super::node::Entry;
-use super::super::resolve::Settings;
-use super::super::table::{self as keys, MINIMIND_SCHEDULES};
-use super::super::value::{Value, number};
 use super::block::Dialect;
 use super::deepspeed_keys;
+use crate::config::table::{self as keys, MINIMIND_SCHEDULES};
+use crate::settings::keys::{Key, Row};
+use crate::settings::node::Entry;
+use crate::settings::resolve::Settings;
+use crate::settings::value::{Value, number};
 
 /// Schedules of DeepSpeed with a warm-up.
 const WARMING_UP: [&str; 3] = ["WarmupLR", "WarmupDecayLR", "WarmupCosineLR"];

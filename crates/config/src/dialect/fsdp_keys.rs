@@ -1,16 +1,16 @@
 //! Every key of an FSDP configuration, without its prefix `fsdp_`, with its default there and its meaning here.
 
-use super::super::keys::Status::{Later, NoEffect, Used};
-use super::super::keys::ValueType::{Bool, Int, List, Map, Text};
-use super::super::keys::{Row, Status};
-use super::super::node::Entry;
+use crate::settings::keys::Status::{Later, NoEffect, Used};
+use crate::settings::keys::ValueType::{Bool, Int, List, Map, Text};
+use crate::settings::keys::{Row, Status};
+use crate::settings::node::Entry;
 
 const MAPPED: Status = NoEffect("every rank maps the file of the weights");
 const ORIGINAL: Status = NoEffect("parameters keep their names and shapes");
 const BOTH_PASSES: Status = NoEffect("both passes gather ahead");
 const OF_XLA: Status = Later("ranks are CPU processes");
 
-super::super::keys::key_table! {
+crate::settings::keys::key_table! {
     /// The keys, by their paths.
     pub const KEYS = [
         SHARDING_STRATEGY: Option<String> = Row::flag(Text, "sharding_strategy", "", Used, "FULL_SHARD, SHARD_GRAD_OP, NO_SHARD, HYBRID_SHARD or HYBRID_SHARD_ZERO2, or its number from 1"),

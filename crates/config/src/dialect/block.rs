@@ -1,14 +1,14 @@
 //! A block of another program's configuration, read against the table of its keys.
 
-use super::super::keys::Row;
-use super::super::layer::{Authority, Layer};
-use super::super::location::Origin;
-use super::super::most;
-use super::super::node::{Data, Entry, written_twice};
-use super::super::problem::{Problem, Problems};
-use super::super::resolve::{self, Setting, Settings, wrong_type};
-use super::super::value::Value;
 use super::deepspeed_keys;
+use crate::settings::keys::Row;
+use crate::settings::layer::{Authority, Layer};
+use crate::settings::location::Origin;
+use crate::settings::most;
+use crate::settings::node::{Data, Entry, written_twice};
+use crate::settings::problem::{Problem, Problems};
+use crate::settings::resolve::{self, Setting, Settings, wrong_type};
+use crate::settings::value::Value;
 
 /// The ranks of a run.
 #[derive(Clone, Copy, Debug)]

@@ -25,7 +25,7 @@ use crate::shard::order::ready;
 use crate::shard::pool::{BufferPool, PoolBuffer};
 
 /// What each rank owns of a group, encoded.
-pub(super) struct Encoded {
+pub(in crate::shard) struct Encoded {
     bits: Bits,
     /// The parts of each rank, each of one parameter: its elements in the group, and its words among those of the rank.
     ranks: Vec<Vec<(Range<usize>, Range<usize>)>>,
@@ -103,12 +103,12 @@ fn from(first: usize, place: &Range<usize>) -> Range<usize> {
 }
 
 /// Bytes of weights in 8 bits, divided among so many ranks.
-pub(super) fn encoded_bytes(layout: &Layout, n_ranks: usize) -> Result<usize> {
+pub(in crate::shard) fn encoded_bytes(layout: &Layout, n_ranks: usize) -> Result<usize> {
     Ok(4 * Encoded::of(layout, n_ranks, Bits::Eight).owners()?.end())
 }
 
 /// Begins to gather weights of which the part that this rank owns is in `flat`.
-pub(super) fn gather(
+pub(in crate::shard) fn gather(
     device: &Device,
     layout: &Layout,
     comm: &Communicator,
@@ -123,7 +123,7 @@ pub(super) fn gather(
 }
 
 /// Decodes the gathered weights of all of so many ranks.
-pub(super) fn decode(
+pub(in crate::shard) fn decode(
     device: &Device,
     layout: &Layout,
     n_ranks: usize,
@@ -140,7 +140,7 @@ pub(super) fn decode(
 }
 
 /// The exchanges of gradients, with their buffers.
-pub(super) struct Exchanges {
+pub(in crate::shard) struct Exchanges {
     device: Device,
     /// Buffers of the first, between the ranks of a machine, and of the second, between machines.
     inside: BufferPool,
@@ -148,7 +148,7 @@ pub(super) struct Exchanges {
 }
 
 /// Gradients in the first exchange: what was sent, and what comes.
-pub(super) struct FirstHop {
+pub(in crate::shard) struct FirstHop {
     sent: PoolBuffer,
     received: PoolBuffer,
 }

@@ -1,24 +1,11 @@
-//! Front ends: what other programs' configurations say, in this program's terms. A block of theirs is read against a
-//! table of its keys; what has a key of ours joins the settings as if written there, and must agree with them; what
-//! shards states over ranks becomes [`ShardingConfig`]. The names of stages and strategies end here.
+//! Reads the blocks of other programs that the settings of a run hold, and what they say is sharded.
 
-mod block;
-mod deepspeed;
-pub mod deepspeed_keys;
-mod fsdp;
-pub mod fsdp_keys;
-mod left_out;
-mod methods;
-mod sparse_attention;
-
-use super::problem::Problems;
-use super::resolve::Settings;
-use super::table as keys;
+use super::block::{Dialects, Ranks, ReadFile, join};
+use super::{deepspeed, fsdp, left_out};
+use crate::config::table as keys;
 use crate::config::{Elems, LossScale, ShardingConfig, StateDict};
-
-pub use block::{Dialect, Dialects, Ranks, ReadFile, join, settle};
-pub use left_out::defaults as optimizer_defaults;
-pub use sparse_attention::sparse_attention;
+use crate::settings::problem::Problems;
+use crate::settings::resolve::Settings;
 
 /// Reads the blocks that the settings hold, or name the file of, and joins what they say to the settings.
 pub fn read(settings: &mut Settings, file: &ReadFile<'_>, problems: &mut Problems) -> Dialects {

@@ -1,23 +1,24 @@
 //! FSDP in the words of Accelerate: the flags of its launcher, the variables by which it hands them on to the processes
 //! that it starts, and what they say is sharded.
 
-use super::dialect::{self, Ranks, settle};
-use super::json;
-use super::keys::Status::Used;
-use super::keys::ValueType::{Choice, Int, List, Text};
-use super::keys::{Key, Row};
-use super::location::{Location, ValueSource};
-use super::node::{Entry, Node};
-use super::problem::Problems;
-use super::resolve::{Setting, Settings};
-use super::table::TRAINING;
-use super::value::{self, Value, boolean};
+use super::block::{Ranks, join, settle};
+use super::read::{self, shard};
+use crate::config::table::TRAINING;
 use crate::config::{Elems, ShardingConfig};
+use crate::settings::json;
+use crate::settings::keys::Status::Used;
+use crate::settings::keys::ValueType::{Choice, Int, List, Text};
+use crate::settings::keys::{Key, Row};
+use crate::settings::location::{Location, ValueSource};
+use crate::settings::node::{Entry, Node};
+use crate::settings::problem::Problems;
+use crate::settings::resolve::{Setting, Settings};
+use crate::settings::value::{self, Value, boolean};
 
 /// The variable that asks for FSDP.
 pub const USE_FSDP: &str = "ACCELERATE_USE_FSDP";
 
-super::keys::key_table! {
+crate::settings::keys::key_table! {
     /// The flags of the launcher.
     pub const FSDP_FLAGS = [
         FSDP_VERSION: String = Row::flag(Choice(&["1", "2"]), "fsdp_version", "1", Used, "Version of FSDP: 1 reads fsdp_sharding_strategy, 2 fsdp_reshard_after_forward"),
@@ -92,11 +93,11 @@ pub fn fsdp(read: &Lookup<'_>, ranks: usize) -> Result<Option<ShardingConfig<Ele
     let mut flags = Settings::of(FSDP_FLAGS);
     take(OF_FSDP.iter(), read, &mut flags, &mut problems);
     let mut settings = Settings::of(TRAINING);
-    dialect::join(vec![fsdp_block(&flags, &chosen.location)], &mut settings, &mut problems);
-    let mut dialects = dialect::read(&mut settings, &json::file, &mut problems);
+    join(vec![fsdp_block(&flags, &chosen.location)], &mut settings, &mut problems);
+    let mut dialects = read::read(&mut settings, &json::file, &mut problems);
     problems.append(dialects.missing());
     // An engine on the CPU has in main memory what is offloaded there, and the notes go to nobody.
-    let sharding = dialect::shard(&mut dialects, Ranks::new(ranks, true), &mut problems);
+    let sharding = shard(&mut dialects, Ranks::new(ranks, true), &mut problems);
     problems.into_result(|| Some(sharding.config))
 }
 

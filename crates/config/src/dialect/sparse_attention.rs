@@ -1,12 +1,12 @@
 //! DeepSpeed's block `sparse_attention`: which blocks of its scores attention computes.
 
-use super::super::keys::{Key, Row};
-use super::super::problem::Problems;
-use super::super::resolve::Settings;
-use super::super::value::Value;
 use super::block::Dialect;
 use super::deepspeed_keys;
 use crate::config::{Direction, Pattern, SparsityConfig};
+use crate::settings::keys::{Key, Row};
+use crate::settings::problem::Problems;
+use crate::settings::resolve::Settings;
+use crate::settings::value::Value;
 
 /// The block's keys. A mode reads those that belong to it and leaves the others, as DeepSpeed does.
 const KEYS: [&Row; 13] = [

@@ -4,14 +4,14 @@ use oarlock_tensor::ops::optimizer::{
     AdEmaMixArgs, AdafactorArgs, AdjustLr, OneBit, OneBitKind, RmsPropArgs, Rule,
 };
 
-use super::keys::{Key, Range};
-use super::kwargs::Kwargs;
-use super::node::Entry;
-use super::problem::Problems;
-use super::resolve::Settings;
+use super::shard::{Elems, Placement, ShardingConfig};
 use super::table as keys;
-use crate::config::Placement;
-use crate::config::{Elems, OptimizerArgs, ShardingConfig};
+use super::train::OptimizerArgs;
+use crate::settings::keys::{Key, Range};
+use crate::settings::kwargs::Kwargs;
+use crate::settings::node::Entry;
+use crate::settings::problem::Problems;
+use crate::settings::resolve::Settings;
 
 /// The optimizer that takes the same steps as one whose name begins so, with states in f32.
 const STAND_INS: [(&str, &str); 4] =

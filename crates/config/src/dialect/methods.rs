@@ -1,14 +1,14 @@
 //! DeepSpeed's `optimizer` and `scheduler` blocks as settings of ours: optim, optim_args, lr_scheduler_type,
 //! lr_scheduler_kwargs, and the rates and moments that have keys of their own.
 
-use super::super::location::Location;
-use super::super::node::{Entry, Node};
-use super::super::problem::{Problem, Problems};
-use super::super::resolve::{AUTO, Setting, Settings, at};
-use super::super::table as keys;
-use super::super::value::{self, Value};
 use super::block::Dialect;
 use super::deepspeed_keys;
+use crate::config::table as keys;
+use crate::settings::location::Location;
+use crate::settings::node::{Entry, Node};
+use crate::settings::problem::{Problem, Problems};
+use crate::settings::resolve::{AUTO, Setting, Settings, at};
+use crate::settings::value::{self, Value};
 
 /// An optimizer: its names in DeepSpeed, its name as `optim`, and the parameters it takes.
 struct Method {
@@ -348,8 +348,8 @@ pub fn scheduler(block: &Dialect, settings: &Settings, entries: &mut Vec<Entry>,
 
 #[cfg(test)]
 mod tests {
-    use super::super::super::json;
     use super::*;
+    use crate::settings::json;
 
     /// What a block says, as `key=value` words.
     fn said(json: &str) -> String {
@@ -357,7 +357,7 @@ mod tests {
         let block = json::text("ds.json", json.to_owned(), "the file").unwrap();
         let block = Dialect::deepspeed(&block, &mut problems);
         let mut entries = Vec::new();
-        let settings = Settings::of(super::super::super::table::TRAINING);
+        let settings = Settings::of(crate::config::table::TRAINING);
         optimizer(&block, &settings, &mut entries, &mut problems);
         scheduler(&block, &settings, &mut entries, &mut problems);
         assert!(problems.is_empty(), "{json}: {problems}");

@@ -6,4 +6,4 @@ mod schedule;
 mod state;
 mod steps;
 
-pub(super) use state::OneBitSteps;
+pub(in crate::shard) use state::OneBitSteps;

@@ -1,12 +1,13 @@
 //! Every key of a DeepSpeed configuration, by its path, with its default there and its meaning here. Reading,
 //! nearest names and the table in `docs/deepspeed.md` use it.
 
-use super::super::keys::Range::{Any, BelowOne, NotNegative, Positive, Share};
-use super::super::keys::Status::{Later, NoEffect, Used};
-use super::super::keys::ValueType::{Bool, Choice, Float, Int, List, Map, Path, Secret, Text};
-use super::super::keys::{Row, Status, ValueType};
-use super::super::node::Entry;
-use super::super::secret::Secret as Hidden;
+use crate::config::{Elems, ShardingConfig};
+use crate::settings::keys::Range::{Any, BelowOne, NotNegative, Positive, Share};
+use crate::settings::keys::Status::{Later, NoEffect, Used};
+use crate::settings::keys::ValueType::{Bool, Choice, Float, Int, List, Map, Path, Secret, Text};
+use crate::settings::keys::{Key, Row, Status, ValueType};
+use crate::settings::node::Entry;
+use crate::settings::secret::Secret as Hidden;
 
 const DTYPES: ValueType = Choice(&["fp32", "fp16", "bf16", "float32", "float16", "bfloat16", "fp64"]);
 const DEVICES: ValueType = Choice(&["none", "cpu", "nvme"]);
@@ -25,7 +26,7 @@ const DATA: Status = Later("data comes in the order of the sampler");
 const PARALLEL: Status =
     Later("there are no such ranks; pipelines and sequence_parallel_size divide a model and its sequences");
 
-super::super::keys::key_table! {
+crate::settings::keys::key_table! {
     /// The keys, by their paths.
     pub const KEYS = [
         TRAIN_BATCH_SIZE: Option<usize> = Row::flag(Int(1), "train_batch_size", "", Used, "Sequences of an optimizer step over all ranks"),
@@ -116,7 +117,7 @@ super::super::keys::key_table! {
         ZERO_OPTIMIZATION_STAGE3_PREFETCH_BUCKET_SIZE: usize = Row::flag(Int(0), "zero_optimization.stage3_prefetch_bucket_size", "5e7", Used, "Units are gathered ahead until so many parameters are; auto: 0.9 h x h"),
         ZERO_OPTIMIZATION_STAGE3_PARAM_PERSISTENCE_THRESHOLD: usize = Row::flag(Int(0), "zero_optimization.stage3_param_persistence_threshold", "1e5", Used, "Smaller parameters stay whole; auto: 10 h"),
         ZERO_OPTIMIZATION_STAGE3_MAX_LIVE_PARAMETERS: usize = Row::flag(Int(0), "zero_optimization.stage3_max_live_parameters", "1e9", Used, "The most gathered parameters"),
-        ZERO_OPTIMIZATION_STAGE3_MAX_REUSE_DISTANCE: usize = Row::flag(Int(0), "zero_optimization.stage3_max_reuse_distance", "1e9", NoEffect("a unit is gathered where it is used"), "Keep what is used again so soon"),
+        ZERO_OPTIMIZATION_STAGE3_MAX_REUSE_DISTANCE: usize = Row::flag(Int(0), "zero_optimization.stage3_max_reuse_distance", "0", Used, "Keep a unit until its backward pass if fewer parameters are used before; the default of DeepSpeed is 1e9"),
         ZERO_OPTIMIZATION_STAGE3_MODEL_PERSISTENCE_THRESHOLD: Option<usize> = Row::flag(Int(0), "zero_optimization.stage3_model_persistence_threshold", "", LAYOUT, "The most elements that stay whole"),
         ZERO_OPTIMIZATION_STAGE3_GATHER_16BIT_WEIGHTS_ON_MODEL_SAVE: bool = Row::flag(Bool, "zero_optimization.stage3_gather_16bit_weights_on_model_save", "false", Used, "Write whole weights into every checkpoint"),
         ZERO_OPTIMIZATION_STAGE3_GATHER_FP16_WEIGHTS_ON_MODEL_SAVE: bool = Row::flag(Bool, "zero_optimization.stage3_gather_fp16_weights_on_model_save", "false", Used, "The same by its older name"),
@@ -255,3 +256,38 @@ super::super::keys::key_table! {
         SEQUENCE_PARALLEL_SIZE: i64 = Row::flag(Int(1), "sequence_parallel_size", "1", Used, "sequence_parallel_size: ranks over which each sequence is divided"),
     ];
 }
+
+/// A key that is a number of elements and may be `"auto"`: the key, what `"auto"` stands for, and the field if it has one.
+pub type SizeKey = (Key<usize>, Elems, Option<SizeField>);
+
+/// A size of how a model is sharded.
+pub type SizeField = fn(&mut ShardingConfig<Elems>) -> &mut Elems;
+
+/// All of them.
+pub const SIZES: &[SizeKey] = &[
+    (
+        ZERO_OPTIMIZATION_REDUCE_BUCKET_SIZE,
+        Elems::HiddenSquared,
+        Some(|config| &mut config.reduce_bucket_elems),
+    ),
+    (
+        ZERO_OPTIMIZATION_STAGE3_PREFETCH_BUCKET_SIZE,
+        Elems::NineTenthsOfHiddenSquared,
+        Some(|config| &mut config.prefetch_elems),
+    ),
+    (
+        ZERO_OPTIMIZATION_STAGE3_PARAM_PERSISTENCE_THRESHOLD,
+        Elems::TenHidden,
+        Some(|config| &mut config.persistence_elems),
+    ),
+    (
+        ZERO_OPTIMIZATION_STAGE3_MAX_LIVE_PARAMETERS,
+        Elems::Count(1_000_000_000),
+        Some(|config| &mut config.max_live_elems),
+    ),
+    (
+        ZERO_OPTIMIZATION_STAGE3_MAX_REUSE_DISTANCE,
+        Elems::Count(1_000_000_000),
+        Some(|config| &mut config.reuse_elems),
+    ),
+];

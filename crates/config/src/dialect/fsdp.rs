@@ -2,16 +2,16 @@
 
 use oarlock_tensor::DType;
 
-use super::super::keys::{Key, Row};
-use super::super::node::Entry;
-use super::super::problem::{Problem, Problems};
-use super::super::resolve::{Setting, Settings};
-use super::super::table as keys;
-use super::super::value::{Value, boolean};
 use super::block::{self, Dialect, Ranks, ReadFile, divides};
 use super::fsdp_keys;
+use crate::config::table as keys;
 use crate::config::{Elems, Lifetime, Offload, Placements, ShardingConfig, StateDict, Wrap};
 use crate::nearest::nearest_of;
+use crate::settings::keys::{Key, Row};
+use crate::settings::node::Entry;
+use crate::settings::problem::{Problem, Problems};
+use crate::settings::resolve::{Setting, Settings};
+use crate::settings::value::{Value, boolean};
 
 /// The strategies in the order of their numbers, from 1.
 const STRATEGIES: [&str; 5] =

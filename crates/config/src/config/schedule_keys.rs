@@ -1,12 +1,14 @@
 //! Reads `lr_scheduler_type` and its arguments, checked as strictly as the other keys.
 
-use super::keys::Range;
-use super::kwargs::Kwargs;
-use super::problem::Problems;
-use super::resolve::Settings;
+use super::schedule::{
+    Curve, CycleMomentum, DeepSpeedShape, OneCycle, Shape, StableSteps, Warmup, WarmupType,
+};
 use super::table as keys;
-use super::value::number;
-use crate::config::{Curve, CycleMomentum, DeepSpeedShape, OneCycle, Shape, StableSteps, Warmup, WarmupType};
+use crate::settings::keys::Range;
+use crate::settings::kwargs::Kwargs;
+use crate::settings::problem::Problems;
+use crate::settings::resolve::Settings;
+use crate::settings::value::number;
 
 const CURVES: &[(&str, Curve)] =
     &[("linear", Curve::Linear), ("cosine", Curve::Cosine), ("1-sqrt", Curve::OneMinusSqrt)];
