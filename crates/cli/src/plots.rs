@@ -266,17 +266,24 @@ fn grouped(x: f64) -> String {
 
 /// The mean of every square of [`FINE`] x [`FINE`] pixels: the drawing crate has hard edges, this gives soft ones.
 fn softened(fine: &[u8]) -> Vec<u8> {
-    let (row, side) = ((SIZE.0 * FINE * 3) as usize, FINE as usize);
-    let mut pixels = Vec::with_capacity((SIZE.0 * SIZE.1 * 3) as usize);
-    for rows in fine.chunks_exact(row * side) {
-        for x in (0..row).step_by(3 * side) {
-            let mut sums = [0; 3];
-            for corner in (x..row * side).step_by(row) {
-                for pixel in rows[corner..corner + 3 * side].chunks_exact(3) {
-                    sums = [0, 1, 2].map(|channel| sums[channel] + u32::from(pixel[channel]));
-                }
+    const { assert!(FINE == 2) };
+    let row = (SIZE.0 * FINE * 3) as usize;
+    let mut pixels = vec![0; (SIZE.0 * SIZE.1 * 3) as usize];
+    let mut to = 0;
+    for rows in fine.chunks_exact(2 * row) {
+        // Millions of bytes without a call for each: in a debug build iterators take ten times as long.
+        let (mut at, mut channel) = (0, 0);
+        while at < row {
+            let sum =
+                rows[at] as u32 + rows[at + 3] as u32 + rows[at + row] as u32 + rows[at + row + 3] as u32;
+            pixels[to] = (sum / 4) as u8;
+            to += 1;
+            channel += 1;
+            at += 1;
+            if channel == 3 {
+                channel = 0;
+                at += 3;
             }
-            pixels.extend(sums.map(|sum| (sum / (FINE * FINE)) as u8));
         }
     }
     pixels

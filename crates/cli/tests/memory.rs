@@ -45,7 +45,7 @@ fn rows_without_padding_are_predicted_by_the_longest_batch_that_comes() {
         "per_device_train_batch_size=8",
         "gradient_accumulation_steps=2",
         "train_from_scratch=true",
-        "max_steps=9",
+        "max_steps=3",
         "num_processes=1",
         "eval_dataset=rows.json",
         "per_device_eval_batch_size=4",

@@ -2,11 +2,14 @@
 //!
 //! Every line of a block ```` ```sh ```` of README.md, CONTRIBUTING.md, docs/ and recipes/ is run here, or is listed below
 //! with the reason why not. Training runs only show what they would do (`--dry-run`); `.ci/run` runs the recipes to their
-//! end. Lines that start cargo are compared with the packages, examples, tests and features that there are.
+//! end. Lines that start cargo are compared with the packages, examples, tests and features that there are, and packages of
+//! Python with those that messages name.
 
 use std::fs;
 use std::os::unix::fs::symlink;
 use std::path::{Path, PathBuf};
+
+use oarlock_cuda::libraries::Library;
 
 use crate::common::{Site, run};
 
@@ -184,6 +187,11 @@ fn every_command_runs_as_it_stands_on_its_page() {
                 listed[at] = true;
                 continue;
             }
+            if let Some(packages) = command.strip_prefix("pip install ") {
+                let unknown = packages.split(' ').find(|package| !is_told_by_messages(package));
+                wrong.extend(unknown.map(|package| format!("{page}: {command}: no message names {package}")));
+                continue;
+            }
             if command.starts_with("cargo ") && !command.starts_with("cargo run --release -- ") {
                 wrong.extend(not_there(&command).map(|what| format!("{page}: {command}: {what}")));
                 continue;
@@ -202,6 +210,13 @@ fn every_command_runs_as_it_stands_on_its_page() {
     let idle: Vec<&str> =
         NOT_RUN.iter().zip(&listed).filter(|(_, listed)| !**listed).map(|((start, _), _)| *start).collect();
     assert!(idle.is_empty(), "no page has these commands any more: {idle:?}");
+}
+
+/// Whether it is a package that messages tell to install. Nothing is installed here: these are gigabytes, for the Python of the
+/// whole machine.
+fn is_told_by_messages(package: &str) -> bool {
+    let libraries = [Library::Nvrtc, Library::CublasLt, Library::Nccl, Library::Cudnn];
+    libraries.iter().any(|library| library.command(None) == format!("pip install {package}"))
 }
 
 /// What a command of cargo names and the workspace does not have.

@@ -418,7 +418,7 @@ fn collectives_are_those_of_a_reference_whoever_comes_late() {
 }
 
 #[test]
-fn a_failure_has_the_name_of_the_rank_and_nobody_hangs() {
+fn a_rank_that_ends_is_named() {
     let Some(folder) = fakes() else { return };
     let killed = ["killed early", "killed in all_reduce", "killed in send_receive", "killed in all_to_all_v"];
     for role in killed.into_iter().chain(["noticed by NCCL"]) {
@@ -427,10 +427,26 @@ fn a_failure_has_the_name_of_the_rank_and_nobody_hangs() {
         assert!(!said[1].status.success(), "{}", text(&said[1]));
         assert!(said[0].status.success() && first.contains("error rank 1 failed: its process"), "{first}");
     }
+    let said = text(&run("panics", &folder)[0]);
+    assert!(said.contains("error rank 1 failed: it left without finishing"), "{said}");
+    for output in run("error", &folder) {
+        let said = text(&output);
+        assert!(said.contains("error rank 1 failed") && said.contains("NCCL"), "{said}");
+    }
+}
+
+#[test]
+fn a_gpu_that_waits_for_a_stopped_rank_is_given_up() {
+    let Some(folder) = fakes() else { return };
     for role in ["stopped", "given up"] {
         let said = text(&run(role, &folder)[0]);
         assert!(said.contains("error rank 0 failed: it") && said.contains("finished\n"), "{said}");
     }
+}
+
+#[test]
+fn nobody_hangs_with_a_gpu_or_for_a_rank_that_does_not_come() {
+    let Some(folder) = fakes() else { return };
     // A GPU that gives nothing up cannot be freed, so that its process ends, with the failure.
     let stuck = &run("hangs", &folder)[0];
     let said = text(stuck);
@@ -439,14 +455,8 @@ fn a_failure_has_the_name_of_the_rank_and_nobody_hangs() {
         "{said}"
     );
     assert_eq!(stuck.status.code(), Some(1), "{said}");
-    let said = text(&run("panics", &folder)[0]);
-    assert!(said.contains("error rank 1 failed: it left without finishing"), "{said}");
     let said = text(&run("absent", &folder)[0]);
     assert!(said.contains("rank 0 called all_reduce") && said.contains("for rank 1"), "{said}");
-    for output in run("error", &folder) {
-        let said = text(&output);
-        assert!(said.contains("error rank 1 failed") && said.contains("NCCL"), "{said}");
-    }
 }
 
 #[test]
