@@ -16,6 +16,7 @@ use crate::config::{Problem, Problems, ResolvedConfig, Words, explain};
 use crate::console::{Failure, Outcome, eprint, print};
 use crate::front::env_var;
 use crate::front::job::Job;
+use crate::front::recipes;
 use crate::front::script;
 use crate::launch::Launch;
 use crate::launch::devices::Devices;
@@ -79,7 +80,7 @@ impl Called {
     };
     /// `oarlock train`.
     pub(crate) const OARLOCK: Called =
-        Called { words: &["train"], command: "oarlock train", training: script::training };
+        Called { words: &["train"], command: "oarlock train", training: recipes::training };
 }
 
 /// Trains: a file, flags and `key=value`.
