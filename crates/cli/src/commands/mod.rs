@@ -47,7 +47,7 @@ struct Cli {
 enum Command {
     /// Make a folder in which a recipe runs at once, with its data
     Init(init::InitArgs),
-    /// Train a model: oarlock train FILE.yaml [key=value …]; --help lists every key, --help WORD some
+    /// Train a model: oarlock train FILE.yaml [key=value …], or pretrain for a recipe; --help lists every key, --help WORD some
     #[command(disable_help_flag = true)]
     Train {
         #[arg(trailing_var_arg = true, allow_hyphen_values = true, value_name = "FILE.yaml [key=value …]")]
