@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from html import escape
-from typing import Callable, List, Sequence, Tuple
+from typing import Callable, List, Optional, Sequence, Tuple
 
 from ._record import Log
 
@@ -47,11 +47,11 @@ class Curve:
 
     def __init__(self) -> None:
         self.loss, self.evaluation, self.rate = Points(), Points(), Points()
-        self.last: Log = {}
+        self.last: Optional[Log] = None
 
     def add(self, record: Log) -> None:
         """Adds a record."""
-        step = float(record.get("step", 0))
+        step = float(record["step"])
         if "loss" in record:
             self.loss.add(step, record["loss"])
             self.last = record
@@ -65,7 +65,7 @@ class Curve:
         losses = self.loss.points + self.evaluation.points
         if not losses:
             return f'<div class="oarlock">{escape(state)}</div>'
-        total = float(self.last.get("total_steps", 0))
+        total = float(self.last["total_steps"]) if self.last is not None else 0.0
         steps = Axis(0.0, max([total, *(x for x, _ in losses)]), LEFT, WIDTH - RIGHT)
         values = Axis.around([y for _, y in losses], HEIGHT - BOTTOM, TOP)
         rates = Axis(0.0, max([y for _, y in self.rate.points], default=0.0), HEIGHT - BOTTOM, TOP)

@@ -16,8 +16,8 @@ FILE = "trainer_log.jsonl"
 CHUNK = 1 << 20
 
 
-class Log(TypedDict, total=False):
-    """A record of a run, of a step or of an evaluation. What is not known is not there."""
+class Progress(TypedDict):
+    """How far a run is."""
 
     #: Optimizer steps done.
     step: int
@@ -25,6 +25,11 @@ class Log(TypedDict, total=False):
     total_steps: int
     #: Passes over the data, with the part of the current one.
     epoch: float
+
+
+class Log(Progress, total=False):
+    """A record of a run, of a step or of an evaluation. What is not known is not there."""
+
     #: The mean loss since the last record.
     loss: float
     #: The learning rate.
@@ -49,6 +54,9 @@ class Log(TypedDict, total=False):
 #: What the names of the file are called here.
 NAMES = {"current_steps": "step", "throughput": "tokens_per_second"}
 
+#: All names of a record.
+KNOWN = Log.__required_keys__ | Log.__optional_keys__
+
 #: What follows from the others.
 LEFT_OUT = ("percentage",)
 
@@ -59,7 +67,7 @@ def of_line(line: bytes) -> Optional[Log]:
         values = json.loads(line)
     except ValueError:
         return None
-    if not isinstance(values, dict):
+    if not isinstance(values, dict) or not all(name in values for name in ("current_steps", "total_steps", "epoch")):
         return None
     record: Dict[str, object] = {}
     metrics: Dict[str, float] = {}
@@ -71,7 +79,7 @@ def of_line(line: bytes) -> Optional[Log]:
             record["remaining"] = seconds(str(value))
         elif name == "memory_gb" and isinstance(value, (int, float)):
             record["memory_mb"] = round(value * 1024, 1)
-        elif known in Log.__annotations__:
+        elif known in KNOWN:
             record[known] = value
         elif name not in LEFT_OUT and isinstance(value, (int, float)):
             metrics[name] = value

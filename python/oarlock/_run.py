@@ -142,7 +142,7 @@ class Run:
         # Read only by somebody who iterates; who only looks at the curve leaves them here.
         self._ready: Deque[Log] = deque(maxlen=10_000)
         self._evaluation: Optional[float] = None
-        self._steps = 0
+        self._steps = self._total = 0
         self._waited = False
         in_notebook = _display.notebook() is not None
         self._picture = _display.Picture(self._svg) if in_notebook and show is not False else None
@@ -194,7 +194,7 @@ class Run:
             results = json.loads((self.output_dir / "all_results.json").read_bytes())
         except (OSError, ValueError):
             pass
-        loss = self._curve.last.get("loss")
+        loss = self._curve.last.get("loss") if self._curve.last is not None else None
         return Result(self.output_dir, self._steps, loss, self._evaluation, results, code, self._child.stopped)
 
     def __iter__(self) -> Iterator[Log]:
@@ -253,7 +253,7 @@ class Run:
             if record is None:
                 continue
             self._curve.add(record)
-            self._steps = record.get("step", self._steps)
+            self._steps, self._total = record["step"], record["total_steps"]
             self._evaluation = record.get("eval_loss", self._evaluation)
             self._ready.append(record)
             if self._on_log is not None:
@@ -275,14 +275,14 @@ class Run:
         """The run in a line."""
         code = self.returncode
         last = self._curve.last
-        step = f"step {self._steps}/{last.get('total_steps', '?')}" if self._steps else "starting"
+        step = f"step {self._steps}/{self._total}" if self._steps else "starting"
         state = "running" if code is None else "stopped" if self._child.stopped else "done" if code == 0 else f"failed ({code})"
         parts = [str(self.output_dir.name), state, step]
-        if "loss" in last:
+        if last is not None and "loss" in last:
             parts.append(f"loss {last['loss']:.4f}")
         if self._evaluation is not None:
             parts.append(f"evaluation {self._evaluation:.4f}")
-        if code is None and "tokens_per_second" in last:
+        if code is None and last is not None and "tokens_per_second" in last:
             parts.append(f"{last['tokens_per_second']:,.0f} tokens/s, {last.get('remaining', 0):.0f} s left")
         return " · ".join(parts)
 

@@ -80,14 +80,14 @@ class Runs(unittest.TestCase):
         """A run that does not end by itself, after its first step."""
         run = oarlock.train("pretrain", max_steps=10**6, output_dir=output, **{**SHORT, **settings})
         for log in run:
-            if log.get("step", 0) >= 1:
+            if log["step"] >= 1:
                 break
         return run
 
     def test_records_come_with_their_numbers(self) -> None:
         steps = [log for log in self.logs if "loss" in log]
-        self.assertEqual([log.get("step") for log in steps], [1, 2, 3])
-        self.assertTrue(all(0 < log.get("loss", 0) < 10 and log.get("total_steps") == 3 for log in steps))
+        self.assertEqual([log["step"] for log in steps], [1, 2, 3])
+        self.assertTrue(all(0 < log.get("loss", 0) < 10 and log["total_steps"] == 3 for log in steps))
         self.assertEqual((self.result.returncode, self.result.steps, self.result.stopped), (0, 3, False))
         self.assertIn("train_loss", self.result.results)
         self.assertTrue((self.result.output_dir / "model.safetensors").is_file())
@@ -100,7 +100,7 @@ class Runs(unittest.TestCase):
         run = oarlock.train({**settings, **data, **zero}, ranks=2, on_log=seen.append, max_steps=2, logging_steps=1)
         result = run.wait(120)
         self.assertEqual(result.output_dir.name, "two  blanks")
-        self.assertEqual([log.get("step") for log in seen], [1, 2])
+        self.assertEqual([log["step"] for log in seen], [1, 2])
         self.assertEqual(len(run.history), 2)
         self.assertIn("adam_beta2", run.config)
 
@@ -166,7 +166,7 @@ class Runs(unittest.TestCase):
         steps = []
         for log in run:
             if "loss" in log:
-                steps.append(log.get("step"))
+                steps.append(log["step"])
             if len(steps) == 1:
                 until = time.monotonic() + 60
                 while run.returncode is None and time.monotonic() < until:
@@ -177,7 +177,7 @@ class Runs(unittest.TestCase):
     def test_a_resumed_run_yields_what_is_new(self) -> None:
         more: Dict[str, Any] = {**SHORT, "output_dir": "out/resumed", "overwrite_output_dir": False, "save_steps": 2}
         oarlock.train("pretrain", max_steps=2, **more).wait(120)
-        steps = [log.get("step") for log in oarlock.train("pretrain", max_steps=4, **more) if "loss" in log]
+        steps = [log["step"] for log in oarlock.train("pretrain", max_steps=4, **more) if "loss" in log]
         self.assertEqual(steps, [3, 4])
 
     def test_records_are_read_by_tasks(self) -> None:
@@ -185,7 +185,7 @@ class Runs(unittest.TestCase):
             found = []
             async for log in oarlock.train("pretrain", max_steps=2, output_dir="out/task", **SHORT):
                 if "loss" in log:
-                    found.append(log.get("step", 0))
+                    found.append(log["step"])
             return found
 
         async def cancelled() -> int:
@@ -264,13 +264,14 @@ class Parts(unittest.TestCase):
             follower.close()
 
     def test_records_have_the_names_of_this_package(self) -> None:
-        line = {"current_steps": 2, "total_steps": 4, "loss": 1.5, "lr": 0.1, "throughput": 7.5, "memory_gb": 0.5,
+        line = {"current_steps": 2, "total_steps": 4, "epoch": 0.5, "loss": 1.5, "lr": 0.1, "throughput": 7.5, "memory_gb": 0.5,
                 "elapsed_time": "1 day, 0:01:05", "remaining_time": "0:00:02", "percentage": 50.0, "rewards/margins": 0.25}
         record = of_line(json.dumps(line).encode())
-        expected = {"step": 2, "total_steps": 4, "loss": 1.5, "lr": 0.1, "tokens_per_second": 7.5, "memory_mb": 512.0,
+        expected = {"step": 2, "total_steps": 4, "epoch": 0.5, "loss": 1.5, "lr": 0.1, "tokens_per_second": 7.5, "memory_mb": 512.0,
                     "time": 86465.0, "remaining": 2.0, "metrics": {"rewards/margins": 0.25}}
         self.assertEqual(record, expected)
         self.assertIsNone(of_line(b"half a li"))
+        self.assertIsNone(of_line(b'{"loss": 1}'))
         self.assertEqual(seconds("nonsense"), 0.0)
 
     def test_values_are_written_as_the_program_reads_them(self) -> None:
@@ -282,14 +283,14 @@ class Parts(unittest.TestCase):
     def test_a_long_curve_stays_small(self) -> None:
         curve = Curve()
         for step in range(1, 20_000):
-            curve.add({"step": step, "total_steps": 20_000, "loss": 1 + 1 / step, "lr": 1e-3})
-        curve.add({"step": 20_000, "loss": float("nan")})
+            curve.add({"step": step, "total_steps": 20_000, "epoch": 0.0, "loss": 1 + 1 / step, "lr": 1e-3})
+        curve.add({"step": 20_000, "total_steps": 20_000, "epoch": 0.0, "loss": float("nan")})
         self.assertLess(len(curve.loss.points), 2 * POINTS)
         self.assertLess(len(curve.svg("a <run>")), 60_000)
         xml.fromstring(curve.svg("a <run> & \"more\""))
         self.assertEqual(xml.fromstring(Curve().svg("a <run>")).text, "a <run>")
         # A run goes back to a checkpoint.
-        curve.add({"step": 10, "loss": 3.0})
+        curve.add({"step": 10, "total_steps": 20_000, "epoch": 0.0, "loss": 3.0})
         self.assertLessEqual(curve.loss.points[-1][0], 10)
 
     def test_axes_have_round_values(self) -> None:
