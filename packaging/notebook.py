@@ -33,7 +33,7 @@ def main() -> int:
         path.write_text(json.dumps({"cells": cells, "metadata": kernel, "nbformat": 4, "nbformat_minor": 5}))
         return 0
     outputs: List[List[Dict[str, Any]]] = [cell["outputs"] for cell in json.loads(path.read_text())["cells"]]
-    trained, shown, interrupted = (json.dumps(output) for output in outputs)
+    trained, shown, interrupted = (json.dumps(output, ensure_ascii=False) for output in outputs)
     for text, where in (
         ("<svg", trained), ("notebook · done · step 20/20", trained), ('"20"', trained),
         ("<svg", shown), ("interrupted 130 True", interrupted),
