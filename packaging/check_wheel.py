@@ -36,7 +36,8 @@ def main() -> int:
     n_bytes = wheel.stat().st_size
     if n_bytes > MOST_BYTES:
         faults.append(f"{n_bytes} bytes are more than {MOST_BYTES}")
-    if not re.fullmatch(r"oarlock-[^-]+-py3-none-manylinux_2_17_x86_64\.manylinux2014_x86_64\.whl", wheel.name):
+    tags = re.fullmatch(r"oarlock-[^-]+-py3-none-(\S+)\.whl", wheel.name)
+    if tags is None or set(tags[1].split(".")) != {"manylinux_2_17_x86_64", "manylinux2014_x86_64"}:
         faults.append(f"the tag of {wheel.name} is another one")
     with zipfile.ZipFile(wheel) as archive:
         names = archive.namelist()
@@ -51,9 +52,11 @@ def main() -> int:
     foreign = [name for name in names if not re.match(r"oarlock(/|-[^/]*\.(data|dist-info)/)", name) or "tests" in name]
     if foreign:
         faults.append(f"it has files of nobody: {foreign}")
-    for home in (str(Path.home()).encode() + b"/", str(Path(__file__).resolve().parents[1]).encode() + b"/"):
-        if home in program or home in texts:
-            faults.append(f"it has a path of this machine, below {home.decode()}")
+    for place in (Path.home(), Path(__file__).resolve().parents[1]):
+        if f"{place}/".encode() in program or f"{place}/".encode() in texts:
+            faults.append(f"it has a path of this machine, below {place}")
+    if any("sboms/" in name for name in names):
+        faults.append("its list of parts (SBOM) has the paths of the machine that built it")
     highest = (0, 0)
     for index, part in enumerate(parts(program)):
         newest, needed = needs(part)

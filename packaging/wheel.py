@@ -79,7 +79,8 @@ def environment(tools: Path, target: Path) -> Dict[str, str]:
         compiler = tools / "bin" / "oarlock-c++"
         compiler.write_text(COMPILER.format(python=tools / "bin" / "python", glibc=GLIBC))
         compiler.chmod(0o755)
-        env[f"CXX_{TARGET.replace('-', '_')}"] = str(compiler)
+        # Whoever has named another compiler means it.
+        env.setdefault(f"CXX_{TARGET.replace('-', '_')}", str(compiler))
     else:
         env["OARLOCK_GLOO"] = "off"
         print("note: GLOO_SOURCE names no sources of Gloo, so ranks of this wheel are on one machine", file=sys.stderr)
