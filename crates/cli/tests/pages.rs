@@ -23,6 +23,8 @@ const NOT_RUN: &[(&str, &str)] = &[
     ("tensorboard ", "a program of others"),
     ("wandb ", "a program of others"),
     ("python ", "needs PyTorch"),
+    ("python3 packaging/wheel.py", "a release build; packaging/check.sh runs it"),
+    ("pip install target/wheels/", "the wheel of that build; packaging/check.sh installs it"),
     ("bench/", "a measurement, which takes minutes"),
     ("recipes/two_machines.sh ", "trains the whole recipe over two network namespaces; tests/machines.rs"),
     (".ci/", "runs these tests"),

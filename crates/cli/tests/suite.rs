@@ -25,6 +25,7 @@ mod gpu_offload;
 mod gpu_step;
 mod hostile_files;
 mod import;
+mod init;
 mod launched;
 mod launcher;
 mod limits;

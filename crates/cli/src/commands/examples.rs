@@ -3,7 +3,8 @@
 use clap::Command;
 
 /// A command line of each command. A command with subcommands shows the first of theirs.
-const EXAMPLES: [&str; 19] = [
+const EXAMPLES: [&str; 20] = [
+    "oarlock init sft river",
     "oarlock train recipes/pretrain.yaml",
     "oarlock generate --model out/first --prompt Once",
     "oarlock chat --model out/sft",

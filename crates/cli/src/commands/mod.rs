@@ -13,6 +13,7 @@ mod generate;
 mod gpu_check;
 mod gpu_compile;
 mod import_checkpoint;
+mod init;
 mod licenses;
 mod link_tools;
 mod merge_weights;
@@ -43,7 +44,9 @@ struct Cli {
 
 #[derive(Subcommand)]
 enum Command {
-    /// Train a model: oarlock train FILE.yaml [key=value …]; --help lists every key, --help WORD some
+    /// Make a folder in which a recipe runs at once, with its data
+    Init(init::InitArgs),
+    /// Train a model: oarlock train FILE.yaml [key=value …], or pretrain for a recipe; --help lists every key, --help WORD some
     #[command(disable_help_flag = true)]
     Train {
         #[arg(trailing_var_arg = true, allow_hyphen_values = true, value_name = "FILE.yaml [key=value …]")]
@@ -130,6 +133,7 @@ pub fn main() -> ExitCode {
     }
     let matches = examples::with_examples(Cli::command()).get_matches_from(arguments);
     let outcome = match Cli::from_arg_matches(&matches).unwrap_or_else(|error| error.exit()).command {
+        Command::Init(args) => init::run(&args),
         Command::Train { arguments } => train::run(&arguments, started),
         Command::Generate(args) => generate::generate(&args),
         Command::Chat(args) => generate::chat(&args),

@@ -16,6 +16,7 @@ use crate::config::yaml::Node;
 use crate::config::{Problem, Problems, ResolvedConfig, Words, explain};
 use crate::console::{Failure, Outcome, eprint, print};
 use crate::front::job::Job;
+use crate::front::recipes;
 use crate::front::script;
 use crate::front::training::Training;
 use crate::launch::Launch;
@@ -80,7 +81,7 @@ impl Called {
     };
     /// `oarlock train`.
     pub(crate) const OARLOCK: Called =
-        Called { words: &["train"], command: "oarlock train", training: script::training };
+        Called { words: &["train"], command: "oarlock train", training: recipes::training };
 }
 
 /// Trains: a file, flags and `key=value`.

@@ -8,6 +8,7 @@ pub(crate) mod gpus;
 pub mod job;
 pub mod llamafactory;
 pub mod minimind;
+pub mod recipes;
 pub mod script;
 pub mod torchrun;
 pub mod training;
