@@ -5,7 +5,8 @@ use std::path::{Path, PathBuf};
 
 use crate::config::{Arguments, Problem, Problems};
 use crate::error::Error;
-use crate::front::script::{self, Training};
+use crate::front::script;
+use crate::front::training::Training;
 use crate::launch;
 
 /// A run that the program has the files of.
