@@ -64,6 +64,7 @@ step "uninstalled"
 pip uninstall -q -y oarlock
 list >after
 diff before after || fail "the wheel leaves files behind"
+[ -z "$(find venv -name 'oarlock*')" ] || fail "the wheel leaves folders behind"
 pip install -q --no-index "$wheel"
 
 step "types"
