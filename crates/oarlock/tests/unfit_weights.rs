@@ -141,6 +141,86 @@ fn an_export_with_weights_that_are_not_finite_leaves_the_folder_as_it_was() {
     assert!(exported.compared.difference.is_finite() && exported.compared.largest > 0.0);
 }
 
+/// No pass over the model shows the value head of a reward model, so an export looks at it by itself.
+#[test]
+fn an_export_refuses_a_value_head_that_is_not_finite_or_of_another_model() {
+    let folder = tempfile::tempdir().unwrap();
+    let [base, adapter, out] = ["base", "adapter", "out"].map(|name| folder.path().join(name));
+    copy(&golden("train-llama"), &base);
+    copy(&golden("adapters/lora"), &adapter);
+    copy(&golden("train-llama"), &out);
+    let before = content(&out);
+    let (file, weight) = ("value_head.safetensors", "v_head.summary.weight");
+    let head = golden("preference").join(file);
+    let adapters = [adapter.clone()];
+    for dir in [&base, &adapter] {
+        for value in [f32::NAN, f32::INFINITY, f32::NEG_INFINITY] {
+            std::fs::copy(&head, dir.join(file)).unwrap();
+            change(&dir.join(file), weight, |values| values[3] = value);
+            let options = ExportOptions { adapters: &adapters, ..options(&base, &out) };
+            let text = export(&options, &device()).unwrap_err().to_string();
+            let expected = format!("\"{weight}\" holds 1 of 32 elements that are NaN or infinite");
+            assert!(text.contains(file) && text.contains(&expected), "{text}");
+            assert_eq!(content(&out), before);
+        }
+        std::fs::write(dir.join(file), "none").unwrap();
+        assert!(export(&ExportOptions { adapters: &adapters, ..options(&base, &out) }, &device()).is_err());
+        assert_eq!(content(&out), before);
+        std::fs::copy(&head, dir.join(file)).unwrap();
+    }
+    let exported = export(&ExportOptions { adapters: &adapters, ..options(&base, &out) }, &device()).unwrap();
+    assert!(exported.files.contains(&file.to_owned()));
+    assert_eq!(std::fs::read(out.join(file)).unwrap(), std::fs::read(&head).unwrap());
+}
+
+/// A state with such a value head, which no save lets through, makes no model either.
+#[test]
+fn a_merge_refuses_a_value_head_that_is_not_finite() {
+    let folder = tempfile::tempdir().unwrap();
+    let [out, checkpoint] = ["out", "checkpoint"].map(|name| folder.path().join(name));
+    let base = golden("train-llama");
+    copy(&base, &out);
+    let before = content(&out);
+    let hf = HfConfig::read(&base).unwrap();
+    let accelerator = alone(AcceleratorConfig::default());
+    let mut decoder = Decoder::new(hf.decoder().clone(), 8).unwrap();
+    let source = SafetensorsSource::open(&base, &hf, &decoder).unwrap();
+    decoder.add_value_head(0.0).unwrap();
+    let optimizer = optim::adamw(&decoder);
+    let source = Box::new(WithHead(source));
+    let (model, _optimizer) = accelerator.prepare_with_weights((decoder, optimizer), source).unwrap();
+    let expected =
+        "weights are NaN or infinite, so they are not written: \"v_head.summary.weight\" (1 of 32)";
+    let module: &dyn Module = model.module();
+    let files = hf.files_of(module, &SaveOptions::new(DType::F32, None)).unwrap();
+    let text = accelerator.save_pretrained(&model, &out, files.written_by("a test", true)).unwrap_err();
+    assert!(text.to_string().contains(expected), "{text}");
+    accelerator.save_state(Some(&checkpoint)).unwrap();
+    // The state names the kind of model that the folder of a run would.
+    std::fs::copy(base.join("config.json"), checkpoint.join("config.json")).unwrap();
+    let options =
+        MergeOptions { tag: None, model: None, dtype: None, max_shard_bytes: 1 << 20, overwrite: true };
+    let text = merge_weights(&checkpoint, &out, &options).unwrap_err().to_string();
+    assert!(text.contains(expected), "{text}");
+    assert_eq!(content(&out), before);
+}
+
+/// The weights of a folder, and a value head of which one weight is NaN.
+struct WithHead(SafetensorsSource);
+
+impl WeightSource for WithHead {
+    fn read(&mut self, slice: &ParamSlice<'_>, out: &mut [f32]) -> Result<()> {
+        if !slice.name.starts_with("v_head.") {
+            return self.0.read(slice, out);
+        }
+        out.fill(0.5);
+        if slice.name == "v_head.summary.weight" && slice.elements.start == 0 {
+            out[0] = f32::NAN;
+        }
+        Ok(())
+    }
+}
+
 /// The weights of a folder, with one that is replaced.
 struct With(SafetensorsSource, f32);
 

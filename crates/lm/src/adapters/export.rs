@@ -123,7 +123,8 @@ pub fn export(options: &ExportOptions<'_>, device: &Device) -> Result<Exported> 
     let (texts, warnings) = beside_weights(side, &hf, &tokenizer, chat)?;
     texts.into_iter().for_each(|(name, text)| files.add_text(name, text));
     let notes = [notes, warnings].concat();
-    take_over_value_head(&mut files, adapters.iter().rev().map(PathBuf::as_path).chain([dir]));
+    let heads = adapters.iter().rev().map(PathBuf::as_path).chain([dir]);
+    take_over_value_head(&mut files, heads, hf.decoder().hidden_size)?;
     let files = files.written_by(EXPORT, overwrite);
     let names: Vec<String> = files.names().map(str::to_owned).collect();
     let params = parameters(&decoder);

@@ -78,11 +78,40 @@ pub(crate) fn with_value_head_of(
     }
 }
 
-/// Adds the value head of the first of these folders that has one to the files of a model, as it is.
-pub(crate) fn take_over_value_head<'d>(files: &mut ModelFiles, mut dirs: impl Iterator<Item = &'d Path>) {
-    if let Some(file) = dirs.find_map(|dir| Some(dir.join(FILE)).filter(|file| file.is_file())) {
-        files.add(FILE, Content::CopyOf(file));
+/// Adds the value head of the first of these folders that has one to the files of a model with a residual stream of this
+/// width, as it is.
+///
+/// # Errors
+/// A file that is broken or that of another model, and weights that are not finite.
+pub(crate) fn take_over_value_head<'d>(
+    files: &mut ModelFiles,
+    mut dirs: impl Iterator<Item = &'d Path>,
+    hidden_size: usize,
+) -> oarlock_engine::Result<()> {
+    let Some(file) = dirs.find_map(|dir| Some(dir.join(FILE)).filter(|file| file.is_file())) else {
+        return Ok(());
+    };
+    let (alone, mut source) = open(&file, hidden_size)?;
+    for named in parameters(&alone) {
+        let n_elems = named.param.shape().n_elems();
+        // A source refuses what is no number.
+        source.read(&ParamSlice::of(&named, 0..n_elems), &mut vec![0.0; n_elems])?;
     }
+    files.add(FILE, Content::CopyOf(file));
+    Ok(())
+}
+
+/// What the file of a value head holds.
+#[derive(Module)]
+struct Alone {
+    v_head: ValueHead,
+}
+
+/// Such a file, for a residual stream of this width.
+fn open(file: &Path, hidden_size: usize) -> oarlock_engine::Result<(Alone, SafetensorsSource)> {
+    let alone = Alone { v_head: ValueHead::new(hidden_size, 0.0)? };
+    let source = SafetensorsSource::of_module(file, &alone, Strict::Yes)?.0;
+    Ok((alone, source))
 }
 
 /// The first of these folders that has a value head.
@@ -127,16 +156,8 @@ impl ValueHeadSource {
         (hidden_size, seed): (usize, u64),
         device: &Device,
     ) -> oarlock_engine::Result<ValueHeadSource> {
-        /// What the file holds.
-        #[derive(Module)]
-        struct Alone {
-            v_head: ValueHead,
-        }
         let head: Box<dyn WeightSource> = match dir.map(|dir| dir.join(FILE)) {
-            Some(file) => {
-                let alone = Alone { v_head: ValueHead::new(hidden_size, 0.0)? };
-                Box::new(SafetensorsSource::of_module(&file, &alone, Strict::Yes)?.0)
-            }
+            Some(file) => Box::new(open(&file, hidden_size)?.1),
             None => Box::new(SeededInit::new(seed, device)),
         };
         Ok(ValueHeadSource { base, head })
