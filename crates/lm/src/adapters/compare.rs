@@ -27,14 +27,22 @@ pub struct Compared {
     pub positions: usize,
 }
 
-/// The prompts as tokens, cut to what the model takes.
-pub(super) fn prompts(tokenizer: &Tokenizer, n_positions: usize) -> Result<Vec<Vec<i32>>> {
+/// Tokens that stand for the prompts where a tokenizer has none for any of them.
+const N_TOKENS: usize = 16;
+
+/// The prompts as tokens of a vocabulary of this size, cut to what the model takes. A tokenizer that makes nothing of them
+/// leaves tokens from all over the vocabulary, so that both models are asked something.
+pub(super) fn prompts(tokenizer: &Tokenizer, vocab_size: usize, n_positions: usize) -> Result<Vec<Vec<i32>>> {
     let mut prompts = Vec::new();
     for text in PROMPTS {
         let ids = tokenizer.encode(text)?;
         prompts.push(ids.into_iter().take(n_positions).map(|id| id as i32).collect::<Vec<_>>());
     }
     prompts.retain(|ids| !ids.is_empty());
+    if prompts.is_empty() {
+        let n = N_TOKENS.min(n_positions).min(vocab_size);
+        prompts.push((0..n).map(|index| (index * vocab_size / n) as i32).collect());
+    }
     Ok(prompts)
 }
 
@@ -60,12 +68,15 @@ pub(super) fn logits(model: &LoadedModel, dir: &Path, prompts: &[Vec<i32>]) -> R
 /// The comparison of such logits of two models with a vocabulary of this size.
 ///
 /// # Errors
-/// Logits of other prompts, or that are not finite.
+/// Logits of other prompts, or that are not finite, or none at all: those would be called the same.
 pub(super) fn compared(a: &[Vec<f32>], b: &[Vec<f32>], vocab_size: usize) -> Result<Compared> {
     let mut found = Compared { difference: 0.0, largest: 0.0, same: 0, positions: 0 };
     let likeliest = |row: &[f32]| (0..row.len()).max_by(|&i, &j| row[i].total_cmp(&row[j]));
     let (a, b) = (a.concat(), b.concat());
     let incomparable = |error| Error::Model(format!("the logits of both models cannot be compared: {error}"));
+    if a.is_empty() {
+        return Err(Error::Model("the models were asked nothing, so that nothing was compared".to_owned()));
+    }
     found.difference = largest_difference(&a, &b).map_err(incomparable)? as f32;
     found.largest = largest_magnitude(a.iter().copied()).map_err(incomparable)? as f32;
     for (a, b) in a.chunks(vocab_size).zip(b.chunks(vocab_size)) {
@@ -93,5 +104,23 @@ mod tests {
             }
         }
         assert!(compared(&rows, &rows[..1], 2).is_err());
+        assert!(compared(&[], &[], 2).is_err() && compared(&[vec![]], &[vec![]], 2).is_err());
+    }
+
+    /// A tokenizer whose normalizer leaves nothing of a text.
+    #[test]
+    fn a_tokenizer_without_tokens_for_the_prompts_leaves_some_of_its_vocabulary() {
+        let dir = tempfile::tempdir().unwrap();
+        let json = serde_json::json!({
+            "version": "1.0", "truncation": null, "padding": null, "added_tokens": [],
+            "normalizer": {"type": "Replace", "pattern": {"Regex": "."}, "content": ""},
+            "pre_tokenizer": {"type": "WhitespaceSplit"}, "post_processor": null, "decoder": null,
+            "model": {"type": "WordLevel", "vocab": {"a": 0, "b": 1}, "unk_token": "a"},
+        });
+        std::fs::write(dir.path().join("tokenizer.json"), json.to_string()).unwrap();
+        let tokenizer = Tokenizer::open(dir.path()).unwrap();
+        assert!(tokenizer.encode(PROMPTS[0]).unwrap().is_empty());
+        assert_eq!(prompts(&tokenizer, 2, 256).unwrap(), [[0, 1]]);
+        assert_eq!(prompts(&tokenizer, 64, 4).unwrap(), [[0, 16, 32, 48]]);
     }
 }

@@ -110,7 +110,7 @@ pub fn export(options: &ExportOptions<'_>, device: &Device) -> Result<Exported> 
     let save = SaveOptions { dtype, max_shard_bytes, side_files_from: Some(dir) };
     let n_positions = hf.decoder().positions(256);
     let mut decoder = Decoder::new(hf.decoder().clone(), n_positions)?;
-    let prompts = prompts(&tokenizer, n_positions)?;
+    let prompts = prompts(&tokenizer, hf.decoder().vocab_size, n_positions)?;
     // A base that cannot be used is found before anything is written.
     let before = beside(hf.clone(), dir, adapters, quantized, device, DType::F32, n_positions)?;
     let before = logits(&before, dir, &prompts)?;
@@ -184,7 +184,7 @@ fn export_packed(
     drop(source);
 
     let n_positions = hf.decoder().positions(256);
-    let prompts = prompts(tokenizer, n_positions)?;
+    let prompts = prompts(tokenizer, hf.decoder().vocab_size, n_positions)?;
     let before = load_for_inference_as(hf.clone(), dir, &[], device, DType::F32, n_positions)?;
     let before = logits(&before, dir, &prompts)?;
     let after = logits(&load_for_inference(out, &[], device, DType::F32, n_positions)?, out, &prompts)?;
