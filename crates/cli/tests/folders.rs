@@ -304,6 +304,35 @@ fn what_could_not_be_written_at_the_end_is_told_before_a_run_starts() {
     assert_eq!(said.code, Some(2), "{said:?}");
     assert!(plain(&said).contains("`out/pissa_converted` holds adapter_model.safetensors"), "{said:?}");
     assert_eq!(files(&site.path("out")), before);
+    let beside = ["tokenizer.json", "tokenizer_config.json"].map(|name| format!("pissa_converted/{name}"));
+    for name in &beside {
+        lay_out(&site, &[name]);
+        let said = run(site.training("out", pissa));
+        assert_eq!(said.code, Some(2), "{name}: {said:?}");
+        assert_eq!(site.read(&format!("out/{name}")), format!("somebody's {name}").into_bytes());
+        assert_eq!(files(&site.path("out")).len(), 1, "{said:?}");
+    }
+    // What the template of a run, its value head and its method add to the files of a model.
+    site.write("sft.jsonl", r#"{"instruction": "a", "output": "b"}"#);
+    site.write("pairs.jsonl", r#"{"prompt": "a", "chosen": "b", "rejected": "c"}"#);
+    let sft: &[&str] = &["stage=sft", "template=default", "dataset=sft.jsonl"];
+    let rm: &[&str] = &["stage=rm", "template=default", "dataset=pairs.jsonl"];
+    for (name, words) in [
+        ("chat_template.jinja", sft),
+        ("generation_config.json", sft),
+        ("generation_config.json", &[]),
+        ("value_head.safetensors", rm),
+        ("cache", &[]),
+        ("pissa_converted", pissa),
+        ("runs", &["report_to=jsonl,csv"]),
+    ] {
+        lay_out(&site, &[name]);
+        let said = run(site.training("out", words));
+        assert_eq!(said.code, Some(2), "{name}: {said:?}");
+        assert!(plain(&said).contains(name), "{name}: {said:?}");
+        assert_eq!(site.read(&format!("out/{name}")), format!("somebody's {name}").into_bytes());
+        assert_eq!(files(&site.path("out")).len(), 1, "{name}: {said:?}");
+    }
     // A checkpoint.
     site.train("trained", &["max_steps=1", "num_processes=1", "save_strategy=steps"]);
     let before = files(&site.path("trained"));

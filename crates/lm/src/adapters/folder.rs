@@ -415,7 +415,6 @@ pub fn adapter_files(
     base: &str,
     tokenizer: Option<&Path>,
 ) -> Result<ModelFiles> {
-    let is_of_adapter = |named: &NamedParam| !named.param.is_frozen() && !is_of_value_head(&named.name);
     let trained = parameters(model).into_iter().filter(is_of_adapter);
     let weights: Vec<Weight> = trained
         .map(|named| Weight {
@@ -432,6 +431,11 @@ pub fn adapter_files(
         take_over_side_files(&mut files, tokenizer, &[]);
     }
     Ok(files)
+}
+
+/// Whether a parameter of an adapted model is one of its adapter.
+pub(super) fn is_of_adapter(named: &NamedParam) -> bool {
+    !named.param.is_frozen() && !is_of_value_head(&named.name)
 }
 
 /// The files under the name that the weights of an adapter have.

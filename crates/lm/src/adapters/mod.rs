@@ -40,7 +40,7 @@ pub use oarlock_config::config::{
     OftConfig, Targets, TrainedLayers,
 };
 pub use oft::{Oft, OftLayer};
-pub use pissa::convert_pissa;
+pub use pissa::{convert_pissa, converted_files};
 pub use reference::as_reference;
 pub use source::AdaptedSource;
 pub use template_files::{TemplateFiles, stop_ids, template_files};

@@ -6,13 +6,14 @@ use std::path::Path;
 use oarlock_config::config::{AdapterConfig, AdapterKind, LoraInit};
 use oarlock_engine::checkpoint::weights::{ModelFiles, Weight};
 use oarlock_engine::disk::Writer;
+use oarlock_engine::nn::parameters;
 use oarlock_engine::shard::{ParamSlice, WeightSource};
 use oarlock_engine::{Error, Result};
 use oarlock_tensor::ops::singular::{Search, largest_singular};
 use oarlock_tensor::{DType, Device, Init, Shape};
 
 use super::adaptation::{Adaptation, LowRank};
-use super::folder::{Adapter, PARTS, adapter_text, as_adapter, stored_name};
+use super::folder::{Adapter, PARTS, adapter_text, as_adapter, is_of_adapter, stored_name};
 use super::origin;
 use super::update::add_update;
 use crate::model::hf::take_over_side_files;
@@ -77,27 +78,11 @@ pub fn convert_pissa(
     model: &Decoder,
     adapter: &Adapter,
     first: &mut dyn WeightSource,
-    (base, tokenizer): (&str, Option<&Path>),
+    beside: (&str, Option<&Path>),
     writer: Writer,
     out: &Path,
 ) -> Result<()> {
-    let Some(lora) = adapter.config().lora() else {
-        return Err(Error::Model("only an adapter of PiSSA can be converted to an ordinary one".to_owned()));
-    };
-    if lora.use_dora {
-        return Err(Error::Model(
-            "an adapter of PiSSA with use_dora cannot be converted: its lengths are of another base"
-                .to_owned(),
-        ));
-    }
-    let mut config = lora.clone();
-    // So that an update still counts as much.
-    let more = if config.use_rslora { 2f64.sqrt() } else { 2.0 };
-    config.alpha = Some(more * config.alpha.unwrap_or(2.0 * config.rank as f64));
-    config.alpha_pattern.iter_mut().for_each(|(_, alpha)| *alpha *= more);
-    config.rank *= 2;
-    config.rank_pattern.iter_mut().for_each(|(_, rank)| *rank *= 2);
-    config.init = LoraInit::Kaiming;
+    let converted = doubled(&Adaptation::of(adapter))?;
     let is = |name: &str, part: &str| name.strip_suffix(part).is_some_and(|path| path.ends_with('.'));
     let mut tensors = Vec::new();
     for (name, (shape, values)) in adapter.tensors() {
@@ -114,30 +99,15 @@ pub fn convert_pissa(
                 first.read(&slice, &mut began)?;
                 match is_a {
                     true => (vec![2 * shape[0], shape[1]], [values.as_slice(), &began].concat()),
-                    false => (vec![shape[0], 2 * shape[1]], beside(values, &began, shape[1])),
+                    false => (vec![shape[0], 2 * shape[1]], side_by_side(values, &began, shape[1])),
                 }
             }
         };
         tensors.push((name.clone(), shape, values));
     }
-    let weights: Vec<Weight> = tensors
-        .iter()
-        .map(|(name, shape, _)| Weight {
-            stored: stored_name(hf, name),
-            shape: shape.clone(),
-            dtype: DType::F32.into(),
-            name: name.clone(),
-        })
-        .collect();
-    let config = AdapterConfig { kind: AdapterKind::Lora(config), ..adapter.config().clone() };
-    let converted = Adaptation { config, ..Adaptation::of(adapter) };
-    let metadata = origin::metadata(converted.base.as_ref());
-    let mut files = ModelFiles::with_metadata(&weights, u64::MAX, metadata)?;
-    adapter_text(&mut files, hf, model, &converted, base);
-    if let Some(tokenizer) = tokenizer {
-        take_over_side_files(&mut files, tokenizer, &[]);
-    }
-    as_adapter(files).written_by(writer.by, writer.overwrites).save(out, &mut |name, elements, values| {
+    let shapes = tensors.iter().map(|(name, shape, _)| (name.clone(), shape.clone()));
+    let files = laid_out(hf, model, &converted, shapes, beside)?;
+    files.written_by(writer.by, writer.overwrites).save(out, &mut |name, elements, values| {
         if let Some((_, _, found)) = tensors.iter().find(|(own, _, _)| own == name) {
             values.copy_from_slice(&found[elements]);
         }
@@ -145,8 +115,70 @@ pub fn convert_pissa(
     })
 }
 
+/// The files that [`convert_pissa`] writes of an adapted model, for their names.
+///
+/// # Errors
+/// As there.
+pub fn converted_files(
+    hf: &HfConfig,
+    model: &Decoder,
+    adaptation: &Adaptation,
+    beside: (&str, Option<&Path>),
+) -> Result<ModelFiles> {
+    let trained = parameters(model).into_iter().filter(is_of_adapter);
+    let shapes = trained.map(|named| (named.name, named.param.shape().sizes().to_vec()));
+    laid_out(hf, model, &doubled(adaptation)?, shapes, beside)
+}
+
+/// What an adapter of PiSSA is converted to.
+fn doubled(adaptation: &Adaptation) -> Result<Adaptation> {
+    let Some(lora) = adaptation.config.lora() else {
+        return Err(Error::Model("only an adapter of PiSSA can be converted to an ordinary one".to_owned()));
+    };
+    if lora.use_dora {
+        return Err(Error::Model(
+            "an adapter of PiSSA with use_dora cannot be converted: its lengths are of another base"
+                .to_owned(),
+        ));
+    }
+    let mut config = lora.clone();
+    // So that an update still counts as much.
+    let more = if config.use_rslora { 2f64.sqrt() } else { 2.0 };
+    config.alpha = Some(more * config.alpha.unwrap_or(2.0 * config.rank as f64));
+    config.alpha_pattern.iter_mut().for_each(|(_, alpha)| *alpha *= more);
+    config.rank *= 2;
+    config.rank_pattern.iter_mut().for_each(|(_, rank)| *rank *= 2);
+    config.init = LoraInit::Kaiming;
+    let config = AdapterConfig { kind: AdapterKind::Lora(config), ..adaptation.config.clone() };
+    Ok(Adaptation { config, ..adaptation.clone() })
+}
+
+/// The files of an adapter with tensors of these names and shapes.
+fn laid_out(
+    hf: &HfConfig,
+    model: &Decoder,
+    adaptation: &Adaptation,
+    shapes: impl Iterator<Item = (String, Vec<usize>)>,
+    (base, tokenizer): (&str, Option<&Path>),
+) -> Result<ModelFiles> {
+    let weight = |(name, shape): (String, Vec<usize>)| Weight {
+        stored: stored_name(hf, &name),
+        shape,
+        dtype: DType::F32.into(),
+        name,
+    };
+    let weights: Vec<Weight> = shapes.map(weight).collect();
+    let metadata = origin::metadata(adaptation.base.as_ref());
+    let mut files = ModelFiles::with_metadata(&weights, u64::MAX, metadata)?;
+    adapter_text(&mut files, hf, model, adaptation, base);
+    if let Some(tokenizer) = tokenizer {
+        take_over_side_files(&mut files, tokenizer, &[]);
+    }
+    Ok(as_adapter(files))
+}
+
 /// Rows of `[values, -began]`.
-fn beside(values: &[f32], began: &[f32], cols: usize) -> Vec<f32> {
+fn side_by_side(values: &[f32], began: &[f32], cols: usize) -> Vec<f32> {
     let rows = values.chunks_exact(cols).zip(began.chunks_exact(cols));
     rows.flat_map(|(row, began)| row.iter().copied().chain(began.iter().map(|x| -x))).collect()
 }

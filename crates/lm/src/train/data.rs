@@ -87,10 +87,7 @@ pub fn open(accelerator: &Accelerator, config: &TrainConfig, hf: &HfConfig) -> R
     let vocab_size = hf.decoder().vocab_size;
     let tokenizer = Tokenizer::open_with(&config.model.tokenizer, &config.model.new_tokens)?;
     let mut special = tokenizer.special();
-    let chat = match &config.data.chat {
-        Some(args) => Some(Chat::new(&tokenizer, &config.model.tokenizer, args, config.data.cutoff_len)?),
-        None => None,
-    };
+    let chat = chat(config, &tokenizer)?;
     let encoder = match &chat {
         Some(chat) => {
             special.eos = chat.end_token(&tokenizer)?;
@@ -104,12 +101,10 @@ pub fn open(accelerator: &Accelerator, config: &TrainConfig, hf: &HfConfig) -> R
     let mut messages: Vec<String> =
         chat.iter().map(|chat| format!("conversations are written by {}", chat.describe())).collect();
     messages.extend(added_tokens(&tokenizer, config, vocab_size)?);
-    let mut saved = TemplateFiles::new();
     if let Some(chat) = &chat {
         messages.extend(chat.disagreement(&tokenizer, &config.model.tokenizer)?);
-        saved = template_files(chat, &tokenizer, &config.model.tokenizer, hf)?;
     }
-    saved.extend(tokenizer.grown_json()?.map(|json| ("tokenizer.json", json)));
+    let saved = template_texts(config, hf, &tokenizer, chat.as_ref())?;
     let read = Vec::new();
     let mut caches = Caches { accelerator, config, encoder, vocab_size, messages, read, tokenized: false };
     let train = caches.open(&config.data.datasets, "train")?;
@@ -203,6 +198,28 @@ pub fn open(accelerator: &Accelerator, config: &TrainConfig, hf: &HfConfig) -> R
         read,
         first,
     })
+}
+
+/// What writes the conversations of a run, where it trains on some.
+pub fn chat(config: &TrainConfig, tokenizer: &Tokenizer) -> Result<Option<Chat>> {
+    let Some(args) = &config.data.chat else { return Ok(None) };
+    Ok(Some(Chat::new(tokenizer, &config.model.tokenizer, args, config.data.cutoff_len)?))
+}
+
+/// What a run saves beside its model in the place of files of the tokenizer: the texts of its template, and the tokenizer where
+/// it has grown.
+pub fn template_texts(
+    config: &TrainConfig,
+    hf: &HfConfig,
+    tokenizer: &Tokenizer,
+    chat: Option<&Chat>,
+) -> Result<TemplateFiles> {
+    let mut texts = match chat {
+        Some(chat) => template_files(chat, tokenizer, &config.model.tokenizer, hf)?,
+        None => TemplateFiles::new(),
+    };
+    texts.extend(tokenizer.grown_json()?.map(|json| ("tokenizer.json", json)));
+    Ok(texts)
 }
 
 /// Refuses a tokenizer with more tokens than the model knows.

@@ -4,6 +4,7 @@
 
 mod best;
 mod data;
+mod final_files;
 mod flops;
 mod forecast;
 mod inputs;

@@ -5,12 +5,12 @@ use std::fs;
 use std::path::{Path, PathBuf};
 
 use oarlock_config::config::{Finetuning, IntervalStrategy, ModelSource, Resume, Tracker, TrainConfig};
-use oarlock_engine::checkpoint::weights::ResultFile;
+use oarlock_engine::checkpoint::weights::{ModelFiles, ResultFile};
 use oarlock_engine::checkpoint::{self, Listed, Problem};
 use oarlock_engine::disk::{Outputs, Part, Writer};
 use oarlock_engine::{Error, Result};
 
-use crate::model::hf::side_files;
+use crate::train::final_files::Planned;
 
 /// What the record of a folder calls the writer of all that a run writes.
 pub const TRAINING: &str = "training";
@@ -108,7 +108,11 @@ pub fn obstacles(config: &TrainConfig) -> Result<Vec<Obstacle>> {
         }
     }
     if found.is_empty() {
-        found.extend(folder.others().or_else(|| folder.converted()).or_else(|| folder.links()));
+        // What is wrong with the model itself is reported as that.
+        let planned = config.train.enabled.then(|| Planned::of(config).ok()).flatten();
+        let planned = planned.as_ref();
+        let converted = || planned.and_then(|planned| folder.converted(planned));
+        found.extend(folder.others(planned).or_else(converted).or_else(|| folder.links()));
     }
     Ok(found)
 }
@@ -309,21 +313,16 @@ impl Folder<'_> {
     }
 
     /// An adapter of somebody where the run would write that of `pissa_convert`.
-    fn converted(&self) -> Option<Obstacle> {
-        let config = self.config;
-        let converts = match &config.train.finetuning {
-            Finetuning::Adapter(args) => args.convert_pissa && config.train.enabled,
-            _ => false,
-        };
+    fn converted(&self, planned: &Planned) -> Option<Obstacle> {
         let dir = self.dir.join(CONVERTED);
-        if !converts || !dir.is_dir() {
-            return None;
+        let files = planned.converted.as_ref()?;
+        if let Some(found) = file_at(&dir) {
+            return Some(found);
         }
-        let names = ["adapter_model.safetensors", "adapter_config.json"];
-        self.taken(&dir, Outputs::of(&dir).foreign(writer(config), names))
+        self.taken(&dir, Outputs::of(&dir).foreign(writer(self.config), coming(files, &dir)))
     }
 
-    /// Folders of the run below its own that are links, through which it would write elsewhere.
+    /// Folders of the run below its own that are links, through which it would write elsewhere, or that are files.
     fn links(&self) -> Option<Obstacle> {
         let of_tracker = |tracker: &Tracker| match tracker {
             Tracker::Csv(folder) | Tracker::TensorBoard(folder) => Some(folder.clone()),
@@ -340,8 +339,13 @@ impl Folder<'_> {
             let own = |path: &&Path| path.starts_with(self.dir) && *path != self.dir;
             path.ancestors().filter(own).map(Path::to_path_buf).collect()
         };
-        let mut below = written.flat_map(below);
-        let (link, to) = below.find_map(|path| fs::read_link(&path).ok().map(|to| (path, to)))?;
+        let below: Vec<PathBuf> = written.flat_map(below).collect();
+        // Only some runs convert.
+        let converted = self.dir.join(CONVERTED);
+        if let Some(found) = below.iter().filter(|path| **path != converted).find_map(|path| file_at(path)) {
+            return Some(found);
+        }
+        let (link, to) = below.iter().find_map(|path| fs::read_link(path).ok().map(|to| (path, to)))?;
         Some(Obstacle {
             keys: vec!["output_dir"],
             message: format!(
@@ -355,23 +359,15 @@ impl Folder<'_> {
     }
 
     /// Files of somebody under names that the run writes.
-    fn others(&self) -> Option<Obstacle> {
+    fn others(&self, planned: Option<&Planned>) -> Option<Obstacle> {
         let config = self.config;
         let writer = writer(config);
         let mut names: Vec<String> = Vec::new();
         if config.train.enabled {
-            let tokenizer = &config.model.tokenizer;
-            let read = |path: PathBuf| oarlock_comm::read_file(path, oarlock_comm::MAX_TOKENIZER_BYTES);
-            let is_same = |name: &str| match (read(tokenizer.join(name)), read(self.dir.join(name))) {
-                (Ok(theirs), Ok(found)) => theirs == found,
-                _ => false,
-            };
-            names.extend(side_files(tokenizer).filter(|name| !is_same(name)).map(str::to_owned));
-            let settings = match &config.train.finetuning {
-                Finetuning::Adapter(_) => "adapter_config.json",
-                _ => "config.json",
-            };
-            names.push(settings.to_owned());
+            // Whose weights these are was looked at before, and no file takes the place of a folder.
+            let is_open = |name: &&str| ResultFile::of(name).is_none() || self.dir.join(name).is_dir();
+            let files = planned.iter().flat_map(|planned| coming(&planned.model, self.dir));
+            names.extend(files.filter(is_open).map(str::to_owned));
         }
         // The logs beside a checkpoint belong to the run that goes on from it.
         if !config.train.enabled || !self.resumes() {
@@ -399,6 +395,21 @@ impl Folder<'_> {
             },
         })
     }
+}
+
+/// A file where the run has a folder.
+fn file_at(path: &Path) -> Option<Obstacle> {
+    let is_file = fs::symlink_metadata(path).is_ok_and(|found| found.is_file());
+    is_file.then(|| Obstacle {
+        keys: vec!["output_dir"],
+        message: format!("`{}` is a file, and the run has a folder of that name", path.display()),
+        help: format!("{ELSEWHERE}; or move the file away"),
+    })
+}
+
+/// The files that a folder does not hold already.
+fn coming<'f>(files: &'f ModelFiles, dir: &'f Path) -> impl Iterator<Item = &'f str> {
+    files.names().filter(move |name| !files.is_there(name, dir))
 }
 
 /// Whether a path is free for a lock: nothing is there, or a lock.

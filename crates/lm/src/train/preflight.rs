@@ -6,11 +6,10 @@ use oarlock_engine::{Error, Result, checkpoint};
 use oarlock_tensor::cpu::Isa;
 use oarlock_tensor::{CudaLibraries, Device, DeviceKind, GpuSurvey, Par};
 
-use crate::adapters::template_files;
-use crate::data::{Chat, Source, Tokenizer};
+use crate::data::{Source, Tokenizer};
 use crate::model::hf::HfConfig;
 use crate::train::best;
-use crate::train::data::{added_tokens, check_vocab_size, source};
+use crate::train::data::{added_tokens, chat, check_vocab_size, source, template_texts};
 use crate::train::model::{Start, settings};
 use crate::train::objective::{self, ObjectiveContext};
 use crate::train::obstacles::resumes;
@@ -150,9 +149,8 @@ fn tokens(config: &TrainConfig, hf: &HfConfig) -> Result<()> {
     let vocab_size = hf.decoder().vocab_size;
     check_vocab_size(tokenizer.vocab_size()?, config, vocab_size)?;
     added_tokens(&tokenizer, config, vocab_size)?;
-    let Some(args) = &config.data.chat else { return Ok(()) };
-    let chat = Chat::new(&tokenizer, &config.model.tokenizer, args, config.data.cutoff_len)?;
-    chat.end_token(&tokenizer)?;
-    template_files(&chat, &tokenizer, &config.model.tokenizer, hf)?;
+    let chat = chat(config, &tokenizer)?;
+    chat.iter().try_for_each(|chat| chat.end_token(&tokenizer).map(|_| ()))?;
+    template_texts(config, hf, &tokenizer, chat.as_ref())?;
     Ok(())
 }

@@ -194,7 +194,7 @@ impl ModelFiles {
     }
 
     /// Whether a folder holds a file beside the weights already, with the same content.
-    pub(super) fn is_there(&self, name: &str, dir: &Path) -> bool {
+    pub fn is_there(&self, name: &str, dir: &Path) -> bool {
         let path = dir.join(name);
         let read = |path: &Path| oarlock_comm::read_file(path, oarlock_comm::MAX_TOKENIZER_BYTES);
         let is_same = |content: &Content| match content {

@@ -20,7 +20,6 @@ pub use generation::{generation_note, generation_stops};
 pub use grown::{NewRows, open_weights};
 pub use load::{LoadedModel, load_for_inference, load_from};
 pub use mark::ModelMark;
-pub(crate) use save::side_files;
 pub use save::{SaveOptions, lay_out, merge_weights, save_pretrained, take_over_side_files};
 
 #[cfg(test)]

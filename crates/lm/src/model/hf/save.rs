@@ -26,11 +26,6 @@ const SIDE_FILES: [&str; 9] = [
     "tokenizer.model",
 ];
 
-/// The files beside the weights that a model takes over from a folder, without those of code.
-pub fn side_files(from: &Path) -> impl Iterator<Item = &'static str> {
-    SIDE_FILES.into_iter().filter(|name| from.join(name).is_file())
-}
-
 /// How a folder is written.
 #[derive(Clone, Copy, Debug)]
 pub struct SaveOptions<'a> {

@@ -7,12 +7,10 @@ use oarlock_engine::report::terminal::eprint;
 use oarlock_engine::{Error, Result};
 
 use super::state::Run;
-use crate::adapters::adapter_files;
-use crate::model::hf::SaveOptions;
 use crate::train::best;
+use crate::train::final_files::final_files;
 use crate::train::lock::OutputLock;
-use crate::train::model::{ReferenceModel, base_name};
-use crate::train::obstacles::TRAINING;
+use crate::train::model::ReferenceModel;
 
 impl Run<'_> {
     /// Begins a checkpoint; training goes on while it is written.
@@ -121,21 +119,8 @@ impl Run<'_> {
     }
 
     pub(super) fn model_files(&self) -> Result<ModelFiles> {
-        let mut files = self.own_files()?;
-        for (name, text) in &self.data.template_files {
-            files.add_text(name, text.clone());
-        }
-        Ok(files.written_by(TRAINING, self.config.save.overwrite))
-    }
-
-    /// The files without what the template of the run changes of them.
-    fn own_files(&self) -> Result<ModelFiles> {
-        if let Some(adaptation) = &self.adaptation {
-            let base = base_name(self.config);
-            let tokenizer = Some(self.config.model.tokenizer.as_path());
-            return adapter_files(&self.hf, self.model.module(), adaptation, &base, tokenizer);
-        }
-        let options = SaveOptions::new(self.accelerator.dtype(), Some(&self.config.model.tokenizer));
-        self.hf.files_of(self.model.module(), &options)
+        let trained = (&**self.model.module(), self.adaptation.as_ref());
+        let texts = &self.data.template_files;
+        final_files(self.config, &self.hf, trained, texts, self.accelerator.dtype())
     }
 }
