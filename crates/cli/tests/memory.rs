@@ -69,6 +69,32 @@ fn rows_without_padding_are_predicted_by_the_longest_batch_that_comes() {
     assert!(said.stdout.contains("every conversation counts with cutoff_len 512 tokens here"), "{said:?}");
 }
 
+/// A batch larger than the data is the batch of all of them, in memory and in what is computed.
+#[test]
+fn rows_that_the_data_do_not_have_are_neither_predicted_nor_computed() {
+    let site = Site::new();
+    let n_texts = String::from_utf8(site.read("text.jsonl")).unwrap().lines().count();
+    let common = ["packing=false", "num_processes=1", "max_steps=2", "eval_dataset=text.jsonl"];
+    let mut found = Vec::new();
+    for (output, batch) in [("all", n_texts), ("more", 200_000)] {
+        let sizes = ["train", "eval"].map(|what| format!("per_device_{what}_batch_size={batch}"));
+        let sizes: Vec<&str> = sizes.iter().map(String::as_str).collect();
+        site.train(output, &[&common[..], &sizes].concat());
+        let log = String::from_utf8(site.read(&format!("{output}/running_log.txt"))).unwrap();
+        let compared = log.lines().find(|line| line.contains("a rank, measured peak")).unwrap();
+        let megabytes = compared.split(" MB").filter_map(|part| part.rsplit(' ').next()?.parse::<f64>().ok());
+        let results: Value =
+            serde_json::from_slice(&site.read(&format!("{output}/eval_results.json"))).unwrap();
+        found.push((megabytes.collect::<Vec<_>>(), site.losses(output), results["eval_loss"].clone()));
+    }
+    let [all, more] = &found[..] else { panic!("two runs") };
+    // What the program itself takes is measured once more when the data are there.
+    let is_alike = all.0.iter().zip(&more.0).all(|(all, more)| *more < 1.6 * all);
+    assert!(is_alike && more.0.len() == 2, "{:?} {:?}", all.0, more.0);
+    assert_eq!((&more.1, &more.2), (&all.1, &all.2));
+    assert_eq!(site.model("more"), site.model("all"));
+}
+
 /// The memory of a run that is its own, in bytes; other than PSS it does not depend on who else runs the program.
 fn private_memory(site: &Site) -> u64 {
     let running = start(site.training("out", &["max_steps=100000", "num_processes=1"]));

@@ -199,6 +199,7 @@ pub fn eval_batches(
     rank: u64,
     micro_batch: u64,
 ) -> Result<impl Iterator<Item = Batch> + Send> {
+    let micro_batch = data.micro_batch(world, micro_batch);
     let sampler = Sampler::in_order(data.n_rows(), world, rank, micro_batch);
     sampler.check()?;
     Ok((0..sampler.steps_per_epoch()).map(move |step| {

@@ -56,6 +56,15 @@ impl Rows {
         self.packing.is_unpadded()
     }
 
+    /// The rows of a rank in a micro-batch that is to have so many. Rows of one length that the data do not have are not
+    /// computed: a micro-batch with more than all of them has all of them, divided over the ranks.
+    pub fn micro_batch(&self, world: u64, wanted: u64) -> u64 {
+        match self.is_unpadded() {
+            true => wanted,
+            false => wanted.min(self.n_rows().div_ceil(world.max(1))),
+        }
+    }
+
     /// The number of records that these rows are made of.
     pub fn n_records(&self) -> u64 {
         self.selection.n_records()

@@ -66,6 +66,16 @@ impl RunData {
         }
     }
 
+    /// A configuration with the sizes of the micro-batches that the data fill, where they do not fill those that it asks for.
+    pub fn filled(&self, config: &TrainConfig, world: u64) -> Option<TrainConfig> {
+        let filled = |rows: &Rows, wanted: usize| rows.micro_batch(world, wanted as u64) as usize;
+        let of_eval = |data: &EvalData| filled(&data.rows, config.eval.batch_size);
+        let batch = filled(&self.train, config.train.batch_size);
+        let eval_batch = self.eval.iter().map(of_eval).max().unwrap_or(config.eval.batch_size);
+        let is_filled = (batch, eval_batch) == (config.train.batch_size, config.eval.batch_size);
+        (!is_filled).then(|| with_batches(config, batch, eval_batch))
+    }
+
     /// The largest micro-batches of `batch` conversations that come in so many steps, and of `eval_batch` in evaluations.
     pub fn longest(&self, sampler: &Sampler, steps: u64, batch: usize, eval_batch: Option<usize>) -> Longest {
         let world = sampler.world;
@@ -198,6 +208,21 @@ pub fn open(accelerator: &Accelerator, config: &TrainConfig, hf: &HfConfig) -> R
         read,
         first,
     })
+}
+
+/// The same configuration with other sizes of micro-batches.
+pub fn with_batches(config: &TrainConfig, batch: usize, eval_batch: usize) -> TrainConfig {
+    let mut config = config.clone();
+    config.train.batch_size = batch;
+    config.eval.batch_size = eval_batch;
+    config
+}
+
+/// Whether the data of a run are read in no time: whether they fill its batches may be found out before it is refused.
+pub fn are_small(config: &TrainConfig) -> bool {
+    const SMALL_BYTES: u64 = 64 << 20;
+    let is_kept = config.data.tokenized.as_ref().is_some_and(|dir| dir.join("train.tokens").is_file());
+    is_kept || source(config, &config.data.datasets).is_ok_and(|source| source.n_bytes() <= SMALL_BYTES)
 }
 
 /// What writes the conversations of a run, where it trains on some.

@@ -126,7 +126,7 @@ impl Prepare for TokenLoader {
             shuffle: self.shuffle,
             world: world as u64,
             rank: rank as u64,
-            micro_batch: self.micro_batch,
+            micro_batch: self.rows.micro_batch(world as u64, self.micro_batch),
             accumulation: self.accumulation,
             lengths: self.rows.lengths().cloned(),
         };

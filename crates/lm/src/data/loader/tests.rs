@@ -98,6 +98,30 @@ fn evaluation_sees_every_row_once() {
     assert!(eval_batches(rows, 3, 3, 4).is_err());
 }
 
+/// What the data do not have is not computed; data that fill a batch are divided as they were.
+#[test]
+fn a_batch_that_the_data_do_not_fill_has_the_rows_that_there_are() {
+    for packing in [Packing::Truncate, Packing::Concat, Packing::MiniMind] {
+        let rows = rows(packing, 12);
+        let n = rows.n_rows();
+        for world in 1..4 {
+            let full = n / world;
+            for wanted in 1..=full {
+                assert_eq!(rows.micro_batch(world, wanted), wanted);
+            }
+            let most = rows.micro_batch(world, 4000);
+            assert_eq!(most, n.div_ceil(world));
+            let mut n_rows = 0;
+            for rank in 0..world {
+                let batches: Vec<Batch> = eval_batches(rows.clone(), world, rank, 4000).unwrap().collect();
+                assert_eq!((batches.len(), batches[0].rows as u64), (1, most));
+                n_rows += batches[0].samples.len() as u64;
+            }
+            assert_eq!(n_rows, n);
+        }
+    }
+}
+
 #[test]
 fn a_sampler_of_other_rows_is_refused() {
     let rows = rows(Packing::Truncate, 12);

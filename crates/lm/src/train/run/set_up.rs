@@ -65,7 +65,7 @@ impl<'a> Run<'a> {
         model.set_activation_offload(config.train.offload_activations);
         let second = start.second(config, &hf, accelerator.device())?;
         let gpus = gpus::memory_of_ranks(accelerator)?;
-        let predict = |longest: Option<&LongestOf<'_>>| -> Result<Option<Forecast>> {
+        let predict = |config: &TrainConfig, longest: Option<&LongestOf<'_>>| -> Result<Option<Forecast>> {
             // What the stages of a pipeline take is not predicted.
             if !accelerator.is_main_process() || config.ranks.pipeline.is_on() {
                 return Ok(None);
@@ -81,7 +81,13 @@ impl<'a> Run<'a> {
         let is_unpadded = config.data.packing.is_unpadded();
         // What would not fit with the shortest rows is refused before the data are read.
         let shortest: &LongestOf<'_> = &|_, _| Longest { train: SHORTEST, eval: 0 };
-        let first = predict(is_unpadded.then_some(shortest));
+        let mut first = predict(config, is_unpadded.then_some(shortest));
+        // The data may not fill the batches of rows of one length.
+        let mut refused = None;
+        if !is_unpadded && matches!(first, Err(Error::Memory(_))) && data::are_small(config) {
+            refused = first.err();
+            first = predict(&data::with_batches(config, 1, 1), None);
+        }
         if turns_to_cpu(config, accelerator, &first)? {
             return Ok(None);
         }
@@ -114,7 +120,7 @@ impl<'a> Run<'a> {
             let longest: &LongestOf<'_> =
                 &|batch, eval_batch| data.longest(loader.sampler(), total_steps, batch, eval_batch);
             // How long the answers of the model will be nobody knows.
-            let known = predict((!config.train.objective.makes_answers()).then_some(longest));
+            let known = predict(config, (!config.train.objective.makes_answers()).then_some(longest));
             if turns_to_cpu(config, accelerator, &known)? {
                 return Ok(None);
             }
@@ -122,6 +128,16 @@ impl<'a> Run<'a> {
             if !config.ranks.pipeline.is_on() {
                 pool_limit = Some(PoolLimit::agreed(accelerator, forecast.as_ref())?);
             }
+        } else {
+            let known = match (data.filled(config, loader.sampler().world), refused) {
+                (Some(filled), _) => predict(&filled, None),
+                (None, Some(refused)) => Err(refused),
+                (None, None) => Ok(forecast),
+            };
+            if turns_to_cpu(config, accelerator, &known)? {
+                return Ok(None);
+            }
+            forecast = known?;
         }
         let schedule = Schedule::new(&config.train.schedule, total_steps, config.train.accumulation as u64);
         let unfinished = schedule.unfinished();
