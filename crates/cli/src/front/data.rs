@@ -2,6 +2,7 @@
 
 use std::io::IsTerminal;
 
+use oarlock::config::Packing;
 use oarlock::data::{Chat, Encoder, Source, Statistics, Tokenizer, bracketed, colored};
 
 use super::variable::env_var;
@@ -29,7 +30,8 @@ pub(crate) fn show(words: &[String], rows: usize, json: bool) -> Outcome {
         chat.as_ref().map_or_else(|| Encoder::from(&tokenizer), |chat| Encoder::sft(&tokenizer, chat));
     let max_samples = data.max_samples.map(|n| n as u64);
     let source = Source::resolve(&data.datasets.join(","), &data.dataset_dir, max_samples)?;
-    let statistics = Statistics::of(&source, encoder, rows)?;
+    let room = (data.packing == Packing::Truncate && chat.is_none()).then_some(cutoff_len);
+    let statistics = Statistics::of_rows(&source, encoder, rows, room)?;
     if json {
         let end = match &chat {
             Some(chat) => chat.end_token(&tokenizer)?,

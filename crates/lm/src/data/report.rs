@@ -172,8 +172,11 @@ impl RowReport {
                 (self.cut_questions, "questions lost their end, with the header of the answer"),
                 (self.cut_turns, "turns are left out"),
             ];
-            let reported: Vec<String> =
+            let mut reported: Vec<String> =
                 parts.iter().filter(|(n, _)| *n > 0).map(|(n, what)| format!("{n} {what}")).collect();
+            if reported.is_empty() {
+                reported.push("these texts lost their end".to_owned());
+            }
             lines.push(format!(
                 "warning: {} rows are longer than cutoff_len {cutoff_len} and were cut: {}; raise cutoff_len to keep them whole",
                 self.cut,

@@ -58,6 +58,8 @@ pub struct Statistics {
     pub lens: Vec<usize>,
     /// The first examples.
     pub first: Vec<Encoded>,
+    /// The tokens of a row, where each text has one, which is cut to it or filled up.
+    pub room: Option<usize>,
 }
 
 impl Statistics {
@@ -66,15 +68,31 @@ impl Statistics {
     /// # Errors
     /// A record that cannot be read, or a tokenizer that cannot be used.
     pub fn of(source: &Source, encoder: Encoder, n_shown: usize) -> Result<Statistics> {
-        let mut out = Statistics::default();
+        Statistics::of_rows(source, encoder, n_shown, None)
+    }
+
+    /// As [`Statistics::of`], of texts that have a row of so many tokens each (`packing: false`).
+    ///
+    /// # Errors
+    /// As there.
+    pub fn of_rows(
+        source: &Source,
+        encoder: Encoder,
+        n_shown: usize,
+        room: Option<usize>,
+    ) -> Result<Statistics> {
+        let mut out = Statistics { room, ..Statistics::default() };
         for row in source.rows(encoder.content()) {
             let encoding = encoder.row(row?)?;
             encoding.guessed.iter().for_each(|kind| out.report.guess(kind.name()));
             out.report.unread(encoding.unread, &encoding.record);
             match encoding.outcome {
                 Outcome::Dropped(reason) => out.report.drop(reason, &encoding.record),
-                Outcome::Encoded(encoded, cuts) => {
+                Outcome::Encoded(encoded, mut cuts) => {
+                    let beyond = room.map_or(0, |room| encoded.ids.len().saturating_sub(room));
+                    cuts.left_out[1] += beyond as u64;
                     out.report.add(&encoded, &cuts);
+                    let encoded = encoded.without(cuts.left_out);
                     out.lens.push(encoded.ids.len());
                     if out.first.len() < n_shown {
                         out.first.push(encoded);
@@ -105,6 +123,16 @@ impl Statistics {
             total as f64 / sorted.len() as f64,
             at(0.95),
         ));
+        if let Some(room) = self.room {
+            // The end token stands behind each text that leaves room for it.
+            let used: usize = self.lens.iter().map(|len| (len + 1).min(room)).sum();
+            let all = self.lens.len() * room;
+            lines.push(format!(
+                "padding: {:.1} % of the tokens are padding, as each text has a row of {room} tokens",
+                100.0 * (all - used) as f64 / all.max(1) as f64
+            ));
+            return lines;
+        }
         let padded: usize = self
             .lens
             .chunks(batch_size.max(1))
@@ -120,6 +148,24 @@ impl Statistics {
 }
 
 impl Encoded {
+    /// As a row of it is trained on: without so many tokens at the end of its prompt and of its answer.
+    fn without(mut self, left_out: [u64; 2]) -> Encoded {
+        let [of_prompt, of_answer] = left_out.map(|tokens| tokens as usize);
+        let Labels::Spans(spans) = &mut self.labels else {
+            self.ids.truncate(self.ids.len() - of_answer);
+            return self;
+        };
+        let ([answer], true) = (&mut spans[..], of_prompt + of_answer > 0) else { return self };
+        let begin = answer.start as usize;
+        self.ids.truncate(self.ids.len() - of_answer);
+        self.ids.drain(begin - of_prompt..begin);
+        let len = self.ids.len() as u32;
+        // Nothing predicts the first token.
+        *answer = ((begin - of_prompt).max(1) as u32)..len;
+        self.segments.iter_mut().filter(|segment| **segment > 0).for_each(|segment| *segment = len);
+        self
+    }
+
     /// The loss mask: which tokens are supervised.
     pub fn loss_mask(&self) -> Vec<bool> {
         match &self.labels {

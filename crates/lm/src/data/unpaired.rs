@@ -103,6 +103,7 @@ mod tests {
     use super::super::encode::Encoder;
     use super::super::pack::{Packing, RowSettings};
     use super::super::sft::Chat;
+    use super::super::show::Statistics;
     use super::super::source::Source;
     use super::super::tokenizer::tests::small;
     use super::*;
@@ -110,6 +111,15 @@ mod tests {
 
     /// Rows of prompts and answers of so many words, and what the tokenizer makes of each prompt and answer.
     fn rows(sizes: &[(usize, usize)], cutoff_len: usize) -> (Rows, Vec<[Vec<i32>; 2]>) {
+        let (rows, whole, _) = with_statistics(sizes, cutoff_len);
+        (rows, whole)
+    }
+
+    /// The same, and what people are shown of them.
+    fn with_statistics(
+        sizes: &[(usize, usize)],
+        cutoff_len: usize,
+    ) -> (Rows, Vec<[Vec<i32>; 2]>, Statistics) {
         let (dir, tokenizer) = small();
         let words = |word: &str, n: usize| vec![word; n].join(" ");
         let texts: Vec<[String; 2]> =
@@ -135,7 +145,9 @@ mod tests {
         let settings =
             RowSettings { packing: Packing::Examples, len: cutoff_len, special: tokenizer.special() };
         let ids = |text: &String| tokenizer.encode(text).unwrap().into_iter().map(|id| id as i32).collect();
-        (Rows::new(cache, &settings).unwrap(), texts.iter().map(|texts| texts.each_ref().map(ids)).collect())
+        let whole = texts.iter().map(|texts| texts.each_ref().map(ids)).collect();
+        let statistics = Statistics::of(&source, encoder, sizes.len()).unwrap();
+        (Rows::new(cache, &settings).unwrap(), whole, statistics)
     }
 
     /// What LLaMA-Factory's FeedbackDatasetProcessor makes of a prompt and an answer.
@@ -185,6 +197,46 @@ mod tests {
             let tokens: usize = (0..5).map(|row| rows.tokens_in(row)).sum();
             assert_eq!((report.tokens, report.unpaired, report.wanted), (tokens as u64, 5, 3));
         }
+    }
+
+    /// What people are shown of the rows is what a run makes of them.
+    #[test]
+    fn the_rows_that_are_shown_are_cut_as_they_are_trained_on() {
+        let sizes = [(9, 40), (30, 2), (3, 5), (50, 50), (1, 1)];
+        for room in [8, 20, 31, 1000] {
+            let (rows, _, statistics) = with_statistics(&sizes, room);
+            let lens: Vec<usize> = (0..5).map(|row| rows.tokens_in(row)).collect();
+            assert_eq!(statistics.lens, lens, "{room}");
+            assert_eq!(statistics.report.tokens, lens.iter().sum::<usize>() as u64);
+            for (row, shown) in statistics.first.iter().enumerate() {
+                let (ids, supervised) = rows.shown(row as u64);
+                assert_eq!((&shown.ids, shown.loss_mask()), (&ids, supervised), "{room} {row}");
+                let n = ids.len() as u32;
+                assert_eq!(shown.segments, [if row % 2 == 0 { n } else { 0 }]);
+            }
+        }
+    }
+
+    /// The same of texts that have a row each.
+    #[test]
+    fn texts_that_are_shown_are_cut_as_they_are_trained_on() {
+        let (dir, tokenizer) = small();
+        std::fs::write(dir.path().join("rows.txt"), "the quick brown fox jumps\nfox\n").unwrap();
+        let source = Source::resolve("rows.txt", dir.path(), None).unwrap();
+        let encoder = Encoder::from(&tokenizer);
+        let build = TokenCache::build(dir.path(), &source, encoder, &mut |_| {}).unwrap();
+        let cache = Arc::new(TokenCache::open(&build.path).unwrap());
+        let settings = RowSettings { packing: Packing::Truncate, len: 4, special: tokenizer.special() };
+        let rows = Rows::new(cache, &settings).unwrap();
+        let whole = tokenizer.encode("fox").unwrap();
+        assert!(whole.len() < 4);
+        let shown = Statistics::of_rows(&source, encoder, 2, Some(4)).unwrap();
+        assert_eq!((shown.first[0].ids.clone(), shown.first[0].loss_mask()), rows.shown(0));
+        assert_eq!((&shown.first[1].ids, &shown.lens), (&whole, &vec![4, whole.len()]));
+        assert_eq!((shown.report.cut, shown.report.tokens), (1, 4 + whole.len() as u64));
+        let lines = shown.lines(4, 1, 2);
+        assert!(lines.iter().any(|line| line.contains("these texts lost their end")), "{lines:?}");
+        assert!(lines.iter().any(|line| line.contains("as each text has a row of 4 tokens")), "{lines:?}");
     }
 
     #[test]
