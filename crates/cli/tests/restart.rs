@@ -207,6 +207,37 @@ fn a_finished_run_does_nothing_twice() {
     assert!(missing.stderr.contains("empty holds no whole checkpoint"), "{missing:?}");
 }
 
+/// What the run before had and this one does not have is named as a file would write it.
+#[test]
+fn a_setting_that_is_gone_is_named_in_the_words_of_its_keys() {
+    let site = Site::new();
+    let saved = ["save_strategy=steps", "save_steps=2", "finetuning_type=lora"];
+    site.train("out", &[&saved[..], &["max_steps=2", "quantization_bit=4", "val_size=4"]].concat());
+    let said = run(site.training("out", &[&saved[..], &["max_steps=4"]].concat()));
+    assert_eq!(said.code, Some(2), "{said:?}");
+    for line in [
+        "quantization_bit was 4, with quantization_type: nf4 and double_quantization: true, is not set",
+        "val_size was 4, is not set",
+    ] {
+        assert!(said.stderr.contains(line), "{line}: {said:?}");
+    }
+}
+
+/// A word for false or true may also be the name of a folder.
+#[test]
+fn a_folder_with_the_name_of_a_word_is_not_passed_over() {
+    let site = Site::new();
+    std::fs::create_dir(site.path("f")).unwrap();
+    let said = run(site.training("out", &["resume_from_checkpoint=f"]));
+    assert_eq!(said.code, Some(2), "{said:?}");
+    assert!(said.stderr.contains("`f` stands for false"), "{said:?}");
+    assert!(said.stderr.contains("`./f` for the folder"), "{said:?}");
+    assert!(!site.path("out").exists(), "{said:?}");
+    let said = run(site.training("out", &["resume_from_checkpoint=./f"]));
+    assert!(said.code != Some(0) && !said.stderr.contains("stands for"), "{said:?}");
+    site.train("out", &["resume_from_checkpoint=n", "max_steps=1"]);
+}
+
 /// Settings, data and weights that change what is computed are named with what they were, and nothing is trained or written;
 /// whoever says so goes on all the same.
 #[test]

@@ -7,6 +7,7 @@ use oarlock::data::Source;
 use oarlock::train::{Fault, Obstacle, obstacles, preflight};
 use oarlock_config::settings::keys::Row;
 use oarlock_config::settings::problem::Problems;
+use oarlock_config::settings::value::Value;
 
 use super::resolved::ResolvedConfig;
 use super::table as keys;
@@ -169,6 +170,17 @@ pub fn check(config: &ResolvedConfig) -> Result<(), Problems> {
             format!("no checkpoint folder `{}`", path.display()),
             "name a folder such as output_dir/checkpoint-100, or true for the newest".to_owned(),
         );
+    }
+    let resume = config.settings.setting(keys::RESUME_FROM_CHECKPOINT);
+    if let (Value::Bool(flag), Some(at)) = (&resume.value, resume.location()) {
+        let word = at.text().trim_matches(['"', '\'', ' ']);
+        if !word.eq_ignore_ascii_case(&flag.to_string()) && Path::new(word).is_dir() {
+            report(
+                keys::RESUME_FROM_CHECKPOINT.row,
+                format!("`{word}` stands for {flag}, and there is a folder of that name"),
+                format!("write `./{word}` for the folder, or `{flag}`"),
+            );
+        }
     }
     problems.into_result(|| ())
 }

@@ -2,6 +2,7 @@
 //! fields of each part of a configuration are taken apart whole: a new one does not compile before somebody has said it.
 
 use std::fmt::Debug;
+use std::path::PathBuf;
 
 use oarlock_tensor::DType;
 use oarlock_tensor::cpu::Isa;
@@ -73,12 +74,24 @@ impl Settings {
 
     /// Adds a value of several parts.
     fn parts(&mut self, name: &'static str, value: Option<&impl Debug>, effect: Effect) {
-        let Some(value) = value else { return self.add(name, Value::Null, effect) };
+        let Some(value) = value else {
+            // A run before may have had one, and is then shown in the same words.
+            self.0.push(Setting { name, value: Value::Null, effect, is_rust: true });
+            return;
+        };
         let text = format!("{value:?}");
         // A path or a word is not a text in quotes.
         match text.strip_prefix('"').and_then(|text| text.strip_suffix('"')) {
             Some(text) => self.add(name, text, effect),
             None => self.0.push(Setting { name, value: text.into(), effect, is_rust: true }),
+        }
+    }
+
+    /// Adds a path, which nobody spells otherwise.
+    fn path(&mut self, name: &'static str, path: Option<&PathBuf>, effect: Effect) {
+        match path {
+            Some(path) => self.parts(name, Some(path), effect),
+            None => self.add(name, Value::Null, effect),
         }
     }
 
@@ -130,7 +143,7 @@ impl Settings {
         self.parts("mix_strategy", Some(&mix), Effect::Computes);
         self.computes("group_by_length", group_by_length);
         self.nothing("eval_on_each_dataset", eval_each);
-        self.parts("tokenized_path", args.tokenized.as_ref(), Effect::Nothing);
+        self.path("tokenized_path", args.tokenized.as_ref(), Effect::Nothing);
         let Some(ChatArgs {
             template,
             tool_format,
@@ -261,7 +274,7 @@ impl Settings {
                 match reward {
                     // Its weights are compared by their fingerprints.
                     RewardArgs::Model(ReferenceArgs { model, adapters: _, quantization: _ }) => {
-                        self.parts("reward_model", model.as_ref(), Effect::Nothing);
+                        self.path("reward_model", model.as_ref(), Effect::Nothing);
                     }
                     rule => self.parts("reward_function", Some(rule), Effect::Computes),
                 }
@@ -299,7 +312,7 @@ impl Settings {
             }
         };
         let ReferenceArgs { model, adapters, quantization } = reference;
-        self.parts("ref_model", model.as_ref(), Effect::Nothing);
+        self.path("ref_model", model.as_ref(), Effect::Nothing);
         self.parts("ref_model_adapters", Some(adapters), Effect::Nothing);
         self.parts("ref_model_quantization_bit", quantization.as_ref(), Effect::Computes);
     }

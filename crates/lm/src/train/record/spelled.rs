@@ -3,18 +3,36 @@
 /// The text of a setting that Rust has printed, such as `Cosine { num_cycles: 0.5 }`, as a file would hold it:
 /// `cosine {num_cycles: 0.5}`. What is printed otherwise stays as it is.
 pub(super) fn spelled(name: &str, text: &str) -> String {
-    // These names are none of a file.
-    match (name, text) {
-        ("packing", "Concat") => return "true".to_owned(),
-        ("packing", "Truncate") => return "false".to_owned(),
-        ("packing", "ConcatDocuments") => return "true, with neat_packing: true".to_owned(),
-        _ => {}
+    if let Some(words) = words_of(name, text) {
+        return words;
     }
     let mut reader = Reader { rest: text, depth: 0 };
     match reader.value() {
         Some(value) if reader.rest.is_empty() => value,
         _ => text.to_owned(),
     }
+}
+
+/// The words of the keys for values whose names are none of a file.
+fn words_of(name: &str, text: &str) -> Option<String> {
+    let inside = |begin: &str, end: &str| text.strip_prefix(begin)?.strip_suffix(end);
+    Some(match (name, text) {
+        ("packing", "Concat") => "true".to_owned(),
+        ("packing", "Truncate") => "false".to_owned(),
+        ("packing", "ConcatDocuments") => "true, with neat_packing: true".to_owned(),
+        ("quantization_bit" | "ref_model_quantization_bit", "Int8") => "8".to_owned(),
+        ("quantization_bit" | "ref_model_quantization_bit", _) => {
+            let (code, nested) = inside("FourBit { code: ", " }")?.split_once(", nested: ")?;
+            format!("4, with quantization_type: {} and double_quantization: {nested}", snake(code))
+        }
+        ("pissa_init", "Kaiming") => "false".to_owned(),
+        ("pissa_init", "Pissa { iterations: None }") => "true, with pissa_iter: -1".to_owned(),
+        ("pissa_init", _) => {
+            format!("true, with pissa_iter: {}", inside("Pissa { iterations: Some(", ") }")?)
+        }
+        ("val_size", _) => inside("Count(", ")").or_else(|| inside("Fraction(", ")"))?.to_owned(),
+        _ => return None,
+    })
 }
 
 /// Deeper than any setting: what a checkpoint holds may be anything.
@@ -163,7 +181,29 @@ mod tests {
         ] {
             assert_eq!(spelled("any", text), expected);
         }
-        assert_eq!(spelled("packing", "Concat"), "true");
+        for (name, text, expected) in [
+            ("packing", "Concat", "true"),
+            (
+                "quantization_bit",
+                "FourBit { code: Nf4, nested: true }",
+                "4, with quantization_type: nf4 and double_quantization: true",
+            ),
+            (
+                "ref_model_quantization_bit",
+                "FourBit { code: Fp4, nested: false }",
+                "4, with quantization_type: fp4 and double_quantization: false",
+            ),
+            ("quantization_bit", "Int8", "8"),
+            ("pissa_init", "Kaiming", "false"),
+            ("pissa_init", "Pissa { iterations: None }", "true, with pissa_iter: -1"),
+            ("pissa_init", "Pissa { iterations: Some(16) }", "true, with pissa_iter: 16"),
+            ("val_size", "Fraction(0.1)", "0.1"),
+            ("val_size", "Count(10)", "10"),
+            // What another version may have kept.
+            ("quantization_bit", "ThreeBit", "three_bit"),
+        ] {
+            assert_eq!(spelled(name, text), expected);
+        }
         let deep = "[".repeat(100_000);
         assert_eq!(spelled("any", &deep), deep);
     }
