@@ -17,7 +17,7 @@ use crate::estimate::Longest;
 use crate::model::hf::HfConfig;
 use crate::train::inputs::{DATASET, Input};
 use crate::train::objective::Answering;
-use crate::train::obstacles::CACHE;
+use crate::train::written::CACHE;
 
 /// Rows to train on, and rows to evaluate on where there are any.
 pub struct RunData {

@@ -8,7 +8,7 @@ use oarlock_tensor::DType;
 
 use super::data::{chat, template_texts};
 use super::model::{Start, base_name, settings};
-use super::obstacles::TRAINING;
+use super::written::writer;
 use crate::adapters::{Adaptation, TemplateFiles, adapter_files, converted_files};
 use crate::data::Tokenizer;
 use crate::model::Decoder;
@@ -30,11 +30,12 @@ pub fn final_files(
         Some(adaptation) => adapter_files(hf, model, adaptation, &base_name(config), tokenizer)?,
         None => hf.files_of(model, &SaveOptions::new(dtype, tokenizer))?,
     };
+    let writer = writer(config);
     // What the template of the run changes of them.
     for (name, text) in texts {
         files.add_text(name, text.clone());
     }
-    Ok(files.written_by(TRAINING, config.save.overwrite))
+    Ok(files.written_by(writer.by, writer.overwrites))
 }
 
 /// What a run of a configuration will write at its end.

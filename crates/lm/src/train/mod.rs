@@ -25,6 +25,7 @@ mod resume;
 mod run;
 mod step;
 mod token_loader;
+mod written;
 
 pub use forecast::forecast;
 pub use lock::clear_lock;

@@ -22,7 +22,8 @@ use crate::data::Tokenizer;
 use crate::model::hf::{HfConfig, SpecialTokens, open_weights};
 use crate::model::{Decoder, ValueHeadSource, value_head_folder};
 use crate::train::data::RunData;
-use crate::train::{new_tokens, obstacles};
+use crate::train::new_tokens;
+use crate::train::written::writer;
 
 /// The settings of the model. Those that stand in the configuration itself take the tokens with a meaning from the
 /// tokenizer.
@@ -406,7 +407,7 @@ pub fn convert(config: &TrainConfig, hf: &HfConfig, dir: &Path, out: &Path, devi
     let mut first = start.weights(config, hf, false, device)?;
     let base = base_name(config);
     let beside = (base.as_str(), Some(config.model.tokenizer.as_path()));
-    convert_pissa(hf, &model, &adapter, &mut *first, beside, obstacles::writer(config), out)
+    convert_pissa(hf, &model, &adapter, &mut *first, beside, writer(config), out)
 }
 
 /// What an adapter calls its base.

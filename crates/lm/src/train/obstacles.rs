@@ -7,13 +7,11 @@ use std::path::{Path, PathBuf};
 use oarlock_config::config::{Finetuning, IntervalStrategy, ModelSource, Resume, Tracker, TrainConfig};
 use oarlock_engine::checkpoint::weights::{ModelFiles, ResultFile};
 use oarlock_engine::checkpoint::{self, Listed, Problem};
-use oarlock_engine::disk::{Outputs, Part, Writer};
+use oarlock_engine::disk::{Outputs, Part};
 use oarlock_engine::{Error, Result};
 
 use crate::train::final_files::Planned;
-
-/// What the record of a folder calls the writer of all that a run writes.
-pub const TRAINING: &str = "training";
+use crate::train::written::{CACHE, CONVERTED, TRAINING, writer};
 
 /// Something that is in the way.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -45,16 +43,7 @@ const PICTURES: [&str; 5] = [
 ];
 /// Answers, which a run writes in one go.
 pub const PREDICTIONS: &str = "generated_predictions.jsonl";
-/// The folder of an adapter of PiSSA as one of the base as it was, below that of the run.
-pub const CONVERTED: &str = "pissa_converted";
-/// The folder of token caches, below that of the run.
-pub const CACHE: &str = "cache";
 const ELSEWHERE: &str = "name another output_dir";
-
-/// Who writes the result of this run.
-pub fn writer(config: &TrainConfig) -> Writer {
-    Writer { by: TRAINING, overwrites: config.save.overwrite }
-}
 
 /// The logs and results that a run may write into its folder, beside checkpoints and the final model.
 pub fn logs(config: &TrainConfig) -> Vec<&'static str> {

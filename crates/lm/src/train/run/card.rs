@@ -7,7 +7,7 @@ use oarlock_engine::{Error, Result};
 use serde_json::Value;
 
 use super::state::Run;
-use crate::train::obstacles::TRAINING;
+use crate::train::written::TRAINING;
 
 impl Run<'_> {
     /// Writes the card beside the final model. A file of the name that no training run wrote stays, whatever else may be

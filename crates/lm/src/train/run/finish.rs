@@ -7,7 +7,7 @@ use oarlock_engine::Result;
 use super::state::Run;
 use crate::train::lock::OutputLock;
 use crate::train::model::convert;
-use crate::train::obstacles::CONVERTED;
+use crate::train::written::CONVERTED;
 
 impl Run<'_> {
     pub(super) fn finish(&mut self) -> Result<()> {

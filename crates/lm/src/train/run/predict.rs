@@ -18,8 +18,9 @@ use crate::model::Decoder;
 use crate::text_metrics::{TextMetrics, TextScores};
 use crate::train::model::Start;
 use crate::train::objective::{Inputs, scores};
-use crate::train::obstacles::{PREDICTIONS, writer};
+use crate::train::obstacles::PREDICTIONS;
 use crate::train::step::evaluate;
+use crate::train::written::writer;
 
 /// A row of generated_predictions.jsonl, with its place in the data.
 #[derive(Clone, Debug, Serialize, Deserialize)]

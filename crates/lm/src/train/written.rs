@@ -1,0 +1,16 @@
+//! Who writes what a run leaves in its folder, and the folders below it.
+
+use oarlock_config::config::TrainConfig;
+use oarlock_engine::disk::Writer;
+
+/// What the record of a folder calls the writer of all that a run writes.
+pub const TRAINING: &str = "training";
+/// The folder of an adapter of PiSSA as one of the base as it was, below that of the run.
+pub const CONVERTED: &str = "pissa_converted";
+/// The folder of token caches, below that of the run.
+pub const CACHE: &str = "cache";
+
+/// Who writes the result of this run.
+pub fn writer(config: &TrainConfig) -> Writer {
+    Writer { by: TRAINING, overwrites: config.save.overwrite }
+}
