@@ -84,6 +84,31 @@ fn keys_of_secrets_are_hidden_wherever_configurations_are_shown() {
     assert!(String::from_utf8(site.read("out/training_args.yaml")).unwrap().contains("hub_token: \"***\""));
 }
 
+#[test]
+fn secrets_with_blanks_are_hidden_whole() {
+    let (site, marker) = (Site::new(), marker());
+    let phrase = format!("correct horse {marker}");
+    let base = String::from_utf8(site.read("train.yaml")).unwrap();
+    site.write("wrong.yaml", &format!("{base}max_stepz: 1\nhub_token: {phrase}\n"));
+    site.write("folded.yaml", &format!("{base}max_stepz: 1\nhub_token: >\n  correct\n  horse {marker}\n"));
+    let conf = format!("token={phrase},foo=1");
+    let (setting, flag) = (format!("hub_token={phrase}"), format!("--hub_token={phrase}"));
+    let meet = ["torchrun", "--nnodes", "2", "--rdzv-backend", "c10d", "--rdzv-endpoint", "127.0.0.1:29411"];
+    for words in [
+        &["train", "wrong.yaml", "output_dir=x"][..],
+        &["train", "folded.yaml", "output_dir=x"],
+        &["train", "train.yaml", "output_dir=x", "max_stepz=1", &setting],
+        &["train", "train.yaml", "output_dir=x", "max_stepz=1", "--hub_token", &phrase],
+        &["deepspeed", "--hostfilez", "x", &flag, "train.py"],
+        &[&meet[..], &["--rdzv-conf", &conf, "--no-python", "true"]].concat(),
+        &[&meet[..], &[&format!("--rdzv-conf={conf}"), "--no-python", "true"]].concat(),
+    ] {
+        let said = run(site.oarlock(words));
+        assert_eq!(said.code, Some(2), "{words:?}: {said:?}");
+        assert_hidden(&site, &marker, &["wrong.yaml", "folded.yaml"], &said);
+    }
+}
+
 /// What it prints is meant to be pasted into a public report.
 #[test]
 fn reports_of_the_environment_hide_secrets() {

@@ -24,7 +24,7 @@ pub fn render(problems: &Problems, color: bool, width: usize) -> String {
     let mut out = String::new();
     for problem in problems.iter().take(MOST_SHOWN) {
         if handler.render_report(&mut out, &Excerpt::of(problem)).is_err() {
-            out.push_str(&problem.line());
+            out.push_str(&visible(&masked(&problem.line()), MOST_MESSAGE));
             out.push('\n');
         }
     }
@@ -56,13 +56,17 @@ impl<'p> Excerpt<'p> {
             let near = |(label, _): &(Location, String)| lines_around(text, &label.bytes);
             if problem.labels().iter().map(near).any(|lines| lines.lines().any(|line| line.len() > MOST_LINE))
             {
-                let place = format!("it is at {location}");
+                let place = visible(&format!("it is at {location}"), MOST_MESSAGE);
                 help = Some(help.map_or(place.clone(), |help| format!("{place}\n{help}")));
             } else {
                 let [before, behind] =
                     [shown.start > 0, shown.end < text.len()].map(|cut| if cut { "…" } else { "" });
-                let text = visible(&masked(text.get(shown.clone()).unwrap_or_default()), usize::MAX);
-                source = Some(NamedSource::new(&location.source.name, format!("{before}{text}{behind}")));
+                let hidden = location.source.masked();
+                let text = visible(hidden.get(shown.clone()).unwrap_or_default(), usize::MAX);
+                source = Some(NamedSource::new(
+                    visible(&location.source.name, MOST_MESSAGE),
+                    format!("{before}{text}{behind}"),
+                ));
             }
         }
         Excerpt {

@@ -12,7 +12,7 @@ use oarlock_config::settings::location::{Origin, ValueSource};
 use oarlock_config::settings::node::to_yaml;
 use oarlock_config::settings::problem::{Problem, Problems};
 use oarlock_config::settings::resolve::{self, Setting, Settings};
-use oarlock_config::settings::secret::masked;
+use oarlock_config::settings::secret::masked_lines;
 use oarlock_config::settings::value::{Value, quoted};
 
 use super::{other_methods, table};
@@ -271,7 +271,7 @@ fn yaml_value(setting: &Setting) -> String {
         Value::List(names) => {
             format!("[{}]", names.iter().map(|name| quoted(name)).collect::<Vec<_>>().join(", "))
         }
-        Value::Map(entries) => masked(&to_yaml(entries)),
+        Value::Map(entries) => masked_lines(&to_yaml(entries)),
         number => number.to_string(),
     }
 }

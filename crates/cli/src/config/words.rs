@@ -24,7 +24,12 @@ impl Words {
             bytes.push(text.len()..text.len() + word.len());
             text.push_str(word);
         }
-        let source = SourceText { read_from: ValueSource::Arguments, name: "command line".to_owned(), text };
+        let source = SourceText {
+            read_from: ValueSource::Arguments,
+            name: "command line".to_owned(),
+            text,
+            words: bytes.clone(),
+        };
         Words { source: Arc::new(source), bytes }
     }
 

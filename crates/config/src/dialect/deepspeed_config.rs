@@ -153,6 +153,7 @@ impl DeepSpeedConfig {
                 read_from: ValueSource::Arguments,
                 name: author.to_owned(),
                 text: value.clone(),
+                words: Vec::new(),
             }),
             bytes: 0..value.len(),
         };

@@ -4,6 +4,8 @@ use std::fmt;
 use std::ops::Range;
 use std::sync::Arc;
 
+use super::secret::{masked, masked_lines, masked_words};
+
 /// What kind of text a [`SourceText`] holds.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum ValueSource {
@@ -26,13 +28,29 @@ pub struct SourceText {
     pub name: String,
     /// The whole text.
     pub text: String,
+    /// The bytes of each word of arguments; nothing for other texts.
+    pub words: Vec<Range<usize>>,
 }
 
 impl SourceText {
     /// The text of a file, without a byte order mark.
     pub fn file(name: &str, text: String) -> Arc<SourceText> {
         let text = text.strip_prefix('\u{feff}').map(str::to_owned).unwrap_or(text);
-        Arc::new(SourceText { read_from: ValueSource::File, name: name.to_owned(), text })
+        Arc::new(SourceText { read_from: ValueSource::File, name: name.to_owned(), text, words: Vec::new() })
+    }
+
+    /// The text with its secrets hidden, each byte in its place.
+    pub fn masked(&self) -> String {
+        match self.read_from {
+            ValueSource::File => masked_lines(&self.text),
+            ValueSource::Environment => masked_words([self.text.as_str()]).concat(),
+            _ => {
+                let words = self.words.iter().map(|word| self.text.get(word.clone()).unwrap_or_default());
+                let hidden = masked_words(words).join(" ");
+                // A text that is not of words is a single value.
+                if hidden.len() == self.text.len() { hidden } else { masked(&self.text) }
+            }
+        }
     }
 }
 
@@ -50,7 +68,12 @@ impl Location {
     pub fn of_variable(name: &str, value: &str) -> Location {
         let text = format!("{name}={value}");
         let bytes = name.len() + 1..text.len();
-        let source = SourceText { read_from: ValueSource::Environment, name: "environment".to_owned(), text };
+        let source = SourceText {
+            read_from: ValueSource::Environment,
+            name: "environment".to_owned(),
+            text,
+            words: Vec::new(),
+        };
         Location { source: Arc::new(source), bytes }
     }
 

@@ -15,6 +15,7 @@ fn shown(value_type: ValueType, text: &str) -> Option<String> {
         read_from: ValueSource::File,
         name: "t.yaml".to_owned(),
         text: text.to_owned(),
+        words: Vec::new(),
     });
     let location = Location { source, bytes: 0..text.len() };
     read(value_type, &parse_inside(text, &location).unwrap()).map(|value| value.to_string())

@@ -1,7 +1,7 @@
 //! `accelerate env`: what a report of a problem should contain, in the lines of the original.
 
 use oarlock_comm::MachineMemory;
-use oarlock_config::settings::secret::masked;
+use oarlock_config::settings::secret::masked_lines;
 use oarlock_engine::report::terminal::readable;
 use oarlock_tensor::{CudaLibraries, visible_gpus};
 
@@ -26,7 +26,7 @@ pub fn run(words: &Words) -> Outcome {
     let Some(parsed) = parse(&ENV, words, 0)? else { return Ok(()) };
     let config = match Cluster::configured(&parsed.settings)? {
         // What is shown is meant to be pasted where all can read it.
-        Some(config) => masked(&config.shown()),
+        Some(config) => masked_lines(&config.shown()),
         None => "\tNot found\n".to_owned(),
     };
     let heading = match parsed.settings.get(CONFIG_FILE) {

@@ -118,7 +118,7 @@ impl Exports {
         let name = path.display().to_string();
         let text = oarlock_comm::read_text(path, oarlock_comm::MAX_CONFIG_BYTES)
             .map_err(|error| Problem::new(format!("cannot read the variables in `{name}`: {error}")))?;
-        let source = Arc::new(SourceText { read_from: ValueSource::File, name, text });
+        let source = Arc::new(SourceText { read_from: ValueSource::File, name, text, words: Vec::new() });
         let mut start = 0;
         for line in source.text.split_inclusive('\n') {
             let bytes = start..start + line.trim_end().len();

@@ -115,7 +115,7 @@ pub fn read(path: &Path) -> Result<Option<Pool>, Problem> {
         eprint(&format!("note: {name}:{number}: `{words}` is not read; a line is `NAME slots=N`\n"));
     }
     parse(&text).map(Some).map_err(|(error, bytes)| {
-        let source = Arc::new(SourceText { read_from: ValueSource::File, name, text });
+        let source = Arc::new(SourceText { read_from: ValueSource::File, name, text, words: Vec::new() });
         Problem::new(error.to_string()).at(&Location { source, bytes }, "").help(error.help())
     })
 }

@@ -171,7 +171,12 @@ pub fn training(words: &Words, environment: &dyn Fn(&str) -> Option<String>) -> 
 
 /// Defaults as lines `name: value`, with the places of both.
 fn lines(text: String) -> Vec<(Location, Location)> {
-    let source = Arc::new(SourceText { read_from: ValueSource::Defaults, name: COMMAND.to_owned(), text });
+    let source = Arc::new(SourceText {
+        read_from: ValueSource::Defaults,
+        name: COMMAND.to_owned(),
+        text,
+        words: Vec::new(),
+    });
     let mut start = 0;
     let mut out = Vec::new();
     for line in source.text.split_inclusive('\n') {
@@ -329,8 +334,12 @@ impl Reader<'_> {
         if let Some(precision) = environment(VARIABLE).filter(|value| !value.is_empty()) {
             let text = format!("{VARIABLE}={precision}");
             let bytes = VARIABLE.len() + 1..text.len();
-            let source =
-                SourceText { read_from: ValueSource::Environment, name: "environment".to_owned(), text };
+            let source = SourceText {
+                read_from: ValueSource::Environment,
+                name: "environment".to_owned(),
+                text,
+                words: Vec::new(),
+            };
             location = Location { source: Arc::new(source), bytes };
             let decided = match precision.as_str() {
                 "bf16" => "bfloat16",
