@@ -85,6 +85,36 @@ fn keys_of_secrets_are_hidden_wherever_configurations_are_shown() {
 }
 
 #[test]
+fn commands_that_are_shown_hide_secrets() {
+    let (site, marker) = (Site::new(), marker());
+    let ways = [
+        vec![format!("hub_token={marker}")],
+        vec![format!("--hf_hub_token={marker}")],
+        vec!["--hub_token".to_owned(), marker.clone()],
+        vec![format!("swanlab_api_key={marker}")],
+        vec![format!("hub_token=horse battery, {marker}")],
+        vec!["--hub_token".to_owned(), format!("horse {marker}")],
+    ];
+    let launchers = [
+        &["train"][..],
+        &["torchrun", "--nproc_per_node", "2", "--dry-run", "train.py"],
+        &["accelerate", "launch", "--cpu", "--num_processes", "2", "--dry-run", "train.py"],
+        &["deepspeed", "--cpu", "--num_gpus", "2", "--dry-run", "train.py"],
+    ];
+    for way in &ways {
+        let way: Vec<&str> = way.iter().map(String::as_str).collect();
+        for launcher in launchers {
+            let dry = if launcher.len() == 1 { &["--dry-run"][..] } else { &[] };
+            let words = [launcher, &["train.yaml", "output_dir=x"], &way, dry].concat();
+            let said = run(site.oarlock(&words));
+            assert_eq!(said.code, Some(0), "{words:?}: {said:?}");
+            assert!(said.stdout.contains("would start"), "{words:?}: {said:?}");
+            assert_hidden(&site, &marker, &[], &said);
+        }
+    }
+}
+
+#[test]
 fn secrets_with_blanks_are_hidden_whole() {
     let (site, marker) = (Site::new(), marker());
     let phrase = format!("correct horse {marker}");

@@ -2,7 +2,7 @@
 
 use oarlock::{Accelerator, train};
 use oarlock_comm::{Exit, available_cores, gloo_obstacle};
-use oarlock_config::settings::secret::{HIDDEN, is_secret_name};
+use oarlock_config::settings::secret::{HIDDEN, is_secret_name, shown_command};
 use oarlock_engine::distributed::rank;
 
 use crate::config::table as keys;
@@ -281,11 +281,11 @@ impl Job {
     /// What would be started.
     fn outline(&self) -> String {
         let command = match &self.program {
-            Program::Training(_) => format!("oarlock {}", self.words.join(" ")),
+            Program::Training(_) => format!("oarlock {}", shown_command(&self.words)),
             Program::Command(argv) if self.launch.local_rank_argument => {
-                launch::with_local_rank(argv, "N").join(" ")
+                shown_command(&launch::with_local_rank(argv, "N"))
             }
-            Program::Command(argv) => argv.join(" "),
+            Program::Command(argv) => shown_command(argv),
         };
         format!("{}: {command}\n{}", would_start(&self.launch), ranks(&|_| self.launch.clone()))
     }

@@ -7,6 +7,7 @@ use std::process::{Command, Stdio};
 use std::time::Duration;
 
 use oarlock_comm::{Exit, Grace, RankGroup, StopSignals};
+use oarlock_config::settings::secret::masked_words;
 use rustix::fs::MemfdFlags;
 use tempfile::TempPath;
 
@@ -86,8 +87,7 @@ impl Remote {
     pub fn outline(&self) -> String {
         let mut out = format!("{} by {}:\n", job::would_start(&self.job.launch), self.launcher.program());
         for words in &self.commands.start {
-            let words: Vec<String> = words.iter().map(|word| shell(word)).collect();
-            out.push_str(&format!("  {}\n", words.join(" ")));
+            out.push_str(&format!("  {}\n", shown(words)));
         }
         out + &job::ranks(&|node| self.launches[node].clone())
     }
@@ -100,7 +100,7 @@ impl Remote {
             status => Err(Error::Usage(format!(
                 "a machine did not take the secrets of the run: `{}` ended with {status}; set up ssh without a password, or use \
                  --launcher ssh",
-                words.iter().map(|word| shell(word)).collect::<Vec<_>>().join(" ")
+                shown(words)
             ))),
         }
     }
@@ -181,4 +181,10 @@ fn machine_file(path: &Path, pool: &Pool) -> Result<TempPath, Error> {
     let lines: String = pool.iter().map(|(host, _)| format!("{host}\n")).collect();
     file.write_all(lines.as_bytes()).map_err(Error::io("write", path))?;
     Ok(own)
+}
+
+/// A command as it would be written in a shell, with its secrets hidden.
+fn shown(words: &[String]) -> String {
+    let hidden = masked_words(words.iter().map(String::as_str));
+    hidden.iter().map(|word| shell(word)).collect::<Vec<_>>().join(" ")
 }

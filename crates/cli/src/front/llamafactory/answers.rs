@@ -5,6 +5,7 @@ use std::process::Command;
 
 use oarlock_comm::{MachineMemory, available_cores};
 use oarlock_config::settings::keys::{Group, Status};
+use oarlock_config::settings::secret::shown_command;
 use oarlock_engine::report::terminal::readable;
 use oarlock_tensor::cpu::Isa;
 
@@ -117,7 +118,7 @@ pub(super) fn answer(answered: &Answered, words: &Words) -> Outcome {
         true => String::new(),
         false => format!("; without effect here: {}", idle.join(", ")),
     };
-    eprint(&format!("note: this is `oarlock {}`{without_effect}\n", words.join(" ")));
+    eprint(&format!("note: this is `oarlock {}`{without_effect}\n", shown_command(&words)));
     let program = std::env::current_exe().map_err(Error::io("find", "this program"))?;
     // It does not return unless it fails.
     let error = Command::new(&program).arg0("oarlock").args(words).exec();
