@@ -39,6 +39,22 @@ fn a_terminal_obeys_no_text_of_a_model_or_a_file() {
     let broken = format!("{config}max_stepz: \"\\e]0;owned\\a\"\n# {TITLE}\n");
     site.write("broken.yaml", &broken);
     site.write("text.txt", &format!("{{\"text\": \"{TITLE}\""));
+    fs::create_dir_all(site.path("templated")).unwrap();
+    for entry in fs::read_dir(site.path("model")).unwrap() {
+        let path = entry.unwrap().path();
+        fs::copy(&path, site.path("templated").join(path.file_name().unwrap())).unwrap();
+    }
+    let template = format!("{{{{ raise_exception('{TITLE}') }}}}");
+    site.write(
+        "templated/tokenizer_config.json",
+        &serde_json::json!({"chat_template": template}).to_string(),
+    );
+    site.write("talk.json", r#"[{"instruction": "Hi", "input": "", "output": "Ho"}]"#);
+    let entry = serde_json::json!({"a": {"file_name": "talk.json", TITLE: 1}});
+    site.write("dataset_info.json", &entry.to_string());
+    let data = ["data", "show", "train.yaml", "stage=sft", "dataset_dir=.", "output_dir=x", "cutoff_len=200"];
+    let named = format!("{TITLE}.yaml");
+    site.write(&named, "max_stepz: 1\n");
     let prompt = format!("the {TITLE}\r");
     let generate =
         ["generate", "--model", "model", "--prompt", &prompt, "--max-new-tokens", "2", "--temperature", "0"];
@@ -49,6 +65,16 @@ fn a_terminal_obeys_no_text_of_a_model_or_a_file() {
         &["train", "train.yaml", &format!("output_dir=x{TITLE}"), "--dry-run"],
         &["train", &format!("no{TITLE}.yaml")],
         &["generate", "--model", &format!("no{TITLE}"), "--prompt", "x"],
+        &[&data[..], &["dataset=talk.json", "model_name_or_path=templated"]].concat(),
+        &[&data[..], &["dataset=a", "template=alpaca"]].concat(),
+        &["train", &named, "output_dir=x"],
+        &["data", "show", &format!("no{TITLE}.yaml")],
+        &[TITLE],
+        &["data", TITLE],
+        &["token", TITLE],
+        &["plan", "train.yaml", "--memory", TITLE],
+        &["estimate-memory", "--params", TITLE],
+        &["generate", "--model", "model", "--prompt", "x", "--seed", TITLE],
     ] {
         let shown = on_a_terminal(&site, words);
         assert!(shown.contains("owned"), "{words:?}: {shown:?}");

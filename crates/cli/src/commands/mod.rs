@@ -25,13 +25,16 @@ mod tokenizer;
 mod train;
 
 use std::ffi::OsString;
+use std::io::IsTerminal;
 use std::path::Path;
 use std::process::ExitCode;
 use std::time::SystemTime;
 
 use clap::{CommandFactory, FromArgMatches, Parser, Subcommand};
+use oarlock_config::settings::secret::masked;
 use oarlock_engine::distributed::rank;
 
+use crate::config::render::visible;
 use crate::{console, front, launch};
 
 /// Trains language models on many ranks from one binary.
@@ -104,6 +107,9 @@ enum Command {
     Licenses,
 }
 
+/// The most characters of what is wrong with the words.
+const MOST_SAID: usize = 10_000;
+
 /// The commands of other programs, for the help.
 fn front_ends() -> String {
     let lines = front::ALL.iter().map(|one| format!("  {:17}  {}\n", one.names[0], one.about));
@@ -131,8 +137,12 @@ pub fn main() -> ExitCode {
         }
         return console::exit((front_end.run)(words, started));
     }
-    let matches = examples::with_examples(Cli::command()).get_matches_from(arguments);
-    let outcome = match Cli::from_arg_matches(&matches).unwrap_or_else(|error| error.exit()).command {
+    let parsed = examples::with_examples(Cli::command()).try_get_matches_from(arguments);
+    let cli = match parsed.and_then(|matches| Cli::from_arg_matches(&matches)) {
+        Ok(cli) => cli,
+        Err(error) => return unparsed(&error),
+    };
+    let outcome = match cli.command {
         Command::Init(args) => init::run(&args),
         Command::Train { arguments } => train::run(&arguments, started),
         Command::Generate(args) => generate::generate(&args),
@@ -154,6 +164,18 @@ pub fn main() -> ExitCode {
         Command::Licenses => licenses::run(),
     };
     console::exit(outcome)
+}
+
+/// Shows the help, or what is wrong with the words, which clap repeats as they are.
+fn unparsed(error: &clap::Error) -> ExitCode {
+    let said = error.render();
+    if error.use_stderr() {
+        console::eprint(&visible(&masked(&said.to_string()), MOST_SAID));
+        return ExitCode::from(u8::try_from(error.exit_code()).unwrap_or(2));
+    }
+    let is_colored = std::io::stdout().is_terminal() && std::env::var_os("NO_COLOR").is_none();
+    // The help holds nothing of others; the colors are its own.
+    console::exit(console::print_styled(&if is_colored { said.ansi().to_string() } else { said.to_string() }))
 }
 
 /// The front end that this process is called as, by the name of the binary or by its first argument, and its words.

@@ -43,10 +43,10 @@ pub(crate) fn show(words: &[String], rows: usize, json: bool) -> Outcome {
         return print(&statistics.first.iter().map(line).collect::<String>());
     }
     let is_terminal = std::io::stdout().is_terminal();
-    let mut out = String::new();
     if let Some(chat) = &chat {
-        out.push_str(&format!("conversations are written by {}\n", chat.describe()));
+        print(&format!("conversations are written by {}\n", chat.describe()))?;
     }
+    let mut out = String::new();
     for (i, example) in statistics.first.iter().enumerate() {
         let (ids, supervised) = (&example.ids, example.loss_mask());
         let text = match is_terminal {
@@ -60,11 +60,12 @@ pub(crate) fn show(words: &[String], rows: usize, json: bool) -> Outcome {
             ids.len()
         ));
     }
-    out.push_str("---\n");
-    source.unread().for_each(|told| out.push_str(&format!("{told}\n")));
+    // The examples are shown by the library; the colors are its own.
+    print_styled(&out)?;
+    let mut told = String::from("---\n");
+    source.unread().for_each(|line| told.push_str(&format!("{line}\n")));
     for line in statistics.lines(cutoff_len, data.n_segments(), config.train.batch_size) {
-        out.push_str(&format!("{line}\n"));
+        told.push_str(&format!("{line}\n"));
     }
-    // The texts are shown by the library; the colors are its own.
-    print_styled(&out)
+    print(&told)
 }
