@@ -16,7 +16,7 @@ const TOKENS: i64 = 1 << 30;
 /// Sizes of matrices, blocks and buffers that a method adds.
 const SIZES: i64 = 1 << 24;
 /// Everything else: what numbers with a point still tell apart, so that a step or a byte more is noticed.
-const COUNT: i64 = 1 << 53;
+pub const COUNT: i64 = 1 << 53;
 
 /// What is smaller than [`COUNT`], by the last part of a key.
 const MOST: &[(i64, &[&str])] = &[

@@ -4,6 +4,7 @@ use std::time::SystemTime;
 
 use oarlock_comm::ProcessMemory;
 use oarlock_config::config::{IntervalStrategy, Length, TrainConfig};
+use oarlock_config::settings::most;
 use oarlock_engine::checkpoint::{Saver, clear_leftovers};
 use oarlock_engine::nn::{NamedParam, parameters};
 use oarlock_engine::optim::Schedule;
@@ -113,7 +114,7 @@ impl<'a> Run<'a> {
         let loader = accelerator.prepare(loader)?;
         let total_steps = match config.train.length {
             Length::Steps(steps) => steps,
-            Length::Epochs(epochs) => (epochs * loader.sampler().steps_per_epoch() as f64).ceil() as u64,
+            Length::Epochs(epochs) => steps_of(epochs, loader.sampler().steps_per_epoch())?,
         };
         let mut pool_limit = None;
         if is_unpadded {
@@ -274,6 +275,19 @@ fn param_status(model: &Decoder, accelerator: &Accelerator) -> Vec<String> {
     parameters(model).into_iter().map(line).collect()
 }
 
+/// The steps of so many epochs; as many as `max_steps` may be.
+fn steps_of(epochs: f64, steps_per_epoch: u64) -> Result<u64> {
+    let steps = (epochs * steps_per_epoch as f64).ceil();
+    if steps > most::COUNT as f64 {
+        let cause = format!(
+            "{epochs:?} epochs of {steps_per_epoch} steps are {steps:e} steps, and a run has at most {}",
+            most::COUNT
+        );
+        return Err(Error::Setting { key: "num_train_epochs", cause });
+    }
+    Ok(steps as u64)
+}
+
 fn first_state(config: &TrainConfig, sampler: &Sampler, total_steps: u64) -> TrainerState {
     let steps_of = |when: IntervalStrategy| match when {
         IntervalStrategy::Every(steps) => steps.of(total_steps),
@@ -297,4 +311,22 @@ fn ranks_apart(accelerator: &Accelerator) -> Option<usize> {
     let machines = comm.machines();
     let here = |machine: &&usize| **machine == machines[comm.rank()];
     (!comm.shares_memory()).then(|| machines.iter().filter(here).count())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn epochs_make_no_more_steps_than_max_steps_may_be() {
+        assert_eq!((steps_of(3.0, 7).unwrap(), steps_of(0.1, 7).unwrap()), (21, 1));
+        assert_eq!(steps_of(1e15, 9).unwrap(), 9_000_000_000_000_000);
+        for epochs in [1e300, 1e20, 1e15] {
+            let error = steps_of(epochs, 10).unwrap_err().to_string();
+            assert!(
+                error.contains("num_train_epochs") && error.contains("at most 9007199254740992"),
+                "{error}"
+            );
+        }
+    }
 }
