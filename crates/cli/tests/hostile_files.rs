@@ -132,6 +132,33 @@ fn a_token_cache_that_becomes_shorter_ends_the_run_with_its_name() {
     );
 }
 
+#[test]
+fn estimates_of_absurd_models_and_runs_of_absurd_length_are_refused() {
+    let site = Site::new();
+    let of = |flags: &str| format!("estimate-memory --hidden 64 --layers 2 {flags}");
+    let train = |word: &str| format!("train train.yaml output_dir=out num_processes=1 max_steps=-1 {word}");
+    for (command, most) in [
+        ("estimate-memory --hidden 64 --layers 4097".to_owned(), "4096"),
+        ("estimate-memory --hidden 64 --layers 9223372036854775807".to_owned(), "4096"),
+        ("estimate-memory --hidden 18446744073709551615 --layers 2".to_owned(), "2147483647"),
+        (of("--vocab 18446744073709551615"), "2147483647"),
+        (of("--heads 18446744073709551615"), "2147483647"),
+        (of("--kv-heads 18446744073709551615"), "2147483647"),
+        (of("--intermediate 18446744073709551615"), "2147483647"),
+        (of("--cutoff-len 18446744073709551615"), "2147483647"),
+        (of("--batch 18446744073709551615"), "16777216"),
+        ("estimate-memory --params 999999B".to_owned(), "10000B"),
+        (train("num_train_epochs=1e300"), "9007199254740992"),
+        (train("num_train_epochs=99999999999999999999"), "9007199254740992"),
+    ] {
+        let begin = Instant::now();
+        let said = run(site.oarlock(&command.split(' ').collect::<Vec<_>>()));
+        ends_in_an_error(&command, begin, &said);
+        let message = said.stderr.split_whitespace().collect::<Vec<_>>().join(" ");
+        assert!(message.contains(most), "{command}: {message}");
+    }
+}
+
 /// Each is refused where it is written; threads or memory without end would come first otherwise.
 #[test]
 fn counts_beyond_all_sense_are_refused() {

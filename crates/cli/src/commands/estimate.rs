@@ -47,6 +47,9 @@ enum Other {
     Deepspeed,
 }
 
+/// The most sequences of a batch, as in a configuration.
+const MOST_BATCH: u64 = 1 << 24;
+
 #[derive(Args)]
 pub(super) struct EstimateArgs {
     /// The model's folder; its config.json is enough
@@ -59,28 +62,28 @@ pub(super) struct EstimateArgs {
     #[arg(long, value_parser = count, requires = "params")]
     largest_unit: Option<usize>,
     /// Width of a llama, where there is no folder
-    #[arg(long, requires = "layers", conflicts_with = "model")]
+    #[arg(long, value_parser = size, requires = "layers", conflicts_with = "model")]
     hidden: Option<usize>,
     /// Layers of it
-    #[arg(long, requires = "hidden")]
+    #[arg(long, value_parser = layers, requires = "hidden")]
     layers: Option<usize>,
     /// Attention heads of it; by default of 64 channels each
-    #[arg(long, requires = "hidden")]
+    #[arg(long, value_parser = size, requires = "hidden")]
     heads: Option<usize>,
     /// Key and value heads of it; by default as many as heads
-    #[arg(long, requires = "hidden")]
+    #[arg(long, value_parser = size, requires = "hidden")]
     kv_heads: Option<usize>,
     /// Width of its MLP; by default 8/3 of the width
-    #[arg(long, requires = "hidden")]
+    #[arg(long, value_parser = size, requires = "hidden")]
     intermediate: Option<usize>,
     /// Tokens of its vocabulary
-    #[arg(long, requires = "hidden", default_value_t = 32_000)]
+    #[arg(long, value_parser = size, requires = "hidden", default_value_t = 32_000)]
     vocab: usize,
     /// Sequences of a rank in one forward pass
-    #[arg(long, default_value_t = 8, value_parser = RangedU64ValueParser::<usize>::new().range(1..))]
+    #[arg(long, default_value_t = 8, value_parser = RangedU64ValueParser::<usize>::new().range(1..=MOST_BATCH))]
     batch: usize,
     /// Tokens of a sequence
-    #[arg(long, default_value_t = 2048)]
+    #[arg(long, value_parser = size, default_value_t = 2048)]
     cutoff_len: usize,
     /// The dtype of the arithmetic
     #[arg(long, value_parser = dtypes(["f32", "bf16", "fp16"]), default_value = "bf16")]
@@ -117,6 +120,20 @@ pub(super) struct EstimateArgs {
     compare: Option<Other>,
 }
 
+/// A size of a model, at most as large as those of a config.json.
+fn size(text: &str) -> std::result::Result<usize, String> {
+    at_most(text, DecoderConfig::MOST_SIZE)
+}
+
+fn layers(text: &str) -> std::result::Result<usize, String> {
+    at_most(text, DecoderConfig::MOST_LAYERS)
+}
+
+fn at_most(text: &str, most: usize) -> std::result::Result<usize, String> {
+    let fitting = text.parse().ok().filter(|n| *n <= most);
+    fitting.ok_or_else(|| format!("a whole number of at most {most}"))
+}
+
 /// A count such as 1000, 26M or 7B.
 fn count(text: &str) -> std::result::Result<usize, String> {
     let (number, factor) = match text.char_indices().last() {
@@ -126,8 +143,8 @@ fn count(text: &str) -> std::result::Result<usize, String> {
         _ => (text, 1.0),
     };
     match number.parse::<f64>().map(|x| (x * factor).round()) {
-        Ok(x) if (1.0..1e15).contains(&x) => Ok(x as usize),
-        _ => Err("a number such as 1000, 26M or 7B".to_owned()),
+        Ok(x) if (1.0..=1e13).contains(&x) => Ok(x as usize),
+        _ => Err("a number such as 1000, 26M or 7B, at most 10000B".to_owned()),
     }
 }
 

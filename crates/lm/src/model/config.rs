@@ -181,6 +181,11 @@ impl AttentionConfig {
 }
 
 impl DecoderConfig {
+    /// The most layers: each is described on its own.
+    pub const MOST_LAYERS: usize = 1 << 12;
+    /// The largest size of a matrix, in rows or columns.
+    pub const MOST_SIZE: usize = i32::MAX as usize;
+
     /// The same with every layer changed.
     #[must_use]
     pub fn with_layers(mut self, change: impl FnMut(&mut LayerConfig)) -> DecoderConfig {
@@ -303,7 +308,7 @@ impl Problems {
     }
 
     fn count(&mut self, name: &str, value: usize) {
-        if value == 0 || value > i32::MAX as usize {
+        if value == 0 || value > DecoderConfig::MOST_SIZE {
             self.push(format!("{name} is {value}"));
         }
     }

@@ -12,7 +12,7 @@ use crate::model::hf::fields::{FieldWriter, Fields, decimal};
 use crate::model::hf::rope::{self, RopeDefaults};
 
 /// No model has more layers.
-const MOST_LAYERS: usize = 1 << 12;
+const MOST_LAYERS: usize = DecoderConfig::MOST_LAYERS;
 
 /// What a family means by a field that is not written.
 #[derive(Clone, Copy)]
