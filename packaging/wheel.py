@@ -5,7 +5,7 @@
 
 It needs Rust, Python with venv, and the registries of crates and of PyPI, from which it takes maturin and the C compiler and
 linker of Zig. Where GLOO_SOURCE names the sources of Gloo, they become part of the program.
-The same commit gives the same bytes, at any place, with the same versions of Rust and of these tools.
+No path of this machine, and no time but that of the commit, gets into it.
 """
 
 from __future__ import annotations

@@ -38,7 +38,7 @@ section! {
         RESUME_ANYWAY: bool = (Bool, "resume_anyway", "false", Used, "Our own: resume even if settings or data that affect the result have changed since the checkpoint") => Unrecorded resume_anyway;
         SAVE_STRATEGY: String = (Choice(&["no", "steps", "epoch", "best"]), "save_strategy", "steps", Used, "When to save; best: after each evaluation that is the best so far") => ByHand when: IntervalStrategy, "When to save." = |settings| IntervalStrategy::of(settings.get(SAVE_STRATEGY), settings.get(SAVE_STEPS));
         SAVE_STEPS: f64 = (Steps, "save_steps", "500", Used, "Steps between checkpoints");
-        SAVE_TOTAL_LIMIT: Option<usize> = (Int(0), "save_total_limit", "", Used, "Keep the last N checkpoints, the best one included; 0 or unset: all") => Nothing keep: Option<usize>, "Keep the last so many checkpoints; `None`: all." = |settings| settings.get(SAVE_TOTAL_LIMIT).filter(|keep| *keep > 0);
+        SAVE_TOTAL_LIMIT: Option<usize> = (Int(0), "save_total_limit", "", Used, "Keep the last N checkpoints, the best one included; 0 or unset: all") => Nothing keep: Option<usize>, "Keep the last N checkpoints; `None`: all." = |settings| settings.get(SAVE_TOTAL_LIMIT).filter(|keep| *keep > 0);
         SAVE_ONLY_MODEL: bool = (Bool, "save_only_model", "false", Used, "Save the weights without the state that resuming needs") => Nothing only_model;
         SAVE_SAFETENSORS: bool = (Bool, "save_safetensors", "true", Later("weights are always written as safetensors"), "Write weights as safetensors");
         SAVE_ON_EACH_NODE: bool = (Bool, "save_on_each_node", "false", NoEffect("the machines find out whether they share output_dir; each that does not saves in its own"), "Save on every machine");
