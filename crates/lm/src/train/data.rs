@@ -73,7 +73,11 @@ impl RunData {
         let batch = filled(&self.train, config.train.batch_size);
         let eval_batch = self.eval.iter().map(of_eval).max().unwrap_or(config.eval.batch_size);
         let is_filled = (batch, eval_batch) == (config.train.batch_size, config.eval.batch_size);
-        (!is_filled).then(|| with_batches(config, batch, eval_batch))
+        (!is_filled).then(|| {
+            let mut config = config.clone();
+            (config.train.batch_size, config.eval.batch_size) = (batch, eval_batch);
+            config
+        })
     }
 
     /// The largest micro-batches of `batch` conversations that come in so many steps, and of `eval_batch` in evaluations.
@@ -208,21 +212,6 @@ pub fn open(accelerator: &Accelerator, config: &TrainConfig, hf: &HfConfig) -> R
         read,
         first,
     })
-}
-
-/// The same configuration with other sizes of micro-batches.
-pub fn with_batches(config: &TrainConfig, batch: usize, eval_batch: usize) -> TrainConfig {
-    let mut config = config.clone();
-    config.train.batch_size = batch;
-    config.eval.batch_size = eval_batch;
-    config
-}
-
-/// Whether the data of a run are read in no time: whether they fill its batches may be found out before it is refused.
-pub fn are_small(config: &TrainConfig) -> bool {
-    const SMALL_BYTES: u64 = 64 << 20;
-    let is_kept = config.data.tokenized.as_ref().is_some_and(|dir| dir.join("train.tokens").is_file());
-    is_kept || source(config, &config.data.datasets).is_ok_and(|source| source.n_bytes() <= SMALL_BYTES)
 }
 
 /// What writes the conversations of a run, where it trains on some.

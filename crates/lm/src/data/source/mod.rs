@@ -93,12 +93,6 @@ impl Source {
         self.parts.iter().flat_map(|part| &part.unread)
     }
 
-    /// The bytes of all files, as they are stored. Files that cannot be looked at count as none.
-    pub fn n_bytes(&self) -> u64 {
-        let files = self.parts.iter().flat_map(|part| &part.files);
-        files.filter_map(|file| file.metadata().ok()).map(|found| found.len()).sum()
-    }
-
     /// The texts of all records, as [`Source::records`].
     pub fn texts(&self) -> impl Iterator<Item = Result<String>> + Send + use<> {
         self.records(Content::Text).map(|record| Ok(record?.content))

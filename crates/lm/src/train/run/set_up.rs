@@ -82,13 +82,7 @@ impl<'a> Run<'a> {
         let is_unpadded = config.data.packing.is_unpadded();
         // What would not fit with the shortest rows is refused before the data are read.
         let shortest: &LongestOf<'_> = &|_, _| Longest { train: SHORTEST, eval: 0 };
-        let mut first = predict(config, is_unpadded.then_some(shortest));
-        // The data may not fill the batches of rows of one length.
-        let mut refused = None;
-        if !is_unpadded && matches!(first, Err(Error::Memory(_))) && data::are_small(config) {
-            refused = first.err();
-            first = predict(&data::with_batches(config, 1, 1), None);
-        }
+        let first = predict(config, is_unpadded.then_some(shortest));
         if turns_to_cpu(config, accelerator, &first)? {
             return Ok(None);
         }
@@ -129,16 +123,9 @@ impl<'a> Run<'a> {
             if !config.ranks.pipeline.is_on() {
                 pool_limit = Some(PoolLimit::agreed(accelerator, forecast.as_ref())?);
             }
-        } else {
-            let known = match (data.filled(config, loader.sampler().world), refused) {
-                (Some(filled), _) => predict(&filled, None),
-                (None, Some(refused)) => Err(refused),
-                (None, None) => Ok(forecast),
-            };
-            if turns_to_cpu(config, accelerator, &known)? {
-                return Ok(None);
-            }
-            forecast = known?;
+        } else if let Some(filled) = data.filled(config, loader.sampler().world) {
+            // Less than what has been found to fit.
+            forecast = predict(&filled, None)?;
         }
         let schedule = Schedule::new(&config.train.schedule, total_steps, config.train.accumulation as u64);
         let unfinished = schedule.unfinished();
