@@ -113,7 +113,7 @@ impl<I: Send + 'static, C> DataLoader<I, C> {
         self
     }
 
-    /// Takes the samples in the order of a sampler, such as [`DistributedSampler`].
+    /// Takes the samples in the order of a sampler, such as [`DistributedSampler`](crate::dataloader::DistributedSampler).
     pub fn sampler(mut self, sampler: impl Sampler) -> Self {
         self.settings.sampler = Some(Arc::new(sampler));
         self

@@ -55,7 +55,7 @@ pub fn names_of(model: &dyn Module) -> Vec<NamedParam> {
     names
 }
 
-/// A parameter of a custom module; ops take it as [`parameter`] on the tape of another tensor.
+/// A parameter of a custom module; ops take it as [`parameter`](crate::nn::parameter) on the tape of another tensor.
 ///
 /// # Errors
 /// An impossible shape.
