@@ -82,8 +82,13 @@ pub fn own_gpu() -> Option<Device> {
 
 /// As [`own_gpu`], with the pool that training runs have.
 pub fn gpu_in_segments() -> Option<Device> {
+    gpu_number(0)
+}
+
+/// As [`gpu_in_segments`], one of the GPUs of the fake driver, each of which has memory of its own.
+pub fn gpu_number(ordinal: usize) -> Option<Device> {
     let libraries = CudaLibraries::Folder(fakes()?);
-    Some(Device::cuda_of(&libraries, 0, Isa::detect(), Par::solo()).unwrap())
+    Some(Device::cuda_of(&libraries, ordinal, Isa::detect(), Par::solo()).unwrap())
 }
 
 type Op = dyn Fn(&Env, &[Tensor], &[Param]) -> Result<Tensor>;

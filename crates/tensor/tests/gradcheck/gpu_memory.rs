@@ -12,7 +12,7 @@ use oarlock_tensor::{
     Tensor, is_out_of_memory,
 };
 
-use crate::common::{gpu, gpu_in_segments, own_gpu};
+use crate::common::{gpu, gpu_in_segments, gpu_number, own_gpu};
 
 /// Elements of a buffer.
 const LEN: usize = 64;
@@ -176,9 +176,12 @@ fn tensors_of_other_devices_are_refused() {
 
 #[test]
 fn free_blocks_give_way_where_the_memory_of_a_gpu_is_used_up() {
-    let Some(device) = own_gpu() else { return };
+    // No other test uses the memory of this GPU.
+    const ALONE: usize = 1;
+    let Some(device) = gpu_number(ALONE) else { return };
+    device.arena().keep_blocks_apart();
     let total = device.gpu_info().unwrap().unwrap().memory_bytes;
-    // Two blocks that do not fit at once, and leave room for the tests beside this one.
+    // Blocks of which two do not fit at once.
     for part in [45, 48, 52] {
         let bytes = total / 100 * part;
         let buffer = device.arena().allocate(bytes, "a large block").unwrap();
@@ -195,7 +198,7 @@ fn free_blocks_give_way_where_the_memory_of_a_gpu_is_used_up() {
     drop(device.arena().allocate(total / 2, "a large block").unwrap());
     drop(device);
     // The same with segments.
-    let Some(device) = gpu_in_segments() else { return };
+    let Some(device) = gpu_number(ALONE) else { return };
     for part in [45, 48, 52] {
         let bytes = total / 100 * part;
         let buffer = device.arena().allocate(bytes, "a large block").unwrap();
