@@ -76,6 +76,11 @@ impl Collective {
         std::iter::once(first).chain(second)
     }
 
+    /// Whether what a rank has of its own result lies where the result will be.
+    pub(crate) fn is_in_place(&self) -> bool {
+        !matches!(self, Collective::AllToAll { .. })
+    }
+
     /// Keeps its regions lent for good: what a failed collective worked on another rank, or a library, may still read or write.
     pub(crate) fn lose(self) {
         match self {

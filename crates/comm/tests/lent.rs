@@ -460,3 +460,34 @@ fn a_region_is_for_the_ranks_that_allocated_it() {
     });
     ranks.collect::<Vec<_>>().into_iter().for_each(|rank| rank.join().unwrap());
 }
+
+/// What launches write is still under way.
+struct Launches;
+
+impl Pending for Launches {
+    fn wait(self: Box<Self>) -> Result<()> {
+        panic!("a rank waits for its own launches, though nobody else looks at what they write")
+    }
+}
+
+#[test]
+fn a_rank_alone_waits_for_no_launch_and_moves_nothing() {
+    let of_threads = shm::threads(1).unwrap().remove(0);
+    let behind = shm::threads(1).unwrap().remove(0).in_background();
+    for comm in [Communicator::solo(), of_threads, behind] {
+        let region = comm.allocate("values", 4 * N, Sharing::PerRank).unwrap();
+        assert!(write(&region));
+        let owners = Ownership::even(0..N, 1);
+        let pending = || Ready::after(Launches);
+        let after = [
+            comm.all_reduce(&region, DType::F32, 0..N, pending()).unwrap(),
+            comm.reduce_scatter(&region, DType::F32, &owners, pending()).unwrap(),
+            comm.all_gather(&region, DType::F32, &owners, pending()).unwrap(),
+            comm.broadcast(&region, DType::F32, 0..N, 0, pending()).unwrap(),
+        ];
+        // The order is passed on to who uses the region next.
+        assert!(after.into_iter().all(|ready| ready.into_pending::<Launches>().is_ok()), "{comm:?}");
+        assert_eq!(transfer::read_with::<f32, _>(&region.flat(), 0..N, <[f32]>::to_vec).unwrap(), [1.0; N]);
+        comm.finish();
+    }
+}

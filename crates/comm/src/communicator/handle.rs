@@ -52,7 +52,7 @@ pub(super) struct Inner {
     /// What its collectives hold regions by.
     pub(super) number: u64,
     /// Shared with the communicators that are split from this one.
-    observer: Arc<Observer>,
+    pub(super) observer: Arc<Observer>,
 }
 
 #[derive(Default)]

@@ -1,6 +1,7 @@
 //! The collectives on regions: what they check before bytes move, and the regions that they hold meanwhile.
 
 use std::ops::Range;
+use std::time::Instant;
 
 use oarlock_tensor::DType;
 
@@ -228,6 +229,16 @@ impl Communicator {
         let hold = || collective(&|region: &Region| region.held_by(number, operation));
         self.run_holding(draft, hold, |transport, request, collective| {
             let after = collective.regions().fold(after, |after, held| held.ready(after));
+            if self.world_size() == 1 && collective.is_in_place() {
+                // A rank alone has the sums already, so it does not wait for the launches that make them.
+                if let Some(failure) = transport.failure() {
+                    return Err(failure);
+                }
+                if transport.observes() {
+                    self.0.observer.ran(request, 1, Instant::now());
+                }
+                return Ok(after);
+            }
             let result = transport.run(request, &collective, after);
             if result.is_err() {
                 collective.lose();
