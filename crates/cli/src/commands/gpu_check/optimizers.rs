@@ -66,9 +66,10 @@ fn gradients(step: u64, n: usize) -> Vec<f32> {
     normal(1 + step, n).into_iter().map(|x| ((x * 64.0).floor() + 0.5) / 64.0).collect()
 }
 
-/// A step; gradients are scaled, as after clipping.
+/// A step; gradients are scaled, as after clipping. The decay is a power of two: where Adam adds it to a gradient of about the
+/// same size, no rounding is left of the difference, which would be divided by its own root.
 fn step_args(step: u64) -> StepArgs {
-    StepArgs { step, lr: 1e-2, weight_decay: 0.1, grad_scale: 0.5 }
+    StepArgs { step, lr: 1e-2, weight_decay: 0.125, grad_scale: 0.5 }
 }
 
 /// Three steps: weights in f32, states, and the working copy where the dtype is a short one. f32 weights stand for their

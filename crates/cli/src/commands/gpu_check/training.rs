@@ -93,7 +93,8 @@ impl Training {
             model.set_recompute(Recompute::Units { every: 1 });
             model.set_activation_offload(true);
         }
-        let adamw = optim::adamw(&model).lr(3e-3);
+        // Three times as fast, the two batches undo each other's steps, and a rounding grows tenfold in ten steps.
+        let adamw = optim::adamw(&model).lr(1e-3);
         let (model, optimizer) = accelerator.prepare((model, adamw))?;
         let (n_rows, first) = (ROWS / self.n_ranks, ROWS / self.n_ranks * accelerator.process_index());
         let mut losses = Vec::new();

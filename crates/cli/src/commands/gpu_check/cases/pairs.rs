@@ -14,6 +14,8 @@ use oarlock_reference::formula::Array;
 /// Smoothing of labels, and the soft cap of logits.
 const SMOOTHING: f32 = 0.1;
 const CAP: f32 = 1.5;
+/// What losses are multiplied by, as in training with f16, which has no gradients of the size of a squared probability.
+const LOSS_SCALE: f32 = 256.0;
 
 pub(super) fn cases(n: &Sizes) -> Vec<Case> {
     let &Sizes { b, s, i, v, .. } = n;
@@ -37,12 +39,13 @@ pub(super) fn cases(n: &Sizes) -> Vec<Case> {
                 let labels = Labels::from_tensor(&labels(call, [b, s], v)?)?;
                 let options = HeadOptions { logit_cap: Some(CAP) };
                 let (x, weight) = (&call.inputs[0], &call.params[0]);
-                Ok(ops::head_token_loss(x, weight, &labels, options, kind)?.loss)
+                ops::mul(&ops::head_token_loss(x, weight, &labels, options, kind)?.loss, LOSS_SCALE)
             },
             move |x| {
                 let logits = x.inputs[0].reshape(&[n_rows, i]).product(&x.params[0].permute([1, 0]));
                 let logits = soft_cap(&logits, Some(f64::from(CAP)));
-                token_losses(&logits, &label_ids(n_rows, v), f64::from(smoothing), weighting).sum_all()
+                let losses = token_losses(&logits, &label_ids(n_rows, v), f64::from(smoothing), weighting);
+                losses.sum_all().times(f64::from(LOSS_SCALE))
             },
         )
     };
