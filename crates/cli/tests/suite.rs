@@ -22,6 +22,7 @@ mod gpu_check;
 mod gpu_compile;
 mod gpu_devices;
 mod gpu_offload;
+mod gpu_stages;
 mod gpu_step;
 mod hostile_files;
 mod import;
