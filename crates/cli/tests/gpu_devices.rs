@@ -56,7 +56,8 @@ fn trained(site: &Site, line: &str, variables: &[(&str, &str)]) -> (usize, &'sta
     let ranks = ranks(&said);
     let device = ["H100", "A100", "cpu"].into_iter().find(|name| ranks.contains(name)).unwrap();
     let on_gpu = device != "cpu";
-    let experimental = said.stdout.contains("experimental: verified in emulation, not yet on hardware");
+    let experimental =
+        said.stdout.contains("experimental: checked on one NVIDIA H200, several GPUs only in emulation");
     assert_eq!(on_gpu, experimental, "{said:?}");
     assert_eq!(on_gpu, said.stdout.contains("device=cpu trains on the CPU"), "{said:?}");
     (ranks.split(' ').next().unwrap().parse().unwrap(), device)
@@ -231,7 +232,10 @@ fn the_reports_name_gpus_driver_and_libraries() {
             assert!(line(library).contains(file), "{report}: {all}");
         }
         let place = line("Training runs on");
-        assert!(place.contains("2 GPUs, a rank on each (experimental: verified in emulation"), "{place}");
+        assert!(
+            place.contains("2 GPUs, a rank on each (experimental: checked on one NVIDIA H200"),
+            "{place}"
+        );
     }
     let libraries = fakes().unwrap();
     let folder = site.path("driver");

@@ -13,11 +13,10 @@ use oarlock::generate::Generator;
 use oarlock_comm::available_cores;
 use oarlock_tensor::cpu::Isa;
 use oarlock_tensor::cpu::quantized::{Code, Format};
-use oarlock_tensor::{Automatic, DType, Device, DeviceKind, Par};
+use oarlock_tensor::{Automatic, DType, Device, DeviceKind, GpuInfo, Par};
 
 use super::dtypes::dtypes;
 use crate::console::eprint;
-use crate::front::gpus::EXPERIMENTAL;
 
 /// Which model, and how it computes.
 #[derive(Args)]
@@ -89,7 +88,7 @@ impl LoadArgs {
             (_, Automatic::Gpus(_)) => match open(DeviceKind::Auto) {
                 Ok(device) => {
                     let on = device.describe();
-                    eprint(&format!("note: {on}; {EXPERIMENTAL} (--device cpu: on the CPU)\n"));
+                    eprint(&format!("note: {on}; {} (--device cpu: on the CPU)\n", GpuInfo::TRUST));
                     return Ok(device);
                 }
                 Err(error) if oarlock_tensor::is_refused_by_driver(&error) => {

@@ -2,10 +2,7 @@
 //! file, or the command that gets it.
 
 use oarlock_engine::report::terminal::readable;
-use oarlock_tensor::{Automatic, CudaLibraries, Device, FoundGpu, FoundLibrary, GpuSurvey};
-
-/// What is said wherever a GPU is used.
-pub(crate) const EXPERIMENTAL: &str = "experimental: verified in emulation, not yet on hardware";
+use oarlock_tensor::{Automatic, CudaLibraries, Device, FoundGpu, FoundLibrary, GpuInfo, GpuSurvey};
 
 /// Names and values, for a line each; of a machine without a driver there is one.
 pub(crate) fn described() -> Vec<(String, String)> {
@@ -51,10 +48,10 @@ fn place(automatic: &Automatic) -> String {
         Automatic::Cpu => "the CPU".to_owned(),
         Automatic::Lacks(why) => format!("the CPU: {why}"),
         Automatic::Gpus(usable) if usable.len() == 1 => {
-            format!("the GPU ({EXPERIMENTAL}; device=cpu: on the CPU)")
+            format!("the GPU ({}; device=cpu: on the CPU)", GpuInfo::TRUST)
         }
         Automatic::Gpus(usable) => {
-            format!("{} GPUs, a rank on each ({EXPERIMENTAL}; device=cpu: on the CPU)", usable.len())
+            format!("{} GPUs, a rank on each ({}; device=cpu: on the CPU)", usable.len(), GpuInfo::TRUST)
         }
     }
 }
@@ -82,7 +79,7 @@ mod tests {
         assert_eq!(place(&Automatic::Lacks("no compiler".to_owned())), "the CPU: no compiler");
         let one = place(&Automatic::Gpus(vec![1]));
         assert!(
-            one.starts_with("the GPU") && one.contains(EXPERIMENTAL) && one.contains("device=cpu"),
+            one.starts_with("the GPU") && one.contains(GpuInfo::TRUST) && one.contains("device=cpu"),
             "{one}"
         );
         assert!(place(&Automatic::Gpus(vec![0, 2])).starts_with("2 GPUs, a rank on each"));

@@ -6,8 +6,8 @@ use std::time::{Duration, Instant};
 use oarlock_config::config::{Finetuning, TrainConfig};
 use oarlock_engine::parallel::pipeline::Pipeline;
 use oarlock_engine::{Accelerator, Result};
-use oarlock_tensor::Device;
 use oarlock_tensor::ops::update;
+use oarlock_tensor::{Device, GpuInfo};
 
 use super::state::Run;
 use crate::train::journal::Journal;
@@ -133,7 +133,7 @@ fn gpu_lines(accelerator: &Accelerator) -> Result<Vec<String>> {
     let gpus = Device::cuda_indices()?.len();
     let shared = (here > gpus).then(|| format!("{here} ranks of this machine share {gpus} GPU(s)"));
     let products = &info.products;
-    let trust = "experimental: verified in emulation, not yet on hardware";
+    let trust = GpuInfo::TRUST;
     let line =
         format!("GPU: {kernels}, matrix products by {products}; {trust} (device=cpu trains on the CPU)");
     Ok(std::iter::once(line).chain(shared).collect())
