@@ -18,8 +18,8 @@ struct Running {
       // The four lanes that share a row.
       top = ::max(top, shuffle_xor(top, 1));
       top = ::max(top, shuffle_xor(top, 2));
-      // The difference comes first: fused with the product of FLOOR, the rounding of `shift` alone would be far above 1.
-      f32 shift = top * unit, back = exp2_fast((max[half] - top) * unit), added = 0;
+      // Fused with the product of FLOOR, what rounding leaves of `shift` alone is far above 1, of either sign.
+      f32 shift = top * unit, back = exp2_fast(min(max[half] * unit - shift, 0.f)), added = 0;
       max[half] = top;
       UNROLL for (int j = 0; j < WALKED / 8; j++) UNROLL for (int e = 2 * half; e < 2 * half + 2; e++) {
         s[j][e] = exp2_fast(s[j][e] * unit - shift);
