@@ -72,7 +72,7 @@ fn rows_without_padding_are_predicted_by_the_longest_batch_that_comes() {
 /// A batch larger than the data is the batch of all of them, in memory and in what is computed.
 #[test]
 fn rows_that_the_data_do_not_have_are_neither_predicted_nor_computed() {
-    let site = Site::new();
+    let site = Site::with_own_program();
     let n_texts = String::from_utf8(site.read("text.jsonl")).unwrap().lines().count();
     let common = ["packing=false", "num_processes=1", "max_steps=2", "eval_dataset=text.jsonl"];
     let mut found = Vec::new();
