@@ -43,7 +43,7 @@ pub fn losses(site: &Site, output: &str) -> Vec<f64> {
 }
 
 /// Trains on both devices with these settings and compares the losses.
-fn compare(site: &Site, name: &str, settings: &[&str], bound: f64) {
+pub fn compare(site: &Site, name: &str, settings: &[&str], bound: f64) {
     let [cpu, cuda] = ["cpu", "cuda"].map(|device| {
         let (output, device_is) = (format!("{name} {device}"), format!("device={device}"));
         let output_is = format!("output_dir={output}");
@@ -55,7 +55,8 @@ fn compare(site: &Site, name: &str, settings: &[&str], bound: f64) {
         assert_eq!(said.contains("collectives by NCCL 2."), has_two_gpus, "{said}");
         losses(site, &output)
     });
-    assert_eq!(cpu.len(), 4, "{name}: {cpu:?}");
+    assert_eq!((cpu.len(), cuda.len()), (4, 4), "{name}: {cpu:?} {cuda:?}");
+    assert_ne!(cpu[0], cpu[3], "{name}: nothing is learned");
     for (step, (a, b)) in cpu.iter().zip(&cuda).enumerate() {
         assert!((a - b).abs() <= bound, "{name}, step {step}: {a} on the CPU, {b} on the GPU");
     }

@@ -1,18 +1,8 @@
 //! Stages beyond pretraining, half precision and transports by name on the fake libraries of CUDA, beside the CPU.
 
-use std::fs;
-
-use crate::common::{Site, golden};
-use crate::gpu::{fakes, losses, on_gpu, on_gpu_with};
-
-/// A site with conversations, pairs and unpaired preferences.
-fn site() -> Site {
-    let site = Site::new();
-    for name in ["pairs.jsonl", "judged.jsonl", "dataset_info.json"] {
-        fs::copy(golden().with_file_name("preference").join(name), site.path(name)).unwrap();
-    }
-    site
-}
+use crate::common::Site;
+use crate::gpu::{compare, fakes, losses, on_gpu, on_gpu_with};
+use crate::preference::{scores, site};
 
 const DATA: [&str; 5] = [
     "dataset_dir=.",
@@ -21,33 +11,8 @@ const DATA: [&str; 5] = [
     "per_device_train_batch_size=3",
     "learning_rate=1e-3",
 ];
-
-/// Trains four steps on this device with these settings; its losses and what it said.
-fn trained(
-    site: &Site,
-    name: &str,
-    device: &str,
-    settings: &[&str],
-    variables: &[(&str, &str)],
-) -> (Vec<f64>, String) {
-    let output = format!("{name} {device}");
-    let (device, output_dir) = (format!("device={device}"), format!("output_dir={output}"));
-    let words = [&["train", "train.yaml", "max_steps=4", "logging_steps=1", &device, &output_dir], settings];
-    let said = on_gpu_with(site, &words.concat(), variables);
-    assert_eq!(said.contains("Emulated H100"), device == "device=cuda", "{name}: {said}");
-    assert!(!said.contains("without a form for the GPU"), "{name}: {said}");
-    (losses(site, &output), said)
-}
-
-/// The losses of both devices differ by at most this.
-fn compare(site: &Site, name: &str, settings: &[&str], bound: f64) {
-    let [cpu, cuda] = ["cpu", "cuda"].map(|device| trained(site, name, device, settings, &[]).0);
-    assert_eq!((cpu.len(), cuda.len()), (4, 4), "{name}: {cpu:?} {cuda:?}");
-    assert_ne!(cpu[0], cpu[3], "{name}: nothing is learned");
-    for (step, (a, b)) in cpu.iter().zip(&cuda).enumerate() {
-        assert!((a - b).abs() <= bound, "{name}, step {step}: {a} on the CPU, {b} on the GPU");
-    }
-}
+const ALONE: &str = "num_processes=1";
+const ZERO_3: &str = r#"deepspeed={"zero_optimization":{"stage":3}}"#;
 
 #[test]
 fn preferences_and_rewards_follow_the_cpus_losses() {
@@ -55,16 +20,15 @@ fn preferences_and_rewards_follow_the_cpus_losses() {
         return;
     }
     let site = site();
-    let zero3 = r#"deepspeed={"zero_optimization":{"stage":3}}"#;
-    let lora = ["finetuning_type=lora", "lora_rank=4", "lora_target=all"];
+    let lora = [ALONE, "finetuning_type=lora", "lora_rank=4", "lora_target=all"];
     for (name, stage, settings) in [
-        ("dpo", ["stage=dpo", "dataset=pairs"], &["num_processes=1"][..]),
-        ("dpo lora", ["stage=dpo", "dataset=pairs"], &[&["num_processes=1"][..], &lora].concat()),
-        ("dpo zero 3", ["stage=dpo", "dataset=pairs"], &[zero3]),
-        ("kto", ["stage=kto", "dataset=judged"], &["num_processes=1"]),
-        ("kto zero 3", ["stage=kto", "dataset=judged"], &[zero3]),
-        ("rm", ["stage=rm", "dataset=pairs"], &["num_processes=1"]),
-        ("rm zero 3", ["stage=rm", "dataset=pairs"], &[zero3]),
+        ("dpo", ["stage=dpo", "dataset=pairs"], &[ALONE][..]),
+        ("dpo lora", ["stage=dpo", "dataset=pairs"], &lora),
+        ("dpo zero 3", ["stage=dpo", "dataset=pairs"], &[ZERO_3]),
+        ("kto", ["stage=kto", "dataset=judged"], &[ALONE]),
+        ("kto zero 3", ["stage=kto", "dataset=judged"], &[ZERO_3]),
+        ("rm", ["stage=rm", "dataset=pairs"], &[ALONE]),
+        ("rm zero 3", ["stage=rm", "dataset=pairs"], &[ZERO_3]),
     ] {
         compare(&site, name, &[&DATA[..], &stage, settings].concat(), 1e-5);
     }
@@ -77,33 +41,15 @@ fn a_reward_model_of_the_gpu_scores_as_on_the_cpu() {
         return;
     }
     let site = site();
-    let reward = ["stage=rm", "dataset=pairs", "num_processes=1"];
-    trained(&site, "reward", "cuda", &[&DATA[..], &reward].concat(), &[]);
-    let scores = |device: &str| {
+    let reward = ["train", "train.yaml", "stage=rm", "dataset=pairs", ALONE];
+    let trains = ["device=cuda", "max_steps=4", "output_dir=reward"];
+    on_gpu(&site, &[&reward[..], &trains, &DATA].concat());
+    let [cpu, cuda] = ["cpu", "cuda"].map(|device| {
         let (device_is, output) = (format!("device={device}"), format!("output_dir=scores {device}"));
-        let score = [
-            "train",
-            "train.yaml",
-            "stage=rm",
-            "dataset=pairs",
-            "eval_dataset=pairs",
-            "do_train=false",
-            "do_predict=true",
-            "num_processes=1",
-            "model_name_or_path=reward cuda",
-            &device_is,
-            &output,
-        ];
-        on_gpu(&site, &[&score[..], &DATA].concat());
-        let text =
-            String::from_utf8(site.read(&format!("scores {device}/generated_predictions.jsonl"))).unwrap();
-        let rows = text.lines().map(|line| {
-            let row: serde_json::Value = serde_json::from_str(line).unwrap();
-            ["chosen", "rejected"].map(|answer| row[answer].as_f64().unwrap())
-        });
-        rows.collect::<Vec<_>>()
-    };
-    let (cpu, cuda) = (scores("cpu"), scores("cuda"));
+        let model = ["eval_dataset=pairs", "do_train=false", "do_predict=true", "model_name_or_path=reward"];
+        on_gpu(&site, &[&reward[..], &model, &[&device_is, &output], &DATA].concat());
+        scores(&site, &format!("scores {device}"))
+    });
     assert!(!cpu.is_empty() && cpu.len() == cuda.len(), "{cpu:?} {cuda:?}");
     for (a, b) in cpu.iter().flatten().zip(cuda.iter().flatten()) {
         assert!((a - b).abs() <= 1e-4, "{cpu:?} on the CPU, {cuda:?} on the GPU");
@@ -116,7 +62,7 @@ fn half_precision_with_its_loss_scale_follows_the_cpus_losses() {
         return;
     }
     let site = Site::new();
-    compare(&site, "fp16", &["num_processes=1", "fp16=true"], 2e-3);
+    compare(&site, "fp16", &[ALONE, "fp16=true"], 2e-3);
     let scaled =
         r#"deepspeed={"fp16":{"enabled":true,"initial_scale_power":8},"zero_optimization":{"stage":2}}"#;
     compare(&site, "fp16 zero 2", &[scaled], 2e-3);
@@ -129,11 +75,15 @@ fn transports_by_name_carry_gradients_of_gpus() {
         return;
     }
     let site = Site::new();
-    let zero3 = r#"deepspeed={"zero_optimization":{"stage":3}}"#;
-    let (nccl, said) = trained(&site, "nccl", "cuda", &[zero3], &[]);
-    assert!(said.contains("collectives by NCCL 2."), "{said}");
-    let (shm, said) = trained(&site, "shm", "cuda", &[zero3], &[("OARLOCK_TRANSPORT", "shm")]);
-    assert!(!said.contains("collectives by NCCL"), "{said}");
+    let [nccl, shm] = ["nccl", "shm"].map(|output| {
+        let output_dir = format!("output_dir={output}");
+        let words = ["train", "train.yaml", "device=cuda", "max_steps=4", ZERO_3, &output_dir];
+        let named = [("OARLOCK_TRANSPORT", "shm")];
+        let is_named = output == "shm";
+        let said = on_gpu_with(&site, &words, if is_named { &named } else { &[] });
+        assert_eq!(said.contains("collectives by NCCL 2."), !is_named, "{said}");
+        losses(&site, output)
+    });
     assert_eq!((nccl.len(), shm.len()), (4, 4), "{nccl:?} {shm:?}");
     for (a, b) in nccl.iter().zip(&shm) {
         assert!((a - b).abs() <= 1e-5, "{nccl:?} by NCCL, {shm:?} in shared memory");

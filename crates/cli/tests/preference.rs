@@ -10,7 +10,7 @@ use rustix::process::{Pid, Signal, kill_process};
 use serde_json::Value;
 
 /// A site with pairs and unpaired preferences.
-fn site() -> Site {
+pub fn site() -> Site {
     let site = Site::new();
     for name in ["pairs.jsonl", "judged.jsonl", "dataset_info.json"] {
         fs::copy(golden().with_file_name("preference").join(name), site.path(name)).unwrap();
@@ -204,20 +204,23 @@ fn unpaired_preferences_and_rewards_leave_their_files() {
     }
 }
 
+/// The scores of the chosen and the rejected answer of each pair, in their order.
+pub fn scores(site: &Site, output: &str) -> Vec<[f64; 2]> {
+    let text = String::from_utf8(site.read(&format!("{output}/generated_predictions.jsonl"))).unwrap();
+    let row = |line: &str| {
+        let row: Value = serde_json::from_str(line).unwrap();
+        ["chosen", "rejected"].map(|answer| row[answer].as_f64().unwrap())
+    };
+    text.lines().map(row).collect()
+}
+
 #[test]
 fn a_reward_model_scores_the_pairs_in_their_order_on_any_ranks() {
     let site = site();
     let reward = ["stage=rm", "eval_dataset=pairs", "do_predict=true", "do_eval=true"];
     let run_of = words(&[&reward, &["dataset=pairs", "max_steps=3", "save_strategy=no"]]);
     let said = site.train("rm", &run_of);
-    let scored = |output: &str| -> Vec<[f64; 2]> {
-        let text = String::from_utf8(site.read(&format!("{output}/generated_predictions.jsonl"))).unwrap();
-        let row = |line: &str| {
-            let row: Value = serde_json::from_str(line).unwrap();
-            ["chosen", "rejected"].map(|answer| row[answer].as_f64().unwrap())
-        };
-        text.lines().map(row).collect()
-    };
+    let scored = |output: &str| scores(&site, output);
     let results = |output: &str, of: &str| -> Value {
         serde_json::from_slice(&site.read(&format!("{output}/{of}_results.json"))).unwrap()
     };
