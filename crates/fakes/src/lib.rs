@@ -183,7 +183,7 @@ impl Workshop {
             args.extend(["-fsanitize=alignment", "-fsanitize-undefined-trap-on-error"].map(OsString::from));
             // NVRTC fuses products with the sums that follow, whose rounding is then another one. Here that is done for attention,
             // whose differences of large numbers depend on it; the tests of other kernels compare bits with the CPU.
-            if !unit.defines.is_empty() && std::arch::is_x86_feature_detected!("fma") {
+            if !unit.defines.is_empty() && has_fma() {
                 args.extend(["-mfma", "-ffp-contract=fast", "-fexpensive-optimizations"].map(OsString::from));
             }
             args.extend(unit.defines.iter().map(|(name, value)| format!("-D{name}={value}").into()));
@@ -235,6 +235,14 @@ impl Workshop {
         compile.arg("-Wno-unknown-pragmas").args(args).arg("-I").arg(self.folder.path());
         finish(compile.arg("-c").arg("-o").arg(object))
     }
+}
+
+/// Whether this CPU has an instruction for a product and a sum.
+fn has_fma() -> bool {
+    #[cfg(target_arch = "x86_64")]
+    return std::arch::is_x86_feature_detected!("fma");
+    #[cfg(not(target_arch = "x86_64"))]
+    false
 }
 
 /// Attention with other tiles than the usual ones, of which the fake libraries have these for a dtype and a size of heads.

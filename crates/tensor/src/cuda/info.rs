@@ -6,11 +6,6 @@ use oarlock_kernels::Result;
 
 use super::{Gpu, failed};
 
-impl GpuInfo {
-    /// How far results of GPUs are to be trusted, in words.
-    pub const TRUST: &str = "experimental: checked on one NVIDIA H200, several GPUs only in emulation";
-}
-
 /// A GPU, what runs it, and what it has compiled so far.
 #[derive(Clone, Debug, PartialEq)]
 pub struct GpuInfo {
@@ -44,6 +39,11 @@ pub struct GpuInfo {
     pub compile_time: Duration,
     /// Why the cache was not written, if so.
     pub cache_problem: Option<String>,
+}
+
+impl GpuInfo {
+    /// How far results of GPUs are to be trusted, in words.
+    pub const TRUST: &str = "experimental: checked on one NVIDIA H200, several GPUs only in emulation";
 }
 
 impl Gpu {

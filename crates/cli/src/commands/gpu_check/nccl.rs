@@ -11,8 +11,8 @@ use super::finding::Finding;
 use super::part::Part;
 use crate::console::Outcome;
 
-/// Elements of each call: no multiple of what a block takes. Among them are some for which averages of one rank, whose blocks
-/// NCCL (2.28, `onerank.cu`) makes of `n / blocks` elements rounded down, leave out the last ones: f32 has 25 blocks for 100,003.
+/// Elements of each call: no multiple of what a block takes, and a number that NCCL has whole. It rounds the blocks of an average
+/// of one rank down (2.28, `onerank.cu`), so that of 100,003 elements in f32, 25 blocks, the last 3 are left out.
 const N: usize = 100_025;
 /// What no call of one rank takes.
 const PATIENCE: Duration = Duration::from_secs(30);
@@ -75,12 +75,10 @@ impl Rank {
         self.comm.synchronize(&self.stream, Patience::new(PATIENCE))?;
         let mut found = vec![0; wanted.len()];
         self.stream.read_now(memory.all(), &mut found)?;
-        let differs = |at: &usize| found[*at] != wanted[*at];
-        let n = (0..wanted.len()).filter(differs).count();
-        let first = (0..wanted.len()).find(differs);
-        Ok(first.map(|at| {
-            let (found, wanted, len) = (found[at], wanted[at], wanted.len());
-            format!("{n} of {len} bytes, the first at {at}: {found:#04x} for {wanted:#04x}")
+        let mut differing = (0..wanted.len()).filter(|&at| found[at] != wanted[at]);
+        Ok(differing.next().map(|at| {
+            let (n, len) = (1 + differing.count(), wanted.len());
+            format!("{n} of {len} bytes, the first at {at}: {:#04x} for {:#04x}", found[at], wanted[at])
         }))
     }
 
@@ -139,6 +137,7 @@ pub(super) fn check(part: &mut Part<'_>) -> Outcome {
     })
 }
 
+/// This is wrong, unless it is right.
 fn unless(is_right: bool, wrong: &str) -> Wrong {
     (!is_right).then(|| wrong.to_owned())
 }

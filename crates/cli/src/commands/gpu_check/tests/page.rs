@@ -55,6 +55,7 @@ fn verdict(report: &Value, section: Section, names: &str) -> Option<String> {
     let count = |result: &str| checks.iter().filter(|check| check["result"] == result).count();
     match (count("ok"), count("failed")) {
         (0, 0) => None,
+        (1, 0) => Some(format!("{} (1 check)", gpu(report))),
         (n, 0) => Some(format!("{} ({n} checks)", gpu(report))),
         (n, failed) => Some(format!("not {}: {failed} of {} checks failed", gpu(report), n + failed)),
     }
@@ -116,7 +117,7 @@ fn a_statement_is_confirmed_by_checks_that_hold_and_by_no_others() {
         "- H100: Oarlock 1, driver 580.1, NVRTC 13.0, cuBLASLt unknown",
         "| Each instruction gives the bits that the kernels are written for | H100 (2 checks) |",
         "| Each op agrees with a formula in f64, and gives bitwise identical results again | not H100: 1 of 3 checks failed |",
-        "| A vocabulary has 151,936 tokens | H100 (1 checks) |",
+        "| A vocabulary has 151,936 tokens | H100 (1 check) |",
         "| Each call of NCCL does what its header says, with one rank | no GPU yet |",
     ] {
         assert!(text.contains(line), "{line} in {text}");
