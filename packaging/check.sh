@@ -67,6 +67,21 @@ diff before after || fail "the wheel leaves files behind"
 [ -z "$(find venv -name 'oarlock*')" ] || fail "the wheel leaves folders behind"
 pip install -q --no-index "$wheel"
 
+# Two network namespaces stand for two machines, which share nothing but the wheel.
+step "two machines, by torchrun"
+if ! grep -aq 'oarlock_gloo' venv/bin/oarlock; then
+  echo "NOT TESTED: this wheel has no Gloo inside, so its ranks are on one machine"
+elif [ "$(id -u)" != 0 ] || ! command -v ip >/dev/null; then
+  echo "NOT TESTED: two machines need root and iproute2"
+else
+  venv/bin/oarlock link-tools links >/dev/null
+  for machine in 0 1; do venv/bin/oarlock init pretrain "machine$machine" >/dev/null; done
+  PATH=$scratch/links:$PATH "$root/bench/netns/run" 2 -- sh -c 'cd machine$MACHINE && exec torchrun --master_port 29500 \
+    --nproc_per_node=2 --nnodes=2 --node_rank=$MACHINE --master_addr=192.168.0.1 src/train.py recipes/pretrain.yaml \
+    max_steps=20 logging_steps=5 eval_strategy=no' 2>&1 | tee said
+  grep -q 'done: 20 steps' said && grep -q ' 4 rank(s)' said || fail "two machines did not train"
+fi
+
 step "types"
 pip install -q mypy pyright
 cat >typed.py <<'END'
