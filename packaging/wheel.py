@@ -6,8 +6,9 @@
 
 It needs Rust, Python with venv, and the registries of crates and of PyPI, from which it takes maturin and the C compiler and
 linker of Zig. Where GLOO_SOURCE names the sources of Gloo, they become part of the program for glibc.
-A static program opens no libraries, so it has no GPUs, no Gloo and no MPI. Where Rust has no standard library for musl but has
-its source, OARLOCK_BUILD_STD=1 compiles that as well.
+A static program opens no libraries, so it has no GPUs, no Gloo and no MPI. `rustup target add x86_64-unknown-linux-musl` brings
+what it needs of Rust; where RUSTC names a compiler that has the source of its standard library instead (Debian: rustc-web and
+rust-web-src), OARLOCK_BUILD_STD=1 compiles that as well.
 No path of this machine, and no time but that of the commit, gets into it: whoever builds a commit gets the same bytes.
 """
 
@@ -70,6 +71,8 @@ def main() -> int:
     if kind == MUSL and env.get("OARLOCK_BUILD_STD"):
         command += ["-Z", "build-std=std,panic_unwind"]
         env["RUSTC_BOOTSTRAP"] = "1"
+        # What musl's programs begin with is Zig's, as its library is.
+        env["RUSTFLAGS"] += " -C link-self-contained=no"
     call([str(tools / "bin" / "maturin"), *command, "--out", str(out)], env)
     wheels = sorted(out.glob(pattern))
     if len(wheels) != 1:
