@@ -17,6 +17,7 @@ pub mod explain;
 pub mod export;
 pub mod finetuning;
 pub mod flags;
+pub mod language;
 mod learning;
 mod low_rank;
 mod model;

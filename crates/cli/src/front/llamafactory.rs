@@ -10,6 +10,7 @@ use std::time::SystemTime;
 
 use super::variable::env_var;
 use crate::config::environment;
+use crate::config::language::Language;
 use crate::config::value::boolean;
 use crate::config::written::{self, Authority, Layer};
 use crate::config::yaml::Node;
@@ -88,11 +89,13 @@ impl Called {
 pub(crate) fn train(words: &[String], called: &Called, started: SystemTime) -> Outcome {
     let written = Words::new(words);
     // What follows `--help` are not arguments: they narrow the help.
+    let help =
+        |words: &Words| explain::help(called.command, words, Language::of(&env_var)).map_err(Problems::from);
     if let Some(at) = words.iter().position(|word| matches!(word.as_str(), "--help" | "-h")) {
-        return print(&explain::help(called.command, &written.from(at + 1)).map_err(Problems::from)?);
+        return print(&help(&written.from(at + 1))?);
     }
     if words.is_empty() {
-        print(&explain::help(called.command, &written).map_err(Problems::from)?)?;
+        print(&help(&written)?)?;
         return Err(Failure::Reported(2));
     }
     let arguments = written::arguments(&written)?;
