@@ -1,7 +1,7 @@
 //! The commands that the pages tell to paste: each runs as it stands there, in a folder that has the files which it names.
 //!
-//! Every line of a block ```` ```sh ```` of README.md, CONTRIBUTING.md, docs/ and recipes/ is run here, or is listed below
-//! with the reason why not. Training runs only show what they would do (`--dry-run`); `.ci/run` runs the recipes to their
+//! Every line of a block ```` ```sh ```` of README.md, CONTRIBUTING.md, docs/, recipes/ and of the pages in Chinese is run here,
+//! or is listed below with the reason why not. `.ci/follow` runs those of the tutorials. Training runs only show what they would do (`--dry-run`); `.ci/run` runs the recipes to their
 //! end. Lines that start cargo are compared with the packages, examples, tests and features that there are, and packages of
 //! Python with those that messages name.
 
@@ -93,9 +93,11 @@ fn commands(page: &str) -> Vec<String> {
 /// All pages with their commands.
 fn pages() -> Vec<(String, Vec<String>)> {
     let root = root();
-    let mut paths =
-        vec![root.join("README.md"), root.join("CONTRIBUTING.md"), root.join("recipes/README.md")];
-    paths.extend(fs::read_dir(root.join("docs")).unwrap().map(|entry| entry.unwrap().path()));
+    let names = ["README.md", "README_zh.md", "CONTRIBUTING.md", "recipes/README.md"];
+    let mut paths: Vec<PathBuf> = names.iter().map(|name| root.join(name)).collect();
+    for folder in ["docs", "docs/zh"] {
+        paths.extend(fs::read_dir(root.join(folder)).unwrap().map(|entry| entry.unwrap().path()));
+    }
     paths.retain(|path| path.extension().is_some_and(|extension| extension == "md"));
     paths.sort();
     let read = |path: PathBuf| {
@@ -253,6 +255,8 @@ fn pages_quote_the_run_that_the_readme_shows() {
             .collect()
     };
     let readme = of(&fs::read_to_string(root().join("README.md")).unwrap());
+    let chinese = of(&fs::read_to_string(root().join("README_zh.md")).unwrap());
+    assert_eq!(chinese, readme);
     let mut quoted = 0;
     for entry in fs::read_dir(root().join("docs")).unwrap().map(|entry| entry.unwrap().path()) {
         let lines = if entry.is_file() { of(&fs::read_to_string(&entry).unwrap()) } else { Vec::new() };

@@ -29,10 +29,10 @@ fn the_loop_of_the_example_trains_what_the_recipe_trains() {
 }
 
 #[test]
-fn the_readme_shows_the_example() {
+fn the_page_of_the_library_shows_the_example() {
     let root = Path::new(env!("CARGO_MANIFEST_DIR")).join("../..");
     let example = include_str!("../../oarlock/examples/pretrain_loop.rs");
     let code = &example[example.find("use ").unwrap()..];
-    let readme = std::fs::read_to_string(root.join("README.md")).unwrap();
-    assert!(readme.contains(code), "README.md shows another loop than examples/pretrain_loop.rs");
+    let page = std::fs::read_to_string(root.join("docs/library.md")).unwrap();
+    assert!(page.contains(code), "docs/library.md shows another loop than examples/pretrain_loop.rs");
 }

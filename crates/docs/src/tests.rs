@@ -84,7 +84,7 @@ enum Kind {
 fn kind(program: &Program) -> Kind {
     match program.module {
         // The recipe takes minutes; `crates/cli/tests/pretrain_loop.rs` runs it shortened.
-        "readme_2" => Kind::Elsewhere,
+        "library_4" => Kind::Elsewhere,
         "distributed_1" => Kind::StartsRanks,
         _ => Kind::Plain,
     }

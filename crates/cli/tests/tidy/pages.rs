@@ -17,9 +17,12 @@ const LONG_SENTENCES: &[(&str, usize)] = &[
     ("docs/templates.md", 1),
 ];
 
-/// README.md, the pages beside it and those of docs/.
+/// The most lines of README.md.
+const README: usize = 150;
+
+/// README.md, the pages beside it and those of docs/. `books.rs` counts characters of those in Chinese.
 fn pages() -> Vec<PathBuf> {
-    let names = ["README.md", "ARCHITECTURE.md", "CONTRIBUTING.md", "RELEASING.md"];
+    let names = ["README.md", "README_zh.md", "ARCHITECTURE.md", "CONTRIBUTING.md", "RELEASING.md"];
     let mut pages: Vec<PathBuf> = names.iter().map(|name| root().join(name)).collect();
     pages.extend(files(&root().join("docs"), &["md"]));
     pages
@@ -53,7 +56,7 @@ fn paragraphs(text: &str) -> Vec<(usize, String)> {
 }
 
 /// A text as it is read: of a link its words, and code as a word.
-fn read(text: &str) -> String {
+pub(super) fn read(text: &str) -> String {
     let pieces = text.split('`').enumerate();
     let text: String = pieces.map(|(index, piece)| if index % 2 == 1 { "Code" } else { piece }).collect();
     let mut parts = text.split("](");
@@ -107,6 +110,14 @@ fn sentences_and_paragraphs_are_short() {
     }
     assert_none(broken, "a text that is too long: divide it");
     assert_none(wrong, "a page has fewer long sentences than the list says");
+}
+
+#[test]
+fn the_first_page_is_short() {
+    for name in ["README.md", "README_zh.md"] {
+        let n_lines = fs::read_to_string(root().join(name)).unwrap().lines().count();
+        assert!(n_lines <= README, "{name} has {n_lines} lines; at most {README} are read");
+    }
 }
 
 /// The name by which a link finds a heading, as GitHub makes it.
