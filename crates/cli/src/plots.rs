@@ -256,7 +256,7 @@ fn tick(range: &Range<f64>, labels: usize) -> f64 {
 }
 
 fn fixed(y: f64, step: f64) -> String {
-    let decimals = (-step.log10()).ceil().clamp(0.0, 9.0) as usize;
+    let decimals = (-libm::log10(step)).ceil().clamp(0.0, 9.0) as usize;
     format!("{y:.decimals$}")
 }
 

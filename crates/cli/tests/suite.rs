@@ -1,6 +1,8 @@
 //! The tests of the program in one binary, so that it is linked once. `cargo test -p oarlock-cli --test suite launcher`
 //! runs those of a module.
 
+#![allow(clippy::disallowed_methods, reason = "what is expected is compared within tolerances")]
+
 mod accelerate;
 mod accelerate_commands;
 mod adapters;

@@ -15,6 +15,8 @@
 //! | [`disk`] | writes large files past the page cache, and knows which files a run may write ([`Outputs`]) |
 //! | [`report`] | is what people see: errors, text for a terminal, progress, logs, profiles |
 
+#![cfg_attr(test, allow(clippy::disallowed_methods, reason = "tests compare within tolerances"))]
+
 // The derives name the library from outside.
 extern crate self as oarlock;
 

@@ -5,6 +5,7 @@ use crate::dtype::Float;
 use crate::error::{Error, Result};
 use crate::instances::instances;
 use crate::isa::multiversion;
+use crate::math::{log, pow};
 use crate::pieces::TASK_ELEMS;
 use crate::walk::Walk;
 
@@ -177,12 +178,12 @@ multiversion! {
             // Comparisons written so that NaN passes.
             Binary::Maximum => map!(x, y, out, |a, b| if a > b || a.is_nan() { a } else { b }),
             Binary::Minimum => map!(x, y, out, |a, b| if a < b || a.is_nan() { a } else { b }),
-            Binary::Pow => map!(x, y, out, |a, b| a.powf(b)),
+            Binary::Pow => map!(x, y, out, |a, b| pow(a, b)),
             Binary::MaximumSlope => map!(x, y, out, |a, b| share(a > b, a, b)),
             Binary::MinimumSlope => map!(x, y, out, |a, b| share(a < b, a, b)),
-            Binary::PowSlope => map!(x, y, out, |a, b| if b == 0.0 { 0.0 } else { b * a.powf(b - 1.0) }),
+            Binary::PowSlope => map!(x, y, out, |a, b| if b == 0.0 { 0.0 } else { b * pow(a, b - 1.0) }),
             Binary::PowExponentSlope => {
-                map!(x, y, out, |a, b| if a == 0.0 && b >= 0.0 { 0.0 } else { a.powf(b) * a.ln() });
+                map!(x, y, out, |a, b| if a == 0.0 && b >= 0.0 { 0.0 } else { pow(a, b) * log(a) });
             }
         }
     }

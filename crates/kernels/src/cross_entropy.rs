@@ -183,7 +183,7 @@ pub(super) fn statistics(logits: &[f32]) -> (f32, f32) {
 
 #[inline(always)]
 pub(crate) fn loss((max, sum): (f32, f32), logit: f32) -> f32 {
-    (f64::from(sum).ln() + (f64::from(max) - f64::from(logit))) as f32
+    (libm::log(f64::from(sum)) + (f64::from(max) - f64::from(logit))) as f32
 }
 
 /// The derivative of [`soft_cap`] where its output is `x`.

@@ -3,7 +3,7 @@
 use crate::Cpu;
 use crate::dtype::Float;
 use crate::instances::instances;
-use crate::math::exp;
+use crate::math::{exp, log};
 use crate::pieces::{TASK_ELEMS, elementwise};
 use crate::sums::{NORM_BLOCK, tree_sum};
 
@@ -40,11 +40,11 @@ impl PairLoss {
                 let square = 0.5 * distance * distance / beta;
                 f64::from(factor) * if distance < beta { square } else { distance - 0.5 * beta }
             }
-            PairLoss::Binary => -t * x.ln().max(-100.0) - (1.0 - t) * (1.0 - x).ln().max(-100.0),
+            PairLoss::Binary => -t * libm::log(x).max(-100.0) - (1.0 - t) * libm::log(1.0 - x).max(-100.0),
             PairLoss::KlProbs if t == 0.0 => 0.0,
-            PairLoss::KlProbs => t * (t.ln() - x),
+            PairLoss::KlProbs => t * (libm::log(t) - x),
             PairLoss::KlLogProbs if t == f64::NEG_INFINITY => 0.0,
-            PairLoss::KlLogProbs => t.exp() * (t - x),
+            PairLoss::KlLogProbs => libm::exp(t) * (t - x),
         }
     }
 }
@@ -126,9 +126,9 @@ instances! {
                     map(x, t, dt, |x, t| scale * smooth_slope(t - x, beta, factor));
                 }
                 PairLoss::Binary => {
-                    map(x, t, dt, |x, _| scale * ((1.0 - x).ln().max(-100.0) - x.ln().max(-100.0)));
+                    map(x, t, dt, |x, _| scale * (log(1.0 - x).max(-100.0) - log(x).max(-100.0)));
                 }
-                PairLoss::KlProbs => map(x, t, dt, |x, t| scale * (t.ln() + 1.0 - x)),
+                PairLoss::KlProbs => map(x, t, dt, |x, t| scale * (log(t) + 1.0 - x)),
                 PairLoss::KlLogProbs => map(x, t, dt, |x, t| scale * exp(t) * (t + 1.0 - x)),
             }
         });

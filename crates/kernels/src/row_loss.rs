@@ -101,7 +101,7 @@ multiversion! {
             0.0
         } else {
             let (max, sum) = statistics(x);
-            f64::from(sum).ln() + f64::from(max)
+            libm::log(f64::from(sum)) + f64::from(max)
         };
         let mut loss = (f64::from(shares.hard) * (log_sum - f64::from(x[label]))) as f32;
         if shares.soft != 0.0 {

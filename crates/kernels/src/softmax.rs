@@ -91,7 +91,7 @@ multiversion! {
     fn log_softmax_task[T: Float](x: &[T], dim: usize, y: &mut [T]) {
         for (x, y) in x.chunks_exact(dim).zip(y.chunks_exact_mut(dim)) {
             let max = lanes::max(x);
-            let log_sum = f64::from(lanes::sum_map(x, |x| exp(x - max))).ln() as f32;
+            let log_sum = libm::log(f64::from(lanes::sum_map(x, |x| exp(x - max)))) as f32;
             for (y, x) in y.iter_mut().zip(x) {
                 *y = T::from_f32(x.to_f32() - max - log_sum);
             }

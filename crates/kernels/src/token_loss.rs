@@ -120,7 +120,7 @@ fn row(kind: TokenLoss, logits: &[f32], label: usize) -> Row {
             with(weight, 0.0, weight * plain)
         }
         TokenLoss::ByEntropy { alpha } => {
-            let weight = (entropy(logits) / 3.0).powf(alpha);
+            let weight = libm::powf(entropy(logits) / 3.0, alpha);
             with(weight, 0.0, weight * plain)
         }
     }
@@ -143,7 +143,7 @@ fn entropy(logits: &[f32]) -> f32 {
     }
     let top = &top[..n];
     let sum: f32 = top.iter().map(|x| exp(x - top[0])).sum();
-    let log_sum = sum.ln();
+    let log_sum = libm::logf(sum);
     let parts = top.iter().map(|x| {
         let log_prob = (x - top[0]) - log_sum;
         let part = exp(log_prob) * log_prob;

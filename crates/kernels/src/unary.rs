@@ -5,7 +5,9 @@ use std::f32::consts::{FRAC_2_SQRT_PI, LN_2};
 use crate::Store;
 use crate::dtype::Float;
 use crate::glu::{Activation, per_activation};
-use crate::math::{erf, exp, ln, sigmoid};
+use crate::math::{
+    SHORT_ANGLE, cos, erf, exp, exp2, expm1, log, log1p, log2, pow, short_cos, short_sin, sigmoid, sin,
+};
 use crate::pieces::elementwise;
 
 /// A function of one element.
@@ -114,16 +116,11 @@ fn mish_gate(x: f32) -> f32 {
     n / (n + 2.0)
 }
 
-/// The logarithm of any float: -inf at 0, NaN below it.
+/// Whether all angles are short: the functions of those have no branches.
 #[inline(always)]
-fn log(x: f32) -> f32 {
-    const LIFT: f32 = 16_777_216.0;
-    let tiny = x < f32::MIN_POSITIVE;
-    let lifted = if tiny { x * LIFT } else { x };
-    let value = ln(lifted) - if tiny { 16.635_532 } else { 0.0 };
-    let value = if x == f32::INFINITY { x } else { value };
-    let value = if x == 0.0 { f32::NEG_INFINITY } else { value };
-    if x >= 0.0 { value } else { f32::NAN }
+fn are_short<T: Float>(x: &[T]) -> bool {
+    let magnitudes = x.iter().map(|x| x.to_f32().abs().to_bits());
+    magnitudes.fold(0, u32::max) < SHORT_ANGLE.to_bits()
 }
 
 /// Loops are written out in place: a closure that is not inlined is compiled without the instructions of the code path.
@@ -145,7 +142,7 @@ elementwise! {
             Unary::Log => map!(x, y, |x| log(x)),
             Unary::Sqrt => map!(x, y, |x| x.sqrt()),
             Unary::Square => map!(x, y, |x| x * x),
-            Unary::Pow(p) => map!(x, y, |x| x.powf(p)),
+            Unary::Pow(p) => map!(x, y, |x| pow(x, p)),
             Unary::Abs => map!(x, y, |x| x.abs()),
             // Comparisons written so that NaN passes.
             Unary::Clamp { low, high } => map!(x, y, |x| if x < low { low } else if x > high { high } else { x }),
@@ -154,12 +151,14 @@ elementwise! {
             Unary::Over(c) => map!(x, y, |x| c / x),
             Unary::Rsqrt => map!(x, y, |x| 1.0 / x.sqrt()),
             Unary::Root => map!(x, y, |x| x.sqrt()),
-            Unary::Exp2 => map!(x, y, |x| x.exp2()),
-            Unary::Expm1 => map!(x, y, |x| x.exp_m1()),
-            Unary::Log2 => map!(x, y, |x| x.log2()),
-            Unary::Log1p => map!(x, y, |x| x.ln_1p()),
-            Unary::Sin => map!(x, y, |x| x.sin()),
-            Unary::Cos => map!(x, y, |x| x.cos()),
+            Unary::Exp2 => map!(x, y, |x| exp2(x)),
+            Unary::Expm1 => map!(x, y, |x| expm1(x)),
+            Unary::Log2 => map!(x, y, |x| log2(x)),
+            Unary::Log1p => map!(x, y, |x| log1p(x)),
+            Unary::Sin if are_short(x) => map!(x, y, |x| short_sin(x)),
+            Unary::Sin => map!(x, y, |x| sin(x)),
+            Unary::Cos if are_short(x) => map!(x, y, |x| short_cos(x)),
+            Unary::Cos => map!(x, y, |x| cos(x)),
             Unary::Erf => map!(x, y, |x| erf(x)),
             Unary::Floor => map!(x, y, |x| x.floor()),
             Unary::Ceil => map!(x, y, |x| x.ceil()),
@@ -167,16 +166,16 @@ elementwise! {
             Unary::Trunc => map!(x, y, |x| x.trunc()),
             Unary::Sign => map!(x, y, |x| if x > 0.0 { 1.0 } else if x < 0.0 { -1.0 } else { 0.0 }),
             Unary::LeakyRelu(slope) => map!(x, y, |x| if x > 0.0 { x } else { slope * x }),
-            Unary::Elu(alpha) => map!(x, y, |x| if x > 0.0 { x } else { alpha * x.exp_m1() }),
+            Unary::Elu(alpha) => map!(x, y, |x| if x > 0.0 { x } else { alpha * expm1(x) }),
             Unary::Softplus { beta, threshold } => {
-                map!(x, y, |x| if beta * x > threshold { x } else { (beta * x).exp().ln_1p() / beta });
+                map!(x, y, |x| if beta * x > threshold { x } else { log1p(exp(beta * x)) / beta });
             }
             Unary::Hardtanh { low, high } => map!(x, y, |x| if x < low { low } else if x > high { high } else { x }),
-            Unary::Selu => map!(x, y, |x| SELU.0 * if x > 0.0 { x } else { SELU.1 * x.exp_m1() }),
+            Unary::Selu => map!(x, y, |x| SELU.0 * if x > 0.0 { x } else { SELU.1 * expm1(x) }),
             Unary::Mish => map!(x, y, |x| x * mish_gate(x)),
             Unary::Hardsigmoid => map!(x, y, |x| (x + 3.0).clamp(0.0, 6.0) / 6.0),
             Unary::Hardswish => map!(x, y, |x| x * (x + 3.0).clamp(0.0, 6.0) / 6.0),
-            Unary::LogSigmoid => map!(x, y, |x| x.min(0.0) - exp(-x.abs()).ln_1p()),
+            Unary::LogSigmoid => map!(x, y, |x| x.min(0.0) - log1p(exp(-x.abs()))),
             Unary::Softsign => map!(x, y, |x| x / (1.0 + x.abs())),
         }
     }
@@ -201,7 +200,7 @@ elementwise! {
             Unary::Sqrt => chain!(x, dy, dx, store, |x| 0.5 / x.sqrt()),
             Unary::Square => chain!(x, dy, dx, store, |x| 2.0 * x),
             Unary::Pow(0.0) => chain!(x, dy, dx, store, |_| 0.0),
-            Unary::Pow(p) => chain!(x, dy, dx, store, |x| p * x.powf(p - 1.0)),
+            Unary::Pow(p) => chain!(x, dy, dx, store, |x| p * pow(x, p - 1.0)),
             Unary::Abs => chain!(x, dy, dx, store, |x| if x == 0.0 { 0.0 } else { 1f32.copysign(x) }),
             Unary::Clamp { low, high } => chain!(x, dy, dx, store, |x| if x < low || x > high { 0.0 } else { 1.0 }),
             Unary::Activation(act) => per_activation!(act, act => chain!(x, dy, dx, store, |x| act.slope(x))),
@@ -209,12 +208,14 @@ elementwise! {
             Unary::Over(c) => chain!(x, dy, dx, store, |x| -c / (x * x)),
             Unary::Rsqrt => chain!(x, dy, dx, store, |x| -0.5 / (x * x.sqrt())),
             Unary::Root => chain!(x, dy, dx, store, |x| if x == 0.0 { 0.0 } else { 0.5 / x.sqrt() }),
-            Unary::Exp2 => chain!(x, dy, dx, store, |x| LN_2 * x.exp2()),
+            Unary::Exp2 => chain!(x, dy, dx, store, |x| LN_2 * exp2(x)),
             Unary::Expm1 => chain!(x, dy, dx, store, |x| exp(x)),
             Unary::Log2 => chain!(x, dy, dx, store, |x| 1.0 / (x * LN_2)),
             Unary::Log1p => chain!(x, dy, dx, store, |x| 1.0 / (1.0 + x)),
-            Unary::Sin => chain!(x, dy, dx, store, |x| x.cos()),
-            Unary::Cos => chain!(x, dy, dx, store, |x| -x.sin()),
+            Unary::Sin if are_short(x) => chain!(x, dy, dx, store, |x| short_cos(x)),
+            Unary::Sin => chain!(x, dy, dx, store, |x| cos(x)),
+            Unary::Cos if are_short(x) => chain!(x, dy, dx, store, |x| -short_sin(x)),
+            Unary::Cos => chain!(x, dy, dx, store, |x| -sin(x)),
             Unary::Erf => chain!(x, dy, dx, store, |x| FRAC_2_SQRT_PI * exp(-x * x)),
             Unary::Floor | Unary::Ceil | Unary::Round | Unary::Trunc | Unary::Sign => chain!(x, dy, dx, store, |_| 0.0),
             Unary::LeakyRelu(slope) => chain!(x, dy, dx, store, |x| if x > 0.0 { 1.0 } else { slope }),

@@ -1,5 +1,7 @@
 //! The tests of the kernels, as modules of one binary.
 
+#![allow(clippy::disallowed_methods, reason = "what is expected is compared within tolerances")]
+
 mod attention;
 mod binary;
 mod block_int;

@@ -5,6 +5,8 @@
 //! what memory one takes and [`planner`] which way of sharding is the fastest. [`generate`] writes text, and
 //! [`text_metrics`] scores it.
 
+#![cfg_attr(test, allow(clippy::disallowed_methods, reason = "tests compare within tolerances"))]
+
 // The derives name the library from outside.
 extern crate oarlock_engine as oarlock;
 

@@ -4,6 +4,8 @@
 //! `cargo run -p oarlock --example custom_optimizer`, or on two ranks, which divide each batch:
 //! `oarlock torchrun --nproc-per-node 2 --no-python target/debug/examples/custom_optimizer`
 
+#![allow(clippy::disallowed_methods, reason = "an example needs no other crate")]
+
 use oarlock::dataloader::DataLoader;
 use oarlock::nn::{self, Linear, Relu, Sequential};
 use oarlock::optim::{self, CustomRule, Update};

@@ -4,6 +4,8 @@
 //! `cargo run --example deepspeed_loop -- FOLDER`, or on several ranks, which divide each batch:
 //! `oarlock torchrun --nproc-per-node 2 --no-python target/debug/examples/deepspeed_loop FOLDER`
 
+#![allow(clippy::disallowed_methods, reason = "an example needs no other crate")]
+
 use std::path::{Path, PathBuf};
 
 use oarlock::deepspeed::{self, Config, InitializeArgs};

@@ -4,6 +4,8 @@
 //! `cargo run -p oarlock --example gan`, or on two ranks, which divide each batch:
 //! `oarlock torchrun --nproc-per-node 2 --no-python target/debug/examples/gan`
 
+#![allow(clippy::disallowed_methods, reason = "an example needs no other crate")]
+
 use oarlock::dataloader::DataLoader;
 use oarlock::nn::{self, Forward, Linear, Module, Relu, Sequential, Sigmoid};
 use oarlock::{Accelerator, AcceleratorConfig, Error, Prepared, ReduceOp, Result, Tensor, optim};

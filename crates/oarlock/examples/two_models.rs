@@ -4,6 +4,8 @@
 //! `cargo run --example two_models`, or on several ranks, which divide each batch:
 //! `oarlock torchrun --nproc-per-node 2 --no-python target/debug/examples/two_models`
 
+#![allow(clippy::disallowed_methods, reason = "an example needs no other crate")]
+
 use std::path::{Path, PathBuf};
 
 use oarlock::deepspeed::Config;

@@ -4,6 +4,8 @@
 //! `cargo run -p oarlock --example vae`, or on two ranks, which divide each batch:
 //! `oarlock torchrun --nproc-per-node 2 --no-python target/debug/examples/vae`
 
+#![allow(clippy::disallowed_methods, reason = "an example needs no other crate")]
+
 use oarlock::dataloader::DataLoader;
 use oarlock::nn::{self, BCEWithLogitsLoss, Forward, Linear, Module, Relu, Sequential};
 use oarlock::{Accelerator, AcceleratorConfig, Error, Prepared, ReduceOp, Result, Tensor, optim};

@@ -1,6 +1,8 @@
 //! The tests of the library in one binary, so that it is linked once. `cargo test -p oarlock --test suite placements`
 //! runs those of a module. Tests that start their own program again, or measure it, are binaries of their own.
 
+#![allow(clippy::disallowed_methods, reason = "what is expected is compared within tolerances")]
+
 mod accelerator_collectives;
 mod accelerator_loops;
 mod accelerator_metrics;

@@ -4,6 +4,8 @@
 //! compared with the same function of this crate, which shares no code with any of them. Most ops are a [`formula::Formula`],
 //! which has its gradients by itself; attention and the steps of optimizers are loops.
 
+#![allow(clippy::disallowed_methods, reason = "references are compared within tolerances")]
+
 pub mod attention;
 pub mod compare;
 pub mod conv;

@@ -144,7 +144,7 @@ impl RopeTable {
         let attention_factor = attention_factor as f32;
         for position in positions {
             for frequency in inv_freq {
-                let (s, c) = f64::from(position as f32 * frequency).sin_cos();
+                let (s, c) = libm::sincos(f64::from(position as f32 * frequency));
                 cos.push(c as f32 * attention_factor);
                 sin.push(s as f32 * attention_factor);
             }
@@ -174,7 +174,7 @@ pub fn inverse_frequencies(
             let ratio = (factor as f32 * (seq_len as f32).max(original)) / original;
             let stretch = f64::from(ratio - (factor - 1.0) as f32);
             let exponent = f64::from((rot_dim as f64 / (rot_dim as f64 - 2.0)) as f32);
-            let base = theta as f32 * stretch.powf(exponent) as f32;
+            let base = theta as f32 * libm::pow(stretch, exponent) as f32;
             (plain(f64::from(base)).collect(), 1.0)
         }
         RopeScaling::Llama3 { factor, low_freq_factor, high_freq_factor, original_max_positions } => {
@@ -209,7 +209,7 @@ impl LongRope {
     fn attention_factor(&self) -> f64 {
         self.attention_factor.unwrap_or_else(|| match self.factor <= 1.0 {
             true => 1.0,
-            false => (1.0 + self.factor.ln() / (self.original_max_positions as f64).ln()).sqrt(),
+            false => (1.0 + libm::log(self.factor) / libm::log(self.original_max_positions as f64)).sqrt(),
         })
     }
 }
@@ -217,11 +217,12 @@ impl LongRope {
 /// `theta^(2 j / rot_dim)` for each pair `j`.
 fn pair_frequencies(theta: f64, rot_dim: usize) -> impl Iterator<Item = f32> {
     let theta = f64::from(theta as f32);
-    (0..rot_dim / 2).map(move |j| theta.powf(f64::from((2 * j) as f32 / rot_dim as f32)) as f32)
+    (0..rot_dim / 2).map(move |j| libm::pow(theta, f64::from((2 * j) as f32 / rot_dim as f32)) as f32)
 }
 
 fn yarn_frequencies(theta: f64, rot_dim: usize, yarn: Yarn) -> (Vec<f32>, f64) {
-    let slope = |mscale: f64| if yarn.factor <= 1.0 { 1.0 } else { 0.1 * mscale * yarn.factor.ln() + 1.0 };
+    let slope =
+        |mscale: f64| if yarn.factor <= 1.0 { 1.0 } else { 0.1 * mscale * libm::log(yarn.factor) + 1.0 };
     let attention_factor =
         yarn.attention_factor.unwrap_or_else(|| match (yarn.mscale, yarn.mscale_all_dim) {
             (Some(m), Some(all)) if m != 0.0 && all != 0.0 => slope(m) / slope(all),
@@ -231,7 +232,7 @@ fn yarn_frequencies(theta: f64, rot_dim: usize, yarn: Yarn) -> (Vec<f32>, f64) {
     // The dimension that turns this often over the trained length.
     let dimension = |turns: f64| {
         let wavelength = yarn.original_max_positions as f64 / (turns * std::f64::consts::TAU);
-        dim * wavelength.ln() / (2.0 * theta.ln())
+        dim * libm::log(wavelength) / (2.0 * libm::log(theta))
     };
     let (mut low, mut high) = (dimension(yarn.beta_fast), dimension(yarn.beta_slow));
     if yarn.truncate {

@@ -11,8 +11,8 @@ const NOTHING: f64 = 1e-4;
 /// A running mean looks back only, and so stays above a curve that falls; this looks both ways, and a curve without noise stays
 /// as it is.
 pub fn smooth(values: &[f64]) -> Vec<f64> {
-    let factor = (1.8 * (1.0 / (1.0 + (-0.05 * values.len() as f64).exp()) - 0.5)).powi(2);
-    let reach = (NOTHING.ln() / factor.ln()).ceil().max(2.0) as usize;
+    let factor = (1.8 * (1.0 / (1.0 + libm::exp(-0.05 * values.len() as f64)) - 0.5)).powi(2);
+    let reach = (libm::log(NOTHING) / libm::log(factor)).ceil().max(2.0) as usize;
     let weights: Vec<f64> = (0..=reach).map(|distance| factor.powi(distance as i32)).collect();
     (0..values.len())
         .map(|at| {

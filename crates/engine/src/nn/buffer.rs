@@ -131,11 +131,11 @@ impl Buffer {
         let pairs = dim / 2;
         // torch computes frequencies and angles in f32.
         let angle = |i: usize| {
-            let frequency = 1.0 / (theta as f32).powf((2 * (i / 2 % pairs.max(1))) as f32 / dim as f32);
+            let frequency = 1.0 / libm::powf(theta as f32, (2 * (i / 2 % pairs.max(1))) as f32 / dim as f32);
             (i / 2 / pairs.max(1)) as f32 * frequency
         };
         Buffer::from_fn([positions, pairs, 2], |i| {
-            if i.is_multiple_of(2) { angle(i).cos() } else { angle(i).sin() }
+            if i.is_multiple_of(2) { libm::cosf(angle(i)) } else { libm::sinf(angle(i)) }
         })
     }
 

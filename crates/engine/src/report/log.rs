@@ -217,7 +217,7 @@ impl RunLog {
         self.history(log);
         let mut results = metrics;
         if record.has_perplexity {
-            results[record.perplexity()] = json!(record.loss.exp());
+            results[record.perplexity()] = json!(libm::exp(record.loss));
         }
         if let Value::Object(results) = results {
             self.eval_results.extend(results);

@@ -177,7 +177,7 @@ unsafe fn group<T: Float, K: Kernel>(
                 *o = T::from_f32(x * factor);
             }
             let lse = outputs.lse.slice((b * shape.n_heads + head) * shape.q_len + i, 1);
-            lse[0] = if seen { query.max * LN_2 + query.sum.ln() } else { f32::NEG_INFINITY };
+            lse[0] = if seen { query.max * LN_2 + libm::logf(query.sum) } else { f32::NEG_INFINITY };
         }
     }
 }

@@ -206,7 +206,7 @@ unsafe fn queries<T: Float, K: Kernel>(
         let lse = outputs.lse.slice((b * shape.n_heads + head) * shape.q_len + q0, n);
         for c in 0..n {
             let seen = sum[c] != 0.0;
-            lse[c] = if seen { max[c] * LN_2 + sum[c].ln() } else { f32::NEG_INFINITY };
+            lse[c] = if seen { max[c] * LN_2 + libm::logf(sum[c]) } else { f32::NEG_INFINITY };
             let factor = if seen { 1.0 / sum[c] } else { 0.0 };
             let row = ((b * shape.q_len + q0 + c) * shape.n_heads + head) * shape.head_dim;
             let out = &buffers.out[c * packed.cols..][..shape.head_dim];

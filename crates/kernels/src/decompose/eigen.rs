@@ -106,7 +106,7 @@ fn diagonalize(v: &mut [f64], n: usize, d: &mut [f64], e: &mut [f64]) {
             iterations += 1;
             let g = d[l];
             let p = (d[l + 1] - g) / (2.0 * e[l]);
-            let r = p.hypot(1.0).copysign(p);
+            let r = libm::hypot(p, 1.0).copysign(p);
             (d[l], d[l + 1]) = (e[l] / (p + r), e[l] * (p + r));
             let (next, h) = (d[l + 1], g - d[l]);
             d[l + 2..].iter_mut().for_each(|x| *x -= h);
@@ -117,7 +117,7 @@ fn diagonalize(v: &mut [f64], n: usize, d: &mut [f64], e: &mut [f64]) {
             for i in (l..m).rev() {
                 (c3, c2, s2) = (c2, c, s);
                 let (g, h) = (c * e[i], c * p);
-                let r = p.hypot(e[i]);
+                let r = libm::hypot(p, e[i]);
                 e[i + 1] = s * r;
                 (s, c) = (e[i] / r, p / r);
                 p = c * d[i] - s * g;

@@ -153,7 +153,7 @@ instances! {
             return;
         }
         let count = args.step as f64;
-        let weight = count.powf(adafactor.beta2_decay) as f32;
+        let weight = libm::pow(count, adafactor.beta2_decay) as f32;
         let (grad_scale, scratch) = (args.grad_scale, &mut scratch[..extent.scratch_len()]);
         squared_norm(cpu, weights, scratch);
         let size = (tree_sum(scratch) / n as f64).sqrt();

@@ -28,9 +28,9 @@ impl<const DECOUPLED: bool> Adam<DECOUPLED> {
             beta1_rest: (1.0 - beta1) as f32,
             beta2: beta2 as f32,
             beta2_rest: (1.0 - beta2) as f32,
-            root_correction2: (1.0 - beta2.powf(step)).sqrt() as f32,
+            root_correction2: (1.0 - libm::pow(beta2, step)).sqrt() as f32,
             eps: eps as f32,
-            step_size: (args.lr / (1.0 - beta1.powf(step))) as f32,
+            step_size: (args.lr / (1.0 - libm::pow(beta1, step))) as f32,
         }
     }
 }

@@ -120,7 +120,7 @@ instances! {
         };
         let step = args.step as f64;
         let correction = if lamb.bias_correction {
-            (1.0 - lamb.beta2.powf(step)).sqrt() / (1.0 - lamb.beta1.powf(step))
+            (1.0 - libm::pow(lamb.beta2, step)).sqrt() / (1.0 - libm::pow(lamb.beta1, step))
         } else {
             1.0
         };

@@ -258,7 +258,7 @@ impl Elementwise for OlderAdamW {
 
 fn corrected_lr(low: &LowRankArgs, args: &StepArgs) -> f64 {
     let n = args.step as f64;
-    args.lr * (1.0 - low.beta2.powf(n)).sqrt() / (1.0 - low.beta1.powf(n))
+    args.lr * (1.0 - libm::pow(low.beta2, n)).sqrt() / (1.0 - libm::pow(low.beta1, n))
 }
 
 instances! {

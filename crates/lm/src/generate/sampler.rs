@@ -143,7 +143,8 @@ impl Sampler {
     fn draw(&self, u: f64) -> u32 {
         let score = |id: u32| f64::from(self.scores[id as usize]);
         let Some(&first) = self.candidates.first() else { return 0 };
-        let weights: Vec<f64> = self.candidates.iter().map(|&id| (score(id) - score(first)).exp()).collect();
+        let weights: Vec<f64> =
+            self.candidates.iter().map(|&id| libm::exp(score(id) - score(first))).collect();
         let goal = f64::from(self.settings.top_p) * weights.iter().sum::<f64>();
         let mut kept = 0.0;
         let mut n_kept = 0;

@@ -21,11 +21,11 @@ pub fn bleu4(prediction: &str, label: &str) -> f64 {
             }
             hits => hits as f64 / total,
         };
-        sum += 0.25 * precision.ln();
+        sum += 0.25 * libm::log(precision);
     }
     let (ours, theirs) = (prediction.len() as f64, label.len() as f64);
-    let brevity = if ours > theirs { 1.0 } else { (1.0 - theirs / ours).exp() };
-    brevity * sum.exp()
+    let brevity = if ours > theirs { 1.0 } else { libm::exp(1.0 - theirs / ours) };
+    brevity * libm::exp(sum)
 }
 
 fn counts(text: &[char], n: usize) -> HashMap<&[char], usize> {

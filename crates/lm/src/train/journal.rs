@@ -290,7 +290,7 @@ impl Journal {
         let of = record.name.as_ref().map_or(String::new(), |name| format!(" of {name}"));
         let mut line = format!("evaluation{of} at step {}: loss {:.4}", record.step, record.loss);
         if record.has_perplexity {
-            line.push_str(&format!(", perplexity {:.3}", record.loss.exp()));
+            line.push_str(&format!(", perplexity {:.3}", libm::exp(record.loss)));
         }
         let shown = format!("{:.4}", record.loss);
         for (name, mean) in &record.metrics {

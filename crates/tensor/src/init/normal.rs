@@ -13,7 +13,7 @@ pub(super) fn truncate(std: f64, low: f64, high: f64, out: &mut [f32]) {
 fn normal_cdf(x: f64) -> f64 {
     const B: [f64; 5] = [0.319381530, -0.356563782, 1.781477937, -1.821255978, 1.330274429];
     let t = 1.0 / (1.0 + 0.2316419 * x.abs());
-    let density = (-0.5 * x * x).exp() / (2.0 * std::f64::consts::PI).sqrt();
+    let density = libm::exp(-0.5 * x * x) / (2.0 * std::f64::consts::PI).sqrt();
     let above = density * t * B.iter().rev().fold(0.0, |sum, b| sum * t + b);
     if x < 0.0 { above } else { 1.0 - above }
 }
@@ -49,7 +49,7 @@ fn normal_quantile(p: f64) -> f64 {
     const TAIL: f64 = 0.02425;
     let poly = |coefficients: &[f64], x: f64| coefficients.iter().fold(0.0, |sum, c| sum * x + c);
     let tail = |p: f64| {
-        let q = (-2.0 * p.ln()).sqrt();
+        let q = (-2.0 * libm::log(p)).sqrt();
         poly(&C, q) / poly(&D, q)
     };
     if p <= 0.0 {

@@ -1,6 +1,8 @@
 //! Every op of the tape against a plain f64 reference: its values, and its gradients against finite differences of
 //! that reference, for each dtype on each code path of this CPU; and what the tape promises around them.
 
+#![allow(clippy::disallowed_methods, reason = "what is expected is compared within tolerances")]
+
 mod attention;
 mod common;
 mod compare;

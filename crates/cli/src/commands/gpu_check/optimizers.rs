@@ -150,7 +150,7 @@ fn of_reference(rule: &Rule, args: &Args, sizes: &[usize]) -> reference::Rule {
         }
         Rule::Adafactor(adafactor) => {
             let AdafactorArgs { beta2_decay, eps1, eps2, d, relative } = adafactor;
-            let (share, floor) = ((args.step as f64).powf(beta2_decay), adafactor.floor());
+            let (share, floor) = (libm::pow(args.step as f64, beta2_decay), adafactor.floor());
             let rate = adafactor.rate(args.lr, args.step);
             reference::Rule::Adafactor(Adafactor { share, eps: [eps1, eps2], floor, d, relative, rate })
         }

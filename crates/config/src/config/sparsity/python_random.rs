@@ -33,7 +33,7 @@ impl PythonRandom {
     pub(super) fn sample(&mut self, n: usize, k: usize) -> Vec<usize> {
         let set_size = match k {
             0..=5 => 21,
-            _ => 21 + 4usize.pow(((3 * k) as f64).log(4.0).ceil() as u32),
+            _ => 21 + 4usize.pow((libm::log((3 * k) as f64) / libm::log(4.0)).ceil() as u32),
         };
         let mut chosen = Vec::with_capacity(k);
         if n <= set_size {

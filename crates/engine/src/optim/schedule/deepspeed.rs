@@ -55,7 +55,7 @@ pub(super) fn lr(shape: &DeepSpeedShape, step: u64, rate: f64, warmup_steps: u64
                 warmup_min_ratio + rise(warmup_type, t, steps) * (1.0 - warmup_min_ratio)
             } else {
                 let progress = ((t - steps + 1.0) / (total - steps).max(1.0)).min(1.0);
-                let wave = (1.0 + (PI * progress).cos()) / 2.0;
+                let wave = (1.0 + libm::cos(PI * progress)) / 2.0;
                 (cos_min_ratio + (1.0 - cos_min_ratio) * wave).max(0.0)
             }
         }
@@ -70,7 +70,7 @@ pub(super) fn lr(shape: &DeepSpeedShape, step: u64, rate: f64, warmup_steps: u64
 /// The share of the way up after step `t`, from 0 on.
 fn rise(curve: WarmupType, t: f64, steps: f64) -> f64 {
     match curve {
-        WarmupType::Log => 1.0 / steps.ln() * (t + 1.0).ln(),
+        WarmupType::Log => 1.0 / libm::log(steps) * libm::log(t + 1.0),
         WarmupType::Linear => t / steps,
     }
 }

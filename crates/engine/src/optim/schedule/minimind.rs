@@ -19,7 +19,7 @@ impl Schedule {
 
     fn half_wave(&self, micro: f64) -> f64 {
         let total = (self.total as f64 * self.accumulation as f64).max(1.0);
-        (PI * micro / total).cos()
+        libm::cos(PI * micro / total)
     }
 }
 

@@ -26,7 +26,7 @@ impl Schedule {
             Shape::WarmupStableDecay { warmup_type, min_lr_ratio, .. } if is_rising => {
                 let factor = match warmup_type {
                     Curve::Linear => rising,
-                    Curve::Cosine => 0.5 * (1.0 - (PI * rising).cos()),
+                    Curve::Cosine => 0.5 * (1.0 - libm::cos(PI * rising)),
                     Curve::OneMinusSqrt => 1.0 - (1.0 - rising).sqrt(),
                 };
                 factor * (1.0 - min_lr_ratio) + min_lr_ratio
@@ -40,12 +40,12 @@ impl Schedule {
                 if progress >= 1.0 {
                     0.0
                 } else {
-                    (0.5 * (1.0 + (PI * ((num_cycles * progress) % 1.0)).cos())).max(0.0)
+                    (0.5 * (1.0 + libm::cos(PI * ((num_cycles * progress) % 1.0)))).max(0.0)
                 }
             }
             Shape::Polynomial { lr_end, power } => {
                 let left = if step > self.total { 0.0 } else { 1.0 - (t - warmup) / rest };
-                ((self.peak - lr_end) * left.powf(power) + lr_end) / self.peak
+                ((self.peak - lr_end) * libm::pow(left, power) + lr_end) / self.peak
             }
             Shape::InverseSqrt { timescale } => {
                 let scale = timescale.unwrap_or(if self.warmup == 0 { 10_000.0 } else { warmup });
@@ -80,7 +80,7 @@ impl Schedule {
                     let progress = gone / decay.max(1.0);
                     let factor = match decay_type {
                         Curve::Linear => 1.0 - progress,
-                        Curve::Cosine => 0.5 * (1.0 + (PI * num_cycles * 2.0 * progress).cos()),
+                        Curve::Cosine => 0.5 * (1.0 + libm::cos(PI * num_cycles * 2.0 * progress)),
                         Curve::OneMinusSqrt => 1.0 - progress.sqrt(),
                     };
                     (factor * (1.0 - min_lr_ratio) + min_lr_ratio).max(0.0)
@@ -94,7 +94,7 @@ impl Schedule {
 
 /// A cosine that falls to `floor`.
 fn cosine(progress: f64, num_cycles: f64, floor: f64) -> f64 {
-    let factor = 0.5 * (1.0 + (PI * num_cycles * 2.0 * progress).cos());
+    let factor = 0.5 * (1.0 + libm::cos(PI * num_cycles * 2.0 * progress));
     (factor * (1.0 - floor) + floor).max(0.0)
 }
 

@@ -59,7 +59,7 @@ pub(super) fn read_common(
     let window = standard::window(fields, Some(4096))?;
     let windowed = standard::windowed(fields, config.layers.len(), windowed)?;
     let bias = fields.flag_or("attention_bias", false)?;
-    let scale = fields.number_or("query_pre_attn_scalar", 256.0)?.powf(-0.5) as f32;
+    let scale = libm::pow(fields.number_or("query_pre_attn_scalar", 256.0)?, -0.5) as f32;
     config.embedding_scale = Some((config.hidden_size as f64).sqrt() as f32);
     config.final_norm.offset = 1.0;
     for (layer, windowed) in config.layers.iter_mut().zip(windowed) {

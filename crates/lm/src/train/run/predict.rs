@@ -88,7 +88,8 @@ impl Run<'_> {
         let warnings = format!("{} pairs scored: accuracy {accuracy:.4}", all.len());
         let record = PredictRecord {
             loss: mean(&|margin| {
-                if margin > 0.0 { (-margin).exp().ln_1p() } else { margin.exp().ln_1p() - margin }
+                let below = libm::log1p(libm::exp(-margin.abs()));
+                if margin > 0.0 { below } else { below - margin }
             }),
             scores: vec![("accuracy", accuracy)],
             runtime: begin.elapsed(),

@@ -32,8 +32,8 @@ impl AdEmaMixArgs {
         let alpha = self.t_alpha.map_or(self.alpha, |steps| self.alpha * share(steps).min(1.0));
         let slow = self.t_beta3.map_or(beta3, |steps| {
             // ln β₁ ln β₃ / ((1 - s) ln β₃ + s ln β₁), in a form that has a value where β₁ is 0.
-            let (ln1, ln3) = (beta1.ln(), beta3.ln());
-            let grown = (ln3 / ((1.0 - share(steps)) * (ln3 / ln1) + share(steps))).exp();
+            let (ln1, ln3) = (libm::log(beta1), libm::log(beta3));
+            let grown = libm::exp(ln3 / ((1.0 - share(steps)) * (ln3 / ln1) + share(steps)));
             if step < steps { grown.min(beta3) } else { beta3 }
         });
         (alpha, slow)

@@ -194,7 +194,7 @@ impl<'l> Batch<'l> {
         call.f32(decay).f32s(&betas).f32(eps).u32(inside).run(geometry::pieces(&moments))?;
         let step = self.args.step as f64;
         let correction = match bias_correction {
-            true => (1.0 - beta2.powf(step)).sqrt() / (1.0 - beta1.powf(step)),
+            true => (1.0 - libm::pow(beta2, step)).sqrt() / (1.0 - libm::pow(beta1, step)),
             false => 1.0,
         };
         let lengths = self.table(|table, index, param| {
@@ -215,7 +215,7 @@ impl<'l> Batch<'l> {
     fn adafactor(&self, adafactor: AdafactorArgs) -> Form {
         let AdafactorArgs { beta2_decay, eps1, eps2, d, relative } = adafactor;
         let (scale, floor) = (self.args.grad_scale, adafactor.floor() as f32);
-        let weight = (self.args.step as f64).powf(beta2_decay) as f32;
+        let weight = libm::pow(self.args.step as f64, beta2_decay) as f32;
         let scratch = self.scratch(|param| Ok(param.matrices()?.scratch_bytes()))?;
         let rows_of = |param: &Declared| self.state(param, 0);
         // A vector keeps its second moments in the last state.

@@ -38,7 +38,7 @@ pub(super) fn cases(n: &Sizes) -> Vec<Case> {
         activation("gelu", ops::gelu, Activation::Gelu),
         activation("silu", ops::silu, Activation::Silu),
         activation("tanh", ops::tanh, Activation::Tanh),
-        unary("exp", ops::exp, f64::exp, f64::exp),
+        unary("exp", ops::exp, libm::exp, libm::exp),
         unary("square", ops::square, |x| x * x, |x| 2.0 * x),
         binary("add", &x, |a, b| ops::add(a, b), Array::plus),
         binary("mul", &x, |a, b| ops::mul(a, b), Array::mul),
