@@ -79,7 +79,7 @@ impl Language {
 
     /// The values that a key takes.
     pub fn values(self, value_type: ValueType) -> String {
-        let chinese = match value_type {
+        match value_type {
             _ if self == Language::English => return value_type.describe(),
             ValueType::Bool => "true 或 false".to_owned(),
             ValueType::Int(i64::MIN) => "整数".to_owned(),
@@ -97,8 +97,7 @@ impl Language {
             ValueType::List => "用逗号分开的名字".to_owned(),
             ValueType::Map => "映射，如 {min_lr: 1e-5}".to_owned(),
             ValueType::MapOrPath => "路径或映射".to_owned(),
-        };
-        chinese
+        }
     }
 }
 
