@@ -15,7 +15,7 @@ scratch=$(mktemp -d)
 root=$scratch/root
 bare=${OARLOCK_ROOT-$scratch/bare}
 cleanup() {
-  for place in "$root/dev" "$root/proc" "$root"; do ! mountpoint -q "$place" || umount -l "$place"; done
+  for place in "$root/dev" "$root/proc" "$root" "$scratch/over"; do ! mountpoint -q "$place" || umount -l "$place"; done
   rm -rf --one-file-system "$scratch"
 }
 trap cleanup EXIT
@@ -28,11 +28,10 @@ mkdir -p "$root" "$scratch/over"
 mount -t tmpfs tmpfs "$scratch/over"
 mkdir "$scratch/over/upper" "$scratch/over/work"
 mount -t overlay overlay -o "lowerdir=$bare,upperdir=$scratch/over/upper,workdir=$scratch/over/work" "$root"
-umount -l "$scratch/over"
 mount --rbind /dev "$root/dev"
 mount -t proc proc "$root/proc"
 cp "$wheel" "$root/tmp/"
-inside() { env -i PATH=/usr/local/bin:/usr/bin:/bin HOME=/root TERM=dumb chroot "$root" "$@"; }
+inside() { env -i PATH=/usr/local/bin:/usr/bin:/bin:/usr/sbin HOME=/root TERM=dumb chroot "$root" "$@"; }
 
 . "$bare/etc/os-release"
 printf '%s, %s, glibc %s\n' "$PRETTY_NAME" "$(inside python3 --version)" "$(inside ldd --version | sed -n '1s/.* //p')"
@@ -43,7 +42,7 @@ done
 options=(--no-index --disable-pip-version-check --root-user-action=ignore)
 ! inside pip3 install --help | grep -q break-system-packages || options+=(--break-system-packages)
 list() { inside find / -xdev \( -path /proc -o -path /dev -o -path /tmp -o -path /root/run -o -name __pycache__ \) -prune -o \( -type f -o -type l \) -print | sort; }
-size() { inside du -s --apparent-size -B1 -x / 2>/dev/null | cut -f1 || true; }
+size() { du -s --apparent-size -B1 "$scratch/over/upper" | cut -f1; }
 list >"$scratch/before"
 before=$(size)
 
