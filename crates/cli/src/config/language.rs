@@ -80,7 +80,7 @@ impl Language {
     /// The values that a key takes.
     pub fn values(self, value_type: ValueType) -> String {
         match value_type {
-            _ if self == Language::English => return value_type.describe(),
+            _ if self == Language::English => value_type.describe(),
             ValueType::Bool => "true 或 false".to_owned(),
             ValueType::Int(i64::MIN) => "整数".to_owned(),
             ValueType::Int(min) => format!("整数，至少 {min}"),
