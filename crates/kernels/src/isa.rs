@@ -3,11 +3,15 @@
 use std::fmt;
 use std::str::FromStr;
 
-/// The code paths a kernel can take, from the slowest to the fastest.
+use crate::multiply_add::IS_FUSED_FAST;
+
+/// The code paths a kernel can take, from the slowest to the fastest where all of them are instructions.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub enum Path {
     /// Plain Rust, any CPU.
     Portable,
+    /// Plain Rust with fused multiply-add: the bits of AVX2 and AVX-512 on any CPU, slow on those without the instruction.
+    PortableFma,
     /// AVX2 with FMA and F16C (x86-64-v3).
     Avx2,
     /// AVX-512 F, BW, DQ, VL (x86-64-v4).
@@ -17,8 +21,9 @@ pub enum Path {
 }
 
 impl Path {
-    /// All paths, slowest first.
-    pub const ALL: [Path; 4] = [Path::Portable, Path::Avx2, Path::Avx512, Path::Avx512Bf16];
+    /// All paths, in this order.
+    pub const ALL: [Path; 5] =
+        [Path::Portable, Path::PortableFma, Path::Avx2, Path::Avx512, Path::Avx512Bf16];
 }
 
 /// Proof that this CPU can run a [`Path`]: a value exists only for paths that detection found.
@@ -28,10 +33,11 @@ pub struct Isa(Path);
 impl Isa {
     /// The fastest path of this CPU.
     pub fn detect() -> Isa {
-        Self::available().pop().unwrap_or(Isa(Path::Portable))
+        let is_fast = |isa: &Isa| isa.0 != Path::PortableFma || IS_FUSED_FAST;
+        Self::available().into_iter().rfind(is_fast).unwrap_or(Isa(Path::Portable))
     }
 
-    /// Every path that this CPU can run, slowest first.
+    /// Every path that this CPU can run.
     pub fn available() -> Vec<Isa> {
         Path::ALL.into_iter().filter_map(Isa::force).collect()
     }
@@ -62,7 +68,7 @@ fn supported(path: Path) -> bool {
             && std::arch::is_x86_feature_detected!("avx512vl")
     };
     match path {
-        Path::Portable => true,
+        Path::Portable | Path::PortableFma => true,
         Path::Avx2 => avx2(),
         Path::Avx512 => avx512(),
         Path::Avx512Bf16 => avx512() && std::arch::is_x86_feature_detected!("avx512bf16"),
@@ -71,13 +77,14 @@ fn supported(path: Path) -> bool {
 
 #[cfg(not(target_arch = "x86_64"))]
 fn supported(path: Path) -> bool {
-    path == Path::Portable
+    matches!(path, Path::Portable | Path::PortableFma)
 }
 
 impl fmt::Display for Path {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str(match self {
             Path::Portable => "portable",
+            Path::PortableFma => "portable_fma",
             Path::Avx2 => "avx2",
             Path::Avx512 => "avx512",
             Path::Avx512Bf16 => "avx512bf16",
@@ -88,10 +95,9 @@ impl fmt::Display for Path {
 impl FromStr for Path {
     type Err = String;
     fn from_str(s: &str) -> Result<Path, String> {
-        Path::ALL
-            .into_iter()
-            .find(|p| p.to_string() == s)
-            .ok_or_else(|| format!("unknown CPU path \"{s}\"; one of portable, avx2, avx512, avx512bf16"))
+        Path::ALL.into_iter().find(|p| p.to_string() == s).ok_or_else(|| {
+            format!("unknown CPU path \"{s}\"; one of {}", Path::ALL.map(|p| p.to_string()).join(", "))
+        })
     }
 }
 

@@ -26,6 +26,7 @@ mod instances;
 mod isa;
 mod lanes;
 pub mod math;
+pub mod multiply_add;
 pub mod norm;
 pub mod optim;
 pub mod pair_loss;

@@ -8,7 +8,7 @@ use oarlock_kernels::{Cpu, DType, Isa, Par, Result, bf16, f16};
 use oarlock_reference::attention::{Keeps, Operands, Shape};
 use oarlock_reference::compare::assert_near_largest;
 
-use crate::everywhere::{Element, f64s, scaled};
+use crate::everywhere::{Element, f64s, has_the_promised_bits, scaled};
 
 mod blocks;
 
@@ -51,7 +51,7 @@ struct Case<T> {
     blocks: Option<BlockMask>,
 }
 
-#[derive(PartialEq)]
+#[derive(Clone, PartialEq)]
 struct Results<T> {
     o: Vec<T>,
     lse: Vec<f32>,
@@ -131,9 +131,14 @@ impl<T: Element> Case<T> {
         let keeps = keeps.as_ref().map(|keeps| -> &Keeps<'_> { keeps });
         let doc_start = self.doc_start.as_deref();
         let want = shape.attention(&Operands { q: &q, k: &k, v: &v, d_o: &d_o, doc_start, keeps });
+        let mut promised: Option<Results<T>> = None;
         for cpu in cpus() {
             let got = self.run(&cpu);
             let what = |what| format!("{what} of {s:?}, {}, {}", T::DTYPE, cpu.isa.path());
+            if has_the_promised_bits(cpu.isa.path(), T::DTYPE) {
+                let same = *promised.get_or_insert_with(|| got.clone()) == got;
+                assert!(same, "{}", what("the bits of this path alone"));
+            }
             assert_near_largest(&what("lse"), &got.lse, &want.lse, tolerance, 0.5);
             for (name, got, want) in [
                 ("o", got.o, &want.o),

@@ -1,6 +1,6 @@
 //! What the tests of the kernels share: every code path and thread count, and element types that the references know.
 
-use oarlock_kernels::{Cpu, Float, Isa, Par};
+use oarlock_kernels::{Cpu, DType, Float, Isa, Par, Path};
 use oarlock_reference::number::Number;
 
 pub use oarlock_reference::compare::assert_close;
@@ -17,6 +17,12 @@ pub fn cpus() -> Vec<Cpu> {
     let pars = [Par::solo(), par(2), par(7)];
     let pairs = Isa::available().into_iter().flat_map(|isa| pars.clone().map(|par| Cpu { isa, par }));
     pairs.collect()
+}
+
+/// Whether a path gives the bits that docs/numerics.md promises for operands of a dtype: all do that fuse multiplication and
+/// addition, but for products of pairs in bf16.
+pub fn has_the_promised_bits(path: Path, dtype: DType) -> bool {
+    path != Path::Portable && (path, dtype) != (Path::Avx512Bf16, DType::BF16)
 }
 
 /// Each of two added.

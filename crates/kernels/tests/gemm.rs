@@ -6,6 +6,8 @@ use oarlock_kernels::gemm::convert::{narrow, widen};
 use oarlock_kernels::gemm::{MatMut, MatRef, gemm, gemm_scratch_bytes, peak_flops};
 use oarlock_kernels::{Cpu, DType, Float, Isa, Par, Store, bf16, f16};
 
+use crate::everywhere::has_the_promised_bits;
+
 static POOLS: LazyLock<[Par; 2]> = LazyLock::new(|| [2, 7].map(|n| Par::threads(n).unwrap()));
 
 /// Values with few mantissa bits, so that they are exact in every type.
@@ -83,6 +85,7 @@ fn check<T: Float, C: Float>(m: usize, n: usize, k: usize) {
             _ => 0.0,
         };
         for store in [Store::Overwrite, Store::Add] {
+            let mut promised: Option<Vec<u8>> = None;
             for isa in Isa::available() {
                 let what = format!(
                     "[{m}, {n}, {k}] a_t {a_t} b_t {b_t} {store:?} {} {} -> {}",
@@ -100,11 +103,17 @@ fn check<T: Float, C: Float>(m: usize, n: usize, k: usize) {
                         + (expected.abs() + 1e-3) * half_ulp * 1.01;
                     assert!(error <= bound, "{what} at {r}, {j}: {} instead of {expected}", solo.at(r, j));
                 }
+                let bits = bytemuck::cast_slice::<C, u8>(&solo.data);
+                if has_the_promised_bits(isa.path(), T::DTYPE) {
+                    assert!(
+                        *promised.get_or_insert(bits.to_vec()) == *bits,
+                        "{what}: the bits of this path alone"
+                    );
+                }
                 for par in &*POOLS {
                     let cpu = Cpu { isa, par: par.clone() };
                     let other = product(&cpu, &a, &b, &c, store);
-                    let same = bytemuck::cast_slice::<C, u8>(&solo.data)
-                        == bytemuck::cast_slice::<C, u8>(&other.data);
+                    let same = bits == bytemuck::cast_slice::<C, u8>(&other.data);
                     assert!(same, "{what}: {} threads give other bits", par.n_threads());
                 }
             }
@@ -118,6 +127,51 @@ fn check_all_types(m: usize, n: usize, k: usize) {
     check::<bf16, f32>(m, n, k);
     check::<f16, f16>(m, n, k);
     check::<f16, f32>(m, n, k);
+}
+
+/// As [`check`] of the bits alone, with numbers whose products and sums are rounded.
+fn check_bits<T: Float, C: Float>(m: usize, n: usize, k: usize) {
+    for transposed in [false, true] {
+        let mut a = Matrix::<T>::new(m, k, transposed, 0, 1);
+        let mut b = Matrix::<T>::new(k, n, !transposed, 0, 2);
+        for (i, x) in a.data.iter_mut().chain(&mut b.data).enumerate() {
+            *x = T::from_f32((value(i, 5) + value(i, 6) * 1e-3) * 1.234_567_9);
+        }
+        let c = Matrix::<C>::new(m, n, false, 0, 3);
+        let paths = Isa::available().into_iter().filter(|isa| has_the_promised_bits(isa.path(), T::DTYPE));
+        let mut found: Vec<_> = paths
+            .map(|isa| {
+                let cpu = Cpu { isa, par: Par::solo() };
+                let each = [Store::Overwrite, Store::Add].map(|store| product(&cpu, &a, &b, &c, store).data);
+                (isa.path(), each.map(|data| bytemuck::cast_slice::<C, u8>(&data).to_vec()))
+            })
+            .collect();
+        let (first, bits) = found.remove(0);
+        for (path, others) in found {
+            assert!(others == bits, "[{m}, {n}, {k}] {} -> {}: {path} and {first}", T::DTYPE, C::DTYPE);
+        }
+    }
+}
+
+#[test]
+fn paths_that_fuse_multiply_add_give_the_same_bits() {
+    for (m, n, k) in [
+        (1, 70, 67),
+        (1, 3, 1000),
+        (2, 67, 1003),
+        (5, 130, 33),
+        (7, 9, 15),
+        (8, 64, 16),
+        (9, 33, 1),
+        (23, 70, 800),
+        (50, 130, 1601),
+    ] {
+        check_bits::<f32, f32>(m, n, k);
+        check_bits::<f16, f16>(m, n, k);
+        check_bits::<f16, f32>(m, n, k);
+        check_bits::<bf16, bf16>(m, n, k);
+        check_bits::<bf16, f32>(m, n, k);
+    }
 }
 
 #[test]

@@ -8,6 +8,10 @@ fn names_round_trip_and_portable_is_everywhere() {
         assert_eq!(path.to_string().parse::<Path>(), Ok(path));
     }
     assert_eq!(Isa::available()[0].path(), Path::Portable);
+    assert_eq!(Isa::available()[1].path(), Path::PortableFma);
+    // In software it is slower than the other one.
+    let has_instruction = cfg!(any(target_feature = "fma", target_arch = "aarch64"));
+    assert!(Isa::detect().path() != Path::PortableFma || has_instruction);
     assert!("sse9".parse::<Path>().is_err());
 }
 

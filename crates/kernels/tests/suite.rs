@@ -19,6 +19,7 @@ mod glu;
 mod indexed;
 mod isa;
 mod math;
+mod multiply_add;
 mod norm;
 mod optim;
 mod pair_loss;

@@ -36,6 +36,7 @@ mod own_loop;
 mod own_model;
 mod param_groups;
 mod parity;
+mod paths;
 mod pipeline;
 mod placements;
 mod preference;

@@ -3,9 +3,12 @@
 //! Operands are made of 32-bit *units* along the reduction: one f32, or a pair of bf16 where the CPU multiplies
 //! such pairs. One product serves both; only [`Kernel::dot`] differs.
 
+use std::marker::PhantomData;
+
 use crate::dtype::{DType, Float};
 use crate::isa::{Isa, Path, vector_methods};
 use crate::math;
+use crate::multiply_add::{Fused, MultiplyAdd, Separate};
 
 /// Lanes of a vector.
 pub(super) const LANES: usize = 16;
@@ -40,7 +43,7 @@ pub(super) trait Kernel: Copy + Send + Sync + 'static {
     unsafe fn fma(a: Self::V, b: Self::V, c: Self::V) -> Self::V;
     /// The greater of the two; `b` if one of them is NaN.
     unsafe fn max(a: Self::V, b: Self::V) -> Self::V;
-    /// Sums of the lanes of each, in a fixed order.
+    /// Sums of the lanes of each: of each quarter by halves, then of the quarters by halves.
     unsafe fn sums(x: [Self::V; 4]) -> [f32; 4];
     /// Two to the power of each lane, below 2^-126 zero; NaN stays NaN.
     unsafe fn exp2(x: Self::V) -> Self::V;
@@ -282,11 +285,16 @@ pub(super) fn dispatch<T: Float>(isa: Isa, task: impl Task) {
             Path::Avx512Bf16 | Path::Avx512 => return unsafe { avx512(task) },
             // SAFETY: as above.
             Path::Avx2 => return unsafe { avx2(task) },
-            Path::Portable => {}
+            Path::Portable | Path::PortableFma => {}
         }
     }
     // SAFETY: plain Rust.
-    unsafe { task.run::<Lanes>() }
+    unsafe {
+        match isa.path() {
+            Path::PortableFma => task.run::<Lanes<Fused>>(),
+            _ => task.run::<Lanes<Separate>>(),
+        }
+    }
 }
 
 /// Elements of a unit in the kernel that [`dispatch`] picks.
@@ -296,7 +304,7 @@ pub(super) fn pair<T: Float>(isa: Isa) -> usize {
 
 /// Lanes in plain Rust, for LLVM to vectorise.
 #[derive(Clone, Copy)]
-pub(super) struct Lanes;
+pub(super) struct Lanes<M>(PhantomData<M>);
 
 type A16 = [f32; LANES];
 
@@ -311,7 +319,7 @@ macro_rules! lanes {
     }};
 }
 
-impl Kernel for Lanes {
+impl<M: MultiplyAdd> Kernel for Lanes<M> {
     type V = A16;
     const PAIR: usize = 1;
     const STRIP: usize = 2;
@@ -323,17 +331,17 @@ impl Kernel for Lanes {
         fn add(a: A16, b: A16) -> A16 { lanes!(i => a[i] + b[i]) }
         fn sub(a: A16, b: A16) -> A16 { lanes!(i => a[i] - b[i]) }
         fn mul(a: A16, b: A16) -> A16 { lanes!(i => a[i] * b[i]) }
-        fn fma(a: A16, b: A16, c: A16) -> A16 { lanes!(i => a[i] * b[i] + c[i]) }
+        fn fma(a: A16, b: A16, c: A16) -> A16 { M::lanes(a, b, c) }
         fn max(a: A16, b: A16) -> A16 { lanes!(i => if a[i] > b[i] { a[i] } else { b[i] }) }
         fn sums(x: [A16; 4]) -> [f32; 4] {
             let mut out = [0f32; 4];
-            for (out, mut x) in out.iter_mut().zip(x) {
-                for half in [8, 4, 2, 1] {
-                    for i in 0..half {
-                        x[i] += x[i + half];
-                    }
-                }
-                *out = x[0];
+            for (out, x) in out.iter_mut().zip(x) {
+                let (quarters, _) = x.as_chunks::<4>();
+                let sums: [f32; 4] = std::array::from_fn(|q| {
+                    let [a, b, c, d] = quarters[q];
+                    (a + c) + (b + d)
+                });
+                *out = (sums[0] + sums[2]) + (sums[1] + sums[3]);
             }
             out
         }

@@ -37,15 +37,16 @@ impl Kernel for Avx2 {
         fn fma(a: V, b: V, c: V) -> V { [_mm256_fmadd_ps(a[0], b[0], c[0]), _mm256_fmadd_ps(a[1], b[1], c[1])] }
         fn max(a: V, b: V) -> V { [_mm256_max_ps(a[0], b[0]), _mm256_max_ps(a[1], b[1])] }
         fn sums(x: [V; 4]) -> [f32; 4] {
-            // Halves of each are added until 4 lanes are left; then lane i becomes the sum of x[i].
-            let [a, b, c, d] = x.map(|x| {
-                let x = _mm256_add_ps(x[0], x[1]);
-                _mm_add_ps(_mm256_castps256_ps128(x), _mm256_extractf128_ps::<1>(x))
-            });
-            let (ab, cd) = (_mm_unpacklo_ps(a, b), _mm_unpacklo_ps(c, d));
-            let (ab_high, cd_high) = (_mm_unpackhi_ps(a, b), _mm_unpackhi_ps(c, d));
-            let (ab, cd) = (_mm_add_ps(ab, ab_high), _mm_add_ps(cd, cd_high));
-            let all = _mm_add_ps(_mm_movelh_ps(ab, cd), _mm_movehl_ps(cd, ab));
+            // Lane 4 q + i becomes the sum of quarter q of x[i]; then the quarters are added.
+            let [a, b, c, d] = x;
+            let mut halves = [_mm256_setzero_ps(); 2];
+            for (h, half) in halves.iter_mut().enumerate() {
+                let ab = _mm256_add_ps(_mm256_unpacklo_ps(a[h], b[h]), _mm256_unpackhi_ps(a[h], b[h]));
+                let cd = _mm256_add_ps(_mm256_unpacklo_ps(c[h], d[h]), _mm256_unpackhi_ps(c[h], d[h]));
+                *half = _mm256_add_ps(_mm256_shuffle_ps::<0x44>(ab, cd), _mm256_shuffle_ps::<0xee>(ab, cd));
+            }
+            let sum = _mm256_add_ps(halves[0], halves[1]);
+            let all = _mm_add_ps(_mm256_castps256_ps128(sum), _mm256_extractf128_ps::<1>(sum));
             let mut out = [0f32; 4];
             _mm_storeu_ps(out.as_mut_ptr(), all);
             out

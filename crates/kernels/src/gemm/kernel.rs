@@ -5,6 +5,7 @@
 
 use crate::dtype::{DType, bf16};
 use crate::isa::{Isa, Path};
+use crate::multiply_add::{Fused, Separate};
 
 use super::kernel_portable;
 #[cfg(target_arch = "x86_64")]
@@ -93,13 +94,16 @@ impl Micro {
                 writes_bf16: true,
                 run: kernel_avx2::f32_tile,
             },
-            _ => Micro {
+            (path, _) => Micro {
                 mr: 4,
                 nr: 8,
                 a_width: 4,
                 pairs: false,
                 writes_bf16: false,
-                run: kernel_portable::f32_tile,
+                run: match path {
+                    Path::PortableFma => kernel_portable::f32_tile::<Fused>,
+                    _ => kernel_portable::f32_tile::<Separate>,
+                },
             },
         }
     }

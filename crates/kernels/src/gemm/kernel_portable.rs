@@ -1,6 +1,7 @@
 //! The micro-kernel in plain Rust: a 4 x 8 f32 tile.
 
 use super::kernel::{Out, PACKED, Tile};
+use crate::multiply_add::MultiplyAdd;
 
 const MR: usize = 4;
 const NR: usize = 8;
@@ -9,24 +10,24 @@ const A_STEP: usize = 16;
 
 /// # Safety
 /// As [`super::kernel::Micro::tile`].
-pub(super) unsafe fn f32_tile(t: &Tile) {
+pub(super) unsafe fn f32_tile<M: MultiplyAdd>(t: &Tile) {
     let packed = t.a_row_bytes == PACKED;
     // SAFETY: the caller's contract.
     unsafe {
         match (t.rows, packed) {
-            (1, true) => rows::<1, true>(t),
-            (2, true) => rows::<2, true>(t),
-            (3, true) => rows::<3, true>(t),
-            (_, true) => rows::<MR, true>(t),
-            (1, false) => rows::<1, false>(t),
-            (2, false) => rows::<2, false>(t),
-            (3, false) => rows::<3, false>(t),
-            (_, false) => rows::<MR, false>(t),
+            (1, true) => rows::<M, 1, true>(t),
+            (2, true) => rows::<M, 2, true>(t),
+            (3, true) => rows::<M, 3, true>(t),
+            (_, true) => rows::<M, MR, true>(t),
+            (1, false) => rows::<M, 1, false>(t),
+            (2, false) => rows::<M, 2, false>(t),
+            (3, false) => rows::<M, 3, false>(t),
+            (_, false) => rows::<M, MR, false>(t),
         }
     }
 }
 
-unsafe fn rows<const R: usize, const PACK: bool>(t: &Tile) {
+unsafe fn rows<M: MultiplyAdd, const R: usize, const PACK: bool>(t: &Tile) {
     let mut acc = [[0f32; NR]; R];
     let (row, step) = if PACK { (PACKED, A_STEP) } else { (t.a_row_bytes, 4) };
     let (mut a, mut b) = (t.a, t.b.cast::<[f32; NR]>());
@@ -36,9 +37,7 @@ unsafe fn rows<const R: usize, const PACK: bool>(t: &Tile) {
             let y = b.read_unaligned();
             for (r, acc) in acc.iter_mut().enumerate() {
                 let x = a.add(r * row).cast::<f32>().read_unaligned();
-                for (acc, y) in acc.iter_mut().zip(y) {
-                    *acc += x * y;
-                }
+                *acc = M::lanes([x; NR], y, *acc);
             }
             a = a.add(step);
             b = b.add(1);

@@ -3,9 +3,12 @@
 #[cfg(target_arch = "x86_64")]
 use std::arch::x86_64::*;
 
+use std::marker::PhantomData;
+
 use crate::Cpu;
 use crate::dtype::Float;
 use crate::isa::{Isa, Path, vector_methods};
+use crate::multiply_add::{Fused, MultiplyAdd, Separate};
 
 use super::convert::{narrow, widen};
 #[cfg(target_arch = "x86_64")]
@@ -86,7 +89,8 @@ fn product<T: Float>(
         // SAFETY: as above.
         #[cfg(target_arch = "x86_64")]
         Path::Avx2 => unsafe { avx2(by_column, x, w, stride, k, n, sums) },
-        _ => body::<T, [f32; 4]>(by_column, x, w, stride, k, n, sums),
+        Path::PortableFma => body::<T, Plain<Fused>>(by_column, x, w, stride, k, n, sums),
+        _ => body::<T, Plain<Separate>>(by_column, x, w, stride, k, n, sums),
     }
 }
 
@@ -115,7 +119,7 @@ fn avx2<T: Float>(
     n: usize,
     sums: &mut [[f32; COLS]],
 ) {
-    body::<T, __m256>(by_column, x, w, stride, k, n, sums);
+    body::<T, [__m256; 2]>(by_column, x, w, stride, k, n, sums);
 }
 
 #[inline(always)]
@@ -145,10 +149,19 @@ fn body<T: Float, V: Lanes>(
         while r < sums.len() {
             let (w, x, left) = (&w[j * stride..], &x[r * k..], sums.len() - r);
             let out = &mut sums[r..];
-            r += match (width, left) {
-                (4, 4..) if V::MANY_REGISTERS => dots::<T, V, 4, 4>(x, w, stride, k, j, out),
-                (4, 2..) => dots::<T, V, 2, 4>(x, w, stride, k, j, out),
-                (4, _) => dots::<T, V, 1, 4>(x, w, stride, k, j, out),
+            // What does not fit the registers at once is done in two halves.
+            r += match (width, V::N_SUMS, left) {
+                (4, 16.., 4..) => dots::<T, V, 4, 4>(x, w, stride, k, j, out),
+                (4, 16.., 2..) => dots::<T, V, 2, 4>(x, w, stride, k, j, out),
+                (4, 4.., 2..) => {
+                    dots::<T, V, 2, 2>(x, w, stride, k, j, out);
+                    dots::<T, V, 2, 2>(x, &w[2 * stride..], stride, k, j + 2, out)
+                }
+                (4, 4.., _) => dots::<T, V, 1, 4>(x, w, stride, k, j, out),
+                (4, _, _) => {
+                    dots::<T, V, 1, 2>(x, w, stride, k, j, out);
+                    dots::<T, V, 1, 2>(x, &w[2 * stride..], stride, k, j + 2, out)
+                }
                 _ => dots::<T, V, 1, 1>(x, w, stride, k, j, out),
             };
         }
@@ -168,11 +181,11 @@ fn dots<T: Float, V: Lanes, const R: usize, const J: usize>(
 ) -> usize {
     let x: [&[f32]; R] = std::array::from_fn(|r| &x[r * k..][..k]);
     let w: [&[T]; J] = std::array::from_fn(|j| &w[j * stride..][..k]);
-    let whole = k - k % V::LANES;
+    let whole = k - k % LANES;
     // SAFETY: the callers have the instructions of `V`; `whole` elements exist in each row.
     unsafe {
         let mut acc = [[V::zero(); J]; R];
-        for i in (0..whole).step_by(V::LANES) {
+        for i in (0..whole).step_by(LANES) {
             for (j, w) in w.iter().enumerate() {
                 let y = V::load(w.as_ptr().add(i));
                 for (r, x) in x.iter().enumerate() {
@@ -196,12 +209,13 @@ fn dots<T: Float, V: Lanes, const R: usize, const J: usize>(
     R
 }
 
+/// Lanes of a vector, on each path: they decide in which order dot products are summed.
+const LANES: usize = 16;
+
 /// A vector of f32. Its functions may be called only on a CPU that has its instructions.
 trait Lanes: Copy {
-    /// Elements of a vector.
-    const LANES: usize;
-    /// Whether there are 32 vector registers instead of 16.
-    const MANY_REGISTERS: bool;
+    /// Vectors of sums that the registers hold beside their operands.
+    const N_SUMS: usize;
     #[inline(always)]
     fn multiply_add(x: f32, y: f32, sum: f32) -> f32 {
         x.mul_add(y, sum)
@@ -213,44 +227,57 @@ trait Lanes: Copy {
     unsafe fn sum(x: Self) -> f32;
 }
 
-impl Lanes for [f32; 4] {
-    const LANES: usize = 4;
-    const MANY_REGISTERS: bool = false;
+/// A vector in plain Rust.
+#[derive(Clone, Copy)]
+struct Plain<M>([f32; LANES], PhantomData<M>);
+
+impl<M: MultiplyAdd> Lanes for Plain<M> {
+    const N_SUMS: usize = 2;
     #[inline(always)]
     fn multiply_add(x: f32, y: f32, sum: f32) -> f32 {
-        x * y + sum
+        M::one(x, y, sum)
     }
     vector_methods! {
-        fn zero() -> Self { [0.0; 4] }
-        fn load[T: Float](p: *const T) -> Self { p.cast::<[T; 4]>().read_unaligned().map(widen) }
-        fn fma(x: Self, y: Self, sum: Self) -> Self { std::array::from_fn(|l| x[l] * y[l] + sum[l]) }
-        fn sum(x: Self) -> f32 { (x[0] + x[2]) + (x[1] + x[3]) }
+        fn zero() -> Self { Plain([0.0; LANES], PhantomData) }
+        fn load[T: Float](p: *const T) -> Self {
+            Plain(p.cast::<[T; LANES]>().read_unaligned().map(widen), PhantomData)
+        }
+        fn fma(x: Self, y: Self, sum: Self) -> Self { Plain(M::lanes(x.0, y.0, sum.0), PhantomData) }
+        fn sum(x: Self) -> f32 {
+            let mut x = x.0;
+            for half in [8, 4, 2, 1] {
+                for i in 0..half {
+                    x[i] += x[i + half];
+                }
+            }
+            x[0]
+        }
     }
 }
 
 #[cfg(target_arch = "x86_64")]
-impl Lanes for __m256 {
-    const LANES: usize = 8;
-    const MANY_REGISTERS: bool = false;
+impl Lanes for [__m256; 2] {
+    const N_SUMS: usize = 4;
     vector_methods! {
-        fn zero() -> Self { _mm256_setzero_ps() }
+        fn zero() -> Self { [_mm256_setzero_ps(); 2] }
         // Arrays and vectors of one size.
         fn load[T: Float](p: *const T) -> Self {
-            std::mem::transmute(words(p.cast::<[T; 8]>().read_unaligned()))
+            let [low, high] = p.cast::<[[T; 8]; 2]>().read_unaligned();
+            [
+                std::mem::transmute::<[u32; 8], __m256>(words(low)),
+                std::mem::transmute::<[u32; 8], __m256>(words(high)),
+            ]
         }
-        fn fma(x: Self, y: Self, sum: Self) -> Self { _mm256_fmadd_ps(x, y, sum) }
-        fn sum(x: Self) -> f32 {
-            let x = _mm_add_ps(_mm256_castps256_ps128(x), _mm256_extractf128_ps::<1>(x));
-            let x = _mm_add_ps(x, _mm_movehl_ps(x, x));
-            _mm_cvtss_f32(_mm_add_ss(x, _mm_movehdup_ps(x)))
+        fn fma(x: Self, y: Self, sum: Self) -> Self {
+            [_mm256_fmadd_ps(x[0], y[0], sum[0]), _mm256_fmadd_ps(x[1], y[1], sum[1])]
         }
+        fn sum(x: Self) -> f32 { sum_of_eight(_mm256_add_ps(x[0], x[1])) }
     }
 }
 
 #[cfg(target_arch = "x86_64")]
 impl Lanes for __m512 {
-    const LANES: usize = 16;
-    const MANY_REGISTERS: bool = true;
+    const N_SUMS: usize = 16;
     vector_methods! {
         fn zero() -> Self { _mm512_setzero_ps() }
         // As above.
@@ -258,6 +285,23 @@ impl Lanes for __m512 {
             std::mem::transmute(words(p.cast::<[T; 16]>().read_unaligned()))
         }
         fn fma(x: Self, y: Self, sum: Self) -> Self { _mm512_fmadd_ps(x, y, sum) }
-        fn sum(x: Self) -> f32 { _mm512_reduce_add_ps(x) }
+        fn sum(x: Self) -> f32 {
+            sum_of_eight(_mm256_add_ps(_mm512_castps512_ps256(x), _mm512_extractf32x8_ps::<1>(x)))
+        }
+    }
+}
+
+/// The sum of eight lanes, by halves.
+///
+/// # Safety
+/// On a CPU with AVX.
+#[cfg(target_arch = "x86_64")]
+#[inline(always)]
+unsafe fn sum_of_eight(x: __m256) -> f32 {
+    // SAFETY: the caller's contract.
+    unsafe {
+        let x = _mm_add_ps(_mm256_castps256_ps128(x), _mm256_extractf128_ps::<1>(x));
+        let x = _mm_add_ps(x, _mm_movehl_ps(x, x));
+        _mm_cvtss_f32(_mm_add_ss(x, _mm_movehdup_ps(x)))
     }
 }
