@@ -3,8 +3,10 @@
 use std::fs;
 use std::path::{Path, PathBuf};
 
-use crate::common::{Site, run};
+use rustix::process::{Pid, Signal, kill_process};
 use serde_json::Value;
+
+use crate::common::{Site, run, start, until};
 
 const DEEPSPEED: &str = r#"{
   "zero_optimization": {"stage": 2},
@@ -45,6 +47,36 @@ fn board(folder: &Path) -> Vec<Scalar> {
         }
     }
     scalars
+}
+
+/// The numbers of the only run below this folder, and its end: the state and why. The log is smaller than a block.
+fn swanlab(folder: &Path) -> (Vec<Scalar>, Option<(u64, String)>) {
+    let runs = files(folder, "run-");
+    assert_eq!(runs.len(), 1, "{runs:?}");
+    let bytes = fs::read(&files(&runs[0], "run-")[0]).unwrap();
+    assert!(bytes.len() < 32768, "{}", bytes.len());
+    let (mut rest, mut scalars, mut end) =
+        (bytes.strip_prefix(b":SWL\xd6\xe1\x02").unwrap(), Vec::new(), None);
+    while !rest.is_empty() {
+        let length = usize::from(u16::from_le_bytes(rest[4..6].try_into().unwrap()));
+        let record = fields(&rest[7..7 + length]);
+        rest = &rest[7 + length..];
+        let (kind, content) = record.last().unwrap();
+        let content = fields(content);
+        let of = |number| content.iter().find(|(own, _)| *own == number).map(|(_, bytes)| bytes.clone());
+        let text = |number| String::from_utf8(of(number).unwrap_or_default()).unwrap();
+        let number = |number| of(number).map_or(0, |bytes| varint(&bytes));
+        if *kind == 13 {
+            let value = fields(&of(5).unwrap());
+            let value =
+                value.first().map_or(0.0, |(_, bytes)| f64::from_le_bytes(bytes[..].try_into().unwrap()));
+            scalars.push((number(2), text(1), value));
+        } else if *kind == 11 {
+            assert!(end.is_none() && rest.is_empty(), "a run ends once");
+            end = Some((number(1), text(2)));
+        }
+    }
+    (scalars, end)
 }
 
 /// The fields of a protocol buffer with the bytes of their values.
@@ -174,6 +206,14 @@ fn every_monitor_holds_the_losses_of_the_log() {
         assert!(logs.len() == 1 && fs::read(&logs[0]).unwrap().starts_with(b":W&B"), "{logs:?}");
     }
 
+    // An offline run of SwanLab.
+    let (scalars, end) = swanlab(&site.path("swanlog"));
+    assert_eq!(named(&scalars, "train/loss"), losses);
+    assert_eq!(named(&scalars, "eval/loss"), column(&log, "eval_loss"));
+    assert_eq!(end, Some((1, String::new())), "it has finished");
+    let run: Value = serde_json::from_slice(&site.read("out/swanlab_public_config.json")).unwrap();
+    assert_eq!((&run["project_name"], &run["experiment_name"]), (&"llamafactory".into(), &"tiny".into()));
+
     // The lines of the engine.
     let count = |words: &str| said.stdout.lines().filter(|line| line.starts_with(words)).count();
     assert_eq!((count("step=5, skipped=0, lr=["), count("step=10, skipped=0, lr=[")), (1, 1));
@@ -225,6 +265,46 @@ fn monitors_change_no_bit_and_a_resumed_run_tells_each_step_once() {
     assert_eq!((steps(), table()), (before, whole));
     assert_eq!(files(&site.path("out/runs"), "events.out.tfevents").len(), 2);
     assert!(said.stdout.contains("flops_profiler: this run made no step 3"), "{}", said.stdout);
+}
+
+/// SwanLab is told how a run ended, also where its processes could not say so.
+#[test]
+fn a_run_that_did_not_finish_says_so_to_swanlab() {
+    let send = |pid: u32, signal: Signal| {
+        kill_process(Pid::from_raw(pid.cast_signed()).unwrap(), signal).unwrap();
+    };
+    for ranks in ["num_processes=1", "num_processes=2"] {
+        // By an error of the run: a folder is in the place of a file.
+        let site = Site::new();
+        fs::create_dir_all(site.path("logs/train_loss.csv")).unwrap();
+        let said = run(site.training("out", &["report_to=swanlab,csv", "logging_dir=logs", ranks]));
+        assert_eq!(said.code, Some(1), "{said:?}");
+        let (scalars, end) = swanlab(&site.path("swanlog"));
+        let (state, why) = end.expect("an end");
+        assert_eq!(named(&scalars, "train/loss").len(), 1);
+        assert!(state == 2 && why.contains("train_loss.csv"), "{ranks}: {state} {why}");
+
+        // By who stops it.
+        let site = Site::new();
+        let words = ["report_to=swanlab", "max_steps=100000", ranks];
+        let running = start(site.training("out", &words));
+        until("a step", || (!site.log("out").is_empty()).then_some(()));
+        send(running.pid(), Signal::INT);
+        let said = running.wait();
+        assert_eq!(said.code, Some(130), "{said:?}");
+        let (_, end) = swanlab(&site.path("swanlog"));
+        assert_eq!(end, Some((3, "stopped by signal 2".to_owned())), "{ranks}");
+    }
+
+    // By what kills a rank.
+    let site = Site::new();
+    let running = start(site.training("out", &["report_to=swanlab", "max_steps=100000"]));
+    until("a step", || (!site.log("out").is_empty()).then_some(()));
+    send(running.ranks(2)[0], Signal::KILL);
+    running.wait();
+    let (_, end) = swanlab(&site.path("swanlog"));
+    let (state, why) = end.expect("an end");
+    assert!(state == 2 && why.contains("SIGKILL"), "{state} {why}");
 }
 
 #[test]

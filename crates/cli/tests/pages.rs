@@ -22,6 +22,7 @@ const NOT_RUN: &[(&str, &str)] = &[
     ("srun ", "needs Slurm"),
     ("tensorboard ", "a program of others"),
     ("wandb ", "a program of others"),
+    ("swanlab ", "a program of others"),
     ("python ", "needs PyTorch"),
     ("python3 packaging/wheel.py", "a release build; packaging/check.sh runs it"),
     ("pip install target/wheels/", "the wheel of that build; packaging/check.sh installs it"),

@@ -37,7 +37,7 @@ pub use accelerator::{
     GradientState, HookHandle, KeyAverage, LocalSgd, LocalSteps, LogWith, Loss, OffloadDevice, Pad,
     PartOutput, PartPasses, Plan, Prepare, Prepared, PreparedOptimizer, PreparedScheduler, ProfileConfig,
     ProfileSchedule, Profiler, ProjectConfiguration, STARTING_BATCH_SIZE, SaveModel, SchedulerSteps,
-    ShardSize, Stateful, Tracker, TrackerOptions, WandbRun,
+    ShardSize, Stateful, SwanLabRun, Tracker, TrackerOptions, WandbRun,
 };
 pub use checkpoint::{ClientState, Frozen};
 pub use dataloader::PreparedLoader;

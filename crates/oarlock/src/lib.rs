@@ -174,7 +174,7 @@ pub use oarlock_engine::{
     ParamSlice, Parcel, PartOutput, PartPasses, Placements, Plan, Prepare, Prepared, PreparedLoader,
     PreparedOptimizer, PreparedScheduler, ProfileConfig, ProfileSchedule, Profiler, ProjectConfiguration,
     ReduceOp, Result, STARTING_BATCH_SIZE, SaveModel, SchedulerSteps, SeededInit, ShardSize, ShardingConfig,
-    Stateful, Tape, Tensor, Tracker, TrackerOptions, WandbRun, WeightSource, Writer,
+    Stateful, SwanLabRun, Tape, Tensor, Tracker, TrackerOptions, WandbRun, WeightSource, Writer,
 };
 pub use oarlock_engine::{checkpoint, dataloader, nn, optim, shard};
 pub use oarlock_lm::{Batch, PreparedTokenLoader, TokenLoader};

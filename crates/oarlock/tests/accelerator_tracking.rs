@@ -4,8 +4,8 @@ use std::path::Path;
 use std::sync::{Arc, Mutex};
 
 use oarlock::{
-    Accelerator, AcceleratorConfig, Error, LogWith, ProjectConfiguration, Result, Tracker, TrackerOptions,
-    WandbRun,
+    Accelerator, AcceleratorConfig, Error, LogWith, ProjectConfiguration, Result, SwanLabRun, Tracker,
+    TrackerOptions, WandbRun,
 };
 use oarlock_comm::shm;
 use serde_json::{Map, Value, json};
@@ -25,7 +25,8 @@ fn config(folder: &Path, log_with: Vec<LogWith>) -> AcceleratorConfig {
 fn options(folder: &Path) -> TrackerOptions {
     let wandb =
         WandbRun { dir: Some(folder.join("wandb")), name: Some("first".to_owned()), ..WandbRun::default() };
-    TrackerOptions { wandb, ..TrackerOptions::default() }
+    let swanlab = SwanLabRun { dir: Some(folder.join("swanlog")), ..SwanLabRun::default() };
+    TrackerOptions { wandb, swanlab, ..TrackerOptions::default() }
 }
 
 fn solo(config: &AcceleratorConfig) -> Accelerator {
@@ -103,6 +104,11 @@ fn figures_go_to_all_trackers_from_the_main_process() {
     assert!(
         std::fs::read_to_string(run.join("files/config.yaml")).unwrap().contains("\"lr\":\n    value: 0.5")
     );
+    let mut runs = std::fs::read_dir(folder.join("swanlog")).unwrap();
+    let run = runs.next().unwrap().unwrap().path();
+    assert!(runs.next().is_none());
+    let settings = std::fs::read_to_string(run.join("files/config.yaml")).unwrap();
+    assert_eq!(settings, "\"lr\":\n  desc: ''\n  sort: 0\n  value: 0.5\n");
     let seen = seen.lock().unwrap();
     assert_eq!(seen[0], "own/loop {\"lr\":0.5}");
     assert_eq!((seen.len(), seen[3].as_str(), seen[4].as_str()), (5, "6 [(\"accuracy\", 1.0)]", "finished"));
@@ -133,7 +139,7 @@ fn misuse_is_told() {
     let message = |name: &str| name.parse::<LogWith>().unwrap_err().to_string();
     assert_eq!(
         message("tensorbord"),
-        "log_with: there is no tracker \"tensorbord\"; there are all, jsonl, csv, tensorboard, wandb. Did you mean \
+        "log_with: there is no tracker \"tensorbord\"; there are all, jsonl, csv, tensorboard, wandb, swanlab. Did you mean \
          \"tensorboard\"?"
     );
     assert!(message("mlflow").starts_with("log_with: mlflow is not built in, as it needs its service"));

@@ -14,9 +14,9 @@ use oarlock_config::settings::resolve::Settings;
 use super::written::{Authority, Entry, Layer};
 
 /// The trackers of `report_to`.
-const TRACKERS: [&str; 4] = ["tensorboard", "wandb", "csv", "jsonl"];
+const TRACKERS: [&str; 5] = ["tensorboard", "wandb", "swanlab", "csv", "jsonl"];
 /// Those of transformers that are not there.
-const OTHERS: [&str; 12] = [
+const OTHERS: [&str; 11] = [
     "aim",
     "azure_ml",
     "clearml",
@@ -27,9 +27,13 @@ const OTHERS: [&str; 12] = [
     "flyte",
     "mlflow",
     "neptune",
-    "swanlab",
     "trackio",
 ];
+
+/// What may stand in `report_to`.
+pub(super) fn report_to() -> impl Iterator<Item = &'static str> {
+    TRACKERS.into_iter().chain(["none", "all"])
+}
 
 /// Collectives by DeepSpeed's names for them.
 const COLLECTIVES: [(&str, Operation); 15] = [
@@ -50,9 +54,12 @@ const COLLECTIVES: [(&str, Operation); 15] = [
     ("all_gather_object", Operation::AllGatherBytes),
 ];
 
-/// Variables that transformers' trackers read, with the keys that they stand for; what is written replaces them.
-const VARIABLES: [(&str, &str); 2] =
-    [("WANDB_PROJECT", "wandb_project"), ("TENSORBOARD_LOGGING_DIR", "logging_dir")];
+/// Variables that the trackers of transformers and SwanLab read, with the keys that they stand for; what is written replaces them.
+const VARIABLES: [(&str, &str); 3] = [
+    ("WANDB_PROJECT", "wandb_project"),
+    ("TENSORBOARD_LOGGING_DIR", "logging_dir"),
+    ("SWANLAB_LOGDIR", "swanlab_logdir"),
+];
 
 /// The settings that the environment makes; `read` looks up a variable.
 pub(super) fn environment(read: &dyn Fn(&str) -> Option<String>) -> Layer {
@@ -79,6 +86,14 @@ fn trackers(settings: &Settings, problems: &mut Problems) -> Vec<Tracker> {
             name => problems.push(no_tracker(name, settings)),
         }
     }
+    if settings.get(keys::USE_SWANLAB) {
+        names.push("swanlab");
+    }
+    if names.contains(&"swanlab")
+        && let Some(problem) = wrong_project(settings)
+    {
+        problems.push(problem);
+    }
     let folder = match settings.word(keys::LOGGING_DIR) {
         "" => Path::new(settings.word(keys::OUTPUT_DIR)).join("runs"),
         folder => PathBuf::from(folder),
@@ -87,6 +102,7 @@ fn trackers(settings: &Settings, problems: &mut Problems) -> Vec<Tracker> {
         "tensorboard" => Tracker::TensorBoard(folder.clone()),
         "csv" => Tracker::Csv(folder.clone()),
         "jsonl" => Tracker::Jsonl(folder.join("metrics.jsonl")),
+        "swanlab" => swanlab(settings),
         _ => Tracker::Wandb {
             project: settings.word(keys::WANDB_PROJECT).to_owned(),
             entity: String::new(),
@@ -97,13 +113,35 @@ fn trackers(settings: &Settings, problems: &mut Problems) -> Vec<Tracker> {
     TRACKERS.iter().filter(|name| names.contains(name)).map(|name| tracker(name)).collect()
 }
 
+fn swanlab(settings: &Settings) -> Tracker {
+    let or = |word: &str, other: &str| if word.is_empty() { other } else { word }.to_owned();
+    Tracker::SwanLab {
+        folder: PathBuf::from(or(settings.word(keys::SWANLAB_LOGDIR), "swanlog")),
+        project: settings.word(keys::SWANLAB_PROJECT).to_owned(),
+        workspace: settings.word(keys::SWANLAB_WORKSPACE).to_owned(),
+        name: or(settings.word(keys::SWANLAB_RUN_NAME), settings.word(keys::RUN_NAME)),
+    }
+}
+
+/// The name of a project that SwanLab would not take, which would come out when the run is uploaded.
+fn wrong_project(settings: &Settings) -> Option<Problem> {
+    let name = settings.word(keys::SWANLAB_PROJECT);
+    let is_allowed = |c: char| c.is_ascii_alphanumeric() || "_-+.".contains(c);
+    let is_right = (1..=100).contains(&name.len()) && name.chars().all(is_allowed);
+    (!is_right).then(|| {
+        let message = format!("SwanLab has no projects of the name `{name}`");
+        let help = "write 1 to 100 letters, digits, `_`, `-`, `+` and `.`";
+        settings.problem(message, &[keys::SWANLAB_PROJECT.row]).help(help)
+    })
+}
+
 fn no_tracker(name: &str, settings: &Settings) -> Problem {
     let problem = match OTHERS.contains(&name) {
         true => settings.problem(format!("`report_to: {name}` is not supported yet"), &[keys::REPORT_TO.row]),
         false => settings.problem(format!("no tracker `{name}`"), &[keys::REPORT_TO.row]),
     };
     let otherwise = format!("there are {}, all and none", TRACKERS.join(", "));
-    problem.did_you_mean(name, TRACKERS.into_iter().chain(["none", "all"]), otherwise)
+    problem.did_you_mean(name, report_to(), otherwise)
 }
 
 fn engine(block: &Dialect, problems: &mut Problems) -> EngineReports {

@@ -372,8 +372,12 @@ fn every_wrong_configuration_says_where_and_what_to_do() {
         ),
         (
             "report_to: mlflow",
-            "t.yaml:4:12: `report_to: mlflow` is not supported yet (there are tensorboard, wandb, csv, jsonl, all and \
-             none)",
+            "t.yaml:4:12: `report_to: mlflow` is not supported yet (there are tensorboard, wandb, swanlab, csv, jsonl, all \
+             and none)",
+        ),
+        (
+            "report_to: swanlab\nswanlab_project: a/b",
+            "t.yaml:5:18: SwanLab has no projects of the name `a/b` (write 1 to 100 letters, digits, `_`, `-`, `+` and `.`)",
         ),
         (
             "report_to: [csv, tensorbord]",

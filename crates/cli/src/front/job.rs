@@ -180,9 +180,10 @@ impl Job {
                 let stamp = std::env::var(STARTED).ok();
                 let started = stamp.as_deref().map_or(started, |stamp| train::started(Some(stamp)));
                 if !is_rank {
-                    let folder = config.save.output_dir.clone();
+                    let config = config.clone();
                     launch::on_stop(move |signal| {
-                        train::clear_lock(&folder);
+                        train::clear_lock(&config.save.output_dir);
+                        train::end_trackers(&config, started, true, &stopped_by(signal));
                         let outcome = ended(launch::Outcome::Stopped(signal)).err();
                         std::process::exit(outcome.map_or(1, |failure| i32::from(failure.code())));
                     })?;
@@ -202,8 +203,15 @@ impl Job {
                 let texts = texts::hand_down().map_err(Error::io("keep", "the configuration"))?;
                 launch.env.push(texts.variable.clone());
                 let outcome = launch::run(&launch, &program, Some(&|ranks| self.fits(ranks)), started)?;
-                if matches!(outcome, launch::Outcome::Stopped(_)) {
-                    train::clear_lock(&config.save.output_dir);
+                match &outcome {
+                    launch::Outcome::Done => {}
+                    launch::Outcome::Failed { message, .. } => {
+                        train::end_trackers(config, started, false, message);
+                    }
+                    launch::Outcome::Stopped(signal) => {
+                        train::clear_lock(&config.save.output_dir);
+                        train::end_trackers(config, started, true, &stopped_by(*signal));
+                    }
                 }
                 ended(outcome)
             }
@@ -376,6 +384,11 @@ pub fn too_few_gpus(needed: usize, there: usize, instead: &str) -> Problem {
         .help(format!("to run the same on {}: {instead}", many(needed, "CPU rank")))
 }
 
+/// Why a run has no end of its own.
+fn stopped_by(signal: i32) -> String {
+    format!("stopped by signal {signal}")
+}
+
 /// Reports how a launch ended.
 pub(crate) fn ended(outcome: launch::Outcome) -> Outcome {
     match outcome {
@@ -385,7 +398,7 @@ pub(crate) fn ended(outcome: launch::Outcome) -> Outcome {
             Err(Failure::Reported(code))
         }
         launch::Outcome::Stopped(signal) => {
-            eprint(&format!("stopped by signal {signal}; all ranks have ended\n"));
+            eprint(&format!("{}; all ranks have ended\n", stopped_by(signal)));
             Err(Failure::Reported(exit_code(Exit::Signal(signal))))
         }
     }

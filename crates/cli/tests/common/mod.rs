@@ -113,6 +113,7 @@ impl Site {
             "NPROC_PER_NODE",
             "NNODES",
             "WANDB_PROJECT",
+            "SWANLAB_LOGDIR",
             "TENSORBOARD_LOGGING_DIR",
         ];
         for (name, _) in std::env::vars_os() {

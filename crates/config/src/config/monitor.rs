@@ -48,6 +48,17 @@ pub enum Tracker {
         /// The name of the run.
         name: String,
     },
+    /// An offline run of SwanLab.
+    SwanLab {
+        /// The folder of offline runs.
+        folder: PathBuf,
+        /// The project.
+        project: String,
+        /// The organization or user; empty for the account that uploads it.
+        workspace: String,
+        /// The name of the run.
+        name: String,
+    },
 }
 
 /// The profile of the model.

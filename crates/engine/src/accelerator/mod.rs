@@ -29,7 +29,7 @@ pub use models::passes::Loss;
 pub use models::prepare::Prepare;
 pub use models::prepared::Prepared;
 pub use monitoring::profile::{KeyAverage, ProfileConfig, ProfileSchedule, Profiler};
-pub use monitoring::trackers::{LogWith, Tracker, TrackerOptions, WandbRun};
+pub use monitoring::trackers::{LogWith, SwanLabRun, Tracker, TrackerOptions, WandbRun};
 pub use ranks::collectives::Pad;
 pub use ranks::processes::ApplyPadding;
 pub use ranks::seed::DeviceSpecific;

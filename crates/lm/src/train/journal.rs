@@ -323,6 +323,11 @@ impl Journal {
         self.log.state_mut()
     }
 
+    /// The end by an error.
+    pub fn failed(&mut self, error: &str) -> Result<()> {
+        self.monitors.failed(error)
+    }
+
     /// The end: results.
     pub fn finish(&mut self, samples: u64, steps: u64) -> Result<()> {
         self.progress.finish();

@@ -30,6 +30,7 @@ mod written;
 pub use forecast::forecast;
 pub use lock::clear_lock;
 pub use model::head_dims;
+pub use monitors::end_trackers;
 pub use objective::{
     Evaluation, Inputs, Kto, LanguageModel, Metric, NextToken, Objective, ObjectiveLoss, Preference,
     Reference, Reward,

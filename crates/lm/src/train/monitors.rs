@@ -1,6 +1,8 @@
 //! Feeds the monitors of a run: log records under transformers' names, and what DeepSpeed's engine would report.
 
+use std::fs;
 use std::path::Path;
+use std::time::SystemTime;
 
 use oarlock_comm::Communicator;
 use oarlock_tensor::ops::optimizer::Rule;
@@ -12,10 +14,13 @@ use oarlock_engine::report::engine::{self, EngineStep, Momentum};
 use oarlock_engine::report::monitor::Monitor;
 use oarlock_engine::report::monitor::csv::Csv;
 use oarlock_engine::report::monitor::jsonl::Jsonl;
+use oarlock_engine::report::monitor::swanlab::{self, End, SwanLab};
 use oarlock_engine::report::monitor::tensorboard::TensorBoard;
 use oarlock_engine::report::monitor::wandb::{Belongs, Wandb};
 use oarlock_engine::report::speed::PhaseTimes;
-use oarlock_engine::report::{Rest, comms};
+use oarlock_engine::report::{Rest, comms, replace};
+
+use crate::train::written::{SWANLAB_RUN, reports_to_swanlab};
 
 /// Where a resumed run goes on.
 #[derive(Clone, Copy, Debug)]
@@ -24,6 +29,24 @@ pub struct Resumed {
     pub step: u64,
     /// Samples consumed.
     pub samples: u64,
+}
+
+/// Says in the run of SwanLab how a run has ended that `started` then and whose processes were ended before they could say so:
+/// it was `stopped`, or else failed. Where they said so, or there is no such run, this changes nothing.
+pub fn end_trackers(config: &TrainConfig, started: SystemTime, stopped: bool, error: &str) {
+    if !reports_to_swanlab(config) {
+        return;
+    }
+    let path = config.save.output_dir.join(SWANLAB_RUN);
+    // An earlier run may have left one.
+    if !fs::metadata(&path).and_then(|found| found.modified()).is_ok_and(|written| written >= started) {
+        return;
+    }
+    let run = oarlock_comm::read_file(path, oarlock_comm::MAX_CONFIG_BYTES).unwrap_or_default();
+    let run: Value = serde_json::from_slice(&run).unwrap_or_default();
+    let end = if stopped { End::Aborted } else { End::Crashed };
+    // Without it, whoever uploads the run finds no end, and takes it for one that has crashed.
+    let _ = swanlab::end(&run, end, error);
 }
 
 /// The monitors of a run, on rank 0.
@@ -111,6 +134,11 @@ impl Monitors {
         std::iter::once(comms::table(&self.communicator.recorded())).chain(hidden).collect()
     }
 
+    /// The end by an error.
+    pub fn failed(&mut self, error: &str) -> Result<()> {
+        Ok(self.logs.iter_mut().chain(&mut self.engine).try_for_each(|monitor| monitor.failed(error))?)
+    }
+
     /// The end; returns the lines that are due.
     pub fn finish(&mut self) -> Result<Vec<String>> {
         self.logs.iter_mut().chain(&mut self.engine).try_for_each(|monitor| monitor.finish())?;
@@ -136,6 +164,16 @@ fn monitor_of(
         Tracker::Csv(folder) => Box::new(Csv::open(folder, after, Rest::of(folder, own))?),
         Tracker::Jsonl(file) => Box::new(Jsonl::open(file, after, Rest::of(file, own))?),
         Tracker::TensorBoard(folder) => Box::new(TensorBoard::open(folder, after)?),
+        Tracker::SwanLab { folder, project, workspace, name } => {
+            let belongs = swanlab::Belongs {
+                project: project.clone(),
+                workspace: workspace.clone(),
+                name: name.clone(),
+            };
+            let run = SwanLab::begin(folder, belongs)?;
+            replace(&own.join(SWANLAB_RUN), format!("{:#}\n", run.public()).as_bytes())?;
+            Box::new(run)
+        }
         Tracker::Wandb { project, entity, group, name } => {
             let belongs = Belongs {
                 project: project.clone(),

@@ -11,7 +11,7 @@ use oarlock_engine::disk::{Outputs, Part};
 use oarlock_engine::{Error, Result};
 
 use crate::train::final_files::Planned;
-use crate::train::written::{CACHE, CONVERTED, TRAINING, writer};
+use crate::train::written::{CACHE, CONVERTED, SWANLAB_RUN, TRAINING, reports_to_swanlab, writer};
 
 /// Something that is in the way.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -62,6 +62,9 @@ pub fn logs(config: &TrainConfig) -> Vec<&'static str> {
     }
     if config.log.profile.is_some() || config.train.enabled {
         names.push("profile.jsonl");
+    }
+    if reports_to_swanlab(config) {
+        names.push(SWANLAB_RUN);
     }
     names
 }
@@ -316,6 +319,7 @@ impl Folder<'_> {
         let of_tracker = |tracker: &Tracker| match tracker {
             Tracker::Csv(folder) | Tracker::TensorBoard(folder) => Some(folder.clone()),
             Tracker::Jsonl(file) => file.parent().map(Path::to_path_buf),
+            Tracker::SwanLab { folder, .. } => Some(folder.clone()),
             Tracker::Wandb { .. } => None,
         };
         let engine = &self.config.monitor.engine;

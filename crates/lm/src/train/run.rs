@@ -48,10 +48,14 @@ pub fn run(
     }
     // There is no other device to turn to.
     let Some(mut run) = set_up else { return Ok(None) };
-    if config.train.enabled {
-        run.train()?;
+    let trained = if config.train.enabled { run.train() } else { Ok(()) };
+    if let Err(error) = trained.and_then(|()| run.finish()) {
+        if let Some(journal) = &mut run.journal {
+            // The error of the run is the one to report.
+            let _ = journal.failed(&error.to_string());
+        }
+        return Err(error);
     }
-    run.finish()?;
     Ok(run.journal.map(|journal| journal.state().clone()))
 }
 

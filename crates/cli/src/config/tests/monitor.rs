@@ -22,9 +22,16 @@ fn trackers_are_named_in_report_to() {
         good("report_to: [jsonl, wandb]\nrun_name: first\n").monitor.trackers,
         [wandb("first"), Tracker::Jsonl("out/runs/metrics.jsonl".into())]
     );
+    let swanlab = |folder: &str, name: &str| Tracker::SwanLab {
+        folder: folder.into(),
+        project: "llamafactory".to_owned(),
+        workspace: String::new(),
+        name: name.to_owned(),
+    };
     let all = [
         Tracker::TensorBoard("logs".into()),
         wandb(""),
+        swanlab("swanlog", ""),
         Tracker::Csv("logs".into()),
         Tracker::Jsonl("logs/metrics.jsonl".into()),
     ];
@@ -42,6 +49,24 @@ fn trackers_are_named_in_report_to() {
     assert_eq!(project(&from_environment), "theirs");
     let written = trackers("logging_dir: logs\nwandb_project: ours\n");
     assert_eq!((&written[0], project(&written)), (&all[0], "ours".to_owned()));
+    // LLaMA-Factory's key adds SwanLab, once.
+    for text in ["use_swanlab: true\n", "use_swanlab: true\nreport_to: swanlab\n"] {
+        let trackers = good(&format!("{text}run_name: first\nswanlab_mode: local\n")).values.monitor.trackers;
+        assert_eq!(trackers, [swanlab("swanlog", "first")]);
+    }
+    let words = "use_swanlab: true\nrun_name: first\nswanlab_run_name: second\nswanlab_project: p\n\
+                 swanlab_workspace: team\nswanlab_logdir: here\n";
+    let said = Tracker::SwanLab {
+        folder: "here".into(),
+        project: "p".to_owned(),
+        workspace: "team".to_owned(),
+        name: "second".to_owned(),
+    };
+    assert_eq!(good(words).monitor.trackers, [said]);
+    let environment = [("SWANLAB_LOGDIR", "theirs")];
+    let found = train(&format!("{MINIMUM}use_swanlab: true\n"), &[], &environment).unwrap();
+    assert_eq!(found.values.monitor.trackers, [swanlab("theirs", "")]);
+    assert_eq!(good("swanlab_project: a/b\n").monitor, MonitorArgs::default());
     let json = good("report_to: csv\nbf16: true\nlearning_rate: 1e-4\n").as_json();
     let said = ["report_to", "bf16", "learning_rate", "num_processes"].map(|name| json[name].to_string());
     assert_eq!(said, ["\"csv\"", "true", "0.0001", "1"]);

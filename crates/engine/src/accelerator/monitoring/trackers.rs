@@ -12,6 +12,7 @@ use crate::report::Rest;
 use crate::report::monitor::Monitor;
 use crate::report::monitor::csv::Csv;
 use crate::report::monitor::jsonl::Jsonl;
+use crate::report::monitor::swanlab::{self, SwanLab};
 use crate::report::monitor::tensorboard::TensorBoard;
 use crate::report::monitor::wandb::{Belongs, Wandb};
 use crate::{Error, Result};
@@ -59,15 +60,18 @@ pub enum LogWith {
     TensorBoard,
     /// `wandb`: an offline run for `wandb sync`.
     Wandb,
+    /// `swanlab`: an offline run for `swanlab sync`.
+    SwanLab,
 }
 
 impl LogWith {
-    const NAMES: [(LogWith, &str); 5] = [
+    const NAMES: [(LogWith, &str); 6] = [
         (LogWith::All, "all"),
         (LogWith::Jsonl, "jsonl"),
         (LogWith::Csv, "csv"),
         (LogWith::TensorBoard, "tensorboard"),
         (LogWith::Wandb, "wandb"),
+        (LogWith::SwanLab, "swanlab"),
     ];
 
     /// Its name.
@@ -89,7 +93,7 @@ impl fmt::Display for LogWith {
 }
 
 /// Accelerate's trackers that need a service or its client in Python.
-const OTHERS: [&str; 7] = ["aim", "clearml", "comet_ml", "dvclive", "mlflow", "swanlab", "trackio"];
+const OTHERS: [&str; 6] = ["aim", "clearml", "comet_ml", "dvclive", "mlflow", "trackio"];
 
 impl FromStr for LogWith {
     type Err = Error;
@@ -116,6 +120,8 @@ impl FromStr for LogWith {
 pub struct TrackerOptions {
     /// The run of Weights & Biases.
     pub wandb: WandbRun,
+    /// The run of SwanLab.
+    pub swanlab: SwanLabRun,
     /// Go on in the files of an earlier run after this step: what they hold beyond it will be logged again. Without it
     /// they begin again from the start.
     pub resume_after: Option<u64>,
@@ -131,6 +137,17 @@ pub struct WandbRun {
     /// The run's name.
     pub name: Option<String>,
     /// The folder of offline runs; by default `wandb`.
+    pub dir: Option<PathBuf>,
+}
+
+/// Where a run of SwanLab belongs.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct SwanLabRun {
+    /// The organization or user; by default that of whoever uploads it.
+    pub workspace: Option<String>,
+    /// The run's name.
+    pub name: Option<String>,
+    /// The folder of offline runs; by default `swanlog`.
     pub dir: Option<PathBuf>,
 }
 
@@ -178,6 +195,15 @@ impl BuiltIn {
                     name: name.unwrap_or_default(),
                 };
                 Box::new(Wandb::begin(folder, belongs, None)?)
+            }
+            LogWith::SwanLab => {
+                let SwanLabRun { workspace, name, .. } = self.options.swanlab.clone();
+                let belongs = swanlab::Belongs {
+                    project: project.to_owned(),
+                    workspace: workspace.unwrap_or_default(),
+                    name: name.unwrap_or_default(),
+                };
+                Box::new(SwanLab::begin(folder, belongs)?)
             }
             LogWith::Jsonl | LogWith::All => {
                 let file = folder.join("metrics.jsonl");

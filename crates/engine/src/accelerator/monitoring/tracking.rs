@@ -158,6 +158,9 @@ impl Accelerator {
         if kind == LogWith::Wandb {
             return Ok(options.wandb.dir.clone().unwrap_or_else(|| PathBuf::from("wandb")));
         }
+        if kind == LogWith::SwanLab {
+            return Ok(options.swanlab.dir.clone().unwrap_or_else(|| PathBuf::from("swanlog")));
+        }
         let logs = self.inner.config.project.logs().ok_or_else(|| {
             Error::Usage(format!(
                 "init_trackers: {kind} writes files; say where with logging_dir or project_dir in the \

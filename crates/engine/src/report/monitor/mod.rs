@@ -5,7 +5,9 @@ mod checksum;
 pub mod csv;
 pub mod jsonl;
 mod protobuf;
+mod record_log;
 mod scalars;
+pub mod swanlab;
 pub mod tensorboard;
 pub mod wandb;
 

@@ -1,22 +1,18 @@
 //! Weights & Biases without a connection: the folder of an offline run, which `wandb sync` uploads later.
 //!
-//! `run-<id>.wandb` is a log of LevelDB's format under a header of its own: blocks of 32 KiB with fragments of records,
-//! each record a protocol buffer.
+//! `run-<id>.wandb` is a log of records, each a protocol buffer.
 
 use std::collections::BTreeMap;
-use std::fs::File;
-use std::io::Write;
 use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
 
 use serde_json::{Map, Value, json};
 
-use super::checksum::crc32;
 use super::protobuf::Message;
-use super::scalars::{Monitor, host, now};
+use super::record_log::{Header, RecordLog};
+use super::scalars::{Monitor, host, name_of_time, now, run_id};
 use crate::report::file_error::{Result, io_error};
 use crate::report::files;
-use crate::report::log::timestamp;
 
 /// Where a run belongs.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
@@ -34,7 +30,9 @@ pub struct Belongs {
 /// An offline run.
 #[derive(Debug)]
 pub struct Wandb {
-    log: Log,
+    log: RecordLog,
+    /// Records so far.
+    n_records: i64,
     folder: PathBuf,
     belongs: Belongs,
     id: String,
@@ -48,6 +46,9 @@ pub struct Wandb {
     clock: Instant,
 }
 
+/// How a log begins.
+const LOG: &Header = b":W&B\xe1\xbe\x00";
+
 /// What a reader must understand at least; the first version with this format of records.
 const MIN_CONSUMER: &str = "0.70.0";
 
@@ -59,13 +60,13 @@ impl Wandb {
     /// If the folder cannot be made.
     pub fn begin(folder: &Path, belongs: Belongs, axis: Option<&'static str>) -> Result<Wandb> {
         let started = now();
-        let time = timestamp(started.as_secs()).replace(['-', ':'], "").replace(' ', "_");
-        let id = run_id(started.as_nanos() as u64 ^ u64::from(std::process::id()).rotate_left(40));
-        let folder = folder.join(format!("offline-run-{time}-{id}"));
+        let id = run_id(started);
+        let folder = folder.join(format!("offline-run-{}-{id}", name_of_time(started)));
         let files = folder.join("files");
         std::fs::create_dir_all(&files).map_err(io_error("create", &files))?;
         let mut wandb = Wandb {
-            log: Log::create(&folder.join(format!("run-{id}.wandb")))?,
+            log: RecordLog::create(&folder.join(format!("run-{id}.wandb")), LOG)?,
+            n_records: 0,
             folder,
             belongs,
             id,
@@ -77,8 +78,15 @@ impl Wandb {
         };
         let producer = concat!("oarlock ", env!("CARGO_PKG_VERSION"));
         let version = Message::default().text(1, producer).text(2, MIN_CONSUMER);
-        wandb.log.push(HEADER, Message::default().message(1, version))?;
+        wandb.push(HEADER, Message::default().message(1, version))?;
         Ok(wandb)
+    }
+
+    /// A record of this kind, numbered.
+    fn push(&mut self, kind: u32, content: Message) -> Result<()> {
+        self.n_records += 1;
+        let record = Message::default().int(1, self.n_records).message(kind, content);
+        self.log.push(&record.into_bytes())
     }
 
     /// The run itself, whose configuration is a part of its record.
@@ -121,19 +129,6 @@ fn number(x: f64) -> String {
     }
 }
 
-/// Eight letters and digits, as wandb makes them.
-fn run_id(seed: u64) -> String {
-    const LETTERS: &[u8; 36] = b"abcdefghijklmnopqrstuvwxyz0123456789";
-    let mut rest = seed.wrapping_mul(0x9e37_79b9_7f4a_7c15);
-    rest ^= rest >> 29;
-    let letter = |_| {
-        let letter = LETTERS[(rest % 36) as usize];
-        rest /= 36;
-        char::from(letter)
-    };
-    (0..8).map(letter).collect()
-}
-
 /// Values by name, as JSON: a summary, and the first part of a history record.
 fn values_of(items: &[(String, String)]) -> Message {
     items.iter().fold(Message::default(), |record, (name, value)| {
@@ -148,11 +143,11 @@ fn history(step: u64, items: &[(String, String)]) -> Message {
 
 impl Monitor for Wandb {
     fn config(&mut self, config: &Map<String, Value>) -> Result<()> {
-        self.log.push(RUN, self.run(config))?;
+        self.push(RUN, self.run(config))?;
         if let Some(axis) = self.axis {
-            self.log.push(METRIC, Message::default().text(1, axis))?;
+            self.push(METRIC, Message::default().text(1, axis))?;
             let synced = Message::default().int(1, 1);
-            self.log.push(METRIC, Message::default().text(2, "*").text(4, axis).message(6, synced))?;
+            self.push(METRIC, Message::default().text(2, "*").text(4, axis).message(6, synced))?;
         }
         // JSON is YAML.
         let values: String = config
@@ -179,8 +174,8 @@ impl Monitor for Wandb {
             .chain(beside)
             .map(|(name, value)| (name.to_owned(), value))
             .collect();
-        self.log.push(HISTORY, history(step, &items))?;
-        self.log.push(SUMMARY, values_of(&items))?;
+        self.push(HISTORY, history(step, &items))?;
+        self.push(SUMMARY, values_of(&items))?;
         self.summary.extend(items);
         Ok(())
     }
@@ -197,113 +192,32 @@ impl Monitor for Wandb {
             &folder.join("wandb-summary.json"),
             format!("{{{}}}\n", values.join(", ")).as_bytes(),
         )?;
-        self.log.push(EXIT, Message::default().int(2, i64::try_from(runtime).unwrap_or(0)))
-    }
-}
-
-/// The log of records.
-#[derive(Debug)]
-struct Log {
-    path: PathBuf,
-    file: File,
-    len: usize,
-    records: i64,
-}
-
-const BLOCK: usize = 32 * 1024;
-/// Checksum, length and kind of a fragment.
-const FRAGMENT: usize = 7;
-
-impl Log {
-    fn create(path: &Path) -> Result<Log> {
-        let file = oarlock_files::append_new(path).map_err(io_error("create", path))?;
-        let mut log = Log { path: path.to_owned(), file, len: 0, records: 0 };
-        log.write(b":W&B\xe1\xbe\x00")?;
-        Ok(log)
-    }
-
-    /// A record of this kind, numbered.
-    fn push(&mut self, kind: u32, content: Message) -> Result<()> {
-        self.records += 1;
-        let record = Message::default().int(1, self.records).message(kind, content).into_bytes();
-        self.write(&fragments(&record, self.len))
-    }
-
-    fn write(&mut self, bytes: &[u8]) -> Result<()> {
-        if let Some(file) = files::moved(&mut self.file, &self.path) {
-            self.file = file;
-        }
-        self.file.write_all(bytes).map_err(io_error("write", &self.path))?;
-        self.len += bytes.len();
-        Ok(())
-    }
-}
-
-/// A record as it stands in a log that holds `at` bytes: in one piece, or cut at the ends of blocks.
-fn fragments(record: &[u8], at: usize) -> Vec<u8> {
-    let (mut out, mut rest, mut first) = (Vec::with_capacity(record.len() + FRAGMENT), record, true);
-    loop {
-        let room = BLOCK - (at + out.len()) % BLOCK;
-        if room < FRAGMENT {
-            out.resize(out.len() + room, 0);
-            continue;
-        }
-        let (piece, later) = rest.split_at(rest.len().min(room - FRAGMENT));
-        let kind: u8 = match (first, later.is_empty()) {
-            (true, true) => 1,
-            (true, false) => 2,
-            (false, false) => 3,
-            (false, true) => 4,
-        };
-        out.extend(crc32(&[&[kind], piece]).to_le_bytes());
-        out.extend((piece.len() as u16).to_le_bytes());
-        out.push(kind);
-        out.extend(piece);
-        (rest, first) = (later, false);
-        if rest.is_empty() {
-            return out;
-        }
+        self.push(EXIT, Message::default().int(2, i64::try_from(runtime).unwrap_or(0)))
     }
 }
 
 #[cfg(test)]
 mod tests {
     use super::super::protobuf::read::{Field, fields, one};
+    use super::super::record_log;
     use super::*;
 
     const GOLDEN: &[u8] = include_bytes!("../../../../oarlock/tests/golden/monitors/run.wandb");
 
-    /// The records of a log, whose checksums hold.
+    /// The records of a whole log.
     fn records(bytes: &[u8]) -> Vec<Vec<(u32, Field)>> {
-        assert_eq!(&bytes[..7], b":W&B\xe1\xbe\x00");
-        let (mut found, mut at, mut record) = (Vec::new(), 7, Vec::new());
-        while at < bytes.len() {
-            let room = BLOCK - at % BLOCK;
-            if room < FRAGMENT {
-                at += room;
-                continue;
-            }
-            let crc = u32::from_le_bytes(bytes[at..at + 4].try_into().unwrap());
-            let length = usize::from(u16::from_le_bytes(bytes[at + 4..at + 6].try_into().unwrap()));
-            let kind = bytes[at + 6];
-            let piece = &bytes[at + 7..at + 7 + length];
-            assert_eq!(crc, crc32(&[&[kind], piece]));
-            assert_eq!(record.is_empty(), matches!(kind, 1 | 2), "a record begins with its first fragment");
-            record.extend(piece);
-            if matches!(kind, 1 | 4) {
-                found.push(fields(&std::mem::take(&mut record)));
-            }
-            at += FRAGMENT + length;
-        }
-        assert!(record.is_empty());
-        found
+        let (found, end) = record_log::records(bytes, LOG).unwrap();
+        assert_eq!(end, bytes.len());
+        found.iter().map(|record| fields(record)).collect()
     }
 
     #[test]
     fn the_log_of_the_original_is_read_and_written_alike() {
         let kinds: Vec<u32> = records(GOLDEN).iter().map(|record| record.last().unwrap().0).collect();
         assert_eq!(kinds, [HISTORY, HISTORY, EXIT]);
-        let mut written = b":W&B\xe1\xbe\x00".to_vec();
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join("run.wandb");
+        let mut log = RecordLog::create(&path, LOG).unwrap();
         let item = |name: &str, value: String| (name.to_owned(), value);
         let long = format!("\"{}\"", "x".repeat(40_000));
         for (number, kind, content) in [
@@ -311,20 +225,9 @@ mod tests {
             (2, HISTORY, history(16, &[item("long", long)])),
             (3, EXIT, Message::default().int(2, 7)),
         ] {
-            let record = Message::default().int(1, number).message(kind, content).into_bytes();
-            written.extend(fragments(&record, written.len()));
+            log.push(&Message::default().int(1, number).message(kind, content).into_bytes()).unwrap();
         }
-        assert!(written == GOLDEN);
-    }
-
-    #[test]
-    fn records_end_anywhere_in_a_block() {
-        let mut log = b":W&B\xe1\xbe\x00".to_vec();
-        for size in [BLOCK - 7 - 7 - 8, 1, 3, BLOCK - 30, 2 * BLOCK, 5, BLOCK - 60, 12] {
-            let record = Message::default().bytes(1, &vec![1; size]).into_bytes();
-            log.extend(fragments(&record, log.len()));
-        }
-        assert_eq!(records(&log).len(), 8);
+        assert!(std::fs::read(&path).unwrap() == GOLDEN);
     }
 
     #[test]

@@ -1,7 +1,8 @@
-"""Makes the files beside it with the programs that read such files: tensorboard, wandb and deepspeed.
+"""Makes the files beside it with the programs that read such files: tensorboard, wandb, swanlab and deepspeed.
 
     python make.py events     (needs tensorboard)
     python make.py wandb      (needs wandb; writes the framing of LevelDB's logs itself, by its documentation)
+    python make.py swanlab    (needs swanlab 0.10.3)
     python make.py profile    (needs deepspeed, torch, transformers; DS_ACCELERATOR=cpu)
 """
 
@@ -85,6 +86,51 @@ def wandb():
     (HERE / "run.wandb").write_bytes(out)
 
 
+def swanlab():
+    from google.protobuf.timestamp_pb2 import Timestamp
+    from swanlab.proto.swanlab.metric.column.v1.column_pb2 import ColumnClass, ColumnRecord, ColumnType, SectionType
+    from swanlab.proto.swanlab.metric.data.v1.data_pb2 import ScalarRecord, ScalarValue
+    from swanlab.proto.swanlab.record.v1.record_pb2 import Record
+    from swanlab.proto.swanlab.run.v1.run_pb2 import FinishRecord, RunState, StartRecord
+    from swanlab.proto.swanlab.save.v1.save_pb2 import SaveRecord, SaveType
+    from swanlab.sdk.internal.core_python.store import DataStoreWriter
+
+    time = Timestamp(seconds=1_500_000_000, nanos=250_000_000)
+    number = ColumnType.COLUMN_TYPE_SCALAR
+
+    def scalar(step, value):
+        return ScalarRecord(
+            key="train/loss", step=step, type=number, timestamp=time, value=ScalarValue(number=value)
+        )
+
+    start = StartRecord(
+        project="llamafactory", workspace="team", name="first", id="abcd1234", started_at=time
+    )
+    save = SaveRecord(name="config", source_path="/run/files/config.yaml", type=SaveType.SAVE_TYPE_CONFIG)
+    column = ColumnRecord(
+        column_class=ColumnClass.COLUMN_CLASS_CUSTOM,
+        column_type=number,
+        column_key="train/loss",
+        section_name="train",
+        section_type=SectionType.SECTION_TYPE_PUBLIC,
+    )
+    finish = FinishRecord(state=RunState.RUN_STATE_CRASHED, error="x" * 40_000, finished_at=time)
+    path = HERE / "run.swanlab"
+    path.unlink(missing_ok=True)
+    writer = DataStoreWriter()
+    writer.open(path)
+    for record in [
+        Record(num=-1, timestamp=time, start=start),
+        Record(num=-3, timestamp=time, save=save),
+        Record(num=1, timestamp=time, column=column),
+        Record(num=2, timestamp=time, scalar=scalar(0, 0.0)),
+        Record(num=3, timestamp=time, scalar=scalar(10, float("nan"))),
+        Record(num=-2, timestamp=time, finish=finish),
+    ]:
+        writer.write(record.SerializeToString())
+    writer.close()
+
+
 def profile():
     import torch
     from deepspeed.profiling.flops_profiler import get_model_profile
@@ -99,4 +145,4 @@ def profile():
 
 
 if __name__ == "__main__":
-    {"events": events, "wandb": wandb, "profile": profile}[sys.argv[1]]()
+    {"events": events, "wandb": wandb, "swanlab": swanlab, "profile": profile}[sys.argv[1]]()
