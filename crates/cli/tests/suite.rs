@@ -10,6 +10,7 @@ mod basic_config;
 mod best;
 mod cli;
 mod common;
+mod completions;
 mod eval;
 mod examples;
 mod faults;

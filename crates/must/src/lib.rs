@@ -10,7 +10,7 @@ use std::process::Command;
 use std::sync::{Mutex, OnceLock, PoisonError};
 
 /// What tests may need that not every machine has.
-pub const NAMES: [&str; 15] = [
+pub const NAMES: [&str; 19] = [
     "gpu",
     "g++",
     "mpi",
@@ -24,6 +24,10 @@ pub const NAMES: [&str; 15] = [
     "tsan",
     "asan",
     "mount",
+    "zsh",
+    "fish",
+    "groff",
+    "mandoc",
     "avx512",
     "avx512_bf16",
 ];

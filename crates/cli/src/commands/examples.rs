@@ -3,7 +3,7 @@
 use clap::Command;
 
 /// A command line of each command. A command with subcommands shows the first of theirs.
-const EXAMPLES: [&str; 20] = [
+const EXAMPLES: [&str; 22] = [
     "oarlock init sft river",
     "oarlock train recipes/pretrain.yaml",
     "oarlock generate --model out/first --prompt Once",
@@ -20,6 +20,8 @@ const EXAMPLES: [&str; 20] = [
     "oarlock estimate-memory recipes/minimind-small",
     "oarlock plan recipes/pretrain.yaml",
     "oarlock link-tools tools",
+    "oarlock completions bash",
+    "oarlock complete-words --current=learning_ra -- train recipes/sft.yaml",
     "oarlock gpu-check --quick",
     "oarlock gpu-compile recipes/pretrain.yaml",
     "oarlock env",

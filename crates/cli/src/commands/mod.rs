@@ -1,5 +1,7 @@
 //! The command line: one file for each subcommand; here they are listed, and errors become exit codes.
 
+mod complete;
+mod completions;
 mod data;
 mod dtypes;
 mod env;
@@ -97,6 +99,11 @@ enum Command {
     /// Make links under which this program is torchrun, accelerate, deepspeed and others
     #[command(alias = "link_tools")]
     LinkTools(link_tools::LinkArgs),
+    /// Print the script by which a shell completes commands, keys and their values
+    Completions(completions::CompletionsArgs),
+    /// Say what may stand in the place of a word
+    #[command(hide = true)]
+    CompleteWords(complete::CompleteArgs),
     /// Check that the GPU of this machine gives right results, and how fast it is (experimental)
     GpuCheck(gpu_check::GpuCheckArgs),
     /// Compile the kernels for GPUs into the cache, on a machine that needs no GPU (experimental)
@@ -158,6 +165,8 @@ pub fn main() -> ExitCode {
         Command::EstimateMemory(args) => estimate::run(&args),
         Command::Plan(args) => plan::run(&args),
         Command::LinkTools(args) => link_tools::run(&args),
+        Command::Completions(args) => completions::run(&args),
+        Command::CompleteWords(args) => complete::run(&args, Cli::command()),
         Command::GpuCheck(args) => gpu_check::run(&args),
         Command::GpuCompile(args) => gpu_compile::run(&args),
         Command::Env => env::run(),

@@ -7,7 +7,8 @@ use oarlock_config::settings::keys::{Group, Row, Status, ValueType};
 use oarlock_config::settings::problem::Problem;
 
 use super::language::Language;
-use super::table::{KEYS, nearest};
+use super::monitor::report_to;
+use super::table::{self as keys, KEYS, nearest};
 use super::words::Words;
 
 /// Our own flags, which every front end has beside those of its original.
@@ -203,6 +204,20 @@ fn described_in(key: &Row, language: Language) -> String {
         let _ = write!(text, " [{}]", key.default);
     }
     text
+}
+
+/// The values of which a key takes one, where they can be listed.
+pub fn choices(key: &Row) -> Vec<&'static str> {
+    let mut names = match (key.status, key.value_type) {
+        (Status::Only(_), _) if !key.default.is_empty() => vec![key.default],
+        (Status::Among(names, _), _) | (_, ValueType::Choice(names)) => names.to_vec(),
+        (_, ValueType::Bool | ValueType::BoolOrPath) => vec!["true", "false"],
+        _ if key.name == keys::REPORT_TO.row.name => report_to().collect(),
+        _ => Vec::new(),
+    };
+    let mut seen = BTreeSet::new();
+    names.retain(|name| seen.insert(*name));
+    names
 }
 
 /// The default of a key as a cell of a table.

@@ -8,6 +8,7 @@ use crate::config::table as keys;
 use std::ops::RangeInclusive;
 use std::time::SystemTime;
 
+use super::follows::Follows;
 use super::variable::env_var;
 use crate::config::environment;
 use crate::config::language::Language;
@@ -44,6 +45,26 @@ there is none, as many CPU ranks start as it names. NPROC_PER_NODE says how many
 and MASTER_PORT on which machines, RDZV_ID, MIN_NNODES and MAX_NNODES how many machines may come. MAX_RESTARTS says how
 often failed ranks are started again.
 ";
+
+/// The subcommands that train or answer here, for completion.
+const COMMANDS: [(&str, &str); 7] = [
+    ("train", "Train, as `oarlock train` does"),
+    ("chat", "Talk to a model"),
+    ("eval", "Ask it the questions of MMLU, C-Eval or CMMLU"),
+    ("export", "Merge adapters into a model and write it"),
+    ("env", "Print the version and the machine"),
+    ("version", "Print the version"),
+    ("help", "Print the commands"),
+];
+
+/// What may follow these words behind `llamafactory-cli`.
+pub(super) fn follows(words: &[String]) -> Follows {
+    match words.first().map(String::as_str) {
+        None => Follows::Commands(COMMANDS.to_vec()),
+        Some("train" | "chat" | "eval" | "export") => Follows::Training,
+        Some(_) => Follows::Unknown,
+    }
+}
 
 /// Runs `llamafactory-cli`.
 pub(crate) fn run(words: &[String], started: SystemTime) -> Outcome {

@@ -6,3 +6,4 @@ mod flags;
 pub(super) mod translation;
 
 pub(crate) use command::run;
+pub(crate) use flags::FLAGS;

@@ -4,6 +4,7 @@
 mod accelerate;
 pub(crate) mod data;
 pub mod deepspeed;
+mod follows;
 pub(crate) mod gpus;
 pub mod job;
 pub mod llamafactory;
@@ -17,6 +18,7 @@ mod variable;
 use std::time::SystemTime;
 
 use crate::console::Outcome;
+pub use follows::Follows;
 pub(crate) use variable::env_var;
 
 /// A command that this program answers to, as a subcommand and under its own name.
@@ -27,40 +29,53 @@ pub struct FrontEnd {
     pub about: &'static str,
     /// Runs it with the words that follow its name; the time is when this process began.
     pub(crate) run: fn(&[String], SystemTime) -> Outcome,
+    /// What may follow these words behind its name.
+    pub(crate) follows: fn(&[String]) -> Follows,
 }
 
 /// All front ends.
 pub const ALL: &[FrontEnd] = &[
-    FrontEnd { names: &["accelerate"], about: "The commands of Accelerate", run: accelerate::run },
+    FrontEnd {
+        names: &["accelerate"],
+        about: "The commands of Accelerate",
+        run: accelerate::run,
+        follows: accelerate::follows,
+    },
     FrontEnd {
         names: &["accelerate-launch"],
         about: "The same as accelerate launch",
         run: accelerate::run_launch,
+        follows: |_| accelerate::follows_launch(),
     },
     FrontEnd {
         names: &["train_pretrain"],
         about: "Pretrain a MiniMind with the flags of its script",
         run: minimind::run,
+        follows: |_| Follows::Flags(&minimind::FLAGS),
     },
     FrontEnd {
         names: &["torchrun"],
         about: "Start a program as ranks, as torch's launcher does",
         run: torchrun::run,
+        follows: |_| Follows::Flags(&torchrun::FLAGS),
     },
     FrontEnd {
         names: &["deepspeed", "ds", "deepspeed.pt"],
         about: "Start a program on the machines of a hostfile, as DeepSpeed's launcher does",
         run: deepspeed::run,
+        follows: |_| Follows::Flags(&deepspeed::FLAGS),
     },
     FrontEnd {
         names: &["ds_report", "dsr"],
         about: "Say which ops this machine has, as ds_report does",
         run: deepspeed::report,
+        follows: |_| Follows::Flags(&deepspeed::REPORT),
     },
     FrontEnd {
         names: &["llamafactory-cli", "lmf"],
         about: "Train as LLaMA-Factory's command does",
         run: llamafactory::run,
+        follows: llamafactory::follows,
     },
 ];
 

@@ -24,6 +24,8 @@ use oarlock_config::nearest::nearest_of;
 
 pub use command::ACCELERATE;
 
+use super::follows::Follows;
+use crate::config::flags::Flags;
 use crate::config::{Problem, Problems, Words};
 use crate::console::{Failure, Outcome, eprint, print};
 use crate::error::Error;
@@ -33,6 +35,7 @@ struct Subcommand {
     name: &'static str,
     about: &'static str,
     run: fn(&Words, SystemTime) -> Outcome,
+    flags: Option<&'static Flags>,
 }
 
 const SUBCOMMANDS: &[Subcommand] = &[
@@ -40,41 +43,49 @@ const SUBCOMMANDS: &[Subcommand] = &[
         name: "config",
         about: "Ask what a training runs on, and keep the answers in a file",
         run: |words, _| questionnaire::run(words),
+        flags: Some(&questionnaire::CONFIG),
     },
     Subcommand {
         name: "env",
         about: "Show versions, the machine and the configuration, for a report of a problem",
         run: |words, _| env::run(words),
+        flags: Some(&env::ENV),
     },
     Subcommand {
         name: "launch",
         about: "Start a training run or a program on several processes",
         run: launch::run,
+        flags: Some(&launch::LAUNCH),
     },
     Subcommand {
         name: "test",
         about: "Check that the ranks of this machine train as one would",
         run: test::run,
+        flags: Some(&test::FLAGS),
     },
     Subcommand {
         name: "estimate-memory",
         about: "Show what a model takes of memory in several dtypes",
         run: |words, _| estimate_memory::run(words),
+        flags: Some(&estimate_memory::FLAGS),
     },
     Subcommand {
         name: "merge-weights",
         about: "Put the model in a sharded checkpoint together",
         run: |words, _| merge_weights::run(words),
+        flags: Some(&merge_weights::FLAGS),
     },
     Subcommand {
         name: "to-fsdp2",
         about: "Turn a configuration for FSDP 1 into one for FSDP 2",
         run: |words, _| to_fsdp2::run(words),
+        flags: Some(&to_fsdp2::FLAGS),
     },
     Subcommand {
         name: "tpu-config",
         about: "Not supported: it prepares TPU machines, and there is no training on TPUs here",
         run: |_, _| Err(Error::Usage(NO_TPU.to_owned()).into()),
+        flags: None,
     },
 ];
 
@@ -106,6 +117,21 @@ pub(crate) fn run(words: &[String], started: SystemTime) -> Outcome {
             Err(Problems::from(problem.help(help)).into())
         }
     }
+}
+
+/// What may follow these words behind `accelerate`.
+pub(super) fn follows(words: &[String]) -> Follows {
+    let Some(name) = words.first() else {
+        return Follows::Commands(SUBCOMMANDS.iter().map(|command| (command.name, command.about)).collect());
+    };
+    let normal = name.replace('_', "-");
+    let command = SUBCOMMANDS.iter().find(|command| command.name == normal);
+    command.and_then(|command| command.flags).map_or(Follows::Unknown, Follows::Flags)
+}
+
+/// What may follow `accelerate-launch`.
+pub(super) fn follows_launch() -> Follows {
+    Follows::Flags(&launch::LAUNCH)
 }
 
 /// Runs `accelerate-launch`.

@@ -20,7 +20,7 @@ use std::process::{Command, Stdio};
 use std::time::SystemTime;
 
 pub use flags::FLAGS;
-pub(crate) use report::report;
+pub(crate) use report::{FLAGS as REPORT, report};
 
 use self::exports::{Exports, Machine};
 use self::filter::Slots;

@@ -22,7 +22,7 @@ oarlock_config::key_table! {
     ];
 }
 
-pub(super) const FLAGS: Flags = Flags {
+pub(crate) const FLAGS: Flags = Flags {
     command: "ds_report",
     bare_switches: true,
     operands: "",

@@ -45,7 +45,7 @@ oarlock_config::key_table! {
 
 /// The table. Each is also read from the variable `PET_<FLAG>`.
 #[rustfmt::skip]
-pub(super) const FLAGS: Flags = Flags {
+pub(crate) const FLAGS: Flags = Flags {
     command: "torchrun",
     bare_switches: true,
     operands: "SCRIPT [arguments]",

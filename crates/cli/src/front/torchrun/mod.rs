@@ -16,7 +16,7 @@ use crate::console::{Outcome, print};
 use crate::front::job::Job;
 use crate::front::script::{self, Call, Script};
 use crate::launch;
-use flags::FLAGS;
+pub(super) use flags::FLAGS;
 
 /// Runs the command.
 pub(crate) fn run(words: &[String], started: SystemTime) -> Outcome {
