@@ -174,3 +174,34 @@ fn zsh_completes_with_descriptions() {
     let first = zsh("oarlock train ");
     assert!(first.contains("pretrain:The recipe pretrain") && first.contains("files of '' \n"), "{first}");
 }
+
+#[test]
+fn pages_of_the_manual_are_right() {
+    let site = site();
+    let said = run(site.oarlock(&["man", "man1"]));
+    assert_eq!(said.code, Some(0), "{said:?}");
+    let pages: Vec<String> = fs::read_dir(site.path("man1"))
+        .unwrap()
+        .map(|entry| format!("man1/{}", entry.unwrap().file_name().to_str().unwrap()))
+        .collect();
+    assert!(pages.len() > 20, "{pages:?}");
+    if oarlock_must::have("groff", is_there("groff"), "groff is not installed") {
+        for page in &pages {
+            // `shell` refuses what it says of faults.
+            let shown = shell(&site, &["groff", "-man", "-ww", "-Tutf8", "-P-cbou", page]).stdout;
+            assert!(shown.contains("SYNOPSIS"), "{page}: {shown}");
+        }
+    }
+    if oarlock_must::have("mandoc", Command::new("mandoc").output().is_ok(), "mandoc is not installed") {
+        for page in &pages {
+            let mut command = site.shell("mandoc -T lint -W warning \"$1\"");
+            let said = run({
+                command.arg(page);
+                command
+            });
+            // A page has no date, so that the same version gives the same bytes.
+            let faults = said.stdout.lines().filter(|line| !line.contains("missing date"));
+            assert_eq!(faults.collect::<Vec<_>>(), Vec::<&str>::new());
+        }
+    }
+}

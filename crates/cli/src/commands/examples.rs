@@ -3,7 +3,7 @@
 use clap::Command;
 
 /// A command line of each command. A command with subcommands shows the first of theirs.
-const EXAMPLES: [&str; 22] = [
+const EXAMPLES: [&str; 23] = [
     "oarlock init sft river",
     "oarlock train recipes/pretrain.yaml",
     "oarlock generate --model out/first --prompt Once",
@@ -22,6 +22,7 @@ const EXAMPLES: [&str; 22] = [
     "oarlock link-tools tools",
     "oarlock completions bash",
     "oarlock complete-words --current=learning_ra -- train recipes/sft.yaml",
+    "oarlock man man1",
     "oarlock gpu-check --quick",
     "oarlock gpu-compile recipes/pretrain.yaml",
     "oarlock env",

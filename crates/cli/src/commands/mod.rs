@@ -18,6 +18,7 @@ mod import_checkpoint;
 mod init;
 mod licenses;
 mod link_tools;
+mod man;
 mod merge_weights;
 mod model;
 mod plan;
@@ -104,6 +105,8 @@ enum Command {
     /// Say what may stand in the place of a word
     #[command(hide = true)]
     CompleteWords(complete::CompleteArgs),
+    /// Write a man page for each command
+    Man(man::ManArgs),
     /// Check that the GPU of this machine gives right results, and how fast it is (experimental)
     GpuCheck(gpu_check::GpuCheckArgs),
     /// Compile the kernels for GPUs into the cache, on a machine that needs no GPU (experimental)
@@ -167,6 +170,7 @@ pub fn main() -> ExitCode {
         Command::LinkTools(args) => link_tools::run(&args),
         Command::Completions(args) => completions::run(&args),
         Command::CompleteWords(args) => complete::run(&args, Cli::command()),
+        Command::Man(args) => man::run(&args, examples::with_examples(Cli::command())),
         Command::GpuCheck(args) => gpu_check::run(&args),
         Command::GpuCompile(args) => gpu_compile::run(&args),
         Command::Env => env::run(),

@@ -158,6 +158,12 @@ fn grouped(keys: &[&Row], language: Language) -> String {
     out
 }
 
+/// The keys that have a meaning, under the headings of their groups.
+pub fn grouped_keys() -> impl Iterator<Item = (&'static str, Vec<&'static Row>)> {
+    let of = |group: Group| (group.title(), used().filter(|key| key.group == group).collect());
+    Group::ALL.into_iter().map(of)
+}
+
 /// The word by which a help text is narrowed to a group.
 fn group_name(group: Group) -> String {
     group.title().split(' ').next().unwrap_or_default().to_lowercase()

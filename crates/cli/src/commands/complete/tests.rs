@@ -75,7 +75,7 @@ fn a_run_begins_with_a_recipe_or_a_file() {
 #[test]
 fn commands_flags_and_values_are_offered() {
     let commands = offered("");
-    for name in ["train", "chat", "completions", "torchrun", "accelerate", "llamafactory-cli"] {
+    for name in ["train", "chat", "completions", "man", "torchrun", "accelerate", "llamafactory-cli"] {
         assert!(commands.iter().any(|found| found == name), "{name}: {commands:?}");
     }
     assert!(!commands.iter().any(|name| name == "complete-words"));
