@@ -31,7 +31,7 @@ mount -t overlay overlay -o "lowerdir=$bare,upperdir=$scratch/over/upper,workdir
 mount --rbind /dev "$root/dev"
 mount -t proc proc "$root/proc"
 cp "$wheel" "$root/tmp/"
-inside() { env -i PATH=/usr/local/bin:/usr/bin:/bin:/usr/sbin HOME=/root TERM=dumb chroot "$root" "$@"; }
+inside() { env -i PATH=/usr/local/bin:/usr/bin:/bin:/usr/sbin HOME=/tmp TERM=dumb chroot "$root" "$@"; }
 
 . "$bare/etc/os-release"
 printf '%s, %s, glibc %s\n' "$PRETTY_NAME" "$(inside python3 --version)" "$(inside ldd --version | sed -n '1s/.* //p')"
@@ -41,7 +41,7 @@ done
 # Distributions that manage Python's packages ask for a word before pip installs beside theirs.
 options=(--no-index --disable-pip-version-check --root-user-action=ignore)
 ! inside pip3 install --help | grep -q break-system-packages || options+=(--break-system-packages)
-list() { inside find / -xdev \( -path /proc -o -path /dev -o -path /tmp -o -path /root/run -o -name __pycache__ \) -prune -o \( -type f -o -type l \) -print | sort; }
+list() { inside find / -xdev \( -path /proc -o -path /dev -o -path /tmp -o -name __pycache__ \) -prune -o \( -type f -o -type l \) -print | sort; }
 size() { du -s --apparent-size -B1 "$scratch/over/upper" | cut -f1; }
 list >"$scratch/before"
 before=$(size)
@@ -50,7 +50,7 @@ now() { date +%s.%N; }
 start=$(now)
 inside pip3 install -q "${options[@]}" "/tmp/$(basename "$wheel")"
 installed=$(now)
-coproc run { inside sh -c 'mkdir /root/run && cd /root/run && exec oarlock train pretrain logging_steps=1'; }
+coproc run { inside sh -c 'mkdir /tmp/run && cd /tmp/run && exec oarlock train pretrain logging_steps=1'; }
 exec 3<&"${run[0]}"
 pid=$run_PID
 line=
@@ -64,7 +64,7 @@ grep -q '^done: ' <<<"$rest" || fail "the run says: $rest"
 awk -v a="$start" -v b="$installed" -v c="$first" -v d="$ended" -v w="$(stat -c %s "$wheel")" -v n=$((after - before)) 'BEGIN {
   printf "the wheel has %.1f MB; pip install took %.1f s; the first loss came %.1f s after its begin, %.1f MB are on the disk then\n", w / 1e6, b - a, c - a, n / 1e6
   printf "the model is trained after %.0f s\n", d - a }'
-inside sh -c 'cd /root/run && oarlock generate --model out/pretrain --temperature 0.3 --prompt "Nils and Wren"'
+inside sh -c 'cd /tmp/run && oarlock generate --model out/pretrain --temperature 0.3 --prompt "Nils and Wren"'
 
 inside pip3 uninstall -q -y "${options[@]:1}" oarlock
 list >"$scratch/after"
