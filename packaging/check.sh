@@ -78,7 +78,7 @@ else
   for machine in 0 1; do venv/bin/oarlock init pretrain "machine$machine" >/dev/null; done
   PATH=$scratch/links:$PATH "$root/bench/netns/run" 2 -- sh -c 'cd machine$MACHINE && exec torchrun --master_port 29500 \
     --nproc_per_node=2 --nnodes=2 --node_rank=$MACHINE --master_addr=192.168.0.1 src/train.py recipes/pretrain.yaml \
-    max_steps=20 logging_steps=5 eval_strategy=no' 2>&1 | tee said
+    num_processes=4 max_steps=20 logging_steps=5 eval_strategy=no' 2>&1 | tee said
   grep -q 'done: 20 steps' said && grep -q ' 4 rank(s)' said || fail "two machines did not train"
 fi
 
