@@ -37,8 +37,7 @@ def main() -> int:
     if n_bytes > MOST_BYTES:
         faults.append(f"{n_bytes} bytes are more than {MOST_BYTES}")
     tags = re.fullmatch(r"oarlock-[^-]+-py3-none-(\S+)\.whl", wheel.name)
-    is_static = tags is not None and tags[1] == "musllinux_1_1_x86_64"
-    if not is_static and (tags is None or set(tags[1].split(".")) != {"manylinux_2_17_x86_64", "manylinux2014_x86_64"}):
+    if tags is None or set(tags[1].split(".")) != {"manylinux_2_17_x86_64", "manylinux2014_x86_64"}:
         faults.append(f"the tag of {wheel.name} is another one")
     with zipfile.ZipFile(wheel) as archive:
         names = archive.namelist()
@@ -64,8 +63,6 @@ def main() -> int:
         highest = max(highest, newest)
         if newest > GLIBC:
             faults.append(f"part {index} of the program asks for glibc {newest[0]}.{newest[1]}")
-        if is_static and (needed or newest > (0, 0)):
-            faults.append(f"part {index} of the static program needs libraries: {sorted(needed)}")
         if needed - LIBRARIES:
             faults.append(f"part {index} of the program needs {sorted(needed - LIBRARIES)}")
     n_parts = len(parts(program))

@@ -1,41 +1,28 @@
 #!/usr/bin/env python3
-"""Builds a wheel: the program for x86-64 Linux and the Python package, in target/wheels.
+"""Builds the wheel: the program for x86-64 Linux with glibc 2.17 or newer, and the Python package, in target/wheels.
 
-    python3 packaging/wheel.py               # for glibc 2.17 or newer
-    python3 packaging/wheel.py --musl        # static, for Alpine and for containers with nothing else
+    python3 packaging/wheel.py
 
 It needs Rust, Python with venv, and the registries of crates and of PyPI, from which it takes maturin and the C compiler and
-linker of Zig. Where GLOO_SOURCE names the sources of Gloo, they become part of the program for glibc.
-A static program opens no libraries, so it has no GPUs, no Gloo and no MPI. `rustup target add x86_64-unknown-linux-musl` brings
-what it needs of Rust; where RUSTC names a compiler that has the source of its standard library instead (Debian: rustc-web and
-rust-web-src), OARLOCK_BUILD_STD=1 compiles that as well.
-No path of this machine, and no time but that of the commit, gets into it: whoever builds a commit gets the same bytes.
+linker of Zig. Where GLOO_SOURCE names the sources of Gloo, they become part of the program.
+No path of this machine, and no time but that of the commit, gets into it.
 """
 
 from __future__ import annotations
 
-import argparse
 import os
+import shutil
 import subprocess
 import sys
 import venv
 from pathlib import Path
-from typing import Dict, List, NamedTuple, Optional
+from typing import Dict, List, Optional
 
 ROOT = Path(__file__).resolve().parent.parent
 TOOLS = ["maturin==1.16.0", "ziglang==0.17.1"]
+TARGET = "x86_64-unknown-linux-gnu"
 GLIBC = "2.17"
-
-
-class Kind(NamedTuple):
-    """What a wheel is for: a target of Rust, and the systems on which pip installs it."""
-
-    target: str
-    policy: str
-
-
-GNU = Kind("x86_64-unknown-linux-gnu", "manylinux2014")
-MUSL = Kind("x86_64-unknown-linux-musl", "musllinux_1_1")
+POLICY = "manylinux2014"
 
 # The C++ compiler of Zig links its standard library always as a part, and takes no flags that ask for it.
 COMPILER = """\
@@ -53,9 +40,6 @@ exec {python} -m ziglang c++ -target x86_64-linux-gnu.{glibc} "$@"
 
 def main() -> int:
     """Builds the wheel, checks it, and prints its path."""
-    parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
-    parser.add_argument("--musl", action="store_true", help="a static program, for musl")
-    kind = MUSL if parser.parse_args().musl else GNU
     target = Path(os.environ.get("CARGO_TARGET_DIR") or ROOT / "target").absolute()
     tools = target / "wheel-tools"
     python = tools / "bin" / "python"
@@ -63,18 +47,10 @@ def main() -> int:
         venv.create(tools, clear=True, with_pip=True)
         call([str(python), "-m", "pip", "install", "-q", "--disable-pip-version-check", *TOOLS])
     out = target / "wheels"
-    pattern = f"oarlock-*{kind.policy}*.whl"
-    for wheel in out.glob(pattern):
-        wheel.unlink()
-    command = ["build", "--release", "--zig", "--target", kind.target, "--compatibility", kind.policy, "--auditwheel", "check"]
-    env = environment(kind, tools, target)
-    if kind == MUSL and env.get("OARLOCK_BUILD_STD"):
-        command += ["-Z", "build-std=std,panic_unwind"]
-        env["RUSTC_BOOTSTRAP"] = "1"
-        # What musl's programs begin with is Zig's, as its library is.
-        env["RUSTFLAGS"] += " -C link-self-contained=no"
-    call([str(tools / "bin" / "maturin"), *command, "--out", str(out)], env)
-    wheels = sorted(out.glob(pattern))
+    shutil.rmtree(out, ignore_errors=True)
+    command = ["build", "--release", "--zig", "--target", TARGET, "--compatibility", POLICY, "--auditwheel", "check"]
+    call([str(tools / "bin" / "maturin"), *command, "--out", str(out)], environment(tools, target))
+    wheels = sorted(out.glob("*.whl"))
     if len(wheels) != 1:
         print(f"there are {len(wheels)} wheels in {out}, and not one", file=sys.stderr)
         return 1
@@ -83,7 +59,7 @@ def main() -> int:
     return 0
 
 
-def environment(kind: Kind, tools: Path, target: Path) -> Dict[str, str]:
+def environment(tools: Path, target: Path) -> Dict[str, str]:
     """The variables of the build, by which no path of this machine gets into the program."""
     env = dict(os.environ)
     cargo = Path(env.get("CARGO_HOME") or Path.home() / ".cargo")
@@ -98,16 +74,13 @@ def environment(kind: Kind, tools: Path, target: Path) -> Dict[str, str]:
         said = subprocess.run(git, capture_output=True, encoding="utf-8", check=False)
         # Where there is no history: the first day that a zip file can have.
         env["SOURCE_DATE_EPOCH"] = said.stdout.strip() or "315532800"
-    if kind == MUSL:
-        env.pop("GLOO_SOURCE", None)
-        env["OARLOCK_GLOO"] = "off"
-    elif env.get("GLOO_SOURCE"):
+    if env.get("GLOO_SOURCE"):
         env["GLOO_SOURCE"] = str(Path(env["GLOO_SOURCE"]).absolute())
         compiler = tools / "bin" / "oarlock-c++"
         compiler.write_text(COMPILER.format(python=tools / "bin" / "python", glibc=GLIBC))
         compiler.chmod(0o755)
         # Whoever has named another compiler means it.
-        env.setdefault(f"CXX_{kind.target.replace('-', '_')}", str(compiler))
+        env.setdefault(f"CXX_{TARGET.replace('-', '_')}", str(compiler))
     else:
         env["OARLOCK_GLOO"] = "off"
         print("note: GLOO_SOURCE names no sources of Gloo, so ranks of this wheel are on one machine", file=sys.stderr)
