@@ -135,13 +135,16 @@ class Runs(unittest.TestCase):
     def test_an_interrupt_stops_the_run(self) -> None:
         run = self.endless("out/interrupted", num_processes=2)
         pids = [run._child.process.pid, *below(run._child.process.pid)]
+        # A shell that starts these tests in the background has SIGINT ignored.
+        handlers = {signal.SIGINT: signal.default_int_handler, signal.SIGALRM: lambda *_: signal.raise_signal(signal.SIGINT)}
+        before = {number: signal.signal(number, handler) for number, handler in handlers.items()}
         signal.setitimer(signal.ITIMER_REAL, 0.5)
-        before = signal.signal(signal.SIGALRM, lambda *_: signal.raise_signal(signal.SIGINT))
         try:
             with self.assertRaises(KeyboardInterrupt):
                 run.wait(60)
         finally:
-            signal.signal(signal.SIGALRM, before)
+            for number, handler in before.items():
+                signal.signal(number, handler)
         self.gone(pids)
 
     def test_a_run_ends_with_its_process(self) -> None:
