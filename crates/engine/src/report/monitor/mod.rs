@@ -10,5 +10,6 @@ mod scalars;
 pub mod swanlab;
 pub mod tensorboard;
 pub mod wandb;
+mod yaml;
 
 pub use scalars::Monitor;

@@ -11,6 +11,7 @@ use serde_json::{Map, Value, json};
 use super::protobuf::Message;
 use super::record_log::{Header, RecordLog};
 use super::scalars::{Monitor, host, name_of_time, now, run_id};
+use super::yaml::{in_yaml, scalar_in_yaml};
 use crate::report::file_error::{Result, io_error};
 use crate::report::files;
 
@@ -149,10 +150,9 @@ impl Monitor for Wandb {
             let synced = Message::default().int(1, 1);
             self.push(METRIC, Message::default().text(2, "*").text(4, axis).message(6, synced))?;
         }
-        // JSON is YAML.
         let values: String = config
             .iter()
-            .map(|(key, value)| format!("{}:\n    value: {value}\n", Value::from(key.as_str())))
+            .map(|(key, value)| format!("{}:\n    value: {}\n", scalar_in_yaml(&json!(key)), in_yaml(value)))
             .collect();
         files::replace(
             &self.folder.join("files/config.yaml"),
