@@ -2,6 +2,7 @@
 //! give bitwise identical results on each.
 
 use std::f32::consts::LOG2_E;
+use std::ops::{Add, Mul};
 
 /// Added to and subtracted from a float below 2^22, it rounds to the nearest integer, which then stands in the low
 /// bits of the sum.
@@ -13,7 +14,7 @@ const LN2_LOW: f32 = -2.121_944_4e-4;
 
 /// `a0 + x (a1 + x (a2 + …))`.
 #[inline(always)]
-fn polynomial<const N: usize>(x: f32, coefficients: [f32; N]) -> f32 {
+fn polynomial<T: Copy + Add<Output = T> + Mul<Output = T>, const N: usize>(x: T, coefficients: [T; N]) -> T {
     let mut value = coefficients[N - 1];
     for i in (0..N - 1).rev() {
         value = value * x + coefficients[i];
@@ -216,16 +217,6 @@ pub fn expm1(x: f32) -> f32 {
     value.copysign(x)
 }
 
-/// `a0 + x (a1 + x (a2 + …))`.
-#[inline(always)]
-fn polynomial_f64<const N: usize>(x: f64, coefficients: [f64; N]) -> f64 {
-    let mut value = coefficients[N - 1];
-    for i in (0..N - 1).rev() {
-        value = value * x + coefficients[i];
-    }
-    value
-}
-
 /// The logarithm to base 2 of a positive normal number, relative error below 1e-11: `2 artanh((m - 1) / (m + 1))` and e, for
 /// `x = m 2^e`.
 #[inline(always)]
@@ -236,7 +227,7 @@ fn log2_f64(x: f64) -> f64 {
     let m = f64::from_bits(bits.wrapping_sub((e as u64) << 52));
     let s = (m - 1.0) / (m + 1.0);
     let odd = [1.0, 1.0 / 3.0, 1.0 / 5.0, 1.0 / 7.0, 1.0 / 9.0, 1.0 / 11.0, 1.0 / 13.0];
-    f64::from(e) + s * (2.0 * std::f64::consts::LOG2_E) * polynomial_f64(s * s, odd)
+    f64::from(e) + s * (2.0 * std::f64::consts::LOG2_E) * polynomial(s * s, odd)
 }
 
 /// `2^x` for `x` from -1000 to 1000, relative error below 1e-11; NaN stays NaN.
@@ -258,7 +249,7 @@ fn exp2_f64(x: f64) -> f64 {
         1.0 / 362_880.0,
     ];
     let scale = f64::from_bits((shifted.to_bits() << 52).wrapping_add(1f64.to_bits()));
-    polynomial_f64(r, inverse_factorials) * scale
+    polynomial(r, inverse_factorials) * scale
 }
 
 /// `x^y` with the special cases of C, error below 0.501 units in the last place: in f64, where no f32 is subnormal.
@@ -313,7 +304,7 @@ fn quarter_turn(x: f32) -> (f64, f64, u64) {
         -0.001_388_676_377_460_993,
         2.439_044_879_627_741e-5,
     ];
-    let (sin, cos) = (polynomial_f64(square, sin), polynomial_f64(square, cos));
+    let (sin, cos) = (polynomial(square, sin), polynomial(square, cos));
     (r * (1.0 + square * sin), 1.0 + square * cos, shifted.to_bits())
 }
 
