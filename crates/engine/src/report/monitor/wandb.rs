@@ -235,7 +235,7 @@ mod tests {
         let folder = tempfile::tempdir().unwrap();
         let belongs = Belongs { project: "deepspeed".to_owned(), ..Belongs::default() };
         let mut run = Wandb::begin(folder.path(), belongs, Some("train/global_step")).unwrap();
-        run.config(&Map::from_iter([("lr".to_owned(), json!(1e-3))])).unwrap();
+        run.config(&Map::from_iter([("lr".to_owned(), json!(1e-7))])).unwrap();
         for step in [10, 20] {
             run.scalars(step, &[("train/loss", 2.0 / step as f64), ("bad", f64::INFINITY)]).unwrap();
         }
@@ -260,7 +260,7 @@ mod tests {
             [item("train/loss", "0.1"), item("bad", "Infinity"), item("train/global_step", "20")]
         );
         let read = |name: &str| std::fs::read_to_string(run.folder.join("files").join(name)).unwrap();
-        assert_eq!(read("config.yaml"), "wandb_version: 1\n\"lr\":\n    value: 0.001\n");
+        assert_eq!(read("config.yaml"), "wandb_version: 1\n\"lr\":\n    value: 1.0e-7\n");
         let summary = read("wandb-summary.json");
         assert!(summary.contains("\"bad\": Infinity"), "as Python's json writes it: {summary}");
         let summary: Value = serde_json::from_str(&summary.replace("Infinity", "null")).unwrap();
