@@ -10,7 +10,7 @@ import glob, json, os, subprocess, sys, tempfile
 import torch
 
 ROOT = os.path.join(os.path.dirname(os.path.abspath(__file__)), "../..")
-WRITE = ["cargo", "test", "-p", "oarlock", "--test", "suite", "twins::write_initial_weights", "--", "--ignored"]
+WRITE = ["cargo", "test", "-p", "oarlock", "--test", "suite", "twins::write_initial_weights_by_hand", "--", "--ignored"]
 READ_FOLDERS = ["distillation", "text_classifier"]
 
 

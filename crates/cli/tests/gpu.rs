@@ -63,6 +63,7 @@ pub fn compare(site: &Site, name: &str, settings: &[&str], bound: f64) {
 }
 
 #[test]
+#[ignore = "heavy"]
 fn a_training_follows_the_cpus_losses_in_every_placement() {
     if fakes().is_none() {
         return;

@@ -109,6 +109,7 @@ fn ranks_and_trainings_are_well_on_an_emulated_gpu() {
 }
 
 #[test]
+#[ignore = "heavy"]
 fn nccl_speed_offloading_cudnn_and_large_operands_are_well_on_an_emulated_gpu() {
     let Some(libraries) = fakes() else { return };
     let found = well(&Site::new(), libraries, "device,nccl,speed,offload,cudnn,large");
@@ -127,6 +128,7 @@ fn nccl_speed_offloading_cudnn_and_large_operands_are_well_on_an_emulated_gpu() 
 }
 
 #[test]
+#[ignore = "heavy"]
 fn ops_are_well_on_an_emulated_gpu() {
     let Some(libraries) = fakes() else { return };
     let site = Site::new();

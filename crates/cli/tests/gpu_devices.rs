@@ -252,6 +252,7 @@ fn the_reports_name_gpus_driver_and_libraries() {
 }
 
 #[test]
+#[ignore = "heavy"]
 fn the_memory_of_the_gpu_is_predicted_and_compared() {
     if fakes().is_none() {
         return;
@@ -322,6 +323,7 @@ fn the_memory_of_the_gpu_is_predicted_and_compared() {
 }
 
 #[test]
+#[ignore = "heavy"]
 fn what_a_gpu_has_no_memory_for_is_done_by_the_cpu_unless_the_gpu_was_asked_for() {
     if fakes().is_none() {
         return;

@@ -43,6 +43,7 @@ fn assert_near(name: &str, cpu: &Run, gpu: &Run, bound: f64) {
 }
 
 #[test]
+#[ignore = "heavy"]
 fn the_cpu_updates_what_a_gpu_trains() {
     if fakes().is_none() {
         return;
@@ -90,6 +91,7 @@ fn n_params(site: &Site) -> usize {
 }
 
 #[test]
+#[ignore = "heavy"]
 fn offloaded_state_has_the_same_bits_in_all_places_and_after_a_checkpoint() {
     if fakes().is_none() {
         return;
@@ -121,6 +123,7 @@ fn offloaded_state_has_the_same_bits_in_all_places_and_after_a_checkpoint() {
 }
 
 #[test]
+#[ignore = "heavy"]
 fn parameters_come_from_where_they_lie_when_they_are_used() {
     if fakes().is_none() {
         return;

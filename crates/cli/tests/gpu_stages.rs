@@ -15,6 +15,7 @@ const ALONE: &str = "num_processes=1";
 const ZERO_3: &str = r#"deepspeed={"zero_optimization":{"stage":3}}"#;
 
 #[test]
+#[ignore = "heavy"]
 fn preferences_and_rewards_follow_the_cpus_losses() {
     if fakes().is_none() {
         return;

@@ -15,6 +15,7 @@ fn short<'w>(words: &[&'w str]) -> Vec<&'w str> {
 }
 
 #[test]
+#[ignore = "heavy"]
 fn a_new_folder_trains_by_the_command_that_is_shown() {
     let site = Site::new();
     let said = run(site.oarlock(&["init"]));

@@ -23,6 +23,7 @@ fn site() -> Site {
 }
 
 #[test]
+#[ignore = "heavy"]
 fn state_on_disk_trains_what_memory_does_not_hold() {
     let site = site();
     let disk = site.path("disk");

@@ -201,6 +201,7 @@ fn no_command_writes_through_a_link() {
 
 /// Logs that go on are opened where they lie.
 #[test]
+#[ignore = "heavy"]
 fn a_resumed_run_goes_on_in_no_link() {
     let site = site();
     let words: Vec<String> =

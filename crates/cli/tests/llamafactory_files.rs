@@ -97,6 +97,7 @@ fn train(site: &Site, output: &str, parts: &[&str]) -> CommandOutput {
 }
 
 #[test]
+#[ignore = "heavy"]
 fn what_is_said_to_run_runs() {
     let site = site();
     let deepspeed = "deepspeed: examples/deepspeed/ds_z3_config.json  # choices: [ds_z0_config.json]\n";

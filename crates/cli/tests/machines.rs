@@ -169,6 +169,7 @@ mod gloo {
 
     /// The commands of the guides, which end with the bytes that as many ranks on one machine end with.
     #[test]
+    #[ignore = "heavy"]
     fn the_commands_of_the_guides_train_over_two_machines() {
         if !oarlock_must::have_gloo_machines(oarlock_comm::gloo_obstacle()) {
             return;
@@ -267,6 +268,7 @@ mod gloo {
 
     /// Every placement, on two and on three machines.
     #[test]
+    #[ignore = "heavy"]
     fn every_stage_has_the_bytes_of_one_machine() {
         if !oarlock_must::have_gloo_machines(oarlock_comm::gloo_obstacle()) {
             return;
@@ -328,6 +330,7 @@ mod gloo {
     /// One rank on the first machine and three on the second, by every launcher, with settings that hold for four ranks and for no
     /// multiple of those of one machine.
     #[test]
+    #[ignore = "heavy"]
     fn machines_with_other_numbers_of_ranks_train_together() {
         if !oarlock_must::have_gloo_machines(oarlock_comm::gloo_obstacle()) {
             return;
@@ -390,6 +393,7 @@ mod gloo {
     /// The network is gone for a time that is longer than a launcher waits for an answer: the ranks keep what they have, the
     /// launchers find each other again.
     #[test]
+    #[ignore = "heavy"]
     fn an_outage_of_the_network_is_survived() {
         if !oarlock_must::have_gloo_machines(oarlock_comm::gloo_obstacle()) {
             return;
@@ -423,8 +427,8 @@ mod gloo {
 
     /// With the limits that hold where nobody sets any: long, so it runs by hand.
     #[test]
-    #[ignore = "two minutes, by hand (CONTRIBUTING.md): outages as long as the limits of users allow"]
-    fn long_outages_are_survived() {
+    #[ignore = "two minutes (CONTRIBUTING.md): outages as long as the limits of users allow"]
+    fn long_outages_are_survived_by_hand() {
         if !oarlock_must::have_gloo_machines(oarlock_comm::gloo_obstacle()) {
             return;
         }

@@ -179,6 +179,7 @@ fn shown_only(command: &str) -> String {
 }
 
 #[test]
+#[ignore = "heavy"]
 fn every_command_runs_as_it_stands_on_its_page() {
     let site = site();
     let path = format!("{}:{}", site.path("bin").display(), std::env::var("PATH").unwrap());

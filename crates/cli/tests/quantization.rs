@@ -231,6 +231,7 @@ fn a_folder_of_4_bits_trains_as_the_model_that_is_quantized_while_it_is_read() {
 }
 
 #[test]
+#[ignore = "heavy"]
 fn the_forecast_knows_the_weights_of_4_bits() {
     let site = Site::new();
     // So many parameters that megabytes show them.

@@ -331,6 +331,29 @@ fn no_test_is_left_out() {
     assert_none(left_out, "a file that no test and no library has");
 }
 
+/// What `cargo test` ignores is run by `.ci/run`, by another test or by hand, and its reason or its name says which.
+#[test]
+fn every_ignored_test_is_run_by_somebody() {
+    let mut wrong = Vec::new();
+    let mut n_heavy = 0;
+    for (path, text) in sources() {
+        for test in text.split(concat!("#[", "ignore")).skip(1) {
+            let is_heavy = test.starts_with(" = \"heavy\"]");
+            let name = test
+                .split_once("fn ")
+                .and_then(|(_, rest)| rest.split_once('('))
+                .map_or("", |(name, _)| name);
+            let is_apart = name.contains("child") || name.contains("by_hand");
+            n_heavy += usize::from(is_heavy);
+            if is_heavy == is_apart {
+                wrong.push(format!("{}: {name}", path.display()));
+            }
+        }
+    }
+    assert!(n_heavy > 30, "{n_heavy} heavy tests");
+    assert_none(wrong, "ignored tests have the reason heavy, or a name with child or by_hand");
+}
+
 /// Whether a file holds tests alone: all beside the sources of a crate, and in them the files that are named so.
 fn is_for_tests(path: &Path) -> bool {
     let parts: Vec<_> = path.components().map(|part| part.as_os_str().to_string_lossy()).collect();

@@ -85,8 +85,9 @@ fn every_fault_is_named_by_all_and_nothing_hangs() {
     }
 }
 
+/// Takes 2 GB of memory.
 #[test]
-#[ignore = "takes 2 GB of memory"]
+#[ignore = "heavy"]
 fn more_bytes_than_an_int_counts() {
     let (output, said) = run(2, "large");
     assert!(output.status.success(), "{output:?}");

@@ -134,11 +134,13 @@ fn compiles(arch: &str) {
 }
 
 #[test]
+#[ignore = "heavy"]
 fn what_is_run_and_the_usual_heads_compile_for_sm_80() {
     compiles("sm_80");
 }
 
 #[test]
+#[ignore = "heavy"]
 fn what_is_run_and_the_usual_heads_compile_for_sm_90a() {
     compiles("sm_90a");
 }

@@ -78,6 +78,7 @@ fn is_clean(sanitizer: Sanitizer, family: &str) {
 }
 
 #[test]
+#[ignore = "heavy"]
 fn threads_of_a_block_never_race() {
     is_clean(Sanitizer::Thread, "softmax");
     let fault = "two sums of a block share their memory without a barrier between them";
@@ -102,6 +103,7 @@ fn behind_its_end() -> Changed {
 }
 
 #[test]
+#[ignore = "heavy"]
 fn no_access_is_out_of_bounds() {
     is_clean(Sanitizer::Address, "rope");
     let Some((well, said)) = run(Sanitizer::Address, "rope", BEHIND_ITS_END) else { return };

@@ -113,7 +113,7 @@ fn programs_that_need_files_or_start_ranks_run_in_a_process_of_their_own() {
         for (precision, ranks) in ways {
             let folder = folder();
             let mut command = Command::new(std::env::current_exe().unwrap());
-            command.args(["--exact", "tests::a_program", "--ignored", "--nocapture", "--test-threads=1"]);
+            command.args(["--exact", "tests::child_program", "--ignored", "--nocapture", "--test-threads=1"]);
             command.env(PROGRAM, program.name).env(WAY, format!("{precision} {ranks}"));
             let output = command.current_dir(folder.path()).output().unwrap();
             let said = [output.stdout, output.stderr].map(|said| String::from_utf8_lossy(&said).into_owned());
@@ -128,7 +128,7 @@ fn programs_that_need_files_or_start_ranks_run_in_a_process_of_their_own() {
 
 #[test]
 #[ignore = "what the test of programs of their own starts"]
-fn a_program() {
+fn child_program() {
     let Ok(name) = std::env::var(PROGRAM) else { return };
     let program = PROGRAMS.iter().find(|program| program.name == name).unwrap();
     let said = std::env::var(WAY).unwrap();

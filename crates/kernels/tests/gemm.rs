@@ -187,6 +187,7 @@ fn small_and_odd_shapes() {
 }
 
 #[test]
+#[ignore = "heavy"]
 fn several_blocks_in_every_dimension() {
     check::<f32, f32>(30, 1400, 800);
     check::<bf16, f32>(150, 70, 1601);

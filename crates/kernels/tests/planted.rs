@@ -2,7 +2,7 @@
 
 #[test]
 #[ignore = "reads freed memory, for `.ci/asan` and Miri"]
-fn a_kernel_reads_freed_memory() {
+fn child_reads_freed_memory() {
     let values = vec![1.0f64; 100];
     // SAFETY: none once the vector is gone. This is the mistake.
     let freed = unsafe { std::slice::from_raw_parts(values.as_ptr(), values.len()) };

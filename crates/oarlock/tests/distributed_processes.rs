@@ -22,7 +22,7 @@ fn message(result: Result<()>) -> String {
 /// This test again as a program of its own, which `OARLOCK_TEST_PROGRAM` names.
 fn program(name: &str) -> Command {
     let mut command = Command::new(std::env::current_exe().unwrap());
-    command.args(["--exact", "a_program", "--ignored", "--nocapture", "--test-threads=1"]);
+    command.args(["--exact", "child_program", "--ignored", "--nocapture", "--test-threads=1"]);
     command.env("OARLOCK_TEST_PROGRAM", name);
     command
 }
@@ -43,7 +43,7 @@ fn say(text: &str) {
 
 #[test]
 #[ignore = "what the tests of processes start"]
-fn a_program() {
+fn child_program() {
     let group = || distributed::init_process_group(Backend::Gloo, &InitOptions::default());
     match std::env::var("OARLOCK_TEST_PROGRAM").as_deref() {
         Ok("twice") => {

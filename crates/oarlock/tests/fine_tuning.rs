@@ -191,6 +191,7 @@ fn decoder(hf: &HfConfig) -> Decoder {
 }
 
 #[test]
+#[ignore = "heavy"]
 fn every_placement_of_every_method_and_stage_has_the_same_bits() {
     let disk = tempfile::tempdir().unwrap();
     for task in tasks() {
@@ -211,6 +212,7 @@ fn every_placement_of_every_method_and_stage_has_the_same_bits() {
 /// With several micro-batches, placements that reduce gradients equally often are bitwise identical, and all have the
 /// same losses within rounding.
 #[test]
+#[ignore = "heavy"]
 fn accumulation_keeps_the_bits_of_a_class_and_the_losses_of_all() {
     let disk = tempfile::tempdir().unwrap();
     let leg = Leg { accumulation: 2, ..SHORT };

@@ -129,11 +129,13 @@ fn f32_trains_the_same_bits_on_every_path_but_the_portable_one() {
 }
 
 #[test]
+#[ignore = "heavy"]
 fn f16_trains_the_same_bits_on_every_path_but_the_portable_one() {
     assert_same(&paths(|path| path != cpu::Path::Portable), DType::F16);
 }
 
 #[test]
+#[ignore = "heavy"]
 fn bf16_trains_the_same_bits_where_no_instruction_multiplies_pairs() {
     let is_plain = |path| !matches!(path, cpu::Path::Portable | cpu::Path::Avx512Bf16);
     assert_same(&paths(is_plain), DType::BF16);

@@ -228,6 +228,7 @@ pub fn ways(ranks: usize, dtype: DType, disk: &Path, layer: &str) -> Vec<(&'stat
 }
 
 #[test]
+#[ignore = "heavy"]
 fn every_way_to_hold_a_model_has_the_same_bits() {
     let disk = tempfile::tempdir().unwrap();
     for (name, layer) in MODELS {
@@ -292,7 +293,7 @@ fn a_class_that_the_model_lacks_is_named_with_those_that_it_has() {
 /// The model of the bench, once; `cargo test --release -p oarlock --test suite placements -- --ignored --nocapture`.
 #[test]
 #[ignore = "takes some minutes"]
-fn a_model_of_26_million_parameters_has_the_same_bits_too() {
+fn a_model_of_26_million_parameters_has_the_same_bits_too_by_hand() {
     let disk = tempfile::tempdir().unwrap();
     let data = Data::with(Path::new(env!("CARGO_MANIFEST_DIR")).join("../../bench/models/26m"), 16);
     for (ranks, dtype) in [(2, DType::F32), (2, DType::BF16), (4, DType::F32), (4, DType::BF16)] {
@@ -315,6 +316,7 @@ fn a_model_of_26_million_parameters_has_the_same_bits_too() {
 }
 
 #[test]
+#[ignore = "heavy"]
 fn reducing_every_micro_batch_stays_within_rounding() {
     let disk = tempfile::tempdir().unwrap();
     let data = Data::open("llama");

@@ -249,6 +249,7 @@ fn every_loss_follows_the_original() {
 }
 
 #[test]
+#[ignore = "heavy"]
 fn every_split_and_placement_follows_the_original() {
     let golden = trajectories();
     let splits = [

@@ -134,7 +134,7 @@ fn text_classifier_on_two_ranks() {
 
 #[test]
 #[ignore = "bench/golden/make_twins.py runs it"]
-fn write_initial_weights() {
+fn write_initial_weights_by_hand() {
     let folder = PathBuf::from(std::env::var_os("TWINS_FOLDER").expect("TWINS_FOLDER names a folder"));
     write(&folder, "char_gpt", char_gpt::model());
     write(&folder, "cnn_digits", cnn_digits::model());

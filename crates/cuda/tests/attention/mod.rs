@@ -230,6 +230,7 @@ fn passes_match_the_reference() {
 }
 
 #[test]
+#[ignore = "heavy"]
 fn other_tiles_match_the_reference() {
     on_emulator(|library| {
         let tile = |rows, walked| Some(Tile { rows, walked });

@@ -103,6 +103,7 @@ fn shape(q_len: usize, kv_heads: usize, head_dim: usize) -> AttentionShape {
 const ROOM: usize = 320 << 20;
 
 #[test]
+#[ignore = "heavy"]
 fn attention_has_deterministic_plans_for_gpus_that_are_not_there() {
     let Some(cudnn) = found() else { return };
     let grouped = shape(2048, 4, 128);

@@ -166,6 +166,7 @@ fn found(label: &str, fault: &Fault) -> Result<String, String> {
 }
 
 #[test]
+#[ignore = "heavy"]
 fn every_planted_fault_is_found() {
     if Library::of_all_kernels().is_none() {
         // It has said so: nothing was planted, and nothing found.

@@ -216,7 +216,7 @@ fn an_unknown_name_is_an_error_of_the_driver() {
 /// --nocapture cost_of_a_launch`. The fake driver's own part is in it.
 #[test]
 #[ignore = "a measurement"]
-fn cost_of_a_launch() {
+fn cost_of_a_launch_by_hand() {
     let Some(machine) = Machine::new() else { return };
     let context = machine.context(0);
     let (stream, modules) = (context.stream().expect("a stream"), machine.modules(&context));

@@ -10,7 +10,7 @@ use crate::common::{array, own_gpu, settle, tensor};
 
 #[test]
 #[ignore = "a measurement"]
-fn cost_of_an_op() {
+fn cost_of_an_op_by_hand() {
     let Some(gpu) = own_gpu() else { return };
     let x = tensor(&array(1, &[2, 8]), DType::F32, &gpu);
     let (params, _home) = settle(&[array(2, &[8]), array(3, &[8, 8])], DType::F32, &gpu, false);

@@ -75,6 +75,7 @@ impl Model {
 }
 
 #[test]
+#[ignore = "heavy"]
 fn threads_and_devices_do_not_change_a_bit_and_memory_is_reused() {
     for dtype in [DType::F32, DType::BF16] {
         for isa in Isa::available() {

@@ -11,7 +11,7 @@ const FOLDER: &str = "OARLOCK_TEST_SMALL_DISK";
 /// Runs in a child process of the test below.
 #[test]
 #[ignore = "needs the file system that a_full_disk_stops_nothing_but_the_save mounts"]
-fn on_a_small_disk() {
+fn child_on_a_small_disk() {
     let Ok(folder) = std::env::var(FOLDER) else { return };
     let folder = Path::new(&folder);
     save_pattern(&folder.join("checkpoint-1"), 2, 1);
@@ -59,7 +59,7 @@ fn a_full_disk_stops_nothing_but_the_save() {
     if !oarlock_must::have("mount", mounts, "this system does not let a test mount a small file system") {
         return;
     }
-    let test = "checkpoint::tests::full_disk::on_a_small_disk";
+    let test = "checkpoint::tests::full_disk::child_on_a_small_disk";
     let output = mounted("exec \"$1\" --exact \"$2\" --ignored --nocapture")
         .arg(std::env::current_exe().unwrap())
         .arg(test)

@@ -506,6 +506,7 @@ fn deepspeeds_estimators_print_the_same() {
 }
 
 #[test]
+#[ignore = "heavy"]
 fn every_limit_is_held_and_what_is_proposed_fits() {
     let model = llama(64, 12, 200, 128);
     let device = Device::dry(Isa::detect(), Par::solo());

@@ -260,7 +260,7 @@ const NO_GROWTH: &str = "OARLOCK_TEST_NO_GROWTH";
 /// Runs in a child process of the test below, whose files may not grow beyond a few pages.
 #[test]
 #[ignore = "needs the limit that a_full_disk_is_a_clean_error sets"]
-fn where_no_file_may_grow() {
+fn child_where_no_file_may_grow() {
     if std::env::var_os(NO_GROWTH).is_none() {
         return;
     }
@@ -279,7 +279,7 @@ fn a_full_disk_is_a_clean_error() {
     let script = "trap '' XFSZ; ulimit -f 8; exec \"$0\" --exact \"$1\" --ignored --nocapture";
     let mut command = std::process::Command::new("sh");
     command.args(["-c", script]).arg(std::env::current_exe().unwrap());
-    command.arg("model::hf::tests::weights::where_no_file_may_grow").env(NO_GROWTH, "1");
+    command.arg("model::hf::tests::weights::child_where_no_file_may_grow").env(NO_GROWTH, "1");
     let output = command.output().unwrap();
     let said = String::from_utf8_lossy(&output.stdout);
     assert!(output.status.success() && said.contains("passed where no file may grow"), "{output:?}");
