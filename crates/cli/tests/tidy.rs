@@ -74,6 +74,7 @@ const LM: Edges = &[
     ("text_metrics", &[]),
     ("adapters", &["data", "model"]),
     ("estimate", &["model"]),
+    ("export", &["adapters", "data", "model"]),
     ("generate", &["data", "model"]),
     ("train", &["adapters", "data", "estimate", "generate", "model", "text_metrics"]),
     ("planner", &["data", "estimate", "model", "train"]),

@@ -6,6 +6,7 @@
 pub mod config;
 pub mod dialect;
 pub mod json;
+pub mod json_edit;
 pub mod lookalikes;
 pub mod nearest;
 pub mod settings;

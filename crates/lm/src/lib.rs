@@ -1,7 +1,7 @@
 //! Language models on the engine.
 //!
 //! Text becomes rows of tokens ([`data`]), a description becomes a decoder with the weights of a Hugging Face folder
-//! ([`model`]), with adapters beside it ([`adapters`]). [`train`] runs whole training runs of an objective, [`estimate`] says
+//! ([`model`]), with adapters beside it ([`adapters`]), which [`export`] makes one model of. [`train`] runs whole training runs of an objective, [`estimate`] says
 //! what memory one takes and [`planner`] which way of sharding is the fastest. [`generate`] writes text, and
 //! [`text_metrics`] scores it.
 
@@ -18,6 +18,7 @@ static ALLOCATOR: oarlock_comm::MeteredAllocator = oarlock_comm::MeteredAllocato
 pub mod adapters;
 pub mod data;
 pub mod estimate;
+pub mod export;
 pub mod generate;
 pub mod model;
 pub mod planner;

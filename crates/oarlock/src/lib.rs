@@ -178,7 +178,7 @@ pub use oarlock_engine::{
 };
 pub use oarlock_engine::{checkpoint, dataloader, nn, optim, shard};
 pub use oarlock_lm::{Batch, PreparedTokenLoader, TokenLoader};
-pub use oarlock_lm::{adapters, data, estimate, generate, model, train};
+pub use oarlock_lm::{adapters, data, estimate, export, generate, model, train};
 
 /// Launching from code, process groups and bare collectives: what `torch.multiprocessing` and `torch.distributed` are for,
 /// and the launchers that Accelerate has for notebooks.

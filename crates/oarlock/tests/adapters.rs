@@ -5,11 +5,11 @@ use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
 
 use oarlock::adapters::{
-    Adaptation, AdaptedModule, AdaptedSource, Adapter, AdapterConfig, ExportOptions, LoraConfig, LoraInit,
-    LowRank, OftBlocks, OftConfig, Targets, adapt, adapt_quantized, adapter_files, export,
-    load_for_inference,
+    Adaptation, AdaptedModule, AdaptedSource, Adapter, AdapterConfig, LoraConfig, LoraInit, LowRank,
+    OftBlocks, OftConfig, Targets, adapt, adapt_quantized, adapter_files, load_for_inference,
 };
 use oarlock::config::{RopeArgs, RopeKind};
+use oarlock::export::{ExportOptions, export};
 use oarlock::model::{Decoder, HfConfig, LoadedModel};
 use oarlock::nn::{self, Mask};
 use oarlock::shard::{Placements, WeightSource};

@@ -5,9 +5,9 @@
 use std::path::{Path, PathBuf};
 
 use oarlock::adapters::{
-    Adaptation, AdapterConfig, ExportOptions, adapt_quantized, export, load_for_inference,
-    load_quantized_for_inference,
+    Adaptation, AdapterConfig, adapt_quantized, load_for_inference, load_quantized_for_inference,
 };
+use oarlock::export::{ExportOptions, export};
 use oarlock::model::{Decoder, HfConfig};
 use oarlock::weights::QuantizedLayers;
 use oarlock_tensor::cpu::Isa;

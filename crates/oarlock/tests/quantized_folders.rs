@@ -5,7 +5,8 @@ use std::collections::HashMap;
 use std::path::{Path, PathBuf};
 
 use half::f16;
-use oarlock::adapters::{ExportOptions, Quantized, export, load_for_inference};
+use oarlock::adapters::load_for_inference;
+use oarlock::export::{ExportOptions, Quantized, export};
 use oarlock::model::{Decoder, HfConfig};
 use oarlock::nn::{Mask, names_of};
 use oarlock::shard::{ParamSlice, WeightSource};

@@ -246,7 +246,7 @@ fn a_model_whose_layout_is_shorter_than_its_positions_is_used_by_all() {
     let quantized = oarlock::adapters::load_quantized_for_inference;
     let format = oarlock_tensor::cpu::quantized::Format::Int8;
     assert_eq!(quantized(&dir, &[], format, &device, DType::F32, usize::MAX).unwrap().n_positions, 32);
-    let options = oarlock::adapters::ExportOptions {
+    let options = oarlock::export::ExportOptions {
         model: &dir,
         adapters: &adapters,
         quantized: None,
@@ -257,7 +257,7 @@ fn a_model_whose_layout_is_shorter_than_its_positions_is_used_by_all() {
         chat: None,
         rope_scaling: None,
     };
-    let exported = oarlock::adapters::export(&options, &device).unwrap();
+    let exported = oarlock::export::export(&options, &device).unwrap();
     assert!(exported.compared.difference < 1e-4, "{:?}", exported.compared);
     assert_eq!(HfConfig::read(&out).unwrap().decoder().sparse_attention, hf.decoder().sparse_attention);
 }

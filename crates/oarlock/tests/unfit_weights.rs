@@ -3,8 +3,9 @@
 
 use std::path::Path;
 
-use oarlock::adapters::{ExportOptions, Quantized, export, load_for_inference};
+use oarlock::adapters::load_for_inference;
 use oarlock::checkpoint::MergeOptions;
+use oarlock::export::{ExportOptions, Quantized, export};
 use oarlock::generate::Generator;
 use oarlock::model::hf::SaveOptions;
 use oarlock::model::{Decoder, HfConfig, merge_weights};

@@ -3,8 +3,8 @@
 use super::table as keys;
 use std::path::PathBuf;
 
-use oarlock::adapters::Quantized;
 use oarlock::config::{ChatArgs, RopeArgs, RopeKind};
+use oarlock::export::Quantized;
 use oarlock_config::settings::keys::Row;
 use oarlock_config::settings::problem::{Problem, Problems};
 use oarlock_config::settings::resolve::{self, Settings};

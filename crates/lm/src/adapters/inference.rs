@@ -15,6 +15,13 @@ use super::source::AdaptedSource;
 use crate::model::hf::{NewRows, load_from, open_weights};
 use crate::model::{Decoder, HfConfig, LoadedModel};
 
+/// Where the tokenizer of a model with adapters lies, and the chat template that it was trained with: in the folder of the
+/// last adapter that has one, else in that of the model.
+pub fn tokenizer_folder<'d>(dir: &'d Path, adapters: &'d [PathBuf]) -> &'d Path {
+    let has_one = |dir: &&PathBuf| dir.join("tokenizer.json").is_file();
+    adapters.iter().rev().find(has_one).map_or(dir, PathBuf::as_path)
+}
+
 /// Loads a Hugging Face folder for inference with adapters merged into it, in order. Weights that the folder holds in 4 or
 /// 8 bits of bitsandbytes stay so, with an adapter beside them, unless there are several.
 ///
@@ -93,7 +100,7 @@ pub fn load_quantized_for_inference_as(
 
 /// The model with the last adapter beside it, as it was trained, and the others merged into it, unless its weights are
 /// quantized, in this format or as the folder holds them.
-pub(super) fn beside(
+pub(crate) fn beside(
     mut config: HfConfig,
     dir: &Path,
     adapters: &[PathBuf],
@@ -151,7 +158,7 @@ pub(crate) fn assemble(
 }
 
 /// The weights of a folder with adapters merged into them. With a format, into what its few bits stand for.
-pub(super) fn merging(
+pub(crate) fn merging(
     dir: &Path,
     hf: &HfConfig,
     decoder: &mut Decoder,

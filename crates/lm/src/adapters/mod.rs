@@ -6,13 +6,10 @@
 mod adapt;
 mod adaptation;
 mod base;
-mod compare;
-mod export;
 mod folder;
 mod freeze;
 mod inference;
 mod lora;
-mod modelfile;
 mod oft;
 mod origin;
 mod peft_config;
@@ -26,13 +23,12 @@ mod update;
 pub use adapt::{adapt, adapt_quantized};
 pub use adaptation::{Adaptation, AdaptedModule, LowRank};
 pub use base::Base;
-pub use compare::{Compared, PROMPTS};
-pub use export::{ExportOptions, Exported, Quantized, export, tokenizer_folder};
 pub use folder::{Adapter, adapter_files, settings_beside};
 pub use freeze::freeze;
-pub(crate) use inference::assemble;
+pub(crate) use inference::{assemble, beside, merging};
 pub use inference::{
     load_for_inference, load_for_inference_as, load_quantized_for_inference, load_quantized_for_inference_as,
+    tokenizer_folder,
 };
 pub use lora::{Lora, LoraLayer};
 pub use oarlock_config::config::{
@@ -43,4 +39,5 @@ pub use oft::{Oft, OftLayer};
 pub use pissa::{convert_pissa, converted_files};
 pub use reference::as_reference;
 pub use source::AdaptedSource;
+pub(crate) use template_files::side_text;
 pub use template_files::{TemplateFiles, stop_ids, template_files};

@@ -3,12 +3,15 @@
 
 use std::path::Path;
 
-use oarlock_config::json;
+use oarlock_config::json_edit::edited;
 use oarlock_engine::{Error, Result};
-use serde_json::{Map, Value, json};
+use serde_json::{Value, json};
 
 use crate::data::{Chat, Tokenizer};
 use crate::model::hf::HfConfig;
+
+const TOKENIZER_CONFIG: &str = "tokenizer_config.json";
+const GENERATION_CONFIG: &str = "generation_config.json";
 
 /// Files with their texts, which replace those of the tokenizer.
 pub type TemplateFiles = Vec<(&'static str, String)>;
@@ -25,25 +28,27 @@ pub fn template_files(
 ) -> Result<TemplateFiles> {
     let Some(template) = chat.template(tokenizer)? else { return Ok(Vec::new()) };
     let end = chat.end_token(tokenizer)?;
-    let mut config = object(dir, "tokenizer_config.json")?.unwrap_or_default();
-    // The file of its own has the word.
-    config.remove("chat_template");
-    if let Some(id) = end.filter(|id| Some(*id) != tokenizer.special().eos) {
-        config.insert("eos_token".to_owned(), json!(tokenizer.decode(&[id], false)?));
-    }
-    let mut generation = match object(dir, "generation_config.json")? {
-        Some(generation) => generation,
-        None => serde_json::from_str(&hf.generation_json()).unwrap_or_default(),
+    let edit = |name: &str, text: &str, edits: &[(&str, Option<Value>)]| {
+        edited(text, edits).map_err(|e| Error::bad_file(&dir.join(name), e.to_string()))
     };
-    let ids = stop_ids(chat, tokenizer, hf)?;
-    if !ids.is_empty() {
-        generation.insert("eos_token_id".to_owned(), if ids.len() == 1 { json!(ids[0]) } else { json!(ids) });
+    // The template that has a file of its own counts alone.
+    let mut changes = vec![("chat_template", None)];
+    if let Some(id) = end.filter(|id| Some(*id) != tokenizer.special().eos) {
+        changes.push(("eos_token", Some(json!(tokenizer.decode(&[id], false)?))));
     }
-    let text = |map: Map<String, Value>| format!("{:#}\n", Value::Object(map));
+    let config = side_text(dir, TOKENIZER_CONFIG)?.unwrap_or_else(|| "{}\n".to_owned());
+    let generation = side_text(dir, GENERATION_CONFIG)?.unwrap_or_else(|| hf.generation_json());
+    let stops = stop_ids(chat, tokenizer, hf)?;
+    let stops = match &stops[..] {
+        [] => None,
+        [one] => Some(json!(one)),
+        several => Some(json!(several)),
+    };
+    let stops: Vec<_> = stops.into_iter().map(|ids| ("eos_token_id", Some(ids))).collect();
     Ok(vec![
         ("chat_template.jinja", template),
-        ("tokenizer_config.json", text(config)),
-        ("generation_config.json", text(generation)),
+        (TOKENIZER_CONFIG, edit(TOKENIZER_CONFIG, &config, &changes)?),
+        (GENERATION_CONFIG, edit(GENERATION_CONFIG, &generation, &stops)?),
     ])
 }
 
@@ -68,11 +73,14 @@ pub fn stop_ids(chat: &Chat, tokenizer: &Tokenizer, hf: &HfConfig) -> Result<Vec
     Ok(ids)
 }
 
-/// A JSON file of a folder; `None` where there is none.
-fn object(dir: &Path, name: &str) -> Result<Option<Map<String, Value>>> {
+/// The text of a file beside the weights of a folder; `None` where there is none.
+///
+/// # Errors
+/// A file that cannot be read.
+pub fn side_text(dir: &Path, name: &str) -> Result<Option<String>> {
     let path = dir.join(name);
     match oarlock_comm::read_text(&path, oarlock_comm::MAX_CONFIG_BYTES) {
-        Ok(text) => json::from_str(&text).map(Some).map_err(|e| Error::bad_file(&path, e.to_string())),
+        Ok(text) => Ok(Some(text)),
         Err(e) if e.kind() == std::io::ErrorKind::NotFound => Ok(None),
         Err(e) => Err(Error::io("read", &path)(e)),
     }

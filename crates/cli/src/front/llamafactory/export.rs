@@ -1,11 +1,11 @@
 //! The export of LLaMA-Factory: a base with its adapters as one model.
 
-use oarlock::adapters::{self, ExportOptions, Quantized};
+use oarlock::export::{self, ExportOptions, Quantized};
 use oarlock_comm::available_cores;
 use oarlock_tensor::cpu::Isa;
 use oarlock_tensor::{Device, Par};
 
-use crate::config::export::{self, ExportArgs};
+use crate::config::export::{ExportArgs, export as read, folder_problem};
 use crate::config::{Problems, Words, written};
 use crate::console::{Failure, Outcome, blocked, eprint, print};
 
@@ -23,7 +23,7 @@ pub(crate) fn export(words: &[String]) -> Outcome {
         chat,
         rope_scaling,
         idle,
-    } = export::export(&layers)?;
+    } = read(&layers)?;
     if !idle.is_empty() {
         eprint(&format!("note: without effect in an export: {}\n", idle.join(", ")));
     }
@@ -40,11 +40,11 @@ pub(crate) fn export(words: &[String]) -> Outcome {
     };
     let par = Par::threads(available_cores().len()).map_err(oarlock::Error::from)?;
     let exported =
-        adapters::export(&options, &Device::cpu(Isa::detect(), par)).map_err(|error| match error {
+        export::export(&options, &Device::cpu(Isa::detect(), par)).map_err(|error| match error {
             oarlock::Error::Occupied(message) => {
                 let blocked = blocked(&message, "`overwrite_output_dir: true`");
                 let help = blocked.advice().unwrap_or_default().to_owned();
-                Problems::from(export::folder_problem(&layers, blocked.to_string(), help)).into()
+                Problems::from(folder_problem(&layers, blocked.to_string(), help)).into()
             }
             error => Failure::from(error),
         })?;

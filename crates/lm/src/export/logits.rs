@@ -1,4 +1,4 @@
-//! Whether a model with its adapter and the merged model say the same: the logits of both on a few prompts.
+//! Whether a model with its adapters and the exported model say the same: the logits of both on a few prompts.
 
 use std::path::Path;
 
@@ -21,10 +21,32 @@ pub struct Compared {
     pub difference: f32,
     /// The largest logit, so that the difference can be judged.
     pub largest: f32,
+    /// The root mean square of all differences over that of the logits.
+    pub relative: f32,
     /// Positions at which both models take the same token for the likeliest.
     pub same: usize,
     /// All positions.
     pub positions: usize,
+}
+
+impl Compared {
+    /// The same, if the differences are at most this share of the logits.
+    ///
+    /// # Errors
+    /// Larger differences: the model in the folder is another one.
+    pub(super) fn within(self, bound: f32, dir: &Path) -> Result<Compared> {
+        if self.relative <= bound {
+            return Ok(self);
+        }
+        Err(Error::bad_file(
+            dir,
+            format!(
+                "the export is broken, do not use it: its logits differ from those of the model in memory by {:.2e} of their \
+                 size, and {bound:.0e} is what rounding explains; export again, or report this",
+                self.relative
+            ),
+        ))
+    }
 }
 
 /// Tokens that stand for the prompts where a tokenizer has none for any of them.
@@ -70,7 +92,7 @@ pub(super) fn logits(model: &LoadedModel, dir: &Path, prompts: &[Vec<i32>]) -> R
 /// # Errors
 /// Logits of other prompts, or that are not finite, or none at all: those would be called the same.
 pub(super) fn compared(a: &[Vec<f32>], b: &[Vec<f32>], vocab_size: usize) -> Result<Compared> {
-    let mut found = Compared { difference: 0.0, largest: 0.0, same: 0, positions: 0 };
+    let mut found = Compared { difference: 0.0, largest: 0.0, relative: 0.0, same: 0, positions: 0 };
     let likeliest = |row: &[f32]| (0..row.len()).max_by(|&i, &j| row[i].total_cmp(&row[j]));
     let (a, b) = (a.concat(), b.concat());
     let incomparable = |error| Error::Model(format!("the logits of both models cannot be compared: {error}"));
@@ -79,6 +101,10 @@ pub(super) fn compared(a: &[Vec<f32>], b: &[Vec<f32>], vocab_size: usize) -> Res
     }
     found.difference = largest_difference(&a, &b).map_err(incomparable)? as f32;
     found.largest = largest_magnitude(a.iter().copied()).map_err(incomparable)? as f32;
+    let sum = |squares: &mut dyn Iterator<Item = f64>| squares.sum::<f64>();
+    let size = sum(&mut a.iter().map(|a| f64::from(*a).powi(2)));
+    let far = sum(&mut a.iter().zip(&b).map(|(a, b)| (f64::from(*a) - f64::from(*b)).powi(2)));
+    found.relative = if far == 0.0 { 0.0 } else { (far / size).sqrt() as f32 };
     for (a, b) in a.chunks(vocab_size).zip(b.chunks(vocab_size)) {
         found.positions += 1;
         found.same += usize::from(likeliest(a) == likeliest(b));
@@ -94,7 +120,7 @@ mod tests {
     fn nothing_that_is_no_number_is_called_the_same() {
         let rows = [vec![1.0, 2.0, 0.5, 0.25], vec![-4.0, 1.0]];
         let same = compared(&rows, &rows, 2).unwrap();
-        assert_eq!(same, Compared { difference: 0.0, largest: 4.0, same: 3, positions: 3 });
+        assert_eq!(same, Compared { difference: 0.0, largest: 4.0, relative: 0.0, same: 3, positions: 3 });
         for value in [f32::NAN, f32::INFINITY] {
             for index in 0..4 {
                 let mut other = rows.clone();

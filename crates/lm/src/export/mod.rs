@@ -1,4 +1,13 @@
-//! A base with its adapters as one model in a Hugging Face folder.
+//! A base with its adapters as one model in a Hugging Face folder, which is read back and compared with what it was to be.
+//!
+//! The tokenizer's files are copied. In those that change, every other byte stays.
+
+mod logits;
+mod modelfile;
+#[cfg(test)]
+mod tests;
+mod texts;
+mod written;
 
 use std::path::{Path, PathBuf};
 
@@ -12,16 +21,17 @@ use oarlock_tensor::cpu::quantized::Format;
 use oarlock_tensor::{DType, Device};
 use serde_json::Value;
 
-use super::compare::{Compared, compared, logits, prompts};
-use super::folder::settings_beside;
-use super::inference::{beside, load_for_inference, load_for_inference_as, merging};
-use super::modelfile::modelfile;
-use super::template_files::{TemplateFiles, stop_ids, template_files};
-use crate::data::{Chat, ChatTemplate, Tokenizer};
-use crate::model::hf::{QuantizedFiles, generation_stops, take_over_side_files};
-use crate::model::{Decoder, HfConfig, SaveOptions, take_over_value_head};
+pub use logits::{Compared, PROMPTS};
+use logits::{compared, logits, prompts};
+use texts::beside_weights;
+use written::{check_template, check_tokens, check_weights};
 
-const TOKENIZER_CONFIG: &str = "tokenizer_config.json";
+use crate::adapters::{
+    beside, load_for_inference, load_for_inference_as, merging, settings_beside, tokenizer_folder,
+};
+use crate::data::Tokenizer;
+use crate::model::hf::{QuantizedFiles, take_over_side_files};
+use crate::model::{Decoder, HfConfig, SaveOptions, take_over_value_head};
 
 /// What [`export`] writes.
 #[derive(Clone, Copy, Debug)]
@@ -74,11 +84,12 @@ pub struct Exported {
 }
 
 /// Merges adapters into a base and writes the model with its settings, tokenizer and a `Modelfile` for Ollama. Weights are
-/// added up in f32 and rounded once. Then both are asked the same prompts.
+/// added up in f32 and rounded once. Then the folder is read back: every weight, the tokens of texts and the chat template are
+/// compared with what was to be written, and both models are asked the same prompts.
 ///
 /// # Errors
 /// What is wrong with the folders, and [`Error::Occupied`] where `out` holds something that may not be replaced; `out` is then as
-/// it was.
+/// it was. What was written and is not what it was to be: that folder must not be used.
 pub fn export(options: &ExportOptions<'_>, device: &Device) -> Result<Exported> {
     let ExportOptions { model: dir, adapters, out, max_shard_bytes, overwrite, chat, .. } = *options;
     let ExportOptions { quantized, dtype, rope_scaling, .. } = *options;
@@ -120,9 +131,9 @@ pub fn export(options: &ExportOptions<'_>, device: &Device) -> Result<Exported> 
     if side != dir {
         take_over_side_files(&mut files, side, &[]);
     }
-    let (texts, warnings) = beside_weights(side, &hf, &tokenizer, chat)?;
-    texts.into_iter().for_each(|(name, text)| files.add_text(name, text));
-    let notes = [notes, warnings].concat();
+    let texts = beside_weights(side, &hf, &tokenizer, chat)?;
+    texts.files.into_iter().for_each(|(name, text)| files.add_text(name, text));
+    let notes = [notes, texts.warnings].concat();
     let heads = adapters.iter().rev().map(PathBuf::as_path).chain([dir]);
     take_over_value_head(&mut files, heads, hf.decoder().hidden_size)?;
     let files = files.written_by(EXPORT, overwrite);
@@ -133,18 +144,13 @@ pub fn export(options: &ExportOptions<'_>, device: &Device) -> Result<Exported> 
         let Some(named) = params.iter().find(|named| named.name == name) else { return Ok(()) };
         source.read(&ParamSlice::of(named, elements), values)
     })?;
+    check_weights(out, dtype, &mut source)?;
     drop(source);
-
+    check_tokens(out, &tokenizer)?;
+    check_template(out, texts.template.as_ref())?;
     let after = logits(&load_for_inference(out, &[], device, DType::F32, n_positions)?, out, &prompts)?;
-    let compared = compared(&before, &after, hf.decoder().vocab_size)?;
+    let compared = compared(&before, &after, hf.decoder().vocab_size)?.within(bound(dtype), out)?;
     Ok(Exported { n_elems, dtype, files: names, notes, compared })
-}
-
-/// Where the tokenizer of a model with adapters lies, and the chat template that it was trained with: in the folder of the
-/// last adapter that has one, else in that of the model.
-pub fn tokenizer_folder<'d>(dir: &'d Path, adapters: &'d [PathBuf]) -> &'d Path {
-    let has_one = |dir: &&PathBuf| dir.join("tokenizer.json").is_file();
-    adapters.iter().rev().find(has_one).map_or(dir, PathBuf::as_path)
 }
 
 /// Writes a base in few bits, and compares it with the base.
@@ -170,18 +176,20 @@ fn export_packed(
     }
     let save = SaveOptions { dtype, max_shard_bytes, side_files_from: Some(dir) };
     let mut files = QuantizedFiles::new(hf, format, &save)?;
-    let (texts, warnings) = beside_weights(dir, hf, tokenizer, chat)?;
-    texts.into_iter().for_each(|(name, text)| files.add_text(name, text));
+    let texts = beside_weights(dir, hf, tokenizer, chat)?;
+    texts.files.into_iter().for_each(|(name, text)| files.add_text(name, text));
     let files = files.written_by(EXPORT, overwrite);
     let names: Vec<String> = files.names().map(str::to_owned).collect();
     let (plain, mut quantized) =
         (Decoder::new(hf.decoder().clone(), 1)?, Decoder::new(hf.decoder().clone(), 1)?);
     let n_elems = parameters(&plain).iter().map(|named| named.param.shape().n_elems()).sum();
     let full = SafetensorsSource::open(dir, hf, &plain)?;
-    let notes = [hf.notes(), &full.notes(), &warnings].concat();
+    let notes = [hf.notes(), &full.notes(), &texts.warnings].concat();
     let mut source = quantized.quantize(format, DType::F32)?.source(full, device);
     files.save(out, &mut source, dtype)?;
     drop(source);
+    check_tokens(out, tokenizer)?;
+    check_template(out, texts.template.as_ref())?;
 
     let n_positions = hf.decoder().positions(256);
     let prompts = prompts(tokenizer, hf.decoder().vocab_size, n_positions)?;
@@ -192,42 +200,13 @@ fn export_packed(
     Ok(Exported { n_elems, dtype, files: names, notes, compared })
 }
 
-/// Texts beside the weights: a `Modelfile`, the settings of the tokenizer, and the chat template where one is named; and what
-/// warnings about the template. That of the folder stays where it writes the same: it may write more, such as calls.
-fn beside_weights(
-    dir: &Path,
-    hf: &HfConfig,
-    tokenizer: &Tokenizer,
-    args: Option<&ChatArgs>,
-) -> Result<(TemplateFiles, Vec<String>)> {
-    let chat = args.map(|args| Chat::new(tokenizer, dir, args, usize::MAX)).transpose()?;
-    let mut stops = hf.special().eos.clone();
-    stops.extend(generation_stops(dir)?);
-    stops.extend(tokenizer.special().eos);
-    let own = ChatTemplate::read(dir).ok();
-    let mut warnings = Vec::new();
-    if let Some(chat) = &chat {
-        stops.extend(stop_ids(chat, tokenizer, hf)?);
-        warnings.extend(chat.disagreement(tokenizer, dir)?);
+/// How far the logits may be from those of the model in memory, as a share of their size: what rounding its weights to this dtype
+/// does, with room.
+fn bound(dtype: DType) -> f32 {
+    match dtype {
+        DType::F32 => 1e-3,
+        _ => 0.2,
     }
-    let (mut texts, template) = match &chat {
-        Some(chat) if own.is_none() || !warnings.is_empty() => {
-            (template_files(chat, tokenizer, dir, hf)?, Some(chat.prompts(tokenizer, dir)?))
-        }
-        _ => (TemplateFiles::new(), own),
-    };
-    stops.sort_unstable();
-    stops.dedup();
-    texts.push(("Modelfile", modelfile(template.as_ref(), tokenizer, &stops)));
-    match texts.iter_mut().find(|(name, _)| *name == TOKENIZER_CONFIG) {
-        Some((_, text)) => *text = padding_left(text).unwrap_or_else(|| text.clone()),
-        None => {
-            let own =
-                oarlock_comm::read_text(dir.join(TOKENIZER_CONFIG), oarlock_comm::MAX_CONFIG_BYTES).ok();
-            texts.extend(own.and_then(|text| Some((TOKENIZER_CONFIG, padding_left(&text)?))));
-        }
-    }
-    Ok((texts, warnings))
 }
 
 /// The dtype that `config.json` gives the weights.
@@ -242,11 +221,4 @@ fn dtype_of(dir: &Path) -> Result<DType> {
         Some("float16") => DType::F16,
         _ => DType::F32,
     })
-}
-
-/// A `tokenizer_config.json` with padding on the left, where answers are generated.
-fn padding_left(text: &str) -> Option<String> {
-    let Ok(Value::Object(mut config)) = serde_json::from_str(text) else { return None };
-    config.insert("padding_side".to_owned(), Value::from("left"));
-    Some(format!("{:#}\n", Value::Object(config)))
 }
