@@ -30,6 +30,7 @@ type Edges = &'static [(&'static str, &'static [&'static str])];
 /// depends on the engine builds no language model.
 const CRATES: Edges = &[
     ("files", &[]),
+    ("gguf", &[]),
     ("kernels", &[]),
     ("derive", &[]),
     ("reference", &[]),

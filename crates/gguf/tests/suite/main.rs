@@ -1,0 +1,3 @@
+//! The tests of the crate: goldens of ggml, hostile files, what is written, mixes and importance matrices.
+
+mod golden;
