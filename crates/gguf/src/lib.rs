@@ -3,15 +3,21 @@
 mod blocks;
 mod cursor;
 mod error;
+mod metadata;
+mod plan;
 mod reader;
 mod rows;
 mod tensor;
 mod types;
 mod value;
+mod writer;
 
 pub use error::{Error, Result};
+pub use metadata::{Metadata, ToElement, ToValue};
+pub use plan::TensorPlan;
 pub use reader::Gguf;
 pub use rows::{dequantize, quantize};
 pub use tensor::{MAX_DIMS, Tensor};
 pub use types::{TensorType, ValueType};
 pub use value::{Array, FromValue, Value};
+pub use writer::Writer;

@@ -1,3 +1,7 @@
 //! The tests of the crate: goldens of ggml, hostile files, what is written, mixes and importance matrices.
 
+mod blocks;
+mod common;
 mod golden;
+mod hostile;
+mod writing;
