@@ -4,6 +4,7 @@ mod blocks;
 mod cursor;
 mod error;
 mod metadata;
+mod mix;
 mod plan;
 mod reader;
 mod rows;
@@ -14,6 +15,7 @@ mod writer;
 
 pub use error::{Error, Result};
 pub use metadata::{Metadata, ToElement, ToValue};
+pub use mix::{Mix, ModelFacts, is_mixed, mix_types, sort_as_llama_quantize};
 pub use plan::TensorPlan;
 pub use reader::Gguf;
 pub use rows::{dequantize, quantize};

@@ -4,4 +4,5 @@ mod blocks;
 mod common;
 mod golden;
 mod hostile;
+mod mixes;
 mod writing;
