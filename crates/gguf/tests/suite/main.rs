@@ -4,5 +4,6 @@ mod blocks;
 mod common;
 mod golden;
 mod hostile;
+mod importance;
 mod mixes;
 mod writing;
