@@ -63,7 +63,7 @@ impl Importance {
 
     fn at(at: u64, sums: Vec<f32>, counts: Vec<f32>) -> Result<Importance> {
         let wrong = |problem| Error::Importance { at, problem };
-        if counts.is_empty() || sums.is_empty() || sums.len() % counts.len() != 0 {
+        if counts.is_empty() || sums.is_empty() || !sums.len().is_multiple_of(counts.len()) {
             let (n_sums, n_counts) = (sums.len(), counts.len());
             return Err(wrong(format!("{n_sums} sums do not belong to {n_counts} counts")));
         }

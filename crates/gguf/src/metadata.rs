@@ -57,9 +57,9 @@ impl Metadata {
     /// # Errors
     /// Values that are read and not written, such as numbers that are not finite.
     pub fn of<B: Deref<Target = [u8]>>(gguf: &Gguf<B>) -> Result<Metadata> {
-        let mut metadata = Metadata::new();
-        gguf.metadata().try_for_each(|(key, value)| metadata.set(key, value))?;
-        Ok(metadata)
+        // No key stands in a file twice.
+        let entries = gguf.metadata().map(|(key, value)| Entry::new(key, &value)).collect::<Result<_>>()?;
+        Ok(Metadata { entries })
     }
 
     /// Sets a key. One that is there already keeps its place.
@@ -67,20 +67,10 @@ impl Metadata {
     /// # Errors
     /// An empty or too long key, and values that files cannot hold.
     pub fn set(&mut self, key: &str, value: impl ToValue) -> Result<()> {
-        let wrong = |problem: String| Error::Unwritable { name: format!("the key {}", shown(key)), problem };
-        match key.len() {
-            0 => return Err(wrong("it is empty".to_owned())),
-            1..=MAX_KEY_BYTES => check_text(key.as_bytes()).map_err(wrong)?,
-            n => return Err(wrong(format!("it has {n} bytes, and at most {MAX_KEY_BYTES} are allowed"))),
-        }
-        let mut bytes = value.value_type().id().to_le_bytes().to_vec();
-        value.put(&mut bytes).map_err(wrong)?;
-        if key == ALIGNMENT_KEY && !matches!(alignment_in(&bytes), Some(n) if n.is_power_of_two()) {
-            return Err(wrong("it is no power of two of type u32".to_owned()));
-        }
+        let entry = Entry::new(key, &value)?;
         match self.entries.iter_mut().find(|entry| entry.key == key) {
-            Some(entry) => entry.bytes = bytes,
-            None => self.entries.push(Entry { key: key.to_owned(), bytes }),
+            Some(before) => *before = entry,
+            None => self.entries.push(entry),
         }
         Ok(())
     }
@@ -119,6 +109,23 @@ impl Metadata {
             put_text(entry.key.as_bytes(), bytes);
             bytes.extend_from_slice(&entry.bytes);
         }
+    }
+}
+
+impl Entry {
+    fn new(key: &str, value: &impl ToValue) -> Result<Entry> {
+        let wrong = |problem: String| Error::Unwritable { name: format!("the key {}", shown(key)), problem };
+        match key.len() {
+            0 => return Err(wrong("it is empty".to_owned())),
+            1..=MAX_KEY_BYTES => check_text(key.as_bytes()).map_err(wrong)?,
+            n => return Err(wrong(format!("it has {n} bytes, and at most {MAX_KEY_BYTES} are allowed"))),
+        }
+        let mut bytes = value.value_type().id().to_le_bytes().to_vec();
+        value.put(&mut bytes).map_err(wrong)?;
+        if key == ALIGNMENT_KEY && !alignment_in(&bytes).is_some_and(u32::is_power_of_two) {
+            return Err(wrong("it is no power of two of type u32".to_owned()));
+        }
+        Ok(Entry { key: key.to_owned(), bytes })
     }
 }
 

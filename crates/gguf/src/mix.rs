@@ -277,7 +277,7 @@ impl Chooser<'_> {
     /// The output, or the embedding that is the output as well.
     fn output(&self, plan: &TensorPlan) -> TensorType {
         let default = self.mix.default_type();
-        let is_whole = plan.row_elems() % default.block_elems() as u64 == 0;
+        let is_whole = plan.row_elems().is_multiple_of(default.block_elems() as u64);
         match default {
             TensorType::Q8_0 | TensorType::MXFP4 => TensorType::Q8_0,
             _ if !is_whole => TensorType::Q8_0,
@@ -359,7 +359,7 @@ fn deserves_more(layer: u32, n_layers: u32) -> bool {
 
 /// The type, or one of smaller blocks if they do not fit into a row.
 fn fitting(tensor_type: TensorType, row_elems: u64) -> TensorType {
-    let fits = |tensor_type: TensorType| row_elems % tensor_type.block_elems() as u64 == 0;
+    let fits = |tensor_type: TensorType| row_elems.is_multiple_of(tensor_type.block_elems() as u64);
     if fits(tensor_type) {
         return tensor_type;
     }

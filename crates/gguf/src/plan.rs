@@ -1,6 +1,6 @@
 //! A tensor that is going to be written, before it has data.
 
-use crate::reader::{MAX_NAME_BYTES, size_of};
+use crate::reader::{MAX_NAME_BYTES, tensor_bytes};
 use crate::tensor::MAX_DIMS;
 use crate::types::TensorType;
 
@@ -50,6 +50,6 @@ impl TensorPlan {
         }
         let mut dims = [1; MAX_DIMS];
         dims[..self.dims.len()].copy_from_slice(&self.dims);
-        size_of(dims, self.tensor_type).map_err(|problem| format!("it {problem}"))
+        tensor_bytes(dims, self.tensor_type).map_err(|problem| format!("it {problem}"))
     }
 }

@@ -258,7 +258,7 @@ impl<'a> Description<'a> {
             wrong(format!("has type {id}, which does not exist or is newer than this program"))
         })?;
         let offset = cursor.u64(part)?;
-        let n_bytes = size_of(dims, tensor_type).map_err(wrong)?;
+        let n_bytes = tensor_bytes(dims, tensor_type).map_err(wrong)?;
         Ok(Description { name, dims, n_dims, tensor_type, offset, n_bytes })
     }
 
@@ -268,7 +268,10 @@ impl<'a> Description<'a> {
 }
 
 /// The bytes of a tensor, or what is wrong with its shape.
-pub(crate) fn size_of(dims: [u64; MAX_DIMS], tensor_type: TensorType) -> std::result::Result<u64, String> {
+pub(crate) fn tensor_bytes(
+    dims: [u64; MAX_DIMS],
+    tensor_type: TensorType,
+) -> std::result::Result<u64, String> {
     let most = i64::MAX as u64;
     let counts = |n: u64, dim: u64| n.checked_mul(dim).filter(|n| *n <= most);
     // The product of the others may be too large even where one dimension is zero.
@@ -277,7 +280,7 @@ pub(crate) fn size_of(dims: [u64; MAX_DIMS], tensor_type: TensorType) -> std::re
     let (Some(_), Some(n_rows)) = (n_elems, rows) else {
         return Err(format!("has the shape {dims:?}, which has too many elements to count"));
     };
-    if dims[0] % tensor_type.block_elems() as u64 != 0 {
+    if !dims[0].is_multiple_of(tensor_type.block_elems() as u64) {
         return Err(format!(
             "has rows of {} elements, which are not whole blocks of {tensor_type} of {} elements",
             dims[0],
@@ -361,4 +364,36 @@ fn raw_text_at(bytes: &[u8], place: usize) -> &[u8] {
 
 fn text_at<'a>(cursor: &mut Cursor<'a>) -> Option<&'a str> {
     cursor.text(&"a key").ok().and_then(|text| std::str::from_utf8(text).ok())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// A head of the shortest keys and of the shortest tensors.
+    fn shortest(n_keys: u64, n_tensors: u64) -> Vec<u8> {
+        let mut bytes =
+            [MAGIC.as_slice(), &3_u32.to_le_bytes(), &n_tensors.to_le_bytes(), &n_keys.to_le_bytes()]
+                .concat();
+        let mut letters = (b'!'..=b'~').map(char::from);
+        for _ in 0..n_keys {
+            let key = letters.next().unwrap_or('a');
+            bytes.extend([1, 0, 0, 0, 0, 0, 0, 0, key as u8, 0, 0, 0, 0, 7]);
+        }
+        for _ in 0..n_tensors {
+            bytes.extend([0; MIN_TENSOR_BYTES]);
+        }
+        bytes
+    }
+
+    #[test]
+    fn what_is_kept_is_shorter_than_the_file() {
+        // The data of a tensor without dimensions is one number.
+        let file = [shortest(90, 1), vec![0; 64]].concat();
+        let gguf = Gguf::new(file.as_slice()).unwrap();
+        let n_places = gguf.keys.capacity() + gguf.tensors.capacity() + gguf.names.capacity();
+        assert_eq!(n_places, 92);
+        assert!(n_places * size_of::<usize>() < file.len());
+        assert!(MIN_KEY_BYTES > size_of::<usize>() && MIN_TENSOR_BYTES > 2 * size_of::<usize>());
+    }
 }

@@ -35,7 +35,7 @@ const TASK_ELEMS: usize = 1 << 14;
 pub fn dequantize(tensor_type: TensorType, bytes: &[u8], out: &mut [f32]) -> Result<()> {
     let (elems, size) = (tensor_type.block_elems(), tensor_type.block_bytes());
     let n_blocks = bytes.len() / size;
-    if bytes.len() % size != 0 || n_blocks.checked_mul(elems) != Some(out.len()) {
+    if !bytes.len().is_multiple_of(size) || n_blocks.checked_mul(elems) != Some(out.len()) {
         let expected = (n_blocks as u64).saturating_mul(elems as u64);
         return Err(Error::Length { what: "the place for the elements", expected, found: out.len() as u64 });
     }
@@ -54,8 +54,8 @@ pub fn dequantize(tensor_type: TensorType, bytes: &[u8], out: &mut [f32]) -> Res
 /// reference quantisers, built without fused multiply-add, and the same on every CPU.
 ///
 /// # Errors
-/// Rows that are not whole blocks, other lengths, an importance that is negative or not a number, elements that are not
-/// numbers or too large for the type, and types that cannot be made here.
+/// Rows that are not whole blocks, other lengths, and types that cannot be made here. Elements that are not numbers or too
+/// large for the type. An importance that is negative or not a number.
 pub fn quantize(
     tensor_type: TensorType,
     values: &[f32],
@@ -68,7 +68,7 @@ pub fn quantize(
         .and_then(|bytes| usize::try_from(bytes).ok())
         .ok_or(Error::Row { row_elems: row_elems as u64, tensor_type })?;
     let n_rows = values.len() / row_elems;
-    if values.len() % row_elems != 0 {
+    if !values.len().is_multiple_of(row_elems) {
         let (expected, found) = ((n_rows * row_elems) as u64, values.len() as u64);
         return Err(Error::Length { what: "the slice of whole rows", expected, found });
     }

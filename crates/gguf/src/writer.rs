@@ -118,7 +118,7 @@ impl<W: Write> Writer<W> {
     pub fn write_blocks(&mut self, bytes: &[u8]) -> Result<()> {
         let plan = self.due()?;
         let size = plan.tensor_type.block_bytes();
-        if bytes.len() % size != 0 {
+        if !bytes.len().is_multiple_of(size) {
             let problem = format!("{} bytes are not whole blocks of {size} bytes", bytes.len());
             return Err(unwritable(&plan.name, problem));
         }

@@ -4,7 +4,7 @@ use super::table as keys;
 use std::path::PathBuf;
 
 use oarlock::config::{ChatArgs, RopeArgs, RopeKind};
-use oarlock::export::Quantized;
+use oarlock::export::{Mix, Quantized};
 use oarlock_config::settings::keys::Row;
 use oarlock_config::settings::problem::{Problem, Problems};
 use oarlock_config::settings::resolve::{self, Settings};
@@ -31,6 +31,8 @@ pub struct ExportArgs {
     pub dtype: Option<DType>,
     /// Whether files may be replaced that no earlier export wrote.
     pub overwrite: bool,
+    /// The types of a GGUF file that is written as well.
+    pub gguf: Option<Mix>,
     /// The template that is named.
     pub chat: Option<ChatArgs>,
     /// How positions are scaled.
@@ -49,7 +51,7 @@ pub fn folder_problem(layers: &[Layer], message: String, help: String) -> Proble
 }
 
 /// The keys that an export follows, or refuses.
-const FOLLOWED: [&Row; 22] = [
+const FOLLOWED: [&Row; 23] = [
     keys::ADAPTER_FOLDER.row,
     keys::ADAPTER_NAME_OR_PATH.row,
     keys::DEFAULT_SYSTEM.row,
@@ -62,6 +64,7 @@ const FOLLOWED: [&Row; 22] = [
     keys::EXPORT_QUANTIZATION_BIT.row,
     keys::EXPORT_SIZE.row,
     keys::FINETUNING_TYPE.row,
+    keys::GGUF.row,
     keys::INFER_DTYPE.row,
     keys::MODEL_NAME_OR_PATH.row,
     keys::OVERWRITE_OUTPUT_DIR.row,
@@ -185,6 +188,13 @@ pub fn export(layers: &[Layer]) -> Result<ExportArgs, Problems> {
             None
         }
     };
+    if settings.said(keys::GGUF).is_some() && matches!(quantized, Some(Quantized::Packed(_))) {
+        refuse(
+            "a GGUF file is made of unquantized weights",
+            &[keys::GGUF.row, keys::QUANTIZATION_BIT.row],
+            "remove one of them",
+        );
+    }
     let out = PathBuf::from(settings.word(keys::EXPORT_DIR));
     let model = PathBuf::from(settings.word(keys::MODEL_NAME_OR_PATH));
     let real = |path: &PathBuf| path.canonicalize().ok();
@@ -209,6 +219,7 @@ pub fn export(layers: &[Layer]) -> Result<ExportArgs, Problems> {
         max_shard_bytes: shard_bytes,
         dtype,
         overwrite: settings.get(keys::OVERWRITE_OUTPUT_DIR),
+        gguf: settings.get(keys::GGUF).and_then(Mix::from_name),
         chat: settings.said(keys::TEMPLATE).map(|_| chat(&settings)),
         rope_scaling: kind.map(|kind| RopeArgs { kind, max_len }),
         idle: (settings.iter().filter(|setting| setting.is_written()))
@@ -246,6 +257,7 @@ mod tests {
             max_shard_bytes: 2_000_000_000,
             dtype: Some(DType::BF16),
             overwrite: false,
+            gguf: None,
             chat: Some(ChatArgs { template: Some("llama3".into()), ..ChatArgs::default() }),
             rope_scaling: None,
             idle: vec!["trust_remote_code", "export_device"],

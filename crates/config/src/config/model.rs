@@ -92,6 +92,7 @@ section! {
         EXPORT_QUANTIZATION_MAXLEN: usize = (Int(1), "export_quantization_maxlen", "1024", NoEffect("training exports nothing; `oarlock export` does"), "Tokens of these samples");
         EXPORT_LEGACY_FORMAT: bool = (Bool, "export_legacy_format", "false", NoEffect("training exports nothing; `oarlock export` does"), "Export .bin files");
         EXPORT_DEQUANTIZED: bool = (Bool, "export_dequantized", "false", NoEffect("training exports nothing; `oarlock export` does"), "Our own: merge into the dequantized weights of quantization_bit");
+        GGUF: Option<String> = (Choice(&["f32", "f16", "bf16", "q8_0", "q4_0", "q4_1", "q5_0", "q5_1", "q2_k", "q3_k_s", "q3_k_m", "q3_k_l", "q4_k_s", "q4_k_m", "q5_k_s", "q5_k_m", "q6_k"]), "gguf", "", NoEffect("training exports nothing; `oarlock export` does"), "Our own: also export one GGUF file of these types, for llama.cpp and Ollama");
         EXPORT_HUB_MODEL_ID: Option<String> = (Text, "export_hub_model_id", "", NoEffect("training exports nothing; `oarlock export` does"), "Name of the exported model in the hub");
         VLLM_MAXLEN: usize = (Int(1), "vllm_maxlen", "4096", NoEffect("Oarlock itself generates the answers of do_predict"), "Tokens of a sequence in vLLM");
         VLLM_GPU_UTIL: f64 = (Float(NotNegative), "vllm_gpu_util", "0.7", NoEffect("Oarlock itself generates the answers of do_predict"), "Share of the GPU memory for vLLM");

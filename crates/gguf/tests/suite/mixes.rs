@@ -134,6 +134,19 @@ fn models_of_eight_experts_and_of_70b_have_their_own_rules() {
     assert_eq!(found[0].tensor_type, TensorType::MXFP4);
 }
 
+/// llama.cpp once gave them other types. Files of November 2026 have these.
+#[test]
+fn fused_tensors_with_values_count_as_values() {
+    let fused =
+        |layer: u32| TensorPlan::new(format!("blk.{layer}.attn_qkv.weight"), [256, 512], TensorType::F32);
+    let of = |mix: Mix| mixed(mix, &facts(16), (0..16).map(fused).collect());
+    let more = [0, 1, 4, 7, 10, 13, 14, 15];
+    assert_eq!(layers(&of(Mix::Q4_K_M), "attn_qkv", TensorType::Q6_K), more);
+    assert_eq!(layers(&of(Mix::Q4_K_M), "attn_qkv", TensorType::Q4_K).len(), 8);
+    assert_eq!(layers(&of(Mix::Q5_K_M), "attn_qkv", TensorType::Q6_K), more);
+    assert_eq!(layers(&of(Mix::Q3_K_M), "attn_qkv", TensorType::Q5_K), [0, 1]);
+}
+
 #[test]
 fn names_and_numbers_of_mixes() {
     assert_eq!(Mix::from_name("q4_k_m"), Some(Mix::Q4_K_M));

@@ -49,6 +49,17 @@ impl ChatTemplate {
         Ok(ChatTemplate { with_tools, ..compile(default)? })
     }
 
+    /// The Jinja texts of a folder: that of every conversation, and that of conversations with functions where it is another.
+    ///
+    /// # Errors
+    /// As of [`is_in`](Self::is_in).
+    pub(crate) fn texts(dir: &Path) -> Result<(Option<String>, Option<String>)> {
+        Ok(match WrittenTemplate::find(dir)? {
+            None => (None, None),
+            Some(found) => (Some(found.default.0), found.with_tools.map(|(text, _)| text)),
+        })
+    }
+
     /// A template that does not stand in the folder of its tokenizer.
     pub(super) fn written(source: String, dir: &Path) -> Result<ChatTemplate> {
         ChatTemplate::compile(source, tokens(dir)?, dir.into())

@@ -2,6 +2,7 @@
 //!
 //! The tokenizer's files are copied. In those that change, every other byte stays.
 
+mod gguf;
 mod logits;
 mod modelfile;
 #[cfg(test)]
@@ -21,9 +22,11 @@ use oarlock_tensor::cpu::quantized::Format;
 use oarlock_tensor::{DType, Device};
 use serde_json::Value;
 
+pub use gguf::{Mix, WrittenGguf, write_gguf};
 pub use logits::{Compared, PROMPTS};
 use logits::{compared, logits, prompts};
 use texts::beside_weights;
+pub use written::N_LINES;
 use written::{check_template, check_tokens, check_weights};
 
 use crate::adapters::{

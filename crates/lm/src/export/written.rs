@@ -15,8 +15,8 @@ use crate::model::{Decoder, HfConfig};
 
 /// Elements that are compared at a time.
 const CHUNK_ELEMS: usize = 1 << 18;
-/// Texts that are compared.
-pub(super) const N_LINES: usize = 1000;
+/// Texts of which tokens are compared.
+pub const N_LINES: usize = 1000;
 
 /// Texts at which tokenizers part: contractions, digits, spaces, scripts, signs that are several characters.
 const TEXTS: [&str; 14] = [

@@ -30,5 +30,7 @@ pub use hf::{
     save_pretrained,
 };
 pub use recompute::Recompute;
+pub(crate) use value_head::{
+    FILE as VALUE_HEAD_FILE, is_of_value_head, take_over_value_head, with_value_head,
+};
 pub use value_head::{ValueHead, ValueHeadSource, value_head_folder};
-pub(crate) use value_head::{is_of_value_head, take_over_value_head, with_value_head};

@@ -9,7 +9,7 @@ use oarlock_engine::nn::{Dropout, Module, parameters};
 use oarlock_engine::shard::{ParamSlice, SeededInit, WeightSource};
 
 /// The file beside those of a model, as LLaMA-Factory names it.
-const FILE: &str = "value_head.safetensors";
+pub(crate) const FILE: &str = "value_head.safetensors";
 /// What LLaMA-Factory writes in its place with `save_safetensors: false`.
 const PICKLED: &str = "value_head.bin";
 /// What its parameters begin with.

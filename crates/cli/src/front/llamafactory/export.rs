@@ -20,6 +20,7 @@ pub(crate) fn export(words: &[String]) -> Outcome {
         max_shard_bytes,
         dtype,
         overwrite,
+        gguf,
         chat,
         rope_scaling,
         idle,
@@ -55,6 +56,7 @@ pub(crate) fn export(words: &[String]) -> Outcome {
         1 => " with one adapter merged".to_owned(),
         n => format!(" with {n} adapters merged"),
     };
+    let every_weight = if matches!(quantized, Some(Quantized::Packed(_))) { "" } else { "every weight, " };
     let bits = match quantized {
         None => String::new(),
         Some(Quantized::Dequantized(format)) => {
@@ -66,6 +68,7 @@ pub(crate) fn export(words: &[String]) -> Outcome {
     };
     print(&format!(
         "wrote {:.2} M parameters of {}{bits}{merged} in {} to {}: {}\n\
+         read back: {every_weight}the tokens of {} texts and the chat template are those that were meant\n\
          compared with what was read, on {} tokens: the largest difference of a logit is {:.2e} (the largest logit {:.2}); \
          the likeliest token is the same at {} of {} places\n",
         exported.n_elems as f64 / 1e6,
@@ -73,10 +76,21 @@ pub(crate) fn export(words: &[String]) -> Outcome {
         exported.dtype,
         out.display(),
         exported.files.join(", "),
+        export::N_LINES,
         compared.positions,
         compared.difference,
         compared.largest,
         compared.same,
         compared.positions,
+    ))?;
+    let Some(mix) = gguf else { return Ok(()) };
+    let name = out.file_name().map_or_else(|| "model".into(), |name| name.to_string_lossy());
+    let written = export::write_gguf(&out, &out.join(format!("{name}-{}.gguf", mix.name())), mix, overwrite)?;
+    written.notes.iter().for_each(|note| eprint(&format!("{note}\n")));
+    let types = written.types.iter().map(|(name, n)| format!("{n} {name}")).collect::<Vec<_>>().join(", ");
+    print(&format!(
+        "wrote {}: {:.1} MB, tensors in {types}\n",
+        written.path.display(),
+        written.n_bytes as f64 / 1e6
     ))
 }
