@@ -16,10 +16,11 @@ use oarlock_config::settings::resolve::{self, Setting, Settings};
 use oarlock_config::settings::value::Value;
 use oarlock_tensor::DeviceKind;
 
+use super::objective::{Stage, those};
 use super::resolved::ResolvedConfig;
 use super::{
-    accelerator, best, checks, finetuning, learning, low_rank, model, monitor, objective, pipeline,
-    predicting, recompute,
+    accelerator, best, checks, finetuning, learning, low_rank, model, monitor, pipeline, predicting,
+    recompute,
 };
 
 /// Builds the configuration; `problems` are those found before.
@@ -54,8 +55,8 @@ pub fn build(
 
     let mut model = model::model(&settings, found);
     let finetuning = finetuning::finetuning(&settings, found);
-    let examples = objective::examples(read);
-    let chats = examples.is_some();
+    let stage = Stage::of(read);
+    let chats = stage.examples.is_some();
     let (shuffle, group_by_length) = learning::order(read, found);
     let parts = DataParts {
         packing: match (read.get(keys::MINIMIND_ROWS), read.get(keys::NEAT_PACKING), read.get(keys::PACKING))
@@ -67,7 +68,7 @@ pub fn build(
             (false, false, true) => Packing::Concat,
             (false, false, false) => Packing::Truncate,
         },
-        chat: examples.map(|examples| ChatArgs { examples, ..chat(read) }),
+        chat: stage.examples.map(|examples| ChatArgs { examples, ..chat(read) }),
         shuffle,
         mix: learning::mix(read, found),
         group_by_length,
@@ -83,7 +84,7 @@ pub fn build(
         schedule: ScheduleArgs { learning_rate, shape, warmup: warmup(&settings) },
         loss: learning::token_loss(read, found),
         finetuning,
-        objective: objective::objective(read, found),
+        objective: (stage.read)(read, found),
         enabled: read.get(keys::DO_TRAIN),
     };
     let train = TrainArgs::read(read, parts);
@@ -167,7 +168,7 @@ pub(super) fn chat(settings: &Settings) -> ChatArgs {
         preserve_thinking: settings.get(keys::PRESERVE_THINKING),
         train_on_prompt: settings.get(keys::TRAIN_ON_PROMPT),
         // Of a prompt that is answered anew, the last answer alone is the expected one.
-        mask_history: settings.get(keys::MASK_HISTORY) || settings.get(keys::STAGE) == "raft",
+        mask_history: settings.get(keys::MASK_HISTORY) || Stage::of(settings).makes_answers,
         split_special_tokens: settings.get(keys::SPLIT_SPECIAL_TOKENS),
         ..ChatArgs::default()
     }
@@ -227,16 +228,9 @@ fn derive(settings: &mut Settings) {
             settings.derive(keys::DATASET, value, "eval_dataset, as nothing is trained");
         }
     }
-    let stage = match settings.get(keys::STAGE) {
-        "pt" => None,
-        "dpo" => Some("stage dpo"),
-        "kto" => Some("stage kto"),
-        "rm" => Some("stage rm"),
-        "raft" => Some("stage raft"),
-        _ => Some("stage sft"),
-    };
-    if let Some(stage) = stage.filter(|_| !settings.setting(keys::PACKING).is_written()) {
-        settings.derive(keys::PACKING, Value::Bool(settings.get(keys::NEAT_PACKING)), stage);
+    let stage = Stage::of(settings);
+    if stage.examples.is_some() && !settings.setting(keys::PACKING).is_written() {
+        settings.derive(keys::PACKING, Value::Bool(settings.get(keys::NEAT_PACKING)), stage.words);
     }
     let warmup = settings.setting(keys::WARMUP_STEPS);
     if matches!(warmup.value, Value::Float(steps) if steps > 0.0)
@@ -294,7 +288,7 @@ fn between(settings: &Settings, problems: &mut Problems) {
             "ranks are processes; write a number that the machines can start",
         );
     }
-    let stage = settings.get(keys::STAGE);
+    let stage = Stage::of(settings);
     let parts = settings.get(keys::SEQUENCE_PARALLEL_SIZE);
     if parts > 1 {
         let size = keys::SEQUENCE_PARALLEL_SIZE.row;
@@ -307,8 +301,9 @@ fn between(settings: &Settings, problems: &mut Problems) {
                 report(&what, &[key, size], "each group of that many ranks shares a sequence");
             }
         }
-        if !matches!(stage, "pt" | "sft" | "raft") {
-            let what = format!("`{size}` divides sequences of the stages pt, sft and raft");
+        let (divided, words) = those(|stage| !stage.compares());
+        if !divided.contains(&stage.name()) {
+            let what = format!("`{size}` divides sequences of the stages {words}");
             report(
                 &what,
                 &[size, keys::STAGE.row],
@@ -323,14 +318,14 @@ fn between(settings: &Settings, problems: &mut Problems) {
             report(&what, &[key, size], "remove one of them");
         }
     }
-    if stage != "pt" && is_true(keys::MINIMIND_ROWS.row) {
+    if stage.examples.is_some() && is_true(keys::MINIMIND_ROWS.row) {
         report(
             "`minimind_rows` are rows of texts",
             &[keys::MINIMIND_ROWS.row, keys::STAGE.row],
-            &format!("remove it; stage {stage} has rows of conversations"),
+            &format!("remove it; {} has rows of conversations", stage.words),
         );
     }
-    if stage == "pt" && settings.said(keys::SPLIT_SPECIAL_TOKENS).is_some() {
+    if stage.examples.is_none() && settings.said(keys::SPLIT_SPECIAL_TOKENS).is_some() {
         let help = "remove it; in texts special tokens are always read as tokens";
         report(
             "`split_special_tokens` belongs to stage sft",

@@ -8,6 +8,7 @@ use oarlock_config::settings::problem::Problems;
 use oarlock_config::settings::resolve::Settings;
 use oarlock_config::settings::value::Value;
 
+use super::objective::Stage;
 use super::table as keys;
 
 /// Keys that cannot be written together.
@@ -43,15 +44,19 @@ impl Choices<'_> {
     }
 
     fn sft(&self) -> bool {
-        self.is(keys::STAGE, &["sft"])
+        Stage::of(self.settings).is_supervised()
     }
 
     fn has_no_reference(&self) -> bool {
-        self.is(keys::STAGE, &["dpo"]) && self.is(keys::PREF_LOSS, &["orpo", "simpo"])
+        self.reads(keys::PREF_LOSS) && self.is(keys::PREF_LOSS, &["orpo", "simpo"])
+    }
+
+    fn reads(&self, key: impl Into<&'static Row>) -> bool {
+        Stage::of(self.settings).reads(key.into().name)
     }
 
     fn compares(&self) -> bool {
-        self.is(keys::STAGE, &["rm", "dpo", "kto"])
+        Stage::of(self.settings).compares()
     }
 
     fn predicts(&self) -> bool {
@@ -159,7 +164,7 @@ const RULES: &[Rule] = &[
         keys: &[keys::DPO_LABEL_SMOOTHING.row, keys::PREF_LOSS.row],
         broken: |choices| {
             choices.settings.get(keys::DPO_LABEL_SMOOTHING) > 0.0
-                && choices.is(keys::STAGE, &["dpo"])
+                && choices.reads(keys::PREF_LOSS)
                 && !choices.is(keys::PREF_LOSS, &["sigmoid"])
         },
         message: "`dpo_label_smoothing` is only valid for sigmoid loss function",
@@ -201,7 +206,7 @@ const RULES: &[Rule] = &[
         keys: &[keys::LD_ALPHA.row, keys::PREF_LOSS.row],
         broken: |choices| {
             choices.said(keys::LD_ALPHA)
-                && choices.is(keys::STAGE, &["dpo"])
+                && choices.reads(keys::PREF_LOSS)
                 && !choices.is(keys::PREF_LOSS, &["sigmoid", "hinge"])
         },
         message: "`ld_alpha` weighs sums over tokens, and this loss takes means",

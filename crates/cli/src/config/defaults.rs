@@ -5,6 +5,7 @@ use oarlock_config::settings::node::{Data, Entry, Node};
 use oarlock_config::settings::value::boolean;
 
 use super::environment::said_by;
+use super::objective::Stage;
 use super::written::{Authority, Layer};
 
 /// A key whose default is another one in LLaMA-Factory.
@@ -27,9 +28,6 @@ const fn stays(key: &'static str, ours: &'static str, theirs: &'static str, why:
     Difference { key, ours, theirs, stays: Some(why) }
 }
 
-/// The stages that LLaMA-Factory does not have.
-pub const OWN_STAGES: [&str; 1] = ["raft"];
-
 /// All of them.
 pub const DIFFERENCES: [Difference; 6] = [
     holds("stage", "pt", "sft"),
@@ -50,7 +48,7 @@ pub fn of_llama_factory(layers: &[Layer]) -> (Layer, Option<String>) {
     let entries = || layers.iter().flat_map(|layer| &layer.entries);
     let last = |key: &str| entries().rfind(|entry| entry.key == key);
     let is_on = |key: &str| last(key).and_then(|entry| scalar(&entry.value)).and_then(boolean) == Some(true);
-    let stage = last("stage").and_then(|entry| scalar(&entry.value)).unwrap_or("sft");
+    let stage = Stage::named(last("stage").and_then(|entry| scalar(&entry.value)).unwrap_or("sft"));
     // No file of LLaMA-Factory describes a new model; it is trained as a whole.
     let is_new = last("model_config").is_some();
     let mut layer = Layer { authority: Authority::Replaces, entries: Vec::new() };
@@ -64,7 +62,7 @@ pub fn of_llama_factory(layers: &[Layer]) -> (Layer, Option<String>) {
         }
         match stays {
             // Conversations alone have tokens that could be split.
-            None if *key == "split_special_tokens" && stage == "pt" => {}
+            None if *key == "split_special_tokens" && stage.examples.is_none() => {}
             None if *key == "finetuning_type" && is_new => {}
             None => {
                 hold(key, theirs);

@@ -5,6 +5,7 @@ use oarlock_config::settings::keys::{Key, Row};
 use oarlock_config::settings::problem::Problems;
 use oarlock_config::settings::resolve::Settings;
 
+use super::objective::{Stage, those};
 use super::table as keys;
 
 const STAGES: Key<usize> = keys::PIPELINE_MODEL_PARALLEL_SIZE;
@@ -70,9 +71,12 @@ pub fn pipeline(settings: &Settings, shard: &ShardingConfig<Elems>, problems: &m
             &format!("make it a multiple of {stages}, or use 1F1B"),
         );
     }
-    if !matches!(settings.get(keys::STAGE), "pt" | "sft") {
+    let (divided, words) = those(|stage| !stage.compares() && !stage.makes_answers);
+    if !divided.contains(&Stage::of(settings).name()) {
         report(
-            "pipeline parallelism is for stages pt and sft: the others need the whole model on each rank",
+            &format!(
+                "pipeline parallelism is for stages {words}: the others need the whole model on each rank"
+            ),
             &[STAGES.row, keys::STAGE.row],
             "write `stage: pt` or `stage: sft`, or remove the stages",
         );

@@ -5,6 +5,7 @@ use oarlock_config::settings::keys::Row;
 use oarlock_config::settings::problem::Problems;
 use oarlock_config::settings::resolve::Settings;
 
+use super::objective::Stage;
 use super::table as keys;
 
 /// What is predicted; `None` for nothing. What is wrong with it goes to `problems`.
@@ -13,9 +14,10 @@ pub fn predict(
     shard: &ShardingConfig<Elems>,
     problems: &mut Problems,
 ) -> Option<Predict> {
-    match settings.get(keys::STAGE) {
-        "rm" if settings.get(keys::DO_PREDICT) => Some(Predict::Scores),
-        "sft" if settings.get(keys::DO_PREDICT) && settings.get(keys::PREDICT_WITH_GENERATE) => {
+    let stage = Stage::of(settings);
+    match settings.get(keys::DO_PREDICT) && stage.reads(keys::DO_PREDICT.name()) {
+        true if !stage.is_supervised() => Some(Predict::Scores),
+        true if settings.get(keys::PREDICT_WITH_GENERATE) => {
             Some(Predict::Answers(answers(settings, shard, problems)))
         }
         _ => None,

@@ -15,6 +15,7 @@ use oarlock_config::settings::resolve::{self, Setting, Settings};
 use oarlock_config::settings::secret::masked_lines;
 use oarlock_config::settings::value::{Value, quoted};
 
+use super::objective::Stage;
 use super::{other_methods, table};
 
 /// Keys that change something on GPUs alone.
@@ -119,7 +120,7 @@ impl ResolvedConfig {
             {
                 Some((setting, "stage pt uses no chat template"))
             }
-            _ if setting.is_written() && !self.is_read_by_stage(setting.key.name) => {
+            _ if setting.is_written() && !Stage::of(&self.settings).reads(setting.key.name) => {
                 let reason = match setting.key.name {
                     "do_predict" => "this stage predicts nothing; do_eval evaluates",
                     _ => "this stage does not read it",
@@ -138,15 +139,7 @@ impl ResolvedConfig {
         let is_said = setting.is_written() || !OLDER.contains(&setting.key.name);
         let name = setting.key.name;
         let is_of_another = setting.is_written() && other_methods::obstacle(&self.settings, name).is_some();
-        setting.key.is_used() && is_said && self.is_read_by_stage(name) && !is_of_another
-    }
-
-    /// Whether the stage reads a key that only some do.
-    fn is_read_by_stage(&self, name: &str) -> bool {
-        let stage = self.settings.get(keys::STAGE);
-        let mut keys = table::PREFERENCE_KEYS.iter().chain([&("do_predict", table::PREDICTING_STAGES)]);
-        let stages = keys.find(|(key, _)| *key == name);
-        stages.is_none_or(|(_, stages)| stages.contains(&stage))
+        setting.key.is_used() && is_said && Stage::of(&self.settings).reads(name) && !is_of_another
     }
 
     /// What the log should say of the configuration, such as older forms and what they mean.

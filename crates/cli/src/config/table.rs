@@ -57,30 +57,6 @@ const OF_NEWER_FORMAT: &[&str] = &[
     "lr_scheduler_config",
 ];
 
-/// The keys that only stages which compare or score answers read, each with these stages.
-pub const PREFERENCE_KEYS: &[(&str, &[&str])] = &[
-    ("pref_beta", &["dpo", "kto"]),
-    ("pref_ftx", &["dpo", "kto"]),
-    ("pref_loss", &["dpo"]),
-    ("pref_bco_weight", &["dpo"]),
-    ("dpo_label_smoothing", &["dpo"]),
-    ("simpo_gamma", &["dpo"]),
-    ("ld_alpha", &["dpo"]),
-    ("kto_chosen_weight", &["kto"]),
-    ("kto_rejected_weight", &["kto"]),
-    ("ref_model", &["dpo", "kto"]),
-    ("ref_model_adapters", &["dpo", "kto"]),
-    ("ref_model_quantization_bit", &["dpo", "kto"]),
-    ("reward_model", &["raft"]),
-    ("reward_function", &["raft"]),
-    ("reward_pattern", &["raft"]),
-    ("num_generations", &["raft"]),
-    ("min_reward", &["raft"]),
-];
-
-/// The stages that predict something; the others have no more than their loss, as in LLaMA-Factory.
-pub const PREDICTING_STAGES: &[&str] = &["sft", "rm"];
-
 /// The keys that only stages with conversations read.
 pub const CHAT_KEYS: &[&str] =
     &["template", "tool_format", "default_system", "enable_thinking", "preserve_thinking"];

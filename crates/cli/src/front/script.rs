@@ -8,6 +8,7 @@ use std::path::{Path, PathBuf};
 use super::variable::env_var;
 use crate::config::defaults;
 use crate::config::keys::Row;
+use crate::config::objective::Stage;
 use crate::config::resolve::Settings;
 use crate::config::written::{self, Entry, Layer};
 use crate::config::yaml::Data;
@@ -129,7 +130,7 @@ pub fn llama_factory(arguments: &Arguments) -> Result<Training, Problems> {
     let stages = training.layers.iter().flat_map(|layer| &layer.entries).filter(|entry| entry.key == "stage");
     for stage in stages {
         if let Data::Scalar { text, .. } = &stage.value.data
-            && defaults::OWN_STAGES.contains(&text.as_str())
+            && Stage::named(text).is_ours
         {
             return Err(Problem::new(format!("LLaMA-Factory has no `stage: {text}`"))
                 .at(&stage.value.location, "")

@@ -1,16 +1,21 @@
-//! The keys of training methods: stages, adapters, preferences, optimizers of low rank, pipelines.
+//! The keys of training methods: adapters, optimizers of low rank, pipelines.
 
+use super::objective::{STAGE_KEYS, STAGES};
 use crate::settings::keys::Group::Method;
-use crate::settings::keys::Range::{Any, BelowOne, NotNegative, Positive};
+use crate::settings::keys::Range::{BelowOne, NotNegative};
 use crate::settings::keys::Status::{Among, Later, NoEffect, Used};
 use crate::settings::keys::ValueType::{Bool, Choice, Float, Int, List, Map, Path, Text};
-use crate::settings::keys::{key, key_table};
+use crate::settings::keys::{Row, joined, key, key_table, n_rows};
 use crate::settings::node::Entry;
 
+/// The keys of methods.
+pub const METHOD: &[Row] = &joined::<{ n_rows(PARTS) }>(PARTS);
+
+const PARTS: &[&[Row]] = &[STAGES, FIRST, STAGE_KEYS, FURTHER];
+
 key_table! {
-    /// The keys of methods.
-    pub const METHOD = [
-        STAGE: String = key(Method, Choice(&["pt", "sft", "rm", "ppo", "dpo", "kto", "raft"]), "stage", "pt", Among(&["pt", "sft", "dpo", "kto", "rm", "raft"], "pretraining, supervised fine-tuning, preferences (dpo, kto), reward models (rm) and rejection sampling (raft) are there"), "Training stage: pretraining (pt), supervised fine-tuning (sft), preference pairs (dpo), unpaired preferences (kto), reward model (rm), or rejection sampling (raft, our own)"),
+    /// The keys of methods before those of stages.
+    pub const FIRST = [
         FINETUNING_TYPE: String = key(Method, Choice(&["full", "lora", "freeze", "oft"]), "finetuning_type", "full", Used, "Which parameters to train: all (full), low-rank adapters (lora), orthogonal rotations (oft), or some layers (freeze)"),
         DO_TRAIN: bool = key(Method, Bool, "do_train", "true", Used, "Train; false: only evaluate"),
         DO_PREDICT: bool = key(Method, Bool, "do_predict", "false", Used, "Predict on the evaluation data after training: stage sft, with predict_with_generate, generates and scores answers; stage rm scores both answers of each pair"),
@@ -31,31 +36,12 @@ key_table! {
         PISSA_INIT: bool = key(Method, Bool, "pissa_init", "false", Used, "Initialize the adapter from the principal singular values and vectors of each weight, which are subtracted from the base (PiSSA)"),
         LORAPLUS_LR_RATIO: Option<f64> = key(Method, Float(NotNegative), "loraplus_lr_ratio", "", Used, "LoRA+: ratio of the learning rates of lora_B and lora_A"),
         LORAPLUS_LR_EMBEDDING: f64 = key(Method, Float(NotNegative), "loraplus_lr_embedding", "1e-6", NoEffect("embeddings have no updates of low rank"), "LoRA+: learning rate of embeddings"),
-        PREF_BETA: f64 = key(Method, Float(Positive), "pref_beta", "0.1", Used, "Stages dpo and kto: beta, the factor of the log-probability ratios"),
-        PREF_FTX: f64 = key(Method, Float(NotNegative), "pref_ftx", "0", Used, "Stages dpo and kto: weight of the SFT loss of the chosen answers"),
-        PREF_LOSS: String = key(Method, Choice(&["sigmoid", "hinge", "ipo", "kto_pair", "orpo", "simpo"]), "pref_loss", "sigmoid", Among(&["sigmoid", "hinge", "ipo", "orpo", "simpo"], "kto_pair is no longer in TRL; write stage: kto, with unpaired preferences"), "Loss of stage dpo: sigmoid is DPO; orpo and simpo need no reference model"),
-        PREF_BCO_WEIGHT: f64 = key(Method, Float(NotNegative), "pref_bco_weight", "0", Used, "Stage dpo: weight of the BCO loss"),
-        DPO_LABEL_SMOOTHING: f64 = key(Method, Float(BelowOne), "dpo_label_smoothing", "0", Used, "Stage dpo with pref_loss sigmoid: label smoothing, the probability that the labels of a pair are swapped"),
-        SIMPO_GAMMA: f64 = key(Method, Float(NotNegative), "simpo_gamma", "0.5", Used, "Margin of pref_loss simpo"),
-        KTO_CHOSEN_WEIGHT: f64 = key(Method, Float(NotNegative), "kto_chosen_weight", "1", Used, "Stage kto: weight of desirable answers"),
-        KTO_REJECTED_WEIGHT: f64 = key(Method, Float(NotNegative), "kto_rejected_weight", "1", Used, "Stage kto: weight of undesirable answers"),
-        PPO_EPOCHS: usize = key(Method, Int(1), "ppo_epochs", "4", NoEffect("stage ppo is not there"), "Passes over a buffer in stage ppo"),
-        PPO_BUFFER_SIZE: usize = key(Method, Int(1), "ppo_buffer_size", "1", NoEffect("stage ppo is not there"), "Size of the buffer in stage ppo"),
-        PPO_TARGET: f64 = key(Method, Float(NotNegative), "ppo_target", "6", NoEffect("stage ppo is not there"), "Target of the divergence in stage ppo"),
-        PPO_SCORE_NORM: bool = key(Method, Bool, "ppo_score_norm", "false", NoEffect("stage ppo is not there"), "Normalize scores in stage ppo"),
-        PPO_WHITEN_REWARDS: bool = key(Method, Bool, "ppo_whiten_rewards", "false", NoEffect("stage ppo is not there"), "Whiten rewards in stage ppo"),
-        REF_MODEL: Option<String> = key(Method, Path, "ref_model", "", Used, "Stages dpo and kto: folder of the reference model; unset: the initial weights of the run"),
-        REF_MODEL_ADAPTERS: Vec<String> = key(Method, List, "ref_model_adapters", "", Used, "Adapters to merge into ref_model"),
-        REF_MODEL_QUANTIZATION_BIT: Option<usize> = key(Method, Int(2), "ref_model_quantization_bit", "", Used, "Quantize the linear layers of ref_model to 4 or 8 bits, with quantization_type and double_quantization"),
-        LD_ALPHA: Option<f64> = key(Method, Float(NotNegative), "ld_alpha", "", Used, "Stage dpo: weight of the tokens of the longer answer beyond the length of the shorter one (LD-DPO); unset: 1"),
-        REWARD_MODEL: Option<String> = key(Method, Path, "reward_model", "", Used, "Stage raft: folder of the reward model (from stage rm) that scores answers, instead of reward_function"),
-        REWARD_FUNCTION: Option<String> = key(Method, Choice(&["exact_match", "regex", "length"]), "reward_function", "", Used, "Stage raft (our own): rule that scores answers; exact_match: 1 if the final answer equals that of the data; regex: 1 if reward_pattern matches; length: the fraction of max_new_tokens"),
-        REWARD_PATTERN: Option<String> = key(Method, Text, "reward_pattern", "", Used, "With reward_function regex (our own): the regular expression; {answer} is replaced by the final answer of the data"),
-        NUM_GENERATIONS: usize = key(Method, Int(1), "num_generations", "4", Used, "Stage raft (our own): answers per prompt; the best one is trained on"),
-        MIN_REWARD: Option<f64> = key(Method, Float(Any), "min_reward", "", Used, "Stage raft (our own): train on the best answer only if its reward is higher; unset: 0 with reward_function, no threshold with reward_model"),
-        REWARD_MODEL_ADAPTERS: Vec<String> = key(Method, List, "reward_model_adapters", "", NoEffect("stage raft takes a whole reward model"), "Adapters of the reward model"),
-        REWARD_MODEL_QUANTIZATION_BIT: Option<usize> = key(Method, Int(2), "reward_model_quantization_bit", "", NoEffect("stage raft takes a whole reward model"), "Bits of the reward model"),
-        REWARD_MODEL_TYPE: String = key(Method, Choice(&["lora", "full", "api"]), "reward_model_type", "lora", NoEffect("stage raft takes a whole reward model"), "Kind of the reward model"),
+    ];
+}
+
+key_table! {
+    /// The keys of methods behind those of stages.
+    pub const FURTHER = [
         PISSA_ITER: i64 = key(Method, Int(-1), "pissa_iter", "16", Used, "Power iterations of the fast SVD of PiSSA; -1: exact SVD"),
         PISSA_CONVERT: bool = key(Method, Bool, "pissa_convert", "false", Used, "At the end, also write the PiSSA adapter as a LoRA adapter of twice the rank into output_dir/pissa_converted"),
         OFT_TARGET: Vec<String> = key(Method, List, "oft_target", "all", Used, "Linear layers that OFT rotates, such as q_proj, v_proj; all: every one but lm_head"),
@@ -128,5 +114,16 @@ key_table! {
         USE_RAY: bool = key(Method, Bool, "use_ray", "false", Later("ranks are started by this program"), "Start ranks by Ray"),
         RAY_NUM_WORKERS: usize = key(Method, Int(1), "ray_num_workers", "1", NoEffect("ranks are started by this program"), "Ranks of Ray"),
         RAY_INIT_KWARGS: Vec<Entry> = key(Method, Map, "ray_init_kwargs", "", NoEffect("ranks are started by this program"), "Settings of Ray"),
+    ];
+}
+
+key_table! {
+    /// The keys of stage ppo, which is not there.
+    pub const PPO_KEYS = [
+        PPO_EPOCHS: usize = key(Method, Int(1), "ppo_epochs", "4", NoEffect("stage ppo is not there"), "Passes over a buffer in stage ppo"),
+        PPO_BUFFER_SIZE: usize = key(Method, Int(1), "ppo_buffer_size", "1", NoEffect("stage ppo is not there"), "Size of the buffer in stage ppo"),
+        PPO_TARGET: f64 = key(Method, Float(NotNegative), "ppo_target", "6", NoEffect("stage ppo is not there"), "Target of the divergence in stage ppo"),
+        PPO_SCORE_NORM: bool = key(Method, Bool, "ppo_score_norm", "false", NoEffect("stage ppo is not there"), "Normalize scores in stage ppo"),
+        PPO_WHITEN_REWARDS: bool = key(Method, Bool, "ppo_whiten_rewards", "false", NoEffect("stage ppo is not there"), "Whiten rewards in stage ppo"),
     ];
 }

@@ -4,6 +4,7 @@ use std::path::PathBuf;
 
 use oarlock_tensor::cpu::quantized::Format;
 
+use super::objective::answering;
 use super::sparsity::SparsityConfig;
 use crate::settings::keys::Range::{Any, NotNegative, Positive};
 use crate::settings::keys::Status::{Later, NoEffect, Used};
@@ -104,13 +105,13 @@ section! {
         SGLANG_TP_SIZE: i64 = (Int(-1), "sglang_tp_size", "-1", NoEffect("Oarlock itself generates the answers of do_predict"), "Tensor parallel ranks of SGLang");
         SGLANG_CONFIG: Vec<Entry> = (Map, "sglang_config", "", NoEffect("Oarlock itself generates the answers of do_predict"), "Settings of SGLang");
         SGLANG_LORA_BACKEND: String = (Choice(&["triton", "flashinfer"]), "sglang_lora_backend", "triton", NoEffect("Oarlock itself generates the answers of do_predict"), "Kernels of LoRA in SGLang");
-        DO_SAMPLE: bool = (Bool, "do_sample", "true", Used, "For do_predict and stage raft: sample; false: greedy decoding");
-        TEMPERATURE: f64 = (Float(NotNegative), "temperature", "0.95", Used, "For do_predict and stage raft: sampling temperature; 0: greedy decoding");
-        TOP_P: f64 = (Float(NotNegative), "top_p", "0.7", Used, "For do_predict and stage raft: probability mass of nucleus sampling");
-        TOP_K: i64 = (Int(-1), "top_k", "50", Used, "For do_predict and stage raft: sample from the N most probable tokens; 0 or -1: all");
+        DO_SAMPLE: bool = (Bool, "do_sample", "true", Used, concat!("For do_predict and ", answering!(), ": sample; false: greedy decoding"));
+        TEMPERATURE: f64 = (Float(NotNegative), "temperature", "0.95", Used, concat!("For do_predict and ", answering!(), ": sampling temperature; 0: greedy decoding"));
+        TOP_P: f64 = (Float(NotNegative), "top_p", "0.7", Used, concat!("For do_predict and ", answering!(), ": probability mass of nucleus sampling"));
+        TOP_K: i64 = (Int(-1), "top_k", "50", Used, concat!("For do_predict and ", answering!(), ": sample from the N most probable tokens; 0 or -1: all"));
         NUM_BEAMS: i64 = (Int(1), "num_beams", "1", Used, "Beams of generation; only 1 is supported");
-        MAX_NEW_TOKENS: usize = (Int(1), "max_new_tokens", "1024", Used, "For do_predict and stage raft: maximum tokens of an answer");
-        REPETITION_PENALTY: f64 = (Float(NotNegative), "repetition_penalty", "1", Used, "For do_predict and stage raft: penalty of repeated tokens; 1: none");
+        MAX_NEW_TOKENS: usize = (Int(1), "max_new_tokens", "1024", Used, concat!("For do_predict and ", answering!(), ": maximum tokens of an answer"));
+        REPETITION_PENALTY: f64 = (Float(NotNegative), "repetition_penalty", "1", Used, concat!("For do_predict and ", answering!(), ": penalty of repeated tokens; 1: none"));
         LENGTH_PENALTY: f64 = (Float(Any), "length_penalty", "1", NoEffect("there is no beam search"), "Penalty of long answers in beam search");
         SKIP_SPECIAL_TOKENS: bool = (Bool, "skip_special_tokens", "true", Used, "For do_predict: leave special tokens out of answers");
         PRINT_PARAM_STATUS: bool = (Bool, "print_param_status", "false", Used, "Print the name, dtype and device of every parameter, and whether it is trained") => Unrecorded print_param_status;

@@ -13,6 +13,7 @@ pub use super::eval::*;
 pub use super::log::*;
 pub use super::method::*;
 pub use super::model::*;
+pub use super::objective::keys::*;
 pub use super::ranks::*;
 pub use super::save::*;
 pub use super::train::*;

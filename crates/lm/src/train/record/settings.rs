@@ -2,7 +2,6 @@
 //! fields of each part of a configuration are taken apart whole: a new one does not compile before somebody has said it.
 
 use std::fmt::Debug;
-use std::path::PathBuf;
 
 use oarlock_tensor::DType;
 use oarlock_tensor::cpu::Isa;
@@ -10,28 +9,16 @@ use serde_json::Value;
 
 use oarlock_config::config::{
     AdapterArgs, AdapterConfig, AdapterKind, BestArgs, ChatArgs, DataArgs, DataParts, Elems, EvalArgs,
-    Finetuning, FreezeArgs, IntervalStrategy, KtoArgs, Length, LoraConfig, LoraPlus, ModelArgs, ModelParts,
-    ModelSource, ObjectiveArgs, OftConfig, OptimizerArgs, Placements, PreferenceArgs, RaftArgs, RankArgs,
-    RankParts, ReferenceArgs, RewardArgs, SaveArgs, SaveParts, ScheduleArgs, ShardingConfig, Steps,
-    TokenLossArgs, TrainArgs, TrainConfig, TrainParts,
+    Finetuning, FreezeArgs, IntervalStrategy, Length, LoraConfig, LoraPlus, ModelArgs, ModelParts,
+    ModelSource, OftConfig, OptimizerArgs, Placements, RankArgs, RankParts, SaveArgs, SaveParts,
+    ScheduleArgs, ShardingConfig, Steps, TokenLossArgs, TrainArgs, TrainConfig, TrainParts,
 };
-use oarlock_config::settings::section::Recorded;
+use oarlock_config::settings::section::number;
 
-pub use oarlock_config::settings::section::Effect;
+pub use oarlock_config::settings::section::{Effect, Recorded as Setting};
 
 /// The rows of a step, over all ranks.
 pub const ROWS: &str = "rows of a step";
-
-/// A named value.
-#[derive(Debug)]
-pub struct Setting {
-    pub name: &'static str,
-    pub value: Value,
-    /// What it changes.
-    pub effect: Effect,
-    /// Whether the value is a text that Rust's names and brackets make, and not one that somebody wrote.
-    pub is_rust: bool,
-}
 
 /// Named values.
 #[derive(Debug, Default)]
@@ -69,37 +56,12 @@ impl Settings {
     }
 
     fn add(&mut self, name: &'static str, value: impl Into<Value>, effect: Effect) {
-        self.0.push(Setting { name, value: value.into(), effect, is_rust: false });
+        self.0.push(Setting::new(name, value, effect));
     }
 
     /// Adds a value of several parts.
     fn parts(&mut self, name: &'static str, value: Option<&impl Debug>, effect: Effect) {
-        let Some(value) = value else {
-            // A run before may have had one, and is then shown in the same words.
-            self.0.push(Setting { name, value: Value::Null, effect, is_rust: true });
-            return;
-        };
-        let text = format!("{value:?}");
-        // A path or a word is not a text in quotes.
-        match text.strip_prefix('"').and_then(|text| text.strip_suffix('"')) {
-            Some(text) => self.add(name, text, effect),
-            None => self.0.push(Setting { name, value: text.into(), effect, is_rust: true }),
-        }
-    }
-
-    /// Adds a path, which nobody spells otherwise.
-    fn path(&mut self, name: &'static str, path: Option<&PathBuf>, effect: Effect) {
-        match path {
-            Some(path) => self.parts(name, Some(path), effect),
-            None => self.add(name, Value::Null, effect),
-        }
-    }
-
-    /// Adds what the section of a part says of its keys.
-    fn recorded(&mut self, section: Vec<Recorded>) {
-        for Recorded { name, value, effect } in section {
-            self.add(name, value, effect);
-        }
+        self.0.push(Setting::printed(name, value, effect));
     }
 
     fn computes(&mut self, name: &'static str, value: impl Into<Value>) {
@@ -111,7 +73,7 @@ impl Settings {
     }
 
     fn model(&mut self, args: &ModelArgs) {
-        self.recorded(args.recorded());
+        self.0.extend(args.recorded());
         let ModelParts { source, tokenizer, quantization, sparse_attention, new_tokens, rope_scaling } =
             args.parts();
         match source {
@@ -134,7 +96,7 @@ impl Settings {
     }
 
     fn data(&mut self, args: &DataArgs) {
-        self.recorded(args.recorded());
+        self.0.extend(args.recorded());
         let DataParts { packing, chat, shuffle, mix, group_by_length, eval_each } = args.parts();
         self.parts("dataset_dir", Some(&args.dataset_dir), Effect::Nothing);
         self.parts("packing", Some(&packing), Effect::Computes);
@@ -143,7 +105,7 @@ impl Settings {
         self.parts("mix_strategy", Some(&mix), Effect::Computes);
         self.computes("group_by_length", group_by_length);
         self.nothing("eval_on_each_dataset", eval_each);
-        self.path("tokenized_path", args.tokenized.as_ref(), Effect::Nothing);
+        self.0.push(Setting::path("tokenized_path", args.tokenized.as_deref()));
         let Some(ChatArgs {
             template,
             tool_format,
@@ -172,7 +134,7 @@ impl Settings {
 
     fn train(&mut self, args: &TrainArgs) {
         // The product of batches and ranks is what counts.
-        self.recorded(args.recorded());
+        self.0.extend(args.recorded());
         let TrainParts {
             loss_scale,
             recompute,
@@ -206,7 +168,7 @@ impl Settings {
         self.parts("loss", Some(&kind), Effect::Computes);
         self.computes("neftune_noise_alpha", neftune_alpha);
         self.finetuning(&finetuning);
-        self.objective(&objective);
+        self.0.extend(objective.record());
     }
 
     fn finetuning(&mut self, method: &Finetuning) {
@@ -255,75 +217,13 @@ impl Settings {
         self.parts("pissa_init", Some(init), Effect::Computes);
     }
 
-    fn objective(&mut self, objective: &ObjectiveArgs) {
-        let reference = match objective {
-            ObjectiveArgs::NextToken => {
-                self.computes("objective", "the next token");
-                return;
-            }
-            ObjectiveArgs::Rewards => {
-                self.computes("objective", "a reward");
-                return;
-            }
-            ObjectiveArgs::Raft(args) => {
-                let RaftArgs { num_generations, sampling, reward, min_reward } = args;
-                self.computes("objective", "the model's best answers");
-                self.computes("num_generations", *num_generations);
-                self.parts("sampling", Some(sampling), Effect::Computes);
-                self.computes("min_reward", *min_reward);
-                match reward {
-                    // Its weights are compared by their fingerprints.
-                    RewardArgs::Model(ReferenceArgs { model, adapters: _, quantization: _ }) => {
-                        self.path("reward_model", model.as_ref(), Effect::Nothing);
-                    }
-                    rule => self.parts("reward_function", Some(rule), Effect::Computes),
-                }
-                return;
-            }
-            ObjectiveArgs::Preference(args) => {
-                let PreferenceArgs {
-                    loss,
-                    beta,
-                    ftx,
-                    bco_weight,
-                    label_smoothing,
-                    simpo_gamma,
-                    ld_alpha,
-                    reference,
-                } = args;
-                self.computes("objective", "pairs of answers");
-                self.parts("pref_loss", Some(loss), Effect::Computes);
-                self.computes("pref_beta", number(*beta));
-                self.computes("pref_ftx", number(*ftx));
-                self.computes("pref_bco_weight", number(*bco_weight));
-                self.computes("dpo_label_smoothing", number(*label_smoothing));
-                self.computes("simpo_gamma", number(*simpo_gamma));
-                self.computes("ld_alpha", ld_alpha.map(number));
-                reference
-            }
-            ObjectiveArgs::Kto(args) => {
-                let KtoArgs { beta, chosen_weight, rejected_weight, ftx, reference } = args;
-                self.computes("objective", "unpaired preferences");
-                self.computes("pref_beta", number(*beta));
-                self.computes("kto_chosen_weight", number(*chosen_weight));
-                self.computes("kto_rejected_weight", number(*rejected_weight));
-                self.computes("pref_ftx", number(*ftx));
-                reference
-            }
-        };
-        let ReferenceArgs { model, adapters, quantization } = reference;
-        self.path("ref_model", model.as_ref(), Effect::Nothing);
-        self.parts("ref_model_adapters", Some(adapters), Effect::Nothing);
-        self.parts("ref_model_quantization_bit", quantization.as_ref(), Effect::Computes);
-    }
-
     fn eval(&mut self, args: &EvalArgs) {
-        self.recorded(args.recorded());
+        self.0.extend(args.recorded());
         self.nothing("eval_steps", interval(args.when));
     }
 
     fn save(&mut self, args: &SaveArgs) {
-        self.recorded(args.recorded());
+        self.0.extend(args.recorded());
         let SaveParts { restarted: _, state_dict: _, whole_weights: _, best } = args.parts();
         self.parts("output_dir", Some(&args.output_dir), Effect::Nothing);
         self.nothing("save_steps", interval(args.when));
@@ -356,7 +256,7 @@ impl Settings {
     }
 
     fn ranks(&mut self, args: &RankArgs) {
-        self.recorded(args.recorded());
+        self.0.extend(args.recorded());
         let RankParts { device, pipeline } = args.parts();
         self.parts("device", Some(&device), Effect::Nothing);
         // The one in use: another machine may have another one.
@@ -380,9 +280,4 @@ fn steps(steps: Steps) -> Value {
         Steps::Count(count) => count.into(),
         Steps::Share(share) => share.into(),
     }
-}
-
-/// The number that a short float was written as.
-fn number(value: f32) -> f64 {
-    value.to_string().parse().unwrap_or(f64::from(value))
 }

@@ -2,27 +2,27 @@
 
 use std::path::PathBuf;
 
-use oarlock::config::{RaftArgs, ReferenceArgs, RewardArgs};
+use oarlock::config::{ObjectiveArgs, RaftArgs, RaftParts, ReferenceArgs, RewardArgs};
 use oarlock_config::settings::keys::Row;
 use oarlock_config::settings::problem::Problems;
 use oarlock_config::settings::resolve::Settings;
 
-use super::{predicting, table as keys};
+use super::Stage;
+use crate::config::{predicting, table as keys};
 
-/// What a run of this stage does. What is wrong with it goes to `problems`.
-pub fn raft(settings: &Settings, problems: &mut Problems) -> RaftArgs {
+/// Rejection sampling.
+pub const RAFT: Stage =
+    Stage { is_ours: true, makes_answers: true, keys: &[keys::RAFT_KEYS], read, ..Stage::new("stage raft") };
+
+fn read(settings: &Settings, problems: &mut Problems) -> ObjectiveArgs {
     let mut report = |message: &str, names: &[&'static Row], help: &str| {
         settings.report(problems, message, names, help);
     };
     let (function, pattern) = (settings.get(keys::REWARD_FUNCTION), settings.get(keys::REWARD_PATTERN));
     let model = settings.get(keys::REWARD_MODEL).map(PathBuf::from);
     if function.is_some() && model.is_some() {
-        let help = "keep one of them";
-        report(
-            "`reward_function` and `reward_model` are mutually exclusive",
-            &[keys::REWARD_FUNCTION.row, keys::REWARD_MODEL.row],
-            help,
-        );
+        let both = [keys::REWARD_FUNCTION.row, keys::REWARD_MODEL.row];
+        report("`reward_function` and `reward_model` are mutually exclusive", &both, "keep one of them");
     }
     if pattern.is_some() && function != Some("regex") {
         let help = "write `reward_function: regex`, or remove it";
@@ -30,11 +30,8 @@ pub fn raft(settings: &Settings, problems: &mut Problems) -> RaftArgs {
     }
     for key in [keys::PACKING, keys::NEAT_PACKING] {
         if settings.setting(key).is_written() && settings.get(key) {
-            report(
-                "prompts are not packed: each is answered by itself",
-                &[key.row, keys::STAGE.row],
-                "remove it",
-            );
+            let message = "prompts are not packed: each is answered by itself";
+            report(message, &[key.row, keys::STAGE.row], "remove it");
         }
     }
     let reward = match (function, model) {
@@ -71,25 +68,19 @@ pub fn raft(settings: &Settings, problems: &mut Problems) -> RaftArgs {
         }
     };
     let sampling = predicting::sampling(settings, problems);
-    RaftArgs {
-        num_generations: settings.get(keys::NUM_GENERATIONS),
-        sampling,
-        min_reward: match (&reward, settings.get(keys::MIN_REWARD)) {
-            (_, Some(min_reward)) => Some(min_reward),
-            // The scores of a model have no zero of their own.
-            (RewardArgs::Model(_), None) => None,
-            (_, None) => Some(0.0),
-        },
-        reward,
-    }
+    let min_reward = match (&reward, settings.get(keys::MIN_REWARD)) {
+        (_, Some(min_reward)) => Some(min_reward),
+        // The scores of a model have no zero of their own.
+        (RewardArgs::Model(_), None) => None,
+        (_, None) => Some(0.0),
+    };
+    ObjectiveArgs::Raft(RaftArgs::read(settings, RaftParts { sampling, reward, min_reward }))
 }
 
 #[cfg(test)]
 mod tests {
-    use oarlock::config::ObjectiveArgs;
-
-    use super::super::tests::{bad, good};
     use super::*;
+    use crate::config::tests::{bad, good};
 
     fn read(text: &str) -> RaftArgs {
         match &good(&format!("stage: raft\n{text}")).train.objective {
