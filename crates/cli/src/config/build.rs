@@ -16,11 +16,10 @@ use oarlock_config::settings::resolve::{self, Setting, Settings};
 use oarlock_config::settings::value::Value;
 use oarlock_tensor::DeviceKind;
 
-use super::objective::{Stage, those};
 use super::resolved::ResolvedConfig;
 use super::{
-    accelerator, best, checks, finetuning, learning, low_rank, model, monitor, pipeline, predicting,
-    recompute,
+    accelerator, best, checks, finetuning, learning, low_rank, model, monitor, objective, pipeline,
+    predicting, recompute,
 };
 
 /// Builds the configuration; `problems` are those found before.
@@ -55,7 +54,7 @@ pub fn build(
 
     let mut model = model::model(&settings, found);
     let finetuning = finetuning::finetuning(&settings, found);
-    let stage = Stage::of(read);
+    let stage = objective::of(read);
     let chats = stage.examples.is_some();
     let (shuffle, group_by_length) = learning::order(read, found);
     let parts = DataParts {
@@ -91,7 +90,7 @@ pub fn build(
     let eval = EvalArgs::read(read);
     let saved = IntervalStrategy::of(read.get(keys::SAVE_STRATEGY), read.get(keys::SAVE_STEPS));
     let best = best::best(read, eval.when, saved, found);
-    let predict = predicting::predict(read, &shard, found);
+    let predict = predicting::predict(read, &stage, &shard, found);
     let parts = SaveParts {
         restarted: None,
         state_dict: sharding.state_dict,
@@ -168,7 +167,7 @@ pub(super) fn chat(settings: &Settings) -> ChatArgs {
         preserve_thinking: settings.get(keys::PRESERVE_THINKING),
         train_on_prompt: settings.get(keys::TRAIN_ON_PROMPT),
         // Of a prompt that is answered anew, the last answer alone is the expected one.
-        mask_history: settings.get(keys::MASK_HISTORY) || Stage::of(settings).makes_answers,
+        mask_history: settings.get(keys::MASK_HISTORY) || objective::of(settings).makes_answers,
         split_special_tokens: settings.get(keys::SPLIT_SPECIAL_TOKENS),
         ..ChatArgs::default()
     }
@@ -228,7 +227,7 @@ fn derive(settings: &mut Settings) {
             settings.derive(keys::DATASET, value, "eval_dataset, as nothing is trained");
         }
     }
-    let stage = Stage::of(settings);
+    let stage = objective::of(settings);
     if stage.examples.is_some() && !settings.setting(keys::PACKING).is_written() {
         settings.derive(keys::PACKING, Value::Bool(settings.get(keys::NEAT_PACKING)), stage.words);
     }
@@ -288,7 +287,7 @@ fn between(settings: &Settings, problems: &mut Problems) {
             "ranks are processes; write a number that the machines can start",
         );
     }
-    let stage = Stage::of(settings);
+    let stage = objective::of(settings);
     let parts = settings.get(keys::SEQUENCE_PARALLEL_SIZE);
     if parts > 1 {
         let size = keys::SEQUENCE_PARALLEL_SIZE.row;
@@ -301,7 +300,7 @@ fn between(settings: &Settings, problems: &mut Problems) {
                 report(&what, &[key, size], "each group of that many ranks shares a sequence");
             }
         }
-        let (divided, words) = those(|stage| !stage.compares());
+        let (divided, words) = objective::those(|stage| !stage.compares());
         if !divided.contains(&stage.name()) {
             let what = format!("`{size}` divides sequences of the stages {words}");
             report(

@@ -8,8 +8,7 @@ use oarlock_config::settings::problem::Problems;
 use oarlock_config::settings::resolve::Settings;
 use oarlock_config::settings::value::Value;
 
-use super::objective::Stage;
-use super::table as keys;
+use super::{objective, table as keys};
 
 /// Keys that cannot be written together.
 struct Rule {
@@ -44,7 +43,7 @@ impl Choices<'_> {
     }
 
     fn sft(&self) -> bool {
-        Stage::of(self.settings).is_supervised()
+        objective::of(self.settings).is_supervised()
     }
 
     fn has_no_reference(&self) -> bool {
@@ -52,11 +51,11 @@ impl Choices<'_> {
     }
 
     fn reads(&self, key: impl Into<&'static Row>) -> bool {
-        Stage::of(self.settings).reads(key.into().name)
+        objective::reads(self.settings, key.into().name)
     }
 
     fn compares(&self) -> bool {
-        Stage::of(self.settings).compares()
+        objective::of(self.settings).compares()
     }
 
     fn predicts(&self) -> bool {

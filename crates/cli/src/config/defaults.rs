@@ -5,7 +5,7 @@ use oarlock_config::settings::node::{Data, Entry, Node};
 use oarlock_config::settings::value::boolean;
 
 use super::environment::said_by;
-use super::objective::Stage;
+use super::objective;
 use super::written::{Authority, Layer};
 
 /// A key whose default is another one in LLaMA-Factory.
@@ -48,7 +48,7 @@ pub fn of_llama_factory(layers: &[Layer]) -> (Layer, Option<String>) {
     let entries = || layers.iter().flat_map(|layer| &layer.entries);
     let last = |key: &str| entries().rfind(|entry| entry.key == key);
     let is_on = |key: &str| last(key).and_then(|entry| scalar(&entry.value)).and_then(boolean) == Some(true);
-    let stage = Stage::named(last("stage").and_then(|entry| scalar(&entry.value)).unwrap_or("sft"));
+    let stage = objective::named(last("stage").and_then(|entry| scalar(&entry.value)).unwrap_or("sft"));
     // No file of LLaMA-Factory describes a new model; it is trained as a whole.
     let is_new = last("model_config").is_some();
     let mut layer = Layer { authority: Authority::Replaces, entries: Vec::new() };

@@ -1,8 +1,7 @@
 //! Reads which tokens of which rows count in the loss: the loss of a token, how data sets are mixed, how sequences are
 //! drawn.
 
-use super::objective::Stage;
-use super::table as keys;
+use super::{objective, table as keys};
 
 use oarlock::config::{Mix, MixEnd, TokenLossArgs};
 use oarlock_config::settings::keys::Row;
@@ -34,7 +33,7 @@ pub fn token_loss(settings: &Settings, problems: &mut Problems) -> TokenLossArgs
         report(&message, &[second.0, first.0], "keep one of them");
     }
     for (key, ..) in &chosen {
-        if key.name != keys::LABEL_SMOOTHING_FACTOR.name() && !Stage::of(settings).is_supervised() {
+        if key.name != keys::LABEL_SMOOTHING_FACTOR.name() && !objective::of(settings).is_supervised() {
             let message = format!("`{key}` belongs to stage sft");
             report(&message, &[*key, keys::STAGE.row], "remove it; stage pt trains by plain cross-entropy");
         }

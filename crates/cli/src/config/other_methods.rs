@@ -1,8 +1,7 @@
 //! Keys that a method of fine-tuning or an optimizer reads which a run does not use: LLaMA-Factory passes over them, here they
 //! are named.
 
-use super::objective::{ANSWERS_ARE_MADE, Stage};
-use super::table as keys;
+use super::{objective, table as keys};
 use oarlock_config::settings::keys::Row;
 use oarlock_config::settings::resolve::Settings;
 
@@ -75,10 +74,10 @@ pub(super) fn obstacle(settings: &Settings, name: &str) -> Option<&'static str> 
     if of(&QUANTIZATION) && !is_quantized {
         return Some("it belongs to `quantization_bit`");
     }
-    let stage = Stage::of(settings);
+    let stage = objective::of(settings);
     let predicts = settings.get(keys::DO_PREDICT) && settings.get(keys::PREDICT_WITH_GENERATE);
     if of(&ANSWERS) && !stage.makes_answers && !(stage.is_supervised() && predicts) {
-        return Some(ANSWERS_ARE_MADE);
+        return Some(objective::ANSWERS_ARE_MADE);
     }
     if of(&EVALUATION) && settings.get(keys::EVAL_STRATEGY) == "no" {
         return Some("nothing is evaluated during the training (`eval_strategy`)");

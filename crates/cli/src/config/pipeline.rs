@@ -5,8 +5,7 @@ use oarlock_config::settings::keys::{Key, Row};
 use oarlock_config::settings::problem::Problems;
 use oarlock_config::settings::resolve::Settings;
 
-use super::objective::{Stage, those};
-use super::table as keys;
+use super::{objective, table as keys};
 
 const STAGES: Key<usize> = keys::PIPELINE_MODEL_PARALLEL_SIZE;
 const SCHEDULE: Key<String> = keys::PIPELINE_SCHEDULE;
@@ -71,8 +70,8 @@ pub fn pipeline(settings: &Settings, shard: &ShardingConfig<Elems>, problems: &m
             &format!("make it a multiple of {stages}, or use 1F1B"),
         );
     }
-    let (divided, words) = those(|stage| !stage.compares() && !stage.makes_answers);
-    if !divided.contains(&Stage::of(settings).name()) {
+    let (divided, words) = objective::those(|stage| !stage.compares() && !stage.makes_answers);
+    if !divided.contains(&objective::of(settings).name()) {
         report(
             &format!(
                 "pipeline parallelism is for stages {words}: the others need the whole model on each rank"

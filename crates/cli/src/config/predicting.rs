@@ -5,17 +5,17 @@ use oarlock_config::settings::keys::Row;
 use oarlock_config::settings::problem::Problems;
 use oarlock_config::settings::resolve::Settings;
 
-use super::objective::Stage;
+use super::objective::stage::Stage;
 use super::table as keys;
 
 /// What is predicted; `None` for nothing. What is wrong with it goes to `problems`.
 pub fn predict(
     settings: &Settings,
+    stage: &Stage,
     shard: &ShardingConfig<Elems>,
     problems: &mut Problems,
 ) -> Option<Predict> {
-    let stage = Stage::of(settings);
-    match settings.get(keys::DO_PREDICT) && stage.reads(keys::DO_PREDICT.name()) {
+    match settings.get(keys::DO_PREDICT) && stage.has(keys::DO_PREDICT.name()) {
         true if !stage.is_supervised() => Some(Predict::Scores),
         true if settings.get(keys::PREDICT_WITH_GENERATE) => {
             Some(Predict::Answers(answers(settings, shard, problems)))

@@ -15,8 +15,7 @@ use oarlock_config::settings::resolve::{self, Setting, Settings};
 use oarlock_config::settings::secret::masked_lines;
 use oarlock_config::settings::value::{Value, quoted};
 
-use super::objective::Stage;
-use super::{other_methods, table};
+use super::{objective, other_methods, table};
 
 /// Keys that change something on GPUs alone.
 const OF_GPUS: [&str; 2] = ["activation_checkpointing.cpu_checkpointing", "activation_checkpointing_offload"];
@@ -120,7 +119,7 @@ impl ResolvedConfig {
             {
                 Some((setting, "stage pt uses no chat template"))
             }
-            _ if setting.is_written() && !Stage::of(&self.settings).reads(setting.key.name) => {
+            _ if setting.is_written() && !objective::reads(&self.settings, setting.key.name) => {
                 let reason = match setting.key.name {
                     "do_predict" => "this stage predicts nothing; do_eval evaluates",
                     _ => "this stage does not read it",
@@ -139,7 +138,7 @@ impl ResolvedConfig {
         let is_said = setting.is_written() || !OLDER.contains(&setting.key.name);
         let name = setting.key.name;
         let is_of_another = setting.is_written() && other_methods::obstacle(&self.settings, name).is_some();
-        setting.key.is_used() && is_said && Stage::of(&self.settings).reads(name) && !is_of_another
+        setting.key.is_used() && is_said && objective::reads(&self.settings, name) && !is_of_another
     }
 
     /// What the log should say of the configuration, such as older forms and what they mean.

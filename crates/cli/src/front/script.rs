@@ -6,13 +6,12 @@ use std::os::unix::fs::PermissionsExt;
 use std::path::{Path, PathBuf};
 
 use super::variable::env_var;
-use crate::config::defaults;
 use crate::config::keys::Row;
-use crate::config::objective::Stage;
 use crate::config::resolve::Settings;
 use crate::config::written::{self, Entry, Layer};
 use crate::config::yaml::Data;
 use crate::config::{Arguments, Problem, Problems, Words};
+use crate::config::{defaults, objective};
 use crate::front::minimind::translation;
 use crate::front::training::Training;
 
@@ -130,7 +129,7 @@ pub fn llama_factory(arguments: &Arguments) -> Result<Training, Problems> {
     let stages = training.layers.iter().flat_map(|layer| &layer.entries).filter(|entry| entry.key == "stage");
     for stage in stages {
         if let Data::Scalar { text, .. } = &stage.value.data
-            && Stage::named(text).is_ours
+            && objective::named(text).is_ours
         {
             return Err(Problem::new(format!("LLaMA-Factory has no `stage: {text}`"))
                 .at(&stage.value.location, "")

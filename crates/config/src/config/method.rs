@@ -1,6 +1,6 @@
 //! The keys of training methods: adapters, optimizers of low rank, pipelines.
 
-use super::objective::{STAGE_KEYS, STAGES};
+use super::objective::{STAGE_KEYS, keys::STAGES};
 use crate::settings::keys::Group::Method;
 use crate::settings::keys::Range::{BelowOne, NotNegative};
 use crate::settings::keys::Status::{Among, Later, NoEffect, Used};
@@ -114,16 +114,5 @@ key_table! {
         USE_RAY: bool = key(Method, Bool, "use_ray", "false", Later("ranks are started by this program"), "Start ranks by Ray"),
         RAY_NUM_WORKERS: usize = key(Method, Int(1), "ray_num_workers", "1", NoEffect("ranks are started by this program"), "Ranks of Ray"),
         RAY_INIT_KWARGS: Vec<Entry> = key(Method, Map, "ray_init_kwargs", "", NoEffect("ranks are started by this program"), "Settings of Ray"),
-    ];
-}
-
-key_table! {
-    /// The keys of stage ppo, which is not there.
-    pub const PPO_KEYS = [
-        PPO_EPOCHS: usize = key(Method, Int(1), "ppo_epochs", "4", NoEffect("stage ppo is not there"), "Passes over a buffer in stage ppo"),
-        PPO_BUFFER_SIZE: usize = key(Method, Int(1), "ppo_buffer_size", "1", NoEffect("stage ppo is not there"), "Size of the buffer in stage ppo"),
-        PPO_TARGET: f64 = key(Method, Float(NotNegative), "ppo_target", "6", NoEffect("stage ppo is not there"), "Target of the divergence in stage ppo"),
-        PPO_SCORE_NORM: bool = key(Method, Bool, "ppo_score_norm", "false", NoEffect("stage ppo is not there"), "Normalize scores in stage ppo"),
-        PPO_WHITEN_REWARDS: bool = key(Method, Bool, "ppo_whiten_rewards", "false", NoEffect("stage ppo is not there"), "Whiten rewards in stage ppo"),
     ];
 }

@@ -1,13 +1,14 @@
-//! The stages: what holds of each, and what reads the arguments of its objective.
+//! The stages, and which of them a run has.
 
 mod preference;
 mod raft;
+pub mod stage;
 
 use oarlock::config::{ExampleKind, ObjectiveArgs};
 use oarlock_config::settings::keys::Row;
-use oarlock_config::settings::problem::Problems;
 use oarlock_config::settings::resolve::Settings;
 
+use self::stage::Stage;
 use super::table as keys;
 
 /// The stages that are there.
@@ -20,69 +21,27 @@ pub const ANSWERS_ARE_MADE: &str =
 const PT: Stage = Stage { examples: None, ..Stage::new("stage pt") };
 const SFT: Stage = Stage { keys: &[PREDICTION], ..Stage::new("stage sft") };
 const RM: Stage = Stage {
-    examples: PAIRS,
+    examples: Some(ExampleKind::Pairs),
     keys: &[PREDICTION],
     read: |_, _| ObjectiveArgs::Rewards,
     ..Stage::new("stage rm")
 };
 const PREDICTION: &[Row] = &[*keys::DO_PREDICT.row];
-const PAIRS: Option<ExampleKind> = Some(ExampleKind::Pairs);
-const JUDGED: Option<ExampleKind> = Some(ExampleKind::UnpairedPreferences);
 
-/// What holds of a stage, whatever its settings are.
-#[derive(Clone, Copy)]
-pub struct Stage {
-    /// What messages call it: `stage` and its name.
-    pub words: &'static str,
-    /// Whether LLaMA-Factory does not have it.
-    pub is_ours: bool,
-    /// What of rows is learned; `None` where they are texts.
-    pub examples: Option<ExampleKind>,
-    /// Whether the model answers prompts, and is trained on its answers.
-    pub makes_answers: bool,
-    /// The keys that it reads and not every stage.
-    keys: &'static [&'static [Row]],
-    /// Reads what a step optimizes. What is wrong with it goes to the problems.
-    pub read: fn(&Settings, &mut Problems) -> ObjectiveArgs,
+/// The stage of a run.
+pub fn of(settings: &Settings) -> Stage {
+    named(settings.get(keys::STAGE))
 }
 
-impl Stage {
-    const fn new(words: &'static str) -> Stage {
-        let (examples, read) = (Some(ExampleKind::Answers), |_: &_, _: &mut _| ObjectiveArgs::NextToken);
-        Stage { words, is_ours: false, examples, makes_answers: false, keys: &[], read }
-    }
+/// The stage of this name; for none LLaMA-Factory's that is not there, so that the rest of a file is checked.
+pub fn named(name: &str) -> Stage {
+    let absent = Stage { makes_answers: true, ..Stage::new("stage ppo") };
+    STAGES.into_iter().find(|stage| stage.name() == name).unwrap_or(absent)
+}
 
-    /// The stage of a run.
-    pub fn of(settings: &Settings) -> Stage {
-        Stage::named(settings.get(keys::STAGE))
-    }
-
-    /// The stage of this name; for none LLaMA-Factory's that is not there, so that the rest of a file is checked.
-    pub fn named(name: &str) -> Stage {
-        let absent = Stage { makes_answers: true, ..Stage::new("stage ppo") };
-        STAGES.into_iter().find(|stage| stage.name() == name).unwrap_or(absent)
-    }
-
-    /// Its name.
-    pub fn name(&self) -> &'static str {
-        self.words.split_at("stage ".len()).1
-    }
-
-    /// Whether its loss compares whole answers.
-    pub fn compares(&self) -> bool {
-        [PAIRS, JUDGED].contains(&self.examples)
-    }
-
-    /// Whether it learns the answers of the data themselves.
-    pub fn is_supervised(&self) -> bool {
-        self.examples == Some(ExampleKind::Answers) && !self.makes_answers
-    }
-
-    /// Whether it reads the key of this name.
-    pub fn reads(&self, name: &str) -> bool {
-        let has = |stage: &Stage| stage.keys.iter().copied().flatten().any(|key| key.name == name);
-        has(self) || !STAGES.iter().any(has)
-    }
+/// Whether the stage of a run reads the key of this name.
+pub fn reads(settings: &Settings, name: &str) -> bool {
+    of(settings).has(name) || !STAGES.iter().any(|stage| stage.has(name))
 }
 
 /// The names of the stages of which something holds, and these in words: `pt, sft and raft`.
@@ -100,8 +59,14 @@ mod tests {
     use super::*;
 
     #[test]
-    fn those_that_are_there_have_a_row() {
+    fn texts_and_rows_name_the_same_stages() {
         let Status::Among(there, _) = keys::STAGE.row.status else { panic!("{}", keys::STAGE.row) };
         assert_eq!(STAGES.map(|stage| stage.name()), there);
+        for stage in STAGES {
+            assert!(keys::STAGE.row.doc.contains(&format!("({}", stage.name())), "{}", stage.words);
+            for text in [ANSWERS_ARE_MADE, keys::DO_SAMPLE.row.doc] {
+                assert_eq!(text.contains(stage.words), stage.makes_answers, "{text}: {}", stage.words);
+            }
+        }
     }
 }

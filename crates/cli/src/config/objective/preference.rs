@@ -2,25 +2,31 @@
 
 use std::path::PathBuf;
 
-use oarlock::config::{KtoArgs, KtoParts, ObjectiveArgs, PreferenceArgs, PreferenceParts, ReferenceArgs};
+use oarlock::config::{
+    ExampleKind, KtoArgs, KtoParts, ObjectiveArgs, PreferenceArgs, PreferenceParts, ReferenceArgs,
+};
 use oarlock_config::settings::keys::Row;
 use oarlock_config::settings::problem::Problems;
 use oarlock_config::settings::resolve::Settings;
 
-use super::{JUDGED, PAIRS, Stage};
+use super::stage::Stage;
 use crate::config::{quantization, table as keys};
 
 /// Pairs of answers.
 pub const DPO: Stage = Stage {
-    examples: PAIRS,
+    examples: Some(ExampleKind::Pairs),
     keys: &[keys::PREFERENCE_KEYS, keys::COMPARISON_KEYS],
     read: dpo,
     ..Stage::new("stage dpo")
 };
 
 /// Unpaired preferences.
-pub const KTO: Stage =
-    Stage { examples: JUDGED, keys: &[keys::KTO_KEYS, SHARED], read: kto, ..Stage::new("stage kto") };
+pub const KTO: Stage = Stage {
+    examples: Some(ExampleKind::UnpairedPreferences),
+    keys: &[keys::KTO_KEYS, SHARED],
+    read: kto,
+    ..Stage::new("stage kto")
+};
 
 /// The keys of stage dpo that stage kto reads as well.
 const SHARED: &[Row] = &[

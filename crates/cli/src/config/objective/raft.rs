@@ -7,7 +7,7 @@ use oarlock_config::settings::keys::Row;
 use oarlock_config::settings::problem::Problems;
 use oarlock_config::settings::resolve::Settings;
 
-use super::Stage;
+use super::stage::Stage;
 use crate::config::{predicting, table as keys};
 
 /// Rejection sampling.

@@ -1,24 +1,15 @@
 //! What a step optimizes, by stage. A stage is one file beside this one, with its arguments and its keys, and its lines here.
 
+mod ppo;
 mod preference;
 mod raft;
 
-use super::method::PPO_KEYS;
 use super::reference::ReferenceArgs;
-use crate::settings::keys::Status::Among;
-use crate::settings::keys::ValueType::Choice;
-use crate::settings::keys::{Group::Method, Row, joined, key, key_table, n_rows};
+use crate::settings::keys::{Row, joined, n_rows};
 use crate::settings::section::Recorded;
 
 pub use self::preference::{KtoArgs, KtoParts, PreferenceArgs, PreferenceLoss, PreferenceParts};
 pub use self::raft::{RaftArgs, RaftParts, RewardArgs};
-
-key_table! {
-    /// The key that chooses a stage.
-    pub const STAGES = [
-        STAGE: String = key(Method, Choice(&["pt", "sft", "rm", "ppo", "dpo", "kto", "raft"]), "stage", "pt", Among(&["pt", "sft", "dpo", "kto", "rm", "raft"], "pretraining, supervised fine-tuning, preferences (dpo, kto), reward models (rm) and rejection sampling (raft) are there"), "Training stage: pretraining (pt), supervised fine-tuning (sft), preference pairs (dpo), unpaired preferences (kto), reward model (rm), or rejection sampling (raft, our own)"),
-    ];
-}
 
 /// The stages in which the model answers prompts.
 macro_rules! answering {
@@ -30,10 +21,22 @@ pub(super) use answering;
 
 /// The keys of stages.
 pub(super) mod keys {
-    pub use super::{STAGE, preference::*, raft::*};
+    use crate::settings::keys::Status::Among;
+    use crate::settings::keys::ValueType::Choice;
+    use crate::settings::keys::{Group::Method, key, key_table};
+
+    pub use crate::config::objective::{ppo::*, preference::*, raft::*};
+
+    key_table! {
+        /// The key that chooses a stage.
+        pub const STAGES = [
+            STAGE: String = key(Method, Choice(&["pt", "sft", "rm", "ppo", "dpo", "kto", "raft"]), "stage", "pt", Among(&["pt", "sft", "dpo", "kto", "rm", "raft"], "pretraining, supervised fine-tuning, preferences (dpo, kto), reward models (rm) and rejection sampling (raft) are there"), "Training stage: pretraining (pt), supervised fine-tuning (sft), preference pairs (dpo), unpaired preferences (kto), reward model (rm), or rejection sampling (raft, our own)"),
+        ];
+    }
 }
+
 const TABLES: &[&[Row]] =
-    &[keys::PREFERENCE_KEYS, keys::KTO_KEYS, PPO_KEYS, keys::COMPARISON_KEYS, keys::RAFT_KEYS];
+    &[keys::PREFERENCE_KEYS, keys::KTO_KEYS, keys::PPO_KEYS, keys::COMPARISON_KEYS, keys::RAFT_KEYS];
 pub(super) const STAGE_KEYS: &[Row] = &joined::<{ n_rows(TABLES) }>(TABLES);
 
 /// What a step optimizes.
