@@ -29,7 +29,7 @@ pub fn template_files(
     let Some(template) = chat.template(tokenizer)? else { return Ok(Vec::new()) };
     let end = chat.end_token(tokenizer)?;
     let edit = |name: &str, text: &str, edits: &[(&str, Option<Value>)]| {
-        edited(text, edits).map_err(|e| Error::bad_file(&dir.join(name), e.to_string()))
+        edited(text, edits).map_err(|e| Error::bad_file(dir.join(name), e.to_string()))
     };
     // The template that has a file of its own counts alone.
     let mut changes = vec![("chat_template", None)];
