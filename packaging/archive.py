@@ -23,7 +23,6 @@ from pathlib import Path
 from typing import Dict, List
 
 ROOT = Path(__file__).resolve().parent.parent
-TARGET = "x86_64-unknown-linux-gnu"
 # The files of each shell, under the names by which it finds them.
 COMPLETIONS = {"bash": "oarlock", "zsh": "_oarlock", "fish": "oarlock.fish", "elvish": "oarlock.elv", "powershell": "oarlock.ps1"}
 
@@ -38,7 +37,8 @@ def main() -> int:
     with tempfile.TemporaryDirectory() as folder:
         files = contents(wheel, Path(folder))
     version = wheel.name.split("-")[1]
-    name = f"oarlock-{TARGET}-v{version}"
+    target = "x86_64-unknown-linux-musl" if "musllinux" in wheel.name else "x86_64-unknown-linux-gnu"
+    name = f"oarlock-{target}-v{version}"
     (out / f"{name}.tgz").write_bytes(packed(name, files, time_of_commit()))
     shutil.copyfile(wheel, out / wheel.name)
     sbom = subprocess.run([sys.executable, str(ROOT / "packaging" / "sbom.py")], check=True, capture_output=True)

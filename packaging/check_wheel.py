@@ -8,6 +8,7 @@ It needs objdump (binutils).
 
 from __future__ import annotations
 
+import os
 import re
 import subprocess
 import sys
@@ -25,6 +26,8 @@ LIBRARIES = {
     "ld-linux-x86-64.so.2",
 }
 
+LICENSES = ("LICENSE-MIT", "LICENSE-APACHE", "third-party.txt", "Gloo.txt", "LLVM.txt", "Zig.txt", "musl.txt")
+
 # An ELF file inside the program: the shim over Gloo.
 ELF = b"\x7fELF\x02\x01\x01"
 
@@ -37,7 +40,8 @@ def main() -> int:
     if n_bytes > MOST_BYTES:
         faults.append(f"{n_bytes} bytes are more than {MOST_BYTES}")
     tags = re.fullmatch(r"oarlock-[^-]+-py3-none-(\S+)\.whl", wheel.name)
-    if tags is None or set(tags[1].split(".")) != {"manylinux_2_17_x86_64", "manylinux2014_x86_64"}:
+    is_static = tags is not None and tags[1] == "musllinux_1_1_x86_64"
+    if not is_static and (tags is None or set(tags[1].split(".")) != {"manylinux_2_17_x86_64", "manylinux2014_x86_64"}):
         faults.append(f"the tag of {wheel.name} is another one")
     with zipfile.ZipFile(wheel) as archive:
         names = archive.namelist()
@@ -46,13 +50,14 @@ def main() -> int:
         texts = b"".join(archive.read(name) for name in names if name not in programs)
     if len(programs) != 1 or not programs[0].endswith(".data/scripts/oarlock"):
         faults.append(f"one program `oarlock` is installed, and not {programs}")
-    for wanted in ("oarlock/__init__.py", "oarlock/py.typed", "LICENSE-MIT", "LICENSE-APACHE", "third-party.txt", "Gloo.txt", "LLVM.txt"):
+    for wanted in ("oarlock/__init__.py", "oarlock/py.typed", *LICENSES):
         if not any(name.endswith(wanted) for name in names):
             faults.append(f"{wanted} is missing")
     foreign = [name for name in names if not re.match(r"oarlock(/|-[^/]*\.(data|dist-info)/)", name) or "tests" in name]
     if foreign:
         faults.append(f"it has files of nobody: {foreign}")
-    for place in (Path.home(), Path(__file__).resolve().parents[1]):
+    named = [os.environ.get(name) for name in ("CARGO_HOME", "CARGO_TARGET_DIR", "GLOO_SOURCE")]
+    for place in (Path.home(), Path(__file__).resolve().parents[1], *(Path(name).absolute() for name in named if name)):
         if f"{place}/".encode() in program or f"{place}/".encode() in texts:
             faults.append(f"it has a path of this machine, below {place}")
     if any("sboms/" in name for name in names):
@@ -63,6 +68,8 @@ def main() -> int:
         highest = max(highest, newest)
         if newest > GLIBC:
             faults.append(f"part {index} of the program asks for glibc {newest[0]}.{newest[1]}")
+        if is_static and (needed or newest > (0, 0)):
+            faults.append(f"part {index} of the static program needs libraries: {sorted(needed)}")
         if needed - LIBRARIES:
             faults.append(f"part {index} of the program needs {sorted(needed - LIBRARIES)}")
     n_parts = len(parts(program))
@@ -86,7 +93,8 @@ def needs(part: bytes) -> "Tuple[Tuple[int, int], set[str]]":
     with tempfile.NamedTemporaryFile() as file:
         file.write(part)
         file.flush()
-        symbols = subprocess.run(["objdump", "-T", file.name], capture_output=True, encoding="utf-8", check=True).stdout
+        # It fails for a program that needs nothing at all.
+        symbols = subprocess.run(["objdump", "-T", file.name], capture_output=True, encoding="utf-8", check=False).stdout
         headers = subprocess.run(["objdump", "-p", file.name], capture_output=True, encoding="utf-8", check=True).stdout
     found = [(int(major), int(minor)) for major, minor in re.findall(r"GLIBC_(\d+)\.(\d+)", symbols)]
     return max(found, default=(0, 0)), set(re.findall(r"NEEDED\s+(\S+)", headers))

@@ -1,28 +1,43 @@
 #!/usr/bin/env python3
-"""Builds the wheel: the program for x86-64 Linux with glibc 2.17 or newer, and the Python package, in target/wheels.
+"""Builds a wheel: the program for x86-64 Linux and the Python package, in target/wheels.
 
-    python3 packaging/wheel.py
+    python3 packaging/wheel.py               # for glibc 2.17 or newer
+    python3 packaging/wheel.py --musl        # static, for Alpine and for containers with nothing else
 
 It needs Rust, Python with venv, and the registries of crates and of PyPI, from which it takes maturin and the C compiler and
-linker of Zig. Where GLOO_SOURCE names the sources of Gloo, they become part of the program.
-No path of this machine, and no time but that of the commit, gets into it.
+linker of Zig. Where GLOO_SOURCE names the sources of Gloo, they become part of the program for glibc.
+A static program opens no libraries, so it has no GPUs, no Gloo and no MPI. `rustup target add x86_64-unknown-linux-musl` brings
+what it needs of Rust; where RUSTC names a compiler that has the source of its standard library instead (Debian: rustc-web and
+rust-web-src), OARLOCK_BUILD_STD=1 compiles that as well.
+No path of this machine, and no time but that of the commit, gets into it. So the same commit, sources of Gloo and version of
+Rust give the same bytes in every folder.
 """
 
 from __future__ import annotations
 
+import argparse
 import os
-import shutil
+import re
 import subprocess
 import sys
 import venv
 from pathlib import Path
-from typing import Dict, List, Optional
+from typing import Dict, List, NamedTuple, Optional
 
 ROOT = Path(__file__).resolve().parent.parent
 TOOLS = ["maturin==1.16.0", "ziglang==0.17.1"]
-TARGET = "x86_64-unknown-linux-gnu"
 GLIBC = "2.17"
-POLICY = "manylinux2014"
+
+
+class Kind(NamedTuple):
+    """What a wheel is for: a target of Rust, and the systems on which pip installs it."""
+
+    target: str
+    policy: str
+
+
+GNU = Kind("x86_64-unknown-linux-gnu", "manylinux2014")
+MUSL = Kind("x86_64-unknown-linux-musl", "musllinux_1_1")
 
 # The C++ compiler of Zig links its standard library always as a part, and takes no flags that ask for it.
 COMPILER = """\
@@ -40,6 +55,9 @@ exec {python} -m ziglang c++ -target x86_64-linux-gnu.{glibc} "$@"
 
 def main() -> int:
     """Builds the wheel, checks it, and prints its path."""
+    parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
+    parser.add_argument("--musl", action="store_true", help="a static program, for musl")
+    kind = MUSL if parser.parse_args().musl else GNU
     target = Path(os.environ.get("CARGO_TARGET_DIR") or ROOT / "target").absolute()
     tools = target / "wheel-tools"
     python = tools / "bin" / "python"
@@ -47,10 +65,16 @@ def main() -> int:
         venv.create(tools, clear=True, with_pip=True)
         call([str(python), "-m", "pip", "install", "-q", "--disable-pip-version-check", *TOOLS])
     out = target / "wheels"
-    shutil.rmtree(out, ignore_errors=True)
-    command = ["build", "--release", "--zig", "--target", TARGET, "--compatibility", POLICY, "--auditwheel", "check"]
-    call([str(tools / "bin" / "maturin"), *command, "--out", str(out)], environment(tools, target))
-    wheels = sorted(out.glob("*.whl"))
+    pattern = f"oarlock-*{kind.policy}*.whl"
+    for wheel in out.glob(pattern):
+        wheel.unlink()
+    command = ["build", "--release", "--zig", "--target", kind.target, "--compatibility", kind.policy, "--auditwheel", "check"]
+    env = environment(kind, tools, target)
+    if kind == MUSL and env.get("OARLOCK_BUILD_STD"):
+        command += ["-Z", "build-std=std,panic_unwind"]
+        env["RUSTC_BOOTSTRAP"] = "1"
+    call([str(tools / "bin" / "maturin"), *command, "--out", str(out)], env)
+    wheels = sorted(out.glob(pattern))
     if len(wheels) != 1:
         print(f"there are {len(wheels)} wheels in {out}, and not one", file=sys.stderr)
         return 1
@@ -59,12 +83,20 @@ def main() -> int:
     return 0
 
 
-def environment(tools: Path, target: Path) -> Dict[str, str]:
+def environment(kind: Kind, tools: Path, target: Path) -> Dict[str, str]:
     """The variables of the build, by which no path of this machine gets into the program."""
     env = dict(os.environ)
     cargo = Path(env.get("CARGO_HOME") or Path.home() / ".cargo")
-    renamed = {ROOT: "/oarlock", target: "/target", cargo: "/cargo"}
+    # The last that fits counts, so what may lie in another folder comes after that.
+    renamed = {ROOT: "/oarlock", target: "/target", cargo: "/cargo", **rust_source(env)}
+    if env.get("GLOO_SOURCE"):
+        renamed[Path(env["GLOO_SOURCE"]).absolute()] = "/gloo"
+    # It would count more.
+    env.pop("CARGO_ENCODED_RUSTFLAGS", None)
     env["RUSTFLAGS"] = " ".join(f"--remap-path-prefix={place}={name}" for place, name in renamed.items())
+    if kind == MUSL:
+        # What musl's programs begin with is Zig's, as its library is.
+        env["RUSTFLAGS"] += " -C link-self-contained=no"
     env["CFLAGS"] = env["CXXFLAGS"] = " ".join(f"-ffile-prefix-map={place}={name}" for place, name in renamed.items())
     env["CARGO_TARGET_DIR"] = str(target)
     env["CARGO_INCREMENTAL"] = "0"
@@ -74,17 +106,31 @@ def environment(tools: Path, target: Path) -> Dict[str, str]:
         said = subprocess.run(git, capture_output=True, encoding="utf-8", check=False)
         # Where there is no history: the first day that a zip file can have.
         env["SOURCE_DATE_EPOCH"] = said.stdout.strip() or "315532800"
-    if env.get("GLOO_SOURCE"):
+    if kind == MUSL:
+        env.pop("GLOO_SOURCE", None)
+    elif env.get("GLOO_SOURCE"):
         env["GLOO_SOURCE"] = str(Path(env["GLOO_SOURCE"]).absolute())
         compiler = tools / "bin" / "oarlock-c++"
         compiler.write_text(COMPILER.format(python=tools / "bin" / "python", glibc=GLIBC))
         compiler.chmod(0o755)
         # Whoever has named another compiler means it.
-        env.setdefault(f"CXX_{TARGET.replace('-', '_')}", str(compiler))
+        env.setdefault(f"CXX_{kind.target.replace('-', '_')}", str(compiler))
     else:
         env["OARLOCK_GLOO"] = "off"
         print("note: GLOO_SOURCE names no sources of Gloo, so ranks of this wheel are on one machine", file=sys.stderr)
     return env
+
+
+def rust_source(env: Dict[str, str]) -> Dict[Path, str]:
+    """Where the source of Rust's standard library may be, and its name in a standard library that was built elsewhere."""
+
+    def said(*words: str) -> str:
+        command = [env.get("RUSTC") or "rustc", *words]
+        return subprocess.run(command, capture_output=True, encoding="utf-8", cwd=ROOT, check=True).stdout
+
+    commit = re.search(r"^commit-hash: ([0-9a-f]+)$", said("-vV"), re.MULTILINE)
+    name = f"/rustc/{commit[1]}" if commit is not None else "/rustc/unknown"
+    return {Path(said("--print", "sysroot").strip(), "lib", "rustlib", "src", "rust"): name}
 
 
 def version(python: Path, tool: str) -> bool:

@@ -30,6 +30,7 @@ pub fn build() {
     }
     let is_required = [SOURCE, ROOT, FEATURE].iter().any(|name| variable(name).is_some());
     let built = match variable(SWITCH) {
+        None if is_static() => Err("a static program opens no libraries: take a target with glibc".to_owned()),
         None => shim().map_err(|why| format!("{why}: `apt-get install g++ libgloo-dev`")),
         Some(value) if value == "off" => Err(format!("{SWITCH}=off left it out: unset {SWITCH}")),
         Some(value) => {
@@ -54,6 +55,12 @@ pub fn build() {
         }
     };
     std::fs::write(out().join("shim.rs"), text).expect("OUT_DIR can be written");
+}
+
+/// Whether the program has its C library inside, and with it no loader of libraries, as one for musl.
+fn is_static() -> bool {
+    let features = env::var("CARGO_CFG_TARGET_FEATURE").unwrap_or_default();
+    features.split(',').any(|feature| feature == "crt-static")
 }
 
 fn variable(name: &str) -> Option<OsString> {

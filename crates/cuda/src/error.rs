@@ -9,6 +9,15 @@ use crate::nccl::NcclError;
 /// The error type of this crate.
 #[derive(Debug, thiserror::Error)]
 pub enum Error {
+    /// This program opens no libraries at all.
+    #[error(
+        "{library}, cannot be opened: this program is static and opens no libraries, so it computes on CPUs alone. Use a build \
+         for glibc, such as the other wheel"
+    )]
+    Static {
+        /// Which one was asked for.
+        library: Library,
+    },
     /// A library is nowhere.
     #[error("{library}, was not found; looked in: {}. {}", .looked_in.join(", "), .library.remedy(*.cuda))]
     NoLibrary {

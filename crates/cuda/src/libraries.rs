@@ -11,6 +11,9 @@ use libloading::os::unix::{Library as Loaded, RTLD_NOW};
 
 use crate::error::{Error, Result};
 
+/// Whether this program has its C library inside, and with it no loader of libraries, as one for musl.
+pub(crate) const IS_STATIC: bool = cfg!(target_feature = "crt-static");
+
 /// The variable that names the folder of all libraries.
 pub const VARIABLE: &str = "OARLOCK_CUDA_LIBRARIES";
 
@@ -138,7 +141,7 @@ impl Libraries {
     ///
     /// # Errors
     /// The error of the first file where none can be loaded, [`Error::TooNew`] where all are too new, [`Error::NoLibrary`] if
-    /// there is none.
+    /// there is none, [`Error::Static`] where the program opens none.
     pub(crate) fn load<T>(
         &self,
         library: Library,
@@ -174,6 +177,9 @@ impl Libraries {
         names: &[&str],
         mut load: impl FnMut(&Path) -> Result<T>,
     ) -> Result<T> {
+        if IS_STATIC {
+            return Err(Error::Static { library });
+        }
         let is_too_new = |name: &str| cuda.is_some_and(|(most, _)| major_of(name) > Some(most));
         let (too_new, usable): (Vec<&str>, Vec<&str>) =
             names.iter().copied().partition(|name| is_too_new(name));

@@ -6,7 +6,7 @@ use std::path::{Path, PathBuf};
 use crate::blas;
 use crate::driver::{Driver, arch};
 use crate::error::{Error, Result};
-use crate::libraries::{Cuda, Libraries, Library, expect_usable};
+use crate::libraries::{Cuda, IS_STATIC, Libraries, Library, expect_usable};
 use crate::modules::LEAST_CAPABILITY;
 use crate::nccl::Nccl;
 use crate::nvrtc::{self, Nvrtc};
@@ -126,7 +126,7 @@ pub fn gpus(driver: &Driver) -> Result<Vec<FoundGpu>> {
 pub fn visible_gpus(libraries: &Libraries) -> Result<Vec<FoundGpu>> {
     match Driver::find(libraries) {
         Ok(driver) => gpus(&driver),
-        Err(Error::NoLibrary { .. }) => Ok(vec![]),
+        Err(Error::NoLibrary { .. } | Error::Static { .. }) => Ok(vec![]),
         Err(Error::Driver(error)) if error.shows_no_gpu() => Ok(vec![]),
         Err(error) => Err(error),
     }
@@ -135,7 +135,7 @@ pub fn visible_gpus(libraries: &Libraries) -> Result<Vec<FoundGpu>> {
 /// Where a process computes that was not told where. Without a driver that is known after a look for its library.
 pub fn automatic(libraries: &Libraries) -> Automatic {
     let found = match visible_gpus(libraries) {
-        Ok(found) if found.is_empty() => return Automatic::Cpu,
+        Ok(found) if found.is_empty() => return without_gpu(IS_STATIC, kernel_module().is_some()),
         Ok(found) => found,
         Err(error) => return Automatic::Lacks(format!("the driver of the GPU does not work: {error}")),
     };
@@ -164,6 +164,17 @@ pub fn automatic(libraries: &Libraries) -> Automatic {
     }
 }
 
+/// Where a process computes that sees no GPU. A static program sees none, also where there are some.
+fn without_gpu(is_static: bool, has_kernel_module: bool) -> Automatic {
+    match is_static && has_kernel_module {
+        true => Automatic::Lacks(format!(
+            "this machine has the driver of a GPU, but {}",
+            Error::Static { library: Library::Driver }
+        )),
+        false => Automatic::Cpu,
+    }
+}
+
 /// The version of the driver's kernel module, such as `580.65.06`: the first number of NVIDIA's line.
 fn kernel_module() -> Option<String> {
     let text = fs::read_to_string("/proc/driver/nvidia/version").ok()?;
@@ -182,4 +193,18 @@ fn loaded(file: &Path) -> PathBuf {
     // A name of one version, such as libnvrtc.so.13, is a link to a file of a longer name.
     let is_it = |path: &&Path| path.file_name().is_some_and(|own| own.to_string_lossy().starts_with(&stem));
     paths.find(is_it).unwrap_or(file).to_owned()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_static_program_says_why_it_leaves_a_gpu_alone() {
+        let Automatic::Lacks(why) = without_gpu(true, true) else { panic!("it says nothing") };
+        assert!(why.contains("this program is static") && why.contains("glibc"), "{why}");
+        for (is_static, has_kernel_module) in [(true, false), (false, true), (false, false)] {
+            assert_eq!(without_gpu(is_static, has_kernel_module), Automatic::Cpu);
+        }
+    }
 }
