@@ -73,8 +73,8 @@ def main() -> int:
         if needed - LIBRARIES:
             faults.append(f"part {index} of the program needs {sorted(needed - LIBRARIES)}")
     n_parts = len(parts(program))
-    print(f"{wheel.name}: {n_bytes / 1e6:.2f} MB, the program {len(program) / 1e6:.1f} MB in {n_parts} part(s), "
-          f"highest symbol GLIBC_{highest[0]}.{highest[1]}")
+    asked = "static" if is_static else f"highest symbol GLIBC_{highest[0]}.{highest[1]}"
+    print(f"{wheel.name}: {n_bytes / 1e6:.2f} MB, the program {len(program) / 1e6:.1f} MB in {n_parts} part(s), {asked}")
     for fault in faults:
         print(f"{wheel.name}: {fault}", file=sys.stderr)
     return 1 if faults else 0
@@ -93,10 +93,12 @@ def needs(part: bytes) -> "Tuple[Tuple[int, int], set[str]]":
     with tempfile.NamedTemporaryFile() as file:
         file.write(part)
         file.flush()
-        # It fails for a program that needs nothing at all.
-        symbols = subprocess.run(["objdump", "-T", file.name], capture_output=True, encoding="utf-8", check=False).stdout
+        said = subprocess.run(["objdump", "-T", file.name], capture_output=True, encoding="utf-8", check=False)
+        # A static program asks for nothing.
+        if said.returncode != 0 and "not a dynamic object" not in said.stderr:
+            raise SystemExit(said.stderr)
         headers = subprocess.run(["objdump", "-p", file.name], capture_output=True, encoding="utf-8", check=True).stdout
-    found = [(int(major), int(minor)) for major, minor in re.findall(r"GLIBC_(\d+)\.(\d+)", symbols)]
+    found = [(int(major), int(minor)) for major, minor in re.findall(r"GLIBC_(\d+)\.(\d+)", said.stdout)]
     return max(found, default=(0, 0)), set(re.findall(r"NEEDED\s+(\S+)", headers))
 
 

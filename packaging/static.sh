@@ -25,8 +25,9 @@ cp "$scratch/taken/bin/oarlock" "$root/oarlock"
 mount --rbind /dev "$root/dev"
 mount --make-rslave "$root/dev"
 mount -t proc proc "$root/proc"
-inside() { env -i "${set[@]}" chroot "$root" /oarlock "$@"; }
+into=$(command -v chroot)
 set=()
+inside() { env -i "${set[@]}" "$into" "$root" /oarlock "$@"; }
 
 inside --version
 inside train pretrain max_steps=20 logging_steps=10 eval_strategy=no >"$scratch/said" 2>&1 || fail "$(cat "$scratch/said")"
@@ -40,14 +41,14 @@ inside generate --model out/pretrain --temperature 0 --max-new-tokens 8 --prompt
 refused() { # WORDS COMMAND…: it ends with an error that has these words, and not by a signal
   local words=$1 code=0
   shift
-  "$@" >"$scratch/said" 2>&1 || code=$?
+  # Errors are broken into lines, with a bar before each.
+  "$@" 2>&1 | sed 's/│//g' | tr -s '[:space:]' ' ' >"$scratch/said" || code=$?
   { [ "$code" != 0 ] && [ "$code" -lt 128 ] && grep -q "$words" "$scratch/said"; } || fail "$* ended with $code: $(cat "$scratch/said")"
-  grep -m 1 "$words" "$scratch/said"
+  printf 'refused: %s\n' "$(grep -o "$words[^.:;]*" "$scratch/said" | head -1)"
 }
 refused 'this program is static' inside train pretrain device=cuda max_steps=1
 set=(RANK=0 WORLD_SIZE=2 LOCAL_RANK=0 LOCAL_WORLD_SIZE=1 MASTER_ADDR=127.0.0.1 MASTER_PORT=29500)
 refused 'a static program opens no libraries' inside train pretrain max_steps=1
-set=(OARLOCK_TRANSPORT=gloo RANK=0 WORLD_SIZE=1 LOCAL_RANK=0 LOCAL_WORLD_SIZE=1)
 set=()
 inside env | grep '^- GPU'
 echo "the static program is good"

@@ -9,8 +9,7 @@ linker of Zig. Where GLOO_SOURCE names the sources of Gloo, they become part of 
 A static program opens no libraries, so it has no GPUs, no Gloo and no MPI. `rustup target add x86_64-unknown-linux-musl` brings
 what it needs of Rust; where RUSTC names a compiler that has the source of its standard library instead (Debian: rustc-web and
 rust-web-src), OARLOCK_BUILD_STD=1 compiles that as well.
-No path of this machine, and no time but that of the commit, gets into it. So the same commit, sources of Gloo and version of
-Rust give the same bytes in every folder.
+No path of this machine, and no time but that of the commit, gets into it.
 """
 
 from __future__ import annotations

@@ -30,7 +30,9 @@ pub fn build() {
     }
     let is_required = [SOURCE, ROOT, FEATURE].iter().any(|name| variable(name).is_some());
     let built = match variable(SWITCH) {
-        None if is_static() => Err("a static program opens no libraries: take a target with glibc".to_owned()),
+        None if is_static() => {
+            Err("a static program opens no libraries: take a target with glibc".to_owned())
+        }
         None => shim().map_err(|why| format!("{why}: `apt-get install g++ libgloo-dev`")),
         Some(value) if value == "off" => Err(format!("{SWITCH}=off left it out: unset {SWITCH}")),
         Some(value) => {
