@@ -1,12 +1,18 @@
 //! Models and data sets from Hugging Face and ModelScope, in the cache that transformers shares.
 
+mod address;
+mod client;
 mod environment;
 mod error;
 mod names;
+mod pauses;
+mod progress;
 mod reading;
+mod refusal;
 mod secret;
 
 pub use environment::Environment;
 pub use error::Error;
 pub use names::{Kind, Repo, RepoPath};
+pub use progress::{Event, Progress};
 pub use secret::{Secret, Token, TokenSource};
