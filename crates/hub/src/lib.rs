@@ -2,14 +2,20 @@
 
 mod address;
 mod client;
+mod digest;
 mod environment;
 mod error;
+mod locks;
+mod metadata;
 mod names;
+mod partial;
 mod pauses;
 mod progress;
 mod reading;
 mod refusal;
 mod secret;
+mod space;
+mod transfer;
 
 pub use environment::Environment;
 pub use error::Error;
