@@ -1,10 +1,12 @@
 //! Models and data sets from Hugging Face and ModelScope, in the cache that transformers shares.
 
 mod address;
+mod cache;
 mod client;
 mod digest;
 mod environment;
 mod error;
+mod file;
 mod locks;
 mod metadata;
 mod names;
