@@ -276,15 +276,31 @@ impl Client {
         progress: &Progress,
         mut attempt: impl FnMut() -> Result<T, Error>,
     ) -> Result<T, Error> {
+        let first = attempt();
+        self.patiently_after(first, progress, attempt)
+    }
+
+    /// As [`Client::patiently`], behind a try that has been made already.
+    ///
+    /// # Errors
+    /// The last one.
+    pub(crate) fn patiently_after<T>(
+        &self,
+        first: Result<T, Error>,
+        progress: &Progress,
+        mut attempt: impl FnMut() -> Result<T, Error>,
+    ) -> Result<T, Error> {
+        let mut last = first;
         let mut retry = 0;
         loop {
-            let error = match attempt() {
+            let error = match last {
                 Err(error) if error.is_transient() && retry < pauses::N_RETRIES => error,
                 done => return done,
             };
             let Some(pause) = self.pause_after(&error, retry) else { return Err(error) };
             self.wait(progress, pause, &error);
             retry += 1;
+            last = attempt();
         }
     }
 

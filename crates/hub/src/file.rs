@@ -124,7 +124,7 @@ impl Source<'_> {
             return Err(error);
         }
         let again = || metadata::ask(self.client, repo, path, timeout * 3);
-        match self.client.patiently(self.progress, again) {
+        match self.client.patiently_after(Err(error), self.progress, again) {
             Ok(answer) => Ok(Known::of(answer)),
             Err(error) if error.is_transient() => Err(self.unreachable(repo, path.as_str(), error)),
             Err(error) => Err(error),

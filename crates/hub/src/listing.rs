@@ -81,7 +81,7 @@ impl Source<'_> {
         if !error.is_transient() {
             return Err(error);
         }
-        self.client.patiently(self.progress, || self.ask(&cache, repo)).map_err(|error| {
+        self.client.patiently_after(Err(error), self.progress, || self.ask(&cache, repo)).map_err(|error| {
             if error.is_transient() { self.unreachable(repo, "everything", error) } else { error }
         })
     }

@@ -247,7 +247,8 @@ impl Store for ModelScope<'_> {
         if !error.is_transient() {
             return Err(error);
         }
-        let again = self.source.client.patiently(self.source.progress, || self.list_now(repo));
+        let again =
+            self.source.client.patiently_after(Err(error), self.source.progress, || self.list_now(repo));
         again.map_err(|error| match error.is_transient() {
             true => self.source.unreachable(repo, "everything", error),
             false => error,

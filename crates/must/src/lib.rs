@@ -10,7 +10,7 @@ use std::process::Command;
 use std::sync::{Mutex, OnceLock, PoisonError};
 
 /// What tests may need that not every machine has.
-pub const NAMES: [&str; 19] = [
+pub const NAMES: [&str; 20] = [
     "gpu",
     "g++",
     "mpi",
@@ -30,6 +30,7 @@ pub const NAMES: [&str; 19] = [
     "mandoc",
     "avx512",
     "avx512_bf16",
+    "huggingface_hub",
 ];
 
 /// The variable that says what must be there.
