@@ -16,7 +16,7 @@ use crate::pauses;
 use crate::progress::{Event, Progress};
 use crate::reading;
 use crate::refusal::{self, Subject};
-use crate::secret::{Token, TokenSource};
+use crate::secret::{Secret, Token, TokenSource};
 
 /// The most redirects that one request follows.
 const N_REDIRECTS: usize = 20;
@@ -128,8 +128,8 @@ impl Client {
             true => "oarlock".to_owned(),
             false => format!("oarlock/{version}; rust"),
         };
-        let proxies =
-            environment.proxies.clone().map(|proxy| proxy.and_then(|proxy| Proxy::new(&proxy).ok()));
+        let [https, http] = &environment.proxies;
+        let proxies = [proxy(https, endpoint)?, proxy(http, endpoint)?];
         Ok(Client {
             agent: agent.into(),
             endpoint: endpoint.to_owned(),
@@ -321,6 +321,12 @@ impl Client {
         }
         std::thread::sleep(pause);
     }
+}
+
+/// The proxy behind an address. Requests must not go past one that a user has written wrongly.
+fn proxy(address: &Option<Secret>, endpoint: &str) -> Result<Option<Proxy>, Error> {
+    let wrong = |_| Error::Proxy { url: address::shown(endpoint), cause: "its address is none".to_owned() };
+    address.as_ref().map(|address| Proxy::new(address.reveal()).map_err(wrong)).transpose()
 }
 
 /// The certificates of a file of them.

@@ -226,7 +226,7 @@ fn of_one_format(repo: &Repo, splits: &Splits) -> Result<(Format, Splits), Error
     let example = all().next().map(String::as_str).unwrap_or_default();
     let Some((Some(format), _)) = most else {
         let problem = format!(
-            "its rows are in files such as {example:?}, which Oarlock does not read; it reads Parquet, JSON, CSV and texts"
+            "its rows are in files such as {example:?}, which Oarlock does not read: it reads Parquet, JSON, CSV and texts. The hub may have a copy in Parquet, as revision refs/convert/parquet"
         );
         return Err(Error::dataset(repo, problem));
     };

@@ -6,7 +6,7 @@ use std::path::{Path, PathBuf};
 use std::time::Duration;
 
 use crate::reading;
-use crate::secret::{Token, TokenSource};
+use crate::secret::{Secret, Token, TokenSource};
 
 /// The address of the Hugging Face hub.
 pub(crate) const HUGGING_FACE: &str = "https://huggingface.co";
@@ -34,8 +34,8 @@ pub struct Environment {
     pub no_progress: bool,
     /// What is said of this program in requests is its name alone: `HF_HUB_DISABLE_TELEMETRY`, `DO_NOT_TRACK`.
     pub no_telemetry: bool,
-    /// The proxies for addresses with `https`, and with `http`.
-    pub proxies: [Option<String>; 2],
+    /// The proxies for addresses with `https`, and with `http`: they may hold a password.
+    pub proxies: [Option<Secret>; 2],
     /// The hosts that are reached without a proxy: `NO_PROXY`.
     pub no_proxy: Vec<String>,
     /// Certificates to trust instead of Mozilla's: `SSL_CERT_FILE`, else `REQUESTS_CA_BUNDLE`.
@@ -80,8 +80,9 @@ impl Environment {
             no_symlinks: values.flag("HF_HUB_DISABLE_SYMLINKS"),
             no_progress: values.flag("HF_HUB_DISABLE_PROGRESS_BARS"),
             no_telemetry: values.flag("HF_HUB_DISABLE_TELEMETRY") || values.flag("DO_NOT_TRACK"),
-            proxies: ["HTTPS_PROXY", "HTTP_PROXY"]
-                .map(|name| values.either_case(name).or_else(|| values.either_case("ALL_PROXY"))),
+            proxies: ["HTTPS_PROXY", "HTTP_PROXY"].map(|name| {
+                values.either_case(name).or_else(|| values.either_case("ALL_PROXY")).map(Secret::new)
+            }),
             no_proxy: values.either_case("NO_PROXY").map(|list| hosts(&list)).unwrap_or_default(),
             certificates: values.path("SSL_CERT_FILE").or_else(|| values.path("REQUESTS_CA_BUNDLE")),
             uses_modelscope: values.flag("USE_MODELSCOPE_HUB"),
@@ -259,6 +260,6 @@ mod tests {
         assert_eq!(of(&[("HF_ENDPOINT", "https://mirror.example/")]).endpoint, "https://mirror.example");
         assert_eq!(of(&[("MODELSCOPE_DOMAIN", "x.cn")]).modelscope_endpoint, "https://x.cn");
         assert_eq!(of(&[("NO_PROXY", "a.com, .b.com,*.c.com")]).no_proxy, ["a.com", ".b.com", ".c.com"]);
-        assert_eq!(of(&[("ALL_PROXY", "http://p:1")]).proxies[0].as_deref(), Some("http://p:1"));
+        assert_eq!(of(&[("ALL_PROXY", "http://p:1")]).proxies[0].as_ref().unwrap().reveal(), "http://p:1");
     }
 }

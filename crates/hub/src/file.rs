@@ -56,16 +56,10 @@ impl Source<'_> {
                 return Err(error);
             }
         };
-        self.into_cache(&cache, repo, path, metadata)
+        self.put(&cache, repo, path, metadata)
     }
 
-    fn into_cache(
-        &self,
-        cache: &Cache,
-        repo: &Repo,
-        path: &RepoPath,
-        metadata: Metadata,
-    ) -> Result<PathBuf, Error> {
+    fn put(&self, cache: &Cache, repo: &Repo, path: &RepoPath, metadata: Metadata) -> Result<PathBuf, Error> {
         let mut metadata = metadata;
         let there = |metadata: &Metadata| {
             let local = cache.pointer(&metadata.commit, path);

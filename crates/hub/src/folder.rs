@@ -13,11 +13,15 @@ use crate::cache::{self, Cache, make_folder_of};
 use crate::digest;
 use crate::error::{At, Error};
 use crate::file::{Known, Source, absent};
+use crate::listing::{Entry, Listing};
 use crate::locks::{Lock, Signs};
 use crate::names::{self, Etag, Repo, RepoPath};
 use crate::partial;
 use crate::progress::Event;
 use crate::reading;
+
+/// The deepest folder that is looked into.
+const MAX_DEPTH: usize = 64;
 
 /// A folder, and the place of the notes on its files.
 pub(crate) struct Folder {
@@ -29,6 +33,8 @@ pub(crate) struct Folder {
 struct Note {
     commit: String,
     etag: Option<Etag>,
+    /// When it was made, in seconds.
+    time: f64,
 }
 
 impl Folder {
@@ -79,7 +85,7 @@ impl Folder {
         let changed = fs::metadata(self.place(path)).ok().filter(fs::Metadata::is_file)?.modified().ok()?;
         let changed = changed.duration_since(UNIX_EPOCH).ok()?.as_secs_f64();
         // Clocks of file systems are coarse.
-        (changed - 1.0 <= time).then(|| Note { commit: commit.to_owned(), etag: Etag::of(etag) })
+        (changed - 1.0 <= time).then(|| Note { commit: commit.to_owned(), etag: Etag::of(etag), time })
     }
 
     /// Notes where a file came from.
@@ -98,6 +104,38 @@ impl Folder {
                 .and_then(|mut file| digest::is_content_of(&mut file, etag))
                 .unwrap_or(false),
             None => false,
+        }
+    }
+
+    /// The files that the notes know, of the commit of the latest one.
+    pub(crate) fn listing(&self) -> Option<Listing> {
+        let mut found = Vec::new();
+        self.walk("", 0, &mut found);
+        let (_, commit) =
+            found.iter().map(|(_, note)| (note.time, &note.commit)).max_by(|a, b| a.0.total_cmp(&b.0))?;
+        let commit = commit.clone();
+        let of_commit = found.into_iter().filter(|(_, note)| note.commit == commit);
+        let entries = of_commit.filter_map(|(path, note)| {
+            let size = fs::metadata(self.place(&path)).ok()?.len();
+            Some(Entry { path, size, etag: note.etag })
+        });
+        let entries = entries.collect();
+        Some(Listing { commit, entries, is_whole: false })
+    }
+
+    fn walk(&self, prefix: &str, depth: usize, found: &mut Vec<(RepoPath, Note)>) {
+        let Ok(entries) = fs::read_dir(self.notes.join(prefix)) else { return };
+        for entry in entries.flatten() {
+            let name = entry.file_name();
+            let Some(name) = name.to_str() else { continue };
+            let path = if prefix.is_empty() { name.to_owned() } else { format!("{prefix}/{name}") };
+            if entry.file_type().is_ok_and(|kind| kind.is_dir()) && depth < MAX_DEPTH {
+                self.walk(&path, depth + 1, found);
+            } else if let Some(path) = path.strip_suffix(".metadata").and_then(|path| RepoPath::of(path).ok())
+                && let Some(note) = self.note(&path)
+            {
+                found.push((path, note));
+            }
         }
     }
 }

@@ -50,7 +50,8 @@ impl<'h> HuggingFace<'h> {
 
 impl Store for HuggingFace<'_> {
     fn listing(&self, repo: &Repo) -> Result<Listing, Error> {
-        self.source.listing(repo)
+        let of_folder = || self.folder.as_ref().and_then(Folder::listing);
+        self.source.listing(repo, &of_folder)
     }
 
     fn fetch(&self, repo: &Repo, listing: &Listing, entries: Vec<Entry>) -> Result<Vec<SnapshotFile>, Error> {

@@ -48,11 +48,16 @@ impl Listing {
 }
 
 impl Source<'_> {
-    /// The files of a repository at the commit that its revision names now, or named when the hub was last asked.
+    /// The files of a repository at the commit that its revision names now, or named when the hub was last asked. Without the
+    /// hub and the cache, those that `elsewhere` knows.
     ///
     /// # Errors
     /// No such repository or revision, and a hub that cannot be asked where nothing is in the cache.
-    pub(crate) fn listing(&self, repo: &Repo) -> Result<Listing, Error> {
+    pub(crate) fn listing(
+        &self,
+        repo: &Repo,
+        elsewhere: &dyn Fn() -> Option<Listing>,
+    ) -> Result<Listing, Error> {
         let cache = Cache::of(self.environment, repo);
         if names::is_commit(&repo.revision)
             && let Some(listing) = cached_tree(&cache, &repo.revision)
@@ -60,7 +65,7 @@ impl Source<'_> {
             return Ok(listing);
         }
         if self.is_offline {
-            return cached(&cache, repo).ok_or_else(|| self.offline(repo, "everything"));
+            return cached(&cache, repo).or_else(elsewhere).ok_or_else(|| self.offline(repo, "everything"));
         }
         let error = match self.ask(&cache, repo) {
             Ok(listing) => return Ok(listing),
@@ -74,7 +79,7 @@ impl Source<'_> {
             }
             _ => {}
         }
-        if let Some(listing) = cached(&cache, repo) {
+        if let Some(listing) = cached(&cache, repo).or_else(elsewhere) {
             self.note(&format!("the {repo} is taken from the cache, since {error}"));
             return Ok(listing);
         }

@@ -42,12 +42,12 @@ pub(crate) fn of_names(paths: &[&str], folder: &str) -> Splits {
         ]
     };
     let in_names = |word: &str| vec![format!("**/{word}{BESIDE}*"), format!("**/*{BESIDE}{word}{BESIDE}*")];
-    let ways: [&dyn Fn(&str) -> Vec<String>; 2] = [&in_folders, &in_names];
-    for way in ways {
+    for is_of_folders in [true, false] {
+        let way = |word: &&str| if is_of_folders { in_folders(word) } else { in_names(word) };
         let splits: Splits = KEYWORDS
             .iter()
             .map(|(split, words)| {
-                let patterns: Vec<String> = words.iter().flat_map(|word| way(word)).collect();
+                let patterns: Vec<String> = words.iter().flat_map(way).collect();
                 ((*split).to_owned(), of_patterns(paths, folder, &patterns))
             })
             .filter(|(_, files)| !files.is_empty())

@@ -116,8 +116,8 @@ pub(crate) fn gguf(repo: &Repo, listing: &Listing, tag: Option<&str>) -> Result<
         name.match_indices(&tag).any(|(at, _)| {
             let edge =
                 |byte: Option<u8>| byte.is_none_or(|byte| !byte.is_ascii_alphanumeric() && byte != b'_');
-            let before = at.checked_sub(1).and_then(|at| name.bytes().nth(at));
-            edge(before) && edge(name.bytes().nth(at + tag.len()))
+            let before = at.checked_sub(1).and_then(|at| name.as_bytes().get(at).copied());
+            edge(before) && edge(name.as_bytes().get(at + tag.len()).copied())
         })
     };
     let found = match tag {

@@ -156,6 +156,9 @@ fn write(stream: &mut TcpStream, request: &Request, mut reply: Reply, state: &St
         }
         std::thread::sleep(pause);
     }
+    if cut.is_some() && state.faults.lock().unwrap().cut_hangs {
+        std::thread::sleep(Duration::from_secs(60));
+    }
     if cut.is_some() { None } else { Some(()) }
 }
 

@@ -90,6 +90,9 @@ impl FakeFile {
     }
 }
 
+/// An answer that a test orders: of a server, with a status and headers.
+pub type Answer = (Server, u16, Vec<(&'static str, &'static str)>);
+
 /// What goes wrong. Numbers count down to nothing.
 #[derive(Default)]
 pub struct Faults {
@@ -104,9 +107,11 @@ pub struct Faults {
     /// What a file is once its headers were asked for.
     pub changes_to: Option<(String, Vec<u8>)>,
     /// Canned answers of a server to the next requests for content or headers: status and headers.
-    pub answers: Vec<(Server, u16, Vec<(&'static str, &'static str)>)>,
+    pub answers: Vec<Answer>,
     /// Those that follow the last body that ends early.
-    pub answers_after_cut: Vec<(Server, u16, Vec<(&'static str, &'static str)>)>,
+    pub answers_after_cut: Vec<Answer>,
+    /// Bodies that end early leave their connection open instead of closing it.
+    pub cut_hangs: bool,
     /// Headers of answers that are missing.
     pub without: Vec<&'static str>,
     /// Entity tags are weak.

@@ -58,6 +58,9 @@ fn of_api(request: &Request, state: &State, rest: &str) -> Reply {
     let parts: Vec<&str> = rest.split('/').collect();
     let [kind, owner, name, what @ ..] = parts.as_slice() else { return refused("RepoNotFound", "", 401) };
     let id = format!("{owner}/{name}");
+    if let Some(new) = repos.iter().find(|repo| repo.renamed_from.as_deref() == Some(&id)) {
+        return Reply::new(307, "").with("Location", request.target.replacen(&id, &new.id, 1));
+    }
     let Some(repo) = repos.iter().find(|repo| repo.kind == *kind && repo.id == id) else {
         return refused("RepoNotFound", "Repository not found", 401);
     };

@@ -100,6 +100,7 @@ fn a_renamed_repository_is_found_under_its_old_name() {
         assert_eq!(fs::read(local).unwrap(), model().files[path].content);
     }
     assert!(cache(home.path()).join("models--old--name/refs/main").is_file());
+    assert_eq!(hub.model("old/name", None).unwrap().files.len(), 4);
     let cdn = fake.take_log().into_iter().filter(|request| request.server == Server::Cdn);
     assert!(cdn.into_iter().all(|request| request.header("authorization").is_none()));
 }
@@ -216,6 +217,27 @@ fn a_hub_that_hangs_is_given_up_and_the_cache_serves() {
     hub.model("owner/tiny.model", None).unwrap();
     assert!(begin.elapsed().as_secs() < 10);
     assert!(heard.lock().unwrap()[0].contains("timeout"), "{heard:?}");
+}
+
+#[test]
+fn proxies_are_asked_unless_the_host_is_excepted() {
+    let fake = FakeHub::start(vec![model()]);
+    let home = tempfile::tempdir().unwrap();
+    let proxy = ("http_proxy", "http://user:proxypassword@127.0.0.1:1");
+    let get = |variables: &[(&str, &str)]| {
+        fake.hub(home.path(), variables).file(Kind::Model, "owner/tiny.model", None, "config.json")
+    };
+    let error = get(&[proxy]).unwrap_err();
+    assert!(
+        error.to_string().contains("through a proxy") && !error.to_string().contains("proxypassword"),
+        "{error}"
+    );
+    assert!(!format!("{:?}", fake.environment(home.path(), &[proxy])).contains("proxypassword"));
+    assert!(fake.take_log().is_empty());
+    get(&[proxy, ("NO_PROXY", "example.com, 127.0.0.1")]).unwrap();
+    let wrong = fake.environment(home.path(), &[("ALL_PROXY", "nonsense://secretmarker")]);
+    let error = Hub::new(wrong, Site::HuggingFace).err().unwrap();
+    assert!(matches!(error, Error::Proxy { .. }) && !error.to_string().contains("secretmarker"), "{error}");
 }
 
 #[test]

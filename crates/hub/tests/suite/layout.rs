@@ -170,4 +170,10 @@ fn a_folder_of_a_user_has_the_files_and_huggingfaces_notes() {
     assert_eq!(fake.n_content_bytes(), before);
     fake.set_down(true);
     hub.model_to(NAME, None, &other).unwrap();
+    // Without the hub and without the cache, the notes say what is there.
+    fs::remove_dir_all(cache(home.path())).unwrap();
+    for variables in [&[][..], &[("HF_HUB_OFFLINE", "1")]] {
+        let again = fake.hub(home.path(), variables).model_to(NAME, None, &folder).unwrap();
+        assert_eq!((again.commit, again.files.len()), (model().commit, 4));
+    }
 }

@@ -52,6 +52,20 @@ fn a_body_that_breaks_off_goes_on_where_it_ended() {
 }
 
 #[test]
+fn a_body_that_stands_still_is_asked_for_again() {
+    let fake = FakeHub::start(vec![large(500_000)]);
+    fake.faults().cut_after = Some((200_000, 2));
+    fake.faults().cut_hangs = true;
+    let home = tempfile::tempdir().unwrap();
+    let mut environment = fake.environment(home.path(), &[]);
+    environment.download_timeout = Duration::from_millis(300);
+    let hub = Hub::new(environment, Site::HuggingFace).unwrap();
+    let local = hub.file(Kind::Model, NAME, None, FILE).unwrap();
+    assert_complete(&fake, home.path(), &local);
+    assert_eq!(fake.n_content_bytes(), 500_000);
+}
+
+#[test]
 fn a_network_that_stays_away_is_an_error_and_what_came_is_kept() {
     let fake = FakeHub::start(vec![large(1_000_000)]);
     fake.faults().cut_after = Some((300_000, 1));
