@@ -31,6 +31,7 @@ type Edges = &'static [(&'static str, &'static [&'static str])];
 const CRATES: Edges = &[
     ("files", &[]),
     ("gguf", &[]),
+    ("hub", &["files"]),
     ("kernels", &[]),
     ("derive", &[]),
     ("reference", &[]),
@@ -66,6 +67,103 @@ const ENGINE: Edges = &[
     ("checkpoint", &["disk", "nn", "report", "shard"]),
     ("accelerator", &["checkpoint", "disk", "distributed", "nn", "optim", "parallel", "report", "shard"]),
     ("dataloader", &["accelerator", "nn", "report"]),
+];
+
+/// Hubs: names and requests below, one file and one list of files above them, models and data sets on top.
+const HUB: Edges = &[
+    ("address", &[]),
+    ("card", &[]),
+    ("glob", &[]),
+    ("nearest", &[]),
+    ("pauses", &[]),
+    ("reading", &[]),
+    ("secret", &[]),
+    ("environment", &["reading", "secret"]),
+    ("error", &["secret"]),
+    ("splits", &["glob"]),
+    ("names", &["error"]),
+    ("parallel", &["error"]),
+    ("progress", &["error"]),
+    ("space", &["error"]),
+    ("cache", &["environment", "error", "names", "reading"]),
+    ("client", &["address", "environment", "error", "names", "pauses", "progress", "reading", "secret"]),
+    ("digest", &["names"]),
+    ("locks", &["progress"]),
+    ("partial", &["error", "names", "reading"]),
+    ("refusal", &["address", "client", "error", "names", "pauses"]),
+    ("api", &["address", "client", "error", "refusal"]),
+    ("metadata", &["address", "client", "error", "names", "refusal"]),
+    (
+        "transfer",
+        &[
+            "address", "client", "digest", "error", "metadata", "names", "partial", "pauses", "progress",
+            "refusal", "space",
+        ],
+    ),
+    (
+        "file",
+        &[
+            "cache",
+            "client",
+            "environment",
+            "error",
+            "locks",
+            "metadata",
+            "names",
+            "partial",
+            "progress",
+            "transfer",
+        ],
+    ),
+    (
+        "listing",
+        &[
+            "address",
+            "api",
+            "cache",
+            "client",
+            "environment",
+            "error",
+            "file",
+            "names",
+            "nearest",
+            "reading",
+            "refusal",
+        ],
+    ),
+    (
+        "folder",
+        &["cache", "digest", "error", "file", "listing", "locks", "names", "partial", "progress", "reading"],
+    ),
+    ("store", &["error", "listing", "names"]),
+    ("weights", &["error", "listing", "names"]),
+    ("huggingface", &["cache", "error", "file", "folder", "listing", "names", "parallel", "space", "store"]),
+    (
+        "modelscope",
+        &[
+            "address", "api", "cache", "error", "file", "folder", "listing", "locks", "metadata", "names",
+            "parallel", "partial", "pauses", "progress", "refusal", "space", "store", "transfer",
+        ],
+    ),
+    (
+        "hub",
+        &[
+            "client",
+            "environment",
+            "error",
+            "file",
+            "folder",
+            "huggingface",
+            "listing",
+            "modelscope",
+            "names",
+            "progress",
+            "reading",
+            "store",
+            "weights",
+        ],
+    ),
+    ("dataset", &["card", "error", "hub", "listing", "names", "reading", "splits", "store"]),
 ];
 
 /// Language models on the engine.
@@ -181,7 +279,7 @@ fn files_are_read_by_the_functions_that_refuse_what_is_no_file() {
     let mut broken = Vec::new();
     for (path, text) in sources() {
         let name = path.display().to_string();
-        let product = ["config", "engine", "lm", "oarlock", "cli"]
+        let product = ["config", "engine", "hub", "lm", "oarlock", "cli"]
             .iter()
             .any(|part| name.contains(&format!("/{part}/src/")));
         let exempt = READERS_OF_THE_SYSTEM.iter().any(|exempt| name.ends_with(exempt));
@@ -229,7 +327,8 @@ fn largest_differences_are_found_by_what_passes_over_nothing() {
 
 #[test]
 fn modules_name_only_what_they_may() {
-    for (name, edges) in [("config", CONFIG), ("engine", ENGINE), ("lm", LM), ("cli", PROGRAM)] {
+    for (name, edges) in [("config", CONFIG), ("engine", ENGINE), ("hub", HUB), ("lm", LM), ("cli", PROGRAM)]
+    {
         let mut used: BTreeMap<String, BTreeSet<String>> = BTreeMap::new();
         let top = |module: &str| module.split("::").next().unwrap_or_default().to_owned();
         for (module, named) in rings::graph_of(name) {
@@ -282,7 +381,7 @@ fn crates_are_built_on_nothing_but_what_they_may() {
 /// Takes away module after module that names none that is left; what then stays goes in a circle.
 #[test]
 fn no_modules_go_in_a_circle() {
-    for edges in [CRATES, CONFIG, ENGINE, LM, PROGRAM] {
+    for edges in [CRATES, CONFIG, ENGINE, HUB, LM, PROGRAM] {
         let mut left: Vec<_> = edges.to_vec();
         loop {
             let names: BTreeSet<&str> = left.iter().map(|(module, _)| *module).collect();

@@ -6,6 +6,10 @@ use saphyr_parser::{Event, Parser, ScalarStyle, StrInput};
 const MAX_DEPTH: usize = 32;
 const MAX_BYTES: usize = 4 << 20;
 
+/// The most patterns, and the longest one.
+const MAX_PATTERNS: usize = 20_000;
+const MAX_PATTERN_BYTES: usize = 1000;
+
 /// One configuration.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct Config {
@@ -30,8 +34,18 @@ pub(crate) fn configs(readme: &str) -> Result<Vec<Config>, String> {
     let root = document(&mut parser)?;
     match root.get("configs") {
         None | Some(Yaml::Null) => Ok(Vec::new()),
-        Some(Yaml::List(items)) => items.iter().map(config).collect(),
+        Some(Yaml::List(items)) => bounded(items.iter().map(config).collect::<Result<_, _>>()?),
         Some(_) => Err("`configs` in its README.md is not a list".to_owned()),
+    }
+}
+
+/// A card that names more patterns than people write would take for ever to compare with the files.
+fn bounded(configs: Vec<Config>) -> Result<Vec<Config>, String> {
+    let splits = configs.iter().flat_map(|config| config.splits.iter().flatten());
+    let patterns: Vec<&String> = splits.flat_map(|(_, patterns)| patterns).collect();
+    match patterns.len() > MAX_PATTERNS || patterns.iter().any(|pattern| pattern.len() > MAX_PATTERN_BYTES) {
+        true => Err("its README.md has too many patterns of data_files, or too long ones".to_owned()),
+        false => Ok(configs),
     }
 }
 

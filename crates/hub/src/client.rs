@@ -1,6 +1,5 @@
 //! Requests: the headers that hubs expect, redirects, time limits, proxies, and which server may see the token.
 
-use std::io::Read;
 use std::sync::Mutex;
 use std::time::Duration;
 
@@ -15,14 +14,10 @@ use crate::names::Repo;
 use crate::pauses;
 use crate::progress::{Event, Progress};
 use crate::reading;
-use crate::refusal::{self, Subject};
 use crate::secret::{Secret, Token, TokenSource};
 
 /// The most redirects that one request follows.
 const N_REDIRECTS: usize = 20;
-
-/// The longest text of an API that is read whole.
-const MAX_TEXT_BYTES: u64 = 64 << 20;
 
 /// The servers of Hugging Face, to which a mirror may lead and which may see the token.
 const HUBS: [&str; 3] = [HUGGING_FACE, "https://hf.co", "https://hub-ci.huggingface.co"];
@@ -42,8 +37,6 @@ pub(crate) struct Request<'r> {
     pub(crate) from_byte: u64,
     /// The limit for the connection and the headers.
     pub(crate) timeout: Duration,
-    /// What it is about, for the error.
-    pub(crate) subject: Subject<'r>,
 }
 
 /// An answer, whatever its status.
@@ -234,37 +227,6 @@ impl Client {
         let (parts, body) = response.into_parts();
         let status = StatusCode::as_u16(&parts.status);
         Ok(Reply { status, headers: parts.headers, body, url: url.to_owned() })
-    }
-
-    /// As [`Client::send`], where refusals are errors.
-    ///
-    /// # Errors
-    /// No answer, and a refusal.
-    pub(crate) fn ask(&self, request: &Request<'_>) -> Result<Reply, Error> {
-        let reply = self.send(request)?;
-        match reply.status {
-            200..400 => Ok(reply),
-            _ => Err(refusal::of(&reply, &request.subject, self)),
-        }
-    }
-
-    /// The text of an answer of the API.
-    ///
-    /// # Errors
-    /// As [`Client::ask`]; no tries are repeated.
-    pub(crate) fn text(&self, url: &str, subject: Subject<'_>) -> Result<(String, HeaderMap), Error> {
-        let request = Request { method: Method::Get, url, from_byte: 0, timeout: self.etag_timeout, subject };
-        let reply = self.ask(&request)?;
-        let mut bytes = Vec::new();
-        let read = reply.body.into_reader().take(MAX_TEXT_BYTES + 1).read_to_end(&mut bytes);
-        read.map_err(|error| failed(url, false, &ureq::Error::from(error)))?;
-        let problem =
-            |problem: &str| Error::NotAHub { url: address::shown(url), problem: problem.to_owned() };
-        if bytes.len() as u64 > MAX_TEXT_BYTES {
-            return Err(problem("its answer is longer than a listing ever is"));
-        }
-        let text = String::from_utf8(bytes).map_err(|_| problem("its answer is not a text"))?;
-        Ok((text, reply.headers))
     }
 
     /// Tries again what failed for a reason that passes, with pauses.

@@ -1,5 +1,6 @@
 //! Data sets by name: which files they consist of, and these files here.
 
+use std::collections::HashMap;
 use std::path::PathBuf;
 
 use crate::card::{self, Config};
@@ -111,7 +112,7 @@ fn choose(
     listing: &Listing,
     query: &DatasetQuery,
 ) -> Result<(Option<String>, Splits), Error> {
-    let wrong = |problem: String| Error::dataset(repo, problem);
+    let wrong = |problem: String| Error::dataset(&repo.id, problem);
     let paths: Vec<&str> = listing.entries.iter().map(|entry| entry.path.as_str()).collect();
     let folder = match &query.folder {
         Some(folder) => RepoPath::of(folder.trim_matches('/'))?.as_str().to_owned(),
@@ -159,7 +160,7 @@ fn configs(repo: &Repo, store: &dyn Store, listing: &Listing) -> Result<Vec<Conf
     let files = store.fetch(repo, listing, vec![readme.clone()])?;
     let Some(file) = files.first() else { return Ok(Vec::new()) };
     let text = reading::text(&file.local, MAX_README_BYTES).map_err(|error| Error::io(&file.local, error))?;
-    card::configs(&text).map_err(|problem| Error::dataset(repo, problem))
+    card::configs(&text).map_err(|problem| Error::dataset(&repo.id, problem))
 }
 
 /// The configuration that is asked for, or the one that is meant where none is.
@@ -198,7 +199,7 @@ fn of_split(repo: &Repo, found: Splits, query: &DatasetQuery) -> Result<Splits, 
     let names = found.iter().map(|(name, _)| name.as_str()).collect::<Vec<_>>().join(", ");
     let of_name: Splits = found.iter().filter(|(split, _)| split == name).cloned().collect();
     match of_name.is_empty() {
-        true => Err(Error::dataset(repo, format!("it has no split {name:?}; it has {names}"))),
+        true => Err(Error::dataset(&repo.id, format!("it has no split {name:?}; it has {names}"))),
         false => Ok(of_name),
     }
 }
@@ -228,7 +229,7 @@ fn of_one_format(repo: &Repo, splits: &Splits) -> Result<(Format, Splits), Error
         let problem = format!(
             "its rows are in files such as {example:?}, which Oarlock does not read: it reads Parquet, JSON, CSV and texts. The hub may have a copy in Parquet, as revision refs/convert/parquet"
         );
-        return Err(Error::dataset(repo, problem));
+        return Err(Error::dataset(&repo.id, problem));
     };
     let packed = |path: &&String| {
         let last = ends(path).pop().unwrap_or_default();
@@ -237,7 +238,7 @@ fn of_one_format(repo: &Repo, splits: &Splits) -> Result<(Format, Splits), Error
     };
     if let Some(packed) = all().find(packed) {
         return Err(Error::dataset(
-            repo,
+            &repo.id,
             format!("{packed:?} is compressed; unpack it by hand and name the file"),
         ));
     }
@@ -249,9 +250,11 @@ fn of_one_format(repo: &Repo, splits: &Splits) -> Result<(Format, Splits), Error
 }
 
 fn entries(repo: &Repo, listing: &Listing, splits: &Splits) -> Result<Vec<Entry>, Error> {
+    let known: HashMap<&str, &Entry> =
+        listing.entries.iter().map(|entry| (entry.path.as_str(), entry)).collect();
     let entry = |path: &String| {
-        let missing = || Error::dataset(repo, format!("{path:?} is not in its list of files"));
-        listing.get(path).cloned().ok_or_else(missing)
+        let missing = || Error::dataset(&repo.id, format!("{path:?} is not in its list of files"));
+        known.get(path.as_str()).map(|entry| (*entry).clone()).ok_or_else(missing)
     };
     splits.iter().flat_map(|(_, files)| files.iter().map(entry)).collect()
 }

@@ -4,7 +4,6 @@ use std::io;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
-use crate::names::Repo;
 use crate::secret::TokenSource;
 
 /// Why something could not be had.
@@ -247,8 +246,8 @@ impl Error {
         Error::Io { path: path.to_owned(), source }
     }
 
-    pub(crate) fn dataset(repo: &Repo, problem: impl Into<String>) -> Error {
-        Error::Dataset { id: repo.id.clone(), problem: problem.into() }
+    pub(crate) fn dataset(id: &str, problem: impl Into<String>) -> Error {
+        Error::Dataset { id: id.to_owned(), problem: problem.into() }
     }
 }
 

@@ -1,5 +1,6 @@
 //! Hugging Face with its cache, or with a folder that a user names.
 
+use std::collections::HashSet;
 use std::fs::DirEntry;
 use std::path::PathBuf;
 
@@ -8,7 +9,7 @@ use crate::error::Error;
 use crate::file::Source;
 use crate::folder::Folder;
 use crate::listing::{Entry, Listing};
-use crate::names::{Repo, RepoPath};
+use crate::names::{Etag, Repo, RepoPath};
 use crate::store::{SnapshotFile, Store};
 use crate::{parallel, space};
 
@@ -82,11 +83,11 @@ impl Store for HuggingFace<'_> {
 /// How many bytes of the files lie in the cache already, in downloads that were broken off.
 fn partials(cache: &Cache, entries: &[Entry]) -> u64 {
     let Ok(blobs) = std::fs::read_dir(cache.blobs()) else { return 0 };
+    let etags: HashSet<&str> =
+        entries.iter().filter_map(|entry| entry.etag.as_ref()).map(Etag::as_str).collect();
     let is_of_ours = |found: &DirEntry| {
         let name = found.file_name();
-        let name = name.to_string_lossy();
-        let is_of = |etag: &str| name.strip_prefix(etag).is_some_and(|rest| rest.starts_with(".oarlock-"));
-        entries.iter().filter_map(|entry| entry.etag.as_ref()).any(|etag| is_of(etag.as_str()))
+        name.to_string_lossy().split_once(".oarlock-").is_some_and(|(etag, _)| etags.contains(etag))
     };
     let lengths = blobs.flatten().filter(is_of_ours).filter_map(|found| found.metadata().ok());
     lengths.map(|found| found.len()).fold(0, u64::saturating_add)

@@ -40,6 +40,7 @@
 //! 6. An [`Error`] says what is wrong, why, and what to do.
 
 mod address;
+mod api;
 mod cache;
 mod card;
 mod client;

@@ -5,6 +5,7 @@ use std::collections::BTreeMap;
 use serde_json::{Map, Value, json};
 
 use crate::address;
+use crate::api;
 use crate::cache::{self, Cache};
 use crate::client::Client;
 use crate::error::Error;
@@ -14,8 +15,9 @@ use crate::nearest::nearest;
 use crate::reading;
 use crate::refusal::Subject;
 
-/// The most pages of a list, and the longest list of a cache.
+/// The most pages and files of a list, and the longest list of a cache.
 const MAX_PAGES: usize = 10_000;
+const MAX_FILES: usize = 2_000_000;
 const MAX_TREE_BYTES: u64 = 256 << 20;
 
 /// One file in a list.
@@ -107,10 +109,10 @@ impl Source<'_> {
 
     /// The list of a commit, page by page, which is kept: a commit never changes.
     fn tree(&self, cache: &Cache, repo: &Repo, commit: &str) -> Result<Listing, Error> {
-        let mut url = format!("{}/tree/{commit}?recursive=true", api(self.client, repo));
+        let mut url = format!("{}/tree/{commit}?recursive=true", address_of(self.client, repo));
         let (mut entries, mut kept, mut seen) = (Vec::new(), BTreeMap::new(), 0);
         loop {
-            let (text, headers) = self.client.text(&url, Subject::repo(repo))?;
+            let (text, headers) = api::text(self.client, &url, Subject::repo(repo))?;
             let page: Value = serde_json::from_str(&text).map_err(|_| not_json(&url))?;
             for item in page.as_array().ok_or_else(|| not_json(&url))? {
                 let path = item["path"].as_str().unwrap_or_default();
@@ -128,7 +130,11 @@ impl Source<'_> {
             }
             seen += 1;
             let next = headers.get("link").and_then(|link| address::next_page(link.to_str().ok()?));
-            let Some(next) = next.filter(|_| seen < MAX_PAGES) else { break };
+            let Some(next) = next else { break };
+            if seen >= MAX_PAGES || entries.len() > MAX_FILES {
+                let problem = "its list of files has no end".to_owned();
+                return Err(Error::NotAHub { url: address::shown(&url), problem });
+            }
             let next = on_endpoint(next, self.client);
             url = address::joined(&url, &next).ok_or_else(|| not_json(&url))?;
         }
@@ -138,8 +144,8 @@ impl Source<'_> {
 
     /// The branch or tag whose name is closest to one that there is not.
     fn nearest_revision(&self, repo: &Repo) -> Option<String> {
-        let url = format!("{}/refs", api(self.client, repo));
-        let (text, _) = self.client.text(&url, Subject::repo(repo)).ok()?;
+        let url = format!("{}/refs", address_of(self.client, repo));
+        let (text, _) = api::text(self.client, &url, Subject::repo(repo)).ok()?;
         let refs: Value = serde_json::from_str(&text).ok()?;
         let names = |kind: &str| refs[kind].as_array().cloned().unwrap_or_default();
         let all: Vec<Value> = [names("branches"), names("tags")].concat();
@@ -147,14 +153,14 @@ impl Source<'_> {
     }
 }
 
-fn api(client: &Client, repo: &Repo) -> String {
+fn address_of(client: &Client, repo: &Repo) -> String {
     format!("{}/api/{}/{}", client.endpoint, repo.kind.plural(), repo.id)
 }
 
 /// The commit that a branch or a tag names now.
 fn commit_now(client: &Client, repo: &Repo) -> Result<String, Error> {
-    let url = format!("{}/revision/{}", api(client, repo), address::encoded(&repo.revision, false));
-    let (text, _) = client.text(&url, Subject::repo(repo))?;
+    let url = format!("{}/revision/{}", address_of(client, repo), address::encoded(&repo.revision, false));
+    let (text, _) = api::text(client, &url, Subject::repo(repo))?;
     let info: Value = serde_json::from_str(&text).map_err(|_| not_json(&url))?;
     let commit = info["sha"].as_str().filter(|sha| names::is_commit(sha));
     commit.map(str::to_owned).ok_or_else(|| not_json(&url))

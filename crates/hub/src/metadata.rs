@@ -43,7 +43,7 @@ pub(crate) fn url(client: &Client, repo: &Repo, path: &RepoPath) -> String {
 pub(crate) fn ask(client: &Client, repo: &Repo, path: &RepoPath, timeout: Duration) -> Result<Answer, Error> {
     let url = url(client, repo, path);
     let subject = Subject { repo, path: Some(path.as_str()) };
-    let reply = client.send(&Request { method: Method::Head, url: &url, from_byte: 0, timeout, subject })?;
+    let reply = client.send(&Request { method: Method::Head, url: &url, from_byte: 0, timeout })?;
     let commit = reply.header("x-repo-commit").map(str::to_owned);
     if reply.status < 400 {
         return of_reply(&reply, commit).map(Answer::File);

@@ -26,7 +26,7 @@ use crate::progress::Event;
 use crate::refusal::Subject;
 use crate::store::{SnapshotFile, Store};
 use crate::transfer::{self, Outcome};
-use crate::{parallel, partial, pauses, space};
+use crate::{api, parallel, partial, pauses, space};
 
 /// Where the server cuts a list of a model, without a word.
 const CUT: usize = 3000;
@@ -122,7 +122,7 @@ impl<'h> ModelScope<'h> {
             if folder.is_empty() { String::new() } else { format!("&Root={}", encoded(folder, false)) };
         let revision = encoded(&repo.revision, false);
         let url = format!("{}/repo/{what}?Revision={revision}&{query}{root}", self.api(repo));
-        let (text, _) = self.source.client.text(&url, Subject::repo(repo))?;
+        let (text, _) = api::text(self.source.client, &url, Subject::repo(repo))?;
         let wrong = |problem: &str| Error::NotAHub { url: shown(&url), problem: problem.to_owned() };
         let answer: Value = serde_json::from_str(&text).map_err(|_| wrong("its answer is not JSON"))?;
         if answer["Success"].as_bool() == Some(false) {

@@ -134,7 +134,7 @@ impl Download<'_> {
         let subject = Subject { repo: self.repo, path: Some(self.path.as_str()) };
         let timeout = self.client.content_timeout();
         let (url, from_byte) = (self.url, self.n_bytes);
-        let reply = self.client.send(&Request { method: Method::Get, url, from_byte, timeout, subject })?;
+        let reply = self.client.send(&Request { method: Method::Get, url, from_byte, timeout })?;
         if let Some(error) = self.other_content(&reply) {
             return Ok(Step::Stale(error));
         }
