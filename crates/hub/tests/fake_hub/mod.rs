@@ -120,6 +120,8 @@ pub struct Faults {
     pub forces_gzip: bool,
     /// Lists have pages of so many entries.
     pub page: Option<usize>,
+    /// Entity tags of the second server, one for each content that it sends.
+    pub tags: Vec<&'static str>,
     /// Answers never come.
     pub hangs: bool,
 }

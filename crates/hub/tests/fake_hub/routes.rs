@@ -23,9 +23,19 @@ fn of_cdn(request: &Request, state: &State, hash: &str) -> Reply {
         repos.iter().flat_map(|repo| repo.files.values()).find(|file| file.is_large && file.etag() == hash);
     match file {
         // As S3 has it: an entity tag of its own.
-        Some(file) => content(request, state, &file.content).with("ETag", format!("\"{}-1\"", &hash[..32])),
+        Some(file) => {
+            let own = format!("\"{}-1\"", &hash[..32]);
+            let tag = next_tag(state).map_or(own, str::to_owned);
+            content(request, state, &file.content).with("ETag", tag)
+        }
         None => Reply::new(404, ""),
     }
+}
+
+/// The entity tag that a test has ordered.
+fn next_tag(state: &State) -> Option<&'static str> {
+    let tags = &mut state.faults.lock().unwrap().tags;
+    (!tags.is_empty()).then(|| tags.remove(0))
 }
 
 fn refused(code: &str, message: &str, status: u16) -> Reply {

@@ -52,6 +52,28 @@ fn a_body_that_breaks_off_goes_on_where_it_ended() {
 }
 
 #[test]
+fn a_rest_of_another_content_is_not_put_behind_what_came() {
+    let other_tag = (vec!["\"one\"", "\"two\""], Vec::new());
+    let range = |range| vec![(Server::Cdn, 206, vec![("Content-Range", range)])];
+    let other_total = (Vec::new(), range("bytes 200000-599999/600000"));
+    let other_begin = (Vec::new(), range("bytes 0-499999/500000"));
+    for (tags, answers) in [other_tag, other_total, other_begin] {
+        let fake = FakeHub::start(vec![large(500_000)]);
+        fake.faults().cut_after = Some((200_000, 1));
+        fake.faults().tags = tags;
+        fake.faults().answers_after_cut = answers;
+        let home = tempfile::tempdir().unwrap();
+        let (hub, heard) = listening(fake.hub(home.path(), &[]));
+        let local = hub.file(Kind::Model, NAME, None, FILE).unwrap();
+        assert_complete(&fake, home.path(), &local);
+        let restart = format!("restart {FILE}: the server has another content now");
+        assert!(heard.lock().unwrap().contains(&restart), "{heard:?}");
+        let ranges: Vec<bool> = requests_for_content(&fake).iter().map(Option::is_some).collect();
+        assert_eq!(ranges, [false, true, false]);
+    }
+}
+
+#[test]
 fn a_body_that_stands_still_is_asked_for_again() {
     let fake = FakeHub::start(vec![large(500_000)]);
     fake.faults().cut_after = Some((200_000, 2));
