@@ -40,14 +40,15 @@ const CRATES: Edges = &[
     ("comm", &["cuda", "tensor"]),
     ("config", &["comm", "tensor"]),
     ("engine", &["comm", "config", "derive", "files", "tensor"]),
-    ("lm", &["comm", "config", "engine", "files", "tensor"]),
+    ("lm", &["comm", "config", "engine", "files", "gguf", "tensor"]),
     ("oarlock", &["config", "engine", "lm"]),
-    ("cli", &["comm", "config", "cuda", "engine", "files", "lm", "oarlock", "reference", "tensor"]),
+    ("cli", &["comm", "config", "cuda", "engine", "files", "hub", "lm", "oarlock", "reference", "tensor"]),
 ];
 
 /// Settings, plain values with their keys, and what reads them from configurations of other programs.
 const CONFIG: Edges = &[
     ("json", &[]),
+    ("json_edit", &[]),
     ("lookalikes", &[]),
     ("nearest", &["lookalikes"]),
     ("settings", &["lookalikes", "nearest"]),

@@ -3,9 +3,10 @@
 use clap::Command;
 
 /// A command line of each command. A command with subcommands shows the first of theirs.
-const EXAMPLES: [&str; 23] = [
+const EXAMPLES: [&str; 24] = [
     "oarlock init sft river",
     "oarlock train recipes/pretrain.yaml",
+    "oarlock pull Qwen/Qwen2.5-0.5B-Instruct --to models/qwen",
     "oarlock generate --model out/first --prompt Once",
     "oarlock chat --model out/sft",
     "oarlock eval --model out/sft --task mmlu_test",

@@ -23,6 +23,7 @@ mod merge_weights;
 mod model;
 mod plan;
 mod plan_table;
+mod pull;
 mod token;
 mod tokenizer;
 mod train;
@@ -58,6 +59,8 @@ enum Command {
         #[arg(trailing_var_arg = true, allow_hyphen_values = true, value_name = "FILE.yaml [key=value …]")]
         arguments: Vec<String>,
     },
+    /// Fetch a model from Hugging Face or ModelScope, into the cache that transformers shares or into a folder
+    Pull(pull::PullArgs),
     /// Continue a prompt with a trained model
     Generate(generate::GenerateArgs),
     /// Talk to a trained model: `clear` forgets the conversation, `exit` ends it
@@ -155,6 +158,7 @@ pub fn main() -> ExitCode {
     let outcome = match cli.command {
         Command::Init(args) => init::run(&args),
         Command::Train { arguments } => train::run(&arguments, started),
+        Command::Pull(args) => pull::run(&args),
         Command::Generate(args) => generate::generate(&args),
         Command::Chat(args) => generate::chat(&args),
         Command::Eval(args) => eval::run(&args),

@@ -1,8 +1,9 @@
 //! What llama.cpp calls a family, its settings and its tensors.
 
 use oarlock_engine::Result;
-use oarlock_gguf::{Metadata, ToValue};
+use oarlock_gguf::Metadata;
 
+use super::keys::Keys;
 use super::rope;
 use super::settings::Settings;
 
@@ -170,7 +171,7 @@ impl Architecture {
     /// # Errors
     /// A setting that is missing, or that no key holds.
     pub(super) fn write_settings(&self, settings: &Settings, metadata: &mut Metadata) -> Result<()> {
-        let mut keys = Keys { architecture: self.name, settings, metadata };
+        let mut keys = Keys::new(self.name, settings, metadata);
         let (heads, head_dim) = (settings.required_u32("num_attention_heads")?, settings.head_dim()?);
         keys.set("block_count", settings.required_u32("num_hidden_layers")?)?;
         keys.set("context_length", settings.required_u32("max_position_embeddings")?)?;
@@ -251,20 +252,5 @@ impl Architecture {
             return None;
         }
         ["weight", "bias"].contains(&suffix).then(|| format!("blk.{layer}.{named}.{suffix}"))
-    }
-}
-
-/// The keys of an architecture.
-pub(super) struct Keys<'a> {
-    architecture: &'a str,
-    pub(super) settings: &'a Settings,
-    metadata: &'a mut Metadata,
-}
-
-impl Keys<'_> {
-    /// Sets a key of the architecture.
-    pub(super) fn set(&mut self, key: &str, value: impl ToValue) -> Result<()> {
-        let key = format!("{}.{key}", self.architecture);
-        self.metadata.set(&key, value).map_err(|error| self.settings.refuse(error))
     }
 }

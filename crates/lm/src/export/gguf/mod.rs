@@ -4,6 +4,7 @@
 //! [`vocabulary`] what it reads of the tokenizer. What GGUF cannot say is refused with the reason.
 
 mod architecture;
+mod keys;
 mod rope;
 mod settings;
 mod tensors;

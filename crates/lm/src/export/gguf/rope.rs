@@ -3,7 +3,7 @@
 use oarlock_engine::Result;
 use serde_json::Value;
 
-use super::architecture::Keys;
+use super::keys::Keys;
 use super::settings::Settings;
 
 /// Writes the keys of an architecture with heads of this size.
