@@ -318,9 +318,35 @@ pub(crate) fn failed(url: &str, has_proxy: bool, error: &ureq::Error) -> Error {
             Error::NotAHub { url, problem: "its address cannot be asked".to_owned() }
         }
         ureq::Error::Protocol(cause) => Error::NotAHub { url, problem: cause.to_string() },
-        // Of certificates: another try finds the same ones.
-        ureq::Error::Rustls(cause) => Error::NotAHub { url, problem: cause.to_string() },
+        ureq::Error::Rustls(cause) => Error::NotAHub { url, problem: untrusted(&cause.to_string()) },
+        // Another try finds the same certificate.
+        ureq::Error::Io(cause) if cause.to_string().contains("certificate") => {
+            Error::NotAHub { url, problem: untrusted(&cause.to_string()) }
+        }
         other if has_proxy => Error::Connection { url, cause: format!("through a proxy: {other}") },
         other => Error::Connection { url, cause: other.to_string() },
+    }
+}
+
+/// Networks of companies have certificates of their own.
+fn untrusted(cause: &str) -> String {
+    format!("{cause}; if this network has certificates of its own, name their file in SSL_CERT_FILE")
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_certificate_that_nobody_knows_is_no_failure_that_passes() {
+        let cause =
+            std::io::Error::new(std::io::ErrorKind::InvalidData, "invalid peer certificate: UnknownIssuer");
+        let error = failed("https://hub.example/x?Signature=s", false, &ureq::Error::Io(cause));
+        let said = error.to_string();
+        assert!(
+            !error.is_transient() && said.contains("SSL_CERT_FILE") && !said.contains("Signature"),
+            "{said}"
+        );
+        assert!(failed("https://hub.example", false, &ureq::Error::HostNotFound).is_transient());
     }
 }
