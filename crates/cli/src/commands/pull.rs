@@ -84,17 +84,14 @@ fn tell(event: &Event<'_>, bytes: &Mutex<Counted>, is_terminal: bool) {
             } else {
                 String::new()
             };
-            eprint(&format!("\r{}{size}{there}{end}", shown(path)).trim_start_matches(if is_terminal {
-                ""
-            } else {
-                "\r"
-            }));
+            let begin = if is_terminal { "\r" } else { "" };
+            eprint(&format!("{begin}{}{size}{there}{end}", shown(path)));
         }
         Event::Restart { path, why } => eprint(&format!("{}: begins anew: {why}{end}", shown(path))),
         Event::Pause { pause, why } => {
             eprint(&format!("waits {:.0} s: {}{end}", pause.as_secs_f64(), visible(&why.to_string(), 500)));
         }
-        Event::Note(note) => eprint(&format!("note: {}{end}", visible(&note.to_string(), 500))),
+        Event::Note(note) => eprint(&format!("note: {}{end}", visible(note, 500))),
         _ => {}
     }
 }
