@@ -135,6 +135,7 @@ pub fn export(options: &ExportOptions<'_>, device: &Device) -> Result<Exported> 
         take_over_side_files(&mut files, side, &[]);
     }
     let texts = beside_weights(side, &hf, &tokenizer, chat)?;
+    texts.left_out.into_iter().for_each(|name| files.leave_out(name));
     texts.files.into_iter().for_each(|(name, text)| files.add_text(name, text));
     let notes = [notes, texts.warnings].concat();
     let heads = adapters.iter().rev().map(PathBuf::as_path).chain([dir]);
@@ -180,6 +181,7 @@ fn export_packed(
     let save = SaveOptions { dtype, max_shard_bytes, side_files_from: Some(dir) };
     let mut files = QuantizedFiles::new(hf, format, &save)?;
     let texts = beside_weights(dir, hf, tokenizer, chat)?;
+    texts.left_out.into_iter().for_each(|name| files.leave_out(name));
     texts.files.into_iter().for_each(|(name, text)| files.add_text(name, text));
     let files = files.written_by(EXPORT, overwrite);
     let names: Vec<String> = files.names().map(str::to_owned).collect();

@@ -58,6 +58,24 @@ fn the_files_of_the_tokenizer_stay_to_the_byte() {
     assert_eq!(read(&out, "tokenizer_config.json"), config);
 }
 
+/// In `additional_chat_templates`, or in `chat_template.json`.
+#[test]
+fn templates_in_other_places_come_along() {
+    let folder = tempfile::tempdir().unwrap();
+    let (base, ..) = exported(folder.path(), DType::F32);
+    std::fs::create_dir(base.join("additional_chat_templates")).unwrap();
+    std::fs::write(base.join("chat_template.jinja"), "{{ messages[0].content }}").unwrap();
+    std::fs::write(base.join("additional_chat_templates/tool_use.jinja"), "{{ tools }}").unwrap();
+    let (base, out, _) = exported(folder.path(), DType::BF16);
+    let texts = |dir: &Path| ChatTemplate::texts(dir).unwrap();
+    assert_eq!(texts(&out), (Some("{{ messages[0].content }}".to_owned()), Some("{{ tools }}".to_owned())));
+    std::fs::remove_dir_all(base.join("additional_chat_templates")).unwrap();
+    std::fs::remove_file(base.join("chat_template.jinja")).unwrap();
+    std::fs::write(base.join("chat_template.json"), "{\"chat_template\": \"x\"}").unwrap();
+    let (_, out, _) = exported(folder.path(), DType::F16);
+    assert_eq!(texts(&out), (Some("x".to_owned()), None));
+}
+
 #[test]
 fn a_weight_that_is_not_the_merged_one_is_found() {
     let folder = tempfile::tempdir().unwrap();

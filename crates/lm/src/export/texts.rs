@@ -5,6 +5,7 @@ use std::path::Path;
 use oarlock_config::config::ChatArgs;
 use oarlock_config::json_edit::edited;
 use oarlock_engine::{Error, Result};
+use serde_json::json;
 
 use super::modelfile::modelfile;
 use crate::adapters::{TemplateFiles, side_text, stop_ids, template_files};
@@ -13,11 +14,15 @@ use crate::model::HfConfig;
 use crate::model::hf::generation_stops;
 
 const TOKENIZER_CONFIG: &str = "tokenizer_config.json";
+/// Where templates of more kinds of conversations lie.
+const ADDITIONAL: &str = "additional_chat_templates";
 
 /// What is written beside the weights.
 pub(super) struct Texts {
     /// The files that are not copies.
     pub files: TemplateFiles,
+    /// The copy that they replace.
+    pub left_out: Option<&'static str>,
     /// The chat template of the model, if it has one.
     pub template: Option<ChatTemplate>,
     /// What is to be said about it.
@@ -50,10 +55,19 @@ pub(super) fn beside_weights(
     };
     stops.sort_unstable();
     stops.dedup();
-    files.push(("Modelfile", modelfile(template.as_ref(), tokenizer, &stops)));
     // Padding on the left, where answers are generated.
     let path = dir.join(TOKENIZER_CONFIG);
-    let left = [("padding_side", Some("left".into()))];
+    let mut left = vec![("padding_side", Some("left".into()))];
+    // A template in a folder of its own moves beside the other one, as transformers reads several from one file.
+    let joins = files.is_empty() && dir.join(ADDITIONAL).is_dir();
+    let mut left_out = None;
+    if let (true, (Some(default), Some(with_tools))) = (joins, ChatTemplate::texts(dir)?) {
+        let named = [("default", default), ("tool_use", with_tools)];
+        let list = named.map(|(name, template)| json!({"name": name, "template": template}));
+        left.push(("chat_template", Some(json!(list))));
+        left_out = Some("chat_template.jinja");
+    }
+    files.push(("Modelfile", modelfile(template.as_ref(), tokenizer, &stops)));
     match files.iter_mut().find(|(name, _)| *name == TOKENIZER_CONFIG) {
         Some((_, text)) => *text = edited(text, &left).map_err(|e| Error::bad_file(&path, e.to_string()))?,
         None => {
@@ -62,5 +76,5 @@ pub(super) fn beside_weights(
             files.extend(own.map(|text| (TOKENIZER_CONFIG, text)));
         }
     }
-    Ok(Texts { files, template, warnings })
+    Ok(Texts { files, left_out, template, warnings })
 }

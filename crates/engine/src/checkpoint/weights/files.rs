@@ -234,6 +234,11 @@ impl ModelFiles {
         self.add(name, Content::Text(text));
     }
 
+    /// Leaves a file beside the weights out that was added.
+    pub fn leave_out(&mut self, name: &str) {
+        self.rest.remove(name);
+    }
+
     /// Adds a file beside the weights.
     pub fn add(&mut self, name: &str, content: Content) {
         self.rest.insert(name.to_string(), content);

@@ -117,6 +117,7 @@ fn every_family_has_a_place_for_every_tensor() {
         assert_eq!(gguf.require::<&str>("general.architecture").unwrap(), architecture);
         let stored = folder.stored();
         assert_eq!(written.types[0].1, stored.tensors.len() + n_more, "{name}");
+        assert_eq!(written.notes.len(), if architecture == "phi3" { 2 } else { 0 }, "{name}");
         for mix in [Mix::BF16, Mix::Q8_0, Mix::Q4_K_M] {
             folder.export(mix).unwrap_or_else(|error| panic!("{name} {}: {error}", mix.name()));
         }

@@ -90,6 +90,11 @@ impl QuantizedFiles {
         Ok(QuantizedFiles { files, tensors })
     }
 
+    /// Leaves a file beside the weights out that was added.
+    pub fn leave_out(&mut self, name: &str) {
+        self.files.leave_out(name);
+    }
+
     /// Adds a text beside the weights.
     pub fn add_text(&mut self, name: &str, text: String) {
         self.files.add_text(name, text);

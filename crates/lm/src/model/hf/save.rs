@@ -14,13 +14,14 @@ use super::config::HfConfig;
 use crate::model::value_head::{is_of_value_head, with_value_head, with_value_head_of};
 
 /// What belongs to a tokenizer, and the settings of generation: taken over as they are.
-const SIDE_FILES: [&str; 9] = [
+const SIDE_FILES: [&str; 10] = [
     "generation_config.json",
     "tokenizer.json",
     "tokenizer_config.json",
     "special_tokens_map.json",
     "added_tokens.json",
     "chat_template.jinja",
+    "chat_template.json",
     "vocab.json",
     "merges.txt",
     "tokenizer.model",
