@@ -3,6 +3,7 @@
 # after it is uninstalled.
 #
 #   packaging/check.sh                    # builds it first
+#   packaging/check.sh --local            # builds one for this machine alone, of the program that cargo has built
 #   packaging/check.sh oarlock-….whl      # one that was built
 set -euo pipefail
 root=$(cd "$(dirname "$0")/.." && pwd)
@@ -10,7 +11,10 @@ began=$SECONDS
 fail() { printf '%s\n' "$*" >&2; exit 1; }
 step() { printf '\n== %s (%d s)\n' "$*" $((SECONDS - began)); }
 
-if [ $# -gt 0 ]; then
+if [ "${1-}" = --local ]; then
+  step "the wheel is packed"
+  wheel=$(python3 "$root/packaging/wheel.py" --local | tail -1)
+elif [ $# -gt 0 ]; then
   wheel=$(readlink -f "$1")
   python3 "$root/packaging/check_wheel.py" "$wheel"
 else

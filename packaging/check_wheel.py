@@ -41,7 +41,9 @@ def main() -> int:
         faults.append(f"{n_bytes} bytes are more than {MOST_BYTES}")
     tags = re.fullmatch(r"oarlock-[^-]+-py3-none-(\S+)\.whl", wheel.name)
     is_static = tags is not None and tags[1] == "musllinux_1_1_x86_64"
-    if not is_static and (tags is None or set(tags[1].split(".")) != {"manylinux_2_17_x86_64", "manylinux2014_x86_64"}):
+    # A local wheel has the paths and the libraries of the machine that it is for, and installs nowhere else.
+    is_local = tags is not None and tags[1] == "linux_x86_64"
+    if not is_static and not is_local and (tags is None or set(tags[1].split(".")) != {"manylinux_2_17_x86_64", "manylinux2014_x86_64"}):
         faults.append(f"the tag of {wheel.name} is another one")
     with zipfile.ZipFile(wheel) as archive:
         names = archive.namelist()
@@ -57,13 +59,14 @@ def main() -> int:
     if foreign:
         faults.append(f"it has files of nobody: {foreign}")
     named = [os.environ.get(name) for name in ("CARGO_HOME", "CARGO_TARGET_DIR", "GLOO_SOURCE")]
-    for place in (Path.home(), Path(__file__).resolve().parents[1], *(Path(name).absolute() for name in named if name)):
+    places = [Path.home(), Path(__file__).resolve().parents[1], *(Path(name).absolute() for name in named if name)]
+    for place in [] if is_local else places:
         if f"{place}/".encode() in program or f"{place}/".encode() in texts:
             faults.append(f"it has a path of this machine, below {place}")
     if any("sboms/" in name for name in names):
         faults.append("its list of parts (SBOM) has the paths of the machine that built it")
     highest = (0, 0)
-    for index, part in enumerate(parts(program)):
+    for index, part in enumerate([] if is_local else parts(program)):
         newest, needed = needs(part)
         highest = max(highest, newest)
         if newest > GLIBC:
@@ -73,7 +76,9 @@ def main() -> int:
         if needed - LIBRARIES:
             faults.append(f"part {index} of the program needs {sorted(needed - LIBRARIES)}")
     n_parts = len(parts(program))
-    asked = "static" if is_static else f"highest symbol GLIBC_{highest[0]}.{highest[1]}"
+    asked = f"highest symbol GLIBC_{highest[0]}.{highest[1]}"
+    if is_static or is_local:
+        asked = "static" if is_static else "for this machine"
     print(f"{wheel.name}: {n_bytes / 1e6:.2f} MB, the program {len(program) / 1e6:.1f} MB in {n_parts} part(s), {asked}")
     for fault in faults:
         print(f"{wheel.name}: {fault}", file=sys.stderr)

@@ -3,13 +3,15 @@
 
     python3 packaging/wheel.py               # for glibc 2.17 or newer
     python3 packaging/wheel.py --musl        # static, for Alpine and for containers with nothing else
+    python3 packaging/wheel.py --local       # for this machine alone: what `cargo build --release` has built is used again
 
 It needs Rust, Python with venv, and the registries of crates and of PyPI, from which it takes maturin and the C compiler and
 linker of Zig. Where GLOO_SOURCE names the sources of Gloo, they become part of the program for glibc.
 A static program opens no libraries, so it has no GPUs, no Gloo and no MPI. `rustup target add x86_64-unknown-linux-musl` brings
 what it needs of Rust; where RUSTC names a compiler that has the source of its standard library instead (Debian: rustc-web and
 rust-web-src), OARLOCK_BUILD_STD=1 compiles that as well.
-No path of this machine, and no time but that of the commit, gets into it.
+No path of this machine, and no time but that of the commit, gets into a wheel for others. A local one is of cargo's own
+program, with the paths, the glibc and the Gloo of this machine; its tag says so, and PyPI takes no such wheel.
 """
 
 from __future__ import annotations
@@ -29,14 +31,15 @@ GLIBC = "2.17"
 
 
 class Kind(NamedTuple):
-    """What a wheel is for: a target of Rust, and the systems on which pip installs it."""
+    """What a wheel is for: a target of Rust, or that of cargo's own builds, and the systems on which pip installs it."""
 
-    target: str
+    target: Optional[str]
     policy: str
 
 
 GNU = Kind("x86_64-unknown-linux-gnu", "manylinux2014")
 MUSL = Kind("x86_64-unknown-linux-musl", "musllinux_1_1")
+LOCAL = Kind(None, "linux")
 
 # The C++ compiler of Zig links its standard library always as a part, and takes no flags that ask for it.
 COMPILER = """\
@@ -55,8 +58,10 @@ exec {python} -m ziglang c++ -target x86_64-linux-gnu.{glibc} "$@"
 def main() -> int:
     """Builds the wheel, checks it, and prints its path."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
-    parser.add_argument("--musl", action="store_true", help="a static program, for musl")
-    kind = MUSL if parser.parse_args().musl else GNU
+    kinds = parser.add_mutually_exclusive_group()
+    kinds.add_argument("--musl", dest="kind", action="store_const", const=MUSL, default=GNU, help="a static program, for musl")
+    kinds.add_argument("--local", dest="kind", action="store_const", const=LOCAL, help="for this machine alone")
+    kind: Kind = parser.parse_args().kind
     target = Path(os.environ.get("CARGO_TARGET_DIR") or ROOT / "target").absolute()
     tools = target / "wheel-tools"
     python = tools / "bin" / "python"
@@ -64,11 +69,16 @@ def main() -> int:
         venv.create(tools, clear=True, with_pip=True)
         call([str(python), "-m", "pip", "install", "-q", "--disable-pip-version-check", *TOOLS])
     out = target / "wheels"
-    pattern = f"oarlock-*{kind.policy}*.whl"
+    pattern = f"oarlock-*-{kind.policy}*.whl" if kind == LOCAL else f"oarlock-*{kind.policy}*.whl"
     for wheel in out.glob(pattern):
         wheel.unlink()
-    command = ["build", "--release", "--zig", "--target", kind.target, "--compatibility", kind.policy, "--auditwheel", "check"]
-    env = environment(kind, tools, target)
+    command = ["build", "--release", "--compatibility", kind.policy]
+    if kind.target is None:
+        command += ["--auditwheel", "skip"]
+        env = dict(os.environ, CARGO_TARGET_DIR=str(target))
+    else:
+        command += ["--zig", "--target", kind.target, "--auditwheel", "check"]
+        env = environment(kind, kind.target, tools, target)
     if kind == MUSL and env.get("OARLOCK_BUILD_STD"):
         command += ["-Z", "build-std=std,panic_unwind"]
         env["RUSTC_BOOTSTRAP"] = "1"
@@ -82,7 +92,7 @@ def main() -> int:
     return 0
 
 
-def environment(kind: Kind, tools: Path, target: Path) -> Dict[str, str]:
+def environment(kind: Kind, triple: str, tools: Path, target: Path) -> Dict[str, str]:
     """The variables of the build, by which no path of this machine gets into the program."""
     env = dict(os.environ)
     cargo = Path(env.get("CARGO_HOME") or Path.home() / ".cargo")
@@ -113,7 +123,7 @@ def environment(kind: Kind, tools: Path, target: Path) -> Dict[str, str]:
         compiler.write_text(COMPILER.format(python=tools / "bin" / "python", glibc=GLIBC))
         compiler.chmod(0o755)
         # Whoever has named another compiler means it.
-        env.setdefault(f"CXX_{kind.target.replace('-', '_')}", str(compiler))
+        env.setdefault(f"CXX_{triple.replace('-', '_')}", str(compiler))
     else:
         env["OARLOCK_GLOO"] = "off"
         print("note: GLOO_SOURCE names no sources of Gloo, so ranks of this wheel are on one machine", file=sys.stderr)

@@ -169,14 +169,15 @@ const HUB: Edges = &[
 
 /// Language models on the engine.
 const LM: Edges = &[
-    ("data", &[]),
-    ("model", &[]),
+    ("gguf", &[]),
     ("text_metrics", &[]),
-    ("adapters", &["data", "model"]),
+    ("data", &["gguf"]),
+    ("model", &["gguf"]),
+    ("adapters", &["data", "gguf", "model"]),
     ("estimate", &["model"]),
-    ("export", &["adapters", "data", "model"]),
+    ("export", &["adapters", "data", "gguf", "model"]),
     ("generate", &["data", "model"]),
-    ("train", &["adapters", "data", "estimate", "generate", "model", "text_metrics"]),
+    ("train", &["adapters", "data", "estimate", "generate", "gguf", "model", "text_metrics"]),
     ("planner", &["data", "estimate", "model", "train"]),
 ];
 

@@ -21,7 +21,7 @@ use crate::console::eprint;
 /// Which model, and how it computes.
 #[derive(Args)]
 pub(super) struct LoadArgs {
-    /// The model's folder
+    /// The model's folder, or its GGUF file
     #[arg(long)]
     model: PathBuf,
     /// Folders of adapters that are merged into it, in order

@@ -112,8 +112,8 @@ impl Course {
 fn hidden_size(model: &ModelSource) -> Option<usize> {
     let size = match model {
         ModelSource::Folder(path) => {
-            let text =
-                oarlock_comm::read_file(path.join("config.json"), oarlock_comm::MAX_CONFIG_BYTES).ok()?;
+            let text = oarlock_lm::gguf::read_file(&path.join("config.json"), oarlock_comm::MAX_CONFIG_BYTES)
+                .ok()?;
             serde_json::from_slice::<serde_json::Value>(&text).ok()?.get("hidden_size")?.as_u64()
         }
         ModelSource::Fields(fields) => fields.get("hidden_size")?.as_u64(),

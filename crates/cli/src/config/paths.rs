@@ -8,6 +8,7 @@ use oarlock::train::{Fault, Obstacle, obstacles, preflight};
 use oarlock_config::settings::keys::Row;
 use oarlock_config::settings::problem::Problems;
 use oarlock_config::settings::value::Value;
+use oarlock_lm::gguf::{has_file, is_gguf};
 
 use super::resolved::ResolvedConfig;
 use super::table as keys;
@@ -67,10 +68,10 @@ pub fn check(config: &ResolvedConfig) -> Result<(), Problems> {
         config.settings.report(&mut problems, message, &[key], help);
     };
     match &config.model.source {
-        ModelSource::Folder(model) if !model.is_dir() => report(
+        ModelSource::Folder(model) if !model.is_dir() && !is_gguf(model) => report(
             keys::MODEL_NAME_OR_PATH.row,
             format!("no model folder `{}`", model.display()),
-            "it is a local folder, relative to the working directory; models are not downloaded".to_owned(),
+            "it is a local folder or a GGUF file, relative to the working directory; `oarlock pull` fetches models".to_owned(),
         ),
         ModelSource::Folder(model) if is_adapter(model) => report(
             keys::MODEL_NAME_OR_PATH.row,
@@ -79,7 +80,7 @@ pub fn check(config: &ResolvedConfig) -> Result<(), Problems> {
                 .to_owned(),
         ),
         ModelSource::Folder(model) => {
-            let missing = |file: &&str| !model.join(file).is_file();
+            let missing = |file: &&str| !has_file(model, file);
             for file in ["config.json", "tokenizer.json"].into_iter().filter(missing) {
                 report(
                     keys::MODEL_NAME_OR_PATH.row,
@@ -103,7 +104,7 @@ pub fn check(config: &ResolvedConfig) -> Result<(), Problems> {
         }
     }
     let reference = config.train.objective.reference().and_then(|reference| reference.model.as_ref());
-    if let Some(model) = reference.filter(|model| !model.join("config.json").is_file()) {
+    if let Some(model) = reference.filter(|model| !has_file(model, "config.json")) {
         report(
             if config.train.objective.scores_with_reference() {
                 keys::REWARD_MODEL.row

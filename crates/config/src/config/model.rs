@@ -33,7 +33,7 @@ section! {
 
     /// The keys of models.
     pub const MODEL = [
-        MODEL_NAME_OR_PATH: Option<String> = (Path, "model_name_or_path", "", Used, "Folder of the model: config.json, tokenizer.json and weights");
+        MODEL_NAME_OR_PATH: Option<String> = (Path, "model_name_or_path", "", Used, "The model: its folder with config.json, tokenizer.json and weights, or its GGUF file");
         MODEL_CONFIG: Vec<Entry> = (Map, "model_config", "", Used, "Our own: a new model by its settings instead of a folder, as in {model_type: minimind, hidden_size: 512, num_hidden_layers: 8}");
         TOKENIZER_PATH: Option<String> = (Path, "tokenizer_path", "", Used, "Our own: the tokenizer.json, or its folder, that goes with model_config");
         TRAIN_FROM_SCRATCH: bool = (Bool, "train_from_scratch", "false", Used, "Begin with seeded random weights instead of those of the folder") => Computes from_scratch;

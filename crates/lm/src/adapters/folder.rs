@@ -428,7 +428,7 @@ pub fn adapter_files(
     let mut files = with_value_head(as_adapter(laid_out), model)?;
     adapter_text(&mut files, hf, model, adaptation, base);
     if let Some(tokenizer) = tokenizer {
-        take_over_side_files(&mut files, tokenizer, &[]);
+        take_over_side_files(&mut files, tokenizer, &[])?;
     }
     Ok(files)
 }

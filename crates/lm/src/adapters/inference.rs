@@ -12,13 +12,14 @@ use super::adapt::{adapt, adapt_quantized};
 use super::adaptation::Adaptation;
 use super::folder::{Adapter, settings_beside};
 use super::source::AdaptedSource;
+use crate::gguf;
 use crate::model::hf::{NewRows, load_from, open_weights};
 use crate::model::{Decoder, HfConfig, LoadedModel};
 
 /// Where the tokenizer of a model with adapters lies, and the chat template that it was trained with: in the folder of the
 /// last adapter that has one, else in that of the model.
 pub fn tokenizer_folder<'d>(dir: &'d Path, adapters: &'d [PathBuf]) -> &'d Path {
-    let has_one = |dir: &&PathBuf| dir.join("tokenizer.json").is_file();
+    let has_one = |dir: &&PathBuf| gguf::has_file(dir, "tokenizer.json");
     adapters.iter().rev().find(has_one).map_or(dir, PathBuf::as_path)
 }
 

@@ -4,6 +4,7 @@
 use std::collections::{BTreeMap, HashMap};
 use std::path::Path;
 
+use crate::gguf;
 use crate::model::{HfConfig, ModelMark};
 
 /// The entry in the metadata of the weights, which PEFT leaves alone.
@@ -30,7 +31,7 @@ pub(super) fn compare(
     let is_same =
         |dir: &Path| hf.folder().is_some_and(|own| own.canonicalize().ok() == dir.canonicalize().ok());
     let named = || {
-        let dir = name.map(Path::new).filter(|dir| dir.join("config.json").is_file())?;
+        let dir = name.map(Path::new).filter(|dir| gguf::has_file(dir, "config.json"))?;
         if is_same(dir) { Some(beside.clone()) } else { HfConfig::read(dir).ok().map(|base| base.mark()) }
     };
     let called = name.filter(|name| !name.is_empty()).map_or(String::new(), |name| format!(" {name}"));

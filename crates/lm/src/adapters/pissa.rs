@@ -172,7 +172,7 @@ fn laid_out(
     let mut files = ModelFiles::with_metadata(&weights, u64::MAX, metadata)?;
     adapter_text(&mut files, hf, model, adaptation, base);
     if let Some(tokenizer) = tokenizer {
-        take_over_side_files(&mut files, tokenizer, &[]);
+        take_over_side_files(&mut files, tokenizer, &[])?;
     }
     Ok(as_adapter(files))
 }

@@ -8,6 +8,7 @@ use oarlock_engine::{Error, Result};
 use serde_json::{Value, json};
 
 use crate::data::{Chat, Tokenizer};
+use crate::gguf;
 use crate::model::hf::HfConfig;
 
 const TOKENIZER_CONFIG: &str = "tokenizer_config.json";
@@ -79,7 +80,7 @@ pub fn stop_ids(chat: &Chat, tokenizer: &Tokenizer, hf: &HfConfig) -> Result<Vec
 /// A file that cannot be read.
 pub fn side_text(dir: &Path, name: &str) -> Result<Option<String>> {
     let path = dir.join(name);
-    match oarlock_comm::read_text(&path, oarlock_comm::MAX_CONFIG_BYTES) {
+    match gguf::read_text(&path, oarlock_comm::MAX_CONFIG_BYTES) {
         Ok(text) => Ok(Some(text)),
         Err(e) if e.kind() == std::io::ErrorKind::NotFound => Ok(None),
         Err(e) => Err(Error::io("read", &path)(e)),

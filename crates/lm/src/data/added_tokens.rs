@@ -8,6 +8,7 @@ use serde::Deserialize;
 use serde_json::{Map, Value, json};
 
 use super::error::{Error, Result};
+use crate::gguf;
 
 /// A token that is found in texts before they are split.
 #[derive(Clone, Debug, PartialEq, Eq, Deserialize)]
@@ -207,7 +208,7 @@ fn specials(file: &Path, config: &Map<String, Value>) -> Result<Vec<AddedToken>>
 /// A JSON file that may be missing.
 pub(super) fn side_file(dir: &Path, name: &str) -> Result<Value> {
     let path = dir.join(name);
-    match oarlock_comm::read_file(&path, oarlock_comm::MAX_CONFIG_BYTES) {
+    match gguf::read_file(&path, oarlock_comm::MAX_CONFIG_BYTES) {
         Ok(bytes) => json::from_slice(&bytes).map_err(|e| Error::Tokenizer {
             path,
             cause: format!("broken JSON: {e}; repair or remove the file"),

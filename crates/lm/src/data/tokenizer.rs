@@ -13,6 +13,7 @@ use super::engine::Engine;
 use super::error::{Error, Result};
 use super::hash::hash_bytes;
 use super::marks::Marks;
+use crate::gguf;
 
 /// The ids with a special meaning; a tokenizer need not have them.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -71,12 +72,11 @@ impl Tokenizer {
     pub fn open_with(dir: impl AsRef<Path>, new: &NewTokens) -> Result<Tokenizer> {
         let dir = dir.as_ref();
         let path = dir.join("tokenizer.json");
-        let json = oarlock_comm::read_file(&path, oarlock_comm::MAX_TOKENIZER_BYTES).map_err(|e| {
-            Error::Tokenizer {
+        let json =
+            gguf::read_file(&path, oarlock_comm::MAX_TOKENIZER_BYTES).map_err(|e| Error::Tokenizer {
                 path: path.clone(),
                 cause: format!("{e}; give a folder that holds a tokenizer.json (a fast tokenizer)"),
-            }
-        })?;
+            })?;
         let outline: Outline = serde_json::from_slice(&json)
             .map_err(|e| broken(&path, &format!("{e}; is it a whole tokenizer.json?")))?;
         let special = SpecialIds::default();

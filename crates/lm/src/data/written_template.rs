@@ -7,6 +7,7 @@ use serde_json::Value;
 
 use super::added_tokens::settings;
 use super::error::{Error, Result};
+use crate::gguf;
 
 /// The Jinja text of a template, and its file.
 pub(super) type Text = (String, PathBuf);
@@ -70,7 +71,7 @@ impl WrittenTemplate {
 
 /// A file that may be missing.
 fn text(path: &Path) -> Result<Option<Text>> {
-    match oarlock_comm::read_text(path, oarlock_comm::MAX_CONFIG_BYTES) {
+    match gguf::read_text(path, oarlock_comm::MAX_CONFIG_BYTES) {
         Ok(text) => Ok(Some((text, path.to_owned()))),
         Err(e) if e.kind() == std::io::ErrorKind::NotFound => Ok(None),
         Err(e) => Err(Error::read(path, e)),

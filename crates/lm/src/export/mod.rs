@@ -132,7 +132,7 @@ pub fn export(options: &ExportOptions<'_>, device: &Device) -> Result<Exported> 
     let notes = [hf.notes(), &source.notes()].concat();
     let mut files = hf.files_of(&decoder, &save)?;
     if side != dir {
-        take_over_side_files(&mut files, side, &[]);
+        take_over_side_files(&mut files, side, &[])?;
     }
     let texts = beside_weights(side, &hf, &tokenizer, chat)?;
     texts.left_out.into_iter().for_each(|name| files.leave_out(name));

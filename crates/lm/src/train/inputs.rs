@@ -18,6 +18,7 @@ use oarlock_engine::{Error, Result};
 use serde::{Deserialize, Serialize};
 
 use crate::data::TokenCache;
+use crate::gguf::is_gguf;
 
 /// The key under which the files of data sets are, which a run trains on.
 pub const DATASET: &str = "dataset";
@@ -302,6 +303,11 @@ fn compare(comm: &Communicator, mine: Option<std::result::Result<&Inputs, String
 fn files_of(config: &TrainConfig) -> Vec<(&'static str, PathBuf)> {
     let mut all = Vec::new();
     let mut folder = |key: &'static str, dir: &Path, with_weights: bool| {
+        // It has all that a folder has.
+        if is_gguf(dir) {
+            all.push((key, dir.to_owned()));
+            return;
+        }
         let weights = if with_weights { weight_files(dir).unwrap_or_default() } else { BTreeSet::new() };
         let named = WEIGHTS.iter().filter(|_| with_weights).map(|name| (*name).to_owned());
         let names = SMALL.iter().map(|name| (*name).to_owned()).chain(weights).chain(named);

@@ -21,14 +21,14 @@ pub struct Located {
     pub shape: Vec<usize>,
     /// The dtype of its elements.
     pub dtype: Dtype,
-    /// A quantized matrix, of which the files hold several parts.
+    /// Of a tensor that the files hold in another form: what reads it.
     pub(super) packed: Option<Arc<dyn Packed>>,
 }
 
-/// A quantized matrix `[outputs, inputs]` in files.
-pub(super) trait Packed: Debug + Send + Sync {
-    /// Outputs and inputs.
-    fn shape(&self) -> [usize; 2];
+/// A tensor that files hold in another form than its elements in a row: quantized, in several parts, or in another order.
+pub trait Packed: Debug + Send + Sync {
+    /// Its sizes; of a matrix of a linear layer outputs and inputs.
+    fn shape(&self) -> Vec<usize>;
 
     /// The layout of a matrix that layers compute with as it is.
     fn layout(&self) -> Option<Layout> {
@@ -40,7 +40,7 @@ pub(super) trait Packed: Debug + Send + Sync {
         None
     }
 
-    /// Elements of any other, in row-major order.
+    /// Elements of any other, in row-major order. What cannot be read is NaN.
     fn read(&self, _files: &[MappedFile], _elements: Range<usize>, _out: &mut [f32]) {}
 
     /// The type that the files give the bytes of the codes, where these have 4 bits.
@@ -50,7 +50,13 @@ pub(super) trait Packed: Debug + Send + Sync {
 }
 
 impl Located {
-    /// Whether it is a quantized matrix, of which the files hold several parts.
+    /// A tensor that its files hold in another form.
+    pub fn packed(packed: Arc<dyn Packed>) -> Located {
+        let (bytes, shape) = (0..0, packed.shape());
+        Located { file: 0, bytes, shape, dtype: Dtype::F32, packed: Some(packed) }
+    }
+
+    /// Whether the files hold it in another form, such as a quantized matrix in several parts.
     pub fn is_quantized(&self) -> bool {
         self.packed.is_some()
     }

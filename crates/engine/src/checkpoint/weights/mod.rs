@@ -17,7 +17,7 @@ mod stored;
 pub use elements::{floats, not_finite};
 pub use files::{Content, FileDType, ModelFiles, ModelWriter, Weight, WrittenFile, check_weights_dtype};
 pub use index::{some_of, weight_files};
-pub use located::Located;
+pub use located::{Located, Packed};
 pub use matching::{Differences, Strict};
 pub use packed::StoredQuantization;
 pub use quantized::{QuantizedLayers, QuantizedSource, QuantizedWeights};

@@ -46,7 +46,10 @@ impl SafetensorsSource {
     /// # Errors
     /// [`Error::BadFile`] for a broken file, and for missing, unexpected or misshapen weights (at most five listed).
     pub fn open(dir: &Path, form: &dyn StoredForm, model: &dyn Module) -> Result<SafetensorsSource> {
-        let mut files = MappedFiles::of_folder(dir)?;
+        let mut files = match form.files(dir)? {
+            Some(files) => files,
+            None => MappedFiles::of_folder(dir)?,
+        };
         if let Some(quantization) = form.quantization() {
             let gathered = packed::gather(quantization, &mut files.tensors, &files.files);
             gathered.map_err(|problem| Error::bad_file(dir, problem))?;

@@ -5,6 +5,8 @@ use std::path::Path;
 
 use super::located::Located;
 use super::packed::StoredQuantization;
+use super::source::MappedFiles;
+use crate::Result;
 
 /// What says how a folder holds a model, such as its `config.json`.
 pub trait StoredForm {
@@ -13,6 +15,14 @@ pub trait StoredForm {
 
     /// What the files call a parameter.
     fn stored(&self, name: &str) -> String;
+
+    /// The files themselves, where they are not the safetensors files of a folder.
+    ///
+    /// # Errors
+    /// Files that cannot be read.
+    fn files(&self, _dir: &Path) -> Result<Option<MappedFiles>> {
+        Ok(None)
+    }
 
     /// How the files hold quantized weights, where they do.
     fn quantization(&self) -> Option<StoredQuantization> {

@@ -1,4 +1,4 @@
-//! What llama.cpp calls a family, its settings and its tensors.
+//! The settings of a family in the keys of llama.cpp, and what these keys cannot say.
 
 use oarlock_engine::Result;
 use oarlock_gguf::Metadata;
@@ -6,72 +6,7 @@ use oarlock_gguf::Metadata;
 use super::keys::Keys;
 use super::rope;
 use super::settings::Settings;
-
-/// How the rows of a tensor are written.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Rows {
-    /// As they are.
-    Same,
-    /// The two halves of each of so many heads take turns: llama.cpp rotates neighbours where Hugging Face rotates halves.
-    Interleaved(u32),
-    /// With 1 added, as Gemma's norms multiply by one more than their weight.
-    PlusOne,
-}
-
-/// A family under llama.cpp's name.
-#[derive(Debug)]
-pub(super) struct Architecture {
-    pub(super) name: &'static str,
-    model_type: &'static str,
-    /// The tensors of a layer that are not those of [`COMMON`], by the names of Hugging Face.
-    layer: &'static [(&'static str, &'static str)],
-}
-
-/// The tensors of a layer that all families have in common.
-const COMMON: [(&str, &str); 10] = [
-    ("input_layernorm", "attn_norm"),
-    ("self_attn.q_proj", "attn_q"),
-    ("self_attn.k_proj", "attn_k"),
-    ("self_attn.v_proj", "attn_v"),
-    ("self_attn.o_proj", "attn_output"),
-    ("self_attn.q_norm", "attn_q_norm"),
-    ("self_attn.k_norm", "attn_k_norm"),
-    ("mlp.gate_proj", "ffn_gate"),
-    ("mlp.up_proj", "ffn_up"),
-    ("mlp.down_proj", "ffn_down"),
-];
-const LLAMA: &[(&str, &str)] = &[("post_attention_layernorm", "ffn_norm")];
-/// Norms behind attention and the MLP.
-const GEMMA: &[(&str, &str)] = &[
-    ("post_attention_layernorm", "post_attention_norm"),
-    ("pre_feedforward_layernorm", "ffn_norm"),
-    ("post_feedforward_layernorm", "post_ffw_norm"),
-];
-const PHI: &[(&str, &str)] = &[
-    ("post_attention_layernorm", "ffn_norm"),
-    ("self_attn.qkv_proj", "attn_qkv"),
-    ("mlp.gate_up_proj", "ffn_up"),
-];
-const GLM: &[(&str, &str)] = &[
-    ("post_self_attn_layernorm", "post_attention_norm"),
-    ("post_attention_layernorm", "ffn_norm"),
-    ("post_mlp_layernorm", "post_ffw_norm"),
-    ("mlp.gate_up_proj", "ffn_up"),
-];
-
-/// All families. MiniMind's own model type has no name there; its layers are those of Qwen3.
-const ALL: [Architecture; 10] = [
-    Architecture { name: "llama", model_type: "llama", layer: LLAMA },
-    Architecture { name: "llama", model_type: "mistral", layer: LLAMA },
-    Architecture { name: "qwen2", model_type: "qwen2", layer: LLAMA },
-    Architecture { name: "qwen3", model_type: "qwen3", layer: LLAMA },
-    Architecture { name: "qwen3", model_type: "minimind", layer: LLAMA },
-    Architecture { name: "phi3", model_type: "phi3", layer: PHI },
-    Architecture { name: "gemma2", model_type: "gemma2", layer: GEMMA },
-    Architecture { name: "gemma3", model_type: "gemma3_text", layer: GEMMA },
-    Architecture { name: "glm4", model_type: "glm4", layer: GLM },
-    Architecture { name: "olmo2", model_type: "olmo2", layer: GEMMA },
-];
+use crate::gguf::names::{Architecture, Rows};
 
 impl Architecture {
     /// The one of a model.
@@ -80,7 +15,7 @@ impl Architecture {
     /// A model that llama.cpp has no name for, or would compute otherwise.
     pub(super) fn of(settings: &Settings) -> Result<Architecture> {
         let model_type = settings.text("model_type").unwrap_or_default();
-        let Some(found) = ALL.into_iter().find(|known| known.model_type == model_type) else {
+        let Some(found) = Architecture::of_model_type(model_type) else {
             return Err(settings.refuse(format_args!("llama.cpp has no name for model_type {model_type}")));
         };
         found.check(settings)?;
@@ -162,10 +97,6 @@ impl Architecture {
         Ok(notes)
     }
 
-    fn is_gemma(&self) -> bool {
-        self.name.starts_with("gemma")
-    }
-
     /// Writes the keys of the settings.
     ///
     /// # Errors
@@ -210,47 +141,20 @@ impl Architecture {
     /// A tensor that it has no place for.
     pub(super) fn tensor(&self, name: &str, settings: &Settings) -> Result<Option<(String, Rows)>> {
         let short = name.strip_prefix("model.").unwrap_or(name);
-        let norm = if self.is_gemma() { Rows::PlusOne } else { Rows::Same };
         let is_tied = settings.get("tie_word_embeddings").map_or(self.is_gemma(), |tied| tied == true);
-        let found = match short {
-            "embed_tokens.weight" => ("token_embd.weight".to_owned(), Rows::Same),
-            "norm.weight" => ("output_norm.weight".to_owned(), norm),
+        let named = match short {
+            "embed_tokens.weight" => "token_embd.weight".to_owned(),
+            "norm.weight" => "output_norm.weight".to_owned(),
             "lm_head.weight" if is_tied => return Ok(None),
-            "lm_head.weight" => ("output.weight".to_owned(), Rows::Same),
+            "lm_head.weight" => "output.weight".to_owned(),
             _ if short.ends_with("rotary_emb.inv_freq") => return Ok(None),
-            _ => match self.of_layer(short) {
-                Some(named) => {
-                    let heads = settings.required_u32("num_attention_heads")?;
-                    let kv_heads = settings.u32("num_key_value_heads")?.unwrap_or(heads);
-                    let rows = match named.split('.').nth(2) {
-                        Some("attn_q") if self.name == "llama" => Rows::Interleaved(heads),
-                        Some("attn_k") if self.name == "llama" => Rows::Interleaved(kv_heads),
-                        Some(part) if part.ends_with("norm") => norm,
-                        _ => Rows::Same,
-                    };
-                    (named, rows)
-                }
-                None => {
-                    return Err(
-                        settings.refuse(format_args!("architecture {} has no tensor {name}", self.name))
-                    );
-                }
-            },
+            _ => self.of_layer(short).ok_or_else(|| {
+                settings.refuse(format_args!("architecture {} has no tensor {name}", self.name))
+            })?,
         };
-        Ok(Some(found))
-    }
-
-    /// A tensor of a layer, such as `layers.3.mlp.up_proj.weight`.
-    fn of_layer(&self, short: &str) -> Option<String> {
-        let (layer, rest) = short.strip_prefix("layers.")?.split_once('.')?;
-        layer.parse::<u32>().ok()?;
-        let (part, suffix) = rest.rsplit_once('.')?;
-        let (_, named) = self.layer.iter().chain(&COMMON).find(|(known, _)| *known == part)?;
-        // Biases of queries, keys and values are read in every architecture, others in llama alone.
-        let has_bias = ["attn_q", "attn_k", "attn_v"].contains(named) || self.name == "llama";
-        if suffix == "bias" && !has_bias {
-            return None;
-        }
-        ["weight", "bias"].contains(&suffix).then(|| format!("blk.{layer}.{named}.{suffix}"))
+        let heads = settings.required_u32("num_attention_heads")?;
+        let kv_heads = settings.u32("num_key_value_heads")?.unwrap_or(heads);
+        let rows = self.rows(&named, heads, kv_heads);
+        Ok(Some((named, rows)))
     }
 }

@@ -1,6 +1,6 @@
 //! A Hugging Face folder as one GGUF file, the format of llama.cpp and Ollama.
 //!
-//! [`Architecture`](architecture::Architecture) says what llama.cpp calls the model, its settings and its tensors,
+//! [`Architecture`] says what llama.cpp calls the model, its settings and its tensors,
 //! [`vocabulary`] what it reads of the tokenizer. What GGUF cannot say is refused with the reason.
 
 mod architecture;
@@ -19,9 +19,9 @@ use oarlock_engine::{Error, Result};
 pub use oarlock_gguf::Mix;
 use oarlock_gguf::{Gguf, Metadata, ModelFacts, TensorPlan, Writer, mix_types, sort_as_llama_quantize};
 
-use self::architecture::Architecture;
 use self::settings::Settings;
 use self::tensors::{ROWS, Tensors};
+use crate::gguf::names::Architecture;
 
 /// Says in a file that it was written here, so that it may be replaced.
 const QUANTIZED_BY: &str = "general.quantized_by";

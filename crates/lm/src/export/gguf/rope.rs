@@ -5,6 +5,7 @@ use serde_json::Value;
 
 use super::keys::Keys;
 use super::settings::Settings;
+use crate::gguf::{llama3_divisors, long_attention};
 
 /// Writes the keys of an architecture with heads of this size.
 ///
@@ -63,16 +64,6 @@ pub(super) fn write(architecture: &str, head_dim: u32, keys: &mut Keys<'_>) -> R
     Ok(())
 }
 
-/// By what LongRoPE multiplies cosines and sines (Ding et al. 2024).
-fn long_attention(longest: u32, original: u32) -> f32 {
-    let scale = f64::from(longest) / f64::from(original.max(1));
-    if scale <= 1.0 {
-        1.0
-    } else {
-        libm::sqrt(1.0 + libm::log(scale) / libm::log(f64::from(original))) as f32
-    }
-}
-
 /// The kind of scaling that a model has.
 fn kind(settings: &Settings) -> Option<&str> {
     settings.rope("rope_type").or_else(|| settings.rope("type")).and_then(Value::as_str)
@@ -109,27 +100,14 @@ pub(super) fn tensors(architecture: &str, settings: &Settings) -> Result<Vec<(St
     }
 }
 
-/// What each wavelength of Llama 3 is divided by (Llama 3.1; `_compute_llama3_parameters` of transformers).
+/// What each wavelength of Llama 3 is divided by.
 fn llama3(settings: &Settings) -> Result<Vec<f32>> {
     let number = |name: &str, default: f32| settings.rope_f32(name).map(|x| f64::from(x.unwrap_or(default)));
     let (factor, low, high) =
         (number("factor", 8.0)?, number("low_freq_factor", 1.0)?, number("high_freq_factor", 4.0)?);
     let old = number("original_max_position_embeddings", 8192.0)?;
     let theta = number("rope_theta", 10_000.0)?;
-    let head_dim = settings.head_dim()?;
-    let of = |i: u32| {
-        let frequency = libm::pow(theta, -2.0 * f64::from(i) / f64::from(head_dim));
-        let wavelength = 2.0 * std::f64::consts::PI / frequency;
-        if wavelength < old / high {
-            1.0
-        } else if wavelength > old / low {
-            factor
-        } else {
-            let smooth = (old / wavelength - low) / (high - low);
-            1.0 / ((1.0 - smooth) / factor + smooth)
-        }
-    };
-    Ok((0..head_dim / 2).map(|i| of(i) as f32).collect())
+    Ok(llama3_divisors(theta, settings.head_dim()?, (factor, low, high), old))
 }
 
 #[cfg(test)]

@@ -6,6 +6,8 @@ use oarlock_config::json;
 use oarlock_engine::{Error, Result};
 use serde_json::{Map, Value};
 
+use crate::gguf;
+
 /// The settings of a model.
 pub(super) struct Settings {
     path: PathBuf,
@@ -15,8 +17,8 @@ pub(super) struct Settings {
 impl Settings {
     pub(super) fn read(dir: &Path) -> Result<Settings> {
         let path = dir.join("config.json");
-        let text = oarlock_comm::read_text(&path, oarlock_comm::MAX_CONFIG_BYTES)
-            .map_err(Error::io("read", &path))?;
+        let text =
+            gguf::read_text(&path, oarlock_comm::MAX_CONFIG_BYTES).map_err(Error::io("read", &path))?;
         let fields = json::from_str(&text).map_err(|e| Error::bad_file(&path, e.to_string()))?;
         Ok(Settings { path, fields })
     }

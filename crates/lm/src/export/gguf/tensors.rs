@@ -8,9 +8,9 @@ use oarlock_engine::checkpoint::weights::{MappedFiles, floats, weight_files};
 use oarlock_engine::{Error, Result};
 use oarlock_gguf::{TensorPlan, TensorType};
 
-use super::architecture::{Architecture, Rows};
 use super::rope;
 use super::settings::Settings;
+use crate::gguf::names::{Architecture, Rows};
 
 /// Rows that are read at a time.
 pub(super) const ROWS: usize = 256;

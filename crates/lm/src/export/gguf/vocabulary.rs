@@ -11,36 +11,8 @@ use serde_json::Value;
 use super::settings::Settings;
 use crate::adapters::side_text;
 use crate::data::ChatTemplate;
-
-/// Kinds of tokens.
-const NORMAL: i32 = 1;
-const UNKNOWN: i32 = 2;
-const CONTROL: i32 = 3;
-const USER_DEFINED: i32 = 4;
-const UNUSED: i32 = 5;
-const BYTE: i32 = 6;
-
-/// Rules that cut texts before merges, as `tokenizer.json` writes them, under llama.cpp's names. The second says whether pieces
-/// that are tokens are taken whole there.
-const REGEXES: [(&str, &str, bool); 3] = [
-    (
-        r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}{1,3}| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+",
-        "llama-bpe",
-        true,
-    ),
-    (
-        r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+",
-        "qwen2",
-        false,
-    ),
-    (
-        r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?[\p{L}\p{M}]+|\p{N}| ?[^\s\p{L}\p{M}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+",
-        "qwen35",
-        false,
-    ),
-];
-/// The rule of GPT-2, which `ByteLevel` has without being told.
-const GPT_2: &str = r"'s|'t|'re|'ve|'m|'ll|'d| ?\p{L}+| ?\p{N}+| ?[^\s\p{L}\p{N}]+|\s+(?!\S)|\s+";
+use crate::gguf::rules::{GPT_2, REGEXES};
+use crate::gguf::tokens::{BYTE, CONTROL, NORMAL, UNKNOWN, UNUSED, USER_DEFINED};
 
 /// Writes the keys of the tokenizer in `dir`, for an embedding of so many rows.
 ///

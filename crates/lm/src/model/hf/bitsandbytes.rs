@@ -82,7 +82,7 @@ impl QuantizedFiles {
             weights.sort_by_key(|weight| Reverse(weight.dtype.size()));
         }
         let mut files = ModelFiles::new(&weights, options.max_shard_bytes)?;
-        config.add_settings(&mut files, options.dtype, options.side_files_from);
+        config.add_settings(&mut files, options.dtype, options.side_files_from)?;
         files.add_text(
             "config.json",
             config.to_quantized_json(options.dtype, quantization::quantized_json(format)),

@@ -5,7 +5,7 @@ use std::path::{Path, PathBuf};
 
 use oarlock_config::config::RopeArgs;
 use oarlock_config::json;
-use oarlock_engine::checkpoint::weights::{Located, StoredForm, StoredQuantization};
+use oarlock_engine::checkpoint::weights::{Located, MappedFiles, StoredForm, StoredQuantization};
 use oarlock_engine::nn::SparsityConfig;
 use oarlock_engine::{Error, Result};
 use oarlock_tensor::DType;
@@ -13,6 +13,7 @@ use serde_json::{Map, Value, json};
 
 use super::fields::{FieldWriter, Fields, RequestedFields};
 use super::{heads, quantization, rope, sparsity, unread};
+use crate::gguf;
 use crate::model::config::{DecoderConfig, Family};
 use crate::model::family;
 
@@ -51,10 +52,10 @@ impl HfConfig {
     /// [`Error::BadFile`] with the line and the field: broken JSON, a wrong type, a setting or a kind of model that is
     /// not supported; [`Error::Io`] when there is no such file.
     pub fn read(path: &Path) -> Result<HfConfig> {
-        let is_folder = path.is_dir();
+        let is_folder = path.is_dir() || gguf::is_gguf(path);
         let file = if is_folder { path.join("config.json") } else { path.to_path_buf() };
-        let text = oarlock_comm::read_text(&file, oarlock_comm::MAX_CONFIG_BYTES)
-            .map_err(Error::io("read", &file))?;
+        let text =
+            gguf::read_text(&file, oarlock_comm::MAX_CONFIG_BYTES).map_err(Error::io("read", &file))?;
         let mut config = HfConfig::parse(&file, &text)?;
         config.folder = is_folder.then(|| path.to_owned());
         if is_folder && path.join("adapter_config.json").is_file() {
@@ -393,6 +394,10 @@ impl StoredForm for HfConfig {
 
     fn stored(&self, name: &str) -> String {
         HfConfig::stored(self, name)
+    }
+
+    fn files(&self, dir: &Path) -> Result<Option<MappedFiles>> {
+        gguf::is_gguf(dir).then(|| gguf::map_weights(dir)).transpose()
     }
 
     fn quantization(&self) -> Option<StoredQuantization> {

@@ -7,6 +7,8 @@ use serde_json::Value;
 use oarlock_config::json;
 use oarlock_engine::{Error, Result};
 
+use crate::gguf;
+
 /// The tokens that end an answer by the `generation_config.json` of a folder; none where there is no such file.
 ///
 /// # Errors
@@ -85,7 +87,7 @@ pub fn generation_note(dir: &Path) -> Result<Option<String>> {
 /// The file of a folder; null where there is none.
 fn read(dir: &Path) -> Result<Value> {
     let path = dir.join("generation_config.json");
-    let text = match oarlock_comm::read_text(&path, oarlock_comm::MAX_CONFIG_BYTES) {
+    let text = match gguf::read_text(&path, oarlock_comm::MAX_CONFIG_BYTES) {
         Ok(text) => text,
         Err(e) if e.kind() == std::io::ErrorKind::NotFound => return Ok(Value::Null),
         Err(e) => return Err(Error::io("read", &path)(e)),

@@ -3,14 +3,15 @@
 use std::collections::{BTreeSet, HashMap};
 use std::path::Path;
 
-use oarlock_engine::Result;
 use oarlock_engine::checkpoint::weights::{Content, ModelFiles, Weight, check_weights_dtype};
 use oarlock_engine::checkpoint::{self, MergeOptions, Merged};
 use oarlock_engine::nn::{Module, NamedParam, names_of};
 use oarlock_engine::shard::{ParamSlice, WeightSource};
+use oarlock_engine::{Error, Result};
 use oarlock_tensor::DType;
 
 use super::config::HfConfig;
+use crate::gguf;
 use crate::model::value_head::{is_of_value_head, with_value_head, with_value_head_of};
 
 /// What belongs to a tokenizer, and the settings of generation: taken over as they are.
@@ -70,23 +71,41 @@ impl HfConfig {
             .collect();
         let files = ModelFiles::new(&weights, options.max_shard_bytes)?;
         let mut files = with_value_head(files, model)?;
-        self.add_settings(&mut files, options.dtype, options.side_files_from);
+        self.add_settings(&mut files, options.dtype, options.side_files_from)?;
         Ok(files)
     }
 
     /// Adds the settings, with what belongs to them in the folder `from`.
-    pub(crate) fn add_settings(&self, files: &mut ModelFiles, dtype: DType, from: Option<&Path>) {
+    ///
+    /// # Errors
+    /// As [`take_over_side_files`].
+    pub(crate) fn add_settings(
+        &self,
+        files: &mut ModelFiles,
+        dtype: DType,
+        from: Option<&Path>,
+    ) -> Result<()> {
         files.add("config.json", Content::Text(self.to_json(dtype)));
         files.add("generation_config.json", Content::Text(self.generation_json()));
-        if let Some(from) = from {
-            take_over_side_files(files, from, &self.code_files());
-        }
+        from.map_or(Ok(()), |from| take_over_side_files(files, from, &self.code_files()))
     }
 }
 
-/// Takes the files of the tokenizer, those of generation, and `more` over from a folder, as far as it has them.
-pub fn take_over_side_files(files: &mut ModelFiles, from: &Path, more: &[String]) {
-    files.take_over(from, SIDE_FILES.into_iter().chain(more.iter().map(String::as_str)));
+/// Takes the files of the tokenizer, those of generation, and `more` over from a folder, as far as it has them; of a GGUF file
+/// what it says in their place.
+///
+/// # Errors
+/// A GGUF file that cannot be read.
+pub fn take_over_side_files(files: &mut ModelFiles, from: &Path, more: &[String]) -> Result<()> {
+    if !gguf::is_gguf(from) {
+        files.take_over(from, SIDE_FILES.into_iter().chain(more.iter().map(String::as_str)));
+        return Ok(());
+    }
+    for name in SIDE_FILES.into_iter().filter(|name| gguf::DERIVED.contains(name)) {
+        let text = gguf::read_text(&from.join(name), oarlock_comm::MAX_TOKENIZER_BYTES);
+        files.add(name, Content::Text(text.map_err(Error::io("read", &from.join(name)))?));
+    }
+    Ok(())
 }
 
 /// The files of a model with parameters of these names and shapes, with the settings and the tokenizer in a folder.
@@ -114,9 +133,11 @@ pub fn lay_out(
     let weights: Vec<Weight> = shapes.into_iter().map(weight).collect();
     let mut files = with_value_head_of(ModelFiles::new(&weights, max_shard_bytes)?, head.into_iter())?;
     match &config {
-        Some(config) => config.add_settings(&mut files, dtype, dir),
+        Some(config) => config.add_settings(&mut files, dtype, dir)?,
         None => {
-            dir.into_iter().for_each(|dir| take_over_side_files(&mut files, dir, &["config.json".to_owned()]))
+            if let Some(dir) = dir {
+                take_over_side_files(&mut files, dir, &["config.json".to_owned()])?;
+            }
         }
     }
     Ok(files)

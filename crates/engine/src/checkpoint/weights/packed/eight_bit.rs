@@ -36,8 +36,8 @@ impl EightBit {
 }
 
 impl Packed for EightBit {
-    fn shape(&self) -> [usize; 2] {
-        [self.layout.rows, self.layout.cols]
+    fn shape(&self) -> Vec<usize> {
+        [self.layout.rows, self.layout.cols].to_vec()
     }
 
     fn layout(&self) -> Option<Layout> {

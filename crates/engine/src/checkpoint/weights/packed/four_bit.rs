@@ -88,8 +88,8 @@ impl FourBit {
 }
 
 impl Packed for FourBit {
-    fn shape(&self) -> [usize; 2] {
-        [self.layout.rows, self.layout.cols]
+    fn shape(&self) -> Vec<usize> {
+        [self.layout.rows, self.layout.cols].to_vec()
     }
 
     fn layout(&self) -> Option<Layout> {

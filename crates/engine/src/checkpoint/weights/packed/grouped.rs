@@ -78,8 +78,8 @@ impl Grouped {
 }
 
 impl Packed for Grouped {
-    fn shape(&self) -> [usize; 2] {
-        self.shape
+    fn shape(&self) -> Vec<usize> {
+        self.shape.to_vec()
     }
 
     fn read(&self, files: &[MappedFile], elements: Range<usize>, out: &mut [f32]) {

@@ -10,7 +10,6 @@ use std::collections::BTreeMap;
 use std::sync::Arc;
 
 use oarlock_comm::MappedFile;
-use safetensors::Dtype;
 
 use self::eight_bit::EightBit;
 use self::four_bit::FourBit;
@@ -47,8 +46,7 @@ pub(super) fn gather(
                 (format!("{path}.weight"), Arc::new(Grouped::take(&mut parts, Order::Awq, group_size)?))
             }
         };
-        let shape = packed.shape().to_vec();
-        found.insert(name, Located { file: 0, bytes: 0..0, shape, dtype: Dtype::F32, packed: Some(packed) });
+        found.insert(name, Located::packed(packed));
     }
     Ok(())
 }

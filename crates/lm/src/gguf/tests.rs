@@ -1,0 +1,183 @@
+//! Files that were made for these tests: tokenizers of both kinds, rotary settings, and what is refused.
+
+use std::fs;
+use std::path::{Path, PathBuf};
+
+use oarlock_gguf::{Metadata, TensorPlan, TensorType, Writer};
+use serde_json::Value;
+
+use super::*;
+use crate::data::{ChatTemplate, Conversation, Message, Tokenizer};
+
+/// A file with keys and two small tensors.
+struct Sample {
+    folder: tempfile::TempDir,
+    metadata: Metadata,
+    tensors: Vec<(&'static str, Vec<u64>, Vec<f32>)>,
+}
+
+impl Sample {
+    /// A llama of one head, without a tokenizer.
+    fn llama() -> Sample {
+        let mut metadata = Metadata::new();
+        metadata.set("general.architecture", "llama").unwrap();
+        for (key, n) in [
+            ("block_count", 1_u32),
+            ("context_length", 131_072),
+            ("embedding_length", 64),
+            ("feed_forward_length", 128),
+            ("attention.head_count", 1),
+        ] {
+            metadata.set(&format!("llama.{key}"), n).unwrap();
+        }
+        metadata.set("llama.attention.layer_norm_rms_epsilon", 1e-5_f32).unwrap();
+        metadata.set("llama.rope.freq_base", 500_000.0_f32).unwrap();
+        let tensors = vec![("token_embd.weight", vec![64, 8], vec![0.5; 512])];
+        Sample { folder: tempfile::tempdir().unwrap(), metadata, tensors }
+    }
+
+    fn with(mut self, key: &str, value: impl oarlock_gguf::ToValue) -> Sample {
+        self.metadata.set(key, value).unwrap();
+        self
+    }
+
+    fn write(&self) -> PathBuf {
+        let plan = |(name, dims, _): &(&str, Vec<u64>, Vec<f32>)| {
+            TensorPlan::new(*name, dims.clone(), TensorType::F32)
+        };
+        let plans: Vec<TensorPlan> = self.tensors.iter().map(plan).collect();
+        let mut writer = Writer::begin(Vec::new(), &self.metadata, plans).unwrap();
+        self.tensors.iter().for_each(|(.., values)| writer.write_rows(values, None).unwrap());
+        let path = self.folder.path().join("model.bin");
+        fs::write(&path, writer.finish().unwrap()).unwrap();
+        path
+    }
+
+    fn json(&self, name: &str) -> Value {
+        serde_json::from_str(&read_text(&self.write().join(name), 1 << 20).unwrap()).unwrap()
+    }
+
+    fn refused(&self, name: &str) -> String {
+        read_text(&self.write().join(name), 1 << 20).unwrap_err().to_string()
+    }
+}
+
+/// What SentencePiece would have written: bytes, letters, and two words of them.
+fn sentencepiece() -> Sample {
+    let texts = ["<unk>", "<s>", "</s>", "<0x21>", "▁", "a", "b", "ab", "▁ab", "<|x|>"];
+    let kinds = [2, 3, 3, 6, 1, 1, 1, 1, 1, 4];
+    let scores = [0.0_f32, 0.0, 0.0, 0.0, -5.0, -6.0, -7.0, -1.0, -2.0, 0.0];
+    Sample::llama()
+        .with("tokenizer.ggml.model", "llama")
+        .with("tokenizer.ggml.tokens", &texts[..])
+        .with("tokenizer.ggml.scores", &scores[..])
+        .with("tokenizer.ggml.token_type", &kinds[..])
+        .with("tokenizer.ggml.bos_token_id", 1_u32)
+        .with("tokenizer.ggml.eos_token_id", 2_u32)
+        .with("tokenizer.chat_template", "{{ messages[0].content }}</s>")
+}
+
+#[test]
+fn a_tokenizer_of_sentencepiece_is_read() {
+    let sample = sentencepiece();
+    let path = sample.write();
+    let tokenizer = Tokenizer::open(&path).unwrap();
+    assert_eq!(tokenizer.encode("ab ab").unwrap(), [8, 8]);
+    assert_eq!(tokenizer.encode("aab!<|x|></s>").unwrap(), [4, 5, 7, 3, 9, 2]);
+    assert_eq!(tokenizer.decode(&[8, 8, 3], true).unwrap(), "ab ab!");
+    assert_eq!((tokenizer.special().bos, tokenizer.special().eos), (Some(1), Some(2)));
+    let prompt = Conversation { messages: vec![Message::new("user", "ab")], ..Conversation::default() };
+    assert_eq!(ChatTemplate::read(&path).unwrap().render_prompt(&prompt).unwrap(), "ab</s>");
+    // Without a space in front.
+    let sample = sentencepiece().with("tokenizer.ggml.add_space_prefix", false);
+    assert_eq!(Tokenizer::open(sample.write()).unwrap().encode("ab ab").unwrap(), [7, 8]);
+}
+
+#[test]
+fn a_byte_level_tokenizer_is_read() {
+    let texts = ["a", "b", "Ġ", "ab", "1", "11", "<|im_end|>", "<|user|>"];
+    let sample = |pre: &str| {
+        Sample::llama()
+            .with("tokenizer.ggml.model", "gpt2")
+            .with("tokenizer.ggml.pre", pre)
+            .with("tokenizer.ggml.tokens", &texts[..])
+            .with("tokenizer.ggml.token_type", &[1, 1, 1, 1, 1, 1, 3, 4][..])
+            .with("tokenizer.ggml.merges", &["a b", "1 1"][..])
+            .with("tokenizer.ggml.eos_token_id", 6_u32)
+    };
+    for (pre, ids) in [
+        ("gpt-2", vec![3, 2, 5, 4, 6]),
+        ("smollm", vec![3, 2, 4, 4, 4, 6]),
+        ("llama-bpe", vec![3, 2, 5, 4, 6]),
+    ] {
+        let tokenizer = Tokenizer::open(sample(pre).write()).unwrap();
+        assert_eq!(tokenizer.encode("ab 111<|im_end|>").unwrap(), ids, "{pre}");
+    }
+    assert_eq!(sample("qwen2").json("tokenizer.json")["normalizer"]["type"], "NFC");
+    assert_eq!(sample("gpt-2").json("generation_config.json")["eos_token_id"], serde_json::json!([6]));
+    assert_eq!(sample("gpt-2").json("tokenizer_config.json")["eos_token"], "<|im_end|>");
+    let refused = sample("tekken").refused("tokenizer.json");
+    assert!(refused.contains("is tekken (tokenizer.ggml.pre), which is not known"), "{refused}");
+    let refused = sample("gpt-2").with("tokenizer.ggml.merges", &["ab"][..]).refused("tokenizer.json");
+    assert!(refused.contains("not a pair of texts"), "{refused}");
+    let refused = sample("gpt-2").with("tokenizer.ggml.eos_token_id", 8_u32).refused("tokenizer_config.json");
+    assert!(refused.contains("eos_token_id is 8, and there are 8 tokens"), "{refused}");
+}
+
+#[test]
+fn rotary_settings_are_those_of_hugging_face() {
+    let scaling = |sample: &Sample| sample.json("config.json")["rope_scaling"].clone();
+    let mut sample = Sample::llama();
+    assert_eq!(sample.json("config.json")["rope_theta"], 500_000.0);
+    assert_eq!(sample.json("config.json")["rms_norm_eps"], 1e-5);
+    assert!(scaling(&sample).is_null());
+    // Llama 3.1 and 3.2: files hold divisors alone.
+    for (factor, original) in [(8.0, 8192.0), (32.0, 8192.0), (4.0, 2048.0)] {
+        let divisors = llama3_divisors(500_000.0, 64, (factor, 1.0, 4.0), original);
+        sample.tensors.truncate(1);
+        sample.tensors.push(("rope_freqs.weight", vec![32], divisors));
+        let found = scaling(&sample);
+        assert_eq!(found["factor"], factor, "{found}");
+        assert_eq!(found["original_max_position_embeddings"], original as u64, "{found}");
+    }
+    sample.tensors[1].2[20] *= 1.5;
+    assert!(sample.refused("config.json").contains("does not hold the divisors of Llama 3"));
+    let linear =
+        Sample::llama().with("llama.rope.scaling.type", "linear").with("llama.rope.scaling.factor", 2.5_f32);
+    assert_eq!(scaling(&linear), serde_json::json!({"rope_type": "linear", "factor": 2.5}));
+    let yarn =
+        Sample::llama().with("llama.rope.scaling.type", "yarn").with("llama.rope.scaling.factor", 4.0_f32);
+    let yarn = yarn.with("llama.rope.scaling.original_context_length", 32_768_u32);
+    assert_eq!(scaling(&yarn)["original_max_position_embeddings"], 32_768);
+    let other =
+        Sample::llama().with("llama.rope.scaling.type", "spiral").with("llama.rope.scaling.factor", 2.0_f32);
+    assert!(other.refused("config.json").contains("rope.scaling.type is spiral"));
+}
+
+#[test]
+fn what_is_no_model_of_a_known_kind_is_refused() {
+    let refused = Sample::llama().with("general.architecture", "mamba").refused("config.json");
+    assert!(refused.starts_with("the architecture is mamba; supported are llama, qwen2, "), "{refused}");
+    let refused = Sample::llama().with("llama.expert_count", 8_u32).refused("config.json");
+    assert!(refused.contains("mixture of experts"), "{refused}");
+    let refused = Sample::llama().with("general.type", "adapter").refused("config.json");
+    assert!(refused.starts_with("the file is of the type adapter"), "{refused}");
+    let refused = Sample::llama().with("split.count", 2_u32).refused("config.json");
+    assert!(refused.contains("one part of several"), "{refused}");
+    let sample = Sample::llama();
+    let path = sample.write();
+    assert_eq!(read_text(&path.join("vocab.json"), 9).unwrap_err().kind(), ErrorKind::NotFound);
+    assert!(has_file(&path, "config.json") && !has_file(&path, "vocab.json"));
+    // What a file lacks is said by its name.
+    assert!(Sample::llama().refused("tokenizer.json").contains("tokenizer.ggml.tokens"));
+    assert!(!is_gguf(Path::new("/dev/null")) && !is_gguf(path.parent().unwrap()));
+    let weights = |sample: &Sample| map_weights(&sample.write()).err().unwrap().to_string();
+    let mut sample = Sample::llama();
+    sample.tensors.push(("blk.0.attn_sinks.weight", vec![4], vec![0.0; 4]));
+    assert!(
+        weights(&sample)
+            .contains("blk.0.attn_sinks.weight has no place in a model of the architecture llama")
+    );
+    sample.tensors[1] = ("blk.0.attn_q.weight", vec![4, 3], vec![0.0; 12]);
+    assert!(weights(&sample).contains("has 3 rows, which are not those of 1 heads"));
+}

@@ -1,0 +1,153 @@
+//! The tensors of a GGUF file as the weights of a Hugging Face folder, dequantized where and when they are asked for.
+
+use std::ops::Range;
+use std::path::Path;
+use std::sync::Arc;
+
+use oarlock_comm::MappedFile;
+use oarlock_engine::checkpoint::weights::{Located, MappedFiles, Packed};
+use oarlock_engine::{Error, Result};
+use oarlock_gguf::{Gguf, Tensor, TensorType, dequantize};
+
+use super::names::Rows;
+use super::settings::{Found, Settings, shown};
+
+/// Tensors that say how positions are turned; `config.json` holds what they say.
+const OF_ROPE: [&str; 3] = ["rope_freqs.weight", "rope_factors_long.weight", "rope_factors_short.weight"];
+
+/// The weights of a GGUF file, under the names of its family in Hugging Face's form.
+///
+/// # Errors
+/// A file that cannot be read, and tensors that the family does not have.
+pub(crate) fn map_weights(path: &Path) -> Result<MappedFiles> {
+    let map = MappedFile::open(path).map_err(Error::io("read", path))?;
+    let mut mapped = MappedFiles::default();
+    let found = locate(&map).map_err(|problem| Error::bad_file(path, problem))?;
+    map.check().map_err(Error::io("read", path))?;
+    mapped.tensors.extend(found);
+    mapped.files.push(map);
+    Ok(mapped)
+}
+
+fn locate(map: &MappedFile) -> Found<Vec<(String, Located)>> {
+    let bytes = &map[..];
+    let gguf = Gguf::new(bytes).map_err(shown)?;
+    let settings = Settings::of(&gguf)?;
+    let heads = settings.require::<u32>("attention.head_count")?;
+    let kv_heads = settings.get::<u32>("attention.head_count_kv")?.unwrap_or(heads);
+    let mut found = Vec::new();
+    for tensor in gguf.tensors() {
+        let name = tensor.name();
+        if OF_ROPE.contains(&name) {
+            continue;
+        }
+        let wrong = |problem: String| format!("the tensor {} {problem}", name.escape_debug());
+        let stored = settings.architecture.stored(name).ok_or_else(|| {
+            wrong(format!("has no place in a model of the architecture {}", settings.architecture.name))
+        })?;
+        let rows = settings.architecture.rows(name, heads, kv_heads);
+        let blocks = Blocks::of(&tensor, bytes, rows).map_err(wrong)?;
+        found.push((stored, Located::packed(Arc::new(blocks))));
+    }
+    Ok(found)
+}
+
+/// A tensor in the file.
+#[derive(Debug)]
+struct Blocks {
+    /// Its bytes in the file.
+    bytes: Range<usize>,
+    kind: TensorType,
+    /// The elements of a row and the bytes that they take.
+    row: usize,
+    row_bytes: usize,
+    n_rows: usize,
+    is_vector: bool,
+    rows: Rows,
+}
+
+impl Blocks {
+    fn of(tensor: &Tensor<'_>, file: &[u8], rows: Rows) -> Found<Blocks> {
+        if tensor.dims().len() > 2 || tensor.n_elems() == 0 {
+            return Err(format!("has the shape {:?}; expected a matrix or a vector", tensor.dims()));
+        }
+        // What cannot be dequantized is refused now and not in the middle of a model.
+        let row = tensor.row_elems() as usize;
+        tensor
+            .dequantize_rows(0, 1, &mut vec![0.0; row])
+            .map_err(|error| format!("cannot be read: {error}"))?;
+        let n_rows = tensor.n_rows() as usize;
+        // Of a vector each element counts as a row.
+        let units = if tensor.dims().len() == 1 { row } else { n_rows };
+        if let Rows::Interleaved(heads) = rows
+            && (heads == 0 || !units.is_multiple_of(2 * heads as usize))
+        {
+            return Err(format!("has {units} rows, which are not those of {heads} heads"));
+        }
+        // Both are of one file in memory.
+        let first = tensor.data().as_ptr() as usize - file.as_ptr() as usize;
+        let bytes = first..first + tensor.data().len();
+        let (row_bytes, is_vector) = (bytes.len() / n_rows, tensor.dims().len() == 1);
+        Ok(Blocks { bytes, kind: tensor.tensor_type(), row, row_bytes, n_rows, is_vector, rows })
+    }
+
+    /// Whole rows as the file has them.
+    fn dequantize(&self, data: &[u8], rows: Range<usize>, out: &mut [f32]) {
+        let bytes = &data[rows.start * self.row_bytes..rows.end * self.row_bytes];
+        // Never happens: the type was tried, and the lengths are those of whole rows. It would be seen as a weight that is not
+        // finite.
+        if dequantize(self.kind, bytes, out).is_err() {
+            out.fill(f32::NAN);
+        }
+    }
+
+    /// The place in the file of row `at` of the model.
+    fn place(&self, at: usize, n_units: usize) -> usize {
+        match self.rows {
+            Rows::Interleaved(heads) => {
+                let size = n_units / heads as usize;
+                let (head, inside, half) = (at / size, at % size, size / 2);
+                head * size + 2 * (inside % half) + inside / half
+            }
+            Rows::Same | Rows::PlusOne => at,
+        }
+    }
+}
+
+impl Packed for Blocks {
+    fn shape(&self) -> Vec<usize> {
+        if self.is_vector { vec![self.row] } else { vec![self.n_rows, self.row] }
+    }
+
+    fn read(&self, files: &[MappedFile], elements: Range<usize>, out: &mut [f32]) {
+        let data = &files[0][self.bytes.clone()];
+        let mut one = vec![0.0; self.row];
+        if self.is_vector {
+            self.dequantize(data, 0..1, &mut one);
+            for (out, at) in out.iter_mut().zip(elements) {
+                *out = one[self.place(at, self.row)];
+            }
+        } else {
+            let (mut at, end, mut rest) = (elements.start, elements.end, &mut out[..]);
+            while at < end {
+                let (row, inside) = (at / self.row, at % self.row);
+                // Rows that lie as they are asked for are read together.
+                let most = if matches!(self.rows, Rows::Interleaved(_)) { 1 } else { usize::MAX };
+                let n_whole = if inside > 0 { 0 } else { ((end - at) / self.row).min(most) };
+                let n = if n_whole > 0 { n_whole * self.row } else { (self.row - inside).min(end - at) };
+                let (part, behind) = std::mem::take(&mut rest).split_at_mut(n);
+                let place = self.place(row, self.n_rows);
+                if n_whole > 0 {
+                    self.dequantize(data, place..place + n_whole, part);
+                } else {
+                    self.dequantize(data, place..place + 1, &mut one);
+                    part.copy_from_slice(&one[inside..inside + n]);
+                }
+                (at, rest) = (at + n, behind);
+            }
+        }
+        if self.rows == Rows::PlusOne {
+            out.iter_mut().for_each(|x| *x -= 1.0);
+        }
+    }
+}
