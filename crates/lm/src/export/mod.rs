@@ -218,7 +218,7 @@ fn bound(dtype: DType) -> f32 {
 fn dtype_of(dir: &Path) -> Result<DType> {
     let path = dir.join("config.json");
     let text =
-        oarlock_comm::read_text(&path, oarlock_comm::MAX_CONFIG_BYTES).map_err(Error::io("read", &path))?;
+        crate::gguf::read_text(&path, oarlock_comm::MAX_CONFIG_BYTES).map_err(Error::io("read", &path))?;
     let config: Value = json::from_str(&text).map_err(|e| Error::bad_file(&path, e.to_string()))?;
     let named = ["dtype", "torch_dtype"].iter().find_map(|key| config.get(key)?.as_str());
     Ok(match named.map(|name| name.trim_start_matches("torch.")) {

@@ -1,6 +1,6 @@
 //! The `config.json` that the keys and tensors of a GGUF file stand for.
 
-use oarlock_gguf::Gguf;
+use oarlock_gguf::{Gguf, TensorType};
 use serde_json::{Map, Value, json};
 
 use super::rope;
@@ -67,10 +67,25 @@ fn sizes(settings: &Settings<'_>) -> Found<Map<String, Value>> {
         "max_position_embeddings": settings.require::<u32>("context_length")?,
         "rms_norm_eps": decimal(settings.require("attention.layer_norm_rms_epsilon")?),
         "tie_word_embeddings": !settings.has("output.weight"),
+        "dtype": dtype(settings),
     });
     match known {
         Value::Object(fields) => Ok(fields),
         _ => Ok(Map::new()),
+    }
+}
+
+/// The dtype of most of the weights. What blocks stand for has more bits than the dtypes of 16 bits keep.
+fn dtype(settings: &Settings<'_>) -> &'static str {
+    let elements = |kind: TensorType| {
+        let of_kind = settings.gguf.tensors().filter(|tensor| tensor.tensor_type() == kind);
+        of_kind.map(|tensor| tensor.n_elems()).sum::<u64>()
+    };
+    let all: u64 = settings.gguf.tensors().map(|tensor| tensor.n_elems()).sum();
+    match (elements(TensorType::F16), elements(TensorType::BF16)) {
+        (halves, _) if halves > all / 2 => "float16",
+        (_, halves) if halves > all / 2 => "bfloat16",
+        _ => "float32",
     }
 }
 

@@ -14,9 +14,9 @@ use super::tokens::{BYTE, CONTROL, NORMAL, Tokens, UNKNOWN, USER_DEFINED};
 pub(super) fn of(gguf: &Gguf<&[u8]>) -> Found<String> {
     let tokens = Tokens::of(gguf)?;
     let kind = gguf.require::<&str>("tokenizer.ggml.model").map_err(shown)?;
-    let (mut json, in_vocabulary): (Value, &[i32]) = match kind {
-        "gpt2" => (byte_level(gguf)?, &[NORMAL]),
-        "llama" => (sentencepiece(gguf, &tokens)?, &[NORMAL, UNKNOWN, CONTROL, BYTE]),
+    let mut json = match kind {
+        "gpt2" => byte_level(gguf)?,
+        "llama" => sentencepiece(gguf, &tokens)?,
         other => {
             return Err(format!(
                 "the tokenizer is of the kind {} (tokenizer.ggml.model); supported are gpt2 and llama",
@@ -24,8 +24,9 @@ pub(super) fn of(gguf: &Gguf<&[u8]>) -> Found<String> {
             ));
         }
     };
-    json["model"]["vocab"] =
-        tokens.with(in_vocabulary).map(|(id, text, _)| (text.to_owned(), json!(id))).collect();
+    // Added tokens, too: one that the vocabulary lacks gets the next id and not its own.
+    let all = tokens.with(&[NORMAL, UNKNOWN, CONTROL, USER_DEFINED, BYTE]);
+    json["model"]["vocab"] = all.map(|(id, text, _)| (text.to_owned(), json!(id))).collect();
     let added = tokens.with(&[UNKNOWN, CONTROL, USER_DEFINED]).map(|(id, text, kind)| {
         json!({"id": id, "content": text, "special": kind != USER_DEFINED, "single_word": false, "lstrip": false,
                "rstrip": false, "normalized": false})
