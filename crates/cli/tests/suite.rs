@@ -19,6 +19,7 @@ mod folders;
 mod front_ends;
 mod fuzz;
 mod generate;
+mod gguf;
 mod gloo;
 mod gpu;
 mod gpu_check;

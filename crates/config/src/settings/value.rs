@@ -132,7 +132,10 @@ fn word(value_type: ValueType, text: &str) -> Option<Value> {
             None if text.is_empty() => Value::Null,
             None => Value::Text(text.to_owned()),
         }),
-        ValueType::Choice(names) => names.contains(&text).then(|| Value::Text(text.to_owned())),
+        ValueType::Choice(names) => {
+            let found = names.iter().find(|name| name.eq_ignore_ascii_case(text));
+            found.map(|name| Value::Text((*name).to_owned()))
+        }
         ValueType::List => Some(list(text.split(',').map(|name| name.trim().to_owned()).collect())),
         ValueType::Map => None,
     }

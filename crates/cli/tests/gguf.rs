@@ -1,0 +1,91 @@
+//! Runs and questions to a model that is a GGUF file, and export of what came of them.
+
+use std::fs;
+
+use crate::common::{Site, run};
+
+/// The model of a site as a file with the same bits.
+fn as_file(site: &Site) -> String {
+    let said = run(site.oarlock(&["export", "model_name_or_path=model", "export_dir=copy", "gguf=F32"]));
+    assert_eq!(said.code, Some(0), "{said:?}");
+    "copy/copy-F32.gguf".to_owned()
+}
+
+#[test]
+fn a_file_trains_to_the_same_bits_as_its_folder() {
+    let site = Site::new();
+    let file = format!("model_name_or_path={}", as_file(&site));
+    for (name, words) in
+        [("full", vec![]), ("bf16", vec!["bf16=true"]), ("lora", vec!["finetuning_type=lora"])]
+    {
+        let words = [&["max_steps=4"], &words[..]].concat();
+        let (of_folder, of_file) = (format!("folder-{name}"), format!("file-{name}"));
+        site.train(&of_folder, &words);
+        site.train(&of_file, &[&words[..], &[&file]].concat());
+        assert_eq!(site.losses(&of_folder), site.losses(&of_file), "{name}");
+        assert_eq!(site.losses(&of_file).len(), 4, "{name}");
+        let weights = if name == "lora" { "adapter_model.safetensors" } else { "model.safetensors" };
+        let read = |output: &str| site.read(&format!("{output}/{weights}"));
+        assert!(read(&of_folder) == read(&of_file), "{name}");
+    }
+    // What was saved stands by itself, and so does a checkpoint.
+    let words = [&file[..], "max_steps=4", "save_strategy=steps", "save_steps=2"];
+    site.train("resumed", &words);
+    site.train(
+        "resumed",
+        &[&words[..3], &["save_steps=2", "resume_from_checkpoint=resumed/checkpoint-2"]].concat(),
+    );
+    assert!(site.model("resumed") == site.model("file-full"));
+    let said =
+        run(site.oarlock(&["generate", "--model", "file-full", "--prompt", "the", "--temperature", "0"]));
+    assert_eq!(said.code, Some(0), "{said:?}");
+}
+
+#[test]
+fn a_file_answers_as_its_folder_and_is_exported_again() {
+    let site = Site::new();
+    let file = as_file(&site);
+    let ask = |model: &str| {
+        let words =
+            ["generate", "--model", model, "--prompt", "the", "--max-new-tokens", "8", "--temperature", "0"];
+        let said = run(site.oarlock(&words));
+        assert_eq!(said.code, Some(0), "{said:?}");
+        said.stdout
+    };
+    assert_eq!(ask("model"), ask(&file));
+    let export = |words: &[&str]| run(site.oarlock(&[&["export"], words].concat()));
+    let said = export(&[&format!("model_name_or_path={file}"), "export_dir=again", "gguf=q8_0"]);
+    assert_eq!(said.code, Some(0), "{said:?}");
+    assert!(site.model("again") == site.model("copy"));
+    assert!(said.stdout.contains("again/again-Q8_0.gguf"), "{said:?}");
+    // Blocks of 8 bits are near, and what they stand for is trained and merged.
+    let small = "model_name_or_path=again/again-Q8_0.gguf";
+    site.train("lora", &[small, "finetuning_type=lora", "max_steps=2"]);
+    let said = export(&[small, "adapter_name_or_path=lora", "export_dir=merged"]);
+    assert!(said.code == Some(0) && said.stdout.contains("with one adapter merged in f32"), "{said:?}");
+}
+
+#[test]
+fn broken_files_are_named_with_the_reason() {
+    let site = Site::new();
+    let file = as_file(&site);
+    let whole = site.read(&file);
+    let train = |name: &str| {
+        let said = run(site.training("out", &[&format!("model_name_or_path={name}")]));
+        assert_ne!(said.code, Some(0), "{name}: {said:?}");
+        assert!(!site.path("out").join("model.safetensors").exists());
+        said.message()
+    };
+    fs::write(site.path("cut.gguf"), &whole[..whole.len() - 100]).unwrap();
+    let message = train("cut.gguf");
+    assert!(message.contains("cut.gguf") && message.contains("fetch the file again"), "{message}");
+    fs::write(site.path("empty.gguf"), b"").unwrap();
+    assert!(train("empty.gguf").contains("no model folder `empty.gguf`"));
+    // A weight that is not a number.
+    let mut bad = whole.clone();
+    let end = bad.len();
+    bad[end - 4..].copy_from_slice(&f32::NAN.to_le_bytes());
+    fs::write(site.path("nan.gguf"), &bad).unwrap();
+    let message = train("nan.gguf");
+    assert!(message.contains("not finite") || message.contains("NaN"), "{message}");
+}
