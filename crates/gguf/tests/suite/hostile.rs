@@ -187,8 +187,14 @@ fn written(n_rows: u64, keys: &[(String, Vec<String>)]) -> Result<Vec<u8>> {
     writer.finish()
 }
 
+/// As many as `PROPTEST_CASES` says, or a thousand.
+fn cases() -> ProptestConfig {
+    let said = std::env::var("PROPTEST_CASES").ok().and_then(|n| n.parse().ok());
+    ProptestConfig::with_cases(said.unwrap_or(1000))
+}
+
 proptest! {
-    #![proptest_config(ProptestConfig::with_cases(1000))]
+    #![proptest_config(cases())]
 
     #[test]
     fn damaged_files_are_read_or_refused(

@@ -110,6 +110,11 @@ fn llama3(divisors: &[f32], theta: f64, head_dim: u64) -> Found<Option<Value>> {
     if divisors.iter().all(|x| *x == 1.0) {
         return Ok(None);
     }
+    let other =
+        || "the tensor rope_freqs.weight does not hold the divisors of Llama 3's rope scaling".to_owned();
+    if divisors.len() as u64 != head_dim / 2 {
+        return Err(other());
+    }
     let (low, high) = (1.0, 4.0);
     // Each divisor between 1 and the factor tells how long texts were in pretraining.
     let wavelength =
@@ -125,10 +130,8 @@ fn llama3(divisors: &[f32], theta: f64, head_dim: u64) -> Found<Option<Value>> {
     let fits = |(found, expected): (&f32, &f32)| {
         (f64::from(*found) - f64::from(*expected)).abs() <= TOLERANCE * f64::from(*expected)
     };
-    if divisors.len() != expected.len() || !divisors.iter().zip(&expected).all(fits) {
-        return Err(
-            "the tensor rope_freqs.weight does not hold the divisors of Llama 3's rope scaling".to_owned()
-        );
+    if !divisors.iter().zip(&expected).all(fits) {
+        return Err(other());
     }
     Ok(Some(json!({
         "rope_type": "llama3", "factor": decimal(factor as f32), "low_freq_factor": low, "high_freq_factor": high,

@@ -182,3 +182,46 @@ fn what_is_no_model_of_a_known_kind_is_refused() {
     sample.tensors[1] = ("blk.0.attn_q.weight", vec![4, 3], vec![0.0; 12]);
     assert!(weights(&sample).contains("has 3 rows, which are not those of 1 heads"));
 }
+
+/// Bytes of a file are changed, at the places of its head above all: it is read or refused, and never panics.
+#[test]
+fn damaged_files_are_read_or_refused() {
+    let mut sample = sentencepiece().with("llama.attention.sliding_window", 4_u32);
+    let gemma = sentencepiece().with("general.architecture", "gemma3").with("gemma3.block_count", 3_u32);
+    let bytes =
+        sentencepiece().with("tokenizer.ggml.model", "gpt2").with("tokenizer.ggml.merges", &["a b"][..]);
+    let divisors = llama3_divisors(500_000.0, 64, (8.0, 1.0, 4.0), 8192.0);
+    sample.tensors.push(("rope_freqs.weight", vec![32], divisors));
+    sample.tensors.push(("blk.0.attn_q.weight", vec![4, 4], vec![0.5; 16]));
+    let wholes = [sample, gemma, bytes].map(|sample| fs::read(sample.write()).unwrap());
+    let mut n_read = 0;
+    for seed in 0..cases() {
+        let whole = &wholes[(seed % 3) as usize];
+        let mut damaged = whole.clone();
+        let random = |i: u64| oarlock_tensor::cpu::random::Stream { seed, stream: 1 }.uniform(i);
+        for i in 0..1 + seed % 4 {
+            let at = (random(3 * i) * whole.len() as f32) as usize % whole.len();
+            damaged[at] = match seed % 5 {
+                0 => damaged[at].wrapping_add(1),
+                1 => 0xff,
+                2 => 0,
+                _ => (random(3 * i + 1) * 256.0) as u8,
+            };
+        }
+        let Ok(gguf) = Gguf::new(&damaged[..]) else { continue };
+        let read = [
+            config::of(&gguf),
+            tokenizer::of(&gguf),
+            tokenizer_settings::of(&gguf),
+            tokenizer_settings::generation(&gguf),
+        ];
+        n_read += read.iter().flatten().count();
+        weights::located(&damaged).iter().flatten().for_each(|(_, located)| assert!(located.is_quantized()));
+    }
+    assert!(n_read > 0);
+}
+
+/// As many as `PROPTEST_CASES` says, or two thousand.
+fn cases() -> u64 {
+    std::env::var("PROPTEST_CASES").ok().and_then(|n| n.parse().ok()).unwrap_or(2000)
+}

@@ -9,6 +9,9 @@ use super::rules::{self, Rule};
 use super::settings::{Found, shown};
 use super::tokens::{BYTE, CONTROL, NORMAL, Tokens, UNKNOWN, USER_DEFINED};
 
+/// The longest token of SentencePiece that is read.
+const MOST_BYTES: usize = 1024;
+
 /// # Errors
 /// A kind of tokenizer that is not known, and keys that are missing.
 pub(super) fn of(gguf: &Gguf<&[u8]>) -> Found<String> {
@@ -90,16 +93,22 @@ fn sentencepiece(gguf: &Gguf<&[u8]>, tokens: &Tokens<'_>) -> Found<Value> {
         "decoder": {"type": "Sequence", "decoders": decoders},
         "model": {"type": "BPE", "dropout": null, "unk_token": unknown, "continuing_subword_prefix": null,
                   "end_of_word_suffix": null, "fuse_unk": true, "byte_fallback": has_bytes, "ignore_merges": false,
-                  "merges": merges(tokens, &scores)},
+                  "merges": merges(tokens, &scores)?},
     }))
 }
 
 /// The pairs of tokens that make a token, those of the highest score first, as transformers derives them from SentencePiece's
 /// files.
-fn merges(tokens: &Tokens<'_>, scores: &[f32]) -> Vec<Value> {
+///
+/// # Errors
+/// A token that is longer than any tokenizer has: all its parts are looked for.
+fn merges(tokens: &Tokens<'_>, scores: &[f32]) -> Found<Vec<Value>> {
     let ids: HashMap<&str, usize> = tokens.with(&[NORMAL]).map(|(id, text, _)| (text, id)).collect();
     let mut pairs = Vec::new();
     for (id, text, _) in tokens.with(&[NORMAL]) {
+        if text.len() > MOST_BYTES {
+            return Err(format!("token {id} has {} bytes; expected at most {MOST_BYTES}", text.len()));
+        }
         for (at, _) in text.char_indices().skip(1) {
             let (left, right) = text.split_at(at);
             if let (Some(left), Some(right)) = (ids.get(left), ids.get(right)) {
@@ -109,7 +118,7 @@ fn merges(tokens: &Tokens<'_>, scores: &[f32]) -> Vec<Value> {
     }
     // Of one token, the pair whose parts have the lower ids comes first.
     pairs.sort_by(|a, b| b.0.total_cmp(&a.0).then((a.1, a.2, a.3).cmp(&(b.1, b.2, b.3))));
-    pairs.iter().map(|(_, _, left, right)| json!([tokens.texts[*left], tokens.texts[*right]])).collect()
+    Ok(pairs.iter().map(|(_, _, left, right)| json!([tokens.texts[*left], tokens.texts[*right]])).collect())
 }
 
 /// What is put before and behind a text.

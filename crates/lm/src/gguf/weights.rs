@@ -22,15 +22,15 @@ const OF_ROPE: [&str; 3] = ["rope_freqs.weight", "rope_factors_long.weight", "ro
 pub(crate) fn map_weights(path: &Path) -> Result<MappedFiles> {
     let map = MappedFile::open(path).map_err(Error::io("read", path))?;
     let mut mapped = MappedFiles::default();
-    let found = locate(&map).map_err(|problem| Error::bad_file(path, problem))?;
+    let found = located(&map).map_err(|problem| Error::bad_file(path, problem))?;
     map.check().map_err(Error::io("read", path))?;
     mapped.tensors.extend(found);
     mapped.files.push(map);
     Ok(mapped)
 }
 
-fn locate(map: &MappedFile) -> Found<Vec<(String, Located)>> {
-    let bytes = &map[..];
+/// The tensors of the bytes of a file.
+pub(super) fn located(bytes: &[u8]) -> Found<Vec<(String, Located)>> {
     let gguf = Gguf::new(bytes).map_err(shown)?;
     let settings = Settings::of(&gguf)?;
     let heads = settings.require::<u32>("attention.head_count")?;
@@ -72,9 +72,9 @@ impl Blocks {
             return Err(format!("has the shape {:?}; expected a matrix or a vector", tensor.dims()));
         }
         // What cannot be dequantized is refused now and not in the middle of a model.
-        let row = tensor.row_elems() as usize;
-        tensor
-            .dequantize_rows(0, 1, &mut vec![0.0; row])
+        let (row, kind) = (tensor.row_elems() as usize, tensor.tensor_type());
+        let block = tensor.data().get(..kind.block_bytes()).unwrap_or_default();
+        dequantize(kind, block, &mut vec![0.0; kind.block_elems()])
             .map_err(|error| format!("cannot be read: {error}"))?;
         let n_rows = tensor.n_rows() as usize;
         // Of a vector each element counts as a row.
@@ -88,7 +88,7 @@ impl Blocks {
         let first = tensor.data().as_ptr() as usize - file.as_ptr() as usize;
         let bytes = first..first + tensor.data().len();
         let (row_bytes, is_vector) = (bytes.len() / n_rows, tensor.dims().len() == 1);
-        Ok(Blocks { bytes, kind: tensor.tensor_type(), row, row_bytes, n_rows, is_vector, rows })
+        Ok(Blocks { bytes, kind, row, row_bytes, n_rows, is_vector, rows })
     }
 
     /// Whole rows as the file has them.
