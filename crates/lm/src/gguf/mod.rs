@@ -5,10 +5,10 @@
 //! What Hugging Face's form cannot say is refused with the reason.
 
 mod config;
+mod model_keys;
 pub(crate) mod names;
 mod rope;
 pub(crate) mod rules;
-mod settings;
 #[cfg(test)]
 mod tests;
 mod tokenizer;

@@ -2,7 +2,7 @@
 
 /// How the rows of a tensor lie in GGUF.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Rows {
+pub(crate) enum RowOrder {
     /// As they are.
     Same,
     /// The two halves of each of so many heads take turns: llama.cpp rotates neighbours where Hugging Face rotates halves.
@@ -116,13 +116,13 @@ impl Architecture {
     }
 
     /// How the rows of a tensor of GGUF lie, of a model with so many heads of queries and of keys.
-    pub(crate) fn rows(&self, name: &str, heads: u32, kv_heads: u32) -> Rows {
+    pub(crate) fn rows(&self, name: &str, heads: u32, kv_heads: u32) -> RowOrder {
         match name.split('.').nth(2) {
-            Some("attn_q") if self.name == "llama" => Rows::Interleaved(heads),
-            Some("attn_k") if self.name == "llama" => Rows::Interleaved(kv_heads),
-            Some(part) if part.ends_with("norm") && self.is_gemma() => Rows::PlusOne,
-            None if name == "output_norm.weight" && self.is_gemma() => Rows::PlusOne,
-            _ => Rows::Same,
+            Some("attn_q") if self.name == "llama" => RowOrder::Interleaved(heads),
+            Some("attn_k") if self.name == "llama" => RowOrder::Interleaved(kv_heads),
+            Some(part) if part.ends_with("norm") && self.is_gemma() => RowOrder::PlusOne,
+            None if name == "output_norm.weight" && self.is_gemma() => RowOrder::PlusOne,
+            _ => RowOrder::Same,
         }
     }
 

@@ -2,7 +2,7 @@
 
 use serde_json::{Map, Value, json};
 
-use super::settings::{Found, Settings, decimal};
+use super::model_keys::{Found, ModelKeys, decimal};
 
 /// How far factors of a file may be from those of the formula that they are taken for, relatively: single precision.
 const TOLERANCE: f64 = 1e-5;
@@ -11,11 +11,11 @@ const TOLERANCE: f64 = 1e-5;
 ///
 /// # Errors
 /// A scaling that these fields cannot say.
-pub(super) fn read(settings: &Settings<'_>, fields: &mut Map<String, Value>) -> Found<()> {
-    let architecture = settings.architecture.name;
+pub(super) fn read(keys: &ModelKeys<'_>, fields: &mut Map<String, Value>) -> Found<()> {
+    let architecture = keys.architecture.name;
     let head_dim = fields.get("head_dim").and_then(Value::as_u64).unwrap_or_default();
-    let theta = settings.get::<f32>("rope.freq_base")?.unwrap_or(10_000.0);
-    let turned = settings.get::<u64>("rope.dimension_count")?.unwrap_or(head_dim);
+    let theta = keys.get::<f32>("rope.freq_base")?.unwrap_or(10_000.0);
+    let turned = keys.get::<u64>("rope.dimension_count")?.unwrap_or(head_dim);
     let share = turned as f64 / head_dim.max(1) as f64;
     fields.insert("rope_theta".to_owned(), decimal(theta));
     match architecture {
@@ -28,10 +28,10 @@ pub(super) fn read(settings: &Settings<'_>, fields: &mut Map<String, Value>) -> 
         }
     }
     if architecture == "gemma3" {
-        let local = settings.get::<f32>("rope.freq_base_swa")?.unwrap_or(10_000.0);
+        let local = keys.get::<f32>("rope.freq_base_swa")?.unwrap_or(10_000.0);
         fields.insert("rope_local_base_freq".to_owned(), decimal(local));
     }
-    if let Some(scaling) = scaling(settings, fields, theta, head_dim)? {
+    if let Some(scaling) = scaling(keys, fields, theta, head_dim)? {
         fields.insert("rope_scaling".to_owned(), scaling);
     }
     Ok(())
@@ -39,23 +39,22 @@ pub(super) fn read(settings: &Settings<'_>, fields: &mut Map<String, Value>) -> 
 
 /// `rope_scaling`, where positions are scaled.
 fn scaling(
-    settings: &Settings<'_>,
+    keys: &ModelKeys<'_>,
     fields: &mut Map<String, Value>,
     theta: f32,
     head_dim: u64,
 ) -> Found<Option<Value>> {
-    let factor = settings.get::<f32>("rope.scaling.factor")?;
+    let factor = keys.get::<f32>("rope.scaling.factor")?;
     // What files of long ago say instead.
-    let factor = factor.or(settings.get::<f32>("rope.scale_linear")?).filter(|factor| *factor != 0.0);
-    let original = settings.get::<u64>("rope.scaling.original_context_length")?;
+    let factor = factor.or(keys.get::<f32>("rope.scale_linear")?).filter(|factor| *factor != 0.0);
+    let original = keys.get::<u64>("rope.scaling.original_context_length")?;
     let longest = fields.get("max_position_embeddings").and_then(Value::as_u64).unwrap_or_default();
-    let kind = settings.get::<&str>("rope.scaling.type")?;
-    if let Some(divisors) = settings.vector("rope_freqs.weight")? {
+    let kind = keys.get::<&str>("rope.scaling.type")?;
+    if let Some(divisors) = keys.vector("rope_freqs.weight")? {
         return llama3(&divisors, f64::from(theta), head_dim);
     }
-    let attention = settings.get::<f32>("rope.scaling.attn_factor")?;
-    let divisors =
-        (settings.vector("rope_factors_short.weight")?, settings.vector("rope_factors_long.weight")?);
+    let attention = keys.get::<f32>("rope.scaling.attn_factor")?;
+    let divisors = (keys.vector("rope_factors_short.weight")?, keys.vector("rope_factors_long.weight")?);
     if let (Some(short), Some(long)) = divisors {
         let original =
             original.ok_or("rope.scaling.original_context_length is missing beside rope_factors_long")?;
@@ -87,12 +86,12 @@ fn scaling(
                 "original_max_position_embeddings": original.unwrap_or(longest),
             });
             for (name, key) in [("beta_fast", "yarn_beta_fast"), ("beta_slow", "yarn_beta_slow")] {
-                if let Some(beta) = settings.get::<f32>(&format!("rope.scaling.{key}"))? {
+                if let Some(beta) = keys.get::<f32>(&format!("rope.scaling.{key}"))? {
                     said[name] = decimal(beta);
                 }
             }
             for (key, expected) in [("yarn_ext_factor", 1.0), ("yarn_attn_factor", 1.0)] {
-                if settings.get::<f32>(&format!("rope.scaling.{key}"))?.is_some_and(|x| x != expected) {
+                if keys.get::<f32>(&format!("rope.scaling.{key}"))?.is_some_and(|x| x != expected) {
                     return Err(format!(
                         "rope.scaling.{key} is not {expected}, and config.json has no field for it"
                     ));

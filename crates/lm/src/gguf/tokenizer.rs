@@ -5,8 +5,8 @@ use std::collections::HashMap;
 use oarlock_gguf::{Array, Gguf};
 use serde_json::{Value, json};
 
+use super::model_keys::{Found, shown};
 use super::rules::{self, Rule};
-use super::settings::{Found, shown};
 use super::tokens::{BYTE, CONTROL, NORMAL, Tokens, UNKNOWN, USER_DEFINED};
 
 /// The longest token of SentencePiece that is read.

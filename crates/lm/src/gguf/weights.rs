@@ -9,8 +9,8 @@ use oarlock_engine::checkpoint::weights::{Located, MappedFiles, Packed};
 use oarlock_engine::{Error, Result};
 use oarlock_gguf::{Gguf, Tensor, TensorType, dequantize};
 
-use super::names::Rows;
-use super::settings::{Found, Settings, shown};
+use super::model_keys::{Found, ModelKeys, shown};
+use super::names::RowOrder;
 
 /// Tensors that say how positions are turned; `config.json` holds what they say.
 const OF_ROPE: [&str; 3] = ["rope_freqs.weight", "rope_factors_long.weight", "rope_factors_short.weight"];
@@ -32,9 +32,9 @@ pub(crate) fn map_weights(path: &Path) -> Result<MappedFiles> {
 /// The tensors of the bytes of a file.
 pub(super) fn located(bytes: &[u8]) -> Found<Vec<(String, Located)>> {
     let gguf = Gguf::new(bytes).map_err(shown)?;
-    let settings = Settings::of(&gguf)?;
-    let heads = settings.require::<u32>("attention.head_count")?;
-    let kv_heads = settings.get::<u32>("attention.head_count_kv")?.unwrap_or(heads);
+    let keys = ModelKeys::of(&gguf)?;
+    let heads = keys.require::<u32>("attention.head_count")?;
+    let kv_heads = keys.get::<u32>("attention.head_count_kv")?.unwrap_or(heads);
     let mut found = Vec::new();
     for tensor in gguf.tensors() {
         let name = tensor.name();
@@ -42,10 +42,10 @@ pub(super) fn located(bytes: &[u8]) -> Found<Vec<(String, Located)>> {
             continue;
         }
         let wrong = |problem: String| format!("the tensor {} {problem}", name.escape_debug());
-        let stored = settings.architecture.stored(name).ok_or_else(|| {
-            wrong(format!("has no place in a model of the architecture {}", settings.architecture.name))
+        let stored = keys.architecture.stored(name).ok_or_else(|| {
+            wrong(format!("has no place in a model of the architecture {}", keys.architecture.name))
         })?;
-        let rows = settings.architecture.rows(name, heads, kv_heads);
+        let rows = keys.architecture.rows(name, heads, kv_heads);
         let blocks = Blocks::of(&tensor, bytes, rows).map_err(wrong)?;
         found.push((stored, Located::packed(Arc::new(blocks))));
     }
@@ -63,11 +63,11 @@ struct Blocks {
     row_bytes: usize,
     n_rows: usize,
     is_vector: bool,
-    rows: Rows,
+    rows: RowOrder,
 }
 
 impl Blocks {
-    fn of(tensor: &Tensor<'_>, file: &[u8], rows: Rows) -> Found<Blocks> {
+    fn of(tensor: &Tensor<'_>, file: &[u8], rows: RowOrder) -> Found<Blocks> {
         if tensor.dims().len() > 2 || tensor.n_elems() == 0 {
             return Err(format!("has the shape {:?}; expected a matrix or a vector", tensor.dims()));
         }
@@ -79,7 +79,7 @@ impl Blocks {
         let n_rows = tensor.n_rows() as usize;
         // Of a vector each element counts as a row.
         let units = if tensor.dims().len() == 1 { row } else { n_rows };
-        if let Rows::Interleaved(heads) = rows
+        if let RowOrder::Interleaved(heads) = rows
             && (heads == 0 || !units.is_multiple_of(2 * heads as usize))
         {
             return Err(format!("has {units} rows, which are not those of {heads} heads"));
@@ -104,12 +104,12 @@ impl Blocks {
     /// The place in the file of row `at` of the model.
     fn place(&self, at: usize, n_units: usize) -> usize {
         match self.rows {
-            Rows::Interleaved(heads) => {
+            RowOrder::Interleaved(heads) => {
                 let size = n_units / heads as usize;
                 let (head, inside, half) = (at / size, at % size, size / 2);
                 head * size + 2 * (inside % half) + inside / half
             }
-            Rows::Same | Rows::PlusOne => at,
+            RowOrder::Same | RowOrder::PlusOne => at,
         }
     }
 }
@@ -131,8 +131,8 @@ impl Packed for Blocks {
             let (mut at, end, mut rest) = (elements.start, elements.end, &mut out[..]);
             while at < end {
                 let (row, inside) = (at / self.row, at % self.row);
-                // Rows that lie as they are asked for are read together.
-                let most = if matches!(self.rows, Rows::Interleaved(_)) { 1 } else { usize::MAX };
+                // RowOrder that lie as they are asked for are read together.
+                let most = if matches!(self.rows, RowOrder::Interleaved(_)) { 1 } else { usize::MAX };
                 let n_whole = if inside > 0 { 0 } else { ((end - at) / self.row).min(most) };
                 let n = if n_whole > 0 { n_whole * self.row } else { (self.row - inside).min(end - at) };
                 let (part, behind) = std::mem::take(&mut rest).split_at_mut(n);
@@ -146,7 +146,7 @@ impl Packed for Blocks {
                 (at, rest) = (at + n, behind);
             }
         }
-        if self.rows == Rows::PlusOne {
+        if self.rows == RowOrder::PlusOne {
             out.iter_mut().for_each(|x| *x -= 1.0);
         }
     }

@@ -4,8 +4,8 @@ use std::collections::BTreeMap;
 use std::path::Path;
 
 use super::located::Located;
+use super::mapped::MappedFiles;
 use super::packed::StoredQuantization;
-use super::source::MappedFiles;
 use crate::Result;
 
 /// What says how a folder holds a model, such as its `config.json`.

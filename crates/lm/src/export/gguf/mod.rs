@@ -1,6 +1,6 @@
 //! A Hugging Face folder as one GGUF file, the format of llama.cpp and Ollama.
 //!
-//! [`Architecture`] says what llama.cpp calls the model, its settings and its tensors,
+//! [`architecture`] says what llama.cpp calls the model, its settings and its tensors,
 //! [`vocabulary`] what it reads of the tokenizer. What GGUF cannot say is refused with the reason.
 
 mod architecture;
@@ -21,7 +21,6 @@ use oarlock_gguf::{Gguf, Metadata, ModelFacts, TensorPlan, Writer, mix_types, so
 
 use self::settings::Settings;
 use self::tensors::{ROWS, Tensors};
-use crate::gguf::names::Architecture;
 
 /// Says in a file that it was written here, so that it may be replaced.
 const QUANTIZED_BY: &str = "general.quantized_by";
@@ -53,7 +52,7 @@ pub fn write_gguf(dir: &Path, out: &Path, mix: Mix, overwrite: bool) -> Result<W
         )));
     }
     let settings = Settings::read(dir)?;
-    let architecture = Architecture::of(&settings)?;
+    let architecture = architecture::of(&settings)?;
     let mut metadata = Metadata::new();
     let tensors = Tensors::open(dir, &architecture, &settings)?;
     let unwritable = |error: oarlock_gguf::Error| Error::bad_file(dir, error.to_string());
@@ -61,7 +60,7 @@ pub fn write_gguf(dir: &Path, out: &Path, mix: Mix, overwrite: bool) -> Result<W
     metadata.set("general.architecture", architecture.name).map_err(unwritable)?;
     metadata.set("general.type", "model").map_err(unwritable)?;
     metadata.set("general.name", name.as_ref()).map_err(unwritable)?;
-    architecture.write_settings(&settings, &mut metadata)?;
+    architecture::write_settings(&architecture, &settings, &mut metadata)?;
     let n_rows = tensors.n_tokens()?;
     vocabulary::write(dir, &settings, n_rows, &mut metadata)?;
     metadata.set("general.file_type", mix.file_type()).map_err(unwritable)?;
@@ -100,7 +99,12 @@ pub fn write_gguf(dir: &Path, out: &Path, mix: Mix, overwrite: bool) -> Result<W
     sink.into_inner().map_err(|error| io(error.into_error()))?;
     file.publish().map_err(io)?;
     let (n_bytes, types) = check(out, &plans, &tensors)?;
-    Ok(WrittenGguf { path: out.to_owned(), n_bytes, types, notes: architecture.notes(&settings)? })
+    Ok(WrittenGguf {
+        path: out.to_owned(),
+        n_bytes,
+        types,
+        notes: architecture::notes(&architecture, &settings)?,
+    })
 }
 
 /// The elements of a row, and the rows.

@@ -8,11 +8,11 @@ use oarlock_engine::checkpoint::weights::{MappedFiles, floats, weight_files};
 use oarlock_engine::{Error, Result};
 use oarlock_gguf::{TensorPlan, TensorType};
 
-use super::rope;
 use super::settings::Settings;
-use crate::gguf::names::{Architecture, Rows};
+use super::{architecture, rope};
+use crate::gguf::names::{Architecture, RowOrder};
 
-/// Rows that are read at a time.
+/// RowOrder that are read at a time.
 pub(super) const ROWS: usize = 256;
 
 /// The weights of a folder.
@@ -29,7 +29,7 @@ pub(super) struct Tensors {
 struct Stored {
     /// Its name there.
     name: String,
-    rows: Rows,
+    rows: RowOrder,
 }
 
 impl Tensors {
@@ -44,11 +44,11 @@ impl Tensors {
         let mapped = MappedFiles::open(weight_files(dir)?.iter().map(|name| dir.join(name)))?;
         let mut stored = BTreeMap::new();
         for (name, located) in &mapped.tensors {
-            let Some((named, rows)) = architecture.tensor(name, settings)? else { continue };
+            let Some((named, rows)) = architecture::tensor(architecture, name, settings)? else { continue };
             if located.shape.is_empty() || located.shape.len() > 2 {
                 return Err(settings.refuse(format_args!("{name} has the shape {:?}", located.shape)));
             }
-            if let Rows::Interleaved(heads) = rows
+            if let RowOrder::Interleaved(heads) = rows
                 && (heads == 0 || located.shape[0] % (2 * heads as usize) != 0)
             {
                 return Err(
@@ -112,7 +112,7 @@ impl Tensors {
         };
         let rows = if located.shape.len() == 1 { 0..n } else { rows };
         match stored.rows {
-            Rows::Interleaved(heads) => {
+            RowOrder::Interleaved(heads) => {
                 let half = n / heads as usize / 2;
                 for (at, out) in rows.zip(out.chunks_mut(row)) {
                     let (head, inside) = (at / (2 * half), at % (2 * half));
@@ -121,8 +121,8 @@ impl Tensors {
                 }
                 Ok(())
             }
-            Rows::Same => read(rows.start * row..rows.end * row, out),
-            Rows::PlusOne => {
+            RowOrder::Same => read(rows.start * row..rows.end * row, out),
+            RowOrder::PlusOne => {
                 read(rows.start * row..rows.end * row, out)?;
                 out.iter_mut().for_each(|x| *x += 1.0);
                 Ok(())

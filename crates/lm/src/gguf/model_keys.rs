@@ -11,15 +11,15 @@ use super::names::Architecture;
 pub(super) type Found<T> = std::result::Result<T, String>;
 
 /// A file, and its architecture.
-pub(super) struct Settings<'a> {
+pub(super) struct ModelKeys<'a> {
     pub(super) gguf: &'a Gguf<&'a [u8]>,
     pub(super) architecture: Architecture,
 }
 
-impl<'a> Settings<'a> {
+impl<'a> ModelKeys<'a> {
     /// # Errors
     /// A file that is not a whole model, and an architecture that is not known.
-    pub(super) fn of(gguf: &'a Gguf<&'a [u8]>) -> Found<Settings<'a>> {
+    pub(super) fn of(gguf: &'a Gguf<&'a [u8]>) -> Found<ModelKeys<'a>> {
         let text = |key: &str| gguf.get::<&str>(key).map_err(shown);
         if let Some(kind) = text("general.type")?.filter(|kind| *kind != "model") {
             return Err(format!(
@@ -38,7 +38,7 @@ impl<'a> Settings<'a> {
             let known = Architecture::names().join(", ");
             format!("the architecture is {}; supported are {known}, all dense", name.escape_debug())
         })?;
-        Ok(Settings { gguf, architecture })
+        Ok(ModelKeys { gguf, architecture })
     }
 
     /// A key of the architecture, such as `block_count`.
