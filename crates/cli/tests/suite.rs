@@ -29,6 +29,7 @@ mod gpu_offload;
 mod gpu_stages;
 mod gpu_step;
 mod hostile_files;
+mod hub;
 mod import;
 mod init;
 mod launched;

@@ -97,6 +97,16 @@ impl Environment {
         }
     }
 
+    /// Takes a token of the Hugging Face hub instead of that of the variables. One that no header can hold is none.
+    pub fn give_token(&mut self, token: &str) {
+        self.token = Token::of(token, TokenSource::Given);
+    }
+
+    /// Takes a token of ModelScope instead of that of the variables.
+    pub fn give_modelscope_token(&mut self, token: &str) {
+        self.modelscope_token = Token::of(token, TokenSource::Given);
+    }
+
     /// Where the token came from.
     pub fn token_source(&self) -> TokenSource {
         self.token.as_ref().map_or(TokenSource::None, |token| token.source.clone())

@@ -1,6 +1,7 @@
 //! The flags of the commands that ask a model something, and the model that they name.
 
 use std::path::{Path, PathBuf};
+use std::sync::OnceLock;
 
 use clap::{ArgAction, Args};
 use oarlock::Result;
@@ -17,13 +18,17 @@ use oarlock_tensor::{Automatic, DType, Device, DeviceKind, GpuInfo, Par};
 
 use super::dtypes::dtypes;
 use crate::console::eprint;
+use crate::front::fetch;
 
 /// Which model, and how it computes.
 #[derive(Args)]
 pub(super) struct LoadArgs {
-    /// The model's folder, or its GGUF file
+    /// The model's folder, its GGUF file, or OWNER/NAME on a hub
     #[arg(long)]
     model: PathBuf,
+    /// Where that is, once it was looked for.
+    #[arg(skip)]
+    found: OnceLock<PathBuf>,
     /// Folders of adapters that are merged into it, in order
     #[arg(long, value_delimiter = ',')]
     adapter: Vec<PathBuf>,
@@ -53,14 +58,15 @@ pub(super) struct LoadArgs {
 impl LoadArgs {
     /// The folder with the tokenizer and the template.
     pub fn tokenizer_folder(&self) -> &Path {
-        tokenizer_folder(&self.model, &self.adapter)
+        tokenizer_folder(self.found.get().unwrap_or(&self.model), &self.adapter)
     }
 
     /// The model and its tokenizer.
     pub fn load(&self) -> Result<(Generator, Tokenizer)> {
         let par = Par::threads(self.threads.unwrap_or_else(|| available_cores().len()))?;
         let device = self.device(par)?;
-        let (dir, adapters) = (&self.model, &self.adapter);
+        let found = fetch::model(&self.model).map_err(|error| oarlock::Error::Usage(error.to_string()))?;
+        let (dir, adapters) = (self.found.get_or_init(|| found), &self.adapter);
         let tokenizer = Tokenizer::open(self.tokenizer_folder())?;
         let settings = settings_beside(dir, adapters)?;
         let settings = match self.rope_scaling.as_deref().and_then(RopeKind::named) {

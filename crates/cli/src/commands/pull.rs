@@ -1,21 +1,14 @@
 //! `oarlock pull`: a model from a hub, in the cache that transformers shares or in a folder.
 
-use std::io::IsTerminal;
 use std::path::PathBuf;
-use std::sync::Mutex;
-use std::time::{Duration, Instant};
 
 use clap::Args;
-use oarlock_hub::{Event, Hub};
+use oarlock_hub::Hub;
 
 use crate::config::render::visible;
-use crate::console::{Outcome, eprint, print};
+use crate::console::{Outcome, print};
 use crate::error::Error;
-
-/// The most characters of a name that is shown.
-const MOST_SHOWN: usize = 200;
-/// How often the progress is shown.
-const INTERVAL: Duration = Duration::from_millis(200);
+use crate::front::fetch::{self, MOST_SHOWN};
 
 #[derive(Args)]
 pub(super) struct PullArgs {
@@ -28,9 +21,7 @@ pub(super) struct PullArgs {
 
 pub(super) fn run(args: &PullArgs) -> Outcome {
     let failed = |error: oarlock_hub::Error| Error::Other(Box::new(error));
-    let bytes = Mutex::new(Counted { n_bytes: 0, shown: Instant::now() });
-    let is_terminal = std::io::stderr().is_terminal();
-    let hub = Hub::from_env().map_err(failed)?.with_progress(move |event| tell(event, &bytes, is_terminal));
+    let hub = fetch::shown(Hub::from_env().map_err(failed)?);
     // A colon stands in no name of a model.
     let snapshot = match (&args.to, args.name.contains(':')) {
         (Some(_), true) => {
@@ -56,42 +47,4 @@ pub(super) fn run(args: &PullArgs) -> Outcome {
         names.join(", "),
         snapshot.folder.display()
     ))
-}
-
-/// The bytes that have come, and when that was last shown.
-struct Counted {
-    n_bytes: u64,
-    shown: Instant,
-}
-
-/// Shows what happens: at a terminal a line that grows, elsewhere each file once.
-fn tell(event: &Event<'_>, bytes: &Mutex<Counted>, is_terminal: bool) {
-    let shown = |text: &str| visible(text, MOST_SHOWN);
-    let end = if is_terminal { "\x1b[K\n" } else { "\n" };
-    match event {
-        Event::Bytes { n_bytes, .. } => {
-            let Ok(mut counted) = bytes.lock() else { return };
-            counted.n_bytes += n_bytes;
-            if is_terminal && counted.shown.elapsed() >= INTERVAL {
-                counted.shown = Instant::now();
-                eprint(&format!("\r{:.1} MB\x1b[K", counted.n_bytes as f64 / 1e6));
-            }
-        }
-        Event::Begin { path, size, present } => {
-            let size = size.map_or_else(String::new, |size| format!(", {:.1} MB", size as f64 / 1e6));
-            let there = if *present > 0 {
-                format!(", {:.1} MB of it here", *present as f64 / 1e6)
-            } else {
-                String::new()
-            };
-            let begin = if is_terminal { "\r" } else { "" };
-            eprint(&format!("{begin}{}{size}{there}{end}", shown(path)));
-        }
-        Event::Restart { path, why } => eprint(&format!("{}: begins anew: {why}{end}", shown(path))),
-        Event::Pause { pause, why } => {
-            eprint(&format!("waits {:.0} s: {}{end}", pause.as_secs_f64(), visible(&why.to_string(), 500)));
-        }
-        Event::Note(note) => eprint(&format!("note: {}{end}", visible(note, 500))),
-        _ => {}
-    }
 }

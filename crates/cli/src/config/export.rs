@@ -12,7 +12,7 @@ use oarlock_tensor::DType;
 
 use super::build::chat;
 use super::written::Layer;
-use super::{finetuning, quantization, table};
+use super::{finetuning, hub, quantization, table};
 
 /// A model to export.
 #[derive(Clone, Debug, PartialEq)]
@@ -196,7 +196,7 @@ pub fn export(layers: &[Layer]) -> Result<ExportArgs, Problems> {
         );
     }
     let out = PathBuf::from(settings.word(keys::EXPORT_DIR));
-    let model = PathBuf::from(settings.word(keys::MODEL_NAME_OR_PATH));
+    let model = hub::local(&settings, settings.word(keys::MODEL_NAME_OR_PATH));
     let real = |path: &PathBuf| path.canonicalize().ok();
     if let Some(own) = real(&out)
         && let Some(read) =

@@ -17,6 +17,7 @@ pub mod explain;
 pub mod export;
 pub mod finetuning;
 pub mod flags;
+pub mod hub;
 pub mod language;
 mod learning;
 mod low_rank;

@@ -13,6 +13,7 @@ use oarlock_config::settings::value::Value;
 use oarlock_tensor::cpu::quantized::Format;
 use serde_json::{Map, Value as Json, json};
 
+use super::hub;
 use super::new_tokens::new_tokens;
 use super::quantization::quantization;
 
@@ -50,7 +51,7 @@ pub fn model(settings: &Settings, problems: &mut Problems) -> ModelArgs {
                 "the tokenizer of a model folder lies in it; remove tokenizer_path",
             );
         }
-        let path = PathBuf::from(settings.word(keys::MODEL_NAME_OR_PATH));
+        let path = hub::local(settings, settings.word(keys::MODEL_NAME_OR_PATH));
         return read(settings, quantization, ModelSource::Folder(path.clone()), path, problems);
     }
     if folder.is_written() {

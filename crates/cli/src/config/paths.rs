@@ -63,6 +63,13 @@ fn is_adapter(dir: &Path) -> bool {
 /// # Errors
 /// Every path that leads nowhere.
 pub fn check(config: &ResolvedConfig) -> Result<(), Problems> {
+    let mut problems = check_model(config);
+    problems.append(check_beside_model(config));
+    problems.into_result(|| ())
+}
+
+/// What is wrong with the path of the model, or of its tokenizer.
+fn check_model(config: &ResolvedConfig) -> Problems {
     let mut problems = Problems::default();
     let mut report = |key: &'static Row, message: String, help: String| {
         config.settings.report(&mut problems, message, &[key], help);
@@ -71,7 +78,7 @@ pub fn check(config: &ResolvedConfig) -> Result<(), Problems> {
         ModelSource::Folder(model) if !model.is_dir() && !is_gguf(model) => report(
             keys::MODEL_NAME_OR_PATH.row,
             format!("no model folder `{}`", model.display()),
-            "it is a local folder or a GGUF file, relative to the working directory; `oarlock pull` fetches models".to_owned(),
+            "it is a folder or a GGUF file, relative to the working directory, or OWNER/NAME on a hub, which a run fetches".to_owned(),
         ),
         ModelSource::Folder(model) if is_adapter(model) => report(
             keys::MODEL_NAME_OR_PATH.row,
@@ -103,6 +110,15 @@ pub fn check(config: &ResolvedConfig) -> Result<(), Problems> {
             }
         }
     }
+    problems
+}
+
+/// Every other path that leads nowhere.
+pub fn check_beside_model(config: &ResolvedConfig) -> Problems {
+    let mut problems = Problems::default();
+    let mut report = |key: &'static Row, message: String, help: String| {
+        config.settings.report(&mut problems, message, &[key], help);
+    };
     let reference = config.train.objective.reference().and_then(|reference| reference.model.as_ref());
     if let Some(model) = reference.filter(|model| !has_file(model, "config.json")) {
         report(
@@ -183,5 +199,5 @@ pub fn check(config: &ResolvedConfig) -> Result<(), Problems> {
             );
         }
     }
-    problems.into_result(|| ())
+    problems
 }

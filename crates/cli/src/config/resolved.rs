@@ -15,6 +15,7 @@ use oarlock_config::settings::resolve::{self, Setting, Settings};
 use oarlock_config::settings::secret::masked_lines;
 use oarlock_config::settings::value::{Value, quoted};
 
+use super::hub::OnHub;
 use super::{objective, other_methods, table};
 
 /// Keys that change something on GPUs alone.
@@ -51,6 +52,12 @@ impl ResolvedConfig {
     /// The number of all ranks, unless other machines are still to say how many they have.
     pub fn known_ranks(&self) -> Option<usize> {
         self.settings.known(keys::NUM_PROCESSES)
+    }
+
+    /// The model to train, where it is named as on a hub and the cache does not have all of it.
+    pub fn model_on_hub(&self) -> Option<OnHub> {
+        let word = self.settings.word(keys::MODEL_NAME_OR_PATH);
+        OnHub::of_settings(&self.settings, word).filter(|model| model.cached().is_none())
     }
 
     /// A problem of these keys, at the locations at which they are written.

@@ -11,10 +11,12 @@ use std::time::SystemTime;
 use super::variable::env_var;
 use crate::config::environment::{number_of_ranks, said_by};
 use crate::config::flags::Parsed;
+use crate::config::render::visible;
 use crate::config::written::{Authority, Layer};
 use crate::config::{Origin, Problem, Problems, ResolvedConfig, TrainConfig, paths, texts, train_config_of};
 use crate::console::{Failure, Outcome, eprint, print};
 use crate::error::Error;
+use crate::front::fetch;
 use crate::front::script::{self, Script};
 use crate::front::training::Training;
 use crate::launch::spec::{Nodes, Output};
@@ -165,8 +167,40 @@ impl Job {
         }
     }
 
+    /// The same with its model in the cache, where that is named as on a hub and was not there.
+    ///
+    /// # Errors
+    /// Everything else that is missing, before anything is fetched, and what the hub says.
+    fn with_model(&self) -> Result<Option<Job>, Failure> {
+        let Program::Training(config) = &self.program else { return Ok(None) };
+        // Our launcher has seen to it for its ranks.
+        if self.dry_run || self.print_config || launch::is_our_rank() {
+            return Ok(None);
+        }
+        let Some(model) = config.model_on_hub() else { return Ok(None) };
+        let mut missing = self.missing(config);
+        missing.append(paths::check_beside_model(config));
+        if let Err(error) = missing.is_empty().then(|| fetch::fetch(&model)).transpose() {
+            let name = visible(model.name(), fetch::MOST_SHOWN);
+            let message = format!("no model folder `{name}`, and none comes from a hub: {error}");
+            let help = "name a folder, a GGUF file, or a model as OWNER/NAME";
+            missing.push(config.problem(message, &[keys::MODEL_NAME_OR_PATH.row]).help(help));
+        }
+        missing.into_result(|| ())?;
+        let mut fetched = train_config_of(self.layers.clone(), &env_var)?;
+        fetched.flags = config.flags;
+        Ok(Some(Job { program: Program::Training(Box::new(fetched)), ..self.clone() }))
+    }
+
     /// Runs it; `started` is when this process began.
     pub(crate) fn run(&self, started: SystemTime) -> Outcome {
+        match self.with_model()? {
+            Some(job) => job.run_here(started),
+            None => self.run_here(started),
+        }
+    }
+
+    fn run_here(&self, started: SystemTime) -> Outcome {
         let is_rank = launch::is_rank();
         let examined = self.examine();
         if self.dry_run && !is_rank {

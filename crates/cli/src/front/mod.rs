@@ -4,6 +4,7 @@
 mod accelerate;
 pub(crate) mod data;
 pub mod deepspeed;
+pub(crate) mod fetch;
 mod follows;
 pub(crate) mod gpus;
 pub mod job;

@@ -124,6 +124,8 @@ impl Site {
         }
         // A GPU of this machine is not to be met by chance; a test that wants one names the folder of its libraries.
         command.env("OARLOCK_CUDA_LIBRARIES", self.path("no libraries"));
+        // What looks like a model of a hub is asked for nowhere; a test that wants that says where the hub is.
+        command.env("HF_HUB_OFFLINE", "1").env("HF_HUB_CACHE", "no-cache");
         // Help is in the language of the reader.
         command.env("LC_ALL", "C.UTF-8");
         command.args(words).current_dir(self.folder.path()).stdin(Stdio::null());

@@ -33,14 +33,14 @@ section! {
 
     /// The keys of models.
     pub const MODEL = [
-        MODEL_NAME_OR_PATH: Option<String> = (Path, "model_name_or_path", "", Used, "The model: its folder with config.json, tokenizer.json and weights, or its GGUF file");
+        MODEL_NAME_OR_PATH: Option<String> = (Path, "model_name_or_path", "", Used, "The model: its folder with config.json, tokenizer.json and weights, its GGUF file, or OWNER/NAME on a hub");
         MODEL_CONFIG: Vec<Entry> = (Map, "model_config", "", Used, "Our own: a new model by its settings instead of a folder, as in {model_type: minimind, hidden_size: 512, num_hidden_layers: 8}");
         TOKENIZER_PATH: Option<String> = (Path, "tokenizer_path", "", Used, "Our own: the tokenizer.json, or its folder, that goes with model_config");
         TRAIN_FROM_SCRATCH: bool = (Bool, "train_from_scratch", "false", Used, "Begin with seeded random weights instead of those of the folder") => Computes from_scratch;
-        CACHE_DIR: Option<String> = (Path, "cache_dir", "", NoEffect("models are read from a local folder"), "Cache of downloaded models");
-        MODEL_REVISION: String = (Text, "model_revision", "main", NoEffect("models are read from a local folder"), "Revision of the model in its hub");
-        HF_HUB_TOKEN: Option<Secret> = (ValueType::Secret, "hf_hub_token", "", NoEffect("models are read from a local folder"), "Token of the Hugging Face hub");
-        MS_HUB_TOKEN: Option<Secret> = (ValueType::Secret, "ms_hub_token", "", NoEffect("models are read from a local folder"), "Token of ModelScope");
+        CACHE_DIR: Option<String> = (Path, "cache_dir", "", Used, "Cache of models from a hub; by default that of HF_HUB_CACHE");
+        MODEL_REVISION: String = (Text, "model_revision", "main", Used, "Revision of the model in its hub");
+        HF_HUB_TOKEN: Option<Secret> = (ValueType::Secret, "hf_hub_token", "", Used, "Token of the Hugging Face hub");
+        MS_HUB_TOKEN: Option<Secret> = (ValueType::Secret, "ms_hub_token", "", Used, "Token of ModelScope");
         OM_HUB_TOKEN: Option<Secret> = (ValueType::Secret, "om_hub_token", "", NoEffect("models are read from a local folder"), "Token of Modelers");
         TRUST_REMOTE_CODE: bool = (Bool, "trust_remote_code", "false", NoEffect("no code of a model folder is run"), "Run Python code that comes with a model");
         USE_FAST_TOKENIZER: bool = (Bool, "use_fast_tokenizer", "true", NoEffect("there is one tokenizer, the fast one"), "Use the fast tokenizer");

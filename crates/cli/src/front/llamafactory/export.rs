@@ -8,6 +8,7 @@ use oarlock_tensor::{Device, Par};
 use crate::config::export::{ExportArgs, export as read, folder_problem};
 use crate::config::{Problems, Words, written};
 use crate::console::{Failure, Outcome, blocked, eprint, print};
+use crate::front::fetch;
 
 /// Exports what a file, flags and `key=value` say.
 pub(crate) fn export(words: &[String]) -> Outcome {
@@ -28,6 +29,7 @@ pub(crate) fn export(words: &[String]) -> Outcome {
     if !idle.is_empty() {
         eprint(&format!("note: without effect in an export: {}\n", idle.join(", ")));
     }
+    let model = fetch::model(&model)?;
     let options = ExportOptions {
         model: &model,
         adapters: &adapters,
