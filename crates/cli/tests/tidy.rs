@@ -32,6 +32,7 @@ const CRATES: Edges = &[
     ("files", &[]),
     ("gguf", &[]),
     ("hub", &["files"]),
+    ("serve", &[]),
     ("kernels", &[]),
     ("derive", &[]),
     ("reference", &[]),

@@ -1,0 +1,8 @@
+//! What clients ask for: bodies as values that are checked.
+
+pub(crate) mod chat;
+pub(crate) mod completion;
+pub(crate) mod generation;
+pub(crate) mod input;
+pub(crate) mod message;
+pub(crate) mod tools;

@@ -1,0 +1,12 @@
+//! The server in front of a backend that only pretends, asked over sockets as any client does.
+
+mod access;
+mod chat;
+mod client;
+mod completions;
+mod fake;
+mod life;
+mod limits;
+mod mutated;
+mod others;
+mod stream;
