@@ -100,6 +100,38 @@ impl ApiError {
         }
         json!({ "error": object })
     }
+
+    /// The same in the form of Anthropic's API.
+    pub(crate) fn anthropic_body(&self) -> Value {
+        let kind = match self.0.status.as_u16() {
+            401 => "authentication_error",
+            403 => "permission_error",
+            404 => "not_found_error",
+            413 => "request_too_large",
+            429 => "rate_limit_error",
+            503 => "overloaded_error",
+            400..500 => "invalid_request_error",
+            _ => "api_error",
+        };
+        json!({ "type": "error", "error": { "type": kind, "message": self.0.message } })
+    }
+
+    /// What went wrong.
+    pub(crate) fn message(&self) -> &str {
+        &self.0.message
+    }
+
+    /// An answer with this body.
+    pub(crate) fn response(&self, body: &Value) -> Response {
+        let mut response = json_response(self.0.status, body);
+        if let Some(seconds) = self.0.retry_after_s {
+            response.headers_mut().insert(header::RETRY_AFTER, HeaderValue::from(seconds));
+        }
+        if self.0.status == StatusCode::UNAUTHORIZED {
+            response.headers_mut().insert(header::WWW_AUTHENTICATE, HeaderValue::from_static("Bearer"));
+        }
+        response
+    }
 }
 
 impl From<Refusal> for ApiError {
@@ -140,14 +172,7 @@ pub(crate) fn json_response(status: StatusCode, body: &Value) -> Response {
 
 impl IntoResponse for ApiError {
     fn into_response(self) -> Response {
-        let mut response = json_response(self.0.status, &self.body());
-        if let Some(seconds) = self.0.retry_after_s {
-            response.headers_mut().insert(header::RETRY_AFTER, HeaderValue::from(seconds));
-        }
-        if self.0.status == StatusCode::UNAUTHORIZED {
-            response.headers_mut().insert(header::WWW_AUTHENTICATE, HeaderValue::from_static("Bearer"));
-        }
-        response
+        self.response(&self.body())
     }
 }
 

@@ -50,6 +50,19 @@ impl Fields {
         found
     }
 
+    /// Puts a value in a field.
+    pub(crate) fn set(&mut self, name: &str, value: Value) {
+        self.object.insert(name.to_owned(), value);
+    }
+
+    /// Calls a field by another name, so that those that several APIs have are read in one place.
+    pub(crate) fn rename(&mut self, from: &str, to: &str) {
+        self.object.swap_remove(to);
+        if let Some(value) = self.take(from) {
+            self.object.insert(to.to_owned(), value);
+        }
+    }
+
     pub(crate) fn string(&mut self, name: &str) -> Result<Option<String>, ApiError> {
         match self.take(name) {
             None => Ok(None),

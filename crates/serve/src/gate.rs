@@ -27,11 +27,12 @@ pub(crate) async fn pass(State(shared): State<Arc<Shared>>, request: Request, ne
     let mut response = match check(&shared, &request, origin.is_some()) {
         Ok(()) if request.method() == Method::OPTIONS && origin.is_some() => preflight(),
         Ok(()) => next.run(request).await,
-        Err(error) => {
-            shared.metrics.refused();
-            error.into_response()
-        }
+        Err(error) => error.into_response(),
     };
+    let status = response.status();
+    if status.is_client_error() || status == StatusCode::SERVICE_UNAVAILABLE {
+        shared.metrics.refused();
+    }
     let headers = response.headers_mut();
     headers.insert(REQUEST_ID, id);
     if let Some(origin) = origin {

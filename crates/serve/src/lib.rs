@@ -16,6 +16,7 @@
 //! # }
 //! ```
 
+mod ask;
 mod backend;
 mod body;
 mod connection;

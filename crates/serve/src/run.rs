@@ -66,6 +66,8 @@ pub(crate) struct Delta {
     pub(crate) prompt: Vec<Token>,
     pub(crate) parts: Vec<Part>,
     pub(crate) tokens: Vec<Token>,
+    /// The stop string that has ended the answer.
+    pub(crate) stop: Option<String>,
     /// Nothing more comes of this answer.
     pub(crate) finish: Option<Finish>,
     /// Nothing more comes of any answer.
@@ -89,6 +91,7 @@ struct Sequence {
     answer: Answer,
     is_over: bool,
     n_cached_tokens: usize,
+    begin: Instant,
     first_token: Option<Instant>,
     last_token: Option<Instant>,
     timings: Timings,
@@ -107,7 +110,6 @@ pub(crate) struct Run {
     n_answers: usize,
     n_open: usize,
     has_started: bool,
-    begin: Instant,
     /// Ends with the reason when there is no time left.
     watch: Pin<Box<dyn Future<Output = ApiError> + Send>>,
 }
@@ -142,7 +144,6 @@ impl Run {
             n_open: n_sequences,
             events,
             has_started: false,
-            begin: Instant::now(),
             watch: Box::pin(waiting),
             model: plan.model.name.clone(),
             tools: plan.tools.clone(),
@@ -155,7 +156,6 @@ impl Run {
             }
             Err(error) => {
                 run.n_open = 0;
-                shared.metrics.refused();
                 Err(error)
             }
         }
@@ -183,6 +183,11 @@ impl Run {
             self.shared.backend.submit(request, sender)?;
         }
         Ok(())
+    }
+
+    /// How many tokens the prompts have.
+    pub(crate) fn n_prompt_tokens(&self) -> usize {
+        self.prompt_lengths.iter().sum()
     }
 
     /// What is new; `None` behind the end. Sequences of one request come as they are computed.
@@ -235,7 +240,10 @@ impl Run {
         let (shared, model, tools) = (&self.shared, &self.model, &self.tools);
         let find_calls = |text: &str| find_calls(shared, model, tools, text);
         match event {
-            Event::Started => return Ok(is_start.then_some(delta)),
+            Event::Started => {
+                sequence.begin = Instant::now();
+                return Ok(is_start.then_some(delta));
+            }
             Event::Failed(message) => {
                 return Err(self.fail(ApiError::failed(format!("The model could not answer: {message}"))));
             }
@@ -247,18 +255,18 @@ impl Run {
                 shared.metrics.predicted();
                 delta.show(sequence.answer.push(token, &find_calls));
                 let is_called = self.ends_after_call && sequence.answer.n_calls > 0;
-                if sequence.answer.is_stopped() || is_called {
+                if sequence.answer.stop().is_some() || is_called {
                     if !is_called {
                         delta.show(sequence.answer.finish(&find_calls));
                     }
                     self.events.cancel(choice);
-                    sequence.end(None, self.begin);
+                    sequence.end(None);
                     delta.finish = Some(sequence.finish(StopReason::Stop));
                 }
             }
             Event::Finished(finished) => {
                 delta.show(sequence.answer.finish(&find_calls));
-                sequence.end(Some(finished), self.begin);
+                sequence.end(Some(finished));
                 delta.finish = Some(sequence.finish(finished.reason));
             }
         }
@@ -266,6 +274,7 @@ impl Run {
             keep_first_call(&mut delta.parts);
         }
         if delta.finish.is_some() {
+            delta.stop = sequence.answer.stop().map(str::to_owned);
             shared.metrics.took(sequence.timings);
             self.n_open -= 1;
             if self.n_open == 0 {
@@ -285,7 +294,7 @@ impl Run {
             self.sequences.iter().map(|sequence| time(&sequence.timings)).max().unwrap_or_default()
         };
         Totals {
-            n_prompt_tokens: self.prompt_lengths.iter().sum(),
+            n_prompt_tokens: self.n_prompt_tokens(),
             n_cached_tokens: firsts.map(|sequence| sequence.n_cached_tokens).sum(),
             n_answer_tokens: all(|answer| answer.n_tokens),
             n_thought_tokens: all(|answer| answer.n_thought_tokens),
@@ -309,19 +318,20 @@ impl Sequence {
             answer,
             is_over: false,
             n_cached_tokens: 0,
+            begin: Instant::now(),
             first_token: None,
             last_token: None,
             timings: Timings { prompt: Duration::ZERO, predicted: Duration::ZERO },
         }
     }
 
-    fn end(&mut self, finished: Option<Finished>, begin: Instant) {
+    fn end(&mut self, finished: Option<Finished>) {
         self.is_over = true;
         self.n_cached_tokens = finished.map_or(0, |finished| finished.n_cached_tokens);
         let seen = || {
             let first = self.first_token.unwrap_or_else(Instant::now);
             let last = self.last_token.unwrap_or(first);
-            Timings { prompt: first - begin, predicted: last - first }
+            Timings { prompt: first - self.begin, predicted: last - first }
         };
         self.timings = finished.and_then(|finished| finished.timings).unwrap_or_else(seen);
     }

@@ -143,6 +143,25 @@ def completions(client):
     check("stream of completions", "".join(chunk.choices[0].text for chunk in chunks) == "a b")
 
 
+def responses(client):
+    reply = client.responses.create(model="fake", input="say <think>hm</think> Hello", instructions="be kind")
+    kinds = [item.type for item in reply.output]
+    check("response", reply.output_text == "Hello" and kinds == ["reasoning", "message"], reply)
+    tool = {"type": "function", "name": "weather", "parameters": {"type": "object"}, "strict": False}
+    reply = client.responses.create(model="fake", input=f"say {CALL}", tools=[tool])
+    call = reply.output[0]
+    check("function call", (call.type, call.arguments) == ("function_call", '{"city":"Bonn"}'), reply)
+    items = [*reply.output, {"type": "function_call_output", "call_id": call.call_id, "output": "dry"}, *user("say ok")]
+    check("its result", client.responses.create(model="fake", input=items, tools=[tool]).output_text == "ok")
+    with client.responses.stream(model="fake", input=f"say <think>hm so</think> a b {CALL}", tools=[tool]) as stream:
+        text = "".join(event.delta for event in stream if event.type == "response.output_text.delta")
+        final = stream.get_final_response()
+    check("stream of a response", text == "a b" == final.output_text and len(final.output) == 3, final)
+    error = raised(openai.BadRequestError, lambda: client.responses.create(
+        model="fake", input="say a", previous_response_id=reply.id))
+    check("nothing is stored", error.param == "previous_response_id", error)
+
+
 def embeddings(client):
     reply = client.embeddings.create(model="fake", input=["ab", "c"])
     close = abs(reply.data[0].embedding[3] - 1e-3) < 1e-9
@@ -189,7 +208,7 @@ def main(program):
     try:
         url = server.stdout.readline().strip()
         with openai.OpenAI(base_url=url, api_key=KEY) as client:
-            for calls in (models, chats, streams, tools, refusals, completions, embeddings):
+            for calls in (models, chats, streams, tools, refusals, completions, responses, embeddings):
                 calls(client)
             cancel(client, url)
         asyncio.run(together(url))

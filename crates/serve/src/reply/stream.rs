@@ -22,6 +22,10 @@ pub(crate) trait Wire: Send + Unpin + 'static {
     fn begin(&mut self, out: &mut Vec<u8>);
     /// What is new of an answer, and where it is the last of all, the end.
     fn delta(&mut self, delta: Delta, out: &mut Vec<u8>);
+    /// A sign of life.
+    fn ping(&self, out: &mut Vec<u8>) {
+        out.extend_from_slice(b": ping\n\n");
+    }
     /// The end of a stream that has failed after its begin.
     fn failed(&mut self, error: &ApiError, out: &mut Vec<u8>);
 }
@@ -105,7 +109,7 @@ impl<W: Wire> HttpBody for Stream<W> {
             if this.ping.as_mut().poll(context).is_pending() {
                 return Poll::Pending;
             }
-            out.extend_from_slice(b": ping\n\n");
+            this.wire.ping(&mut out);
         }
         this.ping.as_mut().reset(Instant::now() + this.ping_time);
         if out.is_empty() {
@@ -123,17 +127,20 @@ impl<W: Wire> HttpBody for Stream<W> {
 /// Writes an event that has data alone.
 pub(crate) fn data(value: &Value, out: &mut Vec<u8>) {
     out.extend_from_slice(b"data: ");
-    json(value, out);
+    // Writing a value into memory does not fail: its keys are strings. It has no line ends.
+    _ = serde_json::to_writer(&mut *out, value);
     out.extend_from_slice(b"\n\n");
+}
+
+/// Writes an event that has a name, which its data repeats as `type`.
+pub(crate) fn event(value: &Value, out: &mut Vec<u8>) {
+    out.extend_from_slice(b"event: ");
+    out.extend_from_slice(value["type"].as_str().unwrap_or("message").as_bytes());
+    out.push(b'\n');
+    data(value, out);
 }
 
 /// Writes the event that says that nothing more comes.
 pub(crate) fn done(out: &mut Vec<u8>) {
     out.extend_from_slice(b"data: [DONE]\n\n");
-}
-
-/// Writes a value; JSON has no line ends in it.
-pub(crate) fn json(value: &Value, out: &mut Vec<u8>) {
-    // Writing a value into memory does not fail: its keys are strings.
-    _ = serde_json::to_writer(out, value);
 }

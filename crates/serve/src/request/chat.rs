@@ -77,7 +77,7 @@ pub(crate) fn conversation(fields: &mut Fields, options: &Options) -> Result<Con
 }
 
 /// Variables of the template. `enable_thinking` and MiniMind's `open_thinking` say the same, and a template has one of them.
-fn template_options(fields: &mut Fields) -> Result<Map<String, Value>, ApiError> {
+pub(crate) fn template_options(fields: &mut Fields) -> Result<Map<String, Value>, ApiError> {
     let mut options = fields.fields("chat_template_kwargs")?.map_or_else(Map::new, Fields::into_object);
     for name in ["messages", "tools", "add_generation_prompt", "continue_final_message"] {
         if options.contains_key(name) {

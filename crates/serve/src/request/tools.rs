@@ -13,15 +13,26 @@ const LONGEST_NAME: usize = 256;
 /// The functions that the model is told of.
 pub(crate) fn tools(fields: &mut Fields, limits: &Limits) -> Result<Vec<Tool>, ApiError> {
     let list = fields.list("tools")?.unwrap_or_default();
-    if list.len() > limits.n_tools {
-        return Err(too_many("tools", list.len(), limits.n_tools));
-    }
-    let mut tools = Vec::with_capacity(list.len());
-    for (index, value) in list.into_iter().enumerate() {
-        tools.push(tool(value, &format!("tools[{index}]"))?);
-    }
+    let numbered = list.into_iter().enumerate();
+    let tools = numbered.map(|(index, value)| tool(value, &format!("tools[{index}]")));
+    let tools = tools.collect::<Result<Vec<_>, _>>()?;
+    check(&tools, limits)?;
     let Some(choice) = fields.take("tool_choice") else { return Ok(tools) };
     choose(choice, tools)
+}
+
+/// That there are not too many functions, and that their names are names.
+pub(crate) fn check(tools: &[Tool], limits: &Limits) -> Result<(), ApiError> {
+    if tools.len() > limits.n_tools {
+        return Err(too_many("tools", tools.len(), limits.n_tools));
+    }
+    match tools.iter().position(|tool| tool.name.is_empty() || tool.name.len() > LONGEST_NAME) {
+        Some(index) => {
+            let message = format!("The name of a function has between 1 and {LONGEST_NAME} bytes.");
+            Err(ApiError::field(format!("tools[{index}]"), message))
+        }
+        None => Ok(()),
+    }
 }
 
 fn tool(definition: Value, param: &str) -> Result<Tool, ApiError> {
@@ -36,12 +47,8 @@ fn tool(definition: Value, param: &str) -> Result<Tool, ApiError> {
         ApiError::field(param, message)
     };
     let function = definition.get("function").and_then(Value::as_object).ok_or_else(|| wanted("function"))?;
-    let name = function.get("name").and_then(Value::as_str).filter(|name| !name.is_empty());
+    let name = function.get("name").and_then(Value::as_str);
     let name = name.ok_or_else(|| wanted("function.name"))?.to_owned();
-    if name.len() > LONGEST_NAME {
-        let param = format!("{param}.function.name");
-        return Err(ApiError::field(param, format!("A name has at most {LONGEST_NAME} bytes.")));
-    }
     if let Some(parameters) =
         function.get("parameters").filter(|value| !value.is_object() && !value.is_null())
     {
@@ -55,7 +62,7 @@ fn tool(definition: Value, param: &str) -> Result<Tool, ApiError> {
 }
 
 /// The functions that are left by a choice. A call that has to come cannot be promised.
-fn choose(choice: Value, tools: Vec<Tool>) -> Result<Vec<Tool>, ApiError> {
+pub(crate) fn choose(choice: Value, tools: Vec<Tool>) -> Result<Vec<Tool>, ApiError> {
     match choice {
         Value::String(word) => match word.as_str() {
             "auto" => Ok(tools),

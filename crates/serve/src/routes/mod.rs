@@ -3,7 +3,9 @@
 mod chat;
 mod completions;
 mod embeddings;
+mod messages;
 mod models;
+mod responses;
 mod score;
 mod tokens;
 
@@ -25,13 +27,14 @@ use crate::state::Shared;
 /// All routes, behind the gate.
 pub(crate) fn router(shared: &Arc<Shared>) -> Router {
     let mut router = Router::new();
-    let both: [(&str, MethodRouter<Arc<Shared>>); 10] = [
+    let both: [(&str, MethodRouter<Arc<Shared>>); 11] = [
         ("/health", get(health)),
         ("/metrics", get(metrics)),
         ("/models", get(models::list)),
         ("/models/{*id}", get(models::one)),
         ("/chat/completions", post(chat::answer)),
         ("/completions", post(completions::answer)),
+        ("/responses", post(responses::answer)),
         ("/embeddings", post(embeddings::answer)),
         ("/tokenize", post(tokens::tokenize)),
         ("/detokenize", post(tokens::detokenize)),
@@ -41,6 +44,8 @@ pub(crate) fn router(shared: &Arc<Shared>) -> Router {
         router = router.route(path, method.clone()).route(&format!("/v1{path}"), method);
     }
     router
+        .route("/v1/messages", post(messages::answer))
+        .route("/v1/messages/count_tokens", post(messages::count))
         .route("/v1/score/evaluation", post(score::answer))
         .fallback(unknown)
         .method_not_allowed_fallback(other_method)

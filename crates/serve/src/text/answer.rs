@@ -58,9 +58,9 @@ impl Answer {
         self.show(&text, find_calls)
     }
 
-    /// Whether a stop string has ended it.
-    pub(crate) fn is_stopped(&self) -> bool {
-        self.stops.is_over()
+    /// The stop string that has ended it.
+    pub(crate) fn stop(&self) -> Option<&str> {
+        self.stops.found()
     }
 
     /// What was held back, when nothing more comes.
@@ -72,7 +72,7 @@ impl Answer {
         self.sections.finish(find_calls, &mut shown.parts);
         self.count_calls(&shown.parts);
         if let Some(tokens) = &mut self.tokens
-            && !self.stops.is_over()
+            && self.stops.found().is_none()
         {
             // Tokens without text of their own, at the end.
             shown.tokens.extend(tokens.drain(..).map(|(_, token)| token));

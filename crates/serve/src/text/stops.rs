@@ -9,30 +9,30 @@ pub(crate) struct Stops {
     /// What could be the beginning of one.
     held: String,
     n_passed: usize,
-    is_over: bool,
+    found: Option<String>,
 }
 
 impl Stops {
     /// Empty strings end nothing.
     pub(crate) fn new(mut stops: Vec<String>) -> Stops {
         stops.retain(|stop| !stop.is_empty());
-        Stops { stops, held: String::new(), n_passed: 0, is_over: false }
+        Stops { stops, held: String::new(), n_passed: 0, found: None }
     }
 
     /// The text that is certainly before any of them. Of several in the same place the one that is complete first ends the
     /// text, and of those the one that begins first, however the text comes in pieces.
     pub(crate) fn push(&mut self, text: &str) -> String {
-        if self.is_over {
+        if self.found.is_some() {
             return String::new();
         }
         self.held += text;
         let found = self.stops.iter().filter_map(|stop| {
             let begin = self.held.find(stop.as_str())?;
-            Some((begin + stop.len(), begin))
+            Some((begin + stop.len(), begin, stop))
         });
         let n_shown = match found.min() {
-            Some((_, begin)) => {
-                self.is_over = true;
+            Some((_, begin, stop)) => {
+                self.found = Some(stop.clone());
                 begin
             }
             None => {
@@ -43,7 +43,7 @@ impl Stops {
         let rest = self.held.split_off(n_shown);
         let shown = std::mem::replace(&mut self.held, rest);
         self.n_passed += shown.len();
-        if self.is_over {
+        if self.found.is_some() {
             self.held = String::new();
         }
         shown
@@ -56,9 +56,9 @@ impl Stops {
         rest
     }
 
-    /// Whether a stop string has come.
-    pub(crate) fn is_over(&self) -> bool {
-        self.is_over
+    /// The stop string that has come.
+    pub(crate) fn found(&self) -> Option<&str> {
+        self.found.as_deref()
     }
 
     /// How many bytes of text were passed on.
@@ -78,7 +78,7 @@ mod tests {
         let mut stops = Stops::new(stops.iter().map(|stop| (*stop).to_owned()).collect());
         let mut pieces: Vec<String> = text.iter().map(|piece| stops.push(piece)).collect();
         pieces.push(stops.finish());
-        (pieces, stops.is_over())
+        (pieces, stops.found().is_some())
     }
 
     #[test]

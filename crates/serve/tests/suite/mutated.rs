@@ -44,6 +44,21 @@ fn seeds() -> Vec<Vec<u8>> {
         ("/tokenize", json!({ "content": "aé", "with_pieces": true })),
         ("/detokenize", json!({ "tokens": [1, 2, 3] })),
         ("/apply-template", ask("a")),
+        (
+            "/v1/messages",
+            json!({
+                "max_tokens": 3, "stream": true, "system": [{ "type": "text", "text": "a" }],
+                "messages": [{ "role": "user", "content": [{ "type": "tool_result", "tool_use_id": "a" }] }],
+                "tools": [{ "name": "f", "input_schema": {} }], "thinking": { "type": "enabled" },
+            }),
+        ),
+        (
+            "/v1/responses",
+            json!({
+                "stream": true, "input": [{ "type": "function_call", "call_id": "a", "name": "f", "arguments": "{}" }],
+                "tools": [{ "type": "function", "name": "f" }], "reasoning": { "effort": "low" }, "metadata": {},
+            }),
+        ),
     ];
     let posts = bodies.iter().map(|(path, body)| request(path, "", body.to_string().as_bytes()));
     let get = b"GET /v1/models/fake HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\n\r\n".to_vec();
