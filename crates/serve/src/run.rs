@@ -10,10 +10,12 @@ use tokio::time::sleep;
 
 use crate::backend::{AnswerFormat, Model, Request, Sampling};
 use crate::conversation::{Call, Tool};
+use crate::delta::{Delta, Totals};
 use crate::error::ApiError;
-use crate::events::{Event, EventReceiver, EventSender, Finished, StopReason, Timings, Token, channel};
+use crate::events::{Event, EventReceiver, EventSender, StopReason, Timings, channel};
+use crate::sequence::Sequence;
 use crate::state::{Phase, Shared};
-use crate::text::answer::{Answer, Shown};
+use crate::text::answer::Answer;
 use crate::text::sections::Part;
 
 /// What sequences a request wants, and what of them it wants to see.
@@ -37,64 +39,6 @@ pub(crate) struct Plan {
     pub(crate) tools: Vec<Tool>,
     /// Whether an answer ends behind its first call.
     pub(crate) ends_after_call: bool,
-}
-
-/// Why an answer has ended.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Finish {
-    Stop,
-    Length,
-    ToolCalls,
-}
-
-impl Finish {
-    /// In the words of OpenAI's API.
-    pub(crate) fn name(self) -> &'static str {
-        match self {
-            Finish::Stop => "stop",
-            Finish::Length => "length",
-            Finish::ToolCalls => "tool_calls",
-        }
-    }
-}
-
-/// What is new of one answer.
-#[derive(Debug, Default, PartialEq)]
-pub(crate) struct Delta {
-    pub(crate) choice: usize,
-    /// The tokens of its prompt, where asked for.
-    pub(crate) prompt: Vec<Token>,
-    pub(crate) parts: Vec<Part>,
-    pub(crate) tokens: Vec<Token>,
-    /// The stop string that has ended the answer.
-    pub(crate) stop: Option<String>,
-    /// Nothing more comes of this answer.
-    pub(crate) finish: Option<Finish>,
-    /// Nothing more comes of any answer.
-    pub(crate) totals: Option<Totals>,
-}
-
-/// What a request took.
-#[derive(Clone, Copy, Debug, Default, PartialEq)]
-pub(crate) struct Totals {
-    pub(crate) n_prompt_tokens: usize,
-    pub(crate) n_cached_tokens: usize,
-    pub(crate) n_answer_tokens: usize,
-    pub(crate) n_thought_tokens: usize,
-    /// Of the sequence that took longest.
-    pub(crate) prompt_time: Duration,
-    pub(crate) answer_time: Duration,
-}
-
-/// A sequence with its answer.
-struct Sequence {
-    answer: Answer,
-    is_over: bool,
-    n_cached_tokens: usize,
-    begin: Instant,
-    first_token: Option<Instant>,
-    last_token: Option<Instant>,
-    timings: Timings,
 }
 
 /// The sequences of a request. Dropping it cancels those that have not ended.
@@ -309,46 +253,6 @@ impl Drop for Run {
         if self.n_open > 0 {
             self.shared.metrics.canceled();
         }
-    }
-}
-
-impl Sequence {
-    fn new(answer: Answer) -> Sequence {
-        Sequence {
-            answer,
-            is_over: false,
-            n_cached_tokens: 0,
-            begin: Instant::now(),
-            first_token: None,
-            last_token: None,
-            timings: Timings { prompt: Duration::ZERO, predicted: Duration::ZERO },
-        }
-    }
-
-    fn end(&mut self, finished: Option<Finished>) {
-        self.is_over = true;
-        self.n_cached_tokens = finished.map_or(0, |finished| finished.n_cached_tokens);
-        let seen = || {
-            let first = self.first_token.unwrap_or_else(Instant::now);
-            let last = self.last_token.unwrap_or(first);
-            Timings { prompt: first - self.begin, predicted: last - first }
-        };
-        self.timings = finished.and_then(|finished| finished.timings).unwrap_or_else(seen);
-    }
-
-    fn finish(&self, reason: StopReason) -> Finish {
-        match reason {
-            StopReason::Length => Finish::Length,
-            StopReason::Stop if self.answer.n_calls > 0 => Finish::ToolCalls,
-            StopReason::Stop => Finish::Stop,
-        }
-    }
-}
-
-impl Delta {
-    fn show(&mut self, shown: Shown) {
-        self.parts.extend(shown.parts);
-        self.tokens.extend(shown.tokens);
     }
 }
 

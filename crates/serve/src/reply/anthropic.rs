@@ -4,9 +4,10 @@ use serde_json::{Map, Value, json};
 
 use super::items::{Item, Items, Step};
 use super::stream::{Wire, event};
+use crate::delta::{Delta, Finish, Totals};
 use crate::error::ApiError;
 use crate::ids;
-use crate::run::{Delta, Finish, Run, Totals};
+use crate::run::Run;
 
 /// An answer while it comes.
 pub(crate) struct MessageStream {

@@ -6,10 +6,11 @@ use super::head::{Head, timings, usage};
 use super::logprobs;
 use super::stream::{Wire, data, done};
 use crate::conversation::Call;
+use crate::delta::{Delta, Finish};
 use crate::error::ApiError;
 use crate::events::Token;
 use crate::ids;
-use crate::run::{Delta, Finish, Run};
+use crate::run::Run;
 use crate::text::sections::Part;
 
 /// One answer as it is collected.

@@ -5,9 +5,10 @@ use serde_json::{Map, Value, json};
 use super::head::{Head, timings, usage};
 use super::logprobs::OfCompletion;
 use super::stream::{Wire, data, done};
+use crate::delta::{Delta, Finish};
 use crate::error::ApiError;
 use crate::events::Token;
-use crate::run::{Delta, Finish, Run};
+use crate::run::Run;
 use crate::text::sections::Part;
 
 /// How the answers are written.

@@ -5,8 +5,8 @@ use std::time::Duration;
 use serde_json::{Map, Value, json};
 
 use crate::backend::Model;
+use crate::delta::Totals;
 use crate::ids;
-use crate::run::Totals;
 
 /// The same fields in all pieces of an answer.
 #[derive(Clone, Debug)]

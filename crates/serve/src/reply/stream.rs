@@ -13,8 +13,9 @@ use http_body::{Body as HttpBody, Frame};
 use serde_json::Value;
 use tokio::time::{Instant, Sleep, sleep, timeout};
 
+use crate::delta::Delta;
 use crate::error::ApiError;
-use crate::run::{Delta, Run};
+use crate::run::Run;
 
 /// How a stream is written in one of the APIs.
 pub(crate) trait Wire: Send + Unpin + 'static {
