@@ -57,6 +57,17 @@ fn a_wrong_key_is_refused_while_the_body_still_comes() {
 }
 
 #[test]
+fn a_refused_client_can_send_the_rest() {
+    let server = with_keys();
+    let request = request("/v1/chat/completions", "", &[b' '; 200 << 10]);
+    let mut stream = server.send(&request);
+    let mut bytes = Vec::new();
+    // The connection ends; it is not reset, which other systems would show in the place of the answer.
+    stream.read_to_end(&mut bytes).unwrap();
+    Reply::of(&bytes).error(401);
+}
+
+#[test]
 fn without_a_key_only_names_of_this_machine_are_answered() {
     let options = Options { allowed_hosts: vec!["box.example".to_owned()], ..Options::local() };
     let server = Server::start(Fake::new(), options);

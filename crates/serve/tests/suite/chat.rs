@@ -81,6 +81,15 @@ fn what_is_asked_for_reaches_the_backend() {
     let request = server.state.last_request();
     assert_eq!(request.sampling, oarlock_serve::Sampling::OPENAI);
     assert_eq!(request.max_tokens, 4096 - request.ids.len());
+    // A seed that says nothing, and one below zero.
+    for (seed, expected) in
+        [(json!(-1), None), (json!(-2), Some(u64::MAX - 1)), (json!(u64::MAX), Some(u64::MAX))]
+    {
+        let reply = server.chat(&ask_with("count 1", json!({ "seed": seed })));
+        reply.ok();
+        let seed = server.state.last_request().seed;
+        assert!(expected.map_or(seed > 1, |expected| seed == expected), "{seed}");
+    }
     // Without probability nothing but the likeliest is left.
     server.chat(&ask_with("count 1", json!({ "top_p": 0 }))).ok();
     let sampling = server.state.last_request().sampling;
@@ -319,6 +328,8 @@ fn faults_of_the_backend_are_not_those_of_the_client() {
     let server = Server::plain();
     let error = server.chat(&ask("fail 2")).error(500);
     assert!(error["message"].as_str().unwrap().contains("out of memory"));
+    let error = server.chat(&ask("drop 2")).error(500);
+    assert!(error["message"].as_str().unwrap().contains("given up"));
     server.chat(&ask("panic")).error(500);
     server.chat(&ask("say still here")).ok();
 }

@@ -1,7 +1,8 @@
 //! A backend without a model: its answers follow from the last thing that was said, and it remembers what it was asked for.
 //!
 //! Tokens are bytes, and pieces of words from a table that grows. `say TEXT` answers TEXT, `count N` answers N words that
-//! depend on the seed, `fail N` fails behind N words, `hang` answers nothing, `panic` is a mistake of the backend.
+//! depend on the seed, `fail N` fails behind N words, `drop N` gives up without a
+//! word, `hang` answers nothing, `panic` is a mistake of the backend. `either TEXT` answers TEXT for even seeds, else 60 words.
 
 use std::collections::BTreeMap;
 use std::sync::atomic::{AtomicUsize, Ordering};
@@ -34,6 +35,7 @@ pub struct State {
     pub n_canceled: AtomicUsize,
     n_sequences: AtomicUsize,
     n_running: AtomicUsize,
+    n_embedding: AtomicUsize,
     words: Mutex<Words>,
 }
 
@@ -89,6 +91,11 @@ impl State {
         self.n_sequences.load(Ordering::SeqCst)
     }
 
+    /// Calls for embeddings that have begun and not ended.
+    pub fn n_embedding(&self) -> usize {
+        self.n_embedding.load(Ordering::SeqCst)
+    }
+
     pub fn n_running(&self) -> usize {
         self.n_running.load(Ordering::SeqCst)
     }
@@ -128,6 +135,9 @@ fn script(prompt: &str, seed: u64) -> (Vec<Vec<u8>>, &'static str) {
         ("count", n) => ((0..count(n)).map(word).collect(), ""),
         ("fail", n) => ((0..count(n)).map(word).collect(), "fail"),
         ("hang", _) => (Vec::new(), "hang"),
+        ("drop", n) => ((0..count(n)).map(word).collect(), "drop"),
+        ("either", text) if seed.is_multiple_of(2) => (pieces(text), ""),
+        ("either", _) => ((0..60).map(word).collect(), ""),
         _ => ((0..5).map(word).collect(), ""),
     }
 }
@@ -221,6 +231,9 @@ impl Backend for Fake {
         if model != "fake" {
             return Err(Refusal::Unsupported(format!("`{model}` makes no embeddings")));
         }
+        self.state.n_embedding.fetch_add(1, Ordering::SeqCst);
+        std::thread::sleep(self.delay * u32::try_from(texts.concat().len()).unwrap());
+        self.state.n_embedding.fetch_sub(1, Ordering::SeqCst);
         Ok(texts.iter().map(|ids| vec![ids.len() as f32, -0.5, ids[0] as f32, 1e-3]).collect())
     }
 
@@ -291,6 +304,9 @@ fn answer(
         loop {
             pause(&events, Duration::from_millis(1))?;
         }
+    }
+    if then == "drop" {
+        return Ok(());
     }
     if then == "fail" {
         return events.send(Event::Failed("the model is out of memory".to_owned()));

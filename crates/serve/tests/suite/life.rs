@@ -68,6 +68,19 @@ fn a_stop_string_ends_the_sequence() {
 }
 
 #[test]
+fn a_stop_string_ends_no_other_answer() {
+    let server = slow(Fake::new(), Limits::STANDARD);
+    let text = format!("either a STOP{}", " b".repeat(1000));
+    let mut stream =
+        server.begin("/v1/chat/completions", &ask_with(&text, json!({ "stop": "STOP", "n": 2, "seed": 0 })));
+    wait_for("the end of the first", || server.state.n_canceled() == 1);
+    assert_eq!(server.state.n_running(), 1);
+    let reply = Reply::read(&mut stream).ok();
+    let content = |choice: usize| reply["choices"][choice]["message"]["content"].as_str().unwrap();
+    assert_eq!((content(0), content(1).split(' ').count()), ("a ", 61));
+}
+
+#[test]
 fn a_full_queue_is_said_politely() {
     let server = slow(Fake { n_places: 2, ..Fake::new() }, Limits::STANDARD);
     let _first = server.begin("/v1/chat/completions", &ask("hang"));
@@ -146,6 +159,35 @@ fn the_end_does_not_wait_for_ever() {
     assert_eq!((&events.last().unwrap()["error"]["type"], is_done), (&json!("unavailable_error"), false));
     Reply::read(&mut whole).error(503);
     wait_for("the end of the sequences", || server.state.n_canceled() == 2);
+}
+
+#[test]
+fn a_request_that_comes_too_late_is_refused() {
+    let mut server = slow(Fake::new(), Limits::STANDARD);
+    let mut stream = server.send(b"GET /v1/models HTTP/1.1\r\nHost: localhost\r\n");
+    let _running = server.begin("/v1/chat/completions", &ask("count 60"));
+    wait_for("the other", || server.state.n_running() == 1);
+    server.stop();
+    wait_for("the end of accepting", || TcpStream::connect(server.address).is_err());
+    stream.write_all(b"\r\n").unwrap();
+    Reply::read(&mut stream).error(503);
+    assert_eq!(server.join(), Ended { n_cut_off: 0 });
+}
+
+#[test]
+fn embeddings_take_turns_up_to_the_end() {
+    let mut server = slow(Fake::new(), Limits::STANDARD);
+    let body = json!({ "input": "a".repeat(100) });
+    let mut first = server.begin("/v1/embeddings", &body);
+    wait_for("the first", || server.state.n_embedding() == 1);
+    let mut second = server.begin("/v1/embeddings", &body);
+    std::thread::sleep(Duration::from_millis(100));
+    assert_eq!(server.state.n_embedding(), 1);
+    server.stop();
+    Reply::read(&mut second).error(503);
+    assert_eq!(server.state.n_embedding(), 1);
+    Reply::read(&mut first).ok();
+    assert_eq!(server.join(), Ended { n_cut_off: 0 });
 }
 
 #[test]
