@@ -5,6 +5,7 @@
 use std::io::Read;
 use std::net::{Ipv4Addr, TcpListener};
 use std::sync::Arc;
+use std::time::Duration;
 
 use oarlock_serve::{ApiKey, Options, serve, stop};
 
@@ -24,7 +25,7 @@ fn main() -> Result<(), Box<dyn std::error::Error>> {
         _ = std::io::stdin().read_to_end(&mut Vec::new());
         stop.stop();
     });
-    let fake = fake::Fake { delay: std::time::Duration::from_millis(2), ..fake::Fake::new() };
+    let fake = fake::Fake { delay: Duration::from_millis(2), remembers: false, ..fake::Fake::new() };
     let ended = serve(listener, Arc::new(fake), Options { api_keys, ..Options::local() }, stopped)?;
     println!("ended; {} connections were cut off", ended.n_cut_off);
     Ok(())

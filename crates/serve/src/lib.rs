@@ -3,15 +3,63 @@
 //! It knows requests, streams and limits, and no models. A backend renders conversations, makes tokens and answers; its
 //! threads are its own, and need no runtime. [`serve`] runs the server until it is told to end.
 //!
-//! ```no_run
-//! # fn model() -> std::sync::Arc<dyn oarlock_serve::Backend> { unreachable!() }
-//! # fn main() -> Result<(), Box<dyn std::error::Error>> {
-//! use oarlock_serve::{DEFAULT_HOST, DEFAULT_PORT, Options, serve, stop};
+//! This model answers each prompt with the prompt, byte by byte:
 //!
-//! let listener = std::net::TcpListener::bind((DEFAULT_HOST, DEFAULT_PORT))?;
+//! ```no_run
+//! use std::net::TcpListener;
+//! use std::sync::Arc;
+//!
+//! use oarlock_serve::{
+//!     AnswerFormat, Backend, Call, Conversation, DEFAULT_HOST, DEFAULT_PORT, Event, EventSender, Finished, Model,
+//!     Options, Prompt, Refusal, Request, Sampling, StopReason, Token, Tool, serve, stop,
+//! };
+//!
+//! struct Echo;
+//!
+//! impl Backend for Echo {
+//!     fn models(&self) -> Vec<Model> {
+//!         let (name, fingerprint) = ("echo".to_owned(), "fp_1".to_owned());
+//!         let (created, context_length) = (0, 1024);
+//!         vec![Model { name, parent: None, created, context_length, sampling: Sampling::OPENAI, fingerprint }]
+//!     }
+//!
+//!     fn render(&self, _: &str, conversation: &Conversation) -> Result<Prompt, Refusal> {
+//!         let text: String = conversation.messages.iter().map(|message| message.content.as_str()).collect();
+//!         Ok(Prompt { ids: text.bytes().map(u32::from).collect(), text, format: AnswerFormat::default() })
+//!     }
+//!
+//!     fn tokenize(&self, _: &str, text: &str, _: bool) -> Result<Vec<u32>, Refusal> {
+//!         Ok(text.bytes().map(u32::from).collect())
+//!     }
+//!
+//!     fn detokenize(&self, _: &str, ids: &[u32]) -> Result<Vec<Vec<u8>>, Refusal> {
+//!         Ok(ids.iter().map(|id| vec![*id as u8]).collect())
+//!     }
+//!
+//!     fn calls(&self, _: &str, _: &str, _: &[Tool]) -> Option<Vec<Call>> {
+//!         None
+//!     }
+//!
+//!     fn submit(&self, request: Request, mut events: EventSender) -> Result<(), Refusal> {
+//!         std::thread::spawn(move || {
+//!             for id in request.ids.iter().take(request.max_tokens) {
+//!                 let token = Token { id: *id, bytes: vec![*id as u8], logprob: None, top: Vec::new() };
+//!                 if events.send(Event::Token(token)).is_err() {
+//!                     return; // The client has gone.
+//!                 }
+//!             }
+//!             let end = Finished { reason: StopReason::Stop, n_cached_tokens: 0, timings: None };
+//!             _ = events.send(Event::Finished(end));
+//!         });
+//!         Ok(())
+//!     }
+//! }
+//!
+//! # fn main() -> Result<(), Box<dyn std::error::Error>> {
+//! let listener = TcpListener::bind((DEFAULT_HOST, DEFAULT_PORT))?;
 //! let (stop, stopped) = stop(); // `stop.stop()` ends the server, from any thread.
 //! # let _ = stop;
-//! serve(listener, model(), Options::local(), stopped)?;
+//! serve(listener, Arc::new(Echo), Options::local(), stopped)?;
 //! # Ok(())
 //! # }
 //! ```

@@ -2,6 +2,7 @@
 
 use std::sync::Arc;
 
+use axum::extract::rejection::PathRejection;
 use axum::extract::{Path, State};
 use axum::http::StatusCode;
 use axum::response::Response;
@@ -16,11 +17,12 @@ pub(super) async fn list(State(shared): State<Arc<Shared>>) -> Response {
     json_response(StatusCode::OK, &json!({ "object": "list", "data": data }))
 }
 
-/// Names may have slashes.
+/// Names may have slashes. A path that is no text names nothing.
 pub(super) async fn one(
     State(shared): State<Arc<Shared>>,
-    Path(name): Path<String>,
+    path: Result<Path<String>, PathRejection>,
 ) -> Result<Response, ApiError> {
+    let Path(name) = path.map_err(|_| ApiError::no_model("�"))?;
     let found = shared.backend.models().into_iter().find(|model| model.name == name);
     let model = found.ok_or_else(|| ApiError::no_model(&name))?;
     Ok(json_response(StatusCode::OK, &entry(&model)))

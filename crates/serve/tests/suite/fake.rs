@@ -24,6 +24,8 @@ pub struct Fake {
     pub n_places: usize,
     pub context_length: usize,
     pub is_ready: bool,
+    /// Whether requests and conversations are kept for the test.
+    pub remembers: bool,
     pub state: Arc<State>,
 }
 
@@ -58,6 +60,7 @@ impl Fake {
             n_places: 1024,
             context_length: 4096,
             is_ready: true,
+            remembers: true,
             state: Arc::default(),
         }
     }
@@ -160,7 +163,9 @@ impl Backend for Fake {
     }
 
     fn render(&self, _: &str, conversation: &Conversation) -> Result<Prompt, Refusal> {
-        self.state.conversations.lock().unwrap().push(conversation.clone());
+        if self.remembers {
+            self.state.conversations.lock().unwrap().push(conversation.clone());
+        }
         let mut text = String::new();
         for message in &conversation.messages {
             if message.content == "panic" {
@@ -217,7 +222,9 @@ impl Backend for Fake {
             state.n_sequences.fetch_sub(1, Ordering::SeqCst);
             return Err(Refusal::QueueFull { retry_after_s: 2 });
         }
-        state.requests.lock().unwrap().push(request.clone());
+        if self.remembers {
+            state.requests.lock().unwrap().push(request.clone());
+        }
         let (delay, n_slots) = (self.delay, self.n_slots);
         std::thread::spawn(move || {
             let is_canceled = answer(&state, request, events, delay, n_slots).is_err();

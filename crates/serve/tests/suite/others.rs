@@ -36,8 +36,9 @@ fn models_are_listed_with_their_adapters() {
     for path in ["/v1/models/owner/fake-lora", "/v1/models/owner%2Ffake-lora"] {
         assert_eq!(server.get(path).ok()["id"], "owner/fake-lora");
     }
-    let error = server.get("/v1/models/other").error(404);
-    assert_eq!(error["code"], "model_not_found");
+    for path in ["/v1/models/other", "/v1/models/%ff"] {
+        assert_eq!(server.get(path).error(404)["code"], "model_not_found");
+    }
 }
 
 #[test]
