@@ -207,7 +207,8 @@ pub trait Backend: Send + Sync + 'static {
     /// [`EventSender::is_canceled`] is true.
     ///
     /// # Errors
-    /// [`Refusal::QueueFull`], [`Refusal::TooLong`], [`Refusal::Invalid`], [`Refusal::Unsupported`]: the sequence is not begun.
+    /// [`Refusal::QueueFull`], [`Refusal::TooLong`], [`Refusal::Invalid`], [`Refusal::Unsupported`]: the sequence is not
+    /// begun.
     fn submit(&self, request: Request, events: EventSender) -> Result<(), Refusal>;
 
     /// The embedding of each text, all of the same length.

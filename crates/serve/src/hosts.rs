@@ -1,5 +1,5 @@
-//! By which names a server may be addressed. A page that makes its own name point at this machine is refused by the name that
-//! its requests carry.
+//! By which names a server may be addressed. A page that makes its own name point at this machine is refused by the name
+//! that its requests carry.
 
 use std::net::{IpAddr, SocketAddr};
 

@@ -69,7 +69,7 @@ pub fn stop() -> (Stop, impl Future<Output = ()> + Send + 'static) {
 }
 
 /// Serves until `shutdown` is ready. Then nothing more is accepted, what waits for its turn is refused, and what has begun
-/// has [`crate::Limits::drain_time`] to be finished.
+/// has [`crate::Limits::drain_time`] to be finished. The runtime is the server's own; a task of another one cannot call this.
 ///
 /// # Errors
 /// Where the server has not come to run.
