@@ -123,6 +123,8 @@ fn an_answer_with_a_cache_is_that_of_the_whole_text() {
         let whole = logits(&model, &ids[..len]);
         let vocab = whole.len() / len;
         let mut cache = model.decoder.empty_cache(len, DType::F32, &model.device).unwrap();
+        // All positions are turned as in the whole.
+        cache.iter_mut().for_each(|layer| layer.expect_prompt(len));
         let (mut at, mut far) = (0, 0.0);
         // A beginning of several tokens, and then one after the other.
         for n in [9].into_iter().chain([1].repeat(len - 9)) {

@@ -133,7 +133,8 @@ impl Block {
         self.mlp_norms.add(&h, self.mlp.down_proj.forward(&activated)?)
     }
 
-    /// As [`Block::forward_cached`], for one position of each of several sequences: x `[B, 1, E]` and B caches.
+    /// As [`Block::forward_cached`], for one position of each of several sequences: x `[B, 1, E]` and a cache of each, or of the
+    /// first ones, where the rest only make the rows more.
     pub(super) fn forward_cached_each(
         &self,
         x: &Tensor,
@@ -288,6 +289,9 @@ impl Attention {
             cache.append(&ops::rope(&own(&k)?, &rope, first)?, &own(&v)?)?;
             let q = ops::rope(&own(&q)?, &rope, first)?;
             attended.push(ops::attention_cached(&q, cache.keys(), cache.values(), cache.len(), &options)?);
+        }
+        while let (true, Some(last)) = (attended.len() < x.sizes()[0], attended.last()) {
+            attended.push(last.clone());
         }
         ops::merge_heads(&ops::concat(&attended, 0)?)
     }

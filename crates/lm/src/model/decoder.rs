@@ -9,6 +9,7 @@ use std::ops::Range;
 use half::{bf16, f16};
 use oarlock_engine::nn::{Embedding, Layer, Linear, Module, StoredNames, Unit, in_scope, parameters};
 use oarlock_engine::parallel::sequence_parallel::{self, SequenceParallel};
+use oarlock_tensor::cpu::gemm::FEW_ROWS;
 use oarlock_tensor::ops::{self, HeadLoss, Labels, Mask, TokenLoss};
 use oarlock_tensor::{DType, Device, Error, Result, Tensor};
 
@@ -18,7 +19,7 @@ use super::config::{DecoderConfig, LayerConfig};
 use super::head::Head;
 use super::projection::{MapLinear, Projection};
 use super::recompute::{Parts, Recompute, is_whole_unit};
-use super::rope::{RopeTables, longest_sequence};
+use super::rope::{RopeTables, Turning, longest_sequence};
 use super::value_head::ValueHead;
 
 /// A decoder-only language model.
@@ -397,13 +398,18 @@ impl Decoder {
 }
 
 impl Decoder {
-    /// The next tokens' logits `[B, V]` of B sequences of different lengths, after one more token `[B, 1]` of each; each
-    /// sequence has its caches, one for each layer, which grow by it. The products of all of them are one.
+    /// Products of so few rows have sums of another order on a CPU than larger ones, which have the same for any number.
+    pub(crate) const FEW_ROWS: usize = FEW_ROWS;
+
+    /// The next tokens' logits `[B, V]` of sequences of different lengths, after one more token of each: `ids` `[B, 1]`. Each
+    /// sequence has its caches, one for each layer, which grow by it. The products of all of them are one. Tokens that are
+    /// more than the sequences only make its rows more, and their logits mean nothing.
     ///
     /// # Errors
-    /// As [`Decoder::next_logits`], or another number of sequences than of tokens.
+    /// As [`Decoder::next_logits`]; no sequence, or fewer tokens than sequences.
     pub fn next_logits_of_each(&self, ids: &Tensor, caches: &mut [&mut [LayerCache]]) -> Result<Tensor> {
-        if ids.sizes() != [caches.len(), 1] {
+        let n_rows = ids.sizes().first().copied().unwrap_or(0);
+        if caches.is_empty() || ids.sizes() != [n_rows.max(caches.len()), 1] {
             let what = format!("next_logits_of_each: ids are {:?} for {} caches", ids.sizes(), caches.len());
             return Err(Error::Usage(what));
         }
@@ -413,8 +419,24 @@ impl Decoder {
                 caches.iter_mut().filter_map(|cache| cache.get_mut(index)).collect();
             x = layer.run(&x, |block| block.forward_cached_each(&x, ropes, &mut of_layer))?;
         }
-        let x = x.reshape([caches.len(), x.shape().last()])?;
+        let x = x.reshape([n_rows, x.shape().last()])?;
         self.head.run(&x, |head| head.logits(&x))
+    }
+
+    /// Bytes of keys and values of so many positions, of all layers.
+    pub(crate) fn cache_bytes(&self, n_positions: usize, dtype: DType) -> usize {
+        let attention = self.config().layers.iter().map(|layer| &layer.attention);
+        attention.map(|a| 2 * n_positions * a.n_kv_heads * a.head_dim * dtype.size()).sum()
+    }
+
+    /// How the positions of a prompt of `len` tokens are turned.
+    pub(crate) fn turning(&self, len: usize) -> Turning {
+        self.body.ropes.iter().map(|ropes| ropes.turning(len)).fold(Turning::default(), Turning::and)
+    }
+
+    /// Whether a text that was read as one of `len` positions has to be read anew to become `longer`.
+    pub(crate) fn turns_anew(&self, len: usize, longer: usize) -> bool {
+        self.body.ropes.iter().any(|ropes| ropes.turn_anew(len, longer))
     }
 }
 

@@ -18,6 +18,7 @@ mod value_head;
 pub use answers::LogProbs;
 pub use block::Block;
 pub use cache::LayerCache;
+pub(crate) use cache::PageOfLayer;
 pub use classifier::{ClassifierHead, ClassifierInput, ClassifierOutput, SequenceClassifier};
 pub use config::{
     AttentionConfig, DecoderConfig, Family, LayerConfig, MlpConfig, NormConfig, NormPlacement, QkNorm,
@@ -30,6 +31,7 @@ pub use hf::{
     save_pretrained,
 };
 pub use recompute::Recompute;
+pub(crate) use rope::Turning;
 pub(crate) use value_head::{
     FILE as VALUE_HEAD_FILE, is_of_value_head, take_over_value_head, with_value_head,
 };

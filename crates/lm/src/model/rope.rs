@@ -33,6 +33,16 @@ enum Tables {
     Each(Arc<OfEachLength>),
 }
 
+/// How the positions of a text are turned, as far as it follows from the length of the text. Texts for which it is equal turn
+/// the positions that they share alike.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord)]
+pub(crate) struct Turning {
+    /// Layers that take the table of longer sequences.
+    n_longer: usize,
+    /// The length, where each has a table of its own.
+    own: usize,
+}
+
 /// A table of each length, of which the last is kept: all layers ask for it.
 #[derive(Debug)]
 struct OfEachLength {
@@ -105,19 +115,40 @@ impl RopeTables {
         }
     }
 
-    /// The table for the next `n` positions of an answer. With LongRoPE all positions of an answer are turned alike, also
-    /// those of its beginning; with dynamic scaling each pass of a model turns its positions by the length of then, as in
-    /// transformers.
+    /// The table for the next `n` positions of an answer: that of a text which ends with them, or with the prompt that they are
+    /// a part of. Each pass turns its positions by the length of then, as in transformers; neither the room of the cache nor
+    /// the most tokens of the answer count.
     ///
     /// # Errors
     /// More positions than memory has room for.
     pub(super) fn of_pass(&self, cache: &LayerCache, n: usize) -> Result<Arc<Rope>> {
         let end = cache.len() + n;
-        let longest = match &self.longer {
-            Some(Longer { tables: Tables::Each(_), .. }) => end.max(cache.n_prompt()),
-            _ => cache.capacity(),
-        };
-        self.of(cache.len()..end, longest)
+        self.of(cache.len()..end, end.max(cache.n_prompt()))
+    }
+
+    /// How the positions of a text of this length are turned, beside what other layers add to it.
+    pub(super) fn turning(&self, longest: usize) -> Turning {
+        match &self.longer {
+            Some(Longer { original, tables }) if longest > *original => match tables {
+                Tables::One(_) => Turning { n_longer: 1, own: 0 },
+                Tables::Each(_) => Turning { n_longer: 0, own: longest },
+            },
+            _ => Turning::default(),
+        }
+    }
+
+    /// Whether all positions of a text that becomes `longer` are turned in another way than as it had `len`. With LongRoPE
+    /// transformers then reads the text anew; with dynamic scaling it keeps the keys as they were turned.
+    pub(super) fn turn_anew(&self, len: usize, longer: usize) -> bool {
+        let Some(Longer { original, tables: Tables::One(_) }) = &self.longer else { return false };
+        len <= *original && longer > *original
+    }
+}
+
+impl Turning {
+    /// That of two layers.
+    pub(super) fn and(self, other: Turning) -> Turning {
+        Turning { n_longer: self.n_longer + other.n_longer, own: self.own.max(other.own) }
     }
 }
 
