@@ -83,6 +83,7 @@ fn load(args: &ModelArgs) -> Result<(Generator, Tokenizer, GenerateOptions)> {
             top_p: args.top_p,
             repetition_penalty: args.repetition_penalty,
             seed: args.seed,
+            ..Sampling::GREEDY
         },
         max_new_tokens: args.max_new_tokens,
         stop_ids,

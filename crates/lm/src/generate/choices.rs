@@ -13,9 +13,8 @@ impl Generator {
     /// # Errors
     /// As [`Generator::generate`]; no choices, or one that the model does not know.
     pub fn choose(&self, prompts: &[Vec<u32>], choices: &[u32]) -> Result<Vec<usize>> {
-        for prompt in prompts {
-            self.as_model().check_prompt(prompt)?;
-        }
+        let model = self.as_model();
+        prompts.iter().try_for_each(|prompt| model.check_prompt(prompt))?;
         let vocab_size = self.model.decoder.config().vocab_size;
         if choices.is_empty() || choices.iter().any(|&id| id as usize >= vocab_size) {
             return Err(Error::Usage(format!(
@@ -27,18 +26,18 @@ impl Generator {
         // The last token of each prompt is read by itself, for its logits.
         let shared = prompts.iter().map(|prompt| alike(prompt).min(prompt.len() - 1)).min().unwrap_or(0);
         let longest = prompts.iter().map(Vec::len).max().unwrap_or(0);
-        let mut cache = self.empty_cache(longest)?;
+        let mut cache = model.empty_cache(longest)?;
         // What they share is read once, so all are turned as the longest.
         cache.iter_mut().for_each(|layer| layer.expect_prompt(longest));
         for part in first[..shared].chunks(PREFILL_TOKENS) {
-            self.next_logits(part, &mut cache)?;
+            model.next_logits(part, &mut cache)?;
         }
         let mut chosen = Vec::with_capacity(prompts.len());
         for prompt in prompts {
             cache.iter_mut().for_each(|cache: &mut LayerCache| cache.truncate(shared));
             let mut logits = Vec::new();
             for part in prompt[shared..].chunks(PREFILL_TOKENS) {
-                logits = self.next_logits(part, &mut cache)?;
+                logits = model.next_logits(part, &mut cache)?.to_f32_vec()?;
             }
             // No choice is larger than NaN, so all answers would be the first one.
             check_logits(&logits)?;

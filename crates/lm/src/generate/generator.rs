@@ -1,11 +1,7 @@
 //! A model that generates text, what it is told, and what an answer is.
 
-use oarlock_engine::Result;
-use oarlock_tensor::Tensor;
-
 use super::sampler::Sampling;
 use crate::data::Tokenizer;
-use crate::model::LayerCache;
 use crate::model::hf::{HfConfig, LoadedModel};
 
 /// Tokens of a prompt that go through the model at a time; bounds the memory for activations.
@@ -83,17 +79,5 @@ impl Generator {
     /// The settings of the model's folder.
     pub fn config(&self) -> &HfConfig {
         &self.model.config
-    }
-
-    pub(super) fn empty_cache(&self, capacity: usize) -> Result<Vec<LayerCache>> {
-        let LoadedModel { decoder, dtype, device, .. } = &self.model;
-        Ok(decoder.empty_cache(capacity, *dtype, device)?)
-    }
-
-    pub(super) fn next_logits(&self, ids: &[u32], cache: &mut [LayerCache]) -> Result<Vec<f32>> {
-        let ids: Vec<i32> = ids.iter().map(|&id| id as i32).collect();
-        let ids = Tensor::from_slice(&ids, [1, ids.len()], &self.model.device)?;
-        let logits = self.model.decoder.next_logits(&ids, cache)?;
-        Ok(logits.to_f32_vec()?)
     }
 }

@@ -3,13 +3,21 @@
 mod batch;
 mod chat;
 mod choices;
+mod constraint;
+pub mod engine;
 mod generator;
+mod model;
 mod one;
+mod own_probs;
+mod refusal;
 mod sampler;
 #[cfg(test)]
 mod tests;
 
-pub use batch::{Model, Prompt};
+pub use batch::Prompt;
 pub use chat::Chat;
+pub use constraint::{Constraint, TokenSet};
 pub use generator::{GenerateOptions, Generation, Generator, Stop};
+pub use model::Model;
+pub use refusal::Refusal;
 pub use sampler::Sampling;

@@ -1,12 +1,42 @@
 //! The continuation of one text, token by token.
 
+use std::cell::RefCell;
 use std::ops::ControlFlow;
+use std::time::Duration;
 
 use oarlock_engine::Result;
 
-use super::generator::{GenerateOptions, Generation, Generator, PREFILL_TOKENS, Stop};
-use super::sampler::Sampler;
+use super::engine::Limits;
+use super::engine::request::{Checked, Request};
+use super::engine::scheduler::Scheduler;
+use super::engine::sink::{Finished, Sink, Token};
+use super::generator::{GenerateOptions, Generation, Generator};
 use crate::data::Tokenizer;
+
+/// An answer whose owner sees each token as it comes.
+struct Shown<'a, F> {
+    on_token: F,
+    /// The tokens so far.
+    ids: Vec<u32>,
+    /// What `on_token` reports.
+    wrong: Result<()>,
+    answer: &'a RefCell<Option<Result<Generation<Vec<u32>>>>>,
+}
+
+impl<F: FnMut(u32) -> Result<ControlFlow<()>>> Sink for Shown<'_, F> {
+    fn token(&mut self, token: Token) -> ControlFlow<()> {
+        self.ids.push(token.id);
+        (self.on_token)(token.id).unwrap_or_else(|error| {
+            self.wrong = Err(error);
+            ControlFlow::Break(())
+        })
+    }
+
+    fn end(self, end: Result<Finished>) {
+        let complete = |Finished { stop, n_tokens, .. }| Generation { output: self.ids, stop, n_tokens };
+        *self.answer.borrow_mut() = Some(self.wrong.and(end).map(complete));
+    }
+}
 
 impl Generator {
     /// Continues `prompt`; `on_token` sees each token as it comes and may end the answer.
@@ -18,41 +48,19 @@ impl Generator {
         &self,
         prompt: &[u32],
         options: &GenerateOptions,
-        mut on_token: impl FnMut(u32) -> Result<ControlFlow<()>>,
+        on_token: impl FnMut(u32) -> Result<ControlFlow<()>>,
     ) -> Result<Generation<Vec<u32>>> {
-        let n_positions = self.as_model().check_prompt(prompt)?;
-        let mut sampler = Sampler::new(options.sampling)?;
-        let mut cache =
-            self.empty_cache(n_positions.min(prompt.len().saturating_add(options.max_new_tokens)))?;
-        let mut ids = prompt.to_vec();
-        let finish = |ids: &[u32], stop| {
-            let output = ids[prompt.len()..].to_vec();
-            Ok(Generation { n_tokens: output.len(), output, stop })
-        };
-        if options.max_new_tokens == 0 {
-            return finish(&ids, Stop::MaxNewTokens);
-        }
-        cache.iter_mut().for_each(|layer| layer.expect_prompt(prompt.len()));
-        let mut logits = Vec::new();
-        for part in prompt.chunks(PREFILL_TOKENS) {
-            logits = self.next_logits(part, &mut cache)?;
-        }
+        let (model, answer) = (self.as_model(), RefCell::new(None));
+        let limits = Limits { at_once: 1, prefix_bytes: 0, ..Limits::default() };
+        let mut scheduler = Scheduler::new(model, limits, Box::new(|| Duration::ZERO))?;
+        let request = Request::with_options(prompt.to_vec(), options);
+        let shown = Shown { on_token, ids: Vec::new(), wrong: Ok(()), answer: &answer };
+        scheduler.add(Checked::new(request, shown, model, Duration::ZERO)?);
         loop {
-            let id = sampler.next(&logits, &ids)?;
-            if options.stop_ids.contains(&id) {
-                return finish(&ids, Stop::EndOfText);
+            scheduler.step(model, &Ok)?;
+            if let Some(answer) = answer.take() {
+                return answer;
             }
-            ids.push(id);
-            if on_token(id)?.is_break() {
-                return finish(&ids, Stop::Caller);
-            }
-            if ids.len() - prompt.len() == options.max_new_tokens {
-                return finish(&ids, Stop::MaxNewTokens);
-            }
-            if ids.len() == n_positions {
-                return finish(&ids, Stop::ModelLength);
-            }
-            logits = self.next_logits(&[id], &mut cache)?;
         }
     }
 

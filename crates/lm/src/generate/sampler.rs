@@ -1,10 +1,14 @@
-//! Choosing the next token: repetition penalty, temperature, top-k, top-p, in the order in which transformers applies them.
+//! Choosing the next token: bias, penalties, constraints, temperature, top-k, top-p, min-p, in the order in which
+//! transformers applies them; the penalties of OpenAI's API stand behind that of transformers, as in vLLM.
 
 use std::cmp::Ordering;
 
 use oarlock_tensor::cpu::random::Stream;
 
 use oarlock_engine::{Error, Result};
+
+use super::constraint::TokenSet;
+use super::refusal::Refusal;
 
 /// Separates the sampler's random numbers from those of other users of the same seed.
 const STREAM: u64 = 0x5a3c_9d17_00b4_e6f1;
@@ -18,8 +22,14 @@ pub struct Sampling {
     pub top_k: usize,
     /// Only the likeliest tokens that together have this probability; 1 for all.
     pub top_p: f32,
-    /// Above 1 makes tokens of the text so far less likely.
+    /// Only tokens with at least this share of the probability of the likeliest; 0 for all.
+    pub min_p: f32,
+    /// Above 1 makes tokens of the text so far less likely, those of the prompt too.
     pub repetition_penalty: f32,
+    /// Taken from the logit of each token that the answer has; 0 for none.
+    pub presence_penalty: f32,
+    /// Taken from the logit of a token for each time that the answer has it; 0 for none.
+    pub frequency_penalty: f32,
     /// The same seed gives the same text.
     pub seed: u64,
 }
@@ -33,27 +43,39 @@ impl Default for Sampling {
 
 impl Sampling {
     /// Always the likeliest token.
-    pub const GREEDY: Sampling =
-        Sampling { temperature: 0.0, top_k: 0, top_p: 1.0, repetition_penalty: 1.0, seed: 0 };
+    pub const GREEDY: Sampling = Sampling {
+        temperature: 0.0,
+        top_k: 0,
+        top_p: 1.0,
+        min_p: 0.0,
+        repetition_penalty: 1.0,
+        presence_penalty: 0.0,
+        frequency_penalty: 0.0,
+        seed: 0,
+    };
 
-    fn check(&self) -> Result<()> {
-        let refuse = |what: String| Err(Error::Usage(what));
+    fn check(&self) -> std::result::Result<(), Refusal> {
+        let refuse = |name: &str, value: f32, expected: &str| {
+            Err(Refusal::Sampling(format!("{name} is {value}; expected {expected}")))
+        };
         if !(self.temperature >= 0.0 && self.temperature.is_finite()) {
-            return refuse(format!("temperature is {}; expected 0 (greedy) or more", self.temperature));
+            return refuse("temperature", self.temperature, "0 (greedy) or more");
         }
         if !(self.top_p > 0.0 && self.top_p <= 1.0) {
-            return refuse(format!(
-                "top_p is {}; expected more than 0 and at most 1 (all tokens)",
-                self.top_p
-            ));
+            return refuse("top_p", self.top_p, "more than 0 and at most 1 (all tokens)");
+        }
+        if !(0.0..=1.0).contains(&self.min_p) {
+            return refuse("min_p", self.min_p, "0 (all tokens) to 1");
         }
         if !(self.repetition_penalty > 0.0 && self.repetition_penalty.is_finite()) {
-            return refuse(format!(
-                "repetition_penalty is {}; expected more than 0 (1 for none)",
-                self.repetition_penalty
-            ));
+            return refuse("repetition_penalty", self.repetition_penalty, "more than 0 (1 for none)");
         }
-        Ok(())
+        let penalties =
+            [("presence_penalty", self.presence_penalty), ("frequency_penalty", self.frequency_penalty)];
+        match penalties.into_iter().find(|(_, penalty)| !penalty.is_finite()) {
+            Some((name, penalty)) => refuse(name, penalty, "a number (0 for none)"),
+            None => Ok(()),
+        }
     }
 }
 
@@ -67,103 +89,160 @@ pub(super) fn check_logits(logits: &[f32]) -> Result<()> {
     }
 }
 
+/// Chooses the tokens of one answer.
+#[derive(Debug)]
 pub(super) struct Sampler {
     settings: Sampling,
-    scores: Vec<f32>,
+    /// What is added to the logits of some tokens.
+    bias: Vec<(u32, f32)>,
     /// Tokens that may be drawn, the likeliest first.
     candidates: Vec<u32>,
+    /// How likely they are, by the likeliest.
+    weights: Vec<f64>,
+}
+
+/// A text so far.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Text<'a> {
+    /// The prompt and the answer; their number addresses the random number.
+    pub(super) ids: &'a [u32],
+    /// Tokens of the prompt.
+    pub(super) n_prompt: usize,
 }
 
 impl Sampler {
-    pub(super) fn new(settings: Sampling) -> Result<Sampler> {
+    /// With these settings, and with what is added to the logits of some tokens.
+    pub(super) fn new(settings: Sampling, bias: Vec<(u32, f32)>) -> std::result::Result<Sampler, Refusal> {
         settings.check()?;
-        Ok(Sampler { settings, scores: Vec::new(), candidates: Vec::new() })
+        if let Some((id, bias)) = bias.iter().find(|(_, bias)| !bias.is_finite()) {
+            return Err(Refusal::Sampling(format!(
+                "the logit bias of token {id} is {bias}; expected a number"
+            )));
+        }
+        Ok(Sampler { settings, bias, candidates: Vec::new(), weights: Vec::new() })
     }
 
-    /// The token after `text`, whose length addresses the random number.
-    pub(super) fn next(&mut self, logits: &[f32], text: &[u32]) -> Result<u32> {
+    /// The token after `text`, of those that are allowed. The logits become the scores that it is chosen by.
+    pub(super) fn next(
+        &mut self,
+        logits: &mut [f32],
+        text: Text<'_>,
+        allowed: Option<&TokenSet>,
+    ) -> Result<u32> {
         check_logits(logits)?;
-        self.scores.clear();
-        self.scores.extend_from_slice(logits);
-        self.penalize(text);
-        match self.settings.temperature {
-            0.0 => Ok(self.likeliest()),
-            temperature => {
-                let likeliest = self.likeliest();
-                self.scores.iter_mut().for_each(|score| *score /= temperature);
-                // Near 0 a temperature takes the scores beyond f32, and only the likeliest is left.
-                if !self.scores[likeliest as usize].is_finite() {
-                    return Ok(likeliest);
-                }
-                self.rank();
-                Ok(self.draw(uniform(self.settings.seed, text.len())))
-            }
+        self.penalize(logits, text);
+        if let Some(allowed) = allowed {
+            forbid(logits, allowed)?;
         }
+        let likeliest = likeliest(logits);
+        if self.settings.temperature == 0.0 {
+            return Ok(likeliest);
+        }
+        logits.iter_mut().for_each(|score| *score /= self.settings.temperature);
+        // Near 0 a temperature takes the scores beyond f32, and only the likeliest is left.
+        if !logits[likeliest as usize].is_finite() {
+            return Ok(likeliest);
+        }
+        self.rank(logits);
+        Ok(self.draw(uniform(self.settings.seed, text.ids.len())))
     }
 
-    fn penalize(&mut self, text: &[u32]) {
-        let penalty = self.settings.repetition_penalty;
-        if penalty == 1.0 {
-            return;
+    fn penalize(&self, scores: &mut [f32], text: Text<'_>) {
+        let mut change = |id: u32, f: &dyn Fn(f32) -> f32| {
+            if let Some(score) = scores.get_mut(id as usize) {
+                *score = f(*score);
+            }
+        };
+        for &(id, bias) in &self.bias {
+            change(id, &|score| score + bias);
         }
-        let mut ids = text.to_vec();
-        ids.sort_unstable();
-        ids.dedup();
-        for id in ids {
-            if let Some(score) = self.scores.get_mut(id as usize) {
-                *score = if *score < 0.0 { *score * penalty } else { *score / penalty };
+        let Sampling { repetition_penalty, presence_penalty, frequency_penalty, .. } = self.settings;
+        if repetition_penalty != 1.0 {
+            for (id, _) in counts(text.ids) {
+                change(id, &|score| match score < 0.0 {
+                    true => score * repetition_penalty,
+                    false => score / repetition_penalty,
+                });
             }
         }
-    }
-
-    /// Of equals the first.
-    fn likeliest(&self) -> u32 {
-        let better = |best: usize, id: usize| if self.scores[id] > self.scores[best] { id } else { best };
-        (0..self.scores.len()).reduce(better).unwrap_or(0) as u32
+        if presence_penalty != 0.0 || frequency_penalty != 0.0 {
+            for (id, n) in counts(text.ids.get(text.n_prompt..).unwrap_or_default()) {
+                change(id, &|score| score - frequency_penalty * n as f32 - presence_penalty);
+            }
+        }
     }
 
     /// Sorts the `top_k` likeliest tokens, and those that are as likely as the last of them.
-    fn rank(&mut self) {
-        let scores = &self.scores;
+    fn rank(&mut self, scores: &[f32]) {
         let order = |a: &u32, b: &u32| -> Ordering {
             scores[*b as usize].total_cmp(&scores[*a as usize]).then(a.cmp(b))
         };
         self.candidates.clear();
-        self.candidates.extend(0..scores.len() as u32);
+        self.candidates
+            .extend((0..scores.len() as u32).filter(|&id| scores[id as usize] > f32::NEG_INFINITY));
         let k = self.settings.top_k;
-        if k > 0 && k < scores.len() {
+        if k > 0 && k < self.candidates.len() {
             let (_, last, _) = self.candidates.select_nth_unstable_by(k - 1, order);
             let least = scores[*last as usize];
             self.candidates.retain(|&id| scores[id as usize] >= least);
         }
         self.candidates.sort_unstable_by(order);
+        let score = |id: u32| f64::from(scores[id as usize]);
+        let Some(&first) = self.candidates.first() else { return };
+        self.weights.clear();
+        self.weights.extend(self.candidates.iter().map(|&id| libm::exp(score(id) - score(first))));
     }
 
-    /// Draws from the ranked tokens whose likelier ones have less than `top_p` together; `u` is in `[0, 1)`.
+    /// Draws from the ranked tokens whose likelier ones have less than `top_p` together, and which have `min_p` of the
+    /// likeliest; `u` is in `[0, 1)`.
     fn draw(&self, u: f64) -> u32 {
-        let score = |id: u32| f64::from(self.scores[id as usize]);
-        let Some(&first) = self.candidates.first() else { return 0 };
-        let weights: Vec<f64> =
-            self.candidates.iter().map(|&id| libm::exp(score(id) - score(first))).collect();
-        let goal = f64::from(self.settings.top_p) * weights.iter().sum::<f64>();
-        let mut kept = 0.0;
-        let mut n_kept = 0;
-        for weight in &weights {
-            if n_kept > 0 && kept >= goal {
+        let goal = f64::from(self.settings.top_p) * self.weights.iter().sum::<f64>();
+        let min_p = f64::from(self.settings.min_p);
+        let (mut kept, mut n_kept) = (0.0, 0);
+        for weight in &self.weights {
+            if n_kept > 0 && (kept >= goal || *weight < min_p) {
                 break;
             }
             kept += weight;
             n_kept += 1;
         }
         let mut below = 0.0;
-        for (&id, weight) in self.candidates[..n_kept].iter().zip(&weights) {
+        for (&id, weight) in self.candidates[..n_kept].iter().zip(&self.weights) {
             below += weight;
             if u * kept < below {
                 return id;
             }
         }
-        self.candidates[n_kept - 1]
+        self.candidates[..n_kept].last().copied().unwrap_or(0)
     }
+}
+
+/// The tokens of a text, each with how often it has them.
+fn counts(ids: &[u32]) -> Vec<(u32, usize)> {
+    let mut ids = ids.to_vec();
+    ids.sort_unstable();
+    ids.chunk_by(|a, b| a == b).map(|same| (same[0], same.len())).collect()
+}
+
+/// Makes all other tokens impossible.
+fn forbid(scores: &mut [f32], allowed: &TokenSet) -> Result<()> {
+    let mut is_stuck = true;
+    for (id, score) in scores.iter_mut().enumerate() {
+        match allowed.contains(id as u32) {
+            true => is_stuck &= *score == f32::NEG_INFINITY,
+            false => *score = f32::NEG_INFINITY,
+        }
+    }
+    if is_stuck {
+        return Err(Error::Usage("the constraint of this answer allows no token that can follow".to_owned()));
+    }
+    Ok(())
+}
+
+/// Of equals the first.
+fn likeliest(scores: &[f32]) -> u32 {
+    let better = |best: usize, id: usize| if scores[id] > scores[best] { id } else { best };
+    (0..scores.len()).reduce(better).unwrap_or(0) as u32
 }
 
 /// The random number of a position.
@@ -178,17 +257,30 @@ mod tests {
     const LOGITS: [f32; 5] = [1.0, 3.0, -1.0, 2.0, 3.0];
 
     fn sampler(settings: Sampling) -> Sampler {
-        Sampler::new(settings).unwrap()
+        Sampler::new(settings, Vec::new()).unwrap()
     }
 
     fn sampled() -> Sampling {
         Sampling { temperature: 1.0, ..Sampling::GREEDY }
     }
 
+    /// The next token of [`LOGITS`] behind a text of which this is the prompt.
+    fn next(sampler: &mut Sampler, prompt: &[u32]) -> u32 {
+        sampler.next(&mut LOGITS.clone(), Text { ids: prompt, n_prompt: prompt.len() }, None).unwrap()
+    }
+
+    /// The scores of [`LOGITS`] that a greedy sampler compares, behind a prompt and an answer.
+    fn scores(settings: Sampling, bias: &[(u32, f32)], text: &[u32], n_prompt: usize) -> Vec<f32> {
+        let mut scores = LOGITS.to_vec();
+        let text = Text { ids: text, n_prompt };
+        Sampler::new(settings, bias.to_vec()).unwrap().next(&mut scores, text, None).unwrap();
+        scores
+    }
+
     /// The tokens that can be drawn, with their shares of evenly spread numbers.
     fn shares(settings: Sampling) -> Vec<(u32, f64)> {
         let mut s = sampler(settings);
-        s.next(&LOGITS, &[]).unwrap();
+        next(&mut s, &[]);
         let mut counts = [0.0; 5];
         (0..10_000).for_each(|i| counts[s.draw(f64::from(i) / 10_000.0) as usize] += 1e-4);
         (0..5).map(|id| (id, counts[id as usize])).filter(|(_, share)| *share > 0.0).collect()
@@ -196,22 +288,53 @@ mod tests {
 
     #[test]
     fn greedy_takes_the_first_of_the_likeliest() {
-        assert_eq!(sampler(Sampling::GREEDY).next(&LOGITS, &[4]).unwrap(), 1);
+        assert_eq!(next(&mut sampler(Sampling::GREEDY), &[4]), 1);
     }
 
     #[test]
     fn a_temperature_near_zero_takes_the_likeliest() {
         for temperature in [1e-38, 1e-45] {
             let mut sampler = sampler(Sampling { temperature, ..sampled() });
-            assert_eq!(sampler.next(&LOGITS.map(|x| x * 100.0), &[4]).unwrap(), 1, "{temperature}");
+            let text = Text { ids: &[4], n_prompt: 1 };
+            let id = sampler.next(&mut LOGITS.map(|x| x * 100.0), text, None).unwrap();
+            assert_eq!(id, 1, "{temperature}");
         }
     }
 
     #[test]
     fn a_penalty_makes_seen_tokens_less_likely_whatever_their_sign() {
-        let mut s = sampler(Sampling { repetition_penalty: 2.0, ..Sampling::GREEDY });
-        assert_eq!(s.next(&LOGITS, &[1, 1, 4, 2]).unwrap(), 3);
-        assert_eq!(s.scores, [1.0, 1.5, -2.0, 2.0, 1.5]);
+        let settings = Sampling { repetition_penalty: 2.0, ..Sampling::GREEDY };
+        assert_eq!(next(&mut sampler(settings), &[1, 1, 4, 2]), 3);
+        assert_eq!(scores(settings, &[], &[1, 1, 4, 2], 4), [1.0, 1.5, -2.0, 2.0, 1.5]);
+    }
+
+    #[test]
+    fn penalties_of_the_answer_do_not_count_the_prompt_and_come_behind_that_of_all() {
+        let settings = Sampling { presence_penalty: 0.5, frequency_penalty: 0.25, ..Sampling::GREEDY };
+        assert_eq!(scores(settings, &[], &[0, 0, 1, 1, 2], 2), [1.0, 2.0, -1.75, 2.0, 3.0]);
+        // Bias, then the penalty that multiplies, then those that subtract.
+        let all = Sampling { repetition_penalty: 2.0, ..settings };
+        assert_eq!(scores(all, &[(0, 2.0), (4, -9.0)], &[0, 1, 4], 1), [1.5, 0.75, -1.0, 2.0, -12.75]);
+        assert_eq!(scores(Sampling::GREEDY, &[(9, 1.0)], &[0, 1], 1), LOGITS);
+    }
+
+    #[test]
+    fn only_allowed_tokens_are_drawn() {
+        let mut allowed = TokenSet::empty(5);
+        assert!(allowed.is_empty() && allowed.vocab_size() == 5);
+        let text = Text { ids: &[1], n_prompt: 1 };
+        let next =
+            |settings, allowed: &TokenSet| sampler(settings).next(&mut LOGITS.clone(), text, Some(allowed));
+        let error = next(sampled(), &allowed).unwrap_err().to_string();
+        assert!(error.contains("allows no token"), "{error}");
+        [0, 3, 70].iter().for_each(|&id| allowed.insert(id));
+        assert_eq!((allowed.contains(3), allowed.contains(1), allowed.contains(70)), (true, false, false));
+        assert_eq!(next(Sampling::GREEDY, &allowed).unwrap(), 3);
+        let drawn = |seed| next(Sampling { seed, temperature: 5.0, ..sampled() }, &allowed).unwrap();
+        let ids: std::collections::BTreeSet<u32> = (0..64).map(drawn).collect();
+        assert_eq!(ids.into_iter().collect::<Vec<_>>(), [0, 3]);
+        allowed.clear();
+        assert!(allowed.is_empty());
     }
 
     #[test]
@@ -238,10 +361,23 @@ mod tests {
     }
 
     #[test]
+    fn min_p_keeps_tokens_by_their_share_of_the_likeliest() {
+        let ids = |s: Sampling| shares(s).into_iter().map(|(id, _)| id).collect::<Vec<_>>();
+        // The others have exp(-1) = 0.368 and exp(-2) = 0.135 of the likeliest.
+        assert_eq!(ids(Sampling { min_p: 1.0, ..sampled() }), [1, 4]);
+        assert_eq!(ids(Sampling { min_p: 0.37, ..sampled() }), [1, 4]);
+        assert_eq!(ids(Sampling { min_p: 0.36, ..sampled() }), [1, 3, 4]);
+        assert_eq!(ids(Sampling { min_p: 0.13, ..sampled() }), [0, 1, 3, 4]);
+        assert_eq!(ids(Sampling { min_p: 0.13, top_p: 0.79, ..sampled() }), [1, 4]);
+        let of_first = |s: Sampling| shares(s)[0].1;
+        assert!((of_first(Sampling { min_p: 0.36, ..sampled() }) - 1.0 / 2.3679).abs() < 2e-4);
+    }
+
+    #[test]
     fn a_seed_gives_the_same_tokens_and_another_seed_others() {
         let draw = |seed| {
             let mut s = sampler(Sampling { seed, ..sampled() });
-            (0..32).map(|n| s.next(&LOGITS, &vec![0; n]).unwrap()).collect::<Vec<_>>()
+            (0..32).map(|n| next(&mut s, &vec![0; n])).collect::<Vec<_>>()
         };
         assert_eq!(draw(1), draw(1));
         assert_ne!(draw(1), draw(2));
@@ -254,10 +390,16 @@ mod tests {
             Sampling { temperature: f32::NAN, ..sampled() },
             Sampling { top_p: 0.0, ..sampled() },
             Sampling { top_p: 1.1, ..sampled() },
+            Sampling { min_p: -0.1, ..sampled() },
+            Sampling { min_p: f32::NAN, ..sampled() },
             Sampling { repetition_penalty: 0.0, ..sampled() },
+            Sampling { presence_penalty: f32::INFINITY, ..sampled() },
+            Sampling { frequency_penalty: f32::NAN, ..sampled() },
         ] {
-            assert!(Sampler::new(settings).is_err(), "{settings:?}");
+            assert!(Sampler::new(settings, Vec::new()).is_err(), "{settings:?}");
         }
-        assert!(sampler(sampled()).next(&[0.0, f32::NAN], &[]).is_err());
+        assert!(Sampler::new(sampled(), vec![(1, f32::NAN)]).is_err());
+        let text = Text { ids: &[], n_prompt: 0 };
+        assert!(sampler(sampled()).next(&mut [0.0, f32::NAN], text, None).is_err());
     }
 }

@@ -13,12 +13,17 @@ use tempfile::TempDir;
 
 use super::*;
 use crate::data::{ChatTemplate, Tokenizer};
+use crate::model::LayerCache;
 use crate::model::hf::load_for_inference;
 
 fn generator(name: &str, dtype: DType, n_positions: usize) -> Generator {
     let dir = Path::new(env!("CARGO_MANIFEST_DIR")).join("../oarlock/tests/golden").join(name);
     let device = Device::strict(Isa::detect(), Par::solo());
     Generator::new(load_for_inference(&dir, &device, dtype, n_positions).unwrap())
+}
+
+fn next_logits(generator: &Generator, ids: &[u32], cache: &mut [LayerCache]) -> Vec<f32> {
+    generator.as_model().next_logits(ids, cache).unwrap().to_f32_vec().unwrap()
 }
 
 fn options(max_new_tokens: usize) -> GenerateOptions {
@@ -110,11 +115,10 @@ fn many_prompts_are_answered_as_each_alone() {
 fn a_prompt_longer_than_a_part_is_taken_in_parts() {
     let generator = generator("minimind", DType::F32, 64);
     let prompt: Vec<u32> = (0..40).map(|i| 3 + i * 7 % 50).collect();
-    let mut cache = generator.empty_cache(64).unwrap();
-    let whole = generator.next_logits(&prompt, &mut cache).unwrap();
-    let mut cache = generator.empty_cache(64).unwrap();
-    let parts: Vec<_> =
-        prompt.chunks(16).map(|part| generator.next_logits(part, &mut cache).unwrap()).collect();
+    let mut cache = generator.as_model().empty_cache(64).unwrap();
+    let whole = next_logits(&generator, &prompt, &mut cache);
+    let mut cache = generator.as_model().empty_cache(64).unwrap();
+    let parts: Vec<_> = prompt.chunks(16).map(|part| next_logits(&generator, part, &mut cache)).collect();
     let far = largest_difference(&whole, parts.last().unwrap()).unwrap();
     assert!(far < 1e-5, "{far}");
 }
@@ -151,7 +155,14 @@ fn prompts_that_do_not_fit_are_explained() {
 fn the_same_seed_gives_the_same_text() {
     let generator = generator("qwen3", DType::F32, 64);
     let text = |seed| {
-        let sampling = Sampling { temperature: 1.0, top_k: 50, top_p: 0.9, repetition_penalty: 1.1, seed };
+        let sampling = Sampling {
+            temperature: 1.0,
+            top_k: 50,
+            top_p: 0.9,
+            repetition_penalty: 1.1,
+            seed,
+            ..Sampling::GREEDY
+        };
         generator.generate(&[1, 7], &GenerateOptions { sampling, ..options(30) }, go_on).unwrap().output
     };
     assert_eq!(text(1), text(1));
@@ -254,8 +265,8 @@ fn the_choice_after_prompts_that_begin_alike_is_that_after_each_alone() {
     let choices: Vec<u32> = (40..60).collect();
     let chosen = generator.choose(&prompts, &choices).unwrap();
     for (prompt, &chosen) in prompts.iter().zip(&chosen) {
-        let mut cache = generator.empty_cache(prompt.len()).unwrap();
-        let logits = generator.next_logits(prompt, &mut cache).unwrap();
+        let mut cache = generator.as_model().empty_cache(prompt.len()).unwrap();
+        let logits = next_logits(&generator, prompt, &mut cache);
         let of = |&id: &u32| logits[id as usize];
         assert!(choices.iter().all(|id| of(id) <= of(&choices[chosen]) + 1e-5), "{prompt:?}");
     }

@@ -67,6 +67,7 @@ impl Raft {
                 top_p: sampling.top_p,
                 repetition_penalty: sampling.repetition_penalty,
                 seed: self.sft.seed,
+                ..Sampling::GREEDY
             },
             max_new_tokens: sampling.max_new_tokens,
             stop_ids: answering.stop_ids.clone(),
