@@ -11,3 +11,4 @@ pub mod front;
 pub mod import;
 pub mod launch;
 mod plots;
+mod serving;

@@ -24,6 +24,7 @@ mod model;
 mod plan;
 mod plan_table;
 mod pull;
+mod serve;
 mod token;
 mod tokenizer;
 mod train;
@@ -65,6 +66,8 @@ enum Command {
     Generate(generate::GenerateArgs),
     /// Talk to a trained model: `clear` forgets the conversation, `exit` ends it
     Chat(generate::ChatArgs),
+    /// Answer programs that speak OpenAI's API: oarlock serve MODEL
+    Serve(serve::ServeArgs),
     /// Count the questions of MMLU, C-Eval or CMMLU that a model answers rightly
     Eval(eval::EvalArgs),
     /// Put the model in a checkpoint together, in Hugging Face form
@@ -159,6 +162,7 @@ pub fn main() -> ExitCode {
         Command::Init(args) => init::run(&args),
         Command::Train { arguments } => train::run(&arguments, started),
         Command::Pull(args) => pull::run(&args),
+        Command::Serve(args) => serve::run(&args),
         Command::Generate(args) => generate::generate(&args),
         Command::Chat(args) => generate::chat(&args),
         Command::Eval(args) => eval::run(&args),

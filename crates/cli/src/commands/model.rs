@@ -32,6 +32,13 @@ pub(super) struct LoadArgs {
     /// Folders of adapters that are merged into it, in order
     #[arg(long, value_delimiter = ',')]
     adapter: Vec<PathBuf>,
+    #[command(flatten)]
+    how: HowArgs,
+}
+
+/// How a model is read and computed.
+#[derive(Args)]
+pub(super) struct HowArgs {
     /// Keep the weights in 4 or 8 bits, and an adapter beside them instead of merged into them
     #[arg(long, value_parser = ["4", "8"])]
     quantization_bit: Option<String>,
@@ -63,11 +70,17 @@ impl LoadArgs {
 
     /// The model and its tokenizer.
     pub fn load(&self) -> Result<(Generator, Tokenizer)> {
+        let found = fetch::model(&self.model).map_err(|error| oarlock::Error::Usage(error.to_string()))?;
+        self.how.load(self.found.get_or_init(|| found), &self.adapter)
+    }
+}
+
+impl HowArgs {
+    /// A model with adapters and its tokenizer.
+    pub fn load(&self, dir: &Path, adapters: &[PathBuf]) -> Result<(Generator, Tokenizer)> {
         let par = Par::threads(self.threads.unwrap_or_else(|| available_cores().len()))?;
         let device = self.device(par)?;
-        let found = fetch::model(&self.model).map_err(|error| oarlock::Error::Usage(error.to_string()))?;
-        let (dir, adapters) = (self.found.get_or_init(|| found), &self.adapter);
-        let tokenizer = Tokenizer::open(self.tokenizer_folder())?;
+        let tokenizer = Tokenizer::open(tokenizer_folder(dir, adapters))?;
         let settings = settings_beside(dir, adapters)?;
         let settings = match self.rope_scaling.as_deref().and_then(RopeKind::named) {
             Some(kind) => settings.with_rope_scaling(RopeArgs { kind, max_len: None })?,

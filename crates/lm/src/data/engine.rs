@@ -12,6 +12,7 @@ use super::fence::fenced;
 use super::pieces::{MAX_WORD_BYTES, Pieces, check_word};
 use super::pre_tokenizer::gave_up;
 use super::scored_tokens::ScoredTokens;
+use super::token_bytes::Spelling;
 
 type Result<T> = std::result::Result<T, String>;
 
@@ -36,6 +37,7 @@ pub(super) struct Engine {
     /// The short way, where there is one.
     pieces: Option<Pieces>,
     is_byte_level_bpe: bool,
+    spelling: Spelling,
     /// The patterns that may backtrack.
     patterns: Vec<Regex>,
 }
@@ -161,7 +163,8 @@ impl Engine {
         )?;
         let pieces = Pieces::of(&tokenizer);
         let is_byte_level_bpe = is_byte_level_bpe(&parts.normalizer, &parts.pre_tokenizer);
-        Ok(Engine { tokenizer, pieces, is_byte_level_bpe, patterns })
+        let spelling = Spelling::of(&parts.decoder);
+        Ok(Engine { tokenizer, pieces, is_byte_level_bpe, spelling, patterns })
     }
 
     /// Whether a text may be cut anywhere and its parts encoded alone: one regular expression splits it, and tokens are
@@ -200,6 +203,27 @@ impl Engine {
         let encoding = fence(|| self.tokenizer.encode(text, false))?;
         let begins = encoding.get_offsets().iter().map(|(begin, _)| *begin).collect();
         Ok((encoding.get_ids().to_vec(), begins))
+    }
+
+    /// The bytes that a token adds to a text; `None` where there is no such token.
+    pub(super) fn token_bytes(&self, id: u32, begins_text: bool) -> Result<Option<Vec<u8>>> {
+        let Some(token) = self.tokenizer.id_to_token(id) else { return Ok(None) };
+        let is_added = self.tokenizer.get_added_tokens_decoder().contains_key(&id);
+        match (is_added, self.spelling.bytes(&token, begins_text)) {
+            (true, _) => Ok(Some(token.into_bytes())),
+            (false, Some(bytes)) => Ok(Some(bytes)),
+            (false, None) => self.decode(&[id], false).map(|text| Some(text.into_bytes())),
+        }
+    }
+
+    /// Whether a token is marked special.
+    pub(super) fn is_special(&self, id: u32) -> bool {
+        self.tokenizer.get_added_tokens_decoder().get(&id).is_some_and(|token| token.special)
+    }
+
+    /// The ids that the tokenizer puts around a text.
+    pub(super) fn around(&self) -> Result<Vec<u32>> {
+        Ok(fence(|| self.tokenizer.encode_fast("", true))?.get_ids().to_vec())
     }
 
     pub(super) fn decode(&self, ids: &[u32], skip_special_tokens: bool) -> Result<String> {

@@ -34,6 +34,18 @@ impl Engine {
         match self.0 {}
     }
 
+    pub(super) fn token_bytes(&self, _: u32, _: bool) -> Result<Option<Vec<u8>>> {
+        match self.0 {}
+    }
+
+    pub(super) fn is_special(&self, _: u32) -> bool {
+        match self.0 {}
+    }
+
+    pub(super) fn around(&self) -> Result<Vec<u32>> {
+        match self.0 {}
+    }
+
     pub(super) fn decode(&self, _: &[u32], _: bool) -> Result<String> {
         match self.0 {}
     }

@@ -52,6 +52,8 @@ mod sft;
 mod show;
 mod source;
 mod template;
+#[cfg(feature = "tokenizers")]
+mod token_bytes;
 mod tokenizer;
 mod tool_calls;
 #[cfg(feature = "tokenizers")]

@@ -24,7 +24,7 @@ use rendered::{BEGIN, END};
 pub(super) use compiled::Spaced;
 
 /// A compiled chat template.
-#[derive(Debug)]
+#[derive(Clone, Debug)]
 pub struct ChatTemplate {
     compiled: Compiled,
     source: String,
@@ -84,6 +84,11 @@ impl ChatTemplate {
     fn compile(source: String, tokens: Vec<(String, String)>, path: PathBuf) -> Result<ChatTemplate> {
         let compiled = Compiled::new(&source, tokens, path)?;
         Ok(ChatTemplate { compiled, source, with_tools: None })
+    }
+
+    /// Whether the text of the template has these words, such as `<tool_call>`.
+    pub fn mentions(&self, words: &str) -> bool {
+        self.source().contains(words)
     }
 
     /// The Jinja text; of several, one behind the other.

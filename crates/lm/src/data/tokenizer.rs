@@ -233,6 +233,32 @@ impl Tokenizer {
         listed.map(Some).map_err(|e| broken(&self.path, &e.to_string()))
     }
 
+    /// The bytes that a token adds to a text, which may be a part of a character; `None` where there is no such token. Some
+    /// tokenizers leave out a space where a text begins.
+    ///
+    /// # Errors
+    /// When `tokenizer.json` cannot be used.
+    pub fn token_bytes(&self, id: u32, begins_text: bool) -> Result<Option<Vec<u8>>> {
+        self.engine()?.token_bytes(id, begins_text).map_err(|cause| broken(&self.path, &cause))
+    }
+
+    /// Whether a token is marked special, so that texts for people leave it out.
+    ///
+    /// # Errors
+    /// When `tokenizer.json` cannot be used.
+    pub fn is_special(&self, id: u32) -> Result<bool> {
+        Ok(self.engine()?.is_special(id))
+    }
+
+    /// Whether the tokenizer itself begins each text with its first special token, which [`encode`](Self::encode) leaves out.
+    ///
+    /// # Errors
+    /// When `tokenizer.json` cannot be used.
+    pub fn begins_texts(&self) -> Result<Option<u32>> {
+        let around = self.engine()?.around().map_err(|cause| broken(&self.path, &cause))?;
+        Ok(around.first().copied().filter(|first| Some(*first) == self.special.bos))
+    }
+
     /// A hash of `tokenizer.json` and of what is added to it: equal tokenizers give equal ids.
     pub fn fingerprint(&self) -> u64 {
         match self.added.is_empty() {

@@ -1,0 +1,118 @@
+//! A model that is served: its engine, its tokenizer, its chat template, and what is said of it.
+
+use std::path::Path;
+use std::time::{Duration, SystemTime, UNIX_EPOCH};
+
+use oarlock::data::{ChatTemplate, Tokenizer};
+use oarlock::generate::Generator;
+use oarlock::generate::engine::{Engine, Limits};
+use oarlock::model::hf::generation_stops;
+use oarlock_lm::gguf;
+use oarlock_serve::Sampling;
+use serde_json::Value;
+
+use crate::error::{Error, Result};
+
+/// How many sequences are computed at a time, and how many wait.
+const AT_ONCE: usize = 8;
+const QUEUE: usize = 256;
+
+/// A model that is served.
+pub struct Served {
+    name: String,
+    /// The model below an adapter.
+    parent: Option<String>,
+    pub(super) engine: Engine,
+    pub(super) tokenizer: Tokenizer,
+    /// Unless the model was only pretrained.
+    pub(super) template: Option<ChatTemplate>,
+    /// The tokens that end an answer.
+    pub(super) stop_ids: Vec<u32>,
+    created: u64,
+    sampling: Sampling,
+}
+
+impl Served {
+    /// A loaded model, whose tokenizer lies in `side`. `more_stops` end its answers beside its own.
+    ///
+    /// # Errors
+    /// Settings and templates that cannot be read, and no thread.
+    pub fn new(
+        name: &str,
+        parent: Option<&str>,
+        generator: Generator,
+        tokenizer: Tokenizer,
+        side: &Path,
+        template: Option<(ChatTemplate, Vec<u32>)>,
+    ) -> Result<Served> {
+        let mut stop_ids = generator.stop_ids(&tokenizer);
+        stop_ids.extend(generation_stops(side)?);
+        let template = match template {
+            Some((template, more_stops)) => {
+                stop_ids.extend(more_stops);
+                Some(template)
+            }
+            None => ChatTemplate::is_in(side)?.then(|| ChatTemplate::read(side)).transpose()?,
+        };
+        let created = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or(Duration::ZERO).as_secs();
+        let limits = Limits { at_once: AT_ONCE, queue: QUEUE, ..Limits::default() };
+        Ok(Served {
+            name: name.to_owned(),
+            parent: parent.map(str::to_owned),
+            engine: Engine::start(generator, limits)?,
+            tokenizer,
+            template,
+            stop_ids,
+            created,
+            sampling: sampling(side)?,
+        })
+    }
+
+    /// The name in requests.
+    pub fn name(&self) -> &str {
+        &self.name
+    }
+
+    /// What the server says of it.
+    pub(super) fn described(&self) -> oarlock_serve::Model {
+        let model = self.engine.generator().model();
+        oarlock_serve::Model {
+            name: self.name.clone(),
+            parent: self.parent.clone(),
+            created: self.created,
+            context_length: self.engine.n_positions(),
+            sampling: self.sampling.clone(),
+            fingerprint: format!(
+                "fp_oarlock_{}_{}",
+                env!("CARGO_PKG_VERSION").replace('.', "_"),
+                model.dtype
+            ),
+        }
+    }
+}
+
+/// How tokens are drawn where a request does not say: as `generation_config.json` recommends, else as OpenAI's documentation
+/// says.
+fn sampling(side: &Path) -> Result<Sampling> {
+    let path = side.join("generation_config.json");
+    let config: Value = match gguf::read_text(&path, oarlock_comm::MAX_CONFIG_BYTES) {
+        Ok(text) => serde_json::from_str(&text)
+            .map_err(|error| Error::Library(oarlock::Error::bad_file(&path, error.to_string())))?,
+        Err(error) if error.kind() == std::io::ErrorKind::NotFound => Value::Null,
+        Err(error) => return Err(Error::io("read", &path)(error)),
+    };
+    let mut sampling = Sampling::OPENAI;
+    if config["do_sample"] == false {
+        sampling.temperature = 0.0;
+        return Ok(sampling);
+    }
+    let within = |name: &str, range: std::ops::RangeInclusive<f64>| {
+        config[name].as_f64().filter(|x| range.contains(x)).map(|x| x as f32)
+    };
+    sampling.temperature = within("temperature", 0.0..=2.0).unwrap_or(sampling.temperature);
+    sampling.top_p = within("top_p", 1e-6..=1.0).unwrap_or(sampling.top_p);
+    sampling.min_p = within("min_p", 0.0..=0.999).unwrap_or(sampling.min_p);
+    sampling.repetition_penalty = within("repetition_penalty", 0.01..=100.0).unwrap_or(1.0);
+    sampling.top_k = config["top_k"].as_u64().and_then(|k| usize::try_from(k).ok()).unwrap_or(0);
+    Ok(sampling)
+}
