@@ -56,6 +56,7 @@ mod recipes;
 mod rendezvous;
 mod restart;
 mod secrets;
+mod serve;
 mod sft;
 mod strangers;
 mod transcripts;

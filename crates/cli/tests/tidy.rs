@@ -43,7 +43,22 @@ const CRATES: Edges = &[
     ("engine", &["comm", "config", "derive", "files", "tensor"]),
     ("lm", &["comm", "config", "engine", "files", "gguf", "tensor"]),
     ("oarlock", &["config", "engine", "lm"]),
-    ("cli", &["comm", "config", "cuda", "engine", "files", "hub", "lm", "oarlock", "reference", "tensor"]),
+    (
+        "cli",
+        &[
+            "comm",
+            "config",
+            "cuda",
+            "engine",
+            "files",
+            "hub",
+            "lm",
+            "oarlock",
+            "reference",
+            "serve",
+            "tensor",
+        ],
+    ),
 ];
 
 /// Settings, plain values with their keys, and what reads them from configurations of other programs.
@@ -189,8 +204,9 @@ const PROGRAM: Edges = &[
     ("import", &["error"]),
     ("console", &["config", "error"]),
     ("launch", &["console", "error"]),
-    ("front", &["config", "console", "error", "launch", "plots"]),
-    ("commands", &["config", "console", "error", "front", "import", "launch"]),
+    ("serving", &["config", "console", "error", "launch"]),
+    ("front", &["config", "console", "error", "launch", "plots", "serving"]),
+    ("commands", &["config", "console", "error", "front", "import", "launch", "serving"]),
     ("main", &[]),
 ];
 

@@ -3,7 +3,7 @@
 use std::net::IpAddr;
 use std::path::{Path, PathBuf};
 
-use clap::Args;
+use clap::{ArgAction, Args};
 use oarlock::adapters::{stop_ids, tokenizer_folder};
 use oarlock::config::ChatArgs;
 use oarlock::data::{Chat, ChatTemplate, Tokenizer};
@@ -19,16 +19,44 @@ use crate::serving::{self, Served};
 #[derive(Args)]
 pub(super) struct ServeArgs {
     /// The model's folder, its GGUF file, or OWNER/NAME on a hub
-    model: PathBuf,
+    #[arg(required_unless_present = "named_model")]
+    model: Option<PathBuf>,
+    /// The same as MODEL
+    #[arg(long = "model", value_name = "MODEL", hide = true, conflicts_with = "model")]
+    named_model: Option<PathBuf>,
+    /// Folders of adapters that are merged into it, in order
+    #[arg(long, value_delimiter = ',', value_name = "PATH")]
+    merge: Vec<PathBuf>,
     /// An adapter on the model, which is asked for as the model NAME; can be given several times
     #[arg(long, value_name = "NAME=PATH")]
     adapter: Vec<String>,
     /// The name of the model in requests; by default that of its folder or file
     #[arg(long)]
     name: Option<String>,
+    /// Whether other names mean the model as well
+    #[arg(long, action = ArgAction::Set, default_value_t = false)]
+    any_name: bool,
     /// The template of the prompts, by the names of LLaMA-Factory; by default the model's own
     #[arg(long)]
     template: Option<String>,
+    /// Whether a reasoning model is to think where a request does not say; by default its template decides
+    #[arg(long)]
+    enable_thinking: Option<bool>,
+    /// The most tokens of an answer where a request does not say; by default what the context has room for
+    #[arg(long)]
+    max_tokens: Option<usize>,
+    /// The temperature where a request does not say; by default that of generation_config.json, or else 1
+    #[arg(long, allow_negative_numbers = true)]
+    temperature: Option<f32>,
+    /// The same of top_p
+    #[arg(long)]
+    top_p: Option<f32>,
+    /// The same of top_k, by default 0 for all
+    #[arg(long)]
+    top_k: Option<usize>,
+    /// The same of repetition_penalty
+    #[arg(long)]
+    repetition_penalty: Option<f32>,
     /// The address to listen at; the default is reached from this machine alone
     #[arg(long, default_value_t = IpAddr::V4(DEFAULT_HOST))]
     host: IpAddr,
@@ -50,16 +78,19 @@ pub(super) struct ServeArgs {
 
 pub(super) fn run(args: &ServeArgs) -> Outcome {
     let options = Options {
-        api_keys: args.api_key_file.as_deref().map_or(Ok(Vec::new()), serving::keys)?,
+        api_keys: serving::keys(args.api_key_file.as_deref())?,
         allowed_hosts: args.allow_host.clone(),
         allowed_origins: args.allow_origin.clone(),
+        accepts_any_model: args.any_name,
+        max_tokens: args.max_tokens,
         ..Options::local()
     };
     let adapters: Vec<(&str, PathBuf)> =
         args.adapter.iter().map(|word| named(word)).collect::<Result<_>>()?;
     let listener = serving::listen(args.host, args.port)?;
-    let model = fetch::model(&args.model)?;
-    let name = args.name.clone().unwrap_or_else(|| name_of(&args.model));
+    let word = args.model.as_ref().or(args.named_model.as_ref()).map_or(Path::new(""), PathBuf::as_path);
+    let model = fetch::model(word)?;
+    let name = args.name.clone().unwrap_or_else(|| name_of(word));
     let mut names: Vec<&str> = adapters.iter().map(|(name, _)| *name).chain([&name[..]]).collect();
     names.sort_unstable();
     if let Some(twice) = names.windows(2).find(|pair| pair[0] == pair[1]) {
@@ -69,9 +100,10 @@ pub(super) fn run(args: &ServeArgs) -> Outcome {
         ))
         .into());
     }
-    let mut models = vec![served(args, &name, None, &model, &[])?];
+    let mut models = vec![served(args, &name, None, &model, &args.merge)?];
     for (adapter, path) in adapters {
-        models.push(served(args, adapter, Some(&name), &model, &[path])?);
+        let adapters = [&args.merge[..], &[path]].concat();
+        models.push(served(args, adapter, Some(&name), &model, &adapters)?);
     }
     serving::run(listener, models, options)
 }
@@ -88,7 +120,17 @@ fn served(
     let side = tokenizer_folder(dir, adapters);
     let template =
         args.template.as_ref().map(|word| template(word, &generator, &tokenizer, side)).transpose()?;
-    Served::new(name, parent, generator, tokenizer, side, template)
+    let mut served = Served::new(name, parent, generator, tokenizer, side, template)?;
+    if let Some(on) = args.enable_thinking {
+        served.think(on);
+    }
+    let mut sampling = served.sampling().clone();
+    sampling.temperature = args.temperature.unwrap_or(sampling.temperature);
+    sampling.top_p = args.top_p.unwrap_or(sampling.top_p);
+    sampling.top_k = args.top_k.unwrap_or(sampling.top_k);
+    sampling.repetition_penalty = args.repetition_penalty.unwrap_or(sampling.repetition_penalty);
+    served.sample_by(sampling)?;
+    Ok(served)
 }
 
 /// A template by its name, and the tokens that end its answers.

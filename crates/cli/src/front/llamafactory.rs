@@ -38,7 +38,8 @@ Usage: llamafactory-cli COMMAND …
   env                            print the version and the machine
   version                        print the version
   help                           print this
-  api, webchat, webui: not there yet
+  api FILE.yaml                  serve it to programs (`oarlock serve`); API_HOST, API_PORT, API_KEY, API_MODEL_NAME
+  webchat, webui: not there yet
 
 FORCE_TORCHRUN=1 starts a rank for every GPU, or else for every core. CUDA_VISIBLE_DEVICES chooses the GPUs; where
 there is none, as many CPU ranks start as it names. NPROC_PER_NODE says how many ranks, NNODES, NODE_RANK, MASTER_ADDR
@@ -47,11 +48,12 @@ often failed ranks are started again.
 ";
 
 /// The subcommands that train or answer here, for completion.
-const COMMANDS: [(&str, &str); 7] = [
+const COMMANDS: [(&str, &str); 8] = [
     ("train", "Train, as `oarlock train` does"),
     ("chat", "Talk to a model"),
     ("eval", "Ask it the questions of MMLU, C-Eval or CMMLU"),
     ("export", "Merge adapters into a model and write it"),
+    ("api", "Serve a model to programs"),
     ("env", "Print the version and the machine"),
     ("version", "Print the version"),
     ("help", "Print the commands"),
@@ -61,7 +63,7 @@ const COMMANDS: [(&str, &str); 7] = [
 pub(super) fn follows(words: &[String]) -> Follows {
     match words.first().map(String::as_str) {
         None => Follows::Commands(COMMANDS.to_vec()),
-        Some("train" | "chat" | "eval" | "export") => Follows::Training,
+        Some("train" | "chat" | "eval" | "export" | "api") => Follows::Training,
         Some(_) => Follows::Unknown,
     }
 }
@@ -74,6 +76,7 @@ pub(crate) fn run(words: &[String], started: SystemTime) -> Outcome {
         "chat" => answers::answer(&answers::CHAT, &Words::new(rest)),
         "eval" => answers::answer(&answers::EVAL, &Words::new(rest)),
         "export" => export(rest),
+        "api" => answers::answer(&answers::API, &Words::new(rest)),
         "env" => print(&answers::environment(&Devices::visible())?),
         "version" => print(&format!("oarlock {}, for llamafactory-cli\n", env!("CARGO_PKG_VERSION"))),
         "help" | "--help" | "-h" => print(USAGE),

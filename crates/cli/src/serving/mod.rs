@@ -29,21 +29,33 @@ pub fn listen(host: IpAddr, port: u16) -> Result<TcpListener> {
     })
 }
 
-/// The keys of a file, one on each line.
+/// The variable with a key, beside those of a file.
+pub const API_KEY: &str = "OARLOCK_API_KEY";
+
+/// The keys of a file, one on each line, and that of the environment.
 ///
 /// # Errors
-/// A file that cannot be read, has no key, or one that no client can send.
-pub fn keys(path: &Path) -> Result<Vec<ApiKey>> {
+/// A file that cannot be read or has no key, and a key that no client can send.
+pub fn keys(path: Option<&Path>) -> Result<Vec<ApiKey>> {
+    let key = |text: &str, of: &str| {
+        let problem =
+            || Error::Usage(format!("{of}: expected keys of letters, digits and marks without spaces"));
+        ApiKey::new(text.trim()).ok_or_else(problem)
+    };
+    let variable = std::env::var(API_KEY).ok().filter(|text| !text.trim().is_empty());
+    let mut keys: Vec<ApiKey> = variable.iter().map(|text| key(text, API_KEY)).collect::<Result<_>>()?;
+    let Some(path) = path else { return Ok(keys) };
     let text =
         oarlock_comm::read_text(path, oarlock_comm::MAX_CONFIG_BYTES).map_err(Error::io("read", path))?;
-    let lines = text.lines().map(str::trim).filter(|line| !line.is_empty());
-    let keys: Option<Vec<ApiKey>> = lines.map(ApiKey::new).collect();
-    keys.filter(|keys| !keys.is_empty()).ok_or_else(|| {
-        Error::Usage(format!(
-            "{}: expected a key on each line, of letters, digits and marks without spaces",
-            path.display()
-        ))
-    })
+    let of = path.display().to_string();
+    let lines = text.lines().filter(|line| !line.trim().is_empty());
+    let listed: Vec<ApiKey> = lines.map(|line| key(line, &of)).collect::<Result<_>>()?;
+    // Otherwise everybody could use what somebody meant to close.
+    if listed.is_empty() {
+        return Err(Error::Usage(format!("{of}: it holds no key; write one on a line")));
+    }
+    keys.extend(listed);
+    Ok(keys)
 }
 
 /// Serves until a signal asks for the end.

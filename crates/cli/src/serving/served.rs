@@ -73,6 +73,34 @@ impl Served {
         &self.name
     }
 
+    /// Tells its template whether the model is to think where a request does not say.
+    pub fn think(&mut self, on: bool) {
+        self.template = self.template.take().map(|template| template.thinking(on));
+    }
+
+    /// How tokens are drawn where a request does not say.
+    pub fn sampling(&self) -> &Sampling {
+        &self.sampling
+    }
+
+    /// Draws tokens so where a request does not say.
+    ///
+    /// # Errors
+    /// Settings that make no sense.
+    pub fn sample_by(&mut self, sampling: Sampling) -> Result<()> {
+        let is_sound = (0.0..=2.0).contains(&sampling.temperature)
+            && (sampling.top_p > 0.0 && sampling.top_p <= 1.0)
+            && (sampling.repetition_penalty > 0.0 && sampling.repetition_penalty.is_finite());
+        if !is_sound {
+            return Err(Error::Usage(format!(
+                "temperature {} is from 0 to 2, top_p {} above 0 and at most 1, repetition_penalty {} above 0",
+                sampling.temperature, sampling.top_p, sampling.repetition_penalty
+            )));
+        }
+        self.sampling = sampling;
+        Ok(())
+    }
+
     /// What the server says of it.
     pub(super) fn described(&self) -> oarlock_serve::Model {
         let model = self.engine.generator().model();

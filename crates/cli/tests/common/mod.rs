@@ -202,6 +202,11 @@ impl Running {
         self.child.id()
     }
 
+    /// What it has printed so far.
+    pub fn stdout(&self) -> String {
+        fs::read_to_string(&self.outputs[0]).unwrap()
+    }
+
     /// What it has told standard error so far.
     pub fn stderr(&self) -> String {
         String::from_utf8_lossy(&fs::read(&self.outputs[1]).unwrap()).into_owned()

@@ -242,7 +242,7 @@ fn called(body: &str) -> BTreeSet<&str> {
 }
 
 /// Methods of types of ours that iterators have as well.
-const OF_ITERATORS: [&str; 1] = ["collect"];
+const OF_ITERATORS: [&str; 2] = ["collect", "take"];
 
 /// The methods that a file calls on any value, outside of strings.
 fn called_on_values(code: &str) -> BTreeSet<&str> {

@@ -7,15 +7,19 @@ use oarlock_comm::{MachineMemory, available_cores};
 use oarlock_config::settings::keys::{Group, Status};
 use oarlock_config::settings::secret::shown_command;
 use oarlock_engine::report::terminal::readable;
+use oarlock_lm::gguf::has_file;
 use oarlock_tensor::cpu::Isa;
 
+use crate::config::hub::OnHub;
 use crate::config::written::{self, Entry};
 use crate::config::yaml::Data;
 use crate::config::{Problem, Problems, Words, table};
 use crate::console::{Outcome, eprint};
 use crate::error::{self, Error};
 use crate::front::gpus;
+use crate::front::variable::env_var;
 use crate::launch::devices::Devices;
+use crate::serving::API_KEY;
 
 /// A command of LLaMA-Factory that one of ours stands for.
 pub(super) struct Answered {
@@ -29,6 +33,8 @@ pub(super) struct Answered {
     defaults: &'static [(&'static str, &'static str)],
     /// Keys that must be there.
     needed: &'static [&'static str],
+    /// Variables of the environment, and what our command calls them; nothing for those that change nothing.
+    variables: &'static [(&'static str, Option<&'static str>)],
 }
 
 pub(super) const CHAT: Answered = Answered {
@@ -59,6 +65,46 @@ pub(super) const CHAT: Answered = Answered {
         ("--max-new-tokens", "1024"),
     ],
     needed: &["model_name_or_path"],
+    variables: &[],
+};
+
+pub(super) const API: Answered = Answered {
+    command: "serve",
+    flags: &[
+        ("model_name_or_path", "--model"),
+        ("adapter_name_or_path", "--merge"),
+        ("quantization_bit", "--quantization-bit"),
+        ("rope_scaling", "--rope-scaling"),
+        ("quantization_type", "--quantization-type"),
+        ("double_quantization", "--double-quantization"),
+        DTYPE,
+        ("template", "--template"),
+        ("enable_thinking", "--enable-thinking"),
+        ("max_new_tokens", "--max-tokens"),
+        ("temperature", "--temperature"),
+        ("top_p", "--top-p"),
+        ("top_k", "--top-k"),
+        ("repetition_penalty", "--repetition-penalty"),
+    ],
+    // Each request has a seed of its own there, too.
+    idle: &[BACKEND, METHOD, QUANTIZATION, STAGE, BEAMS, THOUGHTS, SPECIAL, ("seed", &[])],
+    defaults: &[
+        ("--temperature", "0.95"),
+        ("--top-p", "0.7"),
+        ("--top-k", "50"),
+        ("--max-tokens", "1024"),
+        ("--name", "gpt-3.5-turbo"),
+        ("--any-name", "true"),
+    ],
+    needed: &["model_name_or_path"],
+    variables: &[
+        ("API_HOST", Some("--host")),
+        ("API_PORT", Some("--port")),
+        ("API_MODEL_NAME", Some("--name")),
+        ("API_VERBOSE", None),
+        ("FASTAPI_ROOT_PATH", None),
+        ("MAX_CONCURRENT", None),
+    ],
 };
 
 pub(super) const EVAL: Answered = Answered {
@@ -82,6 +128,7 @@ pub(super) const EVAL: Answered = Answered {
     idle: &[("batch_size", &[]), ("seed", &[]), ("download_mode", &[]), BACKEND, METHOD, QUANTIZATION, STAGE],
     defaults: &[],
     needed: &["model_name_or_path", "task"],
+    variables: &[],
 };
 
 type Idle = (&'static str, &'static [&'static str]);
@@ -113,21 +160,31 @@ pub(super) fn answer(answered: &Answered, words: &Words) -> Outcome {
     let arguments = written::arguments(words)?;
     let layers = arguments.layers().map_err(Problems::from)?;
     let entries: Vec<Entry> = layers.into_iter().flat_map(|layer| layer.entries).collect();
-    let (words, idle) = answered.words(&entries)?;
+    let (words, idle) = answered.words(&entries, &env_var)?;
     let without_effect = match idle.is_empty() {
         true => String::new(),
         false => format!("; without effect here: {}", idle.join(", ")),
     };
     eprint(&format!("note: this is `oarlock {}`{without_effect}\n", shown_command(&words)));
     let program = std::env::current_exe().map_err(Error::io("find", "this program"))?;
+    let mut command = Command::new(&program);
+    if answered.command == API.command
+        && let Some(key) = env_var("API_KEY")
+    {
+        command.env(API_KEY, key);
+    }
     // It does not return unless it fails.
-    let error = Command::new(&program).arg0("oarlock").args(words).exec();
+    let error = command.arg0("oarlock").args(words).exec();
     Err(Error::io("run", program)(error).into())
 }
 
 impl Answered {
     /// The words of our command that mean the same, and the keys that change nothing; later entries count.
-    fn words<'e>(&self, entries: &'e [Entry]) -> Result<(Vec<String>, Vec<&'e str>), Problems> {
+    fn words<'e>(
+        &self,
+        entries: &'e [Entry],
+        variable: &dyn Fn(&str) -> Option<String>,
+    ) -> Result<(Vec<String>, Vec<&'e str>), Problems> {
         let mut problems = Problems::default();
         let mut found: Vec<(&str, String)> = Vec::new();
         let (mut ignored, mut is_greedy) = (Vec::new(), false);
@@ -162,6 +219,13 @@ impl Answered {
                 problems.push(Problem::new(message).at(&entry.location, "").help("remove it"));
             }
         }
+        for (name, flag) in self.variables {
+            let Some(value) = variable(name).filter(|value| !value.is_empty()) else { continue };
+            match flag {
+                Some(flag) => found.push((flag, value)),
+                None => ignored.push(name),
+            }
+        }
         if is_greedy {
             found.retain(|(flag, _)| *flag != "--temperature");
             found.push(("--temperature", "0".to_owned()));
@@ -175,10 +239,12 @@ impl Answered {
             }
         }
         if let Some((_, folder)) = found.iter().find(|(flag, _)| *flag == "--model")
-            && !std::path::Path::new(folder).join("config.json").is_file()
+            && !has_file(std::path::Path::new(folder), "config.json")
+            && OnHub::of(folder).is_none()
         {
             let problem = Problem::new(format!("there is no model in `{folder}`"));
-            problems.push(problem.help("name a local folder with config.json; models are not downloaded"));
+            problems
+                .push(problem.help("name a folder with config.json, a GGUF file, or OWNER/NAME on a hub"));
         }
         let unwritten =
             self.defaults.iter().filter(|(flag, _)| !found.iter().any(|(other, _)| other == flag));
@@ -194,7 +260,9 @@ impl Answered {
 /// What to say to a command that is not there.
 pub(super) fn refusal(command: &str) -> String {
     let instead = match command {
-        "api" | "webchat" | "webui" => "`oarlock chat` talks to a model in the terminal",
+        "webchat" | "webui" => {
+            "`oarlock chat` talks to a model in the terminal, and `llamafactory-cli api` serves it"
+        }
         _ => return format!("error: unknown command `{command}`; `llamafactory-cli help` lists them\n"),
     };
     format!("error: `llamafactory-cli {command}` is not there yet; {instead}\n")
@@ -232,7 +300,7 @@ mod tests {
         let words: Vec<String> = line.split_whitespace().map(str::to_owned).collect();
         let layers = written::arguments(&Words::new(&words)).unwrap().layers().unwrap();
         let entries: Vec<Entry> = layers.into_iter().flat_map(|layer| layer.entries).collect();
-        CHAT.words(&entries).map(|(words, ignored)| {
+        CHAT.words(&entries, &|_| None).map(|(words, ignored)| {
             [words, ignored.into_iter().map(|key| format!("({key})")).collect()].concat()
         })
     }
@@ -281,8 +349,28 @@ mod tests {
     }
 
     #[test]
+    fn an_api_is_the_server_with_its_variables() {
+        let model = concat!(env!("CARGO_MANIFEST_DIR"), "/../oarlock/tests/golden/train-llama");
+        let said =
+            [format!("model_name_or_path={model}"), "adapter_name_or_path=a".into(), "top_p=0.9".into()];
+        let layers = written::arguments(&Words::new(&said)).unwrap().layers().unwrap();
+        let entries: Vec<Entry> = layers.into_iter().flat_map(|layer| layer.entries).collect();
+        let variable = |name: &str| match name {
+            "API_PORT" => Some("8001".to_owned()),
+            "API_VERBOSE" => Some("1".to_owned()),
+            _ => None,
+        };
+        let (words, ignored) = API.words(&entries, &variable).unwrap();
+        let expected = format!(
+            "serve --model {model} --merge a --top-p 0.9 --port 8001 --temperature 0.95 --top-k 50 --max-tokens 1024 \
+             --name gpt-3.5-turbo --any-name true"
+        );
+        assert_eq!((words.join(" "), ignored), (expected, vec!["API_VERBOSE"]));
+    }
+
+    #[test]
     fn what_is_not_there_is_said_plainly() {
-        for command in ["api", "webchat", "webui"] {
+        for command in ["webchat", "webui"] {
             let said = refusal(command);
             assert!(said.contains(&format!("`llamafactory-cli {command}` is not there yet; ")), "{said}");
         }

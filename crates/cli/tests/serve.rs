@@ -1,0 +1,174 @@
+//! `oarlock serve`: what it answers is what the model says, alone and among others, and a signal ends it in good order.
+
+use std::io::{Read, Write};
+use std::net::{SocketAddr, TcpStream};
+
+use rustix::process::{Pid, Signal, kill_process};
+use serde_json::{Value, json};
+
+use crate::common::{Running, Site, run, start, until};
+
+/// A server that runs, and where.
+struct Server {
+    running: Running,
+    address: SocketAddr,
+}
+
+impl Server {
+    fn start(site: &Site, words: &[&str]) -> Server {
+        Server::of(start(site.oarlock(&[&["serve", "--port", "0"], words].concat())))
+    }
+
+    fn of(running: Running) -> Server {
+        let address = until("the address of the server", || {
+            let said = running.stdout();
+            let (_, rest) = said.split_once("http://")?;
+            rest.split_once("/v1").and_then(|(address, _)| address.parse().ok())
+        });
+        Server { running, address }
+    }
+
+    /// The status and the body of an answer.
+    fn ask(&self, path: &str, headers: &str, body: &Value) -> (u16, String) {
+        let mut stream = TcpStream::connect(self.address).unwrap();
+        let body = body.to_string();
+        write!(
+            stream,
+            "POST {path} HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\nConnection: close\r\n{headers}\
+             Content-Length: {}\r\n\r\n{body}",
+            body.len()
+        )
+        .unwrap();
+        let mut said = String::new();
+        stream.read_to_string(&mut said).unwrap();
+        let (head, body) = said.split_once("\r\n\r\n").unwrap();
+        (head.split(' ').nth(1).unwrap().parse().unwrap(), body.to_owned())
+    }
+
+    /// The answer to a request that must be good.
+    fn json(&self, path: &str, body: &Value) -> Value {
+        let (status, said) = self.ask(path, "", body);
+        assert_eq!(status, 200, "{said}");
+        serde_json::from_str(&said).unwrap()
+    }
+
+    fn end(self) -> Option<i32> {
+        let pid = Pid::from_raw(self.running.pid() as i32).unwrap();
+        kill_process(pid, Signal::TERM).unwrap();
+        self.running.wait().code
+    }
+}
+
+fn completion(more: Value) -> Value {
+    let mut body = json!({"prompt": "the", "max_tokens": 12, "temperature": 0});
+    more.as_object().unwrap().iter().for_each(|(name, value)| body[name] = value.clone());
+    body
+}
+
+#[test]
+fn a_server_says_what_the_model_says() {
+    let site = Site::new();
+    site.train("lora", &["finetuning_type=lora", "learning_rate=1e-2", "max_steps=3"]);
+    let server = Server::start(&site, &["model", "--adapter", "tuned=lora"]);
+    let generated = |words: &[&str]| {
+        let words = [&["generate", "--prompt", "the", "--max-new-tokens", "12", "--temperature", "0"], words]
+            .concat();
+        let said = run(site.oarlock(&words));
+        assert_eq!(said.code, Some(0), "{said:?}");
+        said.stdout.strip_prefix("the").unwrap().strip_suffix('\n').unwrap().to_owned()
+    };
+    for (name, words) in
+        [("model", vec!["--model", "model"]), ("tuned", vec!["--model", "model", "--adapter", "lora"])]
+    {
+        let said = server.json("/v1/completions", &completion(json!({"model": name})));
+        assert_eq!(said["choices"][0]["text"], generated(&words), "{said}");
+        assert_eq!(said["usage"]["completion_tokens"], 12);
+    }
+    // Tokens and back, and how likely they were.
+    let ids = server.json("/tokenize", &json!({"content": "the cat"}))["tokens"].clone();
+    assert_eq!(server.json("/detokenize", &json!({"tokens": ids}))["content"], "the cat");
+    let said = server.json("/v1/completions", &completion(json!({"model": "model", "logprobs": 2})));
+    let logprobs = said["choices"][0]["logprobs"]["token_logprobs"].as_array().unwrap().clone();
+    assert!(logprobs.len() == 12 && logprobs.iter().all(|x| x.as_f64().unwrap() < 0.0), "{said}");
+
+    // The same seed gives the same answer, alone and among others.
+    let drawn = |seed: u64, model: &str| {
+        let body = json!({"model": model, "temperature": 1.0, "seed": seed, "logprobs": 1, "max_tokens": 20});
+        let said = server.json("/v1/completions", &completion(body));
+        said["choices"][0].clone()
+    };
+    let alone: Vec<Value> = (0..4).map(|seed| drawn(seed, "model")).collect();
+    assert_ne!(alone[0], alone[1]);
+    std::thread::scope(|scope| {
+        let asked: Vec<_> = (0..24)
+            .map(|i| scope.spawn(move || (i, drawn(i % 4, if i % 3 == 0 { "tuned" } else { "model" }))))
+            .collect::<Vec<_>>();
+        for (i, said) in asked.into_iter().map(|one| one.join().unwrap()) {
+            if i % 3 != 0 {
+                assert_eq!(said, alone[(i % 4) as usize], "{i}");
+            }
+        }
+    });
+    // What is wrong is said, and the server goes on.
+    let (status, said) = server.ask("/v1/completions", "", &completion(json!({"model": "other"})));
+    assert!(status == 404 && said.contains("model_not_found"), "{status} {said}");
+    let long = "the ".repeat(9000);
+    let (status, said) =
+        server.ask("/v1/completions", "", &completion(json!({"model": "model", "prompt": long})));
+    assert!(status == 400 && said.contains("context_length_exceeded"), "{status} {said}");
+    let (status, said) =
+        server.ask("/v1/completions", "", &completion(json!({"model": "model", "temperature": -1})));
+    assert!(status == 400 && said.contains("temperature"), "{status} {said}");
+    assert_eq!(server.end(), Some(0));
+}
+
+#[test]
+fn keys_and_names_are_asked_for() {
+    let site = Site::new();
+    site.write("keys", "one-key\n\nother-key\n");
+    let server = Server::start(&site, &["model", "--name", "mine", "--api-key-file", "keys"]);
+    let body = completion(json!({"model": "mine"}));
+    assert_eq!(server.ask("/v1/completions", "", &body).0, 401);
+    assert_eq!(server.ask("/v1/completions", "Authorization: Bearer wrong\r\n", &body).0, 401);
+    assert_eq!(server.ask("/v1/completions", "Authorization: Bearer other-key\r\n", &body).0, 200);
+    // A port that is taken.
+    let port = server.address.port().to_string();
+    let said = run(site.oarlock(&["serve", "model", "--port", &port]));
+    assert!(said.code != Some(0) && said.stderr.contains("name another --port or --host"), "{said:?}");
+    assert_eq!(server.end(), Some(0));
+
+    site.write("empty", "\n");
+    site.write("spaces", "a key\n");
+    for (words, message) in [
+        (vec!["model", "--api-key-file", "empty"], "it holds no key"),
+        (vec!["model", "--api-key-file", "spaces"], "without spaces"),
+        (vec!["nothing"], "nothing"),
+        (vec!["model", "--adapter", "lora"], "expected NAME=PATH"),
+        (vec!["model", "--adapter", "model=lora"], "two models have the name"),
+        (vec!["model", "--temperature", "-1"], "temperature -1 is from 0 to 2"),
+    ] {
+        let said = run(site.oarlock(&[&["serve", "--port", "0"], &words[..]].concat()));
+        assert!(said.code != Some(0) && said.message().contains(message), "{words:?}: {said:?}");
+    }
+}
+
+/// The server that LLaMA-Factory's users start, with its variables.
+#[test]
+fn the_api_of_llamafactory_answers_to_any_name() {
+    let site = Site::new();
+    let mut command =
+        site.oarlock(&["llamafactory-cli", "api", "model_name_or_path=model", "template=default"]);
+    command.env("API_PORT", "0").env("API_KEY", "secret-key");
+    let server = Server::of(start(command));
+    let said = format!("{}{}", server.running.stdout(), server.running.stderr());
+    assert!(
+        said.contains("note: this is `oarlock serve --model model") && !said.contains("secret-key"),
+        "{said}"
+    );
+    let body =
+        json!({"model": "whatever", "messages": [{"role": "user", "content": "the"}], "max_tokens": 3});
+    assert_eq!(server.ask("/v1/chat/completions", "", &body).0, 401);
+    let (status, said) = server.ask("/v1/chat/completions", "Authorization: Bearer secret-key\r\n", &body);
+    assert!(status == 200 && said.contains("\"completion_tokens\":3"), "{status} {said}");
+    assert_eq!(server.end(), Some(0));
+}
