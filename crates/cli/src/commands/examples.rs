@@ -3,12 +3,13 @@
 use clap::Command;
 
 /// A command line of each command. A command with subcommands shows the first of theirs.
-const EXAMPLES: [&str; 24] = [
+const EXAMPLES: [&str; 25] = [
     "oarlock init sft river",
     "oarlock train recipes/pretrain.yaml",
     "oarlock pull Qwen/Qwen2.5-0.5B-Instruct --to models/qwen",
     "oarlock generate --model out/first --prompt Once",
     "oarlock chat --model out/sft",
+    "oarlock serve out/sft",
     "oarlock eval --model out/sft --task mmlu_test",
     "oarlock merge-weights out/first/checkpoint-500 out/merged",
     "oarlock gather-checkpoint --out out/checkpoint-500 node0/checkpoint-500 node1/checkpoint-500",
