@@ -28,7 +28,7 @@ enum Instead {
 }
 
 /// MiniMind's other scripts.
-const OTHERS: [(&[&str], Instead); 8] = [
+const OTHERS: [(&[&str], Instead); 9] = [
     (&["train_full_sft", "train_reason"], Instead::Training("stage=sft finetuning_type=full")),
     (&["train_lora"], Instead::Training("stage=sft finetuning_type=lora")),
     (&["train_dpo"], Instead::Training("stage=dpo finetuning_type=full")),
@@ -48,6 +48,10 @@ const OTHERS: [(&[&str], Instead); 8] = [
         ),
     ),
     (&["eval_llm", "eval_model"], Instead::Message("`oarlock chat --model FOLDER` talks to a model")),
+    (
+        &["serve_openai_api"],
+        Instead::Message("`oarlock serve FOLDER --port 8998 --name minimind` answers at its port"),
+    ),
 ];
 
 /// What does the same as one of MiniMind's scripts that is not a file.
