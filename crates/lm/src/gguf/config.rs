@@ -118,7 +118,8 @@ fn gemma(keys: &ModelKeys<'_>, fields: &mut Map<String, Value>) -> Found<()> {
         true => 2,
         false => keys.get::<u64>("attention.sliding_window_pattern")?.unwrap_or(6).max(1),
     };
-    let kind = |layer: u64| if (layer + 1) % every == 0 { "full_attention" } else { "sliding_attention" };
+    let kind =
+        |layer: u64| if (layer + 1).is_multiple_of(every) { "full_attention" } else { "sliding_attention" };
     let mut set = |name: &str, value: Value| drop(fields.insert(name.to_owned(), value));
     set("hidden_activation", json!("gelu_pytorch_tanh"));
     set("query_pre_attn_scalar", json!(scalar));
