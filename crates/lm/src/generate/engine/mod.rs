@@ -13,13 +13,13 @@
 //! more, products are summed in another order, that of products of any number of rows, and so they always are.
 
 mod answer;
+mod draft;
 #[cfg(test)]
 mod exact_tests;
 pub(super) mod lending;
 mod limits;
 mod prefixes;
 pub(super) mod request;
-mod row;
 pub(super) mod scheduler;
 pub(super) mod sink;
 #[cfg(test)]

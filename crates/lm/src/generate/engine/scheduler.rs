@@ -7,11 +7,11 @@ use std::time::Duration;
 use oarlock_engine::{Error, Result};
 use oarlock_tensor::Tensor;
 
+use super::draft::{Draft, End};
 use super::lending::{Loan, may_grow, pages};
 use super::limits::{Limits, Metrics};
 use super::prefixes::Prefixes;
 use super::request::Checked;
-use super::row::{End, Row};
 use super::sink::Sink;
 use crate::generate::generator::PREFILL_TOKENS;
 use crate::generate::model::Model;
@@ -32,7 +32,7 @@ pub(in crate::generate) struct Scheduler<S> {
     prefixes: Prefixes,
     waiting: VecDeque<Checked<S>>,
     /// The answers that are being written, the oldest first.
-    rows: Vec<Row<S>>,
+    drafts: Vec<Draft<S>>,
     metrics: Metrics,
 }
 
@@ -60,8 +60,8 @@ impl<S: Sink> Scheduler<S> {
         let metrics = Metrics { max_cache_bytes, ..Metrics::default() };
         let limits = Limits { at_once, ..limits };
         let prefixes = Prefixes::new(limits.prefix_bytes / page_bytes.max(1));
-        let (waiting, rows) = (VecDeque::new(), Vec::new());
-        Ok(Scheduler { limits, clock, longest, n_pages, page_bytes, prefixes, waiting, rows, metrics })
+        let (waiting, drafts) = (VecDeque::new(), Vec::new());
+        Ok(Scheduler { limits, clock, longest, n_pages, page_bytes, prefixes, waiting, drafts, metrics })
     }
 
     /// The most positions of a text.
@@ -76,14 +76,14 @@ impl<S: Sink> Scheduler<S> {
 
     /// Whether there is nothing to do.
     pub(in crate::generate) fn is_idle(&self) -> bool {
-        self.rows.is_empty() && self.waiting.is_empty()
+        self.drafts.is_empty() && self.waiting.is_empty()
     }
 
     /// What was done so far, and what is being done.
     pub(in crate::generate) fn metrics(&self) -> Metrics {
-        let held: usize = self.rows.iter().map(|row| row.loan.held).sum();
+        let held: usize = self.drafts.iter().map(|draft| draft.loan.held).sum();
         Metrics {
-            n_running: self.rows.len(),
+            n_running: self.drafts.len(),
             n_waiting: self.waiting.len(),
             cache_bytes: held * self.page_bytes,
             prefix_bytes: self.prefixes.len() * self.page_bytes,
@@ -115,26 +115,26 @@ impl<S: Sink> Scheduler<S> {
         let before = self.waiting.len();
         self.waiting.retain(|waiting| !waiting.sink.is_cancelled());
         self.metrics.n_cancelled += (before - self.waiting.len()) as u64;
-        for row in self.rows.iter_mut().filter(|row| row.is_cancelled()) {
-            row.end = Some(End::Cancelled);
+        for draft in self.drafts.iter_mut().filter(|draft| draft.is_cancelled()) {
+            draft.end = Some(End::Cancelled);
         }
         self.sweep();
     }
 
     /// Gives places to requests in the order in which they came, as long as there are places and memory.
     fn admit(&mut self, model: Model<'_>) -> Result<()> {
-        while self.rows.len() < self.limits.at_once
+        while self.drafts.len() < self.limits.at_once
             && let Some(next) = self.waiting.front()
         {
             let (most, mut loans) = (next.longest_text(self.longest), self.loans());
             loans.push(Loan { held: 0, most: pages(most) });
-            if !may_grow(&loans, self.rows.len(), pages(next.request.ids.len()), self.n_pages) {
+            if !may_grow(&loans, self.drafts.len(), pages(next.request.ids.len()), self.n_pages) {
                 break;
             }
             let cache = model.empty_cache(most);
             let Some(asked) = self.waiting.pop_front() else { break };
             match cache {
-                Ok(cache) => self.rows.push(Row::new(asked, cache, self.longest, (self.clock)())),
+                Ok(cache) => self.drafts.push(Draft::new(asked, cache, self.longest, (self.clock)())),
                 Err(error) => {
                     self.metrics.n_failed += 1;
                     asked.sink.end(Err(Error::Model(error.to_string())));
@@ -147,30 +147,30 @@ impl<S: Sink> Scheduler<S> {
     }
 
     fn loans(&self) -> Vec<Loan> {
-        self.rows.iter().map(|row| row.loan).collect()
+        self.drafts.iter().map(|draft| draft.loan).collect()
     }
 
     /// Lends the answer at `index` the pages of so many positions, if that is safe.
     fn lend(&mut self, index: usize, n_positions: usize) -> bool {
         let wanted = pages(n_positions);
-        let extra = wanted.saturating_sub(self.rows[index].loan.held);
+        let extra = wanted.saturating_sub(self.drafts[index].loan.held);
         if extra > 0 {
             if !may_grow(&self.loans(), index, extra, self.n_pages) {
                 return false;
             }
-            self.rows[index].loan.held = wanted;
+            self.drafts[index].loan.held = wanted;
         }
         true
     }
 
     /// The next token of each answer that has the memory for it; whether there was any.
     fn pass_last_tokens(&mut self, model: Model<'_>, goes_on: &dyn Fn(bool) -> Result<bool>) -> Result<bool> {
-        self.rows.iter_mut().for_each(|row| row.read_anew_if_turned(model.decoder));
-        let mut chosen = Vec::with_capacity(self.rows.len());
-        for index in 0..self.rows.len() {
-            let row = &self.rows[index];
-            let n_positions = row.n_positions();
-            if !row.is_reading() && self.lend(index, n_positions) {
+        self.drafts.iter_mut().for_each(|draft| draft.read_anew_if_turned(model.decoder));
+        let mut chosen = Vec::with_capacity(self.drafts.len());
+        for index in 0..self.drafts.len() {
+            let draft = &self.drafts[index];
+            let n_positions = draft.n_positions();
+            if !draft.is_reading() && self.lend(index, n_positions) {
                 chosen.push(index);
             }
         }
@@ -182,15 +182,15 @@ impl<S: Sink> Scheduler<S> {
     }
 
     fn pass(&mut self, model: Model<'_>, chosen: &[usize]) -> Result<()> {
-        let mut rows: Vec<&mut Row<S>> = Vec::with_capacity(chosen.len());
+        let mut drafts: Vec<&mut Draft<S>> = Vec::with_capacity(chosen.len());
         let mut left = chosen.iter().copied().peekable();
-        for (index, row) in self.rows.iter_mut().enumerate() {
+        for (index, draft) in self.drafts.iter_mut().enumerate() {
             if left.next_if_eq(&index).is_some() {
-                rows.push(row);
+                drafts.push(draft);
             }
         }
         let (mut ids, mut caches): (Vec<i32>, Vec<&mut [LayerCache]>) =
-            rows.iter_mut().map(|row| row.last_token()).unzip();
+            drafts.iter_mut().map(|draft| draft.last_token()).unzip();
         // A product of few rows has sums of another order. Where there may be more, there always are, so that the bits of an
         // answer do not depend on those beside it.
         if self.limits.at_once > Decoder::FEW_ROWS
@@ -201,7 +201,7 @@ impl<S: Sink> Scheduler<S> {
         }
         let ids = Tensor::from_slice(&ids, [ids.len(), 1], model.device)?;
         let logits = model.decoder.next_logits_of_each(&ids, &mut caches)?;
-        self.metrics.n_generated_tokens += take_each(rows.into_iter(), &logits, (self.clock)())?;
+        self.metrics.n_generated_tokens += take_each(drafts.into_iter(), &logits, (self.clock)())?;
         Ok(())
     }
 
@@ -215,12 +215,12 @@ impl<S: Sink> Scheduler<S> {
     ) -> Result<()> {
         let budget = self.limits.prompt_tokens.max(1);
         let mut left = if was_writing { budget } else { budget.max(PREFILL_TOKENS) };
-        for index in 0..self.rows.len() {
+        for index in 0..self.drafts.len() {
             // It may have grown since, where it is read anew.
-            if self.rows[index].is_reading() && !self.lend(index, self.rows[index].n_positions()) {
+            if self.drafts[index].is_reading() && !self.lend(index, self.drafts[index].n_positions()) {
                 continue;
             }
-            while left > 0 && self.rows[index].is_reading() {
+            while left > 0 && self.drafts[index].is_reading() {
                 let read = goes_on(true).and_then(|_| self.read_part(model, index, left));
                 let n_read = read.map_err(|error| self.failed(&[index], error))?;
                 left = left.saturating_sub(n_read);
@@ -230,15 +230,15 @@ impl<S: Sink> Scheduler<S> {
     }
 
     fn read_part(&mut self, model: Model<'_>, index: usize, budget: usize) -> Result<usize> {
-        let row = &mut self.rows[index];
-        self.metrics.n_cached_tokens += row.take_over(&mut self.prefixes, model.decoder)? as u64;
-        let (ids, cache) = row.next_part(budget);
+        let draft = &mut self.drafts[index];
+        self.metrics.n_cached_tokens += draft.take_over(&mut self.prefixes, model.decoder)? as u64;
+        let (ids, cache) = draft.next_part(budget);
         let n_read = ids.len();
         let logits = model.next_logits(ids, cache)?;
         self.metrics.n_prompt_tokens += n_read as u64;
-        row.leave_to(&mut self.prefixes, model.decoder)?;
-        if !row.is_reading() {
-            self.metrics.n_generated_tokens += take_each(std::iter::once(row), &logits, (self.clock)())?;
+        draft.leave_to(&mut self.prefixes, model.decoder)?;
+        if !draft.is_reading() {
+            self.metrics.n_generated_tokens += take_each(std::iter::once(draft), &logits, (self.clock)())?;
         }
         Ok(n_read)
     }
@@ -246,52 +246,52 @@ impl<S: Sink> Scheduler<S> {
     /// Ends answers with an error, which is given on.
     fn failed(&mut self, chosen: &[usize], error: Error) -> Error {
         for &index in chosen {
-            self.rows[index].end = Some(End::Failed(Error::Model(error.to_string())));
+            self.drafts[index].end = Some(End::Failed(Error::Model(error.to_string())));
         }
         error
     }
 
     /// Takes away the answers that have ended.
     fn sweep(&mut self) {
-        if self.rows.iter().all(|row| row.end.is_none()) {
+        if self.drafts.iter().all(|draft| draft.end.is_none()) {
             return;
         }
         let now = (self.clock)();
-        for mut row in std::mem::take(&mut self.rows) {
-            match row.end.take() {
-                None => self.rows.push(row),
+        for mut draft in std::mem::take(&mut self.drafts) {
+            match draft.end.take() {
+                None => self.drafts.push(draft),
                 Some(end) => {
                     match end {
                         End::Complete(_) => self.metrics.n_finished += 1,
                         End::Cancelled => self.metrics.n_cancelled += 1,
                         End::Failed(_) => self.metrics.n_failed += 1,
                     }
-                    row.finish(end, now);
+                    draft.finish(end, now);
                 }
             }
         }
     }
 }
 
-/// Lets each row choose by its row of the logits; how many tokens that gives.
+/// Lets each draft choose by its row of the logits; how many tokens that gives.
 fn take_each<'r, S: Sink + 'r>(
-    rows: impl Iterator<Item = &'r mut Row<S>>,
+    drafts: impl Iterator<Item = &'r mut Draft<S>>,
     logits: &Tensor,
     now: Duration,
 ) -> Result<u64> {
     let vocab_size = logits.shape().last();
-    // The rows change this copy into what they choose by; the tensor keeps the logits.
+    // The drafts change this copy into what they choose by; the tensor keeps the logits.
     let mut scores = logits.to_f32_vec()?;
     let mut n_tokens = 0;
-    for (at, (scores, row)) in scores.chunks_exact_mut(vocab_size).zip(rows).enumerate() {
+    for (at, (scores, draft)) in scores.chunks_exact_mut(vocab_size).zip(drafts).enumerate() {
         let raw = |id: u32| {
             let mut logit = [0.0];
             logits.read_f32(at * vocab_size + id as usize, &mut logit)?;
             Ok(logit[0])
         };
-        let before = row.n_positions();
-        row.take(scores, raw, now);
-        n_tokens += (row.n_positions() - before) as u64;
+        let before = draft.n_positions();
+        draft.take(scores, raw, now);
+        n_tokens += (draft.n_positions() - before) as u64;
     }
     Ok(n_tokens)
 }

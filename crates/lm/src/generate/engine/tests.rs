@@ -355,7 +355,7 @@ fn an_engine_answers_as_the_generator() {
         });
         assert_eq!(ids.collect::<Vec<_>>(), expected);
     }
-    assert!(engine.drain(Duration::from_secs(60)));
+    assert!(engine.drain_within(Duration::from_secs(60)));
     let metrics = engine.metrics();
     assert_eq!((metrics.n_finished, metrics.n_running, metrics.n_waiting), (12, 0, 0));
     assert_eq!(engine.submit(request(3, 2)).err(), Some(Refusal::Stopping));
@@ -422,7 +422,7 @@ fn a_stop_ends_answers_unfinished_and_waits_for_the_thread() {
     // The deadline is over while the next token is awaited; then the step is let go and ends.
     asked.recv().unwrap();
     std::thread::scope(|scope| {
-        let drained = scope.spawn(|| engine.drain(Duration::ZERO));
+        let drained = scope.spawn(|| engine.drain_within(Duration::ZERO));
         while engine.submit(request(3, 2)).err() != Some(Refusal::Stopping) {
             std::thread::yield_now();
         }

@@ -124,20 +124,22 @@ impl Engine {
     }
 
     /// Takes no more requests, and waits at most so long until all answers are complete; then it stops. Whether they were.
-    pub fn drain(&self, patience: Duration) -> bool {
-        let until = Instant::now() + patience;
+    pub fn drain_within(&self, patience: Duration) -> bool {
+        let until = Instant::now().checked_add(patience);
         let mut state = self.shared.lock();
         if state.mode == Mode::Open {
             state.mode = Mode::Draining;
         }
         self.shared.changed.notify_all();
         while !state.has_ended {
-            let left = until.saturating_duration_since(Instant::now());
-            if left.is_zero() {
-                break;
-            }
-            let waited = self.shared.changed.wait_timeout(state, left);
-            state = waited.unwrap_or_else(PoisonError::into_inner).0;
+            state = match until.map(|until| until.saturating_duration_since(Instant::now())) {
+                None => self.shared.wait(state),
+                Some(Duration::ZERO) => break,
+                Some(left) => {
+                    let waited = self.shared.changed.wait_timeout(state, left);
+                    waited.unwrap_or_else(PoisonError::into_inner).0
+                }
+            };
         }
         let is_complete = state.has_ended && state.mode == Mode::Draining;
         state.mode = Mode::Stopped;

@@ -34,7 +34,7 @@ struct Times {
 }
 
 /// An answer that is being written.
-pub(super) struct Row<S> {
+pub(super) struct Draft<S> {
     sink: S,
     sampler: Sampler,
     constraint: Option<Box<dyn Constraint>>,
@@ -61,14 +61,14 @@ pub(super) struct Row<S> {
     pub(super) end: Option<End>,
 }
 
-impl<S: Sink> Row<S> {
+impl<S: Sink> Draft<S> {
     /// The answer to a request that gets its place now, with an empty cache of each layer; `longest` is the most positions
     /// that any text may have.
-    pub(super) fn new(asked: Checked<S>, cache: Vec<LayerCache>, longest: usize, now: Duration) -> Row<S> {
+    pub(super) fn new(asked: Checked<S>, cache: Vec<LayerCache>, longest: usize, now: Duration) -> Draft<S> {
         let most = pages(asked.longest_text(longest));
         let Checked { request, sampler, sink, submitted } = asked;
         let n_prompt = request.ids.len();
-        let mut row = Row {
+        let mut draft = Draft {
             sink,
             sampler,
             constraint: request.constraint,
@@ -88,8 +88,8 @@ impl<S: Sink> Row<S> {
             loan: Loan { held: pages(n_prompt), most },
             end: (request.max_new_tokens == 0).then_some(End::Complete(Stop::MaxNewTokens)),
         };
-        row.cache.iter_mut().for_each(|layer| layer.expect_prompt(n_prompt));
-        row
+        draft.cache.iter_mut().for_each(|layer| layer.expect_prompt(n_prompt));
+        draft
     }
 
     /// Whether a part of a prompt is read next, not a token of the answer.
