@@ -1,8 +1,8 @@
 //! Attention against the f64 reference: shapes, documents, caches, instruction sets, threads, errors.
 
 use oarlock_kernels::attention::{
-    AttentionShape, BlockMask, attention_backward, attention_backward_scratch_bytes, attention_forward,
-    attention_forward_scratch_bytes,
+    AttentionShape, BlockMask, CachedSequence, attention_backward, attention_backward_scratch_bytes,
+    attention_forward, attention_forward_scratch_bytes, attention_of_each,
 };
 use oarlock_kernels::{Cpu, DType, Isa, Par, Result, bf16, f16};
 use oarlock_reference::attention::{Keeps, Operands, Shape};
@@ -304,6 +304,76 @@ fn bits_do_not_depend_on_threads() {
         same::<bf16>(plain);
         same::<bf16>(AttentionShape { window: Some(19), logit_cap: Some(1.5), ..plain });
     }
+}
+
+/// The lengths of the sequences that are generated together, around blocks of keys and windows.
+const LENGTHS: [usize; 5] = [1, 63, 64, 130, 20];
+
+/// What one query of each of [`LENGTHS`] gives, together and each alone.
+fn of_each<T: Element>(cpu: &Cpu, options: AttentionShape, blocks: Option<&BlockMask>) {
+    let AttentionShape { n_heads, n_kv_heads, head_dim, .. } = options;
+    let caches: Vec<[Vec<T>; 2]> = LENGTHS
+        .iter()
+        .enumerate()
+        .map(|(seed, len)| {
+            let n = (len + seed) * n_kv_heads * head_dim;
+            [scaled(2 * seed as u64, n, 0.5, 0.0), scaled(2 * seed as u64 + 1, n, 0.5, 0.0)]
+        })
+        .collect();
+    let (n, row) = (LENGTHS.len(), n_heads * head_dim);
+    let q: Vec<T> = scaled(99, n * row, 2.0, 0.0);
+    let shape = AttentionShape { batch: n, q_len: 1, kv_len: 130, kv_capacity: 133, ..options };
+    let filled = caches.iter().zip(LENGTHS);
+    let filled: Vec<CachedSequence<T>> = filled.map(|([k, v], len)| CachedSequence { k, v, len }).collect();
+    let (mut o, mut lse) = (vec![T::from_f32(1.0); n * row], vec![1.0; n * n_heads]);
+    let mut scratch = vec![0xff; attention_forward_scratch_bytes(cpu, &shape, T::DTYPE)];
+    attention_of_each(cpu, &shape, &q, &filled, blocks, &mut o, &mut lse, &mut scratch).unwrap();
+    for (index, CachedSequence { k, v, len }) in filled.into_iter().enumerate() {
+        let shape = AttentionShape { batch: 1, kv_len: len, kv_capacity: len + index, ..shape };
+        let (mut own_o, mut own_lse) = (vec![T::from_f32(1.0); row], vec![1.0; n_heads]);
+        let q = &q[index * row..][..row];
+        attention_forward(cpu, &shape, q, k, v, None, blocks, &mut own_o, &mut own_lse, &mut scratch)
+            .unwrap();
+        let what = format!("{shape:?}, {}, {}", T::DTYPE, cpu.isa.path());
+        assert!(own_o == o[index * row..][..row] && own_lse == lse[index * n_heads..][..n_heads], "{what}");
+    }
+}
+
+#[test]
+fn sequences_of_different_lengths_have_the_bits_of_each_alone() {
+    let plain = shape(1, 1, 1, (4, 2), 24);
+    let windowed = AttentionShape { window: Some(40), logit_cap: Some(1.5), ..plain };
+    let blocks = BlockMask::new(16, 9, 4, |head, row, column| (row + column + head) % 3 != 1).unwrap();
+    for isa in Isa::available() {
+        for threads in [1, 2, 7] {
+            let cpu = Cpu { isa, par: Par::threads(threads).unwrap() };
+            for options in [plain, windowed] {
+                of_each::<f32>(&cpu, options, None);
+                of_each::<bf16>(&cpu, options, None);
+                of_each::<f16>(&cpu, options, None);
+            }
+            of_each::<f32>(&cpu, plain, Some(&blocks));
+        }
+    }
+}
+
+#[test]
+fn sequences_that_do_not_fit_are_errors() {
+    let cpu = cpus().remove(0);
+    let good = shape(2, 1, 9, (2, 1), 8);
+    let (q, k) = (vec![0f32; 32], vec![0f32; 72]);
+    let run = |shape: AttentionShape, q: &[f32], lens: &[usize]| {
+        let caches: Vec<_> = lens.iter().map(|&len| CachedSequence { k: &k[..], v: &k[..], len }).collect();
+        let (mut o, mut lse) = (q.to_vec(), vec![0.0; 4]);
+        let mut scratch = vec![0; attention_forward_scratch_bytes(&cpu, &shape, DType::F32)];
+        attention_of_each(&cpu, &shape, q, &caches, None, &mut o, &mut lse, &mut scratch)
+    };
+    run(good, &q, &[9, 1]).unwrap();
+    let message = |result: Result<()>| result.unwrap_err().to_string();
+    assert!(message(run(good, &q, &[9])).contains("one query of each of 1 sequences"));
+    assert!(message(run(AttentionShape { q_len: 2, ..good }, &q, &[9, 9])).contains("one query"));
+    assert!(message(run(good, &q, &[9, 10])).contains("kv_capacity"));
+    assert!(message(run(good, &q[..31], &[9, 9])).contains("32 elements of q, got 31"));
 }
 
 #[test]

@@ -1,4 +1,5 @@
-//! The forward pass for few queries, as in generation: keys and values are read once, unpacked.
+//! The forward pass for few queries, as in generation: keys and values are read once, unpacked. Sequences of different
+//! lengths go through it together, each with the bits that it has alone.
 
 use std::f32::consts::LN_2;
 
@@ -76,9 +77,51 @@ impl<T: Float> Task for Decode<'_, T> {
     #[inline(always)]
     unsafe fn run<K: Kernel>(self) {
         let (shape, packed) = (self.inputs.shape, self.packed);
-        let [n0, n1, n2, n3, n4] = pieces(shape, &packed);
-        let mut carve = Carve(self.scratch);
-        let mut buffers = Buffers {
+        let mut buffers = Buffers::new(shape, &packed, self.scratch);
+        for task in self.tasks {
+            let (b, kv_head) = (task / shape.n_kv_heads, task % shape.n_kv_heads);
+            // SAFETY: the caller's contract is passed on; this task owns the rows of its heads.
+            unsafe { group::<T, K>(self.inputs, &packed, self.outputs, &mut buffers, b, kv_head) };
+        }
+    }
+}
+
+/// One worker's share of a pass over sequences of different lengths: a query of each.
+pub(super) struct DecodeEach<'a, T> {
+    /// Of all sequences, as long as the longest.
+    pub(super) shape: &'a AttentionShape,
+    /// Of each.
+    pub(super) inputs: &'a [Inputs<'a, T>],
+    pub(super) packed: Packed,
+    pub(super) outputs: &'a Outputs<T>,
+    pub(super) tasks: Tasks,
+    pub(super) scratch: &'a mut [u32],
+}
+
+impl<T: Float> Task for DecodeEach<'_, T> {
+    #[inline(always)]
+    unsafe fn run<K: Kernel>(self) {
+        let (shape, packed) = (self.shape, self.packed);
+        let (row, n_heads) = (shape.n_heads * shape.head_dim, shape.n_heads);
+        let mut buffers = Buffers::new(shape, &packed, self.scratch);
+        for task in self.tasks {
+            let (b, kv_head) = (task / shape.n_kv_heads, task % shape.n_kv_heads);
+            let outputs = Outputs {
+                o: self.outputs.o.part(b * row, row),
+                lse: self.outputs.lse.part(b * n_heads, n_heads),
+            };
+            // SAFETY: the caller's contract is passed on; this task owns the rows of its heads.
+            unsafe { group::<T, K>(&self.inputs[b], &packed, &outputs, &mut buffers, 0, kv_head) };
+        }
+    }
+}
+
+impl<'a> Buffers<'a> {
+    #[inline(always)]
+    fn new(shape: &AttentionShape, packed: &Packed, scratch: &'a mut [u32]) -> Buffers<'a> {
+        let [n0, n1, n2, n3, n4] = pieces(shape, packed);
+        let mut carve = Carve(scratch);
+        let buffers = Buffers {
             q: carve.floats(n0),
             out: carve.floats(n1),
             scores: carve.floats(n2),
@@ -87,11 +130,7 @@ impl<T: Float> Task for Decode<'_, T> {
         };
         buffers.q.fill(0.0);
         buffers.rows.fill(0.0);
-        for task in self.tasks {
-            let (b, kv_head) = (task / shape.n_kv_heads, task % shape.n_kv_heads);
-            // SAFETY: the caller's contract is passed on; this task owns the rows of its heads.
-            unsafe { group::<T, K>(self.inputs, &packed, self.outputs, &mut buffers, b, kv_head) };
-        }
+        buffers
     }
 }
 

@@ -8,7 +8,7 @@
 use std::f32::consts::LN_2;
 
 use super::blocks::{Rows, Tiles, Walk};
-use super::decode::{self, Decode};
+use super::decode::{self, Decode, DecodeEach};
 use super::pack::{self, HeadRows};
 use super::tile::{self, COLS, Kernel, LANES, Left, ROWS, Task};
 use super::workers::{self, Carve, Shared, Tasks, carved};
@@ -68,6 +68,25 @@ pub(super) fn forward<T: Float>(
             tile::dispatch::<T>(cpu.isa, Forward { inputs, packed, outputs, tasks, scratch });
         })
     }
+}
+
+/// The pass over a query of each of several sequences.
+pub(super) fn forward_of_each<T: Float>(
+    cpu: &Cpu,
+    shape: &AttentionShape,
+    inputs: &[Inputs<T>],
+    results: Results<T>,
+    scratch: &mut [u8],
+) -> Result<()> {
+    inputs.iter().try_for_each(|inputs| inputs.check(OP))?;
+    super::len(OP, "o", inputs.len() * shape.n_heads * shape.head_dim, results.o.len())?;
+    super::len(OP, "lse", inputs.len() * shape.n_heads, results.lse.len())?;
+    let packed = Packed::new(shape, tile::pair::<T>(cpu.isa));
+    let outputs = &Outputs { o: Shared::new(results.o), lse: Shared::new(results.lse) };
+    let words = decode::scratch_words(shape, &packed);
+    workers::share_out(OP, cpu, shape, scratch, words, |tasks, scratch| {
+        tile::dispatch::<T>(cpu.isa, DecodeEach { shape, inputs, packed, outputs, tasks, scratch });
+    })
 }
 
 /// One worker's share of the forward pass.

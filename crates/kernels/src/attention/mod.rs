@@ -184,6 +184,52 @@ instances! {
     }
 }
 
+/// Keys and values of one of several sequences, as a cache holds them: `[capacity, n_kv_heads, head_dim]` each.
+#[derive(Clone, Copy, Debug)]
+pub struct CachedSequence<'a, T> {
+    /// The keys.
+    pub k: &'a [T],
+    /// The values.
+    pub v: &'a [T],
+    /// The rows of them that are filled.
+    pub len: usize,
+}
+
+instances! {
+    /// [`attention_forward`] of the last position of each of several sequences, whose lengths differ: `shape` has as many
+    /// sequences, one query each and the keys of the longest. The bits are those of each sequence alone.
+    ///
+    /// # Errors
+    /// As [`attention_forward`], and more than one query of a sequence.
+    pub fn attention_of_each[T: Float](
+        cpu: &Cpu,
+        shape: &AttentionShape,
+        q: &[T],
+        caches: &[CachedSequence<T>],
+        blocks: Option<&BlockMask>,
+        o: &mut [T],
+        lse: &mut [f32],
+        scratch: &mut [u8],
+    ) -> Result<()> {
+        let row = shape.n_heads * shape.head_dim;
+        let of = |cache: &CachedSequence<T>| {
+            let kv_capacity = cache.k.len() / (shape.n_kv_heads * shape.head_dim).max(1);
+            AttentionShape { batch: 1, kv_len: cache.len, kv_capacity, ..*shape }
+        };
+        if shape.q_len != 1 || shape.batch != caches.len() || row == 0 {
+            let expected = format!("one query of each of {} sequences", caches.len());
+            return Err(Error::Shape { op: forward::OP, expected, got: format!("{shape:?}") });
+        }
+        len(forward::OP, "q", caches.len() * row, q.len())?;
+        let shapes: Vec<AttentionShape> = caches.iter().map(of).collect();
+        let inputs = shapes.iter().zip(caches).zip(q.chunks_exact(row));
+        let inputs: Vec<Inputs<T>> = inputs
+            .map(|((shape, cache), q)| Inputs { shape, q, k: cache.k, v: cache.v, doc_start: None, blocks })
+            .collect();
+        forward::forward_of_each(cpu, shape, &inputs, forward::Results { o, lse }, scratch)
+    }
+}
+
 instances! {
     /// The gradients of [`attention_forward`], from its inputs, its outputs and the gradient `d_o` of `o`.
     /// Overwrites `dq`, `dk` and `dv`; the rows behind `kv_len` become zero.

@@ -99,6 +99,13 @@ impl<T> Shared<T> {
         Shared { data: data.as_mut_ptr(), len: data.len() }
     }
 
+    /// The elements `start .. start + n` as an output of their own.
+    #[inline(always)]
+    pub(super) fn part(&self, start: usize, n: usize) -> Shared<T> {
+        assert!(start + n <= self.len);
+        Shared { data: self.data.wrapping_add(start), len: n }
+    }
+
     /// The elements `start .. start + n`.
     ///
     /// # Safety

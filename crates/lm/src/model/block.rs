@@ -282,18 +282,24 @@ impl Attention {
     ) -> Result<Tensor> {
         let (q, k, v) = self.heads(x)?;
         let options = self.options();
-        let mut attended = Vec::with_capacity(caches.len());
+        let mut queries = Vec::with_capacity(caches.len());
         for (index, cache) in caches.iter_mut().enumerate() {
             let own = |x: &Tensor| ops::narrow(x, 0, index..index + 1);
             let (rope, first) = (ropes.of_pass(cache, 1)?, cache.len());
             cache.append(&ops::rope(&own(&k)?, &rope, first)?, &own(&v)?)?;
-            let q = ops::rope(&own(&q)?, &rope, first)?;
-            attended.push(ops::attention_cached(&q, cache.keys(), cache.values(), cache.len(), &options)?);
+            queries.push(ops::rope(&own(&q)?, &rope, first)?);
         }
-        while let (true, Some(last)) = (attended.len() < x.sizes()[0], attended.last()) {
-            attended.push(last.clone());
+        let filled: Vec<(&Tensor, &Tensor, usize)> =
+            caches.iter().map(|cache| (cache.keys(), cache.values(), cache.len())).collect();
+        let attended = ops::attention_cached_each(&ops::concat(&queries, 0)?, &filled, &options)?;
+        let n_rows = q.sizes().first().copied().unwrap_or(0);
+        match caches.len() == n_rows {
+            true => ops::merge_heads(&attended),
+            // Rows without a sequence: whatever is in them.
+            false => {
+                ops::merge_heads(&ops::concat(&[attended, ops::narrow(&q, 0, caches.len()..n_rows)?], 0)?)
+            }
         }
-        ops::merge_heads(&ops::concat(&attended, 0)?)
     }
 
     /// x `[B, S, E]` → q `[B, S, H, D]`, k and v `[B, S, G, D]`, q and k turned to their positions.

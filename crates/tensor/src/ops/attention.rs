@@ -2,11 +2,12 @@
 //! (FlashAttention, Dao 2023): the forward pass keeps the log-sum-exp of each row, the backward pass recomputes the rest.
 
 pub use oarlock_kernels::attention::BlockMask;
-use oarlock_kernels::attention::{self as kernel, AttentionShape};
+use oarlock_kernels::attention::{self as kernel, AttentionShape, CachedSequence};
 use oarlock_kernels::{DType, Element, Error, Result};
 
 use crate::cuda::{self, Call, FormError, Operands, TiledKernel, element};
 use crate::launch::{Launch, View};
+use crate::ops::slice::{concat, narrow};
 use crate::ops::{check_device, check_dtype, with_float, wrong_shape};
 use crate::tape::{Backward, Function, Recorder, Saved};
 use crate::tensor::Tensor;
@@ -94,6 +95,65 @@ pub fn attention_cached(
     check_dtype("attention", q, v)?;
     let shape = shape_of(q, k, kv_len, v, &Mask::Causal, options)?;
     Ok(forward(q, k, v, &Mask::Causal, &shape, options.blocks.as_ref())?.0)
+}
+
+/// As [`attention_cached`] for one query of each of several sequences: q `[B, 1, H, D]`, and for each sequence the caches
+/// `[1, capacity, G, D]` of its keys and values with how many rows are filled. On a CPU the bits are those of each sequence alone.
+///
+/// # Errors
+/// As [`attention_cached`], or another number of caches than of queries.
+pub fn attention_cached_each(
+    q: &Tensor,
+    caches: &[(&Tensor, &Tensor, usize)],
+    options: &AttentionOptions,
+) -> Result<Tensor> {
+    let &[n, 1, n_heads, _] = q.sizes() else {
+        return Err(wrong_shape("attention", "q of shape [B, 1, H, D]", q));
+    };
+    let Some(&(longest, _, kv_len)) =
+        caches.iter().max_by_key(|(_, _, len)| len).filter(|_| caches.len() == n)
+    else {
+        return Err(wrong_shape("attention", format!("q of {} sequences, at least one", caches.len()), q));
+    };
+    let own = |index: usize| narrow(q, 0, index..index + 1);
+    if q.device().is_cuda() {
+        let each = caches.iter().enumerate();
+        let each = each.map(|(index, &(k, v, len))| attention_cached(&own(index)?, k, v, len, options));
+        return concat(&each.collect::<Result<Vec<_>>>()?, 0);
+    }
+    let first = own(0)?;
+    let mut flops = 0;
+    for &(k, v, len) in caches {
+        check_device("attention", q, &[k, v])?;
+        check_dtype("attention", q, k)?;
+        check_dtype("attention", q, v)?;
+        flops +=
+            2 * product_flops(&shape_of(&first, k, len, v, &Mask::Causal, options)?, options.blocks.as_ref());
+    }
+    let shape =
+        AttentionShape { batch: n, ..shape_of(&first, longest, kv_len, longest, &Mask::Causal, options)? };
+    let mut o = Tensor::uninit(*q.shape(), q.dtype(), q.device(), "activation")?;
+    let mut lse = Tensor::uninit([n, n_heads, 1], DType::F32, q.device(), "statistics")?;
+    let mut launch = q.device().launch("attention forward", flops, 0);
+    let bytes = kernel::attention_forward_scratch_bytes(q.device().host(), &shape, q.dtype());
+    let scratch = launch.scratch(bytes)?;
+    let blocks = options.blocks.clone();
+    with_float!(q.dtype(), "attention", T => {
+        let q = launch.read::<T>(q)?;
+        let mut views = Vec::with_capacity(n);
+        for &(k, v, len) in caches {
+            views.push((launch.read::<T>(k)?, launch.read::<T>(v)?, len));
+        }
+        let (o, lse) = (launch.write::<T>(&mut o)?, launch.write::<f32>(&mut lse)?);
+        launch.run(move |cpu| {
+            let caches = views.into_iter().map(|(k, v, len)| CachedSequence { k: k.slice(cpu), v: v.slice(cpu), len });
+            let caches: Vec<CachedSequence<T>> = caches.collect();
+            kernel::attention_of_each(
+                cpu, &shape, q.slice(cpu), &caches, blocks.as_ref(), o.slice(cpu), lse.slice(cpu), scratch.slice(cpu),
+            )
+        })
+    })?;
+    Ok(o)
 }
 
 fn shape_of(

@@ -79,7 +79,7 @@ pub use pool::{
 };
 pub use row_loss::{RowLossOptions, RowLosses, row_losses};
 
-pub use attention::{AttentionOptions, BlockMask, Mask, attention, attention_cached};
+pub use attention::{AttentionOptions, BlockMask, Mask, attention, attention_cached, attention_cached_each};
 pub use attention_fused::{QkvHeads, attention_fused};
 pub use binary::{add, div, floor_divide, maximum, minimum, mul, pow, remainder, sub};
 pub use cast::cast;

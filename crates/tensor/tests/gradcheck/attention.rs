@@ -251,6 +251,36 @@ fn cached_attention_is_attention_over_the_filled_part() {
     }
 }
 
+/// A query of each of several sequences, over caches of their own.
+#[test]
+fn cached_attention_of_each_sequence_is_that_of_it_alone() {
+    for device in [Device::cpu(Isa::detect(), Par::solo()), Device::strict(Isa::detect(), Par::solo())] {
+        for dtype in [DType::F32, DType::BF16, DType::F16] {
+            let of = |seed, sizes: &[usize]| tensor(&array(seed, sizes), dtype, &device);
+            let q = of(1, &[3, 1, 4, 6]);
+            let caches = [4, 9, 5].map(|n| (of(n as u64, &[1, n, 2, 6]), of(n as u64 + 20, &[1, n, 2, 6])));
+            let filled: Vec<(&Tensor, &Tensor, usize)> =
+                caches.iter().zip([4, 7, 1]).map(|((k, v), len)| (k, v, len)).collect();
+            let plain = AttentionOptions::new(0.5);
+            let options = AttentionOptions { window: Some(3), logit_cap: Some(2.0), ..plain.clone() };
+            for options in [plain.clone(), options] {
+                let together = f64s(&ops::attention_cached_each(&q, &filled, &options).unwrap());
+                let alone = filled.iter().enumerate().flat_map(|(index, &(k, v, len))| {
+                    let q = ops::narrow(&q, 0, index..index + 1).unwrap();
+                    f64s(&ops::attention_cached(&q, k, v, len, &options).unwrap())
+                });
+                assert_eq!(together, alone.collect::<Vec<_>>(), "{dtype}");
+            }
+            let error = |filled: &[(&Tensor, &Tensor, usize)]| {
+                ops::attention_cached_each(&q, filled, &plain).unwrap_err().to_string()
+            };
+            assert!(error(&filled[..2]).contains("q of 2 sequences"), "{}", error(&filled[..2]));
+            let too_long = [filled[0], filled[1], (filled[2].0, filled[2].1, 6)];
+            assert!(error(&too_long).contains("k and v of shape [1, K, G, 6]"), "{}", error(&too_long));
+        }
+    }
+}
+
 #[test]
 fn rotary_positions_in_both_styles() {
     let (b, s, h, d) = (2, 5, 2, 8);

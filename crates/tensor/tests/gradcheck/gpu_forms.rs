@@ -203,7 +203,18 @@ fn cached_attention_is_that_of_the_cpu() {
             };
             let mut here = vec![];
             assert_forms(&gpu, "attention", &["attention forward"], || here = run(&gpu));
-            assert_close(&here, &run(&cpu), dtype, 1.0, &format!("{n_queries} queries, {kv_len} keys"));
+            let there = run(&cpu);
+            assert_close(&here, &there, dtype, 1.0, &format!("{n_queries} queries, {kv_len} keys"));
+            if n_queries == 1 {
+                let of = |seed, sizes: &[usize]| tensor(&array(seed, sizes), dtype, &gpu);
+                let (q, [k, v]) =
+                    (of(1, &[2, 1, 4, 32]), [2, 3].map(|seed| of(seed, &[2, kv_len + 9, 2, 32])));
+                let own = |x: &Tensor, index: usize| ops::narrow(x, 0, index..index + 1).unwrap();
+                let caches = [0, 1].map(|index| (own(&k, index), own(&v, index)));
+                let caches = caches.each_ref().map(|(k, v)| (k, v, kv_len));
+                let each = f64s(&ops::attention_cached_each(&q, &caches, &options).unwrap());
+                assert_close(&each, &there, dtype, 1.0, "a query of each sequence");
+            }
         }
     }
 }
