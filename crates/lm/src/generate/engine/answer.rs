@@ -2,7 +2,7 @@
 
 use std::ops::ControlFlow;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::sync::mpsc::{Receiver, RecvTimeoutError, Sender, channel};
 use std::time::Duration;
 
@@ -25,14 +25,27 @@ pub struct Answer {
 pub(super) struct Writer {
     events: Sender<Event>,
     is_wanted: Arc<AtomicBool>,
+    open: OpenRequest,
+}
+
+/// A request that counts as open until it is dropped.
+#[derive(Debug)]
+struct OpenRequest(Arc<AtomicUsize>);
+
+impl Drop for OpenRequest {
+    fn drop(&mut self) {
+        self.0.fetch_sub(1, Ordering::Relaxed);
+    }
 }
 
 impl Answer {
-    /// An answer and its writer.
-    pub(super) fn new() -> (Answer, Writer) {
+    /// An answer and its writer, which counts as open until the answer ends.
+    pub(super) fn new(n_open: &Arc<AtomicUsize>) -> (Answer, Writer) {
+        n_open.fetch_add(1, Ordering::Relaxed);
+        let open = OpenRequest(n_open.clone());
         let (sender, events) = channel();
         let is_wanted = Arc::new(AtomicBool::new(true));
-        let writer = Writer { events: sender, is_wanted: is_wanted.clone() };
+        let writer = Writer { events: sender, is_wanted: is_wanted.clone(), open };
         (Answer { events, is_wanted, is_over: false }, writer)
     }
 
@@ -92,6 +105,8 @@ impl Sink for Writer {
     }
 
     fn end(self, end: Result<Finished>) {
+        // Whoever reads the end finds the place free.
+        drop(self.open);
         let failed = |error: Error| Event::Failed(Failure::Generation(error.to_string()));
         // Nobody may be there to read it.
         let _ = self.events.send(end.map_or_else(failed, Event::Finished));

@@ -23,12 +23,15 @@ pub struct Request {
     pub max_new_tokens: usize,
     /// The tokens that end the answer; they are not part of it.
     pub stop_ids: Vec<u32>,
-    /// How many of the likeliest tokens are given with each token. `None` also leaves out the log-probability of the token
+    /// How many of the likeliest tokens are given with each token, at most [`Request::MOST_TOP_LOGPROBS`]. `None` also leaves out the log-probability of the token
     /// itself, which takes a pass over all logits.
     pub n_top_logprobs: Option<usize>,
 }
 
 impl Request {
+    /// The most of the likeliest tokens that can be asked for.
+    pub const MOST_TOP_LOGPROBS: usize = 64;
+
     /// A request that takes the likeliest token each time, 256 times.
     pub fn new(ids: Vec<u32>) -> Request {
         Request {
@@ -76,6 +79,12 @@ impl<S> Checked<S> {
         if let Some((id, _)) = bias.iter().find(|(id, _)| *id as usize >= vocab_size) {
             return Err(Refusal::Sampling(format!(
                 "logit_bias names token {id}, but the model knows {vocab_size}"
+            )));
+        }
+        if let Some(n) = request.n_top_logprobs.filter(|n| *n > Request::MOST_TOP_LOGPROBS) {
+            return Err(Refusal::Sampling(format!(
+                "n_top_logprobs is {n}; expected at most {}",
+                Request::MOST_TOP_LOGPROBS
             )));
         }
         let sampler = Sampler::new(request.sampling, bias)?;

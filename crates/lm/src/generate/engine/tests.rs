@@ -374,6 +374,10 @@ fn what_cannot_be_answered_is_refused_with_the_reason() {
     assert!(matches!(refused(Request { sampling: hot, ..request(3, 1) }), Refusal::Sampling(_)));
     let biased = Request { logit_bias: vec![(61, 1.0)], ..request(3, 1) };
     assert!(refused(biased).to_string().contains("names token 61"));
+    let curious = Request { n_top_logprobs: Some(65), ..request(3, 1) };
+    assert!(refused(curious).to_string().contains("n_top_logprobs is 65; expected at most 64"));
+    // What is refused takes no place.
+    assert!(engine.submit(request(3, 1)).is_ok());
 }
 
 /// Waits until a test lets it go on, and says that it waits.
@@ -408,6 +412,15 @@ fn a_full_queue_refuses_and_a_dropped_answer_makes_room() {
     let events: Vec<Event> = second.collect();
     assert!(matches!(events[..], [Event::Token(_), Event::Token(_), Event::Finished(_)]), "{events:?}");
     assert_eq!(engine.metrics().n_cancelled, 1);
+}
+
+#[test]
+fn whoever_has_read_the_end_finds_a_place() {
+    let limits = Limits { at_once: 1, queue: 0, ..Limits::default() };
+    let engine = Engine::start(generator("llama", DType::F32, 64), limits).unwrap();
+    for _ in 0..200 {
+        assert_eq!(engine.submit(request(3, 1)).unwrap().count(), 2);
+    }
 }
 
 #[test]

@@ -1,6 +1,7 @@
 //! The thread of an engine and the handle to it. What happens in which order is the scheduler's; here are only the inbox,
 //! the numbers that are shown, and the end.
 
+use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
@@ -23,6 +24,8 @@ pub struct Engine {
     /// The most positions of a text.
     longest: usize,
     begin: Instant,
+    /// Requests whose answers have not ended.
+    n_open: Arc<AtomicUsize>,
     shared: Arc<Shared>,
     thread: Mutex<Option<JoinHandle<()>>>,
 }
@@ -83,7 +86,8 @@ impl Engine {
                 work(&model, scheduler, &ended.0);
             })
             .map_err(|cause| Error::Usage(format!("the thread of the engine cannot be started: {cause}")))?;
-        Ok(Engine { generator, limits, longest, begin, shared, thread: Mutex::new(Some(thread)) })
+        let (n_open, thread) = (Arc::default(), Mutex::new(Some(thread)));
+        Ok(Engine { generator, limits, longest, begin, n_open, shared, thread })
     }
 
     /// Takes a request up. Its answer begins as soon as there is a place for it.
@@ -91,18 +95,18 @@ impl Engine {
     /// # Errors
     /// A request that cannot be answered, or not now.
     pub fn submit(&self, request: Request) -> std::result::Result<Answer, Refusal> {
-        let (answer, writer) = Answer::new();
-        let model = Model { n_positions: self.longest, ..self.generator.as_model() };
-        let asked = Checked::new(request, writer, model, self.begin.elapsed())?;
         let mut state = self.shared.lock();
         if state.mode != Mode::Open {
             return Err(Refusal::Stopping);
         }
-        let n_open = state.metrics.n_running + state.metrics.n_waiting;
+        // Requests are counted in under the lock alone.
+        let n_open = self.n_open.load(Ordering::Relaxed);
         if n_open >= self.limits.at_once.max(1).saturating_add(self.limits.queue) {
             return Err(Refusal::QueueFull { n_open });
         }
-        state.inbox.push(asked);
+        let (answer, writer) = Answer::new(&self.n_open);
+        let model = Model { n_positions: self.longest, ..self.generator.as_model() };
+        state.inbox.push(Checked::new(request, writer, model, self.begin.elapsed())?);
         state.metrics.n_waiting += 1;
         self.shared.changed.notify_all();
         Ok(answer)
