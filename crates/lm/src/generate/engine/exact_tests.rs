@@ -3,9 +3,10 @@
 
 use std::sync::Arc;
 
-use oarlock_tensor::DType;
+use oarlock_tensor::cpu::Isa;
+use oarlock_tensor::{DType, Device, Par};
 
-use super::tests::{Seen, add, generator, prompt, scheduler};
+use super::tests::{Seen, add, generator, generator_on, prompt, scheduler};
 use super::*;
 use crate::generate::own_probs::OwnProbs;
 use crate::generate::{Generator, Sampling};
@@ -150,6 +151,27 @@ fn an_answer_is_the_same_alone_and_among_others_however_its_prompt_is_cut() {
                 for (number, (found, expected)) in found.iter().zip(expected).enumerate() {
                     assert_eq!(found, expected, "{name} {dtype} {limits:?}: request {number}");
                 }
+            }
+        }
+    }
+}
+
+/// Also with the kernels of other CPUs, and whatever the number of threads.
+#[test]
+fn an_answer_is_the_same_on_every_path_of_a_cpu_with_any_threads() {
+    let numbers: Vec<usize> = (0..20).collect();
+    for isa in Isa::available() {
+        for dtype in [DType::F32, DType::BF16] {
+            let on = |threads: usize| {
+                let device = Device::cpu(isa, Par::threads(threads).unwrap());
+                generator_on(&device, "families/gemma2", dtype, 192)
+            };
+            let (one, three) = (on(1), on(3));
+            let expected: Vec<Exact> =
+                numbers.iter().map(|&number| alone(&one, request(number), 64)).collect();
+            for (generator, prompt_tokens) in [(&one, 512), (&three, 32)] {
+                let limits = Limits { at_once: 20, prompt_tokens, ..Limits::default() };
+                assert_eq!(together(generator, &numbers, limits, 5), expected, "{} {dtype}", isa.path());
             }
         }
     }

@@ -20,6 +20,11 @@ use crate::model::hf::load_for_inference;
 
 /// A golden model whose settings allow texts of so many positions.
 pub(super) fn generator(name: &str, dtype: DType, n_positions: usize) -> Generator {
+    generator_on(&Device::cpu(Isa::detect(), Par::solo()), name, dtype, n_positions)
+}
+
+/// As [`generator`], on a device.
+pub(super) fn generator_on(device: &Device, name: &str, dtype: DType, n_positions: usize) -> Generator {
     let golden = Path::new(env!("CARGO_MANIFEST_DIR")).join("../oarlock/tests/golden").join(name);
     let dir = tempfile::tempdir().unwrap();
     for file in std::fs::read_dir(golden).unwrap().map(|entry| entry.unwrap().path()) {
@@ -33,8 +38,7 @@ pub(super) fn generator(name: &str, dtype: DType, n_positions: usize) -> Generat
         config["max_position_embeddings"] = n_positions.into();
     }
     std::fs::write(&path, config.to_string()).unwrap();
-    let device = Device::cpu(Isa::detect(), Par::solo());
-    Generator::new(load_for_inference(dir.path(), &device, dtype, n_positions).unwrap())
+    Generator::new(load_for_inference(dir.path(), device, dtype, n_positions).unwrap())
 }
 
 /// What is seen of an answer in a test without threads.
