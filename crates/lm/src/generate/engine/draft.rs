@@ -97,6 +97,11 @@ impl<S: Sink> Draft<S> {
         self.n_read < self.as_prompt
     }
 
+    /// How many tokens are to be read as a prompt.
+    pub(super) fn n_unread(&self) -> usize {
+        self.as_prompt.saturating_sub(self.n_read)
+    }
+
     /// The positions that it has once its last token was passed through the model.
     pub(super) fn n_positions(&self) -> usize {
         self.text.len()

@@ -205,8 +205,8 @@ impl<S: Sink> Scheduler<S> {
         Ok(())
     }
 
-    /// Parts of the prompts that are not read yet, the oldest first. While answers are written, only as many tokens as the
-    /// limits say.
+    /// Parts of the prompts that are not read yet. While answers are written, only as many tokens as the limits say: the
+    /// shortest prompts first, so that none waits for long ones, and a part of the oldest in any case.
     fn read_prompts(
         &mut self,
         model: Model<'_>,
@@ -215,15 +215,25 @@ impl<S: Sink> Scheduler<S> {
     ) -> Result<()> {
         let budget = self.limits.prompt_tokens.max(1);
         let mut left = if was_writing { budget } else { budget.max(PREFILL_TOKENS) };
+        let mut unread: Vec<(usize, usize)> = Vec::new();
         for index in 0..self.drafts.len() {
-            // It may have grown since, where it is read anew.
-            if self.drafts[index].is_reading() && !self.lend(index, self.drafts[index].n_positions()) {
-                continue;
+            let draft = &self.drafts[index];
+            let (n_unread, n_positions) = (draft.n_unread(), draft.n_positions());
+            // What is read anew may have outgrown its pages.
+            if n_unread > 0 && self.lend(index, n_positions) {
+                unread.push((n_unread, index));
             }
-            while left > 0 && self.drafts[index].is_reading() {
-                let read = goes_on(true).and_then(|_| self.read_part(model, index, left));
+        }
+        let n_unread: usize = unread.iter().map(|(n, _)| n).sum();
+        let oldest = unread.first().filter(|_| unread.len() > 1 && n_unread > left).map(|&(_, index)| index);
+        unread.sort_unstable();
+        let parts = oldest.map(|index| (index, 1)).into_iter();
+        for (index, most) in parts.chain(unread.into_iter().map(|(_, index)| (index, usize::MAX))) {
+            let mut most = most.min(left);
+            while most > 0 && self.drafts[index].is_reading() {
+                let read = goes_on(true).and_then(|_| self.read_part(model, index, most));
                 let n_read = read.map_err(|error| self.failed(&[index], error))?;
-                left = left.saturating_sub(n_read);
+                (most, left) = (most.saturating_sub(n_read), left.saturating_sub(n_read));
             }
         }
         Ok(())

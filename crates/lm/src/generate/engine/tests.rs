@@ -147,6 +147,27 @@ fn answers_flow_while_a_long_prompt_is_read_in_parts() {
 }
 
 #[test]
+fn no_short_prompt_waits_for_a_long_one_and_none_for_ever() {
+    let generator = generator("llama", DType::F32, 512);
+    let limits = Limits { prompt_tokens: 64, prefix_bytes: 0, ..Limits::default() };
+    let mut scheduler = scheduler(&generator, limits);
+    // While this one is written, the budget holds.
+    let writing = add(&mut scheduler, &generator, request(4, 100));
+    step(&mut scheduler, &generator);
+    let long = add(&mut scheduler, &generator, request(300, 1));
+    let first = add(&mut scheduler, &generator, request(32, 1));
+    step(&mut scheduler, &generator);
+    assert_eq!((first.tokens().len(), long.tokens().len()), (1, 0));
+    // More short ones come than the budget can take.
+    for n_steps in 2..=10 {
+        (0..2).for_each(|_| drop(add(&mut scheduler, &generator, request(32, 1))));
+        step(&mut scheduler, &generator);
+        assert_eq!(long.tokens().len(), usize::from(n_steps == 10), "step {n_steps}");
+    }
+    assert!(scheduler.metrics().n_waiting > 0 && writing.tokens().len() == 11);
+}
+
+#[test]
 fn an_ended_answer_gives_its_place_to_the_next_at_once() {
     let generator = generator("qwen3", DType::F32, 64);
     let mut scheduler = scheduler(&generator, Limits { at_once: 2, ..Limits::default() });
