@@ -8,6 +8,10 @@ use oarlock_hub::{Environment, Error, Hub, Kind, Repo, Site};
 
 use super::table as keys;
 
+/// Folders in which people keep models, which so are not owners on a hub.
+const FOLDERS: [&str; 10] =
+    ["checkpoints", "data", "model", "models", "out", "output", "outputs", "results", "runs", "saves"];
+
 /// A model on a hub: `OWNER/NAME`, `OWNER/NAME@REVISION`, or `OWNER/NAME:Q4_K_M` for a file in GGUF.
 #[derive(Clone, Debug)]
 pub struct OnHub {
@@ -17,11 +21,12 @@ pub struct OnHub {
 }
 
 impl OnHub {
-    /// The model that a word names, unless it is a path of this machine: one that is there, one whose folder is there, or one
-    /// that no hub has.
+    /// The model that a word names, unless it is a path of this machine: one that is there, one whose folder is there or is
+    /// called as people call folders of models, or one that no hub has.
     pub fn of(word: &str) -> Option<OnHub> {
         let path = Path::new(word);
-        let is_here = path.exists() || path.parent().is_some_and(Path::exists);
+        let is_folder = FOLDERS.iter().any(|folder| path.starts_with(folder));
+        let is_here = is_folder || path.exists() || path.parent().is_some_and(Path::exists);
         // Without an owner it is a folder that somebody has forgotten to make.
         let is_name = word.matches('/').count() == 1
             && Repo::of(Kind::Model, word.split(':').next().unwrap_or_default(), None, "main").is_ok();
@@ -35,6 +40,11 @@ impl OnHub {
     /// The model of a configuration, with its revision, its token and its cache.
     pub fn of_settings(settings: &Settings, word: &str) -> Option<OnHub> {
         let mut found = OnHub::of(word)?;
+        // What lies where runs write is of another run.
+        let beside = Path::new(settings.word(keys::OUTPUT_DIR)).components().next();
+        if beside.is_some() && beside == Path::new(word).components().next() {
+            return None;
+        }
         let written = |key: &'static Row| settings.setting(key).is_written();
         if written(keys::MODEL_REVISION.row) && !word.contains('@') {
             found.revision = Some(settings.word(keys::MODEL_REVISION).to_owned());
@@ -108,9 +118,20 @@ mod tests {
             assert!(OnHub::of(name).is_some(), "{name}");
         }
         // The folder `src` is there, and what is in it would be a path.
-        for path in
-            ["model", "./a/b", "/a/b", "a/b/c", "src/model", "../x", "a/", "a/b c", "src", "", "https://a/b"]
-        {
+        for path in [
+            "model",
+            "./a/b",
+            "/a/b",
+            "a/b/c",
+            "src/model",
+            "../x",
+            "a/",
+            "a/b c",
+            "src",
+            "",
+            "https://a/b",
+            "out/sft",
+        ] {
             assert!(OnHub::of(path).is_none(), "{path}");
         }
     }
