@@ -251,7 +251,7 @@ pub(crate) fn prefetch_to_l2<T>(p: *const T) {
 
 /// Asks the first-level cache for the line at `p`, which need not be valid.
 #[inline(always)]
-fn prefetch<T>(p: *const T) {
+pub(super) fn prefetch<T>(p: *const T) {
     #[cfg(target_arch = "x86_64")]
     // SAFETY: a prefetch never faults, and SSE is part of x86-64.
     unsafe {

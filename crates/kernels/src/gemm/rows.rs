@@ -11,6 +11,7 @@ use crate::isa::{Isa, Path, vector_methods};
 use crate::multiply_add::{Fused, MultiplyAdd, Separate};
 
 use super::convert::{narrow, widen};
+use super::pack::prefetch;
 #[cfg(target_arch = "x86_64")]
 use super::pack::words;
 use super::{MatMut, MatRef, Store};
@@ -144,6 +145,12 @@ fn body<T: Float, V: Lanes>(
     }
     let mut j = 0;
     while j < n {
+        // A row alone needs more columns for as many sums in flight.
+        if sums.len() == 1 && V::N_SUMS >= 16 && n - j >= 8 {
+            dots::<T, V, 1, 8>(x, &w[j * stride..], stride, k, j, sums);
+            j += 8;
+            continue;
+        }
         let width = if n - j >= 4 { 4 } else { 1 };
         let mut r = 0;
         while r < sums.len() {
@@ -187,6 +194,8 @@ fn dots<T: Float, V: Lanes, const R: usize, const J: usize>(
         let mut acc = [[V::zero(); J]; R];
         for i in (0..whole).step_by(LANES) {
             for (j, w) in w.iter().enumerate() {
+                // The columns that follow, of which the hardware sees only the beginning coming.
+                prefetch(w.as_ptr().wrapping_add(J * stride + i));
                 let y = V::load(w.as_ptr().add(i));
                 for (r, x) in x.iter().enumerate() {
                     acc[r][j] = V::fma(V::load(x.as_ptr().add(i)), y, acc[r][j]);
@@ -260,8 +269,17 @@ impl Lanes for [__m256; 2] {
     const N_SUMS: usize = 4;
     vector_methods! {
         fn zero() -> Self { [_mm256_setzero_ps(); 2] }
-        // Arrays and vectors of one size.
+        // Arrays and vectors of one size. A bf16 is the upper half of an f32.
         fn load[T: Float](p: *const T) -> Self {
+            if T::DTYPE == crate::DType::BF16 {
+                let p: *const __m128i = p.cast();
+                let low = _mm256_cvtepu16_epi32(_mm_loadu_si128(p));
+                let high = _mm256_cvtepu16_epi32(_mm_loadu_si128(p.add(1)));
+                return [
+                    _mm256_castsi256_ps(_mm256_slli_epi32::<16>(low)),
+                    _mm256_castsi256_ps(_mm256_slli_epi32::<16>(high)),
+                ];
+            }
             let [low, high] = p.cast::<[[T; 8]; 2]>().read_unaligned();
             [
                 std::mem::transmute::<[u32; 8], __m256>(words(low)),
@@ -282,6 +300,10 @@ impl Lanes for __m512 {
         fn zero() -> Self { _mm512_setzero_ps() }
         // As above.
         fn load[T: Float](p: *const T) -> Self {
+            if T::DTYPE == crate::DType::BF16 {
+                let x = _mm512_cvtepu16_epi32(_mm256_loadu_si256(p.cast()));
+                return _mm512_castsi512_ps(_mm512_slli_epi32::<16>(x));
+            }
             std::mem::transmute(words(p.cast::<[T; 16]>().read_unaligned()))
         }
         fn fma(x: Self, y: Self, sum: Self) -> Self { _mm512_fmadd_ps(x, y, sum) }
