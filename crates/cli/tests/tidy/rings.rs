@@ -241,8 +241,8 @@ fn called(body: &str) -> BTreeSet<&str> {
     names.collect()
 }
 
-/// Methods of types of ours that iterators and collections have as well.
-const OF_COLLECTIONS: [&str; 2] = ["collect", "drain"];
+/// Methods of types of ours that iterators have as well.
+const OF_ITERATORS: [&str; 1] = ["collect"];
 
 /// The methods that a file calls on any value, outside of strings.
 fn called_on_values(code: &str) -> BTreeSet<&str> {
@@ -297,7 +297,7 @@ fn calls(modules: &BTreeMap<String, String>, types: &Types) -> Vec<(String, Stri
         }
         for name in called_on_values(&modules[*module]) {
             if let Some([(of, homes)]) = owners.get(name).map(Vec::as_slice)
-                && !OF_COLLECTIONS.contains(&name)
+                && !OF_ITERATORS.contains(&name)
                 && types.get(*module).is_some_and(|types| types.contains(*of))
                 && !homes.contains(module)
             {
