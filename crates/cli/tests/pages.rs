@@ -41,6 +41,8 @@ const NOT_RUN: &[(&str, &str)] = &[
     ("oarlock gpu-compile", "needs NVRTC; tests/gpu_compile.rs"),
     ("OARLOCK_CUDA_LIBRARIES=$PWD/fakes ", "compiles the emulator; tests/gpu.rs"),
     ("oarlock generate --model out/pretrain --device cuda", "needs a GPU; tests/gpu.rs"),
+    ("oarlock serve ", "serves until a signal; tests/serve.rs"),
+    ("curl http://localhost:8000/", "asks that server; tests/serve.rs"),
     ("oarlock eval ", "needs the files of a benchmark; tests/eval.rs"),
     ("oarlock gather-checkpoint ", "needs the parts of two machines; tests/machines.rs"),
     ("oarlock merge-weights whole/", "needs the parts of two machines; tests/machines.rs"),

@@ -173,18 +173,16 @@ fn hand(
     let event = match event {
         Event::Token(token) => {
             let begins = std::mem::take(is_first);
-            let bytes = |id: u32| {
-                // Marks are not text, but for those that templates give a meaning in answers, which are not special.
-                let is_special = served.tokenizer.is_special(id).unwrap_or(false);
-                let bytes =
-                    if is_special { None } else { served.tokenizer.token_bytes(id, begins).ok().flatten() };
-                bytes.unwrap_or_default()
-            };
+            let spelled =
+                |id: u32| served.tokenizer.token_bytes(id, begins).ok().flatten().unwrap_or_default();
+            // Marks are not text, but for those that templates give a meaning in answers, which are not special.
+            let is_special = served.tokenizer.is_special(token.id).unwrap_or(false);
+            let bytes = if is_special { Vec::new() } else { spelled(token.id) };
             let other =
-                |(id, logprob): &(u32, f32)| Alternative { id: *id, bytes: bytes(*id), logprob: *logprob };
+                |(id, logprob): &(u32, f32)| Alternative { id: *id, bytes: spelled(*id), logprob: *logprob };
             oarlock_serve::Event::Token(Token {
                 id: token.id,
-                bytes: bytes(token.id),
+                bytes,
                 logprob: token.logprob,
                 top: token.top.iter().map(other).collect(),
             })
