@@ -107,8 +107,6 @@ def environment(kind: Kind, triple: str, tools: Path, target: Path) -> Dict[str,
         # What musl's programs begin with is Zig's, as its library is.
         env["RUSTFLAGS"] += " -C link-self-contained=no"
     env["CFLAGS"] = env["CXXFLAGS"] = " ".join(f"-ffile-prefix-map={place}={name}" for place, name in renamed.items())
-    # Downloads are to be small: what several crates have made of the same function is in the program once.
-    env.setdefault("CARGO_PROFILE_RELEASE_LTO", "thin")
     env["CARGO_TARGET_DIR"] = str(target)
     env["CARGO_INCREMENTAL"] = "0"
     env["PATH"] = f"{tools / 'bin'}{os.pathsep}{env['PATH']}"
