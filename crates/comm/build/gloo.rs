@@ -59,10 +59,12 @@ pub fn build() {
     std::fs::write(out().join("shim.rs"), text).expect("OUT_DIR can be written");
 }
 
-/// Whether the program has its C library inside, and with it no loader of libraries, as one for musl.
+/// Whether the program has its C library inside, and with it no loader of libraries, as one for musl that is built elsewhere:
+/// not every cargo says so of its features.
 fn is_static() -> bool {
-    let features = env::var("CARGO_CFG_TARGET_FEATURE").unwrap_or_default();
-    features.split(',').any(|feature| feature == "crt-static")
+    let said = |name: &str| env::var(name).unwrap_or_default();
+    let is_for_musl = said("CARGO_CFG_TARGET_ENV") == "musl" && !said("HOST").ends_with("musl");
+    is_for_musl || said("CARGO_CFG_TARGET_FEATURE").split(',').any(|feature| feature == "crt-static")
 }
 
 fn variable(name: &str) -> Option<OsString> {
