@@ -5,8 +5,8 @@
     python3 packaging/wheel.py --musl        # static, for Alpine and for containers with nothing else
     python3 packaging/wheel.py --local       # for this machine alone: what `cargo build --release` has built is used again
 
-It needs Rust, Python with venv, and the registries of crates and of PyPI, from which it takes maturin and the C compiler and
-linker of Zig. Where GLOO_SOURCE names the sources of Gloo, they become part of the program for glibc.
+It needs Rust, Python with venv, and the registries of crates and of PyPI, from which it takes maturin, the C compiler and
+linker of Zig, and Zopfli. Where GLOO_SOURCE names the sources of Gloo, they become part of the program for glibc.
 A static program opens no libraries, so it has no GPUs, no Gloo and no MPI. `rustup target add x86_64-unknown-linux-musl` brings
 what it needs of Rust; where RUSTC names a compiler that has the source of its standard library instead (Debian: rustc-web and
 rust-web-src), OARLOCK_BUILD_STD=1 compiles that as well.
@@ -26,7 +26,7 @@ from pathlib import Path
 from typing import Dict, List, NamedTuple, Optional
 
 ROOT = Path(__file__).resolve().parent.parent
-TOOLS = ["maturin==1.16.0", "ziglang==0.17.1"]
+TOOLS = ["maturin==1.16.0", "ziglang==0.17.1", "zopflipy==1.14"]
 GLIBC = "2.17"
 
 
@@ -77,7 +77,7 @@ def main() -> int:
         command += ["--auditwheel", "skip"]
         env = dict(os.environ, CARGO_TARGET_DIR=str(target))
     else:
-        command += ["--zig", "--target", kind.target, "--auditwheel", "check"]
+        command += ["--zig", "--target", kind.target, "--auditwheel", "check", "--config", str(ROOT / "packaging" / "wheel.toml")]
         env = environment(kind, kind.target, tools, target)
     if kind == MUSL and env.get("OARLOCK_BUILD_STD"):
         command += ["-Z", "build-std=std,panic_unwind"]
@@ -87,6 +87,8 @@ def main() -> int:
     if len(wheels) != 1:
         print(f"there are {len(wheels)} wheels in {out}, and not one", file=sys.stderr)
         return 1
+    if kind.target is not None:
+        call([str(python), str(ROOT / "packaging" / "recompress.py"), str(wheels[0])])
     call([sys.executable, str(ROOT / "packaging" / "check_wheel.py"), str(wheels[0])])
     print(wheels[0])
     return 0
