@@ -1,12 +1,27 @@
-//! From a request of a chat to its sequences, for all APIs that have chats.
+//! From a request to its model, and from a chat to its sequences, for all APIs.
 
 use std::sync::Arc;
 
+use axum::extract::Request;
+
 use crate::backend::Model;
+use crate::body::read_object;
 use crate::error::ApiError;
+use crate::fields::Fields;
 use crate::request::chat::ChatRequest;
 use crate::run::{Plan, Run};
 use crate::state::Shared;
+
+/// A request whose body has been read: its fields, the name by which it asks for a model, and that model.
+pub(crate) async fn open(
+    shared: &Shared,
+    request: Request,
+) -> Result<(Fields, Option<String>, Model), ApiError> {
+    let mut fields = read_object(request, &shared.bodies, &shared.options.limits).await?;
+    let asked_for = fields.string("model")?;
+    let model = shared.model(asked_for.as_deref())?;
+    Ok((fields, asked_for, model))
+}
 
 /// Renders the conversation and submits its answers.
 pub(crate) async fn ask(shared: &Arc<Shared>, model: Model, chat: ChatRequest) -> Result<Run, ApiError> {

@@ -214,7 +214,7 @@ pub trait Backend: Send + Sync + 'static {
     /// The embedding of each text, all of the same length.
     ///
     /// # Errors
-    /// [`Refusal::Unsupported`] for models that have none, which is what this method says if it is not implemented.
+    /// [`Refusal::Unsupported`] for models that have none, which is what a backend without this method says.
     fn embed(&self, model: &str, texts: Vec<Vec<u32>>) -> Result<Vec<Vec<f32>>, Refusal> {
         _ = texts;
         Err(Refusal::Unsupported(format!("`{model}` makes no embeddings")))
@@ -223,7 +223,7 @@ pub trait Backend: Send + Sync + 'static {
     /// What a reward model thinks of each text.
     ///
     /// # Errors
-    /// [`Refusal::Unsupported`] for models that are none, which is what this method says if it is not implemented.
+    /// [`Refusal::Unsupported`] for models that are none, which is what a backend without this method says.
     fn score(&self, model: &str, texts: Vec<Vec<u32>>) -> Result<Vec<f32>, Refusal> {
         _ = texts;
         Err(Refusal::Unsupported(format!("`{model}` is not a reward model")))

@@ -6,8 +6,7 @@ use axum::extract::{Request, State};
 use axum::http::StatusCode;
 use axum::response::Response;
 
-use crate::ask::ask;
-use crate::body::read_object;
+use crate::ask::{ask, open};
 use crate::error::{ApiError, json_response};
 use crate::reply::chat::{ChatStream, whole};
 use crate::reply::head::Head;
@@ -20,9 +19,7 @@ pub(super) async fn answer(
     request: Request,
 ) -> Result<Response, ApiError> {
     let options = &shared.options;
-    let mut fields = read_object(request, &shared.bodies, &options.limits).await?;
-    let asked_for = fields.string("model")?;
-    let model = shared.model(asked_for.as_deref())?;
+    let (fields, asked_for, model) = open(&shared, request).await?;
     let chat = ChatRequest::read(fields, &model, options)?;
     let streams = chat.generation.streams.unwrap_or(options.streams_by_default);
     let object = if streams { "chat.completion.chunk" } else { "chat.completion" };

@@ -6,8 +6,8 @@ use axum::extract::{Request, State};
 use axum::http::StatusCode;
 use axum::response::Response;
 
+use crate::ask::open;
 use crate::backend::{AnswerFormat, Backend, Refusal};
-use crate::body::read_object;
 use crate::error::{ApiError, json_response};
 use crate::reply::completion::{CompletionStream, Form, whole};
 use crate::reply::head::Head;
@@ -22,9 +22,7 @@ pub(super) async fn answer(
     request: Request,
 ) -> Result<Response, ApiError> {
     let options = &shared.options;
-    let mut fields = read_object(request, &shared.bodies, &options.limits).await?;
-    let asked_for = fields.string("model")?;
-    let model = shared.model(asked_for.as_deref())?;
+    let (fields, asked_for, model) = open(&shared, request).await?;
     let completion = CompletionRequest::read(fields, &model, options)?;
     let (name, inputs, echoes) = (model.name.clone(), completion.prompts, completion.echoes);
     let prompts = shared

@@ -9,8 +9,8 @@ use base64::Engine as _;
 use base64::engine::general_purpose::STANDARD;
 use serde_json::{Value, json};
 
+use crate::ask::open;
 use crate::backend::Backend;
-use crate::body::read_object;
 use crate::error::{ApiError, json_response};
 use crate::request::input::{Input, inputs};
 use crate::run::check_length;
@@ -21,9 +21,7 @@ pub(super) async fn answer(
     request: Request,
 ) -> Result<Response, ApiError> {
     let limits = &shared.options.limits;
-    let mut fields = read_object(request, &shared.bodies, limits).await?;
-    let asked_for = fields.string("model")?;
-    let model = shared.model(asked_for.as_deref())?;
+    let (mut fields, asked_for, model) = open(&shared, request).await?;
     let input = fields.take("input").ok_or_else(|| fields.missing("input"))?;
     let inputs = inputs(input, "input", limits.n_texts)?;
     let is_base64 = match fields.string("encoding_format")?.as_deref() {

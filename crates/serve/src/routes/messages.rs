@@ -7,9 +7,8 @@ use axum::http::StatusCode;
 use axum::response::Response;
 use serde_json::{Value, json};
 
-use crate::ask::ask;
+use crate::ask::{ask, open};
 use crate::backend::Model;
-use crate::body::read_object;
 use crate::error::{ApiError, json_response};
 use crate::reply::anthropic::{MessageStream, whole};
 use crate::reply::stream;
@@ -37,9 +36,7 @@ async fn read_chat(
     needs_max_tokens: bool,
 ) -> Result<(String, Model, ChatRequest), ApiError> {
     let options = &shared.options;
-    let mut fields = read_object(request, &shared.bodies, &options.limits).await?;
-    let asked_for = fields.string("model")?;
-    let model = shared.model(asked_for.as_deref())?;
+    let (fields, asked_for, model) = open(shared, request).await?;
     let chat = read(fields, &model, options, needs_max_tokens)?;
     Ok((asked_for.unwrap_or_else(|| model.name.clone()), model, chat))
 }

@@ -6,8 +6,7 @@ use axum::extract::{Request, State};
 use axum::http::StatusCode;
 use axum::response::Response;
 
-use crate::ask::ask;
-use crate::body::read_object;
+use crate::ask::{ask, open};
 use crate::error::{ApiError, json_response};
 use crate::reply::responses::{ResponseStream, whole};
 use crate::reply::stream;
@@ -19,9 +18,7 @@ pub(super) async fn answer(
     request: Request,
 ) -> Result<Response, ApiError> {
     let options = &shared.options;
-    let mut fields = read_object(request, &shared.bodies, &options.limits).await?;
-    let asked_for = fields.string("model")?;
-    let model = shared.model(asked_for.as_deref())?;
+    let (fields, asked_for, model) = open(&shared, request).await?;
     let (chat, repeated) = read(fields, &model, options)?;
     let response = ResponseStream::new(asked_for.unwrap_or_else(|| model.name.clone()), repeated);
     let streams = chat.generation.streams.unwrap_or(false);

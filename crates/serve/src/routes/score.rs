@@ -7,8 +7,8 @@ use axum::http::StatusCode;
 use axum::response::Response;
 use serde_json::{Value, json};
 
+use crate::ask::open;
 use crate::backend::Backend;
-use crate::body::read_object;
 use crate::error::{ApiError, json_response};
 use crate::fields::{too_many, wrong};
 use crate::ids;
@@ -19,9 +19,7 @@ pub(super) async fn answer(
     request: Request,
 ) -> Result<Response, ApiError> {
     let limits = &shared.options.limits;
-    let mut fields = read_object(request, &shared.bodies, limits).await?;
-    let asked_for = fields.string("model")?;
-    let model = shared.model(asked_for.as_deref())?;
+    let (mut fields, asked_for, model) = open(&shared, request).await?;
     let list = fields.list("messages")?.ok_or_else(|| fields.missing("messages"))?;
     if list.is_empty() {
         return Err(ApiError::field("messages", "`messages` is empty."));
