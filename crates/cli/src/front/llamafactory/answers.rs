@@ -25,7 +25,7 @@ use crate::serving::API_KEY;
 pub(super) struct Answered {
     /// Ours.
     command: &'static str,
-    /// Its keys, and what our command calls them.
+    /// Its keys beside [`READING`], and what our command calls them.
     flags: &'static [(&'static str, &'static str)],
     /// Keys that say nothing to our command: the values that change nothing, or none for all.
     idle: &'static [Idle],
@@ -42,12 +42,6 @@ pub(super) const CHAT: Answered = Answered {
     flags: &[
         ("model_name_or_path", "--model"),
         ("adapter_name_or_path", "--adapter"),
-        ("quantization_bit", "--quantization-bit"),
-        ("rope_scaling", "--rope-scaling"),
-        ("quantization_type", "--quantization-type"),
-        ("double_quantization", "--double-quantization"),
-        DTYPE,
-        ("template", "--template"),
         ("default_system", "--system"),
         ("enable_thinking", "--enable-thinking"),
         ("max_new_tokens", "--max-new-tokens"),
@@ -73,12 +67,6 @@ pub(super) const API: Answered = Answered {
     flags: &[
         ("model_name_or_path", "--model"),
         ("adapter_name_or_path", "--merge"),
-        ("quantization_bit", "--quantization-bit"),
-        ("rope_scaling", "--rope-scaling"),
-        ("quantization_type", "--quantization-type"),
-        ("double_quantization", "--double-quantization"),
-        DTYPE,
-        ("template", "--template"),
         ("enable_thinking", "--enable-thinking"),
         ("max_new_tokens", "--max-tokens"),
         ("temperature", "--temperature"),
@@ -112,12 +100,6 @@ pub(super) const EVAL: Answered = Answered {
     flags: &[
         ("model_name_or_path", "--model"),
         ("adapter_name_or_path", "--adapter"),
-        ("quantization_bit", "--quantization-bit"),
-        ("rope_scaling", "--rope-scaling"),
-        ("quantization_type", "--quantization-type"),
-        ("double_quantization", "--double-quantization"),
-        DTYPE,
-        ("template", "--template"),
         ("task", "--task"),
         ("task_dir", "--task-dir"),
         ("lang", "--lang"),
@@ -130,6 +112,16 @@ pub(super) const EVAL: Answered = Answered {
     needed: &["model_name_or_path", "task"],
     variables: &[],
 };
+
+/// Keys of how a model is read, which all of our commands call alike, and the template of its prompts.
+const READING: [(&str, &str); 6] = [
+    ("quantization_bit", "--quantization-bit"),
+    ("rope_scaling", "--rope-scaling"),
+    ("quantization_type", "--quantization-type"),
+    ("double_quantization", "--double-quantization"),
+    DTYPE,
+    ("template", "--template"),
+];
 
 type Idle = (&'static str, &'static [&'static str]);
 const BACKEND: Idle = ("infer_backend", &["huggingface"]);
@@ -205,10 +197,12 @@ impl Answered {
                 }
                 (false, _) => value,
             };
-            if let Some((_, flag)) = self.flags.iter().find(|(name, _)| *name == entry.key) {
+            if let Some((_, flag)) = self.flags.iter().chain(&READING).find(|(name, _)| *name == entry.key) {
                 found.retain(|(other, _)| other != flag);
                 found.push((flag, value));
-            } else if entry.key == "do_sample" && self.flags.iter().any(|(name, _)| *name == "temperature") {
+            } else if entry.key == "do_sample"
+                && self.flags.iter().chain(&READING).any(|(name, _)| *name == "temperature")
+            {
                 is_greedy = value == "false";
             } else if idle.is_some_and(|(_, values)| values.is_empty() || values.contains(&value.as_str()))
                 || idle.is_none() && is_of_training(&entry.key)
@@ -231,7 +225,8 @@ impl Answered {
             found.push(("--temperature", "0".to_owned()));
         }
         for needed in self.needed {
-            let flag = self.flags.iter().find(|(name, _)| name == needed).map(|(_, flag)| *flag);
+            let flag =
+                self.flags.iter().chain(&READING).find(|(name, _)| name == needed).map(|(_, flag)| *flag);
             if !found.iter().any(|(other, _)| Some(*other) == flag) {
                 problems.push(
                     Problem::new(format!("`{needed}` is missing")).help(format!("write `{needed}: …`")),
