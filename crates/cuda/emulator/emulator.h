@@ -32,6 +32,18 @@ void cp_async(void* to, const void* from, bool valid);
 void cp_async_commit();
 void cp_async_wait(int n);
 
+// What a descriptor of wgmma says: where a matrix of 16-bit elements begins in shared memory, and how it goes on.
+struct TileDescriptor {
+  const void* at;
+  u32 row_bytes, leading, stride;
+};
+// c [64, n] (+)= a [64, 16] b [16, n] of a warpgroup, with a [4] held as by mma, or in shared memory where that is null.
+void wgmma(f32* c, u32 n, const u32* a, const TileDescriptor* of_a, const TileDescriptor& b, bool down, bool add, f32 (*to_f32)(u16));
+void wgmma_fence();
+void wgmma_commit();
+void wgmma_wait(int n);
+void fence_for_wgmma();
+
 // An array in shared memory: the same for all threads of a block, told apart by the place in the source. Its address is a
 // multiple of `align`, and of nothing larger.
 void* shared_array(const void* site, const char* name, size_t bytes, size_t align);
@@ -207,3 +219,23 @@ inline void store_words(void* to, u32 a, u32 b, u32 c, u32 d) {
 }
 inline void cp_async_commit() { emulator::cp_async_commit(); }
 template <int N> inline void cp_async_wait() { emulator::cp_async_wait(N); }
+
+using emulator::TileDescriptor;
+template <int ROW_BYTES> inline TileDescriptor descriptor(const void* at, u32 leading, u32 stride) {
+  return {at, (u32)ROW_BYTES, leading, stride};
+}
+inline TileDescriptor ahead(TileDescriptor m, u32 bytes) { return {(const char*)m.at + bytes, m.row_bytes, m.leading, m.stride}; }
+inline u32 uniform(u32 v) { return v; }
+inline void wgmma_fence() { emulator::wgmma_fence(); }
+inline void wgmma_commit() { emulator::wgmma_commit(); }
+template <int N> inline void wgmma_wait() { emulator::wgmma_wait(N); }
+inline void fence_for_wgmma() { emulator::fence_for_wgmma(); }
+inline void wait_behind(f32) {}
+inline void keep_one(f32&) {}
+inline void keep_one(u32&) {}
+template <int TRANS, class T, int N8> inline void wgmma(T, f32 (&c)[N8][4], const u32 (&a)[4], TileDescriptor b, bool add) {
+  emulator::wgmma(c[0], 8 * N8, a, nullptr, b, TRANS, add, &half_to_f32<T>);
+}
+template <int TRANS, class T, int N8> inline void wgmma(T, f32 (&c)[N8][4], TileDescriptor a, TileDescriptor b, bool add) {
+  emulator::wgmma(c[0], 8 * N8, nullptr, &a, b, TRANS, add, &half_to_f32<T>);
+}

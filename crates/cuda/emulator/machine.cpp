@@ -16,7 +16,7 @@ static const size_t STACK = 256 << 10;
 static const size_t MOST_STATIC = 48 << 10, MOST_SHARED = 227 << 10;
 
 const char* name(Op op) {
-  const char* names[] = {"a shuffle", "mma", "ldmatrix", "ldmatrix.trans", "sync_warp"};
+  const char* names[] = {"a shuffle", "mma", "ldmatrix", "ldmatrix.trans", "sync_warp", "wgmma"};
   return names[(int)op];
 }
 
@@ -41,7 +41,7 @@ static thread_local struct Stacks {
 } kept;
 
 Machine::Machine(const Launch& launch)
-    : launch(launch), n(launch.kernel->threads), fibers(n), warps(n / 32) {
+    : launch(launch), n(launch.kernel->threads), fibers(n), warps(n / 32), warpgroups(n / 128 + 1) {
   step = launch.order % 2 ? n - 1 : 1;
   stacks = kept.of(n * STACK);
   if (launch.shared_bytes) dynamic = new Guarded(launch.shared_bytes, 128, "dynamic shared memory", true);
@@ -65,6 +65,7 @@ bool Machine::run(Dim block) {
   idle = 0;
   failed = false;
   warps.assign(n / 32, Warp{});
+  warpgroups.assign(n / 128 + 1, Warpgroup{});
   for (SharedArray& array : shared) array.memory->poison();
   if (dynamic) dynamic->poison();
   for (u32 i = 0; i < n; i++) {
@@ -73,12 +74,17 @@ bool Machine::run(Dim block) {
     fiber.index = i;
     fiber.lane = i % 32;
     fiber.warp = &warps[i / 32];
+    fiber.group = &warpgroups[i / 128];
     fiber.done = false;
     fiber.barrier = ~0ull;
+    fiber.meeting = ~0ull;
     fiber.waits = "its beginning";
     fiber.file = nullptr;
     fiber.open.clear();
     fiber.groups.clear();
+    fiber.products.clear();
+    fiber.product_groups.clear();
+    fiber.has_fenced = fiber.has_copied = false;
     fiber.strand.context.prepare(stacks + i * STACK, STACK, entry);
   }
   current = launch.order % 2 ? n - 1 : 0;
@@ -115,8 +121,9 @@ void Machine::entry() {
   m->launch.kernel->call(m->launch.kernel->function, m->launch.args);
   Fiber& me = m->now();
   if (!me.open.empty() || !me.groups.empty()) m->fail("cp.async is never waited for");
+  if (!me.products.empty() || !me.product_groups.empty()) m->fail("a product of a warpgroup is never waited for");
   if (m->arrived) m->fail("this thread has returned, and others wait at a barrier");
-  if (me.warp->arrived) m->fail("this thread has returned, and others of its warp wait at an operation");
+  if (me.warp->arrived || me.group->arrived) m->fail("this thread has returned, and others of its warp wait at an operation");
   me.done = true;
   m->idle = 0;
   release(m);
@@ -132,7 +139,9 @@ void Machine::resume(u32 to, bool for_good) {
   go(from.strand, fibers[to].strand, for_good);
 }
 
-bool Machine::is_blocked(const Fiber& fiber) const { return fiber.done || fiber.barrier == barriers; }
+bool Machine::is_blocked(const Fiber& fiber) const {
+  return fiber.done || fiber.barrier == barriers || fiber.meeting == fiber.group->meetings;
+}
 
 // Who goes on. In the ring, whoever is next, so that all warps advance together. With greedy warps, the lanes of the same
 // warp as long as one of them is not at a barrier, so that a warp runs as far ahead of the others as barriers let it.
@@ -215,6 +224,23 @@ void Machine::meet(Op op, const char* file, int line, int argument, Put put, Wor
   }
   while (warp.meetings == mine) pass_on();
   idle = 0;
+}
+
+// The threads of four warps come to the same product.
+void Machine::meet_group() {
+  Fiber& me = now();
+  if (me.index / 128 * 128 + 128 > n) fail("a product of a warpgroup by fewer than four warps");
+  me.meeting = me.group->meetings;
+  idle = 0;
+  if (++me.group->arrived == 128) me.group->arrived = 0, me.group->meetings++;
+  while (me.group->meetings == me.meeting) pass_on();
+  idle = 0;
+}
+
+// Products read shared memory by another way than threads do.
+void Machine::check_copies() {
+  for (const Fiber& fiber : fibers)
+    if (fiber.has_copied) fail("a product of a warpgroup before thread " + std::to_string(fiber.index) + " has fenced its copies");
 }
 
 void* Machine::shared_array(const void* site, const char* name, size_t bytes, size_t align) {
@@ -370,8 +396,88 @@ void cp_async_wait(int most) {
       if (copy.valid) memcpy(copy.to, copy.from, 16);
       else memset(copy.to, 0, 16);
     }
+    me.has_copied = me.has_copied || !me.groups.front().empty();
     me.groups.erase(me.groups.begin());
   }
+}
+
+// Where an element is: along the sum of a product in a row of the matrix, or down its rows.
+static const char* place(const TileDescriptor& m, u32 along, u32 across, bool down) {
+  u32 n = m.row_bytes / 2;
+  u64 at = down ? across / n * m.leading + across % n * 2 + along / 8 * m.stride + along % 8 * m.row_bytes
+                : across / 8 * m.stride + across % 8 * m.row_bytes + along * 2;
+  uintptr_t address = (uintptr_t)m.at + at;
+  return (const char*)(address ^ (address >> 7 & (m.row_bytes == 128 ? 7 : 3)) << 4);
+}
+
+// The part of a thread, at the last moment at which a GPU may compute it.
+static void compute(const Product& p) {
+  Machine* m = machine;
+  u32 thread = m->now().index % 128, lane = thread % 32;
+  auto element = [&](const TileDescriptor& of, u32 along, u32 across, bool down) {
+    const char* at = place(of, along, across, down);
+    if (!m->is_shared(at, 2)) m->fail("out of bounds: a product of a warpgroup reads outside of shared memory");
+    u16 bits;
+    memcpy(&bits, at, 2);
+    return p.to_f32(bits);
+  };
+  if (!p.before.empty()) memcpy(p.c, p.before.data(), p.before.size() * 4);
+  else if (!p.add) memset(p.c, 0, p.n / 8 * 16);
+  f32 a[2][16];
+  for (u32 half = 0; half < 2; half++)
+    for (u32 k = 0; k < 16; k++) {
+      u32 word = p.a[lane / 4 * 4 + k % 8 / 2][half + k / 8 * 2];
+      a[half][k] = p.of_a.at ? element(p.of_a, k, thread / 32 * 16 + lane / 4 + 8 * half, false)
+                             : p.to_f32((u16)(word >> k % 2 * 16));
+    }
+  for (u32 j = 0; j < p.n / 8; j++)
+    for (u32 i = 0; i < 2; i++)
+      for (u32 k = 0; k < 16; k++) {
+        f32 b = element(p.b, k, 8 * j + 2 * (lane % 4) + i, p.down);
+        for (u32 half = 0; half < 2; half++) p.c[4 * j + 2 * half + i] += a[half][k] * b;
+      }
+}
+
+void wgmma(f32* c, u32 n, const u32* a, const TileDescriptor* of_a, const TileDescriptor& b, bool down, bool add, f32 (*to_f32)(u16)) {
+  Machine* m = machine;
+  Fiber& me = m->now();
+  if (!me.has_fenced) m->fail("a product of a warpgroup without a fence");
+  for (const TileDescriptor* matrix : {&b, of_a})
+    if (matrix && (matrix->stride % 16 || matrix->leading % 16 || (uintptr_t)matrix->at % 16))
+      m->fail("a matrix of a warpgroup that does not lie at multiples of 16 bytes");
+  m->meet(
+      Op::wgmma, nullptr, 0, (int)(4 * n + 2 * down + add), [&](Warp& w, u32 lane) { a ? memcpy(w.a[lane], a, 16) : nullptr; },
+      [](Warp& w) { memcpy(w.all_of_a, w.a, sizeof w.a); });
+  Product product = {c, n, {}, of_a ? *of_a : TileDescriptor{}, b, down, add, {}, to_f32};
+  memcpy(product.a, me.warp->all_of_a, sizeof product.a);
+  m->meet_group();
+  m->check_copies();
+  bool goes_on = false;
+  for (const std::vector<Product>& group : me.product_groups)
+    for (const Product& other : group) goes_on = goes_on || other.c == c;
+  for (const Product& other : me.products) goes_on = goes_on || other.c == c;
+  if (add && !goes_on) product.before.assign(c, c + n / 2);
+  // Whoever reads them before the wait reads NaN.
+  memset(c, 0xff, n / 2 * 4);
+  me.products.push_back(std::move(product));
+}
+
+void wgmma_fence() { machine->now().has_fenced = true; }
+void fence_for_wgmma() { machine->now().has_copied = false; }
+
+void wgmma_commit() {
+  Fiber& me = machine->now();
+  me.product_groups.emplace_back();
+  me.product_groups.back().swap(me.products);
+}
+
+void wgmma_wait(int most) {
+  Fiber& me = machine->now();
+  while ((int)me.product_groups.size() > most) {
+    for (const Product& product : me.product_groups.front()) compute(product);
+    me.product_groups.erase(me.product_groups.begin());
+  }
+  if (me.product_groups.empty()) me.has_fenced = false;
 }
 
 }  // namespace emulator

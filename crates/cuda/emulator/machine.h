@@ -19,7 +19,20 @@ struct Copy {
   bool valid;
 };
 
-enum class Op { shuffle, mma, ldmatrix, ldmatrix_trans, sync_warp };
+// A product of a warpgroup that was not waited for yet: what a thread has a part of.
+struct Product {
+  f32* c;
+  u32 n;
+  // Rows of the left operand that its warp holds in registers; the matrix in shared memory where that has a place.
+  u32 a[32][4];
+  TileDescriptor of_a, b;
+  bool down, add;
+  // Sums so far; none where another product under way has the same.
+  std::vector<f32> before;
+  f32 (*to_f32)(u16);
+};
+
+enum class Op { shuffle, mma, ldmatrix, ldmatrix_trans, sync_warp, wgmma };
 const char* name(Op op);
 
 // The meeting of the lanes of a warp: the operands of each, and the results.
@@ -29,23 +42,35 @@ struct Warp {
   Op op = Op::shuffle;
   int argument = 0;
   f32 (*to_f32)(u16) = nullptr;
-  u32 a[32][4], b[32][2], words[32], results[32][4];
+  u32 a[32][4], b[32][2], words[32], results[32][4], all_of_a[32][4];
   f32 c[32][4];
   const void* rows[32];
+};
+
+// The meeting of the threads of four warps.
+struct Warpgroup {
+  u32 arrived = 0;
+  u64 meetings = 0;
 };
 
 struct Fiber {
   Ids ids;
   Strand strand;
   Warp* warp;
+  Warpgroup* group;
   u32 index, lane;
   bool done;
   u64 barrier;  // The number of the barrier that it waits at, or did last.
+  u64 meeting;  // The same of the meetings of its warpgroup.
   const char* waits;
   const char* file;
   int line;
   std::vector<Copy> open;
   std::vector<std::vector<Copy>> groups;
+  std::vector<Product> products;
+  std::vector<std::vector<Product>> product_groups;
+  bool has_fenced;   // Since products were waited for.
+  bool has_copied;   // And not fenced that for products.
 };
 
 // Memory that ends at a page nobody may touch. What alignment leaves free before and behind it holds a pattern.
@@ -138,6 +163,8 @@ class Machine {
 
   void sync_block(const char* file, int line);
   template <class Put, class Work> void meet(Op op, const char* file, int line, int argument, Put put, Work work);
+  void meet_group();
+  void check_copies();
   void* shared_array(const void* site, const char* name, size_t bytes, size_t align);
   void* dynamic_shared();
   bool is_shared(const void* p, size_t n) const;
@@ -160,6 +187,7 @@ class Machine {
   bool failed = false;
   std::vector<Fiber> fibers;
   std::vector<Warp> warps;
+  std::vector<Warpgroup> warpgroups;
   std::vector<SharedArray> shared;
   Guarded* dynamic = nullptr;
   char* stacks = nullptr;

@@ -59,7 +59,7 @@ int nvrtcCreateProgram(Program** program, const char* source, const char* name, 
   return 0;
 }
 int nvrtcCompileProgram(Program* program, int n, const char* const* options) {
-  std::string arch, element, head_dim, rows, walked;
+  std::string arch, element, head_dim, rows, walked, wgmma;
   auto value = [](const char* option, const char* key, std::string& to) {
     if (!strncmp(option, key, strlen(key))) to = option + strlen(key);
   };
@@ -69,6 +69,7 @@ int nvrtcCompileProgram(Program* program, int n, const char* const* options) {
     value(options[i], "--define-macro=HEAD_DIM=", head_dim);
     value(options[i], "--define-macro=OF_ROWS=", rows);
     value(options[i], "--define-macro=OF_WALKED=", walked);
+    value(options[i], "--define-macro=WGMMA=", wgmma);
   }
   if (!knows(arch)) {
     program->log = "nvrtc: error: invalid value for --gpu-architecture (-arch)\n";
@@ -80,7 +81,7 @@ int nvrtcCompileProgram(Program* program, int n, const char* const* options) {
   }
   n_compiled++;
   program->code = "fake cubin " + std::to_string(version / 100) + "\n" + arch + "\n" + program->name + "\n";
-  std::string tile = rows.empty() ? "" : "_" + rows + "_" + walked;
+  std::string tile = rows.empty() ? "" : "_" + rows + "_" + walked + (wgmma.empty() ? "" : "_wgmma");
   if (!head_dim.empty()) program->code += "_" + element + "_" + head_dim + tile + "\n";
   return fails == "compile" ? 7 : 0;
 }

@@ -26,8 +26,12 @@ const int WALKED = HEAD_BYTES <= 256 ? 64 : HEAD_BYTES <= 512 ? 32 : 16;
 
 #define JOIN_(a, b, c) a##_##b##_##c
 #define JOIN(a, b, c) JOIN_(a, b, c)
+#define JOIN_2_(a, b) a##_##b
+#define JOIN_2(a, b) JOIN_2_(a, b)
 #define EXPANDED(name, threads, params, ...) KERNEL(name, threads, params, __VA_ARGS__)
-#ifdef OF_ROWS
+#ifdef WGMMA
+#define NAME_OF(op) JOIN(JOIN(op, ELEMENT, HEAD_DIM), OF_ROWS, JOIN_2(OF_WALKED, wgmma))
+#elif defined(OF_ROWS)
 #define NAME_OF(op) JOIN(JOIN(op, ELEMENT, HEAD_DIM), OF_ROWS, OF_WALKED)
 #else
 #define NAME_OF(op) JOIN(op, ELEMENT, HEAD_DIM)

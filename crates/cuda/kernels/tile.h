@@ -1,4 +1,4 @@
-// Tiles of matrices: rows in shared memory, products of 16 rows of a warp with a tile.
+// Tiles of matrices: rows in shared memory, products of 16 rows of each warp with a tile.
 //
 // A product c [16, N] is spread over a warp as mma.m16n8k16 spreads it: with g = lane / 4 and t = lane % 4, c[j][e] is at
 // row g + 8 (e / 2) and column 8 j + 2 t + e % 2. Elements of 16 bits are multiplied by tensor cores, f32 by plain
@@ -6,11 +6,7 @@
 #pragma once
 #include "words.h"
 
-// Elements between the rows of a tile: 16 bytes more than a row has, against conflicts of banks.
-template <class T, int D> struct Row {
-  static const int STRIDE = D + 16 / (int)sizeof(T);
-  static const int PER_COPY = 16 / (int)sizeof(T);
-};
+namespace {
 
 // Rows of a block's own tile: 16 for each warp.
 #ifdef OF_ROWS
@@ -20,47 +16,39 @@ const int TILE_ROWS = 64;
 #endif
 const int WARPS = TILE_ROWS / 16, ATTENTION_THREADS = 32 * WARPS;
 
+}  // namespace
+
+// Where elements lie in a tile, and its products.
+#ifdef WGMMA
+#include "tile_warpgroup.h"
+#else
+#include "tile_warp.h"
+#endif
+
+namespace {
+
 // Begins to copy rows first .. first + R of a matrix into a tile; zeros behind row `end` and column `dim`.
-template <int R, int D, class T> DEVICE void fetch(T* tile, const T* from, u64 stride, int first, int end, int dim) {
+template <int R, int D, class T> DEVICE void fetch(T* tile, const T* from, u32 stride, int first, int end, int dim) {
   const int PER_ROW = D / Row<T, D>::PER_COPY, COPIES = R * PER_ROW, ROUNDS = (COPIES + ATTENTION_THREADS - 1) / ATTENTION_THREADS;
   // Where a thread stays in its column, one address follows from the other.
   const int DOWN = ATTENTION_THREADS % PER_ROW == 0 ? ATTENTION_THREADS / PER_ROW : 0;
   int row = threadIdx.x / PER_ROW, col = threadIdx.x % PER_ROW * Row<T, D>::PER_COPY;
-  const T* own = from + (u64)(first + row) * stride + col;
+  const T* own = from + (u64)(u32)(first + row) * stride + col;
   UNROLL for (int k = 0; k < ROUNDS; k++) {
     int i = threadIdx.x + k * ATTENTION_THREADS;
     if (COPIES % ATTENTION_THREADS && i >= COPIES) break;
     if (DOWN == 0 && k > 0) {
       row = i / PER_ROW;
       col = i % PER_ROW * Row<T, D>::PER_COPY;
-      own = from + (u64)(first + row) * stride + col;
+      own = from + (u64)(u32)(first + row) * stride + col;
     }
     bool valid = (first + row < end) & (col < dim);
-    cp_async(tile + row * Row<T, D>::STRIDE + col, valid ? own : from, valid);
+    // Where it is not valid, nothing is read.
+    cp_async(tile + place<R, D, T>(row, col), own, valid);
     row += DOWN;
-    own += (u64)DOWN * stride;
+    own += (u64)(DOWN * stride);
   }
 }
-
-// 16 rows of a tile, as the left operand of a product: read from shared memory each time, or held in registers.
-template <class T, int D> struct SharedRows {
-  const T* rows;
-  DEVICE SharedRows(const T* rows) : rows(rows) {}
-  DEVICE void get(u32 (&a)[4], int k) const {
-    u32 lane = threadIdx.x % 32;
-    ldmatrix(a, rows + lane % 16 * Row<T, D>::STRIDE + k * 16 + lane / 16 * 8);
-  }
-};
-template <class T, int D> struct HeldRows {
-  u32 of[D / 16][4];
-  DEVICE HeldRows(const T* rows) {
-    SharedRows<T, D> shared(rows);
-    UNROLL for (int k = 0; k < D / 16; k++) shared.get(of[k], k);
-  }
-  DEVICE void get(u32 (&a)[4], int k) const {
-    UNROLL for (int i = 0; i < 4; i++) a[i] = of[k][i];
-  }
-};
 
 // A product that becomes the left operand of the next one. Tensor cores hold both in the same layout; f32 goes through
 // rows of shared memory that belong to the warp.
@@ -97,76 +85,11 @@ template <int N> DEVICE void zero(f32 (&c)[N][4]) {
   UNROLL for (int j = 0; j < N; j++) UNROLL for (int e = 0; e < 4; e++) c[j][e] = 0.f;
 }
 
-struct alignas(16) Four {
-  f32 of[4];
-};
-// The products of f32, by each lane for its own elements.
-template <int N, int K, class Left> DEVICE void plain_transposed(f32 (&c)[N / 8][4], const Left& left, const f32* b) {
-  u32 lane = threadIdx.x % 32;
-  const f32* a = left.rows + lane / 4 * Row<f32, K>::STRIDE;
-  b += 2 * (lane % 4) * Row<f32, K>::STRIDE;
-  for (int k = 0; k < K; k += 4) {
-    Four low = *(const Four*)(a + k), high = *(const Four*)(a + 8 * Row<f32, K>::STRIDE + k);
-    UNROLL for (int j = 0; j < N / 8; j++) UNROLL for (int e = 0; e < 2; e++) {
-      Four right = *(const Four*)(b + (8 * j + e) * Row<f32, K>::STRIDE + k);
-      UNROLL for (int i = 0; i < 4; i++) {
-        c[j][e] += low.of[i] * right.of[i];
-        c[j][2 + e] += high.of[i] * right.of[i];
-      }
-    }
-  }
-}
-template <int N, int K, class Left> DEVICE void plain(f32 (&c)[N / 8][4], const Left& left, const f32* b) {
-  u32 lane = threadIdx.x % 32;
-  const f32* a = left.rows + lane / 4 * Row<f32, K>::STRIDE;
-  b += 2 * (lane % 4);
-  for (int k = 0; k < K; k++) {
-    f32 low = a[k], high = a[8 * Row<f32, K>::STRIDE + k];
-    UNROLL for (int j = 0; j < N / 8; j++) UNROLL for (int e = 0; e < 2; e++) {
-      f32 right = b[k * Row<f32, N>::STRIDE + 8 * j + e];
-      c[j][e] += low * right;
-      c[j][2 + e] += high * right;
-    }
-  }
-}
-
-// c [16, N] += a [16, K] b^T with b [N, K] a tile.
-template <int N, int K, class T, class Left>
-DEVICE void multiply_transposed(f32 (&c)[N / 8][4], const Left& left, const T* b) {
-  if constexpr (sizeof(T) == 4) plain_transposed<N, K>(c, left, b);
-  else {
-    u32 lane = threadIdx.x % 32, row = lane % 8 + lane / 16 * 8, col = lane / 8 % 2 * 8;
-    UNROLL for (int k = 0; k < K / 16; k++) {
-      u32 a[4], r[4];
-      left.get(a, k);
-      UNROLL for (int n = 0; n < N / 16; n++) {
-        ldmatrix(r, b + (n * 16 + row) * Row<T, K>::STRIDE + k * 16 + col);
-        mma(T(), c[2 * n], a, r[0], r[1]);
-        mma(T(), c[2 * n + 1], a, r[2], r[3]);
-      }
-    }
-  }
-}
-// c [16, N] += a [16, K] b with b [K, N] a tile.
-template <int N, int K, class T, class Left> DEVICE void multiply(f32 (&c)[N / 8][4], const Left& left, const T* b) {
-  if constexpr (sizeof(T) == 4) plain<N, K>(c, left, b);
-  else {
-    u32 lane = threadIdx.x % 32, row = lane % 16, col = lane / 16 * 8;
-    UNROLL for (int k = 0; k < K / 16; k++) {
-      u32 a[4], r[4];
-      left.get(a, k);
-      UNROLL for (int n = 0; n < N / 16; n++) {
-        ldmatrix_trans(r, b + (k * 16 + row) * Row<T, N>::STRIDE + n * 16 + col);
-        mma(T(), c[2 * n], a, r[0], r[1]);
-        mma(T(), c[2 * n + 1], a, r[2], r[3]);
-      }
-    }
-  }
-}
-
 // Two neighbors of a row.
 template <class T> DEVICE void put2(T* to, f32 low, f32 high) { *(u32*)to = pair<T>(low, high); }
 template <> DEVICE void put2<f32>(f32* to, f32 low, f32 high) {
   to[0] = low;
   to[1] = high;
 }
+
+}  // namespace

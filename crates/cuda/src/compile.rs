@@ -6,7 +6,7 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 use std::thread;
 use std::time::{Duration, Instant};
 
-use crate::attention::HEAD_DIMS;
+use crate::attention::{self, HEAD_DIMS};
 use crate::cache::{Cache, Key};
 use crate::element::Element;
 use crate::error::Error;
@@ -44,9 +44,12 @@ pub const TRAINING: &[Source] = &[
 const LONG: [(Source, u32); 4] =
     [(source::GEMM, 28), (source::GEMM_QUANTIZED, 23), (source::NORM, 12), (source::GLU, 5)];
 
-/// Where all units are for which a run can ask: those of all ops, and of attention those with the usual tile. `heads` and
-/// `elements` select units of attention: for heads of these sizes, of these types.
-pub fn units(heads: Option<&[u32]>, elements: Option<&[Element]>) -> Vec<Unit> {
+/// The types of attention's elements.
+const OF_ATTENTION: [Element; 3] = [Element::F32, Element::BF16, Element::F16];
+
+/// Where all units are for which a run can ask on a GPU of an architecture: those of all ops, and of attention those with the usual
+/// tiles. `heads` and `elements` select units of attention: for heads of these sizes, of these types.
+pub fn units(arch: &str, heads: Option<&[u32]>, elements: Option<&[Element]>) -> Vec<Unit> {
     let mut units = table::units();
     units.retain(|unit| {
         let of_head = |head: &u32| HEAD_DIMS.iter().find(|dim| *dim >= head).map(u32::to_string);
@@ -60,18 +63,36 @@ pub fn units(heads: Option<&[u32]>, elements: Option<&[Element]>) -> Vec<Unit> {
                 elements.map(|elements| elements.iter().map(Element::to_string).collect()),
             )
     });
+    let dims = HEAD_DIMS.iter().copied().filter(|dim| {
+        let unit_of = |head: &u32| HEAD_DIMS.iter().find(|dim| *dim >= head);
+        heads.is_none_or(|heads| heads.iter().filter_map(unit_of).any(|own| own == dim))
+    });
+    for dim in dims {
+        let elements = OF_ATTENTION.into_iter().filter(|of| elements.is_none_or(|all| all.contains(of)));
+        units.extend(elements.flat_map(|element| of_attention(arch, element, dim)));
+    }
+    units.sort();
+    units.dedup();
+    units
+}
+
+/// The units of what attention usually launches.
+fn of_attention(arch: &str, element: Element, head_dim: u32) -> Vec<Unit> {
+    let instances = attention::usual_instances(arch, element, head_dim);
+    let mut units: Vec<Unit> = instances.iter().map(|instance| instance.unit()).collect();
+    units.sort();
+    units.dedup();
     units
 }
 
 /// What is compiled together with a unit, itself among it: who needs one of them needs the others soon.
-pub(crate) fn together(unit: &Unit) -> Vec<Unit> {
-    const PASSES: [Source; 2] = [source::ATTENTION_FORWARD, source::ATTENTION_BACKWARD];
-    let with = |sources: &[Source]| sources.iter().map(|&source| Unit { source, ..unit.clone() }).collect();
-    match unit.source {
-        source if unit.defines.is_empty() && TRAINING.contains(&source) => with(TRAINING),
-        source if PASSES.contains(&source) => with(&PASSES),
-        _ => vec![unit.clone()],
+pub(crate) fn together(arch: &str, unit: &Unit) -> Vec<Unit> {
+    if unit.defines.is_empty() && TRAINING.contains(&unit.source) {
+        return TRAINING.iter().map(|&source| Unit { source, ..unit.clone() }).collect();
     }
+    let heads = OF_ATTENTION.into_iter().flat_map(|of| HEAD_DIMS.iter().map(move |&dim| (of, dim)));
+    let mut passes = heads.map(|(element, dim)| of_attention(arch, element, dim));
+    passes.find(|units| units.contains(unit)).unwrap_or_else(|| vec![unit.clone()])
 }
 
 /// Compiles those of the units that the cache does not have, on so many threads, and tells of each as soon as it is there.
@@ -133,15 +154,29 @@ mod tests {
     #[test]
     fn a_unit_brings_those_that_a_training_needs_with_it() {
         let unit = |source| Unit { source, defines: vec![] };
+        let together = |unit: &Unit| super::together("sm_80", unit);
         assert_eq!(together(&unit(source::NORM)).len(), TRAINING.len());
         assert!(together(&unit(source::COPY)).contains(&unit(source::NORM)));
         assert_eq!(together(&unit(source::GEMM)), [unit(source::GEMM)]);
         let defines = vec![("ELEMENT", "bf16".to_owned()), ("HEAD_DIM", "64".to_owned())];
         let of_attention = |source| Unit { source, defines: defines.clone() };
-        let both = [source::ATTENTION_FORWARD, source::ATTENTION_BACKWARD].map(of_attention);
+        let both = [source::ATTENTION_BACKWARD, source::ATTENTION_FORWARD].map(of_attention);
         assert_eq!(together(&both[1]), both);
         let decode = of_attention(source::ATTENTION_DECODE);
         assert_eq!(together(&decode), [decode]);
+        // Warpgroups have a tile for each pass; the inner products of outputs and their gradients have none.
+        let units = super::together("sm_90a", &both[0]);
+        let tiles: Vec<String> = units.iter().map(Unit::to_string).collect();
+        assert_eq!(
+            tiles,
+            [
+                "attention_backward.cu ELEMENT=bf16 HEAD_DIM=64",
+                "attention_backward.cu ELEMENT=bf16 HEAD_DIM=64 OF_ROWS=64 OF_WALKED=128 WGMMA=1",
+                "attention_backward.cu ELEMENT=bf16 HEAD_DIM=64 OF_ROWS=64 OF_WALKED=64 WGMMA=1",
+                "attention_forward.cu ELEMENT=bf16 HEAD_DIM=64 OF_ROWS=64 OF_WALKED=64 WGMMA=1",
+            ]
+        );
+        assert!(units.iter().all(|unit| super::together("sm_90a", unit) == units));
         // All of them are units of the table.
         let all = table::units();
         assert!(TRAINING.iter().all(|&source| all.contains(&unit(source))));
@@ -149,7 +184,8 @@ mod tests {
 
     #[test]
     fn heads_and_types_select_units_of_attention() {
-        let count = |heads: Option<&[u32]>, elements: Option<&[Element]>| units(heads, elements).len();
+        let count =
+            |heads: Option<&[u32]>, elements: Option<&[Element]>| units("sm_80", heads, elements).len();
         let of_attention = 3 * HEAD_DIMS.len() * 3;
         let others = count(None, None) - of_attention;
         assert_eq!(count(None, None), table::units().len());
@@ -157,6 +193,9 @@ mod tests {
         assert_eq!(count(Some(&[40, 64]), None), others + 3 * 3);
         assert_eq!(count(Some(&[128]), Some(&[Element::BF16])), others + 3);
         assert_eq!(count(Some(&[]), None), others);
+        // Of each type of 16 bits the forward pass, and the backward ones, whose tiles are not always the same.
+        let of_warpgroups = |head: u32| units("sm_90a", Some(&[head]), None).len() - others - 3 * 3;
+        assert_eq!([64, 128, 256].map(of_warpgroups), [2 * 3, 2 * 3, 2 * 2]);
     }
 
     #[test]

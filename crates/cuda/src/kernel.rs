@@ -106,8 +106,8 @@ impl Instance {
         if let Some(head_dim) = self.head_dim {
             name = format!("{name}_{head_dim}");
         }
-        if let Some(Tile { rows, walked }) = self.tile {
-            name = format!("{name}_{rows}_{walked}");
+        if let Some(Tile { rows, walked, wgmma }) = self.tile {
+            name = format!("{name}_{rows}_{walked}{}", if wgmma { "_wgmma" } else { "" });
         }
         name
     }
@@ -152,8 +152,9 @@ impl Instance {
                 vec![("ELEMENT", self.dtypes[0].to_string()), ("HEAD_DIM", head_dim.to_string())]
             }
         };
-        if let Some(Tile { rows, walked }) = self.tile {
+        if let Some(Tile { rows, walked, wgmma }) = self.tile {
             defines.extend([("OF_ROWS", rows.to_string()), ("OF_WALKED", walked.to_string())]);
+            defines.extend(wgmma.then(|| ("WGMMA", "1".to_owned())));
         }
         Unit { source: self.kernel.source, defines }
     }

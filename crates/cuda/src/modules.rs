@@ -231,12 +231,19 @@ impl Modules {
     /// Fills the cache with a unit and those that are needed with it.
     fn compile_ahead(&self, nvrtc: &Nvrtc, arch: &str, unit: &Unit) {
         let n_threads = thread::available_parallelism().map_or(1, usize::from);
-        compile::fill(nvrtc, &self.cache, arch, compile::together(unit), n_threads, &|unit, outcome| {
-            // What fails is compiled again when it is needed, and its error comes out there.
-            if let Outcome::Compiled(..) = outcome {
-                lock(&self.compiled).insert(unit.clone());
-            }
-        });
+        compile::fill(
+            nvrtc,
+            &self.cache,
+            arch,
+            compile::together(arch, unit),
+            n_threads,
+            &|unit, outcome| {
+                // What fails is compiled again when it is needed, and its error comes out there.
+                if let Outcome::Compiled(..) = outcome {
+                    lock(&self.compiled).insert(unit.clone());
+                }
+            },
+        );
     }
 }
 

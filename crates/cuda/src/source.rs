@@ -103,8 +103,14 @@ sources! {
     SUMS = "sums.h";
     /// Tiles of matrices.
     TILE = "tile.h";
+    /// Tiles as a warp multiplies them.
+    TILE_WARP = "tile_warp.h";
+    /// Tiles as a warpgroup multiplies them.
+    TILE_WARPGROUP = "tile_warpgroup.h";
     /// Strides of operands.
     WALK = "walk.h";
+    /// Products of a warpgroup.
+    WGMMA = "wgmma.h";
     /// The words that all kernels are written in.
     WORDS = "words.h";
 }
@@ -124,7 +130,10 @@ pub const HEADERS: &[Source] = &[
     SCAN,
     SUMS,
     TILE,
+    TILE_WARP,
+    TILE_WARPGROUP,
     WALK,
+    WGMMA,
     WORDS,
 ];
 

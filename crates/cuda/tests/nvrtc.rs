@@ -2,11 +2,11 @@
 
 use std::collections::BTreeMap;
 
-use oarlock_cuda::attention::tiled_instances;
+use oarlock_cuda::attention::{WGMMA_ARCH, tiled_instances};
 use oarlock_cuda::libraries::{Libraries, Library};
 use oarlock_cuda::nvrtc::Nvrtc;
 use oarlock_cuda::source::Unit;
-use oarlock_cuda::{Error, table};
+use oarlock_cuda::{Error, compile, table};
 
 use oarlock_fakes::tiled_units;
 
@@ -18,6 +18,7 @@ const LISTED: &str = "13.0";
 /// Kernels that spill, and how many bytes of a thread at most on any of the architectures.
 const SPILLS: &[(&str, u32)] = &[
     ("attention_backward_q_f32_192", 16),
+    ("attention_decode_bf16_128", 4),
     ("attention_decode_f16_192", 8),
     ("attention_decode_f32_32", 4),
     ("attention_decode_f32_64", 4),
@@ -52,16 +53,19 @@ fn found() -> Option<Nvrtc> {
 /// runs and the usual heads of 64 and 128 in 16 bits, the latter for both; what else takes long is for one: quantized products
 /// for sm_80, other products for sm_90a, and of the other heads those of 128 and 256 for sm_90a, the rest for sm_80.
 fn units(arch: &str) -> Vec<Unit> {
+    let of_warpgroups = |unit: &Unit| unit.defines.iter().any(|define| define.0 == "WGMMA");
+    let has_instructions = |unit: &Unit| arch == WGMMA_ARCH || !of_warpgroups(unit);
     if std::env::var_os("OARLOCK_NVRTC_ALL").is_some() {
-        return table::units().into_iter().chain(tiled_units()).collect();
+        return table::units().into_iter().chain(tiled_units()).filter(has_instructions).collect();
     }
     let is_usual = |unit: &Unit| match unit.defines.as_slice() {
-        [(_, element), (_, head_dim)] => {
+        [(_, element), (_, head_dim), ..] => {
             ["bf16", "f16"].contains(&element.as_str()) && ["64", "128"].contains(&head_dim.as_str())
         }
         _ => false,
     };
     let is_for_arch = |unit: &Unit| match unit.defines.as_slice() {
+        _ if of_warpgroups(unit) => has_instructions(unit),
         [_, (_, head_dim), ..] => {
             is_usual(unit) || (arch == "sm_90a") == ["128", "256"].contains(&head_dim.as_str())
         }
@@ -72,7 +76,8 @@ fn units(arch: &str) -> Vec<Unit> {
         },
     };
     let run = emulated_units();
-    let usual = table::units().into_iter().filter(|unit| is_usual(unit) && !run.contains(unit));
+    let usual = compile::units(arch, None, None).into_iter();
+    let usual = usual.filter(|unit| is_usual(unit) && !run.contains(unit));
     run.iter().cloned().chain(usual).filter(is_for_arch).collect()
 }
 

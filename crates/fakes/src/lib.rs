@@ -9,7 +9,7 @@ use std::path::{Path, PathBuf};
 use std::process::Command;
 use std::sync::Mutex;
 
-use oarlock_cuda::attention::tiled_instances;
+use oarlock_cuda::attention::{WGMMA_ARCH, tiled_instances};
 use oarlock_cuda::source::{HEADERS, Unit};
 use tempfile::TempDir;
 
@@ -246,13 +246,14 @@ fn has_fma() -> bool {
 }
 
 /// Attention with other tiles than the usual ones, of which the fake libraries have these for a dtype and a size of heads.
-const TILED: [(&str, &str, &str, &str); 1] = [("bf16", "32", "128", "32")];
+const TILED: [(&str, &str, &str); 1] = [("bf16", "32", "128x32")];
 
-/// Whether a unit of attention has one of these tiles.
-pub fn has_tile(unit: &Unit, tiles: &[(&str, &str, &str, &str)]) -> bool {
+/// Whether a unit of attention is for one of these dtypes, sizes of heads and tiles.
+pub fn has_tile(unit: &Unit, tiles: &[(&str, &str, &str)]) -> bool {
     match &unit.defines[..] {
-        [(_, element), (_, head_dim), (_, rows), (_, walked)] => {
-            tiles.contains(&(&element[..], &head_dim[..], &rows[..], &walked[..]))
+        [(_, element), (_, head_dim), (_, rows), (_, walked), wgmma @ ..] => {
+            let tile = format!("{rows}x{walked}{}", if wgmma.is_empty() { "" } else { "-wgmma" });
+            tiles.contains(&(&element[..], &head_dim[..], &tile[..]))
         }
         _ => false,
     }
@@ -273,7 +274,10 @@ pub fn units_with_heads(dims: &[&str]) -> Vec<Unit> {
         _ => true,
     };
     let tiled = tiled_units().into_iter().filter(|unit| has_tile(unit, &TILED));
-    oarlock_cuda::table::units().into_iter().chain(tiled).filter(is_used).collect()
+    let mut units = oarlock_cuda::compile::units(WGMMA_ARCH, None, None);
+    units.extend(tiled);
+    units.retain(is_used);
+    units
 }
 
 /// Writes the fake libraries with these units into a folder.

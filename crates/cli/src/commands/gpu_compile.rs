@@ -58,7 +58,10 @@ pub(super) fn run(args: &GpuCompileArgs) -> Outcome {
     };
     let n_threads = args.threads.unwrap_or_else(|| available_cores().len());
     let (progress, start) = (
-        Mutex::new(CompileProgress { n: archs.len() * units.len(), ..CompileProgress::default() }),
+        Mutex::new(CompileProgress {
+            n: archs.iter().map(|arch| units(arch).len()).sum(),
+            ..CompileProgress::default()
+        }),
         Instant::now(),
     );
     for arch in &archs {
@@ -68,7 +71,7 @@ pub(super) fn run(args: &GpuCompileArgs) -> Outcome {
                 .unwrap_or_else(PoisonError::into_inner)
                 .record(&format!("{unit} for {arch}"), outcome);
         };
-        compile::fill(&nvrtc, &cache, arch, units.clone(), n_threads, &report);
+        compile::fill(&nvrtc, &cache, arch, units(arch), n_threads, &report);
     }
     let progress = progress.into_inner().unwrap_or_else(PoisonError::into_inner);
     if let Some(failure) = progress.failure {
@@ -126,10 +129,10 @@ impl CompileProgress {
     }
 }
 
-/// What is to be compiled.
-fn units(args: &GpuCompileArgs) -> Result<Vec<Unit>, Failure> {
+/// What is to be compiled for an architecture.
+fn units(args: &GpuCompileArgs) -> Result<Box<dyn Fn(&str) -> Vec<Unit>>, Failure> {
     if args.arguments.is_empty() {
-        return Ok(compile::units(None, None));
+        return Ok(Box::new(|arch| compile::units(arch, None, None)));
     }
     let config = train_config(&written::arguments(&Words::new(&args.arguments))?, &env_var)?;
     let heads: Vec<u32> = head_dims(&config)?.into_iter().filter_map(|dim| u32::try_from(dim).ok()).collect();
@@ -138,7 +141,7 @@ fn units(args: &GpuCompileArgs) -> Result<Vec<Unit>, Failure> {
         DType::F16 => Element::F16,
         DType::F32 | DType::I32 => Element::F32,
     };
-    Ok(compile::units(Some(&heads), Some(&[element])))
+    Ok(Box::new(move |arch| compile::units(arch, Some(&heads), Some(&[element]))))
 }
 
 /// The architectures of the GPUs of this machine.

@@ -9,12 +9,14 @@ use std::f32::consts::LOG2_E;
 use crate::cudnn::Pass;
 use crate::element::Element;
 use crate::geometry::{Geometry, grid};
-pub use tile::{Tile, TiledKernel, tiled_instances};
+pub use tile::{Tile, TiledKernel, tiled_instances, usual_instances};
 pub use tune::Bench;
 pub use tuned::{Key, Measured, Tuned};
 
 /// The sizes of heads that kernels are compiled for. Heads with fewer elements, a multiple of 8, take the next of them.
 pub const HEAD_DIMS: &[u32] = &[32, 64, 96, 128, 192, 256];
+/// The architecture whose warpgroups multiply together.
+pub const WGMMA_ARCH: &str = "sm_90a";
 /// Threads of a block with the usual tile.
 pub const THREADS: u32 = 128;
 
@@ -27,6 +29,12 @@ const FEW_QUERIES: usize = 8;
 const LEAST_TILES: usize = 4;
 /// Its blocks: two for each multiprocessor of an H100.
 const DECODE_BLOCKS: usize = 2 * 132;
+
+/// Blocks of gradients of keys and values that a GPU should have: four for each multiprocessor of an H100, as those of early keys
+/// take longer than those of late ones.
+const KEY_BLOCKS: usize = 4 * 132;
+/// Rows of such a block, as far as their number goes.
+const KEY_ROWS: usize = 64;
 
 /// Queries and output are [batch, q_len, heads, head_dim], keys and values [batch, kv_capacity, kv_heads, head_dim],
 /// log-sum-exps [batch, heads, q_len]. Query `i` is at position `kv_len - q_len + i`.
@@ -96,20 +104,50 @@ impl AttentionShape {
     pub fn tiled(&self, kernel: TiledKernel, element: Element, tile: Tile) -> Geometry {
         let (row_bytes, rows, walked) = (self.row_bytes(element), tile.rows as usize, tile.walked as usize);
         let scratch_bytes = tile.scratch_bytes(element);
-        let over_queries = [self.q_len.div_ceil(rows), self.heads, self.batch];
-        let stages = kernel.stages(element, self.compiled_head_dim());
+        let over_queries = [self.heads * self.batch, self.q_len.div_ceil(rows), 1];
+        let stages = kernel.stages(element, self.compiled_head_dim(), tile);
         let (grid, own_rows, more) = match kernel {
             TiledKernel::Forward => (over_queries, rows, 0),
             TiledKernel::BackwardQ => (over_queries, 2 * rows, 0),
             TiledKernel::BackwardKv => {
-                let passes = if self.compiled_head_dim() > 128 { 2 } else { 1 };
-                let grid = [passes * self.kv_capacity.div_ceil(rows), self.kv_heads, self.batch];
+                let passes = self.kv_passes();
+                let tiles = passes * self.kv_capacity.div_ceil(rows);
+                let grid = [self.kv_heads * self.kv_splits() * self.batch, tiles, 1];
                 // Log-sum-exps, inner products and visible keys of the queries.
                 (grid, 2 * rows, stages * walked * 16)
             }
         };
         let shared_bytes = (own_rows + 2 * stages * walked) * row_bytes + scratch_bytes + more;
         Geometry { threads: tile.threads(), ..self.geometry(grid, shared_bytes) }
+    }
+
+    /// How often keys are walked along for their gradients: once for keys and once for values where registers hold one of them.
+    fn kv_passes(&self) -> usize {
+        if self.compiled_head_dim() > 128 { 2 } else { 1 }
+    }
+
+    /// Over how many blocks the heads of a group are divided, for the gradients of a tile of keys and values. A model with few
+    /// heads of keys has few of these tiles. The number does not depend on the GPU, so that the bits do not.
+    pub fn kv_splits(&self) -> usize {
+        let tiles = self.kv_passes() * self.kv_capacity.div_ceil(KEY_ROWS) * self.kv_heads * self.batch;
+        (KEY_BLOCKS / tiles.max(1)).clamp(1, (self.heads / self.kv_heads.max(1)).max(1))
+    }
+
+    /// Bytes of the parts of these gradients, in f32; 0 where one block has all heads of a group.
+    pub fn kv_parts_bytes(&self) -> usize {
+        let splits = self.kv_splits();
+        if splits == 1 { 0 } else { 2 * 4 * splits * self.n_keys() }
+    }
+
+    /// Elements of keys.
+    fn n_keys(&self) -> usize {
+        self.batch * self.kv_capacity * self.kv_heads * self.head_dim
+    }
+
+    /// Of the sums of these parts, and how many they are.
+    pub fn kv_join(&self) -> (Geometry, usize) {
+        let n = self.n_keys();
+        (self.geometry([(2 * n / 8).div_ceil(THREADS as usize), 1, 1], 0), n)
     }
 
     /// Of the inner products of outputs and their gradients: a lane has eight elements of a row.

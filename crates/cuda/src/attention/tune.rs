@@ -3,7 +3,7 @@
 use std::sync::Arc;
 use std::thread;
 
-use super::{AttentionShape, Tile, TiledKernel};
+use super::{AttentionShape, Tile, TiledKernel, WGMMA_ARCH};
 use crate::cudnn::{Backward, CudnnAttention, Forward, Pass};
 use crate::driver::{Arg, DeviceMemory, Function, Stream};
 use crate::element::Element;
@@ -30,6 +30,8 @@ pub struct Bench<'a> {
     of_keys: [DeviceMemory; 4],
     /// Log-sum-exps, and inner products of outputs and their gradients.
     statistics: [DeviceMemory; 2],
+    /// Parts of the gradients of keys and values.
+    parts: DeviceMemory,
 }
 
 impl<'a> Bench<'a> {
@@ -56,6 +58,7 @@ impl<'a> Bench<'a> {
             of_queries: [queries()?, queries()?, queries()?, queries()?],
             of_keys: [keys()?, keys()?, keys()?, keys()?],
             statistics: [rows()?, rows()?],
+            parts: stream.context().alloc(shape.kv_parts_bytes().max(16))?,
         };
         let first = bench
             .tiles(TiledKernel::Forward)
@@ -73,7 +76,9 @@ impl<'a> Bench<'a> {
         let most = self.stream.context().limits().shared_bytes;
         let fits = |tile: &Tile| self.shape.tiled(kernel, self.element, *tile).shared_bytes <= most;
         let first = self.shape.usual_tiles(kernel.pass(), self.element).find(fits);
-        let others = Tile::large().filter(|tile| Some(*tile) != first && fits(tile));
+        let has_wgmma = self.element != Element::F32
+            && self.stream.context().device().arch().is_ok_and(|arch| arch == WGMMA_ARCH);
+        let others = Tile::large(has_wgmma).filter(|tile| Some(*tile) != first && fits(tile));
         first.into_iter().chain(others).collect()
     }
 
@@ -167,7 +172,11 @@ impl<'a> Bench<'a> {
         let mut args = match kernel {
             TiledKernel::Forward => vec![q, k, v, starts, o, lse],
             TiledKernel::BackwardKv => {
-                vec![q, k, v, starts, d_o, lse, delta, d_k, d_v, Arg::f32(s.scale)]
+                let (parts, splits) = (Arg::memory(Element::F32, self.parts.all()), s.kv_splits());
+                let mut args = vec![q, k, v, starts, d_o, lse, delta, d_k, d_v, parts];
+                args.append(&mut numbers(&[splits])?);
+                args.push(Arg::f32(s.scale));
+                args
             }
             TiledKernel::BackwardQ => vec![q, k, v, starts, d_o, lse, delta, d_q, Arg::f32(s.scale)],
         };
@@ -177,7 +186,16 @@ impl<'a> Bench<'a> {
         let (factor, cap) = s.score_scale();
         args.extend([Arg::f32(factor), Arg::f32(cap)]);
         let function = self.function(kernel.op(), Some(tile))?;
-        self.launch(&function, s.tiled(kernel, self.element, tile), &args)
+        self.launch(&function, s.tiled(kernel, self.element, tile), &args)?;
+        if kernel != TiledKernel::BackwardKv || s.kv_splits() == 1 {
+            return Ok(());
+        }
+        let (grid, n) = s.kv_join();
+        let [_, _, d_k, d_v] = self.of_keys.each_ref().map(|memory| Arg::memory(self.element, memory.all()));
+        let mut args = vec![Arg::memory(Element::F32, self.parts.all()), d_k, d_v];
+        args.append(&mut numbers(&[s.kv_splits()])?);
+        args.push(Arg::u64(n as u64));
+        self.launch(&*self.function("attention_join_kv", None)?, grid, &args)
     }
 
     fn delta(&self) -> Result<()> {

@@ -13,7 +13,7 @@
 use std::collections::{BTreeMap, HashMap};
 use std::fmt;
 
-use super::{AttentionShape, Tile, TiledKernel};
+use super::{AttentionShape, Tile, TiledKernel, WGMMA_ARCH};
 use crate::cudnn::{Choice, Pass};
 use crate::driver::Device;
 use crate::element::Element;
@@ -44,7 +44,11 @@ pub struct Measured {
 
 /// The entries of a GPU.
 #[derive(Clone, Debug, Default, PartialEq)]
-pub struct Tuned(HashMap<Key, BTreeMap<usize, Measured>>);
+pub struct Tuned {
+    entries: HashMap<Key, BTreeMap<usize, Measured>>,
+    /// Whether the GPU has tiles of warpgroups.
+    has_wgmma: bool,
+}
 
 impl Key {
     /// That of a pass.
@@ -75,9 +79,14 @@ impl Tuned {
     /// # Errors
     /// [`Error::Table`](crate::Error::Table), or the driver's own.
     pub fn of(device: &Device) -> Result<Tuned> {
-        let mut tuned = Tuned::default();
+        let mut tuned = Tuned::empty(&device.arch()?);
         tables::read(device, Kind::Attention, &mut *tuned.taking())?;
         Ok(tuned)
+    }
+
+    /// What holds for a GPU of an architecture without any entry.
+    pub fn empty(arch: &str) -> Tuned {
+        Tuned { has_wgmma: arch == WGMMA_ARCH, ..Tuned::default() }
     }
 
     /// Takes over the entries for this GPU, before which those go that were there.
@@ -85,7 +94,7 @@ impl Tuned {
         Box::new(|line, is_ours| {
             let (key, keys, measured) = entry(line)?;
             if is_ours {
-                self.0.entry(key).or_default().insert(keys, measured);
+                self.entries.entry(key).or_default().insert(keys, measured);
             }
             Ok(())
         })
@@ -93,16 +102,16 @@ impl Tuned {
 
     /// Puts in or replaces what is known of the passes of a shape and of those with more keys.
     pub fn insert(&mut self, of: (&AttentionShape, Element, Pass), measured: Measured) {
-        self.0.entry(Key::of(of)).or_default().insert(seen(of.0), measured);
+        self.entries.entry(Key::of(of)).or_default().insert(seen(of.0), measured);
     }
 
     /// The entry that holds for a pass.
     pub fn get(&self, of: (&AttentionShape, Element, Pass)) -> Option<&Measured> {
-        Some(self.0.get(&Key::of(of))?.range(..=seen(of.0)).next_back()?.1)
+        Some(self.entries.get(&Key::of(of))?.range(..=seen(of.0)).next_back()?.1)
     }
 
     /// The tile of a kernel, on a GPU whose blocks have so much shared memory: where there is no entry, or where that of the
-    /// entry does not fit, the usual one or the largest below it that fits. None where none fits.
+    /// entry does not fit, the usual one for such a GPU or the largest below it that fits. None where none fits.
     pub fn tile(
         &self,
         (shape, element): (&AttentionShape, Element),
@@ -117,17 +126,21 @@ impl Tuned {
         let measured = self.get((shape, element, pass));
         let tile = measured.map(|measured| if is_second { measured.of_queries } else { measured.tile });
         let fits = |tile: &Tile| shape.tiled(kernel, element, *tile).shared_bytes <= shared_bytes;
-        tile.filter(fits).or_else(|| shape.usual_tiles(kernel.pass(), element).find(fits))
+        let of_warpgroups =
+            shape.unit_head_dim().and_then(|dim| Tile::usual_of_warpgroups(kernel, element, dim));
+        tile.filter(fits)
+            .or_else(|| of_warpgroups.filter(|tile| self.has_wgmma && fits(tile)))
+            .or_else(|| shape.usual_tiles(kernel.pass(), element).find(fits))
     }
 
     /// How many there are.
     pub fn len(&self) -> usize {
-        self.0.values().map(BTreeMap::len).sum()
+        self.entries.values().map(BTreeMap::len).sum()
     }
 
     /// Whether there is none.
     pub fn is_empty(&self) -> bool {
-        self.0.is_empty()
+        self.entries.is_empty()
     }
 
     /// As the lines of a table.
@@ -143,7 +156,7 @@ impl Tuned {
         let of_key = |(key, all): (&Key, &BTreeMap<usize, Measured>)| -> Vec<String> {
             all.iter().map(|(keys, measured)| line(key, keys, measured)).collect()
         };
-        let mut lines: Vec<String> = self.0.iter().flat_map(of_key).collect();
+        let mut lines: Vec<String> = self.entries.iter().flat_map(of_key).collect();
         lines.sort();
         lines.concat()
     }

@@ -128,8 +128,13 @@ fn passes<T: Float>(
     let sizes = [s.q_len, s.heads, s.head_dim, s.batch].map(|n| n as i32);
     let delta_args = args![o, d_o, delta, sizes[0], sizes[1], sizes[2], sizes[3]];
     gpu.launch(&instance::<T>("attention_delta", s), s.delta(), delta_args);
-    let kv_args = with_shape!(s, q, k, v, starts, d_o, lse, delta, dk, dv, s.scale);
+    let (n_splits, parts) = (s.kv_splits() as i32, gpu.fresh::<f32>(s.kv_parts_bytes() / 4));
+    let kv_args = with_shape!(s, q, k, v, starts, d_o, lse, delta, dk, dv, parts, n_splits, s.scale);
     run(TiledKernel::BackwardKv, kv_args);
+    if n_splits > 1 {
+        let (grid, n) = s.kv_join();
+        gpu.launch(&instance::<T>("attention_join_kv", s), grid, args![parts, dk, dv, n_splits, n as u64]);
+    }
     run(TiledKernel::BackwardQ, with_shape!(s, q, k, v, starts, d_o, lse, delta, dq, s.scale));
     (Results { o: o.read(), lse: lse.read(), grads: [dq.read(), dk.read(), dv.read()] }, tiles)
 }
@@ -198,6 +203,10 @@ pub fn check(library: &Library) {
     let starts =
         documents(&s, 50).into_iter().enumerate().map(|(i, start)| if i < s.q_len { start } else { 0 });
     compare::<bf16>(library, s, Some(starts.collect()));
+    // So many tiles of keys that one block has all heads of a group.
+    let many = shape(133, 3, 4, 2, 64);
+    assert_eq!(many.kv_splits(), 1);
+    compare::<bf16>(library, many, None);
     // So is the first tile of keys here.
     compare::<bf16>(library, windowed(), None);
     decode::<bf16>(library, AttentionShape { q_len: 3, kv_capacity: 140, ..s }, None, 2);
@@ -208,6 +217,10 @@ fn passes_match_the_reference() {
     on_emulator(|library| {
         check(library);
         compare::<bf16>(library, shape(1, 1, 2, 2, 64), None);
+        // Groups that are divided unevenly.
+        let uneven = shape(3, 3600, 5, 1, 24);
+        assert_eq!(uneven.kv_splits(), 3);
+        compare::<bf16>(library, AttentionShape { q_len: 9, ..uneven }, None);
         compare::<bf16>(library, shape(1, 65, 2, 1, 128), None);
         compare::<f16>(library, AttentionShape { causal: false, ..shape(1, 70, 2, 1, 80) }, None);
         let windowed = AttentionShape { window: Some(20), logit_cap: Some(1.5), ..shape(1, 150, 2, 2, 64) };
@@ -233,7 +246,7 @@ fn passes_match_the_reference() {
 #[ignore = "heavy"]
 fn other_tiles_match_the_reference() {
     on_emulator(|library| {
-        let tile = |rows, walked| Some(Tile { rows, walked });
+        let tile = |rows, walked| Some(Tile::of_warps(rows, walked));
         let s = shape(2, 150, 4, 2, 32);
         compare_tiled::<bf16>(library, s, Some(documents(&s, 50)), tile(128, 32));
         compare_tiled::<bf16>(library, s, None, tile(64, 128));
@@ -243,6 +256,30 @@ fn other_tiles_match_the_reference() {
         compare_tiled::<bf16>(library, capped, None, tile(128, 32));
         compare_tiled::<f32>(library, AttentionShape { head_dim: 104, ..capped }, None, tile(128, 16));
         compare_tiled::<f32>(library, AttentionShape { head_dim: 104, ..capped }, None, tile(16, 16));
+    });
+}
+
+/// The kernels of warpgroups, in the same way.
+pub fn check_warpgroups(library: &Library) {
+    let s = shape(1, 260, 2, 1, 64);
+    let tile = Some(Tile::of_warpgroups(128, 64));
+    compare_tiled::<bf16>(library, s, None, tile);
+    compare_tiled::<bf16>(library, s, Some(documents(&s, 70)), tile);
+}
+
+#[test]
+fn tiles_of_warpgroups_match_the_reference() {
+    on_emulator(|library| {
+        check_warpgroups(library);
+        let tile = |rows, walked| Some(Tile::of_warpgroups(rows, walked));
+        let s = shape(2, 150, 4, 2, 64);
+        let capped = AttentionShape { logit_cap: Some(2.0), window: Some(20), ..shape(1, 140, 2, 1, 40) };
+        compare_tiled::<bf16>(library, capped, None, tile(128, 64));
+        compare_tiled::<bf16>(library, shape(1, 70, 2, 1, 24), None, tile(64, 16));
+        compare_tiled::<f16>(library, shape(1, 140, 2, 1, 96), None, tile(128, 32));
+        let cached = AttentionShape { q_len: 9, kv_len: 75, kv_capacity: 140, causal: false, ..s };
+        compare_tiled::<bf16>(library, AttentionShape { head_dim: 128, ..cached }, None, tile(64, 64));
+        compare_tiled::<bf16>(library, shape(1, 140, 1, 1, 256), None, tile(64, 16));
     });
 }
 

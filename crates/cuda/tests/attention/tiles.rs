@@ -55,7 +55,7 @@ fn only_tiles_that_are_seen_in_part_are_masked() {
             ("queries behind a cache", AttentionShape { head_dim: 32, ..windowed() }, None),
         ];
         let usual = None;
-        let others = [(64, 128), (128, 32)].map(|(rows, walked)| Some(Tile { rows, walked }));
+        let others = [(64, 128), (128, 32)].map(|(rows, walked)| Some(Tile::of_warps(rows, walked)));
         for (what, s, document) in cases {
             let starts = document.map(|len| documents(&s, len));
             let x = Inputs::<bf16>::new(&s, starts.clone());

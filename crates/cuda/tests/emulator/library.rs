@@ -77,12 +77,18 @@ pub fn emulated_units() -> Vec<Unit> {
         [(_, element), (_, head_dim), ..] => OF_ATTENTION.contains(&(element, head_dim)),
         _ => false,
     };
-    // One tile of each size, one through the scratch memory of f32, and one of a single warp.
-    const TILES: [(&str, &str, &str, &str); 4] = [
-        ("bf16", "32", "128", "32"),
-        ("bf16", "32", "64", "128"),
-        ("f32", "128", "128", "16"),
-        ("f32", "128", "16", "16"),
+    // One tile of each size, one through the scratch memory of f32, one of a single warp, and those of warpgroups for heads whose
+    // rows are half a column, one column, one and a half, two and four.
+    const TILES: [(&str, &str, &str); 9] = [
+        ("bf16", "32", "128x32"),
+        ("bf16", "32", "64x128"),
+        ("f32", "128", "128x16"),
+        ("f32", "128", "16x16"),
+        ("bf16", "32", "64x16-wgmma"),
+        ("bf16", "64", "128x64-wgmma"),
+        ("f16", "96", "128x32-wgmma"),
+        ("bf16", "128", "64x64-wgmma"),
+        ("bf16", "256", "64x16-wgmma"),
     ];
     let tiled = tiled_units().into_iter().filter(|unit| has_tile(unit, &TILES));
     table::units().into_iter().filter(is_run).chain(tiled).collect()

@@ -74,6 +74,7 @@ pub fn tests_of(family: &str) -> fn(&Library) {
         "softmax" => crate::softmax::check,
         "top_k" => crate::top_k::check,
         "unary" => crate::unary::check,
+        "warpgroups" => crate::attention::check_warpgroups,
         _ => panic!("no family {family}"),
     }
 }
@@ -84,7 +85,12 @@ pub fn units_of(family: &str) -> Vec<Unit> {
         // Elements are sorted by the kernels of orders.
         [] if family == "sort" => ["sort.cu", "order.cu"].contains(&unit.source.file),
         [] => unit.source.file == format!("{family}.cu"),
-        [(_, element), (_, head_dim)] => family == "attention" && element == "bf16" && head_dim == "64",
+        [(_, element), (_, head_dim)] => {
+            ["attention", "warpgroups"].contains(&family) && element == "bf16" && head_dim == "64"
+        }
+        [(_, element), (_, head_dim), _, _, ("WGMMA", _)] => {
+            family == "warpgroups" && element == "bf16" && head_dim == "64"
+        }
         _ => false,
     };
     emulated_units().into_iter().filter(of_family).collect()

@@ -4,7 +4,7 @@ use std::collections::BTreeMap;
 use std::ffi::{CString, c_char, c_int, c_uint, c_void};
 use std::ptr::null_mut;
 
-use oarlock_cuda::attention::{AttentionShape, TiledKernel, Tuned};
+use oarlock_cuda::attention::{AttentionShape, TiledKernel, Tuned, WGMMA_ARCH};
 use oarlock_cuda::cudnn::Pass;
 use oarlock_cuda::driver::{Arg, DeviceLimits, KernelNeeds};
 use oarlock_cuda::gemm::{GemmShape, MOST_BATCH};
@@ -266,7 +266,8 @@ fn every_kernel_is_planned_for_every_model() {
                 kernel.instance(&[element], shape.unit_head_dim()).expect("an instance")
             };
             for kernel in TiledKernel::ALL {
-                let tile = Tuned::default().tile((&shape, element), kernel, limits.shared_bytes);
+                let arch = if model.contains("H100") { WGMMA_ARCH } else { "sm_80" };
+                let tile = Tuned::empty(arch).tile((&shape, element), kernel, limits.shared_bytes);
                 let tile = tile.unwrap_or_else(|| panic!("{element} {head_dim} on an {model}"));
                 fits(&find(kernel.op()).with_tile(tile), shape.tiled(kernel, element, tile));
             }

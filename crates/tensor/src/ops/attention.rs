@@ -386,6 +386,8 @@ impl Attended {
         let mut launch = device.launch("attention backward", flops, 0);
         let scratch =
             launch.scratch(kernel::attention_backward_scratch_bytes(device.host(), &shape, q.dtype()))?;
+        let parts_bytes = on_gpu(&shape).kv_parts_bytes();
+        launch.counts_temporary(parts_bytes)?;
         let starts = doc_start(&mut launch, &self.mask)?;
         with_float!(q.dtype(), "attention", T => {
             let (q, k, v) = (launch.read::<T>(q)?, launch.read::<T>(k)?, launch.read::<T>(v)?);
@@ -412,7 +414,16 @@ impl Attended {
                     Ok::<_, FormError>((call.view(&d_o).view::<f32>(&lse).slice(delta.slice()?), grid))
                 };
                 let (call, grid) = pass(TiledKernel::BackwardKv)?;
-                with_shape(call.view(&dk).view(&dv).f32(s.scale), &s).run(grid)?;
+                let call = call.view(&dk).view(&dv);
+                let end = |call: Call<'_>, n_splits| with_shape(call.i32(n_splits).f32(s.scale), &s).run(grid);
+                if parts_bytes == 0 {
+                    end(call.null(), 1)?;
+                } else {
+                    let (parts, (join_grid, n)) = (gpu.temporary(parts_bytes)?, s.kv_join());
+                    end(call.slice(parts.slice()?), s.kv_splits())?;
+                    let join = gpu.of_heads("attention_join_kv", (&s, of))?.slice(parts.slice()?);
+                    join.view(&dk).view(&dv).i32(s.kv_splits()).u64(n).run(join_grid)?;
+                }
                 let (call, grid) = pass(TiledKernel::BackwardQ)?;
                 with_shape(call.view(&dq).f32(s.scale), &s).run(grid)
             })?;
