@@ -5,7 +5,8 @@ use std::fs;
 use std::os::unix::fs::PermissionsExt;
 use std::path::Path;
 
-use oarlock_cuda::{Instance, table};
+use oarlock_cuda::attention::{WGMMA_ARCH, usual_instances};
+use oarlock_cuda::{Element, Instance, table};
 use serde_json::Value;
 
 use crate::common::{CommandOutput, Site, run};
@@ -168,7 +169,7 @@ fn ops_are_well_on_an_emulated_gpu() {
 }
 
 /// Kernels that no check runs, and why.
-const NOT_RUN: [(&str, &[&str]); 9] = [
+const NOT_RUN: [(&str, &[&str]); 10] = [
     (
         "no op launches them",
         &[
@@ -220,16 +221,41 @@ const NOT_RUN: [(&str, &[&str]); 9] = [
             "rms_norm_backward_f16_f32_f16",
         ],
     ),
+    (
+        "the emulated GPU is an H100, on which attention of 16 bits is that of warpgroups; the tests of the kernels run these",
+        &[
+            "attention_forward_bf16_32",
+            "attention_forward_bf16_64",
+            "attention_forward_f16_32",
+            "attention_forward_f16_64",
+            "attention_backward_kv_bf16_32",
+            "attention_backward_kv_bf16_64",
+            "attention_backward_kv_f16_32",
+            "attention_backward_kv_f16_64",
+            "attention_backward_q_bf16_32",
+            "attention_backward_q_bf16_64",
+            "attention_backward_q_f16_32",
+            "attention_backward_q_f16_64",
+        ],
+    ),
     ("of one buffer alone only the 1-bit optimizers take the norm", &["squared_norm_f32"]),
     ("no check sums 16 bits along the last dim into f32", &["sum_last_bf16_f32", "sum_last_f16_f32"]),
 ];
+
+/// The kernels of attention that an H100 takes where nothing was measured.
+fn of_warpgroups() -> impl Iterator<Item = Instance> {
+    let heads = [Element::BF16, Element::F16].into_iter().flat_map(|of| [32, 64].map(|dim| (of, dim)));
+    let all = heads.flat_map(|(of, dim)| usual_instances(WGMMA_ARCH, of, dim));
+    all.filter(|instance| instance.tile.is_some())
+}
 
 /// The kernels of the table are those that ran, by the list that the fake driver writes, or have a reason.
 fn every_kernel_ran(runs: &str) {
     let ran: BTreeSet<&str> = runs.lines().filter_map(|line| line.split(' ').next()).collect();
     // Of attention, the fake libraries have kernels for these heads only.
     let is_there = |instance: &Instance| instance.head_dim.is_none_or(|dim| dim == 32 || dim == 64);
-    let instances = table::all().flat_map(|kernel| kernel.instances()).filter(is_there);
+    let instances =
+        table::all().flat_map(|kernel| kernel.instances()).chain(of_warpgroups()).filter(is_there);
     let missing: BTreeSet<String> =
         instances.map(|instance| instance.name()).filter(|name| !ran.contains(name.as_str())).collect();
     let listed = NOT_RUN.iter().flat_map(|(_, names)| names.iter().map(|name| name.to_string())).collect();
@@ -268,9 +294,12 @@ fn tuned_products_are_written_and_used_and_a_sanitizer_runs_the_checks() {
 }
 
 /// Milliseconds that kernels take by the clock of the fake driver, and work of other libraries.
-const SLOW: &str = "attention_forward_bf16_32=500 attention_backward_kv_bf16_32=500 \
-                    attention_backward_kv_bf16_32_128_32=900 attention_backward_q_bf16_32=500 \
-                    attention_backward_q_bf16_32_128_32=900 library=200";
+const SLOW: &str = "attention_forward_bf16_32=500 attention_forward_bf16_32_64_64_wgmma=500 \
+                    attention_backward_kv_bf16_32=500 attention_backward_kv_bf16_32_128_32=900 \
+                    attention_backward_kv_bf16_32_64_128_wgmma=400 attention_backward_kv_bf16_32_64_64_wgmma=900 \
+                    attention_backward_q_bf16_32=500 attention_backward_q_bf16_32_128_32=900 \
+                    attention_backward_q_bf16_32_64_128_wgmma=900 attention_backward_q_bf16_32_64_64_wgmma=500 \
+                    library=200";
 
 #[test]
 fn the_fastest_tile_and_cudnn_are_written_and_obeyed() {
@@ -287,7 +316,7 @@ fn the_fastest_tile_and_cudnn_are_written_and_obeyed() {
         attention,
         [
             "attention forward bf16 2 1 32 causal 8 : own 128x32",
-            "attention backward bf16 2 1 32 causal 8 : cudnn 64x64 64x64"
+            "attention backward bf16 2 1 32 causal 8 : cudnn 64x128-wgmma 64x64-wgmma"
         ]
     );
 
@@ -311,13 +340,16 @@ fn the_fastest_tile_and_cudnn_are_written_and_obeyed() {
     assert_eq!(kernels, ["attention_forward_bf16_32_128_32"]);
     let (by, kernels) = ran("");
     assert_eq!(by, "own kernels");
-    let usual = ["delta", "kv", "q", "forward"].map(|name| match name {
-        "delta" | "forward" => format!("attention_{name}_bf16_32"),
-        _ => format!("attention_backward_{name}_bf16_32"),
-    });
-    let mut usual = usual.to_vec();
-    usual.sort();
-    assert_eq!(kernels, usual);
+    assert_eq!(
+        kernels,
+        [
+            "attention_backward_kv_bf16_32_64_128_wgmma",
+            "attention_backward_q_bf16_32_64_64_wgmma",
+            "attention_delta_bf16_32",
+            "attention_forward_bf16_32_64_64_wgmma",
+            "attention_join_kv_bf16_32",
+        ]
+    );
 
     // A line that is none, and a table that is not there.
     fs::write(site.path("bad.txt"), "arch sm_90\nattention forward bf16 2 1 32 causal 8 : own 64x48\n")

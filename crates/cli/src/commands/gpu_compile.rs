@@ -41,7 +41,7 @@ pub(super) struct GpuCompileArgs {
 }
 
 pub(super) fn run(args: &GpuCompileArgs) -> Outcome {
-    let units = units(args)?;
+    let attention = Attention::of(args)?;
     let libraries = Libraries::from_environment();
     let archs = match args.arch.is_empty() {
         true => archs(&libraries).map_err(failed)?,
@@ -59,7 +59,7 @@ pub(super) fn run(args: &GpuCompileArgs) -> Outcome {
     let n_threads = args.threads.unwrap_or_else(|| available_cores().len());
     let (progress, start) = (
         Mutex::new(CompileProgress {
-            n: archs.iter().map(|arch| units(arch).len()).sum(),
+            n: archs.iter().map(|arch| attention.units(arch).len()).sum(),
             ..CompileProgress::default()
         }),
         Instant::now(),
@@ -71,7 +71,7 @@ pub(super) fn run(args: &GpuCompileArgs) -> Outcome {
                 .unwrap_or_else(PoisonError::into_inner)
                 .record(&format!("{unit} for {arch}"), outcome);
         };
-        compile::fill(&nvrtc, &cache, arch, units(arch), n_threads, &report);
+        compile::fill(&nvrtc, &cache, arch, attention.units(arch), n_threads, &report);
     }
     let progress = progress.into_inner().unwrap_or_else(PoisonError::into_inner);
     if let Some(failure) = progress.failure {
@@ -129,19 +129,31 @@ impl CompileProgress {
     }
 }
 
-/// What is to be compiled for an architecture.
-fn units(args: &GpuCompileArgs) -> Result<Box<dyn Fn(&str) -> Vec<Unit>>, Failure> {
-    if args.arguments.is_empty() {
-        return Ok(Box::new(|arch| compile::units(arch, None, None)));
+/// What of attention is to be compiled: all of it, or what a run needs.
+struct Attention {
+    heads: Option<Vec<u32>>,
+    elements: Option<Vec<Element>>,
+}
+
+impl Attention {
+    fn of(args: &GpuCompileArgs) -> Result<Attention, Failure> {
+        if args.arguments.is_empty() {
+            return Ok(Attention { heads: None, elements: None });
+        }
+        let config = train_config(&written::arguments(&Words::new(&args.arguments))?, &env_var)?;
+        let heads = head_dims(&config)?.into_iter().filter_map(|dim| u32::try_from(dim).ok()).collect();
+        let element = match config.train.dtype {
+            DType::BF16 => Element::BF16,
+            DType::F16 => Element::F16,
+            DType::F32 | DType::I32 => Element::F32,
+        };
+        Ok(Attention { heads: Some(heads), elements: Some(vec![element]) })
     }
-    let config = train_config(&written::arguments(&Words::new(&args.arguments))?, &env_var)?;
-    let heads: Vec<u32> = head_dims(&config)?.into_iter().filter_map(|dim| u32::try_from(dim).ok()).collect();
-    let element = match config.train.dtype {
-        DType::BF16 => Element::BF16,
-        DType::F16 => Element::F16,
-        DType::F32 | DType::I32 => Element::F32,
-    };
-    Ok(Box::new(move |arch| compile::units(arch, Some(&heads), Some(&[element]))))
+
+    /// With all other kernels, for an architecture.
+    fn units(&self, arch: &str) -> Vec<Unit> {
+        compile::units(arch, self.heads.as_deref(), self.elements.as_deref())
+    }
 }
 
 /// The architectures of the GPUs of this machine.

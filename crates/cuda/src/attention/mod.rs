@@ -9,14 +9,12 @@ use std::f32::consts::LOG2_E;
 use crate::cudnn::Pass;
 use crate::element::Element;
 use crate::geometry::{Geometry, grid};
-pub use tile::{Tile, TiledKernel, tiled_instances, usual_instances};
+pub use tile::{Tile, TiledKernel, WGMMA_ARCH, tiled_instances, usual_instances};
 pub use tune::Bench;
 pub use tuned::{Key, Measured, Tuned};
 
 /// The sizes of heads that kernels are compiled for. Heads with fewer elements, a multiple of 8, take the next of them.
 pub const HEAD_DIMS: &[u32] = &[32, 64, 96, 128, 192, 256];
-/// The architecture whose warpgroups multiply together.
-pub const WGMMA_ARCH: &str = "sm_90a";
 /// Threads of a block with the usual tile.
 pub const THREADS: u32 = 128;
 
@@ -85,9 +83,19 @@ impl AttentionShape {
         Tile::usual(pass, element, self.compiled_head_dim() as u32)
     }
 
-    /// That one, and behind it those that need less shared memory, ever less.
-    pub fn usual_tiles(&self, pass: Pass, element: Element) -> impl Iterator<Item = Tile> {
-        Tile::usual_or_less(pass, element, self.compiled_head_dim() as u32)
+    /// The tile of a kernel on a GPU whose blocks have so much shared memory, without a measurement: that of warpgroups where it has
+    /// them, else the usual one or the largest below it that fits. None where none fits.
+    pub fn default_tile(
+        &self,
+        kernel: TiledKernel,
+        element: Element,
+        (has_wgmma, shared_bytes): (bool, usize),
+    ) -> Option<Tile> {
+        let head_dim = self.compiled_head_dim() as u32;
+        let of_warpgroups = Tile::usual_of_warpgroups(kernel, element, head_dim).filter(|_| has_wgmma);
+        let mut tiles =
+            of_warpgroups.into_iter().chain(Tile::usual_or_less(kernel.pass(), element, head_dim));
+        tiles.find(|tile| self.tiled(kernel, element, *tile).shared_bytes <= shared_bytes)
     }
 
     /// Elements of a head in the tiles of its unit.

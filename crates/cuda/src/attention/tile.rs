@@ -6,12 +6,14 @@
 
 use std::fmt;
 
-use super::WGMMA_ARCH;
 use crate::cudnn::Pass;
 use crate::element::Element;
 use crate::kernel::Instance;
 use crate::source::{ATTENTION_BACKWARD, Source};
 use crate::table;
+
+/// The architecture whose warpgroups multiply together.
+pub const WGMMA_ARCH: &str = "sm_90a";
 
 /// Rows of a block's own tile, of which each warp has 16.
 const ROWS: [u32; 2] = [64, 128];

@@ -75,9 +75,9 @@ impl<'a> Bench<'a> {
     pub fn tiles(&self, kernel: TiledKernel) -> Vec<Tile> {
         let most = self.stream.context().limits().shared_bytes;
         let fits = |tile: &Tile| self.shape.tiled(kernel, self.element, *tile).shared_bytes <= most;
-        let first = self.shape.usual_tiles(kernel.pass(), self.element).find(fits);
-        let has_wgmma = self.element != Element::F32
-            && self.stream.context().device().arch().is_ok_and(|arch| arch == WGMMA_ARCH);
+        let has_wgmma = self.stream.context().device().arch().is_ok_and(|arch| arch == WGMMA_ARCH);
+        let first = self.shape.default_tile(kernel, self.element, (has_wgmma, most));
+        let has_wgmma = has_wgmma && self.element != Element::F32;
         let others = Tile::large(has_wgmma).filter(|tile| Some(*tile) != first && fits(tile));
         first.into_iter().chain(others).collect()
     }

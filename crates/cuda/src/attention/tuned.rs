@@ -126,11 +126,7 @@ impl Tuned {
         let measured = self.get((shape, element, pass));
         let tile = measured.map(|measured| if is_second { measured.of_queries } else { measured.tile });
         let fits = |tile: &Tile| shape.tiled(kernel, element, *tile).shared_bytes <= shared_bytes;
-        let of_warpgroups =
-            shape.unit_head_dim().and_then(|dim| Tile::usual_of_warpgroups(kernel, element, dim));
-        tile.filter(fits)
-            .or_else(|| of_warpgroups.filter(|tile| self.has_wgmma && fits(tile)))
-            .or_else(|| shape.usual_tiles(kernel.pass(), element).find(fits))
+        tile.filter(fits).or_else(|| shape.default_tile(kernel, element, (self.has_wgmma, shared_bytes)))
     }
 
     /// How many there are.
