@@ -263,6 +263,36 @@ mod tests {
     }
 
     #[test]
+    fn a_gpu_with_warpgroups_takes_their_tiles_where_nothing_was_measured() {
+        let tile = |tuned: &Tuned, element, kernel, shared| {
+            tuned.tile((&SHAPE, element), kernel, shared).map(|tile| tile.to_string())
+        };
+        let hopper = Tuned::empty("sm_90a");
+        let of = |kernel| tile(&hopper, Element::BF16, kernel, SHARED);
+        assert_eq!(
+            TiledKernel::ALL.map(of),
+            ["64x64-wgmma", "64x128-wgmma", "64x64-wgmma"].map(|t| Some(t.into()))
+        );
+        // Tensor cores do not multiply f32, and other GPUs have no warpgroups.
+        for (tuned, element) in [(&hopper, Element::F32), (&Tuned::empty("sm_100"), Element::BF16)] {
+            let tile = tile(tuned, element, TiledKernel::BackwardKv, SHARED).expect("it fits");
+            assert!(!tile.ends_with("wgmma"), "{tile}");
+        }
+        // What does not fit makes way for the usual tile, and an entry for neither.
+        assert_eq!(tile(&hopper, Element::BF16, TiledKernel::BackwardKv, 60 << 10).as_deref(), Some("64x64"));
+        let mut measured = hopper.clone();
+        let one = Tile::from_words("128x32-wgmma").expect("a tile");
+        let by = Measured { by: Choice::Own, tile: one, of_queries: one };
+        measured.insert((&SHAPE, Element::BF16, Pass::Forward), by);
+        let entry = "attention forward bf16 4 2 64 causal 1024 : own 128x32-wgmma\n";
+        assert_eq!(measured.lines(), entry);
+        assert_eq!(
+            tile(&measured, Element::BF16, TiledKernel::Forward, SHARED).as_deref(),
+            Some("128x32-wgmma")
+        );
+    }
+
+    #[test]
     fn an_entry_that_is_none_is_an_error_that_names_it() {
         for (line, says) in [
             ("forward bf16 4 2 64", "line 2: there is no `:`"),
