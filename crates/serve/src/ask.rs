@@ -5,30 +5,42 @@ use std::sync::Arc;
 use axum::extract::Request;
 
 use crate::backend::Model;
-use crate::body::read_object;
+use crate::body::{Share, read_object};
 use crate::error::ApiError;
 use crate::fields::Fields;
 use crate::request::chat::ChatRequest;
 use crate::run::{Plan, Run};
 use crate::state::Shared;
 
-/// A request whose body has been read: its fields, the name by which it asks for a model, and that model.
-pub(crate) async fn open(
-    shared: &Shared,
-    request: Request,
-) -> Result<(Fields, Option<String>, Model), ApiError> {
-    let mut fields = read_object(request, &shared.bodies, &shared.options.limits).await?;
+/// A request whose body has been read.
+pub(crate) struct Opened {
+    pub(crate) fields: Fields,
+    /// The name by which it asks for a model.
+    pub(crate) asked_for: Option<String>,
+    pub(crate) model: Model,
+    /// The share of its body in memory.
+    pub(crate) body: Arc<Share>,
+}
+
+/// Reads the body of a request and finds its model.
+pub(crate) async fn open(shared: &Shared, request: Request) -> Result<Opened, ApiError> {
+    let (mut fields, body) = read_object(request, &shared.bodies, &shared.options.limits).await?;
     let asked_for = fields.string("model")?;
     let model = shared.model(asked_for.as_deref())?;
-    Ok((fields, asked_for, model))
+    Ok(Opened { fields, asked_for, model, body })
 }
 
 /// Renders the conversation and submits its answers.
-pub(crate) async fn ask(shared: &Arc<Shared>, model: Model, chat: ChatRequest) -> Result<Run, ApiError> {
+pub(crate) async fn ask(
+    shared: &Arc<Shared>,
+    model: Model,
+    chat: ChatRequest,
+    body: Arc<Share>,
+) -> Result<Run, ApiError> {
     let ChatRequest { conversation, generation, max_tokens, logprobs, ends_after_call } = chat;
     let name = model.name.clone();
     let (prompt, tools) = shared
-        .compute(move |backend| Ok((backend.render(&name, &conversation)?, conversation.tools)))
+        .compute(&body, move |backend| Ok((backend.render(&name, &conversation)?, conversation.tools)))
         .await?;
     let mut format = prompt.format;
     if tools.is_empty() {

@@ -2,6 +2,7 @@
 
 use std::future::poll_fn;
 use std::pin::Pin;
+use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
 
 use axum::body::{Body, HttpBody};
@@ -14,21 +15,31 @@ use crate::error::ApiError;
 use crate::fields::Fields;
 use crate::options::Limits;
 
+/// From so many bytes on a body is large.
+const LARGE_BYTES: usize = 256 << 10;
+
 /// How many bytes of bodies the server holds at the moment.
 #[derive(Debug, Default)]
 pub(crate) struct BodyBytes(AtomicUsize);
 
-/// A part of the bytes, given back when it is dropped.
-struct Share<'a> {
-    all: &'a BodyBytes,
+/// The part of a body in all these bytes, given back when it is dropped: when what was said in it is tokens, which are few.
+#[derive(Debug)]
+pub(crate) struct Share {
+    all: Arc<BodyBytes>,
     n_bytes: usize,
 }
 
-impl Share<'_> {
-    /// Takes some more, unless all bodies together then have more than `most`.
+impl Share {
+    /// Whether the body is large: its tokens may take seconds.
+    pub(crate) fn is_large(&self) -> bool {
+        self.n_bytes >= LARGE_BYTES
+    }
+
+    /// Takes some more, unless all bodies together then have more than `most`. Large ones leave a quarter to the others.
     fn grow(&mut self, n_bytes: usize, most: usize) -> Result<(), ApiError> {
         let before = self.all.0.fetch_add(n_bytes, Ordering::Relaxed);
         self.n_bytes += n_bytes;
+        let most = if self.is_large() { most - most / 4 } else { most };
         match before.saturating_add(n_bytes) <= most {
             true => Ok(()),
             false => Err(ApiError::unavailable("Too many large requests come at the same time.")),
@@ -36,31 +47,31 @@ impl Share<'_> {
     }
 }
 
-impl Drop for Share<'_> {
+impl Drop for Share {
     fn drop(&mut self) {
         self.all.0.fetch_sub(self.n_bytes, Ordering::Relaxed);
     }
 }
 
-/// The JSON object that a request has as its body.
+/// The JSON object that a request has as its body, and its share of the memory for all bodies.
 pub(crate) async fn read_object(
     request: Request,
-    all: &BodyBytes,
+    all: &Arc<BodyBytes>,
     limits: &Limits,
-) -> Result<Fields, ApiError> {
+) -> Result<(Fields, Arc<Share>), ApiError> {
     check_type(request.headers())?;
     let announced = request.headers().get(header::CONTENT_LENGTH).and_then(|value| value.to_str().ok());
     let announced: Option<u64> = announced.and_then(|value| value.parse().ok());
     if announced.is_some_and(|length| length > limits.body_bytes as u64) {
         return Err(too_large(limits));
     }
-    let mut share = Share { all, n_bytes: 0 };
+    let mut share = Share { all: Arc::clone(all), n_bytes: 0 };
     let reading = read(request.into_body(), &mut share, limits);
     let bytes = timeout(limits.body_time, reading).await.unwrap_or_else(|_| {
         let message = format!("The body took longer than {} s.", limits.body_time.as_secs_f32());
         Err(ApiError::refused(StatusCode::REQUEST_TIMEOUT, None, message))
     })?;
-    Fields::of(parse(&bytes, limits)?, "")
+    Ok((Fields::of(parse(&bytes, limits)?, "")?, Arc::new(share)))
 }
 
 fn too_large(limits: &Limits) -> ApiError {
@@ -82,7 +93,7 @@ fn check_type(headers: &HeaderMap) -> Result<(), ApiError> {
     }
 }
 
-async fn read(mut body: Body, share: &mut Share<'_>, limits: &Limits) -> Result<Vec<u8>, ApiError> {
+async fn read(mut body: Body, share: &mut Share, limits: &Limits) -> Result<Vec<u8>, ApiError> {
     let mut bytes = Vec::new();
     while let Some(frame) = poll_fn(|context| Pin::new(&mut body).poll_frame(context)).await {
         let frame = frame.map_err(|_| ApiError::invalid("The body ended before its end."))?;

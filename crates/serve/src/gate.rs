@@ -7,7 +7,7 @@ use axum::body::Body;
 use axum::extract::{Request, State};
 use axum::http::{HeaderMap, HeaderName, HeaderValue, Method, StatusCode, header};
 use axum::middleware::Next;
-use axum::response::{IntoResponse, Response};
+use axum::response::Response;
 use subtle::{Choice, ConstantTimeEq};
 
 use crate::error::ApiError;
@@ -27,7 +27,7 @@ pub(crate) async fn pass(State(shared): State<Arc<Shared>>, request: Request, ne
     let mut response = match check(&shared, &request, origin.is_some()) {
         Ok(()) if request.method() == Method::OPTIONS && origin.is_some() => preflight(),
         Ok(()) => next.run(request).await,
-        Err(error) => error.into_response(),
+        Err(error) => refusal(request.uri().path(), &error),
     };
     let status = response.status();
     if status.is_client_error() || status == StatusCode::SERVICE_UNAVAILABLE {
@@ -40,6 +40,12 @@ pub(crate) async fn pass(State(shared): State<Arc<Shared>>, request: Request, ne
         headers.insert(header::VARY, HeaderValue::from_static("origin"));
     }
     response
+}
+
+/// An error in the form of the API to which a path belongs.
+pub(crate) fn refusal(path: &str, error: &ApiError) -> Response {
+    let is_anthropic = matches!(path, "/v1/messages" | "/v1/messages/count_tokens");
+    error.response(&if is_anthropic { error.anthropic_body() } else { error.body() })
 }
 
 /// That of the client if it is a plain word, else a new one.

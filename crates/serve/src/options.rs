@@ -82,7 +82,7 @@ pub struct Limits {
     pub body_bytes: usize,
     /// How long a body may take.
     pub body_time: Duration,
-    /// The bodies that are being read, together.
+    /// The bodies that are being read or made into tokens, together.
     pub all_bodies_bytes: usize,
     /// The values of a body: each takes many times the memory of its text.
     pub n_values: usize,

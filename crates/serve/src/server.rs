@@ -16,16 +16,13 @@ use crate::connection;
 use crate::hosts::Hosts;
 use crate::options::Options;
 use crate::routes::router;
-use crate::state::{Phase, Shared};
+use crate::state::{N_COMPUTING_THREADS, Phase, Shared};
 
 /// How long answers have for their last words when the time for them is over.
 const LAST_WORDS_TIME: Duration = Duration::from_secs(1);
 
 /// How long to wait when the system has no room for a connection.
 const ACCEPT_PAUSE: Duration = Duration::from_millis(100);
-
-/// How many threads compute what may take long: prompts, tokens, embeddings.
-const N_COMPUTING_THREADS: usize = 4;
 
 /// Why a server has not come to run.
 #[derive(Debug, thiserror::Error)]

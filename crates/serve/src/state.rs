@@ -3,15 +3,18 @@
 use std::future::Future;
 use std::sync::Arc;
 
-use tokio::sync::{Semaphore, watch};
+use tokio::sync::{OwnedSemaphorePermit, Semaphore, watch};
 use tokio::time::sleep;
 
 use crate::backend::{Backend, Model, Refusal};
-use crate::body::BodyBytes;
+use crate::body::{BodyBytes, Share};
 use crate::error::ApiError;
 use crate::hosts::Hosts;
 use crate::metrics::Metrics;
 use crate::options::Options;
+
+/// How many threads compute what may take long: prompts, tokens, embeddings.
+pub(crate) const N_COMPUTING_THREADS: usize = 4;
 
 /// How far the server has come.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd)]
@@ -30,7 +33,11 @@ pub(crate) struct Shared {
     pub(crate) options: Options,
     pub(crate) hosts: Hosts,
     pub(crate) metrics: Metrics,
-    pub(crate) bodies: BodyBytes,
+    pub(crate) bodies: Arc<BodyBytes>,
+    /// Of the threads that compute. Whoever waits for one and goes away leaves no work behind.
+    turns: Arc<Semaphore>,
+    /// One at a time of what is large, so that the other threads are left to what is small.
+    large: Arc<Semaphore>,
     /// One thing at a time of those that nobody can cancel.
     batches: Arc<Semaphore>,
     phase: watch::Sender<Phase>,
@@ -43,7 +50,9 @@ impl Shared {
             options,
             hosts,
             metrics: Metrics::default(),
-            bodies: BodyBytes::default(),
+            bodies: Arc::default(),
+            turns: Arc::new(Semaphore::new(N_COMPUTING_THREADS)),
+            large: Arc::new(Semaphore::new(1)),
             batches: Arc::new(Semaphore::new(1)),
             phase: watch::Sender::new(Phase::Open),
         }
@@ -83,34 +92,52 @@ impl Shared {
     /// As [`Shared::compute`], for what takes all cores and cannot be stopped: one at a time. Others wait for their turn.
     pub(crate) async fn compute_alone<T: Send + 'static>(
         self: &Arc<Self>,
+        body: &Arc<Share>,
         work: impl FnOnce(&dyn Backend) -> Result<T, Refusal> + Send + 'static,
     ) -> Result<T, ApiError> {
+        let turn = self.turn(&self.batches).await?;
+        self.compute(body, move |backend: &dyn Backend| {
+            let result = work(backend);
+            drop(turn);
+            result
+        })
+        .await
+    }
+
+    /// Runs what may take long where that delays nobody else. The turn lasts as long as the work does, and so does the share
+    /// of its body in memory, also where the client has gone.
+    pub(crate) async fn compute<T: Send + 'static>(
+        self: &Arc<Self>,
+        body: &Arc<Share>,
+        work: impl FnOnce(&dyn Backend) -> Result<T, Refusal> + Send + 'static,
+    ) -> Result<T, ApiError> {
+        let large = match body.is_large() {
+            true => Some(self.turn(&self.large).await?),
+            false => None,
+        };
+        let turns = (self.turn(&self.turns).await?, large);
+        let (backend, body) = (Arc::clone(&self.backend), Arc::clone(body));
+        let work = move || {
+            let result = work(&*backend);
+            drop((turns, body));
+            result
+        };
+        match tokio::task::spawn_blocking(work).await {
+            Ok(result) => result.map_err(ApiError::from),
+            Err(_) => Err(ApiError::failed("The server made a mistake with this request.")),
+        }
+    }
+
+    /// Waits for a turn, unless that takes too long or the server ends.
+    async fn turn(&self, turns: &Arc<Semaphore>) -> Result<OwnedSemaphorePermit, ApiError> {
         let turn = tokio::select! {
-            turn = Arc::clone(&self.batches).acquire_owned() => turn,
+            biased;
+            turn = Arc::clone(turns).acquire_owned() => turn,
             () = self.reaches(Phase::Draining) => return Err(ApiError::unavailable("The server is ending.")),
             () = sleep(self.options.limits.wait_time) => {
                 return Err(ApiError::unavailable("The request has waited too long for its turn."));
             }
         };
-        let turn = turn.map_err(|_| ApiError::unavailable("The server is ending."))?;
-        // The turn lasts as long as the work does, also where the client has gone.
-        let work = move |backend: &dyn Backend| {
-            let result = work(backend);
-            drop(turn);
-            result
-        };
-        self.compute(work).await
-    }
-
-    /// Runs what may take long where that delays nobody else.
-    pub(crate) async fn compute<T: Send + 'static>(
-        &self,
-        work: impl FnOnce(&dyn Backend) -> Result<T, Refusal> + Send + 'static,
-    ) -> Result<T, ApiError> {
-        let backend = Arc::clone(&self.backend);
-        match tokio::task::spawn_blocking(move || work(&*backend)).await {
-            Ok(result) => result.map_err(ApiError::from),
-            Err(_) => Err(ApiError::failed("The server made a mistake with this request.")),
-        }
+        turn.map_err(|_| ApiError::unavailable("The server is ending."))
     }
 }

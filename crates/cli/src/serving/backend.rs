@@ -3,7 +3,7 @@
 use std::sync::Arc;
 use std::time::Duration;
 
-use oarlock::data::tool_calls;
+use oarlock::data::{self, Tokenizer, tool_calls};
 use oarlock::generate::engine::{Answer, Event, Metrics, Request};
 use oarlock::generate::{self, Stop};
 use oarlock_serve::{
@@ -39,6 +39,21 @@ fn failed(error: impl std::fmt::Display) -> Refusal {
     Refusal::Failed(error.to_string())
 }
 
+/// The tokens of a text. A tokenizer that serves has been read, so it is the text that it can do nothing with. Where its file
+/// lies is nobody's business.
+fn encode(tokenizer: &Tokenizer, text: &str) -> Result<Vec<u32>, Refusal> {
+    tokenizer.encode(text).map_err(|error| {
+        let cause = match error {
+            data::Error::Tokenizer { cause, .. } => cause,
+            other => other.to_string(),
+        };
+        Refusal::Invalid {
+            message: format!("the tokenizer has no tokens for this text: {cause}"),
+            param: None,
+        }
+    })
+}
+
 impl Backend for Models {
     fn models(&self) -> Vec<Model> {
         self.0.iter().map(Served::described).collect()
@@ -52,7 +67,7 @@ impl Backend for Models {
             )));
         };
         let text = prompts::text(template, conversation)?;
-        let ids = served.tokenizer.encode(&text).map_err(failed)?;
+        let ids = encode(&served.tokenizer, &text)?;
         let format = prompts::answer_format(template, &text);
         Ok(Prompt { ids, text, format })
     }
@@ -60,7 +75,7 @@ impl Backend for Models {
     fn tokenize(&self, model: &str, text: &str, adds_special: bool) -> Result<Vec<u32>, Refusal> {
         let tokenizer = &self.of(model)?.tokenizer;
         let begin = if adds_special { tokenizer.begins_texts().map_err(failed)? } else { None };
-        let ids = tokenizer.encode(text).map_err(failed)?;
+        let ids = encode(tokenizer, text)?;
         Ok(begin.filter(|begin| ids.first() != Some(begin)).into_iter().chain(ids).collect())
     }
 
@@ -78,7 +93,7 @@ impl Backend for Models {
     fn calls(&self, _: &str, text: &str, tools: &[Tool]) -> Option<Vec<Call>> {
         let names: Vec<String> = tools.iter().map(|tool| tool.name.clone()).collect();
         let (_, calls) = tool_calls(text, &names)?;
-        let call = |call: &oarlock::data::ToolCall| Call {
+        let call = |call: &data::ToolCall| Call {
             id: None,
             name: call.name.clone(),
             arguments: call.arguments.to_string(),

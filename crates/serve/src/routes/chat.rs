@@ -6,7 +6,7 @@ use axum::extract::{Request, State};
 use axum::http::StatusCode;
 use axum::response::Response;
 
-use crate::ask::{ask, open};
+use crate::ask::{Opened, ask, open};
 use crate::error::{ApiError, json_response};
 use crate::reply::chat::{ChatStream, whole};
 use crate::reply::head::Head;
@@ -19,14 +19,14 @@ pub(super) async fn answer(
     request: Request,
 ) -> Result<Response, ApiError> {
     let options = &shared.options;
-    let (fields, asked_for, model) = open(&shared, request).await?;
+    let Opened { fields, asked_for, model, body } = open(&shared, request).await?;
     let chat = ChatRequest::read(fields, &model, options)?;
     let streams = chat.generation.streams.unwrap_or(options.streams_by_default);
     let object = if streams { "chat.completion.chunk" } else { "chat.completion" };
     let head = Head::new("chatcmpl-", object, &model, asked_for);
     let (n_answers, includes_usage) = (chat.generation.n_answers, chat.generation.includes_usage);
     let has_logprobs = chat.logprobs.is_some();
-    let run = ask(&shared, model, chat).await?;
+    let run = ask(&shared, model, chat, body).await?;
     if streams {
         let wire = ChatStream::new(&head, n_answers, includes_usage, has_logprobs);
         return stream::respond(run, wire, options.limits.ping_time).await;

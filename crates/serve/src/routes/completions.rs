@@ -6,7 +6,7 @@ use axum::extract::{Request, State};
 use axum::http::StatusCode;
 use axum::response::Response;
 
-use crate::ask::open;
+use crate::ask::{Opened, open};
 use crate::backend::{AnswerFormat, Backend, Refusal};
 use crate::error::{ApiError, json_response};
 use crate::reply::completion::{CompletionStream, Form, whole};
@@ -22,17 +22,18 @@ pub(super) async fn answer(
     request: Request,
 ) -> Result<Response, ApiError> {
     let options = &shared.options;
-    let (fields, asked_for, model) = open(&shared, request).await?;
+    let Opened { fields, asked_for, model, body } = open(&shared, request).await?;
     let completion = CompletionRequest::read(fields, &model, options)?;
     let (name, inputs, echoes) = (model.name.clone(), completion.prompts, completion.echoes);
     let prompts = shared
-        .compute(move |backend| {
+        .compute(&body, move |backend| {
             inputs
                 .into_iter()
                 .map(|input| prompt(backend, &name, input, echoes))
                 .collect::<Result<Vec<_>, _>>()
         })
         .await?;
+    drop(body);
     let (prompts, texts): (Vec<Vec<u32>>, Vec<String>) = prompts.into_iter().unzip();
     let generation = completion.generation;
     let streams = generation.streams.unwrap_or(false);

@@ -9,7 +9,7 @@ use base64::Engine as _;
 use base64::engine::general_purpose::STANDARD;
 use serde_json::{Value, json};
 
-use crate::ask::open;
+use crate::ask::{Opened, open};
 use crate::backend::Backend;
 use crate::error::{ApiError, json_response};
 use crate::request::input::{Input, inputs};
@@ -21,7 +21,7 @@ pub(super) async fn answer(
     request: Request,
 ) -> Result<Response, ApiError> {
     let limits = &shared.options.limits;
-    let (mut fields, asked_for, model) = open(&shared, request).await?;
+    let Opened { mut fields, asked_for, model, body } = open(&shared, request).await?;
     let input = fields.take("input").ok_or_else(|| fields.missing("input"))?;
     let inputs = inputs(input, "input", limits.n_texts)?;
     let is_base64 = match fields.string("encoding_format")?.as_deref() {
@@ -34,7 +34,7 @@ pub(super) async fn answer(
     let wanted = fields.integer("dimensions", 1..=i64::from(u32::MAX))?;
     let name = model.name.clone();
     let ids = shared
-        .compute(move |backend| {
+        .compute(&body, move |backend| {
             let of = |input| match input {
                 Input::Text(text) => backend.tokenize(&name, &text, true),
                 Input::Ids(ids) => Ok(ids),
@@ -47,7 +47,7 @@ pub(super) async fn answer(
     }
     let n_tokens: usize = ids.iter().map(Vec::len).sum();
     let name = model.name.clone();
-    let vectors = shared.compute_alone(move |backend: &dyn Backend| backend.embed(&name, ids)).await?;
+    let vectors = shared.compute_alone(&body, move |backend: &dyn Backend| backend.embed(&name, ids)).await?;
     if let (Some(wanted), Some(vector)) = (wanted, vectors.first())
         && usize::try_from(wanted) != Ok(vector.len())
     {

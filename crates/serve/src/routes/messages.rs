@@ -7,8 +7,9 @@ use axum::http::StatusCode;
 use axum::response::Response;
 use serde_json::{Value, json};
 
-use crate::ask::{ask, open};
+use crate::ask::{Opened, ask, open};
 use crate::backend::Model;
+use crate::body::Share;
 use crate::error::{ApiError, json_response};
 use crate::reply::anthropic::{MessageStream, whole};
 use crate::reply::stream;
@@ -34,17 +35,17 @@ async fn read_chat(
     shared: &Shared,
     request: Request,
     needs_max_tokens: bool,
-) -> Result<(String, Model, ChatRequest), ApiError> {
+) -> Result<(String, Model, ChatRequest, Arc<Share>), ApiError> {
     let options = &shared.options;
-    let (fields, asked_for, model) = open(shared, request).await?;
+    let Opened { fields, asked_for, model, body } = open(shared, request).await?;
     let chat = read(fields, &model, options, needs_max_tokens)?;
-    Ok((asked_for.unwrap_or_else(|| model.name.clone()), model, chat))
+    Ok((asked_for.unwrap_or_else(|| model.name.clone()), model, chat, body))
 }
 
 async fn try_answer(shared: &Arc<Shared>, request: Request) -> Result<Response, ApiError> {
-    let (name, model, chat) = read_chat(shared, request, true).await?;
+    let (name, model, chat, body) = read_chat(shared, request, true).await?;
     let streams = chat.generation.streams.unwrap_or(false);
-    let run = ask(shared, model, chat).await?;
+    let run = ask(shared, model, chat, body).await?;
     let message = MessageStream::new(name, run.n_prompt_tokens());
     if streams {
         return stream::respond(run, message, shared.options.limits.ping_time).await;
@@ -54,7 +55,8 @@ async fn try_answer(shared: &Arc<Shared>, request: Request) -> Result<Response, 
 }
 
 async fn try_count(shared: &Arc<Shared>, request: Request) -> Result<usize, ApiError> {
-    let (_, model, chat) = read_chat(shared, request, false).await?;
-    let prompt = shared.compute(move |backend| backend.render(&model.name, &chat.conversation)).await?;
+    let (_, model, chat, body) = read_chat(shared, request, false).await?;
+    let prompt =
+        shared.compute(&body, move |backend| backend.render(&model.name, &chat.conversation)).await?;
     Ok(prompt.ids.len())
 }

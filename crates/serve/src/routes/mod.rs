@@ -14,7 +14,7 @@ use std::sync::Arc;
 use axum::Router;
 use axum::body::Body;
 use axum::extract::State;
-use axum::http::{HeaderValue, StatusCode, header};
+use axum::http::{HeaderValue, StatusCode, Uri, header};
 use axum::middleware::from_fn_with_state;
 use axum::response::Response;
 use axum::routing::{MethodRouter, get, post};
@@ -73,6 +73,7 @@ async fn unknown() -> ApiError {
     ApiError::refused(StatusCode::NOT_FOUND, Some("unknown_url"), "There is no such route.")
 }
 
-async fn other_method() -> ApiError {
-    ApiError::refused(StatusCode::METHOD_NOT_ALLOWED, None, "This route has another method.")
+async fn other_method(uri: Uri) -> Response {
+    let error = ApiError::refused(StatusCode::METHOD_NOT_ALLOWED, None, "This route has another method.");
+    gate::refusal(uri.path(), &error)
 }

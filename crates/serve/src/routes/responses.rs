@@ -6,7 +6,7 @@ use axum::extract::{Request, State};
 use axum::http::StatusCode;
 use axum::response::Response;
 
-use crate::ask::{ask, open};
+use crate::ask::{Opened, ask, open};
 use crate::error::{ApiError, json_response};
 use crate::reply::responses::{ResponseStream, whole};
 use crate::reply::stream;
@@ -18,11 +18,11 @@ pub(super) async fn answer(
     request: Request,
 ) -> Result<Response, ApiError> {
     let options = &shared.options;
-    let (fields, asked_for, model) = open(&shared, request).await?;
+    let Opened { fields, asked_for, model, body } = open(&shared, request).await?;
     let (chat, repeated) = read(fields, &model, options)?;
     let response = ResponseStream::new(asked_for.unwrap_or_else(|| model.name.clone()), repeated);
     let streams = chat.generation.streams.unwrap_or(false);
-    let run = ask(&shared, model, chat).await?;
+    let run = ask(&shared, model, chat, body).await?;
     if streams {
         return stream::respond(run, response, options.limits.ping_time).await;
     }

@@ -7,7 +7,7 @@ use axum::http::StatusCode;
 use axum::response::Response;
 use serde_json::{Value, json};
 
-use crate::ask::open;
+use crate::ask::{Opened, open};
 use crate::backend::Backend;
 use crate::error::{ApiError, json_response};
 use crate::fields::{too_many, wrong};
@@ -19,7 +19,7 @@ pub(super) async fn answer(
     request: Request,
 ) -> Result<Response, ApiError> {
     let limits = &shared.options.limits;
-    let (mut fields, asked_for, model) = open(&shared, request).await?;
+    let Opened { mut fields, asked_for, model, body } = open(&shared, request).await?;
     let list = fields.list("messages")?.ok_or_else(|| fields.missing("messages"))?;
     if list.is_empty() {
         return Err(ApiError::field("messages", "`messages` is empty."));
@@ -38,7 +38,7 @@ pub(super) async fn answer(
         longest.and_then(|n| usize::try_from(n).ok()).unwrap_or(usize::MAX).min(model.context_length);
     let name = model.name.clone();
     let scores = shared
-        .compute_alone(move |backend: &dyn Backend| {
+        .compute_alone(&body, move |backend: &dyn Backend| {
             let mut ids = texts
                 .iter()
                 .map(|text| backend.tokenize(&name, text, false))

@@ -18,7 +18,7 @@ pub(super) async fn tokenize(
     State(shared): State<Arc<Shared>>,
     request: Request,
 ) -> Result<Response, ApiError> {
-    let mut fields = read_object(request, &shared.bodies, &shared.options.limits).await?;
+    let (mut fields, body) = read_object(request, &shared.bodies, &shared.options.limits).await?;
     let model = shared.model(fields.string("model")?.as_deref())?;
     if fields.boolean("parse_special")? == Some(false) {
         let message = "The names of special tokens are always these tokens.";
@@ -35,7 +35,7 @@ pub(super) async fn tokenize(
                 let pieces = if has_pieces { backend.detokenize(&name, &ids)? } else { Vec::new() };
                 Ok((ids, pieces))
             };
-            shared.compute(work).await?
+            shared.compute(&body, work).await?
         }
         None => {
             let conversation = conversation(&mut fields, &shared.options)?;
@@ -44,7 +44,7 @@ pub(super) async fn tokenize(
                 let pieces = if has_pieces { backend.detokenize(&name, &ids)? } else { Vec::new() };
                 Ok((ids, pieces))
             };
-            shared.compute(work).await?
+            shared.compute(&body, work).await?
         }
     };
     let n_ids = ids.len();
@@ -69,11 +69,11 @@ pub(super) async fn detokenize(
     State(shared): State<Arc<Shared>>,
     request: Request,
 ) -> Result<Response, ApiError> {
-    let mut fields = read_object(request, &shared.bodies, &shared.options.limits).await?;
+    let (mut fields, body) = read_object(request, &shared.bodies, &shared.options.limits).await?;
     let model = shared.model(fields.string("model")?.as_deref())?;
     let list = fields.list("tokens")?.ok_or_else(|| fields.missing("tokens"))?;
     let ids = ids(&list, "tokens")?;
-    let bytes = shared.compute(move |backend| backend.detokenize(&model.name, &ids)).await?.concat();
+    let bytes = shared.compute(&body, move |backend| backend.detokenize(&model.name, &ids)).await?.concat();
     let text = String::from_utf8_lossy(&bytes);
     // llama.cpp's name, and vLLM's.
     Ok(json_response(StatusCode::OK, &json!({ "content": text, "prompt": text })))
@@ -83,9 +83,9 @@ pub(super) async fn apply_template(
     State(shared): State<Arc<Shared>>,
     request: Request,
 ) -> Result<Response, ApiError> {
-    let mut fields = read_object(request, &shared.bodies, &shared.options.limits).await?;
+    let (mut fields, body) = read_object(request, &shared.bodies, &shared.options.limits).await?;
     let model = shared.model(fields.string("model")?.as_deref())?;
     let conversation = conversation(&mut fields, &shared.options)?;
-    let prompt = shared.compute(move |backend| backend.render(&model.name, &conversation)).await?;
+    let prompt = shared.compute(&body, move |backend| backend.render(&model.name, &conversation)).await?;
     Ok(json_response(StatusCode::OK, &json!({ "prompt": prompt.text })))
 }

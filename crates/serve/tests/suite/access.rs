@@ -34,6 +34,8 @@ fn a_key_is_asked_for_before_anything_else() {
             assert_eq!(reply.header("www-authenticate"), Some("Bearer"));
         }
     }
+    let error = server.post("/v1/messages", &ask("say a")).json();
+    assert_eq!((&error["type"], &error["error"]["type"]), (&"error".into(), &"authentication_error".into()));
     for head in
         ["Authorization: Bearer key-one\r\n", "authorization: bearer key-two\r\n", "X-Api-Key: key-two\r\n"]
     {

@@ -2,7 +2,7 @@
 //!
 //! Tokens are bytes, and pieces of words from a table that grows. `say TEXT` answers TEXT, `count N` answers N words that
 //! depend on the seed, `fail N` fails behind N words, `drop N` gives up without a
-//! word, `hang` answers nothing, `panic` is a mistake of the backend. `either TEXT` answers TEXT for even seeds, else 60 words.
+//! word, `hang` answers nothing, `panic` is a mistake of the backend, `slow` a prompt that takes half a second. `either TEXT` answers TEXT for even seeds, else 60 words.
 
 use std::collections::BTreeMap;
 use std::sync::atomic::{AtomicUsize, Ordering};
@@ -170,6 +170,9 @@ impl Backend for Fake {
         for message in &conversation.messages {
             if message.content == "panic" {
                 panic!("a mistake of the backend, as the test wants it");
+            }
+            if message.content.starts_with("slow") {
+                std::thread::sleep(Duration::from_millis(500));
             }
             if message.content == "refuse" {
                 let param = Some("messages[0]".to_owned());

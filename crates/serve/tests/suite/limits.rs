@@ -65,6 +65,57 @@ fn all_bodies_together_have_a_limit() {
 }
 
 #[test]
+fn large_bodies_leave_room_for_others() {
+    let server = with_limits(Limits { all_bodies_bytes: 1 << 20, ..Limits::STANDARD });
+    let large = request("/v1/chat/completions", "", &[b' '; 700 << 10]);
+    let held = server.send(&large[..large.len() - 1]);
+    wait_for("the other large request's refusal", || Reply::read(&mut server.send(&large)).status == 503);
+    server.chat(&ask("say a")).ok();
+    drop(held);
+    // Then there is room for it, and it is found to be no JSON.
+    wait_for("room", || Reply::read(&mut server.send(&large)).status == 400);
+}
+
+fn n_prompts(server: &Server) -> usize {
+    server.state.conversations.lock().unwrap().len()
+}
+
+#[test]
+fn prompts_for_clients_that_have_gone_are_not_made() {
+    let server = Server::plain();
+    let n_threads = 4;
+    let _all: Vec<_> = (0..n_threads).map(|_| server.begin("/v1/chat/completions", &ask("slow"))).collect();
+    wait_for("the first", || n_prompts(&server) == n_threads);
+    let gone: Vec<_> = (0..40).map(|_| server.begin("/v1/chat/completions", &ask("slow"))).collect();
+    drop(gone);
+    server.chat(&ask("say a")).ok();
+    assert_eq!(n_prompts(&server), n_threads + 1);
+}
+
+#[test]
+fn large_prompts_keep_nobody_waiting() {
+    let server = Server::plain();
+    let large = ask(&format!("slow{}", " ".repeat(300 << 10)));
+    let mut all: Vec<_> = (0..6).map(|_| server.begin("/v1/chat/completions", &large)).collect();
+    wait_for("the first", || n_prompts(&server) == 1);
+    server.chat(&ask("say a")).ok();
+    // One of them at a time, each for half a second.
+    assert!(n_prompts(&server) < 4, "{}", n_prompts(&server));
+    for stream in &mut all {
+        assert_eq!(Reply::read(stream).error(400)["code"], "context_length_exceeded");
+    }
+}
+
+#[test]
+fn what_waits_for_a_thread_has_its_share_of_memory() {
+    let server = with_limits(Limits { all_bodies_bytes: 1 << 20, ..Limits::STANDARD });
+    let large = ask(&format!("slow{}", " ".repeat(500 << 10)));
+    let _first = server.begin("/v1/chat/completions", &large);
+    wait_for("the first", || n_prompts(&server) == 1);
+    server.chat(&large).error(503);
+}
+
+#[test]
 fn slow_heads_and_bodies_end() {
     let time = Duration::from_millis(200);
     let server = with_limits(Limits { head_time: time, body_time: time, ..Limits::STANDARD });

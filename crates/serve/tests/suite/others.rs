@@ -48,6 +48,13 @@ fn unknown_routes_and_methods_are_said_in_the_form_of_the_api() {
     assert_eq!(server.get("/v1/chat/completions").status, 405);
     server.get("/v1/chat/completions").error(405);
     server.post("/v1/models", &json!({})).error(405);
+    // Here the API is another one.
+    for path in ["/v1/messages", "/v1/messages/count_tokens"] {
+        let reply = server.get(path);
+        let error = reply.json();
+        let said = (reply.status, &error["type"], &error["error"]["type"]);
+        assert_eq!(said, (405, &json!("error"), &json!("invalid_request_error")), "{path}");
+    }
     server.get("/../../etc/passwd").error(404);
 }
 
