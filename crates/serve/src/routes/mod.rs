@@ -7,6 +7,8 @@ mod messages;
 mod models;
 mod responses;
 mod score;
+#[cfg(test)]
+mod tests;
 mod tokens;
 
 use std::sync::Arc;
