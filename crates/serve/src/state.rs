@@ -36,7 +36,7 @@ pub(crate) struct Shared {
     pub(crate) bodies: Arc<BodyBytes>,
     /// Of the threads that compute. Whoever waits for one and goes away leaves no work behind.
     turns: Arc<Semaphore>,
-    /// One at a time of what is large, so that the other threads are left to what is small.
+    /// One thing at a time of what is large, so that the other threads are left to what is small.
     large: Arc<Semaphore>,
     /// One thing at a time of those that nobody can cancel.
     batches: Arc<Semaphore>,
@@ -89,33 +89,34 @@ impl Shared {
         }
     }
 
+    /// Runs what may take long where that delays nobody else.
+    pub(crate) async fn compute<T: Send + 'static>(
+        &self,
+        body: &Arc<Share>,
+        work: impl FnOnce(&dyn Backend) -> Result<T, Refusal> + Send + 'static,
+    ) -> Result<T, ApiError> {
+        let turn = if body.is_large() { Some(self.turn(&self.large).await?) } else { None };
+        self.compute_in(turn, body, work).await
+    }
+
     /// As [`Shared::compute`], for what takes all cores and cannot be stopped: one at a time. Others wait for their turn.
     pub(crate) async fn compute_alone<T: Send + 'static>(
-        self: &Arc<Self>,
+        &self,
         body: &Arc<Share>,
         work: impl FnOnce(&dyn Backend) -> Result<T, Refusal> + Send + 'static,
     ) -> Result<T, ApiError> {
         let turn = self.turn(&self.batches).await?;
-        self.compute(body, move |backend: &dyn Backend| {
-            let result = work(backend);
-            drop(turn);
-            result
-        })
-        .await
+        self.compute_in(Some(turn), body, work).await
     }
 
-    /// Runs what may take long where that delays nobody else. The turn lasts as long as the work does, and so does the share
-    /// of its body in memory, also where the client has gone.
-    pub(crate) async fn compute<T: Send + 'static>(
-        self: &Arc<Self>,
+    /// Turns last as long as the work does, and so does the share of its body in memory, also where the client has gone.
+    async fn compute_in<T: Send + 'static>(
+        &self,
+        turn: Option<OwnedSemaphorePermit>,
         body: &Arc<Share>,
         work: impl FnOnce(&dyn Backend) -> Result<T, Refusal> + Send + 'static,
     ) -> Result<T, ApiError> {
-        let large = match body.is_large() {
-            true => Some(self.turn(&self.large).await?),
-            false => None,
-        };
-        let turns = (self.turn(&self.turns).await?, large);
+        let turns = (turn, self.turn(&self.turns).await?);
         let (backend, body) = (Arc::clone(&self.backend), Arc::clone(body));
         let work = move || {
             let result = work(&*backend);
