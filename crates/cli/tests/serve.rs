@@ -119,7 +119,45 @@ fn a_server_says_what_the_model_says() {
     let (status, said) =
         server.ask("/v1/completions", "", &completion(json!({"model": "model", "temperature": -1})));
     assert!(status == 400 && said.contains("temperature"), "{status} {said}");
+    // A text that the tokenizer gives up on is no fault of the server, and nothing of its machine is told.
+    let (status, said) = server.ask("/tokenize", "", &json!({"content": "\n".repeat(1_200_000)}));
+    let is_plain = said.contains("has no tokens for this text") && !said.contains("tokenizer.json");
+    assert!(status == 400 && is_plain, "{status} {said}");
     assert_eq!(server.end(), Some(0));
+}
+
+/// A request whose body is not complete yet: the server waits for it when it ends.
+fn begun(server: &Server) -> TcpStream {
+    let mut stream = TcpStream::connect(server.address).unwrap();
+    let head = "POST /v1/completions HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\nContent-Length: 2\r\n\r\n{";
+    stream.write_all(head.as_bytes()).unwrap();
+    // Behind it comes another client, so that the server has seen this one.
+    server.json("/v1/completions", &completion(json!({})));
+    stream
+}
+
+#[test]
+fn one_signal_lets_the_server_finish_and_two_do_not() {
+    let site = Site::new();
+    let signal = |server: &Server| {
+        kill_process(Pid::from_raw(server.running.pid() as i32).unwrap(), Signal::TERM).unwrap();
+        // Longer than it takes to see a signal.
+        std::thread::sleep(std::time::Duration::from_millis(300));
+    };
+    let server = Server::start(&site, &["model"]);
+    let mut stream = begun(&server);
+    signal(&server);
+    stream.write_all(b"}").unwrap();
+    let mut said = String::new();
+    stream.read_to_string(&mut said).unwrap();
+    // Its answer tells that the prompt is missing.
+    assert!(said.starts_with("HTTP/1.1 400") && said.contains("`prompt` is required"), "{said}");
+    assert_eq!(server.running.wait().code, Some(0));
+
+    let server = Server::start(&site, &["model"]);
+    let _stream = begun(&server);
+    signal(&server);
+    assert_eq!(server.end(), Some(128 + Signal::TERM.as_raw()));
 }
 
 #[test]

@@ -63,7 +63,7 @@ pub fn leave_message(text: &str) -> bool {
     oarlock_files::overwrite_handed(std::path::Path::new(&path), value.to_string().as_bytes()).is_ok()
 }
 
-/// Calls `stop` with the signal that asks this process to end, which no launcher watches. It is to end the process.
+/// Calls `stop` with each signal that asks this process to end, which no launcher watches. It is to end the process.
 ///
 /// # Errors
 /// A system that does not let signals be caught, or has no thread.
@@ -72,7 +72,7 @@ pub fn on_stop(stop: impl Fn(i32) + Send + 'static) -> Result<()> {
     const EVERY: Duration = Duration::from_millis(50);
     let signals = StopSignals::catch()?;
     let watch = move || loop {
-        if let Some(signal) = signals.received() {
+        if let Some(signal) = signals.take() {
             stop(signal);
         }
         std::thread::sleep(EVERY);

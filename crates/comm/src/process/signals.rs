@@ -57,6 +57,11 @@ impl StopSignals {
         self.flag().get()
     }
 
+    /// The same, each signal once: the last one that came since this was asked before.
+    pub fn take(&self) -> Option<i32> {
+        i32::try_from(self.received.swap(0, Ordering::Relaxed)).ok().filter(|&signal| signal != 0)
+    }
+
     pub(super) fn flag(&self) -> SignalFlag {
         SignalFlag(self.received.clone())
     }
@@ -134,5 +139,15 @@ mod tests {
             assert!(StopSignals::these(&[signal]).is_err(), "{signal}");
         }
         assert_eq!(StopSignals::these(&[12]).unwrap().received(), None);
+    }
+
+    #[test]
+    fn a_signal_is_taken_once() {
+        let signals = StopSignals { received: Arc::default(), hooks: Vec::new() };
+        signals.flag().set(SIGTERM);
+        assert_eq!(
+            (signals.received(), signals.take(), signals.take()),
+            (Some(SIGTERM), Some(SIGTERM), None)
+        );
     }
 }
