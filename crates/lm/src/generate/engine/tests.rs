@@ -13,6 +13,7 @@ use oarlock_tensor::{DType, Device, Par};
 use super::request::Checked;
 use super::scheduler::Scheduler;
 use super::sink::Sink;
+use super::worker::MOST_FREE_BYTES;
 use super::*;
 use crate::generate::{Constraint, Generator, Refusal, Sampling, Stop, TokenSet};
 use crate::model::LayerCache;
@@ -446,6 +447,17 @@ fn whoever_has_read_the_end_finds_a_place() {
     for _ in 0..200 {
         assert_eq!(engine.submit(request(3, 1)).unwrap().count(), 2);
     }
+}
+
+#[test]
+fn the_smaller_rooms_of_a_long_answer_are_given_back() {
+    let device = Device::cpu(Isa::detect(), Par::solo());
+    let generator = generator_on(&device, "llama", DType::F32, 1024);
+    let engine = Engine::start(generator, Limits { prefix_bytes: 0, ..Limits::default() }).unwrap();
+    assert_eq!(engine.submit(request(3, 1000)).unwrap().count(), 1001);
+    assert!(engine.drain_within(Duration::from_secs(60)));
+    let n_free = device.arena().bytes() - device.arena().occupied();
+    assert!(n_free <= MOST_FREE_BYTES, "{n_free} bytes");
 }
 
 #[test]

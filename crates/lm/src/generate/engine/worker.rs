@@ -7,6 +7,7 @@ use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
 use oarlock_engine::{Error, Result};
+use oarlock_tensor::Arena;
 
 use super::answer::{Answer, Writer};
 use super::limits::{Limits, Metrics};
@@ -15,6 +16,10 @@ use super::scheduler::Scheduler;
 use crate::generate::generator::Generator;
 use crate::generate::model::Model;
 use crate::generate::refusal::Refusal;
+
+/// The most bytes that lie unused between two steps. Keys and values move to larger blocks as answers grow, and the blocks that
+/// they leave seldom fit anything again. Tests have small models.
+pub(super) const MOST_FREE_BYTES: usize = if cfg!(test) { 64 << 10 } else { 256 << 20 };
 
 /// A model on a thread of its own, which answers requests as they come. Dropping it stops it and waits for its thread.
 #[derive(Debug)]
@@ -203,8 +208,17 @@ fn work(generator: &Generator, mut scheduler: Scheduler<Writer>, shared: &Shared
         asked.into_iter().for_each(|asked| scheduler.add(asked));
         // The answers that a failed pass was for have ended with its error.
         let _ = scheduler.step(generator.as_model(), &Ok);
+        give_back(generator.as_model().device.arena());
         let mut state = shared.lock();
         state.metrics = scheduler.metrics();
         state.metrics.n_waiting += state.inbox.len();
+    }
+}
+
+/// Gives unused memory of the host back to the system where it has become much. Pieces of a GPU's segments grow together by
+/// themselves.
+fn give_back(arena: &Arena) {
+    if !arena.is_in_segments() && arena.bytes().saturating_sub(arena.occupied()) > MOST_FREE_BYTES {
+        arena.trim();
     }
 }
