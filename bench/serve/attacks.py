@@ -128,7 +128,7 @@ class Attacker:
             ("stop_token_ids", [4294967295]),
             ("presence_penalty", -2),
             ("logit_bias", {"1": 100, "01": -100}),
-            ("max_tokens", 4294967295),
+            ("max_completion_tokens", 3.0),
             ("user", {"a": None}),
             ("unknown", [[[]]]),
             ("messages", [{"role": "tool", "content": "\u0000\ufeff\u202e"}]),
@@ -261,7 +261,7 @@ class Attacker:
 
     def large_prompt(self):
         """As much text as a body may have; the model has room for a thousandth of it."""
-        content = self.pick("a", "word ", "\u00e9", " ", "1", "\n", "<|im_start|>") * (BODY_BYTES // 20)
+        content = self.pick("a", "word ", "\u00e9", "1", "<|im_start|>") * (BODY_BYTES // 20)
         return self.ask(post(CHAT, {"messages": [{"role": "user", "content": content}]}), seconds=LONG)
 
     def large_prompt_and_gone(self):
