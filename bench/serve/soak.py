@@ -22,6 +22,8 @@ from process import Process
 
 INTERVAL = 10
 WARM_UP = 60
+# How long the last answers of all clients are waited for.
+LAST_ANSWERS = 30
 MOST_GROWTH = 1.05
 WORDS = "the lock keeps a boat from drifting while water rises and falls between two gates of oak".split()
 
@@ -156,7 +158,7 @@ def main():
         time.sleep(min(INTERVAL, left))
         line()
     for thread in threads:
-        thread.join(30)
+        thread.join(max(0, end + LAST_ANSWERS - time.monotonic()))
     print("done: " + ", ".join(f"{kind} {n}" for kind, n in sorted(totals.done.items())))
     for problem, n in totals.wrong.most_common(10):
         print(f"wrong {n} times: {problem}")
