@@ -16,6 +16,10 @@ const int TILE_ROWS = 64;
 #endif
 const int WARPS = TILE_ROWS / 16, ATTENTION_THREADS = 32 * WARPS;
 
+template <int N> DEVICE void zero(f32 (&c)[N][4]) {
+  UNROLL for (int j = 0; j < N; j++) UNROLL for (int e = 0; e < 4; e++) c[j][e] = 0.f;
+}
+
 }  // namespace
 
 // Where elements lie in a tile, and its products.
@@ -80,10 +84,6 @@ template <int N> struct Rounded<f32, N> {
 template <class T, int N> struct Scratch {
   static const int ELEMS = sizeof(T) == 4 ? 16 * Row<T, N>::STRIDE : 0;
 };
-
-template <int N> DEVICE void zero(f32 (&c)[N][4]) {
-  UNROLL for (int j = 0; j < N; j++) UNROLL for (int e = 0; e < 4; e++) c[j][e] = 0.f;
-}
 
 // Two neighbors of a row.
 template <class T> DEVICE void put2(T* to, f32 low, f32 high) { *(u32*)to = pair<T>(low, high); }

@@ -87,7 +87,7 @@ template <int N, int K, class Left> DEVICE void plain(f32 (&c)[N / 8][4], const 
 // c [16, N] = a [16, K] b^T with b [N, K] a tile.
 template <int N, int K, class T, class Left>
 DEVICE void multiply_transposed(f32 (&c)[N / 8][4], const Left& left, const T* b) {
-  UNROLL for (int j = 0; j < N / 8; j++) UNROLL for (int e = 0; e < 4; e++) c[j][e] = 0.f;
+  zero(c);
   if constexpr (sizeof(T) == 4) plain_transposed<N, K>(c, left, b);
   else {
     u32 lane = threadIdx.x % 32, row = lane % 8 + lane / 16 * 8, col = lane / 8 % 2 * 8;

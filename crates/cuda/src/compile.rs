@@ -50,9 +50,10 @@ const OF_ATTENTION: [Element; 3] = [Element::F32, Element::BF16, Element::F16];
 /// Where all units are for which a run can ask on a GPU of an architecture: those of all ops, and of attention those with the usual
 /// tiles. `heads` and `elements` select units of attention: for heads of these sizes, of these types.
 pub fn units(arch: &str, heads: Option<&[u32]>, elements: Option<&[Element]>) -> Vec<Unit> {
+    let unit_of = |head: &u32| HEAD_DIMS.iter().find(|dim| *dim >= head);
     let mut units = table::units();
     units.retain(|unit| {
-        let of_head = |head: &u32| HEAD_DIMS.iter().find(|dim| *dim >= head).map(u32::to_string);
+        let of_head = |head: &u32| unit_of(head).map(u32::to_string);
         let value = |name: &str| unit.defines.iter().find(|define| define.0 == name).map(|define| &define.1);
         let is_chosen = |name: &str, chosen: Option<Vec<String>>| {
             value(name).is_none_or(|value| chosen.is_none_or(|chosen| chosen.contains(value)))
@@ -63,10 +64,10 @@ pub fn units(arch: &str, heads: Option<&[u32]>, elements: Option<&[Element]>) ->
                 elements.map(|elements| elements.iter().map(Element::to_string).collect()),
             )
     });
-    let dims = HEAD_DIMS.iter().copied().filter(|dim| {
-        let unit_of = |head: &u32| HEAD_DIMS.iter().find(|dim| *dim >= head);
-        heads.is_none_or(|heads| heads.iter().filter_map(unit_of).any(|own| own == dim))
-    });
+    let dims = HEAD_DIMS
+        .iter()
+        .copied()
+        .filter(|dim| heads.is_none_or(|heads| heads.iter().filter_map(unit_of).any(|own| own == dim)));
     for dim in dims {
         let elements = OF_ATTENTION.into_iter().filter(|of| elements.is_none_or(|all| all.contains(of)));
         units.extend(elements.flat_map(|element| of_attention(arch, element, dim)));
