@@ -24,8 +24,11 @@ use crate::front::fetch;
 #[derive(Args)]
 pub(super) struct LoadArgs {
     /// The model's folder, its GGUF file, or OWNER/NAME on a hub
-    #[arg(long)]
-    model: PathBuf,
+    #[arg(long, required_unless_present = "place")]
+    model: Option<PathBuf>,
+    /// The same as --model
+    #[arg(value_name = "MODEL", conflicts_with = "model")]
+    place: Option<PathBuf>,
     /// Where that is, once it was looked for.
     #[arg(skip)]
     found: OnceLock<PathBuf>,
@@ -65,12 +68,18 @@ pub(super) struct HowArgs {
 impl LoadArgs {
     /// The folder with the tokenizer and the template.
     pub fn tokenizer_folder(&self) -> &Path {
-        tokenizer_folder(self.found.get().unwrap_or(&self.model), &self.adapter)
+        tokenizer_folder(self.found.get().map_or(self.named(), PathBuf::as_path), &self.adapter)
+    }
+
+    /// The model as the command names it, by its flag or without.
+    fn named(&self) -> &Path {
+        // clap has required one of both.
+        self.model.as_deref().or(self.place.as_deref()).unwrap_or(Path::new(""))
     }
 
     /// The model and its tokenizer.
     pub fn load(&self) -> Result<(Generator, Tokenizer)> {
-        let found = fetch::model(&self.model).map_err(|error| oarlock::Error::Usage(error.to_string()))?;
+        let found = fetch::model(self.named()).map_err(|error| oarlock::Error::Usage(error.to_string()))?;
         self.how.load(self.found.get_or_init(|| found), &self.adapter)
     }
 }

@@ -168,6 +168,13 @@ impl Journal {
         Ok(self.log.message(text)?)
     }
 
+    /// A line for a person at a terminal alone.
+    pub fn hint(&mut self, text: &str) {
+        if self.progress.is_terminal() {
+            self.progress.message(text);
+        }
+    }
+
     /// The first example as the model sees it; `colored` is for a terminal.
     pub fn example(&mut self, plain: &str, colored: &str) -> Result<()> {
         let title = "The first row as the model sees it";

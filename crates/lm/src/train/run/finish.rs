@@ -1,7 +1,7 @@
 //! The end of a run: the last evaluation, the final model, the figures of the whole.
 
 use oarlock_comm::{ProcessMemory, Scalar};
-use oarlock_config::config::Finetuning;
+use oarlock_config::config::{Finetuning, ObjectiveArgs, TrainConfig};
 use oarlock_engine::Result;
 
 use super::state::Run;
@@ -77,6 +77,9 @@ impl Run<'_> {
                 text.push_str(&format!("\n{line}"));
             }
             journal.message(&text)?;
+            if let Some(command) = trial(self.config).filter(|_| word == "done" && done > first) {
+                journal.hint(&format!("try it: {command}"));
+            }
         }
         self.accelerator.wait_for_everyone()?;
         self.settle_doubts()
@@ -99,4 +102,22 @@ impl Run<'_> {
         convert(self.config, &self.hf, dir, &out, self.accelerator.device())?;
         journal.message(&format!("Converted PiSSA adapter saved at: {}.", out.display()))
     }
+}
+
+/// The command by which a person tries what was trained; none for models that write no text, and for adapters, whose base it
+/// would have to name as this run found it.
+fn trial(config: &TrainConfig) -> Option<String> {
+    let writes = !matches!(config.train.objective, ObjectiveArgs::Rewards);
+    let whole = !matches!(config.train.finetuning, Finetuning::Adapter(_));
+    let output = config.save.output_dir.to_str().filter(|name| name.chars().all(is_plain));
+    let output = output.filter(|_| writes && whole && config.train.enabled)?;
+    Some(match config.data.chat {
+        Some(_) => format!("oarlock chat {output}"),
+        None => format!("oarlock generate {output} --prompt \"Once upon a time\""),
+    })
+}
+
+/// Whether a shell takes a letter as it is.
+fn is_plain(letter: char) -> bool {
+    letter.is_alphanumeric() || "/._-+=@%".contains(letter)
 }
