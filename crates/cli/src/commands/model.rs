@@ -29,10 +29,10 @@ pub(super) struct LoadArgs {
     /// The same as --model
     #[arg(value_name = "MODEL", conflicts_with = "model")]
     place: Option<PathBuf>,
-    /// Where that is, once it was looked for.
+    /// Where that and its adapters are, once they were looked for.
     #[arg(skip)]
-    found: OnceLock<PathBuf>,
-    /// Folders of adapters that are merged into it, in order
+    found: OnceLock<(PathBuf, Vec<PathBuf>)>,
+    /// Adapters that are merged into it, in order: folders, or OWNER/NAME on a hub
     #[arg(long, value_delimiter = ',')]
     adapter: Vec<PathBuf>,
     #[command(flatten)]
@@ -68,7 +68,10 @@ pub(super) struct HowArgs {
 impl LoadArgs {
     /// The folder with the tokenizer and the template.
     pub fn tokenizer_folder(&self) -> &Path {
-        tokenizer_folder(self.found.get().map_or(self.named(), PathBuf::as_path), &self.adapter)
+        match self.found.get() {
+            Some((model, adapters)) => tokenizer_folder(model, adapters),
+            None => tokenizer_folder(self.named(), &self.adapter),
+        }
     }
 
     /// The model as the command names it, by its flag or without.
@@ -79,8 +82,13 @@ impl LoadArgs {
 
     /// The model and its tokenizer.
     pub fn load(&self) -> Result<(Generator, Tokenizer)> {
-        let found = fetch::model(self.named()).map_err(|error| oarlock::Error::Usage(error.to_string()))?;
-        self.how.load(self.found.get_or_init(|| found), &self.adapter)
+        let found =
+            |path: &Path| fetch::model(path).map_err(|error| oarlock::Error::Usage(error.to_string()));
+        let model = found(self.named())?;
+        let adapters: Vec<PathBuf> =
+            self.adapter.iter().map(|adapter| found(adapter)).collect::<Result<_>>()?;
+        let (model, adapters) = self.found.get_or_init(|| (model, adapters));
+        self.how.load(model, adapters)
     }
 }
 

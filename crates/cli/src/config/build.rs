@@ -18,7 +18,7 @@ use oarlock_tensor::DeviceKind;
 
 use super::resolved::ResolvedConfig;
 use super::{
-    accelerator, best, checks, finetuning, learning, low_rank, model, monitor, objective, pipeline,
+    accelerator, best, checks, finetuning, hub_data, learning, low_rank, model, monitor, objective, pipeline,
     predicting, recompute,
 };
 
@@ -72,8 +72,9 @@ pub fn build(
         mix: learning::mix(read, found),
         group_by_length,
         eval_each: read.get(keys::EVAL_ON_EACH_DATASET),
+        remote: hub_data::local(read),
     };
-    let data = DataArgs::read(read, parts);
+    let data = DataArgs { dataset_dir: hub_data::dataset_dir(read), ..DataArgs::read(read, parts) };
     model.sparse_attention = sparse_attention(&dialects, &data, read.get(keys::SEED), found);
     let parts = TrainParts {
         loss_scale: sharding.loss_scale,

@@ -1,6 +1,6 @@
 //! Reads which parameters are trained: all, some layers, or an adapter with its settings.
 
-use super::table as keys;
+use super::{hub, table as keys};
 use std::path::PathBuf;
 
 use oarlock::config::{
@@ -105,8 +105,8 @@ fn lora(settings: &Settings) -> LoraConfig {
 pub fn adapters(settings: &Settings) -> Vec<PathBuf> {
     let below = settings.said(keys::ADAPTER_FOLDER).map(|_| settings.word(keys::ADAPTER_FOLDER));
     let folder = |name: &String| match below {
-        Some(below) => PathBuf::from(name).join(below),
-        None => PathBuf::from(name),
+        Some(below) => hub::local(settings, name).join(below),
+        None => hub::local(settings, name),
     };
     settings.get(keys::ADAPTER_NAME_OR_PATH).iter().map(folder).collect()
 }

@@ -1,4 +1,4 @@
-//! Models by their names on a hub: where the cache has them. Nothing here asks the network.
+//! Models and adapters by their names on a hub: where the cache has them. Nothing here asks the network.
 
 use std::path::{Path, PathBuf};
 
@@ -21,16 +21,9 @@ pub struct OnHub {
 }
 
 impl OnHub {
-    /// The model that a word names, unless it is a path of this machine: one that is there, one whose folder is there or is
-    /// called as people call folders of models, or one that no hub has.
+    /// The model that a word names, unless it is a path of this machine.
     pub fn of(word: &str) -> Option<OnHub> {
-        let path = Path::new(word);
-        let is_folder = FOLDERS.iter().any(|folder| path.starts_with(folder));
-        let is_here = is_folder || path.exists() || path.parent().is_some_and(Path::exists);
-        // Without an owner it is a folder that somebody has forgotten to make.
-        let is_name = word.matches('/').count() == 1
-            && Repo::of(Kind::Model, word.split(':').next().unwrap_or_default(), None, "main").is_ok();
-        (is_name && !is_here).then(|| OnHub {
+        is_name_of(Kind::Model, word).then(|| OnHub {
             name: word.to_owned(),
             revision: None,
             environment: Environment::read(),
@@ -49,16 +42,7 @@ impl OnHub {
         if written(keys::MODEL_REVISION.row) && !word.contains('@') {
             found.revision = Some(settings.word(keys::MODEL_REVISION).to_owned());
         }
-        if let Some(token) = settings.get(keys::HF_HUB_TOKEN) {
-            found.environment.give_token(token.reveal());
-        }
-        if let Some(token) = settings.get(keys::MS_HUB_TOKEN) {
-            found.environment.give_modelscope_token(token.reveal());
-        }
-        if let Some(cache) = settings.get(keys::CACHE_DIR) {
-            found.environment.cache = cache.into();
-            found.environment.modelscope_cache.clone_from(&found.environment.cache);
-        }
+        found.environment = environment(settings);
         Some(found)
     }
 
@@ -98,12 +82,41 @@ impl OnHub {
     }
 }
 
-fn hub_of(environment: Environment) -> Result<Hub, Error> {
+/// Whether a word names what a hub has, and is no path of this machine: one that is there, one whose folder is there or is
+/// called as people call folders of models, or one that no hub has.
+pub(super) fn is_name_of(kind: Kind, word: &str) -> bool {
+    let path = Path::new(word);
+    let is_folder = FOLDERS.iter().any(|folder| path.starts_with(folder));
+    let is_here = is_folder || path.exists() || path.parent().is_some_and(Path::exists);
+    // Without an owner it is a folder that somebody has forgotten to make.
+    let is_name = word.matches('/').count() == 1
+        && Repo::of(kind, word.split(':').next().unwrap_or_default(), None, "main").is_ok();
+    is_name && !is_here
+}
+
+/// The hub of a configuration, with its tokens and its cache.
+pub(super) fn environment(settings: &Settings) -> Environment {
+    let mut environment = Environment::read();
+    if let Some(token) = settings.get(keys::HF_HUB_TOKEN) {
+        environment.give_token(token.reveal());
+    }
+    if let Some(token) = settings.get(keys::MS_HUB_TOKEN) {
+        environment.give_modelscope_token(token.reveal());
+    }
+    if let Some(cache) = settings.get(keys::CACHE_DIR) {
+        environment.cache = cache.into();
+        environment.modelscope_cache.clone_from(&environment.cache);
+    }
+    environment
+}
+
+/// A hub with these settings.
+pub(super) fn hub_of(environment: Environment) -> Result<Hub, Error> {
     let site = if environment.uses_modelscope { Site::ModelScope } else { Site::HuggingFace };
     Hub::new(environment, site)
 }
 
-/// Where a model of a configuration is: the path, or what the cache has of this name.
+/// Where a model or an adapter of a configuration is: the path, or what the cache has of this name.
 pub fn local(settings: &Settings, word: &str) -> PathBuf {
     OnHub::of_settings(settings, word).and_then(|model| model.cached()).unwrap_or_else(|| word.into())
 }

@@ -18,6 +18,7 @@ pub mod export;
 pub mod finetuning;
 pub mod flags;
 pub mod hub;
+pub mod hub_data;
 pub mod language;
 mod learning;
 mod low_rank;

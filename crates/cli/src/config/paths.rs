@@ -64,7 +64,7 @@ fn is_adapter(dir: &Path) -> bool {
 /// Every path that leads nowhere.
 pub fn check(config: &ResolvedConfig) -> Result<(), Problems> {
     let mut problems = check_model(config);
-    problems.append(check_beside_model(config));
+    problems.append(check_beside_hub(config, &|_| false));
     problems.into_result(|| ())
 }
 
@@ -113,14 +113,16 @@ fn check_model(config: &ResolvedConfig) -> Problems {
     problems
 }
 
-/// Every other path that leads nowhere.
-pub fn check_beside_model(config: &ResolvedConfig) -> Problems {
+/// Every other path that leads nowhere, but for those of keys that are still to come from a hub.
+pub fn check_beside_hub(config: &ResolvedConfig, to_come: &dyn Fn(&str) -> bool) -> Problems {
     let mut problems = Problems::default();
     let mut report = |key: &'static Row, message: String, help: String| {
         config.settings.report(&mut problems, message, &[key], help);
     };
     let reference = config.train.objective.reference().and_then(|reference| reference.model.as_ref());
-    if let Some(model) = reference.filter(|model| !has_file(model, "config.json")) {
+    if let Some(model) =
+        reference.filter(|model| !has_file(model, "config.json") && !to_come(&model.to_string_lossy()))
+    {
         report(
             if config.train.objective.scores_with_reference() {
                 keys::REWARD_MODEL.row
@@ -136,14 +138,14 @@ pub fn check_beside_model(config: &ResolvedConfig) -> Problems {
     let is_tokenized =
         config.data.tokenized.as_ref().is_some_and(|tokens| tokens.join("train.tokens").is_file());
     let data_dir = config.data.dataset_dir.to_string_lossy();
-    let is_on_hub = data_dir == "ONLINE" || data_dir.starts_with("REMOTE:");
-    if is_on_hub && !is_tokenized {
+    if let Some(table) = data_dir.strip_prefix("REMOTE:").filter(|name| !is_tokenized && !to_come(name)) {
         report(
             keys::DATASET_DIR.row,
-            format!("`{data_dir}` stands for data sets of a hub, and nothing is downloaded here"),
-            "download them, and write the folder that holds dataset_info.json and its files".to_owned(),
+            format!("the table of `{table}` on the hub is not in the cache"),
+            "a run fetches it; or write the folder that holds dataset_info.json and its files".to_owned(),
         );
     }
+    let is_on_hub = data_dir.starts_with("REMOTE:");
     for (key, names) in
         [(keys::DATASET.row, &config.data.datasets), (keys::EVAL_DATASET.row, &config.data.eval_datasets)]
     {
@@ -152,13 +154,20 @@ pub fn check_beside_model(config: &ResolvedConfig) -> Problems {
             continue;
         }
         let is_found = |name: &str| Path::new(name).exists() || dir.join(name).exists();
-        for name in names.iter().filter(|name| !is_found(name)) {
-            if !info.is_file() {
+        let is_here = |name: &str| config.data.remote.contains_key(name);
+        for name in names.iter().filter(|name| !is_found(name) && !is_here(name) && !to_come(name)) {
+            if data_dir == "ONLINE" {
+                report(
+                    key,
+                    format!("the data set `{name}` of a hub is not in the cache"),
+                    "a run fetches it".to_owned(),
+                );
+            } else if !info.is_file() {
                 report(
                     key,
                     format!("no data set `{name}`"),
                     format!(
-                        "it is neither a file nor a folder, here or in `{}`, and there is no `{}` to name it",
+                        "it is neither a file nor a folder, here or in `{}`, and there is no `{}` to name it; of a hub a run fetches OWNER/NAME",
                         dir.display(),
                         info.display()
                     ),

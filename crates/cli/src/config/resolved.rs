@@ -16,6 +16,7 @@ use oarlock_config::settings::secret::masked_lines;
 use oarlock_config::settings::value::{Value, quoted};
 
 use super::hub::OnHub;
+use super::hub_data::DataOnHub;
 use super::{objective, other_methods, table};
 
 /// Keys that change something on GPUs alone.
@@ -54,10 +55,24 @@ impl ResolvedConfig {
         self.settings.known(keys::NUM_PROCESSES)
     }
 
-    /// The model to train, where it is named as on a hub and the cache does not have all of it.
-    pub fn model_on_hub(&self) -> Option<OnHub> {
-        let word = self.settings.word(keys::MODEL_NAME_OR_PATH);
-        OnHub::of_settings(&self.settings, word).filter(|model| model.cached().is_none())
+    /// The models and adapters that are named as on a hub while the cache does not have all of them, with their keys.
+    pub fn models_on_hub(&self) -> Vec<(OnHub, &'static Row)> {
+        let settings = &self.settings;
+        let one = |key: Key<Option<String>>| settings.said(key).map(|_| (settings.word(key), key.row));
+        let many = |key: Key<Vec<String>>| settings.get(key).iter().map(move |word| (word.as_str(), key.row));
+        let words =
+            [keys::MODEL_NAME_OR_PATH, keys::REF_MODEL, keys::REWARD_MODEL].into_iter().filter_map(one);
+        let words = words.chain(many(keys::ADAPTER_NAME_OR_PATH)).chain(many(keys::REF_MODEL_ADAPTERS));
+        let on_hub = words.filter_map(|(word, key)| Some((OnHub::of_settings(settings, word)?, key)));
+        on_hub.filter(|(model, _)| model.cached().is_none()).collect()
+    }
+
+    /// The data sets that lie on a hub while the cache does not have all of them.
+    pub fn data_on_hub(&self) -> Vec<DataOnHub> {
+        // What is tokenized already is read without its sources.
+        let is_tokenized = self.data.tokenized.as_ref().is_some_and(|dir| dir.exists());
+        let data = DataOnHub::of_settings(&self.settings).into_iter().filter(|_| !is_tokenized);
+        data.filter(|data| data.cached().is_none()).collect()
     }
 
     /// A problem of these keys, at the locations at which they are written.

@@ -1,4 +1,4 @@
-//! Models that come from a hub, and what a person sees of that.
+//! Models and data sets that come from a hub, and what a person sees of that.
 
 use std::io::IsTerminal;
 use std::path::{Path, PathBuf};
@@ -8,6 +8,7 @@ use std::time::{Duration, Instant};
 use oarlock_hub::{Event, Hub};
 
 use crate::config::hub::OnHub;
+use crate::config::hub_data::DataOnHub;
 use crate::config::render::visible;
 use crate::console::eprint;
 use crate::error::Error;
@@ -40,6 +41,17 @@ pub(crate) fn fetch(model: &OnHub) -> Result<PathBuf, oarlock_hub::Error> {
     let found = model.find(&shown(model.hub()?))?;
     eprint(&format!("{} lies in {}\n", visible(model.name(), MOST_SHOWN), found.display()));
     Ok(found)
+}
+
+/// Fetches a data set, and says where it lies.
+///
+/// # Errors
+/// What the hub says.
+pub(crate) fn fetch_data(data: &DataOnHub) -> Result<(), oarlock_hub::Error> {
+    let files = data.find(&shown(data.hub()?))?;
+    let folder = files.first().and_then(|file| file.parent()).unwrap_or(Path::new(""));
+    eprint(&format!("{} lies in {}\n", visible(data.name(), MOST_SHOWN), folder.display()));
+    Ok(())
 }
 
 /// A hub that tells on standard error what it does.

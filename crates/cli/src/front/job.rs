@@ -167,26 +167,45 @@ impl Job {
         }
     }
 
-    /// The same with its model in the cache, where that is named as on a hub and was not there.
+    /// The same with what it names as on a hub in the cache, where that was not there.
     ///
     /// # Errors
     /// Everything else that is missing, before anything is fetched, and what the hub says.
-    fn with_model(&self) -> Result<Option<Job>, Failure> {
+    fn with_hub(&self) -> Result<Option<Job>, Failure> {
         let Program::Training(config) = &self.program else { return Ok(None) };
         // Our launcher has seen to it for its ranks.
         if self.dry_run || self.print_config || launch::is_our_rank() {
             return Ok(None);
         }
-        let Some(model) = config.model_on_hub() else { return Ok(None) };
-        let mut missing = self.missing(config);
-        missing.append(paths::check_beside_model(config));
-        if let Err(error) = missing.is_empty().then(|| fetch::fetch(&model)).transpose() {
-            let name = visible(model.name(), fetch::MOST_SHOWN);
-            let message = format!("no model folder `{name}`, and none comes from a hub: {error}");
-            let help = "name a folder, a GGUF file, or a model as OWNER/NAME";
-            missing.push(config.problem(message, &[keys::MODEL_NAME_OR_PATH.row]).help(help));
+        let (models, data) = (config.models_on_hub(), config.data_on_hub());
+        if models.is_empty() && data.is_empty() {
+            return Ok(None);
         }
+        let mut missing = self.missing(config);
+        let to_come = |name: &str| {
+            models.iter().any(|(model, _)| model.name() == name)
+                || data.iter().any(|data| data.name() == name)
+        };
+        missing.append(paths::check_beside_hub(config, &to_come));
         missing.into_result(|| ())?;
+        let mut problems = Problems::default();
+        for (model, key) in &models {
+            if let Err(error) = fetch::fetch(model) {
+                let name = visible(model.name(), fetch::MOST_SHOWN);
+                let message = format!("no model folder `{name}`, and none comes from a hub: {error}");
+                let help = "name a folder, a GGUF file, or a model as OWNER/NAME";
+                problems.push(config.problem(message, &[key]).help(help));
+            }
+        }
+        for data in &data {
+            if let Err(error) = fetch::fetch_data(data) {
+                let name = visible(data.name(), fetch::MOST_SHOWN);
+                let message = format!("no data set `{name}`, and none comes from a hub: {error}");
+                let help = "name a file, a folder, a name in dataset_info.json, or a data set as OWNER/NAME";
+                problems.push(config.problem(message, &[data.key()]).help(help));
+            }
+        }
+        problems.into_result(|| ())?;
         let mut fetched = train_config_of(self.layers.clone(), &env_var)?;
         fetched.flags = config.flags;
         Ok(Some(Job { program: Program::Training(Box::new(fetched)), ..self.clone() }))
@@ -194,9 +213,11 @@ impl Job {
 
     /// Runs it; `started` is when this process began.
     pub(crate) fn run(&self, started: SystemTime) -> Outcome {
-        match self.with_model()? {
+        let Some(job) = self.with_hub()? else { return self.run_here(started) };
+        // A table of data sets that has come may name some of a hub.
+        match job.with_hub()? {
             Some(job) => job.run_here(started),
-            None => self.run_here(started),
+            None => job.run_here(started),
         }
     }
 

@@ -1,5 +1,6 @@
 //! The text to train on: how texts become rows, and which of them are split off for validation.
 
+use std::collections::BTreeMap;
 use std::path::PathBuf;
 
 use crate::settings::keys::Range::NotNegative;
@@ -23,13 +24,15 @@ section! {
         group_by_length: bool,
         /// Evaluate each data set of the evaluation by itself.
         eval_each: bool,
+        /// The files of data sets of hubs that are here, by the names of `dataset` and `eval_dataset`.
+        remote: BTreeMap<String, Vec<PathBuf>>,
     }
 
     /// The keys of data.
     pub const DATA = [
-        DATASET: Vec<String> = (List, "dataset", "", Used, "Data sets: paths, or names in dataset_info.json") => Nothing datasets;
-        EVAL_DATASET: Vec<String> = (List, "eval_dataset", "", Used, "Data sets of the evaluation: paths, or names in dataset_info.json") => Nothing eval_datasets;
-        DATASET_DIR: String = (Path, "dataset_dir", "data", Used, "Folder of dataset_info.json and its files") => ByHand dataset_dir: PathBuf, "The folder of `dataset_info.json` and its files." = |settings| PathBuf::from(settings.word(DATASET_DIR));
+        DATASET: Vec<String> = (List, "dataset", "", Used, "Data sets: paths, names in dataset_info.json, or OWNER/NAME on a hub") => Nothing datasets;
+        EVAL_DATASET: Vec<String> = (List, "eval_dataset", "", Used, "Data sets of the evaluation: as dataset") => Nothing eval_datasets;
+        DATASET_DIR: String = (Path, "dataset_dir", "data", Used, "Folder of dataset_info.json and its files; ONLINE: all names are those of a hub; REMOTE:OWNER/NAME: the dataset_info.json of a data set on a hub") => ByHand dataset_dir: PathBuf, "The folder of `dataset_info.json` and its files." = |settings| PathBuf::from(settings.word(DATASET_DIR));
         CUTOFF_LEN: usize = (Int(2), "cutoff_len", "2048", Used, "Tokens of a sequence") => Computes cutoff_len;
         PACKING: bool = (Bool, "packing", "true", Used, "Concatenate texts and cut them into full sequences; false: one padded text per sequence. Stage sft (default false): whole conversations share a row without attending to each other");
         NEAT_PACKING: bool = (Bool, "neat_packing", "false", Used, "Packing without attention between texts; in stage sft the same as packing");

@@ -57,7 +57,19 @@ pub enum Error {
         /// The nearest defined names, or why there are none.
         hint: String,
     },
-    /// A data set that lives on a hub.
+    /// A data set of a hub whose files are not here.
+    #[error(
+        "dataset {name} lies on a hub ({key}: {address}), and the cache does not have its files; a training run fetches them"
+    )]
+    NotFetched {
+        /// The data set.
+        name: String,
+        /// The key that says so.
+        key: String,
+        /// The hub's name for it.
+        address: String,
+    },
+    /// A data set that lies where nothing is fetched from.
     #[error(
         "dataset {name} is remote ({key}: {address}), and nothing is downloaded here; download it first and give its \
          file or folder in file_name"

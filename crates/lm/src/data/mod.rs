@@ -83,7 +83,7 @@ pub use sampler::{Sampler, StepRows};
 pub use selection::Split;
 pub use sft::Chat;
 pub use show::{Statistics, bracketed, colored};
-pub use source::Source;
+pub use source::{RemoteDataset, RemoteFiles, Source};
 pub use template::{ChatTemplate, Rendered};
 pub use tokenizer::{SpecialIds, StreamDecoder, Tokenizer};
 pub use tool_calls::{ToolCall, tool_calls};

@@ -251,7 +251,8 @@ pub fn check_vocab_size(n_tokens: usize, config: &TrainConfig, vocab_size: usize
 /// The source of data sets whose entries do not say that they are for another stage.
 pub fn source(config: &TrainConfig, datasets: &[String]) -> Result<Source> {
     let max_samples = config.data.max_samples.map(|n| n as u64);
-    let source = Source::resolve(&datasets.join(","), &config.data.dataset_dir, max_samples)?;
+    let source =
+        Source::with_remote(&datasets.join(","), &config.data.dataset_dir, max_samples, &config.data.remote)?;
     let pairs = config.data.n_segments() > 1;
     if let Some(chat) = &config.data.chat
         && let Some(name) = source.with_ranking(!pairs)

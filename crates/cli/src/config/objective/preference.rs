@@ -1,7 +1,5 @@
 //! Reads the stages of preferences, dpo and kto, and the model that their losses compare with.
 
-use std::path::PathBuf;
-
 use oarlock::config::{
     ExampleKind, KtoArgs, KtoParts, ObjectiveArgs, PreferenceArgs, PreferenceParts, ReferenceArgs,
 };
@@ -10,7 +8,7 @@ use oarlock_config::settings::problem::Problems;
 use oarlock_config::settings::resolve::Settings;
 
 use super::stage::Stage;
-use crate::config::{quantization, table as keys};
+use crate::config::{hub, quantization, table as keys};
 
 /// Pairs of answers.
 pub const DPO: Stage = Stage {
@@ -51,8 +49,12 @@ fn kto(settings: &Settings, _problems: &mut Problems) -> ObjectiveArgs {
 
 fn reference(settings: &Settings) -> ReferenceArgs {
     ReferenceArgs {
-        model: settings.said(keys::REF_MODEL).map(|_| PathBuf::from(settings.word(keys::REF_MODEL))),
-        adapters: settings.get(keys::REF_MODEL_ADAPTERS).iter().map(PathBuf::from).collect(),
+        model: settings.said(keys::REF_MODEL).map(|_| hub::local(settings, settings.word(keys::REF_MODEL))),
+        adapters: settings
+            .get(keys::REF_MODEL_ADAPTERS)
+            .iter()
+            .map(|word| hub::local(settings, word))
+            .collect(),
         quantization: settings.get(keys::REF_MODEL_QUANTIZATION_BIT).map(|bits| {
             quantization::format(
                 bits,

@@ -1,14 +1,12 @@
 //! Reads stage raft: how many answers each prompt gets, how they are made, and what scores them.
 
-use std::path::PathBuf;
-
 use oarlock::config::{ObjectiveArgs, RaftArgs, RaftParts, ReferenceArgs, RewardArgs};
 use oarlock_config::settings::keys::Row;
 use oarlock_config::settings::problem::Problems;
 use oarlock_config::settings::resolve::Settings;
 
 use super::stage::Stage;
-use crate::config::{predicting, table as keys};
+use crate::config::{hub, predicting, table as keys};
 
 /// Rejection sampling.
 pub const RAFT: Stage =
@@ -19,7 +17,7 @@ fn read(settings: &Settings, problems: &mut Problems) -> ObjectiveArgs {
         settings.report(problems, message, names, help);
     };
     let (function, pattern) = (settings.get(keys::REWARD_FUNCTION), settings.get(keys::REWARD_PATTERN));
-    let model = settings.get(keys::REWARD_MODEL).map(PathBuf::from);
+    let model = settings.get(keys::REWARD_MODEL).map(|word| hub::local(settings, word));
     if function.is_some() && model.is_some() {
         let both = [keys::REWARD_FUNCTION.row, keys::REWARD_MODEL.row];
         report("`reward_function` and `reward_model` are mutually exclusive", &both, "keep one of them");

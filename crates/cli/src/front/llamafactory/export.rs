@@ -30,6 +30,7 @@ pub(crate) fn export(words: &[String]) -> Outcome {
         eprint(&format!("note: without effect in an export: {}\n", idle.join(", ")));
     }
     let model = fetch::model(&model)?;
+    let adapters = adapters.iter().map(|adapter| fetch::model(adapter)).collect::<Result<Vec<_>, _>>()?;
     let options = ExportOptions {
         model: &model,
         adapters: &adapters,

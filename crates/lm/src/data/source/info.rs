@@ -10,12 +10,28 @@ use serde_json::{Map, Value};
 use super::super::error::{Error, Result};
 use super::super::format::Format;
 use super::parts::{Files, Part, files_of};
+use super::remote::{self, RemoteDataset, RemoteFiles, TRAIN};
 
+/// Where a data set lies that is not here; the first two are hubs that are asked.
 const REMOTE_KEYS: [&str; 5] = ["hf_hub_url", "ms_hub_url", "om_hub_url", "script_url", "cloud_file_name"];
+const N_HUBS: usize = 2;
 
 /// What else an entry may say; the checksum of older files is looked at by nobody.
-const KEYS: [&str; 9] =
-    ["file_name", "folder", "formatting", "ranking", "columns", "tags", "num_samples", "split", "file_sha1"];
+const KEYS: [&str; 10] = [
+    "file_name",
+    "folder",
+    "formatting",
+    "ranking",
+    "columns",
+    "tags",
+    "num_samples",
+    "split",
+    "subset",
+    "file_sha1",
+];
+
+/// What helps against a slice of a split.
+const SLICES: &str = "the first rows are split[:N]; give num_samples, or a file of these rows";
 
 /// The table of defined data sets.
 pub(super) struct DatasetInfo {
@@ -49,18 +65,50 @@ impl DatasetInfo {
         Ok(Some(DatasetInfo { path, entries }))
     }
 
-    /// The files of the data set `name`; `None` when the table does not define it.
-    pub(super) fn part(&self, name: &str) -> Result<Option<Part>> {
-        let Some(entry) = self.entries.get(name) else { return Ok(None) };
-        let fail = |cause: String, remedy: &str| Error::Entry {
-            name: name.into(),
-            path: self.path.clone(),
-            cause,
-            remedy: remedy.into(),
-        };
-        let entry = entry
-            .as_object()
-            .ok_or_else(|| fail("not a JSON object".into(), "write {\"file_name\": \"...\"}"))?;
+    /// The error of an entry.
+    fn fail(&self, name: &str, cause: String, remedy: &str) -> Error {
+        Error::Entry { name: name.into(), path: self.path.clone(), cause, remedy: remedy.into() }
+    }
+
+    /// The entry of a data set; `None` when the table does not define it.
+    fn entry(&self, name: &str) -> Result<Option<&Map<String, Value>>> {
+        let not_object = || self.fail(name, "not a JSON object".into(), "write {\"file_name\": \"...\"}");
+        self.entries.get(name).map(|entry| entry.as_object().ok_or_else(not_object)).transpose()
+    }
+
+    /// A text of an entry, where it has one under this key.
+    fn text<'e>(&self, name: &str, entry: &'e Map<String, Value>, key: &str) -> Result<Option<&'e str>> {
+        match entry.get(key) {
+            None | Some(Value::Null) => Ok(None),
+            Some(Value::String(s)) => Ok(Some(s.as_str())),
+            Some(other) => Err(self.fail(name, format!("{key} is {other}"), "write it as a string")),
+        }
+    }
+
+    /// Where the data set `name` lies.
+    pub(super) fn remote(&self, name: &str) -> Result<remote::Entry> {
+        let Some(entry) = self.entry(name)? else { return Ok(remote::Entry::None) };
+        let text = |key| Ok(self.text(name, entry, key)?.map(str::to_owned));
+        let [hf_hub, ms_hub] = [text("hf_hub_url")?, text("ms_hub_url")?];
+        if text("file_name")?.is_some() || hf_hub.is_none() && ms_hub.is_none() {
+            return Ok(remote::Entry::Local);
+        }
+        let split = text("split")?.unwrap_or_else(|| TRAIN.to_owned());
+        let (split, _) = remote::sliced(&split).map_err(|cause| self.fail(name, cause, SLICES))?;
+        Ok(remote::Entry::Remote(RemoteDataset {
+            name: name.to_owned(),
+            hf_hub,
+            ms_hub,
+            subset: text("subset")?,
+            folder: text("folder")?,
+            split: split.to_owned(),
+        }))
+    }
+
+    /// The files of the data set `name`, of which those of hubs may be here; `None` when the table does not define it.
+    pub(super) fn part(&self, name: &str, here: &RemoteFiles) -> Result<Option<Part>> {
+        let Some(entry) = self.entry(name)? else { return Ok(None) };
+        let fail = |cause: String, remedy: &str| self.fail(name, cause, remedy);
         let is_known = |key: &str| KEYS.contains(&key) || REMOTE_KEYS.contains(&key);
         let mut unread = Vec::new();
         for (key, value) in entry.iter().filter(|(key, value)| !is_known(key) && !value.is_null()) {
@@ -72,19 +120,18 @@ impl DatasetInfo {
             }
             unread.push(format!("note: {key}: {value} of {name} in {} is not read", self.path.display()));
         }
-        let string = |key: &str| match entry.get(key) {
-            None | Some(Value::Null) => Ok(None),
-            Some(Value::String(s)) => Ok(Some(s.as_str())),
-            Some(other) => Err(fail(format!("{key} is {other}"), "write it as a string")),
-        };
+        let string = |key: &str| self.text(name, entry, key);
         let (file_name, folder) = (string("file_name")?, string("folder")?);
-        if file_name.is_none() {
-            for key in REMOTE_KEYS {
+        let on_hub = here.get(name).filter(|_| file_name.is_none());
+        if file_name.is_none() && on_hub.is_none() {
+            for (index, key) in REMOTE_KEYS.into_iter().enumerate() {
                 if let Some(address) = string(key)? {
-                    return Err(Error::Remote {
-                        name: name.into(),
-                        key: key.into(),
-                        address: address.into(),
+                    // What can be mended here comes before the network.
+                    self.remote(name)?;
+                    let (name, key, address) = (name.into(), key.into(), address.into());
+                    return Err(match index < N_HUBS {
+                        true => Error::NotFetched { name, key, address },
+                        false => Error::Remote { name, key, address },
                     });
                 }
             }
@@ -98,7 +145,7 @@ impl DatasetInfo {
                 self.path.display()
             ));
         }
-        if file_name.is_none() && folder.is_none() {
+        if file_name.is_none() && folder.is_none() && on_hub.is_none() {
             return Err(fail("no file_name".into(), "name the file or folder in file_name"));
         }
         let limit = match entry.get("num_samples") {
@@ -119,10 +166,30 @@ impl DatasetInfo {
             Some(other) => return Err(fail(format!("columns is {other}"), "write {\"prompt\": \"text\"}")),
         };
         let format = Format::of_entry(entry).map_err(|(cause, remedy)| fail(cause, remedy))?;
+        if let Some(files) = on_hub {
+            let (_, first) =
+                remote::sliced(string("split")?.unwrap_or(TRAIN)).map_err(|cause| fail(cause, SLICES))?;
+            let limit = limit.into_iter().chain(first).min();
+            let files = files.clone();
+            return Ok(Some(Part {
+                name: name.into(),
+                files,
+                column,
+                limit,
+                format: Some(Arc::new(format)),
+                unread,
+            }));
+        }
+        if let Some(subset) = string("subset")? {
+            unread.push(format!(
+                "note: subset: {subset} of {name} in {} is not read: only data sets of a hub have some",
+                self.path.display()
+            ));
+        }
         let mut path = self.path.parent().unwrap_or(Path::new(".")).to_path_buf();
         path.extend(folder.into_iter().chain(file_name));
         // A local file is all there is of "train"; only a folder can hold other splits.
-        let split = string("split")?.filter(|&s| s != "train");
+        let split = string("split")?.filter(|&s| s != TRAIN);
         if let Some(split) = split.filter(|_| path.is_file()) {
             return Err(fail(
                 format!("split {split} of a single file"),

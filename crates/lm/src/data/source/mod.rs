@@ -1,7 +1,7 @@
 //! The records of a data set, streamed in file order and in bounded memory.
 //!
-//! A data set is a name in `dataset_info.json`, a file, a folder, or several of these separated by commas. Knows no
-//! tokens.
+//! A data set is a name in `dataset_info.json`, a file, a folder, one of a hub whose files are here, or several of these
+//! separated by commas. Knows no tokens.
 
 #[cfg(feature = "csv")]
 mod csv;
@@ -11,10 +11,12 @@ mod json;
 mod parquet;
 mod parts;
 mod problems;
+mod remote;
 mod text;
 
 #[cfg(feature = "csv")]
 pub(super) use csv::rows as csv_rows;
+pub use remote::{RemoteDataset, RemoteFiles};
 
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
@@ -61,8 +63,21 @@ impl Source {
     /// the first so many records of each.
     ///
     /// # Errors
-    /// When a name is not defined, a file is missing or of an unknown format, or the data set lives on a hub.
+    /// When a name is not defined, a file is missing or of an unknown format, or the data set lies on a hub.
     pub fn resolve(dataset: &str, dataset_dir: &Path, max_samples: Option<u64>) -> Result<Source> {
+        Source::with_remote(dataset, dataset_dir, max_samples, &RemoteFiles::new())
+    }
+
+    /// The same with data sets of hubs, whose files are here.
+    ///
+    /// # Errors
+    /// As of [`Source::resolve`], but for these.
+    pub fn with_remote(
+        dataset: &str,
+        dataset_dir: &Path,
+        max_samples: Option<u64>,
+        remote: &RemoteFiles,
+    ) -> Result<Source> {
         let names: Vec<&str> = dataset.split(',').map(str::trim).filter(|n| !n.is_empty()).collect();
         if names.is_empty() {
             return Err(Error::Setting {
@@ -73,9 +88,21 @@ impl Source {
         let info = info::DatasetInfo::read(dataset_dir)?;
         let mut parts = Vec::with_capacity(names.len());
         for name in names {
-            let mut part = match info.as_ref().and_then(|info| info.part(name).transpose()).transpose()? {
-                Some(part) => part,
-                None => {
+            let defined = info.as_ref().and_then(|info| info.part(name, remote).transpose()).transpose()?;
+            let mut part = match (defined, remote.get(name)) {
+                (Some(part), _) => part,
+                (None, Some(files)) => {
+                    let files = files.clone();
+                    Part {
+                        name: name.into(),
+                        files,
+                        column: None,
+                        limit: None,
+                        format: None,
+                        unread: Vec::new(),
+                    }
+                }
+                (None, None) => {
                     let path = [PathBuf::from(name), dataset_dir.join(name)].into_iter().find(|p| p.exists());
                     let path = path.ok_or_else(|| info::undefined(name, dataset_dir, info.as_ref()))?;
                     let Files { read: files, unread } = files_of(&path, None)?;

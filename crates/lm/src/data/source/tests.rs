@@ -498,7 +498,10 @@ fn bad_definitions_are_explained() {
         ("endless.txt", "endless.txt: it is a pipe or a device; give a file that can be read again"),
         ("dmeo", "Undefined dataset dmeo in dataset_info.json. Did you mean demo?"),
         ("zzzzzzzzzzzz", "Undefined dataset zzzzzzzzzzzz in dataset_info.json. Defined in"),
-        ("remote", "dataset remote is remote (hf_hub_url: org/name)"),
+        (
+            "remote",
+            "dataset remote lies on a hub (hf_hub_url: org/name), and the cache does not have its files",
+        ),
         ("remote", "download it first"),
         ("no_file", "no file_name; name the file"),
         ("one_split", "split test of a single file"),

@@ -97,7 +97,8 @@ impl Settings {
 
     fn data(&mut self, args: &DataArgs) {
         self.0.extend(args.recorded());
-        let DataParts { packing, chat, shuffle, mix, group_by_length, eval_each } = args.parts();
+        // Which rows they hold is said by the tokens.
+        let DataParts { packing, chat, shuffle, mix, group_by_length, eval_each, remote: _ } = args.parts();
         self.parts("dataset_dir", Some(&args.dataset_dir), Effect::Nothing);
         self.parts("packing", Some(&packing), Effect::Computes);
         self.computes("disable_shuffling", !shuffle);
