@@ -82,7 +82,7 @@ fn of_oarlock(program: &Command, words: &[String], current: &str) -> Vec<Candida
     if takes_settings(command) {
         let recipes: &[_] = if command.get_name() == "train" { &recipes::ALL } else { &[] };
         found.extend(settings(rest, current, recipes));
-    } else if let Some(arg) = operand(command, n) {
+    } else if let Some(arg) = operand(command, n).filter(|_| only || !current.starts_with('-')) {
         found.extend(values(arg, current, ""));
     }
     if current.starts_with('-') && !only {

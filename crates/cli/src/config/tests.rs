@@ -568,7 +568,7 @@ fn paths_are_checked_apart() {
         "t.yaml:1:21: no model folder `m` (it is a folder or a GGUF file, relative to the working directory, or \
          OWNER/NAME on a hub, which a run fetches)\n\
          t.yaml:2:10: no data set `d.jsonl` (it is neither a file nor a folder, here or in `data`, and there is no \
-         `data/dataset_info.json` to name it)\n\
+         `data/dataset_info.json` to name it; of a hub a run fetches OWNER/NAME)\n\
          t.yaml:4:25: no checkpoint folder `nowhere/checkpoint-1` (name a folder such as output_dir/checkpoint-100, \
          or true for the newest)"
     );

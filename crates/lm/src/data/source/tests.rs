@@ -502,7 +502,7 @@ fn bad_definitions_are_explained() {
             "remote",
             "dataset remote lies on a hub (hf_hub_url: org/name), and the cache does not have its files",
         ),
-        ("remote", "download it first"),
+        ("remote", "a training run fetches them"),
         ("no_file", "no file_name; name the file"),
         ("one_split", "split test of a single file"),
         ("number", "file_name is 5; write it as a string"),
