@@ -8,10 +8,12 @@
 
 pub mod attention;
 pub mod binary;
+pub mod block_quantized;
 pub mod compare;
 pub mod compressed;
 pub mod conv;
 pub mod copy;
+mod crew;
 pub mod cross_entropy;
 pub mod decompose;
 pub mod difference;

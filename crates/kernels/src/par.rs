@@ -2,24 +2,24 @@
 
 use std::sync::Arc;
 
-use rayon::prelude::*;
-
+use crate::crew::Crew;
 use crate::error::{Error, Result};
 use crate::pieces::{Cut, cut};
 
 /// More threads than any machine has cores: a number beyond is a mistake, and to start them would take minutes.
 const MOST_THREADS: usize = 1 << 12;
 
-/// The threads a kernel may use: one (a plain loop) or a pool of its own.
+/// The threads a kernel may use: the caller's alone, or helpers beside it. Clones share the helpers, who are with one of
+/// them at a time.
 #[derive(Clone, Debug)]
 pub struct Par {
-    pool: Option<Arc<rayon::ThreadPool>>,
+    crew: Option<Arc<Crew>>,
 }
 
 impl Par {
     /// One thread: the caller.
     pub fn solo() -> Par {
-        Par { pool: None }
+        Par { crew: None }
     }
 
     /// `n` threads; one means the caller alone.
@@ -34,22 +34,18 @@ impl Par {
             let cause = format!("supported are at most {MOST_THREADS}; give as many as there are cores");
             return Err(Error::Threads { n, cause });
         }
-        let pool = rayon::ThreadPoolBuilder::new()
-            .num_threads(n)
-            .thread_name(|i| format!("oarlock-{i}"))
-            .build()
-            .map_err(|e| Error::Threads { n, cause: e.to_string() })?;
-        Ok(Par { pool: Some(Arc::new(pool)) })
+        let crew = Crew::start(n - 1).map_err(|e| Error::Threads { n, cause: e.to_string() })?;
+        Ok(Par { crew: Some(Arc::new(crew)) })
     }
 
     /// The number of threads.
     pub fn n_threads(&self) -> usize {
-        self.pool.as_ref().map_or(1, |p| p.current_num_threads())
+        self.crew.as_ref().map_or(1, |crew| crew.n_helpers() + 1)
     }
 
     /// Runs `f(0), …, f(n - 1)`, in any order and at the same time.
     pub fn for_each(&self, n: usize, f: impl Fn(usize) + Sync + Send) {
-        self.run(n, 1, &f);
+        self.run(n, &f);
     }
 
     /// Cuts `out` into pieces of `chunk` elements (the last may be shorter) and runs `f(index, piece)` on each.
@@ -62,16 +58,12 @@ impl Par {
         let chunk = chunk.max(1);
         let (n, pieces) = (out.len().div_ceil(chunk), cut(out, chunk));
         // SAFETY: each index is run once.
-        self.run(n, usize::MAX, &|i| f(i, unsafe { pieces.piece(i) }));
+        self.run(n, &|i| f(i, unsafe { pieces.piece(i) }));
     }
 
-    /// Runs all indices, at most so many of them one after the other. What spreads them over threads is large, and since
-    /// this is not generic it is compiled once.
-    fn run(&self, n: usize, most_in_turn: usize, f: &(dyn Fn(usize) + Sync)) {
-        match &self.pool {
-            Some(pool) if n > 1 => {
-                pool.install(|| (0..n).into_par_iter().with_max_len(most_in_turn).for_each(f));
-            }
+    fn run(&self, n: usize, f: &(dyn Fn(usize) + Sync)) {
+        match &self.crew {
+            Some(crew) if n > 1 => crew.run(n, f),
             _ => (0..n).for_each(f),
         }
     }

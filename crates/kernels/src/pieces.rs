@@ -53,6 +53,22 @@ impl<'a, T: Send> Cut for Pieces<'a, T> {
     }
 }
 
+/// A matrix of which each task writes columns of its own.
+pub(crate) struct Columns<T>(*mut T);
+
+// SAFETY: tasks write disjoint columns, and `T: Send`.
+unsafe impl<T: Send> Sync for Columns<T> {}
+
+impl<T> Columns<T> {
+    pub(crate) fn of(elements: &mut [T]) -> Columns<T> {
+        Columns(elements.as_mut_ptr())
+    }
+
+    pub(crate) fn at(&self, i: usize) -> *mut T {
+        self.0.wrapping_add(i)
+    }
+}
+
 impl<C: Cut> Cut for Option<C> {
     type Piece = Option<C::Piece>;
 

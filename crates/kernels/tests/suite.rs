@@ -5,6 +5,7 @@
 mod attention;
 mod binary;
 mod block_int;
+mod block_quantized;
 mod compare;
 mod conv;
 mod copy;

@@ -9,6 +9,7 @@ use crate::Cpu;
 use crate::dtype::Float;
 use crate::isa::{Isa, Path, vector_methods};
 use crate::multiply_add::{Fused, MultiplyAdd, Separate};
+use crate::pieces::Columns;
 
 use super::convert::{narrow, widen};
 use super::pack::prefetch;
@@ -45,7 +46,7 @@ pub(super) fn run<T: Float, C: Float>(
         }
     }
     let x = &*x;
-    let (c_data, c_stride) = (Columns(c.data.as_mut_ptr()), c.row_stride);
+    let (c_data, c_stride) = (Columns::of(c.data), c.row_stride);
     cpu.par.for_each(n.div_ceil(COLS), |task| {
         let col = task * COLS;
         let n_cols = COLS.min(n - col);
@@ -60,16 +61,6 @@ pub(super) fn run<T: Float, C: Float>(
             }
         }
     });
-}
-
-/// C, of which each task writes columns of its own.
-struct Columns<T>(*mut T);
-// SAFETY: tasks write disjoint columns, and `T: Send`.
-unsafe impl<T: Send> Sync for Columns<T> {}
-impl<T> Columns<T> {
-    fn at(&self, i: usize) -> *mut T {
-        self.0.wrapping_add(i)
-    }
 }
 
 /// `sums[r][j] = Σ x[r][i] · w(i, j)` for `n` columns j; stored rows of `w` are columns if `by_column`.
