@@ -66,6 +66,7 @@ mod types;
 mod value;
 mod writer;
 
+pub use blocks::Parts;
 pub use error::{Error, Result};
 pub use importance::{Importance, ImportanceMatrix};
 pub use metadata::{Metadata, ToElement, ToValue};

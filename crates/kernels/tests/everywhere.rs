@@ -10,8 +10,8 @@ pub use oarlock_reference::number::{f64s, scaled, values};
 pub trait Element: Float + Number {}
 impl<T: Float + Number> Element for T {}
 
-/// Every instruction set of this CPU, alone and with 2 and 7 threads; alone under Miri, to which the queues of rayon's threads
-/// are undefined behavior.
+/// Every instruction set of this CPU, alone and with 2 and 7 threads; alone under Miri, where threads that wait awake take too
+/// long.
 pub fn cpus() -> Vec<Cpu> {
     let par = |n_threads| if cfg!(miri) { Par::solo() } else { Par::threads(n_threads).unwrap() };
     let pars = [Par::solo(), par(2), par(7)];

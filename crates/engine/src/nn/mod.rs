@@ -6,6 +6,7 @@
 
 mod activation;
 mod attention;
+mod blocks;
 mod buffer;
 mod conv;
 mod conv_transpose;
@@ -38,6 +39,7 @@ pub use activation::{
     PRelu, Relu, Relu6, Selu, Sigmoid, Silu, Softmax, Softplus, Softsign, Tanh,
 };
 pub use attention::{AttentionMasks, MultiHeadAttention};
+pub use blocks::{EmbeddingBlocks, LinearBlocks};
 pub use buffer::{Buffer, BufferValues};
 pub use conv::{Conv, Conv1d, Conv2d, IntoSizes};
 pub use conv_transpose::{ConvTranspose, ConvTranspose1d, ConvTranspose2d};

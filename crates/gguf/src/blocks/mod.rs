@@ -1,6 +1,7 @@
 //! Block types: the table of where their codes and scales lie and what they mean.
 
 mod large;
+mod parts;
 mod planes;
 mod scales;
 mod scheme;
@@ -8,6 +9,7 @@ mod search;
 mod small;
 
 use crate::types::TensorType;
+pub use parts::Parts;
 use planes::plane;
 use scheme::{Encode, Levels};
 pub(crate) use scheme::{Scheme, Weights};

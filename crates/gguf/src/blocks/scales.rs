@@ -12,8 +12,12 @@ const SCALES_OF_Q3_K: [Plane; 2] = [plane(96, 4, 8), plane(104, 2, 4)];
 const SCALES_OF_IQ4_XS: [Plane; 2] = [plane(4, 4, 1), plane(2, 2, 1)];
 
 /// The half at a byte of the block.
+pub(crate) fn stored_half(block: &[u8], byte: usize) -> f16 {
+    f16::from_le_bytes([block[byte], block[byte + 1]])
+}
+
 fn half_at(block: &[u8], byte: usize) -> f32 {
-    f16::from_le_bytes([block[byte], block[byte + 1]]).to_f32()
+    stored_half(block, byte).to_f32()
 }
 
 /// Writes a half, rounded to nearest even, and gives what was written.
@@ -102,14 +106,18 @@ fn around_32(scale: f32, codes: &[u8], groups: &mut [Group]) {
 /// 6 bits for the scale and 6 for the minimum of each group.
 pub(crate) fn scales_of_q4_k(block: &[u8], groups: &mut [Group]) {
     let (scale, minimum) = (half_at(block, 0), half_at(block, 2));
-    let bytes = &block[4..16];
-    for (j, group) in groups.iter_mut().enumerate().take(8) {
-        let (scale_code, minimum_code) = match j {
-            0..4 => (bytes[j] & 63, bytes[j + 4] & 63),
-            _ => ((bytes[j + 4] & 15) | (bytes[j - 4] >> 6) << 4, (bytes[j + 4] >> 4) | (bytes[j] >> 6) << 4),
-        };
+    for (group, (scale_code, minimum_code)) in groups.iter_mut().zip(codes_of_q4_k(block)) {
         *group = Group { scale: scale * f32::from(scale_code), offset: -(minimum * f32::from(minimum_code)) };
     }
+}
+
+/// The codes of the scale and the minimum of each group.
+pub(crate) fn codes_of_q4_k(block: &[u8]) -> [(u8, u8); 8] {
+    let bytes = &block[4..16];
+    std::array::from_fn(|j| match j {
+        0..4 => (bytes[j] & 63, bytes[j + 4] & 63),
+        _ => ((bytes[j + 4] & 15) | (bytes[j - 4] >> 6) << 4, (bytes[j + 4] >> 4) | (bytes[j] >> 6) << 4),
+    })
 }
 
 /// Writes the codes of scales and minima, which have 6 bits each: the first four of both whole, and of the last four the

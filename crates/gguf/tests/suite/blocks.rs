@@ -1,6 +1,6 @@
 //! Blocks of any numbers: how near they come, what they refuse, and that threads change nothing.
 
-use oarlock_gguf::{Error, TensorType, dequantize, quantize};
+use oarlock_gguf::{Error, Parts, TensorType, dequantize, quantize};
 use proptest::prelude::*;
 
 use crate::common::noise;
@@ -60,6 +60,45 @@ fn an_importance_brings_the_columns_that_matter_nearer() {
         let weighted = error(&there_and_back(tensor_type, &values, Some(&importance)));
         assert!(weighted < 0.95 * plain, "{tensor_type}: {weighted} of {plain}");
     }
+}
+
+/// Codes, scales and minima are those that the numbers of a block are made of.
+#[test]
+fn parts_make_the_numbers_that_are_dequantized() {
+    let types = [
+        (TensorType::Q4_0, 8, 32),
+        (TensorType::Q4_1, 0, 32),
+        (TensorType::Q5_0, 16, 32),
+        (TensorType::Q5_1, 0, 32),
+        (TensorType::Q8_0, 128, 32),
+        (TensorType::Q4_K, 0, 32),
+        (TensorType::Q5_K, 0, 32),
+        (TensorType::Q6_K, 32, 16),
+    ];
+    for (tensor_type, zero, group) in types {
+        let values = noise(256 * 4, 9);
+        let blocks = quantize(tensor_type, &values, 256, None).unwrap();
+        let mut numbers = vec![0.0; values.len()];
+        dequantize(tensor_type, &blocks, &mut numbers).unwrap();
+        let elems = tensor_type.block_elems();
+        for (block, numbers) in blocks.chunks(tensor_type.block_bytes()).zip(numbers.chunks(elems)) {
+            let parts = Parts::of(tensor_type, block).unwrap();
+            for (k, number) in numbers.iter().enumerate() {
+                let level = (i32::from(parts.codes[k]) - zero) as f32;
+                let (scale, minimum) = (parts.scale.to_f32(), parts.minimum.to_f32());
+                let made = match elems {
+                    32 => level * scale + minimum,
+                    _ => {
+                        let integers = [parts.scales, parts.minima].map(|of| f32::from(of[k / group]));
+                        level * (scale * integers[0]) - minimum * integers[1]
+                    }
+                };
+                assert_eq!(made, *number, "{tensor_type} {k}");
+            }
+        }
+        assert_eq!(Parts::of(tensor_type, &blocks[1..]), None);
+    }
+    assert_eq!(Parts::of(TensorType::Q2_K, &[0; 84]), None);
 }
 
 #[test]

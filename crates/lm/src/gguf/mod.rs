@@ -4,6 +4,8 @@
 //! so that whoever reads a model reads both forms. Weights stay where they lie, and are dequantized as they are asked for.
 //! What Hugging Face's form cannot say is refused with the reason.
 
+#[cfg(test)]
+mod block_tests;
 mod config;
 mod model_keys;
 pub(crate) mod names;

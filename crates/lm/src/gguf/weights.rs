@@ -7,7 +7,9 @@ use std::sync::Arc;
 use oarlock_comm::MappedFile;
 use oarlock_engine::checkpoint::weights::{Located, MappedFiles, Packed};
 use oarlock_engine::{Error, Result};
-use oarlock_gguf::{Gguf, Tensor, TensorType, dequantize};
+use oarlock_gguf::{Gguf, Parts, Tensor, TensorType, dequantize};
+use oarlock_tensor::cpu::block_quantized::{BlockLayout, BlockType, ROWS, Unit};
+use rayon::prelude::*;
 
 use super::model_keys::{Found, ModelKeys, shown};
 use super::names::RowOrder;
@@ -114,9 +116,50 @@ impl Blocks {
     }
 }
 
+/// The types of blocks that are multiplied as they are.
+pub(super) fn block_type(kind: TensorType) -> Option<BlockType> {
+    Some(match kind {
+        TensorType::Q4_0 => BlockType::Q4_0,
+        TensorType::Q4_1 => BlockType::Q4_1,
+        TensorType::Q5_0 => BlockType::Q5_0,
+        TensorType::Q5_1 => BlockType::Q5_1,
+        TensorType::Q8_0 => BlockType::Q8_0,
+        TensorType::Q4_K => BlockType::Q4_K,
+        TensorType::Q5_K => BlockType::Q5_K,
+        TensorType::Q6_K => BlockType::Q6_K,
+        _ => return None,
+    })
+}
+
 impl Packed for Blocks {
     fn shape(&self) -> Vec<usize> {
         if self.is_vector { vec![self.row] } else { vec![self.n_rows, self.row] }
+    }
+
+    fn blocks(&self) -> Option<BlockLayout> {
+        if self.is_vector || self.rows == RowOrder::PlusOne {
+            return None;
+        }
+        BlockLayout::new(self.n_rows, self.row, block_type(self.kind)?)
+    }
+
+    fn block_words(&self, files: &[MappedFile]) -> Option<Vec<i32>> {
+        let layout = self.blocks()?;
+        let data = &files[0][self.bytes.clone()];
+        let mut words = vec![0; layout.n_words()];
+        words.par_chunks_mut(layout.panel_words()).enumerate().for_each(|(panel, words)| {
+            let first = panel * ROWS;
+            for (lane, row) in (first..self.n_rows.min(first + ROWS)).enumerate() {
+                let bytes = &data[self.place(row, self.n_rows) * self.row_bytes..][..self.row_bytes];
+                for (block, bytes) in bytes.chunks_exact(self.kind.block_bytes()).enumerate() {
+                    // Of a type that is taken apart, and whole.
+                    let Some(parts) = Parts::of(self.kind, bytes) else { continue };
+                    let Parts { codes, scale, minimum, scales, minima } = parts;
+                    layout.put(lane, block, &Unit { codes, scale, minimum, scales, minima }, words);
+                }
+            }
+        });
+        Some(words)
     }
 
     fn read(&self, files: &[MappedFile], elements: Range<usize>, out: &mut [f32]) {

@@ -7,7 +7,7 @@ use std::collections::btree_map::Entry;
 use std::ops::Range;
 
 use half::{bf16, f16};
-use oarlock_engine::nn::{Embedding, Layer, Linear, Module, StoredNames, Unit, in_scope, parameters};
+use oarlock_engine::nn::{Layer, Linear, Module, StoredNames, Unit, in_scope, parameters};
 use oarlock_engine::parallel::sequence_parallel::{self, SequenceParallel};
 use oarlock_tensor::cpu::gemm::FEW_ROWS;
 use oarlock_tensor::ops::{self, HeadLoss, Labels, Mask, TokenLoss};
@@ -16,6 +16,7 @@ use oarlock_tensor::{DType, Device, Error, Result, Tensor};
 use super::block::{Block, norm};
 use super::cache::LayerCache;
 use super::config::{DecoderConfig, LayerConfig};
+use super::embedding::TokenEmbedding;
 use super::head::Head;
 use super::projection::{MapLinear, Projection};
 use super::recompute::{Parts, Recompute, is_whole_unit};
@@ -39,7 +40,7 @@ pub(super) struct Body {
     #[module(name = "")]
     stored_names: StoredNames,
     #[module(name = "model.embed_tokens")]
-    embed_tokens: Unit<Embedding>,
+    embed_tokens: Unit<TokenEmbedding>,
     #[module(name = "model.layers")]
     layers: Vec<Unit<Block>>,
     /// Of each layer; layers with equal settings share a table.
@@ -86,7 +87,7 @@ impl Decoder {
         let body = Body::new(config, n_positions, row_len)?;
         let config = &body.config;
         let lm_head = match config.tie_embeddings {
-            true => Linear::with_weight(body.embed_tokens.module().weight.clone()),
+            true => Linear::with_weight(body.embed_tokens.module().weight().clone()),
             false => Linear::normal(config.hidden_size, config.vocab_size, false, config.init_std)?,
         };
         let norm = norm(config.hidden_size, config.final_norm)?;
@@ -398,6 +399,11 @@ impl Decoder {
 }
 
 impl Decoder {
+    /// The embedding and the head, to change them before the model is prepared; `None` while it is in use.
+    pub(super) fn ends_mut(&mut self) -> Option<(&mut TokenEmbedding, &mut Head)> {
+        self.body.embed_tokens.module_mut().zip(self.head.module_mut())
+    }
+
     /// Products of so few rows have sums of another order on a CPU than larger ones, which have the same for any number.
     pub(crate) const FEW_ROWS: usize = FEW_ROWS;
 
@@ -463,7 +469,7 @@ impl Body {
         Ok(Body {
             stored_names: StoredNames::new(move |name| names.family.stored(&names, name)),
             layers: config.layers.iter().map(block).collect::<Result<_>>()?,
-            embed_tokens: Unit::new(Embedding::normal(
+            embed_tokens: Unit::new(TokenEmbedding::normal(
                 config.vocab_size,
                 config.hidden_size,
                 config.init_std,
@@ -551,13 +557,13 @@ impl Body {
     }
 
     /// The beginning of the residual stream.
-    fn embed(&self, embed: &Embedding, ids: &Tensor, noise: Option<&Tensor>) -> Result<Tensor> {
+    fn embed(&self, embed: &TokenEmbedding, ids: &Tensor, noise: Option<&Tensor>) -> Result<Tensor> {
         let mut x = embed.forward_f32(ids)?;
         if let Some(noise) = noise {
             x = x.add(noise)?;
         }
         let Some(scale) = self.config.embedding_scale else { return Ok(x) };
-        x.scale(match embed.weight.weight()?.dtype() {
+        x.scale(match embed.weight().weight()?.dtype() {
             DType::BF16 => bf16::from_f32(scale).to_f32(),
             DType::F16 => f16::from_f32(scale).to_f32(),
             DType::F32 | DType::I32 => scale,

@@ -6,6 +6,7 @@ mod cache;
 mod classifier;
 mod config;
 mod decoder;
+mod embedding;
 mod family;
 mod head;
 pub mod hf;
@@ -27,8 +28,8 @@ pub use config::{
 pub use decoder::{Decoder, LossOptions};
 pub use head::Head;
 pub use hf::{
-    HfConfig, LoadedModel, ModelMark, SaveOptions, SpecialTokens, load_for_inference, merge_weights,
-    save_pretrained,
+    HfConfig, LoadedModel, ModelMark, SaveOptions, SpecialTokens, load_for_inference, load_in_blocks,
+    merge_weights, save_pretrained,
 };
 pub use recompute::Recompute;
 pub(crate) use rope::Turning;

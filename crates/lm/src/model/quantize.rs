@@ -1,10 +1,16 @@
-//! Decoders with weights of 4 or 8 bits.
+//! Decoders with weights of 4 or 8 bits, and with weights in the blocks of a GGUF file.
+
+use std::collections::BTreeMap;
+use std::sync::Arc;
 
 use oarlock_engine::checkpoint::weights::{QuantizedLayers, QuantizedWeights};
-use oarlock_engine::nn::Layer;
-use oarlock_tensor::{DType, Result};
+use oarlock_engine::nn::{EmbeddingBlocks, Layer, LinearBlocks};
+use oarlock_tensor::cpu::block_quantized::BlockLayout;
+use oarlock_tensor::{DType, Error, Result};
 
 use super::decoder::Decoder;
+use super::embedding::TokenEmbedding;
+use super::projection::Projection;
 
 impl Decoder {
     /// Puts layers with frozen quantized weights in the place of linear layers of its blocks; embedding, norms and output
@@ -22,5 +28,43 @@ impl Decoder {
             Ok(Some(Box::new(layer) as Box<dyn Layer>))
         })?;
         Ok(weights)
+    }
+
+    /// Puts layers that compute with blocks in the place of the embedding, of linear layers and of the output weights, where
+    /// `layouts` has one for the name of their weight. Such a model is for inference alone, and its source gives the words
+    /// of these weights.
+    ///
+    /// # Errors
+    /// A model that is in use already.
+    pub(super) fn keep_blocks(
+        &mut self,
+        layouts: &BTreeMap<String, BlockLayout>,
+        dtype: DType,
+    ) -> Result<()> {
+        let layout = |path: &str| layouts.get(&format!("{path}.weight")).copied();
+        self.map_linears(|path, linear| {
+            let Some(layout) = layout(path) else { return Ok(None) };
+            let layer = LinearBlocks::new(layout, linear.bias.clone(), dtype)?;
+            Ok(Some(Box::new(layer) as Box<dyn Layer>))
+        })?;
+        let tied = self.config().tie_embeddings;
+        let Some((embedding, head)) = self.ends_mut() else {
+            return Err(Error::Usage("keep_blocks: the model is in use".to_owned()));
+        };
+        let mut output = match layout("lm_head") {
+            Some(layout) if !tied => Some(LinearBlocks::new(layout, None, dtype)?),
+            _ => None,
+        };
+        if let Some(layout) = layout("model.embed_tokens") {
+            let table = EmbeddingBlocks::new(layout, dtype)?;
+            if tied {
+                output = Some(table.output());
+            }
+            *embedding = TokenEmbedding::Blocks(table);
+        }
+        if let Some(output) = output {
+            head.lm_head = Projection::Other(Arc::new(output));
+        }
+        Ok(())
     }
 }

@@ -5,6 +5,7 @@ use std::ops::Range;
 use std::sync::Arc;
 
 use oarlock_comm::MappedFile;
+use oarlock_tensor::cpu::block_quantized::BlockLayout;
 use oarlock_tensor::cpu::quantized::{Format, Layout};
 use safetensors::Dtype;
 
@@ -37,6 +38,16 @@ pub trait Packed: Debug + Send + Sync {
 
     /// The words of such a matrix.
     fn words(&self, _files: &[MappedFile]) -> Option<Vec<i32>> {
+        None
+    }
+
+    /// The layout of a matrix in blocks, which layers can compute with as it is.
+    fn blocks(&self) -> Option<BlockLayout> {
+        None
+    }
+
+    /// The words of a matrix in blocks.
+    fn block_words(&self, _files: &[MappedFile]) -> Option<Vec<i32>> {
         None
     }
 

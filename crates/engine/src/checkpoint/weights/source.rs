@@ -1,10 +1,11 @@
 //! The weights of a folder: safetensors files, mapped into memory and read in slices.
 
-use std::collections::HashMap;
+use std::collections::{BTreeMap, HashMap};
 use std::path::{Path, PathBuf};
 
 use oarlock_comm::MappedFile;
 use oarlock_tensor::cpu::Isa;
+use oarlock_tensor::cpu::block_quantized::BlockLayout;
 use oarlock_tensor::{DType, Device, Par};
 
 use super::elements;
@@ -130,9 +131,30 @@ impl SafetensorsSource {
         QuantizedLayers::At(self.tensors.iter().filter_map(layer).collect())
     }
 
+    /// The matrices that the files hold in blocks with which layers can compute, by the names of the model.
+    pub fn matrices_in_blocks(&self) -> BTreeMap<String, BlockLayout> {
+        let in_blocks =
+            |(name, located): (&String, &Located)| Some((name.clone(), located.packed.as_ref()?.blocks()?));
+        self.tensors.iter().filter_map(in_blocks).collect()
+    }
+
+    /// The words of a matrix in blocks, where a parameter has as many.
+    fn read_blocks(&mut self, slice: &ParamSlice<'_>, packed: &dyn Packed, out: &mut [f32]) -> Result<()> {
+        let known = self.last.take_if(|(last, _)| last == slice.name).map(|(_, words)| words);
+        let words = known.or_else(|| packed.block_words(&self.files)).unwrap_or_default();
+        are_whole(&self.files)?;
+        let bits = words.get(slice.elements.clone()).unwrap_or_default();
+        out.iter_mut().zip(bits).for_each(|(out, &word)| *out = f32::from_bits(word.cast_unsigned()));
+        self.last = Some((slice.name.to_owned(), words));
+        Ok(())
+    }
+
     /// Elements of a quantized matrix, or the words of one that layers compute with.
     fn read_packed(&mut self, slice: &ParamSlice<'_>, packed: &dyn Packed, out: &mut [f32]) -> Result<()> {
         let ParamSlice { name, elements, .. } = slice;
+        if packed.blocks().is_some() && slice.shape.sizes() != packed.shape() {
+            return self.read_blocks(slice, packed, out);
+        }
         let Some(layout) = packed.layout() else {
             packed.read(&self.files, elements.clone(), out);
             return are_whole(&self.files);
@@ -187,7 +209,12 @@ impl SafetensorsSource {
     fn read_any(&mut self, slice: &ParamSlice<'_>, out: &mut [f32]) -> Result<()> {
         let ParamSlice { name, shape, elements, .. } = slice;
         let fits = |t: &&Located| {
-            let words = t.packed.as_ref().and_then(|packed| packed.layout()).map(|layout| layout.n_words());
+            let words = t.packed.as_ref().and_then(|packed| {
+                packed
+                    .layout()
+                    .map(|layout| layout.n_words())
+                    .or(packed.blocks().map(|blocks| blocks.n_words()))
+            });
             (t.shape == shape.sizes() || words.is_some_and(|n| shape.sizes() == [n]))
                 && elements.len() == out.len()
                 && elements.end <= shape.n_elems()

@@ -50,6 +50,31 @@ pub fn load_for_inference(
     load_from(config, decoder, &mut source, device, dtype, n_positions)
 }
 
+/// Loads a GGUF file for inference with its weights in the blocks that they have there: embedding, linear layers and output
+/// weights compute with these, by products of integers, and the model takes about the memory of the file. The activations
+/// are in `dtype`. `None` if no weight is in such blocks.
+///
+/// # Errors
+/// As [`load_for_inference`].
+pub fn load_in_blocks(
+    mut config: HfConfig,
+    file: &Path,
+    device: &Device,
+    dtype: DType,
+    n_positions: usize,
+) -> Result<Option<LoadedModel>> {
+    let n_positions = config.decoder().positions(n_positions);
+    let mut decoder = Decoder::new(config.decoder().clone(), n_positions)?;
+    let mut source = SafetensorsSource::open(file, &config, &decoder)?;
+    let layouts = source.matrices_in_blocks();
+    if layouts.is_empty() {
+        return Ok(None);
+    }
+    decoder.keep_blocks(&layouts, dtype)?;
+    config.note(source.notes());
+    load_from(config, decoder, &mut source, device, dtype, n_positions).map(Some)
+}
+
 /// Gives a decoder, which may hold other layers than those of its settings, the weights of a source, for inference in
 /// `dtype`.
 ///
