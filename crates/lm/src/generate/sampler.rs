@@ -81,7 +81,12 @@ impl Sampling {
 
 /// Refuses logits of which none is the largest.
 pub(super) fn check_logits(logits: &[f32]) -> Result<()> {
-    match logits.iter().find(|x| x.is_nan() || **x == f32::INFINITY) {
+    let is_bad = |x: f32| x.is_nan() || x == f32::INFINITY;
+    // Most often there is none, which a loop without a branch sees.
+    if !logits.iter().fold(false, |any, &x| any | is_bad(x)) {
+        return Ok(());
+    }
+    match logits.iter().find(|x| is_bad(**x)) {
         Some(bad) => Err(Error::Model(format!(
             "the model gives a logit of {bad}: its weights are damaged or overflow this dtype"
         ))),
@@ -95,10 +100,12 @@ pub(super) struct Sampler {
     settings: Sampling,
     /// What is added to the logits of some tokens.
     bias: Vec<(u32, f32)>,
-    /// Tokens that may be drawn, the likeliest first.
-    candidates: Vec<u32>,
-    /// How likely they are, by the likeliest.
+    /// Tokens that may be drawn, with their scores. The first ones are the likeliest, in their order; the others are in none.
+    candidates: Vec<(f32, u32)>,
+    /// How likely the first ones are, by the likeliest.
     weights: Vec<f64>,
+    /// What all of them have together.
+    total: f64,
 }
 
 /// A text so far.
@@ -119,7 +126,7 @@ impl Sampler {
                 "the logit bias of token {id} is {bias}; expected a number"
             )));
         }
-        Ok(Sampler { settings, bias, candidates: Vec::new(), weights: Vec::new() })
+        Ok(Sampler { settings, bias, candidates: Vec::new(), weights: Vec::new(), total: 0.0 })
     }
 
     /// The token after `text`, of those that are allowed. The logits become the scores that it is chosen by.
@@ -172,49 +179,79 @@ impl Sampler {
         }
     }
 
-    /// Sorts the `top_k` likeliest tokens, and those that are as likely as the last of them.
+    /// Finds the `top_k` likeliest tokens, and those that are as likely as the last of them.
     fn rank(&mut self, scores: &[f32]) {
-        let order = |a: &u32, b: &u32| -> Ordering {
-            scores[*b as usize].total_cmp(&scores[*a as usize]).then(a.cmp(b))
-        };
+        let possible = scores.iter().zip(0..).filter(|(score, _)| **score > f32::NEG_INFINITY);
         self.candidates.clear();
-        self.candidates
-            .extend((0..scores.len() as u32).filter(|&id| scores[id as usize] > f32::NEG_INFINITY));
+        self.candidates.extend(possible.map(|(&score, id)| (score, id)));
         let k = self.settings.top_k;
         if k > 0 && k < self.candidates.len() {
-            let (_, last, _) = self.candidates.select_nth_unstable_by(k - 1, order);
-            let least = scores[*last as usize];
-            self.candidates.retain(|&id| scores[id as usize] >= least);
+            let (_, &mut (least, _), _) = self.candidates.select_nth_unstable_by(k - 1, likelier);
+            self.candidates.retain(|(score, _)| *score >= least);
         }
-        self.candidates.sort_unstable_by(order);
-        let score = |id: u32| f64::from(scores[id as usize]);
-        let Some(&first) = self.candidates.first() else { return };
         self.weights.clear();
-        self.weights.extend(self.candidates.iter().map(|&id| libm::exp(score(id) - score(first))));
+        self.sort_more();
+        let weights = self.candidates.iter().map(|&(score, _)| self.weight(score));
+        self.total = weights.sum();
     }
 
-    /// Draws from the ranked tokens whose likelier ones have less than `top_p` together, and which have `min_p` of the
-    /// likeliest; `u` is in `[0, 1)`.
-    fn draw(&self, u: f64) -> u32 {
-        let goal = f64::from(self.settings.top_p) * self.weights.iter().sum::<f64>();
+    /// How likely a token is by the likeliest.
+    fn weight(&self, score: f32) -> f64 {
+        let first = self.candidates.first().map_or(0.0, |(score, _)| f64::from(*score));
+        libm::exp(f64::from(score) - first)
+    }
+
+    /// Sorts some more of the tokens that are in no order; whether there were any. Few tokens have nearly all of the
+    /// probability, so most are never sorted.
+    fn sort_more(&mut self) -> bool {
+        let n_sorted = self.weights.len();
+        let rest = &mut self.candidates[n_sorted..];
+        let n = rest.len().min((3 * n_sorted).max(64));
+        if n < rest.len() {
+            rest.select_nth_unstable_by(n, likelier);
+        }
+        rest[..n].sort_unstable_by(likelier);
+        for at in n_sorted..n_sorted + n {
+            self.weights.push(self.weight(self.candidates[at].0));
+        }
+        n > 0
+    }
+
+    /// Draws from the tokens whose likelier ones have less than `top_p` together, and which have `min_p` of the likeliest; `u`
+    /// is in `[0, 1)`.
+    fn draw(&mut self, u: f64) -> u32 {
+        let goal = f64::from(self.settings.top_p) * self.total;
         let min_p = f64::from(self.settings.min_p);
-        let (mut kept, mut n_kept) = (0.0, 0);
-        for weight in &self.weights {
-            if n_kept > 0 && (kept >= goal || *weight < min_p) {
+        let (mut kept, mut n_kept) = (self.total, self.candidates.len());
+        if self.settings.top_p < 1.0 || min_p > 0.0 {
+            (kept, n_kept) = (0.0, 0);
+            while n_kept < self.weights.len() || self.sort_more() {
+                let weight = self.weights[n_kept];
+                if n_kept > 0 && (kept >= goal || weight < min_p) {
+                    break;
+                }
+                kept += weight;
+                n_kept += 1;
+            }
+        }
+        let (mut below, mut last) = (0.0, 0);
+        for at in 0..n_kept {
+            if at == self.weights.len() {
+                self.sort_more();
+            }
+            below += self.weights[at];
+            last = self.candidates[at].1;
+            if u * kept < below {
                 break;
             }
-            kept += weight;
-            n_kept += 1;
         }
-        let mut below = 0.0;
-        for (&id, weight) in self.candidates[..n_kept].iter().zip(&self.weights) {
-            below += weight;
-            if u * kept < below {
-                return id;
-            }
-        }
-        self.candidates[..n_kept].last().copied().unwrap_or(0)
+        last
     }
+}
+
+/// The likelier first, of equals the first.
+fn likelier(a: &(f32, u32), b: &(f32, u32)) -> Ordering {
+    b.0.total_cmp(&a.0).then(a.1.cmp(&b.1))
 }
 
 /// The tokens of a text, each with how often it has them.
@@ -241,8 +278,17 @@ fn forbid(scores: &mut [f32], allowed: &TokenSet) -> Result<()> {
 
 /// Of equals the first.
 fn likeliest(scores: &[f32]) -> u32 {
-    let better = |best: usize, id: usize| if scores[id] > scores[best] { id } else { best };
-    (0..scores.len()).reduce(better).unwrap_or(0) as u32
+    // The largest of each lane, as vectors have them.
+    const LANES: usize = 16;
+    let larger = |largest: f32, x: f32| if x > largest { x } else { largest };
+    let mut lanes = [f32::NEG_INFINITY; LANES];
+    let chunks = scores.chunks_exact(LANES);
+    let rest = chunks.remainder();
+    for chunk in chunks {
+        lanes.iter_mut().zip(chunk).for_each(|(largest, &x)| *largest = larger(*largest, x));
+    }
+    let largest = lanes.iter().chain(rest).fold(f32::NEG_INFINITY, |largest, &x| larger(largest, x));
+    scores.iter().position(|&x| x == largest).unwrap_or(0) as u32
 }
 
 /// The random number of a position.
@@ -358,6 +404,39 @@ mod tests {
         assert_eq!(ids(Sampling { top_p: 0.9, ..sampled() }), [1, 3, 4]);
         assert_eq!(ids(Sampling { top_k: 2, top_p: 0.5, ..sampled() }), [1]);
         assert_eq!(ids(Sampling { top_k: 2, top_p: 0.51, ..sampled() }), [1, 4]);
+    }
+
+    /// Of so many tokens that they are sorted in several parts, each is drawn where all are sorted at once.
+    #[test]
+    fn parts_that_are_sorted_give_the_tokens_of_the_whole_order() {
+        let logit = |id: usize| (id * 7919 % 1009) as f32 / 997.0;
+        let logits: Vec<f32> = (0..1000).map(logit).collect();
+        let mut ids: Vec<usize> = (0..1000).collect();
+        ids.sort_by(|a, b| logits[*b].total_cmp(&logits[*a]).then(a.cmp(b)));
+        for (top_p, min_p) in [(1.0, 0.0), (0.7, 0.0), (1.0, 0.5), (0.01, 0.0)] {
+            let mut s = sampler(Sampling { top_p, min_p, ..sampled() });
+            let text = Text { ids: &[], n_prompt: 0 };
+            s.next(&mut logits.clone(), text, None).unwrap();
+            let weight = |id: usize| f64::from(logits[id] - logits[ids[0]]).exp();
+            let total: f64 = ids.iter().map(|&id| weight(id)).sum();
+            let mut kept = Vec::new();
+            let mut sum = 0.0;
+            for &id in &ids {
+                if !kept.is_empty() && (sum >= f64::from(top_p) * total || weight(id) < f64::from(min_p)) {
+                    break;
+                }
+                sum += weight(id);
+                kept.push(id);
+            }
+            for u in [0.0, 0.003, 0.3, 0.62, 0.9993] {
+                let mut below = 0.0;
+                let expected = kept.iter().find(|&&id| {
+                    below += weight(id);
+                    u * sum < below
+                });
+                assert_eq!(Some(&(s.draw(u) as usize)), expected, "{top_p} {min_p} {u}");
+            }
+        }
     }
 
     #[test]
