@@ -127,7 +127,7 @@ impl Crew {
         // SAFETY: the last job is closed and empty (2), so no helper reads this.
         unsafe { *shared.job.get() = job };
         shared.next.store(0, Ordering::Relaxed);
-        let open = (shared.state.load(Ordering::Relaxed) & !INSIDE) + NEXT_JOB | OPEN;
+        let open = ((shared.state.load(Ordering::Relaxed) & !INSIDE) + NEXT_JOB) | OPEN;
         // In one order with what helpers do before they sleep.
         shared.state.store(open, Ordering::SeqCst);
         if shared.n_asleep.load(Ordering::SeqCst) > 0 {

@@ -13,6 +13,7 @@ pub mod compare;
 pub mod compressed;
 pub mod conv;
 pub mod copy;
+mod cpu;
 mod crew;
 pub mod cross_entropy;
 pub mod decompose;
@@ -49,6 +50,7 @@ pub mod token_loss;
 pub mod unary;
 pub mod walk;
 
+pub use cpu::{Cpu, Store};
 pub use dtype::{DType, Element, Float, Scalar, Word, bf16, f16};
 pub use error::{Error, Result};
 pub use isa::{Isa, Path};
@@ -56,37 +58,3 @@ pub use par::Par;
 
 /// Whether the kernels were compiled with optimization. Without it they are tens of times slower.
 pub const IS_OPTIMIZED: bool = !matches!(env!("OARLOCK_OPT_LEVEL").as_bytes(), b"" | b"0");
-
-/// A CPU as kernels see it: the instruction set to use and the threads to spread over.
-#[derive(Clone, Debug)]
-pub struct Cpu {
-    /// The code path of every kernel.
-    pub isa: Isa,
-    /// The threads of every kernel.
-    pub par: Par,
-}
-
-/// What a kernel does with what its output already holds.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-pub enum Store {
-    /// Replaces it.
-    Overwrite,
-    /// Adds to it.
-    Add,
-}
-
-impl Store {
-    /// Writes `value` into `slot`.
-    #[inline(always)]
-    pub(crate) fn put<T: Float>(self, slot: &mut T, value: f32) {
-        *slot = match self {
-            Store::Overwrite => T::from_f32(value),
-            Store::Add => T::from_f32(slot.to_f32() + value),
-        };
-    }
-
-    /// Writes each of `values` into its slot.
-    pub fn put_all(self, slots: &mut [f32], values: &[f32]) {
-        slots.iter_mut().zip(values).for_each(|(slot, &value)| self.put(slot, value));
-    }
-}

@@ -85,7 +85,7 @@ impl Weight {
 /// x in 8 bits, as ggml's `Q8_0` and `Q8_K` hold it.
 fn quantized(x: &[f32], unit: usize) -> Vec<f64> {
     let of_unit = |x: &[f32]| {
-        let largest = x.iter().fold(0f32, |largest, x| largest.max(x.abs()));
+        let largest = x.iter().map(|x| x.abs()).reduce(f32::max).unwrap();
         let by = if largest == 0.0 { 0.0 } else { 127.0 / largest };
         let scale = match (unit, largest == 0.0) {
             (_, true) => 0.0,

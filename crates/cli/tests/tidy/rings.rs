@@ -31,7 +31,8 @@ const CRATES: [(&str, usize, usize); 18] = [
 
 /// The crates whose files form rings, with the files of each ring. It only becomes shorter: a ring that grows is a
 /// mistake, and one that has shrunk is written down here.
-const RINGS: [(&str, &[usize]); 3] = [("cuda", &[56, 2, 2, 2]), ("kernels", &[62, 4, 2]), ("tensor", &[107])];
+const RINGS: [(&str, &[usize]); 3] =
+    [("cuda", &[56, 2, 2, 2]), ("kernels", &[11, 6, 4, 4, 4, 3, 3, 2, 2]), ("tensor", &[107])];
 
 /// The modules that a module names, by path (`shm::segment`); the crate's root is the empty path.
 pub type Graph = BTreeMap<String, BTreeSet<String>>;

@@ -54,8 +54,11 @@ multiversion! {
             let values = &mut values[..unit];
             values.iter_mut().zip(x).for_each(|(value, x)| *value = x.to_f32());
             // The bits of magnitudes are in their order, and those of NaN above all.
-            let largest = values.iter().fold(0, |largest, x| x.to_bits().wrapping_shl(1).max(largest)) >> 1;
-            let largest = f32::from_bits(largest);
+            let mut largest = 0;
+            for x in &*values {
+                largest = largest.max(x.to_bits() << 1);
+            }
+            let largest = f32::from_bits(largest >> 1);
             let by = if largest == 0.0 { 0.0 } else { 127.0 / largest };
             *scale = match unit {
                 RUN => f16::from_f32(largest / 127.0).to_f32(),

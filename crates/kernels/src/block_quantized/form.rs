@@ -84,7 +84,7 @@ macro_rules! kinds {
         macro_rules! of_kind {
             ($type:expr, $f:ident, $machine:ty) => {
                 match $type {
-                    $($crate::block_quantized::BlockType::$name => $f::<$machine, $crate::block_quantized::form::$name>,)*
+                    $($crate::block_quantized::form::BlockType::$name => $f::<$machine, $crate::block_quantized::form::$name>,)*
                 }
             };
         }

@@ -24,7 +24,6 @@ mod head_rows;
 mod labels;
 mod layer_norm;
 mod linear;
-mod linear_blocks;
 mod linear_quantized;
 mod methods;
 mod noise;
@@ -97,8 +96,7 @@ pub use head_loss::{HeadLoss, HeadOptions, head_hits, head_log_probs, head_loss,
 pub use labels::{IGNORE_INDEX, Labels};
 pub use layer_norm::layer_norm;
 pub use linear::{WeightLayout, linear, linear_add};
-pub use linear_blocks::{embedding_blocks, linear_blocks};
-pub use linear_quantized::{dequantize, linear_quantized};
+pub use linear_quantized::{dequantize, embedding_blocks, linear_blocks, linear_quantized};
 pub use noise::{NoisePart, uniform_noise};
 pub use norm::{add_rms_norm, rms_norm, rms_norm_to};
 pub use oarlock_kernels::glu::Activation;
