@@ -11,7 +11,9 @@ use oarlock::adapters::{
 use oarlock::config::{RopeArgs, RopeKind};
 use oarlock::data::Tokenizer;
 use oarlock::generate::Generator;
+use oarlock::model::load_in_blocks;
 use oarlock_comm::available_cores;
+use oarlock_lm::gguf::is_gguf;
 use oarlock_tensor::cpu::Isa;
 use oarlock_tensor::cpu::quantized::{Code, Format};
 use oarlock_tensor::{Automatic, DType, Device, DeviceKind, GpuInfo, Par};
@@ -51,6 +53,10 @@ pub(super) struct HowArgs {
     /// Quantize the scales of 4 bits, too
     #[arg(long, action = ArgAction::Set, default_value_t = true, requires = "quantization_bit")]
     double_quantization: bool,
+    /// Of a GGUF file with quantized weights: blocks multiplies by them as they are, dequantized makes numbers of them first;
+    /// auto: blocks, but where an adapter is merged into them or a GPU computes
+    #[arg(long, value_parser = ["auto", "blocks", "dequantized"], default_value = "auto")]
+    gguf_weights: String,
     /// Twice as many positions as the model was made for, by this scaling of its rotary embedding
     #[arg(long, value_parser = RopeKind::NAMES.map(|(name, _)| name))]
     rope_scaling: Option<String>,
@@ -104,14 +110,33 @@ impl HowArgs {
             None => settings,
         };
         let (dtype, all) = (self.dtype, usize::MAX);
-        let model = match self.format() {
-            None => load_for_inference_as(settings, dir, adapters, &device, dtype, all)?,
-            Some(format) => {
+        let in_blocks = match is_gguf(dir) && self.multiplies_blocks(adapters, &device)? {
+            true => load_in_blocks(settings.clone(), dir, &device, dtype, all)?,
+            false => None,
+        };
+        let model = match (in_blocks, self.format()) {
+            (Some(model), _) => model,
+            (None, None) => load_for_inference_as(settings, dir, adapters, &device, dtype, all)?,
+            (None, Some(format)) => {
                 load_quantized_for_inference_as(settings, dir, adapters, format, &device, dtype, all)?
             }
         };
         model.config.notes().iter().for_each(|note| eprint(&format!("{note}\n")));
         Ok((Generator::new(model), tokenizer))
+    }
+
+    /// Whether weights in the blocks of a GGUF file are multiplied as they are.
+    fn multiplies_blocks(&self, adapters: &[PathBuf], device: &Device) -> Result<bool> {
+        let is_plain = adapters.is_empty() && self.quantization_bit.is_none();
+        match self.gguf_weights.as_str() {
+            "auto" => Ok(is_plain && !device.is_gpu()),
+            "blocks" if !is_plain => Err(oarlock::Error::Usage(
+                "--gguf-weights blocks: adapters and --quantization-bit need dequantized weights; write auto"
+                    .to_owned(),
+            )),
+            "blocks" => Ok(true),
+            _ => Ok(false),
+        }
     }
 
     /// Where the model computes. By itself that is a GPU only if it opens; a line says so, or why it is the CPU.
