@@ -37,10 +37,14 @@ pub(crate) async fn ask(
     chat: ChatRequest,
     body: Arc<Share>,
 ) -> Result<Run, ApiError> {
-    let ChatRequest { conversation, generation, max_tokens, logprobs, ends_after_call } = chat;
+    let ChatRequest { conversation, form, generation, max_tokens, logprobs, ends_after_call } = chat;
     let name = model.name.clone();
-    let (prompt, tools) = shared
-        .compute(&body, move |backend| Ok((backend.render(&name, &conversation)?, conversation.tools)))
+    let (prompt, form, tools) = shared
+        .compute(&body, move |backend| {
+            let prompt = backend.render(&name, &conversation)?;
+            let form = form.map(|form| form.read(backend, &name, &prompt.format)).transpose()?;
+            Ok((prompt, form, conversation.tools))
+        })
         .await?;
     let mut format = prompt.format;
     if tools.is_empty() {
@@ -59,6 +63,7 @@ pub(crate) async fn ask(
         ignores_eos: generation.ignores_eos,
         logprobs,
         prompt_logprobs: None,
+        form,
         format,
         tools,
         ends_after_call,

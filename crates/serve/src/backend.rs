@@ -2,6 +2,7 @@
 
 use crate::conversation::{Call, Conversation, Tool};
 use crate::events::EventSender;
+use crate::form::{Form, ReadForm};
 
 /// A model that can be asked, or an adapter on one, which is a model of its own.
 #[derive(Clone, Debug, PartialEq)]
@@ -76,6 +77,8 @@ pub struct Request {
     pub logprobs: Option<usize>,
     /// The same of the tokens of the prompt, which then come as [`crate::Event::Prompt`].
     pub prompt_logprobs: Option<usize>,
+    /// What the answer has to be: what [`Backend::read_form`] has made of it for this model.
+    pub form: Option<ReadForm>,
 }
 
 /// A conversation as a prompt.
@@ -201,6 +204,16 @@ pub trait Backend: Send + Sync + 'static {
     /// The calls in a part of an answer, which begins and ends with the marks of [`CallMarks`]; `None` where it is not
     /// written as calls are, and so is text.
     fn calls(&self, model: &str, text: &str, tools: &[Tool]) -> Option<Vec<Call>>;
+
+    /// Reads what answers have to be, whose thoughts and calls are written in this format.
+    ///
+    /// # Errors
+    /// [`Refusal::Invalid`] where no answer can be held to it, [`Refusal::Unsupported`] for models that can be held to
+    /// nothing, which is what a backend without this method says.
+    fn read_form(&self, model: &str, form: &Form, format: &AnswerFormat) -> Result<ReadForm, Refusal> {
+        _ = (form, format);
+        Err(Refusal::Unsupported(format!("`{model}` cannot be held to a form")))
+    }
 
     /// Begins a sequence, or lets it wait, and returns at once. Its events go into `events` from whatever thread; the
     /// sequence is given up as soon as [`EventSender::send`] says [`crate::Canceled`] or

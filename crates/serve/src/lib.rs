@@ -73,6 +73,7 @@ mod delta;
 mod error;
 mod events;
 mod fields;
+mod form;
 mod gate;
 mod hosts;
 mod ids;
@@ -92,5 +93,6 @@ pub use backend::{
 };
 pub use conversation::{Call, Conversation, Message, Role, Tool};
 pub use events::{Alternative, Canceled, Event, EventSender, Finished, StopReason, Timings, Token};
+pub use form::{CallForm, Form, ReadForm, Schema, TextForm};
 pub use options::{ApiKey, DEFAULT_HOST, DEFAULT_PORT, Limits, Options};
 pub use server::{Ended, ServeError, Stop, serve, stop};

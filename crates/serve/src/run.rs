@@ -13,6 +13,7 @@ use crate::conversation::{Call, Tool};
 use crate::delta::{Delta, Totals};
 use crate::error::ApiError;
 use crate::events::{Event, EventReceiver, EventSender, StopReason, Timings, channel};
+use crate::form::ReadForm;
 use crate::sequence::Sequence;
 use crate::state::{Phase, Shared};
 use crate::text::answer::Answer;
@@ -35,6 +36,8 @@ pub(crate) struct Plan {
     pub(crate) ignores_eos: bool,
     pub(crate) logprobs: Option<usize>,
     pub(crate) prompt_logprobs: Option<usize>,
+    /// What each answer has to be.
+    pub(crate) form: Option<ReadForm>,
     pub(crate) format: AnswerFormat,
     pub(crate) tools: Vec<Tool>,
     /// Whether an answer ends behind its first call.
@@ -123,6 +126,7 @@ impl Run {
                 ignores_eos: plan.ignores_eos,
                 logprobs: plan.logprobs,
                 prompt_logprobs: plan.prompt_logprobs,
+                form: plan.form.clone(),
             };
             self.shared.backend.submit(request, sender)?;
         }

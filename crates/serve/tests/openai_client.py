@@ -114,9 +114,12 @@ def refusals(client):
     class Answer(BaseModel):
         word: str
 
+    reply = client.chat.completions.parse(
+        model="fake", messages=user('say {"word":"oar"}'), response_format=Answer)
+    check("parse", reply.choices[0].message.parsed == Answer(word="oar"), reply)
     error = raised(openai.BadRequestError, lambda: client.chat.completions.parse(
-        model="fake", messages=user("say a"), response_format=Answer))
-    check("parse without a grammar", error.param == "response_format", error)
+        model="owner/fake-lora", messages=user("say a"), response_format=Answer))
+    check("parse without grammars", error.param == "response_format", error)
     reply = client.chat.completions.parse(model="fake", messages=user("say a"))
     check("parse of text", reply.choices[0].message.parsed is None and reply.choices[0].message.content == "a")
     error = raised(openai.BadRequestError, lambda: client.chat.completions.create(

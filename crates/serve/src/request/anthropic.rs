@@ -3,12 +3,14 @@
 use serde_json::{Map, Value, json};
 
 use super::chat::ChatRequest;
+use super::form::{Wanted, form, of_format};
 use super::generation::{Generation, max_tokens};
-use super::tools::check;
+use super::tools::{Must, call_of, check, choose as of_choice};
 use crate::backend::Model;
 use crate::conversation::{Call, Conversation, Message, Role, Tool};
 use crate::error::{ApiError, excerpt};
 use crate::fields::{Fields, too_many, wrong};
+use crate::form::TextForm;
 use crate::options::Options;
 
 /// The chat that a request asks for. `max_tokens` may be missing where only the prompt matters.
@@ -36,7 +38,8 @@ pub(crate) fn read(
     let continues_final_message = messages.last().is_some_and(|last| last.role == Role::Assistant);
     let tools = tools(&mut fields)?;
     check(&tools, &options.limits)?;
-    let (tools, ends_after_call) = choose(&mut fields, tools)?;
+    let (tools, must, ends_after_call) = choose(&mut fields, tools)?;
+    let form = form(text_form(&mut fields)?, &tools, must, ends_after_call);
     fields.rename("stop_sequences", "stop");
     let wanted = max_tokens(&mut fields, &["max_tokens"], 1)?;
     if wanted.is_none() && needs_max_tokens {
@@ -50,6 +53,7 @@ pub(crate) fn read(
             adds_generation_prompt: !continues_final_message,
             continues_final_message,
         },
+        form,
         // This API knows one answer.
         generation: Generation { n_answers: 1, ..Generation::read(&mut fields, model, &options.limits)? },
         max_tokens: wanted.or(options.max_tokens),
@@ -126,7 +130,9 @@ fn tools(fields: &mut Fields) -> Result<Vec<Tool>, ApiError> {
         let name = tool.required_string("name")?;
         let mut function = Map::new();
         function.insert("name".to_owned(), json!(name));
-        for (from, to) in [("description", "description"), ("input_schema", "parameters")] {
+        for (from, to) in
+            [("description", "description"), ("input_schema", "parameters"), ("strict", "strict")]
+        {
             if let Some(value) = tool.take(from) {
                 function.insert(to.to_owned(), value);
             }
@@ -136,21 +142,33 @@ fn tools(fields: &mut Fields) -> Result<Vec<Tool>, ApiError> {
     fields.list("tools")?.unwrap_or_default().into_iter().enumerate().map(tool).collect()
 }
 
-/// The functions that are left by a choice, and whether an answer ends behind its first call.
-fn choose(fields: &mut Fields, tools: Vec<Tool>) -> Result<(Vec<Tool>, bool), ApiError> {
-    let Some(mut choice) = fields.fields("tool_choice")? else { return Ok((tools, false)) };
+/// The functions that are left by a choice, whether one has to be called, and whether an answer ends behind its first call.
+fn choose(fields: &mut Fields, tools: Vec<Tool>) -> Result<(Vec<Tool>, Must, bool), ApiError> {
+    let Some(mut choice) = fields.fields("tool_choice")? else { return Ok((tools, Must::Nothing, false)) };
     let ends_after_call = choice.boolean("disable_parallel_tool_use")?.unwrap_or(false);
-    match choice.required_string("type")?.as_str() {
-        "auto" => Ok((tools, ends_after_call)),
-        "none" => Ok((Vec::new(), false)),
+    let kind = choice.required_string("type")?;
+    let (tools, must) = match kind.as_str() {
+        "tool" => call_of(choice.required_string("name")?, tools)?,
+        "any" => of_choice(json!("required"), tools)?,
+        "auto" | "none" => of_choice(json!(kind), tools)?,
         other => {
-            let message = format!(
-                "`tool_choice.type` is `auto` or `none`, not `{}`: nothing here can force a call.",
-                excerpt(other)
-            );
-            Err(ApiError::unsupported("tool_choice", message))
+            let message =
+                format!("`tool_choice.type` is `auto`, `any`, `tool` or `none`, not `{}`.", excerpt(other));
+            return Err(ApiError::unsupported("tool_choice", message));
         }
-    }
+    };
+    Ok((tools, must, ends_after_call))
+}
+
+/// What the text of an answer has to be, by either name that the field has had.
+fn text_form(fields: &mut Fields) -> Result<Option<Wanted<TextForm>>, ApiError> {
+    let mut config = fields.fields("output_config")?;
+    let format = config.as_mut().map(|config| config.fields("format")).transpose()?.flatten();
+    let (format, param) = match format {
+        Some(format) => (Some(format), "output_config"),
+        None => (fields.fields("output_format")?, "output_format"),
+    };
+    Ok(format.map(of_format).transpose()?.flatten().map(|what| Wanted { what, param }))
 }
 
 fn template_options(fields: &mut Fields) -> Result<Map<String, Value>, ApiError> {

@@ -2,13 +2,15 @@
 
 use serde_json::{Map, Value};
 
+use super::form::{Wanted, form};
 use super::generation::{Generation, max_tokens};
 use super::message::messages;
-use super::tools::tools;
+use super::tools::{Must, tools};
 use crate::backend::Model;
 use crate::conversation::Conversation;
 use crate::error::ApiError;
 use crate::fields::Fields;
+use crate::form::Form;
 use crate::options::Options;
 
 /// The most alternatives that a token comes with.
@@ -21,6 +23,8 @@ const MOST_TEMPLATE_OPTIONS: usize = 64;
 #[derive(Clone, Debug)]
 pub(crate) struct ChatRequest {
     pub(crate) conversation: Conversation,
+    /// What an answer has to be.
+    pub(crate) form: Option<Wanted<Form>>,
     pub(crate) generation: Generation,
     pub(crate) max_tokens: Option<usize>,
     pub(crate) logprobs: Option<usize>,
@@ -33,12 +37,14 @@ impl ChatRequest {
         model: &Model,
         options: &Options,
     ) -> Result<ChatRequest, ApiError> {
-        let conversation = conversation(&mut fields, options)?;
+        let (conversation, must) = conversation(&mut fields, options)?;
         let modalities = fields.list("modalities")?.unwrap_or_default();
         if modalities.iter().any(|modality| modality != "text") {
             return Err(ApiError::unsupported("modalities", "The only modality is text."));
         }
-        let generation = Generation::read(&mut fields, model, &options.limits)?;
+        let mut generation = Generation::read(&mut fields, model, &options.limits)?;
+        let ends_after_call = fields.boolean("parallel_tool_calls")? == Some(false);
+        let form = form(generation.text.take(), &conversation.tools, must, ends_after_call);
         let has_logprobs = fields.boolean("logprobs")?.unwrap_or(false);
         let n_alternatives = fields.integer("top_logprobs", 0..=MOST_ALTERNATIVES)?;
         if n_alternatives.is_some_and(|n| n > 0) && !has_logprobs {
@@ -48,16 +54,17 @@ impl ChatRequest {
         let wanted = max_tokens(&mut fields, &["max_completion_tokens", "max_tokens"], 1)?;
         Ok(ChatRequest {
             conversation,
+            form,
             generation,
             max_tokens: wanted.or(options.max_tokens),
             logprobs: has_logprobs.then_some(n_alternatives),
-            ends_after_call: fields.boolean("parallel_tool_calls")? == Some(false),
+            ends_after_call,
         })
     }
 }
 
-/// The conversation of a request.
-pub(crate) fn conversation(fields: &mut Fields, options: &Options) -> Result<Conversation, ApiError> {
+/// The conversation of a request, and whether its answer has to call something.
+pub(crate) fn conversation(fields: &mut Fields, options: &Options) -> Result<(Conversation, Must), ApiError> {
     let messages = messages(fields, &options.limits)?;
     let continues_final_message = fields.boolean("continue_final_message")?.unwrap_or(false);
     let adds_generation_prompt = fields.boolean("add_generation_prompt")?;
@@ -67,13 +74,15 @@ pub(crate) fn conversation(fields: &mut Fields, options: &Options) -> Result<Con
             "`continue_final_message` and `add_generation_prompt` exclude each other.",
         ));
     }
-    Ok(Conversation {
+    let (tools, must) = tools(fields, &options.limits)?;
+    let conversation = Conversation {
         messages,
-        tools: tools(fields, &options.limits)?,
+        tools,
         template_options: template_options(fields)?,
         adds_generation_prompt: adds_generation_prompt.unwrap_or(!continues_final_message),
         continues_final_message,
-    })
+    };
+    Ok((conversation, must))
 }
 
 /// Variables of the template. `enable_thinking` and MiniMind's `open_thinking` say the same, and a template has one of them.

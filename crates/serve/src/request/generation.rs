@@ -1,8 +1,10 @@
 //! The fields that chats and completions have in common: how tokens are drawn, and where answers end.
 
+use super::form::{Wanted, text_form};
 use crate::backend::{Model, Sampling};
 use crate::error::ApiError;
 use crate::fields::{self, Fields, too_many};
+use crate::form::TextForm;
 use crate::ids;
 use crate::options::Limits;
 
@@ -17,21 +19,12 @@ pub(crate) struct Generation {
     pub(crate) ignores_eos: bool,
     pub(crate) streams: Option<bool>,
     pub(crate) includes_usage: bool,
+    /// What the text of an answer has to be.
+    pub(crate) text: Option<Wanted<TextForm>>,
 }
 
 /// Each of these fields wants another answer than can be given.
-const UNSUPPORTED: [&str; 10] = [
-    "audio",
-    "functions",
-    "grammar",
-    "guided_choice",
-    "guided_grammar",
-    "guided_json",
-    "guided_regex",
-    "json_schema",
-    "structured_outputs",
-    "web_search_options",
-];
+const UNSUPPORTED: [&str; 4] = ["audio", "functions", "grammar", "web_search_options"];
 
 /// The most tokens whose logits a request changes.
 const MOST_BIASES: usize = 1024;
@@ -43,7 +36,7 @@ impl Generation {
                 return Err(ApiError::unsupported(name, format!("`{name}` is not supported.")));
             }
         }
-        check_response_format(fields)?;
+        let text = text_form(fields)?;
         let n_choices = i64::try_from(limits.n_choices).unwrap_or(i64::MAX);
         let mut options = fields.fields("stream_options")?;
         let includes_usage = options.as_mut().map(|options| options.boolean("include_usage")).transpose()?;
@@ -56,20 +49,8 @@ impl Generation {
             ignores_eos: fields.boolean("ignore_eos")?.unwrap_or(false),
             streams: fields.boolean("stream")?,
             includes_usage: includes_usage.flatten().unwrap_or(false),
+            text,
         })
-    }
-}
-
-/// Text in a form that only a grammar could promise is refused.
-fn check_response_format(fields: &mut Fields) -> Result<(), ApiError> {
-    let Some(mut format) = fields.fields("response_format")? else { return Ok(()) };
-    let param = format.param("type");
-    match format.required_string("type")?.as_str() {
-        "text" => Ok(()),
-        _ => Err(ApiError::unsupported(
-            "response_format",
-            format!("Of `{param}` only `text` is supported: nothing here can hold an answer to a schema."),
-        )),
     }
 }
 

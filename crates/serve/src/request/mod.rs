@@ -3,6 +3,7 @@
 pub(crate) mod anthropic;
 pub(crate) mod chat;
 pub(crate) mod completion;
+pub(crate) mod form;
 pub(crate) mod generation;
 pub(crate) mod input;
 pub(crate) mod message;

@@ -3,13 +3,15 @@
 use serde_json::{Map, Value, json};
 
 use super::chat::{ChatRequest, template_options};
+use super::form::{Wanted, form, of_format};
 use super::generation::{Generation, max_tokens};
 use super::message::text;
-use super::tools::{check, choose};
+use super::tools::{Must, check, choose};
 use crate::backend::Model;
 use crate::conversation::{Call, Conversation, Message, Role, Tool};
 use crate::error::{ApiError, excerpt};
 use crate::fields::{Fields, too_many, wrong};
+use crate::form::TextForm;
 use crate::options::Options;
 
 /// The chat that a request asks for, and the fields of it that the answer repeats.
@@ -30,7 +32,7 @@ pub(crate) fn read(
     if fields.integer("top_logprobs", 0..=20)?.is_some_and(|n| n > 0) {
         return Err(ApiError::unsupported("top_logprobs", "`top_logprobs` is not supported here."));
     }
-    check_format(&mut fields)?;
+    let (text, shown_format) = text_form(&mut fields)?;
     let mut messages = Vec::new();
     let instructions = fields.string("instructions")?;
     messages.extend(instructions.clone().map(|text| message(Role::System, text)));
@@ -40,9 +42,9 @@ pub(crate) fn read(
     check(&all_tools, &options.limits)?;
     let flat: Vec<Value> = all_tools.iter().map(flat).collect();
     let shown_choice = choice.clone().unwrap_or_else(|| json!("auto"));
-    let tools = match choice {
+    let (tools, must) = match choice {
         Some(choice) => choose(nested(choice), all_tools)?,
-        None => all_tools,
+        None => (all_tools, Must::Nothing),
     };
     let mut reasoning = fields.fields("reasoning")?;
     let effort = reasoning.as_mut().map(|reasoning| reasoning.string("effort")).transpose()?.flatten();
@@ -51,6 +53,7 @@ pub(crate) fn read(
     }
     let is_parallel = fields.boolean("parallel_tool_calls")?.unwrap_or(true);
     let wanted = max_tokens(&mut fields, &["max_output_tokens"], 1)?;
+    let form = form(text, &tools, must, !is_parallel);
     let chat = ChatRequest {
         conversation: Conversation {
             messages,
@@ -59,6 +62,7 @@ pub(crate) fn read(
             adds_generation_prompt: true,
             continues_final_message: false,
         },
+        form,
         // This API knows one answer.
         generation: Generation { n_answers: 1, ..Generation::read(&mut fields, model, &options.limits)? },
         max_tokens: wanted.or(options.max_tokens),
@@ -75,7 +79,7 @@ pub(crate) fn read(
         "reasoning": { "effort": effort, "summary": null },
         "store": false,
         "temperature": sampling.temperature,
-        "text": { "format": { "type": "text" } },
+        "text": { "format": shown_format },
         "tool_choice": shown_choice,
         "tools": flat,
         "top_p": sampling.top_p,
@@ -89,17 +93,13 @@ fn message(role: Role, content: String) -> Message {
     Message { role, content, name: None, reasoning: None, calls: Vec::new(), call_id: None }
 }
 
-/// Text in a form that only a grammar could promise is refused.
-fn check_format(fields: &mut Fields) -> Result<(), ApiError> {
-    let Some(mut text) = fields.fields("text")? else { return Ok(()) };
-    let Some(mut format) = text.fields("format")? else { return Ok(()) };
-    match format.required_string("type")?.as_str() {
-        "text" => Ok(()),
-        _ => Err(ApiError::unsupported(
-            "text.format",
-            "Of `text.format` only `text` is supported: nothing here can hold an answer to a schema.",
-        )),
-    }
+/// What the text of an answer has to be, and the format that says so, as it came.
+fn text_form(fields: &mut Fields) -> Result<(Option<Wanted<TextForm>>, Value), ApiError> {
+    let text = fields.fields("text")?;
+    let Some(mut text) = text else { return Ok((None, json!({ "type": "text" }))) };
+    let Some(format) = text.take("format") else { return Ok((None, json!({ "type": "text" }))) };
+    let form = of_format(Fields::of(format.clone(), text.param("format"))?)?;
+    Ok((form.map(|what| Wanted { what, param: "text.format" }), format))
 }
 
 fn read_input(input: Value, options: &Options, messages: &mut Vec<Message>) -> Result<(), ApiError> {

@@ -10,15 +10,28 @@ use crate::options::Limits;
 /// The longest name of a function.
 const LONGEST_NAME: usize = 256;
 
-/// The functions that the model is told of.
-pub(crate) fn tools(fields: &mut Fields, limits: &Limits) -> Result<Vec<Tool>, ApiError> {
+/// Whether an answer has to call something.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) enum Must {
+    /// The model decides.
+    Nothing,
+    /// Any of the functions, once or more often.
+    Call,
+    /// This function, once.
+    CallOf(String),
+}
+
+/// The functions that the model is told of, and whether it has to call one.
+pub(crate) fn tools(fields: &mut Fields, limits: &Limits) -> Result<(Vec<Tool>, Must), ApiError> {
     let list = fields.list("tools")?.unwrap_or_default();
     let numbered = list.into_iter().enumerate();
     let tools = numbered.map(|(index, value)| tool(value, &format!("tools[{index}]")));
     let tools = tools.collect::<Result<Vec<_>, _>>()?;
     check(&tools, limits)?;
-    let Some(choice) = fields.take("tool_choice") else { return Ok(tools) };
-    choose(choice, tools)
+    match fields.take("tool_choice") {
+        Some(choice) => choose(choice, tools),
+        None => Ok((tools, Must::Nothing)),
+    }
 }
 
 /// That there are not too many functions, and that their names are names.
@@ -61,40 +74,66 @@ fn tool(definition: Value, param: &str) -> Result<Tool, ApiError> {
     Ok(Tool { name, definition })
 }
 
-/// The functions that are left by a choice. A call that has to come cannot be promised.
-pub(crate) fn choose(choice: Value, tools: Vec<Tool>) -> Result<Vec<Tool>, ApiError> {
+/// The functions that are left by a choice, and whether one has to be called.
+pub(crate) fn choose(choice: Value, tools: Vec<Tool>) -> Result<(Vec<Tool>, Must), ApiError> {
     match choice {
-        Value::String(word) => match word.as_str() {
-            "auto" => Ok(tools),
-            "none" => Ok(Vec::new()),
-            other => Err(forced(other)),
-        },
+        Value::String(word) => of_word(&word, tools),
         Value::Object(_) => {
             let mut choice = Fields::of(choice, "tool_choice")?;
-            let kind = choice.required_string("type")?;
-            if kind != "allowed_tools" {
-                return Err(forced(&kind));
+            match choice.required_string("type")?.as_str() {
+                "function" => {
+                    // In the Responses API the name stands in the choice itself.
+                    let mut named = match choice.fields("function")? {
+                        Some(function) => function,
+                        None => choice,
+                    };
+                    call_of(named.required_string("name")?, tools)
+                }
+                "allowed_tools" => {
+                    let mut allowed =
+                        choice.fields("allowed_tools")?.ok_or_else(|| choice.missing("allowed_tools"))?;
+                    let mode = allowed.string("mode")?.unwrap_or_else(|| "auto".to_owned());
+                    let list = allowed.list("tools")?.ok_or_else(|| allowed.missing("tools"))?;
+                    let name = |tool: &Value| {
+                        Some(tool.get("function").unwrap_or(tool).get("name")?.as_str()?.to_owned())
+                    };
+                    let names: Vec<String> = list.iter().filter_map(name).collect();
+                    of_word(&mode, tools.into_iter().filter(|tool| names.contains(&tool.name)).collect())
+                }
+                other => Err(unknown(other)),
             }
-            let mut allowed =
-                choice.fields("allowed_tools")?.ok_or_else(|| choice.missing("allowed_tools"))?;
-            let mode = allowed.string("mode")?;
-            if let Some(mode) = mode.filter(|mode| mode != "auto") {
-                return Err(forced(&mode));
-            }
-            let list = allowed.list("tools")?.ok_or_else(|| allowed.missing("tools"))?;
-            let name =
-                |tool: &Value| Some(tool.get("function").unwrap_or(tool).get("name")?.as_str()?.to_owned());
-            let names: Vec<String> = list.iter().filter_map(name).collect();
-            Ok(tools.into_iter().filter(|tool| names.contains(&tool.name)).collect())
         }
         other => Err(wrong("tool_choice", "a string or an object", &other)),
     }
 }
 
-fn forced(choice: &str) -> ApiError {
-    let choice = excerpt(choice);
-    ApiError::unsupported(
-        "tool_choice",
-        format!("`tool_choice` is `auto` or `none`, not `{choice}`: nothing here can force a call."),
-    )
+fn of_word(word: &str, tools: Vec<Tool>) -> Result<(Vec<Tool>, Must), ApiError> {
+    match word {
+        "auto" => Ok((tools, Must::Nothing)),
+        "none" => Ok((Vec::new(), Must::Nothing)),
+        "required" if tools.is_empty() => {
+            Err(ApiError::field("tool_choice", "There is no function that could be called."))
+        }
+        "required" => Ok((tools, Must::Call)),
+        other => Err(unknown(other)),
+    }
+}
+
+/// The choice of one function.
+pub(crate) fn call_of(name: String, tools: Vec<Tool>) -> Result<(Vec<Tool>, Must), ApiError> {
+    match tools.iter().any(|tool| tool.name == name) {
+        true => Ok((tools, Must::CallOf(name))),
+        false => {
+            let message = format!("`tools` has no function `{}`.", excerpt(&name));
+            Err(ApiError::field("tool_choice", message))
+        }
+    }
+}
+
+fn unknown(choice: &str) -> ApiError {
+    let message = format!(
+        "`tool_choice` is `auto`, `none`, `required`, a function or `allowed_tools`, not `{}`.",
+        excerpt(choice)
+    );
+    ApiError::unsupported("tool_choice", message)
 }

@@ -13,7 +13,9 @@ use crate::reply::completion::{CompletionStream, Form, whole};
 use crate::reply::head::Head;
 use crate::reply::stream;
 use crate::request::completion::CompletionRequest;
+use crate::request::form::{Wanted, form};
 use crate::request::input::Input;
+use crate::request::tools::Must;
 use crate::run::{Plan, Run};
 use crate::state::Shared;
 
@@ -23,14 +25,15 @@ pub(super) async fn answer(
 ) -> Result<Response, ApiError> {
     let options = &shared.options;
     let Opened { fields, asked_for, model, body } = open(&shared, request).await?;
-    let completion = CompletionRequest::read(fields, &model, options)?;
+    let mut completion = CompletionRequest::read(fields, &model, options)?;
     let (name, inputs, echoes) = (model.name.clone(), completion.prompts, completion.echoes);
-    let prompts = shared
+    let wanted = form(completion.generation.text.take(), &[], Must::Nothing, false);
+    let (prompts, read_form) = shared
         .compute(&body, move |backend| {
-            inputs
-                .into_iter()
-                .map(|input| prompt(backend, &name, input, echoes))
-                .collect::<Result<Vec<_>, _>>()
+            let read = |form: Wanted<_>| form.read(backend, &name, &AnswerFormat::default());
+            let form = wanted.map(read).transpose()?;
+            let prompts = inputs.into_iter().map(|input| prompt(backend, &name, input, echoes));
+            Ok((prompts.collect::<Result<Vec<_>, _>>()?, form))
         })
         .await?;
     drop(body);
@@ -57,6 +60,7 @@ pub(super) async fn answer(
         ignores_eos: generation.ignores_eos,
         logprobs: completion.logprobs,
         prompt_logprobs: completion.logprobs.filter(|_| echoes),
+        form: read_form,
         format: AnswerFormat::default(),
         tools: Vec::new(),
         ends_after_call: false,

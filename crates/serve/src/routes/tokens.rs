@@ -38,7 +38,7 @@ pub(super) async fn tokenize(
             shared.compute(&body, work).await?
         }
         None => {
-            let conversation = conversation(&mut fields, &shared.options)?;
+            let (conversation, _) = conversation(&mut fields, &shared.options)?;
             let work = move |backend: &dyn crate::backend::Backend| {
                 let ids = backend.render(&name, &conversation)?.ids;
                 let pieces = if has_pieces { backend.detokenize(&name, &ids)? } else { Vec::new() };
@@ -85,7 +85,7 @@ pub(super) async fn apply_template(
 ) -> Result<Response, ApiError> {
     let (mut fields, body) = read_object(request, &shared.bodies, &shared.options.limits).await?;
     let model = shared.model(fields.string("model")?.as_deref())?;
-    let conversation = conversation(&mut fields, &shared.options)?;
+    let (conversation, _) = conversation(&mut fields, &shared.options)?;
     let prompt = shared.compute(&body, move |backend| backend.render(&model.name, &conversation)).await?;
     Ok(json_response(StatusCode::OK, &json!({ "prompt": prompt.text })))
 }

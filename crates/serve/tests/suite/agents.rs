@@ -156,7 +156,7 @@ fn errors_of_messages_have_their_form() {
             "invalid_request_error",
         ),
         (
-            json!({ "tools": messages_tools(), "tool_choice": { "type": "any" } }),
+            json!({ "tools": messages_tools(), "tool_choice": { "type": "perhaps" } }),
             400,
             "invalid_request_error",
         ),
@@ -272,14 +272,14 @@ fn items_of_earlier_responses_are_read() {
 #[test]
 fn what_responses_cannot_do_is_refused() {
     let server = Server::plain();
-    let schema = json!({ "format": { "type": "json_schema", "name": "a", "schema": {} } });
     let image = json!([{ "role": "user", "content": [{ "type": "input_image", "image_url": "data:," }] }]);
     let rows = [
         (json!({ "previous_response_id": "resp_1" }), "previous_response_id"),
         (json!({ "background": true }), "background"),
-        (json!({ "text": schema }), "text.format"),
+        (json!({ "text": { "format": { "type": "grammar" } } }), "text.format.type"),
+        (json!({ "text": { "format": { "type": "json_schema", "name": "a" } } }), "text.format.schema"),
         (json!({ "tools": [{ "type": "web_search" }] }), "tools[0].type"),
-        (json!({ "tools": responses_tools(), "tool_choice": "required" }), "tool_choice"),
+        (json!({ "tool_choice": "required" }), "tool_choice"),
         (json!({ "input": [{ "type": "item_reference", "id": "a" }] }), "input[0].type"),
         (json!({ "input": image }), "input[0].content[0]"),
         (json!({ "input": [] }), "input"),

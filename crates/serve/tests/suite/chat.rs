@@ -248,17 +248,14 @@ fn what_cannot_be_done_is_refused_with_its_name() {
     let server = Server::plain();
     let image = json!([{ "type": "image_url", "image_url": { "url": "data:," } }]);
     let audio = json!([{ "type": "text", "text": "a" }, { "type": "input_audio", "input_audio": {} }]);
-    let schema =
-        json!({ "type": "json_schema", "json_schema": { "name": "a", "schema": {}, "strict": true } });
     let rows = [
         (json!({ "messages": [{ "role": "user", "content": image }] }), "messages[0].content[0]"),
         (json!({ "messages": [{ "role": "user", "content": audio }] }), "messages[0].content[1]"),
-        (json!({ "response_format": schema }), "response_format"),
-        (json!({ "response_format": { "type": "json_object" } }), "response_format"),
-        (json!({ "tools": tools(), "tool_choice": "required" }), "tool_choice"),
-        (json!({ "tool_choice": { "type": "function", "function": { "name": "weather" } } }), "tool_choice"),
+        (json!({ "response_format": { "type": "grammar" } }), "response_format.type"),
+        (json!({ "tools": tools(), "tool_choice": "perhaps" }), "tool_choice"),
+        (json!({ "grammar": "root ::= \"a\"" }), "grammar"),
         (json!({ "modalities": ["text", "audio"] }), "modalities"),
-        (json!({ "guided_json": {} }), "guided_json"),
+        (json!({ "structured_outputs": { "structural_tag": {} } }), "structured_outputs.structural_tag"),
         (json!({ "functions": [{ "name": "f" }] }), "functions"),
         (json!({ "tools": [{ "type": "custom" }] }), "tools[0].type"),
     ];

@@ -11,7 +11,8 @@ use std::time::Duration;
 
 use oarlock_serve::{
     Alternative, AnswerFormat, Backend, Call, CallMarks, Canceled, Conversation, Event, EventSender,
-    Finished, Model, Numbers, Prompt, Refusal, Request, Sampling, StopReason, ThoughtMarks, Token, Tool,
+    Finished, Form, Model, Numbers, Prompt, ReadForm, Refusal, Request, Sampling, Schema, StopReason,
+    TextForm, ThoughtMarks, Token, Tool,
 };
 
 /// What a backend pretends.
@@ -34,6 +35,7 @@ pub struct Fake {
 pub struct State {
     pub requests: Mutex<Vec<Request>>,
     pub conversations: Mutex<Vec<Conversation>>,
+    pub forms: Mutex<Vec<Form>>,
     pub n_canceled: AtomicUsize,
     n_sequences: AtomicUsize,
     n_running: AtomicUsize,
@@ -83,6 +85,10 @@ impl State {
             Ok(byte) => Some(vec![byte]),
             Err(_) => self.words.lock().unwrap().bytes.get((id - FIRST_WORD) as usize).cloned(),
         }
+    }
+
+    pub fn last_form(&self) -> Option<Form> {
+        self.forms.lock().unwrap().pop()
     }
 
     pub fn n_canceled(&self) -> usize {
@@ -217,6 +223,21 @@ impl Backend for Fake {
         let name = value.get("name")?.as_str()?.to_owned();
         let arguments = value.get("arguments")?.to_string();
         tools.iter().any(|tool| tool.name == name).then(|| vec![Call { id: None, name, arguments }])
+    }
+
+    fn read_form(&self, model: &str, form: &Form, _: &AnswerFormat) -> Result<ReadForm, Refusal> {
+        if model != "fake" {
+            return Err(Refusal::Unsupported(format!("`{model}` cannot be held to a form")));
+        }
+        if self.remembers {
+            self.state.forms.lock().unwrap().push(form.clone());
+        }
+        match &form.text {
+            Some(TextForm::Json(Schema { value, .. })) if value.get("never").is_some() => {
+                Err(Refusal::Invalid { message: "nothing is like this".to_owned(), param: None })
+            }
+            _ => Ok(ReadForm::new(form.clone())),
+        }
     }
 
     fn submit(&self, request: Request, events: EventSender) -> Result<(), Refusal> {

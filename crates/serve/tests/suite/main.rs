@@ -6,6 +6,7 @@ mod chat;
 mod client;
 mod completions;
 mod fake;
+mod forms;
 mod life;
 mod limits;
 mod mutated;

@@ -5,6 +5,7 @@ use crate::backend::{
 };
 use crate::conversation::{Call, Conversation, Tool};
 use crate::events::{Alternative, Event, EventSender, Finished, StopReason, Token};
+use crate::form::{Form, ReadForm, TextForm};
 
 /// Tokens are bytes, and every answer comes at once.
 pub struct Exact;
@@ -61,6 +62,18 @@ impl Backend for Exact {
         is_known.then(|| vec![Call { id: None, name, arguments: value["arguments"].to_string() }])
     }
 
+    fn read_form(&self, _: &str, form: &Form, _: &AnswerFormat) -> Result<ReadForm, Refusal> {
+        assert!(form.text.is_some() || !form.calls.is_empty());
+        assert!(form.calls.iter().all(|call| !call.name.is_empty() && call.arguments.value.is_object()));
+        match &form.text {
+            Some(TextForm::Json(schema)) => assert!(schema.value.is_object()),
+            Some(TextForm::OneOf(texts)) => assert!(!texts.is_empty()),
+            Some(TextForm::Regex(text) | TextForm::Lark(text)) => assert!(text.len() <= 64 << 10),
+            Some(TextForm::Any) | None => {}
+        }
+        Ok(ReadForm::new(form.clone()))
+    }
+
     fn submit(&self, request: Request, mut events: EventSender) -> Result<(), Refusal> {
         check(&request);
         let token = |byte: u8, n_top: Option<usize>| {
@@ -111,5 +124,6 @@ fn check(request: &Request) {
     );
     assert!(!request.ids.is_empty() && request.ids.len() < CONTEXT_LENGTH);
     assert!(request.ids.len() + request.max_tokens <= CONTEXT_LENGTH);
+    assert!(request.form.as_ref().is_none_or(|form| form.get::<Form>().is_some()));
     assert!(request.logprobs.is_none_or(|n| n <= 20) && request.stop_ids.len() <= 16);
 }
