@@ -1,4 +1,4 @@
-//! Runs code that strangers have written (templates) where it can be given up: on a thread of its own, with bounds to its
+//! Runs code that strangers have written (templates, grammars) where it can be given up: on a thread of its own, with bounds to its
 //! memory and its time, and with its panics as values.
 //!
 //! The bounds of memory hold in programs whose allocator is [`oarlock_comm::MeteredAllocator`], as that of `oarlock` is.
@@ -23,22 +23,22 @@ const MAX_TICKS: u32 = 30_000;
 
 /// What code may use.
 #[derive(Clone, Copy, Debug)]
-pub(super) struct Bounds {
+pub(crate) struct Bounds {
     /// Bytes at a time.
-    pub bytes: u64,
+    pub(crate) bytes: u64,
     /// Pieces of memory at a time.
-    pub n_pieces: u64,
+    pub(crate) n_pieces: u64,
     /// Bytes in all, also those that were given back.
-    pub total_bytes: u64,
+    pub(crate) total_bytes: u64,
     /// Bytes of stack. What is not used takes no memory.
-    pub stack_bytes: usize,
+    pub(crate) stack_bytes: usize,
     /// The processor time that it may take. Neither a busy machine nor a stopped program counts.
-    pub time: Duration,
+    pub(crate) time: Duration,
 }
 
 /// Why there is no result.
 #[derive(Debug)]
-pub(super) enum Abandoned {
+pub(crate) enum Abandoned {
     Exceeded(Exceeded),
     TooSlow,
     Panicked,
@@ -61,7 +61,7 @@ static IDLE: Mutex<Vec<Room>> = Mutex::new(Vec::new());
 ///
 /// # Errors
 /// When it goes beyond the bounds or panics, and when there is no thread for it.
-pub(super) fn run<T: Send + 'static>(
+pub(crate) fn run<T: Send + 'static>(
     bounds: Bounds,
     body: impl FnOnce() -> T + Send + 'static,
 ) -> Result<T, Abandoned> {
@@ -115,7 +115,7 @@ impl Room {
         let (work, next) = channel::<Box<dyn FnOnce() + Send>>();
         let statistics: Arc<OnceLock<PathBuf>> = Arc::default();
         let own = statistics.clone();
-        let thread = thread::Builder::new().name("template".into()).stack_size(stack_bytes);
+        let thread = thread::Builder::new().name("confined".into()).stack_size(stack_bytes);
         thread.spawn(move || {
             if let Ok(name) = std::fs::read_link("/proc/thread-self") {
                 let _ = own.set(Path::new("/proc").join(name).join("schedstat"));

@@ -9,7 +9,7 @@ mod answered;
 mod answers;
 mod batch;
 mod cache;
-mod confined;
+pub(crate) mod confined;
 mod cut;
 mod deal;
 #[cfg(feature = "tokenizers")]

@@ -6,6 +6,10 @@ mod choices;
 mod constraint;
 pub mod engine;
 mod generator;
+#[cfg(feature = "tokenizers")]
+mod grammar;
+#[cfg(all(test, feature = "tokenizers"))]
+mod grammar_tests;
 mod model;
 mod one;
 mod own_probs;
@@ -18,6 +22,8 @@ pub use batch::Prompt;
 pub use chat::Chat;
 pub use constraint::{Constraint, TokenSet};
 pub use generator::{GenerateOptions, Generation, Generator, Stop};
+#[cfg(feature = "tokenizers")]
+pub use grammar::{Grammar, Rule, Vocabulary};
 pub use model::Model;
 pub use refusal::Refusal;
 pub use sampler::Sampling;
