@@ -107,7 +107,10 @@ class Attacker:
             ("stream", 1),
             ("seed", 0.5),
             ("logit_bias", {"4000000000": 1}),
-            ("response_format", {"type": "json_object"}),
+            ("response_format", {"type": "grammar"}),
+            ("guided_json", {"type": "integer", "minimum": 2, "maximum": 1}),
+            ("guided_regex", "("),
+            ("guided_grammar", "start: " + "(" * 9999),
             ("top_logprobs", 5),
             ("messages", [{"role": "user", "content": [{"type": "image_url"}]}]),
             ("chat_template_kwargs", {"messages": []}),
@@ -131,6 +134,8 @@ class Attacker:
             ("max_completion_tokens", 3.0),
             ("user", {"a": None}),
             ("unknown", [[[]]]),
+            ("response_format", {"type": "json_object"}),
+            ("guided_regex", "(a|b)*a(a|b){200}"),
             ("messages", [{"role": "tool", "content": "\u0000\ufeff\u202e"}]),
         )
         fields = {"stop": "e", "temperature": 0.5, field: value}

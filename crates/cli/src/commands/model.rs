@@ -6,7 +6,7 @@ use std::sync::OnceLock;
 use clap::{ArgAction, Args};
 use oarlock::Result;
 use oarlock::adapters::{
-    load_for_inference_as, load_quantized_for_inference_as, settings_beside, tokenizer_folder,
+    load_quantized_for_inference_as, load_with_adapters_as, settings_beside, tokenizer_folder,
 };
 use oarlock::config::{RopeArgs, RopeKind};
 use oarlock::data::Tokenizer;
@@ -101,6 +101,18 @@ impl LoadArgs {
 impl HowArgs {
     /// A model with adapters and its tokenizer.
     pub fn load(&self, dir: &Path, adapters: &[PathBuf]) -> Result<(Generator, Tokenizer)> {
+        let (generator, tokenizer, _) = self.load_with(dir, adapters, &[])?;
+        Ok((generator, tokenizer))
+    }
+
+    /// As [`HowArgs::load`], with further adapters beside the weights: the number of each, or none for one that can only be
+    /// merged.
+    pub fn load_with(
+        &self,
+        dir: &Path,
+        adapters: &[PathBuf],
+        beside: &[PathBuf],
+    ) -> Result<(Generator, Tokenizer, Vec<Option<usize>>)> {
         let par = Par::threads(self.threads.unwrap_or_else(|| available_cores().len()))?;
         let device = self.device(par)?;
         let tokenizer = Tokenizer::open(tokenizer_folder(dir, adapters))?;
@@ -110,24 +122,26 @@ impl HowArgs {
             None => settings,
         };
         let (dtype, all) = (self.dtype, usize::MAX);
-        let in_blocks = match is_gguf(dir) && self.multiplies_blocks(adapters, &device)? {
+        let is_plain = adapters.is_empty() && beside.is_empty() && self.quantization_bit.is_none();
+        let in_blocks = match is_gguf(dir) && self.multiplies_blocks(is_plain, &device)? {
             true => load_in_blocks(settings.clone(), dir, &device, dtype, all)?,
             false => None,
         };
-        let model = match (in_blocks, self.format()) {
-            (Some(model), _) => model,
-            (None, None) => load_for_inference_as(settings, dir, adapters, &device, dtype, all)?,
+        let (model, numbers) = match (in_blocks, self.format()) {
+            (Some(model), _) => (model, Vec::new()),
+            (None, None) => load_with_adapters_as(settings, dir, adapters, beside, &device, dtype, all)?,
             (None, Some(format)) => {
-                load_quantized_for_inference_as(settings, dir, adapters, format, &device, dtype, all)?
+                let model =
+                    load_quantized_for_inference_as(settings, dir, adapters, format, &device, dtype, all)?;
+                (model, vec![None; beside.len()])
             }
         };
         model.config.notes().iter().for_each(|note| eprint(&format!("{note}\n")));
-        Ok((Generator::new(model), tokenizer))
+        Ok((Generator::new(model), tokenizer, numbers))
     }
 
     /// Whether weights in the blocks of a GGUF file are multiplied as they are.
-    fn multiplies_blocks(&self, adapters: &[PathBuf], device: &Device) -> Result<bool> {
-        let is_plain = adapters.is_empty() && self.quantization_bit.is_none();
+    fn multiplies_blocks(&self, is_plain: bool, device: &Device) -> Result<bool> {
         match self.gguf_weights.as_str() {
             "auto" => Ok(is_plain && !device.is_gpu()),
             "blocks" if !is_plain => Err(oarlock::Error::Usage(

@@ -2,16 +2,18 @@
 
 use std::net::IpAddr;
 use std::path::{Path, PathBuf};
+use std::sync::Arc;
 
 use clap::{ArgAction, Args};
 use oarlock::adapters::{stop_ids, tokenizer_folder};
 use oarlock::config::ChatArgs;
 use oarlock::data::{Chat, ChatTemplate, Tokenizer};
 use oarlock::generate::Generator;
+use oarlock::generate::engine::Engine;
 use oarlock_serve::{DEFAULT_HOST, DEFAULT_PORT, Options};
 
 use super::model::HowArgs;
-use crate::console::Outcome;
+use crate::console::{Outcome, eprint};
 use crate::error::{Error, Result};
 use crate::front::fetch;
 use crate::serving::{self, Served};
@@ -36,6 +38,9 @@ pub(super) struct ServeArgs {
     /// Whether other names mean the model as well
     #[arg(long, action = ArgAction::Set, default_value_t = false)]
     any_name: bool,
+    /// Whether answers to chats are streamed where a request does not say
+    #[arg(long, action = ArgAction::Set, default_value_t = false)]
+    streams: bool,
     /// The template of the prompts, by the names of LLaMA-Factory; by default the model's own
     #[arg(long)]
     template: Option<String>,
@@ -82,6 +87,7 @@ pub(super) fn run(args: &ServeArgs) -> Outcome {
         allowed_hosts: args.allow_host.clone(),
         allowed_origins: args.allow_origin.clone(),
         accepts_any_model: args.any_name,
+        streams_by_default: args.streams,
         max_tokens: args.max_tokens,
         ..Options::local()
     };
@@ -100,27 +106,44 @@ pub(super) fn run(args: &ServeArgs) -> Outcome {
         ))
         .into());
     }
-    let mut models = vec![served(args, &name, None, &model, &args.merge)?];
-    for (adapter, path) in adapters {
+    let paths: Vec<PathBuf> = adapters.iter().map(|(_, path)| path.clone()).collect();
+    let (generator, tokenizer, numbers) = args.how.load_with(&model, &args.merge, &paths)?;
+    let engine = Arc::new(serving::start(generator)?);
+    let mut models =
+        vec![served(args, (&name, None), engine.clone(), None, tokenizer, (&model, &args.merge))?];
+    for ((adapter, path), number) in adapters.into_iter().zip(numbers) {
         let adapters = [&args.merge[..], &[path]].concat();
-        models.push(served(args, adapter, Some(&name), &model, &adapters)?);
+        let (engine, tokenizer) = match number {
+            Some(_) => (engine.clone(), Tokenizer::open(tokenizer_folder(&model, &adapters))?),
+            None => {
+                eprint(&format!(
+                    "note: the adapter {adapter} is a merged copy of the model, and takes its memory\n"
+                ));
+                let (generator, tokenizer) = args.how.load(&model, &adapters)?;
+                (Arc::new(serving::start(generator)?), tokenizer)
+            }
+        };
+        let of = (adapter, Some(&name[..]));
+        models.push(served(args, of, engine, number, tokenizer, (&model, &adapters))?);
     }
     serving::run(listener, models, options)
 }
 
-/// A model, or an adapter on it, with an engine of its own.
+/// A model, or an adapter on it, by its name and that of the model below; what an engine answers with the adapter of this
+/// number.
 fn served(
     args: &ServeArgs,
-    name: &str,
-    parent: Option<&str>,
-    dir: &Path,
-    adapters: &[PathBuf],
+    (name, parent): (&str, Option<&str>),
+    engine: Arc<Engine>,
+    number: Option<usize>,
+    tokenizer: Tokenizer,
+    (dir, adapters): (&Path, &[PathBuf]),
 ) -> Result<Served> {
-    let (generator, tokenizer) = args.how.load(dir, adapters)?;
     let side = tokenizer_folder(dir, adapters);
+    let generator = engine.generator();
     let template =
-        args.template.as_ref().map(|word| template(word, &generator, &tokenizer, side)).transpose()?;
-    let mut served = Served::new(name, parent, generator, tokenizer, side, template)?;
+        args.template.as_ref().map(|word| template(word, generator, &tokenizer, side)).transpose()?;
+    let mut served = Served::new(name, parent, (engine, number), tokenizer, side, template)?;
     if let Some(on) = args.enable_thinking {
         served.think(on);
     }

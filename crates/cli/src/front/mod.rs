@@ -10,6 +10,7 @@ pub(crate) mod gpus;
 pub mod job;
 pub mod llamafactory;
 pub mod minimind;
+mod ours;
 pub mod recipes;
 pub mod script;
 pub mod torchrun;
@@ -53,6 +54,12 @@ pub const ALL: &[FrontEnd] = &[
         about: "Pretrain a MiniMind with the flags of its script",
         run: minimind::run,
         follows: |_| Follows::Flags(&minimind::FLAGS),
+    },
+    FrontEnd {
+        names: &["serve_openai_api"],
+        about: "Serve a MiniMind with the flags of its script",
+        run: minimind::serve,
+        follows: |_| Follows::Flags(&minimind::SERVE_FLAGS),
     },
     FrontEnd {
         names: &["torchrun"],

@@ -4,15 +4,15 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use oarlock::data::{self, Tokenizer, tool_calls};
-use oarlock::generate::engine::{Answer, Event, Metrics, Request};
-use oarlock::generate::{self, Stop};
+use oarlock::generate::engine::{self, Answer, Event, Metrics, Request};
+use oarlock::generate::{self, Grammar, Stop};
 use oarlock_serve::{
-    Alternative, Backend, Call, Canceled, Conversation, EventSender, Finished, Model, Numbers, Prompt,
-    Refusal, StopReason, Timings, Token, Tool,
+    Alternative, AnswerFormat, Backend, Call, Canceled, Conversation, EventSender, Finished, Form, Model,
+    Numbers, Prompt, ReadForm, Refusal, StopReason, Timings, Token, Tool,
 };
 
-use super::prompts;
 use super::served::Served;
+use super::{forms, prompts};
 
 /// How often an answer that has nothing to say is looked at for whether somebody still waits.
 const TICK: Duration = Duration::from_millis(50);
@@ -101,13 +101,15 @@ impl Backend for Models {
         Some(calls.iter().map(call).collect())
     }
 
+    fn read_form(&self, model: &str, form: &Form, format: &AnswerFormat) -> Result<ReadForm, Refusal> {
+        let vocabulary =
+            self.of(model)?.vocabulary().map_err(|problem| Refusal::Unsupported(problem.clone()))?;
+        let wrong = |error: oarlock::Error| Refusal::Invalid { message: error.to_string(), param: None };
+        vocabulary.grammar(forms::rules(form, format)).map(ReadForm::new).map_err(wrong)
+    }
+
     fn submit(&self, request: oarlock_serve::Request, events: EventSender) -> Result<(), Refusal> {
         let index = self.index_of(&request.model)?;
-        if request.prompt_logprobs.is_some() {
-            return Err(Refusal::Unsupported(
-                "log-probabilities of prompts (echo) are not computed".to_owned(),
-            ));
-        }
         let served = &self.0[index];
         let answer = served.engine.submit(asked(served, request)).map_err(refusal)?;
         let models = Arc::clone(&self.0);
@@ -117,7 +119,11 @@ impl Backend for Models {
     }
 
     fn numbers(&self) -> Numbers {
-        let all: Vec<Metrics> = self.0.iter().map(|served| served.engine.metrics()).collect();
+        // Adapters beside the weights have the engine of their model.
+        let is_first =
+            |at: &usize| !self.0[..*at].iter().any(|other| Arc::ptr_eq(&other.engine, &self.0[*at].engine));
+        let engines = (0..self.0.len()).filter(is_first);
+        let all: Vec<Metrics> = engines.map(|at| self.0[at].engine.metrics()).collect();
         let sum = |of: fn(&Metrics) -> usize| all.iter().map(of).sum::<usize>();
         let most = sum(|metrics| metrics.max_cache_bytes).max(1);
         Numbers {
@@ -131,7 +137,9 @@ impl Backend for Models {
 /// A request as the engine takes it.
 fn asked(served: &Served, request: oarlock_serve::Request) -> Request {
     let mut stop_ids = request.stop_ids;
-    if !request.ignores_eos {
+    let grammar = request.form.as_ref().and_then(ReadForm::get::<Grammar>);
+    // An answer that has got its form has nothing to go on with.
+    if !request.ignores_eos || grammar.is_some() {
         stop_ids.extend(&served.stop_ids);
     }
     let oarlock_serve::Sampling { logit_bias, .. } = request.sampling;
@@ -146,10 +154,13 @@ fn asked(served: &Served, request: oarlock_serve::Request) -> Request {
             frequency_penalty: request.sampling.frequency_penalty,
             seed: request.seed,
         },
+        adapter: served.adapter,
         logit_bias,
+        constraint: grammar.map(Grammar::constraint),
         max_new_tokens: request.max_tokens,
         stop_ids,
         n_top_logprobs: request.logprobs,
+        n_prompt_logprobs: request.prompt_logprobs,
         ..Request::new(request.ids)
     }
 }
@@ -186,21 +197,19 @@ fn hand(
     is_first: &mut bool,
 ) -> Result<(), Canceled> {
     let event = match event {
+        Event::Prompt(tokens) => {
+            let spelled = tokens.into_iter().enumerate().map(|(at, token)| spell(served, token, at == 0));
+            oarlock_serve::Event::Prompt(spelled.collect())
+        }
         Event::Token(token) => {
             let begins = std::mem::take(is_first);
-            let spelled =
-                |id: u32| served.tokenizer.token_bytes(id, begins).ok().flatten().unwrap_or_default();
             // Marks are not text, but for those that templates give a meaning in answers, which are not special.
             let is_special = served.tokenizer.is_special(token.id).unwrap_or(false);
-            let bytes = if is_special { Vec::new() } else { spelled(token.id) };
-            let other =
-                |(id, logprob): &(u32, f32)| Alternative { id: *id, bytes: spelled(*id), logprob: *logprob };
-            oarlock_serve::Event::Token(Token {
-                id: token.id,
-                bytes,
-                logprob: token.logprob,
-                top: token.top.iter().map(other).collect(),
-            })
+            let mut spelled = spell(served, token, begins);
+            if is_special {
+                spelled.bytes.clear();
+            }
+            oarlock_serve::Event::Token(spelled)
         }
         Event::Finished(finished) => {
             let reason = match finished.stop {
@@ -214,4 +223,16 @@ fn hand(
         Event::Failed(failure) => oarlock_serve::Event::Failed(failure.to_string()),
     };
     events.send(event)
+}
+
+/// A token with its bytes, and those of the others in its place.
+fn spell(served: &Served, token: engine::Token, begins: bool) -> Token {
+    let bytes = |id: u32| served.tokenizer.token_bytes(id, begins).ok().flatten().unwrap_or_default();
+    let other = |(id, logprob): &(u32, f32)| Alternative { id: *id, bytes: bytes(*id), logprob: *logprob };
+    Token {
+        id: token.id,
+        bytes: bytes(token.id),
+        logprob: token.logprob,
+        top: token.top.iter().map(other).collect(),
+    }
 }

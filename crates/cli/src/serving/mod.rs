@@ -1,7 +1,8 @@
-//! Models behind the server of OpenAI's API: [`served`] is one of them, [`backend`] gives the server all, and [`prompts`] makes
-//! prompts of conversations.
+//! Models behind the server of OpenAI's API: [`served`] is one of them, [`backend`] gives the server all, [`prompts`] makes
+//! prompts of conversations, and [`forms`] grammars of what answers have to be.
 
 mod backend;
+mod forms;
 mod prompts;
 mod served;
 
@@ -12,7 +13,7 @@ use std::sync::{Arc, Mutex};
 use oarlock_serve::{ApiKey, Ended, Options, serve, stop};
 
 use self::backend::Models;
-pub use self::served::Served;
+pub use self::served::{Served, start};
 use crate::config::render::visible;
 use crate::console::{Outcome, eprint, print};
 use crate::error::{Error, Result};

@@ -1,11 +1,12 @@
 //! A model that is served: its engine, its tokenizer, its chat template, and what is said of it.
 
 use std::path::Path;
+use std::sync::{Arc, OnceLock};
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
 use oarlock::data::{ChatTemplate, Tokenizer};
-use oarlock::generate::Generator;
 use oarlock::generate::engine::{Engine, Limits};
+use oarlock::generate::{Generator, Vocabulary};
 use oarlock::model::hf::generation_stops;
 use oarlock_lm::gguf;
 use oarlock_serve::Sampling;
@@ -17,35 +18,49 @@ use crate::error::{Error, Result};
 const AT_ONCE: usize = 8;
 const QUEUE: usize = 256;
 
+/// The engine of a loaded model.
+///
+/// # Errors
+/// No thread.
+pub fn start(generator: Generator) -> Result<Engine> {
+    let limits = Limits { at_once: AT_ONCE, queue: QUEUE, ..Limits::default() };
+    Ok(Engine::start(generator, limits)?)
+}
+
 /// A model that is served.
 pub struct Served {
     name: String,
     /// The model below an adapter.
     parent: Option<String>,
-    pub(super) engine: Engine,
+    /// It may answer for others as well.
+    pub(super) engine: Arc<Engine>,
+    /// The adapter of the engine's model that this is, unless that is the model itself.
+    pub(super) adapter: Option<usize>,
     pub(super) tokenizer: Tokenizer,
     /// Unless the model was only pretrained.
     pub(super) template: Option<ChatTemplate>,
     /// The tokens that end an answer.
     pub(super) stop_ids: Vec<u32>,
+    /// Made when the first request wants it, and why it cannot be made.
+    vocabulary: OnceLock<std::result::Result<Vocabulary, String>>,
     created: u64,
     sampling: Sampling,
 }
 
 impl Served {
-    /// A loaded model, whose tokenizer lies in `side`. `more_stops` end its answers beside its own.
+    /// A model, or one of its adapters, whose tokenizer lies in `side`. The stops of a template end its answers beside its own.
     ///
     /// # Errors
-    /// Settings and templates that cannot be read, and no thread.
+    /// Settings and templates that cannot be read.
     pub fn new(
         name: &str,
         parent: Option<&str>,
-        generator: Generator,
+        (engine, adapter): (Arc<Engine>, Option<usize>),
         tokenizer: Tokenizer,
         side: &Path,
         template: Option<(ChatTemplate, Vec<u32>)>,
     ) -> Result<Served> {
-        let mut stop_ids = generator.stop_ids(&tokenizer);
+        let mut stop_ids = engine.generator().stop_ids(&tokenizer);
         stop_ids.extend(generation_stops(side)?);
         let template = match template {
             Some((template, more_stops)) => {
@@ -55,14 +70,15 @@ impl Served {
             None => ChatTemplate::is_in(side)?.then(|| ChatTemplate::read(side)).transpose()?,
         };
         let created = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or(Duration::ZERO).as_secs();
-        let limits = Limits { at_once: AT_ONCE, queue: QUEUE, ..Limits::default() };
         Ok(Served {
             name: name.to_owned(),
             parent: parent.map(str::to_owned),
-            engine: Engine::start(generator, limits)?,
+            engine,
+            adapter,
             tokenizer,
             template,
             stop_ids,
+            vocabulary: OnceLock::new(),
             created,
             sampling: sampling(side)?,
         })
@@ -99,6 +115,15 @@ impl Served {
         }
         self.sampling = sampling;
         Ok(())
+    }
+
+    /// Its tokens, as grammars see them; or why no answer can be held to one.
+    pub(super) fn vocabulary(&self) -> std::result::Result<&Vocabulary, &String> {
+        let made = self.vocabulary.get_or_init(|| {
+            let n_tokens = self.engine.generator().model().decoder.config().vocab_size;
+            Vocabulary::new(&self.tokenizer, n_tokens, &self.stop_ids).map_err(|error| error.to_string())
+        });
+        made.as_ref()
     }
 
     /// What the server says of it.

@@ -145,6 +145,14 @@ impl Adapter {
         }
     }
 
+    /// Whether it is nothing but updates of low rank of layers inside the model.
+    pub(super) fn is_of_layers_alone(&self) -> bool {
+        let is_lora = matches!(&self.config.kind, AdapterKind::Lora(lora) if !lora.use_dora);
+        is_lora
+            && self.whole().is_empty()
+            && self.tensors.keys().all(|name| name.starts_with("model.layers."))
+    }
+
     /// The modules of which it has a trained copy.
     pub(super) fn whole(&self) -> BTreeSet<String> {
         let is_part = |name: &str| PARTS.iter().any(|part| ends_with(name, part));

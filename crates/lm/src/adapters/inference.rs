@@ -3,14 +3,16 @@
 use std::path::{Path, PathBuf};
 
 use oarlock_engine::checkpoint::weights::{QuantizedLayers, SafetensorsSource, StoredQuantization};
+use oarlock_engine::nn::Layer;
 use oarlock_engine::shard::WeightSource;
 use oarlock_engine::{Error, Result};
 use oarlock_tensor::cpu::quantized::Format;
 use oarlock_tensor::{DType, Device};
 
 use super::adapt::{adapt, adapt_quantized};
-use super::adaptation::Adaptation;
+use super::adaptation::{Adaptation, AdaptedModule};
 use super::folder::{Adapter, settings_beside};
+use super::mixed::{Mixed, MixedSource};
 use super::source::AdaptedSource;
 use crate::gguf;
 use crate::model::hf::{NewRows, load_from, open_weights};
@@ -58,6 +60,51 @@ pub fn load_for_inference_as(
     let mut source = merging(dir, &config, &mut decoder, adapters, None, device)?;
     config.note(source.notes());
     load_from(config, decoder, &mut source, device, dtype, n_positions)
+}
+
+/// As [`load_for_inference_as`], with further adapters beside the weights, of which each row of a pass takes its own
+/// ([`for_rows`](crate::model::for_rows)). For each of them its number; `None` for one that can only be merged: one of DoRA or
+/// OFT, one that changes more than linear layers or the settings of the model, and any where the weights stay quantized.
+///
+/// # Errors
+/// As [`load_for_inference`].
+pub fn load_with_adapters_as(
+    mut config: HfConfig,
+    dir: &Path,
+    merged: &[PathBuf],
+    beside: &[PathBuf],
+    device: &Device,
+    dtype: DType,
+    n_positions: usize,
+) -> Result<(LoadedModel, Vec<Option<usize>>)> {
+    if beside.is_empty() || config.quantization().is_some_and(StoredQuantization::is_kept) {
+        let model = load_for_inference_as(config, dir, merged, device, dtype, n_positions)?;
+        return Ok((model, vec![None; beside.len()]));
+    }
+    let n_positions = config.decoder().positions(n_positions);
+    let mut decoder = Decoder::new(config.decoder().clone(), n_positions)?;
+    let base = merging(dir, &config, &mut decoder, merged, None, device)?;
+    let own = settings_beside(dir, merged)?;
+    let (mut adapters, mut numbers) = (Vec::new(), Vec::with_capacity(beside.len()));
+    for path in beside {
+        let adapter = Adapter::open(path, &config, &mut decoder)?;
+        let with = settings_beside(dir, &[merged, std::slice::from_ref(path)].concat())?;
+        let can_mix = adapter.is_of_layers_alone() && with.decoder() == own.decoder();
+        numbers.push(can_mix.then_some(adapters.len()));
+        adapters.extend(can_mix.then_some(adapter));
+    }
+    decoder.map_linears(|path, linear| {
+        let rank = |adapter: &Adapter| match adapter.module(path) {
+            Some(AdaptedModule::LowRank(low_rank)) => Some(low_rank),
+            _ => None,
+        };
+        let ranks: Vec<_> = adapters.iter().map(rank).collect();
+        Ok(Mixed::around(linear, &ranks)?.map(|mixed| Box::new(mixed) as Box<dyn Layer>))
+    })?;
+    let mut source = MixedSource { base, adapters };
+    config.note(source.notes());
+    let model = load_from(config, decoder, &mut source, device, dtype, n_positions)?;
+    Ok((model, numbers))
 }
 
 /// As [`load_for_inference`] with quantized weights in the linear layers, and at most one adapter, which stays beside them:

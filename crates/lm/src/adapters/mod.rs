@@ -10,6 +10,7 @@ mod folder;
 mod freeze;
 mod inference;
 mod lora;
+mod mixed;
 mod oft;
 mod origin;
 mod peft_config;
@@ -28,7 +29,7 @@ pub use freeze::freeze;
 pub(crate) use inference::{assemble, beside, merging};
 pub use inference::{
     load_for_inference, load_for_inference_as, load_quantized_for_inference, load_quantized_for_inference_as,
-    tokenizer_folder,
+    load_with_adapters_as, tokenizer_folder,
 };
 pub use lora::{Lora, LoraLayer};
 pub use oarlock_config::config::{

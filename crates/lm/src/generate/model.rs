@@ -51,6 +51,20 @@ impl Model<'_> {
         Ok(self.decoder.empty_cache(capacity, self.dtype, self.device)?)
     }
 
+    /// As [`Model::next_logits`]. `seen` is given the logits `[n, V]` behind each token as well, in parts of `n_rows` rows with the
+    /// place of their first.
+    pub(super) fn logits_of_all(
+        &self,
+        ids: &[u32],
+        cache: &mut [LayerCache],
+        n_rows: usize,
+        seen: &mut dyn FnMut(usize, &Tensor) -> Result<()>,
+    ) -> Result<Tensor> {
+        let ids: Vec<i32> = ids.iter().map(|&id| id as i32).collect();
+        let ids = Tensor::from_slice(&ids, [1, ids.len()], self.device)?;
+        self.decoder.logits_of_all(&ids, cache, n_rows, seen)
+    }
+
     /// The logits `[1, V]` after tokens that follow what the cache holds.
     pub(super) fn next_logits(&self, ids: &[u32], cache: &mut [LayerCache]) -> Result<Tensor> {
         let ids: Vec<i32> = ids.iter().map(|&id| id as i32).collect();

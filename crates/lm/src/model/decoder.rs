@@ -388,13 +388,38 @@ impl Decoder {
     /// # Errors
     /// As [`Decoder::loss`], or a full cache.
     pub fn next_logits(&self, ids: &Tensor, cache: &mut [LayerCache]) -> Result<Tensor> {
+        let x = ops::last_position(&self.hidden_behind(ids, cache)?)?;
+        self.head.run(&x, |head| head.logits(&x))
+    }
+
+    /// The residual stream `[1, S, D]` of tokens that follow what the cache holds.
+    fn hidden_behind(&self, ids: &Tensor, cache: &mut [LayerCache]) -> Result<Tensor> {
         let mut x = self.body.embed_tokens.run(ids, |embed| self.body.embed(embed, ids, None))?;
         for ((layer, ropes), cache) in self.body.layers.iter().zip(&self.body.ropes).zip(cache) {
             let rope = ropes.of_pass(cache, x.sizes().get(1).copied().unwrap_or(0))?;
             x = layer.run(&x, |block| block.forward_cached(&x, &rope, cache))?;
         }
+        Ok(x)
+    }
+
+    /// As [`Decoder::next_logits`], bit by bit. `seen` is given the logits `[n, V]` behind each token as well, in parts of
+    /// `n_rows` rows with the place of their first: all of them at a time would be large.
+    pub(crate) fn logits_of_all<E: From<Error>>(
+        &self,
+        ids: &Tensor,
+        cache: &mut [LayerCache],
+        n_rows: usize,
+        seen: &mut dyn FnMut(usize, &Tensor) -> std::result::Result<(), E>,
+    ) -> std::result::Result<Tensor, E> {
+        let x = self.hidden_behind(ids, cache)?;
+        let n = ids.sizes().last().copied().unwrap_or(0);
+        for begin in (0..n).step_by(n_rows.max(1)) {
+            let part = ops::narrow(&x, 1, begin..n.min(begin + n_rows))?;
+            let part = part.reshape([part.sizes()[1], part.shape().last()])?;
+            seen(begin, &self.head.run(&part, |head| head.logits(&part))?)?;
+        }
         let x = ops::last_position(&x)?;
-        self.head.run(&x, |head| head.logits(&x))
+        Ok(self.head.run(&x, |head| head.logits(&x))?)
     }
 }
 

@@ -14,6 +14,7 @@ mod projection;
 mod quantize;
 mod recompute;
 mod rope;
+mod rows;
 mod value_head;
 
 pub use answers::LogProbs;
@@ -33,6 +34,8 @@ pub use hf::{
 };
 pub use recompute::Recompute;
 pub(crate) use rope::Turning;
+pub use rows::for_rows;
+pub(crate) use rows::rows;
 pub(crate) use value_head::{
     FILE as VALUE_HEAD_FILE, is_of_value_head, take_over_value_head, with_value_head,
 };

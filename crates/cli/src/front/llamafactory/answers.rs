@@ -1,11 +1,7 @@
 //! What `llamafactory-cli` answers besides training.
 
-use std::os::unix::process::CommandExt;
-use std::process::Command;
-
 use oarlock_comm::{MachineMemory, available_cores};
 use oarlock_config::settings::keys::{Group, Status};
-use oarlock_config::settings::secret::shown_command;
 use oarlock_engine::report::terminal::readable;
 use oarlock_lm::gguf::has_file;
 use oarlock_tensor::cpu::Isa;
@@ -14,12 +10,11 @@ use crate::config::hub::OnHub;
 use crate::config::written::{self, Entry};
 use crate::config::yaml::Data;
 use crate::config::{Problem, Problems, Words, table};
-use crate::console::{Outcome, eprint};
-use crate::error::{self, Error};
-use crate::front::gpus;
+use crate::console::Outcome;
+use crate::error;
 use crate::front::variable::env_var;
+use crate::front::{gpus, ours};
 use crate::launch::devices::Devices;
-use crate::serving::API_KEY;
 
 /// A command of LLaMA-Factory that one of ours stands for.
 pub(super) struct Answered {
@@ -153,21 +148,7 @@ pub(super) fn answer(answered: &Answered, words: &Words) -> Outcome {
     let layers = arguments.layers().map_err(Problems::from)?;
     let entries: Vec<Entry> = layers.into_iter().flat_map(|layer| layer.entries).collect();
     let (words, idle) = answered.words(&entries, &env_var)?;
-    let without_effect = match idle.is_empty() {
-        true => String::new(),
-        false => format!("; without effect here: {}", idle.join(", ")),
-    };
-    eprint(&format!("note: this is `oarlock {}`{without_effect}\n", shown_command(&words)));
-    let program = std::env::current_exe().map_err(Error::io("find", "this program"))?;
-    let mut command = Command::new(&program);
-    if answered.command == API.command
-        && let Some(key) = env_var("API_KEY")
-    {
-        command.env(API_KEY, key);
-    }
-    // It does not return unless it fails.
-    let error = command.arg0("oarlock").args(words).exec();
-    Err(Error::io("run", program)(error).into())
+    ours::run(&words, &idle)
 }
 
 impl Answered {

@@ -50,7 +50,7 @@ const OTHERS: [(&[&str], Instead); 9] = [
     (&["eval_llm", "eval_model"], Instead::Message("`oarlock chat --model FOLDER` talks to a model")),
     (
         &["serve_openai_api"],
-        Instead::Message("`oarlock serve FOLDER --port 8998 --name minimind` answers at its port"),
+        Instead::Message("`oarlock serve_openai_api` with its flags answers at its port"),
     ),
 ];
 

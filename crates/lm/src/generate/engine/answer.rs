@@ -67,7 +67,7 @@ impl Answer {
     }
 
     fn seen(&mut self, event: Event) -> Event {
-        self.is_over = !matches!(event, Event::Token(_));
+        self.is_over = !matches!(event, Event::Prompt(_) | Event::Token(_));
         event
     }
 }
@@ -93,6 +93,11 @@ impl Drop for Answer {
 }
 
 impl Sink for Writer {
+    fn prompt(&mut self, tokens: Vec<Token>) {
+        // Whether somebody is there is asked with the next token.
+        let _ = self.events.send(Event::Prompt(tokens));
+    }
+
     fn token(&mut self, token: Token) -> ControlFlow<()> {
         match self.events.send(Event::Token(token)) {
             Ok(()) => ControlFlow::Continue(()),

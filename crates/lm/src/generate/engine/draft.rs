@@ -3,16 +3,19 @@
 use std::time::Duration;
 
 use oarlock_engine::{Error, Result};
+use oarlock_tensor::Tensor;
 
 use super::lending::{Loan, pages};
-use super::prefixes::{PageNumber, Prefixes};
+use super::prefixes::{PageNumber, Prefixes, Reading};
 use super::request::Checked;
 use super::sink::{Finished, Sink, Timings, Token};
+use super::told::Told;
 use crate::generate::constraint::{Constraint, TokenSet};
 use crate::generate::generator::{PREFILL_TOKENS, Stop};
+use crate::generate::model::Model;
 use crate::generate::own_probs::OwnProbs;
 use crate::generate::sampler::{Sampler, Text, check_logits};
-use crate::model::{Decoder, LayerCache};
+use crate::model::{Decoder, LayerCache, for_rows};
 
 /// Prompts are cut at multiples of so many positions: attention computes so many queries together.
 const GRAIN: usize = 32;
@@ -38,6 +41,7 @@ pub(super) struct Draft<S> {
     sink: S,
     sampler: Sampler,
     constraint: Option<Box<dyn Constraint>>,
+    pub(super) adapter: Option<usize>,
     /// The prompt and the answer so far.
     text: Vec<u32>,
     n_prompt: usize,
@@ -55,6 +59,8 @@ pub(super) struct Draft<S> {
     longest: usize,
     stop_ids: Vec<u32>,
     n_top_logprobs: Option<usize>,
+    /// The tokens of the prompt that were read so far, where their log-probabilities are asked for.
+    told: Option<Told>,
     times: Times,
     pub(super) loan: Loan,
     /// Set when nothing follows.
@@ -68,10 +74,13 @@ impl<S: Sink> Draft<S> {
         let most = pages(asked.longest_text(longest));
         let Checked { request, sampler, sink, submitted } = asked;
         let n_prompt = request.ids.len();
+        let told = request.n_prompt_logprobs.map(|n_top| Told::new(&request.ids, n_top));
+        let is_over = request.max_new_tokens == 0 && told.is_none();
         let mut draft = Draft {
             sink,
             sampler,
             constraint: request.constraint,
+            adapter: request.adapter,
             text: request.ids,
             n_prompt,
             as_prompt: n_prompt,
@@ -84,9 +93,10 @@ impl<S: Sink> Draft<S> {
             longest,
             stop_ids: request.stop_ids,
             n_top_logprobs: request.n_top_logprobs,
+            told,
             times: Times { submitted, begun: now, first: None },
             loan: Loan { held: pages(n_prompt), most },
-            end: (request.max_new_tokens == 0).then_some(End::Complete(Stop::MaxNewTokens)),
+            end: is_over.then_some(End::Complete(Stop::MaxNewTokens)),
         };
         draft.cache.iter_mut().for_each(|layer| layer.expect_prompt(n_prompt));
         draft
@@ -124,13 +134,21 @@ impl<S: Sink> Draft<S> {
         }
     }
 
+    fn reading(&self, decoder: &Decoder) -> Reading {
+        Reading { turning: decoder.turning(self.as_prompt), adapter: self.adapter }
+    }
+
     /// Takes over what earlier prompts have of what is read next; how many tokens that are.
     pub(super) fn take_over(&mut self, prefixes: &mut Prefixes, decoder: &Decoder) -> Result<usize> {
         let before = self.n_read;
+        // What is not read has no logits.
+        if self.told.is_some() {
+            return Ok(0);
+        }
         while self.n_paged == self.n_read && may_follow(self.n_read + LayerCache::PAGE, self.as_prompt) {
             let ids = &self.text[self.n_read..self.n_read + LayerCache::PAGE];
-            let turning = decoder.turning(self.as_prompt);
-            let Some(page) = prefixes.copy_into(&mut self.cache, self.page, turning, ids)? else { break };
+            let reading = self.reading(decoder);
+            let Some(page) = prefixes.copy_into(&mut self.cache, self.page, reading, ids)? else { break };
             self.page = Some(page);
             self.n_read += LayerCache::PAGE;
             self.n_paged = self.n_read;
@@ -144,8 +162,8 @@ impl<S: Sink> Draft<S> {
     pub(super) fn leave_to(&mut self, prefixes: &mut Prefixes, decoder: &Decoder) -> Result<()> {
         while self.n_paged + LayerCache::PAGE <= self.n_read {
             let ids = &self.text[self.n_paged..self.n_paged + LayerCache::PAGE];
-            let turning = decoder.turning(self.as_prompt);
-            let kept = prefixes.keep(&self.cache, self.n_paged, self.page, turning, ids)?;
+            let reading = self.reading(decoder);
+            let kept = prefixes.keep(&self.cache, self.n_paged, self.page, reading, ids)?;
             if kept.is_none() {
                 break;
             }
@@ -161,16 +179,33 @@ impl<S: Sink> Draft<S> {
         (self.text.last().map_or(0, |&id| id as i32), &mut self.cache)
     }
 
-    /// The next part of the prompt for a budget of tokens, and the caches to pass it over.
-    pub(super) fn next_part(&mut self, budget: usize) -> (&[u32], &mut [LayerCache]) {
+    /// Passes the next part of the prompt for a budget of tokens; how many tokens that were, and the logits behind them.
+    pub(super) fn read_part(&mut self, model: Model<'_>, budget: usize) -> Result<(usize, Tensor)> {
         let begin = self.n_read;
         self.n_read = end_of_part(begin, self.as_prompt, budget);
-        (&self.text[begin..self.n_read], &mut self.cache)
+        let ids = &self.text[begin..self.n_read];
+        let logits = for_rows(&[self.adapter], || match &mut self.told {
+            None => model.next_logits(ids, &mut self.cache),
+            Some(told) => {
+                let prompt = &self.text[..self.n_prompt];
+                model.logits_of_all(ids, &mut self.cache, GRAIN, &mut |at, logits| {
+                    told.take(prompt, begin + at, &logits.to_f32_vec()?, logits.shape().last())
+                })
+            }
+        })?;
+        Ok((ids.len(), logits))
     }
 
     /// Chooses the next token by these logits, of which `raw` still gives each; what follows stands in `end`.
     pub(super) fn take(&mut self, logits: &mut [f32], raw: impl Fn(u32) -> Result<f32>, now: Duration) {
         self.times.first.get_or_insert(now);
+        if let Some(told) = self.told.take() {
+            self.sink.prompt(told.tokens);
+        }
+        if self.max_new_tokens == 0 {
+            self.end = Some(End::Complete(Stop::MaxNewTokens));
+            return;
+        }
         self.end = match self.choose(logits, raw) {
             Ok(end) => end,
             Err(error) => Some(End::Failed(error)),

@@ -4,7 +4,8 @@
 use std::sync::Arc;
 
 use oarlock_tensor::cpu::Isa;
-use oarlock_tensor::{DType, Device, Par};
+use oarlock_tensor::ops::Mask;
+use oarlock_tensor::{DType, Device, Par, Tensor};
 
 use super::tests::{Seen, add, generator, generator_on, prompt, scheduler};
 use super::*;
@@ -262,6 +263,60 @@ fn with_longrope_the_most_tokens_of_an_answer_change_nothing() {
         assert!(anew[0].0 == long[n].0 && far < 1e-5, "{n}: {far}");
         if n == 7 {
             assert_eq!(anew, long[n..n + 4]);
+        }
+    }
+}
+
+/// The tokens of a prompt with their log-probabilities, with and without an answer, behind a request that read it before.
+fn told(generator: &Generator, ids: &[u32], limits: Limits, max_new_tokens: usize) -> Vec<Token> {
+    let mut scheduler = scheduler(generator, limits);
+    let plain = Request { max_new_tokens: 4, ..Request::new(ids.to_vec()) };
+    let request = |n_prompt_logprobs| Request {
+        max_new_tokens,
+        n_top_logprobs: Some(0),
+        n_prompt_logprobs,
+        ..Request::new(ids.to_vec())
+    };
+    let (before, asked) = (request(None), request(Some(2)));
+    let seen: Vec<Arc<Seen>> = [plain, before, asked]
+        .into_iter()
+        .map(|request| {
+            let seen = add(&mut scheduler, generator, request);
+            (0..3).for_each(|_| scheduler.step(generator.as_model(), &Ok).unwrap());
+            seen
+        })
+        .collect();
+    while !scheduler.is_idle() {
+        scheduler.step(generator.as_model(), &Ok).unwrap();
+    }
+    // The answer behind it is the same.
+    assert_eq!(seen[2].tokens(), seen[1].tokens());
+    let Some(Event::Prompt(tokens)) = seen[2].events().into_iter().next() else { panic!("{:?}", seen[2]) };
+    tokens
+}
+
+#[test]
+fn a_prompt_has_the_log_probabilities_of_a_full_pass_however_it_is_read() {
+    for name in ["llama", "qwen3", "dynamic_rope"] {
+        let generator = generator(name, DType::F32, 256);
+        for n in [1, 2, 8, 9, 33, 64, 65, 130, 140] {
+            let ids = prompt(n, 1);
+            let whole = told(&generator, &ids, Limits { prompt_tokens: usize::MAX, ..Limits::default() }, 3);
+            let parts = told(&generator, &ids, Limits { prompt_tokens: 1, ..Limits::default() }, 0);
+            assert_eq!(whole, parts, "{name} {n}");
+            assert_eq!(whole.iter().map(|token| token.id).collect::<Vec<_>>(), ids);
+            let device = &generator.model.device;
+            let tokens: Vec<i32> = ids.iter().map(|&id| id as i32).collect();
+            let tokens = Tensor::from_slice(&tokens, [1, n], device).unwrap();
+            let logits =
+                generator.model.decoder.logits(&tokens, &Mask::Causal).unwrap().to_f32_vec().unwrap();
+            assert!(whole[0].logprob.is_none() && whole[0].top.is_empty());
+            for (logits, token) in logits.chunks_exact(logits.len() / n).zip(&whole[1..]) {
+                let expected = OwnProbs::new(logits, 2);
+                let (found, likely) = (token.logprob.unwrap(), expected.of(logits[token.id as usize]));
+                assert!((found - likely).abs() < 1e-4, "{name} {n}: {found} {likely}");
+                assert!((token.top[0].1 - expected.top()[0].1).abs() < 1e-4);
+            }
         }
     }
 }

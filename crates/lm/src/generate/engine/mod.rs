@@ -5,6 +5,9 @@
 //! prompts of new requests within a budget, so that a long prompt does not hold up the answers. Where an answer ends, the
 //! next request takes its place.
 //!
+//! A model may have adapters beside its weights ([`load_with_adapters_as`](crate::adapters::load_with_adapters_as)). Each request
+//! names one or none, and requests of all of them are answered together.
+//!
 //! What prompts begin with alike is read once: the keys and values of earlier prompts are kept in pages of 64 positions.
 //!
 //! On a CPU an answer is a function of the model, its request and whether the engine has more than eight places, bit by bit:
@@ -24,6 +27,7 @@ pub(super) mod scheduler;
 pub(super) mod sink;
 #[cfg(test)]
 mod tests;
+mod told;
 mod worker;
 
 pub use answer::Answer;

@@ -1,7 +1,7 @@
 //! The keys and values of the beginnings of earlier prompts, so that requests that begin alike read what they share once.
 //!
-//! They are kept in pages, and what a page holds follows from the tokens up to its end and from how its positions are turned.
-//! So a page is found by the page before it, its own tokens and the turning: the tokens themselves, of which no two sets
+//! They are kept in pages, and what a page holds follows from the tokens up to its end and from how they are read.
+//! So a page is found by the page before it, its own tokens and the reading: the tokens themselves, of which no two sets
 //! are taken for each other. A page holds what reading the prompt again would give, bit by bit. That is why only positions
 //! that were read as a prompt are kept: those of an answer were computed in another order.
 
@@ -14,12 +14,21 @@ use crate::model::{LayerCache, PageOfLayer, Turning};
 /// The number of a page; no two pages ever have the same.
 pub(super) type PageNumber = u64;
 
+/// How a prompt is read.
+#[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub(super) struct Reading {
+    /// How its positions are turned.
+    pub(super) turning: Turning,
+    /// The adapter that reads it.
+    pub(super) adapter: Option<usize>,
+}
+
 /// What a page follows from.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
 struct Key {
     /// The page before it, if it is not the first.
     before: Option<PageNumber>,
-    turning: Turning,
+    reading: Reading,
     ids: Vec<u32>,
 }
 
@@ -63,10 +72,10 @@ impl Prefixes {
         &mut self,
         cache: &mut [LayerCache],
         before: Option<PageNumber>,
-        turning: Turning,
+        reading: Reading,
         ids: &[u32],
     ) -> Result<Option<PageNumber>> {
-        let key = Key { before, turning, ids: ids.to_vec() };
+        let key = Key { before, reading, ids: ids.to_vec() };
         let Some(page) = self.pages.get_mut(&key) else { return Ok(None) };
         self.n_uses += 1;
         page.last_use = self.n_uses;
@@ -86,14 +95,14 @@ impl Prefixes {
         cache: &[LayerCache],
         first: usize,
         before: Option<PageNumber>,
-        turning: Turning,
+        reading: Reading,
         ids: &[u32],
     ) -> Result<Option<PageNumber>> {
         // Behind a page that was given up nothing would be found.
         if self.max_pages == 0 || before.is_some_and(|before| !self.keys.contains_key(&before)) {
             return Ok(None);
         }
-        let key = Key { before, turning, ids: ids.to_vec() };
+        let key = Key { before, reading, ids: ids.to_vec() };
         self.n_uses += 1;
         if let Some(page) = self.pages.get_mut(&key) {
             page.last_use = self.n_uses;

@@ -13,6 +13,8 @@ use crate::generate::sampler::{Sampler, Sampling};
 pub struct Request {
     /// The tokens of the prompt.
     pub ids: Vec<u32>,
+    /// The adapter of the model that answers, by its number; `None` is the model alone.
+    pub adapter: Option<usize>,
     /// How the next token is chosen; the seed is that of this answer.
     pub sampling: Sampling,
     /// What is added to the logits of some tokens before they are sampled from.
@@ -26,6 +28,8 @@ pub struct Request {
     /// How many of the likeliest tokens are given with each token, at most [`Request::MOST_TOP_LOGPROBS`]. `None` also leaves out the log-probability of the token
     /// itself, which takes a pass over all logits.
     pub n_top_logprobs: Option<usize>,
+    /// The same of the tokens of the prompt, which then come first. All of it is read, whatever is kept of earlier prompts.
+    pub n_prompt_logprobs: Option<usize>,
 }
 
 impl Request {
@@ -36,12 +40,14 @@ impl Request {
     pub fn new(ids: Vec<u32>) -> Request {
         Request {
             ids,
+            adapter: None,
             sampling: Sampling::GREEDY,
             logit_bias: Vec::new(),
             constraint: None,
             max_new_tokens: 256,
             stop_ids: Vec::new(),
             n_top_logprobs: None,
+            n_prompt_logprobs: None,
         }
     }
 
@@ -81,11 +87,13 @@ impl<S> Checked<S> {
                 "logit_bias names token {id}, but the model knows {vocab_size}"
             )));
         }
-        if let Some(n) = request.n_top_logprobs.filter(|n| *n > Request::MOST_TOP_LOGPROBS) {
-            return Err(Refusal::Sampling(format!(
-                "n_top_logprobs is {n}; expected at most {}",
-                Request::MOST_TOP_LOGPROBS
-            )));
+        let most = Request::MOST_TOP_LOGPROBS;
+        for (name, n) in
+            [("n_top_logprobs", request.n_top_logprobs), ("n_prompt_logprobs", request.n_prompt_logprobs)]
+        {
+            if let Some(n) = n.filter(|n| *n > most) {
+                return Err(Refusal::Sampling(format!("{name} is {n}; expected at most {most}")));
+            }
         }
         let sampler = Sampler::new(request.sampling, bias)?;
         Ok(Checked { request, sampler, sink, submitted })
@@ -101,12 +109,14 @@ impl fmt::Debug for Request {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("Request")
             .field("ids", &self.ids)
+            .field("adapter", &self.adapter)
             .field("sampling", &self.sampling)
             .field("logit_bias", &self.logit_bias)
             .field("is_constrained", &self.constraint.is_some())
             .field("max_new_tokens", &self.max_new_tokens)
             .field("stop_ids", &self.stop_ids)
             .field("n_top_logprobs", &self.n_top_logprobs)
+            .field("n_prompt_logprobs", &self.n_prompt_logprobs)
             .finish()
     }
 }

@@ -15,7 +15,7 @@ use super::request::Checked;
 use super::sink::Sink;
 use crate::generate::generator::PREFILL_TOKENS;
 use crate::generate::model::Model;
-use crate::model::{Decoder, LayerCache};
+use crate::model::{Decoder, LayerCache, for_rows};
 
 /// Says what time it is, from any beginning.
 pub(in crate::generate) type Clock = Box<dyn Fn() -> Duration + Send>;
@@ -189,6 +189,7 @@ impl<S: Sink> Scheduler<S> {
                 drafts.push(draft);
             }
         }
+        let mut adapters: Vec<Option<usize>> = drafts.iter().map(|draft| draft.adapter).collect();
         let (mut ids, mut caches): (Vec<i32>, Vec<&mut [LayerCache]>) =
             drafts.iter_mut().map(|draft| draft.last_token()).unzip();
         // A product of few rows has sums of another order. Where there may be more, there always are, so that the bits of an
@@ -200,7 +201,8 @@ impl<S: Sink> Scheduler<S> {
             ids.resize(Decoder::FEW_ROWS + 1, ids[0]);
         }
         let ids = Tensor::from_slice(&ids, [ids.len(), 1], model.device)?;
-        let logits = model.decoder.next_logits_of_each(&ids, &mut caches)?;
+        adapters.resize(ids.sizes()[0], None);
+        let logits = for_rows(&adapters, || model.decoder.next_logits_of_each(&ids, &mut caches))?;
         self.metrics.n_generated_tokens += take_each(drafts.into_iter(), &logits, (self.clock)())?;
         Ok(())
     }
@@ -242,9 +244,7 @@ impl<S: Sink> Scheduler<S> {
     fn read_part(&mut self, model: Model<'_>, index: usize, budget: usize) -> Result<usize> {
         let draft = &mut self.drafts[index];
         self.metrics.n_cached_tokens += draft.take_over(&mut self.prefixes, model.decoder)? as u64;
-        let (ids, cache) = draft.next_part(budget);
-        let n_read = ids.len();
-        let logits = model.next_logits(ids, cache)?;
+        let (n_read, logits) = draft.read_part(model, budget)?;
         self.metrics.n_prompt_tokens += n_read as u64;
         draft.leave_to(&mut self.prefixes, model.decoder)?;
         if !draft.is_reading() {

@@ -7,9 +7,11 @@ use oarlock_engine::Result;
 
 use crate::generate::generator::Stop;
 
-/// What an answer gives, in this order: tokens, and then one of the others.
+/// What an answer gives, in this order: the prompt where asked for, tokens, and then one of the others.
 #[derive(Clone, Debug, PartialEq)]
 pub enum Event {
+    /// The tokens of the prompt, where the request asks for their log-probabilities. The first one has none.
+    Prompt(Vec<Token>),
     /// The next token.
     Token(Token),
     /// The answer is complete.
@@ -18,7 +20,7 @@ pub enum Event {
     Failed(Failure),
 }
 
-/// A token of an answer.
+/// A token of an answer or a prompt.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Token {
     /// The token.
@@ -69,6 +71,8 @@ pub enum Failure {
 
 /// Where an answer goes.
 pub(in crate::generate) trait Sink {
+    /// Takes the tokens of the prompt, where asked for.
+    fn prompt(&mut self, _tokens: Vec<Token>) {}
     /// Takes a token; says whether more are wanted.
     fn token(&mut self, token: Token) -> ControlFlow<()>;
     /// Whether nobody wants the answer any more.

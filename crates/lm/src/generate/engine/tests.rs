@@ -75,6 +75,10 @@ impl Seen {
 }
 
 impl Sink for Arc<Seen> {
+    fn prompt(&mut self, tokens: Vec<Token>) {
+        self.events.lock().unwrap().push(Event::Prompt(tokens));
+    }
+
     fn token(&mut self, token: Token) -> ControlFlow<()> {
         self.events.lock().unwrap().push(Event::Token(token));
         ControlFlow::Continue(())
