@@ -16,8 +16,9 @@ use crate::text::sections::Part;
 pub(crate) struct Form {
     /// The text of each prompt, where it stands before the answer.
     pub(crate) echoes: Option<Vec<String>>,
-    /// How many answers each prompt has.
+    /// How many answers each prompt has, and how many of them are shown: those that the model finds the likeliest.
     pub(crate) n_answers: usize,
+    pub(crate) n_shown: usize,
     pub(crate) n_choices: usize,
     pub(crate) has_logprobs: bool,
     pub(crate) includes_usage: bool,
@@ -45,15 +46,18 @@ pub(crate) async fn whole(mut run: Run, head: Head, form: Form) -> Result<Value,
     let mut answers: Vec<(String, Vec<Token>, Option<Finish>)> =
         (0..form.n_choices).map(|index| (form.echo(index), Vec::new(), None)).collect();
     let mut totals = None;
+    let mut likely = vec![Likely::default(); form.n_choices];
     while let Some(delta) = run.next().await? {
         totals = totals.or(delta.totals);
         let Some((text, tokens, finish)) = answers.get_mut(delta.choice) else { continue };
+        delta.tokens.iter().for_each(|token| likely[delta.choice].add(token));
         *text += &text_of(delta.parts);
         tokens.extend(delta.prompt);
         tokens.extend(delta.tokens);
         *finish = finish.or(delta.finish);
     }
     let totals = totals.unwrap_or_default();
+    let answers = best(answers, &likely, &form);
     let choices = answers.into_iter().enumerate().map(|(index, (text, tokens, finish))| {
         let logprobs = if form.has_logprobs { OfCompletion::default().lists(&tokens) } else { Value::Null };
         choice(index, text, logprobs, finish)
@@ -63,6 +67,40 @@ pub(crate) async fn whole(mut run: Run, head: Head, form: Form) -> Result<Value,
     reply.insert("usage".to_owned(), usage(&totals));
     reply.insert("timings".to_owned(), timings(&totals));
     Ok(Value::Object(reply))
+}
+
+/// How likely the model finds an answer.
+#[derive(Clone, Copy, Debug, Default)]
+struct Likely {
+    logprob: f64,
+    n_tokens: usize,
+}
+
+impl Likely {
+    fn add(&mut self, token: &Token) {
+        self.logprob += f64::from(token.logprob.unwrap_or(0.0));
+        self.n_tokens += 1;
+    }
+
+    /// For a token, so that long answers are not worse.
+    fn mean(self) -> f64 {
+        self.logprob / self.n_tokens.max(1) as f64
+    }
+}
+
+/// Of the answers to each prompt those that are shown, the likeliest first; all in their order where all are shown.
+fn best<T>(answers: Vec<T>, likely: &[Likely], form: &Form) -> Vec<T> {
+    if form.n_shown >= form.n_answers {
+        return answers;
+    }
+    let mut answers: Vec<Option<T>> = answers.into_iter().map(Some).collect();
+    let mut shown = Vec::new();
+    for first in (0..answers.len()).step_by(form.n_answers.max(1)) {
+        let mut own: Vec<usize> = (first..answers.len().min(first + form.n_answers)).collect();
+        own.sort_by(|a, b| likely[*b].mean().total_cmp(&likely[*a].mean()));
+        shown.extend(own.into_iter().take(form.n_shown).filter_map(|at| answers[at].take()));
+    }
+    shown
 }
 
 /// The pieces of the answers.

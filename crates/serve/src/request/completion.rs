@@ -5,7 +5,7 @@ use super::input::{Input, inputs};
 use crate::backend::Model;
 use crate::error::ApiError;
 use crate::fields::Fields;
-use crate::options::Options;
+use crate::options::{Limits, Options};
 
 /// How many tokens a continuation has where the request does not say.
 const DEFAULT_MAX_TOKENS: usize = 16;
@@ -18,6 +18,8 @@ const MOST_ALTERNATIVES: i64 = 20;
 pub(crate) struct CompletionRequest {
     pub(crate) prompts: Vec<Input>,
     pub(crate) generation: Generation,
+    /// How many answers are drawn, of which those are shown that the model finds the likeliest.
+    pub(crate) n_drawn: usize,
     pub(crate) max_tokens: usize,
     pub(crate) logprobs: Option<usize>,
     pub(crate) echoes: bool,
@@ -36,14 +38,11 @@ impl CompletionRequest {
             return Err(ApiError::unsupported("suffix", "`suffix` is not supported."));
         }
         let generation = Generation::read(&mut fields, model, limits)?;
-        let best_of = fields.integer("best_of", 0..=i64::from(u32::MAX))?;
-        if best_of.is_some_and(|best_of| usize::try_from(best_of) != Ok(generation.n_answers)) {
-            return Err(ApiError::unsupported("best_of", "`best_of` is not supported beyond `n`."));
-        }
-        if prompts.len() * generation.n_answers > limits.n_sequences {
+        let n_drawn = drawn(&mut fields, &generation, limits)?;
+        if prompts.len() * n_drawn > limits.n_sequences {
             return Err(ApiError::field(
                 "prompt",
-                format!("Prompts times `n` are at most {}.", limits.n_sequences),
+                format!("Prompts times `n` or `best_of` are at most {}.", limits.n_sequences),
             ));
         }
         let echoes = fields.boolean("echo")?.unwrap_or(false);
@@ -53,9 +52,25 @@ impl CompletionRequest {
         Ok(CompletionRequest {
             prompts,
             generation,
+            n_drawn,
             max_tokens: wanted.unwrap_or(DEFAULT_MAX_TOKENS),
             logprobs: logprobs.and_then(|n| usize::try_from(n).ok()),
             echoes,
         })
     }
+}
+
+/// `best_of`, or `n` where it is not there.
+fn drawn(fields: &mut Fields, generation: &Generation, limits: &Limits) -> Result<usize, ApiError> {
+    let most = i64::try_from(limits.n_choices).unwrap_or(i64::MAX);
+    let Some(best_of) = fields.integer("best_of", 1..=most)? else { return Ok(generation.n_answers) };
+    let n_drawn = usize::try_from(best_of).unwrap_or(1);
+    if n_drawn < generation.n_answers {
+        return Err(ApiError::field("best_of", "`best_of` is at least `n`."));
+    }
+    if n_drawn > generation.n_answers && generation.streams == Some(true) {
+        let message = "Which answers are the best is known when all have ended: they cannot be streamed.";
+        return Err(ApiError::field("best_of", message));
+    }
+    Ok(n_drawn)
 }

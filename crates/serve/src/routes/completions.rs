@@ -43,22 +43,24 @@ pub(super) async fn answer(
     let head = Head::new("cmpl-", "text_completion", &model, asked_for);
     let form = Form {
         echoes: echoes.then_some(texts),
-        n_answers: generation.n_answers,
-        n_choices: prompts.len() * generation.n_answers,
+        n_answers: completion.n_drawn,
+        n_shown: generation.n_answers,
+        n_choices: prompts.len() * completion.n_drawn,
         has_logprobs: completion.logprobs.is_some(),
         includes_usage: generation.includes_usage,
     };
     let plan = Plan {
         model,
         prompts,
-        n_answers: generation.n_answers,
+        n_answers: completion.n_drawn,
         sampling: generation.sampling,
         seed: generation.seed,
         max_tokens: Some(completion.max_tokens),
         stops: generation.stops,
         stop_ids: generation.stop_ids,
         ignores_eos: generation.ignores_eos,
-        logprobs: completion.logprobs,
+        // Answers are compared by them.
+        logprobs: completion.logprobs.or((completion.n_drawn > generation.n_answers).then_some(0)),
         prompt_logprobs: completion.logprobs.filter(|_| echoes),
         form: read_form,
         format: AnswerFormat::default(),

@@ -40,6 +40,23 @@ fn prompts_come_as_text_and_as_tokens() {
 }
 
 #[test]
+fn the_likeliest_answers_are_shown() {
+    let server = Server::plain();
+    let prompts = ["user: either a", "user: either b"];
+    let fields = json!({ "prompt": prompts, "best_of": 2, "seed": 1, "max_tokens": 20 });
+    let reply = complete(&server, fields);
+    let shown: Vec<(&Value, &Value)> = reply["choices"]
+        .as_array()
+        .unwrap()
+        .iter()
+        .map(|choice| (&choice["index"], &choice["text"]))
+        .collect();
+    assert_eq!(shown, [(&json!(0), &json!("a")), (&json!(1), &json!("b"))]);
+    assert_eq!(reply["choices"][0]["logprobs"], Value::Null);
+    assert_eq!(reply["usage"]["completion_tokens"], 42);
+}
+
+#[test]
 fn prompts_are_repeated_with_their_log_probabilities() {
     let server = Server::plain();
     let prompt = "user: say é!";
@@ -99,7 +116,9 @@ fn what_cannot_be_done_is_refused() {
         (json!({ "prompt": ["a", 1] }), "prompt"),
         (json!({ "prompt": [[-1]] }), "prompt"),
         (json!({ "prompt": "a", "suffix": "b" }), "suffix"),
-        (json!({ "prompt": "a", "best_of": 3 }), "best_of"),
+        (json!({ "prompt": "a", "n": 2, "best_of": 1 }), "best_of"),
+        (json!({ "prompt": "a", "best_of": 9 }), "best_of"),
+        (json!({ "prompt": "a", "best_of": 2, "stream": true }), "best_of"),
         (json!({ "prompt": "a", "max_tokens": 0 }), "max_tokens"),
         (json!({ "prompt": "a", "logprobs": true }), "logprobs"),
         (json!({ "prompt": vec!["a"; 129] }), "prompt"),
