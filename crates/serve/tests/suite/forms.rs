@@ -69,8 +69,8 @@ fn calls_are_forced_where_a_choice_says_so() {
     let tools = json!([tool("f", false), tool("g", true)]);
     let form =
         |text, calls: &[CallForm], has_one_call| Some(Form { text, calls: calls.to_vec(), has_one_call });
-    let (f, g) = (call("f", false), call("g", true));
-    let both = [f.clone(), g.clone()];
+    let both = [call("f", false), call("g", true)];
+    let (f, g) = both.split_at(1);
     let named = json!({ "type": "function", "function": { "name": "f" } });
     let allowed = json!({ "type": "allowed_tools", "allowed_tools": { "mode": "required", "tools": [tool("g", true)] } });
     let rows = [
@@ -83,11 +83,11 @@ fn calls_are_forced_where_a_choice_says_so() {
             json!({ "tools": tools, "tool_choice": "required", "parallel_tool_calls": false }),
             form(None, &both, true),
         ),
-        (json!({ "tools": tools, "tool_choice": named }), form(None, &[f.clone()], true)),
-        (json!({ "tools": tools, "tool_choice": allowed }), form(None, &[g.clone()], false)),
+        (json!({ "tools": tools, "tool_choice": named }), form(None, f, true)),
+        (json!({ "tools": tools, "tool_choice": allowed }), form(None, g, false)),
         (
             json!({ "tools": [tool("f", false)], "response_format": { "type": "json_object" } }),
-            form(Some(schema(json!({ "type": "object" }), false)), &[f.clone()], false),
+            form(Some(schema(json!({ "type": "object" }), false)), f, false),
         ),
     ];
     for (fields, form) in rows {
@@ -97,9 +97,9 @@ fn calls_are_forced_where_a_choice_says_so() {
     let messages = json!([{ "role": "user", "content": "say a" }]);
     let tools = json!([{ "name": "f", "input_schema": parameters() }]);
     for (choice, form) in [
-        (json!({ "type": "any" }), form(None, &[f.clone()], false)),
-        (json!({ "type": "any", "disable_parallel_tool_use": true }), form(None, &[f.clone()], true)),
-        (json!({ "type": "tool", "name": "f" }), form(None, &[f.clone()], true)),
+        (json!({ "type": "any" }), form(None, f, false)),
+        (json!({ "type": "any", "disable_parallel_tool_use": true }), form(None, f, true)),
+        (json!({ "type": "tool", "name": "f" }), form(None, f, true)),
         (json!({ "type": "auto" }), None),
     ] {
         let body = json!({ "max_tokens": 9, "messages": messages, "tools": tools, "tool_choice": choice });
@@ -111,7 +111,7 @@ fn calls_are_forced_where_a_choice_says_so() {
         let is_named = choice.is_object();
         let body = json!({ "input": "say a", "tools": tools, "tool_choice": choice });
         server.post("/v1/responses", &body).ok();
-        assert_eq!(server.state.last_form(), form(None, &[f.clone()], is_named));
+        assert_eq!(server.state.last_form(), form(None, f, is_named));
     }
 }
 
