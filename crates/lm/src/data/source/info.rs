@@ -215,6 +215,31 @@ impl DatasetInfo {
     }
 }
 
+impl RemoteDataset {
+    /// The data sets of `names` that lie on a hub: those whose entry in `dataset_dir/dataset_info.json` says so, and those
+    /// without an entry and without a file that `is_name` takes for `OWNER/NAME`.
+    ///
+    /// # Errors
+    /// A `dataset_info.json` that cannot be read.
+    pub fn of_names(
+        names: &[String],
+        dataset_dir: &Path,
+        is_name: impl Fn(&str) -> bool,
+    ) -> Result<Vec<RemoteDataset>> {
+        let info = DatasetInfo::read(dataset_dir)?;
+        let mut remote = Vec::new();
+        for name in names {
+            match info.as_ref().map(|info| info.remote(name)).transpose()?.unwrap_or_default() {
+                remote::Entry::Remote(found) => remote.push(found),
+                remote::Entry::Local => {}
+                remote::Entry::None if dataset_dir.join(name).exists() || !is_name(name) => {}
+                remote::Entry::None => remote.push(RemoteDataset::named(name)),
+            }
+        }
+        Ok(remote)
+    }
+}
+
 /// The error for a name that is neither defined nor a path.
 pub(super) fn undefined(name: &str, dataset_dir: &Path, info: Option<&DatasetInfo>) -> Error {
     let hint = match info {

@@ -1,10 +1,7 @@
 //! Data sets that lie on a hub: which ones a run names, and which of their rows.
 
 use std::collections::BTreeMap;
-use std::path::{Path, PathBuf};
-
-use super::super::error::Result;
-use super::info::DatasetInfo;
+use std::path::PathBuf;
 
 /// The files of data sets that lie on a hub, once they are here, by the names that a run has for them.
 pub type RemoteFiles = BTreeMap<String, Vec<PathBuf>>;
@@ -31,7 +28,7 @@ pub(super) const TRAIN: &str = "train";
 
 impl RemoteDataset {
     /// One that is named as on the hub, without an entry in `dataset_info.json`.
-    fn named(name: &str) -> RemoteDataset {
+    pub(super) fn named(name: &str) -> RemoteDataset {
         let on_hub = Some(name.to_owned());
         RemoteDataset {
             name: name.to_owned(),
@@ -40,29 +37,6 @@ impl RemoteDataset {
             split: TRAIN.to_owned(),
             ..RemoteDataset::default()
         }
-    }
-
-    /// The data sets of `names` that lie on a hub: those whose entry in `dataset_dir/dataset_info.json` says so, and those
-    /// without an entry and without a file that `is_name` takes for `OWNER/NAME`.
-    ///
-    /// # Errors
-    /// A `dataset_info.json` that cannot be read.
-    pub fn of_names(
-        names: &[String],
-        dataset_dir: &Path,
-        is_name: impl Fn(&str) -> bool,
-    ) -> Result<Vec<RemoteDataset>> {
-        let info = DatasetInfo::read(dataset_dir)?;
-        let mut remote = Vec::new();
-        for name in names {
-            match info.as_ref().map(|info| info.remote(name)).transpose()?.unwrap_or_default() {
-                Entry::Remote(found) => remote.push(found),
-                Entry::Local => {}
-                Entry::None if dataset_dir.join(name).exists() || !is_name(name) => {}
-                Entry::None => remote.push(RemoteDataset::named(name)),
-            }
-        }
-        Ok(remote)
     }
 }
 
