@@ -3,7 +3,7 @@
 
 use oarlock_engine::Result;
 use oarlock_tensor::cpu::rope::RopeStyle;
-use serde_json::Value;
+use serde_json::{Value, json};
 
 use super::gemma2;
 use super::standard;
@@ -60,14 +60,21 @@ fn read(fields: &Fields<'_>) -> Result<DecoderConfig> {
 fn write(config: &DecoderConfig, layer: &LayerConfig, fields: &mut FieldWriter) {
     gemma2::write_common(config, layer, fields);
     let mut parameters = fields.take_object("rope_parameters");
-    for ((kind, ..), windowed) in [(FULL, false), (SLIDING, true)] {
+    let of = |windowed: bool| {
         let mut layers = config.layers.iter().map(|layer| &layer.attention);
-        if let Some(attention) = layers.find(|attention| attention.window.is_some() == windowed) {
-            parameters.insert(kind.to_owned(), Value::Object(rope::write(&attention.rope)));
-        }
+        layers.find(|attention| attention.window.is_some() == windowed).map(|attention| &attention.rope)
+    };
+    for ((kind, ..), rope) in [(FULL, of(false)), (SLIDING, of(true))] {
+        parameters.extend(rope.map(|rope| (kind.to_owned(), Value::Object(rope::write(rope)))));
     }
     fields.set("rope_parameters", Value::Object(parameters));
-    for older in ["rope_theta", "rope_local_base_freq", "rope_scaling"] {
+    for older in [FULL.1, SLIDING.1, "rope_scaling"] {
         fields.remove(older);
+    }
+    if let Some(rope) = of(false) {
+        fields.set_older_rope(rope);
+    }
+    if let Some(rope) = of(true) {
+        fields.set(SLIDING.1, json!(rope.theta));
     }
 }

@@ -53,8 +53,14 @@ pub(in crate::model) fn read(
 /// Both of them that say different things: transformers takes the older one, and whoever wrote the newer one meant that.
 pub(in crate::model) fn one_of_both<'a>(fields: &Fields<'a>) -> Result<Option<Fields<'a>>> {
     let object = |name| -> Result<_> { Ok(fields.object(name)?.filter(|object| !object.is_empty())) };
-    match (object("rope_parameters")?, object("rope_scaling")?) {
-        (Some(newer), Some(older)) if !newer.says_as_much_as(&older) => Err(fields.wrong(
+    let (newer, older) = (object("rope_parameters")?, object("rope_scaling")?);
+    // Where layers of two kinds have their own, older fields are those of full attention.
+    let of_full = match (&newer, &older) {
+        (Some(newer), Some(_)) => newer.object("full_attention")?,
+        _ => None,
+    };
+    match (newer, older) {
+        (Some(newer), Some(older)) if !of_full.as_ref().unwrap_or(&newer).says_as_much_as(&older) => Err(fields.wrong(
             "rope_scaling",
             "\"rope_parameters\" says something else; keep one of them (transformers would take rope_scaling)",
         )),
@@ -250,12 +256,32 @@ pub(in crate::model) fn write(rope: &RopeSettings) -> Map<String, Value> {
 }
 
 impl FieldWriter {
-    /// Writes rotary settings as `rope_parameters`, which takes the place of older fields.
+    /// Writes rotary settings as `rope_parameters`, and in the fields that transformers 4 reads.
     pub(in crate::model) fn set_rope(&mut self, rope: &RopeSettings) {
         let mut parameters = self.take_object("rope_parameters");
         parameters.extend(write(rope));
         self.fields.insert("rope_parameters".to_owned(), Value::Object(parameters));
-        self.remove("rope_theta");
-        self.remove("rope_scaling");
+        self.set_older_rope(rope);
+    }
+
+    /// Writes rotary settings in the fields that transformers 4 reads, and later ones take for the same.
+    pub(in crate::model) fn set_older_rope(&mut self, rope: &RopeSettings) {
+        let mut scaling = write(rope);
+        scaling.remove("rope_theta");
+        if let Some(share) = scaling.remove("partial_rotary_factor") {
+            self.set("partial_rotary_factor", share);
+        }
+        // Phi-3 refuses any other field there.
+        if self.fields.get("model_type").is_some_and(|kind| kind == "phi3") {
+            scaling.retain(|name, _| ["short_factor", "long_factor"].contains(&name.as_str()));
+            if !scaling.is_empty() {
+                scaling.insert("type".to_owned(), json!("longrope"));
+            }
+        }
+        self.set("rope_theta", json!(rope.theta));
+        match rope.scaling {
+            RopeScaling::None => self.remove("rope_scaling"),
+            _ => self.set("rope_scaling", Value::Object(scaling)),
+        }
     }
 }

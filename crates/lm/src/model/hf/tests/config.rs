@@ -125,8 +125,53 @@ fn what_is_written_reads_as_the_same_and_keeps_unknown_fields() {
     assert_eq!((&written["dtype"], &written["eos_token_id"]), (&json!("bfloat16"), &json!([5, 6])));
     assert_eq!((&written["rms_norm_eps"], &written["transformers_version"]), (&json!(1e-5), &json!("4.1")));
     assert_eq!(written["architectures"], json!(["LlamaForCausalLM"]));
-    for gone in ["rope_theta", "rope_scaling", "torch_dtype"] {
-        assert!(written.get(gone).is_none(), "{gone}");
+    // As transformers 4 reads it.
+    assert_eq!(written["rope_theta"], 9e4);
+    assert_eq!(written["rope_scaling"], json!({ "factor": 2.0, "rope_type": "linear" }));
+    assert!(written.get("torch_dtype").is_none());
+    // Both forms are read as one.
+    let again = read(&written.to_string()).unwrap();
+    assert_eq!(again.decoder(), read(&text.to_string()).unwrap().decoder());
+}
+
+/// All kinds of rotary settings are written in both forms, and are read as they were.
+#[test]
+fn rotary_settings_are_written_for_transformers_4_as_well() {
+    let long = json!({"rope_type": "longrope", "short_factor": [1.0, 1.25], "long_factor": [1.0, 3.0],
+                      "rope_theta": 1e4, "partial_rotary_factor": 0.5});
+    let by_layer = json!({"full_attention": {"rope_type": "linear", "factor": 8.0, "rope_theta": 1e6},
+                          "sliding_attention": {"rope_type": "default", "rope_theta": 2e4}});
+    let sizes = json!({"hidden_size": 32, "num_attention_heads": 4, "num_key_value_heads": 2, "num_hidden_layers": 6,
+                       "intermediate_size": 40, "vocab_size": 72, "max_position_embeddings": 64, "head_dim": 8});
+    for (kind, rope, theta, scaling) in [
+        ("qwen2", json!({"rope_type": "default", "rope_theta": 5e5}), 5e5, json!(null)),
+        (
+            "phi3",
+            long,
+            1e4,
+            json!({"type": "longrope", "short_factor": [1.0, 1.25], "long_factor": [1.0, 3.0]}),
+        ),
+        ("gemma3_text", by_layer, 1e6, json!({"rope_type": "linear", "factor": 8.0})),
+    ] {
+        let mut config = sizes.clone();
+        config["model_type"] = json!(kind);
+        config["rope_parameters"] = rope;
+        if kind == "phi3" {
+            config["original_max_position_embeddings"] = json!(16);
+        }
+        let own = read(&config.to_string()).unwrap();
+        let written: Value = serde_json::from_str(&own.to_json(DType::F32)).unwrap();
+        assert_eq!(
+            (&written["rope_theta"], written.get("rope_scaling").unwrap_or(&json!(null))),
+            (&json!(theta), &scaling)
+        );
+        match kind {
+            "phi3" => assert_eq!(written["partial_rotary_factor"], 0.5),
+            "gemma3_text" => assert_eq!(written["rope_local_base_freq"], 2e4),
+            _ => {}
+        }
+        let again = read(&written.to_string()).unwrap();
+        assert_eq!((again.decoder(), again.notes()), (own.decoder(), own.notes()), "{kind}");
     }
 }
 
