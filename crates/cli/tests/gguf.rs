@@ -89,3 +89,58 @@ fn broken_files_are_named_with_the_reason() {
     let message = train("nan.gguf");
     assert!(message.contains("not finite") || message.contains("NaN"), "{message}");
 }
+
+#[test]
+fn an_adapter_alone_is_a_file_of_its_own() {
+    let site = Site::new();
+    site.train("lora", &["finetuning_type=lora", "max_steps=2"]);
+    let words = [
+        "export",
+        "model_name_or_path=model",
+        "adapter_name_or_path=lora",
+        "export_dir=alone",
+        "gguf_adapter=f16",
+    ];
+    let said = run(site.oarlock(&words));
+    assert!(said.code == Some(0) && said.stdout.contains("alone/alone-F16-LoRA.gguf"), "{said:?}");
+    assert!(!site.path("alone/model.safetensors").exists());
+    assert!(site.read("alone/alone-F16-LoRA.gguf").starts_with(b"GGUF"));
+    // It is an adapter, and no model.
+    let said = run(site.training("out", &["model_name_or_path=alone/alone-F16-LoRA.gguf"]));
+    assert!(said.code != Some(0) && said.message().contains("the file is of the type adapter"), "{said:?}");
+}
+
+#[test]
+fn blocks_follow_a_matrix_that_is_collected_or_read() {
+    let site = Site::new();
+    site.write("questions.txt", &"the king and the queen\n".repeat(30));
+    let export = |words: &[&str]| {
+        let words = [&["export", "model_name_or_path=model", "gguf=q4_0"], words].concat();
+        let said = run(site.oarlock(&words));
+        assert_eq!(said.code, Some(0), "{said:?}");
+        said.stdout
+    };
+    let of_data = ["export_quantization_dataset=questions.txt", "export_quantization_maxlen=32"];
+    let said = export(&[&["export_dir=plain"][..], &[]].concat());
+    assert!(!said.contains("imatrix"), "{said}");
+    let said = export(&[&["export_dir=found", "export_quantization_nsamples=4"][..], &of_data].concat());
+    assert!(
+        said.contains("wrote found/imatrix.gguf: what ") && said.contains(" in 4 rows of up to 32 tokens"),
+        "{said}"
+    );
+    export(&["export_dir=read", "imatrix=found/imatrix.gguf"]);
+    let file = |name: &str| site.read(&format!("{name}/{name}-Q4_0.gguf"));
+    // The keys name the folder, so only what follows them is the same.
+    let tail = |name: &str| file(name)[file(name).len() - 4096..].to_vec();
+    assert!(tail("found") == tail("read") && tail("found") != tail("plain"));
+    site.write("bad.dat", "no matrix");
+    let said = run(site.oarlock(&[
+        "export",
+        "model_name_or_path=model",
+        "export_dir=bad",
+        "gguf=q4_0",
+        "imatrix=bad.dat",
+    ]));
+    assert!(said.code != Some(0) && said.message().contains("bad.dat"), "{said:?}");
+    assert!(!site.path("bad").exists());
+}

@@ -33,12 +33,34 @@ pub struct ExportArgs {
     pub overwrite: bool,
     /// The types of a GGUF file that is written as well.
     pub gguf: Option<Mix>,
+    /// What its blocks are rounded by.
+    pub importance: Option<ImportanceArgs>,
+    /// The type of a GGUF file of the adapter, which alone is written then.
+    pub gguf_adapter: Option<Mix>,
     /// The template that is named.
     pub chat: Option<ChatArgs>,
     /// How positions are scaled.
     pub rope_scaling: Option<RopeArgs>,
     /// The keys that are written and that no export follows.
     pub idle: Vec<&'static str>,
+}
+
+/// How much the columns of weights matter.
+#[derive(Clone, Debug, PartialEq)]
+pub enum ImportanceArgs {
+    /// As this file says.
+    File(PathBuf),
+    /// As it is found on texts.
+    Collected {
+        /// The data sets.
+        dataset: String,
+        /// The folder of `dataset_info.json`.
+        dataset_dir: PathBuf,
+        /// The most rows.
+        n_rows: usize,
+        /// The most tokens of a row.
+        row_tokens: usize,
+    },
 }
 
 /// A problem with the folder to write to, where a layer names it.
@@ -51,7 +73,7 @@ pub fn folder_problem(layers: &[Layer], message: String, help: String) -> Proble
 }
 
 /// The keys that an export follows, or refuses.
-const FOLLOWED: [&Row; 23] = [
+const FOLLOWED: [&Row; 25] = [
     keys::ADAPTER_FOLDER.row,
     keys::ADAPTER_NAME_OR_PATH.row,
     keys::DEFAULT_SYSTEM.row,
@@ -65,6 +87,8 @@ const FOLLOWED: [&Row; 23] = [
     keys::EXPORT_SIZE.row,
     keys::FINETUNING_TYPE.row,
     keys::GGUF.row,
+    keys::GGUF_ADAPTER.row,
+    keys::IMATRIX.row,
     keys::INFER_DTYPE.row,
     keys::MODEL_NAME_OR_PATH.row,
     keys::OVERWRITE_OUTPUT_DIR.row,
@@ -195,6 +219,37 @@ pub fn export(layers: &[Layer]) -> Result<ExportArgs, Problems> {
             "remove one of them",
         );
     }
+    let gguf = settings.get(keys::GGUF).and_then(Mix::from_name);
+    let gguf_adapter = settings.get(keys::GGUF_ADAPTER).and_then(Mix::from_name);
+    if gguf_adapter.is_some() && adapters.len() != 1 {
+        refuse(
+            "`gguf_adapter` takes a single adapter",
+            &[keys::ADAPTER_NAME_OR_PATH.row, keys::GGUF_ADAPTER.row],
+            "write `adapter_name_or_path: …`, the folder of one",
+        );
+    }
+    if gguf_adapter.is_some() && (gguf.is_some() || quantized.is_some()) {
+        refuse(
+            "`gguf_adapter` merges nothing and writes no model",
+            &[keys::GGUF.row, keys::GGUF_ADAPTER.row, keys::QUANTIZATION_BIT.row],
+            "remove one of them",
+        );
+    }
+    if settings.said(keys::IMATRIX).is_some() && gguf.is_none() {
+        refuse(
+            "`imatrix` needs `gguf`",
+            &[keys::IMATRIX.row],
+            "write `gguf: q4_k_m` or another type of blocks",
+        );
+    }
+    if settings.said(keys::IMATRIX).is_some() && settings.said(keys::EXPORT_QUANTIZATION_DATASET).is_some() {
+        refuse(
+            "the importance matrix is read or collected, and not both",
+            &[keys::EXPORT_QUANTIZATION_DATASET.row, keys::IMATRIX.row],
+            "remove one of them",
+        );
+    }
+    let importance = importance(&settings, gguf);
     let out = PathBuf::from(settings.word(keys::EXPORT_DIR));
     let model = hub::local(&settings, settings.word(keys::MODEL_NAME_OR_PATH));
     let real = |path: &PathBuf| path.canonicalize().ok();
@@ -211,6 +266,12 @@ pub fn export(layers: &[Layer]) -> Result<ExportArgs, Problems> {
     let max_len = settings.said(keys::CUTOFF_LEN).map(|_| settings.get(keys::CUTOFF_LEN));
     let kind =
         settings.said(keys::ROPE_SCALING).and_then(|_| RopeKind::named(settings.word(keys::ROPE_SCALING)));
+    let of_importance = [
+        keys::DATASET_DIR.name(),
+        keys::EXPORT_QUANTIZATION_DATASET.name(),
+        keys::EXPORT_QUANTIZATION_MAXLEN.name(),
+        keys::EXPORT_QUANTIZATION_NSAMPLES.name(),
+    ];
     let args = ExportArgs {
         model,
         out,
@@ -219,16 +280,34 @@ pub fn export(layers: &[Layer]) -> Result<ExportArgs, Problems> {
         max_shard_bytes: shard_bytes,
         dtype,
         overwrite: settings.get(keys::OVERWRITE_OUTPUT_DIR),
-        gguf: settings.get(keys::GGUF).and_then(Mix::from_name),
+        gguf,
+        gguf_adapter,
         chat: settings.said(keys::TEMPLATE).map(|_| chat(&settings)),
         rope_scaling: kind.map(|kind| RopeArgs { kind, max_len }),
         idle: (settings.iter().filter(|setting| setting.is_written()))
             .map(|setting| setting.key.name)
             .filter(|name| !FOLLOWED.iter().any(|key| key.name == *name))
             .filter(|name| kind.is_none() || *name != keys::CUTOFF_LEN.name())
+            .filter(|name| importance.is_none() || !of_importance.contains(name))
             .collect(),
+        importance: importance.clone(),
     };
     problems.into_result(|| args)
+}
+
+/// What the blocks of a GGUF file are rounded by. Types that are no blocks of few bits are not.
+fn importance(settings: &Settings, gguf: Option<Mix>) -> Option<ImportanceArgs> {
+    gguf.filter(|mix| !matches!(mix, Mix::F32 | Mix::F16 | Mix::BF16 | Mix::Q8_0))?;
+    if settings.said(keys::IMATRIX).is_some() {
+        return Some(ImportanceArgs::File(PathBuf::from(settings.word(keys::IMATRIX))));
+    }
+    settings.said(keys::EXPORT_QUANTIZATION_DATASET)?;
+    Some(ImportanceArgs::Collected {
+        dataset: settings.word(keys::EXPORT_QUANTIZATION_DATASET).to_owned(),
+        dataset_dir: PathBuf::from(settings.word(keys::DATASET_DIR)),
+        n_rows: settings.get(keys::EXPORT_QUANTIZATION_NSAMPLES),
+        row_tokens: settings.get(keys::EXPORT_QUANTIZATION_MAXLEN),
+    })
 }
 
 #[cfg(test)]
@@ -258,6 +337,8 @@ mod tests {
             dtype: Some(DType::BF16),
             overwrite: false,
             gguf: None,
+            importance: None,
+            gguf_adapter: None,
             chat: Some(ChatArgs { template: Some("llama3".into()), ..ChatArgs::default() }),
             rope_scaling: None,
             idle: vec!["trust_remote_code", "export_device"],
@@ -309,10 +390,32 @@ mod tests {
             ("export_dequantized=true", "`export_dequantized` needs `quantization_bit`"),
             ("quantization_bit=3", "only `quantization_bit` 4 and 8"),
             ("quantization_bit=4 quantization_method=hqq", "only `quantization_bit` 4 and 8"),
+            ("gguf_adapter=f16", "`gguf_adapter` takes a single adapter"),
+            ("gguf_adapter=f16 adapter_name_or_path=a gguf=q8_0", "merges nothing and writes no model"),
+            ("imatrix=m.gguf", "`imatrix` needs `gguf`"),
+            ("gguf=q4_k_m imatrix=m.gguf export_quantization_dataset=d", "read or collected, and not both"),
         ] {
             let error = error(&format!("{BASE} {words}"));
             assert!(error.contains(part), "{part}: {error}");
         }
+    }
+
+    #[test]
+    fn blocks_are_rounded_by_a_matrix_that_is_read_or_collected() {
+        let args = |words: &str| read(&format!("model_name_or_path=m export_dir=o {words}")).unwrap();
+        let read = args("gguf=q4_k_m imatrix=m.dat");
+        assert_eq!((read.importance, read.idle), (Some(ImportanceArgs::File("m.dat".into())), vec![]));
+        let found =
+            args("gguf=q2_k_s export_quantization_dataset=a,b export_quantization_nsamples=7 dataset_dir=d");
+        let expected = ImportanceArgs::Collected {
+            dataset: "a,b".to_owned(),
+            dataset_dir: "d".into(),
+            n_rows: 7,
+            row_tokens: 1024,
+        };
+        assert_eq!((found.importance, found.idle), (Some(expected), vec![]));
+        let whole = args("gguf=q8_0 export_quantization_dataset=a");
+        assert_eq!((whole.importance, whole.idle), (None, vec!["export_quantization_dataset"]));
     }
 
     #[test]

@@ -20,6 +20,7 @@ mod source;
 mod targeted;
 mod template_files;
 mod update;
+mod updates;
 
 pub use adapt::{adapt, adapt_quantized};
 pub use adaptation::{Adaptation, AdaptedModule, LowRank};

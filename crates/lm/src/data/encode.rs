@@ -10,7 +10,7 @@ use super::format::{Kind, Read, Reading};
 use super::hash::hash_bytes;
 use super::record::{Content, Record};
 use super::sft::{Chat, Outcome};
-use super::source::Row;
+use super::source::{Row, Source};
 use super::template::ChatTemplate;
 use super::tokenizer::Tokenizer;
 
@@ -108,6 +108,15 @@ impl<'a> Encoder<'a> {
             }
         };
         Ok(Encoding { outcome, guessed, unread, part: row.part, record: row.record })
+    }
+
+    /// The examples of a source as tokens, in order and uncut. Rows that cannot be used are left out.
+    pub fn examples(self, source: &Source) -> impl Iterator<Item = Result<Encoded>> + use<'a> {
+        source.rows(self.content()).filter_map(move |row| match row.and_then(|row| self.row(row)) {
+            Err(error) => Some(Err(error)),
+            Ok(Encoding { outcome: Outcome::Encoded(encoded, _), .. }) => Some(Ok(encoded)),
+            Ok(_) => None,
+        })
     }
 
     pub(super) fn vocab_size(&self) -> Result<usize> {

@@ -22,7 +22,9 @@ use oarlock_tensor::cpu::quantized::Format;
 use oarlock_tensor::{DType, Device};
 use serde_json::Value;
 
-pub use gguf::{Mix, WrittenGguf, write_gguf};
+pub use gguf::{
+    Calibration, ImportanceMatrix, Mix, WrittenGguf, collect_importance, write_gguf, write_gguf_adapter,
+};
 pub use logits::{Compared, PROMPTS};
 use logits::{compared, logits, prompts};
 use texts::beside_weights;

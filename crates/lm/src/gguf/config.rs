@@ -1,15 +1,16 @@
 //! The `config.json` that the keys and tensors of a GGUF file stand for.
 
-use oarlock_gguf::{Gguf, TensorType};
+use oarlock_gguf::TensorType;
 use serde_json::{Map, Value, json};
 
-use super::model_keys::{Found, ModelKeys, decimal};
+use super::model_keys::{ModelKeys, decimal};
+use super::parts::{Found, Model};
 use super::rope;
 
 /// # Errors
 /// What Hugging Face's form cannot say, and keys that are missing.
-pub(super) fn of(gguf: &Gguf<&[u8]>) -> Found<String> {
-    let keys = ModelKeys::of(gguf)?;
+pub(super) fn of(model: &Model<'_>) -> Found<String> {
+    let (keys, gguf) = (ModelKeys::of(model)?, model.keys());
     let mut fields = sizes(&keys)?;
     match keys.architecture.name {
         "llama" => {
@@ -45,7 +46,8 @@ fn sizes(keys: &ModelKeys<'_>) -> Found<Map<String, Value>> {
     if keys.get::<u32>("expert_count")?.is_some_and(|n| n > 0) {
         return Err("it is a mixture of experts; only dense models are supported".to_owned());
     }
-    let embedding = keys.gguf.tensor("token_embd.weight").map_err(|e| e.to_string())?;
+    let embedding =
+        keys.model.tensor("token_embd.weight").ok_or("the file has no tensor token_embd.weight")?;
     let head_dim = match keys.get::<u32>("attention.key_length")? {
         Some(size) => size,
         None => hidden.checked_div(heads).ok_or("attention.head_count is 0")?,
@@ -78,10 +80,10 @@ fn sizes(keys: &ModelKeys<'_>) -> Found<Map<String, Value>> {
 /// The dtype of most of the weights. What blocks stand for has more bits than the dtypes of 16 bits keep.
 fn dtype(keys: &ModelKeys<'_>) -> &'static str {
     let elements = |kind: TensorType| {
-        let of_kind = keys.gguf.tensors().filter(|tensor| tensor.tensor_type() == kind);
-        of_kind.map(|tensor| tensor.n_elems()).sum::<u64>()
+        let of_kind = keys.model.tensors().filter(|(_, tensor)| tensor.tensor_type() == kind);
+        of_kind.map(|(_, tensor)| tensor.n_elems()).sum::<u64>()
     };
-    let all: u64 = keys.gguf.tensors().map(|tensor| tensor.n_elems()).sum();
+    let all: u64 = keys.model.tensors().map(|(_, tensor)| tensor.n_elems()).sum();
     match (elements(TensorType::F16), elements(TensorType::BF16)) {
         (halves, _) if halves > all / 2 => "float16",
         (_, halves) if halves > all / 2 => "bfloat16",

@@ -9,6 +9,7 @@ mod block_tests;
 mod config;
 mod model_keys;
 pub(crate) mod names;
+mod parts;
 mod rope;
 pub(crate) mod rules;
 #[cfg(test)]
@@ -23,12 +24,13 @@ use std::io::{Error, ErrorKind, Read, Result};
 use std::path::Path;
 
 use oarlock_comm::MappedFile;
-use oarlock_gguf::Gguf;
 
+use self::parts::Model;
 pub(crate) use self::rope::{llama3_divisors, long_attention};
 pub(crate) use self::weights::map_weights;
 
-/// Whether this is a file in GGUF, by how it begins. Such a path stands for a model as the path of a folder does.
+/// Whether this is a file in GGUF, by how it begins. Such a path stands for a model as the path of a folder does; of a model in
+/// several files it is that of the first.
 pub fn is_gguf(path: &Path) -> bool {
     // Opening a pipe would wait for whoever writes to it.
     if !path.is_file() {
@@ -86,15 +88,15 @@ fn derived(path: &Path, name: &str) -> Result<String> {
     if !DERIVED.contains(&name) {
         return Err(ErrorKind::NotFound.into());
     }
-    let map = MappedFile::open(path)?;
+    let maps = parts::open(path)?;
     let refuse = |problem: String| Error::new(ErrorKind::InvalidData, problem);
-    let gguf = Gguf::new(&map[..]).map_err(|error| refuse(error.to_string()))?;
+    let model = Model::of(maps.iter().map(|map| &map[..])).map_err(refuse)?;
     let text = match name {
-        "config.json" => config::of(&gguf),
-        "tokenizer.json" => tokenizer::of(&gguf),
-        "tokenizer_config.json" => tokenizer_settings::of(&gguf),
-        _ => tokenizer_settings::generation(&gguf),
+        "config.json" => config::of(&model),
+        "tokenizer.json" => tokenizer::of(model.keys()),
+        "tokenizer_config.json" => tokenizer_settings::of(model.keys()),
+        _ => tokenizer_settings::generation(model.keys()),
     };
-    map.check()?;
+    maps.iter().try_for_each(MappedFile::check)?;
     text.map_err(refuse)
 }

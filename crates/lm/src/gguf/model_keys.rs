@@ -1,25 +1,23 @@
 //! Typed reading of the keys of a GGUF file, those of its architecture by their short names.
 
-use std::fmt::Display;
-
 use oarlock_gguf::{FromValue, Gguf};
 use serde_json::Value;
 
 use super::names::Architecture;
+use super::parts::{Found, Model, shown};
 
-/// What was found, or what is wrong.
-pub(super) type Found<T> = std::result::Result<T, String>;
-
-/// A file, and its architecture.
+/// A model, and its architecture.
 pub(super) struct ModelKeys<'a> {
-    pub(super) gguf: &'a Gguf<&'a [u8]>,
+    pub(super) model: &'a Model<'a>,
+    gguf: &'a Gguf<&'a [u8]>,
     pub(super) architecture: Architecture,
 }
 
 impl<'a> ModelKeys<'a> {
     /// # Errors
     /// A file that is not a whole model, and an architecture that is not known.
-    pub(super) fn of(gguf: &'a Gguf<&'a [u8]>) -> Found<ModelKeys<'a>> {
+    pub(super) fn of(model: &'a Model<'a>) -> Found<ModelKeys<'a>> {
+        let gguf = model.keys();
         let text = |key: &str| gguf.get::<&str>(key).map_err(shown);
         if let Some(kind) = text("general.type")?.filter(|kind| *kind != "model") {
             return Err(format!(
@@ -27,18 +25,12 @@ impl<'a> ModelKeys<'a> {
                 kind.escape_debug()
             ));
         }
-        if gguf.get::<u64>("split.count").map_err(shown)?.is_some_and(|n| n > 1) {
-            return Err(
-                "the file is one part of several (split.count); join them with llama-gguf-split --merge"
-                    .to_owned(),
-            );
-        }
         let name = gguf.require::<&str>("general.architecture").map_err(shown)?;
         let architecture = Architecture::named(name).ok_or_else(|| {
             let known = Architecture::names().join(", ");
             format!("the architecture is {}; supported are {known}, all dense", name.escape_debug())
         })?;
-        Ok(ModelKeys { gguf, architecture })
+        Ok(ModelKeys { model, gguf, architecture })
     }
 
     /// A key of the architecture, such as `block_count`.
@@ -53,7 +45,7 @@ impl<'a> ModelKeys<'a> {
 
     /// A tensor of one dimension.
     pub(super) fn vector(&self, name: &str) -> Found<Option<Vec<f32>>> {
-        let Ok(tensor) = self.gguf.tensor(name) else { return Ok(None) };
+        let Some(tensor) = self.model.tensor(name) else { return Ok(None) };
         if tensor.dims().len() > 1 || tensor.n_elems() > 1 << 16 {
             return Err(format!("the tensor {name} has the shape {:?}; expected a vector", tensor.dims()));
         }
@@ -62,13 +54,8 @@ impl<'a> ModelKeys<'a> {
 
     /// Whether there is a tensor of this name.
     pub(super) fn has(&self, name: &str) -> bool {
-        self.gguf.tensor(name).is_ok()
+        self.model.tensor(name).is_some()
     }
-}
-
-/// An error as text.
-pub(super) fn shown(error: impl Display) -> String {
-    error.to_string()
 }
 
 /// A number of single precision with the digits that it was written by: 1e-5, and not 9.999999747378752e-6.

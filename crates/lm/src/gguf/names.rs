@@ -11,6 +11,28 @@ pub(crate) enum RowOrder {
     PlusOne,
 }
 
+impl RowOrder {
+    /// Whether so many rows are whole heads.
+    pub(crate) fn fits(self, n_rows: usize) -> bool {
+        match self {
+            RowOrder::Interleaved(heads) => heads > 0 && n_rows.is_multiple_of(2 * heads as usize),
+            RowOrder::Same | RowOrder::PlusOne => true,
+        }
+    }
+
+    /// The row in the files of Hugging Face that is row `at` of a GGUF tensor of so many rows.
+    pub(crate) fn stored(self, at: usize, n_rows: usize) -> usize {
+        match self {
+            RowOrder::Interleaved(heads) => {
+                let half = n_rows / heads as usize / 2;
+                let (head, inside) = (at / (2 * half), at % (2 * half));
+                head * 2 * half + (inside % 2) * half + inside / 2
+            }
+            RowOrder::Same | RowOrder::PlusOne => at,
+        }
+    }
+}
+
 /// A family under llama.cpp's name.
 #[derive(Debug)]
 pub(crate) struct Architecture {

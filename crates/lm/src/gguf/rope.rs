@@ -2,7 +2,8 @@
 
 use serde_json::{Map, Value, json};
 
-use super::model_keys::{Found, ModelKeys, decimal};
+use super::model_keys::{ModelKeys, decimal};
+use super::parts::Found;
 
 /// How far factors of a file may be from those of the formula that they are taken for, relatively: single precision.
 const TOLERANCE: f64 = 1e-5;

@@ -110,6 +110,10 @@ fn a_byte_level_tokenizer_is_read() {
         ("gpt-2", vec![4, 3, 6, 5, 7, 0]),
         ("smollm", vec![4, 3, 5, 5, 5, 7, 0]),
         ("llama-bpe", vec![4, 3, 6, 5, 7, 0]),
+        ("tekken", vec![4, 3, 5, 5, 5, 7, 0]),
+        ("gpt-4o", vec![4, 3, 6, 5, 7, 0]),
+        ("deepseek-coder", vec![4, 3, 5, 5, 5, 7, 0]),
+        ("default", vec![4, 3, 6, 5, 7, 0]),
     ] {
         let tokenizer = Tokenizer::open(sample(pre).write()).unwrap();
         assert_eq!(tokenizer.encode("ab 111<|im_end|><|user|>").unwrap(), ids, "{pre}");
@@ -117,8 +121,8 @@ fn a_byte_level_tokenizer_is_read() {
     assert_eq!(sample("qwen2").json("tokenizer.json")["normalizer"]["type"], "NFC");
     assert_eq!(sample("gpt-2").json("generation_config.json")["eos_token_id"], serde_json::json!([7]));
     assert_eq!(sample("gpt-2").json("tokenizer_config.json")["eos_token"], "<|im_end|>");
-    let refused = sample("tekken").refused("tokenizer.json");
-    assert!(refused.contains("is tekken (tokenizer.ggml.pre), which is not known"), "{refused}");
+    let refused = sample("superbpe").refused("tokenizer.json");
+    assert!(refused.contains("is superbpe (tokenizer.ggml.pre), which is not known"), "{refused}");
     let refused = sample("gpt-2").with("tokenizer.ggml.merges", &["ab"][..]).refused("tokenizer.json");
     assert!(refused.contains("not a pair of texts"), "{refused}");
     let refused = sample("gpt-2").with("tokenizer.ggml.eos_token_id", 8_u32).refused("tokenizer_config.json");
@@ -164,7 +168,10 @@ fn what_is_no_model_of_a_known_kind_is_refused() {
     let refused = Sample::llama().with("general.type", "adapter").refused("config.json");
     assert!(refused.starts_with("the file is of the type adapter"), "{refused}");
     let refused = Sample::llama().with("split.count", 2_u32).refused("config.json");
-    assert!(refused.contains("one part of several"), "{refused}");
+    assert!(
+        refused.contains("part 1 of 2 (split.no), and its name does not end in -00001-of-00002.gguf"),
+        "{refused}"
+    );
     let sample = Sample::llama();
     let path = sample.write();
     assert_eq!(read_text(&path.join("vocab.json"), 9).unwrap_err().kind(), ErrorKind::NotFound);
@@ -180,7 +187,94 @@ fn what_is_no_model_of_a_known_kind_is_refused() {
             .contains("blk.0.attn_sinks.weight has no place in a model of the architecture llama")
     );
     sample.tensors[1] = ("blk.0.attn_q.weight", vec![4, 3], vec![0.0; 12]);
-    assert!(weights(&sample).contains("has 3 rows, which are not those of 1 heads"));
+    assert!(weights(&sample).contains("has 3 rows, which are not whole heads"));
+}
+
+/// The keys in the first file, and tensors in both.
+#[test]
+fn parts_of_a_model_are_read_as_one() {
+    let mut whole = sentencepiece();
+    whole.tensors.push(("blk.0.attn_q.weight", vec![64, 2], (0..128).map(|x| x as f32).collect()));
+    let expected = (whole.json("config.json"), map_weights(&whole.write()).unwrap());
+    let place = |sample: Sample, no: u16| {
+        sample.with("split.no", no).with("split.count", 2_u16).with("split.tensors.count", 2_i32)
+    };
+    let mut first = place(sentencepiece(), 0);
+    let mut second = place(Sample::llama(), 1);
+    second.tensors = vec![whole.tensors[1].clone()];
+    let folder = tempfile::tempdir().unwrap();
+    let part = |number: u32| folder.path().join(format!("m-0000{number}-of-00002.gguf"));
+    let write = |sample: &Sample, number| _ = fs::copy(sample.write(), part(number)).unwrap();
+    write(&first, 1);
+    let missing = read_text(&part(1).join("config.json"), 1 << 20).unwrap_err();
+    assert_eq!(missing.kind(), ErrorKind::InvalidData);
+    assert!(
+        missing.to_string().contains("part 2 of 2, ") && missing.to_string().contains("fetch it as well")
+    );
+    write(&second, 2);
+    let read = |number| read_text(&part(number).join("config.json"), 1 << 20).map_err(|e| e.to_string());
+    assert_eq!(read(1).unwrap(), expected.0.to_string());
+    assert!(read(2).unwrap_err().contains("name the first one, m-00001-of-00002.gguf"));
+    let shapes = |files: oarlock_engine::checkpoint::weights::MappedFiles| {
+        files.tensors.into_iter().map(|(name, located)| (name, located.shape)).collect::<Vec<_>>()
+    };
+    assert_eq!(shapes(map_weights(&part(1)).unwrap()), shapes(expected.1));
+    // Parts of several models.
+    second = second.with("split.no", 0_u16);
+    write(&second, 2);
+    assert!(read(1).unwrap_err().contains("says that it is part 1 of 2; the parts are of several models"));
+    second = place(sentencepiece(), 1);
+    write(&second, 2);
+    assert!(read(1).unwrap_err().contains("two parts have the tensor token_embd.weight"));
+    first = first.with("split.tensors.count", 3_i32);
+    write(&first, 1);
+    assert!(read(1).unwrap_err().contains("the parts have 2 tensors, and 3 were written"));
+}
+
+/// The vocabularies with which llama.cpp tests itself (`models/ggml-vocab-*.gguf`), their texts and ids, in the folder that
+/// `OARLOCK_VOCABULARIES` names.
+#[test]
+#[ignore = "needs vocabularies of llama.cpp"]
+fn tokens_of_llama_cpp_by_hand() {
+    let folder = std::env::var("OARLOCK_VOCABULARIES").unwrap();
+    let mut wrong = Vec::new();
+    let mut n_files = 0;
+    for entry in fs::read_dir(folder).unwrap().flatten() {
+        let path = entry.path();
+        let with = |ending: &str| fs::read_to_string(format!("{}.{ending}", path.display())).ok();
+        let (Some(texts), Some(ids)) = (with("inp"), with("out")) else { continue };
+        // These files hold no model.
+        let folder = tempfile::tempdir().unwrap();
+        let json = match read_text(&path.join("tokenizer.json"), 1 << 30) {
+            Ok(json) => json,
+            Err(error) => {
+                println!("left out: {}: {error}", path.display());
+                continue;
+            }
+        };
+        fs::write(folder.path().join("tokenizer.json"), &json).unwrap();
+        let tokenizer = Tokenizer::open(folder.path()).unwrap();
+        let before = tokenizer.encode("").unwrap();
+        let texts: Vec<&str> = texts.split("\n__ggml_vocab_test__\n").collect();
+        let (mut n_texts, mut n_same) = (0, 0);
+        for (text, expected) in texts.iter().zip(ids.lines()) {
+            let expected: Vec<u32> = expected.split_whitespace().map(|id| id.parse().unwrap()).collect();
+            let found = tokenizer.encode(text).unwrap();
+            let found = found.strip_prefix(&before[..]).unwrap_or(&found);
+            // llama.cpp composes no characters.
+            if json.contains("\"NFC\"") && text.contains(|c| ('\u{300}'..'\u{370}').contains(&c)) {
+                continue;
+            }
+            n_texts += 1;
+            match found == expected {
+                true => n_same += 1,
+                false => wrong.push(format!("{}: {text:?}: {found:?}, not {expected:?}", path.display())),
+            }
+        }
+        n_files += 1;
+        println!("{}: {n_same} of {n_texts}", path.display());
+    }
+    assert!(n_files > 0 && wrong.is_empty(), "{}", wrong.join("\n"));
 }
 
 /// Bytes of a file are changed, at the places of its head above all: it is read or refused, and never panics.
@@ -208,15 +302,16 @@ fn damaged_files_are_read_or_refused() {
                 _ => (random(3 * i + 1) * 256.0) as u8,
             };
         }
-        let Ok(gguf) = Gguf::new(&damaged[..]) else { continue };
+        let Ok(model) = Model::of(std::iter::once(&damaged[..])) else { continue };
+        let gguf = model.keys();
         let read = [
-            config::of(&gguf),
-            tokenizer::of(&gguf),
-            tokenizer_settings::of(&gguf),
-            tokenizer_settings::generation(&gguf),
+            config::of(&model),
+            tokenizer::of(gguf),
+            tokenizer_settings::of(gguf),
+            tokenizer_settings::generation(gguf),
         ];
         n_read += read.iter().flatten().count();
-        weights::located(&damaged).iter().flatten().for_each(|(_, located)| assert!(located.is_quantized()));
+        weights::located(&model).iter().flatten().for_each(|(_, located)| assert!(located.is_quantized()));
     }
     assert!(n_read > 0);
 }

@@ -5,8 +5,8 @@ use std::collections::HashMap;
 use oarlock_gguf::{Array, Gguf};
 use serde_json::{Value, json};
 
-use super::model_keys::{Found, shown};
-use super::rules::{self, Rule};
+use super::parts::{Found, shown};
+use super::rules::Rule;
 use super::tokens::{BYTE, CONTROL, NORMAL, Tokens, UNKNOWN, USER_DEFINED};
 
 /// The longest token of SentencePiece that is read.
@@ -42,7 +42,7 @@ pub(super) fn of(gguf: &Gguf<&[u8]>) -> Found<String> {
 /// A tokenizer whose tokens are bytes and what merges make of them.
 fn byte_level(gguf: &Gguf<&[u8]>) -> Found<Value> {
     let pre = gguf.get::<&str>("tokenizer.ggml.pre").map_err(shown)?.unwrap_or("default");
-    let Some(Rule { pre_tokenizer, takes_whole, normalizer }) = rules::named(pre) else {
+    let Some(rule) = Rule::named(pre) else {
         return Err(format!(
             "the rule by which texts are cut is {} (tokenizer.ggml.pre), which is not known here; take the model as a folder of \
              Hugging Face",
@@ -54,11 +54,11 @@ fn byte_level(gguf: &Gguf<&[u8]>) -> Found<Value> {
         merges.iter().map(|merge| merge.split_once(' ').map(|(left, right)| json!([left, right]))).collect();
     let pairs = pairs.ok_or("a merge is not a pair of texts (tokenizer.ggml.merges)")?;
     Ok(json!({
-        "version": "1.0", "truncation": null, "padding": null, "normalizer": normalizer,
-        "pre_tokenizer": pre_tokenizer,
+        "version": "1.0", "truncation": null, "padding": null, "normalizer": rule.normalizer(),
+        "pre_tokenizer": rule.pre_tokenizer(),
         "decoder": {"type": "ByteLevel", "add_prefix_space": true, "trim_offsets": true, "use_regex": true},
         "model": {"type": "BPE", "dropout": null, "unk_token": null, "continuing_subword_prefix": null,
-                  "end_of_word_suffix": null, "fuse_unk": false, "byte_fallback": false, "ignore_merges": takes_whole,
+                  "end_of_word_suffix": null, "fuse_unk": false, "byte_fallback": false, "ignore_merges": rule.takes_whole,
                   "merges": pairs},
     }))
 }

@@ -3,7 +3,7 @@
 use oarlock_gguf::Gguf;
 use serde_json::{Map, Value, json};
 
-use super::model_keys::{Found, shown};
+use super::parts::{Found, shown};
 use super::tokens::Tokens;
 
 /// Tokens that end an answer in llama.cpp whatever the keys of a file say, where they have a meaning of their own.

@@ -2,7 +2,7 @@
 
 use oarlock_gguf::Gguf;
 
-use super::model_keys::{Found, shown};
+use super::parts::{Found, shown};
 
 /// Kinds of tokens (`tokenizer.ggml.token_type`).
 pub(crate) const NORMAL: i32 = 1;

@@ -7,12 +7,13 @@ use std::sync::Arc;
 use oarlock_comm::MappedFile;
 use oarlock_engine::checkpoint::weights::{Located, MappedFiles, Packed};
 use oarlock_engine::{Error, Result};
-use oarlock_gguf::{Gguf, Parts, Tensor, TensorType, dequantize};
+use oarlock_gguf::{Parts, Tensor, TensorType, dequantize};
 use oarlock_tensor::cpu::block_quantized::{BlockLayout, BlockType, ROWS, Unit};
 use rayon::prelude::*;
 
-use super::model_keys::{Found, ModelKeys, shown};
+use super::model_keys::ModelKeys;
 use super::names::RowOrder;
+use super::parts::{self, Found, Model};
 
 /// Tensors that say how positions are turned; `config.json` holds what they say.
 const OF_ROPE: [&str; 3] = ["rope_freqs.weight", "rope_factors_long.weight", "rope_factors_short.weight"];
@@ -22,23 +23,23 @@ const OF_ROPE: [&str; 3] = ["rope_freqs.weight", "rope_factors_long.weight", "ro
 /// # Errors
 /// A file that cannot be read, and tensors that the family does not have.
 pub(crate) fn map_weights(path: &Path) -> Result<MappedFiles> {
-    let map = MappedFile::open(path).map_err(Error::io("read", path))?;
+    let maps = parts::open(path).map_err(Error::io("read", path))?;
+    let found = Model::of(maps.iter().map(|map| &map[..])).and_then(|model| located(&model));
+    let found = found.map_err(|problem| Error::bad_file(path, problem))?;
+    maps.iter().try_for_each(MappedFile::check).map_err(Error::io("read", path))?;
     let mut mapped = MappedFiles::default();
-    let found = located(&map).map_err(|problem| Error::bad_file(path, problem))?;
-    map.check().map_err(Error::io("read", path))?;
     mapped.tensors.extend(found);
-    mapped.files.push(map);
+    mapped.files.extend(maps);
     Ok(mapped)
 }
 
-/// The tensors of the bytes of a file.
-pub(super) fn located(bytes: &[u8]) -> Found<Vec<(String, Located)>> {
-    let gguf = Gguf::new(bytes).map_err(shown)?;
-    let keys = ModelKeys::of(&gguf)?;
+/// The tensors of a model.
+pub(super) fn located(model: &Model<'_>) -> Found<Vec<(String, Located)>> {
+    let keys = ModelKeys::of(model)?;
     let heads = keys.require::<u32>("attention.head_count")?;
     let kv_heads = keys.get::<u32>("attention.head_count_kv")?.unwrap_or(heads);
     let mut found = Vec::new();
-    for tensor in gguf.tensors() {
+    for (part, tensor) in model.tensors() {
         let name = tensor.name();
         if OF_ROPE.contains(&name) {
             continue;
@@ -48,15 +49,17 @@ pub(super) fn located(bytes: &[u8]) -> Found<Vec<(String, Located)>> {
             wrong(format!("has no place in a model of the architecture {}", keys.architecture.name))
         })?;
         let rows = keys.architecture.rows(name, heads, kv_heads);
-        let blocks = Blocks::of(&tensor, bytes, rows).map_err(wrong)?;
+        let blocks = Blocks::of(&tensor, (part, model.bytes(part)), rows).map_err(wrong)?;
         found.push((stored, Located::packed(Arc::new(blocks))));
     }
     Ok(found)
 }
 
-/// A tensor in the file.
+/// A tensor in its file.
 #[derive(Debug)]
 struct Blocks {
+    /// The number of the file.
+    file: usize,
     /// Its bytes in the file.
     bytes: Range<usize>,
     kind: TensorType,
@@ -69,7 +72,7 @@ struct Blocks {
 }
 
 impl Blocks {
-    fn of(tensor: &Tensor<'_>, file: &[u8], rows: RowOrder) -> Found<Blocks> {
+    fn of(tensor: &Tensor<'_>, (number, file): (usize, &[u8]), rows: RowOrder) -> Found<Blocks> {
         if tensor.dims().len() > 2 || tensor.n_elems() == 0 {
             return Err(format!("has the shape {:?}; expected a matrix or a vector", tensor.dims()));
         }
@@ -81,16 +84,14 @@ impl Blocks {
         let n_rows = tensor.n_rows() as usize;
         // Of a vector each element counts as a row.
         let units = if tensor.dims().len() == 1 { row } else { n_rows };
-        if let RowOrder::Interleaved(heads) = rows
-            && (heads == 0 || !units.is_multiple_of(2 * heads as usize))
-        {
-            return Err(format!("has {units} rows, which are not those of {heads} heads"));
+        if !rows.fits(units) {
+            return Err(format!("has {units} rows, which are not whole heads"));
         }
         // Both are of one file in memory.
         let first = tensor.data().as_ptr() as usize - file.as_ptr() as usize;
         let bytes = first..first + tensor.data().len();
         let (row_bytes, is_vector) = (bytes.len() / n_rows, tensor.dims().len() == 1);
-        Ok(Blocks { bytes, kind, row, row_bytes, n_rows, is_vector, rows })
+        Ok(Blocks { file: number, bytes, kind, row, row_bytes, n_rows, is_vector, rows })
     }
 
     /// Whole rows as the file has them.
@@ -145,7 +146,7 @@ impl Packed for Blocks {
 
     fn block_words(&self, files: &[MappedFile]) -> Option<Vec<i32>> {
         let layout = self.blocks()?;
-        let data = &files[0][self.bytes.clone()];
+        let data = &files[self.file][self.bytes.clone()];
         let mut words = vec![0; layout.n_words()];
         words.par_chunks_mut(layout.panel_words()).enumerate().for_each(|(panel, words)| {
             let first = panel * ROWS;
@@ -163,7 +164,7 @@ impl Packed for Blocks {
     }
 
     fn read(&self, files: &[MappedFile], elements: Range<usize>, out: &mut [f32]) {
-        let data = &files[0][self.bytes.clone()];
+        let data = &files[self.file][self.bytes.clone()];
         let mut one = vec![0.0; self.row];
         if self.is_vector {
             self.dequantize(data, 0..1, &mut one);

@@ -8,12 +8,10 @@ use oarlock_engine::checkpoint::weights::{MappedFiles, floats, weight_files};
 use oarlock_engine::{Error, Result};
 use oarlock_gguf::{TensorPlan, TensorType};
 
+use super::file::Rows;
 use super::settings::Settings;
 use super::{architecture, rope};
 use crate::gguf::names::{Architecture, RowOrder};
-
-/// RowOrder that are read at a time.
-pub(super) const ROWS: usize = 256;
 
 /// The weights of a folder.
 pub(super) struct Tensors {
@@ -48,12 +46,8 @@ impl Tensors {
             if located.shape.is_empty() || located.shape.len() > 2 {
                 return Err(settings.refuse(format_args!("{name} has the shape {:?}", located.shape)));
             }
-            if let RowOrder::Interleaved(heads) = rows
-                && (heads == 0 || located.shape[0] % (2 * heads as usize) != 0)
-            {
-                return Err(
-                    settings.refuse(format_args!("the rows of {name} are not those of {heads} heads"))
-                );
+            if !rows.fits(located.shape[0]) {
+                return Err(settings.refuse(format_args!("the rows of {name} are not whole heads")));
             }
             stored.insert(named, Stored { name: name.clone(), rows });
         }
@@ -82,12 +76,10 @@ impl Tensors {
             .map(|(name, values)| TensorPlan::new(name.clone(), [values.len() as u64], TensorType::F32));
         stored.chain(made).collect()
     }
+}
 
-    /// Reads rows of a tensor as llama.cpp has them. `out` has their size.
-    ///
-    /// # Errors
-    /// A name that is not among [`plans`](Self::plans), and elements that are no floats.
-    pub(super) fn read(&self, name: &str, rows: Range<usize>, out: &mut [f32]) -> Result<()> {
+impl Rows for Tensors {
+    fn read(&self, name: &str, rows: Range<usize>, out: &mut [f32]) -> Result<()> {
         if let Some(values) = self.made.get(name) {
             out.copy_from_slice(values);
             return Ok(());
@@ -112,11 +104,9 @@ impl Tensors {
         };
         let rows = if located.shape.len() == 1 { 0..n } else { rows };
         match stored.rows {
-            RowOrder::Interleaved(heads) => {
-                let half = n / heads as usize / 2;
+            order @ RowOrder::Interleaved(_) => {
                 for (at, out) in rows.zip(out.chunks_mut(row)) {
-                    let (head, inside) = (at / (2 * half), at % (2 * half));
-                    let from = head * 2 * half + (inside % 2) * half + inside / 2;
+                    let from = order.stored(at, n);
                     read(from * row..(from + 1) * row, out)?;
                 }
                 Ok(())

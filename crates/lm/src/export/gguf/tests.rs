@@ -8,7 +8,7 @@ use oarlock_engine::checkpoint::weights::SafetensorsSource;
 use oarlock_engine::checkpoint::weights::{MappedFiles, floats, weight_files};
 use oarlock_engine::nn::names_of;
 use oarlock_engine::shard::{ParamSlice, WeightSource};
-use oarlock_gguf::TensorType;
+use oarlock_gguf::{Gguf, TensorType};
 use serde_json::{Value, json};
 
 use super::*;
@@ -77,7 +77,7 @@ impl Folder {
     }
 
     fn export(&self, mix: Mix) -> Result<WrittenGguf> {
-        write_gguf(&self.model(), &self.0.path().join("model.gguf"), mix, false)
+        write_gguf(&self.model(), &self.0.path().join("model.gguf"), mix, None, false)
     }
 
     fn refused(&self) -> String {
@@ -172,6 +172,43 @@ fn a_file_is_read_as_the_model_that_it_was_written_from() {
     }
 }
 
+/// As llama-gguf-split makes two files of one: tensors of each in their order, keys in the first.
+#[test]
+fn a_file_in_two_parts_has_the_same_weights() {
+    let folder = Folder::new("qwen3", |_| {});
+    let whole = folder.export(Mix::Q8_0).unwrap().path;
+    let bytes = fs::read(&whole).unwrap();
+    let gguf = Gguf::new(&bytes[..]).unwrap();
+    let part = |number: usize| folder.0.path().join(format!("m-0000{number}-of-00002.gguf"));
+    let half = gguf.n_tensors() / 2;
+    for number in [1, 2] {
+        let mut metadata = if number == 1 { Metadata::of(&gguf).unwrap() } else { Metadata::new() };
+        metadata.set("general.quantization_version", 2_u32).unwrap();
+        metadata.set("split.no", number as u16 - 1).unwrap();
+        metadata.set("split.count", 2_u16).unwrap();
+        metadata.set("split.tensors.count", gguf.n_tensors() as i32).unwrap();
+        let of_part = || gguf.tensors().enumerate().filter(|(i, _)| (*i < half) == (number == 1));
+        let plan = |tensor: oarlock_gguf::Tensor<'_>| {
+            TensorPlan::new(tensor.name(), tensor.dims().to_vec(), tensor.tensor_type())
+        };
+        let plans = of_part().map(|(_, tensor)| plan(tensor)).collect();
+        let mut writer = oarlock_gguf::Writer::begin(Vec::new(), &metadata, plans).unwrap();
+        of_part().for_each(|(_, tensor)| writer.write_blocks(tensor.data()).unwrap());
+        fs::write(part(number), writer.finish().unwrap()).unwrap();
+    }
+    let hf = HfConfig::read(&part(1)).unwrap();
+    let decoder = Decoder::new(hf.decoder().clone(), 8).unwrap();
+    let [mut expected, mut found] =
+        [&whole, &part(1)].map(|path| SafetensorsSource::open(path, &hf, &decoder).unwrap());
+    for named in names_of(&decoder) {
+        let n_elems = named.param.shape().n_elems();
+        let [mut a, mut b] = [vec![0.0; n_elems], vec![1.0; n_elems]];
+        expected.read(&ParamSlice::of(&named, 0..n_elems), &mut a).unwrap();
+        found.read(&ParamSlice::of(&named, 0..n_elems), &mut b).unwrap();
+        assert_eq!(a, b, "{}", named.name);
+    }
+}
+
 /// By hand from the layout: row 2j + s of a head is row s·d/2 + j of Hugging Face.
 #[test]
 fn rows_of_llama_take_turns_and_norms_of_gemma_are_one_more() {
@@ -256,11 +293,14 @@ fn what_gguf_cannot_say_is_refused_with_the_reason() {
     for (edit, message) in [
         (
             &(|t: &mut Value| t["pre_tokenizer"] = json!({"type": "Whitespace"})) as &dyn Fn(&mut Value),
-            "no name for the rules",
+            "no name for the rule",
         ),
         (&|t: &mut Value| t["normalizer"] = json!({"type": "Lowercase"}), "no normalizer"),
         (&|t: &mut Value| t["model"]["type"] = json!("Unigram"), "only BPE is there"),
-        (&|t: &mut Value| t["model"]["ignore_merges"] = json!(true), "its ignore_merges is true"),
+        (
+            &|t: &mut Value| (t["model"]["ignore_merges"], t["model"]["merges"]) = (json!(true), json!([])),
+            "its ignore_merges is true, llama.cpp has false for gpt-2, and the merges do not make the token \"AB\"",
+        ),
         (&|t: &mut Value| t["added_tokens"][0]["id"] = json!(100_000), "the embedding has"),
         (&|t: &mut Value| t["added_tokens"][0]["content"] = json!("A"), "are both \"A\""),
     ] {
@@ -287,5 +327,5 @@ fn a_file_that_another_program_wrote_stays() {
         "{refused}"
     );
     assert_eq!(fs::read(&out).unwrap(), b"mine");
-    write_gguf(&folder.model(), &out, Mix::F32, true).unwrap();
+    write_gguf(&folder.model(), &out, Mix::F32, None, true).unwrap();
 }

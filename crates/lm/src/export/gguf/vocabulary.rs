@@ -11,14 +11,22 @@ use serde_json::Value;
 use super::settings::Settings;
 use crate::adapters::side_text;
 use crate::data::ChatTemplate;
-use crate::gguf::rules::{GPT_2, REGEXES};
+use crate::gguf::rules::{RULES, Rule, cuts_of};
 use crate::gguf::tokens::{BYTE, CONTROL, NORMAL, UNKNOWN, UNUSED, USER_DEFINED};
 
 /// Writes the keys of the tokenizer in `dir`, for an embedding of so many rows.
 ///
+/// Gives what llama.cpp does otherwise than the tokenizer: lines for people.
+///
 /// # Errors
 /// A tokenizer that llama.cpp does not have, with the reason.
-pub(super) fn write(dir: &Path, settings: &Settings, n_rows: usize, metadata: &mut Metadata) -> Result<()> {
+pub(super) fn write(
+    dir: &Path,
+    settings: &Settings,
+    n_rows: usize,
+    metadata: &mut Metadata,
+) -> Result<Vec<String>> {
+    let mut notes = Vec::new();
     let path = dir.join("tokenizer.json");
     let text = side_text(dir, "tokenizer.json")?.ok_or_else(|| {
         Error::bad_file(dir, "holds no tokenizer.json, and a GGUF file holds its tokenizer")
@@ -48,12 +56,18 @@ pub(super) fn write(dir: &Path, settings: &Settings, n_rows: usize, metadata: &m
             set("ggml.add_space_prefix", &|m, key| m.set(key, prefix))?;
         }
         false => {
-            let pre = pre_tokenizer(&tokenizer).map_err(refuse)?;
+            let rule = rule_of(&tokenizer, &tokens, &merges).map_err(refuse)?;
+            if rule.knows_no_marks() {
+                notes.push(format!(
+                    "note: llama.cpp cuts words with combining marks, as in Hindi or Thai, otherwise than this tokenizer (rule {})",
+                    rule.name
+                ));
+            }
             let joined = |(left, right): &(String, String)| {
                 format!("{} {}", left.replace(' ', "Ġ"), right.replace(' ', "Ġ"))
             };
             let merges: Vec<String> = merges.iter().map(joined).collect();
-            set("ggml.pre", &|m, key| m.set(key, pre))?;
+            set("ggml.pre", &|m, key| m.set(key, rule.name))?;
             set("ggml.tokens", &|m, key| m.set(key, &tokens.texts[..]))?;
             set("ggml.token_type", &|m, key| m.set(key, &tokens.kinds[..]))?;
             set("ggml.merges", &|m, key| m.set(key, &merges[..]))?;
@@ -96,7 +110,7 @@ pub(super) fn write(dir: &Path, settings: &Settings, n_rows: usize, metadata: &m
         set("chat_templates", &|m, key| m.set(key, &["tool_use"][..]))?;
         set("chat_template.tool_use", &|m, key| m.set(key, template.as_str()))?;
     }
-    Ok(())
+    Ok(notes)
 }
 
 /// A JSON file of the folder; null where there is none.
@@ -205,50 +219,60 @@ fn merges(model: &Value) -> Option<Vec<(String, String)>> {
     model["merges"].as_array()?.iter().map(pair).collect()
 }
 
-/// The name of the rule by which a byte-level tokenizer cuts texts.
-fn pre_tokenizer(tokenizer: &Value) -> std::result::Result<&'static str, String> {
+/// The rule by which a byte-level tokenizer cuts texts.
+fn rule_of(
+    tokenizer: &Value,
+    tokens: &Tokens,
+    merges: &[(String, String)],
+) -> std::result::Result<&'static Rule, String> {
     let normalizer = &tokenizer["normalizer"];
-    if !normalizer.is_null() && normalizer["type"] != "NFC" {
+    let is_none = normalizer.is_null()
+        || (normalizer["type"] == "Sequence"
+            && normalizer["normalizers"].as_array().is_some_and(Vec::is_empty));
+    if !is_none && normalizer["type"] != "NFC" {
         return Err(format!("llama.cpp has no normalizer {}", normalizer["type"]));
     }
-    let steps: Vec<&Value> = match &tokenizer["pre_tokenizer"] {
-        sequence if sequence["type"] == "Sequence" => {
-            sequence["pretokenizers"].as_array().into_iter().flatten().collect()
-        }
-        one => vec![one],
-    };
-    let is_bytes = |step: &Value, cuts: bool| {
-        step["type"] == "ByteLevel"
-            && step["add_prefix_space"] != true
-            && step["use_regex"].as_bool().unwrap_or(true) == cuts
-    };
-    let splits_by = |step: &Value| {
-        let is_isolated = step["type"] == "Split" && step["behavior"] == "Isolated" && step["invert"] != true;
-        step["pattern"]["Regex"].as_str().filter(|_| is_isolated).map(str::to_owned)
-    };
-    let (pre, takes_whole) = match &steps[..] {
-        [bytes] if is_bytes(bytes, true) => ("gpt-2", false),
-        [digits, bytes]
-            if digits["type"] == "Digits" && digits["individual_digits"] == true && is_bytes(bytes, true) =>
-        {
-            ("smollm", false)
-        }
-        [split, bytes] if is_bytes(bytes, false) => {
-            let regex = splits_by(split).unwrap_or_default();
-            let known = REGEXES.iter().find(|(known, ..)| *known == regex);
-            match known {
-                Some((_, name, takes_whole)) => (*name, *takes_whole),
-                None if regex == GPT_2 => ("gpt-2", false),
-                None => return Err(format!("llama.cpp has no name for the rule {split}")),
-            }
-        }
-        _ => return Err(format!("llama.cpp has no name for the rules {}", tokenizer["pre_tokenizer"])),
-    };
+    let cuts = cuts_of(tokenizer)?;
+    let named = || RULES.iter().filter(|rule| rule.has(&cuts));
     let whole = tokenizer["model"]["ignore_merges"] == true;
-    if whole != takes_whole {
-        return Err(format!("its ignore_merges is {whole}, and llama.cpp has {takes_whole} for {pre}"));
+    if let Some(rule) = named().find(|rule| rule.takes_whole == whole) {
+        return Ok(rule);
     }
-    Ok(pre)
+    let none = || format!("llama.cpp has no name for the rules {}", tokenizer["pre_tokenizer"]);
+    let rule = named().next().ok_or_else(none)?;
+    // Where merges make every token, nothing depends on it.
+    match without_merges(tokens, merges) {
+        None => Ok(rule),
+        Some(token) => Err(format!(
+            "its ignore_merges is {whole}, llama.cpp has {} for {}, and the merges do not make the token {token:?}",
+            rule.takes_whole, rule.name
+        )),
+    }
+}
+
+/// The longest token whose merges are tried.
+const MOST_BYTES: usize = 1024;
+
+/// The first token that its own merges do not make.
+fn without_merges<'t>(tokens: &'t Tokens, merges: &[(String, String)]) -> Option<&'t str> {
+    let ranks: HashMap<(&str, &str), usize> = merges
+        .iter()
+        .enumerate()
+        .rev()
+        .map(|(rank, (left, right))| ((&left[..], &right[..]), rank))
+        .collect();
+    let is_made = |text: &str| {
+        let mut ends: Vec<usize> = text.char_indices().map(|(at, _)| at).chain([text.len()]).collect();
+        while ends.len() > 2 {
+            let pair = |i: usize| (&text[ends[i]..ends[i + 1]], &text[ends[i + 1]..ends[i + 2]]);
+            let ranked = (0..ends.len() - 2).filter_map(|i| Some((*ranks.get(&pair(i))?, i)));
+            let Some((_, first)) = ranked.min() else { return false };
+            ends.remove(first + 1);
+        }
+        true
+    };
+    let mut normal = tokens.texts.iter().zip(&tokens.kinds).filter(|(_, kind)| **kind == NORMAL);
+    normal.find(|(text, _)| text.len() > MOST_BYTES || !is_made(text)).map(|(text, _)| text.as_str())
 }
 
 /// Whether a SentencePiece tokenizer puts a space before a text.
