@@ -5,6 +5,7 @@
 mod gguf;
 mod logits;
 mod modelfile;
+mod ollama;
 #[cfg(test)]
 mod tests;
 mod texts;

@@ -67,7 +67,8 @@ pub(super) fn beside_weights(
         left.push(("chat_template", Some(json!(list))));
         left_out = Some("chat_template.jinja");
     }
-    files.push(("Modelfile", modelfile(template.as_ref(), tokenizer, &stops)));
+    let words = chat.as_ref().map_or(&[][..], Chat::stop_words);
+    files.push(("Modelfile", modelfile(template.as_ref(), tokenizer, &stops, words)));
     match files.iter_mut().find(|(name, _)| *name == TOKENIZER_CONFIG) {
         Some((_, text)) => *text = edited(text, &left).map_err(|e| Error::bad_file(&path, e.to_string()))?,
         None => {
